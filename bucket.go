@@ -1,0 +1,624 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"time"
+	"unicode/utf8"
+
+	"github.com/jonboulle/clockwork"
+)
+
+// Errors, to be matched with errors.Is. What wraps them names the bucket, the field and the value.
+var (
+	// ErrInvalidConfig: an option, a rate, a name, a store or a clock is out of range, or the bucket is of another kind.
+	ErrInvalidConfig = errors.New("tokenbucket: invalid configuration")
+	// ErrInvalidPermits: the number of permits is not positive, too large, or can never be granted within the timeout.
+	ErrInvalidPermits = errors.New("tokenbucket: invalid permits")
+	// ErrLockNotObtained: the bucket's lock was held by others for longer than the caller or the store would wait.
+	ErrLockNotObtained = errors.New("tokenbucket: lock not obtained")
+	// ErrCorruptState: what is stored under the bucket's key is not a state that this release understands. Nothing was
+	// overwritten.
+	ErrCorruptState = errors.New("tokenbucket: corrupt state")
+	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). Permits that it may have granted are given
+	// back when its answer still comes.
+	ErrStoreTimeout = errors.New("tokenbucket: store timeout")
+)
+
+// WaitError tells that a wait would be too long for anybody to begin it. Nothing was taken.
+type WaitError struct {
+	// Bucket and Permits of the request.
+	Bucket  string
+	Permits int
+	// Wait that the request would take, or the shortest timeout with which it could ever be granted.
+	Wait time.Duration
+	// Reason is context.DeadlineExceeded (the wait ends after the context does) or ErrInvalidPermits (no state of this
+	// configuration grants the request within its timeout).
+	Reason error
+}
+
+func (e *WaitError) Error() string {
+	if errors.Is(e.Reason, context.DeadlineExceeded) {
+		return fmt.Sprintf("tokenbucket: bucket %q: %d permits fall due in %v, after the context's deadline", e.Bucket, e.Permits, e.Wait)
+	}
+	return fmt.Sprintf("%v: bucket %q: %d permits can never be granted within the timeout; the shortest that would do is %v",
+		e.Reason, e.Bucket, e.Permits, e.Wait)
+}
+
+// Unwrap returns Reason.
+func (e *WaitError) Unwrap() error { return e.Reason }
+
+const (
+	defaultCache        = 0.5
+	defaultHorizon      = 10 * time.Second
+	defaultStoreTimeout = time.Second
+	maxName             = 512
+)
+
+// RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
+// the same store: in other goroutines, other processes, on other machines. Its configuration is its own, the bucket's
+// state (PermitBucket) is the store's.
+//
+// Rates are in permits per second; times are decided by the store's clock, and callers sleep by the limiter's
+// (WithClock). Callers of one process are served first come, first served. All methods may be called by many
+// goroutines at once. There is nothing to close.
+//
+// Most callers want Try, TryAcquire or Acquire. A refusal is an answer (false), a failure is an error: what a failed
+// store means for the call behind the limiter is the caller's decision.
+//
+// Every call returns when its context ends. Without a deadline, a call returns within its timeout plus the store's
+// (WithStoreTimeout, default 1 s), even when the store hangs; Acquire within its wait plus the store's.
+type RateLimiter struct {
+	line    *line
+	own     setting
+	initial float64
+	cache   time.Duration
+	horizon int64
+	enabled func() bool
+}
+
+// setting is a configuration with what follows from it.
+type setting struct {
+	Config
+	curve
+}
+
+// Option configures a limiter. An option with a bad value makes the constructor fail.
+type Option func(*options)
+
+type options struct {
+	config     Config
+	maxPermits *float64
+	initial    *float64
+	cache      float64
+	horizon    time.Duration
+	timeout    time.Duration
+	enabled    func() bool
+	store      Store
+	clock      clockwork.Clock
+	err        error
+}
+
+func (o *options) fail(field string, value any, want string) {
+	if o.err == nil {
+		o.err = fmt.Errorf("%w: %s %v: want %s", ErrInvalidConfig, field, value, want)
+	}
+}
+
+func (o *options) only(kind Kind, option string) {
+	if o.config.Kind != kind {
+		o.fail(option, "given", fmt.Sprintf("it only for a %v limiter", kind))
+	}
+}
+
+// WithStore sets where the bucket lives. Default: a MemoryStore of the limiter's own.
+func WithStore(s Store) Option {
+	return func(o *options) {
+		if isNil(s) {
+			o.fail("store", s, "a store, not nil")
+		}
+		o.store = s
+	}
+}
+
+// WithMaxPermits sets how many permits a bursty bucket saves up. Default: one second's worth, at least 1. 0 allows no
+// burst at all: every permit is waited for.
+func WithMaxPermits(n float64) Option {
+	return func(o *options) {
+		o.only(Bursty, "max permits")
+		o.maxPermits = &n
+	}
+}
+
+// WithInitialPermits sets how many permits a bursty bucket starts with when it is new, or when its store has lost it.
+// Default 1 (0 when max permits is 0), so that the first call passes at once and a store that forgets everything never
+// means a full burst.
+func WithInitialPermits(n float64) Option {
+	return func(o *options) {
+		o.only(Bursty, "initial permits")
+		o.initial = &n
+	}
+}
+
+// WithCache sets the share of one second that Try may wait: 0 (never wait) to 9.99. Default 0.5.
+func WithCache(ratio float64) Option {
+	return func(o *options) {
+		if !(ratio >= 0 && ratio <= 9.99) {
+			o.fail("cache", ratio, "a share of a second from 0 to 9.99")
+		}
+		o.cache = ratio
+	}
+}
+
+// WithColdFactor sets how many times longer the interval between permits is when a warm-up bucket is cold. Above 1,
+// default 3.
+func WithColdFactor(f float64) Option {
+	return func(o *options) {
+		o.only(WarmingUp, "cold factor")
+		o.config.ColdFactor = f
+	}
+}
+
+// WithPayment sets who waits for the permits of a request. Default: PayNow for a bursty limiter, PayLater for one that
+// warms up.
+func WithPayment(p Payment) Option {
+	return func(o *options) {
+		if p > PayLater {
+			o.fail("payment", uint8(p), "PayNow or PayLater")
+		}
+		o.config.Payment = p
+	}
+}
+
+// WithSwitch sets a function that is asked at every call: false lets the call pass at once, and no store is touched. It
+// must be fast and safe for concurrent use.
+func WithSwitch(enabled func() bool) Option {
+	return func(o *options) {
+		if enabled == nil {
+			o.fail("switch", "nil", "a function")
+		}
+		o.enabled = enabled
+	}
+}
+
+// WithVersion makes the newest configuration win for the whole fleet: a limiter with an older one learns it with its
+// next answer. 0, the default, means unversioned: as long as nobody sets a version, each limiter's configuration
+// applies to its own calls. At most 2^53.
+func WithVersion(v int64) Option {
+	return func(o *options) { o.config.Version = v }
+}
+
+// WithHorizon bounds how far ahead Acquire reserves, so that a process that dies does not take the fleet's future with
+// it. Callers beyond it wait in their process, in order, and reserve when their time comes near. At least 1 ms, default
+// 10 s.
+func WithHorizon(d time.Duration) Option {
+	return func(o *options) {
+		if d < time.Millisecond {
+			o.fail("horizon", d, "at least 1ms")
+		}
+		o.horizon = d
+	}
+}
+
+// WithStoreTimeout bounds how long a call waits for the store's answer. At least 1 ms, default 1 s.
+func WithStoreTimeout(d time.Duration) Option {
+	return func(o *options) {
+		if d < time.Millisecond {
+			o.fail("store timeout", d, "at least 1ms")
+		}
+		o.timeout = d
+	}
+}
+
+// WithClock sets the clock that callers sleep by, and that a MemoryStore or a store WithLocalTime decides by. Default:
+// the system's monotonic clock.
+func WithClock(c clockwork.Clock) Option {
+	return func(o *options) {
+		if isNil(c) {
+			o.fail("clock", c, "a clock, not nil")
+		}
+		o.clock = c
+	}
+}
+
+// ForQuota is for an upstream that counts: at most n calls in any window, wherever the window begins. It returns the
+// rate n / (window + jitter) and an option that lets nothing be saved up (max permits 1), so that n+1 calls always
+// span more than the window, though each may arrive up to jitter later than it was let go:
+//
+//	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
+//	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", rate, quota)
+//
+// A quota changes with a new configuration and version, not with SetRate, which would scale max permits too. n and
+// window must be positive and jitter not negative, or the constructor fails.
+func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, opt Option) {
+	span := window.Seconds() + jitter.Seconds()
+	return float64(n) / span, func(o *options) {
+		switch {
+		case n < 1:
+			o.fail("quota", n, "at least 1 call")
+		case window <= 0:
+			o.fail("quota window", window, "a positive duration")
+		case jitter < 0:
+			o.fail("quota jitter", jitter, "a duration that is not negative")
+		}
+		WithMaxPermits(1)(o)
+	}
+}
+
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	rv := reflect.ValueOf(v)
+	return rv.Kind() == reflect.Pointer && rv.IsNil()
+}
+
+// realClock is shared, so that all limiters without a clock of their own are recognised as having the same.
+var realClock = clockwork.NewRealClock()
+
+func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
+	o := options{config: c, cache: defaultCache, horizon: defaultHorizon, timeout: defaultStoreTimeout, clock: realClock}
+	if len(name) < 1 || len(name) > maxName || !utf8.ValidString(name) {
+		o.fail("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes of UTF-8")
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			o.fail("option", "nil", "no nil options")
+			break
+		}
+		opt(&o)
+	}
+	if o.err == nil && o.store == nil {
+		o.store = NewMemoryStore()
+	}
+	initial := o.finish()
+	if o.err == nil {
+		o.err = o.config.validate()
+	}
+	if s, ok := o.store.(checked); ok && o.err == nil {
+		o.err = s.check()
+	}
+	if o.err != nil {
+		return nil, fmt.Errorf("bucket %.40q: %w", name, o.err)
+	}
+	return &RateLimiter{
+		line:    newLine(o.store, name, o.clock, o.timeout),
+		own:     setting{o.config, o.config.curve()},
+		initial: initial,
+		cache:   time.Duration(math.Round(o.cache * float64(time.Second))),
+		horizon: o.horizon.Microseconds(),
+		enabled: o.enabled,
+	}, nil
+}
+
+// finish settles the sizes that depend on one another and returns the initial permits.
+func (o *options) finish() float64 {
+	if o.config.Kind == WarmingUp {
+		return 0
+	}
+	o.config.Size, o.config.Floor = o.config.Rate, 1
+	if n := o.maxPermits; n != nil {
+		o.config.Size = *n
+		if *n < 1 {
+			o.config.Floor = 0
+		}
+	}
+	most := max(o.config.Size, o.config.Floor)
+	if o.initial == nil {
+		return min(1, most)
+	}
+	if n := *o.initial; !(n >= 0 && n <= most) {
+		o.fail("initial permits", n, fmt.Sprintf("0 to max permits, %v", most))
+	}
+	return *o.initial
+}
+
+// effective is the configuration in force, as far as this process has heard.
+func (l *RateLimiter) effective() *setting {
+	if known := l.line.known.Load(); known != nil && known.Version >= l.own.Version {
+		return known
+	}
+	return &l.own
+}
+
+// agrees tells whether requests of two limiters may travel in one batch.
+func (l *RateLimiter) agrees(o *RateLimiter) bool {
+	return l == o || l.own.Config == o.own.Config && l.initial == o.initial
+}
+
+// Name of the limiter and its bucket.
+func (l *RateLimiter) Name() string { return l.line.name }
+
+// Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
+func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
+
+// Try is TryAcquire of one permit with the cache × 1 s as its timeout (WithCache).
+func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
+	return l.TryAcquire(ctx, 1, l.cache)
+}
+
+// TryAcquire takes permits and waits until they are due, if that is within the timeout; else it returns false at once
+// and takes nothing. A timeout of 0 or less means that the permits must be due now.
+//
+// A context that ends while waiting gives the permits back and is returned as the error. A wait that cannot end before
+// the context does is a *WaitError at once, and so is a request that no state of the bucket could ever grant.
+func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
+	c, err := l.begin(ctx, permits, timeout)
+	if c == nil || err != nil {
+		return err == nil, err
+	}
+	if err := l.wait(ctx, c); err != nil {
+		return false, err
+	}
+	return !c.refused, l.hopeless(c, timeout)
+}
+
+// Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. See
+// WithHorizon for waits longer than ten seconds. Errors as TryAcquire.
+func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
+	c, err := l.prepare(ctx, permits)
+	if c == nil || err != nil {
+		return 0, err
+	}
+	c.acquire, c.maxWait = true, l.reach(int64(permits))
+	l.line.submit(c)
+	if err := l.wait(ctx, c); err != nil {
+		return 0, err
+	}
+	if c.refused {
+		return 0, l.hopeless(c, math.MaxInt64)
+	}
+	began := c.decided
+	if c.parked0 != 0 {
+		began = c.parked0
+	}
+	return time.Duration(max(0, c.due-began)) * time.Microsecond, nil
+}
+
+// Reserve takes permits, whenever they fall due, and returns at once. The caller waits for Ready or Delay, or gives the
+// permits back with Cancel.
+func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, error) {
+	return l.TryReserve(ctx, permits, math.MaxInt64)
+}
+
+// TryReserve takes permits if they fall due within the timeout, and returns at once. If not, the reservation is not OK
+// and says when to try again.
+func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
+	c, err := l.prepare(ctx, permits)
+	if err != nil {
+		return nil, err
+	}
+	if c == nil {
+		return &Reservation{}, nil
+	}
+	if err := l.within(c, permits, timeout); err != nil {
+		return nil, err
+	}
+	answer := make(chan struct{})
+	c.reserved, c.answer = true, answer
+	l.line.submit(c)
+	select {
+	case <-answer:
+	case <-ctx.Done():
+		if l.line.leave(c, ctx.Err()) {
+			return nil, ctx.Err()
+		}
+	}
+	l.line.mu.Lock()
+	err, refused := c.err, c.refused
+	l.line.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if err := l.hopeless(c, timeout); err != nil {
+		return nil, err
+	}
+	return &Reservation{call: c, refused: refused, retryAfter: time.Duration(max(0, c.wait-c.maxWait)) * time.Microsecond}, nil
+}
+
+// SetRate changes the rate for the whole fleet: it becomes the bucket's next version, and others learn it with their
+// next answer. Max permits keep their size in seconds, stored permits their share of it, and debt stays as it is.
+func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) error {
+	next := l.effective().Config
+	next.Size = float64(next.Size*permitsPerSecond) / next.Rate
+	next.Rate = permitsPerSecond
+	if err := next.validate(); err != nil {
+		return fmt.Errorf("bucket %q: %w", l.Name(), err)
+	}
+	c := &call{op: OpSetRate, rate: permitsPerSecond}
+	if err := l.order(ctx, c); err != nil {
+		return err
+	}
+	if c.refused {
+		return fmt.Errorf("%w: bucket %q: permits per second %v: want a rate that fits the configuration in force",
+			ErrInvalidConfig, l.Name(), permitsPerSecond)
+	}
+	return nil
+}
+
+// State returns the bucket as it is now, and changes nothing.
+func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
+	c := &call{read: true}
+	err := l.order(ctx, c)
+	return c.bucket, err
+}
+
+// Reset begins the bucket anew with this limiter's own configuration: debt, version and what SetRate set are dropped.
+// Reservations made before keep their times, and are not given back to the new bucket.
+func (l *RateLimiter) Reset(ctx context.Context) error {
+	return l.order(ctx, &call{op: OpReset})
+}
+
+// order sends a request that takes nothing.
+func (l *RateLimiter) order(ctx context.Context, c *call) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	c.limiter, c.ready = l, make(chan struct{})
+	c.deadline, _ = ctx.Deadline()
+	l.line.submit(c)
+	return l.wait(ctx, c)
+}
+
+// begin submits a request with a timeout. A nil call passes at once.
+func (l *RateLimiter) begin(ctx context.Context, permits int, timeout time.Duration) (*call, error) {
+	c, err := l.prepare(ctx, permits)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	if err := l.within(c, permits, timeout); err != nil {
+		return nil, err
+	}
+	l.line.submit(c)
+	return c, nil
+}
+
+// prepare checks a request. A nil call passes at once: the switch is off.
+func (l *RateLimiter) prepare(ctx context.Context, permits int) (*call, error) {
+	if permits <= 0 {
+		return nil, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
+	}
+	if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok || permits > maxExact {
+		return nil, l.overflow(int64(permits))
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if l.enabled != nil && !l.enabled() {
+		return nil, nil
+	}
+	c := &call{limiter: l, permits: int64(permits), ready: make(chan struct{})}
+	c.deadline, _ = ctx.Deadline()
+	return c, nil
+}
+
+func (l *RateLimiter) overflow(permits int64) error {
+	return fmt.Errorf("%w: bucket %q: permits %d: the debt would exceed 2^53 µs; ask for fewer", ErrInvalidPermits, l.Name(), permits)
+}
+
+// within sets the longest wait, if any state of the bucket could grant the request within it.
+func (l *RateLimiter) within(c *call, permits int, timeout time.Duration) error {
+	c.maxWait = min(max(0, timeout.Microseconds()), maxExact)
+	s := l.effective()
+	if least := s.leastWait(&s.curve, c.permits); least > c.maxWait {
+		return &WaitError{l.Name(), permits, time.Duration(least) * time.Microsecond, ErrInvalidPermits}
+	}
+	return nil
+}
+
+// reach is the longest wait that Acquire reserves: the horizon, and beyond it only what the request itself costs more
+// than one permit, so that a large one does not starve behind small ones.
+func (l *RateLimiter) reach(permits int64) int64 {
+	s := l.effective()
+	if s.Payment == PayLater {
+		return l.horizon
+	}
+	one, _ := s.cost(s.Kind, 0, 1)
+	own, _ := s.cost(s.Kind, 0, float64(permits))
+	if s.Kind == WarmingUp { // from cold
+		own += s.storedCost(s.max, min(s.max, float64(permits)))
+	}
+	return int64(math.Ceil(min(own+max(0, float64(l.horizon)-one), maxExact)))
+}
+
+// wait blocks until the call is answered and its permits are due, or the context ends.
+func (l *RateLimiter) wait(ctx context.Context, c *call) error {
+	select {
+	case <-c.ready:
+		return c.err
+	default:
+	}
+	select {
+	case <-c.ready:
+		return c.err
+	case <-ctx.Done():
+		if l.line.leave(c, ctx.Err()) {
+			return ctx.Err()
+		}
+		return c.err // answered in the same instant
+	}
+}
+
+// hopeless turns the refusal of a wait that only the context was too short for into an error.
+func (l *RateLimiter) hopeless(c *call, timeout time.Duration) error {
+	if wait := time.Duration(c.wait) * time.Microsecond; c.refused && !c.deadline.IsZero() && wait <= timeout {
+		return &WaitError{l.Name(), int(c.permits), wait, context.DeadlineExceeded}
+	}
+	return nil
+}
+
+// Reservation is permits already taken from the bucket whose time may lie ahead, or the refusal of them. Its methods
+// may be called by many goroutines at once.
+type Reservation struct {
+	call       *call // nil: the switch was off
+	refused    bool
+	retryAfter time.Duration
+}
+
+var always = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// OK is false if the reservation was refused: nothing was taken.
+func (r *Reservation) OK() bool { return !r.refused }
+
+// RetryAfter is, for a refusal, when such a request could be granted if nobody else asks; else 0.
+func (r *Reservation) RetryAfter() time.Duration {
+	if !r.refused {
+		return 0
+	}
+	return r.retryAfter
+}
+
+// Delay is the time from the reservation until the permits are due. It shrinks when reservations before it are
+// cancelled. 0 for a refusal.
+func (r *Reservation) Delay() time.Duration {
+	if r.call == nil || r.refused {
+		return 0
+	}
+	l := r.call.limiter.line
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Duration(max(0, r.call.due-r.call.decided)) * time.Microsecond
+}
+
+// Ready is closed when the permits are due. It never is for a refusal or a reservation cancelled before its time.
+func (r *Reservation) Ready() <-chan struct{} {
+	switch {
+	case r.refused:
+		return nil
+	case r.call == nil:
+		return always
+	}
+	return r.call.ready
+}
+
+// Cancel gives the permits back as far as that over-issues nothing: those who wait behind it in this process move up,
+// and what becomes free at the end of the bucket's account goes back to the store. A permit is used at the time it was
+// reserved for, or not at all. Cancel waits for the store as long as ctx lets it; on an error the permits may be
+// lost. Cancelling twice, or a refusal, does nothing.
+func (r *Reservation) Cancel(ctx context.Context) error {
+	if r.call == nil || r.refused {
+		return nil
+	}
+	l := r.call.limiter.line
+	b := l.cancel(r.call)
+	if b == nil {
+		return nil
+	}
+	timeout := time.NewTimer(l.timeout)
+	defer timeout.Stop()
+	select {
+	case <-b.done:
+		return b.err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timeout.C:
+		return fmt.Errorf("%w: bucket %q: cancel was not answered within %v", ErrStoreTimeout, l.name, l.timeout)
+	}
+}

@@ -1,0 +1,97 @@
+package tokenbucket_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	redistest.StopShared()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// ctx is for calls that need no deadline.
+var ctx = context.Background()
+
+// storeCase is a kind of store. Each call of open returns another store object on the same buckets: another process.
+type storeCase struct {
+	name string
+	open func(t testing.TB) func(local bool) tb.Store
+}
+
+// stores are all there are; the Redis ones are on a real redis-server.
+var stores = []storeCase{
+	{"memory", func(testing.TB) func(bool) tb.Store {
+		s := tb.NewMemoryStore()
+		return func(bool) tb.Store { return s }
+	}},
+	{"lock", func(t testing.TB) func(bool) tb.Store {
+		client, prefix := redisClient(t), prefixOf(t)
+		return func(local bool) tb.Store { return tb.NewRedisStore(client, redisOptions(prefix, local)...) }
+	}},
+	{"script", func(t testing.TB) func(bool) tb.Store {
+		client, prefix := redisClient(t), prefixOf(t)
+		return func(local bool) tb.Store { return tb.NewRedisScriptStore(client, redisOptions(prefix, local)...) }
+	}},
+}
+
+func redisOptions(prefix string, local bool) []tb.RedisOption {
+	opts := []tb.RedisOption{tb.WithKeyPrefix(prefix)}
+	if local {
+		opts = append(opts, tb.WithLocalTime())
+	}
+	return opts
+}
+
+func redisClient(t testing.TB) *redis.Client { return redistest.Shared(t).Client(t) }
+
+func prefixOf(t testing.TB) string { return t.Name() + ":" }
+
+// onEveryStore runs a test on every store, with a fake clock and as many processes as it asks for.
+func onEveryStore(t *testing.T, test func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store)) {
+	for _, s := range stores {
+		t.Run(s.name, func(t *testing.T) {
+			open := s.open(t)
+			test(t, clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000)), func() tb.Store { return open(true) })
+		})
+	}
+}
+
+// The source's worked example: 5 permits/s, a full bucket of 5, timeout 500 ms, ten calls in the same instant: five pass
+// at once, two wait 200 and 400 ms, three are refused.
+func TestSourceExample(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		l, err := tb.NewSmoothBursty("/ibe/AvailFare", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(5))
+		require.NoError(t, err)
+		var delays []time.Duration
+		refused := 0
+		for range 10 {
+			r, err := l.TryReserve(ctx, 1, 500*time.Millisecond)
+			require.NoError(t, err)
+			if r.OK() {
+				delays = append(delays, r.Delay())
+			} else {
+				refused++
+				require.Equal(t, 100*time.Millisecond, r.RetryAfter()) // due in 600, 500 are allowed
+			}
+		}
+		require.Equal(t, []time.Duration{0, 0, 0, 0, 0, 200 * time.Millisecond, 400 * time.Millisecond}, delays)
+		require.Equal(t, 3, refused)
+	})
+}

@@ -1,0 +1,172 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// drawRate draws rates from one in a quarter of an hour to ten million a second, round ones too.
+func drawRate(t *rapid.T) float64 {
+	if rapid.Bool().Draw(t, "round") {
+		return rapid.SampledFrom([]float64{0.001, 0.1, 1, 3, 5, 7, 1000, 80_000, 3e6, 1e7}).Draw(t, "rate")
+	}
+	return math.Pow(10, rapid.Float64Range(-3, 7).Draw(t, "log rate"))
+}
+
+func drawConfig(t *rapid.T, kind Kind) Config {
+	c := Config{
+		Kind:    kind,
+		Payment: Payment(rapid.IntRange(0, 1).Draw(t, "payment")),
+		Rate:    drawRate(t),
+		Version: rapid.SampledFrom([]int64{0, 0, 1, 2, 3, maxExact - 1}).Draw(t, "version"),
+	}
+	if kind == WarmingUp {
+		c.WarmupMicros = rapid.Int64Range(1, 100_000_000).Draw(t, "warm-up")
+		c.ColdFactor = rapid.Float64Range(1.01, 20).Draw(t, "cold factor")
+		return c
+	}
+	c.Size = rapid.OneOf(rapid.SampledFrom([]float64{0, 0.5, 1, 5, 20}), rapid.Float64Range(0, 1e6)).Draw(t, "size")
+	if c.Size >= 1 || rapid.Bool().Draw(t, "floor") {
+		c.Floor = 1
+	}
+	return c
+}
+
+func drawRequest(t *rapid.T, places []Place) Request {
+	switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
+	case op == 0:
+		return Request{Op: OpSetRate, Rate: drawRate(t)}
+	case op == 1 && rapid.IntRange(0, 9).Draw(t, "reset") == 0:
+		return Request{Op: OpReset}
+	case op <= 4 && len(places) > 0:
+		p := rapid.SampledFrom(places[max(0, len(places)-3):]).Draw(t, "place")
+		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")
+		return Request{Op: OpGiveBack, Back: GiveBack{
+			Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: p.before, end: p.after.Next,
+			spent: max(0, p.before.Stored-p.after.Stored), level: p.after.Stored, granted: p.before.Next,
+		}}
+	}
+	return Request{
+		Op:            OpTake,
+		Permits:       rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, maxExact)).Draw(t, "permits"),
+		MaxWaitMicros: rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 10_000_000), rapid.Just(int64(maxExact))).Draw(t, "wait"),
+	}
+}
+
+// drawTime moves the clock on, lets it stand still, saw-tooth, and step far.
+func drawTime(t *rapid.T, now int64) int64 {
+	return now + rapid.OneOf(
+		rapid.SampledFrom([]int64{0, 1, 333_333, 200_000}),
+		rapid.Int64Range(0, 2_000_000),
+		rapid.Int64Range(-2_100_000, 2_100_000),
+		rapid.SampledFrom([]int64{-3_600_000_000, 3_600_000_000, 86_400_000_000}),
+	).Draw(t, "step")
+}
+
+// The script and PermitBucket.Apply must compute the same, to the last bit: RedisScriptStore compares every reply with
+// its own replay of the batch and fails when they differ. Grants follow from the account, and each moves the state's
+// seq, so equal states are equal answers.
+func TestDifferential(t *testing.T) {
+	const steps = 250 // × rapid's 100 checks
+	store := NewRedisScriptStore(redistest.Shared(t).Client(t), WithLocalTime(), WithKeyPrefix(t.Name()+":"))
+	var executed, granted, returned int
+	rapid.Check(t, func(rt *rapid.T) {
+		kind := Kind(rapid.IntRange(0, 1).Draw(rt, "kind"))
+		configs := []Config{drawConfig(rt, kind), drawConfig(rt, kind), drawConfig(rt, Kind(rapid.IntRange(0, 1).Draw(rt, "other kind")))}
+		configs = append(configs, configs[0], configs[0], configs[0], configs[0], configs[0])
+		name := rapid.StringMatching(`[a-z]{12}`).Draw(rt, "name")
+		now := int64(1_700_000_000_000_000)
+		var places []Place
+		for range steps {
+			now = drawTime(rt, now)
+			c := rapid.SampledFrom(configs).Draw(rt, "config")
+			b := &Batch{
+				Name: name, Config: c, Known: rapid.SampledFrom(configs).Draw(rt, "known"),
+				Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
+				Epoch:   rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return now },
+			}
+			for range rapid.IntRange(0, 4).Draw(rt, "requests") {
+				r := drawRequest(rt, places)
+				for range rapid.SampledFrom([]int{1, 1, 1, 2, 17}).Draw(rt, "count") {
+					b.Requests = append(b.Requests, r)
+				}
+			}
+			_, err := store.Apply(context.Background(), b)
+			if err != nil && !errors.Is(err, ErrInvalidConfig) { // a bucket of the other kind
+				rt.Fatal(err)
+			}
+			if err == nil {
+				executed++
+				for i := range b.Requests {
+					if r := &b.Requests[i]; r.Grant.OK && r.Op == OpTake {
+						granted++
+						places = append(places, r.Grant.Place)
+					} else if r.Grant.OK && r.Op == OpGiveBack {
+						returned++
+					}
+				}
+				places = places[max(0, len(places)-30):]
+			}
+		}
+	})
+	t.Logf("%d batches executed by Redis and by Go, %d takes granted, %d places given back", executed, granted, returned)
+	require.Greater(t, executed, 20_000, "steps that compared anything")
+	require.Greater(t, granted, 20_000)
+	require.Greater(t, returned, 500)
+}
+
+// What one language calls corrupt, the other does too, and nothing is overwritten.
+func TestDifferentialCorrupt(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	store := NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(t.Name()+":"))
+	bucket, _ := store.keys("x")
+	c := Config{Rate: 5, Size: 5, Floor: 1}
+	var accepted, refused int
+	rapid.Check(t, func(rt *rapid.T) {
+		var b PermitBucket
+		batch := &Batch{Name: "x", Config: c, Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
+			Requests: []Request{{Permits: 3, MaxWaitMicros: maxExact}}}
+		_, err := b.Apply(batch.LocalMicros(), batch)
+		require.NoError(rt, err)
+		text, _ := b.MarshalText()
+		fields := strings.Split(string(text), " ")
+		for range 100 {
+			mutated := append([]string(nil), fields...)
+			i := rapid.IntRange(0, len(fields)-1).Draw(rt, "field")
+			key, _, _ := strings.Cut(mutated[i], "=")
+			mutated[i] = key + "=" + rapid.SampledFrom([]string{"", "0", "1", "-1", "-0", "1e3", "1e999", "-1e999", "nan", "inf", "0x10", "1e308",
+				".5", "5.", "+5", "1e", "--1", "1_0", "9007199254740992", "9007199254740993", "1e-400", "1.5", "now", "later", "warmup", "bursty", "1,2", "1,,2", "01", "1,", ",1", "1 ", "\x00", "\n"}).Draw(rt, "value")
+			if rapid.IntRange(0, 9).Draw(rt, "cut") == 0 {
+				mutated = mutated[:i]
+			}
+			value := strings.Join(mutated, " ")
+			require.NoError(rt, client.Set(context.Background(), bucket, value, time.Minute).Err())
+			_, err := store.Apply(context.Background(), batch)
+			switch {
+			case err == nil:
+				accepted++
+			case errors.Is(err, ErrCorruptState), errors.Is(err, ErrInvalidConfig):
+				refused++
+				require.Equal(rt, value, client.Get(context.Background(), bucket).Val())
+				require.Contains(rt, err.Error(), "x")
+			default:
+				rt.Fatal(err, value)
+			}
+			if value != "" {
+				require.Equal(rt, errors.Is(err, ErrCorruptState), errors.Is(b.UnmarshalText([]byte(value)), ErrCorruptState), value)
+			}
+		}
+	})
+	t.Logf("%d accepted, %d refused", accepted, refused)
+	require.Greater(t, accepted, 100)
+	require.Greater(t, refused, 1000)
+}

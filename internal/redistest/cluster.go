@@ -1,0 +1,87 @@
+package redistest
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// Cluster is a running cluster of three masters with a replica each.
+type Cluster struct {
+	Addrs []string
+	Nodes []*Server
+}
+
+// StartCluster starts a cluster that lives as long as the test, and waits until every slot is served and every replica
+// is in step.
+func StartCluster(t testing.TB) *Cluster {
+	t.Helper()
+	c := new(Cluster)
+	for range 6 {
+		node := Start(t, "--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--repl-diskless-sync-delay", "0")
+		c.Nodes = append(c.Nodes, node)
+		c.Addrs = append(c.Addrs, node.Addr)
+	}
+	cli, err := exec.LookPath("redis-cli")
+	if err != nil {
+		need(t, ErrMissing)
+	}
+	args := append(append([]string{"--cluster", "create"}, c.Addrs...), "--cluster-replicas", "1", "--cluster-yes")
+	if out, err := exec.Command(cli, args...).CombinedOutput(); err != nil {
+		t.Fatalf("redis-cli %v: %v\n%s", args, err, out)
+	}
+	for _, node := range c.Nodes {
+		client := node.Client(t)
+		need(t, Poll(20*time.Second, func() error { return joined(client) }))
+	}
+	client := c.Client(t)
+	need(t, Poll(10*time.Second, func() error {
+		for i := range 50 {
+			if err := client.Set(context.Background(), fmt.Sprint("redistest:", i), "", time.Second).Err(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	return c
+}
+
+// joined tells what a node still waits for.
+func joined(client *redis.Client) error {
+	ctx := context.Background()
+	info, err := client.ClusterInfo(ctx).Result()
+	if err != nil {
+		return err
+	}
+	role, err := client.Info(ctx, "replication").Result()
+	if err != nil {
+		return err
+	}
+	if !strings.Contains(info, "cluster_state:ok") || !strings.Contains(info, "cluster_known_nodes:6") {
+		return fmt.Errorf("redistest: cluster is not up:\n%s", info)
+	}
+	if strings.Contains(role, "role:slave") && !strings.Contains(role, "master_link_status:up") {
+		return fmt.Errorf("redistest: replica is not in step:\n%s", role)
+	}
+	if strings.Contains(role, "role:master") && !strings.Contains(role, "connected_slaves:1") {
+		return fmt.Errorf("redistest: master has no replica:\n%s", role)
+	}
+	return nil
+}
+
+// Client returns a client that is closed with the test.
+func (c *Cluster) Client(t testing.TB, change ...func(*redis.ClusterOptions)) *redis.ClusterClient {
+	t.Helper()
+	opts := &redis.ClusterOptions{Addrs: c.Addrs}
+	for _, ch := range change {
+		ch(opts)
+	}
+	client := redis.NewClusterClient(opts)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
+}

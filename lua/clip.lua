@@ -1,0 +1,9 @@
+-- Shortens a lock that has more time left than any lock is given: the server's clock was set back, or it has no expiry.
+--
+-- KEYS[1]  the lock
+-- ARGV[1]  the time to live of a lock, in milliseconds
+-- returns 1 if it was shortened, else 0
+
+local left = redis.call('PTTL', KEYS[1])
+if left == -1 or left > tonumber(ARGV[1]) then return redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+return 0

@@ -1,0 +1,772 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// maxExact is the largest integer up to which every integer is a float64: Lua has no other numbers, so no
+	// time, version or permit count may exceed it, in either language.
+	maxExact = 1 << 53
+
+	microsPerSecond = 1e6
+
+	// shortfall is the share of a permit whose lack is overlooked: less than this is float noise, and a permit
+	// that exists must not wait for a microsecond because of it. It is remembered in the carry, so nothing is minted.
+	shortfall = 1e-9
+
+	// standstillMicros is how far the store's clock may fall behind the latest time seen before it is believed.
+	standstillMicros = 2_000_000
+
+	// maxSeq leaves a batch room to count beyond it exactly.
+	maxSeq = maxExact / 2
+
+	// maxReturned bounds the list of stored permits given back out of turn; a longer list means that they lapse.
+	maxReturned = 32
+)
+
+// Kind tells the two limiters apart. One bucket is of one kind for as long as it lives.
+type Kind uint8
+
+// The kinds of bucket.
+const (
+	Bursty Kind = iota
+	WarmingUp
+)
+
+// String returns the name that the state uses.
+func (k Kind) String() string {
+	if k == WarmingUp {
+		return "warmup"
+	}
+	return "bursty"
+}
+
+// Payment says who waits for the permits of a request.
+type Payment uint8
+
+const (
+	// PayNow lets a caller wait until its own permits exist. In any window of T seconds at most
+	// max(max permits, largest request) + rate × (T + 1 µs) permits fall due (warm-up: put 0 for max permits).
+	PayNow Payment = iota
+	// PayLater is Guava's rule: a caller waits for the debt that it finds, and the next one waits for its cost.
+	// In any window at most max permits + largest request + rate × (T + 1 µs) (warm-up: put 0 for max permits).
+	PayLater
+)
+
+// String returns the name that the state uses.
+func (p Payment) String() string {
+	if p == PayLater {
+		return "later"
+	}
+	return "now"
+}
+
+// Config is the versioned part of a bucket's configuration, kept in its state so that a fleet agrees on it.
+type Config struct {
+	Kind    Kind
+	Payment Payment
+	// Rate is in permits per second.
+	Rate float64
+	// Size is the bucket size as configured (bursty). What counts is max(Floor, Size): SetRate scales Size, and
+	// keeping it unclamped lets 5/s → 0.1/s → 5/s end where it began.
+	Size float64
+	// Floor is 1, or 0 when the user chose a size below 1 (bursty).
+	Floor float64
+	// WarmupMicros is the warm-up period in microseconds (warm-up; 0 for bursty).
+	WarmupMicros int64
+	// ColdFactor is the cold interval divided by the interval (warm-up; 0 for bursty).
+	ColdFactor float64
+	// Version: the newest configuration wins for the whole fleet; 0 means unversioned.
+	Version int64
+}
+
+// curve holds what the arithmetic derives from a Config.
+type curve struct {
+	interval  float64 // microseconds between two permits
+	max       float64 // the most permits that can be stored
+	coolDown  float64 // microseconds in which an idle bucket stores one permit
+	threshold float64 // warm-up: stored permits above this are handed out more slowly
+	slope     float64 // warm-up: microseconds that each permit above the threshold adds to the interval
+}
+
+func (c *Config) curve() curve {
+	if c.Kind == WarmingUp {
+		return warmupCurve(c)
+	}
+	return burstyCurve(c)
+}
+
+// validate names the first field that is out of range. lua/apply.lua repeats it for what it reads from Redis.
+func (c *Config) validate() error {
+	bad := func(field string, value any, want string) error {
+		return fmt.Errorf("%w: %s %v: want %s", ErrInvalidConfig, field, value, want)
+	}
+	k := c.curve()
+	switch {
+	case !(c.Rate > 0 && c.Rate <= maxExact && k.interval <= maxExact):
+		return bad("permits per second", c.Rate, "a positive finite number from 1.2e-10 to 2^53")
+	case !(c.Size >= 0 && c.Size <= maxExact):
+		return bad("max permits", c.Size, "a finite number from 0 to 2^53")
+	case c.Floor != 0 && c.Floor != 1:
+		return bad("floor", c.Floor, "0 or 1")
+	case c.Version < 0 || c.Version > maxExact:
+		return bad("version", c.Version, "0 (unversioned) to 2^53")
+	case c.Kind == Bursty:
+		if c.WarmupMicros != 0 || c.ColdFactor != 0 {
+			return bad("warm-up of a bursty bucket", c.WarmupMicros, "0")
+		}
+		return nil
+	case c.WarmupMicros < 1 || c.WarmupMicros > maxExact:
+		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "1 µs to 2^53 µs")
+	case !(c.ColdFactor > 1 && float64(c.ColdFactor*k.interval) <= maxExact):
+		return bad("cold factor", c.ColdFactor, "a finite number above 1 whose cold interval is at most 2^53 µs")
+	case !(k.max > 0 && k.max <= maxExact && k.max > k.threshold && k.slope <= math.MaxFloat64):
+		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "one that fits the rate and the cold factor")
+	case c.Size != 0 || c.Floor != 0:
+		return bad("max permits of a warm-up bucket", c.Size, "none: they follow from the warm-up period")
+	}
+	return nil
+}
+
+// appendText appends the canonical form of the configuration, which is its part of the stored state.
+func (c *Config) appendText(dst []byte) []byte {
+	dst = append(append(dst, "kind="...), c.Kind.String()...)
+	dst = append(append(dst, " pay="...), c.Payment.String()...)
+	dst = appendFloat(append(dst, " rate="...), c.Rate)
+	dst = appendFloat(append(dst, " size="...), c.Size)
+	dst = appendFloat(append(dst, " floor="...), c.Floor)
+	dst = strconv.AppendInt(append(dst, " warmup="...), c.WarmupMicros, 10)
+	dst = appendFloat(append(dst, " cold="...), c.ColdFactor)
+	return strconv.AppendInt(append(dst, " version="...), c.Version, 10)
+}
+
+// contentHash orders configurations of equal version the same way on every node. It is a polynomial hash modulo a
+// prime so small that Lua's float64 computes it exactly too.
+func (c *Config) contentHash() int64 {
+	var h int64
+	for _, char := range c.appendText(nil) {
+		h = (h*131 + int64(char)) % (1<<31 - 1)
+	}
+	return h
+}
+
+// mark is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
+// Next − Carry.
+type mark struct {
+	Stored float64
+	Next   int64
+	Carry  float64
+}
+
+// before orders marks by their exact time.
+func (m mark) before(o mark) bool {
+	return m.Next < o.Next || m.Next == o.Next && m.Carry > o.Carry
+}
+
+// Place is what one granted request occupies: the account before and after it. A later refund needs all of it.
+type Place struct {
+	// Epoch names the life of the bucket that the place belongs to.
+	Epoch int64
+	// Tag is the place's own number, unique within the epoch; Prev is the bucket's tail before it.
+	Tag, Prev int64
+	// Version of the configuration in force.
+	Version int64
+
+	before, after mark
+}
+
+// GiveBack asks for the return of places: if Tag is still the bucket's tail, the account goes back to a mark.
+type GiveBack struct {
+	// Epoch of the places. Nothing is given back to a bucket that has forgotten.
+	Epoch int64
+	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards.
+	Tag, Tail int64
+	// Version of the configuration that the places were granted under; stored permits of another are not comparable.
+	Version int64
+	// ID is the places' own number, under which their stored permits come back at most once.
+	ID int64
+
+	to      mark    // the account as it shall be
+	end     int64   // the end of the places' time
+	spent   float64 // stored permits in the places
+	level   float64 // stored permits left after the places were granted
+	granted int64   // the time of that
+}
+
+// Op is what a Request asks for.
+type Op uint8
+
+// The operations. A batch without requests only reads.
+const (
+	OpTake Op = iota
+	OpGiveBack
+	OpSetRate
+	OpReset
+)
+
+// Request is one entry of a Batch. Apply writes the answer into Grant.
+type Request struct {
+	Op Op
+	// Permits and MaxWaitMicros belong to OpTake: nothing is taken when the wait would be longer.
+	Permits       int64
+	MaxWaitMicros int64
+	// Rate belongs to OpSetRate.
+	Rate float64
+	// Back belongs to OpGiveBack.
+	Back GiveBack
+
+	Grant Grant
+}
+
+// Grant is the answer to one request.
+type Grant struct {
+	// OK: granted, given back, or set. False is a refusal, and nothing was changed.
+	OK bool
+	// Overflow: the request's debt would leave the range of exact numbers.
+	Overflow bool
+	// WaitMicros until the permits are due; of a refusal, the wait that it would have taken.
+	WaitMicros int64
+	// Place of a granted OpTake.
+	Place Place
+}
+
+// Batch is what one process asks of one bucket in one atomic step.
+type Batch struct {
+	// Name of the bucket.
+	Name string
+	// Config of the limiter that asks.
+	Config Config
+	// Known is the newest configuration that the process has learned; a bucket that was lost is rebuilt from it.
+	Known Config
+	// Initial is the stored permits that a new bursty bucket starts with.
+	Initial float64
+	// Epoch is a fresh random number from 1 to 2^53, the epoch's name should a new one begin.
+	Epoch int64
+	// ServerMicros is the store's clock as of its last answer, which arrived at ServerRead; zero: none arrived yet.
+	ServerMicros int64
+	ServerRead   time.Time
+	// LocalMicros is the limiter's own clock, for stores that have none. It is called once per decision.
+	LocalMicros func() int64
+	// Requests are decided in order.
+	Requests []Request
+}
+
+// Outcome is what Apply decided, besides the Grants.
+type Outcome struct {
+	// NowMicros is the time of the decision: ClockMicros, or what the bucket has seen before if that is later.
+	NowMicros int64
+	// ClockMicros is what the store's clock said.
+	ClockMicros int64
+	// Bucket is the state afterwards.
+	Bucket PermitBucket
+	// Changed: the state must be written.
+	Changed bool
+	// Conflict: the asking configuration has the version of the one in force, but other contents.
+	Conflict bool
+}
+
+// PermitBucket is the shared state of one bucket, together with the configuration in force. All numbers are in
+// permits or microseconds of the store's clock. The zero value is a bucket that does not exist yet. It is not safe
+// for concurrent use: stores keep it behind a lock, and what users get is a copy.
+type PermitBucket struct {
+	Name string
+	// MaxPermits is the most permits that can be stored.
+	MaxPermits float64
+	// StoredPermits were saved up while nobody asked; 0 … MaxPermits, fractional.
+	StoredPermits float64
+	// IntervalMicros between two permits: 1e6 / rate.
+	IntervalMicros float64
+	// NextFreeTicketMicros is when the bucket owes nothing any more; later than now means it is in debt.
+	NextFreeTicketMicros int64
+	// CarryMicros, below 1, is what costs were rounded up by and what the next request will pay less.
+	CarryMicros float64
+	// SeenMicros is the latest time seen.
+	SeenMicros int64
+	// Epoch names what refunds may refer to. It changes with a new state, a reset, a clock that was set back, a
+	// configuration replaced without a new version, and whenever the bucket overflows: from then on an older refund
+	// would add permits that the full bucket could not have kept.
+	Epoch int64
+	// Seq counts changes; it is the version that a fenced write compares, and numbers the places.
+	Seq int64
+	// Tail is the newest place if it was not given back, and 0 if that is unknown.
+	Tail int64
+	// ReturnedPermits came back into the store out of turn in this epoch.
+	ReturnedPermits float64
+	// Config in force.
+	Config Config
+
+	returned []int64 // places whose stored permits came back in this epoch
+	derived  curve
+}
+
+// adopt puts a configuration in force.
+func (b *PermitBucket) adopt(c Config) {
+	b.Config = c
+	b.derived = c.curve()
+	b.MaxPermits, b.IntervalMicros = b.derived.max, b.derived.interval
+}
+
+// beginEpoch forgets every place handed out so far: none of them can be given back any more.
+func (b *PermitBucket) beginEpoch(epoch int64) {
+	b.Epoch, b.Tail, b.ReturnedPermits, b.returned = epoch, 0, 0, nil
+}
+
+// ReSync brings the bucket to nowMicros: the time since it owed nothing becomes stored permits, fractions included.
+func (b *PermitBucket) ReSync(nowMicros int64) { b.resync(nowMicros) }
+
+// resync reports whether permits were lost because the bucket was full.
+func (b *PermitBucket) resync(now int64) (overflow bool) {
+	coolDown := b.IntervalMicros
+	if b.Config.Kind == WarmingUp {
+		coolDown = float64(b.Config.WarmupMicros) / b.MaxPermits
+	}
+	if now > b.NextFreeTicketMicros {
+		b.StoredPermits += float64(now-b.NextFreeTicketMicros) / coolDown
+		b.NextFreeTicketMicros = now
+	}
+	overflow = b.StoredPermits > b.MaxPermits
+	b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
+	return overflow
+}
+
+// Apply decides a batch at nowMicros of the store's clock. It is the one function that changes a bucket: stores call
+// it under their lock, and lua/apply.lua is its translation, equal to the last bit. The state must be written only
+// if the outcome says Changed.
+func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
+	if nowMicros < -maxExact || nowMicros > maxExact {
+		return Outcome{}, fmt.Errorf("%w: bucket %q: clock at %d µs is out of range", ErrInvalidConfig, batch.Name, nowMicros)
+	}
+	out := Outcome{ClockMicros: nowMicros}
+	b.Name = batch.Name
+	if b.Epoch == 0 {
+		newest := batch.Config
+		if batch.Known.Version > newest.Version && batch.Known.Kind == newest.Kind {
+			newest = batch.Known
+		}
+		b.begin(nowMicros, batch, newest)
+		out.Changed = len(batch.Requests) > 0
+	} else {
+		nowMicros = b.observe(nowMicros, batch.Epoch, &out)
+		if err := b.reconcile(nowMicros, batch, &out); err != nil {
+			return Outcome{}, err
+		}
+	}
+	if b.resync(nowMicros) {
+		b.beginEpoch(batch.Epoch)
+	}
+	for i := range batch.Requests {
+		r := &batch.Requests[i]
+		switch r.Op {
+		case OpTake:
+			r.Grant = b.take(nowMicros, r.Permits, r.MaxWaitMicros)
+		case OpGiveBack:
+			r.Grant = Grant{OK: b.giveBack(nowMicros, &r.Back)}
+		case OpSetRate:
+			r.Grant = Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
+		case OpReset:
+			b.begin(nowMicros, batch, batch.Config)
+			r.Grant = Grant{OK: true}
+		}
+		out.Changed = out.Changed || r.Grant.OK
+	}
+	if out.Changed && !b.sound() {
+		return Outcome{}, fmt.Errorf("%w: bucket %q would become %+v", ErrCorruptState, batch.Name, b.mark())
+	}
+	out.NowMicros, out.Bucket = nowMicros, *b
+	return out, nil
+}
+
+// sound tells whether the account may be written: no NaN, no infinity, nothing that the reader would refuse.
+func (b *PermitBucket) sound() bool {
+	return b.StoredPermits >= 0 && b.StoredPermits <= maxExact && b.ReturnedPermits >= 0 && b.ReturnedPermits <= maxExact &&
+		b.CarryMicros >= -maxExact*shortfall && b.CarryMicros <= 1 &&
+		b.NextFreeTicketMicros >= -maxExact && b.NextFreeTicketMicros <= maxExact && b.Seq <= maxSeq
+}
+
+// begin makes a new bucket.
+func (b *PermitBucket) begin(now int64, batch *Batch, c Config) {
+	b.adopt(c)
+	b.StoredPermits = b.MaxPermits // warm-up starts cold
+	if c.Kind == Bursty {
+		b.StoredPermits = min(batch.Initial, b.MaxPermits)
+	}
+	b.NextFreeTicketMicros, b.CarryMicros, b.SeenMicros = now, 0, now
+	b.Seq = 1
+	b.beginEpoch(batch.Epoch)
+}
+
+// observe returns the time to decide by. A clock up to two seconds behind the latest time seen stands still, so one
+// that saw-tooths mints nothing. One further behind was set back: the debt stays what it was relative to it.
+func (b *PermitBucket) observe(now, epoch int64, out *Outcome) int64 {
+	if behind := b.SeenMicros - now; behind > standstillMicros {
+		b.NextFreeTicketMicros -= behind
+		b.SeenMicros = now
+		b.beginEpoch(epoch) // places of the old time must not fit by chance
+		out.Changed = true
+	}
+	b.SeenMicros = max(b.SeenMicros, now)
+	return b.SeenMicros
+}
+
+// reconcile puts the right configuration in force: the newest version, and among equal ones the larger content hash.
+// As long as nobody set a version, each caller's own applies to its own call.
+func (b *PermitBucket) reconcile(now int64, batch *Batch, out *Outcome) error {
+	mine, theirs := &batch.Config, &b.Config
+	if mine.Kind != theirs.Kind {
+		return fmt.Errorf("%w: bucket %q is of kind %v, not %v: give one of them another name",
+			ErrInvalidConfig, batch.Name, theirs.Kind, mine.Kind)
+	}
+	if *mine == *theirs {
+		return nil
+	}
+	switch {
+	case mine.Version == 0 && theirs.Version == 0:
+		// Stored permits are clipped by the next ReSync and never scaled up, so configurations that take turns mint
+		// nothing; a refund across the change would be measured with two rates, so its epoch ends.
+		b.adopt(*mine)
+		b.beginEpoch(batch.Epoch)
+		return nil
+	case mine.Version == theirs.Version:
+		out.Conflict = true
+		if mine.contentHash() <= theirs.contentHash() {
+			return nil
+		}
+		b.beginEpoch(batch.Epoch)
+	case mine.Version < theirs.Version:
+		return nil
+	}
+	b.resync(now)
+	b.rescale(*mine)
+	out.Changed = true
+	return nil
+}
+
+// rescale adopts a configuration and keeps the stored permits in proportion, as Guava's setRate does.
+func (b *PermitBucket) rescale(c Config) {
+	old := b.MaxPermits
+	b.adopt(c)
+	switch {
+	case old > 0:
+		b.StoredPermits = min(b.MaxPermits, float64(b.StoredPermits*b.MaxPermits)/old)
+	case c.Kind == WarmingUp:
+		b.StoredPermits = b.MaxPermits
+	default:
+		b.StoredPermits = 0
+	}
+	b.Seq++
+}
+
+// cost of n permits from the account's stored ones, in microseconds, before rounding.
+func (k *curve) cost(kind Kind, stored, n float64) (micros, spend float64) {
+	spend = min(n, stored)
+	micros = float64((n - spend) * k.interval)
+	if kind == WarmingUp {
+		micros += k.storedCost(stored, spend)
+	}
+	return micros, spend
+}
+
+// after is the account once n permits were taken from it. The cost is rounded up to whole microseconds, and what it
+// was rounded up by is carried to the next request: with exact time V = Next − Carry, V grows by the cost exactly,
+// so the long-run rate is exact at every rate, and Next is never more than 1 µs ahead of V.
+func (k *curve) after(kind Kind, m mark, n int64) (mark, bool) {
+	cost, spend := k.cost(kind, m.Stored, float64(n))
+	need := cost - m.Carry
+	add := 0.0
+	if need > float64(shortfall*k.interval) {
+		add = math.Ceil(need)
+	}
+	if add > maxExact || float64(m.Next)+add > maxExact {
+		return m, false
+	}
+	return mark{Stored: m.Stored - spend, Next: m.Next + int64(add), Carry: add - need}, true
+}
+
+// leastWait is the shortest time after which n permits can fall due, from a full bucket that owes nothing.
+func (c *Config) leastWait(k *curve, n int64) int64 {
+	if c.Payment == PayLater {
+		return 0
+	}
+	m, ok := k.after(c.Kind, mark{Stored: k.max}, n)
+	if !ok {
+		return maxExact
+	}
+	return m.Next
+}
+
+func (b *PermitBucket) mark() mark {
+	return mark{b.StoredPermits, b.NextFreeTicketMicros, b.CarryMicros}
+}
+
+func (b *PermitBucket) set(m mark) {
+	b.StoredPermits, b.NextFreeTicketMicros, b.CarryMicros = m.Stored, m.Next, m.Carry
+}
+
+// take grants n permits if they are due within maxWait, else takes nothing. The bucket is resynced.
+func (b *PermitBucket) take(now, n, maxWait int64) Grant {
+	before := b.mark()
+	after, ok := b.derived.after(b.Config.Kind, before, n)
+	if !ok {
+		return Grant{Overflow: true}
+	}
+	due := after.Next
+	if b.Config.Payment == PayLater {
+		due = before.Next
+	}
+	if due-now > maxWait {
+		return Grant{WaitMicros: due - now}
+	}
+	b.set(after)
+	b.Seq++
+	place := Place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.Config.Version, before: before, after: after}
+	b.Tail = b.Seq
+	return Grant{OK: true, WaitMicros: due - now, Place: place}
+}
+
+// giveBack returns places, or a part of them, and reports whether anything came back. It never over-issues:
+//
+//   - Tag is the tail: nobody has taken since. The account goes back to where it was, and what follows is what would
+//     have followed had the places never been taken. The tail is then another one, or the account no later than
+//     where it is wanted, so sending the same giveBack twice changes nothing. If the rate was changed meanwhile, only
+//     time that still lies ahead goes back.
+//   - Else only stored permits of a bursty bucket that owes nothing come back, and of them only what the bucket
+//     could have kept: since the grant it held at most level + ReturnedPermits + elapsed/interval, so with g more, where
+//     g ≤ max − that, it would never have overflowed, and now it would hold exactly g more.
+//
+// Places with stored permits are listed, so that these come back once, in whichever of the two ways; that the list ends
+// with the epoch is safe since places of older epochs lapse. When the list is full, they lapse too.
+func (b *PermitBucket) giveBack(now int64, g *GiveBack) bool {
+	if g.Epoch != b.Epoch {
+		return false
+	}
+	if g.spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned) {
+		return false
+	}
+	sameConfig, at := g.Version == b.Config.Version, b.mark()
+	if g.Tag == b.Tail && g.Tag != 0 {
+		to := g.to
+		if !sameConfig {
+			to.Stored = at.Stored
+			if at.Next != g.end {
+				return false
+			}
+		}
+		if !to.before(at) && !(to.Stored > at.Stored) {
+			return false
+		}
+		b.set(to)
+		b.Tail = g.Tail
+		b.list(g)
+		b.resync(now)
+		return true
+	}
+	if b.Config.Kind != Bursty || !sameConfig || at.Next > now {
+		return false
+	}
+	room := b.MaxPermits - (g.level + b.ReturnedPermits + float64(now-g.granted)/b.IntervalMicros)
+	back := min(g.spent, room)
+	if !(back > 0) {
+		return false
+	}
+	b.StoredPermits = min(b.MaxPermits, b.StoredPermits+back)
+	b.ReturnedPermits += back
+	b.list(g)
+	b.Tail = 0 // what the places before it left behind is no longer what is stored
+	return true
+}
+
+// list notes places whose stored permits came back: once, in whatever way.
+func (b *PermitBucket) list(g *GiveBack) {
+	if g.spent > 0 {
+		b.returned = append(slices.Clip(b.returned), g.ID)
+	}
+	b.Seq++
+}
+
+// setRate puts the next version in force, with the bucket's size in seconds unchanged.
+func (b *PermitBucket) setRate(rate float64, mine int64) bool {
+	c := b.Config
+	c.Size = float64(c.Size*rate) / c.Rate
+	c.Rate = rate
+	c.Version = max(c.Version, mine)
+	if c.Version == maxExact || c.validate() != nil {
+		return false
+	}
+	c.Version++
+	b.rescale(c)
+	return true
+}
+
+// TTLMillis is how long a store must keep the state: the debt, plus the time to fill up, plus a day.
+func (b *PermitBucket) TTLMillis(nowMicros int64) int64 {
+	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.derived.coolDown)
+	return int64(math.Ceil(min(micros, maxExact)/1000)) + 86_400_000
+}
+
+// The state as text: "tb1", then name=value in this order, one space between them. A person can read it in
+// redis-cli, and lua/apply.lua writes the same bytes. 17 digits give every float64 back.
+const stateFormat = "tb1"
+
+func appendFloat(dst []byte, f float64) []byte {
+	return strconv.AppendFloat(dst, f, 'g', 17, 64)
+}
+
+// AppendText appends the state in its stored form.
+func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
+	dst = append(dst, stateFormat+" "...)
+	dst = b.Config.appendText(dst)
+	dst = appendFloat(append(dst, " stored="...), b.StoredPermits)
+	dst = strconv.AppendInt(append(dst, " next="...), b.NextFreeTicketMicros, 10)
+	dst = appendFloat(append(dst, " carry="...), b.CarryMicros)
+	dst = strconv.AppendInt(append(dst, " seen="...), b.SeenMicros, 10)
+	dst = strconv.AppendInt(append(dst, " epoch="...), b.Epoch, 10)
+	dst = strconv.AppendInt(append(dst, " seq="...), b.Seq, 10)
+	dst = strconv.AppendInt(append(dst, " tail="...), b.Tail, 10)
+	dst = appendFloat(append(dst, " back="...), b.ReturnedPermits)
+	dst = append(dst, " returned="...)
+	for i, tag := range b.returned {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, tag, 10)
+	}
+	return dst, nil
+}
+
+// MarshalText returns the state in its stored form.
+func (b *PermitBucket) MarshalText() ([]byte, error) { return b.AppendText(nil) }
+
+// UnmarshalText reads a stored state. Whatever it does not fully understand is ErrCorruptState, and the bucket is
+// left as it was; empty text is a bucket that does not exist yet.
+func (b *PermitBucket) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		*b = PermitBucket{}
+		return nil
+	}
+	if rest, ok := strings.CutPrefix(string(text[:min(len(text), 16)]), "tb"); ok && !strings.HasPrefix(rest, "1 ") {
+		if n, _, ok := strings.Cut(rest, " "); ok && isDigits(n) {
+			return fmt.Errorf("%w: format tb%s was written by another release of this library; this one reads %s",
+				ErrCorruptState, n, stateFormat)
+		}
+	}
+	s := scanner{rest: string(text)}
+	s.literal(stateFormat + " ")
+	var n PermitBucket
+	var c Config
+	switch kind := s.field("kind="); kind {
+	case "warmup":
+		c.Kind = WarmingUp
+	case "bursty":
+	default:
+		s.fail("kind", kind)
+	}
+	s.literal(" ")
+	switch pay := s.field("pay="); pay {
+	case "later":
+		c.Payment = PayLater
+	case "now":
+	default:
+		s.fail("pay", pay)
+	}
+	c.Rate = s.number(" rate=", 0, maxExact)
+	c.Size = s.number(" size=", 0, maxExact)
+	c.Floor = s.number(" floor=", 0, 1)
+	c.WarmupMicros = s.integer(" warmup=", 0)
+	c.ColdFactor = s.number(" cold=", 0, maxExact)
+	c.Version = s.integer(" version=", 0)
+	n.StoredPermits = s.number(" stored=", 0, maxExact)
+	n.NextFreeTicketMicros = s.integer(" next=", -maxExact)
+	n.CarryMicros = s.number(" carry=", -maxExact*shortfall, 1)
+	n.SeenMicros = s.integer(" seen=", -maxExact)
+	n.Epoch = s.integer(" epoch=", 1)
+	n.Seq = s.integer(" seq=", 1)
+	if n.Seq > maxSeq {
+		s.fail("seq", strconv.FormatInt(n.Seq, 10))
+	}
+	n.Tail = s.integer(" tail=", 0)
+	n.ReturnedPermits = s.number(" back=", 0, maxExact)
+	s.literal(" returned=")
+	for list := s.rest; s.err == nil && list != ""; {
+		var tag string
+		tag, list, _ = strings.Cut(list, ",")
+		v, err := strconv.ParseInt(tag, 10, 64)
+		if err != nil || !isDigits(tag) || tag[0] == '0' || v > maxSeq || len(n.returned) == maxReturned {
+			s.fail("returned", s.rest)
+		}
+		n.returned = append(n.returned, v)
+	}
+	if s.err == nil && strings.HasSuffix(s.rest, ",") {
+		s.fail("returned", s.rest)
+	}
+	if s.err != nil {
+		return s.err
+	}
+	if err := c.validate(); err != nil {
+		return fmt.Errorf("%w: %v", ErrCorruptState, err)
+	}
+	n.adopt(c)
+	n.Name = b.Name
+	*b = n
+	return nil
+}
+
+func isDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+
+// scanner reads the state's fields and keeps the first error.
+type scanner struct {
+	rest string
+	err  error
+}
+
+func (s *scanner) fail(field, value string) {
+	if s.err == nil {
+		if len(value) > 40 {
+			value = value[:40] + "…"
+		}
+		s.err = fmt.Errorf("%w: %s=%q", ErrCorruptState, strings.Trim(field, " ="), value)
+	}
+}
+
+func (s *scanner) literal(l string) {
+	rest, ok := strings.CutPrefix(s.rest, l)
+	if !ok {
+		s.fail("expected "+l, s.rest)
+	}
+	s.rest = rest
+}
+
+func (s *scanner) field(name string) string {
+	s.literal(name)
+	n := strings.IndexByte(s.rest, ' ')
+	if n < 0 {
+		n = len(s.rest)
+	}
+	value := s.rest[:n]
+	s.rest = s.rest[n:]
+	return value
+}
+
+// number accepts what Lua's tonumber accepts of these characters, so that both languages call the same states corrupt.
+func (s *scanner) number(name string, lo, hi float64) float64 {
+	value := s.field(name)
+	f, err := strconv.ParseFloat(value, 64)
+	if err != nil || strings.Trim(value, "0123456789.e+-") != "" || !(f >= lo && f <= hi) {
+		s.fail(name, value)
+		return 0
+	}
+	return f
+}
+
+func (s *scanner) integer(name string, lo float64) int64 {
+	f := s.number(name, lo, maxExact)
+	if f != math.Trunc(f) {
+		s.fail(name, strconv.FormatFloat(f, 'g', -1, 64))
+	}
+	return int64(f)
+}

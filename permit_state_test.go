@@ -1,0 +1,328 @@
+package tokenbucket
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// event is permits that fell due at a time in microseconds.
+type event struct {
+	at int64
+	n  float64
+}
+
+// worst returns the largest excess of any window: max over windows of (permits in it − rate × its length), in one pass.
+// It is the level of a leaky bucket that loses rate permits a second, just after each event.
+func worst(events []event, rate float64) float64 {
+	slices.SortFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
+	level, most := 0.0, 0.0
+	for i, e := range events {
+		if i > 0 {
+			level = max(0, level-rate*float64(e.at-events[i-1].at)/1e6)
+		}
+		level += e.n
+		most = max(most, level)
+	}
+	return most
+}
+
+// bound is what DESIGN states for a window of length 0, with the microsecond and some float noise.
+func bound(c Config, most, largest float64) float64 {
+	b := most + largest
+	if c.Kind == WarmingUp {
+		b = largest
+	} else if c.Payment == PayNow {
+		b = max(most, largest)
+	}
+	return b + c.Rate*1e-6 + 1e-6*(1+largest)
+}
+
+func TestWorst(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		events := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) event {
+			return event{rapid.Int64Range(0, 5_000_000).Draw(t, "at"), float64(rapid.IntRange(1, 5).Draw(t, "n"))}
+		}), 1, 40).Draw(t, "events")
+		brute := 0.0
+		for _, from := range events {
+			for _, to := range events {
+				n := 0.0
+				for _, e := range events {
+					if e.at >= from.at && e.at <= to.at {
+						n += e.n
+					}
+				}
+				if to.at >= from.at {
+					brute = max(brute, n-5*float64(to.at-from.at)/1e6)
+				}
+			}
+		}
+		require.InDelta(t, brute, worst(events, 5), 1e-9)
+	})
+}
+
+// bucketOf begins a bucket at a time.
+func bucketOf(t require.TestingT, c Config, initial float64, now int64) *PermitBucket {
+	b := new(PermitBucket)
+	require.NoError(t, c.validate())
+	b.begin(now, &Batch{Name: "b", Initial: initial, Epoch: 1}, c)
+	return b
+}
+
+// takeAt asks as a batch of one would.
+func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) Grant {
+	batch := &Batch{Name: "b", Config: b.Config, Epoch: b.Epoch + 1, Requests: []Request{{Permits: n, MaxWaitMicros: maxWait}}}
+	_, err := b.Apply(now, batch)
+	require.NoError(t, err)
+	return batch.Requests[0].Grant
+}
+
+func drawPlain(t *rapid.T) Config {
+	c := drawConfig(t, Kind(rapid.IntRange(0, 1).Draw(t, "kind")))
+	c.Version = 0
+	if c.Kind == Bursty {
+		c.Size = rapid.SampledFrom([]float64{0, 0.5, 1, 5, 20, 1000, c.Rate}).Draw(t, "size")
+	}
+	return c
+}
+
+// In no window more permits fall due than the design states, at any rate, for both limiters and both policies.
+func TestWindowBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawPlain(t)
+		k := c.curve()
+		b := bucketOf(t, c, rapid.Float64Range(0, k.max).Draw(t, "initial"), 0)
+		now, largest := int64(0), 0.0
+		var events []event
+		for range 300 {
+			now += int64(rapid.Float64Range(0, 4).Draw(t, "gap") * k.interval)
+			n := rapid.Int64Range(1, 20).Draw(t, "permits")
+			wait := int64(rapid.Float64Range(0, 50).Draw(t, "timeout") * k.interval)
+			if g := takeAt(t, b, now, n, wait); g.OK {
+				require.LessOrEqual(t, g.WaitMicros, wait)
+				events = append(events, event{now + g.WaitMicros, float64(n)})
+				largest = max(largest, float64(n))
+			}
+		}
+		require.LessOrEqual(t, worst(events, c.Rate), bound(c, k.max, largest), "%+v", c)
+	})
+}
+
+// At full demand, once warm, not less than rate × T − 1 permits fall due, at any rate. Demand is full both for those who
+// reserve ahead and for those who poll.
+func TestFullDemand(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawPlain(t)
+		k := c.curve()
+		b := bucketOf(t, c, 0, 0)
+		for b.StoredPermits > 0 { // warm up
+			require.True(t, takeAt(t, b, b.NextFreeTicketMicros, int64(math.Ceil(b.StoredPermits)), maxExact).OK)
+		}
+		start := b.NextFreeTicketMicros
+		now, granted, last := start, 0, int64(0)
+		for granted < 2000 {
+			g := takeAt(t, b, now, 1, maxExact)
+			require.True(t, g.OK)
+			granted++
+			last = now + g.WaitMicros
+			if rapid.IntRange(0, 99).Draw(t, "catch up") == 0 {
+				now = last // only ever to where the bucket owes nothing: demand stays full
+			}
+		}
+		require.GreaterOrEqual(t, float64(granted), c.Rate*float64(last-start-1)/1e6-1) // due times are whole microseconds
+
+		if c.Kind == WarmingUp || k.max < 2 {
+			return // what polling leaves in a warm-up bucket cools it, and a small bucket overflows between polls
+		}
+		b = bucketOf(t, c, 0, 0)
+		now, granted = 0, 0
+		for range 2000 {
+			now += int64(rapid.Float64Range(0, 1).Draw(t, "poll") * k.interval)
+			for takeAt(t, b, now, 1, 0).OK {
+				granted++
+			}
+		}
+		require.GreaterOrEqual(t, float64(granted), math.Floor(c.Rate*float64(now)/1e6)-1)
+	})
+}
+
+// The algorithm that this library grew out of stored whole permits and dropped the fraction at every resync. Polled
+// every 1.6 intervals it hands out 5/8 of the rate; this one hands out all of it.
+func TestNoDrift(t *testing.T) {
+	const interval, polls = 200_000, 10_000
+	b := bucketOf(t, Config{Rate: 5, Size: 5, Floor: 1}, 0, 0)
+	var seedStored, seedNext, seedGranted, granted, now int64
+	for range polls {
+		now += interval * 8 / 5
+		if now > seedNext {
+			seedStored = min(5, seedStored+(now-seedNext)/interval)
+			seedNext = now
+		}
+		for ; seedStored > 0; seedStored-- {
+			seedGranted++
+		}
+		for takeAt(t, b, now, 1, 0).OK {
+			granted++
+		}
+	}
+	want := now / interval
+	t.Logf("of %d permits: %d with the fraction dropped, %d with it kept", want, seedGranted, granted)
+	require.Less(t, float64(seedGranted), 0.7*float64(want))
+	require.InDelta(t, want, granted, 1)
+}
+
+// Ten million calls at rates that Guava's truncation gets wrong: 80,000/s would become 83,333, 3,000,000/s no limit.
+func TestExactLongRun(t *testing.T) {
+	for _, rate := range []float64{0.001, 3, 7, 80_000, 3e6, 1e7} {
+		b := bucketOf(t, Config{Rate: rate, Size: 1, Floor: 1}, 0, 0)
+		batch := &Batch{Name: "b", Config: b.Config, Epoch: 2, Requests: make([]Request, 1000)}
+		for i := range batch.Requests {
+			batch.Requests[i] = Request{Permits: 1, MaxWaitMicros: maxExact}
+		}
+		const takes = 1_000_000
+		for range takes / 1000 {
+			_, err := b.Apply(0, batch)
+			require.NoError(t, err)
+			require.True(t, batch.Requests[999].Grant.OK)
+		}
+		require.InDelta(t, takes/rate*1e6, float64(b.NextFreeTicketMicros), 1.5, "rate %v", rate)
+	}
+}
+
+// Two unversioned configurations that take turns hand out no more than the larger of each bound allows.
+func TestNoMintingByTakingTurns(t *testing.T) {
+	small, large := Config{Rate: 100, Size: 10, Floor: 1}, Config{Rate: 100, Size: 1000, Floor: 1}
+	b := bucketOf(t, small, 1, 0)
+	var events []event
+	for now := int64(0); now < 10_000_000; now += 1000 {
+		for i, c := range []Config{large, small} {
+			batch := &Batch{Name: "b", Config: c, Epoch: now + int64(i) + 1, Requests: []Request{{Permits: 1}}}
+			_, err := b.Apply(now, batch)
+			require.NoError(t, err)
+			if batch.Requests[0].Grant.OK {
+				events = append(events, event{now, 1})
+			}
+		}
+	}
+	require.InDelta(t, 1000, len(events), 2) // and not the 100,000 of permits scaled up at each turn
+	require.LessOrEqual(t, worst(events, 100), 1000.0+1e-3)
+}
+
+// A clock that saw-tooths within two seconds mints nothing and stalls nobody for longer than two seconds; one that is set
+// back an hour refuses for no longer either; one set forward grants one full bucket.
+func TestClockSteps(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := Config{Rate: 50, Size: 10, Floor: 1, Payment: Payment(rapid.IntRange(0, 1).Draw(t, "payment"))}
+		b := bucketOf(t, c, 1, 0)
+		var events []event
+		last, gap := int64(0), int64(0)
+		for now := int64(0); now < 60_000_000; now += 5_000 {
+			offset := int64(0)
+			if now/100_000%2 == 1 {
+				offset = rapid.Int64Range(-2_000_000, 0).Draw(t, "offset")
+			}
+			if takeAt(t, b, now+offset, 1, 0).OK {
+				events = append(events, event{now, 1})
+				gap = max(gap, now-last)
+				last = now
+			}
+		}
+		require.LessOrEqual(t, worst(events, c.Rate), bound(c, 10, 1))
+		require.LessOrEqual(t, gap, int64(2_000_000))
+	})
+	for _, step := range []int64{-2_000_001, -3_600_000_000, -86_400_000_000 * 365} {
+		b := bucketOf(t, Config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
+		require.True(t, takeAt(t, b, 0, 1, 0).OK)
+		require.Equal(t, int64(2_000_000), takeAt(t, b, 0, 10, maxExact).WaitMicros)
+		require.Equal(t, int64(2_200_000), takeAt(t, b, step, 1, maxExact).WaitMicros, "the debt is what it was")
+		require.False(t, takeAt(t, b, step+2_000_000, 1, 0).OK)
+		require.True(t, takeAt(t, b, step+2_200_000, 1, 200_000).OK)
+	}
+	b := bucketOf(t, Config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
+	require.False(t, takeAt(t, b, 3_600_000_000, 6, 0).OK)
+	require.True(t, takeAt(t, b, 3_600_000_000, 5, 0).OK)
+}
+
+// Places given back twice in a row are given back once. A copy that comes late may find its place at the tail by then, and
+// return what it could not before; the window bound holds on what was not cancelled.
+func TestGiveBackTwice(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := Config{Rate: 10, Size: rapid.SampledFrom([]float64{0, 1, 5}).Draw(t, "size")}
+		if c.Size > 0 {
+			c.Floor = 1
+		}
+		c.Payment = Payment(rapid.IntRange(0, 1).Draw(t, "payment"))
+		once, twice := bucketOf(t, c, c.Size, 0), bucketOf(t, c, c.Size, 0)
+		late := rapid.Bool().Draw(t, "late copies")
+		type held struct {
+			g         Grant
+			due, now  int64
+			n         float64
+			cancelled bool
+		}
+		var all []*held
+		var sent []GiveBack
+		now, epoch, largest := int64(0), int64(1), 0.0
+		send := func(b *PermitBucket, backs []GiveBack) {
+			epoch++
+			batch := &Batch{Name: "b", Config: c, Epoch: epoch}
+			for _, g := range backs {
+				batch.Requests = append(batch.Requests, Request{Op: OpGiveBack, Back: g})
+			}
+			_, err := b.Apply(now, batch)
+			require.NoError(t, err)
+		}
+		for range 200 {
+			now += rapid.Int64Range(0, 300_000).Draw(t, "gap")
+			n := rapid.Int64Range(1, 7).Draw(t, "permits")
+			epoch++
+			var g [2]Grant
+			for i, b := range []*PermitBucket{once, twice} {
+				batch := &Batch{Name: "b", Config: c, Epoch: epoch, Requests: []Request{{Permits: n, MaxWaitMicros: 3_000_000}}}
+				_, err := b.Apply(now, batch)
+				require.NoError(t, err)
+				g[i] = batch.Requests[0].Grant
+			}
+			if !late {
+				require.Equal(t, g[0], g[1])
+			}
+			if g[1].OK {
+				all = append(all, &held{g: g[1], due: now + g[1].WaitMicros, now: now, n: float64(n)})
+			}
+			if len(all) > 0 && rapid.Bool().Draw(t, "cancel") {
+				h := all[max(0, len(all)-rapid.IntRange(1, 6).Draw(t, "which"))]
+				if !h.cancelled && h.due >= now { // a place whose time has passed counts as used
+					h.cancelled = true
+					p := h.g.Place
+					back := GiveBack{
+						Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, ID: p.Tag, to: p.before, end: p.after.Next,
+						spent: p.before.Stored - p.after.Stored, level: p.after.Stored, granted: h.now,
+					}
+					if !late {
+						send(once, []GiveBack{back})
+					}
+					sent = append(sent, back)
+					send(twice, []GiveBack{back, back})
+				}
+			}
+			for late && len(sent) > 0 && rapid.IntRange(0, 2).Draw(t, "again") == 0 { // and once more, late
+				send(twice, []GiveBack{rapid.SampledFrom(sent).Draw(t, "copy")})
+			}
+			if !late {
+				require.Equal(t, once.mark(), twice.mark())
+			}
+		}
+		var events []event
+		for _, h := range all {
+			if !h.cancelled {
+				events = append(events, event{h.due, h.n})
+				largest = max(largest, h.n)
+			}
+		}
+		require.LessOrEqual(t, worst(events, c.Rate), bound(c, c.Size, largest))
+	})
+}

@@ -1,0 +1,356 @@
+package tokenbucket
+
+import (
+	"math"
+	"slices"
+)
+
+// A run is a stretch of a bucket's account that belongs to this process: requests granted one after another, nobody
+// else's between them. It is what lets a cancelled request leave no trace: the requests behind it in the run are booked
+// again as if it had never come, and what becomes free at the end goes back to the store.
+type run struct {
+	limiter *RateLimiter // whose configuration the run was granted under, for requests to the store
+	config  Config
+	curve   curve
+	epoch   int64
+	offset  int64 // local time − store's time, never too small, so that nobody is let go early
+
+	base   mark // the account before the first entry
+	cursor mark // after the last entry
+	limit  mark // where this process's part ends; beyond the cursor it is a gap for our next caller
+	prev   int64
+	tag    int64 // the place that ends at limit, as the store knows it
+
+	entries []*call // used ones first, then those who wait, in order of time
+	waiting int     // how many of the entries wait
+	inBack  bool    // a giveBack is under way
+	freed   freed   // stored permits of cancelled entries since the last giveBack
+}
+
+// freed sums up the stored permits of cancelled calls, as GiveBack wants them.
+type freed struct {
+	spent, level float64
+	granted, id  int64
+}
+
+func (f *freed) add(c *call) {
+	spent := c.place.before.Stored - c.place.after.Stored
+	if c.run.config.Kind != Bursty || spent <= 0 {
+		return
+	}
+	if f.spent == 0 || c.granted < f.granted {
+		f.granted = c.granted
+	}
+	f.spent += spent
+	f.level = max(f.level, c.place.after.Stored)
+	f.id = max(f.id, c.id)
+}
+
+// maxHistory bounds how many used reservations a run remembers for being cancelled late.
+const maxHistory = 64
+
+// join adds a granted call to the line's runs. Those that wait are released in order by tick.
+func (l *line) join(c *call, g *Grant, out *Outcome, received int64) {
+	p := &g.Place
+	r := l.lastRun()
+	if r == nil || r.epoch != p.Epoch || r.tag != p.Prev || r.config != out.Bucket.Config || r.cursor != r.limit || r.inBack {
+		r = &run{
+			limiter: c.limiter, config: out.Bucket.Config, curve: out.Bucket.derived, epoch: p.Epoch,
+			base: p.before, prev: p.Prev,
+		}
+		l.runs = append(l.runs, r)
+	}
+	r.offset = received - out.NowMicros
+	r.cursor, r.limit, r.tag = p.after, p.after, p.Tag
+	r.entries = append(r.entries, c)
+	c.run, c.arrived = r, out.NowMicros
+	c.due = received + g.WaitMicros
+	if g.WaitMicros == 0 && !c.gone && !l.waiting() {
+		c.used = true
+		return
+	}
+	c.due = max(c.due, l.lastDue) // first come, first served, though answers take different times to arrive
+	l.lastDue = c.due
+	r.waiting++
+}
+
+// waiting tells whether anybody waits for permits to fall due.
+func (l *line) waiting() bool {
+	return slices.ContainsFunc(l.runs, func(r *run) bool { return r.waiting > 0 })
+}
+
+// head is the first entry that waits.
+func (r *run) head() *call { return r.entries[len(r.entries)-r.waiting] }
+
+func (l *line) lastRun() *run {
+	if len(l.runs) == 0 {
+		return nil
+	}
+	return l.runs[len(l.runs)-1]
+}
+
+// release lets everybody go whose permits are due, in order. Nobody is gone, see compact.
+func (l *line) release(now int64) {
+	defer l.prune(now)
+	for _, r := range l.runs {
+		for r.waiting > 0 {
+			c := r.head()
+			if c.due > now {
+				return
+			}
+			r.waiting--
+			c.used = true
+			c.arrived = max(c.arrived, c.usedAt())
+			r.fold()
+			c.finish(nil)
+		}
+	}
+}
+
+// usedAt is the time, by the store's clock, at which a call that had to wait was let go.
+func (c *call) usedAt() int64 {
+	if c.run.config.Payment == PayLater {
+		return c.place.before.Next
+	}
+	return c.place.after.Next
+}
+
+// fold forgets entries at the head that nobody can cancel any more: the account begins after them.
+func (r *run) fold() {
+	for len(r.entries) > r.waiting {
+		c := r.entries[0]
+		pinned := c.reserved && !(r.config.Kind == WarmingUp && r.config.Payment == PayNow)
+		if pinned && len(r.entries)-r.waiting <= maxHistory {
+			return
+		}
+		r.base, r.prev = c.place.after, 0
+		c.run = nil
+		r.entries = r.entries[1:]
+	}
+}
+
+// prune drops runs that hold nobody and nothing.
+func (l *line) prune(now int64) {
+	l.runs = slices.DeleteFunc(l.runs, func(r *run) bool {
+		if r.waiting > 0 || r.inBack {
+			return false
+		}
+		gap := r.cursor != r.limit && r.limit.Next+r.offset > now
+		return !gap && (len(r.entries) == 0 || r != l.runs[len(l.runs)-1])
+	})
+	if len(l.runs) == 0 {
+		l.runs, l.lastDue = nil, 0
+	}
+}
+
+// resync is PermitBucket.ReSync on a mark. A caller of a PayNow bucket that waits may save up what it waits for, even
+// if that is more than the bucket holds: the window bound is max(max permits, largest request).
+func (r *run) resync(m mark, now, n int64) mark {
+	most := r.curve.max
+	if r.config.Kind == Bursty && r.config.Payment == PayNow {
+		most = max(most, float64(n))
+	}
+	if now > m.Next {
+		m.Stored = min(most, m.Stored+float64(now-m.Next)/r.curve.coolDown)
+		m.Next = now
+	}
+	return m
+}
+
+// book returns the place that n permits get at a point of the run for a caller that arrives now.
+func (r *run) book(at mark, now, n int64) (before, after mark, due int64, ok bool) {
+	before = r.resync(at, now, n)
+	after, ok = r.curve.after(r.config.Kind, before, n)
+	due = after.Next
+	if r.config.Payment == PayLater {
+		due = before.Next
+	}
+	return before, after, due, ok
+}
+
+// fits tells whether a booked place stays inside what this process holds.
+func (r *run) fits(after mark) bool {
+	return !r.limit.before(after) && after.Stored >= min(r.limit.Stored, r.curve.max)
+}
+
+// compact removes the calls that are gone from the runs: those behind each of them move up, as if it had never come.
+//
+// Why that over-issues nothing: a run is ours alone, so moving up touches nobody else. Within it, entries that were
+// used stay at the times at which they were used, and those that still wait are booked as if they arrived now, at the
+// account that the bucket would have had without the gone ones. That is a history which the bucket itself could have
+// produced, so the window bound holds for it. And time that has passed is not saved up beyond max permits (or beyond
+// what the one who waited for it wants): a permit that nobody used at its time lapses.
+func (l *line) compact(now int64) {
+	l.dirty = false
+	dues := int64(math.MinInt64)
+	for i := 0; i < len(l.runs); i++ {
+		r := l.runs[i]
+		r.rebook(now, &dues)
+		if r.cursor == r.limit {
+			continue
+		}
+		for _, next := range l.runs[i+1:] { // callers behind, first come first served, move into the gap
+			if !r.pull(next, now, &dues) {
+				break
+			}
+		}
+	}
+	l.lastDue = dues
+	l.giveBackTail()
+}
+
+// rebook books the entries behind the first gone one again.
+func (r *run) rebook(now int64, dues *int64) {
+	first := slices.IndexFunc(r.entries, func(c *call) bool { return c.gone })
+	if first < 0 {
+		for _, c := range r.entries[len(r.entries)-r.waiting:] {
+			*dues = max(*dues, c.due)
+		}
+		return
+	}
+	at := r.entries[first].place.before
+	kept := r.entries[:first]
+	for _, c := range r.entries[first:] {
+		if c.gone {
+			if !c.used {
+				r.waiting--
+			}
+			r.freed.add(c)
+			c.run = nil
+			continue
+		}
+		at = r.move(c, at, now, dues)
+		kept = append(kept, c)
+	}
+	clear(r.entries[len(kept):])
+	r.entries, r.cursor = kept, at
+	r.own()
+}
+
+// move books one entry at a point of the account, no later than it stands, and returns the point after it.
+func (r *run) move(c *call, at mark, now int64, dues *int64) mark {
+	arrival := now - r.offset
+	if c.used {
+		arrival = c.arrived
+	}
+	before, after, due, ok := r.book(at, arrival, c.permits)
+	if !ok || c.run == r && c.place.after.before(after) {
+		before, after, due = c.place.before, c.place.after, c.due-r.offset
+	}
+	c.run, c.place.before, c.place.after, c.place.Tag = r, before, after, 0
+	if !c.used {
+		c.due = max(min(c.due, due+r.offset), *dues)
+		*dues = c.due
+	}
+	return after
+}
+
+// pull moves entries from the head of a later run into this run's gap, and reports whether that run gave all it had.
+func (r *run) pull(next *run, now int64, dues *int64) bool {
+	if next.config != r.config || next.epoch != r.epoch {
+		return false
+	}
+	for i, c := range next.entries {
+		if c.gone {
+			continue
+		}
+		_, after, due, ok := r.book(r.cursor, now-r.offset, c.permits)
+		if c.used || !ok || !r.fits(after) || due+r.offset > c.due {
+			return false
+		}
+		stub := *c // stays behind, gone, until the later run is booked again
+		stub.gone = true
+		next.entries[i] = &stub
+		r.cursor = r.move(c, r.cursor, now, dues)
+		r.entries = append(r.entries, c)
+		r.waiting++
+		r.own()
+	}
+	return true
+}
+
+// own gives the last entry the tag that the store knows the end of the run by.
+func (r *run) own() {
+	if n := len(r.entries); n > 0 {
+		p := &r.entries[n-1].place
+		p.Tag, p.Prev = r.tag, r.tag
+		if n == 1 {
+			p.Prev = r.prev
+		}
+	}
+}
+
+// giveBackTail sends back what is free at the end of the last run, and of the runs before it while nothing is left.
+func (l *line) giveBackTail() {
+	for i := len(l.runs) - 1; i >= 0; i-- {
+		r := l.runs[i]
+		if r.inBack {
+			return
+		}
+		if r.epoch != l.epoch {
+			r.limit = r.cursor // the bucket has forgotten these places
+		}
+		if !r.cursor.before(r.limit) && !(r.cursor.Stored > r.limit.Stored) {
+			return
+		}
+		g := GiveBack{Epoch: r.epoch, Tag: r.tag, Tail: r.tag, Version: r.config.Version, to: r.cursor, end: r.limit.Next}
+		if r.waiting == 0 {
+			g.ID, g.spent, g.level, g.granted = r.freed.id, r.freed.spent, r.freed.level, r.freed.granted
+		}
+		r.freed = freed{}
+		if len(r.entries) == 0 {
+			g.Tail = r.prev
+		}
+		l.backs = append(l.backs, &back{limiter: r.limiter, run: r, limit: r.limit, give: g})
+		r.limit, r.inBack = r.cursor, true
+		if len(r.entries) > 0 || i == 0 || l.runs[i-1].tag != r.prev {
+			return
+		}
+	}
+}
+
+// returned settles a giveBack. What the store did not take back, because somebody else's place is behind it, stays with
+// this process for its next caller whom it suits; in doubt it is lost.
+func (l *line) returned(b *back, accepted bool, err error) {
+	r := b.run
+	if r == nil {
+		return
+	}
+	r.inBack = false
+	if accepted {
+		l.retryAt = 0 // there is room for those who are parked
+	}
+	if err == nil && !accepted && r.epoch == l.epoch {
+		r.limit = b.limit
+	}
+	if len(r.entries) == 0 && r.cursor == r.limit {
+		l.runs = slices.DeleteFunc(l.runs, func(o *run) bool { return o == r })
+	}
+	if (accepted || err != nil) && (r.cursor.before(r.limit) || r.freed.spent > 0) {
+		l.dirty = true // cancelled meanwhile
+	}
+}
+
+// fromGap serves a call from what cancelled calls of this process left behind.
+func (l *line) fromGap(c *call, now int64) bool {
+	r := l.lastRun()
+	if r == nil || r.cursor == r.limit || r.inBack || r.epoch != l.epoch || r.config != c.limiter.effective().Config {
+		return false
+	}
+	arrival := now - r.offset
+	before, after, due, ok := r.book(r.cursor, arrival, c.permits)
+	if !ok || !r.fits(after) || arrival > r.limit.Next || due-arrival > c.maxWait {
+		return false
+	}
+	r.cursor = after
+	r.entries = append(r.entries, c)
+	c.place = Place{Epoch: r.epoch, Tag: 0, Prev: r.tag, Version: r.config.Version, before: before, after: after}
+	c.granted, c.arrived, c.run = arrival, arrival, r
+	c.due, c.decided = max(due+r.offset, l.lastDue), now
+	l.lastDue = c.due
+	r.waiting++
+	if r.cursor == r.limit {
+		r.own()
+	}
+	return true
+}

@@ -1,0 +1,22 @@
+package tokenbucket
+
+// NewSmoothBursty returns a limiter that hands out permitsPerSecond permits a second, and after a pause at most
+// max permits at once (WithMaxPermits; default one second's worth, at least 1). By default a caller waits for its own
+// permits (PayNow), and a bucket that nobody has used yet holds one permit (WithInitialPermits).
+//
+// All limiters of one name on one store share one bucket. permitsPerSecond is any positive number whose interval,
+// 1e6 / rate, is at most 2^53 µs. Errors match ErrInvalidConfig and name the field and the value; no store is asked.
+func NewSmoothBursty(name string, permitsPerSecond float64, opts ...Option) (*RateLimiter, error) {
+	return newLimiter(name, Config{Kind: Bursty, Payment: PayNow, Rate: permitsPerSecond}, opts)
+}
+
+// burstyCurve: stored permits are free, and an idle bucket earns them at the rate at which it hands them out.
+//
+//	stored
+//	  max ┤      ┌────────────      slope 1/interval while nobody asks
+//	      │    ╱
+//	    0 ┼──╱────────────────▶ time
+func burstyCurve(c *Config) curve {
+	interval := microsPerSecond / c.Rate
+	return curve{interval: interval, max: max(c.Floor, c.Size), coolDown: interval}
+}

@@ -1,0 +1,69 @@
+package tokenbucket
+
+import "time"
+
+// NewSmoothWarmingUp returns a limiter for upstreams that are slow when cold (empty caches, no connections): after a
+// pause it begins at 1/coldFactor of the rate (WithColdFactor, default 3) and reaches permitsPerSecond after
+// warmupPeriod of full demand; left idle for warmupPeriod, it is cold again. By default a caller waits for the debt
+// that it finds (PayLater), so a cold limiter's first call passes at once.
+//
+// warmupPeriod counts in whole microseconds, at least one. Otherwise as NewSmoothBursty.
+func NewSmoothWarmingUp(name string, permitsPerSecond float64, warmupPeriod time.Duration, opts ...Option) (*RateLimiter, error) {
+	return newLimiter(name, Config{
+		Kind: WarmingUp, Payment: PayLater, Rate: permitsPerSecond, WarmupMicros: warmupPeriod.Microseconds(), ColdFactor: 3,
+	}, opts)
+}
+
+// warmupCurve is that of Guava's SmoothWarmingUp. Permits are stored while nobody asks; the more are stored, the
+// colder the bucket, and the longer each takes to hand out:
+//
+//	         ^ interval
+//	    cold +                    /
+//	interval |                  / .
+//	         |                /   .
+//	         |              /     .   the area under the line between two stored levels
+//	         |            /       .   is the time that the permits between them cost
+//	  stable +----------/  warm-  .
+//	interval |          .   up    .
+//	         |          . period  .
+//	       0 +----------+---------+----> stored permits
+//	         0      threshold    max
+//
+// The constants follow from two wishes. Going from max to threshold shall take the warm-up period, and the area of
+// that trapezoid is (max − threshold) × (stable + cold) / 2:
+//
+//	max = threshold + 2 × period / (stable + cold)
+//
+// Going from threshold to 0 shall take half the period, a rectangle of threshold × stable (Guava's choice: it makes
+// the period the time to warm up at a cold factor of 3 while permits accrue as fast as they did):
+//
+//	threshold = period / (2 × stable)
+//
+// The slope is what raises stable to cold over max − threshold. An idle bucket goes from 0 to max in one period,
+// so it stores a permit each period / max.
+func warmupCurve(c *Config) curve {
+	stable := microsPerSecond / c.Rate
+	cold := float64(stable * c.ColdFactor)
+	period := float64(c.WarmupMicros)
+	threshold := float64(0.5*period) / stable
+	most := threshold + float64(2*period)/(stable+cold)
+	return curve{
+		interval:  stable,
+		max:       most,
+		coolDown:  period / most,
+		threshold: threshold,
+		slope:     (cold - stable) / (most - threshold),
+	}
+}
+
+// storedCost is the area under the curve from stored down to stored − spend, in microseconds.
+func (k *curve) storedCost(stored, spend float64) float64 {
+	micros := 0.0
+	if above := stored - k.threshold; above > 0 {
+		slow := min(above, spend)
+		length := (k.interval + float64(above*k.slope)) + (k.interval + float64((above-slow)*k.slope))
+		micros = float64(slow*length) / 2
+		spend -= slow
+	}
+	return micros + float64(k.interval*spend)
+}
