@@ -1,0 +1,378 @@
+package tokenbucket_test
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+)
+
+// process is a store object of its own on shared buckets: what another process would have.
+type process struct{ *tb.MemoryStore }
+
+// limiters of both kinds and policies, for what must hold for all of them.
+var limiters = []struct {
+	name string
+	open func(name string, rate float64, opts ...tb.Option) (*tb.RateLimiter, error)
+}{
+	{"bursty, pay now", func(name string, rate float64, opts ...tb.Option) (*tb.RateLimiter, error) {
+		return tb.NewSmoothBursty(name, rate, append(opts, tb.WithMaxPermits(5))...)
+	}},
+	{"bursty, pay later", func(name string, rate float64, opts ...tb.Option) (*tb.RateLimiter, error) {
+		return tb.NewSmoothBursty(name, rate, append(opts, tb.WithMaxPermits(5), tb.WithPayment(tb.PayLater))...)
+	}},
+	{"no burst", func(name string, rate float64, opts ...tb.Option) (*tb.RateLimiter, error) {
+		return tb.NewSmoothBursty(name, rate, append(opts, tb.WithMaxPermits(0))...)
+	}},
+	{"warm-up, pay later", func(name string, rate float64, opts ...tb.Option) (*tb.RateLimiter, error) {
+		return tb.NewSmoothWarmingUp(name, rate, 4*time.Second, opts...)
+	}},
+	{"warm-up, pay now", func(name string, rate float64, opts ...tb.Option) (*tb.RateLimiter, error) {
+		return tb.NewSmoothWarmingUp(name, rate, 4*time.Second, append(opts, tb.WithPayment(tb.PayNow))...)
+	}},
+}
+
+// Ten cancelled reservations, in any order, together or one by one, leave the bucket as if they had never come.
+func TestTenCancelled(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		for _, kind := range limiters {
+			store := open()
+			for trial := range 20 {
+				l, err := kind.open(fmt.Sprint(kind.name, trial), 5, tb.WithStore(store), tb.WithClock(clock))
+				require.NoError(t, err)
+				_, err = l.Reserve(ctx, 2) // somebody who stays
+				require.NoError(t, err)
+				before, err := l.State(ctx)
+				require.NoError(t, err)
+				var held []*tb.Reservation
+				for range 10 {
+					r, err := l.Reserve(ctx, 1+trial%3)
+					require.NoError(t, err)
+					held = append(held, r)
+				}
+				switch trial {
+				case 0: // in order
+				case 1:
+					slices.Reverse(held)
+				default:
+					rand.Shuffle(len(held), func(i, j int) { held[i], held[j] = held[j], held[i] })
+				}
+				var together sync.WaitGroup
+				for _, r := range held {
+					if trial%2 == 0 {
+						require.NoError(t, r.Cancel(ctx))
+					} else {
+						together.Go(func() { _ = r.Cancel(ctx) })
+					}
+				}
+				together.Wait()
+				after, err := l.State(ctx)
+				require.NoError(t, err)
+				require.Equal(t, before.NextFreeTicketMicros, after.NextFreeTicketMicros, "%s, trial %d", kind.name, trial)
+				require.InDelta(t, before.StoredPermits, after.StoredPermits, 1e-9, "%s, trial %d", kind.name, trial)
+				require.InDelta(t, before.CarryMicros, after.CarryMicros, 1e-6, "%s, trial %d", kind.name, trial)
+				for _, r := range held {
+					require.NoError(t, r.Cancel(ctx), "twice does nothing")
+				}
+			}
+		}
+	})
+}
+
+// Ten callers whose contexts are cancelled while they wait, likewise.
+func TestTenCancelledWaiters(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		for trial := range 4 {
+			l, err := tb.NewSmoothBursty(fmt.Sprint(trial), 5, tb.WithStore(open()), tb.WithClock(clock))
+			require.NoError(t, err)
+			require.NoError(t, l.Reset(ctx))
+			ok, err := l.TryAcquire(ctx, 1, 0)
+			require.NoError(t, err)
+			require.True(t, ok)
+			before, err := l.State(ctx)
+			require.NoError(t, err)
+			var callers sync.WaitGroup
+			var cancels []context.CancelFunc
+			for i := range 10 {
+				waiting, cancel := context.WithCancel(ctx)
+				cancels = append(cancels, cancel)
+				callers.Go(func() {
+					if i%2 == 0 {
+						_, err := l.Acquire(waiting, 1)
+						require.ErrorIs(t, err, context.Canceled)
+					} else {
+						ok, err := l.TryAcquire(waiting, 1, time.Minute)
+						require.False(t, ok)
+						require.ErrorIs(t, err, context.Canceled)
+					}
+				})
+				want := before.NextFreeTicketMicros + int64(i+1)*200_000
+				require.Eventually(t, func() bool {
+					b, err := l.State(ctx)
+					return err == nil && b.NextFreeTicketMicros == want
+				}, 5*time.Second, time.Millisecond)
+			}
+			rand.Shuffle(10, func(i, j int) { cancels[i], cancels[j] = cancels[j], cancels[i] })
+			for _, cancel := range cancels {
+				cancel()
+			}
+			callers.Wait()
+			r, err := l.Reserve(ctx, 1)
+			require.NoError(t, err)
+			require.Equal(t, 200*time.Millisecond, r.Delay())
+			require.NoError(t, r.Cancel(ctx))
+		}
+	})
+}
+
+// While time stands still, cancelling some reservations leaves the others exactly the times that they would have got
+// alone, whatever the sizes and the order.
+func TestCancelIsAsIfNeverCome(t *testing.T) {
+	for _, kind := range limiters {
+		t.Run(kind.name, func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				clock := clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))
+				rate := rapid.SampledFrom([]float64{5, 3, 7.7, 0.3}).Draw(t, "rate")
+				open := func() *tb.RateLimiter {
+					l, err := kind.open("x", rate, tb.WithClock(clock))
+					require.NoError(t, err)
+					require.NoError(t, l.Reset(ctx))
+					clock.Advance(time.Duration(rapid.IntRange(0, 0).Draw(t, "pause")))
+					return l
+				}
+				l, alone := open(), open()
+				type held struct {
+					r       *tb.Reservation
+					permits int
+					keep    bool
+				}
+				var all []*held
+				for range rapid.IntRange(1, 15).Draw(t, "reservations") {
+					h := &held{permits: rapid.IntRange(1, 20).Draw(t, "permits"), keep: rapid.Bool().Draw(t, "keep")}
+					var err error
+					h.r, err = l.Reserve(ctx, h.permits)
+					require.NoError(t, err)
+					all = append(all, h)
+				}
+				for _, i := range rapid.Permutation(indices(len(all))).Draw(t, "order") {
+					if !all[i].keep {
+						require.NoError(t, all[i].r.Cancel(ctx))
+					}
+				}
+				for i, h := range all {
+					if h.keep {
+						want, err := alone.Reserve(ctx, h.permits)
+						require.NoError(t, err)
+						require.InDelta(t, want.Delay().Microseconds(), h.r.Delay().Microseconds(), 1, "reservation %d", i)
+					}
+				}
+				a, err := l.State(ctx)
+				require.NoError(t, err)
+				b, err := alone.State(ctx)
+				require.NoError(t, err)
+				require.InDelta(t, b.NextFreeTicketMicros, a.NextFreeTicketMicros, 1)
+				require.InDelta(t, b.StoredPermits, a.StoredPermits, 1e-6)
+			})
+		})
+	}
+}
+
+func indices(n int) []int {
+	s := make([]int, n)
+	for i := range s {
+		s[i] = i
+	}
+	return s
+}
+
+type due struct {
+	at time.Duration
+	n  float64
+}
+
+// worst is the largest excess of any window: permits in it − rate × its length. See permit_state_test.go.
+func worst(events []due, rate float64) float64 {
+	slices.SortFunc(events, func(a, b due) int { return cmp.Compare(a.at, b.at) })
+	level, most := 0.0, 0.0
+	for i, e := range events {
+		if i > 0 {
+			level = max(0, level-rate*(e.at-events[i-1].at).Seconds())
+		}
+		level += e.n
+		most = max(most, level)
+	}
+	return most
+}
+
+// Random reservations and cancels by one and by three processes never break the window bound, judged by the times at which
+// what was not cancelled fell due.
+func TestCancelWindowBound(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const rate = 10.0
+		clock := clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))
+		start := clock.Now()
+		shared := tb.NewMemoryStore()
+		size := rapid.SampledFrom([]float64{0, 1, 5}).Draw(t, "bucket size")
+		payment := rapid.SampledFrom([]tb.Payment{tb.PayNow, tb.PayLater}).Draw(t, "payment")
+		var processes []*tb.RateLimiter
+		for range rapid.SampledFrom([]int{1, 3}).Draw(t, "processes") {
+			l, err := tb.NewSmoothBursty("x", rate, tb.WithStore(&process{shared}), tb.WithClock(clock),
+				tb.WithMaxPermits(size), tb.WithPayment(payment))
+			require.NoError(t, err)
+			processes = append(processes, l)
+		}
+		type held struct {
+			r         *tb.Reservation
+			at        time.Time
+			n         int
+			cancelled bool
+		}
+		var all []*held
+		biggest := rapid.SampledFrom([]int{1, 3, 20}).Draw(t, "largest")
+		for range 80 {
+			l := rapid.SampledFrom(processes).Draw(t, "process")
+			switch rapid.IntRange(0, 3).Draw(t, "what") {
+			case 0:
+				clock.Advance(time.Duration(rapid.IntRange(0, 400_000).Draw(t, "pause")) * time.Microsecond)
+			case 1, 2:
+				h := &held{n: rapid.IntRange(1, biggest).Draw(t, "permits"), at: clock.Now()}
+				var err error
+				h.r, err = l.TryReserve(ctx, h.n, 10*time.Second)
+				require.NoError(t, err)
+				if h.r.OK() {
+					all = append(all, h)
+				}
+			case 3:
+				if len(all) > 0 {
+					h := all[max(0, len(all)-rapid.IntRange(1, 12).Draw(t, "which"))]
+					require.NoError(t, h.r.Cancel(ctx))
+					h.cancelled = true
+				}
+			}
+		}
+		var events []due
+		largest := 0.0
+		for _, h := range all {
+			if !h.cancelled {
+				events = append(events, due{h.at.Add(h.r.Delay()).Sub(start), float64(h.n)})
+				largest = max(largest, float64(h.n))
+			}
+		}
+		bound := max(size, largest)
+		if payment == tb.PayLater {
+			bound = size + largest
+		}
+		require.LessOrEqual(t, worst(events, rate), bound+rate*1e-6+1e-6)
+	})
+}
+
+// With three in ten waiters cancelled at random, one process still uses all of the rate: those behind move up.
+func TestCancelKeepsTheRate(t *testing.T) {
+	clock := clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))
+	start := clock.Now()
+	l, err := tb.NewSmoothBursty("x", 100, tb.WithClock(clock), tb.WithMaxPermits(1))
+	require.NoError(t, err)
+	type held struct {
+		*tb.Reservation
+		at time.Time
+	}
+	var queue, kept []held
+	random := rand.New(rand.NewPCG(1, 2))
+	for clock.Since(start) < 100*time.Second {
+		for len(queue) < 50 { // full demand
+			r, err := l.Reserve(ctx, 1)
+			require.NoError(t, err)
+			queue = append(queue, held{r, clock.Now()})
+		}
+		if random.IntN(10) < 3 {
+			i := random.IntN(len(queue))
+			require.NoError(t, queue[i].Cancel(ctx))
+			queue = slices.Delete(queue, i, i+1)
+		}
+		clock.Advance(10 * time.Millisecond)
+		queue = slices.DeleteFunc(queue, func(h held) bool {
+			if used := !h.at.Add(h.Delay()).After(clock.Now()); used {
+				kept = append(kept, h)
+				return true
+			}
+			return false
+		})
+	}
+	var events []due
+	for _, h := range kept {
+		events = append(events, due{h.at.Add(h.Delay()).Sub(start), 1})
+	}
+	require.LessOrEqual(t, worst(events, 100), 1+1e-3)
+	t.Logf("%d permits used in 100 s at 100/s", len(kept))
+	require.GreaterOrEqual(t, len(kept), 9_990)
+}
+
+// A million cancels at random moments, by 64 callers at once: what is left in the end is as if they had never come.
+func TestMillionCancels(t *testing.T) {
+	l, err := tb.NewSmoothBursty("x", 1e5, tb.WithMaxPermits(10), tb.WithHorizon(time.Hour))
+	require.NoError(t, err)
+	const callers = 64
+	each := 1_000_000 / callers
+	if testing.Short() {
+		each /= 10
+	}
+	var granted, cancelled atomic.Int64
+	var all sync.WaitGroup
+	began := time.Now()
+	for range callers {
+		all.Go(func() {
+			for range each {
+				switch rand.IntN(3) {
+				case 0:
+					r, err := l.Reserve(ctx, 1+rand.IntN(3))
+					if err != nil || r.Cancel(ctx) != nil {
+						t.Error(err)
+					}
+					cancelled.Add(1)
+				case 1:
+					short, cancel := context.WithCancel(ctx)
+					go cancel()
+					if _, err := l.Acquire(short, 1); err != nil {
+						cancelled.Add(1)
+					} else {
+						granted.Add(1)
+					}
+				case 2:
+					r, err := l.Reserve(ctx, 1)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if rand.IntN(4) == 0 {
+						<-r.Ready()
+						granted.Add(1)
+					}
+					if r.Cancel(ctx) != nil {
+						t.Error(err)
+					}
+					cancelled.Add(1)
+				}
+			}
+		})
+	}
+	all.Wait()
+	took := time.Since(began)
+	b, err := l.State(ctx)
+	require.NoError(t, err)
+	t.Logf("%d cancelled and %d granted in %v", cancelled.Load(), granted.Load(), took)
+	require.LessOrEqual(t, float64(granted.Load()), 10+1e5*took.Seconds())
+	r, err := l.Reserve(ctx, 1)
+	require.NoError(t, err)
+	require.LessOrEqual(t, r.Delay(), time.Millisecond, "%+v", b)
+}
