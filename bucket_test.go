@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +18,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(tb.WorkerEnv) != "" { // this is one of the processes that TestProcesses starts
+		os.Exit(tb.Worker())
+	}
 	code := m.Run()
 	redistest.StopShared()
 	if err := goleak.Find(); code == 0 && err != nil {
@@ -61,7 +65,10 @@ func redisOptions(prefix string, local bool) []tb.RedisOption {
 
 func redisClient(t testing.TB) *redis.Client { return redistest.Shared(t).Client(t) }
 
-func prefixOf(t testing.TB) string { return t.Name() + ":" }
+var prefixes atomic.Int64
+
+// prefixOf gives a test keys of its own, also when it runs again.
+func prefixOf(t testing.TB) string { return fmt.Sprintf("%s:%d:", t.Name(), prefixes.Add(1)) }
 
 // onEveryStore runs a test on every store, with a fake clock and as many processes as it asks for.
 func onEveryStore(t *testing.T, test func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store)) {

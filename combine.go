@@ -389,7 +389,7 @@ func (l *line) settleTake(c *call, g *Grant, out *Outcome, received int64) (park
 		c.finish(c.limiter.overflow(c.permits))
 	case g.OK:
 		c.place, c.id, c.granted, c.due = g.Place, g.Place.Tag, out.NowMicros, received+g.WaitMicros
-		if g.WaitMicros == 0 && !c.gone && !c.reserved && !l.waiting() {
+		if g.WaitMicros == 0 && !c.gone && !c.reserved && l.lastDue <= received {
 			c.used = true
 			c.finish(nil)
 			return false
@@ -538,9 +538,8 @@ func (l *line) tick() {
 func (l *line) arm() {
 	next := int64(0)
 	for _, r := range l.runs {
-		if r.waiting > 0 {
+		if r.waiting > 0 && (next == 0 || r.head().due < next) {
 			next = r.head().due
-			break
 		}
 	}
 	if len(l.parked) > 0 && l.flight == nil && (next == 0 || l.retryAt < next) {

@@ -1,9 +1,6 @@
 package tokenbucket
 
-import (
-	"math"
-	"slices"
-)
+import "slices"
 
 // A run is a stretch of a bucket's account that belongs to this process: requests granted one after another, nobody
 // else's between them. It is what lets a cancelled request leave no trace: the requests behind it in the run are booked
@@ -46,6 +43,9 @@ func (f *freed) add(c *call) {
 	f.id = max(f.id, c.id)
 }
 
+// maxJitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
+const maxJitter = 100_000
+
 // maxHistory bounds how many used reservations a run remembers for being cancelled late.
 const maxHistory = 64
 
@@ -53,7 +53,14 @@ const maxHistory = 64
 func (l *line) join(c *call, g *Grant, out *Outcome, received int64) {
 	p := &g.Place
 	r := l.lastRun()
-	if r == nil || r.epoch != p.Epoch || r.tag != p.Prev || r.config != out.Bucket.Config || r.cursor != r.limit || r.inBack {
+	due := received + g.WaitMicros
+	// First come, first served, though answers take different times to arrive. More than that apart, the store has
+	// forgotten those who wait, or its clock has stepped: they keep their times, and this call has its own.
+	stepped := l.lastDue-due > maxJitter || r != nil && r.epoch != p.Epoch
+	if !stepped {
+		due = max(due, l.lastDue)
+	}
+	if r == nil || stepped || r.tag != p.Prev || r.config != out.Bucket.Config || r.cursor != r.limit || r.inBack {
 		r = &run{
 			limiter: c.limiter, config: out.Bucket.Config, curve: out.Bucket.derived, epoch: p.Epoch,
 			base: p.before, prev: p.Prev,
@@ -65,18 +72,12 @@ func (l *line) join(c *call, g *Grant, out *Outcome, received int64) {
 	r.entries = append(r.entries, c)
 	c.run, c.arrived = r, out.NowMicros
 	c.due = received + g.WaitMicros
-	if g.WaitMicros == 0 && !c.gone && !l.waiting() {
+	c.due, l.lastDue = due, due
+	if due <= received && r.waiting == 0 && !c.gone {
 		c.used = true
 		return
 	}
-	c.due = max(c.due, l.lastDue) // first come, first served, though answers take different times to arrive
-	l.lastDue = c.due
 	r.waiting++
-}
-
-// waiting tells whether anybody waits for permits to fall due.
-func (l *line) waiting() bool {
-	return slices.ContainsFunc(l.runs, func(r *run) bool { return r.waiting > 0 })
 }
 
 // head is the first entry that waits.
@@ -91,13 +92,9 @@ func (l *line) lastRun() *run {
 
 // release lets everybody go whose permits are due, in order. Nobody is gone, see compact.
 func (l *line) release(now int64) {
-	defer l.prune(now)
 	for _, r := range l.runs {
-		for r.waiting > 0 {
+		for r.waiting > 0 && r.head().due <= now {
 			c := r.head()
-			if c.due > now {
-				return
-			}
 			r.waiting--
 			c.used = true
 			c.arrived = max(c.arrived, c.usedAt())
@@ -105,6 +102,7 @@ func (l *line) release(now int64) {
 			c.finish(nil)
 		}
 	}
+	l.prune(now)
 }
 
 // usedAt is the time, by the store's clock, at which a call that had to wait was let go.
@@ -182,7 +180,7 @@ func (r *run) fits(after mark) bool {
 // what the one who waited for it wants): a permit that nobody used at its time lapses.
 func (l *line) compact(now int64) {
 	l.dirty = false
-	dues := int64(math.MinInt64)
+	dues := int64(0)
 	for i := 0; i < len(l.runs); i++ {
 		r := l.runs[i]
 		r.rebook(now, &dues)
@@ -239,8 +237,8 @@ func (r *run) move(c *call, at mark, now int64, dues *int64) mark {
 	}
 	c.run, c.place.before, c.place.after, c.place.Tag = r, before, after, 0
 	if !c.used {
-		c.due = max(min(c.due, due+r.offset), *dues)
-		*dues = c.due
+		c.due = min(c.due, max(due+r.offset, *dues))
+		*dues = max(*dues, c.due)
 	}
 	return after
 }

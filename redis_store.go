@@ -281,10 +281,13 @@ func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, er
 	keys := []string{bucket, lock}
 	args := s.encode(batch)
 	server, local := batch.ServerMicros, batch.ServerRead
-	late := false
+	late, locked := false, false
 	for pause := newPause(); ; {
 		args[0], args[1] = s.clockArg(batch), s.deadlineArg(ctx, server, local)
 		reply, err := s.run(ctx, applyScript, keys, args...)
+		if err != nil && locked && ctx.Err() != nil {
+			return Outcome{}, fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
+		}
 		if err != nil {
 			return Outcome{}, err
 		}
@@ -301,7 +304,7 @@ func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, er
 			}
 			late, server, local = true, now, time.Now()
 		case replyLocked:
-			if !pause.wait(ctx) {
+			if locked = true; !pause.wait(ctx) {
 				return Outcome{}, fmt.Errorf("%w: key %q is held for %v ms more", ErrLockNotObtained, lock, rest[0])
 			}
 		case replyCorrupt:

@@ -1,0 +1,415 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+var background = context.Background()
+
+// redisStores are both, on a client.
+func redisStores(client RedisClient, opts ...RedisOption) map[string]Store {
+	return map[string]Store{"lock": NewRedisStore(client, opts...), "script": NewRedisScriptStore(client, opts...)}
+}
+
+// takes is a batch of one.
+func takes(name string, n int64) *Batch {
+	return &Batch{
+		Name: name, Config: Config{Rate: 5, Size: 5, Floor: 1}, Initial: 5, Epoch: rand.Int64N(maxExact) + 1,
+		LocalMicros: func() int64 { return time.Now().UnixMicro() },
+		Requests:    []Request{{Permits: n, MaxWaitMicros: maxExact}},
+	}
+}
+
+func within(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(background, d)
+}
+
+// Every kind of client works, on both stores, mixed on one bucket.
+func TestClients(t *testing.T) {
+	server := redistest.Shared(t)
+	pipelining, err := server.Client(t).AutoPipeline()
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = pipelining.Close() })
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}})
+	t.Cleanup(func() { _ = ring.Close() })
+	for name, client := range map[string]RedisClient{
+		"client": server.Client(t), "auto-pipelining": pipelining, "ring": ring,
+		"universal": redis.UniversalClient(server.Client(t)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			bucket := fmt.Sprint(t.Name(), rand.Uint64())
+			for range 3 {
+				for _, store := range redisStores(client) {
+					c, cancel := within(5 * time.Second)
+					b := takes(bucket, 1)
+					_, err := store.Apply(c, b)
+					cancel()
+					require.NoError(t, err)
+					require.True(t, b.Requests[0].Grant.OK)
+				}
+			}
+			out, err := NewRedisScriptStore(client).Apply(background, &Batch{Name: bucket, Config: takes("", 1).Config, Epoch: 1})
+			require.NoError(t, err)
+			require.EqualValues(t, 7, out.Bucket.Seq, "begun, and six taken")
+			require.EqualValues(t, 0, server.Client(t).Exists(background, "tokenbucket:{"+bucket+"}:lock").Val())
+		})
+	}
+}
+
+// With the client's default options, a script whose reply is lost is executed once.
+func TestScriptsRunOnce(t *testing.T) {
+	for _, which := range []string{"script", "lock"} {
+		t.Run(which, func(t *testing.T) {
+			server := redistest.Start(t)
+			warm := redisStores(server.Client(t))[which]
+			_, err := warm.Apply(background, takes("x", 1))
+			require.NoError(t, err)
+			for _, sc := range []script{applyScript, readScript, commitScript} {
+				if which == "script" != (sc.sha == applyScript.sha) {
+					continue
+				}
+				proxy := redistest.StartProxy(t, server.Addr, sc.sha, func(n int64) bool { return n == 1 })
+				client := server.Client(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = proxy.Addr, 200*time.Millisecond })
+				c, cancel := within(2 * time.Second)
+				_, err := redisStores(client)[which].Apply(c, takes("x", 1))
+				cancel()
+				require.Error(t, err)
+				require.Never(t, func() bool { return proxy.Seen() > 2 }, 300*time.Millisecond, 10*time.Millisecond)
+				if sc.sha != commitScript.sha { // of which a second one is the release that follows a failure
+					require.EqualValues(t, 1, proxy.Seen())
+				}
+			}
+			out, err := warm.Apply(background, &Batch{Name: "x", Config: takes("", 1).Config, Epoch: 1})
+			require.NoError(t, err)
+			taken := out.Bucket.Seq - 1
+			require.EqualValues(t, 2, taken, "the first, and the one whose reply was lost")
+			require.Eventually(t, func() bool {
+				return server.Client(t).Exists(background, "tokenbucket:{x}:lock").Val() == 0
+			}, 2*time.Second, 10*time.Millisecond)
+		})
+	}
+}
+
+// Scripts that Redis has forgotten are loaded again, unseen, also by the lock's library.
+func TestScriptFlush(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	for name, store := range redisStores(client) {
+		for range 20 {
+			require.NoError(t, client.ScriptFlush(background).Err())
+			_, err := store.Apply(background, takes(name, 1))
+			require.NoError(t, err)
+		}
+	}
+}
+
+// Callers return by their own deadlines when Redis hangs, ten thousand of them; without one, by the store's timeout. What
+// a batch took that nobody waited for comes back.
+func TestHungRedis(t *testing.T) {
+	for _, which := range []string{"script", "lock"} {
+		t.Run(which, func(t *testing.T) {
+			server := redistest.Start(t)
+			store := redisStores(server.Client(t))[which]
+			l, err := NewSmoothBursty("x", 100, WithStore(store), WithStoreTimeout(500*time.Millisecond))
+			require.NoError(t, err)
+			ok, err := l.Try(background)
+			require.NoError(t, err)
+			require.True(t, ok)
+			require.NoError(t, server.Stop())
+			var callers sync.WaitGroup
+			began := time.Now()
+			for range 10_000 {
+				callers.Go(func() {
+					c, cancel := within(300 * time.Millisecond)
+					defer cancel()
+					_, err := l.Acquire(c, 1)
+					if !errors.Is(err, context.DeadlineExceeded) {
+						t.Error(err)
+					}
+				})
+			}
+			callers.Wait()
+			t.Logf("10,000 callers with 300 ms returned after %v", time.Since(began))
+			require.Less(t, time.Since(began), 3*time.Second) // far less when nothing else runs; see the log
+			began = time.Now()
+			_, err = l.TryAcquire(background, 1, 100*time.Millisecond)
+			require.ErrorIs(t, err, ErrStoreTimeout)
+			require.Less(t, time.Since(began), 3*time.Second)
+			require.NoError(t, server.Continue())
+			require.Eventually(t, func() bool {
+				r, err := l.TryReserve(background, 1, time.Second)
+				return err == nil && r.OK()
+			}, 10*time.Second, 10*time.Millisecond)
+		})
+	}
+}
+
+// Run later than its deadline, a script takes nothing; when only the clock has stepped, it is tried once more.
+func TestDeadlineInTheScript(t *testing.T) {
+	server := redistest.Shared(t)
+	client := server.Client(t)
+	store := NewRedisScriptStore(client)
+	name := fmt.Sprint(t.Name(), rand.Uint64())
+	server1, err := client.Time(background).Result()
+	require.NoError(t, err)
+	for skew, want := range map[time.Duration]bool{0: true, -time.Hour: true, time.Hour: true} {
+		c, cancel := within(time.Second)
+		b := takes(name, 1)
+		b.ServerMicros, b.ServerRead = server1.Add(skew).UnixMicro(), time.Now()
+		_, err := store.Apply(c, b)
+		cancel()
+		require.Equal(t, want, err == nil, "%v: %v", skew, err)
+	}
+	reply, err := store.run(background, applyScript, []string{"tokenbucket:{late}", "tokenbucket:{late}:lock"},
+		append([]any{"", "1"}, store.encode(takes("late", 1))[2:]...)...)
+	require.NoError(t, err)
+	require.EqualValues(t, replyLate, reply.([]any)[0])
+	require.EqualValues(t, 0, client.Exists(background, "tokenbucket:{late}").Val())
+}
+
+// A holder that lost its lock writes nothing, whatever happened meanwhile, and the state need not have changed for that.
+func TestFence(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
+	bucket, lock := store.keys("x")
+	_, err := store.Apply(background, takes("x", 1))
+	require.NoError(t, err)
+	for name, meanwhile := range map[string]func(){
+		"the lock expired":          func() { client.Del(background, lock) },
+		"somebody else took it":     func() { client.Set(background, lock, "other", time.Second) },
+		"the state was lost":        func() { client.Del(background, bucket) },
+		"somebody wrote without it": func() { client.Append(background, bucket, "1") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			client.Del(background, bucket, lock)
+			_, err := store.Apply(background, takes("x", 1))
+			require.NoError(t, err)
+			token, err := store.obtain(background, lock)
+			require.NoError(t, err)
+			paused := &pausing{RedisClient: client, before: commitScript.sha, do: meanwhile}
+			stale := *store
+			stale.client = paused
+			_, done, err := stale.decide(background, takes("x", 1), bucket, lock, token)
+			require.NoError(t, err)
+			require.True(t, paused.hit)
+			require.False(t, done)
+			require.NotContains(t, client.Get(background, bucket).Val(), "seq=3", "nothing was written")
+			if name == "somebody else took it" {
+				require.Equal(t, "other", client.Get(background, lock).Val(), "nor another's lock released")
+			}
+		})
+	}
+}
+
+// pausing does something in the middle of a read-modify-write.
+type pausing struct {
+	RedisClient
+	before string
+	do     func()
+	hit    bool
+}
+
+func (p *pausing) Process(ctx context.Context, cmd redis.Cmder) error {
+	if !p.hit && len(cmd.Args()) > 1 && cmd.Args()[1] == p.before {
+		p.hit = true
+		p.do()
+	}
+	return p.RedisClient.Process(ctx, cmd)
+}
+
+// The script waits while somebody holds the lock, until its deadline, and a lock left behind by a clock that was set back,
+// or without an expiry, is cut to its time to live.
+func TestScriptHonoursLock(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
+	for which, store := range redisStores(client, WithKeyPrefix(prefix), WithLockTTL(200*time.Millisecond)) {
+		t.Run(which, func(t *testing.T) {
+			lock := prefix + "{x}:lock"
+			require.NoError(t, client.Set(background, lock, "other", time.Hour).Err())
+			c, cancel := within(100 * time.Millisecond)
+			_, err := store.Apply(c, takes("x", 1))
+			cancel()
+			require.ErrorIs(t, err, ErrLockNotObtained)
+			require.ErrorContains(t, err, lock)
+			require.EqualValues(t, 0, client.Exists(background, prefix+"{x}").Val())
+			require.NoError(t, client.Set(background, lock, "other", 0).Err())
+			c, cancel = within(5 * time.Second)
+			_, err = store.Apply(c, takes("x", 1))
+			cancel()
+			require.NoError(t, err)
+			client.Del(background, prefix+"{x}")
+		})
+	}
+}
+
+// A value that is not a state, or of another type, is ErrCorruptState, names the key, and stays; a later format says so.
+func TestForeignValues(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
+	bucket := prefix + "{x}"
+	for which, store := range redisStores(client, WithKeyPrefix(prefix)) {
+		for name, set := range map[string]func(){
+			"text":         func() { client.Set(background, bucket, "hello", 0) },
+			"later format": func() { client.Set(background, bucket, "tb99 everything=else", 0) },
+			"10 MB":        func() { client.Set(background, bucket, strings.Repeat("x", 10<<20), 0) },
+			"list":         func() { client.RPush(background, bucket, 1) },
+			"hash":         func() { client.HSet(background, bucket, "a", 1) },
+		} {
+			t.Run(which+" "+name, func(t *testing.T) {
+				client.Del(background, bucket)
+				set()
+				before := client.Dump(background, bucket).Val()
+				_, err := store.Apply(background, takes("x", 1))
+				require.ErrorIs(t, err, ErrCorruptState)
+				require.ErrorContains(t, err, bucket)
+				require.Less(t, len(err.Error()), 500)
+				if name == "later format" {
+					require.ErrorContains(t, err, "tb99")
+				}
+				require.Equal(t, before, client.Dump(background, bucket).Val())
+				require.Eventually(t, func() bool { return client.Exists(background, bucket+":lock").Val() == 0 },
+					time.Second, time.Millisecond)
+			})
+		}
+	}
+}
+
+// The key lives for the debt, the time to fill up and a day; reading writes nothing.
+func TestKeyAndTTL(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
+	for which, store := range redisStores(client, WithKeyPrefix(prefix)) {
+		l, err := NewSmoothBursty(which, 5, WithStore(store))
+		require.NoError(t, err)
+		b, err := l.State(background)
+		require.NoError(t, err)
+		require.Equal(t, 1.0, b.StoredPermits)
+		require.EqualValues(t, 0, client.Exists(background, prefix+"{"+which+"}").Val())
+		_, err = l.Reserve(background, 501)
+		require.NoError(t, err)
+		ttl := client.PTTL(background, prefix+"{"+which+"}").Val()
+		require.InDelta(t, (24*time.Hour + 100*time.Second + time.Second).Seconds(), ttl.Seconds(), 1)
+	}
+}
+
+// What FLUSHALL forgets is the debt, and one permit comes; refunds from before find nothing to go back to.
+func TestFlushAll(t *testing.T) {
+	for _, which := range []string{"script", "lock"} {
+		t.Run(which, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client(t)
+			store := redisStores(client)[which]
+			l, err := NewSmoothBursty("x", 5, WithStore(store), WithMaxPermits(50))
+			require.NoError(t, err)
+			var held []*Reservation
+			for range 20 {
+				r, err := l.Reserve(background, 1)
+				require.NoError(t, err)
+				held = append(held, r)
+			}
+			require.NoError(t, client.FlushAll(background).Err())
+			granted := 0
+			for range 20 {
+				ok, err := l.TryAcquire(background, 1, 0)
+				require.NoError(t, err)
+				if ok {
+					granted++
+				}
+			}
+			require.LessOrEqual(t, granted, 2, "one, and what accrues meanwhile")
+			for _, r := range held {
+				require.NoError(t, r.Cancel(background))
+			}
+			b, err := l.State(background)
+			require.NoError(t, err)
+			require.Less(t, b.StoredPermits, 1.0)
+		})
+	}
+}
+
+// Refunds after SetRate return time that still lies ahead and no stored permits; after Reset, nothing.
+func TestRefundsAfterSetRateAndReset(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
+	for which, store := range redisStores(client, WithKeyPrefix(prefix)) {
+		t.Run(which, func(t *testing.T) {
+			l, err := NewSmoothBursty(which, 5, WithStore(store), WithMaxPermits(50), WithInitialPermits(50))
+			require.NoError(t, err)
+			r, err := l.Reserve(background, 100) // 50 stored, 10 s
+			require.NoError(t, err)
+			require.NoError(t, l.SetRate(background, 5000))
+			require.NoError(t, r.Cancel(background))
+			b, err := l.State(background)
+			require.NoError(t, err)
+			require.LessOrEqual(t, b.StoredPermits, 500.0, "of 50,000: what accrued meanwhile at the new rate, not fifty times a thousand")
+			require.LessOrEqual(t, b.NextFreeTicketMicros, b.SeenMicros+1_000_000, "the ten seconds are back")
+
+			r, err = l.Reserve(background, 100_000)
+			require.NoError(t, err)
+			require.NoError(t, l.Reset(background))
+			require.NoError(t, r.Cancel(background))
+			b, err = l.State(background)
+			require.NoError(t, err)
+			require.Equal(t, 50.0, b.StoredPermits)
+			require.Zero(t, b.Config.Version)
+		})
+	}
+}
+
+// No name leaves its braces, no two share a key, and on a cluster a bucket's keys share a slot.
+func TestNamesAndSlots(t *testing.T) {
+	cluster := redistest.StartCluster(t)
+	client := cluster.Client(t)
+	store := NewRedisScriptStore(client)
+	names := []string{"{}", "{a}{b}", "a}{b", "%7B", "{", "\x00", "a\r\nSET x 1\r\n", " ", "x", "x:lock", "é", strings.Repeat("{", 512)}
+	for len(names) < 100_000 {
+		name := make([]byte, 1+rand.IntN(20))
+		for i := range name {
+			name[i] = byte(rand.IntN(128))
+			if rand.IntN(4) == 0 {
+				name[i] = "{}%:"[rand.IntN(4)]
+			}
+		}
+		names = append(names, string(name))
+	}
+	seen := map[string]string{}
+	pipe := cluster.Nodes[0].Client(t).Pipeline()
+	slots := make([][2]*redis.IntCmd, 0, len(names))
+	for _, name := range names {
+		bucket, lock := store.keys(name)
+		if other, ok := seen[bucket]; ok {
+			require.Equal(t, other, name)
+		}
+		seen[bucket] = name
+		slots = append(slots, [2]*redis.IntCmd{pipe.ClusterKeySlot(background, bucket), pipe.ClusterKeySlot(background, lock)})
+		if pipe.Len() >= 10_000 {
+			_, err := pipe.Exec(background)
+			require.NoError(t, err)
+		}
+	}
+	_, err := pipe.Exec(background)
+	require.NoError(t, err)
+	for i, s := range slots {
+		require.Equal(t, s[0].Val(), s[1].Val(), "%q", names[i])
+	}
+	for _, store := range redisStores(client) {
+		for _, name := range names[:12] {
+			b := takes(name, 1)
+			_, err := store.Apply(background, b)
+			require.NoError(t, err, "%q", name)
+			require.True(t, b.Requests[0].Grant.OK)
+		}
+	}
+}
