@@ -1,0 +1,123 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+)
+
+// No two names share a key, and none leaves its braces.
+func FuzzNames(f *testing.F) {
+	for _, name := range []string{"", "x", "{}", "a}{b", "%7B", "{", "\x00", "\r\n", "é", "\xff", strings.Repeat("x", 513)} {
+		f.Add(name, "{")
+	}
+	s := &redisBase{prefix: "tokenbucket:"}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		bucket, lock := s.keys(a)
+		other, otherLock := s.keys(b)
+		if a != b && (bucket == other || lock == otherLock || bucket == otherLock || lock == other) {
+			t.Fatalf("%q and %q share a key", a, b)
+		}
+		tag := bucket[len("tokenbucket:"):]
+		if tag[0] != '{' || strings.IndexByte(tag, '}') != len(tag)-1 || strings.LastIndexByte(tag, '{') != 0 || lock != bucket+":lock" {
+			t.Fatalf("%q leaves its braces: %q", a, bucket)
+		}
+		if len(tag) == 2 && a != "" {
+			t.Fatalf("%q has no hash tag", a)
+		}
+		_, err := NewSmoothBursty(a, 5)
+		if valid := len(a) >= 1 && len(a) <= 512 && utf8.ValidString(a); valid != (err == nil) {
+			t.Fatalf("%q: %v", a, err)
+		}
+	})
+}
+
+// Whatever is read is refused as corrupt, or is a state that can be decided on and that is written back the same.
+func FuzzState(f *testing.F) {
+	for _, c := range []Config{{Rate: 5, Size: 5, Floor: 1}, {Kind: WarmingUp, Rate: 0.1, WarmupMicros: 4e6, ColdFactor: 3, Version: 7}} {
+		b := new(PermitBucket)
+		b.begin(1_700_000_000_000_000, &Batch{Initial: 1, Epoch: 9}, c)
+		b.returned = []int64{3, 4}
+		text, _ := b.MarshalText()
+		f.Add(text)
+	}
+	f.Add([]byte("tb2 x"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		b := PermitBucket{Name: "x"}
+		if err := b.UnmarshalText(text); err != nil {
+			if !errors.Is(err, ErrCorruptState) || b.Name != "x" || b.Epoch != 0 {
+				t.Fatalf("%q: %v", text, err)
+			}
+			return
+		}
+		if len(text) == 0 {
+			return
+		}
+		written, _ := b.MarshalText()
+		var again PermitBucket
+		if err := again.UnmarshalText(written); err != nil {
+			t.Fatalf("%q was written as %q: %v", text, written, err)
+		}
+		if twice, _ := again.MarshalText(); string(twice) != string(written) {
+			t.Fatalf("%q is written as %q and as %q", text, written, twice)
+		}
+		batch := &Batch{Name: "x", Config: b.Config, Epoch: 1, Requests: []Request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: OpSetRate, Rate: 3}}}
+		out, err := b.Apply(1_700_000_000_000_000, batch)
+		if err == nil && out.Changed {
+			after, _ := out.Bucket.MarshalText()
+			if err := again.UnmarshalText(after); err != nil {
+				t.Fatalf("%q became %q: %v", text, after, err)
+			}
+			if g := batch.Requests[0].Grant; g.OK && g.WaitMicros < 0 {
+				t.Fatalf("%q: wait of %d", text, g.WaitMicros)
+			}
+		} else if err != nil && !errors.Is(err, ErrCorruptState) {
+			t.Fatal(err)
+		}
+	})
+}
+
+// Options make a limiter that grants without panicking, or an error; never a wait below 0 or beyond 2^53 µs.
+func FuzzOptions(f *testing.F) {
+	for _, v := range []float64{0, -1, 5, 1e-12, 1e12, math.NaN(), math.Inf(1), math.Inf(-1), 1 << 53} {
+		f.Add(v, v, v, v, v, int64(v), int(1), int64(0), true)
+	}
+	f.Add(5.0, 5.0, 1.0, 0.5, 3.0, int64(1), math.MaxInt, int64(math.MinInt64), false)
+	f.Fuzz(func(t *testing.T, rate, most, initial, cache, cold float64, version int64, permits int, timeout int64, warm bool) {
+		opts := []Option{WithVersion(version), WithCache(cache)}
+		var l *RateLimiter
+		var err error
+		if warm {
+			l, err = NewSmoothWarmingUp("x", rate, time.Duration(timeout), append(opts, WithColdFactor(cold))...)
+		} else {
+			l, err = NewSmoothBursty("x", rate, append(opts, WithMaxPermits(most), WithInitialPermits(initial))...)
+		}
+		if err != nil {
+			if !errors.Is(err, ErrInvalidConfig) {
+				t.Fatal(err)
+			}
+			return
+		}
+		for _, n := range []int{permits, 1} {
+			r, err := l.TryReserve(context.Background(), n, time.Duration(timeout))
+			switch {
+			case err != nil && !errors.Is(err, ErrInvalidPermits):
+				t.Fatal(err)
+			case err == nil && (r.Delay() < 0 || r.Delay() > time.Duration(max(0, timeout)) || r.RetryAfter() < 0):
+				t.Fatalf("delay %v of %v, retry after %v", r.Delay(), time.Duration(timeout), r.RetryAfter())
+			case err == nil && r.Cancel(context.Background()) != nil:
+				t.Fatal("cancel")
+			}
+		}
+		if err := l.SetRate(context.Background(), most); err != nil && !errors.Is(err, ErrInvalidConfig) {
+			t.Fatal(err)
+		}
+		if b, err := l.State(context.Background()); err != nil || !(b.StoredPermits >= 0 && b.StoredPermits <= b.MaxPermits) {
+			t.Fatalf("%+v, %v", b, err)
+		}
+	})
+}
