@@ -42,9 +42,9 @@ type WaitError struct {
 
 func (e *WaitError) Error() string {
 	if errors.Is(e.Reason, context.DeadlineExceeded) {
-		return fmt.Sprintf("tokenbucket: bucket %q: %d permits fall due in %v, after the context's deadline", e.Bucket, e.Permits, e.Wait)
+		return fmt.Sprintf("tokenbucket: bucket %q: permits %d: due in %v, after the context's deadline", e.Bucket, e.Permits, e.Wait)
 	}
-	return fmt.Sprintf("%v: bucket %q: %d permits can never be granted within the timeout; the shortest that would do is %v",
+	return fmt.Sprintf("%v: bucket %q: permits %d: can never be granted within the timeout; the shortest that would do is %v",
 		e.Reason, e.Bucket, e.Permits, e.Wait)
 }
 

@@ -196,6 +196,43 @@ func indices(n int) []int {
 	return s
 }
 
+// Cancelling while time passes: whoever waits behind gets the time that is left of it, even where nothing can be saved up,
+// and a permit that was due at once and not used goes to those who wait.
+func TestCancelMidway(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		reserve := func(l *tb.RateLimiter, n int) *tb.Reservation {
+			r, err := l.Reserve(ctx, n)
+			require.NoError(t, err)
+			return r
+		}
+		l, err := tb.NewSmoothBursty("no burst", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithMaxPermits(0))
+		require.NoError(t, err)
+		first, second, third := reserve(l, 1), reserve(l, 2), reserve(l, 1)
+		clock.Advance(150 * time.Millisecond)
+		require.NoError(t, first.Cancel(ctx))
+		require.Equal(t, 400*time.Millisecond, second.Delay(), "two permits, since it came")
+		require.Equal(t, 600*time.Millisecond, third.Delay())
+		clock.Advance(250 * time.Millisecond)
+		<-second.Ready()
+		require.NoError(t, third.Cancel(ctx))
+		require.Equal(t, 200*time.Millisecond, reserve(l, 1).Delay())
+
+		l, err = tb.NewSmoothBursty("burst", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(5))
+		require.NoError(t, err)
+		var held []*tb.Reservation
+		for range 8 {
+			held = append(held, reserve(l, 1))
+		}
+		clock.Advance(100 * time.Millisecond)
+		require.NoError(t, held[1].Cancel(ctx)) // due at once, not used
+		<-held[5].Ready()
+		require.Equal(t, 100*time.Millisecond, held[5].Delay(), "now")
+		require.Equal(t, 200*time.Millisecond, held[6].Delay())
+		require.Equal(t, 400*time.Millisecond, held[7].Delay())
+		require.Equal(t, 500*time.Millisecond, reserve(l, 1).Delay())
+	})
+}
+
 type due struct {
 	at time.Duration
 	n  float64

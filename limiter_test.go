@@ -69,17 +69,22 @@ func TestContext(t *testing.T) {
 
 // Waiting, in a bubble where time passes only while everybody waits: each at its own time, first come first served.
 func TestWaitingIsExactAndInOrder(t *testing.T) {
+	t.Run("waiting", func(t *testing.T) { waitingIsExactAndInOrder(t, 50, 10*time.Second, 2) })
+	t.Run("parked beyond the horizon", func(t *testing.T) { waitingIsExactAndInOrder(t, 2500, time.Second, 1) })
+}
+
+func waitingIsExactAndInOrder(t *testing.T, n int, horizon time.Duration, verbs int) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := tb.NewSmoothBursty("x", 10, tb.WithMaxPermits(1))
+		l, err := tb.NewSmoothBursty("x", 10, tb.WithMaxPermits(1), tb.WithHorizon(horizon))
 		require.NoError(t, err)
 		start := time.Now()
 		var mu sync.Mutex
 		var order []int
 		var callers sync.WaitGroup
-		for i := range 50 {
+		for i := range n {
 			callers.Go(func() {
 				var err error
-				if i%2 == 0 {
+				if i%verbs == 0 {
 					var waited time.Duration
 					waited, err = l.Acquire(ctx, 1)
 					require.Equal(t, time.Duration(i)*100*time.Millisecond, waited)

@@ -90,7 +90,6 @@ type Config struct {
 type curve struct {
 	interval  float64 // microseconds between two permits
 	max       float64 // the most permits that can be stored
-	coolDown  float64 // microseconds in which an idle bucket stores one permit
 	threshold float64 // warm-up: stored permits above this are handed out more slowly
 	slope     float64 // warm-up: microseconds that each permit above the threshold adds to the interval
 }
@@ -100,6 +99,14 @@ func (c *Config) curve() curve {
 		return warmupCurve(c)
 	}
 	return burstyCurve(c)
+}
+
+// coolDown is the time, in microseconds, in which an idle bucket stores one permit.
+func (c *Config) coolDown(interval, most float64) float64 {
+	if c.Kind == WarmingUp {
+		return float64(c.WarmupMicros) / most
+	}
+	return interval
 }
 
 // validate names the first field that is out of range. lua/apply.lua repeats it for what it reads from Redis.
@@ -322,12 +329,8 @@ func (b *PermitBucket) ReSync(nowMicros int64) { b.resync(nowMicros) }
 
 // resync reports whether permits were lost because the bucket was full.
 func (b *PermitBucket) resync(now int64) (overflow bool) {
-	coolDown := b.IntervalMicros
-	if b.Config.Kind == WarmingUp {
-		coolDown = float64(b.Config.WarmupMicros) / b.MaxPermits
-	}
 	if now > b.NextFreeTicketMicros {
-		b.StoredPermits += float64(now-b.NextFreeTicketMicros) / coolDown
+		b.StoredPermits += float64(now-b.NextFreeTicketMicros) / b.Config.coolDown(b.IntervalMicros, b.MaxPermits)
 		b.NextFreeTicketMicros = now
 	}
 	overflow = b.StoredPermits > b.MaxPermits
@@ -605,7 +608,7 @@ func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 
 // TTLMillis is how long a store must keep the state: the debt, plus the time to fill up, plus a day.
 func (b *PermitBucket) TTLMillis(nowMicros int64) int64 {
-	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.derived.coolDown)
+	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.Config.coolDown(b.IntervalMicros, b.MaxPermits))
 	return int64(math.Ceil(min(micros, maxExact)/1000)) + 86_400_000
 }
 

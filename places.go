@@ -149,7 +149,7 @@ func (r *run) resync(m mark, now, n int64) mark {
 		most = max(most, float64(n))
 	}
 	if now > m.Next {
-		m.Stored = min(most, m.Stored+float64(now-m.Next)/r.curve.coolDown)
+		m.Stored = min(most, m.Stored+float64(now-m.Next)/r.config.coolDown(r.curve.interval, r.curve.max))
 		m.Next = now
 	}
 	return m
@@ -285,9 +285,6 @@ func (l *line) giveBackTail() {
 		if r.inBack {
 			return
 		}
-		if r.epoch != l.epoch {
-			r.limit = r.cursor // the bucket has forgotten these places
-		}
 		if !r.cursor.before(r.limit) && !(r.cursor.Stored > r.limit.Stored) {
 			return
 		}
@@ -318,7 +315,7 @@ func (l *line) returned(b *back, accepted bool, err error) {
 	if accepted {
 		l.retryAt = 0 // there is room for those who are parked
 	}
-	if err == nil && !accepted && r.epoch == l.epoch {
+	if err == nil && !accepted {
 		r.limit = b.limit
 	}
 	if len(r.entries) == 0 && r.cursor == r.limit {
@@ -329,7 +326,8 @@ func (l *line) returned(b *back, accepted bool, err error) {
 	}
 }
 
-// fromGap serves a call from what cancelled calls of this process left behind.
+// fromGap serves a call from what cancelled calls of this process left behind, unless its time has passed or the bucket
+// has forgotten it.
 func (l *line) fromGap(c *call, now int64) bool {
 	r := l.lastRun()
 	if r == nil || r.cursor == r.limit || r.inBack || r.epoch != l.epoch || r.config != c.limiter.effective().Config {
@@ -337,7 +335,7 @@ func (l *line) fromGap(c *call, now int64) bool {
 	}
 	arrival := now - r.offset
 	before, after, due, ok := r.book(r.cursor, arrival, c.permits)
-	if !ok || !r.fits(after) || arrival > r.limit.Next || due-arrival > c.maxWait {
+	if !ok || !r.fits(after) || due-arrival > c.maxWait {
 		return false
 	}
 	r.cursor = after

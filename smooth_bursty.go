@@ -18,5 +18,5 @@ func NewSmoothBursty(name string, permitsPerSecond float64, opts ...Option) (*Ra
 //	    0 ┼──╱────────────────▶ time
 func burstyCurve(c *Config) curve {
 	interval := microsPerSecond / c.Rate
-	return curve{interval: interval, max: max(c.Floor, c.Size), coolDown: interval}
+	return curve{interval: interval, max: max(c.Floor, c.Size)}
 }

@@ -50,7 +50,6 @@ func warmupCurve(c *Config) curve {
 	return curve{
 		interval:  stable,
 		max:       most,
-		coolDown:  period / most,
 		threshold: threshold,
 		slope:     (cold - stable) / (most - threshold),
 	}

@@ -1,0 +1,73 @@
+// Command tokenbucket shows the token bucket at work.
+//
+//	tokenbucket demo    three gateways, one bucket, one upstream: watch the fleet keep to the rate
+//	tokenbucket plot    draws the warm-up curve and the permits handed out over time
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+)
+
+// Exit statuses.
+const (
+	exitOK     = 0
+	exitBroken = 1 // the demo's bound was broken, or calls failed
+	exitUsage  = 2 // a bad flag, or something that the command needs could not be started
+)
+
+// errBroken is the verdict that the bound does not hold. It has been printed already.
+var errBroken = errors.New("bound broken")
+
+func main() {
+	redis.SetLogger(silent{})
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // the first Ctrl-C ends the demo early, with its table; the second one the process
+	os.Exit(run(ctx, options.limiter, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// silent keeps go-redis from writing into the demo's output: every error reaches a call, which counts it.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+func run(ctx context.Context, limit limiterFunc, args []string, stdout, stderr io.Writer) int {
+	cmd := rootCommand(limit)
+	cmd.SetArgs(args)
+	cmd.SetOut(stdout)
+	cmd.SetErr(stderr)
+	switch err := cmd.ExecuteContext(ctx); {
+	case err == nil:
+		return exitOK
+	case errors.Is(err, errBroken):
+		return exitBroken
+	default:
+		fmt.Fprintf(stderr, "tokenbucket: %v\n", err)
+		return exitUsage
+	}
+}
+
+func rootCommand(limit limiterFunc) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:           "tokenbucket",
+		Short:         "A token bucket that a fleet of gateways shares",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	cmd.CompletionOptions.HiddenDefaultCmd = true
+	cmd.AddCommand(demoCommand(limit), plotCommand())
+	return cmd
+}
+
+// flagError names a flag, its value and what was wanted.
+func flagError(flag string, value any, want string) error {
+	return fmt.Errorf("--%s %v: want %s", flag, value, want)
+}

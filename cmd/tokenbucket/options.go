@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/pflag"
+)
+
+const (
+	bucketName = "/ibe/AvailFare"
+	coldFactor = 3
+
+	// Beyond these the demo would measure the machine that it runs on.
+	maxRate      = 1000
+	maxInstances = 100
+	maxDuration  = time.Minute
+)
+
+// options are the demo's flags.
+type options struct {
+	rate      float64
+	burst     float64
+	cache     float64
+	instances int
+	duration  time.Duration
+	store     string
+	warmup    time.Duration
+	redis     string
+}
+
+func (o *options) addFlags(f *pflag.FlagSet) {
+	f.Float64Var(&o.rate, "rate", 5, "permits per second, for all gateways together")
+	f.Float64Var(&o.burst, "burst", 0, "permits that a bucket saves up while nobody asks (default one second's worth, at least 1)")
+	f.Float64Var(&o.cache, "cache", 0.5, "share of a second that a call may wait")
+	f.IntVar(&o.instances, "instances", 3, "number of gateways")
+	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long calls are offered")
+	f.StringVar(&o.store, "store", "script", "script: one round trip to Redis; lock: a distributed lock; memory: one process only")
+	f.DurationVar(&o.warmup, "warmup", 0, "warm-up period: start slow and get faster for so long (default none)")
+	f.StringVar(&o.redis, "redis", "", "host:port or redis:// URL of a Redis to use (default an embedded one)")
+}
+
+// validate checks everything before anything is started.
+func (o *options) validate(burstGiven bool) error {
+	switch {
+	case !(o.rate > 0 && o.rate <= maxRate):
+		return flagError("rate", o.rate, fmt.Sprintf("permits per second, above 0 and at most %d", maxRate))
+	case !(o.burst >= 0) || math.IsInf(o.burst, 0):
+		return flagError("burst", o.burst, "a number of permits, 0 or more")
+	case !(o.cache >= 0 && o.cache <= 9.99):
+		return flagError("cache", o.cache, "a share of a second from 0 to 9.99")
+	case o.instances < 1 || o.instances > maxInstances:
+		return flagError("instances", o.instances, fmt.Sprintf("1 to %d", maxInstances))
+	case o.duration < time.Second || o.duration > maxDuration:
+		return flagError("duration", o.duration, fmt.Sprintf("1s to %v", maxDuration))
+	case o.store != "script" && o.store != "lock" && o.store != "memory":
+		return flagError("store", fmt.Sprintf("%q", o.store), "script, lock or memory")
+	case o.warmup < 0 || o.warmup > time.Hour:
+		return flagError("warmup", o.warmup, "a duration of at most 1h, or 0 for none")
+	case o.warmup > 0 && burstGiven:
+		return flagError("burst", o.burst, "none together with --warmup, which saves nothing up for free")
+	case o.redis != "" && o.store == "memory":
+		return flagError("redis", fmt.Sprintf("%q", redacted(o.redis)), "none together with --store memory")
+	}
+	if _, err := o.redisOptions(); err != nil {
+		return err
+	}
+	return o.rehearse()
+}
+
+// rehearse lets the library judge what the flags mean together: a bucket that could never grant a call is an error
+// there.
+func (o *options) rehearse() error {
+	l, err := o.limiter(tokenbucket.NewMemoryStore())
+	if err == nil {
+		_, err = l.TryReserve(context.Background(), 1, o.patience())
+	}
+	switch {
+	case err == nil:
+		return nil
+	case o.warmup > 0:
+		return fmt.Errorf("--rate %v --warmup %v --cache %v: %w", o.rate, o.warmup, o.cache, err)
+	default:
+		return fmt.Errorf("--rate %v --burst %v --cache %v: %w", o.rate, o.burst, o.cache, err)
+	}
+}
+
+// limiter is what each gateway calls.
+func (o options) limiter(s tokenbucket.Store, opts ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
+	opts = append(opts, tokenbucket.WithStore(s), tokenbucket.WithCache(o.cache))
+	if o.warmup > 0 {
+		return tokenbucket.NewSmoothWarmingUp(bucketName, o.rate, o.warmup, append(opts, tokenbucket.WithColdFactor(coldFactor))...)
+	}
+	// Full at the start, so that the burst shows: the demo never leaves the bucket alone for long enough to fill up.
+	opts = append(opts, tokenbucket.WithMaxPermits(o.burst), tokenbucket.WithInitialPermits(o.burst))
+	return tokenbucket.NewSmoothBursty(bucketName, o.rate, opts...)
+}
+
+// patience is how long a call may wait.
+func (o *options) patience() time.Duration {
+	return time.Duration(math.Round(o.cache * float64(time.Second)))
+}
+
+// bound is what the library promises: in any window of T seconds at most so many calls, plus rate × T.
+func (o *options) bound() float64 {
+	if o.warmup > 0 {
+		return 1 // stored permits are not free; one call may go before its permit is paid
+	}
+	return max(o.burst, 1)
+}
+
+// redisOptions is how to reach --redis; nil without one.
+func (o *options) redisOptions() (*redis.Options, error) {
+	if o.redis == "" {
+		return nil, nil
+	}
+	opts, err := parseRedis(o.redis)
+	if err != nil {
+		return nil, flagError("redis", fmt.Sprintf("%q", redacted(o.redis)), "host:port or a redis:// URL")
+	}
+	return opts, nil
+}
+
+func parseRedis(addr string) (*redis.Options, error) {
+	if strings.Contains(addr, "://") {
+		return redis.ParseURL(addr)
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	return &redis.Options{Addr: addr}, err
+}
+
+// redacted hides the password of a URL, even of one that cannot be parsed, for messages that end up in a log.
+func redacted(addr string) string {
+	scheme, rest, isURL := strings.Cut(addr, "://")
+	if at := strings.LastIndexByte(rest, '@'); isURL && at >= 0 {
+		return scheme + "://xxxxx" + rest[at:]
+	}
+	return addr
+}

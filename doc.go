@@ -1,0 +1,20 @@
+// Package tokenbucket limits the rate of calls that a whole fleet of processes makes together: Guava's RateLimiter, with
+// its state in Redis.
+//
+// A RateLimiter hands out permits at a steady rate. All limiters of one name on one store share one bucket, so ten
+// gateways with a limit of 5/s make five calls a second, not fifty. Callers may wait for their permit for as long as they
+// say (TryAcquire), for as long as it takes (Acquire), or reserve one and do something else meanwhile (Reserve).
+//
+//	store := tokenbucket.NewRedisScriptStore(redisClient)
+//	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", 5, tokenbucket.WithStore(store))
+//	ok, err := limiter.TryAcquire(ctx, 1, 500*time.Millisecond)
+//
+// NewSmoothBursty saves up permits while nobody asks; NewSmoothWarmingUp begins slowly after a pause, for upstreams that
+// are slow when cold. An upstream that counts calls in any sliding window wants ForQuota.
+//
+// # What holds
+//
+// In no window of T seconds more permits fall due than the bucket's size plus rate × T (PayNow and PayLater give the exact
+// formulas), in any interleaving of any number of processes, whatever is cancelled, retried or lost. The long-run rate is
+// exact from 0.001/s to 10,000,000/s. The store's clock decides; gateways' clocks may be wrong.
+package tokenbucket

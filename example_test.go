@@ -1,0 +1,134 @@
+package tokenbucket_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+)
+
+// This is all that an instance of a gateway needs. All instances together keep to five calls a second.
+func Example() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	store := tokenbucket.NewRedisScriptStore(client)
+	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", 5, tokenbucket.WithStore(store))
+	if err != nil {
+		panic(err) // the configuration is wrong; the message names the field
+	}
+
+	http.HandleFunc("/fares", func(w http.ResponseWriter, r *http.Request) {
+		ok, err := limiter.TryAcquire(r.Context(), 1, 500*time.Millisecond)
+		switch {
+		case err != nil: // Redis is away, or the client has gone: your decision
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		case !ok: // no permit within half a second
+			http.Error(w, "try again later", http.StatusTooManyRequests)
+		default:
+			fmt.Fprintln(w, "call the upstream here")
+		}
+	})
+}
+
+func ExampleRateLimiter_TryAcquire() {
+	ctx := context.Background()
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithInitialPermits(5))
+	if err != nil {
+		panic(err)
+	}
+	passed := 0
+	for range 10 {
+		if ok, _ := limiter.TryAcquire(ctx, 1, 0); ok {
+			passed++
+		}
+	}
+	fmt.Println(passed, "of 10 passed at once")
+
+	_, err = limiter.TryAcquire(ctx, 8, 500*time.Millisecond)
+	fmt.Println(errors.Is(err, tokenbucket.ErrInvalidPermits), err)
+	// Output:
+	// 5 of 10 passed at once
+	// true tokenbucket: invalid permits: bucket "fares": permits 8: can never be granted within the timeout; the shortest that would do is 600ms
+}
+
+func ExampleRateLimiter_Reserve() {
+	ctx := context.Background()
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 1000)
+	if err != nil {
+		panic(err)
+	}
+	reservation, err := limiter.Reserve(ctx, 10)
+	if err != nil {
+		panic(err)
+	}
+	select {
+	case <-reservation.Ready():
+		fmt.Println("ten permits are due")
+	case <-time.After(time.Minute):
+		_ = reservation.Cancel(ctx) // whoever waits behind moves up
+	}
+	// Output: ten permits are due
+}
+
+func ExampleForQuota() {
+	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
+	limiter, err := tokenbucket.NewSmoothBursty("fares", rate, quota)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Printf("%.3f/s, never more than 5 in any second\n", limiter.Rate())
+	// Output: 4.990/s, never more than 5 in any second
+}
+
+func ExampleNewSmoothWarmingUp() {
+	ctx := context.Background()
+	limiter, err := tokenbucket.NewSmoothWarmingUp("booking", 5, 4*time.Second)
+	if err != nil {
+		panic(err)
+	}
+	for range 3 { // cold: the first passes at once, then 580 and 540 ms instead of 200
+		r, _ := limiter.Reserve(ctx, 1)
+		fmt.Println(r.Delay().Round(10 * time.Millisecond))
+	}
+	// Output:
+	// 0s
+	// 580ms
+	// 1.12s
+}
+
+func ExampleRateLimiter_SetRate() {
+	ctx := context.Background()
+	store := tokenbucket.NewMemoryStore()
+	one, _ := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithStore(store))
+	other, _ := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithStore(store))
+	if err := one.SetRate(ctx, 10); err != nil {
+		panic(err)
+	}
+	_, _ = other.Try(ctx) // its next answer brings the news
+	fmt.Println(other.Rate())
+	// Output: 10
+}
+
+// The Go blocks of the README are these examples, so they compile and do what they say.
+func TestReadme(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	source, err := os.ReadFile("example_test.go")
+	require.NoError(t, err)
+	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	blocks := 0
+	for _, part := range strings.Split(string(readme), "```go\n")[1:] {
+		code, _, _ := strings.Cut(part, "```")
+		require.Contains(t, squeeze(string(source)), squeeze(code))
+		blocks++
+	}
+	require.GreaterOrEqual(t, blocks, 3)
+}
