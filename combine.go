@@ -33,8 +33,9 @@ type line struct {
 	known atomic.Pointer[setting]
 
 	mu       sync.Mutex
-	queue    []*call // to be sent
-	parked   []*call // Acquires beyond the horizon, to be sent when their time comes near
+	queue    []*call // to be sent; who has left stays until its turn, and is passed over
+	parked   []*call // Acquires beyond the horizon, to be sent when their time comes near; likewise
+	ahead    int64   // permits that the parked want
 	retryAt  int64   // when the first of parked asks again
 	backs    []*back // places to be given back
 	flight   *flight
@@ -68,6 +69,7 @@ type call struct {
 
 	sent    time.Time // when it was queued
 	parked0 int64     // when it was first parked; 0: never
+	waits   bool      // it is parked
 
 	run     *run
 	place   Place
@@ -232,6 +234,7 @@ func (l *line) build() *flight {
 	now := l.now()
 	l.advance(now)
 	l.unpark(now)
+	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool { return c.done })
 	for len(l.queue) > 0 && len(l.backs) == 0 && l.queue[0].op == OpTake && !l.queue[0].read && l.fromGap(l.queue[0], now) {
 		c := l.queue[0]
 		l.queue = l.queue[1:]
@@ -372,6 +375,10 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	if len(refused) > 0 { // they keep their order, ahead of those who came later
 		c := refused[0]
 		l.retryAt = received + c.wait - c.maxWait + c.limiter.horizon/10
+		for _, c := range refused {
+			c.waits = true
+			l.ahead += c.permits
+		}
 		l.parked = append(refused, l.parked...)
 	}
 	clear(f.calls)
@@ -434,18 +441,15 @@ func (l *line) learn(out *Outcome) {
 
 // park lets an Acquire wait in this process, if its context lets it.
 func (l *line) park(c *call, now int64) {
-	ahead := c.permits
-	for _, p := range l.parked {
-		ahead += p.permits
-	}
 	first := l.parked[0]
-	wait := first.decided + first.wait - now + int64(float64(ahead-first.permits)*c.limiter.effective().interval)
+	wait := first.decided + first.wait - now + int64(float64(l.ahead+c.permits-first.permits)*c.limiter.effective().interval)
 	if !c.deadline.IsZero() && time.Until(c.deadline).Microseconds() < wait {
 		c.refused, c.wait = true, wait
 		c.finish(nil)
 		return
 	}
-	c.parked0 = now
+	c.parked0, c.waits = now, true
+	l.ahead += c.permits
 	l.parked = append(l.parked, c)
 }
 
@@ -454,12 +458,24 @@ func (l *line) unpark(now int64) {
 	if len(l.parked) == 0 || now < l.retryAt {
 		return
 	}
-	n := min(len(l.parked), maxBatch)
-	for _, c := range l.parked[:n] {
-		c.sent = time.Now() // the store's time to answer begins anew
+	var again []*call
+	n := 0
+	for ; n < len(l.parked) && len(again) < maxBatch; n++ {
+		if c := l.parked[n]; !c.done {
+			l.unwait(c)
+			c.sent = time.Now() // the store's time to answer begins anew
+			again = append(again, c)
+		}
 	}
-	l.queue = append(slices.Clone(l.parked[:n]), l.queue...)
+	l.queue = append(again, l.queue...)
 	l.parked = slices.Delete(l.parked, 0, n)
+}
+
+func (l *line) unwait(c *call) {
+	if c.waits {
+		c.waits = false
+		l.ahead -= c.permits
+	}
 }
 
 // leave takes a caller that gives up out of the line, wherever it is. Its permits, if it has any, go to those behind
@@ -474,11 +490,7 @@ func (l *line) leave(c *call, err error) bool {
 	}
 	c.gone = true
 	c.finish(err)
-	if i := slices.Index(l.queue, c); i >= 0 {
-		l.queue = slices.Delete(l.queue, i, i+1)
-	} else if i := slices.Index(l.parked, c); i >= 0 {
-		l.parked = slices.Delete(l.parked, i, i+1)
-	}
+	l.unwait(c)
 	l.vacate(c)
 	return true
 }
