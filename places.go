@@ -75,6 +75,7 @@ func (l *line) join(c *call, g *Grant, out *Outcome, received int64) {
 	c.due, l.lastDue = due, due
 	if due <= received && r.waiting == 0 && !c.gone {
 		c.used = true
+		r.fold()
 		return
 	}
 	r.waiting++
