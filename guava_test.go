@@ -44,12 +44,12 @@ type guavaState struct {
 	NextFreeTicketMicros                            int64
 }
 
-// whole tells whether all that the trace costs is whole microseconds, and permits whole too: from fractions of a permit
+// whole tells whether all that the trace costs is whole microseconds, with permits whole too: from fractions of a permit
 // Guava's truncation makes a microsecond less of float noise.
 func (g *guavaTrace) whole() bool {
 	return !slices.ContainsFunc(g.Steps, func(s guavaStep) bool {
-		interval := s.State.StableIntervalMicros
-		return interval != math.Trunc(interval) || s.State.StoredPermits != math.Trunc(s.State.StoredPermits)
+		interval, since := s.State.StableIntervalMicros, float64(s.NowMicros-g.StartMicros)
+		return interval != math.Trunc(interval) || math.Mod(since, interval) != 0 || s.State.StoredPermits != math.Trunc(s.State.StoredPermits)
 	})
 }
 
