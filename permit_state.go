@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 )
 
 const (
@@ -174,108 +173,6 @@ type mark struct {
 // before orders marks by their exact time.
 func (m mark) before(o mark) bool {
 	return m.Next < o.Next || m.Next == o.Next && m.Carry > o.Carry
-}
-
-// Place is what one granted request occupies: the account before and after it. A later refund needs all of it.
-type Place struct {
-	// Epoch names the life of the bucket that the place belongs to.
-	Epoch int64
-	// Tag is the place's own number, unique within the epoch; Prev is the bucket's tail before it.
-	Tag, Prev int64
-	// Version of the configuration in force.
-	Version int64
-
-	before, after mark
-}
-
-// GiveBack asks for the return of places: if Tag is still the bucket's tail, the account goes back to a mark.
-type GiveBack struct {
-	// Epoch of the places. Nothing is given back to a bucket that has forgotten.
-	Epoch int64
-	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards.
-	Tag, Tail int64
-	// Version of the configuration that the places were granted under; stored permits of another are not comparable.
-	Version int64
-	// ID is the places' own number, under which their stored permits come back at most once.
-	ID int64
-
-	to      mark    // the account as it shall be
-	end     int64   // the end of the places' time
-	spent   float64 // stored permits in the places
-	level   float64 // stored permits left after the places were granted
-	granted int64   // the time of that
-}
-
-// Op is what a Request asks for.
-type Op uint8
-
-// The operations. A batch without requests only reads.
-const (
-	OpTake Op = iota
-	OpGiveBack
-	OpSetRate
-	OpReset
-)
-
-// Request is one entry of a Batch. Apply writes the answer into Grant.
-type Request struct {
-	Op Op
-	// Permits and MaxWaitMicros belong to OpTake: nothing is taken when the wait would be longer.
-	Permits       int64
-	MaxWaitMicros int64
-	// Rate belongs to OpSetRate.
-	Rate float64
-	// Back belongs to OpGiveBack.
-	Back GiveBack
-
-	Grant Grant
-}
-
-// Grant is the answer to one request.
-type Grant struct {
-	// OK: granted, given back, or set. False is a refusal, and nothing was changed.
-	OK bool
-	// Overflow: the request's debt would leave the range of exact numbers.
-	Overflow bool
-	// WaitMicros until the permits are due; of a refusal, the wait that it would have taken.
-	WaitMicros int64
-	// Place of a granted OpTake.
-	Place Place
-}
-
-// Batch is what one process asks of one bucket in one atomic step.
-type Batch struct {
-	// Name of the bucket.
-	Name string
-	// Config of the limiter that asks.
-	Config Config
-	// Known is the newest configuration that the process has learned; a bucket that was lost is rebuilt from it.
-	Known Config
-	// Initial is the stored permits that a new bursty bucket starts with.
-	Initial float64
-	// Epoch is a fresh random number from 1 to 2^53, the epoch's name should a new one begin.
-	Epoch int64
-	// ServerMicros is the store's clock as of its last answer, which arrived at ServerRead; zero: none arrived yet.
-	ServerMicros int64
-	ServerRead   time.Time
-	// LocalMicros is the limiter's own clock, for stores that have none. It is called once per decision.
-	LocalMicros func() int64
-	// Requests are decided in order.
-	Requests []Request
-}
-
-// Outcome is what Apply decided, besides the Grants.
-type Outcome struct {
-	// NowMicros is the time of the decision: ClockMicros, or what the bucket has seen before if that is later.
-	NowMicros int64
-	// ClockMicros is what the store's clock said.
-	ClockMicros int64
-	// Bucket is the state afterwards.
-	Bucket PermitBucket
-	// Changed: the state must be written.
-	Changed bool
-	// Conflict: the asking configuration has the version of the one in force, but other contents.
-	Conflict bool
 }
 
 // PermitBucket is the shared state of one bucket, together with the configuration in force. All numbers are in

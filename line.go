@@ -1,0 +1,318 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"reflect"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/jonboulle/clockwork"
+)
+
+// A line is where the callers of one bucket in this process queue up: first come, first served. At most one batch is
+// in flight; what arrives meanwhile forms the next one. Idle, a request leaves at once. Each batch is one atomic
+// decision of the store, so combining is exact, and a hot bucket costs one round trip for all who wait for it.
+//
+// No goroutine lives longer than there is something in flight. Callers wait on a channel of their own, all under one
+// timer for the first of them, so many thousands may wait at no cost.
+type line struct {
+	store   Store
+	name    string
+	clock   clockwork.Clock
+	timeout time.Duration // how long the store may take to answer
+	inline  bool
+
+	// known is the newest versioned configuration that an answer brought; nil: none.
+	known atomic.Pointer[setting]
+
+	mu       sync.Mutex
+	queue    []*call // to be sent; who has left stays until its turn, and is passed over
+	parked   []*call // Acquires beyond the horizon, to be sent when their time comes near; likewise
+	ahead    int64   // permits that the parked want
+	retryAt  int64   // when the first of parked asks again
+	backs    []*back // places to be given back
+	flight   *flight
+	spare    *flight // for reuse
+	runs     []*run
+	dirty    bool      // some entries are gone and those behind have not moved up yet
+	lastDue  int64     // the latest due time of those who wait
+	epoch    int64     // the bucket's, as last seen
+	server   int64     // the store's clock in its last answer
+	heard    time.Time // when that arrived
+	conflict int64     // the version whose disagreement was reported
+
+	timer   clockwork.Timer // wakes the first who waits
+	timerAt int64           // 0: not armed
+	watch   *time.Timer     // notices that the store does not answer
+	watched bool
+	local   func() int64
+}
+
+// call is one caller's request on its way.
+type call struct {
+	limiter  *RateLimiter
+	op       Op
+	read     bool // only the state is wanted
+	permits  int64
+	maxWait  int64     // microseconds
+	deadline time.Time // of the caller's context; zero: none
+	rate     float64   // of OpSetRate
+	acquire  bool      // waits in the line when refused
+	reserved bool      // held by a Reservation, which may cancel it even after its time
+
+	sent    time.Time // when it was queued
+	parked0 int64     // when it was first parked; 0: never
+	waits   bool      // it is parked
+
+	run     *run
+	place   Place
+	id      int64 // the place's first tag
+	granted int64 // store's time of the grant
+	arrived int64 // store's time at which it counts as come, see compact
+	decided int64 // local time of the answer
+	due     int64 // local time at which the permits are due
+	used    bool  // let go
+	gone    bool  // cancelled
+
+	done    bool
+	refused bool
+	wait    int64 // of a refusal: what it would have taken
+	err     error
+	bucket  PermitBucket  // of a read
+	answer  chan struct{} // reserved: closed when granted, refused or failed
+	ready   chan struct{} // closed when the permits are due, or refused or failed
+}
+
+// finish lets the caller go.
+func (c *call) finish(err error) {
+	if c.done {
+		return
+	}
+	c.done, c.err = true, err
+	c.answered()
+	close(c.ready)
+}
+
+func (c *call) answered() {
+	if c.answer != nil {
+		close(c.answer)
+		c.answer = nil
+	}
+}
+
+// lines holds the lines of this process by what they share, weakly: a line lives as long as a limiter uses it.
+var lines sync.Map // lineKey → weak.Pointer[line]
+
+type lineKey struct {
+	store   Store
+	name    string
+	clock   clockwork.Clock
+	timeout time.Duration
+}
+
+// newLine returns the line that all limiters of a store, a name and a clock share.
+func newLine(store Store, name string, clock clockwork.Clock, timeout time.Duration) *line {
+	l := &line{store: store, name: name, clock: clock, timeout: timeout}
+	_, l.inline = store.(inline)
+	l.local = l.now
+	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
+		return l // cannot be recognised again
+	}
+	key := lineKey{store, name, clock, timeout}
+	fresh := weak.Make(l)
+	for {
+		old, loaded := lines.LoadOrStore(key, fresh)
+		if !loaded {
+			runtime.AddCleanup(l, func(key lineKey) { lines.CompareAndDelete(key, fresh) }, key)
+			return l
+		}
+		if shared := old.(weak.Pointer[line]).Value(); shared != nil {
+			return shared
+		}
+		lines.CompareAndDelete(key, old)
+	}
+}
+
+// origin ties clocks to microseconds: differences from it are monotonic, whatever happens to the wall clock.
+var origin = func() time.Time {
+	now := time.Now()
+	return now.Add(-time.Duration(now.Nanosecond() % 1000))
+}()
+
+// now is the limiter's clock in microseconds.
+func (l *line) now() int64 {
+	return origin.UnixMicro() + l.clock.Since(origin).Microseconds()
+}
+
+// advance moves up those behind the gone and lets go who is due.
+func (l *line) advance(now int64) {
+	if l.dirty {
+		l.compact(now)
+	}
+	l.release(now)
+}
+
+// within is the longest wait that the call can use: none that ends after its context does.
+func (c *call) within() int64 {
+	if c.deadline.IsZero() {
+		return c.maxWait
+	}
+	return max(0, min(c.maxWait, time.Until(c.deadline).Microseconds()))
+}
+
+// leave takes a caller that gives up out of the line, wherever it is. Its permits, if it has any, go to those behind
+// it, or back. A call that is in flight is given back when its answer comes.
+//
+// It reports false if the call was answered before.
+func (l *line) leave(c *call, err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.done {
+		return false
+	}
+	c.gone = true
+	c.finish(err)
+	l.unwait(c)
+	l.vacate(c)
+	return true
+}
+
+// cancel gives back what a reservation holds, and returns the giveBack under way, if the caller is to wait for it.
+func (l *line) cancel(c *call) *back {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c.gone {
+		return nil
+	}
+	c.gone, c.done = true, true // and ready stays open: a cancelled reservation never falls due
+	if c.run != nil {
+		return l.vacate(c)
+	}
+	p := c.place
+	b := &back{limiter: c.limiter, done: make(chan struct{}), give: GiveBack{
+		Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, Version: p.Version, ID: c.id,
+		to: p.before, end: p.after.Next,
+		spent: max(0, p.before.Stored-p.after.Stored), level: p.after.Stored, granted: c.granted,
+	}}
+	l.backs = append(l.backs, b)
+	l.pump()
+	return b
+}
+
+// vacate moves up those behind a call that is gone.
+func (l *line) vacate(c *call) *back {
+	if c.run == nil {
+		return nil
+	}
+	l.dirty = true
+	if l.flight != nil && !l.inline {
+		return nil // many may leave while a batch is in flight: they are dealt with together when it is back
+	}
+	n := len(l.backs)
+	l.advance(l.now())
+	var b *back
+	if len(l.backs) > n {
+		b = l.backs[len(l.backs)-1]
+		b.done = make(chan struct{})
+	}
+	l.pump()
+	return b
+}
+
+// tick is the timer's: it lets go who is due and sends who was parked.
+func (l *line) tick() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.timerAt = 0
+	l.advance(l.now())
+	l.pump()
+}
+
+// arm sets the timer for the next event.
+func (l *line) arm() {
+	next := int64(0)
+	for _, r := range l.runs {
+		if r.waiting > 0 && (next == 0 || r.head().due < next) {
+			next = r.head().due
+		}
+	}
+	if len(l.parked) > 0 && l.flight == nil && (next == 0 || l.retryAt < next) {
+		next = l.retryAt
+	}
+	if next == l.timerAt {
+		return
+	}
+	l.timerAt = next
+	switch wait := time.Duration(next-l.now()) * time.Microsecond; {
+	case next == 0:
+		l.timer.Stop()
+	case l.timer == nil:
+		l.timer = l.clock.AfterFunc(wait, l.tick)
+	default:
+		l.timer.Reset(wait)
+	}
+}
+
+// startWatch makes sure that somebody notices when the store does not answer.
+func (l *line) startWatch() {
+	switch {
+	case l.watched:
+		return
+	case l.watch == nil:
+		l.watch = time.AfterFunc(l.timeout, l.look)
+	default:
+		l.watch.Reset(l.timeout)
+	}
+	l.watched = true
+}
+
+// look fails the callers to whom the store has not answered in time. The batch in flight is given up: another may
+// leave. Should its answer still come, what it took is given back.
+func (l *line) look() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.watched = false
+	if l.flight == nil {
+		return
+	}
+	now := time.Now()
+	late := func(c *call) bool { return now.Sub(c.sent) >= l.timeout }
+	err := fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, l.name, l.timeout)
+	for _, c := range l.flight.calls {
+		if late(c) {
+			c.gone = true
+			c.finish(err)
+		}
+	}
+	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool {
+		if late(c) {
+			c.finish(err)
+		}
+		return c.done
+	})
+	l.pump()
+	if l.flight != nil {
+		oldest := l.flight.began
+		if len(l.queue) > 0 && l.queue[0].sent.Before(oldest) {
+			oldest = l.queue[0].sent
+		}
+		for _, c := range l.flight.calls {
+			if !c.done && c.sent.Before(oldest) {
+				oldest = c.sent
+			}
+		}
+		l.watch.Reset(max(time.Millisecond, l.timeout-now.Sub(oldest)))
+		l.watched = true
+	}
+}
+
+// abandonStalled stops waiting for a batch that the store has not answered in time.
+func (l *line) abandonStalled() {
+	if l.flight != nil && time.Since(l.flight.began) >= l.timeout {
+		l.flight = nil
+	}
+}
