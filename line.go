@@ -305,7 +305,7 @@ func (l *line) look() {
 				oldest = c.sent
 			}
 		}
-		l.watch.Reset(max(time.Millisecond, l.timeout-now.Sub(oldest)))
+		l.watch.Reset(l.timeout - now.Sub(oldest))
 		l.watched = true
 	}
 }

@@ -1,7 +1,13 @@
 package tokenbucket
 
 import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -40,4 +46,90 @@ func TestLinesAreShared(t *testing.T) {
 type uncomparable struct {
 	Store
 	_ []int
+}
+
+// slow is a store whose requests and replies take their time, now and then longer than anybody waits. It blocks, so it is
+// asked as a Redis store is.
+type slow struct {
+	store *MemoryStore
+	delay func() time.Duration
+}
+
+func (s *slow) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	time.Sleep(s.delay())
+	out, err := s.store.Apply(ctx, b)
+	time.Sleep(s.delay())
+	if rand.IntN(50) == 0 {
+		return Outcome{}, errors.New("reply lost")
+	}
+	return out, err
+}
+
+// Three processes, a store that is often too late and sometimes silent, callers that wait, give up and cancel at random: the
+// window bound holds, by the store's clock, on all permits that were used; every caller returns in time; nobody hangs.
+func TestSlowStore(t *testing.T) {
+	seeds := 300
+	if testing.Short() {
+		seeds = 30
+	}
+	var used, late int
+	for range seeds {
+		synctest.Test(t, func(t *testing.T) {
+			const rate, timeout = 20.0, 100 * time.Millisecond
+			size := []float64{0, 1, 5}[rand.IntN(3)]
+			shared := NewMemoryStore()
+			delay := func() time.Duration {
+				if rand.IntN(30) == 0 {
+					return rand.N(4 * timeout)
+				}
+				return rand.N(timeout / 20)
+			}
+			var mu sync.Mutex
+			var events []event
+			largest := 0.0
+			var callers sync.WaitGroup
+			for range 3 {
+				l, err := NewSmoothBursty("x", rate, WithMaxPermits(size), WithStore(&slow{shared, delay}), WithStoreTimeout(timeout))
+				require.NoError(t, err)
+				for range 8 {
+					callers.Go(func() {
+						for range 10 {
+							n := 1 + rand.IntN(3)
+							c, cancel := context.WithTimeout(context.Background(), rand.N(2*time.Second))
+							began := time.Now()
+							r, err := l.TryReserve(c, n, time.Second)
+							require.LessOrEqual(t, time.Since(began), timeout+time.Microsecond, "%v", err)
+							switch {
+							case errors.Is(err, ErrStoreTimeout):
+								mu.Lock()
+								late++
+								mu.Unlock()
+							case err == nil && r.OK():
+								select {
+								case <-r.Ready():
+									mu.Lock()
+									events = append(events, event{r.call.place.after.Next, float64(n)})
+									largest = max(largest, float64(n))
+									mu.Unlock()
+								case <-c.Done():
+									_ = r.Cancel(context.Background())
+								case <-time.After(rand.N(500 * time.Millisecond)):
+									_ = r.Cancel(context.Background())
+								}
+							}
+							cancel()
+							time.Sleep(rand.N(200 * time.Millisecond))
+						}
+					})
+				}
+			}
+			callers.Wait()
+			time.Sleep(time.Minute) // for the last late replies
+			require.LessOrEqual(t, worst(events, rate), max(size, largest)+rate*1e-6+1e-6)
+			used += len(events)
+		})
+	}
+	t.Logf("%d reservations used, %d timed out at the store", used, late)
+	require.Greater(t, used, seeds*10)
+	require.Greater(t, late, seeds)
 }
