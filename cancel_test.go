@@ -1,7 +1,6 @@
 package tokenbucket_test
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -238,18 +237,9 @@ type due struct {
 	n  float64
 }
 
-// worst is the largest excess of any window: permits in it − rate × its length. See permit_state_test.go.
+// worst is the largest excess of any window: permits in it − rate × its length.
 func worst(events []due, rate float64) float64 {
-	slices.SortFunc(events, func(a, b due) int { return cmp.Compare(a.at, b.at) })
-	level, most := 0.0, 0.0
-	for i, e := range events {
-		if i > 0 {
-			level = max(0, level-rate*(e.at-events[i-1].at).Seconds())
-		}
-		level += e.n
-		most = max(most, level)
-	}
-	return most
+	return tb.Worst(len(events), func(i int) (int64, float64) { return events[i].at.Microseconds(), events[i].n }, rate)
 }
 
 // Random reservations and cancels by one and by three processes never break the window bound, judged by the times at which

@@ -31,7 +31,16 @@ func worst(events []event, rate float64) float64 {
 	return most
 }
 
-// bound is what DESIGN states for a window of length 0, with the microsecond and some float noise.
+// Worst is worst for the tests outside of the package.
+func Worst(n int, at func(i int) (micros int64, permits float64), rate float64) float64 {
+	events := make([]event, n)
+	for i := range events {
+		events[i].at, events[i].n = at(i)
+	}
+	return worst(events, rate)
+}
+
+// bound is what is promised for a window of length 0, with the microsecond and some float noise.
 func bound(c Config, most, largest float64) float64 {
 	b := most + largest
 	if c.Kind == WarmingUp {
