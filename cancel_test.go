@@ -224,8 +224,8 @@ func TestCancelMidway(t *testing.T) {
 		}
 		clock.Advance(100 * time.Millisecond)
 		require.NoError(t, held[1].Cancel(ctx)) // due at once, not used
-		<-held[5].Ready()
 		require.Equal(t, 100*time.Millisecond, held[5].Delay(), "now")
+		<-held[5].Ready()
 		require.Equal(t, 200*time.Millisecond, held[6].Delay())
 		require.Equal(t, 400*time.Millisecond, held[7].Delay())
 		require.Equal(t, 500*time.Millisecond, reserve(l, 1).Delay())
