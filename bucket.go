@@ -80,12 +80,6 @@ type RateLimiter struct {
 	enabled func() bool
 }
 
-// setting is a configuration with what follows from it.
-type setting struct {
-	Config
-	curve
-}
-
 // Option configures a limiter. An option with a bad value makes the constructor fail.
 type Option func(*options)
 
@@ -286,7 +280,7 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 	}
 	return &RateLimiter{
 		line:    newLine(o.store, name, o.clock, o.timeout),
-		own:     setting{o.config, o.config.curve()},
+		own:     newSetting(o.config),
 		initial: initial,
 		cache:   time.Duration(math.Round(o.cache * float64(time.Second))),
 		horizon: o.horizon.Microseconds(),
@@ -353,7 +347,9 @@ func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.
 	if err := l.wait(ctx, c); err != nil {
 		return false, err
 	}
-	return !c.refused, l.hopeless(c, timeout)
+	granted, err := !c.refused, l.hopeless(c, timeout)
+	c.free()
+	return granted, err
 }
 
 // Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. See
@@ -375,7 +371,9 @@ func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Dur
 	if c.parked0 != 0 {
 		began = c.parked0
 	}
-	return time.Duration(max(0, c.due-began)) * time.Microsecond, nil
+	waited = time.Duration(max(0, c.due-began)) * time.Microsecond
+	c.free()
+	return waited, nil
 }
 
 // Reserve takes permits, whenever they fall due, and returns at once. The caller waits for Ready or Delay, or gives the
@@ -398,7 +396,7 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 		return nil, err
 	}
 	answer := make(chan struct{})
-	c.reserved, c.answer = true, answer
+	c.reserved, c.answer = true, answer // it is the caller's from now on, and never reused
 	l.line.submit(c)
 	select {
 	case <-answer:
@@ -442,8 +440,10 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 // State returns the bucket as it is now, and changes nothing.
 func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 	c := &call{read: true}
-	err := l.order(ctx, c)
-	return c.bucket, err
+	if err := l.order(ctx, c); err != nil {
+		return PermitBucket{}, err
+	}
+	return *c.bucket, nil
 }
 
 // Reset begins the bucket anew with this limiter's own configuration: debt, version and what SetRate set are dropped.
@@ -490,7 +490,8 @@ func (l *RateLimiter) prepare(ctx context.Context, permits int) (*call, error) {
 	if l.enabled != nil && !l.enabled() {
 		return nil, nil
 	}
-	c := &call{limiter: l, permits: int64(permits), ready: make(chan struct{})}
+	c := calls.Get().(*call)
+	c.limiter, c.permits, c.ready = l, int64(permits), make(chan struct{})
 	c.deadline, _ = ctx.Deadline()
 	return c, nil
 }

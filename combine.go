@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"time"
 )
@@ -13,6 +14,7 @@ type back struct {
 	limiter *RateLimiter
 	run     *run // whose end it is; nil: a single place
 	limit   mark // the run's before
+	freed   freed
 	give    GiveBack
 	done    chan struct{}
 	err     error
@@ -21,10 +23,10 @@ type back struct {
 // flight is one batch on its way.
 type flight struct {
 	batch Batch
-	calls []*call // by request; the ones behind are reads
-	backs []*back // the first requests
-	began time.Time
-	until time.Time
+	calls []*call       // by request; the ones behind are reads
+	backs []*back       // the first requests
+	began time.Duration // see mono
+	until time.Time     // when its last caller gives up
 }
 
 // submit queues a call. Its channels tell when it is answered.
@@ -32,35 +34,35 @@ func (l *line) submit(c *call) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.inline {
-		c.sent = time.Now()
+		c.sent = mono()
 	}
 	l.queue = append(l.queue, c)
 	l.pump()
 }
 
-// pump sends what there is to send, unless something is in flight, and sets the timer for what comes next.
+// pump sends what there is to send, unless somebody is about to, and sets the timer for what comes next.
 func (l *line) pump() {
 	l.abandonStalled()
-	for l.flight == nil {
-		f := l.build()
-		if f == nil {
-			break
-		}
-		if l.inline {
+	if l.inline {
+		for f := l.build(); f != nil; f = l.build() {
 			out, err := l.store.Apply(context.Background(), &f.batch)
 			l.settle(f, &out, err)
-			continue
 		}
-		l.flight = f
+	} else if !l.flying && l.tidy(l.now()) {
+		l.flying = true
 		l.startWatch()
-		go l.fly(f)
+		if s, ok := l.store.(carrier); ok {
+			s.board(l)
+		} else {
+			go l.fly()
+		}
 	}
 	l.arm()
 }
 
 // fly takes batches to the store, one after another, until there are no more.
-func (l *line) fly(f *flight) {
-	for f != nil {
+func (l *line) fly() {
+	for f := l.depart(); f != nil; f = l.depart() {
 		ctx, cancel := context.WithDeadline(context.Background(), f.until)
 		out, err := l.store.Apply(ctx, &f.batch)
 		cancel()
@@ -70,16 +72,38 @@ func (l *line) fly(f *flight) {
 			l.flight = nil
 		}
 		l.settle(f, &out, err)
-		f = nil
 		if !mine {
 			l.pump()
-		} else if f = l.build(); f != nil {
-			l.flight = f
-			l.startWatch()
+			l.mu.Unlock()
+			return
 		}
 		l.arm()
 		l.mu.Unlock()
+		// Those who were just answered may ask again: let them, so that they share the next batch. Else the first of
+		// them would fly alone, and the others wait for it.
+		runtime.Gosched()
 	}
+}
+
+// depart begins the flight of the next batch, if there is one.
+func (l *line) depart() *flight {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	f := l.build()
+	l.flight, l.flying = f, f != nil
+	l.arm()
+	return f
+}
+
+// land ends a flight that left by depart.
+func (l *line) land(f *flight, out *Outcome, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.flight == f {
+		l.flight, l.flying = nil, false
+	}
+	l.settle(f, out, err)
+	l.pump()
 }
 
 // maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
@@ -89,21 +113,10 @@ const maxBatch = 1024
 // configuration. It returns nil when there is nothing to send.
 func (l *line) build() *flight {
 	now := l.now()
-	l.advance(now)
-	l.unpark(now)
-	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool { return c.done })
-	for len(l.queue) > 0 && len(l.backs) == 0 && l.queue[0].op == OpTake && !l.queue[0].read && l.fromGap(l.queue[0], now) {
-		c := l.queue[0]
-		l.queue = l.queue[1:]
-		c.answered()
-		l.release(now)
-	}
-
-	limiter := l.first()
-	if limiter == nil {
-		l.queue = nil
+	if !l.tidy(now) {
 		return nil
 	}
+	limiter := l.first()
 	f := l.spare
 	if f == nil {
 		f = &flight{}
@@ -111,8 +124,12 @@ func (l *line) build() *flight {
 	l.spare = nil
 	f.batch = Batch{
 		Name: l.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
-		Epoch: rand.Int64N(maxExact) + 1, Requests: f.batch.Requests[:0],
+		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: l.local, ServerMicros: l.server, ServerRead: l.heard,
+		own: &limiter.own, memo: l.memo,
+	}
+	if l.memo = nil; f.batch.memo == nil {
+		f.batch.memo = new(memo)
 	}
 	var reads []*call
 	n := 0
@@ -151,6 +168,20 @@ func (l *line) build() *flight {
 	return f
 }
 
+// tidy moves everybody on who can be without the store, and reports whether there is anything left to send.
+func (l *line) tidy(now int64) bool {
+	l.advance(now)
+	l.unpark(now)
+	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool { return c.done })
+	for len(l.queue) > 0 && len(l.backs) == 0 && l.queue[0].op == OpTake && !l.queue[0].read && l.fromGap(l.queue[0], now) {
+		c := l.queue[0]
+		l.queue = l.queue[1:]
+		c.answered()
+		l.release(now)
+	}
+	return len(l.queue) > 0 || len(l.backs) > 0
+}
+
 // first is the limiter whose batch comes next.
 func (l *line) first() *RateLimiter {
 	switch {
@@ -164,29 +195,38 @@ func (l *line) first() *RateLimiter {
 
 // deadline is when the last of the batch's callers gives up: run later, the batch must take nothing.
 func (f *flight) deadline(timeout time.Duration) {
-	f.began = time.Now()
-	f.until = time.Time{}
+	f.began = mono()
+	until := time.Duration(0)
 	if len(f.backs) > 0 {
-		f.until = f.began.Add(timeout)
+		until = f.began + timeout
 	}
 	for _, c := range f.calls {
-		until := c.sent.Add(timeout)
-		if !c.deadline.IsZero() && c.deadline.Before(until) {
-			until = c.deadline
+		last := c.sent + timeout
+		if !c.deadline.IsZero() {
+			last = min(last, c.deadline.Sub(origin))
 		}
-		if until.After(f.until) {
-			f.until = until
-		}
+		until = max(until, last)
 	}
+	f.until = origin.Add(until)
 }
+
+// newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
+func newEpoch() int64 { return rand.Int64N(1<<40) + 1 }
 
 // settle hands out the answers of a batch.
 func (l *line) settle(f *flight, out *Outcome, err error) {
-	received := l.now()
+	now := l.now()
+	received := now
+	if out.local != 0 {
+		received = out.local
+	}
+	if l.memo == nil {
+		l.memo = f.batch.memo
+	}
 	if err == nil {
 		l.learn(out)
 		if !l.inline {
-			l.server, l.heard = out.ClockMicros, time.Now()
+			l.server, l.heard = out.ClockMicros, origin.Add(mono())
 		}
 	}
 	for i, b := range f.backs {
@@ -202,13 +242,14 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		case err != nil:
 			c.finish(err)
 		case i >= len(f.batch.Requests):
-			c.bucket = out.Bucket
+			b := out.Bucket
+			c.bucket = &b
 			c.finish(nil)
 		case c.op != OpTake:
 			c.refused = !f.batch.Requests[i].Grant.OK
 			c.finish(nil)
 		default:
-			if l.settleTake(c, &f.batch.Requests[i].Grant, out, received) {
+			if l.settleTake(c, &f.batch.Requests[i].Grant, out, received, now) {
 				refused = append(refused, c)
 			}
 		}
@@ -228,8 +269,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	l.spare = f
 }
 
-// settleTake reports whether the call must park.
-func (l *line) settleTake(c *call, g *Grant, out *Outcome, received int64) (park bool) {
+// settleTake reports whether the call must park. At received, or earlier, the store's clock had reached the time of the
+// decision.
+func (l *line) settleTake(c *call, g *Grant, out *Outcome, received, now int64) (park bool) {
 	c.decided = received
 	c.wait = g.WaitMicros
 	switch {
@@ -237,12 +279,12 @@ func (l *line) settleTake(c *call, g *Grant, out *Outcome, received int64) (park
 		c.finish(c.limiter.overflow(c.permits))
 	case g.OK:
 		c.place, c.id, c.granted, c.due = g.Place, g.Place.Tag, out.NowMicros, received+g.WaitMicros
-		if g.WaitMicros == 0 && !c.gone && !c.reserved && l.lastDue <= received {
+		if g.WaitMicros == 0 && !c.gone && !c.reserved && l.lastDue <= now {
 			c.used = true
 			c.finish(nil)
 			return false
 		}
-		l.join(c, g, out, received)
+		l.join(c, g, out, received, now)
 		l.dirty = l.dirty || c.gone
 		c.answered()
 		if c.used {
@@ -271,7 +313,7 @@ func (l *line) learn(out *Outcome) {
 			l.known.Store(nil)
 		}
 	case known == nil || known.Config != c:
-		l.known.Store(&setting{c, out.Bucket.derived})
+		l.known.Store(&setting{c, out.Bucket.derived, out.Bucket.text})
 	}
 	if out.Conflict && l.conflict != c.Version {
 		l.conflict = c.Version
@@ -304,7 +346,7 @@ func (l *line) unpark(now int64) {
 	for ; n < len(l.parked) && len(again) < maxBatch; n++ {
 		if c := l.parked[n]; !c.done {
 			l.unwait(c)
-			c.sent = time.Now() // the store's time to answer begins anew
+			c.sent = mono() // the store's time to answer begins anew
 			again = append(again, c)
 		}
 	}

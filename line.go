@@ -25,6 +25,7 @@ type line struct {
 	clock   clockwork.Clock
 	timeout time.Duration // how long the store may take to answer
 	inline  bool
+	real    bool // clock is the system's
 
 	// known is the newest versioned configuration that an answer brought; nil: none.
 	known atomic.Pointer[setting]
@@ -35,14 +36,16 @@ type line struct {
 	ahead    int64   // permits that the parked want
 	retryAt  int64   // when the first of parked asks again
 	backs    []*back // places to be given back
-	flight   *flight
+	flight   *flight // under way
+	flying   bool    // somebody is about to build the next batch, or waits for an answer
+	memo     *memo   // what the store remembers; it flies with the batch
 	spare    *flight // for reuse
 	runs     []*run
 	dirty    bool      // some entries are gone and those behind have not moved up yet
 	lastDue  int64     // the latest due time of those who wait
 	epoch    int64     // the bucket's, as last seen
 	server   int64     // the store's clock in its last answer
-	heard    time.Time // when that arrived
+	heard    time.Time // when that arrived; by the system's clock
 	conflict int64     // the version whose disagreement was reported
 
 	timer   clockwork.Timer // wakes the first who waits
@@ -64,9 +67,9 @@ type call struct {
 	acquire  bool      // waits in the line when refused
 	reserved bool      // held by a Reservation, which may cancel it even after its time
 
-	sent    time.Time // when it was queued
-	parked0 int64     // when it was first parked; 0: never
-	waits   bool      // it is parked
+	sent    time.Duration // when it was queued, see mono
+	parked0 int64         // when it was first parked; 0: never
+	waits   bool          // it is parked
 
 	run     *run
 	place   Place
@@ -82,9 +85,21 @@ type call struct {
 	refused bool
 	wait    int64 // of a refusal: what it would have taken
 	err     error
-	bucket  PermitBucket  // of a read
+	bucket  *PermitBucket // of a read
+	kept    bool          // a run still knows it, though it is done
 	answer  chan struct{} // reserved: closed when granted, refused or failed
 	ready   chan struct{} // closed when the permits are due, or refused or failed
+}
+
+// calls are reused. Their channels are not: one that was made in a bubble of testing/synctest must not leave it.
+var calls = sync.Pool{New: func() any { return new(call) }}
+
+// free ends a call that was answered, and whose answer was received.
+func (c *call) free() {
+	if c.err == nil && !c.kept {
+		*c = call{}
+		calls.Put(c)
+	}
 }
 
 // finish lets the caller go.
@@ -92,7 +107,7 @@ func (c *call) finish(err error) {
 	if c.done {
 		return
 	}
-	c.done, c.err = true, err
+	c.done, c.err, c.kept = true, err, c.run != nil
 	c.answered()
 	close(c.ready)
 }
@@ -118,6 +133,7 @@ type lineKey struct {
 func newLine(store Store, name string, clock clockwork.Clock, timeout time.Duration) *line {
 	l := &line{store: store, name: name, clock: clock, timeout: timeout}
 	_, l.inline = store.(inline)
+	l.real = reflect.TypeOf(clock) == reflect.TypeOf(realClock)
 	l.local = l.now
 	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
 		return l // cannot be recognised again
@@ -143,9 +159,18 @@ var origin = func() time.Time {
 	return now.Add(-time.Duration(now.Nanosecond() % 1000))
 }()
 
+// originMicros is origin by the wall clock.
+var originMicros = origin.UnixMicro()
+
+// mono is the time since origin by the system's monotonic clock, at half the price of time.Now.
+func mono() time.Duration { return time.Since(origin) }
+
 // now is the limiter's clock in microseconds.
 func (l *line) now() int64 {
-	return origin.UnixMicro() + l.clock.Since(origin).Microseconds()
+	if l.real {
+		return originMicros + mono().Microseconds()
+	}
+	return originMicros + l.clock.Since(origin).Microseconds()
 }
 
 // advance moves up those behind the gone and lets go who is due.
@@ -212,12 +237,12 @@ func (l *line) vacate(c *call) *back {
 	if l.flight != nil && !l.inline {
 		return nil // many may leave while a batch is in flight: they are dealt with together when it is back
 	}
-	n := len(l.backs)
 	l.advance(l.now())
 	var b *back
-	if len(l.backs) > n {
-		b = l.backs[len(l.backs)-1]
-		b.done = make(chan struct{})
+	if n := len(l.backs); n > 0 {
+		if b = l.backs[n-1]; b.done == nil {
+			b.done = make(chan struct{})
+		}
 	}
 	l.pump()
 	return b
@@ -240,7 +265,7 @@ func (l *line) arm() {
 			next = r.head().due
 		}
 	}
-	if len(l.parked) > 0 && l.flight == nil && (next == 0 || l.retryAt < next) {
+	if len(l.parked) > 0 && !l.flying && (next == 0 || l.retryAt < next) {
 		next = l.retryAt
 	}
 	if next == l.timerAt {
@@ -276,13 +301,17 @@ func (l *line) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watched = false
-	if l.flight == nil {
+	if !l.flying {
 		return
 	}
-	now := time.Now()
-	late := func(c *call) bool { return now.Sub(c.sent) >= l.timeout }
+	now := mono()
+	late := func(c *call) bool { return now-c.sent >= l.timeout }
 	err := fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, l.name, l.timeout)
-	for _, c := range l.flight.calls {
+	var flying []*call
+	if l.flight != nil {
+		flying = l.flight.calls
+	}
+	for _, c := range flying {
 		if late(c) {
 			c.gone = true
 			c.finish(err)
@@ -295,24 +324,30 @@ func (l *line) look() {
 		return c.done
 	})
 	l.pump()
-	if l.flight != nil {
-		oldest := l.flight.began
-		if len(l.queue) > 0 && l.queue[0].sent.Before(oldest) {
-			oldest = l.queue[0].sent
+	if s, ok := l.store.(carrier); ok {
+		s.hurry()
+	}
+	if l.flying {
+		oldest := now
+		if l.flight != nil {
+			oldest = l.flight.began
 		}
-		for _, c := range l.flight.calls {
-			if !c.done && c.sent.Before(oldest) {
-				oldest = c.sent
+		if len(l.queue) > 0 {
+			oldest = min(oldest, l.queue[0].sent)
+		}
+		for _, c := range flying {
+			if !c.done {
+				oldest = min(oldest, c.sent)
 			}
 		}
-		l.watch.Reset(l.timeout - now.Sub(oldest))
+		l.watch.Reset(l.timeout - (now - oldest))
 		l.watched = true
 	}
 }
 
 // abandonStalled stops waiting for a batch that the store has not answered in time.
 func (l *line) abandonStalled() {
-	if l.flight != nil && time.Since(l.flight.began) >= l.timeout {
-		l.flight = nil
+	if l.flight != nil && mono()-l.flight.began >= l.timeout {
+		l.flight, l.flying = nil, false
 	}
 }

@@ -130,7 +130,7 @@ func (c *Config) validate() error {
 		return nil
 	case c.WarmupMicros < 1 || c.WarmupMicros > maxExact:
 		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "1 µs to 2^53 µs")
-	case !(c.ColdFactor > 1 && float64(c.ColdFactor*k.interval) <= maxExact):
+	case !(c.ColdFactor > 1 && c.ColdFactor <= maxExact && float64(c.ColdFactor*k.interval) <= maxExact):
 		return bad("cold factor", c.ColdFactor, "a finite number above 1 whose cold interval is at most 2^53 µs")
 	case !(k.max > 0 && k.max <= maxExact && k.max > k.threshold && k.slope <= math.MaxFloat64):
 		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "one that fits the rate and the cold factor")
@@ -140,17 +140,30 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// appendText appends the canonical form of the configuration, which is its part of the stored state.
+// appendText appends the canonical form of the configuration, which is its part of the stored state: kind, payment,
+// rate, then size and floor or warm-up period and cold factor, and the version.
 func (c *Config) appendText(dst []byte) []byte {
-	dst = append(append(dst, "kind="...), c.Kind.String()...)
-	dst = append(append(dst, " pay="...), c.Payment.String()...)
-	dst = appendFloat(append(dst, " rate="...), c.Rate)
-	dst = appendFloat(append(dst, " size="...), c.Size)
-	dst = appendFloat(append(dst, " floor="...), c.Floor)
-	dst = strconv.AppendInt(append(dst, " warmup="...), c.WarmupMicros, 10)
-	dst = appendFloat(append(dst, " cold="...), c.ColdFactor)
-	return strconv.AppendInt(append(dst, " version="...), c.Version, 10)
+	dst = append(append(dst, c.Kind.String()...), ' ')
+	dst = append(append(dst, c.Payment.String()...), ' ')
+	dst = append(appendFloat(dst, c.Rate), ' ')
+	if c.Kind == WarmingUp {
+		dst = append(strconv.AppendInt(dst, c.WarmupMicros, 10), ' ')
+		dst = append(appendFloat(dst, c.ColdFactor), ' ')
+	} else {
+		dst = append(appendFloat(dst, c.Size), ' ')
+		dst = append(appendFloat(dst, c.Floor), ' ')
+	}
+	return strconv.AppendInt(dst, c.Version, 10)
 }
+
+// setting is a configuration with what follows from it.
+type setting struct {
+	Config
+	curve
+	text string // its canonical form
+}
+
+func newSetting(c Config) setting { return setting{c, c.curve(), string(c.appendText(nil))} }
 
 // contentHash orders configurations of equal version the same way on every node. It is a polynomial hash modulo a
 // prime so small that Lua's float64 computes it exactly too.
@@ -207,13 +220,18 @@ type PermitBucket struct {
 
 	returned []int64 // places whose stored permits came back in this epoch
 	derived  curve
+	text     string // canonical form of Config
 }
 
 // adopt puts a configuration in force.
 func (b *PermitBucket) adopt(c Config) {
-	b.Config = c
-	b.derived = c.curve()
-	b.MaxPermits, b.IntervalMicros = b.derived.max, b.derived.interval
+	s := newSetting(c)
+	b.put(&s)
+}
+
+func (b *PermitBucket) put(s *setting) {
+	b.Config, b.derived, b.text = s.Config, s.curve, s.text
+	b.MaxPermits, b.IntervalMicros = s.max, s.interval
 }
 
 // beginEpoch forgets every place handed out so far: none of them can be given back any more.
@@ -286,7 +304,8 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 func (b *PermitBucket) sound() bool {
 	return b.StoredPermits >= 0 && b.StoredPermits <= maxExact && b.ReturnedPermits >= 0 && b.ReturnedPermits <= maxExact &&
 		b.CarryMicros >= -maxExact*shortfall && b.CarryMicros <= 1 &&
-		b.NextFreeTicketMicros >= -maxExact && b.NextFreeTicketMicros <= maxExact && b.Seq <= maxSeq
+		b.NextFreeTicketMicros >= -maxExact && b.NextFreeTicketMicros <= maxExact && b.Seq <= maxSeq &&
+		b.NextFreeTicketMicros-b.SeenMicros <= maxExact && b.SeenMicros-b.NextFreeTicketMicros <= maxExact
 }
 
 // begin makes a new bucket.
@@ -503,33 +522,39 @@ func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 	return true
 }
 
-// TTLMillis is how long a store must keep the state: the debt, plus the time to fill up, plus a day.
+// TTLMillis is how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour, so that a
+// store need not prolong it with every write.
 func (b *PermitBucket) TTLMillis(nowMicros int64) int64 {
 	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.Config.coolDown(b.IntervalMicros, b.MaxPermits))
-	return int64(math.Ceil(min(micros, maxExact)/1000)) + 86_400_000
+	return int64(math.Ceil(min(micros, maxExact)/1000)) + 86_400_000 + spareTTL
 }
 
-// The state as text: "tb1", then name=value in this order, one space between them. A person can read it in
-// redis-cli, and lua/apply.lua writes the same bytes. 17 digits give every float64 back.
+// The state as text: "tb1", the configuration, then name=value in this order, one space between them:
+//
+//	tb1 bursty now 5 5 1 0 stored=4.5 next=1700000000000000 carry=0 debt=0 epoch=8239 seq=12 tail=12 back=0:
+//
+// A person can read it in redis-cli, and lua/apply.lua writes the same bytes. 17 digits give every float64 back. It is
+// short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were.
 const stateFormat = "tb1"
 
 func appendFloat(dst []byte, f float64) []byte {
+	if n := int64(f); f == float64(n) && n > -maxExact && n < maxExact && (n != 0 || !math.Signbit(f)) {
+		return strconv.AppendInt(dst, n, 10) // the same digits, much faster
+	}
 	return strconv.AppendFloat(dst, f, 'g', 17, 64)
 }
 
 // AppendText appends the state in its stored form.
 func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
-	dst = append(dst, stateFormat+" "...)
-	dst = b.Config.appendText(dst)
+	dst = append(append(dst, stateFormat+" "...), b.text...)
 	dst = appendFloat(append(dst, " stored="...), b.StoredPermits)
 	dst = strconv.AppendInt(append(dst, " next="...), b.NextFreeTicketMicros, 10)
 	dst = appendFloat(append(dst, " carry="...), b.CarryMicros)
-	dst = strconv.AppendInt(append(dst, " seen="...), b.SeenMicros, 10)
+	dst = strconv.AppendInt(append(dst, " debt="...), b.NextFreeTicketMicros-b.SeenMicros, 10)
 	dst = strconv.AppendInt(append(dst, " epoch="...), b.Epoch, 10)
 	dst = strconv.AppendInt(append(dst, " seq="...), b.Seq, 10)
 	dst = strconv.AppendInt(append(dst, " tail="...), b.Tail, 10)
-	dst = appendFloat(append(dst, " back="...), b.ReturnedPermits)
-	dst = append(dst, " returned="...)
+	dst = append(appendFloat(append(dst, " back="...), b.ReturnedPermits), ':')
 	for i, tag := range b.returned {
 		if i > 0 {
 			dst = append(dst, ',')
@@ -544,73 +569,71 @@ func (b *PermitBucket) MarshalText() ([]byte, error) { return b.AppendText(nil) 
 
 // UnmarshalText reads a stored state. Whatever it does not fully understand is ErrCorruptState, and the bucket is
 // left as it was; empty text is a bucket that does not exist yet.
-func (b *PermitBucket) UnmarshalText(text []byte) error {
-	if len(text) == 0 {
+func (b *PermitBucket) UnmarshalText(text []byte) error { return b.parse(string(text), nil) }
+
+// parse reads a stored state. A configuration that is expected need not be read anew.
+func (b *PermitBucket) parse(text string, expected *setting) error {
+	if text == "" {
 		*b = PermitBucket{}
 		return nil
 	}
-	if rest, ok := strings.CutPrefix(string(text[:min(len(text), 16)]), "tb"); ok && !strings.HasPrefix(rest, "1 ") {
+	if rest, ok := strings.CutPrefix(text[:min(len(text), 16)], "tb"); ok && !strings.HasPrefix(rest, "1 ") {
 		if n, _, ok := strings.Cut(rest, " "); ok && isDigits(n) {
 			return fmt.Errorf("%w: format tb%s was written by another release of this library; this one reads %s",
 				ErrCorruptState, n, stateFormat)
 		}
 	}
-	s := scanner{rest: string(text)}
+	s := scanner{rest: text}
 	s.literal(stateFormat + " ")
 	var n PermitBucket
-	var c Config
-	switch kind := s.field("kind="); kind {
-	case "warmup":
-		c.Kind = WarmingUp
-	case "bursty":
-	default:
-		s.fail("kind", kind)
+	if expected != nil && s.err == nil && strings.HasPrefix(s.rest, expected.text) {
+		s.rest = s.rest[len(expected.text):]
+	} else {
+		expected = nil
+		n.Config = s.config()
 	}
-	s.literal(" ")
-	switch pay := s.field("pay="); pay {
-	case "later":
-		c.Payment = PayLater
-	case "now":
-	default:
-		s.fail("pay", pay)
-	}
-	c.Rate = s.number(" rate=", 0, maxExact)
-	c.Size = s.number(" size=", 0, maxExact)
-	c.Floor = s.number(" floor=", 0, 1)
-	c.WarmupMicros = s.integer(" warmup=", 0)
-	c.ColdFactor = s.number(" cold=", 0, maxExact)
-	c.Version = s.integer(" version=", 0)
 	n.StoredPermits = s.number(" stored=", 0, maxExact)
 	n.NextFreeTicketMicros = s.integer(" next=", -maxExact)
 	n.CarryMicros = s.number(" carry=", -maxExact*shortfall, 1)
-	n.SeenMicros = s.integer(" seen=", -maxExact)
+	n.SeenMicros = n.NextFreeTicketMicros - s.integer(" debt=", -maxExact)
+	if n.SeenMicros < -maxExact || n.SeenMicros > maxExact {
+		s.fail("debt", strconv.FormatInt(n.NextFreeTicketMicros-n.SeenMicros, 10))
+	}
 	n.Epoch = s.integer(" epoch=", 1)
 	n.Seq = s.integer(" seq=", 1)
 	if n.Seq > maxSeq {
 		s.fail("seq", strconv.FormatInt(n.Seq, 10))
 	}
 	n.Tail = s.integer(" tail=", 0)
+	var list string
+	s.rest, list, _ = strings.Cut(s.rest, ":")
 	n.ReturnedPermits = s.number(" back=", 0, maxExact)
-	s.literal(" returned=")
-	for list := s.rest; s.err == nil && list != ""; {
+	if s.rest != "" {
+		s.fail("back", s.rest)
+	}
+	if !strings.Contains(text, ":") || strings.HasSuffix(list, ",") {
+		s.fail("back", list)
+	}
+	for whole := list; s.err == nil && list != ""; {
 		var tag string
 		tag, list, _ = strings.Cut(list, ",")
 		v, err := strconv.ParseInt(tag, 10, 64)
 		if err != nil || !isDigits(tag) || tag[0] == '0' || v > maxSeq || len(n.returned) == maxReturned {
-			s.fail("returned", s.rest)
+			s.fail("back", whole)
 		}
 		n.returned = append(n.returned, v)
-	}
-	if s.err == nil && strings.HasSuffix(s.rest, ",") {
-		s.fail("returned", s.rest)
 	}
 	if s.err != nil {
 		return s.err
 	}
-	if err := c.validate(); err != nil {
-		return fmt.Errorf("%w: %v", ErrCorruptState, err)
+	if expected != nil {
+		n.put(expected)
+	} else {
+		if err := n.Config.validate(); err != nil {
+			return fmt.Errorf("%w: %v", ErrCorruptState, err)
+		}
+		n.adopt(n.Config)
 	}
-	n.adopt(c)
 	n.Name = b.Name
 	*b = n
 	return nil
@@ -641,6 +664,34 @@ func (s *scanner) literal(l string) {
 	s.rest = rest
 }
 
+// config reads a configuration. It may be out of range.
+func (s *scanner) config() (c Config) {
+	switch kind := s.field(""); kind {
+	case "warmup":
+		c.Kind = WarmingUp
+	case "bursty":
+	default:
+		s.fail("kind", kind)
+	}
+	switch pay := s.field(" "); pay {
+	case "later":
+		c.Payment = PayLater
+	case "now":
+	default:
+		s.fail("payment", pay)
+	}
+	c.Rate = s.number(" ", 0, maxExact)
+	if c.Kind == WarmingUp {
+		c.WarmupMicros = s.integer(" ", 0)
+		c.ColdFactor = s.number(" ", 0, maxExact)
+	} else {
+		c.Size = s.number(" ", 0, maxExact)
+		c.Floor = s.number(" ", 0, 1)
+	}
+	c.Version = s.integer(" ", 0)
+	return c
+}
+
 func (s *scanner) field(name string) string {
 	s.literal(name)
 	n := strings.IndexByte(s.rest, ' ')
@@ -656,11 +707,20 @@ func (s *scanner) field(name string) string {
 func (s *scanner) number(name string, lo, hi float64) float64 {
 	value := s.field(name)
 	f, err := strconv.ParseFloat(value, 64)
-	if err != nil || strings.Trim(value, "0123456789.e+-") != "" || !(f >= lo && f <= hi) {
+	if err != nil || !isNumeric(value) || !(f >= lo && f <= hi) {
 		s.fail(name, value)
 		return 0
 	}
 	return f
+}
+
+func isNumeric(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && c != '.' && c != 'e' && c != '+' && c != '-' {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *scanner) integer(name string, lo float64) int64 {

@@ -32,15 +32,21 @@ type freed struct {
 
 func (f *freed) add(c *call) {
 	spent := c.place.before.Stored - c.place.after.Stored
-	if c.run.config.Kind != Bursty || spent <= 0 {
+	if c.run.config.Kind == Bursty {
+		f.merge(freed{spent: spent, level: c.place.after.Stored, granted: c.granted, id: c.id})
+	}
+}
+
+func (f *freed) merge(o freed) {
+	if o.spent <= 0 {
 		return
 	}
-	if f.spent == 0 || c.granted < f.granted {
-		f.granted = c.granted
+	if f.spent == 0 || o.granted < f.granted {
+		f.granted = o.granted
 	}
-	f.spent += spent
-	f.level = max(f.level, c.place.after.Stored)
-	f.id = max(f.id, c.id)
+	f.spent += o.spent
+	f.level = max(f.level, o.level)
+	f.id = max(f.id, o.id)
 }
 
 // maxJitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
@@ -50,7 +56,7 @@ const maxJitter = 100_000
 const maxHistory = 64
 
 // join adds a granted call to the line's runs. Those that wait are released in order by tick.
-func (l *line) join(c *call, g *Grant, out *Outcome, received int64) {
+func (l *line) join(c *call, g *Grant, out *Outcome, received, now int64) {
 	p := &g.Place
 	r := l.lastRun()
 	due := received + g.WaitMicros
@@ -73,7 +79,7 @@ func (l *line) join(c *call, g *Grant, out *Outcome, received int64) {
 	c.run, c.arrived = r, out.NowMicros
 	c.due = received + g.WaitMicros
 	c.due, l.lastDue = due, due
-	if due <= received && r.waiting == 0 && !c.gone {
+	if due <= now && r.waiting == 0 && !c.gone {
 		c.used = true
 		r.fold()
 		return
@@ -279,30 +285,49 @@ func (r *run) own() {
 	}
 }
 
-// giveBackTail sends back what is free at the end of the last run, and of the runs before it while nothing is left.
+// giveBackTail sends back what is free at the end of the last run, and of the runs before it while nothing is left. What
+// was about to be sent is sent together with what has become free since.
 func (l *line) giveBackTail() {
 	for i := len(l.runs) - 1; i >= 0; i-- {
 		r := l.runs[i]
-		if r.inBack {
+		b := l.unsent(r)
+		if r.inBack && b == nil {
 			return
+		}
+		if b != nil {
+			r.limit = b.limit
+			r.freed.merge(b.freed)
 		}
 		if !r.cursor.before(r.limit) && !(r.cursor.Stored > r.limit.Stored) {
 			return
 		}
-		g := GiveBack{Epoch: r.epoch, Tag: r.tag, Tail: r.tag, Version: r.config.Version, to: r.cursor, end: r.limit.Next}
+		if b == nil {
+			b = &back{run: r}
+			l.backs = append(l.backs, b)
+		}
+		b.limiter, b.limit, b.freed = r.limiter, r.limit, r.freed
+		b.give = GiveBack{Epoch: r.epoch, Tag: r.tag, Tail: r.tag, Version: r.config.Version, to: r.cursor, end: r.limit.Next}
 		if r.waiting == 0 {
-			g.ID, g.spent, g.level, g.granted = r.freed.id, r.freed.spent, r.freed.level, r.freed.granted
+			b.give.ID, b.give.spent, b.give.level, b.give.granted = r.freed.id, r.freed.spent, r.freed.level, r.freed.granted
 		}
-		r.freed = freed{}
 		if len(r.entries) == 0 {
-			g.Tail = r.prev
+			b.give.Tail = r.prev
 		}
-		l.backs = append(l.backs, &back{limiter: r.limiter, run: r, limit: r.limit, give: g})
-		r.limit, r.inBack = r.cursor, true
+		r.freed, r.limit, r.inBack = freed{}, r.cursor, true
 		if len(r.entries) > 0 || i == 0 || l.runs[i-1].tag != r.prev {
 			return
 		}
 	}
+}
+
+// unsent is the giveBack of a run that has not left yet.
+func (l *line) unsent(r *run) *back {
+	for _, b := range l.backs {
+		if b.run == r {
+			return b
+		}
+	}
+	return nil
 }
 
 // returned settles a giveBack. What the store did not take back, because somebody else's place is behind it, stays with

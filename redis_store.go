@@ -32,7 +32,13 @@ type RedisStore struct{ redisBase }
 
 // RedisScriptStore keeps buckets in Redis and decides there, in one atomic script, one round trip a batch. It waits
 // its turn while somebody holds the bucket's lock.
-type RedisScriptStore struct{ redisBase }
+//
+// With a *redis.Client, requests to different buckets travel in one call of the script; with clients that know which
+// server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server.
+type RedisScriptStore struct {
+	redisBase
+	ferry ferry
+}
 
 // redisBase is what the two stores share.
 type redisBase struct {
@@ -43,6 +49,9 @@ type redisBase struct {
 	lockTTL time.Duration
 	err     error
 }
+
+// spareTTL, in milliseconds, is how much longer a key lives than it must, so that most writes can leave that alone.
+const spareTTL = 3_600_000
 
 // RedisOption configures a store. A bad value is reported by the constructor of the limiter that uses the store.
 type RedisOption func(*redisBase)
@@ -79,7 +88,19 @@ func NewRedisStore(client RedisClient, opts ...RedisOption) *RedisStore {
 
 // NewRedisScriptStore returns a store that decides in one script.
 func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptStore {
-	return &RedisScriptStore{newRedisBase(client, opts)}
+	s := &RedisScriptStore{redisBase: newRedisBase(client, opts)}
+	s.ferry.store = s
+	switch c := client.(type) {
+	case *redis.Client:
+		s.ferry.pipeline = c.Pipeline
+	case *redis.ClusterClient:
+		s.ferry.pipeline = c.Pipeline
+		s.ferry.scattered.Store(true)
+	case *redis.Ring:
+		s.ferry.pipeline = c.Pipeline
+		s.ferry.scattered.Store(true)
+	}
+	return s
 }
 
 func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
@@ -192,24 +213,57 @@ func (r runOnce) EvalSha(ctx context.Context, sha string, keys []string, args ..
 	return r.do(ctx, "evalsha", sha, keys, args)
 }
 
-// run runs a script once. Only what Redis says it has not executed is sent again, until the context's deadline.
-func (s *redisBase) run(ctx context.Context, sc script, keys []string, args ...any) (any, error) {
-	r := runOnce{s.client}
+// onceStrings is a command that must not be sent twice, whose reply is a list of strings.
+type onceStrings struct{ *redis.StringSliceCmd }
+
+// NoRetry implements redis.Cmder.
+func (onceStrings) NoRetry() bool { return true }
+
+// Clone implements redis.Cmder: a copy must not be sent twice either.
+func (c onceStrings) Clone() redis.Cmder {
+	return onceStrings{c.StringSliceCmd.Clone().(*redis.StringSliceCmd)}
+}
+
+// newCall is a call of a script by its hash, or with its source.
+func newCall(ctx context.Context, sc *script, source bool, keys int, args []string) onceStrings {
+	all := make([]any, 3, 3+len(args))
+	all[0], all[1], all[2] = "evalsha", sc.sha, keys
+	if source {
+		all[0], all[1] = "eval", sc.source
+	}
+	for i := range args {
+		all = append(all, &args[i]) // a pointer costs no allocation
+	}
+	cmd := redis.NewStringSliceCmd(ctx, all...)
+	cmd.SetFirstKeyPos(3)
+	return onceStrings{cmd}
+}
+
+// run runs a script once; its keys are the first of the arguments. Only what Redis says it has not executed is sent
+// again, until the context's deadline.
+func (s *redisBase) run(ctx context.Context, sc *script, keys int, args ...string) ([]string, error) {
+	source := false
 	for pause := newPause(); ; {
-		reply, err := r.EvalSha(ctx, sc.sha, keys, args...).Result()
-		if err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			reply, err = r.Eval(ctx, sc.source, keys, args...).Result()
-		}
+		cmd := newCall(ctx, sc, source, keys, args)
+		err := s.client.Process(ctx, cmd)
 		if err == nil {
-			return reply, nil
+			err = cmd.Err()
 		}
-		if strings.Contains(err.Error(), "WRONGTYPE") {
-			return nil, fmt.Errorf("%w: key %q holds no string: %w", ErrCorruptState, keys[0], err)
-		}
-		if !notExecuted(err) || !pause.wait(ctx) {
+		switch {
+		case err == nil:
+			return cmd.Val(), nil
+		case redis.HasErrorPrefix(err, "NOSCRIPT") && !source:
+			source = true
+		case strings.Contains(err.Error(), "WRONGTYPE"):
+			return nil, wrongType(args[0], err)
+		case !notExecuted(err) || !pause.wait(ctx):
 			return nil, err
 		}
 	}
+}
+
+func wrongType(key string, err error) error {
+	return fmt.Errorf("%w: key %q holds no string: %w", ErrCorruptState, key, err)
 }
 
 // notExecuted tells whether Redis refused a command without running any of it.
@@ -249,7 +303,99 @@ func (p *pause) wait(ctx context.Context) bool {
 	}
 }
 
-// clockArg is the time for a script to decide by.
+// memo is what a process keeps in mind of a bucket between two batches: with the state known, it computes beforehand
+// what the next batch makes of it, and Redis need only compare and write.
+type memo struct {
+	bucket, lock string // the keys
+	state        PermitBucket
+	text         string // of the state; "": unknown
+	alone        bool   // nobody else has changed the bucket between our last batches: worth a guess
+	expires      int64  // milliseconds of the store's clock until which the key lives at least
+}
+
+// recall returns what is known of the batch's bucket.
+func (s *redisBase) recall(batch *Batch) *memo {
+	m := batch.memo
+	if m == nil {
+		m = &memo{} // nobody will remember
+	}
+	if m.bucket == "" {
+		m.bucket, m.lock = s.keys(batch.Name)
+	}
+	return m
+}
+
+// learn notes a state that was found, and the one that the batch left behind, if any.
+func (m *memo) learn(old string, read *PermitBucket, out *Outcome, new string) {
+	m.alone = m.text == "" || m.text == old
+	switch {
+	case out.Changed:
+		m.state, m.text = out.Bucket, new
+		m.expires = out.ClockMicros/1000 + out.Bucket.TTLMillis(out.NowMicros)
+	default:
+		if m.text != old {
+			m.expires = 0
+		}
+		m.state, m.text = *read, old
+	}
+}
+
+// guess is what a batch makes of the remembered state at a time of the store's clock that has surely come: an outcome
+// which stands if the bucket is still what is remembered. It is exact, for it is what the store would have decided at
+// that time; the time is at most guessAge old.
+type guess struct {
+	asOf    int64
+	local   int64 // the limiter's clock then
+	text    string
+	ttl     string // "": that of the key is long enough
+	expires int64
+	out     Outcome
+}
+
+// guessing computes a guess, if there is one to make: all requests must be granted, since a refusal should be told by
+// the latest time.
+func (m *memo) guessing(batch *Batch, asOf int64, g *guess) bool {
+	if m.text == "" || !m.alone || asOf == 0 {
+		return false
+	}
+	b := m.state
+	g.asOf, g.local = asOf, batch.LocalMicros()
+	var err error
+	if g.out, err = b.Apply(asOf, batch); err != nil || !g.out.Changed {
+		return false
+	}
+	for i := range batch.Requests {
+		if !batch.Requests[i].Grant.OK {
+			return false
+		}
+	}
+	var buf [256]byte
+	text, _ := b.AppendText(buf[:0])
+	g.text = string(text)
+	g.ttl, g.expires = "", m.expires
+	if need := b.TTLMillis(g.out.NowMicros); asOf/1000+need-spareTTL > m.expires {
+		g.ttl, g.expires = strconv.FormatInt(need, 10), asOf/1000+need
+	}
+	return true
+}
+
+// right notes that a guess was written.
+func (m *memo) right(g *guess) Outcome {
+	m.state, m.text, m.expires = g.out.Bucket, g.text, g.expires
+	g.out.local = g.local
+	return g.out
+}
+
+// asOf is a time that the store's clock has surely reached: what it was in the last answer, and what has passed since
+// that arrived.
+func asOf(server int64, read time.Time) int64 {
+	if read.IsZero() {
+		return 0
+	}
+	return server + time.Since(read).Microseconds()
+}
+
+// clockArg is the time for a script to decide by, "" for the server's.
 func (s *redisBase) clockArg(batch *Batch) string {
 	if !s.local {
 		return ""
@@ -257,161 +403,39 @@ func (s *redisBase) clockArg(batch *Batch) string {
 	return strconv.FormatInt(batch.LocalMicros(), 10)
 }
 
-// deadlineArg is the context's deadline by the server's clock, which was at server when read at local. It is early by
-// what that answer took to arrive, so never too late.
-func (s *redisBase) deadlineArg(ctx context.Context, server int64, local time.Time) string {
-	deadline, ok := ctx.Deadline()
-	if !ok || s.local || local.IsZero() {
+// deadlineArg is a deadline by the server's clock, which was at server when read at local. It is early by what that
+// answer took to arrive, so never too late.
+func (s *redisBase) deadlineArg(deadline time.Time, server int64, local time.Time) string {
+	if deadline.IsZero() || s.local || local.IsZero() {
 		return ""
 	}
 	return strconv.FormatInt(server+deadline.Sub(local).Microseconds(), 10)
 }
 
-// replies of lua/apply.lua
-const (
-	replyDecided = iota
-	replyLate
-	replyLocked
-	replyCorrupt
-)
-
-// Apply implements Store.
-func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
-	bucket, lock := s.keys(batch.Name)
-	keys := []string{bucket, lock}
-	args := s.encode(batch)
-	server, local := batch.ServerMicros, batch.ServerRead
-	late, locked := false, false
-	for pause := newPause(); ; {
-		args[0], args[1] = s.clockArg(batch), s.deadlineArg(ctx, server, local)
-		reply, err := s.run(ctx, applyScript, keys, args...)
-		if err != nil && locked && ctx.Err() != nil {
-			return Outcome{}, fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
-		}
-		if err != nil {
-			return Outcome{}, err
-		}
-		status, now, rest, err := applyReply(reply)
-		if err != nil {
-			return Outcome{}, fmt.Errorf("key %q: %w", bucket, err)
-		}
-		switch status {
-		case replyDecided:
-			return replay(batch, bucket, now, rest[0].(string), rest[1].(string))
-		case replyLate:
-			if late || ctx.Err() != nil { // once more with the right time: the server's clock may have stepped
-				return Outcome{}, fmt.Errorf("%w: bucket %q: the script ran too late and took nothing", ErrStoreTimeout, batch.Name)
-			}
-			late, server, local = true, now, time.Now()
-		case replyLocked:
-			if locked = true; !pause.wait(ctx) {
-				return Outcome{}, fmt.Errorf("%w: key %q is held for %v ms more", ErrLockNotObtained, lock, rest[0])
-			}
-		case replyCorrupt:
-			err := new(PermitBucket).UnmarshalText([]byte(rest[0].(string)))
-			if err == nil {
-				err = fmt.Errorf("%w: %q…", ErrCorruptState, rest[0])
-			}
-			return Outcome{}, fmt.Errorf("key %q: %w", bucket, err)
-		}
-	}
+func deadlineOf(ctx context.Context) time.Time {
+	deadline, _ := ctx.Deadline()
+	return deadline
 }
-
-// applyReply takes a reply of lua/apply.lua apart.
-func applyReply(reply any) (status, now int64, rest []any, err error) {
-	r, ok := reply.([]any)
-	if ok && len(r) >= 2 {
-		status, ok = r[0].(int64)
-		text, isText := r[1].(string)
-		now, err = strconv.ParseInt(text, 10, 64)
-		ok = ok && isText && err == nil
-	}
-	want := map[int64]int{replyDecided: 4, replyLate: 2, replyLocked: 3, replyCorrupt: 3}[status]
-	if !ok || len(r) != want {
-		return 0, 0, nil, fmt.Errorf("tokenbucket: unexpected reply %v", reply)
-	}
-	return status, now, r[2:], nil
-}
-
-// replay computes the script's answers from the state it started with: both languages compute the same, so a reply
-// needs no grants in it, however large the batch. That they do is checked with every reply.
-func replay(batch *Batch, key string, now int64, old, new string) (Outcome, error) {
-	var b PermitBucket
-	if err := b.UnmarshalText([]byte(old)); err != nil {
-		return Outcome{}, fmt.Errorf("key %q: %w", key, err)
-	}
-	out, err := b.Apply(now, batch)
-	if err != nil {
-		return Outcome{}, err
-	}
-	var text []byte
-	if out.Changed {
-		text, _ = b.MarshalText()
-	}
-	if string(text) != new {
-		return Outcome{}, fmt.Errorf("tokenbucket: key %q: Redis decided %q, but this process computes %q from %q; please report this", key, new, text, old)
-	}
-	return out, nil
-}
-
-// encode writes a batch as arguments of lua/apply.lua; the first two are left to the caller. Equal requests in a row
-// travel as a count.
-func (s *redisBase) encode(b *Batch) []any {
-	own := string(b.Config.appendText(nil))
-	known := ""
-	if b.Known.Version > b.Config.Version {
-		known = string(b.Known.appendText(nil))
-	}
-	args := make([]any, 0, 7+4*len(b.Requests))
-	args = append(args, "", "", s.lockTTL.Milliseconds(), b.Epoch, own, known, exact(b.Initial))
-	for i := 0; i < len(b.Requests); i++ {
-		r := &b.Requests[i]
-		switch r.Op {
-		case OpTake:
-			n := 1
-			for ; i+1 < len(b.Requests) && b.Requests[i+1].sameTake(r); i++ {
-				n++
-			}
-			args = append(args, "T", n, r.Permits, r.MaxWaitMicros)
-		case OpGiveBack:
-			g := &r.Back
-			args = append(args, "G", g.Epoch, g.Tag, g.Tail, g.Version, g.ID, exact(g.to.Stored), g.to.Next, exact(g.to.Carry),
-				g.end, exact(g.spent), exact(g.level), g.granted)
-		case OpSetRate:
-			args = append(args, "S", exact(r.Rate))
-		case OpReset:
-			args = append(args, "R")
-		}
-	}
-	return args
-}
-
-func (r *Request) sameTake(o *Request) bool {
-	return r.Op == o.Op && r.Permits == o.Permits && r.MaxWaitMicros == o.MaxWaitMicros
-}
-
-// exact is a float64 in a form that both languages read back unchanged.
-func exact(f float64) string { return strconv.FormatFloat(f, 'g', 17, 64) }
 
 // Apply implements Store.
 func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
-	bucket, lock := s.keys(batch.Name)
+	m := s.recall(batch)
 	for pause := newPause(); ; {
-		token, err := s.obtain(ctx, lock)
+		token, err := s.obtain(ctx, m.lock)
 		if err != nil {
 			return Outcome{}, err
 		}
-		out, done, err := s.decide(ctx, batch, bucket, lock, token)
-		if err != nil {
-			s.release(lock, token)
-			return Outcome{}, err
+		out, done, err := s.decide(ctx, batch, m, token)
+		if err != nil || !done {
+			m.text = ""
+			s.release(m.lock, token)
 		}
-		if done {
-			return out, nil
+		if err != nil || done {
+			return out, err
 		}
 		if !pause.wait(ctx) {
 			return Outcome{}, fmt.Errorf("%w: key %q was lost again and again; is its time to live of %v too short?",
-				ErrLockNotObtained, lock, s.lockTTL)
+				ErrLockNotObtained, m.lock, s.lockTTL)
 		}
 	}
 }
@@ -441,7 +465,7 @@ func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, err
 			return "", fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
 		}
 		// Whoever held it for longer than its time to live has died while the clock was set back, or set no expiry.
-		if _, err := s.run(ctx, clipScript, []string{lock}, s.lockTTL.Milliseconds()); err != nil {
+		if _, err := s.run(ctx, &clipScript, 1, lock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10)); err != nil {
 			return "", err
 		}
 	}
@@ -453,47 +477,72 @@ func (s *RedisStore) release(lock, token string) {
 		ctx, cancel := context.WithTimeout(context.Background(), s.lockTTL)
 		defer cancel()
 		// The bucket's key is only named to be in the same slot; without a new state nothing is read or written.
-		_, _ = s.run(ctx, commitScript, []string{strings.TrimSuffix(lock, ":lock"), lock}, token, "", "", "", "")
+		_, _ = s.run(ctx, &commitScript, 2, strings.TrimSuffix(lock, ":lock"), lock, token, "", "", "", "", "", "")
 	}()
 }
 
-// decide reads, applies and commits under the lock. It reports false if the lock was lost: nothing happened.
-func (s *RedisStore) decide(ctx context.Context, batch *Batch, bucket, lock, token string) (out Outcome, done bool, err error) {
-	keys := []string{bucket, lock}
-	reply, err := s.run(ctx, readScript, keys, s.clockArg(batch), token)
+// decide applies a batch and commits it, under the lock: what is remembered of the bucket if that turns out to be right,
+// else what is read. It reports false if the fence stopped it: nothing happened, and the lock may be held.
+func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token string) (out Outcome, done bool, err error) {
+	clock, server, read := s.clockArg(batch), batch.ServerMicros, batch.ServerRead
+	commit := func(guessed, old, new, ttl string) ([]string, error) {
+		return s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, clock, guessed,
+			s.deadlineArg(deadlineOf(ctx), server, read), old, new, ttl)
+	}
+	guessedAt := asOf(server, read)
+	if s.local {
+		guessedAt, _ = strconv.ParseInt(clock, 10, 64)
+	}
+	var g guess
+	var reply []string
+	if m.guessing(batch, guessedAt, &g) {
+		reply, err = commit(strconv.FormatInt(g.asOf, 10), m.text, g.text, g.ttl)
+	} else {
+		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, clock)
+	}
 	if err != nil {
 		return out, false, err
 	}
-	read := time.Now()
-	r, ok := reply.([]any)
-	if !ok || len(r) != 3 {
-		return out, false, fmt.Errorf("tokenbucket: key %q: unexpected reply %v", bucket, reply)
-	}
-	if r[0] != int64(1) {
+	switch reply[0] {
+	case "lost":
 		return out, false, nil
+	case "late":
+		return out, false, s.tooLate(batch)
+	case "done":
+		out = m.right(&g)
+		out.ClockMicros, err = strconv.ParseInt(reply[1], 10, 64)
+		return out, true, err
 	}
-	now, err := strconv.ParseInt(r[1].(string), 10, 64)
-	if err != nil {
+	read = time.Now()
+	if server, err = strconv.ParseInt(reply[1], 10, 64); err != nil {
 		return out, false, err
 	}
-	old := r[2].(string)
 	var b PermitBucket
-	if err := b.UnmarshalText([]byte(old)); err != nil {
-		return out, false, fmt.Errorf("key %q: %w", bucket, err)
+	old := reply[2]
+	if err := b.parse(old, batch.own); err != nil {
+		return out, false, fmt.Errorf("key %q: %w", m.bucket, err)
 	}
-	if out, err = b.Apply(now, batch); err != nil {
+	found := b
+	if out, err = b.Apply(server, batch); err != nil {
 		return out, false, err
 	}
-	var text []byte
+	text := ""
 	if out.Changed {
-		text, _ = b.MarshalText()
+		new, _ := b.MarshalText()
+		text = string(new)
 	}
-	reply, err = s.run(ctx, commitScript, keys, token, s.deadlineArg(ctx, now, read), old, text, b.TTLMillis(out.NowMicros))
-	if err != nil {
+	reply, err = commit("", old, text, strconv.FormatInt(b.TTLMillis(out.NowMicros), 10))
+	switch {
+	case err != nil:
 		return out, false, err
+	case reply[0] == "late":
+		return out, false, s.tooLate(batch)
+	case reply[0] == "done":
+		m.learn(old, &found, &out, text)
 	}
-	if reply == int64(2) {
-		return out, false, fmt.Errorf("%w: bucket %q: the commit ran too late and took nothing", ErrStoreTimeout, batch.Name)
-	}
-	return out, reply == int64(1), nil
+	return out, reply[0] == "done", nil
+}
+
+func (s *redisBase) tooLate(batch *Batch) error {
+	return fmt.Errorf("%w: bucket %q: the script ran too late and took nothing", ErrStoreTimeout, batch.Name)
 }

@@ -111,6 +111,9 @@ type Batch struct {
 	LocalMicros func() int64
 	// Requests are decided in order.
 	Requests []Request
+
+	own  *setting // Config with what follows from it; may be nil
+	memo *memo    // what this process remembers of the bucket, for the Redis stores; may be nil
 }
 
 // Outcome is what Apply decided, besides the Grants.
@@ -125,4 +128,7 @@ type Outcome struct {
 	Changed bool
 	// Conflict: the asking configuration has the version of the one in force, but other contents.
 	Conflict bool
+
+	// local is the limiter's clock at a moment when the store's had reached NowMicros; 0: when the answer arrived.
+	local int64
 }

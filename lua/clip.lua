@@ -2,8 +2,8 @@
 --
 -- KEYS[1]  the lock
 -- ARGV[1]  the time to live of a lock, in milliseconds
--- returns 1 if it was shortened, else 0
+-- returns nothing
 
 local left = redis.call('PTTL', KEYS[1])
-if left == -1 or left > tonumber(ARGV[1]) then return redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
-return 0
+if left == -1 or left > tonumber(ARGV[1]) then redis.call('PEXPIRE', KEYS[1], ARGV[1]) end
+return {}

@@ -1,20 +1,39 @@
--- Writes a bucket and releases its lock, if the lock is still the writer's and the bucket still what was read.
+-- Writes a bucket and releases its lock, if the lock is still the writer's and the bucket still what the writer knows.
 -- So neither a lock that expired under its holder nor a FLUSHALL in between lets an old state overwrite a newer one.
 --
 -- KEYS[1]  the bucket; KEYS[2] its lock
 -- ARGV[1]  the holder's token
--- ARGV[2]  deadline, in microseconds of the server's clock: run later, nothing is written; '' for none
--- ARGV[3]  the state that was read, '' for none
--- ARGV[4]  the new state, '' to write nothing; ARGV[5] its time to live in milliseconds
--- returns 1: done;  0: the lock was lost, or the state changed;  2: too late. The lock is released in any case.
+-- ARGV[2]  now, in microseconds, or '' for the server's clock
+-- ARGV[3]  the time of a guess, at most 100 ms ago; '' if the state was read under this lock
+-- ARGV[4]  deadline, in microseconds of the server's clock: run later, nothing is written; '' for none
+-- ARGV[5]  the state that the bucket must have, '' for none
+-- ARGV[6]  the new state, '' to write nothing; ARGV[7] its time to live in milliseconds, '' to keep what the key has
+-- returns 'done' or 'late', and the lock is released;  'lost', the lock was;
+--         'changed', the time, the state: the bucket is another, or the guess too old, and the lock is still held
 
-if redis.call('GET', KEYS[2]) ~= ARGV[1] then return 0 end
-redis.call('DEL', KEYS[2])
-if ARGV[4] == '' then return 1 end
-if (redis.call('GET', KEYS[1]) or '') ~= ARGV[3] then return 0 end
-if ARGV[2] ~= '' then
-  local t = redis.call('TIME')
-  if t[1] * 1000000 + t[2] > tonumber(ARGV[2]) then return 2 end
+if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {'lost'} end
+if ARGV[6] == '' then
+  redis.call('DEL', KEYS[2])
+  return {'done'}
 end
-redis.call('SET', KEYS[1], ARGV[4], 'PX', ARGV[5])
-return 1
+local now = tonumber(ARGV[2])
+if not now then
+  local t = redis.call('TIME')
+  now = t[1] * 1000000 + t[2]
+end
+if ARGV[4] ~= '' and now > tonumber(ARGV[4]) then
+  redis.call('DEL', KEYS[2])
+  return {'late'}
+end
+local guess, state = tonumber(ARGV[3]), redis.call('GET', KEYS[1]) or ''
+if state ~= ARGV[5] or (guess and (guess > now or now - guess > 100000)) then
+  if #state > 4096 then state = state:sub(1, 80) end -- not a state, whatever it is
+  return {'changed', string.format('%.0f', now), state}
+end
+if ARGV[7] == '' then
+  redis.call('SET', KEYS[1], ARGV[6], 'KEEPTTL')
+else
+  redis.call('SET', KEYS[1], ARGV[6], 'PX', ARGV[7])
+end
+redis.call('DEL', KEYS[2])
+return {'done', string.format('%.0f', now)}

@@ -1,0 +1,221 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// attempt is one batch on its way through lua/apply.lua.
+type attempt struct {
+	batch   *Batch
+	memo    *memo
+	guess   guess
+	guessed bool
+}
+
+// The status of a bucket in a reply of lua/apply.lua.
+type status int
+
+const (
+	decided status = iota
+	late
+	locked
+)
+
+// arguments of lua/apply.lua: four for all buckets, four for each.
+const (
+	headArgs   = 4
+	bucketArgs = 4
+)
+
+// encode writes the arguments that belong to a bucket. A guess is made if asOf is not 0.
+func (a *attempt) encode(args []string, asOf int64, deadline string) {
+	if a.guessed = a.memo.guessing(a.batch, asOf, &a.guess); a.guessed {
+		args[0], args[1], args[2] = a.memo.text, a.guess.text, a.guess.ttl
+	}
+	args[3] = encodeBatch(a.batch, deadline)
+}
+
+// encodeBatch is a batch as lua/apply.lua reads it. Equal requests in a row travel as a count.
+func encodeBatch(b *Batch, deadline string) string {
+	var buf [512]byte
+	dst := buf[:0]
+	if b.own != nil {
+		dst = append(dst, b.own.text...)
+	} else {
+		dst = b.Config.appendText(dst)
+	}
+	dst = append(dst, '\n')
+	if b.Known.Version > b.Config.Version {
+		dst = b.Known.appendText(dst)
+	}
+	dst = strconv.AppendInt(append(dst, '\n'), b.Epoch, 10)
+	dst = appendFloat(append(dst, ' '), b.Initial)
+	dst = append(append(append(dst, ' '), deadline...), '\n')
+	ints := func(op string, ns ...int64) {
+		dst = append(dst, op...)
+		for _, n := range ns {
+			dst = strconv.AppendInt(append(dst, ' '), n, 10)
+		}
+		dst = append(dst, ' ')
+	}
+	for i := 0; i < len(b.Requests); i++ {
+		r := &b.Requests[i]
+		switch r.Op {
+		case OpTake:
+			n := int64(1)
+			for ; i+1 < len(b.Requests) && b.Requests[i+1].sameTake(r); i++ {
+				n++
+			}
+			ints("T", n, r.Permits, r.MaxWaitMicros)
+		case OpGiveBack:
+			g := &r.Back
+			ints("G", g.Epoch, g.Tag, g.Tail, g.Version, g.ID)
+			dst = append(appendFloat(dst, g.to.Stored), ' ')
+			dst = append(strconv.AppendInt(dst, g.to.Next, 10), ' ')
+			dst = append(appendFloat(dst, g.to.Carry), ' ')
+			dst = append(strconv.AppendInt(dst, g.end, 10), ' ')
+			dst = append(appendFloat(dst, g.spent), ' ')
+			dst = append(appendFloat(dst, g.level), ' ')
+			dst = append(strconv.AppendInt(dst, g.granted, 10), ' ')
+		case OpSetRate:
+			dst = append(appendFloat(append(dst, "S "...), r.Rate), ' ')
+		case OpReset:
+			dst = append(dst, "R "...)
+		}
+	}
+	return string(dst)
+}
+
+func (r *Request) sameTake(o *Request) bool {
+	return r.Op == o.Op && r.Permits == o.Permits && r.MaxWaitMicros == o.MaxWaitMicros
+}
+
+// decode reads a bucket's answer at a time of the store's clock.
+func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
+	m := a.memo
+	if a.guessed && answer == "" {
+		out := m.right(&a.guess)
+		out.ClockMicros = clock
+		return out, decided, nil
+	}
+	word, rest, _ := strings.Cut(answer, " ")
+	switch {
+	case strings.HasPrefix(answer, "decided\n"):
+		out, err := a.replay(clock, answer[len("decided\n"):])
+		return out, decided, err
+	case word == "late":
+		return Outcome{}, late, nil
+	case word == "locked":
+		return Outcome{}, locked, nil
+	}
+	m.text = ""
+	switch {
+	case word == "corrupt":
+		err := new(PermitBucket).UnmarshalText([]byte(rest))
+		if err == nil {
+			err = fmt.Errorf("%w: %q…", ErrCorruptState, rest)
+		}
+		return Outcome{}, decided, fmt.Errorf("key %q: %w", m.bucket, err)
+	case word == "error" && strings.HasPrefix(rest, "WRONGTYPE"):
+		return Outcome{}, decided, wrongType(m.bucket, errors.New(rest))
+	case word == "error":
+		return Outcome{}, decided, fmt.Errorf("tokenbucket: key %q: redis: %s", m.bucket, rest)
+	}
+	return Outcome{}, decided, fmt.Errorf("tokenbucket: key %q: unexpected reply %.80q", m.bucket, answer)
+}
+
+// replay computes the script's answers from the state it started with: both languages compute the same, so a reply
+// needs no grants in it, however large the batch. That they do is checked with every reply.
+func (a *attempt) replay(clock int64, states string) (Outcome, error) {
+	m := a.memo
+	old, new, _ := strings.Cut(states, "\n")
+	var b PermitBucket
+	if err := b.parse(old, a.batch.own); err != nil {
+		return Outcome{}, fmt.Errorf("key %q: %w", m.bucket, err)
+	}
+	found := b
+	out, err := b.Apply(clock, a.batch)
+	if err != nil {
+		m.text = ""
+		return Outcome{}, err
+	}
+	var buf [256]byte
+	text := buf[:0]
+	if out.Changed {
+		text, _ = b.AppendText(text)
+	}
+	if string(text) != new {
+		m.text = ""
+		return Outcome{}, fmt.Errorf("tokenbucket: key %q: Redis decided %q, but this process computes %q from %q; please report this", m.bucket, new, text, old)
+	}
+	m.learn(old, &found, &out, new)
+	return out, nil
+}
+
+// Apply implements Store.
+func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
+	return s.apply(ctx, &attempt{batch: batch, memo: s.recall(batch)})
+}
+
+func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
+	server, read := a.batch.ServerMicros, a.batch.ServerRead
+	tooLate, waited := false, false
+	for pause := newPause(); ; {
+		var args [2 + headArgs + bucketArgs]string
+		args[0], args[1] = a.memo.bucket, a.memo.lock
+		clock := s.clockArg(a.batch)
+		at := asOf(server, read)
+		if s.local {
+			at, _ = strconv.ParseInt(clock, 10, 64)
+		}
+		deadline := s.deadlineArg(deadlineOf(ctx), server, read)
+		s.head(args[2:], clock, at, deadline)
+		a.encode(args[2+headArgs:], at, deadline)
+		reply, err := s.run(ctx, &applyScript, 2, args[:]...)
+		if err != nil {
+			a.memo.text = ""
+			if waited && ctx.Err() != nil {
+				err = fmt.Errorf("%w: key %q", ErrLockNotObtained, a.memo.lock)
+			}
+			return Outcome{}, err
+		}
+		now, err := parseReply(reply, 1)
+		if err != nil {
+			return Outcome{}, fmt.Errorf("key %q: %w", a.memo.bucket, err)
+		}
+		switch out, status, err := a.decode(now, reply[1]); status {
+		case late:
+			if tooLate || ctx.Err() != nil { // once more with the right time: the server's clock may have stepped
+				return Outcome{}, s.tooLate(a.batch)
+			}
+			tooLate, server, read = true, now, time.Now()
+		case locked:
+			if waited = true; !pause.wait(ctx) {
+				return Outcome{}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])
+			}
+		default:
+			return out, err
+		}
+	}
+}
+
+// head writes the arguments that all buckets share.
+func (s *redisBase) head(args []string, clock string, asOf int64, until string) {
+	args[0], args[1], args[3] = clock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10), until
+	if asOf != 0 {
+		args[2] = strconv.FormatInt(asOf, 10)
+	}
+}
+
+// parseReply returns the time in a reply of lua/apply.lua to so many buckets.
+func parseReply(reply []string, buckets int) (clock int64, err error) {
+	if len(reply) != 1+buckets {
+		return 0, fmt.Errorf("tokenbucket: unexpected reply %.80q", reply)
+	}
+	return strconv.ParseInt(reply[0], 10, 64)
+}
