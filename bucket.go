@@ -360,7 +360,7 @@ func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Dur
 		return 0, err
 	}
 	c.acquire, c.maxWait = true, l.reach(int64(permits))
-	l.line.submit(c)
+	l.line.submit(ctx, c)
 	if err := l.wait(ctx, c); err != nil {
 		return 0, err
 	}
@@ -397,7 +397,7 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 	}
 	answer := make(chan struct{})
 	c.reserved, c.answer = true, answer // it is the caller's from now on, and never reused
-	l.line.submit(c)
+	l.line.submit(ctx, c)
 	select {
 	case <-answer:
 	case <-ctx.Done():
@@ -459,7 +459,7 @@ func (l *RateLimiter) order(ctx context.Context, c *call) error {
 	}
 	c.limiter, c.ready = l, make(chan struct{})
 	c.deadline, _ = ctx.Deadline()
-	l.line.submit(c)
+	l.line.submit(ctx, c)
 	return l.wait(ctx, c)
 }
 
@@ -472,7 +472,7 @@ func (l *RateLimiter) begin(ctx context.Context, permits int, timeout time.Durat
 	if err := l.within(c, permits, timeout); err != nil {
 		return nil, err
 	}
-	l.line.submit(c)
+	l.line.submit(ctx, c)
 	return c, nil
 }
 
@@ -527,6 +527,11 @@ func (l *RateLimiter) reach(permits int64) int64 {
 
 // wait blocks until the call is answered and its permits are due, or the context ends.
 func (l *RateLimiter) wait(ctx context.Context, c *call) error {
+	done := ctx.Done()
+	if done == nil {
+		<-c.ready
+		return c.err
+	}
 	select {
 	case <-c.ready:
 		return c.err
@@ -535,7 +540,7 @@ func (l *RateLimiter) wait(ctx context.Context, c *call) error {
 	select {
 	case <-c.ready:
 		return c.err
-	case <-ctx.Done():
+	case <-done:
 		if l.line.leave(c, ctx.Err()) {
 			return ctx.Err()
 		}

@@ -29,15 +29,26 @@ type flight struct {
 	until time.Time     // when its last caller gives up
 }
 
-// submit queues a call. Its channels tell when it is answered.
-func (l *line) submit(c *call) {
+// submit queues a call. Its channels tell when it is answered. One that cannot be called back may take its line's batch
+// to the store by itself.
+func (l *line) submit(ctx context.Context, c *call) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if !l.inline {
 		c.sent = mono()
 	}
 	l.queue = append(l.queue, c)
+	if l.carrier != nil && !l.flying && ctx.Done() == nil && len(l.queue) == 1 && len(l.parked) == 0 && l.tidy(l.now()) {
+		l.flying = true
+		l.startWatch()
+		l.mu.Unlock()
+		if l.carrier.swim(l) {
+			return
+		}
+		l.mu.Lock()
+		l.flying = false
+	}
 	l.pump()
+	l.mu.Unlock()
 }
 
 // pump sends what there is to send, unless somebody is about to, and sets the timer for what comes next.
@@ -51,8 +62,8 @@ func (l *line) pump() {
 	} else if !l.flying && l.tidy(l.now()) {
 		l.flying = true
 		l.startWatch()
-		if s, ok := l.store.(carrier); ok {
-			s.board(l)
+		if l.carrier != nil {
+			l.carrier.board(l)
 		} else {
 			go l.fly()
 		}

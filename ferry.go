@@ -27,8 +27,12 @@ type ferry struct {
 	mu      sync.Mutex
 	waiting []*line
 	trips   [2]*trip
-	server  int64 // the server's clock in its last answer, which arrived at heard
-	heard   time.Time
+
+	swimming       bool // a caller is under way by itself
+	swimmer        *trip
+	swimmerTimeout time.Duration
+	server         int64 // the server's clock in its last answer, which arrived at heard
+	heard          time.Time
 }
 
 // trip is a goroutine that sails as long as there is anybody to take.
@@ -36,6 +40,10 @@ type trip struct {
 	began time.Duration // see mono
 	home  bool          // it has its answers, and will look who waits
 
+	base    *redisBase
+	ctx     context.Context
+	cancel  context.CancelFunc
+	until   time.Time
 	lines   []*line // for reuse
 	cargoes []cargo
 	args    []string
@@ -52,6 +60,8 @@ const (
 type carrier interface {
 	board(l *line) // puts a line on the next trip
 	hurry()        // replaces a trip that does not come back
+	// swim lets the caller take its line across by itself, if nobody else is on the way. It reports false if not.
+	swim(l *line) bool
 }
 
 // board puts a line on the next trip, where it will say what it has to send.
@@ -76,6 +86,35 @@ func (s *RedisScriptStore) hurry() {
 	}
 }
 
+// swim implements carrier. A goroutine of its own for a single batch costs as much time as a fast network takes to
+// answer. But a caller that swims cannot come back before its answer: so nothing may be able to call it back, the server
+// must have answered lately, and the client must time out as the line does.
+func (s *RedisScriptStore) swim(l *line) bool {
+	f := &s.ferry
+	f.mu.Lock()
+	if f.scattered.Load() || f.pipeline == nil || s.local || f.swimming || f.trips != [2]*trip{} ||
+		f.heard.IsZero() || time.Since(f.heard) > l.timeout {
+		f.mu.Unlock()
+		return false
+	}
+	if f.swimmer == nil || f.swimmerTimeout != l.timeout {
+		quick := s.redisBase
+		quick.client = s.client.(*redis.Client).WithTimeout(l.timeout)
+		f.swimmer, f.swimmerTimeout = &trip{base: &quick, lines: make([]*line, 1)}, l.timeout
+	}
+	f.swimming = true
+	t := f.swimmer
+	f.mu.Unlock()
+
+	t.lines[0] = l
+	f.cross(t)
+
+	f.mu.Lock()
+	f.swimming = false
+	f.mu.Unlock()
+	return true
+}
+
 // sail begins a trip unless one is at home or two are under way. It holds mu.
 func (f *ferry) sail() {
 	free := -1
@@ -93,7 +132,7 @@ func (f *ferry) sail() {
 		}
 	}
 	if free >= 0 {
-		t := &trip{home: true}
+		t := &trip{home: true, base: &f.store.redisBase}
 		f.trips[free] = t
 		go f.run(t)
 	}
@@ -103,7 +142,12 @@ func (f *ferry) sail() {
 func (f *ferry) run(t *trip) {
 	for f.embark(t) {
 		f.cross(t)
-		runtime.Gosched() // those who were just answered may ask again, and come along
+		for range 2 { // those who were just answered may ask again: let them come along
+			runtime.Gosched()
+		}
+	}
+	if t.cancel != nil {
+		t.cancel()
 	}
 }
 
@@ -177,14 +221,27 @@ func (f *ferry) cross(t *trip) {
 	if len(cargoes) == 0 {
 		return
 	}
-	ctx, cancel := context.WithDeadline(context.Background(), until)
-	defer cancel()
+	ctx := t.within(until)
 	if f.scattered.Load() {
 		f.pipelined(ctx, t, cargoes)
 	} else {
 		f.together(ctx, t, cargoes)
 	}
 	clear(cargoes)
+}
+
+// within is a context that ends in time. One timer serves many crossings: each may end a tenth early.
+func (t *trip) within(until time.Time) context.Context {
+	left := time.Until(until)
+	if t.ctx != nil && t.until.Before(until) && time.Until(t.until) > left-left/10 {
+		return t.ctx
+	}
+	if t.cancel != nil {
+		t.cancel()
+	}
+	t.ctx, t.cancel = context.WithDeadline(context.Background(), until)
+	t.until = until
+	return t.ctx
 }
 
 // together takes all batches in one call of the script.
@@ -208,7 +265,7 @@ func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 		args[2*i], args[2*i+1] = c.memo.bucket, c.memo.lock
 		c.encode(args[keys+headArgs+bucketArgs*i:], at, micros(c.deadline))
 	}
-	reply, err := f.store.run(ctx, &applyScript, keys, args...)
+	reply, err := t.base.run(ctx, &applyScript, keys, args...)
 	if err != nil && len(cargoes) > 1 && redis.HasErrorPrefix(err, "CROSSSLOT") {
 		f.scattered.Store(true) // it is a server of a cluster
 		f.pipelined(ctx, t, cargoes)

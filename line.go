@@ -25,7 +25,8 @@ type line struct {
 	clock   clockwork.Clock
 	timeout time.Duration // how long the store may take to answer
 	inline  bool
-	real    bool // clock is the system's
+	carrier carrier // the store, if it is one
+	real    bool    // clock is the system's
 
 	// known is the newest versioned configuration that an answer brought; nil: none.
 	known atomic.Pointer[setting]
@@ -133,6 +134,7 @@ type lineKey struct {
 func newLine(store Store, name string, clock clockwork.Clock, timeout time.Duration) *line {
 	l := &line{store: store, name: name, clock: clock, timeout: timeout}
 	_, l.inline = store.(inline)
+	l.carrier, _ = store.(carrier)
 	l.real = reflect.TypeOf(clock) == reflect.TypeOf(realClock)
 	l.local = l.now
 	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
@@ -324,8 +326,8 @@ func (l *line) look() {
 		return c.done
 	})
 	l.pump()
-	if s, ok := l.store.(carrier); ok {
-		s.hurry()
+	if l.carrier != nil {
+		l.carrier.hurry()
 	}
 	if l.flying {
 		oldest := now
