@@ -340,10 +340,25 @@ func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 // A context that ends while waiting gives the permits back and is returned as the error. A wait that cannot end before
 // the context does is a *WaitError at once, and so is a request that no state of the bucket could ever grant.
 func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
-	c, err := l.begin(ctx, permits, timeout)
-	if c == nil || err != nil {
-		return err == nil, err
+	off, err := l.check(ctx, permits)
+	if off || err != nil {
+		return off, err
 	}
+	n := int64(permits)
+	maxWait, err := l.longest(n, timeout)
+	if err != nil {
+		return false, err
+	}
+	if l.line.memory {
+		if granted, decided := l.line.takeNow(l, n, maxWait); decided {
+			return granted, nil
+		}
+	} else if _, refused := l.line.refuses(l, n, maxWait); refused {
+		return false, nil
+	}
+	c := l.newCall(ctx, n)
+	c.maxWait = maxWait
+	l.line.submit(ctx, c)
 	if err := l.wait(ctx, c); err != nil {
 		return false, err
 	}
@@ -355,11 +370,17 @@ func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.
 // Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. See
 // WithHorizon for waits longer than ten seconds. Errors as TryAcquire.
 func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
-	c, err := l.prepare(ctx, permits)
-	if c == nil || err != nil {
+	off, err := l.check(ctx, permits)
+	if off || err != nil {
 		return 0, err
 	}
-	c.acquire, c.maxWait = true, l.reach(int64(permits))
+	if l.line.memory {
+		if granted, _ := l.line.takeNow(l, int64(permits), 0); granted {
+			return 0, nil
+		}
+	}
+	c := l.newCall(ctx, int64(permits))
+	c.acquire, c.maxWait = true, l.reach(c.permits)
 	l.line.submit(ctx, c)
 	if err := l.wait(ctx, c); err != nil {
 		return 0, err
@@ -385,16 +406,22 @@ func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, e
 // TryReserve takes permits if they fall due within the timeout, and returns at once. If not, the reservation is not OK
 // and says when to try again.
 func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
-	c, err := l.prepare(ctx, permits)
+	off, err := l.check(ctx, permits)
 	if err != nil {
 		return nil, err
 	}
-	if c == nil {
+	if off {
 		return &Reservation{}, nil
 	}
-	if err := l.within(c, permits, timeout); err != nil {
+	maxWait, err := l.longest(int64(permits), timeout)
+	if err != nil {
 		return nil, err
 	}
+	if wait, refused := l.line.refuses(l, int64(permits), maxWait); refused {
+		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond}, nil
+	}
+	c := l.newCall(ctx, int64(permits))
+	c.maxWait = maxWait
 	answer := make(chan struct{})
 	c.reserved, c.answer = true, answer // it is the caller's from now on, and never reused
 	l.line.submit(ctx, c)
@@ -463,51 +490,44 @@ func (l *RateLimiter) order(ctx context.Context, c *call) error {
 	return l.wait(ctx, c)
 }
 
-// begin submits a request with a timeout. A nil call passes at once.
-func (l *RateLimiter) begin(ctx context.Context, permits int, timeout time.Duration) (*call, error) {
-	c, err := l.prepare(ctx, permits)
-	if c == nil || err != nil {
-		return nil, err
-	}
-	if err := l.within(c, permits, timeout); err != nil {
-		return nil, err
-	}
-	l.line.submit(ctx, c)
-	return c, nil
-}
-
-// prepare checks a request. A nil call passes at once: the switch is off.
-func (l *RateLimiter) prepare(ctx context.Context, permits int) (*call, error) {
+// check refuses what cannot be asked for. It tells when the switch is off: the request passes at once.
+func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err error) {
 	if permits <= 0 {
-		return nil, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
+		return false, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
 	}
-	if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok || permits > maxExact {
-		return nil, l.overflow(int64(permits))
+	if permits > 1 { // the constructor has seen to one
+		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok || permits > maxExact {
+			return false, l.overflow(int64(permits))
+		}
 	}
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return false, err
 	}
-	if l.enabled != nil && !l.enabled() {
-		return nil, nil
-	}
+	return l.enabled != nil && !l.enabled(), nil
+}
+
+func (l *RateLimiter) newCall(ctx context.Context, permits int64) *call {
 	c := calls.Get().(*call)
-	c.limiter, c.permits, c.ready = l, int64(permits), make(chan struct{})
+	c.limiter, c.permits, c.ready = l, permits, make(chan struct{})
 	c.deadline, _ = ctx.Deadline()
-	return c, nil
+	return c
 }
 
 func (l *RateLimiter) overflow(permits int64) error {
 	return fmt.Errorf("%w: bucket %q: permits %d: the debt would exceed 2^53 µs; ask for fewer", ErrInvalidPermits, l.Name(), permits)
 }
 
-// within sets the longest wait, if any state of the bucket could grant the request within it.
-func (l *RateLimiter) within(c *call, permits int, timeout time.Duration) error {
-	c.maxWait = min(max(0, timeout.Microseconds()), maxExact)
+// longest is a timeout as the longest wait in microseconds, if any state of the bucket could grant the request within it.
+func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, err error) {
+	maxWait = min(max(0, timeout.Microseconds()), maxExact)
 	s := l.effective()
-	if least := s.leastWait(&s.curve, c.permits); least > c.maxWait {
-		return &WaitError{l.Name(), permits, time.Duration(least) * time.Microsecond, ErrInvalidPermits}
+	if s.Kind == Bursty && float64(permits) <= s.max {
+		return maxWait, nil
 	}
-	return nil
+	if least := s.leastWait(&s.curve, permits); least > maxWait {
+		return 0, &WaitError{l.Name(), int(permits), time.Duration(least) * time.Microsecond, ErrInvalidPermits}
+	}
+	return maxWait, nil
 }
 
 // reach is the longest wait that Acquire reserves: the horizon, and beyond it only what the request itself costs more

@@ -26,6 +26,7 @@ type flight struct {
 	calls []*call       // by request; the ones behind are reads
 	backs []*back       // the first requests
 	began time.Duration // see mono
+	local int64         // the limiter's clock then
 	until time.Time     // when its last caller gives up
 }
 
@@ -174,6 +175,7 @@ func (l *line) build() *flight {
 	}
 	f.calls = append(f.calls, reads...)
 	if !l.inline {
+		f.local = now
 		f.deadline(l.timeout)
 	}
 	return f
@@ -264,6 +266,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 				refused = append(refused, c)
 			}
 		}
+	}
+	if err == nil && !l.inline {
+		l.sighted(f, out)
 	}
 	if len(refused) > 0 { // they keep their order, ahead of those who came later
 		c := refused[0]

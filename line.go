@@ -25,11 +25,18 @@ type line struct {
 	clock   clockwork.Clock
 	timeout time.Duration // how long the store may take to answer
 	inline  bool
+	memory  bool    // the store is a *MemoryStore
+	decides timing  // what the store's clock keeps step with
 	carrier carrier // the store, if it is one
 	real    bool    // clock is the system's
 
 	// known is the newest versioned configuration that an answer brought; nil: none.
 	known atomic.Pointer[setting]
+	// sight is the bucket as last seen, for refusing without asking; nil: not known.
+	sight atomic.Pointer[sight]
+	// slot is the bucket in a MemoryStore, and occupied tells that not even there a request may pass by the line.
+	slot     atomic.Pointer[memoryBucket]
+	occupied atomic.Bool
 
 	mu       sync.Mutex
 	queue    []*call // to be sent; who has left stays until its turn, and is passed over
@@ -55,6 +62,15 @@ type line struct {
 	watched bool
 	local   func() int64
 }
+
+// timing is what a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
+type timing uint8
+
+const (
+	byEither timing = iota
+	bySystemTime
+	byLocalTime
+)
 
 // call is one caller's request on its way.
 type call struct {
@@ -134,7 +150,14 @@ type lineKey struct {
 func newLine(store Store, name string, clock clockwork.Clock, timeout time.Duration) *line {
 	l := &line{store: store, name: name, clock: clock, timeout: timeout}
 	_, l.inline = store.(inline)
+	_, l.memory = store.(*MemoryStore)
 	l.carrier, _ = store.(carrier)
+	if s, ok := store.(interface{ localTime() bool }); ok {
+		l.decides = bySystemTime
+		if s.localTime() {
+			l.decides = byLocalTime
+		}
+	}
 	l.real = reflect.TypeOf(clock) == reflect.TypeOf(realClock)
 	l.local = l.now
 	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
@@ -226,6 +249,7 @@ func (l *line) cancel(c *call) *back {
 		spent: max(0, p.before.Stored-p.after.Stored), level: p.after.Stored, granted: c.granted,
 	}}
 	l.backs = append(l.backs, b)
+	l.forget()
 	l.pump()
 	return b
 }
@@ -236,6 +260,7 @@ func (l *line) vacate(c *call) *back {
 		return nil
 	}
 	l.dirty = true
+	l.forget()
 	if l.flight != nil && !l.inline {
 		return nil // many may leave while a batch is in flight: they are dealt with together when it is back
 	}
@@ -261,6 +286,9 @@ func (l *line) tick() {
 
 // arm sets the timer for the next event.
 func (l *line) arm() {
+	if l.memory {
+		l.occupy()
+	}
 	next := int64(0)
 	for _, r := range l.runs {
 		if r.waiting > 0 && (next == 0 || r.head().due < next) {

@@ -17,7 +17,7 @@ type MemoryStore struct {
 type memoryBucket struct {
 	mu      sync.Mutex
 	state   PermitBucket
-	expires int64 // microseconds of the clock that changed the state last
+	touched int64 // microseconds of the clock that changed the state last
 	swept   bool  // no longer in the map
 }
 
@@ -33,7 +33,7 @@ func (s *MemoryStore) Apply(_ context.Context, batch *Batch) (Outcome, error) {
 	out, err := next.Apply(now, batch)
 	if err == nil && out.Changed {
 		b.state = next
-		b.expires = out.NowMicros + next.TTLMillis(out.NowMicros)*1000
+		b.touched = out.NowMicros
 	}
 	return out, err
 }
@@ -62,7 +62,7 @@ func (s *MemoryStore) bucket(name string, now int64) *memoryBucket {
 		if len(s.buckets) >= s.sweepAt {
 			s.sweep(now)
 		}
-		b = &memoryBucket{expires: now + 86_400_000_000}
+		b = &memoryBucket{touched: now}
 		s.buckets[name] = b
 	}
 	return b
@@ -72,7 +72,7 @@ func (s *MemoryStore) bucket(name string, now int64) *memoryBucket {
 func (s *MemoryStore) sweep(now int64) {
 	for name, b := range s.buckets {
 		if b.mu.TryLock() { // one in use is not idle
-			if b.swept = b.expires < now; b.swept {
+			if b.swept = b.touched+b.state.TTLMillis(b.touched)*1000 < now; b.swept {
 				delete(s.buckets, name)
 			}
 			b.mu.Unlock()
@@ -82,6 +82,43 @@ func (s *MemoryStore) sweep(now int64) {
 }
 
 func (s *MemoryStore) neverBlocks() {}
+
+// takeNow decides on a request that need not wait, unless somebody waits already: without an allocation, a timer or a
+// goroutine, with one lock and one look at the clock.
+func (l *line) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided bool) {
+	if l.occupied.Load() {
+		return false, false
+	}
+	now := l.now()
+	b := l.slot.Load()
+	if b == nil {
+		b = l.store.(*MemoryStore).bucket(l.name, now)
+		l.slot.Store(b)
+	}
+	b.mu.Lock()
+	if b.swept {
+		b.mu.Unlock()
+		l.slot.Store(nil)
+		return false, false
+	}
+	granted, decided = b.state.takeNow(now, &limiter.own.Config, n, maxWait)
+	if granted {
+		b.touched = now
+	}
+	b.mu.Unlock()
+	return granted, decided
+}
+
+// occupy notes whether anybody waits, or a cancelled call has left something: who comes then must queue up.
+func (l *line) occupy() {
+	occupied := len(l.parked) > 0 || len(l.backs) > 0 || l.dirty
+	for _, r := range l.runs {
+		occupied = occupied || r.waiting > 0 || r.inBack || r.cursor != r.limit
+	}
+	if occupied != l.occupied.Load() {
+		l.occupied.Store(occupied)
+	}
+}
 
 func (s *MemoryStore) check() error {
 	if s == nil {

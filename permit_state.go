@@ -165,6 +165,15 @@ type setting struct {
 
 func newSetting(c Config) setting { return setting{c, c.curve(), string(c.appendText(nil))} }
 
+// resync is PermitBucket.ReSync on a mark of a bucket that holds at most so much.
+func (s *setting) resync(m mark, now int64, most float64) mark {
+	if now > m.Next {
+		m.Stored = min(most, m.Stored+float64(now-m.Next)/s.coolDown(s.interval, s.max))
+		m.Next = now
+	}
+	return m
+}
+
 // contentHash orders configurations of equal version the same way on every node. It is a polynomial hash modulo a
 // prime so small that Lua's float64 computes it exactly too.
 func (c *Config) contentHash() int64 {
@@ -233,6 +242,9 @@ func (b *PermitBucket) put(s *setting) {
 	b.Config, b.derived, b.text = s.Config, s.curve, s.text
 	b.MaxPermits, b.IntervalMicros = s.max, s.interval
 }
+
+// setting returns the configuration in force.
+func (b *PermitBucket) setting() setting { return setting{b.Config, b.derived, b.text} }
 
 // beginEpoch forgets every place handed out so far: none of them can be given back any more.
 func (b *PermitBucket) beginEpoch(epoch int64) {
@@ -446,6 +458,41 @@ func (b *PermitBucket) take(now, n, maxWait int64) Grant {
 	place := Place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.Config.Version, before: before, after: after}
 	b.Tail = b.Seq
 	return Grant{OK: true, WaitMicros: due - now, Place: place}
+}
+
+// takeNow decides on one request as Apply would, if it is due at once or refused, under a configuration that is in force:
+// most requests, and much faster. Else it reports that it has decided nothing.
+func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted, decided bool) {
+	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.Config != *c {
+		return false, false
+	}
+	now = max(now, b.SeenMicros)
+	at := b.mark()
+	if now > at.Next {
+		at.Stored += float64(now-at.Next) / c.coolDown(b.IntervalMicros, b.MaxPermits)
+		at.Next = now
+	}
+	overflow := at.Stored > b.MaxPermits
+	at.Stored = min(at.Stored, b.MaxPermits)
+	after, ok := b.derived.after(c.Kind, at, n)
+	if !ok || b.Seq >= maxSeq {
+		return false, false
+	}
+	due := after.Next
+	if c.Payment == PayLater {
+		due = at.Next
+	}
+	if due > now {
+		return false, due-now > maxWait
+	}
+	if overflow {
+		b.beginEpoch(newEpoch())
+	}
+	b.set(after)
+	b.SeenMicros = now
+	b.Seq++
+	b.Tail = b.Seq
+	return true, true
 }
 
 // giveBack returns places, or a part of them, and reports whether anything came back. It never over-issues:

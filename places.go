@@ -7,8 +7,7 @@ import "slices"
 // again as if it had never come, and what becomes free at the end goes back to the store.
 type run struct {
 	limiter *RateLimiter // whose configuration the run was granted under, for requests to the store
-	config  Config
-	curve   curve
+	setting setting
 	epoch   int64
 	offset  int64 // local time − store's time, never too small, so that nobody is let go early
 
@@ -32,7 +31,7 @@ type freed struct {
 
 func (f *freed) add(c *call) {
 	spent := c.place.before.Stored - c.place.after.Stored
-	if c.run.config.Kind == Bursty {
+	if c.run.setting.Kind == Bursty {
 		f.merge(freed{spent: spent, level: c.place.after.Stored, granted: c.granted, id: c.id})
 	}
 }
@@ -66,9 +65,9 @@ func (l *line) join(c *call, g *Grant, out *Outcome, received, now int64) {
 	if !stepped {
 		due = max(due, l.lastDue)
 	}
-	if r == nil || stepped || r.tag != p.Prev || r.config != out.Bucket.Config || r.cursor != r.limit || r.inBack {
+	if r == nil || stepped || r.tag != p.Prev || r.setting.Config != out.Bucket.Config || r.cursor != r.limit || r.inBack {
 		r = &run{
-			limiter: c.limiter, config: out.Bucket.Config, curve: out.Bucket.derived, epoch: p.Epoch,
+			limiter: c.limiter, setting: out.Bucket.setting(), epoch: p.Epoch,
 			base: p.before, prev: p.Prev,
 		}
 		l.runs = append(l.runs, r)
@@ -114,7 +113,7 @@ func (l *line) release(now int64) {
 
 // usedAt is the time, by the store's clock, at which a call that had to wait was let go.
 func (c *call) usedAt() int64 {
-	if c.run.config.Payment == PayLater {
+	if c.run.setting.Payment == PayLater {
 		return c.place.before.Next
 	}
 	return c.place.after.Next
@@ -124,7 +123,7 @@ func (c *call) usedAt() int64 {
 func (r *run) fold() {
 	for len(r.entries) > r.waiting {
 		c := r.entries[0]
-		pinned := c.reserved && !(r.config.Kind == WarmingUp && r.config.Payment == PayNow)
+		pinned := c.reserved && !(r.setting.Kind == WarmingUp && r.setting.Payment == PayNow)
 		if pinned && len(r.entries)-r.waiting <= maxHistory {
 			return
 		}
@@ -151,23 +150,19 @@ func (l *line) prune(now int64) {
 // resync is PermitBucket.ReSync on a mark. A caller of a PayNow bucket that waits may save up what it waits for, even
 // if that is more than the bucket holds: the window bound is max(max permits, largest request).
 func (r *run) resync(m mark, now, n int64) mark {
-	most := r.curve.max
-	if r.config.Kind == Bursty && r.config.Payment == PayNow {
+	most := r.setting.max
+	if r.setting.Kind == Bursty && r.setting.Payment == PayNow {
 		most = max(most, float64(n))
 	}
-	if now > m.Next {
-		m.Stored = min(most, m.Stored+float64(now-m.Next)/r.config.coolDown(r.curve.interval, r.curve.max))
-		m.Next = now
-	}
-	return m
+	return r.setting.resync(m, now, most)
 }
 
 // book returns the place that n permits get at a point of the run for a caller that arrives now.
 func (r *run) book(at mark, now, n int64) (before, after mark, due int64, ok bool) {
 	before = r.resync(at, now, n)
-	after, ok = r.curve.after(r.config.Kind, before, n)
+	after, ok = r.setting.after(r.setting.Kind, before, n)
 	due = after.Next
-	if r.config.Payment == PayLater {
+	if r.setting.Payment == PayLater {
 		due = before.Next
 	}
 	return before, after, due, ok
@@ -175,7 +170,7 @@ func (r *run) book(at mark, now, n int64) (before, after mark, due int64, ok boo
 
 // fits tells whether a booked place stays inside what this process holds.
 func (r *run) fits(after mark) bool {
-	return !r.limit.before(after) && after.Stored >= min(r.limit.Stored, r.curve.max)
+	return !r.limit.before(after) && after.Stored >= min(r.limit.Stored, r.setting.max)
 }
 
 // compact removes the calls that are gone from the runs: those behind each of them move up, as if it had never come.
@@ -252,7 +247,7 @@ func (r *run) move(c *call, at mark, now int64, dues *int64) mark {
 
 // pull moves entries from the head of a later run into this run's gap, and reports whether that run gave all it had.
 func (r *run) pull(next *run, now int64, dues *int64) bool {
-	if next.config != r.config || next.epoch != r.epoch {
+	if next.setting.Config != r.setting.Config || next.epoch != r.epoch {
 		return false
 	}
 	for i, c := range next.entries {
@@ -306,7 +301,7 @@ func (l *line) giveBackTail() {
 			l.backs = append(l.backs, b)
 		}
 		b.limiter, b.limit, b.freed = r.limiter, r.limit, r.freed
-		b.give = GiveBack{Epoch: r.epoch, Tag: r.tag, Tail: r.tag, Version: r.config.Version, to: r.cursor, end: r.limit.Next}
+		b.give = GiveBack{Epoch: r.epoch, Tag: r.tag, Tail: r.tag, Version: r.setting.Version, to: r.cursor, end: r.limit.Next}
 		if r.waiting == 0 {
 			b.give.ID, b.give.spent, b.give.level, b.give.granted = r.freed.id, r.freed.spent, r.freed.level, r.freed.granted
 		}
@@ -356,7 +351,15 @@ func (l *line) returned(b *back, accepted bool, err error) {
 // has forgotten it.
 func (l *line) fromGap(c *call, now int64) bool {
 	r := l.lastRun()
-	if r == nil || r.cursor == r.limit || r.inBack || r.epoch != l.epoch || r.config != c.limiter.effective().Config {
+	if r == nil || r.cursor == r.limit || r.inBack {
+		return false
+	}
+	if slot := l.slot.Load(); slot != nil { // others may have passed by the line
+		slot.mu.Lock()
+		l.epoch = slot.state.Epoch
+		slot.mu.Unlock()
+	}
+	if r.epoch != l.epoch || r.setting.Config != c.limiter.effective().Config {
 		return false
 	}
 	arrival := now - r.offset
@@ -366,7 +369,7 @@ func (l *line) fromGap(c *call, now int64) bool {
 	}
 	r.cursor = after
 	r.entries = append(r.entries, c)
-	c.place = Place{Epoch: r.epoch, Tag: 0, Prev: r.tag, Version: r.config.Version, before: before, after: after}
+	c.place = Place{Epoch: r.epoch, Tag: 0, Prev: r.tag, Version: r.setting.Version, before: before, after: after}
 	c.granted, c.arrived, c.run = arrival, arrival, r
 	c.due, c.decided = max(due+r.offset, l.lastDue), now
 	l.lastDue = c.due

@@ -123,6 +123,8 @@ func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
 func (s *RedisStore) check() error       { return s.checkBase(s == nil) }
 func (s *RedisScriptStore) check() error { return s.checkBase(s == nil) }
 
+func (s *redisBase) localTime() bool { return s.local }
+
 func (s *redisBase) checkBase(isNil bool) error {
 	switch {
 	case isNil:
