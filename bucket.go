@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -64,7 +65,7 @@ const (
 //
 // Rates are in permits per second; times are decided by the store's clock, and callers sleep by the limiter's
 // (WithClock). Callers of one process are served first come, first served. All methods may be called by many
-// goroutines at once. There is nothing to close.
+// goroutines at once. There is nothing to close, but for WithLease.
 //
 // Most callers want Try, TryAcquire or Acquire. A refusal is an answer (false), a failure is an error: what a failed
 // store means for the call behind the limiter is the caller's decision.
@@ -78,6 +79,8 @@ type RateLimiter struct {
 	cache   time.Duration
 	horizon int64
 	enabled func() bool
+	lease   int64 // microseconds; 0: none
+	closed  atomic.Bool
 }
 
 // Option configures a limiter. An option with a bad value makes the constructor fail.
@@ -89,6 +92,7 @@ type options struct {
 	initial    *float64
 	cache      float64
 	horizon    time.Duration
+	lease      *time.Duration
 	timeout    time.Duration
 	enabled    func() bool
 	store      Store
@@ -272,20 +276,27 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 	if o.err == nil {
 		o.err = o.config.validate()
 	}
+	if o.err == nil {
+		o.checkLease()
+	}
 	if s, ok := o.store.(checked); ok && o.err == nil {
 		o.err = s.check()
 	}
 	if o.err != nil {
 		return nil, fmt.Errorf("bucket %.40q: %w", name, o.err)
 	}
-	return &RateLimiter{
+	l := &RateLimiter{
 		line:    newLine(o.store, name, o.clock, o.timeout),
 		own:     newSetting(o.config),
 		initial: initial,
 		cache:   time.Duration(math.Round(o.cache * float64(time.Second))),
 		horizon: o.horizon.Microseconds(),
 		enabled: o.enabled,
-	}, nil
+	}
+	if o.lease != nil {
+		l.lease = o.lease.Microseconds()
+	}
+	return l, nil
 }
 
 // finish settles the sizes that depend on one another and returns the initial permits.
@@ -353,6 +364,8 @@ func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.
 		if granted, decided := l.line.takeNow(l, n, maxWait); decided {
 			return granted, nil
 		}
+	} else if l.line.fromLease(l, n) {
+		return true, nil
 	} else if _, refused := l.line.refuses(l, n, maxWait); refused {
 		return false, nil
 	}
@@ -378,6 +391,8 @@ func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Dur
 		if granted, _ := l.line.takeNow(l, int64(permits), 0); granted {
 			return 0, nil
 		}
+	} else if l.line.fromLease(l, int64(permits)) {
+		return 0, nil
 	}
 	c := l.newCall(ctx, int64(permits))
 	c.acquire, c.maxWait = true, l.reach(c.permits)
@@ -633,7 +648,11 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 		return nil
 	}
 	l := r.call.limiter.line
-	b := l.cancel(r.call)
+	return l.confirmed(ctx, l.cancel(r.call), "cancel")
+}
+
+// confirmed waits until the store has answered a giveBack, but no longer than it may take to.
+func (l *line) confirmed(ctx context.Context, b *back, verb string) error {
 	if b == nil {
 		return nil
 	}
@@ -645,6 +664,6 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timeout.C:
-		return fmt.Errorf("%w: bucket %q: cancel was not answered within %v", ErrStoreTimeout, l.name, l.timeout)
+		return fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, l.name, verb, l.timeout)
 	}
 }

@@ -22,12 +22,14 @@ type back struct {
 
 // flight is one batch on its way.
 type flight struct {
-	batch Batch
-	calls []*call       // by request; the ones behind are reads
-	backs []*back       // the first requests
-	began time.Duration // see mono
-	local int64         // the limiter's clock then
-	until time.Time     // when its last caller gives up
+	batch   Batch
+	calls   []*call // by request; the ones behind are reads
+	backs   []*back // the first requests
+	limiter *RateLimiter
+	leased  int64         // so many permits are asked for a lease, by the last request; 0: none
+	began   time.Duration // see mono
+	local   int64         // the limiter's clock then
+	until   time.Time     // when its last caller gives up
 }
 
 // submit queues a call. Its channels tell when it is answered. One that cannot be called back may take its line's batch
@@ -169,10 +171,18 @@ func (l *line) build() *flight {
 	if l.queue = l.queue[n:]; len(l.queue) == 0 {
 		l.queue = nil
 	}
+	f.leased = 0
+	if rest == 0 && len(l.queue) == 0 {
+		if f.leased = l.wanted(limiter, now); f.leased > 0 {
+			f.batch.Requests = append(f.batch.Requests, Request{Op: OpTakeStored, Permits: f.leased})
+		}
+		l.refill = false
+	}
 	if len(f.batch.Requests) == 0 && len(reads) == 0 {
 		l.spare = f
-		return l.build() // all of them were parked
+		return l.build() // all of them were parked, or no lease is wanted any more
 	}
+	f.limiter = limiter
 	f.calls = append(f.calls, reads...)
 	if !l.inline {
 		f.local = now
@@ -186,13 +196,36 @@ func (l *line) tidy(now int64) bool {
 	l.advance(now)
 	l.unpark(now)
 	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool { return c.done })
-	for len(l.queue) > 0 && len(l.backs) == 0 && l.queue[0].op == OpTake && !l.queue[0].read && l.fromGap(l.queue[0], now) {
+	for len(l.queue) > 0 && l.queue[0].op == OpTake && !l.queue[0].read {
 		c := l.queue[0]
-		l.queue = l.queue[1:]
-		c.answered()
-		l.release(now)
+		if l.queueLease(c, now) {
+			l.queue = l.queue[1:]
+			c.finish(nil)
+		} else if len(l.backs) == 0 && l.fromGap(c, now) {
+			l.queue = l.queue[1:]
+			c.answered()
+			l.release(now)
+		} else {
+			break
+		}
 	}
-	return len(l.queue) > 0 || len(l.backs) > 0
+	l.refill = l.refill && l.lease.Load() != nil
+	return len(l.queue) > 0 || len(l.backs) > 0 || l.refill
+}
+
+// queueLease serves a call that has queued up from a lease, if nobody waits.
+func (l *line) queueLease(c *call, now int64) bool {
+	e := l.lease.Load()
+	if e == nil || c.reserved || c.limiter.lease == 0 || e.limiter.own.Config != c.limiter.own.Config || l.occupied.Load() {
+		return false
+	}
+	ok, low := e.take(c.permits, now)
+	if !ok && l.next != nil {
+		l.rotate()
+		ok, low = l.lease.Load().take(c.permits, now)
+	}
+	l.refill = l.refill || low
+	return ok
 }
 
 // first is the limiter whose batch comes next.
@@ -203,7 +236,7 @@ func (l *line) first() *RateLimiter {
 	case len(l.queue) > 0:
 		return l.queue[0].limiter
 	}
-	return nil
+	return l.lease.Load().limiter // for the next one
 }
 
 // deadline is when the last of the batch's callers gives up: run later, the batch must take nothing.
@@ -254,7 +287,7 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		switch i += len(f.backs); {
 		case err != nil:
 			c.finish(err)
-		case i >= len(f.batch.Requests):
+		case c.read:
 			b := out.Bucket
 			c.bucket = &b
 			c.finish(nil)
@@ -265,6 +298,11 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 			if l.settleTake(c, &f.batch.Requests[i].Grant, out, received, now) {
 				refused = append(refused, c)
 			}
+		}
+	}
+	if f.leased > 0 && err == nil {
+		if g := &f.batch.Requests[len(f.batch.Requests)-1].Grant; g.OK {
+			l.leased(f.limiter, f.leased, g, out, received)
 		}
 	}
 	if err == nil && !l.inline {
@@ -294,6 +332,7 @@ func (l *line) settleTake(c *call, g *Grant, out *Outcome, received, now int64) 
 	case g.Overflow:
 		c.finish(c.limiter.overflow(c.permits))
 	case g.OK:
+		l.asked += c.permits
 		c.place, c.id, c.granted, c.due = g.Place, g.Place.Tag, out.NowMicros, received+g.WaitMicros
 		if g.WaitMicros == 0 && !c.gone && !c.reserved && l.lastDue <= now {
 			c.used = true

@@ -37,6 +37,8 @@ type line struct {
 	// slot is the bucket in a MemoryStore, and occupied tells that not even there a request may pass by the line.
 	slot     atomic.Pointer[memoryBucket]
 	occupied atomic.Bool
+	// lease is the block of permits in use; nil: none.
+	lease atomic.Pointer[lease]
 
 	mu       sync.Mutex
 	queue    []*call // to be sent; who has left stays until its turn, and is passed over
@@ -55,6 +57,12 @@ type line struct {
 	server   int64     // the store's clock in its last answer
 	heard    time.Time // when that arrived; by the system's clock
 	conflict int64     // the version whose disagreement was reported
+
+	next   *lease // granted while lease still lasts
+	refill bool   // it is time to ask for the next
+	asked  int64  // permits that the store granted to callers
+	since  int64  // that is counted from here
+	review int64  // when to look after the leases; 0: never
 
 	timer   clockwork.Timer // wakes the first who waits
 	timerAt int64           // 0: not armed
@@ -204,6 +212,9 @@ func (l *line) advance(now int64) {
 		l.compact(now)
 	}
 	l.release(now)
+	if l.lease.Load() != nil {
+		l.review = l.reviewLeases(now)
+	}
 }
 
 // within is the longest wait that the call can use: none that ends after its context does.
@@ -286,9 +297,7 @@ func (l *line) tick() {
 
 // arm sets the timer for the next event.
 func (l *line) arm() {
-	if l.memory {
-		l.occupy()
-	}
+	l.occupy()
 	next := int64(0)
 	for _, r := range l.runs {
 		if r.waiting > 0 && (next == 0 || r.head().due < next) {
@@ -297,6 +306,9 @@ func (l *line) arm() {
 	}
 	if len(l.parked) > 0 && !l.flying && (next == 0 || l.retryAt < next) {
 		next = l.retryAt
+	}
+	if review := l.review; review != 0 && (next == 0 || review < next) {
+		next = review
 	}
 	if next == l.timerAt {
 		return

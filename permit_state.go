@@ -299,6 +299,8 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 			r.Grant = Grant{OK: b.giveBack(nowMicros, &r.Back)}
 		case OpSetRate:
 			r.Grant = Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
+		case OpTakeStored:
+			r.Grant = b.takeStored(nowMicros, r.Permits)
 		case OpReset:
 			b.begin(nowMicros, batch, batch.Config)
 			r.Grant = Grant{OK: true}
@@ -458,6 +460,21 @@ func (b *PermitBucket) take(now, n, maxWait int64) Grant {
 	place := Place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.Config.Version, before: before, after: after}
 	b.Tail = b.Seq
 	return Grant{OK: true, WaitMicros: due - now, Place: place}
+}
+
+// takeStored grants up to n permits, at least two, of those that are stored: all are due at once.
+func (b *PermitBucket) takeStored(now, n int64) Grant {
+	n = int64(min(float64(n), math.Floor(b.StoredPermits+shortfall)))
+	if n < 2 {
+		return Grant{}
+	}
+	g := b.take(now, n, 0)
+	if !g.OK && n > 2 { // the last one is short by more than is overlooked
+		n--
+		g = b.take(now, n, 0)
+	}
+	g.Permits = n
+	return g
 }
 
 // takeNow decides on one request as Apply would, if it is due at once or refused, under a configuration that is in force:

@@ -84,6 +84,8 @@ func encodeBatch(b *Batch, deadline string) string {
 			dst = append(strconv.AppendInt(dst, g.granted, 10), ' ')
 		case OpSetRate:
 			dst = append(appendFloat(append(dst, "S "...), r.Rate), ' ')
+		case OpTakeStored:
+			ints("L", r.Permits)
 		case OpReset:
 			dst = append(dst, "R "...)
 		}

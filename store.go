@@ -58,12 +58,14 @@ type GiveBack struct {
 // Op is what a Request asks for.
 type Op uint8
 
-// The operations. A batch without requests only reads.
+// The operations. A batch without requests only reads. OpTakeStored takes as many permits as are stored, up to Permits
+// but no less than two.
 const (
 	OpTake Op = iota
 	OpGiveBack
 	OpSetRate
 	OpReset
+	OpTakeStored
 )
 
 // Request is one entry of a Batch. Apply writes the answer into Grant.
@@ -88,8 +90,10 @@ type Grant struct {
 	Overflow bool
 	// WaitMicros until the permits are due; of a refusal, the wait that it would have taken.
 	WaitMicros int64
-	// Place of a granted OpTake.
+	// Place of a granted OpTake or OpTakeStored.
 	Place Place
+	// Permits that an OpTakeStored was granted.
+	Permits int64
 }
 
 // Batch is what one process asks of one bucket in one atomic step.

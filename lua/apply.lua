@@ -16,6 +16,7 @@
 --           none: run later, nothing is taken), newline, and the requests:
 --             T count permits maxWait   count equal requests, maxWait in microseconds
 --             G epoch tag tail version id stored next carry end spent level granted   places given back
+--             L permits                 as many as are stored, up to permits, at least two
 --             S rate                    set the rate
 --             R                         begin anew
 -- returns the time, then for each bucket one string:
@@ -297,6 +298,9 @@ local function make_decide()
         local g = {}
         for i = 1, 12 do g[i] = tonumber(word()) end
         ok = rare().give_back(g)
+      elseif op == 'L' then
+        local n = min(tonumber(word()), floor(stored + SHORTFALL))
+        ok = n >= 2 and (take(n, 0) or (n > 2 and take(n - 1, 0)))
       elseif op == 'S' then
         ok = rare().set_rate(tonumber(word()))
       else

@@ -1,0 +1,234 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+)
+
+// WithLease lets this process take a block of stored permits for a short time and hand them out without the network: for
+// upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by the demand of late and
+// never more than d × rate permits; what is not used returns when demand falls, with Close, or is lost when the process
+// dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was taken,
+// so none is handed out early, and none twice.
+//
+// The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any
+// window of T seconds at most
+//
+//	max(max permits, largest request) + rate × (T + 1 µs) + processes × d × rate
+//
+// permits are let go, and a process may be refused what others hold unused, at most processes × d × rate permits for d.
+// While the bucket is empty there is nothing to lease, and every permit is asked for.
+//
+// It is only for a bursty limiter with PayNow on a store behind a network, whose bucket holds a block (max permits ≥
+// d × rate ≥ 2), 1 ms to 10 s: a quota or a bucket without bursts would be exceeded, and a limiter that warms up would
+// count permits that nobody has used.
+func WithLease(d time.Duration) Option {
+	return func(o *options) {
+		o.lease = &d
+	}
+}
+
+// checkLease refuses leases where they make no sense.
+func (o *options) checkLease() {
+	if o.lease == nil {
+		return
+	}
+	d := *o.lease
+	block := d.Seconds() * o.config.Rate
+	_, inMemory := o.store.(*MemoryStore)
+	switch {
+	case d < time.Millisecond || d > 10*time.Second:
+		o.fail("lease", d, "1ms to 10s")
+	case o.config.Kind == WarmingUp:
+		o.fail("lease", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
+	case o.config.Payment == PayLater:
+		o.fail("lease", d, "PayNow: permits taken ahead must be paid by who takes them")
+	case inMemory:
+		o.fail("lease", d, "none for a MemoryStore: there is no network to save")
+	case block < 2:
+		o.fail("lease", d, fmt.Sprintf("at least 2 permits' worth at %v/s", o.config.Rate))
+	case block > max(o.config.Size, o.config.Floor):
+		o.fail("lease", d, fmt.Sprintf("a block of d × rate = %.6g permits to fit into max permits, %v: used late, it would be a burst that the bucket forbids",
+			block, max(o.config.Size, o.config.Floor)))
+	}
+}
+
+// lease is a block of permits that this process holds. All were due when it was taken.
+type lease struct {
+	limiter *RateLimiter
+	setting *setting
+	place   Place
+	granted int64 // store's time
+	permits int64
+	local   int64 // the limiter's clock when it was taken, or before
+	until   int64 // the limiter's clock from which it is worthless
+	half    int64 // when so many are used, the next block is asked for
+	used    atomic.Int64
+	counted int64 // used, when demand was measured last
+}
+
+// retired is more than any lease holds.
+const retired = math.MaxInt64 / 2
+
+// take hands out n permits. Exactly one of all callers is told that it is time to ask for the next block.
+func (e *lease) take(n, now int64) (ok, low bool) {
+	if now >= e.until {
+		return false, false
+	}
+	for {
+		used := e.used.Load()
+		if used+n > e.permits {
+			return false, false
+		}
+		if e.used.CompareAndSwap(used, used+n) {
+			return true, used < e.half && used+n >= e.half
+		}
+	}
+}
+
+// left is how many permits can still be handed out.
+func (e *lease) left(now int64) int64 {
+	if e == nil || now >= e.until {
+		return 0
+	}
+	return max(0, e.permits-e.used.Load())
+}
+
+// fromLease hands out leased permits, unless somebody waits already.
+func (l *line) fromLease(limiter *RateLimiter, n int64) bool {
+	e := l.lease.Load()
+	if e == nil || limiter.lease == 0 || l.occupied.Load() || e.limiter != limiter && e.limiter.own.Config != limiter.own.Config {
+		return false
+	}
+	ok, low := e.take(n, l.now())
+	if low {
+		l.mu.Lock()
+		l.refill = true
+		l.pump()
+		l.mu.Unlock()
+	}
+	return ok
+}
+
+// wanted is how many permits the next lease should be for, 0 for none: what demand of late would use in its time, no more
+// than four times what was used to see that, so that it begins small and grows fast.
+func (l *line) wanted(limiter *RateLimiter, now int64) int64 {
+	s := limiter.effective()
+	if limiter.lease == 0 || limiter.closed.Load() || s.Kind != Bursty || s.Payment != PayNow || len(l.parked) > 0 ||
+		l.sight.Load() != nil { // the bucket is empty
+		return 0
+	}
+	used := l.asked
+	current := l.lease.Load()
+	if current != nil {
+		used += min(current.used.Load(), current.permits) - current.counted
+	}
+	elapsed := max(1, now-l.since)
+	expect := float64(used) * float64(limiter.lease) / float64(elapsed)
+	if elapsed > 2*limiter.lease {
+		l.measure(now)
+	}
+	most := min(float64(limiter.lease)*s.Rate/microsPerSecond, s.max) - float64(current.left(now)+l.next.left(now))
+	n := int64(min(most, expect, 4*float64(used)))
+	if n < 2 {
+		return 0
+	}
+	return n
+}
+
+// measure begins to count demand anew.
+func (l *line) measure(now int64) {
+	l.asked, l.since = 0, now
+	if e := l.lease.Load(); e != nil {
+		e.counted = min(e.used.Load(), e.permits)
+	}
+}
+
+// leased puts a block that was granted to use.
+func (l *line) leased(limiter *RateLimiter, n int64, g *Grant, out *Outcome, received int64) {
+	setting := out.Bucket.setting()
+	e := &lease{
+		limiter: limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
+		local: received, until: received + limiter.lease, half: (g.Permits + 1) / 2,
+	}
+	l.measure(l.now())
+	if g.Permits < n { // the bucket is empty: no use asking for more
+		e.half = retired
+	}
+	if limiter.closed.Load() || l.next != nil {
+		l.giveUp(e)
+		return
+	}
+	if l.next = e; l.lease.Load().left(received) == 0 {
+		l.rotate()
+	}
+}
+
+// rotate puts the next lease in the place of one that is used up or worthless.
+func (l *line) rotate() {
+	old := l.lease.Swap(l.next)
+	l.next = nil
+	l.giveUp(old)
+}
+
+// reviewLeases gives back what will not be used, and returns when to look again; 0: never.
+func (l *line) reviewLeases(now int64) int64 {
+	e := l.lease.Load()
+	if e == nil {
+		return 0
+	}
+	half := e.local + (e.until-e.local)/2
+	if now >= e.until || now >= half && e.used.Load() < e.permits/4 {
+		l.rotate()
+		return l.reviewLeases(now)
+	}
+	if now < half {
+		return half
+	}
+	return e.until
+}
+
+// giveUp ends a lease, and returns what is left of it to the store.
+func (l *line) giveUp(e *lease) *back {
+	if e == nil {
+		return nil
+	}
+	used := e.used.Swap(retired)
+	if used >= e.permits {
+		return nil
+	}
+	p := e.place
+	to, tail := p.before, p.Prev
+	if used > 0 {
+		to, _ = e.setting.after(e.setting.Kind, to, used)
+		tail = p.Tag
+	}
+	b := &back{limiter: e.limiter, give: GiveBack{
+		Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: to, end: p.after.Next,
+		spent: to.Stored - p.after.Stored, level: p.after.Stored, granted: e.granted,
+	}}
+	l.backs = append(l.backs, b)
+	return b
+}
+
+// Close gives back what the limiter has leased (WithLease), and waits for the store's answer as long as ctx lets it. A
+// limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
+func (l *RateLimiter) Close(ctx context.Context) error {
+	l.closed.Store(true)
+	line := l.line
+	line.mu.Lock()
+	var last *back
+	for line.lease.Load() != nil {
+		if b := line.giveUp(line.lease.Swap(line.next)); b != nil {
+			last = b
+			b.done = make(chan struct{})
+		}
+		line.next = nil
+	}
+	line.pump()
+	line.mu.Unlock()
+	return line.confirmed(ctx, last, "close")
+}
