@@ -78,12 +78,15 @@ func (l *line) pump() {
 func (l *line) fly() {
 	for f := l.depart(); f != nil; f = l.depart() {
 		ctx, cancel := context.WithDeadline(context.Background(), f.until)
+		f.batch.keep = true
 		out, err := l.store.Apply(ctx, &f.batch)
 		cancel()
 		l.mu.Lock()
 		mine := l.flight == f
 		if mine {
 			l.flight = nil
+		} else {
+			l.letGo(f.batch.memo)
 		}
 		l.settle(f, &out, err)
 		if !mine {
@@ -93,8 +96,14 @@ func (l *line) fly() {
 		}
 		l.arm()
 		l.mu.Unlock()
-		// Those who were just answered may ask again: let them, so that they share the next batch. Else the first of
-		// them would fly alone, and the others wait for it.
+		letAsk()
+	}
+}
+
+// letAsk lets those who were just answered ask again, so that they share the next batch. Else the first of them would
+// leave alone, and the others wait for it.
+func letAsk() {
+	for range 2 { // the first lets them run, the second those whom the others woke
 		runtime.Gosched()
 	}
 }
@@ -104,9 +113,18 @@ func (l *line) depart() *flight {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.build()
-	l.flight, l.flying = f, f != nil
+	if l.flight, l.flying = f, f != nil; f == nil {
+		l.letGo(l.memo)
+	}
 	l.arm()
 	return f
+}
+
+// letGo ends what the store has kept for a next batch.
+func (l *line) letGo(m *memo) {
+	if s, ok := l.store.(*RedisStore); ok {
+		s.letGo(m)
+	}
 }
 
 // land ends a flight that left by depart.

@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -142,9 +141,7 @@ func (f *ferry) sail() {
 func (f *ferry) run(t *trip) {
 	for f.embark(t) {
 		f.cross(t)
-		for range 2 { // those who were just answered may ask again: let them come along
-			runtime.Gosched()
-		}
+		letAsk()
 	}
 	if t.cancel != nil {
 		t.cancel()

@@ -593,12 +593,13 @@ func (b *PermitBucket) TTLMillis(nowMicros int64) int64 {
 	return int64(math.Ceil(min(micros, maxExact)/1000)) + 86_400_000 + spareTTL
 }
 
-// The state as text: "tb1", the configuration, then name=value in this order, one space between them:
+// The state as text: "tb1", then name=value in this order, one space between them, and the configuration:
 //
-//	tb1 bursty now 5 5 1 0 stored=4.5 next=1700000000000000 carry=0 debt=0 epoch=8239 seq=12 tail=12 back=0:
+//	tb1 epoch=8239 seq=12 tail=12 stored=4.5 next=1700000000000000 carry=0 debt=0 back=0: bursty now 5 5 1 0
 //
 // A person can read it in redis-cli, and lua/apply.lua writes the same bytes. 17 digits give every float64 back. It is
-// short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were.
+// short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were. Epoch
+// and seq come first: no two states of a bucket have both in common, so a state is known by how it begins.
 const stateFormat = "tb1"
 
 func appendFloat(dst []byte, f float64) []byte {
@@ -610,14 +611,13 @@ func appendFloat(dst []byte, f float64) []byte {
 
 // AppendText appends the state in its stored form.
 func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
-	dst = append(append(dst, stateFormat+" "...), b.text...)
+	dst = strconv.AppendInt(append(dst, stateFormat+" epoch="...), b.Epoch, 10)
+	dst = strconv.AppendInt(append(dst, " seq="...), b.Seq, 10)
+	dst = strconv.AppendInt(append(dst, " tail="...), b.Tail, 10)
 	dst = appendFloat(append(dst, " stored="...), b.StoredPermits)
 	dst = strconv.AppendInt(append(dst, " next="...), b.NextFreeTicketMicros, 10)
 	dst = appendFloat(append(dst, " carry="...), b.CarryMicros)
 	dst = strconv.AppendInt(append(dst, " debt="...), b.NextFreeTicketMicros-b.SeenMicros, 10)
-	dst = strconv.AppendInt(append(dst, " epoch="...), b.Epoch, 10)
-	dst = strconv.AppendInt(append(dst, " seq="...), b.Seq, 10)
-	dst = strconv.AppendInt(append(dst, " tail="...), b.Tail, 10)
 	dst = append(appendFloat(append(dst, " back="...), b.ReturnedPermits), ':')
 	for i, tag := range b.returned {
 		if i > 0 {
@@ -625,7 +625,7 @@ func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
 		}
 		dst = strconv.AppendInt(dst, tag, 10)
 	}
-	return dst, nil
+	return append(append(dst, ' '), b.text...), nil
 }
 
 // MarshalText returns the state in its stored form.
@@ -648,14 +648,14 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 		}
 	}
 	s := scanner{rest: text}
-	s.literal(stateFormat + " ")
+	s.literal(stateFormat)
 	var n PermitBucket
-	if expected != nil && s.err == nil && strings.HasPrefix(s.rest, expected.text) {
-		s.rest = s.rest[len(expected.text):]
-	} else {
-		expected = nil
-		n.Config = s.config()
+	n.Epoch = s.integer(" epoch=", 1)
+	n.Seq = s.integer(" seq=", 1)
+	if n.Seq > maxSeq {
+		s.fail("seq", strconv.FormatInt(n.Seq, 10))
 	}
+	n.Tail = s.integer(" tail=", 0)
 	n.StoredPermits = s.number(" stored=", 0, maxExact)
 	n.NextFreeTicketMicros = s.integer(" next=", -maxExact)
 	n.CarryMicros = s.number(" carry=", -maxExact*shortfall, 1)
@@ -663,19 +663,9 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 	if n.SeenMicros < -maxExact || n.SeenMicros > maxExact {
 		s.fail("debt", strconv.FormatInt(n.NextFreeTicketMicros-n.SeenMicros, 10))
 	}
-	n.Epoch = s.integer(" epoch=", 1)
-	n.Seq = s.integer(" seq=", 1)
-	if n.Seq > maxSeq {
-		s.fail("seq", strconv.FormatInt(n.Seq, 10))
-	}
-	n.Tail = s.integer(" tail=", 0)
-	var list string
-	s.rest, list, _ = strings.Cut(s.rest, ":")
-	n.ReturnedPermits = s.number(" back=", 0, maxExact)
-	if s.rest != "" {
-		s.fail("back", s.rest)
-	}
-	if !strings.Contains(text, ":") || strings.HasSuffix(list, ",") {
+	returned, list, ok := strings.Cut(s.field(" back="), ":")
+	n.ReturnedPermits = s.parse("back", returned, 0, maxExact)
+	if !ok || strings.HasSuffix(list, ",") {
 		s.fail("back", list)
 	}
 	for whole := list; s.err == nil && list != ""; {
@@ -687,16 +677,21 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 		}
 		n.returned = append(n.returned, v)
 	}
-	if s.err != nil {
-		return s.err
-	}
-	if expected != nil {
+	s.literal(" ")
+	if expected != nil && s.err == nil && s.rest == expected.text {
 		n.put(expected)
 	} else {
-		if err := n.Config.validate(); err != nil {
+		c := s.config()
+		if s.rest != "" {
+			s.fail("version", s.rest)
+		}
+		if s.err != nil {
+			return s.err
+		}
+		if err := c.validate(); err != nil {
 			return fmt.Errorf("%w: %v", ErrCorruptState, err)
 		}
-		n.adopt(n.Config)
+		n.adopt(c)
 	}
 	n.Name = b.Name
 	*b = n
@@ -769,7 +764,10 @@ func (s *scanner) field(name string) string {
 
 // number accepts what Lua's tonumber accepts of these characters, so that both languages call the same states corrupt.
 func (s *scanner) number(name string, lo, hi float64) float64 {
-	value := s.field(name)
+	return s.parse(name, s.field(name), lo, hi)
+}
+
+func (s *scanner) parse(name, value string, lo, hi float64) float64 {
 	f, err := strconv.ParseFloat(value, 64)
 	if err != nil || !isNumeric(value) || !(f >= lo && f <= hi) {
 		s.fail(name, value)

@@ -24,20 +24,31 @@ const (
 	decided status = iota
 	late
 	locked
+	wrong // the guess was
 )
 
-// arguments of lua/apply.lua: four for all buckets, four for each.
+// arguments of lua/apply.lua: four for all buckets, two for each.
 const (
 	headArgs   = 4
-	bucketArgs = 4
+	bucketArgs = 2
 )
+
+// confident is after how many right memories a guess is made: a wrong one costs a round trip.
+const confident = 3
 
 // encode writes the arguments that belong to a bucket. A guess is made if asOf is not 0.
 func (a *attempt) encode(args []string, asOf int64, deadline string) {
-	if a.guessed = a.memo.guessing(a.batch, asOf, &a.guess); a.guessed {
-		args[0], args[1], args[2] = a.memo.text, a.guess.text, a.guess.ttl
+	if a.guessed = a.memo.alone >= confident && a.memo.guessing(a.batch, asOf, &a.guess); a.guessed {
+		args[0], args[1] = beginning(a.memo.text), a.guess.text
+	} else {
+		args[1] = encodeBatch(a.batch, deadline)
 	}
-	args[3] = encodeBatch(a.batch, deadline)
+}
+
+// beginning is how a state begins: epoch and seq, which tell it from all others of its bucket, and as much more as costs
+// Redis nothing (it keeps strings of up to 44 bytes in one piece).
+func beginning(text string) string {
+	return text[:max(strings.Index(text, " stored="), min(44, len(text)))]
 }
 
 // encodeBatch is a batch as lua/apply.lua reads it. Equal requests in a row travel as a count.
@@ -114,6 +125,9 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 		return Outcome{}, late, nil
 	case word == "locked":
 		return Outcome{}, locked, nil
+	case word == "wrong":
+		m.alone = 0
+		return Outcome{}, wrong, nil
 	}
 	m.text = ""
 	switch {
@@ -196,6 +210,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 				return Outcome{}, s.tooLate(a.batch)
 			}
 			tooLate, server, read = true, now, time.Now()
+		case wrong: // and not made again
 		case locked:
 			if waited = true; !pause.wait(ctx) {
 				return Outcome{}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])

@@ -278,6 +278,17 @@ func notExecuted(err error) bool {
 	return false
 }
 
+// patience is for how long to wait for a lock: about as long as it is held. It does not grow far, or those who wait for
+// longest would ask least often.
+type patience struct{ tried int }
+
+// NextBackoff implements redislock.RetryStrategy.
+func (p *patience) NextBackoff() time.Duration {
+	p.tried++
+	d := min(200*time.Microsecond<<min(p.tried, 4), 2*time.Millisecond)
+	return d/2 + rand.N(d)
+}
+
 // pause grows from 0.2 ms to 10 ms, each with jitter, so that a fleet does not knock in step.
 type pause time.Duration
 
@@ -286,8 +297,7 @@ func newPause() *pause {
 	return &p
 }
 
-// NextBackoff implements redislock.RetryStrategy.
-func (p *pause) NextBackoff() time.Duration {
+func (p *pause) next() time.Duration {
 	d := time.Duration(*p)
 	*p = pause(min(2*d, 10*time.Millisecond))
 	return d/2 + rand.N(d)
@@ -295,7 +305,7 @@ func (p *pause) NextBackoff() time.Duration {
 
 // wait reports false if the context ends first.
 func (p *pause) wait(ctx context.Context) bool {
-	timer := time.NewTimer(p.NextBackoff())
+	timer := time.NewTimer(p.next())
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -311,9 +321,17 @@ type memo struct {
 	bucket, lock string // the keys
 	state        PermitBucket
 	text         string // of the state; "": unknown
-	alone        bool   // nobody else has changed the bucket between our last batches: worth a guess
+	alone        int    // so many batches in a row found the bucket as the one before had left it
 	expires      int64  // milliseconds of the store's clock until which the key lives at least
+
+	// Of a lock that others wait for, as long as it is kept:
+	token string
+	turns int
 }
+
+// maxTurns is how many batches a process decides in a row under a lock that others wait for, if it has so many. Handing
+// it over takes as long as several batches do.
+const maxTurns = 8
 
 // recall returns what is known of the batch's bucket.
 func (s *redisBase) recall(batch *Batch) *memo {
@@ -329,7 +347,11 @@ func (s *redisBase) recall(batch *Batch) *memo {
 
 // learn notes a state that was found, and the one that the batch left behind, if any.
 func (m *memo) learn(old string, read *PermitBucket, out *Outcome, new string) {
-	m.alone = m.text == "" || m.text == old
+	if m.text == old {
+		m.alone++
+	} else {
+		m.alone = 0
+	}
 	switch {
 	case out.Changed:
 		m.state, m.text = out.Bucket, new
@@ -346,18 +368,16 @@ func (m *memo) learn(old string, read *PermitBucket, out *Outcome, new string) {
 // which stands if the bucket is still what is remembered. It is exact, for it is what the store would have decided at
 // that time; the time is at most guessAge old.
 type guess struct {
-	asOf    int64
-	local   int64 // the limiter's clock then
-	text    string
-	ttl     string // "": that of the key is long enough
-	expires int64
-	out     Outcome
+	asOf  int64
+	local int64 // the limiter's clock then
+	text  string
+	out   Outcome
 }
 
 // guessing computes a guess, if there is one to make: all requests must be granted, since a refusal should be told by
 // the latest time.
 func (m *memo) guessing(batch *Batch, asOf int64, g *guess) bool {
-	if m.text == "" || !m.alone || asOf == 0 {
+	if m.text == "" || asOf == 0 {
 		return false
 	}
 	b := m.state
@@ -371,19 +391,18 @@ func (m *memo) guessing(batch *Batch, asOf int64, g *guess) bool {
 			return false
 		}
 	}
+	if asOf/1000+b.TTLMillis(g.out.NowMicros)-spareTTL > m.expires {
+		return false // the key must live longer than it will
+	}
 	var buf [256]byte
 	text, _ := b.AppendText(buf[:0])
 	g.text = string(text)
-	g.ttl, g.expires = "", m.expires
-	if need := b.TTLMillis(g.out.NowMicros); asOf/1000+need-spareTTL > m.expires {
-		g.ttl, g.expires = strconv.FormatInt(need, 10), asOf/1000+need
-	}
 	return true
 }
 
 // right notes that a guess was written.
 func (m *memo) right(g *guess) Outcome {
-	m.state, m.text, m.expires = g.out.Bucket, g.text, g.expires
+	m.state, m.text = g.out.Bucket, g.text
 	g.out.local = g.local
 	return g.out
 }
@@ -422,11 +441,20 @@ func deadlineOf(ctx context.Context) time.Time {
 // Apply implements Store.
 func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
+	token := m.token
+	m.token = ""
 	for pause := newPause(); ; {
-		token, err := s.obtain(ctx, m.lock)
-		if err != nil {
-			return Outcome{}, err
+		if token == "" {
+			waited := false
+			var err error
+			if token, waited, err = s.obtain(ctx, m.lock); err != nil {
+				return Outcome{}, err
+			}
+			if m.turns = maxTurns; waited && batch.keep {
+				m.turns = 0
+			}
 		}
+		m.turns++
 		out, done, err := s.decide(ctx, batch, m, token)
 		if err != nil || !done {
 			m.text = ""
@@ -439,36 +467,47 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 			return Outcome{}, fmt.Errorf("%w: key %q was lost again and again; is its time to live of %v too short?",
 				ErrLockNotObtained, m.lock, s.lockTTL)
 		}
+		token = ""
 	}
 }
 
-// obtain takes the lock, or gives up when the context ends.
-func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, err error) {
+// letGo releases a lock that was kept for a next batch which did not come.
+func (s *RedisStore) letGo(m *memo) {
+	if m != nil && m.token != "" {
+		s.release(m.lock, m.token)
+		m.token = ""
+	}
+}
+
+// obtain takes the lock, or gives up when the context ends. It tells whether somebody else had it.
+func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, waited bool, err error) {
 	for {
+		patience := &patience{}
 		token = strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
 		attempt, cancel := context.WithTimeout(ctx, s.lockTTL)
-		_, err = s.locker.Obtain(attempt, lock, s.lockTTL, &redislock.Options{Token: token, RetryStrategy: newPause()})
-		waited := attempt.Err() != nil
+		_, err = s.locker.Obtain(attempt, lock, s.lockTTL, &redislock.Options{Token: token, RetryStrategy: patience})
+		ended := attempt.Err() != nil
 		cancel()
 		switch {
 		case err == nil:
-			return token, nil
-		case !waited && notExecuted(err):
+			return token, waited || patience.tried > 0, nil
+		case !ended && notExecuted(err):
 			if !newPause().wait(ctx) {
-				return "", err
+				return "", false, err
 			}
 			continue
-		case !waited || !errors.Is(err, context.DeadlineExceeded):
+		case !ended || !errors.Is(err, context.DeadlineExceeded):
 			s.release(lock, token) // the answer may be lost, but not the lock taken
-			return "", err
+			return "", false, err
 		}
+		waited = true
 		s.release(lock, token)
 		if ctx.Err() != nil {
-			return "", fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
+			return "", false, fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
 		}
 		// Whoever held it for longer than its time to live has died while the clock was set back, or set no expiry.
 		if _, err := s.run(ctx, &clipScript, 1, lock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10)); err != nil {
-			return "", err
+			return "", false, err
 		}
 	}
 }
@@ -479,7 +518,7 @@ func (s *RedisStore) release(lock, token string) {
 		ctx, cancel := context.WithTimeout(context.Background(), s.lockTTL)
 		defer cancel()
 		// The bucket's key is only named to be in the same slot; without a new state nothing is read or written.
-		_, _ = s.run(ctx, &commitScript, 2, strings.TrimSuffix(lock, ":lock"), lock, token, "", "", "", "", "", "")
+		_, _ = s.run(ctx, &commitScript, 2, strings.TrimSuffix(lock, ":lock"), lock, token, "", "", "", "", "", "", "")
 	}()
 }
 
@@ -487,9 +526,17 @@ func (s *RedisStore) release(lock, token string) {
 // else what is read. It reports false if the fence stopped it: nothing happened, and the lock may be held.
 func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token string) (out Outcome, done bool, err error) {
 	clock, server, read := s.clockArg(batch), batch.ServerMicros, batch.ServerRead
+	keep := ""
+	if m.turns < maxTurns {
+		keep = strconv.FormatInt(s.lockTTL.Milliseconds(), 10)
+	}
 	commit := func(guessed, old, new, ttl string) ([]string, error) {
-		return s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, clock, guessed,
-			s.deadlineArg(deadlineOf(ctx), server, read), old, new, ttl)
+		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, clock, guessed,
+			s.deadlineArg(deadlineOf(ctx), server, read), old, new, ttl, keep)
+		if err == nil && reply[0] == "done" && new != "" && keep != "" {
+			m.token = token
+		}
+		return reply, err
 	}
 	guessedAt := asOf(server, read)
 	if s.local {
@@ -498,7 +545,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 	var g guess
 	var reply []string
 	if m.guessing(batch, guessedAt, &g) {
-		reply, err = commit(strconv.FormatInt(g.asOf, 10), m.text, g.text, g.ttl)
+		reply, err = commit(strconv.FormatInt(g.asOf, 10), m.text, g.text, "")
 	} else {
 		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, clock)
 	}

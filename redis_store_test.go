@@ -175,7 +175,7 @@ func TestDeadlineInTheScript(t *testing.T) {
 		require.Equal(t, want, err == nil, "%v: %v", skew, err)
 	}
 	reply, err := store.run(background, &applyScript, 2, "tokenbucket:{late}", "tokenbucket:{late}:lock",
-		"", "500", "", "1", "", "", "", encodeBatch(takes("late", 1), "1"))
+		"", "500", "", "1", "", encodeBatch(takes("late", 1), "1"))
 	require.NoError(t, err)
 	require.Equal(t, "late", reply[1])
 	require.EqualValues(t, 0, client.Exists(background, "tokenbucket:{late}").Val())
@@ -198,7 +198,7 @@ func TestFence(t *testing.T) {
 			client.Del(background, bucket, lock)
 			_, err := store.Apply(background, takes("x", 1))
 			require.NoError(t, err)
-			token, err := store.obtain(background, lock)
+			token, _, err := store.obtain(background, lock)
 			require.NoError(t, err)
 			paused := &pausing{RedisClient: client, before: commitScript.sha, do: meanwhile}
 			stale := *store

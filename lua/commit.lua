@@ -8,7 +8,8 @@
 -- ARGV[4]  deadline, in microseconds of the server's clock: run later, nothing is written; '' for none
 -- ARGV[5]  the state that the bucket must have, '' for none
 -- ARGV[6]  the new state, '' to write nothing; ARGV[7] its time to live in milliseconds, '' to keep what the key has
--- returns 'done' or 'late', and the lock is released;  'lost', the lock was;
+-- ARGV[8]  the lock's time to live in milliseconds, to keep it for the next batch; '' to release it
+-- returns 'done' and the time, the lock is released unless it is kept;  'late', it is released;  'lost', it was;
 --         'changed', the time, the state: the bucket is another, or the guess too old, and the lock is still held
 
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {'lost'} end
@@ -35,5 +36,9 @@ if ARGV[7] == '' then
 else
   redis.call('SET', KEYS[1], ARGV[6], 'PX', ARGV[7])
 end
-redis.call('DEL', KEYS[2])
+if ARGV[8] == '' then
+  redis.call('DEL', KEYS[2])
+else
+  redis.call('PEXPIRE', KEYS[2], ARGV[8])
+end
 return {'done', string.format('%.0f', now)}
