@@ -76,6 +76,7 @@ func (l *line) pump() {
 
 // fly takes batches to the store, one after another, until there are no more.
 func (l *line) fly() {
+	var woken []chan struct{}
 	for f := l.depart(); f != nil; f = l.depart() {
 		ctx, cancel := context.WithDeadline(context.Background(), f.until)
 		f.batch.keep = true
@@ -88,14 +89,20 @@ func (l *line) fly() {
 		} else {
 			l.letGo(f.batch.memo)
 		}
+		woken = woken[:0]
+		l.woken = &woken
 		l.settle(f, &out, err)
-		if !mine {
+		l.woken = nil
+		if mine {
+			l.arm()
+		} else {
 			l.pump()
-			l.mu.Unlock()
+		}
+		l.mu.Unlock()
+		wake(woken)
+		if !mine {
 			return
 		}
-		l.arm()
-		l.mu.Unlock()
 		letAsk()
 	}
 }
@@ -127,15 +134,19 @@ func (l *line) letGo(m *memo) {
 	}
 }
 
-// land ends a flight that left by depart.
-func (l *line) land(f *flight, out *Outcome, err error) {
+// land ends a flight that left by depart. It lends the buffer.
+func (l *line) land(f *flight, out *Outcome, err error, woken *[]chan struct{}) {
+	*woken = (*woken)[:0]
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.flight == f {
 		l.flight, l.flying = nil, false
 	}
+	l.woken = woken
 	l.settle(f, out, err)
+	l.woken = nil
 	l.pump()
+	l.mu.Unlock()
+	wake(*woken)
 }
 
 // maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
@@ -197,7 +208,7 @@ func (l *line) build() *flight {
 		l.refill = false
 	}
 	if len(f.batch.Requests) == 0 && len(reads) == 0 {
-		l.spare = f
+		l.spare, l.memo = f, f.batch.memo
 		return l.build() // all of them were parked, or no lease is wanted any more
 	}
 	f.limiter = limiter
@@ -261,7 +272,7 @@ func (l *line) first() *RateLimiter {
 func (f *flight) deadline(timeout time.Duration) {
 	f.began = mono()
 	until := time.Duration(0)
-	if len(f.backs) > 0 {
+	if len(f.backs) > 0 || f.leased > 0 {
 		until = f.began + timeout
 	}
 	for _, c := range f.calls {
@@ -308,10 +319,10 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		case c.read:
 			b := out.Bucket
 			c.bucket = &b
-			c.finish(nil)
+			l.answer(c)
 		case c.op != OpTake:
 			c.refused = !f.batch.Requests[i].Grant.OK
-			c.finish(nil)
+			l.answer(c)
 		default:
 			if l.settleTake(c, &f.batch.Requests[i].Grant, out, received, now) {
 				refused = append(refused, c)
@@ -354,7 +365,7 @@ func (l *line) settleTake(c *call, g *Grant, out *Outcome, received, now int64) 
 		c.place, c.id, c.granted, c.due = g.Place, g.Place.Tag, out.NowMicros, received+g.WaitMicros
 		if g.WaitMicros == 0 && !c.gone && !c.reserved && l.lastDue <= now {
 			c.used = true
-			c.finish(nil)
+			l.answer(c)
 			return false
 		}
 		l.join(c, g, out, received, now)
@@ -371,9 +382,28 @@ func (l *line) settleTake(c *call, g *Grant, out *Outcome, received, now int64) 
 		return true
 	default:
 		c.refused = true
-		c.finish(nil)
+		l.answer(c)
 	}
 	return false
+}
+
+// answer lets a caller go when the lock is released: it shall neither find it held when it asks again, nor see less than
+// its own answer has brought.
+func (l *line) answer(c *call) {
+	if l.woken == nil {
+		c.finish(nil)
+	} else if !c.done {
+		c.done, c.kept = true, c.run != nil
+		c.answered()
+		*l.woken = append(*l.woken, c.ready)
+	}
+}
+
+// wake lets those go who were answered, after the lock was released.
+func wake(woken []chan struct{}) {
+	for _, ready := range woken {
+		close(ready)
+	}
 }
 
 // learn notes the configuration in force and reports a disagreement once.

@@ -3,8 +3,12 @@ package tokenbucket
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"math/rand/v2"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,6 +51,8 @@ func drawRequest(t *rapid.T, places []Place) Request {
 		return Request{Op: OpSetRate, Rate: drawRate(t)}
 	case op == 1 && rapid.IntRange(0, 9).Draw(t, "reset") == 0:
 		return Request{Op: OpReset}
+	case op == 2 && rapid.Bool().Draw(t, "stored"):
+		return Request{Op: OpTakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
 	case op <= 4 && len(places) > 0:
 		p := rapid.SampledFrom(places[max(0, len(places)-3):]).Draw(t, "place")
 		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")
@@ -124,6 +130,77 @@ func TestDifferential(t *testing.T) {
 	require.Greater(t, returned, 500)
 }
 
+// A right guess leaves the state that the script would have computed, to the last bit, and a wrong one changes nothing: a
+// bucket whose process remembers it goes the same way as one whose process never does, on both stores, also when another
+// process asks in between, when the state is lost, and when a clock is set back.
+func TestGuess(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := t.Name() + ":"
+	var guesses, others atomic.Int64
+	for which, guessing := range redisStores(client, WithLocalTime(), WithKeyPrefix(prefix)) {
+		plain := redisStores(client, WithLocalTime(), WithKeyPrefix(prefix+"plain:"))["script"]
+		t.Run(which, func(t *testing.T) {
+			rapid.Check(t, func(rt *rapid.T) {
+				c := drawConfig(rt, Kind(rapid.IntRange(0, 1).Draw(rt, "kind")))
+				s := newSetting(c)
+				name := fmt.Sprint(rapid.StringMatching(`[a-z]{12}`).Draw(rt, "name"), rand.Uint64())
+				now := int64(1_700_000_000_000_000)
+				memos := []*memo{{}, {}}
+				var places []Place
+				for range 60 {
+					if rapid.IntRange(0, 3).Draw(rt, "far") == 0 {
+						now = drawTime(rt, now)
+					} else {
+						now += int64(rapid.Float64Range(0, 3).Draw(rt, "gap") * s.interval)
+					}
+					b := &Batch{
+						Name: name, Config: c, Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
+						Epoch: rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return now }, own: &s,
+					}
+					for range rapid.IntRange(1, 3).Draw(rt, "requests") {
+						r := Request{Permits: rapid.Int64Range(1, 3).Draw(rt, "permits"), MaxWaitMicros: maxExact}
+						if rapid.IntRange(0, 9).Draw(rt, "any") == 0 {
+							r = drawRequest(rt, places)
+						}
+						b.Requests = append(b.Requests, r)
+					}
+					switch rapid.IntRange(0, 40).Draw(rt, "event") {
+					case 0:
+						for _, p := range []string{prefix, prefix + "plain:"} {
+							require.NoError(rt, client.Del(background, p+"{"+name+"}").Err())
+						}
+					}
+					twin := *b
+					twin.Requests = slices.Clone(b.Requests)
+					b.memo = memos[min(1, rapid.IntRange(0, 12).Draw(rt, "process")/12)]
+					known := b.memo.text
+					out, err := guessing.Apply(background, b)
+					require.NoError(rt, err)
+					if out.local != 0 {
+						guesses.Add(1)
+						require.NotEmpty(rt, known)
+					} else {
+						others.Add(1)
+					}
+					want, err := plain.Apply(background, &twin)
+					require.NoError(rt, err)
+					require.Equal(rt, client.Get(background, prefix+"plain:{"+name+"}").Val(), client.Get(background, prefix+"{"+name+"}").Val())
+					require.Equal(rt, want.NowMicros, out.NowMicros)
+					for i := range b.Requests {
+						require.Equal(rt, twin.Requests[i].Grant, b.Requests[i].Grant)
+						if r := &b.Requests[i]; r.Grant.OK && r.Op == OpTake {
+							places = append(places, r.Grant.Place)
+						}
+					}
+				}
+			})
+			t.Logf("%d right guesses, %d decided in full", guesses.Load(), others.Load())
+			require.Greater(t, guesses.Swap(0), int64(500))
+			require.Greater(t, others.Swap(0), int64(500))
+		})
+	}
+}
+
 // What one language calls corrupt, the other does too, and nothing is overwritten.
 func TestDifferentialCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
@@ -169,4 +246,41 @@ func TestDifferentialCorrupt(t *testing.T) {
 	t.Logf("%d accepted, %d refused", accepted, refused)
 	require.Greater(t, accepted, 100)
 	require.Greater(t, refused, 1000)
+}
+
+// Permits come back as often as they are given back, in one epoch, and no place twice, however many were.
+func TestManyReturns(t *testing.T) {
+	store := NewRedisScriptStore(redistest.Shared(t).Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
+	ask := func(requests ...Request) *Batch {
+		b := &Batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Initial: 500, Epoch: newEpoch(),
+			LocalMicros: func() int64 { return 1_700_000_000_000_000 }, Requests: requests}
+		_, err := store.Apply(background, b)
+		require.NoError(t, err)
+		return b
+	}
+	back := func(p Place) Request {
+		return Request{Op: OpGiveBack, Back: GiveBack{
+			Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, Version: p.Version, ID: p.Tag, to: p.before, end: p.after.Next,
+			spent: p.before.Stored - p.after.Stored, level: p.after.Stored, granted: p.before.Next,
+		}}
+	}
+	var places []Place
+	for i := range 4 * maxReturned {
+		b := ask(Request{Permits: 2}, Request{Permits: 1})
+		first, second := b.Requests[0].Grant.Place, b.Requests[1].Grant.Place
+		places = append(places, first, second)
+		if i%2 == 0 {
+			first, second = second, first // the tail first, or out of turn
+		}
+		for _, r := range ask(back(first), back(second)).Requests {
+			require.True(t, r.Grant.OK, "%d", i)
+		}
+	}
+	state, err := store.Apply(background, &Batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Epoch: 1, LocalMicros: func() int64 { return 1_700_000_000_000_000 }})
+	require.NoError(t, err)
+	require.Equal(t, 500.0, state.Bucket.StoredPermits)
+	require.Len(t, state.Bucket.returned, maxReturned)
+	for _, p := range places {
+		require.False(t, ask(back(p)).Requests[0].Grant.OK, "a second time")
+	}
 }

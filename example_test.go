@@ -38,6 +38,18 @@ func Example() {
 	})
 }
 
+// A limit so high that even a shared round trip a call is too much.
+func ExampleWithLease() {
+	store := tokenbucket.NewRedisScriptStore(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
+	limiter, err := tokenbucket.NewSmoothBursty("cache", 50_000, tokenbucket.WithStore(store), tokenbucket.WithLease(20*time.Millisecond))
+	if err != nil {
+		panic(err)
+	}
+	defer limiter.Close(context.Background()) // gives back what is left
+
+	_, _ = limiter.TryAcquire(context.Background(), 1, 0)
+}
+
 func ExampleRateLimiter_TryAcquire() {
 	ctx := context.Background()
 	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithInitialPermits(5))

@@ -46,6 +46,7 @@ type trip struct {
 	lines   []*line // for reuse
 	cargoes []cargo
 	args    []string
+	woken   []chan struct{}
 }
 
 const (
@@ -107,6 +108,7 @@ func (s *RedisScriptStore) swim(l *line) bool {
 
 	t.lines[0] = l
 	f.cross(t)
+	t.lines[0] = nil
 
 	f.mu.Lock()
 	f.swimming = false
@@ -280,9 +282,9 @@ func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 	f.mu.Unlock()
 	for i := range cargoes {
 		if err != nil {
-			cargoes[i].lost(err)
+			cargoes[i].lost(err, &t.woken)
 		} else {
-			f.deliver(&cargoes[i], clock, reply[1+i])
+			f.deliver(&cargoes[i], clock, reply[1+i], &t.woken)
 		}
 	}
 }
@@ -313,11 +315,11 @@ func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
 		}
 		switch {
 		case err == nil:
-			f.deliver(c, clock, reply[1])
+			f.deliver(c, clock, reply[1], &t.woken)
 		case redis.HasErrorPrefix(err, "NOSCRIPT"), notExecuted(err):
 			f.alone(c)
 		default:
-			c.lost(err)
+			c.lost(err, &t.woken)
 		}
 	}
 }
@@ -330,13 +332,13 @@ func micros(n int64) string {
 }
 
 // deliver hands a bucket's answer to its line.
-func (f *ferry) deliver(c *cargo, clock int64, answer string) {
+func (f *ferry) deliver(c *cargo, clock int64, answer string, woken *[]chan struct{}) {
 	out, status, err := c.decode(clock, answer)
 	if status != decided {
 		f.alone(c)
 		return
 	}
-	c.line.land(c.flight, &out, err)
+	c.line.land(c.flight, &out, err, woken)
 }
 
 // alone lets a batch wait for its bucket's lock, or try again, without the others.
@@ -346,12 +348,12 @@ func (f *ferry) alone(c *cargo) {
 		ctx, cancel := context.WithDeadline(context.Background(), flight.until)
 		defer cancel()
 		out, err := f.store.apply(ctx, &a)
-		line.land(flight, &out, err)
+		line.land(flight, &out, err, new([]chan struct{}))
 	}()
 }
 
 // lost tells a line that its batch got no answer.
-func (c *cargo) lost(err error) {
+func (c *cargo) lost(err error, woken *[]chan struct{}) {
 	c.memo.text = ""
-	c.line.land(c.flight, &Outcome{}, err)
+	c.line.land(c.flight, &Outcome{}, err, woken)
 }

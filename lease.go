@@ -117,7 +117,7 @@ func (l *line) fromLease(limiter *RateLimiter, n int64) bool {
 // than four times what was used to see that, so that it begins small and grows fast.
 func (l *line) wanted(limiter *RateLimiter, now int64) int64 {
 	s := limiter.effective()
-	if limiter.lease == 0 || limiter.closed.Load() || s.Kind != Bursty || s.Payment != PayNow || len(l.parked) > 0 ||
+	if limiter.lease == 0 || l.next != nil || limiter.closed.Load() || s.Kind != Bursty || s.Payment != PayNow || len(l.parked) > 0 ||
 		l.sight.Load() != nil { // the bucket is empty
 		return 0
 	}

@@ -41,15 +41,16 @@ type line struct {
 	lease atomic.Pointer[lease]
 
 	mu       sync.Mutex
-	queue    []*call // to be sent; who has left stays until its turn, and is passed over
-	parked   []*call // Acquires beyond the horizon, to be sent when their time comes near; likewise
-	ahead    int64   // permits that the parked want
-	retryAt  int64   // when the first of parked asks again
-	backs    []*back // places to be given back
-	flight   *flight // under way
-	flying   bool    // somebody is about to build the next batch, or waits for an answer
-	memo     *memo   // what the store remembers; it flies with the batch
-	spare    *flight // for reuse
+	queue    []*call          // to be sent; who has left stays until its turn, and is passed over
+	parked   []*call          // Acquires beyond the horizon, to be sent when their time comes near; likewise
+	ahead    int64            // permits that the parked want
+	retryAt  int64            // when the first of parked asks again
+	backs    []*back          // places to be given back
+	flight   *flight          // under way
+	flying   bool             // somebody is about to build the next batch, or waits for an answer
+	woken    *[]chan struct{} // during settle: who is let go after it
+	memo     *memo            // what the store remembers; it flies with the batch
+	spare    *flight          // for reuse
 	runs     []*run
 	dirty    bool      // some entries are gone and those behind have not moved up yet
 	lastDue  int64     // the latest due time of those who wait
@@ -212,9 +213,7 @@ func (l *line) advance(now int64) {
 		l.compact(now)
 	}
 	l.release(now)
-	if l.lease.Load() != nil {
-		l.review = l.reviewLeases(now)
-	}
+	l.review = l.reviewLeases(now)
 }
 
 // within is the longest wait that the call can use: none that ends after its context does.

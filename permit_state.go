@@ -523,12 +523,13 @@ func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted,
 //     g ≤ max − that, it would never have overflowed, and now it would hold exactly g more.
 //
 // Places with stored permits are listed, so that these come back once, in whichever of the two ways; that the list ends
-// with the epoch is safe since places of older epochs lapse. When the list is full, they lapse too.
+// with the epoch is safe since places of older epochs lapse. When the list is full, it forgets the oldest, and places older
+// than all that it has lapse.
 func (b *PermitBucket) giveBack(now int64, g *GiveBack) bool {
 	if g.Epoch != b.Epoch {
 		return false
 	}
-	if g.spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned) {
+	if g.spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
 		return false
 	}
 	sameConfig, at := g.Version == b.Config.Version, b.mark()
@@ -567,7 +568,12 @@ func (b *PermitBucket) giveBack(now int64, g *GiveBack) bool {
 // list notes places whose stored permits came back: once, in whatever way.
 func (b *PermitBucket) list(g *GiveBack) {
 	if g.spent > 0 {
-		b.returned = append(slices.Clip(b.returned), g.ID)
+		list := append(slices.Clone(b.returned), g.ID)
+		if len(list) > maxReturned {
+			oldest := slices.Index(list, slices.Min(list))
+			list = slices.Delete(list, oldest, oldest+1)
+		}
+		b.returned = list
 	}
 	b.Seq++
 }

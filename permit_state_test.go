@@ -358,3 +358,49 @@ func TestGiveBackTwice(t *testing.T) {
 		require.LessOrEqual(t, worst(events, c.Rate), bound(c, c.Size, largest))
 	})
 }
+
+// The short way of the memory store decides as Apply does, to the last bit.
+func TestTakeNow(t *testing.T) {
+	var granted, refused, left int
+	rapid.Check(t, func(t *rapid.T) {
+		c := drawPlain(t)
+		k := c.curve()
+		b := bucketOf(t, c, rapid.Float64Range(0, k.max).Draw(t, "initial"), 0)
+		b.Name = "b"
+		now := int64(0)
+		for range 100 {
+			now = drawTime(t, now)
+			if rapid.Bool().Draw(t, "soon") {
+				now = b.SeenMicros + int64(rapid.Float64Range(0, 3).Draw(t, "gap")*k.interval)
+			}
+			n := rapid.Int64Range(1, 5).Draw(t, "permits")
+			wait := int64(rapid.Float64Range(0, 3).Draw(t, "timeout") * k.interval)
+			short, before := *b, *b
+			ok, decided := short.takeNow(now, &c, n, wait)
+			g := takeAt(t, b, now, n, wait)
+			switch {
+			case !decided:
+				left++
+			case ok:
+				granted++
+				require.True(t, g.OK)
+				require.Zero(t, g.WaitMicros)
+				if short.Epoch != before.Epoch { // named at random
+					require.NotEqual(t, before.Epoch, b.Epoch)
+					short.Epoch = b.Epoch
+				}
+				require.Equal(t, *b, short)
+			default:
+				refused++
+				require.False(t, g.OK)
+				require.Equal(t, before, short)
+			}
+			if !g.OK {
+				*b = before // as a store would
+			}
+		}
+	})
+	t.Logf("%d granted, %d refused, %d left to Apply", granted, refused, left)
+	require.Greater(t, granted, 500)
+	require.Greater(t, refused, 500)
+}

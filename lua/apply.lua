@@ -172,13 +172,20 @@ local function make_decide()
     function rare_.give_back(g)
       local g_epoch, g_tag, g_tail, g_version, id, to_stored, to_next, to_carry, g_end, spent, level, granted = unpack(g)
       if g_epoch ~= epoch then return false end
-      local name, _, commas = fmt('%.0f', id), returned:gsub(',', '')
-      if spent > 0 and returned ~= '' and (commas + 1 == MAX_RETURNED or (',' .. returned .. ','):find(',' .. name .. ',', 1, true)) then
-        return false
+      local ids, oldest = {}, 1
+      for text in returned:gmatch('%d+') do
+        ids[#ids + 1] = tonumber(text)
+        if spent > 0 and ids[#ids] == id then return false end
+        if ids[#ids] < ids[oldest] then oldest = #ids end
       end
+      if spent > 0 and #ids == MAX_RETURNED and id < ids[oldest] then return false end
       local function list()
-        if spent > 0 then returned = returned == '' and name or returned .. ',' .. name end
         seq = seq + 1
+        if not (spent > 0) then return end
+        if #ids == MAX_RETURNED then table.remove(ids, oldest) end
+        ids[#ids + 1] = id
+        for i = 1, #ids do ids[i] = fmt('%.0f', ids[i]) end
+        returned = table.concat(ids, ',')
       end
       local same_config = g_version == c.version
       if g_tag == tail and g_tag ~= 0 then

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket"
+)
+
+// waiter is one of many callers that wait at the same bucket.
+type waiter struct {
+	from, to int64 // microseconds of the store's clock between which it came
+	waited   time.Duration
+	err      error
+}
+
+// queue is a bucket far in debt, with a crowd in front of it.
+type queue struct {
+	limiter  *tokenbucket.RateLimiter
+	debt     *tokenbucket.Reservation
+	waiters  []waiter
+	returned atomic.Int64
+	done     sync.WaitGroup
+}
+
+const (
+	queueRate = 50_000
+	queueDebt = 1000 * time.Second // far more than the measurement takes
+)
+
+// manyWaiters measures what waiting costs, and whether those who wait are served in the order in which they came.
+func manyWaiters(b *bench, o *outcome) error {
+	bare, err := bareWaiters(b.waiters)
+	if err != nil {
+		return err
+	}
+	q, err := openQueue(b.waiters)
+	if err != nil {
+		return err
+	}
+	before := memoryInUse()
+	if err := q.fill(b); err != nil {
+		return err
+	}
+	each := float64(memoryInUse()-before) / float64(b.waiters)
+	cpu, err := cpuShare(time.Second)
+	if err != nil {
+		return err
+	}
+	if err := q.release(b); err != nil {
+		return err
+	}
+	o.targets = append(o.targets,
+		target{what: memoryStore + ": memory a waiter, beyond a goroutine with a timer", value: (each - bare) / 1024, limit: 2, unit: "KB"},
+		target{what: memoryStore + ": CPU while all wait", value: 100 * cpu, limit: 1, unit: "% of a core"},
+		target{what: memoryStore + ": permits out of order", value: float64(q.inversions()), limit: 0, unit: "of " + fmt.Sprint(b.waiters)})
+	o.notes = append(o.notes, fmt.Sprintf("%d waiters: %.0f bytes of heap and stack each; a blocked goroutine with a timer of its own takes %.0f", b.waiters, each, bare))
+	return nil
+}
+
+// memoryInUse is heap and stacks, without what is garbage.
+func memoryInUse() int64 {
+	runtime.GC()
+	runtime.GC() // for what the first one left to finalizers and pools
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc + m.StackInuse)
+}
+
+// bareWaiters is the memory of a goroutine that waits for a timer, or to be called off.
+func bareWaiters(n int) (float64, error) {
+	release := make(chan struct{})
+	var started, done sync.WaitGroup
+	before := memoryInUse()
+	for range n {
+		started.Add(1)
+		done.Go(func() {
+			timer := time.NewTimer(time.Hour)
+			defer timer.Stop()
+			started.Done()
+			select {
+			case <-timer.C:
+			case <-release:
+			}
+		})
+	}
+	started.Wait()
+	each := float64(memoryInUse()-before) / float64(n)
+	close(release)
+	done.Wait()
+	return each, nil
+}
+
+func openQueue(n int) (*queue, error) {
+	// The horizon is beyond the debt, so that every Acquire takes its place in the bucket at once, where it can be seen.
+	l, err := tokenbucket.NewSmoothBursty("queue", queueRate, tokenbucket.WithMaxPermits(1), tokenbucket.WithHorizon(10*queueDebt))
+	if err != nil {
+		return nil, err
+	}
+	q := &queue{limiter: l, waiters: make([]waiter, n)}
+	q.debt, err = l.Reserve(background, queueRate*int(queueDebt/time.Second))
+	return q, err
+}
+
+// fill starts the waiters one by one: the next one when the bucket shows that the one before has come.
+func (q *queue) fill(b *bench) error {
+	state, err := q.limiter.State(background)
+	if err != nil {
+		return err
+	}
+	for i := range q.waiters {
+		w, seq := &q.waiters[i], state.Seq
+		w.from = state.SeenMicros
+		q.done.Go(func() {
+			w.waited, w.err = q.limiter.Acquire(background, 1)
+			q.returned.Add(1)
+		})
+		for state.Seq == seq {
+			runtime.Gosched()
+			if state, err = q.limiter.State(background); err != nil {
+				return err
+			}
+			if q.returned.Load() > 0 {
+				return errors.New("a waiter returned before its time")
+			}
+			if err := b.ctx.Err(); err != nil {
+				return err
+			}
+		}
+		w.to = state.SeenMicros
+		b.progress.step("%d waiters of %d", i, len(q.waiters))
+	}
+	return nil
+}
+
+// cpuShare is the processor time that this process uses meanwhile, of one core.
+func cpuShare(meanwhile time.Duration) (float64, error) {
+	before, err := cpuTime()
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	<-time.After(meanwhile)
+	after, err := cpuTime()
+	return float64(after-before) / float64(time.Since(began)), err
+}
+
+func cpuTime() (time.Duration, error) {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0, err
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
+}
+
+// release gives the debt back: those behind it move up and are served at the bucket's rate.
+func (q *queue) release(b *bench) error {
+	if err := q.debt.Cancel(b.ctx); err != nil {
+		return err
+	}
+	q.done.Wait()
+	for i := range q.waiters {
+		if err := q.waiters[i].err; err != nil {
+			return fmt.Errorf("waiter %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+// inversions counts the waiters whose permit fell due before that of somebody who had come earlier. When each came is
+// known to within a few microseconds, and only what is certain counts.
+func (q *queue) inversions() int {
+	found := 0
+	var latest int64 // due time, at least, of those before
+	for i := range q.waiters {
+		w := &q.waiters[i]
+		if w.to+w.waited.Microseconds() < latest {
+			found++
+		}
+		latest = max(latest, w.from+w.waited.Microseconds())
+	}
+	return found
+}

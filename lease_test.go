@@ -1,0 +1,275 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+func TestLeaseOptions(t *testing.T) {
+	store := NewRedisScriptStore(redistest.Shared(t).Client(t))
+	for want, make := range map[string]func() (*RateLimiter, error){
+		"lease 0s": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithStore(store), WithLease(0)) },
+		"lease -1s": func() (*RateLimiter, error) {
+			return NewSmoothBursty("x", 1000, WithStore(store), WithLease(-time.Second))
+		},
+		"want 1ms to 10s": func() (*RateLimiter, error) {
+			return NewSmoothBursty("x", 1000, WithStore(store), WithLease(time.Minute))
+		},
+		"warms up": func() (*RateLimiter, error) {
+			return NewSmoothWarmingUp("x", 1000, time.Second, WithStore(store), WithLease(time.Second))
+		},
+		"PayNow": func() (*RateLimiter, error) {
+			return NewSmoothBursty("x", 1000, WithStore(store), WithPayment(PayLater), WithLease(time.Second))
+		},
+		"no network": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithLease(time.Second)) },
+		"2 permits' worth at 5": func() (*RateLimiter, error) {
+			return NewSmoothBursty("x", 5, WithStore(store), WithLease(100*time.Millisecond))
+		},
+		"a burst that the bucket forbids": func() (*RateLimiter, error) {
+			rate, quota := ForQuota(1000, time.Second, time.Millisecond)
+			return NewSmoothBursty("x", rate, quota, WithStore(store), WithLease(100*time.Millisecond))
+		},
+	} {
+		_, err := make()
+		require.ErrorIs(t, err, ErrInvalidConfig, want)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "lease")
+	}
+	l, err := NewSmoothBursty("x", 1000, WithStore(store), WithLease(time.Second))
+	require.NoError(t, err, "a block of a full bucket")
+	require.NoError(t, l.Close(background))
+	require.NoError(t, l.Close(background))
+}
+
+// leaseLimiter is a process of its own: a store and a line that nobody shares.
+func leaseLimiter(t *testing.T, addr *redistest.Server, which, name string, rate float64, d time.Duration, opts ...Option) *RateLimiter {
+	opts = append([]Option{WithStore(redisStores(addr.Client(t))[which]), WithInitialPermits(rate)}, opts...)
+	if d > 0 {
+		opts = append(opts, WithLease(d))
+	}
+	l, err := NewSmoothBursty(name, rate, opts...)
+	require.NoError(t, err)
+	return l
+}
+
+// Several processes lease from one bucket at full demand: in no window more than the bound plus what the leases may hold
+// is let go, and no process ever holds more than d × rate. What is taken from the store is used, held, or given back.
+func TestLeaseBound(t *testing.T) {
+	const (
+		rate      = 20_000.0
+		d         = 50 * time.Millisecond
+		processes = 4
+	)
+	server := redistest.Start(t)
+	for _, which := range []string{"script", "lock"} {
+		t.Run(which, func(t *testing.T) {
+			name := fmt.Sprint(which, rand.Uint64())
+			var mu sync.Mutex
+			var used []event
+			var fromLease, peak atomic.Int64
+			var callers sync.WaitGroup
+			began := time.Now()
+			var limiters []*RateLimiter
+			for range processes {
+				l := leaseLimiter(t, server, which, name, rate, d)
+				limiters = append(limiters, l)
+				for range 4 {
+					callers.Go(func() {
+						var mine []event
+						for time.Since(began) < 3*time.Second {
+							if pause := time.Since(began) % (700 * time.Millisecond); pause < 200*time.Millisecond {
+								time.Sleep(200*time.Millisecond - pause) // the bucket fills up
+							}
+							held := l.line.lease.Load()
+							ok, err := l.TryAcquire(background, 1, 0)
+							require.NoError(t, err)
+							if ok {
+								mine = append(mine, event{time.Now().UnixMicro(), 1})
+							}
+							if held != nil && held.used.Load() < retired {
+								fromLease.Add(1)
+							}
+							now := l.line.now()
+							l.line.mu.Lock()
+							holds := l.line.lease.Load().left(now) + l.line.next.left(now)
+							l.line.mu.Unlock()
+							for p := peak.Load(); holds > p && !peak.CompareAndSwap(p, holds); p = peak.Load() {
+							}
+						}
+						mu.Lock()
+						defer mu.Unlock()
+						used = append(used, mine...)
+					})
+				}
+			}
+			callers.Wait()
+			for _, l := range limiters {
+				require.NoError(t, l.Close(background))
+			}
+			// Arrivals are noted after the permit was given: by as much later as the scheduler likes, but never earlier.
+			level := worst(used, rate)
+			most := rate + processes*d.Seconds()*rate
+			t.Logf("%d used in %v, %d of them with a lease at hand, worst window %.0f of %.0f, most held %d of %.0f",
+				len(used), time.Since(began).Round(time.Millisecond), fromLease.Load(), level, most, peak.Load(), d.Seconds()*rate)
+			require.LessOrEqual(t, float64(len(used)), rate+time.Since(began).Seconds()*rate+1)
+			require.LessOrEqual(t, level, most*1.05, "five percent for the scheduler's lateness")
+			require.LessOrEqual(t, peak.Load(), int64(d.Seconds()*rate))
+			require.Greater(t, fromLease.Load(), int64(1000))
+			require.GreaterOrEqual(t, float64(len(used)), 0.7*rate*3)
+		})
+	}
+}
+
+// While no time passes for the limiter, everything adds up: what was granted, what is held, what is left in the bucket.
+func TestLeaseAccount(t *testing.T) {
+	server := redistest.Start(t)
+	for _, which := range []string{"script", "lock"} {
+		t.Run(which, func(t *testing.T) {
+			clock := clockwork.NewFakeClock()
+			const size, rate = 1000.0, 100.0
+			store := redisStores(server.Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(rand.Uint64(), ":")))[which]
+			l, err := NewSmoothBursty("x", rate, WithStore(store), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithLease(time.Second))
+			require.NoError(t, err)
+			stored := func() float64 {
+				b, err := l.State(background)
+				require.NoError(t, err)
+				return b.StoredPermits
+			}
+			held := func() float64 {
+				l.line.mu.Lock()
+				defer l.line.mu.Unlock()
+				now := l.line.now()
+				return float64(l.line.lease.Load().left(now) + l.line.next.left(now))
+			}
+			granted, accrued := 0.0, 0.0
+			take := func(n int) {
+				for range n {
+					ok, err := l.TryAcquire(background, 1, 0)
+					require.NoError(t, err)
+					require.True(t, ok)
+					granted++
+				}
+			}
+			check := func(want float64) {
+				require.NoError(t, redistest.Poll(time.Second, func() error { // a block may just be under way
+					left, holds := stored(), held()
+					if math.Abs(size+accrued-granted-holds-left) < 1e-6 {
+						return nil
+					}
+					return fmt.Errorf("of %v permits %v were granted, %v are held and %v left", size+accrued, granted, holds, left)
+				}))
+				if want >= 0 {
+					require.Equal(t, want, held())
+				}
+			}
+			// Demand within the same microsecond is endless, but a block is at most four times what was seen.
+			take(1)
+			check(-1)
+			require.LessOrEqual(t, held(), 8.0)
+			take(300)
+			check(-1)
+			require.LessOrEqual(t, held(), rate)
+
+			// Hardly used at half time: it goes back.
+			for e := l.line.lease.Load(); e == nil || e.left(l.line.now()) <= 3*e.permits/4 || e.permits < 8; e = l.line.lease.Load() {
+				take(1)
+				check(-1)
+			}
+			clock.Advance(500 * time.Millisecond)
+			accrued += 0.5 * rate
+			require.Eventually(t, func() bool { return l.line.lease.Load() == nil }, time.Second, time.Millisecond)
+			check(0)
+
+			// Expired: worthless, even before anybody has noticed, and it goes back.
+			for held() == 0 {
+				take(1)
+				check(-1)
+			}
+			e := l.line.lease.Load()
+			ok, _ := e.take(1, e.until)
+			require.False(t, ok)
+			ok, _ = e.take(1, e.until-1)
+			require.True(t, ok)
+			granted++
+			clock.Advance(time.Second)
+			accrued += rate
+			require.Eventually(t, func() bool { return l.line.lease.Load() == nil }, time.Second, time.Millisecond)
+			check(0)
+
+			// Close gives back at once, and the limiter leases no more.
+			require.NoError(t, l.Close(background))
+			require.Zero(t, held())
+			require.Eventually(t, func() bool {
+				l.line.mu.Lock()
+				defer l.line.mu.Unlock()
+				return l.line.timerAt == 0
+			}, time.Second, time.Millisecond, "nothing is left to look after")
+			left := stored()
+			take(50)
+			require.Zero(t, held())
+			require.InDelta(t, left-50, stored(), 1e-6)
+		})
+	}
+}
+
+// Every permit of a lease goes to exactly one of many callers, also while it is being given up.
+func TestLeaseTakeOnce(t *testing.T) {
+	for range 200 {
+		s := newSetting(Config{Rate: 1, Size: 1000, Floor: 1})
+		e := &lease{permits: 1000, until: 1 << 60, half: 500, setting: &s, place: Place{before: mark{Stored: 1000}}}
+		var given, lows atomic.Int64
+		var callers sync.WaitGroup
+		for range 8 {
+			callers.Go(func() {
+				for n := int64(1); ; n = n%3 + 1 {
+					ok, low := e.take(n, 0)
+					if !ok {
+						return
+					}
+					given.Add(n)
+					if low {
+						lows.Add(1)
+					}
+				}
+			})
+		}
+		var left int64
+		callers.Go(func() {
+			if rand.IntN(2) == 0 {
+				l := &line{}
+				if b := l.giveUp(e); b != nil {
+					left = int64(b.give.spent)
+				}
+			}
+		})
+		callers.Wait()
+		require.LessOrEqual(t, given.Load()+left, int64(1000))
+		require.LessOrEqual(t, lows.Load(), int64(1))
+		if left > 0 {
+			require.Equal(t, int64(1000), given.Load()+left)
+		}
+	}
+}
+
+// A demand of now and then leases nothing.
+func TestLeaseFollowsDemand(t *testing.T) {
+	server := redistest.Start(t)
+	l := leaseLimiter(t, server, "script", "x", 1000, 100*time.Millisecond)
+	for range 20 {
+		ok, err := l.TryAcquire(background, 1, 0)
+		require.NoError(t, err)
+		require.True(t, ok)
+		require.Nil(t, l.line.lease.Load())
+		time.Sleep(60 * time.Millisecond) // under two in the time of a lease
+	}
+}
