@@ -25,7 +25,7 @@ type RedisClient interface {
 // in one script. The commit is fenced: it writes only while the lock is still held and the state still what was read, so
 // a process that is paused beyond its lock's time to live overwrites nothing. That is three round trips a batch; two if
 // nobody else has changed the bucket since this process did; and while others wait for the lock, a process that has more
-// to ask keeps it for up to eight batches, one round trip each, since handing it over takes longer.
+// to ask keeps it for up to sixteen batches, one round trip each, since handing it over takes longer.
 //
 // RedisStore and RedisScriptStore share keys, and may be mixed on one bucket. Time is the Redis server's. Both need
 // Redis 6 or later with scripts; the commands are EVALSHA, EVAL, TIME, GET, MGET, SET, DEL, EXISTS, PTTL and
@@ -40,7 +40,8 @@ type RedisStore struct{ redisBase }
 // less work for Redis.
 //
 // With a *redis.Client, requests to different buckets travel in one call of the script; with clients that know which
-// server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server.
+// server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server. Hooks must be added to a
+// *redis.Client before its first use here.
 type RedisScriptStore struct {
 	redisBase
 	ferry ferry
@@ -330,14 +331,21 @@ type memo struct {
 	alone        int    // so many batches in a row found the bucket as the one before had left it
 	expires      int64  // milliseconds of the store's clock until which the key lives at least
 
-	// Of a lock that others wait for, as long as it is kept:
-	token string
-	turns int
+	// Of a lock that others wait for:
+	token string        // as long as it is kept
+	turns int           // batches decided under it
+	yield time.Duration // see mono: until then it is theirs
 }
 
-// maxTurns is how many batches a process decides in a row under a lock that others wait for, if it has so many. Handing
-// it over takes as long as several batches do.
-const maxTurns = 8
+const (
+	// maxTurns is how many batches a process decides in a row under a lock that others wait for, if it has so many.
+	// Handing it over takes as long as several batches do.
+	maxTurns = 16
+	// keptTTL is how long a lock that is kept outlives a process that ends in between.
+	keptTTL = 20 * time.Millisecond
+	// yieldTime is for how long it then leaves the lock to those who wait, since it would always be faster than they are.
+	yieldTime = 500 * time.Microsecond
+)
 
 // recall returns what is known of the batch's bucket.
 func (s *redisBase) recall(batch *Batch) *memo {
@@ -451,6 +459,9 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m.token = ""
 	for pause := newPause(); ; {
 		if token == "" {
+			if !m.yielded(ctx) {
+				return Outcome{}, fmt.Errorf("%w: key %q", ErrLockNotObtained, m.lock)
+			}
 			waited := false
 			var err error
 			if token, waited, err = s.obtain(ctx, m.lock); err != nil {
@@ -460,7 +471,9 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 				m.turns = 0
 			}
 		}
-		m.turns++
+		if m.turns++; m.turns == maxTurns {
+			m.yield = mono() + yieldTime
+		}
 		out, done, err := s.decide(ctx, batch, m, token)
 		if err != nil || !done {
 			m.text = ""
@@ -474,6 +487,22 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 				ErrLockNotObtained, m.lock, s.lockTTL)
 		}
 		token = ""
+	}
+}
+
+// yielded waits until the lock may be asked for again. It reports false if the context ends first.
+func (m *memo) yielded(ctx context.Context) bool {
+	left := m.yield - mono()
+	if left <= 0 {
+		return true
+	}
+	timer := time.NewTimer(left)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
@@ -534,7 +563,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 	clock, server, read := s.clockArg(batch), batch.ServerMicros, batch.ServerRead
 	keep := ""
 	if m.turns < maxTurns {
-		keep = strconv.FormatInt(s.lockTTL.Milliseconds(), 10)
+		keep = strconv.FormatInt(min(s.lockTTL, keptTTL).Milliseconds(), 10)
 	}
 	commit := func(guessed, old, new, ttl string) ([]string, error) {
 		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, clock, guessed,
