@@ -2,6 +2,9 @@ package tokenbucket
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -355,5 +358,8 @@ func (f *ferry) alone(c *cargo) {
 // lost tells a line that its batch got no answer.
 func (c *cargo) lost(err error, woken *[]chan struct{}) {
 	c.memo.text = ""
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: bucket %q: %w", ErrStoreTimeout, c.batch.Name, err)
+	}
 	c.line.land(c.flight, &Outcome{}, err, woken)
 }

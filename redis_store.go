@@ -285,14 +285,14 @@ func notExecuted(err error) bool {
 	return false
 }
 
-// patience is for how long to wait for a lock: about as long as it is held. It does not grow far, or those who wait for
-// longest would ask least often.
+// patience is for how long to wait for a lock between two attempts: first about as long as it is held by one who is alone,
+// then about as long as it is kept, and at last less and less, so that those who have waited for longest ask most often.
 type patience struct{ tried int }
 
 // NextBackoff implements redislock.RetryStrategy.
 func (p *patience) NextBackoff() time.Duration {
 	p.tried++
-	d := min(200*time.Microsecond<<min(p.tried, 4), 2*time.Millisecond)
+	d := min(200*time.Microsecond<<min(p.tried, 4), 3*time.Millisecond) >> min(2, p.tried/8)
 	return d/2 + rand.N(d)
 }
 

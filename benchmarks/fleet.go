@@ -20,7 +20,7 @@ const childVariable = "TOKENBUCKET_BENCHMARK_CHILD"
 const (
 	fleetProcesses = 16
 	fleetCallers   = 8
-	fleetLongest   = 2 * time.Second
+	fleetLongest   = 3 * time.Second
 )
 
 // assignment is what a child is told, on a line of its standard input.
@@ -229,7 +229,7 @@ func (o *outcome) fleetTargets(all []*shared, ping float64) {
 
 // share opens a rival's bucket.
 func (b *bench) share(r rival) (*shared, error) {
-	ld := load{Callers: fleetCallers, Keys: 1, Duration: min(2*b.duration, fleetLongest), Latencies: true}
+	ld := load{Callers: fleetCallers, Keys: 1, Duration: min(6*b.duration, fleetLongest), Latencies: true}
 	c, err := b.enter(r, unlimited, ld, allGranted)
 	if err != nil {
 		return nil, err
