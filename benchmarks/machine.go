@@ -30,7 +30,7 @@ func (b *bench) machine() (machine, error) {
 		{"CPU", firstMatch("/proc/cpuinfo", `(?m)^model name\s*:\s*(.*)$`)},
 		{"cores", fmt.Sprintf("%d (GOMAXPROCS %d)", runtime.NumCPU(), runtime.GOMAXPROCS(0))},
 		{"OS", fmt.Sprintf("%s, kernel %s, %s/%s", firstMatch("/etc/os-release", `(?m)^PRETTY_NAME="?([^"\n]*)`),
-			firstMatch("/proc/sys/kernel/osrelease", `^(\S+)`), runtime.GOOS, runtime.GOARCH)},
+			firstMatch("/proc/sys/kernel/osrelease", `^(\d+\.\d+)`), runtime.GOOS, runtime.GOARCH)},
 		{"Go", runtime.Version()},
 		{"redis-server", submatch(info, `(?m)^redis_version:(\S+)`) + ", on the same machine, without persistence"},
 		{"command", strings.TrimSpace("go run ./benchmarks " + strings.Join(b.args, " "))},
