@@ -288,11 +288,16 @@ local function make_decide()
     end
     if resync() then begin_epoch() end
 
-    local word = requests:gmatch('%S+')
-    for op in word do
-      local ok = false
+    local words, at = {}, 1
+    for word in requests:gmatch('%S+') do words[#words + 1] = word end
+    local function number()
+      at = at + 1
+      return tonumber(words[at])
+    end
+    while words[at] do
+      local op, ok = words[at], false
       if op == 'T' then
-        local count, n, wait = tonumber(word()), tonumber(word()), tonumber(word())
+        local count, n, wait = number(), number(), number()
         if count > 1 and c.kind == 'bursty' and stored >= n and next_ - now <= wait and -carry <= SHORTFALL * c.interval then
           -- Those that stored permits pay for together: taking whole numbers away from stored is exact in either way, and
           -- neither next_ nor carry changes.
@@ -308,18 +313,19 @@ local function make_decide()
         end
       elseif op == 'G' then
         local g = {}
-        for i = 1, 12 do g[i] = tonumber(word()) end
+        for i = 1, 12 do g[i] = number() end
         ok = rare().give_back(g)
       elseif op == 'L' then
-        local n = min(tonumber(word()), floor(stored + SHORTFALL))
+        local n = min(number(), floor(stored + SHORTFALL))
         ok = n >= 2 and (take(n, 0) or (n > 2 and take(n - 1, 0)))
       elseif op == 'S' then
-        ok = rare().set_rate(tonumber(word()))
+        ok = rare().set_rate(number())
       else
         begin(mine)
         ok = true
       end
       changed = changed or ok
+      at = at + 1
     end
     if not changed then return 'decided\n' .. old .. '\n' end
 
