@@ -201,6 +201,52 @@ func TestGuess(t *testing.T) {
 	}
 }
 
+// A guess as of a time that the server has not reached, or left behind long ago, is not taken, nor while somebody else
+// holds the lock: the batch is decided as if it had not been made.
+func TestGuessClockAndLock(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
+	for which, store := range redisStores(client, WithKeyPrefix(prefix), WithLockTTL(10*time.Second)) {
+		t.Run(which, func(t *testing.T) {
+			m := new(memo)
+			var out Outcome
+			ask := func(skew, timeout time.Duration) error {
+				b := takes(which, 1)
+				b.Config.Rate, b.Config.Size, b.memo = 1e6, 1e9, m
+				if out.ClockMicros != 0 {
+					b.ServerMicros, b.ServerRead = out.ClockMicros+skew.Microseconds(), time.Now()
+				}
+				c, cancel := within(timeout)
+				defer cancel()
+				var err error
+				out, err = store.Apply(c, b)
+				return err
+			}
+			for range 6 {
+				require.NoError(t, ask(0, 5*time.Second))
+			}
+			require.NotZero(t, out.local, "a guess, and right")
+			for _, skew := range []time.Duration{time.Hour, time.Second, -time.Hour, -time.Second} {
+				before := out
+				require.NoError(t, ask(skew, 5*time.Second))
+				require.Zero(t, out.local, skew)
+				require.Equal(t, before.Bucket.Seq+1, out.Bucket.Seq)
+				require.GreaterOrEqual(t, out.NowMicros, before.NowMicros)
+				require.Less(t, out.NowMicros, before.NowMicros+5_000_000)
+				for range 6 {
+					require.NoError(t, ask(0, 5*time.Second))
+				}
+				require.NotZero(t, out.local)
+			}
+			state := client.Get(background, m.bucket).Val()
+			require.NoError(t, client.Set(background, m.lock, "somebody", 5*time.Second).Err())
+			require.ErrorIs(t, ask(0, 100*time.Millisecond), ErrLockNotObtained)
+			require.Equal(t, state, client.Get(background, m.bucket).Val())
+			require.NoError(t, client.Del(background, m.lock).Err())
+		})
+	}
+}
+
 // What one language calls corrupt, the other does too, and nothing is overwritten.
 func TestDifferentialCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)

@@ -322,21 +322,6 @@ func (p *pause) wait(ctx context.Context) bool {
 	}
 }
 
-// memo is what a process keeps in mind of a bucket between two batches: with the state known, it computes beforehand
-// what the next batch makes of it, and Redis need only compare and write.
-type memo struct {
-	bucket, lock string // the keys
-	state        PermitBucket
-	text         string // of the state; "": unknown
-	alone        int    // so many batches in a row found the bucket as the one before had left it
-	expires      int64  // milliseconds of the store's clock until which the key lives at least
-
-	// Of a lock that others wait for:
-	token string        // as long as it is kept
-	turns int           // batches decided under it
-	yield time.Duration // see mono: until then it is theirs
-}
-
 const (
 	// maxTurns is how many batches a process decides in a row under a lock that others wait for, if it has so many.
 	// Handing it over takes as long as several batches do.
@@ -346,89 +331,6 @@ const (
 	// yieldTime is for how long it then leaves the lock to those who wait, since it would always be faster than they are.
 	yieldTime = 500 * time.Microsecond
 )
-
-// recall returns what is known of the batch's bucket.
-func (s *redisBase) recall(batch *Batch) *memo {
-	m := batch.memo
-	if m == nil {
-		m = &memo{} // nobody will remember
-	}
-	if m.bucket == "" {
-		m.bucket, m.lock = s.keys(batch.Name)
-	}
-	return m
-}
-
-// learn notes a state that was found, and the one that the batch left behind, if any.
-func (m *memo) learn(old string, read *PermitBucket, out *Outcome, new string) {
-	if m.text == old {
-		m.alone++
-	} else {
-		m.alone = 0
-	}
-	switch {
-	case out.Changed:
-		m.state, m.text = out.Bucket, new
-		m.expires = out.ClockMicros/1000 + out.Bucket.TTLMillis(out.NowMicros)
-	default:
-		if m.text != old {
-			m.expires = 0
-		}
-		m.state, m.text = *read, old
-	}
-}
-
-// guess is what a batch makes of the remembered state at a time of the store's clock that has surely come: an outcome
-// which stands if the bucket is still what is remembered. It is exact, for it is what the store would have decided at
-// that time; the time is at most guessAge old.
-type guess struct {
-	asOf  int64
-	local int64 // the limiter's clock then
-	text  string
-	out   Outcome
-}
-
-// guessing computes a guess, if there is one to make: all requests must be granted, since a refusal should be told by
-// the latest time.
-func (m *memo) guessing(batch *Batch, asOf int64, g *guess) bool {
-	if m.text == "" || asOf == 0 {
-		return false
-	}
-	b := m.state
-	g.asOf, g.local = asOf, batch.LocalMicros()
-	var err error
-	if g.out, err = b.Apply(asOf, batch); err != nil || !g.out.Changed {
-		return false
-	}
-	for i := range batch.Requests {
-		if !batch.Requests[i].Grant.OK {
-			return false
-		}
-	}
-	if asOf/1000+b.TTLMillis(g.out.NowMicros)-spareTTL > m.expires {
-		return false // the key must live longer than it will
-	}
-	var buf [256]byte
-	text, _ := b.AppendText(buf[:0])
-	g.text = string(text)
-	return true
-}
-
-// right notes that a guess was written.
-func (m *memo) right(g *guess) Outcome {
-	m.state, m.text = g.out.Bucket, g.text
-	g.out.local = g.local
-	return g.out
-}
-
-// asOf is a time that the store's clock has surely reached: what it was in the last answer, and what has passed since
-// that arrived.
-func asOf(server int64, read time.Time) int64 {
-	if read.IsZero() {
-		return 0
-	}
-	return server + time.Since(read).Microseconds()
-}
 
 // clockArg is the time for a script to decide by, "" for the server's.
 func (s *redisBase) clockArg(batch *Batch) string {

@@ -10,7 +10,8 @@
 -- ARGV[6]  the new state, '' to write nothing; ARGV[7] its time to live in milliseconds, '' to keep what the key has
 -- ARGV[8]  the lock's time to live in milliseconds, to keep it for the next batch; '' to release it
 -- returns 'done' and the time, the lock is released unless it is kept;  'late', it is released;  'lost', it was;
---         'changed', the time, the state: the bucket is another, or the guess too old, and the lock is still held
+--         'changed', the time, the state: the bucket is another, or the guess was made by a wrong clock, and the lock is
+--         still held
 
 if redis.call('GET', KEYS[2]) ~= ARGV[1] then return {'lost'} end
 if ARGV[6] == '' then
@@ -22,12 +23,13 @@ if not now then
   local t = redis.call('TIME')
   now = t[1] * 1000000 + t[2]
 end
-if ARGV[4] ~= '' and now > tonumber(ARGV[4]) then
+local guess, late = tonumber(ARGV[3]), ARGV[4] ~= '' and now > tonumber(ARGV[4])
+if late and not guess then
   redis.call('DEL', KEYS[2])
   return {'late'}
 end
-local guess, state = tonumber(ARGV[3]), redis.call('GET', KEYS[1]) or ''
-if state ~= ARGV[5] or (guess and (guess > now or now - guess > 100000)) then
+local state = redis.call('GET', KEYS[1]) or ''
+if state ~= ARGV[5] or (guess and (late or guess > now or now - guess > 100000)) then
   if #state > 4096 then state = state:sub(1, 80) end -- not a state, whatever it is
   return {'changed', string.format('%.0f', now), state}
 end
