@@ -238,6 +238,16 @@ func TestGuessClockAndLock(t *testing.T) {
 				}
 				require.NotZero(t, out.local)
 			}
+
+			// A key that would not live long enough is prolonged, which a guess does not do.
+			require.NoError(t, client.PExpire(background, m.bucket, time.Hour).Err())
+			m.expires = out.ClockMicros/1000 + time.Hour.Milliseconds()
+			require.NoError(t, ask(0, 5*time.Second))
+			require.Zero(t, out.local)
+			require.Greater(t, client.PTTL(background, m.bucket).Val(), 24*time.Hour)
+			require.NoError(t, ask(0, 5*time.Second))
+			require.NotZero(t, out.local)
+
 			state := client.Get(background, m.bucket).Val()
 			require.NoError(t, client.Set(background, m.lock, "somebody", 5*time.Second).Err())
 			require.ErrorIs(t, ask(0, 100*time.Millisecond), ErrLockNotObtained)

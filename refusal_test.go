@@ -58,7 +58,20 @@ func TestRefusalIsNeverWrong(t *testing.T) {
 	require.Greater(t, asked, 500)
 }
 
-// calls counts what a server has been asked.
+// A warm-up bucket without debt becomes colder with time: what would wait too long later may be granted now.
+func TestRefusalOfAColderBucket(t *testing.T) {
+	c := Config{Kind: WarmingUp, Payment: PayNow, Rate: 10, WarmupMicros: 150_000, ColdFactor: 10}
+	s := newSetting(c)
+	b := bucketOf(t, c, 0, 0)
+	b.StoredPermits = b.MaxPermits / 2
+	now := takeAt(t, b, 0, 1, maxExact).WaitMicros
+	l := &line{real: true}
+	l.sight.Store(&sight{setting: &s, at: mark{Stored: s.max / 2}, sent: mono() - 90*time.Millisecond})
+	_, refused := l.refuses(&RateLimiter{line: l, own: s}, 1, now)
+	require.False(t, refused)
+}
+
+// commands counts what a server has been asked.
 func commands(t *testing.T, client *redis.Client, name string) int {
 	info, err := client.Info(background, "commandstats").Result()
 	require.NoError(t, err)
