@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"regexp"
 	"strconv"
 	"strings"
@@ -83,10 +84,19 @@ func TestDemoLeavesARedisAsItWas(t *testing.T) {
 
 func TestDemoWithoutRedis(t *testing.T) {
 	t.Parallel()
-	m := miniredis.NewMiniRedis()
-	require.NoError(t, m.Start())
-	addr := m.Addr()
-	m.Close()
+	l, err := net.Listen("tcp", "127.0.0.1:0") // held, so that nobody else's server gets the port
+	require.NoError(t, err)
+	defer func() { _ = l.Close() }()
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
+	addr := l.Addr().String()
 	status, out, stderr := execute(t.Context(), "demo", "--redis", addr)
 	require.Equal(t, exitUsage, status)
 	require.Empty(t, out)
