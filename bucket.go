@@ -337,6 +337,12 @@ func (l *RateLimiter) agrees(o *RateLimiter) bool {
 // Name of the limiter and its bucket.
 func (l *RateLimiter) Name() string { return l.line.name }
 
+// Config is the limiter's own configuration.
+func (l *RateLimiter) Config() Config { return l.own.Config }
+
+// InForce is the configuration in force as far as this process has heard: the fleet's newest, or the limiter's own.
+func (l *RateLimiter) InForce() Config { return l.effective().Config }
+
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
 func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
 
@@ -433,7 +439,7 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 		return nil, err
 	}
 	if wait, refused := l.line.refuses(l, int64(permits), maxWait); refused {
-		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond}, nil
+		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.line.seen()}, nil
 	}
 	c := l.newCall(ctx, int64(permits))
 	c.maxWait = maxWait
@@ -456,7 +462,9 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 	if err := l.hopeless(c, timeout); err != nil {
 		return nil, err
 	}
-	return &Reservation{call: c, refused: refused, retryAfter: time.Duration(max(0, c.wait-c.maxWait)) * time.Microsecond}, nil
+	return &Reservation{
+		call: c, refused: refused, retryAfter: time.Duration(max(0, c.wait-c.maxWait)) * time.Microsecond, level: c.level,
+	}, nil
 }
 
 // SetRate changes the rate for the whole fleet: it becomes the bucket's next version, and others learn it with their
@@ -479,6 +487,24 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 	return nil
 }
 
+// maxPenalty bounds Penalize, so that no upstream can shut a fleet out for long by one answer.
+const maxPenalty = time.Hour
+
+// Penalize holds the bucket back for the whole fleet: nothing falls due before d from now has passed by the store's clock.
+// It is for an upstream that says so (429 with Retry-After). Whoever waits already, in whatever process, waits that much
+// longer; permits saved up are dropped. Others learn it with their next answer, and while they have anybody waiting within
+// half a second; whom they let go before that is gone. Of several calls the one that ends last counts. d is above 0 and at
+// most an hour; Reset ends it at once.
+func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
+	if d <= 0 || d > maxPenalty {
+		return fmt.Errorf("%w: bucket %q: penalty %v: want more than 0, at most %v", ErrInvalidConfig, l.Name(), d, maxPenalty)
+	}
+	if l.enabled != nil && !l.enabled() {
+		return ctx.Err()
+	}
+	return l.order(ctx, &call{op: OpHold, hold: int64((d + time.Microsecond - 1) / time.Microsecond)})
+}
+
 // State returns the bucket as it is now, and changes nothing.
 func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 	c := &call{read: true}
@@ -488,7 +514,8 @@ func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 	return *c.bucket, nil
 }
 
-// Reset begins the bucket anew with this limiter's own configuration: debt, version and what SetRate set are dropped.
+// Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what SetRate set are
+// dropped, and a bucket of the other kind is replaced.
 // Reservations made before keep their times, and are not given back to the new bucket.
 func (l *RateLimiter) Reset(ctx context.Context) error {
 	return l.order(ctx, &call{op: OpReset})
@@ -597,6 +624,42 @@ type Reservation struct {
 	call       *call // nil: the switch was off
 	refused    bool
 	retryAfter time.Duration
+	level      *Level
+}
+
+// Refused returns a reservation that is not OK, for code that refuses without a bucket. One that passes without a bucket
+// is the zero Reservation.
+func Refused(retryAfter time.Duration) *Reservation {
+	return &Reservation{refused: true, retryAfter: max(0, retryAfter)}
+}
+
+// Level is how full a bucket was after a decision.
+type Level struct {
+	// MaxPermits is the most that can be taken at once; of a bucket that warms up, 1. Rate is in permits per second.
+	MaxPermits, Rate float64
+	// Remaining permits could be taken without a wait.
+	Remaining float64
+	// Full is the time until MaxPermits could be, if nobody else asks.
+	Full time.Duration
+}
+
+// level is how full a bucket is.
+func (s *setting) level(m mark, now int64) *Level {
+	m = s.resync(m, now, s.max)
+	debt := m.Next - now
+	v := &Level{MaxPermits: 1, Rate: s.Rate, Full: time.Duration(debt) * time.Microsecond}
+	switch {
+	case s.Kind == Bursty:
+		v.MaxPermits = s.max
+		micros := min(float64(debt)+float64((s.max-m.Stored)*s.interval), math.MaxInt64/2000)
+		v.Full = time.Duration(math.Ceil(micros)) * time.Microsecond
+		if debt == 0 {
+			v.Remaining = m.Stored
+		}
+	case debt == 0:
+		v.Remaining = 1
+	}
+	return v
 }
 
 var always = func() <-chan struct{} {
@@ -637,6 +700,15 @@ func (r *Reservation) Ready() <-chan struct{} {
 		return always
 	}
 	return r.call.ready
+}
+
+// Level is how full the bucket was after the decision, for telling a client. It is false when no bucket was asked: when the
+// switch is off.
+func (r *Reservation) Level() (Level, bool) {
+	if r.level == nil {
+		return Level{}, false
+	}
+	return *r.level, true
 }
 
 // Cancel gives the permits back as far as that over-issues nothing: those who wait behind it in this process move up,

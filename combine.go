@@ -30,6 +30,7 @@ type flight struct {
 	began   time.Duration // see mono
 	local   int64         // the limiter's clock then
 	until   time.Time     // when its last caller gives up
+	late    bool          // given up: another may have come back before it
 }
 
 // submit queues a call. Its channels tell when it is answered. One that cannot be called back may take its line's batch
@@ -87,6 +88,7 @@ func (l *line) fly() {
 		if mine {
 			l.flight = nil
 		} else {
+			f.late = true
 			l.letGo(f.batch.memo)
 		}
 		woken = woken[:0]
@@ -140,6 +142,8 @@ func (l *line) land(f *flight, out *Outcome, err error, woken *[]chan struct{}) 
 	l.mu.Lock()
 	if l.flight == f {
 		l.flight, l.flying = nil, false
+	} else {
+		f.late = true
 	}
 	l.woken = woken
 	l.settle(f, out, err)
@@ -185,6 +189,9 @@ func (l *line) build() *flight {
 	n = 0
 	for ; rest == 0 && n < len(l.queue) && len(f.batch.Requests) < maxBatch && l.queue[n].limiter.agrees(limiter); n++ {
 		c := l.queue[n]
+		if c.op == OpHold && len(f.calls) > 0 {
+			break // a hold begins a batch, so that what an answer says of places is the whole of it
+		}
 		switch {
 		case c.acquire && len(l.parked) > 0 && c.parked0 == 0:
 			l.park(c, now) // nobody overtakes those who are parked
@@ -194,13 +201,13 @@ func (l *line) build() *flight {
 			continue
 		}
 		f.calls = append(f.calls, c)
-		f.batch.Requests = append(f.batch.Requests, Request{Op: c.op, Permits: c.permits, MaxWaitMicros: c.within(), Rate: c.rate})
+		f.batch.Requests = append(f.batch.Requests, Request{Op: c.op, Permits: c.permits, MaxWaitMicros: c.within(), Rate: c.rate, HoldMicros: c.hold})
 	}
 	clear(l.queue[:n])
 	if l.queue = l.queue[n:]; len(l.queue) == 0 {
 		l.queue = nil
 	}
-	f.leased = 0
+	f.leased, f.late = 0, false
 	if rest == 0 && len(l.queue) == 0 {
 		if f.leased = l.wanted(limiter, now); f.leased > 0 {
 			f.batch.Requests = append(f.batch.Requests, Request{Op: OpTakeStored, Permits: f.leased})
@@ -239,7 +246,32 @@ func (l *line) tidy(now int64) bool {
 		}
 	}
 	l.refill = l.refill && l.lease.Load() != nil
+	if len(l.queue) == 0 && now-l.listened >= listenMicros {
+		if limiter := l.holding(); limiter != nil {
+			l.queue = append(l.queue, &call{limiter: limiter, read: true, sent: mono(), ready: make(chan struct{})})
+		}
+	}
 	return len(l.queue) > 0 || len(l.backs) > 0 || l.refill
+}
+
+// listenMicros is how long a process that holds permits of a later time goes without an answer, before it looks whether
+// the bucket is held back.
+const listenMicros = 500_000
+
+// holding is the limiter for which permits of a later time are held; nil: none, or the store is no other process's.
+func (l *line) holding() *RateLimiter {
+	if l.inline {
+		return nil
+	}
+	for _, r := range l.runs {
+		if r.waiting > 0 {
+			return r.limiter
+		}
+	}
+	if e := l.lease.Load(); e != nil {
+		return e.limiter
+	}
+	return nil
 }
 
 // queueLease serves a call that has queued up from a lease, if nobody waits.
@@ -298,8 +330,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	if l.memo == nil {
 		l.memo = f.batch.memo
 	}
+	l.listened = now
 	if err == nil {
-		l.learn(out)
+		l.learn(out, f.late)
 		if !l.inline {
 			l.server, l.heard = out.ClockMicros, origin.Add(mono())
 		}
@@ -362,6 +395,7 @@ func (l *line) settleTake(c *call, g *Grant, out *Outcome, received, now int64) 
 		c.finish(c.limiter.overflow(c.permits))
 	case g.OK:
 		l.asked += c.permits
+		c.note(&out.Bucket, out.NowMicros)
 		c.place, c.id, c.granted, c.due = g.Place, g.Place.Tag, out.NowMicros, received+g.WaitMicros
 		if g.WaitMicros == 0 && !c.gone && !c.reserved && l.lastDue <= now {
 			c.used = true
@@ -382,9 +416,18 @@ func (l *line) settleTake(c *call, g *Grant, out *Outcome, received, now int64) 
 		return true
 	default:
 		c.refused = true
+		c.note(&out.Bucket, out.NowMicros)
 		l.answer(c)
 	}
 	return false
+}
+
+// note keeps for a Reservation how full the bucket was left.
+func (c *call) note(b *PermitBucket, now int64) {
+	if c.reserved {
+		s := b.setting()
+		c.level = s.level(b.mark(), now)
+	}
 }
 
 // answer lets a caller go when the lock is released: it shall neither find it held when it asks again, nor see less than
@@ -407,8 +450,12 @@ func wake(woken []chan struct{}) {
 }
 
 // learn notes the configuration in force and reports a disagreement once.
-func (l *line) learn(out *Outcome) {
+func (l *line) learn(out *Outcome, late bool) {
 	l.epoch = out.Bucket.Epoch
+	if paused := out.Bucket.PausedMicros; paused != l.paused && !late {
+		l.hold(paused - l.paused)
+		l.paused = paused
+	}
 	c, known := out.Bucket.Config, l.known.Load()
 	switch {
 	case c.Version == 0:

@@ -51,6 +51,8 @@ func drawRequest(t *rapid.T, places []Place) Request {
 		return Request{Op: OpSetRate, Rate: drawRate(t)}
 	case op == 1 && rapid.IntRange(0, 9).Draw(t, "reset") == 0:
 		return Request{Op: OpReset}
+	case op == 1 && rapid.Bool().Draw(t, "hold"):
+		return Request{Op: OpHold, HoldMicros: rapid.Int64Range(1, rapid.SampledFrom([]int64{10, 1_000_000, 3_600_000_000}).Draw(t, "longest")).Draw(t, "micros")}
 	case op == 2 && rapid.Bool().Draw(t, "stored"):
 		return Request{Op: OpTakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
 	case op <= 4 && len(places) > 0:
@@ -268,6 +270,9 @@ func TestDifferentialCorrupt(t *testing.T) {
 		var b PermitBucket
 		batch := &Batch{Name: "x", Config: c, Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
 			Requests: []Request{{Permits: 3, MaxWaitMicros: maxExact}}}
+		if rapid.Bool().Draw(rt, "held") {
+			batch.Requests = append(batch.Requests, Request{Op: OpHold, HoldMicros: 1_000_000})
+		}
 		_, err := b.Apply(batch.LocalMicros(), batch)
 		require.NoError(rt, err)
 		text, _ := b.MarshalText()
@@ -277,7 +282,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 			i := rapid.IntRange(0, len(fields)-1).Draw(rt, "field")
 			key, _, _ := strings.Cut(mutated[i], "=")
 			mutated[i] = key + "=" + rapid.SampledFrom([]string{"", "0", "1", "-1", "-0", "1e3", "1e999", "-1e999", "nan", "inf", "0x10", "1e308",
-				".5", "5.", "+5", "1e", "--1", "1_0", "9007199254740992", "9007199254740993", "1e-400", "1.5", "now", "later", "warmup", "bursty", "1,2", "1,,2", "01", "1,", ",1", "1 ", "\x00", "\n"}).Draw(rt, "value")
+				".5", "5.", "+5", "1e", "--1", "1_0", "9007199254740992", "9007199254740993", "1e-400", "1.5", "now", "later", "warmup", "bursty", "1,2", "1,,2", "1:2", "-5:7", "1:0", ":1", "1:", "1:2:3", "1.5:2", "01", "1,", ",1", "1 ", "\x00", "\n"}).Draw(rt, "value")
 			if rapid.IntRange(0, 9).Draw(rt, "cut") == 0 {
 				mutated = mutated[:i]
 			}

@@ -55,6 +55,8 @@ type line struct {
 	dirty    bool      // some entries are gone and those behind have not moved up yet
 	lastDue  int64     // the latest due time of those who wait
 	epoch    int64     // the bucket's, as last seen
+	paused   int64     // how long it was held back for altogether, as last seen
+	listened int64     // when the store answered last, or was to; by the limiter's clock
 	server   int64     // the store's clock in its last answer
 	heard    time.Time // when that arrived; by the system's clock
 	conflict int64     // the version whose disagreement was reported
@@ -90,6 +92,7 @@ type call struct {
 	maxWait  int64     // microseconds
 	deadline time.Time // of the caller's context; zero: none
 	rate     float64   // of OpSetRate
+	hold     int64     // of OpHold
 	acquire  bool      // waits in the line when refused
 	reserved bool      // held by a Reservation, which may cancel it even after its time
 
@@ -112,6 +115,7 @@ type call struct {
 	wait    int64 // of a refusal: what it would have taken
 	err     error
 	bucket  *PermitBucket // of a read
+	level   *Level        // reserved: how full the bucket was left
 	kept    bool          // a run still knows it, though it is done
 	answer  chan struct{} // reserved: closed when granted, refused or failed
 	ready   chan struct{} // closed when the permits are due, or refused or failed
@@ -305,6 +309,9 @@ func (l *line) arm() {
 	}
 	if len(l.parked) > 0 && !l.flying && (next == 0 || l.retryAt < next) {
 		next = l.retryAt
+	}
+	if at := l.listened + listenMicros; !l.flying && l.holding() != nil && (next == 0 || at < next) {
+		next = at
 	}
 	if review := l.review; review != 0 && (next == 0 || review < next) {
 		next = review

@@ -222,6 +222,10 @@ type PermitBucket struct {
 	Seq int64
 	// Tail is the newest place if it was not given back, and 0 if that is unknown.
 	Tail int64
+	// HeldUntilMicros is until when Penalize holds the bucket back: nothing taken since falls due before.
+	HeldUntilMicros int64
+	// PausedMicros is the time that the bucket was held back for altogether: every place moved back by it.
+	PausedMicros int64
 	// ReturnedPermits came back into the store out of turn in this epoch.
 	ReturnedPermits float64
 	// Config in force.
@@ -283,8 +287,10 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 		out.Changed = len(batch.Requests) > 0
 	} else {
 		nowMicros = b.observe(nowMicros, batch.Epoch, &out)
-		if err := b.reconcile(nowMicros, batch, &out); err != nil {
-			return Outcome{}, err
+		if !batch.replaces(b.Config.Kind) {
+			if err := b.reconcile(nowMicros, batch, &out); err != nil {
+				return Outcome{}, err
+			}
 		}
 	}
 	if b.resync(nowMicros) {
@@ -301,6 +307,8 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 			r.Grant = Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
 		case OpTakeStored:
 			r.Grant = b.takeStored(nowMicros, r.Permits)
+		case OpHold:
+			r.Grant = Grant{OK: b.hold(nowMicros, r.HoldMicros, batch.Epoch)}
 		case OpReset:
 			b.begin(nowMicros, batch, batch.Config)
 			r.Grant = Grant{OK: true}
@@ -319,7 +327,13 @@ func (b *PermitBucket) sound() bool {
 	return b.StoredPermits >= 0 && b.StoredPermits <= maxExact && b.ReturnedPermits >= 0 && b.ReturnedPermits <= maxExact &&
 		b.CarryMicros >= -maxExact*shortfall && b.CarryMicros <= 1 &&
 		b.NextFreeTicketMicros >= -maxExact && b.NextFreeTicketMicros <= maxExact && b.Seq <= maxSeq &&
-		b.NextFreeTicketMicros-b.SeenMicros <= maxExact && b.SeenMicros-b.NextFreeTicketMicros <= maxExact
+		b.NextFreeTicketMicros-b.SeenMicros <= maxExact && b.SeenMicros-b.NextFreeTicketMicros <= maxExact &&
+		b.HeldUntilMicros >= -maxExact && b.HeldUntilMicros <= maxExact && b.PausedMicros <= maxExact
+}
+
+// replaces tells whether the batch begins a bucket of another kind anew: then the old one's configuration does not matter.
+func (batch *Batch) replaces(kind Kind) bool {
+	return batch.Config.Kind != kind && len(batch.Requests) > 0 && batch.Requests[0].Op == OpReset
 }
 
 // begin makes a new bucket.
@@ -330,6 +344,7 @@ func (b *PermitBucket) begin(now int64, batch *Batch, c Config) {
 		b.StoredPermits = min(batch.Initial, b.MaxPermits)
 	}
 	b.NextFreeTicketMicros, b.CarryMicros, b.SeenMicros = now, 0, now
+	b.HeldUntilMicros, b.PausedMicros = 0, 0
 	b.Seq = 1
 	b.beginEpoch(batch.Epoch)
 }
@@ -339,6 +354,9 @@ func (b *PermitBucket) begin(now int64, batch *Batch, c Config) {
 func (b *PermitBucket) observe(now, epoch int64, out *Outcome) int64 {
 	if behind := b.SeenMicros - now; behind > standstillMicros {
 		b.NextFreeTicketMicros -= behind
+		if b.PausedMicros > 0 {
+			b.HeldUntilMicros -= behind
+		}
 		b.SeenMicros = now
 		b.beginEpoch(epoch) // places of the old time must not fit by chance
 		out.Changed = true
@@ -578,6 +596,36 @@ func (b *PermitBucket) list(g *GiveBack) {
 	b.Seq++
 }
 
+// hold lets the bucket's time stand still until now + d: whatever was not due yet falls due that much later, in the order and
+// at the distances that it had, so the window bound holds for it as before. The permits saved up are gone: the upstream, who
+// says when it wants to hear from us again, has not counted on them. (A warm-up bucket gets colder, as in any pause.) Of
+// several holds the one that ends last counts. Places granted before cannot be given back any more.
+func (b *PermitBucket) hold(now, d, epoch int64) bool {
+	until := now + d
+	longer := until - max(now, b.HeldUntilMicros)
+	if b.PausedMicros == 0 {
+		longer = d
+	}
+	if longer <= 0 || b.NextFreeTicketMicros+longer > maxExact {
+		return false
+	}
+	b.StoredPermits = b.derived.held(&b.Config, b.StoredPermits, longer)
+	b.NextFreeTicketMicros += longer
+	b.HeldUntilMicros = until
+	b.PausedMicros += longer
+	b.beginEpoch(epoch)
+	b.Seq++
+	return true
+}
+
+// held is what a pause leaves of stored permits.
+func (k *curve) held(c *Config, stored float64, pause int64) float64 {
+	if c.Kind == Bursty {
+		return 0
+	}
+	return min(k.max, stored+float64(pause)/c.coolDown(k.interval, k.max))
+}
+
 // setRate puts the next version in force, with the bucket's size in seconds unchanged.
 func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 	c := b.Config
@@ -605,7 +653,8 @@ func (b *PermitBucket) TTLMillis(nowMicros int64) int64 {
 //
 // A person can read it in redis-cli, and lua/apply.lua writes the same bytes. 17 digits give every float64 back. It is
 // short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were. Epoch
-// and seq come first: no two states of a bucket have both in common, so a state is known by how it begins.
+// and seq come first: no two states of a bucket have both in common, so a state is known by how it begins. Before the
+// configuration stands " hold=<until>:<paused>" if the bucket was ever held back.
 const stateFormat = "tb1"
 
 func appendFloat(dst []byte, f float64) []byte {
@@ -630,6 +679,10 @@ func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
 			dst = append(dst, ',')
 		}
 		dst = strconv.AppendInt(dst, tag, 10)
+	}
+	if b.PausedMicros > 0 {
+		dst = strconv.AppendInt(append(dst, " hold="...), b.HeldUntilMicros, 10)
+		dst = strconv.AppendInt(append(dst, ':'), b.PausedMicros, 10)
 	}
 	return append(append(dst, ' '), b.text...), nil
 }
@@ -682,6 +735,11 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 			s.fail("back", whole)
 		}
 		n.returned = append(n.returned, v)
+	}
+	if strings.HasPrefix(s.rest, " hold=") {
+		until, paused, _ := strings.Cut(s.field(" hold="), ":")
+		n.HeldUntilMicros = s.whole("hold", until, -maxExact)
+		n.PausedMicros = s.whole("hold", paused, 1)
 	}
 	s.literal(" ")
 	if expected != nil && s.err == nil && s.rest == expected.text {
@@ -791,8 +849,10 @@ func isNumeric(s string) bool {
 	return true
 }
 
-func (s *scanner) integer(name string, lo float64) int64 {
-	f := s.number(name, lo, maxExact)
+func (s *scanner) integer(name string, lo float64) int64 { return s.whole(name, s.field(name), lo) }
+
+func (s *scanner) whole(name, value string, lo float64) int64 {
+	f := s.parse(name, value, lo, maxExact)
 	if f != math.Trunc(f) {
 		s.fail(name, strconv.FormatFloat(f, 'g', -1, 64))
 	}

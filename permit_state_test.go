@@ -404,3 +404,48 @@ func TestTakeNow(t *testing.T) {
 	require.Greater(t, granted, 500)
 	require.Greater(t, refused, 500)
 }
+
+// With penalties anywhere, the window bound holds for the times at which permits fall due in the end, and none of them falls
+// into a penalty.
+func TestWindowBoundWithHolds(t *testing.T) {
+	var holds, takes int
+	rapid.Check(t, func(rt *rapid.T) {
+		c := drawPlain(rt)
+		s := newSetting(c)
+		now := int64(1_000_000_000)
+		b := bucketOf(rt, c, rapid.Float64Range(0, s.max).Draw(rt, "initial"), now)
+		var due []event
+		largest := 0.0
+		for range 200 {
+			now += int64(rapid.Float64Range(0, 3).Draw(rt, "gap") * s.interval)
+			r := Request{Permits: rapid.Int64Range(1, 5).Draw(rt, "permits"), MaxWaitMicros: int64(20 * s.interval)}
+			if rapid.IntRange(0, 9).Draw(rt, "hold") == 0 {
+				r = Request{Op: OpHold, HoldMicros: 1 + int64(rapid.Float64Range(0, 30).Draw(rt, "intervals")*s.interval)}
+			}
+			paused := b.PausedMicros
+			batch := &Batch{Config: c, Epoch: newEpoch(), Requests: []Request{r}}
+			out, err := b.Apply(now, batch)
+			require.NoError(rt, err)
+			g := batch.Requests[0].Grant
+			switch {
+			case r.Op == OpHold && g.OK:
+				holds++
+				for i := range due {
+					if due[i].at > now {
+						due[i].at += b.PausedMicros - paused
+						require.GreaterOrEqual(rt, due[i].at, now+r.HoldMicros)
+					}
+				}
+			case g.OK:
+				takes++
+				largest = max(largest, float64(r.Permits))
+				due = append(due, event{out.NowMicros + g.WaitMicros, float64(r.Permits)})
+				require.GreaterOrEqual(rt, out.NowMicros+g.WaitMicros, b.HeldUntilMicros)
+			}
+		}
+		require.LessOrEqual(rt, worst(due, c.Rate), bound(c, s.max, largest), "%+v", c)
+	})
+	t.Logf("%d holds, %d takes", holds, takes)
+	require.Greater(t, holds, 500)
+	require.Greater(t, takes, 3000)
+}

@@ -20,6 +20,7 @@ type run struct {
 	entries []*call // used ones first, then those who wait, in order of time
 	waiting int     // how many of the entries wait
 	inBack  bool    // a giveBack is under way
+	fixed   bool    // held back since: those behind a gone entry keep their times
 	freed   freed   // stored permits of cancelled entries since the last giveBack
 }
 
@@ -199,6 +200,32 @@ func (l *line) compact(now int64) {
 	l.giveBackTail()
 }
 
+// hold lets everybody wait longer, for the bucket was held back (Penalize). Who was let go before that was known is gone.
+// A lease is worthless, and what is cancelled of these runs lapses: the bucket's time stood still, and they do not know where.
+func (l *line) hold(longer int64) {
+	if longer <= 0 {
+		return // another bucket: the old one was lost, or reset
+	}
+	l.forget()
+	for l.lease.Load() != nil {
+		l.rotate()
+	}
+	for _, r := range l.runs {
+		r.fixed = true
+		for _, m := range []*mark{&r.base, &r.cursor, &r.limit} {
+			m.Next += longer
+		}
+		for _, c := range r.entries[len(r.entries)-r.waiting:] {
+			c.due += longer
+			c.place.before.Next += longer
+			c.place.after.Next += longer
+		}
+	}
+	if l.lastDue > 0 {
+		l.lastDue += longer
+	}
+}
+
 // rebook books the entries behind the first gone one again.
 func (r *run) rebook(now int64, dues *int64) {
 	first := slices.IndexFunc(r.entries, func(c *call) bool { return c.gone })
@@ -219,7 +246,12 @@ func (r *run) rebook(now int64, dues *int64) {
 			c.run = nil
 			continue
 		}
-		at = r.move(c, at, now, dues)
+		if r.fixed {
+			at = c.place.after
+			*dues = max(*dues, c.due)
+		} else {
+			at = r.move(c, at, now, dues)
+		}
 		kept = append(kept, c)
 	}
 	clear(r.entries[len(kept):])
@@ -247,7 +279,7 @@ func (r *run) move(c *call, at mark, now int64, dues *int64) mark {
 
 // pull moves entries from the head of a later run into this run's gap, and reports whether that run gave all it had.
 func (r *run) pull(next *run, now int64, dues *int64) bool {
-	if next.setting.Config != r.setting.Config || next.epoch != r.epoch {
+	if next.setting.Config != r.setting.Config || next.epoch != r.epoch || r.fixed || next.fixed {
 		return false
 	}
 	for i, c := range next.entries {
@@ -373,6 +405,9 @@ func (l *line) fromGap(c *call, now int64) bool {
 	c.granted, c.arrived, c.run = arrival, arrival, r
 	c.due, c.decided = max(due+r.offset, l.lastDue), now
 	l.lastDue = c.due
+	if c.reserved {
+		c.level = r.setting.level(r.limit, arrival)
+	}
 	r.waiting++
 	if r.cursor == r.limit {
 		r.own()

@@ -97,6 +97,8 @@ func encodeBatch(b *Batch, deadline string) string {
 			dst = append(appendFloat(append(dst, "S "...), r.Rate), ' ')
 		case OpTakeStored:
 			ints("L", r.Permits)
+		case OpHold:
+			ints("H", r.HoldMicros)
 		case OpReset:
 			dst = append(dst, "R "...)
 		}

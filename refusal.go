@@ -36,6 +36,15 @@ func (l *line) sighted(f *flight, out *Outcome) {
 	l.sight.Store(&sight{setting: s, at: b.mark(), clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
 }
 
+// seen is how full the bucket was when it was last seen; nil: not known.
+func (l *line) seen() *Level {
+	s := l.sight.Load()
+	if s == nil {
+		return nil
+	}
+	return s.setting.level(s.at, s.clock)
+}
+
 // forget makes the next caller ask the store.
 func (l *line) forget() {
 	if l.sight.Load() != nil {

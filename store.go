@@ -59,13 +59,14 @@ type GiveBack struct {
 type Op uint8
 
 // The operations. A batch without requests only reads. OpTakeStored takes as many permits as are stored, up to Permits
-// but no less than two.
+// but no less than two. OpHold holds the bucket back; places granted before move, in the same batch too.
 const (
 	OpTake Op = iota
 	OpGiveBack
 	OpSetRate
 	OpReset
 	OpTakeStored
+	OpHold
 )
 
 // Request is one entry of a Batch. Apply writes the answer into Grant.
@@ -76,6 +77,8 @@ type Request struct {
 	MaxWaitMicros int64
 	// Rate belongs to OpSetRate.
 	Rate float64
+	// HoldMicros belongs to OpHold.
+	HoldMicros int64
 	// Back belongs to OpGiveBack.
 	Back GiveBack
 

@@ -18,6 +18,7 @@
 --             G epoch tag tail version id stored next carry end spent level granted   places given back
 --             L permits                 as many as are stored, up to permits, at least two
 --             S rate                    set the rate
+--             H micros                  hold back
 --             R                         begin anew
 -- returns the time, then for each bucket one string:
 --   ''                           the guess was right and is written
@@ -41,7 +42,7 @@ local clock_text = fmt('%.0f', clock)
 local decide
 local function make_decide()
   -- %d is twice as fast, but takes 32 bits where long has no more.
-  local STATE = 'tb1 epoch=%d seq=%d tail=%d stored=%.17g next=%d carry=%.17g debt=%d back=%.17g:%s %s'
+  local STATE = 'tb1 epoch=%d seq=%d tail=%d stored=%.17g next=%d carry=%.17g debt=%d back=%.17g:%s%s %s'
   if fmt('%d', MAX) ~= '9007199254740992' then STATE = STATE:gsub('%%d', '%%.0f') end
 
   -- Configurations: a table of the fields and what follows from them.
@@ -65,7 +66,7 @@ local function make_decide()
   -- The bucket at work: the asking configuration mine, the one in force c, and the account.
 
   local mine, c, now, initial, epoch_name
-  local stored, next_, carry, seen, epoch, seq, tail, back, returned
+  local stored, next_, carry, seen, epoch, seq, tail, back, returned, held, paused
 
   local function begin_epoch()
     epoch, tail, back, returned = epoch_name, 0, 0, ''
@@ -75,7 +76,7 @@ local function make_decide()
     c = with
     stored = c.max
     if c.kind == 'bursty' then stored = min(initial, c.max) end
-    next_, carry, seen, seq = now, 0, now, 1
+    next_, carry, seen, seq, held, paused = now, 0, now, 1, 0, 0
     begin_epoch()
   end
 
@@ -220,6 +221,26 @@ local function make_decide()
       return true
     end
 
+    function rare_.hold(d)
+      local till, longer = now + d, d
+      if paused > 0 then longer = till - max_(now, held) end
+      if longer <= 0 or next_ + longer > MAX then return false end
+      if c.kind == 'bursty' then stored = 0 else stored = min(c.max, stored + longer / c.cool) end
+      next_, held, paused = next_ + longer, till, paused + longer
+      begin_epoch()
+      seq = seq + 1
+      return true
+    end
+
+    function rare_.read_hold(text)
+      local h, p = text:match('^ hold=(%S+):(%S+)$')
+      held, paused = tonumber(h), tonumber(p)
+      if held then held = held + 0 end -- no negative zero
+      return held and paused and held >= -MAX and held <= MAX and held % 1 == 0 and paused >= 1 and paused <= MAX and paused % 1 == 0
+    end
+
+    function rare_.hold_text() return fmt(' hold=%.0f:%.0f', held, paused) end
+
     function rare_.config_text() return text(c) end
 
     return rare_
@@ -227,14 +248,16 @@ local function make_decide()
 
   -- The account, or nothing if the text is not a state. Numbers are decimal: tonumber would take hexadecimal ones too.
   local function read(old)
-    local e, q, ta, s, n, ca, d, ba, re, conf = old:match('^tb1 epoch=(%S+) seq=(%S+) tail=(%S+) stored=(%S+) next=(%S+)' ..
-      ' carry=(%S+) debt=(%S+) back=([%d.e+-]+):([%d,]*) (%l+ .+)$')
+    local e, q, ta, s, n, ca, d, ba, re, ho, conf = old:match('^tb1 epoch=(%S+) seq=(%S+) tail=(%S+) stored=(%S+)' ..
+      ' next=(%S+) carry=(%S+) debt=(%S+) back=([%d.e+-]+):([%d,]*)( ?[hold=%d.e+:-]*) (%l+ .+)$')
     if not conf or old:find('0x', 1, true) or old:find('0X', 1, true) then return end
     c = mine
     if conf ~= mine.text then
       c = config(conf)
       if not c or not rare().valid(c) then return end
     end
+    held, paused = 0, 0
+    if ho ~= '' and not rare().read_hold(ho) then return end
     local debt
     stored, next_, carry, debt, epoch, seq, tail, back, returned =
       tonumber(s), tonumber(n), tonumber(ca), tonumber(d), tonumber(e), tonumber(q), tonumber(ta), tonumber(ba), re
@@ -275,6 +298,7 @@ local function make_decide()
       local behind = seen - now -- the clock, see PermitBucket.observe
       if behind > STANDSTILL then
         next_ = next_ - behind
+        if paused > 0 then held = held - behind end
         seen = now
         begin_epoch()
         changed = true
@@ -282,8 +306,11 @@ local function make_decide()
       seen = max_(seen, now)
       now = seen
       if c ~= mine then
-        if c.kind ~= mine.kind then return 'decided\n' .. old .. '\n' end
-        if rare().reconcile() then changed = true end
+        if c.kind == mine.kind then
+          if rare().reconcile() then changed = true end
+        elseif requests:sub(1, 1) ~= 'R' then
+          return 'decided\n' .. old .. '\n'
+        end
       end
     end
     if resync() then begin_epoch() end
@@ -318,6 +345,8 @@ local function make_decide()
       elseif op == 'L' then
         local n = min(number(), floor(stored + SHORTFALL))
         ok = n >= 2 and (take(n, 0) or (n > 2 and take(n - 1, 0)))
+      elseif op == 'H' then
+        ok = rare().hold(number())
       elseif op == 'S' then
         ok = rare().set_rate(number())
       else
@@ -331,11 +360,12 @@ local function make_decide()
 
     local debt = next_ - seen
     if not (stored >= 0 and stored <= MAX and back >= 0 and back <= MAX and carry >= -MAX * SHORTFALL and carry <= 1
-      and next_ >= -MAX and next_ <= MAX and debt >= -MAX and debt <= MAX and seq <= MAX / 2) then
+      and next_ >= -MAX and next_ <= MAX and debt >= -MAX and debt <= MAX and seq <= MAX / 2
+      and held >= -MAX and held <= MAX and paused <= MAX) then
       return 'corrupt ' .. old:sub(1, 80)
     end
     local new = fmt(STATE,
-      epoch, seq, tail, stored, next_, carry, debt, back, returned, c == mine and own or rare().config_text())
+      epoch, seq, tail, stored, next_, carry, debt, back, returned, paused > 0 and rare().hold_text() or '', c == mine and own or rare().config_text())
     local ttl = ceil(min(max_(0, next_ - now) + c.max * c.cool, MAX) / 1000) + DAY
     local done = redis.pcall('SET', key, new, 'PX', fmt('%.0f', ttl))
     if done.err then return 'error ' .. done.err end

@@ -1,0 +1,253 @@
+package tokenbucket_test
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/require"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+)
+
+func ready(r *tb.Reservation) bool {
+	select {
+	case <-r.Ready():
+		return true
+	default:
+		return false
+	}
+}
+
+// A penalty moves everything that was not due yet back by as much as the bucket stands still, in this process and in
+// others, and drops what was saved up; the longest counts.
+func TestPenalize(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(2))
+		require.NoError(t, err)
+		reserve := func(n int) *tb.Reservation {
+			r, err := l.Reserve(ctx, n)
+			require.NoError(t, err)
+			return r
+		}
+		reserve(1)
+		saved, err := l.State(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 1.0, saved.StoredPermits)
+		require.NoError(t, l.Penalize(ctx, 100*time.Millisecond))
+		clock.Advance(100 * time.Millisecond)
+		first := reserve(1)
+		require.Equal(t, 200*time.Millisecond, first.Delay(), "the saved permit is gone, and none came while the bucket was held back")
+		second := reserve(2)
+		require.Equal(t, 600*time.Millisecond, second.Delay())
+		clock.Advance(100 * time.Millisecond)
+
+		require.NoError(t, l.Penalize(ctx, 2*time.Second)) // as of 200 ms
+		require.Equal(t, 2200*time.Millisecond, first.Delay())
+		require.Equal(t, 2600*time.Millisecond, second.Delay())
+		require.NoError(t, l.Penalize(ctx, time.Second), "a shorter one")
+		require.Equal(t, 2200*time.Millisecond, first.Delay())
+		clock.Advance(time.Second)
+		require.NoError(t, l.Penalize(ctx, 1500*time.Millisecond), "half a second longer")
+		require.Equal(t, 2700*time.Millisecond, first.Delay())
+		require.Equal(t, 3100*time.Millisecond, second.Delay())
+		state, err := l.State(ctx)
+		require.NoError(t, err)
+		require.Equal(t, clock.Now().Add(1500*time.Millisecond).UnixMicro(), state.HeldUntilMicros)
+
+		third, err := l.TryReserve(ctx, 1, time.Second)
+		require.NoError(t, err)
+		require.False(t, third.OK())
+		require.Equal(t, 2200*time.Millisecond-time.Second, third.RetryAfter())
+
+		clock.Advance(1599 * time.Millisecond)
+		require.False(t, ready(first))
+		clock.Advance(time.Millisecond)
+		<-first.Ready()
+		require.False(t, ready(second))
+		clock.Advance(399 * time.Millisecond)
+		require.False(t, ready(second))
+		clock.Advance(time.Millisecond)
+		<-second.Ready()
+		require.Equal(t, 200*time.Millisecond, reserve(1).Delay(), "nothing was lost or gained")
+	})
+}
+
+// Whoever cancels while the bucket is held back lets nobody go before its end, and the permits lapse.
+func TestPenalizeAndCancel(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), tb.WithClock(clock))
+		require.NoError(t, err)
+		var all []*tb.Reservation
+		for _, n := range []int{1, 10, 1, 1} {
+			r, err := l.Reserve(ctx, n)
+			require.NoError(t, err)
+			all = append(all, r)
+		}
+		clock.Advance(1900 * time.Millisecond) // the ten are nearly there
+		require.NoError(t, l.Penalize(ctx, 5*time.Second))
+		require.NoError(t, all[1].Cancel(ctx))
+		require.NoError(t, all[3].Cancel(ctx))
+		require.Equal(t, 7200*time.Millisecond, all[2].Delay(), "it keeps its time, though the ten before it are gone")
+		clock.Advance(4999 * time.Millisecond)
+		require.False(t, ready(all[2]))
+		r, err := l.Reserve(ctx, 1)
+		require.NoError(t, err)
+		clock.Advance(301 * time.Millisecond)
+		<-all[2].Ready() // when it would have been due
+		require.False(t, ready(r))
+		clock.Advance(400 * time.Millisecond)
+		<-r.Ready()
+	})
+}
+
+// A process that has somebody waiting, and no call to make, hears of another's penalty within half a second.
+func TestPenaltyIsHeard(t *testing.T) {
+	client, prefix := redisClient(t), prefixOf(t)
+	open := func(opts ...tb.Option) *tb.RateLimiter {
+		store := tb.NewRedisScriptStore(client, tb.WithKeyPrefix(prefix))
+		l, err := tb.NewSmoothBursty("heard", 1, append(opts, tb.WithStore(store))...)
+		require.NoError(t, err)
+		return l
+	}
+	here, there := open(), open()
+	began := time.Now()
+	for range 2 {
+		_, err := here.Reserve(ctx, 1)
+		require.NoError(t, err)
+	}
+	waits, err := here.Reserve(ctx, 1) // in two seconds
+	require.NoError(t, err)
+	require.NoError(t, there.Penalize(ctx, 2*time.Second))
+	<-waits.Ready()
+	require.GreaterOrEqual(t, time.Since(began), 4*time.Second)
+	require.Equal(t, 4*time.Second, waits.Delay().Round(time.Second))
+}
+
+// Handing out a lease ends when the bucket is held back.
+func TestPenaltyEndsLease(t *testing.T) {
+	client, prefix := redisClient(t), prefixOf(t)
+	open := func() *tb.RateLimiter {
+		l, err := tb.NewSmoothBursty("leased", 1000, tb.WithStore(tb.NewRedisScriptStore(client, tb.WithKeyPrefix(prefix))),
+			tb.WithLease(500*time.Millisecond), tb.WithInitialPermits(1000))
+		require.NoError(t, err)
+		return l
+	}
+	l := open()
+	for range 100 {
+		ok, err := l.TryAcquire(ctx, 1, 0)
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	require.NoError(t, l.Penalize(ctx, 10*time.Second))
+	ok, err := l.TryAcquire(ctx, 1, 0)
+	require.NoError(t, err)
+	require.False(t, ok)
+}
+
+func TestPenalizeBadInput(t *testing.T) {
+	store := &counted{Store: tb.NewMemoryStore()}
+	on := true
+	l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(store), tb.WithSwitch(func() bool { return on }))
+	require.NoError(t, err)
+	for _, d := range []time.Duration{0, -1, math.MinInt64, time.Hour + 1, math.MaxInt64} {
+		err := l.Penalize(ctx, d)
+		require.ErrorIs(t, err, tb.ErrInvalidConfig)
+		require.ErrorContains(t, err, "penalty "+d.String())
+	}
+	on = false
+	require.NoError(t, l.Penalize(ctx, time.Second))
+	require.Zero(t, store.calls, "no store is touched")
+	on = true
+	require.NoError(t, l.Penalize(ctx, 1))
+	require.Equal(t, 1, store.calls)
+	b, err := l.State(ctx)
+	require.NoError(t, err)
+	require.Equal(t, int64(1), b.PausedMicros, "a nanosecond is rounded up")
+}
+
+// Level says how full the bucket was left.
+func TestLevel(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		on := true
+		l, err := tb.NewSmoothBursty("level", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(5), tb.WithMaxPermits(10),
+			tb.WithSwitch(func() bool { return on }))
+		require.NoError(t, err)
+		level := func(n int) (tb.Level, bool) {
+			r, err := l.TryReserve(ctx, n, time.Second)
+			require.NoError(t, err)
+			v, ok := r.Level()
+			require.Equal(t, on, ok)
+			return v, r.OK()
+		}
+		v, ok := level(2)
+		require.True(t, ok)
+		require.Equal(t, tb.Level{MaxPermits: 10, Rate: 5, Remaining: 3, Full: 1400 * time.Millisecond}, v)
+		v, ok = level(5)
+		require.True(t, ok)
+		require.Equal(t, tb.Level{MaxPermits: 10, Rate: 5, Full: 2400 * time.Millisecond}, v)
+		for range 2 { // the second may be refused without asking
+			v, ok = level(4)
+			require.False(t, ok)
+			require.Equal(t, tb.Level{MaxPermits: 10, Rate: 5, Full: 2400 * time.Millisecond}, v)
+		}
+		on = false
+		level(1)
+
+		warm, err := tb.NewSmoothWarmingUp("warm level", 5, time.Second, tb.WithStore(open()), tb.WithClock(clock))
+		require.NoError(t, err)
+		r, err := warm.Reserve(ctx, 1)
+		require.NoError(t, err)
+		v, _ = r.Level()
+		require.Equal(t, 1.0, v.MaxPermits)
+		require.Zero(t, v.Remaining)
+		require.Greater(t, v.Full, 400*time.Millisecond)
+		clock.Advance(v.Full + time.Second)
+		_, refused := tb.Refused(time.Second).Level()
+		require.False(t, refused)
+		require.Equal(t, time.Second, tb.Refused(time.Second).RetryAfter())
+		require.False(t, tb.Refused(-1).OK())
+		require.Zero(t, tb.Refused(-1).RetryAfter())
+	})
+}
+
+// A bucket of one kind is replaced by one of the other with Reset, and by nothing else.
+func TestResetReplacesKind(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		store := open()
+		bursty, err := tb.NewSmoothBursty("kind", 5, tb.WithStore(store), tb.WithClock(clock), tb.WithVersion(7))
+		require.NoError(t, err)
+		warm, err := tb.NewSmoothWarmingUp("kind", 5, time.Second, tb.WithStore(store), tb.WithClock(clock), tb.WithVersion(3))
+		require.NoError(t, err)
+		_, err = bursty.Try(ctx)
+		require.NoError(t, err)
+		for range 2 {
+			_, err = warm.Try(ctx)
+			require.ErrorIs(t, err, tb.ErrInvalidConfig)
+			require.ErrorIs(t, warm.SetRate(ctx, 7), tb.ErrInvalidConfig)
+			require.ErrorIs(t, warm.Penalize(ctx, 1), tb.ErrInvalidConfig)
+			require.NoError(t, warm.Reset(ctx))
+			b, err := warm.State(ctx)
+			require.NoError(t, err)
+			require.Equal(t, warm.Config(), b.Config)
+			_, err = bursty.Try(ctx)
+			require.ErrorIs(t, err, tb.ErrInvalidConfig)
+			require.NoError(t, bursty.Reset(ctx))
+			_, err = bursty.Try(ctx)
+			require.NoError(t, err)
+		}
+	})
+}
+
+// counted counts the batches that a store decides.
+type counted struct {
+	tb.Store
+	calls int
+}
+
+func (s *counted) Apply(c context.Context, b *tb.Batch) (tb.Outcome, error) {
+	s.calls++
+	return s.Store.Apply(c, b)
+}
