@@ -1,0 +1,134 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+)
+
+// UnaryClient is a grpc.UnaryClientInterceptor: each call takes a permit before it leaves.
+//
+// When the upstream answers ResourceExhausted or Unavailable with a RetryInfo, the key is penalized before the call
+// returns (WithMaxPenalty). A permit is given back if the call surely never left: it ended with Unavailable, Canceled or
+// DeadlineExceeded, or an inner interceptor of this package stopped it, and no stream for it was ever opened on a
+// connection. In doubt it counts as used.
+//
+// What a retry policy of the service configuration sends again happens below all interceptors, and takes no further
+// permit. Retries by an interceptor take one each if that interceptor is outside this one.
+func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	c, err := l.begin(ctx, method)
+	if err != nil {
+		return err
+	}
+	if c == nil {
+		return invoker(ctx, method, req, reply, cc, opts...)
+	}
+	if err := c.enter(); err != nil {
+		return err
+	}
+	reached := new(peer.Peer)
+	err = invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Peer(reached))...)
+	c.learn(err, reached)
+	return err
+}
+
+// StreamClient is a grpc.StreamClientInterceptor: each stream takes a permit before it is opened, its messages none. All
+// else is as with UnaryClient; the upstream's RetryInfo is heeded when RecvMsg returns it.
+func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	c, err := l.begin(ctx, method)
+	if err != nil {
+		return nil, err
+	}
+	if c == nil {
+		return streamer(ctx, desc, cc, method, opts...)
+	}
+	if err := c.enter(); err != nil {
+		return nil, err
+	}
+	reached := new(peer.Peer)
+	stream, err := streamer(ctx, desc, cc, method, append(opts[:len(opts):len(opts)], grpc.Peer(reached))...)
+	if err != nil {
+		c.learn(err, reached)
+		return nil, err
+	}
+	return &clientStream{ClientStream: stream, call: c}, nil
+}
+
+type clientStream struct {
+	grpc.ClientStream
+	call  *call
+	ended bool
+}
+
+// RecvMsg is where the status of a stream arrives, and after that it arrives again with every call.
+func (s *clientStream) RecvMsg(m any) error {
+	err := s.ClientStream.RecvMsg(m)
+	if err != nil && err != io.EOF && !s.ended {
+		s.ended = true
+		s.call.heed(err)
+	}
+	return err
+}
+
+// learn draws the conclusions from how a call ended.
+func (c *call) learn(err error, reached *peer.Peer) {
+	switch {
+	case err == nil:
+	// gRPC fills the peer in for every call that had a stream, also when a later attempt found no connection.
+	case reached.Addr == nil && unsent(err):
+		c.giveBack()
+	default:
+		c.heed(err)
+	}
+}
+
+// unsent tells whether that is how calls end that were not sent. Other errors, and what has details, come from a transport
+// that is not gRPC's own, and does not know the option Peer.
+func unsent(err error) bool {
+	if ours := (*Error)(nil); errors.As(err, &ours) {
+		return true
+	}
+	s, _ := status.FromError(err)
+	switch s.Code() {
+	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded:
+		return len(s.Details()) == 0
+	}
+	return false
+}
+
+// heed penalizes the key if the upstream asks for that.
+func (c *call) heed(err error) {
+	d := min(retryDelay(err), c.maxPenalty)
+	if d <= 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), penaltyPatience)
+	defer cancel()
+	if err := c.gate.Penalize(ctx, c.key, d); err != nil {
+		c.warn("grpclimit: the upstream's RetryInfo was not passed on to the fleet", err)
+	}
+}
+
+// retryDelay is what the upstream asks for, or 0. A refusal by this process' own limits is not the upstream's word.
+func retryDelay(err error) time.Duration {
+	if ours := (*Error)(nil); errors.As(err, &ours) {
+		return 0
+	}
+	s, _ := status.FromError(err)
+	if code := s.Code(); code != codes.ResourceExhausted && code != codes.Unavailable {
+		return 0
+	}
+	for _, detail := range s.Details() {
+		if info, ok := detail.(*errdetails.RetryInfo); ok {
+			return info.GetRetryDelay().AsDuration()
+		}
+	}
+	return 0
+}

@@ -1,0 +1,82 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strconv"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// pushback is the trailer by which a server tells a client with a retry policy when to try again (gRFC A6).
+const pushback = "grpc-retry-pushback-ms"
+
+// UnaryServer is a grpc.UnaryServerInterceptor: each call takes a permit before it is handled. It waits no longer than the
+// caller does. A refusal has a RetryInfo, and the trailer by which clients with a retry policy know when to try again.
+func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	c, err := l.begin(ctx, info.FullMethod)
+	if err == nil && c != nil {
+		err = c.enter()
+	}
+	if err != nil {
+		if md := retryLater(err); md != nil {
+			_ = grpc.SetTrailer(ctx, md) // only fails where there is no stream to have one
+		}
+		return nil, err
+	}
+	return handler(ctx, req)
+}
+
+// StreamServer is a grpc.StreamServerInterceptor: each stream takes a permit before it is handled; WithMessages makes it
+// one for each message received. All else is as with UnaryServer.
+func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	c, err := l.begin(stream.Context(), info.FullMethod)
+	switch {
+	case err != nil:
+		return err
+	case c == nil:
+		return handler(srv, stream)
+	case c.messages:
+		return handler(srv, &serverStream{ServerStream: stream, call: c})
+	}
+	if err := c.enter(); err != nil {
+		stream.SetTrailer(retryLater(err))
+		return err
+	}
+	return handler(srv, stream)
+}
+
+// serverStream takes a permit for each message.
+type serverStream struct {
+	grpc.ServerStream
+	call *call
+	err  error
+}
+
+// RecvMsg takes the permit after the message: while none arrives, none is taken, and the end of the stream costs none.
+func (s *serverStream) RecvMsg(m any) error {
+	if s.err != nil {
+		return s.err
+	}
+	if err := s.ServerStream.RecvMsg(m); err != nil {
+		return err
+	}
+	if s.err = s.call.enter(); s.err != nil {
+		s.SetTrailer(retryLater(s.err))
+	}
+	return s.err
+}
+
+// retryLater is the trailer of a refusal, or nil.
+func retryLater(err error) metadata.MD {
+	var refusal *Error
+	if !errors.Is(err, ErrRefused) || !errors.As(err, &refusal) {
+		return nil
+	}
+	after := min(max(1, refusal.RetryAfter), math.MaxInt32*time.Millisecond)
+	ms := (after + time.Millisecond - 1) / time.Millisecond // too early would be refused again
+	return metadata.Pairs(pushback, strconv.FormatInt(int64(ms), 10))
+}
