@@ -1,0 +1,133 @@
+package httplimit
+
+import (
+	"fmt"
+	"math"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/go-tokenbucket/tokenbucket"
+)
+
+// NewMiddleware returns what makes a limited handler of a handler; nil stands for http.DefaultServeMux. It fails with
+// tokenbucket.ErrInvalidConfig if the gate is nil or an option has a bad value.
+//
+// A request waits until its permit is due; next is then called with the very ResponseWriter that the server made, so
+// streams, upgrades and http.ResponseController work as without. When the request's context ends during the wait, the permit
+// goes back and next is not called; the answer is 503, should anybody read it.
+//
+// A refused request is answered 429 with Retry-After, in whole seconds (WithRefusalHandler). When the gate fails, the
+// answer is 503 with Retry-After: 1 (WithOnError).
+//
+// These header fields are added to what else there is, unless limiting is off, so that several limits around one handler
+// show side by side, with a name each (WithPolicy):
+//
+//	RateLimit-Policy: "default";q=5;w=1
+//	RateLimit: "default";r=4;t=1
+//
+// The policy is q requests in w seconds: w is the time in which the bucket fills, in whole seconds, and long enough for one
+// permit; q is what the rate yields in that, rounded down. So q/w is never above the rate, and below it where it is no
+// whole number: 2.5/s is q=2;w=1, and one permit in ten seconds q=1;w=10. Of what remains, r permits could be used at once,
+// and the bucket is full again in t seconds, rounded up, at least 1. Of a refusal r is 0 and t is Retry-After. They are
+// hints: other clients may share the bucket.
+func NewMiddleware(gate Gate, opts ...MiddlewareOption) (func(http.Handler) http.Handler, error) {
+	m := &middleware{settings{key: ByPath, policy: `"default"`, refuse: http.HandlerFunc(tooMany)}}
+	m.begin(gate)
+	for _, opt := range opts {
+		if opt == nil {
+			m.fail("option", "nil", "no nil options")
+			break
+		}
+		opt.middleware(&m.settings)
+	}
+	if m.err != nil {
+		return nil, m.err
+	}
+	if m.onError == nil {
+		m.onError = func(r *http.Request, err error) error {
+			m.log().ErrorContext(r.Context(), "httplimit: the gate failed", "error", err)
+			return err
+		}
+	}
+	return func(next http.Handler) http.Handler {
+		if next == nil {
+			next = http.DefaultServeMux
+		}
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
+	}, nil
+}
+
+// WithPolicy sets the name of the policy in the header fields, printable ASCII. Default: "default".
+func WithPolicy(name string) MiddlewareOption {
+	return forMiddleware(func(s *settings) {
+		if name == "" || strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c > '~' }) {
+			s.fail("policy", fmt.Sprintf("%.40q", name), "printable ASCII")
+		}
+		s.policy = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(name) + `"`
+	})
+}
+
+// WithRefusalHandler sets what answers a refused request. The header fields are set when it is called, Retry-After
+// included; the status is its own to write. Default: 429 and a line of text.
+func WithRefusalHandler(h http.Handler) MiddlewareOption {
+	return forMiddleware(func(s *settings) {
+		if isNil(h) {
+			s.fail("refusal handler", "nil", "a handler")
+		}
+		s.refuse = h
+	})
+}
+
+type middleware struct{ settings }
+
+func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	permit, err := m.admit(r, m.key(r))
+	switch {
+	case err == nil:
+		m.announce(w.Header(), permit)
+		next.ServeHTTP(w, r)
+	case refused(permit):
+		m.announce(w.Header(), permit)
+		m.refuse.ServeHTTP(w, r)
+	case r.Context().Err() != nil: // without a status, who still listens would take it for a success
+		w.WriteHeader(http.StatusServiceUnavailable)
+	default:
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "the rate limiter is not available", http.StatusServiceUnavailable)
+	}
+}
+
+func tooMany(w http.ResponseWriter, _ *http.Request) {
+	http.Error(w, "too many requests: try again in "+w.Header().Get("Retry-After")+" s", http.StatusTooManyRequests)
+}
+
+// announce adds the header fields that tell about the bucket.
+func (m *middleware) announce(h http.Header, permit *tokenbucket.Reservation) {
+	level, known := permit.Level()
+	if known {
+		seconds := max(1, whole(math.Ceil(max(1, level.MaxPermits)/level.Rate)))
+		quota := max(1, whole(level.Rate*float64(seconds)))
+		h.Add("Ratelimit-Policy", m.item("q", quota, "w", seconds))
+	}
+	switch {
+	case !permit.OK(): // a client is to wait for both fields' sake, so they must agree
+		after := wholeSeconds(permit.RetryAfter())
+		h.Set("Retry-After", strconv.FormatInt(after, 10))
+		h.Add("Ratelimit", m.item("r", 0, "t", after))
+	case known: // as of the decision, and the wait is over
+		h.Add("Ratelimit", m.item("r", whole(level.Remaining), "t", wholeSeconds(level.Full-permit.Delay())))
+	}
+}
+
+// item is the policy's name with two parameters, as RFC 9651 writes it.
+func (m *middleware) item(a string, x int64, b string, y int64) string {
+	field := make([]byte, 0, len(m.policy)+24)
+	field = append(append(append(append(field, m.policy...), ';'), a...), '=')
+	field = strconv.AppendInt(field, x, 10)
+	field = append(append(append(field, ';'), b...), '=')
+	return string(strconv.AppendInt(field, y, 10))
+}
+
+// whole rounds down to an Integer of RFC 9651 that is not negative: at most 15 digits.
+func whole(x float64) int64 { return int64(max(0, min(x, 999_999_999_999_999))) }

@@ -1,0 +1,202 @@
+package httplimit
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptrace"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket"
+)
+
+const (
+	defaultRetryAfter = time.Minute
+	maxRetryAfter     = time.Hour // what a bucket can be held back for
+)
+
+var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made by NewTransport", tokenbucket.ErrInvalidConfig)
+
+// Transport is an http.RoundTripper that takes a permit for each request before it leaves. NewTransport makes one.
+//
+// RoundTrip waits until the permit is due and then lets the base RoundTripper send the request. It returns a *RefusedError
+// if the permit would not be due in time (WithRefusalResponse), a *GateError if nothing could be decided (WithOnError), and
+// the context's error if that ends first. http.Client wraps them in a *url.Error; errors.Is and errors.As see through it.
+// Only contexts end a wait, not the deprecated Request.Cancel.
+//
+// A permit goes back when the request never left: when the wait was given up, or the base, which must report to
+// net/http/httptrace as http.Transport does, asked for a connection and never got one. Otherwise it counts as used.
+//
+// A response 429 or 503 with Retry-After holds the request's bucket back for the whole fleet, before RoundTrip returns it
+// (WithMaxRetryAfter); requests that wait already wait that much longer. Responses are passed on as they are.
+//
+// Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. What
+// http.Transport sends again because an idle connection was found dead is one.
+//
+// A Transport may be used by many goroutines at once. It has nothing to close.
+type Transport struct{ settings }
+
+// NewTransport returns a Transport that asks the gate. It fails with tokenbucket.ErrInvalidConfig if the gate is nil or an
+// option has a bad value.
+func NewTransport(gate Gate, opts ...TransportOption) (*Transport, error) {
+	t := &Transport{settings{key: ByPath, base: http.DefaultTransport, longest: defaultRetryAfter}}
+	t.begin(gate)
+	for _, opt := range opts {
+		if opt == nil {
+			t.fail("option", "nil", "no nil options")
+			break
+		}
+		opt.transport(&t.settings)
+	}
+	if t.err != nil {
+		return nil, t.err
+	}
+	return t, nil
+}
+
+// WithBase sets what sends the requests. Default: http.DefaultTransport.
+func WithBase(base http.RoundTripper) TransportOption {
+	return forTransport(func(s *settings) {
+		if isNil(base) {
+			s.fail("base", "nil", "a RoundTripper")
+		}
+		s.base = base
+	})
+}
+
+// WithRefusalResponse makes a refusal a response that was not sent by anybody, status 429 with Retry-After, instead of an
+// error. Of several Transports that wrap one another only the outermost should do so: one further out would take the
+// response for the upstream's.
+func WithRefusalResponse() TransportOption {
+	return forTransport(func(s *settings) { s.respond = true })
+}
+
+// WithMaxRetryAfter sets for how long at most a Retry-After holds the bucket back; a longer one is clipped. 0 ignores
+// Retry-After; at most 1 hour; default 1 minute.
+func WithMaxRetryAfter(d time.Duration) TransportOption {
+	return forTransport(func(s *settings) {
+		if d < 0 || d > maxRetryAfter {
+			s.fail("max Retry-After", d, "0 to 1h")
+		}
+		s.longest = d
+	})
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if t.gate == nil {
+		closeBody(r)
+		return nil, errZero
+	}
+	key := t.key(r)
+	permit, err := t.admit(r, key)
+	if err != nil {
+		closeBody(r)
+		if t.respond && refused(permit) {
+			return refusal(r, permit.RetryAfter()), nil
+		}
+		return nil, err
+	}
+	var way way
+	traced := r.WithContext(httptrace.WithClientTrace(r.Context(), way.trace()))
+	response, err := t.base.RoundTrip(traced)
+	if err != nil {
+		if way.neverLeft() {
+			t.giveBack(r.Context(), key, permit)
+		}
+		return response, err
+	}
+	if response.Request == traced {
+		response.Request = r
+	}
+	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
+		if d := retryAfter(response.Header, time.Now(), t.longest); d > 0 {
+			t.penalize(r.Context(), key, d)
+		}
+	}
+	return response, nil
+}
+
+// CloseIdleConnections closes the base's, if it can.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// way is how far a request got. A request that was once handed to a connection counts as sent, though it may not have
+// been written: over HTTP/2 and on a retry that cannot be told for certain, and a permit too few harms nobody.
+type way struct{ asked, got atomic.Bool }
+
+func (w *way) trace() *httptrace.ClientTrace {
+	return &httptrace.ClientTrace{
+		GetConn: func(string) { w.asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { w.got.Store(true) },
+	}
+}
+
+// neverLeft is false for a base that reports nothing.
+func (w *way) neverLeft() bool { return w.asked.Load() && !w.got.Load() }
+
+// retryAfter is how long a response asks to be left alone: at most longest, 0 if it does not ask or not understandably.
+// A date counts from the response's own, so that clocks need not agree.
+func retryAfter(h http.Header, now time.Time, longest time.Duration) time.Duration {
+	value := h.Get("Retry-After")
+	if digits := strings.TrimLeft(value, "0123456789"); digits == "" && value != "" {
+		seconds, err := strconv.ParseUint(value, 10, 32)
+		if err != nil { // all digits: too many of them
+			return longest
+		}
+		return min(time.Duration(seconds)*time.Second, longest)
+	}
+	until, err := http.ParseTime(value)
+	if err != nil {
+		return 0
+	}
+	if date, err := http.ParseTime(h.Get("Date")); err == nil {
+		now = date
+	}
+	return max(0, min(until.Sub(now), longest))
+}
+
+const refusedText = "Too Many Requests: the rate limit of this client\n"
+
+// refusal is a response as http.Transport would return it, had somebody sent it.
+func refusal(r *http.Request, after time.Duration) *http.Response {
+	body := io.NopCloser(strings.NewReader(refusedText))
+	if r.Method == http.MethodHead {
+		body = http.NoBody
+	}
+	return &http.Response{
+		Status:     strconv.Itoa(http.StatusTooManyRequests) + " " + http.StatusText(http.StatusTooManyRequests),
+		StatusCode: http.StatusTooManyRequests,
+		Proto:      "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{
+			"Content-Length": {strconv.Itoa(len(refusedText))},
+			"Content-Type":   {"text/plain; charset=utf-8"},
+			"Date":           {time.Now().UTC().Format(http.TimeFormat)},
+			"Retry-After":    {strconv.FormatInt(wholeSeconds(after), 10)},
+		},
+		Body:          body,
+		ContentLength: int64(len(refusedText)),
+		Request:       r,
+	}
+}
+
+// wholeSeconds rounds up, for a Retry-After: at least 1.
+func wholeSeconds(d time.Duration) int64 {
+	n := int64(d / time.Second)
+	if d%time.Second > 0 {
+		n++
+	}
+	return max(1, n)
+}
+
+func closeBody(r *http.Request) {
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+}
