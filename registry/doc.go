@@ -1,0 +1,16 @@
+// Package registry keeps the limiters of a gateway: one for each row of a table that operators change while the gateway
+// runs.
+//
+//	source, err := sqlsource.New(db, sqlsource.MySQL)
+//	limits, err := registry.New(source, tokenbucket.NewRedisScriptStore(client), registry.WithInterval(5*time.Second))
+//	ok, err := limits.Allow(ctx, "/ibe/AvailFare")
+//
+// A Source says what the limits are. Every instance of a fleet asks it by itself, every interval, and puts in force what has
+// changed; the shared buckets follow the newest version, so an instance that has not asked yet learns a new rate with its next
+// answer. A row's version is the time of its last modification, but a changed content is put in force whatever that says: a
+// time of whole seconds does not tell two changes in one second apart, and a clock set back repeats an hour.
+//
+// The table is the truth: where a bucket follows something else than its row (tokenbucket.RateLimiter.SetRate, say), the row
+// wins after two loads. A source that is away, and a row that is bad, leave in force what was there before, and are told to
+// the log, once, and to the hook, each time.
+package registry

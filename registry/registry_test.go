@@ -1,0 +1,727 @@
+package registry_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	redistest.StopShared()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+var ctx = context.Background()
+
+// fake is a source that a test changes.
+type fake struct {
+	mu    sync.Mutex
+	table registry.Table
+	err   error
+	loads int
+	at    []time.Time
+	block chan struct{} // not nil: Load hangs until it is closed, or its context ends
+}
+
+func (f *fake) Load(ctx context.Context) (registry.Table, error) {
+	f.mu.Lock()
+	block := f.block
+	f.loads++
+	f.at = append(f.at, time.Now())
+	f.mu.Unlock()
+	if block != nil {
+		select {
+		case <-block:
+		case <-ctx.Done():
+			return registry.Table{}, ctx.Err()
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.table, f.err
+}
+
+func (f *fake) set(limits ...registry.Limit) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.table, f.err = registry.Table{Limits: limits}, nil
+}
+
+func (f *fake) fail(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.err = err
+}
+
+// row is a limit as a table has it.
+func row(name string, rate float64, version int64) registry.Limit {
+	return registry.Limit{Name: name, Row: "row of " + name, Enabled: true, Rate: rate, Cache: 0.5, Version: version}
+}
+
+func with(l registry.Limit, change func(*registry.Limit)) registry.Limit {
+	change(&l)
+	return l
+}
+
+func open(t testing.TB, source registry.Source, store tokenbucket.Store, opts ...registry.Option) *registry.Registry {
+	t.Helper()
+	r, err := registry.New(source, store, opts...)
+	require.NoError(t, err)
+	t.Cleanup(r.Close)
+	return r
+}
+
+// pass counts how many of n calls in the same instant pass at once: the permits that are there.
+func pass(t testing.TB, r *registry.Registry, name string, n int) (passed int) {
+	t.Helper()
+	for range n {
+		place, err := r.Reserve(ctx, name)
+		require.NoError(t, err)
+		if place.OK() && place.Delay() == 0 {
+			passed++
+		} else {
+			require.NoError(t, place.Cancel(ctx))
+		}
+	}
+	return passed
+}
+
+// A call waits for its permit at most the row's cache × 1 s, and is refused if that is not enough.
+func TestAllow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := open(t, registry.Static{row("/a", 5, 1), with(row("/patient", 5, 1), func(l *registry.Limit) { l.Cache = 2 })}, tokenbucket.NewMemoryStore())
+		for name, waits := range map[string]int{"/a": 2, "/patient": 10} {
+			ok, err := r.Allow(ctx, name)
+			require.NoError(t, err)
+			require.True(t, ok, "the first permit is there")
+			began := time.Now()
+			var passed, refused atomic.Int64
+			var wg sync.WaitGroup
+			for range 20 {
+				wg.Go(func() {
+					if ok, err := r.Allow(ctx, name); ok && err == nil {
+						passed.Add(1)
+					} else if err == nil {
+						refused.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			require.Equal(t, int64(waits), passed.Load())
+			require.Equal(t, int64(20-waits), refused.Load())
+			require.Equal(t, time.Duration(waits)*200*time.Millisecond, time.Since(began))
+		}
+		r.Close()
+	})
+}
+
+// Off, disabled, and unknown names.
+func TestPolicies(t *testing.T) {
+	off := with(row("/off", -1, 1), func(l *registry.Limit) { l.Enabled = false }) // its rate does not matter
+	source := registry.Static{row("/a", 1, 1), off}
+	for what, c := range map[string]struct {
+		opts    []registry.Option
+		unknown int
+	}{
+		"default": {nil, 9},
+		"pass":    {[]registry.Option{registry.WithUnknown(registry.Pass())}, 9},
+		"refuse":  {[]registry.Option{registry.WithUnknown(registry.Refuse())}, 0},
+		"limit":   {[]registry.Option{registry.WithUnknown(registry.Default(row("", 1, 0)))}, 1},
+	} {
+		t.Run(what, func(t *testing.T) {
+			sw := registry.NewSwitch(true)
+			r := open(t, source, tokenbucket.NewMemoryStore(), append(c.opts, registry.WithSwitch(sw))...)
+			require.Equal(t, 1, pass(t, r, "/a", 9))
+			require.Equal(t, 9, pass(t, r, "/off", 9))
+			require.Equal(t, c.unknown, pass(t, r, "/unknown", 9))
+			require.Equal(t, c.unknown, pass(t, r, "/another", 9), "a bucket of its own")
+			ok, err := r.Allow(ctx, "/third")
+			require.NoError(t, err)
+			require.Equal(t, c.unknown > 0, ok)
+			require.NoError(t, r.Penalize(ctx, "/unknown", time.Second))
+			require.NoError(t, r.Penalize(ctx, "/off", time.Second))
+			l, err := r.Limiter("/off")
+			require.NoError(t, err)
+			require.Nil(t, l)
+			sw.Set(false)
+			require.Equal(t, 9, pass(t, r, "/a", 9))
+			require.Equal(t, 9, pass(t, r, "/unknown", 9))
+			sw.Set(true)
+			require.Equal(t, 0, pass(t, r, "/a", 9))
+		})
+	}
+}
+
+// Names that nobody configured cannot fill the memory, and a bucket that is in use keeps its account.
+func TestUnknownIsBounded(t *testing.T) {
+	r := open(t, registry.Static{}, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Default(row("", 0.001, 0))), registry.WithMaxUnknown(100))
+	require.Equal(t, 1, pass(t, r, "used", 1))
+	for i := range 1000 {
+		require.Equal(t, 1, pass(t, r, fmt.Sprint("flood", i), 1))
+		if i%20 == 0 {
+			require.Equal(t, 0, pass(t, r, "used", 1))
+		}
+	}
+	require.Equal(t, 0, pass(t, r, "flood7", 1), "forgotten here, but not in the store")
+	require.LessOrEqual(t, r.Stats().Unknown, 100)
+	require.Greater(t, r.Stats().Unknown, 40)
+	for _, name := range []string{"", strings.Repeat("x", 513), "a\xff", strings.Repeat("é", 256) + "\xff"} {
+		require.Equal(t, 1, pass(t, r, name, 2), "%q", name)
+	}
+	for _, name := range []string{"?", strings.Repeat("x", 600), "a\xfe", strings.Repeat("é", 256)} {
+		require.Equal(t, 0, pass(t, r, name, 2), "the same bucket: %q", name)
+	}
+}
+
+// A source that is away or hangs changes nothing; a bad row loses only itself, and what it said before stays.
+func TestLastGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		var loads []registry.Load
+		source := &fake{}
+		source.set(row("/a", 2, 1), row("/b", 3, 1))
+		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Second), registry.WithTimeout(500*time.Millisecond),
+			registry.WithUnknown(registry.Refuse()), registry.WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
+			registry.WithHook(func(l registry.Load) { loads = append(loads, l) }))
+		rate := func(name string) float64 {
+			l, err := r.Limiter(name)
+			require.NoError(t, err)
+			if l == nil {
+				return 0
+			}
+			return l.Rate()
+		}
+		check := func(what string, a, b float64) {
+			t.Helper()
+			time.Sleep(1100 * time.Millisecond)
+			synctest.Wait()
+			require.Equal(t, a, rate("/a"), what)
+			require.Equal(t, b, rate("/b"), what)
+		}
+		check("at first", 2, 3)
+		source.fail(errors.New("connection refused"))
+		check("away", 2, 3)
+		check("still away", 2, 3)
+		require.Equal(t, 1, strings.Count(log.String(), "connection refused"), "told once")
+		require.Greater(t, r.Stats().Age, 2*time.Second)
+		require.ErrorContains(t, r.Stats().Err, "connection refused")
+
+		block := make(chan struct{})
+		source.mu.Lock()
+		source.block = block
+		source.mu.Unlock()
+		source.set(row("/a", 4, 2), row("/b", 3, 1))
+		check("hangs", 2, 3)
+		close(block)
+		check("back", 4, 3)
+		require.Contains(t, log.String(), "loaded again")
+		require.Less(t, r.Stats().Age, 1100*time.Millisecond)
+
+		source.set(row("/a", -5, 3), row("/b", 6, 3))
+		check("a bad row", 4, 6)
+		check("a bad row", 4, 6)
+		require.Equal(t, 1, strings.Count(log.String(), "permits per second -5"), "told once")
+		last := loads[len(loads)-1]
+		require.Equal(t, 1, last.Kept)
+		require.Len(t, last.Rejected, 1)
+		require.Equal(t, "row of /a", last.Rejected[0].Row)
+		require.Contains(t, last.Rejected[0].Error(), "permits per second -5")
+		require.Equal(t, last.Rejected, r.Stats().Rejected)
+
+		source.mu.Lock() // the source itself could not read a name, only whose row it is
+		source.table = registry.Table{Limits: []registry.Limit{row("/b", 6, 3)}, Rejected: []registry.RowError{{Row: "row of /a", Field: "interfaceUrl", Value: "NULL", Want: "a name"}}}
+		source.mu.Unlock()
+		check("a row without a name", 4, 6)
+		source.set(row("/b", 6, 3), row("/b", 9, 4), row("/c", math.NaN(), 1))
+		check("deleted, and twice", 0, 6)
+		require.Zero(t, rate("/c"), "never good")
+		require.Len(t, r.Stats().Rejected, 2)
+		source.set()
+		check("empty", 0, 0)
+		r.Close()
+	})
+}
+
+// A start without limits fails, or waits.
+func TestStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &fake{err: errors.New("no route to host")}
+		_, err := registry.New(source, tokenbucket.NewMemoryStore())
+		require.ErrorIs(t, err, registry.ErrNotLoaded)
+		require.ErrorContains(t, err, "no route to host")
+		require.Equal(t, 1, source.loads)
+
+		time.AfterFunc(10*time.Second, func() { source.set(row("/a", 5, 1)) })
+		c, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		began := time.Now()
+		r, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithWait(c), registry.WithInterval(2*time.Second))
+		require.NoError(t, err)
+		require.InDelta(t, 11, time.Since(began).Seconds(), 1)
+		r.Close()
+
+		source.fail(errors.New("no route to host"))
+		c, cancel = context.WithTimeout(ctx, 3*time.Second)
+		defer cancel()
+		began = time.Now()
+		_, err = registry.New(source, tokenbucket.NewMemoryStore(), registry.WithWait(c))
+		require.ErrorIs(t, err, registry.ErrNotLoaded)
+		require.Equal(t, 3*time.Second, time.Since(began))
+	})
+}
+
+func TestBadOptions(t *testing.T) {
+	store, source := tokenbucket.NewMemoryStore(), registry.Static{}
+	for want, opt := range map[string]registry.Option{
+		"interval 1ms":     registry.WithInterval(time.Millisecond),
+		"timeout 0s":       registry.WithTimeout(0),
+		"wait nil":         registry.WithWait(nil), //nolint:staticcheck // a nil context is what is tested
+		"max unknown 1":    registry.WithMaxUnknown(1),
+		"switch nil":       registry.WithSwitch(nil),
+		"logger nil":       registry.WithLogger(nil),
+		"option nil":       nil,
+		"without a row":    registry.WithUnknown(registry.Default(row("", -1, 0))),
+		"from 0 to 9.99":   registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.Cache = 10 }))),
+		"horizon 1ns: wan": registry.WithUnknown(registry.Default(row("", 1, 0))),
+	} {
+		opts := []registry.Option{opt}
+		if strings.HasPrefix(want, "horizon") {
+			opts = append(opts, registry.WithLimiterOptions(tokenbucket.WithHorizon(1)))
+		}
+		_, err := registry.New(source, store, opts...)
+		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig, want)
+		require.ErrorContains(t, err, want)
+	}
+	_, err := registry.New(nil, store)
+	require.ErrorContains(t, err, "source nil")
+	_, err = registry.New(source, nil)
+	require.ErrorContains(t, err, "store nil")
+}
+
+// Rows that say what no limiter can be are rejected one by one, with the field.
+func TestRejected(t *testing.T) {
+	ten := 10.0
+	for want, l := range map[string]registry.Limit{
+		`name "" of 0 bytes`:     row("", 1, 1),
+		"of 600 bytes":           row(strings.Repeat("n", 600), 1, 1),
+		`name "\xff"`:            row("\xff", 1, 1),
+		"permits per second 0":   row("/x", 0, 1),
+		"permits per second NaN": row("/x", math.NaN(), 1),
+		"permits per second +In": row("/x", math.Inf(1), 1),
+		"permits per second 1e+": row("/x", 1e300, 1),
+		"cache 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = 10 }),
+		"cache -0.1":             with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = -0.1 }),
+		"cache NaN":              with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = math.NaN() }),
+		"rate 1.5":               with(row("/x", 1.5, 1), func(l *registry.Limit) { l.Quota = true }),
+		"quota 0":                with(row("/x", 0, 1), func(l *registry.Limit) { l.Quota = true }),
+		"quota jitter -1ns":      with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Jitter = true, -1 }),
+		"quota with a":           with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Warmup = true, 1 }),
+		"jitter 1ns":             with(row("/x", 1, 1), func(l *registry.Limit) { l.Jitter = 1 }),
+		"max permits 10":         with(row("/x", 1, 1), func(l *registry.Limit) { l.MaxPermits, l.Warmup = &ten, time.Second }),
+		"cold factor 2":          with(row("/x", 1, 1), func(l *registry.Limit) { l.ColdFactor = 2 }),
+		"cold factor 0.5":        with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup, l.ColdFactor = time.Second, 0.5 }),
+		"warm-up period -1":      with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup = -time.Microsecond }),
+		"version -1":             row("/x", 1, -1),
+		"version 900719925474":   row("/x", 1, 1<<53+1),
+	} {
+		r := open(t, registry.Static{row("/good", 1, 1), l}, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()))
+		s := r.Stats()
+		require.Len(t, s.Rejected, 1, want)
+		require.ErrorContains(t, &s.Rejected[0], want)
+		require.Equal(t, 1, s.Limits)
+		require.Equal(t, 1, pass(t, r, "/good", 2))
+	}
+}
+
+// A changed row reaches the shared bucket, whatever its modification time says, and the one who still has the old row learns
+// the new rate with its next answer.
+func TestChangedContentWins(t *testing.T) {
+	for what, times := range map[string][3]int64{
+		"newer":              {1000, 2000, 3000},
+		"in the same second": {1000, 1000, 1000},
+		"a repeated hour":    {9000, 2000, 1000},
+		"no times":           {0, 0, 0},
+	} {
+		t.Run(what, func(t *testing.T) {
+			store := tokenbucket.NewMemoryStore()
+			here, there := &fake{}, &fake{}
+			now := func(rate float64, version int64) registry.Limit {
+				return with(row("/a", rate, version), func(l *registry.Limit) { l.Cache = 0 })
+			}
+			here.set(now(5, times[0]))
+			there.set(now(5, times[0]))
+			// Two registries with a line each, as two processes have.
+			first := open(t, here, store)
+			second := open(t, there, store, registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(2*time.Second)))
+			rates := func(a, b float64) {
+				t.Helper()
+				for i, r := range []*registry.Registry{first, second, first, second} {
+					_, err := r.Allow(ctx, "/a")
+					require.NoError(t, err)
+					l, err := r.Limiter("/a")
+					require.NoError(t, err)
+					b, err := l.State(ctx)
+					require.NoError(t, err)
+					require.Equal(t, a, b.Config.Rate, "bucket, asked by %d", i%2+1)
+				}
+				l, err := second.Limiter("/a")
+				require.NoError(t, err)
+				require.Equal(t, b, l.Rate())
+			}
+			rates(5, 5)
+			here.set(now(50, times[1]))
+			require.NoError(t, first.Reload(ctx))
+			if times[0] != 0 { // without versions each process' own configuration applies until it has heard of one
+				_, err := first.Allow(ctx, "/a")
+				require.NoError(t, err)
+			}
+			rates(50, 50)
+			here.set(now(10, times[2]))
+			require.NoError(t, first.Reload(ctx))
+			rates(10, 10)
+			there.set(now(10, times[2]))
+			require.NoError(t, second.Reload(ctx))
+			rates(10, 10)
+		})
+	}
+}
+
+// A row was changed within a second, or in the hour that a clock repeats, and nobody is left who saw it: what two loads find
+// is settled by the table. So is SetRate.
+func TestTableIsTheTruth(t *testing.T) {
+	for what, then := range map[string]int64{"same time": 5000, "earlier": 1000, "unknown": 0} {
+		t.Run(what, func(t *testing.T) {
+			store := tokenbucket.NewMemoryStore()
+			old := open(t, registry.Static{row("/a", 50, 5000)}, store)
+			_, err := old.Allow(ctx, "/a")
+			require.NoError(t, err)
+			old.Close()
+			r := open(t, registry.Static{row("/a", 7, then)}, store)
+			asked := func() float64 {
+				_, err := r.Allow(ctx, "/a")
+				require.NoError(t, err)
+				l, err := r.Limiter("/a")
+				require.NoError(t, err)
+				b, err := l.State(ctx)
+				require.NoError(t, err)
+				return b.Config.Rate
+			}
+			asked()
+			for range 2 {
+				require.NoError(t, r.Reload(ctx))
+			}
+			require.Equal(t, 7.0, asked())
+			l, err := r.Limiter("/a")
+			require.NoError(t, err)
+			require.NoError(t, l.SetRate(ctx, 99))
+			require.Equal(t, 99.0, asked())
+			require.NoError(t, r.Reload(ctx))
+			require.Equal(t, 99.0, asked(), "it may be that the row is about to change")
+			require.NoError(t, r.Reload(ctx))
+			require.Equal(t, 7.0, asked())
+		})
+	}
+}
+
+// Who waits keeps the place when the row changes: nobody is lost, passes anybody, or is let go twice.
+func TestWaitersKeepTheirPlaces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		patient := func(rate float64, version int64) registry.Limit {
+			return with(row("/a", rate, version), func(l *registry.Limit) { l.Cache = 9 })
+		}
+		source := &fake{}
+		source.set(patient(1, 1))
+		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
+		_, err := r.Allow(ctx, "/a")
+		require.NoError(t, err)
+		began := time.Now()
+		var mu sync.Mutex
+		var order []int
+		var at []time.Duration
+		ask := func(i int) {
+			go func() {
+				ok, err := r.Allow(ctx, "/a")
+				mu.Lock()
+				defer mu.Unlock()
+				if ok && err == nil {
+					order, at = append(order, i), append(at, time.Since(began))
+				}
+			}()
+			synctest.Wait()
+		}
+		ask(0)
+		ask(1)
+		source.set(patient(10, 2))
+		require.NoError(t, r.Reload(ctx))
+		ask(2)
+		ask(3)
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []int{0, 1, 2, 3}, order)
+		require.Equal(t, []time.Duration{time.Second, 2 * time.Second, 2100 * time.Millisecond, 2200 * time.Millisecond}, at)
+		r.Close()
+	})
+}
+
+// A row that turns from a rate into a warm-up and back reaches the bucket, without an error for any call, also of those who
+// have not heard of it.
+func TestKindChanges(t *testing.T) {
+	store := tokenbucket.NewMemoryStore()
+	source := &fake{}
+	plain := row("/a", 1000, 1)
+	warm := with(row("/a", 1000, 2), func(l *registry.Limit) { l.Warmup = time.Second })
+	source.set(plain)
+	opts := []registry.Option{registry.WithInterval(100 * time.Millisecond)}
+	first := open(t, source, store, opts...)
+	second := open(t, source, store, append(opts, registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(2*time.Second)))...)
+	done := make(chan struct{})
+	var calls, failed atomic.Int64
+	var wg sync.WaitGroup
+	for _, r := range []*registry.Registry{first, second} {
+		for range 4 {
+			wg.Go(func() {
+				for {
+					select {
+					case <-done:
+						return
+					default:
+					}
+					calls.Add(1)
+					if _, err := r.Allow(ctx, "/a"); err != nil {
+						t.Log(err)
+						failed.Add(1)
+					}
+				}
+			})
+		}
+	}
+	kind := func(want tokenbucket.Kind) {
+		require.Eventually(t, func() bool {
+			for _, r := range []*registry.Registry{first, second} {
+				l, err := r.Limiter("/a")
+				if err != nil {
+					return false
+				}
+				b, err := l.State(ctx)
+				if err != nil || b.Config.Kind != want {
+					return false
+				}
+			}
+			return true
+		}, 10*time.Second, time.Millisecond)
+	}
+	kind(tokenbucket.Bursty)
+	source.set(warm)
+	kind(tokenbucket.WarmingUp)
+	time.Sleep(300 * time.Millisecond)
+	source.set(plain)
+	kind(tokenbucket.Bursty)
+	close(done)
+	wg.Wait()
+	require.Zero(t, failed.Load(), "of %d calls", calls.Load())
+	require.Greater(t, calls.Load(), int64(100))
+}
+
+// A fleet does not ask in step, and nobody asks less often than the interval says.
+func TestJitter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const processes = 20
+		sources := make([]*fake, processes)
+		var all []*registry.Registry
+		for i := range sources {
+			sources[i] = &fake{}
+			all = append(all, open(t, sources[i], tokenbucket.NewMemoryStore(), registry.WithInterval(10*time.Second)))
+		}
+		time.Sleep(10 * time.Minute)
+		instants := map[time.Time]int{}
+		for i, s := range sources {
+			all[i].Close()
+			for k := 1; k < len(s.at); k++ {
+				gap := s.at[k].Sub(s.at[k-1])
+				require.LessOrEqual(t, gap, 10*time.Second)
+				require.GreaterOrEqual(t, gap, 8*time.Second)
+				instants[s.at[k].Truncate(100*time.Millisecond)]++
+			}
+		}
+		most := 0
+		for _, n := range instants {
+			most = max(most, n)
+		}
+		require.LessOrEqual(t, most, processes/2, "at most so many of the fleet within 100 ms")
+	})
+}
+
+// Many who ask for a reload share one that began after they asked.
+func TestReloadIsShared(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &fake{}
+		source.set(row("/a", 1, 1))
+		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
+		source.mu.Lock()
+		source.block = make(chan struct{})
+		source.loads = 0
+		source.mu.Unlock()
+		var wg sync.WaitGroup
+		for range 100 {
+			wg.Go(func() { require.NoError(t, r.Reload(ctx)) })
+			time.Sleep(time.Millisecond)
+		}
+		c, cancel := context.WithCancel(ctx)
+		cancel()
+		require.ErrorIs(t, r.Reload(c), context.Canceled)
+		synctest.Wait()
+		close(source.block)
+		wg.Wait()
+		require.Equal(t, 2, source.loads, "the one that was under way, and one for all who came later")
+		r.Close()
+	})
+}
+
+// Any sequence of good and bad tables leaves in force exactly the last good limit of each name.
+func TestFollows(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		source := &fake{}
+		quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
+		r, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithInterval(time.Hour))
+		require.NoError(t, err)
+		defer r.Close()
+		want := map[string]float64{}
+		for range rapid.IntRange(1, 20).Draw(t, "loads") {
+			if rapid.IntRange(0, 5).Draw(t, "fails") == 0 {
+				source.fail(errors.New("away"))
+				require.Error(t, r.Reload(ctx))
+			} else {
+				var limits []registry.Limit
+				next := map[string]float64{}
+				for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"a", "b", "c", "d"}), func(s string) string { return s }).Draw(t, "names") {
+					l := row(name, rapid.SampledFrom([]float64{1, 2, 5, -1, math.Inf(1)}).Draw(t, "rate"), rapid.Int64Range(0, 3).Draw(t, "version"))
+					l.Cache = 0
+					limits = append(limits, l)
+					if l.Rate > 0 && l.Rate < 10 {
+						next[name] = l.Rate
+					} else if was, ok := want[name]; ok {
+						next[name] = was
+					}
+				}
+				source.set(limits...)
+				require.NoError(t, r.Reload(ctx))
+				want = next
+			}
+			got := map[string]float64{}
+			for _, l := range r.Limits() {
+				got[l.Name] = l.Rate
+				_, err := r.Allow(ctx, l.Name)
+				require.NoError(t, err)
+				limiter, err := r.Limiter(l.Name)
+				require.NoError(t, err)
+				require.Equal(t, l.Rate, limiter.Rate(), "the bucket follows at once, since this process saw the change")
+			}
+			require.Equal(t, want, got)
+		}
+	})
+}
+
+// Ten thousand rows load in well under a second, and what did not change is not made again.
+func TestTenThousandRows(t *testing.T) {
+	var limits registry.Static
+	for i := range 10_000 {
+		limits = append(limits, row(fmt.Sprint("/ibe/", i), float64(1+i%100), 1))
+	}
+	server := redistest.Shared(t)
+	client := server.Client(t)
+	source := &fake{}
+	source.set(limits...)
+	began := time.Now()
+	r := open(t, source, tokenbucket.NewRedisScriptStore(client, tokenbucket.WithKeyPrefix(t.Name()+":")))
+	took := time.Since(began)
+	require.Equal(t, 10_000, r.Stats().Limits)
+	require.Equal(t, 1, pass(t, r, "/ibe/77", 1))
+	l, err := r.Limiter("/ibe/77")
+	require.NoError(t, err)
+	writes := func() string { return client.Info(ctx, "commandstats").Val() }
+	before := writes()
+	began = time.Now()
+	require.NoError(t, r.Reload(ctx))
+	again := time.Since(began)
+	require.Equal(t, strings.Count(before, "\n"), strings.Count(writes(), "\n"))
+	same, err := r.Limiter("/ibe/77")
+	require.NoError(t, err)
+	require.Same(t, l, same)
+	require.Equal(t, 1, r.Stats().Limiters)
+	t.Logf("first load %v, again %v", took, again)
+	require.Less(t, took, 5*time.Second)
+}
+
+func BenchmarkAllow(b *testing.B) {
+	var limits registry.Static
+	for i := range 10_000 {
+		limits = append(limits, row(fmt.Sprint("/ibe/", i), 1e7, 1))
+	}
+	sw := registry.NewSwitch(true)
+	store := tokenbucket.NewMemoryStore()
+	r := open(b, limits, store, registry.WithSwitch(sw))
+	l, err := r.Limiter("/ibe/7")
+	require.NoError(b, err)
+	b.Run("limiter alone", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = l.TryAcquire(ctx, 1, 500*time.Millisecond)
+		}
+	})
+	b.Run("by name", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = r.Allow(ctx, "/ibe/7")
+		}
+	})
+	for i := range limits {
+		_, _ = r.Limiter(limits[i].Name)
+	}
+	b.Run("many names", func(b *testing.B) {
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			_, _ = r.Allow(ctx, limits[i%10_000].Name)
+		}
+	})
+	sw.Set(false)
+	b.Run("off", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			_, _ = r.Allow(ctx, "/ibe/7")
+		}
+	})
+}
+
+func BenchmarkReload(b *testing.B) {
+	var limits registry.Static
+	for i := range 10_000 {
+		limits = append(limits, row(fmt.Sprint("/ibe/", i), 10, 1))
+	}
+	r := open(b, limits, tokenbucket.NewMemoryStore())
+	for b.Loop() {
+		_ = r.Reload(ctx)
+	}
+}

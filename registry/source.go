@@ -1,0 +1,143 @@
+package registry
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+	"unicode/utf8"
+)
+
+// Source is where limits come from: a database table (package sqlsource), a file, a service, a fixed list (Static).
+//
+// Load returns all limits there are, or an error if they cannot be known: an error never means that there are none. It is
+// called by one goroutine at a time, and ctx always has a deadline.
+type Source interface {
+	Load(ctx context.Context) (Table, error)
+}
+
+// Table is what a Source has loaded.
+type Table struct {
+	// Limits, one for each name.
+	Limits []Limit
+	// Rejected rows, which the source itself could not read: the last good limit of such a name stays in force.
+	Rejected []RowError
+}
+
+// Limit is the configuration of one bucket: a row of the table.
+type Limit struct {
+	// Name of the bucket, 1 to 512 bytes of UTF-8.
+	Name string
+	// Row names where the limit comes from, for messages: the primary key, say.
+	Row string
+	// Enabled: false lets every call pass at once.
+	Enabled bool
+	// Rate in permits per second; with Quota, a whole number of calls in any second.
+	Rate float64
+	// Quota: the upstream counts calls in any sliding second, so nothing is saved up (tokenbucket.ForQuota).
+	Quota bool
+	// Jitter is how much later a call may arrive than it was let go; only with Quota.
+	Jitter time.Duration
+	// MaxPermits is the size of the bucket; nil: one second's worth, at least 1.
+	MaxPermits *float64
+	// Warmup is the period in which a cold upstream gets warm; 0: none (a bursty limiter).
+	Warmup time.Duration
+	// ColdFactor is for Warmup, above 1; 0: the default, 3.
+	ColdFactor float64
+	// Cache is the share of a second that a call may wait, 0 to 9.99.
+	Cache float64
+	// Version: of two contents of one name the one with the higher version wins in the whole fleet. Usually the time of the
+	// last modification, in microseconds since 1970, UTC. 0: unknown.
+	Version int64
+}
+
+// maxName is the most bytes that a bucket's name may have.
+const maxName = 512
+
+// sameLimiter tells whether two rows want the same of their bucket, whatever their versions.
+func (c *Limit) sameLimiter(o *Limit) bool {
+	return c.Name == o.Name && c.Rate == o.Rate && c.Quota == o.Quota && c.Jitter == o.Jitter && c.Warmup == o.Warmup &&
+		c.ColdFactor == o.ColdFactor && (c.MaxPermits == nil) == (o.MaxPermits == nil) &&
+		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits)
+}
+
+// wait is how long a call may wait.
+func (c *Limit) wait() time.Duration {
+	return time.Duration(math.Round(c.Cache * float64(time.Second)))
+}
+
+// check finds what a limiter's constructor cannot: what it is not told of.
+func (c *Limit) check() *RowError {
+	bad := func(field string, value any, want string) *RowError {
+		return &RowError{Row: c.Row, Name: c.Name, Field: field, Value: fmt.Sprint(value), Want: want}
+	}
+	switch {
+	case len(c.Name) < 1 || len(c.Name) > maxName || !utf8.ValidString(c.Name):
+		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "1 to 512 bytes of UTF-8")
+	case !c.Enabled:
+		return nil
+	case !(c.Cache >= 0 && c.Cache <= 9.99):
+		return bad("cache", c.Cache, "a share of a second from 0 to 9.99")
+	case c.Quota && (c.Rate != math.Trunc(c.Rate) || c.Rate > math.MaxInt32):
+		return bad("rate", c.Rate, "a whole number of calls a second, for a quota")
+	case c.Quota && (c.Warmup != 0 || c.MaxPermits != nil):
+		return bad("quota", "with a warm-up period or max permits", "neither: a quota saves nothing up")
+	case c.Jitter != 0 && !c.Quota:
+		return bad("jitter", c.Jitter, "0, or a quota")
+	case c.Warmup != 0 && c.MaxPermits != nil:
+		return bad("max permits", *c.MaxPermits, "none with a warm-up period: they follow from it")
+	case c.ColdFactor != 0 && c.Warmup == 0:
+		return bad("cold factor", c.ColdFactor, "none without a warm-up period")
+	}
+	return nil
+}
+
+// describe is the limit for a person.
+func (c *Limit) describe() string {
+	if !c.Enabled {
+		return "off"
+	}
+	text := fmt.Sprintf("%v/s", c.Rate)
+	switch {
+	case c.Quota:
+		text += fmt.Sprintf(" (quota, jitter %v)", c.Jitter)
+	case c.Warmup != 0:
+		text += fmt.Sprintf(" (warm-up %v, cold factor %v)", c.Warmup, c.ColdFactor)
+	case c.MaxPermits != nil:
+		text += fmt.Sprintf(" (bucket of %v)", *c.MaxPermits)
+	}
+	return text + fmt.Sprintf(", cache %v", c.Cache)
+}
+
+// RowError tells which row was rejected, and why. Nothing of the row is in force; what was before, stays.
+type RowError struct {
+	// Row names the row; Name is the bucket that it is for, if that could be read.
+	Row, Name string
+	// Field and Value are what is wrong.
+	Field, Value string
+	// Want says what would be right.
+	Want string
+	// Err is why no limiter can be made of the row; Field, Value and Want are empty then.
+	Err error
+}
+
+// Unwrap returns Err.
+func (e *RowError) Unwrap() error { return e.Err }
+
+func (e *RowError) Error() string {
+	if e.Err != nil {
+		return fmt.Sprintf("registry: row %.80s: %v", e.Row, e.Err)
+	}
+	return fmt.Sprintf("registry: row %.80s: bucket %.80q: %s %.80s: want %s", e.Row, e.Name, e.Field, e.Value, e.Want)
+}
+
+// Switch is the global on and off of limiting. Enabled is asked at every call: it must be fast, and safe for concurrent use.
+type Switch interface {
+	Enabled() bool
+}
+
+// Static is a Source with a fixed list of limits.
+type Static []Limit
+
+// Load implements Source.
+func (s Static) Load(context.Context) (Table, error) { return Table{Limits: s}, nil }
