@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // A ferry takes what many lines of one store have to ask to Redis in one trip: one call of the script for all their
@@ -295,7 +297,7 @@ func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 // pipelined takes the batches in one pipeline, which the client splits by server.
 func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
 	pipe := f.pipeline()
-	calls := make([]onceStrings, len(cargoes))
+	calls := make([]script.Call, len(cargoes))
 	for i := range cargoes {
 		c := &cargoes[i]
 		at := asOf(c.batch.ServerMicros, c.batch.ServerRead)
@@ -304,7 +306,7 @@ func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
 		deadline := micros(c.deadline)
 		f.store.head(args[2:], "", at, deadline)
 		c.encode(args[2+headArgs:], at, deadline)
-		calls[i] = newCall(ctx, &applyScript, false, 2, args)
+		calls[i] = applyScript.Call(ctx, false, 2, args)
 		_ = pipe.Process(ctx, calls[i])
 	}
 	_, _ = pipe.Exec(ctx) // each has its own error
@@ -319,7 +321,7 @@ func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
 		switch {
 		case err == nil:
 			f.deliver(c, clock, reply[1], &t.woken)
-		case redis.HasErrorPrefix(err, "NOSCRIPT"), notExecuted(err):
+		case redis.HasErrorPrefix(err, "NOSCRIPT"), script.NotExecuted(err):
 			f.alone(c)
 		default:
 			c.lost(err, &t.woken)

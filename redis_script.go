@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // attempt is one batch on its way through lua/apply.lua.
@@ -183,7 +185,7 @@ func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, er
 func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
 	server, read := a.batch.ServerMicros, a.batch.ServerRead
 	tooLate, waited := false, false
-	for pause := newPause(); ; {
+	for pause := script.NewPause(); ; {
 		var args [2 + headArgs + bucketArgs]string
 		args[0], args[1] = a.memo.bucket, a.memo.lock
 		clock := s.clockArg(a.batch)
@@ -214,7 +216,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 			tooLate, server, read = true, now, time.Now()
 		case wrong: // and not made again
 		case locked:
-			if waited = true; !pause.wait(ctx) {
+			if waited = true; !pause.Wait(ctx) {
 				return Outcome{}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])
 			}
 		default:

@@ -12,6 +12,8 @@ import (
 
 	"github.com/bsm/redislock"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // RedisClient is the least that a store needs of a client. *redis.Client, *redis.ClusterClient, *redis.Ring, the
@@ -144,25 +146,8 @@ func (s *redisBase) checkBase(isNil bool) error {
 
 // keys returns the bucket's key and its lock's. What stands in braces is the same, so a cluster keeps them in one slot.
 func (s *redisBase) keys(name string) (bucket, lock string) {
-	bucket = s.prefix + "{" + encodeName(name) + "}"
+	bucket = s.prefix + "{" + script.EncodeName(name) + "}"
 	return bucket, bucket + ":lock"
-}
-
-// encodeName escapes what could leave the braces or disturb a person's terminal, and the escape itself, as in URLs.
-func encodeName(name string) string {
-	const hex = "0123456789ABCDEF"
-	plain := func(c byte) bool { return c > ' ' && c != '%' && c != '{' && c != '}' && c != 0x7f }
-	var b strings.Builder
-	for i := range len(name) {
-		if c := name[i]; plain(c) {
-			b.WriteByte(c)
-		} else {
-			b.WriteByte('%')
-			b.WriteByte(hex[c>>4])
-			b.WriteByte(hex[c&15])
-		}
-	}
-	return b.String()
 }
 
 var (
@@ -175,15 +160,11 @@ var (
 	//go:embed lua/clip.lua
 	clipSource string
 
-	applyScript  = newScript(applySource)
-	readScript   = newScript(readSource)
-	commitScript = newScript(commitSource)
-	clipScript   = newScript(clipSource)
+	applyScript  = script.New(applySource)
+	readScript   = script.New(readSource)
+	commitScript = script.New(commitSource)
+	clipScript   = script.New(clipSource)
 )
-
-type script struct{ source, sha string }
-
-func newScript(source string) script { return script{source, redis.NewScript(source).Hash()} }
 
 // once is a command that the client must not send twice. With its default options go-redis sends a script whose
 // reply was lost up to four times: it would take the permits four times.
@@ -222,67 +203,17 @@ func (r runOnce) EvalSha(ctx context.Context, sha string, keys []string, args ..
 	return r.do(ctx, "evalsha", sha, keys, args)
 }
 
-// onceStrings is a command that must not be sent twice, whose reply is a list of strings.
-type onceStrings struct{ *redis.StringSliceCmd }
-
-// NoRetry implements redis.Cmder.
-func (onceStrings) NoRetry() bool { return true }
-
-// Clone implements redis.Cmder: a copy must not be sent twice either.
-func (c onceStrings) Clone() redis.Cmder {
-	return onceStrings{c.StringSliceCmd.Clone().(*redis.StringSliceCmd)}
-}
-
-// newCall is a call of a script by its hash, or with its source.
-func newCall(ctx context.Context, sc *script, source bool, keys int, args []string) onceStrings {
-	all := make([]any, 3, 3+len(args))
-	all[0], all[1], all[2] = "evalsha", sc.sha, keys
-	if source {
-		all[0], all[1] = "eval", sc.source
+// run runs a script once; its keys are the first of the arguments.
+func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args ...string) ([]string, error) {
+	reply, err := sc.Run(ctx, s.client, keys, args...)
+	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
+		return nil, wrongType(args[0], err)
 	}
-	for i := range args {
-		all = append(all, &args[i]) // a pointer costs no allocation
-	}
-	cmd := redis.NewStringSliceCmd(ctx, all...)
-	cmd.SetFirstKeyPos(3)
-	return onceStrings{cmd}
-}
-
-// run runs a script once; its keys are the first of the arguments. Only what Redis says it has not executed is sent
-// again, until the context's deadline.
-func (s *redisBase) run(ctx context.Context, sc *script, keys int, args ...string) ([]string, error) {
-	source := false
-	for pause := newPause(); ; {
-		cmd := newCall(ctx, sc, source, keys, args)
-		err := s.client.Process(ctx, cmd)
-		if err == nil {
-			err = cmd.Err()
-		}
-		switch {
-		case err == nil:
-			return cmd.Val(), nil
-		case redis.HasErrorPrefix(err, "NOSCRIPT") && !source:
-			source = true
-		case strings.Contains(err.Error(), "WRONGTYPE"):
-			return nil, wrongType(args[0], err)
-		case !notExecuted(err) || !pause.wait(ctx):
-			return nil, err
-		}
-	}
+	return reply, err
 }
 
 func wrongType(key string, err error) error {
 	return fmt.Errorf("%w: key %q holds no string: %w", ErrCorruptState, key, err)
-}
-
-// notExecuted tells whether Redis refused a command without running any of it.
-func notExecuted(err error) bool {
-	for _, prefix := range []string{"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS"} {
-		if redis.HasErrorPrefix(err, prefix) {
-			return true
-		}
-	}
-	return false
 }
 
 // patience is for how long to wait for a lock between two attempts: first about as long as it is held by one who is alone,
@@ -294,32 +225,6 @@ func (p *patience) NextBackoff() time.Duration {
 	p.tried++
 	d := min(200*time.Microsecond<<min(p.tried, 4), 3*time.Millisecond) >> min(2, p.tried/8)
 	return d/2 + rand.N(d)
-}
-
-// pause grows from 0.2 ms to 10 ms, each with jitter, so that a fleet does not knock in step.
-type pause time.Duration
-
-func newPause() *pause {
-	p := pause(200 * time.Microsecond)
-	return &p
-}
-
-func (p *pause) next() time.Duration {
-	d := time.Duration(*p)
-	*p = pause(min(2*d, 10*time.Millisecond))
-	return d/2 + rand.N(d)
-}
-
-// wait reports false if the context ends first.
-func (p *pause) wait(ctx context.Context) bool {
-	timer := time.NewTimer(p.next())
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 const (
@@ -359,7 +264,7 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
 	token := m.token
 	m.token = ""
-	for pause := newPause(); ; {
+	for pause := script.NewPause(); ; {
 		if token == "" {
 			if !m.yielded(ctx) {
 				return Outcome{}, fmt.Errorf("%w: key %q", ErrLockNotObtained, m.lock)
@@ -384,7 +289,7 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 		if err != nil || done {
 			return out, err
 		}
-		if !pause.wait(ctx) {
+		if !pause.Wait(ctx) {
 			return Outcome{}, fmt.Errorf("%w: key %q was lost again and again; is its time to live of %v too short?",
 				ErrLockNotObtained, m.lock, s.lockTTL)
 		}
@@ -428,8 +333,8 @@ func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, wai
 		switch {
 		case err == nil:
 			return token, waited || patience.tried > 0, nil
-		case !ended && notExecuted(err):
-			if !newPause().wait(ctx) {
+		case !ended && script.NotExecuted(err):
+			if !script.NewPause().Wait(ctx) {
 				return "", false, err
 			}
 			continue

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 var background = context.Background()
@@ -76,18 +77,18 @@ func TestScriptsRunOnce(t *testing.T) {
 			warm := redisStores(server.Client(t))[which]
 			_, err := warm.Apply(background, takes("x", 1))
 			require.NoError(t, err)
-			for _, sc := range []script{applyScript, readScript, commitScript} {
-				if which == "script" != (sc.sha == applyScript.sha) {
+			for _, sc := range []script.Script{applyScript, readScript, commitScript} {
+				if which == "script" != (sc.SHA == applyScript.SHA) {
 					continue
 				}
-				proxy := redistest.StartProxy(t, server.Addr, sc.sha, func(n int64) bool { return n == 1 })
+				proxy := redistest.StartProxy(t, server.Addr, sc.SHA, func(n int64) bool { return n == 1 })
 				client := server.Client(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = proxy.Addr, 200*time.Millisecond })
 				c, cancel := within(2 * time.Second)
 				_, err := redisStores(client)[which].Apply(c, takes("x", 1))
 				cancel()
 				require.Error(t, err)
 				require.Never(t, func() bool { return proxy.Seen() > 2 }, 300*time.Millisecond, 10*time.Millisecond)
-				if sc.sha != commitScript.sha { // of which a second one is the release that follows a failure
+				if sc.SHA != commitScript.SHA { // of which a second one is the release that follows a failure
 					require.EqualValues(t, 1, proxy.Seen())
 				}
 			}
@@ -200,7 +201,7 @@ func TestFence(t *testing.T) {
 			require.NoError(t, err)
 			token, _, err := store.obtain(background, lock)
 			require.NoError(t, err)
-			paused := &pausing{RedisClient: client, before: commitScript.sha, do: meanwhile}
+			paused := &pausing{RedisClient: client, before: commitScript.SHA, do: meanwhile}
 			stale := *store
 			stale.client = paused
 			_, done, err := stale.decide(background, takes("x", 1), &memo{bucket: bucket, lock: lock}, token)
