@@ -103,6 +103,35 @@ func TestPollTimes(t *testing.T) {
 	})
 }
 
+// TestSlowReads: the time that a read takes is part of the interval, but for a quarter of it.
+func TestSlowReads(t *testing.T) {
+	const interval = 200 * time.Millisecond
+	for takes, want := range map[time.Duration][2]time.Duration{
+		40 * time.Millisecond:  {interval * 3 / 4, interval},
+		170 * time.Millisecond: {170*time.Millisecond + interval/4, 170*time.Millisecond + interval/4},
+		900 * time.Millisecond: {900*time.Millisecond + interval/4, 900*time.Millisecond + interval/4},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := new(remoteSwitch)
+			s, err := registry.NewPolledSwitch(func(ctx context.Context) (bool, error) {
+				on, err := r.read(ctx)
+				time.Sleep(takes)
+				return on, err
+			}, registry.WithSwitchInterval(interval))
+			require.NoError(t, err)
+			time.Sleep(time.Minute)
+			require.NoError(t, s.Err())
+			s.Close()
+			time.Sleep(takes) // what was under way ends
+			reads := r.reads()
+			for i, at := range reads[2:] { // the constructor's is apart
+				require.GreaterOrEqual(t, at.Sub(reads[i+1]), want[0], takes)
+				require.LessOrEqual(t, at.Sub(reads[i+1]), want[1], takes)
+			}
+		})
+	}
+}
+
 // TestOutage: the last value stays, its age grows, and the hook is told once of the beginning and once of the end.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -256,6 +285,18 @@ func TestSwitchConfiguration(t *testing.T) {
 	require.ErrorIs(t, s.Set(context.Background(), true), errors.ErrUnsupported)
 }
 
+// hookTold is the next word of a hook.
+func hookTold(t *testing.T, outages <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-outages:
+		return err
+	case <-time.After(switchSlack):
+		require.FailNow(t, "the hook was not called")
+		return nil
+	}
+}
+
 // seenWithin fails the test if what does not come about in time. Servers are other processes: there is no fake clock for them.
 func seenWithin(t *testing.T, limit time.Duration, what func() bool) time.Duration {
 	t.Helper()
@@ -283,7 +324,8 @@ func TestRedisSwitch(t *testing.T) {
 	var fleet []*registry.PolledSwitch
 	outages := make(chan error, 100)
 	for range 5 {
-		s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchHook(func(err error) { outages <- err }))
+		s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchTimeout(10*time.Second),
+			registry.WithSwitchHook(func(err error) { outages <- err }))
 		require.NoError(t, err)
 		defer s.Close()
 		require.True(t, s.Enabled(), "a missing key means on")
@@ -322,7 +364,7 @@ func TestRedisSwitch(t *testing.T) {
 
 	require.NoError(t, client.Set(ctx, "limits", "maybe\n", 0).Err())
 	seenWithin(t, pollEvery+switchSlack, func() bool { return len(outages) == 5 })
-	require.ErrorContains(t, <-outages, `value "maybe\n"`)
+	require.ErrorContains(t, hookTold(t, outages), `value "maybe\n"`)
 	require.True(t, all(false)(), "garbage is no value")
 	require.NoError(t, client.Del(ctx, "limits").Err())
 	require.NoError(t, client.LPush(ctx, "limits", "1").Err())
@@ -348,7 +390,7 @@ func TestRedisAway(t *testing.T) {
 		seenWithin(t, switchSlack, func() bool { return s.Age() > 8*pollEvery })
 		require.False(t, s.Enabled())
 		require.ErrorIs(t, s.Err(), context.DeadlineExceeded)
-		require.Error(t, <-outages)
+		require.Error(t, hookTold(t, outages))
 		require.Empty(t, outages, "once, though several reads have failed")
 		late := make(chan *registry.PolledSwitch, 1)
 		go func() {
@@ -366,7 +408,7 @@ func TestRedisAway(t *testing.T) {
 
 		require.NoError(t, server.Continue())
 		seenWithin(t, 4*switchSlack, func() bool { return s.Err() == nil })
-		require.NoError(t, <-outages)
+		require.NoError(t, hookTold(t, outages))
 		require.NoError(t, s.Set(ctx, true))
 		s.Close()
 		require.NoError(t, client.Close())

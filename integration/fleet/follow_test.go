@@ -1,0 +1,249 @@
+package fleet
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+var ctx = context.Background()
+
+// databases, each with the table.
+var databases = []struct {
+	name, driver string
+	dialect      sqlsource.Dialect
+	open         func(t *testing.T) (server *dbtest.Server, dsn string)
+}{
+	{"mariadb", "mysql", sqlsource.MySQL, func(t *testing.T) (*dbtest.Server, string) {
+		s := dbtest.MariaDB(t)
+		return s, s.DSN()
+	}},
+	{"postgresql", "pgx", sqlsource.PostgreSQL, func(t *testing.T) (*dbtest.Server, string) {
+		s := dbtest.PostgreSQL(t)
+		return s, s.DSN()
+	}},
+	{"sqlite", "sqlite", sqlsource.SQLite, func(t *testing.T) (*dbtest.Server, string) {
+		return nil, "file:" + filepath.Join(t.TempDir(), "limits.db") + "?_pragma=busy_timeout(10000)&_pragma=journal_mode(wal)"
+	}},
+}
+
+func exec1(t *testing.T, db *sql.DB, statement string) {
+	t.Helper()
+	result, err := db.ExecContext(ctx, statement)
+	require.NoError(t, err, statement)
+	n, err := result.RowsAffected()
+	require.NoError(t, err)
+	require.Equal(t, int64(1), n, statement)
+}
+
+// A rate is changed in the table while three processes are under load: each of them follows within the polling interval, and
+// in no window more passes than the bound, across the changes too.
+func TestFollow(t *testing.T) {
+	const interval = time.Second
+	for _, d := range databases {
+		t.Run(d.name, func(t *testing.T) {
+			t.Parallel()
+			_, dsn := d.open(t)
+			db, err := sql.Open(d.driver, dsn)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, db.Close()) }()
+			require.NoError(t, sqlsource.CreateTable(ctx, db, d.dialect))
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/ibe/AvailFare', 50, 0.5, 1)")
+			var workers []*worker
+			for range 3 {
+				workers = append(workers, start(t, job{
+					Redis: redistest.Shared(t).Addr, Prefix: t.Name() + ":", Driver: d.driver, DSN: dsn, Dialect: d.dialect,
+					Interval: interval, Path: "/ibe/AvailFare", Callers: 8,
+				}))
+			}
+			time.Sleep(3 * time.Second)
+			steps := []struct {
+				at   int64
+				rate float64
+			}{{rate: 50}}
+			for _, rate := range []float64{200, 20, 80} {
+				exec1(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %v WHERE interfaceUrl = '/ibe/AvailFare'", rate))
+				steps = append(steps, struct {
+					at   int64
+					rate float64
+				}{time.Now().UnixMicro(), rate})
+				time.Sleep(3 * time.Second)
+			}
+			ended := time.Now().UnixMicro()
+			var granted []int64
+			late := time.Duration(0)
+			followed := make([]int64, len(steps)) // when the last process had
+			for _, w := range workers {
+				var seen []int64
+				for _, e := range w.end() {
+					switch e.What {
+					case "granted":
+						granted = append(granted, e.At)
+					case "followed":
+						seen = append(seen, e.At)
+					case "oversleep":
+						o, err := time.ParseDuration(e.Text)
+						require.NoError(t, err)
+						late = max(late, o)
+					default:
+						t.Errorf("%d: %+v", w.pid, e)
+					}
+				}
+				require.Len(t, seen, 3, "changes that process %d followed", w.pid)
+				for i, at := range seen {
+					after := time.Duration(at-steps[i+1].at) * time.Microsecond
+					t.Logf("process %d follows to %v/s after %v", w.pid, steps[i+1].rate, after)
+					require.Less(t, after, interval+500*time.Millisecond, "the interval and a load")
+					followed[i+1] = max(followed[i+1], at)
+				}
+			}
+			// What is in force from when: a raise at the earliest when the row says so, a lower rate at the latest when all
+			// know it.
+			type change struct {
+				at   int64
+				rate float64
+			}
+			force := []change{{0, steps[0].rate}}
+			for i := 1; i < len(steps); i++ {
+				at := steps[i].at
+				if steps[i].rate < steps[i-1].rate {
+					at = followed[i]
+				}
+				force = append(force, change{at, steps[i].rate})
+			}
+			drained := func(from, to int64) (permits float64) {
+				for i, c := range force {
+					end := to
+					if i+1 < len(force) {
+						end = min(to, force[i+1].at)
+					}
+					permits += c.rate * float64(max(0, end-max(from, c.at))) / 1e6
+				}
+				return permits
+			}
+			slices.Sort(granted)
+			level, worst, size := 0.0, 0.0, 200.0
+			for i, at := range granted {
+				if i > 0 {
+					level = max(0, level-drained(granted[i-1], at))
+				}
+				level++
+				worst = max(worst, level)
+			}
+			t.Logf("%d granted; fullest window %.1f, largest size of the bucket %v, woken at most %v late", len(granted), worst, size, late)
+			require.LessOrEqual(t, worst, size+size*late.Seconds()+1)
+			count := func(from, to int64) (n float64) {
+				for _, at := range granted {
+					if at >= from && at < to {
+						n++
+					}
+				}
+				return n
+			}
+			for i := range steps { // the full rate, once all follow
+				from, to := followed[i]+200_000, ended
+				if i+1 < len(steps) {
+					to = steps[i+1].at
+				}
+				if i == 0 {
+					from = steps[1].at - 1_500_000
+				}
+				n := count(from, to)
+				require.InDelta(t, steps[i].rate*float64(to-from)/1e6, n, 5+0.1*n, "at %v/s", steps[i].rate)
+			}
+		})
+	}
+}
+
+// What happens to rows and servers, as a gateway sees it.
+func TestRowsAndServers(t *testing.T) {
+	for _, d := range databases {
+		t.Run(d.name, func(t *testing.T) {
+			server, dsn := d.open(t)
+			db, err := sql.Open(d.driver, dsn)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, db.Close()) }()
+			require.NoError(t, sqlsource.CreateTable(ctx, db, d.dialect))
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/a', 1, 0, 1)")
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/b', 1, 0, 1)")
+			source, err := sqlsource.New(db, d.dialect)
+			require.NoError(t, err)
+			r, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()),
+				registry.WithInterval(50*time.Millisecond), registry.WithTimeout(300*time.Millisecond))
+			require.NoError(t, err)
+			defer r.Close()
+			passing := func(n int) bool {
+				ok := 0
+				for range n {
+					if pass, err := r.Allow(ctx, "/a"); err == nil && pass {
+						ok++
+					}
+				}
+				return ok == n
+			}
+			until := func(what string, condition func() bool) {
+				t.Helper()
+				require.Eventually(t, condition, 20*time.Second, 5*time.Millisecond, what)
+			}
+			rate := func() float64 {
+				l, err := r.Limiter("/a")
+				require.NoError(t, err)
+				if l == nil {
+					return 0
+				}
+				return l.Config().Rate
+			}
+			require.False(t, passing(3))
+			exec1(t, db, "UPDATE t_ratelimite_conf SET status = 0 WHERE interfaceUrl = '/a'")
+			until("a disabled row lets every call pass", func() bool { return passing(50) })
+			exec1(t, db, "UPDATE t_ratelimite_conf SET status = 1, rateLimit = 7 WHERE interfaceUrl = '/a'")
+			until("enabled, with another rate", func() bool { return rate() == 7 })
+			exec1(t, db, "UPDATE t_ratelimite_conf SET rateLimit = -7 WHERE interfaceUrl = '/a'")
+			until("a bad row is rejected", func() bool { return len(r.Stats().Rejected) == 1 })
+			require.Equal(t, 7.0, rate(), "and what was before stays")
+			require.ErrorContains(t, &r.Stats().Rejected[0], "-7")
+			exec1(t, db, "DELETE FROM t_ratelimite_conf WHERE interfaceUrl = '/a'")
+			until("a deleted row is as if it had never been", func() bool { return rate() == 0 })
+			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/a', 3, 0, 1)")
+			until("it comes back", func() bool { return rate() == 3 })
+			if server == nil {
+				return
+			}
+			t.Run("server hung and back", func(t *testing.T) {
+				require.NoError(t, server.Stop())
+				until("noticed", func() bool { return r.Stats().Err != nil && r.Stats().Age > 500*time.Millisecond })
+				began := time.Now()
+				for range 1000 {
+					_, err := r.Allow(ctx, "/b")
+					require.NoError(t, err)
+				}
+				require.Less(t, time.Since(began), 250*time.Millisecond, "no call waits for the database")
+				require.Equal(t, 3.0, rate())
+				require.NoError(t, server.Continue())
+				until("recovered", func() bool { return r.Stats().Err == nil && r.Stats().Age < 500*time.Millisecond })
+			})
+			t.Run("server killed and back", func(t *testing.T) {
+				server.Kill()
+				until("noticed", func() bool { return r.Stats().Err != nil })
+				require.Equal(t, 3.0, rate())
+				require.NoError(t, server.Restart())
+				until("recovered", func() bool { return r.Stats().Err == nil })
+				require.Equal(t, 3.0, rate())
+				exec1(t, db, "UPDATE t_ratelimite_conf SET rateLimit = 4 WHERE interfaceUrl = '/a'")
+				until("follows again", func() bool { return rate() == 4 })
+			})
+		})
+	}
+}

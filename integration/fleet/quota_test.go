@@ -1,0 +1,200 @@
+package fleet
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// upstream enforces a limit of its own: who exceeds it gets a 429.
+type upstream struct {
+	*httptest.Server
+
+	mu      sync.Mutex
+	admit   func(now time.Time) bool
+	retry   string // Retry-After of a refusal
+	arrived []arrival
+}
+
+type arrival struct {
+	at      time.Time
+	refused bool
+	from    string
+}
+
+func startUpstream(t *testing.T, admit func(now time.Time) bool) *upstream {
+	u := &upstream{admit: admit}
+	u.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		a := arrival{at: time.Now(), from: r.Header.Get("X-Gateway")}
+		a.refused = !u.admit(a.at)
+		u.arrived = append(u.arrived, a)
+		if a.refused {
+			if u.retry != "" {
+				w.Header().Set("Retry-After", u.retry)
+			}
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	t.Cleanup(u.Close)
+	return u
+}
+
+// bucket is a token bucket that holds one second's worth, full at first.
+func bucket(rate float64) func(time.Time) bool {
+	level, last := rate, time.Time{}
+	return func(now time.Time) bool {
+		if !last.IsZero() {
+			level = min(rate, level+rate*now.Sub(last).Seconds())
+		}
+		last = now
+		if level < 1 {
+			return false
+		}
+		level--
+		return true
+	}
+}
+
+// sliding admits never more than n in any second.
+func sliding(n int) func(time.Time) bool {
+	var admitted []time.Time
+	return func(now time.Time) bool {
+		for len(admitted) > 0 && now.Sub(admitted[0]) >= time.Second {
+			admitted = admitted[1:]
+		}
+		if len(admitted) >= n {
+			return false
+		}
+		admitted = append(admitted, now)
+		return true
+	}
+}
+
+func gateways(t *testing.T, u *upstream, limit registry.Limit) []*worker {
+	prefix := fmt.Sprintf("%s:%d:", t.Name(), time.Now().UnixNano())
+	var workers []*worker
+	for range 3 {
+		workers = append(workers, start(t, job{
+			Redis: redistest.Shared(t).Addr, Prefix: prefix, Fixed: &limit,
+			Interval: time.Hour, Upstream: u.URL, Path: limit.Name, Callers: 8,
+		}))
+	}
+	return workers
+}
+
+// late ends the workers and returns how late the most unpunctual one was woken.
+func late(t *testing.T, workers []*worker) (worst time.Duration) {
+	for _, w := range workers {
+		for _, e := range w.end() {
+			if e.What == "oversleep" {
+				d, err := time.ParseDuration(e.Text)
+				require.NoError(t, err)
+				worst = max(worst, d)
+			} else {
+				t.Errorf("%d: %+v", w.pid, e)
+			}
+		}
+	}
+	return worst
+}
+
+// Three gateways under overload, thirty seconds, against an upstream that enforces its quota with a hard 429: not one of
+// them, and at least 95 % of the quota is used.
+func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
+	const quota, seconds = 20, 30
+	const jitter = 40 * time.Millisecond
+	limit := registry.Limit{Name: "/ibe/AvailFare", Enabled: true, Rate: quota, Cache: 0.5}
+	counted := limit
+	counted.Quota, counted.Jitter = true, jitter
+	for _, c := range []struct {
+		name  string
+		admit func(time.Time) bool
+		limit registry.Limit
+	}{
+		{"token bucket", bucket(quota), limit},
+		{"sliding second", sliding(quota), counted},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			u := startUpstream(t, c.admit)
+			workers := gateways(t, u, c.limit)
+			require.Eventually(t, func() bool {
+				u.mu.Lock()
+				defer u.mu.Unlock()
+				return len(u.arrived) > 0
+			}, 20*time.Second, time.Millisecond)
+			time.Sleep(seconds * time.Second)
+			worst := late(t, workers)
+			calls, refused := 0, 0
+			processes := map[string]int{}
+			for _, a := range u.arrived {
+				if a.at.Sub(u.arrived[0].at) <= seconds*time.Second {
+					calls++
+				}
+				if a.refused {
+					refused++
+				}
+				processes[a.from]++
+			}
+			t.Logf("%d calls in %d s, %.1f %% of the quota; %d refused; woken at most %v late; by process %v",
+				calls, seconds, 100*float64(calls)/(quota*seconds), refused, worst, processes)
+			require.Len(t, processes, 3)
+			require.GreaterOrEqual(t, float64(calls), 0.95*quota*seconds)
+			if worst < jitter {
+				require.Zero(t, refused)
+			} else { // the machine was later than the jitter that was provided for
+				require.Less(t, refused, 5)
+			}
+		})
+	}
+}
+
+// The quota is halved in the middle, and nobody tells the gateways: the first 429 with Retry-After holds all three back.
+func TestRetryAfterHoldsTheFleet(t *testing.T) {
+	const quota, retry = 40, 3 * time.Second
+	full, half := bucket(quota), bucket(quota/2)
+	u := startUpstream(t, full)
+	u.retry = "3"
+	workers := gateways(t, u, registry.Limit{Name: "/ibe/Ticket", Enabled: true, Rate: quota, Cache: 0.5})
+	time.Sleep(4 * time.Second)
+	u.mu.Lock()
+	before := len(u.arrived)
+	u.admit = half
+	u.mu.Unlock()
+	time.Sleep(11 * time.Second)
+	late(t, workers)
+	require.Greater(t, before, 2*quota)
+	calls := u.arrived[before:]
+	first := slices.IndexFunc(calls, func(a arrival) bool { return a.refused })
+	require.GreaterOrEqual(t, first, 0, "the halved quota was exceeded")
+	told := calls[first].at
+	held := map[string]int{}
+	last := time.Duration(0)
+	again := 0
+	for _, a := range calls[first+1:] {
+		switch since := a.at.Sub(told); {
+		case since < retry-100*time.Millisecond:
+			held[a.from]++
+			last = max(last, since)
+		default:
+			again++
+		}
+	}
+	t.Logf("told after %d calls; while held back %v came, the last after %v; later %d", first, held, last, again)
+	for from, n := range held {
+		require.LessOrEqual(t, n, quota/10, "what %s had on its way, and was due before its next answer", from)
+	}
+	require.Less(t, last, 600*time.Millisecond)
+	require.Greater(t, again, quota/2, "and then they go on")
+}

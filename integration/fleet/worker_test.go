@@ -1,0 +1,217 @@
+// Package fleet tests whole gateways: several processes, real databases, a real redis-server, and upstreams that keep count
+// themselves.
+package fleet
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	_ "github.com/go-sql-driver/mysql"
+	_ "github.com/jackc/pgx/v5/stdlib"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	_ "modernc.org/sqlite"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+const workerEnv = "TOKENBUCKET_FLEET_WORKER"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(workerEnv); text != "" {
+		if err := work(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	code := m.Run()
+	dbtest.StopShared()
+	redistest.StopShared()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// job is what a worker, a gateway of its own process, has to do until its standard input ends.
+type job struct {
+	Redis, Prefix string
+	// Where the limits are: a database, or one fixed limit.
+	Driver, DSN string
+	Dialect     sqlsource.Dialect
+	Fixed       *registry.Limit
+	Interval    time.Duration
+	// Callers call Path at Upstream one call after another, each; without an Upstream they just take permits.
+	Upstream, Path string
+	Callers        int
+}
+
+// event is a line of a worker's output. Times are microseconds of this machine's one clock.
+type event struct {
+	At   int64
+	What string // granted, followed (the row changed), failed; oversleep at the end
+	Rate float64
+	Text string
+}
+
+func work(text string) error {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return err
+	}
+	client := redis.NewClient(&redis.Options{Addr: j.Redis})
+	defer func() { _ = client.Close() }()
+	var mu sync.Mutex
+	out := bufio.NewWriter(os.Stdout)
+	enc := json.NewEncoder(out)
+	tell := func(e event) {
+		mu.Lock()
+		defer mu.Unlock()
+		if e.At == 0 {
+			e.At = time.Now().UnixMicro()
+		}
+		_ = enc.Encode(e)
+		_ = out.Flush()
+	}
+	var limits *registry.Registry
+	source := registry.Source(nil)
+	if j.Fixed != nil {
+		source = registry.Static{*j.Fixed}
+	} else {
+		db, err := sql.Open(j.Driver, j.DSN)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = db.Close() }()
+		if source, err = sqlsource.New(db, j.Dialect); err != nil {
+			return err
+		}
+	}
+	limits, err := registry.New(source, tokenbucket.NewRedisScriptStore(client, tokenbucket.WithKeyPrefix(j.Prefix)),
+		registry.WithInterval(j.Interval), registry.WithUnknown(registry.Refuse()),
+		registry.WithHook(func(l registry.Load) {
+			if l.Changed > 0 {
+				tell(event{What: "followed"})
+			}
+		}))
+	if err != nil {
+		return err
+	}
+	defer limits.Close()
+	transport, err := httplimit.NewTransport(limits)
+	if err != nil {
+		return err
+	}
+	upstream := &http.Client{Transport: transport, Timeout: 10 * time.Second}
+
+	ctx, cancel := context.WithCancel(context.Background())
+	call := func() error {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, j.Upstream+j.Path, nil)
+		if err != nil {
+			return err
+		}
+		request.Header.Set("X-Gateway", fmt.Sprint(os.Getpid()))
+		response, err := upstream.Do(request)
+		if err == nil {
+			_, _ = io.Copy(io.Discard, response.Body)
+			_ = response.Body.Close()
+		}
+		return err
+	}
+	if j.Upstream == "" {
+		call = func() error {
+			ok, err := limits.Allow(ctx, j.Path)
+			if ok && err == nil {
+				tell(event{What: "granted"})
+			} else if err == nil {
+				err = httplimit.ErrRefused
+			}
+			return err
+		}
+	}
+	var callers sync.WaitGroup
+	for range j.Callers {
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				if err := call(); errors.Is(err, httplimit.ErrRefused) {
+					time.Sleep(5 * time.Millisecond) // the next of the many that a gateway has
+				} else if err != nil && ctx.Err() == nil {
+					tell(event{What: "failed", Text: err.Error()})
+					time.Sleep(100 * time.Millisecond)
+				}
+			}
+		})
+	}
+	callers.Go(func() { // how punctual this process is woken
+		worst := time.Duration(0)
+		for ctx.Err() == nil {
+			began := time.Now()
+			time.Sleep(5 * time.Millisecond)
+			worst = max(worst, time.Since(began)-5*time.Millisecond)
+		}
+		tell(event{What: "oversleep", Text: worst.String()})
+	})
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	cancel()
+	callers.Wait()
+	return nil
+}
+
+// worker is a running gateway.
+type worker struct {
+	pid int
+	end func() []event
+}
+
+func start(t *testing.T, j job) *worker {
+	t.Helper()
+	text, err := json.Marshal(j)
+	require.NoError(t, err)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var events []event
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := json.NewDecoder(out); ; {
+			var e event
+			if lines.Decode(&e) != nil {
+				return
+			}
+			events = append(events, e)
+		}
+	}()
+	end := sync.OnceValue(func() []event {
+		_ = in.Close()
+		<-read
+		require.NoError(t, cmd.Wait())
+		return events
+	})
+	t.Cleanup(func() { end() })
+	return &worker{cmd.Process.Pid, end}
+}

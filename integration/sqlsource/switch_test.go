@@ -1,0 +1,123 @@
+package sqlsource
+
+import (
+	"database/sql"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+const (
+	pollEvery = 100 * time.Millisecond
+	slack     = 5 * time.Second // of a busy machine; what is measured is logged
+)
+
+// told is the next word of a hook.
+func told(t *testing.T, outages <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-outages:
+		return err
+	case <-time.After(slack):
+		require.FailNow(t, "the hook was not called")
+		return nil
+	}
+}
+
+// within fails the test if what does not come about in time. Servers are other processes: there is no fake clock for them.
+func within(t *testing.T, limit time.Duration, what func() bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for !what() {
+		if time.Since(began) > limit {
+			require.FailNow(t, "not in time")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+func polling(hook func(error)) sqlsource.SwitchOption {
+	return sqlsource.WithPolling(registry.WithSwitchInterval(pollEvery), registry.WithSwitchTimeout(10*time.Second), registry.WithSwitchHook(hook))
+}
+
+func TestSwitch(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, dsn string) {
+		outages := make(chan error, 100)
+		s, err := sqlsource.NewSwitch(db, b.dialect, polling(func(err error) { outages <- err }))
+		require.NoError(t, err)
+		defer s.Close()
+		require.ErrorContains(t, told(t, outages), "CreateSwitchTable", "a missing table is an error")
+		require.True(t, s.Enabled())
+		require.NoError(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect))
+		require.NoError(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect), "twice changes nothing")
+		require.NoError(t, told(t, outages))
+		require.True(t, s.Enabled(), "a missing row means on")
+
+		other, err := sqlsource.NewSwitch(open(t, b.driver, dsn), b.dialect, polling(func(err error) { outages <- err }))
+		require.NoError(t, err)
+		defer other.Close()
+		third, err := sqlsource.NewSwitch(db, b.dialect, sqlsource.WithSwitchName("Global"), polling(func(err error) { outages <- err }))
+		require.NoError(t, err)
+		defer third.Close()
+		var slowest time.Duration
+		for i := range 6 {
+			on := i%2 == 1
+			require.NoError(t, s.Set(ctx, on))
+			require.Equal(t, on, s.Enabled())
+			slowest = max(slowest, within(t, pollEvery+slack, func() bool { return other.Enabled() == on }))
+			require.True(t, third.Enabled(), "another row")
+		}
+		t.Log("slowest of 6 flips until the other process saw it:", slowest, "with an interval of", pollEvery)
+		require.NoError(t, third.Set(ctx, false))
+		require.NoError(t, s.Set(ctx, true))
+		require.False(t, third.Enabled())
+		require.Empty(t, outages)
+
+		exec(t, db, "UPDATE t_ratelimite_switch SET enabled = 2 WHERE name = 'global'")
+		require.ErrorContains(t, told(t, outages), "enabled 2")
+		told(t, outages) // the other's
+		require.True(t, s.Enabled(), "garbage is no value")
+		exec(t, db, "DELETE FROM t_ratelimite_switch WHERE name = 'global'")
+		require.NoError(t, told(t, outages))
+		require.NoError(t, told(t, outages))
+	})
+}
+
+// TestSwitchAway: a server that hangs leaves the last value, is reported once, and is read again when it is back.
+func TestSwitchAway(t *testing.T) {
+	for _, b := range backends[:2] {
+		t.Run(b.name, func(t *testing.T) {
+			server := servers[b.name](t)
+			db := open(t, b.driver, server.DSN())
+			table := sqlsource.WithSwitchTable("switches")
+			require.NoError(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect, table))
+			outages := make(chan error, 100)
+			s, err := sqlsource.NewSwitch(db, b.dialect, table, polling(func(err error) { outages <- err }),
+				sqlsource.WithPolling(registry.WithSwitchTimeout(50*time.Millisecond)))
+			require.NoError(t, err)
+			defer s.Close()
+			require.NoError(t, s.Set(ctx, false))
+			for _, fault := range []struct{ begin, end func() error }{
+				{server.Stop, server.Continue},
+				{func() error { server.Kill(); return nil }, server.Restart},
+			} {
+				for len(outages) > 0 { // a read that a busy machine has made too slow
+					told(t, outages)
+				}
+				within(t, slack, func() bool { return s.Err() == nil })
+				require.NoError(t, fault.begin())
+				within(t, slack, func() bool { return s.Age() > 8*pollEvery })
+				require.False(t, s.Enabled())
+				require.Error(t, s.Err())
+				require.NoError(t, fault.end())
+				within(t, 4*slack, func() bool { return s.Err() == nil })
+				require.False(t, s.Enabled(), "what was set")
+			}
+		})
+	}
+}

@@ -1,0 +1,117 @@
+package sqlsource
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"fmt"
+	"strings"
+)
+
+//go:embed schema/*.sql
+var schemas embed.FS
+
+// Schema returns the statements that make the table, as CreateTable executes them: with the default names the text of the
+// package's file of the dialect. Optional columns are in it if WithColumns names them. Statements are apart by a blank line.
+func Schema(dialect Dialect, opts ...Option) (string, error) {
+	o, err := newOptions(dialect, opts)
+	if err != nil {
+		return "", err
+	}
+	return o.schema()
+}
+
+// CreateTable makes the table where there is none; one that exists stays as it is. Where the database does not keep the time
+// of the last modification by itself (PostgreSQL, SQLite) a trigger does, and the time rises with every change.
+//
+// It may be called by many processes at once.
+func CreateTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ...Option) error {
+	o, err := newOptions(dialect, opts)
+	if err != nil {
+		return err
+	}
+	text, err := o.schema()
+	if err != nil {
+		return err
+	}
+	return create(ctx, db, dialect, o.table, text)
+}
+
+func (o *options) schema() (string, error) {
+	text, err := schemas.ReadFile("schema/" + strings.ToLower(o.dialect.String()) + ".sql")
+	if err != nil {
+		return "", fmt.Errorf("sqlsource: schema of %v: %w", o.dialect, err)
+	}
+	d, defaults := o.dialect, o.dialect.columns()
+	renamed := renameTable(d, defaultTable, o.table)
+	known := defaults.fields()
+	var added strings.Builder
+	for i, f := range o.columns.fields() {
+		if name := *known[i].name; name != "" {
+			renamed = append(renamed, d.quote(name), d.quote(*f.name))
+		} else if *f.name != "" {
+			fmt.Fprintf(&added, "%s %s NULL,\n  ", d.quote(*f.name), d.optionalType(f.field))
+		}
+	}
+	renamed = append(renamed, "PRIMARY KEY (", added.String()+"PRIMARY KEY (")
+	return strings.NewReplacer(renamed...).Replace(string(text)), nil
+}
+
+func (d Dialect) optionalType(field string) string {
+	flag, floating := "TINYINT(1)", "DOUBLE"
+	if d == PostgreSQL {
+		flag, floating = "smallint", "double precision"
+	}
+	switch field {
+	case "Quota":
+		return flag
+	case "WarmupMillis":
+		return "INT"
+	}
+	return floating
+}
+
+// renameTable is old and new of every form in which the table's name is in a schema.
+func renameTable(d Dialect, old string, t tableName) []string {
+	trigger := t
+	trigger.name = t.name[:min(len(t.name), 54)] + "_modified" // 63 in all
+	pairs := []string{d.quote(old+"_modified") + "()", d.quoteTable(trigger) + "()"}
+	switch d {
+	case PostgreSQL: // a trigger is in its table's schema anyway, and may not say so
+		pairs = append(pairs, d.quote(old+"_modified"), d.quote(trigger.name))
+	case SQLite: // there it is the table that may not say so
+		pairs = append(pairs, d.quote(old+"_modified"), d.quoteTable(trigger),
+			"ON "+d.quote(old), "ON "+d.quote(t.name), "UPDATE "+d.quote(old), "UPDATE "+d.quote(t.name))
+	}
+	return append(pairs, d.quote(old), d.quoteTable(t))
+}
+
+// createLock is the advisory lock that CREATE ... IF NOT EXISTS of PostgreSQL needs to be safe among many.
+const createLock = 0x746f6b656e62 // "tokenb"
+
+func create(ctx context.Context, db *sql.DB, d Dialect, t tableName, text string) error {
+	if db == nil {
+		return errNilDB
+	}
+	failed := func(err error) error {
+		return fmt.Errorf("sqlsource: create table %s: %w", strings.TrimPrefix(t.schema+"."+t.name, "."), err)
+	}
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return failed(err)
+	}
+	defer func() { _ = tx.Rollback() }() // nothing, after Commit
+	statements := strings.Split(strings.TrimSpace(text), "\n\n")
+	if d == PostgreSQL {
+		statements = append([]string{fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", createLock)}, statements...)
+	}
+	for _, statement := range statements {
+		if _, err := tx.ExecContext(ctx, statement); err != nil {
+			return failed(err)
+		}
+	}
+	if err := tx.Commit(); err != nil {
+		return failed(err)
+	}
+	return nil
+}

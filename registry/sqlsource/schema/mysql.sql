@@ -1,0 +1,14 @@
+-- MySQL 5.7, MariaDB 10.2 or later. Limits, one row for each bucket.
+-- interfaceUrl is the bucket's name; rateLimit is permits per second; cache is the share of a second that a call may wait
+-- (NULL: 0.5); status is 1 (limited) or 0 (off).
+CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
+  `configId` INT(11) NOT NULL AUTO_INCREMENT,
+  `channelType` VARCHAR(24) NULL,
+  `interfaceNo` VARCHAR(24) NULL,
+  `interfaceUrl` VARCHAR(128) NULL,
+  `rateLimit` INT(11) NULL,
+  `cache` FLOAT(3,2) NULL,
+  `status` TINYINT(1) DEFAULT 0 NOT NULL,
+  `lastModifyTime` DATETIME DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,
+  PRIMARY KEY (`configId`)
+);

@@ -1,0 +1,24 @@
+-- SQLite 3.25 or later. Limits, one row for each bucket.
+-- interfaceUrl is the bucket's name; rateLimit is permits per second; cache is the share of a second that a call may wait
+-- (NULL: 0.5); status is 1 (limited) or 0 (off); lastModifyTime is UTC.
+CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
+  `configId` INTEGER NOT NULL,
+  `channelType` VARCHAR(24) NULL,
+  `interfaceNo` VARCHAR(24) NULL,
+  `interfaceUrl` VARCHAR(128) NULL,
+  `rateLimit` INT NULL,
+  `cache` FLOAT NULL,
+  `status` TINYINT DEFAULT 0 NOT NULL,
+  `lastModifyTime` DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
+  PRIMARY KEY (`configId` AUTOINCREMENT)
+);
+
+-- What ON UPDATE CURRENT_TIMESTAMP is elsewhere, but that the time always rises, even if the clock does not.
+CREATE TRIGGER IF NOT EXISTS `t_ratelimite_conf_modified` AFTER UPDATE ON `t_ratelimite_conf` FOR EACH ROW
+WHEN OLD.`lastModifyTime` IS NEW.`lastModifyTime`
+BEGIN
+  UPDATE `t_ratelimite_conf` SET `lastModifyTime` = max(
+    strftime('%Y-%m-%d %H:%M:%f', 'now'),
+    coalesce(strftime('%Y-%m-%d %H:%M:%f', OLD.`lastModifyTime`, '+0.001 seconds'), ''))
+  WHERE `configId` = NEW.`configId`;
+END;

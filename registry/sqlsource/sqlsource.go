@@ -1,0 +1,281 @@
+// Package sqlsource reads the limits of a gateway from a table of a SQL database, as a registry.Source, and the fleet's
+// switch from another. It works with any driver of database/sql for MySQL, MariaDB, PostgreSQL or SQLite, and brings none.
+//
+// A row is a bucket: its name, permits per second, the share of a second that a call may wait, and whether it is limited at
+// all. CreateTable makes the table, Schema shows it. One bad row never hides the others: it is rejected, with a
+// registry.RowError that names it, and what its bucket had before stays in force.
+//
+// # The time of the last modification
+//
+// It is the version of a limit: of two processes that read the table at different times, the one with the newer row wins in
+// the whole fleet. It is read to the microsecond (SQLite: millisecond), and as the same number in every session, whatever
+// the time zones of server, session and driver. Two things are up to the table:
+//
+//   - A DATETIME of MySQL without fraction counts seconds: of two edits within one second it cannot tell the newer.
+//     DATETIME(6) can.
+//   - A DATETIME holds the wall clock of the session that wrote it. If sessions write in different zones, or in one with
+//     summer time, an older edit may seem newer; TIMESTAMP(6) holds the instant.
+package sqlsource
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+const defaultTable = "t_ratelimite_conf"
+
+// Columns names the columns of the table. Empty fields keep the default, given here; PostgreSQL's defaults are in lower
+// case, as it stores names that are not quoted. Names are quoted in every query: they are written as the database has them.
+type Columns struct {
+	// ID is the primary key, of any type, "configId". It names the row in errors.
+	ID string
+	// Name of the bucket, "interfaceUrl".
+	Name string
+	// Rate in permits per second, "rateLimit"; of a quota, whole calls in any second.
+	Rate string
+	// Cache is the share of a second that a call may wait, 0 to 9.99, "cache". NULL: 0.5.
+	Cache string
+	// Status is 1 if the limit applies and 0 if every call passes, "status".
+	Status string
+	// Modified is the time of the last modification, "lastModifyTime". NULL: unknown.
+	Modified string
+
+	// The others are optional: there is no such column unless it is named here. NULL means the default of each.
+
+	// Burst is the permits that can be saved up. NULL: one second's worth, at least 1.
+	Burst string
+	// WarmupMillis is the warm-up period in milliseconds. NULL or 0: none.
+	WarmupMillis string
+	// ColdFactor is for rows with a warm-up, and ignored without; above 1. NULL: 3.
+	ColdFactor string
+	// Quota is 1 if the row is a hard quota and 0 if it is a rate. NULL: what the source says (WithQuota).
+	Quota string
+}
+
+func (d Dialect) columns() Columns {
+	c := Columns{ID: "configId", Name: "interfaceUrl", Rate: "rateLimit", Cache: "cache", Status: "status", Modified: "lastModifyTime"}
+	if d == PostgreSQL {
+		for _, f := range c.fields() {
+			*f.name = strings.ToLower(*f.name)
+		}
+	}
+	return c
+}
+
+type columnField struct {
+	field string
+	name  *string
+}
+
+// fields are all columns, the optional ones last, in the order of a query.
+func (c *Columns) fields() []columnField {
+	return []columnField{
+		{"ID", &c.ID}, {"Name", &c.Name}, {"Rate", &c.Rate}, {"Cache", &c.Cache}, {"Status", &c.Status}, {"Modified", &c.Modified},
+		{"Burst", &c.Burst}, {"WarmupMillis", &c.WarmupMillis}, {"ColdFactor", &c.ColdFactor}, {"Quota", &c.Quota},
+	}
+}
+
+// Option configures a Source. An option with a bad value makes New fail.
+type Option func(*options)
+
+type options struct {
+	dialect Dialect
+	table   tableName
+	columns Columns
+	quota   bool
+	jitter  time.Duration
+	err     error
+}
+
+func (o *options) fail(err error) {
+	if o.err == nil {
+		o.err = err
+	}
+}
+
+func newOptions(d Dialect, opts []Option) (*options, error) {
+	if err := d.known(); err != nil {
+		return nil, err
+	}
+	o := &options{dialect: d, table: tableName{name: defaultTable}, columns: d.columns()}
+	for _, opt := range opts {
+		if opt == nil {
+			o.fail(fmt.Errorf("%w: option nil: want no nil options", tokenbucket.ErrInvalidConfig))
+			break
+		}
+		opt(o)
+	}
+	return o, o.err
+}
+
+// WithTable sets the table's name, with its schema (MySQL: database) or without. Default "t_ratelimite_conf". Names are of
+// letters, digits, _ and $, at most 64 bytes (PostgreSQL: 63).
+func WithTable(name string) Option {
+	return func(o *options) {
+		t, err := o.dialect.parseTable(name)
+		if err != nil {
+			o.fail(err)
+		}
+		o.table = t
+	}
+}
+
+// WithColumns sets the names of columns; empty ones stay as they are. What names may be: see WithTable.
+func WithColumns(c Columns) Option {
+	return func(o *options) {
+		known := o.columns.fields()
+		for i, f := range c.fields() {
+			if *f.name == "" {
+				continue
+			}
+			if err := o.dialect.identifier("column "+f.field, *f.name); err != nil {
+				o.fail(err)
+			}
+			*known[i].name = *f.name
+		}
+	}
+}
+
+// WithQuota says that the rows are hard quotas, of an upstream that counts calls in any sliding second, unless a row says
+// otherwise (Columns.Quota): nothing is saved up. jitter is how much later a call may arrive than it was let go, 0 to 1 s.
+func WithQuota(jitter time.Duration) Option {
+	return func(o *options) {
+		o.quota = true
+		WithJitter(jitter)(o)
+	}
+}
+
+// WithJitter sets the jitter of rows that say themselves that they are quotas, where the others are not: see WithQuota.
+// Default 0.
+func WithJitter(jitter time.Duration) Option {
+	return func(o *options) {
+		if jitter < 0 || jitter > time.Second {
+			o.fail(fmt.Errorf("%w: quota jitter %v: want 0 to 1s", tokenbucket.ErrInvalidConfig, jitter))
+		}
+		o.jitter = jitter
+	}
+}
+
+// Source is a registry.Source that is a table. There is nothing to close; the database is the caller's. It may be used by
+// many goroutines at once, which then take turns.
+type Source struct {
+	db      *sql.DB
+	query   string
+	parser  parser
+	table   string
+	columns string        // for messages
+	turn    chan struct{} // of the one query at a time
+}
+
+// New returns a source that reads the table through db. It does not ask the database anything yet.
+func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
+	if db == nil {
+		return nil, errNilDB
+	}
+	o, err := newOptions(dialect, opts)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{db: db, query: o.query(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
+	s.parser = parser{columns: o.columns, quota: o.quota, jitter: o.jitter}
+	var names []string
+	for _, f := range o.columns.fields() {
+		if *f.name != "" {
+			names = append(names, *f.name)
+		}
+	}
+	s.columns = strings.Join(names, ", ")
+	return s, nil
+}
+
+var errNilDB = fmt.Errorf("%w: db nil: want a database", tokenbucket.ErrInvalidConfig)
+
+// query selects all that a row says, as texts, in the order of the fields of raw.
+func (o *options) query() string {
+	d, c := o.dialect, &o.columns
+	optional := func(column string) string {
+		if column == "" {
+			return "NULL"
+		}
+		return d.text(column)
+	}
+	selected := []string{
+		d.name(c.ID), d.name(c.Name), d.text(c.Rate), d.text(c.Cache), d.text(c.Status),
+		d.micros(o.table, c.Modified), d.unread(o.table, c.Modified),
+		optional(c.Burst), optional(c.WarmupMillis), optional(c.ColdFactor), optional(c.Quota),
+	}
+	from := d.quoteTable(o.table)
+	// A key without its table would be the one that was selected, as a text.
+	return "SELECT " + strings.Join(selected, ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(c.ID)
+}
+
+// Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key. An empty
+// table is no error, but a missing one is, and a result that breaks off. It returns when ctx ends, even if the driver does
+// not heed that; the next query then begins when the driver has given up this one.
+//
+// Of rows with one name the one with the newest time of modification stays, of equal times the one with the larger primary
+// key, and the others are rejected. A row that is rejected for what it says does not take part in that. Of a row with
+// status 0 nothing matters but name and time.
+func (s *Source) Load(ctx context.Context) (registry.Table, error) {
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return registry.Table{}, s.failed(ctx, ctx.Err())
+	}
+	var t registry.Table
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer func() { <-s.turn }()
+		defer close(done)
+		t, err = s.load(ctx)
+	}()
+	select {
+	case <-done:
+		return t, err
+	case <-ctx.Done():
+		return registry.Table{}, s.failed(ctx, ctx.Err())
+	}
+}
+
+func (s *Source) load(ctx context.Context) (registry.Table, error) {
+	rows, err := s.db.QueryContext(ctx, s.query)
+	if err != nil {
+		return registry.Table{}, s.failed(ctx, err)
+	}
+	defer func() { _ = rows.Close() }()
+	var r raw
+	var t table
+	cells := r.cells()
+	for rows.Next() {
+		if err := rows.Scan(cells...); err != nil {
+			return registry.Table{}, s.failed(ctx, err)
+		}
+		limit, bad := s.parser.limit(&r)
+		if bad != nil {
+			t.Rejected = append(t.Rejected, *bad)
+			continue
+		}
+		t.add(limit, s.parser.columns.Name)
+	}
+	if err := rows.Err(); err != nil {
+		return registry.Table{}, s.failed(ctx, err)
+	}
+	return t.Table, nil
+}
+
+// failed says what was tried. Drivers have errors of their own for a context that ended; it is one of its kind all the same.
+func (s *Source) failed(ctx context.Context, err error) error {
+	err = fmt.Errorf("sqlsource: read table %s with columns %s (CreateTable makes the default table): %w", s.table, s.columns, err)
+	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
+		err = fmt.Errorf("%w: %w", err, end)
+	}
+	return err
+}

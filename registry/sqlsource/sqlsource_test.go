@@ -1,0 +1,307 @@
+package sqlsource
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var _ registry.Source = (*Source)(nil)
+
+var dialects = []Dialect{MySQL, PostgreSQL, SQLite}
+
+// fakeDB is a driver whose query returns rows, then fails or hangs: what a real server does only by accident. What real
+// ones do is tested in the directory integration.
+type fakeDB struct {
+	rows  [][]driver.Value
+	err   error
+	stuck chan struct{} // a query waits here, whatever its context says
+}
+
+func (f *fakeDB) Connect(context.Context) (driver.Conn, error) { return f, nil }
+func (f *fakeDB) Driver() driver.Driver                        { return nil }
+func (f *fakeDB) Prepare(string) (driver.Stmt, error)          { return nil, errors.ErrUnsupported }
+func (f *fakeDB) Begin() (driver.Tx, error)                    { return nil, errors.ErrUnsupported }
+func (f *fakeDB) Close() error                                 { return nil }
+func (f *fakeDB) QueryContext(context.Context, string, []driver.NamedValue) (driver.Rows, error) {
+	if f.stuck != nil {
+		<-f.stuck
+	}
+	return &fakeRows{f, 0}, nil
+}
+
+type fakeRows struct {
+	*fakeDB
+	next int
+}
+
+func (r *fakeRows) Columns() []string { return make([]string, 11) }
+func (r *fakeRows) Next(dst []driver.Value) error {
+	if r.next == len(r.rows) {
+		if r.err != nil {
+			return r.err
+		}
+		return io.EOF
+	}
+	clear(dst)
+	copy(dst, r.rows[r.next])
+	r.next++
+	return nil
+}
+
+func open(t *testing.T, f *fakeDB) *Source {
+	t.Helper()
+	db := sql.OpenDB(f)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	s, err := New(db, MySQL)
+	require.NoError(t, err)
+	return s
+}
+
+// TestBrokenOff: a part of the table is not the table.
+func TestBrokenOff(t *testing.T) {
+	f := &fakeDB{rows: [][]driver.Value{{"1", "a", "5", nil, "1"}, {int64(2), []byte("b"), 6.5, nil, int64(1)}}}
+	table, err := open(t, f).Load(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Enabled: true, Rate: 5, Cache: 0.5}, {Name: "b", Row: "2", Enabled: true, Rate: 6.5, Cache: 0.5}},
+		table.Limits, "whatever types the driver has")
+	f.err = errors.New("connection lost")
+	table, err = open(t, f).Load(context.Background())
+	require.ErrorIs(t, err, f.err)
+	require.Empty(t, table)
+}
+
+// TestDeafDriver: Load returns when its context ends though the driver does not, and there is no second query meanwhile.
+func TestDeafDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeDB{stuck: make(chan struct{})}
+		s := open(t, f)
+		for range 3 {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			began := time.Now()
+			_, err := s.Load(ctx)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, time.Second, time.Since(began))
+		}
+		require.Equal(t, 1, s.db.Stats().OpenConnections)
+		close(f.stuck)
+		_, err := s.Load(context.Background())
+		require.NoError(t, err)
+	})
+}
+
+func TestConfiguration(t *testing.T) {
+	db := sql.OpenDB(new(fakeDB))
+	defer func() { require.NoError(t, db.Close()) }()
+	for message, call := range map[string]func() error{
+		"db nil":                      func() error { _, err := New(nil, MySQL); return err },
+		"db nil: want":                func() error { return CreateTable(context.Background(), nil, MySQL) },
+		"db nil: want a":              func() error { _, err := NewSwitch(nil, MySQL); return err },
+		"dialect Dialect(0)":          func() error { _, err := New(db, 0); return err },
+		"dialect Dialect(4)":          func() error { _, err := Schema(4); return err },
+		"dialect Dialect(5)":          func() error { _, err := SwitchSchema(5); return err },
+		"option nil":                  func() error { _, err := New(db, MySQL, nil); return err },
+		"switch option nil":           func() error { _, err := NewSwitch(db, MySQL, nil); return err },
+		"quota jitter -1ns":           func() error { _, err := New(db, MySQL, WithQuota(-1)); return err },
+		"quota jitter 2s":             func() error { _, err := New(db, MySQL, WithJitter(2*time.Second)); return err },
+		`table "a b"`:                 func() error { _, err := New(db, MySQL, WithTable("a b")); return err },
+		`schema of table "a-b"`:       func() error { _, err := New(db, MySQL, WithTable("a-b.c")); return err },
+		`column Rate "a\nb"`:          func() error { _, err := New(db, MySQL, WithColumns(Columns{Rate: "a\nb"})); return err },
+		`switch name ""`:              func() error { _, err := NewSwitch(db, MySQL, WithSwitchName("")); return err },
+		`switch name "a b"`:           func() error { _, err := NewSwitch(db, MySQL, WithSwitchName("a b")); return err },
+		"switch interval 0s":          func() error { _, err := NewSwitch(db, MySQL, WithPolling(registry.WithSwitchInterval(0))); return err },
+		strings.Repeat("x", 63) + "y": func() error { _, err := New(db, PostgreSQL, WithTable(strings.Repeat("x", 63)+"y")); return err },
+	} {
+		err := call()
+		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig, message)
+		require.ErrorContains(t, err, message)
+	}
+	_, err := New(db, MySQL, WithTable(strings.Repeat("x", 63)+"y"))
+	require.NoError(t, err)
+}
+
+// TestSchema: with the default names the text is the file, and other names are put in everywhere.
+func TestSchema(t *testing.T) {
+	renamed := WithColumns(Columns{ID: "c1", Name: "c2", Rate: "c3", Cache: "c4", Status: "c5", Modified: "c6",
+		Burst: "c7", WarmupMillis: "c8", ColdFactor: "c9", Quota: "c10"})
+	for _, d := range dialects {
+		text, err := Schema(d)
+		require.NoError(t, err)
+		file, err := os.ReadFile("schema/" + strings.ToLower(d.String()) + ".sql")
+		require.NoError(t, err)
+		require.Equal(t, string(file), text)
+		text, err = SwitchSchema(d)
+		require.NoError(t, err)
+		file, err = os.ReadFile("schema/" + strings.ToLower(d.String()) + "_switch.sql")
+		require.NoError(t, err)
+		require.Equal(t, string(file), text)
+
+		text, err = Schema(d, WithTable("s.t"), renamed)
+		require.NoError(t, err)
+		q := d.quote
+		for _, gone := range []string{"t_ratelimite_conf", q("configId"), q("interfaceUrl"), q("lastmodifytime"), q("lastModifyTime"), q("cache"), q("status")} {
+			require.NotContains(t, text, gone)
+		}
+		require.Contains(t, text, "CREATE TABLE IF NOT EXISTS "+q("s")+"."+q("t")+" (")
+		for i := range 10 {
+			require.Contains(t, text, "\n  "+q(fmt.Sprint("c", i+1))+" ")
+		}
+	}
+}
+
+// TestQueries: a query is made of checked names only, and quotes balance.
+func TestQueries(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		d := rapid.SampledFrom(dialects).Draw(t, "dialect")
+		name := rapid.OneOf(rapid.StringMatching(`[A-Za-z0-9_$]{1,63}`), rapid.String(), rapid.StringMatching("[a-z`\"'.;-]{1,5}"))
+		table, column := name.Draw(t, "table"), name.Draw(t, "column")
+		o, err := newOptions(d, []Option{WithTable(table), WithColumns(Columns{Quota: column})})
+		plain := func(s string) bool {
+			return s != "" && len(s) <= 63 && strings.Trim(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$") == ""
+		}
+		schema, rest, qualified := strings.Cut(table, ".")
+		fits := plain(table) || qualified && plain(schema) && plain(rest)
+		if err != nil {
+			if fits && (column == "" || plain(column)) {
+				t.Fatalf("refused: %v", err)
+			}
+			return
+		}
+		if len(table) <= 63 && !fits || column != "" && len(column) <= 63 && !plain(column) {
+			t.Fatalf("accepted %q, %q", table, column)
+		}
+		if q := o.query(); strings.Count(q, "`")%2 != 0 || strings.Count(q, `"`)%2 != 0 || strings.Count(q, "'")%2 != 0 || strings.Contains(q, ";") {
+			t.Fatalf("query %s", q)
+		}
+	})
+}
+
+// TestAnyRow: whatever is in a row, it is a limit within the bounds or an error that names row, field and value, on one line.
+func TestAnyRow(t *testing.T) {
+	p := parser{columns: MySQL.columns(), jitter: time.Millisecond}
+	p.columns.Burst, p.columns.WarmupMillis, p.columns.ColdFactor, p.columns.Quota = "burst", "warm", "cold", "quota"
+	anything := rapid.Custom(func(t *rapid.T) []byte {
+		switch rapid.IntRange(0, 5).Draw(t, "kind") {
+		case 0:
+			return nil
+		case 1:
+			return []byte(rapid.SampledFrom([]string{"0", "1", "true", "\x01", "NaN", "Inf", "-Inf", "1e400", "0x1p-2", "1_0", "", " 1", "9007199254740993"}).Draw(t, "special"))
+		case 2:
+			return fmt.Append(nil, rapid.Float64().Draw(t, "float"))
+		case 3:
+			return fmt.Append(nil, rapid.Int64().Draw(t, "int"))
+		case 4:
+			return fmt.Append(nil, rapid.IntRange(0, 100).Draw(t, "small"))
+		}
+		return rapid.SliceOfN(rapid.Byte(), 0, 600).Draw(t, "bytes")
+	})
+	// In the order of raw's cells, so that most rows are good but for one cell or two.
+	good := [][]string{{"17"}, {"a", "b c"}, {"5", "0.5"}, {"0.5", "0"}, {"1", "1", "1", "0"}, {"1700000000000000"}, {}, {"20"}, {"0", "1500"}, {"2", "3.5"}, {"0", "1"}}
+	var loaded, rejected int
+	rapid.Check(t, func(t *rapid.T) {
+		p.quota = rapid.Bool().Draw(t, "quota")
+		var r raw
+		for i, c := range r.cells() {
+			cell := c.(*sql.RawBytes)
+			n := rapid.IntRange(0, 9).Draw(t, "goodness")
+			if n == 0 {
+				*cell = anything.Draw(t, "cell")
+			} else if g := good[i]; len(g) > 0 && (n < 6 || i < 5) {
+				*cell = []byte(rapid.SampledFrom(g).Draw(t, "good"))
+			}
+		}
+		l, bad := p.limit(&r)
+		if bad != nil {
+			rejected++
+			if bad.Row == "" || bad.Field == "" || bad.Value == "" || bad.Want == "" || len(bad.Value) > 400 || strings.ContainsAny(bad.Row+bad.Value+bad.Field, "\n\x00") {
+				t.Fatalf("%+v", bad)
+			}
+			return
+		}
+		loaded++
+		finite := func(f, from, to float64) bool { return f >= from && f <= to }
+		ok := len(l.Name) > 0 && len(l.Name) <= 512 && l.Version >= 0 && l.Version <= 1<<53
+		if l.Enabled {
+			ok = ok && finite(l.Rate, math.SmallestNonzeroFloat64, 1<<53) && finite(l.Cache, 0, 9.99) && l.Warmup >= 0 &&
+				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.MaxPermits == nil || finite(*l.MaxPermits, 0, 1<<53)) &&
+				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0)
+		}
+		if !ok {
+			t.Fatalf("%+v", l)
+		}
+	})
+	require.Greater(t, loaded, rejected/10)
+	require.Greater(t, rejected, loaded/10)
+}
+
+// TestDuplicatesInAnyOrder: which row of a name stays, and which are rejected, does not depend on the order of the rows.
+func TestDuplicatesInAnyOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limits := make([]registry.Limit, rapid.IntRange(1, 20).Draw(t, "rows"))
+		keys := rapid.Permutation([]string{"1", "2", "9", "10", "11", "100", "-1", "01", "a", "b", "B", "1a", "", "99999999999999999999", "100000000000000000000", "é", "0", "00", "7", "8"}).Draw(t, "keys")
+		for i := range limits {
+			limits[i] = registry.Limit{Name: rapid.SampledFrom([]string{"x", "y", "z"}).Draw(t, "name"), Row: keys[i], Version: rapid.Int64Range(0, 2).Draw(t, "version")}
+		}
+		outcome := func() (stay, gone []string) {
+			var c table
+			for _, l := range limits {
+				c.add(l, "name")
+			}
+			for _, l := range c.Limits {
+				stay = append(stay, l.Name+"/"+l.Row)
+			}
+			for _, e := range c.Rejected {
+				gone = append(gone, e.Name+"/"+e.Row)
+			}
+			slices.Sort(stay)
+			slices.Sort(gone)
+			return stay, gone
+		}
+		stay, gone := outcome()
+		if len(stay)+len(gone) != len(limits) {
+			t.Fatal("a row is missing")
+		}
+		seed := rapid.Uint64().Draw(t, "seed")
+		rand.New(rand.NewPCG(seed, 0)).Shuffle(len(limits), func(i, j int) { limits[i], limits[j] = limits[j], limits[i] })
+		stay2, gone2 := outcome()
+		if !slices.Equal(stay, stay2) || !slices.Equal(gone, gone2) {
+			t.Fatalf("%v %v, then %v %v", stay, gone, stay2, gone2)
+		}
+	})
+	require.True(t, newer(&registry.Limit{Version: 2, Row: "1"}, &registry.Limit{Version: 1, Row: "2"}))
+	require.Positive(t, compareKeys("10", "9"))
+	require.Positive(t, compareKeys("100000000000000000000", "99999999999999999999"))
+	require.Positive(t, compareKeys("9a", "10"))
+}
+
+func BenchmarkRow(b *testing.B) {
+	p := parser{columns: MySQL.columns()}
+	r := raw{id: []byte("123"), name: []byte("/ibe/AvailFare"), rate: []byte("5"), cache: []byte("0.30"), status: []byte("1"), micros: []byte("1700000000000000")}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, bad := p.limit(&r); bad != nil {
+			b.Fatal(bad)
+		}
+	}
+}

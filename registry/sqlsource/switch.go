@@ -1,0 +1,170 @@
+package sqlsource
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+const (
+	defaultSwitchTable = "t_ratelimite_switch"
+	defaultSwitchName  = "global"
+)
+
+// SwitchOption configures NewSwitch. An option with a bad value makes it fail.
+type SwitchOption func(*switchOptions)
+
+type switchOptions struct {
+	dialect Dialect
+	table   tableName
+	name    string
+	polling []registry.SwitchOption
+	err     error
+}
+
+// WithSwitchTable sets the table's name. Default "t_ratelimite_switch". What names may be: see WithTable.
+func WithSwitchTable(name string) SwitchOption {
+	return func(o *switchOptions) {
+		t, err := o.dialect.parseTable(name)
+		if err != nil && o.err == nil {
+			o.err = err
+		}
+		o.table = t
+	}
+}
+
+// WithSwitchName says which row is the switch: 1 to 64 bytes of ASCII. Default "global".
+func WithSwitchName(name string) SwitchOption {
+	return func(o *switchOptions) {
+		ok := len(name) >= 1 && len(name) <= 64
+		for _, c := range []byte(name) {
+			ok = ok && c > ' ' && c < 0x7f
+		}
+		if !ok && o.err == nil {
+			o.err = fmt.Errorf("%w: switch name %.80q: want 1 to 64 bytes of ASCII without blanks", tokenbucket.ErrInvalidConfig, name)
+		}
+		o.name = name
+	}
+}
+
+// WithPolling sets how the switch is read: registry.WithSwitchInterval and others.
+func WithPolling(opts ...registry.SwitchOption) SwitchOption {
+	return func(o *switchOptions) { o.polling = append(o.polling, opts...) }
+}
+
+func newSwitchOptions(d Dialect, opts []SwitchOption) (*switchOptions, error) {
+	if err := d.known(); err != nil {
+		return nil, err
+	}
+	o := &switchOptions{dialect: d, table: tableName{name: defaultSwitchTable}, name: defaultSwitchName}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, fmt.Errorf("%w: switch option nil: want no nil options", tokenbucket.ErrInvalidConfig)
+		}
+		opt(o)
+	}
+	return o, o.err
+}
+
+// SwitchSchema returns the statement that makes the table of NewSwitch.
+func SwitchSchema(dialect Dialect, opts ...SwitchOption) (string, error) {
+	o, err := newSwitchOptions(dialect, opts)
+	if err != nil {
+		return "", err
+	}
+	return o.schema()
+}
+
+func (o *switchOptions) schema() (string, error) {
+	text, err := schemas.ReadFile("schema/" + strings.ToLower(o.dialect.String()) + "_switch.sql")
+	if err != nil {
+		return "", fmt.Errorf("sqlsource: schema of %v: %w", o.dialect, err)
+	}
+	return strings.NewReplacer(renameTable(o.dialect, defaultSwitchTable, o.table)...).Replace(string(text)), nil
+}
+
+// CreateSwitchTable makes the table of NewSwitch where there is none. It may be called by many processes at once.
+func CreateSwitchTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ...SwitchOption) error {
+	o, err := newSwitchOptions(dialect, opts)
+	if err != nil {
+		return err
+	}
+	text, err := o.schema()
+	if err != nil {
+		return err
+	}
+	return create(ctx, db, dialect, o.table, text)
+}
+
+// NewSwitch returns a switch for a whole fleet that is a row of a table with the columns name and enabled, 1 or 0. A missing
+// row means on; a missing table is an error, as anything else in the column, and the last value stays. Set writes the row.
+// When flips are seen, and what happens while the database is away: see registry.PolledSwitch.
+func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.PolledSwitch, error) {
+	if db == nil {
+		return nil, errNilDB
+	}
+	o, err := newSwitchOptions(dialect, opts)
+	if err != nil {
+		return nil, err
+	}
+	where := o.dialect.quoteTable(o.table)
+	name, enabled := o.dialect.quote("name"), o.dialect.quote("enabled")
+	// The whole table, which is a few rows: a parameter would cost some drivers two more round trips.
+	query := "SELECT " + o.dialect.name("name") + ", " + o.dialect.text("enabled") + " FROM " + where
+	read := func(ctx context.Context) (bool, error) {
+		on, err := readSwitch(ctx, db, query, o.name)
+		if err != nil {
+			err = fmt.Errorf("table %s, name %s (CreateSwitchTable makes the table): %w", where, o.name, err)
+		}
+		return on, err
+	}
+	upsert := "INSERT INTO " + where + " (" + name + ", " + enabled + ") VALUES "
+	switch o.dialect {
+	case MySQL:
+		upsert += "(?, ?) ON DUPLICATE KEY UPDATE " + enabled + " = ?"
+	case PostgreSQL:
+		upsert += "($1, $2) ON CONFLICT (" + name + ") DO UPDATE SET " + enabled + " = $3"
+	default:
+		upsert += "(?, ?) ON CONFLICT (" + name + ") DO UPDATE SET " + enabled + " = ?"
+	}
+	write := func(ctx context.Context, on bool) error {
+		value := 0
+		if on {
+			value = 1
+		}
+		if _, err := db.ExecContext(ctx, upsert, o.name, value, value); err != nil {
+			return fmt.Errorf("table %s, name %s: %w", where, o.name, err)
+		}
+		return nil
+	}
+	return registry.NewPolledSwitch(read, append([]registry.SwitchOption{registry.WithSwitchWrite(write)}, o.polling...)...)
+}
+
+func readSwitch(ctx context.Context, db *sql.DB, query, name string) (on bool, err error) {
+	rows, err := db.QueryContext(ctx, query)
+	if err != nil {
+		return false, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	on = true
+	for rows.Next() {
+		var of, value sql.RawBytes
+		if err := rows.Scan(&of, &value); err != nil {
+			return false, err
+		}
+		if string(of) != name {
+			continue
+		}
+		f := flag(value)
+		if f == neither {
+			return false, fmt.Errorf("enabled %s: want 0 or 1", shorten(value))
+		}
+		on = f == yes
+	}
+	return on, rows.Err()
+}
