@@ -1,0 +1,122 @@
+package semaphore
+
+import "context"
+
+// Backend keeps what a fleet shares of one semaphore, and is the one seam between waiting, which is this package's, and
+// where the state lives: NewRedis has one on Redis, the module postgres one on PostgreSQL. The package semaphoretest holds
+// the conformance suite that every one must pass.
+//
+// All times are microseconds of the backend's one clock since 1970; it is read once per batch. Ids are made by the caller,
+// so every request may be sent again: what has happened already is told again.
+type Backend interface {
+	// Apply decides a batch as one atomic step, in this order:
+	//
+	// The latest time seen is the time, if the clock is less than two seconds behind it; further behind, the clock was set
+	// back, and all expiries are moved back with it. Leases that have expired end. SetPermits, if not 0, is the number of
+	// permits for the fleet from now on; until then it is each batch's own Permits. Leave ends whatever its ids are. Renew
+	// prolongs leases. If PatienceMicros is not 0 the process is one that waits from now on, for so long; else it is none
+	// any more. Then waiters are admitted, first come first served by ticket, as long as the first one fits: one that
+	// wants more than there are in all is told TooMany, one whose process was not heard of for longer than its patience is
+	// dropped, all others get a lease, in the waiters' name. When nobody holds anything, who waits for that (Permits 0) is
+	// admitted. Then Enter: nobody passes those who wait. Who was admitted and is another process' is told through Listen; one of the batch's own process
+	// is in the Report.
+	//
+	// On an error it is unknown whether the batch was decided. ctx always has a deadline.
+	Apply(ctx context.Context, b *Batch) (*Report, error)
+	// Listen calls wake for each grant of the process until ctx ends, from one goroutine; and ready each time when it has
+	// begun to listen, also anew after it had lost the connection: what happened before that may have been missed. It
+	// returns ctx's error, or why it cannot go on; it is then called again.
+	Listen(ctx context.Context, process string, ready func(), wake func(Grant)) error
+	// Holders lists who holds permits, the longest first.
+	Holders(ctx context.Context) ([]Holder, error)
+}
+
+// Batch is what one process asks of one semaphore in one atomic step.
+type Batch struct {
+	// Process names the one that asks, unique and random; Label is what Holders shows of it.
+	Process, Label string
+	// LeaseMicros is how long a permit lasts that is granted or renewed in this batch. PatienceMicros is how long the
+	// process' waiters stay in the queue after this batch, should none follow.
+	LeaseMicros, PatienceMicros int64
+	// Permits there are, as long as nobody has set another number for the fleet.
+	Permits int
+	// SetPermits, if not 0, sets the number for the fleet.
+	SetPermits int
+	// Deadline: later than this the batch changes nothing and its Report is Late; 0: none.
+	Deadline int64
+	Leave    []string
+	Renew    []string
+	Enter    []Entry
+}
+
+// Entry is one request for permits.
+type Entry struct {
+	ID string
+	// Permits wanted; 0: until nobody holds anything.
+	Permits int
+	// Ticket is the place in the queue that the request had before; 0: none yet.
+	Ticket int64
+	// Wait: if it cannot be granted now, it queues up. Otherwise it is refused.
+	Wait bool
+}
+
+// Report is what became of a batch.
+type Report struct {
+	// Now is the time of the decision.
+	Now int64
+	// Late: the Deadline had passed, and nothing was done.
+	Late bool
+	// Fresh: the process was not known as one that waits. If it was before, its waiters must enter again.
+	Fresh bool
+	// Permits in force.
+	Permits int
+	// Earliest is when the next lease expires; 0: nobody holds one.
+	Earliest int64
+	// Told is how many grants the process was sent through Listen since it was Fresh.
+	Told int64
+	// Left, Renewed and Entered are the answers to Leave, Renew and Enter, in their order.
+	Left    []Standing
+	Renewed []bool
+	Entered []Answer
+	// Grants of the process' own waiters in this batch.
+	Grants []Grant
+}
+
+// Standing is what an id was.
+type Standing uint8
+
+// The standings.
+const (
+	Gone Standing = iota // unknown: never there, expired, or ended before
+	Waiting
+	Holding
+)
+
+// Outcome is the answer to an Entry.
+type Outcome uint8
+
+// The outcomes.
+const (
+	Refused Outcome = iota // it cannot be granted now
+	Queued
+	Granted
+	TooMany // it wants more permits than there are in all
+)
+
+// Answer is what became of an Entry.
+type Answer struct {
+	Outcome Outcome
+	// Fence of a grant: it is higher than that of every grant before, of the same name.
+	Fence int64
+	// Ticket of who is queued.
+	Ticket int64
+}
+
+// Grant tells that a waiter was admitted, or never can be.
+type Grant struct {
+	ID      string
+	Outcome Outcome // Granted or TooMany
+	Fence   int64
+	// Expires is when the lease ends.
+	Expires int64
+}

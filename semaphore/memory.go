@@ -1,0 +1,231 @@
+package semaphore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// memory keeps permits in this process, where nobody dies alone: nothing expires.
+type memory struct {
+	label, process string
+
+	mu      sync.Mutex
+	permits int
+	used    int
+	fence   int64
+	first   waiter  // a ring: first.next waits for longest
+	held    *Permit // held.next, and so on: newest first
+	spare   []Permit
+	idlers  []chan struct{}
+}
+
+// waiter is one who waits; a ring links them.
+type waiter struct {
+	prev, next *waiter
+	n          int
+	permit     *Permit // when granted
+	err        error
+	ready      chan struct{}
+}
+
+// NewMemory returns a semaphore of this process. Waiting costs no goroutine, and whoever waits is served first come, first
+// served.
+func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
+	s := &Semaphore{}
+	o, err := s.options(permits, opts)
+	if err != nil {
+		return nil, err
+	}
+	m := &memory{permits: permits, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit)}
+	m.first.prev, m.first.next = &m.first, &m.first
+	s.engine = m
+	return s, nil
+}
+
+func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permit, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	if m.used+n <= m.permits && m.first.next == &m.first {
+		p := m.grant(n)
+		m.mu.Unlock()
+		return p, nil
+	}
+	if n > m.permits {
+		defer m.mu.Unlock()
+		return nil, tooMany("", n, m.permits)
+	}
+	if wait == 0 {
+		m.mu.Unlock()
+		return nil, nil
+	}
+	w := &waiter{n: n, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
+	w.prev.next, w.next.prev = w, w
+	m.mu.Unlock()
+	var timeout <-chan time.Time
+	if wait > 0 {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		timeout = timer.C
+	}
+	var err error
+	select {
+	case <-w.ready:
+		return w.permit, w.err
+	case <-timeout:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if w.next == nil { // granted in the same instant
+		if err != nil && w.permit != nil {
+			m.take(w.permit, ErrReleased)
+			return nil, err
+		}
+		return w.permit, w.err
+	}
+	w.unlink()
+	m.admit() // those behind it may fit
+	return nil, err
+}
+
+func (w *waiter) unlink() {
+	w.prev.next, w.next.prev = w.next, w.prev
+	w.prev, w.next = nil, nil
+}
+
+// grant lends n permits. mu is held.
+func (m *memory) grant(n int) *Permit {
+	m.used += n
+	m.fence++
+	if len(m.spare) == 0 { // made by the dozen
+		m.spare = make([]Permit, 16)
+	}
+	p := &m.spare[0]
+	m.spare = m.spare[1:]
+	p.engine, p.permits, p.fence, p.since = m, n, m.fence, mono()
+	p.prev, p.next = m.held, m.held.next
+	if p.next != nil {
+		p.next.prev = p
+	}
+	m.held.next = p
+	return p
+}
+
+// take takes permits back, and gives them to who waits. mu is held.
+func (m *memory) take(p *Permit, why error) {
+	p.end(why)
+	p.prev.next = p.next
+	if p.next != nil {
+		p.next.prev = p.prev
+	}
+	p.prev, p.next = nil, nil
+	m.used -= p.permits
+	m.admit()
+}
+
+// admit lets in who waits for longest, as long as they fit. mu is held.
+func (m *memory) admit() {
+	for w := m.first.next; w != &m.first; w = m.first.next {
+		switch {
+		case w.n > m.permits:
+			w.err = tooMany("", w.n, m.permits)
+		case m.used+w.n > m.permits:
+			return
+		default:
+			w.permit = m.grant(w.n)
+		}
+		w.unlink()
+		close(w.ready)
+	}
+	if m.used == 0 {
+		for _, idler := range m.idlers {
+			close(idler)
+		}
+		m.idlers = nil
+	}
+}
+
+func (m *memory) release(_ context.Context, p *Permit) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !p.over {
+		m.take(p, ErrReleased)
+		return nil
+	}
+	if why := p.why(); why != ErrReleased {
+		return fmt.Errorf("semaphore: permit %s: %w", p.ID(), why)
+	}
+	return nil
+}
+
+func (m *memory) lock() *sync.Mutex { return &m.mu }
+
+func (m *memory) releaseID(_ context.Context, id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for p := m.held.next; p != nil; p = p.next {
+		if p.ID() == id {
+			m.take(p, ErrLost)
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: %.80q", ErrNotHeld, id)
+}
+
+func (m *memory) setPermits(_ context.Context, n int) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.permits = n
+	m.admit()
+	return nil
+}
+
+func (m *memory) holders(context.Context) ([]Holder, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []Holder
+	last := m.held
+	for last.next != nil {
+		last = last.next
+	}
+	for p := last; p != m.held; p = p.prev {
+		all = append(all, Holder{ID: p.ID(), Permits: p.permits, Fence: p.fence, Since: origin.Add(p.since), Label: m.label})
+	}
+	return all, nil
+}
+
+func (m *memory) idle(ctx context.Context) error {
+	m.mu.Lock()
+	if m.used == 0 {
+		m.mu.Unlock()
+		return ctx.Err()
+	}
+	idle := make(chan struct{})
+	m.idlers = append(m.idlers, idle)
+	m.mu.Unlock()
+	select {
+	case <-idle:
+		return nil
+	case <-ctx.Done():
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		for i, c := range m.idlers {
+			if c == idle {
+				m.idlers = append(m.idlers[:i], m.idlers[i+1:]...)
+				break
+			}
+		}
+		return ctx.Err()
+	}
+}
+
+func tooMany(name string, n, permits int) error {
+	return fmt.Errorf("%w: semaphore %.80q: %d wanted of %d", ErrTooMany, name, n, permits)
+}

@@ -1,0 +1,233 @@
+package semaphore
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+// RedisClient is the least that is needed of a client. *redis.Client, *redis.ClusterClient, *redis.Ring and the sentinel
+// clients have it.
+type RedisClient interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
+
+// NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits applies as long as
+// nobody has called SetPermits, to each process' own requests.
+//
+// Acquire and Release are one script each, and travel together when many ask at once. Who has to wait is told by Pub/Sub,
+// for which a process keeps one connection a semaphore while anybody waits; should that message be lost, it is found missing
+// within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
+// two after it was used last. Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, and
+// PUBLISH and PEXPIRE.
+func NewRedis(client RedisClient, name string, permits int, opts ...Option) (*Semaphore, error) {
+	s := &Semaphore{name: name}
+	o, err := s.options(permits, opts)
+	if err != nil {
+		return nil, err
+	}
+	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, s.bad("client", "nil", "a redis client")
+	}
+	base := o.prefix + "{" + script.EncodeName(name) + "}:"
+	b := &redisBackend{client: client, channel: base + "wake:"}
+	for i, part := range []string{"state", "held", "info", "queue", "procs", "idle"} {
+		b.keys[i] = base + part
+	}
+	return New(b, name, permits, opts...)
+}
+
+type redisBackend struct {
+	client  RedisClient
+	keys    [6]string
+	channel string
+}
+
+var (
+	//go:embed lua/apply.lua
+	applySource string
+	//go:embed lua/holders.lua
+	holdersSource string
+
+	applyScript   = script.New(applySource)
+	holdersScript = script.New(holdersSource)
+)
+
+// Apply implements Backend.
+func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
+	args := make([]string, 0, len(r.keys)+11+len(b.Leave)+len(b.Renew)+4*len(b.Enter))
+	args = append(args, r.keys[:]...)
+	integers := func(ns ...int64) {
+		for _, n := range ns {
+			args = append(args, strconv.FormatInt(n, 10))
+		}
+	}
+	args = append(args, b.Process, b.Label)
+	integers(b.LeaseMicros, b.PatienceMicros, int64(b.Permits), int64(b.SetPermits), b.Deadline)
+	args = append(args, r.channel)
+	integers(int64(len(b.Leave)))
+	args = append(args, b.Leave...)
+	integers(int64(len(b.Renew)))
+	args = append(args, b.Renew...)
+	integers(int64(len(b.Enter)))
+	for _, e := range b.Enter {
+		wait := int64(0)
+		if e.Wait {
+			wait = 1
+		}
+		args = append(args, e.ID)
+		integers(int64(e.Permits), e.Ticket, wait)
+	}
+	reply, err := applyScript.Run(ctx, r.client, len(r.keys), args...)
+	if err != nil {
+		return nil, r.failed(err)
+	}
+	return parse(b, reply)
+}
+
+// failed tells errors of the state from others.
+func (r *redisBackend) failed(err error) error {
+	if strings.Contains(err.Error(), "WRONGTYPE") || redis.HasErrorPrefix(err, "CORRUPT") {
+		return fmt.Errorf("%w: keys %s*: %w", ErrCorrupt, strings.TrimSuffix(r.keys[0], "state"), err)
+	}
+	return err
+}
+
+// parse reads a reply of lua/apply.lua.
+func parse(b *Batch, reply []string) (*Report, error) {
+	bad := func() (*Report, error) {
+		return nil, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+	}
+	numbers := func(text string, into ...*int64) bool {
+		fields := strings.Fields(text)
+		if len(fields) != len(into) {
+			return false
+		}
+		for i, f := range fields {
+			n, err := strconv.ParseInt(f, 10, 64)
+			if err != nil {
+				return false
+			}
+			*into[i] = n
+		}
+		return true
+	}
+	var out Report
+	if len(reply) == 0 {
+		return bad()
+	}
+	if late, ok := strings.CutPrefix(reply[0], "late "); ok {
+		if out.Late = true; !numbers(late, &out.Now) {
+			return bad()
+		}
+		return &out, nil
+	}
+	var fresh, permits int64
+	if !numbers(reply[0], &out.Now, &fresh, &permits, &out.Earliest, &out.Told) {
+		return bad()
+	}
+	out.Fresh, out.Permits = fresh == 1, int(permits)
+	rest := reply[1:]
+	if len(rest) < len(b.Leave)+len(b.Renew)+len(b.Enter) {
+		return bad()
+	}
+	for range b.Leave {
+		var standing int64
+		if !numbers(rest[0], &standing) {
+			return bad()
+		}
+		out.Left, rest = append(out.Left, Standing(standing)), rest[1:]
+	}
+	for range b.Renew {
+		out.Renewed, rest = append(out.Renewed, rest[0] == "1"), rest[1:]
+	}
+	for range b.Enter {
+		var a Answer
+		var outcome int64
+		if !numbers(rest[0], &outcome, &a.Fence, &a.Ticket) {
+			return bad()
+		}
+		a.Outcome = Outcome(outcome)
+		out.Entered, rest = append(out.Entered, a), rest[1:]
+	}
+	for _, text := range rest {
+		g, ok := parseGrant(text)
+		if !ok {
+			return bad()
+		}
+		out.Grants = append(out.Grants, g)
+	}
+	return &out, nil
+}
+
+func parseGrant(text string) (g Grant, ok bool) {
+	fields := strings.Fields(text)
+	if len(fields) != 4 {
+		return g, false
+	}
+	outcome, err1 := strconv.ParseUint(fields[1], 10, 8)
+	fence, err2 := strconv.ParseInt(fields[2], 10, 64)
+	expires, err3 := strconv.ParseInt(fields[3], 10, 64)
+	return Grant{fields[0], Outcome(outcome), fence, expires}, err1 == nil && err2 == nil && err3 == nil
+}
+
+// Listen implements Backend.
+func (r *redisBackend) Listen(ctx context.Context, process string, ready func(), wake func(Grant)) error {
+	sub := r.client.Subscribe(ctx, r.channel+process)
+	defer func() { _ = sub.Close() }()
+	stop := context.AfterFunc(ctx, func() { _ = sub.Close() }) // a read does not heed its context
+	defer stop()
+	for {
+		message, err := sub.Receive(ctx) // after an error it connects and subscribes anew
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+		switch m := message.(type) {
+		case *redis.Subscription:
+			ready()
+		case *redis.Message:
+			if g, ok := parseGrant(m.Payload); ok {
+				wake(g)
+			}
+		}
+	}
+}
+
+// Holders implements Backend.
+func (r *redisBackend) Holders(ctx context.Context) ([]Holder, error) {
+	reply, err := holdersScript.Run(ctx, r.client, 3, r.keys[:3]...)
+	if err != nil {
+		return nil, r.failed(err)
+	}
+	var all []Holder
+	for ; len(reply) >= 3; reply = reply[3:] {
+		fields := strings.SplitN(reply[2], " ", 5)
+		var h Holder
+		expires, err := strconv.ParseInt(reply[1], 10, 64)
+		if err != nil || len(fields) != 5 {
+			return nil, fmt.Errorf("%w: holder %.80q", ErrCorrupt, reply[:3])
+		}
+		h.ID, h.Expires, h.Label = reply[0], time.UnixMicro(expires), fields[4]
+		h.Permits, _ = strconv.Atoi(fields[0])
+		h.Fence, _ = strconv.ParseInt(fields[2], 10, 64)
+		since, _ := strconv.ParseInt(fields[3], 10, 64)
+		h.Since = time.UnixMicro(since)
+		all = append(all, h)
+	}
+	slices.SortFunc(all, func(a, b Holder) int { return cmp.Compare(a.Fence, b.Fence) })
+	return all, nil
+}

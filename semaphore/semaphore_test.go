@@ -1,0 +1,242 @@
+package semaphore_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/semaphoretest"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	redistest.StopShared()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+var (
+	ctx   = context.Background()
+	names atomic.Int64
+)
+
+func openRedis(t *testing.T, client semaphore.RedisClient, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
+	name := fmt.Sprint(t.Name(), " {", names.Add(1), time.Now().UnixNano())
+	return func() *semaphore.Semaphore {
+		s, err := semaphore.NewRedis(client, name, permits, opts...)
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			c, cancel := context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+			if err := s.Close(c); err != nil {
+				t.Log(err)
+			}
+		})
+		return s
+	}
+}
+
+func TestConformance(t *testing.T) {
+	t.Run("memory", func(t *testing.T) {
+		semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
+			s, err := semaphore.NewMemory(permits, opts...)
+			require.NoError(t, err)
+			return func() *semaphore.Semaphore { return s }
+		})
+	})
+	t.Run("redis", func(t *testing.T) {
+		client := redistest.Shared(t).Client(t)
+		semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
+			return openRedis(t, client, permits, opts...)
+		})
+	})
+}
+
+// In memory, in a bubble where time is exact: waits, timeouts, order.
+func TestMemoryWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := semaphore.NewMemory(1)
+		require.NoError(t, err)
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		began := time.Now()
+		var order []int
+		for i := range 100 {
+			go func() {
+				q, err := s.TryAcquire(ctx, 1, time.Duration(i+1)*time.Second)
+				require.NoError(t, err)
+				if q != nil {
+					order = append(order, i)
+					require.NoError(t, q.Release(ctx))
+				}
+			}()
+			synctest.Wait()
+		}
+		time.Sleep(50*time.Second + time.Millisecond)
+		synctest.Wait()
+		require.NoError(t, p.Release(ctx))
+		synctest.Wait()
+		require.Len(t, order, 50, "half of them had given up")
+		for i, k := range order {
+			require.Equal(t, 50+i, k)
+		}
+		require.Equal(t, 50*time.Second+time.Millisecond, time.Since(began))
+	})
+}
+
+func TestBadOptions(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for want, f := range map[string]func() (*semaphore.Semaphore, error){
+		"permits 0":        func() (*semaphore.Semaphore, error) { return semaphore.NewRedis(client, "x", 0) },
+		"permits -1":       func() (*semaphore.Semaphore, error) { return semaphore.NewMemory(-1) },
+		"permits 92233720": func() (*semaphore.Semaphore, error) { return semaphore.NewMemory(math.MaxInt) },
+		`name ""`:          func() (*semaphore.Semaphore, error) { return semaphore.NewRedis(client, "", 1) },
+		"513 bytes": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewRedis(client, strings.Repeat("x", 513), 1)
+		},
+		`name "\xff"`: func() (*semaphore.Semaphore, error) { return semaphore.NewRedis(client, "\xff", 1) },
+		"client nil":  func() (*semaphore.Semaphore, error) { return semaphore.NewRedis(nil, "x", 1) },
+		"redis client": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewRedis((*redis.Client)(nil), "x", 1)
+		},
+		"backend nil": func() (*semaphore.Semaphore, error) { return semaphore.New(nil, "x", 1) },
+		"lease 99ms": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewRedis(client, "x", 1, semaphore.WithLease(99*time.Millisecond))
+		},
+		"lease 1h0m1s": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(1, semaphore.WithLease(time.Hour+time.Second))
+		},
+		"timeout 1ms": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(1, semaphore.WithTimeout(time.Millisecond))
+		},
+		"label": func() (*semaphore.Semaphore, error) { return semaphore.NewMemory(1, semaphore.WithLabel("\xff")) },
+		"201 bytes": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(1, semaphore.WithLabel(strings.Repeat("l", 201)))
+		},
+		"prefix": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewRedis(client, "x", 1, semaphore.WithKeyPrefix("a{b"))
+		},
+		"option nil": func() (*semaphore.Semaphore, error) { return semaphore.NewMemory(1, nil) },
+	} {
+		_, err := f()
+		require.ErrorIs(t, err, semaphore.ErrInvalid, want)
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// Names that try to leave their braces, or a terminal, are names like others, each with its own permits.
+func TestHostileNames(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint("hostile", time.Now().UnixNano(), ":")
+	for _, name := range []string{"}", "{", "{}", "a}:held", "a", "%7D", "\x00", "a\nb", "é", "*", " ", strings.Repeat("x", 512)} {
+		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix))
+		require.NoError(t, err)
+		p, err := s.TryAcquire(ctx, 1, 0)
+		require.NoError(t, err)
+		require.NotNil(t, p, "%q", name)
+		defer func() { require.NoError(t, s.Close(ctx)) }()
+	}
+	keys, err := client.Keys(ctx, prefix+"*").Result()
+	require.NoError(t, err)
+	require.Len(t, keys, 3*12, "state, held and info of each")
+	for _, key := range keys {
+		ttl := client.PTTL(ctx, key).Val()
+		require.Greater(t, ttl, 24*time.Hour, "%q", key)
+		require.Less(t, ttl, 49*time.Hour)
+	}
+}
+
+// What is not a semaphore's is an error that names the key, and is left as it is.
+func TestForeignKeys(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint("foreign", time.Now().UnixNano(), ":")
+	for i, set := range []func(key string){
+		func(key string) { client.Set(ctx, key+"state", "a string", time.Minute) },
+		func(key string) { client.Set(ctx, key+"held", "a string", time.Minute) },
+		func(key string) { client.HSet(ctx, key+"state", "fence", "many") },
+	} {
+		name := fmt.Sprint("n", i)
+		set(prefix + "{" + name + "}:")
+		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix))
+		require.NoError(t, err)
+		_, err = s.TryAcquire(ctx, 1, 0)
+		require.ErrorIs(t, err, semaphore.ErrCorrupt)
+		require.ErrorContains(t, err, prefix+"{"+name+"}:")
+		c, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_ = s.Close(c)
+	}
+}
+
+// A permit is renewed as long as it is held, and no longer: what its process leaves behind expires.
+func TestLease(t *testing.T) {
+	const lease = 300 * time.Millisecond
+	client := redistest.Shared(t).Client(t)
+	process := openRedis(t, client, 1, semaphore.WithLease(lease))
+	a, b := process(), process()
+	p, err := a.Acquire(ctx, 1)
+	require.NoError(t, err)
+	none, err := b.TryAcquire(ctx, 1, 3*lease)
+	require.NoError(t, err)
+	require.Nil(t, none, "renewed")
+	require.NoError(t, p.Context().Err())
+	require.NoError(t, p.Release(ctx))
+	q, err := b.TryAcquire(ctx, 1, 0)
+	require.NoError(t, err)
+	require.NotNil(t, q)
+
+	keys, err := client.Keys(ctx, "*"+strings.ReplaceAll(t.Name(), " ", "?")+"*:held").Result()
+	require.NoError(t, err)
+	require.Len(t, keys, 1)
+	require.NoError(t, client.Del(ctx, keys...).Err())
+	<-q.Context().Done()
+	require.ErrorIs(t, context.Cause(q.Context()), semaphore.ErrLost)
+	err = q.Release(ctx)
+	require.ErrorIs(t, err, semaphore.ErrLost)
+	require.ErrorContains(t, err, q.ID())
+	require.ErrorIs(t, q.Release(ctx), semaphore.ErrLost, "the same answer twice")
+}
+
+// When Redis is away, the work is told before its lease ends; calls fail by their deadline.
+func TestRedisAway(t *testing.T) {
+	const lease = 500 * time.Millisecond
+	server := redistest.Start(t)
+	process := openRedis(t, server.Client(t), 1, semaphore.WithLease(lease), semaphore.WithTimeout(200*time.Millisecond))
+	a, b := process(), process()
+	p, err := a.Acquire(ctx, 1)
+	require.NoError(t, err)
+	require.NoError(t, server.Stop())
+	stopped := time.Now()
+	<-p.Context().Done()
+	require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrExpired)
+	require.Less(t, time.Since(stopped), lease)
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err = b.Acquire(short, 1)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(began), time.Second)
+	_, err = b.Acquire(ctx, 1)
+	require.ErrorIs(t, err, semaphore.ErrTimeout)
+	require.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
+	require.NoError(t, server.Continue())
+	q, err := b.TryAcquire(ctx, 1, 20*time.Second)
+	require.NoError(t, err)
+	require.NotNil(t, q)
+	require.NoError(t, q.Release(ctx))
+}

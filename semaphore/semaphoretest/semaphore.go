@@ -1,0 +1,408 @@
+package semaphoretest
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// Open opens a semaphore of its own for a test; each call of what it returns is another process that shares it, or the same
+// one where there is only one. They are closed with the test.
+type Open func(t *testing.T, permits int, opts ...semaphore.Option) (process func() *semaphore.Semaphore)
+
+// Semaphore is what every semaphore must do, wherever it keeps its permits.
+func Semaphore(t *testing.T, open Open) {
+	for name, test := range map[string]func(*testing.T, Open){
+		"holds at most so many": holdsAtMost, "try": try, "first come first served": firstCome, "many are not starved": manyAtOnce,
+		"giving up": givingUp, "release": release, "context": contexts, "do": do, "set permits": setPermits, "holders": holders,
+		"group": group, "bad input": badInput, "under load": underLoad,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, open) })
+	}
+}
+
+var background = context.Background()
+
+// bounded is a context that ends a test which hangs.
+func bounded(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(background, 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func acquire(t *testing.T, s *semaphore.Semaphore, n int) *semaphore.Permit {
+	t.Helper()
+	p, err := s.Acquire(bounded(t), n)
+	require.NoError(t, err)
+	require.Equal(t, n, p.Permits())
+	return p
+}
+
+// free tells how many permits can be acquired at once, and gives them back.
+func free(t *testing.T, s *semaphore.Semaphore, most int) (n int) {
+	t.Helper()
+	var all []*semaphore.Permit
+	for range most {
+		p, err := s.TryAcquire(bounded(t), 1, 0)
+		require.NoError(t, err)
+		if p == nil {
+			break
+		}
+		all = append(all, p)
+	}
+	for _, p := range all {
+		require.NoError(t, p.Release(bounded(t)))
+	}
+	return len(all)
+}
+
+func holdsAtMost(t *testing.T, open Open) {
+	process := open(t, 3)
+	a, b := process(), process()
+	p := acquire(t, a, 2)
+	q := acquire(t, b, 1)
+	require.NotEqual(t, p.ID(), q.ID())
+	require.Greater(t, q.Fence(), p.Fence())
+	for _, s := range []*semaphore.Semaphore{a, b} {
+		none, err := s.TryAcquire(background, 1, 0)
+		require.NoError(t, err)
+		require.Nil(t, none)
+	}
+	require.NoError(t, p.Release(background))
+	require.Equal(t, 2, free(t, b, 9))
+	require.NoError(t, q.Release(background))
+	require.Equal(t, 3, free(t, a, 9))
+}
+
+func try(t *testing.T, open Open) {
+	process := open(t, 1)
+	a, b := process(), process()
+	p := acquire(t, a, 1)
+	for _, timeout := range []time.Duration{math.MinInt64, -1, 0, time.Millisecond, 60 * time.Millisecond} {
+		began := time.Now()
+		none, err := b.TryAcquire(background, 1, timeout)
+		require.NoError(t, err)
+		require.Nil(t, none)
+		require.GreaterOrEqual(t, time.Since(began), timeout)
+	}
+	time.AfterFunc(50*time.Millisecond, func() { _ = p.Release(background) })
+	q, err := b.TryAcquire(background, 1, 20*time.Second)
+	require.NoError(t, err)
+	require.NotNil(t, q, "it is released within the timeout")
+	require.NoError(t, q.Release(background))
+}
+
+// Who waits is served in the order of arrival, whatever process it is in.
+func firstCome(t *testing.T, open Open) {
+	process := open(t, 1)
+	all := []*semaphore.Semaphore{process(), process(), process()}
+	p := acquire(t, all[0], 1)
+	var mu sync.Mutex
+	var order []int
+	var wg sync.WaitGroup
+	for i := range 12 {
+		wg.Go(func() {
+			q, err := all[i%3].Acquire(bounded(t), 1)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+			if err := q.Release(background); err != nil {
+				t.Error(err)
+			}
+		})
+		time.Sleep(30 * time.Millisecond)
+	}
+	require.NoError(t, p.Release(background))
+	wg.Wait()
+	require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, order)
+}
+
+// A request for many permits is not passed by smaller ones that come later, nor does it lose its place when those leave.
+func manyAtOnce(t *testing.T, open Open) {
+	process := open(t, 4)
+	a, b := process(), process()
+	held := []*semaphore.Permit{acquire(t, a, 1), acquire(t, b, 1)}
+	got := make(chan string, 2)
+	go func() {
+		p, err := a.Acquire(bounded(t), 4)
+		if err == nil {
+			got <- "four"
+			err = p.Release(background)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	time.Sleep(50 * time.Millisecond)
+	go func() {
+		p, err := b.Acquire(bounded(t), 1)
+		if err == nil {
+			got <- "one"
+			err = p.Release(background)
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	}()
+	time.Sleep(50 * time.Millisecond)
+	require.Equal(t, 0, free(t, a, 1), "two are free, and wait for the four")
+	require.Empty(t, got)
+	for _, p := range held {
+		require.NoError(t, p.Release(background))
+	}
+	require.Equal(t, "four", <-got)
+	require.Equal(t, "one", <-got)
+}
+
+// Who gives up leaves no trace, and those behind go on.
+func givingUp(t *testing.T, open Open) {
+	process := open(t, 2)
+	a, b := process(), process()
+	p := acquire(t, a, 1)
+	ctx, cancel := context.WithCancelCause(background)
+	failed := make(chan error)
+	go func() {
+		_, err := a.Acquire(ctx, 2)
+		failed <- err
+	}()
+	time.Sleep(50 * time.Millisecond)
+	passed := make(chan error)
+	go func() {
+		q, err := b.Acquire(bounded(t), 1)
+		if err == nil {
+			err = q.Release(background)
+		}
+		passed <- err
+	}()
+	time.Sleep(50 * time.Millisecond)
+	cancel(errors.New("enough"))
+	require.ErrorIs(t, <-failed, context.Canceled)
+	require.NoError(t, <-passed, "the one behind it fits")
+	_, err := a.Acquire(ctx, 1)
+	require.ErrorIs(t, err, context.Canceled, "a context that is done")
+	short, end := context.WithTimeout(background, 30*time.Millisecond)
+	defer end()
+	_, err = b.Acquire(short, 2)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, p.Release(background))
+	require.Eventually(t, func() bool { return free(t, b, 9) == 2 }, 10*time.Second, 5*time.Millisecond)
+}
+
+func release(t *testing.T, open Open) {
+	process := open(t, 1)
+	a, b := process(), process()
+	p := acquire(t, a, 1)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if err := p.Release(background); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	q := acquire(t, b, 1)
+	require.NoError(t, p.Release(background), "once more, while it is somebody else's")
+	require.Equal(t, 0, free(t, a, 1))
+	require.NoError(t, q.Release(background))
+	require.Equal(t, 1, free(t, a, 9))
+}
+
+func contexts(t *testing.T, open Open) {
+	s := open(t, 1)()
+	p := acquire(t, s, 1)
+	ctx := p.Context()
+	require.NoError(t, ctx.Err())
+	require.NoError(t, p.Release(background))
+	<-ctx.Done()
+	require.ErrorIs(t, context.Cause(ctx), semaphore.ErrReleased)
+	q := acquire(t, s, 1)
+	require.NoError(t, q.Release(background))
+	<-q.Context().Done() // asked for afterwards
+	require.ErrorIs(t, context.Cause(q.Context()), semaphore.ErrReleased)
+}
+
+func do(t *testing.T, open Open) {
+	s := open(t, 1)()
+	wrong := errors.New("wrong")
+	type key struct{}
+	ctx := context.WithValue(bounded(t), key{}, "value")
+	require.NoError(t, s.Do(ctx, func(ctx context.Context) error {
+		require.Equal(t, "value", ctx.Value(key{}))
+		require.Equal(t, 0, free(t, s, 1))
+		return nil
+	}))
+	require.ErrorIs(t, s.Do(ctx, func(context.Context) error { return wrong }), wrong)
+	require.Panics(t, func() { _ = s.Do(ctx, func(context.Context) error { panic("oops") }) })
+	require.Equal(t, 1, free(t, s, 9))
+	canceled, cancel := context.WithCancel(ctx)
+	require.NoError(t, s.Do(canceled, func(ctx context.Context) error {
+		cancel()
+		<-ctx.Done()
+		return nil
+	}))
+	require.ErrorIs(t, s.Do(canceled, func(context.Context) error { panic("never called") }), context.Canceled)
+	require.Equal(t, 1, free(t, s, 9))
+}
+
+func setPermits(t *testing.T, open Open) {
+	process := open(t, 2)
+	a, b := process(), process()
+	require.NoError(t, a.SetPermits(background, 4))
+	require.Equal(t, 4, free(t, b, 9))
+	p := acquire(t, b, 3)
+	waits := make(chan error)
+	go func() {
+		q, err := a.Acquire(bounded(t), 2)
+		if err == nil {
+			err = q.Release(background)
+		}
+		waits <- err
+	}()
+	time.Sleep(50 * time.Millisecond)
+	require.NoError(t, b.SetPermits(background, 5), "a raise lets in who waits")
+	require.NoError(t, <-waits)
+	go func() {
+		_, err := a.Acquire(bounded(t), 3)
+		waits <- err
+	}()
+	time.Sleep(50 * time.Millisecond)
+	require.NoError(t, b.SetPermits(background, 2))
+	require.ErrorIs(t, <-waits, semaphore.ErrTooMany, "it can never be granted")
+	require.Equal(t, 0, free(t, a, 1), "three are held of two")
+	require.NoError(t, p.Release(background))
+	require.Equal(t, 2, free(t, a, 9))
+}
+
+func holders(t *testing.T, open Open) {
+	process := open(t, 5, semaphore.WithLabel("host é 7"))
+	a, b := process(), process()
+	all, err := a.Holders(background)
+	require.NoError(t, err)
+	require.Empty(t, all)
+	before := time.Now()
+	p, q := acquire(t, a, 2), acquire(t, b, 3)
+	all, err = b.Holders(background)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	for i, want := range []*semaphore.Permit{p, q} {
+		h := all[i]
+		require.Equal(t, want.ID(), h.ID)
+		require.Equal(t, want.Permits(), h.Permits)
+		require.Equal(t, want.Fence(), h.Fence)
+		require.Equal(t, "host é 7", h.Label)
+		require.WithinDuration(t, before, h.Since, 10*time.Second)
+		if !h.Expires.IsZero() {
+			require.Greater(t, h.Expires, h.Since)
+		}
+	}
+	require.NoError(t, p.Release(background))
+	all, err = a.Holders(background)
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.NoError(t, q.Release(background))
+}
+
+func group(t *testing.T, open Open) {
+	process := open(t, 2)
+	here, there := semaphore.NewGroup(process()), semaphore.NewGroup(process())
+	require.NoError(t, there.Wait(bounded(t)), "nobody holds anything")
+	first, err := here.Add(bounded(t))
+	require.NoError(t, err)
+	second, err := there.Add(bounded(t))
+	require.NoError(t, err)
+	idle := make(chan error, 2)
+	for _, g := range []*semaphore.Group{here, there} {
+		go func() { idle <- g.Wait(bounded(t)) }()
+	}
+	time.Sleep(50 * time.Millisecond)
+	short, cancel := context.WithTimeout(background, 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, here.Wait(short), context.DeadlineExceeded)
+	require.NoError(t, there.Done(bounded(t), first), "another process'")
+	require.ErrorIs(t, here.Done(bounded(t), first), semaphore.ErrNotHeld)
+	require.Empty(t, idle)
+	require.NoError(t, there.Done(bounded(t), second))
+	require.NoError(t, <-idle)
+	require.NoError(t, <-idle)
+
+	other := semaphore.NewGroup(open(t, 1)())
+	foreign, err := other.Add(bounded(t))
+	require.NoError(t, err)
+	require.ErrorIs(t, here.Done(bounded(t), foreign), semaphore.ErrNotHeld, "a permit of another semaphore")
+	for _, id := range []string{"", "no such", "a b", "\x00", strings.Repeat("x", 600)} {
+		err := here.Done(bounded(t), id)
+		require.True(t, errors.Is(err, semaphore.ErrNotHeld) || errors.Is(err, semaphore.ErrInvalid), "%q: %v", id, err)
+	}
+	require.NoError(t, other.Done(bounded(t), foreign))
+}
+
+func badInput(t *testing.T, open Open) {
+	s := open(t, 2)()
+	for _, n := range []int{0, -1, math.MinInt} {
+		_, err := s.Acquire(background, n)
+		require.ErrorIs(t, err, semaphore.ErrInvalid)
+		_, err = s.TryAcquire(background, n, time.Second)
+		require.ErrorIs(t, err, semaphore.ErrInvalid)
+		require.ErrorIs(t, s.SetPermits(background, n), semaphore.ErrInvalid)
+	}
+	require.ErrorIs(t, s.SetPermits(background, 1<<31+1), semaphore.ErrInvalid)
+	for _, n := range []int{3, math.MaxInt} {
+		_, err := s.Acquire(background, n)
+		require.ErrorIs(t, err, semaphore.ErrTooMany)
+		_, err = s.TryAcquire(background, n, 0)
+		require.ErrorIs(t, err, semaphore.ErrTooMany)
+	}
+	require.Equal(t, 2, free(t, s, 9))
+}
+
+// Many goroutines of several processes, of which some give up: never more than there are at work, and all come through.
+func underLoad(t *testing.T, open Open) {
+	const permits = 3
+	process := open(t, permits)
+	var working, most, done atomic.Int64
+	var wg sync.WaitGroup
+	for i := range 4 {
+		s := process()
+		for k := range 8 {
+			wg.Go(func() {
+				for round := range 25 {
+					n := 1 + (i+k+round)%permits
+					p, err := s.TryAcquire(bounded(t), n, time.Duration(1+(k*round)%40)*time.Millisecond*10)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if p == nil {
+						continue
+					}
+					most.Store(max(most.Load(), working.Add(int64(n))))
+					time.Sleep(100 * time.Microsecond)
+					working.Add(-int64(n))
+					done.Add(1)
+					if err := p.Release(bounded(t)); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	t.Logf("%d of %d came through, at most %d at once", done.Load(), 4*8*25, most.Load())
+	require.LessOrEqual(t, most.Load(), int64(permits))
+	require.Greater(t, done.Load(), int64(100))
+	require.Eventually(t, func() bool { return free(t, process(), 9) == permits }, 20*time.Second, 5*time.Millisecond, "who gave up as it was granted")
+}
