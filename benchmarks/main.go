@@ -15,9 +15,11 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"strings"
 	"syscall"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/benchmarks/internal/machine"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/spf13/pflag"
 )
@@ -28,6 +30,13 @@ const (
 	exitBroken = 1 // a limiter granted what it must not, or its account is wrong
 	exitUsage  = 2 // a bad flag, or something that the program needs could not be started
 )
+
+// measuredModules are the rivals, and what all of them stand on.
+var measuredModules = []string{
+	"github.com/redis/go-redis/v9", "github.com/go-redis/redis_rate/v10", "github.com/throttled/throttled/v2",
+	"github.com/ulule/limiter/v3", "github.com/sethvargo/go-redisstore", "github.com/gomodule/redigo",
+	"golang.org/x/time", "go.uber.org/ratelimit",
+}
 
 var errBroken = errors.New("a check was violated")
 
@@ -168,10 +177,11 @@ func (s *settings) measure(ctx context.Context, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
-	m, err := b.machine()
+	info, err := b.clients.plain.Info(ctx, "server").Result()
 	if err != nil {
 		return err
 	}
+	m := machine.Read(info, "go run ./benchmarks "+strings.Join(b.args, " "), measuredModules...)
 	r := &results{outcomes: all, lines: b.lines, machine: m}
 	r.print(stdout)
 	if s.out != "" {

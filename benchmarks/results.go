@@ -12,13 +12,15 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/go-tokenbucket/tokenbucket/benchmarks/internal/machine"
 )
 
 // results are what the program found.
 type results struct {
 	outcomes []outcome
 	lines    []line
-	machine  machine
+	machine  machine.Facts
 }
 
 // broken names all violations, wrapped in errBroken.

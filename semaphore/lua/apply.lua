@@ -130,10 +130,10 @@ end
 
 local function grant(id, n, owner, whose)
   fence = math.max(fence + 1, now)
+  if used == 0 then new[held], new[info] = true, true end
   used = used + n
   call('ZADD', held, int(now + lease), id)
   call('HSET', info, id, fmt('%d %s %s %s %s', n, owner, int(fence), int(now), whose))
-  new[held], new[info] = true, true
   return fence
 end
 
@@ -197,9 +197,9 @@ for i = 1, tonumber(arg()) do
         place = ticket
       end
       ticket = math.max(ticket, place)
+      if call('ZCARD', queue) == 0 then new[queue], new[info] = true, true end
       call('ZADD', queue, int(place), id)
       call('HSET', info, id, fmt('%d %s %s', n, process, label))
-      new[queue], new[info] = true, true
       outcome = QUEUED
     end
   end
