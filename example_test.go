@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -133,8 +134,12 @@ func ExampleRateLimiter_SetRate() {
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	source, err := os.ReadFile("example_test.go")
-	require.NoError(t, err)
+	var source []byte
+	for _, dir := range []string{".", "registry", "semaphore"} {
+		text, err := os.ReadFile(filepath.Join(dir, "example_test.go"))
+		require.NoError(t, err)
+		source = append(source, text...)
+	}
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	blocks := 0
 	for _, part := range strings.Split(string(readme), "```go\n")[1:] {

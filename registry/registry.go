@@ -440,7 +440,8 @@ func (r *Registry) Reload(ctx context.Context) error {
 // apply puts a table in force.
 func (r *Registry) apply(table Table, load *Load) {
 	old := r.limits.Load()
-	if old == nil {
+	first := old == nil
+	if first {
 		old = &map[string]*entry{}
 	}
 	next := make(map[string]*entry, len(table.Limits))
@@ -457,15 +458,17 @@ func (r *Registry) apply(table Table, load *Load) {
 			load.Rejected = append(load.Rejected, *err)
 			continue
 		}
-		if e != was {
-			if was == nil {
-				load.Added++
-			} else {
-				load.Changed++
-				r.log.Info("registry: a limit changed", "bucket", c.Name, "row", c.Row, "from", was.limit.describe(), "to", c.describe(), "version", e.version)
+		next[c.Name] = e
+		switch {
+		case e == was:
+		case was != nil:
+			load.Changed++
+			r.log.Info("registry: a limit changed", "bucket", c.Name, "row", c.Row, "from", was.limit.describe(), "to", c.describe(), "version", e.version)
+		default:
+			if load.Added++; !first {
+				r.log.Info("registry: a limit is new", "bucket", c.Name, "row", c.Row, "limit", c.describe(), "version", e.version)
 			}
 		}
-		next[c.Name] = e
 	}
 	load.Rows = len(table.Limits) + len(table.Rejected)
 	r.keep(*old, next, load)

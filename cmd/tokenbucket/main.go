@@ -1,7 +1,8 @@
-// Command tokenbucket shows the token bucket at work.
+// Command tokenbucket shows the token bucket at work, and puts it to work.
 //
-//	tokenbucket demo    three gateways, one bucket, one upstream: watch the fleet keep to the rate
-//	tokenbucket plot    draws the warm-up curve and the permits handed out over time
+//	tokenbucket demo     three gateways, one bucket, one upstream: watch the fleet keep to the rate
+//	tokenbucket plot     draws the warm-up curve and the permits handed out over time
+//	tokenbucket gateway  a reverse proxy whose limits are in a database
 package main
 
 import (
@@ -15,12 +16,14 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/cobra"
+
+	gatewaycmd "github.com/go-tokenbucket/tokenbucket/cmd/internal/gateway"
 )
 
 // Exit statuses.
 const (
 	exitOK     = 0
-	exitBroken = 1 // the demo's bound was broken, or calls failed
+	exitBroken = 1 // the demo's bound was broken, or calls failed; the gateway cut calls off
 	exitUsage  = 2 // a bad flag, or something that the command needs could not be started
 )
 
@@ -30,7 +33,7 @@ var errBroken = errors.New("bound broken")
 func main() {
 	redis.SetLogger(silent{})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the first Ctrl-C ends the demo early, with its table; the second one the process
+	context.AfterFunc(ctx, stop) // the first Ctrl-C ends the demo early, with its table, and drains the gateway; the second one ends the process
 	os.Exit(run(ctx, options.limiter, os.Args[1:], os.Stdout, os.Stderr))
 }
 
@@ -47,7 +50,7 @@ func run(ctx context.Context, limit limiterFunc, args []string, stdout, stderr i
 	switch err := cmd.ExecuteContext(ctx); {
 	case err == nil:
 		return exitOK
-	case errors.Is(err, errBroken):
+	case errors.Is(err, errBroken), errors.Is(err, gatewaycmd.ErrCutOff): // printed or logged already
 		return exitBroken
 	default:
 		fmt.Fprintf(stderr, "tokenbucket: %v\n", err)
@@ -63,7 +66,7 @@ func rootCommand(limit limiterFunc) *cobra.Command {
 		SilenceUsage:  true,
 	}
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(demoCommand(limit), plotCommand())
+	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command())
 	return cmd
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"os"
 	"testing"
 	"time"
 
@@ -13,7 +14,13 @@ import (
 	"go.uber.org/goleak"
 )
 
+// commandEnv makes this test binary the command, for tests that need processes of their own.
+const commandEnv = "RUN_THE_COMMAND"
+
 func TestMain(m *testing.M) {
+	if os.Getenv(commandEnv) != "" {
+		main()
+	}
 	redis.SetLogger(silent{})
 	flag.Parse()
 	flag.Set("test.parallel", "5") // the demos wait more than they work
@@ -71,6 +78,9 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"demo", "extra"}, []string{"extra"}},
 		{[]string{"demo", "--fast"}, []string{"--fast"}},
 		{[]string{"dmeo"}, []string{"dmeo"}},
+		{[]string{"gateway", "--upstream", "http://127.0.0.1:1", "--limits", "sqlite://x"}, []string{"--redis missing"}},
+		{[]string{"gateway", "--upstram", "http://127.0.0.1:1"}, []string{"--upstram"}},
+		{[]string{"gateway", "extra"}, []string{"1 arguments too many"}},
 		{[]string{"plot", "--rate", "0"}, []string{"--rate 0"}},
 		{[]string{"plot", "--rate", "NaN"}, []string{"--rate NaN"}},
 		{[]string{"plot", "--warmup", "0s"}, []string{"--warmup 0s"}},
@@ -92,7 +102,7 @@ func TestBadFlags(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{{}, {"--help"}, {"demo", "--help"}, {"plot", "--help"}} {
+	for _, args := range [][]string{{}, {"--help"}, {"demo", "--help"}, {"plot", "--help"}, {"gateway", "--help"}} {
 		status, stdout, stderr := execute(t.Context(), args...)
 		require.Equal(t, exitOK, status)
 		require.Contains(t, stdout, "Usage:")

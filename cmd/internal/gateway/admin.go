@@ -1,0 +1,156 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// admin answers what operators and their load balancers ask.
+type admin struct {
+	config   *config
+	began    time.Time
+	proxy    *proxy
+	pulse    *pulse // nil: Redis is not used
+	limits   atomic.Pointer[registry.Registry]
+	sw       atomic.Pointer[registry.PolledSwitch]
+	draining atomic.Bool
+}
+
+func (a *admin) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", a.ready)
+	mux.HandleFunc("GET /stats", a.stats)
+	return mux
+}
+
+// ready tells, a line each, what a gateway needs, and whether it is there.
+func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
+	status := http.StatusOK
+	var text strings.Builder
+	line := func(ok bool, format string, args ...any) {
+		if !ok {
+			status = http.StatusServiceUnavailable
+		}
+		fmt.Fprintf(&text, format+"\n", args...)
+	}
+	if a.draining.Load() {
+		line(false, "draining")
+	}
+	if limits := a.limits.Load(); limits == nil {
+		line(false, "limits: not loaded yet")
+	} else {
+		age, most := limits.Stats().Age, a.config.maxAge
+		line(most == 0 || age <= most, "limits: loaded %v ago", age.Round(time.Millisecond))
+	}
+	if a.pulse != nil {
+		switch err := a.pulse.check(a.config.storeTimeout); {
+		case err == nil:
+			line(true, "redis: ok")
+		case a.config.fail == "open": // the gateway is of use all the same, and the rest of the fleet no better off
+			line(true, "redis: %v; calls pass without limits", err)
+		default:
+			line(false, "redis: %v", err)
+		}
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	fmt.Fprint(w, text.String())
+}
+
+// Statistics in JSON. Durations are in seconds.
+type (
+	statistics struct {
+		UptimeSeconds float64      `json:"uptime_seconds"`
+		Draining      bool         `json:"draining"`
+		Calls         callCounts   `json:"calls"`
+		Loads         *loadCounts  `json:"loads,omitempty"`
+		Switch        *switchState `json:"switch,omitempty"`
+		Redis         string       `json:"redis,omitempty"`
+		Limits        []limit      `json:"limits"`
+		Rejected      []string     `json:"rejected"`
+	}
+	callCounts struct {
+		Received       int64 `json:"received"`
+		InFlight       int64 `json:"in_flight"`
+		Refused        int64 `json:"refused"`
+		Failed         int64 `json:"failed"`
+		UpstreamErrors int64 `json:"upstream_errors"`
+	}
+	loadCounts struct {
+		Tried      int     `json:"tried"`
+		Failed     int     `json:"failed"`
+		AgeSeconds float64 `json:"age_seconds"`
+		Error      string  `json:"error,omitempty"`
+	}
+	switchState struct {
+		On         bool    `json:"on"`
+		AgeSeconds float64 `json:"age_seconds"`
+		Error      string  `json:"error,omitempty"`
+	}
+	limit struct {
+		Name          string   `json:"name"`
+		Row           string   `json:"row"`
+		Enabled       bool     `json:"enabled"`
+		Rate          float64  `json:"rate"`
+		Quota         bool     `json:"quota,omitempty"`
+		JitterSeconds float64  `json:"jitter_seconds,omitempty"`
+		MaxPermits    *float64 `json:"max_permits,omitempty"`
+		WarmupSeconds float64  `json:"warmup_seconds,omitempty"`
+		ColdFactor    float64  `json:"cold_factor,omitempty"`
+		Cache         float64  `json:"cache"`
+		Version       int64    `json:"version"`
+	}
+)
+
+func (a *admin) stats(w http.ResponseWriter, _ *http.Request) {
+	c := &a.proxy.calls
+	s := statistics{
+		UptimeSeconds: time.Since(a.began).Seconds(),
+		Draining:      a.draining.Load(),
+		Calls: callCounts{
+			c.received.Load(), c.inFlight.Load(), c.refused.Load(), c.failed.Load(), c.upstreamErrors.Load(),
+		},
+		Limits: []limit{}, Rejected: []string{},
+	}
+	if limits := a.limits.Load(); limits != nil {
+		stats := limits.Stats()
+		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), message(stats.Err)}
+		for i := range stats.Rejected {
+			s.Rejected = append(s.Rejected, stats.Rejected[i].Error())
+		}
+		for _, l := range limits.Limits() {
+			s.Limits = append(s.Limits, limit{
+				l.Name, l.Row, l.Enabled, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version,
+			})
+		}
+	}
+	if sw := a.sw.Load(); sw != nil {
+		s.Switch = &switchState{sw.Enabled(), sw.Age().Seconds(), message(sw.Err())}
+	}
+	if a.pulse != nil {
+		s.Redis = "ok"
+		if err := a.pulse.check(a.config.storeTimeout); err != nil {
+			s.Redis = err.Error()
+		}
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	encoder := json.NewEncoder(w)
+	encoder.SetIndent("", "  ")
+	_ = encoder.Encode(s) // the client may have gone
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

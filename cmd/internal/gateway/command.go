@@ -1,0 +1,93 @@
+// Package gateway is the command tokenbucket gateway: a reverse proxy that makes no more calls than the limits in a table
+// of a database allow, together with all other instances that share its Redis.
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// ErrCutOff: the gateway ended, but not in order: requests were cut off when the time to drain was over, or a server failed.
+var ErrCutOff = errors.New("gateway: cut off")
+
+const long = `A reverse proxy that makes no more calls than the limits in a table allow.
+
+A row of the table is a bucket: a path (--key), permits per second, and the share of a second that a call may wait. All
+gateways with the same Redis share the buckets. The table may be changed while they run: each looks every --interval.
+A call that gets no permit in time is answered 429 with Retry-After, and a 429 or 503 with Retry-After from an upstream
+holds its bucket back for the whole fleet.`
+
+const examples = `  tokenbucket gateway --upstream http://localhost:9000 --limits sqlite://limits.db --redis localhost:6379 --create-table
+  TOKENBUCKET_LIMITS=mysql://user:password@db:3306/limits tokenbucket gateway --config gateway.yaml`
+
+const settingsHelp = `Settings:
+  Each flag may also be a key of the file that --config names, or an environment variable: interval: 2s is
+  TOKENBUCKET_INTERVAL=2s is --interval 2s. Flags win over the environment, the environment over the file. A list is a list
+  in the file, with commas in the environment. Passwords belong into the file or the environment, not into flags, which
+  every user of the machine can see; the gateway prints none.
+
+Admin:
+  /healthz  200 while the process lives
+  /readyz   200 if limits are loaded and Redis answers; 503 if not, and while draining
+  /stats    limits in force, loads and calls, in JSON
+
+Ending:
+  The first SIGTERM or Ctrl-C drains: no new connections, and what is under way may end within --drain. The second one ends
+  the process at once. Exit status: 0 in order, 1 calls were cut off, 2 could not start.
+`
+
+// Command is the cobra command.
+func Command() *cobra.Command {
+	o := new(options)
+	groups := o.flags()
+	cmd := &cobra.Command{
+		Use:     "gateway",
+		Short:   "Run a reverse proxy with limits from a database",
+		Long:    long,
+		Example: examples,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 { // which may well be a DSN: not printed
+				return fmt.Errorf("gateway: %d arguments too many: want flags only, each value after its flag", len(args))
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.load(cmd.Flags(), os.Environ()); err != nil {
+				return err
+			}
+			c, err := o.parse()
+			if err != nil {
+				return err
+			}
+			return c.run(cmd.Context(), cmd.ErrOrStderr())
+		},
+	}
+	for _, g := range groups {
+		cmd.Flags().AddFlagSet(g.flags)
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errors.New(hideUserinfo(err.Error())) })
+	cmd.SetUsageFunc(func(cmd *cobra.Command) error { return usage(cmd.OutOrStderr(), cmd, groups) })
+	return cmd
+}
+
+// group is flags under one title.
+type group struct {
+	title string
+	flags *pflag.FlagSet
+}
+
+func usage(w io.Writer, cmd *cobra.Command, groups []group) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "Usage:\n  %s --upstream URL --limits DSN --redis ADDRESS [flags]\n\nExamples:\n%s\n", cmd.CommandPath(), cmd.Example)
+	for _, g := range groups {
+		fmt.Fprintf(&text, "\n%s:\n%s", g.title, g.flags.FlagUsagesWrapped(120))
+	}
+	_, err := io.WriteString(w, text.String()+"\n"+settingsHelp)
+	return err
+}

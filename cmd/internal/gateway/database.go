@@ -1,0 +1,149 @@
+package gateway
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/stdlib"
+	_ "modernc.org/sqlite" // the driver of that name
+
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+const (
+	wantDSN = "sqlite://FILE, mysql://user:password@host:3306/database or postgres://user:password@host:5432/database"
+	// quickly is how long connecting to a database may take, unless its DSN says otherwise.
+	quickly = 5 * time.Second
+)
+
+// database is where the limits are.
+type database struct {
+	dialect sqlsource.Dialect
+	options []sqlsource.Option
+	open    func() (*sql.DB, error)
+	file    string // of SQLite
+	create  bool
+}
+
+// parseDSN returns what was wanted instead if the DSN cannot be used.
+func parseDSN(dsn string, create bool) (db *database, want string) {
+	scheme, rest, ok := strings.Cut(dsn, "://")
+	if !ok {
+		return nil, wantDSN
+	}
+	switch scheme {
+	case "sqlite":
+		return parseSQLite(rest, create)
+	case "mysql", "mariadb":
+		c, want := parseMySQL(rest)
+		if want != "" {
+			return nil, want
+		}
+		return &database{dialect: sqlsource.MySQL, create: create, open: func() (*sql.DB, error) {
+			connector, err := mysql.NewConnector(c)
+			if err != nil {
+				return nil, err
+			}
+			return sql.OpenDB(connector), nil
+		}}, ""
+	case "postgres", "postgresql":
+		c, err := pgx.ParseConfig(dsn)
+		if err != nil {
+			return nil, "postgres://user:password@host:5432/database?parameters, special characters of the password as %XX"
+		}
+		if c.ConnectTimeout == 0 {
+			c.ConnectTimeout = quickly
+		}
+		return &database{dialect: sqlsource.PostgreSQL, create: create, open: func() (*sql.DB, error) { return stdlib.OpenDB(*c), nil }}, ""
+	}
+	return nil, wantDSN
+}
+
+func parseSQLite(rest string, create bool) (*database, string) {
+	path, query, _ := strings.Cut(rest, "?")
+	parameters, err := url.ParseQuery(query)
+	if path == "" || err != nil {
+		return nil, "sqlite://FILE, such as sqlite://limits.db or sqlite:///var/lib/limits.db"
+	}
+	if !parameters.Has("mode") { // a mistyped name must not become a new database
+		parameters.Set("mode", "rw")
+		if create {
+			parameters.Set("mode", "rwc")
+		}
+	}
+	parameters.Add("_pragma", "busy_timeout(2000)")
+	dsn := "file:" + (&url.URL{Path: path}).EscapedPath() + "?" + parameters.Encode()
+	return &database{dialect: sqlsource.SQLite, file: path, create: create, open: func() (*sql.DB, error) { return sql.Open("sqlite", dsn) }}, ""
+}
+
+var driversOwn = regexp.MustCompile(`(^|@)[a-z]+\(`)
+
+// parseMySQL reads a URL, or what the driver itself calls a DSN: user:password@tcp(host:3306)/database, for sockets.
+func parseMySQL(rest string) (*mysql.Config, string) {
+	const want = "mysql://user:password@host:3306/database?parameters, special characters of the password as %XX"
+	var c *mysql.Config
+	if driversOwn.MatchString(rest) {
+		var err error
+		if c, err = mysql.ParseDSN(rest); err != nil {
+			return nil, want
+		}
+	} else {
+		u, err := url.Parse("mysql://" + rest)
+		if err != nil {
+			return nil, want
+		}
+		port := u.Port()
+		if port == "" {
+			port = "3306"
+		}
+		own := "tcp(" + net.JoinHostPort(u.Hostname(), port) + ")/" + strings.Trim(u.EscapedPath(), "/") + "?" + u.RawQuery
+		if c, err = mysql.ParseDSN(own); err != nil {
+			return nil, want
+		}
+		c.User = u.User.Username()
+		c.Passwd, _ = u.User.Password()
+	}
+	if c.DBName == "" || strings.Contains(c.DBName, "/") {
+		return nil, want
+	}
+	if c.Timeout == 0 {
+		c.Timeout = quickly
+	}
+	c.Logger = &mysql.NopLogger{} // every error reaches a load
+	return c, ""
+}
+
+// connect opens the database and creates what is missing, if it was asked for.
+func (d *database) connect(ctx context.Context, withSwitch bool) (*sql.DB, error) {
+	if d.file != "" && !d.create {
+		if _, err := os.Stat(d.file); err != nil { // SQLite's own message says less
+			return nil, fmt.Errorf("%w (--create-table creates it)", err)
+		}
+	}
+	db, err := d.open()
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(4) // for the limits and the switch, and again if those hang
+	db.SetConnMaxLifetime(5 * time.Minute)
+	if d.create {
+		err = sqlsource.CreateTable(ctx, db, d.dialect, d.options...)
+		if err == nil && withSwitch {
+			err = sqlsource.CreateSwitchTable(ctx, db, d.dialect)
+		}
+	}
+	if err != nil {
+		_ = db.Close()
+		return nil, err
+	}
+	return db, nil
+}

@@ -1,0 +1,337 @@
+package gateway
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// options are the settings as they are given.
+type options struct {
+	listen          string
+	upstreams       []string
+	upstreamTimeout time.Duration
+	key             string
+	trusted         []string
+	inbound         bool
+	unknown         string
+	maxRetryAfter   time.Duration
+
+	limits      string
+	table       string
+	columns     []string
+	quota       bool
+	jitter      time.Duration
+	createTable bool
+	interval    time.Duration
+	maxAge      time.Duration
+	wait        time.Duration
+	switchAt    string
+
+	redis        string
+	store        string
+	keyPrefix    string
+	storeTimeout time.Duration
+	fail         string
+
+	config     string
+	admin      string
+	drain      time.Duration
+	drainDelay time.Duration
+	logFormat  string
+	logLevel   string
+
+	from map[string]string // flag → where its value is from, if it is not from a flag
+}
+
+// flags declares all of them, in the order of the help.
+func (o *options) flags() []group {
+	var groups []group
+	begin := func(title string) *pflag.FlagSet {
+		f := pflag.NewFlagSet(title, pflag.ContinueOnError)
+		f.SortFlags = false
+		groups = append(groups, group{title, f})
+		return f
+	}
+
+	f := begin("Traffic")
+	f.StringVar(&o.listen, "listen", ":8080", "`address` to serve on")
+	f.StringArrayVar(&o.upstreams, "upstream", nil, "`URL` to forward to, or /prefix=URL for some paths; may be repeated. The longest prefix "+
+		"counts, in whole segments; the path is sent on with its prefix, appended to that of the URL")
+	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "until an upstream's answer begins; 0: no limit")
+	f.StringVar(&o.key, "key", "path", "what names a call's bucket: path, client (its address) or header:NAME, whose value then shows in "+
+		"Redis and in the log")
+	f.StringSliceVar(&o.trusted, "trusted-proxy", nil, "`CIDR` of proxies in front, whose X-Forwarded-* are believed; may be repeated")
+	f.BoolVar(&o.inbound, "inbound", false, "take the permit when a call arrives, not when it is sent on: clients are told with RateLimit "+
+		"header fields, and an upstream's Retry-After holds nothing back")
+	f.StringVar(&o.unknown, "unknown", "pass", "calls without a row: pass, refuse, or permits per second for a bucket of each key's own")
+	f.DurationVar(&o.maxRetryAfter, "max-retry-after", time.Minute, "how long an upstream's Retry-After may hold a bucket back, at most 1h; "+
+		"0: not at all")
+
+	f = begin("Limits")
+	f.StringVar(&o.limits, "limits", "", "`DSN` of the database: sqlite://FILE, mysql://user:password@host:3306/database (MariaDB too) or "+
+		"postgres://user:password@host:5432/database; ?parameters are the driver's")
+	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
+	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` where the table has other names; may be repeated. Fields are id, name, rate, "+
+		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here")
+	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: nothing is saved up")
+	f.DurationVar(&o.jitter, "jitter", 0, "how unevenly calls reach a quota's upstream, at most 1s")
+	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, the switch's, a SQLite file")
+	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table is read")
+	f.DurationVar(&o.maxAge, "max-age", 10*time.Minute, "beyond this age of the limits /readyz says 503, though they stay in force; 0: any")
+	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")
+	f.StringVar(&o.switchAt, "switch", "none", "`place` of the fleet's switch: none, redis:KEY, or sql for the row 'global' of "+
+		"t_ratelimite_switch. 0 there lets all calls pass; 1, or nothing, limits them")
+
+	f = begin("Buckets")
+	f.StringVar(&o.redis, "redis", "", "`address` of Redis: host:port, or a URL redis://, rediss:// or unix://; of a cluster host:port,host:port or "+
+		"redis+cluster://host:port?addr=host:port; of sentinels redis+sentinel://host:port?master_name=NAME")
+	f.StringVar(&o.store, "store", "script", "how buckets are kept: script, lock, or memory, for one gateway without Redis")
+	f.StringVar(&o.keyPrefix, "key-prefix", "tokenbucket:", "what the keys in Redis begin with")
+	f.DurationVar(&o.storeTimeout, "store-timeout", time.Second, "how long a call waits for Redis before that counts as down")
+	f.StringVar(&o.fail, "fail", "closed", "calls while Redis is down: open, they pass, or closed, they are answered 503")
+
+	f = begin("Operation")
+	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
+	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz and /stats; empty: none")
+	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long calls under way may take to end")
+	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new calls are still served while /readyz says 503 already")
+	f.StringVar(&o.logFormat, "log-format", "text", "text or json, on standard error")
+	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
+	return groups
+}
+
+// bad names a setting as it was given, its value and what was wanted.
+func (o *options) bad(flag string, value any, want string) error {
+	name := o.from[flag]
+	if name == "" {
+		name = "--" + flag
+	}
+	return fmt.Errorf("%s %v: want %s", name, value, want)
+}
+
+// config is the settings as they are used.
+type config struct {
+	options
+	routes   routes
+	key      httplimit.KeyFunc
+	proxies  []netip.Prefix
+	unknown  registry.Unknown
+	database *database
+	redis    *redisTarget // nil: none is needed
+	switchAt string       // "", "sql" or a key in Redis
+	level    slog.Level
+}
+
+// parse checks everything before anything is started.
+func (o *options) parse() (*config, error) {
+	c := &config{options: *o}
+	for _, check := range []func() error{
+		c.checkNumbers, c.checkWords, c.checkAddresses, c.parseTraffic, c.parseLimits, c.parseBuckets,
+	} {
+		if err := check(); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+func (c *config) checkNumbers() error {
+	for _, d := range []struct {
+		flag        string
+		value       time.Duration
+		least, most time.Duration
+	}{
+		{"upstream-timeout", c.upstreamTimeout, 0, time.Hour},
+		{"max-retry-after", c.maxRetryAfter, 0, time.Hour},
+		{"jitter", c.jitter, 0, time.Second},
+		{"interval", c.interval, 10 * time.Millisecond, time.Hour},
+		{"max-age", c.maxAge, 0, math.MaxInt64},
+		{"wait", c.wait, 100 * time.Millisecond, time.Hour},
+		{"store-timeout", c.storeTimeout, time.Millisecond, time.Minute},
+		{"drain", c.drain, 0, 24 * time.Hour},
+		{"drain-delay", c.drainDelay, 0, time.Hour},
+	} {
+		if d.value < d.least || d.value > d.most {
+			want := fmt.Sprintf("%v to %v", d.least, d.most)
+			if d.most == math.MaxInt64 {
+				want = "a duration that is not negative"
+			}
+			return c.bad(d.flag, d.value, want)
+		}
+	}
+	return nil
+}
+
+func (c *config) checkWords() error {
+	for _, w := range []struct {
+		flag, value string
+		known       []string
+	}{
+		{"store", c.store, []string{"script", "lock", "memory"}},
+		{"fail", c.fail, []string{"open", "closed"}},
+		{"log-format", c.logFormat, []string{"text", "json"}},
+		{"log-level", c.logLevel, []string{"debug", "info", "warn", "error"}},
+	} {
+		if !slices.Contains(w.known, w.value) {
+			return c.bad(w.flag, fmt.Sprintf("%q", w.value), strings.Join(w.known, ", "))
+		}
+	}
+	return c.level.UnmarshalText([]byte(c.logLevel))
+}
+
+func (c *config) checkAddresses() error {
+	const want = "host:port or :port"
+	if !listenable(c.listen) {
+		return c.bad("listen", fmt.Sprintf("%q", c.listen), want)
+	}
+	if c.admin != "" && !listenable(c.admin) {
+		return c.bad("admin", fmt.Sprintf("%q", c.admin), want+", or nothing")
+	}
+	return nil
+}
+
+func listenable(addr string) bool {
+	_, port, err := net.SplitHostPort(addr)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	return err == nil
+}
+
+func (c *config) parseTraffic() error {
+	for _, s := range c.trusted {
+		p, err := netip.ParsePrefix(s)
+		if addr, e := netip.ParseAddr(s); e == nil {
+			p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
+		}
+		if err != nil {
+			return c.bad("trusted-proxy", fmt.Sprintf("%q", s), "an address or a CIDR such as 10.0.0.0/8")
+		}
+		c.proxies = append(c.proxies, p)
+	}
+	header, isHeader := strings.CutPrefix(c.options.key, "header:")
+	switch {
+	case c.options.key == "path":
+		c.key = func(r *http.Request) string { return cleanPath(r.URL.Path) }
+	case c.options.key == "client":
+		c.key = httplimit.ByClient(c.proxies...)
+	case isHeader && validHeader(header):
+		c.key = httplimit.ByHeader(header)
+	default:
+		return c.bad("key", fmt.Sprintf("%q", c.options.key), "path, header:NAME or client")
+	}
+	switch c.options.unknown {
+	case "pass":
+		c.unknown = registry.Pass()
+	case "refuse":
+		c.unknown = registry.Refuse()
+	default:
+		rate, err := strconv.ParseFloat(c.options.unknown, 64)
+		if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
+			return c.bad("unknown", fmt.Sprintf("%q", c.options.unknown), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
+		}
+		c.unknown = registry.Default(registry.Limit{Enabled: true, Rate: rate, Cache: 0.5})
+	}
+	if len(c.upstreams) == 0 {
+		return c.bad("upstream", "missing", "a URL to forward to")
+	}
+	for _, s := range c.upstreams {
+		if err := c.routes.add(s); err != "" {
+			return c.bad("upstream", fmt.Sprintf("%q", hideURL(s)), err)
+		}
+	}
+	return nil
+}
+
+// validHeader tells whether a name is a token of RFC 9110.
+func validHeader(name string) bool {
+	for _, b := range []byte(name) {
+		if (b|0x20 < 'a' || b|0x20 > 'z') && (b < '0' || b > '9') && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(b)) {
+			return false
+		}
+	}
+	return name != ""
+}
+
+func (c *config) parseLimits() error {
+	var names sqlsource.Columns
+	fields := map[string]*string{
+		"id": &names.ID, "name": &names.Name, "rate": &names.Rate, "cache": &names.Cache, "status": &names.Status,
+		"modified": &names.Modified, "burst": &names.Burst, "warmup_ms": &names.WarmupMillis, "cold_factor": &names.ColdFactor,
+		"quota": &names.Quota,
+	}
+	for _, s := range c.columns {
+		field, column, ok := strings.Cut(s, "=")
+		if fields[field] == nil || !ok || column == "" {
+			return c.bad("columns", fmt.Sprintf("%q", s),
+				"field=column with a field of id, name, rate, cache, status, modified, burst, warmup_ms, cold_factor, quota")
+		}
+		*fields[field] = column
+	}
+	if c.limits == "" {
+		return c.bad("limits", "missing", wantDSN)
+	}
+	db, err := parseDSN(c.limits, c.createTable)
+	if err != "" {
+		return c.bad("limits", fmt.Sprintf("%q", hideDSN(c.limits)), err)
+	}
+	db.options = []sqlsource.Option{sqlsource.WithTable(c.table), sqlsource.WithColumns(names)}
+	switch {
+	case c.quota:
+		db.options = append(db.options, sqlsource.WithQuota(c.jitter))
+	case c.jitter != 0 && names.Quota == "":
+		return c.bad("jitter", c.jitter, "none without --quota or a column for it")
+	default:
+		db.options = append(db.options, sqlsource.WithJitter(c.jitter))
+	}
+	if _, err := sqlsource.Schema(db.dialect, db.options...); err != nil {
+		return c.bad("table", fmt.Sprintf("%q --columns %q", c.table, c.columns), "names that the database knows: "+err.Error())
+	}
+	c.database = db
+	return nil
+}
+
+func (c *config) parseBuckets() error {
+	key, isKey := strings.CutPrefix(c.options.switchAt, "redis:")
+	switch {
+	case c.options.switchAt == "none":
+	case c.options.switchAt == "sql":
+		c.switchAt = "sql"
+	case isKey && len(key) >= 1 && len(key) <= 512:
+		c.switchAt = c.options.switchAt
+	default:
+		return c.bad("switch", fmt.Sprintf("%q", c.options.switchAt), "none, redis:KEY or sql")
+	}
+	if strings.ContainsAny(c.keyPrefix, "{}") || len(c.keyPrefix) > 512 {
+		return c.bad("key-prefix", fmt.Sprintf("%.40q", c.keyPrefix), "at most 512 bytes without braces")
+	}
+	needed := c.store != "memory" || isKey
+	switch {
+	case c.options.redis == "" && needed:
+		return c.bad("redis", "missing", wantRedis+"; --store memory without --switch redis:KEY needs none")
+	case c.options.redis == "":
+		return nil
+	case !needed:
+		return c.bad("redis", fmt.Sprintf("%q", hideURL(c.options.redis)), "none together with --store memory")
+	}
+	target, err := parseRedis(c.options.redis)
+	if err != nil {
+		return c.bad("redis", fmt.Sprintf("%q", hideURL(c.options.redis)), wantRedis)
+	}
+	c.redis = target
+	return nil
+}

@@ -1,0 +1,200 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
+)
+
+// call is what is known about a request from its arrival on.
+type call struct {
+	route *route
+	key   string
+}
+
+type callKey struct{}
+
+func callOf(r *http.Request) *call { return r.Context().Value(callKey{}).(*call) }
+
+// proxy forwards requests, once it has been opened.
+type proxy struct {
+	config  *config
+	log     *slog.Logger
+	handler atomic.Pointer[http.Handler] // nil: limits are not loaded yet
+	base    *http.Transport
+	faults  faults
+
+	running sync.WaitGroup // all requests, also those whose connection is no longer the server's
+	calls   struct {
+		received, inFlight, refused, failed, upstreamErrors atomic.Int64
+	}
+}
+
+func newProxy(c *config, log *slog.Logger) *proxy {
+	base := http.DefaultTransport.(*http.Transport).Clone()
+	base.DialContext = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext
+	base.ResponseHeaderTimeout = c.upstreamTimeout
+	base.MaxIdleConns, base.MaxIdleConnsPerHost = 0, 256
+	base.DisableCompression = true // bodies pass as they are
+	return &proxy{config: c, log: log, base: base, faults: faults{log: log, pass: c.fail == "open"}}
+}
+
+// open lets requests pass, limited by the gate.
+func (p *proxy) open(gate httplimit.Gate) error {
+	key := httplimit.WithKey(func(r *http.Request) string { return callOf(r).key })
+	onError := httplimit.WithOnError(func(r *http.Request, err error) error {
+		p.calls.failed.Add(1)
+		return p.faults.note(err)
+	})
+	logger := httplimit.WithLogger(p.log)
+	reverse := &httputil.ReverseProxy{
+		Rewrite:      p.rewrite,
+		Transport:    p.base,
+		ErrorHandler: p.answer,
+		ErrorLog:     slog.NewLogLogger(p.log.Handler(), slog.LevelWarn),
+		BufferPool:   &buffers{},
+	}
+	var handler http.Handler = reverse
+	if p.config.inbound {
+		limit, err := httplimit.NewMiddleware(gate, key, onError, logger, httplimit.WithRefusalHandler(http.HandlerFunc(p.refuse)))
+		if err != nil {
+			return err
+		}
+		handler = limit(reverse)
+	} else {
+		transport, err := httplimit.NewTransport(gate, key, onError, logger,
+			httplimit.WithBase(p.base), httplimit.WithMaxRetryAfter(p.config.maxRetryAfter))
+		if err != nil {
+			return err
+		}
+		reverse.Transport = transport
+	}
+	p.handler.Store(&handler)
+	return nil
+}
+
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	p.running.Add(1)
+	p.calls.received.Add(1)
+	p.calls.inFlight.Add(1)
+	defer func() {
+		p.calls.inFlight.Add(-1)
+		p.running.Done()
+	}()
+	handler := p.handler.Load()
+	route := p.config.routes.find(cleanPath(r.URL.Path))
+	switch {
+	case handler == nil:
+		unavailable(w, "limits are not loaded yet")
+	case r.Method == http.MethodConnect:
+		http.Error(w, "this is no forward proxy", http.StatusMethodNotAllowed)
+	case route == nil:
+		http.Error(w, "no upstream for this path", http.StatusNotFound)
+	default:
+		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
+		c := &call{route: route, key: fit(p.config.key(r))}
+		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
+	}
+}
+
+// rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true.
+func (p *proxy) rewrite(r *httputil.ProxyRequest) {
+	r.SetURL(callOf(r.In).route.target)
+	proxied := believed(r.In, p.config.proxies)
+	if proxied {
+		r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]
+	}
+	r.SetXForwarded()
+	for _, field := range []string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
+		if values := r.In.Header[field]; proxied && len(values) > 0 {
+			r.Out.Header[field] = values
+		}
+	}
+}
+
+// answer answers a request that has got no response.
+func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
+	var refused *httplimit.RefusedError
+	var failed *httplimit.GateError
+	var slow net.Error
+	switch {
+	case errors.As(err, &refused):
+		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64(math.Ceil(refused.RetryAfter.Seconds()))), 10))
+		p.refuse(w, r)
+	case errors.As(err, &failed):
+		unavailable(w, "the rate limiter is not available")
+	case r.Context().Err() != nil: // the client has gone, or the time to drain is over
+		unavailable(w, "the request was cancelled")
+	default:
+		p.calls.upstreamErrors.Add(1)
+		status := http.StatusBadGateway
+		if errors.As(err, &slow) && slow.Timeout() {
+			status = http.StatusGatewayTimeout
+		}
+		p.log.Warn("an upstream failed", "upstream", callOf(r).route.target.String(), "status", status, "error", err)
+		http.Error(w, http.StatusText(status), status)
+	}
+}
+
+// refuse answers a request that got no permit; Retry-After is set.
+func (p *proxy) refuse(w http.ResponseWriter, r *http.Request) {
+	p.calls.refused.Add(1)
+	p.log.Debug("refused", "key", callOf(r).key, "retryAfter", w.Header().Get("Retry-After"))
+	http.Error(w, "too many requests: try again in "+w.Header().Get("Retry-After")+" s", http.StatusTooManyRequests)
+}
+
+func unavailable(w http.ResponseWriter, why string) {
+	w.Header().Set("Retry-After", "1")
+	http.Error(w, why, http.StatusServiceUnavailable)
+}
+
+// buffers are what bodies are copied through.
+type buffers struct{ pool sync.Pool }
+
+// Get implements httputil.BufferPool.
+func (b *buffers) Get() []byte {
+	if buf, ok := b.pool.Get().(*[]byte); ok {
+		return *buf
+	}
+	return make([]byte, 32<<10)
+}
+
+// Put implements httputil.BufferPool.
+func (b *buffers) Put(buf []byte) { b.pool.Put(&buf) }
+
+// faults decides about calls that the limiter could not decide about. They may be many: of so long a time, one is logged.
+type faults struct {
+	log  *slog.Logger
+	pass bool
+
+	mu     sync.Mutex
+	logged time.Time
+	silent int // failures since then
+}
+
+const quiet = 10 * time.Second
+
+// note returns nil for a call that passes all the same.
+func (f *faults) note(err error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.silent++
+	if now := time.Now(); now.Sub(f.logged) >= quiet {
+		f.log.Error("the limiter failed", "calls", f.silent, "pass", f.pass, "error", err)
+		f.logged, f.silent = now, 0
+	}
+	if f.pass {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,210 @@
+package gateway
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+func TestRoutes(t *testing.T) {
+	var rs routes
+	for _, s := range []string{"http://all", "/ibe/=http://ibe", "/ibe/slow=http://slow/base"} {
+		require.Empty(t, rs.add(s))
+	}
+	for path, want := range map[string]string{
+		"/": "all", "/ibex": "all", "/ib": "all", "/ibe": "ibe", "/ibe/": "ibe", "/ibe/AvailFare": "ibe", "/ibe/slower": "ibe",
+		"/ibe/slow": "slow", "/ibe/slow/x": "slow",
+	} {
+		require.Equal(t, want, rs.find(path).target.Host, path)
+	}
+	require.Nil(t, routes{{prefix: "/ibe"}}.find("/other"))
+}
+
+func TestCleanPath(t *testing.T) {
+	for given, want := range map[string]string{
+		"": "/", "/": "/", "//": "/", "/a": "/a", "/a/": "/a/", "//a": "/a", "/./a": "/a", "/x/../a": "/a", "/a//b/": "/a/b/", "/../..": "/", "*": "/*",
+	} {
+		require.Equal(t, want, cleanPath(given), given)
+	}
+}
+
+// Whatever a client sends, a bucket can have that name: the limiter never fails for it.
+func TestFit(t *testing.T) {
+	require.Equal(t, "/ibe/AvailFare", fit("/ibe/AvailFare"))
+	require.Equal(t, "-", fit(""))
+	require.Equal(t, strings.Repeat("é", 256), fit(strings.Repeat("é", 300)))
+	require.Equal(t, "a"+strings.Repeat("é", 255), fit("a"+strings.Repeat("é", 300)), "not within a character")
+	rapid.Check(t, func(t *rapid.T) {
+		key := fit(string(rapid.SliceOfN(rapid.Byte(), 0, 2000).Draw(t, "key")))
+		if len(key) < 1 || len(key) > 512 || !utf8.ValidString(key) {
+			t.Fatalf("%q of %d bytes", key, len(key))
+		}
+	})
+}
+
+// keys is a gate that lets all pass and notes who asked.
+type keys struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (k *keys) Reserve(_ context.Context, key string) (*tokenbucket.Reservation, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = append(k.all, key)
+	return &tokenbucket.Reservation{}, nil
+}
+
+func (k *keys) Penalize(context.Context, string, time.Duration) error { return nil }
+
+func newTestProxy(t *testing.T, gate httplimit.Gate, args ...string) *httptest.Server {
+	t.Helper()
+	o, err := given(t, append([]string{"--limits", "sqlite://f", "--store", "memory"}, args...), nil, "")
+	require.NoError(t, err)
+	c, err := o.parse()
+	require.NoError(t, err)
+	p := newProxy(c, slog.New(slog.DiscardHandler))
+	t.Cleanup(p.base.CloseIdleConnections)
+	if gate != nil {
+		require.NoError(t, p.open(gate))
+	}
+	server := httptest.NewServer(p)
+	t.Cleanup(server.Close)
+	return server
+}
+
+func send(t *testing.T, server *httptest.Server, target string, header http.Header) (status int, answer http.Header, body string) {
+	t.Helper()
+	u, err := url.Parse(target)
+	require.NoError(t, err)
+	base, err := url.Parse(server.URL)
+	require.NoError(t, err)
+	u.Scheme, u.Host = base.Scheme, base.Host
+	response, err := server.Client().Do((&http.Request{Method: http.MethodGet, URL: u, Header: header, Host: "shop.example"}).WithContext(t.Context()))
+	require.NoError(t, err)
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	require.NoError(t, err)
+	return response.StatusCode, response.Header, string(text)
+}
+
+// echo tells what an upstream is sent.
+func echo(t *testing.T) *httptest.Server {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for _, field := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "Connection"} {
+			_, _ = io.WriteString(w, field+"="+strings.Join(r.Header[field], ",")+"\n")
+		}
+		_, _ = io.WriteString(w, "Host="+r.Host+"\nPath="+r.URL.EscapedPath()+"\nQuery="+r.URL.RawQuery+"\n")
+	}))
+	t.Cleanup(server.Close)
+	return server
+}
+
+func TestForwarded(t *testing.T) {
+	upstream := echo(t)
+	forged := http.Header{
+		"X-Forwarded-For": {"192.0.2.7"}, "X-Forwarded-Host": {"forged.example"}, "X-Forwarded-Proto": {"https"}, "Forwarded": {"for=192.0.2.7"},
+	}
+	for _, tt := range []struct {
+		args        []string
+		key, fields string
+	}{
+		{nil, "127.0.0.1", "X-Forwarded-For=127.0.0.1\nX-Forwarded-Host=shop.example\nX-Forwarded-Proto=http\n"},
+		{[]string{"--trusted-proxy", "10.0.0.0/8"}, "127.0.0.1", "X-Forwarded-For=127.0.0.1\nX-Forwarded-Host=shop.example\nX-Forwarded-Proto=http\n"},
+		{[]string{"--trusted-proxy", "127.0.0.0/8"}, "192.0.2.7",
+			"X-Forwarded-For=192.0.2.7, 127.0.0.1\nX-Forwarded-Host=forged.example\nX-Forwarded-Proto=https\n"},
+	} {
+		for _, way := range [][]string{nil, {"--inbound"}} {
+			var asked keys
+			server := newTestProxy(t, &asked, append(append([]string{"--upstream", upstream.URL + "/base/", "--key", "client"}, tt.args...), way...)...)
+			status, _, body := send(t, server, "/ibe/Avail%2FFare?a=1&b=%20", forged)
+			require.Equal(t, http.StatusOK, status)
+			require.True(t, strings.HasPrefix(body, tt.fields+"Forwarded=\n"), "%q", body)
+			require.Contains(t, body, "Host="+strings.TrimPrefix(upstream.URL, "http://")+"\nPath=/base/ibe/Avail%2FFare\nQuery=a=1&b=%20\n")
+			require.Equal(t, []string{tt.key}, asked.all)
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	upstream := echo(t)
+	for target, want := range map[string]string{
+		"/ibe/AvailFare": "/ibe/AvailFare", "//ibe/./x/../AvailFare": "/ibe/AvailFare", "/ibe/Avail%46are?x": "/ibe/AvailFare", "/%ff": "/\uFFFD",
+	} {
+		var asked keys
+		server := newTestProxy(t, &asked, "--upstream", upstream.URL+"/base")
+		status, _, _ := send(t, server, "http://h"+target, nil)
+		require.Equal(t, http.StatusOK, status)
+		require.Equal(t, []string{want}, asked.all, "the path as the client sent it, not as the upstream gets it")
+	}
+	var asked keys
+	server := newTestProxy(t, &asked, "--upstream", upstream.URL, "--key", "header:X-Agency")
+	send(t, server, "/", http.Header{"X-Agency": {"MU"}})
+	send(t, server, "/", nil)
+	require.Equal(t, []string{"MU", "-"}, asked.all)
+}
+
+func TestAnswers(t *testing.T) {
+	upstream := echo(t)
+	store := tokenbucket.NewMemoryStore()
+	limits, err := registry.New(registry.Static{{Name: "/slow", Enabled: true, Rate: 0.001}}, store)
+	require.NoError(t, err)
+	defer limits.Close()
+
+	for _, way := range [][]string{nil, {"--inbound"}} {
+		server := newTestProxy(t, limits, append([]string{"--upstream", "/slow=" + upstream.URL, "--upstream", "/dead=http://127.0.0.1:1"}, way...)...)
+		if way == nil {
+			status, _, _ := send(t, server, "/slow", nil)
+			require.Equal(t, http.StatusOK, status)
+		}
+		status, header, _ := send(t, server, "/slow", nil)
+		require.Equal(t, http.StatusTooManyRequests, status)
+		require.Regexp(t, "^(1000|9[0-9]{2})$", header.Get("Retry-After"))
+		require.Equal(t, way != nil, header.Get("RateLimit") != "", "only a limit of the client's own shows")
+		status, _, _ = send(t, server, "/dead", nil)
+		require.Equal(t, http.StatusBadGateway, status)
+		status, _, _ = send(t, server, "/other", nil)
+		require.Equal(t, http.StatusNotFound, status)
+	}
+
+	closed := newTestProxy(t, nil, "--upstream", upstream.URL)
+	status, header, body := send(t, closed, "/", nil)
+	require.Equal(t, http.StatusServiceUnavailable, status)
+	require.Equal(t, "1", header.Get("Retry-After"))
+	require.Equal(t, "limits are not loaded yet\n", body)
+}
+
+// An upstream's Retry-After holds the bucket back.
+func TestRetryAfter(t *testing.T) {
+	calls := 0
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		calls++
+		w.Header().Set("Retry-After", "600")
+		w.WriteHeader(http.StatusTooManyRequests)
+	}))
+	defer upstream.Close()
+	limits, err := registry.New(registry.Static{{Name: "/x", Enabled: true, Rate: 1000}}, tokenbucket.NewMemoryStore())
+	require.NoError(t, err)
+	defer limits.Close()
+	server := newTestProxy(t, limits, "--upstream", upstream.URL, "--max-retry-after", "300s")
+	_, header, _ := send(t, server, "/x", nil)
+	require.Equal(t, "600", header.Get("Retry-After"), "the upstream's own")
+	_, header, _ = send(t, server, "/x", nil)
+	require.Regexp(t, "^(30[01]|29[0-9])$", header.Get("Retry-After"), "ours: that, and until the next permit")
+	require.Equal(t, 1, calls)
+}

@@ -1,0 +1,222 @@
+package gateway
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// run serves until ctx ends, and then drains.
+func (c *config) run(ctx context.Context, logTo io.Writer) error {
+	log := c.newLog(logTo)
+	s := &service{config: c, log: log, proxy: newProxy(c, log)}
+	s.admin = &admin{config: c, began: time.Now(), proxy: s.proxy}
+	defer s.close()
+	if err := s.listen(); err != nil {
+		return err
+	}
+	if err := s.start(ctx); err != nil {
+		if ctx.Err() != nil {
+			log.Info("ended before the limits were loaded")
+			return nil
+		}
+		return err
+	}
+	log.Info("ready", "limits", len(s.admin.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store)
+	select {
+	case <-ctx.Done():
+		return s.drain()
+	case err := <-s.broken:
+		log.Error("a server failed", "error", err)
+		return fmt.Errorf("%w: %w", ErrCutOff, err)
+	}
+}
+
+func (c *config) newLog(w io.Writer) *slog.Logger {
+	options := &slog.HandlerOptions{Level: c.level}
+	if c.logFormat == "json" {
+		return slog.New(slog.NewJSONHandler(w, options))
+	}
+	return slog.New(slog.NewTextHandler(w, options))
+}
+
+// service is a gateway that runs.
+type service struct {
+	config *config
+	log    *slog.Logger
+	proxy  *proxy
+	admin  *admin
+
+	public, private *http.Server
+	cut             context.CancelFunc // ends all requests
+	broken          chan error
+	closers         []func()
+}
+
+func (s *service) onClose(f func()) { s.closers = append(s.closers, f) }
+
+// close undoes what was opened, last first.
+func (s *service) close() {
+	for i := len(s.closers) - 1; i >= 0; i-- {
+		s.closers[i]()
+	}
+}
+
+// listen opens both ports: a gateway that waits for its limits says so, and one whose port is taken ends at once.
+//
+// There is no time limit for a whole request or response: they may be streams. Headers have one, and idle connections.
+func (s *service) listen() error {
+	requests, cut := context.WithCancel(context.Background())
+	s.cut = cut
+	s.broken = make(chan error, 2)
+	errorLog := slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)
+	serve := func(name, addr string, h http.Handler) (*http.Server, error) {
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			return nil, s.config.bad(name, fmt.Sprintf("%q", addr), "an address that can be listened on: "+err.Error())
+		}
+		server := &http.Server{
+			Handler: h, ErrorLog: errorLog, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+			BaseContext: func(net.Listener) context.Context { return requests },
+		}
+		s.onClose(func() { _ = server.Close() })
+		s.log.Info("listening", "for", name, "address", l.Addr().String())
+		go func() {
+			if err := server.Serve(l); err != http.ErrServerClosed {
+				s.broken <- err
+			}
+		}()
+		return server, nil
+	}
+	s.onClose(cut)
+	s.onClose(s.proxy.base.CloseIdleConnections)
+	if s.config.redis != nil {
+		s.admin.pulse = newPulse()
+	}
+	var err error
+	if s.config.options.admin != "" {
+		if s.private, err = serve("admin", s.config.options.admin, s.admin.handler()); err != nil {
+			return err
+		}
+	}
+	s.public, err = serve("listen", s.config.listen, s.proxy)
+	return err
+}
+
+// start loads the limits and lets requests pass.
+func (s *service) start(ctx context.Context) error {
+	c := s.config
+	var client redis.UniversalClient
+	if c.redis != nil {
+		client = c.redis.open()
+		beating, stop := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); s.admin.pulse.run(beating, client) }()
+		s.onClose(func() { stop(); _ = client.Close(); <-done })
+	}
+	ctx, stop := context.WithTimeout(ctx, c.wait)
+	defer stop()
+	db, err := s.connect(ctx)
+	if err != nil {
+		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
+	}
+	s.onClose(func() { _ = db.Close() })
+	opts := []registry.Option{
+		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithLogger(s.log), registry.WithWait(ctx),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout)),
+	}
+	sw, err := s.newSwitch(client, db)
+	if err != nil {
+		return fmt.Errorf("--switch %s: %w", c.options.switchAt, err)
+	}
+	if sw != nil {
+		s.onClose(sw.Close)
+		s.admin.sw.Store(sw)
+		opts = append(opts, registry.WithSwitch(sw))
+	}
+	source, err := sqlsource.New(db, c.database.dialect, c.database.options...)
+	if err != nil {
+		return err
+	}
+	limits, err := registry.New(source, c.newStore(client), opts...)
+	if err != nil {
+		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
+	}
+	s.onClose(limits.Close)
+	s.admin.limits.Store(limits)
+	return s.proxy.open(limits)
+}
+
+// connect opens the database. To create a table it must be there, and so it may have to be waited for.
+func (s *service) connect(ctx context.Context) (*sql.DB, error) {
+	for told := false; ; told = true {
+		db, err := s.config.database.connect(ctx, s.config.switchAt == "sql")
+		if err == nil || ctx.Err() != nil || s.config.database.file != "" {
+			return db, err
+		}
+		if !told {
+			s.log.Error("the database cannot be used yet", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*registry.PolledSwitch, error) {
+	hook := registry.WithSwitchHook(func(err error) {
+		if err != nil {
+			s.log.Warn("the switch cannot be read; what it said last stays", "error", err)
+			return
+		}
+		s.log.Info("the switch can be read again")
+	})
+	switch s.config.switchAt {
+	case "":
+		return nil, nil
+	case "sql":
+		return sqlsource.NewSwitch(db, s.config.database.dialect, sqlsource.WithPolling(hook))
+	}
+	return registry.NewRedisSwitch(client, s.config.switchAt[len("redis:"):], hook)
+}
+
+// drain ends in order: /readyz says 503, then nothing new is accepted, and what is under way ends.
+func (s *service) drain() error {
+	s.admin.draining.Store(true)
+	s.log.Info("draining", "inFlight", s.proxy.calls.inFlight.Load(), "delay", s.config.drainDelay, "atMost", s.config.drain)
+	time.Sleep(s.config.drainDelay)
+	ctx, stop := context.WithTimeout(context.Background(), s.config.drain)
+	defer stop()
+	err := s.public.Shutdown(ctx)
+	if err == nil { // upgraded connections are no longer the server's, but they are requests still
+		ended := make(chan struct{})
+		go func() { s.proxy.running.Wait(); close(ended) }()
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
+	}
+	if err != nil {
+		left := s.proxy.calls.inFlight.Load()
+		s.log.Warn("the time to drain is over", "cutOff", left)
+		s.cut()
+		_ = s.public.Close()
+		return fmt.Errorf("%w: %d calls after %v", ErrCutOff, left, s.config.drain)
+	}
+	s.log.Info("ended")
+	return nil
+}

@@ -1,0 +1,67 @@
+package registry_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// Limits by name, from a fixed list; package sqlsource reads them from a table.
+func ExampleNew() {
+	limits, err := registry.New(registry.Static{
+		{Name: "/ibe/AvailFare", Enabled: true, Rate: 5, Cache: 0.5},
+		{Name: "/ibe/Ticket", Enabled: true, Rate: 1, Quota: true},
+		{Name: "/ibe/Ping", Enabled: false},
+	}, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()))
+	if err != nil {
+		panic(err)
+	}
+	defer limits.Close()
+	for _, name := range []string{"/ibe/AvailFare", "/ibe/Ticket", "/ibe/Ticket", "/ibe/Ping", "/ibe/Other"} {
+		ok, err := limits.Allow(context.Background(), name)
+		fmt.Println(name, ok, err)
+	}
+	// Output:
+	// /ibe/AvailFare true <nil>
+	// /ibe/Ticket true <nil>
+	// /ibe/Ticket false <nil>
+	// /ibe/Ping true <nil>
+	// /ibe/Other false <nil>
+}
+
+// A gateway whose limits operators keep in a table: calls to the upstream wait for a permit of the row that their path names.
+func Example_gateway() {
+	db, err := sql.Open("mysql", "gateway:secret@tcp(db:3306)/limits") // import the driver that you use
+	if err != nil {
+		panic(err)
+	}
+	source, err := sqlsource.New(db, sqlsource.MySQL)
+	if err != nil {
+		panic(err)
+	}
+	store := tokenbucket.NewRedisScriptStore(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
+	limits, err := registry.New(source, store, registry.WithInterval(5*time.Second))
+	if err != nil {
+		panic(err) // the table cannot be read; WithWait waits for it
+	}
+	defer limits.Close()
+	transport, err := httplimit.NewTransport(limits)
+	if err != nil {
+		panic(err)
+	}
+	upstream := &http.Client{Transport: transport}
+	_, err = upstream.Post("http://ibe.example/ibe/AvailFare", "application/json", nil)
+	if errors.Is(err, httplimit.ErrRefused) {
+		fmt.Println("no permit within the row's cache")
+	}
+}

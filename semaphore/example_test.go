@@ -1,0 +1,67 @@
+package semaphore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// How many calls run at once: two, in this process.
+func ExampleNewMemory() {
+	ctx := context.Background()
+	connections, err := semaphore.NewMemory(2)
+	if err != nil {
+		panic(err)
+	}
+	first, _ := connections.Acquire(ctx, 1)
+	second, _ := connections.Acquire(ctx, 1)
+	third, _ := connections.TryAcquire(ctx, 1, 10*time.Millisecond)
+	fmt.Println("a third one:", third != nil)
+	_ = first.Release(ctx)
+	third, _ = connections.TryAcquire(ctx, 1, 10*time.Millisecond)
+	fmt.Println("after a release:", third != nil)
+	fmt.Println("fences rise:", first.Fence() < second.Fence() && second.Fence() < third.Fence())
+	// Output:
+	// a third one: false
+	// after a release: true
+	// fences rise: true
+}
+
+// How many calls of all instances run at once. What runs under a permit ends when the permit is lost.
+func ExampleNewRedis() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	bookings, err := semaphore.NewRedis(client, "/ibe/Booking", 20, semaphore.WithLease(10*time.Second))
+	if err != nil {
+		panic(err)
+	}
+	defer bookings.Close(context.Background())
+	err = bookings.Do(context.Background(), func(ctx context.Context) error {
+		return book(ctx)
+	})
+	if errors.Is(err, semaphore.ErrExpired) {
+		fmt.Println("Redis was away for longer than the lease: somebody else may have gone on meanwhile")
+	}
+}
+
+// Both: at most so many a second, and at most so many at once.
+func Example_both() {
+	ctx := context.Background()
+	rate, _ := tokenbucket.NewSmoothBursty("search", 100)
+	running, _ := semaphore.NewMemory(8)
+	search := func() error {
+		if ok, err := rate.Try(ctx); !ok || err != nil {
+			return errors.Join(errors.New("too many"), err)
+		}
+		return running.Do(ctx, book) // the rate first: who waits for a permit holds no place meanwhile
+	}
+	fmt.Println(search())
+	// Output: <nil>
+}
+
+func book(context.Context) error { return nil }
