@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -350,6 +351,9 @@ func (s *shared) loop() {
 		s.mu.Lock()
 		s.settle(b, f, report, err, mono())
 		s.mu.Unlock()
+		for range 2 { // let those who were answered ask again, so that they share the next batch
+			runtime.Gosched()
+		}
 	}
 }
 
