@@ -123,6 +123,7 @@ func run(rounds int, length time.Duration, quick bool) error {
 		return err
 	}
 	facts := table.NewWriter()
+	facts.AppendHeader(table.Row{"", ""})
 	for _, pair := range machine.Read(info, "go run ./benchmarks/semaphore", "github.com/redis/go-redis/v9", "golang.org/x/sync") {
 		facts.AppendRow(table.Row{pair[0], pair[1]})
 	}
