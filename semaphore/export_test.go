@@ -1,0 +1,4 @@
+package semaphore
+
+// BackendOf is where a fleet's semaphore is kept.
+func BackendOf(s *Semaphore) Backend { return s.engine.(*shared).backend }
