@@ -3,6 +3,7 @@ module github.com/go-tokenbucket/tokenbucket/integration
 go 1.25
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/go-tokenbucket/tokenbucket v0.0.0
 	github.com/jackc/pgx/v5 v5.8.0

@@ -144,16 +144,16 @@ type Permit struct {
 
 // more is what not every permit needs. The engine's lock guards it.
 type more struct {
-	id       string
-	released bool  // Release has been called
-	ended    error // why it is no longer held; nil: it was released
-	outcome  error // of Release, when that is not said by ended
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
+	id     string
+	ended  error // why it is no longer held; nil: it was released
+	ctx    context.Context
+	cancel context.CancelCauseFunc
 
 	// Of a fleet's; both times see mono.
 	deadline time.Duration // when its work must have stopped
 	renewed  time.Duration // when the backend was asked for the lease in force
+	leaving  *leave        // Release has been called,
+	lost     error         // and this was known then
 }
 
 // ID names the permit: unique in the fleet.
@@ -192,7 +192,7 @@ func (p *Permit) Context() context.Context {
 
 // Release gives the permits back, to who waits for them first. It waits for the backend's answer as long as ctx lets it; on
 // an error the lease ends by itself. Releasing a permit that was lost says so (ErrExpired, ErrLost). Releasing twice does
-// nothing, and returns what the first one did.
+// nothing, and returns the same.
 func (p *Permit) Release(ctx context.Context) error { return p.engine.release(ctx, p) }
 
 // end notes why the permit is no longer held, if it was until now. The engine's lock is held.

@@ -194,27 +194,22 @@ func (s *shared) drop(p *Permit, why error) *leave {
 
 func (s *shared) release(ctx context.Context, p *Permit) error {
 	s.mu.Lock()
-	if p.more.released {
-		defer s.mu.Unlock()
-		return p.more.outcome
+	m := p.more
+	if m.leaving == nil {
+		if p.over {
+			m.lost = m.ended
+		}
+		m.leaving = s.drop(p, ErrReleased)
 	}
-	p.more.released = true
-	var err error
-	if p.over {
-		err = p.more.ended
-	}
-	l := s.drop(p, ErrReleased)
 	s.mu.Unlock()
+	err := m.lost
 	if err == nil {
-		if err = l.wait(ctx); err == nil && l.was != Holding {
+		if err = m.leaving.wait(ctx); err == nil && m.leaving.was != Holding {
 			err = ErrLost
 		}
 	}
 	if err != nil {
-		err = fmt.Errorf("semaphore %.80q: permit %s: %w", s.name, p.more.id, err)
-		s.mu.Lock()
-		p.more.outcome = err
-		s.mu.Unlock()
+		err = fmt.Errorf("semaphore %.80q: permit %s: %w", s.name, m.id, err)
 	}
 	return err
 }
@@ -533,8 +528,9 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 	if report.Fresh {
 		s.heard = 0
 		for _, r := range s.waiting {
-			if r.flight != f && len(s.again) == 0 { // the backend has forgotten them
-				s.resend()
+			if r.flight != f { // the backend has forgotten all who are not of this batch
+				s.resend(f)
+				break
 			}
 		}
 	}
@@ -567,7 +563,7 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 		s.missed = report.Told
 	case s.heard < s.missed && f.resent == 0:
 		s.heard, s.missed = report.Told, 0
-		s.resend()
+		s.resend(nil)
 	}
 	s.listen()
 	if len(s.waiting) > 0 && !s.closed {
@@ -647,11 +643,11 @@ func (s *shared) admitted(g Grant, ends, now time.Duration) {
 	}
 }
 
-// resend asks anew what became of all who wait, in their order. mu is held.
-func (s *shared) resend() {
+// resend asks anew what became of all who wait, but for those of a batch, in their order. mu is held.
+func (s *shared) resend(but *flight) {
 	s.again = s.again[:0]
 	for _, r := range s.waiting {
-		if !r.done {
+		if !r.done && (but == nil || r.flight != but) {
 			s.again = append(s.again, r)
 		}
 	}
@@ -708,7 +704,7 @@ func (s *shared) listen() {
 	ready := func() { // what was told before this is lost
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.resend()
+		s.resend(nil)
 		s.run()
 	}
 	wake := func(g Grant) {

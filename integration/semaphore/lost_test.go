@@ -1,0 +1,282 @@
+package semaphore
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// A grant that is published just when the Pub/Sub connection is cut, or hangs, is found missing within two beats.
+func TestLostWakeUp(t *testing.T) {
+	t.Parallel()
+	_, client := server(t)
+	addr := client.Options().Addr
+	kill := func(t *testing.T) {
+		require.NoError(t, client.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub", "USER", fleetUser).Err())
+	}
+	for name, fault := range map[string]func(t *testing.T, g *gate, release func()){
+		"cut": func(t *testing.T, g *gate, release func()) {
+			time.AfterFunc(rand.N(2*time.Millisecond), release)
+			time.Sleep(rand.N(2 * time.Millisecond))
+			g.cut(messages)
+		},
+		"killed": func(t *testing.T, g *gate, release func()) {
+			kill(t)
+			release()
+		},
+		"killed about then": func(t *testing.T, g *gate, release func()) {
+			time.AfterFunc(rand.N(2*time.Millisecond), release)
+			time.Sleep(rand.N(2 * time.Millisecond))
+			kill(t)
+		},
+		"hung": func(t *testing.T, g *gate, release func()) {
+			g.stop(true, messages)
+			release()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			late := oversleep()
+			waits := map[time.Duration][]time.Duration{}
+			var mu sync.Mutex
+			var running sync.WaitGroup
+			for i := range 15 {
+				lease := []time.Duration{600 * time.Millisecond, 1500 * time.Millisecond, 10 * time.Second}[i%3]
+				running.Go(func() {
+					g := startGate(t, addr)
+					key := fmt.Sprintf("lost-%d-%d", len(name), i)
+					waiter, holder := open(t, g.addr, key, 1, semaphore.WithLease(lease)), open(t, addr, key, 1, semaphore.WithLease(lease))
+					p, err := holder.Acquire(ctx, 1)
+					assert.NoError(t, err)
+					got := make(chan time.Time, 1)
+					running.Go(func() {
+						limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+						defer cancel()
+						q, err := waiter.Acquire(limited, 1)
+						got <- time.Now()
+						if assert.NoError(t, err) {
+							assert.NoError(t, q.Release(ctx))
+						}
+					})
+					queued(t, client, key, 1)
+					assert.Eventually(t, func() bool { return g.subscribed() > 0 }, 20*time.Second, time.Millisecond)
+					time.Sleep(rand.N(min(lease/3, time.Second)))
+					released := make(chan time.Time, 1)
+					fault(t, g, func() {
+						released <- time.Now()
+						assert.NoError(t, p.Release(ctx))
+					})
+					d := (<-got).Sub(<-released)
+					mu.Lock()
+					defer mu.Unlock()
+					waits[lease] = append(waits[lease], d.Round(10*time.Microsecond))
+				})
+			}
+			running.Wait()
+			worst := late()
+			for lease, all := range waits {
+				bound := 2 * min(lease/3, time.Second)
+				slices.Sort(all)
+				t.Logf("lease %v, bound %v: %v", lease, bound, all)
+				require.LessOrEqual(t, all[len(all)-1], bound+100*time.Millisecond+worst)
+				if name == "hung" {
+					require.Greater(t, all[len(all)-1], bound/4, "the message must not have arrived")
+				}
+			}
+		})
+	}
+}
+
+// queued waits until so many are in a queue.
+func queued(t *testing.T, client *redis.Client, name string, n int64) {
+	t.Helper()
+	assert.Eventually(t, func() bool { return client.ZCard(ctx, base(name)+"queue").Val() == n }, 20*time.Second, time.Millisecond)
+}
+
+// Redis loses all it knows, by FLUSHALL or by being killed and started anew, while five hold and fifty wait: the holders are
+// told at their next renewal, and those who wait are served, those of a process in their old order.
+func TestRedisForgets(t *testing.T) {
+	t.Parallel()
+	for name, forget := range map[string]func(t *testing.T, g *gate, s *redistest.Server){
+		"flushed": func(t *testing.T, g *gate, s *redistest.Server) { require.NoError(t, s.Client(t).FlushAll(ctx).Err()) },
+		"killed": func(t *testing.T, g *gate, s *redistest.Server) {
+			s.Close()
+			next, _ := server(t)
+			g.lead(next.Addr)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			const lease = 1500 * time.Millisecond
+			s, client := server(t)
+			g := startGate(t, s.Addr)
+			late := oversleep()
+			holder := open(t, g.addr, "forgets", 5, semaphore.WithLease(lease))
+			processes := []*semaphore.Semaphore{
+				open(t, g.addr, "forgets", 5, semaphore.WithLease(lease)), open(t, g.addr, "forgets", 5, semaphore.WithLease(lease)),
+			}
+			var held []*semaphore.Permit
+			for range 5 {
+				p, err := holder.Acquire(ctx, 1)
+				require.NoError(t, err)
+				held = append(held, p)
+			}
+			type turn struct {
+				arrived int
+				fence   int64
+				at      time.Time
+			}
+			turns := make(chan turn, 50)
+			for i := range 50 {
+				go func() {
+					limited, cancel := context.WithTimeout(ctx, 20*time.Second)
+					defer cancel()
+					p, err := processes[i%2].Acquire(limited, 1)
+					if !assert.NoError(t, err) {
+						turns <- turn{}
+						return
+					}
+					at := time.Now()
+					time.Sleep(2 * time.Millisecond)
+					assert.NoError(t, p.Release(ctx))
+					turns <- turn{i, p.Fence(), at}
+				}()
+				queued(t, client, "forgets", int64(i+1))
+			}
+			began := time.Now()
+			forget(t, g, s)
+			told := time.Duration(0)
+			for _, p := range held {
+				<-p.Context().Done()
+				told = max(told, time.Since(began))
+				require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrLost)
+			}
+			var all []turn
+			for range 50 {
+				all = append(all, <-turns)
+			}
+			slices.SortFunc(all, func(a, b turn) int { return int(a.fence - b.fence) })
+			passed := 0
+			for i, a := range all {
+				require.Greater(t, a.fence, held[4].Fence(), "fences rise, though they were forgotten")
+				for _, b := range all[:i] {
+					if b.arrived > a.arrived {
+						passed++
+						require.NotEqual(t, a.arrived%2, b.arrived%2, "%d was served before %d of the same process", b.arrived, a.arrived)
+					}
+				}
+			}
+			worst := late()
+			t.Logf("lease %v: holders told after %v; the first waiter served after %v, the last after %v; %d of %d pairs out of order, all of different processes; woken at most %v late",
+				lease, told, all[0].at.Sub(began), all[49].at.Sub(began), passed, 50*49/2, worst)
+			require.LessOrEqual(t, told, lease/3+200*time.Millisecond+worst)
+			require.LessOrEqual(t, all[49].at.Sub(began), lease+500*time.Millisecond+50*worst)
+		})
+	}
+}
+
+// meddler is a client of which something is done before a request.
+type meddler struct {
+	*redis.Client
+	before func(cmd redis.Cmder)
+}
+
+func (m *meddler) Process(ctx context.Context, cmd redis.Cmder) error {
+	m.before(cmd)
+	return m.Client.Process(ctx, cmd)
+}
+
+// Redis forgets while a process with more waiters than fit in a batch asks again for all of them: nobody is left out.
+func TestForgottenWhileAskingAgain(t *testing.T) {
+	t.Parallel()
+	const waiters = 2000
+	const name = "again"
+	_, client := server(t)
+	addr := client.Options().Addr
+	p, err := open(t, addr, name, 1).Acquire(ctx, 1)
+	require.NoError(t, err)
+	var cut atomic.Bool
+	after := 0 // requests since then
+	waiting := &meddler{
+		Client: redis.NewClient(&redis.Options{Addr: addr, Username: fleetUser, Password: "any"}),
+		before: func(cmd redis.Cmder) {
+			if cut.Load() && len(cmd.Args()) > 1000 { // a full batch
+				if after++; after == 3 {
+					assert.NoError(t, client.FlushAll(ctx).Err())
+				}
+			}
+		},
+	}
+	defer func() { _ = waiting.Close() }()
+	s, err := semaphore.NewRedis(waiting, name, 1)
+	require.NoError(t, err)
+	limited, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var running sync.WaitGroup
+	var served atomic.Int64
+	for range waiters {
+		running.Go(func() {
+			if q, err := s.Acquire(limited, 1); err == nil {
+				served.Add(1)
+				assert.NoError(t, q.Release(ctx))
+			}
+		})
+	}
+	queued(t, client, name, waiters)
+	time.Sleep(100 * time.Millisecond) // what asking at first there was is over
+	cut.Store(true)
+	require.NoError(t, client.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub", "USER", fleetUser).Err())
+	<-p.Context().Done()
+	require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrLost)
+	running.Wait()
+	require.NoError(t, s.Close(ctx))
+	require.Equal(t, int64(waiters), served.Load())
+}
+
+// Two who release at the same time are told the same, and neither before it is known.
+func TestReleasedTwiceAtOnce(t *testing.T) {
+	t.Parallel()
+	const name = "twice"
+	_, client := server(t)
+	addr := client.Options().Addr
+	var slow atomic.Bool
+	under, goOn := make(chan struct{}), make(chan struct{})
+	holding := &meddler{
+		Client: redis.NewClient(&redis.Options{Addr: addr, Username: fleetUser, Password: "any"}),
+		before: func(redis.Cmder) {
+			if slow.CompareAndSwap(true, false) {
+				close(under)
+				<-goOn
+			}
+		},
+	}
+	defer func() { _ = holding.Close() }()
+	s, err := semaphore.NewRedis(holding, name, 1)
+	require.NoError(t, err)
+	p, err := s.Acquire(ctx, 1)
+	require.NoError(t, err)
+	require.NoError(t, semaphore.NewGroup(open(t, addr, name, 1)).Done(ctx, p.ID()))
+	slow.Store(true)
+	answers := make(chan error, 2)
+	go func() { answers <- p.Release(ctx) }()
+	<-under
+	go func() { answers <- p.Release(ctx) }()
+	time.Sleep(100 * time.Millisecond)
+	assert.Empty(t, answers, "told before it is known")
+	close(goOn)
+	for range 2 {
+		assert.ErrorIs(t, <-answers, semaphore.ErrLost)
+	}
+	require.NoError(t, s.Close(ctx))
+}

@@ -1,0 +1,130 @@
+package semaphore
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A thousand waiters come in four processes at known times, to a semaphore of one permit, and as many to one of three who want
+// one to three. They are served in the order in which the server has heard of them, without exception; and by when Acquire
+// was called, nobody is overtaken by who came later than the window between that and the server's decision.
+func TestFirstComeFirstServed(t *testing.T) {
+	const waiters, processes, within = 1000, 4, 2 * time.Second
+	const window = 250 * time.Millisecond
+	_, client := server(t)
+	addr := client.Options().Addr
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	specs := []spec{{"one", 1, 10 * time.Second}, {"three", 3, 10 * time.Second}}
+	jobs := make([]job, processes)
+	for i := range jobs {
+		jobs[i] = job{Do: "queue", Redis: addr, Label: fmt.Sprint("process ", i), Semaphores: specs}
+	}
+	for i := range waiters {
+		at := int64(within) / 1000 * int64(i) / waiters
+		for s := range specs {
+			a := arrival{At: at + random.Int64N(2000), Semaphore: s, N: 1, Hold: 2500 * time.Microsecond}
+			if s == 1 {
+				a.N = []int{1, 1, 1, 1, 2, 3}[random.IntN(6)]
+				a.Hold = 4 * time.Millisecond
+			}
+			j := &jobs[random.IntN(processes)]
+			j.Arrivals = append(j.Arrivals, a)
+		}
+	}
+	truths := monitor(t, addr, specs...)
+	var all []*process
+	for _, j := range jobs {
+		all = append(all, start(t, j, nil))
+	}
+	for _, p := range all {
+		p.expect(t, "ready")
+	}
+	late := oversleep()
+	begin := fmt.Sprint("go ", now()+200_000)
+	for _, p := range all {
+		p.command(begin)
+	}
+	turns := map[string][]event{}
+	for _, p := range all {
+		for range p.Arrivals {
+			e := p.expect(t, "turn")
+			turns[e.Text] = append(turns[e.Text], e)
+		}
+		p.expect(t, "end")
+		p.end(t)
+	}
+	worst := late()
+	for _, s := range specs {
+		m := truths[s.Name]
+		m.end(t)
+		require.Empty(t, m.wrong)
+		require.Equal(t, s.Permits, m.most)
+		served := turns[s.Name]
+		require.Len(t, served, waiters)
+		slices.SortFunc(served, func(a, b event) int { return int(a.Fence - b.Fence) })
+		var windows, overtakings, waits []time.Duration
+		overtaken := 0
+		heards := make([]int64, waiters)
+		for i, e := range served {
+			heard := m.asked[e.ID]
+			require.NotZero(t, heard)
+			heards[i] = heard
+			windows, waits = append(windows, micros(heard-e.Call)), append(waits, micros(e.At-e.Call))
+			by := time.Duration(0) // how much later the latest came who was served before
+			for k, before := range served[:i] {
+				if heards[k] > heard {
+					require.Fail(t, "out of order", "%+v was served before %+v", before, e)
+				}
+				by = max(by, micros(before.Call-e.Call))
+			}
+			if by > 0 {
+				overtaken++
+			}
+			overtakings = append(overtakings, by)
+		}
+		t.Logf("%d permits, %d waits: p50 %v, longest %v", s.Permits, waiters, quantile(waits, 0.5), quantile(waits, 1))
+		t.Logf("window from Acquire to the decision: p50 %v, p99 %v, maximum %v", quantile(windows, 0.5), quantile(windows, 0.99), quantile(windows, 1))
+		t.Logf("overtaken %d, by one who came later by p99 %v, at most %v; woken at most %v late",
+			overtaken, quantile(overtakings, 0.99), quantile(overtakings, 1), worst)
+		require.LessOrEqual(t, quantile(overtakings, 1), quantile(windows, 1))
+		require.Less(t, quantile(windows, 1), window+worst)
+		require.Greater(t, quantile(waits, 1), 100*time.Millisecond, "there was no queue")
+		if s.Permits == 1 {
+			continue
+		}
+		small, big, passed := 0, 0, 0
+		for i, e := range served {
+			if e.N == 1 {
+				small++
+			}
+			if e.N < 3 {
+				continue
+			}
+			big++
+			for k, before := range served[:i] {
+				if before.N == 1 && heards[k] > heards[i] {
+					passed++
+				}
+			}
+		}
+		t.Logf("%d requests for three permits among %d for one, which passed them %d times", big, small, passed)
+		require.Greater(t, big, 50)
+		require.Zero(t, passed)
+	}
+}
+
+// quantile sorts all.
+func quantile(all []time.Duration, q float64) time.Duration {
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[int(q*float64(len(all)-1))]
+}

@@ -1,0 +1,89 @@
+package semaphore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// The process of a holder can no longer reach Redis while its work goes on: the work is told before anybody else is admitted.
+// Times see one monotonic clock.
+func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
+	t.Parallel()
+	_, client := server(t)
+	addr := client.Options().Addr
+	type outcome struct {
+		streams             []stream
+		lease, told, margin time.Duration
+	}
+	const repetitions = 25
+	outcomes := make([]outcome, repetitions)
+	late := oversleep()
+	var running sync.WaitGroup
+	for i := range repetitions {
+		lease := time.Duration(300+100*i) * time.Millisecond
+		streams := []stream{requests, replies}
+		if i%5 == 4 { // Redis hears the renewals, and the process does not know
+			streams = streams[1:]
+		}
+		g := startGate(t, addr)
+		name := fmt.Sprint("told", i)
+		cut := open(t, g.addr, name, 1, semaphore.WithLease(lease), semaphore.WithTimeout(200*time.Millisecond))
+		other := open(t, addr, name, 1, semaphore.WithLease(lease))
+		p, err := cut.Acquire(ctx, 1)
+		require.NoError(t, err)
+		running.Go(func() {
+			admitted := make(chan time.Time, 1)
+			running.Go(func() {
+				q, err := other.Acquire(ctx, 1)
+				if assert.NoError(t, err) {
+					admitted <- time.Now()
+					assert.Greater(t, q.Fence(), p.Fence())
+					assert.NoError(t, q.Release(ctx))
+				}
+			})
+			time.Sleep(rand.N(lease)) // it is renewed meanwhile, or not yet
+			assert.NoError(t, p.Context().Err())
+			stopped := time.Now()
+			g.stop(true, streams...)
+			<-p.Context().Done()
+			told := time.Now()
+			assert.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrExpired)
+			outcomes[i] = outcome{streams, lease, told.Sub(stopped), (<-admitted).Sub(told)}
+			assert.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
+			g.stop(false, streams...)
+			p, err := cut.Acquire(ctx, 1)
+			for ; errors.Is(err, semaphore.ErrTimeout); p, err = cut.Acquire(ctx, 1) { // it takes a moment
+			}
+			if assert.NoError(t, err) {
+				assert.NoError(t, p.Release(ctx))
+			}
+		})
+	}
+	running.Wait()
+	worst := late()
+	least := slices.MinFunc(outcomes, func(a, b outcome) int { return int(a.margin - b.margin) })
+	counted := 0
+	for _, o := range outcomes {
+		t.Logf("lease %v: told %v after %v was cut off, %v before the next (%.2f leases)", o.lease, o.told.Round(time.Millisecond),
+			map[int]string{1: "replies", 2: "all"}[len(o.streams)], o.margin.Round(time.Millisecond), float64(o.margin)/float64(o.lease))
+		require.LessOrEqual(t, o.told, o.lease-o.lease/10+worst)
+		if worst < o.lease/10 { // else this machine cannot keep any such promise
+			counted++
+			require.GreaterOrEqual(t, o.margin, o.lease/10-worst)
+			require.Positive(t, o.margin)
+		}
+	}
+	t.Logf("the least margin was %v of a lease of %v; woken at most %v late", least.margin, least.lease, worst)
+	require.GreaterOrEqual(t, counted, 5)
+}

@@ -1,0 +1,236 @@
+package semaphore
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// grant is permits that were held, as the server's commands show it. Times are the server's.
+type grant struct {
+	ID, Label string
+	N         int
+	Fence     int64
+	From      int64
+	Expires   int64 // as last renewed
+	Removed   int64 // 0: not yet
+	Renewed   int
+}
+
+// Until is when it was no longer held.
+func (g *grant) Until() int64 {
+	if g.Removed == 0 || g.Expires < g.Removed {
+		return g.Expires
+	}
+	return g.Removed
+}
+
+// truth follows all commands that the server executes (MONITOR), those of scripts too, and keeps its own account of who
+// holds permits of one semaphore: whoever is in the set "held" with an expiry to come. It knows nothing of what the scripts
+// themselves count.
+type truth struct {
+	name    string
+	permits int
+
+	mu      sync.Mutex
+	held    map[string]*grant
+	grants  []*grant         // in their order
+	asked   map[string]int64 // when an id was first seen
+	most    int
+	moves   int
+	wrong   []string
+	stopped error
+}
+
+// monitor begins to follow; what is shown of several semaphores comes from one connection.
+func monitor(t *testing.T, addr string, all ...spec) map[string]*truth {
+	t.Helper()
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	lines := bufio.NewReaderSize(conn, 1<<20)
+	_, err = io.WriteString(conn, "MONITOR\r\n")
+	require.NoError(t, err)
+	ok, err := lines.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "+OK\r\n", ok)
+	truths, byKey := map[string]*truth{}, map[string]*truth{}
+	done := make(chan struct{})
+	for _, s := range all {
+		m := &truth{name: s.Name, permits: s.Permits, held: map[string]*grant{}, asked: map[string]int64{}}
+		truths[s.Name] = m
+		for _, part := range []string{"held", "info", "queue"} {
+			byKey[base(s.Name)+part] = m
+		}
+	}
+	go func() {
+		defer close(done)
+		decided := int64(0) // when the script under way read the clock
+		for {
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				for _, m := range truths {
+					m.mu.Lock()
+					m.stopped = err
+					m.mu.Unlock()
+				}
+				return
+			}
+			at, words := parseCommand(line)
+			if len(words) == 1 && strings.EqualFold(words[0], "time") {
+				decided = at
+			}
+			if len(words) > 2 {
+				if m := byKey[words[1]]; m != nil {
+					m.mu.Lock()
+					m.see(decided, strings.ToLower(words[0]), words[1][len(base(m.name)):], words[2:])
+					m.mu.Unlock()
+				}
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = conn.Close()
+		<-done
+	})
+	return truths
+}
+
+// parseCommand reads a line of MONITOR: +seconds.micros [db source] "word" "word"...
+func parseCommand(line string) (at int64, words []string) {
+	line = strings.TrimSpace(strings.TrimPrefix(line, "+"))
+	stamp, rest, _ := strings.Cut(line, " ")
+	seconds, fraction, _ := strings.Cut(stamp, ".")
+	s, _ := strconv.ParseInt(seconds, 10, 64)
+	us, _ := strconv.ParseInt(fraction, 10, 64)
+	source, rest, _ := strings.Cut(rest, "] ")
+	if !strings.HasSuffix(source, " lua") { // only what changes state: all that is done by scripts
+		return 0, nil
+	}
+	for rest != "" {
+		word, err := strconv.QuotedPrefix(rest)
+		if err != nil {
+			return 0, nil
+		}
+		plain, _ := strconv.Unquote(word)
+		words = append(words, plain)
+		rest = strings.TrimPrefix(rest[len(word):], " ")
+	}
+	return s*1_000_000 + us, words
+}
+
+// see takes note of a command of a script that read the clock at that time. mu is held.
+func (m *truth) see(at int64, command, part string, args []string) {
+	m.moves++
+	switch {
+	case part == "queue" && command == "zadd":
+		m.ask(at, args[1])
+	case part == "held" && command == "zadd":
+		expires, _ := strconv.ParseInt(args[0], 10, 64)
+		g := m.held[args[1]]
+		if g != nil && g.Expires > at-1000 { // the script's clock may be some microseconds before what MONITOR shows of it
+			g.Expires, g.Renewed = expires, g.Renewed+1
+			return
+		}
+		if g != nil {
+			m.fail("%s was renewed %v after it had expired", g.ID, micros(at-g.Expires))
+		}
+		m.ask(at, args[1])
+		m.held[args[1]] = &grant{ID: args[1], From: at, Expires: expires}
+	case part == "info" && command == "hset":
+		g := m.held[args[0]]
+		fields := strings.SplitN(args[1], " ", 5) // permits process fence since label
+		if g == nil || g.Fence != 0 || len(fields) != 5 {
+			return
+		}
+		g.N, _ = strconv.Atoi(fields[0])
+		g.Fence, _ = strconv.ParseInt(fields[2], 10, 64)
+		g.Label = fields[4]
+		if n := len(m.grants); n > 0 && m.grants[n-1].Fence >= g.Fence {
+			m.fail("fence %d of %s follows %d", g.Fence, g.ID, m.grants[n-1].Fence)
+		}
+		m.grants = append(m.grants, g)
+		sum := 0
+		for _, h := range m.held {
+			if h.Expires > at {
+				sum += h.N
+			}
+		}
+		m.most = max(m.most, sum)
+		if sum > m.permits {
+			m.fail("%d held of %d after the grant of %s", sum, m.permits, g.ID)
+		}
+	case part == "held" && command == "zrem":
+		for _, id := range args {
+			if g := m.held[id]; g != nil {
+				g.Removed = at
+				delete(m.held, id)
+			}
+		}
+	}
+}
+
+func (m *truth) ask(at int64, id string) {
+	if _, ok := m.asked[id]; !ok {
+		m.asked[id] = at
+	}
+}
+
+func (m *truth) fail(format string, args ...any) {
+	if len(m.wrong) < 20 {
+		m.wrong = append(m.wrong, fmt.Sprintf(format, args...))
+	}
+}
+
+// end waits until all that has happened is seen: nothing more does.
+func (m *truth) end(t *testing.T) {
+	t.Helper()
+	for last := -1; ; {
+		m.mu.Lock()
+		moves, stopped := m.moves, m.stopped
+		m.mu.Unlock()
+		require.NoError(t, stopped, "the monitor was cut off")
+		if moves == last {
+			return
+		}
+		last = moves
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// The account does count: three grants of two permits, a renewal after the end, a fence that falls.
+func TestTruthIsNoticed(t *testing.T) {
+	m := &truth{permits: 2, held: map[string]*grant{}, asked: map[string]int64{}}
+	do := func(at int64, line string) {
+		stamp, words := parseCommand(fmt.Sprintf("+0.%06d [0 lua] %s\r\n", at, line))
+		require.Equal(t, at, stamp)
+		m.see(stamp, strings.ToLower(words[0]), words[1], words[2:])
+	}
+	do(10, `"ZADD" "held" "50" "a"`)
+	do(10, `"HSET" "info" "a" "1 p 7 10 a \"label\""`)
+	do(20, `"ZADD" "held" "70" "b"`)
+	do(20, `"HSET" "info" "b" "1 p 8 20 label"`)
+	do(30, `"ZADD" "held" "90" "a"`)
+	require.Empty(t, m.wrong)
+	require.Equal(t, 2, m.most)
+	do(60, `"ZADD" "held" "99" "c"`)
+	do(60, `"HSET" "info" "c" "1 p 9 60 label"`)
+	require.Len(t, m.wrong, 1)
+	do(2095, `"ZADD" "held" "3000" "a"`)
+	require.Len(t, m.wrong, 2)
+	do(2096, `"ZREM" "held" "a"`)
+	do(2097, `"ZADD" "held" "3000" "d"`)
+	do(2097, `"HSET" "info" "d" "1 p 9 97 label"`)
+	require.Len(t, m.wrong, 3)
+	require.Equal(t, `a "label"`, m.grants[0].Label)
+	at, words := parseCommand("+1.000002 [0 127.0.0.1:5] \"GET\" \"x\"")
+	require.Zero(t, at)
+	require.Empty(t, words)
+}
