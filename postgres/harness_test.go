@@ -1,0 +1,95 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	dbtest.StopShared()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+var (
+	ctx   = context.Background()
+	names atomic.Int64
+)
+
+// pooled returns a pool that is closed with the test, and changes its configuration before.
+func pooled(t testing.TB, dsn string, change ...func(*pgxpool.Config)) *pgxpool.Pool {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(dsn)
+	require.NoError(t, err)
+	config.MaxConns = 16
+	for _, c := range change {
+		c(config)
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// opened returns a pool of the server that all tests share, and a schema of the test's own.
+func opened(t testing.TB) (pool *pgxpool.Pool, schema Option) {
+	t.Helper()
+	pool = pooled(t, dbtest.SharedPostgreSQL(t).DSN())
+	schema = WithSchema(fmt.Sprint("test ", names.Add(1)))
+	require.NoError(t, Migrate(ctx, pool, schema))
+	return pool, schema
+}
+
+func store(t testing.TB, pool *pgxpool.Pool, opts ...Option) *Store {
+	t.Helper()
+	s, err := New(pool, opts...)
+	require.NoError(t, err)
+	return s
+}
+
+// exec runs statements; %s is the store's schema.
+func exec(t testing.TB, s *Store, sql string, args ...any) {
+	t.Helper()
+	_, err := s.pool.Exec(ctx, strings.ReplaceAll(sql, "%s", s.schema), args...)
+	require.NoError(t, err)
+}
+
+// value reads one number; %s is the store's schema.
+func value(t testing.TB, s *Store, sql string, args ...any) (n int64) {
+	t.Helper()
+	require.NoError(t, s.pool.QueryRow(ctx, strings.ReplaceAll(sql, "%s", s.schema),
+		append([]any{pgx.QueryExecModeExec}, args...)...).Scan(&n))
+	return n
+}
+
+func eventually(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !done(); time.Sleep(5 * time.Millisecond) {
+		require.True(t, time.Now().Before(deadline), what)
+	}
+}
+
+func closes(t testing.TB, s *semaphore.Semaphore) {
+	c, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if err := s.Close(c); err != nil {
+		t.Log(err)
+	}
+}

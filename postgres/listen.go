@@ -1,0 +1,253 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+const (
+	listenTimeout = 5 * time.Second  // for each thing that is asked on the connection
+	listenPing    = 10 * time.Second // after so long a silence it is asked whether it is still there
+	listenPause   = time.Second      // after it could not be made
+	proxyPause    = time.Minute      // after it turned out to be a proxy's
+)
+
+// errProxy: the connection is not the server's own.
+var errProxy = errors.New("postgres: cannot listen through a proxy that shares out connections: see WithListenConfig")
+
+// hub is the one connection on which a process listens, for all who do; it is there as long as anybody does.
+type hub struct {
+	connect func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error)
+
+	mu   sync.Mutex
+	line *line // nil: nobody listens
+}
+
+// line is a connection's life. Its fields are guarded by the hub's mu.
+type line struct {
+	ears      map[*ear]bool
+	ctx       context.Context
+	hangUp    context.CancelFunc
+	interrupt context.CancelFunc // of the wait under way: who listens has changed
+}
+
+// ear is one who listens.
+type ear struct {
+	channel string
+	bell    chan struct{} // rings when there is anything to take
+
+	mu    sync.Mutex
+	known bool // that it has begun
+	begun bool // and has not been taken
+	news  []string
+	err   error
+}
+
+func newHub(pool *pgxpool.Pool, own *pgx.ConnConfig) *hub {
+	return &hub{connect: func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error) {
+		c := own
+		if own == nil {
+			config := pool.Config()
+			c = config.ConnConfig
+			if config.BeforeConnect != nil { // it may know the password
+				if err := config.BeforeConnect(ctx, c); err != nil {
+					return nil, err
+				}
+			}
+		}
+		c = c.Copy()
+		c.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { heard(n) }
+		conn, err := pgx.ConnectConfig(ctx, c)
+		if err != nil || own != nil {
+			return conn, err
+		}
+		var pid uint32
+		err = conn.QueryRow(ctx, "SELECT pg_backend_pid()", pgx.QueryExecModeExec).Scan(&pid)
+		if err == nil && pid != conn.PgConn().PID() {
+			err = errProxy
+		}
+		if err != nil {
+			closeConn(conn)
+			return nil, err
+		}
+		return conn, nil
+	}}
+}
+
+func closeConn(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx)
+}
+
+// join begins to listen. Whoever joins leaves.
+func (h *hub) join(channel string) *ear {
+	e := &ear{channel: channel, bell: make(chan struct{}, 1)}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.line == nil {
+		l := &line{ears: map[*ear]bool{}}
+		l.ctx, l.hangUp = context.WithCancel(context.Background())
+		l.interrupt = func() {}
+		h.line = l
+		go h.run(l)
+	}
+	h.line.ears[e] = true
+	h.line.interrupt()
+	return e
+}
+
+func (h *hub) leave(e *ear) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.line
+	if l == nil || !l.ears[e] {
+		return // the connection was lost
+	}
+	delete(l.ears, e)
+	l.interrupt()
+	if len(l.ears) == 0 {
+		l.hangUp()
+		h.line = nil
+	}
+}
+
+// run lives as long as the line.
+func (h *hub) run(l *line) {
+	err := h.talk(l)
+	pause := time.Duration(0)
+	if errors.Is(err, errProxy) {
+		pause = proxyPause
+	} else if connectError := new(pgconn.ConnectError); errors.As(err, &connectError) {
+		pause = listenPause/2 + rand.N(listenPause)
+	}
+	select { // before those who listen try again
+	case <-time.After(pause):
+	case <-l.ctx.Done():
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l.hangUp()
+	if h.line == l {
+		h.line = nil
+	}
+	for e := range l.ears {
+		e.tell(func() { e.err = err })
+	}
+}
+
+// talk returns why the connection could not be made, or was lost.
+func (h *hub) talk(l *line) error {
+	ctx, cancel := context.WithTimeout(l.ctx, 2*listenTimeout)
+	conn, err := h.connect(ctx, func(n *pgconn.Notification) { h.heard(l, n) })
+	cancel()
+	if err != nil {
+		return err
+	}
+	defer closeConn(conn)
+	listening := map[string]bool{}
+	for {
+		h.mu.Lock()
+		ears := map[string][]*ear{}
+		for e := range l.ears {
+			ears[e.channel] = append(ears[e.channel], e)
+		}
+		wait, interrupt := context.WithTimeout(l.ctx, listenPing)
+		l.interrupt = interrupt
+		h.mu.Unlock()
+		err := tune(l.ctx, conn, listening, ears)
+		if err == nil {
+			err = conn.PgConn().WaitForNotification(wait)
+		}
+		if err != nil && wait.Err() == context.DeadlineExceeded {
+			err = ask(l.ctx, conn, "")
+		} else if wait.Err() != nil {
+			err = nil
+		}
+		interrupt()
+		if err == nil {
+			err = l.ctx.Err()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// tune listens on the channels that somebody wants, and no others.
+func tune(ctx context.Context, conn *pgx.Conn, listening map[string]bool, ears map[string][]*ear) error {
+	for channel := range listening {
+		if ears[channel] == nil {
+			if err := ask(ctx, conn, "UNLISTEN "+quoted(channel)); err != nil {
+				return err
+			}
+			delete(listening, channel)
+		}
+	}
+	for channel, all := range ears {
+		if !listening[channel] {
+			if err := ask(ctx, conn, "LISTEN "+quoted(channel)); err != nil {
+				return err
+			}
+			listening[channel] = true
+		}
+		for _, e := range all {
+			e.begin()
+		}
+	}
+	return nil
+}
+
+func ask(ctx context.Context, conn *pgx.Conn, sql string) error {
+	ctx, cancel := context.WithTimeout(ctx, listenTimeout)
+	defer cancel()
+	_, err := conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+func (h *hub) heard(l *line, n *pgconn.Notification) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for e := range l.ears {
+		if e.channel == n.Channel {
+			e.tell(func() { e.news = append(e.news, n.Payload) })
+		}
+	}
+}
+
+func (e *ear) begin() {
+	e.mu.Lock()
+	known := e.known
+	e.known = true
+	e.mu.Unlock()
+	if !known {
+		e.tell(func() { e.begun = true })
+	}
+}
+
+// tell changes what there is to take.
+func (e *ear) tell(change func()) {
+	e.mu.Lock()
+	change()
+	e.mu.Unlock()
+	select {
+	case e.bell <- struct{}{}:
+	default:
+	}
+}
+
+// take returns what has come since the last time.
+func (e *ear) take() (begun bool, news []string, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	begun, news, err = e.begun, e.news, e.err
+	e.begun, e.news = false, nil
+	return begun, news, err
+}

@@ -1,0 +1,52 @@
+package postgres
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/semaphoretest"
+)
+
+func TestBackend(t *testing.T) {
+	pool, schema := opened(t)
+	testBackend(t, pool, schema)
+}
+
+func testBackend(t *testing.T, pool *pgxpool.Pool, schema Option) {
+	semaphoretest.Backend(t, func(t *testing.T) semaphoretest.Place {
+		name := fmt.Sprint("backend ", names.Add(1))
+		s := store(t, pool, schema)
+		return semaphoretest.Place{
+			Process: func() semaphore.Backend { return &backend{store: store(t, pool, schema), name: name} },
+			SetBack: func(t *testing.T, d time.Duration) {
+				home := value(t, s, "SELECT id * 4294967296 + era FROM %s.semaphore WHERE name = $1", encode(name))
+				exec(t, s, "UPDATE %s.semaphore_state SET seen = seen + $2, earliest = CASE held WHEN 0 THEN 0 "+
+					"ELSE earliest + $2 END WHERE home = $1", home, d.Microseconds())
+				exec(t, s, "UPDATE %s.semaphore_slot SET until = until + $2 WHERE home = $1 AND kind IN (1, 4)",
+					home, d.Microseconds())
+			},
+		}
+	})
+}
+
+func TestConformance(t *testing.T) {
+	pool, schema := opened(t)
+	semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
+		name := fmt.Sprint(t.Name(), " ", names.Add(1))
+		return func() *semaphore.Semaphore { return opens(t, store(t, pool, schema), name, permits, opts...) }
+	})
+}
+
+// opens a semaphore that is closed with the test.
+func opens(t testing.TB, s *Store, name string, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
+	t.Helper()
+	sem, err := s.Semaphore(name, permits, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { closes(t, sem) })
+	return sem
+}
