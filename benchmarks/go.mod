@@ -7,6 +7,7 @@ require (
 	github.com/go-tokenbucket/tokenbucket v0.0.0
 	github.com/gomodule/redigo v1.9.3
 	github.com/jedib0t/go-pretty/v6 v6.8.3
+	github.com/jonboulle/clockwork v0.5.0
 	github.com/redis/go-redis/v9 v9.22.0
 	github.com/sethvargo/go-limiter v0.7.1
 	github.com/sethvargo/go-redisstore v0.3.0
@@ -30,7 +31,6 @@ require (
 	github.com/bsm/redislock v0.9.4 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/golang/freetype v0.0.0-20170609003504-e2365dfdc4a0 // indirect
-	github.com/jonboulle/clockwork v0.5.0 // indirect
 	github.com/mattn/go-runewidth v0.0.16 // indirect
 	github.com/pkg/errors v0.9.1 // indirect
 	github.com/rivo/uniseg v0.4.7 // indirect

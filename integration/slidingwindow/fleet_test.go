@@ -1,0 +1,247 @@
+// Package slidingwindow tests sliding windows that four processes share on a real redis-server, which is killed and comes back
+// empty in the middle.
+package slidingwindow
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+)
+
+const workerEnv = "TOKENBUCKET_WINDOW_WORKER"
+
+func TestMain(m *testing.M) {
+	if text := os.Getenv(workerEnv); text != "" {
+		if err := work(text); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const (
+	processes  = 4
+	callers    = 4
+	limit      = 40
+	window     = time.Second
+	resolution = 50 * time.Millisecond
+)
+
+// job is what a worker does until its standard input ends: Callers call at ten times the limit, all processes together.
+type job struct {
+	Redis string
+	Mode  slidingwindow.Mode
+}
+
+// event is a line of a worker's output: a call that was allowed, or an error that the hook was told of. The decision was made
+// between two times, microseconds of this machine's one clock.
+type event struct {
+	From, To int64
+	Fault    string
+}
+
+func work(text string) error {
+	var j job
+	if err := json.Unmarshal([]byte(text), &j); err != nil {
+		return err
+	}
+	redis.SetLogger(silent{})
+	client := redis.NewClient(&redis.Options{Addr: j.Redis})
+	defer func() { _ = client.Close() }()
+	var mu sync.Mutex
+	out := bufio.NewWriter(os.Stdout)
+	enc := json.NewEncoder(out)
+	tell := func(e event) {
+		mu.Lock()
+		defer mu.Unlock()
+		_ = enc.Encode(e)
+	}
+	l, err := slidingwindow.New("/fares", limit, window, resolution, slidingwindow.WithRedis(client), slidingwindow.WithMode(j.Mode),
+		slidingwindow.WithTimeout(300*time.Millisecond), slidingwindow.WithShare(limit/processes),
+		slidingwindow.WithHook(func(err error) {
+			now := time.Now().UnixMicro()
+			if tell(event{now, now, fmt.Sprint(err)}); err == nil {
+				tell(event{now, now, "back"})
+			}
+		}))
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			pace := time.NewTicker(window * processes * callers / (10 * limit))
+			defer pace.Stop()
+			for ctx.Err() == nil {
+				<-pace.C
+				from := time.Now().UnixMicro()
+				ok, err := l.Allow(context.Background())
+				if err != nil {
+					tell(event{from, from, "returned: " + err.Error()})
+				} else if ok {
+					tell(event{from, time.Now().UnixMicro(), ""})
+				}
+			}
+		})
+	}
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	cancel()
+	wg.Wait()
+	return out.Flush()
+}
+
+// silent: that Redis is away is told by the hook.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+// start starts a worker; the function ends it.
+func start(t *testing.T, j job) (end func() []event) {
+	t.Helper()
+	text, err := json.Marshal(j)
+	require.NoError(t, err)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	var events []event
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := json.NewDecoder(out); ; {
+			var e event
+			if lines.Decode(&e) != nil {
+				return
+			}
+			events = append(events, e)
+		}
+	}()
+	end = sync.OnceValue(func() []event {
+		_ = in.Close()
+		<-read
+		require.NoError(t, cmd.Wait())
+		return events
+	})
+	t.Cleanup(func() { end() })
+	return end
+}
+
+// again starts a server where one was.
+func again(t *testing.T, addr string) {
+	_, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	cmd := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--daemonize", "no")
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	client := redis.NewClient(&redis.Options{Addr: addr})
+	defer func() { _ = client.Close() }()
+	require.NoError(t, redistest.Poll(10*time.Second, func() error { return client.Ping(context.Background()).Err() }))
+}
+
+// Four processes at ten times the limit. In no window that the outage does not touch Exact admits more than the limit; in
+// one that it does touch, and in Approximate, it is within the bounds that are stated.
+func TestFleet(t *testing.T) {
+	length := 8 * time.Second
+	if os.Getenv("TOKENBUCKET_LONG") != "" {
+		length = 30 * time.Second
+	}
+	for _, mode := range []slidingwindow.Mode{slidingwindow.Exact, slidingwindow.Approximate} {
+		t.Run(mode.String(), func(t *testing.T) {
+			server := redistest.Start(t)
+			var ends []func() []event
+			for range processes {
+				ends = append(ends, start(t, job{server.Addr, mode}))
+			}
+			began := time.Now()
+			time.Sleep(length * 2 / 5)
+			killed := time.Now()
+			server.Close()
+			time.Sleep(length / 5)
+			again(t, server.Addr)
+			back := time.Now()
+			time.Sleep(length * 2 / 5)
+			var all []event
+			faults := map[string]int{}
+			last := back.UnixMicro()
+			took := time.Since(began)
+			events := make([][]event, len(ends))
+			var ending sync.WaitGroup
+			for i, end := range ends {
+				ending.Go(func() { events[i] = end() })
+			}
+			ending.Wait()
+			for i := range events {
+				for _, e := range events[i] {
+					switch {
+					case e.Fault == "":
+						all = append(all, e)
+					case e.Fault == "back":
+						faults["back"]++
+						last = max(last, e.To)
+					case e.Fault != "<nil>":
+						faults["fault"]++
+					}
+				}
+			}
+			slices.SortFunc(all, func(a, b event) int { return int(a.From - b.From) })
+			require.Equal(t, processes, faults["back"], "each has found it again: %v", faults)
+			require.GreaterOrEqual(t, faults["fault"], processes)
+
+			// Windows that begin with a call: what is in one for certain was sent in it and answered in it.
+			calm, touched, away := 0, 0, 0
+			const settle = 50_000 // until those who are back have told what they admitted
+			for i, e := range all {
+				n, until := 0, e.From+window.Microseconds()
+				for _, o := range all[i:] {
+					if o.To <= until {
+						n++
+					}
+				}
+				if until < killed.UnixMicro() || e.From > last+settle {
+					calm = max(calm, n)
+				} else {
+					touched = max(touched, n)
+				}
+				if e.From > killed.UnixMicro() && e.To < back.UnixMicro() {
+					away++
+				}
+			}
+			t.Logf("%v, %d allowed in %v; at most %d of %d in a window, %d in one that the outage touched; %d while Redis was away for %v",
+				mode, len(all), took.Round(time.Millisecond), calm, limit, touched, away, back.Sub(killed).Round(time.Millisecond))
+			if mode == slidingwindow.Exact {
+				require.LessOrEqual(t, calm, limit)
+			} else { // what lies in one sub-interval, and what the callers of the others admit before they hear of it
+				require.LessOrEqual(t, calm, 2*limit+(processes-1)*callers)
+			}
+			require.LessOrEqual(t, touched, 2*limit+(processes-1)*callers)
+			require.Positive(t, away, "the share")
+			require.Greater(t, len(all), int(0.7*limit*took.Seconds()/window.Seconds()))
+		})
+	}
+}

@@ -1,0 +1,386 @@
+package slidingwindow
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+func TestBadInput(t *testing.T) {
+	client := redistestNone{}
+	make := func(limit int, window, resolution time.Duration, opts ...Option) func() (*Limiter, error) {
+		return func() (*Limiter, error) { return New("x", limit, window, resolution, opts...) }
+	}
+	for want, f := range map[string]func() (*Limiter, error){
+		"limit 0:":             make(0, time.Minute, time.Second),
+		"limit -1:":            make(-1, time.Minute, time.Second),
+		"limit 92233720":       make(math.MaxInt, time.Minute, time.Second),
+		"window 0s:":           make(1, 0, time.Second),
+		"window -1m0s:":        make(1, -time.Minute, time.Second),
+		"resolution 0s:":       make(1, time.Minute, 0),
+		"resolution -1s:":      make(1, time.Minute, -time.Second),
+		"resolution 999µs:":    make(1, time.Minute, 999*time.Microsecond),
+		"resolution 1.0000":    make(1, time.Minute, time.Millisecond+1),
+		"resolution 7s:":       make(1, time.Minute, 7*time.Second),
+		"resolution 2m0s:":     make(1, time.Minute, 2*time.Minute),
+		"resolution 25h0m0s:":  make(1, 25*time.Hour, 25*time.Hour),
+		"resolution 1ms:":      make(1, time.Minute, time.Millisecond),
+		"mode Mode(7):":        make(1, time.Minute, time.Second, WithMode(7)),
+		"redis client nil:":    make(1, time.Minute, time.Second, WithRedis((*redis.Client)(nil))),
+		"option nil:":          make(1, time.Minute, time.Second, nil),
+		"timeout 0s:":          make(1, time.Minute, time.Second, WithTimeout(0)),
+		"timeout 1h0m0s:":      make(1, time.Minute, time.Second, WithTimeout(time.Hour)),
+		"share 0:":             make(1, time.Minute, time.Second, WithShare(0)),
+		"away 7:":              make(1, time.Minute, time.Second, WithAway(7)),
+		"clock nil:":           make(1, time.Minute, time.Second, WithClock(nil)),
+		"local time given:":    make(1, time.Minute, time.Second, WithLocalTime()),
+		`key prefix "{x}":`:    make(1, time.Minute, time.Second, WithRedis(client), WithKeyPrefix("{x}")),
+		`name "" of 0 bytes:`:  func() (*Limiter, error) { return New("", 1, time.Minute, time.Second) },
+		"of 513 bytes:":        func() (*Limiter, error) { return New(strings.Repeat("x", 513), 1, time.Minute, time.Second) },
+		"limiter \"7\": limit": func() (*Limiter, error) { return NewKey(7, 0, time.Minute, time.Second) },
+	} {
+		_, err := f()
+		var invalid *InvalidError
+		require.ErrorIs(t, err, ErrInvalid, want)
+		require.ErrorAs(t, err, &invalid, want)
+		require.ErrorContains(t, err, want)
+	}
+	l, err := New("x", 5, 3*time.Millisecond, time.Millisecond)
+	require.NoError(t, err)
+	require.Equal(t, 3*time.Millisecond, l.Window())
+	require.Equal(t, time.Millisecond, l.Resolution())
+	for _, n := range []int{0, -1, 6, math.MaxInt, math.MinInt} {
+		ok, err := l.AllowN(ctx, n)
+		require.False(t, ok)
+		require.ErrorIs(t, err, ErrInvalid, "%d", n)
+	}
+	require.ErrorIs(t, l.SetLimit(0), ErrInvalid)
+	require.Equal(t, time.Duration(math.MaxInt64), l.RetryAfter(6))
+	require.Equal(t, 5, l.Limit())
+	done, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err = l.Allow(done)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = l.Remaining(done)
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+// A count that would not be exact any more is an error, here and there.
+func TestOverflow(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for _, opts := range [][]Option{nil, {WithRedis(client)}} {
+		clock := &handClock{micros: begin}
+		if opts != nil {
+			opts = append(opts, WithLocalTime())
+		}
+		l, err := New(unique(t), maxLimit, time.Minute, time.Minute, append(opts, WithClock(clock))...)
+		require.NoError(t, err)
+		_, err = l.AllowN(ctx, maxLimit)
+		require.NoError(t, err)
+		// Limits cannot be raised that far one by one: what was counted is as if they had been.
+		if l.fleet == nil {
+			l.tally.at(0).count = maxCount
+			l.tally.sum = 1
+			l.gate.Store(nil)
+		} else {
+			now := clock.micros
+			require.NoError(t, client.Set(ctx, l.fleet.key, format(7, now, []part{{now, maxCount}}), time.Minute).Err())
+			l.rule.mode = Approximate
+			l.mu.Lock()
+			l.tally = tally{known: true, seen: now}
+			l.mu.Unlock()
+		}
+		_, err = l.Allow(ctx)
+		require.ErrorIs(t, err, ErrOverflow)
+	}
+}
+
+// What is not a state is named, and left alone.
+func TestCorrupt(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	var told atomic.Int64
+	l, err := New(unique(t)+" {}", 5, time.Minute, time.Second, WithRedis(client), WithAway(Pass), WithHook(func(err error) {
+		if errors.Is(err, ErrCorrupt) {
+			told.Add(1)
+		}
+	}))
+	require.NoError(t, err)
+	key := l.fleet.key
+	require.NotContains(t, key, " ")
+	require.NoError(t, client.LPush(ctx, key, "x").Err())
+	for range 2 {
+		_, err = l.Allow(ctx)
+		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorContains(t, err, key)
+	}
+	require.Equal(t, []string{"x"}, client.LRange(ctx, key, 0, -1).Val())
+	require.NoError(t, client.Set(ctx, key, "tb1 epoch=5", 0).Err())
+	_, err = l.Allow(ctx)
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.Equal(t, "tb1 epoch=5", client.Get(ctx, key).Val())
+	_, err = l.Remaining(ctx)
+	require.ErrorIs(t, err, ErrCorrupt)
+	require.NoError(t, client.Del(ctx, key).Err())
+	ok, err := l.Allow(ctx)
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Eventually(t, func() bool { return told.Load() == 4 }, 5*time.Second, time.Millisecond)
+}
+
+// A script is executed once though its reply is lost and the client has its default options.
+func TestLostReply(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	l, err := New("x", 5, time.Minute, time.Second, WithRedis(client), WithTimeout(200*time.Millisecond))
+	require.NoError(t, err)
+	_, err = l.Allow(ctx)
+	require.NoError(t, err)
+	proxy := redistest.StartProxy(t, server.Addr, "evalsha", func(n int64) bool { return n == 1 })
+	lossy := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+	defer func() { _ = lossy.Close() }()
+	m, err := New("x", 5, time.Minute, time.Second, WithRedis(lossy), WithTimeout(200*time.Millisecond))
+	require.NoError(t, err)
+	_, err = m.Allow(ctx)
+	require.ErrorIs(t, err, ErrAway)
+	require.ErrorIs(t, err, ErrTimeout)
+	require.Eventually(t, func() bool {
+		left, err := l.refreshed(t)
+		return err == nil && left == 3
+	}, 5*time.Second, 10*time.Millisecond)
+	require.EqualValues(t, 1, proxy.Seen())
+	_ = lossy.Close() // and with it the read that still waits
+	require.Eventually(t, func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return m.fleet.strays == 0
+	}, 10*time.Second, 10*time.Millisecond)
+}
+
+// refreshed is Remaining by a new answer.
+func (l *Limiter) refreshed(t *testing.T) (int, error) {
+	t.Helper()
+	l.mu.Lock()
+	l.fleet.heard = false
+	l.mu.Unlock()
+	return l.Remaining(ctx)
+}
+
+// Redis hangs: each caller returns by its own context or by the timeout, then the policy decides at once, and when Redis goes on
+// it counts again, what was admitted meanwhile included. The client does not heed contexts and waits for ten seconds.
+func TestAway(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		opt      Option
+		pass     int // of ten
+		err      error
+		retained int // of the limit of 10, when it is back
+	}{
+		{"refuse", WithAway(Refuse), 0, ErrAway, 9},
+		{"pass", WithAway(Pass), 10, nil, 0},
+		{"share", WithShare(4), 3, nil, 6}, // one was admitted before
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
+			var mu sync.Mutex
+			var told []error
+			l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(300*time.Millisecond), c.opt, WithHook(func(err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, err)
+			}))
+			require.NoError(t, err)
+			ok, err := l.Allow(ctx)
+			require.NoError(t, err)
+			require.True(t, ok)
+
+			require.NoError(t, server.Stop())
+			impatient, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			began := time.Now()
+			_, err = l.Allow(impatient)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Less(t, time.Since(began), 250*time.Millisecond)
+			// Its permit may have been taken, so that a share has one less, or has not been.
+			passed := 0
+			began = time.Now()
+			for range 10 {
+				ok, err := l.Allow(ctx)
+				if c.err == nil {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, c.err)
+				}
+				if ok {
+					passed++
+				}
+			}
+			require.Less(t, time.Since(began), 2*time.Second, "one timeout, not ten")
+			require.InDelta(t, c.pass, passed, 1)
+			_, err = l.Remaining(ctx)
+			require.Equal(t, c.name == "share", err == nil)
+			require.Eventually(t, func() bool { // it has looked in vain, and keeps what it owes
+				_, _ = l.Allow(ctx)
+				mu.Lock()
+				defer mu.Unlock()
+				return len(told) >= 2
+			}, 10*time.Second, 10*time.Millisecond)
+
+			require.NoError(t, server.Continue())
+			require.Eventually(t, func() bool {
+				_, _ = l.Remaining(ctx)
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.fleet.fault == nil && l.fleet.owed.size == 0 && !l.fleet.flying
+			}, 20*time.Second, 20*time.Millisecond)
+			left, err := l.refreshed(t)
+			require.NoError(t, err)
+			require.Equal(t, c.retained, left)
+			require.Eventually(t, func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				return told[len(told)-1] == nil
+			}, 5*time.Second, time.Millisecond)
+			mu.Lock()
+			require.ErrorIs(t, told[0], ErrAway)
+			mu.Unlock()
+		})
+	}
+}
+
+// What Redis comes to only when nobody waits for it any more takes nothing.
+func TestTooLate(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
+	l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond))
+	require.NoError(t, err)
+	_, err = l.Allow(ctx)
+	require.NoError(t, err)
+	require.NoError(t, server.Stop())
+	_, err = l.AllowN(ctx, 5)
+	require.ErrorIs(t, err, ErrTimeout)
+	time.Sleep(50 * time.Millisecond)
+	require.NoError(t, server.Continue())
+	require.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.fleet.strays == 0
+	}, 5*time.Second, time.Millisecond)
+	left, err := l.refreshed(t)
+	require.NoError(t, err)
+	require.Equal(t, 9, left)
+}
+
+// Redis has lost everything: each process tells what it has admitted in this window, so that it is not admitted again.
+func TestLostState(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	var all []*Limiter
+	for range 2 {
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client))
+		require.NoError(t, err)
+		for range 4 {
+			ok, err := l.Allow(ctx)
+			require.NoError(t, err)
+			require.True(t, ok)
+		}
+		all = append(all, l)
+	}
+	require.NoError(t, client.FlushAll(ctx).Err())
+	for _, l := range all {
+		_, err := l.refreshed(t)
+		require.NoError(t, err)
+	}
+	require.Eventually(t, func() bool {
+		left, err := all[0].refreshed(t)
+		return err == nil && left == 2
+	}, 5*time.Second, 5*time.Millisecond)
+	require.NoError(t, client.FlushAll(ctx).Err())
+	ok, err := all[1].AllowN(ctx, 2) // the one that notices, with permits of its own
+	require.NoError(t, err)
+	require.True(t, ok)
+	_, err = all[0].refreshed(t)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		left, err := all[0].refreshed(t)
+		return err == nil && left == 0
+	}, 5*time.Second, 5*time.Millisecond)
+}
+
+// A server's clock that has jumped ahead makes a script run after its deadline: it is asked once more.
+func TestLate(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(client))
+	require.NoError(t, err)
+	_, err = l.Allow(ctx)
+	require.NoError(t, err)
+	l.mu.Lock()
+	l.fleet.raw -= 10_000_000
+	l.tally.seen -= 10_000_000
+	l.mu.Unlock()
+	ok, err := l.Allow(ctx)
+	require.NoError(t, err)
+	require.True(t, ok)
+	left, err := l.refreshed(t)
+	require.NoError(t, err)
+	require.Equal(t, 1, left)
+}
+
+// A caller that gives up before its request has left takes nothing.
+func TestGiveUp(t *testing.T) {
+	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
+	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(h), WithTimeout(time.Minute))
+	require.NoError(t, err)
+	h.hold.Store(true)
+	first := make(chan error)
+	go func() {
+		_, err := l.Allow(ctx)
+		first <- err
+	}()
+	require.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.fleet.pending == 1 && len(l.fleet.queue) == 0
+	}, 5*time.Second, time.Millisecond)
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	_, err = l.AllowN(short, 2)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	h.hold.Store(false)
+	close(h.open)
+	require.NoError(t, <-first)
+	left, err := l.refreshed(t)
+	require.NoError(t, err)
+	require.Equal(t, 2, left)
+}
+
+// One key is one slot: a cluster is as good.
+func TestCluster(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a cluster takes seconds to start")
+	}
+	client := redistest.StartCluster(t).Client(t)
+	l, err := NewKey(math.MaxUint64, 3, time.Hour, time.Minute, WithRedis(client))
+	require.NoError(t, err)
+	n := 0
+	for range 5 {
+		ok, err := l.Allow(ctx)
+		require.NoError(t, err)
+		if ok {
+			n++
+		}
+	}
+	require.Equal(t, 3, n)
+	require.Equal(t, "18446744073709551615", l.Name())
+	require.NotEmpty(t, client.Get(ctx, "slidingwindow:key:{ffffffffffffffff}:1h0m0s").Val())
+}

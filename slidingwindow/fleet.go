@@ -1,0 +1,596 @@
+package slidingwindow
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+//go:embed lua/apply.lua
+var applySource string
+
+var applyScript = script.New(applySource)
+
+// fleet is what a limiter needs whose counts are in Redis. One batch at most is under way; what comes up meanwhile travels
+// together in the next. Limiter.tally is what the last answer showed, and Limiter.mu guards everything.
+//
+// Clocks: an answer brings the server's clock, raw, which was read between sent and received by the process' own. Now it is
+// between raw + what has passed since received, and raw + what has passed since sent: whatever time of day the process
+// believes it is. What is refused without asking is refused by the latest of these, by which as much as can be is out of the
+// window; what is admitted without asking, by the earliest.
+type fleet struct {
+	client  RedisClient
+	key     string
+	timeout time.Duration
+	server  func() int64 // see options
+	away    Away
+	share   int64
+	hook    func(error)
+
+	heard    bool // Limiter.tally is what there was, when it was heard of last
+	timed    bool // there was an answer: mine and owed are by the server's clock
+	broken   bool // the state is not what it should be
+	epoch    int64
+	raw      int64
+	sent     int64
+	received int64
+
+	queue   []*call
+	flying  bool
+	look    bool  // somebody wants to know the counts
+	pending int64 // permits of those that were submitted and not settled
+
+	mine tally // what this process admitted, by the server's clock
+	owed tally // what of it Redis does not know
+
+	fault   error         // not nil: Redis is away
+	retryAt time.Duration // when to look whether it is back, see mono
+	pause   time.Duration
+	strays  int // round trips that were given up and have not ended
+}
+
+const (
+	minPause = 50 * time.Millisecond
+	maxPause = time.Second
+	// longPause is for a client that does not give up by itself: each look may cost a goroutine and a connection.
+	longPause = 30 * time.Second
+	// maxBatch bounds the requests of a batch.
+	maxBatch = 1024
+)
+
+func newFleet(o *options, key string) *fleet {
+	return &fleet{
+		client: o.client, key: key, timeout: o.timeout, server: o.server, away: o.away, share: int64(o.share), hook: o.hook,
+		pause: minPause,
+	}
+}
+
+// call is one request on its way.
+type call struct {
+	n     int64
+	asks  bool // the server decides; else it was admitted and is only told
+	sent  bool
+	tries int
+	ok    bool
+	err   error
+	ready chan struct{}
+}
+
+// latest and earliest are bounds of the time that the server decides by.
+func (l *Limiter) latest(now int64) int64 {
+	return max(l.tally.seen, l.fleet.raw+now-l.fleet.sent)
+}
+
+func (l *Limiter) earliest(now int64) int64 {
+	return max(l.tally.seen, l.fleet.raw+now-l.fleet.received)
+}
+
+// stale tells that a sub-interval has begun since the last answer.
+func (l *Limiter) stale(latest int64) bool {
+	return l.rule.index(latest) != l.rule.index(l.tally.seen)
+}
+
+// allowShared refuses what cannot be by what is known, and takes the rest to Redis.
+//
+// What is known only lacks what others have admitted since, so a refusal by it is right, as long as the state is not lost and
+// the server's clock does not jump: both show at the next sub-interval. What this process has already asked for counts as if
+// it were granted.
+func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
+	l.mu.Lock()
+	l.unbar()
+	f := l.fleet
+	now := l.now()
+	if f.fault != nil {
+		l.probe()
+		ok, err := l.alone(n, now)
+		l.mu.Unlock()
+		return ok, err
+	}
+	asks := true
+	if f.heard {
+		limit, latest := l.limit.Load(), l.latest(now)
+		used, stale := l.tally.used(&l.rule, latest)+f.pending, l.stale(latest)
+		if used+n > limit {
+			if stale {
+				f.look = true
+				l.start()
+			}
+			if used+1 > limit {
+				l.shut(now, latest, limit-1)
+			}
+			l.mu.Unlock()
+			return false, nil
+		}
+		asks = l.rule.mode == Exact || stale || l.tally.used(&l.rule, l.earliest(now))+f.pending+n > limit
+	}
+	c := &call{n: n, asks: asks, ready: make(chan struct{})}
+	l.submit(c)
+	l.mu.Unlock()
+	return l.await(ctx, c)
+}
+
+// probe looks whether Redis is back, if it is time to. mu is held.
+func (l *Limiter) probe() {
+	if mono() >= l.fleet.retryAt {
+		l.fleet.look = true
+		l.start()
+	}
+}
+
+// shut sets the gate until at most so much can be used. mu is held.
+func (l *Limiter) shut(now, latest, room int64) {
+	next := (l.rule.index(latest) + 1) * l.rule.resolution // to be noticed
+	until := min(next, l.tally.until(&l.rule, latest, room-l.fleet.pending))
+	l.bar(now, now+until-latest)
+}
+
+// submit queues a call. mu is held.
+func (l *Limiter) submit(c *call) {
+	l.fleet.queue = append(l.fleet.queue, c)
+	l.fleet.pending += c.n
+	l.start()
+}
+
+// start makes sure that what there is to send is sent. mu is held.
+func (l *Limiter) start() {
+	if !l.fleet.flying {
+		l.fleet.flying = true
+		go l.fly()
+	}
+}
+
+func (l *Limiter) await(ctx context.Context, c *call) (bool, error) {
+	select {
+	case <-c.ready:
+		return c.ok, c.err
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	select {
+	case <-c.ready: // answered in the same instant: it counts
+		return c.ok, c.err
+	default:
+	}
+	if !c.sent {
+		f := l.fleet
+		for i, q := range f.queue {
+			if q == c {
+				f.queue = append(f.queue[:i:i], f.queue[i+1:]...)
+				f.pending -= c.n
+				break
+			}
+		}
+	}
+	return false, ctx.Err()
+}
+
+// refresh returns when the counts of this sub-interval are known.
+func (l *Limiter) refresh(ctx context.Context) error {
+	l.mu.Lock()
+	f := l.fleet
+	switch {
+	case f.fault != nil && mono() < f.retryAt && f.away != share:
+		defer l.mu.Unlock()
+		return f.fault
+	case f.fault != nil && f.away == share:
+		l.probe()
+		l.mu.Unlock()
+		return nil
+	case f.heard && !l.stale(l.latest(l.now())):
+		l.mu.Unlock()
+		return nil
+	}
+	c := &call{asks: true, ready: make(chan struct{})}
+	l.submit(c)
+	l.mu.Unlock()
+	_, err := l.await(ctx, c)
+	return err
+}
+
+// standing: see Limiter.standing. mu is held.
+func (f *fleet) standing(l *Limiter, limit, now int64) (int64, int64, func(int64) int64) {
+	if f.fault != nil && f.away != share {
+		return limit, limit, func(int64) int64 { return max(0, f.retryAt-mono()).Microseconds() }
+	}
+	if f.fault != nil {
+		own := l.own()
+		at := max(f.mine.seen, l.serverTime(now))
+		return f.share, f.mine.used(own, at), func(room int64) int64 { return f.mine.until(own, at, room) - at }
+	}
+	latest := l.latest(now)
+	return limit, l.tally.used(&l.rule, latest) + f.pending, func(room int64) int64 {
+		return l.tally.until(&l.rule, latest, room-f.pending) - latest
+	}
+}
+
+// own is the rule that a share goes by.
+func (l *Limiter) own() *rule {
+	r := l.rule
+	r.mode = Exact
+	return &r
+}
+
+// serverTime is the time that the server would decide by, or the process' own if that was never heard.
+func (l *Limiter) serverTime(now int64) int64 {
+	if l.fleet.timed {
+		return l.latest(now)
+	}
+	return now
+}
+
+// alone decides while Redis is away. mu is held.
+func (l *Limiter) alone(n, now int64) (bool, error) {
+	f := l.fleet
+	if f.away == Refuse {
+		return false, f.fault
+	}
+	r, at := l.own(), l.serverTime(now)
+	f.owed.advance(r, at)
+	if at = f.mine.advance(r, at); f.away == share && f.mine.used(r, at)+n > f.share {
+		return false, nil
+	}
+	f.mine.add(r, n) // beyond 2^37 it counts no more
+	f.owed.add(r, n)
+	return true, nil
+}
+
+// flight is one batch on its way.
+type flight struct {
+	calls   []*call
+	told    int64  // permits of calls that do not ask
+	asked   []ask  // runs of equal calls that do
+	owed    []part // what is told late
+	args    []string
+	sent    int64
+	granted []int64
+}
+
+type ask struct{ n, times int64 }
+
+// fly takes batches to Redis until there are no more.
+func (l *Limiter) fly() {
+	for {
+		l.mu.Lock()
+		b := l.build()
+		l.mu.Unlock()
+		if b == nil {
+			return
+		}
+		reply, err := l.send(b.args)
+		l.mu.Lock()
+		done, tell := l.settle(b, reply, err)
+		l.mu.Unlock()
+		for _, c := range done {
+			close(c.ready)
+		}
+		if hook := l.fleet.hook; hook != nil && tell != nil {
+			hook(*tell)
+		}
+		for range 2 { // let those who were answered ask again, so that they share the next batch
+			runtime.Gosched()
+		}
+	}
+}
+
+// build makes the next batch; nil, and nobody flies any more: there is nothing to send. mu is held.
+func (l *Limiter) build() *flight {
+	f := l.fleet
+	now := l.now()
+	b := &flight{sent: now}
+	var refused []*call
+	limit, kept := l.limit.Load(), int64(0)
+	for len(f.queue) > 0 && len(b.calls) < maxBatch {
+		c := f.queue[0]
+		f.queue = f.queue[1:]
+		if c.asks && c.n > 0 && f.heard && l.tally.used(&l.rule, l.latest(now))+kept+c.n > limit { // the last answer has shown it
+			refused = append(refused, c)
+			continue
+		}
+		kept += c.n
+		c.sent = true
+		b.calls = append(b.calls, c)
+		switch k := len(b.asked) - 1; {
+		case !c.asks:
+			b.told += c.n
+		case c.n == 0:
+		case k >= 0 && b.asked[k].n == c.n:
+			b.asked[k].times++
+		default:
+			b.asked = append(b.asked, ask{c.n, 1})
+		}
+	}
+	for _, c := range refused {
+		f.pending -= c.n
+		close(c.ready)
+	}
+	if len(b.calls) == 0 && !f.look && (f.owed.size == 0 || f.broken || f.fault != nil) {
+		f.flying, f.queue = false, nil
+		return nil
+	}
+	f.look = false
+	b.owed = f.owed.list()
+	f.owed = tally{}
+	b.args = l.arguments(b, now)
+	return b
+}
+
+func (l *Limiter) arguments(b *flight, now int64) []string {
+	f, r := l.fleet, &l.rule
+	clock, deadline := "", ""
+	if f.server != nil {
+		clock = decimal(f.server())
+	} else if f.heard {
+		deadline = decimal(l.latest(now) + f.timeout.Microseconds())
+	}
+	asked := make([]byte, 0, 16)
+	for _, a := range b.asked {
+		asked = strconv.AppendInt(asked, a.n, 10)
+		asked = append(asked, ':')
+		asked = append(strconv.AppendInt(asked, a.times, 10), ' ')
+	}
+	const grace = 60_000 // ms beyond what is needed, for a server whose clock steps
+	return []string{
+		f.key, clock, decimal(r.window), decimal(r.resolution), r.mode.String(), decimal(l.limit.Load()),
+		decimal((r.window+r.resolution+standstill)/1000 + grace), deadline, decimal(1 + rand.Int64N(1<<40)),
+		decimal(b.told), strings.TrimPrefix(formatParts(b.owed), " "), string(asked),
+	}
+}
+
+func decimal(n int64) string { return strconv.FormatInt(n, 10) }
+
+// send runs the script, and returns in time even if the client does not.
+func (l *Limiter) send(args []string) ([]string, error) {
+	type answer struct {
+		reply []string
+		err   error
+	}
+	f := l.fleet
+	ctx, cancel := context.WithTimeout(context.Background(), f.timeout)
+	answered := make(chan answer, 1)
+	go func() {
+		defer cancel()
+		reply, err := applyScript.Run(ctx, f.client, 1, args...)
+		answered <- answer{reply, err}
+	}()
+	select {
+	case a := <-answered:
+		return a.reply, a.err
+	case <-ctx.Done():
+	}
+	select {
+	case a := <-answered:
+		return a.reply, a.err
+	default:
+	}
+	l.mu.Lock()
+	f.strays++
+	l.mu.Unlock()
+	go func() {
+		a := <-answered
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if f.strays--; a.err == nil {
+			f.retryAt = 0 // it is back
+		}
+	}()
+	return nil, ErrTimeout
+}
+
+// settle hands out the answers of a batch: to those that are to be woken when mu, which is held, is free. tell is for the
+// hook.
+func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, tell *error) {
+	f := l.fleet
+	received := l.now()
+	l.gate.Store(nil)
+	if err == nil && len(reply) == 2 && reply[0] == "late" {
+		if clock, ok := integer(reply[1], -maxInteger, maxInteger); ok {
+			if done = l.again(b, clock, received); done == nil {
+				return nil, nil
+			}
+			b.calls, err = done, fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrAway, l.name, ErrTimeout)
+		}
+	}
+	if err == nil {
+		err = l.learn(b, reply, received)
+	} else {
+		err = l.failed(err)
+	}
+	for _, c := range b.calls {
+		f.pending -= c.n
+	}
+	switch {
+	case err == nil:
+		if f.fault != nil {
+			tell = new(error) // back
+		}
+		f.fault, f.pause, f.broken = nil, minPause, false
+		l.hand(b)
+		return b.calls, tell
+	case !errors.Is(err, ErrAway): // Redis is there, and no other answer is to be had from it
+		f.heard, f.fault, f.broken = false, nil, true
+		for _, c := range b.calls {
+			c.err = err
+		}
+		l.restore(b.owed)
+		return b.calls, &err
+	}
+	f.fault = err
+	l.restore(b.owed)
+	f.retryAt = mono() + f.pause/2 + rand.N(f.pause)
+	longest := maxPause
+	if f.strays > 2 {
+		longest = longPause
+	}
+	f.pause = min(2*f.pause, longest)
+	done = append(b.calls, f.queue...)
+	for _, c := range f.queue {
+		f.pending -= c.n
+	}
+	f.queue, f.look = nil, false
+	for _, c := range done {
+		if c.n == 0 {
+			c.err = err
+			continue
+		}
+		c.ok, c.err = l.alone(c.n, received)
+	}
+	return done, &err
+}
+
+// again queues the calls of a batch that ran later than its deadline, by a clock that has stepped perhaps: now that is known.
+// It returns those to which that has happened before. mu is held.
+func (l *Limiter) again(b *flight, clock, received int64) (tired []*call) {
+	f := l.fleet
+	f.raw, f.sent, f.received = clock, b.sent, received
+	if clock < l.tally.seen {
+		l.tally.advance(&l.rule, clock)
+	}
+	var rest []*call
+	for _, c := range b.calls {
+		if c.tries++; c.tries > 1 {
+			tired = append(tired, c)
+		} else {
+			c.sent = false
+			rest = append(rest, c)
+		}
+	}
+	f.queue = append(rest, f.queue...)
+	f.look = len(rest) == 0 && len(tired) == 0
+	if len(tired) == 0 {
+		l.restore(b.owed)
+	}
+	return tired
+}
+
+// failed wraps an error of the script or of the way to it.
+func (l *Limiter) failed(err error) error {
+	switch text := err.Error(); {
+	case errors.Is(err, ErrAway):
+		return err
+	case strings.Contains(text, "WRONGTYPE") || redis.HasErrorPrefix(err, "CORRUPT"):
+		return fmt.Errorf("%w: limiter %.80q: key %s: %w", ErrCorrupt, l.name, l.fleet.key, err)
+	case redis.HasErrorPrefix(err, "OVERFLOW"):
+		return fmt.Errorf("%w: limiter %.80q: key %s", ErrOverflow, l.name, l.fleet.key)
+	}
+	return fmt.Errorf("%w: limiter %.80q: %w", ErrAway, l.name, err)
+}
+
+// learn takes over what an answer shows. mu is held.
+func (l *Limiter) learn(b *flight, reply []string, received int64) error {
+	f := l.fleet
+	bad := fmt.Errorf("%w: limiter %.80q: key %s: unexpected reply %.120q", ErrCorrupt, l.name, f.key, reply)
+	if len(reply) != 3 {
+		return bad
+	}
+	clock, now, _ := strings.Cut(reply[0], " ")
+	raw, ok1 := integer(clock, -maxInteger, maxInteger)
+	seen, ok2 := integer(now, -maxInteger, maxInteger)
+	granted := strings.Fields(reply[2])
+	if !ok1 || !ok2 || len(granted) != len(b.asked) {
+		return bad
+	}
+	for i, text := range granted {
+		g, ok := integer(text, 0, b.asked[i].times)
+		if !ok {
+			return bad
+		}
+		b.granted = append(b.granted, g)
+	}
+	epoch, parts := int64(0), []part(nil)
+	if reply[1] != "" {
+		var ok bool
+		if epoch, _, parts, ok = parse(reply[1]); !ok {
+			return bad
+		}
+	}
+	if !f.timed { // until now this process went by its own clock
+		by := raw - b.sent
+		f.mine.shift(&l.rule, by)
+		f.owed.shift(&l.rule, by)
+	}
+	l.tally.load(&l.rule, seen, parts)
+	f.mine.advance(&l.rule, seen)
+	if f.timed && epoch != f.epoch { // Redis has lost the state
+		f.owed.load(&l.rule, f.mine.seen, l.without(f.mine.list(), b.owed))
+	}
+	f.heard, f.timed, f.epoch, f.raw, f.sent, f.received = true, true, epoch, raw, b.sent, received
+	return nil
+}
+
+// without is parts less those of others, by sub-interval.
+func (l *Limiter) without(parts, others []part) (rest []part) {
+	for _, p := range parts {
+		for _, o := range others {
+			if l.rule.index(o.last) == l.rule.index(p.last) {
+				p.count -= o.count
+			}
+		}
+		if p.count > 0 {
+			rest = append(rest, p)
+		}
+	}
+	return rest
+}
+
+// hand answers the calls of a batch. mu is held.
+func (l *Limiter) hand(b *flight) {
+	own := b.told
+	k := 0
+	for _, c := range b.calls {
+		switch {
+		case !c.asks || c.n == 0:
+			c.ok = true
+		default:
+			for b.asked[k].times == 0 {
+				k++
+			}
+			b.asked[k].times--
+			if c.ok = b.granted[k] > 0; c.ok {
+				b.granted[k]--
+				own += c.n
+			}
+		}
+	}
+	if own > 0 {
+		l.fleet.mine.add(&l.rule, own)
+	}
+}
+
+// restore owes again what could not be told. mu is held.
+func (l *Limiter) restore(parts []part) {
+	if f := l.fleet; len(parts) > 0 {
+		parts = append(parts, f.owed.list()...)
+		f.owed.load(&l.rule, parts[len(parts)-1].last, parts)
+	}
+}

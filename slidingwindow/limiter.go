@@ -1,0 +1,281 @@
+package slidingwindow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+// Errors, to be matched with errors.Is. What wraps them names the limiter.
+var (
+	// ErrInvalid: an argument or an option is out of range; *InvalidError says which.
+	ErrInvalid = errors.New("slidingwindow: invalid argument")
+	// ErrAway: Redis could not be asked, or did not answer in time. It wraps why.
+	ErrAway = errors.New("slidingwindow: redis away")
+	// ErrTimeout: Redis did not answer in time (WithTimeout). It comes wrapped in an ErrAway.
+	ErrTimeout = errors.New("slidingwindow: redis timeout")
+	// ErrCorrupt: what is stored under the limiter's key is not a state that this release understands. Nothing was
+	// overwritten.
+	ErrCorrupt = errors.New("slidingwindow: corrupt state")
+	// ErrOverflow: more was admitted in one sub-interval than is counted (2^37), which takes limits raised again and again.
+	// Nothing was written.
+	ErrOverflow = errors.New("slidingwindow: count overflows")
+)
+
+// InvalidError tells which value was refused. It is an ErrInvalid.
+type InvalidError struct {
+	// Limiter is the name of the limiter.
+	Limiter string
+	// Field and Value that were refused.
+	Field string
+	Value any
+	// Want says what would be accepted.
+	Want string
+}
+
+func (e *InvalidError) Error() string {
+	return fmt.Sprintf("%v: limiter %.80q: %s %v: want %s", ErrInvalid, e.Limiter, e.Field, e.Value, e.Want)
+}
+
+// Unwrap returns ErrInvalid.
+func (e *InvalidError) Unwrap() error { return ErrInvalid }
+
+// Limiter admits at most a number of permits in any window of time: in this process, or with WithRedis in all processes
+// together that use the same name, window and prefix. A request is decided at once and never waits for permits. A permit that
+// was admitted counts until it is out of the window; none can be given back.
+//
+// A refusal is an answer (false), a failure is an error. Most callers want Allow. All methods may be called by many goroutines
+// at once. There is nothing to close.
+type Limiter struct {
+	rule  rule
+	name  string
+	limit atomic.Int64
+	// gate is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
+	gate  atomic.Pointer[gate]
+	clock clockwork.Clock // nil: the system's
+	fleet *fleet          // nil: counts are local
+
+	mu    sync.Mutex
+	tally tally // local: what was admitted; else what is known of that
+}
+
+// gate is from a time until before another, by the limiter's clock in microseconds.
+type gate struct{ from, until int64 }
+
+// New returns a limiter of at most so many permits (1 to 2^31) in any window. The window is counted in sub-intervals of the
+// resolution: whole microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more
+// exact, and costs memory: see Exact and Approximate. Without WithRedis counts are this process' own; limiters of one name
+// do not share them. A name is any string of 1 to 512 bytes.
+func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
+	l := &Limiter{name: name}
+	if len(name) < 1 || len(name) > maxName {
+		return nil, l.bad("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes")
+	}
+	return l, l.open("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
+}
+
+// NewKey is New for a resource that a number names. It shares nothing with a limiter whose name is that number as text.
+func NewKey(key uint64, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
+	l := &Limiter{name: strconv.FormatUint(key, 10)}
+	return l, l.open(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
+}
+
+// maxName is the most bytes that a name may have.
+const maxName = 512
+
+func (l *Limiter) open(key string, limit int, window, resolution time.Duration, opts []Option) (err error) {
+	defer func() {
+		if err != nil {
+			*l = Limiter{}
+		}
+	}()
+	if err := l.checkLimit(limit); err != nil {
+		return err
+	}
+	const finest, coarsest = time.Millisecond, 24 * time.Hour
+	switch {
+	case window <= 0:
+		return l.bad("window", window, "a positive duration")
+	case resolution < finest || resolution > coarsest || resolution%time.Microsecond != 0:
+		return l.bad("resolution", resolution, "whole microseconds from 1ms to 24h")
+	case window%resolution != 0:
+		return l.bad("resolution", resolution, fmt.Sprintf("a divisor of the window, %v", window))
+	case window/resolution > maxParts:
+		return l.bad("resolution", resolution, fmt.Sprintf("at least the window / %d, %v", maxParts, window/maxParts))
+	}
+	o, err := l.options(opts)
+	if err != nil {
+		return err
+	}
+	l.rule = rule{o.mode, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
+	l.limit.Store(int64(limit))
+	l.clock = o.clock
+	if o.client != nil {
+		l.fleet = newFleet(o, o.prefix+key+":"+window.String())
+	}
+	return nil
+}
+
+func (l *Limiter) bad(field string, value any, want string) error {
+	return &InvalidError{l.name, field, value, want}
+}
+
+func (l *Limiter) checkLimit(n int) error {
+	if n < 1 || int64(n) > maxLimit {
+		return l.bad("limit", n, "1 to 2^31")
+	}
+	return nil
+}
+
+// Allow is AllowN of one permit.
+func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx, 1) }
+
+// AllowN tells whether n permits may be used now, and counts them if so: all of them or none. More than the limit is an error,
+// since it could never be allowed.
+//
+// With Redis, what is allowed has been counted there: one round trip, shared with the others of this process that ask
+// meanwhile. What is refused by what this process knows costs none. While Redis is away, see WithAway and WithShare. It
+// returns when ctx ends, even if Redis hangs; permits may have been counted then.
+func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	limit := l.limit.Load()
+	if n < 1 || int64(n) > limit {
+		return false, l.bad("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
+	}
+	now := l.now()
+	if g := l.gate.Load(); g != nil && now < g.until && now >= g.from-standstill {
+		return false, nil
+	}
+	if l.fleet != nil {
+		return l.allowShared(ctx, int64(n))
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unbar()
+	limit = l.limit.Load() // SetLimit may have cleared the gate
+	at := l.tally.advance(&l.rule, l.now())
+	used := l.tally.used(&l.rule, at)
+	if used+int64(n) > limit {
+		if used+1 > limit {
+			l.bar(at, l.tally.until(&l.rule, at, limit-1))
+		}
+		return false, nil
+	}
+	if !l.tally.add(&l.rule, int64(n)) {
+		return false, fmt.Errorf("%w: limiter %.80q", ErrOverflow, l.name)
+	}
+	return true, nil
+}
+
+// Remaining is how many permits could be admitted now. With Redis it asks, once in a sub-interval, and goes by what this
+// process knows in between; while Redis is away it is what this process may still admit by itself (WithShare), or an ErrAway.
+func (l *Limiter) Remaining(ctx context.Context) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	if l.fleet != nil {
+		if err := l.refresh(ctx); err != nil {
+			return 0, err
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	limit, used, _ := l.standing(l.now())
+	return int(max(0, limit-used)), nil
+}
+
+// RetryAfter is how long it takes at least until n permits can be admitted, as far as this process knows: 0 if they might be
+// now. It asks nobody. More than the limit take for ever: the longest duration.
+func (l *Limiter) RetryAfter(n int) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := l.now()
+	limit, used, until := l.standing(now)
+	switch {
+	case int64(n) > limit:
+		return math.MaxInt64
+	case n < 1 || used+int64(n) <= limit:
+		return 0
+	}
+	return time.Duration(until(limit-int64(n))) * time.Microsecond
+}
+
+// standing is what counts now against which limit, and a function that tells for how many microseconds more than so much of
+// it will be used. mu is held.
+func (l *Limiter) standing(now int64) (limit, used int64, until func(room int64) int64) {
+	limit = l.limit.Load()
+	if l.fleet != nil {
+		return l.fleet.standing(l, limit, now)
+	}
+	at := max(now, l.tally.seen)
+	return limit, l.tally.used(&l.rule, at), func(room int64) int64 { return l.tally.until(&l.rule, at, room) - at }
+}
+
+// SetLimit changes the limit of this limiter, in this process. What was admitted stays counted: less than that is admitted
+// only when it is out of the window. Limiters of other processes have their own limits, which count the same permits.
+func (l *Limiter) SetLimit(n int) error {
+	if err := l.checkLimit(n); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.limit.Store(int64(n))
+	l.gate.Store(nil)
+	return nil
+}
+
+// Limit is the limit in force.
+func (l *Limiter) Limit() int { return int(l.limit.Load()) }
+
+// Name of the limiter; the number of one made with NewKey.
+func (l *Limiter) Name() string { return l.name }
+
+// Window is the length of the window.
+func (l *Limiter) Window() time.Duration { return time.Duration(l.rule.window) * time.Microsecond }
+
+// Resolution is the length of a sub-interval.
+func (l *Limiter) Resolution() time.Duration {
+	return time.Duration(l.rule.resolution) * time.Microsecond
+}
+
+// bar refuses everything from now on until a time. mu is held.
+func (l *Limiter) bar(now, until int64) {
+	if until > now {
+		l.gate.Store(&gate{now, until})
+	}
+}
+
+// unbar forgets a gate that is over: should the clock be set back, it would refuse again. mu is held.
+func (l *Limiter) unbar() {
+	if l.gate.Load() != nil {
+		l.gate.Store(nil)
+	}
+}
+
+// origin ties times to the monotonic clock.
+var (
+	origin       = time.Now()
+	originMicros = origin.UnixMicro()
+)
+
+// mono is the time since origin, at half the price of time.Now.
+func mono() time.Duration { return time.Since(origin) }
+
+// now is the limiter's clock in microseconds since 1970.
+func (l *Limiter) now() int64 {
+	if l.clock == nil {
+		return originMicros + mono().Microseconds()
+	}
+	return l.clock.Now().UnixMicro()
+}

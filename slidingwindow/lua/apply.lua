@@ -1,0 +1,132 @@
+-- Counts what was admitted, decides what is asked for, and tells the whole window. It is tally of tally.go in Lua: change
+-- both or none; TestDifferential compares them. All numbers are integers below 2^53.
+--
+-- KEYS[1]   the limiter's key, a string: sw1 epoch=E seen=T last:count last:count …, see codec.go
+-- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
+-- ARGV[2]   window, ARGV[3] resolution, in microseconds; the second divides the first
+-- ARGV[4]   exact | approximate
+-- ARGV[5]   limit
+-- ARGV[6]   time to live in milliseconds
+-- ARGV[7]   deadline in microseconds of that clock, '' for none: run later, nothing happens
+-- ARGV[8]   the epoch of a state that is begun: a random integer
+-- ARGV[9]   count that was admitted already
+-- ARGV[10]  last:count … that were admitted earlier and could not be told; '' for none
+-- ARGV[11]  permits:times … requests to decide, in their order; '' for none
+-- returns   clock and the time of the decision; the state, '' if there is none; how many of each of ARGV[11] are granted
+--           | late, clock | error CORRUPT or OVERFLOW, and nothing was written
+
+local MAX, MOST, PARTS, STANDSTILL, SIZE = 9007199254740992, 137438953472, 1441, 2000000, 65536
+local floor, ceil, max, fmt = math.floor, math.ceil, math.max, string.format
+
+local clock = ARGV[1]
+if clock ~= '' then
+  clock = tonumber(clock)
+else
+  local t = redis.call('TIME')
+  clock = t[1] * 1000000 + t[2]
+end
+if ARGV[7] ~= '' and clock > tonumber(ARGV[7]) then return {'late', fmt('%.0f', clock)} end
+local window, resolution, exact, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'exact', tonumber(ARGV[5])
+
+local old = redis.call('GET', KEYS[1])
+local function corrupt() return redis.error_reply('CORRUPT ' .. fmt('%q', old:sub(1, 80)):gsub('[^%g ]', '?')) end
+
+-- The parts, oldest first: one for a sub-interval in which anything was admitted.
+local now, epoch, changed = clock, ARGV[8], false
+local index, last, count, text, n, sum = {}, {}, {}, {}, 0, 0
+local here, first
+
+local function push(l, c, t)
+  local i = floor(l / resolution)
+  if i < first then return end
+  if n > 0 and index[n] == i then
+    last[n], count[n], text[n] = max(last[n], l), count[n] + c, nil
+  else
+    n = n + 1
+    index[n], last[n], count[n], text[n] = i, l, c, t
+  end
+  sum = sum + c
+end
+
+local function at(time)
+  now = time
+  here = floor(now / resolution)
+  first = here - window / resolution
+end
+
+if old then
+  if #old > SIZE then return corrupt() end
+  local e, s, rest = old:match('^sw1 epoch=(%d+) seen=(%-?%d+)(.*)$')
+  if not e then return corrupt() end
+  local seen = tonumber(s)
+  if tonumber(e) < 1 or tonumber(e) > MAX or seen < -MAX or seen > MAX then return corrupt() end
+  epoch = e
+  local shift = seen - clock
+  if shift > STANDSTILL then -- the clock was set back: what is counted goes along
+    at(clock)
+    changed = true
+  else
+    shift = 0
+    at(max(seen, clock))
+  end
+  local size, before, parts = 0, -MAX - 1, 0
+  for t, l, c in rest:gmatch('( (%-?%d+):(%d+))') do
+    size, parts = size + #t, parts + 1
+    l, c = tonumber(l), tonumber(c)
+    if l <= before or l > seen or c < 1 or c > MOST or parts > PARTS then return corrupt() end
+    before = l
+    if shift ~= 0 then push(l - shift, c) else push(l, c, t) end
+  end
+  if size ~= #rest then return corrupt() end
+else
+  at(clock)
+end
+
+-- used is what counts against the limit now.
+local function used()
+  if n == 0 or index[1] ~= first then return sum end
+  if exact then
+    if last[1] < now - window then return sum - count[1] end
+    return sum
+  end
+  local share = ceil(((here + 1) * resolution - now) * 65536 / resolution)
+  return sum - count[1] + ceil(count[1] * share / 65536)
+end
+
+if ARGV[10] ~= '' then
+  local all = {}
+  for i = 1, n do all[i] = {last[i], count[i]} end
+  for l, c in ARGV[10]:gmatch('(%-?%d+):(%d+)') do
+    all[#all + 1] = {math.min(now, tonumber(l)), tonumber(c)}
+  end
+  table.sort(all, function(a, b) return a[1] < b[1] end)
+  n, sum, changed = 0, 0, true
+  for i = 1, #all do push(all[i][1], all[i][2]) end
+end
+
+local function add(c)
+  if c > 0 then
+    push(now, c)
+    changed = true
+  end
+end
+
+add(tonumber(ARGV[9]))
+local granted = {}
+for permits, times in ARGV[11]:gmatch('(%d+):(%d+)') do
+  permits, times = tonumber(permits), tonumber(times)
+  local fit = math.min(times, max(0, floor((limit - used()) / permits)))
+  add(fit * permits)
+  granted[#granted + 1] = fmt('%.0f', fit)
+end
+
+local new = old or ''
+if changed then
+  for i = 1, n do
+    if count[i] > MOST then return redis.error_reply('OVERFLOW') end
+    if not text[i] then text[i] = fmt(' %.0f:%.0f', last[i], count[i]) end
+  end
+  new = 'sw1 epoch=' .. epoch .. fmt(' seen=%.0f', now) .. table.concat(text, '', 1, n)
+  redis.call('SET', KEYS[1], new, 'PX', ARGV[6])
+end
+return {fmt('%.0f %.0f', clock, now), new, table.concat(granted, ' ')}

@@ -1,0 +1,134 @@
+package slidingwindow
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/redis/go-redis/v9"
+)
+
+// RedisClient is the least that is needed of a client. *redis.Client, *redis.ClusterClient, *redis.Ring and the sentinel
+// clients have it.
+type RedisClient interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
+// Away is what a limiter does while Redis is away.
+type Away uint8
+
+const (
+	// Refuse fails calls with an ErrAway.
+	Refuse Away = iota
+	// Pass allows all calls.
+	Pass
+	// share admits what WithShare says.
+	share
+)
+
+// Option configures a Limiter. An option with a bad value makes the constructor fail.
+type Option func(*options)
+
+type options struct {
+	mode    Mode
+	client  RedisClient
+	given   bool // client, even if it is nil
+	prefix  string
+	timeout time.Duration
+	away    Away
+	share   int
+	hook    func(error)
+	clock   clockwork.Clock
+	local   bool
+	server  func() int64 // the clock that scripts are told; nil: the server's own
+}
+
+const (
+	defaultPrefix  = "slidingwindow:"
+	defaultTimeout = time.Second
+)
+
+// WithMode sets how the window is counted. Default Exact.
+func WithMode(m Mode) Option { return func(o *options) { o.mode = m } }
+
+// WithRedis counts in Redis, together with all processes that use the same name. A limiter is one key there, which expires by
+// itself. Redis 6 or later; the script uses GET, SET and TIME.
+func WithRedis(c RedisClient) Option { return func(o *options) { o.client, o.given = c, true } }
+
+// WithKeyPrefix sets what the key in Redis begins with, up to 512 bytes without braces. Default "slidingwindow:".
+func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
+
+// WithTimeout bounds how long a call waits for Redis, 1 ms to 1 minute, default 1 s. It is also how long it takes until a
+// Redis that hangs is taken to be away.
+func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
+
+// WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
+func WithAway(a Away) Option { return func(o *options) { o.away = a } }
+
+// WithShare lets each process go on by itself while Redis is away, and admit up to n permits in any window (exactly), of those
+// that it admitted before included. What it has admitted is told to Redis when that is back. A share of limit / processes
+// keeps the fleet within its limit as long as no process had more than its share.
+func WithShare(n int) Option { return func(o *options) { o.away, o.share = share, n } }
+
+// WithHook sets a function that is told of each failed round trip, and with nil when Redis answers again. It is called by one
+// goroutine at a time, which waits for it.
+func WithHook(f func(err error)) Option { return func(o *options) { o.hook = f } }
+
+// WithClock sets the clock of a limiter without Redis. With Redis it is only used to tell how old an answer is, unless
+// WithLocalTime. Default: the system's monotonic clock.
+func WithClock(c clockwork.Clock) Option {
+	return func(o *options) {
+		if isNil(c) {
+			c = noClock{}
+		}
+		o.clock = c
+	}
+}
+
+// WithLocalTime decides by the limiter's clock instead of the Redis server's: for tests. In production the clocks of processes
+// differ, and then so do their windows.
+func WithLocalTime() Option { return func(o *options) { o.local = true } }
+
+// noClock stands for a nil one.
+type noClock struct{ clockwork.Clock }
+
+func isNil(v any) bool {
+	rv := reflect.ValueOf(v)
+	return !rv.IsValid() || rv.Kind() == reflect.Pointer && rv.IsNil()
+}
+
+func (l *Limiter) options(opts []Option) (*options, error) {
+	o := &options{prefix: defaultPrefix, timeout: defaultTimeout}
+	for _, opt := range opts {
+		if opt == nil {
+			return nil, l.bad("option", "nil", "no nil options")
+		}
+		opt(o)
+	}
+	_, clockless := o.clock.(noClock)
+	switch {
+	case o.mode > Approximate:
+		return nil, l.bad("mode", o.mode, "Exact or Approximate")
+	case o.given && isNil(o.client):
+		return nil, l.bad("redis client", "nil", "a client")
+	case len(o.prefix) > maxName || strings.ContainsAny(o.prefix, "{}"):
+		return nil, l.bad("key prefix", fmt.Sprintf("%.40q", o.prefix), "at most 512 bytes without braces")
+	case o.timeout < time.Millisecond || o.timeout > time.Minute:
+		return nil, l.bad("timeout", o.timeout, "1ms to 1m")
+	case o.away > share:
+		return nil, l.bad("away", uint8(o.away), "Refuse or Pass")
+	case o.away == share && (o.share < 1 || o.share > maxLimit):
+		return nil, l.bad("share", o.share, "1 to 2^31")
+	case clockless:
+		return nil, l.bad("clock", "nil", "a clock")
+	case o.local && !o.given:
+		return nil, l.bad("local time", "given", "it only with Redis: without, it is always local")
+	}
+	if o.local {
+		o.server = l.now
+	}
+	return o, nil
+}

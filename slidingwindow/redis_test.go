@@ -1,0 +1,671 @@
+package slidingwindow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// redistestNone is a client that must not be used.
+type redistestNone struct{}
+
+func (redistestNone) Process(context.Context, redis.Cmder) error { return errors.New("used") }
+
+// unique names are no other test's.
+func unique(t testing.TB) string { return fmt.Sprintf("%s:%d", t.Name(), rand.Uint64()) }
+
+// serverClock makes scripts decide by a clock of the test, while the process goes by another.
+func serverClock(now func() int64) Option { return func(o *options) { o.server = now } }
+
+// Lua and Go compute the same, to the last character of the state.
+func TestDifferential(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	key := unique(t)
+	executed, granted := 0, 0
+	rapid.Check(t, func(rt *rapid.T) {
+		require.NoError(rt, client.Del(ctx, key).Err())
+		window, resolution := drawRule(rt)
+		rules := []rule{
+			{Exact, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
+			{Approximate, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
+			{Exact, window.Microseconds(), window.Microseconds(), 1}, // another release, say, with another resolution
+		}
+		clock := begin + rapid.Int64Range(0, 1e9).Draw(rt, "begin")
+		var epoch int64
+		var model tally
+		for range 60 {
+			clock = drawStep(rt, clock, rules[0].window, rules[0].resolution)
+			r := rapid.SampledFrom(rules).Draw(rt, "rule")
+			limit := rapid.Int64Range(1, 40).Draw(rt, "limit")
+			b := &flight{told: rapid.SampledFrom([]int64{0, 0, 1, 7}).Draw(rt, "told")}
+			for range rapid.IntRange(0, 3).Draw(rt, "asks") {
+				b.asked = append(b.asked, ask{rapid.Int64Range(1, 9).Draw(rt, "n"), rapid.Int64Range(1, 9).Draw(rt, "times")})
+			}
+			if rapid.IntRange(0, 5).Draw(rt, "late") == 0 {
+				at := clock - rapid.Int64Range(-r.resolution, r.window+2*r.resolution).Draw(rt, "ago")
+				b.owed = []part{{at, 3}, {at + r.resolution, 2}}
+			}
+			// Go.
+			next, parts, seen := tally{}, model.list(), model.seen
+			stepped := model.known && seen-clock > standstill
+			if stepped { // before they are counted with another resolution
+				for i := range parts {
+					parts[i].last -= seen - clock
+				}
+				seen = clock
+			}
+			if model.known {
+				next.load(&r, seen, parts)
+			}
+			now := next.advance(&r, clock)
+			if len(b.owed) > 0 {
+				all := next.list()
+				for _, p := range b.owed {
+					p.last = min(p.last, now)
+					i, _ := slices.BinarySearchFunc(all, p, func(a, b part) int { return int(a.last - b.last) })
+					all = slices.Insert(all, i, p)
+				}
+				next.load(&r, now, all)
+			}
+			changed := stepped || len(b.owed) > 0 || b.told > 0
+			if b.told > 0 {
+				require.True(rt, next.add(&r, b.told))
+			}
+			var want []string
+			for _, a := range b.asked {
+				fit := min(a.times, max(0, limit-next.used(&r, now))/a.n)
+				if fit > 0 {
+					require.True(rt, next.add(&r, fit*a.n))
+					changed = true
+					granted++
+				}
+				want = append(want, decimal(fit))
+			}
+			// Lua.
+			l := &Limiter{rule: r, fleet: &fleet{key: key, server: func() int64 { return clock }}}
+			l.limit.Store(limit)
+			reply, err := applyScript.Run(ctx, client, 1, l.arguments(b, 0)...)
+			require.NoError(rt, err)
+			executed++
+			if changed {
+				if epoch == 0 {
+					epoch, _, _, _ = parse(reply[1])
+				}
+				model = next
+			}
+			text := ""
+			if model.known {
+				text = format(epoch, model.seen, model.list())
+			}
+			require.Equal(rt, []string{fmt.Sprint(clock, " ", now), text, strings.Join(want, " ")}, reply)
+			require.Equal(rt, text, client.Get(ctx, key).Val())
+		}
+	})
+	t.Logf("%d scripts, %d grants", executed, granted)
+	require.Greater(t, executed, 5000)
+	require.Greater(t, granted, 1000)
+}
+
+// What Go takes for a state, Lua does, and what one refuses, the other does; nothing is overwritten.
+func TestDifferentialCorrupt(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	key := unique(t)
+	l := &Limiter{rule: rule{Exact, 60_000_000, 1_000_000, 60}, fleet: &fleet{key: key, server: func() int64 { return 100_000_000 }}}
+	l.limit.Store(10)
+	good, bad := 0, 0
+	check := func(t require.TestingT, text string) {
+		require.NoError(t, client.Set(ctx, key, text, time.Minute).Err())
+		_, err := applyScript.Run(ctx, client, 1, l.arguments(&flight{}, 0)...)
+		_, _, _, ok := parse(text)
+		require.Equal(t, ok, err == nil, "%q: %v", text, err)
+		if ok {
+			good++
+			return
+		}
+		bad++
+		require.True(t, redis.HasErrorPrefix(err, "CORRUPT"), "%q: %v", text, err)
+		require.Equal(t, text, client.Get(ctx, key).Val())
+	}
+	for _, text := range []string{
+		"sw1 epoch=7 seen=5", "sw1 epoch=7 seen=5 ", "sw1 epoch=7 seen=-5 -7:1", "sw2 epoch=7 seen=5", "", "hello", "7",
+		"sw1 epoch=0 seen=5", "sw1 epoch=7 seen=5 5:0", "sw1 epoch=7 seen=5 6:1", "sw1 epoch=7 seen=5 3:1 3:1", "sw1 epoch=7 seen=5 3:1  4:1",
+		"sw1 epoch=7 seen=5 4:1 3:1", "sw1 epoch=7 seen=5 0x3:1", "sw1 epoch=7 seen=5 3:1e3", "sw1 epoch=7 seen=99999999999999999999",
+		"sw1 epoch=7 seen=5 3:137438953472", "sw1 epoch=7 seen=5 3:137438953473", "sw1 epoch=007 seen=5 03:1", "sw1 epoch=7 seen=5 +3:1",
+		"sw1 epoch=7 seen=9007199254740992 9007199254740992:1", "sw1 epoch=7 seen=9007199254740994", strings.Repeat("x", maxText+1),
+		"sw1 epoch=7 seen=5 3:1\n", "sw1 epoch=7 seen=5 3:1\x00", "sw1 epoch=7 seen=100 " + manyParts(maxParts+1), "sw1 epoch=7 seen=2000 " + manyParts(maxParts+1),
+		"sw1 epoch=7 seen=2000 " + manyParts(maxParts+2),
+	} {
+		check(t, text)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		text := []byte("sw1 epoch=7 seen=1763724915123456 1763724914000123:17 1763724915123456:3")
+		for range rapid.IntRange(1, 3).Draw(t, "changes") {
+			i := rapid.IntRange(0, len(text)-1).Draw(t, "at")
+			switch c := rapid.SampledFrom([]byte(" :=-+0123456789xse.\x00")).Draw(t, "byte"); rapid.IntRange(0, 2).Draw(t, "how") {
+			case 0:
+				text[i] = c
+			case 1:
+				text = slices.Insert(text, i, c)
+			default:
+				text = slices.Delete(text, i, i+1)
+			}
+		}
+		check(t, string(text))
+	})
+	t.Logf("%d states, %d not", good, bad)
+	require.Positive(t, good)
+}
+
+func manyParts(n int) string {
+	words := make([]string, n)
+	for i := range words {
+		words[i] = fmt.Sprint(i, ":1")
+	}
+	return strings.Join(words, " ")
+}
+
+// processes are limiters that share a state, as processes do. The server's clock is the test's; their own are off, by as much
+// as the test says, and run too fast by drift.
+func processes(t require.TestingT, client RedisClient, name string, n, limit int, window, resolution time.Duration, mode Mode,
+	server *atomic.Int64, skew time.Duration, drift float64) []*Limiter {
+	var all []*Limiter
+	for i := range n {
+		off := skew.Microseconds() * int64(i)
+		clock := clockOf{now: func() int64 {
+			now := server.Load()
+			return now + off + int64(drift*float64(i)*float64(now-begin))
+		}}
+		l, err := New(name, limit, window, resolution, WithRedis(client), WithMode(mode), WithClock(clock), serverClock(server.Load))
+		require.NoError(t, err)
+		all = append(all, l)
+	}
+	return all
+}
+
+// clockOf is a clock that a function tells.
+type clockOf struct {
+	clockwork.Clock
+	now func() int64
+}
+
+func (c clockOf) Now() time.Time { return time.UnixMicro(c.now()) }
+
+// quiet waits until nothing is under way: reads that nobody waits for would be made at a later time of the test's clock.
+func quiet(t require.TestingT, l *Limiter) {
+	for range 100_000 {
+		l.mu.Lock()
+		flying := l.fleet.flying
+		l.mu.Unlock()
+		if !flying {
+			return
+		}
+		time.Sleep(10 * time.Microsecond)
+	}
+	require.Fail(t, "still under way")
+}
+
+// Several processes on a real server whose clock the test sets, with wrong clocks of their own, against the log of every
+// admission: one call after another, and many at once.
+func TestFleetLog(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for _, mode := range []Mode{Exact, Approximate} {
+		t.Run(mode.String(), func(t *testing.T) {
+			var worst, admitted, refused int64
+			rapid.Check(t, func(rt *rapid.T) {
+				window, resolution := drawRule(rt)
+				limit := rapid.IntRange(1, 30).Draw(rt, "limit")
+				n := rapid.SampledFrom([]int{1, 2, 4}).Draw(rt, "processes")
+				var server atomic.Int64
+				server.Store(begin + rapid.Int64Range(0, 1e9).Draw(rt, "begin"))
+				skew := time.Duration(rapid.Int64Range(-1e13, 1e13).Draw(rt, "skew"))
+				all := processes(rt, client, unique(t), n, limit, window, resolution, mode, &server, skew, 0)
+				g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
+				back := rapid.Bool().Draw(rt, "back")
+				for range 40 {
+					step := drawStep(rt, server.Load(), g.window, g.resolution)
+					if back || step > server.Load() {
+						server.Store(step)
+					}
+					l := all[rapid.IntRange(0, n-1).Draw(rt, "process")]
+					k := rapid.SampledFrom([]int{1, 1, 3, 16}).Draw(rt, "at once")
+					var ok atomic.Int64
+					var wg sync.WaitGroup
+					for range k {
+						wg.Go(func() {
+							pass, err := l.Allow(ctx)
+							if err != nil {
+								panic(err)
+							}
+							if pass {
+								ok.Add(1)
+							}
+						})
+					}
+					wg.Wait()
+					quiet(rt, l)
+					// Only what is written moves the state's clock: what it says is the time of the log.
+					if _, seen, _, known := parse(client.Get(ctx, l.fleet.key).Val()); known {
+						g.observe(seen)
+						if seen < g.seen { // less than standing still: it was read there, and written here
+							g.shift(seen)
+						}
+					}
+					refused += int64(k) - ok.Load()
+					if ok.Load() == 0 {
+						continue
+					}
+					admitted += ok.Load()
+					now := g.seen
+					require.LessOrEqual(rt, server.Load(), now)
+					crowd := g.crowd(now)
+					g.add(now, ok.Load())
+					over := g.within(now-g.window, now) - int64(limit)
+					switch {
+					case mode == Exact:
+						require.LessOrEqual(rt, over, int64(0))
+					case g.steps == 0:
+						require.LessOrEqual(rt, over, crowd+int64(n-1)*min(int64(limit), 16))
+						worst = max(worst, over)
+					}
+				}
+			})
+			t.Logf("%d admitted, %d refused, at most %d above the limit", admitted, refused, worst)
+			require.Greater(t, admitted, int64(1000))
+			require.Greater(t, refused, int64(1000))
+		})
+	}
+}
+
+// The bound of the approximate mode on what others admit is reached and kept: all processes know the same empty window, and
+// each of their callers is admitted before any has heard of the others.
+func TestFleetBlind(t *testing.T) {
+	server := redistest.Start(t)
+	const n, limit = 4, 10
+	for _, callers := range []int{1, 3, 20} {
+		var all []*Limiter
+		var held []*holding
+		name := unique(t)
+		for range n {
+			h := &holding{RedisClient: server.Client(t), open: make(chan struct{})}
+			held = append(held, h)
+			l, err := New(name, limit, time.Hour, time.Hour/60, WithRedis(h), WithMode(Approximate), WithTimeout(time.Minute))
+			require.NoError(t, err)
+			_, err = l.Remaining(ctx) // everybody knows this sub-interval
+			require.NoError(t, err)
+			all = append(all, l)
+		}
+		var ok atomic.Int64
+		var wg sync.WaitGroup
+		for i, l := range all {
+			held[i].hold.Store(true)
+			for range callers {
+				wg.Go(func() {
+					if pass, err := l.Allow(ctx); pass && err == nil {
+						ok.Add(1)
+					}
+				})
+			}
+		}
+		want := min(limit, callers)
+		for _, l := range all { // until all have decided
+			require.Eventually(t, func() bool {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				return l.fleet.pending == int64(want)
+			}, 10*time.Second, time.Millisecond)
+		}
+		for i := range held {
+			close(held[i].open)
+		}
+		wg.Wait()
+		require.EqualValues(t, n*want, ok.Load())
+		require.LessOrEqual(t, n*want, limit+(n-1)*want, "the bound")
+		for range 5 { // and now that each has heard, at most the rest
+			for _, l := range all {
+				if pass, err := l.Allow(ctx); pass && err == nil {
+					ok.Add(1)
+				}
+			}
+		}
+		t.Logf("%d processes, %d callers each, a limit of %d: %d admitted, bound %d", n, callers, limit, ok.Load(), limit+(n-1)*want)
+		require.LessOrEqual(t, ok.Load(), int64(limit+(n-1)*want))
+	}
+}
+
+// holding lets commands wait.
+type holding struct {
+	RedisClient
+	hold atomic.Bool
+	open chan struct{}
+}
+
+func (h *holding) Process(ctx context.Context, cmd redis.Cmder) error {
+	if h.hold.Load() {
+		<-h.open
+	}
+	return h.RedisClient.Process(ctx, cmd)
+}
+
+// A process' own clock may be off by hours: it decides the same. One that runs too fast takes a sub-interval to be a little
+// further on than it is.
+func TestSkew(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	const n, limit, window, resolution = 4, 100, time.Minute, 5 * time.Second
+	run := func(skew time.Duration, drift float64) (admitted, worst int64) {
+		var server atomic.Int64
+		server.Store(begin)
+		all := processes(t, client, unique(t), n, limit, window, resolution, Approximate, &server, skew, drift)
+		g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
+		random := rand.New(rand.NewPCG(1, 2))
+		for range 20_000 {
+			server.Add(random.Int64N(20_000))
+			l := all[random.IntN(n)]
+			pass, err := l.Allow(ctx)
+			require.NoError(t, err)
+			quiet(t, l)
+			if pass {
+				admitted++
+				g.add(server.Load(), 1)
+				worst = max(worst, g.within(server.Load()-g.window, server.Load())-limit)
+			}
+		}
+		return admitted, worst
+	}
+	admitted, worst := run(0, 0)
+	t.Logf("clocks that agree: %d admitted, worst +%d", admitted, worst)
+	for _, skew := range []time.Duration{time.Second, -time.Hour, 1000 * time.Hour} {
+		a, w := run(skew, 0)
+		require.Equal(t, admitted, a, "a clock off by %v", skew)
+		require.Equal(t, worst, w)
+	}
+	for _, drift := range []float64{1e-4, 1e-2, -1e-2} {
+		a, w := run(0, drift)
+		t.Logf("clocks that run up to %g too fast: %d admitted, worst +%d", 3*drift, a, w)
+		require.InEpsilon(t, admitted, a, 0.02)
+		require.LessOrEqual(t, w, worst+int64(3*max(0, drift)*limit)+3)
+	}
+}
+
+// What is refused sends nothing: under a hundred times the load Redis hears once of each that is allowed, at most, and once in
+// a sub-interval of the rest.
+func TestCommands(t *testing.T) {
+	for _, mode := range []Mode{Exact, Approximate} {
+		t.Run(mode.String(), func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client(t)
+			const limit, window, resolution, length = 200, time.Second, 100 * time.Millisecond, 2 * time.Second
+			l, err := New("x", limit, window, resolution, WithRedis(client), WithMode(mode))
+			require.NoError(t, err)
+			var calls, allowed atomic.Int64
+			end := time.Now().Add(length)
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() {
+					for time.Now().Before(end) {
+						ok, err := l.Allow(ctx)
+						if err != nil {
+							panic(err)
+						}
+						calls.Add(1)
+						if ok {
+							allowed.Add(1)
+						}
+						runtime.Gosched()
+					}
+				})
+			}
+			wg.Wait()
+			scripts := executed(t, client)
+			t.Logf("%d calls, %d allowed, %d scripts", calls.Load(), allowed.Load(), scripts)
+			require.Greater(t, calls.Load(), 100*allowed.Load())
+			const sub = int64(length/resolution) + 2
+			require.LessOrEqual(t, scripts, allowed.Load()+sub)
+			require.GreaterOrEqual(t, allowed.Load(), int64(2*limit))
+		})
+	}
+}
+
+// executed is how many scripts a server has run.
+func executed(t *testing.T, client *redis.Client) (n int64) {
+	info, err := client.Info(ctx, "commandstats").Result()
+	require.NoError(t, err)
+	for _, m := range regexp.MustCompile(`cmdstat_eval(?:sha)?:calls=(\d+).*?failed_calls=(\d+)`).FindAllStringSubmatch(info, -1) {
+		calls, _ := strconv.ParseInt(m[1], 10, 64)
+		failed, _ := strconv.ParseInt(m[2], 10, 64)
+		n += calls - failed
+	}
+	return n
+}
+
+// Callers who ask at once share scripts.
+func TestShare(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	l, err := New("x", 1_000_000, time.Minute, time.Second, WithRedis(client))
+	require.NoError(t, err)
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for range 100 {
+				if ok, err := l.Allow(ctx); !ok || err != nil {
+					panic(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	scripts := executed(t, client)
+	t.Logf("6400 allowed by %d scripts", scripts)
+	require.Less(t, scripts, int64(1600))
+	left, err := l.Remaining(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 1_000_000-6400, left)
+}
+
+// What waits while an answer is under way that shows it to be hopeless is refused by that.
+func TestRefusedInQueue(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	h := &holding{RedisClient: client, open: make(chan struct{})}
+	l, err := New("x", 4, time.Hour, time.Minute, WithRedis(h), WithTimeout(time.Minute))
+	require.NoError(t, err)
+	other, err := New("x", 4, time.Hour, time.Minute, WithRedis(client))
+	require.NoError(t, err)
+	for _, m := range []*Limiter{l, other} {
+		_, err = m.Remaining(ctx)
+		require.NoError(t, err)
+	}
+	h.hold.Store(true)
+	got := make(chan bool, 2)
+	for pending := range int64(2) {
+		go func() {
+			ok, err := l.Allow(ctx)
+			if err != nil {
+				panic(err)
+			}
+			got <- ok
+		}()
+		require.Eventually(t, func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.fleet.pending == pending+1 && len(l.fleet.queue) == int(pending)
+		}, 5*time.Second, time.Millisecond)
+	}
+	ok, err := other.AllowN(ctx, 3)
+	require.NoError(t, err)
+	require.True(t, ok)
+	before := executed(t, client)
+	h.hold.Store(false)
+	close(h.open)
+	require.NotEqual(t, <-got, <-got)
+	quiet(t, l)
+	require.Equal(t, before+1, executed(t, client))
+}
+
+// Once in a sub-interval a limiter that refuses looks what has become of the window, and one that was idle does not trust
+// what it knew.
+func TestNextSubInterval(t *testing.T) {
+	for _, mode := range []Mode{Exact, Approximate} {
+		t.Run(mode.String(), func(t *testing.T) {
+			redisServer := redistest.Start(t)
+			client := redisServer.Client(t)
+			var server atomic.Int64
+			server.Store(begin)
+			all := processes(t, client, "x", 2, 3, time.Hour, time.Minute, mode, &server, 0, 0)
+			a, b := all[0], all[1]
+			allow := func(l *Limiter, want bool, scripts int64) {
+				t.Helper()
+				before := executed(t, client)
+				ok, err := l.Allow(ctx)
+				require.NoError(t, err)
+				require.Equal(t, want, ok)
+				quiet(t, l)
+				require.Equal(t, scripts, executed(t, client)-before)
+			}
+			left, err := b.Remaining(ctx)
+			require.NoError(t, err)
+			require.Equal(t, 3, left)
+			for range 3 {
+				allow(a, true, 1)
+			}
+			allow(a, false, 0)
+			server.Add(time.Minute.Microseconds())
+			allow(b, false, 1) // it knew of nothing
+			allow(b, false, 0)
+			require.NoError(t, client.Del(ctx, b.fleet.key).Err())
+			allow(b, false, 0)
+			server.Add(time.Minute.Microseconds())
+			allow(b, false, 1) // refused by what it knew, and looks
+			allow(b, true, 1)
+		})
+	}
+}
+
+// Refusing costs no memory, here and there.
+func TestRefusalAllocates(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for _, opts := range [][]Option{nil, {WithMode(Approximate)}, {WithRedis(client)}, {WithRedis(client), WithMode(Approximate)}} {
+		l, err := New(unique(t), 1, time.Hour, time.Hour/60, opts...)
+		require.NoError(t, err)
+		for range 2 {
+			_, err = l.Allow(ctx)
+			require.NoError(t, err)
+		}
+		require.Zero(t, testing.AllocsPerRun(1000, func() {
+			if ok, err := l.Allow(ctx); ok || err != nil {
+				panic(err)
+			}
+		}))
+	}
+}
+
+func BenchmarkRefusal(b *testing.B) {
+	client := redistest.Shared(b).Client(b)
+	for name, opts := range map[string][]Option{"local": nil, "redis/exact": {WithRedis(client)}, "redis/approximate": {WithRedis(client), WithMode(Approximate)}} {
+		b.Run(name, func(b *testing.B) {
+			l, err := New(unique(b), 1, 10*time.Minute, time.Minute/6, opts...)
+			require.NoError(b, err)
+			_, _ = l.Allow(ctx)
+			_, _ = l.Allow(ctx)
+			b.ReportAllocs()
+			b.SetParallelism(64 / runtime.GOMAXPROCS(0))
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if ok, err := l.Allow(ctx); ok || err != nil {
+						panic(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func BenchmarkAllow(b *testing.B) {
+	client := redistest.Shared(b).Client(b, func(o *redis.Options) { o.PoolSize = 64 })
+	for name, opts := range map[string][]Option{"local": nil, "redis/exact": {WithRedis(client)}, "redis/approximate": {WithRedis(client), WithMode(Approximate)}} {
+		b.Run(name, func(b *testing.B) {
+			l, err := New(unique(b), maxLimit, time.Minute, time.Second, opts...)
+			require.NoError(b, err)
+			b.ReportAllocs()
+			b.SetParallelism(64 / runtime.GOMAXPROCS(0))
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if ok, err := l.Allow(ctx); !ok || err != nil {
+						panic(err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// What a limiter takes does not depend on how many requests there were, in the process and in Redis; and it goes away.
+func TestMemory(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	var server atomic.Int64
+	sizes := map[int]int64{}
+	for _, requests := range []int{10, 1000} {
+		server.Store(begin)
+		name := unique(t)
+		l := processes(t, client, name, 1, 1_000_000, time.Minute, time.Second, Exact, &server, 0, 0)[0]
+		for range 61 {
+			for range requests / 10 {
+				ok, err := l.AllowN(ctx, 10)
+				require.NoError(t, err)
+				require.True(t, ok)
+			}
+			server.Add(1_000_000)
+		}
+		size, err := client.MemoryUsage(ctx, l.fleet.key).Result()
+		require.NoError(t, err)
+		sizes[requests] = size
+		ttl := client.PTTL(ctx, l.fleet.key).Val()
+		require.Greater(t, ttl, 2*time.Minute)
+		require.Less(t, ttl, 3*time.Minute)
+		require.LessOrEqual(t, len(l.tally.ring), 61)
+	}
+	t.Logf("a limiter of 60 sub-intervals, all of them used: %d bytes in Redis after 610 permits, %d after 61000", sizes[10], sizes[1000])
+	require.Less(t, sizes[1000], sizes[10]+300)
+
+	local := func(requests int) uint64 {
+		const n = 2000
+		all := make([]*Limiter, n)
+		clock := &handClock{micros: begin}
+		var before, after runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&before)
+		for i := range all {
+			clock.micros = begin
+			all[i], _ = New("x", 1_000_000, time.Minute, time.Second, WithClock(clock))
+			for range requests {
+				clock.micros += 61_000_000 / int64(requests)
+				_, _ = all[i].Allow(ctx)
+			}
+		}
+		runtime.GC()
+		runtime.ReadMemStats(&after)
+		runtime.KeepAlive(all)
+		return (after.HeapAlloc - before.HeapAlloc) / n
+	}
+	few, many := local(61), local(2000)
+	t.Logf("local: %d bytes after 61 requests, %d after 2000", few, many)
+	require.InDelta(t, few, many, 200)
+	require.Less(t, many, uint64(2000))
+}

@@ -1,0 +1,203 @@
+package slidingwindow
+
+import "fmt"
+
+// Mode is how a limiter counts what the edge of the window cuts. See Exact and Approximate.
+type Mode uint8
+
+const (
+	// Exact never admits more than the limit in any window, by the clock that decides: the Redis server's, or the process'
+	// own. A sub-interval counts in full until the last that was admitted in it is out of the window, so one that was admitted
+	// earlier in it counts for up to one resolution too long; that is the price.
+	Exact Mode = iota
+	// Approximate assumes that what was admitted in a sub-interval was spread evenly over it, and decides by what the process
+	// knows of the others: it may admit more than the limit, as much as the package's documentation says.
+	Approximate
+)
+
+func (m Mode) String() string {
+	switch m {
+	case Exact:
+		return "exact"
+	case Approximate:
+		return "approximate"
+	}
+	return fmt.Sprintf("Mode(%d)", uint8(m))
+}
+
+const (
+	// maxLimit, maxCount: of a window, and of what is counted in one sub-interval. maxCount × shares is 2^53.
+	maxLimit = 1 << 31
+	maxCount = 1 << 37
+	// shares: the part of the trailing sub-interval that the window still covers is rounded up to so many shares of it.
+	shares = 1 << 16
+	// maxParts bounds the sub-intervals of a window, and with them the state and what a script costs.
+	maxParts = 1440
+	// standstill is how far back in µs a clock may step, and time just stands still until it is there again.
+	standstill = 2_000_000
+)
+
+// rule is what a window is like. Times are in microseconds.
+type rule struct {
+	mode       Mode
+	window     int64
+	resolution int64
+	parts      int64 // window / resolution
+}
+
+// index is the number of the sub-interval that a time is in.
+func (r *rule) index(t int64) int64 {
+	i := t / r.resolution
+	if t%r.resolution < 0 {
+		i--
+	}
+	return i
+}
+
+// part is what was admitted in one sub-interval: how much, and when the last of it.
+type part struct{ last, count int64 }
+
+// tally is what was admitted of late: a ring of the sub-intervals in which anything was, the oldest first, which may be the
+// one that the window's edge cuts. Its sub-intervals begin at multiples of the resolution of the clock that decides, so all
+// processes have the same. At most rule.parts + 1 are kept, however many requests there are.
+//
+// Why Exact is exact. Let something be admitted at the time t, in the sub-interval k, and let r be the resolution and B the
+// number of parts, so that the window is B × r. What else lies in [t − B×r, t] was admitted in the sub-intervals k − B to k:
+// t − B×r lies in k − B. Of these all count, but for k − B when its last is older than t − B×r, and then all of it is. So the
+// limit is not exceeded in any window that ends with something admitted, and hence in none. What is counted though it is out
+// of the window lies in k − B, before the last of that sub-interval: it counts for less than r longer than it must. A burst
+// at one instant counts for exactly the window.
+type tally struct {
+	known bool  // seen is a time
+	seen  int64 // the latest time of a decision
+	ring  []part
+	head  int
+	size  int
+	sum   int64 // of all counts
+}
+
+func (s *tally) at(i int) *part {
+	if i += s.head; i >= len(s.ring) {
+		i -= len(s.ring)
+	}
+	return &s.ring[i]
+}
+
+// advance moves on to a time of the clock and forgets what is out of the window. A clock up to 2 s behind the latest time
+// seen makes time stand still; further behind, what is counted goes back along with it.
+func (s *tally) advance(r *rule, clock int64) (now int64) {
+	if behind := s.seen - clock; s.known && behind > standstill {
+		s.shift(r, -behind)
+	} else if !s.known || clock > s.seen {
+		s.known, s.seen = true, clock
+	}
+	for first := r.index(s.seen) - r.parts; s.size > 0 && r.index(s.at(0).last) < first; {
+		s.drop()
+	}
+	return s.seen
+}
+
+// shift moves everything in time.
+func (s *tally) shift(r *rule, by int64) {
+	if !s.known {
+		return
+	}
+	parts := s.list()
+	for i := range parts {
+		parts[i].last += by
+	}
+	s.load(r, s.seen+by, parts)
+}
+
+func (s *tally) drop() {
+	s.sum -= s.at(0).count
+	s.size--
+	if s.head++; s.head == len(s.ring) {
+		s.head = 0
+	}
+}
+
+// load takes over parts that were counted with any resolution, oldest first. Each belongs to where its last is: so all of it
+// counts for as long as it must.
+func (s *tally) load(r *rule, seen int64, parts []part) {
+	s.known, s.seen, s.head, s.size, s.sum = true, seen, 0, 0, 0
+	first := r.index(seen) - r.parts
+	for _, p := range parts {
+		if r.index(p.last) >= first {
+			s.push(r, p)
+		}
+	}
+}
+
+// list is a copy of the parts.
+func (s *tally) list() []part {
+	parts := make([]part, s.size)
+	for i := range parts {
+		parts[i] = *s.at(i)
+	}
+	return parts
+}
+
+// push counts what was admitted after everything else.
+func (s *tally) push(r *rule, p part) {
+	s.sum += p.count
+	if s.size > 0 {
+		if newest := s.at(s.size - 1); r.index(newest.last) == r.index(p.last) {
+			newest.last, newest.count = max(newest.last, p.last), newest.count+p.count
+			return
+		}
+	}
+	if s.size == len(s.ring) {
+		ring := make([]part, max(s.size+1, min(2*s.size, int(r.parts)+1)))
+		copy(ring, s.list())
+		s.ring, s.head = ring, 0
+	}
+	s.size++
+	*s.at(s.size - 1) = p
+}
+
+// add counts what was admitted at the latest time seen. It reports false, and does nothing, if that is too much to count.
+func (s *tally) add(r *rule, n int64) bool {
+	if s.size > 0 && n > maxCount-s.at(s.size-1).count {
+		return false
+	}
+	s.push(r, part{s.seen, n})
+	return true
+}
+
+// used is what counts against the limit at a time that is not before the latest seen. As long as nothing is added it never
+// rises with time.
+func (s *tally) used(r *rule, now int64) int64 {
+	here := r.index(now)
+	first, sum := here-r.parts, s.sum
+	for i := range s.size {
+		p := s.at(i)
+		switch at := r.index(p.last); {
+		case at < first || at == first && r.mode == Exact && p.last < now-r.window:
+			sum -= p.count
+			continue
+		case at == first && r.mode == Approximate:
+			share := ((here+1)*r.resolution - now) * shares
+			share = (share + r.resolution - 1) / r.resolution
+			sum += (p.count*share+shares-1)/shares - p.count
+		}
+		break
+	}
+	return sum
+}
+
+// until is the first time, not before from, at which at most so much is used if nothing is added.
+func (s *tally) until(r *rule, from, room int64) int64 {
+	if s.size == 0 {
+		return from
+	}
+	low, high := from, max(from, (r.index(s.at(s.size-1).last)+r.parts+1)*r.resolution)
+	for low < high {
+		if mid := low + (high-low)/2; s.used(r, mid) <= room {
+			high = mid
+		} else {
+			low = mid + 1
+		}
+	}
+	return low
+}

@@ -1,0 +1,310 @@
+package slidingwindow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+var ctx = context.Background()
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	redistest.StopShared()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// handClock is a clock that a test sets, backwards too.
+type handClock struct {
+	clockwork.Clock
+	micros int64
+}
+
+func (c *handClock) Now() time.Time { return time.UnixMicro(c.micros) }
+
+// log is the naive model: every single admission, with the clock's rules for standing still and for stepping back.
+type log struct {
+	window, resolution int64
+	seen               int64
+	at                 []int64
+	steps              int // how often the clock was set back beyond standing still
+}
+
+func (g *log) observe(clock int64) (now int64) {
+	if g.seen-clock > standstill {
+		g.shift(clock)
+	}
+	g.seen = max(g.seen, clock)
+	return g.seen
+}
+
+func (g *log) shift(clock int64) {
+	for i := range g.at {
+		g.at[i] -= g.seen - clock
+	}
+	g.seen = clock
+	g.steps++
+}
+
+// within is how much was admitted from one time to another, both included.
+func (g *log) within(from, to int64) (n int64) {
+	for _, at := range g.at {
+		if at >= from && at <= to {
+			n++
+		}
+	}
+	return n
+}
+
+func (g *log) add(now, n int64) {
+	for range n {
+		g.at = append(g.at, now)
+	}
+	g.at = slices.DeleteFunc(g.at, func(at int64) bool { return at < now-20*g.window })
+}
+
+// crowd is the most that one sub-interval of the window that ends now, or of the one that its edge cuts, can hold.
+func (g *log) crowd(now int64) (most int64) {
+	in := map[int64]int64{}
+	r := rule{resolution: g.resolution}
+	for _, at := range g.at {
+		if at >= now-g.window-g.resolution {
+			i := r.index(at)
+			in[i]++
+			most = max(most, in[i])
+		}
+	}
+	return most
+}
+
+var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixMicro()
+
+// drawStep is how the clock goes on: within a sub-interval, to the edge of one or of a window, not at all, back, far.
+func drawStep(t *rapid.T, now, window, resolution int64) int64 {
+	edge := (now/resolution + 1) * resolution
+	return now + rapid.OneOf(
+		rapid.SampledFrom([]int64{0, 0, 0, 1, edge - now, edge - now - 1, edge - now + 1, resolution, window, window + 1, window - 1}),
+		rapid.Int64Range(0, resolution),
+		rapid.Int64Range(0, window/3),
+		rapid.SampledFrom([]int64{-1, -resolution, -standstill, -standstill - 1, -3_600_000_000, 50 * window, 86_400_000_000}),
+	).Draw(t, "step")
+}
+
+func drawRule(t *rapid.T) (window, resolution time.Duration) {
+	parts := rapid.SampledFrom([]int64{1, 2, 3, 12, 60}).Draw(t, "parts")
+	resolution = rapid.SampledFrom([]time.Duration{time.Millisecond, 1500 * time.Microsecond, 7 * time.Millisecond, time.Second, time.Minute}).Draw(t, "resolution")
+	return time.Duration(parts) * resolution, resolution
+}
+
+// In this process, against the log of every admission. Exact: not one window above the limit, and what is refused would have
+// been above it a resolution ago. Approximate: at most what lies in one sub-interval more.
+func TestLog(t *testing.T) {
+	for _, mode := range []Mode{Exact, Approximate} {
+		t.Run(mode.String(), func(t *testing.T) {
+			admitted, refused := 0, 0
+			rapid.Check(t, func(t *rapid.T) {
+				window, resolution := drawRule(t)
+				limit := rapid.IntRange(1, 30).Draw(t, "limit")
+				clock := &handClock{micros: begin + rapid.Int64Range(0, 1e9).Draw(t, "begin")}
+				l, err := New("x", limit, window, resolution, WithMode(mode), WithClock(clock))
+				require.NoError(t, err)
+				g := &log{window: window.Microseconds(), resolution: resolution.Microseconds()}
+				for range 200 {
+					clock.micros = drawStep(t, clock.micros, g.window, g.resolution)
+					if rapid.IntRange(0, 30).Draw(t, "change") == 0 {
+						limit = rapid.IntRange(1, 30).Draw(t, "limit")
+						require.NoError(t, l.SetLimit(limit))
+					}
+					for range rapid.SampledFrom([]int{1, 1, 2, 10}).Draw(t, "calls") {
+						n := rapid.SampledFrom([]int{1, 1, 1, 2, 5}).Draw(t, "n")
+						gate := l.gate.Load()
+						ok, err := l.AllowN(ctx, n)
+						if n > limit {
+							require.ErrorIs(t, err, ErrInvalid)
+							continue
+						}
+						if gate == nil || clock.micros < gate.from-standstill || clock.micros >= gate.until {
+							g.observe(clock.micros) // else the limiter has not looked at it either
+						}
+						now := g.seen
+						require.NoError(t, err)
+						if !ok {
+							refused++
+							slack := g.resolution * int64(1+g.steps)
+							require.Greater(t, g.within(now-g.window-slack, now)+int64(n), int64(limit), "refused without need")
+							if g.steps == 0 {
+								require.Positive(t, l.RetryAfter(n))
+							}
+							continue
+						}
+						admitted++
+						crowd := g.crowd(now)
+						g.add(now, int64(n))
+						held := g.within(now-g.window, now)
+						if mode == Exact {
+							require.LessOrEqual(t, held, int64(limit))
+						} else if g.steps == 0 {
+							require.LessOrEqual(t, held, int64(limit)+crowd)
+						}
+					}
+				}
+			})
+			t.Logf("%d admitted, %d refused", admitted, refused)
+			require.Greater(t, admitted, 5000)
+			require.Greater(t, refused, 5000)
+		})
+	}
+}
+
+// RetryAfter is the first microsecond at which it works.
+func TestRetryAfter(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		window, resolution := drawRule(t)
+		mode := rapid.SampledFrom([]Mode{Exact, Approximate}).Draw(t, "mode")
+		clock := &handClock{micros: begin}
+		l, err := New("x", 20, window, resolution, WithMode(mode), WithClock(clock))
+		require.NoError(t, err)
+		for range 40 {
+			clock.micros += rapid.Int64Range(0, resolution.Microseconds()).Draw(t, "step")
+			_, err := l.AllowN(ctx, rapid.IntRange(1, 5).Draw(t, "n"))
+			require.NoError(t, err)
+		}
+		n := rapid.IntRange(1, 20).Draw(t, "n")
+		if wait := l.RetryAfter(n); wait > 0 {
+			clock.micros += wait.Microseconds() - 1
+			ok, err := l.AllowN(ctx, n)
+			require.NoError(t, err)
+			require.False(t, ok)
+			clock.micros++
+		}
+		left, err := l.Remaining(ctx)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, left, n)
+		ok, err := l.AllowN(ctx, n)
+		require.NoError(t, err)
+		require.True(t, ok)
+	})
+}
+
+// The edge that tells a sliding window from one that begins anew: ten at the end of a minute, and ten at the beginning of the
+// next, must not pass.
+func TestEdge(t *testing.T) {
+	for _, c := range []struct {
+		mode       Mode
+		resolution time.Duration
+		after      time.Duration // since the burst
+		want       int
+	}{
+		{Exact, time.Second, time.Second, 0},
+		{Exact, time.Second, 60 * time.Second, 0}, // [t, t + 60 s] holds both
+		{Exact, time.Second, 60*time.Second + time.Microsecond, 10},
+		{Exact, time.Minute, 60*time.Second + time.Microsecond, 10}, // a burst counts for exactly the window
+		{Approximate, time.Second, 59*time.Second + 500*time.Millisecond, 0},
+		{Approximate, time.Second, 60 * time.Second, 5}, // the burst's second is half out
+		{Approximate, time.Second, 60*time.Second + 250*time.Millisecond, 7},
+		{Approximate, time.Second, 60*time.Second + 500*time.Millisecond, 10},
+		{Approximate, time.Minute, 30*time.Second + 500*time.Millisecond, 5}, // half of its minute, half of ten
+	} {
+		clock := &handClock{micros: time.Date(2026, 1, 1, 0, 0, 59, 500_000_000, time.UTC).UnixMicro()}
+		l, err := New("x", 10, time.Minute, c.resolution, WithMode(c.mode), WithClock(clock))
+		require.NoError(t, err)
+		pass := func() (n int) {
+			for range 20 {
+				ok, err := l.Allow(ctx)
+				require.NoError(t, err)
+				if ok {
+					n++
+				}
+			}
+			return n
+		}
+		require.Equal(t, 10, pass())
+		clock.micros += c.after.Microseconds()
+		require.Equal(t, c.want, pass(), "%+v", c)
+	}
+}
+
+// Whatever is read is refused, or is written back the same, and can be decided on.
+func FuzzState(f *testing.F) {
+	f.Add("sw1 epoch=7 seen=1763724915123456 1763724914000123:17 1763724915123456:3", int64(1763724915123456))
+	f.Add("sw1 epoch=7 seen=-5", int64(0))
+	f.Add("sw2 epoch=7 seen=5 5:1", int64(0))
+	f.Add("sw1 epoch=07 seen=5 +5:1", int64(0))
+	f.Add("", int64(0))
+	f.Fuzz(func(t *testing.T, text string, now int64) {
+		epoch, seen, parts, ok := parse(text)
+		if !ok {
+			return
+		}
+		written := format(epoch, seen, parts)
+		e, s, again, ok := parse(written)
+		if !ok || e != epoch || s != seen || !slices.Equal(again, parts) {
+			t.Fatalf("%q was written as %q", text, written)
+		}
+		if now < -maxInteger || now > maxInteger {
+			return
+		}
+		for _, r := range []rule{{Exact, 60_000_000, 1_000_000, 60}, {Approximate, 60_000_000, 1_000_000, 60}, {Approximate, 1000, 1000, 1}} {
+			var s tally
+			s.load(&r, seen, parts)
+			at := s.advance(&r, now)
+			if s.size > int(r.parts)+1 || len(s.ring) > int(r.parts)+1 {
+				t.Fatalf("%q: %d parts of %d", text, s.size, r.parts)
+			}
+			used := s.used(&r, at)
+			if used < 0 || used > s.sum {
+				t.Fatalf("%q at %d: %d used of %d", text, now, used, s.sum)
+			}
+			if free := s.until(&r, at, 0); s.used(&r, free) != 0 || free > at && s.used(&r, free-1) == 0 {
+				t.Fatalf("%q at %d: free at %d", text, now, free)
+			}
+		}
+	})
+}
+
+// No two names share a key, nor a name and a number, and none leaves its braces.
+func FuzzName(f *testing.F) {
+	for _, name := range []string{"x", "{}", "a}{b", "%7B", "\x00", "é", "\xff", "0000000000000001"} {
+		f.Add(name, "{", uint64(1))
+	}
+	client := redistestNone{}
+	f.Fuzz(func(t *testing.T, a, b string, number uint64) {
+		key := func(l *Limiter, err error) string {
+			if err != nil {
+				if !errors.Is(err, ErrInvalid) {
+					t.Fatal(err)
+				}
+				return ""
+			}
+			return l.fleet.key
+		}
+		one := key(New(a, 1, time.Minute, time.Second, WithRedis(client)))
+		two := key(New(b, 1, time.Minute, time.Second, WithRedis(client)))
+		three := key(NewKey(number, 1, time.Minute, time.Second, WithRedis(client)))
+		if (one == "") != (len(a) < 1 || len(a) > 512) {
+			t.Fatalf("%q: %q", a, one)
+		}
+		if one != "" && (one == two && a != b || one == three) {
+			t.Fatalf("%q, %q and %d: %q, %q, %q", a, b, number, one, two, three)
+		}
+		if strings.Count(one, "{") > 1 || strings.Count(one, "}") > 1 || strings.Count(three, "{") != 1 {
+			t.Fatalf("%q leaves its braces: %q, %q", a, one, three)
+		}
+	})
+}
