@@ -135,7 +135,7 @@ func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	var source []byte
-	for _, dir := range []string{".", "registry", "semaphore"} {
+	for _, dir := range []string{".", "registry", "semaphore", "slidingwindow"} {
 		text, err := os.ReadFile(filepath.Join(dir, "example_test.go"))
 		require.NoError(t, err)
 		source = append(source, text...)
