@@ -295,7 +295,7 @@ func TestProgram(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	require.NoError(t, os.MkdirAll(dir, 0o755))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, notesFile), []byte("Why *that* is so.\n"), 0o644))
-	status, out, stderr := execute(t, "--quick", "--rounds", "1", "--duration", "5ms", "--buckets", "2000", "--waiters", "500",
+	status, out, stderr := execute(t, "--quick", "--rounds", "1", "--duration", "20ms", "--buckets", "2000", "--waiters", "500",
 		"--only", "^1 caller|refused|one process|bound|16 proc|buckets$|waiters|over callers", "--out", dir)
 	require.Equal(t, exitOK, status, "%s\n%s", out, stderr)
 	text, err := os.ReadFile(filepath.Join(dir, resultsFile))

@@ -242,7 +242,7 @@ func TestAway(t *testing.T) {
 				l.mu.Lock()
 				defer l.mu.Unlock()
 				return l.fleet.fault == nil && l.fleet.owed.size == 0 && !l.fleet.flying
-			}, 20*time.Second, 20*time.Millisecond)
+			}, time.Minute, 20*time.Millisecond)
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
 			require.Equal(t, c.retained, left)
@@ -255,6 +255,25 @@ func TestAway(t *testing.T) {
 			require.ErrorIs(t, told[0], ErrAway)
 			mu.Unlock()
 		})
+	}
+}
+
+// What is refused by what is known is so while Redis is away, and as cheaply.
+func TestAwayFull(t *testing.T) {
+	for _, opt := range []Option{WithAway(Refuse), WithShare(5), WithAway(Pass)} {
+		server := redistest.Start(t)
+		l, err := New("x", 3, time.Hour, time.Minute, WithRedis(server.Client(t)), WithTimeout(100*time.Millisecond), opt)
+		require.NoError(t, err)
+		for range 2 {
+			_, err = l.Allow(ctx)
+			require.NoError(t, err)
+		}
+		server.Close()
+		_, err = l.AllowN(ctx, 1)
+		require.Equal(t, l.fleet.away == Refuse, errors.Is(err, ErrAway))
+		ok, err := l.AllowN(ctx, 2)
+		require.NoError(t, err)
+		require.Equal(t, l.fleet.away == Pass, ok)
 	}
 }
 

@@ -104,7 +104,7 @@ func (l *Limiter) stale(latest int64) bool {
 //
 // What is known only lacks what others have admitted since, so a refusal by it is right, as long as the state is not lost and
 // the server's clock does not jump: both show at the next sub-interval. What this process has already asked for counts as if
-// it were granted.
+// it were granted. While Redis is away what is known stays true.
 func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 	l.mu.Lock()
 	l.unbar()
@@ -112,16 +112,13 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 	now := l.now()
 	if f.fault != nil {
 		l.probe()
-		ok, err := l.alone(n, now)
-		l.mu.Unlock()
-		return ok, err
 	}
 	asks := true
-	if f.heard {
+	if f.heard && (f.fault == nil || f.away != Pass) {
 		limit, latest := l.limit.Load(), l.latest(now)
 		used, stale := l.tally.used(&l.rule, latest)+f.pending, l.stale(latest)
 		if used+n > limit {
-			if stale {
+			if stale && f.fault == nil {
 				f.look = true
 				l.start()
 			}
@@ -132,6 +129,11 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 			return false, nil
 		}
 		asks = l.rule.mode == Exact || stale || l.tally.used(&l.rule, l.earliest(now))+f.pending+n > limit
+	}
+	if f.fault != nil {
+		ok, err := l.alone(n, now)
+		l.mu.Unlock()
+		return ok, err
 	}
 	c := &call{n: n, asks: asks, ready: make(chan struct{})}
 	l.submit(c)
@@ -207,7 +209,7 @@ func (l *Limiter) refresh(ctx context.Context) error {
 		l.probe()
 		l.mu.Unlock()
 		return nil
-	case f.heard && !l.stale(l.latest(l.now())):
+	case f.fault == nil && f.heard && !l.stale(l.latest(l.now())):
 		l.mu.Unlock()
 		return nil
 	}
@@ -400,8 +402,8 @@ func (l *Limiter) send(args []string) ([]string, error) {
 		a := <-answered
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if f.strays--; a.err == nil {
-			f.retryAt = 0 // it is back
+		if f.strays--; a.err == nil { // it is back
+			f.retryAt, f.pause = 0, minPause
 		}
 	}()
 	return nil, ErrTimeout

@@ -21,7 +21,7 @@ type RedisClient interface {
 type Away uint8
 
 const (
-	// Refuse fails calls with an ErrAway.
+	// Refuse fails calls with an ErrAway, but for those that are refused anyway by what the process knows.
 	Refuse Away = iota
 	// Pass allows all calls.
 	Pass
@@ -68,9 +68,10 @@ func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout =
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
 func WithAway(a Away) Option { return func(o *options) { o.away = a } }
 
-// WithShare lets each process go on by itself while Redis is away, and admit up to n permits in any window (exactly), of those
-// that it admitted before included. What it has admitted is told to Redis when that is back. A share of limit / processes
-// keeps the fleet within its limit as long as no process had more than its share.
+// WithShare lets each process go on by itself while Redis is away, and admit up to n permits in any window (exactly), those
+// that it admitted before included, unless the window is full by what it knows. What it has admitted is told to Redis when that
+// is back. With a share of limit / processes, the fleet keeps to the limit if no process had more than its share before; in a
+// window that the beginning of the outage lies in, at most limit + (processes − 1) × n are admitted.
 func WithShare(n int) Option { return func(o *options) { o.away, o.share = share, n } }
 
 // WithHook sets a function that is told of each failed round trip, and with nil when Redis answers again. It is called by one

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	plotdraw "gonum.org/v1/plot/vg/draw"
@@ -84,6 +85,7 @@ func draw() ([]byte, error) {
 	clock.micros = start + 150_000_000
 	note()
 
+	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	p := plot.New()
 	p.Title.Text = "Bursts of 60 calls; at most 100 in any 60 s, counted in sub-intervals of 10 s"
 	p.X.Label.Text, p.Y.Label.Text = "seconds", "calls passed"

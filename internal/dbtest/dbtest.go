@@ -175,7 +175,12 @@ func (s *Server) Kill() {
 // Restart starts a server that was killed again, with the same data on the same port; one that runs is killed before.
 func (s *Server) Restart() error {
 	s.Kill()
-	return s.run()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		err := s.run() // children of a PostgreSQL that was killed may live on for a moment
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
 
 // Close ends the server, also one that is stopped, and removes its directory.
