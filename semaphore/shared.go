@@ -574,6 +574,9 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 // failed deals with a batch of which it is unknown whether it was decided. mu is held.
 func (s *shared) failed(f *flight, err error, now time.Duration) {
 	s.notUntil = now + min(s.beat/4, 50*time.Millisecond)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: %w", ErrTimeout, err)
+	}
 	if f.setting != nil {
 		f.setting.err = err
 		close(f.setting.done)
@@ -597,9 +600,6 @@ func (s *shared) failed(f *flight, err error, now time.Duration) {
 			s.again = append(s.again, r)
 		default:
 			s.abandon(r)
-			if errors.Is(err, context.DeadlineExceeded) {
-				err = fmt.Errorf("%w: %w", ErrTimeout, err)
-			}
 			r.finish(nil, err)
 		}
 	}
