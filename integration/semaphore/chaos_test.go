@@ -159,6 +159,7 @@ func (f *fleet) giveBack(stop chan struct{}) {
 // faults lets everything happen to the fleet that can, for so long, and returns how often it did.
 func (f *fleet) faults(long time.Duration) map[string]int {
 	counts := map[string]int{}
+	var next []string
 	var stopped *process
 	var stop span
 	resume := func() {
@@ -175,25 +176,37 @@ func (f *fleet) faults(long time.Duration) map[string]int {
 		if stopped != nil && micros(now()-stop.call) > chaosLease+time.Duration(100+f.random.IntN(500))*time.Millisecond {
 			resume()
 		}
-		switch k, i := f.random.IntN(12), f.victim(); {
-		case k <= 1 && i >= 0:
+		if len(next) == 0 { // each in turn, shuffled: none is missing by chance
+			next = strings.Fields("kill kill stop stop normal normal normal pubsub pubsub pubsub")
+			f.random.Shuffle(len(next), func(i, k int) { next[i], next[k] = next[k], next[i] })
+		}
+		i := f.victim()
+		at := slices.IndexFunc(next, func(fault string) bool {
+			return !(fault == "kill" && i < 0 || fault == "stop" && (i < 0 || stopped != nil))
+		})
+		if at < 0 {
+			continue
+		}
+		fault := next[at]
+		next = slices.Delete(next, at, at+1)
+		switch fault {
+		case "kill":
 			f.running[i].kill()
 			f.running[i] = f.start()
 			counts["killed"]++
-		case k <= 5 && i >= 0 && stopped == nil:
+		case "stop":
 			stopped, stop.call = f.running[i], now()
 			f.running = slices.Delete(f.running, i, i+1)
 			stopped.signal(f.t, syscall.SIGSTOP)
 			counts["stopped"]++
-		case k > 5:
-			kind := []string{"normal", "pubsub"}[k%2]
-			n, err := f.redis.Do(ctx, "CLIENT", "KILL", "TYPE", kind, "USER", fleetUser).Int()
+		default:
+			n, err := f.redis.Do(ctx, "CLIENT", "KILL", "TYPE", fault, "USER", fleetUser).Int()
 			require.NoError(f.t, err)
-			counts[kind+" connections"] += n
+			counts[fault+" connections"] += n
 		}
 	}
+	time.Sleep(chaosLease + 200*time.Millisecond) // what the last fault has left behind is over
 	if stopped != nil {
-		time.Sleep(chaosLease)
 		resume()
 	}
 	return counts
@@ -421,10 +434,10 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	require.Greater(t, counts["pubsub connections"], seconds/2)
 	require.Greater(t, bereaved, seconds/6)
 	require.Greater(t, lapsed, seconds/6)
-	require.Greater(t, len(f.beliefs), 50*seconds)
+	require.Greater(t, len(f.beliefs), 20*seconds)
 	require.Greater(t, renewals(m), seconds)
 	require.Greater(t, f.doubles, seconds)
-	require.Greater(t, f.dones[""], seconds/4)
+	require.Greater(t, f.dones[""], seconds/6)
 	require.Greater(t, f.without["cancelled"], seconds)
 	require.Greater(t, f.without["refused"], seconds)
 
@@ -493,6 +506,7 @@ func TestDeadHolder(t *testing.T) {
 		running.Go(func() {
 			killed := make(chan time.Time, 1)
 			expires := make(chan time.Time, 1)
+			time.Sleep(rand.N(s.Lease / 3)) // what next does at intervals is not in step with the renewals
 			time.AfterFunc(rand.N(s.Lease), func() {
 				at := time.Now()
 				p.kill()
@@ -514,8 +528,9 @@ func TestDeadHolder(t *testing.T) {
 	}
 	running.Wait()
 	worst := late()
-	t.Logf("lease, from the kill to the next grant, and from the expiry: %v; woken at most %v late", outcomes, worst)
+	t.Logf("woken at most %v late", worst)
 	for _, o := range outcomes {
+		t.Logf("lease %v: the next is admitted %v after the kill, %v after the lease", o.lease, o.kill, o.expiry)
 		require.Positive(t, o.expiry, "not before the lease is over")
 		require.LessOrEqual(t, o.expiry, 50*time.Millisecond+worst)
 		require.LessOrEqual(t, o.kill, o.lease+100*time.Millisecond+worst)

@@ -82,7 +82,7 @@ func (w *chaosWorker) once() {
 	switch w.r.IntN(200) {
 	case 0, 1, 2: // long enough to be renewed, or killed
 		work = lease + time.Duration(w.r.Int64N(int64(lease)))
-	case 3, 4:
+	case 3, 4, 5, 6:
 		work, held.Text = 2*lease, "to be given back by another"
 	}
 	w.tell(held)

@@ -186,7 +186,7 @@ func start(t *testing.T, j job, hear func(p *process, e event)) *process {
 	if hear == nil {
 		hear = func(p *process, e event) { p.events <- e }
 	}
-	p.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	p.cmd.Env = append(os.Environ(), workerEnv+"="+string(text), "GORACE=atexit_sleep_ms=10 "+os.Getenv("GORACE")) // not a second
 	p.cmd.Stderr = os.Stderr
 	p.in, err = p.cmd.StdinPipe()
 	require.NoError(t, err)
