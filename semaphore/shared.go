@@ -564,6 +564,10 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 	case s.heard < s.missed && f.resent == 0:
 		s.heard, s.missed = report.Told, 0
 		s.resend(nil)
+		if s.listener != nil { // on another connection: this one may hang
+			s.listener()
+			s.listener = nil
+		}
 	}
 	s.listen()
 	if len(s.waiting) > 0 && !s.closed {
