@@ -245,7 +245,9 @@ func TestAway(t *testing.T) {
 			}, time.Minute, 20*time.Millisecond)
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
-			require.Equal(t, c.retained, left)
+			// What it owes is told once more when an answer came too late: in doubt it counts twice, which admits fewer.
+			require.LessOrEqual(t, left, c.retained)
+			require.GreaterOrEqual(t, left, c.retained-passed-1)
 			require.Eventually(t, func() bool {
 				mu.Lock()
 				defer mu.Unlock()

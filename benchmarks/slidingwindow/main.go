@@ -3,6 +3,7 @@
 //
 //	go run ./benchmarks/slidingwindow            two minutes; writes slidingwindow/RESULTS.md and docs/slidingwindow.svg
 //	go run ./benchmarks/slidingwindow --quick    a small run that writes nothing
+//	go run ./benchmarks/slidingwindow --draw     only the picture
 //
 // It starts a redis-server of its own.
 package main
@@ -33,8 +34,13 @@ var ctx = context.Background()
 
 func main() {
 	quick := pflag.Bool("quick", false, "a small run that writes nothing")
+	only := pflag.Bool("draw", false, "only the picture")
 	pflag.Parse()
-	if err := run(*quick); err != nil {
+	do := func() error { return run(*quick) }
+	if *only {
+		do = writePicture
+	}
+	if err := do(); err != nil {
 		fmt.Fprintln(os.Stderr, "slidingwindow:", err)
 		os.Exit(1)
 	}
@@ -73,8 +79,8 @@ func run(quick bool) error {
 		return err
 	}
 	fmt.Println(memory)
-	picture, err := draw()
-	if err != nil || quick {
+	if quick {
+		_, err := draw()
 		return err
 	}
 	info, err := client.Info(ctx, "server").Result()
@@ -86,14 +92,26 @@ func run(quick bool) error {
 		facts.AppendRow(table.Row{pair[0], pair[1]})
 	}
 	text := fmt.Sprintf(report, facts.RenderMarkdown(), errors, allowed, refused, memory)
-	root := "."
-	if _, err := os.Stat("benchmarks"); err != nil {
-		root = ".."
-	}
-	if err := os.WriteFile(filepath.Join(root, "benchmarks", "slidingwindow", "RESULTS.md"), []byte(text), 0o644); err != nil {
+	if err := write(filepath.Join("benchmarks", "slidingwindow", "RESULTS.md"), []byte(text)); err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(root, "docs", "slidingwindow.svg"), picture, 0o644)
+	return writePicture()
+}
+
+func writePicture() error {
+	picture, err := draw()
+	if err != nil {
+		return err
+	}
+	return write(filepath.Join("docs", "slidingwindow.svg"), picture)
+}
+
+// write writes a file of the repository, from its root or from benchmarks.
+func write(path string, content []byte) error {
+	if _, err := os.Stat("benchmarks"); err != nil {
+		path = filepath.Join("..", path)
+	}
+	return os.WriteFile(path, content, 0o644)
 }
 
 const report = `# The sliding window, measured

@@ -24,7 +24,7 @@ func draw() ([]byte, error) {
 	const limit, window = 100, time.Minute
 	clock := &hand{micros: begin - begin%60_000_000}
 	open := func(m slidingwindow.Mode) (func() (bool, error), error) {
-		l, err := slidingwindow.New("x", limit, window, window/6, slidingwindow.WithMode(m), slidingwindow.WithClock(clock))
+		l, err := slidingwindow.New("x", limit, window, window/3, slidingwindow.WithMode(m), slidingwindow.WithClock(clock))
 		return func() (bool, error) { return l.Allow(ctx) }, err
 	}
 	exact, err := open(slidingwindow.Exact)
@@ -55,7 +55,7 @@ func draw() ([]byte, error) {
 		{name: "calls", allow: func() (bool, error) { return true, nil }, color: color.RGBA{150, 150, 150, 255}, dash: []vg.Length{vg.Points(2), vg.Points(3)}},
 		{name: "bucket of 100", allow: func() (bool, error) { return full.TryAcquire(ctx, 1, 0) }, color: color.RGBA{200, 120, 40, 255}},
 		{name: "approximate window", allow: approximate, color: color.RGBA{60, 150, 90, 255}},
-		{name: "exact window", allow: exact, color: color.RGBA{30, 90, 180, 255}},
+		{name: "exact window", allow: exact, color: color.RGBA{30, 90, 180, 255}, dash: []vg.Length{vg.Points(5), vg.Points(2)}},
 		{name: "bucket of one second's worth", allow: func() (bool, error) { return bucket.TryAcquire(ctx, 1, 0) }, color: color.RGBA{150, 60, 140, 255}},
 	}
 	start := clock.micros
@@ -68,18 +68,20 @@ func draw() ([]byte, error) {
 	for _, b := range bursts {
 		clock.micros = start + int64(b.at)*1_000_000
 		note()
-		for range b.calls {
+		for i := range b.calls {
 			clock.micros += 10_000
-			for i := range lines {
-				ok, err := lines[i].allow()
+			for k := range lines {
+				ok, err := lines[k].allow()
 				if err != nil {
 					return nil, err
 				}
 				if ok {
-					lines[i].n++
+					lines[k].n++
 				}
 			}
-			note()
+			if i%6 == 5 {
+				note()
+			}
 		}
 	}
 	clock.micros = start + 150_000_000
@@ -87,7 +89,7 @@ func draw() ([]byte, error) {
 
 	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	p := plot.New()
-	p.Title.Text = "Bursts of 60 calls; at most 100 in any 60 s, counted in sub-intervals of 10 s"
+	p.Title.Text = "Bursts of 60 calls; at most 100 in any 60 s, counted in sub-intervals of 20 s"
 	p.X.Label.Text, p.Y.Label.Text = "seconds", "calls passed"
 	p.BackgroundColor = color.White
 	p.Legend.Top, p.Legend.Left = true, true
