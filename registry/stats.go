@@ -1,0 +1,61 @@
+package registry
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Load tells how one load went.
+type Load struct {
+	// Err of the source; nothing changed then.
+	Err error
+	// Took is how long the source took.
+	Took time.Duration
+	// Rows that there were, Limits in force afterwards; of these Added, Changed, and Kept though their row is bad now; Removed
+	// ones are no longer in force.
+	Rows, Limits, Added, Changed, Kept, Removed int
+	// Rejected rows.
+	Rejected []RowError
+}
+
+// Stats are the figures of a Registry.
+type Stats struct {
+	// Loads were tried, Failures of them failed; Err is the last one's error, nil if it succeeded.
+	Loads, Failures int
+	Err             error
+	// LastLoad was tried then; LastGood succeeded, and is so old.
+	LastLoad, LastGood time.Time
+	Age                time.Duration
+	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default.
+	Limits, Limiters, Unknown int
+	// Rejected rows of the last good load.
+	Rejected []RowError
+}
+
+// Stats returns the figures as of now.
+func (r *Registry) Stats() Stats {
+	r.mu.Lock()
+	s := r.stats
+	r.mu.Unlock()
+	s.Rejected = slices.Clone(s.Rejected)
+	s.Age = time.Since(s.LastGood)
+	for _, e := range *r.limits.Load() {
+		if e.limiter.Load() != nil {
+			s.Limiters++
+		}
+	}
+	s.Unknown = r.strange.len()
+	return s
+}
+
+// Limits returns what is in force, by name.
+func (r *Registry) Limits() []Limit {
+	var all []Limit
+	for e := range maps.Values(*r.limits.Load()) {
+		all = append(all, e.limit)
+	}
+	slices.SortFunc(all, func(a, b Limit) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
