@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
@@ -61,9 +62,9 @@ func TestFollow(t *testing.T) {
 			defer func() { require.NoError(t, db.Close()) }()
 			require.NoError(t, sqlsource.CreateTable(ctx, db, d.dialect))
 			exec1(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/ibe/AvailFare', 50, 0.5, 1)")
-			var workers []*worker
+			var workers []*worker.Worker[event]
 			for range 3 {
-				workers = append(workers, start(t, job{
+				workers = append(workers, worker.Start[event](t, workerEnv, job{
 					Redis: redistest.Shared(t).Addr, Prefix: t.Name() + ":", Driver: d.driver, DSN: dsn, Dialect: d.dialect,
 					Interval: interval, Path: "/ibe/AvailFare", Callers: 8,
 				}))
@@ -87,7 +88,7 @@ func TestFollow(t *testing.T) {
 			followed := make([]int64, len(steps)) // when the last process had
 			for _, w := range workers {
 				var seen []int64
-				for _, e := range w.end() {
+				for _, e := range w.End() {
 					switch e.What {
 					case "granted":
 						granted = append(granted, e.At)
@@ -98,13 +99,13 @@ func TestFollow(t *testing.T) {
 						require.NoError(t, err)
 						late = max(late, o)
 					default:
-						t.Errorf("%d: %+v", w.pid, e)
+						t.Errorf("%d: %+v", w.Pid, e)
 					}
 				}
-				require.Len(t, seen, 3, "changes that process %d followed", w.pid)
+				require.Len(t, seen, 3, "changes that process %d followed", w.Pid)
 				for i, at := range seen {
 					after := time.Duration(at-steps[i+1].at) * time.Microsecond
-					t.Logf("process %d follows to %v/s after %v", w.pid, steps[i+1].rate, after)
+					t.Logf("process %d follows to %v/s after %v", w.Pid, steps[i+1].rate, after)
 					require.Less(t, after, interval+500*time.Millisecond, "the interval and a load")
 					followed[i+1] = max(followed[i+1], at)
 				}

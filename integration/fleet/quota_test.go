@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -81,11 +82,11 @@ func sliding(n int) func(time.Time) bool {
 	}
 }
 
-func gateways(t *testing.T, u *upstream, limit registry.Limit) []*worker {
+func gateways(t *testing.T, u *upstream, limit registry.Limit) []*worker.Worker[event] {
 	prefix := fmt.Sprintf("%s:%d:", t.Name(), time.Now().UnixNano())
-	var workers []*worker
+	var workers []*worker.Worker[event]
 	for range 3 {
-		workers = append(workers, start(t, job{
+		workers = append(workers, worker.Start[event](t, workerEnv, job{
 			Redis: redistest.Shared(t).Addr, Prefix: prefix, Fixed: &limit,
 			Interval: time.Hour, Upstream: u.URL, Path: limit.Name, Callers: 8,
 		}))
@@ -94,16 +95,16 @@ func gateways(t *testing.T, u *upstream, limit registry.Limit) []*worker {
 }
 
 // late ends the workers and returns how late the most unpunctual one was woken.
-func late(t *testing.T, workers []*worker) (worst time.Duration) {
+func late(t *testing.T, workers []*worker.Worker[event]) (worst time.Duration) {
 	var failed []string
 	for _, w := range workers {
-		for _, e := range w.end() {
+		for _, e := range w.End() {
 			if e.What == "oversleep" {
 				d, err := time.ParseDuration(e.Text)
 				require.NoError(t, err)
 				worst = max(worst, d)
 			} else {
-				failed = append(failed, fmt.Sprintf("%d: %+v", w.pid, e))
+				failed = append(failed, fmt.Sprintf("%d: %+v", w.Pid, e))
 			}
 		}
 	}

@@ -12,7 +12,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -20,7 +19,6 @@ import (
 	_ "github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
-	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	_ "modernc.org/sqlite"
 
@@ -174,44 +172,4 @@ func work(text string) error {
 	cancel()
 	callers.Wait()
 	return nil
-}
-
-// worker is a running gateway.
-type worker struct {
-	pid int
-	end func() []event
-}
-
-func start(t *testing.T, j job) *worker {
-	t.Helper()
-	text, err := json.Marshal(j)
-	require.NoError(t, err)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	var events []event
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		for lines := json.NewDecoder(out); ; {
-			var e event
-			if lines.Decode(&e) != nil {
-				return
-			}
-			events = append(events, e)
-		}
-	}()
-	end := sync.OnceValue(func() []event {
-		_ = in.Close()
-		<-read
-		require.NoError(t, cmd.Wait())
-		return events
-	})
-	t.Cleanup(func() { end() })
-	return &worker{cmd.Process.Pid, end}
 }

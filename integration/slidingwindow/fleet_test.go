@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
@@ -114,41 +115,6 @@ type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
 
-// start starts a worker; the function ends it.
-func start(t *testing.T, j job) (end func() []event) {
-	t.Helper()
-	text, err := json.Marshal(j)
-	require.NoError(t, err)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	var events []event
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		for lines := json.NewDecoder(out); ; {
-			var e event
-			if lines.Decode(&e) != nil {
-				return
-			}
-			events = append(events, e)
-		}
-	}()
-	end = sync.OnceValue(func() []event {
-		_ = in.Close()
-		<-read
-		require.NoError(t, cmd.Wait())
-		return events
-	})
-	t.Cleanup(func() { end() })
-	return end
-}
-
 // again starts a server where one was.
 func again(t *testing.T, addr string) {
 	_, port, err := net.SplitHostPort(addr)
@@ -176,7 +142,7 @@ func TestFleet(t *testing.T) {
 			server := redistest.Start(t)
 			var ends []func() []event
 			for range processes {
-				ends = append(ends, start(t, job{server.Addr, mode}))
+				ends = append(ends, worker.Start[event](t, workerEnv, job{server.Addr, mode}).End)
 			}
 			began := time.Now()
 			time.Sleep(length * 2 / 5)
