@@ -54,8 +54,8 @@ func TestRefusalIsNeverWrong(t *testing.T) {
 		}
 	})
 	t.Logf("%d refused without asking, %d asked", refusals, asked)
-	require.Greater(t, refusals, 500)
-	require.Greater(t, asked, 500)
+	require.Greater(t, refusals, 100)
+	require.Greater(t, asked, 100)
 }
 
 // A warm-up bucket without debt becomes colder with time: what would wait too long later may be granted now.
@@ -116,7 +116,7 @@ func TestRefusingCostsNoRoundTrip(t *testing.T) {
 			callers.Wait()
 			asked := commands(t, client, "evalsha") - before
 			t.Logf("%d refused, %d scripts", refused, asked)
-			require.Greater(t, refused, 100_000)
+			require.Greater(t, refused, 10_000)
 			scripts := 2 // a question: one, and one of those that came while it was under way
 			if which == "lock" {
 				scripts = 6
