@@ -27,6 +27,8 @@ var (
 	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). Permits that it may have granted are given
 	// back when its answer still comes.
 	ErrStoreTimeout = errors.New("tokenbucket: store timeout")
+	// ErrTooManyWaiters: so many callers of this process wait for the bucket already (WithMaxWaiters).
+	ErrTooManyWaiters = errors.New("tokenbucket: too many waiters")
 )
 
 // WaitError tells that a wait would be too long for anybody to begin it. Nothing was taken.
@@ -57,6 +59,7 @@ const (
 	defaultHorizon      = 10 * time.Second
 	defaultStoreTimeout = time.Second
 	maxName             = 512
+	defaultMaxWaiters   = 1 << 17
 )
 
 // RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
@@ -81,6 +84,14 @@ type RateLimiter struct {
 	enabled func() bool
 	lease   int64 // microseconds; 0: none
 	closed  atomic.Bool
+
+	plain      bool // nothing of what follows is set
+	policy     FailurePolicy
+	member     *member // of those that a LocalShare is divided by
+	share      atomic.Pointer[share]
+	observer   *Observer
+	shadow     bool
+	maxWaiters int
 }
 
 // Option configures a limiter. An option with a bad value makes the constructor fail.
@@ -97,6 +108,10 @@ type options struct {
 	enabled    func() bool
 	store      Store
 	clock      clockwork.Clock
+	policy     FailurePolicy
+	observer   *Observer
+	shadow     bool
+	maxWaiters int
 	err        error
 }
 
@@ -211,6 +226,18 @@ func WithStoreTimeout(d time.Duration) Option {
 	}
 }
 
+// WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, reservations that are not due yet
+// included: each takes up to 2 KB, and its goroutine. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default
+// 131,072.
+func WithMaxWaiters(n int) Option {
+	return func(o *options) {
+		if n < 1 {
+			o.fail("max waiters", n, "at least 1")
+		}
+		o.maxWaiters = n
+	}
+}
+
 // WithClock sets the clock that callers sleep by, and that a MemoryStore or a store WithLocalTime decides by. Default:
 // the system's monotonic clock.
 func WithClock(c clockwork.Clock) Option {
@@ -258,7 +285,8 @@ func isNil(v any) bool {
 var realClock = clockwork.NewRealClock()
 
 func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
-	o := options{config: c, cache: defaultCache, horizon: defaultHorizon, timeout: defaultStoreTimeout, clock: realClock}
+	o := options{config: c, cache: defaultCache, horizon: defaultHorizon, timeout: defaultStoreTimeout, clock: realClock,
+		maxWaiters: defaultMaxWaiters}
 	if len(name) < 1 || len(name) > maxName || !utf8.ValidString(name) {
 		o.fail("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes of UTF-8")
 	}
@@ -285,6 +313,9 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 	if o.err != nil {
 		return nil, fmt.Errorf("bucket %.40q: %w", name, o.err)
 	}
+	if o.shadow {
+		name = shadowMark + name
+	}
 	l := &RateLimiter{
 		line:    newLine(o.store, name, o.clock, o.timeout),
 		own:     newSetting(o.config),
@@ -292,6 +323,15 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 		cache:   time.Duration(math.Round(o.cache * float64(time.Second))),
 		horizon: o.horizon.Microseconds(),
 		enabled: o.enabled,
+
+		plain:  o.policy.mode == failClosed && o.observer == nil && !o.shadow,
+		policy: o.policy, observer: o.observer, shadow: o.shadow, maxWaiters: o.maxWaiters,
+	}
+	if s, ok := o.store.(counted); ok && o.policy.mode == localShare {
+		l.member = s.join()
+	}
+	if o.observer != nil && o.observer.Health != nil && l.line.health != nil {
+		l.line.health.watch(l)
 	}
 	if o.lease != nil {
 		l.lease = o.lease.Microseconds()
@@ -335,7 +375,7 @@ func (l *RateLimiter) agrees(o *RateLimiter) bool {
 }
 
 // Name of the limiter and its bucket.
-func (l *RateLimiter) Name() string { return l.line.name }
+func (l *RateLimiter) Name() string { return l.line.label() }
 
 // Config is the limiter's own configuration.
 func (l *RateLimiter) Config() Config { return l.own.Config }
@@ -357,65 +397,113 @@ func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 // A context that ends while waiting gives the permits back and is returned as the error. A wait that cannot end before
 // the context does is a *WaitError at once, and so is a request that no state of the bucket could ever grant.
 func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
+	if l.plain {
+		v, err := l.tryAcquire(ctx, permits, timeout)
+		return v.granted, err
+	}
+	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter) (verdict, error) { return l.tryAcquire(ctx, permits, timeout) })
+	return v.granted, err
+}
+
+// verdict is what a call has come to.
+type verdict struct {
+	granted bool
+	by      Decider
+	wait    time.Duration // as Decision.Wait
+}
+
+func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
 	off, err := l.check(ctx, permits)
 	if off || err != nil {
-		return off, err
+		return passedBy(off), err
 	}
 	n := int64(permits)
 	maxWait, err := l.longest(n, timeout)
 	if err != nil {
-		return false, err
+		return verdict{by: ByCheck}, err
 	}
 	if l.line.memory {
 		if granted, decided := l.line.takeNow(l, n, maxWait); decided {
-			return granted, nil
+			return verdict{granted: granted}, nil
 		}
 	} else if l.line.fromLease(l, n) {
-		return true, nil
-	} else if _, refused := l.line.refuses(l, n, maxWait); refused {
-		return false, nil
+		return verdict{granted: true, by: ByLease}, nil
+	} else if wait, refused := l.line.refuses(l, n, maxWait); refused {
+		return verdict{by: BySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	c := l.newCall(ctx, n)
 	c.maxWait = maxWait
 	l.line.submit(ctx, c)
 	if err := l.wait(ctx, c); err != nil {
-		return false, err
+		return verdict{}, err
 	}
-	granted, err := !c.refused, l.hopeless(c, timeout)
+	v, err := c.verdict(), l.hopeless(c, timeout)
 	c.free()
-	return granted, err
+	return v, err
 }
 
-// Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. See
-// WithHorizon for waits longer than ten seconds. Errors as TryAcquire.
-func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
-	off, err := l.check(ctx, permits)
-	if off || err != nil {
-		return 0, err
+// passedBy is the verdict on a call for which no bucket is asked: the switch is off, or it is invalid.
+func passedBy(off bool) verdict {
+	if off {
+		return verdict{granted: true, by: BySwitch}
 	}
-	if l.line.memory {
-		if granted, _ := l.line.takeNow(l, int64(permits), 0); granted {
-			return 0, nil
-		}
-	} else if l.line.fromLease(l, int64(permits)) {
-		return 0, nil
-	}
-	c := l.newCall(ctx, int64(permits))
-	c.acquire, c.maxWait = true, l.reach(c.permits)
-	l.line.submit(ctx, c)
-	if err := l.wait(ctx, c); err != nil {
-		return 0, err
-	}
+	return verdict{by: ByCheck}
+}
+
+// verdict is what a call that was answered has come to.
+func (c *call) verdict() verdict {
 	if c.refused {
-		return 0, l.hopeless(c, math.MaxInt64)
+		return verdict{wait: time.Duration(c.wait) * time.Microsecond}
 	}
 	began := c.decided
 	if c.parked0 != 0 {
 		began = c.parked0
 	}
-	waited = time.Duration(max(0, c.due-began)) * time.Microsecond
+	return verdict{granted: true, wait: time.Duration(max(0, c.due-began)) * time.Microsecond}
+}
+
+// Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. See
+// WithHorizon for waits longer than ten seconds. Errors as TryAcquire.
+func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
+	if l.plain {
+		v, err := l.acquire(ctx, permits)
+		return v.waited(), err
+	}
+	v, err := l.observed(ctx, permits, math.MaxInt64, func(l *RateLimiter) (verdict, error) { return l.acquire(ctx, permits) })
+	return v.waited(), err
+}
+
+func (v verdict) waited() time.Duration {
+	if !v.granted {
+		return 0
+	}
+	return v.wait
+}
+
+func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error) {
+	off, err := l.check(ctx, permits)
+	if off || err != nil {
+		return passedBy(off), err
+	}
+	if l.line.memory {
+		if granted, _ := l.line.takeNow(l, int64(permits), 0); granted {
+			return verdict{granted: true}, nil
+		}
+	} else if l.line.fromLease(l, int64(permits)) {
+		return verdict{granted: true, by: ByLease}, nil
+	}
+	c := l.newCall(ctx, int64(permits))
+	c.acquire, c.maxWait = true, l.reach(c.permits)
+	l.line.submit(ctx, c)
+	if err := l.wait(ctx, c); err != nil {
+		return verdict{}, err
+	}
+	v := c.verdict()
+	if c.refused {
+		return v, l.hopeless(c, math.MaxInt64)
+	}
 	c.free()
-	return waited, nil
+	return v, nil
 }
 
 // Reserve takes permits, whenever they fall due, and returns at once. The caller waits for Ready or Delay, or gives the
@@ -427,19 +515,41 @@ func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, e
 // TryReserve takes permits if they fall due within the timeout, and returns at once. If not, the reservation is not OK
 // and says when to try again.
 func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
+	if l.plain {
+		r, _, err := l.tryReserve(ctx, permits, timeout)
+		return r, err
+	}
+	var r *Reservation
+	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter) (v verdict, err error) {
+		r, v, err = l.tryReserve(ctx, permits, timeout)
+		return v, err
+	})
+	switch {
+	case err != nil:
+		return nil, err
+	case r != nil:
+		return r, nil
+	case v.granted:
+		return &Reservation{}, nil
+	}
+	return Refused(v.wait - timeout), nil
+}
+
+func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, verdict, error) {
 	off, err := l.check(ctx, permits)
 	if err != nil {
-		return nil, err
+		return nil, passedBy(false), err
 	}
 	if off {
-		return &Reservation{}, nil
+		return &Reservation{}, passedBy(true), nil
 	}
 	maxWait, err := l.longest(int64(permits), timeout)
 	if err != nil {
-		return nil, err
+		return nil, passedBy(false), err
 	}
 	if wait, refused := l.line.refuses(l, int64(permits), maxWait); refused {
-		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.line.seen()}, nil
+		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.line.seen()},
+			verdict{by: BySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	c := l.newCall(ctx, int64(permits))
 	c.maxWait = maxWait
@@ -450,21 +560,21 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 	case <-answer:
 	case <-ctx.Done():
 		if l.line.leave(c, ctx.Err()) {
-			return nil, ctx.Err()
+			return nil, verdict{}, ctx.Err()
 		}
 	}
-	l.line.mu.Lock()
-	err, refused := c.err, c.refused
-	l.line.mu.Unlock()
-	if err != nil {
-		return nil, err
+	l.line.mu.Lock() // it may be asking again already, see startOver
+	defer l.line.mu.Unlock()
+	if c.err != nil {
+		return nil, verdict{}, c.err
 	}
+	v := c.verdict()
 	if err := l.hopeless(c, timeout); err != nil {
-		return nil, err
+		return nil, v, err
 	}
 	return &Reservation{
-		call: c, refused: refused, retryAfter: time.Duration(max(0, c.wait-c.maxWait)) * time.Microsecond, level: c.level,
-	}, nil
+		call: c, refused: c.refused, retryAfter: time.Duration(max(0, c.wait-c.maxWait)) * time.Microsecond, level: c.level,
+	}, v, nil
 }
 
 // SetRate changes the rate for the whole fleet: it becomes the bucket's next version, and others learn it with their
@@ -553,6 +663,10 @@ func (l *RateLimiter) newCall(ctx context.Context, permits int64) *call {
 	c.limiter, c.permits, c.ready = l, permits, make(chan struct{})
 	c.deadline, _ = ctx.Deadline()
 	return c
+}
+
+func (l *RateLimiter) crowded() error {
+	return fmt.Errorf("%w: bucket %q: %d wait already", ErrTooManyWaiters, l.Name(), l.maxWaiters)
 }
 
 func (l *RateLimiter) overflow(permits int64) error {
@@ -728,6 +842,11 @@ func (l *line) confirmed(ctx context.Context, b *back, verb string) error {
 	if b == nil {
 		return nil
 	}
+	select {
+	case <-b.done:
+		return b.err
+	default:
+	}
 	timeout := time.NewTimer(l.timeout)
 	defer timeout.Stop()
 	select {
@@ -736,6 +855,6 @@ func (l *line) confirmed(ctx context.Context, b *back, verb string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timeout.C:
-		return fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, l.name, verb, l.timeout)
+		return fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, l.label(), verb, l.timeout)
 	}
 }

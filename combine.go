@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
@@ -37,6 +38,15 @@ type flight struct {
 // to the store by itself.
 func (l *line) submit(ctx context.Context, c *call) {
 	l.mu.Lock()
+	if l.waiting >= c.limiter.maxWaiters && !c.read {
+		c.kept = true // it was never one of those that wait
+		c.done, c.err = true, c.limiter.crowded()
+		c.answered()
+		close(c.ready)
+		l.mu.Unlock()
+		return
+	}
+	l.waiting++
 	if !l.inline {
 		c.sent = mono()
 	}
@@ -172,7 +182,7 @@ func (l *line) build() *flight {
 	f.batch = Batch{
 		Name: l.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
-		LocalMicros: l.local, ServerMicros: l.server, ServerRead: l.heard,
+		LocalMicros: l.micros, ServerMicros: l.server, ServerRead: l.heard,
 		own: &limiter.own, memo: l.memo,
 	}
 	if l.memo = nil; f.batch.memo == nil {
@@ -208,7 +218,7 @@ func (l *line) build() *flight {
 		l.queue = nil
 	}
 	f.leased, f.late = 0, false
-	if rest == 0 && len(l.queue) == 0 {
+	if rest == 0 && len(l.queue) == 0 && (len(f.batch.Requests) > 0 || l.refill) {
 		if f.leased = l.wanted(limiter, now); f.leased > 0 {
 			f.batch.Requests = append(f.batch.Requests, Request{Op: OpTakeStored, Permits: f.leased})
 		}
@@ -232,6 +242,12 @@ func (l *line) tidy(now int64) bool {
 	l.advance(now)
 	l.unpark(now)
 	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool { return c.done })
+	if o := l.down(); o != nil {
+		l.ground(o)
+		return false
+	} else if l.local.Load() != nil {
+		l.local.Store(nil) // the next outage begins with an empty bucket
+	}
 	for len(l.queue) > 0 && l.queue[0].op == OpTake && !l.queue[0].read {
 		c := l.queue[0]
 		if l.queueLease(c, now) {
@@ -248,6 +264,7 @@ func (l *line) tidy(now int64) bool {
 	l.refill = l.refill && l.lease.Load() != nil
 	if len(l.queue) == 0 && now-l.listened >= listenMicros {
 		if limiter := l.holding(); limiter != nil {
+			l.waiting++
 			l.queue = append(l.queue, &call{limiter: limiter, read: true, sent: mono(), ready: make(chan struct{})})
 		}
 	}
@@ -331,6 +348,12 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		l.memo = f.batch.memo
 	}
 	l.listened = now
+	if !l.inline {
+		if !f.late {
+			l.returnedFrom(f, out, err)
+		}
+		l.lapse(f, mono()) // nobody may have looked: this process was stopped
+	}
 	if err == nil {
 		l.learn(out, f.late)
 		if !l.inline {
@@ -344,11 +367,13 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 			close(b.done)
 		}
 	}
-	var refused []*call
+	var refused, promised []*call
 	for i, c := range f.calls {
 		switch i += len(f.backs); {
 		case err != nil:
-			c.finish(err)
+			if c.fail(err) {
+				promised = append(promised, c)
+			}
 		case c.read:
 			b := out.Bucket
 			c.bucket = &b
@@ -364,7 +389,7 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	}
 	if f.leased > 0 && err == nil {
 		if g := &f.batch.Requests[len(f.batch.Requests)-1].Grant; g.OK {
-			l.leased(f.limiter, f.leased, g, out, received)
+			l.leased(f.limiter, f.leased, g, out, f.local)
 		}
 	}
 	if err == nil && !l.inline {
@@ -379,6 +404,7 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		}
 		l.parked = append(refused, l.parked...)
 	}
+	l.retry(promised)
 	clear(f.calls)
 	clear(f.backs)
 	f.calls, f.backs = f.calls[:0], f.backs[:0]
@@ -388,7 +414,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 // settleTake reports whether the call must park. At received, or earlier, the store's clock had reached the time of the
 // decision.
 func (l *line) settleTake(c *call, g *Grant, out *Outcome, received, now int64) (park bool) {
-	c.decided = received
+	if c.again == 0 || c.acquire {
+		c.decided = received
+	}
 	c.wait = g.WaitMicros
 	switch {
 	case g.Overflow:
@@ -436,7 +464,8 @@ func (l *line) answer(c *call) {
 	if l.woken == nil {
 		c.finish(nil)
 	} else if !c.done {
-		c.done, c.kept = true, c.run != nil
+		c.kept = c.run != nil
+		c.end()
 		c.answered()
 		*l.woken = append(*l.woken, c.ready)
 	}
@@ -446,6 +475,18 @@ func (l *line) answer(c *call) {
 func wake(woken []chan struct{}) {
 	for _, ready := range woken {
 		close(ready)
+	}
+}
+
+// returnedFrom tells what became of a batch.
+func (l *line) returnedFrom(f *flight, out *Outcome, err error) {
+	if err == nil {
+		l.health.took(mono() - f.began)
+	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
+		l.health.suspect(l)
+	}
+	if o := f.limiter.observer; o != nil && o.Trip != nil {
+		o.Trip(Trip{Bucket: l.label(), Requests: len(f.batch.Requests), Elapsed: mono() - f.began, LockWait: out.lockWait, Err: err})
 	}
 }
 
@@ -468,7 +509,7 @@ func (l *line) learn(out *Outcome, late bool) {
 	if out.Conflict && l.conflict != c.Version {
 		l.conflict = c.Version
 		slog.Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
-			"bucket", l.name, "version", c.Version, "in force", string(c.appendText(nil)))
+			"bucket", l.label(), "version", c.Version, "in force", string(c.appendText(nil)))
 	}
 }
 
@@ -490,6 +531,9 @@ func (l *line) park(c *call, now int64) {
 func (l *line) unpark(now int64) {
 	if len(l.parked) == 0 || now < l.retryAt {
 		return
+	}
+	if len(l.queue) > 0 && (l.queue[0].parked0 != 0 || l.queue[0].again != 0) {
+		return // those who were parked before them have not left yet
 	}
 	var again []*call
 	n := 0

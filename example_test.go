@@ -130,6 +130,52 @@ func ExampleRateLimiter_SetRate() {
 	// Output: 10
 }
 
+func ExampleWithFailurePolicy() {
+	ctx := context.Background()
+	away := redis.NewClient(&redis.Options{Addr: "localhost:1", DialerRetries: 1}) // nobody listens there
+	defer func() { _ = away.Close() }()
+	store := tokenbucket.NewRedisScriptStore(away)
+
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 100, tokenbucket.WithStore(store),
+		tokenbucket.WithFailurePolicy(tokenbucket.LocalShare(4)), // a quarter of the rate, unless the fleet has counted itself
+		tokenbucket.WithObserver(tokenbucket.Observer{
+			Decision: func(_ context.Context, d tokenbucket.Decision) { fmt.Println("decided by", d.By) },
+		}))
+	if err != nil {
+		panic(err)
+	}
+	waited, err := limiter.Acquire(ctx, 1)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("waited", waited)
+	// Output:
+	// decided by policy
+	// waited 40ms
+}
+
+func ExampleWithShadow() {
+	ctx := context.Background()
+	refused := 0
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithShadow(),
+		tokenbucket.WithObserver(tokenbucket.Observer{Decision: func(_ context.Context, d tokenbucket.Decision) {
+			if !d.Granted {
+				refused++
+			}
+		}}))
+	if err != nil {
+		panic(err)
+	}
+	passed := 0
+	for range 10 {
+		if ok, _ := limiter.TryAcquire(ctx, 1, 500*time.Millisecond); ok {
+			passed++
+		}
+	}
+	fmt.Println(passed, "passed;", refused, "would have been refused")
+	// Output: 10 passed; 7 would have been refused
+}
+
 // The Go blocks of the README are these examples, so they compile and do what they say.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")

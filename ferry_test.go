@@ -132,7 +132,7 @@ func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 	for i := 0; len(mine) < 50; i++ {
 		name := fmt.Sprint("node", i)
 		if master, err := all.MasterForKey(background, "tokenbucket:{"+name+"}"); err == nil && master.Options().Addr == node.Options().Addr {
-			l, err := NewSmoothBursty(name, 1000, WithStore(store), WithInitialPermits(1000))
+			l, err := NewSmoothBursty(name, 1000, WithStore(store), WithInitialPermits(1000), WithStoreTimeout(20*time.Second))
 			require.NoError(t, err)
 			mine = append(mine, l)
 		}

@@ -147,12 +147,12 @@ func (l *line) measure(now int64) {
 	}
 }
 
-// leased puts a block that was granted to use.
-func (l *line) leased(limiter *RateLimiter, n int64, g *Grant, out *Outcome, received int64) {
+// leased puts a block that was granted to use. It is as old as the question: how long the answer was under way is not known.
+func (l *line) leased(limiter *RateLimiter, n int64, g *Grant, out *Outcome, asked int64) {
 	setting := out.Bucket.setting()
 	e := &lease{
 		limiter: limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
-		local: received, until: received + limiter.lease, half: (g.Permits + 1) / 2,
+		local: asked, until: asked + limiter.lease, half: (g.Permits + 1) / 2,
 	}
 	l.measure(l.now())
 	if g.Permits < n { // the bucket is empty: no use asking for more
@@ -162,7 +162,7 @@ func (l *line) leased(limiter *RateLimiter, n int64, g *Grant, out *Outcome, rec
 		l.giveUp(e)
 		return
 	}
-	if l.next = e; l.lease.Load().left(received) == 0 {
+	if l.next = e; l.lease.Load().left(l.now()) == 0 {
 		l.rotate()
 	}
 }
@@ -197,6 +197,9 @@ func (l *line) giveUp(e *lease) *back {
 		return nil
 	}
 	used := e.used.Swap(retired)
+	if o := e.limiter.observer; o != nil && o.Lease != nil {
+		o.Lease(LeaseUse{Bucket: l.label(), Permits: int(e.permits), Used: int(min(used, e.permits))})
+	}
 	if used >= e.permits {
 		return nil
 	}

@@ -25,10 +25,13 @@ type line struct {
 	clock   clockwork.Clock
 	timeout time.Duration // how long the store may take to answer
 	inline  bool
-	memory  bool    // the store is a *MemoryStore
-	decides timing  // what the store's clock keeps step with
-	carrier carrier // the store, if it is one
-	real    bool    // clock is the system's
+	memory  bool                 // the store is a *MemoryStore
+	decides timing               // what the store's clock keeps step with
+	carrier carrier              // the store, if it is one
+	real    bool                 // clock is the system's
+	paces   bool                 // who is let go late asks again, see overslept
+	health  *health              // of the store; nil: it never fails
+	local   atomic.Pointer[line] // the bucket's part in this process, while the store is away; nil: it is there
 
 	// known is the newest versioned configuration that an answer brought; nil: none.
 	known atomic.Pointer[setting]
@@ -42,6 +45,7 @@ type line struct {
 
 	mu       sync.Mutex
 	queue    []*call          // to be sent; who has left stays until its turn, and is passed over
+	waiting  int              // calls that were made and not answered, or granted and not due
 	parked   []*call          // Acquires beyond the horizon, to be sent when their time comes near; likewise
 	ahead    int64            // permits that the parked want
 	retryAt  int64            // when the first of parked asks again
@@ -71,7 +75,7 @@ type line struct {
 	timerAt int64           // 0: not armed
 	watch   *time.Timer     // notices that the store does not answer
 	watched bool
-	local   func() int64
+	micros  func() int64 // now
 }
 
 // timing is what a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
@@ -99,6 +103,7 @@ type call struct {
 	sent    time.Duration // when it was queued, see mono
 	parked0 int64         // when it was first parked; 0: never
 	waits   bool          // it is parked
+	again   int64         // when a granted call asked again, see startOver; 0: never
 
 	run     *run
 	place   Place
@@ -137,9 +142,16 @@ func (c *call) finish(err error) {
 	if c.done {
 		return
 	}
-	c.done, c.err, c.kept = true, err, c.run != nil
+	c.end()
+	c.err, c.kept = err, c.run != nil
 	c.answered()
 	close(c.ready)
+}
+
+// end notes that nobody waits for the call any more.
+func (c *call) end() {
+	c.done = true
+	c.limiter.line.waiting--
 }
 
 func (c *call) answered() {
@@ -172,7 +184,16 @@ func newLine(store Store, name string, clock clockwork.Clock, timeout time.Durat
 		}
 	}
 	l.real = reflect.TypeOf(clock) == reflect.TypeOf(realClock)
-	l.local = l.now
+	l.paces = l.real
+	l.micros = l.now
+	if !l.inline {
+		if s, ok := store.(interface{ healthOf() *health }); ok {
+			l.health = s.healthOf()
+		}
+		if l.health == nil {
+			l.health = newHealth()
+		}
+	}
 	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
 		return l // cannot be recognised again
 	}
@@ -252,9 +273,15 @@ func (l *line) cancel(c *call) *back {
 	if c.gone {
 		return nil
 	}
-	c.gone, c.done = true, true // and ready stays open: a cancelled reservation never falls due
+	if c.gone = true; !c.done {
+		c.end() // and ready stays open: a cancelled reservation never falls due
+	}
 	if c.run != nil {
 		return l.vacate(c)
+	}
+	if c.again != 0 && !c.used { // it asks again: what it gets is given back
+		l.unwait(c)
+		return nil
 	}
 	p := c.place
 	b := &back{limiter: c.limiter, done: make(chan struct{}), give: GiveBack{
@@ -346,8 +373,37 @@ func (l *line) startWatch() {
 	l.watched = true
 }
 
-// look fails the callers to whom the store has not answered in time. The batch in flight is given up: another may
-// leave. Should its answer still come, what it took is given back.
+// fail ends a call that the store has failed, unless it must ask once more.
+func (c *call) fail(err error) (promised bool) {
+	if promised = c.reserved && c.again != 0 && !c.gone; !promised {
+		c.finish(err)
+	}
+	return promised
+}
+
+// lapse fails those of a flight's callers to whom the store has not answered in time. Should its answer still come, what they
+// took is given back.
+func (l *line) lapse(f *flight, now time.Duration) {
+	var promised []*call
+	for i, c := range f.calls {
+		if now-c.sent < l.timeout || c.done || c.gone {
+			continue
+		}
+		stub := *c // takes the answer in its place
+		stub.gone, stub.done, stub.answer = true, true, nil
+		f.calls[i] = &stub
+		if c.fail(l.lateness()) {
+			promised = append(promised, c)
+		}
+	}
+	l.retry(promised)
+}
+
+func (l *line) lateness() error {
+	return fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, l.label(), l.timeout)
+}
+
+// look fails the callers to whom the store has not answered in time. The batch in flight is given up: another may leave.
 func (l *line) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -356,24 +412,20 @@ func (l *line) look() {
 		return
 	}
 	now := mono()
-	late := func(c *call) bool { return now-c.sent >= l.timeout }
-	err := fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, l.name, l.timeout)
 	var flying []*call
 	if l.flight != nil {
+		l.lapse(l.flight, now)
 		flying = l.flight.calls
 	}
-	for _, c := range flying {
-		if late(c) {
-			c.gone = true
-			c.finish(err)
-		}
-	}
+	var promised []*call
 	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool {
-		if late(c) {
-			c.finish(err)
+		late := !c.done && now-c.sent >= l.timeout
+		if late && c.fail(l.lateness()) {
+			promised = append(promised, c)
 		}
-		return c.done
+		return late || c.done
 	})
+	l.retry(promised)
 	l.pump()
 	if l.carrier != nil {
 		l.carrier.hurry()
@@ -399,6 +451,9 @@ func (l *line) look() {
 // abandonStalled stops waiting for a batch that the store has not answered in time.
 func (l *line) abandonStalled() {
 	if l.flight != nil && mono()-l.flight.began >= l.timeout {
+		l.lapse(l.flight, mono())
+		l.flight.late = true
+		l.returnedFrom(l.flight, &Outcome{}, l.lateness())
 		l.flight, l.flying = nil, false
 	}
 }

@@ -99,6 +99,9 @@ func (l *line) lastRun() *run {
 
 // release lets everybody go whose permits are due, in order. Nobody is gone, see compact.
 func (l *line) release(now int64) {
+	if l.overslept(now) {
+		l.startOver(now)
+	}
 	for _, r := range l.runs {
 		for r.waiting > 0 && r.head().due <= now {
 			c := r.head()
@@ -110,6 +113,89 @@ func (l *line) release(now int64) {
 		}
 	}
 	l.prune(now)
+}
+
+// tolerated, in microseconds, is how late a caller may be let go by a machine that is merely busy. It adds at most
+// rate × lateness permits to a window at the upstream.
+const tolerated = 100_000
+
+// overslept tells whether somebody should have been let go long ago: this process, or its machine, was stopped. A clock
+// that is not the system's jumps as it likes.
+func (l *line) overslept(now int64) bool {
+	if !l.paces {
+		return false
+	}
+	for _, r := range l.runs {
+		if r.waiting > 0 && now-r.head().due > tolerated {
+			return true
+		}
+	}
+	return false
+}
+
+// startOver lets all who wait ask again, in their order. The times of the first of them have passed while this process was
+// stopped: let go now, they would all arrive at once. A permit that nobody used at its time lapses; what lies ahead, and what
+// the bucket could have saved up meanwhile, goes back, if nobody else has asked since. So it is as if those who wait had come
+// just now, and not one permit too many is used.
+//
+// A TryAcquire whose timeout has passed is refused.
+func (l *line) startOver(now int64) {
+	var again []*call
+	for _, r := range l.runs {
+		waiting := r.entries[len(r.entries)-r.waiting:]
+		for i, c := range waiting {
+			if c.gone {
+				continue
+			}
+			stub := *c // stays behind, gone, until the run is booked again
+			stub.gone, stub.done = true, true
+			waiting[i] = &stub
+			l.dirty = true
+			if c.afresh(now) {
+				again = append(again, c)
+			}
+		}
+	}
+	l.forget()
+	l.compact(now)
+	l.queue = append(again, l.queue...)
+}
+
+// afresh makes a granted call one that asks, or refuses it: then it is its caller's.
+func (c *call) afresh(now int64) bool {
+	passed := now - max(c.decided, c.again)
+	c.run, c.place, c.id = nil, Place{}, 0
+	c.again, c.sent = now, mono()
+	switch {
+	case c.reserved:
+		c.maxWait = maxExact // it was promised
+	case c.acquire:
+		c.parked0 = max(c.parked0, c.decided) // nobody overtakes it
+	case c.maxWait < passed:
+		c.refused, c.wait = true, c.maxWait+passed
+		c.finish(nil)
+		return false
+	default:
+		c.maxWait -= passed
+	}
+	return true
+}
+
+// retryMicros is how long reservations wait that have asked again in vain.
+const retryMicros = 100_000
+
+// retry lets reservations that asked again, in vain, ask once more: they were promised, and a permit that nobody granted
+// must not be used.
+func (l *line) retry(promised []*call) {
+	if len(promised) == 0 {
+		return
+	}
+	for _, c := range promised {
+		c.waits = true
+		l.ahead += c.permits
+	}
+	l.parked = append(promised, l.parked...)
+	l.retryAt = l.now() + retryMicros
 }
 
 // usedAt is the time, by the store's clock, at which a call that had to wait was let go.

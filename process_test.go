@@ -83,7 +83,7 @@ func Worker() int {
 				<-r.Ready()
 				mu.Lock()
 				_, err = upstream.Write([]byte{1})
-				_, _ = fmt.Fprintln(out, r.call.granted+r.Delay().Microseconds())
+				_, _ = fmt.Fprintln(out, r.call.place.after.Next, min(r.call.again, 1))
 				mu.Unlock()
 				if err != nil {
 					panic(err)
@@ -148,6 +148,7 @@ func TestProcesses(t *testing.T) {
 				Until: time.Now().Add(seconds * time.Second),
 			}
 			var due []event
+			again := int64(0) // asked again, since their process had no turn for long
 			var mu sync.Mutex
 			var processes sync.WaitGroup
 			began := time.Now()
@@ -165,11 +166,14 @@ func TestProcesses(t *testing.T) {
 				processes.Go(func() {
 					var mine []event
 					for s := bufio.NewScanner(out); s.Scan(); {
-						var at int64
-						if _, err := fmt.Sscan(s.Text(), &at); err != nil {
+						var at, twice int64
+						if _, err := fmt.Sscan(s.Text(), &at, &twice); err != nil {
 							t.Error(err)
 						}
 						mine = append(mine, event{at, 1})
+						mu.Lock()
+						again += twice
+						mu.Unlock()
 					}
 					if err := cmd.Wait(); err != nil {
 						t.Error(err)
@@ -191,7 +195,12 @@ func TestProcesses(t *testing.T) {
 			require.NoError(t, err)
 			b, err := l.State(background)
 			require.NoError(t, err)
-			require.EqualValues(t, b.Seq-1, len(due), "what was taken reached its caller")
+			if again == 0 {
+				require.EqualValues(t, b.Seq-1, len(due), "what was taken reached its caller")
+			} else {
+				t.Logf("this machine is so busy that %d callers had to ask again", again)
+				require.GreaterOrEqual(t, b.Seq-1, int64(len(due))+again)
+			}
 			require.EqualValues(t, 0, client.(redis.Cmdable).Exists(background, "tokenbucket:{"+w.Bucket+"}:lock").Val())
 
 			level := worst(due, w.Rate) // sorts
@@ -199,7 +208,7 @@ func TestProcesses(t *testing.T) {
 			t.Logf("%d permits in %.2f s (%v): %.1f %% of rate × T; worst window %.3f of %v + rate × T",
 				len(due), span, took.Round(time.Millisecond), 100*float64(len(due))/(w.Rate*span), level, w.Burst)
 			require.LessOrEqual(t, level, w.Burst+w.Rate*1e-6+1e-6)
-			require.GreaterOrEqual(t, float64(len(due))-w.Burst, 0.98*w.Rate*span)
+			require.GreaterOrEqual(t, float64(int64(len(due))+again)-w.Burst, 0.98*w.Rate*span)
 			require.GreaterOrEqual(t, span, seconds-2.0)
 
 			arrived := worst(u.arrivals, w.Rate)

@@ -26,8 +26,17 @@ const (
 	decided status = iota
 	late
 	locked
-	wrong // the guess was
+	wrong  // the guess was
+	notNow // nothing was written; Redis says that it cannot now
 )
+
+// refusal is an error that a command met inside a script.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// RedisError implements redis.Error.
+func (refusal) RedisError() {}
 
 // arguments of lua/apply.lua: four for all buckets, two for each.
 const (
@@ -144,7 +153,11 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 	case word == "error" && strings.HasPrefix(rest, "WRONGTYPE"):
 		return Outcome{}, decided, wrongType(m.bucket, errors.New(rest))
 	case word == "error":
-		return Outcome{}, decided, fmt.Errorf("tokenbucket: key %q: redis: %s", m.bucket, rest)
+		err := fmt.Errorf("tokenbucket: key %q: redis: %w", m.bucket, refusal(rest))
+		if script.NotExecuted(err) {
+			return Outcome{}, notNow, err
+		}
+		return Outcome{}, decided, err
 	}
 	return Outcome{}, decided, fmt.Errorf("tokenbucket: key %q: unexpected reply %.80q", m.bucket, answer)
 }
@@ -184,7 +197,7 @@ func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, er
 
 func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
 	server, read := a.batch.ServerMicros, a.batch.ServerRead
-	tooLate, waited := false, false
+	tooLate, waited := false, time.Duration(0)
 	for pause := script.NewPause(); ; {
 		var args [2 + headArgs + bucketArgs]string
 		args[0], args[1] = a.memo.bucket, a.memo.lock
@@ -199,10 +212,10 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 		reply, err := s.run(ctx, &applyScript, 2, args[:]...)
 		if err != nil {
 			a.memo.text = ""
-			if waited && ctx.Err() != nil {
+			if waited != 0 && ctx.Err() != nil {
 				err = fmt.Errorf("%w: key %q", ErrLockNotObtained, a.memo.lock)
 			}
-			return Outcome{}, err
+			return Outcome{lockWait: since(waited)}, err
 		}
 		now, err := parseReply(reply, 1)
 		if err != nil {
@@ -215,14 +228,30 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 			}
 			tooLate, server, read = true, now, time.Now()
 		case wrong: // and not made again
+		case notNow:
+			if !pause.Wait(ctx) {
+				return Outcome{lockWait: since(waited)}, err
+			}
 		case locked:
-			if waited = true; !pause.Wait(ctx) {
-				return Outcome{}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])
+			if waited == 0 {
+				waited = mono()
+			}
+			if !pause.Wait(ctx) {
+				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])
 			}
 		default:
+			out.lockWait = since(waited)
 			return out, err
 		}
 	}
+}
+
+// since is the time since a moment, see mono; 0 if there was none.
+func since(began time.Duration) time.Duration {
+	if began == 0 {
+		return 0
+	}
+	return mono() - began
 }
 
 // head writes the arguments that all buckets share.

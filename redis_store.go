@@ -57,6 +57,9 @@ type redisBase struct {
 	local   bool
 	lockTTL time.Duration
 	err     error
+
+	health *health // nil: buckets live on different servers, and each has its own
+	census *census
 }
 
 // spareTTL, in milliseconds, is how much longer a key lives than it must, so that most writes can leave that alone.
@@ -80,7 +83,7 @@ func WithKeyPrefix(p string) RedisOption {
 }
 
 // WithLockTTL sets how long a lock outlives a holder that died, 10 ms to 1 minute, default 500 ms. All stores of a fleet
-// must agree on it.
+// must agree on it. It must be several round trips: a RedisStore whose lock expires between two of them decides nothing.
 func WithLockTTL(d time.Duration) RedisOption {
 	return func(s *redisBase) {
 		if d < 10*time.Millisecond || d > time.Minute {
@@ -113,7 +116,12 @@ func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptSt
 }
 
 func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
-	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond}
+	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond, census: new(census)}
+	switch any(client).(type) {
+	case *redis.ClusterClient, *redis.Ring:
+	default:
+		s.health = newHealth()
+	}
 	if isNil(client) {
 		s.err = fmt.Errorf("%w: redis client is nil", ErrInvalidConfig)
 	} else {
@@ -147,7 +155,29 @@ func (s *redisBase) checkBase(isNil bool) error {
 // keys returns the bucket's key and its lock's. What stands in braces is the same, so a cluster keeps them in one slot.
 func (s *redisBase) keys(name string) (bucket, lock string) {
 	bucket = s.prefix + "{" + script.EncodeName(name) + "}"
+	if public, ok := strings.CutPrefix(name, shadowMark); ok {
+		bucket = s.prefix + "{%shadow:" + script.EncodeName(public) + "}" // no encoded name has a % like this one
+	}
 	return bucket, bucket + ":lock"
+}
+
+func (s *redisBase) healthOf() *health { return s.health }
+
+// probe implements prober: a write in the bucket's slot, which a replica, a full server or one without enough replicas
+// refuses as it would a bucket's.
+func (s *redisBase) probe(ctx context.Context, name string) error {
+	bucket, _ := s.keys(name)
+	cmd := redis.NewCmd(ctx, "set", bucket+":probe", "", "px", 1000)
+	client := s.client
+	if c, ok := client.(*redis.Client); ok {
+		client = c.WithTimeout(time.Until(deadlineOf(ctx)))
+	}
+	err := client.Process(ctx, once{cmd})
+	if err == nil {
+		err = cmd.Err()
+	}
+	reload(ctx, s.client, err)
+	return err
 }
 
 var (
@@ -190,6 +220,7 @@ func (r runOnce) do(ctx context.Context, command, script string, keys []string, 
 	if err := r.Process(ctx, once{cmd}); err != nil && cmd.Err() == nil {
 		cmd.SetErr(err)
 	}
+	reload(ctx, r.RedisClient, cmd.Err())
 	return cmd
 }
 
@@ -206,6 +237,7 @@ func (r runOnce) EvalSha(ctx context.Context, sha string, keys []string, args ..
 // run runs a script once; its keys are the first of the arguments.
 func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args ...string) ([]string, error) {
 	reply, err := sc.Run(ctx, s.client, keys, args...)
+	reload(ctx, s.client, err)
 	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
 		return nil, wrongType(args[0], err)
 	}
@@ -214,6 +246,18 @@ func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args .
 
 func wrongType(key string, err error) error {
 	return fmt.Errorf("%w: key %q holds no string: %w", ErrCorruptState, key, err)
+}
+
+// reload has a cluster's client look anew where the keys are, after a connection has failed: of a command that must not be sent
+// twice it does not do so by itself, and would ask a server that has died for a minute.
+func reload(ctx context.Context, client RedisClient, err error) {
+	var reply redis.Error
+	if err == nil || errors.As(err, &reply) {
+		return
+	}
+	if c, ok := client.(interface{ ReloadState(context.Context) }); ok {
+		c.ReloadState(ctx)
+	}
 }
 
 // patience is for how long to wait for a lock between two attempts: first about as long as it is held by one who is alone,
@@ -264,6 +308,7 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
 	token := m.token
 	m.token = ""
+	lockWait := time.Duration(0)
 	for pause := script.NewPause(); ; {
 		if token == "" {
 			if !m.yielded(ctx) {
@@ -271,8 +316,13 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 			}
 			waited := false
 			var err error
-			if token, waited, err = s.obtain(ctx, m.lock); err != nil {
-				return Outcome{}, err
+			asked := mono()
+			token, waited, err = s.obtain(ctx, m.lock)
+			if waited {
+				lockWait += mono() - asked
+			}
+			if err != nil {
+				return Outcome{lockWait: lockWait}, err
 			}
 			if m.turns = maxTurns; waited && batch.keep {
 				m.turns = 0
@@ -286,11 +336,12 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 			m.text = ""
 			s.release(m.lock, token)
 		}
+		out.lockWait = lockWait
 		if err != nil || done {
 			return out, err
 		}
 		if !pause.Wait(ctx) {
-			return Outcome{}, fmt.Errorf("%w: key %q was lost again and again; is its time to live of %v too short?",
+			return out, fmt.Errorf("%w: key %q was lost again and again; is its time to live of %v too short?",
 				ErrLockNotObtained, m.lock, s.lockTTL)
 		}
 		token = ""
@@ -323,6 +374,8 @@ func (s *RedisStore) letGo(m *memo) {
 
 // obtain takes the lock, or gives up when the context ends. It tells whether somebody else had it.
 func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, waited bool, err error) {
+	held := false // somebody was seen to have it
+	var refused error
 	for {
 		patience := &patience{}
 		token = strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
@@ -334,6 +387,7 @@ func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, wai
 		case err == nil:
 			return token, waited || patience.tried > 0, nil
 		case !ended && script.NotExecuted(err):
+			refused = err
 			if !script.NewPause().Wait(ctx) {
 				return "", false, err
 			}
@@ -342,10 +396,15 @@ func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, wai
 			s.release(lock, token) // the answer may be lost, but not the lock taken
 			return "", false, err
 		}
-		waited = true
+		waited, held = true, held || patience.tried > 0
 		s.release(lock, token)
-		if ctx.Err() != nil {
-			return "", false, fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
+		switch {
+		case ctx.Err() != nil && held:
+			return "", true, fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
+		case ctx.Err() != nil && refused != nil:
+			return "", false, refused
+		case ctx.Err() != nil:
+			return "", false, fmt.Errorf("%w: key %q", ErrStoreTimeout, lock)
 		}
 		// Whoever held it for longer than its time to live has died while the clock was set back, or set no expiry.
 		if _, err := s.run(ctx, &clipScript, 1, lock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10)); err != nil {

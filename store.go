@@ -137,6 +137,8 @@ type Outcome struct {
 	// Conflict: the asking configuration has the version of the one in force, but other contents.
 	Conflict bool
 
+	// lockWait is how long the bucket's lock was waited for.
+	lockWait time.Duration
 	// local is the limiter's clock at a moment when the store's had reached NowMicros; 0: when the answer arrived.
 	local int64
 }

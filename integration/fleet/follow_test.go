@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )

@@ -27,6 +27,8 @@ type Server struct {
 	Addr string
 	Pid  int
 
+	env, args []string
+
 	cmd *exec.Cmd
 	dir string
 	log *bytes.Buffer
@@ -35,7 +37,13 @@ type Server struct {
 // Start starts a server that lives as long as the test.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	s, err := StartMain(args...)
+	return StartEnv(t, nil, args...)
+}
+
+// StartEnv is Start with more of the environment, as "NAME=value".
+func StartEnv(t testing.TB, env []string, args ...string) *Server {
+	t.Helper()
+	s, err := startMain(env, args)
 	need(t, err)
 	t.Cleanup(s.Close)
 	return s
@@ -53,29 +61,32 @@ func need(t testing.TB, err error) {
 }
 
 // StartMain starts a server for a program that is not a test. The caller closes it.
-func StartMain(args ...string) (*Server, error) {
+func StartMain(args ...string) (*Server, error) { return startMain(nil, args) }
+
+func startMain(env, args []string) (*Server, error) {
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
 		return nil, ErrMissing
 	}
 	for attempt := 0; ; attempt++ {
-		s, err := start(program, freePort(), args)
+		s, err := start(program, freePort(), env, args)
 		if err == nil || attempt == 5 { // somebody else may have taken the port
 			return s, err
 		}
 	}
 }
 
-func start(program string, port int, args []string) (*Server, error) {
+func start(program string, port int, env, args []string) (*Server, error) {
 	dir, err := os.MkdirTemp("", "redistest")
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{Addr: "127.0.0.1:" + strconv.Itoa(port), dir: dir, log: new(bytes.Buffer)}
+	s := &Server{Addr: "127.0.0.1:" + strconv.Itoa(port), env: env, args: args, dir: dir, log: new(bytes.Buffer)}
 	s.cmd = exec.Command(program, append([]string{
 		"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no",
 		"--enable-debug-command", "local", "--daemonize", "no",
 	}, args...)...)
+	s.cmd.Env = append(os.Environ(), env...)
 	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
 	if err := s.cmd.Start(); err != nil {
 		_ = os.RemoveAll(dir)
@@ -130,6 +141,34 @@ func (s *Server) Close() {
 	_ = s.cmd.Process.Kill()
 	_ = s.cmd.Wait()
 	_ = os.RemoveAll(s.dir)
+}
+
+// Kill ends the server at once, also one that is stopped.
+func (s *Server) Kill() error {
+	s.Close()
+	return nil
+}
+
+// Restart starts a server that was killed: on its old port, and empty.
+func (s *Server) Restart() error {
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		return ErrMissing
+	}
+	_, port, err := net.SplitHostPort(s.Addr)
+	if err != nil {
+		return err
+	}
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		return err
+	}
+	again, err := start(program, number, s.env, s.args)
+	if err != nil {
+		return err
+	}
+	s.Pid, s.cmd, s.dir, s.log = again.Pid, again.cmd, again.dir, again.log
+	return nil
 }
 
 // Stop makes the server hang (SIGSTOP) until Continue.

@@ -1,0 +1,52 @@
+package otel_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
+)
+
+// The real SDK, spans recorded and thrown away: a span is made for what waited or failed.
+func BenchmarkObserver(b *testing.B) {
+	ctx := context.Background()
+	granted := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true}
+	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: tokenbucket.BySight}
+	waited := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: 20 * time.Millisecond}
+	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: wrap(tokenbucket.ErrStoreTimeout)}
+	trip := tokenbucket.Trip{Bucket: "/ibe/AvailFare", Requests: 8, Elapsed: 100 * time.Microsecond}
+
+	x := newTelemetry(b)
+	recorded := sdktrace.NewTracerProvider()
+	b.Cleanup(func() { _ = recorded.Shutdown(ctx) })
+	observer := x.observe(b, tbotel.WithTracerProvider(recorded))
+	for _, c := range []struct {
+		name  string
+		event func()
+	}{
+		{"granted", func() { observer.Decision(ctx, granted) }},
+		{"refused", func() { observer.Decision(ctx, refused) }},
+		{"waited", func() { observer.Decision(ctx, waited) }},
+		{"failed", func() { observer.Decision(ctx, failed) }},
+		{"trip", func() { observer.Trip(trip) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.event()
+			}
+		})
+		b.Run(c.name+"/parallel", func(b *testing.B) {
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					c.event()
+				}
+			})
+		})
+	}
+}

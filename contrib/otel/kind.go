@@ -1,0 +1,81 @@
+package otel
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+
+	"github.com/redis/go-redis/v9"
+	"go.opentelemetry.io/otel/attribute"
+	semconv "go.opentelemetry.io/otel/semconv/v1.39.0"
+
+	"github.com/go-tokenbucket/tokenbucket"
+)
+
+// kind is what an error is counted as: the attribute error.type.
+type kind uint8
+
+const (
+	timeout kind = iota
+	unavailable
+	lock
+	corrupt
+	other
+	canceled
+	deadline
+	invalid
+	kinds
+)
+
+// By the semantic conventions, what has no name of its own is _OTHER.
+var kindNames = [kinds]string{"timeout", "unavailable", "lock", "corrupt", "_OTHER", "canceled", "deadline", "invalid"}
+
+func (k kind) String() string { return kindNames[k] }
+
+func (k kind) attribute() attribute.KeyValue { return semconv.ErrorTypeKey.String(k.String()) }
+
+// kindOf is the kind of a call's error. Order matters: the library's errors wrap what they come from, so that a store timeout
+// may match a context's deadline too, and context.DeadlineExceeded is a net.Error.
+func kindOf(err error) kind {
+	var network net.Error
+	isNetwork := errors.As(err, &network)
+	switch {
+	case errors.Is(err, tokenbucket.ErrStoreUnavailable):
+		return unavailable
+	case errors.Is(err, tokenbucket.ErrLockNotObtained):
+		return lock
+	case errors.Is(err, tokenbucket.ErrCorruptState):
+		return corrupt
+	case errors.Is(err, tokenbucket.ErrStoreTimeout):
+		return timeout
+	case errors.Is(err, tokenbucket.ErrInvalidPermits), errors.Is(err, tokenbucket.ErrInvalidConfig):
+		return invalid
+	case errors.Is(err, context.DeadlineExceeded):
+		return deadline
+	case errors.Is(err, context.Canceled):
+		return canceled
+	case isNetwork && network.Timeout(), errors.Is(err, redis.ErrPoolTimeout):
+		return timeout
+	case isNetwork, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), isAway(err):
+		return unavailable
+	}
+	return other
+}
+
+// isAway tells whether a Redis server has answered that it cannot serve now.
+func isAway(err error) bool {
+	return redis.IsLoadingError(err) || redis.IsClusterDownError(err) || redis.IsMasterDownError(err)
+}
+
+// storeKind is the kind of a batch's error. No caller's context is part of it.
+func storeKind(err error) kind {
+	switch k := kindOf(err); k {
+	case deadline:
+		return timeout
+	case canceled, invalid:
+		return other
+	default:
+		return k
+	}
+}

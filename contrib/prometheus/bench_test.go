@@ -1,0 +1,62 @@
+package prometheus_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
+)
+
+// events are what happens often.
+func events(observer tokenbucket.Observer) map[string]func() {
+	ctx := context.Background()
+	granted := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: 20 * time.Millisecond}
+	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: tokenbucket.BySight}
+	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: wrap(tokenbucket.ErrStoreTimeout)}
+	trip := tokenbucket.Trip{Bucket: "/ibe/AvailFare", Requests: 8, Elapsed: 100 * time.Microsecond}
+	return map[string]func(){
+		"granted": func() { observer.Decision(ctx, granted) },
+		"refused": func() { observer.Decision(ctx, refused) },
+		"failed":  func() { observer.Decision(ctx, failed) },
+		"trip":    func() { observer.Trip(trip) },
+	}
+}
+
+// What happens at every call makes no garbage, in a bucket of its own and in one beyond the bound.
+func TestNoAllocation(t *testing.T) {
+	_, observer := observe(t, tbprometheus.WithMaxBuckets(1))
+	for range 2 {
+		for name, event := range events(observer) {
+			if name != "failed" {
+				assert.Zero(t, testing.AllocsPerRun(100, event), name)
+			}
+		}
+		_, observer = observe(t, tbprometheus.WithMaxBuckets(1))
+		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "first", Permits: 1})
+	}
+}
+
+func BenchmarkObserver(b *testing.B) {
+	_, observer := observe(b)
+	for _, name := range []string{"granted", "refused", "failed", "trip"} {
+		event := events(observer)[name]
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				event()
+			}
+		})
+		b.Run(name+"/parallel", func(b *testing.B) {
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					event()
+				}
+			})
+		})
+	}
+}

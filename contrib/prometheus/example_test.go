@@ -1,0 +1,147 @@
+package prometheus_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
+)
+
+// A gateway whose limiters are scraped at /metrics.
+func Example() {
+	observer, err := tbprometheus.New(prometheus.DefaultRegisterer)
+	if err != nil {
+		panic(err) // the configuration is wrong, or the names are taken
+	}
+	store := tokenbucket.NewRedisScriptStore(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithStore(store), tokenbucket.WithObserver(observer))
+	if err != nil {
+		panic(err)
+	}
+	http.Handle("/metrics", promhttp.Handler())
+	http.HandleFunc("/fares", func(w http.ResponseWriter, r *http.Request) {
+		if ok, err := limiter.Try(r.Context()); !ok || err != nil {
+			http.Error(w, "try again later", http.StatusTooManyRequests)
+		}
+	})
+}
+
+// Three calls to a bucket of one permit, and what a scrape says of those that passed.
+func ExampleNew() {
+	registry := prometheus.NewRegistry()
+	observer, err := tbprometheus.New(registry)
+	if err != nil {
+		panic(err)
+	}
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 0.001, tokenbucket.WithObserver(observer))
+	if err != nil {
+		panic(err)
+	}
+	for range 3 {
+		_, _ = limiter.Try(context.Background())
+	}
+	show(registry, `tokenbucket_permits_total{bucket="fares",by="store",outcome="granted"`)
+	// Output:
+	// tokenbucket_permits_total{bucket="fares",by="store",outcome="granted",shadow="false"} 1
+}
+
+// Buckets of many clients, counted by tenant.
+func ExampleWithBuckets() {
+	registry := prometheus.NewRegistry()
+	observer, err := tbprometheus.New(registry, tbprometheus.WithBuckets(func(name string) string {
+		tenant, _, _ := strings.Cut(name, "/")
+		return tenant
+	}))
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range []string{"acme/1", "acme/2", "zenith/1"} {
+		observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Granted: true})
+	}
+	show(registry, "tokenbucket_decisions_total{")
+	// Output:
+	// tokenbucket_decisions_total{bucket="acme",by="store",outcome="granted",shadow="false"} 2
+	// tokenbucket_decisions_total{bucket="zenith",by="store",outcome="granted",shadow="false"} 1
+}
+
+// Not more than two buckets are told apart: the first two that are used.
+func ExampleWithMaxBuckets() {
+	registry := prometheus.NewRegistry()
+	observer, err := tbprometheus.New(registry, tbprometheus.WithMaxBuckets(2))
+	if err != nil {
+		panic(err)
+	}
+	for _, name := range []string{"fares", "hotels", "rooms", "cars", "fares"} {
+		observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1})
+	}
+	show(registry, "tokenbucket_decisions_total{")
+	// Output:
+	// tokenbucket_decisions_total{bucket="fares",by="store",outcome="refused",shadow="false"} 2
+	// tokenbucket_decisions_total{bucket="hotels",by="store",outcome="refused",shadow="false"} 1
+	// tokenbucket_decisions_total{bucket="other",by="store",outcome="refused",shadow="false"} 2
+}
+
+// show prints the series that begin with a prefix.
+func show(registry *prometheus.Registry, prefix string) {
+	families, err := registry.Gather()
+	if err != nil {
+		panic(err)
+	}
+	for _, family := range families {
+		var text bytes.Buffer
+		if _, err := expfmt.MetricFamilyToText(&text, family); err != nil {
+			panic(err)
+		}
+		for line := range strings.Lines(text.String()) {
+			if strings.HasPrefix(line, prefix) {
+				fmt.Print(line)
+			}
+		}
+	}
+}
+
+// The Go block of the README is the example, so it compiles.
+func TestReadme(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	source, err := os.ReadFile("example_test.go")
+	require.NoError(t, err)
+	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	blocks := strings.Split(string(readme), "```go\n")[1:]
+	require.Len(t, blocks, 1)
+	code, _, _ := strings.Cut(blocks[0], "```")
+	require.Contains(t, squeeze(string(source)), squeeze(code))
+
+	// Its table has every metric and no other, and its queries ask for nothing else.
+	registry, observer := observe(t)
+	happen(observer)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	known := map[string]bool{}
+	for _, f := range families {
+		known[f.GetName()] = true
+		kind := strings.ToLower(f.GetType().String())
+		require.Contains(t, string(readme), fmt.Sprintf("\n| `%s` | %s |", f.GetName(), kind))
+		if f.GetType() == dto.MetricType_HISTOGRAM {
+			known[f.GetName()+"_bucket"], known[f.GetName()+"_sum"], known[f.GetName()+"_count"] = true, true, true
+		}
+	}
+	require.Equal(t, len(families), strings.Count(string(readme), "\n| `tokenbucket_"))
+	for _, name := range regexp.MustCompile(`tokenbucket_\w+`).FindAllString(string(readme), -1) {
+		require.True(t, known[name], name)
+	}
+}

@@ -1,0 +1,138 @@
+package prometheus
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+
+	prom "github.com/prometheus/client_golang/prometheus"
+
+	"github.com/go-tokenbucket/tokenbucket"
+)
+
+// Other is the label value that buckets beyond the bound share.
+const Other = "other"
+
+const (
+	defaultMaxBuckets = 200
+	mostBuckets       = 10_000
+)
+
+// From one millisecond, about what a decision in Redis takes, to a minute, which is beyond the horizon of Acquire.
+var defaultWaits = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+
+// Option configures an observer. An option with a bad value makes New fail.
+type Option func(*options)
+
+type options struct {
+	label      func(string) string
+	maxBuckets int
+	waits      []float64
+	err        error
+}
+
+func (o *options) fail(field string, value any, want string) {
+	if o.err == nil {
+		o.err = fmt.Errorf("%w: prometheus: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
+	}
+}
+
+// WithBuckets sets how the name of a bucket becomes the value of the label bucket: many buckets may share one, and ""
+// leaves the label out. It is called for every decision, by many goroutines at once, so it must be fast. Default: the name
+// itself.
+func WithBuckets(label func(name string) string) Option {
+	return func(o *options) {
+		if label == nil {
+			o.fail("buckets", "nil", "a function")
+		}
+		o.label = label
+	}
+}
+
+// WithMaxBuckets bounds how many values the label bucket has, from 1 to 10,000: the first n that come have their own, all
+// further ones are Other. A value costs about 30 series. Default 200.
+func WithMaxBuckets(n int) Option {
+	return func(o *options) {
+		if n < 1 || n > mostBuckets {
+			o.fail("max buckets", n, "1 to 10000")
+		}
+		o.maxBuckets = n
+	}
+}
+
+// WithWaitBounds sets the upper bounds, in seconds and ascending, of the histogram of waits. Default: 15 bounds from 1 ms
+// to 60 s.
+func WithWaitBounds(seconds ...float64) Option {
+	return func(o *options) {
+		ascending := len(seconds) > 0
+		for i, s := range seconds {
+			ascending = ascending && s > 0 && (i == 0 || s > seconds[i-1])
+		}
+		if !ascending {
+			o.fail("wait bounds", seconds, "at least one, above 0 and ascending")
+		}
+		o.waits = slices.Clone(seconds)
+	}
+}
+
+// New registers the collectors and returns an observer that feeds them; one observer may serve any number of limiters.
+//
+// A second New with the same registerer shares the collectors of the first, WithBuckets being its own; it must have the
+// same bound and the same wait bounds. Processes with several stores tell them apart by a registerer each:
+// prometheus.WrapRegistererWith(prometheus.Labels{"store": "eu"}, registerer).
+//
+// Errors match tokenbucket.ErrInvalidConfig; what the registerer objected to, a metric of the same name say, is wrapped.
+func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, error) {
+	o := options{label: func(name string) string { return name }, maxBuckets: defaultMaxBuckets, waits: defaultWaits}
+	if isNil(registerer) {
+		o.fail("registerer", "nil", "a registerer")
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			o.fail("option", "nil", "no nil options")
+			break
+		}
+		opt(&o)
+	}
+	if o.err != nil {
+		return tokenbucket.Observer{}, o.err
+	}
+	c, err := register(registerer, newCollector(o.maxBuckets, o.waits))
+	if err != nil {
+		return tokenbucket.Observer{}, err
+	}
+	return tokenbucket.Observer{
+		Decision: func(_ context.Context, d tokenbucket.Decision) { c.bucket(o.label(d.Bucket)).decided(&d) },
+		Lease:    func(u tokenbucket.LeaseUse) { c.bucket(o.label(u.Bucket)).leased(u) },
+		Trip:     c.tripped,
+		Health:   c.noticed,
+	}, nil
+}
+
+// register returns the collector, or the one that is registered in its place already.
+func register(registerer prom.Registerer, c *collector) (*collector, error) {
+	err := registerer.Register(c)
+	if err == nil {
+		return c, nil
+	}
+	var already prom.AlreadyRegisteredError
+	if !errors.As(err, &already) {
+		return nil, fmt.Errorf("%w: prometheus: %w", tokenbucket.ErrInvalidConfig, err)
+	}
+	before, ok := already.ExistingCollector.(*collector)
+	switch {
+	case !ok:
+		return nil, fmt.Errorf("%w: prometheus: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
+	case before.maxBuckets != c.maxBuckets || !slices.Equal(before.bounds, c.bounds):
+		return nil, fmt.Errorf("%w: prometheus: max buckets %d and wait bounds %v: want %d and %v, as registered before",
+			tokenbucket.ErrInvalidConfig, c.maxBuckets, c.bounds, before.maxBuckets, before.bounds)
+	}
+	return before, nil
+}
+
+func isNil(v any) bool {
+	rv := reflect.ValueOf(v)
+	return v == nil || rv.Kind() == reflect.Pointer && rv.IsNil()
+}

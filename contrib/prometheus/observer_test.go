@@ -1,0 +1,465 @@
+package prometheus_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"sort"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func observe(t testing.TB, opts ...tbprometheus.Option) (*prometheus.Registry, tokenbucket.Observer) {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	observer, err := tbprometheus.New(registry, opts...)
+	require.NoError(t, err)
+	return registry, observer
+}
+
+// scrape reads the metrics as a Prometheus server does: over HTTP, in its text format. Keys are as in
+// decisions_total{bucket="fares",…}, labels in order of name; of histograms there are _count, _sum and _bucket with its le.
+func scrape(t testing.TB, registry *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	server := httptest.NewServer(promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.HTTPErrorOnError}))
+	defer server.Close()
+	answer, err := server.Client().Get(server.URL)
+	require.NoError(t, err)
+	defer answer.Body.Close()
+	require.Equal(t, http.StatusOK, answer.StatusCode)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(answer.Body)
+	require.NoError(t, err)
+	series := map[string]float64{}
+	for name, family := range families {
+		name = strings.TrimPrefix(name, "tokenbucket_")
+		for _, m := range family.Metric {
+			labels := m.GetLabel()
+			key := func(suffix string, more ...*dto.LabelPair) string {
+				var parts []string
+				for _, l := range append(more, labels...) {
+					parts = append(parts, fmt.Sprintf("%s=%q", l.GetName(), l.GetValue()))
+				}
+				sort.Strings(parts)
+				return name + suffix + "{" + strings.Join(parts, ",") + "}"
+			}
+			switch h := m.GetHistogram(); {
+			case h != nil:
+				series[key("_count")] = float64(h.GetSampleCount())
+				series[key("_sum")] = h.GetSampleSum()
+				for _, b := range h.Bucket {
+					le, value := "le", fmt.Sprint(b.GetUpperBound())
+					series[key("_bucket", &dto.LabelPair{Name: &le, Value: &value})] = float64(b.GetCumulativeCount())
+				}
+			default:
+				series[key("")] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return series
+}
+
+// of keeps the series whose key begins with one of the prefixes.
+func of(series map[string]float64, prefixes ...string) map[string]float64 {
+	kept := map[string]float64{}
+	for key, value := range series {
+		for _, p := range prefixes {
+			if strings.HasPrefix(key, p) {
+				kept[key] = value
+			}
+		}
+	}
+	return kept
+}
+
+func sum(series map[string]float64) (total float64) {
+	for _, v := range series {
+		total += v
+	}
+	return total
+}
+
+var errOther = errors.New("never heard of")
+
+func wrap(err error) error { return fmt.Errorf("bucket %q: %w", "fares", err) }
+
+// decisions are one of every kind.
+var decisions = []tokenbucket.Decision{
+	{Bucket: "fares", Permits: 2, Granted: true, Wait: 200 * time.Millisecond, Elapsed: 201 * time.Millisecond},
+	{Bucket: "fares", Permits: 1, Granted: true},
+	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByLease},
+	{Bucket: "fares", Permits: 3, Wait: time.Second}, // refused: nobody waited that second
+	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
+	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
+	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight, Shadow: true},
+	{Bucket: "fares", Permits: 1, Granted: true, Wait: time.Minute, Shadow: true},
+	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.BySwitch},
+	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByPolicy},
+	{Bucket: "fares", Permits: 1, By: tokenbucket.ByPolicy, Err: wrap(tokenbucket.ErrStoreUnavailable)},
+	{Bucket: "fares", Permits: 4, Err: wrap(tokenbucket.ErrStoreTimeout)},
+	{Bucket: "fares", Permits: 1, Err: context.Canceled},
+	// A counter cannot go down, and 2^62 permits that nobody could get would drown all others.
+	{Bucket: "fares", Permits: -7, By: tokenbucket.ByCheck, Err: wrap(tokenbucket.ErrInvalidPermits)},
+	{Bucket: "fares", Permits: 1 << 62, By: tokenbucket.ByCheck, Err: wrap(tokenbucket.ErrInvalidPermits)},
+	{Bucket: "hotels", Permits: 1, Granted: true, By: 99},
+}
+
+// happen is everything but the store's being away.
+func happen(observer tokenbucket.Observer) {
+	for _, d := range decisions {
+		observer.Decision(context.Background(), d)
+	}
+	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Elapsed: 200 * time.Microsecond})
+	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 60, Elapsed: 300 * time.Microsecond, LockWait: 20 * time.Millisecond})
+	observer.Trip(tokenbucket.Trip{Bucket: "hotels", Requests: 3, Elapsed: time.Second, Err: wrap(tokenbucket.ErrStoreTimeout)})
+	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 10, Used: 7})
+	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 5, Used: 5})
+}
+
+// Every figure of every metric, as a server scrapes them.
+func TestScrape(t *testing.T) {
+	registry, observer := observe(t)
+	happen(observer)
+	got := scrape(t, registry)
+	assert.Equal(t, map[string]float64{
+		`decisions_total{bucket="fares",by="store",outcome="granted",shadow="false"}`:    2,
+		`decisions_total{bucket="fares",by="lease",outcome="granted",shadow="false"}`:    1,
+		`decisions_total{bucket="fares",by="store",outcome="refused",shadow="false"}`:    1,
+		`decisions_total{bucket="fares",by="sight",outcome="refused",shadow="false"}`:    2,
+		`decisions_total{bucket="fares",by="sight",outcome="refused",shadow="true"}`:     1,
+		`decisions_total{bucket="fares",by="store",outcome="granted",shadow="true"}`:     1,
+		`decisions_total{bucket="fares",by="switch",outcome="granted",shadow="false"}`:   1,
+		`decisions_total{bucket="fares",by="policy",outcome="granted",shadow="false"}`:   1,
+		`decisions_total{bucket="fares",by="policy",outcome="failed",shadow="false"}`:    1,
+		`decisions_total{bucket="fares",by="store",outcome="failed",shadow="false"}`:     2,
+		`decisions_total{bucket="fares",by="check",outcome="failed",shadow="false"}`:     2,
+		`decisions_total{bucket="hotels",by="unknown",outcome="granted",shadow="false"}`: 1,
+	}, of(got, "decisions_total"))
+	assert.Equal(t, map[string]float64{
+		`permits_total{bucket="fares",by="store",outcome="granted",shadow="false"}`:    3,
+		`permits_total{bucket="fares",by="lease",outcome="granted",shadow="false"}`:    1,
+		`permits_total{bucket="fares",by="store",outcome="refused",shadow="false"}`:    3,
+		`permits_total{bucket="fares",by="sight",outcome="refused",shadow="false"}`:    2,
+		`permits_total{bucket="fares",by="sight",outcome="refused",shadow="true"}`:     1,
+		`permits_total{bucket="fares",by="store",outcome="granted",shadow="true"}`:     1,
+		`permits_total{bucket="fares",by="switch",outcome="granted",shadow="false"}`:   1,
+		`permits_total{bucket="fares",by="policy",outcome="granted",shadow="false"}`:   1,
+		`permits_total{bucket="fares",by="policy",outcome="failed",shadow="false"}`:    1,
+		`permits_total{bucket="fares",by="store",outcome="failed",shadow="false"}`:     5,
+		`permits_total{bucket="fares",by="check",outcome="failed",shadow="false"}`:     0,
+		`permits_total{bucket="hotels",by="unknown",outcome="granted",shadow="false"}`: 1,
+	}, of(got, "permits_total"))
+	assert.Equal(t, map[string]float64{
+		`failures_total{bucket="fares",kind="unavailable"}`: 1,
+		`failures_total{bucket="fares",kind="timeout"}`:     1,
+		`failures_total{bucket="fares",kind="canceled"}`:    1,
+		`failures_total{bucket="fares",kind="invalid"}`:     2,
+		`lease_permits_total{bucket="fares",use="used"}`:    12,
+		`lease_permits_total{bucket="fares",use="unused"}`:  3,
+		`store_errors_total{kind="timeout"}`:                1,
+		`store_errors_total{kind="unavailable"}`:            0,
+		`store_errors_total{kind="lock"}`:                   0,
+		`store_errors_total{kind="corrupt"}`:                0,
+		`store_errors_total{kind="other"}`:                  0,
+	}, of(got, "failures_total", "lease_permits_total", "store_errors_total"))
+
+	// 200 ms and four times 0 by fares, one 0 by hotels; the minute of the shadow is by itself.
+	for key, want := range map[string]float64{
+		`wait_seconds_count{bucket="fares",shadow="false"}`:             5,
+		`wait_seconds_sum{bucket="fares",shadow="false"}`:               0.2,
+		`wait_seconds_bucket{bucket="fares",le="0.001",shadow="false"}`: 4,
+		`wait_seconds_bucket{bucket="fares",le="0.1",shadow="false"}`:   4,
+		`wait_seconds_bucket{bucket="fares",le="0.25",shadow="false"}`:  5,
+		`wait_seconds_count{bucket="fares",shadow="true"}`:              1,
+		`wait_seconds_bucket{bucket="fares",le="30",shadow="true"}`:     0,
+		`wait_seconds_bucket{bucket="fares",le="60",shadow="true"}`:     1,
+		`wait_seconds_count{bucket="hotels",shadow="false"}`:            1,
+		`store_trip_seconds_count{result="answered"}`:                   2,
+		`store_trip_seconds_sum{result="answered"}`:                     0.0005,
+		`store_trip_seconds_bucket{le="0.00025",result="answered"}`:     1,
+		`store_trip_seconds_count{result="failed"}`:                     1,
+		`store_trip_seconds_bucket{le="0.5",result="failed"}`:           0,
+		`store_trip_seconds_bucket{le="1",result="failed"}`:             1,
+		`batch_requests_count{}`:                                        3,
+		`batch_requests_sum{}`:                                          64,
+		`batch_requests_bucket{le="4"}`:                                 2,
+		`lock_wait_seconds_count{}`:                                     1,
+		`lock_wait_seconds_sum{}`:                                       0.02,
+	} {
+		value, there := got[key]
+		if assert.True(t, there, key) {
+			assert.InDelta(t, want, value, 1e-9, key)
+		}
+	}
+}
+
+// The store begins as up, is down while it is said to be, whoever is told, and a policy is in force only meanwhile.
+func TestHealth(t *testing.T) {
+	registry, observer := observe(t)
+	state := func(up, outages, away, closed, open, share float64) {
+		t.Helper()
+		assert.Equal(t, map[string]float64{
+			`store_up{}`: up, `store_outages_total{}`: outages, `store_away_seconds_total{}`: away,
+			`policy_in_force{policy="FailClosed"}`: closed, `policy_in_force{policy="FailOpen"}`: open, `policy_in_force{policy="LocalShare"}`: share,
+		}, of(scrape(t, registry), "store_up", "store_outages", "store_away", "policy"))
+	}
+	state(1, 0, 0, 0, 0, 0)
+	down := tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: errOther}
+	observer.Health(down)
+	state(0, 1, 0, 0, 1, 0)
+	down.Bucket, down.Policy = "hotels", tokenbucket.LocalShare(4)
+	observer.Health(down) // of another limiter: the same outage
+	state(0, 1, 0, 0, 0, 1)
+	observer.Health(tokenbucket.Health{Bucket: "rooms", After: 1500 * time.Millisecond})
+	state(1, 1, 1.5, 0, 0, 0)
+	observer.Health(tokenbucket.Health{Bucket: "hotels", After: 1600 * time.Millisecond}) // known already
+	state(1, 1, 1.5, 0, 0, 0)
+	down.Policy = tokenbucket.FailClosed
+	observer.Health(down)
+	state(0, 2, 1.5, 1, 0, 0)
+}
+
+// Names, units and help are as Prometheus wants them.
+func TestLint(t *testing.T) {
+	registry, observer := observe(t)
+	happen(observer)
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	require.Len(t, families, 13, "there is something to look at")
+	problems, err := testutil.GatherAndLint(registry)
+	require.NoError(t, err)
+	assert.Empty(t, problems)
+}
+
+// What goes wrong is told apart: by the library's errors, and by what real connections to Redis return.
+func TestKinds(t *testing.T) {
+	refused, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, refused.Close())
+	answering := func(handle func(net.Conn)) string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		var open sync.WaitGroup
+		open.Go(func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				open.Go(func() { handle(conn); _ = conn.Close() })
+			}
+		})
+		t.Cleanup(func() { _ = l.Close(); open.Wait() })
+		return l.Addr().String()
+	}
+	ping := func(addr string) error {
+		client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, ReadTimeout: 50 * time.Millisecond,
+			DialerRetries: 1, ContextTimeoutEnabled: true, Protocol: 2, DisableIdentity: true})
+		defer func() { _ = client.Close() }()
+		return client.Ping(context.Background()).Err()
+	}
+	mute := answering(func(c net.Conn) {
+		buf := make([]byte, 1024)
+		for _, err := c.Read(buf); err == nil; _, err = c.Read(buf) {
+		}
+	})
+	says := func(line string) string {
+		return answering(func(c net.Conn) {
+			buf := make([]byte, 1024)
+			for _, err := c.Read(buf); err == nil; _, err = c.Read(buf) {
+				_, _ = c.Write([]byte(line))
+			}
+		})
+	}
+	late := &tokenbucket.WaitError{Bucket: "fares", Permits: 1, Wait: time.Second, Reason: context.DeadlineExceeded}
+	never := &tokenbucket.WaitError{Bucket: "fares", Permits: 9, Wait: time.Second, Reason: tokenbucket.ErrInvalidPermits}
+	for _, c := range []struct {
+		name        string
+		err         error
+		call, batch string
+	}{
+		{"store timeout", wrap(tokenbucket.ErrStoreTimeout), "timeout", "timeout"},
+		{"store timeout by a deadline of its own", fmt.Errorf("%w: %w", tokenbucket.ErrStoreTimeout, context.DeadlineExceeded), "timeout", "timeout"},
+		{"unavailable since a timeout", fmt.Errorf("%w: %w", tokenbucket.ErrStoreUnavailable, tokenbucket.ErrStoreTimeout), "unavailable", "unavailable"},
+		{"lock", wrap(tokenbucket.ErrLockNotObtained), "lock", "lock"},
+		{"corrupt", wrap(tokenbucket.ErrCorruptState), "corrupt", "corrupt"},
+		{"permits", wrap(tokenbucket.ErrInvalidPermits), "invalid", "other"},
+		{"configuration", wrap(tokenbucket.ErrInvalidConfig), "invalid", "other"},
+		{"due after the deadline", late, "deadline", "timeout"},
+		{"never due", never, "invalid", "other"},
+		{"deadline", context.DeadlineExceeded, "deadline", "timeout"},
+		{"canceled", wrap(context.Canceled), "canceled", "other"},
+		{"other", errOther, "other", "other"},
+		{"nobody listens", ping(refused.Addr().String()), "unavailable", "unavailable"},
+		{"nobody answers", ping(mute), "timeout", "timeout"},
+		{"hung up", ping(answering(func(net.Conn) {})), "unavailable", "unavailable"},
+		{"loading", ping(says("-LOADING Redis is loading the dataset in memory\r\n")), "unavailable", "unavailable"},
+		{"cluster down", ping(says("-CLUSTERDOWN The cluster is down\r\n")), "unavailable", "unavailable"},
+		{"no permission", ping(says("-NOPERM this user has no permissions\r\n")), "other", "other"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			require.Error(t, c.err)
+			registry, observer := observe(t)
+			observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Err: c.err})
+			observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Err: c.err})
+			got := scrape(t, registry)
+			assert.Equal(t, map[string]float64{fmt.Sprintf("failures_total{bucket=%q,kind=%q}", "fares", c.call): 1}, of(got, "failures_total"), "%v", c.err)
+			assert.Equal(t, 1.0, got[fmt.Sprintf("store_errors_total{kind=%q}", c.batch)], "%v", c.err)
+			assert.Equal(t, 1.0, sum(of(got, "store_errors_total")))
+		})
+	}
+}
+
+// However many buckets there are and whoever counts: no more series than were allowed, no count lost, while scrapes go on.
+func TestMaxBuckets(t *testing.T) {
+	const most, names, goroutines = 10, 500, 8
+	registry, observer := observe(t, tbprometheus.WithMaxBuckets(most))
+	var running sync.WaitGroup
+	for range goroutines {
+		running.Go(func() {
+			for i := range names {
+				name := fmt.Sprint("client-", i)
+				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 2, Granted: true})
+				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: errOther})
+				observer.Lease(tokenbucket.LeaseUse{Bucket: name, Permits: 3, Used: 1})
+				observer.Trip(tokenbucket.Trip{Bucket: name, Requests: 1})
+				observer.Health(tokenbucket.Health{Bucket: name, Down: i%2 == 0})
+			}
+		})
+	}
+	for range 5 {
+		_, err := registry.Gather()
+		require.NoError(t, err)
+	}
+	running.Wait()
+	got := scrape(t, registry)
+	for metric, each := range map[string]float64{
+		`decisions_total{`: 2, `permits_total{`: 3, `failures_total{`: 1, `lease_permits_total{`: 3, `wait_seconds_count{`: 1,
+	} {
+		assert.Equal(t, each*names*goroutines, sum(of(got, metric)), metric)
+	}
+	granted := of(got, `wait_seconds_count{`)
+	assert.Len(t, granted, most+1)
+	rest := granted[`wait_seconds_count{bucket="other",shadow="false"}`]
+	assert.Equal(t, float64((names-most)*goroutines), rest, "each of the first ten has all that is its own")
+}
+
+// Bucket names become labels as the caller wants; an empty one is none, and what is not UTF-8 does no harm.
+func TestWithBuckets(t *testing.T) {
+	registry, observer := observe(t, tbprometheus.WithBuckets(func(name string) string {
+		tenant, _, _ := strings.Cut(name, "/")
+		return tenant
+	}))
+	for _, name := range []string{"a/1", "a/2", "b/1", "/3", "\xff/4"} {
+		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: name, Permits: 1})
+	}
+	assert.Equal(t, map[string]float64{
+		`decisions_total{bucket="a",by="store",outcome="refused",shadow="false"}`:      2,
+		`decisions_total{bucket="b",by="store",outcome="refused",shadow="false"}`:      1,
+		`decisions_total{by="store",outcome="refused",shadow="false"}`:                 1,
+		`decisions_total{bucket="\ufffd",by="store",outcome="refused",shadow="false"}`: 1,
+	}, relabel(of(scrape(t, registry), "decisions_total")))
+}
+
+// relabel writes the replacement character as %q does not, and leaves out labels that are empty, as a server does.
+func relabel(series map[string]float64) map[string]float64 {
+	cleaned := map[string]float64{}
+	for key, v := range series {
+		key = strings.ReplaceAll(strings.ReplaceAll(key, `bucket="",`, ""), "\uFFFD", `\ufffd`)
+		cleaned[key] = v
+	}
+	return cleaned
+}
+
+// Two observers of one registerer count together; what they disagree about is an error.
+func TestTwice(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	for range 2 {
+		observer, err := tbprometheus.New(registry)
+		require.NoError(t, err)
+		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Granted: true})
+		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Granted: true})
+	}
+	got := scrape(t, registry)
+	assert.Equal(t, 4.0, got[`decisions_total{bucket="fares",by="store",outcome="granted",shadow="false"}`])
+
+	_, err := tbprometheus.New(registry, tbprometheus.WithMaxBuckets(7))
+	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
+	assert.ErrorContains(t, err, "max buckets 7")
+	_, err = tbprometheus.New(registry, tbprometheus.WithWaitBounds(1, 2))
+	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
+	assert.ErrorContains(t, err, "[1 2]")
+	_, err = tbprometheus.New(prometheus.WrapRegistererWith(prometheus.Labels{"store": "eu"}, registry))
+	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig, "the same names with and without a label")
+}
+
+// Two stores in one process, told apart by a label of the registerer's.
+func TestTwoStores(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	for i, store := range []string{"eu", "us", "eu"} {
+		observer, err := tbprometheus.New(prometheus.WrapRegistererWith(prometheus.Labels{"store": store}, registry))
+		require.NoError(t, err)
+		observer.Health(tokenbucket.Health{Down: i == 0})
+	}
+	observer, err := tbprometheus.New(prometheus.WrapRegistererWith(prometheus.Labels{"store": "eu"}, registry))
+	require.NoError(t, err)
+	observer.Health(tokenbucket.Health{Down: true})
+	assert.Equal(t, map[string]float64{`store_up{store="eu"}`: 0, `store_up{store="us"}`: 1}, of(scrape(t, registry), "store_up"))
+}
+
+// Metrics of somebody else under the same names are an error that says so, and nothing is registered.
+func TestTaken(t *testing.T) {
+	registry := prometheus.NewPedanticRegistry()
+	require.NoError(t, registry.Register(prometheus.NewGauge(prometheus.GaugeOpts{Name: "tokenbucket_store_up", Help: "Mine."})))
+	_, err := tbprometheus.New(registry)
+	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
+	assert.ErrorContains(t, err, "tokenbucket_store_up")
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	assert.Len(t, families, 1)
+}
+
+func TestInvalid(t *testing.T) {
+	for want, opts := range map[string][]tbprometheus.Option{
+		"option nil":       {nil},
+		"buckets nil":      {tbprometheus.WithBuckets(nil)},
+		"max buckets 0":    {tbprometheus.WithMaxBuckets(0)},
+		"max buckets 1000": {tbprometheus.WithMaxBuckets(10_001)},
+		"wait bounds []":   {tbprometheus.WithWaitBounds()},
+		"wait bounds [0 1": {tbprometheus.WithWaitBounds(0, 1)},
+		"wait bounds [2 2": {tbprometheus.WithWaitBounds(2, 2)},
+	} {
+		registry := prometheus.NewPedanticRegistry()
+		_, err := tbprometheus.New(registry, opts...)
+		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig, want)
+		assert.ErrorContains(t, err, want)
+		families, err := registry.Gather()
+		require.NoError(t, err)
+		assert.Empty(t, families, "nothing is registered")
+	}
+	_, err := tbprometheus.New(nil)
+	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
+	_, err = tbprometheus.New((*prometheus.Registry)(nil))
+	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
+}

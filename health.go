@@ -1,0 +1,217 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/sony/gobreaker/v2"
+)
+
+const (
+	// probeTimeout is how long a probe may take, or three times as long as answers took of late, but no longer than the
+	// store may. As long as it fails, the next one follows after probePause.
+	probeTimeout = 250 * time.Millisecond
+	probePause   = 100 * time.Millisecond
+	// maxProbes bounds those that a client keeps beyond their time.
+	maxProbes = 16
+)
+
+// health is what this process knows of a store: whether it answers. A call that fails raises a suspicion, which costs others
+// nothing; a probe settles it. So neither one lost reply nor a caller with little time shuts out the others, and no call is
+// spent on finding out.
+type health struct {
+	now     atomic.Pointer[outage] // nil: it answers, as far as known
+	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
+	probing atomic.Bool
+	hung    atomic.Int32
+	slowest atomic.Int64 // of the answers of late, in nanoseconds; 0: none yet
+
+	mu    sync.Mutex
+	asked *asked // under way
+	told  map[weak.Pointer[RateLimiter]]struct{}
+	timer *time.Timer
+}
+
+// asked is a probe that some may wait for.
+type asked struct {
+	done chan struct{}
+	err  error
+}
+
+// outage is what was noticed.
+type outage struct {
+	since time.Time
+	err   error
+}
+
+func newHealth() *health {
+	return &health{breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+		MaxRequests:  1,
+		Timeout:      probePause / 2, // the pause between probes is ours
+		ReadyToTrip:  func(c gobreaker.Counts) bool { return c.ConsecutiveFailures > 0 },
+		IsSuccessful: func(err error) bool { return !away(err) },
+	})}
+}
+
+// took notes how long an answer took.
+func (h *health) took(d time.Duration) {
+	before := h.slowest.Load()
+	if after := max(int64(d), before-before/16); after != before {
+		h.slowest.Store(after) // one that is lost to another goroutine's does not matter
+	}
+}
+
+// patience is how long a probe may take.
+func (h *health) patience(timeout time.Duration) time.Duration {
+	slowest := time.Duration(h.slowest.Load())
+	if slowest == 0 {
+		return timeout
+	}
+	return min(timeout, max(probeTimeout, 3*slowest))
+}
+
+// prober is a Store that knows how to find out whether it could serve a bucket, before the context's deadline if it can.
+type prober interface {
+	probe(ctx context.Context, name string) error
+}
+
+// suspect makes sure that the store of a line is probed, after a call of it has failed.
+func (h *health) suspect(l *line) {
+	if h != nil && h.probing.CompareAndSwap(false, true) {
+		go h.probe(weak.Make(l))
+	}
+}
+
+// probe asks the store until it answers, or nobody uses the line any more.
+func (h *health) probe(of weak.Pointer[line]) {
+	l := of.Value()
+	if l == nil {
+		h.settled()
+		return
+	}
+	if done, err := h.breaker.Allow(); err == nil {
+		err = h.ask(context.Background(), l)
+		done(err)
+		if !away(err) {
+			h.settled()
+			return
+		}
+		h.failed(err)
+	}
+	pause := probePause/2 + rand.N(probePause)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.timer == nil {
+		h.timer = time.AfterFunc(pause, func() { h.probe(of) })
+	} else {
+		h.timer.Reset(pause)
+	}
+}
+
+// ask probes the store, or waits for the probe that is under way. It returns early if the context ends.
+func (h *health) ask(ctx context.Context, l *line) error {
+	h.mu.Lock()
+	a := h.asked
+	if a == nil {
+		a = &asked{done: make(chan struct{})}
+		h.asked = a
+		go func() {
+			a.err = h.knock(l)
+			h.mu.Lock()
+			h.asked = nil
+			h.mu.Unlock()
+			close(a.done)
+		}()
+	}
+	h.mu.Unlock()
+	select {
+	case <-a.done:
+		return a.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// knock is one probe.
+func (h *health) knock(l *line) error {
+	if h.hung.Load() >= maxProbes {
+		return fmt.Errorf("%w: probes are not answered", ErrStoreTimeout)
+	}
+	limit := h.patience(l.timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	answer := make(chan error, 1)
+	h.hung.Add(1)
+	go func() {
+		defer h.hung.Add(-1)
+		if p, ok := l.store.(prober); ok {
+			answer <- p.probe(ctx, l.name)
+			return
+		}
+		_, err := l.store.Apply(ctx, &Batch{Name: l.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: l.micros})
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: a probe was not answered within %v", ErrStoreTimeout, limit)
+	}
+}
+
+// failed notes an outage.
+func (h *health) failed(err error) {
+	if h.now.Load() != nil {
+		return
+	}
+	h.now.Store(&outage{time.Now(), err})
+	slog.Warn("tokenbucket: the store is away", "error", err)
+	h.tell(Health{Down: true, Err: err})
+}
+
+// settled ends the probes, and the outage if there was one.
+func (h *health) settled() {
+	o := h.now.Swap(nil)
+	h.mu.Lock()
+	h.timer = nil
+	h.mu.Unlock()
+	h.probing.Store(false)
+	if o != nil {
+		after := time.Since(o.since)
+		slog.Info("tokenbucket: the store is back", "after", after)
+		h.tell(Health{After: after})
+	}
+}
+
+// watch has a limiter told of outages, as long as it is used.
+func (h *health) watch(l *RateLimiter) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.told == nil {
+		h.told = make(map[weak.Pointer[RateLimiter]]struct{})
+	}
+	h.told[weak.Make(l)] = struct{}{}
+}
+
+func (h *health) tell(what Health) {
+	h.mu.Lock()
+	var observers []*RateLimiter
+	for p := range h.told {
+		if l := p.Value(); l != nil {
+			observers = append(observers, l)
+		} else {
+			delete(h.told, p)
+		}
+	}
+	h.mu.Unlock()
+	for _, l := range observers {
+		what.Bucket, what.Policy = l.Name(), l.policy
+		l.observer.Health(what)
+	}
+}

@@ -1,0 +1,156 @@
+package clocks
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// E5: the master is lost and its replica, which has everything but whose clock is off by half a minute, takes its place. That
+// is a clock which steps: ahead, the bucket forgives its debt and is full, once; behind, nothing is granted on top, and nobody
+// waits for the half minute.
+func TestE5SkewedReplica(t *testing.T) {
+	t.Parallel()
+	for name, off := range map[string]time.Duration{"ahead": 30 * time.Second, "behind": -30 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, stores []string) { failover(t, off, stores) })
+		})
+	}
+}
+
+func failover(t *testing.T, off time.Duration, stores []string) {
+	master := redistest.Start(t, "--repl-diskless-sync-delay", "0")
+	replica, clock := faultlab.StartStepped(t)
+	clock.Set(off)
+	old, heir := master.Client(t), replica.Client(t)
+	host, port, _ := net.SplitHostPort(master.Addr)
+	require.NoError(t, heir.ReplicaOf(background, host, port).Err())
+	require.NoError(t, redistest.Poll(20*time.Second, func() error {
+		return contains(heir, "master_link_status:up")
+	}))
+	way := startWay(t, master.Addr)
+	r := start(t, way.addr, stores)
+	r.last(200*time.Millisecond, 5*time.Second)
+
+	before := micros()
+	way.to("")
+	require.NoError(t, redistest.Poll(20*time.Second, func() error { // in step, so that all is the clock's doing
+		have, want := number(old, "master_repl_offset:"), number(heir, "slave_repl_offset:")
+		if have == "" || have != want {
+			return fmt.Errorf("master is at %s, replica at %s", have, want)
+		}
+		return nil
+	}))
+	require.NoError(t, heir.ReplicaOf(background, "no", "one").Err())
+	way.to(replica.Addr)
+	after := micros()
+	r.goOn(after, 1200*time.Millisecond, 10*time.Second)
+	end := micros()
+	r.end()
+	t.Logf("without a server for %v", time.Duration(after-before)*time.Microsecond)
+	r.bit(before, after)
+	r.bound("before", 0, before, burst)
+	r.bound("after", after, always, burst)
+	most := burst
+	if off > 0 {
+		most = 2*burst + rate*timeout.Seconds()
+	}
+	r.bound("all", 0, always, most)
+	denied := r.denial(after, end)
+	t.Logf("then no permit for at most %v", denied)
+	assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
+	r.complete(heir)
+}
+
+// replication is the server's account of it.
+func replication(c clientOf) string { return c.Info(background, "replication").Val() }
+
+func contains(c clientOf, want string) error {
+	if text := replication(c); !strings.Contains(text, want) {
+		return errors.New(text)
+	}
+	return nil
+}
+
+// number is what follows a name there.
+func number(c clientOf, name string) string {
+	_, rest, _ := strings.Cut(replication(c), name)
+	n, _, _ := strings.Cut(rest, "\r\n")
+	return n
+}
+
+// way leads clients to a server, or to nowhere.
+type way struct {
+	addr string
+
+	mu    sync.Mutex
+	where string
+	conns map[net.Conn]bool
+}
+
+func startWay(t *testing.T, where string) *way {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	w := &way{addr: l.Addr().String(), where: where, conns: map[net.Conn]bool{}}
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if server := w.open(client); server != nil {
+				running.Go(func() { pass(server, client) })
+				running.Go(func() { pass(client, server) })
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		w.to("")
+		running.Wait()
+	})
+	return w
+}
+
+// open connects a client on, or closes it.
+func (w *way) open(client net.Conn) net.Conn {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	server, err := net.Dial("tcp", w.where)
+	if w.where == "" || err != nil {
+		_ = client.Close()
+		return nil
+	}
+	w.conns[client], w.conns[server] = true, true
+	return server
+}
+
+func pass(to, from net.Conn) {
+	_, _ = io.Copy(to, from)
+	_ = to.Close()
+	_ = from.Close()
+}
+
+// to cuts all connections, and leads elsewhere from now on.
+func (w *way) to(where string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.where = where
+	for c := range w.conns {
+		_ = c.Close()
+	}
+	clear(w.conns)
+}

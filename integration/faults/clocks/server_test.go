@@ -1,0 +1,177 @@
+package clocks
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+)
+
+// each runs a test for each kind of fleet.
+func each(t *testing.T, test func(t *testing.T, stores []string)) {
+	t.Parallel()
+	for name, stores := range fleets {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, stores)
+		})
+	}
+}
+
+// E1: the server's clock is set forward by an hour while everything is reserved that can be. The bucket takes it for an hour
+// without demand: it forgives its debt and is full, once. Who had reserved before comes on top. From then on it is exact, and
+// nothing that the lock's sudden end could do happens: what was handed out is what was granted.
+func TestE1ServerClockForward(t *testing.T) {
+	each(t, func(t *testing.T, stores []string) {
+		server, clock := faultlab.StartStepped(t)
+		r := start(t, server.Addr, stores)
+		r.last(300*time.Millisecond, 5*time.Second)
+		before := micros()
+		clock.Step(time.Hour)
+		after := micros()
+		r.goOn(after, 1200*time.Millisecond, 10*time.Second)
+		end := micros()
+		r.end()
+		r.bit(before, after)
+		r.bound("before", 0, before, burst)
+		r.bound("after", after, always, burst)
+		r.bound("all", 0, always, 2*burst+rate*timeout.Seconds())
+		denied := r.denial(after, end)
+		t.Logf("no permit for at most %v", denied)
+		assert.LessOrEqual(t, denied, breath+r.late.Most())
+		r.fewFailures(1)
+		r.complete(server.Client(t))
+	})
+}
+
+// E2: the server's clock is set back by an hour, and by so little that it is not believed but waited for. Nothing is granted on
+// top, and nobody waits for that hour to pass.
+func TestE2ServerClockBack(t *testing.T) {
+	each(t, func(t *testing.T, stores []string) { setBack(t, stores, -time.Hour, 0) })
+}
+
+func TestE2ServerClockBackALittle(t *testing.T) {
+	each(t, func(t *testing.T, stores []string) { setBack(t, stores, -1900*time.Millisecond, standstill) })
+}
+
+func setBack(t *testing.T, stores []string, by, denial time.Duration) {
+	server, clock := faultlab.StartStepped(t)
+	r := start(t, server.Addr, stores)
+	r.last(300*time.Millisecond, 5*time.Second)
+	before := micros()
+	clock.Step(by)
+	after := micros()
+	r.goOn(after, time.Second, 10*time.Second)
+	end := micros()
+	r.end()
+	r.bit(before, after)
+	r.bound("all", 0, always, burst)
+	denied := r.denial(after, end)
+	t.Logf("no permit for at most %v", denied)
+	assert.LessOrEqual(t, denied, denial+breath+r.late.Most())
+	r.fewFailures(1)
+	r.complete(server.Client(t))
+}
+
+// E2, with a lock whose holder has died: it would last for an hour and half a second.
+func TestE2DeadHoldersLock(t *testing.T) {
+	each(t, func(t *testing.T, stores []string) {
+		server, clock := faultlab.StartStepped(t)
+		client := server.Client(t)
+		r := start(t, server.Addr, stores)
+		lock := prefix + "{" + bucket + "}:lock"
+		require.Eventually(t, func() bool { // when nobody holds it
+			return client.SetNX(background, lock, "of the dead", 500*time.Millisecond).Val()
+		}, 20*time.Second, 100*time.Microsecond)
+		clock.Step(-time.Hour)
+		after := micros()
+		left := client.PTTL(background, lock).Val()
+		r.goOn(after, 1500*time.Millisecond, 10*time.Second)
+		end := micros()
+		r.end()
+		r.bit(after, after)
+		r.bound("all", 0, always, burst)
+		denied := r.denial(after, end)
+		t.Logf("after the step the lock was to live for %v; no permit for at most %v", left, denied)
+		require.Positive(t, left, "it is there after the step; half a second if somebody has clipped it by now")
+		assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
+		assert.Empty(t, others(faultlab.Failures(r.told), "lock", "timeout", "unavailable"))
+		faultlab.CleanUp(t, client, prefix)
+	})
+}
+
+// sawTooth sets a clock back by two seconds and forward again, every so often, for two seconds (twenty if there is time). It
+// returns the number of steps and for how long the clock was behind at most.
+func sawTooth(clock *faultlab.Clock, every time.Duration) (steps int, stood time.Duration) {
+	for began := time.Now(); time.Since(began) < faultlab.Lasting(2*time.Second, 20*time.Second); steps += 2 {
+		down := time.Now()
+		clock.Step(-standstill)
+		time.Sleep(every)
+		clock.Step(standstill)
+		stood = max(stood, time.Since(down))
+		time.Sleep(every)
+	}
+	return steps, stood
+}
+
+// E3: the server's clock falls behind by two seconds and catches up again, ten times a second. While it is behind, time stands
+// still for the bucket, at most for two seconds, and goes on from where it would be: nothing is minted. Who was granted
+// something in a standstill waits as long as he was told, so it is used later than due by as long as the clock stood still.
+func TestE3ServerClockSawTooth(t *testing.T) {
+	each(t, func(t *testing.T, stores []string) {
+		server, clock := faultlab.StartStepped(t)
+		r := start(t, server.Addr, stores)
+		before := micros()
+		steps, stood := sawTooth(clock, 100*time.Millisecond)
+		r.goOn(before, 0, 0)
+		end := micros()
+		r.end()
+		r.bit(before, before)
+		t.Logf("%d steps; the clock was behind for at most %v", steps, stood)
+		r.bound("all", 0, always, burst+rate*min(stood, standstill).Seconds())
+		denied := r.denial(before, end)
+		t.Logf("no permit for at most %v", denied)
+		assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
+		r.fewFailures(steps)
+		r.complete(server.Client(t))
+	})
+}
+
+// bit requires that the fleet was at work before the fault and after it.
+func (r *run) bit(before, after int64) {
+	r.t.Helper()
+	var early, later int
+	for _, p := range r.told {
+		if p.Err == "" && p.Granted < before {
+			early++
+		}
+		if p.Err == "" && p.Asked > after {
+			later++
+		}
+	}
+	faultlab.Bit(r.t, early, later)
+}
+
+// fewFailures requires that at most one batch a step has failed, which read the time before it and was to write after it. On a
+// machine that stands still for about as long as a store may take to answer, more time out.
+func (r *run) fewFailures(steps int) {
+	r.t.Helper()
+	failures := faultlab.Failures(r.told)
+	if slow := max(r.late.Most(), faultlab.MostOverslept(r.told)); slow > 200*time.Millisecond {
+		r.t.Logf("this machine stood still for %v", slow)
+		others(failures, "timeout", "lock", "unavailable")
+	}
+	assert.LessOrEqual(r.t, failures["timeout"], steps*80)
+	assert.Empty(r.t, others(failures, "timeout"))
+}
+
+// others leaves failures of none of these kinds.
+func others(failures map[string]int, kinds ...string) map[string]int {
+	for _, k := range kinds {
+		delete(failures, k)
+	}
+	return failures
+}

@@ -1,0 +1,181 @@
+package fleet
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// Four processes with either store on one bucket, at full demand for as long as it takes to see a drift: the rate is kept to
+// within a percent, the bound is not exceeded by more than callers were woken late, and every permit taken reached its caller.
+func TestA1BaselineA3Drift(t *testing.T) {
+	const rate, burst = 500.0, 50.0
+	server := redistest.Start(t)
+	j := job{Rate: rate, Burst: burst}.on(t, server, "script")
+	var fleet []faultlab.Job
+	for _, store := range []string{"lock", "script", "lock", "script"} {
+		fleet = append(fleet, faultlab.Job{
+			Addrs: []string{server.Addr}, Prefix: j.Prefix, Bucket: j.Name, Store: store, Rate: rate, Burst: burst, Callers: 64,
+			Timeout: time.Second,
+		})
+	}
+	client := server.Client(t)
+	processes := faultlab.StartFleet(t, fleet...)
+	time.Sleep(faultlab.Lasting(10*time.Second, 3*time.Minute))
+	told := processes.End()
+	require.Empty(t, faultlab.Failures(told))
+	used := faultlab.Used(told)
+	b, err := j.open(t, client).State(background)
+	require.NoError(t, err)
+	require.EqualValues(t, b.Seq-1, len(used), "what was taken reached its caller")
+
+	from, until := used[0].At, used[0].At
+	for _, e := range used {
+		from, until = min(from, e.At), max(until, e.At)
+	}
+	span, late := float64(until-from)/1e6, faultlab.MostLate(told)
+	share := (float64(len(used)) - burst) / (rate * span)
+	worst := faultlab.Worst(used, rate)
+	t.Logf("%d permits in %.2f s: %.2f %% of the rate; worst window %.2f of %v + rate × T, late by up to %v", len(used), span, 100*share, worst, burst, late)
+	require.LessOrEqual(t, worst, burst+rate*late.Seconds()+faultlab.Noise(rate))
+	require.LessOrEqual(t, share, 1+late.Seconds()/span+1e-3)
+	require.GreaterOrEqual(t, share, 0.99-late.Seconds()/span)
+	faultlab.CleanUp(t, client, j.Prefix)
+}
+
+// Two million permits, and fifty million with TOKENBUCKET_LONG=1, asked for at random moments faster than they come, in no time: as many as the rate says.
+func TestA3DriftSimulated(t *testing.T) {
+	random := faultlab.Seed(t)
+	permits := int(faultlab.Lasting(400_000, 10_000_000))
+	// Fifty are asked for while thirty come, on average, and never more than sixty: the bucket is never idle.
+	for _, rate := range []float64{3, 7.7, 1000, 80_000, 3e6} {
+		c := tokenbucket.Config{Rate: rate, Size: 1, Floor: 1}
+		batch := &tokenbucket.Batch{Name: "x", Config: c, Known: c, Epoch: 1, Requests: make([]tokenbucket.Request, 50)}
+		var b tokenbucket.PermitBucket
+		now, granted := int64(0), 0
+		for granted < permits {
+			for i := range batch.Requests {
+				batch.Requests[i] = tokenbucket.Request{Permits: 1, MaxWaitMicros: int64(100 * 1e6 / rate)}
+			}
+			_, err := b.Apply(now, batch)
+			require.NoError(t, err)
+			for _, r := range batch.Requests {
+				if r.Grant.OK {
+					granted++
+				}
+			}
+			now += int64(random.Float64() * 60 * 1e6 / rate)
+		}
+		sold := float64(b.NextFreeTicketMicros) / 1e6 * rate
+		t.Logf("%v/s: %d granted, the rate makes %.3f in their time", rate, granted, sold)
+		require.InEpsilon(t, sold, float64(granted), 1e-3)
+	}
+}
+
+// Requests that travel in one batch get what they would have got one by one: the same grants, the same waits, the same bucket.
+func TestH4CombinedIsOneByOne(t *testing.T) {
+	r := faultlab.Seed(t)
+	granted, refused := 0, 0
+	for range int(faultlab.Lasting(2000, 50_000)) {
+		c := tokenbucket.Config{
+			Rate: []float64{0.3, 5, 7.7, 1000, 3e6}[r.IntN(5)], Floor: 1, Size: 100 * r.Float64(), Payment: tokenbucket.Payment(r.IntN(2)),
+		}
+		if r.IntN(2) == 0 {
+			c.Kind, c.Size, c.Floor, c.ColdFactor, c.WarmupMicros = tokenbucket.WarmingUp, 0, 0, 3, 1000+r.Int64N(10_000_000)
+		}
+		batch := func(requests ...tokenbucket.Request) *tokenbucket.Batch {
+			return &tokenbucket.Batch{Name: "x", Config: c, Known: c, Initial: min(1, c.Size), Epoch: 7, Requests: requests}
+		}
+		var combined, alone tokenbucket.PermitBucket
+		now := int64(1_000_000)
+		for range 1 + r.IntN(20) {
+			now += r.Int64N(3_000_000)
+			var requests []tokenbucket.Request
+			for range 1 + r.IntN(20) {
+				requests = append(requests, tokenbucket.Request{Permits: 1 + r.Int64N(50), MaxWaitMicros: r.Int64N(10_000_000)})
+			}
+			together := batch(slices.Clone(requests)...)
+			_, err := combined.Apply(now, together)
+			require.NoError(t, err)
+			for i, request := range requests {
+				single := batch(request)
+				_, err := alone.Apply(now, single)
+				require.NoError(t, err)
+				require.Equal(t, single.Requests[0].Grant, together.Requests[i].Grant, "%+v: request %d", c, i)
+				if single.Requests[0].Grant.OK {
+					granted++
+				} else {
+					refused++
+				}
+			}
+			a, err := combined.MarshalText()
+			require.NoError(t, err)
+			b, err := alone.MarshalText()
+			require.NoError(t, err)
+			require.Equal(t, string(b), string(a))
+		}
+	}
+	t.Logf("%d granted, %d refused", granted, refused)
+	require.Greater(t, granted, 1000)
+	require.Greater(t, refused, 1000)
+}
+
+// While nobody gives back, what is refused without asking would have been refused by the server too: every such refusal is
+// compared with the bucket as it was when the call began.
+func TestH1RefusalsAreNeverWrong(t *testing.T) {
+	server := redistest.Start(t)
+	random := faultlab.Seed(t)
+	for store := range stores {
+		t.Run(store, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(random.Uint64(), 0))
+			j := job{Rate: 200, Burst: 10}.on(t, server, store)
+			c := &trips{RedisClient: server.Client(t)}
+			patient := tokenbucket.WithStoreTimeout(10 * time.Second)
+			l, other := j.open(t, c, patient), j.open(t, server.Client(t), patient)
+			local, asked, closest := 0, 0, time.Hour
+			for began := time.Now(); time.Since(began) < faultlab.Lasting(3*time.Second, 30*time.Second); {
+				if r.IntN(10) == 0 { // another process takes something
+					_, err := other.TryReserve(background, 1+r.IntN(10), 100*time.Millisecond)
+					require.NoError(t, err)
+				}
+				b, err := other.State(background)
+				require.NoError(t, err)
+				for range r.IntN(10) {
+					n, timeout := int64(1+r.IntN(10)), time.Duration(r.IntN(30_000))*time.Microsecond
+					time.Sleep(time.Duration(r.IntN(500)) * time.Microsecond)
+					began, trips := time.Now().UnixMicro(), c.begun.Load() // the server's clock is this machine's
+					reservation, err := l.TryReserve(background, int(n), timeout)
+					require.NoError(t, err)
+					if trips != c.begun.Load() {
+						if asked++; reservation.OK() {
+							b, err = other.State(background)
+							require.NoError(t, err)
+						}
+						continue
+					}
+					require.False(t, reservation.OK())
+					local++
+					question := &tokenbucket.Batch{Name: j.Name, Config: b.Config, Known: b.Config, Epoch: 1, Requests: []tokenbucket.Request{
+						{Permits: n, MaxWaitMicros: timeout.Microseconds()},
+					}}
+					probe := b
+					_, err = probe.Apply(began, question)
+					require.NoError(t, err)
+					grant := question.Requests[0].Grant
+					require.False(t, grant.OK, "%d permits within %v were refused without asking; the server would have granted them: %+v", n, timeout, b)
+					closest = min(closest, time.Duration(grant.WaitMicros-timeout.Microseconds())*time.Microsecond)
+				}
+			}
+			t.Logf("%d refused without asking, %d asked; the closest was refused %v before it could have been granted", local, asked, closest)
+			require.Greater(t, local, 100)
+			require.Greater(t, asked, 20)
+		})
+	}
+}

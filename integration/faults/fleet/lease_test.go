@@ -1,0 +1,377 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// input ends when the process is to end.
+func input() context.Context {
+	ctx, cancel := context.WithCancel(background)
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return ctx
+}
+
+// spend is a process whose callers take permits, with leases, and call the upstream with each.
+func spend(j *job) error {
+	client := j.client()
+	defer func() { _ = client.Close() }()
+	l, err := j.limiter(client, tokenbucket.WithStoreTimeout(10*time.Second))
+	if err != nil {
+		return err
+	}
+	up, err := dial(j.Upstream)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = up.Close() }()
+	ctx := input()
+	var callers sync.WaitGroup
+	failures := make(chan error, j.Callers)
+	for range j.Callers {
+		callers.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				ok, err := l.TryAcquire(background, 1, 0)
+				if ok {
+					err = up.call()
+				}
+				if err != nil {
+					failures <- err
+					return
+				}
+				if !ok || n%20 == 19 {
+					time.Sleep(5 * time.Millisecond)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	close(failures)
+	if err := <-failures; err != nil {
+		return err
+	}
+	return l.Close(background)
+}
+
+// Of eight processes that lease, four are killed. What they held is lost, no more than a block each, and nothing is spent that
+// was not taken from the bucket.
+func TestH2KilledHolders(t *testing.T) {
+	const processes, killed = 8, 4
+	server := redistest.Start(t)
+	for store := range stores {
+		t.Run(store, func(t *testing.T) {
+			up := startUpstream(t)
+			// So large a bucket is neither full nor empty: what is missing from it was taken.
+			j := job{Do: "spend", Rate: 1000, Burst: 1e7, Lease: 50 * time.Millisecond, Callers: 4, Upstream: up.Addr().String()}.on(t, server, store)
+			const initial = 1e6
+			plain := *j
+			plain.Lease = 0 // or the one who looks would lease too
+			look := plain.open(t, server.Client(t), tokenbucket.WithInitialPermits(initial))
+			ok, err := look.TryAcquire(background, 1, 0)
+			require.NoError(t, err)
+			require.True(t, ok)
+			begun, err := look.State(background)
+			require.NoError(t, err)
+			var all []*worker.Worker[struct{}]
+			for range processes {
+				all = append(all, worker.Start[struct{}](t, jobEnv, j))
+			}
+			time.Sleep(faultlab.Lasting(1500*time.Millisecond, 10*time.Second))
+			before := up.count(0, 0)
+			for _, w := range all[:killed] {
+				require.NoError(t, w.Kill())
+			}
+			time.Sleep(faultlab.Lasting(500*time.Millisecond, 5*time.Second))
+			for _, w := range all {
+				w.End()
+			}
+			used := 0
+			for _, e := range up.closed() {
+				used += e.Permits
+			}
+			faultlab.Bit(t, before, used-before)
+			b, err := look.State(background)
+			require.NoError(t, err)
+			scripts := scriptsOf(t, server.Client(t))
+			accrued := float64(b.SeenMicros-begun.SeenMicros) / 1e6 * j.Rate
+			taken := begun.StoredPermits + accrued - b.StoredPermits
+			block := j.Rate * j.Lease.Seconds()
+			t.Logf("taken %.1f, used %d by %d scripts in all: %.1f lost with %d processes that held at most %.0f each",
+				taken, used, scripts, taken-float64(used), killed, block)
+			require.GreaterOrEqual(t, taken, float64(used)-0.01, "more was used than taken")
+			// A caller that is killed between its permit and its call has used it unseen.
+			require.LessOrEqual(t, taken-float64(used), killed*(block+float64(j.Callers))+0.01)
+			require.Greater(t, used, 3*scripts, "hardly anything came from leases")
+		})
+	}
+}
+
+// scriptsOf is how many scripts a server has run.
+func scriptsOf(t *testing.T, client *redis.Client) (n int) {
+	t.Helper()
+	info, err := client.InfoMap(background, "commandstats").Result()
+	require.NoError(t, err)
+	_, err = fmt.Sscanf(info["Commandstats"]["cmdstat_evalsha"], "calls=%d", &n)
+	require.NoError(t, err)
+	return n
+}
+
+// trips is a client that notes its trips. With a delay, it hears of a decision that much later than it is made, as a process
+// that is stopped meanwhile.
+type trips struct {
+	tokenbucket.RedisClient
+	delay atomic.Int64
+	// under way, and how many have begun.
+	flying, begun atomic.Int64
+	sent          atomic.Int64 // when the last one whose answer has come was sent, by the monotonic clock, in nanoseconds
+}
+
+func (c *trips) Process(ctx context.Context, cmd redis.Cmder) error {
+	sent := time.Since(origin)
+	c.begun.Add(1)
+	c.flying.Add(1)
+	defer c.flying.Add(-1)
+	err := c.RedisClient.Process(ctx, cmd)
+	time.Sleep(time.Duration(c.delay.Load()))
+	c.sent.Store(max(c.sent.Load(), int64(sent)))
+	return err
+}
+
+// age of a permit that is had at once.
+type age struct {
+	// Local: nothing was sent for it, so it came from a lease. That had been asked for, at the latest, so long before the call.
+	Local   bool
+	Granted time.Duration
+}
+
+// take takes a permit and tells where it came from.
+func (c *trips) take(l *tokenbucket.RateLimiter) (a age, ok bool, err error) {
+	began, trips, flying := time.Since(origin), c.begun.Load(), c.flying.Load()
+	a.Granted = began - time.Duration(c.sent.Load())
+	ok, err = l.TryAcquire(background, 1, 0)
+	a.Local = flying == 0 && trips == c.begun.Load()
+	return a, ok, err
+}
+
+// watchLease is a process that takes permits, one after another, and tells how old those from leases were, at most, since it
+// told last.
+func watchLease(j *job) error {
+	client := j.client()
+	defer func() { _ = client.Close() }()
+	c := &trips{RedisClient: client}
+	l, err := j.limiter(c, tokenbucket.WithStoreTimeout(10*time.Second))
+	if err != nil {
+		return err
+	}
+	out := json.NewEncoder(os.Stdout)
+	for ctx := input(); ctx.Err() == nil; {
+		s := spent{}
+		for began := time.Now(); time.Since(began) < 20*time.Millisecond; {
+			a, ok, err := c.take(l)
+			if err != nil {
+				return err
+			}
+			if ok && a.Local {
+				s.Local++
+				s.Oldest = max(s.Oldest, a.Granted)
+			}
+			time.Sleep(100 * time.Microsecond)
+		}
+		if err := out.Encode(s); err != nil {
+			return err
+		}
+	}
+	return l.Close(background)
+}
+
+// spent is what came from leases for a while: how many permits, and how long ago, at most, the last lease had been asked for.
+type spent struct {
+	Local  int
+	Oldest time.Duration
+}
+
+// A process that is stopped for longer than its leases last spends nothing from them when it goes on.
+func TestH2StoppedHolder(t *testing.T) {
+	server := redistest.Start(t)
+	random := faultlab.Seed(t)
+	for store := range stores {
+		t.Run(store, func(t *testing.T) {
+			j := job{Do: "watch", Rate: 10_000, Burst: 10_000, Lease: 100 * time.Millisecond}.on(t, server, store)
+			w := worker.Start[spent](t, jobEnv, j)
+			local := func() (n int) {
+				for _, s := range w.Events() {
+					n += s.Local
+				}
+				return n
+			}
+			require.NoError(t, redistest.Poll(30*time.Second, func() error {
+				if n := local(); n < 100 {
+					return fmt.Errorf("%d permits came from leases", n)
+				}
+				return nil
+			}))
+			before, stops := local(), int(faultlab.Lasting(8, 60))
+			for range stops {
+				time.Sleep(time.Duration(random.IntN(150)) * time.Millisecond)
+				require.NoError(t, w.Stop())
+				time.Sleep(250 * time.Millisecond)
+				require.NoError(t, w.Continue())
+			}
+			all := 0
+			oldest := time.Duration(0)
+			for _, s := range w.End() {
+				all += s.Local
+				oldest = max(oldest, s.Oldest)
+			}
+			faultlab.Bit(t, before, all-before)
+			t.Logf("%d stops; %d permits from leases of %v, asked for %v before, at most", stops, all, j.Lease, oldest)
+			require.LessOrEqual(t, oldest, j.Lease)
+		})
+	}
+}
+
+// A lease lasts from before it was asked for: an answer that is heard late, for the network was slow or the process stood still,
+// brings a lease that is worthless already.
+func TestH2LeaseIsAsOldAsItsRequest(t *testing.T) {
+	server := redistest.Start(t)
+	for store := range stores {
+		t.Run(store, func(t *testing.T) {
+			j := job{Rate: 10_000, Burst: 10_000, Lease: 100 * time.Millisecond, LockTTL: 10 * time.Second}.on(t, server, store)
+			c := &trips{RedisClient: server.Client(t)}
+			l := j.open(t, c, tokenbucket.WithStoreTimeout(10*time.Second))
+			// Many at once, so that there is demand while an answer is under way.
+			spend := func(d time.Duration) (s spent) {
+				var mu sync.Mutex
+				var callers sync.WaitGroup
+				began := time.Now()
+				for range 32 {
+					callers.Go(func() {
+						for time.Since(began) < d {
+							a, ok, err := c.take(l)
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							mu.Lock()
+							if ok && a.Local {
+								s.Local++
+								s.Oldest = max(s.Oldest, a.Granted)
+							}
+							mu.Unlock()
+						}
+					})
+				}
+				callers.Wait()
+				return s
+			}
+			before := spend(500 * time.Millisecond)
+			trips := c.begun.Load()
+			c.delay.Store(int64(3 * j.Lease))
+			late := spend(faultlab.Lasting(2*time.Second, 10*time.Second))
+			c.delay.Store(0)
+			trips = c.begun.Load() - trips
+			require.NoError(t, l.Close(background))
+			t.Logf("at once: %+v; heard %v late in %d trips: %+v", before, 3*j.Lease, trips, late)
+			faultlab.Bit(t, before.Local, int(trips))
+			require.LessOrEqual(t, before.Oldest, j.Lease)
+			require.LessOrEqual(t, late.Oldest, j.Lease)
+		})
+	}
+}
+
+// The rate is lowered while four processes hold leases of the old one, which they do not spend at once: when those are over,
+// the new rate is kept to.
+func TestH3RateLoweredUnderLeases(t *testing.T) {
+	const processes, lower = 4, 1000.0
+	server := redistest.Start(t)
+	for store := range stores {
+		t.Run(store, func(t *testing.T) {
+			late := faultlab.MeasureLateness(t)
+			j := job{Rate: 20_000, Burst: 20_000, Lease: 200 * time.Millisecond}.on(t, server, store)
+			type use struct{ asked, used int64 }
+			var mu sync.Mutex
+			var uses []use
+			ctx, cancel := context.WithCancel(background)
+			defer cancel()
+			var callers sync.WaitGroup
+			var limiters []*tokenbucket.RateLimiter
+			var local atomic.Int64
+			var hold atomic.Bool
+			for range processes {
+				c := &trips{RedisClient: server.Client(t)}
+				l := j.open(t, c, tokenbucket.WithStoreTimeout(10*time.Second))
+				limiters = append(limiters, l)
+				callers.Go(func() {
+					var mine []use
+					for n := 0; ctx.Err() == nil; n++ {
+						if hold.Load() {
+							time.Sleep(time.Millisecond)
+							continue
+						}
+						asked := micros()
+						a, ok, err := c.take(l)
+						if err != nil {
+							t.Error(err)
+							break
+						}
+						if ok {
+							mine = append(mine, use{asked, micros()})
+							if a.Local {
+								local.Add(1)
+							}
+						}
+						if !ok || n%10 == 9 {
+							time.Sleep(time.Millisecond)
+						}
+					}
+					mu.Lock()
+					defer mu.Unlock()
+					uses = append(uses, mine...)
+				})
+			}
+			time.Sleep(time.Second)
+			before := int(local.Load())
+			hold.Store(true)
+			require.NoError(t, limiters[0].SetRate(background, lower))
+			set := micros()
+			time.Sleep(j.Lease + time.Millisecond)
+			hold.Store(false)
+			time.Sleep(faultlab.Lasting(2*time.Second, 20*time.Second))
+			cancel()
+			callers.Wait()
+			for _, l := range limiters {
+				require.NoError(t, l.Close(background))
+			}
+			var after []faultlab.Event
+			for _, u := range uses {
+				if u.asked > set+j.Lease.Microseconds() {
+					after = append(after, faultlab.Event{At: u.used, Permits: 1})
+				}
+			}
+			faultlab.Bit(t, before, len(after))
+			burst := j.Burst * lower / j.Rate
+			most := burst + processes*j.Lease.Seconds()*lower
+			worst := faultlab.Worst(after, lower)
+			t.Logf("%d permits from leases before; %d permits after, worst window %.1f of %.1f + %v × T", before, len(after), worst, most, lower)
+			require.LessOrEqual(t, worst, most+lower*4*late.Most().Seconds()+faultlab.Noise(lower))
+		})
+	}
+}

@@ -1,0 +1,173 @@
+package network
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+)
+
+// recorder keeps the requests that a proxy has seen.
+type recorder struct {
+	mu   sync.Mutex
+	args [][]string
+}
+
+func (r *recorder) record(_ int64, args []string) faultlab.Fault {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.args = append(r.args, slices.Clone(args))
+	return faultlab.None
+}
+
+// replay sends them again, as often as asked, and returns the last replies.
+func (r *recorder) replay(t *testing.T, b *bench, times int) []any {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	require.NotEmpty(t, r.args)
+	replies := make([]any, len(r.args))
+	for range times {
+		for i, words := range r.args {
+			args := make([]any, len(words))
+			for j, w := range words {
+				args[j] = w
+			}
+			var err error
+			replies[i], err = b.direct.Do(background, args...).Result()
+			require.NoError(t, err)
+		}
+	}
+	return replies
+}
+
+// What gives permits back is sent again, word for word: at once, after others have been granted, after a restart and after a
+// reset. It gives back once, whether the places were at the end of the bucket's account or somebody else's lie behind.
+func TestB5DuplicateGiveBack(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		for name, behind := range map[string]bool{"at the end": false, "others behind": true} {
+			t.Run(name, func(t *testing.T) {
+				l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)
+				require.NoError(t, l.Reset(background))
+				other := b.limiter(t, b.direct, slow, size, 5*time.Second)
+				_, err := other.Acquire(background, 1000) // so that there is room for what comes back once too often
+				require.NoError(t, err)
+				r, err := l.Reserve(background, 7)
+				require.NoError(t, err)
+				left := size - 1000
+				if behind {
+					_, err := other.Acquire(background, 11)
+					require.NoError(t, err)
+					left -= 11
+				}
+				var sent recorder
+				b.proxy.Match(b.takes(), sent.record)
+				require.NoError(t, r.Cancel(background))
+				b.proxy.Match("", nil)
+				is := func(want int, when string) {
+					t.Helper()
+					require.InDelta(t, want, state(t, b.direct, slow, size).StoredPermits, 0.1, when)
+				}
+				is(left, "given back")
+				sent.replay(t, b, 5)
+				is(left, "at once")
+				_, err = other.Acquire(background, 100)
+				require.NoError(t, err)
+				left -= 100
+				sent.replay(t, b, 5)
+				is(left, "after others")
+				for range 40 { // more than the bucket's list of what was given back holds
+					mine, err := l.Reserve(background, 1)
+					require.NoError(t, err)
+					_, err = other.Acquire(background, 1)
+					require.NoError(t, err)
+					require.NoError(t, mine.Cancel(background))
+					left--
+				}
+				sent.replay(t, b, 5)
+				is(left, "after forty others that were given back")
+				require.NoError(t, b.direct.Do(background, "DEBUG", "RELOAD").Err())
+				sent.replay(t, b, 5)
+				is(left, "after a restart that lost nothing")
+				require.NoError(t, l.Reset(background))
+				_, err = other.Acquire(background, 100)
+				require.NoError(t, err)
+				sent.replay(t, b, 5)
+				is(size-100, "after a reset")
+			})
+		}
+	})
+}
+
+// Every request that gives back arrives twice in a row, as a middleman with good intentions would send it. The same history of
+// two processes is played with and without: its end is the same, and nothing that was used is there again.
+func TestB5EverythingTwice(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		seed := faultlab.Seed(t).Uint64()
+		once, usedOnce, _ := b.history(t, faultlab.None, seed)
+		twice, usedTwice, bit := b.history(t, faultlab.Twice, seed)
+		t.Logf("%d used; %d lacking when each arrives once, %d when %d arrive twice", usedTwice, once, twice, bit)
+		faultlab.Bit(t, usedOnce, bit)
+		require.Equal(t, usedOnce, usedTwice)
+		require.GreaterOrEqual(t, twice, usedTwice, "a permit that was used came back")
+		require.Equal(t, once, twice)
+	})
+}
+
+// history lets two limiters take from a new bucket, and one give back most of what it took, with a fault. It returns what the
+// bucket lacks in the end, how many permits were used, and how many requests were hit.
+func (b *bench) history(t *testing.T, fault faultlab.Fault, seed uint64) (lacking, used, bit int) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(seed, 0))
+	l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)
+	require.NoError(t, l.Reset(background))
+	other := b.limiter(t, b.direct, slow, size, 5*time.Second)
+	for range 60 {
+		n := 1 + random.IntN(9)
+		r, err := l.Reserve(background, n)
+		require.NoError(t, err)
+		if random.IntN(2) == 0 {
+			_, err := other.Acquire(background, 1)
+			require.NoError(t, err)
+			used++
+		}
+		if random.IntN(3) == 0 {
+			used += n
+			continue
+		}
+		b.proxy.Match(b.takes(), func(int64, []string) faultlab.Fault { return fault })
+		require.NoError(t, r.Cancel(background))
+		bit += b.proxy.Bit()
+		b.proxy.Match("", nil)
+	}
+	return taken(state(t, b.direct, slow, size), size), used, bit
+}
+
+// What takes permits has no number of its own: it is only ever sent once. Should a middleman send it again when its caller has
+// long gone, it finds itself too late, and takes nothing.
+func TestB5LateTake(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		const timeout = 300 * time.Millisecond
+		l := b.limiter(t, b.connect(t), slow, size, timeout)
+		new(outcomes).warm(t, l)
+		var sent recorder
+		b.proxy.Match(b.takes(), sent.record)
+		var calls outcomes
+		for range 20 {
+			b.disturb(t, &calls, l)
+		}
+		b.proxy.Match("", nil)
+		faultlab.Bit(t, int(calls.received.Load()), len(sent.args))
+		was := state(t, b.direct, slow, size)
+		time.Sleep(2 * timeout)
+		replies := sent.replay(t, b, 2)
+		is := state(t, b.direct, slow, size)
+		require.Equal(t, was.Seq, is.Seq, "%v", replies)
+		require.InDelta(t, was.StoredPermits, is.StoredPermits, 0.1)
+	})
+}

@@ -1,0 +1,277 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// slack is how much later than its deadline a call may return on a machine that has other things to do; on a quiet one it is
+// 50 ms. All that a call could wait for in vain here takes five seconds or longer.
+const slack = 2 * time.Second
+
+// crowd lets so many callers call at the same time, and returns how long each took, sorted, and what they were told. The
+// contexts begin when the caller does.
+func crowd(callers int, timeout time.Duration, call func(ctx context.Context) error) (took []time.Duration, told map[string]int, all []error) {
+	took, all, told = make([]time.Duration, callers), make([]error, callers), map[string]int{}
+	var running sync.WaitGroup
+	for i := range callers {
+		running.Go(func() {
+			ctx, cancel := background, context.CancelFunc(func() {})
+			began := time.Now()
+			if timeout > 0 {
+				ctx, cancel = context.WithTimeout(ctx, timeout)
+			}
+			all[i] = call(ctx)
+			took[i] = time.Since(began)
+			cancel()
+		})
+	}
+	running.Wait()
+	slices.Sort(took)
+	for _, err := range all {
+		told[kind(err)]++
+	}
+	return took, told, all
+}
+
+func kind(err error) string {
+	for name, is := range map[string]error{
+		"unavailable": tokenbucket.ErrStoreUnavailable, "store timeout": tokenbucket.ErrStoreTimeout,
+		"lock": tokenbucket.ErrLockNotObtained, "deadline": context.DeadlineExceeded, "pool timeout": redis.ErrPoolTimeout,
+	} {
+		if errors.Is(err, is) {
+			return name
+		}
+	}
+	if err == nil {
+		return "answered"
+	}
+	return "network"
+}
+
+// logTimes logs how late the calls of a crowd were, and fails the test if any was later than the slack allows.
+func logTimes(t *testing.T, what string, took []time.Duration, deadline time.Duration, late *faultlab.Lateness) {
+	t.Helper()
+	n := len(took)
+	t.Logf("%s: %d calls with %v: half within %v, 99 %% %v, all %v; the machine wakes sleepers up to %v late", what, n, deadline,
+		took[n/2].Round(time.Millisecond), took[n*99/100].Round(time.Millisecond), took[n-1].Round(time.Millisecond),
+		late.Most().Round(time.Millisecond))
+	require.LessOrEqual(t, took[n-1], deadline+slack+2*late.Most())
+}
+
+// The server hangs for 1.2 s, and ten thousand callers with 300 ms each return by then, though the client may wait for five
+// seconds and the store's timeout is ten. What the server finds when it goes on is too late, and takes nothing.
+func TestB4TenThousandDeadlines(t *testing.T) {
+	inTurn(t, func(t *testing.T, b *bench) {
+		const callers, timeout, hang = 10_000, 300 * time.Millisecond, 1200 * time.Millisecond
+		late := faultlab.MeasureLateness(t)
+		l := b.limiter(t, b.connect(t), slow, size, 10*time.Second)
+		var calls outcomes
+		calls.warm(t, l)
+		b.disturb(t, &calls, l)
+		require.NoError(t, b.server.Stop())
+		began := time.Now()
+		took, told, all := crowd(callers, timeout, func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, 1, 0)
+			return err
+		})
+		for _, err := range all {
+			failure(t, err)
+		}
+		t.Logf("told %v", told)
+		logTimes(t, "hung", took, timeout, late)
+		faultlab.Bit(t, int(calls.received.Load()), callers-told["answered"])
+		time.Sleep(time.Until(began.Add(hang)))
+		require.NoError(t, b.server.Continue())
+		began = time.Now()
+		require.NoError(t, redistest.Poll(20*time.Second, func() error { return calls.call(t, background, l, 1) }))
+		t.Logf("the next call was granted %v after the server went on", time.Since(began).Round(time.Millisecond))
+		settled(t, b)
+		n := int64(taken(state(t, b.direct, slow, size), size))
+		t.Logf("%v; taken %d", &calls, n)
+		require.GreaterOrEqual(t, n, calls.received.Load())
+		require.LessOrEqual(t, n, calls.sent.Load(), "what arrived late took nothing")
+	})
+}
+
+// settled waits until nothing that was under way to the server can still change the bucket.
+func settled(t *testing.T, b *bench) {
+	t.Helper()
+	was := state(t, b.direct, slow, size)
+	for since := time.Now(); time.Since(since) < 500*time.Millisecond; time.Sleep(10 * time.Millisecond) {
+		if is := state(t, b.direct, slow, size); is.Seq != was.Seq {
+			was, since = is, time.Now()
+		}
+	}
+}
+
+// The server hangs before the first call ever, so its clock is not known and no deadline can be sent. Then what it executes
+// when it goes on is bounded by what is in flight: one batch at a time, given up when the store's timeout has passed; and what
+// it took comes back, but for batches whose answer the client no longer waits for.
+func TestB4FirstCalls(t *testing.T) {
+	inTurn(t, func(t *testing.T, b *bench) {
+		const callers, timeout, storeTimeout, hang = 2000, 300 * time.Millisecond, 400 * time.Millisecond, 1200 * time.Millisecond
+		late := faultlab.MeasureLateness(t)
+		warm := b.limiter(t, b.direct, slow, size, 5*time.Second)
+		var before outcomes
+		before.warm(t, warm)
+		client := b.connect(t)
+		require.NoError(t, client.Ping(background).Err()) // a connection, so that requests can be on their way
+		l := b.limiter(t, client, slow, size, storeTimeout)
+		require.NoError(t, b.server.Stop())
+		began := time.Now()
+		took, told, all := crowd(callers, timeout, func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, 1, 0)
+			return err
+		})
+		for _, err := range all {
+			failure(t, err)
+		}
+		t.Logf("told %v", told)
+		logTimes(t, "first calls", took, timeout, late)
+		faultlab.Bit(t, int(before.received.Load()), callers-told["answered"])
+		time.Sleep(time.Until(began.Add(hang)))
+		require.NoError(t, b.server.Continue())
+		require.NoError(t, redistest.Poll(20*time.Second, func() error { return before.call(t, background, l, 1) }))
+		settled(t, b)
+		n := int64(taken(state(t, b.direct, slow, size), size))
+		batches := 1 + int64((hang+slack)/storeTimeout)
+		t.Logf("%v; taken %d, not received %d", &before, n, n-before.received.Load())
+		require.GreaterOrEqual(t, n, before.received.Load())
+		require.LessOrEqual(t, n-before.received.Load(), 1024*batches)
+	})
+}
+
+// Callers without a deadline of their own return by the store's timeout, also the one that carries the batch itself.
+func TestB4NoDeadline(t *testing.T) {
+	inTurn(t, func(t *testing.T, b *bench) {
+		const callers, timeout = 500, 400 * time.Millisecond
+		late := faultlab.MeasureLateness(t)
+		l := b.limiter(t, b.connect(t), slow, size, timeout)
+		var calls outcomes
+		calls.warm(t, l)
+		require.NoError(t, b.server.Stop())
+		took, told, all := crowd(callers, 0, func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, 1, 0)
+			return err
+		})
+		for _, err := range all {
+			failure(t, err)
+		}
+		t.Logf("told %v", told)
+		require.NoError(t, b.server.Continue())
+		faultlab.Bit(t, int(calls.received.Load()), callers-told["answered"])
+		logTimes(t, "no deadline", took, timeout, late)
+		require.NoError(t, redistest.Poll(20*time.Second, func() error { return calls.call(t, background, l, 1) }))
+	})
+}
+
+// A server that hangs is no lock that others hold: who asks what to do about it must be told which of the two it is. The
+// bucket has one user here.
+func TestB4HungIsNoContention(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		l := b.limiter(t, b.connect(t), slow, size, 1200*time.Millisecond)
+		var calls outcomes
+		calls.warm(t, l)
+		require.NoError(t, b.server.Stop())
+		var told []error
+		for range 3 {
+			_, err := l.TryAcquire(background, 1, 0)
+			told = append(told, err)
+		}
+		require.NoError(t, b.server.Continue())
+		faultlab.Bit(t, int(calls.received.Load()), len(told))
+		for _, err := range told {
+			require.Error(t, err)
+			failure(t, err)
+			require.NotErrorIs(t, err, tokenbucket.ErrLockNotObtained)
+		}
+	})
+}
+
+// Without a deadline, and callers keep arriving: those whose batch is given up are told, whoever it is that notices first that it is
+// late.
+func TestB4Stream(t *testing.T) {
+	inTurn(t, func(t *testing.T, b *bench) {
+		const callers, timeout, apart = 4000, 200 * time.Millisecond, 300 * time.Microsecond
+		late := faultlab.MeasureLateness(t)
+		l := b.limiter(t, b.connect(t), slow, size, timeout)
+		var calls outcomes
+		calls.warm(t, l)
+		require.NoError(t, b.server.Stop())
+		began := time.Now()
+		var arrived atomic.Int64
+		took := make([]time.Duration, callers)
+		_, told, all := crowd(callers, 0, func(context.Context) error {
+			n := arrived.Add(1) - 1
+			time.Sleep(time.Until(began.Add(time.Duration(n) * apart)))
+			start := time.Now()
+			_, err := l.TryAcquire(background, 1, 0)
+			took[n] = time.Since(start)
+			return err
+		})
+		slices.Sort(took)
+		require.NoError(t, b.server.Continue())
+		for _, err := range all {
+			failure(t, err)
+		}
+		t.Logf("told %v", told)
+		faultlab.Bit(t, int(calls.received.Load()), callers-told["answered"])
+		logTimes(t, "stream", took, timeout, late)
+		require.NoError(t, redistest.Poll(20*time.Second, func() error { return calls.call(t, background, l, 1) }))
+	})
+}
+
+// A pool of two connections and ten thousand callers: they share batches, of which one is under way at a time, so nobody waits
+// for a connection; neither when the network is slow nor when the server hangs.
+func TestG5PoolExhausted(t *testing.T) {
+	inTurn(t, func(t *testing.T, b *bench) {
+		const callers, timeout = 10_000, 300 * time.Millisecond
+		late := faultlab.MeasureLateness(t)
+		client := b.connect(t, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 2, 50*time.Millisecond })
+		l := b.limiter(t, client, slow, 3*callers, 20*time.Second)
+		new(outcomes).warm(t, l)
+		b.proxy.Delay(2*time.Millisecond, time.Millisecond, faultlab.Seed(t))
+		b.proxy.Match(b.takes(), nil)
+		_, told, _ := crowd(callers, 0, func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, 1, 0)
+			return err
+		})
+		t.Logf("slow: told %v; %d requests for %d permits, at most %d at a time", told, b.proxy.Seen(), callers, b.proxy.Outstanding())
+		require.Equal(t, map[string]int{"answered": callers}, told)
+		require.Less(t, b.proxy.Seen(), callers/10)
+		b.proxy.Delay(0, 0, nil)
+
+		require.NoError(t, b.server.Stop())
+		b.proxy.Outstanding()
+		took, told, all := crowd(callers, timeout, func(ctx context.Context) error {
+			_, err := l.TryAcquire(ctx, 1, 0)
+			return err
+		})
+		for _, err := range all {
+			failure(t, err)
+		}
+		t.Logf("hung: told %v", told)
+		require.Zero(t, told["pool timeout"])
+		faultlab.Bit(t, callers, callers-told["answered"])
+		logTimes(t, "hung", took, timeout, late)
+		require.LessOrEqual(t, b.proxy.Outstanding(), 2, "the pool's connections")
+		require.NoError(t, b.server.Continue())
+		require.NoError(t, redistest.Poll(20*time.Second, func() error {
+			_, err := l.TryAcquire(background, 1, 0)
+			return err
+		}))
+	})
+}

@@ -1,0 +1,208 @@
+package network
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// uses notes when permits were used, by this process's monotonic clock.
+type uses struct {
+	mu     sync.Mutex
+	origin time.Time
+	events []faultlab.Event
+}
+
+func (u *uses) add() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.events = append(u.events, faultlab.Event{At: time.Since(u.origin).Microseconds(), Permits: 1})
+}
+
+// between is how many permits were used in a part of the test.
+func (u *uses) between(from, to time.Time) (n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for _, e := range u.events {
+		if at := u.origin.Add(time.Duration(e.At) * time.Microsecond); at.After(from) && at.Before(to) {
+			n++
+		}
+	}
+	return n
+}
+
+// demand lets callers take one permit after another until the context ends, with a pause after each. Failures are passed on.
+func demand(
+	ctx context.Context, callers *sync.WaitGroup, n int, pause time.Duration, l *tokenbucket.RateLimiter, limit, wait time.Duration, u *uses,
+	failed func(err error, took time.Duration),
+) {
+	for range n {
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				c, cancel := context.WithTimeout(background, limit)
+				began := time.Now()
+				ok, err := l.TryAcquire(c, 1, wait)
+				took := time.Since(began)
+				cancel()
+				switch {
+				case err != nil:
+					failed(err, took)
+				case ok:
+					u.add()
+					time.Sleep(pause)
+					continue
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// The network is slow, by more or less, and then narrow. Those who wait share batches, so the rate is used as far as callers
+// and round trips allow; nobody gets a permit too many, and who cannot wait for the network returns when it must.
+func TestG1Slow(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		const rate, burst, callers = 100, 20, 64
+		random := faultlab.Seed(t)
+		late := faultlab.MeasureLateness(t)
+		client := b.connect(t, func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = 20*time.Second, 20*time.Second })
+		// A lock must outlive two round trips: from when it is obtained to the commit, with a read in between.
+		l := limiter(t, storeOn(b.which, client, tokenbucket.WithLockTTL(5*time.Second)), rate, burst, 20*time.Second)
+		trips := map[string]float64{"script": 1, "lock": 3}[b.which]
+		for _, phase := range []struct {
+			trip, jitter time.Duration // both ways together
+			lasting      time.Duration
+		}{
+			{5 * time.Millisecond, 2 * time.Millisecond, faultlab.Lasting(time.Second, 5*time.Second)},
+			{50 * time.Millisecond, 20 * time.Millisecond, faultlab.Lasting(1500*time.Millisecond, 5*time.Second)},
+			{500 * time.Millisecond, 100 * time.Millisecond, faultlab.Lasting(3*time.Second, 20*time.Second)},
+			{0, 0, faultlab.Lasting(3*time.Second, 10*time.Second)},
+		} {
+			require.NoError(t, l.Reset(background))
+			b.proxy.Match("evalsha", nil)
+			if phase.trip == 0 {
+				b.proxy.Throttle(64_000 / 8)
+			} else {
+				b.proxy.Delay(phase.trip/2, phase.jitter/2, random)
+			}
+			u := &uses{origin: time.Now()}
+			from, err := b.direct.Time(background).Result()
+			require.NoError(t, err)
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(background, phase.lasting)
+			var running sync.WaitGroup
+			demand(ctx, &running, callers, 0, l, time.Minute, 500*time.Millisecond, u, func(err error, _ time.Duration) {
+				if wait := new(tokenbucket.WaitError); !errors.As(err, &wait) { // the phase ends before the permit would be due
+					t.Error(err)
+				}
+			})
+			if phase.trip == 500*time.Millisecond {
+				took, told, _ := crowd(50, 100*time.Millisecond, func(ctx context.Context) error {
+					_, err := l.TryAcquire(ctx, 1, 50*time.Millisecond)
+					return err
+				})
+				logTimes(t, "impatient", took, 100*time.Millisecond, late)
+				require.Positive(t, told["deadline"])
+			}
+			<-ctx.Done()
+			cancel()
+			running.Wait()
+			seconds := time.Since(began).Seconds()
+			to, err := b.direct.Time(background).Result()
+			require.NoError(t, err)
+			seen := b.proxy.Seen()
+			b.proxy.Delay(0, 0, nil)
+			b.proxy.Throttle(0)
+
+			n := float64(len(u.events))
+			worst := faultlab.Worst(u.events, rate)
+			// Under a lock a decision is as of the read, a round trip before the commit's.
+			spread := 2 * (phase.trip + phase.jitter + late.Most()).Seconds()
+			possible := rate * seconds
+			if phase.trip > 0 {
+				possible = min(possible, callers*seconds/(trips*(phase.trip+phase.jitter+2*late.Most()).Seconds()))
+			}
+			t.Logf("trip %v ± %v: %.0f permits in %.1f s, of %.0f possible, by %d scripts; worst window %.1f of %d", phase.trip, phase.jitter, n,
+				seconds, possible, seen, worst, burst)
+			require.LessOrEqual(t, n, burst+rate*(to.Sub(from)+time.Millisecond+500*time.Millisecond).Seconds(), "in all, by the server's clock")
+			if phase.trip > 0 {
+				require.LessOrEqual(t, worst, burst+faultlab.Noise(rate)+rate*spread, "in any window")
+				require.GreaterOrEqual(t, n, possible/4)
+			} else {
+				require.GreaterOrEqual(t, n, float64(burst))
+			}
+		}
+	})
+}
+
+// The server, or the way to it, says nothing for a while, in each of the ways that there are for that. Callers return by their
+// deadlines; what arrives when it goes on is too late and takes nothing; the service is back soon.
+func TestG2Stall(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		pause := faultlab.Lasting(700*time.Millisecond, 5*time.Second)
+		command := func(args ...any) func(t *testing.T) {
+			return func(t *testing.T) {
+				c := b.server.Client(t, func(o *redis.Options) { o.ReadTimeout = time.Minute })
+				require.NoError(t, c.Do(background, args...).Err())
+			}
+		}
+		asleep := make(chan error, 1)
+		none := func(*testing.T) {}
+		for _, fault := range []struct {
+			name       string
+			begin, end func(t *testing.T)
+		}{
+			{"stopped", func(t *testing.T) { require.NoError(t, b.server.Stop()) }, func(t *testing.T) { require.NoError(t, b.server.Continue()) }},
+			{"clients paused", command("CLIENT", "PAUSE", pause.Milliseconds(), "ALL"), none},
+			{"writes paused", command("CLIENT", "PAUSE", pause.Milliseconds(), "WRITE"), none},
+			{"asleep", func(t *testing.T) {
+				c := b.server.Client(t, func(o *redis.Options) { o.ReadTimeout = time.Minute })
+				require.NoError(t, c.Ping(background).Err())
+				go func() { asleep <- c.Do(background, "DEBUG", "SLEEP", pause.Seconds()).Err() }()
+				time.Sleep(20 * time.Millisecond)
+			}, func(t *testing.T) { require.NoError(t, <-asleep) }},
+			{"silent network", func(*testing.T) { b.proxy.Set(faultlab.Stalled) }, func(*testing.T) { b.proxy.Set(faultlab.Up) }},
+			{"cut network", func(*testing.T) { b.proxy.Set(faultlab.Cut) }, func(*testing.T) { b.proxy.Set(faultlab.Up) }},
+		} {
+			late := faultlab.MeasureLateness(t)
+			l := b.limiter(t, b.connect(t), slow, size, time.Second)
+			require.NoError(t, redistest.Poll(20*time.Second, func() error { return l.Reset(background) }))
+			var calls outcomes
+			calls.warm(t, l)
+			b.disturb(t, &calls, l)
+			fault.begin(t)
+			began := time.Now()
+			took, told, all := crowd(200, 200*time.Millisecond, func(ctx context.Context) error {
+				_, err := l.TryAcquire(ctx, 1, 0)
+				return err
+			})
+			for _, err := range all {
+				failure(t, err)
+			}
+			faultlab.Bit(t, int(calls.received.Load()), len(all)-told["answered"])
+			logTimes(t, fault.name, took, 200*time.Millisecond, late)
+			time.Sleep(time.Until(began.Add(pause)))
+			fault.end(t)
+			began = time.Now()
+			require.NoError(t, redistest.Poll(20*time.Second, func() error { return calls.call(t, background, l, 1) }))
+			recovery := time.Since(began)
+			settled(t, b)
+			n := int64(taken(state(t, b.direct, slow, size), size))
+			t.Logf("%s for %v: told %v; back after %v; %v; taken %d", fault.name, pause, told, recovery.Round(time.Millisecond), &calls, n)
+			// A lock that was obtained for nobody ends with its time to live, and a connection is tried again by the kernel
+			// after one second.
+			require.LessOrEqual(t, recovery, 1500*time.Millisecond+slack+2*late.Most())
+			require.GreaterOrEqual(t, n, calls.received.Load())
+			require.LessOrEqual(t, n, calls.sent.Load(), "what arrived late took nothing")
+		}
+	})
+}

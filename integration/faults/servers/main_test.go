@@ -1,0 +1,24 @@
+// Package servers tests servers that answer, but with an error: out of memory, read-only, loading, misconfigured, without their
+// replicas, locked up, full. Callers are told what is wrong, in time; nothing is half done; and permits come again soon after the
+// server is well.
+package servers
+
+import (
+	"context"
+	"flag"
+	"testing"
+
+	"github.com/redis/go-redis/v9/logging"
+	"go.uber.org/goleak"
+)
+
+var background = context.Background()
+
+func TestMain(m *testing.M) {
+	logging.Disable() // each failed dial would be a line
+	// These tests wait most of the time. What the command line says comes later and counts.
+	if err := flag.Set("test.parallel", "6"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}

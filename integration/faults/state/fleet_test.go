@@ -1,0 +1,265 @@
+package state
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+)
+
+const (
+	rate  = 200.0
+	burst = 20.0
+	// longest is the longest wait that callers accept: so much debt a bucket may have.
+	longest = 500 * time.Millisecond
+	// storeTimeout is the library's default.
+	storeTimeout = time.Second
+)
+
+// kinds of store.
+var kinds = []string{"script", "lock"}
+
+func newStore(kind string, client tokenbucket.RedisClient) tokenbucket.Store {
+	if kind == "lock" {
+		return tokenbucket.NewRedisStore(client)
+	}
+	return tokenbucket.NewRedisScriptStore(client)
+}
+
+// key of a bucket in Redis. The names here have nothing to escape.
+func key(name string) string { return "tokenbucket:{" + name + "}" }
+
+// fleet is instances that want more of one bucket than it gives: each is a limiter on a client of its own, with callers who
+// take one permit, wait until it is due and use it, again and again.
+type fleet struct {
+	name     string
+	limiters []*tokenbucket.RateLimiter
+	stop     func()
+
+	mu      sync.Mutex
+	used    []int64 // when permits were used; microseconds
+	answers []int64 // when they were promised
+	failed  map[string]int
+	odd     error         // one of no known kind
+	slowest time.Duration // to answer
+	calls   atomic.Int64
+}
+
+// startFleet starts callers that shall be enough to keep the bucket as deep in debt as they accept.
+func startFleet(t *testing.T, kind string, clients ...tokenbucket.RedisClient) *fleet {
+	t.Helper()
+	return startNamed(t, t.Name()+"/"+kind, kind, clients...)
+}
+
+func startNamed(t *testing.T, name, kind string, clients ...tokenbucket.RedisClient) *fleet {
+	t.Helper()
+	f := &fleet{name: name, failed: map[string]int{}}
+	quit := make(chan struct{})
+	var callers sync.WaitGroup
+	f.stop = sync.OnceFunc(func() { close(quit); callers.Wait() })
+	t.Cleanup(f.stop)
+	for _, client := range clients {
+		l, err := tokenbucket.NewSmoothBursty(f.name, rate, tokenbucket.WithMaxPermits(burst), tokenbucket.WithStore(newStore(kind, client)))
+		require.NoError(t, err)
+		f.limiters = append(f.limiters, l)
+		for range 128 / len(clients) {
+			callers.Go(func() {
+				for pause := time.Duration(0); ; {
+					select {
+					case <-quit:
+						return
+					case <-time.After(pause):
+						pause = f.call(l)
+					}
+				}
+			})
+		}
+		callers.Go(func() {
+			for {
+				select {
+				case <-quit:
+					return
+				case <-time.After(20 * time.Millisecond):
+					f.hasty(l)
+				}
+			}
+		})
+	}
+	return f
+}
+
+// call takes a permit and uses it. It returns how long to wait before the next call.
+func (f *fleet) call(l *tokenbucket.RateLimiter) time.Duration {
+	began := time.Now()
+	f.calls.Add(1)
+	r, err := l.TryReserve(background, 1, longest)
+	f.noted(time.Since(began), err == nil && r.OK(), err)
+	switch {
+	case err != nil:
+		return 5 * time.Millisecond
+	case !r.OK():
+		return min(max(r.RetryAfter(), time.Millisecond), 20*time.Millisecond)
+	}
+	<-r.Ready()
+	f.mu.Lock()
+	f.used = append(f.used, time.Now().UnixMicro())
+	f.mu.Unlock()
+	return 0
+}
+
+// hasty is a caller that has little time.
+func (f *fleet) hasty(l *tokenbucket.RateLimiter) {
+	const limit = 300 * time.Millisecond
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(background, limit)
+	defer cancel()
+	f.calls.Add(1)
+	ok, err := l.TryAcquire(ctx, 1, 50*time.Millisecond)
+	var wait *tokenbucket.WaitError
+	if errors.As(err, &wait) {
+		err = nil
+	}
+	f.noted(time.Since(began)+storeTimeout-limit, ok, err)
+	if ok {
+		f.mu.Lock()
+		f.used = append(f.used, time.Now().UnixMicro())
+		f.mu.Unlock()
+	}
+}
+
+func (f *fleet) noted(took time.Duration, granted bool, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.slowest = max(f.slowest, took)
+	if granted {
+		f.answers = append(f.answers, time.Now().UnixMicro())
+	}
+	if err != nil {
+		k := kindOf(err)
+		if f.failed[k]++; k == "odd" {
+			f.odd = err
+		}
+	}
+}
+
+// kindOf names the kind of a failure as a caller can tell it; "odd" if there is none.
+func kindOf(err error) string {
+	var network *net.OpError
+	var broken syscall.Errno
+	var reply redis.Error
+	switch {
+	case errors.Is(err, tokenbucket.ErrStoreUnavailable):
+		return "unavailable"
+	case errors.Is(err, tokenbucket.ErrStoreTimeout):
+		return "store timeout"
+	case errors.Is(err, tokenbucket.ErrLockNotObtained):
+		return "lock not obtained"
+	case errors.Is(err, context.DeadlineExceeded):
+		return "deadline"
+	case errors.As(err, &network), errors.As(err, &broken), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, net.ErrClosed):
+		return "network"
+	case errors.As(err, &reply):
+		word, _, _ := strings.Cut(reply.Error(), " ")
+		return word
+	}
+	return "odd"
+}
+
+// granted returns how many permits were promised so far.
+func (f *fleet) granted() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.answers)
+}
+
+// awaitGrants waits until so many more were promised.
+func (f *fleet) awaitGrants(t *testing.T, more int) {
+	t.Helper()
+	from := f.granted()
+	require.Eventually(t, func() bool { return f.granted() >= from+more }, 30*time.Second, time.Millisecond, "%s: %v", f.name, f.failures())
+}
+
+// after returns how long after a moment a permit was promised, waiting for it at most so long.
+func (f *fleet) after(t *testing.T, moment time.Time, limit time.Duration) time.Duration {
+	t.Helper()
+	at := moment.UnixMicro()
+	var first int64
+	require.Eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		i := slices.IndexFunc(f.answers, func(a int64) bool { return a >= at })
+		if i >= 0 {
+			first = f.answers[i]
+		}
+		return i >= 0
+	}, time.Until(moment)+limit, time.Millisecond, "%s: nothing granted within %v: %v", f.name, limit, f.failures())
+	return time.Duration(first-at) * time.Microsecond
+}
+
+func (f *fleet) failures() map[string]int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := map[string]int{}
+	for k, n := range f.failed {
+		all[k] = n
+	}
+	return all
+}
+
+// check ends the fleet and holds what it did against the ledger: nobody used what no server had granted, or before its time;
+// what was used exceeds the bound by no more than the servers forgot; and every call was answered in time, by an answer or an
+// error of a known kind. Killed: a server was, and MONITOR may have missed a batch whose server died between the two replies.
+func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, moved, killed bool) *account {
+	t.Helper()
+	f.stop()
+	time.Sleep(20 * time.Millisecond) // for MONITOR's last lines
+	a := books.account(t, key(f.name), moved)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	level := faultlab.Worst(a.due, rate)
+	t.Logf("%s: %d calls, %d permits promised and %d used of %d taken, %d of them given back; fullest window %.3f of %v + rate × T + %.3f; failures %v; slowest answer %v; the machine was late by %v",
+		f.name, f.calls.Load(), len(f.answers), len(f.used), len(a.due)+a.given, a.given, level, burst, a.extra(), f.failed, f.slowest, late.Most())
+	unheard := 0
+	if killed {
+		unheard = len(f.used) / 20
+	}
+	assert.LessOrEqual(t, a.unearned(f.used), unheard, "%s: permits used that no server had granted by then", f.name)
+	assert.LessOrEqual(t, level, burst+a.extra()+faultlab.Noise(rate), f.name)
+	assert.Zero(t, f.failed["odd"], "%s: %v", f.name, f.odd)
+	assert.LessOrEqual(t, f.slowest, storeTimeout+time.Second+10*late.Most(), "%s: every call is answered in time", f.name)
+	return a
+}
+
+// unnoticed fails the test if callers were told of the fault. A server that is not given time by its machine may answer a few too
+// late, whatever else happens to it: one in a hundred.
+func (f *fleet) unnoticed(t *testing.T) {
+	t.Helper()
+	late := 0
+	for kind, n := range f.failures() {
+		switch kind {
+		case "deadline", "store timeout", "lock not obtained":
+			late += n
+		default:
+			t.Errorf("%s: %d × %s", f.name, n, kind)
+		}
+	}
+	assert.LessOrEqual(t, late, int(f.calls.Load())/100, "%s: %v", f.name, f.failures())
+}
+
+// debt is what a bucket may owe, in permits, since nobody reserves further ahead: the longest wait, and one permit for the
+// rounding.
+const debt = rate*float64(longest)/float64(time.Second) + 1

@@ -1,0 +1,193 @@
+// Package faultlab is what tests of faults share: checks of what must hold, processes of the library under test that can be
+// stopped and killed, servers whose clock can be stepped, and a network that misbehaves.
+package faultlab
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// Event is permits that were used, or fell due, at a time in microseconds of one clock.
+type Event struct {
+	At      int64
+	Permits int
+}
+
+// Worst returns how many permits more than rate (a second) × its length the fullest window holds, wherever it begins and
+// however long it is. The order of the events does not matter.
+//
+// It pictures them as water poured into a vessel that leaks at the rate: the highest level is the answer.
+func Worst(events []Event, rate float64) float64 {
+	events = slices.SortedFunc(slices.Values(events), func(a, b Event) int { return cmp.Compare(a.At, b.At) })
+	level, most := 0.0, 0.0
+	for i, e := range events {
+		if i > 0 {
+			level = max(0, level-rate*float64(e.At-events[i-1].At)/1e6)
+		}
+		level += float64(e.Permits)
+		most = max(most, level)
+	}
+	return most
+}
+
+// Noise is what Worst may err by, in permits: the microsecond that every window has more, and floating point.
+func Noise(rate float64) float64 { return rate*1e-6 + 1e-6 }
+
+// Seed returns the source of all that a test leaves to chance. The seed is logged, and TOKENBUCKET_SEED sets it.
+func Seed(t testing.TB) *rand.Rand {
+	t.Helper()
+	seed := rand.Uint64()
+	if text := os.Getenv("TOKENBUCKET_SEED"); text != "" {
+		var err error
+		if seed, err = strconv.ParseUint(text, 10, 64); err != nil {
+			t.Fatalf("TOKENBUCKET_SEED: %v", err)
+		}
+	}
+	t.Logf("TOKENBUCKET_SEED=%d", seed)
+	return rand.New(rand.NewPCG(seed, 0))
+}
+
+// Long tells whether tests shall take their time: TOKENBUCKET_LONG=1.
+func Long() bool { return os.Getenv("TOKENBUCKET_LONG") == "1" }
+
+// Lasting returns how long a part of a test is to last: the first, or the second with TOKENBUCKET_LONG=1.
+func Lasting(short, long time.Duration) time.Duration {
+	if Long() {
+		return long
+	}
+	return short
+}
+
+// enough is how much must have been done before and during a fault for a test of it to mean anything.
+const (
+	enoughBefore = 20
+	enoughDuring = 1
+)
+
+// Bit fails the test if too little was done before the fault (20) or during it (1): then it did not bite.
+func Bit(t testing.TB, before, during int) {
+	t.Helper()
+	t.Logf("done before the fault: %d, during it: %d", before, during)
+	if before < enoughBefore || during < enoughDuring {
+		t.Fatalf("the fault did not bite: %d done before it (want %d), %d during it (want %d)", before, enoughBefore, during, enoughDuring)
+	}
+}
+
+// Lateness is how late this machine wakes those who sleep.
+type Lateness struct {
+	most atomic.Int64
+	halt func()
+}
+
+// MeasureLateness begins to measure, until the test ends or Stop.
+func MeasureLateness(t testing.TB) *Lateness {
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	l := &Lateness{halt: sync.OnceFunc(func() { close(stop); <-stopped })}
+	go func() {
+		defer close(stopped)
+		const nap = time.Millisecond
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			began := time.Now()
+			time.Sleep(nap)
+			l.most.Store(max(l.most.Load(), int64(time.Since(began)-nap)))
+		}
+	}()
+	t.Cleanup(l.halt)
+	return l
+}
+
+// Most is the latest that it was so far.
+func (l *Lateness) Most() time.Duration { return time.Duration(l.most.Load()) }
+
+// Stop ends measuring, for a test that counts goroutines.
+func (l *Lateness) Stop() { l.halt() }
+
+// Turn is one caller's way through a queue: when it joined and when it was let go, in microseconds of one clock.
+type Turn struct{ Joined, Left int64 }
+
+// Overtaken returns two turns of which the second joined more than slack after the first and left more than slack before it,
+// if there are any. Slack stands for what lies between a caller's clock and the queue.
+func Overtaken(turns []Turn, slack time.Duration) (first, second Turn, found bool) {
+	micros := slack.Microseconds()
+	turns = slices.SortedFunc(slices.Values(turns), func(a, b Turn) int { return cmp.Compare(a.Joined, b.Joined) })
+	ahead := 0 // those before it joined more than slack before the turn at hand
+	var last Turn
+	for _, t := range turns {
+		for ; turns[ahead].Joined < t.Joined-micros; ahead++ {
+			if ahead == 0 || turns[ahead].Left > last.Left {
+				last = turns[ahead]
+			}
+		}
+		if ahead > 0 && t.Left < last.Left-micros {
+			return last, t, true
+		}
+	}
+	return Turn{}, Turn{}, false
+}
+
+// FIFO fails the test if anybody was overtaken. See Overtaken.
+func FIFO(t testing.TB, turns []Turn, slack time.Duration) {
+	t.Helper()
+	if first, second, found := Overtaken(turns, slack); found {
+		t.Errorf("who joined at %d and left at %d was overtaken by who joined at %d and left at %d (µs; slack %v)",
+			first.Joined, first.Left, second.Joined, second.Left, slack)
+	}
+}
+
+// cleanUpLimit is how long CleanUp waits for locks: those of holders that died last as long as their time to live, 500 ms by
+// default.
+const cleanUpLimit = 10 * time.Second
+
+// CleanUp fails the test unless, within ten seconds, there is no lock left of those keys that begin with the prefix, and every
+// such key has a time to live. It looks at every master of a cluster.
+func CleanUp(t testing.TB, client redis.UniversalClient, prefix string) {
+	t.Helper()
+	ctx := context.Background()
+	err := redistest.Poll(cleanUpLimit, func() error {
+		if c, ok := client.(*redis.ClusterClient); ok {
+			return c.ForEachMaster(ctx, func(ctx context.Context, c *redis.Client) error { return clean(ctx, c, prefix) })
+		}
+		return clean(ctx, client, prefix)
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// clean tells what is left on one server.
+func clean(ctx context.Context, client redis.Cmdable, prefix string) error {
+	pattern := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(prefix) + "*"
+	keys := client.Scan(ctx, 0, pattern, 1000).Iterator()
+	for keys.Next(ctx) {
+		key := keys.Val()
+		left, err := client.PTTL(ctx, key).Result()
+		switch {
+		case err != nil:
+			return err
+		case left == -1:
+			return fmt.Errorf("key %q lives for ever", key)
+		case left >= 0 && strings.HasSuffix(key, ":lock"):
+			return fmt.Errorf("lock %q is left, for %v", key, left)
+		}
+	}
+	return keys.Err()
+}

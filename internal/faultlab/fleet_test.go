@@ -1,0 +1,120 @@
+package faultlab
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// until waits for something that other processes do.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	require.NoError(t, redistest.Poll(20*time.Second, func() error {
+		if !holds() {
+			return errors.New(what)
+		}
+		return nil
+	}))
+}
+
+// Processes of both stores on one bucket keep to its bound by their own account, and all that the bucket has handed out is in
+// it; they stop, go on and die as they are told.
+func TestFleet(t *testing.T) {
+	server := redistest.Start(t)
+	job := Job{
+		Addrs: []string{server.Addr}, Prefix: "p:", Bucket: "b", Store: "script", Rate: 200, Burst: 20, Callers: 4,
+		Timeout: 200 * time.Millisecond,
+	}
+	locked := job
+	locked.Store, locked.Skew = "lock", []time.Duration{time.Hour, -time.Hour}
+	fleet := StartFleet(t, job, locked)
+	a, b := fleet[0], fleet[1]
+	enough := func(p *Process) {
+		t.Helper()
+		before := len(p.Permits())
+		until(t, "30 more permits", func() bool { return len(p.Permits()) >= before+30 })
+	}
+	enough(a)
+	enough(b)
+	require.NoError(t, a.Stop())
+	enough(b)
+	stopped := len(a.Permits())
+	enough(b)
+	require.Len(t, a.Permits(), stopped)
+	require.NoError(t, a.Continue())
+	enough(a)
+	limiter, err := job.Limiter(server.Client(t))
+	require.NoError(t, err)
+
+	all := fleet.End()
+	require.Empty(t, Failures(all))
+	state, err := limiter.State(background)
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, state.Seq-1, int64(len(all)), "what was granted was taken, once") // who was stopped takes others
+	late := MostLate(all)
+	worst := Worst(Used(all), job.Rate)
+	t.Logf("%d permits; worst window %.2f of %v + rate × T; at most %v late", len(all), worst, job.Burst, late)
+	require.LessOrEqual(t, worst, job.Burst+job.Rate*late.Seconds()+Noise(job.Rate))
+	require.LessOrEqual(t, MostOverslept(all), late)
+	for _, p := range all {
+		require.LessOrEqual(t, p.Asked, p.Granted)
+		require.LessOrEqual(t, p.Granted, p.Used)
+		require.GreaterOrEqual(t, p.Used, p.Due-1000, "none before it is due")
+	}
+	CleanUp(t, server.Client(t), "p:")
+}
+
+func TestMosts(t *testing.T) {
+	permits := []Permit{
+		{Asked: 0, Granted: 5, Told: 10, Due: 10, Used: 17}, // let go 7 late, of which 5 are the way of the answer
+		{Asked: 0, Granted: 0, Told: 10, Due: 90, Used: 93},
+		{Asked: 0, Granted: 9, Told: 0, Due: 0, Used: 9, Err: "no", Kind: "other"},
+	}
+	require.Equal(t, 7*time.Microsecond, MostLate(permits))
+	require.Equal(t, 3*time.Microsecond, MostOverslept(permits))
+	require.Equal(t, 80*time.Microsecond, MostPutOff(permits))
+	require.Equal(t, []Event{{17, 1}, {93, 1}}, Used(permits))
+	require.Equal(t, map[string]int{"other": 1}, Failures(permits))
+}
+
+func TestFleetSurvivesFailuresAndDies(t *testing.T) {
+	server := redistest.Start(t)
+	p := StartProcess(t, Job{
+		Addrs: []string{server.Addr}, Bucket: "b", Store: "script", Rate: 200, Burst: 20, Callers: 4, Timeout: 200 * time.Millisecond,
+	})
+	until(t, "permits", func() bool { return len(p.Permits()) > 30 })
+	client := server.Client(t)
+	key := client.Keys(background, "tokenbucket:*").Val()[0]
+	require.NoError(t, client.Set(background, key, "what?", time.Minute).Err())
+	until(t, "failures", func() bool { return Failures(p.Permits())["corrupt"] > 3 })
+	require.NoError(t, client.Del(background, key).Err())
+	before := len(Used(p.Permits()))
+	until(t, "permits again", func() bool { return len(Used(p.Permits())) > before+30 })
+	require.NoError(t, p.Stop()) // and a stopped process dies too
+	require.NoError(t, p.Kill())
+	all := p.End()
+	require.GreaterOrEqual(t, len(Used(all)), before+30)
+	require.Equal(t, map[string]int{"corrupt": Failures(all)["corrupt"]}, Failures(all))
+}
+
+// A skewed clock differs in what it says, not in how time passes.
+func TestSkewed(t *testing.T) {
+	clock := Skewed(time.Hour, -time.Hour)
+	began := time.Now()
+	require.InDelta(t, time.Hour.Seconds(), clock.Now().Sub(began).Seconds(), 30)
+	time.Sleep(100 * time.Millisecond)
+	require.NoError(t, redistest.Poll(10*time.Second, func() error {
+		if clock.Now().After(began) {
+			return errors.New("it does not step")
+		}
+		return nil
+	}))
+	require.GreaterOrEqual(t, clock.Since(began), 100*time.Millisecond)
+	require.Less(t, clock.Since(began), time.Minute)
+	timer := clock.NewTimer(time.Millisecond)
+	<-timer.Chan()
+}
