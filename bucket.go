@@ -216,11 +216,11 @@ func WithHorizon(d time.Duration) Option {
 	}
 }
 
-// WithStoreTimeout bounds how long a call waits for the store's answer. At least 1 ms, default 1 s.
+// WithStoreTimeout bounds how long a call waits for the store's answer. 1 ms to 1 hour, default 1 s.
 func WithStoreTimeout(d time.Duration) Option {
 	return func(o *options) {
-		if d < time.Millisecond {
-			o.fail("store timeout", d, "at least 1ms")
+		if d < time.Millisecond || d > time.Hour {
+			o.fail("store timeout", d, "1ms to 1h")
 		}
 		o.timeout = d
 	}

@@ -162,7 +162,7 @@ func TestLostReplyIsNoOutage(t *testing.T) {
 // What somebody must repair opens no gate.
 func TestAway(t *testing.T) {
 	for _, err := range []error{
-		&WaitError{Reason: context.DeadlineExceeded}, ErrLockNotObtained, wrongType("key", errors.New("WRONGTYPE x")), redis.ErrClosed,
+		&WaitError{Reason: context.DeadlineExceeded}, ErrLockNotObtained, wrongType("key"), redis.ErrClosed,
 		errors.New("NOAUTH Authentication required."), errors.New("WRONGPASS invalid username-password pair"),
 		errors.New("NOPERM this user has no permissions"), errors.New("ERR The user executing the script can't run this command or subcommand"),
 		ErrInvalidConfig, ErrInvalidPermits, ErrTooManyWaiters, context.Canceled, &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")},

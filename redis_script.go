@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -151,7 +150,7 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 		}
 		return Outcome{}, decided, fmt.Errorf("key %q: %w", m.bucket, err)
 	case word == "error" && strings.HasPrefix(rest, "WRONGTYPE"):
-		return Outcome{}, decided, wrongType(m.bucket, errors.New(rest))
+		return Outcome{}, decided, wrongType(m.bucket)
 	case word == "error":
 		err := fmt.Errorf("tokenbucket: key %q: redis: %w", m.bucket, refusal(rest))
 		if script.NotExecuted(err) {

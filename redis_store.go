@@ -239,13 +239,13 @@ func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args .
 	reply, err := sc.Run(ctx, s.client, keys, args...)
 	reload(ctx, s.client, err)
 	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
-		return nil, wrongType(args[0], err)
+		return nil, wrongType(args[0])
 	}
 	return reply, err
 }
 
-func wrongType(key string, err error) error {
-	return fmt.Errorf("%w: key %q holds no string: %w", ErrCorruptState, key, err)
+func wrongType(key string) error {
+	return fmt.Errorf("%w: key %q holds no string", ErrCorruptState, key)
 }
 
 // reload has a cluster's client look anew where the keys are, after a connection has failed: of a command that must not be sent
@@ -394,6 +394,9 @@ func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, wai
 			continue
 		case !ended || !errors.Is(err, context.DeadlineExceeded):
 			s.release(lock, token) // the answer may be lost, but not the lock taken
+			if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
+				err = wrongType(lock)
+			}
 			return "", false, err
 		}
 		waited, held = true, held || patience.tried > 0

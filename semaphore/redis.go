@@ -29,7 +29,9 @@ type RedisClient interface {
 // Acquire and Release are one script each, and travel together when many ask at once. Who has to wait is told by Pub/Sub,
 // for which a process keeps one connection a semaphore while anybody waits; should that message be lost, it is found missing
 // within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
-// two after it was used last. Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, and
+// two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
+// forwards by more than a lease, all leases end, and until the next renewal (a third of a lease) others may hold permits too:
+// the fencing number tells the resource. Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, and
 // PUBLISH and PEXPIRE.
 func NewRedis(client RedisClient, name string, permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{name: name}
@@ -99,7 +101,7 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 // failed tells errors of the state from others.
 func (r *redisBackend) failed(err error) error {
 	if strings.Contains(err.Error(), "WRONGTYPE") || redis.HasErrorPrefix(err, "CORRUPT") {
-		return fmt.Errorf("%w: keys %s*: %w", ErrCorrupt, strings.TrimSuffix(r.keys[0], "state"), err)
+		return fmt.Errorf("%w: keys %s*", ErrCorrupt, strings.TrimSuffix(r.keys[0], "state"))
 	}
 	return err
 }

@@ -500,7 +500,9 @@ func (l *Limiter) failed(err error) error {
 	switch text := err.Error(); {
 	case errors.Is(err, ErrAway):
 		return err
-	case strings.Contains(text, "WRONGTYPE") || redis.HasErrorPrefix(err, "CORRUPT"):
+	case strings.Contains(text, "WRONGTYPE"):
+		return fmt.Errorf("%w: limiter %.80q: key %s holds no string", ErrCorrupt, l.name, l.fleet.key)
+	case redis.HasErrorPrefix(err, "CORRUPT"):
 		return fmt.Errorf("%w: limiter %.80q: key %s: %w", ErrCorrupt, l.name, l.fleet.key, err)
 	case redis.HasErrorPrefix(err, "OVERFLOW"):
 		return fmt.Errorf("%w: limiter %.80q: key %s", ErrOverflow, l.name, l.fleet.key)

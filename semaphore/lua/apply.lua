@@ -29,8 +29,12 @@ local int = function(n) return fmt('%.0f', n) end
 if deadline ~= 0 and now > deadline then return {'late ' .. int(now)} end
 
 local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives')
-local fence, ticket, used, seen, lives = tonumber(s[1] or 0), tonumber(s[2] or 0), tonumber(s[3] or 0), tonumber(s[4] or 0), tonumber(s[6] or 0)
-if not (fence and ticket and used and seen and lives) then return redis.error_reply('CORRUPT state') end
+local function whole(text) -- nothing else is ours: tonumber would take nan, inf and hexadecimal digits too
+  local n = not text and 0 or text:find('^%d+$') and tonumber(text)
+  return n and n <= 9007199254740992 and n
+end
+local fence, ticket, used, seen, stored, lives = whole(s[1]), whole(s[2]), whole(s[3]), whole(s[4]), whole(s[5]), whole(s[6])
+if not (fence and ticket and used and seen and stored and lives) then return redis.error_reply('CORRUPT state') end
 
 -- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
 if seen - now > STANDSTILL then
@@ -47,7 +51,7 @@ elseif now < seen then
 end
 
 if set > 0 then call('HSET', state, 'permits', int(set)) end
-local total = set > 0 and set or tonumber(s[5] or 0)
+local total = set > 0 and set or stored
 if total == 0 then total = permits end
 
 local new = {} -- keys that may have been made by this call

@@ -2,7 +2,9 @@
 -- returns for each holder three strings: id, when its lease expires (microseconds), and 'permits process fence since label'
 
 local t = redis.call('TIME')
-local now = math.max(t[1] * 1000000 + t[2], tonumber(redis.call('HGET', KEYS[1], 'seen') or 0) - 2000000)
+local seen = redis.call('HGET', KEYS[1], 'seen') or '0'
+if not seen:find('^%d+$') then return redis.error_reply('CORRUPT state') end
+local now = math.max(t[1] * 1000000 + t[2], tonumber(seen) - 2000000)
 local all = redis.call('ZRANGEBYSCORE', KEYS[2], string.format('(%.0f', now), '+inf', 'WITHSCORES')
 local reply = {}
 for i = 1, #all, 2 do

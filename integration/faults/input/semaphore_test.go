@@ -1,0 +1,111 @@
+package input
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+)
+
+// I2: what is not a semaphore's is semaphore.ErrCorrupt, with nothing of the script in it, and is left as it is: a count that is
+// no number must neither admit anybody nor shut everybody out in silence.
+func TestI2Semaphore(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t, patient)
+	const base = "semaphore:{x}:"
+	var wrong []string // all of them, so that one run shows them
+	check := func(what, key, field string) {
+		value := client.Dump(ctx, key).Val()
+		shown := client.HGet(ctx, key, field).Val()
+		s, err := semaphore.NewRedis(client, "x", 1, semaphore.WithLease(100*time.Millisecond), semaphore.WithTimeout(limit))
+		require.NoError(t, err)
+		short, cancel := context.WithTimeout(ctx, limit)
+		defer cancel()
+		p, err := s.TryAcquire(short, 1, 0)
+		switch {
+		case err == nil && p != nil:
+			wrong = append(wrong, what+": admits")
+		case err == nil:
+			wrong = append(wrong, what+": refuses, as if it were full")
+		default:
+			require.Nil(t, p, what)
+			if !errors.Is(err, semaphore.ErrCorrupt) || !strings.Contains(err.Error(), base) {
+				wrong = append(wrong, fmt.Sprintf("%s: %.120v", what, err))
+			}
+			if strings.Contains(err.Error(), "script") {
+				wrong = append(wrong, what+": shows the script")
+			}
+		}
+		if client.Dump(ctx, key).Val() != value {
+			wrong = append(wrong, fmt.Sprintf("%s: %q is overwritten by %.40q", what, shown, client.HGet(ctx, key, field).Val()))
+		}
+		if _, err := s.Holders(short); err != nil && strings.Contains(err.Error(), "script") {
+			wrong = append(wrong, what+": Holders shows the script")
+		}
+		_ = s.Close(short)
+		require.NoError(t, client.FlushAll(ctx).Err())
+	}
+	for _, field := range []string{"fence", "ticket", "used", "permits", "seen", "lives"} {
+		for _, value := range []string{"nan", "inf", "-inf", "1e308", "five", ""} {
+			require.NoError(t, client.HSet(ctx, base+"state", field, value).Err())
+			check(fmt.Sprintf("%s=%q", field, value), base+"state", field)
+		}
+	}
+	for _, field := range []string{"fence", "ticket", "used", "permits"} {
+		require.NoError(t, client.HSet(ctx, base+"state", field, "-5").Err())
+		check(field+"=-5", base+"state", field)
+	}
+	for _, key := range []string{"state", "held"} {
+		require.NoError(t, client.Set(ctx, base+key, "a string", 0).Err())
+		check("a string for "+key, base+key, "")
+	}
+	require.Empty(t, wrong, "%d things are wrong", len(wrong))
+}
+
+// I2: a lock that is no string is an error that names it, with nothing of a script in it, or is replaced as any lock is that nobody
+// has the token of.
+func TestI2Lock(t *testing.T) {
+	for which, store := range stores {
+		t.Run(which, func(t *testing.T) {
+			client := redistest.Start(t).Client(t, patient)
+			require.NoError(t, client.RPush(ctx, "tokenbucket:{x}:lock", 1).Err())
+			l, err := tokenbucket.NewSmoothBursty("x", 5, tokenbucket.WithStore(store(client)), tokenbucket.WithStoreTimeout(limit))
+			require.NoError(t, err)
+			ok, err := l.Try(ctx)
+			if err == nil {
+				require.True(t, ok)
+				return
+			}
+			require.ErrorIs(t, err, tokenbucket.ErrCorruptState)
+			require.ErrorContains(t, err, "tokenbucket:{x}:lock")
+			require.NotContains(t, err.Error(), "script")
+		})
+	}
+}
+
+// I2: a window's key that is no string is an error that names it, with nothing of the script in it, and stays, also for a limiter
+// that lets pass while Redis is away: Redis is not.
+func TestI2Window(t *testing.T) {
+	client := redistest.Start(t).Client(t, patient)
+	const key = "slidingwindow:{x}:1h0m0s"
+	w, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(limit),
+		slidingwindow.WithAway(slidingwindow.Pass))
+	require.NoError(t, err)
+	require.NoError(t, client.RPush(ctx, key, 1).Err())
+	for range 3 {
+		_, err = w.Allow(ctx)
+		require.ErrorIs(t, err, slidingwindow.ErrCorrupt)
+		require.ErrorContains(t, err, key)
+		require.NotContains(t, err.Error(), "script")
+	}
+	require.Equal(t, []string{"1"}, client.LRange(ctx, key, 0, -1).Val())
+}
