@@ -45,7 +45,8 @@ func (w *work) open() (RedisClient, io.Closer) {
 }
 
 func (w *work) limiter(client RedisClient) (*RateLimiter, error) {
-	return NewSmoothBursty(w.Bucket, w.Rate, WithMaxPermits(w.Burst), WithInitialPermits(w.Burst), WithStore(redisStores(client)[w.Store]))
+	return NewSmoothBursty(w.Bucket, w.Rate, WithMaxPermits(w.Burst), WithInitialPermits(w.Burst), WithStore(redisStores(client)[w.Store]),
+		WithStoreTimeout(30*time.Second)) // a busy machine is no outage
 }
 
 // Worker is the main function of such a process. It prints, a line a permit, when it was due by the server's clock.
