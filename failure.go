@@ -213,6 +213,7 @@ func (l *line) down() *outage {
 
 // ground fails all who want to ask the store, which is away.
 func (l *line) ground(o *outage) {
+	l.health.wanted(l)
 	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, l.label(), time.Since(o.since).Round(time.Millisecond), o.err)
 	var promised []*call
 	for _, c := range l.queue {

@@ -33,7 +33,8 @@ type health struct {
 	slowest atomic.Int64 // of the answers of late, in nanoseconds; 0: none yet
 
 	mu    sync.Mutex
-	asked *asked // under way
+	asked *asked             // under way
+	last  weak.Pointer[line] // that wanted to ask
 	told  map[weak.Pointer[RateLimiter]]struct{}
 	timer *time.Timer
 }
@@ -83,14 +84,24 @@ type prober interface {
 
 // suspect makes sure that the store of a line is probed, after a call of it has failed.
 func (h *health) suspect(l *line) {
-	if h != nil && h.probing.CompareAndSwap(false, true) {
-		go h.probe(weak.Make(l))
+	h.wanted(l)
+	if h.probing.CompareAndSwap(false, true) {
+		go h.probe()
 	}
 }
 
-// probe asks the store until it answers, or nobody uses the line any more.
-func (h *health) probe(of weak.Pointer[line]) {
-	l := of.Value()
+// wanted notes that a line wants to ask the store.
+func (h *health) wanted(l *line) {
+	h.mu.Lock()
+	h.last = weak.Make(l)
+	h.mu.Unlock()
+}
+
+// probe asks the store until it answers, or the line that wanted to last is in use no more.
+func (h *health) probe() {
+	h.mu.Lock()
+	l := h.last.Value()
+	h.mu.Unlock()
 	if l == nil {
 		h.settled()
 		return
@@ -108,7 +119,7 @@ func (h *health) probe(of weak.Pointer[line]) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.timer == nil {
-		h.timer = time.AfterFunc(pause, func() { h.probe(of) })
+		h.timer = time.AfterFunc(pause, h.probe)
 	} else {
 		h.timer.Reset(pause)
 	}
