@@ -1,0 +1,345 @@
+//go:build linux
+
+package soak
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"runtime/metrics"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+)
+
+const (
+	rate  = 300.0
+	burst = 50.0
+	// patience is the longest wait that callers accept: so much debt the bucket may have.
+	patience = 200 * time.Millisecond
+	// callers of a process: those of two are enough to keep the bucket as deep in debt as they accept.
+	callers = 36
+	// storeTimeout is the default of all limiters.
+	storeTimeout = time.Second
+	// hurry is all the time that the hasty callers have.
+	hurry  = 300 * time.Millisecond
+	prefix = "soak:"
+	bucket = "b"
+	// holders want the slots of a semaphore, each for up to holds.
+	slots, holders = 5, 8
+	holds          = 150 * time.Millisecond
+	// visitors want to pass a window.
+	limit, visitors    = 40, 4
+	window, resolution = time.Second, 100 * time.Millisecond
+	// breather is how long a caller waits after a failure, and at most after a refusal.
+	breather = 60 * time.Millisecond
+	// noticed is how late a sleeper must be woken to be told of.
+	noticed = 5 * time.Millisecond
+)
+
+const jobEnv = "TOKENBUCKET_SOAK_JOB"
+
+// job is what a process does: with a Store it takes permits of the bucket, else it holds permits of a semaphore and passes a
+// window.
+type job struct {
+	Addr, Store string
+	Seed        uint64
+}
+
+// event is what a process tells. Times are by CLOCK_MONOTONIC, in microseconds.
+type event struct {
+	// What: "permit" was used, "hasty" one by a caller with little time, "held" of the semaphore, "passed" the window, "refused" a
+	// hasty one, "late" by which the process was woken, "memory" that it had, or why a call failed.
+	What string `json:"w"`
+	// Asked and Granted lie about the decision; of "late" they are the beginning and the end.
+	Asked   int64 `json:"a"`
+	Granted int64 `json:"g"`
+	// Due is no later than the permit was due; Used is when its caller was let go, or of "held" when its holder let go.
+	Due  int64 `json:"d,omitempty"`
+	Used int64 `json:"u,omitempty"`
+	// Bytes that Go has of the system, and Goroutines: of "memory", about once a second.
+	Bytes      uint64 `json:"b,omitempty"`
+	Goroutines uint64 `json:"n,omitempty"`
+	// Again: the process had overslept, so its caller asked again.
+	Again bool `json:"x,omitempty"`
+}
+
+// doer does the job in such a process.
+type doer struct {
+	ctx     context.Context
+	running sync.WaitGroup
+	mu      sync.Mutex
+	out     *json.Encoder // unbuffered: who is killed has told all
+	stuck   chan struct{} // closed long after the process was to end
+	trips   trips
+}
+
+// trips are the last answers of the store. A decision may be one of a time that had surely come when the request left: what
+// the last answer had said and what had passed since that arrived. So it may lie before the request by as long as the answer
+// was under way, but by no more than 100 ms.
+type trips struct {
+	mu   sync.Mutex
+	last []lasting // in the order of their ends
+}
+
+func (t *trips) note(trip tokenbucket.Trip) {
+	if trip.Err != nil {
+		return
+	}
+	const kept = 64
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := monotonic()
+	t.last = append(t.last[max(0, len(t.last)+1-kept):], lasting{now - micros(trip.Elapsed), now})
+}
+
+// way is by how much, in microseconds, what was asked for at a time and has been answered may have been decided before that.
+func (t *trips) way(asked int64) (most int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, l := range slices.Backward(t.last) {
+		if most = max(most, l.to-l.from); l.to < asked {
+			break
+		}
+	}
+	return min(most, micros(100*time.Millisecond))
+}
+
+func (w *doer) tell(e event) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	_ = w.out.Encode(e)
+}
+
+// work does the job until the standard input ends.
+func work() error {
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // the library's log of outages
+	var j job
+	if err := json.Unmarshal([]byte(os.Getenv(jobEnv)), &j); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(background)
+	defer cancel()
+	w := &doer{ctx: ctx, out: json.NewEncoder(os.Stdout), stuck: make(chan struct{})}
+	context.AfterFunc(ctx, func() { time.AfterFunc(20*time.Second, func() { close(w.stuck) }) })
+	client := redis.NewClient(&redis.Options{Addr: j.Addr})
+	defer func() { _ = client.Close() }()
+	finish := func() error { return nil }
+	if j.Store == "" {
+		s, err := semaphore.NewRedis(client, "s", slots, semaphore.WithKeyPrefix(prefix))
+		if err != nil {
+			return err
+		}
+		l, err := slidingwindow.New("w", limit, window, resolution, slidingwindow.WithRedis(client), slidingwindow.WithKeyPrefix(prefix+"w:"))
+		if err != nil {
+			return err
+		}
+		finish = func() error { return s.Close(background) }
+		for i := range holders {
+			random := rand.New(rand.NewPCG(j.Seed, uint64(i)))
+			w.repeat(func() time.Duration { return w.hold(s, time.Duration(random.Int64N(int64(holds)))) })
+		}
+		for range visitors {
+			w.repeat(func() time.Duration { return w.visit(l) })
+		}
+	} else {
+		var store tokenbucket.Store = tokenbucket.NewRedisScriptStore(client, tokenbucket.WithKeyPrefix(prefix))
+		if j.Store == "lock" {
+			store = tokenbucket.NewRedisStore(client, tokenbucket.WithKeyPrefix(prefix))
+		}
+		limiter, err := tokenbucket.NewSmoothBursty(bucket, rate, tokenbucket.WithMaxPermits(burst), tokenbucket.WithInitialPermits(burst),
+			tokenbucket.WithStore(store), tokenbucket.WithObserver(tokenbucket.Observer{Trip: w.trips.note}))
+		if err != nil {
+			return err
+		}
+		for range callers {
+			w.repeat(func() time.Duration { return w.take(limiter) })
+		}
+		w.repeat(func() time.Duration { return w.hasty(limiter) })
+	}
+	w.repeat(w.sleep)
+	w.repeat(w.memory)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+	cancel()
+	w.running.Wait()
+	return finish()
+}
+
+// repeat calls again and again, with the pauses that the calls ask for.
+func (w *doer) repeat(call func() time.Duration) {
+	w.running.Go(func() {
+		for w.ctx.Err() == nil {
+			if pause := call(); pause > 0 {
+				select {
+				case <-time.After(pause):
+				case <-w.ctx.Done():
+				}
+			}
+		}
+	})
+}
+
+// take takes a permit and uses it when it is due.
+func (w *doer) take(l *tokenbucket.RateLimiter) time.Duration {
+	e := event{What: "permit", Asked: monotonic()}
+	r, err := l.TryReserve(background, 1, patience)
+	e.Granted = monotonic()
+	if err != nil {
+		e.What = why(err)
+		w.tell(e)
+		return breather
+	}
+	if !r.OK() {
+		return min(max(r.RetryAfter(), time.Millisecond), breather)
+	}
+	told := r.Delay()
+	select {
+	case <-r.Ready():
+	case <-w.stuck:
+		e.What = "stuck"
+	}
+	e.Used = monotonic()
+	e.Due = e.Asked + micros(r.Delay()) - w.trips.way(e.Asked)
+	e.Again = r.Delay()-told > time.Millisecond
+	w.tell(e)
+	return 0
+}
+
+// hasty takes a permit if that takes no time.
+func (w *doer) hasty(l *tokenbucket.RateLimiter) time.Duration {
+	ctx, cancel := context.WithTimeout(background, hurry)
+	defer cancel()
+	e := event{What: "hasty", Asked: monotonic()}
+	ok, err := l.TryAcquire(ctx, 1, patience)
+	e.Granted = monotonic()
+	var wait *tokenbucket.WaitError
+	switch {
+	case errors.As(err, &wait), err == nil && !ok:
+		e.What = "refused"
+	case err != nil:
+		e.What = "hasty: " + why(err)
+	default:
+		e.Due, e.Used = e.Asked-w.trips.way(e.Asked), e.Granted
+	}
+	w.tell(e)
+	return breather
+}
+
+// hold holds a permit of the semaphore for a while.
+func (w *doer) hold(s *semaphore.Semaphore, d time.Duration) time.Duration {
+	ctx, cancel := context.WithTimeout(w.ctx, time.Second)
+	defer cancel()
+	e := event{What: "held", Asked: monotonic()}
+	p, err := s.Acquire(ctx, 1)
+	e.Granted = monotonic()
+	if err != nil {
+		if w.ctx.Err() == nil {
+			e.What = "semaphore: " + why(err)
+			w.tell(e)
+		}
+		return breather
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-p.Context().Done():
+	}
+	e.Used = monotonic()
+	if p.Context().Err() != nil { // it has been somebody else's since, perhaps; when exactly its holder knew is not known
+		e.What = "semaphore: lost"
+	}
+	_ = p.Release(background)
+	w.tell(e)
+	return 0
+}
+
+// visit passes the window, if it may.
+func (w *doer) visit(l *slidingwindow.Limiter) time.Duration {
+	e := event{What: "passed", Asked: monotonic()}
+	ok, err := l.Allow(background)
+	e.Granted = monotonic()
+	switch {
+	case err != nil:
+		e.What = "window: " + why(err)
+	case !ok:
+		return 3 * time.Millisecond
+	}
+	w.tell(e)
+	if err != nil {
+		return breather
+	}
+	return 0
+}
+
+// sleep tells of a late awakening.
+func (w *doer) sleep() time.Duration {
+	const nap = time.Millisecond
+	began := monotonic()
+	time.Sleep(nap)
+	if e := (event{What: "late", Asked: began, Granted: monotonic()}); e.Granted-e.Asked > micros(nap+noticed) {
+		w.tell(e)
+	}
+	return 0
+}
+
+// memory tells what the process has. It is what Go has mapped: the race detector's own memory, which grows with what it has
+// seen, is in the resident memory only.
+func (w *doer) memory() time.Duration {
+	samples := []metrics.Sample{
+		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/sched/goroutines:goroutines"},
+	}
+	metrics.Read(samples)
+	now := monotonic()
+	w.tell(event{
+		What: "memory", Asked: now, Granted: now,
+		Bytes: samples[0].Value.Uint64() - samples[1].Value.Uint64(), Goroutines: samples[2].Value.Uint64(),
+	})
+	return time.Second
+}
+
+// why is a failure in a word; "odd" is none that may be.
+func why(err error) string {
+	var network net.Error
+	var broken syscall.Errno
+	var reply redis.Error
+	for _, k := range []struct {
+		err  error
+		name string
+	}{
+		{tokenbucket.ErrStoreUnavailable, "unavailable"}, {slidingwindow.ErrAway, "unavailable"},
+		{tokenbucket.ErrLockNotObtained, "lock"},
+		{tokenbucket.ErrStoreTimeout, "timeout"}, {semaphore.ErrTimeout, "timeout"}, {slidingwindow.ErrTimeout, "timeout"},
+		{context.DeadlineExceeded, "deadline"}, {io.EOF, "network"}, {io.ErrUnexpectedEOF, "network"}, {net.ErrClosed, "network"},
+		{semaphore.ErrExpired, "expired"},
+	} {
+		if errors.Is(err, k.err) {
+			return k.name
+		}
+	}
+	switch {
+	case errors.As(err, &reply):
+		word, _, _ := strings.Cut(reply.Error(), " ")
+		if word == "OOM" || word == "LOADING" {
+			return word
+		}
+	case errors.As(err, &network), errors.As(err, &broken):
+		return "network"
+	}
+	fmt.Fprintln(os.Stderr, "soak: a failure of no known kind:", err)
+	return "odd"
+}
