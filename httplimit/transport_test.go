@@ -350,6 +350,8 @@ func TestHangingStore(t *testing.T) {
 		require.Contains(t, logged.String(), "not given back")
 		require.Contains(t, logged.String(), "key=/fares")
 		time.Sleep(10 * time.Second) // the store's own timeout
+		store.hang.Store(false)      // until when it is probed
+		time.Sleep(10 * time.Second)
 	})
 }
 
