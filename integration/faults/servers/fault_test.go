@@ -237,7 +237,7 @@ var faults = map[string]*fault{
 	// Redis 7.0 has no word for it; later releases say NOPERM.
 	"F7 TIME denied": {words: []string{"can't run this command"}, config: true, begin: acl("-time"), end: acl("+@all")},
 	"F7 WRONGTYPE": {
-		words: []string{"WRONGTYPE"}, config: true, lost: true,
+		words: []string{"corrupt state"}, config: true, lost: true,
 		begin: func(t *testing.T, b *bench) {
 			require.NoError(t, b.admin.Del(background, b.key()).Err())
 			require.NoError(t, b.admin.RPush(background, b.key(), 1).Err())

@@ -50,7 +50,8 @@ func TestD1RestartEmpty(t *testing.T) {
 	for _, kind := range kinds {
 		a := fleets[kind].check(t, books, late, false, true)
 		t.Logf("%s: first permit at most %v after the server answered; gained %.1f", kind, back[kind], a.gained)
-		assert.Len(t, a.gained, times)
+		assert.LessOrEqual(t, len(a.gained), times)
+		assert.GreaterOrEqual(t, len(a.gained), times*3/4, "MONITOR may see too little of a life")
 		for _, g := range a.gained {
 			assert.LessOrEqual(t, g, debt+1+permitsIn(late.Most()), "who was woken late asks again")
 		}
