@@ -413,7 +413,7 @@ DECLARE
     unused bigint[];
     homes bigint[];
 BEGIN
-    SELECT floor(random() * max(id)) INTO start FROM semaphore;
+    SELECT floor(random() * (max(id) + 20)) - 20 INTO start FROM semaphore; -- so that the first are met as often as others
     SELECT array_agg(id) INTO unused FROM (
         SELECT id FROM (SELECT id FROM semaphore WHERE id > start ORDER BY id LIMIT 20) c
         JOIN semaphore s USING (id)
