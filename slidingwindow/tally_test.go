@@ -23,7 +23,7 @@ var ctx = context.Background()
 func TestMain(m *testing.M) {
 	code := m.Run()
 	redistest.StopShared()
-	if err := goleak.Find(); code == 0 && err != nil {
+	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}

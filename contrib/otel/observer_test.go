@@ -29,11 +29,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.uber.org/goleak"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+
 	"github.com/go-tokenbucket/tokenbucket"
 	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.Dialing) }
 
 // telemetry is the real SDK with a reader and an exporter that keep what they get.
 type telemetry struct {

@@ -24,11 +24,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+
 	"github.com/go-tokenbucket/tokenbucket"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.Dialing) }
 
 func observe(t testing.TB, opts ...tbprometheus.Option) (*prometheus.Registry, tokenbucket.Observer) {
 	t.Helper()

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // askEnv makes this test binary print the time, as another process.
@@ -21,7 +23,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
+	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}

@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+
 	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 )
 
@@ -21,7 +23,7 @@ func TestMain(m *testing.M) {
 		os.Exit(faultlab.Main())
 	}
 	code := m.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
+	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	redistest.StopShared()
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := goleak.Find(redistest.Dialing); err != nil {
 			fmt.Fprintln(os.Stderr, "FAIL:", err)
 			code = 1
 		}

@@ -61,7 +61,7 @@ func TestMain(m *testing.M) {
 		fail("a password was logged:\n" + text)
 	}
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := goleak.Find(redistest.Dialing); err != nil {
 			fail(err)
 		}
 	}

@@ -10,6 +10,8 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 var background = context.Background()
@@ -20,5 +22,5 @@ func TestMain(m *testing.M) {
 	if err := flag.Set("test.parallel", "6"); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, redistest.Dialing)
 }

@@ -17,6 +17,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 var (
@@ -34,7 +36,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	code := m.Run()
-	if err := goleak.Find(); code == 0 && err != nil {
+	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}

@@ -99,7 +99,7 @@ func (s *soak) replace() {
 // there is, but where a bucket is lost: then by no more than that costs; nobody waits for longer than he agreed to, or is
 // overtaken; and when it is over, all that there is, is used. Nothing is left behind.
 func TestSoak(t *testing.T) {
-	t.Cleanup(func() { goleak.VerifyNone(t) }) // after all else has ended
+	t.Cleanup(func() { goleak.VerifyNone(t, redistest.Dialing) }) // after all else has ended
 	const seedEnv = "TOKENBUCKET_SEED"
 	s := &soak{t: t, seed: cmp.Or(os.Getenv(seedEnv), strconv.FormatUint(rand.Uint64(), 10))}
 	t.Setenv(seedEnv, s.seed)

@@ -8,11 +8,13 @@ import (
 
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 var background = context.Background()
 
 func TestMain(m *testing.M) {
 	logging.Disable() // each failed dial would be a line
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, redistest.Dialing)
 }
