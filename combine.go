@@ -38,8 +38,7 @@ type flight struct {
 // to the store by itself.
 func (l *line) submit(ctx context.Context, c *call) {
 	l.mu.Lock()
-	if l.waiting >= c.limiter.maxWaiters && !c.read {
-		c.kept = true // it was never one of those that wait
+	if l.waiting >= c.limiter.maxWaiters && c.op == OpTake && !c.read { // an upstream's Retry-After comes when many wait
 		c.done, c.err = true, c.limiter.crowded()
 		c.answered()
 		close(c.ready)

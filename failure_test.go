@@ -370,6 +370,7 @@ func TestMaxWaiters(t *testing.T) {
 		require.ErrorIs(t, err, ErrTooManyWaiters)
 		_, err = l.State(background)
 		require.NoError(t, err)
+		require.NoError(t, l.SetRate(background, 1), "an order is no waiter")
 		require.NoError(t, held[3].Cancel(background))
 		r, err := l.Reserve(background, 1)
 		require.NoError(t, err)
