@@ -180,13 +180,21 @@ func (s *PolledSwitch) Err() error {
 	return s.err
 }
 
-// Set turns the switch of the whole fleet on or off. This process sees it at once, others when they next read. After an
-// error it is unknown whether it was written. A switch without WithSwitchWrite returns errors.ErrUnsupported.
+// Set turns the switch of the whole fleet on or off. This process sees it at once, others when they next read. It returns when
+// ctx ends, even if the write does not heed that. After an error it is unknown whether it was written. A switch without WithSwitchWrite returns errors.ErrUnsupported.
 func (s *PolledSwitch) Set(ctx context.Context, on bool) error {
 	if s.options.write == nil {
 		return fmt.Errorf("registry: set switch: %w", errors.ErrUnsupported)
 	}
-	if err := s.options.write(ctx, on); err != nil {
+	written := make(chan error, 1)
+	go func() { written <- s.options.write(ctx, on) }()
+	var err error
+	select {
+	case err = <-written:
+	case <-ctx.Done():
+		err = ctx.Err()
+	}
+	if err != nil {
 		return fmt.Errorf("registry: set switch: %w", err)
 	}
 	s.mu.Lock()

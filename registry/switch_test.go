@@ -252,6 +252,24 @@ func TestSetPasses(t *testing.T) {
 	})
 }
 
+// TestSetDeadline: a write that does not heed its context keeps nobody.
+func TestSetDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		stuck := make(chan struct{})
+		s, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return true, nil },
+			registry.WithSwitchWrite(func(context.Context, bool) error { <-stuck; return nil }))
+		require.NoError(t, err)
+		defer s.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		require.ErrorIs(t, s.Set(ctx, false), context.DeadlineExceeded)
+		require.Equal(t, 200*time.Millisecond, time.Since(began))
+		require.True(t, s.Enabled(), "it is unknown")
+		close(stuck)
+	})
+}
+
 func TestSwitchConfiguration(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	read := func(context.Context) (bool, error) { return true, nil }
