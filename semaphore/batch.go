@@ -178,6 +178,9 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 		case r.done:
 		case a.Outcome == Granted:
 			s.grant(r, a.Fence, f.sent+s.lease, now)
+		case a.Outcome == Queued && !r.wait: // it has become impatient on the way
+			s.abandon(r)
+			r.finish(nil, nil)
 		case a.Outcome == Queued:
 			r.ticket = a.Ticket
 		default:
@@ -236,7 +239,7 @@ func (s *shared) failed(f *flight, err error, now time.Duration) {
 	for i, r := range f.enter {
 		switch {
 		case r.done:
-		case i < f.resent:
+		case i < f.resent && r.wait:
 			s.again = append(s.again, r)
 		default:
 			s.abandon(r)

@@ -18,6 +18,8 @@ type memory struct {
 	used    int
 	fence   int64
 	first   waiter  // a ring: first.next waits for longest
+	waiters int     // in it
+	most    int     // of them and idlers
 	held    *Permit // held.next, and so on: newest first
 	spare   []Permit
 	idlers  []chan struct{}
@@ -40,7 +42,7 @@ func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &memory{permits: permits, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit)}
+	m := &memory{permits: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit)}
 	m.first.prev, m.first.next = &m.first, &m.first
 	s.engine = m
 	return s, nil
@@ -64,6 +66,11 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 		m.mu.Unlock()
 		return nil, nil
 	}
+	if err := m.room(); err != nil {
+		m.mu.Unlock()
+		return nil, err
+	}
+	m.waiters++
 	w := &waiter{n: n, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
 	w.prev.next, w.next.prev = w, w
 	m.mu.Unlock()
@@ -90,12 +97,21 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 		}
 		return w.permit, w.err
 	}
-	w.unlink()
+	m.unlink(w)
 	m.admit() // those behind it may fit
 	return nil, err
 }
 
-func (w *waiter) unlink() {
+// room is an error if as many wait as may. mu is held.
+func (m *memory) room() error {
+	if m.waiters+len(m.idlers) >= m.most {
+		return crowded("", m.most)
+	}
+	return nil
+}
+
+func (m *memory) unlink(w *waiter) {
+	m.waiters--
 	w.prev.next, w.next.prev = w.next, w.prev
 	w.prev, w.next = nil, nil
 }
@@ -141,7 +157,7 @@ func (m *memory) admit() {
 		default:
 			w.permit = m.grant(w.n)
 		}
-		w.unlink()
+		m.unlink(w)
 		close(w.ready)
 	}
 	if m.used == 0 {
@@ -206,6 +222,10 @@ func (m *memory) idle(ctx context.Context) error {
 	if m.used == 0 {
 		m.mu.Unlock()
 		return ctx.Err()
+	}
+	if err := m.room(); err != nil {
+		m.mu.Unlock()
+		return err
 	}
 	idle := make(chan struct{})
 	m.idlers = append(m.idlers, idle)

@@ -14,6 +14,7 @@ type Option func(*options)
 type options struct {
 	lease   time.Duration
 	timeout time.Duration
+	waiters int
 	label   string
 	prefix  string
 }
@@ -23,6 +24,7 @@ const (
 	minLease       = 100 * time.Millisecond
 	maxLease       = time.Hour
 	defaultTimeout = time.Second
+	defaultWaiters = 1 << 17
 	maxName        = 512
 	maxLabel       = 200
 )
@@ -35,6 +37,13 @@ func WithLease(d time.Duration) Option {
 // WithTimeout bounds how long a call waits for an answer of the backend, 10 ms to 1 minute, default 1 s.
 func WithTimeout(d time.Duration) Option {
 	return func(o *options) { o.timeout = d }
+}
+
+// WithMaxWaiters bounds how many callers of a process may wait for the semaphore, or for the backend's answer, at a time; who
+// has given up counts until the backend was told. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default
+// 131,072.
+func WithMaxWaiters(n int) Option {
+	return func(o *options) { o.waiters = n }
 }
 
 // WithLabel sets what Holders shows of this process, up to 200 bytes of UTF-8. Default: its host and process id.
@@ -50,7 +59,7 @@ func WithKeyPrefix(p string) Option {
 func (s *Semaphore) options(permits int, opts []Option) (*options, error) {
 	host, _ := os.Hostname()
 	o := &options{
-		lease: defaultLease, timeout: defaultTimeout, prefix: "semaphore:",
+		lease: defaultLease, timeout: defaultTimeout, waiters: defaultWaiters, prefix: "semaphore:",
 		label: fmt.Sprintf("%s pid %d", host, os.Getpid()),
 	}
 	for _, opt := range opts {
@@ -66,6 +75,8 @@ func (s *Semaphore) options(permits int, opts []Option) (*options, error) {
 		return nil, s.bad("lease", o.lease, "100ms to 1h")
 	case o.timeout < 10*time.Millisecond || o.timeout > time.Minute:
 		return nil, s.bad("timeout", o.timeout, "10ms to 1m")
+	case o.waiters < 1:
+		return nil, s.bad("max waiters", o.waiters, "at least 1")
 	case len(o.label) > maxLabel || !utf8.ValidString(o.label):
 		return nil, s.bad("label", fmt.Sprintf("%.40q of %d bytes", o.label, len(o.label)), "at most 200 bytes of UTF-8")
 	case len(o.prefix) > maxName || strings.ContainsAny(o.prefix, "{}"):

@@ -15,6 +15,8 @@ var (
 	ErrInvalid = errors.New("semaphore: invalid argument")
 	// ErrTooMany: more permits are wanted than there are in all. It also ends waits when the number is lowered.
 	ErrTooMany = errors.New("semaphore: more permits wanted than there are")
+	// ErrTooManyWaiters: so many callers of this process ask for the semaphore already (WithMaxWaiters).
+	ErrTooManyWaiters = errors.New("semaphore: too many waiters")
 	// ErrExpired: the lease of a permit has ended, or is about to, without having been renewed.
 	ErrExpired = errors.New("semaphore: lease expired")
 	// ErrLost: the backend no longer knows the permit: it was released by its id, or its state was lost.
@@ -57,6 +59,10 @@ type engine interface {
 
 const maxPermits = 1 << 31
 
+func crowded(name string, waiters int) error {
+	return fmt.Errorf("%w: semaphore %.80q: %d wait already", ErrTooManyWaiters, name, waiters)
+}
+
 func (s *Semaphore) bad(field string, value any, want string) error {
 	return fmt.Errorf("%w: semaphore %.80q: %s %v: want %s", ErrInvalid, s.name, field, value, want)
 }
@@ -70,7 +76,8 @@ func (s *Semaphore) Acquire(ctx context.Context, n int) (*Permit, error) {
 }
 
 // TryAcquire waits for n permits at most the timeout; 0 or less: not at all. It returns nil without an error when there are
-// none in time.
+// none in time. However short the timeout, it waits for the backend's first answer (see WithTimeout; a deadline of ctx ends
+// that, too): what is free is acquired.
 func (s *Semaphore) TryAcquire(ctx context.Context, n int, timeout time.Duration) (*Permit, error) {
 	if n < 1 {
 		return nil, s.bad("permits wanted", n, "at least 1")

@@ -124,6 +124,9 @@ func TestBadOptions(t *testing.T) {
 		"timeout 1ms": func() (*semaphore.Semaphore, error) {
 			return semaphore.NewMemory(1, semaphore.WithTimeout(time.Millisecond))
 		},
+		"max waiters 0": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(1, semaphore.WithMaxWaiters(0))
+		},
 		"label": func() (*semaphore.Semaphore, error) { return semaphore.NewMemory(1, semaphore.WithLabel("\xff")) },
 		"201 bytes": func() (*semaphore.Semaphore, error) {
 			return semaphore.NewMemory(1, semaphore.WithLabel(strings.Repeat("l", 201)))

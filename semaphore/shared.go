@@ -26,6 +26,7 @@ type shared struct {
 	margin  time.Duration // before the end of a lease its work must have stopped
 	beat    time.Duration // while somebody waits the backend hears from this process so often
 	timeout time.Duration
+	most    int // waiters
 	own     int // permits as configured
 	ids     atomic.Int64
 
@@ -113,7 +114,7 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	s.engine = &shared{
 		backend: backend, name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36),
 		lease: o.lease, margin: o.lease / 10, beat: min(o.lease/3, time.Second), timeout: o.timeout,
-		own: permits, known: permits, kick: make(chan struct{}, 1),
+		most: o.waiters, own: permits, known: permits, kick: make(chan struct{}, 1),
 		waiting: map[string]*request{}, held: map[string]*Permit{},
 	}
 	return s, nil
@@ -135,6 +136,14 @@ func (s *shared) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 	case <-r.ready:
 		return r.permit, r.err
 	case <-timeout:
+		if s.unanswered(r) {
+			select {
+			case <-r.ready:
+				return r.permit, r.err
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+		}
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
@@ -152,6 +161,17 @@ func (s *shared) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 	return nil, err
 }
 
+// unanswered tells that the backend has not said yet whether there is a place for a request. It will wait no longer than that.
+func (s *shared) unanswered(r *request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.done || r.ticket != 0 {
+		return false
+	}
+	r.wait = false
+	return true
+}
+
 func (s *shared) idle(ctx context.Context) error {
 	_, err := s.acquire(ctx, 0, -1)
 	return err
@@ -166,6 +186,9 @@ func (s *shared) submit(ctx context.Context, r *request) error {
 	defer s.mu.Unlock()
 	if s.closed {
 		return fmt.Errorf("semaphore %.80q: %w", s.name, ErrClosed)
+	}
+	if len(s.queue)+len(s.waiting) >= s.most {
+		return crowded(s.name, s.most)
 	}
 	s.queue = append(s.queue, r)
 	s.run()

@@ -40,6 +40,7 @@ func TestBadInput(t *testing.T) {
 		"option nil:":          make(1, time.Minute, time.Second, nil),
 		"timeout 0s:":          make(1, time.Minute, time.Second, WithTimeout(0)),
 		"timeout 1h0m0s:":      make(1, time.Minute, time.Second, WithTimeout(time.Hour)),
+		"max waiters 0:":       make(1, time.Minute, time.Second, WithMaxWaiters(0)),
 		"share 0:":             make(1, time.Minute, time.Second, WithShare(0)),
 		"away 7:":              make(1, time.Minute, time.Second, WithAway(7)),
 		"clock nil:":           make(1, time.Minute, time.Second, WithClock(nil)),
@@ -383,6 +384,43 @@ func TestGiveUp(t *testing.T) {
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
 	require.Equal(t, 2, left)
+}
+
+// While Redis is slow, a caller too many is told so at once.
+func TestMaxWaiters(t *testing.T) {
+	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
+	l, err := New(unique(t), 10, time.Hour, time.Minute, WithRedis(h), WithTimeout(time.Minute), WithMaxWaiters(2))
+	require.NoError(t, err)
+	h.hold.Store(true)
+	passed := make(chan bool, 3)
+	call := func() {
+		ok, err := l.Allow(ctx)
+		passed <- ok && err == nil
+	}
+	queued := func(pending int64, queue int) {
+		require.Eventually(t, func() bool {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			return l.fleet.pending == pending && len(l.fleet.queue) == queue
+		}, 5*time.Second, time.Millisecond)
+	}
+	go call()
+	queued(1, 0) // it is under way
+	go call()
+	go call()
+	queued(3, 2)
+	_, err = l.Allow(ctx)
+	require.ErrorIs(t, err, ErrTooManyWaiters)
+	_, err = l.Remaining(ctx)
+	require.ErrorIs(t, err, ErrTooManyWaiters)
+	h.hold.Store(false)
+	close(h.open)
+	for range 3 {
+		require.True(t, <-passed)
+	}
+	left, err := l.refreshed(t)
+	require.NoError(t, err)
+	require.Equal(t, 7, left, "who was turned away took nothing")
 }
 
 // One key is one slot: a cluster is as good.

@@ -32,6 +32,7 @@ type fleet struct {
 	client  RedisClient
 	key     string
 	timeout time.Duration
+	most    int          // callers in queue
 	server  func() int64 // see options
 	away    Away
 	share   int64
@@ -70,7 +71,7 @@ const (
 
 func newFleet(o *options, key string) *fleet {
 	return &fleet{
-		client: o.client, key: key, timeout: o.timeout, server: o.server, away: o.away, share: int64(o.share), hook: o.hook,
+		client: o.client, key: key, timeout: o.timeout, most: o.waiters, server: o.server, away: o.away, share: int64(o.share), hook: o.hook,
 		pause: minPause,
 	}
 }
@@ -136,8 +137,11 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 		return ok, err
 	}
 	c := &call{n: n, asks: asks, ready: make(chan struct{})}
-	l.submit(c)
+	err := l.submit(c)
 	l.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
 	return l.await(ctx, c)
 }
 
@@ -156,11 +160,15 @@ func (l *Limiter) shut(now, latest, room int64) {
 	l.bar(now, now+until-latest)
 }
 
-// submit queues a call. mu is held.
-func (l *Limiter) submit(c *call) {
+// submit queues a call, unless too many are there. mu is held.
+func (l *Limiter) submit(c *call) error {
+	if f := l.fleet; len(f.queue) >= f.most {
+		return fmt.Errorf("%w: limiter %.80q: %d wait already", ErrTooManyWaiters, l.name, f.most)
+	}
 	l.fleet.queue = append(l.fleet.queue, c)
 	l.fleet.pending += c.n
 	l.start()
+	return nil
 }
 
 // start makes sure that what there is to send is sent. mu is held.
@@ -214,9 +222,11 @@ func (l *Limiter) refresh(ctx context.Context) error {
 		return nil
 	}
 	c := &call{asks: true, ready: make(chan struct{})}
-	l.submit(c)
+	err := l.submit(c)
 	l.mu.Unlock()
-	_, err := l.await(ctx, c)
+	if err == nil {
+		_, err = l.await(ctx, c)
+	}
 	return err
 }
 

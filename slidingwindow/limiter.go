@@ -23,6 +23,8 @@ var (
 	ErrAway = errors.New("slidingwindow: redis away")
 	// ErrTimeout: Redis did not answer in time (WithTimeout). It comes wrapped in an ErrAway.
 	ErrTimeout = errors.New("slidingwindow: redis timeout")
+	// ErrTooManyWaiters: so many callers of this process wait for Redis already (WithMaxWaiters).
+	ErrTooManyWaiters = errors.New("slidingwindow: too many waiters")
 	// ErrCorrupt: what is stored under the limiter's key is not a state that this release understands. Nothing was
 	// overwritten.
 	ErrCorrupt = errors.New("slidingwindow: corrupt state")

@@ -38,6 +38,7 @@ type options struct {
 	given   bool // client, even if it is nil
 	prefix  string
 	timeout time.Duration
+	waiters int
 	away    Away
 	share   int
 	hook    func(error)
@@ -49,6 +50,7 @@ type options struct {
 const (
 	defaultPrefix  = "slidingwindow:"
 	defaultTimeout = time.Second
+	defaultWaiters = 1 << 17
 )
 
 // WithMode sets how the window is counted. Default Exact.
@@ -64,6 +66,10 @@ func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
 // WithTimeout bounds how long a call waits for Redis, 1 ms to 1 minute, default 1 s. It is also how long it takes until a
 // Redis that hangs is taken to be away.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
+
+// WithMaxWaiters bounds how many callers of a process may wait for Redis at a time. Whoever comes then gets ErrTooManyWaiters
+// at once. At least 1, default 131,072.
+func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
 func WithAway(a Away) Option { return func(o *options) { o.away = a } }
@@ -102,7 +108,7 @@ func isNil(v any) bool {
 }
 
 func (l *Limiter) options(opts []Option) (*options, error) {
-	o := &options{prefix: defaultPrefix, timeout: defaultTimeout}
+	o := &options{prefix: defaultPrefix, timeout: defaultTimeout, waiters: defaultWaiters}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, l.bad("option", "nil", "no nil options")
@@ -119,6 +125,8 @@ func (l *Limiter) options(opts []Option) (*options, error) {
 		return nil, l.bad("key prefix", fmt.Sprintf("%.40q", o.prefix), "at most 512 bytes without braces")
 	case o.timeout < time.Millisecond || o.timeout > time.Minute:
 		return nil, l.bad("timeout", o.timeout, "1ms to 1m")
+	case o.waiters < 1:
+		return nil, l.bad("max waiters", o.waiters, "at least 1")
 	case o.away > share:
 		return nil, l.bad("away", uint8(o.away), "Refuse or Pass")
 	case o.away == share && (o.share < 1 || o.share > maxLimit):

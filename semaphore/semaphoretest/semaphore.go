@@ -24,7 +24,7 @@ func Semaphore(t *testing.T, open Open) {
 	for name, test := range map[string]func(*testing.T, Open){
 		"holds at most so many": holdsAtMost, "try": try, "first come first served": firstCome, "many are not starved": manyAtOnce,
 		"giving up": givingUp, "release": release, "context": contexts, "do": do, "set permits": setPermits, "holders": holders,
-		"group": group, "bad input": badInput, "under load": underLoad,
+		"group": group, "crowd": crowd, "bad input": badInput, "under load": underLoad,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, open) })
 	}
@@ -94,11 +94,55 @@ func try(t *testing.T, open Open) {
 		require.Nil(t, none)
 		require.GreaterOrEqual(t, time.Since(began), timeout)
 	}
+	require.NoError(t, p.Release(background))
+	for range 20 { // a timeout shorter than a round trip
+		p, err := b.TryAcquire(background, 1, time.Nanosecond)
+		require.NoError(t, err)
+		require.NotNil(t, p, "it is free")
+		none, err := a.TryAcquire(background, 1, time.Nanosecond)
+		require.NoError(t, err)
+		require.Nil(t, none)
+		require.NoError(t, p.Release(background))
+	}
+	p = acquire(t, a, 1)
 	time.AfterFunc(50*time.Millisecond, func() { _ = p.Release(background) })
 	q, err := b.TryAcquire(background, 1, 20*time.Second)
 	require.NoError(t, err)
 	require.NotNil(t, q, "it is released within the timeout")
 	require.NoError(t, q.Release(background))
+}
+
+// A caller too many is told so at once, and whoever gives up makes room for another.
+func crowd(t *testing.T, open Open) {
+	s := open(t, 1, semaphore.WithMaxWaiters(2))()
+	p := acquire(t, s, 1)
+	ctx, cancel := context.WithCancel(background)
+	defer cancel()
+	gone := make(chan error, 2)
+	for range 2 {
+		go func() {
+			err := semaphore.ErrTooManyWaiters
+			for errors.Is(err, semaphore.ErrTooManyWaiters) { // while the tries below take a place
+				_, err = s.Acquire(ctx, 1)
+			}
+			gone <- err
+		}()
+	}
+	full := func() bool {
+		q, err := s.TryAcquire(bounded(t), 1, 5*time.Millisecond)
+		require.Nil(t, q)
+		return errors.Is(err, semaphore.ErrTooManyWaiters)
+	}
+	require.Eventually(t, full, 10*time.Second, time.Millisecond)
+	_, err := s.Acquire(bounded(t), 1)
+	require.ErrorIs(t, err, semaphore.ErrTooManyWaiters)
+	cancel()
+	for range 2 {
+		require.ErrorIs(t, <-gone, context.Canceled)
+	}
+	require.Eventually(t, func() bool { return !full() }, 10*time.Second, time.Millisecond)
+	require.NoError(t, p.Release(background))
+	require.Equal(t, 1, free(t, s, 9))
 }
 
 // Who waits is served in the order of arrival, whatever process it is in.
