@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // ErrStoreUnavailable: the store failed just now and has not answered since, so it was not asked. What wraps it names the
@@ -105,23 +107,10 @@ func away(err error) bool {
 		errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return true
 	case errors.As(err, &reply):
-		return unable(reply.Error())
+		return script.CannotServe(reply.Error())
 	}
 	var network net.Error
-	return errors.As(err, &network) || unable(err.Error()) || strings.Contains(err.Error(), "all sentinels")
-}
-
-// unable tells whether a reply of Redis says that the server cannot serve now.
-func unable(reply string) bool {
-	for _, prefix := range []string{
-		"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "OOM", "MISCONF", "BUSY", "UNKILLABLE",
-		"ERR max number of clients",
-	} {
-		if strings.HasPrefix(reply, prefix) {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &network) || script.CannotServe(err.Error()) || strings.Contains(err.Error(), "all sentinels")
 }
 
 // instead is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 )
 
 // The real SDK, spans recorded and thrown away: a span is made for what waited or failed.
@@ -17,7 +18,7 @@ func BenchmarkObserver(b *testing.B) {
 	granted := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true}
 	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: tokenbucket.BySight}
 	waited := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: 20 * time.Millisecond}
-	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: wrap(tokenbucket.ErrStoreTimeout)}
+	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: telemetrytest.Wrap(tokenbucket.ErrStoreTimeout)}
 	trip := tokenbucket.Trip{Bucket: "/ibe/AvailFare", Requests: 8, Elapsed: 100 * time.Microsecond}
 
 	x := newTelemetry(b)

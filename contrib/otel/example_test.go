@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 )
 
 // A gateway whose metrics are exported every minute, here to its standard output, and whose spans join the caller's traces.
@@ -122,7 +123,7 @@ func TestReadme(t *testing.T) {
 
 	// Its table has every metric and no other.
 	x := newTelemetry(t)
-	happen(x.observe(t))
+	telemetrytest.Happen(x.observe(t))
 	metrics := x.metrics(t)
 	for _, m := range metrics {
 		row := regexp.MustCompile("(?m)^\\| `" + regexp.QuoteMeta(m.Name) + "` \\| [a-z]+ \\| `" + regexp.QuoteMeta(m.Unit) + "` \\|")

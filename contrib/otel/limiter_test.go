@@ -3,7 +3,6 @@ package otel_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -17,26 +16,13 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 )
-
-// ten asks a full bucket of five for ten permits, one by one and without patience: five are granted, five are refused.
-func ten(t *testing.T, limiter *tokenbucket.RateLimiter) {
-	t.Helper()
-	var granted int
-	for range 10 {
-		ok, err := limiter.TryAcquire(t.Context(), 1, 0)
-		require.NoError(t, err)
-		if ok {
-			granted++
-		}
-	}
-	require.Equal(t, 5, granted)
-}
 
 // outcomes adds up a metric by its outcome.
 func outcomes(series map[string]float64, metric string) map[string]float64 {
 	total := map[string]float64{}
-	for key, v := range of(series, metric+"{") {
+	for key, v := range telemetrytest.Of(series, metric+"{") {
 		_, outcome, _ := strings.Cut(key, "outcome=")
 		outcome, _, _ = strings.Cut(outcome, ",")
 		total[outcome] += v
@@ -51,7 +37,7 @@ func TestMemoryLimiter(t *testing.T) {
 	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithInitialPermits(5),
 		tokenbucket.WithClock(clockwork.NewFakeClock()), tokenbucket.WithObserver(x.observe(t)))
 	require.NoError(t, err)
-	ten(t, limiter)
+	telemetrytest.Ten(t, limiter)
 	got := x.collect(t)
 	assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "decisions"))
 	assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "permits"))
@@ -117,18 +103,18 @@ func TestRedisLimiter(t *testing.T) {
 				tokenbucket.WithStore(store(server.Client(t))), tokenbucket.WithStoreTimeout(30*time.Second),
 				tokenbucket.WithObserver(x.observe(t)))
 			require.NoError(t, err)
-			ten(t, limiter)
+			telemetrytest.Ten(t, limiter)
 			got := x.collect(t)
 			assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "decisions"))
-			stored := sum(of(got, "decisions{bucket=fares,decider=store"))
+			stored := telemetrytest.Sum(telemetrytest.Of(got, "decisions{bucket=fares,decider=store"))
 			assert.GreaterOrEqual(t, stored, 5.0)
 			require.NoError(t, redistest.Poll(10*time.Second, func() error { // a batch may be told after its last call returned
 				got = x.collect(t)
-				return is(got, "batch.requests:sum{}", stored)
+				return telemetrytest.Is(got, "batch.requests:sum{}", stored)
 			}))
 			assert.Equal(t, got["batch.requests:count{}"], got["store.trip.duration:count{}"])
 			assert.Positive(t, got["store.trip.duration:sum{}"])
-			assert.Empty(t, of(got, "store.trip.duration:count{error"))
+			assert.Empty(t, telemetrytest.Of(got, "store.trip.duration:count{error"))
 			assert.Equal(t, 1.0, got["store.up{}"])
 		})
 	}
@@ -169,10 +155,10 @@ func TestRedisAway(t *testing.T) {
 	assert.Equal(t, failed, errored, "spans")
 	require.NoError(t, redistest.Poll(10*time.Second, func() error {
 		got = x.collect(t)
-		if sum(of(got, "store.trip.duration:count{error")) == 0 {
+		if telemetrytest.Sum(telemetrytest.Of(got, "store.trip.duration:count{error")) == 0 {
 			return errors.New("no batch was given up")
 		}
-		return is(got, "store.up{}", 0)
+		return telemetrytest.Is(got, "store.up{}", 0)
 	}))
 	assert.Equal(t, 1.0, got["policy.in_force{policy=FailClosed}"])
 
@@ -182,18 +168,11 @@ func TestRedisAway(t *testing.T) {
 			return err
 		}
 		got = x.collect(t)
-		return is(got, "store.up{}", 1)
+		return telemetrytest.Is(got, "store.up{}", 1)
 	}))
 	assert.GreaterOrEqual(t, got["store.outages{}"], 1.0)
 	assert.Positive(t, got["store.away.time{}"])
 	assert.Zero(t, got["policy.in_force{policy=FailClosed}"])
 	t.Logf("failed calls %v, batches given up %v, outages %v, away %.3f s", failed,
-		sum(of(got, "store.trip.duration:count{error")), got["store.outages{}"], got["store.away.time{}"])
-}
-
-func is(series map[string]float64, key string, want float64) error {
-	if got, ok := series[key]; !ok || got != want {
-		return fmt.Errorf("%s is %v, want %v", key, got, want)
-	}
-	return nil
+		telemetrytest.Sum(telemetrytest.Of(got, "store.trip.duration:count{error")), got["store.outages{}"], got["store.away.time{}"])
 }

@@ -4,19 +4,17 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
 // measures is all instruments. What belongs to one bucket is in series.go.
 type measures struct {
-	maxBuckets int
 	attributes []attribute.KeyValue // of everything
 
 	decisions, permits, leases metric.Int64Counter
@@ -28,16 +26,14 @@ type measures struct {
 	outages          metric.Int64Counter
 	away             metric.Float64Counter
 	up, inForce      metric.Int64ObservableGauge
-	plain            *labels        // no further attributes
-	failed           [kinds]*labels // error.type
+	plain            labels                       // no further attributes
+	failed           [telemetry.StoreKinds]labels // error.type
 
 	health sync.Mutex
 	down   bool
 	policy string // in force; "": none
 
-	mu      sync.Mutex // held to add to series
-	series  atomic.Pointer[map[string]*series]
-	further *series // of those that are beyond the bound
+	series *telemetry.Series[series]
 }
 
 // labels are attributes as the instruments want them, made once: making them is most of what counting would cost.
@@ -47,21 +43,18 @@ type labels struct {
 	observe []metric.ObserveOption
 }
 
-func (m *measures) labels(attributes ...attribute.KeyValue) *labels {
+func (m *measures) labels(attributes ...attribute.KeyValue) labels {
 	set := metric.WithAttributeSet(attribute.NewSet(append(slices.Clip(m.attributes), attributes...)...))
-	return &labels{[]metric.AddOption{set}, []metric.RecordOption{set}, []metric.ObserveOption{set}}
+	return labels{[]metric.AddOption{set}, []metric.RecordOption{set}, []metric.ObserveOption{set}}
 }
 
-var policies = [...]string{"FailClosed", "FailOpen", "LocalShare"}
-
 func newMeasures(meter metric.Meter, maxBuckets int, attributes []attribute.KeyValue) (*measures, error) {
-	m := &measures{maxBuckets: maxBuckets, attributes: attributes}
+	m := &measures{attributes: attributes}
 	m.plain = m.labels()
-	for k := range kinds {
-		m.failed[k] = m.labels(k.attribute())
+	for k := range telemetry.StoreKinds {
+		m.failed[k] = m.labels(errorType(k))
 	}
-	m.series.Store(&map[string]*series{})
-	m.further = &series{m: m, name: Other}
+	m.series = telemetry.NewSeries(maxBuckets, Other, func(name string) *series { return &series{m: m, name: name} })
 
 	var errs [11]error
 	m.decisions, errs[0] = meter.Int64Counter("tokenbucket.decisions", metric.WithUnit("{decision}"),
@@ -95,16 +88,16 @@ func newMeasures(meter metric.Meter, maxBuckets int, attributes []attribute.KeyV
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
-	var perPolicy [len(policies)]*labels
-	for i, p := range policies {
+	var perPolicy [len(telemetry.Policies)]labels
+	for i, p := range telemetry.Policies {
 		perPolicy[i] = m.labels(policyKey.String(p))
 	}
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		m.health.Lock()
 		defer m.health.Unlock()
-		o.ObserveInt64(m.up, one(!m.down), m.plain.observe...)
-		for i, p := range policies {
-			o.ObserveInt64(m.inForce, one(p == m.policy), perPolicy[i].observe...)
+		o.ObserveInt64(m.up, int64(telemetry.Index(!m.down)), m.plain.observe...)
+		for i, p := range telemetry.Policies {
+			o.ObserveInt64(m.inForce, int64(telemetry.Index(p == m.policy)), perPolicy[i].observe...)
 		}
 		return nil
 	}, m.up, m.inForce)
@@ -119,7 +112,7 @@ func (m *measures) tripped(t tokenbucket.Trip) {
 	}
 	l := m.plain
 	if t.Err != nil {
-		l = m.failed[storeKind(t.Err)]
+		l = m.failed[telemetry.StoreKindOf(t.Err)]
 	}
 	m.trips.Record(ctx, t.Elapsed.Seconds(), l.record...)
 }
@@ -132,7 +125,7 @@ func (m *measures) noticed(h tokenbucket.Health) {
 	ctx := context.Background()
 	switch {
 	case h.Down:
-		m.policy, _, _ = strings.Cut(h.Policy.String(), "(") // how many instances share would be a series each
+		m.policy = telemetry.Policy(h.Policy)
 		if !m.down {
 			m.outages.Add(ctx, 1, m.plain.add...)
 		}
@@ -141,11 +134,4 @@ func (m *measures) noticed(h tokenbucket.Health) {
 		m.away.Add(ctx, max(0, h.After.Seconds()), m.plain.add...)
 	}
 	m.down = h.Down
-}
-
-func one(b bool) int64 {
-	if b {
-		return 1
-	}
-	return 0
 }

@@ -150,10 +150,10 @@ func New(opts ...Option) (tokenbucket.Observer, error) {
 	}
 	return tokenbucket.Observer{
 		Decision: func(ctx context.Context, d tokenbucket.Decision) {
-			m.bucket(o.label(d.Bucket)).decided(ctx, &d)
+			m.series.Of(o.label(d.Bucket)).decided(ctx, &d)
 			s.decided(ctx, &d)
 		},
-		Lease:  func(u tokenbucket.LeaseUse) { m.bucket(o.label(u.Bucket)).leased(u) },
+		Lease:  func(u tokenbucket.LeaseUse) { m.series.Of(o.label(u.Bucket)).leased(u) },
 		Trip:   m.tripped,
 		Health: m.noticed,
 	}, nil

@@ -30,6 +30,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
@@ -132,71 +133,13 @@ func key(set attribute.Set) string {
 	return "{" + strings.Join(parts, ",") + "}"
 }
 
-// of keeps the series whose key begins with one of the prefixes.
-func of(series map[string]float64, prefixes ...string) map[string]float64 {
-	kept := map[string]float64{}
-	for key, value := range series {
-		for _, p := range prefixes {
-			if strings.HasPrefix(key, p) {
-				kept[key] = value
-			}
-		}
-	}
-	return kept
-}
-
-func sum(series map[string]float64) (total float64) {
-	for _, v := range series {
-		total += v
-	}
-	return total
-}
-
-var errOther = errors.New("never heard of")
-
-func wrap(err error) error { return fmt.Errorf("bucket %q: %w", "fares", err) }
-
-// decisions are one of every kind.
-var decisions = []tokenbucket.Decision{
-	{Bucket: "fares", Permits: 2, Granted: true, Wait: 200 * time.Millisecond, Elapsed: 201 * time.Millisecond},
-	{Bucket: "fares", Permits: 1, Granted: true},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByLease},
-	{Bucket: "fares", Permits: 3, Wait: time.Second}, // refused: nobody waited that second
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight, Shadow: true},
-	{Bucket: "fares", Permits: 1, Granted: true, Wait: time.Minute, Shadow: true},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.BySwitch},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByPolicy},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.ByPolicy, Err: wrap(tokenbucket.ErrStoreUnavailable)},
-	{Bucket: "fares", Permits: 4, Err: wrap(tokenbucket.ErrStoreTimeout), Elapsed: time.Second},
-	{Bucket: "fares", Permits: 1, Err: context.Canceled, Elapsed: 5 * time.Millisecond},
-	// A counter cannot go down, and 2^62 permits that nobody could get would drown all others.
-	{Bucket: "fares", Permits: -7, By: tokenbucket.ByCheck, Err: wrap(tokenbucket.ErrInvalidPermits)},
-	{Bucket: "fares", Permits: 1 << 62, By: tokenbucket.ByCheck, Err: wrap(tokenbucket.ErrInvalidPermits)},
-	{Bucket: "hotels", Permits: 1, Granted: true, By: 99},
-}
-
-// happen is everything once, with a context that has ended, as those of failed calls often have.
-func happen(observer tokenbucket.Observer) {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	for _, d := range decisions {
-		observer.Decision(ctx, d)
-	}
-	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Elapsed: 200 * time.Microsecond})
-	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 60, Elapsed: 300 * time.Microsecond, LockWait: 20 * time.Millisecond})
-	observer.Trip(tokenbucket.Trip{Bucket: "hotels", Requests: 3, Elapsed: time.Second, Err: wrap(tokenbucket.ErrStoreTimeout)})
-	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 10, Used: 7})
-	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 5, Used: 5})
-	observer.Health(tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: errOther})
-	observer.Health(tokenbucket.Health{Bucket: "fares", After: 1500 * time.Millisecond})
-}
-
 // Every figure of every metric.
 func TestMetrics(t *testing.T) {
 	x := newTelemetry(t)
-	happen(x.observe(t))
+	observer := x.observe(t)
+	telemetrytest.Happen(observer)
+	observer.Health(tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: telemetrytest.ErrOther})
+	observer.Health(tokenbucket.Health{Bucket: "fares", After: 1500 * time.Millisecond})
 	got := x.collect(t)
 	assert.Equal(t, map[string]float64{
 		"decisions{bucket=fares,decider=store,outcome=granted,shadow=false}":                        2,
@@ -212,7 +155,7 @@ func TestMetrics(t *testing.T) {
 		"decisions{bucket=fares,decider=store,error.type=canceled,outcome=failed,shadow=false}":     1,
 		"decisions{bucket=fares,decider=check,error.type=invalid,outcome=failed,shadow=false}":      2,
 		"decisions{bucket=hotels,decider=unknown,outcome=granted,shadow=false}":                     1,
-	}, of(got, "decisions"))
+	}, telemetrytest.Of(got, "decisions"))
 	assert.Equal(t, map[string]float64{
 		"permits{bucket=fares,decider=store,outcome=granted,shadow=false}":                        3,
 		"permits{bucket=fares,decider=lease,outcome=granted,shadow=false}":                        1,
@@ -226,7 +169,7 @@ func TestMetrics(t *testing.T) {
 		"permits{bucket=fares,decider=store,error.type=timeout,outcome=failed,shadow=false}":      4,
 		"permits{bucket=fares,decider=store,error.type=canceled,outcome=failed,shadow=false}":     1,
 		"permits{bucket=hotels,decider=unknown,outcome=granted,shadow=false}":                     1,
-	}, of(got, "permits"))
+	}, telemetrytest.Of(got, "permits"))
 	assert.Equal(t, map[string]float64{
 		"lease.permits{bucket=fares,lease.use=used}":   12,
 		"lease.permits{bucket=fares,lease.use=unused}": 3,
@@ -236,7 +179,7 @@ func TestMetrics(t *testing.T) {
 		"policy.in_force{policy=FailClosed}": 0,
 		"policy.in_force{policy=FailOpen}":   0,
 		"policy.in_force{policy=LocalShare}": 0,
-	}, of(got, "lease", "store.up", "store.outages", "store.away", "policy"))
+	}, telemetrytest.Of(got, "lease", "store.up", "store.outages", "store.away", "policy"))
 
 	// 200 ms and four times 0 by fares, one 0 by hotels; the minute of the shadow is by itself.
 	for key, want := range map[string]float64{
@@ -270,7 +213,7 @@ func TestMetrics(t *testing.T) {
 // Names and units are by the conventions, the schema of which is named, and everything is described.
 func TestInstruments(t *testing.T) {
 	x := newTelemetry(t)
-	happen(x.observe(t))
+	telemetrytest.Happen(x.observe(t))
 	units := map[string]string{}
 	for _, m := range x.metrics(t) {
 		assert.NotEmpty(t, m.Description, m.Name)
@@ -294,11 +237,11 @@ func TestHealth(t *testing.T) {
 		assert.Equal(t, map[string]float64{
 			"store.up{}": up, "policy.in_force{policy=FailClosed}": closed, "policy.in_force{policy=FailOpen}": open,
 			"policy.in_force{policy=LocalShare}": share,
-		}, of(got, "store.up", "policy"))
+		}, telemetrytest.Of(got, "store.up", "policy"))
 		assert.Equal(t, outages, got["store.outages{}"])
 	}
 	state(1, 0, 0, 0, 0)
-	down := tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: errOther}
+	down := tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: telemetrytest.ErrOther}
 	observer.Health(down)
 	state(0, 1, 0, 1, 0)
 	down.Bucket, down.Policy = "hotels", tokenbucket.LocalShare(4)
@@ -320,10 +263,10 @@ func TestTwoStores(t *testing.T) {
 	eu := x.observe(t, tbotel.WithAttributes(store.String("eu")))
 	us := x.observe(t, tbotel.WithAttributes(store.String("us")))
 	eu.Health(tokenbucket.Health{Down: true})
-	us.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Err: errOther})
+	us.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Err: telemetrytest.ErrOther})
 	got := x.collect(t)
-	assert.Equal(t, map[string]float64{"store.up{store=eu}": 0, "store.up{store=us}": 1}, of(got, "store.up"))
-	assert.Equal(t, map[string]float64{"decisions{bucket=fares,decider=store,error.type=_OTHER,outcome=failed,shadow=false,store=us}": 1}, of(got, "decisions"))
+	assert.Equal(t, map[string]float64{"store.up{store=eu}": 0, "store.up{store=us}": 1}, telemetrytest.Of(got, "store.up"))
+	assert.Equal(t, map[string]float64{"decisions{bucket=fares,decider=store,error.type=_OTHER,outcome=failed,shadow=false,store=us}": 1}, telemetrytest.Of(got, "decisions"))
 	spans := x.spans.GetSpans()
 	require.Len(t, spans, 1)
 	assert.Contains(t, spans[0].Attributes, store.String("us"))
@@ -335,7 +278,7 @@ func TestSpans(t *testing.T) {
 	observer := x.observe(t)
 	ctx, parent := x.traces.Tracer("test").Start(t.Context(), "request")
 	before := time.Now()
-	for _, d := range decisions {
+	for _, d := range telemetrytest.Decisions {
 		observer.Decision(ctx, d)
 	}
 	after := time.Now()
@@ -367,15 +310,15 @@ func TestSpans(t *testing.T) {
 
 // All calls have spans, or none, or those that the sampler takes.
 func TestWithSpans(t *testing.T) {
-	for spans, want := range map[tbotel.Spans]int{tbotel.SpansOfWaits: 6, tbotel.AllSpans: len(decisions), tbotel.NoSpans: 0} {
+	for spans, want := range map[tbotel.Spans]int{tbotel.SpansOfWaits: 6, tbotel.AllSpans: len(telemetrytest.Decisions), tbotel.NoSpans: 0} {
 		x := newTelemetry(t)
-		happen(x.observe(t, tbotel.WithSpans(spans)))
+		telemetrytest.Happen(x.observe(t, tbotel.WithSpans(spans)))
 		assert.Len(t, x.spans.GetSpans(), want, "%d", spans)
 	}
 	x := newTelemetry(t, sdktrace.WithSampler(sdktrace.NeverSample()))
-	happen(x.observe(t, tbotel.WithSpans(tbotel.AllSpans)))
+	telemetrytest.Happen(x.observe(t, tbotel.WithSpans(tbotel.AllSpans)))
 	assert.Empty(t, x.spans.GetSpans())
-	assert.Equal(t, 16.0, sum(of(x.collect(t), "decisions")), "metrics do not depend on it")
+	assert.Equal(t, 16.0, telemetrytest.Sum(telemetrytest.Of(x.collect(t), "decisions")), "metrics do not depend on it")
 }
 
 // What goes wrong is told apart by error.type.
@@ -386,20 +329,20 @@ func TestErrorTypes(t *testing.T) {
 		err         error
 		call, batch string
 	}{
-		{wrap(tokenbucket.ErrStoreTimeout), "timeout", "timeout"},
+		{telemetrytest.Wrap(tokenbucket.ErrStoreTimeout), "timeout", "timeout"},
 		{fmt.Errorf("%w: %w", tokenbucket.ErrStoreTimeout, context.DeadlineExceeded), "timeout", "timeout"},
 		{fmt.Errorf("%w: %w", tokenbucket.ErrStoreUnavailable, tokenbucket.ErrStoreTimeout), "unavailable", "unavailable"},
-		{wrap(tokenbucket.ErrLockNotObtained), "lock", "lock"},
-		{wrap(tokenbucket.ErrCorruptState), "corrupt", "corrupt"},
-		{wrap(tokenbucket.ErrInvalidPermits), "invalid", "_OTHER"},
-		{wrap(tokenbucket.ErrInvalidConfig), "invalid", "_OTHER"},
+		{telemetrytest.Wrap(tokenbucket.ErrLockNotObtained), "lock", "lock"},
+		{telemetrytest.Wrap(tokenbucket.ErrCorruptState), "corrupt", "corrupt"},
+		{telemetrytest.Wrap(tokenbucket.ErrInvalidPermits), "invalid", "_OTHER"},
+		{telemetrytest.Wrap(tokenbucket.ErrInvalidConfig), "invalid", "_OTHER"},
 		{late, "deadline", "timeout"},
 		{never, "invalid", "_OTHER"},
 		{context.DeadlineExceeded, "deadline", "timeout"},
-		{wrap(context.Canceled), "canceled", "_OTHER"},
-		{errOther, "_OTHER", "_OTHER"},
-		{wrap(redis.ErrPoolTimeout), "timeout", "timeout"},
-		{wrap(io.EOF), "unavailable", "unavailable"},
+		{telemetrytest.Wrap(context.Canceled), "canceled", "_OTHER"},
+		{telemetrytest.ErrOther, "_OTHER", "_OTHER"},
+		{telemetrytest.Wrap(redis.ErrPoolTimeout), "timeout", "timeout"},
+		{telemetrytest.Wrap(io.EOF), "unavailable", "unavailable"},
 		{ping(t), "unavailable", "unavailable"},
 	} {
 		x := newTelemetry(t)
@@ -408,7 +351,7 @@ func TestErrorTypes(t *testing.T) {
 		observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Err: c.err})
 		got := x.collect(t)
 		assert.Equal(t, 1.0, got["decisions{bucket=fares,decider=store,error.type="+c.call+",outcome=failed,shadow=false}"], "%v", c.err)
-		assert.Equal(t, map[string]float64{"store.trip.duration:count{error.type=" + c.batch + "}": 1}, of(got, "store.trip.duration:count"), "%v", c.err)
+		assert.Equal(t, map[string]float64{"store.trip.duration:count{error.type=" + c.batch + "}": 1}, telemetrytest.Of(got, "store.trip.duration:count"), "%v", c.err)
 		spans := x.spans.GetSpans()
 		require.Len(t, spans, 1)
 		assert.Contains(t, spans[0].Attributes, attribute.String("error.type", c.call))
@@ -436,7 +379,7 @@ func TestMaxBuckets(t *testing.T) {
 			for i := range names {
 				name := fmt.Sprint("client-", i)
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 2, Granted: true})
-				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: errOther})
+				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: telemetrytest.ErrOther})
 				observer.Lease(tokenbucket.LeaseUse{Bucket: name, Permits: 3, Used: 1})
 				observer.Trip(tokenbucket.Trip{Bucket: name, Requests: 1})
 				observer.Health(tokenbucket.Health{Bucket: name, Down: i%2 == 0})
@@ -449,9 +392,9 @@ func TestMaxBuckets(t *testing.T) {
 	running.Wait()
 	got := x.collect(t)
 	for metric, each := range map[string]float64{"decisions{": 2, "permits{": 3, "lease.permits{": 3, "wait.duration:count{": 1} {
-		assert.Equal(t, each*names*goroutines, sum(of(got, metric)), metric)
+		assert.Equal(t, each*names*goroutines, telemetrytest.Sum(telemetrytest.Of(got, metric)), metric)
 	}
-	granted := of(got, "wait.duration:count{")
+	granted := telemetrytest.Of(got, "wait.duration:count{")
 	assert.Len(t, granted, most+1)
 	assert.Equal(t, float64((names-most)*goroutines), granted["wait.duration:count{bucket=other,shadow=false}"])
 }
@@ -472,7 +415,7 @@ func TestWithBuckets(t *testing.T) {
 		"decisions{bucket=b,decider=store,outcome=refused,shadow=false}":      1,
 		"decisions{decider=store,outcome=refused,shadow=false}":               1,
 		"decisions{bucket=\uFFFD,decider=store,outcome=refused,shadow=false}": 1,
-	}, of(x.collect(t), "decisions"))
+	}, telemetrytest.Of(x.collect(t), "decisions"))
 	assert.Contains(t, x.spans.GetSpans()[0].Attributes, attribute.String("tokenbucket.bucket", "a/1"))
 }
 
@@ -487,7 +430,7 @@ func TestExported(t *testing.T) {
 	traces := sdktrace.NewTracerProvider(sdktrace.WithBatcher(traceExporter))
 	observer, err := tbotel.New(tbotel.WithMeterProvider(meters), tbotel.WithTracerProvider(traces))
 	require.NoError(t, err)
-	happen(observer)
+	telemetrytest.Happen(observer)
 	require.NoError(t, meters.Shutdown(context.Background()))
 	require.NoError(t, traces.Shutdown(context.Background()))
 
@@ -525,7 +468,7 @@ func TestExported(t *testing.T) {
 			}
 		}
 	}
-	assert.Equal(t, float64(len(decisions)), decided)
+	assert.Equal(t, float64(len(telemetrytest.Decisions)), decided)
 	assert.InDelta(t, 60.2, waited, 1e-9)
 
 	var statuses []string
@@ -554,7 +497,7 @@ func (broken) Meter(string, ...metric.MeterOption) metric.Meter { return brokenM
 type brokenMeter struct{ noop.Meter }
 
 func (brokenMeter) Int64Counter(string, ...metric.Int64CounterOption) (metric.Int64Counter, error) {
-	return nil, errOther
+	return nil, telemetrytest.ErrOther
 }
 
 func TestInvalid(t *testing.T) {
@@ -574,5 +517,5 @@ func TestInvalid(t *testing.T) {
 		assert.ErrorContains(t, err, want)
 	}
 	_, err := tbotel.New(tbotel.WithMeterProvider(broken{}))
-	require.ErrorIs(t, err, errOther)
+	require.ErrorIs(t, err, telemetrytest.ErrOther)
 }

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
 // Attributes. Those of spans alone are the last two.
@@ -42,10 +43,10 @@ func (s *spans) decided(ctx context.Context, d *tokenbucket.Decision) {
 	}
 	end := time.Now()
 	attributes := append(slices.Clip(s.attributes),
-		bucketKey.String(d.Bucket), permitsKey.Int(d.Permits), outcomeKey.String(outcomeNames[outcomeOf(d)]),
+		bucketKey.String(d.Bucket), permitsKey.Int(d.Permits), outcomeKey.String(telemetry.OutcomeOf(d).String()),
 		deciderKey.String(d.By.String()), shadowKey.Bool(d.Shadow), waitKey.Float64(d.Wait.Seconds()))
 	if d.Err != nil {
-		attributes = append(attributes, kindOf(d.Err).attribute())
+		attributes = append(attributes, errorType(telemetry.KindOf(d.Err)))
 	}
 	_, span := s.tracer.Start(ctx, spanName, trace.WithTimestamp(end.Add(-d.Elapsed)), trace.WithAttributes(attributes...))
 	if d.Err != nil {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 )
 
 // events are what happens often.
@@ -16,7 +17,7 @@ func events(observer tokenbucket.Observer) map[string]func() {
 	ctx := context.Background()
 	granted := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: 20 * time.Millisecond}
 	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: tokenbucket.BySight}
-	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: wrap(tokenbucket.ErrStoreTimeout)}
+	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: telemetrytest.Wrap(tokenbucket.ErrStoreTimeout)}
 	trip := tokenbucket.Trip{Bucket: "/ibe/AvailFare", Requests: 8, Elapsed: 100 * time.Microsecond}
 	return map[string]func(){
 		"granted": func() { observer.Decision(ctx, granted) },

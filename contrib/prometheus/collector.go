@@ -1,13 +1,12 @@
 package prometheus
 
 import (
-	"strings"
 	"sync"
-	"sync/atomic"
 
 	prom "github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
 // collector is all metrics of a registerer. What belongs to one bucket is in series.go.
@@ -22,7 +21,7 @@ type collector struct {
 
 	// Of the store, not of the bucket: batches of many buckets travel together, and a store is slow or away for all.
 	trips     [2]prom.Observer // answered, failed
-	errors    [kinds]prom.Counter
+	errors    [telemetry.StoreKinds]prom.Counter
 	requests  prom.Histogram
 	lockWaits prom.Histogram
 	up        prom.Gauge
@@ -35,9 +34,7 @@ type collector struct {
 	health sync.Mutex // an event of Health changes several metrics
 	down   bool
 
-	mu      sync.Mutex // held to add to series
-	series  atomic.Pointer[map[string]*series]
-	further *series // of those that are beyond the bound
+	series *telemetry.Series[series]
 }
 
 func newCollector(maxBuckets int, bounds []float64) *collector {
@@ -58,7 +55,7 @@ func newCollector(maxBuckets int, bounds []float64) *collector {
 	c.lockWaits = c.histograms("lock_wait_seconds", "Waits for a bucket's lock, of batches that found it held.",
 		[]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}).WithLabelValues().(prom.Histogram)
 	errors := c.counters("store_errors_total", "Batches that the store did not answer.", "kind")
-	for k := range storeKinds {
+	for k := range telemetry.StoreKinds {
 		c.errors[k] = errors.WithLabelValues(k.String())
 	}
 	c.up = c.gauges("store_up", "1 while the store answers, as far as this process has noticed, 0 while it is away.").WithLabelValues()
@@ -66,12 +63,11 @@ func newCollector(maxBuckets int, bounds []float64) *collector {
 	c.outages = c.counters("store_outages_total", "Times that the store was noticed to be away.").WithLabelValues()
 	c.away = c.counters("store_away_seconds_total", "How long the store was away, counted when it is back.").WithLabelValues()
 	c.inForce = c.gauges("policy_in_force", "1 for the failure policy that answers calls while the store is away.", "policy")
-	for _, p := range policies {
+	for _, p := range telemetry.Policies {
 		c.inForce.WithLabelValues(p)
 	}
 
-	c.series.Store(&map[string]*series{})
-	c.further = &series{c: c, label: Other}
+	c.series = telemetry.NewSeries(maxBuckets, Other, func(label string) *series { return &series{c: c, label: label} })
 	return c
 }
 
@@ -117,7 +113,7 @@ func (c *collector) tripped(t tokenbucket.Trip) {
 		return
 	}
 	c.trips[1].Observe(t.Elapsed.Seconds())
-	c.errors[storeKind(t.Err)].Inc()
+	c.errors[telemetry.StoreKindOf(t.Err)].Inc()
 }
 
 // noticed keeps what was heard last, whichever limiter was told: one may be told that the store is away, another that it is
@@ -125,12 +121,12 @@ func (c *collector) tripped(t tokenbucket.Trip) {
 func (c *collector) noticed(h tokenbucket.Health) {
 	c.health.Lock()
 	defer c.health.Unlock()
-	for _, p := range policies {
+	for _, p := range telemetry.Policies {
 		c.inForce.WithLabelValues(p).Set(0)
 	}
 	switch {
 	case h.Down:
-		c.inForce.WithLabelValues(policyName(h.Policy)).Set(1)
+		c.inForce.WithLabelValues(telemetry.Policy(h.Policy)).Set(1)
 		c.up.Set(0)
 		if !c.down {
 			c.outages.Inc()
@@ -140,12 +136,4 @@ func (c *collector) noticed(h tokenbucket.Health) {
 		c.away.Add(max(0, h.After.Seconds()))
 	}
 	c.down = h.Down
-}
-
-var policies = [...]string{"FailClosed", "FailOpen", "LocalShare"}
-
-// policyName leaves out how many instances share, which would be a series each.
-func policyName(p tokenbucket.FailurePolicy) string {
-	name, _, _ := strings.Cut(p.String(), "(")
-	return name
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 )
 
 // A gateway whose limiters are scraped at /metrics.
@@ -128,7 +129,7 @@ func TestReadme(t *testing.T) {
 
 	// Its table has every metric and no other, and its queries ask for nothing else.
 	registry, observer := observe(t)
-	happen(observer)
+	telemetrytest.Happen(observer)
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	known := map[string]bool{}

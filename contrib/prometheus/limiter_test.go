@@ -15,26 +15,13 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 )
-
-// ten asks a full bucket of five for ten permits, one by one and without patience: five are granted, five are refused.
-func ten(t *testing.T, limiter *tokenbucket.RateLimiter) {
-	t.Helper()
-	var granted int
-	for range 10 {
-		ok, err := limiter.TryAcquire(t.Context(), 1, 0)
-		require.NoError(t, err)
-		if ok {
-			granted++
-		}
-	}
-	require.Equal(t, 5, granted)
-}
 
 // outcomes adds up a metric by its outcome.
 func outcomes(series map[string]float64, metric string) map[string]float64 {
 	total := map[string]float64{}
-	for key, v := range of(series, metric+"{") {
+	for key, v := range telemetrytest.Of(series, metric+"{") {
 		for _, outcome := range []string{"granted", "refused", "failed"} {
 			if strings.Contains(key, fmt.Sprintf("outcome=%q", outcome)) {
 				total[outcome] += v
@@ -50,7 +37,7 @@ func TestMemoryLimiter(t *testing.T) {
 	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithInitialPermits(5),
 		tokenbucket.WithClock(clockwork.NewFakeClock()), tokenbucket.WithObserver(observer))
 	require.NoError(t, err)
-	ten(t, limiter)
+	telemetrytest.Ten(t, limiter)
 	got := scrape(t, registry)
 	assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "decisions_total"))
 	assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "permits_total"))
@@ -98,18 +85,18 @@ func TestRedisLimiter(t *testing.T) {
 				tokenbucket.WithStore(store(server.Client(t))), tokenbucket.WithStoreTimeout(30*time.Second),
 				tokenbucket.WithObserver(observer))
 			require.NoError(t, err)
-			ten(t, limiter)
+			telemetrytest.Ten(t, limiter)
 			got := scrape(t, registry)
 			assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "decisions_total"))
-			stored := sum(of(got, `decisions_total{bucket="fares",by="store"`))
+			stored := telemetrytest.Sum(telemetrytest.Of(got, `decisions_total{bucket="fares",by="store"`))
 			assert.GreaterOrEqual(t, stored, 5.0)
 			require.NoError(t, redistest.Poll(10*time.Second, func() error { // a batch may be told after its last call returned
 				got = scrape(t, registry)
-				return is(got, `batch_requests_sum{}`, stored)
+				return telemetrytest.Is(got, `batch_requests_sum{}`, stored)
 			}))
 			assert.Equal(t, got[`batch_requests_count{}`], got[`store_trip_seconds_count{result="answered"}`])
 			assert.Positive(t, got[`store_trip_seconds_sum{result="answered"}`])
-			assert.Zero(t, sum(of(got, "store_errors_total")))
+			assert.Zero(t, telemetrytest.Sum(telemetrytest.Of(got, "store_errors_total")))
 			assert.Equal(t, 1.0, got[`store_up{}`])
 		})
 	}
@@ -142,14 +129,14 @@ func TestRedisAway(t *testing.T) {
 	require.Greater(t, failed, before, "the fault did not bite")
 	got := scrape(t, registry)
 	assert.Equal(t, failed, outcomes(got, "decisions_total")["failed"])
-	assert.Equal(t, failed, sum(of(got, "failures_total")))
-	assert.Equal(t, failed, sum(of(got, `failures_total{bucket="fares",kind="timeout"}`, `failures_total{bucket="fares",kind="unavailable"}`)))
+	assert.Equal(t, failed, telemetrytest.Sum(telemetrytest.Of(got, "failures_total")))
+	assert.Equal(t, failed, telemetrytest.Sum(telemetrytest.Of(got, `failures_total{bucket="fares",kind="timeout"}`, `failures_total{bucket="fares",kind="unavailable"}`)))
 	require.NoError(t, redistest.Poll(10*time.Second, func() error {
 		got = scrape(t, registry)
-		if sum(of(got, "store_errors_total")) == 0 {
+		if telemetrytest.Sum(telemetrytest.Of(got, "store_errors_total")) == 0 {
 			return errors.New("no batch was given up")
 		}
-		return is(got, "store_up{}", 0)
+		return telemetrytest.Is(got, "store_up{}", 0)
 	}))
 	assert.Equal(t, 1.0, got[`policy_in_force{policy="FailClosed"}`])
 
@@ -159,18 +146,11 @@ func TestRedisAway(t *testing.T) {
 			return err
 		}
 		got = scrape(t, registry)
-		return is(got, "store_up{}", 1)
+		return telemetrytest.Is(got, "store_up{}", 1)
 	}))
 	assert.GreaterOrEqual(t, got[`store_outages_total{}`], 1.0)
 	assert.Positive(t, got[`store_away_seconds_total{}`])
 	assert.Zero(t, got[`policy_in_force{policy="FailClosed"}`])
-	t.Logf("failed calls %v, batches given up %v, outages %v, away %.3f s", failed, sum(of(got, "store_errors_total")),
+	t.Logf("failed calls %v, batches given up %v, outages %v, away %.3f s", failed, telemetrytest.Sum(telemetrytest.Of(got, "store_errors_total")),
 		got[`store_outages_total{}`], got[`store_away_seconds_total{}`])
-}
-
-func is(series map[string]float64, key string, want float64) error {
-	if got, ok := series[key]; !ok || got != want {
-		return fmt.Errorf("%s is %v, want %v", key, got, want)
-	}
-	return nil
 }

@@ -104,8 +104,8 @@ func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, erro
 		return tokenbucket.Observer{}, err
 	}
 	return tokenbucket.Observer{
-		Decision: func(_ context.Context, d tokenbucket.Decision) { c.bucket(o.label(d.Bucket)).decided(&d) },
-		Lease:    func(u tokenbucket.LeaseUse) { c.bucket(o.label(u.Bucket)).leased(u) },
+		Decision: func(_ context.Context, d tokenbucket.Decision) { c.series.Of(o.label(d.Bucket)).decided(&d) },
+		Lease:    func(u tokenbucket.LeaseUse) { c.series.Of(o.label(u.Bucket)).leased(u) },
 		Trip:     c.tripped,
 		Health:   c.noticed,
 	}, nil

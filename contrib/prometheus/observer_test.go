@@ -2,9 +2,7 @@ package prometheus_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"sort"
@@ -19,12 +17,12 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
@@ -82,67 +80,10 @@ func scrape(t testing.TB, registry *prometheus.Registry) map[string]float64 {
 	return series
 }
 
-// of keeps the series whose key begins with one of the prefixes.
-func of(series map[string]float64, prefixes ...string) map[string]float64 {
-	kept := map[string]float64{}
-	for key, value := range series {
-		for _, p := range prefixes {
-			if strings.HasPrefix(key, p) {
-				kept[key] = value
-			}
-		}
-	}
-	return kept
-}
-
-func sum(series map[string]float64) (total float64) {
-	for _, v := range series {
-		total += v
-	}
-	return total
-}
-
-var errOther = errors.New("never heard of")
-
-func wrap(err error) error { return fmt.Errorf("bucket %q: %w", "fares", err) }
-
-// decisions are one of every kind.
-var decisions = []tokenbucket.Decision{
-	{Bucket: "fares", Permits: 2, Granted: true, Wait: 200 * time.Millisecond, Elapsed: 201 * time.Millisecond},
-	{Bucket: "fares", Permits: 1, Granted: true},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByLease},
-	{Bucket: "fares", Permits: 3, Wait: time.Second}, // refused: nobody waited that second
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight, Shadow: true},
-	{Bucket: "fares", Permits: 1, Granted: true, Wait: time.Minute, Shadow: true},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.BySwitch},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByPolicy},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.ByPolicy, Err: wrap(tokenbucket.ErrStoreUnavailable)},
-	{Bucket: "fares", Permits: 4, Err: wrap(tokenbucket.ErrStoreTimeout)},
-	{Bucket: "fares", Permits: 1, Err: context.Canceled},
-	// A counter cannot go down, and 2^62 permits that nobody could get would drown all others.
-	{Bucket: "fares", Permits: -7, By: tokenbucket.ByCheck, Err: wrap(tokenbucket.ErrInvalidPermits)},
-	{Bucket: "fares", Permits: 1 << 62, By: tokenbucket.ByCheck, Err: wrap(tokenbucket.ErrInvalidPermits)},
-	{Bucket: "hotels", Permits: 1, Granted: true, By: 99},
-}
-
-// happen is everything but the store's being away.
-func happen(observer tokenbucket.Observer) {
-	for _, d := range decisions {
-		observer.Decision(context.Background(), d)
-	}
-	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Elapsed: 200 * time.Microsecond})
-	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 60, Elapsed: 300 * time.Microsecond, LockWait: 20 * time.Millisecond})
-	observer.Trip(tokenbucket.Trip{Bucket: "hotels", Requests: 3, Elapsed: time.Second, Err: wrap(tokenbucket.ErrStoreTimeout)})
-	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 10, Used: 7})
-	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 5, Used: 5})
-}
-
 // Every figure of every metric, as a server scrapes them.
 func TestScrape(t *testing.T) {
 	registry, observer := observe(t)
-	happen(observer)
+	telemetrytest.Happen(observer)
 	got := scrape(t, registry)
 	assert.Equal(t, map[string]float64{
 		`decisions_total{bucket="fares",by="store",outcome="granted",shadow="false"}`:    2,
@@ -157,7 +98,7 @@ func TestScrape(t *testing.T) {
 		`decisions_total{bucket="fares",by="store",outcome="failed",shadow="false"}`:     2,
 		`decisions_total{bucket="fares",by="check",outcome="failed",shadow="false"}`:     2,
 		`decisions_total{bucket="hotels",by="unknown",outcome="granted",shadow="false"}`: 1,
-	}, of(got, "decisions_total"))
+	}, telemetrytest.Of(got, "decisions_total"))
 	assert.Equal(t, map[string]float64{
 		`permits_total{bucket="fares",by="store",outcome="granted",shadow="false"}`:    3,
 		`permits_total{bucket="fares",by="lease",outcome="granted",shadow="false"}`:    1,
@@ -171,7 +112,7 @@ func TestScrape(t *testing.T) {
 		`permits_total{bucket="fares",by="store",outcome="failed",shadow="false"}`:     5,
 		`permits_total{bucket="fares",by="check",outcome="failed",shadow="false"}`:     0,
 		`permits_total{bucket="hotels",by="unknown",outcome="granted",shadow="false"}`: 1,
-	}, of(got, "permits_total"))
+	}, telemetrytest.Of(got, "permits_total"))
 	assert.Equal(t, map[string]float64{
 		`failures_total{bucket="fares",kind="unavailable"}`: 1,
 		`failures_total{bucket="fares",kind="timeout"}`:     1,
@@ -184,7 +125,7 @@ func TestScrape(t *testing.T) {
 		`store_errors_total{kind="lock"}`:                   0,
 		`store_errors_total{kind="corrupt"}`:                0,
 		`store_errors_total{kind="other"}`:                  0,
-	}, of(got, "failures_total", "lease_permits_total", "store_errors_total"))
+	}, telemetrytest.Of(got, "failures_total", "lease_permits_total", "store_errors_total"))
 
 	// 200 ms and four times 0 by fares, one 0 by hotels; the minute of the shadow is by itself.
 	for key, want := range map[string]float64{
@@ -224,10 +165,10 @@ func TestHealth(t *testing.T) {
 		assert.Equal(t, map[string]float64{
 			`store_up{}`: up, `store_outages_total{}`: outages, `store_away_seconds_total{}`: away,
 			`policy_in_force{policy="FailClosed"}`: closed, `policy_in_force{policy="FailOpen"}`: open, `policy_in_force{policy="LocalShare"}`: share,
-		}, of(scrape(t, registry), "store_up", "store_outages", "store_away", "policy"))
+		}, telemetrytest.Of(scrape(t, registry), "store_up", "store_outages", "store_away", "policy"))
 	}
 	state(1, 0, 0, 0, 0, 0)
-	down := tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: errOther}
+	down := tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: telemetrytest.ErrOther}
 	observer.Health(down)
 	state(0, 1, 0, 0, 1, 0)
 	down.Bucket, down.Policy = "hotels", tokenbucket.LocalShare(4)
@@ -245,7 +186,7 @@ func TestHealth(t *testing.T) {
 // Names, units and help are as Prometheus wants them.
 func TestLint(t *testing.T) {
 	registry, observer := observe(t)
-	happen(observer)
+	telemetrytest.Happen(observer)
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	require.Len(t, families, 13, "there is something to look at")
@@ -254,82 +195,24 @@ func TestLint(t *testing.T) {
 	assert.Empty(t, problems)
 }
 
-// What goes wrong is told apart: by the library's errors, and by what real connections to Redis return.
+// What goes wrong is told apart.
 func TestKinds(t *testing.T) {
-	refused, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	require.NoError(t, refused.Close())
-	answering := func(handle func(net.Conn)) string {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		var open sync.WaitGroup
-		open.Go(func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				open.Go(func() { handle(conn); _ = conn.Close() })
-			}
-		})
-		t.Cleanup(func() { _ = l.Close(); open.Wait() })
-		return l.Addr().String()
-	}
-	ping := func(addr string) error {
-		client := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, ReadTimeout: 50 * time.Millisecond,
-			DialerRetries: 1, ContextTimeoutEnabled: true, Protocol: 2, DisableIdentity: true})
-		defer func() { _ = client.Close() }()
-		return client.Ping(context.Background()).Err()
-	}
-	mute := answering(func(c net.Conn) {
-		buf := make([]byte, 1024)
-		for _, err := c.Read(buf); err == nil; _, err = c.Read(buf) {
-		}
-	})
-	says := func(line string) string {
-		return answering(func(c net.Conn) {
-			buf := make([]byte, 1024)
-			for _, err := c.Read(buf); err == nil; _, err = c.Read(buf) {
-				_, _ = c.Write([]byte(line))
-			}
-		})
-	}
-	late := &tokenbucket.WaitError{Bucket: "fares", Permits: 1, Wait: time.Second, Reason: context.DeadlineExceeded}
-	never := &tokenbucket.WaitError{Bucket: "fares", Permits: 9, Wait: time.Second, Reason: tokenbucket.ErrInvalidPermits}
 	for _, c := range []struct {
-		name        string
 		err         error
 		call, batch string
 	}{
-		{"store timeout", wrap(tokenbucket.ErrStoreTimeout), "timeout", "timeout"},
-		{"store timeout by a deadline of its own", fmt.Errorf("%w: %w", tokenbucket.ErrStoreTimeout, context.DeadlineExceeded), "timeout", "timeout"},
-		{"unavailable since a timeout", fmt.Errorf("%w: %w", tokenbucket.ErrStoreUnavailable, tokenbucket.ErrStoreTimeout), "unavailable", "unavailable"},
-		{"lock", wrap(tokenbucket.ErrLockNotObtained), "lock", "lock"},
-		{"corrupt", wrap(tokenbucket.ErrCorruptState), "corrupt", "corrupt"},
-		{"permits", wrap(tokenbucket.ErrInvalidPermits), "invalid", "other"},
-		{"configuration", wrap(tokenbucket.ErrInvalidConfig), "invalid", "other"},
-		{"due after the deadline", late, "deadline", "timeout"},
-		{"never due", never, "invalid", "other"},
-		{"deadline", context.DeadlineExceeded, "deadline", "timeout"},
-		{"canceled", wrap(context.Canceled), "canceled", "other"},
-		{"other", errOther, "other", "other"},
-		{"nobody listens", ping(refused.Addr().String()), "unavailable", "unavailable"},
-		{"nobody answers", ping(mute), "timeout", "timeout"},
-		{"hung up", ping(answering(func(net.Conn) {})), "unavailable", "unavailable"},
-		{"loading", ping(says("-LOADING Redis is loading the dataset in memory\r\n")), "unavailable", "unavailable"},
-		{"cluster down", ping(says("-CLUSTERDOWN The cluster is down\r\n")), "unavailable", "unavailable"},
-		{"no permission", ping(says("-NOPERM this user has no permissions\r\n")), "other", "other"},
+		{telemetrytest.Wrap(tokenbucket.ErrStoreTimeout), "timeout", "timeout"},
+		{telemetrytest.Wrap(tokenbucket.ErrCorruptState), "corrupt", "corrupt"},
+		{context.DeadlineExceeded, "deadline", "timeout"},
+		{telemetrytest.ErrOther, "other", "other"},
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			require.Error(t, c.err)
-			registry, observer := observe(t)
-			observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Err: c.err})
-			observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Err: c.err})
-			got := scrape(t, registry)
-			assert.Equal(t, map[string]float64{fmt.Sprintf("failures_total{bucket=%q,kind=%q}", "fares", c.call): 1}, of(got, "failures_total"), "%v", c.err)
-			assert.Equal(t, 1.0, got[fmt.Sprintf("store_errors_total{kind=%q}", c.batch)], "%v", c.err)
-			assert.Equal(t, 1.0, sum(of(got, "store_errors_total")))
-		})
+		registry, observer := observe(t)
+		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Err: c.err})
+		observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Err: c.err})
+		got := scrape(t, registry)
+		assert.Equal(t, map[string]float64{fmt.Sprintf("failures_total{bucket=%q,kind=%q}", "fares", c.call): 1}, telemetrytest.Of(got, "failures_total"), "%v", c.err)
+		assert.Equal(t, 1.0, got[fmt.Sprintf("store_errors_total{kind=%q}", c.batch)], "%v", c.err)
+		assert.Equal(t, 1.0, telemetrytest.Sum(telemetrytest.Of(got, "store_errors_total")))
 	}
 }
 
@@ -343,7 +226,7 @@ func TestMaxBuckets(t *testing.T) {
 			for i := range names {
 				name := fmt.Sprint("client-", i)
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 2, Granted: true})
-				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: errOther})
+				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: telemetrytest.ErrOther})
 				observer.Lease(tokenbucket.LeaseUse{Bucket: name, Permits: 3, Used: 1})
 				observer.Trip(tokenbucket.Trip{Bucket: name, Requests: 1})
 				observer.Health(tokenbucket.Health{Bucket: name, Down: i%2 == 0})
@@ -359,9 +242,9 @@ func TestMaxBuckets(t *testing.T) {
 	for metric, each := range map[string]float64{
 		`decisions_total{`: 2, `permits_total{`: 3, `failures_total{`: 1, `lease_permits_total{`: 3, `wait_seconds_count{`: 1,
 	} {
-		assert.Equal(t, each*names*goroutines, sum(of(got, metric)), metric)
+		assert.Equal(t, each*names*goroutines, telemetrytest.Sum(telemetrytest.Of(got, metric)), metric)
 	}
-	granted := of(got, `wait_seconds_count{`)
+	granted := telemetrytest.Of(got, `wait_seconds_count{`)
 	assert.Len(t, granted, most+1)
 	rest := granted[`wait_seconds_count{bucket="other",shadow="false"}`]
 	assert.Equal(t, float64((names-most)*goroutines), rest, "each of the first ten has all that is its own")
@@ -381,7 +264,7 @@ func TestWithBuckets(t *testing.T) {
 		`decisions_total{bucket="b",by="store",outcome="refused",shadow="false"}`:      1,
 		`decisions_total{by="store",outcome="refused",shadow="false"}`:                 1,
 		`decisions_total{bucket="\ufffd",by="store",outcome="refused",shadow="false"}`: 1,
-	}, relabel(of(scrape(t, registry), "decisions_total")))
+	}, relabel(telemetrytest.Of(scrape(t, registry), "decisions_total")))
 }
 
 // relabel writes the replacement character as %q does not, and leaves out labels that are empty, as a server does.
@@ -427,7 +310,7 @@ func TestTwoStores(t *testing.T) {
 	observer, err := tbprometheus.New(prometheus.WrapRegistererWith(prometheus.Labels{"store": "eu"}, registry))
 	require.NoError(t, err)
 	observer.Health(tokenbucket.Health{Down: true})
-	assert.Equal(t, map[string]float64{`store_up{store="eu"}`: 0, `store_up{store="us"}`: 1}, of(scrape(t, registry), "store_up"))
+	assert.Equal(t, map[string]float64{`store_up{store="eu"}`: 0, `store_up{store="us"}`: 1}, telemetrytest.Of(scrape(t, registry), "store_up"))
 }
 
 // Metrics of somebody else under the same names are an error that says so, and nothing is registered.

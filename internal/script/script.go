@@ -67,6 +67,19 @@ func (s *Script) Run(ctx context.Context, client Client, keys int, args ...strin
 	}
 }
 
+// CannotServe tells whether a reply of Redis says that the server cannot serve now.
+func CannotServe(reply string) bool {
+	for _, prefix := range []string{
+		"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "OOM", "MISCONF", "BUSY", "UNKILLABLE",
+		"ERR max number of clients",
+	} {
+		if strings.HasPrefix(reply, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
 // NotExecuted tells whether Redis refused a command without running any of it.
 func NotExecuted(err error) bool {
 	for _, prefix := range []string{"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS"} {
