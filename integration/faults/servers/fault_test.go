@@ -41,7 +41,8 @@ type fault struct {
 type bench struct {
 	*faultlab.Node
 	admin   *redis.Client // on one connection that was made before the fault
-	limiter *tokenbucket.RateLimiter
+	open    func(opts ...tokenbucket.Option) *tokenbucket.RateLimiter
+	limiter *tokenbucket.RateLimiter // opened by start
 	name    string
 	ended   chan error // what ran beside the fault
 }
@@ -58,6 +59,9 @@ func newStore(kind string, client tokenbucket.RedisClient) tokenbucket.Store {
 // kinds of store.
 var kinds = []string{"script", "lock"}
 
+// rate of the bucket, in permits a second.
+const rate = 1000
+
 // start starts a server for a fault, and a limiter of a bucket that is large enough for a test.
 func (f *fault) start(t *testing.T, kind string, opts ...tokenbucket.Option) *bench {
 	t.Helper()
@@ -71,12 +75,15 @@ func (f *fault) start(t *testing.T, kind string, opts ...tokenbucket.Option) *be
 	if f.client != nil {
 		change = append(change, f.client)
 	}
-	opts = append([]tokenbucket.Option{
-		tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(newStore(kind, b.Client(t, change...))),
-	}, opts...)
-	l, err := tokenbucket.NewSmoothBursty(b.name, 1000, opts...)
-	require.NoError(t, err)
-	b.limiter = l
+	store := newStore(kind, b.Client(t, change...))
+	b.open = func(opts ...tokenbucket.Option) *tokenbucket.RateLimiter {
+		l, err := tokenbucket.NewSmoothBursty(b.name, rate, append([]tokenbucket.Option{
+			tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(store),
+		}, opts...)...)
+		require.NoError(t, err)
+		return l
+	}
+	b.limiter = b.open(opts...)
 	return b
 }
 

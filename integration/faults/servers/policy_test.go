@@ -11,12 +11,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 )
 
-// An outage of any kind lets calls pass if the policy says FailOpen, and is an error with FailClosed; what must be set right is an
-// error with both. When the server is well, both limit again.
+// share is a policy of one instance: until it has counted itself it takes itself for half of the fleet.
+var share = tokenbucket.LocalShare(2)
+
+// Every fault under every policy. An outage is an error with FailClosed, lets all calls pass with FailOpen, and with
+// LocalShare as many as this process's part of the rate; what must be set right is an error with all of them. A shadow beside
+// it lets all pass, whatever it is. When the server is well, the bucket is asked again.
 func TestPolicies(t *testing.T) {
 	for name, f := range faults {
 		for _, kind := range kinds {
-			for _, policy := range []tokenbucket.FailurePolicy{tokenbucket.FailClosed, tokenbucket.FailOpen} {
+			for _, policy := range []tokenbucket.FailurePolicy{tokenbucket.FailClosed, tokenbucket.FailOpen, share} {
 				t.Run(name+" "+kind+" "+policy.String(), func(t *testing.T) {
 					t.Parallel()
 					obeys(t, f, kind, policy)
@@ -32,23 +36,42 @@ func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy
 	const timeout = 300 * time.Millisecond
 	late := faultlab.MeasureLateness(t)
 	b := f.start(t, kind, tokenbucket.WithFailurePolicy(policy), tokenbucket.WithStoreTimeout(timeout))
+	shadow := b.open(tokenbucket.WithShadow(), tokenbucket.WithStoreTimeout(timeout))
 	const before = 30
 	b.warm(t, before)
 	f.begin(t, b)
-	open := policy == tokenbucket.FailOpen && !f.config
 	const calls = 4
-	slowest := time.Duration(0)
+	slowest, passed, first := time.Duration(0), 0, time.Now()
 	for range calls {
+		ok, err := shadow.TryAcquire(background, 1, 0)
+		assert.True(t, ok, "a shadow")
+		assert.NoError(t, err)
 		began := time.Now()
-		ok, err := b.limiter.TryAcquire(background, 1, 0)
+		ok, err = b.limiter.TryAcquire(background, 1, 0)
 		took := time.Since(began)
-		assert.Equal(t, open, ok, "%v", err)
-		assert.Equal(t, open, err == nil, "%v", err)
+		switch {
+		case f.config || policy == tokenbucket.FailClosed:
+			assert.False(t, ok)
+			assert.Error(t, err)
+		case policy == tokenbucket.FailOpen:
+			assert.True(t, ok)
+			assert.NoError(t, err)
+		default:
+			assert.NoError(t, err)
+			if ok {
+				passed++
+			}
+		}
 		slowest = max(slowest, took)
 		if err != nil && f.config {
 			assert.NotErrorIs(t, err, tokenbucket.ErrStoreUnavailable)
 			assert.True(t, f.says(err), "%v", err)
 		}
+	}
+	if policy == share && !f.config {
+		assert.LessOrEqual(t, float64(passed), 1+rate*time.Since(first).Seconds())
+		ok, err := b.limiter.TryAcquire(background, 1, time.Second)
+		assert.True(t, ok, "%v", err)
 	}
 	faultlab.Bit(t, before, calls)
 	time.Sleep(10 * time.Millisecond) // if the machine was late just now, that is measured by then
