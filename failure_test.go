@@ -159,6 +159,53 @@ func TestLostReplyIsNoOutage(t *testing.T) {
 	require.Zero(t, downs.Load())
 }
 
+// distant is a store that takes its time, and heeds contexts.
+type distant struct {
+	Store
+	trip atomic.Int64
+}
+
+func (s *distant) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	select {
+	case <-time.After(time.Duration(s.trip.Load())):
+		return s.Store.Apply(ctx, b)
+	case <-ctx.Done():
+		return Outcome{}, ctx.Err()
+	}
+}
+
+// A store that has suddenly become slower than a probe waits for is not away for longer than it takes to answer, and once that
+// is known a caller's deadline is no reason to doubt.
+func TestSlowIsNotAway(t *testing.T) {
+	store := &distant{Store: NewMemoryStore()}
+	l, err := NewSmoothBursty("x", 1000, WithStore(store), WithStoreTimeout(20*time.Second))
+	require.NoError(t, err)
+	for range 50 {
+		_, err := l.Try(background)
+		require.NoError(t, err)
+	}
+	const trip = 600 * time.Millisecond
+	store.trip.Store(int64(trip))
+	hasty := func() {
+		ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
+		defer cancel()
+		_, err := l.Try(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+	hasty()
+	healthy(t, l, false)
+	back := healthy(t, l, true)
+	t.Logf("back after %v", back)
+	_, err = l.Try(background)
+	require.NoError(t, err)
+	hasty()
+	probed := time.Now()
+	for time.Since(probed) < 2*trip {
+		require.Nil(t, l.line.down(), "its answers are known to take that long")
+		time.Sleep(time.Millisecond)
+	}
+}
+
 // What somebody must repair opens no gate.
 func TestAway(t *testing.T) {
 	for _, err := range []error{

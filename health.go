@@ -18,7 +18,9 @@ const (
 	// store may. As long as it fails, the next one follows after probePause.
 	probeTimeout = 250 * time.Millisecond
 	probePause   = 100 * time.Millisecond
-	// maxProbes bounds those that a client keeps beyond their time.
+	// probeLife is how long a probe is kept beyond that, for a store that has become slow is not away: its late answer says so.
+	// maxProbes bounds those that are kept.
+	probeLife = 4 * time.Second
 	maxProbes = 16
 )
 
@@ -31,6 +33,7 @@ type health struct {
 	probing atomic.Bool
 	hung    atomic.Int32
 	slowest atomic.Int64 // of the answers of late, in nanoseconds; 0: none yet
+	late    chan error   // answers of probes whose time was over
 
 	mu    sync.Mutex
 	asked *asked             // under way
@@ -52,7 +55,7 @@ type outage struct {
 }
 
 func newHealth() *health {
-	return &health{breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+	return &health{late: make(chan error, 1), breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		MaxRequests:  1,
 		Timeout:      probePause / 2, // the pause between probes is ours
 		ReadyToTrip:  func(c gobreaker.Counts) bool { return c.ConsecutiveFailures > 0 },
@@ -155,31 +158,58 @@ func (h *health) knock(l *line) error {
 		return fmt.Errorf("%w: probes are not answered", ErrStoreTimeout)
 	}
 	limit := h.patience(l.timeout)
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	answer := make(chan error, 1)
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	answer, left := make(chan error), make(chan struct{})
+	defer close(left)
 	h.hung.Add(1)
 	go func() {
 		defer h.hung.Add(-1)
-		if p, ok := l.store.(prober); ok {
-			answer <- p.probe(ctx, l.name)
-			return
+		ctx, cancel := context.WithTimeout(context.Background(), max(limit, min(l.timeout, probeLife)))
+		defer cancel()
+		err := h.reach(ctx, l)
+		select {
+		case answer <- err:
+		case <-left:
+			if !away(err) {
+				select {
+				case h.late <- err:
+				default:
+				}
+			}
 		}
-		_, err := l.store.Apply(ctx, &Batch{Name: l.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: l.micros})
-		answer <- err
 	}()
+	var late <-chan error
+	if h.now.Load() != nil {
+		late = h.late
+	}
 	select {
 	case err := <-answer:
 		return err
-	case <-ctx.Done():
+	case err := <-late:
+		return err
+	case <-timer.C:
 		return fmt.Errorf("%w: a probe was not answered within %v", ErrStoreTimeout, limit)
 	}
+}
+
+// reach asks the store.
+func (h *health) reach(ctx context.Context, l *line) error {
+	if p, ok := l.store.(prober); ok {
+		return p.probe(ctx, l.name)
+	}
+	_, err := l.store.Apply(ctx, &Batch{Name: l.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: l.micros})
+	return err
 }
 
 // failed notes an outage.
 func (h *health) failed(err error) {
 	if h.now.Load() != nil {
 		return
+	}
+	select { // of an earlier outage
+	case <-h.late:
+	default:
 	}
 	h.now.Store(&outage{time.Now(), err})
 	slog.Warn("tokenbucket: the store is away", "error", err)
