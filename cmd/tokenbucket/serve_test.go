@@ -555,7 +555,7 @@ func TestGatewaySecondSignal(t *testing.T) {
 	require.Error(t, (<-held).err)
 }
 
-// Redis hangs and comes back.
+// Redis hangs and comes back; then its password is another, which opens no gate.
 func TestGatewayWithoutRedis(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)
@@ -563,9 +563,12 @@ func TestGatewayWithoutRedis(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer upstream.Close()
 	args := []string{"--upstream", upstream.URL, "--limits", dsn, "--create-table", "--redis", redis.Addr, "--store-timeout", "300ms", "--interval", "100ms"}
-	closed, open := startGateway(t, args...), startGateway(t, append(args, "--fail", "open")...)
+	closed := startGateway(t, args...)
+	open := startGateway(t, append(args, "--fail", "open")...)
+	share := startGateway(t, append(args, "--fail", "share:3")...)
+	all := []*process{closed, open, share}
 	execSQL(t, db, fmt.Sprintf(insertLimit, 1000, 0.5))
-	for _, p := range []*process{closed, open} {
+	for _, p := range all {
 		p.becomes(t, http.StatusOK, "redis: ok")
 		eventually(t, func() error {
 			if p.rate(t) != 1000 {
@@ -583,15 +586,17 @@ func TestGatewayWithoutRedis(t *testing.T) {
 	require.NoError(t, redis.Stop())
 	closed.becomes(t, http.StatusServiceUnavailable, "redis: no answer for")
 	open.becomes(t, http.StatusOK, "calls pass without limits")
+	share.becomes(t, http.StatusOK, "share this gateway's part")
 	for range 2 {
 		check(closed, http.StatusServiceUnavailable)
 		check(open, http.StatusOK)
+		check(share, http.StatusOK)
 	}
 	status, _, body, err := get(closed.admin + "/healthz")
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, status, body)
 	require.NoError(t, redis.Continue())
-	for _, p := range []*process{closed, open} {
+	for _, p := range all {
 		p.becomes(t, http.StatusOK, "redis: ok")
 		eventually(t, func() error { // what the calls before took is still being given back
 			if status, _, _, err := get(p.url + "/ibe/AvailFare"); err != nil || status != http.StatusOK {
@@ -600,7 +605,17 @@ func TestGatewayWithoutRedis(t *testing.T) {
 			return nil
 		})
 	}
-	require.Equal(t, 1, strings.Count(open.out.String(), "the limiter failed"), "one line for many calls")
+	require.Equal(t, 1, strings.Count(closed.out.String(), "the limiter failed"), "one line for many calls")
+	require.NotContains(t, open.out.String(), "the limiter failed")
+	require.Contains(t, open.out.String(), `msg="tokenbucket: the store is away"`)
+
+	admin := redis.Client(t)
+	require.NoError(t, admin.ConfigSet(t.Context(), "requirepass", "another").Err())
+	require.NoError(t, admin.Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err())
+	for _, p := range all {
+		p.becomes(t, http.StatusServiceUnavailable, "redis: NOAUTH")
+		check(p, http.StatusServiceUnavailable)
+	}
 }
 
 // Until there are limits the gateway lives, but is not ready; and it need not be started again.

@@ -27,13 +27,14 @@ const (
 	Canceled
 	Deadline
 	Invalid
+	Crowded
 
-	Kinds      = Invalid + 1
+	Kinds      = Crowded + 1
 	StoreKinds = Other + 1
 )
 
 func (k Kind) String() string {
-	return [Kinds]string{"timeout", "unavailable", "lock", "corrupt", "other", "canceled", "deadline", "invalid"}[k]
+	return [Kinds]string{"timeout", "unavailable", "lock", "corrupt", "other", "canceled", "deadline", "invalid", "crowded"}[k]
 }
 
 // KindOf is the kind of a call's error. Order matters: the library's errors wrap what they come from, so that a store timeout
@@ -41,7 +42,8 @@ func (k Kind) String() string {
 func KindOf(err error) Kind {
 	var network net.Error
 	var reply redis.Error
-	isNetwork := errors.As(err, &network)
+	var alert *net.OpError
+	isNetwork := errors.As(err, &network) && !(errors.As(err, &alert) && alert.Op == "remote error") // a TLS alert: it refuses the client
 	switch {
 	case errors.Is(err, tokenbucket.ErrStoreUnavailable):
 		return Unavailable
@@ -53,13 +55,16 @@ func KindOf(err error) Kind {
 		return Timeout
 	case errors.Is(err, tokenbucket.ErrInvalidPermits), errors.Is(err, tokenbucket.ErrInvalidConfig):
 		return Invalid
+	case errors.Is(err, tokenbucket.ErrTooManyWaiters):
+		return Crowded
 	case errors.Is(err, context.DeadlineExceeded):
 		return Deadline
 	case errors.Is(err, context.Canceled):
 		return Canceled
-	case isNetwork && network.Timeout(), errors.Is(err, redis.ErrPoolTimeout):
+	case isNetwork && network.Timeout(), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return Timeout
-	case isNetwork, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &reply) && script.CannotServe(reply.Error()):
+	case isNetwork, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &reply) && script.CannotServe(reply.Error()),
+		strings.Contains(err.Error(), "all sentinels"):
 		return Unavailable
 	}
 	return Other
@@ -70,7 +75,7 @@ func StoreKindOf(err error) Kind {
 	switch k := KindOf(err); k {
 	case Deadline:
 		return Timeout
-	case Canceled, Invalid:
+	case Canceled, Invalid, Crowded:
 		return Other
 	default:
 		return k

@@ -2,6 +2,7 @@ package telemetry_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -76,6 +77,9 @@ func TestKinds(t *testing.T) {
 		{"never due", never, "invalid", "other"},
 		{"deadline", context.DeadlineExceeded, "deadline", "timeout"},
 		{"canceled", telemetrytest.Wrap(context.Canceled), "canceled", "other"},
+		{"too many", telemetrytest.Wrap(tokenbucket.ErrTooManyWaiters), "crowded", "other"},
+		{"TLS alert", &net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")}, "other", "other"},
+		{"no sentinel", errors.New("redis: all sentinels specified in configuration are unreachable"), "unavailable", "unavailable"},
 		{"other", telemetrytest.ErrOther, "other", "other"},
 		{"nobody listens", ping(refused.Addr().String()), "unavailable", "unavailable"},
 		{"nobody answers", ping(mute), "timeout", "timeout"},

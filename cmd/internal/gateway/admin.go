@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -50,11 +52,21 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 		line(most == 0 || age <= most, "limits: loaded %v ago", age.Round(time.Millisecond))
 	}
 	if a.pulse != nil {
-		switch err := a.pulse.check(a.config.storeTimeout); {
+		err := a.pulse.check(a.config.storeTimeout)
+		outage := false
+		if err != nil {
+			switch telemetry.KindOf(err) {
+			case telemetry.Timeout, telemetry.Unavailable:
+				outage = true
+			}
+		}
+		switch { // a policy makes the gateway of use all the same, and the rest of the fleet is no better off
 		case err == nil:
 			line(true, "redis: ok")
-		case a.config.fail == "open": // the gateway is of use all the same, and the rest of the fleet no better off
+		case outage && a.config.policy == tokenbucket.FailOpen:
 			line(true, "redis: %v; calls pass without limits", err)
+		case outage && a.config.policy != tokenbucket.FailClosed:
+			line(true, "redis: %v; calls share this gateway's part of the limits", err)
 		default:
 			line(false, "redis: %v", err)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -102,7 +103,8 @@ func (o *options) flags() []group {
 	f.StringVar(&o.store, "store", "script", "how buckets are kept: script, lock, or memory, for one gateway without Redis")
 	f.StringVar(&o.keyPrefix, "key-prefix", "tokenbucket:", "what the keys in Redis begin with")
 	f.DurationVar(&o.storeTimeout, "store-timeout", time.Second, "how long a call waits for Redis before that counts as down")
-	f.StringVar(&o.fail, "fail", "closed", "calls while Redis is down: open, they pass, or closed, they are answered 503")
+	f.StringVar(&o.fail, "fail", "closed", "calls while Redis is down: closed, they are answered 503; open, they pass; share:N, each gateway goes on with "+
+		"its part of the rates, of N gateways until they have counted themselves. What must be repaired (a password, a right, a corrupt key) is 503 with all")
 
 	f = begin("Operation")
 	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
@@ -133,6 +135,7 @@ type config struct {
 	database *database
 	redis    *redisTarget // nil: none is needed
 	switchAt string       // "", "sql" or a key in Redis
+	policy   tokenbucket.FailurePolicy
 	level    slog.Level
 }
 
@@ -182,7 +185,6 @@ func (c *config) checkWords() error {
 		known       []string
 	}{
 		{"store", c.store, []string{"script", "lock", "memory"}},
-		{"fail", c.fail, []string{"open", "closed"}},
 		{"log-format", c.logFormat, []string{"text", "json"}},
 		{"log-level", c.logLevel, []string{"debug", "info", "warn", "error"}},
 	} {
@@ -318,6 +320,17 @@ func (c *config) parseBuckets() error {
 	}
 	if strings.ContainsAny(c.keyPrefix, "{}") || len(c.keyPrefix) > 512 {
 		return c.bad("key-prefix", fmt.Sprintf("%.40q", c.keyPrefix), "at most 512 bytes without braces")
+	}
+	switch share, isShare := strings.CutPrefix(c.fail, "share:"); {
+	case c.fail == "closed":
+	case c.fail == "open":
+		c.policy = tokenbucket.FailOpen
+	default:
+		n, err := strconv.Atoi(share)
+		if !isShare || err != nil || n < 1 {
+			return c.bad("fail", fmt.Sprintf("%q", c.fail), "closed, open, or share:N with N at least 1")
+		}
+		c.policy = tokenbucket.LocalShare(n)
 	}
 	needed := c.store != "memory" || isKey
 	switch {

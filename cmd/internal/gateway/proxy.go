@@ -46,7 +46,7 @@ func newProxy(c *config, log *slog.Logger) *proxy {
 	base.ResponseHeaderTimeout = c.upstreamTimeout
 	base.MaxIdleConns, base.MaxIdleConnsPerHost = 0, 256
 	base.DisableCompression = true // bodies pass as they are
-	return &proxy{config: c, log: log, base: base, faults: faults{log: log, pass: c.fail == "open"}}
+	return &proxy{config: c, log: log, base: base, faults: faults{log: log}}
 }
 
 // open lets requests pass, limited by the gate.
@@ -54,7 +54,8 @@ func (p *proxy) open(gate httplimit.Gate) error {
 	key := httplimit.WithKey(func(r *http.Request) string { return callOf(r).key })
 	onError := httplimit.WithOnError(func(r *http.Request, err error) error {
 		p.calls.failed.Add(1)
-		return p.faults.note(err)
+		p.faults.note(err)
+		return err
 	})
 	logger := httplimit.WithLogger(p.log)
 	reverse := &httputil.ReverseProxy{
@@ -172,10 +173,9 @@ func (b *buffers) Get() []byte {
 // Put implements httputil.BufferPool.
 func (b *buffers) Put(buf []byte) { b.pool.Put(&buf) }
 
-// faults decides about calls that the limiter could not decide about. They may be many: of so long a time, one is logged.
+// faults logs calls that the limiter could not decide about. They may be many: of so long a time, one is logged.
 type faults struct {
-	log  *slog.Logger
-	pass bool
+	log *slog.Logger
 
 	mu     sync.Mutex
 	logged time.Time
@@ -184,17 +184,12 @@ type faults struct {
 
 const quiet = 10 * time.Second
 
-// note returns nil for a call that passes all the same.
-func (f *faults) note(err error) error {
+func (f *faults) note(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.silent++
 	if now := time.Now(); now.Sub(f.logged) >= quiet {
-		f.log.Error("the limiter failed", "calls", f.silent, "pass", f.pass, "error", err)
+		f.log.Error("the limiter failed", "calls", f.silent, "error", err)
 		f.logged, f.silent = now, 0
 	}
-	if f.pass {
-		return nil
-	}
-	return err
 }

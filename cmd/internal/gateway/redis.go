@@ -92,7 +92,20 @@ type pulse struct {
 
 const heartbeat = time.Second
 
-func newPulse() *pulse { return &pulse{err: errors.New("has not answered yet")} }
+func newPulse() *pulse { return &pulse{err: silence(0)} }
+
+// silence is for how long Redis has not answered.
+type silence time.Duration
+
+func (s silence) Error() string {
+	if s == 0 {
+		return "has not answered yet"
+	}
+	return "no answer for " + time.Duration(s).Round(time.Second).String()
+}
+
+// Unwrap tells that it is an outage.
+func (silence) Unwrap() error { return tokenbucket.ErrStoreTimeout }
 
 // run returns when ctx ends.
 func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
@@ -117,8 +130,8 @@ func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
 func (p *pulse) check(late time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if silence := time.Since(p.last); p.err == nil && silence > 2*heartbeat+late {
-		return errors.New("no answer for " + silence.Round(time.Second).String())
+	if since := time.Since(p.last); p.err == nil && since > 2*heartbeat+late {
+		return silence(since)
 	}
 	return p.err
 }

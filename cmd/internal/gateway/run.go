@@ -20,6 +20,7 @@ import (
 // run serves until ctx ends, and then drains.
 func (c *config) run(ctx context.Context, logTo io.Writer) error {
 	log := c.newLog(logTo)
+	slog.SetDefault(log) // what the library has to say goes there too
 	s := &service{config: c, log: log, proxy: newProxy(c, log)}
 	s.admin = &admin{config: c, began: time.Now(), proxy: s.proxy}
 	defer s.close()
@@ -134,7 +135,7 @@ func (s *service) start(ctx context.Context) error {
 	s.onClose(func() { _ = db.Close() })
 	opts := []registry.Option{
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithLogger(s.log), registry.WithWait(ctx),
-		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout)),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
 	sw, err := s.newSwitch(client, db)
 	if err != nil {
