@@ -30,8 +30,7 @@ type measures struct {
 	failed           [telemetry.StoreKinds]labels // error.type
 
 	health sync.Mutex
-	down   bool
-	policy string // in force; "": none
+	store  telemetry.Store
 
 	series *telemetry.Series[series]
 }
@@ -81,10 +80,10 @@ func newMeasures(meter metric.Meter, maxBuckets int, attributes []attribute.KeyV
 		metric.WithDescription("How long the store was away, counted when it is back."))
 	// What holds until it changes is asked for at every collection: a gauge that is set would fall silent between changes
 	// with delta temporality, and be lost before the global provider is set.
-	m.up, errs[9] = meter.Int64ObservableGauge("tokenbucket.store.up", metric.WithUnit("1"),
+	m.up, errs[9] = meter.Int64ObservableGauge("tokenbucket.store.up", metric.WithUnit("{store}"),
 		metric.WithDescription("1 while the store answers, as far as this process has noticed, 0 while it is away."))
-	m.inForce, errs[10] = meter.Int64ObservableGauge("tokenbucket.policy.in_force", metric.WithUnit("1"),
-		metric.WithDescription("1 for the failure policy that answers calls while the store is away."))
+	m.inForce, errs[10] = meter.Int64ObservableGauge("tokenbucket.policy.in_force", metric.WithUnit("{policy}"),
+		metric.WithDescription("1 for each failure policy that answers calls while the store is away."))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
@@ -95,9 +94,9 @@ func newMeasures(meter metric.Meter, maxBuckets int, attributes []attribute.KeyV
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		m.health.Lock()
 		defer m.health.Unlock()
-		o.ObserveInt64(m.up, int64(telemetry.Index(!m.down)), m.plain.observe...)
-		for i, p := range telemetry.Policies {
-			o.ObserveInt64(m.inForce, int64(telemetry.Index(p == m.policy)), perPolicy[i].observe...)
+		o.ObserveInt64(m.up, int64(telemetry.Index(!m.store.Away)), m.plain.observe...)
+		for i := range telemetry.Policies {
+			o.ObserveInt64(m.inForce, int64(telemetry.Index(m.store.InForce[i])), perPolicy[i].observe...)
 		}
 		return nil
 	}, m.up, m.inForce)
@@ -117,21 +116,15 @@ func (m *measures) tripped(t tokenbucket.Trip) {
 	m.trips.Record(ctx, t.Elapsed.Seconds(), l.record...)
 }
 
-// noticed keeps what was heard last, whichever limiter was told: one may be told that the store is away, another that it is
-// back, and an idle one neither.
 func (m *measures) noticed(h tokenbucket.Health) {
 	m.health.Lock()
 	defer m.health.Unlock()
 	ctx := context.Background()
-	switch {
-	case h.Down:
-		m.policy = telemetry.Policy(h.Policy)
-		if !m.down {
-			m.outages.Add(ctx, 1, m.plain.add...)
-		}
-	case m.down:
-		m.policy = ""
+	begins, ends := m.store.Noticed(h)
+	if begins {
+		m.outages.Add(ctx, 1, m.plain.add...)
+	}
+	if ends {
 		m.away.Add(ctx, max(0, h.After.Seconds()), m.plain.add...)
 	}
-	m.down = h.Down
 }

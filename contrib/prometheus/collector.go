@@ -15,7 +15,7 @@ type collector struct {
 	bounds     []float64
 
 	decisions, permits *prom.CounterVec   // bucket, outcome, by, shadow
-	failures           *prom.CounterVec   // bucket, kind
+	failures           *prom.CounterVec   // bucket, kind, shadow
 	waits              *prom.HistogramVec // bucket, shadow
 	leases             *prom.CounterVec   // bucket, use
 
@@ -32,7 +32,7 @@ type collector struct {
 	all []prom.Collector
 
 	health sync.Mutex // an event of Health changes several metrics
-	down   bool
+	store  telemetry.Store
 
 	series *telemetry.Series[series]
 }
@@ -42,7 +42,7 @@ func newCollector(maxBuckets int, bounds []float64) *collector {
 	c.decisions = c.counters("decisions_total", "Calls that were answered.", "bucket", "outcome", "by", "shadow")
 	c.permits = c.counters("permits_total", "Permits that answered calls asked for; those of invalid calls are left out.",
 		"bucket", "outcome", "by", "shadow")
-	c.failures = c.counters("failures_total", "Calls that ended with an error.", "bucket", "kind")
+	c.failures = c.counters("failures_total", "Calls that ended with an error.", "bucket", "kind", "shadow")
 	c.waits = c.histograms("wait_seconds", "What granted calls waited for their permits; with shadow, would have waited.",
 		bounds, "bucket", "shadow")
 	c.leases = c.counters("lease_permits_total", "Permits of blocks that have ended.", "bucket", "use")
@@ -54,7 +54,7 @@ func newCollector(maxBuckets int, bounds []float64) *collector {
 		[]float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}).WithLabelValues().(prom.Histogram)
 	c.lockWaits = c.histograms("lock_wait_seconds", "Waits for a bucket's lock, of batches that found it held.",
 		[]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}).WithLabelValues().(prom.Histogram)
-	errors := c.counters("store_errors_total", "Batches that the store did not answer.", "kind")
+	errors := c.counters("store_errors_total", "Batches that ended with an error of the store.", "kind")
 	for k := range telemetry.StoreKinds {
 		c.errors[k] = errors.WithLabelValues(k.String())
 	}
@@ -62,7 +62,7 @@ func newCollector(maxBuckets int, bounds []float64) *collector {
 	c.up.Set(1)
 	c.outages = c.counters("store_outages_total", "Times that the store was noticed to be away.").WithLabelValues()
 	c.away = c.counters("store_away_seconds_total", "How long the store was away, counted when it is back.").WithLabelValues()
-	c.inForce = c.gauges("policy_in_force", "1 for the failure policy that answers calls while the store is away.", "policy")
+	c.inForce = c.gauges("policy_in_force", "1 for each failure policy that answers calls while the store is away.", "policy")
 	for _, p := range telemetry.Policies {
 		c.inForce.WithLabelValues(p)
 	}
@@ -116,24 +116,18 @@ func (c *collector) tripped(t tokenbucket.Trip) {
 	c.errors[telemetry.StoreKindOf(t.Err)].Inc()
 }
 
-// noticed keeps what was heard last, whichever limiter was told: one may be told that the store is away, another that it is
-// back, and an idle one neither.
 func (c *collector) noticed(h tokenbucket.Health) {
 	c.health.Lock()
 	defer c.health.Unlock()
-	for _, p := range telemetry.Policies {
-		c.inForce.WithLabelValues(p).Set(0)
+	begins, ends := c.store.Noticed(h)
+	if begins {
+		c.outages.Inc()
 	}
-	switch {
-	case h.Down:
-		c.inForce.WithLabelValues(telemetry.Policy(h.Policy)).Set(1)
-		c.up.Set(0)
-		if !c.down {
-			c.outages.Inc()
-		}
-	case c.down:
-		c.up.Set(1)
+	if ends {
 		c.away.Add(max(0, h.After.Seconds()))
 	}
-	c.down = h.Down
+	c.up.Set(float64(telemetry.Index(!c.store.Away)))
+	for i, p := range telemetry.Policies {
+		c.inForce.WithLabelValues(p).Set(float64(telemetry.Index(c.store.InForce[i])))
+	}
 }

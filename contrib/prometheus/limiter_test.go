@@ -130,7 +130,7 @@ func TestRedisAway(t *testing.T) {
 	got := scrape(t, registry)
 	assert.Equal(t, failed, outcomes(got, "decisions_total")["failed"])
 	assert.Equal(t, failed, telemetrytest.Sum(telemetrytest.Of(got, "failures_total")))
-	assert.Equal(t, failed, telemetrytest.Sum(telemetrytest.Of(got, `failures_total{bucket="fares",kind="timeout"}`, `failures_total{bucket="fares",kind="unavailable"}`)))
+	assert.Equal(t, failed, telemetrytest.Sum(telemetrytest.Of(got, `failures_total{bucket="fares",kind="timeout",shadow="false"}`, `failures_total{bucket="fares",kind="unavailable",shadow="false"}`)))
 	require.NoError(t, redistest.Poll(10*time.Second, func() error {
 		got = scrape(t, registry)
 		if telemetrytest.Sum(telemetrytest.Of(got, "store_errors_total")) == 0 {

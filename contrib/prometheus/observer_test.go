@@ -114,17 +114,17 @@ func TestScrape(t *testing.T) {
 		`permits_total{bucket="hotels",by="unknown",outcome="granted",shadow="false"}`: 1,
 	}, telemetrytest.Of(got, "permits_total"))
 	assert.Equal(t, map[string]float64{
-		`failures_total{bucket="fares",kind="unavailable"}`: 1,
-		`failures_total{bucket="fares",kind="timeout"}`:     1,
-		`failures_total{bucket="fares",kind="canceled"}`:    1,
-		`failures_total{bucket="fares",kind="invalid"}`:     2,
-		`lease_permits_total{bucket="fares",use="used"}`:    12,
-		`lease_permits_total{bucket="fares",use="unused"}`:  3,
-		`store_errors_total{kind="timeout"}`:                1,
-		`store_errors_total{kind="unavailable"}`:            0,
-		`store_errors_total{kind="lock"}`:                   0,
-		`store_errors_total{kind="corrupt"}`:                0,
-		`store_errors_total{kind="other"}`:                  0,
+		`failures_total{bucket="fares",kind="unavailable",shadow="false"}`: 1,
+		`failures_total{bucket="fares",kind="timeout",shadow="false"}`:     1,
+		`failures_total{bucket="fares",kind="canceled",shadow="false"}`:    1,
+		`failures_total{bucket="fares",kind="invalid",shadow="false"}`:     2,
+		`lease_permits_total{bucket="fares",use="used"}`:                   12,
+		`lease_permits_total{bucket="fares",use="unused"}`:                 3,
+		`store_errors_total{kind="timeout"}`:                               1,
+		`store_errors_total{kind="unavailable"}`:                           0,
+		`store_errors_total{kind="lock"}`:                                  0,
+		`store_errors_total{kind="corrupt"}`:                               0,
+		`store_errors_total{kind="other"}`:                                 0,
 	}, telemetrytest.Of(got, "failures_total", "lease_permits_total", "store_errors_total"))
 
 	// 200 ms and four times 0 by fares, one 0 by hotels; the minute of the shadow is by itself.
@@ -173,7 +173,7 @@ func TestHealth(t *testing.T) {
 	state(0, 1, 0, 0, 1, 0)
 	down.Bucket, down.Policy = "hotels", tokenbucket.LocalShare(4)
 	observer.Health(down) // of another limiter: the same outage
-	state(0, 1, 0, 0, 0, 1)
+	state(0, 1, 0, 0, 1, 1)
 	observer.Health(tokenbucket.Health{Bucket: "rooms", After: 1500 * time.Millisecond})
 	state(1, 1, 1.5, 0, 0, 0)
 	observer.Health(tokenbucket.Health{Bucket: "hotels", After: 1600 * time.Millisecond}) // known already
@@ -210,7 +210,7 @@ func TestKinds(t *testing.T) {
 		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "fares", Permits: 1, Err: c.err})
 		observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Err: c.err})
 		got := scrape(t, registry)
-		assert.Equal(t, map[string]float64{fmt.Sprintf("failures_total{bucket=%q,kind=%q}", "fares", c.call): 1}, telemetrytest.Of(got, "failures_total"), "%v", c.err)
+		assert.Equal(t, map[string]float64{fmt.Sprintf(`failures_total{bucket=%q,kind=%q,shadow="false"}`, "fares", c.call): 1}, telemetrytest.Of(got, "failures_total"), "%v", c.err)
 		assert.Equal(t, 1.0, got[fmt.Sprintf("store_errors_total{kind=%q}", c.batch)], "%v", c.err)
 		assert.Equal(t, 1.0, telemetrytest.Sum(telemetrytest.Of(got, "store_errors_total")))
 	}

@@ -19,7 +19,7 @@ type series struct {
 
 	decisions [telemetry.Outcomes][telemetry.Deciders][2]atomic.Pointer[answers]
 	waits     [2]atomic.Pointer[prom.Observer]
-	failures  [telemetry.Kinds]atomic.Pointer[prom.Counter]
+	failures  [telemetry.Kinds][2]atomic.Pointer[prom.Counter]
 	leases    [2]atomic.Pointer[prom.Counter]
 }
 
@@ -29,7 +29,7 @@ func (s *series) decided(d *tokenbucket.Decision) {
 	outcome := telemetry.OutcomeOf(d)
 	switch outcome {
 	case telemetry.Failed:
-		s.failure(telemetry.KindOf(d.Err)).Inc()
+		s.failure(telemetry.KindOf(d.Err), d.Shadow).Inc()
 	case telemetry.Granted:
 		s.wait(d.Shadow).Observe(d.Wait.Seconds())
 	}
@@ -59,8 +59,10 @@ func (s *series) wait(shadow bool) prom.Observer {
 	})
 }
 
-func (s *series) failure(k telemetry.Kind) prom.Counter {
-	return *telemetry.Once(&s.failures[k], func() prom.Counter { return s.c.failures.WithLabelValues(s.label, k.String()) })
+func (s *series) failure(k telemetry.Kind, shadow bool) prom.Counter {
+	return *telemetry.Once(&s.failures[k][telemetry.Index(shadow)], func() prom.Counter {
+		return s.c.failures.WithLabelValues(s.label, k.String(), strconv.FormatBool(shadow))
+	})
 }
 
 func (s *series) lease(i int, use string) prom.Counter {

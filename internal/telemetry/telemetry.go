@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -124,11 +125,26 @@ func Lease(u tokenbucket.LeaseUse) (used, unused int) {
 	return used, max(0, u.Permits) - used
 }
 
-// Policies are the names of all.
+// Policies are the names of all. How many instances share is left out, which would be a series each.
 var Policies = [...]string{"FailClosed", "FailOpen", "LocalShare"}
 
-// Policy leaves out how many instances share, which would be a series each.
-func Policy(p tokenbucket.FailurePolicy) string {
-	name, _, _ := strings.Cut(p.String(), "(")
-	return name
+// Store is whether a store is away, and by which Policies calls are answered then. It is what was heard last, whichever
+// limiter was told: one may be told that the store is away, another that it is back, and an idle one neither.
+type Store struct {
+	Away    bool
+	InForce [len(Policies)]bool
+}
+
+// Noticed tells whether an outage begins or ends with an event.
+func (s *Store) Noticed(h tokenbucket.Health) (begins, ends bool) {
+	begins, ends = h.Down && !s.Away, !h.Down && s.Away
+	if s.Away = h.Down; !h.Down {
+		s.InForce = [len(Policies)]bool{}
+		return begins, ends
+	}
+	name, _, _ := strings.Cut(h.Policy.String(), "(")
+	if i := slices.Index(Policies[:], name); i >= 0 {
+		s.InForce[i] = true
+	}
+	return begins, ends
 }

@@ -62,7 +62,7 @@ var Decisions = []tokenbucket.Decision{
 	{Bucket: "hotels", Permits: 1, Granted: true, By: 99},
 }
 
-// Happen is everything once but the store's being away, with a context that has ended, as those of failed calls often have.
+// Happen is everything once, with a context that has ended, as those of failed calls often have.
 func Happen(observer tokenbucket.Observer) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
@@ -74,6 +74,8 @@ func Happen(observer tokenbucket.Observer) {
 	observer.Trip(tokenbucket.Trip{Bucket: "hotels", Requests: 3, Elapsed: time.Second, Err: Wrap(tokenbucket.ErrStoreTimeout)})
 	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 10, Used: 7})
 	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 5, Used: 5})
+	observer.Health(tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: ErrOther})
+	observer.Health(tokenbucket.Health{Bucket: "fares", After: 1500 * time.Millisecond})
 }
 
 // Ten asks a full bucket of five for ten permits, one by one and without patience: five are granted, five are refused.
