@@ -735,7 +735,7 @@ func (l *RateLimiter) hopeless(c *call, timeout time.Duration) error {
 // Reservation is permits already taken from the bucket whose time may lie ahead, or the refusal of them. Its methods
 // may be called by many goroutines at once.
 type Reservation struct {
-	call       *call // nil: the switch was off
+	call       *call // nil: no bucket was asked: the switch was off, or FailOpen or a shadow let it pass
 	refused    bool
 	retryAfter time.Duration
 	level      *Level
@@ -817,7 +817,7 @@ func (r *Reservation) Ready() <-chan struct{} {
 }
 
 // Level is how full the bucket was after the decision, for telling a client. It is false when no bucket was asked: when the
-// switch is off.
+// switch is off, or FailOpen or a shadow let it pass.
 func (r *Reservation) Level() (Level, bool) {
 	if r.level == nil {
 		return Level{}, false

@@ -12,6 +12,12 @@
 // NewSmoothBursty saves up permits while nobody asks; NewSmoothWarmingUp begins slowly after a pause, for upstreams that
 // are slow when cold. An upstream that counts calls in any sliding window wants ForQuota.
 //
+// # When the store is away
+//
+// Calls fail with ErrStoreUnavailable at once, pass, or get this process's share of the rate: WithFailurePolicy. WithObserver
+// tells of every decision, and of the store. WithShadow tries a limit without refusing anybody. WithLease spares the round
+// trips.
+//
 // # What holds
 //
 // In no window of T seconds more permits fall due than the bucket's size plus rate × T (PayNow and PayLater give the exact

@@ -61,6 +61,9 @@ var (
 // (in the Redis stores; one small script a process), and learns how many others do: who was last seen within seven seconds
 // counts. As long as no number is known, and with other stores, it is the given one, at least 1.
 //
+// Counted are stores, by key prefix: make one for each Redis and process, and give each fleet a prefix of its own
+// (WithKeyPrefix). A share below the least rate, 0.001/s, fails like FailClosed.
+//
 // The local bucket begins empty, once what this process has reserved is through. So in T seconds of an outage the fleet lets
 // go at most rate × T permits, if all its instances had been counted, besides those that were reserved before. A request that
 // no state of the smaller bucket could grant within its timeout is refused.

@@ -53,7 +53,7 @@ const (
 	ByLease
 	// BySwitch: the switch was off, and the call passed (WithSwitch).
 	BySwitch
-	// ByPolicy: the store could not be asked (WithFailurePolicy).
+	// ByPolicy: the store could not be asked, and FailOpen or LocalShare decided. A failure under FailClosed is ByStore.
 	ByPolicy
 	// ByCheck: what was asked for is invalid, or its context had ended before.
 	ByCheck

@@ -30,8 +30,10 @@ type RedisClient interface {
 // to ask keeps it for up to sixteen batches, one round trip each, since handing it over takes longer.
 //
 // RedisStore and RedisScriptStore share keys, and may be mixed on one bucket. Time is the Redis server's. Both need
-// Redis 6 or later with scripts; the commands are EVALSHA, EVAL, TIME, GET, MGET, SET, DEL, EXISTS, PTTL and
-// PEXPIRE. They are safe for concurrent use.
+// Redis 6 or later with scripts; the commands are EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, SET, DEL, EXISTS, PTTL
+// and PEXPIRE; with LocalShare also ZADD, ZREMRANGEBYSCORE and ZCARD. They are safe for concurrent use.
+//
+// Make one for each Redis and process: what is known of outages, and of how many instances there are, is the store's.
 type RedisStore struct{ redisBase }
 
 // RedisScriptStore keeps buckets in Redis and decides there, in one atomic script, one round trip a batch. It waits

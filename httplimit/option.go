@@ -91,7 +91,8 @@ func WithKey(key KeyFunc) Option {
 // WithOnError sets what becomes of a request when the gate fails: err is a *GateError. If the function returns nil, the
 // request passes without a permit; otherwise what it returns is the Transport's error, or makes the middleware answer 503.
 // It is not asked about refusals, nor when the request's context has ended. It must be safe for concurrent use. Default: no
-// request passes, and the middleware logs why.
+// request passes, and the middleware logs why. For a store that is away prefer tokenbucket.WithFailurePolicy: this is asked
+// about wrong passwords and corrupt states, too.
 func WithOnError(f func(r *http.Request, err error) error) Option {
 	return forBoth(func(s *settings) {
 		if f == nil {

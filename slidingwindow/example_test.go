@@ -38,7 +38,7 @@ func ExampleWithRedis() {
 	fares, err := slidingwindow.New("/ibe/AvailFare", 100, time.Minute, time.Second,
 		slidingwindow.WithRedis(client),
 		slidingwindow.WithShare(25),
-		slidingwindow.WithHook(func(err error) { log.Println("redis:", err) }))
+		slidingwindow.WithHook(func(err error) { log.Println("redis is back, or why not:", err) }))
 	if err != nil {
 		panic(err)
 	}

@@ -88,6 +88,7 @@ func run(quick bool) error {
 		return err
 	}
 	facts := table.NewWriter()
+	facts.AppendHeader(table.Row{"", ""})
 	for _, pair := range machine.Read(info, "go run ./benchmarks/slidingwindow", "github.com/redis/go-redis/v9", "github.com/go-redis/redis_rate/v10") {
 		facts.AppendRow(table.Row{pair[0], pair[1]})
 	}

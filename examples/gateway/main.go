@@ -171,7 +171,7 @@ func start(ctx context.Context, o options) (_ *gateway, err error) {
 }
 
 // unavailable answers when nothing could be decided, since Redis is away, or when the airline is. Letting calls pass
-// without a limit would be the other possibility: httplimit.WithOnError.
+// meanwhile would be the other possibility: registry.WithLimiterOptions(tokenbucket.WithFailurePolicy(tokenbucket.FailOpen)).
 func unavailable(w http.ResponseWriter, _ *http.Request, err error) {
 	slog.Warn("a call failed", "error", err)
 	status := http.StatusBadGateway

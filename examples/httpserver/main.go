@@ -58,7 +58,13 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if o.resolution == 0 {
 		o.resolution = o.window / 10
 	}
-	opts := []slidingwindow.Option{slidingwindow.WithHook(func(err error) { slog.Warn("redis", "error", err) })}
+	opts := []slidingwindow.Option{slidingwindow.WithHook(func(err error) {
+		if err == nil {
+			slog.Info("redis is back")
+		} else {
+			slog.Warn("redis is away", "error", err)
+		}
+	})}
 	if o.approximate {
 		opts = append(opts, slidingwindow.WithMode(slidingwindow.Approximate))
 	}
