@@ -1,0 +1,236 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+)
+
+// The state as text: "tb1", then name=value in this order, one space between them, and the configuration:
+//
+//	tb1 epoch=8239 seq=12 tail=12 stored=4.5 next=1700000000000000 carry=0 debt=0 back=0: bursty now 5 5 1 0
+//
+// A person can read it in redis-cli, and lua/apply.lua writes the same bytes. 17 digits give every float64 back. It is
+// short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were. Epoch
+// and seq come first: no two states of a bucket have both in common, so a state is known by how it begins. Before the
+// configuration stands " hold=<until>:<paused>" if the bucket was ever held back.
+const stateFormat = "tb1"
+
+func appendFloat(dst []byte, f float64) []byte {
+	if n := int64(f); f == float64(n) && n > -maxExact && n < maxExact && (n != 0 || !math.Signbit(f)) {
+		return strconv.AppendInt(dst, n, 10) // the same digits, much faster
+	}
+	return strconv.AppendFloat(dst, f, 'g', 17, 64)
+}
+
+// appendText appends the canonical form of the configuration, which is its part of the stored state: kind, payment,
+// rate, then size and floor or warm-up period and cold factor, and the version.
+func (c *Config) appendText(dst []byte) []byte {
+	dst = append(append(dst, c.Kind.String()...), ' ')
+	dst = append(append(dst, c.Payment.String()...), ' ')
+	dst = append(appendFloat(dst, c.Rate), ' ')
+	if c.Kind == WarmingUp {
+		dst = append(strconv.AppendInt(dst, c.WarmupMicros, 10), ' ')
+		dst = append(appendFloat(dst, c.ColdFactor), ' ')
+	} else {
+		dst = append(appendFloat(dst, c.Size), ' ')
+		dst = append(appendFloat(dst, c.Floor), ' ')
+	}
+	return strconv.AppendInt(dst, c.Version, 10)
+}
+
+// AppendText appends the state in its stored form.
+func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
+	dst = strconv.AppendInt(append(dst, stateFormat+" epoch="...), b.Epoch, 10)
+	dst = strconv.AppendInt(append(dst, " seq="...), b.Seq, 10)
+	dst = strconv.AppendInt(append(dst, " tail="...), b.Tail, 10)
+	dst = appendFloat(append(dst, " stored="...), b.StoredPermits)
+	dst = strconv.AppendInt(append(dst, " next="...), b.NextFreeTicketMicros, 10)
+	dst = appendFloat(append(dst, " carry="...), b.CarryMicros)
+	dst = strconv.AppendInt(append(dst, " debt="...), b.NextFreeTicketMicros-b.SeenMicros, 10)
+	dst = append(appendFloat(append(dst, " back="...), b.ReturnedPermits), ':')
+	for i, tag := range b.returned {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(dst, tag, 10)
+	}
+	if b.PausedMicros > 0 {
+		dst = strconv.AppendInt(append(dst, " hold="...), b.HeldUntilMicros, 10)
+		dst = strconv.AppendInt(append(dst, ':'), b.PausedMicros, 10)
+	}
+	return append(append(dst, ' '), b.text...), nil
+}
+
+// MarshalText returns the state in its stored form.
+func (b *PermitBucket) MarshalText() ([]byte, error) { return b.AppendText(nil) }
+
+// UnmarshalText reads a stored state. Whatever it does not fully understand is ErrCorruptState, and the bucket is
+// left as it was; empty text is a bucket that does not exist yet.
+func (b *PermitBucket) UnmarshalText(text []byte) error { return b.parse(string(text), nil) }
+
+// parse reads a stored state. A configuration that is expected need not be read anew.
+func (b *PermitBucket) parse(text string, expected *setting) error {
+	if text == "" {
+		*b = PermitBucket{}
+		return nil
+	}
+	if rest, ok := strings.CutPrefix(text[:min(len(text), 16)], "tb"); ok && !strings.HasPrefix(rest, "1 ") {
+		if n, _, ok := strings.Cut(rest, " "); ok && isDigits(n) {
+			return fmt.Errorf("%w: format tb%s was written by another release of this library; this one reads %s",
+				ErrCorruptState, n, stateFormat)
+		}
+	}
+	s := scanner{rest: text}
+	s.literal(stateFormat)
+	var n PermitBucket
+	n.Epoch = s.integer(" epoch=", 1)
+	n.Seq = s.integer(" seq=", 1)
+	if n.Seq > maxSeq {
+		s.fail("seq", strconv.FormatInt(n.Seq, 10))
+	}
+	n.Tail = s.integer(" tail=", 0)
+	n.StoredPermits = s.number(" stored=", 0, maxExact)
+	n.NextFreeTicketMicros = s.integer(" next=", -maxExact)
+	n.CarryMicros = s.number(" carry=", -maxExact*shortfall, 1)
+	n.SeenMicros = n.NextFreeTicketMicros - s.integer(" debt=", -maxExact)
+	if n.SeenMicros < -maxExact || n.SeenMicros > maxExact {
+		s.fail("debt", strconv.FormatInt(n.NextFreeTicketMicros-n.SeenMicros, 10))
+	}
+	returned, list, ok := strings.Cut(s.field(" back="), ":")
+	n.ReturnedPermits = s.parse("back", returned, 0, maxExact)
+	if !ok || strings.HasSuffix(list, ",") {
+		s.fail("back", list)
+	}
+	for whole := list; s.err == nil && list != ""; {
+		var tag string
+		tag, list, _ = strings.Cut(list, ",")
+		v, err := strconv.ParseInt(tag, 10, 64)
+		if err != nil || !isDigits(tag) || tag[0] == '0' || v > maxSeq || len(n.returned) == maxReturned {
+			s.fail("back", whole)
+		}
+		n.returned = append(n.returned, v)
+	}
+	if strings.HasPrefix(s.rest, " hold=") {
+		until, paused, _ := strings.Cut(s.field(" hold="), ":")
+		n.HeldUntilMicros = s.whole("hold", until, -maxExact)
+		n.PausedMicros = s.whole("hold", paused, 1)
+	}
+	s.literal(" ")
+	if expected != nil && s.err == nil && s.rest == expected.text {
+		n.put(expected)
+	} else {
+		c := s.config()
+		if s.rest != "" {
+			s.fail("version", s.rest)
+		}
+		if s.err != nil {
+			return s.err
+		}
+		if err := c.validate(); err != nil {
+			return fmt.Errorf("%w: %v", ErrCorruptState, err)
+		}
+		n.adopt(c)
+	}
+	n.Name = b.Name
+	*b = n
+	return nil
+}
+
+func isDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }
+
+// scanner reads the state's fields and keeps the first error.
+type scanner struct {
+	rest string
+	err  error
+}
+
+func (s *scanner) fail(field, value string) {
+	if s.err == nil {
+		if len(value) > 40 {
+			value = value[:40] + "…"
+		}
+		s.err = fmt.Errorf("%w: %s=%q", ErrCorruptState, strings.Trim(field, " ="), value)
+	}
+}
+
+func (s *scanner) literal(l string) {
+	rest, ok := strings.CutPrefix(s.rest, l)
+	if !ok {
+		s.fail("expected "+l, s.rest)
+	}
+	s.rest = rest
+}
+
+// config reads a configuration. It may be out of range.
+func (s *scanner) config() (c Config) {
+	switch kind := s.field(""); kind {
+	case "warmup":
+		c.Kind = WarmingUp
+	case "bursty":
+	default:
+		s.fail("kind", kind)
+	}
+	switch pay := s.field(" "); pay {
+	case "later":
+		c.Payment = PayLater
+	case "now":
+	default:
+		s.fail("payment", pay)
+	}
+	c.Rate = s.number(" ", 0, maxExact)
+	if c.Kind == WarmingUp {
+		c.WarmupMicros = s.integer(" ", 0)
+		c.ColdFactor = s.number(" ", 0, maxExact)
+	} else {
+		c.Size = s.number(" ", 0, maxExact)
+		c.Floor = s.number(" ", 0, 1)
+	}
+	c.Version = s.integer(" ", 0)
+	return c
+}
+
+func (s *scanner) field(name string) string {
+	s.literal(name)
+	n := strings.IndexByte(s.rest, ' ')
+	if n < 0 {
+		n = len(s.rest)
+	}
+	value := s.rest[:n]
+	s.rest = s.rest[n:]
+	return value
+}
+
+// number accepts what Lua's tonumber accepts of these characters, so that both languages call the same states corrupt.
+func (s *scanner) number(name string, lo, hi float64) float64 {
+	return s.parse(name, s.field(name), lo, hi)
+}
+
+func (s *scanner) parse(name, value string, lo, hi float64) float64 {
+	f, err := strconv.ParseFloat(value, 64)
+	if err != nil || !isNumeric(value) || !(f >= lo && f <= hi) {
+		s.fail(name, value)
+		return 0
+	}
+	return f
+}
+
+func isNumeric(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; (c < '0' || c > '9') && c != '.' && c != 'e' && c != '+' && c != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+func (s *scanner) integer(name string, lo float64) int64 { return s.whole(name, s.field(name), lo) }
+
+func (s *scanner) whole(name, value string, lo float64) int64 {
+	f := s.parse(name, value, lo, maxExact)
+	if f != math.Trunc(f) {
+		s.fail(name, strconv.FormatFloat(f, 'g', -1, 64))
+	}
+	return int64(f)
+}

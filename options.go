@@ -1,0 +1,218 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"reflect"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+)
+
+// Option configures a limiter. An option with a bad value makes the constructor fail.
+type Option func(*options)
+
+type options struct {
+	config     Config
+	maxPermits *float64
+	initial    *float64
+	cache      float64
+	horizon    time.Duration
+	lease      *time.Duration
+	timeout    time.Duration
+	enabled    func() bool
+	store      Store
+	clock      clockwork.Clock
+	policy     FailurePolicy
+	observer   *Observer
+	shadow     bool
+	maxWaiters int
+	err        error
+}
+
+func (o *options) fail(field string, value any, want string) {
+	if o.err == nil {
+		o.err = fmt.Errorf("%w: %s %v: want %s", ErrInvalidConfig, field, value, want)
+	}
+}
+
+func (o *options) only(kind Kind, option string) {
+	if o.config.Kind != kind {
+		o.fail(option, "given", fmt.Sprintf("it only for a %v limiter", kind))
+	}
+}
+
+// WithStore sets where the bucket lives. Default: a MemoryStore of the limiter's own.
+func WithStore(s Store) Option {
+	return func(o *options) {
+		if isNil(s) {
+			o.fail("store", s, "a store, not nil")
+		}
+		o.store = s
+	}
+}
+
+// WithMaxPermits sets how many permits a bursty bucket saves up. Default: one second's worth, at least 1. 0 allows no
+// burst at all: every permit is waited for.
+func WithMaxPermits(n float64) Option {
+	return func(o *options) {
+		o.only(Bursty, "max permits")
+		o.maxPermits = &n
+	}
+}
+
+// WithInitialPermits sets how many permits a bursty bucket starts with when it is new, or when its store has lost it.
+// Default 1 (0 when max permits is 0), so that the first call passes at once and a store that forgets everything never
+// means a full burst.
+func WithInitialPermits(n float64) Option {
+	return func(o *options) {
+		o.only(Bursty, "initial permits")
+		o.initial = &n
+	}
+}
+
+// WithCache sets the share of one second that Try may wait: 0 (never wait) to 9.99. Default 0.5.
+func WithCache(ratio float64) Option {
+	return func(o *options) {
+		if !(ratio >= 0 && ratio <= 9.99) {
+			o.fail("cache", ratio, "a share of a second from 0 to 9.99")
+		}
+		o.cache = ratio
+	}
+}
+
+// WithColdFactor sets how many times longer the interval between permits is when a warm-up bucket is cold. Above 1,
+// default 3.
+func WithColdFactor(f float64) Option {
+	return func(o *options) {
+		o.only(WarmingUp, "cold factor")
+		o.config.ColdFactor = f
+	}
+}
+
+// WithPayment sets who waits for the permits of a request. Default: PayNow for a bursty limiter, PayLater for one that
+// warms up.
+func WithPayment(p Payment) Option {
+	return func(o *options) {
+		if p > PayLater {
+			o.fail("payment", uint8(p), "PayNow or PayLater")
+		}
+		o.config.Payment = p
+	}
+}
+
+// WithSwitch sets a function that is asked at every call: false lets the call pass at once, and no store is touched. It
+// must be fast and safe for concurrent use.
+func WithSwitch(enabled func() bool) Option {
+	return func(o *options) {
+		if enabled == nil {
+			o.fail("switch", "nil", "a function")
+		}
+		o.enabled = enabled
+	}
+}
+
+// WithVersion makes the newest configuration win for the whole fleet: a limiter with an older one learns it with its
+// next answer. 0, the default, means unversioned: as long as nobody sets a version, each limiter's configuration
+// applies to its own calls. At most 2^53.
+func WithVersion(v int64) Option {
+	return func(o *options) { o.config.Version = v }
+}
+
+// WithHorizon bounds how far ahead Acquire reserves, so that a process that dies does not take the fleet's future with
+// it. Callers beyond it wait in their process, in order, and reserve when their time comes near. At least 1 ms, default
+// 10 s.
+func WithHorizon(d time.Duration) Option {
+	return func(o *options) {
+		if d < time.Millisecond {
+			o.fail("horizon", d, "at least 1ms")
+		}
+		o.horizon = d
+	}
+}
+
+// WithStoreTimeout bounds how long a call waits for the store's answer. 1 ms to 1 hour, default 1 s.
+func WithStoreTimeout(d time.Duration) Option {
+	return func(o *options) {
+		if d < time.Millisecond || d > time.Hour {
+			o.fail("store timeout", d, "1ms to 1h")
+		}
+		o.timeout = d
+	}
+}
+
+// WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, reservations that are not due yet
+// included: each takes up to 2 KB, and its goroutine. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default
+// 131,072.
+func WithMaxWaiters(n int) Option {
+	return func(o *options) {
+		if n < 1 {
+			o.fail("max waiters", n, "at least 1")
+		}
+		o.maxWaiters = n
+	}
+}
+
+// WithClock sets the clock that callers sleep by, and that a MemoryStore or a store WithLocalTime decides by. Default:
+// the system's monotonic clock.
+func WithClock(c clockwork.Clock) Option {
+	return func(o *options) {
+		if isNil(c) {
+			o.fail("clock", c, "a clock, not nil")
+		}
+		o.clock = c
+	}
+}
+
+// ForQuota is for an upstream that counts: at most n calls in any window, wherever the window begins. It returns the
+// rate n / (window + jitter) and an option that lets nothing be saved up (max permits 1), so that n+1 calls always
+// span more than the window, though each may arrive up to jitter later than it was let go:
+//
+//	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
+//	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", rate, quota)
+//
+// A quota changes with a new configuration and version, not with SetRate, which would scale max permits too. n and
+// window must be positive and jitter not negative, or the constructor fails.
+func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, opt Option) {
+	span := window.Seconds() + jitter.Seconds()
+	return float64(n) / span, func(o *options) {
+		switch {
+		case n < 1:
+			o.fail("quota", n, "at least 1 call")
+		case window <= 0:
+			o.fail("quota window", window, "a positive duration")
+		case jitter < 0:
+			o.fail("quota jitter", jitter, "a duration that is not negative")
+		}
+		WithMaxPermits(1)(o)
+	}
+}
+
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	rv := reflect.ValueOf(v)
+	return rv.Kind() == reflect.Pointer && rv.IsNil()
+}
+
+// finish settles the sizes that depend on one another and returns the initial permits.
+func (o *options) finish() float64 {
+	if o.config.Kind == WarmingUp {
+		return 0
+	}
+	o.config.Size, o.config.Floor = o.config.Rate, 1
+	if n := o.maxPermits; n != nil {
+		o.config.Size = *n
+		if *n < 1 {
+			o.config.Floor = 0
+		}
+	}
+	most := max(o.config.Size, o.config.Floor)
+	if o.initial == nil {
+		return min(1, most)
+	}
+	if n := *o.initial; !(n >= 0 && n <= most) {
+		o.fail("initial permits", n, fmt.Sprintf("0 to max permits, %v", most))
+	}
+	return *o.initial
+}
