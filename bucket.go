@@ -145,7 +145,7 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 	if o.observer != nil && o.observer.Health != nil && l.line.health != nil {
 		l.line.health.watch(l)
 	}
-	if o.lease != nil {
+	if o.lease != nil && !o.shadow { // a shadow reserves, and who reserves has no use for a lease
 		l.lease = o.lease.Microseconds()
 	}
 	return l, nil
@@ -191,7 +191,9 @@ func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.
 		v, err := l.tryAcquire(ctx, permits, timeout)
 		return v.granted, err
 	}
-	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter) (verdict, error) { return l.tryAcquire(ctx, permits, timeout) })
+	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter, timeout time.Duration) (verdict, error) {
+		return l.tryAcquire(ctx, permits, timeout)
+	})
 	return v.granted, err
 }
 
@@ -259,7 +261,7 @@ func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Dur
 		v, err := l.acquire(ctx, permits)
 		return v.waited(), err
 	}
-	v, err := l.observed(ctx, permits, math.MaxInt64, func(l *RateLimiter) (verdict, error) { return l.acquire(ctx, permits) })
+	v, err := l.observed(ctx, permits, math.MaxInt64, func(l *RateLimiter, _ time.Duration) (verdict, error) { return l.acquire(ctx, permits) })
 	return v.waited(), err
 }
 
@@ -310,7 +312,7 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 		return r, err
 	}
 	var r *Reservation
-	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter) (v verdict, err error) {
+	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter, timeout time.Duration) (v verdict, err error) {
 		r, v, err = l.tryReserve(ctx, permits, timeout)
 		return v, err
 	})

@@ -72,6 +72,8 @@ func (l *line) pump() {
 			out, err := l.store.Apply(context.Background(), &f.batch)
 			l.settle(f, &out, err)
 		}
+	} else if o := l.down(); l.flying && o != nil {
+		l.ground(o) // whoever has come since need not wait for what is under way
 	} else if !l.flying && l.tidy(l.now()) {
 		l.flying = true
 		l.startWatch()
@@ -244,8 +246,6 @@ func (l *line) tidy(now int64) bool {
 	if o := l.down(); o != nil {
 		l.ground(o)
 		return false
-	} else if l.local.Load() != nil {
-		l.local.Store(nil) // the next outage begins with an empty bucket
 	}
 	for len(l.queue) > 0 && l.queue[0].op == OpTake && !l.queue[0].read {
 		c := l.queue[0]
@@ -355,7 +355,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	}
 	if err == nil {
 		l.learn(out, f.late)
+		l.heldTill = received + out.Bucket.HeldUntilMicros - out.NowMicros
 		if !l.inline {
+			l.served = true
 			l.server, l.heard = out.ClockMicros, origin.Add(mono())
 		}
 	}

@@ -148,7 +148,7 @@ func ExampleWithFailurePolicy() {
 	if err != nil {
 		panic(err)
 	}
-	fmt.Println("waited", waited)
+	fmt.Println("waited", waited.Round(10*time.Millisecond))
 	// Output:
 	// decided by policy
 	// waited 40ms

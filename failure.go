@@ -35,7 +35,8 @@ var ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
 // asked again as soon as it answers. Processes notice by themselves. With a cluster or a ring it is noticed bucket by bucket,
 // since others may live on servers that are well.
 //
-// SetRate, Penalize, Reset, State and Cancel always return the failure.
+// SetRate, Penalize, Reset and State always return the failure, and so does Cancel, if it has anything to tell the store: while
+// a batch is under way it returns at once, and the permits may be lost.
 type FailurePolicy struct {
 	mode      failureMode
 	instances int
@@ -59,14 +60,16 @@ var (
 // LocalShare decides by a bucket in this process, with its share of the rate and of max permits: divided by the number of
 // live instances. While the store is there, every process with such a limiter leaves a sign of life in it every two seconds
 // (in the Redis stores; one small script a process), and learns how many others do: who was last seen within seven seconds
-// counts. As long as no number is known, and with other stores, it is the given one, at least 1.
+// counts, and the largest number of the last seven seconds. As long as no number is known, and with other stores, it is the given one, at least 1.
 //
 // Counted are stores, by key prefix: make one for each Redis and process, and give each fleet a prefix of its own
 // (WithKeyPrefix). A share below the least rate, 0.001/s, fails like FailClosed.
 //
 // The local bucket begins empty, once what this process has reserved is through. So in T seconds of an outage the fleet lets
-// go at most rate × T permits, if all its instances had been counted, besides those that were reserved before. A request that
-// no state of the smaller bucket could grant within its timeout is refused.
+// go at most rate × T permits, if all its instances had been counted, besides those that were reserved before; with PayLater
+// also one request of each process, which the others pay for. What is reserved in an outage falls due as reserved, even when
+// the store is back, beside what it grants. A request that no state of the smaller bucket could grant within its timeout is
+// refused.
 func LocalShare(instances int) FailurePolicy {
 	return FailurePolicy{mode: localShare, instances: instances}
 }
@@ -113,7 +116,17 @@ func away(err error) bool {
 		return script.CannotServe(reply.Error())
 	}
 	var network net.Error
-	return errors.As(err, &network) || script.CannotServe(err.Error()) || strings.Contains(err.Error(), "all sentinels")
+	return errors.As(err, &network) || script.CannotServe(err.Error()) || unreachable(err.Error())
+}
+
+// unreachable tells whether a client says, in words only, that it knows no server that is well.
+func unreachable(text string) bool {
+	for _, words := range []string{"all sentinels", "all ring shards are down", "cluster has no nodes"} {
+		if strings.Contains(text, words) {
+			return true
+		}
+	}
+	return false
 }
 
 // instead is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the
@@ -149,7 +162,6 @@ func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask fun
 type share struct {
 	whole     Config
 	instances int
-	line      *line
 	limiter   *RateLimiter
 }
 
@@ -161,8 +173,9 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 			n = int(counted)
 		}
 	}
-	whole, line := l.effective().Config, l.line.local.Load()
-	if s := l.share.Load(); s != nil && s.whole == whole && s.instances == n && s.line == line {
+	whole := l.effective().Config
+	if s := l.share.Load(); s != nil && s.whole == whole && s.instances == n {
+		l.line.part(s.limiter)
 		return s.limiter, nil
 	}
 	c := whole
@@ -172,26 +185,32 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("bucket %q: divided by %d instances: %w", l.Name(), n, err)
 	}
-	part := &RateLimiter{own: newSetting(c), cache: l.cache, horizon: l.horizon, plain: true, maxWaiters: l.maxWaiters}
+	part := &RateLimiter{own: newSetting(c), horizon: l.horizon, plain: true, maxWaiters: l.maxWaiters}
 	part.line = l.line.part(part)
-	l.share.Store(&share{whole, n, part.line, part})
+	l.share.Store(&share{whole, n, part})
 	return part, nil
 }
 
-// part is the line of this process's part of the bucket, while the store is away. What is reserved in the bucket itself comes
-// first.
+// part is the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
+// reserved in one counts in the next. If the store has served the bucket meanwhile, it begins empty, once what is reserved in
+// the bucket itself is through, or a penalty that is known of.
 func (l *line) part(limiter *RateLimiter) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if p := l.local.Load(); p != nil {
+	p := l.local.Load()
+	if p != nil && !l.served {
 		return p
 	}
-	p := newLine(NewMemoryStore(), l.name, l.clock, l.timeout)
-	if ahead := l.lastDue - l.now(); ahead > 0 {
-		limiter.line = p
-		p.submit(context.Background(), &call{limiter: limiter, op: OpHold, hold: ahead, ready: make(chan struct{})})
+	if p == nil {
+		p = newLine(l.parts, l.name, l.clock, 0) // whatever their timeouts, all limiters of the name share it
+		l.local.Store(p)
 	}
-	l.local.Store(p)
+	l.served = false
+	if limiter.line == nil {
+		limiter.line = p
+	}
+	ahead := max(1, max(l.lastDue, l.heldTill)-l.now()) // at least that: a hold drops what is saved up
+	p.submit(context.Background(), &call{limiter: limiter, op: OpHold, hold: ahead, ready: make(chan struct{})})
 	return p
 }
 
@@ -205,7 +224,8 @@ func (l *line) down() *outage {
 
 // ground fails all who want to ask the store, which is away.
 func (l *line) ground(o *outage) {
-	l.health.wanted(l)
+	l.health.suspect(l)
+	l.listened = l.now()
 	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, l.label(), time.Since(o.since).Round(time.Millisecond), o.err)
 	var promised []*call
 	for _, c := range l.queue {

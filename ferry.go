@@ -362,7 +362,7 @@ func (f *ferry) alone(c *cargo) {
 func (c *cargo) lost(err error, woken *[]chan struct{}) {
 	c.memo.text = ""
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: bucket %q: %w", ErrStoreTimeout, c.batch.Name, err)
+		err = fmt.Errorf("%w: bucket %q: %w", ErrStoreTimeout, label(c.batch.Name), err)
 	}
 	c.line.land(c.flight, &Outcome{}, err, woken)
 }

@@ -202,7 +202,7 @@ func TestKeptLockEndsSoon(t *testing.T) {
 	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
 	b := takes("x", 1)
 	m := store.recall(b)
-	token, waited, err := store.obtain(background, m.lock)
+	token, waited, err := store.obtain(background, m.lock, new(atomic.Bool))
 	require.NoError(t, err)
 	require.False(t, waited)
 	require.Greater(t, client.PTTL(background, m.lock).Val(), time.Second)

@@ -1,6 +1,9 @@
 package tokenbucket
 
-import "time"
+import (
+	"sync/atomic"
+	"time"
+)
 
 // memo is what a process keeps in mind of a bucket between two batches: with the state known, it computes beforehand
 // what the next batch makes of it, and Redis need only compare and write.
@@ -15,6 +18,7 @@ type memo struct {
 	token string        // as long as it is kept
 	turns int           // batches decided under it
 	yield time.Duration // see mono: until then it is theirs
+	held  atomic.Bool   // they have it now, and the batch waits
 }
 
 // recall returns what is known of the batch's bucket.

@@ -2,8 +2,10 @@ package tokenbucket
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -28,18 +30,23 @@ const (
 // nothing; a probe settles it. So neither one lost reply nor a caller with little time shuts out the others, and no call is
 // spent on finding out.
 type health struct {
+	others  *atomic.Int64 // outages of this client that are noticed: with a cluster each bucket has its own
+	hung    atomic.Int32
 	now     atomic.Pointer[outage] // nil: it answers, as far as known
 	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
 	probing atomic.Bool
-	hung    atomic.Int32
 	slowest atomic.Int64 // of the answers of late, in nanoseconds; 0: none yet
 	late    chan error   // answers of probes whose time was over
 
-	mu    sync.Mutex
-	asked *asked             // under way
-	last  weak.Pointer[line] // that wanted to ask
-	told  map[weak.Pointer[RateLimiter]]struct{}
-	timer *time.Timer
+	telling sync.Mutex // held from noticing until all have heard
+
+	mu      sync.Mutex
+	asked   *asked             // under way
+	last    weak.Pointer[line] // that wanted to ask,
+	lastAt  time.Duration      // and when; see mono
+	told    map[weak.Pointer[RateLimiter]]struct{}
+	sweepAt int // entries of told
+	timer   *time.Timer
 }
 
 // asked is a probe that some may wait for.
@@ -54,8 +61,8 @@ type outage struct {
 	err   error
 }
 
-func newHealth() *health {
-	return &health{late: make(chan error, 1), breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
+func newHealth(others *atomic.Int64) *health {
+	return &health{others: others, late: make(chan error, 1), breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
 		MaxRequests:  1,
 		Timeout:      probePause / 2, // the pause between probes is ours
 		ReadyToTrip:  func(c gobreaker.Counts) bool { return c.ConsecutiveFailures > 0 },
@@ -96,17 +103,41 @@ func (h *health) suspect(l *line) {
 // wanted notes that a line wants to ask the store.
 func (h *health) wanted(l *line) {
 	h.mu.Lock()
-	h.last = weak.Make(l)
+	h.last, h.lastAt = weak.Make(l), mono()
 	h.mu.Unlock()
 }
 
-// probe asks the store until it answers, or the line that wanted to last is in use no more.
-func (h *health) probe() {
+const (
+	// Beyond outagesAtOnce, buckets are probed less often, at last once a second each, and only those of buckets that somebody wanted
+	// within idle: the next who wants to begins again.
+	outagesAtOnce = 32
+	idle          = time.Minute
+)
+
+// next is the line whose bucket is to be probed: the last that wanted to ask, or another if nobody uses that any more. It is nil,
+// and there are no more probes, if nobody has wanted to for long.
+func (h *health) next() *line {
 	h.mu.Lock()
-	l := h.last.Value()
-	h.mu.Unlock()
+	defer h.mu.Unlock()
+	if mono()-h.lastAt < idle || h.others.Load() < outagesAtOnce {
+		if l := h.last.Value(); l != nil {
+			return l
+		}
+		for p := range h.told {
+			if l := p.Value(); l != nil {
+				return l.line
+			}
+		}
+	}
+	h.timer = nil
+	h.probing.Store(false)
+	return nil
+}
+
+// probe asks the store until it answers, or nobody wants to know.
+func (h *health) probe() {
+	l := h.next()
 	if l == nil {
-		h.settled()
 		return
 	}
 	if done, err := h.breaker.Allow(); err == nil {
@@ -118,7 +149,7 @@ func (h *health) probe() {
 		}
 		h.failed(err)
 	}
-	pause := probePause/2 + rand.N(probePause)
+	pause := (probePause/2 + rand.N(probePause)) * time.Duration(min(10, 1+h.others.Load()/outagesAtOnce))
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.timer == nil {
@@ -199,11 +230,16 @@ func (h *health) reach(ctx context.Context, l *line) error {
 		return p.probe(ctx, l.name)
 	}
 	_, err := l.store.Apply(ctx, &Batch{Name: l.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: l.micros})
+	if errors.Is(err, ErrInvalidConfig) { // of a bucket of the other kind: it was read
+		return nil
+	}
 	return err
 }
 
 // failed notes an outage.
 func (h *health) failed(err error) {
+	h.telling.Lock()
+	defer h.telling.Unlock()
 	if h.now.Load() != nil {
 		return
 	}
@@ -212,12 +248,16 @@ func (h *health) failed(err error) {
 	default:
 	}
 	h.now.Store(&outage{time.Now(), err})
-	slog.Warn("tokenbucket: the store is away", "error", err)
+	if h.others.Add(1) == 1 { // one of many is logged
+		slog.Warn("tokenbucket: the store is away", "error", err)
+	}
 	h.tell(Health{Down: true, Err: err})
 }
 
 // settled ends the probes, and the outage if there was one.
 func (h *health) settled() {
+	h.telling.Lock()
+	defer h.telling.Unlock()
 	o := h.now.Swap(nil)
 	h.mu.Lock()
 	h.timer = nil
@@ -225,7 +265,9 @@ func (h *health) settled() {
 	h.probing.Store(false)
 	if o != nil {
 		after := time.Since(o.since)
-		slog.Info("tokenbucket: the store is back", "after", after)
+		if h.others.Add(-1) == 0 {
+			slog.Info("tokenbucket: the store is back", "after", after)
+		}
 		h.tell(Health{After: after})
 	}
 }
@@ -236,6 +278,10 @@ func (h *health) watch(l *RateLimiter) {
 	defer h.mu.Unlock()
 	if h.told == nil {
 		h.told = make(map[weak.Pointer[RateLimiter]]struct{})
+	}
+	if len(h.told) >= h.sweepAt {
+		maps.DeleteFunc(h.told, func(p weak.Pointer[RateLimiter], _ struct{}) bool { return p.Value() == nil })
+		h.sweepAt = 2*len(h.told) + 16
 	}
 	h.told[weak.Make(l)] = struct{}{}
 }

@@ -3,6 +3,7 @@ package tokenbucket
 import (
 	"context"
 	_ "embed"
+	"log/slog"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -27,6 +28,8 @@ var beatScript = script.New(beatSource)
 type member struct {
 	id   string
 	live atomic.Int64 // instances last known; 0: none yet
+	seen time.Time    // when there were so many
+	told bool         // that it does not work
 }
 
 // census counts the instances that use a Redis and a key prefix.
@@ -51,6 +54,15 @@ func (s *redisBase) join() *member {
 	return m
 }
 
+// count notes how many instances there are. Fewer than before are believed only when that has lasted for as long as one that
+// is silent counts: after Redis has lost its state, or its clock was set, each is the first of all to be seen again.
+func (m *member) count(n int64) {
+	if now := time.Now(); n >= m.live.Load() || now.Sub(m.seen) > liveFor {
+		m.live.Store(n)
+		m.seen = now
+	}
+}
+
 // beat shows that a member lives, again and again.
 func (s *redisBase) beat(of weak.Pointer[member], pause time.Duration) {
 	time.AfterFunc(pause, func() {
@@ -63,8 +75,12 @@ func (s *redisBase) beat(of weak.Pointer[member], pause time.Duration) {
 		reply, err := beatScript.Run(ctx, s.client, 1, s.prefix+"instances", m.id, strconv.FormatInt(liveFor.Milliseconds(), 10))
 		if err == nil && len(reply) == 1 {
 			if n, err := strconv.ParseInt(reply[0], 10, 64); err == nil && n > 0 {
-				m.live.Store(n)
+				m.count(n)
 			}
+			m.told = false
+		} else if !m.told && !away(err) {
+			m.told = true
+			slog.Warn("tokenbucket: instances cannot be counted; LocalShare goes by what it was given", "error", err)
 		}
 		s.beat(of, beatEvery*9/10+rand.N(beatEvery/5))
 	})

@@ -31,7 +31,8 @@ type line struct {
 	real    bool                 // clock is the system's
 	paces   bool                 // who is let go late asks again, see overslept
 	health  *health              // of the store; nil: it never fails
-	local   atomic.Pointer[line] // the bucket's part in this process, while the store is away; nil: it is there
+	parts   *MemoryStore         // of processes' parts of buckets, while the store is away
+	local   atomic.Pointer[line] // this bucket's; nil: not needed yet
 
 	// known is the newest versioned configuration that an answer brought; nil: none.
 	known atomic.Pointer[setting]
@@ -63,6 +64,8 @@ type line struct {
 	listened int64     // when the store answered last, or was to; by the limiter's clock
 	server   int64     // the store's clock in its last answer
 	heard    time.Time // when that arrived; by the system's clock
+	served   bool      // the store has served the bucket since local was asked last
+	heldTill int64     // until when the bucket is held back, as last seen; by the limiter's clock
 	conflict int64     // the version whose disagreement was reported
 
 	next   *lease // granted while lease still lasts
@@ -187,11 +190,13 @@ func newLine(store Store, name string, clock clockwork.Clock, timeout time.Durat
 	l.paces = l.real
 	l.micros = l.now
 	if !l.inline {
-		if s, ok := store.(interface{ healthOf() *health }); ok {
-			l.health = s.healthOf()
-		}
-		if l.health == nil {
-			l.health = newHealth()
+		if s, ok := store.(interface {
+			healthOf() *health
+			partsOf() *MemoryStore
+		}); ok {
+			l.health, l.parts = s.healthOf(), s.partsOf()
+		} else {
+			l.health, l.parts = newHealth(new(atomic.Int64)), NewMemoryStore()
 		}
 	}
 	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
@@ -392,14 +397,18 @@ func (l *line) lapse(f *flight, now time.Duration) {
 		stub := *c // takes the answer in its place
 		stub.gone, stub.done, stub.answer = true, true, nil
 		f.calls[i] = &stub
-		if c.fail(l.lateness()) {
+		if c.fail(l.lateness(f)) {
 			promised = append(promised, c)
 		}
 	}
 	l.retry(promised)
 }
 
-func (l *line) lateness() error {
+// lateness is why callers were not answered in time, while a flight is under way: that is waiting for a lock, or for an answer.
+func (l *line) lateness(f *flight) error {
+	if f != nil && f.batch.memo != nil && f.batch.memo.held.Load() {
+		return fmt.Errorf("%w: bucket %q: within %v", ErrLockNotObtained, l.label(), l.timeout)
+	}
 	return fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, l.label(), l.timeout)
 }
 
@@ -420,7 +429,7 @@ func (l *line) look() {
 	var promised []*call
 	l.queue = slices.DeleteFunc(l.queue, func(c *call) bool {
 		late := !c.done && now-c.sent >= l.timeout
-		if late && c.fail(l.lateness()) {
+		if late && c.fail(l.lateness(l.flight)) {
 			promised = append(promised, c)
 		}
 		return late || c.done
@@ -453,7 +462,7 @@ func (l *line) abandonStalled() {
 	if l.flight != nil && mono()-l.flight.began >= l.timeout {
 		l.lapse(l.flight, mono())
 		l.flight.late = true
-		l.returnedFrom(l.flight, &Outcome{}, l.lateness())
+		l.returnedFrom(l.flight, &Outcome{}, l.lateness(l.flight))
 		l.flight, l.flying = nil, false
 	}
 }

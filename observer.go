@@ -7,8 +7,8 @@ import (
 )
 
 // Observer is told what a limiter does, for metrics, traces and logs. Functions that are nil are not called, and an
-// observer that is not set costs nothing. They are called by many goroutines at once, must return quickly and must not
-// call the limiter. contrib/prometheus and contrib/otel make one of each kind.
+// observer that is not set costs nothing. They are called by many goroutines at once, some of them under a bucket's
+// lock: they must return quickly, must not call the limiter, and must not panic. contrib/prometheus and contrib/otel make one of each kind.
 type Observer struct {
 	// Decision is called once for every Try, TryAcquire, Acquire, Reserve and TryReserve, by its caller's goroutine, just
 	// before it returns.
@@ -108,16 +108,21 @@ func WithObserver(o Observer) Option {
 	return func(opts *options) { opts.observer = &o }
 }
 
+// ask is a call for permits that fall due within a timeout.
+type ask func(l *RateLimiter, timeout time.Duration) (verdict, error)
+
 // observed asks for permits as told, and tells the observer what came of it. A store that is away is where the policy
 // decides.
-func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Duration, ask func(*RateLimiter) (verdict, error)) (verdict, error) {
+func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Duration, ask ask) (verdict, error) {
 	began := mono()
 	var v verdict
 	var err error
 	if l.shadow {
 		v, err = l.shadowed(ctx, permits, timeout)
-	} else if v, err = ask(l); err != nil {
-		v, err = l.instead(ctx, v, err, ask)
+	} else if v, err = ask(l, timeout); err != nil {
+		v, err = l.instead(ctx, v, err, func(local *RateLimiter) (verdict, error) { // in time, whatever it took to get here
+			return ask(local, timeout-max(0, mono()-began-l.line.timeout))
+		})
 	}
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
@@ -135,7 +140,9 @@ func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Du
 const shadowMark = "\xff"
 
 // label is the bucket's name as its users know it.
-func (l *line) label() string { return strings.TrimPrefix(l.name, shadowMark) }
+func (l *line) label() string { return label(l.name) }
+
+func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
 
 // WithShadow is for trying a limit in production: every call is decided and told to the observer (WithObserver), and then
 // passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the

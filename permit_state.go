@@ -256,10 +256,10 @@ func (b *PermitBucket) resync(now int64) (overflow bool) {
 // if the outcome says Changed.
 func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 	if nowMicros < -maxExact || nowMicros > maxExact {
-		return Outcome{}, fmt.Errorf("%w: bucket %q: clock at %d µs is out of range", ErrInvalidConfig, batch.Name, nowMicros)
+		return Outcome{}, fmt.Errorf("%w: bucket %q: clock at %d µs is out of range", ErrInvalidConfig, label(batch.Name), nowMicros)
 	}
 	out := Outcome{ClockMicros: nowMicros}
-	b.Name = batch.Name
+	b.Name = label(batch.Name)
 	if b.Epoch == 0 {
 		newest := batch.Config
 		if batch.Known.Version > newest.Version && batch.Known.Kind == newest.Kind {
@@ -298,7 +298,7 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 		out.Changed = out.Changed || r.Grant.OK
 	}
 	if out.Changed && !b.sound() {
-		return Outcome{}, fmt.Errorf("%w: bucket %q would become %+v", ErrCorruptState, batch.Name, b.mark())
+		return Outcome{}, fmt.Errorf("%w: bucket %q would become %+v", ErrCorruptState, label(batch.Name), b.mark())
 	}
 	out.NowMicros, out.Bucket = nowMicros, *b
 	return out, nil
@@ -353,7 +353,7 @@ func (b *PermitBucket) reconcile(now int64, batch *Batch, out *Outcome) error {
 	mine, theirs := &batch.Config, &b.Config
 	if mine.Kind != theirs.Kind {
 		return fmt.Errorf("%w: bucket %q is of kind %v, not %v: give one of them another name",
-			ErrInvalidConfig, batch.Name, theirs.Kind, mine.Kind)
+			ErrInvalidConfig, label(batch.Name), theirs.Kind, mine.Kind)
 	}
 	if *mine == *theirs {
 		return nil

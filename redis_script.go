@@ -197,6 +197,7 @@ func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, er
 func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
 	server, read := a.batch.ServerMicros, a.batch.ServerRead
 	tooLate, waited := false, time.Duration(0)
+	a.memo.held.Store(false)
 	for pause := script.NewPause(); ; {
 		var args [2 + headArgs + bucketArgs]string
 		args[0], args[1] = a.memo.bucket, a.memo.lock
@@ -234,6 +235,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 		case locked:
 			if waited == 0 {
 				waited = mono()
+				a.memo.held.Store(true)
 			}
 			if !pause.Wait(ctx) {
 				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -60,8 +61,10 @@ type redisBase struct {
 	lockTTL time.Duration
 	err     error
 
-	health *health // nil: buckets live on different servers, and each has its own
-	census *census
+	health  *health // nil: buckets live on different servers, and each has its own
+	outages *atomic.Int64
+	parts   *MemoryStore
+	census  *census
 }
 
 // spareTTL, in milliseconds, is how much longer a key lives than it must, so that most writes can leave that alone.
@@ -118,11 +121,12 @@ func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptSt
 }
 
 func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
-	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond, census: new(census)}
+	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond, census: new(census), parts: NewMemoryStore(),
+		outages: new(atomic.Int64)}
 	switch any(client).(type) {
 	case *redis.ClusterClient, *redis.Ring:
 	default:
-		s.health = newHealth()
+		s.health = newHealth(s.outages)
 	}
 	if isNil(client) {
 		s.err = fmt.Errorf("%w: redis client is nil", ErrInvalidConfig)
@@ -163,7 +167,14 @@ func (s *redisBase) keys(name string) (bucket, lock string) {
 	return bucket, bucket + ":lock"
 }
 
-func (s *redisBase) healthOf() *health { return s.health }
+func (s *redisBase) healthOf() *health {
+	if s.health == nil { // the servers of a cluster fail one by one
+		return newHealth(s.outages)
+	}
+	return s.health
+}
+
+func (s *redisBase) partsOf() *MemoryStore { return s.parts }
 
 // probe implements prober: a write in the bucket's slot, which a replica, a full server or one without enough replicas
 // refuses as it would a bucket's.
@@ -264,11 +275,15 @@ func reload(ctx context.Context, client RedisClient, err error) {
 
 // patience is for how long to wait for a lock between two attempts: first about as long as it is held by one who is alone,
 // then about as long as it is kept, and at last less and less, so that those who have waited for longest ask most often.
-type patience struct{ tried int }
+type patience struct {
+	tried int
+	seen  *atomic.Bool // that somebody has it
+}
 
 // NextBackoff implements redislock.RetryStrategy.
 func (p *patience) NextBackoff() time.Duration {
 	p.tried++
+	p.seen.Store(true)
 	d := min(200*time.Microsecond<<min(p.tried, 4), 3*time.Millisecond) >> min(2, p.tried/8)
 	return d/2 + rand.N(d)
 }
@@ -310,6 +325,7 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
 	token := m.token
 	m.token = ""
+	m.held.Store(false)
 	lockWait := time.Duration(0)
 	for pause := script.NewPause(); ; {
 		if token == "" {
@@ -319,13 +335,14 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 			waited := false
 			var err error
 			asked := mono()
-			token, waited, err = s.obtain(ctx, m.lock)
+			token, waited, err = s.obtain(ctx, m.lock, &m.held)
 			if waited {
 				lockWait += mono() - asked
 			}
 			if err != nil {
 				return Outcome{lockWait: lockWait}, err
 			}
+			m.held.Store(false)
 			if m.turns = maxTurns; waited && batch.keep {
 				m.turns = 0
 			}
@@ -375,11 +392,11 @@ func (s *RedisStore) letGo(m *memo) {
 }
 
 // obtain takes the lock, or gives up when the context ends. It tells whether somebody else had it.
-func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, waited bool, err error) {
-	held := false // somebody was seen to have it
+func (s *RedisStore) obtain(ctx context.Context, lock string, held *atomic.Bool) (token string, waited bool, err error) {
 	var refused error
+	pause := script.NewPause()
 	for {
-		patience := &patience{}
+		patience := &patience{seen: held}
 		token = strconv.FormatUint(rand.Uint64(), 36) + strconv.FormatUint(rand.Uint64(), 36)
 		attempt, cancel := context.WithTimeout(ctx, s.lockTTL)
 		_, err = s.locker.Obtain(attempt, lock, s.lockTTL, &redislock.Options{Token: token, RetryStrategy: patience})
@@ -390,7 +407,7 @@ func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, wai
 			return token, waited || patience.tried > 0, nil
 		case !ended && script.NotExecuted(err):
 			refused = err
-			if !script.NewPause().Wait(ctx) {
+			if !pause.Wait(ctx) {
 				return "", false, err
 			}
 			continue
@@ -401,10 +418,10 @@ func (s *RedisStore) obtain(ctx context.Context, lock string) (token string, wai
 			}
 			return "", false, err
 		}
-		waited, held = true, held || patience.tried > 0
+		waited = true
 		s.release(lock, token)
 		switch {
-		case ctx.Err() != nil && held:
+		case ctx.Err() != nil && held.Load():
 			return "", true, fmt.Errorf("%w: key %q", ErrLockNotObtained, lock)
 		case ctx.Err() != nil && refused != nil:
 			return "", false, refused
@@ -499,5 +516,5 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 }
 
 func (s *redisBase) tooLate(batch *Batch) error {
-	return fmt.Errorf("%w: bucket %q: the script ran too late and took nothing", ErrStoreTimeout, batch.Name)
+	return fmt.Errorf("%w: bucket %q: the script ran too late and took nothing", ErrStoreTimeout, label(batch.Name))
 }

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -199,7 +200,7 @@ func TestFence(t *testing.T) {
 			client.Del(background, bucket, lock)
 			_, err := store.Apply(background, takes("x", 1))
 			require.NoError(t, err)
-			token, _, err := store.obtain(background, lock)
+			token, _, err := store.obtain(background, lock, new(atomic.Bool))
 			require.NoError(t, err)
 			paused := &pausing{RedisClient: client, before: commitScript.SHA, do: meanwhile}
 			stale := *store

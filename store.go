@@ -12,7 +12,9 @@ import (
 // Changed, to live for at least PermitBucket.TTLMillis. The clock is read inside the critical section, and no other
 // batch of any process may be decided on the same bucket between the read and the write. Grants are left in the
 // requests. On an error nothing may have been granted for certain, and the caller treats the permits as lost. Apply is
-// called by one goroutine per bucket and process, by many for different buckets, and ctx always has a deadline.
+// called by one goroutine per bucket and process, by many for different buckets, and ctx always has a deadline. Two exceptions:
+// the next batch does not wait for a call that has outlived its deadline, and after a failure a batch without requests looks
+// whether the store answers.
 //
 // The package storetest holds the conformance suite that every Store must pass.
 type Store interface {

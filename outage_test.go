@@ -1,0 +1,290 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// ailing is a store that fails, or hangs, or whose probes fail, as it is told.
+type ailing struct {
+	store             MemoryStore
+	fails, hangs, ill atomic.Bool
+}
+
+func (s *ailing) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	if s.hangs.Load() {
+		<-ctx.Done()
+		return Outcome{}, fmt.Errorf("%w: hung", ErrStoreTimeout)
+	}
+	if s.fails.Load() && len(b.Requests) > 0 {
+		return Outcome{}, fmt.Errorf("%w: failed", ErrStoreTimeout)
+	}
+	return s.store.Apply(ctx, b)
+}
+
+// sick is an ailing store with a probe of its own.
+type sick struct{ ailing }
+
+func (s *sick) probe(context.Context, string) error {
+	if s.ill.Load() {
+		return fmt.Errorf("%w: no", ErrStoreUnavailable)
+	}
+	return nil
+}
+
+func (s *sick) away(t *testing.T, l *RateLimiter, is bool) {
+	s.ill.Store(is)
+	s.fails.Store(is)
+	if is {
+		_, _ = l.Reserve(background, 1)
+	}
+	healthy(t, l, !is)
+}
+
+// What is reserved in an outage counts in the next one: short outages in a row give nobody more than one long outage.
+func TestShareOutlivesOutages(t *testing.T) {
+	for name, open := range map[string]func(opts ...Option) (*RateLimiter, error){
+		"bursty": func(opts ...Option) (*RateLimiter, error) { return NewSmoothBursty("x", 1, opts...) },
+		"pay later": func(opts ...Option) (*RateLimiter, error) {
+			return NewSmoothBursty("x", 1, append(opts, WithPayment(PayLater))...)
+		},
+		"warm-up": func(opts ...Option) (*RateLimiter, error) { return NewSmoothWarmingUp("x", 1, 10*time.Second, opts...) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &sick{}
+			l, err := open(WithStore(s), WithFailurePolicy(LocalShare(1)))
+			require.NoError(t, err)
+			began := time.Now()
+			const span = 12 * time.Second
+			within := 0
+			for range 5 {
+				s.away(t, l, true)
+				for range 10 {
+					r, err := l.Reserve(background, 1)
+					require.NoError(t, err)
+					require.True(t, r.OK())
+					if time.Since(began)+r.Delay() <= span {
+						within++
+					}
+				}
+				s.away(t, l, false)
+				_, err = l.Reserve(background, 1) // the store serves the bucket
+				require.NoError(t, err)
+			}
+			t.Logf("%d of 50 permits fall due in %v of outages", within, span)
+			require.Positive(t, within)
+			require.LessOrEqual(t, within, 1+int(span.Seconds()))
+		})
+	}
+}
+
+// Calls that fail while probes do not are no reason to begin anew either.
+func TestShareOfSingleFailures(t *testing.T) {
+	s := &sick{}
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithFailurePolicy(LocalShare(1)), WithStoreTimeout(50*time.Millisecond))
+	require.NoError(t, err)
+	_, err = l.Try(background)
+	require.NoError(t, err)
+	s.hangs.Store(true)
+	var passed atomic.Int64
+	var wg sync.WaitGroup
+	began := time.Now()
+	for range 100 {
+		wg.Go(func() {
+			for time.Since(began) < 2*time.Second {
+				if ok, _ := l.TryAcquire(background, 1, 500*time.Millisecond); ok {
+					passed.Add(1)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	span := time.Since(began).Seconds()
+	t.Logf("10/s: %d in %.1f s", passed.Load(), span)
+	require.Positive(t, passed.Load())
+	require.LessOrEqual(t, float64(passed.Load()), 1+10*span)
+}
+
+// Limiters that differ in their timeouts share this process's part.
+func TestShareOfAllTimeouts(t *testing.T) {
+	server := redistest.Start(t)
+	store := NewRedisScriptStore(server.Client(t))
+	var all []*RateLimiter
+	for i := range 4 {
+		l, err := NewSmoothBursty("x", 10, WithStore(store), WithFailurePolicy(LocalShare(1)), WithStoreTimeout(time.Second+time.Duration(i)))
+		require.NoError(t, err)
+		_, err = l.State(background)
+		require.NoError(t, err)
+		all = append(all, l)
+	}
+	require.NoError(t, server.Kill())
+	_, _ = all[0].Try(background)
+	healthy(t, all[0], false)
+	began := time.Now()
+	within := 0
+	for i := range 40 {
+		r, err := all[i%4].Reserve(background, 1)
+		require.NoError(t, err)
+		if r.Delay() <= time.Second {
+			within++
+		}
+	}
+	require.Positive(t, within)
+	require.LessOrEqual(t, float64(within), 1+10*(1+time.Since(began).Seconds()))
+}
+
+// A penalty that is known of holds in an outage, too.
+func TestShareKeepsThePenalty(t *testing.T) {
+	s := &sick{}
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithFailurePolicy(LocalShare(1)))
+	require.NoError(t, err)
+	require.NoError(t, l.Penalize(background, time.Minute))
+	s.away(t, l, true)
+	r, err := l.Reserve(background, 1)
+	require.NoError(t, err)
+	require.Greater(t, r.Delay(), 50*time.Second)
+}
+
+// A processor has nothing to do for those who wait while the store is away.
+func TestOutageCostsNoProcessor(t *testing.T) {
+	s := &sick{}
+	l, err := NewSmoothBursty("x", 1, WithStore(s))
+	require.NoError(t, err)
+	for range 10 {
+		_, err = l.Reserve(background, 1)
+		require.NoError(t, err)
+	}
+	s.away(t, l, true)
+	time.Sleep(listenMicros*time.Microsecond + 100*time.Millisecond)
+	used := func() time.Duration {
+		var u syscall.Rusage
+		require.NoError(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	}
+	before := used()
+	time.Sleep(time.Second)
+	spent := used() - before
+	t.Logf("%v of a second", spent)
+	require.Less(t, spent, 300*time.Millisecond)
+}
+
+// A lock that others hold is no outage: its error says so, under every policy.
+func TestHeldLockOpensNoGate(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	for which, store := range redisStores(client) {
+		for _, policy := range []FailurePolicy{FailClosed, FailOpen, LocalShare(1)} {
+			t.Run(which+" "+policy.String(), func(t *testing.T) {
+				name := which + policy.String()
+				l, err := NewSmoothBursty(name, 10, WithStore(store), WithFailurePolicy(policy), WithStoreTimeout(200*time.Millisecond))
+				require.NoError(t, err)
+				_, err = l.Try(background)
+				require.NoError(t, err)
+				time.Sleep(200 * time.Millisecond)
+				for range 5 {
+					require.NoError(t, client.Set(background, "tokenbucket:{"+name+"}:lock", "other", 450*time.Millisecond).Err())
+					ok, err := l.TryAcquire(background, 1, 0)
+					require.ErrorIs(t, err, ErrLockNotObtained)
+					require.False(t, ok)
+				}
+			})
+		}
+	}
+}
+
+// A ring that knows no server that is well says so in words of its own.
+func TestRingAway(t *testing.T) {
+	server := redistest.Start(t)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr}})
+	t.Cleanup(func() { _ = ring.Close() })
+	l, err := NewSmoothBursty("x", 10, WithStore(NewRedisScriptStore(ring)), WithFailurePolicy(FailOpen))
+	require.NoError(t, err)
+	_, err = l.Try(background)
+	require.NoError(t, err)
+	require.NoError(t, server.Kill())
+	_, _ = l.Try(background)
+	healthy(t, l, false)
+	for began := time.Now(); time.Since(began) < 4*time.Second; time.Sleep(5 * time.Millisecond) {
+		ok, err := l.Try(background)
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	require.NotNil(t, l.line.down())
+}
+
+// An outage goes on though who noticed it is used no more.
+func TestOutageOutlivesALimiter(t *testing.T) {
+	server := redistest.Start(t)
+	store := NewRedisScriptStore(server.Client(t))
+	var back atomic.Bool
+	a, err := NewSmoothBursty("a", 10, WithStore(store), WithObserver(Observer{Health: func(h Health) {
+		if !h.Down {
+			back.Store(true)
+		}
+	}}))
+	require.NoError(t, err)
+	_, err = a.Try(background)
+	require.NoError(t, err)
+	require.NoError(t, server.Kill())
+	_, err = a.Try(background)
+	require.Error(t, err)
+	healthy(t, a, false)
+	func() {
+		b, err := NewSmoothBursty("b", 10, WithStore(store))
+		require.NoError(t, err)
+		_, err = b.Try(background)
+		require.Error(t, err)
+	}()
+	for range 20 {
+		runtime.GC()
+		time.Sleep(20 * time.Millisecond)
+	}
+	require.False(t, back.Load())
+	require.NotNil(t, a.line.down())
+	require.NoError(t, server.Restart())
+	healthy(t, a, true)
+	require.Eventually(t, back.Load, 10*time.Second, time.Millisecond)
+}
+
+// Whether a store answers can be found out whatever kind of bucket it has.
+func TestProbeOfTheOtherKind(t *testing.T) {
+	s := &ailing{}
+	l, err := NewSmoothWarmingUp("x", 10, time.Second, WithStore(s), WithFailurePolicy(FailOpen))
+	require.NoError(t, err)
+	_, err = l.Try(background)
+	require.NoError(t, err)
+	s.fails.Store(true)
+	ok, err := l.Try(background)
+	require.NoError(t, err)
+	require.True(t, ok)
+}
+
+// A call returns within its timeout and the store's, though it is decided elsewhere at last.
+func TestPolicyInTime(t *testing.T) {
+	s := &ailing{}
+	const timeout, store = 900 * time.Millisecond, 600 * time.Millisecond
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithFailurePolicy(LocalShare(10)), WithStoreTimeout(store))
+	require.NoError(t, err)
+	r, err := l.Reserve(background, 9) // the local bucket begins when that is through
+	require.NoError(t, err)
+	require.True(t, r.OK())
+	s.hangs.Store(true)
+	for range 20 {
+		began := time.Now()
+		_, err := l.TryAcquire(background, 1, timeout)
+		require.NoError(t, err)
+		require.Less(t, time.Since(began), timeout+store+200*time.Millisecond)
+	}
+	s.hangs.Store(false)
+	healthy(t, l, true)
+}
