@@ -1,19 +1,12 @@
 package faultlab
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -22,149 +15,21 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Node is a redis-server, or a sentinel, that can be killed and started again at its address, with nothing of what it knew.
-// Its methods may be called by many goroutines at once.
-type Node struct {
-	Addr string
-
-	args []string
-	conf string // of a sentinel; "": none
-
-	mu  sync.Mutex
-	cmd *exec.Cmd
-	dir string
-	log *bytes.Buffer
-}
+// Node is a server that fails the test by itself, and may be a replica.
+type Node struct{ *redistest.Server }
 
 // StartNode starts a redis-server with arguments that lives as long as the test.
 func StartNode(t testing.TB, args ...string) *Node {
 	t.Helper()
-	return startNode(t, &Node{args: args})
-}
-
-func startNode(t testing.TB, n *Node) *Node {
-	t.Helper()
-	for attempt := 0; ; attempt++ {
-		n.Addr = freeAddr()
-		err := n.start()
-		if err == nil {
-			t.Cleanup(n.Kill)
-			return n
-		}
-		if errors.Is(err, redistest.ErrMissing) && os.Getenv("CI") != "true" {
-			t.Skip(err)
-		}
-		if errors.Is(err, redistest.ErrMissing) || attempt == 5 { // somebody else may have taken the port
-			t.Fatal(err)
-		}
-	}
-}
-
-// freeAddr is below the ports that systems give to connections, so that nobody takes it while its server is dead.
-func freeAddr() string {
-	for {
-		addr := "127.0.0.1:" + strconv.Itoa(10_000+rand.IntN(22_000))
-		if l, err := net.Listen("tcp", addr); err == nil {
-			_ = l.Close()
-			return addr
-		}
-	}
+	return &Node{redistest.Start(t, args...)}
 }
 
 // Restart starts a node that was killed, in a new directory, and returns when it answers.
 func (n *Node) Restart(t testing.TB) {
 	t.Helper()
-	if err := n.start(); err != nil {
+	if err := n.Server.Restart(); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func (n *Node) start() error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	program, err := exec.LookPath("redis-server")
-	if err != nil {
-		return redistest.ErrMissing
-	}
-	dir, err := os.MkdirTemp("", "faultlab")
-	if err != nil {
-		return err
-	}
-	_, port, _ := net.SplitHostPort(n.Addr)
-	args := append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", dir, "--daemonize", "no"}, n.args...)
-	if n.conf == "" {
-		args = append([]string{"--save", "", "--appendonly", "no", "--enable-debug-command", "local"}, args...)
-	} else {
-		file := filepath.Join(dir, "sentinel.conf") // which the sentinel rewrites
-		if err := os.WriteFile(file, []byte(n.conf), 0o600); err != nil {
-			_ = os.RemoveAll(dir)
-			return err
-		}
-		args = append([]string{file, "--sentinel"}, args...)
-	}
-	n.log = new(bytes.Buffer)
-	n.cmd, n.dir = exec.Command(program, args...), dir
-	n.cmd.Stdout, n.cmd.Stderr = n.log, n.log
-	if err := n.cmd.Start(); err != nil {
-		_ = os.RemoveAll(dir)
-		return err
-	}
-	client := redis.NewClient(&redis.Options{Addr: n.Addr, DialerRetries: 1})
-	defer func() { _ = client.Close() }()
-	err = redistest.Poll(10*time.Second, func() error {
-		info, err := client.Info(context.Background(), "server").Result()
-		if err == nil && !strings.Contains(info, fmt.Sprintf("process_id:%d\r", n.cmd.Process.Pid)) {
-			return fmt.Errorf("%s belongs to another server", n.Addr)
-		}
-		return err
-	})
-	if err != nil {
-		n.end()
-		return fmt.Errorf("faultlab: %v does not answer: %w; its log:\n%s", n.cmd.Args, err, n.log)
-	}
-	return nil
-}
-
-// Kill ends the node at once, as kill -9 does, also one that is stopped. Killing it twice does nothing.
-func (n *Node) Kill() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.end()
-}
-
-// end holds mu.
-func (n *Node) end() {
-	if n.dir == "" {
-		return
-	}
-	_ = n.cmd.Process.Kill()
-	_ = n.cmd.Wait()
-	_ = os.RemoveAll(n.dir)
-	n.dir = ""
-}
-
-// Stop makes the node hang (SIGSTOP) until Continue.
-func (n *Node) Stop() error { return n.signal(syscall.SIGSTOP) }
-
-// Continue ends Stop.
-func (n *Node) Continue() error { return n.signal(syscall.SIGCONT) }
-
-func (n *Node) signal(s os.Signal) error {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.cmd.Process.Signal(s)
-}
-
-// Client returns a client of this node that is closed with the test.
-func (n *Node) Client(t testing.TB, change ...func(*redis.Options)) *redis.Client {
-	t.Helper()
-	opts := &redis.Options{Addr: n.Addr}
-	for _, c := range change {
-		c(opts)
-	}
-	client := redis.NewClient(opts)
-	t.Cleanup(func() { _ = client.Close() })
-	return client
 }
 
 // InStep waits, at most ten seconds, until the node is a replica that has received all that its master has written.
@@ -245,7 +110,7 @@ func StartSentinel(t testing.TB, replicas int, args ...string) *Sentinel {
 		r.InStep(t, s.Master)
 	}
 	for range 3 {
-		n := startNode(t, &Node{conf: fmt.Sprintf(sentinelConf, s.Name, host, port)})
+		n := &Node{redistest.StartWith(t, nil, fmt.Sprintf(sentinelConf, s.Name, host, port), "--sentinel")}
 		s.Sentinels = append(s.Sentinels, n)
 		s.Addrs = append(s.Addrs, n.Addr)
 	}

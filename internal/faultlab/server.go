@@ -96,5 +96,5 @@ func (c *Clock) Offset() time.Duration {
 func StartStepped(t testing.TB, args ...string) (*redistest.Server, *Clock) {
 	t.Helper()
 	c := NewClock(t)
-	return redistest.StartEnv(t, c.Env(), args...), c
+	return redistest.StartWith(t, c.Env(), "", args...), c
 }

@@ -7,10 +7,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -22,28 +25,32 @@ import (
 // ErrMissing says that the program is not installed.
 var ErrMissing = errors.New("redistest: redis-server is not installed; on Debian: apt-get install redis-server")
 
-// Server is a running redis-server.
+// Server is a redis-server, or a sentinel, that can be killed and started again at its address, with nothing of what it knew.
+// Its methods may be called by many goroutines at once.
 type Server struct {
 	Addr string
-	Pid  int
+	Pid  int // another after Restart
 
 	env, args []string
+	conf      string
 
+	mu  sync.Mutex
 	cmd *exec.Cmd
-	dir string
+	dir string // "": it does not run
 	log *bytes.Buffer
 }
 
 // Start starts a server that lives as long as the test.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
-	return StartEnv(t, nil, args...)
+	return StartWith(t, nil, "", args...)
 }
 
-// StartEnv is Start with more of the environment, as "NAME=value".
-func StartEnv(t testing.TB, env []string, args ...string) *Server {
+// StartWith is Start with more of the environment, as "NAME=value", and with lines of configuration in a file that the server
+// may rewrite, as a sentinel does.
+func StartWith(t testing.TB, env []string, conf string, args ...string) *Server {
 	t.Helper()
-	s, err := startMain(env, args)
+	s, err := startMain(&Server{env: env, conf: conf, args: args})
 	need(t, err)
 	t.Cleanup(s.Close)
 	return s
@@ -61,67 +68,41 @@ func need(t testing.TB, err error) {
 }
 
 // StartMain starts a server for a program that is not a test. The caller closes it.
-func StartMain(args ...string) (*Server, error) { return startMain(nil, args) }
+func StartMain(args ...string) (*Server, error) { return startMain(&Server{args: args}) }
 
-func startMain(env, args []string) (*Server, error) {
-	program, err := exec.LookPath("redis-server")
-	if err != nil {
-		return nil, ErrMissing
-	}
+func startMain(s *Server) (*Server, error) {
 	for attempt := 0; ; attempt++ {
-		s, err := start(program, freePort(), env, args)
-		if err == nil || attempt == 5 { // somebody else may have taken the port
-			return s, err
+		s.Addr = freeAddr()
+		err := s.Restart()
+		if err == nil {
+			return s, nil
+		}
+		if errors.Is(err, ErrMissing) || attempt == 5 { // somebody else may have taken the port
+			return nil, err
 		}
 	}
 }
 
-func start(program string, port int, env, args []string) (*Server, error) {
-	dir, err := os.MkdirTemp("", "redistest")
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{Addr: "127.0.0.1:" + strconv.Itoa(port), env: env, args: args, dir: dir, log: new(bytes.Buffer)}
-	s.cmd = exec.Command(program, append([]string{
-		"--port", strconv.Itoa(port), "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no",
-		"--enable-debug-command", "local", "--daemonize", "no",
-	}, args...)...)
-	s.cmd.Env = append(os.Environ(), env...)
-	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log
-	if err := s.cmd.Start(); err != nil {
-		_ = os.RemoveAll(dir)
-		return nil, err
-	}
-	s.Pid = s.cmd.Process.Pid
-	client := redis.NewClient(&redis.Options{Addr: s.Addr})
-	defer func() { _ = client.Close() }()
-	ours := func() error {
-		info, err := client.Info(context.Background(), "server").Result()
-		if err == nil && !bytes.Contains([]byte(info), []byte("process_id:"+strconv.Itoa(s.Pid))) {
-			return fmt.Errorf("port %d belongs to another server", port)
-		}
-		return err
-	}
-	if err := Poll(10*time.Second, ours); err != nil {
-		s.Close()
-		return nil, fmt.Errorf("redistest: server does not answer: %w; its log:\n%s", err, s.log)
-	}
-	return s, nil
-}
-
-// freePort is below the range of ephemeral ports, so that port + 10000 exists for a cluster's bus.
-func freePort() int {
+// freeAddr is below the ports that Linux gives to connections by itself (from 32768), so that nobody gets it while its server
+// is dead, and so is the port of a cluster's bus, 10000 higher; that one is never anybody's own.
+func freeAddr() string {
+	const least, bus = 12_000, 10_000
 	for {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			panic(err)
-		}
-		port := l.Addr().(*net.TCPAddr).Port
-		_ = l.Close()
-		if port < 55_000 {
-			return port
+		port := least + rand.IntN(bus)
+		if free(port) && free(port+bus) {
+			return address(port)
 		}
 	}
+}
+
+func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+func free(port int) bool {
+	l, err := net.Listen("tcp", address(port))
+	if err == nil {
+		_ = l.Close()
+	}
+	return err == nil
 }
 
 // Poll calls until it returns nil, every few milliseconds, and returns the last error after the limit.
@@ -136,21 +117,12 @@ func Poll(limit time.Duration, call func() error) error {
 	}
 }
 
-// Close kills the server, also one that is stopped, and removes its directory.
-func (s *Server) Close() {
-	_ = s.cmd.Process.Kill()
-	_ = s.cmd.Wait()
-	_ = os.RemoveAll(s.dir)
-}
-
-// Kill ends the server at once, also one that is stopped.
-func (s *Server) Kill() error {
-	s.Close()
-	return nil
-}
-
-// Restart starts a server that was killed: on its old port, and empty.
+// Restart starts a server that was killed: on its old port, in a new directory, and empty; one that runs is killed before. It
+// returns when the server answers.
 func (s *Server) Restart() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end()
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
 		return ErrMissing
@@ -159,23 +131,82 @@ func (s *Server) Restart() error {
 	if err != nil {
 		return err
 	}
-	number, err := strconv.Atoi(port)
+	dir, err := os.MkdirTemp("", "redistest")
 	if err != nil {
 		return err
 	}
-	again, err := start(program, number, s.env, s.args)
-	if err != nil {
+	args := append([]string{
+		"--port", port, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no",
+		"--enable-debug-command", "local", "--daemonize", "no",
+	}, s.args...)
+	if s.conf != "" {
+		file := filepath.Join(dir, "redis.conf")
+		if err := os.WriteFile(file, []byte(s.conf), 0o600); err != nil {
+			_ = os.RemoveAll(dir)
+			return err
+		}
+		args = append([]string{file}, args...)
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Env = append(os.Environ(), s.env...)
+	s.log = new(bytes.Buffer)
+	cmd.Stdout, cmd.Stderr = s.log, s.log
+	if err := cmd.Start(); err != nil {
+		_ = os.RemoveAll(dir)
 		return err
 	}
-	s.Pid, s.cmd, s.dir, s.log = again.Pid, again.cmd, again.dir, again.log
+	s.cmd, s.dir, s.Pid = cmd, dir, cmd.Process.Pid
+	client := redis.NewClient(&redis.Options{Addr: s.Addr, DialerRetries: 1})
+	defer func() { _ = client.Close() }()
+	err = Poll(10*time.Second, func() error {
+		info, err := client.Info(context.Background(), "server").Result()
+		if err == nil && !strings.Contains(info, fmt.Sprintf("process_id:%d\r", s.Pid)) {
+			return fmt.Errorf("%s belongs to another server", s.Addr)
+		}
+		return err
+	})
+	if err != nil {
+		s.end()
+		return fmt.Errorf("redistest: %v does not answer: %w; its log:\n%s", cmd.Args, err, s.log)
+	}
+	return nil
+}
+
+// Close kills the server, also one that is stopped, and removes its directory.
+func (s *Server) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.end()
+}
+
+// end holds mu.
+func (s *Server) end() {
+	if s.dir == "" {
+		return
+	}
+	_ = s.cmd.Process.Kill()
+	_ = s.cmd.Wait()
+	_ = os.RemoveAll(s.dir)
+	s.dir = ""
+}
+
+// Kill is Close, as a fault that Restart ends. Killing it twice does nothing.
+func (s *Server) Kill() error {
+	s.Close()
 	return nil
 }
 
 // Stop makes the server hang (SIGSTOP) until Continue.
-func (s *Server) Stop() error { return s.cmd.Process.Signal(syscall.SIGSTOP) }
+func (s *Server) Stop() error { return s.signal(syscall.SIGSTOP) }
 
 // Continue ends Stop.
-func (s *Server) Continue() error { return s.cmd.Process.Signal(syscall.SIGCONT) }
+func (s *Server) Continue() error { return s.signal(syscall.SIGCONT) }
+
+func (s *Server) signal(sig os.Signal) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.cmd.Process.Signal(sig)
+}
 
 // Client returns a client that is closed with the test.
 func (s *Server) Client(t testing.TB, change ...func(*redis.Options)) *redis.Client {
