@@ -143,7 +143,8 @@ func TestFailurePolicies(t *testing.T) {
 // One reply that is lost shuts out nobody: the probe is answered.
 func TestLostReplyIsNoOutage(t *testing.T) {
 	server := redistest.Start(t)
-	proxy := redistest.StartProxy(t, server.Addr, "evalsha", func(n int64) bool { return n == 3 })
+	proxy := redistest.StartProxy(t, server.Addr)
+	proxy.Match("evalsha", redistest.Only(3, redistest.LoseReply))
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr})
 	t.Cleanup(func() { _ = client.Close() })
 	var downs atomic.Int64

@@ -82,7 +82,8 @@ func TestScriptsRunOnce(t *testing.T) {
 				if which == "script" != (sc.SHA == applyScript.SHA) {
 					continue
 				}
-				proxy := redistest.StartProxy(t, server.Addr, sc.SHA, func(n int64) bool { return n == 1 })
+				proxy := redistest.StartProxy(t, server.Addr)
+				proxy.Match(sc.SHA, redistest.Only(1, redistest.LoseReply))
 				client := server.Client(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = proxy.Addr, 200*time.Millisecond })
 				c, cancel := within(2 * time.Second)
 				_, err := redisStores(client)[which].Apply(c, takes("x", 1))

@@ -8,9 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"testing"
@@ -18,7 +16,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
@@ -35,7 +32,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	goleak.VerifyTestMain(m)
+	redistest.Main(m)
 }
 
 const (
@@ -115,21 +112,6 @@ type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
 
-// again starts a server where one was.
-func again(t *testing.T, addr string) {
-	_, port, err := net.SplitHostPort(addr)
-	require.NoError(t, err)
-	cmd := exec.Command("redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", t.TempDir(), "--save", "", "--daemonize", "no")
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	client := redis.NewClient(&redis.Options{Addr: addr})
-	defer func() { _ = client.Close() }()
-	require.NoError(t, redistest.Poll(10*time.Second, func() error { return client.Ping(context.Background()).Err() }))
-}
-
 // Four processes at ten times the limit. In no window that the outage does not touch Exact admits more than the limit; in
 // one that it does touch, and in Approximate, it is within the bounds that are stated.
 func TestFleet(t *testing.T) {
@@ -147,9 +129,9 @@ func TestFleet(t *testing.T) {
 			began := time.Now()
 			time.Sleep(length * 2 / 5)
 			killed := time.Now()
-			server.Close()
+			require.NoError(t, server.Kill())
 			time.Sleep(length / 5)
-			again(t, server.Addr)
+			require.NoError(t, server.Restart())
 			back := time.Now()
 			time.Sleep(length * 2 / 5)
 			var all []event

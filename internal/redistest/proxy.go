@@ -1,95 +1,634 @@
 package redistest
 
 import (
+	"bufio"
 	"bytes"
+	"errors"
+	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
+	"os"
+	"slices"
+	"strconv"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"testing"
+	"time"
 )
 
-// Proxy stands between a client and a server and loses what it is told to.
-type Proxy struct {
-	Addr string
-	// Lose is asked for every request that contains Match, in order from 1, whether its reply shall be lost. The server
-	// has executed the request by then.
-	Match string
-	Lose  func(n int64) bool
+// Fault is what a Proxy does to one request.
+type Fault uint8
 
-	seen atomic.Int64
+// The faults. A request that is not asked about has none.
+const (
+	// None: request and reply pass.
+	None Fault = iota
+	// LoseReply: the server executes the request, and the reply is swallowed. The connection says nothing more until the
+	// client gives it up, as if a network had lost it.
+	LoseReply
+	// CutAfter: the server executes the request, and in place of the reply the connection ends.
+	CutAfter
+	// CutBefore: the connection is reset, and the server never sees the request.
+	CutBefore
+	// Twice: the server executes the request twice in a row, and the client gets the first reply.
+	Twice
+)
+
+// Network is the state of the link that a Proxy stands for.
+type Network uint8
+
+// The states of a network.
+const (
+	// Up: bytes pass.
+	Up Network = iota
+	// Stalled: connections are accepted, and no byte passes in either direction until the network is up again.
+	Stalled
+	// Cut: as Stalled, but nobody answers who wants to connect either, not even to refuse.
+	Cut
+	// Down: connections are reset and refused.
+	Down
+)
+
+// Proxy stands between clients and a redis-server and does what a bad network does. All its settings are switched live,
+// and may be by many goroutines at once. It knows requests and replies by their frames, so a fault hits exactly one; what
+// has more than one reply (MONITOR, or SUBSCRIBE in RESP2) must not pass through it.
+type Proxy struct {
+	// Addr to connect to, which stays the same while the network is down.
+	Addr string
+
+	t testing.TB
+
+	mu          sync.Mutex
+	server      string
+	changed     *sync.Cond // by network, and by the end of connections
+	network     Network
+	listener    *net.TCPListener
+	fillers     []net.Conn // that keep others from being answered, while Cut
+	links       map[*link]struct{}
+	running     sync.WaitGroup
+	match       string
+	fault       func(n int64, args []string) Fault
+	seen, bit   int64
+	accepted    int
+	outstanding int
+	most        int
+	delay       time.Duration
+	jitter      time.Duration
+	random      *rand.Rand
+	speed       float64   // bytes per second; 0: no limit
+	clear       time.Time // when the wire is free again, at that speed
 }
 
-// Seen is the number of matching requests that reached the server.
-func (p *Proxy) Seen() int64 { return p.seen.Load() }
+// link is one client's connection and the proxy's own to the server.
+type link struct {
+	proxy          *Proxy
+	client, server net.Conn
+	toServer       chan frame
+	toClient       chan frame
+	end            chan struct{} // closed with the link
+	closing        sync.Once
 
-// StartProxy starts a proxy that lives as long as the test. After a lost reply the connection is silent until the client
-// gives it up.
-func StartProxy(t testing.TB, addr, match string, lose func(n int64) bool) *Proxy {
+	mu      sync.Mutex
+	pending []Fault // of the requests that the server has not answered, in order
+	mute    bool
+	gone    bool
+}
+
+// frame is a request or a reply on its way.
+type frame struct {
+	data []byte
+	due  time.Time
+	cut  bool // instead of sending it
+}
+
+// For pending, besides the faults: a request that did not match, and the second sending of one, whose reply nobody waits for.
+const (
+	ordinary Fault = 255 - iota
+	spare
+)
+
+// StartProxy starts a proxy to a server that lives as long as the test. At first it only passes on.
+func StartProxy(t testing.TB, server string) *Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	need(t, err)
-	p := &Proxy{Addr: l.Addr().String(), Match: match, Lose: lose}
-	var conns sync.Map
-	var running sync.WaitGroup
-	t.Cleanup(func() {
-		_ = l.Close()
-		conns.Range(func(c, _ any) bool { _ = c.(net.Conn).Close(); return true })
-		running.Wait()
-	})
-	running.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			server, err := net.Dial("tcp", addr)
-			if err != nil {
-				_ = client.Close()
-				continue
-			}
-			conns.Store(client, nil)
-			conns.Store(server, nil)
-			var mute atomic.Bool
-			running.Go(func() { p.forward(server, client, &mute) })
-			running.Go(func() { p.back(client, server, &mute) })
+	p := &Proxy{t: t, server: server, links: map[*link]struct{}{}}
+	p.changed = sync.NewCond(&p.mu)
+	for attempt := 0; p.listener == nil; attempt++ {
+		p.Addr = freeAddr()
+		if err := p.listen(); err != nil && attempt == 50 {
+			t.Fatal(err)
 		}
-	})
+	}
+	t.Cleanup(p.close)
 	return p
 }
 
-// forward counts requests. Tests send small ones, so each arrives in one piece.
-func (p *Proxy) forward(server, client net.Conn, mute *atomic.Bool) {
-	defer func() { _ = server.Close() }()
-	buf := make([]byte, 64<<10)
+// Match sets the fault of every request that contains the text: fault is asked in order, n counts from 1, args are the
+// request's words. It is called by many goroutines, one at a time, and must not call the proxy. nil: no faults. Seen and
+// Bit begin anew.
+func (p *Proxy) Match(text string, fault func(n int64, args []string) Fault) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.match, p.fault, p.seen, p.bit = text, fault, 0, 0
+}
+
+// Only is for Match: the nth request has the fault, and no other.
+func Only(nth int64, fault Fault) func(n int64, args []string) Fault {
+	return func(n int64, _ []string) Fault {
+		if n == nth {
+			return fault
+		}
+		return None
+	}
+}
+
+// Seen is how many requests have matched.
+func (p *Proxy) Seen() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return int(p.seen)
+}
+
+// Bit is how many of them were given a fault.
+func (p *Proxy) Bit() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return int(p.bit)
+}
+
+// Accepted is how many connections were accepted so far.
+func (p *Proxy) Accepted() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.accepted
+}
+
+// Outstanding is the most matching requests that were without their reply at one time, since it was asked last.
+func (p *Proxy) Outstanding() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	most := p.most
+	p.most = p.outstanding
+	return most
+}
+
+// Delay lets each request and each reply take that long, more or less by up to the jitter; frames of a connection keep
+// their order. random decides, and is the proxy's own from now on.
+func (p *Proxy) Delay(mean, jitter time.Duration, random *rand.Rand) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay, p.jitter, p.random = mean, jitter, random
+}
+
+// Throttle bounds the bytes per second of all connections together, both directions. 0 means no bound.
+func (p *Proxy) Throttle(bytesPerSecond float64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.speed, p.clear = bytesPerSecond, time.Time{}
+}
+
+// Set changes the network. What was under way while it was stalled or cut arrives when it is up again, as what a client's
+// kernel sends anew does.
+func (p *Proxy) Set(n Network) {
+	p.t.Helper()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n == p.network {
+		return
+	}
+	if p.network == Cut {
+		p.answer()
+	}
+	p.network = n
+	if n == Down {
+		_ = p.listener.Close()
+		p.listener = nil
+		p.cutAll()
+	}
+	for deadline := time.Now().Add(5 * time.Second); n != Down && p.listener == nil; {
+		if err := p.listen(); err == nil {
+			break
+		} else if time.Now().After(deadline) {
+			p.t.Errorf("proxy: %v", err)
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if n == Cut && p.listener != nil {
+		if err := p.silence(); err != nil {
+			p.t.Errorf("proxy: %v", err)
+		}
+	}
+	p.changed.Broadcast()
+}
+
+// Lead lets connections that are accepted from now on go to another server. Those that there are stay where they are.
+func (p *Proxy) Lead(server string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.server = server
+}
+
+// Reset cuts all connections that there are.
+func (p *Proxy) Reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cutAll()
+}
+
+func (p *Proxy) cutAll() {
+	for l := range p.links {
+		l.close(true)
+	}
+	p.changed.Broadcast()
+}
+
+// listen opens the door. It holds mu, but for the first time.
+func (p *Proxy) listen() error {
+	l, err := net.Listen("tcp", p.Addr)
+	if err != nil {
+		return err
+	}
+	p.listener = l.(*net.TCPListener)
+	p.running.Go(func() { p.accept(l) })
+	return nil
+}
+
+// silence lets the kernel answer no more connections: none is accepted any more, and the queue of those that wait for that
+// is as short as can be, and full.
+func (p *Proxy) silence() error {
+	raw, err := p.listener.SyscallConn()
+	if err != nil {
+		return err
+	}
+	p.fillers = nil
+	if err := p.listener.SetDeadline(time.Unix(1, 0)); err != nil { // ends accepting, for now
+		return err
+	}
+	var failed error
+	if err := raw.Control(func(fd uintptr) { failed = syscall.Listen(int(fd), 0) }); err != nil || failed != nil {
+		return errors.Join(err, failed)
+	}
 	for {
-		n, err := client.Read(buf)
+		c, err := net.DialTimeout("tcp", p.Addr, 100*time.Millisecond)
+		if err != nil {
+			var timeout net.Error
+			if errors.As(err, &timeout) && timeout.Timeout() {
+				return nil
+			}
+			return err
+		}
+		if p.fillers = append(p.fillers, c); len(p.fillers) == 64 {
+			return fmt.Errorf("%s still answers", p.Addr)
+		}
+	}
+}
+
+// answer ends silence.
+func (p *Proxy) answer() {
+	for _, c := range p.fillers {
+		_ = c.Close()
+	}
+	if raw, err := p.listener.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = syscall.Listen(int(fd), 4096) })
+	}
+	_ = p.listener.SetDeadline(time.Time{})
+}
+
+func (p *Proxy) accept(listener net.Listener) {
+	for {
+		client, err := listener.Accept()
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+		p.mu.Lock()
+		for p.network == Cut {
+			p.changed.Wait()
+		}
+		if client == nil {
+			p.mu.Unlock()
+			continue
+		}
+		nobody, to := p.network == Down || p.filler(client), p.server
+		p.mu.Unlock()
+		if nobody {
+			_ = client.Close()
+			continue
+		}
+		server, err := net.Dial("tcp", to)
+		if err != nil {
+			reset(client)
+			continue
+		}
+		l := &link{
+			proxy: p, client: client, server: server,
+			toServer: make(chan frame, 1024), toClient: make(chan frame, 1024), end: make(chan struct{}),
+		}
+		p.mu.Lock()
+		p.accepted++
+		p.links[l] = struct{}{}
+		if p.network == Down {
+			l.close(true)
+		}
+		p.mu.Unlock()
+		p.running.Go(l.requests)
+		p.running.Go(l.replies)
+		p.running.Go(l.sendOn)
+		p.running.Go(l.sendBack)
+	}
+}
+
+// filler tells whether the other end of a connection is the proxy's own.
+func (p *Proxy) filler(c net.Conn) bool {
+	return slices.ContainsFunc(p.fillers, func(f net.Conn) bool { return f.LocalAddr().String() == c.RemoteAddr().String() })
+}
+
+// close ends the proxy. A connection that it still holds ends too.
+func (p *Proxy) close() {
+	p.Set(Down)
+	p.running.Wait()
+}
+
+// The goroutines of a link: requests reads what the client sends and sendOn delivers it, replies and sendBack do the same
+// for the server. What ends on one side ends on the other when all that was under way has arrived: a request whose client
+// has gone is executed none the less.
+
+// reset closes a connection so that the other end gets an error, not an end of file.
+func reset(c net.Conn) {
+	if tcp, ok := c.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = c.Close()
+}
+
+// close ends both connections.
+func (l *link) close(abruptly bool) {
+	l.closing.Do(func() {
+		close(l.end)
+		if abruptly {
+			reset(l.client)
+		} else {
+			_ = l.client.Close()
+		}
+		_ = l.server.Close()
+	})
+}
+
+// leave forgets the link.
+func (l *link) leave() {
+	l.close(false)
+	l.mu.Lock()
+	waiting := 0
+	for _, f := range l.pending {
+		if f != ordinary && f != spare {
+			waiting++
+		}
+	}
+	l.pending, l.gone = nil, true
+	l.mu.Unlock()
+	p := l.proxy
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.outstanding -= waiting
+	delete(p.links, l)
+	p.changed.Broadcast()
+}
+
+// requests reads what the client sends.
+func (l *link) requests() {
+	defer close(l.toServer)
+	for in := bufio.NewReader(l.client); ; {
+		data, args, err := readRequest(in)
 		if err != nil {
 			return
 		}
-		if bytes.Contains(buf[:n], []byte(p.Match)) && p.Lose(p.seen.Add(1)) {
-			mute.Store(true)
+		fault := l.proxy.ask(data, args)
+		if fault == CutBefore {
+			l.proxy.answered()
+			l.close(true)
+			return
 		}
-		if _, err := server.Write(buf[:n]); err != nil {
+		sendings := []Fault{fault}
+		if fault == Twice {
+			sendings = append(sendings, spare)
+		}
+		l.mu.Lock()
+		gone := l.gone
+		l.pending = append(l.pending, sendings...)
+		l.mu.Unlock()
+		if gone {
+			if fault != ordinary {
+				l.proxy.answered()
+			}
+			return
+		}
+		for range sendings {
+			if !l.queue(l.toServer, frame{data: data}) {
+				return
+			}
+		}
+	}
+}
+
+// ask tells what happens to a request.
+func (p *Proxy) ask(data []byte, args []string) Fault {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.match == "" || !bytes.Contains(data, []byte(p.match)) {
+		return ordinary
+	}
+	p.seen++
+	p.outstanding++
+	p.most = max(p.most, p.outstanding)
+	fault := None
+	if p.fault != nil {
+		fault = p.fault(p.seen, args)
+	}
+	if fault != None {
+		p.bit++
+	}
+	return fault
+}
+
+// answered counts a matching request as no longer outstanding.
+func (p *Proxy) answered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.outstanding--
+}
+
+// replies reads what the server sends.
+func (l *link) replies() {
+	defer close(l.toClient)
+	for in := bufio.NewReader(l.server); ; {
+		data, err := readReply(in, nil)
+		if err != nil {
+			return
+		}
+		fault := ordinary
+		l.mu.Lock()
+		if data[0] != '>' && len(l.pending) > 0 { // pushes answer nothing
+			fault, l.pending = l.pending[0], l.pending[1:]
+		}
+		l.mute = l.mute || fault == LoseReply
+		drop := l.mute || fault == spare
+		l.mu.Unlock()
+		if fault != ordinary && fault != spare {
+			l.proxy.answered()
+		}
+		if !drop && !l.queue(l.toClient, frame{data: data, cut: fault == CutAfter}) {
 			return
 		}
 	}
 }
 
-func (p *Proxy) back(client, server net.Conn, mute *atomic.Bool) {
-	defer func() { _ = client.Close() }()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := server.Read(buf)
-		if err != nil {
-			return
+// queue sends a frame on its way, and reports false if the link has ended.
+func (l *link) queue(way chan<- frame, f frame) bool {
+	f.due = l.proxy.arrives(len(f.data))
+	select {
+	case way <- f:
+		return true
+	case <-l.end:
+		return false
+	}
+}
+
+// arrives is when so many bytes that are sent now arrive.
+func (p *Proxy) arrives(bytes int) time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at := time.Now()
+	if p.speed > 0 {
+		if p.clear.Before(at) {
+			p.clear = at
 		}
-		if mute.Load() {
-			_, _ = io.Copy(io.Discard, server)
-			return
+		p.clear = p.clear.Add(time.Duration(float64(bytes) / p.speed * float64(time.Second)))
+		at = p.clear
+	}
+	at = at.Add(p.delay)
+	if p.jitter > 0 {
+		at = at.Add(time.Duration(p.random.Int64N(int64(2*p.jitter))) - p.jitter)
+	}
+	return at
+}
+
+func (l *link) sendOn() {
+	l.send(l.server, l.toServer)
+	_ = l.server.(*net.TCPConn).CloseWrite()
+}
+
+func (l *link) sendBack() {
+	l.send(l.client, l.toClient)
+	l.leave()
+}
+
+// send delivers frames, each when it is due and the network is up. What the other end does not want is dropped.
+func (l *link) send(to net.Conn, way <-chan frame) {
+	for f := range way {
+		timer := time.NewTimer(time.Until(f.due))
+		select {
+		case <-timer.C:
+		case <-l.end:
 		}
-		if _, err := client.Write(buf[:n]); err != nil {
-			return
+		timer.Stop()
+		if l.pass() && f.cut {
+			l.close(false) // a reset would take with it what the client has not read yet
+		} else {
+			_, _ = to.Write(f.data)
 		}
 	}
+	l.pass() // the end is not known before either
+}
+
+// pass waits until the network is up, and reports false if the link has ended.
+func (l *link) pass() bool {
+	p := l.proxy
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		select {
+		case <-l.end:
+			return false
+		default:
+		}
+		if p.network == Up {
+			return true
+		}
+		p.changed.Wait()
+	}
+}
+
+// errProtocol says that a frame was not understood.
+var errProtocol = errors.New("redistest: not the Redis protocol")
+
+// readRequest reads a command as clients send it: an array of bulk strings.
+func readRequest(in *bufio.Reader) (data []byte, args []string, err error) {
+	data, n, err := readHead(in, nil)
+	if err != nil || data[0] != '*' || n < 1 {
+		return nil, nil, errors.Join(err, errProtocol)
+	}
+	for range n {
+		begin := len(data)
+		length := 0
+		if data, length, err = readHead(in, data); err != nil || data[begin] != '$' || length < 0 {
+			return nil, nil, errors.Join(err, errProtocol)
+		}
+		begin = len(data)
+		if data, err = readBytes(in, data, length+2); err != nil {
+			return nil, nil, err
+		}
+		args = append(args, string(data[begin:begin+length]))
+	}
+	return data, args, nil
+}
+
+// readReply appends one value of RESP2 or RESP3, with all that is in it.
+func readReply(in *bufio.Reader, data []byte) ([]byte, error) {
+	begin := len(data)
+	data, n, err := readHead(in, data)
+	if err != nil {
+		return nil, err
+	}
+	switch data[begin] {
+	case '$', '=', '!':
+		if n < 0 {
+			return data, nil
+		}
+		return readBytes(in, data, n+2)
+	case '%':
+		n *= 2
+	case '*', '~', '>':
+	default: // simple values are one line
+		return data, nil
+	}
+	for range max(0, n) {
+		if data, err = readReply(in, data); err != nil {
+			return nil, err
+		}
+	}
+	return data, nil
+}
+
+// readHead appends a frame's first line, and returns the number in it if its type has one.
+func readHead(in *bufio.Reader, data []byte) (all []byte, n int, err error) {
+	line, err := in.ReadBytes('\n')
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(line) < 3 {
+		return nil, 0, errProtocol
+	}
+	if bytes.IndexByte([]byte("*$%~>=!"), line[0]) >= 0 {
+		if n, err = strconv.Atoi(string(line[1 : len(line)-2])); err != nil {
+			return nil, 0, errProtocol
+		}
+	}
+	return append(data, line...), n, nil
+}
+
+func readBytes(in *bufio.Reader, data []byte, n int) ([]byte, error) {
+	begin := len(data)
+	data = append(data, make([]byte, n)...)
+	_, err := io.ReadFull(in, data[begin:])
+	return data, err
 }

@@ -1,5 +1,5 @@
-// Package redistest starts real redis-servers for tests: each on a free port of 127.0.0.1, with a directory of its own,
-// stopped by its process. Where redis-server is not installed a test is skipped and says so; with CI=true it fails.
+// Package redistest starts real redis-servers for tests, and proxies before them that do what a bad network does: each on a free
+// port of 127.0.0.1; a server has a directory of its own and is stopped by its process. Where redis-server is not installed a test is skipped and says so; with CI=true it fails.
 package redistest
 
 import (
@@ -84,7 +84,7 @@ func startMain(s *Server) (*Server, error) {
 }
 
 // freeAddr is below the ports that Linux gives to connections by itself (from 32768), so that nobody gets it while its server
-// is dead, and so is the port of a cluster's bus, 10000 higher; that one is never anybody's own.
+// is dead or its network down, and so is the port of a cluster's bus, 10000 higher; that one is never anybody's own.
 func freeAddr() string {
 	const least, bus = 12_000, 10_000
 	for {
@@ -226,7 +226,7 @@ var shared struct {
 	err    error
 }
 
-// Shared returns one server for all tests of the program. TestMain stops it with StopShared. Tests keep to keys of their
+// Shared returns one server for all tests of the program. TestMain stops it with Main or StopShared. Tests keep to keys of their
 // own.
 func Shared(t testing.TB) *Server {
 	t.Helper()

@@ -9,6 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+func TestMain(m *testing.M) { Main(m) }
+
 func TestServers(t *testing.T) {
 	a, b := Start(t), Start(t)
 	require.NotEqual(t, a.Addr, b.Addr)

@@ -3,10 +3,8 @@ package clocks
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -39,12 +37,12 @@ func failover(t *testing.T, off time.Duration, stores []string) {
 	require.NoError(t, redistest.Poll(20*time.Second, func() error {
 		return contains(heir, "master_link_status:up")
 	}))
-	way := startWay(t, master.Addr)
-	r := start(t, way.addr, stores)
+	proxy := faultlab.StartProxy(t, master.Addr)
+	r := start(t, proxy.Addr, stores)
 	r.last(200*time.Millisecond, 5*time.Second)
 
 	before := micros()
-	way.to("")
+	proxy.Set(faultlab.Down)
 	require.NoError(t, redistest.Poll(20*time.Second, func() error { // in step, so that all is the clock's doing
 		have, want := number(old, "master_repl_offset:"), number(heir, "slave_repl_offset:")
 		if have == "" || have != want {
@@ -53,7 +51,8 @@ func failover(t *testing.T, off time.Duration, stores []string) {
 		return nil
 	}))
 	require.NoError(t, heir.ReplicaOf(background, "no", "one").Err())
-	way.to(replica.Addr)
+	proxy.Lead(replica.Addr)
+	proxy.Set(faultlab.Up)
 	after := micros()
 	r.goOn(after, 1200*time.Millisecond, 10*time.Second)
 	end := micros()
@@ -88,69 +87,4 @@ func number(c clientOf, name string) string {
 	_, rest, _ := strings.Cut(replication(c), name)
 	n, _, _ := strings.Cut(rest, "\r\n")
 	return n
-}
-
-// way leads clients to a server, or to nowhere.
-type way struct {
-	addr string
-
-	mu    sync.Mutex
-	where string
-	conns map[net.Conn]bool
-}
-
-func startWay(t *testing.T, where string) *way {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	w := &way{addr: l.Addr().String(), where: where, conns: map[net.Conn]bool{}}
-	var running sync.WaitGroup
-	running.Go(func() {
-		for {
-			client, err := l.Accept()
-			if err != nil {
-				return
-			}
-			if server := w.open(client); server != nil {
-				running.Go(func() { pass(server, client) })
-				running.Go(func() { pass(client, server) })
-			}
-		}
-	})
-	t.Cleanup(func() {
-		_ = l.Close()
-		w.to("")
-		running.Wait()
-	})
-	return w
-}
-
-// open connects a client on, or closes it.
-func (w *way) open(client net.Conn) net.Conn {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	server, err := net.Dial("tcp", w.where)
-	if w.where == "" || err != nil {
-		_ = client.Close()
-		return nil
-	}
-	w.conns[client], w.conns[server] = true, true
-	return server
-}
-
-func pass(to, from net.Conn) {
-	_, _ = io.Copy(to, from)
-	_ = to.Close()
-	_ = from.Close()
-}
-
-// to cuts all connections, and leads elsewhere from now on.
-func (w *way) to(where string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.where = where
-	for c := range w.conns {
-		_ = c.Close()
-	}
-	clear(w.conns)
 }

@@ -1,4 +1,4 @@
-package faultlab
+package redistest
 
 import (
 	"bufio"
@@ -15,13 +15,11 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // through is a client that sends nothing twice and loses patience soon, of a proxy to a server of its own.
-func through(t *testing.T) (server *redistest.Server, p *Proxy, client *redis.Client) {
-	server = redistest.Start(t)
+func through(t *testing.T) (server *Server, p *Proxy, client *redis.Client) {
+	server = Start(t)
 	p = StartProxy(t, server.Addr)
 	client = redis.NewClient(&redis.Options{
 		Addr: p.Addr, MaxRetries: -1, DialerRetries: 1, DialTimeout: 300 * time.Millisecond, ReadTimeout: 300 * time.Millisecond,
@@ -81,12 +79,7 @@ func TestProxyFaults(t *testing.T) {
 // A connection that is cut in a pipeline has answered what was before.
 func TestProxyCutsWithinAPipeline(t *testing.T) {
 	server, p, _ := through(t)
-	p.Match("incr", func(n int64, _ []string) Fault {
-		if n == 3 {
-			return CutAfter
-		}
-		return None
-	})
+	p.Match("incr", Only(3, CutAfter))
 	conn, err := net.Dial("tcp", p.Addr)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
@@ -161,10 +154,25 @@ func TestProxyNetworks(t *testing.T) {
 	}
 }
 
+// What is connected stays, and what connects afterwards is led elsewhere, when it comes back from a network that was down too.
+func TestProxyLeads(t *testing.T) {
+	ctx := context.Background()
+	first, p, client := through(t)
+	second := Start(t)
+	require.NoError(t, client.Incr(ctx, "x").Err())
+	p.Lead(second.Addr)
+	require.EqualValues(t, 2, client.Incr(ctx, "x").Val())
+	p.Set(Down)
+	p.Set(Up)
+	require.Eventually(t, func() bool { return client.Ping(ctx).Err() == nil }, 10*time.Second, time.Millisecond)
+	require.EqualValues(t, 1, client.Incr(ctx, "x").Val())
+	require.Equal(t, "2", first.Client(t).Get(ctx, "x").Val())
+	require.Equal(t, "1", second.Client(t).Get(ctx, "x").Val())
+}
+
 // Many clients at once, while the network changes and the proxy ends under them.
 func TestProxyLive(t *testing.T) {
 	_, p, client := through(t)
-	random := Seed(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for range 20 {
@@ -175,9 +183,9 @@ func TestProxyLive(t *testing.T) {
 		})
 	}
 	for range 30 {
-		p.Set(Network(random.IntN(4)))
-		time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
-		if random.IntN(4) == 0 {
+		p.Set(Network(rand.IntN(4)))
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+		if rand.IntN(4) == 0 {
 			p.Reset()
 		}
 	}
