@@ -222,7 +222,8 @@ func (p *Proxy) Set(n Network) {
 	p.changed.Broadcast()
 }
 
-// Lead lets connections that are accepted from now on go to another server. Those that there are stay where they are.
+// Lead lets connections that are accepted from now on go to another server, or end at once if it is "". Those that there are stay
+// where they are, until Reset.
 func (p *Proxy) Lead(server string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -327,7 +328,7 @@ func (p *Proxy) accept(listener net.Listener) {
 		p.mu.Lock()
 		p.accepted++
 		p.links[l] = struct{}{}
-		if p.network == Down {
+		if p.network == Down || p.server != to {
 			l.close(true)
 		}
 		p.mu.Unlock()

@@ -154,16 +154,17 @@ func TestProxyNetworks(t *testing.T) {
 	}
 }
 
-// What is connected stays, and what connects afterwards is led elsewhere, when it comes back from a network that was down too.
+// Connections stay where they are until they are cut; new ones go where they are led to, or nowhere.
 func TestProxyLeads(t *testing.T) {
 	ctx := context.Background()
 	first, p, client := through(t)
 	second := Start(t)
 	require.NoError(t, client.Incr(ctx, "x").Err())
-	p.Lead(second.Addr)
+	p.Lead("")
 	require.EqualValues(t, 2, client.Incr(ctx, "x").Val())
-	p.Set(Down)
-	p.Set(Up)
+	p.Reset()
+	require.Error(t, client.Incr(ctx, "x").Err())
+	p.Lead(second.Addr)
 	require.Eventually(t, func() bool { return client.Ping(ctx).Err() == nil }, 10*time.Second, time.Millisecond)
 	require.EqualValues(t, 1, client.Incr(ctx, "x").Val())
 	require.Equal(t, "2", first.Client(t).Get(ctx, "x").Val())

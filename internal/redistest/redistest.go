@@ -1,5 +1,6 @@
-// Package redistest starts real redis-servers for tests, and proxies before them that do what a bad network does: each on a free
-// port of 127.0.0.1; a server has a directory of its own and is stopped by its process. Where redis-server is not installed a test is skipped and says so; with CI=true it fails.
+// Package redistest starts real redis-servers for tests, and proxies that do what a bad network does: each on a free port of
+// 127.0.0.1; a server has a directory of its own and is stopped by its process. Where redis-server is not installed a test is
+// skipped and says so; with CI=true it fails.
 package redistest
 
 import (

@@ -42,7 +42,8 @@ func failover(t *testing.T, off time.Duration, stores []string) {
 	r.last(200*time.Millisecond, 5*time.Second)
 
 	before := micros()
-	proxy.Set(faultlab.Down)
+	proxy.Lead("")
+	proxy.Reset()
 	require.NoError(t, redistest.Poll(20*time.Second, func() error { // in step, so that all is the clock's doing
 		have, want := number(old, "master_repl_offset:"), number(heir, "slave_repl_offset:")
 		if have == "" || have != want {
@@ -52,7 +53,6 @@ func failover(t *testing.T, off time.Duration, stores []string) {
 	}))
 	require.NoError(t, heir.ReplicaOf(background, "no", "one").Err())
 	proxy.Lead(replica.Addr)
-	proxy.Set(faultlab.Up)
 	after := micros()
 	r.goOn(after, 1200*time.Millisecond, 10*time.Second)
 	end := micros()
