@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -138,34 +139,43 @@ func TestCorrupt(t *testing.T) {
 	require.Eventually(t, func() bool { return told.Load() == 4 }, 5*time.Second, time.Millisecond)
 }
 
-// A script is executed once though its reply is lost and the client has its default options.
+// A script is executed once though its reply is lost, and the client sends again what has had no answer within its own timeout.
 func TestLostReply(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client(t)
-	l, err := New("x", 5, time.Minute, time.Second, WithRedis(client), WithTimeout(200*time.Millisecond))
-	require.NoError(t, err)
-	_, err = l.Allow(ctx)
-	require.NoError(t, err)
-	proxy := redistest.StartProxy(t, server.Addr)
-	proxy.Match("evalsha", redistest.Only(1, redistest.LoseReply))
-	lossy := redis.NewClient(&redis.Options{Addr: proxy.Addr})
-	defer func() { _ = lossy.Close() }()
-	m, err := New("x", 5, time.Minute, time.Second, WithRedis(lossy), WithTimeout(200*time.Millisecond))
-	require.NoError(t, err)
-	_, err = m.Allow(ctx)
-	require.ErrorIs(t, err, ErrAway)
-	require.ErrorIs(t, err, ErrTimeout)
-	require.Eventually(t, func() bool {
-		left, err := l.refreshed(t)
-		return err == nil && left == 3
-	}, 5*time.Second, 10*time.Millisecond)
-	require.EqualValues(t, 1, proxy.Seen())
-	_ = lossy.Close() // and with it the read that still waits
-	require.Eventually(t, func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return m.fleet.strays == 0
-	}, 10*time.Second, 10*time.Millisecond)
+	for name, c := range map[string]struct {
+		client, limiter time.Duration
+		err             error
+	}{
+		"the limiter gives up": {5 * time.Second, 200 * time.Millisecond, ErrTimeout},
+		"the client gives up":  {300 * time.Millisecond, 5 * time.Second, os.ErrDeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			l, err := New("x", 5, time.Minute, time.Second, WithRedis(server.Client(t)))
+			require.NoError(t, err)
+			_, err = l.Allow(ctx)
+			require.NoError(t, err)
+			proxy := redistest.StartProxy(t, server.Addr)
+			proxy.Match("evalsha", redistest.Only(1, redistest.LoseReply))
+			lossy := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: c.client})
+			defer func() { _ = lossy.Close() }()
+			m, err := New("x", 5, time.Minute, time.Second, WithRedis(lossy), WithTimeout(c.limiter))
+			require.NoError(t, err)
+			_, err = m.Allow(ctx)
+			require.ErrorIs(t, err, ErrAway)
+			require.ErrorIs(t, err, c.err)
+			require.Eventually(t, func() bool {
+				left, err := l.refreshed(t)
+				return err == nil && left == 3
+			}, 5*time.Second, 10*time.Millisecond)
+			require.Equal(t, 1, proxy.Seen())
+			_ = lossy.Close() // and with it the read that still waits
+			require.Eventually(t, func() bool {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				return m.fleet.strays == 0
+			}, 10*time.Second, 10*time.Millisecond)
+		})
+	}
 }
 
 // refreshed is Remaining by a new answer.

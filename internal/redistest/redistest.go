@@ -157,9 +157,14 @@ func (s *Server) Restart() error {
 		return err
 	}
 	s.cmd, s.dir, s.Pid = cmd, dir, cmd.Process.Pid
-	client := redis.NewClient(&redis.Options{Addr: s.Addr, DialerRetries: 1})
+	client := redis.NewClient(&redis.Options{Addr: s.Addr})
 	defer func() { _ = client.Close() }()
 	err = Poll(10*time.Second, func() error {
+		conn, err := net.Dial("tcp", s.Addr) // the client would log that nobody answers yet, and try again later
+		if err != nil {
+			return err
+		}
+		_ = conn.Close()
 		info, err := client.Info(context.Background(), "server").Result()
 		if err == nil && !strings.Contains(info, fmt.Sprintf("process_id:%d\r", s.Pid)) {
 			return fmt.Errorf("%s belongs to another server", s.Addr)
