@@ -11,7 +11,6 @@ import (
 	"github.com/jonboulle/clockwork"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
@@ -21,13 +20,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(tb.WorkerEnv) != "" { // this is one of the processes that TestProcesses starts
 		os.Exit(tb.Worker())
 	}
-	code := m.Run()
-	redistest.StopShared()
-	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 // ctx is for calls that need no deadline.

@@ -3,8 +3,6 @@ package slidingwindow
 import (
 	"context"
 	"errors"
-	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,7 +10,6 @@ import (
 
 	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
@@ -21,13 +18,7 @@ import (
 var ctx = context.Background()
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	redistest.StopShared()
-	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 // handClock is a clock that a test sets, backwards too.

@@ -19,7 +19,6 @@ import (
 	_ "github.com/go-sql-driver/mysql"
 	_ "github.com/jackc/pgx/v5/stdlib"
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 	_ "modernc.org/sqlite"
 
 	"github.com/go-tokenbucket/tokenbucket"
@@ -40,14 +39,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	code := m.Run()
-	dbtest.StopShared()
-	redistest.StopShared()
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m, dbtest.StopShared)
 }
 
 // job is what a worker, a gateway of its own process, has to do until its standard input ends.

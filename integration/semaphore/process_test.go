@@ -19,7 +19,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
@@ -37,13 +36,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	code := m.Run()
-	redistest.StopShared()
-	if err := goleak.Find(); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 // job is what a worker, a process of the fleet, has to do until its standard input ends.

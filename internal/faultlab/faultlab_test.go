@@ -2,11 +2,8 @@ package faultlab
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"testing"
-
-	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
@@ -22,12 +19,7 @@ func TestMain(m *testing.M) {
 		tellTime()
 		return
 	}
-	code := m.Run()
-	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 var background = context.Background()

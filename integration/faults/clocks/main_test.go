@@ -4,14 +4,12 @@ package clocks
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 
@@ -22,12 +20,7 @@ func TestMain(m *testing.M) {
 	if faultlab.Working() {
 		os.Exit(faultlab.Main())
 	}
-	code := m.Run()
-	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 var background = context.Background()

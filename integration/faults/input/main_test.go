@@ -4,29 +4,18 @@ package input
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	redistest.StopShared()
-	if code == 0 {
-		if err := goleak.Find(redistest.Dialing); err != nil {
-			fmt.Fprintln(os.Stderr, "FAIL:", err)
-			code = 1
-		}
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 // limit is how long a call may take on a machine that is busy.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
@@ -35,13 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	code := m.Run()
-	redistest.StopShared()
-	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 var background = context.Background()

@@ -16,7 +16,6 @@ import (
 	"unsafe"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
@@ -35,12 +34,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	code := m.Run()
-	if err := goleak.Find(redistest.Dialing); code == 0 && err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	redistest.Main(m)
 }
 
 var background = context.Background()
