@@ -135,7 +135,7 @@ func TestE3ServerClockSawTooth(t *testing.T) {
 		denied := r.denial(before, end)
 		t.Logf("no permit for at most %v", denied)
 		assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
-		r.fewFailures(steps)
+		r.fewFailures(1) // few steps meet a batch that is under way, and those are small
 		r.complete(server.Client(t))
 	})
 }
