@@ -5,6 +5,7 @@ package locks
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -33,6 +34,10 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 		return
+	}
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait most of the time, however few processors there are
+		panic(err)
 	}
 	redistest.Main(m)
 }
