@@ -3,6 +3,7 @@ package network
 import (
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +24,22 @@ func (r *recorder) record(_ int64, args []string) faultlab.Fault {
 	defer r.mu.Unlock()
 	r.args = append(r.args, slices.Clone(args))
 	return faultlab.None
+}
+
+// twice returns those that came more than once, word for word. What takes permits names an epoch, a lock's token or a state that
+// there is but once.
+func (r *recorder) twice() (again [][]string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	known := map[string]bool{}
+	for _, args := range r.args {
+		text := strings.Join(args, "\x00")
+		if known[text] {
+			again = append(again, args)
+		}
+		known[text] = true
+	}
+	return again
 }
 
 // replay sends them again, as often as asked, and returns the last replies.
@@ -148,8 +165,41 @@ func (b *bench) history(t *testing.T, fault faultlab.Fault, seed uint64) (lackin
 	return taken(state(t, b.direct, slow, size), size), used, bit
 }
 
-// What takes permits has no number of its own: it is only ever sent once. Should a middleman send it again when its caller has
-// long gone, it finds itself too late, and takes nothing.
+// Every request of a take arrives twice in a row, while its caller waits: what takes permits has no number of its own, so a
+// script takes them twice, at most; under a lock the second finds the state changed. The caller is told of one take, and the
+// next one finds what there is.
+func TestB5PromptTake(t *testing.T) {
+	each(t, func(t *testing.T, b *bench) {
+		l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)
+		var calls outcomes
+		calls.warm(t, l)
+		before, bit, all := int(calls.received.Load()), 0, 0
+		for i := range 20 {
+			n := 1 + i%7
+			b.disturb(t, &calls, l) // else it is a guess that no longer fits when it comes again
+			was := taken(state(t, b.direct, slow, size), size)
+			b.proxy.Match("evalsha", func(int64, []string) faultlab.Fault { return faultlab.Twice })
+			require.NoError(t, calls.call(t, background, l, n))
+			require.Positive(t, b.proxy.Bit())
+			bit += b.proxy.Bit()
+			b.proxy.Match("", nil)
+			lost := taken(state(t, b.direct, slow, size), size) - was - n
+			require.GreaterOrEqual(t, lost, 0, "what was received was taken")
+			require.LessOrEqual(t, lost, n, "no more than once again")
+			if b.which == "lock" {
+				require.Zero(t, lost)
+			}
+			all += lost
+		}
+		t.Logf("%v; %d requests came twice, and took %d permits more", &calls, bit, all)
+		faultlab.Bit(t, before, bit)
+		if b.which == "script" {
+			require.Positive(t, all, "a guess, that did not fit")
+		}
+	})
+}
+
+// Should a middleman send it again when its caller has long gone, it finds itself too late, and takes nothing.
 func TestB5LateTake(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		const timeout = 300 * time.Millisecond

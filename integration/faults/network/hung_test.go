@@ -3,7 +3,9 @@ package network
 import (
 	"context"
 	"errors"
+	"regexp"
 	"slices"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -17,9 +19,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// slack is how much later than its deadline a call may return on a machine that has other things to do; on a quiet one it is
-// 50 ms. All that a call could wait for in vain here takes five seconds or longer.
-const slack = 2 * time.Second
+// slack is how much later than its deadline the last of many calls may return, and soon the half of them, on a machine that
+// wakes nobody late; how late this one does comes on top. Where a context's deadline is judged, all else that a call could
+// wait for takes five seconds or longer.
+const slack, soon = 250 * time.Millisecond, 50 * time.Millisecond
+
+// inTime fails the test if a call took longer than it had.
+func inTime(t *testing.T, took, deadline time.Duration, late *faultlab.Lateness) {
+	t.Helper()
+	require.LessOrEqual(t, took, deadline+slack+4*late.Most())
+}
 
 // crowd lets so many callers call at the same time, and returns how long each took, sorted, and what they were told. The
 // contexts begin when the caller does.
@@ -61,14 +70,15 @@ func kind(err error) string {
 	return "network"
 }
 
-// logTimes logs how late the calls of a crowd were, and fails the test if any was later than the slack allows.
+// logTimes logs how late the calls of a crowd were, and fails the test if any, or half of them, were later than they may be.
 func logTimes(t *testing.T, what string, took []time.Duration, deadline time.Duration, late *faultlab.Lateness) {
 	t.Helper()
 	n := len(took)
 	t.Logf("%s: %d calls with %v: half within %v, 99 %% %v, all %v; the machine wakes sleepers up to %v late", what, n, deadline,
 		took[n/2].Round(time.Millisecond), took[n*99/100].Round(time.Millisecond), took[n-1].Round(time.Millisecond),
 		late.Most().Round(time.Millisecond))
-	require.LessOrEqual(t, took[n-1], deadline+slack+2*late.Most())
+	require.LessOrEqual(t, took[n/2], deadline+soon+late.Most())
+	inTime(t, took[n-1], deadline, late)
 }
 
 // The server hangs for 1.2 s, and ten thousand callers with 300 ms each return by then, though the client may wait for five
@@ -118,18 +128,27 @@ func settled(t *testing.T, b *bench) {
 }
 
 // The server hangs before the first call ever, so its clock is not known and no deadline can be sent. Then what it executes
-// when it goes on is bounded by what is in flight: one batch at a time, given up when the store's timeout has passed; and what
-// it took comes back, but for batches whose answer the client no longer waits for.
+// when it goes on is bounded by what is in flight: one batch at a time, given up when its callers have left or the store's
+// timeout has passed; and what it took comes back, but for batches whose answer the client no longer waits for.
 func TestB4FirstCalls(t *testing.T) {
 	inTurn(t, func(t *testing.T, b *bench) {
-		const callers, timeout, storeTimeout, hang = 2000, 300 * time.Millisecond, 400 * time.Millisecond, 1200 * time.Millisecond
+		const callers, timeout, storeTimeout, hang = 2000, 100 * time.Millisecond, 500 * time.Millisecond, 1200 * time.Millisecond
 		late := faultlab.MeasureLateness(t)
 		warm := b.limiter(t, b.direct, slow, size, 5*time.Second)
 		var before outcomes
 		before.warm(t, warm)
-		client := b.connect(t)
-		require.NoError(t, client.Ping(background).Err()) // a connection, so that requests can be on their way
+		client := b.connect(t, func(o *redis.Options) { o.PoolSize = 20 })
+		ready := make([]*redis.Conn, 16) // connections, so that as many requests could be on their way
+		for i := range ready {
+			ready[i] = client.Conn()
+			require.NoError(t, ready[i].Ping(background).Err())
+		}
+		for _, c := range ready {
+			require.NoError(t, c.Close()) // it goes back to the pool
+		}
 		l := b.limiter(t, client, slow, size, storeTimeout)
+		var sent recorder
+		b.proxy.Match("evalsha", sent.record)
 		require.NoError(t, b.server.Stop())
 		began := time.Now()
 		took, told, all := crowd(callers, timeout, func(ctx context.Context) error {
@@ -143,15 +162,43 @@ func TestB4FirstCalls(t *testing.T) {
 		logTimes(t, "first calls", took, timeout, late)
 		faultlab.Bit(t, int(before.received.Load()), callers-told["answered"])
 		time.Sleep(time.Until(began.Add(hang)))
+		hung, requests := time.Since(began), b.proxy.Seen()
 		require.NoError(t, b.server.Continue())
 		require.NoError(t, redistest.Poll(20*time.Second, func() error { return before.call(t, background, l, 1) }))
 		settled(t, b)
 		n := int64(taken(state(t, b.direct, slow, size), size))
-		batches := 1 + int64((hang+slack)/storeTimeout)
-		t.Logf("%v; taken %d, not received %d", &before, n, n-before.received.Load())
+		b.proxy.Match("", nil)
+		carried := sent.permits(t)
+		t.Logf("%v; %d requests while it hung; all for %d permits; taken %d, not received %d", &before, requests, carried, n, n-before.received.Load())
+		batches := 1 + callers/1024 + int(hung/storeTimeout) // the first caller's, those of all others, those after one that was given up
+		if b.which == "lock" {
+			batches *= 2 // a lock that was asked for is released
+		} else {
+			require.Empty(t, sent.twice(), "nothing was sent twice")
+		}
+		require.LessOrEqual(t, requests, batches, "one at a time")
 		require.GreaterOrEqual(t, n, before.received.Load())
-		require.LessOrEqual(t, n-before.received.Load(), 1024*batches)
+		require.LessOrEqual(t, n-before.received.Load(), int64(carried))
 	})
+}
+
+var takes = regexp.MustCompile(`\bT (\d+) 1 `)
+
+// permits is how many the requests want that decide at once; those that ask for a lock do not say it.
+func (r *recorder) permits(t *testing.T) (all int) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, args := range r.args {
+		for _, arg := range args {
+			for _, m := range takes.FindAllStringSubmatch(arg, -1) {
+				n, err := strconv.Atoi(m[1])
+				require.NoError(t, err)
+				all += n
+			}
+		}
+	}
+	return all
 }
 
 // Callers without a deadline of their own return by the store's timeout, also the one that carries the batch itself.
@@ -235,7 +282,8 @@ func TestB4Stream(t *testing.T) {
 }
 
 // A pool of two connections and ten thousand callers: they share batches, of which one is under way at a time, so nobody waits
-// for a connection; neither when the network is slow nor when the server hangs.
+// for a connection when the network is slow. When the server hangs, a batch that was given up and a probe may occupy both
+// for a while, so that the next batch finds none; but it is batches that are told so, not callers by the thousand.
 func TestG5PoolExhausted(t *testing.T) {
 	inTurn(t, func(t *testing.T, b *bench) {
 		const callers, timeout = 10_000, 300 * time.Millisecond
@@ -245,13 +293,17 @@ func TestG5PoolExhausted(t *testing.T) {
 		new(outcomes).warm(t, l)
 		b.proxy.Delay(2*time.Millisecond, time.Millisecond, faultlab.Seed(t))
 		b.proxy.Match(b.takes(), nil)
+		b.proxy.Outstanding()
 		_, told, _ := crowd(callers, 0, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})
-		t.Logf("slow: told %v; %d requests for %d permits, at most %d at a time", told, b.proxy.Seen(), callers, b.proxy.Outstanding())
+		most, timeouts := b.proxy.Outstanding(), client.PoolStats().Timeouts
+		t.Logf("slow: told %v; %d requests for %d permits, at most %d at a time", told, b.proxy.Seen(), callers, most)
 		require.Equal(t, map[string]int{"answered": callers}, told)
 		require.Less(t, b.proxy.Seen(), callers/10)
+		require.Equal(t, 1, most, "at a time")
+		require.Zero(t, timeouts)
 		b.proxy.Delay(0, 0, nil)
 
 		require.NoError(t, b.server.Stop())
@@ -261,10 +313,13 @@ func TestG5PoolExhausted(t *testing.T) {
 			return err
 		})
 		for _, err := range all {
-			failure(t, err)
+			if !errors.Is(err, redis.ErrPoolTimeout) {
+				failure(t, err)
+			}
 		}
-		t.Logf("hung: told %v", told)
-		require.Zero(t, told["pool timeout"])
+		timeouts = client.PoolStats().Timeouts
+		t.Logf("hung: told %v; %d times there was no connection", told, timeouts)
+		require.LessOrEqual(t, timeouts, uint32(10))
 		faultlab.Bit(t, callers, callers-told["answered"])
 		logTimes(t, "hung", took, timeout, late)
 		require.LessOrEqual(t, b.proxy.Outstanding(), 2, "the pool's connections")

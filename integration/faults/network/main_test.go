@@ -6,6 +6,7 @@ package network
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -27,6 +28,10 @@ var background = context.Background()
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{})
+	flag.Parse()
+	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait most of the time, however few processors there are
+		panic(err)
+	}
 	os.Exit(m.Run())
 }
 
@@ -44,7 +49,7 @@ var (
 		"default": func(*redis.Options) {},
 		"strict": func(o *redis.Options) {
 			o.MaxRetries, o.DialerRetries, o.ContextTimeoutEnabled = -1, 1, true
-			o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 500*time.Millisecond, 500*time.Millisecond, 500*time.Millisecond
+			o.DialTimeout, o.ReadTimeout, o.WriteTimeout = 500*time.Millisecond, 5*time.Second, 5*time.Second
 		},
 		// Loses patience sooner than its callers do, and would try again: for tests that ask for it.
 		"hasty": func(o *redis.Options) { o.ReadTimeout = 300 * time.Millisecond },
