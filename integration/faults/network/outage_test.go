@@ -16,7 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// The network comes and goes every 200 ms: refused, silent, back again. Goroutines do not pile up, connections neither, each
+// The network comes and goes every 200 ms: refused, silent, back again; and then it cuts connections only. Goroutines do not pile up, connections neither, each
 // caller returns by its deadline, no call is executed twice, and when it is over all is as before.
 func TestG3Flap(t *testing.T) {
 	inTurn(t, func(t *testing.T, b *bench) {
@@ -32,7 +32,7 @@ func TestG3Flap(t *testing.T) {
 			}
 		})
 		const plenty = 1_000_000
-		l := b.limiter(t, client, slow, plenty, 10*time.Second)
+		l := b.limiter(t, client, slow, plenty, time.Second)
 		var sent recorder
 		b.proxy.Match(b.takes(), sent.record)
 		var calls outcomes
@@ -73,6 +73,10 @@ func TestG3Flap(t *testing.T) {
 		b.proxy.Set(faultlab.Up)
 		seconds := time.Since(began).Seconds()
 		accepted, dialled = b.proxy.Accepted()-accepted, dials.Load()-dialled
+		for range 15 { // connections end, and a client that tried again could do so at once
+			b.proxy.Reset()
+			time.Sleep(50 * time.Millisecond)
+		}
 		cancel()
 		running.Wait()
 		faultlab.Bit(t, int(healthy), int(calls.failed.Load()+calls.unsent.Load()))
