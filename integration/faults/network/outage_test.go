@@ -86,8 +86,9 @@ func TestG3Flap(t *testing.T) {
 			&calls, time.Since(began).Round(time.Millisecond), time.Duration(latest.Load()).Round(time.Millisecond), limit, most[0], most[1],
 			float64(accepted)/seconds, float64(dialled)/seconds)
 		inTime(t, time.Duration(latest.Load()), limit, late)
-		require.LessOrEqual(t, most[1], most[0]+100, "goroutines pile up") // a few connections, not thousands of calls
-		require.LessOrEqual(t, float64(accepted)/seconds, 10.0, "connections pile up")
+		require.LessOrEqual(t, most[1], most[0]+100, "goroutines pile up")  // a few connections, not thousands of calls
+		reconnects := map[string]float64{"script": 10, "lock": 15}[b.which] // a second; a lock that was asked for in vain is released
+		require.LessOrEqual(t, float64(accepted)/seconds, reconnects, "connections pile up")
 		settled(t, b)
 		n := int64(taken(state(t, b.direct, slow, plenty), plenty))
 		t.Logf("taken %d, lost %d; %d requests", n, n-calls.received.Load(), len(sent.args))
