@@ -206,14 +206,14 @@ var faults = map[string]*fault{
 		words: []string{"LOADING"}, args: []string{"--key-load-delay", "500", "--loading-process-events-interval-bytes", "1024"},
 		setUp: func(t *testing.T, b *bench) {
 			require.NoError(t, b.admin.Eval(background,
-				"for i = 1, 4000 do redis.call('SET', 'ballast:' .. i, 'x', 'PX', 3600000) end return 1", nil).Err())
+				"for i = 1, 40000 do redis.call('SET', 'ballast:' .. i, 'x', 'PX', 3600000) end return 1", nil).Err())
 		},
-		begin: func(t *testing.T, b *bench) { // two seconds
+		begin: func(t *testing.T, b *bench) { // twenty seconds, unless it is ended
 			client := b.Client(t, func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = time.Minute, -1 })
 			go func() { b.ended <- client.Do(background, "DEBUG", "RELOAD").Err() }()
 			await(t, b, "LOADING")
 		},
-		end: func(t *testing.T, b *bench) { require.NoError(t, <-b.ended) },
+		end: func(t *testing.T, b *bench) { config("key-load-delay", "0")(t, b); require.NoError(t, <-b.ended) },
 	},
 	"F4 MISCONF": {
 		words: []string{"MISCONF"},

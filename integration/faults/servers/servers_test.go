@@ -170,40 +170,52 @@ func (h *between) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // F2: the server has become a replica.
 func TestF2ReadOnly(t *testing.T) { suffers(t, "F2 READONLY") }
 
-// F2, F3, F5, F6: a server that says that it has executed nothing is asked again: who has the time waits and gets a permit when it
-// is well, without an error.
+// F2, F3, F5, F6, D9: a server that says that it has executed nothing is asked again: who has the time waits and gets a permit
+// when it is well, without an error.
 func TestAskedAgain(t *testing.T) {
-	for _, name := range []string{"F2 READONLY", "F5 NOREPLICAS", "F6 MASTERDOWN", "CLUSTERDOWN"} {
+	for _, name := range []string{"F2 READONLY", "F3 LOADING", "F5 NOREPLICAS", "F6 MASTERDOWN", "CLUSTERDOWN"} {
 		for _, kind := range kinds {
 			t.Run(name+" "+kind, func(t *testing.T) {
 				t.Parallel()
-				f := faults[name]
-				b := f.start(t, kind, tokenbucket.WithStoreTimeout(20*time.Second))
-				was := b.warm(t, 30)
-				f.begin(t, b)
-				answer := make(chan error, 1)
-				go func() {
-					ok, err := b.limiter.TryAcquire(background, 1, 0)
-					if err == nil {
-						assert.True(t, ok)
-					}
-					answer <- err
-				}()
-				select {
-				case err := <-answer:
-					if err == nil {
-						err = context.Canceled
-					}
-					require.ErrorIs(t, err, tokenbucket.ErrStoreUnavailable, "answered while the server could not decide")
-					f.end(t, b)
-				case <-time.After(300 * time.Millisecond):
-					f.end(t, b)
-					require.NoError(t, <-answer)
-					requireTaken(t, b, was, 1)
+				for try := 1; !askedAgain(t, faults[name], kind); try++ {
+					require.Less(t, try, 5, "the machine is too slow to tell")
 				}
 			})
 		}
 	}
+}
+
+// askedAgain has one call live through a fault. It returns false if that tells nothing: the machine was too late.
+func askedAgain(t *testing.T, f *fault, kind string) bool {
+	t.Helper()
+	const away = 300 * time.Millisecond
+	late := faultlab.MeasureLateness(t)
+	b := f.start(t, kind, tokenbucket.WithStoreTimeout(20*time.Second))
+	was := b.warm(t, 30)
+	f.begin(t, b)
+	answer := make(chan error, 1)
+	go func() {
+		ok, err := b.limiter.TryAcquire(background, 1, 0)
+		if err == nil {
+			assert.True(t, ok)
+		}
+		answer <- err
+	}()
+	select {
+	case err := <-answer:
+		f.end(t, b)
+		time.Sleep(10 * time.Millisecond) // if the machine was late just now, that is measured by then
+		if late.Most() > away*2/3 {
+			t.Logf("answered with %v; the machine was late by %v: once more", err, late.Most())
+			return false
+		}
+		t.Errorf("answered while the server could not decide: %v", err)
+	case <-time.After(away):
+		f.end(t, b)
+		require.NoError(t, <-answer)
+		requireTaken(t, b, was, 1)
+	}
+	return true
 }
 
 // F3: the server reads its file.
