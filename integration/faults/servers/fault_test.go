@@ -40,7 +40,8 @@ type fault struct {
 // bench is a server with a limiter that uses it.
 type bench struct {
 	*faultlab.Node
-	admin   *redis.Client // on one connection that was made before the fault
+	admin   *redis.Client            // on one connection that was made before the fault
+	store   func() tokenbucket.Store // another one, with a client of its own
 	open    func(opts ...tokenbucket.Option) *tokenbucket.RateLimiter
 	limiter *tokenbucket.RateLimiter // opened by start
 	name    string
@@ -60,7 +61,7 @@ func newStore(kind string, client tokenbucket.RedisClient) tokenbucket.Store {
 var kinds = []string{"script", "lock"}
 
 // rate of the bucket, in permits a second.
-const rate = 1000
+const rate = 10
 
 // start starts a server for a fault, and a limiter of a bucket that is large enough for a test.
 func (f *fault) start(t *testing.T, kind string, opts ...tokenbucket.Option) *bench {
@@ -75,7 +76,8 @@ func (f *fault) start(t *testing.T, kind string, opts ...tokenbucket.Option) *be
 	if f.client != nil {
 		change = append(change, f.client)
 	}
-	store := newStore(kind, b.Client(t, change...))
+	b.store = func() tokenbucket.Store { return newStore(kind, b.Client(t, change...)) }
+	store := b.store()
 	b.open = func(opts ...tokenbucket.Option) *tokenbucket.RateLimiter {
 		l, err := tokenbucket.NewSmoothBursty(b.name, rate, append([]tokenbucket.Option{
 			tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(store),

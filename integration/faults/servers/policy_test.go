@@ -1,6 +1,8 @@
 package servers
 
 import (
+	"context"
+	"runtime"
 	"testing"
 	"time"
 
@@ -11,12 +13,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 )
 
-// share is a policy of one instance: until it has counted itself it takes itself for half of the fleet.
-var share = tokenbucket.LocalShare(2)
+// share is a policy of one of two instances: it takes itself for one of three until it has counted them.
+var share = tokenbucket.LocalShare(3)
 
 // Every fault under every policy. An outage is an error with FailClosed, lets all calls pass with FailOpen, and with
 // LocalShare as many as this process's part of the rate; what must be set right is an error with all of them. A shadow beside
-// it lets all pass, whatever it is. When the server is well, the bucket is asked again.
+// it lets all pass, whatever it is. Their observers are told just that. When the server is well, the bucket is asked again.
 func TestPolicies(t *testing.T) {
 	for name, f := range faults {
 		for _, kind := range kinds {
@@ -30,17 +32,44 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
+// outcome is what an observer is told of a call.
+type outcome struct {
+	granted, failed, shadow bool
+	by                      tokenbucket.Decider
+}
+
+// observed counts the calls of one goroutine by their outcomes.
+type observed map[outcome]int
+
+func (o observed) option() tokenbucket.Option {
+	return tokenbucket.WithObserver(tokenbucket.Observer{Decision: func(_ context.Context, d tokenbucket.Decision) {
+		o[outcome{d.Granted, d.Err != nil, d.Shadow, d.By}]++
+	}})
+}
+
 // obeys has a limiter with a policy live through a fault. Its store timeout is short, since nothing is told of an outage earlier
 // than that.
 func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy) {
 	const timeout = 300 * time.Millisecond
 	late := faultlab.MeasureLateness(t)
-	b := f.start(t, kind, tokenbucket.WithFailurePolicy(policy), tokenbucket.WithStoreTimeout(timeout))
-	shadow := b.open(tokenbucket.WithShadow(), tokenbucket.WithStoreTimeout(timeout))
+	told, shadowTold := observed{}, observed{}
+	b := f.start(t, kind)
+	var other *tokenbucket.RateLimiter
+	defer func() { runtime.KeepAlive(other) }() // it lives, and shows it
+	if policy == share {
+		other = b.open(tokenbucket.WithStore(b.store()), tokenbucket.WithFailurePolicy(share))
+		b.awaitInstances(t, 1)
+	}
+	b.limiter = b.open(tokenbucket.WithFailurePolicy(policy), tokenbucket.WithStoreTimeout(timeout), told.option())
+	shadow := b.open(tokenbucket.WithShadow(), tokenbucket.WithStoreTimeout(timeout), shadowTold.option())
+	if policy == share {
+		b.awaitInstances(t, 2)
+	}
 	const before = 30
 	b.warm(t, before)
 	f.begin(t, b)
-	const calls = 4
+	clear(told)
+	const calls = 50
 	slowest, passed, first := time.Duration(0), 0, time.Now()
 	for range calls {
 		ok, err := shadow.TryAcquire(background, 1, 0)
@@ -48,30 +77,48 @@ func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy
 		assert.NoError(t, err)
 		began := time.Now()
 		ok, err = b.limiter.TryAcquire(background, 1, 0)
-		took := time.Since(began)
-		switch {
-		case f.config || policy == tokenbucket.FailClosed:
-			assert.False(t, ok)
-			assert.Error(t, err)
-		case policy == tokenbucket.FailOpen:
-			assert.True(t, ok)
-			assert.NoError(t, err)
-		default:
-			assert.NoError(t, err)
-			if ok {
-				passed++
-			}
+		slowest = max(slowest, time.Since(began))
+		if ok {
+			passed++
 		}
-		slowest = max(slowest, took)
 		if err != nil && f.config {
 			assert.NotErrorIs(t, err, tokenbucket.ErrStoreUnavailable)
 			assert.True(t, f.says(err), "%v", err)
 		}
 	}
-	if policy == share && !f.config {
-		assert.LessOrEqual(t, float64(passed), 1+rate*time.Since(first).Seconds())
-		ok, err := b.limiter.TryAcquire(background, 1, time.Second)
-		assert.True(t, ok, "%v", err)
+	if f.config && f.lost { // the bucket is, and a shadow has its own
+		assert.Equal(t, observed{{granted: true, shadow: true}: calls}, shadowTold)
+	} else {
+		assert.Equal(t, observed{{failed: true, shadow: true}: calls}, shadowTold)
+	}
+	switch {
+	case f.config || policy == tokenbucket.FailClosed:
+		assert.Zero(t, passed)
+		assert.Equal(t, observed{{failed: true}: calls}, told)
+	case policy == tokenbucket.FailOpen:
+		assert.Equal(t, calls, passed)
+		assert.Equal(t, observed{{granted: true, by: tokenbucket.ByPolicy}: calls}, told)
+	default:
+		const part = rate / 2.0 // of a bucket that begins empty
+		took := time.Since(first)
+		t.Logf("%d of %d passed in %v", passed, calls, took)
+		assert.LessOrEqual(t, float64(passed), 1+part*took.Seconds())
+		want := observed{{by: tokenbucket.ByPolicy}: calls - passed}
+		if passed > 0 {
+			want[outcome{granted: true, by: tokenbucket.ByPolicy}] = passed
+		}
+		assert.Equal(t, want, told)
+		const more = 4
+		began := time.Now()
+		for ok := true; ok; { // until it has none
+			began = time.Now()
+			ok, _ = b.limiter.TryAcquire(background, 1, 0)
+		}
+		for range more {
+			ok, err := b.limiter.TryAcquire(background, 1, time.Second)
+			assert.True(t, ok, "%v", err)
+		}
+		assert.GreaterOrEqual(t, time.Since(began).Seconds(), (more-1)/part, "%d more", more)
 	}
 	faultlab.Bit(t, before, calls)
 	time.Sleep(10 * time.Millisecond) // if the machine was late just now, that is measured by then
@@ -85,6 +132,12 @@ func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy
 	}, 20*time.Second, 5*time.Millisecond)
 	t.Logf("the bucket was asked again %v after the server was well", time.Since(well))
 	assert.LessOrEqual(t, time.Since(well), 3*time.Second+10*late.Most())
+}
+
+// awaitInstances waits until so many instances are counted.
+func (b *bench) awaitInstances(t *testing.T, n int64) {
+	t.Helper()
+	require.Eventually(t, func() bool { return b.admin.ZCard(background, "tokenbucket:instances").Val() == n }, 20*time.Second, time.Millisecond)
 }
 
 // seq counts the changes of the stored bucket; 0 while there is none.

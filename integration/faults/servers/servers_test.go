@@ -121,7 +121,7 @@ func TestF1LockIsReleasedOutOfMemory(t *testing.T) {
 	end := &between{do: func() { f.begin(t, b) }}
 	end.scripts.Store(2)
 	client.AddHook(end)
-	l, err := tokenbucket.NewSmoothBursty(b.name, 1000, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6),
+	l, err := tokenbucket.NewSmoothBursty(b.name, rate, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6),
 		tokenbucket.WithStore(tokenbucket.NewRedisStore(client, tokenbucket.WithLockTTL(30*time.Second))))
 	require.NoError(t, err)
 	ok, err := l.TryAcquire(background, 1, 0)
