@@ -207,7 +207,8 @@ func TestD9ClusterDown(t *testing.T) {
 	node := m.Client(t)
 	for _, kind := range kinds {
 		name := nameIn(t, node, kind, m.first, m.last)
-		l, err := tokenbucket.NewSmoothBursty(name, 1000, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(newStore(kind, client)))
+		l, err := tokenbucket.NewSmoothBursty(name, 1000, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(newStore(kind, client)),
+			tokenbucket.WithStoreTimeout(5*time.Second)) // longer than any deadline here, and what is allowed on top of it
 		require.NoError(t, err)
 		before := 0
 		for range 100 {
@@ -219,7 +220,7 @@ func TestD9ClusterDown(t *testing.T) {
 		state := client.Get(background, key(name)).Val()
 		slot := int(node.ClusterKeySlot(background, key(name)).Val())
 		require.NoError(t, node.ClusterDelSlots(background, slot).Err())
-		during := 0
+		during, overdue := 0, time.Duration(0)
 		failed := map[string]int{}
 		for began := time.Now(); during == 0 || time.Since(began) < 500*time.Millisecond; during++ {
 			const limit = 200 * time.Millisecond
@@ -232,10 +233,14 @@ func TestD9ClusterDown(t *testing.T) {
 			require.Error(t, err)
 			failed[kindOf(err)]++
 			require.NotEqual(t, "odd", kindOf(err), "%v", err)
-			require.LessOrEqual(t, took, limit+time.Second+10*late.Most())
+			overdue = max(overdue, took-limit)
 		}
+		time.Sleep(10 * time.Millisecond) // if the machine was late just now, that is measured by then
+		t.Logf("%s: %v; slowest: %v after its deadline; the machine was late by %v", kind, failed, overdue, late.Most())
+		assert.LessOrEqual(t, overdue, 250*time.Millisecond+4*late.Most())
+		asked := time.Now()
 		_, err = l.TryAcquire(background, 1, 0)
-		t.Logf("%s: without a deadline: %v", kind, err)
+		t.Logf("%s: without a deadline: %v, after %v", kind, err, time.Since(asked))
 		require.Error(t, err)
 		failed[kindOf(err)]++
 		faultlab.Bit(t, before, during)

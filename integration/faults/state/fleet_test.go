@@ -56,6 +56,7 @@ type fleet struct {
 	failed  map[string]int
 	odd     error         // one of no known kind
 	slowest time.Duration // to answer
+	overdue time.Duration // after the deadline of one who had little time
 	calls   atomic.Int64
 }
 
@@ -133,11 +134,13 @@ func (f *fleet) hasty(l *tokenbucket.RateLimiter) {
 	if errors.As(err, &wait) {
 		err = nil
 	}
-	f.noted(time.Since(began)+storeTimeout-limit, ok, err)
+	took := time.Since(began)
+	f.noted(took, ok, err)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.overdue = max(f.overdue, took-limit)
 	if ok {
-		f.mu.Lock()
 		f.used = append(f.used, time.Now().UnixMicro())
-		f.mu.Unlock()
 	}
 }
 
@@ -231,8 +234,8 @@ func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, move
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	level := faultlab.Worst(a.due, rate)
-	t.Logf("%s: %d calls, %d permits promised and %d used of %d taken, %d of them given back; fullest window %.3f of %v + rate × T + %.3f; failures %v; slowest answer %v; the machine was late by %v",
-		f.name, f.calls.Load(), len(f.answers), len(f.used), len(a.due)+a.given, a.given, level, burst, a.extra(), f.failed, f.slowest, late.Most())
+	t.Logf("%s: %d calls, %d permits promised and %d used of %d taken, %d of them given back; fullest window %.3f of %v + rate × T + %.3f; failures %v; slowest answer %v, %v after its deadline; the machine was late by %v",
+		f.name, f.calls.Load(), len(f.answers), len(f.used), len(a.due)+a.given, a.given, level, burst, a.extra(), f.failed, f.slowest, f.overdue, late.Most())
 	unheard := 0
 	if killed {
 		unheard = len(f.used) / 20
@@ -241,6 +244,7 @@ func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, move
 	assert.LessOrEqual(t, level, burst+a.extra()+faultlab.Noise(rate), f.name)
 	assert.Zero(t, f.failed["odd"], "%s: %v", f.name, f.odd)
 	assert.LessOrEqual(t, f.slowest, storeTimeout+time.Second+10*late.Most(), "%s: every call is answered in time", f.name)
+	assert.LessOrEqual(t, f.overdue, 250*time.Millisecond+4*late.Most(), "%s: sooner than the store's timeout, by who has less", f.name)
 	return a
 }
 
