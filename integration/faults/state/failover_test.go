@@ -100,7 +100,8 @@ func TestD5SentinelKill(t *testing.T) {
 	for _, f := range fleets {
 		first := killed.Add(settled + f.after(t, killed.Add(settled), 30*time.Second))
 		t.Logf("%s: first permit %v after the kill, %v after that", f.name, first.Sub(killed), first.Sub(agreed))
-		assert.LessOrEqual(t, first.Sub(agreed), 3*time.Second+20*late.Most())
+		// Three seconds, of which two are the sentinels': if these need more, that is more.
+		assert.LessOrEqual(t, first.Sub(killed), max(agreed.Sub(killed), 2*time.Second)+time.Second+20*late.Most())
 		f.awaitGrants(t, 200)
 	}
 	for _, f := range fleets {
@@ -136,6 +137,8 @@ func TestD6SentinelStopped(t *testing.T) {
 				f.awaitGrants(t, 100)
 				before += 100
 			}
+			role := s.Master.Client(t)
+			was := told(t, role)
 			require.NoError(t, s.Master.Stop())
 			stopped := time.Now()
 			now := s.AwaitFailover(t, s.Master)
@@ -149,7 +152,6 @@ func TestD6SentinelStopped(t *testing.T) {
 			}
 			require.NoError(t, s.Master.Continue())
 			woken := time.Now()
-			role := s.Master.Client(t)
 			require.Eventually(t, func() bool {
 				info, err := role.Info(background, "replication").Result()
 				return err == nil && strings.Contains(info, "role:slave")
@@ -160,7 +162,8 @@ func TestD6SentinelStopped(t *testing.T) {
 				during += int(f.calls.Load())
 			}
 			faultlab.Bit(t, before, during)
-			t.Logf("the old master was one of two for %v", demoted.Sub(woken))
+			is := told(t, role)
+			t.Logf("the old master was one of two for %v; it said %v before, %v after", demoted.Sub(woken), was, is)
 			s.Master.InStep(t, now)
 			for _, f := range fleets {
 				a := f.check(t, books, late, false, false)
@@ -172,9 +175,11 @@ func TestD6SentinelStopped(t *testing.T) {
 					assert.LessOrEqual(t, float64(a.forkedSince(0)), float64(a.reigns-1)*(permitsIn(time.Since(stopped))+burst+debt))
 					continue
 				}
+				assert.LessOrEqual(t, demoted.Sub(woken), 11*time.Second+10*late.Most(), "what the bounds below count on")
 				assert.LessOrEqual(t, float64(a.forkedSince(0)-twice), permitsIn(time.Second)+burst)
 				if args != nil {
 					assert.Zero(t, twice)
+					assert.Greater(t, is["NOREPLICAS"], was["NOREPLICAS"], "the old master was asked, and refused")
 					continue
 				}
 				assert.Positive(t, twice, "the old master was asked")
