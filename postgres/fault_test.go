@@ -360,7 +360,9 @@ func TestSmallSteps(t *testing.T) {
 // TestFaults cuts connections, stops the server, lets statements time out and kills the server, under load. A trigger in the
 // database watches that there are never more holders than permits.
 func TestFaults(t *testing.T) {
-	const permits, lease, timeout = 3, time.Second, 400 * time.Millisecond
+	const permits, lease, limit = 3, time.Second, 400 * time.Millisecond
+	const timeout, hang = 3 * time.Second, 4 * time.Second // longer than any call may take: its caller has no more than the limit
+	late := oversleep(t)
 	server := dbtest.PostgreSQL(t)
 	admin := pooled(t, server.DSN())
 	require.NoError(t, Migrate(ctx, admin))
@@ -382,7 +384,7 @@ func TestFaults(t *testing.T) {
 	}
 	var holds []hold
 	failures := map[string]int{}
-	var latest time.Duration
+	var longest time.Duration
 	load, cancel := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	for range 3 {
@@ -391,13 +393,13 @@ func TestFaults(t *testing.T) {
 		for g := range 4 {
 			running.Go(func() {
 				for load.Err() == nil {
-					c, cancel := context.WithTimeout(ctx, timeout)
+					c, cancel := context.WithTimeout(ctx, limit)
 					began := time.Now()
 					p, err := sem.Acquire(c, 1+g%2)
 					took := time.Since(began)
 					cancel()
 					mu.Lock()
-					latest = max(latest, took)
+					longest = max(longest, took)
 					if err != nil {
 						failures[kind(err)]++
 					}
@@ -412,13 +414,13 @@ func TestFaults(t *testing.T) {
 					case <-time.After(time.Duration(g) * 3 * time.Millisecond):
 					}
 					h.until = time.Now()
-					c, cancel = context.WithTimeout(ctx, timeout)
+					c, cancel = context.WithTimeout(ctx, limit)
 					began = time.Now()
 					err = p.Release(c)
 					took = time.Since(began)
 					cancel()
 					mu.Lock()
-					latest = max(latest, took)
+					longest = max(longest, took)
 					holds = append(holds, h)
 					if err != nil {
 						failures[kind(err)]++
@@ -446,7 +448,7 @@ func TestFaults(t *testing.T) {
 	}
 	goesOn("connections cut")
 	require.NoError(t, server.Stop())
-	time.Sleep(lease + timeout)
+	time.Sleep(hang)
 	require.NoError(t, server.Continue())
 	goesOn("server stopped")
 	exec(t, s, "ALTER ROLE postgres SET statement_timeout = '2ms'")
@@ -467,8 +469,9 @@ func TestFaults(t *testing.T) {
 	cancel()
 	running.Wait()
 
-	t.Log("the longest call took", latest)
-	require.Less(t, latest, timeout+3*time.Second, "with a deadline of %v", timeout)
+	worst := late()
+	t.Logf("the longest call took %v; woken at most %v late", longest, worst)
+	require.LessOrEqual(t, longest, limit+250*time.Millisecond+4*worst, "with a deadline of %v", limit)
 	require.Zero(t, failures["overbooked"])
 	type event struct {
 		at      time.Time
@@ -480,11 +483,19 @@ func TestFaults(t *testing.T) {
 	}
 	slices.SortFunc(events, func(a, b event) int { return a.at.Compare(b.at) })
 	held, most := 0, 0
+	var since time.Time
+	var excess time.Duration
 	for _, e := range events {
+		if held > permits {
+			excess = max(excess, e.at.Sub(since))
+		} else {
+			since = e.at
+		}
 		held += e.permits
 		most = max(most, held)
 	}
-	require.Equal(t, permits, most, "so many were held at once, as the processes saw it")
+	require.GreaterOrEqual(t, most, permits, "so many were held at once, as the processes saw it")
+	require.LessOrEqual(t, excess, max(0, worst-lease/10), "more for longer than this machine explains")
 	last := opens(t, s, "x", permits, semaphore.WithLease(lease))
 	c, cancelled := context.WithTimeout(ctx, 30*time.Second)
 	defer cancelled()

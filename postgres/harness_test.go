@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -55,6 +56,28 @@ func opened(t testing.TB) (pool *pgxpool.Pool, schema Option) {
 	schema = WithSchema(fmt.Sprint("test ", names.Add(1)))
 	require.NoError(t, Migrate(ctx, pool, schema))
 	return pool, schema
+}
+
+// oversleep measures how late this machine wakes those who sleep, at the worst, until it is asked.
+func oversleep(t testing.TB) func() time.Duration {
+	stop, worst := make(chan struct{}), make(chan time.Duration, 1)
+	go func() {
+		const nap = time.Millisecond
+		for most := time.Duration(0); ; {
+			select {
+			case <-stop:
+				worst <- most
+				return
+			default:
+			}
+			began := time.Now()
+			time.Sleep(nap)
+			most = max(most, time.Since(began)-nap)
+		}
+	}()
+	halt := sync.OnceValue(func() time.Duration { close(stop); return <-worst })
+	t.Cleanup(func() { halt() })
+	return halt
 }
 
 func store(t testing.TB, pool *pgxpool.Pool, opts ...Option) *Store {
