@@ -272,6 +272,22 @@ var faults = map[string]*fault{
 			require.ErrorContains(t, <-b.ended, "killed")
 		},
 	},
+	// One that has written cannot be killed: only its server can.
+	"F8 UNKILLABLE": {
+		words: []string{"BUSY"}, lost: true, args: []string{"--busy-reply-threshold", "100"},
+		begin: func(t *testing.T, b *bench) {
+			client := b.Client(t, func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = time.Minute, -1 })
+			script := "redis.call('SET', KEYS[1], 1, 'PX', 3600000) while true do end"
+			go func() { b.ended <- client.Do(background, "EVAL", script, 1, "{"+b.name+"}written").Err() }()
+			await(t, b, "BUSY")
+		},
+		end: func(t *testing.T, b *bench) {
+			require.ErrorContains(t, b.admin.ScriptKill(background).Err(), "UNKILLABLE")
+			b.Kill()
+			require.Error(t, <-b.ended)
+			b.Restart(t)
+		},
+	},
 	// It says so and hangs up, which often overtakes what it said.
 	"F9 maxclients": {
 		words: []string{"max number of clients", "broken pipe", "connection reset", "EOF"}, begin: both(config("maxclients", "1"), throwOut), end: config("maxclients", "10000"),

@@ -277,5 +277,8 @@ func TestF7NoStorm(t *testing.T) {
 // F8: the server is busy with somebody's endless script.
 func TestF8Busy(t *testing.T) { suffers(t, "F8 BUSY") }
 
+// F8: the script has written, so that nothing but the server's end ends it.
+func TestF8Unkillable(t *testing.T) { suffers(t, "F8 UNKILLABLE") }
+
 // F9: the server takes no more connections.
 func TestF9MaxClients(t *testing.T) { suffers(t, "F9 maxclients") }
