@@ -185,7 +185,7 @@ func TestD8SlotMigration(t *testing.T) {
 	faultlab.Bit(t, before, within())
 	for _, f := range fleets {
 		a := f.check(t, books, late, true, false)
-		f.unnoticed(t)
+		f.unnoticed(t, late)
 		assert.Zero(t, a.extra())
 		if late.Most() < 50*time.Millisecond && len(f.failed) == 0 { // who was woken late asks again, and lets the first permit lapse
 			assert.Equal(t, len(a.due), len(f.used), "each permit that was taken has reached its caller")

@@ -249,19 +249,24 @@ func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, move
 }
 
 // unnoticed fails the test if callers were told of the fault. A server that is not given time by its machine may answer a few too
-// late, whatever else happens to it, and be taken for gone: one call in a hundred.
-func (f *fleet) unnoticed(t *testing.T) {
+// late, whatever else happens to it, and be taken for gone: one call in a hundred. One that stands still for a second has all
+// callers told so, which a machine that is this late does not rule out.
+func (f *fleet) unnoticed(t *testing.T, late *faultlab.Lateness) {
 	t.Helper()
-	late := 0
+	told := 0
 	for kind, n := range f.failures() {
 		switch kind {
 		case "deadline", "store timeout", "lock not obtained", "unavailable":
-			late += n
+			told += n
 		default:
 			t.Errorf("%s: %d × %s", f.name, n, kind)
 		}
 	}
-	assert.LessOrEqual(t, late, int(f.calls.Load())/100, "%s: %v", f.name, f.failures())
+	if late.Most() > storeTimeout/5 {
+		t.Logf("%s: whether the fault was noticed cannot be told; late by %v, failures %v", f.name, late.Most(), f.failures())
+		return
+	}
+	assert.LessOrEqual(t, told, int(f.calls.Load())/100, "%s: %v", f.name, f.failures())
 }
 
 // debt is what a bucket may owe, in permits, since nobody reserves further ahead: the longest wait, and one permit for the

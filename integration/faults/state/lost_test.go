@@ -109,7 +109,7 @@ func TestD2Forgotten(t *testing.T) {
 			lose(t, server.Client(t), fleets)
 			for _, f := range fleets {
 				a := f.check(t, books, late, false, false)
-				f.unnoticed(t)
+				f.unnoticed(t, late)
 				faultlab.Bit(t, before, len(a.gained))
 				t.Logf("%d losses; gained %.1f", len(a.gained), a.gained)
 				for i, g := range a.gained {
@@ -257,7 +257,7 @@ func TestD3ScriptFlushUnderLoad(t *testing.T) {
 			for _, f := range fleets {
 				a := f.check(t, books, late, false, false)
 				faultlab.Bit(t, 50, unknown-unknownBefore)
-				f.unnoticed(t)
+				f.unnoticed(t, late)
 				assert.Zero(t, a.extra())
 			}
 			faultlab.CleanUp(t, client, "tokenbucket:")
