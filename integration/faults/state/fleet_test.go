@@ -262,7 +262,7 @@ func (f *fleet) unnoticed(t *testing.T, late *faultlab.Lateness) {
 			t.Errorf("%s: %d × %s", f.name, n, kind)
 		}
 	}
-	if late.Most() > storeTimeout/5 {
+	if late.Most() > storeTimeout/10 {
 		t.Logf("%s: whether the fault was noticed cannot be told; late by %v, failures %v", f.name, late.Most(), f.failures())
 		return
 	}

@@ -133,7 +133,8 @@ func evict(t *testing.T, client *redis.Client, fleets []*fleet) {
 	require.NoError(t, client.ConfigSet(background, "maxmemory-policy", "allkeys-random").Err())
 	require.NoError(t, client.ConfigSet(background, "maxmemory", strconv.Itoa(used+1<<20)).Err())
 	value := strings.Repeat("x", 60<<10)
-	for began, i := time.Now(), 0; time.Since(began) < faultlab.Lasting(4*time.Second, 30*time.Second); i++ {
+	const least = 300 // to throw away a bucket about twenty times, on a slow machine too
+	for began, i := time.Now(), 0; i < least || time.Since(began) < faultlab.Lasting(4*time.Second, 30*time.Second); i++ {
 		require.NoError(t, client.Set(background, fmt.Sprint("ballast:", i%100), value, time.Hour).Err())
 		time.Sleep(5 * time.Millisecond)
 	}
