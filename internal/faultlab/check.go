@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -40,6 +41,118 @@ func Worst(events []Event, rate float64) float64 {
 		}
 		level += float64(e.Permits)
 		most = max(most, level)
+	}
+	return most
+}
+
+// Span is from one time to another, in microseconds of one clock: a permit's, which was due in between, or a stay.
+type Span struct{ From, To int64 }
+
+// Surely returns how many more than rate × its length some window holds for certain: of the given, each of which took place at
+// one time between its ends, those that lie in the window from end to end. If it is at most a bucket's burst, there are times
+// between those ends at which all of them could be taken from the bucket; if not, there are none, and somebody was given too
+// much. So no allowance is needed for what happened late.
+//
+// Windows begin where one of the given does and end where one does. Going back from the last beginning, tree holds for each
+// end how many there are, less what the rate allows.
+func Surely(all []Span, rate float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	all = slices.SortedFunc(slices.Values(all), func(a, b Span) int { return cmp.Compare(b.From, a.From) })
+	ends := make([]int64, len(all))
+	for i, l := range all {
+		ends[i] = l.To
+	}
+	slices.Sort(ends)
+	origin := ends[0]
+	size := 1
+	for size < len(ends) {
+		size *= 2
+	}
+	tree := make([]node, 2*size)
+	for i := range size {
+		tree[size+i].best = math.Inf(-1)
+		if i < len(ends) {
+			tree[size+i].best = -rate * float64(ends[i]-origin) / 1e6
+		}
+	}
+	for i := size - 1; i > 0; i-- {
+		tree[i].best = max(tree[2*i].best, tree[2*i+1].best)
+	}
+	most := 0.0
+	for _, l := range all {
+		first, _ := slices.BinarySearch(ends, l.To)
+		add(tree, 1, 0, size, first)
+		begin, _ := slices.BinarySearch(ends, l.From)
+		most = max(most, best(tree, 1, 0, size, begin)+rate*float64(l.From-origin)/1e6)
+	}
+	return most
+}
+
+// node is the best of its leaves, with plus added to all of them by itself.
+type node struct{ best, plus float64 }
+
+// add counts one more for all leaves from the first on. A node has the leaves from low to below high.
+func add(tree []node, at, low, high, first int) {
+	switch {
+	case high <= first:
+	case low >= first:
+		tree[at].best++
+		tree[at].plus++
+	default:
+		middle := (low + high) / 2
+		add(tree, 2*at, low, middle, first)
+		add(tree, 2*at+1, middle, high, first)
+		tree[at].best = max(tree[2*at].best, tree[2*at+1].best) + tree[at].plus
+	}
+}
+
+// best is the best leaf from the first on.
+func best(tree []node, at, low, high, first int) float64 {
+	switch {
+	case high <= first:
+		return math.Inf(-1)
+	case low >= first:
+		return tree[at].best
+	}
+	middle := (low + high) / 2
+	return max(best(tree, 2*at, low, middle, first), best(tree, 2*at+1, middle, high, first)) + tree[at].plus
+}
+
+// Fullest is the most that lie from end to end in any window of a length, in microseconds.
+func Fullest(all []Span, window int64) (most int) {
+	all = slices.SortedFunc(slices.Values(all), func(a, b Span) int { return cmp.Compare(a.From, b.From) })
+	for i, first := range all {
+		n := 0
+		for _, l := range all[i:] {
+			if l.From >= first.From+window {
+				break
+			}
+			if l.To < first.From+window {
+				n++
+			}
+		}
+		most = max(most, n)
+	}
+	return most
+}
+
+// Crowd is the most that last at once.
+func Crowd(all []Span) (most int) {
+	type change struct {
+		at int64
+		by int
+	}
+	var changes []change
+	for _, l := range all {
+		changes = append(changes, change{l.From, 1}, change{l.To, -1})
+	}
+	slices.SortFunc(changes, func(a, b change) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.by, b.by)) })
+	there := 0
+	for _, c := range changes {
+		there += c.by
+		most = max(most, there)
 	}
 	return most
 }
@@ -91,28 +204,60 @@ func Bit(t testing.TB, before, during int) {
 type Lateness struct {
 	most atomic.Int64
 	halt func()
+
+	mu    sync.Mutex
+	due   time.Time   // when the nap at hand was to end
+	lates []awakening // that were late by a millisecond or more, in their order
 }
+
+type awakening struct{ due, at time.Time }
 
 // MeasureLateness begins to measure, until the test ends or Stop.
 func MeasureLateness(t testing.TB) *Lateness {
+	l := measureLateness()
+	t.Cleanup(l.halt)
+	return l
+}
+
+func measureLateness() *Lateness {
+	const nap = time.Millisecond
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	l := &Lateness{halt: sync.OnceFunc(func() { close(stop); <-stopped })}
+	l := &Lateness{halt: sync.OnceFunc(func() { close(stop); <-stopped }), due: time.Now().Add(nap)}
 	go func() {
 		defer close(stopped)
-		const nap = time.Millisecond
 		for {
 			select {
 			case <-stop:
 				return
 			default:
 			}
-			began := time.Now()
 			time.Sleep(nap)
-			l.most.Store(max(l.most.Load(), int64(time.Since(began)-nap)))
+			l.mu.Lock()
+			now := time.Now()
+			late := now.Sub(l.due)
+			if late >= nap {
+				l.lates = append(l.lates, awakening{l.due, now})
+			}
+			l.due = now.Add(nap)
+			l.mu.Unlock()
+			l.most.Store(max(l.most.Load(), int64(late)))
 		}
 	}()
-	t.Cleanup(l.halt)
 	return l
+}
+
+// Since is how late somebody was woken, or is still to be woken, since then.
+func (l *Lateness) Since(then time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	most := time.Since(l.due)
+	for _, a := range slices.Backward(l.lates) {
+		if a.at.Before(then) {
+			break
+		}
+		most = max(most, a.at.Sub(a.due))
+	}
+	return max(most, 0)
 }
 
 // Most is the latest that it was so far.

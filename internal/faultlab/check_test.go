@@ -50,6 +50,51 @@ func TestWorstAgainstAllWindows(t *testing.T) {
 	})
 }
 
+func TestJudgesAgainstAllSpans(t *testing.T) {
+	random := Seed(t)
+	for range 300 {
+		var all []Span
+		for range random.IntN(30) {
+			from := random.Int64N(20) * 50_000
+			all = append(all, Span{from, from + random.Int64N(6)*40_000})
+		}
+		rate := []float64{1, 5, 20}[random.IntN(3)]
+		want, full, there := 0.0, 0, 0
+		const window = 200_000
+		for _, a := range all {
+			n, now := 0, 0
+			for _, b := range all {
+				count := 0
+				for _, c := range all {
+					if c.From >= a.From && c.To <= b.To {
+						count++
+					}
+				}
+				if count > 0 {
+					want = max(want, float64(count)-rate*float64(b.To-a.From)/1e6)
+				}
+				if b.From >= a.From && b.To < a.From+window {
+					n++
+				}
+				if b.From <= a.From && b.To > a.From {
+					now++
+				}
+			}
+			full, there = max(full, n), max(there, now)
+		}
+		require.InDelta(t, want, Surely(all, rate), 1e-9, all)
+		require.Equal(t, full, Fullest(all, window))
+		require.Equal(t, there, Crowd(all))
+		var exact []Span
+		var events []Event
+		for _, l := range all {
+			exact = append(exact, Span{l.To, l.To})
+			events = append(events, Event{At: l.To, Permits: 1})
+		}
+		require.InDelta(t, Worst(events, rate), Surely(exact, rate), 1e-9, "the usual measure, if nothing is uncertain")
+	}
+}
+
 func TestOvertakenAgainstAllPairs(t *testing.T) {
 	var fair, unfair int
 	rapid.Check(t, func(t *rapid.T) {
@@ -126,6 +171,17 @@ func TestLateness(t *testing.T) {
 	most := l.Most()
 	time.Sleep(10 * time.Millisecond)
 	require.Equal(t, most, l.Most())
+	require.GreaterOrEqual(t, l.Since(time.Now()), 5*time.Millisecond, "nobody is woken any more")
+
+	now := time.Now()
+	l = &Lateness{due: now.Add(time.Hour)}
+	for _, late := range []time.Duration{70, 90, 80} {
+		now = now.Add(time.Second)
+		l.lates = append(l.lates, awakening{now.Add(-late), now})
+	}
+	require.EqualValues(t, 90, l.Since(now.Add(-2*time.Second)))
+	require.EqualValues(t, 80, l.Since(now))
+	require.Zero(t, l.Since(now.Add(1)))
 }
 
 func TestCleanUp(t *testing.T) {

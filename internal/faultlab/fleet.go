@@ -52,11 +52,15 @@ type Permit struct {
 	Asked, Granted int64
 	// Told is Asked and the wait that the answer told, Due is Asked and the wait as it was in the end: shorter if others before
 	// it gave up, longer if the bucket was held back, or if the process overslept by so much that its callers asked again.
-	// Neither is later than the permit was due.
+	// Neither is later than the permit was due, but for Way.
 	Told, Due int64
+	// Way is by how much the decision may have been before Asked, see Trips.
+	Way int64
 	// Used is when the caller was let go, or failed. Used − Due is at most how late that was, and exact but for the time
 	// from Asked to the decision.
 	Used int64
+	// Woken is how late the process has woken a sleeper at most, one who has nothing to do with the library, from Granted to Used.
+	Woken int64
 	// Err is what failed, "" if nothing did; Kind is it in a word: unavailable, timeout, lock, corrupt,
 	// config, other; stuck: the process was to end and had been waiting for ten seconds longer than its timeout since.
 	Err, Kind string
@@ -152,26 +156,33 @@ func Failures(permits []Permit) map[string]int {
 	return kinds
 }
 
-// MostLate is at least how much later than due any permit was used: in any window, rate × that may have been used on top of
-// what fell due in it. It takes for late what is time spent in the queue, so it is of no use while decisions take long.
-func MostLate(permits []Permit) (most time.Duration) {
+// Due returns when the permits that were used were due, as spans for Surely: by the server's clock, not before the decision may
+// have been made and the wait was over, and no later than so long after the answer, or than its caller was let go.
+func Due(permits []Permit) (spans []Span) {
 	for _, p := range permits {
 		if p.Err == "" {
-			most = max(most, time.Duration(p.Used-p.Due)*time.Microsecond)
+			to := min(p.Used, p.Due-p.Asked+p.Granted)
+			spans = append(spans, Span{min(p.Due-p.Way, to), to})
 		}
 	}
-	return most
+	return spans
 }
 
 // MostOverslept is how much longer than told any caller waited, from the answer on. Late it may be by the way of the answer
 // too.
 func MostOverslept(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
-		if p.Err == "" {
-			most = max(most, time.Duration(p.Used-p.Granted-(p.Due-p.Asked))*time.Microsecond)
-		}
+		most = max(most, p.Overslept())
 	}
 	return most
+}
+
+// Overslept is how much longer than told its caller waited, from the answer on.
+func (p *Permit) Overslept() time.Duration {
+	if p.Err != "" {
+		return 0
+	}
+	return time.Duration(p.Used-p.Granted-(p.Due-p.Asked)) * time.Microsecond
 }
 
 // MostPutOff is how much longer than told at first any caller was to wait in the end. More than 100 ms of it, without a
@@ -214,7 +225,7 @@ func (j *Job) Client() redis.UniversalClient {
 }
 
 // Limiter returns a limiter of the job's bucket with that client.
-func (j *Job) Limiter(client redis.UniversalClient) (*tokenbucket.RateLimiter, error) {
+func (j *Job) Limiter(client redis.UniversalClient, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	prefix := tokenbucket.WithKeyPrefix(j.prefix())
 	opts := []tokenbucket.Option{tokenbucket.WithMaxPermits(j.Burst), tokenbucket.WithInitialPermits(j.Burst)}
 	switch j.Store {
@@ -228,7 +239,7 @@ func (j *Job) Limiter(client redis.UniversalClient) (*tokenbucket.RateLimiter, e
 	if len(j.Skew) > 0 {
 		opts = append(opts, tokenbucket.WithClock(Skewed(j.Skew...)))
 	}
-	return tokenbucket.NewSmoothBursty(j.Bucket, j.Rate, opts...)
+	return tokenbucket.NewSmoothBursty(j.Bucket, j.Rate, append(opts, more...)...)
 }
 
 func (j *Job) prefix() string {
@@ -242,12 +253,15 @@ func (j *Job) prefix() string {
 func (j *Job) work() error {
 	client := j.Client()
 	defer func() { _ = client.Close() }()
-	limiter, err := j.Limiter(client)
+	origin := time.Now()
+	now := func() int64 { return origin.UnixMicro() + time.Since(origin).Microseconds() }
+	trips := Trips{Now: now}
+	limiter, err := j.Limiter(client, tokenbucket.WithObserver(tokenbucket.Observer{Trip: trips.Note}))
 	if err != nil {
 		return err
 	}
-	origin := time.Now()
-	now := func() int64 { return origin.UnixMicro() + time.Since(origin).Microseconds() }
+	late := measureLateness()
+	defer late.Stop()
 	var mu sync.Mutex
 	out := json.NewEncoder(os.Stdout) // unbuffered: who is killed has told all
 	tell := func(p Permit) {
@@ -269,6 +283,7 @@ func (j *Job) work() error {
 				p := Permit{Asked: now()}
 				r, err := limiter.TryReserve(context.Background(), 1, j.Timeout)
 				p.Granted = now()
+				granted := time.Now()
 				switch {
 				case err != nil:
 					p.Told, p.Due, p.Used, p.Err, p.Kind = p.Asked, p.Asked, p.Granted, err.Error(), kind(err)
@@ -277,14 +292,18 @@ func (j *Job) work() error {
 				case !r.OK():
 					rest(ctx, min(pause, r.RetryAfter()))
 				default:
-					p.Told = p.Asked + r.Delay().Microseconds()
+					p.Told, p.Way = p.Asked+r.Delay().Microseconds(), trips.Way(p.Asked)
 					select {
 					case <-r.Ready():
 					case <-stuck:
 						p.Err, p.Kind = fmt.Sprintf("still waits, for %v when it was granted", r.Delay()), "stuck"
 					}
 					p.Used = now()
+					p.Woken = late.Since(granted).Microseconds()
 					p.Due = p.Asked + r.Delay().Microseconds()
+					if p.Due > p.Told { // it was asked again
+						p.Way = max(p.Way, trips.Way(p.Asked))
+					}
 					tell(p)
 				}
 			}
@@ -296,6 +315,41 @@ func (j *Job) work() error {
 	defer patience.Stop()
 	callers.Wait()
 	return nil
+}
+
+// Trips are the last answers of a store, for an Observer. A decision may be one of a time that had surely come when the request
+// left: what the last answer had said and what had passed since that arrived. So it may lie before the request by as long as
+// the answer was under way, but by no more than 100 ms.
+type Trips struct {
+	// Now is the clock, in microseconds.
+	Now func() int64
+
+	mu   sync.Mutex
+	last []Span // in the order of their ends
+}
+
+// Note is called when an answer has come.
+func (t *Trips) Note(trip tokenbucket.Trip) {
+	if trip.Err != nil {
+		return
+	}
+	const kept = 64
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.Now()
+	t.last = append(t.last[max(0, len(t.last)+1-kept):], Span{now - trip.Elapsed.Microseconds(), now})
+}
+
+// Way is by how much, in microseconds, what was asked for at a time and has been answered may have been decided before that.
+func (t *Trips) Way(asked int64) (most int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, l := range slices.Backward(t.last) {
+		if most = max(most, l.To-l.From); l.To < asked {
+			break
+		}
+	}
+	return min(most, (100 * time.Millisecond).Microseconds())
 }
 
 // rest sleeps, unless the context ends.

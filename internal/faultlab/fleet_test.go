@@ -55,15 +55,15 @@ func TestFleet(t *testing.T) {
 	state, err := limiter.State(background)
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, state.Seq-1, int64(len(all)), "what was granted was taken, once") // who was stopped takes others
-	late := MostLate(all)
-	worst := Worst(Used(all), job.Rate)
-	t.Logf("%d permits; worst window %.2f of %v + rate × T; at most %v late", len(all), worst, job.Burst, late)
-	require.LessOrEqual(t, worst, job.Burst+job.Rate*late.Seconds()+Noise(job.Rate))
-	require.LessOrEqual(t, MostOverslept(all), late)
+	level := Surely(Due(all), job.Rate)
+	t.Logf("%d permits; worst window %.2f of %v + rate × T, by use %.2f; at most %v late", len(all), level, job.Burst,
+		Worst(Used(all), job.Rate), MostOverslept(all))
+	require.LessOrEqual(t, level, job.Burst+Noise(job.Rate))
 	for _, p := range all {
 		require.LessOrEqual(t, p.Asked, p.Granted)
 		require.LessOrEqual(t, p.Granted, p.Used)
 		require.GreaterOrEqual(t, p.Used, p.Due-1000, "none before it is due")
+		require.LessOrEqual(t, p.Overslept().Microseconds(), 20_000+2*p.Woken, "%+v", p)
 	}
 	CleanUp(t, server.Client(t), "p:")
 }
@@ -71,13 +71,14 @@ func TestFleet(t *testing.T) {
 func TestMosts(t *testing.T) {
 	permits := []Permit{
 		{Asked: 0, Granted: 5, Told: 10, Due: 10, Used: 17}, // let go 7 late, of which 5 are the way of the answer
-		{Asked: 0, Granted: 0, Told: 10, Due: 90, Used: 93},
+		{Asked: 0, Granted: 0, Told: 10, Due: 90, Used: 93, Way: 20},
+		{Asked: 0, Granted: 8, Told: 10, Due: 10, Used: 12},
 		{Asked: 0, Granted: 9, Told: 0, Due: 0, Used: 9, Err: "no", Kind: "other"},
 	}
-	require.Equal(t, 7*time.Microsecond, MostLate(permits))
+	require.Equal(t, []Span{{10, 15}, {70, 90}, {10, 12}}, Due(permits))
 	require.Equal(t, 3*time.Microsecond, MostOverslept(permits))
 	require.Equal(t, 80*time.Microsecond, MostPutOff(permits))
-	require.Equal(t, []Event{{17, 1}, {93, 1}}, Used(permits))
+	require.Equal(t, []Event{{17, 1}, {93, 1}, {12, 1}}, Used(permits))
 	require.Equal(t, map[string]int{"other": 1}, Failures(permits))
 }
 

@@ -98,7 +98,7 @@ func TestG7StoppedProcess(t *testing.T) {
 // A process with one processor, which a busy loop and the garbage collector want too: its callers are woken late, and so by as
 // much, and no more, is the bound exceeded as the upstream sees it.
 func TestG8StarvedProcess(t *testing.T) {
-	const rate, burst = 500.0, 50.0
+	const rate, burst = 200.0, 100.0
 	server := redistest.Start(t)
 	for store := range stores {
 		t.Run(store, func(t *testing.T) {
@@ -109,19 +109,8 @@ func TestG8StarvedProcess(t *testing.T) {
 			})
 			time.Sleep(faultlab.Lasting(4*time.Second, 20*time.Second))
 			told := p.End()
-			used := faultlab.Used(told)
-			require.Greater(t, len(used), 100, "%v", faultlab.Failures(told))
-			var lates []time.Duration
-			for _, permit := range told {
-				if permit.Err == "" {
-					lates = append(lates, time.Duration(permit.Used-permit.Due)*time.Microsecond)
-				}
-			}
-			slices.Sort(lates)
-			worst, most := faultlab.Worst(used, rate), burst+rate*faultlab.MostLate(told).Seconds()
-			t.Logf("%d used, failures %v; late by %v in the median, p99 %v, at most %v; worst window %.1f of %.1f + rate × T", len(used),
-				faultlab.Failures(told), lates[len(lates)/2], lates[len(lates)*99/100], lates[len(lates)-1], worst, most)
-			require.LessOrEqual(t, worst, most+faultlab.Noise(rate))
+			require.Greater(t, len(faultlab.Used(told)), 100, "%v", faultlab.Failures(told))
+			withinBound(t, told, rate, burst)
 		})
 	}
 }

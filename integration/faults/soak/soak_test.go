@@ -70,7 +70,7 @@ type process struct {
 // happening is a fault that happened.
 type happening struct {
 	fault
-	lasting
+	faultlab.Span
 	bit, calls int
 }
 
@@ -143,10 +143,10 @@ func (s *soak) run(total time.Duration) {
 		h := &happening{fault: left[0]}
 		left = left[1:]
 		d := 2*time.Second + time.Duration(s.random.Int64N(int64(every/10)))
-		h.from = monotonic()
+		h.From = monotonic()
 		var err error
 		h.bit, err = h.do(s, d)
-		h.to = monotonic()
+		h.To = monotonic()
 		require.NoError(s.t, err, h.name)
 		s.mu.Lock()
 		s.happened = append(s.happened, h)
@@ -221,14 +221,14 @@ func (s *soak) collect() {
 }
 
 // late is how late the process was woken at most, of those times that overlap with one.
-func (p *process) late(within lasting) (most time.Duration) {
+func (p *process) late(within faultlab.Span) (most time.Duration) {
 	const longest = int64(time.Minute / time.Microsecond)
-	first, _ := slices.BinarySearchFunc(p.lates, within.from-longest, func(e event, at int64) int { return cmp.Compare(e.Asked, at) })
+	first, _ := slices.BinarySearchFunc(p.lates, within.From-longest, func(e event, at int64) int { return cmp.Compare(e.Asked, at) })
 	for _, e := range p.lates[first:] {
-		if e.Asked > within.to {
+		if e.Asked > within.To {
 			break
 		}
-		if e.Granted >= within.from {
+		if e.Granted >= within.From {
 			most = max(most, span(e.Granted-e.Asked))
 		}
 	}
@@ -236,7 +236,7 @@ func (p *process) late(within lasting) (most time.Duration) {
 }
 
 // late is how late any process was.
-func (s *soak) late(within lasting) (most time.Duration) {
+func (s *soak) late(within faultlab.Span) (most time.Duration) {
 	for _, p := range s.all {
 		most = max(most, p.late(within))
 	}
@@ -274,7 +274,7 @@ type account struct {
 
 func (s *soak) judge(total time.Duration) *result {
 	t := s.t
-	r := &result{total: total, failures: map[string]int{}, slowest: map[string]time.Duration{}, late: s.late(lasting{0, s.end})}
+	r := &result{total: total, failures: map[string]int{}, slowest: map[string]time.Duration{}, late: s.late(faultlab.Span{From: 0, To: s.end})}
 	var permits []event
 	for _, p := range s.all {
 		for _, e := range p.events {
@@ -326,7 +326,7 @@ func (s *soak) inTime(r *result, p *process) {
 		took := span(e.Granted - e.Asked)
 		r.slowest[group] = max(r.slowest[group], took)
 		if took > allowed+slack {
-			late := p.late(lasting{e.Asked, e.Granted})
+			late := p.late(faultlab.Span{From: e.Asked, To: e.Granted})
 			assert.LessOrEqual(s.t, took, allowed+slack+3*late, "%s: %s %q, at %v; it was %v late", p.name, group, e.What, s.at(e.Asked), late)
 		}
 	}
@@ -339,22 +339,22 @@ func (s *soak) at(micros int64) time.Duration {
 
 // bites requires that calls were made before the first fault and during each.
 func (s *soak) bites(permits []event) {
-	before, _ := slices.BinarySearchFunc(permits, s.happened[0].from, func(e event, at int64) int { return cmp.Compare(e.Asked, at) })
+	before, _ := slices.BinarySearchFunc(permits, s.happened[0].From, func(e event, at int64) int { return cmp.Compare(e.Asked, at) })
 	assert.GreaterOrEqual(s.t, before, 20, "permits before the first fault")
 	for _, h := range s.happened {
-		until := max(h.to, h.from+micros(time.Second)) // the effect of what is done in an instant
+		until := max(h.To, h.From+micros(time.Second)) // the effect of what is done in an instant
 		for _, p := range s.all {
 			for _, e := range p.events {
 				if e.Asked > until {
 					break
 				}
-				if e.Granted >= h.from {
+				if e.Granted >= h.From {
 					h.calls++
 				}
 			}
 		}
-		assert.Positive(s.t, h.bit, "%s did not bite at %v", h.name, s.at(h.from))
-		assert.Positive(s.t, h.calls, "nobody called while: %s, at %v", h.name, s.at(h.from))
+		assert.Positive(s.t, h.bit, "%s did not bite at %v", h.name, s.at(h.From))
+		assert.Positive(s.t, h.calls, "nobody called while: %s, at %v", h.name, s.at(h.From))
 	}
 	if s.at(s.end) > time.Duration(len(kinds)+1)*every {
 		for _, k := range kinds {
@@ -364,15 +364,15 @@ func (s *soak) bites(permits []event) {
 }
 
 // stretches are the times between those faults that hold for another account: from the end of one to the beginning of the next.
-func (s *soak) stretches(another func(*happening) bool, after time.Duration) (all []lasting) {
+func (s *soak) stretches(another func(*happening) bool, after time.Duration) (all []faultlab.Span) {
 	from := int64(0)
 	for _, h := range s.happened {
 		if another(h) {
-			all = append(all, lasting{from, h.from})
-			from = h.to + micros(after)
+			all = append(all, faultlab.Span{From: from, To: h.From})
+			from = h.To + micros(after)
 		}
 	}
-	return append(all, lasting{from, 1 << 62})
+	return append(all, faultlab.Span{From: from, To: 1 << 62})
 }
 
 func resets(h *happening) bool { return h.extra > 0 }
@@ -384,7 +384,7 @@ func resets(h *happening) bool { return h.extra > 0 }
 // fault and used after it may have come from either, and is left out of both stretches; fewer permits cannot exceed a bound
 // that more keep to. Within a stretch nothing on top is allowed: faults that lose permits do not create any.
 //
-// A permit was due between Due and Used. That all of a stretch can have come from one bucket is what surely tells, with no
+// A permit was due between Due and Used. That all of a stretch can have come from one bucket is what Surely tells, with no
 // allowance for what was late: permit by permit, lateness is what lies between. The familiar measure by the times of use then
 // exceeds the burst by at most rate × the worst lateness, and is reported beside it.
 //
@@ -402,7 +402,7 @@ func (s *soak) bounds(r *result, permits []event) {
 		if i > 0 {
 			h := s.reset(i - 1)
 			sum += h.extra
-			both := lasting{segments[i-1].from, within.to}
+			both := faultlab.Span{From: segments[i-1].From, To: within.To}
 			r.across = append(r.across, s.account("across: "+h.name, between(permits, both), burst+h.extra))
 		}
 	}
@@ -427,19 +427,34 @@ func (s *soak) account(what string, permits []event, most float64) account {
 	if len(permits) == 0 {
 		return a
 	}
-	var due []lasting
+	var due []faultlab.Span
 	var used []faultlab.Event
 	for _, e := range permits {
-		due = append(due, lasting{e.Due, e.Used})
+		due = append(due, faultlab.Span{From: e.Due, To: e.Used})
 		used = append(used, faultlab.Event{At: e.Used, Permits: 1})
 		a.late = max(a.late, span(e.Used-e.Due))
 		assert.LessOrEqual(s.t, e.Due-e.Used, int64(1000), "µs before one was due")
 	}
 	a.lasting = span(permits[len(permits)-1].Asked - permits[0].Asked)
-	a.level, a.worst = surely(due, rate), faultlab.Worst(used, rate)
+	a.level, a.worst = faultlab.Surely(due, rate), faultlab.Worst(used, rate)
 	assert.LessOrEqual(s.t, a.level, most+faultlab.Noise(rate), "%s, at %v", what, s.at(permits[0].Asked))
 	assert.LessOrEqual(s.t, a.worst, most+rate*a.late.Seconds()+faultlab.Noise(rate), "%s, by use, at %v", what, s.at(permits[0].Asked))
 	return a
+}
+
+// between returns those of all, in the order of their beginnings, that lie within.
+func between(all []event, within faultlab.Span) []event {
+	first, _ := slices.BinarySearchFunc(all, within.From, func(e event, at int64) int { return cmp.Compare(e.Asked, at) })
+	var those []event
+	for _, e := range all[first:] {
+		if e.Asked >= within.To {
+			break
+		}
+		if max(e.Granted, e.Used) < within.To {
+			those = append(those, e)
+		}
+	}
+	return those
 }
 
 // order requires that nobody was overtaken in his process: among those who asked and were let go between one fault's beginning
@@ -447,11 +462,11 @@ func (s *soak) account(what string, permits []event, most float64) account {
 func (s *soak) order(r *result) {
 	var cuts []int64
 	for _, h := range s.happened {
-		cuts = append(cuts, h.from, h.to)
+		cuts = append(cuts, h.From, h.To)
 	}
 	from := int64(0)
 	for _, to := range append(cuts, 1<<62) {
-		within := lasting{from, to}
+		within := faultlab.Span{From: from, To: to}
 		from = to
 		for _, p := range s.all {
 			var turns []faultlab.Turn
@@ -483,17 +498,17 @@ func (s *soak) steady(r *result, permits []event) {
 	type share struct{ used, due float64 }
 	after := map[string]share{}
 	for i, h := range s.happened {
-		calm := lasting{h.to + micros(settle), s.end}
+		calm := faultlab.Span{From: h.To + micros(settle), To: s.end}
 		if i+1 < len(s.happened) {
-			calm.to = s.happened[i+1].from
+			calm.To = s.happened[i+1].From
 		}
-		length := span(calm.to - calm.from)
+		length := span(calm.To - calm.From)
 		late := s.late(calm)
 		if length -= 2 * late; length <= 0 {
 			continue
 		}
-		first, _ := slices.BinarySearch(used, calm.from)
-		last, _ := slices.BinarySearch(used, calm.to)
+		first, _ := slices.BinarySearch(used, calm.From)
+		last, _ := slices.BinarySearch(used, calm.To)
 		r.calm += length
 		r.used += float64(last - first)
 		r.due += rate * length.Seconds()
@@ -502,7 +517,7 @@ func (s *soak) steady(r *result, permits []event) {
 		r.calmWindows++
 		if float64(last-first) < 0.9*rate*length.Seconds() {
 			r.tooLittle++
-			s.t.Logf("after %q at %v: %d permits used in %v", h.name, s.at(h.to), last-first, length)
+			s.t.Logf("after %q at %v: %d permits used in %v", h.name, s.at(h.To), last-first, length)
 		}
 	}
 	assert.Positive(s.t, r.calmWindows, "some time was without a fault")
@@ -515,29 +530,29 @@ func (s *soak) steady(r *result, permits []event) {
 // the beginning and let go of it before the end counts, from when he had it; so does who asked the window and was answered.
 func (s *soak) others(r *result) {
 	for _, within := range s.stretches(resets, 0) {
-		n := crowd(s.spans("held", within))
+		n := faultlab.Crowd(s.spans("held", within))
 		r.crowd = max(r.crowd, n)
-		assert.LessOrEqual(s.t, n, slots, "held at once, between %v and %v", s.at(within.from), s.at(min(within.to, s.end)))
+		assert.LessOrEqual(s.t, n, slots, "held at once, between %v and %v", s.at(within.From), s.at(min(within.To, s.end)))
 	}
 	for _, within := range s.stretches(func(h *happening) bool { return resets(h) || h.clock }, standstill) {
-		n := fullest(s.spans("passed", within), micros(window))
+		n := faultlab.Fullest(s.spans("passed", within), micros(window))
 		r.fullest = max(r.fullest, n)
-		assert.LessOrEqual(s.t, n, limit, "passed a window, between %v and %v", s.at(within.from), s.at(min(within.to, s.end)))
+		assert.LessOrEqual(s.t, n, limit, "passed a window, between %v and %v", s.at(within.From), s.at(min(within.To, s.end)))
 	}
-	always := lasting{0, 1 << 62}
+	always := faultlab.Span{From: 0, To: 1 << 62}
 	r.held, r.passed = len(s.spans("held", always)), len(s.spans("passed", always))
 	assert.Positive(s.t, r.held)
 	assert.Positive(s.t, r.passed)
 }
 
-func (s *soak) spans(what string, within lasting) (all []lasting) {
+func (s *soak) spans(what string, within faultlab.Span) (all []faultlab.Span) {
 	for _, e := range between(s.other.events, within) {
 		switch {
 		case e.What != what:
 		case what == "held":
-			all = append(all, lasting{e.Granted, e.Used})
+			all = append(all, faultlab.Span{From: e.Granted, To: e.Used})
 		default:
-			all = append(all, lasting{e.Asked, e.Granted})
+			all = append(all, faultlab.Span{From: e.Asked, To: e.Granted})
 		}
 	}
 	return all

@@ -13,7 +13,6 @@ import (
 	"net"
 	"os"
 	"runtime/metrics"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
@@ -85,38 +85,7 @@ type doer struct {
 	mu      sync.Mutex
 	out     *json.Encoder // unbuffered: who is killed has told all
 	stuck   chan struct{} // closed long after the process was to end
-	trips   trips
-}
-
-// trips are the last answers of the store. A decision may be one of a time that had surely come when the request left: what
-// the last answer had said and what had passed since that arrived. So it may lie before the request by as long as the answer
-// was under way, but by no more than 100 ms.
-type trips struct {
-	mu   sync.Mutex
-	last []lasting // in the order of their ends
-}
-
-func (t *trips) note(trip tokenbucket.Trip) {
-	if trip.Err != nil {
-		return
-	}
-	const kept = 64
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	now := monotonic()
-	t.last = append(t.last[max(0, len(t.last)+1-kept):], lasting{now - micros(trip.Elapsed), now})
-}
-
-// way is by how much, in microseconds, what was asked for at a time and has been answered may have been decided before that.
-func (t *trips) way(asked int64) (most int64) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, l := range slices.Backward(t.last) {
-		if most = max(most, l.to-l.from); l.to < asked {
-			break
-		}
-	}
-	return min(most, micros(100*time.Millisecond))
+	trips   faultlab.Trips
 }
 
 func (w *doer) tell(e event) {
@@ -134,7 +103,7 @@ func work() error {
 	}
 	ctx, cancel := context.WithCancel(background)
 	defer cancel()
-	w := &doer{ctx: ctx, out: json.NewEncoder(os.Stdout), stuck: make(chan struct{})}
+	w := &doer{ctx: ctx, out: json.NewEncoder(os.Stdout), stuck: make(chan struct{}), trips: faultlab.Trips{Now: monotonic}}
 	context.AfterFunc(ctx, func() { time.AfterFunc(20*time.Second, func() { close(w.stuck) }) })
 	client := redis.NewClient(&redis.Options{Addr: j.Addr})
 	defer func() { _ = client.Close() }()
@@ -162,7 +131,7 @@ func work() error {
 			store = tokenbucket.NewRedisStore(client, tokenbucket.WithKeyPrefix(prefix))
 		}
 		limiter, err := tokenbucket.NewSmoothBursty(bucket, rate, tokenbucket.WithMaxPermits(burst), tokenbucket.WithInitialPermits(burst),
-			tokenbucket.WithStore(store), tokenbucket.WithObserver(tokenbucket.Observer{Trip: w.trips.note}))
+			tokenbucket.WithStore(store), tokenbucket.WithObserver(tokenbucket.Observer{Trip: w.trips.Note}))
 		if err != nil {
 			return err
 		}
@@ -213,7 +182,7 @@ func (w *doer) take(l *tokenbucket.RateLimiter) time.Duration {
 		e.What = "stuck"
 	}
 	e.Used = monotonic()
-	e.Due = e.Asked + micros(r.Delay()) - w.trips.way(e.Asked)
+	e.Due = e.Asked + micros(r.Delay()) - w.trips.Way(e.Asked)
 	e.Again = r.Delay()-told > time.Millisecond
 	w.tell(e)
 	return 0
@@ -233,7 +202,7 @@ func (w *doer) hasty(l *tokenbucket.RateLimiter) time.Duration {
 	case err != nil:
 		e.What = "hasty: " + why(err)
 	default:
-		e.Due, e.Used = e.Asked-w.trips.way(e.Asked), e.Granted
+		e.Due, e.Used = e.Asked-w.trips.Way(e.Asked), e.Granted
 	}
 	w.tell(e)
 	return breather
