@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -383,13 +385,21 @@ func TestNamesAndSlots(t *testing.T) {
 	cluster := redistest.StartCluster(t)
 	client := cluster.Client(t)
 	store := NewRedisScriptStore(client)
+	seed := rand.Uint64()
+	if text := os.Getenv("TOKENBUCKET_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+	}
+	t.Logf("TOKENBUCKET_SEED=%d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
 	names := []string{"{}", "{a}{b}", "a}{b", "%7B", "{", "\x00", "a\r\nSET x 1\r\n", " ", "x", "x:lock", "é", strings.Repeat("{", 512)}
 	for len(names) < 100_000 {
-		name := make([]byte, 1+rand.IntN(20))
+		name := make([]byte, 1+random.IntN(20))
 		for i := range name {
-			name[i] = byte(rand.IntN(128))
-			if rand.IntN(4) == 0 {
-				name[i] = "{}%:"[rand.IntN(4)]
+			name[i] = byte(random.IntN(128))
+			if random.IntN(4) == 0 {
+				name[i] = "{}%:"[random.IntN(4)]
 			}
 		}
 		names = append(names, string(name))

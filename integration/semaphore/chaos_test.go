@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
@@ -353,11 +354,10 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	_, client := server(t)
 	addr := client.Options().Addr
 	f := &fleet{
-		t: t, redis: client, addr: addr, seed: uint64(time.Now().UnixNano()), spec: spec{"chaos", chaosPermits, chaosLease},
+		t: t, redis: client, addr: addr, seed: faultlab.Seed(t).Uint64(), spec: spec{"chaos", chaosPermits, chaosLease},
 		beliefs: map[int64]*belief{}, byID: map[string]*belief{}, stops: map[*process][]span{},
 		without: map[string]int{}, dones: map[string]int{},
 	}
-	t.Logf("seed %d", f.seed)
 	f.random = rand.New(rand.NewPCG(f.seed, 0))
 	m := monitor(t, addr, f.spec)["chaos"]
 	for range 4 {
@@ -495,6 +495,7 @@ func TestDeadHolder(t *testing.T) {
 	outcomes := make([]outcome, 12)
 	var running sync.WaitGroup
 	late := oversleep()
+	random := faultlab.Seed(t)
 	for i := range outcomes {
 		s := spec{fmt.Sprint("dead", i), 1, time.Duration(1+i%4) * chaosLease}
 		p := start(t, job{Do: "crowd", Redis: addr, Label: "dead", Semaphores: []spec{s}}, nil)
@@ -503,11 +504,13 @@ func TestDeadHolder(t *testing.T) {
 		p.command("wait 1 0")
 		p.expect(t, "reached") // and keeps the permit
 		next := open(t, addr, s.Name, 1, semaphore.WithLease(s.Lease))
+		// What next does at intervals is not in step with the renewals.
+		pause, life := time.Duration(random.Int64N(int64(s.Lease/3))), time.Duration(random.Int64N(int64(s.Lease)))
 		running.Go(func() {
 			killed := make(chan time.Time, 1)
 			expires := make(chan time.Time, 1)
-			time.Sleep(rand.N(s.Lease / 3)) // what next does at intervals is not in step with the renewals
-			time.AfterFunc(rand.N(s.Lease), func() {
+			time.Sleep(pause)
+			time.AfterFunc(life, func() {
 				at := time.Now()
 				p.kill()
 				killed <- at

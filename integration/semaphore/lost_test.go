@@ -3,7 +3,6 @@ package semaphore
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
@@ -26,33 +26,37 @@ func TestLostWakeUp(t *testing.T) {
 	kill := func(t *testing.T) {
 		require.NoError(t, client.Do(ctx, "CLIENT", "KILL", "TYPE", "pubsub", "USER", fleetUser).Err())
 	}
-	for name, fault := range map[string]func(t *testing.T, g *gate, release func()){
-		"cut": func(t *testing.T, g *gate, release func()) {
-			time.AfterFunc(rand.N(2*time.Millisecond), release)
-			time.Sleep(rand.N(2 * time.Millisecond))
+	// Each gets two moments, of less than two milliseconds.
+	for name, fault := range map[string]func(t *testing.T, g *gate, release func(), one, other time.Duration){
+		"cut": func(t *testing.T, g *gate, release func(), one, other time.Duration) {
+			time.AfterFunc(one, release)
+			time.Sleep(other)
 			g.cut(messages)
 		},
-		"killed": func(t *testing.T, g *gate, release func()) {
+		"killed": func(t *testing.T, g *gate, release func(), _, _ time.Duration) {
 			kill(t)
 			release()
 		},
-		"killed about then": func(t *testing.T, g *gate, release func()) {
-			time.AfterFunc(rand.N(2*time.Millisecond), release)
-			time.Sleep(rand.N(2 * time.Millisecond))
+		"killed about then": func(t *testing.T, g *gate, release func(), one, other time.Duration) {
+			time.AfterFunc(one, release)
+			time.Sleep(other)
 			kill(t)
 		},
-		"hung": func(t *testing.T, g *gate, release func()) {
+		"hung": func(t *testing.T, g *gate, release func(), _, _ time.Duration) {
 			g.stop(true, messages)
 			release()
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			late := oversleep()
+			random := faultlab.Seed(t)
+			below := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d))) }
 			waits := map[time.Duration][]time.Duration{}
 			var mu sync.Mutex
 			var running sync.WaitGroup
 			for i := range 15 {
 				lease := []time.Duration{600 * time.Millisecond, 1500 * time.Millisecond, 10 * time.Second}[i%3]
+				pause, one, other := below(min(lease/3, time.Second)), below(2*time.Millisecond), below(2*time.Millisecond)
 				running.Go(func() {
 					g := startGate(t, addr)
 					key := fmt.Sprintf("lost-%d-%d", len(name), i)
@@ -71,12 +75,12 @@ func TestLostWakeUp(t *testing.T) {
 					})
 					queued(t, client, key, 1)
 					assert.Eventually(t, func() bool { return g.subscribed() > 0 }, 20*time.Second, time.Millisecond)
-					time.Sleep(rand.N(min(lease/3, time.Second)))
+					time.Sleep(pause)
 					released := make(chan time.Time, 1)
 					fault(t, g, func() {
 						released <- time.Now()
 						assert.NoError(t, p.Release(ctx))
-					})
+					}, one, other)
 					d := (<-got).Sub(<-released)
 					mu.Lock()
 					defer mu.Unlock()

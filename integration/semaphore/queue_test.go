@@ -2,12 +2,13 @@ package semaphore
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 )
 
 // A thousand waiters come in four processes at known times, to a semaphore of one permit, and as many to one of three who want
@@ -18,9 +19,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	const window = 250 * time.Millisecond
 	_, client := server(t)
 	addr := client.Options().Addr
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := faultlab.Seed(t)
 	specs := []spec{{"one", 1, 10 * time.Second}, {"three", 3, 10 * time.Second}}
 	jobs := make([]job, processes)
 	for i := range jobs {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -13,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
@@ -29,6 +29,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	const repetitions = 25
 	outcomes := make([]outcome, repetitions)
 	late := oversleep()
+	random := faultlab.Seed(t)
 	var running sync.WaitGroup
 	for i := range repetitions {
 		lease := time.Duration(300+100*i) * time.Millisecond
@@ -42,6 +43,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 		other := open(t, addr, name, 1, semaphore.WithLease(lease))
 		p, err := cut.Acquire(ctx, 1)
 		require.NoError(t, err)
+		pause := time.Duration(random.Int64N(int64(lease))) // it is renewed meanwhile, or not yet
 		running.Go(func() {
 			admitted := make(chan time.Time, 1)
 			running.Go(func() {
@@ -52,7 +54,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 					assert.NoError(t, q.Release(ctx))
 				}
 			})
-			time.Sleep(rand.N(lease)) // it is renewed meanwhile, or not yet
+			time.Sleep(pause)
 			assert.NoError(t, p.Context().Err())
 			stopped := time.Now()
 			g.stop(true, streams...)

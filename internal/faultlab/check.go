@@ -191,7 +191,10 @@ const (
 	enoughDuring = 1
 )
 
-// Bit fails the test if too little was done before the fault (20) or during it (1): then it did not bite.
+// Bit fails the test if too little was done before the fault (20) or during it (1): then it did not bite. It counts, and does not
+// ask how fast: most tests tell their callers what to do, and do not begin the fault before that is done. That what they
+// measure works without the fault shows in so many calls, as well if a busy machine takes longer for them; that the fault met
+// somebody, in one.
 func Bit(t testing.TB, before, during int) {
 	t.Helper()
 	t.Logf("done before the fault: %d, during it: %d", before, during)

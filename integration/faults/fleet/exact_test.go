@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -149,10 +148,9 @@ func TestH4CombinedIsOneByOne(t *testing.T) {
 // compared with the bucket as it was when the call began.
 func TestH1RefusalsAreNeverWrong(t *testing.T) {
 	server := redistest.Start(t)
-	random := faultlab.Seed(t)
 	for store := range stores {
 		t.Run(store, func(t *testing.T) {
-			r := rand.New(rand.NewPCG(random.Uint64(), 0))
+			r := faultlab.Seed(t)
 			j := job{Rate: 200, Burst: 10}.on(t, server, store)
 			c := &trips{RedisClient: server.Client(t)}
 			patient := tokenbucket.WithStoreTimeout(10 * time.Second)

@@ -211,9 +211,9 @@ type spent struct {
 // A process that is stopped for longer than its leases last spends nothing from them when it goes on.
 func TestH2StoppedHolder(t *testing.T) {
 	server := redistest.Start(t)
-	random := faultlab.Seed(t)
 	for store := range stores {
 		t.Run(store, func(t *testing.T) {
+			random := faultlab.Seed(t)
 			j := job{Do: "watch", Rate: 10_000, Burst: 10_000, Lease: 100 * time.Millisecond}.on(t, server, store)
 			w := worker.Start[spent](t, jobEnv, j)
 			local := func() (n int) {
