@@ -67,32 +67,39 @@ func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	require.LessOrEqual(t, due, burst+faultlab.Noise(rate))
 }
 
-// Two million permits, and fifty million with TOKENBUCKET_LONG=1, asked for at random moments faster than they come, in no time: as many as the rate says.
+// Four million permits, and a hundred million with TOKENBUCKET_LONG=1, asked for at random moments, in no time: as many as the
+// rate says, whether there is always somebody who waits or the bucket saves them up while nobody asks.
 func TestA3DriftSimulated(t *testing.T) {
 	random := faultlab.Seed(t)
 	permits := int(faultlab.Lasting(400_000, 10_000_000))
-	// Fifty are asked for while thirty come, on average, and never more than sixty: the bucket is never idle.
+	const asked = 50 // while no more than 49 come: the bucket is never full
 	for _, rate := range []float64{3, 7.7, 1000, 80_000, 3e6} {
-		c := tokenbucket.Config{Rate: rate, Size: 1, Floor: 1}
-		batch := &tokenbucket.Batch{Name: "x", Config: c, Known: c, Epoch: 1, Requests: make([]tokenbucket.Request, 50)}
-		var b tokenbucket.PermitBucket
-		now, granted := int64(0), 0
-		for granted < permits {
-			for i := range batch.Requests {
-				batch.Requests[i] = tokenbucket.Request{Permits: 1, MaxWaitMicros: int64(100 * 1e6 / rate)}
-			}
-			_, err := b.Apply(now, batch)
-			require.NoError(t, err)
-			for _, r := range batch.Requests {
-				if r.Grant.OK {
-					granted++
+		for _, wait := range []float64{100, 0} { // in permits
+			c := tokenbucket.Config{Rate: rate, Size: asked, Floor: 1}
+			batch := &tokenbucket.Batch{Name: "x", Config: c, Known: c, Epoch: 1, Requests: make([]tokenbucket.Request, asked)}
+			var b tokenbucket.PermitBucket
+			now, granted, saved := int64(0), 0, 0
+			for granted < permits {
+				for i := range batch.Requests {
+					batch.Requests[i] = tokenbucket.Request{Permits: 1, MaxWaitMicros: int64(wait * 1e6 / rate)}
 				}
+				if b.NextFreeTicketMicros < now {
+					saved++
+				}
+				_, err := b.Apply(now, batch)
+				require.NoError(t, err)
+				for _, r := range batch.Requests {
+					if r.Grant.OK {
+						granted++
+					}
+				}
+				now += int64(random.Float64() * (asked - 1) * 1e6 / rate)
 			}
-			now += int64(random.Float64() * 60 * 1e6 / rate)
+			made := (float64(b.NextFreeTicketMicros)-b.CarryMicros)/1e6*rate - b.StoredPermits
+			t.Logf("%v/s, waiting for up to %v: %d granted, the rate makes %.6f in their time; saved up %d times", rate, wait, granted, made, saved)
+			require.InDelta(t, made, granted, 1e-3)
+			require.Equal(t, wait == 0, saved > 10_000)
 		}
-		sold := float64(b.NextFreeTicketMicros) / 1e6 * rate
-		t.Logf("%v/s: %d granted, the rate makes %.3f in their time", rate, granted, sold)
-		require.InEpsilon(t, sold, float64(granted), 1e-3)
 	}
 }
 
