@@ -95,13 +95,14 @@ var kinds = []fault{
 	// What is granted in a standstill is used later than due by as long as it lasted.
 	{name: "clock saw-tooth", extra: burst + rate*float64(standstill)/float64(time.Second), clock: true, do: func(s *soak, d time.Duration) (int, error) {
 		n := 0
-		return n, again(d, 100*time.Millisecond, func() error {
+		err := again(d, 100*time.Millisecond, func() error {
 			s.clock.Step(-standstill)
 			time.Sleep(100 * time.Millisecond)
 			s.clock.Step(standstill)
 			n++
 			return nil
 		})
+		return n, err
 	}},
 	{name: "out of memory", do: func(s *soak, d time.Duration) (int, error) {
 		return s.refused("OOM", func() error {
@@ -185,7 +186,9 @@ func step(by time.Duration) func(*soak, time.Duration) (int, error) {
 		s.clock.Step(by)
 		began := time.Now()
 		at, err := s.control.Time(background).Result()
-		if off := at.Sub(began) - s.clock.Offset(); err == nil && off < -time.Second/2 {
+		ended := time.Now()
+		early, late := began.Add(s.clock.Offset()).Sub(at), at.Sub(ended.Add(s.clock.Offset()))
+		if off := max(early, late); err == nil && off > time.Second/2 {
 			return 0, fmt.Errorf("the server's clock is off by %v", off)
 		}
 		return 1, err

@@ -2,7 +2,7 @@
 
 // Package soak tests limits of a fleet for as long as one likes, while something goes wrong every five seconds.
 //
-//	go test -run Soak ./integration/faults/soak -soak 30m -timeout 45m -soak.report soak.md
+//	go test -run Soak ./integration/faults/soak -soak 30m -timeout 45m -soak.report "$PWD/docs/soak.md"
 package soak
 
 import (

@@ -27,7 +27,7 @@ func (r *result) text(t *testing.T, s *soak) string {
 	p("- Seed: `TOKENBUCKET_SEED=%s`", s.seed)
 	p("- Date: %s", s.began.UTC().Format(time.DateTime+" MST"))
 	p("- Machine: %s, %d processors, Linux %s; %s, redis-server %s; race detector %s", machine(), runtime.NumCPU(),
-		strings.TrimSpace(read("/proc/sys/kernel/osrelease")), runtime.Version(), s.version(), map[bool]string{true: "on", false: "off"}[raced])
+		kernel(), runtime.Version(), s.version(), map[bool]string{true: "on", false: "off"}[raced])
 	p("- Bucket: %v permits a second, burst %v; three processes of %d callers who wait for at most %v, and one with little time; stores script and lock", rate, burst, callers, patience)
 	p("- Beside it: a semaphore of %d permits and %d holders, an exact window of %d in %v and %d callers\n", slots, holders, limit, window, visitors)
 	p("## What held\n")
@@ -55,7 +55,7 @@ func (r *result) text(t *testing.T, s *soak) string {
 	p("| permits of the semaphore held at once | %d | %d, %d times held |", slots, r.crowd, r.held)
 	p("| passed the window in any second | %d | %d, of %d |", limit, r.fullest, r.passed)
 	for _, m := range r.memory {
-		p("| memory, in the median of the first and the last tenth of the second half | + 25 %% | %s |", m)
+		p("| memory, in the median of the first and the last tenth of the second half | + %.0f %% | %s |", 100*(m.most-1), m.text)
 	}
 	p("| locks, keys without a time to live, goroutines left | 0 | checked after the run |")
 	p("\nSleepers were woken up to %v late, those of stopped processes included. Failures that callers were told: %s.\n", r.late.Round(time.Millisecond), counts(r.failures))
@@ -85,12 +85,18 @@ func command(total time.Duration) string {
 	if raced {
 		race = "-race "
 	}
-	return fmt.Sprintf("go test %s-run Soak ./integration/faults/soak -soak %v -timeout %v -soak.report soak.md", race, total, total+15*time.Minute)
+	return fmt.Sprintf("go test %s-run Soak ./integration/faults/soak -soak %v -timeout %v -soak.report \"$PWD/docs/soak.md\"", race, total, total+15*time.Minute)
 }
 
 func read(file string) string {
 	text, _ := os.ReadFile(file)
 	return string(text)
+}
+
+// kernel is its version, as far as it is not this machine's own: major.minor.
+func kernel() string {
+	parts := strings.SplitN(read("/proc/sys/kernel/osrelease"), ".", 3)
+	return strings.TrimSpace(strings.Join(parts[:min(2, len(parts))], "."))
 }
 
 // machine is the name of the processor.
