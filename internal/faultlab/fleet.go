@@ -168,21 +168,23 @@ func Due(permits []Permit) (spans []Span) {
 	return spans
 }
 
-// MostOverslept is how much longer than told any caller waited, from the answer on. Late it may be by the way of the answer
-// too.
-func MostOverslept(permits []Permit) (most time.Duration) {
+// MostWoken is how late any of the processes has woken a sleeper while a caller waited.
+func MostWoken(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
-		most = max(most, p.Overslept())
+		most = max(most, time.Duration(p.Woken)*time.Microsecond)
 	}
 	return most
 }
 
-// Overslept is how much longer than told its caller waited, from the answer on.
-func (p *Permit) Overslept() time.Duration {
-	if p.Err != "" {
-		return 0
+// MostOverslept is how much longer than told any caller waited, from the answer on. Late it may be by the way of the answer
+// too.
+func MostOverslept(permits []Permit) (most time.Duration) {
+	for _, p := range permits {
+		if p.Err == "" {
+			most = max(most, time.Duration(p.Used-p.Granted-(p.Due-p.Asked))*time.Microsecond)
+		}
 	}
-	return time.Duration(p.Used-p.Granted-(p.Due-p.Asked)) * time.Microsecond
+	return most
 }
 
 // MostPutOff is how much longer than told at first any caller was to wait in the end. More than 100 ms of it, without a

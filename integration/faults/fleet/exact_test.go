@@ -34,7 +34,13 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	used := faultlab.Used(told)
 	b, err := j.open(t, client).State(background)
 	require.NoError(t, err)
-	require.EqualValues(t, b.Seq-1, len(used), "what was taken reached its caller")
+	lost := int(b.Seq) - 1 - len(used)
+	if woken := faultlab.MostWoken(told); woken < 50*time.Millisecond {
+		require.Zero(t, lost, "what was taken reached its caller")
+	} else { // who oversleeps by 100 ms takes another
+		t.Logf("%d permits were taken and not used; sleepers were woken %v late, callers put off by %v", lost, woken, faultlab.MostPutOff(told))
+		require.GreaterOrEqual(t, lost, 0)
+	}
 
 	from, until := used[0].At, used[0].At
 	for _, e := range used {
@@ -45,26 +51,23 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	share := (float64(len(used)) - burst) / (rate * span)
 	t.Logf("%d permits in %.2f s: %.2f %% of the rate", len(used), span, 100*share)
 	require.LessOrEqual(t, share, 1+late/span+1e-3)
-	require.GreaterOrEqual(t, share, 0.99-late/span)
+	require.GreaterOrEqual(t, share+float64(lost)/(rate*span), 0.99-late/span)
 	faultlab.CleanUp(t, client, j.Prefix)
 }
 
 // withinBound requires that permits keep to the bucket's bound by the server's clock, with nothing on top, and that none is used
-// before it is due, or later than the machine makes it: twice as late as a sleeper meanwhile who has nothing to do with
-// the library, for one permit is due after several awakenings. By use, rate × that may come on top.
+// before it is due, or later than the machine makes it: twice as late as sleepers in those processes who have nothing to do with
+// the library. By use, rate × that may come on top.
 func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	t.Helper()
-	const prompt = 20 * time.Millisecond
-	woken := time.Duration(0)
-	for _, p := range told {
-		woken = max(woken, time.Duration(p.Woken)*time.Microsecond)
-		require.GreaterOrEqual(t, p.Used, p.Due-1000, "none before it is due: %+v", p)
-		require.LessOrEqual(t, p.Overslept(), prompt+2*time.Duration(p.Woken)*time.Microsecond, "%+v", p)
-	}
-	due := faultlab.Surely(faultlab.Due(told), rate)
+	due, woken, overslept := faultlab.Surely(faultlab.Due(told), rate), faultlab.MostWoken(told), faultlab.MostOverslept(told)
 	t.Logf("fullest window %.1f of %v + rate × T, by use %.1f; callers overslept by up to %v, sleepers %v", due, burst,
-		faultlab.Worst(faultlab.Used(told), rate), faultlab.MostOverslept(told), woken)
+		faultlab.Worst(faultlab.Used(told), rate), overslept, woken)
 	require.LessOrEqual(t, due, burst+faultlab.Noise(rate))
+	require.LessOrEqual(t, overslept, 20*time.Millisecond+2*woken)
+	for _, p := range told {
+		require.GreaterOrEqual(t, p.Used, p.Due-1000, "none before it is due: %+v", p)
+	}
 }
 
 // Four million permits, and a hundred million with TOKENBUCKET_LONG=1, asked for at random moments, in no time: as many as the
