@@ -57,17 +57,24 @@ func TestA1BaselineA3Drift(t *testing.T) {
 
 // withinBound requires that permits keep to the bucket's bound by the server's clock, with nothing on top, and that none is used
 // before it is due, or later than the machine makes it: twice as late as sleepers in those processes who have nothing to do with
-// the library. By use, rate × that may come on top.
+// the library. Nine in ten are no later than twice what sleepers were just then; of one, another thread may have stood still. By
+// use, rate × that may come on top.
 func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	t.Helper()
 	due, woken, overslept := faultlab.Surely(faultlab.Due(told), rate), faultlab.MostWoken(told), faultlab.MostOverslept(told)
 	t.Logf("fullest window %.1f of %v + rate × T, by use %.1f; callers overslept by up to %v, sleepers %v", due, burst,
 		faultlab.Worst(faultlab.Used(told), rate), overslept, woken)
 	require.LessOrEqual(t, due, burst+faultlab.Noise(rate))
-	require.LessOrEqual(t, overslept, 20*time.Millisecond+2*woken)
+	const prompt = 20 * time.Millisecond
+	require.LessOrEqual(t, overslept, prompt+2*woken)
+	late := 0
 	for _, p := range told {
+		if p.Used-p.Granted-(p.Due-p.Asked) > prompt.Microseconds()+2*p.Woken {
+			late++
+		}
 		require.GreaterOrEqual(t, p.Used, p.Due-1000, "none before it is due: %+v", p)
 	}
+	require.LessOrEqual(t, late, len(told)/10, "let go later than sleepers were woken")
 }
 
 // Four million permits, and a hundred million with TOKENBUCKET_LONG=1, asked for at random moments, in no time: as many as the
