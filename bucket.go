@@ -597,7 +597,8 @@ func (r *Reservation) Delay() time.Duration {
 	return time.Duration(max(0, r.call.due-r.call.decided)) * time.Microsecond
 }
 
-// Ready is closed when the permits are due. It never is for a refusal or a reservation cancelled before its time.
+// Ready is closed when the permits are due. It never is for a refusal or a reservation cancelled before its time. If this process
+// was stopped beyond that time, it is closed when the bucket has been asked once more, which waits for a store that is away.
 func (r *Reservation) Ready() <-chan struct{} {
 	switch {
 	case r.refused:
@@ -618,8 +619,9 @@ func (r *Reservation) Level() (Level, bool) {
 }
 
 // Cancel gives the permits back as far as that over-issues nothing: those who wait behind it in this process move up,
-// and what becomes free at the end of the bucket's account goes back to the store. A permit is used at the time it was
-// reserved for, or not at all. Cancel waits for the store as long as ctx lets it; on an error the permits may be
+// and what becomes free at the end of the bucket's account goes back to the store. It is for permits that are not used, whether
+// their time has come or not; they lapse when so many were used behind them that nobody remembers their place (64 in this
+// process). Cancel waits for the store as long as ctx lets it; on an error the permits may be
 // lost. Cancelling twice, or a refusal, does nothing.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if r.call == nil || r.refused {
