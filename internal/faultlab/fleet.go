@@ -230,14 +230,11 @@ func (j *Job) Client() redis.UniversalClient {
 func (j *Job) Limiter(client redis.UniversalClient, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	prefix := tokenbucket.WithKeyPrefix(j.prefix())
 	opts := []tokenbucket.Option{tokenbucket.WithMaxPermits(j.Burst), tokenbucket.WithInitialPermits(j.Burst)}
-	switch j.Store {
-	case "script":
-		opts = append(opts, tokenbucket.WithStore(tokenbucket.NewRedisScriptStore(client, prefix)))
-	case "lock":
-		opts = append(opts, tokenbucket.WithStore(tokenbucket.NewRedisStore(client, prefix)))
-	default:
-		return nil, fmt.Errorf("store %q: want script or lock", j.Store)
+	store := Stores[j.Store]
+	if store == nil {
+		return nil, fmt.Errorf("store %q: want one of %q", j.Store, Kinds)
 	}
+	opts = append(opts, tokenbucket.WithStore(store(client, prefix)))
 	if len(j.Skew) > 0 {
 		opts = append(opts, tokenbucket.WithClock(Skewed(j.Skew...)))
 	}

@@ -165,7 +165,7 @@ func TestH4CombinedIsOneByOne(t *testing.T) {
 // compared with the bucket as it was when the call began.
 func TestH1RefusalsAreNeverWrong(t *testing.T) {
 	server := redistest.Start(t)
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			r := faultlab.Seed(t)
 			j := job{Rate: 200, Burst: 10}.on(t, server, store)

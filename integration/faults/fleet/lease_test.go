@@ -76,7 +76,7 @@ func spend(j *job) error {
 func TestH2KilledHolders(t *testing.T) {
 	const processes, killed = 8, 4
 	server := redistest.Start(t)
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			up := startUpstream(t)
 			// So large a bucket is neither full nor empty: what is missing from it was taken.
@@ -211,7 +211,7 @@ type spent struct {
 // A process that is stopped for longer than its leases last spends nothing from them when it goes on.
 func TestH2StoppedHolder(t *testing.T) {
 	server := redistest.Start(t)
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			random := faultlab.Seed(t)
 			j := job{Do: "watch", Rate: 10_000, Burst: 10_000, Lease: 100 * time.Millisecond}.on(t, server, store)
@@ -252,7 +252,7 @@ func TestH2StoppedHolder(t *testing.T) {
 // brings a lease that is worthless already.
 func TestH2LeaseIsAsOldAsItsRequest(t *testing.T) {
 	server := redistest.Start(t)
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			j := job{Rate: 10_000, Burst: 10_000, Lease: 100 * time.Millisecond, LockTTL: 10 * time.Second}.on(t, server, store)
 			c := &trips{RedisClient: server.Client(t)}
@@ -302,7 +302,7 @@ func TestH2LeaseIsAsOldAsItsRequest(t *testing.T) {
 func TestH3RateLoweredUnderLeases(t *testing.T) {
 	const processes, lower = 4, 1000.0
 	server := redistest.Start(t)
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			late := faultlab.MeasureLateness(t)
 			j := job{Rate: 20_000, Burst: 20_000, Lease: 200 * time.Millisecond}.on(t, server, store)

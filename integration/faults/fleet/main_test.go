@@ -62,16 +62,6 @@ type job struct {
 
 var jobs = map[string]func(*job) error{"wait": waitOnce, "spend": spend, "watch": watchLease}
 
-// stores of both kinds.
-var stores = map[string]func(tokenbucket.RedisClient, ...tokenbucket.RedisOption) tokenbucket.Store{
-	"lock": func(c tokenbucket.RedisClient, opts ...tokenbucket.RedisOption) tokenbucket.Store {
-		return tokenbucket.NewRedisStore(c, opts...)
-	},
-	"script": func(c tokenbucket.RedisClient, opts ...tokenbucket.RedisOption) tokenbucket.Store {
-		return tokenbucket.NewRedisScriptStore(c, opts...)
-	},
-}
-
 // limiter is the job's, on a store of its own, as every process has one.
 func (j *job) limiter(client tokenbucket.RedisClient, opts ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	keys := []tokenbucket.RedisOption{tokenbucket.WithKeyPrefix(j.Prefix)}
@@ -79,7 +69,7 @@ func (j *job) limiter(client tokenbucket.RedisClient, opts ...tokenbucket.Option
 		keys = append(keys, tokenbucket.WithLockTTL(j.LockTTL))
 	}
 	all := []tokenbucket.Option{
-		tokenbucket.WithStore(stores[j.Store](client, keys...)),
+		tokenbucket.WithStore(faultlab.Stores[j.Store](client, keys...)),
 		tokenbucket.WithMaxPermits(j.Burst), tokenbucket.WithInitialPermits(j.Burst),
 	}
 	if j.Lease > 0 {

@@ -53,7 +53,7 @@ func waitOnce(j *job) error {
 func TestG7StoppedProcess(t *testing.T) {
 	const waiters, stop, first = 500, 3 * time.Second, 100 * time.Millisecond
 	server := redistest.Start(t)
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			t.Parallel()
 			up := startUpstream(t)
@@ -100,7 +100,7 @@ func TestG7StoppedProcess(t *testing.T) {
 func TestG8StarvedProcess(t *testing.T) {
 	const rate, burst = 200.0, 100.0
 	server := redistest.Start(t)
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			j := job{}.on(t, server, store)
 			p := faultlab.StartProcess(t, faultlab.Job{

@@ -88,7 +88,7 @@ func TestG6ManyWaiters(t *testing.T) {
 		counts = append(counts, 100_000)
 	}
 	for _, count := range counts {
-		for store := range stores {
+		for store := range faultlab.Stores {
 			t.Run(fmt.Sprintf("%d, %s store", count, store), func(t *testing.T) {
 				r := faultlab.Seed(t)
 				j := job{Rate: 6 * float64(count), Burst: 1000}.on(t, server, store)
@@ -191,7 +191,7 @@ func TestG6ManyWaiters(t *testing.T) {
 func TestG9CancelRaces(t *testing.T) {
 	server := redistest.Start(t)
 	calls := int(faultlab.Lasting(20_000, 400_000))
-	for store := range stores {
+	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			const callers = 64
 			random := faultlab.Seed(t)

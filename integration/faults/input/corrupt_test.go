@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -65,7 +66,7 @@ func foreign() map[string]func(client *redis.Client, key string) {
 // seen it whole before and by others. The error names the key, and shows no more than the beginning of the value and nothing of
 // the script. The value stays as it is, with what time to live it had, and no lock is left.
 func TestI2Corrupt(t *testing.T) {
-	for which, store := range stores {
+	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)

@@ -26,16 +26,6 @@ func patient(o *redis.Options) { o.ReadTimeout, o.WriteTimeout, o.DialTimeout = 
 
 var ctx = context.Background()
 
-// stores are both that keep buckets in Redis.
-var stores = map[string]func(tokenbucket.RedisClient, ...tokenbucket.RedisOption) tokenbucket.Store{
-	"script": func(c tokenbucket.RedisClient, opts ...tokenbucket.RedisOption) tokenbucket.Store {
-		return tokenbucket.NewRedisScriptStore(c, opts...)
-	},
-	"lock": func(c tokenbucket.RedisClient, opts ...tokenbucket.RedisOption) tokenbucket.Store {
-		return tokenbucket.NewRedisStore(c, opts...)
-	},
-}
-
 // verbs are all that a limiter can be asked for that goes to its store.
 func verbs(l *tokenbucket.RateLimiter) map[string]func() error {
 	return map[string]func() error{

@@ -35,7 +35,7 @@ var impossible = []string{"", strings.Repeat("x", 513), strings.Repeat("x", 64<<
 // I3: each name has a bucket, a semaphore and a window of its own, with keys of its own, though all share one prefix: what is done
 // with one shows in no other. Names that cannot be are refused before Redis is asked.
 func TestI3Names(t *testing.T) {
-	for which, store := range stores {
+	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
 			server := redistest.Start(t)
 			client, count := counted(t, server)

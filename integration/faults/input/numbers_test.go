@@ -39,7 +39,7 @@ const exact = 1 << 53 // microseconds, or permits, beyond which Redis' numbers a
 // negative, beyond the timeout or beyond 2^53 µs, and the first wait of a new bucket is what its permits cost to the microsecond.
 // What can be told to be wrong without Redis is told without Redis.
 func TestI1Numbers(t *testing.T) {
-	for which, store := range stores {
+	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
 			t.Parallel()
 			random := faultlab.Seed(t)
@@ -170,7 +170,7 @@ func cost(n int, initial, rate float64) float64 {
 
 // I1: the other times and shares that a limiter takes, and the verbs that wait.
 func TestI1Waits(t *testing.T) {
-	for which, store := range stores {
+	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)

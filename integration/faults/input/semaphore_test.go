@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -74,7 +75,7 @@ func TestI2Semaphore(t *testing.T) {
 // I2: a lock that is no string is an error that names it, with nothing of a script in it, or is replaced as any lock is that nobody
 // has the token of.
 func TestI2Lock(t *testing.T) {
-	for which, store := range stores {
+	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
 			client := redistest.Start(t).Client(t, patient)
 			require.NoError(t, client.RPush(ctx, "tokenbucket:{x}:lock", 1).Err())

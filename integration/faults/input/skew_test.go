@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -17,7 +18,7 @@ import (
 // I4: a state of a later format is refused by whatever is asked, says so, and stays to the byte, while this release goes on with
 // the states that it understands. When the fleet has gone back to this format, so does the bucket.
 func TestI4LaterFormat(t *testing.T) {
-	for which, store := range stores {
+	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
 			client := redistest.Start(t).Client(t, patient)
 			s := store(client)
@@ -60,7 +61,7 @@ func TestI4LaterFormat(t *testing.T) {
 // stay what they are when the code that writes them changes.
 func TestI4OldestFormat(t *testing.T) {
 	now := time.Now().UnixMicro()
-	for which, store := range stores {
+	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
 			client := redistest.Start(t).Client(t, patient)
 			open := func(name string) *tokenbucket.RateLimiter {

@@ -136,7 +136,7 @@ func TestC1HolderPausedPastTTL(t *testing.T) {
 	const ttl = time.Second // a second one would not fit into what within allows
 	pause := faultlab.Lasting(ttl+200*time.Millisecond, 2*ttl)
 	for when, j := range holds {
-		for which := range stores {
+		for which := range faultlab.Stores {
 			for _, foreign := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s, others by %s, lock foreign %v", when, which, foreign), func(t *testing.T) {
 					t.Parallel()
@@ -218,7 +218,7 @@ func TestC2HolderKilled(t *testing.T) {
 	late := faultlab.MeasureLateness(t)
 	const ttl = time.Second // see above
 	for when, j := range holds {
-		for which := range stores {
+		for which := range faultlab.Stores {
 			t.Run(fmt.Sprintf("%s, others by %s", when, which), func(t *testing.T) {
 				t.Parallel()
 				j, p := j, newPlace(t, server)

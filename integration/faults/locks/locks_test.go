@@ -72,16 +72,6 @@ func limiter(name string, store tokenbucket.Store, opts ...tokenbucket.Option) (
 	}, opts...)...)
 }
 
-// stores of both kinds.
-var stores = map[string]func(tokenbucket.RedisClient, ...tokenbucket.RedisOption) tokenbucket.Store{
-	"lock": func(c tokenbucket.RedisClient, opts ...tokenbucket.RedisOption) tokenbucket.Store {
-		return tokenbucket.NewRedisStore(c, opts...)
-	},
-	"script": func(c tokenbucket.RedisClient, opts ...tokenbucket.RedisOption) tokenbucket.Store {
-		return tokenbucket.NewRedisScriptStore(c, opts...)
-	},
-}
-
 // place is a bucket of one test on the shared server.
 type place struct {
 	*redis.Client
@@ -103,7 +93,7 @@ func (p *place) holder() string { return p.Get(background, p.lock()).Val() }
 
 func (p *place) open(which string, ttl time.Duration, opts ...tokenbucket.Option) *tokenbucket.RateLimiter {
 	p.t.Helper()
-	return open(p.t, p.Name, stores[which](p.Client, tokenbucket.WithKeyPrefix(p.Prefix), tokenbucket.WithLockTTL(ttl)), opts...)
+	return open(p.t, p.Name, faultlab.Stores[which](p.Client, tokenbucket.WithKeyPrefix(p.Prefix), tokenbucket.WithLockTTL(ttl)), opts...)
 }
 
 // state is the bucket as it is stored.

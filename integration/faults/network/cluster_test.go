@@ -38,8 +38,8 @@ func TestB3Cluster(t *testing.T) {
 						node = n
 					}
 				}
-				l := limiter(t, storeOn(which, cluster.Client(t, change)), slow, size, time.Second)
-				other := limiter(t, storeOn("script", direct), slow, size, 5*time.Second)
+				l := limiter(t, faultlab.Stores[which](cluster.Client(t, change)), slow, size, time.Second)
+				other := limiter(t, faultlab.Stores["script"](direct), slow, size, 5*time.Second)
 				var calls outcomes
 				var healthy, delayed int64
 				for range 5 {

@@ -120,17 +120,10 @@ func (b *bench) connect(t *testing.T, change ...func(*redis.Options)) *redis.Cli
 	return b.server.Client(t, append([]func(*redis.Options){own, through}, change...)...)
 }
 
-func storeOn(which string, client tokenbucket.RedisClient, opts ...tokenbucket.RedisOption) tokenbucket.Store {
-	if which == "lock" {
-		return tokenbucket.NewRedisStore(client, opts...)
-	}
-	return tokenbucket.NewRedisScriptStore(client, opts...)
-}
-
 // limiter is a bucket named as the test, on a store of its own.
 func (b *bench) limiter(t *testing.T, client tokenbucket.RedisClient, rate, size float64, timeout time.Duration) *tokenbucket.RateLimiter {
 	t.Helper()
-	return limiter(t, storeOn(b.which, client), rate, size, timeout)
+	return limiter(t, faultlab.Stores[b.which](client), rate, size, timeout)
 }
 
 func limiter(t *testing.T, store tokenbucket.Store, rate, size float64, timeout time.Duration) *tokenbucket.RateLimiter {
@@ -231,7 +224,7 @@ func (o *outcomes) warm(t *testing.T, l *tokenbucket.RateLimiter) {
 // that the server decides it whenever it arrives.
 func (b *bench) disturb(t *testing.T, o *outcomes, l *tokenbucket.RateLimiter) {
 	t.Helper()
-	_ = o.call(t, background, limiter(t, storeOn("script", b.direct), slow, size, 5*time.Second), 1)
+	_ = o.call(t, background, limiter(t, faultlab.Stores["script"](b.direct), slow, size, 5*time.Second), 1)
 	_ = o.call(t, background, l, 1)
 }
 

@@ -76,7 +76,7 @@ func TestG1Slow(t *testing.T) {
 		late := faultlab.MeasureLateness(t)
 		// A lock must outlive two round trips: from when it is obtained to the commit, with a read in between.
 		client := b.connect(t, func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = 20*time.Second, 20*time.Second })
-		store := storeOn(b.which, client, tokenbucket.WithLockTTL(5*time.Second))
+		store := faultlab.Stores[b.which](client, tokenbucket.WithLockTTL(5*time.Second))
 		l := limiter(t, store, rate, burst, 20*time.Second)
 		// For those whom only the network lets wait. That they are not answered in time makes the store suspect, which may shut out
 		// the others until a probe was answered, but no longer.

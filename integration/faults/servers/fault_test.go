@@ -50,16 +50,6 @@ type bench struct {
 
 func (b *bench) key() string { return "tokenbucket:{" + b.name + "}" }
 
-func newStore(kind string, client tokenbucket.RedisClient) tokenbucket.Store {
-	if kind == "lock" {
-		return tokenbucket.NewRedisStore(client)
-	}
-	return tokenbucket.NewRedisScriptStore(client)
-}
-
-// kinds of store.
-var kinds = []string{"script", "lock"}
-
 // rate of the bucket, in permits a second.
 const rate = 10
 
@@ -76,7 +66,7 @@ func (f *fault) start(t *testing.T, kind string, opts ...tokenbucket.Option) *be
 	if f.client != nil {
 		change = append(change, f.client)
 	}
-	b.store = func() tokenbucket.Store { return newStore(kind, b.Client(t, change...)) }
+	b.store = func() tokenbucket.Store { return faultlab.Stores[kind](b.Client(t, change...)) }
 	store := b.store()
 	b.open = func(opts ...tokenbucket.Option) *tokenbucket.RateLimiter {
 		l, err := tokenbucket.NewSmoothBursty(b.name, rate, append([]tokenbucket.Option{

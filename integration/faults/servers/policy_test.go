@@ -21,7 +21,7 @@ var share = tokenbucket.LocalShare(3)
 // it lets all pass, whatever it is. Their observers are told just that. When the server is well, the bucket is asked again.
 func TestPolicies(t *testing.T) {
 	for name, f := range faults {
-		for _, kind := range kinds {
+		for _, kind := range faultlab.Kinds {
 			for _, policy := range []tokenbucket.FailurePolicy{tokenbucket.FailClosed, tokenbucket.FailOpen, share} {
 				t.Run(name+" "+kind+" "+policy.String(), func(t *testing.T) {
 					t.Parallel()

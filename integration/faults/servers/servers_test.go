@@ -25,7 +25,7 @@ const storeTimeout = time.Second
 func suffers(t *testing.T, name string) {
 	t.Helper()
 	f := faults[name]
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			late := faultlab.MeasureLateness(t)
@@ -174,7 +174,7 @@ func TestF2ReadOnly(t *testing.T) { suffers(t, "F2 READONLY") }
 // when it is well, without an error.
 func TestAskedAgain(t *testing.T) {
 	for _, name := range []string{"F2 READONLY", "F3 LOADING", "F5 NOREPLICAS", "F6 MASTERDOWN", "CLUSTERDOWN"} {
-		for _, kind := range kinds {
+		for _, kind := range faultlab.Kinds {
 			t.Run(name+" "+kind, func(t *testing.T) {
 				t.Parallel()
 				for try := 1; !askedAgain(t, faults[name], kind); try++ {
@@ -242,7 +242,7 @@ func TestF7Configuration(t *testing.T) {
 // F7: a call that is refused a right asks once, not again and again: one script a call, with the lock three, of which one cleans up;
 // and a few more for what may be under way.
 func TestF7NoStorm(t *testing.T) {
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		f := faults["F7 TIME denied"]
 		b := f.start(t, kind)
 		b.warm(t, 30)

@@ -88,7 +88,7 @@ func TestD7ClusterFailover(t *testing.T) {
 	reload := func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = time.Second }
 	var fleets []*fleet
 	before, during := 0, 0
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		for name, change := range map[string][]func(*redis.ClusterOptions){"default": nil, "reload-1s": {reload}} {
 			name = nameIn(t, node, kind+"-"+name, victim.first, victim.last)
 			fleets = append(fleets, startNamed(t, name, kind, cluster.Client(t, change...), cluster.Client(t, change...)))
@@ -150,7 +150,7 @@ func TestD8SlotMigration(t *testing.T) {
 	}
 	const slots = 30 // the lowest, which move first, to the second master and back
 	var fleets []*fleet
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		name := nameIn(t, nodes[0], kind, ms[0].first, ms[0].first+slots-1)
 		fleets = append(fleets, startNamed(t, name, kind, cluster.Client(t), cluster.Client(t)))
 	}
@@ -205,9 +205,9 @@ func TestD9ClusterDown(t *testing.T) {
 	late := faultlab.MeasureLateness(t)
 	m := masters(t, cluster)[0]
 	node := m.Client(t)
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		name := nameIn(t, node, kind, m.first, m.last)
-		l, err := tokenbucket.NewSmoothBursty(name, 1000, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(newStore(kind, client)),
+		l, err := tokenbucket.NewSmoothBursty(name, 1000, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(faultlab.Stores[kind](client)),
 			tokenbucket.WithStoreTimeout(5*time.Second)) // longer than any deadline here, and what is allowed on top of it
 		require.NoError(t, err)
 		before := 0

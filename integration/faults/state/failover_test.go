@@ -39,7 +39,7 @@ func TestD4StaleFailover(t *testing.T) {
 		})
 	}
 	var fleets []*fleet
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		fleets = append(fleets, startFleet(t, kind, open(), open()))
 	}
 	for _, f := range fleets {
@@ -79,7 +79,7 @@ func TestD5SentinelKill(t *testing.T) {
 	books.watch(t, s.Master.Addr)
 	books.watch(t, s.Replicas[0].Addr)
 	var fleets []*fleet
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		fleets = append(fleets, startFleet(t, kind, s.Client(t), s.Client(t)))
 	}
 	before, during := 0, 0
@@ -129,7 +129,7 @@ func TestD6SentinelStopped(t *testing.T) {
 				books.watch(t, n.Addr)
 			}
 			var fleets []*fleet
-			for _, kind := range kinds {
+			for _, kind := range faultlab.Kinds {
 				fleets = append(fleets, startFleet(t, kind, s.Client(t), s.Master.Client(t)))
 			}
 			before, during := 0, 0

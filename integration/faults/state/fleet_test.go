@@ -30,16 +30,6 @@ const (
 	storeTimeout = time.Second
 )
 
-// kinds of store.
-var kinds = []string{"script", "lock"}
-
-func newStore(kind string, client tokenbucket.RedisClient) tokenbucket.Store {
-	if kind == "lock" {
-		return tokenbucket.NewRedisStore(client)
-	}
-	return tokenbucket.NewRedisScriptStore(client)
-}
-
 // key of a bucket in Redis. The names here have nothing to escape.
 func key(name string) string { return "tokenbucket:{" + name + "}" }
 
@@ -74,7 +64,7 @@ func startNamed(t *testing.T, name, kind string, clients ...tokenbucket.RedisCli
 	f.stop = sync.OnceFunc(func() { close(quit); callers.Wait() })
 	t.Cleanup(f.stop)
 	for _, client := range clients {
-		l, err := tokenbucket.NewSmoothBursty(f.name, rate, tokenbucket.WithMaxPermits(burst), tokenbucket.WithStore(newStore(kind, client)))
+		l, err := tokenbucket.NewSmoothBursty(f.name, rate, tokenbucket.WithMaxPermits(burst), tokenbucket.WithStore(faultlab.Stores[kind](client)))
 		require.NoError(t, err)
 		f.limiters = append(f.limiters, l)
 		for range 128 / len(clients) {

@@ -24,7 +24,7 @@ func TestD1RestartEmpty(t *testing.T) {
 	node := faultlab.StartNode(t)
 	books.watch(t, node.Addr)
 	fleets := map[string]*fleet{}
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		fleets[kind] = startFleet(t, kind, node.Client(t), node.Client(t))
 	}
 	const times = 20
@@ -48,7 +48,7 @@ func TestD1RestartEmpty(t *testing.T) {
 		}
 	}
 	faultlab.Bit(t, before, during)
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		a := fleets[kind].check(t, books, late, false, true)
 		t.Logf("%s: first permit at most %v after the server answered; began with %.3f; gained %.1f", kind, back[kind], a.begun, a.gained)
 		assert.LessOrEqual(t, len(a.gained), times)
@@ -99,7 +99,7 @@ func TestD2Forgotten(t *testing.T) {
 			books.watch(t, server.Addr)
 			var fleets []*fleet
 			before := 0
-			for _, kind := range kinds {
+			for _, kind := range faultlab.Kinds {
 				fleets = append(fleets, startFleet(t, kind, server.Client(t), server.Client(t)))
 			}
 			for _, f := range fleets {
@@ -146,8 +146,8 @@ func TestD2RefusalsEnd(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t)
 	late := faultlab.MeasureLateness(t)
-	for _, kind := range kinds {
-		l, err := tokenbucket.NewSmoothBursty("deep "+kind, rate, tokenbucket.WithStore(newStore(kind, client)))
+	for _, kind := range faultlab.Kinds {
+		l, err := tokenbucket.NewSmoothBursty("deep "+kind, rate, tokenbucket.WithStore(faultlab.Stores[kind](client)))
 		require.NoError(t, err)
 		_, err = l.Reserve(background, 60*rate)
 		require.NoError(t, err)
@@ -194,11 +194,11 @@ func calls(t *testing.T, client *redis.Client, command string) (all, failed int)
 // D3: a server that forgets the scripts before every call: nobody notices, and each script that it does not know is sent
 // once more, so that a call takes two trips instead of one (with the lock: six instead of three).
 func TestD3ScriptFlushTrips(t *testing.T) {
-	for _, kind := range kinds {
+	for _, kind := range faultlab.Kinds {
 		t.Run(kind, func(t *testing.T) {
 			server := redistest.Start(t)
 			client := server.Client(t)
-			l, err := tokenbucket.NewSmoothBursty("x", 1e6, tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(newStore(kind, client)))
+			l, err := tokenbucket.NewSmoothBursty("x", 1e6, tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(faultlab.Stores[kind](client)))
 			require.NoError(t, err)
 			const n = 100
 			for range n {
@@ -244,7 +244,7 @@ func TestD3ScriptFlushUnderLoad(t *testing.T) {
 			client := server.Client(t)
 			books.watch(t, server.Addr)
 			var fleets []*fleet
-			for _, kind := range kinds {
+			for _, kind := range faultlab.Kinds {
 				fleets = append(fleets, startFleet(t, kind, open(t, server), open(t, server)))
 			}
 			for _, f := range fleets {
