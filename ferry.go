@@ -17,9 +17,12 @@ import (
 )
 
 // A ferry takes what many lines of one store have to ask to Redis in one trip: one call of the script for all their
-// buckets on a single server, one pipeline a server elsewhere. Idle, a line leaves at once; when two trips are under
-// way, the lines that board meanwhile share the next one. Each bucket's batch is still one atomic decision, and no
+// buckets on a single server, one pipeline where buckets live on several. Idle, a line leaves at once; when two trips are
+// under way, the lines that board meanwhile share the next one. Each bucket's batch is still one atomic decision, and no
 // bucket waits for another's lock.
+//
+// A pipeline has come back when the last of its answers has: with buckets of several servers in it, one that hangs would
+// keep all others' from their lines. So each server has a ferry of its own, once the client knows where keys live.
 //
 // (Go-redis' own AutoPipeliner only joins what it is given: with a thousand buckets it made a call of this store 1.1
 // times as fast, since each still costs Redis the start of a script. One script for all makes it several times.)
@@ -27,6 +30,8 @@ type ferry struct {
 	store     *RedisScriptStore
 	pipeline  func() redis.Pipeliner // nil: the client has none
 	scattered atomic.Bool            // buckets live on different servers
+	charted   atomic.Bool            // the client knows which, and asks nobody for it
+	others    sync.Map               // then: the ferries to each, by its address
 
 	mu      sync.Mutex
 	waiting []*line
@@ -71,23 +76,78 @@ type carrier interface {
 
 // board puts a line on the next trip, where it will say what it has to send.
 func (s *RedisScriptStore) board(l *line) {
-	f := &s.ferry
-	if f.pipeline == nil || s.local {
+	if s.ferry.pipeline == nil || s.local {
 		go l.fly()
 		return
 	}
+	f := s.ferryTo(l)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.waiting = append(f.waiting, l)
 	f.sail()
 }
 
+// ferryTo is the ferry to the server that holds a line's bucket.
+func (s *RedisScriptStore) ferryTo(l *line) *ferry {
+	f := &s.ferry
+	if !f.charted.Load() {
+		return f
+	}
+	bucket, _ := s.keys(l.name)
+	server := s.server(context.Background(), bucket)
+	if server == "" {
+		return f
+	}
+	own, ok := f.others.Load(server)
+	if !ok {
+		fresh := &ferry{store: s, pipeline: f.pipeline}
+		fresh.scattered.Store(true)
+		own, _ = f.others.LoadOrStore(server, fresh)
+	}
+	return own.(*ferry)
+}
+
+// server is the address of the one that holds a key, as far as the client knows; "": it does not. The first time a
+// cluster's client asks for its map of them, from then on it looks there. Should the map be old, the pipeline is told so
+// and follows: who shares it only waits for another server, too.
+func (s *RedisScriptStore) server(ctx context.Context, key string) string {
+	var node *redis.Client
+	var err error
+	switch c := s.client.(type) {
+	case *redis.ClusterClient:
+		node, err = c.MasterForKey(ctx, key)
+	case *redis.Ring:
+		node, err = c.GetShardClientForKey(key)
+	}
+	if node == nil || err != nil {
+		return ""
+	}
+	return node.Options().Addr
+}
+
+// chart notes that the client knows its servers. Who waits to go to any of them goes to his own.
+func (f *ferry) chart() {
+	f.charted.Store(true)
+	f.mu.Lock()
+	waiting := f.waiting
+	f.waiting = nil
+	f.mu.Unlock()
+	for _, l := range waiting {
+		f.store.board(l)
+	}
+}
+
 // hurry makes sure that nobody waits for a trip that will not come back.
 func (s *RedisScriptStore) hurry() {
-	s.ferry.mu.Lock()
-	defer s.ferry.mu.Unlock()
-	if len(s.ferry.waiting) > 0 {
-		s.ferry.sail()
+	s.ferry.hurry()
+	s.ferry.others.Range(func(_, f any) bool { f.(*ferry).hurry(); return true })
+}
+
+func (f *ferry) hurry() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.waiting) > 0 {
+		f.sail()
 	}
 }
 
@@ -294,8 +354,11 @@ func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 	}
 }
 
-// pipelined takes the batches in one pipeline, which the client splits by server.
+// pipelined takes the batches in one pipeline, which the client splits by server if it must.
 func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
+	if all := &f.store.ferry; !all.charted.Load() && f.store.server(ctx, cargoes[0].memo.bucket) != "" {
+		all.chart()
+	}
 	pipe := f.pipeline()
 	calls := make([]script.Call, len(cargoes))
 	for i := range cargoes {

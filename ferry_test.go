@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -212,4 +213,62 @@ func TestKeptLockEndsSoon(t *testing.T) {
 	require.True(t, done)
 	require.Equal(t, token, m.token)
 	require.LessOrEqual(t, client.PTTL(background, m.lock).Val(), keptTTL)
+}
+
+// A server of a cluster or a ring that hangs keeps no bucket of the others from its answers.
+func TestOneServerHangs(t *testing.T) {
+	const patience = 5 * time.Second // for which the client waits for a server
+	for what, open := range map[string]func(t *testing.T) (RedisClient, []*redistest.Server){
+		"cluster": func(t *testing.T) (RedisClient, []*redistest.Server) {
+			cluster := redistest.StartCluster(t)
+			return cluster.Client(t, func(o *redis.ClusterOptions) { o.ReadTimeout = patience }), cluster.Nodes
+		},
+		"ring": func(t *testing.T) (RedisClient, []*redistest.Server) {
+			nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+			ring := redis.NewRing(&redis.RingOptions{ReadTimeout: patience, Addrs: map[string]string{"a": nodes[0].Addr, "b": nodes[1].Addr}})
+			t.Cleanup(func() { _ = ring.Close() })
+			return ring, nodes
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			client, nodes := open(t)
+			store := NewRedisScriptStore(client)
+			hangs := store.server(background, "tokenbucket:{many0}")
+			limiters := many(t, store, 200)
+			var well, hung []*RateLimiter
+			for i, l := range limiters {
+				_, err := l.Try(background)
+				require.NoError(t, err)
+				if store.server(background, fmt.Sprintf("tokenbucket:{many%d}", i)) == hangs {
+					hung = append(hung, l)
+				} else {
+					well = append(well, l)
+				}
+			}
+			require.NotEmpty(t, well)
+			node := nodes[slices.IndexFunc(nodes, func(s *redistest.Server) bool { return s.Addr == hangs })]
+			require.NoError(t, node.Stop())
+			ctx, cancel := context.WithCancel(background)
+			var others, wg sync.WaitGroup
+			for _, l := range hung {
+				others.Go(func() { _, _ = l.TryAcquire(ctx, 1, 0) })
+			}
+			began := time.Now()
+			for _, l := range well {
+				wg.Go(func() {
+					for range 10 {
+						_, err := l.TryAcquire(background, 1, 0)
+						require.NoError(t, err)
+					}
+				})
+			}
+			wg.Wait()
+			took := time.Since(began)
+			cancel()
+			others.Wait()
+			require.NoError(t, node.Continue())
+			t.Logf("%d buckets had ten answers each after %v, while %d hung", len(well), took, len(hung))
+			require.Less(t, took, patience/2)
+		})
+	}
 }
