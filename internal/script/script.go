@@ -3,7 +3,9 @@ package script
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,27 +69,46 @@ func (s *Script) Run(ctx context.Context, client Client, keys int, args ...strin
 	}
 }
 
+// notNow is how replies begin that refuse a command for the state the server is in, before any of it is run.
+var notNow = []string{"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS"}
+
 // CannotServe tells whether a reply of Redis says that the server cannot serve now.
 func CannotServe(reply string) bool {
-	for _, prefix := range []string{
-		"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "OOM", "MISCONF", "BUSY", "UNKILLABLE",
-		"ERR max number of clients",
-	} {
-		if strings.HasPrefix(reply, prefix) {
-			return true
-		}
-	}
-	return false
+	reply = refusal(reply)
+	return begins(reply, notNow) || begins(reply, []string{"OOM", "MISCONF", "BUSY", "UNKILLABLE", "max number of clients"})
 }
 
-// NotExecuted tells whether Redis refused a command without running any of it.
+// NotExecuted tells whether Redis refused a command without running any of it, so that it may be sent again.
+//
+// Of a script that is true although reads before the refused command were run: READONLY and NOREPLICAS refuse its first
+// write or none, since a server does not change its role while a script runs. (Redis before 7.0.3 can refuse a later one
+// with NOREPLICAS, but only of a script that has run for seconds.) So it holds for every script whose effects are all
+// writes.
 func NotExecuted(err error) bool {
-	for _, prefix := range []string{"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS"} {
-		if redis.HasErrorPrefix(err, prefix) {
-			return true
+	var reply redis.Error
+	return errors.As(err, &reply) && begins(refusal(reply.Error()), notNow)
+}
+
+func begins(s string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s, p) })
+}
+
+// refusal is a reply from its code on. Before Redis 7 a command refused in a script is told with its places, once by
+// redis.pcall and twice by redis.call:
+//
+//	@user_script: 34: -READONLY You can't write against a read only replica.
+//	ERR Error running script (call to f_…): @user_script:34: @user_script: 34: -READONLY You can't …
+//
+// What a script says itself begins otherwise: an excerpt of a key in it is no refusal, whatever it holds.
+func refusal(reply string) string {
+	reply = strings.TrimPrefix(reply, "ERR ") // KVRocks has it before every code
+	if strings.HasPrefix(reply, "@user_script") || strings.HasPrefix(reply, "Error running script (call to ") {
+		at := max(0, strings.LastIndex(reply, "@user_script"))
+		if _, code, ok := strings.Cut(reply[at:], ": -"); ok {
+			return code
 		}
 	}
-	return false
+	return reply
 }
 
 // Pause grows from 0.2 ms to 10 ms, each with jitter, so that a fleet does not knock in step.
