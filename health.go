@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -156,6 +157,14 @@ func (h *health) probe() {
 		h.timer = time.AfterFunc(pause, h.probe)
 	} else {
 		h.timer.Reset(pause)
+	}
+	runtime.KeepAlive(l) // so that end comes after failed
+}
+
+// end is that of the line whose health it is alone.
+func (h *health) end() {
+	if h.now.Swap(nil) != nil {
+		h.others.Add(-1)
 	}
 }
 

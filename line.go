@@ -190,13 +190,17 @@ func newLine(store Store, name string, clock clockwork.Clock, timeout time.Durat
 	l.paces = l.real
 	l.micros = l.now
 	if !l.inline {
+		outages := new(atomic.Int64)
 		if s, ok := store.(interface {
-			healthOf() *health
-			partsOf() *MemoryStore
+			common() (*health, *atomic.Int64, *MemoryStore)
 		}); ok {
-			l.health, l.parts = s.healthOf(), s.partsOf()
+			l.health, outages, l.parts = s.common()
 		} else {
-			l.health, l.parts = newHealth(new(atomic.Int64)), NewMemoryStore()
+			l.parts = NewMemoryStore()
+		}
+		if l.health == nil {
+			l.health = newHealth(outages)
+			runtime.AddCleanup(l, (*health).end, l.health)
 		}
 	}
 	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {

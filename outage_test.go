@@ -202,12 +202,13 @@ func TestHeldLockOpensNoGate(t *testing.T) {
 	}
 }
 
-// A ring that knows no server that is well says so in words of its own.
+// A ring that knows no server that is well says so in words of its own. Its outages, one a bucket, end with their buckets.
 func TestRingAway(t *testing.T) {
 	server := redistest.Start(t)
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr}})
 	t.Cleanup(func() { _ = ring.Close() })
-	l, err := NewSmoothBursty("x", 10, WithStore(NewRedisScriptStore(ring)), WithFailurePolicy(FailOpen))
+	store := NewRedisScriptStore(ring)
+	l, err := NewSmoothBursty("x", 10, WithStore(store), WithFailurePolicy(FailOpen))
 	require.NoError(t, err)
 	_, err = l.Try(background)
 	require.NoError(t, err)
@@ -220,6 +221,12 @@ func TestRingAway(t *testing.T) {
 		require.True(t, ok)
 	}
 	require.NotNil(t, l.line.down())
+	require.EqualValues(t, 1, store.outages.Load())
+	l = nil
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return store.outages.Load() == 0
+	}, 20*time.Second, 20*time.Millisecond)
 }
 
 // An outage goes on though who noticed it is used no more.

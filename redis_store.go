@@ -167,14 +167,10 @@ func (s *redisBase) keys(name string) (bucket, lock string) {
 	return bucket, bucket + ":lock"
 }
 
-func (s *redisBase) healthOf() *health {
-	if s.health == nil { // the servers of a cluster fail one by one
-		return newHealth(s.outages)
-	}
-	return s.health
+// common is what the lines of a store share. Without a health each has its own.
+func (s *redisBase) common() (*health, *atomic.Int64, *MemoryStore) {
+	return s.health, s.outages, s.parts
 }
-
-func (s *redisBase) partsOf() *MemoryStore { return s.parts }
 
 // probe implements prober: a write in the bucket's slot, which a replica, a full server or one without enough replicas
 // refuses as it would a bucket's.
