@@ -76,7 +76,7 @@ func newMeasures(meter metric.Meter, maxBuckets int, attributes []attribute.KeyV
 		metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024))
 	m.outages, errs[7] = meter.Int64Counter("tokenbucket.store.outages", metric.WithUnit("{outage}"),
 		metric.WithDescription("Times that the store was noticed to be away."))
-	m.away, errs[8] = meter.Float64Counter("tokenbucket.store.away.time", metric.WithUnit("s"),
+	m.away, errs[8] = meter.Float64Counter("tokenbucket.store.away", metric.WithUnit("s"),
 		metric.WithDescription("How long the store was away, counted when it is back."))
 	// What holds until it changes is asked for at every collection: a gauge that is set would fall silent between changes
 	// with delta temporality, and be lost before the global provider is set.

@@ -172,7 +172,7 @@ func TestMetrics(t *testing.T) {
 		"lease.permits{bucket=fares,lease.use=unused}": 3,
 		"store.up{}":                         1,
 		"store.outages{}":                    1,
-		"store.away.time{}":                  1.5,
+		"store.away{}":                       1.5,
 		"policy.in_force{policy=FailClosed}": 0,
 		"policy.in_force{policy=FailOpen}":   0,
 		"policy.in_force{policy=LocalShare}": 0,
@@ -219,7 +219,7 @@ func TestInstruments(t *testing.T) {
 	assert.Equal(t, map[string]string{
 		"tokenbucket.decisions": "{decision}", "tokenbucket.permits": "{permit}", "tokenbucket.lease.permits": "{permit}",
 		"tokenbucket.wait.duration": "s", "tokenbucket.store.trip.duration": "s", "tokenbucket.lock.wait.duration": "s",
-		"tokenbucket.batch.requests": "{request}", "tokenbucket.store.outages": "{outage}", "tokenbucket.store.away.time": "s",
+		"tokenbucket.batch.requests": "{request}", "tokenbucket.store.outages": "{outage}", "tokenbucket.store.away": "s",
 		"tokenbucket.store.up": "{store}", "tokenbucket.policy.in_force": "{policy}",
 	}, units)
 }
@@ -247,7 +247,7 @@ func TestHealth(t *testing.T) {
 	observer.Health(tokenbucket.Health{Bucket: "rooms", After: 1500 * time.Millisecond})
 	observer.Health(tokenbucket.Health{Bucket: "hotels", After: 1600 * time.Millisecond}) // known already
 	state(1, 1, 0, 0, 0)
-	assert.Equal(t, 1.5, x.collect(t)["store.away.time{}"])
+	assert.Equal(t, 1.5, x.collect(t)["store.away{}"])
 	down.Policy = tokenbucket.FailClosed
 	observer.Health(down)
 	state(0, 2, 1, 0, 0)

@@ -43,16 +43,16 @@ func newCollector(maxBuckets int, bounds []float64) *collector {
 	c.permits = c.counters("permits_total", "Permits that answered calls asked for; those of invalid calls are left out.",
 		"bucket", "outcome", "by", "shadow")
 	c.failures = c.counters("failures_total", "Calls that ended with an error.", "bucket", "kind", "shadow")
-	c.waits = c.histograms("wait_seconds", "What granted calls waited for their permits; with shadow, would have waited.",
+	c.waits = c.histograms("wait_duration_seconds", "What granted calls waited for their permits; with shadow, would have waited.",
 		bounds, "bucket", "shadow")
 	c.leases = c.counters("lease_permits_total", "Permits of blocks that have ended.", "bucket", "use")
 
-	trips := c.histograms("store_trip_seconds", "From sending a batch to the store until its answer, or until it was given up.",
+	trips := c.histograms("store_trip_duration_seconds", "From sending a batch to the store until its answer, or until it was given up.",
 		[]float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}, "result")
 	c.trips = [...]prom.Observer{trips.WithLabelValues("answered"), trips.WithLabelValues("failed")}
 	c.requests = c.histograms("batch_requests", "Requests that shared a batch.",
 		[]float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}).WithLabelValues().(prom.Histogram)
-	c.lockWaits = c.histograms("lock_wait_seconds", "Waits for a bucket's lock, of batches that found it held.",
+	c.lockWaits = c.histograms("lock_wait_duration_seconds", "Waits for a bucket's lock, of batches that found it held.",
 		[]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}).WithLabelValues().(prom.Histogram)
 	errors := c.counters("store_errors_total", "Batches that ended with an error of the store.", "kind")
 	for k := range telemetry.StoreKinds {

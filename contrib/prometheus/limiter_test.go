@@ -41,8 +41,8 @@ func TestMemoryLimiter(t *testing.T) {
 	got := scrape(t, registry)
 	assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "decisions_total"))
 	assert.Equal(t, map[string]float64{"granted": 5, "refused": 5}, outcomes(got, "permits_total"))
-	assert.Equal(t, 5.0, got[`wait_seconds_count{bucket="fares",shadow="false"}`])
-	assert.Zero(t, got[`wait_seconds_sum{bucket="fares",shadow="false"}`])
+	assert.Equal(t, 5.0, got[`wait_duration_seconds_count{bucket="fares",shadow="false"}`])
+	assert.Zero(t, got[`wait_duration_seconds_sum{bucket="fares",shadow="false"}`])
 }
 
 // A wait is what the permits took to fall due: the sixth of them at 5 permits a second, 200 ms.
@@ -66,8 +66,8 @@ func TestWaits(t *testing.T) {
 	clock.Advance(200 * time.Millisecond)
 	require.NoError(t, <-answered)
 	got := scrape(t, registry)
-	assert.Equal(t, 2.0, got[`wait_seconds_count{bucket="fares",shadow="false"}`])
-	assert.InDelta(t, 0.2, got[`wait_seconds_sum{bucket="fares",shadow="false"}`], 1e-6)
+	assert.Equal(t, 2.0, got[`wait_duration_seconds_count{bucket="fares",shadow="false"}`])
+	assert.InDelta(t, 0.2, got[`wait_duration_seconds_sum{bucket="fares",shadow="false"}`], 1e-6)
 	assert.Equal(t, 6.0, outcomes(got, "permits_total")["granted"])
 }
 
@@ -94,8 +94,8 @@ func TestRedisLimiter(t *testing.T) {
 				got = scrape(t, registry)
 				return telemetrytest.Is(got, `batch_requests_sum{}`, stored)
 			}))
-			assert.Equal(t, got[`batch_requests_count{}`], got[`store_trip_seconds_count{result="answered"}`])
-			assert.Positive(t, got[`store_trip_seconds_sum{result="answered"}`])
+			assert.Equal(t, got[`batch_requests_count{}`], got[`store_trip_duration_seconds_count{result="answered"}`])
+			assert.Positive(t, got[`store_trip_duration_seconds_sum{result="answered"}`])
 			assert.Zero(t, telemetrytest.Sum(telemetrytest.Of(got, "store_errors_total")))
 			assert.Equal(t, 1.0, got[`store_up{}`])
 		})

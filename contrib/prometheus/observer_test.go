@@ -129,26 +129,26 @@ func TestScrape(t *testing.T) {
 
 	// 200 ms and four times 0 by fares, one 0 by hotels; the minute of the shadow is by itself.
 	for key, want := range map[string]float64{
-		`wait_seconds_count{bucket="fares",shadow="false"}`:             5,
-		`wait_seconds_sum{bucket="fares",shadow="false"}`:               0.2,
-		`wait_seconds_bucket{bucket="fares",le="0.001",shadow="false"}`: 4,
-		`wait_seconds_bucket{bucket="fares",le="0.1",shadow="false"}`:   4,
-		`wait_seconds_bucket{bucket="fares",le="0.25",shadow="false"}`:  5,
-		`wait_seconds_count{bucket="fares",shadow="true"}`:              1,
-		`wait_seconds_bucket{bucket="fares",le="30",shadow="true"}`:     0,
-		`wait_seconds_bucket{bucket="fares",le="60",shadow="true"}`:     1,
-		`wait_seconds_count{bucket="hotels",shadow="false"}`:            1,
-		`store_trip_seconds_count{result="answered"}`:                   2,
-		`store_trip_seconds_sum{result="answered"}`:                     0.0005,
-		`store_trip_seconds_bucket{le="0.00025",result="answered"}`:     1,
-		`store_trip_seconds_count{result="failed"}`:                     1,
-		`store_trip_seconds_bucket{le="0.5",result="failed"}`:           0,
-		`store_trip_seconds_bucket{le="1",result="failed"}`:             1,
-		`batch_requests_count{}`:                                        3,
-		`batch_requests_sum{}`:                                          64,
-		`batch_requests_bucket{le="4"}`:                                 2,
-		`lock_wait_seconds_count{}`:                                     1,
-		`lock_wait_seconds_sum{}`:                                       0.02,
+		`wait_duration_seconds_count{bucket="fares",shadow="false"}`:             5,
+		`wait_duration_seconds_sum{bucket="fares",shadow="false"}`:               0.2,
+		`wait_duration_seconds_bucket{bucket="fares",le="0.001",shadow="false"}`: 4,
+		`wait_duration_seconds_bucket{bucket="fares",le="0.1",shadow="false"}`:   4,
+		`wait_duration_seconds_bucket{bucket="fares",le="0.25",shadow="false"}`:  5,
+		`wait_duration_seconds_count{bucket="fares",shadow="true"}`:              1,
+		`wait_duration_seconds_bucket{bucket="fares",le="30",shadow="true"}`:     0,
+		`wait_duration_seconds_bucket{bucket="fares",le="60",shadow="true"}`:     1,
+		`wait_duration_seconds_count{bucket="hotels",shadow="false"}`:            1,
+		`store_trip_duration_seconds_count{result="answered"}`:                   2,
+		`store_trip_duration_seconds_sum{result="answered"}`:                     0.0005,
+		`store_trip_duration_seconds_bucket{le="0.00025",result="answered"}`:     1,
+		`store_trip_duration_seconds_count{result="failed"}`:                     1,
+		`store_trip_duration_seconds_bucket{le="0.5",result="failed"}`:           0,
+		`store_trip_duration_seconds_bucket{le="1",result="failed"}`:             1,
+		`batch_requests_count{}`:             3,
+		`batch_requests_sum{}`:               64,
+		`batch_requests_bucket{le="4"}`:      2,
+		`lock_wait_duration_seconds_count{}`: 1,
+		`lock_wait_duration_seconds_sum{}`:   0.02,
 	} {
 		value, there := got[key]
 		if assert.True(t, there, key) {
@@ -240,13 +240,13 @@ func TestMaxBuckets(t *testing.T) {
 	running.Wait()
 	got := scrape(t, registry)
 	for metric, each := range map[string]float64{
-		`decisions_total{`: 2, `permits_total{`: 3, `failures_total{`: 1, `lease_permits_total{`: 3, `wait_seconds_count{`: 1,
+		`decisions_total{`: 2, `permits_total{`: 3, `failures_total{`: 1, `lease_permits_total{`: 3, `wait_duration_seconds_count{`: 1,
 	} {
 		assert.Equal(t, each*names*goroutines, telemetrytest.Sum(telemetrytest.Of(got, metric)), metric)
 	}
-	granted := telemetrytest.Of(got, `wait_seconds_count{`)
+	granted := telemetrytest.Of(got, `wait_duration_seconds_count{`)
 	assert.Len(t, granted, most+1)
-	rest := granted[`wait_seconds_count{bucket="other",shadow="false"}`]
+	rest := granted[`wait_duration_seconds_count{bucket="other",shadow="false"}`]
 	assert.Equal(t, float64((names-most)*goroutines), rest, "each of the first ten has all that is its own")
 }
 
