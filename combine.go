@@ -355,7 +355,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	}
 	if err == nil {
 		l.learn(out, f.late)
-		l.heldTill = received + out.Bucket.HeldUntilMicros - out.NowMicros
+		if till := received + out.Bucket.HeldUntilMicros - out.NowMicros; !f.late || till > l.heldTill {
+			l.heldTill = till
+		}
 		if !l.inline {
 			l.served = true
 			l.server, l.heard = out.ClockMicros, origin.Add(mono())

@@ -9,7 +9,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -116,23 +115,14 @@ func away(err error) bool {
 		return script.CannotServe(reply.Error())
 	}
 	var network net.Error
-	return errors.As(err, &network) || script.CannotServe(err.Error()) || unreachable(err.Error())
-}
-
-// unreachable tells whether a client says, in words only, that it knows no server that is well.
-func unreachable(text string) bool {
-	for _, words := range []string{"all sentinels", "all ring shards are down", "cluster has no nodes"} {
-		if strings.Contains(text, words) {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &network) || script.CannotServe(err.Error()) || script.Unreachable(err.Error())
 }
 
 // instead is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the
 // error if the policy has nothing to say of it.
 func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask func(*RateLimiter) (verdict, error)) (verdict, error) {
-	if l.policy.mode == failClosed || ctx.Err() != nil || !away(err) {
+	locked := errors.Is(err, ErrLockNotObtained) // and perhaps its holder waits for a store that has gone
+	if l.policy.mode == failClosed || ctx.Err() != nil || !away(err) && !locked {
 		return v, err
 	}
 	if l.line.down() == nil { // a server that shuts out who has no right to be there looks like one that has gone
@@ -141,6 +131,8 @@ func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask fun
 			return v, ctx.Err()
 		case probed != nil && !away(probed):
 			return v, fmt.Errorf("%w; %w", probed, err)
+		case locked && probed == nil:
+			return v, err
 		}
 	}
 	if l.policy.mode == failOpen {
@@ -192,13 +184,17 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 }
 
 // part is the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
-// reserved in one counts in the next. If the store has served the bucket meanwhile, it begins empty, once what is reserved in
-// the bucket itself is through, or a penalty that is known of.
+// reserved in one counts in the next. In another outage, or if the store has served the bucket meanwhile, it begins empty, once
+// what is reserved in the bucket itself is through, or a penalty that is known of; nobody who waits already waits for the former.
 func (l *line) part(limiter *RateLimiter) *line {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p := l.local.Load()
-	if p != nil && !l.served {
+	p, o := l.local.Load(), l.down()
+	another := o != nil && o != l.outage
+	if another {
+		l.outage = o
+	}
+	if p != nil && !l.served && !another {
 		return p
 	}
 	if p == nil {
@@ -209,7 +205,14 @@ func (l *line) part(limiter *RateLimiter) *line {
 	if limiter.line == nil {
 		limiter.line = p
 	}
-	ahead := max(1, max(l.lastDue, l.heldTill)-l.now()) // at least that: a hold drops what is saved up
+	now := l.now()
+	ahead := max(1, l.heldTill-now) // at least that: a hold drops what is saved up
+	p.mu.Lock()
+	idle := p.lastDue <= now
+	p.mu.Unlock()
+	if idle {
+		ahead = max(ahead, l.lastDue-now)
+	}
 	p.submit(context.Background(), &call{limiter: limiter, op: OpHold, hold: ahead, ready: make(chan struct{})})
 	return p
 }

@@ -109,35 +109,39 @@ func (h *health) wanted(l *line) {
 }
 
 const (
-	// Beyond outagesAtOnce, buckets are probed less often, at last once a second each, and only those of buckets that somebody wanted
-	// within idle: the next who wants to begins again.
+	// Beyond outagesAtOnce, buckets are probed less often, at last once a second each, and the outage of one that nobody has wanted
+	// for idle is forgotten: the next who does finds out.
 	outagesAtOnce = 32
 	idle          = time.Minute
 )
 
-// next is the line whose bucket is to be probed: the last that wanted to ask, or another if nobody uses that any more. It is nil,
-// and there are no more probes, if nobody has wanted to for long.
-func (h *health) next() *line {
+// next is the line whose bucket is to be probed: the last that wanted to ask, or another if nobody uses that any more. It is nil
+// if nobody does, or wants to: then the outage is forgotten.
+func (h *health) next() (l *line, forgotten bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if mono()-h.lastAt < idle || h.others.Load() < outagesAtOnce {
-		if l := h.last.Value(); l != nil {
-			return l
-		}
-		for p := range h.told {
-			if l := p.Value(); l != nil {
-				return l.line
-			}
+	if mono()-h.lastAt > idle && h.others.Load() > outagesAtOnce {
+		return nil, true
+	}
+	if l := h.last.Value(); l != nil {
+		return l, false
+	}
+	for p := range h.told {
+		if l := p.Value(); l != nil {
+			return l.line, false
 		}
 	}
 	h.timer = nil
 	h.probing.Store(false)
-	return nil
+	return nil, false
 }
 
 // probe asks the store until it answers, or nobody wants to know.
 func (h *health) probe() {
-	l := h.next()
+	l, forgotten := h.next()
+	if forgotten {
+		h.settled()
+	}
 	if l == nil {
 		return
 	}
@@ -207,7 +211,11 @@ func (h *health) knock(l *line) error {
 		defer h.hung.Add(-1)
 		ctx, cancel := context.WithTimeout(context.Background(), max(limit, min(l.timeout, probeLife)))
 		defer cancel()
+		began := mono()
 		err := h.reach(ctx, l)
+		if !away(err) {
+			h.took(min(mono()-began, time.Second)) // or the next is too late again; more may have been an outage
+		}
 		select {
 		case answer <- err:
 		case <-left:

@@ -78,9 +78,12 @@ func (s *redisBase) beat(of weak.Pointer[member], pause time.Duration) {
 				m.count(n)
 			}
 			m.told = false
-		} else if !m.told && !away(err) {
-			m.told = true
-			slog.Warn("tokenbucket: instances cannot be counted; LocalShare goes by what it was given", "error", err)
+		} else {
+			m.seen = time.Now() // of what was not asked nothing is known
+			if !m.told && !away(err) {
+				m.told = true
+				slog.Warn("tokenbucket: instances cannot be counted; LocalShare goes by what it was given", "error", err)
+			}
 		}
 		s.beat(of, beatEvery*9/10+rand.N(beatEvery/5))
 	})

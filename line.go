@@ -65,6 +65,7 @@ type line struct {
 	server   int64     // the store's clock in its last answer
 	heard    time.Time // when that arrived; by the system's clock
 	served   bool      // the store has served the bucket since local was asked last
+	outage   *outage   // in which that was
 	heldTill int64     // until when the bucket is held back, as last seen; by the limiter's clock
 	conflict int64     // the version whose disagreement was reported
 

@@ -202,7 +202,7 @@ func (o *options) finish() float64 {
 	}
 	o.config.Size, o.config.Floor = o.config.Rate, 1
 	if n := o.maxPermits; n != nil {
-		o.config.Size = *n
+		o.config.Size = unsigned(*n)
 		if *n < 1 {
 			o.config.Floor = 0
 		}
@@ -214,5 +214,13 @@ func (o *options) finish() float64 {
 	if n := *o.initial; !(n >= 0 && n <= most) {
 		o.fail("initial permits", n, fmt.Sprintf("0 to max permits, %v", most))
 	}
-	return *o.initial
+	return unsigned(*o.initial)
+}
+
+// unsigned makes a negative zero a positive one: Lua and Go write it differently.
+func unsigned(f float64) float64 {
+	if f == 0 {
+		return 0
+	}
+	return f
 }

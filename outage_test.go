@@ -3,6 +3,7 @@ package tokenbucket
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -276,22 +277,119 @@ func TestProbeOfTheOtherKind(t *testing.T) {
 	require.True(t, ok)
 }
 
-// A call returns within its timeout and the store's, though it is decided elsewhere at last.
+// A call returns within its timeout and the store's, though it is decided elsewhere at last: the local bucket could grant it after
+// 800 ms, when 1.2 of 1.5 s have gone by.
 func TestPolicyInTime(t *testing.T) {
-	s := &ailing{}
+	s := &distant{Store: NewMemoryStore()}
 	const timeout, store = 900 * time.Millisecond, 600 * time.Millisecond
-	l, err := NewSmoothBursty("x", 10, WithStore(s), WithFailurePolicy(LocalShare(10)), WithStoreTimeout(store))
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithFailurePolicy(LocalShare(8)), WithStoreTimeout(store))
 	require.NoError(t, err)
-	r, err := l.Reserve(background, 9) // the local bucket begins when that is through
+	s.trip.Store(int64(250 * time.Millisecond)) // so that a probe may take as long as a call
+	_, err = l.Try(background)
 	require.NoError(t, err)
-	require.True(t, r.OK())
-	s.hangs.Store(true)
-	for range 20 {
-		began := time.Now()
-		_, err := l.TryAcquire(background, 1, timeout)
-		require.NoError(t, err)
-		require.Less(t, time.Since(began), timeout+store+200*time.Millisecond)
-	}
-	s.hangs.Store(false)
+	s.trip.Store(int64(time.Hour))
+	began := time.Now()
+	ok, err := l.TryAcquire(background, 1, timeout)
+	took := time.Since(began)
+	t.Logf("%v after %v", ok, took)
+	require.NoError(t, err)
+	require.False(t, ok)
+	require.GreaterOrEqual(t, took, 2*store-50*time.Millisecond)
+	require.Less(t, took, timeout+store+200*time.Millisecond)
+	ok, err = l.TryAcquire(background, 1, math.MinInt64)
+	require.NoError(t, err)
+	require.False(t, ok)
+	s.trip.Store(0)
 	healthy(t, l, true)
+}
+
+// A policy is for who waits for a lock, too, when the store goes away meanwhile; and no longer than that is it a matter of locks.
+func TestOutageUnderALock(t *testing.T) {
+	for _, which := range []string{"script", "lock"} {
+		t.Run(which, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client(t)
+			l, err := NewSmoothBursty("x", 1000, WithStore(redisStores(client)[which]), WithFailurePolicy(FailOpen), WithStoreTimeout(300*time.Millisecond))
+			require.NoError(t, err)
+			_, err = l.Try(background)
+			require.NoError(t, err)
+			require.NoError(t, client.Set(background, "tokenbucket:{x}:lock", "other", 20*time.Second).Err())
+			time.AfterFunc(100*time.Millisecond, func() { _ = server.Stop() })
+			ok, err := l.TryAcquire(background, 1, 0)
+			require.NoError(t, err)
+			require.True(t, ok)
+			require.NoError(t, server.Continue())
+			healthy(t, l, true)
+			require.NoError(t, client.Del(background, "tokenbucket:{x}:lock").Err())
+			require.Eventually(t, func() bool {
+				_, err := l.Try(background)
+				return err == nil
+			}, 10*time.Second, time.Millisecond)
+			for range 20 {
+				_, err := l.Try(background)
+				require.NoError(t, err)
+			}
+			closed, err := NewSmoothBursty("x", 1000, WithStore(l.line.store), WithStoreTimeout(300*time.Millisecond))
+			require.NoError(t, err)
+			require.NoError(t, server.Stop())
+			_, err = closed.TryAcquire(background, 1, 0)
+			require.ErrorIs(t, err, ErrStoreTimeout)
+			require.NoError(t, server.Continue())
+			healthy(t, l, true)
+		})
+	}
+}
+
+// The local bucket of a process that was not served between two outages begins empty in the second, too.
+func TestShareBeginsEmpty(t *testing.T) {
+	s := &sick{}
+	l, err := NewSmoothBursty("x", 5, WithMaxPermits(1000), WithStore(s), WithFailurePolicy(LocalShare(1)))
+	require.NoError(t, err)
+	_, err = l.Try(background)
+	require.NoError(t, err)
+	s.away(t, l, true)
+	s.away(t, l, false)
+	time.Sleep(time.Second) // would save up five
+	s.ill.Store(true)
+	l.line.health.suspect(l.line)
+	healthy(t, l, false)
+	began := time.Now()
+	passed := 0
+	for range 50 {
+		if ok, _ := l.TryAcquire(background, 1, 0); ok {
+			passed++
+		}
+	}
+	require.LessOrEqual(t, float64(passed), 1+5*time.Since(began).Seconds())
+	s.away(t, l, false)
+}
+
+// Fewer instances are believed when they have been fewer for as long as a silent one counts, and were asked for.
+func TestCountOfInstances(t *testing.T) {
+	m := &member{}
+	for _, n := range []int64{10, 1, 3} {
+		m.count(n)
+		require.EqualValues(t, 10, m.live.Load())
+	}
+	m.seen = m.seen.Add(-liveFor - 1)
+	m.count(3)
+	require.EqualValues(t, 3, m.live.Load())
+	m.count(4)
+	require.EqualValues(t, 4, m.live.Load())
+}
+
+// Negative zeros are zeros, in Lua and Go.
+func TestNegativeZero(t *testing.T) {
+	zero := math.Copysign(0, -1)
+	for which, store := range redisStores(redistest.Shared(t).Client(t)) {
+		for i, opts := range [][]Option{{WithInitialPermits(zero)}, {WithMaxPermits(zero)}, {WithMaxPermits(5e-324), WithInitialPermits(zero)}} {
+			l, err := NewSmoothBursty(fmt.Sprint(t.Name(), which, i), 1e7, append(opts, WithStore(store))...)
+			require.NoError(t, err)
+			require.NoError(t, l.SetRate(background, 1.0/3))
+			for range 3 {
+				_, err = l.Reserve(background, 1)
+				require.NoError(t, err)
+			}
+		}
+	}
 }

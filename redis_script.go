@@ -217,6 +217,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 			}
 			return Outcome{lockWait: since(waited)}, err
 		}
+		a.memo.held.Store(false)
 		now, err := parseReply(reply, 1)
 		if err != nil {
 			return Outcome{}, fmt.Errorf("key %q: %w", a.memo.bucket, err)
@@ -235,8 +236,8 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 		case locked:
 			if waited == 0 {
 				waited = mono()
-				a.memo.held.Store(true)
 			}
+			a.memo.held.Store(true)
 			if !pause.Wait(ctx) {
 				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])
 			}

@@ -67,8 +67,8 @@ func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
 // Redis that hangs is taken to be away.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
-// WithMaxWaiters bounds how many callers of a process may wait for Redis at a time. Whoever comes then gets ErrTooManyWaiters
-// at once. At least 1, default 131,072.
+// WithMaxWaiters bounds how many callers of a process may wait for Redis at a time, besides those of the batch under way (up to
+// 1024). Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.

@@ -65,7 +65,7 @@ func KindOf(err error) Kind {
 	case isNetwork && network.Timeout(), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
 		return Timeout
 	case isNetwork, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &reply) && script.CannotServe(reply.Error()),
-		strings.Contains(err.Error(), "all sentinels"):
+		script.Unreachable(err.Error()):
 		return Unavailable
 	}
 	return Other

@@ -80,6 +80,7 @@ func TestKinds(t *testing.T) {
 		{"too many", telemetrytest.Wrap(tokenbucket.ErrTooManyWaiters), "crowded", "other"},
 		{"TLS alert", &net.OpError{Op: "remote error", Err: errors.New("tls: certificate required")}, "other", "other"},
 		{"no sentinel", errors.New("redis: all sentinels specified in configuration are unreachable"), "unavailable", "unavailable"},
+		{"no shard", errors.New("redis: all ring shards are down"), "unavailable", "unavailable"},
 		{"other", telemetrytest.ErrOther, "other", "other"},
 		{"nobody listens", ping(refused.Addr().String()), "unavailable", "unavailable"},
 		{"nobody answers", ping(mute), "timeout", "timeout"},
