@@ -385,7 +385,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 			c.refused = !f.batch.Requests[i].Grant.OK
 			l.answer(c)
 		default:
-			if l.settleTake(c, &f.batch.Requests[i].Grant, out, received, now) {
+			if g := &f.batch.Requests[i].Grant; !g.OK && c.promised() {
+				promised = append(promised, c)
+			} else if l.settleTake(c, g, out, received, now) {
 				refused = append(refused, c)
 			}
 		}

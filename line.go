@@ -383,9 +383,13 @@ func (l *line) startWatch() {
 	l.watched = true
 }
 
+// promised tells that a call is a reservation which asks again: whoever waits for it goes when its permits are due, and no
+// sooner for having got none.
+func (c *call) promised() bool { return c.reserved && c.again != 0 && !c.gone }
+
 // fail ends a call that the store has failed, unless it must ask once more.
 func (c *call) fail(err error) (promised bool) {
-	if promised = c.reserved && c.again != 0 && !c.gone; !promised {
+	if promised = c.promised(); !promised {
 		c.finish(err)
 	}
 	return promised

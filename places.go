@@ -1,6 +1,9 @@
 package tokenbucket
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // A run is a stretch of a bucket's account that belongs to this process: requests granted one after another, nobody
 // else's between them. It is what lets a cancelled request leave no trace: the requests behind it in the run are booked
@@ -168,7 +171,7 @@ func (c *call) afresh(now int64) bool {
 	c.again, c.sent = now, mono()
 	switch {
 	case c.reserved:
-		c.maxWait = maxExact // it was promised
+		c.maxWait, c.deadline = maxExact, time.Time{} // it was promised, whatever has become of the context since
 	case c.acquire:
 		c.parked0 = max(c.parked0, c.decided) // nobody overtakes it
 	case c.maxWait < passed:

@@ -164,3 +164,40 @@ func TestStoppedProcesses(t *testing.T) {
 	t.Logf("%d stops, %d calls passed", stops, passed)
 	require.Greater(t, stops, 20)
 }
+
+// A reservation is promised whatever becomes of the context that it was made with: when its process was stopped, it is ready no
+// sooner than the bucket has granted its permits once more.
+func TestStoppedReservation(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	store := NewMemoryStore()
+	open := func() *RateLimiter {
+		l, err := NewSmoothBursty("x", 100, WithStore(&slow{store, func() time.Duration { return 0 }}), WithClock(clock))
+		require.NoError(t, err)
+		l.line.paces = true
+		return l
+	}
+	mine, others := &stoppable{RateLimiter: open()}, &stoppable{RateLimiter: open()}
+	mine.ask(1, 1, 0, 0)
+	c := &call{limiter: mine.RateLimiter, permits: 1, maxWait: maxExact, reserved: true, ready: make(chan struct{}),
+		deadline: time.Now().Add(10 * time.Second)}
+	mine.calls = append(mine.calls, &stoppedCall{call: c, permits: 1})
+	mine.line.submit(background, c)
+	mine.settled()
+	mine.run()
+	require.False(t, c.done)
+	c.deadline = time.Now()        // the context has ended
+	clock.Advance(5 * time.Second) // while the process was stopped
+	others.ask(1, 300, 0, 0)       // and another took what came meanwhile, and more
+	mine.line.tick()
+	mine.settled()
+	select {
+	case <-c.ready:
+		t.Fatalf("ready without a permit: refused %v", c.refused)
+	default:
+	}
+	clock.Advance(10 * time.Second)
+	mine.run()
+	<-c.ready
+	require.False(t, c.refused)
+	require.NotZero(t, c.id)
+}
