@@ -355,10 +355,10 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	}
 	if err == nil {
 		l.learn(out, f.late)
-		if till := received + out.Bucket.HeldUntilMicros - out.NowMicros; !f.late || till > l.heldTill {
-			l.heldTill = till
-		}
 		if !l.inline {
+			if till := received + out.Bucket.HeldUntilMicros - out.NowMicros; !f.late || till > l.heldTill {
+				l.heldTill = till
+			}
 			l.served = true
 			l.server, l.heard = out.ClockMicros, origin.Add(mono())
 		}

@@ -59,7 +59,8 @@ var (
 // LocalShare decides by a bucket in this process, with its share of the rate and of max permits: divided by the number of
 // live instances. While the store is there, every process with such a limiter leaves a sign of life in it every two seconds
 // (in the Redis stores; one small script a process), and learns how many others do: who was last seen within seven seconds
-// counts, and the largest number of the last seven seconds. As long as no number is known, and with other stores, it is the given one, at least 1.
+// counts, and the largest number of the last seven seconds. As long as no number is known, and with other stores, it is the
+// given one, at least 1.
 //
 // Counted are stores, by key prefix: make one for each Redis and process, and give each fleet a prefix of its own
 // (WithKeyPrefix). A share below the least rate, 0.001/s, fails like FailClosed.
@@ -178,33 +179,32 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 		return nil, fmt.Errorf("bucket %q: divided by %d instances: %w", l.Name(), n, err)
 	}
 	part := &RateLimiter{own: newSetting(c), horizon: l.horizon, plain: true, maxWaiters: l.maxWaiters}
-	part.line = l.line.part(part)
+	l.line.part(part)
 	l.share.Store(&share{whole, n, part})
 	return part, nil
 }
 
-// part is the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
+// part gives a limiter the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
 // reserved in one counts in the next. In another outage, or if the store has served the bucket meanwhile, it begins empty, once
 // what is reserved in the bucket itself is through, or a penalty that is known of; nobody who waits already waits for the former.
-func (l *line) part(limiter *RateLimiter) *line {
+func (l *line) part(limiter *RateLimiter) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	p, o := l.local.Load(), l.down()
-	another := o != nil && o != l.outage
-	if another {
-		l.outage = o
+	begins := l.served
+	if l.local == nil {
+		l.local, begins = newLine(l.parts, l.name, l.clock, 0), true // whatever their timeouts, all limiters of the name share it
 	}
-	if p != nil && !l.served && !another {
-		return p
+	if o := l.down(); o != nil && o != l.outage {
+		l.outage, begins = o, true
 	}
-	if p == nil {
-		p = newLine(l.parts, l.name, l.clock, 0) // whatever their timeouts, all limiters of the name share it
-		l.local.Store(p)
-	}
-	l.served = false
+	p := l.local
 	if limiter.line == nil {
 		limiter.line = p
 	}
+	if !begins {
+		return
+	}
+	l.served = false
 	now := l.now()
 	ahead := max(1, l.heldTill-now) // at least that: a hold drops what is saved up
 	p.mu.Lock()
@@ -214,7 +214,6 @@ func (l *line) part(limiter *RateLimiter) *line {
 		ahead = max(ahead, l.lastDue-now)
 	}
 	p.submit(context.Background(), &call{limiter: limiter, op: OpHold, hold: ahead, ready: make(chan struct{})})
-	return p
 }
 
 // down is the outage that was noticed, or nil.

@@ -272,7 +272,6 @@ func (f *ferry) cross(t *trip) {
 			continue
 		}
 		requests += len(flight.batch.Requests)
-		flight.batch.memo.held.Store(false)
 		c := cargo{line: l, flight: flight, attempt: attempt{batch: &flight.batch, memo: f.store.recall(&flight.batch)}}
 		if !flight.batch.ServerRead.IsZero() {
 			c.deadline = flight.batch.ServerMicros + flight.until.Sub(flight.batch.ServerRead).Microseconds()

@@ -27,6 +27,7 @@ func (s *redisBase) recall(batch *Batch) *memo {
 	if m == nil {
 		m = &memo{} // nobody will remember
 	}
+	m.held.Store(false)
 	if m.bucket == "" {
 		m.bucket, m.lock = s.keys(batch.Name)
 	}

@@ -25,14 +25,13 @@ type line struct {
 	clock   clockwork.Clock
 	timeout time.Duration // how long the store may take to answer
 	inline  bool
-	memory  bool                 // the store is a *MemoryStore
-	decides timing               // what the store's clock keeps step with
-	carrier carrier              // the store, if it is one
-	real    bool                 // clock is the system's
-	paces   bool                 // who is let go late asks again, see overslept
-	health  *health              // of the store; nil: it never fails
-	parts   *MemoryStore         // of processes' parts of buckets, while the store is away
-	local   atomic.Pointer[line] // this bucket's; nil: not needed yet
+	memory  bool         // the store is a *MemoryStore
+	decides timing       // what the store's clock keeps step with
+	carrier carrier      // the store, if it is one
+	real    bool         // clock is the system's
+	paces   bool         // who is let go late asks again, see overslept
+	health  *health      // of the store; nil: it never fails
+	parts   *MemoryStore // of processes' parts of buckets, while the store is away
 
 	// known is the newest versioned configuration that an answer brought; nil: none.
 	known atomic.Pointer[setting]
@@ -64,6 +63,7 @@ type line struct {
 	listened int64     // when the store answered last, or was to; by the limiter's clock
 	server   int64     // the store's clock in its last answer
 	heard    time.Time // when that arrived; by the system's clock
+	local    *line     // this process's part; nil: not needed yet
 	served   bool      // the store has served the bucket since local was asked last
 	outage   *outage   // in which that was
 	heldTill int64     // until when the bucket is held back, as last seen; by the limiter's clock

@@ -197,7 +197,6 @@ func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, er
 func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
 	server, read := a.batch.ServerMicros, a.batch.ServerRead
 	tooLate, waited := false, time.Duration(0)
-	a.memo.held.Store(false)
 	for pause := script.NewPause(); ; {
 		var args [2 + headArgs + bucketArgs]string
 		args[0], args[1] = a.memo.bucket, a.memo.lock

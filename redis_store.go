@@ -321,7 +321,6 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
 	token := m.token
 	m.token = ""
-	m.held.Store(false)
 	lockWait := time.Duration(0)
 	for pause := script.NewPause(); ; {
 		if token == "" {

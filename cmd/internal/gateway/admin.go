@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -53,13 +54,7 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 	if a.pulse != nil {
 		err := a.pulse.check(a.config.storeTimeout)
-		outage := false
-		if err != nil {
-			switch telemetry.KindOf(err) {
-			case telemetry.Timeout, telemetry.Unavailable:
-				outage = true
-			}
-		}
+		outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.Timeout, telemetry.Unavailable}, telemetry.KindOf(err))
 		switch { // a policy makes the gateway of use all the same, and the rest of the fleet is no better off
 		case err == nil:
 			line(true, "redis: ok")
