@@ -1,0 +1,137 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+)
+
+// Reservation is permits already taken from the bucket whose time may lie ahead, or the refusal of them. Its methods
+// may be called by many goroutines at once.
+type Reservation struct {
+	call       *call // nil: no bucket was asked: the switch was off, or FailOpen or a shadow let it pass
+	refused    bool
+	retryAfter time.Duration
+	level      *Level
+}
+
+// Refused returns a reservation that is not OK, for code that refuses without a bucket. One that passes without a bucket
+// is the zero Reservation.
+func Refused(retryAfter time.Duration) *Reservation {
+	return &Reservation{refused: true, retryAfter: max(0, retryAfter)}
+}
+
+// Level is how full a bucket was after a decision.
+type Level struct {
+	// MaxPermits is the most that can be taken at once; of a bucket that warms up, 1. Rate is in permits per second.
+	MaxPermits, Rate float64
+	// Remaining permits could be taken without a wait.
+	Remaining float64
+	// Full is the time until MaxPermits could be, if nobody else asks.
+	Full time.Duration
+}
+
+// level is how full a bucket is.
+func (s *setting) level(m mark, now int64) *Level {
+	m = s.resync(m, now, s.max)
+	debt := m.Next - now
+	v := &Level{MaxPermits: 1, Rate: s.Rate, Full: time.Duration(debt) * time.Microsecond}
+	switch {
+	case s.Kind == Bursty:
+		v.MaxPermits = s.max
+		micros := min(float64(debt)+float64((s.max-m.Stored)*s.interval), math.MaxInt64/2000)
+		v.Full = time.Duration(math.Ceil(micros)) * time.Microsecond
+		if debt == 0 {
+			v.Remaining = m.Stored
+		}
+	case debt == 0:
+		v.Remaining = 1
+	}
+	return v
+}
+
+var always = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// OK is false if the reservation was refused: nothing was taken.
+func (r *Reservation) OK() bool { return !r.refused }
+
+// RetryAfter is, for a refusal, when such a request could be granted if nobody else asks; else 0.
+func (r *Reservation) RetryAfter() time.Duration {
+	if !r.refused {
+		return 0
+	}
+	return r.retryAfter
+}
+
+// Delay is the time from the reservation until the permits are due. It shrinks when reservations before it are
+// cancelled. 0 for a refusal.
+func (r *Reservation) Delay() time.Duration {
+	if r.call == nil || r.refused {
+		return 0
+	}
+	l := r.call.limiter.line
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Duration(max(0, r.call.due-r.call.decided)) * time.Microsecond
+}
+
+// Ready is closed when the permits are due. It never is for a refusal or a reservation cancelled before its time. If this process
+// was stopped beyond that time, it is closed when the bucket has been asked once more, which waits for a store that is away.
+func (r *Reservation) Ready() <-chan struct{} {
+	switch {
+	case r.refused:
+		return nil
+	case r.call == nil:
+		return always
+	}
+	return r.call.ready
+}
+
+// Level is how full the bucket was after the decision, for telling a client. It is false when no bucket was asked: when the
+// switch is off, or FailOpen or a shadow let it pass.
+func (r *Reservation) Level() (Level, bool) {
+	if r.level == nil {
+		return Level{}, false
+	}
+	return *r.level, true
+}
+
+// Cancel gives the permits back as far as that over-issues nothing: those who wait behind it in this process move up,
+// and what becomes free at the end of the bucket's account goes back to the store. It is for permits that are not used, whether
+// their time has come or not; they lapse when so many were used behind them that nobody remembers their place (64 in this
+// process). Cancel waits for the store as long as ctx lets it; on an error the permits may be
+// lost. Cancelling twice, or a refusal, does nothing.
+func (r *Reservation) Cancel(ctx context.Context) error {
+	if r.call == nil || r.refused {
+		return nil
+	}
+	l := r.call.limiter.line
+	return l.confirmed(ctx, l.cancel(r.call), "cancel")
+}
+
+// confirmed waits until the store has answered a giveBack, but no longer than it may take to.
+func (l *line) confirmed(ctx context.Context, b *back, verb string) error {
+	if b == nil {
+		return nil
+	}
+	select {
+	case <-b.done:
+		return b.err
+	default:
+	}
+	timeout := time.NewTimer(l.timeout)
+	defer timeout.Stop()
+	select {
+	case <-b.done:
+		return b.err
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timeout.C:
+		return fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, l.label(), verb, l.timeout)
+	}
+}
