@@ -396,7 +396,7 @@ const maxPenalty = time.Hour
 // It is for an upstream that says so (429 with Retry-After). Whoever waits already, in whatever process, waits that much
 // longer; permits saved up are dropped. Others learn it with their next answer, and while they have anybody waiting within
 // half a second; whom they let go before that is gone. Of several calls the one that ends last counts. d is above 0 and at
-// most an hour; Reset ends it at once.
+// most an hour; Reset ends it at once. While the switch is off (WithSwitch) it does nothing.
 func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {
 		return fmt.Errorf("%w: bucket %q: penalty %v: want more than 0, at most %v", ErrInvalidConfig, l.Name(), d, maxPenalty)

@@ -29,10 +29,11 @@ var ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
 // long (ErrLockNotObtained).
 //
 // A process notices an outage when a call fails and a probe, sent at once, does so too or is not answered within 250 ms (three
-// times the round trip if that is longer, but no longer than the store's timeout). From
-// then on calls cost no more than a lock and the error or the decision in its place; the store is probed every 100 ms, and
-// asked again as soon as it answers. Processes notice by themselves. With a cluster or a ring it is noticed bucket by bucket,
-// since others may live on servers that are well.
+// times the round trip if that is longer, but no longer than the store's timeout, which also holds as long as nothing was ever
+// answered). From then on calls cost no more than a lock and the error or the decision in its place; the store is probed every
+// 100 ms, and asked again as soon as it answers. Processes notice by themselves. With a cluster or a ring it is noticed bucket by
+// bucket, since others may live on servers that are well; with more than 32 buckets away each is probed less often, at last once
+// a second.
 //
 // SetRate, Penalize, Reset and State always return the failure, and so does Cancel, if it has anything to tell the store: while
 // a batch is under way it returns at once, and the permits may be lost.
@@ -63,7 +64,7 @@ var (
 // given one, at least 1.
 //
 // Counted are stores, by key prefix: make one for each Redis and process, and give each fleet a prefix of its own
-// (WithKeyPrefix). A share below the least rate, 0.001/s, fails like FailClosed.
+// (WithKeyPrefix).
 //
 // The local bucket begins empty, once what this process has reserved is through. So in T seconds of an outage the fleet lets
 // go at most rate × T permits, if all its instances had been counted, besides those that were reserved before; with PayLater

@@ -39,9 +39,8 @@ func WithTimeout(d time.Duration) Option {
 	return func(o *options) { o.timeout = d }
 }
 
-// WithMaxWaiters bounds how many callers of a process may wait for the semaphore, or for the backend's answer, at a time; who
-// has given up counts until the backend was told. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default
-// 131,072.
+// WithMaxWaiters bounds how many callers of a process may wait for the semaphore, or for the backend's answer, at a time.
+// Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) { o.waiters = n }
 }
