@@ -192,9 +192,9 @@ func TestKeptLockIsReleased(t *testing.T) {
 			l.line.mu.Lock()
 			defer l.line.mu.Unlock()
 			return !l.line.flying && l.line.memo.token == ""
-		}, time.Second, time.Millisecond)
+		}, 10*time.Second, time.Millisecond)
 	}
-	require.Eventually(t, func() bool { return client.Exists(background, "tokenbucket:{x}:lock").Val() == 0 }, time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return client.Exists(background, "tokenbucket:{x}:lock").Val() == 0 }, 10*time.Second, time.Millisecond)
 }
 
 // A kept lock outlives a process that ends by little.
