@@ -156,7 +156,7 @@ func WithShadow() Option {
 
 // shadowed decides without making anybody wait.
 func (l *RateLimiter) shadowed(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
-	if permits > 0 && permits <= maxExact {
+	if permits > 0 && int64(permits) <= maxExact {
 		timeout = min(timeout, time.Duration(l.reach(int64(permits)))*time.Microsecond)
 	}
 	_, v, err := l.tryReserve(ctx, permits, timeout)

@@ -68,7 +68,7 @@ func (s *Semaphore) options(permits int, opts []Option) (*options, error) {
 		opt(o)
 	}
 	switch {
-	case permits < 1 || permits > maxPermits:
+	case permits < 1 || int64(permits) > maxPermits:
 		return nil, s.bad("permits", permits, "1 to 2^31")
 	case o.lease < minLease || o.lease > maxLease:
 		return nil, s.bad("lease", o.lease, "100ms to 1h")

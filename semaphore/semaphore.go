@@ -112,7 +112,7 @@ func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) e
 // SetPermits sets how many permits there are, for the whole fleet. More than that may be held until enough are released;
 // who waits for more than n fails with ErrTooMany.
 func (s *Semaphore) SetPermits(ctx context.Context, n int) error {
-	if n < 1 || n > maxPermits {
+	if n < 1 || int64(n) > maxPermits {
 		return s.bad("permits", n, "1 to 2^31")
 	}
 	return s.engine.setPermits(ctx, n)

@@ -129,7 +129,7 @@ func (l *Limiter) options(opts []Option) (*options, error) {
 		return nil, l.bad("max waiters", o.waiters, "at least 1")
 	case o.away > share:
 		return nil, l.bad("away", uint8(o.away), "Refuse or Pass")
-	case o.away == share && (o.share < 1 || o.share > maxLimit):
+	case o.away == share && (o.share < 1 || int64(o.share) > maxLimit):
 		return nil, l.bad("share", o.share, "1 to 2^31")
 	case clockless:
 		return nil, l.bad("clock", "nil", "a clock")

@@ -11,6 +11,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -151,7 +152,7 @@ A window of 60 sub-intervals, in all of which something was allowed.
 
 // allowedTable is the throughput of 64 callers.
 func allowedTable(client *redis.Client, rounds int, length time.Duration) (string, error) {
-	const callers, limit = 64, 1 << 31
+	const callers, limit = 64, math.MaxInt32
 	window := func(m slidingwindow.Mode, name string) (func() error, error) {
 		l, err := slidingwindow.New(name, limit, time.Minute, time.Second, slidingwindow.WithRedis(client), slidingwindow.WithMode(m))
 		return func() error {

@@ -103,7 +103,7 @@ func create(ctx context.Context, db *sql.DB, d Dialect, t tableName, text string
 	defer func() { _ = tx.Rollback() }() // nothing, after Commit
 	statements := strings.Split(strings.TrimSpace(text), "\n\n")
 	if d == PostgreSQL {
-		statements = append([]string{fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", createLock)}, statements...)
+		statements = append([]string{fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", int64(createLock))}, statements...)
 	}
 	for _, statement := range statements {
 		if _, err := tx.ExecContext(ctx, statement); err != nil {

@@ -400,7 +400,8 @@ func badInput(t *testing.T, open Open) {
 		require.ErrorIs(t, err, semaphore.ErrInvalid)
 		require.ErrorIs(t, s.SetPermits(background, n), semaphore.ErrInvalid)
 	}
-	require.ErrorIs(t, s.SetPermits(background, 1<<31+1), semaphore.ErrInvalid)
+	tooMany := int64(1<<31 + 1) // negative where an int has 32 bits
+	require.ErrorIs(t, s.SetPermits(background, int(tooMany)), semaphore.ErrInvalid)
 	for _, n := range []int{3, math.MaxInt} {
 		_, err := s.Acquire(background, n)
 		require.ErrorIs(t, err, semaphore.ErrTooMany)

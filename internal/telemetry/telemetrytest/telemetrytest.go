@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -56,9 +57,9 @@ var Decisions = []tokenbucket.Decision{
 	{Bucket: "fares", Permits: 1, By: tokenbucket.ByPolicy, Err: Wrap(tokenbucket.ErrStoreUnavailable)},
 	{Bucket: "fares", Permits: 4, Err: Wrap(tokenbucket.ErrStoreTimeout), Elapsed: time.Second},
 	{Bucket: "fares", Permits: 1, Err: context.Canceled, Elapsed: 5 * time.Millisecond},
-	// A counter cannot go down, and 2^62 permits that nobody could get would drown all others.
+	// A counter cannot go down, and an int full of permits that nobody could get would drown all others.
 	{Bucket: "fares", Permits: -7, By: tokenbucket.ByCheck, Err: Wrap(tokenbucket.ErrInvalidPermits)},
-	{Bucket: "fares", Permits: 1 << 62, By: tokenbucket.ByCheck, Err: Wrap(tokenbucket.ErrInvalidPermits)},
+	{Bucket: "fares", Permits: math.MaxInt, By: tokenbucket.ByCheck, Err: Wrap(tokenbucket.ErrInvalidPermits)},
 	{Bucket: "hotels", Permits: 1, Granted: true, By: 99},
 }
 
