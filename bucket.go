@@ -73,7 +73,8 @@ const (
 // store means for the call behind the limiter is the caller's decision.
 //
 // Every call returns when its context ends. Without a deadline, a call returns within its timeout plus the store's
-// (WithStoreTimeout, default 1 s), even when the store hangs; Acquire within its wait plus the store's.
+// (WithStoreTimeout, default 1 s), even when the store hangs; Acquire within its wait plus the store's. With a failure policy
+// that lets calls pass, those that notice an outage also wait for a probe (see FailurePolicy).
 type RateLimiter struct {
 	line    *line
 	own     setting
@@ -84,7 +85,7 @@ type RateLimiter struct {
 	lease   int64 // microseconds; 0: none
 	closed  atomic.Bool
 
-	plain      bool // nothing of what follows is set
+	plain      bool // neither a policy, an observer nor a shadow
 	policy     FailurePolicy
 	member     *member // of those that a LocalShare is divided by
 	share      atomic.Pointer[share]
@@ -119,8 +120,8 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 	if o.err == nil {
 		o.checkLease()
 	}
-	if s, ok := o.store.(checked); ok && o.err == nil {
-		o.err = s.check()
+	if o.err == nil {
+		o.checkSeams()
 	}
 	if o.err != nil {
 		return nil, fmt.Errorf("bucket %.40q: %w", name, o.err)
@@ -440,7 +441,7 @@ func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err err
 		return false, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
 	}
 	if permits > 1 { // the constructor has seen to one
-		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok || permits > maxExact {
+		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok || int64(permits) > maxExact {
 			return false, l.overflow(int64(permits))
 		}
 	}

@@ -200,8 +200,8 @@ func (l *line) build() *flight {
 	n = 0
 	for ; rest == 0 && n < len(l.queue) && len(f.batch.Requests) < maxBatch && l.queue[n].limiter.agrees(limiter); n++ {
 		c := l.queue[n]
-		if c.op == OpHold && len(f.calls) > 0 {
-			break // a hold begins a batch, so that what an answer says of places is the whole of it
+		if c.op == OpHold && len(f.calls) > 0 || c.op == OpReset && len(f.batch.Requests) > 0 {
+			break // a hold begins a batch, so that what an answer says of places is the whole of it; a reset, for the rest may not fit
 		}
 		switch {
 		case c.acquire && len(l.parked) > 0 && c.parked0 == 0:
@@ -270,11 +270,12 @@ func (l *line) tidy(now int64) bool {
 	return len(l.queue) > 0 || len(l.backs) > 0 || l.refill
 }
 
-// listenMicros is how long a process that holds permits of a later time goes without an answer, before it looks whether
-// the bucket is held back.
+// listenMicros is how long a process that holds permits of a later time, or waits for them, goes without an answer, before it
+// looks whether the bucket is held back, or was begun anew.
 const listenMicros = 500_000
 
-// holding is the limiter for which permits of a later time are held; nil: none, or the store is no other process's.
+// holding is the limiter for which permits of a later time are held, or waited for; nil: none, or the store is no other
+// process's.
 func (l *line) holding() *RateLimiter {
 	if l.inline {
 		return nil
@@ -286,6 +287,9 @@ func (l *line) holding() *RateLimiter {
 	}
 	if e := l.lease.Load(); e != nil {
 		return e.limiter
+	}
+	if len(l.parked) > 0 {
+		return l.parked[0].limiter
 	}
 	return nil
 }
@@ -343,7 +347,8 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	if out.local != 0 {
 		received = out.local
 	}
-	if l.memo == nil {
+	if l.memo == nil || !f.late {
+		l.letGo(l.memo) // of one that came back too late
 		l.memo = f.batch.memo
 	}
 	l.listened = now
@@ -360,7 +365,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 				l.heldTill = till
 			}
 			l.served = true
-			l.server, l.heard = out.ClockMicros, origin.Add(mono())
+			if !f.late {
+				l.server, l.heard = out.ClockMicros, origin.Add(mono())
+			}
 		}
 	}
 	for i, b := range f.backs {
@@ -394,7 +401,7 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 	}
 	if f.leased > 0 && err == nil {
 		if g := &f.batch.Requests[len(f.batch.Requests)-1].Grant; g.OK {
-			l.leased(f.limiter, f.leased, g, out, f.local)
+			l.leased(f, g, out)
 		}
 	}
 	if err == nil && !l.inline {
@@ -410,6 +417,9 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		l.parked = append(refused, l.parked...)
 	}
 	l.retry(promised)
+	if err == nil && !f.late {
+		l.hasten(out, received)
+	}
 	clear(f.calls)
 	clear(f.backs)
 	f.calls, f.backs = f.calls[:0], f.backs[:0]
@@ -486,7 +496,7 @@ func wake(woken []chan struct{}) {
 // returnedFrom tells what became of a batch.
 func (l *line) returnedFrom(f *flight, out *Outcome, err error) {
 	if err == nil {
-		l.health.took(mono() - f.began)
+		l.health.took(min(mono()-f.began-out.lockWait, time.Second)) // longer may have been an outage
 	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
 		l.health.suspect(l)
 	}
@@ -497,8 +507,11 @@ func (l *line) returnedFrom(f *flight, out *Outcome, err error) {
 
 // learn notes the configuration in force and reports a disagreement once.
 func (l *line) learn(out *Outcome, late bool) {
+	if late {
+		return // what another answer has brought since is newer
+	}
 	l.epoch = out.Bucket.Epoch
-	if paused := out.Bucket.PausedMicros; paused != l.paused && !late {
+	if paused := out.Bucket.PausedMicros; paused != l.paused {
 		l.hold(paused - l.paused)
 		l.paused = paused
 	}
@@ -527,9 +540,22 @@ func (l *line) park(c *call, now int64) {
 		c.finish(nil)
 		return
 	}
+	c.decided, c.wait = now, wait
 	c.parked0, c.waits = now, true
 	l.ahead += c.permits
 	l.parked = append(l.parked, c)
+}
+
+// hasten lets the parked ask sooner if an answer shows that the first of them could be granted sooner than it was told: the
+// bucket was begun anew, got a higher rate, or permits back.
+func (l *line) hasten(out *Outcome, received int64) {
+	if len(l.parked) == 0 || l.parked[0].promised() {
+		return
+	}
+	c, s := l.parked[0], out.Bucket.setting()
+	if wait, ok := s.wait(out.Bucket.mark(), out.NowMicros, c.permits); ok {
+		l.retryAt = min(l.retryAt, received+max(0, wait-c.maxWait+c.limiter.horizon/10))
+	}
 }
 
 // unpark queues the parked again, ahead of all others, when the time of the first comes near.

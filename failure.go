@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"time"
@@ -26,14 +27,14 @@ var ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
 // loading, a replica, full, or its cluster is down. What somebody must repair is never taken for that, and is an error under
 // every policy: a wrong password (NOAUTH, WRONGPASS), missing rights (NOPERM), a certificate that is not trusted, a key that
 // holds something else (WRONGTYPE, ErrCorruptState), bad input, a context that has ended, or a lock that others hold for too
-// long (ErrLockNotObtained).
+// long (ErrLockNotObtained). A name that DNS does not know is an outage: it may come back.
 //
 // A process notices an outage when a call fails and a probe, sent at once, does so too or is not answered within 250 ms (three
-// times the round trip if that is longer, but no longer than the store's timeout, which also holds as long as nothing was ever
-// answered). From then on calls cost no more than a lock and the error or the decision in its place; the store is probed every
-// 100 ms, and asked again as soon as it answers. Processes notice by themselves. With a cluster or a ring it is noticed bucket by
-// bucket, since others may live on servers that are well; with more than 32 buckets away each is probed less often, at last once
-// a second.
+// times the round trip if that is longer, 1 s as long as nothing was ever answered, but no longer than the store's timeout).
+// From then on calls cost no more than a lock and the error or the decision in its place; the store is probed every 100 ms, and
+// asked again as soon as it answers. Processes notice by themselves. With a cluster or a ring it is noticed bucket by bucket,
+// since others may live on servers that are well; with more than 32 buckets away each is probed less often, at last once a
+// second.
 //
 // SetRate, Penalize, Reset and State always return the failure, and so does Cancel, if it has anything to tell the store: while
 // a batch is under way it returns at once, and the permits may be lost.
@@ -100,13 +101,16 @@ func WithFailurePolicy(p FailurePolicy) Option {
 func away(err error) bool {
 	var wait *WaitError
 	var remote *net.OpError
+	var address *net.AddrError
+	var kind net.UnknownNetworkError
 	var certificate *tls.CertificateVerificationError
 	var unknown x509.UnknownAuthorityError
 	var reply redis.Error
 	switch {
 	case err == nil, errors.As(err, &wait), errors.Is(err, ErrLockNotObtained), errors.Is(err, ErrCorruptState),
 		errors.Is(err, redis.ErrClosed), errors.Is(err, context.Canceled),
-		errors.As(err, &certificate), errors.As(err, &unknown),
+		errors.As(err, &certificate), errors.As(err, &unknown), errors.As(err, &address), errors.As(err, &kind),
+		errors.Is(err, fs.ErrPermission),                       // of a socket
 		errors.As(err, &remote) && remote.Op == "remote error": // a TLS alert: the server does not accept the client
 		return false
 	case errors.Is(err, ErrStoreTimeout), errors.Is(err, ErrStoreUnavailable), errors.Is(err, context.DeadlineExceeded),
@@ -128,7 +132,10 @@ func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask fun
 		return v, err
 	}
 	if l.line.down() == nil { // a server that shuts out who has no right to be there looks like one that has gone
-		switch probed := l.line.health.ask(ctx, l.line); {
+		patience, cancel := context.WithTimeout(ctx, l.line.health.patience(l.line.timeout)) // the probe may be that of one with more
+		probed := l.line.health.ask(patience, l.line)
+		cancel()
+		switch {
 		case ctx.Err() != nil:
 			return v, ctx.Err()
 		case probed != nil && !away(probed):
@@ -144,12 +151,16 @@ func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask fun
 	if invalid != nil {
 		return verdict{}, fmt.Errorf("%w; and no local share: %w", err, invalid)
 	}
-	v, err = ask(local)
+	v, invalid = ask(local)
 	v.by = ByPolicy
-	if errors.Is(err, ErrInvalidPermits) {
-		return verdict{by: ByPolicy}, nil // the whole bucket could grant it
+	var never *WaitError
+	switch {
+	case !errors.Is(invalid, ErrInvalidPermits):
+		return v, invalid
+	case errors.As(invalid, &never):
+		return verdict{by: ByPolicy}, nil // the whole bucket could grant it in time
 	}
-	return v, err
+	return v, fmt.Errorf("%w; and no local share: %w", err, invalid)
 }
 
 // share is a limiter of this process's part of a bucket.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -217,6 +219,9 @@ func TestAway(t *testing.T) {
 		errors.New("NOPERM this user has no permissions"), errors.New("ERR The user executing the script can't run this command or subcommand"),
 		ErrInvalidConfig, ErrInvalidPermits, ErrTooManyWaiters, context.Canceled, &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")},
 		errors.New("tokenbucket: Redis decided otherwise"),
+		&net.OpError{Op: "dial", Err: &net.AddrError{Err: "missing port in address", Addr: "redis"}},
+		&net.OpError{Op: "dial", Err: net.UnknownNetworkError("tcp9")},
+		&net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.EACCES)},
 	} {
 		require.False(t, away(err), "%v", err)
 	}

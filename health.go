@@ -82,8 +82,8 @@ func (h *health) took(d time.Duration) {
 // patience is how long a probe may take.
 func (h *health) patience(timeout time.Duration) time.Duration {
 	slowest := time.Duration(h.slowest.Load())
-	if slowest == 0 {
-		return timeout
+	if slowest == 0 { // nothing was ever answered
+		return min(timeout, defaultStoreTimeout)
 	}
 	return min(timeout, max(probeTimeout, 3*slowest))
 }
@@ -126,14 +126,13 @@ func (h *health) next() (l *line, forgotten bool) {
 	if l := h.last.Value(); l != nil {
 		return l, false
 	}
-	for p := range h.told {
-		if l := p.Value(); l != nil {
-			return l.line, false
+	lines.Range(func(_, p any) bool {
+		if other := p.(weak.Pointer[line]).Value(); other != nil && other.health == h {
+			l, h.last = other, weak.Make(other)
 		}
-	}
-	h.timer = nil
-	h.probing.Store(false)
-	return nil, false
+		return l == nil
+	})
+	return l, l == nil
 }
 
 // probe asks the store until it answers, or nobody wants to know.
@@ -246,7 +245,7 @@ func (h *health) reach(ctx context.Context, l *line) error {
 	if p, ok := l.store.(prober); ok {
 		return p.probe(ctx, l.name)
 	}
-	_, err := l.store.Apply(ctx, &Batch{Name: l.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: l.micros})
+	_, err := l.store.Apply(ctx, &Batch{Name: l.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: l.micros, probe: true})
 	if errors.Is(err, ErrInvalidConfig) { // of a bucket of the other kind: it was read
 		return nil
 	}

@@ -80,6 +80,9 @@ func (s *redisBase) beat(of weak.Pointer[member], pause time.Duration) {
 			m.told = false
 		} else {
 			m.seen = time.Now() // of what was not asked nothing is known
+			if !away(err) {
+				m.live.Store(0)
+			}
 			if !m.told && !away(err) {
 				m.told = true
 				slog.Warn("tokenbucket: instances cannot be counted; LocalShare goes by what it was given", "error", err)

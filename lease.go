@@ -148,17 +148,22 @@ func (l *line) measure(now int64) {
 }
 
 // leased puts a block that was granted to use. It is as old as the question: how long the answer was under way is not known.
-func (l *line) leased(limiter *RateLimiter, n int64, g *Grant, out *Outcome, asked int64) {
+// If nobody waited for the answer any more, another block may have been asked for since, or the bucket held back.
+func (l *line) leased(f *flight, g *Grant, out *Outcome) {
 	setting := out.Bucket.setting()
 	e := &lease{
-		limiter: limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
-		local: asked, until: asked + limiter.lease, half: (g.Permits + 1) / 2,
+		limiter: f.limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
+		local: f.local, until: f.local + f.limiter.lease, half: (g.Permits + 1) / 2,
+	}
+	if f.late {
+		l.giveUp(e)
+		return
 	}
 	l.measure(l.now())
-	if g.Permits < n { // the bucket is empty: no use asking for more
+	if g.Permits < f.leased { // the bucket is empty: no use asking for more
 		e.half = retired
 	}
-	if limiter.closed.Load() || l.next != nil {
+	if f.limiter.closed.Load() || l.next != nil {
 		l.giveUp(e)
 		return
 	}
@@ -231,7 +236,14 @@ func (l *RateLimiter) Close(ctx context.Context) error {
 		}
 		line.next = nil
 	}
+	coming := line.flight != nil && line.flight.leased > 0
 	line.pump()
 	line.mu.Unlock()
-	return line.confirmed(ctx, last, "close")
+	if err := line.confirmed(ctx, last, "close"); err != nil || !coming {
+		return err
+	}
+	if _, err := l.State(ctx); err != nil { // it is asked after the block has come, and gone back
+		return fmt.Errorf("close: %w", err)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package tokenbucket
 
 import (
+	"context"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -279,4 +280,80 @@ func TestLeaseFollowsDemand(t *testing.T) {
 		require.Nil(t, l.line.lease.Load())
 		time.Sleep(60 * time.Millisecond) // under two in the time of a lease
 	}
+}
+
+// tardy is a store that answers a request for nothing but a lease late, once, when it is told so.
+type tardy struct {
+	Store
+	late     atomic.Int64
+	answered atomic.Bool
+}
+
+func (s *tardy) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	out, err := s.Store.Apply(ctx, b)
+	if len(b.Requests) == 1 && b.Requests[0].Op == OpTakeStored {
+		if pause := s.late.Swap(0); pause > 0 {
+			time.Sleep(time.Duration(pause))
+			s.answered.Store(true)
+		}
+	}
+	return out, err
+}
+
+// drained takes until a block is on its way, late, and the one in use is used up.
+func (s *tardy) drained(t *testing.T, l *RateLimiter, late time.Duration) (granted float64) {
+	s.late.Store(int64(late))
+	for e := l.line.lease.Load(); s.late.Load() != 0 || e.left(l.line.now()) > 0; e = l.line.lease.Load() {
+		ok, err := l.TryAcquire(background, 1, 0)
+		require.NoError(t, err)
+		require.True(t, ok)
+		granted++
+		time.Sleep(time.Millisecond) // so that the request for a block leaves before a caller joins it
+	}
+	require.False(t, s.answered.Load(), "it is still on its way")
+	return granted
+}
+
+// A block whose answer nobody waited for any more goes back, for another was asked for: a process never holds more than one
+// lease's worth.
+func TestLateLease(t *testing.T) {
+	const timeout, block = 300 * time.Millisecond, 20
+	s := &tardy{Store: NewMemoryStore()}
+	clock := clockwork.NewFakeClock()
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1000), WithInitialPermits(1000), WithLease(2*time.Second), WithStoreTimeout(timeout))
+	require.NoError(t, err)
+	s.drained(t, l, 3*timeout)
+	held := func() int64 {
+		l.line.mu.Lock()
+		defer l.line.mu.Unlock()
+		return l.line.lease.Load().left(l.line.now()) + l.line.next.left(l.line.now())
+	}
+	for held() < block/2 { // the first of them waits until the block on its way is given up
+		_, err := l.TryAcquire(background, 1, 0)
+		require.NoError(t, err)
+	}
+	require.False(t, s.answered.Load(), "it is still on its way")
+	most := int64(0)
+	require.Eventually(t, func() bool {
+		most = max(most, held())
+		l.line.mu.Lock()
+		defer l.line.mu.Unlock()
+		return s.answered.Load() && !l.line.flying && len(l.line.backs) == 0
+	}, 10*time.Second, time.Millisecond)
+	require.LessOrEqual(t, max(most, held()), int64(block))
+	require.NoError(t, l.Close(background))
+}
+
+// Close waits for a block that is on its way.
+func TestCloseWaitsForALease(t *testing.T) {
+	const size = 1000.0
+	s := &tardy{Store: NewMemoryStore()}
+	clock := clockwork.NewFakeClock()
+	l, err := NewSmoothBursty("x", 100, WithStore(s), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithLease(10*time.Second))
+	require.NoError(t, err)
+	granted := s.drained(t, l, 300*time.Millisecond)
+	require.NoError(t, l.Close(background))
+	out, err := s.Store.Apply(background, &Batch{Name: "x", Config: l.own.Config, Epoch: 1, LocalMicros: l.line.micros})
+	require.NoError(t, err)
+	require.Equal(t, size-granted, out.Bucket.StoredPermits)
 }

@@ -530,6 +530,8 @@ func TestBadInput(t *testing.T) {
 		{"lock time to live 1ms", bursty("x", 5, tb.WithStore(tb.NewRedisStore(redisClient(t), tb.WithLockTTL(time.Millisecond))))},
 		{"redis option is nil", bursty("x", 5, tb.WithStore(tb.NewRedisStore(redisClient(t), nil)))},
 		{"clock", bursty("x", 5, tb.WithClock(nil))},
+		{"clock 0001-01-01", bursty("x", 5, tb.WithClock(clockwork.NewFakeClockAt(time.Time{})))},
+		{"failure policy LocalShare(2)", bursty("x", 5, tb.WithStore(incomparable{}), tb.WithFailurePolicy(tb.LocalShare(2)))},
 		{`name "" of 0 bytes`, bursty("", 5)},
 		{"of 513 bytes", bursty(strings.Repeat("x", 513), 5)},
 		{"UTF-8", bursty("a\xffb", 5)},
@@ -570,4 +572,10 @@ func TestBadInput(t *testing.T) {
 		}
 		require.ErrorIs(t, err, tb.ErrInvalidPermits)
 	})
+}
+
+// incomparable is a store that cannot be recognised again.
+type incomparable struct {
+	tb.Store
+	_ []int
 }

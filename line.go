@@ -197,7 +197,7 @@ func newLine(store Store, name string, clock clockwork.Clock, timeout time.Durat
 		}); ok {
 			l.health, outages, l.parts = s.common()
 		} else {
-			l.parts = NewMemoryStore()
+			l.parts = partsOf(store)
 		}
 		if l.health == nil {
 			l.health = newHealth(outages)
@@ -219,6 +219,29 @@ func newLine(store Store, name string, clock clockwork.Clock, timeout time.Durat
 			return shared
 		}
 		lines.CompareAndDelete(key, old)
+	}
+}
+
+// parts holds the stores of processes' parts of buckets, for stores that bring none, weakly: one lives as long as a line uses it.
+var parts sync.Map // Store → weak.Pointer[MemoryStore]
+
+// partsOf returns the one that all lines of a store share, whatever their timeouts.
+func partsOf(store Store) *MemoryStore {
+	own := NewMemoryStore()
+	if !reflect.TypeOf(store).Comparable() {
+		return own
+	}
+	fresh := weak.Make(own)
+	for {
+		old, loaded := parts.LoadOrStore(store, fresh)
+		if !loaded {
+			runtime.AddCleanup(own, func(store Store) { parts.CompareAndDelete(store, fresh) }, store)
+			return own
+		}
+		if shared := old.(weak.Pointer[MemoryStore]).Value(); shared != nil {
+			return shared
+		}
+		parts.CompareAndDelete(store, old)
 	}
 }
 
@@ -272,6 +295,10 @@ func (l *line) leave(c *call, err error) bool {
 	c.gone = true
 	c.finish(err)
 	l.unwait(c)
+	if len(l.parked) > 0 && l.parked[0] == c { // nobody need wait behind one who has left
+		l.parked = slices.Delete(l.parked, 0, max(1, slices.IndexFunc(l.parked, func(c *call) bool { return !c.done })))
+		l.arm()
+	}
 	l.vacate(c)
 	return true
 }

@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"fmt"
 	"sync"
 )
 
@@ -118,11 +117,4 @@ func (l *line) occupy() {
 	if occupied != l.occupied.Load() {
 		l.occupied.Store(occupied)
 	}
-}
-
-func (s *MemoryStore) check() error {
-	if s == nil {
-		return fmt.Errorf("%w: store is a nil *MemoryStore", ErrInvalidConfig)
-	}
-	return nil
 }

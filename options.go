@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"fmt"
+	"math"
 	"reflect"
 	"time"
 
@@ -119,8 +120,8 @@ func WithVersion(v int64) Option {
 }
 
 // WithHorizon bounds how far ahead Acquire reserves, so that a process that dies does not take the fleet's future with
-// it. Callers beyond it wait in their process, in order, and reserve when their time comes near. At least 1 ms, default
-// 10 s.
+// it. Callers beyond it wait in their process, in order, and reserve when their time comes near, or half a second after the bucket
+// was freed at the latest. At least 1 ms, default 10 s.
 func WithHorizon(d time.Duration) Option {
 	return func(o *options) {
 		if d < time.Millisecond {
@@ -184,6 +185,19 @@ func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, op
 			o.fail("quota jitter", jitter, "a duration that is not negative")
 		}
 		WithMaxPermits(1)(o)
+	}
+}
+
+// checkSeams refuses stores and clocks that could not work.
+func (o *options) checkSeams() {
+	if s, ok := o.store.(checked); ok {
+		o.err = s.check()
+	}
+	if o.policy.mode == localShare && !reflect.TypeOf(o.store).Comparable() {
+		o.fail("failure policy", o.policy, fmt.Sprintf("a store that limiters can share, as pointers can be: %T", o.store))
+	}
+	if since := o.clock.Since(origin); since == math.MinInt64 || since == math.MaxInt64 {
+		o.fail("clock", o.clock.Now(), "a time within 292 years of now")
 	}
 }
 

@@ -11,16 +11,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jonboulle/clockwork"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // ailing is a store that fails, or hangs, or whose probes fail, as it is told.
 type ailing struct {
 	store             MemoryStore
 	fails, hangs, ill atomic.Bool
+	stuck             chan struct{} // probes wait for it; nil: they do not
 }
 
 func (s *ailing) Apply(ctx context.Context, b *Batch) (Outcome, error) {
@@ -38,6 +41,9 @@ func (s *ailing) Apply(ctx context.Context, b *Batch) (Outcome, error) {
 type sick struct{ ailing }
 
 func (s *sick) probe(context.Context, string) error {
+	if s.stuck != nil {
+		<-s.stuck
+	}
 	if s.ill.Load() {
 		return fmt.Errorf("%w: no", ErrStoreUnavailable)
 	}
@@ -119,8 +125,20 @@ func TestShareOfSingleFailures(t *testing.T) {
 
 // Limiters that differ in their timeouts share this process's part.
 func TestShareOfAllTimeouts(t *testing.T) {
-	server := redistest.Start(t)
-	store := NewRedisScriptStore(server.Client(t))
+	t.Run("script", func(t *testing.T) {
+		server := redistest.Start(t)
+		shareOfAllTimeouts(t, NewRedisScriptStore(server.Client(t)), func() { require.NoError(t, server.Kill()) })
+	})
+	t.Run("own", func(t *testing.T) {
+		s := &sick{}
+		shareOfAllTimeouts(t, s, func() {
+			s.ill.Store(true)
+			s.fails.Store(true)
+		})
+	})
+}
+
+func shareOfAllTimeouts(t *testing.T, store Store, kill func()) {
 	var all []*RateLimiter
 	for i := range 4 {
 		l, err := NewSmoothBursty("x", 10, WithStore(store), WithFailurePolicy(LocalShare(1)), WithStoreTimeout(time.Second+time.Duration(i)))
@@ -129,9 +147,11 @@ func TestShareOfAllTimeouts(t *testing.T) {
 		require.NoError(t, err)
 		all = append(all, l)
 	}
-	require.NoError(t, server.Kill())
-	_, _ = all[0].Try(background)
-	healthy(t, all[0], false)
+	kill()
+	for _, l := range all {
+		_, _ = l.Try(background)
+		healthy(t, l, false)
+	}
 	began := time.Now()
 	within := 0
 	for i := range 40 {
@@ -232,14 +252,23 @@ func TestRingAway(t *testing.T) {
 
 // An outage goes on though who noticed it is used no more.
 func TestOutageOutlivesALimiter(t *testing.T) {
+	t.Run("observed", func(t *testing.T) { outageOutlivesALimiter(t, true) })
+	t.Run("not observed", func(t *testing.T) { outageOutlivesALimiter(t, false) })
+}
+
+func outageOutlivesALimiter(t *testing.T, observed bool) {
 	server := redistest.Start(t)
 	store := NewRedisScriptStore(server.Client(t))
 	var back atomic.Bool
-	a, err := NewSmoothBursty("a", 10, WithStore(store), WithObserver(Observer{Health: func(h Health) {
-		if !h.Down {
-			back.Store(true)
-		}
-	}}))
+	var opts []Option
+	if observed {
+		opts = append(opts, WithObserver(Observer{Health: func(h Health) {
+			if !h.Down {
+				back.Store(true)
+			}
+		}}))
+	}
+	a, err := NewSmoothBursty("a", 10, append(opts, WithStore(store))...)
 	require.NoError(t, err)
 	_, err = a.Try(background)
 	require.NoError(t, err)
@@ -253,15 +282,21 @@ func TestOutageOutlivesALimiter(t *testing.T) {
 		_, err = b.Try(background)
 		require.Error(t, err)
 	}()
-	for range 20 {
-		runtime.GC()
-		time.Sleep(20 * time.Millisecond)
+	collected := func() bool {
+		store.health.mu.Lock()
+		defer store.health.mu.Unlock()
+		last := store.health.last.Value()
+		return last == nil || last == a.line
 	}
+	require.Eventually(t, func() bool { runtime.GC(); return collected() }, 10*time.Second, 20*time.Millisecond)
+	time.Sleep(3 * probePause)
 	require.False(t, back.Load())
 	require.NotNil(t, a.line.down())
 	require.NoError(t, server.Restart())
 	healthy(t, a, true)
-	require.Eventually(t, back.Load, 10*time.Second, time.Millisecond)
+	if observed {
+		require.Eventually(t, back.Load, 10*time.Second, time.Millisecond)
+	}
 }
 
 // Whether a store answers can be found out whatever kind of bucket it has.
@@ -392,4 +427,126 @@ func TestNegativeZero(t *testing.T) {
 			}
 		}
 	}
+}
+
+// A wrong password opens no gate of a ring, which says of shards that refuse its heartbeats that they are down.
+func TestRingWithAWrongPassword(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client(t).Do(background, "ACL", "SETUSER", "ring", "on", ">right", "~*", "+@all").Err())
+	for _, c := range []struct {
+		password string
+		opens    bool
+	}{{"wrong", false}, {"right", true}} {
+		client := redis.NewRing(&redis.RingOptions{
+			Addrs: map[string]string{"one": server.Addr}, Username: "ring", Password: c.password, HeartbeatFrequency: 20 * time.Millisecond,
+		})
+		t.Cleanup(func() { _ = client.Close() })
+		if c.opens {
+			require.NoError(t, client.Ping(background).Err())
+			require.NoError(t, server.Kill())
+		}
+		require.Eventually(t, func() bool {
+			err := client.Ping(background).Err()
+			return err != nil && script.Unreachable(err.Error())
+		}, 20*time.Second, 10*time.Millisecond)
+		l, err := NewSmoothBursty("x", 10, WithStore(NewRedisScriptStore(client)), WithFailurePolicy(FailOpen))
+		require.NoError(t, err)
+		for range 20 {
+			ok, err := l.Try(background)
+			if c.opens {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, "WRONGPASS")
+			}
+			require.Equal(t, c.opens, ok)
+		}
+	}
+}
+
+// A call waits for the probe of another no longer than for one of its own.
+func TestProbeOfAPatientLimiter(t *testing.T) {
+	s := &sick{}
+	patient, err := NewSmoothBursty("x", 10, WithStore(s), WithFailurePolicy(FailOpen), WithStoreTimeout(time.Minute))
+	require.NoError(t, err)
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithFailurePolicy(FailOpen), WithStoreTimeout(100*time.Millisecond))
+	require.NoError(t, err)
+	l.line.health = patient.line.health // as of limiters of one Redis
+	release := make(chan struct{})
+	s.stuck = release
+	defer close(release)
+	s.fails.Store(true)
+	go func() { _, _ = patient.Try(background) }()
+	require.Eventually(t, func() bool {
+		patient.line.health.mu.Lock()
+		defer patient.line.health.mu.Unlock()
+		return patient.line.health.asked != nil
+	}, 10*time.Second, time.Millisecond)
+	answered := make(chan bool)
+	go func() {
+		ok, err := l.Try(background)
+		answered <- ok && err == nil
+	}()
+	select {
+	case passed := <-answered:
+		require.True(t, passed)
+	case <-time.After(20 * time.Second):
+		t.Fatal("it waits for the other's probe")
+	}
+}
+
+// Whether a store answers is found out without touching the bucket, even if the store's clock was set back.
+func TestProbeLeavesTheBucketAlone(t *testing.T) {
+	s := &ailing{}
+	clock := clockwork.NewFakeClock()
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithFailurePolicy(FailOpen), WithInitialPermits(10))
+	require.NoError(t, err)
+	_, err = l.Try(background)
+	require.NoError(t, err)
+	before, err := l.State(background)
+	require.NoError(t, err)
+	clock.Advance(-time.Hour)
+	require.NoError(t, l.line.health.reach(background, l.line))
+	clock.Advance(time.Hour)
+	after, err := l.State(background)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+}
+
+// Instances that cannot be counted any more, since somebody must repair something, are those that were given.
+func TestUncountable(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	l, err := NewSmoothBursty("x", 5, WithStore(NewRedisScriptStore(client)), WithFailurePolicy(LocalShare(7)))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return l.member.live.Load() == 1 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, client.Set(background, "tokenbucket:instances", "another's", 0).Err())
+	require.Eventually(t, func() bool { return l.member.live.Load() == 0 }, 20*time.Second, time.Millisecond)
+	share, err := l.locally()
+	require.NoError(t, err)
+	require.InDelta(t, 5.0/7, share.own.Rate, 1e-9)
+}
+
+// What not even a process's part could ever grant is an error, not an Acquire that has returned.
+func TestShareOfTooMuch(t *testing.T) {
+	s := &sick{}
+	l, err := NewSmoothBursty("x", 0.001, WithStore(s), WithFailurePolicy(LocalShare(1_000_000)))
+	require.NoError(t, err)
+	s.away(t, l, true)
+	_, err = l.Acquire(background, 100_000) // 3 years of the whole, 3 million of the part
+	require.ErrorIs(t, err, ErrInvalidPermits)
+	require.ErrorIs(t, err, ErrStoreUnavailable)
+}
+
+// What the batch that came back last has kept is what the next one uses; what was kept by one that came back too late ends.
+func TestLateMemo(t *testing.T) {
+	l, err := NewSmoothBursty("x", 5, WithStore(NewRedisStore(redistest.Shared(t).Client(t))))
+	require.NoError(t, err)
+	late, last := &flight{late: true, limiter: l}, &flight{limiter: l}
+	late.batch.memo, last.batch.memo = new(memo), &memo{token: "kept"}
+	l.line.mu.Lock()
+	defer l.line.mu.Unlock()
+	l.line.settle(late, &Outcome{}, ErrStoreTimeout)
+	l.line.settle(last, &Outcome{}, ErrStoreTimeout)
+	require.Same(t, last.batch.memo, l.line.memo)
+	last.batch.memo.token = ""
 }

@@ -260,6 +260,10 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 	}
 	out := Outcome{ClockMicros: nowMicros}
 	b.Name = label(batch.Name)
+	if batch.probe {
+		out.NowMicros, out.Bucket = nowMicros, *b
+		return out, nil
+	}
 	if b.Epoch == 0 {
 		newest := batch.Config
 		if batch.Known.Version > newest.Version && batch.Known.Kind == newest.Kind {

@@ -14,8 +14,7 @@ type run struct {
 	epoch   int64
 	offset  int64 // local time − store's time, never too small, so that nobody is let go early
 
-	base   mark // the account before the first entry
-	cursor mark // after the last entry
+	cursor mark // the account after the last entry
 	limit  mark // where this process's part ends; beyond the cursor it is a gap for our next caller
 	prev   int64
 	tag    int64 // the place that ends at limit, as the store knows it
@@ -72,7 +71,7 @@ func (l *line) join(c *call, g *Grant, out *Outcome, received, now int64) {
 	if r == nil || stepped || r.tag != p.Prev || r.setting.Config != out.Bucket.Config || r.cursor != r.limit || r.inBack {
 		r = &run{
 			limiter: c.limiter, setting: out.Bucket.setting(), epoch: p.Epoch,
-			base: p.before, prev: p.Prev,
+			prev: p.Prev,
 		}
 		l.runs = append(l.runs, r)
 	}
@@ -80,7 +79,6 @@ func (l *line) join(c *call, g *Grant, out *Outcome, received, now int64) {
 	r.cursor, r.limit, r.tag = p.after, p.after, p.Tag
 	r.entries = append(r.entries, c)
 	c.run, c.arrived = r, out.NowMicros
-	c.due = received + g.WaitMicros
 	c.due, l.lastDue = due, due
 	if due <= now && r.waiting == 0 && !c.gone {
 		c.used = true
@@ -217,7 +215,7 @@ func (r *run) fold() {
 		if pinned && len(r.entries)-r.waiting <= maxHistory {
 			return
 		}
-		r.base, r.prev = c.place.after, 0
+		r.prev = 0
 		c.run = nil
 		r.entries = r.entries[1:]
 	}
@@ -301,7 +299,7 @@ func (l *line) hold(longer int64) {
 	}
 	for _, r := range l.runs {
 		r.fixed = true
-		for _, m := range []*mark{&r.base, &r.cursor, &r.limit} {
+		for _, m := range []*mark{&r.cursor, &r.limit} {
 			m.Next += longer
 		}
 		for _, c := range r.entries[len(r.entries)-r.waiting:] {

@@ -17,7 +17,7 @@ type sight struct {
 // sightAge is for how long a sight is believed.
 const sightAge = 100 * time.Millisecond
 
-// look notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait.
+// sighted notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait.
 func (l *line) sighted(f *flight, out *Outcome) {
 	b := &out.Bucket
 	r := l.lastRun()
@@ -79,20 +79,19 @@ func (l *line) refuses(limiter *RateLimiter, n, maxWait int64) (wait int64, refu
 	if e != s.setting && e.Config != s.setting.Config || e.Version == limiter.own.Version && e.Config != limiter.own.Config {
 		return 0, false // the store must hear of it
 	}
-	m := s.at
-	if now > m.Next {
-		if s.setting.Kind == WarmingUp {
-			return 0, false
-		}
-		m = s.setting.resync(m, now, s.setting.max)
-	}
-	after, ok := s.setting.after(s.setting.Kind, m, n)
-	if !ok {
+	if now > s.at.Next && s.setting.Kind == WarmingUp {
 		return 0, false
 	}
-	wait = after.Next - now
-	if s.setting.Payment == PayLater {
-		wait = m.Next - now
+	wait, ok := s.setting.wait(s.at, now, n)
+	return wait, ok && wait > maxWait+2
+}
+
+// wait is how long n permits of a bucket would take.
+func (s *setting) wait(m mark, now, n int64) (wait int64, ok bool) {
+	m = s.resync(m, now, s.max)
+	after, ok := s.after(s.Kind, m, n)
+	if s.Payment == PayLater {
+		return m.Next - now, ok
 	}
-	return wait, wait > maxWait+2
+	return after.Next - now, ok
 }

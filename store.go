@@ -124,6 +124,8 @@ type Batch struct {
 	own  *setting // Config with what follows from it; may be nil
 	keep bool     // the next batch may follow at once: a lock that others wait for may be kept for it
 	memo *memo    // what this process remembers of the bucket, for the Redis stores; may be nil
+
+	probe bool // only whether the store answers matters
 }
 
 // Outcome is what Apply decided, besides the Grants.

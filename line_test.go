@@ -1,0 +1,134 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// Who waits beyond the horizon hears of it when the bucket is free much sooner, whoever has freed it.
+func TestParkedHear(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	memory := NewMemoryStore()
+	for name, open := range map[string]func() Store{
+		"script": func() Store { return NewRedisScriptStore(client) },
+		"lock":   func() Store { return NewRedisStore(client) },
+		"memory": func() Store { return memory },
+	} {
+		for what, free := range map[string]func(*RateLimiter, *Reservation) error{
+			"reset":  func(l *RateLimiter, _ *Reservation) error { return l.Reset(background) },
+			"cancel": func(_ *RateLimiter, r *Reservation) error { return r.Cancel(background) },
+		} {
+			for _, who := range []string{"itself", "another"} {
+				t.Run(fmt.Sprint(name, "/", what, "/", who), func(t *testing.T) {
+					t.Parallel()
+					open := func() *RateLimiter {
+						l, err := NewSmoothBursty(t.Name(), 1, WithStore(open()), WithHorizon(time.Second))
+						require.NoError(t, err)
+						return l
+					}
+					l := open()
+					other := l
+					if who == "another" {
+						other = open()
+					}
+					debt, err := other.Reserve(background, 3000)
+					require.NoError(t, err)
+					gone, cancel := context.WithCancel(background)
+					results := make(chan error, 4)
+					go func() {
+						_, err := l.Acquire(gone, 1)
+						results <- err
+					}()
+					parked := func(n int) {
+						require.Eventually(t, func() bool {
+							l.line.mu.Lock()
+							defer l.line.mu.Unlock()
+							return len(l.line.parked) == n
+						}, 10*time.Second, time.Millisecond)
+					}
+					parked(1)
+					for range 2 {
+						go func() {
+							_, err := l.Acquire(background, 1)
+							results <- err
+						}()
+					}
+					parked(3)
+					cancel()
+					require.ErrorIs(t, <-results, context.Canceled)
+					parked(2)
+					require.NoError(t, free(other, debt))
+					for range 2 {
+						select {
+						case err := <-results:
+							require.NoError(t, err)
+						case <-time.After(20 * time.Second):
+							t.Fatal("nobody has told them")
+						}
+					}
+				})
+			}
+		}
+	}
+}
+
+// Nobody waits behind one who has left.
+func TestParkedLeave(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	l, err := NewSmoothBursty("x", 1, WithClock(clock))
+	require.NoError(t, err)
+	_, err = l.Reserve(background, 100)
+	require.NoError(t, err)
+	gone, cancel := context.WithCancel(background)
+	left := make(chan error)
+	go func() {
+		_, err := l.Acquire(gone, 1)
+		left <- err
+	}()
+	require.Eventually(t, func() bool {
+		l.line.mu.Lock()
+		defer l.line.mu.Unlock()
+		return len(l.line.parked) == 1
+	}, 10*time.Second, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-left, context.Canceled)
+	l.line.mu.Lock()
+	defer l.line.mu.Unlock()
+	require.Empty(t, l.line.parked)
+	require.Zero(t, l.line.ahead)
+}
+
+// A bucket of another kind is replaced though the calls that it fails go on, and something is still to be given back.
+func TestResetBehindOthers(t *testing.T) {
+	s := &distant{Store: NewMemoryStore()}
+	before, err := NewSmoothBursty("x", 10, WithStore(s))
+	require.NoError(t, err)
+	l, err := NewSmoothWarmingUp("x", 10, time.Second, WithStore(s))
+	require.NoError(t, err)
+	r, err := before.Reserve(background, 5)
+	require.NoError(t, err)
+	s.trip.Store(int64(50 * time.Millisecond))
+	var calls sync.WaitGroup
+	for range 8 {
+		calls.Go(func() {
+			for {
+				if _, err := l.Try(background); err == nil {
+					return
+				}
+			}
+		})
+	}
+	calls.Go(func() { _ = r.Cancel(background) })
+	time.Sleep(20 * time.Millisecond)
+	require.NoError(t, l.Reset(background))
+	s.trip.Store(0)
+	calls.Wait()
+}
