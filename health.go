@@ -116,7 +116,7 @@ const (
 )
 
 // next is the line whose bucket is to be probed: the last that wanted to ask, or another if nobody uses that any more. It is nil
-// if nobody does, or wants to: then the outage is forgotten.
+// if nobody has wanted to for long, and if no line is left: then the outage is forgotten.
 func (h *health) next() (l *line, forgotten bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -132,7 +132,12 @@ func (h *health) next() (l *line, forgotten bool) {
 		}
 		return l == nil
 	})
-	return l, l == nil
+	if l == nil {
+		h.end()
+		h.timer = nil
+		h.probing.Store(false)
+	}
+	return l, false
 }
 
 // probe asks the store until it answers, or nobody wants to know.
@@ -164,7 +169,7 @@ func (h *health) probe() {
 	runtime.KeepAlive(l) // so that end comes after failed
 }
 
-// end is that of the line whose health it is alone.
+// end forgets an outage that nobody is left to hear of.
 func (h *health) end() {
 	if h.now.Swap(nil) != nil {
 		h.others.Add(-1)

@@ -295,8 +295,11 @@ func (l *line) leave(c *call, err error) bool {
 	c.gone = true
 	c.finish(err)
 	l.unwait(c)
-	if len(l.parked) > 0 && l.parked[0] == c { // nobody need wait behind one who has left
-		l.parked = slices.Delete(l.parked, 0, max(1, slices.IndexFunc(l.parked, func(c *call) bool { return !c.done })))
+	if len(l.parked) > 0 && l.parked[0] == c { // nobody need wait behind those who have left
+		for len(l.parked) > 0 && l.parked[0].done {
+			l.parked[0] = nil
+			l.parked = l.parked[1:]
+		}
 		l.arm()
 	}
 	l.vacate(c)

@@ -80,29 +80,34 @@ func TestParkedHear(t *testing.T) {
 	}
 }
 
-// Nobody waits behind one who has left.
+// Nobody waits behind those who have left, in whatever order they did.
 func TestParkedLeave(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	l, err := NewSmoothBursty("x", 1, WithClock(clock))
 	require.NoError(t, err)
 	_, err = l.Reserve(background, 100)
 	require.NoError(t, err)
-	gone, cancel := context.WithCancel(background)
-	left := make(chan error)
-	go func() {
-		_, err := l.Acquire(gone, 1)
-		left <- err
-	}()
-	require.Eventually(t, func() bool {
+	parked := func() int {
 		l.line.mu.Lock()
 		defer l.line.mu.Unlock()
-		return len(l.line.parked) == 1
-	}, 10*time.Second, time.Millisecond)
-	cancel()
-	require.ErrorIs(t, <-left, context.Canceled)
-	l.line.mu.Lock()
-	defer l.line.mu.Unlock()
-	require.Empty(t, l.line.parked)
+		return len(l.line.parked)
+	}
+	left := make(chan error)
+	var leave []func()
+	for i := range 5 {
+		gone, cancel := context.WithCancel(background)
+		leave = append(leave, cancel)
+		go func() {
+			_, err := l.Acquire(gone, 1)
+			left <- err
+		}()
+		require.Eventually(t, func() bool { return parked() == i+1 }, 10*time.Second, time.Millisecond)
+	}
+	for _, step := range []struct{ who, parked int }{{1, 5}, {0, 3}, {4, 3}, {3, 3}, {2, 0}} {
+		leave[step.who]()
+		require.ErrorIs(t, <-left, context.Canceled)
+		require.Equal(t, step.parked, parked())
+	}
 	require.Zero(t, l.line.ahead)
 }
 
