@@ -35,8 +35,9 @@ func (s *shared) build(now time.Duration) (b *Batch, f *flight, next time.Durati
 		f.enter, s.again = cut(s.again, wanted)
 		f.resent = len(f.enter)
 	} else {
-		f.leaves = slices.DeleteFunc(slices.Clone(s.leaves), func(l *leave) bool { return l.done == nil })
-		s.leaves = slices.DeleteFunc(s.leaves, func(l *leave) bool { return l.done != nil })
+		awaited := func(l *leave) bool { return l.done != nil }
+		f.leaves = slices.DeleteFunc(slices.Clone(s.leaves), func(l *leave) bool { return !awaited(l) })
+		s.leaves = slices.DeleteFunc(s.leaves, awaited)
 	}
 	fresh := s.queue
 	fresh, s.queue = cut(fresh, wanted)
@@ -54,10 +55,9 @@ func (s *shared) build(now time.Duration) (b *Batch, f *flight, next time.Durati
 	}
 	beat := calm && len(s.waiting) > 0 && (now >= s.beatAt || s.lookAt != 0 && now >= s.lookAt)
 	if len(f.enter)+len(f.leaves)+len(f.renew) == 0 && f.setting == nil && !beat {
-		for _, at := range []time.Duration{s.renewAt, s.lingers} {
-			if at > now {
-				next = earlier(next, at)
-			}
+		next = s.renewAt // if that has passed, there was an error: renewed is as soon as it may be
+		if s.lingers > now {
+			next = earlier(next, s.lingers)
 		}
 		if len(s.waiting) > 0 {
 			next = earlier(earlier(next, s.beatAt), s.lookAt)
@@ -174,7 +174,7 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 		a := report.Entered[i]
 		switch {
 		case r.done && a.Outcome == Granted && s.held[r.id] == nil:
-			s.leaves = append(s.leaves, &leave{id: r.id, until: now + s.lease}) // given up, and its leave may have come first
+			s.leave(r.id, now+s.lease) // given up, and its leave may have come first
 		case r.done:
 		case a.Outcome == Granted:
 			s.grant(r, a.Fence, f.sent+s.lease, now)
@@ -230,7 +230,7 @@ func (s *shared) failed(f *flight, err error, now time.Duration) {
 			close(l.done)
 		}
 		if now < l.until && !s.closed && !errors.Is(err, ErrCorrupt) { // once more, though nobody waits
-			s.leaves = append(s.leaves, &leave{id: l.id, until: l.until})
+			s.leave(l.id, l.until)
 		}
 	}
 	if len(f.renew) > 0 {
@@ -245,6 +245,14 @@ func (s *shared) failed(f *flight, err error, now time.Duration) {
 			s.abandon(r)
 			r.finish(nil, err)
 		}
+	}
+	if errors.Is(err, ErrTimeout) { // those behind it have waited as long
+		s.queue = slices.DeleteFunc(s.queue, func(r *request) bool {
+			if !r.done && now-r.since >= s.timeout {
+				r.finish(nil, err)
+			}
+			return r.done
+		})
 	}
 	s.beatAt = max(s.beatAt, s.notUntil)
 	s.lookAt = max(s.lookAt, s.notUntil)
@@ -275,7 +283,7 @@ func (s *shared) admitted(g Grant, ends, now time.Duration) {
 	switch {
 	case r == nil || r.done:
 		if s.held[g.ID] == nil && g.Outcome == Granted { // it has left, but too late
-			s.leaves = append(s.leaves, &leave{id: g.ID, until: now + s.lease})
+			s.leave(g.ID, now+s.lease)
 			s.run()
 		}
 	case g.Outcome == TooMany:

@@ -53,7 +53,7 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 		return nil, err
 	}
 	m.mu.Lock()
-	if m.used+n <= m.permits && m.first.next == &m.first {
+	if n <= m.permits && m.used <= m.permits-n && m.first.next == &m.first {
 		p := m.grant(n)
 		m.mu.Unlock()
 		return p, nil

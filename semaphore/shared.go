@@ -33,6 +33,7 @@ type shared struct {
 	mu       sync.Mutex
 	known    int                 // permits in force, as last heard
 	queue    []*request          // to be sent
+	live     int                 // requests that were neither answered nor given up
 	again    []*request          // to be sent again: what became of them is unknown
 	waiting  map[string]*request // sent, and not answered for good
 	held     map[string]*Permit
@@ -54,7 +55,7 @@ type shared struct {
 	expiryAt time.Duration
 	listener context.CancelFunc // not nil: somebody listens
 	lingers  time.Duration      // until then it goes on though nobody waits
-	stopped  sync.WaitGroup
+	tasks    tasks
 }
 
 // request is somebody who wants permits; 0: until nobody holds any.
@@ -65,14 +66,22 @@ type request struct {
 	ticket int64
 	permit *Permit
 	err    error
+	since  time.Duration
+	live   *int    // of its semaphore
 	flight *flight // the last it was sent with
 	done   bool    // answered, or given up
 	ready  chan struct{}
 }
 
 func (r *request) finish(p *Permit, err error) {
-	r.permit, r.err, r.done = p, err, true
+	r.permit, r.err = p, err
+	r.end()
 	close(r.ready)
+}
+
+func (r *request) end() {
+	r.done = true
+	*r.live--
 }
 
 // leave is an id to be ended.
@@ -94,8 +103,12 @@ type order struct {
 // linger is for how long a process goes on listening when nobody waits any more: to begin costs two round trips.
 const linger = 5 * time.Second
 
-// maxBatch bounds each part of a batch, and with it how long it occupies the backend.
-const maxBatch = 512
+const (
+	// maxBatch bounds each part of a batch, and with it how long it occupies the backend.
+	maxBatch = 512
+	// maxLeaves bounds what is to be ended once the backend is back. What is beyond ends by itself, within a lease.
+	maxLeaves = 16 * maxBatch
+)
 
 // New returns a semaphore whose permits a backend keeps: for backends outside of this package. label and limits: see the
 // options; those of Redis are ignored.
@@ -121,7 +134,10 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 }
 
 func (s *shared) acquire(ctx context.Context, n int, wait time.Duration) (*Permit, error) {
-	r := &request{n: n, wait: wait != 0, ready: make(chan struct{}), id: s.process + "-" + strconv.FormatInt(s.ids.Add(1), 36)}
+	r := &request{
+		n: n, wait: wait != 0, ready: make(chan struct{}), id: s.process + "-" + strconv.FormatInt(s.ids.Add(1), 36),
+		since: mono(), live: &s.live,
+	}
 	var timeout <-chan time.Time
 	if wait > 0 {
 		timer := time.NewTimer(wait)
@@ -156,7 +172,7 @@ func (s *shared) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 		}
 		return r.permit, r.err
 	}
-	r.done = true
+	r.end()
 	s.abandon(r)
 	return nil, err
 }
@@ -187,9 +203,13 @@ func (s *shared) submit(ctx context.Context, r *request) error {
 	if s.closed {
 		return fmt.Errorf("semaphore %.80q: %w", s.name, ErrClosed)
 	}
-	if len(s.queue)+len(s.waiting) >= s.most {
+	if s.live >= s.most {
 		return crowded(s.name, s.most)
 	}
+	if len(s.queue) >= 2*s.most { // most of them have given up
+		s.queue = slices.DeleteFunc(s.queue, func(r *request) bool { return r.done })
+	}
+	s.live++
 	s.queue = append(s.queue, r)
 	s.run()
 	return nil
@@ -199,8 +219,19 @@ func (s *shared) submit(ctx context.Context, r *request) error {
 func (s *shared) abandon(r *request) {
 	if s.waiting[r.id] == r { // it was sent
 		delete(s.waiting, r.id)
-		s.leaves = append(s.leaves, &leave{id: r.id, until: mono() + s.lease})
+		s.leave(r.id, mono()+s.lease)
 		s.run()
+	}
+}
+
+// leave has an id ended that nobody waits for, unless too many are to be already. mu is held.
+func (s *shared) leave(id string, until time.Duration) {
+	if len(s.leaves) >= maxLeaves {
+		now := mono()
+		s.leaves = slices.DeleteFunc(s.leaves, func(l *leave) bool { return l.done == nil && now >= l.until })
+	}
+	if len(s.leaves) < maxLeaves {
+		s.leaves = append(s.leaves, &leave{id: id, until: until})
 	}
 }
 
@@ -310,13 +341,8 @@ func (s *shared) close(ctx context.Context) error {
 			return e
 		}
 	}
-	ended := make(chan struct{})
-	go func() {
-		s.stopped.Wait()
-		close(ended)
-	}()
 	select {
-	case <-ended:
+	case <-s.tasks.ended():
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
@@ -327,7 +353,7 @@ func (s *shared) close(ctx context.Context) error {
 func (s *shared) run() {
 	if !s.running {
 		s.running = true
-		s.stopped.Go(s.loop)
+		s.tasks.run(s.loop)
 		return
 	}
 	select {
@@ -382,7 +408,7 @@ func patiently[T any](ctx context.Context, s *shared, call func(ctx context.Cont
 		err   error
 	}
 	answered := make(chan answer, 1)
-	s.stopped.Go(func() {
+	s.tasks.run(func() {
 		value, err := call(ctx)
 		answered <- answer{value, err}
 	})
@@ -435,7 +461,7 @@ func (s *shared) expire() {
 		if now >= p.more.deadline {
 			delete(s.held, id)
 			p.end(ErrExpired)
-			s.leaves = append(s.leaves, &leave{id: id, until: now + s.margin})
+			s.leave(id, now+s.margin)
 		} else {
 			first = earlier(first, p.more.deadline)
 		}
@@ -466,12 +492,19 @@ func (s *shared) listen() {
 		s.heard++
 		// The backend's clock is at most what it was, and what has passed since that was asked for.
 		latest := s.server + (now - s.asked).Microseconds()
+		if r := s.waiting[g.ID]; r != nil && !r.done && g.Outcome == Granted && g.Expires-s.lease.Microseconds() > latest {
+			if !slices.Contains(s.again, r) { // it has leapt: how long the lease will last is not known, until it is renewed
+				s.again = append(s.again, r)
+			}
+			s.run()
+			return
+		}
 		s.admitted(g, now+time.Duration(g.Expires-latest)*time.Microsecond, now)
 		if len(s.leaves) > 0 || len(s.again) > 0 {
 			s.run()
 		}
 	}
-	s.stopped.Go(func() {
+	s.tasks.run(func() {
 		for ctx.Err() == nil {
 			_ = s.backend.Listen(ctx, s.process, ready, wake)
 			select {
@@ -480,4 +513,44 @@ func (s *shared) listen() {
 			}
 		}
 	})
+}
+
+// tasks counts goroutines. Unlike a sync.WaitGroup it may begin anew while somebody waits for its end.
+type tasks struct {
+	mu    sync.Mutex
+	count int
+	idle  chan struct{} // closed when count is 0; nil: nobody waits
+}
+
+func (t *tasks) run(f func()) {
+	t.mu.Lock()
+	t.count++
+	t.mu.Unlock()
+	go func() {
+		defer func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.count--; t.count == 0 && t.idle != nil {
+				close(t.idle)
+				t.idle = nil
+			}
+		}()
+		f()
+	}()
+}
+
+// ended is closed once none of them runs.
+func (t *tasks) ended() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	idle := t.idle
+	if idle == nil {
+		idle = make(chan struct{})
+	}
+	if t.count == 0 {
+		close(idle)
+	} else {
+		t.idle = idle
+	}
+	return idle
 }

@@ -55,6 +55,7 @@ local total = set > 0 and set or stored
 if total == 0 then total = permits end
 
 local new = {} -- keys that may have been made by this call
+local messages = {} -- sent when all is written: should they be refused, what was decided holds all the same
 
 local function about(id) -- permits, process, label of a waiter
   local text = call('HGET', info, id)
@@ -66,7 +67,13 @@ end
 local function finish(id, n) -- a holder
   call('ZREM', held, id)
   call('HDEL', info, id)
-  used = used - n
+  used = math.max(0, used - n)
+end
+
+-- Redis may have evicted one of the keys: then what is held is counted anew.
+if (used == 0) ~= (call('ZCARD', held) == 0) then
+  used = 0
+  for _, id in ipairs(call('ZRANGE', held, 0, -1)) do used = used + (about(id) or 1) end
 end
 
 -- Leases that have expired.
@@ -129,7 +136,7 @@ local function tell(id, owner, outcome, number, expires)
   end
   local till, count = call('HGET', procs, owner):match('^(%d+) (%d+)$')
   call('HSET', procs, owner, till .. ' ' .. int(count + 1))
-  call('PUBLISH', channel .. owner, text)
+  messages[#messages + 1] = {channel .. owner, text}
 end
 
 local function grant(id, n, owner, whose)
@@ -222,6 +229,7 @@ if lives - now < DAY then -- all live for another day at least
 end
 call('HSET', state, 'fence', int(fence), 'ticket', int(ticket), 'used', int(used), 'seen', int(now), 'lives', int(lives))
 for key in pairs(new) do call('PEXPIRE', key, int((lives - now) / 1000)) end
+for _, m in ipairs(messages) do call('PUBLISH', m[1], m[2]) end
 
 local next_ = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 local reply = {fmt('%s %d %s %s %s', int(now), fresh, int(total), next_ and int(next_) or '0', int(told))}
