@@ -46,7 +46,8 @@ type health struct {
 	last    weak.Pointer[line] // that wanted to ask,
 	lastAt  time.Duration      // and when; see mono
 	told    map[weak.Pointer[RateLimiter]]struct{}
-	sweepAt int // entries of told
+	sweepAt int            // entries of told
+	heard   []func(Health) // of those who were told of the outage, whether they are used any more or not
 	timer   *time.Timer
 }
 
@@ -132,19 +133,14 @@ func (h *health) next() (l *line, forgotten bool) {
 		}
 		return l == nil
 	})
-	if l == nil {
-		h.end()
-		h.timer = nil
-		h.probing.Store(false)
-	}
-	return l, false
+	return l, l == nil
 }
 
 // probe asks the store until it answers, or nobody wants to know.
 func (h *health) probe() {
 	l, forgotten := h.next()
 	if forgotten {
-		h.settled()
+		h.settled(false)
 	}
 	if l == nil {
 		return
@@ -153,7 +149,7 @@ func (h *health) probe() {
 		err = h.ask(context.Background(), l)
 		done(err)
 		if !away(err) {
-			h.settled()
+			h.settled(true)
 			return
 		}
 		h.failed(err)
@@ -169,10 +165,10 @@ func (h *health) probe() {
 	runtime.KeepAlive(l) // so that end comes after failed
 }
 
-// end forgets an outage that nobody is left to hear of.
+// end is that of the line whose health it is alone.
 func (h *health) end() {
-	if h.now.Swap(nil) != nil {
-		h.others.Add(-1)
+	if h.now.Load() != nil {
+		go h.settled(false)
 	}
 }
 
@@ -272,11 +268,26 @@ func (h *health) failed(err error) {
 	if h.others.Add(1) == 1 { // one of many is logged
 		slog.Warn("tokenbucket: the store is away", "error", err)
 	}
-	h.tell(Health{Down: true, Err: err})
+	h.mu.Lock()
+	for p := range h.told {
+		if l := p.Value(); l == nil {
+			delete(h.told, p)
+		} else {
+			tell, bucket, policy := l.observer.Health, l.Name(), l.policy
+			h.heard = append(h.heard, func(what Health) {
+				what.Bucket, what.Policy = bucket, policy
+				tell(what)
+			})
+		}
+	}
+	h.mu.Unlock()
+	for _, tell := range h.heard {
+		tell(Health{Down: true, Err: err})
+	}
 }
 
-// settled ends the probes, and the outage if there was one.
-func (h *health) settled() {
+// settled ends the probes, and the outage if there was one: it is over, or forgotten.
+func (h *health) settled(over bool) {
 	h.telling.Lock()
 	defer h.telling.Unlock()
 	o := h.now.Swap(nil)
@@ -286,10 +297,13 @@ func (h *health) settled() {
 	h.probing.Store(false)
 	if o != nil {
 		after := time.Since(o.since)
-		if h.others.Add(-1) == 0 {
+		if h.others.Add(-1) == 0 && over {
 			slog.Info("tokenbucket: the store is back", "after", after)
 		}
-		h.tell(Health{After: after})
+		for _, tell := range h.heard {
+			tell(Health{After: after})
+		}
+		h.heard = nil
 	}
 }
 
@@ -305,21 +319,4 @@ func (h *health) watch(l *RateLimiter) {
 		h.sweepAt = 2*len(h.told) + 16
 	}
 	h.told[weak.Make(l)] = struct{}{}
-}
-
-func (h *health) tell(what Health) {
-	h.mu.Lock()
-	var observers []*RateLimiter
-	for p := range h.told {
-		if l := p.Value(); l != nil {
-			observers = append(observers, l)
-		} else {
-			delete(h.told, p)
-		}
-	}
-	h.mu.Unlock()
-	for _, l := range observers {
-		what.Bucket, what.Policy = l.Name(), l.policy
-		l.observer.Health(what)
-	}
 }

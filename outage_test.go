@@ -299,6 +299,48 @@ func outageOutlivesALimiter(t *testing.T, observed bool) {
 	}
 }
 
+// Who was told of an outage is told of its end, though the limiter that it was told of is used no more.
+func TestOutageOfTheLastLimiter(t *testing.T) {
+	server := redistest.Start(t)
+	for name, client := range map[string]RedisClient{
+		"client": server.Client(t),
+		"ring":   redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}}), // each bucket by itself
+	} {
+		t.Run(name, func(t *testing.T) {
+			if ring, ok := client.(*redis.Ring); ok {
+				t.Cleanup(func() { _ = ring.Close() })
+			}
+			store := NewRedisScriptStore(client)
+			var down, up atomic.Int64
+			func() {
+				l, err := NewSmoothBursty("x", 10, WithStore(store), WithObserver(Observer{Health: func(h Health) {
+					if h.Down {
+						down.Add(1)
+					} else {
+						up.Add(1)
+					}
+				}}))
+				require.NoError(t, err)
+				_, err = l.Try(background)
+				require.NoError(t, err)
+				require.NoError(t, server.Stop())
+				defer func() { require.NoError(t, server.Continue()) }()
+				_, err = l.Try(background)
+				require.Error(t, err)
+				healthy(t, l, false)
+				require.EqualValues(t, 1, down.Load())
+				require.Zero(t, up.Load())
+				l = nil
+				require.Eventually(t, func() bool {
+					runtime.GC()
+					return up.Load() == 1
+				}, 20*time.Second, 20*time.Millisecond)
+			}()
+			require.Zero(t, store.outages.Load())
+		})
+	}
+}
+
 // Whether a store answers can be found out whatever kind of bucket it has.
 func TestProbeOfTheOtherKind(t *testing.T) {
 	s := &ailing{}
