@@ -2,17 +2,9 @@ package tokenbucket
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
-	"net"
-	"os"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
@@ -100,28 +92,13 @@ func WithFailurePolicy(p FailurePolicy) Option {
 // away tells whether an error means that the store cannot be asked now, rather than that somebody must repair something.
 func away(err error) bool {
 	var wait *WaitError
-	var remote *net.OpError
-	var address *net.AddrError
-	var kind net.UnknownNetworkError
-	var certificate *tls.CertificateVerificationError
-	var unknown x509.UnknownAuthorityError
-	var reply redis.Error
 	switch {
-	case err == nil, errors.As(err, &wait), errors.Is(err, ErrLockNotObtained), errors.Is(err, ErrCorruptState),
-		errors.Is(err, redis.ErrClosed), errors.Is(err, context.Canceled),
-		errors.As(err, &certificate), errors.As(err, &unknown), errors.As(err, &address), errors.As(err, &kind),
-		errors.Is(err, fs.ErrPermission),                       // of a socket
-		errors.As(err, &remote) && remote.Op == "remote error": // a TLS alert: the server does not accept the client
+	case err == nil, errors.As(err, &wait), errors.Is(err, ErrLockNotObtained), errors.Is(err, ErrCorruptState), script.Lasting(err):
 		return false
-	case errors.Is(err, ErrStoreTimeout), errors.Is(err, ErrStoreUnavailable), errors.Is(err, context.DeadlineExceeded),
-		errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF),
-		errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+	case errors.Is(err, ErrStoreTimeout), errors.Is(err, ErrStoreUnavailable):
 		return true
-	case errors.As(err, &reply):
-		return script.CannotServe(reply.Error())
 	}
-	var network net.Error
-	return errors.As(err, &network) || script.CannotServe(err.Error()) || script.Unreachable(err.Error())
+	return script.Away(err)
 }
 
 // instead is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the

@@ -180,35 +180,7 @@ func (s *redisBase) probe(ctx context.Context, name string) error {
 		err = cmd.Err()
 	}
 	reload(ctx, s.client, err)
-	if ring, ok := s.client.(*redis.Ring); ok && err != nil && script.Unreachable(err.Error()) {
-		if own := shardsError(ctx, ring.Options()); own != nil {
-			return own
-		}
-	}
-	return err
-}
-
-// shardsError asks the shards of a ring what is wrong with them, since the ring only says that all are down: those that do not
-// answer its heartbeats, and those that refuse them. It returns nil if one answers.
-func shardsError(ctx context.Context, o *redis.RingOptions) (err error) {
-	connect := o.NewClient
-	if connect == nil {
-		connect = redis.NewClient
-	}
-	for _, addr := range o.Addrs {
-		client := connect(&redis.Options{
-			Addr: addr, Dialer: o.Dialer, OnConnect: o.OnConnect, Protocol: o.Protocol, DB: o.DB, TLSConfig: o.TLSConfig,
-			Username: o.Username, Password: o.Password, CredentialsProvider: o.CredentialsProvider,
-			CredentialsProviderContext: o.CredentialsProviderContext, DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout,
-			WriteTimeout: o.WriteTimeout, MaxRetries: -1, DialerRetries: 1, DisableIdentity: true, ContextTimeoutEnabled: true,
-		})
-		err = client.Ping(ctx).Err()
-		_ = client.Close()
-		if !away(err) {
-			return err
-		}
-	}
-	return err
+	return script.ShardsError(ctx, s.client, err)
 }
 
 var (

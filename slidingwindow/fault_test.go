@@ -2,8 +2,12 @@ package slidingwindow
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
+	"io"
+	golog "log"
 	"math"
+	"net/http/httptest"
 	"os"
 	"strings"
 	"sync"
@@ -15,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 func TestBadInput(t *testing.T) {
@@ -137,6 +142,80 @@ func TestCorrupt(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, ok)
 	require.Eventually(t, func() bool { return told.Load() == 4 }, 5*time.Second, time.Millisecond)
+}
+
+// What somebody must repair is an error under every policy, opens no gate and gives no share, and is told until it is repaired.
+func TestUnusable(t *testing.T) {
+	server := redistest.Start(t)
+	admin := server.Client(t)
+	for user, rights := range map[string]string{"poor": "+ping", "timeless": "+@all -time", "ring": "+@all"} {
+		args := []any{"acl", "setuser", user, "on", ">right", "~*"}
+		for _, r := range strings.Fields(rights) {
+			args = append(args, r)
+		}
+		require.NoError(t, admin.Do(ctx, args...).Err())
+	}
+	as := func(user, password string) func(o *redis.Options) {
+		return func(o *redis.Options) { o.Username, o.Password = user, password }
+	}
+	locked := redistest.Start(t)
+	require.NoError(t, locked.Client(t).ConfigSet(ctx, "requirepass", "right").Err())
+	closed := redis.NewClient(&redis.Options{Addr: server.Addr})
+	require.NoError(t, closed.Close())
+	foreign := httptest.NewTLSServer(nil)
+	defer foreign.Close()
+	foreign.Config.ErrorLog = golog.New(io.Discard, "", 0)
+	ring := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"one": server.Addr}, Username: "ring", Password: "wrong", HeartbeatFrequency: 20 * time.Millisecond,
+	})
+	defer func() { _ = ring.Close() }()
+	require.Eventually(t, func() bool {
+		err := ring.Ping(ctx).Err()
+		return err != nil && script.Unreachable(err.Error())
+	}, 20*time.Second, 10*time.Millisecond)
+	for what, c := range map[string]struct {
+		client RedisClient
+		says   string
+	}{
+		"wrong password": {server.Client(t, as("poor", "wrong")), "WRONGPASS"},
+		"no password":    {locked.Client(t), "NOAUTH"},
+		"no rights":      {server.Client(t, as("poor", "right")), "NOPERM"},
+		"a script fails": {server.Client(t, as("timeless", "right")), "script"},
+		"closed":         {closed, redis.ErrClosed.Error()},
+		"no port":        {redis.NewClient(&redis.Options{Addr: "localhost", DialerRetries: 1}), "missing port"},
+		"certificate": {
+			redis.NewClient(&redis.Options{Addr: foreign.Listener.Addr().String(), TLSConfig: &tls.Config{}, DialerRetries: 1}), "certificate",
+		},
+		"ring": {ring, "WRONGPASS"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			if client, ok := c.client.(*redis.Client); ok {
+				defer func() { _ = client.Close() }()
+			}
+			for _, policy := range []Option{WithAway(Refuse), WithAway(Pass), WithShare(5)} {
+				l, err := New(unique(t), 5, time.Hour, time.Minute, WithRedis(c.client), WithTimeout(10*time.Second), policy)
+				require.NoError(t, err)
+				for range 10 {
+					ok, err := l.Allow(ctx)
+					require.False(t, ok)
+					require.ErrorIs(t, err, ErrUnusable)
+					require.NotErrorIs(t, err, ErrAway)
+					require.ErrorContains(t, err, c.says)
+					require.ErrorContains(t, err, "limiter")
+				}
+				_, err = l.Remaining(ctx)
+				require.ErrorIs(t, err, ErrUnusable)
+			}
+		})
+	}
+	l, err := New("x", 5, time.Hour, time.Minute, WithRedis(server.Client(t, as("poor", "right"))), WithShare(5))
+	require.NoError(t, err)
+	_, err = l.Allow(ctx)
+	require.ErrorIs(t, err, ErrUnusable)
+	require.NoError(t, admin.Do(ctx, "acl", "setuser", "poor", "+@all").Err())
+	ok, err := l.Allow(ctx)
+	require.NoError(t, err)
+	require.True(t, ok, "as soon as it is repaired")
 }
 
 // A script is executed once though its reply is lost, and the client sends again what has had no answer within its own timeout.
@@ -439,7 +518,8 @@ func TestCluster(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a cluster takes seconds to start")
 	}
-	client := redistest.StartCluster(t).Client(t)
+	cluster := redistest.StartCluster(t)
+	client := cluster.Client(t)
 	l, err := NewKey(math.MaxUint64, 3, time.Hour, time.Minute, WithRedis(client))
 	require.NoError(t, err)
 	n := 0
@@ -453,4 +533,15 @@ func TestCluster(t *testing.T) {
 	require.Equal(t, 3, n)
 	require.Equal(t, "18446744073709551615", l.Name())
 	require.NotEmpty(t, client.Get(ctx, "slidingwindow:key:{ffffffffffffffff}:1h0m0s").Val())
+	moved := 0
+	for _, node := range cluster.Nodes { // of which one at most has the key
+		alone, err := NewKey(math.MaxUint64, 5, time.Hour, time.Minute, WithRedis(node.Client(t)), WithAway(Pass))
+		require.NoError(t, err)
+		if _, err = alone.Allow(ctx); err != nil {
+			require.ErrorIs(t, err, ErrUnusable)
+			require.ErrorContains(t, err, "MOVED")
+			moved++
+		}
+	}
+	require.Equal(t, len(cluster.Nodes)-1, moved)
 }

@@ -40,7 +40,7 @@ type fleet struct {
 
 	heard    bool // Limiter.tally is what there was, when it was heard of last
 	timed    bool // there was an answer: mine and owed are by the server's clock
-	broken   bool // the state is not what it should be
+	broken   bool // somebody must repair something: the state, or the way to Redis
 	epoch    int64
 	raw      int64
 	sent     int64
@@ -393,7 +393,7 @@ func (l *Limiter) send(args []string) ([]string, error) {
 	go func() {
 		defer cancel()
 		reply, err := applyScript.Run(ctx, f.client, 1, args...)
-		answered <- answer{reply, err}
+		answered <- answer{reply, f.explain(ctx, err)}
 	}()
 	select {
 	case a := <-answered:
@@ -417,6 +417,13 @@ func (l *Limiter) send(args []string) ([]string, error) {
 		}
 	}()
 	return nil, ErrTimeout
+}
+
+// explain finds out what is behind an error. It has half the time, so that a server which hangs makes no stray.
+func (f *fleet) explain(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, f.timeout/2)
+	defer cancel()
+	return script.Explain(ctx, f.client, err)
 }
 
 // settle hands out the answers of a batch: to those that are to be woken when mu, which is held, is free. tell is for the
@@ -449,7 +456,7 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 		f.fault, f.pause, f.broken = nil, minPause, false
 		l.hand(b)
 		return b.calls, tell
-	case !errors.Is(err, ErrAway): // Redis is there, and no other answer is to be had from it
+	case !errors.Is(err, ErrAway): // no other answer is to be had until somebody repairs something
 		f.heard, f.fault, f.broken = false, nil, true
 		for _, c := range b.calls {
 			c.err = err
@@ -507,17 +514,19 @@ func (l *Limiter) again(b *flight, clock, received int64) (tired []*call) {
 
 // failed wraps an error of the script or of the way to it.
 func (l *Limiter) failed(err error) error {
-	switch text := err.Error(); {
+	switch {
 	case errors.Is(err, ErrAway):
 		return err
-	case strings.Contains(text, "WRONGTYPE"):
-		return fmt.Errorf("%w: limiter %.80q: key %s holds no string", ErrCorrupt, l.name, l.fleet.key)
 	case redis.HasErrorPrefix(err, "CORRUPT"):
 		return fmt.Errorf("%w: limiter %.80q: key %s: %w", ErrCorrupt, l.name, l.fleet.key, err)
+	case strings.Contains(err.Error(), "WRONGTYPE"):
+		return fmt.Errorf("%w: limiter %.80q: key %s holds no string", ErrCorrupt, l.name, l.fleet.key)
 	case redis.HasErrorPrefix(err, "OVERFLOW"):
 		return fmt.Errorf("%w: limiter %.80q: key %s", ErrOverflow, l.name, l.fleet.key)
+	case errors.Is(err, ErrTimeout), script.Away(err):
+		return fmt.Errorf("%w: limiter %.80q: %w", ErrAway, l.name, err)
 	}
-	return fmt.Errorf("%w: limiter %.80q: %w", ErrAway, l.name, err)
+	return fmt.Errorf("%w: limiter %.80q: %w", ErrUnusable, l.name, err)
 }
 
 // learn takes over what an answer shows. mu is held.

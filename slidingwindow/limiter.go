@@ -19,8 +19,11 @@ import (
 var (
 	// ErrInvalid: an argument or an option is out of range; *InvalidError says which.
 	ErrInvalid = errors.New("slidingwindow: invalid argument")
-	// ErrAway: Redis could not be asked, or did not answer in time. It wraps why.
+	// ErrAway: Redis could not be reached, did not answer in time, or said that it cannot serve now. It wraps why.
 	ErrAway = errors.New("slidingwindow: redis away")
+	// ErrUnusable: Redis cannot be asked until somebody repairs something: a wrong password, missing rights, a certificate that
+	// is not trusted, an address that is none, a client that was closed. It wraps what, and no WithAway or WithShare helps.
+	ErrUnusable = errors.New("slidingwindow: redis unusable")
 	// ErrTimeout: Redis did not answer in time (WithTimeout). It comes wrapped in an ErrAway.
 	ErrTimeout = errors.New("slidingwindow: redis timeout")
 	// ErrTooManyWaiters: so many callers of this process wait for Redis already (WithMaxWaiters).

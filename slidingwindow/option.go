@@ -72,12 +72,18 @@ func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout =
 func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
+//
+// Away means that it cannot be reached, does not answer in time (WithTimeout), or says that it cannot serve now: it is loading, a
+// replica, full, or its cluster is down. What somebody must repair is never taken for that, and is an error whatever is set
+// here: ErrUnusable (NOAUTH, WRONGPASS, NOPERM, MOVED, a script that fails, a certificate, an address, a closed client),
+// ErrCorrupt and ErrOverflow.
 func WithAway(a Away) Option { return func(o *options) { o.away = a } }
 
 // WithShare lets each process go on by itself while Redis is away, and admit up to n permits in any window (exactly), those
 // that it admitted before included, unless the window is full by what it knows. What it has admitted is told to Redis when that
 // is back. With a share of limit / processes, the fleet keeps to the limit if no process had more than its share before; in a
-// window that the beginning of the outage lies in, at most limit + (processes − 1) × n are admitted.
+// window that the beginning of the outage lies in, at most limit + (processes − 1) × n are admitted. What is no outage: see
+// WithAway.
 func WithShare(n int) Option { return func(o *options) { o.away, o.share = share, n } }
 
 // WithHook sets a function that is told of each failed round trip, and with nil when Redis answers again. It is called by one

@@ -111,16 +111,6 @@ func refusal(reply string) string {
 	return reply
 }
 
-// Unreachable tells whether a client says, in words only, that it knows no server that is well.
-func Unreachable(text string) bool {
-	for _, words := range []string{"all sentinels", "all ring shards are down", "cluster has no nodes"} {
-		if strings.Contains(text, words) {
-			return true
-		}
-	}
-	return false
-}
-
 // Pause grows from 0.2 ms to 10 ms, each with jitter, so that a fleet does not knock in step.
 type Pause time.Duration
 

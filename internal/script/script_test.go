@@ -1,10 +1,18 @@
 package script
 
 import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os"
+	"syscall"
 	"testing"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 )
 
@@ -63,4 +71,31 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	require.False(t, NotExecuted(nil))
+}
+
+// An outage is what time may mend.
+func TestAway(t *testing.T) {
+	for _, err := range []error{
+		nil, redis.ErrClosed, context.Canceled, reply("NOAUTH Authentication required."), reply("WRONGPASS invalid username-password pair"),
+		reply("NOPERM this user has no permissions"), reply("MOVED 5 127.0.0.1:6379"), reply("WRONGTYPE Operation against a key"),
+		reply("ERR user_script:32: attempt to index a nil value"), errors.New("what nobody knows"),
+		&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")},
+		&net.OpError{Op: "dial", Err: &net.AddrError{Err: "missing port in address", Addr: "redis"}},
+		&net.OpError{Op: "dial", Err: net.UnknownNetworkError("tcp9")},
+		&net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", syscall.EACCES)},
+		&tls.CertificateVerificationError{Err: x509.UnknownAuthorityError{}}, x509.UnknownAuthorityError{},
+		fmt.Errorf("%w: %w", context.DeadlineExceeded, redis.ErrClosed),
+	} {
+		require.False(t, Away(err), "%v", err)
+		require.False(t, Away(fmt.Errorf("x: %w", err)), "%v", err)
+	}
+	for _, err := range []error{
+		context.DeadlineExceeded, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF, redis.ErrPoolTimeout, redis.ErrPoolExhausted,
+		&net.OpError{Op: "dial", Err: errors.New("connection refused")}, &net.DNSError{IsNotFound: true},
+		reply("LOADING Redis is loading the dataset in memory"), reply("OOM command not allowed"), reply("ERR max number of clients reached"),
+		errors.New("redis: all ring shards are down"), errors.New("redis: all sentinels specified in configuration are unreachable"),
+	} {
+		require.True(t, Away(err), "%v", err)
+		require.True(t, Away(fmt.Errorf("x: %w", err)), "%v", err)
+	}
 }
