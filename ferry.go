@@ -387,7 +387,7 @@ func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
 		case redis.HasErrorPrefix(err, "NOSCRIPT"), script.NotExecuted(err):
 			f.alone(c)
 		default:
-			reload(ctx, f.store.client, err)
+			script.Reload(ctx, f.store.client, err)
 			c.lost(err, &t.woken)
 		}
 	}

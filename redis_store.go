@@ -3,7 +3,6 @@ package tokenbucket
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -179,7 +178,7 @@ func (s *redisBase) probe(ctx context.Context, name string) error {
 	if err == nil {
 		err = cmd.Err()
 	}
-	reload(ctx, s.client, err)
+	script.Reload(ctx, s.client, err)
 	return script.ShardsError(ctx, s.client, err)
 }
 
@@ -212,9 +211,9 @@ func (c once) Clone() redis.Cmder { return once{c.Cmd.Clone().(*redis.Cmd)} }
 // runOnce lets redislock run its scripts once, too.
 type runOnce struct{ RedisClient }
 
-func (r runOnce) do(ctx context.Context, command, script string, keys []string, args []any) *redis.Cmd {
+func (r runOnce) do(ctx context.Context, command, source string, keys []string, args []any) *redis.Cmd {
 	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, command, script, len(keys))
+	all = append(all, command, source, len(keys))
 	for _, key := range keys {
 		all = append(all, key)
 	}
@@ -223,7 +222,7 @@ func (r runOnce) do(ctx context.Context, command, script string, keys []string, 
 	if err := r.Process(ctx, once{cmd}); err != nil && cmd.Err() == nil {
 		cmd.SetErr(err)
 	}
-	reload(ctx, r.RedisClient, cmd.Err())
+	script.Reload(ctx, r.RedisClient, cmd.Err())
 	return cmd
 }
 
@@ -240,7 +239,6 @@ func (r runOnce) EvalSha(ctx context.Context, sha string, keys []string, args ..
 // run runs a script once; its keys are the first of the arguments.
 func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args ...string) ([]string, error) {
 	reply, err := sc.Run(ctx, s.client, keys, args...)
-	reload(ctx, s.client, err)
 	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
 		return nil, wrongType(args[0])
 	}
@@ -249,18 +247,6 @@ func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args .
 
 func wrongType(key string) error {
 	return fmt.Errorf("%w: key %q holds no string", ErrCorruptState, key)
-}
-
-// reload has a cluster's client look anew where the keys are, after a connection has failed: of a command that must not be sent
-// twice it does not do so by itself, and would ask a server that has died for a minute.
-func reload(ctx context.Context, client RedisClient, err error) {
-	var reply redis.Error
-	if err == nil || errors.As(err, &reply) {
-		return
-	}
-	if c, ok := client.(interface{ ReloadState(context.Context) }); ok {
-		c.ReloadState(ctx)
-	}
 }
 
 // clockArg is the time for a script to decide by, "" for the server's.

@@ -64,8 +64,21 @@ func (s *Script) Run(ctx context.Context, client Client, keys int, args ...strin
 		case redis.HasErrorPrefix(err, "NOSCRIPT") && !source:
 			source = true
 		case !NotExecuted(err) || !pause.Wait(ctx):
+			Reload(ctx, client, err)
 			return nil, err
 		}
+	}
+}
+
+// Reload has a cluster's client look anew where the keys are, after a connection has failed: of a command that must not be sent
+// twice it does not do so by itself, and would ask a server that has died for a minute. Run does it; who sends a Call must.
+func Reload(ctx context.Context, client Client, err error) {
+	var reply redis.Error
+	if err == nil || errors.As(err, &reply) {
+		return
+	}
+	if c, ok := client.(interface{ ReloadState(context.Context) }); ok {
+		c.ReloadState(ctx)
 	}
 }
 
