@@ -218,6 +218,58 @@ func TestUnusable(t *testing.T) {
 	require.True(t, ok, "as soon as it is repaired")
 }
 
+// Whatever the hook was told of, it is told when Redis answers again, once.
+func TestHookBack(t *testing.T) {
+	server := redistest.Start(t)
+	told := make(chan error, 100)
+	l, err := New("x", 5, time.Hour, time.Minute, WithRedis(server.Client(t)), WithHook(func(err error) { told <- err }))
+	require.NoError(t, err)
+	hears := func(want error) {
+		t.Helper()
+		select {
+		case err := <-told:
+			require.ErrorIs(t, err, want)
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "told nothing")
+		}
+	}
+	allow := func() error {
+		_, err := l.Allow(ctx)
+		return err
+	}
+	client := server.Client(t)
+	spoil := func() { require.NoError(t, client.Set(ctx, l.fleet.key, "spoiled", 0).Err()) }
+	mend := func() { require.NoError(t, client.Del(ctx, l.fleet.key).Err()) }
+
+	require.NoError(t, allow())
+	spoil()
+	require.ErrorIs(t, allow(), ErrCorrupt)
+	hears(ErrCorrupt)
+	mend()
+	require.NoError(t, allow())
+	hears(nil)
+
+	require.NoError(t, server.Kill())
+	require.ErrorIs(t, allow(), ErrAway)
+	hears(ErrAway)
+	require.NoError(t, server.Restart())
+	spoil()
+	require.Eventually(t, func() bool { return errors.Is(allow(), ErrCorrupt) }, 20*time.Second, 10*time.Millisecond)
+	quiet(t, l)
+	last := error(nil)
+	for len(told) > 0 {
+		last = <-told
+		require.Error(t, last)
+	}
+	require.ErrorIs(t, last, ErrCorrupt)
+	mend()
+	require.NoError(t, allow())
+	hears(nil)
+	require.NoError(t, allow())
+	quiet(t, l)
+	require.Empty(t, told)
+}
+
 // A script is executed once though its reply is lost, and the client sends again what has had no answer within its own timeout.
 func TestLostReply(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -450,7 +450,7 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 	}
 	switch {
 	case err == nil:
-		if f.fault != nil {
+		if f.fault != nil || f.broken {
 			tell = new(error) // back
 		}
 		f.fault, f.pause, f.broken = nil, minPause, false
