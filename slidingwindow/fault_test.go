@@ -134,14 +134,24 @@ func TestCorrupt(t *testing.T) {
 	require.NoError(t, client.Set(ctx, key, "tb1 epoch=5", 0).Err())
 	_, err = l.Allow(ctx)
 	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorContains(t, err, "tb1 epoch=5", "it is shown")
 	require.Equal(t, "tb1 epoch=5", client.Get(ctx, key).Val())
+	for text, shown := range map[string]string{
+		"WRONGTYPE \x1b[2Jé":                                `"WRONGTYPE ?[2J??"`,
+		strings.Repeat("0123456789", 8) + "beyond 80 bytes": `789"`,
+	} {
+		require.NoError(t, client.Set(ctx, key, text, 0).Err())
+		_, err = l.Allow(ctx)
+		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorContains(t, err, shown)
+	}
 	_, err = l.Remaining(ctx)
 	require.ErrorIs(t, err, ErrCorrupt)
 	require.NoError(t, client.Del(ctx, key).Err())
 	ok, err := l.Allow(ctx)
 	require.NoError(t, err)
 	require.True(t, ok)
-	require.Eventually(t, func() bool { return told.Load() == 4 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return told.Load() == 6 }, 10*time.Second, time.Millisecond)
 }
 
 // What somebody must repair is an error under every policy, opens no gate and gives no share, and is told until it is repaired.

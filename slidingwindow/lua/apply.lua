@@ -29,7 +29,7 @@ if ARGV[7] ~= '' and clock > tonumber(ARGV[7]) then return {'late', fmt('%.0f', 
 local window, resolution, exact, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == 'exact', tonumber(ARGV[5])
 
 local old = redis.call('GET', KEYS[1])
-local function corrupt() return redis.error_reply('CORRUPT ' .. fmt('%q', old:sub(1, 80)):gsub('[^%g ]', '?')) end
+local function corrupt() return redis.error_reply('CORRUPT ' .. fmt('%q', old:sub(1, 80)):gsub('[^%w%p ]', '?')) end
 
 -- The parts, oldest first: one for a sub-interval in which anything was admitted.
 local now, epoch, changed = clock, ARGV[8], false
