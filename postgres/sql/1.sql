@@ -367,7 +367,7 @@ BEGIN
 
     busy := s.held + s.queued + s.idle + s.processes;
     IF s.slots > 256 AND s.slots > 4 * busy THEN -- after a rush: who is left moves to the front
-        more := greatest(2 * busy, 128);
+        more := greatest(2 * busy, 128, s.slots - 20000); -- the rest of very many is the next batch's
         UPDATE semaphore_slot e
         SET kind = m.kind, id = m.id, permits = m.permits, number = m.number, since = m.since, until = m.until,
             process = m.process, label = m.label
