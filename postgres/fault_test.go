@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
@@ -173,7 +174,7 @@ func TestCommitIsDurable(t *testing.T) {
 	_, err = tx.Exec(ctx, "SET LOCAL synchronous_commit = off")
 	require.NoError(t, err)
 	b := &backend{store: s, name: "x"}
-	_, err = b.call(ctx, tx, b.arguments(grab("a")), grab("a"))
+	_, _, err = b.call(ctx, tx, b.arguments(grab("a")), grab("a"))
 	require.NoError(t, err)
 	var is string
 	require.NoError(t, tx.QueryRow(ctx, "SHOW synchronous_commit").Scan(&is))
@@ -340,21 +341,148 @@ func TestManySlots(t *testing.T) {
 	apply(&semaphore.Batch{Process: "0", Permits: 400, Enter: entry("z", 400)})
 }
 
+// perish lets a process die of which n wait for a permit that it held until just now.
+func perish(t testing.TB, s *Store, name string, n int) {
+	t.Helper()
+	b := &backend{store: s, name: name}
+	_, err := b.Apply(ctx, &semaphore.Batch{Process: "dead", LeaseMicros: 1, PatienceMicros: 1, Permits: 1, Enter: entry("held", 1)})
+	require.NoError(t, err)
+	exec(t, s, `INSERT INTO %s.semaphore_slot (home, slot, kind, id, permits, number, since, process)
+		SELECT t.home, t.slots + i, 2, 'dead-' || i, 1, t.seen + i, t.seen, 'dead'
+		FROM %s.semaphore_state t JOIN %s.semaphore ON home = id * 4294967296 + era, generate_series(1, $2) i WHERE name = $1`,
+		encode(name), n)
+	exec(t, s, `UPDATE %s.semaphore_state SET slots = slots + $2, queued = queued + $2, ticket = seen + $2
+		WHERE home = (SELECT id * 4294967296 + era FROM %s.semaphore WHERE name = $1)`, encode(name), n)
+}
+
+// TestManyDead: so many who died while they waited keep nobody else from getting through, in the time that calls have.
+func TestManyDead(t *testing.T) {
+	const dead = 30_000
+	pool, schema := opened(t)
+	s := store(t, pool, schema)
+	perish(t, s, "x", dead)
+	sem := opens(t, s, "x", 1)
+	began, errs := time.Now(), 0
+	var p *semaphore.Permit
+	eventually(t, "nobody gets through", func() bool { // a slow machine may need several calls, but none is in vain
+		var err error
+		if p, err = sem.TryAcquire(ctx, 1, 0); err != nil {
+			require.ErrorIs(t, err, semaphore.ErrTimeout)
+			errs++
+		}
+		return p != nil
+	})
+	t.Log(dead, "dead", time.Since(began), errs, "errors")
+	require.Zero(t, value(t, s, "SELECT queued FROM %s.semaphore_state"))
+	require.NoError(t, p.Release(ctx))
+}
+
 // TestSmallSteps runs the conformance suite with a function whose bounds are so small that every test crosses them.
 func TestSmallSteps(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
-	var source string
-	require.NoError(t, pool.QueryRow(ctx, "SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "+
-		"WHERE nspname = $1 AND proname = 'semaphore_apply_1'", strings.Trim(s.schema, `"`)).Scan(&source))
-	for _, change := range [][2]string{{"chunk CONSTANT int := 100", "chunk CONSTANT int := 2"}, {"s.slots > 256 AND ", ""},
+	changed(t, store(t, pool, schema), [][2]string{{"{100, ", "{2, "}, {"s.slots > 256 AND ", ""},
 		{"s.slots > 4 * busy", "s.slots > busy"}, {"2 * busy, 128", "busy, 0"},
-		{"IF more > 8 + s.slots / 4 THEN", "IF random() < 0.3 THEN"}} {
+		{"IF more > 8 + s.slots / 4 THEN", "IF random() < 0.3 THEN"}})
+	testBackend(t, pool, schema)
+}
+
+// changed replaces parts of semaphore_apply_1.
+func changed(t *testing.T, s *Store, changes [][2]string) {
+	t.Helper()
+	var source string
+	require.NoError(t, s.pool.QueryRow(ctx, "SELECT pg_get_functiondef(p.oid) FROM pg_proc p JOIN pg_namespace n ON n.oid = pronamespace "+
+		"WHERE nspname = $1 AND proname = 'semaphore_apply_1'", strings.Trim(s.schema, `"`)).Scan(&source))
+	for _, change := range changes {
 		require.Contains(t, source, change[0])
 		source = strings.Replace(source, change[0], change[1], 1)
 	}
 	exec(t, s, source)
-	testBackend(t, pool, schema)
+}
+
+// inParts are bounds at which nearly every batch is decided in several calls.
+var inParts = [][2]string{{"{100, 10000}", "{2, 1}"}, {"s.slots > 256 AND ", ""}, {"2 * busy, 128, s.slots - 20000", "busy, s.slots - 3"}}
+
+// TestConformanceInParts: who uses it does not notice.
+func TestConformanceInParts(t *testing.T) {
+	pool, schema := opened(t)
+	changed(t, store(t, pool, schema), inParts)
+	testConformance(t, pool, schema)
+}
+
+// TestLateInParts: when the deadline passes between two calls something was done, so it is an error, not Late.
+func TestLateInParts(t *testing.T) {
+	pool, schema := opened(t)
+	s := store(t, pool, schema)
+	changed(t, s, append([][2]string{{"a_deadline <> 0 AND", "a_set = 0 AND a_deadline <> 0 AND"}}, inParts...))
+	perish(t, s, "x", 100)
+	batch := grab("a")
+	batch.Deadline, batch.SetPermits = 1, 1
+	_, err := (&backend{store: s, name: "x"}).Apply(ctx, batch)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.EqualValues(t, 97, value(t, s, "SELECT queued FROM %s.semaphore_state"), "the first call stays done")
+}
+
+// TestInParts: what several calls decide is what one would have decided.
+func TestInParts(t *testing.T) {
+	pool, whole := opened(t)
+	parts := WithSchema(fmt.Sprint("test ", names.Add(1)))
+	require.NoError(t, Migrate(ctx, pool, parts))
+	changed(t, store(t, pool, parts), inParts)
+	backs := []*backend{{store: store(t, pool, whole), name: "x"}, {store: store(t, pool, parts), name: "x"}}
+	rapid.Check(t, func(r *rapid.T) {
+		for _, b := range backs {
+			b.name = fmt.Sprint("x", names.Add(1))
+		}
+		tickets := [2]map[string]int64{{}, {}}
+		ids, entries := []string{"none"}, map[string][]semaphore.Entry{}
+		for range rapid.IntRange(1, 12).Draw(r, "batches") {
+			batch := &semaphore.Batch{
+				Process: rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(r, "process"), LeaseMicros: 3600e6, Permits: 3,
+				PatienceMicros: rapid.SampledFrom([]int64{0, 1, 3600e6, 3600e6}).Draw(r, "patience"), // 1: it dies
+				SetPermits:     rapid.SampledFrom([]int{0, 0, 0, 1, 2, 8}).Draw(r, "set"),
+				Leave:          rapid.SliceOfN(rapid.SampledFrom(ids), 0, 3).Draw(r, "leave"),
+				Renew:          rapid.SliceOfN(rapid.SampledFrom(ids), 0, 2).Draw(r, "renew"),
+			}
+			for range rapid.IntRange(0, 5).Draw(r, "enters") {
+				e := semaphore.Entry{
+					ID:      fmt.Sprint(batch.Process, len(ids)),
+					Permits: rapid.SampledFrom([]int{0, 1, 1, 1, 2, 3}).Draw(r, "wants"), Wait: rapid.Bool().Draw(r, "wait"),
+				}
+				if mine := entries[batch.Process]; len(mine) > 0 && rapid.IntRange(0, 5).Draw(r, "known") == 0 {
+					e = rapid.SampledFrom(mine).Draw(r, "again")
+				}
+				entries[batch.Process] = append(entries[batch.Process], e)
+				ids = append(ids, e.ID)
+				batch.Enter = append(batch.Enter, e)
+			}
+			var is [2]string
+			for i, b := range backs {
+				own := *batch
+				own.Enter = slices.Clone(own.Enter)
+				for j := range own.Enter {
+					own.Enter[j].Ticket = tickets[i][own.Enter[j].ID]
+				}
+				got, err := b.Apply(ctx, &own)
+				require.NoError(r, err)
+				text := fmt.Sprint(got.Fresh, got.Permits, got.Told, got.Earliest > 0, got.Left, got.Renewed, " entered")
+				for j, a := range got.Entered {
+					text += fmt.Sprint(" ", own.Enter[j].ID, a.Outcome, a.Fence > 0)
+					tickets[i][own.Enter[j].ID] = a.Ticket
+				}
+				for _, g := range got.Grants {
+					text += fmt.Sprint(" ", g.ID, g.Outcome, g.Fence > 0)
+				}
+				var rest string
+				require.NoError(r, pool.QueryRow(ctx, strings.ReplaceAll(`SELECT concat_ws(' ', ' state', t.permits, used, held, queued, idle,
+					processes, (SELECT string_agg(concat_ws('/', e.kind, e.id, e.permits), ' ' ORDER BY e.kind, e.number, e.id)
+					FROM %s.semaphore_slot e WHERE e.home = t.home AND e.kind > 0))
+					FROM %s.semaphore_state t JOIN %s.semaphore ON home = semaphore.id * 4294967296 + era WHERE name = $1`, "%s", b.store.schema),
+					encode(b.name)).Scan(&rest))
+				is[i] = text + rest
+			}
+			require.Equal(r, is[0], is[1], "batch %+v", batch)
+		}
+	})
 }
 
 // TestFaults cuts connections, stops the server, lets statements time out and kills the server, under load. A trigger in the

@@ -28,7 +28,8 @@ type backend struct {
 const maxID = 512 // bytes; escaped, an id must fit into a notification
 
 // Apply implements semaphore.Backend: one call of a function, one round trip, which is its own transaction. Statements are
-// unnamed and there is no other state of the session, so any proxy will do.
+// unnamed and there is no other state of the session, so any proxy will do. Only a queue with thousands to admit or to drop
+// takes several: each stays done, so there is an end to it even when calls run out of time.
 func (b *backend) Apply(ctx context.Context, batch *semaphore.Batch) (*semaphore.Report, error) {
 	for _, ids := range [][]string{{batch.Process}, batch.Leave, batch.Renew, entered(batch.Enter)} {
 		for _, id := range ids {
@@ -37,17 +38,41 @@ func (b *backend) Apply(ctx context.Context, batch *semaphore.Batch) (*semaphore
 			}
 		}
 	}
+	report, unfinished, err := b.attempt(ctx, batch)
+	for err == nil && unfinished {
+		rest := *batch
+		rest.Leave, rest.Renew, rest.SetPermits = nil, nil, 0 // they are done
+		before := report
+		if report, unfinished, err = b.attempt(ctx, &rest); err == nil && report.Late {
+			err = fmt.Errorf("the deadline passed on the way: %w", context.DeadlineExceeded) // not Late: something was done
+		} else if err == nil {
+			report.Fresh = report.Fresh || before.Fresh
+			if batch.PatienceMicros == 0 { // the first has taken its leave
+				report.Fresh, report.Told = before.Fresh, before.Told
+			}
+			report.Left, report.Renewed = before.Left, before.Renewed
+			report.Grants = append(before.Grants, report.Grants...)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return report, nil
+}
+
+// attempt makes one call, again if need be; unfinished: Enter wants another.
+func (b *backend) attempt(ctx context.Context, batch *semaphore.Batch) (r *semaphore.Report, unfinished bool, err error) {
 	args := b.arguments(batch)
 	explicit := false
 	for pause := script.NewPause(); ; {
-		report, err := b.apply(ctx, explicit, args, batch)
+		r, unfinished, err = b.apply(ctx, explicit, args, batch)
 		switch {
 		case err == nil:
-			return report, nil
+			return r, unfinished, nil
 		case code(err) == "TB001": // the role's or the database's default is another isolation
 			explicit = true
 		case !notExecuted(err) || !pause.Wait(ctx):
-			return nil, b.explained(err)
+			return nil, false, b.explained(err)
 		}
 	}
 }
@@ -75,20 +100,23 @@ func (b *backend) arguments(batch *semaphore.Batch) []any {
 	}
 }
 
-func (b *backend) apply(ctx context.Context, explicit bool, args []any, batch *semaphore.Batch) (*semaphore.Report, error) {
+func (b *backend) apply(
+	ctx context.Context, explicit bool, args []any, batch *semaphore.Batch,
+) (r *semaphore.Report, unfinished bool, err error) {
 	if !explicit {
 		return b.call(ctx, b.store.pool, args, batch)
 	}
-	var report *semaphore.Report
-	err := pgx.BeginTxFunc(ctx, b.store.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
-		report, err = b.call(ctx, tx, args, batch)
+	err = pgx.BeginTxFunc(ctx, b.store.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+		r, unfinished, err = b.call(ctx, tx, args, batch)
 		return err
 	})
-	return report, err
+	return r, unfinished, err
 }
 
-func (b *backend) call(ctx context.Context, q querier, args []any, batch *semaphore.Batch) (*semaphore.Report, error) {
-	const columns = "at, late, fresh, total, earliest, told, standings, renewed, outcomes, fences, places, grants"
+func (b *backend) call(
+	ctx context.Context, q querier, args []any, batch *semaphore.Batch,
+) (r *semaphore.Report, unfinished bool, err error) {
+	const columns = "at, late, fresh, total, earliest, told, standings, renewed, unfinished, outcomes, fences, places, grants"
 	sql := "SELECT " + columns + " FROM " + b.store.schema + ".semaphore_apply_1(" +
 		"$1::text, $2::text, $3::text, $4::text, $5::bigint, $6::bigint, $7::bigint, $8::bigint, $9::bigint, " +
 		"$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::boolean[])"
@@ -96,15 +124,18 @@ func (b *backend) call(ctx context.Context, q querier, args []any, batch *semaph
 	var standings, outcomes []int32
 	var fences, places []int64
 	var grants []string
-	err := q.QueryRow(ctx, sql, args...).Scan(&out.Now, &out.Late, &out.Fresh, &out.Permits, &out.Earliest, &out.Told,
-		&standings, &out.Renewed, &outcomes, &fences, &places, &grants)
+	err = q.QueryRow(ctx, sql, args...).Scan(&out.Now, &out.Late, &out.Fresh, &out.Permits, &out.Earliest, &out.Told,
+		&standings, &out.Renewed, &unfinished, &outcomes, &fences, &places, &grants)
 	if err != nil || out.Late {
-		return &out, err
+		return &out, false, err
 	}
 	n := len(batch.Enter)
+	if unfinished {
+		n = 0
+	}
 	if len(standings) != len(batch.Leave) || len(out.Renewed) != len(batch.Renew) ||
 		len(outcomes) != n || len(fences) != n || len(places) != n {
-		return nil, fmt.Errorf("%w: unexpected report", semaphore.ErrCorrupt)
+		return nil, false, fmt.Errorf("%w: unexpected report", semaphore.ErrCorrupt)
 	}
 	for _, standing := range standings {
 		out.Left = append(out.Left, semaphore.Standing(standing))
@@ -117,11 +148,11 @@ func (b *backend) call(ctx context.Context, q querier, args []any, batch *semaph
 	for _, text := range grants {
 		g, ok := parseGrant(text)
 		if !ok {
-			return nil, fmt.Errorf("%w: unexpected grant %.80q", semaphore.ErrCorrupt, text)
+			return nil, false, fmt.Errorf("%w: unexpected grant %.80q", semaphore.ErrCorrupt, text)
 		}
 		out.Grants = append(out.Grants, g)
 	}
-	return &out, nil
+	return &out, unfinished, nil
 }
 
 // Holders implements semaphore.Backend.

@@ -36,6 +36,10 @@ func testBackend(t *testing.T, pool *pgxpool.Pool, schema Option) {
 
 func TestConformance(t *testing.T) {
 	pool, schema := opened(t)
+	testConformance(t, pool, schema)
+}
+
+func testConformance(t *testing.T, pool *pgxpool.Pool, schema Option) {
 	semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 		name := fmt.Sprint(t.Name(), " ", names.Add(1))
 		return func() *semaphore.Semaphore { return opens(t, store(t, pool, schema), name, permits, opts...) }

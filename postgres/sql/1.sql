@@ -1,10 +1,12 @@
 -- Version 1 of the schema: semaphores. The migration has put the schema at the head of search_path.
 --
--- A batch is one call of semaphore_apply_1, and one transaction. The row of the semaphore, locked for update, lets one batch
--- in at a time. All else are rows that are never deleted in daily use but changed in place, and whose indexed columns never
--- change: a state, and slots, which are taken and freed. So PostgreSQL reuses the space of old versions within the page,
--- without a vacuum. It cannot while some transaction, a dump say, may still look at them. A semaphore then moves to a new
--- home: its next versions have another key, and who looks for them no longer meets the old ones.
+-- A batch is one call of semaphore_apply_1, and one transaction; it is several when the queue has very many to admit or to
+-- drop, so that none takes for ever, and what the ones before did stays done though time runs out. The row of the
+-- semaphore, locked for update, lets one batch in at a time. All else are rows that are never deleted in daily use but
+-- changed in place, and whose indexed columns never change: a state, and slots, which are taken and freed. So PostgreSQL
+-- reuses the space of old versions within the page, without a vacuum. It cannot while some transaction, a dump say, may
+-- still look at them. A semaphore then moves to a new home: its next versions have another key, and who looks for them no
+-- longer meets the old ones.
 --
 -- All times are microseconds since 1970 of clock_timestamp(). Names, ids and labels are ASCII; other bytes are escaped.
 
@@ -55,6 +57,7 @@ CREATE TABLE semaphore_slot (
         autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 5000);
 
 -- Decides one batch of one process: Backend.Apply of the package semaphore says how. Enter comes as four arrays.
+-- If it leaves off unfinished, all is done but Enter, to which those ahead come first: it wants to be called again for that.
 -- Errors: TB001: the transaction is not READ COMMITTED; TB002: the counters of the semaphore and its slots disagree.
 CREATE FUNCTION semaphore_apply_1(
     a_name text, a_process text, a_label text, a_channel text, a_lease bigint, a_patience bigint, a_permits bigint,
@@ -63,6 +66,7 @@ CREATE FUNCTION semaphore_apply_1(
     OUT at bigint, OUT late boolean, OUT fresh boolean, OUT total bigint, OUT earliest bigint, OUT told bigint,
     OUT standings int[], OUT renewed boolean[],
     OUT outcomes int[], OUT fences bigint[], OUT places bigint[], -- of Enter
+    OUT unfinished boolean,
     OUT grants text[] -- to this process: 'id outcome fence expires', which is also what others are told
 ) LANGUAGE plpgsql
   SET search_path FROM CURRENT
@@ -72,7 +76,7 @@ AS $$
 DECLARE
     refused CONSTANT int := 0; queued CONSTANT int := 1; granted CONSTANT int := 2; too_many CONSTANT int := 3;
     second CONSTANT bigint := 1000000;
-    chunk CONSTANT int := 100;
+    chunks CONSTANT int[] := '{100, 10000}'; -- of the queue; each is a pass over all slots, and mostly the first is enough
     named semaphore;
     s semaphore_state;
     strays bigint; moved bigint;
@@ -80,7 +84,7 @@ DECLARE
     changed boolean := false; -- earliest must be looked for anew
     lost int; lost_permits bigint;
     mine int; -- the process' slot
-    w record; alive boolean; blocked boolean; seen int; outcome int; fence bigint; expires bigint; news text;
+    chunk int; w record; alive boolean; blocked boolean; seen int; outcome int; fence bigint; expires bigint; news text;
     taken int[]; numbers bigint[]; freed int[]; stale int[];
     tell_slots int[] := '{}'; tell_channels text[] := '{}'; tell_texts text[] := '{}';
     kinds int[]; slots int[]; firsts int[]; f int; head bigint; wants bigint; place bigint; prolonged int[] := '{}';
@@ -109,7 +113,7 @@ BEGIN
         + pg_stat_get_xact_tuples_updated('semaphore_slot'::regclass)
         - pg_stat_get_xact_tuples_hot_updated('semaphore_slot'::regclass);
     at := (extract(epoch FROM clock_timestamp()) * second)::bigint;
-    fresh := false; total := 0; earliest := 0; told := 0;
+    fresh := false; total := 0; earliest := 0; told := 0; unfinished := false;
     late := a_deadline <> 0 AND at > a_deadline;
     IF late THEN
         RETURN;
@@ -177,7 +181,9 @@ BEGIN
     -- Who waits for longest comes first, and nobody passes: who wants many is not starved. Behind them, when nobody holds
     -- anything, come those who wait for that.
     grants := '{}';
-    WHILE s.queued > 0 OR s.idle > 0 AND s.used = 0 LOOP
+    FOREACH chunk IN ARRAY chunks LOOP
+        unfinished := s.queued > 0 OR s.idle > 0 AND s.used = 0;
+        EXIT WHEN NOT unfinished;
         taken := '{}'; numbers := '{}'; freed := '{}'; stale := '{}';
         seen := 0;
         blocked := false;
@@ -224,19 +230,22 @@ BEGIN
                     tell_channels := tell_channels || w.channel;
                     tell_texts := tell_texts || news;
                 END IF;
-            ELSIF w.process <> a_process AND w.whose IS NOT NULL AND w.whose <> ALL (stale) THEN
+            ELSIF w.process <> a_process AND w.whose IS NOT NULL THEN
                 stale := stale || w.whose;
             END IF;
         END LOOP;
         IF cardinality(taken) > 0 THEN
-            UPDATE semaphore_slot SET kind = 1, number = numbers[array_position(taken, slot)], since = at, until = at + a_lease
-            WHERE home = s.home AND slot = ANY (taken);
+            UPDATE semaphore_slot e SET kind = 1, number = u.number, since = at, until = at + a_lease
+            FROM unnest(taken, numbers) AS u (slot, number)
+            WHERE e.home = s.home AND e.slot = ANY (taken) AND e.slot = u.slot;
         END IF;
         IF cardinality(freed) + cardinality(stale) > 0 THEN
             UPDATE semaphore_slot SET kind = -kind WHERE home = s.home AND slot = ANY (freed || stale);
-            s.processes := s.processes - cardinality(stale);
+            GET DIAGNOSTICS lost = ROW_COUNT;
+            s.processes := s.processes - (lost - cardinality(freed)); -- stale has some more than once
         END IF;
-        EXIT WHEN blocked OR seen < chunk;
+        unfinished := NOT blocked AND seen = chunk;
+        EXIT WHEN NOT unfinished;
     END LOOP;
     IF cardinality(tell_slots) > 0 THEN
         UPDATE semaphore_slot SET number = number + cardinality(array_positions(tell_slots, slot))
@@ -244,7 +253,7 @@ BEGIN
         PERFORM pg_notify(u.channel, u.payload) FROM unnest(tell_channels, tell_texts) AS u (channel, payload);
     END IF;
 
-    IF cardinality(a_enter) > 0 THEN
+    IF cardinality(a_enter) > 0 AND NOT unfinished THEN
         SELECT array_agg(e.kind::int ORDER BY i), array_agg(e.number ORDER BY i), array_agg(e.slot ORDER BY i),
                array_agg(first::int ORDER BY i)
         INTO kinds, numbers, slots, firsts
