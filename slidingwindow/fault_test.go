@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http/httptest"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -536,6 +537,98 @@ func TestGiveUp(t *testing.T) {
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
 	require.Equal(t, 2, left)
+}
+
+// Who gives up makes room for others at once, and costs no more when there are many: nobody copies the queue.
+func TestManyGiveUp(t *testing.T) {
+	const many = 20_000
+	client := redistest.Shared(t).Client(t)
+	h := &holding{RedisClient: client, open: make(chan struct{})}
+	l, err := New(unique(t), many, time.Hour, time.Minute, WithRedis(h), WithTimeout(time.Minute), WithMaxWaiters(many))
+	require.NoError(t, err)
+	h.hold.Store(true)
+	submit := func() (*call, error) {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		c := &call{n: 1, asks: true, ready: make(chan struct{})}
+		return c, l.submit(c)
+	}
+	first, err := submit()
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return first.sent
+	}, 10*time.Second, time.Millisecond)
+	calls := make([]*call, many)
+	for i := range calls {
+		calls[i], err = submit()
+		require.NoError(t, err)
+	}
+	_, err = submit()
+	require.ErrorIs(t, err, ErrTooManyWaiters)
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for _, c := range calls[:many-1] {
+		_, err = l.await(over, c)
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1000*many))
+	l.mu.Lock()
+	require.EqualValues(t, 2, l.fleet.pending)
+	require.Less(t, len(l.fleet.queue), 4, "those who have gone take no room either")
+	l.mu.Unlock()
+	for range many - 1 {
+		_, err = submit()
+		require.NoError(t, err)
+	}
+	_, err = submit()
+	require.ErrorIs(t, err, ErrTooManyWaiters)
+	h.hold.Store(false)
+	close(h.open)
+	ok, err := l.await(ctx, calls[many-1])
+	require.NoError(t, err)
+	require.True(t, ok)
+	quiet(t, l)
+	l.mu.Lock()
+	require.Zero(t, l.fleet.pending)
+	require.Zero(t, l.fleet.gone)
+	l.mu.Unlock()
+	left, err := l.refreshed(t)
+	require.NoError(t, err)
+	require.Zero(t, left, "the last of them was one too many, and who has gone took nothing")
+}
+
+// A caller that gives up when it is answered already, and only has not heard of it, is not taken off the counts twice.
+func TestGiveUpAnswered(t *testing.T) {
+	l, err := New("x", 10, time.Hour, time.Minute, WithRedis(redistestNone{}))
+	require.NoError(t, err)
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	l.mu.Lock()
+	l.fleet.flying = true // by this test
+	var calls []*call
+	submit := func() {
+		c := &call{n: 1, asks: true, ready: make(chan struct{})}
+		require.NoError(t, l.submit(c))
+		calls = append(calls, c)
+	}
+	submit()
+	b := l.build()
+	submit()
+	submit()
+	done, _ := l.settle(b, nil, io.EOF)
+	l.mu.Unlock()
+	require.Equal(t, calls, done)
+	for _, c := range calls {
+		_, err := l.await(over, c)
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.Zero(t, l.fleet.pending)
+	require.Zero(t, l.fleet.gone)
 }
 
 // While Redis is slow, a caller too many is told so at once.

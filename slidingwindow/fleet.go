@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -47,6 +48,7 @@ type fleet struct {
 	received int64
 
 	queue   []*call
+	gone    int // of the queue, those whose callers have given up
 	flying  bool
 	look    bool  // somebody wants to know the counts
 	pending int64 // permits of those that were submitted and not settled
@@ -80,7 +82,8 @@ func newFleet(o *options, key string) *fleet {
 type call struct {
 	n     int64
 	asks  bool // the server decides; else it was admitted and is only told
-	sent  bool
+	sent  bool // or settled: it is in the queue no more
+	gone  bool // its caller has given up
 	tries int
 	ok    bool
 	err   error
@@ -162,7 +165,7 @@ func (l *Limiter) shut(now, latest, room int64) {
 
 // submit queues a call, unless too many are there. mu is held.
 func (l *Limiter) submit(c *call) error {
-	if f := l.fleet; len(f.queue) >= f.most {
+	if f := l.fleet; len(f.queue)-f.gone >= f.most {
 		return fmt.Errorf("%w: limiter %.80q: %d wait already", ErrTooManyWaiters, l.name, f.most)
 	}
 	l.fleet.queue = append(l.fleet.queue, c)
@@ -192,17 +195,20 @@ func (l *Limiter) await(ctx context.Context, c *call) (bool, error) {
 		return c.ok, c.err
 	default:
 	}
-	if !c.sent {
-		f := l.fleet
-		for i, q := range f.queue {
-			if q == c {
-				f.queue = append(f.queue[:i:i], f.queue[i+1:]...)
-				f.pending -= c.n
-				break
-			}
-		}
+	if c.gone = true; !c.sent {
+		l.fleet.pending -= c.n
+		l.fleet.leave()
 	}
 	return false, ctx.Err()
+}
+
+// leave counts one more of the queue who has given up. They are dropped when they are most of it: for each that moves another one
+// has gone. mu is held.
+func (f *fleet) leave() {
+	if f.gone++; 2*f.gone > len(f.queue) {
+		f.queue = slices.DeleteFunc(f.queue, func(c *call) bool { return c.gone })
+		f.gone = 0
+	}
 }
 
 // refresh returns when the counts of this sub-interval are known.
@@ -325,6 +331,10 @@ func (l *Limiter) build() *flight {
 	for len(f.queue) > 0 && len(b.calls) < maxBatch {
 		c := f.queue[0]
 		f.queue = f.queue[1:]
+		if c.gone {
+			f.gone--
+			continue
+		}
 		if c.asks && c.n > 0 && f.heard && l.tally.used(&l.rule, l.latest(now))+kept+c.n > limit { // the last answer has shown it
 			refused = append(refused, c)
 			continue
@@ -472,11 +482,15 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 		longest = longPause
 	}
 	f.pause = min(2*f.pause, longest)
-	done = append(b.calls, f.queue...)
+	done = b.calls
 	for _, c := range f.queue {
-		f.pending -= c.n
+		if !c.gone {
+			f.pending -= c.n
+			c.sent = true
+			done = append(done, c)
+		}
 	}
-	f.queue, f.look = nil, false
+	f.queue, f.gone, f.look = nil, 0, false
 	for _, c := range done {
 		if c.n == 0 {
 			c.err = err
@@ -497,9 +511,12 @@ func (l *Limiter) again(b *flight, clock, received int64) (tired []*call) {
 	}
 	var rest []*call
 	for _, c := range b.calls {
-		if c.tries++; c.tries > 1 {
+		switch c.tries++; {
+		case c.gone: // nothing was taken for it
+			f.pending -= c.n
+		case c.tries > 1:
 			tired = append(tired, c)
-		} else {
+		default:
 			c.sent = false
 			rest = append(rest, c)
 		}
