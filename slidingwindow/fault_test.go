@@ -433,6 +433,100 @@ func TestAwayFull(t *testing.T) {
 	}
 }
 
+// A share is exact by Redis' clock, whenever in a slow round trip the script ran: at its end, as here, what was admitted by it
+// counts until then. The process admits by the earliest that it can be, and RetryAfter says when that is.
+func TestShareIsExact(t *testing.T) {
+	server := redistest.Start(t)
+	h := &holding{RedisClient: server.Client(t), open: make(chan struct{})}
+	var clock, ahead atomic.Int64 // ahead: of what is sent
+	clock.Store(begin)
+	l, err := New("x", 100, time.Minute, time.Second, WithRedis(h), WithTimeout(time.Minute), WithShare(5),
+		WithClock(clockOf{now: clock.Load}), serverClock(func() int64 { return clock.Load() + ahead.Load() }))
+	require.NoError(t, err)
+	const trip = 5_400_000 // µs, so that the clock leaves the sub-interval
+	ahead.Store(trip)
+	h.hold.Store(true)
+	first := make(chan error)
+	go func() {
+		ok, err := l.AllowN(ctx, 5)
+		if err == nil && !ok {
+			err = errors.New("refused")
+		}
+		first <- err
+	}()
+	require.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.fleet.pending == 5 && len(l.fleet.queue) == 0
+	}, 10*time.Second, time.Millisecond)
+	clock.Add(trip)
+	ahead.Store(0)
+	h.hold.Store(false)
+	close(h.open)
+	require.NoError(t, <-first)
+	quiet(t, l)
+	require.NoError(t, server.Kill())
+
+	began := clock.Load()
+	allow := func(at int64, n int, want bool) {
+		t.Helper()
+		clock.Store(at)
+		ok, err := l.AllowN(ctx, n)
+		require.NoError(t, err)
+		require.Equal(t, want, ok)
+	}
+	minute := time.Minute.Microseconds()
+	for _, at := range []int64{0, minute - trip, minute - trip + 1, minute - 1, minute} {
+		allow(began+at, 1, false)
+		require.Equal(t, time.Duration(minute+1-at)*time.Microsecond, l.RetryAfter(1))
+	}
+	clock.Store(began + minute + 1)
+	require.Zero(t, l.RetryAfter(5))
+	left, err := l.Remaining(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 5, left)
+	allow(began+minute+1, 2, true)
+	allow(began+minute+1, 4, false)
+	allow(began+minute+1_000_000, 3, true)
+	// What was admitted alone may have been so as late as a trip later by Redis' clock, and is told so.
+	for _, at := range []int64{2 * minute, 2*minute + trip} {
+		allow(began+at, 1, false)
+	}
+	allow(began+2*minute+trip+2, 2, true)
+	allow(began+2*minute+trip+2, 1, false)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	owed := l.fleet.owed.list()
+	require.Equal(t, began+2*minute+trip+2+trip, owed[len(owed)-1].last)
+}
+
+// So is one that began before Redis was ever heard, by the process' own clock: how far that is from Redis' is known
+// only within a round trip, during which more was admitted.
+func TestShareBeforeRedis(t *testing.T) {
+	l, err := New("x", 100, time.Minute, time.Second, WithRedis(redistestNone{}), WithShare(5))
+	require.NoError(t, err)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	allow := func(n, now int64, want bool) {
+		t.Helper()
+		ok, err := l.alone(n, now)
+		require.NoError(t, err)
+		require.Equal(t, want, ok)
+	}
+	const trip, hour, minute = 1_700_000, 3_600_000_000, 60_000_000
+	sent, received := begin+10_000_000, begin+10_000_000+trip
+	allow(3, begin, true)
+	allow(2, received, true) // before it was settled
+	raw := received + hour   // the script ran late
+	require.NoError(t, l.learn(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
+	require.Equal(t, begin+hour+trip, l.fleet.owed.at(0).last)
+	allow(1, begin+minute+trip, false)
+	allow(4, begin+minute+trip+1, false)
+	allow(3, begin+minute+trip+1, true)
+	allow(1, received+minute+trip, false)
+	allow(2, received+minute+trip+1, true)
+}
+
 // What Redis comes to only when nobody waits for it any more takes nothing.
 func TestTooLate(t *testing.T) {
 	server := redistest.Start(t)

@@ -28,7 +28,7 @@ var applyScript = script.New(applySource)
 // Clocks: an answer brings the server's clock, raw, which was read between sent and received by the process' own. Now it is
 // between raw + what has passed since received, and raw + what has passed since sent: whatever time of day the process
 // believes it is. What is refused without asking is refused by the latest of these, by which as much as can be is out of the
-// window; what is admitted without asking, by the earliest.
+// window; what is admitted without asking, by the earliest, and is counted as if it were at the latest.
 type fleet struct {
 	client  RedisClient
 	key     string
@@ -53,7 +53,7 @@ type fleet struct {
 	look    bool  // somebody wants to know the counts
 	pending int64 // permits of those that were submitted and not settled
 
-	mine tally // what this process admitted, by the server's clock
+	mine tally // what this process admitted, by the server's clock at the latest
 	owed tally // what of it Redis does not know
 
 	fault   error         // not nil: Redis is away
@@ -243,7 +243,8 @@ func (f *fleet) standing(l *Limiter, limit, now int64) (int64, int64, func(int64
 	}
 	if f.fault != nil {
 		own := l.own()
-		at := max(f.mine.seen, l.serverTime(now))
+		earliest, _ := l.bounds(now)
+		at := max(f.mine.seen, earliest)
 		return f.share, f.mine.used(own, at), func(room int64) int64 { return f.mine.until(own, at, room) - at }
 	}
 	latest := l.latest(now)
@@ -259,12 +260,12 @@ func (l *Limiter) own() *rule {
 	return &r
 }
 
-// serverTime is the time that the server would decide by, or the process' own if that was never heard.
-func (l *Limiter) serverTime(now int64) int64 {
+// bounds of the time that the server would decide by; the process' own time, if that was never heard.
+func (l *Limiter) bounds(now int64) (earliest, latest int64) {
 	if l.fleet.timed {
-		return l.latest(now)
+		return l.earliest(now), l.latest(now)
 	}
-	return now
+	return now, now
 }
 
 // alone decides while Redis is away. mu is held.
@@ -273,13 +274,14 @@ func (l *Limiter) alone(n, now int64) (bool, error) {
 	if f.away == Refuse {
 		return false, f.fault
 	}
-	r, at := l.own(), l.serverTime(now)
-	f.owed.advance(r, at)
-	if at = f.mine.advance(r, at); f.away == share && f.mine.used(r, at)+n > f.share {
+	r := l.own()
+	earliest, latest := l.bounds(now)
+	f.owed.advance(r, earliest)
+	if at := f.mine.advance(r, earliest); f.away == share && f.mine.used(r, at)+n > f.share {
 		return false, nil
 	}
-	f.mine.add(r, n) // beyond 2^37 it counts no more
-	f.owed.add(r, n)
+	f.mine.addAt(r, latest, n) // beyond 2^37 it counts no more
+	f.owed.addAt(r, latest, n)
 	return true, nil
 }
 
@@ -631,6 +633,6 @@ func (l *Limiter) hand(b *flight) {
 func (l *Limiter) restore(parts []part) {
 	if f := l.fleet; len(parts) > 0 {
 		parts = append(parts, f.owed.list()...)
-		f.owed.load(&l.rule, parts[len(parts)-1].last, parts)
+		f.owed.load(&l.rule, f.mine.seen, parts)
 	}
 }

@@ -138,11 +138,11 @@ func (s *tally) list() []part {
 	return parts
 }
 
-// push counts what was admitted after everything else.
+// push counts what was admitted after everything else, or as if it were.
 func (s *tally) push(r *rule, p part) {
 	s.sum += p.count
 	if s.size > 0 {
-		if newest := s.at(s.size - 1); r.index(newest.last) == r.index(p.last) {
+		if newest := s.at(s.size - 1); r.index(newest.last) >= r.index(p.last) {
 			newest.last, newest.count = max(newest.last, p.last), newest.count+p.count
 			return
 		}
@@ -157,11 +157,14 @@ func (s *tally) push(r *rule, p part) {
 }
 
 // add counts what was admitted at the latest time seen. It reports false, and does nothing, if that is too much to count.
-func (s *tally) add(r *rule, n int64) bool {
+func (s *tally) add(r *rule, n int64) bool { return s.addAt(r, s.seen, n) }
+
+// addAt counts what may have been admitted as late as that.
+func (s *tally) addAt(r *rule, at, n int64) bool {
 	if s.size > 0 && n > maxCount-s.at(s.size-1).count {
 		return false
 	}
-	s.push(r, part{s.seen, n})
+	s.push(r, part{max(at, s.seen), n})
 	return true
 }
 
