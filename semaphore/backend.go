@@ -9,7 +9,8 @@ import "context"
 // All times are microseconds of the backend's one clock since 1970; it is read once per batch. Ids are made by the caller,
 // so every request may be sent again: what has happened already is told again.
 type Backend interface {
-	// Apply decides a batch as one atomic step, in this order:
+	// Apply decides a batch as one atomic step, in the order below. A backend to which thousands of waiters are too many for one
+	// may take several, of which each holds by itself, as long as Enter comes with the last.
 	//
 	// The latest time seen is the time, if the clock is less than two seconds behind it; further behind, the clock was set
 	// back, and all expiries are moved back with it. Leases that have expired end. SetPermits, if not 0, is the number of
