@@ -132,7 +132,11 @@ func TestResetBehindOthers(t *testing.T) {
 		})
 	}
 	calls.Go(func() { _ = r.Cancel(background) })
-	time.Sleep(20 * time.Millisecond)
+	require.Eventually(t, func() bool { // a batch is under way, and others queue up behind it
+		l.line.mu.Lock()
+		defer l.line.mu.Unlock()
+		return l.line.flight != nil && len(l.line.queue) > 0
+	}, 10*time.Second, time.Millisecond)
 	require.NoError(t, l.Reset(background))
 	s.trip.Store(0)
 	calls.Wait()

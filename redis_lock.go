@@ -89,17 +89,7 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 // yielded waits until the lock may be asked for again. It reports false if the context ends first.
 func (m *memo) yielded(ctx context.Context) bool {
 	left := m.yield - mono()
-	if left <= 0 {
-		return true
-	}
-	timer := time.NewTimer(left)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return left <= 0 || script.Sleep(ctx, left)
 }
 
 // letGo releases a lock that was kept for a next batch which did not come.

@@ -137,7 +137,12 @@ func NewPause() *Pause {
 func (p *Pause) Wait(ctx context.Context) bool {
 	d := time.Duration(*p)
 	*p = Pause(min(2*d, 10*time.Millisecond))
-	timer := time.NewTimer(d/2 + rand.N(d))
+	return Sleep(ctx, d/2+rand.N(d))
+}
+
+// Sleep reports false if the context ends first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

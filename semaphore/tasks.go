@@ -1,0 +1,43 @@
+package semaphore
+
+import "sync"
+
+// tasks counts goroutines. Unlike a sync.WaitGroup it may begin anew while somebody waits for its end.
+type tasks struct {
+	mu    sync.Mutex
+	count int
+	idle  chan struct{} // closed when count is 0; nil: nobody waits
+}
+
+func (t *tasks) run(f func()) {
+	t.mu.Lock()
+	t.count++
+	t.mu.Unlock()
+	go func() {
+		defer func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			if t.count--; t.count == 0 && t.idle != nil {
+				close(t.idle)
+				t.idle = nil
+			}
+		}()
+		f()
+	}()
+}
+
+// ended is closed once none of them runs.
+func (t *tasks) ended() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	idle := t.idle
+	if idle == nil {
+		idle = make(chan struct{})
+	}
+	if t.count == 0 {
+		close(idle)
+	} else {
+		t.idle = idle
+	}
+	return idle
+}
