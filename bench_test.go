@@ -56,6 +56,17 @@ func BenchmarkTryAcquire(b *testing.B) {
 	}
 }
 
+// BenchmarkTryAcquireAfterSetRate grants from memory when the rate in force is not the limiter's own.
+func BenchmarkTryAcquireAfterSetRate(b *testing.B) {
+	l, err := tb.NewSmoothBursty("x", 1e9, tb.WithInitialPermits(1e9))
+	require.NoError(b, err)
+	require.NoError(b, l.SetRate(ctx, 2e9))
+	run(b, 1, func(int64) bool {
+		ok, err := l.TryAcquire(ctx, 1, 0)
+		return ok && err == nil
+	})
+}
+
 // BenchmarkRefused is TryAcquire of a bucket that owes an hour.
 func BenchmarkRefused(b *testing.B) {
 	for _, s := range stores {

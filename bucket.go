@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -10,55 +9,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/jonboulle/clockwork"
-)
 
-// Errors, to be matched with errors.Is. What wraps them names the bucket, the field and the value.
-var (
-	// ErrInvalidConfig: an option, a rate, a name, a store or a clock is out of range, or the bucket is of another kind.
-	ErrInvalidConfig = errors.New("tokenbucket: invalid configuration")
-	// ErrInvalidPermits: the number of permits is not positive, too large, or can never be granted within the timeout.
-	ErrInvalidPermits = errors.New("tokenbucket: invalid permits")
-	// ErrLockNotObtained: the bucket's lock was held by others for longer than the caller or the store would wait.
-	ErrLockNotObtained = errors.New("tokenbucket: lock not obtained")
-	// ErrCorruptState: what is stored under the bucket's key is not a state that this release understands. Nothing was
-	// overwritten.
-	ErrCorruptState = errors.New("tokenbucket: corrupt state")
-	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). Permits that it may have granted are given
-	// back when its answer still comes.
-	ErrStoreTimeout = errors.New("tokenbucket: store timeout")
-	// ErrTooManyWaiters: so many callers of this process wait for the bucket already (WithMaxWaiters).
-	ErrTooManyWaiters = errors.New("tokenbucket: too many waiters")
-)
-
-// WaitError tells that a wait would be too long for anybody to begin it. Nothing was taken.
-type WaitError struct {
-	// Bucket and Permits of the request.
-	Bucket  string
-	Permits int
-	// Wait that the request would take, or the shortest timeout with which it could ever be granted.
-	Wait time.Duration
-	// Reason is context.DeadlineExceeded (the wait ends after the context does) or ErrInvalidPermits (no state of this
-	// configuration grants the request within its timeout).
-	Reason error
-}
-
-func (e *WaitError) Error() string {
-	if errors.Is(e.Reason, context.DeadlineExceeded) {
-		return fmt.Sprintf("tokenbucket: bucket %q: permits %d: due in %v, after the context's deadline", e.Bucket, e.Permits, e.Wait)
-	}
-	return fmt.Sprintf("%v: bucket %q: permits %d: can never be granted within the timeout; the shortest that would do is %v",
-		e.Reason, e.Bucket, e.Permits, e.Wait)
-}
-
-// Unwrap returns Reason.
-func (e *WaitError) Unwrap() error { return e.Reason }
-
-const (
-	defaultCache        = 0.5
-	defaultHorizon      = 10 * time.Second
-	defaultStoreTimeout = time.Second
-	maxName             = 512
-	defaultMaxWaiters   = 1 << 17
+	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 )
 
 // RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
@@ -79,7 +31,7 @@ type RateLimiter struct {
 	line    *line
 	own     setting
 	initial float64
-	cache   time.Duration
+	maxWait time.Duration // of Try
 	horizon int64
 	enabled func() bool
 	lease   int64 // microseconds; 0: none
@@ -87,9 +39,10 @@ type RateLimiter struct {
 
 	plain      bool // neither a policy, an observer nor a shadow
 	policy     FailurePolicy
-	member     *member // of those that a LocalShare is divided by
+	member     *instances.Member // of those that a LocalShare is divided by
 	share      atomic.Pointer[share]
 	observer   *Observer
+	logger     logger
 	shadow     bool
 	maxWaiters int
 }
@@ -98,7 +51,7 @@ type RateLimiter struct {
 var realClock = clockwork.NewRealClock()
 
 func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
-	o := options{config: c, cache: defaultCache, horizon: defaultHorizon, timeout: defaultStoreTimeout, clock: realClock,
+	o := options{config: c, maxWait: defaultMaxWait, horizon: defaultHorizon, timeout: defaultStoreTimeout, clock: realClock,
 		maxWaiters: defaultMaxWaiters}
 	if len(name) < 1 || len(name) > maxName || !utf8.ValidString(name) {
 		o.fail("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes of UTF-8")
@@ -130,18 +83,26 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 		name = shadowMark + name
 	}
 	l := &RateLimiter{
-		line:    newLine(o.store, name, o.clock, o.timeout),
+		line:    lineOf(o.store, name, o.clock, o.timeout),
 		own:     newSetting(o.config),
 		initial: initial,
-		cache:   time.Duration(math.Round(o.cache * float64(time.Second))),
+		maxWait: o.maxWait,
 		horizon: o.horizon.Microseconds(),
 		enabled: o.enabled,
 
-		plain:  o.policy.mode == failClosed && o.observer == nil && !o.shadow,
+		plain:  o.policy == FailClosed && o.observer == nil && !o.shadow,
 		policy: o.policy, observer: o.observer, shadow: o.shadow, maxWaiters: o.maxWaiters,
 	}
-	if s, ok := o.store.(counted); ok && o.policy.mode == localShare {
-		l.member = s.join()
+	t := traitsOf(o.store)
+	if _, shares := o.policy.instances(); shares && t.join != nil {
+		l.member = t.join()
+	}
+	l.logger.set(o.logger)
+	if t.logger != nil {
+		t.logger.set(o.logger)
+	}
+	if l.line.health != nil {
+		l.line.health.logger.set(o.logger)
 	}
 	if o.observer != nil && o.observer.Health != nil && l.line.health != nil {
 		l.line.health.watch(l)
@@ -177,16 +138,17 @@ func (l *RateLimiter) InForce() Config { return l.effective().Config }
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
 func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
 
-// Try is TryAcquire of one permit with the cache × 1 s as its timeout (WithCache).
+// Try is TryAcquire of one permit that waits at most as long as [WithMaxWait] says: half a second by default.
 func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
-	return l.TryAcquire(ctx, 1, l.cache)
+	return l.TryAcquire(ctx, 1, l.maxWait)
 }
 
 // TryAcquire takes permits and waits until they are due, if that is within the timeout; else it returns false at once
 // and takes nothing. A timeout of 0 or less means that the permits must be due now.
 //
 // A context that ends while waiting gives the permits back and is returned as the error. A wait that cannot end before
-// the context does is a *WaitError at once, and so is a request that no state of the bucket could ever grant.
+// the context does is a [*WaitError] at once, and so is a request that no state of the bucket could grant within the
+// timeout ([ErrNeverGranted]).
 func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
 	if l.plain {
 		v, err := l.tryAcquire(ctx, permits, timeout)
@@ -211,11 +173,12 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 		return passedBy(off), err
 	}
 	n := int64(permits)
-	maxWait, err := l.longest(n, timeout)
-	if err != nil {
-		return verdict{by: ByCheck}, err
-	}
-	if l.line.memory {
+	maxWait, never := l.longest(n, timeout)
+	if never != nil {
+		if l.heardLately() {
+			return verdict{by: ByCheck}, never
+		}
+	} else if l.line.memory != nil {
 		if granted, decided := l.line.takeNow(l, n, maxWait); decided {
 			return verdict{granted: granted}, nil
 		}
@@ -227,7 +190,10 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 	c := l.newCall(ctx, n)
 	c.maxWait = maxWait
 	l.line.submit(ctx, c)
-	if err := l.wait(ctx, c); err != nil {
+	switch err := l.wait(ctx, c); {
+	case never != nil && away(err):
+		return verdict{by: ByCheck}, never
+	case err != nil:
 		return verdict{}, err
 	}
 	v, err := c.verdict(), l.hopeless(c, timeout)
@@ -278,7 +244,7 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 	if off || err != nil {
 		return passedBy(off), err
 	}
-	if l.line.memory {
+	if l.line.memory != nil {
 		if granted, _ := l.line.takeNow(l, int64(permits), 0); granted {
 			return verdict{granted: true}, nil
 		}
@@ -336,11 +302,12 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 	if off {
 		return &Reservation{}, passedBy(true), nil
 	}
-	maxWait, err := l.longest(int64(permits), timeout)
-	if err != nil {
-		return nil, passedBy(false), err
-	}
-	if wait, refused := l.line.refuses(l, int64(permits), maxWait); refused {
+	maxWait, never := l.longest(int64(permits), timeout)
+	if never != nil {
+		if l.heardLately() {
+			return nil, passedBy(false), never
+		}
+	} else if wait, refused := l.line.refuses(l, int64(permits), maxWait); refused {
 		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.line.seen()},
 			verdict{by: BySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
@@ -358,7 +325,10 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 	}
 	l.line.mu.Lock() // it may be asking again already, see startOver
 	defer l.line.mu.Unlock()
-	if c.err != nil {
+	switch {
+	case never != nil && away(c.err):
+		return nil, passedBy(false), never
+	case c.err != nil:
 		return nil, verdict{}, c.err
 	}
 	v := c.verdict()
@@ -440,8 +410,11 @@ func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err err
 	if permits <= 0 {
 		return false, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
 	}
+	if int64(permits) > maxExact {
+		return false, l.overflow(int64(permits))
+	}
 	if permits > 1 { // the constructor has seen to one
-		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok || int64(permits) > maxExact {
+		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok && l.heardLately() {
 			return false, l.overflow(int64(permits))
 		}
 	}
@@ -466,15 +439,28 @@ func (l *RateLimiter) overflow(permits int64) error {
 	return fmt.Errorf("%w: bucket %q: permits %d: the debt would exceed 2^53 µs; ask for fewer", ErrInvalidPermits, l.Name(), permits)
 }
 
-// longest is a timeout as the longest wait in microseconds, if any state of the bucket could grant the request within it.
-func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, err error) {
+// heardLately tells whether the configuration that this process knows is at most sightAge old, or the store is away and cannot tell
+// of a newer one.
+func (l *RateLimiter) heardLately() bool {
+	line := l.line
+	if line.down() != nil {
+		return true
+	}
+	line.mu.Lock()
+	defer line.mu.Unlock()
+	return line.listened != 0 && line.now()-line.listened < sightAge.Microseconds()
+}
+
+// longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request
+// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force.
+func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, never error) {
 	maxWait = min(max(0, timeout.Microseconds()), maxExact)
 	s := l.effective()
 	if s.Kind == Bursty && float64(permits) <= s.max {
 		return maxWait, nil
 	}
 	if least := s.leastWait(&s.curve, permits); least > maxWait {
-		return 0, &WaitError{l.Name(), int(permits), time.Duration(least) * time.Microsecond, ErrInvalidPermits}
+		return maxWait, &WaitError{l.Name(), int(permits), time.Duration(least) * time.Microsecond, ErrNeverGranted}
 	}
 	return maxWait, nil
 }
@@ -517,9 +503,16 @@ func (l *RateLimiter) wait(ctx context.Context, c *call) error {
 	}
 }
 
-// hopeless turns the refusal of a wait that only the context was too short for into an error.
+// hopeless turns two refusals into errors: of what can never be granted by the configuration that the answer brought, and of a
+// wait that only the context was too short for.
 func (l *RateLimiter) hopeless(c *call, timeout time.Duration) error {
-	if wait := time.Duration(c.wait) * time.Microsecond; c.refused && !c.deadline.IsZero() && wait <= timeout {
+	if !c.refused {
+		return nil
+	}
+	if _, never := l.longest(c.permits, timeout); never != nil {
+		return never
+	}
+	if wait := time.Duration(c.wait) * time.Microsecond; !c.deadline.IsZero() && wait <= timeout {
 		return &WaitError{l.Name(), int(c.permits), wait, context.DeadlineExceeded}
 	}
 	return nil

@@ -24,22 +24,6 @@ func appendFloat(dst []byte, f float64) []byte {
 	return strconv.AppendFloat(dst, f, 'g', 17, 64)
 }
 
-// appendText appends the canonical form of the configuration, which is its part of the stored state: kind, payment,
-// rate, then size and floor or warm-up period and cold factor, and the version.
-func (c *Config) appendText(dst []byte) []byte {
-	dst = append(append(dst, c.Kind.String()...), ' ')
-	dst = append(append(dst, c.Payment.String()...), ' ')
-	dst = append(appendFloat(dst, c.Rate), ' ')
-	if c.Kind == WarmingUp {
-		dst = append(strconv.AppendInt(dst, c.WarmupMicros, 10), ' ')
-		dst = append(appendFloat(dst, c.ColdFactor), ' ')
-	} else {
-		dst = append(appendFloat(dst, c.Size), ' ')
-		dst = append(appendFloat(dst, c.Floor), ' ')
-	}
-	return strconv.AppendInt(dst, c.Version, 10)
-}
-
 // AppendText appends the state in its stored form.
 func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
 	dst = strconv.AppendInt(append(dst, stateFormat+" epoch="...), b.Epoch, 10)

@@ -3,11 +3,12 @@ package tokenbucket
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"math/rand/v2"
 	"runtime"
 	"slices"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
 // back is a giveBack on its way.
@@ -100,7 +101,7 @@ func (l *line) fly() {
 			l.flight = nil
 		} else {
 			f.late = true
-			l.letGo(f.batch.memo)
+			f.batch.memo.letGo()
 		}
 		woken = woken[:0]
 		l.woken = &woken
@@ -134,17 +135,10 @@ func (l *line) depart() *flight {
 	defer l.mu.Unlock()
 	f := l.build()
 	if l.flight, l.flying = f, f != nil; f == nil {
-		l.letGo(l.memo)
+		l.memo.letGo()
 	}
 	l.arm()
 	return f
-}
-
-// letGo ends what the store has kept for a next batch.
-func (l *line) letGo(m *memo) {
-	if s, ok := l.store.(*RedisStore); ok {
-		s.letGo(m)
-	}
 }
 
 // land ends a flight that left by depart. It lends the buffer.
@@ -183,8 +177,12 @@ func (l *line) build() *flight {
 	f.batch = Batch{
 		Name: l.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
-		LocalMicros: l.micros, ServerMicros: l.server, ServerRead: l.heard,
-		own: &limiter.own, memo: l.memo,
+		LocalMicros: l.micros,
+		own:         &limiter.own, memo: l.memo,
+	}
+	if l.server.Known() {
+		micros, received := l.server.Last()
+		f.batch.ServerMicros, f.batch.ServerRead = micros, clock.At(received)
 	}
 	if l.memo = nil; f.batch.memo == nil {
 		f.batch.memo = new(memo)
@@ -323,18 +321,18 @@ func (l *line) first() *RateLimiter {
 // deadline is when the last of the batch's callers gives up: run later, the batch must take nothing.
 func (f *flight) deadline(timeout time.Duration) {
 	f.began = mono()
-	until := time.Duration(0)
+	until := f.began // not 0: in a bubble of testing/synctest the time since origin is negative
 	if len(f.backs) > 0 || f.leased > 0 {
 		until = f.began + timeout
 	}
 	for _, c := range f.calls {
 		last := c.sent + timeout
 		if !c.deadline.IsZero() {
-			last = min(last, c.deadline.Sub(origin))
+			last = min(last, clock.Of(c.deadline))
 		}
 		until = max(until, last)
 	}
-	f.until = origin.Add(until)
+	f.until = clock.At(until)
 }
 
 // newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
@@ -348,7 +346,7 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		received = out.local
 	}
 	if l.memo == nil || !f.late {
-		l.letGo(l.memo) // of one that came back too late
+		l.memo.letGo() // of one that came back too late
 		l.memo = f.batch.memo
 	}
 	l.listened = now
@@ -359,14 +357,14 @@ func (l *line) settle(f *flight, out *Outcome, err error) {
 		l.lapse(f, mono()) // nobody may have looked: this process was stopped
 	}
 	if err == nil {
-		l.learn(out, f.late)
+		l.learn(f, out)
 		if !l.inline {
 			if till := received + out.Bucket.HeldUntilMicros - out.NowMicros; !f.late || till > l.heldTill {
 				l.heldTill = till
 			}
 			l.served = true
 			if !f.late {
-				l.server, l.heard = out.ClockMicros, origin.Add(mono())
+				l.server.Heard(out.ClockMicros, f.began, mono())
 			}
 		}
 	}
@@ -506,8 +504,8 @@ func (l *line) returnedFrom(f *flight, out *Outcome, err error) {
 }
 
 // learn notes the configuration in force and reports a disagreement once.
-func (l *line) learn(out *Outcome, late bool) {
-	if late {
+func (l *line) learn(f *flight, out *Outcome) {
+	if f.late {
 		return // what another answer has brought since is newer
 	}
 	l.epoch = out.Bucket.Epoch
@@ -526,7 +524,7 @@ func (l *line) learn(out *Outcome, late bool) {
 	}
 	if out.Conflict && l.conflict != c.Version {
 		l.conflict = c.Version
-		slog.Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
+		f.limiter.logger.get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
 			"bucket", l.label(), "version", c.Version, "in force", string(c.appendText(nil)))
 	}
 }

@@ -2,14 +2,19 @@ package tokenbucket_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -39,6 +44,34 @@ func Example() {
 	})
 }
 
+// Redis behind TLS, with a user of its own.
+func ExampleNewRedisScriptStore_tls() {
+	var authority, certificate, key []byte // PEM, as from files
+	var password string
+
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(authority) {
+		panic("no certificate in it")
+	}
+	own, err := tls.X509KeyPair(certificate, key) // only if the server asks for one (tls-auth-clients yes)
+	if err != nil {
+		panic(err)
+	}
+	client := redis.NewClient(&redis.Options{
+		Addr:     "redis.example:6380",
+		Username: "script",
+		Password: password,
+		TLSConfig: &tls.Config{
+			ServerName:   "redis.example",
+			RootCAs:      roots,
+			Certificates: []tls.Certificate{own},
+			MinVersion:   tls.VersionTLS12,
+		},
+	})
+	store := tokenbucket.NewRedisScriptStore(client)
+	_, _ = tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithStore(store))
+}
+
 // A limit so high that even a shared round trip a call is too much.
 func ExampleWithLease() {
 	store := tokenbucket.NewRedisScriptStore(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
@@ -66,10 +99,10 @@ func ExampleRateLimiter_TryAcquire() {
 	fmt.Println(passed, "of 10 passed at once")
 
 	_, err = limiter.TryAcquire(ctx, 8, 500*time.Millisecond)
-	fmt.Println(errors.Is(err, tokenbucket.ErrInvalidPermits), err)
+	fmt.Println(errors.Is(err, tokenbucket.ErrNeverGranted), err)
 	// Output:
 	// 5 of 10 passed at once
-	// true tokenbucket: invalid permits: bucket "fares": permits 8: can never be granted within the timeout; the shortest that would do is 600ms
+	// true tokenbucket: can never be granted: bucket "fares": permits 8: want a timeout of at least 600ms
 }
 
 func ExampleRateLimiter_Reserve() {
@@ -138,6 +171,7 @@ func ExampleWithFailurePolicy() {
 
 	limiter, err := tokenbucket.NewSmoothBursty("fares", 100, tokenbucket.WithStore(store),
 		tokenbucket.WithFailurePolicy(tokenbucket.LocalShare(4)), // a quarter of the rate, unless the fleet has counted itself
+		tokenbucket.WithLogger(slog.New(slog.DiscardHandler)),    // the observer tells enough
 		tokenbucket.WithObserver(tokenbucket.Observer{
 			Decision: func(_ context.Context, d tokenbucket.Decision) { fmt.Println("decided by", d.By) },
 		}))
@@ -176,22 +210,85 @@ func ExampleWithShadow() {
 	// Output: 10 passed; 7 would have been refused
 }
 
-// The Go blocks of the README are these examples, so they compile and do what they say.
+// The Go blocks of the README and of the pages in docs are parts of the examples, so they compile and do what they say.
 func TestReadme(t *testing.T) {
+	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
+	source := ""
+	for _, file := range []string{
+		"example_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
+		"examples/hello/main.go",
+	} {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		source += squeeze(string(text)) + "\n"
+	}
+	pages, err := filepath.Glob("docs/*.md")
+	require.NoError(t, err)
+	blocks := map[string]int{}
+	for _, page := range append(pages, "README.md") {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, part := range strings.Split(string(text), "```go\n")[1:] {
+			code, _, _ := strings.Cut(part, "```")
+			require.True(t, strings.Contains(source, squeeze(code)), "%s: no example has\n%s", page, code)
+			blocks[page]++
+		}
+	}
+	require.GreaterOrEqual(t, blocks["README.md"], 3)
+	require.GreaterOrEqual(t, len(blocks), 6, "pages with Go blocks")
+}
+
+// A newcomer reads the README to its end, and every link in it and in the pages leads somewhere.
+func TestReadmeLinks(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	var source []byte
-	for _, dir := range []string{".", "registry", "semaphore", "slidingwindow"} {
-		text, err := os.ReadFile(filepath.Join(dir, "example_test.go"))
+	require.LessOrEqual(t, strings.Count(string(readme), "\n"), 250, "lines of README.md")
+
+	pages, err := filepath.Glob("docs/*.md")
+	require.NoError(t, err)
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	links := 0
+	for _, page := range append(pages, "README.md", "CHANGELOG.md", "SECURITY.md") {
+		text, err := os.ReadFile(page)
 		require.NoError(t, err)
-		source = append(source, text...)
+		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			file, heading, _ := strings.Cut(m[1], "#")
+			target := page
+			if file != "" {
+				target = filepath.Join(filepath.Dir(page), file)
+			}
+			_, err := os.Stat(target)
+			require.NoError(t, err, "%s: link to %s", page, m[1])
+			if heading != "" {
+				require.Contains(t, headings(t, target), heading, "%s: link to %s", page, m[1])
+			}
+			links++
+		}
 	}
-	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
-	blocks := 0
-	for _, part := range strings.Split(string(readme), "```go\n")[1:] {
-		code, _, _ := strings.Cut(part, "```")
-		require.Contains(t, squeeze(string(source)), squeeze(code))
-		blocks++
+	require.Greater(t, links, 50)
+}
+
+// headings are the anchors of a page: in lower case, without punctuation, with hyphens for spaces.
+func headings(t *testing.T, page string) []string {
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	var all []string
+	for line := range strings.Lines(string(text)) {
+		if name, found := strings.CutPrefix(strings.TrimLeft(line, "#"), " "); found && line[0] == '#' {
+			keep := func(r rune) rune {
+				switch {
+				case r == ' ':
+					return '-'
+				case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+					return unicode.ToLower(r)
+				}
+				return -1
+			}
+			all = append(all, strings.Map(keep, strings.TrimSpace(name)))
+		}
 	}
-	require.GreaterOrEqual(t, blocks, 3)
+	return all
 }

@@ -3,9 +3,9 @@ package tokenbucket
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,196 +19,228 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// healthy waits until a limiter's store is known to be there, or away.
-func healthy(t *testing.T, l *RateLimiter, want bool) time.Duration {
-	began := time.Now()
-	require.Eventually(t, func() bool { return (l.line.down() == nil) == want }, 20*time.Second, time.Millisecond)
-	return time.Since(began)
+// What each policy gives while the store hangs or fails: an outage is noticed, from then on a call waits for nothing, and when the
+// store is back, that is noticed by itself. What is logged is that, once for all limiters of the store.
+func TestFailurePolicies(t *testing.T) {
+	for name, fault := range map[string]func(s *oneServer, is bool){
+		"hung":    func(s *oneServer, is bool) { s.hangs.Store(is); s.ill.Store(is) },
+		"refused": func(s *oneServer, is bool) { s.fails.Store(is); s.ill.Store(is) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) { failurePolicies(t, newOneServer(), fault) })
+		})
+	}
 }
 
-// What each policy gives while Redis is hung or killed, for every kind of store: an outage is noticed, from then on a call
-// costs far less than a round trip, and when Redis is back, that is noticed by itself.
-func TestFailurePolicies(t *testing.T) {
-	faults := map[string]struct{ begin, end func(*redistest.Server) error }{
-		"hung":    {(*redistest.Server).Stop, (*redistest.Server).Continue},
-		"refused": {(*redistest.Server).Kill, (*redistest.Server).Restart},
+func failurePolicies(t *testing.T, store *oneServer, fault func(*oneServer, bool)) {
+	var log recorder
+	open := func(bucket string, opts ...Option) *RateLimiter {
+		l, err := NewSmoothBursty(bucket, 10, append(opts, WithStore(store), WithMaxPermits(20), WithInitialPermits(20), log.option())...)
+		require.NoError(t, err)
+		ok, err := l.Try(background)
+		require.NoError(t, err)
+		require.True(t, ok)
+		return l
 	}
-	for name, fault := range faults {
-		for _, which := range []string{"script", "lock"} {
-			t.Run(name+"/"+which, func(t *testing.T) {
-				server := redistest.Start(t)
-				store := redisStores(server.Client(t))[which]
-				open := func(bucket string, opts ...Option) *RateLimiter {
-					l, err := NewSmoothBursty(bucket, 10, append(opts, WithStore(store), WithMaxPermits(20), WithInitialPermits(20))...)
-					require.NoError(t, err)
-					ok, err := l.Try(background)
-					require.NoError(t, err)
-					require.True(t, ok)
-					return l
-				}
-				var told atomic.Int64
-				closed := open("closed", WithObserver(Observer{Health: func(h Health) {
-					if h.Down {
-						require.Error(t, h.Err)
-						require.Equal(t, FailClosed, h.Policy)
-						told.Add(1)
-					} else {
-						require.Positive(t, h.After)
-						told.Add(100)
-					}
-				}}))
-				opened := open("open", WithFailurePolicy(FailOpen))
-				shared := open("share", WithFailurePolicy(LocalShare(5)))
-				require.Eventually(t, func() bool { return shared.member.live.Load() == 1 }, 10*time.Second, time.Millisecond)
-				shared.member.live.Store(4) // as if there were three more
-
-				require.NoError(t, fault.begin(server))
-				began := time.Now()
-				_, err := closed.Try(background)
-				require.Error(t, err)
-				require.True(t, away(err), "%v", err)
-				healthy(t, closed, false)
-				t.Logf("noticed after %v: %v", time.Since(began), err)
-
-				costs := make([]time.Duration, 1001)
-				for i := range costs {
-					began := time.Now()
-					ok, err := closed.Try(background)
-					costs[i] = time.Since(began)
-					require.False(t, ok)
-					require.ErrorIs(t, err, ErrStoreUnavailable)
-					require.ErrorContains(t, err, `"closed"`)
-				}
-				slices.Sort(costs)
-				t.Logf("a call costs %v (median of %d; wanted less than 100 µs)", costs[500], len(costs))
-				require.Less(t, costs[500], time.Millisecond)
-				_, err = closed.State(background)
-				require.ErrorIs(t, err, ErrStoreUnavailable)
-
-				for range 100 {
-					ok, err := opened.Try(background)
-					require.NoError(t, err)
-					require.True(t, ok)
-				}
-				r, err := opened.Reserve(background, 3)
-				require.NoError(t, err)
-				<-r.Ready()
-				require.NoError(t, r.Cancel(background))
-				_, err = opened.Acquire(background, 1)
-				require.NoError(t, err)
-				_, err = opened.TryAcquire(background, 0, 0)
-				require.ErrorIs(t, err, ErrInvalidPermits, "a policy is not for bad input")
-				over, cancel := context.WithCancel(background)
-				cancel()
-				_, err = opened.Try(over)
-				require.ErrorIs(t, err, context.Canceled)
-
-				began = time.Now()
-				passed := 0
-				for time.Since(began) < 2*time.Second {
-					ok, err := shared.TryAcquire(background, 1, 0)
-					require.NoError(t, err)
-					if ok {
-						passed++
-					}
-					time.Sleep(time.Millisecond)
-				}
-				span := time.Since(began).Seconds()
-				t.Logf("a local share of a quarter of 10/s let %d pass in %.2f s", passed, span)
-				require.LessOrEqual(t, float64(passed), 2.5*span)
-				require.GreaterOrEqual(t, passed, 2)
-				ok, err := shared.TryAcquire(background, 20, time.Second)
-				require.NoError(t, err, "the whole bucket could grant it, so it is no mistake")
-				require.False(t, ok)
-				waited, err := shared.Acquire(background, 1)
-				require.NoError(t, err)
-				require.LessOrEqual(t, waited, 400*time.Millisecond)
-
-				require.NoError(t, fault.end(server))
-				back := healthy(t, closed, true)
-				t.Logf("back %v after the server (wanted less than 1 s)", back)
-				for _, l := range []*RateLimiter{closed, opened, shared} {
-					_, err := l.State(background)
-					require.NoError(t, err)
-					_, err = l.Try(background)
-					require.NoError(t, err)
-				}
-				shared.line.mu.Lock()
-				require.True(t, shared.line.served, "the next outage begins with an empty bucket")
-				shared.line.mu.Unlock()
-				require.Eventually(t, func() bool { return told.Load() == 101 }, 10*time.Second, time.Millisecond)
-			})
+	var told atomic.Int64
+	closed := open("closed", WithObserver(Observer{Health: func(h Health) {
+		if h.Down {
+			require.Error(t, h.Err)
+			require.Equal(t, FailClosed, h.Policy)
+			told.Add(1)
+		} else {
+			require.Positive(t, h.After)
+			told.Add(100)
 		}
+	}}))
+	opened := open("open", WithFailurePolicy(FailOpen))
+	shared := open("share", WithFailurePolicy(LocalShare(4)))
+
+	fault(store, true)
+	_, err := closed.Try(background)
+	require.Error(t, err)
+	require.True(t, away(err), "%v", err)
+	require.LessOrEqual(t, healthy(t, closed, false), defaultStoreTimeout+probeTimeout)
+	require.Len(t, log.logged(), 1)
+
+	began := time.Now()
+	for range 1000 {
+		ok, err := closed.Try(background)
+		require.False(t, ok)
+		require.ErrorIs(t, err, ErrStoreUnavailable)
+		require.ErrorContains(t, err, `"closed"`)
 	}
+	_, err = closed.State(background)
+	require.ErrorIs(t, err, ErrStoreUnavailable)
+
+	for range 100 {
+		ok, err := opened.Try(background)
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	r, err := opened.Reserve(background, 3)
+	require.NoError(t, err)
+	<-r.Ready()
+	require.NoError(t, r.Cancel(background))
+	_, err = opened.Acquire(background, 1)
+	require.NoError(t, err)
+	_, err = opened.TryAcquire(background, 0, 0)
+	require.ErrorIs(t, err, ErrInvalidPermits, "a policy is not for bad input")
+	over, cancel := context.WithCancel(background)
+	cancel()
+	_, err = opened.Try(over)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Zero(t, time.Since(began), "nobody waits")
+
+	passed := 0
+	for range 2000 {
+		ok, err := shared.TryAcquire(background, 1, 0)
+		require.NoError(t, err)
+		if ok {
+			passed++
+		}
+		time.Sleep(time.Millisecond)
+	}
+	require.InDelta(t, 4.5, passed, 0.5, "a quarter of 10/s, for two seconds, from an empty bucket")
+	ok, err := shared.TryAcquire(background, 20, time.Second)
+	require.NoError(t, err, "the whole bucket could grant it, so it is no mistake")
+	require.False(t, ok)
+	waited, err := shared.Acquire(background, 1)
+	require.NoError(t, err)
+	require.LessOrEqual(t, waited, 400*time.Millisecond)
+
+	fault(store, false)
+	require.Less(t, healthy(t, closed, true), time.Second)
+	for _, l := range []*RateLimiter{closed, opened, shared} {
+		_, err := l.State(background)
+		require.NoError(t, err)
+		_, err = l.Try(background)
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 101, told.Load())
+	require.Len(t, log.logged(), 1)
+
+	time.Sleep(10 * time.Second)
+	fault(store, true)
+	_, err = closed.Try(background)
+	require.Error(t, err)
+	healthy(t, closed, false)
+	ok, err = shared.TryAcquire(background, 1, 0)
+	require.NoError(t, err)
+	require.False(t, ok, "the next outage begins with an empty bucket")
+	fault(store, false)
+	healthy(t, closed, true)
+}
+
+// What is logged, at which level, and how often.
+func TestWithLogger(t *testing.T) {
+	t.Run("outage", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			var log recorder
+			s := newOneServer()
+			l, err := NewSmoothBursty("x", 10, WithStore(s), log.option())
+			require.NoError(t, err)
+			other, err := NewSmoothBursty("y", 10, WithStore(s)) // without a logger of its own it leaves the store's
+			require.NoError(t, err)
+			s.away(t, l, true)
+			for range 10 {
+				_, err := other.Try(background)
+				require.ErrorIs(t, err, ErrStoreUnavailable)
+			}
+			require.Equal(t, []string{`level=WARN msg="tokenbucket: the store is away" error="tokenbucket: store unavailable: no"`}, log.logged())
+			s.away(t, l, false)
+			lines := log.logged()
+			require.Len(t, lines, 1)
+			require.Contains(t, lines[0], `level=INFO msg="tokenbucket: the store is back" after=`)
+		})
+	})
+	t.Run("conflict", func(t *testing.T) {
+		var log recorder
+		store := NewMemoryStore()
+		for _, rate := range []float64{10, 20} {
+			l, err := NewSmoothBursty("x", rate, WithStore(store), WithVersion(1), log.option())
+			require.NoError(t, err)
+			for range 3 {
+				_, err = l.Reserve(background, 1)
+				require.NoError(t, err)
+			}
+		}
+		lines := log.logged()
+		require.Len(t, lines, 1)
+		require.Contains(t, lines[0], `level=WARN msg="tokenbucket: two configurations have the same version`)
+		require.Contains(t, lines[0], "bucket=x version=1")
+	})
+	_, err := NewSmoothBursty("x", 1, WithLogger(nil))
+	require.ErrorIs(t, err, ErrInvalidConfig)
+	require.ErrorContains(t, err, "logger")
+}
+
+// forgetful is a store that loses one reply.
+type forgetful struct {
+	Store
+	loses int64 // which
+	calls atomic.Int64
+}
+
+func (s *forgetful) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	out, err := s.Store.Apply(ctx, b)
+	if s.calls.Add(1) == s.loses {
+		<-ctx.Done()
+		return Outcome{}, ctx.Err()
+	}
+	return out, err
 }
 
 // One reply that is lost shuts out nobody: the probe is answered.
 func TestLostReplyIsNoOutage(t *testing.T) {
-	server := redistest.Start(t)
-	proxy := redistest.StartProxy(t, server.Addr)
-	proxy.Match("evalsha", redistest.Only(3, redistest.LoseReply))
-	client := redis.NewClient(&redis.Options{Addr: proxy.Addr})
-	t.Cleanup(func() { _ = client.Close() })
-	var downs atomic.Int64
-	l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client)), WithStoreTimeout(200*time.Millisecond),
-		WithObserver(Observer{Health: func(Health) { downs.Add(1) }}))
-	require.NoError(t, err)
-	failed := 0
-	for range 50 {
-		if _, err := l.Try(background); err != nil {
-			require.ErrorIs(t, err, ErrStoreTimeout)
-			failed++
+	bubble(t, func(t *testing.T) {
+		downs := 0
+		l, err := NewSmoothBursty("x", 1000, WithStore(&forgetful{Store: NewMemoryStore(), loses: 3}), WithStoreTimeout(200*time.Millisecond), Logged(t),
+			WithObserver(Observer{Health: func(Health) { downs++ }}))
+		require.NoError(t, err)
+		failed := 0
+		for range 50 {
+			if _, err := l.Try(background); err != nil {
+				require.ErrorIs(t, err, ErrStoreTimeout)
+				failed++
+			}
 		}
-	}
-	require.Equal(t, 1, failed)
-	require.Zero(t, downs.Load())
-}
-
-// distant is a store that takes its time, and heeds contexts.
-type distant struct {
-	Store
-	trip atomic.Int64
-}
-
-func (s *distant) Apply(ctx context.Context, b *Batch) (Outcome, error) {
-	select {
-	case <-time.After(time.Duration(s.trip.Load())):
-		return s.Store.Apply(ctx, b)
-	case <-ctx.Done():
-		return Outcome{}, ctx.Err()
-	}
+		require.Equal(t, 1, failed)
+		require.Zero(t, downs)
+	})
 }
 
 // A store that has suddenly become slower than a probe waits for is not away for longer than it takes to answer, and once that
 // is known a caller's deadline is no reason to doubt.
 func TestSlowIsNotAway(t *testing.T) {
-	store := &distant{Store: NewMemoryStore()}
-	l, err := NewSmoothBursty("x", 1000, WithStore(store), WithStoreTimeout(20*time.Second))
-	require.NoError(t, err)
-	for range 50 {
-		_, err := l.Try(background)
+	bubble(t, func(t *testing.T) {
+		store := &distant{Store: NewMemoryStore()}
+		store.trip.Store(int64(time.Millisecond))
+		l, err := NewSmoothBursty("x", 1000, WithStore(store), WithStoreTimeout(20*time.Second), Logged(t))
 		require.NoError(t, err)
-	}
-	const trip = 600 * time.Millisecond
-	store.trip.Store(int64(trip))
-	hasty := func() {
-		ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
-		defer cancel()
-		_, err := l.Try(ctx)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-	}
-	hasty()
-	healthy(t, l, false)
-	back := healthy(t, l, true)
-	t.Logf("back after %v", back)
-	_, err = l.Try(background)
-	require.NoError(t, err)
-	hasty()
-	probed := time.Now()
-	for time.Since(probed) < 2*trip {
-		require.Nil(t, l.line.down(), "its answers are known to take that long")
-		time.Sleep(time.Millisecond)
-	}
+		for range 50 {
+			_, err := l.Try(background)
+			require.NoError(t, err)
+		}
+		const trip = 600 * time.Millisecond
+		store.trip.Store(int64(trip))
+		hasty := func() {
+			ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
+			defer cancel()
+			_, err := l.Try(ctx)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		hasty()
+		healthy(t, l, false)
+		require.LessOrEqual(t, healthy(t, l, true), trip)
+		_, err = l.Try(background)
+		require.NoError(t, err)
+		hasty()
+		for range int(2 * trip / time.Millisecond) {
+			require.Nil(t, l.line.down(), "its answers are known to take that long")
+			time.Sleep(time.Millisecond)
+		}
+	})
 }
 
 // What somebody must repair opens no gate.
@@ -234,42 +266,79 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// The instances of a fleet count themselves; who has gone counts no longer than seven seconds.
+// The instances of a fleet count themselves, and who has gone counts no longer than seven seconds.
 func TestInstancesAreCounted(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client(t)
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), time.Now().UnixNano(), ":")
 	open := func() *RateLimiter {
-		l, err := NewSmoothBursty("x", 5, WithStore(NewRedisScriptStore(client)), WithFailurePolicy(LocalShare(1)))
+		l, err := NewSmoothBursty("x", 5, WithStore(NewRedisScriptStore(client, WithKeyPrefix(prefix))), WithFailurePolicy(LocalShare(1)), Logged(t))
 		require.NoError(t, err)
 		return l
 	}
-	a, b, c := open(), open(), open() // a store each, as in processes of their own
-	again, err := NewSmoothBursty("y", 5, WithStore(a.line.store), WithFailurePolicy(LocalShare(1)))
-	require.NoError(t, err)
-	require.Same(t, a.member, again.member, "a process is counted once")
-	for _, l := range []*RateLimiter{a, b, c} {
-		require.Eventually(t, func() bool { return l.member.live.Load() == 3 }, 20*time.Second, 10*time.Millisecond)
+	for n := int64(1); n <= 3; n++ { // a store each, as in processes of their own
+		l := open()
+		again, err := NewSmoothBursty("y", 5, WithStore(l.line.store), WithFailurePolicy(LocalShare(1)), Logged(t))
+		require.NoError(t, err)
+		require.Same(t, l.member, again.member, "a process is counted once")
+		require.Eventually(t, func() bool { return l.member.Live() == n }, 20*time.Second, time.Millisecond)
+		defer func() { require.NotNil(t, l.member) }() // they live until the test ends
 	}
-	ttl := client.PTTL(background, "tokenbucket:instances").Val()
-	require.Positive(t, ttl)
-	require.LessOrEqual(t, ttl, liveFor)
-	require.NoError(t, client.ZAdd(background, "tokenbucket:instances", redis.Z{Score: 1, Member: "long gone"}).Err())
-	require.NoError(t, client.ZAdd(background, "tokenbucket:instances", redis.Z{Score: 1e15, Member: "by a clock that was set back"}).Err())
-	_, err = beatScript.Run(background, client, 1, "tokenbucket:instances", "d", "7000")
-	require.NoError(t, err)
-	require.EqualValues(t, 4, client.ZCard(background, "tokenbucket:instances").Val())
+}
+
+// An instance shows every two seconds that it lives, and learns how many do. What cannot be counted any more, since somebody must
+// repair something, is what was given; a server that is away leaves the number as it was.
+func TestUncountable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var log recorder
+		client := new(fakeRedis)
+		client.instances.Store(3)
+		l, err := NewSmoothBursty("x", 42, WithStore(NewRedisScriptStore(client)), WithFailurePolicy(LocalShare(7)), log.option())
+		require.NoError(t, err)
+		rate := func() float64 {
+			share, err := l.locally()
+			require.NoError(t, err)
+			return share.own.Rate
+		}
+		require.InDelta(t, 6, rate(), 1e-9, "as given, before the first answer")
+		time.Sleep(time.Millisecond)
+		require.InDelta(t, 14, rate(), 1e-9)
+		client.instances.Store(6)
+		time.Sleep(3 * time.Second)
+		require.InDelta(t, 7, rate(), 1e-9)
+		before := client.beats.Load()
+		time.Sleep(time.Minute)
+		require.InDelta(t, 30, client.beats.Load()-before, 5)
+
+		client.hangs.Store(true)
+		time.Sleep(time.Minute)
+		require.InDelta(t, 7, rate(), 1e-9)
+		client.hangs.Store(false)
+		require.Empty(t, log.logged())
+
+		repair := error(wrongType("tokenbucket:instances"))
+		client.refuses.Store(&repair)
+		time.Sleep(time.Minute)
+		require.InDelta(t, 6, rate(), 1e-9)
+		lines := log.logged()
+		require.Len(t, lines, 1, "once")
+		require.Contains(t, lines[0], `level=WARN msg="tokenbucket: instances cannot be counted`)
+		client.refuses.Store(nil)
+		time.Sleep(time.Minute)
+		require.InDelta(t, 7, rate(), 1e-9)
+		require.NotNil(t, l.member)
+	})
 }
 
 // A shadow refuses nobody, says what it would have done, and changes nothing for those in force.
 func TestShadow(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client(t)
-	stores := redisStores(client)
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), time.Now().UnixNano(), ":")
+	stores := redisStores(client, WithKeyPrefix(prefix))
 	stores["memory"] = NewMemoryStore()
 	for which, store := range stores {
 		t.Run(which, func(t *testing.T) {
 			name := "shadowed by " + which
-			inForce, err := NewSmoothBursty(name, 5, WithStore(store))
+			inForce, err := NewSmoothBursty(name, 5, WithStore(store), patient)
 			require.NoError(t, err)
 			ok, err := inForce.Try(background)
 			require.NoError(t, err)
@@ -280,7 +349,7 @@ func TestShadow(t *testing.T) {
 			var mu sync.Mutex
 			granted, refused, failed := 0, 0, 0
 			var waits []time.Duration
-			shadow, err := NewSmoothBursty(name, 5, WithStore(store), WithMaxPermits(5), WithInitialPermits(5), WithShadow(),
+			shadow, err := NewSmoothBursty(name, 5, WithStore(store), patient, WithMaxPermits(5), WithInitialPermits(5), WithShadow(),
 				WithHorizon(time.Second), WithObserver(Observer{Decision: func(_ context.Context, d Decision) {
 					mu.Lock()
 					defer mu.Unlock()
@@ -307,7 +376,6 @@ func TestShadow(t *testing.T) {
 			// By the source's example five pass at once, two would wait, three would be refused; a slow machine refills.
 			require.InDelta(t, 7, granted, 1+5*time.Since(began).Seconds())
 			require.Equal(t, 10, granted+refused)
-			require.Less(t, time.Since(began), 10*time.Second)
 			for range 10 {
 				waited, err := shadow.Acquire(background, 1)
 				require.NoError(t, err)
@@ -318,7 +386,7 @@ func TestShadow(t *testing.T) {
 				<-r.Ready()
 			}
 			require.Equal(t, 30, granted+refused, "beyond the horizon they are refused")
-			require.GreaterOrEqual(t, refused, 15)
+			require.LessOrEqual(t, float64(granted), 6+5*(1+time.Since(began).Seconds()), "the bucket, and what comes within the horizon")
 			ok, err = shadow.TryAcquire(background, -1, 0)
 			require.NoError(t, err)
 			require.True(t, ok, "nobody")
@@ -329,31 +397,37 @@ func TestShadow(t *testing.T) {
 			require.Equal(t, before.Seq, after.Seq)
 			require.Equal(t, before.Tail, after.Tail)
 			if which != "memory" {
-				keys := client.Keys(background, "tokenbucket:{*"+strings.ReplaceAll(name, " ", "%20")+"}").Val()
+				keys := client.Keys(background, prefix+"{*"+strings.ReplaceAll(name, " ", "%20")+"}").Val()
 				require.Len(t, keys, 2)
 			}
 		})
 	}
-	l, err := NewSmoothBursty("hung", 5, WithStore(stores["script"]), WithShadow())
-	require.NoError(t, err)
-	require.NoError(t, server.Stop())
-	ok, err := l.Try(background)
-	require.NoError(t, err)
-	require.True(t, ok, "nor does a store that hangs")
+	bubble(t, func(t *testing.T) {
+		s := new(ailing)
+		s.hangs.Store(true)
+		l, err := NewSmoothBursty("hung", 5, WithStore(s), WithShadow(), Logged(t))
+		require.NoError(t, err)
+		began := time.Now()
+		ok, err := l.Try(background)
+		require.NoError(t, err)
+		require.True(t, ok, "nor does a store that hangs")
+		require.Equal(t, defaultStoreTimeout, time.Since(began))
+		s.hangs.Store(false)
+	})
 }
 
 // Each of the observer's functions hears what there is to hear.
 func TestObserver(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client(t)
-	for _, which := range []string{"script", "lock"} {
+	client := redistest.Shared(t).Client(t)
+	prefix := fmt.Sprint(t.Name(), time.Now().UnixNano(), ":")
+	for which, store := range redisStores(client, WithKeyPrefix(prefix)) {
 		t.Run(which, func(t *testing.T) {
 			var mu sync.Mutex
 			var decisions []Decision
 			var trips []Trip
 			var leases []LeaseUse
 			off := false
-			l, err := NewSmoothBursty(which, 100, WithStore(redisStores(client)[which]), WithInitialPermits(100),
+			l, err := NewSmoothBursty(which, 100, WithStore(store), patient, WithInitialPermits(100),
 				WithSwitch(func() bool { return !off }), WithLease(100*time.Millisecond), WithObserver(Observer{
 					Decision: func(_ context.Context, d Decision) { mu.Lock(); decisions = append(decisions, d); mu.Unlock() },
 					Trip:     func(trip Trip) { mu.Lock(); trips = append(trips, trip); mu.Unlock() },
@@ -397,7 +471,7 @@ func TestObserver(t *testing.T) {
 			require.False(t, last().Granted)
 			require.Greater(t, last().Wait, time.Second)
 
-			lock := "tokenbucket:{" + which + "}:lock"
+			lock := prefix + "{" + which + "}:lock"
 			require.NoError(t, client.Set(background, lock, "another's", 100*time.Millisecond).Err())
 			_, err = l.State(background)
 			require.NoError(t, err)
@@ -409,7 +483,7 @@ func TestObserver(t *testing.T) {
 // A caller too many is told so, and costs no memory.
 func TestMaxWaiters(t *testing.T) {
 	for _, store := range []Store{NewMemoryStore(), NewRedisScriptStore(redistest.Shared(t).Client(t), WithKeyPrefix(t.Name()))} {
-		l, err := NewSmoothBursty("x", 1, WithStore(store), WithMaxWaiters(3))
+		l, err := NewSmoothBursty("x", 1, WithStore(store), WithMaxWaiters(3), patient)
 		require.NoError(t, err)
 		var held []*Reservation
 		for range 4 { // the first is due at once

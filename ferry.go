@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -40,8 +41,7 @@ type ferry struct {
 	swimming       bool // a caller is under way by itself
 	swimmer        *trip
 	swimmerTimeout time.Duration
-	server         int64 // the server's clock in its last answer, which arrived at heard
-	heard          time.Time
+	server         clock.Remote // the server's clock
 }
 
 // trip is a goroutine that sails as long as there is anybody to take.
@@ -66,7 +66,7 @@ const (
 	stalled = 250 * time.Millisecond
 )
 
-// carrier is a Store that can take the batches of several lines at once.
+// carrier can take the batches of several lines at once.
 type carrier interface {
 	board(l *line) // puts a line on the next trip
 	hurry()        // replaces a trip that does not come back
@@ -158,7 +158,7 @@ func (s *RedisScriptStore) swim(l *line) bool {
 	f := &s.ferry
 	f.mu.Lock()
 	if f.scattered.Load() || f.pipeline == nil || s.local || f.swimming || f.trips != [2]*trip{} ||
-		f.heard.IsZero() || time.Since(f.heard) > l.timeout {
+		!f.answeredWithin(l.timeout) {
 		f.mu.Unlock()
 		return false
 	}
@@ -179,6 +179,12 @@ func (s *RedisScriptStore) swim(l *line) bool {
 	f.swimming = false
 	f.mu.Unlock()
 	return true
+}
+
+// answeredWithin tells that the server has answered lately. mu is held.
+func (f *ferry) answeredWithin(d time.Duration) bool {
+	_, received := f.server.Last()
+	return f.server.Known() && mono()-received <= d
 }
 
 // sail begins a trip unless one is at home or two are under way. It holds mu.
@@ -273,8 +279,8 @@ func (f *ferry) cross(t *trip) {
 		}
 		requests += len(flight.batch.Requests)
 		c := cargo{line: l, flight: flight, attempt: attempt{batch: &flight.batch, memo: f.store.recall(&flight.batch)}}
-		if !flight.batch.ServerRead.IsZero() {
-			c.deadline = flight.batch.ServerMicros + flight.until.Sub(flight.batch.ServerRead).Microseconds()
+		if server := flight.batch.server(); server.Known() {
+			c.deadline = server.Earliest(clock.Of(flight.until))
 		}
 		if flight.until.After(until) {
 			until = flight.until
@@ -311,7 +317,7 @@ func (t *trip) within(until time.Time) context.Context {
 // together takes all batches in one call of the script.
 func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 	f.mu.Lock()
-	at := asOf(f.server, f.heard)
+	at := asOf(&f.server)
 	f.mu.Unlock()
 	earliest := int64(0)
 	for i := range cargoes {
@@ -329,27 +335,28 @@ func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 		args[2*i], args[2*i+1] = c.memo.bucket, c.memo.lock
 		c.encode(args[keys+headArgs+bucketArgs*i:], at, micros(c.deadline))
 	}
+	sent := mono()
 	reply, err := t.base.run(ctx, &applyScript, keys, args...)
 	if err != nil && len(cargoes) > 1 && redis.HasErrorPrefix(err, "CROSSSLOT") {
 		f.scattered.Store(true) // it is a server of a cluster
 		f.pipelined(ctx, t, cargoes)
 		return
 	}
-	heard := time.Now()
-	clock := int64(0)
+	received := mono()
+	now := int64(0)
 	if err == nil {
-		clock, err = parseReply(reply, len(cargoes))
+		now, err = parseReply(reply, len(cargoes))
 	}
 	f.mu.Lock()
 	if t.home = true; err == nil {
-		f.server, f.heard = clock, heard
+		f.server.Heard(now, sent, received)
 	}
 	f.mu.Unlock()
 	for i := range cargoes {
 		if err != nil {
 			cargoes[i].lost(err, &t.woken)
 		} else {
-			f.deliver(&cargoes[i], clock, reply[1+i], &t.woken)
+			f.deliver(&cargoes[i], now, reply[1+i], &t.woken)
 		}
 	}
 }
@@ -363,7 +370,8 @@ func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
 	calls := make([]script.Call, len(cargoes))
 	for i := range cargoes {
 		c := &cargoes[i]
-		at := asOf(c.batch.ServerMicros, c.batch.ServerRead)
+		server := c.batch.server()
+		at := asOf(&server)
 		args := make([]string, 2+headArgs+bucketArgs)
 		args[0], args[1] = c.memo.bucket, c.memo.lock
 		deadline := micros(c.deadline)

@@ -3,6 +3,8 @@ package tokenbucket
 import (
 	"sync/atomic"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
 // memo is what a process keeps in mind of a bucket between two batches: with the state known, it computes beforehand
@@ -15,7 +17,8 @@ type memo struct {
 	expires      int64  // milliseconds of the store's clock until which the key lives at least
 
 	// Of a lock that others wait for:
-	token string        // as long as it is kept
+	token string        // as long as it is kept,
+	owner *RedisStore   // and who releases it
 	turns int           // batches decided under it
 	yield time.Duration // see mono: until then it is theirs
 	held  atomic.Bool   // they have it now, and the batch waits
@@ -70,7 +73,7 @@ func (m *memo) guessing(batch *Batch, asOf int64, g *guess) bool {
 		return false
 	}
 	b := m.state
-	g.asOf, g.local = asOf, batch.LocalMicros()
+	g.asOf, g.local = asOf, clock.FromMicros(batch.LocalMicros())
 	var err error
 	if g.out, err = b.Apply(asOf, batch); err != nil || !g.out.Changed {
 		return false
@@ -96,11 +99,10 @@ func (m *memo) right(g *guess) Outcome {
 	return g.out
 }
 
-// asOf is a time that the store's clock has surely reached: what it was in the last answer, and what has passed since
-// that arrived.
-func asOf(server int64, read time.Time) int64 {
-	if read.IsZero() {
+// asOf is a time that the store's clock has surely reached; 0: none is known.
+func asOf(server *clock.Remote) int64 {
+	if !server.Known() {
 		return 0
 	}
-	return server + time.Since(read).Microseconds()
+	return server.Earliest(clock.Mono())
 }

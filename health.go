@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"runtime"
@@ -12,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 	"weak"
-
-	"github.com/sony/gobreaker/v2"
 )
 
 const (
@@ -34,10 +31,10 @@ type health struct {
 	others  *atomic.Int64 // outages of this client that are noticed: with a cluster each bucket has its own
 	hung    atomic.Int32
 	now     atomic.Pointer[outage] // nil: it answers, as far as known
-	breaker *gobreaker.TwoStepCircuitBreaker[struct{}]
 	probing atomic.Bool
 	slowest atomic.Int64 // of the answers of late, in nanoseconds; 0: none yet
 	late    chan error   // answers of probes whose time was over
+	logger  logger
 
 	telling sync.Mutex // held from noticing until all have heard
 
@@ -64,12 +61,7 @@ type outage struct {
 }
 
 func newHealth(others *atomic.Int64) *health {
-	return &health{others: others, late: make(chan error, 1), breaker: gobreaker.NewTwoStepCircuitBreaker[struct{}](gobreaker.Settings{
-		MaxRequests:  1,
-		Timeout:      probePause / 2, // the pause between probes is ours
-		ReadyToTrip:  func(c gobreaker.Counts) bool { return c.ConsecutiveFailures > 0 },
-		IsSuccessful: func(err error) bool { return !away(err) },
-	})}
+	return &health{others: others, late: make(chan error, 1)}
 }
 
 // took notes how long an answer took.
@@ -87,11 +79,6 @@ func (h *health) patience(timeout time.Duration) time.Duration {
 		return min(timeout, defaultStoreTimeout)
 	}
 	return min(timeout, max(probeTimeout, 3*slowest))
-}
-
-// prober is a Store that knows how to find out whether it could serve a bucket, before the context's deadline if it can.
-type prober interface {
-	probe(ctx context.Context, name string) error
 }
 
 // suspect makes sure that the store of a line is probed, after a call of it has failed.
@@ -127,13 +114,13 @@ func (h *health) next() (l *line, forgotten bool) {
 	if l := h.last.Value(); l != nil {
 		return l, false
 	}
-	lines.Range(func(_, p any) bool {
-		if other := p.(weak.Pointer[line]).Value(); other != nil && other.health == h {
-			l, h.last = other, weak.Make(other)
+	for other := range lines.All {
+		if other.health == h {
+			h.last = weak.Make(other)
+			return other, false
 		}
-		return l == nil
-	})
-	return l, l == nil
+	}
+	return nil, true
 }
 
 // probe asks the store until it answers, or nobody wants to know.
@@ -145,15 +132,12 @@ func (h *health) probe() {
 	if l == nil {
 		return
 	}
-	if done, err := h.breaker.Allow(); err == nil {
-		err = h.ask(context.Background(), l)
-		done(err)
-		if !away(err) {
-			h.settled(true)
-			return
-		}
-		h.failed(err)
+	err := h.ask(context.Background(), l)
+	if !away(err) {
+		h.settled(true)
+		return
 	}
+	h.failed(err)
 	pause := (probePause/2 + rand.N(probePause)) * time.Duration(min(10, 1+h.others.Load()/outagesAtOnce))
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -243,8 +227,8 @@ func (h *health) knock(l *line) error {
 
 // reach asks the store.
 func (h *health) reach(ctx context.Context, l *line) error {
-	if p, ok := l.store.(prober); ok {
-		return p.probe(ctx, l.name)
+	if probe := l.traits.probe; probe != nil {
+		return probe(ctx, l.name)
 	}
 	_, err := l.store.Apply(ctx, &Batch{Name: l.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: l.micros, probe: true})
 	if errors.Is(err, ErrInvalidConfig) { // of a bucket of the other kind: it was read
@@ -266,7 +250,7 @@ func (h *health) failed(err error) {
 	}
 	h.now.Store(&outage{time.Now(), err})
 	if h.others.Add(1) == 1 { // one of many is logged
-		slog.Warn("tokenbucket: the store is away", "error", err)
+		h.logger.get().Warn("tokenbucket: the store is away", "error", err)
 	}
 	h.mu.Lock()
 	for p := range h.told {
@@ -298,7 +282,7 @@ func (h *health) settled(over bool) {
 	if o != nil {
 		after := time.Since(o.since)
 		if h.others.Add(-1) == 0 && over {
-			slog.Info("tokenbucket: the store is back", "after", after)
+			h.logger.get().Info("tokenbucket: the store is back", "after", after)
 		}
 		for _, tell := range h.heard {
 			tell(Health{After: after})

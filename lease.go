@@ -5,56 +5,7 @@ import (
 	"fmt"
 	"math"
 	"sync/atomic"
-	"time"
 )
-
-// WithLease lets this process take a block of stored permits for a short time and hand them out without the network: for
-// upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by the demand of late and
-// never more than d × rate permits; what is not used returns when demand falls, with Close, or is lost when the process
-// dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was taken,
-// so none is handed out early, and none twice.
-//
-// The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any
-// window of T seconds at most
-//
-//	max(max permits, largest request) + rate × (T + 1 µs) + processes × d × rate
-//
-// permits are let go, and a process may be refused what others hold unused, at most processes × d × rate permits for d.
-// While the bucket is empty there is nothing to lease, and every permit is asked for.
-//
-// It is only for a bursty limiter with PayNow on a store behind a network, whose bucket holds a block (max permits ≥
-// d × rate ≥ 2), 1 ms to 10 s: a quota or a bucket without bursts would be exceeded, and a limiter that warms up would
-// count permits that nobody has used.
-func WithLease(d time.Duration) Option {
-	return func(o *options) {
-		o.lease = &d
-	}
-}
-
-// checkLease refuses leases where they make no sense.
-func (o *options) checkLease() {
-	if o.lease == nil {
-		return
-	}
-	d := *o.lease
-	block := d.Seconds() * o.config.Rate
-	_, inMemory := o.store.(*MemoryStore)
-	switch {
-	case d < time.Millisecond || d > 10*time.Second:
-		o.fail("lease", d, "1ms to 10s")
-	case o.config.Kind == WarmingUp:
-		o.fail("lease", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
-	case o.config.Payment == PayLater:
-		o.fail("lease", d, "PayNow: permits taken ahead must be paid by who takes them")
-	case inMemory:
-		o.fail("lease", d, "none for a MemoryStore: there is no network to save")
-	case block < 2:
-		o.fail("lease", d, fmt.Sprintf("at least 2 permits' worth at %v/s", o.config.Rate))
-	case block > max(o.config.Size, o.config.Floor):
-		o.fail("lease", d, fmt.Sprintf("a block of d × rate = %.6g permits to fit into max permits, %v: used late, it would be a burst that the bucket forbids",
-			block, max(o.config.Size, o.config.Floor)))
-	}
-}
 
 // lease is a block of permits that this process holds. All were due when it was taken.
 type lease struct {

@@ -8,9 +8,11 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-	"weak"
 
 	"github.com/jonboulle/clockwork"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
 // A line is where the callers of one bucket in this process queue up: first come, first served. At most one batch is
@@ -21,17 +23,18 @@ import (
 // timer for the first of them, so many thousands may wait at no cost.
 type line struct {
 	store   Store
+	traits  traits // of the store
 	name    string
 	clock   clockwork.Clock
+	time    clock.Local   // the same, in microseconds
 	timeout time.Duration // how long the store may take to answer
-	inline  bool
-	memory  bool         // the store is a *MemoryStore
-	decides timing       // what the store's clock keeps step with
-	carrier carrier      // the store, if it is one
-	real    bool         // clock is the system's
-	paces   bool         // who is let go late asks again, see overslept
-	health  *health      // of the store; nil: it never fails
-	parts   *MemoryStore // of processes' parts of buckets, while the store is away
+	inline  bool          // the store is a *MemoryStore
+	memory  *MemoryStore  // it is this one; nil: another store
+	carrier carrier       // the store, if it is one
+	real    bool          // clock is the system's
+	paces   bool          // who is let go late asks again, see overslept
+	health  *health       // of the store; nil: it never fails
+	parts   *MemoryStore  // of processes' parts of buckets, while the store is away
 
 	// known is the newest versioned configuration that an answer brought; nil: none.
 	known atomic.Pointer[setting]
@@ -56,18 +59,17 @@ type line struct {
 	memo     *memo            // what the store remembers; it flies with the batch
 	spare    *flight          // for reuse
 	runs     []*run
-	dirty    bool      // some entries are gone and those behind have not moved up yet
-	lastDue  int64     // the latest due time of those who wait
-	epoch    int64     // the bucket's, as last seen
-	paused   int64     // how long it was held back for altogether, as last seen
-	listened int64     // when the store answered last, or was to; by the limiter's clock
-	server   int64     // the store's clock in its last answer
-	heard    time.Time // when that arrived; by the system's clock
-	local    *line     // this process's part; nil: not needed yet
-	served   bool      // the store has served the bucket since local was asked last
-	outage   *outage   // in which that was
-	heldTill int64     // until when the bucket is held back, as last seen; by the limiter's clock
-	conflict int64     // the version whose disagreement was reported
+	dirty    bool         // some entries are gone and those behind have not moved up yet
+	lastDue  int64        // the latest due time of those who wait
+	epoch    int64        // the bucket's, as last seen
+	paused   int64        // how long it was held back for altogether, as last seen
+	listened int64        // when the store answered last, or was to; by the limiter's clock
+	server   clock.Remote // the store's clock
+	local    *line        // this process's part; nil: not needed yet
+	served   bool         // the store has served the bucket since local was asked last
+	outage   *outage      // in which that was
+	heldTill int64        // until when the bucket is held back, as last seen; by the limiter's clock
+	conflict int64        // the version whose disagreement was reported
 
 	next   *lease // granted while lease still lasts
 	refill bool   // it is time to ask for the next
@@ -79,17 +81,8 @@ type line struct {
 	timerAt int64           // 0: not armed
 	watch   *time.Timer     // notices that the store does not answer
 	watched bool
-	micros  func() int64 // now
+	micros  func() int64 // time.Micros
 }
-
-// timing is what a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
-type timing uint8
-
-const (
-	byEither timing = iota
-	bySystemTime
-	byLocalTime
-)
 
 // call is one caller's request on its way.
 type call struct {
@@ -165,8 +158,8 @@ func (c *call) answered() {
 	}
 }
 
-// lines holds the lines of this process by what they share, weakly: a line lives as long as a limiter uses it.
-var lines sync.Map // lineKey → weak.Pointer[line]
+// lines holds the lines of this process by what they share: a line lives as long as a limiter uses it.
+var lines weakmap.Map[lineKey, line]
 
 type lineKey struct {
 	store   Store
@@ -175,95 +168,55 @@ type lineKey struct {
 	timeout time.Duration
 }
 
-// newLine returns the line that all limiters of a store, a name and a clock share.
-func newLine(store Store, name string, clock clockwork.Clock, timeout time.Duration) *line {
-	l := &line{store: store, name: name, clock: clock, timeout: timeout}
-	_, l.inline = store.(inline)
-	_, l.memory = store.(*MemoryStore)
-	l.carrier, _ = store.(carrier)
-	if s, ok := store.(interface{ localTime() bool }); ok {
-		l.decides = bySystemTime
-		if s.localTime() {
-			l.decides = byLocalTime
-		}
-	}
-	l.real = reflect.TypeOf(clock) == reflect.TypeOf(realClock)
-	l.paces = l.real
-	l.micros = l.now
-	if !l.inline {
-		outages := new(atomic.Int64)
-		if s, ok := store.(interface {
-			common() (*health, *atomic.Int64, *MemoryStore)
-		}); ok {
-			l.health, outages, l.parts = s.common()
-		} else {
-			l.parts = partsOf(store)
-		}
-		if l.health == nil {
-			l.health = newHealth(outages)
-			runtime.AddCleanup(l, (*health).end, l.health)
-		}
-	}
+// lineOf returns the line that all limiters of a store, a name and a clock share.
+func lineOf(store Store, name string, clock clockwork.Clock, timeout time.Duration) *line {
+	fresh := func() *line { return newLine(store, name, clock, timeout) }
 	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
-		return l // cannot be recognised again
+		return fresh() // it cannot be recognised again
 	}
-	key := lineKey{store, name, clock, timeout}
-	fresh := weak.Make(l)
-	for {
-		old, loaded := lines.LoadOrStore(key, fresh)
-		if !loaded {
-			runtime.AddCleanup(l, func(key lineKey) { lines.CompareAndDelete(key, fresh) }, key)
-			return l
-		}
-		if shared := old.(weak.Pointer[line]).Value(); shared != nil {
-			return shared
-		}
-		lines.CompareAndDelete(key, old)
-	}
+	return lines.Get(lineKey{store, name, clock, timeout}, fresh)
 }
 
-// parts holds the stores of processes' parts of buckets, for stores that bring none, weakly: one lives as long as a line uses it.
-var parts sync.Map // Store → weak.Pointer[MemoryStore]
+func newLine(store Store, name string, by clockwork.Clock, timeout time.Duration) *line {
+	l := &line{store: store, traits: traitsOf(store), name: name, clock: by, time: clock.New(by), timeout: timeout}
+	l.memory, l.carrier, l.health, l.parts = l.traits.memory, l.traits.carrier, l.traits.health, l.traits.parts
+	l.inline = l.memory != nil
+	l.real = l.time.System()
+	l.paces = l.real
+	l.micros = l.time.Micros
+	if l.inline {
+		return l
+	}
+	outages := l.traits.outages
+	if outages == nil {
+		outages = new(atomic.Int64)
+	}
+	if l.parts == nil {
+		l.parts = partsOf(store)
+	}
+	if l.health == nil {
+		l.health = newHealth(outages)
+		runtime.AddCleanup(l, (*health).end, l.health)
+	}
+	return l
+}
+
+// parts holds the stores of processes' parts of buckets, for stores that bring none: one lives as long as a line uses it.
+var parts weakmap.Map[Store, MemoryStore]
 
 // partsOf returns the one that all lines of a store share, whatever their timeouts.
 func partsOf(store Store) *MemoryStore {
-	own := NewMemoryStore()
 	if !reflect.TypeOf(store).Comparable() {
-		return own
+		return NewMemoryStore()
 	}
-	fresh := weak.Make(own)
-	for {
-		old, loaded := parts.LoadOrStore(store, fresh)
-		if !loaded {
-			runtime.AddCleanup(own, func(store Store) { parts.CompareAndDelete(store, fresh) }, store)
-			return own
-		}
-		if shared := old.(weak.Pointer[MemoryStore]).Value(); shared != nil {
-			return shared
-		}
-		parts.CompareAndDelete(store, old)
-	}
+	return parts.Get(store, NewMemoryStore)
 }
 
-// origin ties clocks to microseconds: differences from it are monotonic, whatever happens to the wall clock.
-var origin = func() time.Time {
-	now := time.Now()
-	return now.Add(-time.Duration(now.Nanosecond() % 1000))
-}()
+// mono is the system's monotonic clock.
+func mono() time.Duration { return clock.Mono() }
 
-// originMicros is origin by the wall clock.
-var originMicros = origin.UnixMicro()
-
-// mono is the time since origin by the system's monotonic clock, at half the price of time.Now.
-func mono() time.Duration { return time.Since(origin) }
-
-// now is the limiter's clock in microseconds.
-func (l *line) now() int64 {
-	if l.real {
-		return originMicros + mono().Microseconds()
-	}
-	return originMicros + l.clock.Since(origin).Microseconds()
-}
+// now is the limiter's clock in microseconds, and never 0. Stores are told micros, which are others.
+func (l *line) now() int64 { return l.time.Now() }
 
 // advance moves up those behind the gone and lets go who is due.
 func (l *line) advance(now int64) {

@@ -3,8 +3,10 @@ package tokenbucket
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -16,11 +18,11 @@ import (
 // Who waits beyond the horizon hears of it when the bucket is free much sooner, whoever has freed it.
 func TestParkedHear(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	memory := NewMemoryStore()
-	for name, open := range map[string]func() Store{
-		"script": func() Store { return NewRedisScriptStore(client) },
-		"lock":   func() Store { return NewRedisStore(client) },
-		"memory": func() Store { return memory },
+	for name, open := range map[string]func() func() Store{ // a store each, as in processes of their own
+		"script": func() func() Store { return func() Store { return NewRedisScriptStore(client) } },
+		"lock":   func() func() Store { return func() Store { return NewRedisStore(client) } },
+		"memory": func() func() Store { s := NewMemoryStore(); return func() Store { return s } },
+		"apart":  func() func() Store { s := NewMemoryStore(); return func() Store { return &distant{Store: s} } },
 	} {
 		for what, free := range map[string]func(*RateLimiter, *Reservation) error{
 			"reset":  func(l *RateLimiter, _ *Reservation) error { return l.Reset(background) },
@@ -28,54 +30,66 @@ func TestParkedHear(t *testing.T) {
 		} {
 			for _, who := range []string{"itself", "another"} {
 				t.Run(fmt.Sprint(name, "/", what, "/", who), func(t *testing.T) {
-					t.Parallel()
-					open := func() *RateLimiter {
-						l, err := NewSmoothBursty(t.Name(), 1, WithStore(open()), WithHorizon(time.Second))
-						require.NoError(t, err)
-						return l
-					}
-					l := open()
-					other := l
-					if who == "another" {
-						other = open()
-					}
-					debt, err := other.Reserve(background, 3000)
-					require.NoError(t, err)
-					gone, cancel := context.WithCancel(background)
-					results := make(chan error, 4)
-					go func() {
-						_, err := l.Acquire(gone, 1)
-						results <- err
-					}()
-					parked := func(n int) {
-						require.Eventually(t, func() bool {
-							l.line.mu.Lock()
-							defer l.line.mu.Unlock()
-							return len(l.line.parked) == n
-						}, 10*time.Second, time.Millisecond)
-					}
-					parked(1)
-					for range 2 {
-						go func() {
-							_, err := l.Acquire(background, 1)
-							results <- err
-						}()
-					}
-					parked(3)
-					cancel()
-					require.ErrorIs(t, <-results, context.Canceled)
-					parked(2)
-					require.NoError(t, free(other, debt))
-					for range 2 {
-						select {
-						case err := <-results:
-							require.NoError(t, err)
-						case <-time.After(20 * time.Second):
-							t.Fatal("nobody has told them")
-						}
+					switch name {
+					case "memory", "apart":
+						bubble(t, func(t *testing.T) { parkedHear(t, open(), free, who == "itself") })
+					default:
+						t.Parallel()
+						parkedHear(t, open(), free, who == "itself")
 					}
 				})
 			}
+		}
+	}
+}
+
+func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reservation) error, itself bool) {
+	const rate = 100
+	bucket := fmt.Sprint(t.Name(), rand.Uint64())
+	open := func() *RateLimiter {
+		l, err := NewSmoothBursty(bucket, rate, WithStore(store()), WithHorizon(time.Second), patient)
+		require.NoError(t, err)
+		return l
+	}
+	l := open()
+	other := l
+	if !itself {
+		other = open()
+	}
+	debt, err := other.Reserve(background, 3000*rate)
+	require.NoError(t, err)
+	gone, cancel := context.WithCancel(background)
+	results := make(chan error, 4)
+	go func() {
+		_, err := l.Acquire(gone, 1)
+		results <- err
+	}()
+	parked := func(n int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			l.line.mu.Lock()
+			defer l.line.mu.Unlock()
+			return len(l.line.parked) == n
+		}, 10*time.Second, time.Millisecond)
+	}
+	parked(1)
+	for range 2 {
+		go func() {
+			_, err := l.Acquire(background, 1)
+			results <- err
+		}()
+	}
+	parked(3)
+	cancel()
+	require.ErrorIs(t, <-results, context.Canceled)
+	parked(2)
+	require.NoError(t, free(other, debt))
+	for range 2 {
+		select {
+		case err := <-results:
+			require.NoError(t, err)
+		case <-time.After(20 * time.Second):
+			t.Fatal("nobody has told them")
 		}
 	}
 }
@@ -113,31 +127,29 @@ func TestParkedLeave(t *testing.T) {
 
 // A bucket of another kind is replaced though the calls that it fails go on, and something is still to be given back.
 func TestResetBehindOthers(t *testing.T) {
-	s := &distant{Store: NewMemoryStore()}
-	before, err := NewSmoothBursty("x", 10, WithStore(s))
-	require.NoError(t, err)
-	l, err := NewSmoothWarmingUp("x", 10, time.Second, WithStore(s))
-	require.NoError(t, err)
-	r, err := before.Reserve(background, 5)
-	require.NoError(t, err)
-	s.trip.Store(int64(50 * time.Millisecond))
-	var calls sync.WaitGroup
-	for range 8 {
-		calls.Go(func() {
-			for {
-				if _, err := l.Try(background); err == nil {
-					return
+	bubble(t, func(t *testing.T) {
+		s := &distant{Store: NewMemoryStore()}
+		before, err := NewSmoothBursty("x", 10, WithStore(s))
+		require.NoError(t, err)
+		l, err := NewSmoothWarmingUp("x", 10, time.Second, WithStore(s))
+		require.NoError(t, err)
+		r, err := before.Reserve(background, 5)
+		require.NoError(t, err)
+		s.trip.Store(int64(50 * time.Millisecond))
+		var calls sync.WaitGroup
+		for range 8 {
+			calls.Go(func() {
+				for {
+					if _, err := l.Try(background); err == nil {
+						return
+					}
 				}
-			}
-		})
-	}
-	calls.Go(func() { _ = r.Cancel(background) })
-	require.Eventually(t, func() bool { // a batch is under way, and others queue up behind it
-		l.line.mu.Lock()
-		defer l.line.mu.Unlock()
-		return l.line.flight != nil && len(l.line.queue) > 0
-	}, 10*time.Second, time.Millisecond)
-	require.NoError(t, l.Reset(background))
-	s.trip.Store(0)
-	calls.Wait()
+			})
+		}
+		calls.Go(func() { _ = r.Cancel(background) })
+		synctest.Wait() // a batch is under way, and others queue up behind it
+		require.NoError(t, l.Reset(background))
+		s.trip.Store(0)
+		calls.Wait()
+	})
 }

@@ -80,7 +80,9 @@ func (s *MemoryStore) sweep(now int64) {
 	s.sweepAt = max(1024, 2*len(s.buckets))
 }
 
-func (s *MemoryStore) neverBlocks() {}
+func (s *MemoryStore) describe() traits {
+	return traits{self: s, decides: byLocalTime, memory: s}
+}
 
 // takeNow decides on a request that need not wait, unless somebody waits already: without an allocation, a timer or a
 // goroutine, with one lock and one look at the clock.
@@ -88,10 +90,10 @@ func (l *line) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided
 	if l.occupied.Load() {
 		return false, false
 	}
-	now := l.now()
+	now := l.time.Micros()
 	b := l.slot.Load()
 	if b == nil {
-		b = l.store.(*MemoryStore).bucket(l.name, now)
+		b = l.memory.bucket(l.name, now)
 		l.slot.Store(b)
 	}
 	b.mu.Lock()
@@ -100,12 +102,21 @@ func (l *line) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided
 		l.slot.Store(nil)
 		return false, false
 	}
-	granted, decided = b.state.takeNow(now, &limiter.own.Config, n, maxWait)
+	granted, decided = b.state.takeNow(now, limiter.inForce(), n, maxWait)
 	if granted {
 		b.touched = now
 	}
 	b.mu.Unlock()
 	return granted, decided
+}
+
+// inForce is the configuration under which a bucket may decide on the limiter's requests without being told of the limiter's own:
+// a newer one that is known, or its own.
+func (l *RateLimiter) inForce() *Config {
+	if known := l.line.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
+		return &known.Config
+	}
+	return &l.own.Config
 }
 
 // occupy notes whether anybody waits, or a cancelled call has left something: who comes then must queue up.

@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"strings"
 	"time"
 )
 
@@ -103,11 +102,6 @@ type Health struct {
 	After time.Duration
 }
 
-// WithObserver sets who is told what the limiter does. Default: nobody.
-func WithObserver(o Observer) Option {
-	return func(opts *options) { opts.observer = &o }
-}
-
 // ask is a call for permits that fall due within a timeout.
 type ask func(l *RateLimiter, timeout time.Duration) (verdict, error)
 
@@ -133,32 +127,5 @@ func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Du
 	if l.shadow {
 		return verdict{granted: true}, nil
 	}
-	return v, err
-}
-
-// shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
-const shadowMark = "\xff"
-
-// label is the bucket's name as its users know it.
-func (l *line) label() string { return label(l.name) }
-
-func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
-
-// WithShadow is for trying a limit in production: every call is decided and told to the observer (WithObserver), and then
-// passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the
-// store's timeout. What a call would have waited beyond the horizon (WithHorizon) counts as a refusal.
-//
-// The decisions are made on a bucket of the shadows' own, which all shadows of this name share. So nothing changes for
-// limiters of the same name that are in force.
-func WithShadow() Option {
-	return func(o *options) { o.shadow = true }
-}
-
-// shadowed decides without making anybody wait.
-func (l *RateLimiter) shadowed(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
-	if permits > 0 && int64(permits) <= maxExact {
-		timeout = min(timeout, time.Duration(l.reach(int64(permits)))*time.Microsecond)
-	}
-	_, v, err := l.tryReserve(ctx, permits, timeout)
 	return v, err
 }

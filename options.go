@@ -2,21 +2,32 @@ package tokenbucket
 
 import (
 	"fmt"
-	"math"
+	"log/slog"
 	"reflect"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
 // Option configures a limiter. An option with a bad value makes the constructor fail.
 type Option func(*options)
 
+const (
+	defaultMaxWait      = 500 * time.Millisecond
+	defaultHorizon      = 10 * time.Second
+	defaultStoreTimeout = time.Second
+	maxName             = 512
+	defaultMaxWaiters   = 1 << 17
+)
+
 type options struct {
 	config     Config
 	maxPermits *float64
 	initial    *float64
-	cache      float64
+	maxWait    time.Duration
 	horizon    time.Duration
 	lease      *time.Duration
 	timeout    time.Duration
@@ -25,6 +36,7 @@ type options struct {
 	clock      clockwork.Clock
 	policy     FailurePolicy
 	observer   *Observer
+	logger     *slog.Logger
 	shadow     bool
 	maxWaiters int
 	err        error
@@ -71,18 +83,18 @@ func WithInitialPermits(n float64) Option {
 	}
 }
 
-// WithCache sets the share of one second that Try may wait: 0 (never wait) to 9.99. Default 0.5.
-func WithCache(ratio float64) Option {
+// WithMaxWait sets how long [RateLimiter.Try] may wait for its permit. Default 500 ms; 0: it never waits.
+func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
-		if !(ratio >= 0 && ratio <= 9.99) {
-			o.fail("cache", ratio, "a share of a second from 0 to 9.99")
+		if d < 0 {
+			o.fail("max wait", d, "a duration that is not negative")
 		}
-		o.cache = ratio
+		o.maxWait = d
 	}
 }
 
 // WithColdFactor sets how many times longer the interval between permits is when a warm-up bucket is cold. Above 1,
-// default 3.
+// default 3. The longer interval is at most 1e9 s.
 func WithColdFactor(f float64) Option {
 	return func(o *options) {
 		o.only(WarmingUp, "cold factor")
@@ -154,13 +166,74 @@ func WithMaxWaiters(n int) Option {
 }
 
 // WithClock sets the clock that callers sleep by, and that a MemoryStore or a store WithLocalTime decides by. Default:
-// the system's monotonic clock.
+// the system's monotonic clock. The limiter asks for its Since, not for its Now: if its Since is monotonic, its wall time may be set.
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
 		if isNil(c) {
 			o.fail("clock", c, "a clock, not nil")
 		}
 		o.clock = c
+	}
+}
+
+// WithLease lets this process take a block of stored permits for a short time and hand them out without the network: for
+// upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by the demand of late and
+// never more than d × rate permits; what is not used returns when demand falls, with Close, or is lost when the process
+// dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was taken,
+// so none is handed out early, and none twice.
+//
+// The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any
+// window of T seconds at most
+//
+//	max(max permits, largest request) + rate × (T + 1 µs) + processes × d × rate
+//
+// permits are let go, and a process may be refused what others hold unused, at most processes × d × rate permits for d.
+// While the bucket is empty there is nothing to lease, and every permit is asked for.
+//
+// It is only for a bursty limiter with PayNow on a store behind a network, whose bucket holds a block (max permits ≥
+// d × rate ≥ 2), 1 ms to 10 s: a quota or a bucket without bursts would be exceeded, and a limiter that warms up would
+// count permits that nobody has used.
+func WithLease(d time.Duration) Option {
+	return func(o *options) {
+		o.lease = &d
+	}
+}
+
+// WithFailurePolicy sets what a call gets while the store is away. Default FailClosed.
+func WithFailurePolicy(p FailurePolicy) Option {
+	return func(o *options) {
+		if n, shares := p.instances(); shares && n < 1 {
+			o.fail("failure policy", p, "a local share of at least 1 instance")
+		}
+		o.policy = p
+	}
+}
+
+// WithObserver sets who is told what the limiter does. Default: nobody.
+func WithObserver(o Observer) Option {
+	return func(opts *options) { opts.observer = &o }
+}
+
+// WithShadow is for trying a limit in production: every call is decided and told to the observer (WithObserver), and then
+// passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the
+// store's timeout. What a call would have waited beyond the horizon (WithHorizon) counts as a refusal.
+//
+// The decisions are made on a bucket of the shadows' own, which all shadows of this name share. So nothing changes for
+// limiters of the same name that are in force.
+func WithShadow() Option {
+	return func(o *options) { o.shadow = true }
+}
+
+// WithLogger sets where the limiter logs. It logs at Warn that its store is away, that the instances of a LocalShare cannot be
+// counted, and that two configurations have the same version; and at Info that the store is back. Each is logged when it begins,
+// not with every call. Limiters of one store share its outages and its count: they are logged once, by the logger that was set
+// last. Default: slog.Default(), as it is when something is logged.
+func WithLogger(l *slog.Logger) Option {
+	return func(o *options) {
+		if l == nil {
+			o.fail("logger", "nil", "a logger")
+		}
+		o.logger = l
 	}
 }
 
@@ -188,15 +261,37 @@ func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, op
 	}
 }
 
+// checkLease refuses leases where they make no sense.
+func (o *options) checkLease() {
+	if o.lease == nil {
+		return
+	}
+	d := *o.lease
+	block := d.Seconds() * o.config.Rate
+	switch {
+	case d < time.Millisecond || d > 10*time.Second:
+		o.fail("lease", d, "1ms to 10s")
+	case o.config.Kind == WarmingUp:
+		o.fail("lease", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
+	case o.config.Payment == PayLater:
+		o.fail("lease", d, "PayNow: permits taken ahead must be paid by who takes them")
+	case traitsOf(o.store).memory != nil:
+		o.fail("lease", d, "none for a MemoryStore: there is no network to save")
+	case block < 2:
+		o.fail("lease", d, fmt.Sprintf("at least 2 permits' worth at %v/s", o.config.Rate))
+	case block > max(o.config.Size, o.config.Floor):
+		o.fail("lease", d, fmt.Sprintf("a block of d × rate = %.6g permits to fit into max permits, %v: used late, it would be a burst that the bucket forbids",
+			block, max(o.config.Size, o.config.Floor)))
+	}
+}
+
 // checkSeams refuses stores and clocks that could not work.
 func (o *options) checkSeams() {
-	if s, ok := o.store.(checked); ok {
-		o.err = s.check()
-	}
-	if o.policy.mode == localShare && !reflect.TypeOf(o.store).Comparable() {
+	o.err = traitsOf(o.store).err
+	if _, shares := o.policy.instances(); shares && !reflect.TypeOf(o.store).Comparable() {
 		o.fail("failure policy", o.policy, fmt.Sprintf("a store that limiters can share, as pointers can be: %T", o.store))
 	}
-	if since := o.clock.Since(origin); since == math.MinInt64 || since == math.MaxInt64 {
+	if by := clock.New(o.clock); !by.InRange() {
 		o.fail("clock", o.clock.Now(), "a time within 292 years of now")
 	}
 }
@@ -237,4 +332,21 @@ func unsigned(f float64) float64 {
 		return 0
 	}
 	return f
+}
+
+// logger is where something logs: slog.Default(), as long as none was set.
+type logger struct{ atomic.Pointer[slog.Logger] }
+
+// set does nothing for nil.
+func (l *logger) set(to *slog.Logger) {
+	if to != nil {
+		l.Store(to)
+	}
+}
+
+func (l *logger) get() *slog.Logger {
+	if set := l.Load(); set != nil {
+		return set
+	}
+	return slog.Default()
 }

@@ -8,7 +8,11 @@ import (
 // park lets an Acquire wait in this process, if its context lets it.
 func (l *line) park(c *call, now int64) {
 	first := l.parked[0]
-	wait := first.decided + first.wait - now + int64(float64(l.ahead+c.permits-first.permits)*c.limiter.effective().interval)
+	s, behind := c.limiter.effective(), l.ahead+c.permits-first.permits
+	if s.Payment == PayLater { // the first was told its wait without its own cost, and c does not wait for its own
+		behind = l.ahead
+	}
+	wait := first.decided + first.wait - now + int64(float64(behind)*s.interval)
 	if !c.deadline.IsZero() && time.Until(c.deadline).Microseconds() < wait {
 		c.refused, c.wait = true, wait
 		c.finish(nil)

@@ -2,8 +2,10 @@ package tokenbucket_test
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -105,25 +107,28 @@ func TestPenalizeAndCancel(t *testing.T) {
 
 // A process that has somebody waiting, and no call to make, hears of another's penalty within half a second.
 func TestPenaltyIsHeard(t *testing.T) {
-	client, prefix := redisClient(t), prefixOf(t)
-	open := func(opts ...tb.Option) *tb.RateLimiter {
-		store := tb.NewRedisScriptStore(client, tb.WithKeyPrefix(prefix))
-		l, err := tb.NewSmoothBursty("heard", 1, append(opts, tb.WithStore(store))...)
+	synctest.Test(t, func(t *testing.T) {
+		shared := tb.NewMemoryStore()
+		open := func() *tb.RateLimiter {
+			l, err := tb.NewSmoothBursty("heard", 1, tb.WithStore(&tb.Distant{Store: shared}))
+			require.NoError(t, err)
+			return l
+		}
+		here, there := open(), open()
+		began := time.Now()
+		for range 2 {
+			_, err := here.Reserve(ctx, 1)
+			require.NoError(t, err)
+		}
+		waits, err := here.Reserve(ctx, 1) // in two seconds
 		require.NoError(t, err)
-		return l
-	}
-	here, there := open(), open()
-	began := time.Now()
-	for range 2 {
-		_, err := here.Reserve(ctx, 1)
-		require.NoError(t, err)
-	}
-	waits, err := here.Reserve(ctx, 1) // in two seconds
-	require.NoError(t, err)
-	require.NoError(t, there.Penalize(ctx, 2*time.Second))
-	<-waits.Ready()
-	require.GreaterOrEqual(t, time.Since(began), 4*time.Second)
-	require.Equal(t, 4*time.Second, waits.Delay().Round(time.Second))
+		require.NoError(t, there.Penalize(ctx, 2*time.Second))
+		require.Equal(t, 2*time.Second, waits.Delay(), "not heard yet")
+		time.Sleep(500 * time.Millisecond)
+		synctest.Wait()
+		<-waits.Ready()
+		require.Equal(t, 4*time.Second, time.Since(began))
+	})
 }
 
 // Handing out a lease ends when the bucket is held back.
@@ -210,6 +215,35 @@ func TestLevel(t *testing.T) {
 		require.Equal(t, time.Second, tb.Refused(time.Second).RetryAfter())
 		require.False(t, tb.Refused(-1).OK())
 		require.Zero(t, tb.Refused(-1).RetryAfter())
+	})
+}
+
+// What is short of a permit, or of a microsecond, by float noise only is not told as less: neither in a level nor in a wait.
+func TestLevelWithoutNoise(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		store := open()
+		for _, rate := range []float64{3, 5, 7, 30} {
+			for a := 400 * time.Millisecond; a < time.Second; a += 54_321 * time.Microsecond {
+				l, err := tb.NewSmoothBursty(fmt.Sprint(rate, a), rate, tb.WithStore(store), tb.WithClock(clock), tb.WithMaxPermits(2*rate), tb.WithInitialPermits(0))
+				require.NoError(t, err)
+				r, err := l.TryReserve(ctx, 1, 0)
+				require.NoError(t, err)
+				require.False(t, r.OK(), "it is empty")
+				clock.Advance(a)
+				r, err = l.TryReserve(ctx, 1, 0)
+				require.NoError(t, err)
+				require.True(t, r.OK())
+				clock.Advance(time.Second - a)
+				r, err = l.TryReserve(ctx, int(2*rate)-1, 0)
+				require.NoError(t, err)
+				require.False(t, r.OK(), "rate - 1 permits are stored")
+				require.Equal(t, time.Second, r.RetryAfter(), "%v/s, %v and the rest", rate, a)
+				v, _ := r.Level()
+				require.Equal(t, tb.Level{MaxPermits: 2 * rate, Rate: rate, Remaining: rate - 1, Full: v.Full}, v, "%v/s, %v and the rest", rate, a)
+				whole := time.Duration(math.Ceil((rate+1)/rate*1e6-1e-3)) * time.Microsecond
+				require.Equal(t, whole, v.Full, "%v/s, %v and the rest", rate, a)
+			}
+		}
 	})
 }
 

@@ -7,15 +7,12 @@ import (
 )
 
 const (
-	// maxExact is the largest integer up to which every integer is a float64: Lua has no other numbers, so no
-	// time, version or permit count may exceed it, in either language.
-	maxExact = 1 << 53
-
-	microsPerSecond = 1e6
-
 	// shortfall is the share of a permit whose lack is overlooked: less than this is float noise, and a permit
 	// that exists must not wait for a microsecond because of it. It is remembered in the carry, so nothing is minted.
 	shortfall = 1e-9
+
+	// noiseMicros is how much of a time may be float noise, however long the interval is: a nanosecond.
+	noiseMicros = 1e-3
 
 	// standstillMicros is how far the store's clock may fall behind the latest time seen before it is believed.
 	standstillMicros = 2_000_000
@@ -27,126 +24,6 @@ const (
 	maxReturned = 32
 )
 
-// Kind tells the two limiters apart. One bucket is of one kind for as long as it lives.
-type Kind uint8
-
-// The kinds of bucket.
-const (
-	Bursty Kind = iota
-	WarmingUp
-)
-
-// String returns the name that the state uses.
-func (k Kind) String() string {
-	if k == WarmingUp {
-		return "warmup"
-	}
-	return "bursty"
-}
-
-// Payment says who waits for the permits of a request.
-type Payment uint8
-
-const (
-	// PayNow lets a caller wait until its own permits exist. In any window of T seconds at most
-	// max(max permits, largest request) + rate × (T + 1 µs) permits fall due (warm-up: put 0 for max permits).
-	PayNow Payment = iota
-	// PayLater is Guava's rule: a caller waits for the debt that it finds, and the next one waits for its cost.
-	// In any window at most max permits + largest request + rate × (T + 1 µs) (warm-up: put 0 for max permits).
-	PayLater
-)
-
-// String returns the name that the state uses.
-func (p Payment) String() string {
-	if p == PayLater {
-		return "later"
-	}
-	return "now"
-}
-
-// Config is the versioned part of a bucket's configuration, kept in its state so that a fleet agrees on it.
-type Config struct {
-	Kind    Kind
-	Payment Payment
-	// Rate is in permits per second.
-	Rate float64
-	// Size is the bucket size as configured (bursty). What counts is max(Floor, Size): SetRate scales Size, and
-	// keeping it unclamped lets 5/s → 0.1/s → 5/s end where it began.
-	Size float64
-	// Floor is 1, or 0 when the user chose a size below 1 (bursty).
-	Floor float64
-	// WarmupMicros is the warm-up period in microseconds (warm-up; 0 for bursty).
-	WarmupMicros int64
-	// ColdFactor is the cold interval divided by the interval (warm-up; 0 for bursty).
-	ColdFactor float64
-	// Version: the newest configuration wins for the whole fleet; 0 means unversioned.
-	Version int64
-}
-
-// curve holds what the arithmetic derives from a Config.
-type curve struct {
-	interval  float64 // microseconds between two permits
-	max       float64 // the most permits that can be stored
-	threshold float64 // warm-up: stored permits above this are handed out more slowly
-	slope     float64 // warm-up: microseconds that each permit above the threshold adds to the interval
-}
-
-func (c *Config) curve() curve {
-	if c.Kind == WarmingUp {
-		return warmupCurve(c)
-	}
-	return burstyCurve(c)
-}
-
-// coolDown is the time, in microseconds, in which an idle bucket stores one permit.
-func (c *Config) coolDown(interval, most float64) float64 {
-	if c.Kind == WarmingUp {
-		return float64(c.WarmupMicros) / most
-	}
-	return interval
-}
-
-// validate names the first field that is out of range. lua/apply.lua repeats it for what it reads from Redis.
-func (c *Config) validate() error {
-	bad := func(field string, value any, want string) error {
-		return fmt.Errorf("%w: %s %v: want %s", ErrInvalidConfig, field, value, want)
-	}
-	k := c.curve()
-	switch {
-	case !(c.Rate > 0 && c.Rate <= maxExact && k.interval <= maxExact):
-		return bad("permits per second", c.Rate, "a positive finite number from 1.2e-10 to 2^53")
-	case !(c.Size >= 0 && c.Size <= maxExact):
-		return bad("max permits", c.Size, "a finite number from 0 to 2^53")
-	case c.Floor != 0 && c.Floor != 1:
-		return bad("floor", c.Floor, "0 or 1")
-	case c.Version < 0 || c.Version > maxExact:
-		return bad("version", c.Version, "0 (unversioned) to 2^53")
-	case c.Kind == Bursty:
-		if c.WarmupMicros != 0 || c.ColdFactor != 0 {
-			return bad("warm-up of a bursty bucket", c.WarmupMicros, "0")
-		}
-		return nil
-	case c.WarmupMicros < 1 || c.WarmupMicros > maxExact:
-		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "1 µs to 2^53 µs")
-	case !(c.ColdFactor > 1 && c.ColdFactor <= maxExact && float64(c.ColdFactor*k.interval) <= maxExact):
-		return bad("cold factor", c.ColdFactor, "a finite number above 1 whose cold interval is at most 2^53 µs")
-	case !(k.max > 0 && k.max <= maxExact && k.max > k.threshold && k.slope <= math.MaxFloat64):
-		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "one that fits the rate and the cold factor")
-	case c.Size != 0 || c.Floor != 0:
-		return bad("max permits of a warm-up bucket", c.Size, "none: they follow from the warm-up period")
-	}
-	return nil
-}
-
-// setting is a configuration with what follows from it.
-type setting struct {
-	Config
-	curve
-	text string // its canonical form
-}
-
-func newSetting(c Config) setting { return setting{c, c.curve(), string(c.appendText(nil))} }
-
 // resync is PermitBucket.ReSync on a mark of a bucket that holds at most so much.
 func (s *setting) resync(m mark, now int64, most float64) mark {
 	if now > m.Next {
@@ -154,16 +31,6 @@ func (s *setting) resync(m mark, now int64, most float64) mark {
 		m.Next = now
 	}
 	return m
-}
-
-// contentHash orders configurations of equal version the same way on every node. It is a polynomial hash modulo a
-// prime so small that Lua's float64 computes it exactly too.
-func (c *Config) contentHash() int64 {
-	var h int64
-	for _, char := range c.appendText(nil) {
-		h = (h*131 + int64(char)) % (1<<31 - 1)
-	}
-	return h
 }
 
 // mark is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
@@ -417,12 +284,18 @@ func (k *curve) after(kind Kind, m mark, n int64) (mark, bool) {
 	need := cost - m.Carry
 	add := 0.0
 	if need > float64(shortfall*k.interval) {
-		add = math.Ceil(need)
+		add = k.ceil(need)
 	}
 	if add > maxExact || float64(m.Next)+add > maxExact {
 		return m, false
 	}
 	return mark{Stored: m.Stored - spend, Next: m.Next + int64(add), Carry: add - need}, true
+}
+
+// ceil rounds a time up to whole microseconds. What exceeds them by less than a shortfall, and by less than a nanosecond, is
+// overlooked.
+func (k *curve) ceil(micros float64) float64 {
+	return math.Ceil(micros - min(float64(shortfall*k.interval), noiseMicros))
 }
 
 // leastWait is the shortest time after which n permits can fall due, from a full bucket that owes nothing.

@@ -85,8 +85,9 @@ func bucketOf(t require.TestingT, c Config, initial float64, now int64) *PermitB
 // takeAt asks as a batch of one would.
 func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) Grant {
 	batch := &Batch{Name: "b", Config: b.Config, Epoch: b.Epoch + 1, Requests: []Request{{Permits: n, MaxWaitMicros: maxWait}}}
-	_, err := b.Apply(now, batch)
-	require.NoError(t, err)
+	if _, err := b.Apply(now, batch); err != nil { // require, asked a million times, takes longer than Apply
+		require.NoError(t, err)
+	}
 	return batch.Requests[0].Grant
 }
 
@@ -252,7 +253,7 @@ func TestClockSteps(t *testing.T) {
 		b := bucketOf(t, c, 1, 0)
 		var events []event
 		last, gap := int64(0), int64(0)
-		for now := int64(0); now < 60_000_000; now += 5_000 {
+		for now := int64(0); now < 20_000_000; now += 5_000 {
 			offset := int64(0)
 			if now/100_000%2 == 1 {
 				offset = rapid.Int64Range(-2_000_000, 0).Draw(t, "offset")

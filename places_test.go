@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"os"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -48,29 +49,12 @@ type uncomparable struct {
 	_ []int
 }
 
-// slow is a store whose requests and replies take their time, now and then longer than anybody waits. It blocks, so it is
-// asked as a Redis store is.
-type slow struct {
-	store *MemoryStore
-	delay func() time.Duration
-}
-
-func (s *slow) Apply(ctx context.Context, b *Batch) (Outcome, error) {
-	time.Sleep(s.delay())
-	out, err := s.store.Apply(ctx, b)
-	time.Sleep(s.delay())
-	if rand.IntN(50) == 0 {
-		return Outcome{}, errors.New("reply lost")
-	}
-	return out, err
-}
-
 // Three processes, a store that is often too late and sometimes silent, callers that wait, give up and cancel at random: the
 // window bound holds, by the store's clock, on all permits that were used; every caller returns in time; nobody hangs.
 func TestSlowStore(t *testing.T) {
-	seeds := 300
-	if testing.Short() {
-		seeds = 30
+	seeds := 60
+	if os.Getenv("TOKENBUCKET_LONG") != "" {
+		seeds = 3000
 	}
 	var used, late int
 	for range seeds {
@@ -89,7 +73,8 @@ func TestSlowStore(t *testing.T) {
 			largest := 0.0
 			var callers sync.WaitGroup
 			for range 3 {
-				l, err := NewSmoothBursty("x", rate, WithMaxPermits(size), WithStore(&slow{shared, delay}), WithStoreTimeout(timeout))
+				l, err := NewSmoothBursty("x", rate, WithMaxPermits(size), WithStore(&slow{shared, delay}),
+					WithStoreTimeout(timeout), Logged(t))
 				require.NoError(t, err)
 				for range 8 {
 					callers.Go(func() {

@@ -43,6 +43,9 @@ const (
 // Apply implements Store.
 func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
+	if m.owner != s { // another store of Redis was asked before
+		m.letGo()
+	}
 	token := m.token
 	m.token = ""
 	lockWait := time.Duration(0)
@@ -89,13 +92,14 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 // yielded waits until the lock may be asked for again. It reports false if the context ends first.
 func (m *memo) yielded(ctx context.Context) bool {
 	left := m.yield - mono()
-	return left <= 0 || script.Sleep(ctx, left)
+	return m.yield == 0 || left <= 0 || script.Sleep(ctx, left)
 }
 
-// letGo releases a lock that was kept for a next batch which did not come.
-func (s *RedisStore) letGo(m *memo) {
+// letGo releases a lock that was kept for a next batch which did not come. The memo knows whose lock it is, so the engine need
+// not know which store keeps it: the limiter's own, or one behind it.
+func (m *memo) letGo() {
 	if m != nil && m.token != "" {
-		s.release(m.lock, m.token)
+		m.owner.release(m.lock, m.token)
 		m.token = ""
 	}
 }
@@ -157,29 +161,30 @@ func (s *RedisStore) release(lock, token string) {
 // decide applies a batch and commits it, under the lock: what is remembered of the bucket if that turns out to be right,
 // else what is read. It reports false if the fence stopped it: nothing happened, and the lock may be held.
 func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token string) (out Outcome, done bool, err error) {
-	clock, server, read := s.clockArg(batch), batch.ServerMicros, batch.ServerRead
+	now, server := s.clockArg(batch), batch.server()
 	keep := ""
 	if m.turns < maxTurns {
 		keep = strconv.FormatInt(min(s.lockTTL, keptTTL).Milliseconds(), 10)
 	}
 	commit := func(guessed, old, new, ttl string) ([]string, error) {
-		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, clock, guessed,
-			s.deadlineArg(deadlineOf(ctx), server, read), old, new, ttl, keep)
+		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, now, guessed,
+			s.deadlineArg(deadlineOf(ctx), &server), old, new, ttl, keep)
 		if err == nil && reply[0] == "done" && new != "" && keep != "" {
-			m.token = token
+			m.token, m.owner = token, s
 		}
 		return reply, err
 	}
-	guessedAt := asOf(server, read)
+	guessedAt := asOf(&server)
 	if s.local {
-		guessedAt, _ = strconv.ParseInt(clock, 10, 64)
+		guessedAt, _ = strconv.ParseInt(now, 10, 64)
 	}
 	var g guess
 	var reply []string
+	asked := mono()
 	if m.guessing(batch, guessedAt, &g) {
 		reply, err = commit(strconv.FormatInt(g.asOf, 10), m.text, g.text, "")
 	} else {
-		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, clock)
+		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, now)
 	}
 	if err != nil {
 		return out, false, err
@@ -194,17 +199,18 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 		out.ClockMicros, err = strconv.ParseInt(reply[1], 10, 64)
 		return out, true, err
 	}
-	read = time.Now()
-	if server, err = strconv.ParseInt(reply[1], 10, 64); err != nil {
+	micros, err := strconv.ParseInt(reply[1], 10, 64)
+	if err != nil {
 		return out, false, err
 	}
+	server.Heard(micros, asked, mono())
 	var b PermitBucket
 	old := reply[2]
 	if err := b.parse(old, batch.own); err != nil {
 		return out, false, fmt.Errorf("key %q: %w", m.bucket, err)
 	}
 	found := b
-	if out, err = b.Apply(server, batch); err != nil {
+	if out, err = b.Apply(micros, batch); err != nil {
 		return out, false, err
 	}
 	text := ""

@@ -195,19 +195,20 @@ func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, er
 }
 
 func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
-	server, read := a.batch.ServerMicros, a.batch.ServerRead
+	server := a.batch.server()
 	tooLate, waited := false, time.Duration(0)
 	for pause := script.NewPause(); ; {
 		var args [2 + headArgs + bucketArgs]string
 		args[0], args[1] = a.memo.bucket, a.memo.lock
 		clock := s.clockArg(a.batch)
-		at := asOf(server, read)
+		at := asOf(&server)
 		if s.local {
 			at, _ = strconv.ParseInt(clock, 10, 64)
 		}
-		deadline := s.deadlineArg(deadlineOf(ctx), server, read)
+		deadline := s.deadlineArg(deadlineOf(ctx), &server)
 		s.head(args[2:], clock, at, deadline)
 		a.encode(args[2+headArgs:], at, deadline)
+		asked := mono()
 		reply, err := s.run(ctx, &applyScript, 2, args[:]...)
 		if err != nil {
 			a.memo.text = ""
@@ -216,17 +217,19 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 			}
 			return Outcome{lockWait: since(waited)}, err
 		}
-		a.memo.held.Store(false)
 		now, err := parseReply(reply, 1)
 		if err != nil {
 			return Outcome{}, fmt.Errorf("key %q: %w", a.memo.bucket, err)
 		}
-		switch out, status, err := a.decode(now, reply[1]); status {
+		out, status, err := a.decode(now, reply[1])
+		a.memo.held.Store(status == locked)
+		switch status {
 		case late:
 			if tooLate || ctx.Err() != nil { // once more with the right time: the server's clock may have stepped
 				return Outcome{}, s.tooLate(a.batch)
 			}
-			tooLate, server, read = true, now, time.Now()
+			tooLate = true
+			server.Heard(now, asked, mono())
 		case wrong: // and not made again
 		case notNow:
 			if !pause.Wait(ctx) {
@@ -236,7 +239,6 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 			if waited == 0 {
 				waited = mono()
 			}
-			a.memo.held.Store(true)
 			if !pause.Wait(ctx) {
 				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])
 			}

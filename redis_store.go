@@ -12,6 +12,8 @@ import (
 	"github.com/bsm/redislock"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -59,10 +61,11 @@ type redisBase struct {
 	lockTTL time.Duration
 	err     error
 
-	health  *health // nil: buckets live on different servers, and each has its own
-	outages *atomic.Int64
-	parts   *MemoryStore
-	census  *census
+	health    *health // nil: buckets live on different servers, and each has its own
+	outages   *atomic.Int64
+	parts     *MemoryStore
+	instances *instances.Instances
+	logger    *logger
 }
 
 // spareTTL, in milliseconds, is how much longer a key lives than it must, so that most writes can leave that alone.
@@ -119,7 +122,7 @@ func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptSt
 }
 
 func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
-	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond, census: new(census), parts: NewMemoryStore(),
+	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond, instances: new(instances.Instances), logger: new(logger), parts: NewMemoryStore(),
 		outages: new(atomic.Int64)}
 	switch any(client).(type) {
 	case *redis.ClusterClient, *redis.Ring:
@@ -141,14 +144,36 @@ func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
 	return s
 }
 
-func (s *redisBase) localTime() bool { return s.local }
-
-func (s *redisBase) check() error {
-	switch {
-	case s.err == nil && s.client == nil:
-		return fmt.Errorf("%w: store was not made by its constructor", ErrInvalidConfig)
+func (s *RedisStore) describe() traits {
+	if s == nil {
+		return traits{err: errUnmade}
 	}
-	return s.err
+	return s.traits(s)
+}
+
+func (s *RedisScriptStore) describe() traits {
+	if s == nil {
+		return traits{err: errUnmade}
+	}
+	t := s.traits(s)
+	t.carrier = s
+	return t
+}
+
+var errUnmade = fmt.Errorf("%w: store was not made by its constructor", ErrInvalidConfig)
+
+func (s *redisBase) traits(self Store) traits {
+	t := traits{
+		self: self, err: s.err, decides: bySystemTime, health: s.health, outages: s.outages, parts: s.parts, probe: s.probe, join: s.join,
+		logger: s.logger,
+	}
+	if s.err == nil && s.client == nil {
+		t.err = errUnmade
+	}
+	if s.local {
+		t.decides = byLocalTime
+	}
+	return t
 }
 
 // keys returns the bucket's key and its lock's. What stands in braces is the same, so a cluster keeps them in one slot.
@@ -160,12 +185,14 @@ func (s *redisBase) keys(name string) (bucket, lock string) {
 	return bucket, bucket + ":lock"
 }
 
-// common is what the lines of a store share. Without a health each has its own.
-func (s *redisBase) common() (*health, *atomic.Int64, *MemoryStore) {
-	return s.health, s.outages, s.parts
+// join makes this process one of those that use this Redis and key prefix, and are counted.
+func (s *redisBase) join() *instances.Member {
+	return s.instances.Join(s.client, s.prefix+"instances", func(err error) {
+		s.logger.get().Warn("tokenbucket: instances cannot be counted; LocalShare goes by what it was given", "error", err)
+	})
 }
 
-// probe implements prober: a write in the bucket's slot, which a replica, a full server or one without enough replicas
+// probe is a write in the bucket's slot, which a replica, a full server or one without enough replicas
 // refuses as it would a bucket's.
 func (s *redisBase) probe(ctx context.Context, name string) error {
 	bucket, _ := s.keys(name)
@@ -257,13 +284,12 @@ func (s *redisBase) clockArg(batch *Batch) string {
 	return strconv.FormatInt(batch.LocalMicros(), 10)
 }
 
-// deadlineArg is a deadline by the server's clock, which was at server when read at local. It is early by what that
-// answer took to arrive, so never too late.
-func (s *redisBase) deadlineArg(deadline time.Time, server int64, local time.Time) string {
-	if deadline.IsZero() || s.local || local.IsZero() {
+// deadlineArg is a deadline by the server's clock: perhaps early, but never too late.
+func (s *redisBase) deadlineArg(deadline time.Time, server *clock.Remote) string {
+	if deadline.IsZero() || s.local || !server.Known() {
 		return ""
 	}
-	return strconv.FormatInt(server+deadline.Sub(local).Microseconds(), 10)
+	return strconv.FormatInt(server.Earliest(clock.Of(deadline)), 10)
 }
 
 func deadlineOf(ctx context.Context) time.Time {

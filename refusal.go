@@ -64,9 +64,9 @@ func (l *line) refuses(limiter *RateLimiter, n, maxWait int64) (wait int64, refu
 		return 0, false
 	}
 	age := mono() - s.sent + time.Microsecond // rounded up
-	if !l.real && l.decides != bySystemTime {
+	if !l.real && l.traits.decides != bySystemTime {
 		local := time.Duration(l.now()-s.local) * time.Microsecond
-		if l.decides == byLocalTime {
+		if l.traits.decides == byLocalTime {
 			age = local
 		}
 		age = max(age, local)

@@ -3,7 +3,6 @@ package tokenbucket
 import (
 	"context"
 	"fmt"
-	"math"
 	"time"
 )
 
@@ -20,35 +19,6 @@ type Reservation struct {
 // is the zero Reservation.
 func Refused(retryAfter time.Duration) *Reservation {
 	return &Reservation{refused: true, retryAfter: max(0, retryAfter)}
-}
-
-// Level is how full a bucket was after a decision.
-type Level struct {
-	// MaxPermits is the most that can be taken at once; of a bucket that warms up, 1. Rate is in permits per second.
-	MaxPermits, Rate float64
-	// Remaining permits could be taken without a wait.
-	Remaining float64
-	// Full is the time until MaxPermits could be, if nobody else asks.
-	Full time.Duration
-}
-
-// level is how full a bucket is.
-func (s *setting) level(m mark, now int64) *Level {
-	m = s.resync(m, now, s.max)
-	debt := m.Next - now
-	v := &Level{MaxPermits: 1, Rate: s.Rate, Full: time.Duration(debt) * time.Microsecond}
-	switch {
-	case s.Kind == Bursty:
-		v.MaxPermits = s.max
-		micros := min(float64(debt)+float64((s.max-m.Stored)*s.interval), math.MaxInt64/2000)
-		v.Full = time.Duration(math.Ceil(micros)) * time.Microsecond
-		if debt == 0 {
-			v.Remaining = m.Stored
-		}
-	case debt == 0:
-		v.Remaining = 1
-	}
-	return v
 }
 
 var always = func() <-chan struct{} {

@@ -7,7 +7,8 @@ import "time"
 // warmupPeriod of full demand; left idle for warmupPeriod, it is cold again. By default a caller waits for the debt
 // that it finds (PayLater), so a cold limiter's first call passes at once.
 //
-// warmupPeriod counts in whole microseconds, at least one. Otherwise as NewSmoothBursty.
+// warmupPeriod counts in whole microseconds, at least one. The cold interval, coldFactor / permitsPerSecond, is at most 1e9 s.
+// Otherwise as NewSmoothBursty.
 func NewSmoothWarmingUp(name string, permitsPerSecond float64, warmupPeriod time.Duration, opts ...Option) (*RateLimiter, error) {
 	return newLimiter(name, Config{
 		Kind: WarmingUp, Payment: PayLater, Rate: permitsPerSecond, WarmupMicros: warmupPeriod.Microseconds(), ColdFactor: 3,

@@ -2,7 +2,11 @@ package tokenbucket
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 )
 
 // Store keeps the buckets of a fleet and is the one seam between the arithmetic and where its state lives.
@@ -21,11 +25,58 @@ type Store interface {
 	Apply(ctx context.Context, batch *Batch) (Outcome, error)
 }
 
-// checked is a Store that can tell that it was made wrongly; its constructor returns no error.
-type checked interface{ check() error }
+// described is a Store that the engine knows more of than Apply. The stores of this module are, and so is a Store that embeds
+// one of them: it has their methods.
+type described interface{ describe() traits }
 
-// inline is a Store that never blocks: its batches need no goroutine of their own and no deadline.
-type inline interface{ neverBlocks() }
+// traits is what the engine knows of a store. The zero value: nothing, as of most stores.
+type traits struct {
+	// self is the store that describes itself. One that embeds it has an Apply of its own.
+	self Store
+	// err tells that the store was made wrongly; its constructor returns no error.
+	err error
+	// decides is what the store's clock keeps step with.
+	decides timing
+	// health and outages are shared by all lines of the store. nil: each has its own.
+	health  *health
+	outages *atomic.Int64
+	// parts keeps processes' parts of buckets while the store is away; nil: it brings none.
+	parts *MemoryStore
+	// probe finds out whether the store could serve a bucket, before the context's deadline if it can. nil: Apply does, with a
+	// batch that asks for nothing.
+	probe func(ctx context.Context, name string) error
+	// join makes this process one of those that use the store and are counted; nil: nobody counts.
+	join func() *instances.Member
+	// logger is for what join finds wrong; nil: nothing is.
+	logger *logger
+
+	// memory and carrier are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
+	// carrier takes the batches of several lines at once. nil: there is only Apply.
+	memory  *MemoryStore
+	carrier carrier
+}
+
+// timing is what a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
+type timing uint8
+
+const (
+	byEither timing = iota
+	bySystemTime
+	byLocalTime
+)
+
+// traitsOf returns what the engine knows of a store. Nothing goes past the Apply of a store that embeds another.
+func traitsOf(s Store) traits {
+	d, ok := s.(described)
+	if !ok {
+		return traits{}
+	}
+	t := d.describe()
+	if t.self != s {
+		t.memory, t.carrier = nil, nil
+	}
+	return t
+}
 
 // Place is what one granted request occupies: the account before and after it. A later refund needs all of it.
 type Place struct {
@@ -128,6 +179,15 @@ type Batch struct {
 	probe bool // only whether the store answers matters
 }
 
+// server is the estimate of the store's clock.
+func (b *Batch) server() (r clock.Remote) {
+	if !b.ServerRead.IsZero() {
+		at := clock.Of(b.ServerRead)
+		r.Heard(b.ServerMicros, at, at)
+	}
+	return r
+}
+
 // Outcome is what Apply decided, besides the Grants.
 type Outcome struct {
 	// NowMicros is the time of the decision: ClockMicros, or what the bucket has seen before if that is later.
@@ -143,6 +203,6 @@ type Outcome struct {
 
 	// lockWait is how long the bucket's lock was waited for.
 	lockWait time.Duration
-	// local is the limiter's clock at a moment when the store's had reached NowMicros; 0: when the answer arrived.
+	// local is the limiter's clock (clock.Local.Now) at a moment when the store's had reached NowMicros; 0: when the answer arrived.
 	local int64
 }

@@ -336,6 +336,35 @@ func requirePicture(t *testing.T, file string) {
 	}
 }
 
+// The picture in the repository is what the program draws of the table beside it.
+func TestPictureOfResults(t *testing.T) {
+	dir := t.TempDir()
+	text, err := os.ReadFile(resultsFile)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(dir, resultsFile), text, 0o644))
+	status, _, stderr := execute(t, "--draw", "--out", dir)
+	require.Equal(t, exitOK, status, stderr)
+	want, err := os.ReadFile(filepath.Join(dir, pictureFile))
+	require.NoError(t, err)
+	got, err := os.ReadFile(pictureFile)
+	require.NoError(t, err)
+	require.True(t, string(want) == string(got), "%s is old: run go run ./benchmarks --draw at the root", pictureFile)
+	requirePicture(t, pictureFile)
+}
+
+func TestNothingToDraw(t *testing.T) {
+	for name, text := range map[string]string{
+		"no table":       "# Results\n",
+		"a cell missing": "\n| callers | a | b |\n| --- | --- | --- |\n| 1 | 2 |\n",
+		"no number":      "\n| callers | a |\n| --- | --- |\n| 1 | many |\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := readLineTable(text)
+			require.Error(t, err)
+		})
+	}
+}
+
 // BenchmarkLimiters is one granted call of each rival, on one bucket:
 //
 //	go test -run '^$' -bench Limiters -benchmem ./benchmarks

@@ -2,6 +2,7 @@
 //
 //	go run ./benchmarks            everything: a few minutes, then a table; writes RESULTS.md and throughput.svg
 //	go run ./benchmarks --quick    a small run that writes no files
+//	go run ./benchmarks --draw     only throughput.svg, from the table in RESULTS.md
 //
 // Rivals take turns, each round begins with another one, and medians are compared, so that a machine that is slow for a
 // while is slow for all of them. What is granted is audited while it is measured.
@@ -54,7 +55,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.Is(err, pflag.ErrHelp) {
 		return exitOK
 	}
-	if err == nil {
+	switch {
+	case err != nil:
+	case s.draw:
+		err = redraw(s.out, stdout)
+	default:
 		err = s.measure(ctx, stdout, stderr)
 	}
 	if err != nil {
@@ -78,6 +83,7 @@ type settings struct {
 	only     string
 	out      string
 	quick    bool
+	draw     bool
 	buckets  int
 	waiters  int
 
@@ -93,6 +99,7 @@ func parse(args []string, stderr io.Writer) (*settings, error) {
 	f.StringVar(&s.only, "only", "", "only the workloads whose names match this regular expression; writes no files unless --out is given")
 	f.StringVar(&s.out, "out", "benchmarks", "directory for RESULTS.md and throughput.svg, made if missing")
 	f.BoolVar(&s.quick, "quick", false, "a small run: 2 rounds of 50ms, few buckets and waiters; writes no files unless --out is given")
+	f.BoolVar(&s.draw, "draw", false, "measures nothing: only draws throughput.svg anew, from the table in RESULTS.md")
 	f.IntVar(&s.buckets, "buckets", 1_000_000, "the most buckets at once, from 1000")
 	f.IntVar(&s.waiters, "waiters", 100_000, "callers that wait at once, from 100")
 	if err := f.Parse(args); err != nil {

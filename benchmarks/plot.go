@@ -1,46 +1,44 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"image/color"
 	"math"
 	"strconv"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/go-tokenbucket/tokenbucket/benchmarks/internal/picture"
 )
 
 // Colours that the colour-blind tell apart too (Okabe and Ito), this library's first; dashes and marks help where
 // there are more lines than colours.
 var colours = map[string]color.Color{
-	scriptStore:   color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff},
-	lockStore:     color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff},
+	scriptStore:   picture.Blue,
+	lockStore:     picture.Vermilion,
 	leaseStore:    color.RGBA{R: 0x00, G: 0x00, B: 0x00, A: 0xff},
-	redisRate:     color.RGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff},
+	redisRate:     picture.Green,
 	redisRatePipe: color.RGBA{R: 0x56, G: 0xb4, B: 0xe9, A: 0xff},
-	redisRateWait: color.RGBA{R: 0x7b, G: 0x4f, B: 0xa3, A: 0xff},
+	redisRateWait: picture.Purple,
 	throttledName: color.RGBA{R: 0xcc, G: 0x79, B: 0xa7, A: 0xff},
 	ululeName:     color.RGBA{R: 0xe6, G: 0x9f, B: 0x00, A: 0xff},
 	redisStore:    color.RGBA{R: 0x8a, G: 0x6d, B: 0x3b, A: 0xff},
-	ping:          grey,
+	ping:          picture.Grey,
 }
-
-var grey = color.RGBA{R: 0x70, G: 0x70, B: 0x70, A: 0xff}
-
-var sans = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
 // throughputPicture draws the curves, both axes logarithmic.
 func throughputPicture(lines []line) []byte {
-	p := newPlot("Granted calls per second, one bucket", "callers at once", "calls per second")
+	// The title says what stands on the Y axis: gonum puts the label of a logarithmic axis into the room for the title.
+	p := picture.New("Granted calls per second, one bucket", "callers at once", "")
+	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
+	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(doublings), plot.TickerFunc(decades)
 	var legends [legendColumns]plot.Legend
 	for i := range legends {
-		legends[i] = newLegend()
+		legends[i] = picture.Legend()
+		legends[i].ThumbnailWidth = vg.Points(24)
 	}
 	loX, hiX, loY, hiY := bounds(lines)
 	for i, l := range lines {
@@ -58,7 +56,7 @@ func throughputPicture(lines []line) []byte {
 	}
 	p.X.Min, p.X.Max = loX, hiX
 	p.Y.Min, p.Y.Max = loY, hiY
-	return render(p, legends)
+	return picture.SVG(5.2*vg.Inch, compose(p, legends))
 }
 
 // bounds leave room around the lines.
@@ -86,34 +84,9 @@ func style(rival string, i int, curve *plotter.Line, marks *plotter.Scatter) {
 	}
 }
 
-func newPlot(title, x, y string) *plot.Plot {
-	p := plot.New()
-	p.BackgroundColor = color.White
-	p.Title.Text = title
-	p.Title.Padding = vg.Points(8)
-	p.X.Label.Text, p.Y.Label.Text = x, y
-	setFont(&p.Title.TextStyle, 12)
-	setFont(&p.X.Label.TextStyle, 11)
-	setFont(&p.Y.Label.TextStyle, 11)
-	setFont(&p.X.Tick.Label, 10)
-	setFont(&p.Y.Tick.Label, 10)
-	p.X.Padding, p.Y.Padding = 0, 0
-	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
-	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(doublings), plot.TickerFunc(decades)
-	return p
-}
-
-// legendColumns is how many names stand side by side below the picture, where no line crosses them.
-const legendColumns = 3
-
-func newLegend() plot.Legend {
-	l := plot.NewLegend()
-	setFont(&l.TextStyle, 10)
-	l.Top, l.Left = true, true
-	l.Padding = vg.Points(2)
-	l.ThumbnailWidth = vg.Points(24)
-	return l
-}
+// legendColumns is how many names stand side by side below the picture, where no line crosses them. Two leave room for
+// fonts that are wider than the one that the picture was composed with.
+const legendColumns = 2
 
 func doublings(lo, hi float64) []plot.Tick {
 	var marks []plot.Tick
@@ -125,15 +98,15 @@ func doublings(lo, hi float64) []plot.Tick {
 	return marks
 }
 
-// decades marks 1, 2 and 5 of each.
+// decades marks the powers of ten. Few and short labels can be read at a glance.
 func decades(lo, hi float64) []plot.Tick {
 	var marks []plot.Tick
-	for decade := math.Pow(10, math.Floor(math.Log10(lo))); decade <= hi; decade *= 10 {
-		for _, v := range []float64{decade, 2 * decade, 5 * decade} {
-			if v >= lo && v <= hi {
-				marks = append(marks, plot.Tick{Value: v, Label: thousands(v)})
-			}
+	for v := math.Pow(10, math.Ceil(math.Log10(lo))); v <= hi; v *= 10 {
+		label := thousands(v)
+		if v >= 1e6 {
+			label = thousands(v/1e6) + " million"
 		}
+		marks = append(marks, plot.Tick{Value: v, Label: label + picture.Gap})
 	}
 	return marks
 }
@@ -147,31 +120,15 @@ func thousands(f float64) string {
 	return s
 }
 
-func setFont(s *text.Style, size float64) {
-	s.Font = sans
-	s.Font.Size = vg.Points(size)
-}
-
-func render(p *plot.Plot, legends [legendColumns]plot.Legend) []byte {
-	const width, height = 7.5 * vg.Inch, 5.4 * vg.Inch
-	c := vgsvg.New(width, height)
-	c.SetColor(p.BackgroundColor)
-	c.Fill(vg.Rectangle{Max: vg.Point{X: width, Y: height}}.Path())
-	compose(draw.New(c), p, legends)
-	var b bytes.Buffer // writing to it never fails
-	c.WriteTo(&b)
-	// Whoever looks at it may not have the font: name some that are as wide.
-	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"),
-		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;"))
-}
-
 // compose draws the picture and, below it, the legends side by side.
-func compose(c draw.Canvas, p *plot.Plot, legends [legendColumns]plot.Legend) {
-	const below = 62 // points
-	p.Draw(draw.Crop(c, vg.Points(8), vg.Points(-16), vg.Points(below), vg.Points(-10)))
-	wide := c.Max.X - c.Min.X
-	for i := range legends {
-		left := vg.Points(12) + wide*vg.Length(i)/legendColumns
-		legends[i].Draw(draw.Crop(c, left, 0, 0, vg.Points(below)-c.Max.Y+vg.Points(-4)))
+func compose(p *plot.Plot, legends [legendColumns]plot.Legend) func(draw.Canvas) {
+	const below = 76 // points
+	return func(c draw.Canvas) {
+		p.Draw(draw.Crop(c, 0, 0, vg.Points(below), 0))
+		wide := c.Max.X - c.Min.X
+		for i := range legends {
+			left := vg.Points(56) + wide*vg.Length(i)/legendColumns
+			legends[i].Draw(draw.Crop(c, left, 0, 0, vg.Points(below-8)-(c.Max.Y-c.Min.Y)))
+		}
 	}
 }

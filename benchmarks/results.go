@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
@@ -189,6 +190,65 @@ func (r *results) write(dir string, out io.Writer) error {
 		fmt.Fprintln(out, file)
 	}
 	return nil
+}
+
+// redraw draws the picture of results that were written before. Their table has all of its points.
+func redraw(dir string, out io.Writer) error {
+	text, err := os.ReadFile(filepath.Join(dir, resultsFile))
+	if err != nil {
+		return err
+	}
+	lines, err := readLineTable(string(text))
+	if err != nil {
+		return fmt.Errorf("%s: %w", filepath.Join(dir, resultsFile), err)
+	}
+	file := filepath.Join(dir, pictureFile)
+	if err := os.WriteFile(file, throughputPicture(lines), 0o644); err != nil {
+		return err
+	}
+	fmt.Fprintln(out, file)
+	return nil
+}
+
+// readLineTable reads what lineTable has written as Markdown.
+func readLineTable(text string) ([]line, error) {
+	_, text, found := strings.Cut(text, "\n| callers |")
+	if !found {
+		return nil, errors.New("no table of throughput over callers")
+	}
+	rows := strings.Split(strings.TrimSpace(text), "\n")
+	names := cells(rows[0])
+	lines := make([]line, len(names))
+	for i := range names {
+		lines[i].rival = names[i]
+	}
+	for _, row := range rows[2:] { // the second has the alignment
+		numbers := cells(strings.ReplaceAll(row, ",", ""))
+		if len(numbers) != len(lines)+1 {
+			return nil, fmt.Errorf("%q: want %d cells", row, len(lines)+1)
+		}
+		callers, err := strconv.Atoi(numbers[0])
+		if err != nil {
+			return nil, err
+		}
+		for i := range lines {
+			perSecond, err := strconv.ParseFloat(numbers[i+1], 64)
+			if err != nil {
+				return nil, err
+			}
+			lines[i].points = append(lines[i].points, point{callers, perSecond})
+		}
+	}
+	return lines, nil
+}
+
+// cells of a row of a Markdown table.
+func cells(row string) []string {
+	all := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
+	for i := range all {
+		all[i] = strings.TrimSpace(all[i])
+	}
+	return all
 }
 
 func (r *results) markdown(notes []byte) []byte {

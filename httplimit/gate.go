@@ -21,7 +21,7 @@ type Gate interface {
 }
 
 // One is the gate in which every key is one bucket. A permit may fall due up to timeout later; 0 or less: it must be due at
-// once. If no state of the bucket can meet the timeout, every request is a failure, tokenbucket.ErrInvalidPermits. A nil
+// once. If no state of the bucket can meet the timeout, every request is a failure, tokenbucket.ErrNeverGranted. A nil
 // limiter makes the constructor that is given the gate fail.
 func One(l *tokenbucket.RateLimiter, timeout time.Duration) Gate { return one{l, timeout} }
 

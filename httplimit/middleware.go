@@ -106,8 +106,8 @@ func tooMany(w http.ResponseWriter, _ *http.Request) {
 func (m *middleware) announce(h http.Header, permit *tokenbucket.Reservation) {
 	level, known := permit.Level()
 	if known {
-		seconds := max(1, whole(math.Ceil(max(1, level.MaxPermits)/level.Rate)))
-		quota := max(1, whole(level.Rate*float64(seconds)))
+		seconds := max(1, whole(math.Ceil(max(1, level.MaxPermits)/level.Rate-noise)))
+		quota := max(1, whole(level.Rate*float64(seconds)+noise))
 		h.Add("Ratelimit-Policy", m.item("q", quota, "w", seconds))
 	}
 	switch {
@@ -119,6 +119,9 @@ func (m *middleware) announce(h http.Header, permit *tokenbucket.Reservation) {
 		h.Add("Ratelimit", m.item("r", whole(level.Remaining), "t", wholeSeconds(level.Full-permit.Delay())))
 	}
 }
+
+// noise is what two float64 that mean the same may differ by.
+const noise = 1e-9
 
 // item is the policy's name with two parameters, as RFC 9651 writes it.
 func (m *middleware) item(a string, x int64, b string, y int64) string {

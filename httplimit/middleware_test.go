@@ -45,6 +45,22 @@ func text(t testing.TB, r *http.Response) string {
 	return string(b)
 }
 
+// What is short of a permit by float noise only is one: five are left after a second at seven a second and two requests.
+func TestMiddlewareFieldsWithoutNoise(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := bursty(t, 7, tb.WithInitialPermits(0))
+		h := limited(t, httplimit.One(l, 0), ok)
+		require.Equal(t, http.StatusTooManyRequests, serve(t, h).StatusCode)
+		time.Sleep(400 * time.Millisecond)
+		require.Equal(t, []string{`"default";r=1;t=1`}, serve(t, h).Header["Ratelimit"])
+		time.Sleep(600 * time.Millisecond)
+		require.Equal(t, []string{`"default";r=5;t=1`}, serve(t, h).Header["Ratelimit"])
+		ok, err := l.TryAcquire(t.Context(), 5, 0)
+		require.NoError(t, err)
+		require.True(t, ok, "so many were there")
+	})
+}
+
 // The fields over the life of a bucket of five at five a second, of which up to 200 ms may be waited.
 func TestMiddlewareFields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -324,7 +340,7 @@ func TestServerSentEvents(t *testing.T) {
 
 // Thirty-two megabytes there and back, whole.
 func TestLargeBodies(t *testing.T) {
-	const size = 32 << 20
+	const size = 8 << 20 // several times what a connection holds
 	h := limited(t, httplimit.One(bursty(t, 1000), time.Second), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1.1 wants to be told
 		_, _ = io.Copy(w, r.Body)

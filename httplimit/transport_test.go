@@ -331,7 +331,8 @@ func TestDeadIdleConnection(t *testing.T) {
 func TestHangingStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &hanging{Store: tb.NewMemoryStore()}
-		l := bursty(t, 1, tb.WithStore(store), tb.WithMaxPermits(1), tb.WithStoreTimeout(5*time.Second))
+		away, outages := logs()
+		l := bursty(t, 1, tb.WithStore(store), tb.WithMaxPermits(1), tb.WithStoreTimeout(5*time.Second), tb.WithLogger(away))
 		require.True(t, isBack(t, l))
 		logger, logged := logs()
 		tr := transport(t, httplimit.One(l, time.Minute), httplimit.WithBase(fine), httplimit.WithLogger(logger))
@@ -350,7 +351,8 @@ func TestHangingStore(t *testing.T) {
 		require.Contains(t, logged.String(), "not given back")
 		require.Contains(t, logged.String(), "key=/fares")
 		time.Sleep(10 * time.Second) // the store's own timeout
-		store.hang.Store(false)      // until when it is probed
+		require.Contains(t, outages.String(), "the store is away")
+		store.hang.Store(false) // until when it is probed
 		time.Sleep(10 * time.Second)
 	})
 }
@@ -478,7 +480,7 @@ func TestGateFails(t *testing.T) {
 			httplimit.WithOnError(func(_ *http.Request, err error) error { return errors.Join(other, err) }),
 		}, []error{errAway, other}},
 		"gate without an answer":     {failing(nil), nil, []error{}},
-		"timeout that cannot be met": {httplimit.One(bursty(t, 5, tb.WithMaxPermits(0)), 0), nil, []error{tb.ErrInvalidPermits}},
+		"timeout that cannot be met": {httplimit.One(bursty(t, 5, tb.WithMaxPermits(0)), 0), nil, []error{tb.ErrNeverGranted}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, b := post(t)

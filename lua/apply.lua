@@ -26,7 +26,8 @@
 --   decided, old, new            a line each: the state before ('' if missing), the one written ('' if none was)
 --   late | locked ms | corrupt excerpt | error message
 
-local MAX, SHORTFALL, STANDSTILL, MAX_RETURNED, GUESS_AGE, DAY = 9007199254740992, 1e-9, 2000000, 32, 100000, 90000000
+local MAX, SHORTFALL, NOISE, STANDSTILL, MAX_RETURNED, GUESS_AGE, DAY = 9007199254740992, 1e-9, 1e-3, 2000000, 32, 100000, 90000000
+local MIN_RATE, MAX_INTERVAL = 1e-9, 1e15
 local floor, ceil, min, max_, fmt, call = math.floor, math.ceil, math.min, math.max, string.format, redis.call
 
 local clock = ARGV[1]
@@ -105,7 +106,7 @@ local function make_decide()
       cost = cost + (micros + c.interval * rest)
     end
     local need, add = cost - carry, 0
-    if need > SHORTFALL * c.interval then add = ceil(need) end
+    if need > SHORTFALL * c.interval then add = ceil(need - min(SHORTFALL * c.interval, NOISE)) end
     if add > MAX or next_ + add > MAX then return false end
     local due = next_
     if c.pay == 'now' then due = next_ + add end
@@ -148,12 +149,12 @@ local function make_decide()
     end
 
     function rare_.valid(n)
-      if not (n.rate > 0 and n.rate <= MAX and n.interval <= MAX) then return false end
+      if not (n.rate >= MIN_RATE and n.rate <= MAX) then return false end
       if not (n.size >= 0 and n.size <= MAX) or (n.least ~= 0 and n.least ~= 1) then return false end
       if not (n.version >= 0 and n.version <= MAX and n.version == floor(n.version)) then return false end
       if n.kind == 'bursty' then return true end
       return n.warmup >= 1 and n.warmup <= MAX and n.warmup == floor(n.warmup) and n.cold > 1 and n.cold <= MAX
-        and n.cold * n.interval <= MAX and n.max > 0 and n.max <= MAX and n.max > n.threshold and n.slope <= 1.7976931348623157e308
+        and n.cold * n.interval <= MAX_INTERVAL and n.max > 0 and n.max <= MAX and n.max > n.threshold and n.slope <= 1.7976931348623157e308
     end
 
     function rare_.reconcile() -- see PermitBucket.reconcile; returns whether the state is another

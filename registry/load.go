@@ -86,7 +86,9 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 				if c.Enabled == was.limit.Enabled && c.Cache == was.limit.Cache && c.Row == was.limit.Row {
 					return was, nil
 				}
-				e.limiter.Store(was.limiter.Load())
+				if e.wait == was.wait {
+					e.limiter.Store(was.limiter.Load())
+				}
 			}
 		} else { // whatever its time says: seconds are coarse, and clocks change
 			e.version = max(c.Version, was.version+1)

@@ -114,13 +114,15 @@ func WithHook(f func(Load)) Option {
 	}
 }
 
-// WithLogger sets where changes, rejected rows and outages are logged, each once. Default slog.Default().
+// WithLogger sets where changes, rejected rows and outages are logged, each once, and where the limiters log, unless
+// WithLimiterOptions says otherwise. Default slog.Default().
 func WithLogger(l *slog.Logger) Option {
 	return func(r *Registry) error {
 		if l == nil {
 			return bad("logger", "nil", "a logger")
 		}
 		r.log = l
+		r.options = append([]tokenbucket.Option{tokenbucket.WithLogger(l)}, r.options...)
 		return nil
 	}
 }

@@ -23,6 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // what limiters and stores log; registries have loggers of their own
 	redistest.Main(m)
 }
 
@@ -80,7 +81,8 @@ func with(l registry.Limit, change func(*registry.Limit)) registry.Limit {
 
 func open(t testing.TB, source registry.Source, store tokenbucket.Store, opts ...registry.Option) *registry.Registry {
 	t.Helper()
-	r, err := registry.New(source, store, opts...)
+	quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
+	r, err := registry.New(source, store, append([]registry.Option{quiet}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(r.Close)
 	return r
@@ -127,6 +129,29 @@ func TestAllow(t *testing.T) {
 			require.Equal(t, time.Duration(waits)*200*time.Millisecond, time.Since(began))
 		}
 		r.Close()
+	})
+}
+
+// Try of a row's limiter waits as long as Allow does, and follows the row.
+func TestTryWaitsAsTheRowSays(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &fake{}
+		set := func(cache float64) { source.set(with(row("/a", 5, 1), func(l *registry.Limit) { l.Cache = cache })) }
+		set(0.3)
+		r := open(t, source, tokenbucket.NewMemoryStore())
+		defer r.Close()
+		try := func() bool {
+			l, err := r.Limiter("/a")
+			require.NoError(t, err)
+			ok, err := l.Try(ctx)
+			require.NoError(t, err)
+			return ok
+		}
+		require.True(t, try())
+		require.True(t, try(), "200 ms are within 0.3 s")
+		set(0.1)
+		require.NoError(t, r.Reload(ctx))
+		require.False(t, try(), "200 ms are not within 0.1 s")
 	})
 }
 
@@ -407,34 +432,37 @@ func TestChangedContentWins(t *testing.T) {
 func TestTableIsTheTruth(t *testing.T) {
 	for what, then := range map[string]int64{"same time": 5000, "earlier": 1000, "unknown": 0} {
 		t.Run(what, func(t *testing.T) {
-			store := tokenbucket.NewMemoryStore()
-			old := open(t, registry.Static{row("/a", 50, 5000)}, store)
-			_, err := old.Allow(ctx, "/a")
-			require.NoError(t, err)
-			old.Close()
-			r := open(t, registry.Static{row("/a", 7, then)}, store)
-			asked := func() float64 {
-				_, err := r.Allow(ctx, "/a")
+			synctest.Test(t, func(t *testing.T) {
+				store := tokenbucket.NewMemoryStore()
+				old := open(t, registry.Static{row("/a", 50, 5000)}, store)
+				_, err := old.Allow(ctx, "/a")
 				require.NoError(t, err)
+				old.Close()
+				r := open(t, registry.Static{row("/a", 7, then)}, store)
+				asked := func() float64 {
+					_, err := r.Allow(ctx, "/a")
+					require.NoError(t, err)
+					l, err := r.Limiter("/a")
+					require.NoError(t, err)
+					b, err := l.State(ctx)
+					require.NoError(t, err)
+					return b.Config.Rate
+				}
+				asked()
+				for range 2 {
+					require.NoError(t, r.Reload(ctx))
+				}
+				require.Equal(t, 7.0, asked())
 				l, err := r.Limiter("/a")
 				require.NoError(t, err)
-				b, err := l.State(ctx)
-				require.NoError(t, err)
-				return b.Config.Rate
-			}
-			asked()
-			for range 2 {
+				require.NoError(t, l.SetRate(ctx, 99))
+				require.Equal(t, 99.0, asked())
 				require.NoError(t, r.Reload(ctx))
-			}
-			require.Equal(t, 7.0, asked())
-			l, err := r.Limiter("/a")
-			require.NoError(t, err)
-			require.NoError(t, l.SetRate(ctx, 99))
-			require.Equal(t, 99.0, asked())
-			require.NoError(t, r.Reload(ctx))
-			require.Equal(t, 99.0, asked(), "it may be that the row is about to change")
-			require.NoError(t, r.Reload(ctx))
-			require.Equal(t, 7.0, asked())
+				require.Equal(t, 99.0, asked(), "it may be that the row is about to change")
+				require.NoError(t, r.Reload(ctx))
+				require.Equal(t, 7.0, asked())
+				r.Close()
+			})
 		})
 	}
 }
@@ -716,5 +744,25 @@ func BenchmarkReload(b *testing.B) {
 	r := open(b, limits, tokenbucket.NewMemoryStore())
 	for b.Loop() {
 		_ = r.Reload(ctx)
+	}
+}
+
+// A row that was deleted and comes back with other limits is newer than what it was, whatever its version.
+func TestRowThatComesBack(t *testing.T) {
+	store := tokenbucket.NewMemoryStore()
+	source := &fake{}
+	r := open(t, source, store)
+	for i, rate := range []float64{5, 50, 5, 50} {
+		source.set(row("/a", rate, 7))
+		require.NoError(t, r.Reload(ctx))
+		_, err := r.Allow(ctx, "/a")
+		require.NoError(t, err)
+		l, err := r.Limiter("/a")
+		require.NoError(t, err)
+		b, err := l.State(ctx)
+		require.NoError(t, err)
+		require.Equal(t, rate, b.Config.Rate, "time %d", i)
+		source.set(row("/b", 1, 1))
+		require.NoError(t, r.Reload(ctx))
 	}
 }

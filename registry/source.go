@@ -44,7 +44,8 @@ type Limit struct {
 	Warmup time.Duration
 	// ColdFactor is for Warmup, above 1; 0: the default, 3.
 	ColdFactor float64
-	// Cache is the share of a second that a call may wait, 0 to 9.99.
+	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99: 0.5 is half a second, 0 is not at all. It
+	// is the table's word for what a limiter calls its longest wait (tokenbucket.WithMaxWait).
 	Cache float64
 	// Version: of two contents of one name the one with the higher version wins in the whole fleet. Usually the time of the
 	// last modification, in microseconds since 1970, UTC. 0: unknown.
@@ -61,7 +62,7 @@ func (c *Limit) sameLimiter(o *Limit) bool {
 		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits)
 }
 
-// wait is how long a call may wait.
+// wait is how long a call may wait: the cache is a share of a second.
 func (c *Limit) wait() time.Duration {
 	return time.Duration(math.Round(c.Cache * float64(time.Second)))
 }

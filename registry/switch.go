@@ -73,6 +73,7 @@ type switchOptions struct {
 	interval, timeout time.Duration
 	initial           bool
 	hook              func(error)
+	log               *slog.Logger
 	write             func(context.Context, bool) error
 	err               error
 }
@@ -109,13 +110,25 @@ func WithSwitchInitial(on bool) SwitchOption {
 }
 
 // WithSwitchHook sets what is told of outages: the error of the first read that fails, and nil when a read succeeds again;
-// nothing in between. It is called by the reading goroutine and must neither block nor call Close. Default: slog.
+// nothing in between. It is called by the reading goroutine and must neither block nor call Close. Default: they are logged,
+// see WithSwitchLogger.
 func WithSwitchHook(hook func(error)) SwitchOption {
 	return func(o *switchOptions) {
 		if hook == nil {
 			o.fail("switch hook", "nil", "a function")
 		}
 		o.hook = hook
+	}
+}
+
+// WithSwitchLogger sets where outages are logged, their beginning and their end, if there is no WithSwitchHook. Default
+// slog.Default().
+func WithSwitchLogger(l *slog.Logger) SwitchOption {
+	return func(o *switchOptions) {
+		if l == nil {
+			o.fail("switch logger", "nil", "a logger")
+		}
+		o.log = l
 	}
 }
 
@@ -129,19 +142,22 @@ func WithSwitchWrite(write func(ctx context.Context, on bool) error) SwitchOptio
 	}
 }
 
-func logOutage(err error) {
-	if err != nil {
-		slog.Warn("registry: switch cannot be read, the last value stays", "error", err)
-		return
+// logOutage is what is told of outages by default.
+func logOutage(log *slog.Logger) func(error) {
+	return func(err error) {
+		if err != nil {
+			log.Warn("registry: switch cannot be read, the last value stays", "error", err)
+			return
+		}
+		log.Info("registry: switch can be read again")
 	}
-	slog.Info("registry: switch can be read again")
 }
 
 // NewPolledSwitch returns a switch that read is asked for, by one goroutine at a time. It reads once before it returns, and
 // waits for that no longer than the timeout of a read: a failure goes to the hook, not to the caller, since a gateway must
 // start without its switch. Errors are those of the configuration.
 func NewPolledSwitch(read func(ctx context.Context) (on bool, err error), opts ...SwitchOption) (*PolledSwitch, error) {
-	o := switchOptions{interval: defaultSwitchInterval, timeout: defaultSwitchTimeout, initial: true, hook: logOutage}
+	o := switchOptions{interval: defaultSwitchInterval, timeout: defaultSwitchTimeout, initial: true, log: slog.Default()}
 	if read == nil {
 		o.fail("switch read", "nil", "a function")
 	}
@@ -154,6 +170,9 @@ func NewPolledSwitch(read func(ctx context.Context) (on bool, err error), opts .
 	}
 	if o.err != nil {
 		return nil, o.err
+	}
+	if o.hook == nil {
+		o.hook = logOutage(o.log)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &PolledSwitch{read: read, options: o, cancel: cancel, done: make(chan struct{}), readAt: time.Now()}

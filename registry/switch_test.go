@@ -1,9 +1,13 @@
 package registry_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -279,6 +283,7 @@ func TestSwitchConfiguration(t *testing.T) {
 		"switch timeout -1ns":  registry.WithSwitchTimeout(-1),
 		"switch timeout 1m0.0": registry.WithSwitchTimeout(time.Minute + time.Millisecond),
 		"switch hook nil":      registry.WithSwitchHook(nil),
+		"switch logger nil":    registry.WithSwitchLogger(nil),
 		"switch write nil":     registry.WithSwitchWrite(nil),
 		"switch option nil":    nil,
 	} {
@@ -303,132 +308,234 @@ func TestSwitchConfiguration(t *testing.T) {
 	require.ErrorIs(t, s.Set(context.Background(), true), errors.ErrUnsupported)
 }
 
-// hookTold is the next word of a hook.
-func hookTold(t *testing.T, outages <-chan error) error {
-	t.Helper()
-	select {
-	case err := <-outages:
-		return err
-	case <-time.After(switchSlack):
-		require.FailNow(t, "the hook was not called")
-		return nil
-	}
+// keyRedis is a Redis of one key within the process, for bubbles of synctest.
+type keyRedis struct {
+	mu    sync.Mutex
+	value string
+	there bool
+	wrong error         // not nil: what GET answers
+	down  error         // not nil: nothing arrives
+	hung  chan struct{} // not nil: commands are answered when it is closed
+	heeds bool          // contexts, while it hangs
 }
 
-// seenWithin fails the test if what does not come about in time. Servers are other processes: there is no fake clock for them.
-func seenWithin(t *testing.T, limit time.Duration, what func() bool) time.Duration {
-	t.Helper()
-	began := time.Now()
-	for !what() {
-		if time.Since(began) > limit {
-			require.FailNow(t, "not in time")
+func (r *keyRedis) change(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	f()
+}
+
+func (r *keyRedis) set(value string) {
+	r.change(func() { r.value, r.there, r.wrong = value, true, nil })
+}
+
+func (r *keyRedis) del() { r.change(func() { r.there, r.wrong = false, nil }) }
+
+func (r *keyRedis) Process(ctx context.Context, cmd redis.Cmder) error {
+	r.mu.Lock()
+	hung, heeds := r.hung, r.heeds
+	r.mu.Unlock()
+	if hung != nil {
+		done := ctx.Done()
+		if !heeds {
+			done = nil
 		}
-		time.Sleep(time.Millisecond)
+		select {
+		case <-hung:
+		case <-done:
+			cmd.SetErr(ctx.Err())
+			return ctx.Err()
+		}
 	}
-	return time.Since(began)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch cmd := cmd.(type) {
+	case *redis.StringCmd: // GET
+		switch {
+		case r.down != nil:
+			cmd.SetErr(r.down)
+		case r.wrong != nil:
+			cmd.SetErr(r.wrong)
+		case !r.there:
+			cmd.SetErr(redis.Nil)
+		default:
+			cmd.SetVal(r.value)
+		}
+	case *redis.StatusCmd: // SET
+		if r.down != nil {
+			cmd.SetErr(r.down)
+			break
+		}
+		r.value, r.there, r.wrong = cmd.Args()[2].(string), true, nil
+	}
+	return cmd.Err()
 }
 
-const (
-	pollEvery   = 100 * time.Millisecond
-	switchSlack = 5 * time.Second // of a busy machine; what is measured is logged
-)
+const pollEvery = 100 * time.Millisecond
 
+// The server is in a bubble of synctest: whoever reads, sees within an interval what was written.
 func TestRedisSwitch(t *testing.T) {
-	server := redistest.Start(t)
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	ctx := context.Background()
-	client := redis.NewClient(&redis.Options{Addr: server.Addr})
-	defer func() { require.NoError(t, client.Close()) }()
-	var fleet []*registry.PolledSwitch
-	outages := make(chan error, 100)
-	for range 5 {
-		s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchTimeout(10*time.Second),
-			registry.WithSwitchHook(func(err error) { outages <- err }))
-		require.NoError(t, err)
-		defer s.Close()
-		require.True(t, s.Enabled(), "a missing key means on")
-		fleet = append(fleet, s)
-	}
-	all := func(on bool) func() bool {
-		return func() bool {
-			for _, s := range fleet {
-				if s.Enabled() != on {
-					return false
-				}
-			}
-			return true
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		client := new(keyRedis)
+		var fleet []*registry.PolledSwitch
+		var outages []error
+		var mu sync.Mutex
+		for range 5 {
+			s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchHook(func(err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				outages = append(outages, err)
+			}))
+			require.NoError(t, err)
+			defer s.Close()
+			require.True(t, s.Enabled(), "a missing key means on")
+			fleet = append(fleet, s)
 		}
-	}
-	var slowest time.Duration
-	for i := range 10 {
-		on := i%2 == 1
-		require.NoError(t, fleet[i%5].Set(ctx, on))
-		require.Equal(t, on, fleet[i%5].Enabled())
-		slowest = max(slowest, seenWithin(t, pollEvery+switchSlack, all(on)))
-	}
-	t.Log("slowest of 10 flips until 5 switches saw it:", slowest, "with an interval of", pollEvery)
+		all := func(on bool) {
+			t.Helper()
+			time.Sleep(pollEvery)
+			synctest.Wait()
+			for _, s := range fleet {
+				require.Equal(t, on, s.Enabled())
+			}
+		}
+		for i := range 10 {
+			on := i%2 == 1
+			require.NoError(t, fleet[i%5].Set(ctx, on))
+			require.Equal(t, on, fleet[i%5].Enabled())
+			all(on)
+		}
+		for value, on := range map[string]bool{"off": false, "ON": true, "0": false, "1": true, "False": false, "true": true} {
+			client.set(value)
+			all(on)
+		}
+		client.set("0")
+		all(false)
+		client.del()
+		all(true)
+		client.set("0")
+		all(false)
+		require.Empty(t, outages)
 
-	for value, on := range map[string]bool{"off": false, "ON": true, "0": false, "1": true, "False": false, "true": true} {
-		require.NoError(t, client.Set(ctx, "limits", value, 0).Err())
-		seenWithin(t, pollEvery+switchSlack, all(on))
-	}
-	require.NoError(t, client.Set(ctx, "limits", "0", 0).Err())
-	seenWithin(t, pollEvery+switchSlack, all(false))
-	require.NoError(t, client.Del(ctx, "limits").Err())
-	seenWithin(t, pollEvery+switchSlack, all(true))
-	require.NoError(t, client.Set(ctx, "limits", "0", 0).Err())
-	seenWithin(t, pollEvery+switchSlack, all(false))
-	require.Empty(t, outages)
+		client.set("maybe\n")
+		all(false) // garbage is no value
+		require.Len(t, outages, 5)
+		require.ErrorContains(t, outages[0], `value "maybe\n"`)
+		client.change(func() { client.wrong = errors.New("WRONGTYPE Operation against a key holding the wrong kind of value") })
+		all(false)
+		require.ErrorContains(t, fleet[0].Err(), "WRONGTYPE")
+		require.NoError(t, fleet[0].Set(ctx, false), "SET replaces what is not a text")
+		all(false)
+		require.NoError(t, fleet[0].Err())
+	})
+}
 
-	require.NoError(t, client.Set(ctx, "limits", "maybe\n", 0).Err())
-	seenWithin(t, pollEvery+switchSlack, func() bool { return len(outages) == 5 })
-	require.ErrorContains(t, hookTold(t, outages), `value "maybe\n"`)
-	require.True(t, all(false)(), "garbage is no value")
-	require.NoError(t, client.Del(ctx, "limits").Err())
-	require.NoError(t, client.LPush(ctx, "limits", "1").Err())
-	seenWithin(t, pollEvery+switchSlack, func() bool { return fleet[0].Err() != nil })
-	require.NoError(t, fleet[0].Set(ctx, false), "SET replaces what is not a text")
+// TestRedisKey: a switch on a real server.
+func TestRedisKey(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	ctx, key := context.Background(), fmt.Sprintf("%s:%d", t.Name(), time.Now().UnixNano())
+	for value, on := range map[string]bool{"": true, "off": false, "ON": true, "0": false, "1": true} {
+		if value != "" {
+			require.NoError(t, client.Set(ctx, key, value, time.Minute).Err())
+		}
+		s, err := registry.NewRedisSwitch(client, key)
+		require.NoError(t, err)
+		require.NoError(t, s.Err())
+		require.Equal(t, on, s.Enabled(), value)
+		require.NoError(t, s.Set(ctx, !on))
+		require.Equal(t, map[bool]string{true: "1", false: "0"}[!on], client.Get(ctx, key).Val())
+		require.EqualValues(t, -1, client.TTL(ctx, key).Val(), "it does not expire")
+		s.Close()
+		require.NoError(t, client.Del(ctx, key).Err())
+	}
+	require.NoError(t, client.LPush(ctx, key, "1").Err())
+	hook := make(chan error, 1)
+	s, err := registry.NewRedisSwitch(client, key, registry.WithSwitchHook(func(err error) { hook <- err }))
+	require.NoError(t, err)
+	defer s.Close()
+	require.ErrorContains(t, <-hook, "WRONGTYPE")
+	require.NoError(t, s.Set(ctx, false), "SET replaces what is not a text")
+	require.NoError(t, client.Del(ctx, key).Err())
 }
 
 // TestRedisAway: a server that hangs or has gone leaves the last value, is reported once, and is read again when it is back.
 func TestRedisAway(t *testing.T) {
-	server := redistest.Start(t)
-	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	ctx := context.Background()
-	// A client as it comes, that heeds no deadlines of contexts, and one that has them.
-	for _, heeds := range []bool{false, true} {
-		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: heeds})
-		outages := make(chan error, 100)
-		s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchTimeout(50*time.Millisecond),
-			registry.WithSwitchHook(func(err error) { outages <- err }))
-		require.NoError(t, err)
-		require.NoError(t, s.Set(ctx, false))
+	for name, begin := range map[string]func(r *keyRedis){
+		"hangs":                   func(r *keyRedis) { r.hung = make(chan struct{}) },
+		"hangs, the client heeds": func(r *keyRedis) { r.hung, r.heeds = make(chan struct{}), true },
+		"gone":                    func(r *keyRedis) { r.down = errors.New("connection refused") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				client := new(keyRedis)
+				var outages []error
+				s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery),
+					registry.WithSwitchTimeout(50*time.Millisecond), registry.WithSwitchHook(func(err error) { outages = append(outages, err) }))
+				require.NoError(t, err)
+				require.NoError(t, s.Set(ctx, false))
 
-		require.NoError(t, server.Stop())
-		seenWithin(t, switchSlack, func() bool { return s.Age() > 8*pollEvery })
-		require.False(t, s.Enabled())
-		require.ErrorIs(t, s.Err(), context.DeadlineExceeded)
-		require.Error(t, hookTold(t, outages))
-		require.Empty(t, outages, "once, though several reads have failed")
-		late := make(chan *registry.PolledSwitch, 1)
-		go func() {
-			other, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchHook(func(error) {}))
-			if err != nil {
-				t.Error(err)
-			}
-			late <- other
-		}()
-		other := <-late // which the server, hanging, does not prevent
-		require.True(t, other.Enabled(), "the initial value")
-		began := time.Now()
-		other.Close()
-		require.Less(t, time.Since(began), switchSlack)
+				client.change(func() { begin(client) })
+				time.Sleep(8 * pollEvery)
+				synctest.Wait()
+				require.GreaterOrEqual(t, s.Age(), 6*pollEvery)
+				require.False(t, s.Enabled())
+				if name == "gone" {
+					require.ErrorContains(t, s.Err(), "connection refused")
+				} else {
+					require.ErrorIs(t, s.Err(), context.DeadlineExceeded)
+				}
+				require.Len(t, outages, 1, "once, though several reads have failed")
+				require.Error(t, outages[0])
+				began := time.Now()
+				other, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchTimeout(time.Second), registry.WithSwitchHook(func(error) {}))
+				require.NoError(t, err)
+				require.LessOrEqual(t, time.Since(began), time.Second)
+				require.True(t, other.Enabled(), "the initial value")
+				began = time.Now()
+				other.Close()
+				require.Zero(t, time.Since(began))
 
-		require.NoError(t, server.Continue())
-		seenWithin(t, 4*switchSlack, func() bool { return s.Err() == nil })
-		require.NoError(t, hookTold(t, outages))
-		require.NoError(t, s.Set(ctx, true))
-		s.Close()
-		require.NoError(t, client.Close())
+				client.change(func() {
+					if client.hung != nil {
+						close(client.hung)
+					}
+					client.hung, client.down = nil, nil
+				})
+				time.Sleep(2 * pollEvery)
+				synctest.Wait()
+				require.NoError(t, s.Err())
+				require.Len(t, outages, 2)
+				require.NoError(t, outages[1])
+				require.NoError(t, s.Set(ctx, true))
+				s.Close()
+			})
+		})
 	}
+}
+
+// TestSwitchLog: without a hook outages are logged, each once, where WithSwitchLogger says.
+func TestSwitchLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		r := new(remoteSwitch)
+		s, err := registry.NewPolledSwitch(r.read, registry.WithSwitchLogger(slog.New(slog.NewTextHandler(&text, nil))))
+		require.NoError(t, err)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		require.Empty(t, text.String())
+		r.fail(errors.New("no route to host"))
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Equal(t, 1, strings.Count(text.String(), "\n"), text.String())
+		require.Contains(t, text.String(), "level=WARN")
+		require.Contains(t, text.String(), "no route to host")
+		r.err.Store(nil)
+		time.Sleep(5 * time.Second)
+		synctest.Wait()
+		require.Equal(t, 2, strings.Count(text.String(), "\n"), text.String())
+		require.Contains(t, text.String(), "can be read again")
+		s.Close()
+	})
 }

@@ -70,8 +70,8 @@ func (s *shared) build(now time.Duration) (b *Batch, f *flight, next time.Durati
 	b = &Batch{
 		Process: s.process, Label: s.label, LeaseMicros: s.lease.Microseconds(), Permits: s.own,
 	}
-	if s.answered != 0 {
-		b.Deadline = s.server + (now + s.timeout - s.answered).Microseconds()
+	if s.server.Known() {
+		b.Deadline = s.server.Earliest(now + s.timeout)
 	}
 	if f.setting != nil {
 		b.SetPermits = f.setting.n
@@ -119,7 +119,7 @@ func earlier(a, b time.Duration) time.Duration {
 // settle hands out the answers of a batch. mu is held.
 func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time.Duration) {
 	if err == nil && report.Late { // its clock has stepped; now that it is known, once more
-		s.server, s.answered, s.asked = report.Now, now, f.sent
+		s.server.Heard(report.Now, f.sent, now)
 		s.again = append(f.enter[:f.resent:f.resent], s.again...)
 		s.queue = append(f.enter[f.resent:], s.queue...)
 		s.leaves = append(f.leaves, s.leaves...)
@@ -136,7 +136,8 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 		return
 	}
 	s.notUntil = 0
-	s.server, s.asked, s.answered, s.known = report.Now, f.sent, now, report.Permits
+	s.server.Heard(report.Now, f.sent, now)
+	s.known = report.Permits
 	s.beatAt = now + s.beat
 	s.lookAt = 0
 	if report.Earliest != 0 {

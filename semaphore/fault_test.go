@@ -8,12 +8,15 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
@@ -42,9 +45,18 @@ func (f *faulty) Listen(ctx context.Context, process string, ready func(), wake 
 	})
 }
 
-// process is another process' semaphore on the same keys, through a faulty backend.
-func (f *faulty) process(t *testing.T, like *semaphore.Semaphore, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
-	f.Backend = semaphore.BackendOf(like)
+// inBubble runs a test in a bubble of synctest, where time is exact. Its clock begins in the year 2000, which is before this process
+// began, a time that the package never meets: so it moves on first. Permits are kept in the process.
+func inBubble(t *testing.T, test func(t *testing.T, b *semaphoremodel.Backend)) {
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(50 * 365 * 24 * time.Hour)
+		test(t, new(semaphoremodel.Backend))
+	})
+}
+
+// process is another process' semaphore in the same place, through a faulty backend.
+func (f *faulty) process(t *testing.T, at semaphore.Backend, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
+	f.Backend = at
 	s, err := semaphore.New(f, "x", permits, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -58,27 +70,29 @@ func (f *faulty) process(t *testing.T, like *semaphore.Semaphore, permits int, o
 // A permit that is held quietly outlives renewals that fail, as long as some succeed within its lease.
 func TestRenewalsThatFail(t *testing.T) {
 	const lease = 600 * time.Millisecond
-	other := openRedis(t, redistest.Shared(t).Client(t), 1)()
-	var failed atomic.Int64
-	f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
-		if len(b.Renew) > 0 && failed.Add(1)%2 == 1 {
-			return errors.New("connection reset")
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		other := new(faulty).process(t, b, 1)
+		var failed atomic.Int64
+		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+			if len(b.Renew) > 0 && failed.Add(1)%2 == 1 {
+				return errors.New("connection reset")
+			}
+			return nil
+		}}
+		s := f.process(t, b, 1, semaphore.WithLease(lease))
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		select {
+		case <-p.Context().Done():
+			t.Fatal(context.Cause(p.Context()))
+		case <-time.After(40 * lease):
 		}
-		return nil
-	}}
-	s := f.process(t, other, 1, semaphore.WithLease(lease))
-	p, err := s.Acquire(ctx, 1)
-	require.NoError(t, err)
-	select {
-	case <-p.Context().Done():
-		t.Fatal(context.Cause(p.Context()))
-	case <-time.After(4 * lease):
-	}
-	require.Greater(t, failed.Load(), int64(3))
-	none, err := other.TryAcquire(ctx, 1, 0)
-	require.NoError(t, err)
-	require.Nil(t, none)
-	require.NoError(t, p.Release(ctx))
+		require.Greater(t, failed.Load(), int64(80))
+		none, err := other.TryAcquire(ctx, 1, 0)
+		require.NoError(t, err)
+		require.Nil(t, none)
+		require.NoError(t, p.Release(ctx))
+	})
 }
 
 // In memory a number that is too large is too large, whatever is held.
@@ -109,6 +123,7 @@ func TestEvictedKeys(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	for _, part := range []string{"state", "held", "info"} {
 		t.Run(part, func(t *testing.T) {
+			t.Parallel() // they wait for leases to end
 			process := openRedis(t, client, 3, semaphore.WithLease(500*time.Millisecond))
 			a, b := process(), process()
 			for range 2 {
@@ -134,9 +149,10 @@ func TestEvictedKeys(t *testing.T) {
 
 // Without the right to publish calls fail, but what is held stays counted.
 func TestNoRightToPublish(t *testing.T) {
-	server := redistest.Start(t)
+	server := redistest.Shared(t)
 	admin := server.Client(t)
 	require.NoError(t, admin.Do(ctx, "ACL", "SETUSER", "mute", "on", ">secret", "~*", "+@all", "resetchannels").Err())
+	t.Cleanup(func() { require.NoError(t, server.Client(t).Do(ctx, "ACL", "DELUSER", "mute").Err()) })
 	mute := server.Client(t, func(o *redis.Options) { o.Username, o.Password = "mute", "secret" })
 	name := t.Name()
 	open := func(client semaphore.RedisClient) *semaphore.Semaphore {
@@ -158,7 +174,9 @@ func TestNoRightToPublish(t *testing.T) {
 	}()
 	queue := strings.TrimSuffix(keyOf(t, admin, "held"), "held") + "queue"
 	require.Eventually(t, func() bool { return admin.ZCard(ctx, queue).Val() == 1 }, 10*time.Second, time.Millisecond)
-	require.ErrorContains(t, p.Release(ctx), "publish")
+	err = p.Release(ctx)
+	require.Error(t, err)
+	require.Regexp(t, "NOPERM|ACL failure|publish|access a channel", err.Error(), "worded by each version in its own way")
 	q := <-waits // it finds out by itself
 	require.Equal(t, "2", admin.HGet(ctx, keyOf(t, admin, "state"), "used").Val())
 	none, err := b.TryAcquire(ctx, 1, 0)
@@ -169,107 +187,104 @@ func TestNoRightToPublish(t *testing.T) {
 
 // What callers leave behind while the backend is away is bounded.
 func TestLeavesAreBounded(t *testing.T) {
-	other := openRedis(t, redistest.Shared(t).Client(t), 1)()
-	f := &faulty{apply: func(context.Context, *semaphore.Batch) error { return errors.New("connection refused") }}
-	s := f.process(t, other, 1, semaphore.WithLease(time.Hour))
-	var calls sync.WaitGroup
-	for range 64 {
-		calls.Go(func() {
-			for range 2 * semaphore.MaxLeaves / 64 {
-				_, err := s.TryAcquire(ctx, 1, 0)
-				require.Error(t, err)
-			}
-		})
-	}
-	calls.Wait()
-	require.LessOrEqual(t, semaphore.LeavesOf(s), semaphore.MaxLeaves)
-	require.Greater(t, semaphore.LeavesOf(s), semaphore.MaxLeaves/2)
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		f := &faulty{apply: func(context.Context, *semaphore.Batch) error { return errors.New("connection refused") }}
+		s := f.process(t, b, 1, semaphore.WithLease(time.Hour))
+		var calls sync.WaitGroup
+		for range 64 {
+			calls.Go(func() {
+				for range semaphore.MaxLeaves * 5 / 4 / 64 {
+					_, err := s.TryAcquire(ctx, 1, 0)
+					assert.Error(t, err)
+				}
+			})
+		}
+		calls.Wait()
+		require.LessOrEqual(t, semaphore.LeavesOf(s), semaphore.MaxLeaves)
+		require.Greater(t, semaphore.LeavesOf(s), semaphore.MaxLeaves/2)
+	})
 }
 
 // When the backend hangs, who stands behind many others is told as soon as they are.
 func TestHungBackend(t *testing.T) {
 	const timeout, callers = 200 * time.Millisecond, 20_000
-	other := openRedis(t, redistest.Shared(t).Client(t), 1)()
-	f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error { <-ctx.Done(); return ctx.Err() }}
-	s := f.process(t, other, 1, semaphore.WithTimeout(timeout))
-	var calls sync.WaitGroup
-	began := time.Now()
-	for range callers {
-		calls.Go(func() {
-			_, err := s.TryAcquire(ctx, 1, 0)
-			if !errors.Is(err, semaphore.ErrTimeout) {
-				t.Error(err)
-			}
-		})
-	}
-	calls.Wait()
-	t.Logf("%d callers were told within %v", callers, time.Since(began))
-	require.Less(t, time.Since(began), callers/512/2*timeout, "one batch after another would take twice as long")
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error { <-ctx.Done(); return ctx.Err() }}
+		s := f.process(t, b, 1, semaphore.WithTimeout(timeout))
+		var calls sync.WaitGroup
+		began := time.Now()
+		for range callers {
+			calls.Go(func() {
+				_, err := s.TryAcquire(ctx, 1, 0)
+				assert.ErrorIs(t, err, semaphore.ErrTimeout)
+			})
+		}
+		calls.Wait()
+		require.LessOrEqual(t, time.Since(began), 2*timeout, "one batch after another would take 40 of them")
+	})
 }
 
 // Who has given up does not count among those who wait.
 func TestWaitersThatHaveGone(t *testing.T) {
-	other := openRedis(t, redistest.Shared(t).Client(t), 1)()
-	release := make(chan struct{})
-	f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error {
-		select {
-		case <-release:
-		case <-ctx.Done():
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		release := make(chan struct{})
+		f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error {
+			select {
+			case <-release:
+			case <-ctx.Done():
+			}
+			return nil
+		}}
+		s := f.process(t, b, 1, semaphore.WithTimeout(time.Minute), semaphore.WithMaxWaiters(5))
+		for range 20 {
+			short, cancel := context.WithTimeout(ctx, time.Millisecond)
+			_, err := s.Acquire(short, 1)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
 		}
-		return nil
-	}}
-	s := f.process(t, other, 1, semaphore.WithTimeout(time.Minute), semaphore.WithMaxWaiters(5))
-	for range 20 {
-		short, cancel := context.WithTimeout(ctx, time.Millisecond)
-		_, err := s.Acquire(short, 1)
-		cancel()
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-	}
-	time.AfterFunc(20*time.Millisecond, func() { close(release) })
-	p, err := s.Acquire(ctx, 1)
-	require.NoError(t, err)
-	require.NoError(t, p.Release(ctx))
+		time.AfterFunc(20*time.Millisecond, func() { close(release) })
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		require.NoError(t, p.Release(ctx))
+	})
 }
 
 // A grant of a backend whose clock has leapt since it was heard last is renewed at once: how long it lasts is not known.
 func TestGrantAfterALeap(t *testing.T) {
 	const lease = 500 * time.Millisecond
-	process := openRedis(t, redistest.Shared(t).Client(t), 1, semaphore.WithLease(lease))
-	a, b := process(), process()
-	var leapt atomic.Bool
-	f := &faulty{told: func(g *semaphore.Grant) {
-		g.Expires += time.Hour.Microseconds()
-		leapt.Store(true)
-	}}
-	c := f.process(t, b, 1, semaphore.WithLease(lease))
-	p, err := a.Acquire(ctx, 1)
-	require.NoError(t, err)
-	waits := make(chan *semaphore.Permit)
-	go func() {
-		p, err := c.Acquire(ctx, 1)
-		if err != nil {
-			t.Error(err)
-		}
-		waits <- p
-	}()
-	client := redistest.Shared(t).Client(t)
-	queue := strings.TrimSuffix(keyOf(t, client, "held"), "held") + "queue"
-	require.Eventually(t, func() bool { return client.ZCard(ctx, queue).Val() == 1 }, 10*time.Second, time.Millisecond)
-	time.Sleep(lease / 5) // until it listens
-	require.NoError(t, p.Release(ctx))
-	q := <-waits
-	require.True(t, leapt.Load())
-	none, err := b.TryAcquire(ctx, 1, 3*lease)
-	require.NoError(t, err)
-	require.Nil(t, none, "renewed")
-	require.NoError(t, q.Release(ctx))
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		a, b := new(faulty).process(t, place, 1, semaphore.WithLease(lease)), new(faulty).process(t, place, 1, semaphore.WithLease(lease))
+		var leapt atomic.Bool
+		f := &faulty{told: func(g *semaphore.Grant) {
+			g.Expires += time.Hour.Microseconds()
+			leapt.Store(true)
+		}}
+		c := f.process(t, place, 1, semaphore.WithLease(lease))
+		p, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+		waits := make(chan *semaphore.Permit)
+		go func() {
+			p, err := c.Acquire(ctx, 1)
+			assert.NoError(t, err)
+			waits <- p
+		}()
+		synctest.Wait() // it is queued, and listens
+		require.NoError(t, p.Release(ctx))
+		q := <-waits
+		require.NotNil(t, q)
+		require.True(t, leapt.Load())
+		none, err := b.TryAcquire(ctx, 1, 3*lease)
+		require.NoError(t, err)
+		require.Nil(t, none, "renewed")
+		require.NoError(t, q.Release(ctx))
+	})
 }
 
 // Permits may be released while the semaphore closes.
 func TestCloseBesideReleases(t *testing.T) {
-	other := openRedis(t, redistest.Shared(t).Client(t), 100)()
+	b := new(semaphoremodel.Backend)
 	for range 200 {
-		s := (&faulty{}).process(t, other, 100)
+		s := new(faulty).process(t, b, 100)
 		var calls sync.WaitGroup
 		for range 4 {
 			p, err := s.Acquire(ctx, 1)
@@ -283,4 +298,88 @@ func TestCloseBesideReleases(t *testing.T) {
 		require.NoError(t, s.Close(ctx))
 		calls.Wait()
 	}
+}
+
+// A permit is renewed as long as it is held, and no longer: what its process leaves behind expires.
+func TestLease(t *testing.T) {
+	const lease = 300 * time.Millisecond
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		gone := &faulty{}
+		a, b := gone.process(t, place, 1, semaphore.WithLease(lease)), new(faulty).process(t, place, 1, semaphore.WithLease(lease))
+		p, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+		none, err := b.TryAcquire(ctx, 1, 30*lease)
+		require.NoError(t, err)
+		require.Nil(t, none, "renewed")
+		require.NoError(t, p.Context().Err())
+		require.NoError(t, p.Release(ctx))
+		q, err := b.TryAcquire(ctx, 1, 0)
+		require.NoError(t, err)
+		require.NotNil(t, q)
+
+		place.Do(func(m *semaphoremodel.Model) { m.Drop() })
+		<-q.Context().Done()
+		require.ErrorIs(t, context.Cause(q.Context()), semaphore.ErrLost)
+		err = q.Release(ctx)
+		require.ErrorIs(t, err, semaphore.ErrLost)
+		require.ErrorContains(t, err, q.ID())
+		require.ErrorIs(t, q.Release(ctx), semaphore.ErrLost, "the same answer twice")
+
+		// A process that says nothing more: its lease ends, and not before.
+		began := time.Now()
+		_, err = place.Apply(ctx, &semaphore.Batch{Process: "dead", Permits: 1, LeaseMicros: lease.Microseconds(), Enter: []semaphore.Entry{{ID: "x", Permits: 1}}})
+		require.NoError(t, err)
+		q, err = b.Acquire(ctx, 1)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, time.Since(began), lease)
+		require.Less(t, time.Since(began), lease+50*time.Millisecond)
+		require.NoError(t, q.Release(ctx))
+	})
+}
+
+// When the backend is away, the work is told before its lease ends; calls fail by their deadline.
+func TestBackendAway(t *testing.T) {
+	const lease, timeout = 500 * time.Millisecond, 200 * time.Millisecond
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var mu sync.Mutex
+		var stopped chan struct{} // not nil: until it is closed nothing is answered, whatever contexts say
+		hang := &faulty{apply: func(context.Context, *semaphore.Batch) error {
+			mu.Lock()
+			open := stopped
+			mu.Unlock()
+			if open != nil {
+				<-open
+			}
+			return nil
+		}}
+		a := hang.process(t, place, 1, semaphore.WithLease(lease), semaphore.WithTimeout(timeout))
+		b := hang.process(t, place, 1, semaphore.WithLease(lease), semaphore.WithTimeout(timeout))
+		p, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+		mu.Lock()
+		stopped = make(chan struct{})
+		mu.Unlock()
+		began := time.Now()
+		<-p.Context().Done()
+		require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrExpired)
+		require.Less(t, time.Since(began), lease)
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		began = time.Now()
+		_, err = b.Acquire(short, 1)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, 100*time.Millisecond, time.Since(began))
+		_, err = b.Acquire(ctx, 1)
+		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		require.LessOrEqual(t, time.Since(began), 100*time.Millisecond+2*timeout)
+		require.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
+		mu.Lock()
+		close(stopped)
+		stopped = nil
+		mu.Unlock()
+		q, err := b.TryAcquire(ctx, 1, 20*time.Second)
+		require.NoError(t, err)
+		require.NotNil(t, q)
+		require.NoError(t, q.Release(ctx))
+	})
 }

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
 // memory keeps permits in this process, where nobody dies alone: nothing expires.
@@ -125,7 +127,7 @@ func (m *memory) grant(n int) *Permit {
 	}
 	p := &m.spare[0]
 	m.spare = m.spare[1:]
-	p.engine, p.permits, p.fence, p.since = m, n, m.fence, mono()
+	p.engine, p.permits, p.fence, p.since = m, n, m.fence, clock.Mono()
 	p.prev, p.next = m.held, m.held.next
 	if p.next != nil {
 		p.next.prev = p
@@ -212,7 +214,7 @@ func (m *memory) holders(context.Context) ([]Holder, error) {
 		last = last.next
 	}
 	for p := last; p != m.held; p = p.prev {
-		all = append(all, Holder{ID: p.ID(), Permits: p.permits, Fence: p.fence, Since: origin.Add(p.since), Label: m.label})
+		all = append(all, Holder{ID: p.ID(), Permits: p.permits, Fence: p.fence, Since: clock.At(p.since), Label: m.label})
 	}
 	return all, nil
 }

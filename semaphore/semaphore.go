@@ -156,7 +156,7 @@ type more struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	// Of a fleet's; both times see mono.
+	// Of a fleet's; both times see clock.Mono.
 	deadline time.Duration // when its work must have stopped
 	renewed  time.Duration // when the backend was asked for the lease in force
 	leaving  *leave        // Release has been called,
@@ -227,12 +227,6 @@ func (p *Permit) why() error {
 	}
 	return p.more.ended
 }
-
-// origin ties times to a monotonic clock.
-var origin = time.Now()
-
-// mono is the time since origin: cheaper than time.Now, and monotonic.
-func mono() time.Duration { return time.Since(origin) }
 
 // ErrClosed: the semaphore was closed.
 var ErrClosed = errors.New("semaphore: closed")

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
 // shared is the engine of a semaphore whose permits a Backend keeps. All that this process has to say to the backend goes
@@ -42,13 +44,11 @@ type shared struct {
 	running  bool
 	kick     chan struct{}
 	closed   bool
-	renewAt  time.Duration // when the first of held wants to be renewed; 0: none. All times see mono
+	renewAt  time.Duration // when the first of held wants to be renewed; 0: none. All times see clock.Mono
 	beatAt   time.Duration // when the backend wants to hear from us again
 	lookAt   time.Duration // when the first lease of all expires
 	notUntil time.Duration // after an error, for what nobody waits for
-	server   int64         // the backend's clock in its last report,
-	asked    time.Duration // which was sent then
-	answered time.Duration // and arrived then
+	server   clock.Remote  // the backend's clock
 	heard    int64         // grants through Listen
 	missed   int64         // Told, if that was more than heard when last looked at
 	expiry   *time.Timer   // ends permits that could not be renewed
@@ -136,7 +136,7 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 func (s *shared) acquire(ctx context.Context, n int, wait time.Duration) (*Permit, error) {
 	r := &request{
 		n: n, wait: wait != 0, ready: make(chan struct{}), id: s.process + "-" + strconv.FormatInt(s.ids.Add(1), 36),
-		since: mono(), live: &s.live,
+		since: clock.Mono(), live: &s.live,
 	}
 	var timeout <-chan time.Time
 	if wait > 0 {
@@ -219,7 +219,7 @@ func (s *shared) submit(ctx context.Context, r *request) error {
 func (s *shared) abandon(r *request) {
 	if s.waiting[r.id] == r { // it was sent
 		delete(s.waiting, r.id)
-		s.leave(r.id, mono()+s.lease)
+		s.leave(r.id, clock.Mono()+s.lease)
 		s.run()
 	}
 }
@@ -227,7 +227,7 @@ func (s *shared) abandon(r *request) {
 // leave has an id ended that nobody waits for, unless too many are to be already. mu is held.
 func (s *shared) leave(id string, until time.Duration) {
 	if len(s.leaves) >= maxLeaves {
-		now := mono()
+		now := clock.Mono()
 		s.leaves = slices.DeleteFunc(s.leaves, func(l *leave) bool { return l.done == nil && now >= l.until })
 	}
 	if len(s.leaves) < maxLeaves {
@@ -239,7 +239,7 @@ func (s *shared) leave(id string, until time.Duration) {
 func (s *shared) drop(p *Permit, why error) *leave {
 	p.end(why)
 	delete(s.held, p.more.id)
-	l := &leave{id: p.more.id, until: mono() + s.lease, done: make(chan struct{})}
+	l := &leave{id: p.more.id, until: clock.Mono() + s.lease, done: make(chan struct{})}
 	s.leaves = append(s.leaves, l)
 	s.run()
 	return l
@@ -284,7 +284,7 @@ func (s *shared) releaseID(ctx context.Context, id string) error {
 	if p := s.held[id]; p != nil {
 		l = s.drop(p, ErrReleased)
 	} else {
-		l = &leave{id: id, until: mono() + s.timeout, done: make(chan struct{})}
+		l = &leave{id: id, until: clock.Mono() + s.timeout, done: make(chan struct{})}
 		s.leaves = append(s.leaves, l)
 		s.run()
 	}
@@ -368,7 +368,7 @@ func (s *shared) loop() {
 	defer timer.Stop()
 	for {
 		s.mu.Lock()
-		b, f, next := s.build(mono())
+		b, f, next := s.build(clock.Mono())
 		if b == nil && next == 0 {
 			s.running = false
 			if s.listener != nil {
@@ -380,7 +380,7 @@ func (s *shared) loop() {
 		}
 		s.mu.Unlock()
 		if b == nil {
-			timer.Reset(next - mono())
+			timer.Reset(next - clock.Mono())
 			select {
 			case <-timer.C:
 			case <-s.kick:
@@ -388,11 +388,11 @@ func (s *shared) loop() {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
-		f.sent = mono()
+		f.sent = clock.Mono()
 		report, err := patiently(ctx, s, func(ctx context.Context) (*Report, error) { return s.backend.Apply(ctx, b) })
 		cancel()
 		s.mu.Lock()
-		s.settle(b, f, report, err, mono())
+		s.settle(b, f, report, err, clock.Mono())
 		s.mu.Unlock()
 		for range 2 { // let those who were answered ask again, so that they share the next batch
 			runtime.Gosched()
@@ -455,7 +455,7 @@ func (s *shared) expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.expiryAt = 0
-	now := mono()
+	now := clock.Mono()
 	first := time.Duration(0)
 	for id, p := range s.held {
 		if now >= p.more.deadline {
@@ -488,10 +488,9 @@ func (s *shared) listen() {
 	wake := func(g Grant) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		now := mono()
+		now := clock.Mono()
 		s.heard++
-		// The backend's clock is at most what it was, and what has passed since that was asked for.
-		latest := s.server + (now - s.asked).Microseconds()
+		latest := s.server.Latest(now)
 		if r := s.waiting[g.ID]; r != nil && !r.done && g.Outcome == Granted && g.Expires-s.lease.Microseconds() > latest {
 			if !slices.Contains(s.again, r) { // it has leapt: how long the lease will last is not known, until it is renewed
 				s.again = append(s.again, r)

@@ -2,25 +2,22 @@ package slidingwindow
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"io"
-	golog "log"
 	"math"
-	"net/http/httptest"
+	"net"
 	"os"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 func TestBadInput(t *testing.T) {
@@ -157,131 +154,78 @@ func TestCorrupt(t *testing.T) {
 
 // What somebody must repair is an error under every policy, opens no gate and gives no share, and is told until it is repaired.
 func TestUnusable(t *testing.T) {
-	server := redistest.Start(t)
-	admin := server.Client(t)
-	for user, rights := range map[string]string{"poor": "+ping", "timeless": "+@all -time", "ring": "+@all"} {
-		args := []any{"acl", "setuser", user, "on", ">right", "~*"}
-		for _, r := range strings.Fields(rights) {
-			args = append(args, r)
-		}
-		require.NoError(t, admin.Do(ctx, args...).Err())
-	}
-	as := func(user, password string) func(o *redis.Options) {
-		return func(o *redis.Options) { o.Username, o.Password = user, password }
-	}
-	locked := redistest.Start(t)
-	require.NoError(t, locked.Client(t).ConfigSet(ctx, "requirepass", "right").Err())
-	closed := redis.NewClient(&redis.Options{Addr: server.Addr})
-	require.NoError(t, closed.Close())
-	foreign := httptest.NewTLSServer(nil)
-	defer foreign.Close()
-	foreign.Config.ErrorLog = golog.New(io.Discard, "", 0)
-	ring := redis.NewRing(&redis.RingOptions{
-		Addrs: map[string]string{"one": server.Addr}, Username: "ring", Password: "wrong", HeartbeatFrequency: 20 * time.Millisecond,
-	})
-	defer func() { _ = ring.Close() }()
-	require.Eventually(t, func() bool {
-		err := ring.Ping(ctx).Err()
-		return err != nil && script.Unreachable(err.Error())
-	}, 20*time.Second, 10*time.Millisecond)
-	for what, c := range map[string]struct {
-		client RedisClient
-		says   string
-	}{
-		"wrong password": {server.Client(t, as("poor", "wrong")), "WRONGPASS"},
-		"no password":    {locked.Client(t), "NOAUTH"},
-		"no rights":      {server.Client(t, as("poor", "right")), "NOPERM"},
-		"a script fails": {server.Client(t, as("timeless", "right")), "script"},
-		"closed":         {closed, redis.ErrClosed.Error()},
-		"no port":        {redis.NewClient(&redis.Options{Addr: "localhost", DialerRetries: 1}), "missing port"},
-		"certificate": {
-			redis.NewClient(&redis.Options{Addr: foreign.Listener.Addr().String(), TLSConfig: &tls.Config{}, DialerRetries: 1}), "certificate",
-		},
-		"ring": {ring, "WRONGPASS"},
+	for says, err := range map[string]error{
+		"WRONGPASS":               fakeReply("WRONGPASS invalid username-password pair or user is disabled."),
+		"NOAUTH":                  fakeReply("NOAUTH Authentication required."),
+		"NOPERM":                  fakeReply("NOPERM this user has no permissions to run the 'evalsha' command"),
+		"MOVED":                   fakeReply("MOVED 3999 127.0.0.1:6381"),
+		"script":                  fakeReply("ERR user_script:1: attempt to compare nil with number script: 6b81846, on @user_script:1."),
+		redis.ErrClosed.Error():   redis.ErrClosed,
+		"missing port in address": &net.OpError{Op: "dial", Net: "tcp", Err: &net.AddrError{Err: "missing port in address", Addr: "localhost"}},
 	} {
-		t.Run(what, func(t *testing.T) {
-			if client, ok := c.client.(*redis.Client); ok {
-				defer func() { _ = client.Close() }()
-			}
+		bubble(t, says, func(t *testing.T) {
 			for _, policy := range []Option{WithAway(Refuse), WithAway(Pass), WithShare(5)} {
-				l, err := New(unique(t), 5, time.Hour, time.Minute, WithRedis(c.client), WithTimeout(10*time.Second), policy)
+				client := &fakeRedis{way: failing(err)}
+				l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), policy)
 				require.NoError(t, err)
 				for range 10 {
 					ok, err := l.Allow(ctx)
 					require.False(t, ok)
 					require.ErrorIs(t, err, ErrUnusable)
 					require.NotErrorIs(t, err, ErrAway)
-					require.ErrorContains(t, err, c.says)
+					require.ErrorContains(t, err, says)
 					require.ErrorContains(t, err, "limiter")
 				}
 				_, err = l.Remaining(ctx)
 				require.ErrorIs(t, err, ErrUnusable)
+				client.by(nil)
+				ok, err := l.Allow(ctx)
+				require.NoError(t, err)
+				require.True(t, ok, "as soon as it is repaired")
 			}
 		})
 	}
-	l, err := New("x", 5, time.Hour, time.Minute, WithRedis(server.Client(t, as("poor", "right"))), WithShare(5))
-	require.NoError(t, err)
-	_, err = l.Allow(ctx)
-	require.ErrorIs(t, err, ErrUnusable)
-	require.NoError(t, admin.Do(ctx, "acl", "setuser", "poor", "+@all").Err())
-	ok, err := l.Allow(ctx)
-	require.NoError(t, err)
-	require.True(t, ok, "as soon as it is repaired")
 }
 
 // Whatever the hook was told of, it is told when Redis answers again, once.
 func TestHookBack(t *testing.T) {
-	server := redistest.Start(t)
-	told := make(chan error, 100)
-	l, err := New("x", 5, time.Hour, time.Minute, WithRedis(server.Client(t)), WithHook(func(err error) { told <- err }))
-	require.NoError(t, err)
-	hears := func(want error) {
-		t.Helper()
-		select {
-		case err := <-told:
+	inBubble(t, func(t *testing.T) {
+		client := new(fakeRedis)
+		var told []error
+		l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), WithHook(func(err error) { told = append(told, err) }))
+		require.NoError(t, err)
+		allow := func(want error, hears ...error) {
+			t.Helper()
+			told = nil
+			_, err := l.Allow(ctx)
 			require.ErrorIs(t, err, want)
-		case <-time.After(20 * time.Second):
-			require.Fail(t, "told nothing")
+			synctest.Wait()
+			require.Len(t, told, len(hears))
+			for i := range hears {
+				require.ErrorIs(t, told[i], hears[i])
+			}
 		}
-	}
-	allow := func() error {
-		_, err := l.Allow(ctx)
-		return err
-	}
-	client := server.Client(t)
-	spoil := func() { require.NoError(t, client.Set(ctx, l.fleet.key, "spoiled", 0).Err()) }
-	mend := func() { require.NoError(t, client.Del(ctx, l.fleet.key).Err()) }
+		allow(nil)
+		client.put(l.fleet.key, "spoiled")
+		allow(ErrCorrupt, ErrCorrupt)
+		client.forget()
+		allow(nil, nil)
+		allow(nil)
 
-	require.NoError(t, allow())
-	spoil()
-	require.ErrorIs(t, allow(), ErrCorrupt)
-	hears(ErrCorrupt)
-	mend()
-	require.NoError(t, allow())
-	hears(nil)
-
-	require.NoError(t, server.Kill())
-	require.ErrorIs(t, allow(), ErrAway)
-	hears(ErrAway)
-	require.NoError(t, server.Restart())
-	spoil()
-	require.Eventually(t, func() bool { return errors.Is(allow(), ErrCorrupt) }, 20*time.Second, 10*time.Millisecond)
-	quiet(t, l)
-	last := error(nil)
-	for len(told) > 0 {
-		last = <-told
-		require.Error(t, last)
-	}
-	require.ErrorIs(t, last, ErrCorrupt)
-	mend()
-	require.NoError(t, allow())
-	hears(nil)
-	require.NoError(t, allow())
-	quiet(t, l)
-	require.Empty(t, told)
+		client.by(failing(refused))
+		allow(ErrAway, ErrAway)
+		client.put(l.fleet.key, "spoiled")
+		client.by(nil)
+		time.Sleep(maxPause)
+		allow(ErrAway, ErrCorrupt) // this one makes it look
+		allow(ErrCorrupt, ErrCorrupt)
+		client.forget()
+		allow(nil, nil)
+		allow(nil)
+	})
 }
 
-// A script is executed once though its reply is lost, and the client sends again what has had no answer within its own timeout.
+// A script is executed once though its reply is lost, whoever gives up first.
 func TestLostReply(t *testing.T) {
 	for name, c := range map[string]struct {
 		client, limiter time.Duration
@@ -290,32 +234,29 @@ func TestLostReply(t *testing.T) {
 		"the limiter gives up": {5 * time.Second, 200 * time.Millisecond, ErrTimeout},
 		"the client gives up":  {300 * time.Millisecond, 5 * time.Second, os.ErrDeadlineExceeded},
 	} {
-		t.Run(name, func(t *testing.T) {
-			server := redistest.Start(t)
-			l, err := New("x", 5, time.Minute, time.Second, WithRedis(server.Client(t)))
+		bubble(t, name, func(t *testing.T) {
+			client := new(fakeRedis)
+			l, err := New("x", 5, time.Minute, time.Second, WithRedis(client))
 			require.NoError(t, err)
 			_, err = l.Allow(ctx)
 			require.NoError(t, err)
-			proxy := redistest.StartProxy(t, server.Addr)
-			proxy.Match("evalsha", redistest.Only(1, redistest.LoseReply))
-			lossy := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: c.client})
-			defer func() { _ = lossy.Close() }()
-			m, err := New("x", 5, time.Minute, time.Second, WithRedis(lossy), WithTimeout(c.limiter))
+			m, err := New("x", 5, time.Minute, time.Second, WithRedis(client), WithTimeout(c.limiter))
 			require.NoError(t, err)
+			client.by(lost(c.client, os.ErrDeadlineExceeded))
+			began := time.Now()
 			_, err = m.Allow(ctx)
+			require.Equal(t, min(c.client, c.limiter), time.Since(began))
 			require.ErrorIs(t, err, ErrAway)
 			require.ErrorIs(t, err, c.err)
-			require.Eventually(t, func() bool {
-				left, err := l.refreshed(t)
-				return err == nil && left == 3
-			}, 5*time.Second, 10*time.Millisecond)
-			require.Equal(t, 1, proxy.Seen())
-			_ = lossy.Close() // and with it the read that still waits
-			require.Eventually(t, func() bool {
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				return m.fleet.strays == 0
-			}, 10*time.Second, 10*time.Millisecond)
+			left, err := l.refreshed(t)
+			require.NoError(t, err)
+			require.Equal(t, 3, left)
+			time.Sleep(c.client) // until the client has given up, too
+			synctest.Wait()
+			m.mu.Lock()
+			require.Zero(t, m.fleet.strays)
+			m.mu.Unlock()
+			require.EqualValues(t, 3, client.executed(), "two calls, and a look")
 		})
 	}
 }
@@ -330,8 +271,9 @@ func (l *Limiter) refreshed(t *testing.T) (int, error) {
 }
 
 // Redis hangs: each caller returns by its own context or by the timeout, then the policy decides at once, and when Redis goes on
-// it counts again, what was admitted meanwhile included. The client does not heed contexts and waits for ten seconds.
+// it counts again, what was admitted meanwhile included. The client does not heed contexts.
 func TestAway(t *testing.T) {
+	const timeout = 300 * time.Millisecond
 	for _, c := range []struct {
 		name     string
 		opt      Option
@@ -343,14 +285,10 @@ func TestAway(t *testing.T) {
 		{"pass", WithAway(Pass), 10, nil, 0},
 		{"share", WithShare(4), 3, nil, 6}, // one was admitted before
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			server := redistest.Start(t)
-			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
-			var mu sync.Mutex
+		bubble(t, c.name, func(t *testing.T) {
+			client := new(fakeRedis)
 			var told []error
-			l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(300*time.Millisecond), c.opt, WithHook(func(err error) {
-				mu.Lock()
-				defer mu.Unlock()
+			l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(timeout), c.opt, WithHook(func(err error) {
 				told = append(told, err)
 			}))
 			require.NoError(t, err)
@@ -358,16 +296,15 @@ func TestAway(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, ok)
 
-			require.NoError(t, server.Stop())
+			goOn := client.hang()
 			impatient, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 			began := time.Now()
 			_, err = l.Allow(impatient)
 			cancel()
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.Less(t, time.Since(began), 250*time.Millisecond)
+			require.Equal(t, 20*time.Millisecond, time.Since(began))
 			// Its permit may have been taken, so that a share has one less, or has not been.
 			passed := 0
-			began = time.Now()
 			for range 10 {
 				ok, err := l.Allow(ctx)
 				if c.err == nil {
@@ -379,65 +316,72 @@ func TestAway(t *testing.T) {
 					passed++
 				}
 			}
-			require.Less(t, time.Since(began), 2*time.Second, "one timeout, not ten")
+			require.Equal(t, timeout, time.Since(began), "one timeout, not ten")
 			require.InDelta(t, c.pass, passed, 1)
 			_, err = l.Remaining(ctx)
 			require.Equal(t, c.name == "share", err == nil)
-			require.Eventually(t, func() bool { // it has looked in vain, and keeps what it owes
+			for range 10 { // it looks in vain, and keeps what it owes
 				_, _ = l.Allow(ctx)
-				mu.Lock()
-				defer mu.Unlock()
-				return len(told) >= 2
-			}, 10*time.Second, 10*time.Millisecond)
+				time.Sleep(maxPause)
+			}
+			synctest.Wait()
+			require.GreaterOrEqual(t, len(told), 2)
+			require.ErrorIs(t, told[0], ErrAway)
+			for _, err := range told {
+				require.Error(t, err)
+			}
 
-			require.NoError(t, server.Continue())
-			require.Eventually(t, func() bool {
+			goOn()
+			for range 3 {
+				time.Sleep(maxPause)
 				_, _ = l.Remaining(ctx)
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				return l.fleet.fault == nil && l.fleet.owed.size == 0 && !l.fleet.flying
-			}, time.Minute, 20*time.Millisecond)
+			}
+			synctest.Wait()
+			l.mu.Lock()
+			require.NoError(t, l.fleet.fault)
+			require.Zero(t, l.fleet.owed.size)
+			require.False(t, l.fleet.flying)
+			require.Zero(t, l.fleet.strays)
+			l.mu.Unlock()
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
-			// What it owes is told once more when an answer came too late: in doubt it counts twice, which admits fewer.
+			// What came up while it was away is told, too. What was under way as it began changed nothing: it ran after its deadline.
 			require.LessOrEqual(t, left, c.retained)
 			require.GreaterOrEqual(t, left, c.retained-passed-1)
-			require.Eventually(t, func() bool {
-				mu.Lock()
-				defer mu.Unlock()
-				return told[len(told)-1] == nil
-			}, 5*time.Second, time.Millisecond)
-			mu.Lock()
-			require.ErrorIs(t, told[0], ErrAway)
-			mu.Unlock()
+			synctest.Wait()
+			require.NoError(t, told[len(told)-1])
 		})
 	}
 }
 
 // What is refused by what is known is so while Redis is away, and as cheaply.
 func TestAwayFull(t *testing.T) {
-	for _, opt := range []Option{WithAway(Refuse), WithShare(5), WithAway(Pass)} {
-		server := redistest.Start(t)
-		l, err := New("x", 3, time.Hour, time.Minute, WithRedis(server.Client(t)), WithTimeout(100*time.Millisecond), opt)
-		require.NoError(t, err)
-		for range 2 {
-			_, err = l.Allow(ctx)
+	inBubble(t, func(t *testing.T) {
+		for _, opt := range []Option{WithAway(Refuse), WithShare(5), WithAway(Pass)} {
+			client := new(fakeRedis)
+			l, err := New("x", 3, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond), opt)
 			require.NoError(t, err)
+			for range 2 {
+				_, err = l.Allow(ctx)
+				require.NoError(t, err)
+			}
+			client.by(failing(refused))
+			_, err = l.AllowN(ctx, 1)
+			require.Equal(t, l.fleet.away == Refuse, errors.Is(err, ErrAway))
+			ok, err := l.AllowN(ctx, 2)
+			require.NoError(t, err)
+			require.Equal(t, l.fleet.away == Pass, ok)
 		}
-		server.Close()
-		_, err = l.AllowN(ctx, 1)
-		require.Equal(t, l.fleet.away == Refuse, errors.Is(err, ErrAway))
-		ok, err := l.AllowN(ctx, 2)
-		require.NoError(t, err)
-		require.Equal(t, l.fleet.away == Pass, ok)
-	}
+	})
 }
 
 // A share is exact by Redis' clock, whenever in a slow round trip the script ran: at its end, as here, what was admitted by it
 // counts until then. The process admits by the earliest that it can be, and RetryAfter says when that is.
-func TestShareIsExact(t *testing.T) {
-	server := redistest.Start(t)
-	h := &holding{RedisClient: server.Client(t), open: make(chan struct{})}
+func TestShareIsExact(t *testing.T) { inBubble(t, shareIsExact) }
+
+func shareIsExact(t *testing.T) {
+	client := new(fakeRedis)
+	h := &holding{RedisClient: client, open: make(chan struct{})}
 	var clock, ahead atomic.Int64 // ahead: of what is sent
 	clock.Store(begin)
 	l, err := New("x", 100, time.Minute, time.Second, WithRedis(h), WithTimeout(time.Minute), WithShare(5),
@@ -454,18 +398,18 @@ func TestShareIsExact(t *testing.T) {
 		}
 		first <- err
 	}()
-	require.Eventually(t, func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.fleet.pending == 5 && len(l.fleet.queue) == 0
-	}, 10*time.Second, time.Millisecond)
+	synctest.Wait()
+	l.mu.Lock()
+	require.EqualValues(t, 5, l.fleet.pending)
+	require.Empty(t, l.fleet.queue)
+	l.mu.Unlock()
 	clock.Add(trip)
 	ahead.Store(0)
 	h.hold.Store(false)
 	close(h.open)
 	require.NoError(t, <-first)
-	quiet(t, l)
-	require.NoError(t, server.Kill())
+	synctest.Wait()
+	client.by(failing(refused))
 
 	began := clock.Load()
 	allow := func(at int64, n int, want bool) {
@@ -529,31 +473,34 @@ func TestShareBeforeRedis(t *testing.T) {
 
 // What Redis comes to only when nobody waits for it any more takes nothing.
 func TestTooLate(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
-	l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond))
-	require.NoError(t, err)
-	_, err = l.Allow(ctx)
-	require.NoError(t, err)
-	require.NoError(t, server.Stop())
-	_, err = l.AllowN(ctx, 5)
-	require.ErrorIs(t, err, ErrTimeout)
-	time.Sleep(50 * time.Millisecond)
-	require.NoError(t, server.Continue())
-	require.Eventually(t, func() bool {
+	inBubble(t, func(t *testing.T) {
+		client := new(fakeRedis)
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond))
+		require.NoError(t, err)
+		_, err = l.Allow(ctx)
+		require.NoError(t, err)
+		goOn := client.hang()
+		_, err = l.AllowN(ctx, 5)
+		require.ErrorIs(t, err, ErrTimeout)
+		time.Sleep(time.Millisecond)
+		require.EqualValues(t, 1, client.executed())
+		goOn()
+		synctest.Wait()
+		require.EqualValues(t, 2, client.executed())
 		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.fleet.strays == 0
-	}, 5*time.Second, time.Millisecond)
-	left, err := l.refreshed(t)
-	require.NoError(t, err)
-	require.Equal(t, 9, left)
+		require.Zero(t, l.fleet.strays)
+		l.mu.Unlock()
+		left, err := l.refreshed(t)
+		require.NoError(t, err)
+		require.Equal(t, 9, left)
+	})
 }
 
 // Redis has lost everything: each process tells what it has admitted in this window, so that it is not admitted again.
-func TestLostState(t *testing.T) {
-	server := redistest.Start(t)
-	client := server.Client(t)
+func TestLostState(t *testing.T) { inBubble(t, lostState) }
+
+func lostState(t *testing.T) {
+	client := new(fakeRedis)
 	var all []*Limiter
 	for range 2 {
 		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client))
@@ -565,25 +512,25 @@ func TestLostState(t *testing.T) {
 		}
 		all = append(all, l)
 	}
-	require.NoError(t, client.FlushAll(ctx).Err())
+	client.forget()
 	for _, l := range all {
 		_, err := l.refreshed(t)
 		require.NoError(t, err)
 	}
-	require.Eventually(t, func() bool {
-		left, err := all[0].refreshed(t)
-		return err == nil && left == 2
-	}, 5*time.Second, 5*time.Millisecond)
-	require.NoError(t, client.FlushAll(ctx).Err())
+	synctest.Wait()
+	left, err := all[0].refreshed(t)
+	require.NoError(t, err)
+	require.Equal(t, 2, left)
+	client.forget()
 	ok, err := all[1].AllowN(ctx, 2) // the one that notices, with permits of its own
 	require.NoError(t, err)
 	require.True(t, ok)
 	_, err = all[0].refreshed(t)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool {
-		left, err := all[0].refreshed(t)
-		return err == nil && left == 0
-	}, 5*time.Second, 5*time.Millisecond)
+	synctest.Wait()
+	left, err = all[0].refreshed(t)
+	require.NoError(t, err)
+	require.Equal(t, 0, left)
 }
 
 // A server's clock that has jumped ahead makes a script run after its deadline: it is asked once more.
@@ -594,7 +541,8 @@ func TestLate(t *testing.T) {
 	_, err = l.Allow(ctx)
 	require.NoError(t, err)
 	l.mu.Lock()
-	l.fleet.raw -= 10_000_000
+	at := local(l.now())
+	l.fleet.remote.Heard(l.fleet.remote.Earliest(at)-10_000_000, at, at)
 	l.tally.seen -= 10_000_000
 	l.mu.Unlock()
 	ok, err := l.Allow(ctx)
@@ -686,7 +634,11 @@ func TestManyGiveUp(t *testing.T) {
 	ok, err := l.await(ctx, calls[many-1])
 	require.NoError(t, err)
 	require.True(t, ok)
-	quiet(t, l)
+	require.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return !l.fleet.flying
+	}, 10*time.Second, time.Millisecond)
 	l.mu.Lock()
 	require.Zero(t, l.fleet.pending)
 	require.Zero(t, l.fleet.gone)
@@ -760,37 +712,4 @@ func TestMaxWaiters(t *testing.T) {
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
 	require.Equal(t, 7, left, "who was turned away took nothing")
-}
-
-// One key is one slot: a cluster is as good.
-func TestCluster(t *testing.T) {
-	if testing.Short() {
-		t.Skip("a cluster takes seconds to start")
-	}
-	cluster := redistest.StartCluster(t)
-	client := cluster.Client(t)
-	l, err := NewKey(math.MaxUint64, 3, time.Hour, time.Minute, WithRedis(client))
-	require.NoError(t, err)
-	n := 0
-	for range 5 {
-		ok, err := l.Allow(ctx)
-		require.NoError(t, err)
-		if ok {
-			n++
-		}
-	}
-	require.Equal(t, 3, n)
-	require.Equal(t, "18446744073709551615", l.Name())
-	require.NotEmpty(t, client.Get(ctx, "slidingwindow:key:{ffffffffffffffff}:1h0m0s").Val())
-	moved := 0
-	for _, node := range cluster.Nodes { // of which one at most has the key
-		alone, err := NewKey(math.MaxUint64, 5, time.Hour, time.Minute, WithRedis(node.Client(t)), WithAway(Pass))
-		require.NoError(t, err)
-		if _, err = alone.Allow(ctx); err != nil {
-			require.ErrorIs(t, err, ErrUnusable)
-			require.ErrorContains(t, err, "MOVED")
-			moved++
-		}
-	}
-	require.Equal(t, len(cluster.Nodes)-1, moved)
 }

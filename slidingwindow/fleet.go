@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -18,10 +19,9 @@ var applyScript = script.New(applySource)
 // fleet is what a limiter needs whose counts are in Redis. One batch at most is under way; what comes up meanwhile travels
 // together in the next. Limiter.tally is what the last answer showed, and Limiter.mu guards everything.
 //
-// Clocks: an answer brings the server's clock, raw, which was read between sent and received by the process' own. Now it is
-// between raw + what has passed since received, and raw + what has passed since sent: whatever time of day the process
-// believes it is. What is refused without asking is refused by the latest of these, by which as much as can be is out of the
-// window; what is admitted without asking, by the earliest, and is counted as if it were at the latest.
+// Clocks: answers bring the server's clock, which is estimated from then on, whatever time of day the process believes it is. What
+// is refused without asking is refused by the latest that it can be, by which as much as can be is out of the window; what is
+// admitted without asking, by the earliest, and is counted as if it were at the latest.
 type fleet struct {
 	client  RedisClient
 	key     string
@@ -32,13 +32,11 @@ type fleet struct {
 	share   int64
 	hook    func(error)
 
-	heard    bool // Limiter.tally is what there was, when it was heard of last
-	timed    bool // there was an answer: mine and owed are by the server's clock
-	broken   bool // somebody must repair something: the state, or the way to Redis
-	epoch    int64
-	raw      int64
-	sent     int64
-	received int64
+	heard  bool // Limiter.tally is what there was, when it was heard of last
+	timed  bool // there was an answer: mine and owed are by the server's clock
+	broken bool // somebody must repair something: the state, or the way to Redis
+	epoch  int64
+	remote clock.Remote // the server's clock
 
 	queue   []*call
 	gone    int // of the queue, those whose callers have given up
@@ -50,7 +48,7 @@ type fleet struct {
 	owed tally // what of it Redis does not know
 
 	fault   error         // not nil: Redis is away
-	retryAt time.Duration // when to look whether it is back, see mono
+	retryAt time.Duration // when to look whether it is back, see clock.Mono
 	pause   time.Duration
 	strays  int // round trips that were given up and have not ended
 }
@@ -85,12 +83,15 @@ type call struct {
 
 // latest and earliest are bounds of the time that the server decides by.
 func (l *Limiter) latest(now int64) int64 {
-	return max(l.tally.seen, l.fleet.raw+now-l.fleet.sent)
+	return max(l.tally.seen, l.fleet.remote.Latest(local(now)))
 }
 
 func (l *Limiter) earliest(now int64) int64 {
-	return max(l.tally.seen, l.fleet.raw+now-l.fleet.received)
+	return max(l.tally.seen, l.fleet.remote.Earliest(local(now)))
 }
+
+// local is a time of the limiter's clock as the estimate of the server's wants it.
+func local(micros int64) time.Duration { return time.Duration(micros) * time.Microsecond }
 
 // stale tells that a sub-interval has begun since the last answer.
 func (l *Limiter) stale(latest int64) bool {
@@ -143,7 +144,7 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 
 // probe looks whether Redis is back, if it is time to. mu is held.
 func (l *Limiter) probe() {
-	if mono() >= l.fleet.retryAt {
+	if clock.Mono() >= l.fleet.retryAt {
 		l.fleet.look = true
 		l.start()
 	}
@@ -209,7 +210,7 @@ func (l *Limiter) refresh(ctx context.Context) error {
 	l.mu.Lock()
 	f := l.fleet
 	switch {
-	case f.fault != nil && mono() < f.retryAt && f.away != share:
+	case f.fault != nil && clock.Mono() < f.retryAt && f.away != share:
 		defer l.mu.Unlock()
 		return f.fault
 	case f.fault != nil && f.away == share:
@@ -232,7 +233,7 @@ func (l *Limiter) refresh(ctx context.Context) error {
 // standing: see Limiter.standing. mu is held.
 func (f *fleet) standing(l *Limiter, limit, now int64) (int64, int64, func(int64) int64) {
 	if f.fault != nil && f.away != share {
-		return limit, limit, func(int64) int64 { return max(0, f.retryAt-mono()).Microseconds() }
+		return limit, limit, func(int64) int64 { return max(0, f.retryAt-clock.Mono()).Microseconds() }
 	}
 	if f.fault != nil {
 		own := l.own()

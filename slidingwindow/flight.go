@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -100,9 +101,9 @@ func (l *Limiter) build() *flight {
 
 func (l *Limiter) arguments(b *flight, now int64) []string {
 	f, r := l.fleet, &l.rule
-	clock, deadline := "", ""
+	at, deadline := "", ""
 	if f.server != nil {
-		clock = decimal(f.server())
+		at = decimal(f.server())
 	} else if f.heard {
 		deadline = decimal(l.latest(now) + f.timeout.Microseconds())
 	}
@@ -114,7 +115,7 @@ func (l *Limiter) arguments(b *flight, now int64) []string {
 	}
 	const grace = 60_000 // ms beyond what is needed, for a server whose clock steps
 	return []string{
-		f.key, clock, decimal(r.window), decimal(r.resolution), r.mode.String(), decimal(l.limit.Load()),
+		f.key, at, decimal(r.window), decimal(r.resolution), r.mode.String(), decimal(l.limit.Load()),
 		decimal((r.window+r.resolution+standstill)/1000 + grace), deadline, decimal(1 + rand.Int64N(1<<40)),
 		decimal(b.told), strings.TrimPrefix(formatParts(b.owed), " "), string(asked),
 	}
@@ -174,8 +175,8 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 	received := l.now()
 	l.gate.Store(nil)
 	if err == nil && len(reply) == 2 && reply[0] == "late" {
-		if clock, ok := integer(reply[1], -maxInteger, maxInteger); ok {
-			if done = l.again(b, clock, received); done == nil {
+		if server, ok := integer(reply[1], -maxInteger, maxInteger); ok {
+			if done = l.again(b, server, received); done == nil {
 				return nil, nil
 			}
 			b.calls, err = done, fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrAway, l.name, ErrTimeout)
@@ -207,7 +208,7 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 	}
 	f.fault = err
 	l.restore(b.owed)
-	f.retryAt = mono() + f.pause/2 + rand.N(f.pause)
+	f.retryAt = clock.Mono() + f.pause/2 + rand.N(f.pause)
 	longest := maxPause
 	if f.strays > 2 {
 		longest = longPause
@@ -234,11 +235,11 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 
 // again queues the calls of a batch that ran later than its deadline, by a clock that has stepped perhaps: now that is known.
 // It returns those to which that has happened before. mu is held.
-func (l *Limiter) again(b *flight, clock, received int64) (tired []*call) {
+func (l *Limiter) again(b *flight, server, received int64) (tired []*call) {
 	f := l.fleet
-	f.raw, f.sent, f.received = clock, b.sent, received
-	if clock < l.tally.seen {
-		l.tally.advance(&l.rule, clock)
+	f.remote.Heard(server, local(b.sent), local(received))
+	if server < l.tally.seen {
+		l.tally.advance(&l.rule, server)
 	}
 	var rest []*call
 	for _, c := range b.calls {
@@ -284,8 +285,8 @@ func (l *Limiter) learn(b *flight, reply []string, received int64) error {
 	if len(reply) != 3 {
 		return bad
 	}
-	clock, now, _ := strings.Cut(reply[0], " ")
-	raw, ok1 := integer(clock, -maxInteger, maxInteger)
+	server, now, _ := strings.Cut(reply[0], " ")
+	raw, ok1 := integer(server, -maxInteger, maxInteger)
 	seen, ok2 := integer(now, -maxInteger, maxInteger)
 	granted := strings.Fields(reply[2])
 	if !ok1 || !ok2 || len(granted) != len(b.asked) {
@@ -315,7 +316,8 @@ func (l *Limiter) learn(b *flight, reply []string, received int64) error {
 	if f.timed && epoch != f.epoch { // Redis has lost the state
 		f.owed.load(&l.rule, f.mine.seen, l.without(f.mine.list(), b.owed))
 	}
-	f.heard, f.timed, f.epoch, f.raw, f.sent, f.received = true, true, epoch, raw, b.sent, received
+	f.heard, f.timed, f.epoch = true, true, epoch
+	f.remote.Heard(raw, local(b.sent), local(received))
 	return nil
 }
 

@@ -10,8 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jonboulle/clockwork"
-
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -66,8 +65,8 @@ type Limiter struct {
 	limit atomic.Int64
 	// gate is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
 	gate  atomic.Pointer[gate]
-	clock clockwork.Clock // nil: the system's
-	fleet *fleet          // nil: counts are local
+	clock clock.Local
+	fleet *fleet // nil: counts are local
 
 	mu    sync.Mutex
 	tally tally // local: what was admitted; else what is known of that
@@ -123,7 +122,7 @@ func (l *Limiter) open(key string, limit int, window, resolution time.Duration, 
 	}
 	l.rule = rule{o.mode, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
 	l.limit.Store(int64(limit))
-	l.clock = o.clock
+	l.clock = clock.New(o.clock)
 	if o.client != nil {
 		l.fleet = newFleet(o, o.prefix+key+":"+window.String())
 	}
@@ -268,19 +267,5 @@ func (l *Limiter) unbar() {
 	}
 }
 
-// origin ties times to the monotonic clock.
-var (
-	origin       = time.Now()
-	originMicros = origin.UnixMicro()
-)
-
-// mono is the time since origin, at half the price of time.Now.
-func mono() time.Duration { return time.Since(origin) }
-
 // now is the limiter's clock in microseconds since 1970.
-func (l *Limiter) now() int64 {
-	if l.clock == nil {
-		return originMicros + mono().Microseconds()
-	}
-	return l.clock.Now().UnixMicro()
-}
+func (l *Limiter) now() int64 { return l.clock.Micros() }

@@ -29,6 +29,8 @@ type handClock struct {
 
 func (c *handClock) Now() time.Time { return time.UnixMicro(c.micros) }
 
+func (c *handClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
+
 // log is the naive model: every single admission, with the clock's rules for standing still and for stepping back.
 type log struct {
 	window, resolution int64

@@ -23,6 +23,8 @@ type hand struct {
 
 func (h *hand) Now() time.Time { return time.UnixMicro(h.micros) }
 
+func (h *hand) Since(t time.Time) time.Duration { return h.Now().Sub(t) }
+
 var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixMicro()
 
 // errorTable compares with the log of all that was allowed.

@@ -1,18 +1,16 @@
 package main
 
 import (
-	"bytes"
+	"fmt"
 	"image/color"
 	"time"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
-	plotdraw "gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/benchmarks/internal/picture"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
@@ -35,11 +33,11 @@ func draw() ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	bucket, err := tokenbucket.NewSmoothBursty("x", limit/window.Seconds(), tokenbucket.WithClock(ticking{clock}))
+	bucket, err := tokenbucket.NewSmoothBursty("x", limit/window.Seconds(), tokenbucket.WithClock(clock))
 	if err != nil {
 		return nil, err
 	}
-	full, err := tokenbucket.NewSmoothBursty("y", limit/window.Seconds(), tokenbucket.WithClock(ticking{clock}),
+	full, err := tokenbucket.NewSmoothBursty("y", limit/window.Seconds(), tokenbucket.WithClock(clock),
 		tokenbucket.WithMaxPermits(limit), tokenbucket.WithInitialPermits(limit))
 	if err != nil {
 		return nil, err
@@ -52,11 +50,11 @@ func draw() ([]byte, error) {
 		xy    plotter.XYs
 		n     float64
 	}{
-		{name: "calls", allow: func() (bool, error) { return true, nil }, color: color.RGBA{150, 150, 150, 255}, dash: []vg.Length{vg.Points(2), vg.Points(3)}},
-		{name: "bucket of 100", allow: func() (bool, error) { return full.TryAcquire(ctx, 1, 0) }, color: color.RGBA{200, 120, 40, 255}},
-		{name: "approximate window", allow: approximate, color: color.RGBA{60, 150, 90, 255}},
-		{name: "exact window", allow: exact, color: color.RGBA{30, 90, 180, 255}, dash: []vg.Length{vg.Points(5), vg.Points(2)}},
-		{name: "bucket of one second's worth", allow: func() (bool, error) { return bucket.TryAcquire(ctx, 1, 0) }, color: color.RGBA{150, 60, 140, 255}},
+		{name: "calls", allow: func() (bool, error) { return true, nil }, color: picture.Grey, dash: []vg.Length{vg.Points(2), vg.Points(3)}},
+		{name: "bucket of 100", allow: func() (bool, error) { return full.TryAcquire(ctx, 1, 0) }, color: picture.Vermilion},
+		{name: "approximate window", allow: approximate, color: picture.Green},
+		{name: "exact window", allow: exact, color: picture.Blue, dash: []vg.Length{vg.Points(5), vg.Points(2)}},
+		{name: "bucket of one second's worth", allow: func() (bool, error) { return bucket.TryAcquire(ctx, 1, 0) }, color: picture.Purple},
 	}
 	start := clock.micros
 	note := func() {
@@ -87,35 +85,29 @@ func draw() ([]byte, error) {
 	clock.micros = start + 150_000_000
 	note()
 
-	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
-	p := plot.New()
-	p.Title.Text = "Bursts of 60 calls; at most 100 in any 60 s, counted in sub-intervals of 20 s"
-	p.X.Label.Text, p.Y.Label.Text = "seconds", "calls passed"
-	p.BackgroundColor = color.White
-	p.Legend.Top, p.Legend.Left = true, true
-	p.Add(plotter.NewGrid())
+	p := picture.New("At most 100 calls in any 60 s: what passes of bursts of 60", "time (s)", "calls passed")
+	p.X.Tick.Marker, p.Y.Tick.Marker = every(30, ""), every(100, picture.Gap)
+	p.X.Min, p.X.Max = 0, 150
+	p.Y.Min, p.Y.Max = 0, 450
 	for _, l := range lines {
 		line, err := plotter.NewLine(l.xy)
 		if err != nil {
 			return nil, err
 		}
-		line.Color, line.Dashes, line.Width = l.color, l.dash, vg.Points(1.6)
+		line.Color, line.Dashes, line.Width = l.color, l.dash, vg.Points(2)
 		p.Add(line)
 		p.Legend.Add(l.name, line)
 	}
-	const width, height = 7.5 * vg.Inch, 4.2 * vg.Inch
-	c := vgsvg.New(width, height)
-	c.SetColor(color.White)
-	c.Fill(vg.Rectangle{Max: vg.Point{X: width, Y: height}}.Path())
-	p.Draw(plotdraw.Crop(plotdraw.New(c), vg.Points(8), vg.Points(-16), vg.Points(6), vg.Points(-10)))
-	var b bytes.Buffer
-	if _, err := c.WriteTo(&b); err != nil {
-		return nil, err
-	}
-	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;")), nil
+	return picture.SVG(4.2*vg.Inch, p.Draw), nil
 }
 
-// ticking adds what a token bucket wants of a clock.
-type ticking struct{ *hand }
-
-func (t ticking) Since(at time.Time) time.Duration { return t.Now().Sub(at) }
+// every marks the multiples of a step, with something after each label.
+func every(step float64, after string) plot.TickerFunc {
+	return func(lo, hi float64) []plot.Tick {
+		var marks []plot.Tick
+		for v := lo; v <= hi; v += step {
+			marks = append(marks, plot.Tick{Value: v, Label: fmt.Sprint(v) + after})
+		}
+		return marks
+	}
+}

@@ -94,7 +94,7 @@ func (o *options) rehearse() error {
 
 // limiter is what each gateway calls.
 func (o options) limiter(s tokenbucket.Store, opts ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
-	opts = append(opts, tokenbucket.WithStore(s), tokenbucket.WithCache(o.cache))
+	opts = append(opts, tokenbucket.WithStore(s), tokenbucket.WithMaxWait(o.patience()))
 	if o.warmup > 0 {
 		return tokenbucket.NewSmoothWarmingUp(bucketName, o.rate, o.warmup, append(opts, tokenbucket.WithColdFactor(coldFactor))...)
 	}

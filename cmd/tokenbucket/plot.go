@@ -16,12 +16,13 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-const plotLong = `Writes two pictures of a limiter that warms up:
+const plotLong = `Writes three pictures:
 
-  warmup-curve       what a permit costs, by how many are stored
+  three-gateways     what a growing fleet gets through with one limit; always the same, whatever the flags say
+  warmup-curve       what a permit costs, by how many are stored, in a bucket that warms up
   permits-over-time  what a cold limiter hands out under full demand, beside a bursty one with a full bucket
 
-The second is measured with the library itself, by a clock that stands still.`
+The first and the last show decisions of the library, by simulated clocks.`
 
 // pictures are the flags of the command.
 type pictures struct {
@@ -36,7 +37,7 @@ func plotCommand() *cobra.Command {
 	var p pictures
 	cmd := &cobra.Command{
 		Use:   "plot",
-		Short: "Draw the warm-up curve and the permits handed out over time",
+		Short: "Draw a fleet with one limit, the warm-up curve and the permits handed out over time",
 		Long:  plotLong,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -75,8 +76,12 @@ func (p *pictures) validate() error {
 	return nil
 }
 
-// write draws both pictures before it writes either.
+// write draws all pictures before it writes any.
 func (p *pictures) write(out io.Writer) error {
+	fleet, err := gateways()
+	if err != nil {
+		return err
+	}
 	curve, err := p.curve()
 	if err != nil {
 		return err
@@ -91,7 +96,7 @@ func (p *pictures) write(out io.Writer) error {
 	for _, picture := range []struct {
 		name string
 		plot *plot.Plot
-	}{{"warmup-curve", curve}, {"permits-over-time", permits}} {
+	}{{"three-gateways", fleet}, {"warmup-curve", curve}, {"permits-over-time", permits}} {
 		file := filepath.Join(p.out, picture.name+"."+p.format)
 		if err := os.WriteFile(file, p.render(picture.plot), 0o644); err != nil {
 			return fmt.Errorf("--out %q: %w", p.out, err)

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var pictureNames = []string{"warmup-curve", "permits-over-time"}
+var pictureNames = []string{"three-gateways", "warmup-curve", "permits-over-time"}
 
 func TestPlot(t *testing.T) {
 	t.Parallel()
@@ -106,5 +106,25 @@ func TestTicks(t *testing.T) {
 		require.GreaterOrEqual(t, len(marks), 5, "to %v", hi)
 		require.LessOrEqual(t, len(marks), 13, "to %v", hi)
 		require.LessOrEqual(t, marks[len(marks)-1].Value, hi)
+	}
+}
+
+// The first picture: whoever joins, the fleet gets no more than the limit, and whoever offers calls gets a share.
+func TestFleetCalls(t *testing.T) {
+	passed, err := fleetCalls()
+	require.NoError(t, err)
+	for phase := range fleetGateways {
+		var share [fleetGateways]float64
+		for second := phase * fleetStep; second < (phase+1)*fleetStep; second++ {
+			all := 0.0
+			for i := range passed {
+				all += passed[i][second]
+				share[i] += passed[i][second]
+			}
+			require.Equal(t, float64(fleetRate), all, "second %d", second)
+		}
+		for i := range share {
+			require.Equal(t, i <= phase, share[i] > 0, "gateway %d after %d s", i+1, phase*fleetStep)
+		}
 	}
 }

@@ -18,7 +18,7 @@ type Gate interface {
 }
 
 // One is the gate in which every key is one bucket. A permit may fall due up to timeout later; 0 or less: it must be due at
-// once. If no state of the bucket can meet the timeout, every call is a failure, tokenbucket.ErrInvalidPermits. A nil limiter
+// once. If no state of the bucket can meet the timeout, every call is a failure, tokenbucket.ErrNeverGranted. A nil limiter
 // makes New fail.
 func One(limiter *tokenbucket.RateLimiter, timeout time.Duration) Gate {
 	return one{limiter, timeout}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -146,7 +147,7 @@ func TestDeadline(t *testing.T) {
 	})
 }
 
-// A deadline that passes during a wait gives the permit back.
+// A deadline that passes during a wait gives the permit back: the next request is again the first in line.
 func TestDeadlinePasses(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
 		limiter, clock := bucket(t) // its clock stands still, so the wait outlasts what it looked like
@@ -158,10 +159,12 @@ func TestDeadlinePasses(t *testing.T) {
 		defer cancel()
 		err := call(ctx)
 		require.Equal(t, codes.DeadlineExceeded, status.Code(err), err)
-		clock.Advance(time.Millisecond)
-		require.NoError(t, redistest.Poll(30*time.Second, func() error {
-			if !full(t, limiter) {
-				return errors.New("the permit is gone")
+		require.NoError(t, redistest.Poll(30*time.Second, func() error { // a server hears of it later than the client
+			r, err := limiter.TryReserve(t.Context(), 1, time.Hour)
+			require.NoError(t, err)
+			require.NoError(t, r.Cancel(t.Context()))
+			if r.Delay() != time.Millisecond {
+				return fmt.Errorf("the permit is gone: the next is due in %v", r.Delay())
 			}
 			return nil
 		}))

@@ -32,7 +32,7 @@ type measures struct {
 	health sync.Mutex
 	store  telemetry.Store
 
-	series *telemetry.Series[series]
+	buckets *telemetry.Series[bucket]
 }
 
 // labels are attributes as the instruments want them, made once: making them is most of what counting would cost.
@@ -53,37 +53,37 @@ func newMeasures(meter metric.Meter, maxBuckets int, attributes []attribute.KeyV
 	for k := range telemetry.StoreKinds {
 		m.failed[k] = m.labels(errorType(k))
 	}
-	m.series = telemetry.NewSeries(maxBuckets, Other, func(name string) *series { return &series{m: m, name: name} })
+	m.buckets = telemetry.NewSeries(maxBuckets, Other, func(name string) *bucket { return &bucket{Name: name} })
 
 	var errs [11]error
 	m.decisions, errs[0] = meter.Int64Counter("tokenbucket.decisions", metric.WithUnit("{decision}"),
-		metric.WithDescription("Calls that were answered."))
+		metric.WithDescription(telemetry.HelpDecisions))
 	m.permits, errs[1] = meter.Int64Counter("tokenbucket.permits", metric.WithUnit("{permit}"),
-		metric.WithDescription("Permits that answered calls asked for; those of invalid calls are left out."))
+		metric.WithDescription(telemetry.HelpPermits))
 	m.leases, errs[2] = meter.Int64Counter("tokenbucket.lease.permits", metric.WithUnit("{permit}"),
-		metric.WithDescription("Permits of blocks that have ended."))
+		metric.WithDescription(telemetry.HelpLeases))
 	m.waits, errs[3] = meter.Float64Histogram("tokenbucket.wait.duration", metric.WithUnit("s"),
-		metric.WithDescription("What granted calls waited for their permits; with shadow, would have waited."),
-		metric.WithExplicitBucketBoundaries(.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60))
+		metric.WithDescription(telemetry.HelpWaits),
+		metric.WithExplicitBucketBoundaries(telemetry.Waits...))
 	m.trips, errs[4] = meter.Float64Histogram("tokenbucket.store.trip.duration", metric.WithUnit("s"),
-		metric.WithDescription("From sending a batch to the store until its answer, or until it was given up."),
-		metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5))
+		metric.WithDescription(telemetry.HelpTrips),
+		metric.WithExplicitBucketBoundaries(telemetry.Trips...))
 	m.lockWaits, errs[5] = meter.Float64Histogram("tokenbucket.lock.wait.duration", metric.WithUnit("s"),
-		metric.WithDescription("Waits for a bucket's lock, of batches that found it held."),
-		metric.WithExplicitBucketBoundaries(.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1))
+		metric.WithDescription(telemetry.HelpLockWaits),
+		metric.WithExplicitBucketBoundaries(telemetry.LockWaits...))
 	m.requests, errs[6] = meter.Int64Histogram("tokenbucket.batch.requests", metric.WithUnit("{request}"),
-		metric.WithDescription("Requests that shared a batch."),
-		metric.WithExplicitBucketBoundaries(1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024))
+		metric.WithDescription(telemetry.HelpRequests),
+		metric.WithExplicitBucketBoundaries(telemetry.Requests...))
 	m.outages, errs[7] = meter.Int64Counter("tokenbucket.store.outages", metric.WithUnit("{outage}"),
-		metric.WithDescription("Times that the store was noticed to be away."))
+		metric.WithDescription(telemetry.HelpOutages))
 	m.away, errs[8] = meter.Float64Counter("tokenbucket.store.away", metric.WithUnit("s"),
-		metric.WithDescription("How long the store was away, counted when it is back."))
+		metric.WithDescription(telemetry.HelpAway))
 	// What holds until it changes is asked for at every collection: a gauge that is set would fall silent between changes
 	// with delta temporality, and be lost before the global provider is set.
 	m.up, errs[9] = meter.Int64ObservableGauge("tokenbucket.store.up", metric.WithUnit("{store}"),
-		metric.WithDescription("1 while the store answers, as far as this process has noticed, 0 while it is away."))
+		metric.WithDescription(telemetry.HelpUp))
 	m.inForce, errs[10] = meter.Int64ObservableGauge("tokenbucket.policy.in_force", metric.WithUnit("{policy}"),
-		metric.WithDescription("1 for each failure policy that answers calls while the store is away."))
+		metric.WithDescription(telemetry.HelpInForce))
 	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@ package otel
 import (
 	"context"
 	"fmt"
-	"reflect"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -12,18 +11,14 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
 // Scope is the name of the meter and the tracer.
 const Scope = "github.com/go-tokenbucket/tokenbucket/contrib/otel"
 
 // Other is the attribute value that buckets beyond the bound share.
-const Other = "other"
-
-const (
-	defaultMaxBuckets = 200
-	mostBuckets       = 10_000
-)
+const Other = telemetry.OtherBuckets
 
 // Spans is which calls get a span.
 type Spans uint8
@@ -59,7 +54,7 @@ func (o *options) fail(field string, value any, want string) {
 // WithMeterProvider sets where the metrics go. Default: the global provider, which may be set later.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(o *options) {
-		if isNil(p) {
+		if telemetry.IsNil(p) {
 			o.fail("meter provider", "nil", "a provider")
 		}
 		o.meters = p
@@ -69,7 +64,7 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // WithTracerProvider sets where the spans go. Default: the global provider, which may be set later.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(o *options) {
-		if isNil(p) {
+		if telemetry.IsNil(p) {
 			o.fail("tracer provider", "nil", "a provider")
 		}
 		o.tracers = p
@@ -102,7 +97,7 @@ func WithBuckets(label func(name string) string) Option {
 // come have their own, all further ones are Other. Default 200.
 func WithMaxBuckets(n int) Option {
 	return func(o *options) {
-		if n < 1 || n > mostBuckets {
+		if n < 1 || n > telemetry.MostBuckets {
 			o.fail("max buckets", n, "1 to 10000")
 		}
 		o.maxBuckets = n
@@ -129,7 +124,7 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 func New(opts ...Option) (tokenbucket.Observer, error) {
 	o := options{
 		meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider(),
-		label: func(name string) string { return name }, maxBuckets: defaultMaxBuckets,
+		label: func(name string) string { return name }, maxBuckets: telemetry.DefaultMaxBuckets,
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -150,16 +145,11 @@ func New(opts ...Option) (tokenbucket.Observer, error) {
 	}
 	return tokenbucket.Observer{
 		Decision: func(ctx context.Context, d tokenbucket.Decision) {
-			m.series.Of(o.label(d.Bucket)).decided(ctx, &d)
+			m.decided(ctx, o.label(d.Bucket), &d)
 			s.decided(ctx, &d)
 		},
-		Lease:  func(u tokenbucket.LeaseUse) { m.series.Of(o.label(u.Bucket)).leased(u) },
+		Lease:  func(u tokenbucket.LeaseUse) { m.leased(o.label(u.Bucket), u) },
 		Trip:   m.tripped,
 		Health: m.noticed,
 	}, nil
-}
-
-func isNil(v any) bool {
-	rv := reflect.ValueOf(v)
-	return v == nil || rv.Kind() == reflect.Pointer && rv.IsNil()
 }

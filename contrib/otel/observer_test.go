@@ -321,7 +321,7 @@ func TestWithSpans(t *testing.T) {
 // What goes wrong is told apart by error.type.
 func TestErrorTypes(t *testing.T) {
 	late := &tokenbucket.WaitError{Bucket: "fares", Permits: 1, Wait: time.Second, Reason: context.DeadlineExceeded}
-	never := &tokenbucket.WaitError{Bucket: "fares", Permits: 9, Wait: time.Second, Reason: tokenbucket.ErrInvalidPermits}
+	never := &tokenbucket.WaitError{Bucket: "fares", Permits: 9, Wait: time.Second, Reason: tokenbucket.ErrNeverGranted}
 	for _, c := range []struct {
 		err         error
 		call, batch string

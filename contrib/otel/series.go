@@ -2,7 +2,6 @@ package otel
 
 import (
 	"context"
-	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	semconv "go.opentelemetry.io/otel/semconv/v1.39.0"
@@ -11,16 +10,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
-// series are the attributes of one value of tokenbucket.bucket, each set made when it is first needed.
-type series struct {
-	m    *measures
-	name string
+// bucket is one value of the attribute tokenbucket.bucket.
+type bucket = telemetry.Bucket[answers, leases]
 
-	decisions [telemetry.Failed][telemetry.Deciders][2]atomic.Pointer[labels]
-	failures  [telemetry.Kinds][telemetry.Deciders][2]atomic.Pointer[labels]
-	waits     [2]atomic.Pointer[labels]
-	leases    [2]atomic.Pointer[labels]
+// answers are the attributes of decisions.
+type answers struct {
+	decision labels
+	wait     labels // empty unless they were granted
 }
+
+type leases struct{ used, unused labels }
 
 // errorType is the attribute error.type. By the semantic conventions, what has no name of its own is _OTHER.
 func errorType(k telemetry.Kind) attribute.KeyValue {
@@ -30,48 +29,46 @@ func errorType(k telemetry.Kind) attribute.KeyValue {
 	return semconv.ErrorTypeKey.String(k.String())
 }
 
-func (s *series) decided(ctx context.Context, d *tokenbucket.Decision) {
-	outcome := telemetry.OutcomeOf(d)
-	if outcome == telemetry.Granted {
-		s.m.waits.Record(ctx, d.Wait.Seconds(), s.wait(d.Shadow).record...)
+func (m *measures) decided(ctx context.Context, name string, d *tokenbucket.Decision) {
+	b := m.buckets.Of(name)
+	a := b.Decision(d, func(l telemetry.Labels) answers { return m.answers(b.Name, l) })
+	if telemetry.OutcomeOf(d) == telemetry.Granted {
+		m.waits.Record(ctx, d.Wait.Seconds(), a.wait.record...)
 	}
-	l := s.decision(outcome, d)
-	s.m.decisions.Add(ctx, 1, l.add...)
+	m.decisions.Add(ctx, 1, a.decision.add...)
 	if telemetry.Counts(d) {
-		s.m.permits.Add(ctx, int64(d.Permits), l.add...)
+		m.permits.Add(ctx, int64(d.Permits), a.decision.add...)
 	}
 }
 
-func (s *series) leased(u tokenbucket.LeaseUse) {
+func (m *measures) answers(name string, l telemetry.Labels) (a answers) {
+	shadow := shadowKey.Bool(l.Shadow)
+	attributes := []attribute.KeyValue{outcomeKey.String(l.Outcome.String()), deciderKey.String(l.Decider), shadow}
+	switch l.Outcome {
+	case telemetry.Failed:
+		attributes = append(attributes, errorType(l.Kind))
+	case telemetry.Granted:
+		a.wait = m.of(name, shadow)
+	}
+	a.decision = m.of(name, attributes...)
+	return a
+}
+
+func (m *measures) leased(name string, u tokenbucket.LeaseUse) {
+	b := m.buckets.Of(name)
+	l := b.Lease(func() leases {
+		return leases{m.of(b.Name, useKey.String("used")), m.of(b.Name, useKey.String("unused"))}
+	})
 	used, unused := telemetry.Lease(u)
 	ctx := context.Background()
-	s.m.leases.Add(ctx, int64(used), s.lease(0, "used").add...)
-	s.m.leases.Add(ctx, int64(unused), s.lease(1, "unused").add...)
+	m.leases.Add(ctx, int64(used), l.used.add...)
+	m.leases.Add(ctx, int64(unused), l.unused.add...)
 }
 
-func (s *series) labels(attributes ...attribute.KeyValue) labels {
-	if s.name != "" {
-		attributes = append(attributes, bucketKey.String(s.name))
+// of is labels, with the bucket's name if it has one.
+func (m *measures) of(name string, attributes ...attribute.KeyValue) labels {
+	if name != "" {
+		attributes = append(attributes, bucketKey.String(name))
 	}
-	return s.m.labels(attributes...)
-}
-
-func (s *series) decision(outcome telemetry.Outcome, d *tokenbucket.Decision) *labels {
-	by, shadow := telemetry.Decider(d), telemetry.Index(d.Shadow)
-	attributes := func() []attribute.KeyValue {
-		return []attribute.KeyValue{outcomeKey.String(outcome.String()), deciderKey.String(d.By.String()), shadowKey.Bool(d.Shadow)}
-	}
-	if outcome == telemetry.Failed {
-		k := telemetry.KindOf(d.Err)
-		return telemetry.Once(&s.failures[k][by][shadow], func() labels { return s.labels(append(attributes(), errorType(k))...) })
-	}
-	return telemetry.Once(&s.decisions[outcome][by][shadow], func() labels { return s.labels(attributes()...) })
-}
-
-func (s *series) wait(shadow bool) *labels {
-	return telemetry.Once(&s.waits[telemetry.Index(shadow)], func() labels { return s.labels(shadowKey.Bool(shadow)) })
-}
-
-func (s *series) lease(i int, use string) *labels {
-	return telemetry.Once(&s.leases[i], func() labels { return s.labels(useKey.String(use)) })
+	return m.labels(attributes...)
 }

@@ -34,40 +34,40 @@ type collector struct {
 	health sync.Mutex // an event of Health changes several metrics
 	store  telemetry.Store
 
-	series *telemetry.Series[series]
+	buckets *telemetry.Series[bucket]
 }
 
 func newCollector(maxBuckets int, bounds []float64) *collector {
 	c := &collector{maxBuckets: maxBuckets, bounds: bounds}
-	c.decisions = c.counters("decisions_total", "Calls that were answered.", "bucket", "outcome", "by", "shadow")
-	c.permits = c.counters("permits_total", "Permits that answered calls asked for; those of invalid calls are left out.",
+	c.decisions = c.counters("decisions_total", telemetry.HelpDecisions, "bucket", "outcome", "by", "shadow")
+	c.permits = c.counters("permits_total", telemetry.HelpPermits,
 		"bucket", "outcome", "by", "shadow")
 	c.failures = c.counters("failures_total", "Calls that ended with an error.", "bucket", "kind", "shadow")
-	c.waits = c.histograms("wait_duration_seconds", "What granted calls waited for their permits; with shadow, would have waited.",
+	c.waits = c.histograms("wait_duration_seconds", telemetry.HelpWaits,
 		bounds, "bucket", "shadow")
-	c.leases = c.counters("lease_permits_total", "Permits of blocks that have ended.", "bucket", "use")
+	c.leases = c.counters("lease_permits_total", telemetry.HelpLeases, "bucket", "use")
 
-	trips := c.histograms("store_trip_duration_seconds", "From sending a batch to the store until its answer, or until it was given up.",
-		[]float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}, "result")
+	trips := c.histograms("store_trip_duration_seconds", telemetry.HelpTrips,
+		telemetry.Trips, "result")
 	c.trips = [...]prom.Observer{trips.WithLabelValues("answered"), trips.WithLabelValues("failed")}
-	c.requests = c.histograms("batch_requests", "Requests that shared a batch.",
-		[]float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}).WithLabelValues().(prom.Histogram)
-	c.lockWaits = c.histograms("lock_wait_duration_seconds", "Waits for a bucket's lock, of batches that found it held.",
-		[]float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}).WithLabelValues().(prom.Histogram)
+	c.requests = c.histograms("batch_requests", telemetry.HelpRequests,
+		telemetry.Requests).WithLabelValues().(prom.Histogram)
+	c.lockWaits = c.histograms("lock_wait_duration_seconds", telemetry.HelpLockWaits,
+		telemetry.LockWaits).WithLabelValues().(prom.Histogram)
 	errors := c.counters("store_errors_total", "Batches that ended with an error of the store.", "kind")
 	for k := range telemetry.StoreKinds {
 		c.errors[k] = errors.WithLabelValues(k.String())
 	}
-	c.up = c.gauges("store_up", "1 while the store answers, as far as this process has noticed, 0 while it is away.").WithLabelValues()
+	c.up = c.gauges("store_up", telemetry.HelpUp).WithLabelValues()
 	c.up.Set(1)
-	c.outages = c.counters("store_outages_total", "Times that the store was noticed to be away.").WithLabelValues()
-	c.away = c.counters("store_away_seconds_total", "How long the store was away, counted when it is back.").WithLabelValues()
-	c.inForce = c.gauges("policy_in_force", "1 for each failure policy that answers calls while the store is away.", "policy")
+	c.outages = c.counters("store_outages_total", telemetry.HelpOutages).WithLabelValues()
+	c.away = c.counters("store_away_seconds_total", telemetry.HelpAway).WithLabelValues()
+	c.inForce = c.gauges("policy_in_force", telemetry.HelpInForce, "policy")
 	for _, p := range telemetry.Policies {
 		c.inForce.WithLabelValues(p)
 	}
 
-	c.series = telemetry.NewSeries(maxBuckets, Other, func(label string) *series { return &series{c: c, label: label} })
+	c.buckets = telemetry.NewSeries(maxBuckets, Other, func(name string) *bucket { return &bucket{Name: name} })
 	return c
 }
 

@@ -4,24 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 
 	prom "github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
 // Other is the label value that buckets beyond the bound share.
-const Other = "other"
-
-const (
-	defaultMaxBuckets = 200
-	mostBuckets       = 10_000
-)
-
-// From one millisecond, about what a decision in Redis takes, to a minute, which is beyond the horizon of Acquire.
-var defaultWaits = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+const Other = telemetry.OtherBuckets
 
 // Option configures an observer. An option with a bad value makes New fail.
 type Option func(*options)
@@ -55,7 +47,7 @@ func WithBuckets(label func(name string) string) Option {
 // further ones are Other. A value costs about 30 series. Default 200.
 func WithMaxBuckets(n int) Option {
 	return func(o *options) {
-		if n < 1 || n > mostBuckets {
+		if n < 1 || n > telemetry.MostBuckets {
 			o.fail("max buckets", n, "1 to 10000")
 		}
 		o.maxBuckets = n
@@ -85,8 +77,8 @@ func WithWaitBounds(seconds ...float64) Option {
 //
 // Errors match tokenbucket.ErrInvalidConfig; what the registerer objected to, a metric of the same name say, is wrapped.
 func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, error) {
-	o := options{label: func(name string) string { return name }, maxBuckets: defaultMaxBuckets, waits: defaultWaits}
-	if isNil(registerer) {
+	o := options{label: func(name string) string { return name }, maxBuckets: telemetry.DefaultMaxBuckets, waits: telemetry.Waits}
+	if telemetry.IsNil(registerer) {
 		o.fail("registerer", "nil", "a registerer")
 	}
 	for _, opt := range opts {
@@ -104,8 +96,8 @@ func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, erro
 		return tokenbucket.Observer{}, err
 	}
 	return tokenbucket.Observer{
-		Decision: func(_ context.Context, d tokenbucket.Decision) { c.series.Of(o.label(d.Bucket)).decided(&d) },
-		Lease:    func(u tokenbucket.LeaseUse) { c.series.Of(o.label(u.Bucket)).leased(u) },
+		Decision: func(_ context.Context, d tokenbucket.Decision) { c.decided(o.label(d.Bucket), &d) },
+		Lease:    func(u tokenbucket.LeaseUse) { c.leased(o.label(u.Bucket), u) },
 		Trip:     c.tripped,
 		Health:   c.noticed,
 	}, nil
@@ -130,9 +122,4 @@ func register(registerer prom.Registerer, c *collector) (*collector, error) {
 			tokenbucket.ErrInvalidConfig, c.maxBuckets, c.bounds, before.maxBuckets, before.bounds)
 	}
 	return before, nil
-}
-
-func isNil(v any) bool {
-	rv := reflect.ValueOf(v)
-	return v == nil || rv.Kind() == reflect.Pointer && rv.IsNil()
 }

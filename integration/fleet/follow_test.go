@@ -5,16 +5,16 @@ import (
 	"database/sql"
 	"fmt"
 	"path/filepath"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -83,7 +83,7 @@ func TestFollow(t *testing.T) {
 				time.Sleep(3 * time.Second)
 			}
 			ended := time.Now().UnixMicro()
-			var granted []int64
+			var granted []faultlab.Event
 			late := time.Duration(0)
 			followed := make([]int64, len(steps)) // when the last process had
 			slowest := time.Duration(0)           // to follow
@@ -92,7 +92,7 @@ func TestFollow(t *testing.T) {
 				for _, e := range w.End() {
 					switch e.What {
 					case "granted":
-						granted = append(granted, e.At)
+						granted = append(granted, faultlab.Event{At: e.At, Permits: 1})
 					case "followed":
 						seen = append(seen, e.At)
 					case "oversleep":
@@ -136,20 +136,12 @@ func TestFollow(t *testing.T) {
 				}
 				return permits
 			}
-			slices.Sort(granted)
-			level, worst, size := 0.0, 0.0, 200.0
-			for i, at := range granted {
-				if i > 0 {
-					level = max(0, level-drained(granted[i-1], at))
-				}
-				level++
-				worst = max(worst, level)
-			}
+			worst, size := faultlab.WorstBy(granted, drained), 200.0
 			t.Logf("%d granted; fullest window %.1f, largest size of the bucket %v, woken at most %v late", len(granted), worst, size, late)
 			require.LessOrEqual(t, worst, size+size*late.Seconds()+1)
 			count := func(from, to int64) (n float64) {
-				for _, at := range granted {
-					if at >= from && at < to {
+				for _, e := range granted {
+					if e.At >= from && e.At < to {
 						n++
 					}
 				}

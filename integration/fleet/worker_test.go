@@ -3,10 +3,8 @@
 package fleet
 
 import (
-	"bufio"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -23,8 +21,9 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
-	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -32,13 +31,7 @@ import (
 const workerEnv = "TOKENBUCKET_FLEET_WORKER"
 
 func TestMain(m *testing.M) {
-	if text := os.Getenv(workerEnv); text != "" {
-		if err := work(text); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
+	worker.Main(workerEnv, work)
 	redistest.Main(m, dbtest.StopShared)
 }
 
@@ -59,29 +52,13 @@ type job struct {
 type event struct {
 	At   int64
 	What string // granted, followed (the row changed), failed; oversleep at the end
-	Rate float64
 	Text string
 }
 
-func work(text string) error {
-	var j job
-	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		return err
-	}
+func work(ctx context.Context, j *job, tell func(event)) error {
 	client := redis.NewClient(&redis.Options{Addr: j.Redis})
 	defer func() { _ = client.Close() }()
-	var mu sync.Mutex
-	out := bufio.NewWriter(os.Stdout)
-	enc := json.NewEncoder(out)
-	tell := func(e event) {
-		mu.Lock()
-		defer mu.Unlock()
-		if e.At == 0 {
-			e.At = time.Now().UnixMicro()
-		}
-		_ = enc.Encode(e)
-		_ = out.Flush()
-	}
+	happened := func(what, text string) { tell(event{time.Now().UnixMicro(), what, text}) }
 	var limits *registry.Registry
 	source := registry.Source(nil)
 	if j.Fixed != nil {
@@ -100,7 +77,7 @@ func work(text string) error {
 		registry.WithInterval(j.Interval), registry.WithUnknown(registry.Refuse()),
 		registry.WithHook(func(l registry.Load) {
 			if l.Changed > 0 {
-				tell(event{What: "followed"})
+				happened("followed", "")
 			}
 		}))
 	if err != nil {
@@ -113,7 +90,6 @@ func work(text string) error {
 	}
 	upstream := &http.Client{Transport: transport, Timeout: 10 * time.Second}
 
-	ctx, cancel := context.WithCancel(context.Background())
 	call := func() error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, j.Upstream+j.Path, nil)
 		if err != nil {
@@ -131,7 +107,7 @@ func work(text string) error {
 		call = func() error {
 			ok, err := limits.Allow(ctx, j.Path)
 			if ok && err == nil {
-				tell(event{What: "granted"})
+				happened("granted", "")
 			} else if err == nil {
 				err = httplimit.ErrRefused
 			}
@@ -145,7 +121,7 @@ func work(text string) error {
 				if err := call(); errors.Is(err, httplimit.ErrRefused) {
 					time.Sleep(5 * time.Millisecond) // the next of the many that a gateway has
 				} else if err != nil && ctx.Err() == nil {
-					tell(event{What: "failed", Text: err.Error()})
+					happened("failed", err.Error())
 					time.Sleep(100 * time.Millisecond)
 				}
 			}
@@ -158,10 +134,8 @@ func work(text string) error {
 			time.Sleep(5 * time.Millisecond)
 			worst = max(worst, time.Since(began)-5*time.Millisecond)
 		}
-		tell(event{What: "oversleep", Text: worst.String()})
+		happened("oversleep", worst.String())
 	})
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	cancel()
 	callers.Wait()
 	return nil
 }

@@ -27,11 +27,12 @@ func TestCluster(t *testing.T) {
 	var running sync.WaitGroup
 	for _, name := range names {
 		running.Go(func() {
-			const permits = 3
+			// A busy machine with seven servers answers late, and may stand still for two seconds.
+			const permits, lease, timeout = 3, 5 * time.Second, 10 * time.Second
 			what := fmt.Sprintf("%.20q", name)
 			var processes []*semaphore.Semaphore
 			for i, client := range clients {
-				s, err := semaphore.NewRedis(client, name, permits, semaphore.WithLease(2*time.Second), semaphore.WithLabel(fmt.Sprint(i)))
+				s, err := semaphore.NewRedis(client, name, permits, semaphore.WithLease(lease), semaphore.WithTimeout(timeout), semaphore.WithLabel(fmt.Sprint(i)))
 				if !assert.NoError(t, err, what) {
 					return
 				}
@@ -79,7 +80,7 @@ func TestCluster(t *testing.T) {
 				assert.Greater(t, q.Fence(), last, what)
 				last = q.Fence()
 			}
-			time.Sleep(2 * time.Second)
+			time.Sleep(lease)
 			assert.NoError(t, p.Context().Err(), "%s: renewed for longer than a lease", what)
 			assert.NoError(t, semaphore.NewGroup(processes[1]).Done(ctx, p.ID()), what)
 			assert.ErrorIs(t, p.Release(ctx), semaphore.ErrLost, what)

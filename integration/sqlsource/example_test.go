@@ -44,7 +44,7 @@ func Example() {
 	// Output:
 	// /ibe/AvailFare true 5 0.3
 	// /ibe/Test false 0 0
-	// registry: row 2: bucket "/ibe/Book": rateLimit -1: want a number of permits per second above 0, at most 2^53
+	// registry: row 2: bucket "/ibe/Book": rateLimit -1: want a number of permits per second from 1e-9 to 2^53
 }
 
 // A table that has other names, and says more.

@@ -27,13 +27,10 @@ func StartCluster(t testing.TB) *Cluster {
 		c.Nodes = append(c.Nodes, node)
 		c.Addrs = append(c.Addrs, node.Addr)
 	}
-	cli, err := exec.LookPath("redis-cli")
-	if err != nil {
-		need(t, ErrMissing)
-	}
+	cli := Program(t, cliName())
 	args := append(append([]string{"--cluster", "create"}, c.Addrs...), "--cluster-replicas", "1", "--cluster-yes")
 	if out, err := exec.Command(cli, args...).CombinedOutput(); err != nil {
-		t.Fatalf("redis-cli %v: %v\n%s", args, err, out)
+		t.Fatalf("%s %v: %v\n%s", cli, args, err, out)
 	}
 	for _, node := range c.Nodes {
 		client := node.Client(t)

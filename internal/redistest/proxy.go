@@ -270,15 +270,19 @@ func (p *Proxy) silence() error {
 	if err := raw.Control(func(fd uintptr) { failed = syscall.Listen(int(fd), 0) }); err != nil || failed != nil {
 		return errors.Join(err, failed)
 	}
-	for {
+	for silent := 0; ; { // on a busy machine this dial may be late itself: two in a row have no answer
 		c, err := net.DialTimeout("tcp", p.Addr, 100*time.Millisecond)
 		if err != nil {
 			var timeout net.Error
-			if errors.As(err, &timeout) && timeout.Timeout() {
+			if !errors.As(err, &timeout) || !timeout.Timeout() {
+				return err
+			}
+			if silent++; silent == 2 {
 				return nil
 			}
-			return err
+			continue
 		}
+		silent = 0
 		if p.fillers = append(p.fillers, c); len(p.fillers) == 64 {
 			return fmt.Errorf("%s still answers", p.Addr)
 		}

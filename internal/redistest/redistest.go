@@ -1,6 +1,9 @@
 // Package redistest starts real redis-servers for tests, and proxies that do what a bad network does: each on a free port of
-// 127.0.0.1; a server has a directory of its own and is stopped by its process. Where redis-server is not installed a test is
-// skipped and says so; with CI=true it fails.
+// 127.0.0.1; a server has a directory of its own and is stopped by its process. Where a program is not installed a test is
+// skipped and says so, and Main tells at the end how many were; with CI=true it fails.
+//
+// TOKENBUCKET_REDIS_SERVER names the server to start, on the PATH or by its path; default redis-server. So suites run against
+// Valkey: TOKENBUCKET_REDIS_SERVER=valkey-server go test ./...
 package redistest
 
 import (
@@ -23,8 +26,38 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrMissing says that the program is not installed.
-var ErrMissing = errors.New("redistest: redis-server is not installed; on Debian: apt-get install redis-server")
+// ErrMissing says that a program is not installed. What wraps it names the program.
+var ErrMissing = errors.New("redistest: not installed")
+
+// ServerEnv is the environment variable that names the server to start.
+const ServerEnv = "TOKENBUCKET_REDIS_SERVER"
+
+// serverName is the program that servers are started with.
+func serverName() string {
+	if name := os.Getenv(ServerEnv); name != "" {
+		return name
+	}
+	return "redis-server"
+}
+
+// cliName is the server's program for the command line: redis-cli, valkey-cli.
+func cliName() string { return strings.TrimSuffix(serverName(), "-server") + "-cli" }
+
+// look finds a program.
+func look(name string) (path string, err error) {
+	if path, err = exec.LookPath(name); err != nil {
+		return "", fmt.Errorf("%w: %s; on Debian: apt-get install %s", ErrMissing, name, strings.Replace(filepath.Base(name), "-cli", "-server", 1))
+	}
+	return path, nil
+}
+
+// Program finds a program that a test runs. Without it the test is skipped; with CI=true it fails.
+func Program(t testing.TB, name string) (path string) {
+	t.Helper()
+	path, err := look(name)
+	need(t, err)
+	return path
+}
 
 // Server is a redis-server, or a sentinel, that can be killed and started again at its address, with nothing of what it knew.
 // Its methods may be called by many goroutines at once.
@@ -61,6 +94,7 @@ func StartWith(t testing.TB, env []string, conf string, args ...string) *Server 
 func need(t testing.TB, err error) {
 	t.Helper()
 	if errors.Is(err, ErrMissing) && os.Getenv("CI") != "true" {
+		skips.add(err)
 		t.Skip(err)
 	}
 	if err != nil {
@@ -124,9 +158,9 @@ func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end()
-	program, err := exec.LookPath("redis-server")
+	program, err := look(serverName())
 	if err != nil {
-		return ErrMissing
+		return err
 	}
 	_, port, err := net.SplitHostPort(s.Addr)
 	if err != nil {

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"flag"
 	"testing"
 	"time"
 
@@ -9,7 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestMain(m *testing.M) { Main(m) }
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "16"); err != nil { // the tests wait most of the time, however few processors there are
+		panic(err)
+	}
+	Main(m)
+}
 
 func TestServers(t *testing.T) {
 	a, b := Start(t), Start(t)
@@ -23,10 +29,4 @@ func TestServers(t *testing.T) {
 	require.NoError(t, a.Continue())
 	require.NoError(t, a.Client(t).Ping(context.Background()).Err())
 	require.NoError(t, b.Stop()) // and the cleanup copes with it
-}
-
-func TestCluster(t *testing.T) {
-	c := StartCluster(t)
-	require.Len(t, c.Nodes, 6)
-	require.NoError(t, c.Client(t).Set(context.Background(), "key", "value", time.Minute).Err())
 }

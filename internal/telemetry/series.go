@@ -5,6 +5,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/go-tokenbucket/tokenbucket"
 )
 
 // Series is one T for each name, up to a number of names, and one for all others together. It may be used by many goroutines
@@ -56,9 +58,28 @@ func (s *Series[T]) find(name string) *T {
 	return nil
 }
 
-// Once returns what p points to, made by the first call. Two first calls at once may both make it, so what they make must be
-// the same.
-func Once[T any](p *atomic.Pointer[T], create func() T) *T {
+// Bucket keeps what the decisions and the leases of one bucket are counted with: a D for each combination of labels that decisions
+// have, and an L. What they are is the observer's affair. Looking it up by its labels costs more than counting, and allocates, so
+// each is made once, when it is first needed: a bucket that never fails has no series of failures. It may be used by many
+// goroutines at once. Two first uses at once may both make it, so what they make must count the same.
+type Bucket[D, L any] struct {
+	// Name is the value of the label bucket, "" for none.
+	Name string
+
+	decisions [results][deciders][2]atomic.Pointer[D]
+	leases    atomic.Pointer[L]
+}
+
+// Decision is what a decision is counted with.
+func (b *Bucket[D, L]) Decision(d *tokenbucket.Decision, create func(Labels) D) *D {
+	l := LabelsOf(d)
+	return once(&b.decisions[l.result()][min(int(d.By), deciders-1)][Index(d.Shadow)], func() D { return create(l) })
+}
+
+// Lease is what leases are counted with.
+func (b *Bucket[D, L]) Lease(create func() L) *L { return once(&b.leases, create) }
+
+func once[T any](p *atomic.Pointer[T], create func() T) *T {
 	v := p.Load()
 	if v == nil {
 		made := create()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -54,7 +55,8 @@ func KindOf(err error) Kind {
 		return Corrupt
 	case errors.Is(err, tokenbucket.ErrStoreTimeout):
 		return Timeout
-	case errors.Is(err, tokenbucket.ErrInvalidPermits), errors.Is(err, tokenbucket.ErrInvalidConfig):
+	case errors.Is(err, tokenbucket.ErrInvalidPermits), errors.Is(err, tokenbucket.ErrNeverGranted),
+		errors.Is(err, tokenbucket.ErrInvalidConfig):
 		return Invalid
 	case errors.Is(err, tokenbucket.ErrTooManyWaiters):
 		return Crowded
@@ -113,16 +115,75 @@ func Counts(d *tokenbucket.Decision) bool {
 	return d.Permits > 0 && (d.Err == nil || d.By != tokenbucket.ByCheck)
 }
 
-// Deciders is how many there are, and one for those that came later.
-const Deciders = int(tokenbucket.ByCheck) + 2
+// Labels are what decisions are told apart by.
+type Labels struct {
+	Outcome Outcome
+	Kind    Kind // of Failed
+	Decider string
+	Shadow  bool
+}
 
-// Decider is the index of a decision's.
-func Decider(d *tokenbucket.Decision) int { return min(int(d.By), Deciders-1) }
+// LabelsOf is a decision's.
+func LabelsOf(d *tokenbucket.Decision) Labels {
+	l := Labels{Outcome: OutcomeOf(d), Decider: d.By.String(), Shadow: d.Shadow}
+	if l.Outcome == Failed {
+		l.Kind = KindOf(d.Err)
+	}
+	return l
+}
+
+// result is the index of the outcome, and of the kind if it failed.
+func (l Labels) result() int { return int(l.Outcome) + int(l.Kind) }
+
+const (
+	results = int(Failed) + int(Kinds)
+	// deciders is how many there are, and one for those that came later.
+	deciders = int(tokenbucket.ByCheck) + 2
+)
 
 // Lease is how many permits of a lease were used, and how many were not.
 func Lease(u tokenbucket.LeaseUse) (used, unused int) {
 	used = min(max(0, u.Used), max(0, u.Permits))
 	return used, max(0, u.Permits) - used
+}
+
+// Bounds of the number of values that the label bucket has.
+const (
+	DefaultMaxBuckets = 200
+	MostBuckets       = 10_000
+)
+
+// OtherBuckets is the value that buckets beyond the bound share.
+const OtherBuckets = "other"
+
+// What the metrics are, as both observers describe them.
+const (
+	HelpDecisions = "Calls that were answered."
+	HelpPermits   = "Permits that answered calls asked for; those of invalid calls are left out."
+	HelpWaits     = "What granted calls waited for their permits; with shadow, would have waited."
+	HelpLeases    = "Permits of blocks that have ended."
+	HelpTrips     = "From sending a batch to the store until its answer, or until it was given up."
+	HelpRequests  = "Requests that shared a batch."
+	HelpLockWaits = "Waits for a bucket's lock, of batches that found it held."
+	HelpUp        = "1 while the store answers, as far as this process has noticed, 0 while it is away."
+	HelpOutages   = "Times that the store was noticed to be away."
+	HelpAway      = "How long the store was away, counted when it is back."
+	HelpInForce   = "1 for each failure policy that answers calls while the store is away."
+)
+
+// Upper bounds of the histograms; those of times are in seconds. Waits are from one millisecond, about what a decision in Redis
+// takes, to a minute, which is beyond the horizon of Acquire.
+var (
+	Waits     = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+	Trips     = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
+	Requests  = []float64{1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024}
+	LockWaits = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1}
+)
+
+// IsNil tells whether v is nil, or holds a pointer that is.
+func IsNil(v any) bool {
+	rv := reflect.ValueOf(v)
+	return v == nil || rv.Kind() == reflect.Pointer && rv.IsNil()
 }
 
 // Policies are the names of all. How many instances share is left out, which would be a series each.

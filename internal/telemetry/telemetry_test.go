@@ -26,18 +26,26 @@ func TestKinds(t *testing.T) {
 	answering := func(handle func(net.Conn)) string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
-		var open sync.WaitGroup
-		open.Go(func() {
+		var open, accepting sync.WaitGroup
+		var conns []net.Conn
+		accepting.Go(func() {
 			for {
 				conn, err := l.Accept()
 				if err != nil {
 					return
 				}
-				_ = conn.SetDeadline(time.Now().Add(2 * time.Second)) // not every client closes every connection
+				conns = append(conns, conn)
 				open.Go(func() { handle(conn); _ = conn.Close() })
 			}
 		})
-		t.Cleanup(func() { _ = l.Close(); open.Wait() })
+		t.Cleanup(func() {
+			_ = l.Close()
+			accepting.Wait()
+			for _, conn := range conns { // not every client closes every connection
+				_ = conn.Close()
+			}
+			open.Wait()
+		})
 		return l.Addr().String()
 	}
 	ping := func(addr string) error {
@@ -60,7 +68,7 @@ func TestKinds(t *testing.T) {
 		})
 	}
 	late := &tokenbucket.WaitError{Bucket: "fares", Permits: 1, Wait: time.Second, Reason: context.DeadlineExceeded}
-	never := &tokenbucket.WaitError{Bucket: "fares", Permits: 9, Wait: time.Second, Reason: tokenbucket.ErrInvalidPermits}
+	never := &tokenbucket.WaitError{Bucket: "fares", Permits: 9, Wait: time.Second, Reason: tokenbucket.ErrNeverGranted}
 	for _, c := range []struct {
 		name        string
 		err         error
@@ -125,4 +133,38 @@ func TestSeries(t *testing.T) {
 	}
 	require.Equal(t, most, own)
 	require.Equal(t, "\uFFFD", *telemetry.NewSeries(1, "", func(name string) *string { return &name }).Of("\xff"))
+}
+
+// Decisions of a bucket that differ in any label are counted apart, with what was made for those labels, once. Deciders that came
+// later share one.
+func TestBucket(t *testing.T) {
+	var made int
+	b := telemetry.Bucket[telemetry.Labels, int]{Name: "x"}
+	create := func(l telemetry.Labels) telemetry.Labels { made++; return l }
+	var decisions []tokenbucket.Decision
+	for by := tokenbucket.ByStore; by <= tokenbucket.ByCheck+1; by++ {
+		for _, shadow := range []bool{false, true} {
+			decisions = append(decisions, tokenbucket.Decision{By: by, Shadow: shadow}, tokenbucket.Decision{By: by, Shadow: shadow, Granted: true})
+			for _, err := range []error{
+				tokenbucket.ErrStoreTimeout, tokenbucket.ErrStoreUnavailable, tokenbucket.ErrLockNotObtained, tokenbucket.ErrCorruptState,
+				telemetrytest.ErrOther, context.Canceled, context.DeadlineExceeded, tokenbucket.ErrInvalidPermits, tokenbucket.ErrTooManyWaiters,
+			} {
+				decisions = append(decisions, tokenbucket.Decision{By: by, Shadow: shadow, Err: err})
+			}
+		}
+	}
+	all := map[*telemetry.Labels]bool{}
+	for _, d := range decisions {
+		l := b.Decision(&d, create)
+		require.Equal(t, telemetry.LabelsOf(&d), *l)
+		require.Same(t, l, b.Decision(&d, create))
+		all[l] = true
+	}
+	require.Len(t, all, len(decisions))
+	require.Equal(t, len(decisions), made)
+	late := tokenbucket.Decision{By: tokenbucket.ByCheck + 7}
+	require.Contains(t, all, b.Decision(&late, create))
+	lease := b.Lease(func() int { return 7 })
+	require.Same(t, lease, b.Lease(func() int { return 8 }))
+	require.Equal(t, 7, *lease)
 }

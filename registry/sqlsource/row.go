@@ -79,8 +79,8 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte, want string) {
 	c := &p.columns
 	var ok bool
-	if l.Rate, ok = number(r.rate); !ok || l.Rate <= 0 || l.Rate > maxExact {
-		return c.Rate, r.rate, "a number of permits per second above 0, at most 2^53"
+	if l.Rate, ok = number(r.rate); !ok || l.Rate < 1e-9 || l.Rate > maxExact {
+		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53"
 	}
 	l.Cache = defaultCache
 	if r.cache != nil {

@@ -40,7 +40,8 @@ type Columns struct {
 	Name string
 	// Rate in permits per second, "rateLimit"; of a quota, whole calls in any second.
 	Rate string
-	// Cache is the share of a second that a call may wait, 0 to 9.99, "cache". NULL: 0.5.
+	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99, "cache": 0.5 is half a second (see
+	// registry.Limit). NULL: 0.5.
 	Cache string
 	// Status is 1 if the limit applies and 0 if every call passes, "status".
 	Status string

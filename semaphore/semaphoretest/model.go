@@ -11,224 +11,16 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
-
-// model is what semaphore.Backend says, in its plainest form: with the times of the reports as the clock.
-type model struct {
-	fence, ticket, seen int64
-	permits             int // that somebody has set
-	held                []modelLease
-	queue               []modelWaiter // by ticket
-	idle                []modelWaiter
-	waiting             map[string]*modelProcess
-}
-
-type modelLease struct {
-	id      string
-	permits int
-	fence   int64
-	expires int64
-}
-
-type modelWaiter struct {
-	id, process string
-	permits     int
-	ticket      int64
-}
-
-type modelProcess struct{ until, told int64 }
-
-// told is a grant for another process.
-type modelTold struct {
-	process string
-	grant   semaphore.Grant
-}
-
-func (m *model) used() (n int) {
-	for _, l := range m.held {
-		n += l.permits
-	}
-	return n
-}
-
-func (m *model) holder(id string) *modelLease {
-	i := slices.IndexFunc(m.held, func(l modelLease) bool { return l.id == id })
-	if i < 0 {
-		return nil
-	}
-	return &m.held[i]
-}
-
-// shift is what Place.SetBack does.
-func (m *model) shift(d int64) {
-	m.seen += d
-	for i := range m.held {
-		m.held[i].expires += d
-	}
-	for _, p := range m.waiting {
-		p.until += d
-	}
-}
-
-// apply decides a batch at a time that a report gives; the error is what is wrong with that.
-func (m *model) apply(b *semaphore.Batch, now int64) (*semaphore.Report, []modelTold, error) {
-	if back := m.seen - now; back > 2_000_000 {
-		m.shift(-back)
-	} else if back > 0 {
-		return nil, nil, fmt.Errorf("time went back by %d µs, where it should stand still", back)
-	}
-	m.seen = now
-	if b.SetPermits != 0 {
-		m.permits = b.SetPermits
-	}
-	total := m.permits
-	if total == 0 {
-		total = b.Permits
-	}
-	r := &semaphore.Report{Now: now, Permits: total}
-	m.held = slices.DeleteFunc(m.held, func(l modelLease) bool { return l.expires <= now })
-	for _, id := range b.Leave {
-		r.Left = append(r.Left, m.leave(id))
-	}
-	for _, id := range b.Renew {
-		l := m.holder(id)
-		if l != nil {
-			l.expires = max(l.expires, now+b.LeaseMicros)
-		}
-		r.Renewed = append(r.Renewed, l != nil)
-	}
-	own := m.waiting[b.Process]
-	r.Fresh = own == nil
-	if own != nil {
-		r.Told = own.told
-	}
-	told := m.admit(b, now, total, r)
-	for _, e := range b.Enter {
-		r.Entered = append(r.Entered, m.enter(b, e, now, total))
-	}
-	delete(m.waiting, b.Process)
-	if b.PatienceMicros != 0 {
-		m.waiting[b.Process] = &modelProcess{now + b.PatienceMicros, r.Told}
-	}
-	for _, l := range m.held {
-		if r.Earliest == 0 || l.expires < r.Earliest {
-			r.Earliest = l.expires
-		}
-	}
-	return r, told, nil
-}
-
-func (m *model) leave(id string) semaphore.Standing {
-	before := len(m.held) + len(m.queue) + len(m.idle)
-	held := len(m.held)
-	m.held = slices.DeleteFunc(m.held, func(l modelLease) bool { return l.id == id })
-	m.queue = slices.DeleteFunc(m.queue, func(w modelWaiter) bool { return w.id == id })
-	m.idle = slices.DeleteFunc(m.idle, func(w modelWaiter) bool { return w.id == id })
-	switch {
-	case len(m.held) < held:
-		return semaphore.Holding
-	case len(m.held)+len(m.queue)+len(m.idle) < before:
-		return semaphore.Waiting
-	}
-	return semaphore.Gone
-}
-
-// admit lets in who waits, and returns whom to tell.
-func (m *model) admit(b *semaphore.Batch, now int64, total int, r *semaphore.Report) (told []modelTold) {
-	listens := func(process string) bool {
-		if process == b.Process {
-			return b.PatienceMicros != 0
-		}
-		p := m.waiting[process]
-		if p != nil && p.until < now {
-			delete(m.waiting, process)
-			return false
-		}
-		return p != nil
-	}
-	tell := func(w modelWaiter, g semaphore.Grant) {
-		if w.process == b.Process {
-			r.Grants = append(r.Grants, g)
-			return
-		}
-		m.waiting[w.process].told++
-		told = append(told, modelTold{w.process, g})
-	}
-	for len(m.queue) > 0 {
-		w := m.queue[0]
-		alive := listens(w.process)
-		if alive && w.permits <= total && m.used()+w.permits > total {
-			break
-		}
-		m.queue = m.queue[1:]
-		if alive && w.permits > total {
-			tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.TooMany})
-		} else if alive {
-			l := m.grant(w.id, w.permits, now, b.LeaseMicros)
-			tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted, Fence: l.fence, Expires: l.expires})
-		}
-	}
-	if len(m.held) == 0 {
-		for _, w := range m.idle {
-			if listens(w.process) {
-				tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted})
-			}
-		}
-		m.idle = nil
-	}
-	return told
-}
-
-func (m *model) grant(id string, permits int, now, lease int64) modelLease {
-	m.fence = max(m.fence+1, now)
-	l := modelLease{id, permits, m.fence, now + lease}
-	m.held = append(m.held, l)
-	return l
-}
-
-func (m *model) enter(b *semaphore.Batch, e semaphore.Entry, now int64, total int) semaphore.Answer {
-	waits := slices.IndexFunc(m.queue, func(w modelWaiter) bool { return w.id == e.ID })
-	l := m.holder(e.ID)
-	switch {
-	case e.Permits == 0 && len(m.held) == 0:
-		return semaphore.Answer{Outcome: semaphore.Granted}
-	case e.Permits == 0:
-		if !slices.ContainsFunc(m.idle, func(w modelWaiter) bool { return w.id == e.ID }) {
-			m.idle = append(m.idle, modelWaiter{id: e.ID, process: b.Process})
-		}
-		return semaphore.Answer{Outcome: semaphore.Queued}
-	case l != nil:
-		l.expires = max(l.expires, now+b.LeaseMicros)
-		return semaphore.Answer{Outcome: semaphore.Granted, Fence: l.fence}
-	case e.Permits > total:
-		return semaphore.Answer{Outcome: semaphore.TooMany}
-	case waits >= 0:
-		return semaphore.Answer{Outcome: semaphore.Queued, Ticket: m.queue[waits].ticket}
-	case m.used()+e.Permits <= total && (len(m.queue) == 0 || e.Ticket != 0 && e.Ticket < m.queue[0].ticket):
-		return semaphore.Answer{Outcome: semaphore.Granted, Fence: m.grant(e.ID, e.Permits, now, b.LeaseMicros).fence}
-	case !e.Wait:
-		return semaphore.Answer{Outcome: semaphore.Refused}
-	}
-	ticket := e.Ticket
-	if ticket == 0 {
-		ticket = max(m.ticket+1, now)
-	}
-	m.ticket = max(m.ticket, ticket)
-	m.queue = append(m.queue, modelWaiter{e.ID, b.Process, e.Permits, ticket})
-	slices.SortFunc(m.queue, func(a, b modelWaiter) int {
-		return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.id, b.id))
-	})
-	return semaphore.Answer{Outcome: semaphore.Queued, Ticket: ticket}
-}
 
 // anySequence lets three processes send random batches, and compares each report with the model's, and at the end what
 // they were told.
 func anySequence(t *testing.T, open func(t *testing.T) Place) {
 	rapid.Check(t, func(r *rapid.T) {
 		f := newFleet(t, open(t))
-		g := &sequence{T: r, f: f, ids: map[string]semaphore.Entry{}, owner: map[string]int{},
-			model: model{waiting: map[string]*modelProcess{}}}
+		g := &sequence{T: r, f: f, ids: map[string]semaphore.Entry{}, owner: map[string]int{}}
 		for i := range 3 {
 			m := f.member(string(rune('a' + i)))
 			g.members = append(g.members, m)
@@ -254,7 +46,7 @@ func anySequence(t *testing.T, open func(t *testing.T) Place) {
 type sequence struct {
 	*rapid.T
 	f       *fleet
-	model   model
+	model   semaphoremodel.Model
 	members []*member
 	told    [3][]semaphore.Grant
 	ids     map[string]semaphore.Entry // as last sent
@@ -292,14 +84,14 @@ func (g *sequence) step() {
 		}
 		return
 	}
-	want, told, err := g.model.apply(b, got.Now)
+	want, told, err := g.model.Apply(b, got.Now)
 	if err != nil {
 		g.Fatal(err)
 	}
 	for _, t := range told {
 		for i, m := range g.members {
-			if m.name == t.process {
-				g.told[i] = append(g.told[i], t.grant)
+			if m.name == t.Process {
+				g.told[i] = append(g.told[i], t.Grant)
 			}
 		}
 	}
@@ -325,9 +117,9 @@ func (g *sequence) clock() {
 	d := rapid.SampledFrom([]time.Duration{
 		-2 * time.Millisecond, -6 * time.Second, -30 * time.Second, time.Second, 5 * time.Second, time.Hour,
 	}).Draw(g.T, "back")
-	if g.model.seen != 0 {
+	if g.model.Seen != 0 {
 		g.f.place.SetBack(g.f.T, d)
-		g.model.shift(d.Microseconds())
+		g.model.Shift(d.Microseconds())
 	}
 }
 

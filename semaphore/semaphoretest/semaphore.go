@@ -65,6 +65,46 @@ func free(t *testing.T, s *semaphore.Semaphore, most int) (n int) {
 	return len(all)
 }
 
+// watched is a context that tells when somebody begins to wait with it.
+type watched struct {
+	context.Context
+	once  sync.Once
+	waits chan struct{}
+}
+
+func (w *watched) Done() <-chan struct{} {
+	w.once.Do(func() { close(w.waits) })
+	return w.Context.Done()
+}
+
+// queued starts a call that has to wait, and returns when the semaphore has heard of it: it waits, and what was asked next, for
+// which there is no permit either, is answered. ended gets the call's error.
+func queued(t *testing.T, s *semaphore.Semaphore, ctx context.Context, call func(ctx context.Context) error) (ended <-chan error) {
+	t.Helper()
+	w := &watched{Context: ctx, waits: make(chan struct{})}
+	end := make(chan error, 1)
+	go func() { end <- call(w) }()
+	select {
+	case <-w.waits:
+	case err := <-end:
+		require.Fail(t, "it did not wait", "%v", err)
+	}
+	require.Equal(t, 0, free(t, s, 1))
+	return end
+}
+
+// passing is a call that acquires and releases, and tells when it has acquired.
+func passing(s *semaphore.Semaphore, n int, acquired func()) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		p, err := s.Acquire(ctx, n)
+		if err != nil {
+			return err
+		}
+		acquired()
+		return p.Release(background)
+	}
+}
+
 func holdsAtMost(t *testing.T, open Open) {
 	process := open(t, 3)
 	a, b := process(), process()
@@ -149,25 +189,18 @@ func firstCome(t *testing.T, open Open) {
 	p := acquire(t, all[0], 1)
 	var mu sync.Mutex
 	var order []int
-	var wg sync.WaitGroup
+	var ends []<-chan error
 	for i := range 12 {
-		wg.Go(func() {
-			q, err := all[i%3].Acquire(bounded(t), 1)
-			if err != nil {
-				t.Error(err)
-				return
-			}
+		ends = append(ends, queued(t, all[i%3], bounded(t), passing(all[i%3], 1, func() {
 			mu.Lock()
+			defer mu.Unlock()
 			order = append(order, i)
-			mu.Unlock()
-			if err := q.Release(background); err != nil {
-				t.Error(err)
-			}
-		})
-		time.Sleep(30 * time.Millisecond)
+		})))
 	}
 	require.NoError(t, p.Release(background))
-	wg.Wait()
+	for _, end := range ends {
+		require.NoError(t, <-end)
+	}
 	require.Equal(t, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, order)
 }
 
@@ -177,28 +210,8 @@ func manyAtOnce(t *testing.T, open Open) {
 	a, b := process(), process()
 	held := []*semaphore.Permit{acquire(t, a, 1), acquire(t, b, 1)}
 	got := make(chan string, 2)
-	go func() {
-		p, err := a.Acquire(bounded(t), 4)
-		if err == nil {
-			got <- "four"
-			err = p.Release(background)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}()
-	time.Sleep(50 * time.Millisecond)
-	go func() {
-		p, err := b.Acquire(bounded(t), 1)
-		if err == nil {
-			got <- "one"
-			err = p.Release(background)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}()
-	time.Sleep(50 * time.Millisecond)
+	four := queued(t, a, bounded(t), passing(a, 4, func() { got <- "four" }))
+	one := queued(t, b, bounded(t), passing(b, 1, func() { got <- "one" }))
 	require.Equal(t, 0, free(t, a, 1), "two are free, and wait for the four")
 	require.Empty(t, got)
 	for _, p := range held {
@@ -206,6 +219,8 @@ func manyAtOnce(t *testing.T, open Open) {
 	}
 	require.Equal(t, "four", <-got)
 	require.Equal(t, "one", <-got)
+	require.NoError(t, <-four)
+	require.NoError(t, <-one)
 }
 
 // Who gives up leaves no trace, and those behind go on.
@@ -214,21 +229,11 @@ func givingUp(t *testing.T, open Open) {
 	a, b := process(), process()
 	p := acquire(t, a, 1)
 	ctx, cancel := context.WithCancelCause(background)
-	failed := make(chan error)
-	go func() {
+	failed := queued(t, a, ctx, func(ctx context.Context) error {
 		_, err := a.Acquire(ctx, 2)
-		failed <- err
-	}()
-	time.Sleep(50 * time.Millisecond)
-	passed := make(chan error)
-	go func() {
-		q, err := b.Acquire(bounded(t), 1)
-		if err == nil {
-			err = q.Release(background)
-		}
-		passed <- err
-	}()
-	time.Sleep(50 * time.Millisecond)
+		return err
+	})
+	passed := queued(t, b, bounded(t), passing(b, 1, func() {}))
 	cancel(errors.New("enough"))
 	require.ErrorIs(t, <-failed, context.Canceled)
 	require.NoError(t, <-passed, "the one behind it fits")
@@ -305,22 +310,10 @@ func setPermits(t *testing.T, open Open) {
 	require.NoError(t, a.SetPermits(background, 4))
 	require.Equal(t, 4, free(t, b, 9))
 	p := acquire(t, b, 3)
-	waits := make(chan error)
-	go func() {
-		q, err := a.Acquire(bounded(t), 2)
-		if err == nil {
-			err = q.Release(background)
-		}
-		waits <- err
-	}()
-	time.Sleep(50 * time.Millisecond)
+	waits := queued(t, a, bounded(t), passing(a, 2, func() {}))
 	require.NoError(t, b.SetPermits(background, 5), "a raise lets in who waits")
 	require.NoError(t, <-waits)
-	go func() {
-		_, err := a.Acquire(bounded(t), 3)
-		waits <- err
-	}()
-	time.Sleep(50 * time.Millisecond)
+	waits = queued(t, a, bounded(t), passing(a, 3, func() {}))
 	require.NoError(t, b.SetPermits(background, 2))
 	require.ErrorIs(t, <-waits, semaphore.ErrTooMany, "it can never be granted")
 	require.Equal(t, 0, free(t, a, 1), "three are held of two")
@@ -359,26 +352,26 @@ func holders(t *testing.T, open Open) {
 
 func group(t *testing.T, open Open) {
 	process := open(t, 2)
-	here, there := semaphore.NewGroup(process()), semaphore.NewGroup(process())
+	a, b := process(), process()
+	here, there := semaphore.NewGroup(a), semaphore.NewGroup(b)
 	require.NoError(t, there.Wait(bounded(t)), "nobody holds anything")
 	first, err := here.Add(bounded(t))
 	require.NoError(t, err)
 	second, err := there.Add(bounded(t))
 	require.NoError(t, err)
-	idle := make(chan error, 2)
-	for _, g := range []*semaphore.Group{here, there} {
-		go func() { idle <- g.Wait(bounded(t)) }()
-	}
-	time.Sleep(50 * time.Millisecond)
+	idle := []<-chan error{queued(t, a, bounded(t), here.Wait), queued(t, b, bounded(t), there.Wait)}
 	short, cancel := context.WithTimeout(background, 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, here.Wait(short), context.DeadlineExceeded)
 	require.NoError(t, there.Done(bounded(t), first), "another process'")
 	require.ErrorIs(t, here.Done(bounded(t), first), semaphore.ErrNotHeld)
-	require.Empty(t, idle)
+	for _, ended := range idle {
+		require.Empty(t, ended)
+	}
 	require.NoError(t, there.Done(bounded(t), second))
-	require.NoError(t, <-idle)
-	require.NoError(t, <-idle)
+	for _, ended := range idle {
+		require.NoError(t, <-ended)
+	}
 
 	other := semaphore.NewGroup(open(t, 1)())
 	foreign, err := other.Add(bounded(t))

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -28,7 +28,7 @@ func TestE4ClientSkew(t *testing.T) {
 			end := micros()
 			r.end()
 			r.bit(end, before) // the clocks are wrong all the time
-			r.bound("all", 0, always, burst)
+			r.bound("of 20", 0, always, burst)
 			for i, p := range r.all {
 				permits := p.Permits()
 				t.Logf("clock off by %v: %d permits", skews[i], len(permits))

@@ -4,7 +4,7 @@ package clocks
 
 import (
 	"context"
-	"os"
+	"flag"
 	"testing"
 	"time"
 
@@ -13,12 +13,14 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
 func TestMain(m *testing.M) {
-	if faultlab.Working() {
-		os.Exit(faultlab.Main())
+	faultlab.Main()
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil { // the tests wait most of the time, however few processors there are
+		panic(err)
 	}
 	redistest.Main(m)
 }
@@ -114,7 +116,7 @@ func (r *run) lateness() time.Duration {
 }
 
 // bound requires that of the permits that were granted between two times no window holds more than rate × its length, and so
-// many: by the clock by which they were used, so what was late comes on top.
+// many: by the clock by which they were used, so what was late comes on top. What tells which permits, and how many.
 func (r *run) bound(what string, from, to int64, most float64) {
 	r.t.Helper()
 	var those []faultlab.Permit
@@ -124,7 +126,8 @@ func (r *run) bound(what string, from, to int64, most float64) {
 		}
 	}
 	worst := faultlab.Worst(faultlab.Used(those), rate)
-	r.t.Logf("%s: %d permits, worst window %.2f of %v + rate × T", what, len(those), worst, most)
+	r.t.Logf("%s: %d permits", what, len(those))
+	faultlab.Figure(r.t, "fullest window by use above rate × T (+ rate × late), "+what, worst)
 	assert.LessOrEqual(r.t, worst, most+rate*r.lateness().Seconds()+faultlab.Noise(rate), what)
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -59,15 +59,15 @@ func failover(t *testing.T, off time.Duration, stores []string) {
 	r.end()
 	t.Logf("without a server for %v", time.Duration(after-before)*time.Microsecond)
 	r.bit(before, after)
-	r.bound("before", 0, before, burst)
-	r.bound("after", after, always, burst)
+	r.bound("before, of 20", 0, before, burst)
+	r.bound("after, of 20", after, always, burst)
 	most := burst
 	if off > 0 {
 		most = 2*burst + rate*timeout.Seconds()
 	}
-	r.bound("all", 0, always, most)
+	r.bound(fmt.Sprintf("of %v", most), 0, always, most)
 	denied := r.denial(after, end)
-	t.Logf("then no permit for at most %v", denied)
+	faultlab.Figure(t, "no permit for", denied)
 	assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
 	r.complete(heir)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -13,7 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
@@ -200,7 +201,9 @@ func TestJ1SemaphoreClockBack(t *testing.T) {
 	c.end()
 	c.bit(step)
 	most, over := crowded(c.beliefs)
-	t.Logf("at most %d held at once, %v more than %d; the dead one's was back after %v", most, over, permits, back)
+	t.Logf("%v more than %d", over, permits)
+	faultlab.Figure(t, fmt.Sprintf("back: held at once, of %d", permits), most)
+	faultlab.Figure(t, "a dead holder's place free after", back)
 	assert.LessOrEqual(t, most, permits)
 	assert.Zero(t, c.lost.Load())
 	assert.Zero(t, c.failed.Load())
@@ -248,7 +251,9 @@ func TestJ1SemaphoreClockForward(t *testing.T) {
 	c.end()
 	c.bit(step)
 	most, over := crowded(c.beliefs)
-	t.Logf("at most %d held at once, for %v more than %d; who held them was told after %v", most, over, permits, told)
+	faultlab.Figure(t, fmt.Sprintf("forwards: held at once, of %d", 2*permits), most)
+	faultlab.Figure(t, fmt.Sprintf("more than %d for", permits), over)
+	faultlab.Figure(t, "holders told after", told)
 	assert.LessOrEqual(t, told, lease/3+breath+c.late.Most())
 	assert.LessOrEqual(t, most, 2*permits)
 	assert.LessOrEqual(t, over, lease/3+breath+c.late.Most())
@@ -272,7 +277,8 @@ func TestJ1SemaphoreClockSawTooth(t *testing.T) {
 	c.end()
 	c.bit(step)
 	most, over := crowded(c.beliefs)
-	t.Logf("at most %d held at once, %v more than %d", most, over, permits)
+	t.Logf("%v more than %d", over, permits)
+	faultlab.Figure(t, fmt.Sprintf("to and fro: held at once, of %d", permits), most)
 	assert.LessOrEqual(t, most, permits)
 	assert.Zero(t, c.lost.Load())
 	assert.LessOrEqual(t, c.denial(step, end), breath+c.late.Most())

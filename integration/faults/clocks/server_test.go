@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
 // each runs a test for each kind of fleet.
@@ -36,11 +36,11 @@ func TestE1ServerClockForward(t *testing.T) {
 		end := micros()
 		r.end()
 		r.bit(before, after)
-		r.bound("before", 0, before, burst)
-		r.bound("after", after, always, burst)
-		r.bound("all", 0, always, 2*burst+rate*timeout.Seconds())
+		r.bound("before, of 20", 0, before, burst)
+		r.bound("after, of 20", after, always, burst)
+		r.bound("of 100", 0, always, 2*burst+rate*timeout.Seconds())
 		denied := r.denial(after, end)
-		t.Logf("no permit for at most %v", denied)
+		faultlab.Figure(t, "no permit for", denied)
 		assert.LessOrEqual(t, denied, breath+r.late.Most())
 		r.fewFailures(1)
 		r.complete(server.Client(t))
@@ -68,9 +68,9 @@ func setBack(t *testing.T, stores []string, by, denial time.Duration) {
 	end := micros()
 	r.end()
 	r.bit(before, after)
-	r.bound("all", 0, always, burst)
+	r.bound("of 20", 0, always, burst)
 	denied := r.denial(after, end)
-	t.Logf("no permit for at most %v", denied)
+	faultlab.Figure(t, "no permit for", denied)
 	assert.LessOrEqual(t, denied, denial+breath+r.late.Most())
 	r.fewFailures(1)
 	r.complete(server.Client(t))
@@ -93,9 +93,10 @@ func TestE2DeadHoldersLock(t *testing.T) {
 		end := micros()
 		r.end()
 		r.bit(after, after)
-		r.bound("all", 0, always, burst)
+		r.bound("of 20", 0, always, burst)
 		denied := r.denial(after, end)
-		t.Logf("after the step the lock was to live for %v; no permit for at most %v", left, denied)
+		t.Logf("after the step the lock was to live for %v", left)
+		faultlab.Figure(t, "no permit behind a dead holder's lock for", denied)
 		require.Positive(t, left, "it is there after the step; half a second if somebody has clipped it by now")
 		assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
 		assert.Empty(t, others(faultlab.Failures(r.told), "lock", "timeout", "unavailable"))
@@ -131,9 +132,9 @@ func TestE3ServerClockSawTooth(t *testing.T) {
 		r.end()
 		r.bit(before, before)
 		t.Logf("%d steps; the clock was behind for at most %v", steps, stood)
-		r.bound("all", 0, always, burst+rate*min(stood, standstill).Seconds())
+		r.bound("of 20 + rate × standstill", 0, always, burst+rate*min(stood, standstill).Seconds())
 		denied := r.denial(before, end)
-		t.Logf("no permit for at most %v", denied)
+		faultlab.Figure(t, "no permit for", denied)
 		assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
 		r.fewFailures(1) // few steps meet a batch that is under way, and those are small
 		r.complete(server.Client(t))

@@ -2,6 +2,7 @@ package clocks
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -9,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
@@ -83,17 +84,12 @@ func (v *visitors) end() {
 
 // fullest is the most that have passed for certain in any window of a length: those that were asked for and answered within
 // one.
-func fullest(all []passed, window time.Duration) (most int) {
-	for _, first := range all {
-		n := 0
-		for _, p := range all {
-			if p.asked >= first.asked && p.answered < first.asked+window {
-				n++
-			}
-		}
-		most = max(most, n)
+func fullest(all []passed, window time.Duration) int {
+	spans := make([]faultlab.Span, len(all))
+	for i, p := range all {
+		spans[i] = faultlab.Span{From: int64(p.asked), To: int64(p.answered)}
 	}
-	return most
+	return faultlab.Fullest(spans, int64(window))
 }
 
 func TestFullest(t *testing.T) {
@@ -144,7 +140,8 @@ func TestJ3WindowClockBack(t *testing.T) {
 	v := visit(t, server.Addr)
 	_, after, end := v.step(func() { clock.Step(-time.Hour) })
 	denied := v.denial(after, end)
-	t.Logf("fullest window %d; none passed for at most %v", fullest(v.passed, window), denied)
+	faultlab.Figure(t, fmt.Sprintf("back: fullest window, of %d", limit), fullest(v.passed, window))
+	faultlab.Figure(t, "back: none passed for", denied)
 	assert.LessOrEqual(t, fullest(v.passed, window), limit)
 	assert.LessOrEqual(t, denied, window+resolution+standstill+breath+v.late.Most())
 	assert.Zero(t, v.failed)
@@ -165,8 +162,9 @@ func TestJ3WindowClockForward(t *testing.T) {
 			early = append(early, p)
 		}
 	}
-	t.Logf("fullest window %d, before the step %d, after it %d; none passed for at most %v",
-		fullest(v.passed, window), fullest(early, window), fullest(v.after(after), window), denied)
+	faultlab.Figure(t, fmt.Sprintf("forwards: fullest window, of %d", 2*limit), fullest(v.passed, window))
+	faultlab.Figure(t, fmt.Sprintf("before and after it, of %d", limit), max(fullest(early, window), fullest(v.after(after), window)))
+	faultlab.Figure(t, "forwards: none passed for", denied)
 	assert.LessOrEqual(t, fullest(early, window), limit)
 	assert.LessOrEqual(t, fullest(v.after(after), window), limit)
 	assert.LessOrEqual(t, fullest(v.passed, window), 2*limit)
@@ -187,8 +185,9 @@ func TestJ3WindowClockSawTooth(t *testing.T) {
 		_, stood = sawTooth(clock, 130*time.Millisecond) // out of step with the window
 	})
 	denied := v.denial(before, end)
-	t.Logf("fullest window %d, of those shorter by %v %d; none passed for at most %v",
-		fullest(v.passed, window), stood, fullest(v.passed, window-stood), denied)
+	faultlab.Figure(t, fmt.Sprintf("to and fro: fullest window, of %d", 2*limit), fullest(v.passed, window))
+	faultlab.Figure(t, fmt.Sprintf("of those shorter by the standstill, of %d", limit), fullest(v.passed, window-stood))
+	faultlab.Figure(t, "to and fro: none passed for", denied)
 	assert.LessOrEqual(t, fullest(v.passed, window-stood), limit)
 	assert.LessOrEqual(t, fullest(v.passed, window), 2*limit)
 	assert.LessOrEqual(t, denied, window+resolution+standstill+breath+v.late.Most())

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -8,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -49,7 +50,8 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	withinBound(t, told, rate, burst)
 	span, late := float64(until-from)/1e6, faultlab.MostOverslept(told).Seconds()
 	share := (float64(len(used)) - burst) / (rate * span)
-	t.Logf("%d permits in %.2f s: %.2f %% of the rate", len(used), span, 100*share)
+	t.Logf("%d permits in %.2f s", len(used), span)
+	faultlab.Figure(t, "% of the rate", 100*share)
 	require.LessOrEqual(t, share, 1+late/span+1e-3)
 	require.GreaterOrEqual(t, share+float64(lost)/(rate*span), 0.99-late/span)
 	faultlab.CleanUp(t, client, j.Prefix)
@@ -62,8 +64,9 @@ func TestA1BaselineA3Drift(t *testing.T) {
 func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	t.Helper()
 	due, woken, overslept := faultlab.Surely(faultlab.Due(told), rate), faultlab.MostWoken(told), faultlab.MostOverslept(told)
-	t.Logf("fullest window %.1f of %v + rate × T, by use %.1f; callers overslept by up to %v, sleepers %v", due, burst,
-		faultlab.Worst(faultlab.Used(told), rate), overslept, woken)
+	t.Logf("callers overslept by up to %v, sleepers %v", overslept, woken)
+	faultlab.Figure(t, fmt.Sprintf("fullest window above rate × T, of %v", burst), due)
+	faultlab.Figure(t, "the same by use", faultlab.Worst(faultlab.Used(told), rate))
 	require.LessOrEqual(t, due, burst+faultlab.Noise(rate))
 	const prompt = 20 * time.Millisecond
 	require.LessOrEqual(t, overslept, prompt+2*woken)
@@ -106,7 +109,9 @@ func TestA3DriftSimulated(t *testing.T) {
 				now += int64(random.Float64() * (asked - 1) * 1e6 / rate)
 			}
 			made := (float64(b.NextFreeTicketMicros)-b.CarryMicros)/1e6*rate - b.StoredPermits
-			t.Logf("%v/s, waiting for up to %v: %d granted, the rate makes %.6f in their time; saved up %d times", rate, wait, granted, made, saved)
+			t.Logf("%v/s, waiting for up to %v: saved up %d times", rate, wait, saved)
+			faultlab.Figure(t, "permits granted", granted)
+			faultlab.Figure(t, "permits beyond the rate, of 0.001", float64(granted)-made)
 			require.InDelta(t, made, granted, 1e-3)
 			require.Equal(t, wait == 0, saved > 10_000)
 		}
@@ -156,7 +161,8 @@ func TestH4CombinedIsOneByOne(t *testing.T) {
 			require.Equal(t, string(b), string(a))
 		}
 	}
-	t.Logf("%d granted, %d refused", granted, refused)
+	faultlab.Figure(t, "requests granted", granted)
+	faultlab.Figure(t, "refused", refused)
 	require.Greater(t, granted, 1000)
 	require.Greater(t, refused, 1000)
 }
@@ -206,7 +212,9 @@ func TestH1RefusalsAreNeverWrong(t *testing.T) {
 					closest = min(closest, time.Duration(grant.WaitMicros-timeout.Microseconds())*time.Microsecond)
 				}
 			}
-			t.Logf("%d refused without asking, %d asked; the closest was refused %v before it could have been granted", local, asked, closest)
+			t.Logf("%d asked", asked)
+			faultlab.Figure(t, "refused without asking, none of them wrongly", local)
+			faultlab.Figure(t, "before it could have been granted, the closest", closest)
 			require.Greater(t, local, 100)
 			require.Greater(t, asked, 20)
 		})

@@ -2,10 +2,7 @@ package fleet
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,35 +12,24 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// input ends when the process is to end.
-func input() context.Context {
-	ctx, cancel := context.WithCancel(background)
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		cancel()
-	}()
-	return ctx
-}
-
 // spend is a process whose callers take permits, with leases, and call the upstream with each.
-func spend(j *job) error {
+func spend(ctx context.Context, j *job, _ func(spent)) error {
 	client := j.client()
 	defer func() { _ = client.Close() }()
 	l, err := j.limiter(client, tokenbucket.WithStoreTimeout(10*time.Second))
 	if err != nil {
 		return err
 	}
-	up, err := dial(j.Upstream)
+	up, err := faultlab.Dial(j.Upstream)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = up.Close() }()
-	ctx := input()
 	var callers sync.WaitGroup
 	failures := make(chan error, j.Callers)
 	for range j.Callers {
@@ -51,7 +37,7 @@ func spend(j *job) error {
 			for n := 0; ctx.Err() == nil; n++ {
 				ok, err := l.TryAcquire(background, 1, 0)
 				if ok {
-					err = up.call()
+					err = up.Call()
 				}
 				if err != nil {
 					failures <- err
@@ -78,9 +64,9 @@ func TestH2KilledHolders(t *testing.T) {
 	server := redistest.Start(t)
 	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
-			up := startUpstream(t)
+			up := faultlab.StartUpstream(t)
 			// So large a bucket is neither full nor empty: what is missing from it was taken.
-			j := job{Do: "spend", Rate: 1000, Burst: 1e7, Lease: 50 * time.Millisecond, Callers: 4, Upstream: up.Addr().String()}.on(t, server, store)
+			j := job{Do: "spend", Rate: 1000, Burst: 1e7, Lease: 50 * time.Millisecond, Callers: 4, Upstream: up.Addr}.on(t, server, store)
 			const initial = 1e6
 			plain := *j
 			plain.Lease = 0 // or the one who looks would lease too
@@ -90,12 +76,12 @@ func TestH2KilledHolders(t *testing.T) {
 			require.True(t, ok)
 			begun, err := look.State(background)
 			require.NoError(t, err)
-			var all []*worker.Worker[struct{}]
+			var all []*worker.Worker[spent]
 			for range processes {
-				all = append(all, worker.Start[struct{}](t, jobEnv, j))
+				all = append(all, worker.Start[spent](t, jobEnv, j))
 			}
 			time.Sleep(faultlab.Lasting(1500*time.Millisecond, 10*time.Second))
-			before := up.count(0, 0)
+			before := up.Count()
 			for _, w := range all[:killed] {
 				require.NoError(t, w.Kill())
 			}
@@ -104,7 +90,7 @@ func TestH2KilledHolders(t *testing.T) {
 				w.End()
 			}
 			used := 0
-			for _, e := range up.closed() {
+			for _, e := range up.End() {
 				used += e.Permits
 			}
 			faultlab.Bit(t, before, used-before)
@@ -114,8 +100,8 @@ func TestH2KilledHolders(t *testing.T) {
 			accrued := float64(b.SeenMicros-begun.SeenMicros) / 1e6 * j.Rate
 			taken := begun.StoredPermits + accrued - b.StoredPermits
 			block := j.Rate * j.Lease.Seconds()
-			t.Logf("taken %.1f, used %d by %d scripts in all: %.1f lost with %d processes that held at most %.0f each",
-				taken, used, scripts, taken-float64(used), killed, block)
+			t.Logf("taken %.1f, used %d by %d scripts in all", taken, used, scripts)
+			faultlab.Figure(t, fmt.Sprintf("permits lost with the dead, of %.0f", killed*(block+float64(j.Callers))), taken-float64(used))
 			require.GreaterOrEqual(t, taken, float64(used)-0.01, "more was used than taken")
 			// A caller that is killed between its permit and its call has used it unseen.
 			require.LessOrEqual(t, taken-float64(used), killed*(block+float64(j.Callers))+0.01)
@@ -133,6 +119,9 @@ func scriptsOf(t *testing.T, client *redis.Client) (n int) {
 	require.NoError(t, err)
 	return n
 }
+
+// origin is where times of the monotonic clock count from.
+var origin = time.Now()
 
 // trips is a client that notes its trips. With a delay, it hears of a decision that much later than it is made, as a process
 // that is stopped meanwhile.
@@ -173,7 +162,7 @@ func (c *trips) take(l *tokenbucket.RateLimiter) (a age, ok bool, err error) {
 
 // watchLease is a process that takes permits, one after another, and tells how old those from leases were, at most, since it
 // told last.
-func watchLease(j *job) error {
+func watchLease(ctx context.Context, j *job, tell func(spent)) error {
 	client := j.client()
 	defer func() { _ = client.Close() }()
 	c := &trips{RedisClient: client}
@@ -181,8 +170,7 @@ func watchLease(j *job) error {
 	if err != nil {
 		return err
 	}
-	out := json.NewEncoder(os.Stdout)
-	for ctx := input(); ctx.Err() == nil; {
+	for ctx.Err() == nil {
 		s := spent{}
 		for began := time.Now(); time.Since(began) < 20*time.Millisecond; {
 			a, ok, err := c.take(l)
@@ -195,9 +183,7 @@ func watchLease(j *job) error {
 			}
 			time.Sleep(100 * time.Microsecond)
 		}
-		if err := out.Encode(s); err != nil {
-			return err
-		}
+		tell(s)
 	}
 	return l.Close(background)
 }
@@ -242,7 +228,8 @@ func TestH2StoppedHolder(t *testing.T) {
 				oldest = max(oldest, s.Oldest)
 			}
 			faultlab.Bit(t, before, all-before)
-			t.Logf("%d stops; %d permits from leases of %v, asked for %v before, at most", stops, all, j.Lease, oldest)
+			t.Logf("%d stops; %d permits from leases", stops, all)
+			faultlab.Figure(t, fmt.Sprintf("age of a lease that was used, of %v", j.Lease), oldest)
 			require.LessOrEqual(t, oldest, j.Lease)
 		})
 	}
@@ -290,6 +277,7 @@ func TestH2LeaseIsAsOldAsItsRequest(t *testing.T) {
 			trips = c.begun.Load() - trips
 			require.NoError(t, l.Close(background))
 			t.Logf("at once: %+v; heard %v late in %d trips: %+v", before, 3*j.Lease, trips, late)
+			faultlab.Figure(t, "permits from leases that were heard of too late", late.Local)
 			faultlab.Bit(t, before.Local, int(trips))
 			require.LessOrEqual(t, before.Oldest, j.Lease)
 			require.LessOrEqual(t, late.Oldest, j.Lease)
@@ -326,14 +314,14 @@ func TestH3RateLoweredUnderLeases(t *testing.T) {
 							time.Sleep(time.Millisecond)
 							continue
 						}
-						asked := micros()
+						asked := faultlab.Micros()
 						a, ok, err := c.take(l)
 						if err != nil {
 							t.Error(err)
 							break
 						}
 						if ok {
-							mine = append(mine, use{asked, micros()})
+							mine = append(mine, use{asked, faultlab.Micros()})
 							if a.Local {
 								local.Add(1)
 							}
@@ -351,7 +339,7 @@ func TestH3RateLoweredUnderLeases(t *testing.T) {
 			before := int(local.Load())
 			hold.Store(true)
 			require.NoError(t, limiters[0].SetRate(background, lower))
-			set := micros()
+			set := faultlab.Micros()
 			time.Sleep(j.Lease + time.Millisecond)
 			hold.Store(false)
 			time.Sleep(faultlab.Lasting(2*time.Second, 20*time.Second))
@@ -370,7 +358,8 @@ func TestH3RateLoweredUnderLeases(t *testing.T) {
 			burst := j.Burst * lower / j.Rate
 			most := burst + processes*j.Lease.Seconds()*lower
 			worst := faultlab.Worst(after, lower)
-			t.Logf("%d permits from leases before; %d permits after, worst window %.1f of %.1f + %v × T", before, len(after), worst, most, lower)
+			t.Logf("%d permits from leases before; %d permits after", before, len(after))
+			faultlab.Figure(t, fmt.Sprintf("fullest window after one lease, above the new rate × T, of %v", most), worst)
 			require.LessOrEqual(t, worst, most+lower*4*late.Most().Seconds()+faultlab.Noise(lower))
 		})
 	}

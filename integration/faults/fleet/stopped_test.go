@@ -1,9 +1,8 @@
 package fleet
 
 import (
+	"context"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -12,20 +11,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // waitOnce is a process whose callers each wait for one permit, as long as it takes, and call the upstream with it.
-func waitOnce(j *job) error {
+func waitOnce(ctx context.Context, j *job, _ func(spent)) error {
 	client := j.client()
 	defer func() { _ = client.Close() }()
 	l, err := j.limiter(client, tokenbucket.WithStoreTimeout(10*time.Second))
 	if err != nil {
 		return err
 	}
-	up, err := dial(j.Upstream)
+	up, err := faultlab.Dial(j.Upstream)
 	if err != nil {
 		return err
 	}
@@ -36,13 +35,13 @@ func waitOnce(j *job) error {
 		waiting.Go(func() {
 			if _, err := l.Acquire(background, 1); err != nil {
 				failures <- err
-			} else if err := up.call(); err != nil {
+			} else if err := up.Call(); err != nil {
 				failures <- err
 			}
 		})
 	}
 	waiting.Wait()
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	<-ctx.Done()
 	close(failures)
 	return <-failures
 }
@@ -56,41 +55,42 @@ func TestG7StoppedProcess(t *testing.T) {
 	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			t.Parallel()
-			up := startUpstream(t)
-			j := job{Do: "wait", Rate: 100, Burst: 10, Callers: waiters, Upstream: up.Addr().String()}.on(t, server, store)
+			up := faultlab.StartUpstream(t)
+			j := job{Do: "wait", Rate: 100, Burst: 10, Callers: waiters, Upstream: up.Addr}.on(t, server, store)
 			look := j.open(t, server.Client(t))
-			w := worker.Start[struct{}](t, jobEnv, j)
+			w := worker.Start[spent](t, jobEnv, j)
 			require.NoError(t, redistest.Poll(30*time.Second, func() error {
 				b, err := look.State(background)
-				if n := up.count(0, 0); err == nil && (b.Seq <= waiters || n < 50) {
+				if n := up.Count(); err == nil && (b.Seq <= waiters || n < 50) {
 					err = fmt.Errorf("%d of %d wait, %d were served", b.Seq-1, waiters, n)
 				}
 				return err
 			}))
-			before := up.count(0, 0)
+			before := up.Count()
 			require.NoError(t, w.Stop())
 			time.Sleep(stop)
-			during := up.count(0, 0)
+			during := up.Count()
 			require.LessOrEqual(t, during-before, int(j.Burst)+20, "it did not stand still")
-			continued := micros()
+			continued := faultlab.Micros()
 			require.NoError(t, w.Continue())
 			time.Sleep(first)
-			burst := func() int { return up.count(continued, continued+first.Microseconds()) }
+			burst := func() int { return up.Between(continued, continued+first.Microseconds()) }
 			most := int(j.Burst+j.Rate*first.Seconds()) + 1
 			require.NoError(t, redistest.Poll(time.Minute, func() error {
-				if n := up.count(0, 0); n < waiters {
+				if n := up.Count(); n < waiters {
 					return fmt.Errorf("%d of %d were served", n, waiters)
 				}
 				return nil
 			}))
 			w.End()
-			arrivals := up.closed()
+			arrivals := up.End()
 			late := slices.DeleteFunc(slices.Clone(arrivals), func(e faultlab.Event) bool { return e.At < continued })
-			t.Logf("%d before the stop, %d in the first %v after it, of %d; worst window after it %.1f + rate × T",
-				during, burst(), first, most, faultlab.Worst(late, j.Rate))
+			t.Logf("%d before the stop", during)
+			faultlab.Figure(t, fmt.Sprintf("calls in the first %v after it, of %d", first, most), burst())
+			faultlab.Figure(t, fmt.Sprintf("fullest window after it above rate × T, of %v", j.Burst), faultlab.Worst(late, j.Rate))
 			faultlab.Bit(t, before, waiters-during)
 			require.LessOrEqual(t, burst(), most)
-			require.Equal(t, waiters, up.count(0, 0))
+			require.Equal(t, waiters, up.Count())
 		})
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
@@ -122,29 +122,29 @@ func TestG6ManyWaiters(t *testing.T) {
 
 				for _, w := range all {
 					waiting.Go(func() {
-						w.asked = micros()
+						w.asked = faultlab.Micros()
 						w.waited, w.err = l.Acquire(w, w.permits)
-						w.left = micros()
+						w.left = faultlab.Micros()
 					})
 					<-w.joined
 				}
 				heap, stacks := memory()
 				each := (heap - heapBare) / float64(count)
-				t.Logf("a waiter takes %.0f bytes more than a goroutine that waits; stacks %.0f bytes each, of such a goroutine %.0f", each,
-					(stacks-stacksBefore)/float64(count), stacksBare/float64(count))
+				t.Logf("stacks %.0f bytes each, of a goroutine that waits %.0f", (stacks-stacksBefore)/float64(count), stacksBare/float64(count))
+				faultlab.Figure(t, "bytes for a waiter beside its goroutine, of 2048", each)
 				require.LessOrEqual(t, each, 2048.0)
 
 				began, idle := processor(t), time.Second
 				time.Sleep(idle)
 				used := processor(t) - began
-				t.Logf("waiting for %v took %v of a processor", idle, used)
+				faultlab.Figure(t, fmt.Sprintf("processor time in %v of waiting, of %v", idle, idle/20), used)
 				require.Less(t, used, idle/20)
 
 				late := faultlab.MeasureLateness(t)
 				leave := func(share int) (n int) {
 					for _, w := range all {
 						if w.cancelled == 0 && r.IntN(100) < share {
-							w.cancelled = micros()
+							w.cancelled = faultlab.Micros()
 							w.cancel()
 							n++
 						}
@@ -175,6 +175,7 @@ func TestG6ManyWaiters(t *testing.T) {
 				p99, slowest := goings[len(goings)*99/100], goings[len(goings)-1]
 				t.Logf("%d were told to go, %d of them went, p99 %v later, at most %v; %d were served; this machine wakes up to %v late",
 					gone, len(goings), p99, slowest, len(served), late.Most())
+				faultlab.Figure(t, "gone after a cancel", slowest)
 				require.Greater(t, len(goings), count/10)
 				require.Zero(t, overtaken(served), "were overtaken")
 				// A fifth of all are told at the same moment, which takes its time on a busy machine.
@@ -233,7 +234,8 @@ func TestG9CancelRaces(t *testing.T) {
 				return err
 			}))
 			lost := j.Burst - float64(granted.Load()) - left
-			t.Logf("%d permits granted; %d callers went away who had asked for %d, of which %.4f are lost", granted.Load(), gone.Load(), asked.Load(), lost)
+			t.Logf("%d permits granted; %d callers went away who had asked for %d", granted.Load(), gone.Load(), asked.Load())
+			faultlab.Figure(t, "% lost of what was cancelled", 100*lost/float64(asked.Load()))
 			require.Greater(t, gone.Load(), int64(100))
 			require.Greater(t, granted.Load(), int64(100))
 			refilled := j.Rate*time.Since(began).Seconds() + 1e-6
@@ -289,7 +291,8 @@ func TestG9CancelRacesSemaphore(t *testing.T) {
 	began := time.Now()
 	p, err := s.Acquire(ctx, permits)
 	require.NoError(t, err, "a permit is lost")
-	t.Logf("%d granted, %d went away; all permits were free after %v", granted.Load(), gone.Load(), time.Since(began))
+	t.Logf("%d granted, %d went away", granted.Load(), gone.Load())
+	faultlab.Figure(t, "all permits of a semaphore free after", time.Since(began))
 	require.Greater(t, gone.Load(), int64(100))
 	require.Greater(t, granted.Load(), int64(100))
 	require.NoError(t, p.Release(background))

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -110,7 +110,9 @@ func TestI2Corrupt(t *testing.T) {
 				require.Equal(t, before, client.Dump(ctx, key).Val(), name)
 				require.Equal(t, expires, client.PExpireTime(ctx, key).Val(), name)
 			}
-			t.Logf("%d values, %d refusals, %d places given back later", len(foreign()), refused, unheard)
+			t.Logf("%d places given back later", unheard)
+			faultlab.Figure(t, "values", len(foreign()))
+			faultlab.Figure(t, "typed errors", refused)
 			require.Less(t, unheard, len(foreign())/2)
 			require.Greater(t, refused, 1000)
 			require.NoError(t, redistest.Poll(limit, func() error {

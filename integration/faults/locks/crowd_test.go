@@ -2,6 +2,7 @@ package locks
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -11,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -53,9 +54,10 @@ func TestC7LockStarvation(t *testing.T) {
 	running.Wait()
 	took := time.Since(began)
 	slices.Sort(waits)
-	t.Logf("%d contenders, %d calls in %v: waited %v in the median, p99 %v, at most %v", contenders, len(waits),
-		took.Round(time.Millisecond), waits[len(waits)/2].Round(time.Millisecond),
-		waits[len(waits)*99/100].Round(time.Millisecond), waits[len(waits)-1].Round(time.Millisecond))
+	t.Logf("%d calls waited %v in the median, p99 %v", len(waits), waits[len(waits)/2].Round(time.Millisecond),
+		waits[len(waits)*99/100].Round(time.Millisecond))
+	faultlab.Figure(t, fmt.Sprintf("%d calls took", len(waits)), took)
+	faultlab.Figure(t, "longest wait", waits[len(waits)-1])
 	require.Len(t, waits, contenders*calls)
 	p.taken(min(contenders*calls, permits))
 	faultlab.CleanUp(t, p.Client, p.Prefix)
@@ -103,6 +105,7 @@ func TestC7FirstComeFirstServedBehindALock(t *testing.T) {
 	// The first came alone to the store. The others' waits are counted from one answer.
 	require.True(t, slices.IsSorted(waited[1:]), "%v", waited)
 	require.Greater(t, waited[callers-1], waited[1])
-	t.Logf("the second waited %v, the last %v", waited[1], waited[callers-1])
+	t.Logf("the second waited %v", waited[1])
+	faultlab.Figure(t, fmt.Sprintf("the last of %d in one queue waited", callers), waited[callers-1])
 	faultlab.CleanUp(t, p.Client, p.Prefix)
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -208,5 +208,6 @@ func TestC5ReplayedReleases(t *testing.T) {
 			}
 		}
 	}
+	faultlab.Figure(t, "releases sent twice again, without effect", len(sent[release]))
 	t.Logf("replayed twice: %d obtains, %d reads, %d commits, %d releases", len(sent[obtain]), len(sent[read]), len(sent[commit]), len(sent[release]))
 }

@@ -1,11 +1,8 @@
 package locks
 
 import (
-	"encoding/json"
+	"context"
 	"fmt"
-	"io"
-	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -13,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -40,19 +37,9 @@ type told struct {
 
 // hold is such a process. It stops twice: at the step, and again when the commit that follows has been answered. Then it
 // goes on until its calls are answered.
-func hold(text string) error {
-	var j job
-	if err := json.Unmarshal([]byte(text), &j); err != nil {
-		return err
-	}
+func hold(ctx context.Context, j *job, tell func(told)) error {
 	client := redis.NewClient(&redis.Options{Addr: j.Redis})
 	defer func() { _ = client.Close() }()
-	var mu sync.Mutex
-	tell := func(e told) {
-		mu.Lock()
-		defer mu.Unlock()
-		_ = json.NewEncoder(os.Stdout).Encode(e)
-	}
 	answers := make(chan told, 2)
 	tap := &tapped{RedisClient: client}
 	store := tokenbucket.NewRedisStore(tap, tokenbucket.WithKeyPrefix(j.Prefix), tokenbucket.WithLockTTL(j.TTL))
@@ -105,7 +92,7 @@ func hold(text string) error {
 	for range calls {
 		tell(<-answers)
 	}
-	_, _ = io.Copy(io.Discard, os.Stdin)
+	<-ctx.Done()
 	return nil
 }
 

@@ -17,7 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
@@ -25,16 +26,8 @@ import (
 const holderEnv = "TOKENBUCKET_LOCKS_HOLDER"
 
 func TestMain(m *testing.M) {
-	if faultlab.Working() {
-		os.Exit(faultlab.Main())
-	}
-	if job := os.Getenv(holderEnv); job != "" {
-		if err := hold(job); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		return
-	}
+	faultlab.Main()
+	worker.Main(holderEnv, hold)
 	flag.Parse()
 	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait most of the time, however few processors there are
 		panic(err)
@@ -51,7 +44,8 @@ const slack = 200 * time.Millisecond
 // within fails the test if something took longer than it may, on a machine that wakes so late.
 func within(t *testing.T, what string, took, most time.Duration, late *faultlab.Lateness) {
 	t.Helper()
-	t.Logf("%s: %v of %v; this machine wakes up to %v late", what, took.Round(time.Microsecond), most, late.Most().Round(time.Microsecond))
+	t.Logf("this machine wakes up to %v late", late.Most().Round(time.Microsecond))
+	faultlab.Figure(t, fmt.Sprintf("%s, of %v", what, most), took)
 	require.LessOrEqual(t, took, most+slack+4*late.Most(), what)
 }
 

@@ -2,6 +2,7 @@ package locks
 
 import (
 	"bufio"
+	"fmt"
 	"net"
 	"regexp"
 	"strconv"
@@ -12,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -201,7 +202,9 @@ func TestC6LockAndScriptOnOneKey(t *testing.T) {
 	}
 	span := float64(j.due[len(j.due)-1].At-j.due[0].At) / 1e6
 	worst := faultlab.Worst(j.due, rate)
-	t.Logf("%d permits fell due in %.2f s, %.1f %% of rate × T; worst window %.4f of %v", len(j.due), span, 100*float64(len(j.due))/(rate*span), worst, burst)
+	t.Logf("%d permits fell due in %.2f s", len(j.due), span)
+	faultlab.Figure(t, "% of rate × T", 100*float64(len(j.due))/(rate*span))
+	faultlab.Figure(t, fmt.Sprintf("fullest window above rate × T, of %v", burst), worst)
 	require.LessOrEqual(t, worst, burst+faultlab.Noise(rate))
 	faultlab.CleanUp(t, p.Client, p.Prefix)
 }

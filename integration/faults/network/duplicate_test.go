@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
 // recorder keeps the requests that a proxy has seen.
@@ -129,6 +129,8 @@ func TestB5EverythingTwice(t *testing.T) {
 		once, usedOnce, _ := b.history(t, faultlab.None, seed)
 		twice, usedTwice, bit := b.history(t, faultlab.Twice, seed)
 		t.Logf("%d used; %d lacking when each arrives once, %d when %d arrive twice", usedTwice, once, twice, bit)
+		faultlab.Figure(t, "refunds that arrived twice", bit)
+		faultlab.Figure(t, "permits back beyond those", once-twice)
 		faultlab.Bit(t, usedOnce, bit)
 		require.Equal(t, usedOnce, usedTwice)
 		require.GreaterOrEqual(t, twice, usedTwice, "a permit that was used came back")
@@ -191,7 +193,9 @@ func TestB5PromptTake(t *testing.T) {
 			}
 			all += lost
 		}
-		t.Logf("%v; %d requests came twice, and took %d permits more", &calls, bit, all)
+		t.Logf("%v", &calls)
+		faultlab.Figure(t, "takes that arrived twice at once", bit)
+		faultlab.Figure(t, b.which+": permits that they took on top", all)
 		faultlab.Bit(t, before, bit)
 		if b.which == "script" {
 			require.Positive(t, all, "a guess, that did not fit")

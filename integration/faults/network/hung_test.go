@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strconv"
@@ -15,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -31,11 +32,21 @@ func inTime(t *testing.T, took, deadline time.Duration, late *faultlab.Lateness)
 }
 
 // crowd lets so many callers call at the same time, and returns how long each took, sorted, and what they were told. The
-// contexts begin when the caller does.
-func crowd(callers int, timeout time.Duration, call func(ctx context.Context) error) (took []time.Duration, told map[string]int, all []error) {
+// contexts begin when the caller does. Among the callers there are a tenth as many who only wait for such a context. How late
+// these are, the machine is for one of a crowd, without the library: many times as late as for a single sleeper, if it is busy.
+func crowd(callers int, timeout time.Duration, late *faultlab.Lateness, call func(ctx context.Context) error) (took []time.Duration, told map[string]int, all []error) {
 	took, all, told = make([]time.Duration, callers), make([]error, callers), map[string]int{}
 	var running sync.WaitGroup
 	for i := range callers {
+		if timeout > 0 && i%10 == 0 {
+			running.Go(func() {
+				due := time.Now().Add(timeout)
+				ctx, cancel := context.WithTimeout(background, timeout)
+				defer cancel()
+				<-ctx.Done()
+				late.Note(time.Since(due))
+			})
+		}
 		running.Go(func() {
 			ctx, cancel := background, context.CancelFunc(func() {})
 			began := time.Now()
@@ -77,6 +88,7 @@ func logTimes(t *testing.T, what string, took []time.Duration, deadline time.Dur
 	t.Logf("%s: %d calls with %v: half within %v, 99 %% %v, all %v; the machine wakes sleepers up to %v late", what, n, deadline,
 		took[n/2].Round(time.Millisecond), took[n*99/100].Round(time.Millisecond), took[n-1].Round(time.Millisecond),
 		late.Most().Round(time.Millisecond))
+	faultlab.Figure(t, fmt.Sprintf("slowest of %d calls with %v", n, deadline), took[n-1])
 	require.LessOrEqual(t, took[n/2], deadline+soon+late.Most())
 	inTime(t, took[n-1], deadline, late)
 }
@@ -93,7 +105,7 @@ func TestB4TenThousandDeadlines(t *testing.T) {
 		b.disturb(t, &calls, l)
 		require.NoError(t, b.server.Stop())
 		began := time.Now()
-		took, told, all := crowd(callers, timeout, func(ctx context.Context) error {
+		took, told, all := crowd(callers, timeout, late, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})
@@ -107,7 +119,7 @@ func TestB4TenThousandDeadlines(t *testing.T) {
 		require.NoError(t, b.server.Continue())
 		began = time.Now()
 		require.NoError(t, redistest.Poll(20*time.Second, func() error { return calls.call(t, background, l, 1) }))
-		t.Logf("the next call was granted %v after the server went on", time.Since(began).Round(time.Millisecond))
+		faultlab.Figure(t, "granted after the server went on", time.Since(began))
 		settled(t, b)
 		n := int64(taken(state(t, b.direct, slow, size), size))
 		t.Logf("%v; taken %d", &calls, n)
@@ -151,7 +163,7 @@ func TestB4FirstCalls(t *testing.T) {
 		b.proxy.Match("evalsha", sent.record)
 		require.NoError(t, b.server.Stop())
 		began := time.Now()
-		took, told, all := crowd(callers, timeout, func(ctx context.Context) error {
+		took, told, all := crowd(callers, timeout, late, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})
@@ -169,7 +181,8 @@ func TestB4FirstCalls(t *testing.T) {
 		n := int64(taken(state(t, b.direct, slow, size), size))
 		b.proxy.Match("", nil)
 		carried := sent.permits(t)
-		t.Logf("%v; %d requests while it hung; all for %d permits; taken %d, not received %d", &before, requests, carried, n, n-before.received.Load())
+		t.Logf("%v; %d requests while it hung; all for %d permits; taken %d", &before, requests, carried, n)
+		faultlab.Figure(t, "permits of first calls that nobody received", n-before.received.Load())
 		batches := 1 + callers/1024 + int(hung/storeTimeout) // the first caller's, those of all others, those after one that was given up
 		if b.which == "lock" {
 			batches *= 2 // a lock that was asked for is released
@@ -210,7 +223,7 @@ func TestB4NoDeadline(t *testing.T) {
 		var calls outcomes
 		calls.warm(t, l)
 		require.NoError(t, b.server.Stop())
-		took, told, all := crowd(callers, 0, func(ctx context.Context) error {
+		took, told, all := crowd(callers, 0, late, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})
@@ -261,7 +274,7 @@ func TestB4Stream(t *testing.T) {
 		began := time.Now()
 		var arrived atomic.Int64
 		took := make([]time.Duration, callers)
-		_, told, all := crowd(callers, 0, func(context.Context) error {
+		_, told, all := crowd(callers, 0, late, func(context.Context) error {
 			n := arrived.Add(1) - 1
 			time.Sleep(time.Until(began.Add(time.Duration(n) * apart)))
 			start := time.Now()
@@ -294,12 +307,13 @@ func TestG5PoolExhausted(t *testing.T) {
 		b.proxy.Delay(2*time.Millisecond, time.Millisecond, faultlab.Seed(t))
 		b.proxy.Match(b.takes(), nil)
 		b.proxy.Outstanding()
-		_, told, _ := crowd(callers, 0, func(ctx context.Context) error {
+		_, told, _ := crowd(callers, 0, late, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})
 		most, timeouts := b.proxy.Outstanding(), client.PoolStats().Timeouts
-		t.Logf("slow: told %v; %d requests for %d permits, at most %d at a time", told, b.proxy.Seen(), callers, most)
+		t.Logf("slow: told %v; at most %d requests at a time", told, most)
+		faultlab.Figure(t, fmt.Sprintf("requests for %d permits", callers), b.proxy.Seen())
 		require.Equal(t, map[string]int{"answered": callers}, told)
 		require.Less(t, b.proxy.Seen(), callers/10)
 		require.Equal(t, 1, most, "at a time")
@@ -308,7 +322,7 @@ func TestG5PoolExhausted(t *testing.T) {
 
 		require.NoError(t, b.server.Stop())
 		b.proxy.Outstanding()
-		took, told, all := crowd(callers, timeout, func(ctx context.Context) error {
+		took, told, all := crowd(callers, timeout, late, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -97,7 +97,10 @@ func (b *bench) lose(t *testing.T, fault faultlab.Fault) {
 func (b *bench) balance(t *testing.T, calls *outcomes, fault faultlab.Fault, bit int, when string) {
 	t.Helper()
 	n := int64(taken(state(t, b.direct, slow, size), size))
-	t.Logf("%s: %v; taken %d, lost %d", when, calls, n, n-calls.received.Load())
+	t.Logf("%s: %v; taken %d", when, calls, n)
+	name := map[faultlab.Fault]string{faultlab.LoseReply: "reply lost", faultlab.CutAfter: "cut after", faultlab.CutBefore: "cut before"}[fault]
+	faultlab.Figure(t, name+": permits that nobody received", n-calls.received.Load())
+	faultlab.Figure(t, "executed twice", max(0, n-calls.sent.Load()))
 	require.GreaterOrEqual(t, n, calls.received.Load(), "what was received was taken")
 	require.LessOrEqual(t, n, calls.sent.Load(), "nothing was executed twice")
 	if fault == faultlab.CutBefore {

@@ -2,6 +2,7 @@ package network
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"runtime"
 	"sync"
@@ -12,7 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -82,9 +83,10 @@ func TestG3Flap(t *testing.T) {
 		faultlab.Bit(t, int(healthy), int(calls.failed.Load()+calls.unsent.Load()))
 		began = time.Now()
 		require.NoError(t, redistest.Poll(20*time.Second, func() error { return calls.call(t, background, l, 1) }))
-		t.Logf("%v; back after %v; longest call %v with %v; at most %d goroutines, then %d; %.1f connections and %.1f attempts a second",
-			&calls, time.Since(began).Round(time.Millisecond), time.Duration(latest.Load()).Round(time.Millisecond), limit, most[0], most[1],
-			float64(accepted)/seconds, float64(dialled)/seconds)
+		t.Logf("%v; at most %d goroutines, then %d; %.1f attempts to connect a second", &calls, most[0], most[1], float64(dialled)/seconds)
+		faultlab.Figure(t, "connections a second", float64(accepted)/seconds)
+		faultlab.Figure(t, fmt.Sprintf("longest call, with %v", limit), time.Duration(latest.Load()))
+		faultlab.Figure(t, "back after", time.Since(began))
 		inTime(t, time.Duration(latest.Load()), limit, late)
 		require.LessOrEqual(t, most[1], most[0]+100, "goroutines pile up")  // a few connections, not thousands of calls
 		reconnects := map[string]float64{"script": 10, "lock": 15}[b.which] // a second; a lock that was asked for in vain is released
@@ -146,8 +148,10 @@ func TestG4Partition(t *testing.T) {
 		dark := mine.between(cut.Add(wait+100*time.Millisecond+late.Most()), healed)
 		meanwhile := theirs.between(cut, healed)
 		all := len(mine.events) + len(theirs.events)
-		t.Logf("before the cut %d permits; during it %d, %d failures, the longest after %v; the other gateway %d; back after %v; %d in all", before,
-			dark, failed, time.Duration(latest.Load()).Round(time.Millisecond), meanwhile, recovery.Round(time.Millisecond), all)
+		t.Logf("before the cut %d permits; during it %d failures; the other gateway %d; %d in all", before, failed, meanwhile, all)
+		faultlab.Figure(t, "permits during the cut", dark)
+		faultlab.Figure(t, fmt.Sprintf("longest failure, with %v", limit), time.Duration(latest.Load()))
+		faultlab.Figure(t, "back after", recovery)
 		require.Zero(t, dark)
 		inTime(t, time.Duration(latest.Load()), limit, late)
 		require.Positive(t, meanwhile)

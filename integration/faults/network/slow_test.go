@@ -3,6 +3,7 @@ package network
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -11,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -115,7 +116,7 @@ func TestG1Slow(t *testing.T) {
 				}
 			})
 			if phase.trip == 500*time.Millisecond {
-				took, told, _ := crowd(50, 100*time.Millisecond, func(ctx context.Context) error {
+				took, told, _ := crowd(50, 100*time.Millisecond, late, func(ctx context.Context) error {
 					_, err := plenty.TryAcquire(ctx, 1, 0)
 					return err
 				})
@@ -142,8 +143,9 @@ func TestG1Slow(t *testing.T) {
 			if phase.trip > 0 {
 				possible = min(possible, callers*seconds/(trips*(phase.trip+phase.jitter+2*late.Most()).Seconds()))
 			}
-			t.Logf("trip %v ± %v: %.0f permits in %.1f s, of %.0f possible, by %d scripts; worst window %.1f of %d", phase.trip, phase.jitter, n,
-				seconds, possible, seen, worst, burst)
+			t.Logf("trip %v ± %v: %.0f permits in %.1f s by %d scripts", phase.trip, phase.jitter, n, seconds, seen)
+			faultlab.Figure(t, "% of the permits that trips allow", 100*n/possible)
+			faultlab.Figure(t, fmt.Sprintf("fullest window above rate × T, of %d + rate × trips", burst), worst)
 			require.LessOrEqual(t, n, burst+rate*(to.Sub(from)+time.Millisecond+500*time.Millisecond).Seconds(), "in all, by the server's clock")
 			if phase.trip > 0 {
 				require.LessOrEqual(t, worst, burst+faultlab.Noise(rate)+rate*spread, "in any window")
@@ -192,7 +194,7 @@ func TestG2Stall(t *testing.T) {
 			b.disturb(t, &calls, l)
 			fault.begin(t)
 			began := time.Now()
-			took, told, all := crowd(200, 200*time.Millisecond, func(ctx context.Context) error {
+			took, told, all := crowd(200, 200*time.Millisecond, late, func(ctx context.Context) error {
 				_, err := l.TryAcquire(ctx, 1, 0)
 				return err
 			})
@@ -208,7 +210,8 @@ func TestG2Stall(t *testing.T) {
 			recovery := time.Since(began)
 			settled(t, b)
 			n := int64(taken(state(t, b.direct, slow, size), size))
-			t.Logf("%s for %v: told %v; back after %v; %v; taken %d", fault.name, pause, told, recovery.Round(time.Millisecond), &calls, n)
+			t.Logf("%s for %v: told %v; %v; taken %d", fault.name, pause, told, &calls, n)
+			faultlab.Figure(t, "back after", recovery)
 			// A lock that was obtained for nobody ends with its time to live, and a connection is tried again by the kernel
 			// after one second.
 			inTime(t, recovery, 1500*time.Millisecond, late)

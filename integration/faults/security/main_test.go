@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"go.uber.org/goleak"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 )
 
 // secret is the password of all users in these tests, and wrong is one that is not.

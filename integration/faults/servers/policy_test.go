@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
 // share is a policy of one of two instances: it takes itself for one of three until it has counted them.
@@ -130,7 +130,7 @@ func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy
 		ok, err := b.limiter.TryAcquire(background, 1, 0)
 		return ok && err == nil && b.seq() > was
 	}, 20*time.Second, 5*time.Millisecond)
-	t.Logf("the bucket was asked again %v after the server was well", time.Since(well))
+	faultlab.Figure(t, "the bucket is asked again after", time.Since(well))
 	assert.LessOrEqual(t, time.Since(well), 3*time.Second+10*late.Most())
 }
 

@@ -2,6 +2,7 @@ package servers
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -13,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
 // storeTimeout is the library's default.
@@ -53,7 +54,7 @@ func suffers(t *testing.T, name string) {
 				return passed > 0
 			}, 20*time.Second, time.Millisecond)
 			took := time.Since(well)
-			t.Logf("a permit %v after the server was well", took)
+			faultlab.Figure(t, "a permit after the server was well", took)
 			assert.LessOrEqual(t, took, 2*time.Second+10*late.Most())
 			if !f.lost {
 				requireTaken(t, b, was, passed)
@@ -102,7 +103,8 @@ func (b *bench) suffer(t *testing.T, f *fault, late *faultlab.Lateness) []error 
 		time.Sleep(5 * time.Millisecond)
 	}
 	time.Sleep(10 * time.Millisecond) // if the machine was late just now, that is measured by then
-	t.Logf("slowest: %v after its limit; the machine was late by %v", slowest, late.Most())
+	t.Logf("the machine was late by %v", late.Most())
+	faultlab.Figure(t, "slowest answer after its limit", slowest)
 	assert.LessOrEqual(t, slowest, 250*time.Millisecond+4*late.Most())
 	assert.True(t, heard, "nobody was told %q, but %v", f.words, told[:min(8, len(told))])
 	return told
@@ -266,7 +268,7 @@ func TestF7NoStorm(t *testing.T) {
 		}
 		time.Sleep(100 * time.Millisecond) // for what follows in the background
 		asked := scripts() - was
-		t.Logf("%s: %d scripts for %d calls", kind, asked, n)
+		faultlab.Figure(t, fmt.Sprintf("%s: scripts for %d calls", kind, n), asked)
 		faultlab.Bit(t, 30, int(asked))
 		most := map[string]int64{"script": n, "lock": 3 * n}[kind]
 		assert.LessOrEqual(t, asked, most+n/2)

@@ -8,8 +8,6 @@ package soak
 import (
 	"context"
 	"flag"
-	"fmt"
-	"os"
 	"syscall"
 	"testing"
 	"time"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -27,13 +26,7 @@ var (
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{})
-	if os.Getenv(jobEnv) != "" {
-		if err := work(); err != nil {
-			fmt.Fprintln(os.Stderr, "soak:", err)
-			os.Exit(1)
-		}
-		return
-	}
+	worker.Main(jobEnv, work)
 	redistest.Main(m)
 }
 

@@ -20,8 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab/worker"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -126,6 +126,8 @@ func TestSoak(t *testing.T) {
 	r := s.judge(total)
 	faultlab.CleanUp(t, s.control, prefix)
 	t.Log("\n" + r.text(t, s))
+	faultlab.Figure(t, "faults", len(s.happened))
+	faultlab.Figure(t, "permits used", r.permits)
 	if *report != "" {
 		assert.NoError(t, os.WriteFile(*report, []byte(r.text(t, s)), 0o644))
 	}

@@ -4,7 +4,6 @@ package soak
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -21,7 +20,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
@@ -82,28 +81,15 @@ type event struct {
 type doer struct {
 	ctx     context.Context
 	running sync.WaitGroup
-	mu      sync.Mutex
-	out     *json.Encoder // unbuffered: who is killed has told all
+	tell    func(event)
 	stuck   chan struct{} // closed long after the process was to end
 	trips   faultlab.Trips
 }
 
-func (w *doer) tell(e event) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	_ = w.out.Encode(e)
-}
-
-// work does the job until the standard input ends.
-func work() error {
+// work does the job until the process is to end.
+func work(ctx context.Context, j *job, tell func(event)) error {
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // the library's log of outages
-	var j job
-	if err := json.Unmarshal([]byte(os.Getenv(jobEnv)), &j); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(background)
-	defer cancel()
-	w := &doer{ctx: ctx, out: json.NewEncoder(os.Stdout), stuck: make(chan struct{}), trips: faultlab.Trips{Now: monotonic}}
+	w := &doer{ctx: ctx, tell: tell, stuck: make(chan struct{}), trips: faultlab.Trips{Now: monotonic}}
 	context.AfterFunc(ctx, func() { time.AfterFunc(20*time.Second, func() { close(w.stuck) }) })
 	client := redis.NewClient(&redis.Options{Addr: j.Addr})
 	defer func() { _ = client.Close() }()
@@ -142,8 +128,6 @@ func work() error {
 	}
 	w.repeat(w.sleep)
 	w.repeat(w.memory)
-	_, _ = io.Copy(io.Discard, os.Stdin)
-	cancel()
 	w.running.Wait()
 	return finish()
 }

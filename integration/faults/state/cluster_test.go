@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -103,7 +103,7 @@ func TestD7ClusterFailover(t *testing.T) {
 	killed := time.Now()
 	for _, f := range fleets {
 		first := settled + f.after(t, killed.Add(settled), 30*time.Second)
-		t.Logf("%s: first permit %v after the kill", f.name, first)
+		faultlab.Figure(t, "first permit after the kill", first)
 		assert.LessOrEqual(t, first, 12*time.Second+20*late.Most(), "%s: two elections, should the first fail on a slow machine", f.name)
 		during += int(f.calls.Load())
 		f.awaitGrants(t, 100)
@@ -111,7 +111,7 @@ func TestD7ClusterFailover(t *testing.T) {
 	faultlab.Bit(t, before, during)
 	for _, f := range fleets {
 		a := f.check(t, books, late, false, true)
-		t.Logf("%s: %d permits granted that the new master had not heard of", f.name, a.forkedSince(0))
+		faultlab.Figure(t, "permits that the new master had not heard of", a.forkedSince(0))
 		assert.LessOrEqual(t, float64(a.forkedSince(0)), permitsIn(time.Second)+burst)
 		assert.Empty(t, a.gained)
 	}
@@ -181,6 +181,7 @@ func TestD8SlotMigration(t *testing.T) {
 			require.EqualValues(t, 1, owner, "%s has moved", f.name)
 		}
 	}
+	faultlab.Figure(t, "moves", moves)
 	t.Logf("%d moves: %d × ASK, %d × MOVED, %d × TRYAGAIN", moves, more("ASK"), more("MOVED"), more("TRYAGAIN"))
 	faultlab.Bit(t, before, within())
 	for _, f := range fleets {
@@ -236,7 +237,8 @@ func TestD9ClusterDown(t *testing.T) {
 			overdue = max(overdue, took-limit)
 		}
 		time.Sleep(10 * time.Millisecond) // if the machine was late just now, that is measured by then
-		t.Logf("%s: %v; slowest: %v after its deadline; the machine was late by %v", kind, failed, overdue, late.Most())
+		t.Logf("%s: %v; the machine was late by %v", kind, failed, late.Most())
+		faultlab.Figure(t, "slowest answer after its deadline", overdue)
 		assert.LessOrEqual(t, overdue, 250*time.Millisecond+4*late.Most())
 		asked := time.Now()
 		_, err = l.TryAcquire(background, 1, 0)
@@ -253,7 +255,8 @@ func TestD9ClusterDown(t *testing.T) {
 			ok, err := l.TryAcquire(background, 1, time.Second)
 			return err == nil && ok
 		}, 20*time.Second, time.Millisecond)
-		t.Logf("%s: %v; the slot was served %v after it was given back, a permit came %v later", kind, failed, again.Sub(served), time.Since(again))
+		t.Logf("%s: %v; the slot was served %v after it was given back", kind, failed, again.Sub(served))
+		faultlab.Figure(t, "a permit after the slot was served again", time.Since(again))
 		assert.LessOrEqual(t, time.Since(again), 3*time.Second+10*late.Most())
 	}
 	faultlab.CleanUp(t, client, "tokenbucket:")

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
 // seconds of demand above the rate are worth so many permits at most.
@@ -53,13 +53,14 @@ func TestD4StaleFailover(t *testing.T) {
 	at.Store(replica)
 	moved := time.Now()
 	for _, f := range fleets {
-		t.Logf("%s: first permit %v after the move", f.name, f.after(t, moved, 20*time.Second))
+		faultlab.Figure(t, "first permit after the move", f.after(t, moved, 20*time.Second))
 		f.awaitGrants(t, 100)
 	}
 	for _, f := range fleets {
 		a := f.check(t, books, late, false, true)
 		lost := a.forkedSince(0)
-		t.Logf("%s: %d permits granted in %v that the new master had not heard of", f.name, lost, lag)
+		t.Logf("%s: the new master had not heard for %v", f.name, lag)
+		faultlab.Figure(t, "permits that the new master had not heard of", lost)
 		faultlab.Bit(t, 100, lost)
 		assert.LessOrEqual(t, float64(lost), permitsIn(lag)+debt+burst)
 		assert.Empty(t, a.gained, "nothing else was lost")
@@ -99,14 +100,15 @@ func TestD5SentinelKill(t *testing.T) {
 	faultlab.Bit(t, before, during)
 	for _, f := range fleets {
 		first := killed.Add(settled + f.after(t, killed.Add(settled), 30*time.Second))
-		t.Logf("%s: first permit %v after the kill, %v after that", f.name, first.Sub(killed), first.Sub(agreed))
+		faultlab.Figure(t, "first permit after the kill", first.Sub(killed))
 		// Three seconds, of which two are the sentinels': if these need more, that is more.
 		assert.LessOrEqual(t, first.Sub(killed), max(agreed.Sub(killed), 2*time.Second)+time.Second+20*late.Most())
 		f.awaitGrants(t, 200)
 	}
 	for _, f := range fleets {
 		a := f.check(t, books, late, false, true)
-		t.Logf("%s: %d permits granted that the new master had not heard of; %d masters", f.name, a.forkedSince(0), a.reigns)
+		t.Logf("%s: %d masters", f.name, a.reigns)
+		faultlab.Figure(t, "permits that the new master had not heard of", a.forkedSince(0))
 		assert.LessOrEqual(t, float64(a.forkedSince(0)), float64(a.reigns-1)*(permitsIn(time.Second)+burst))
 		assert.Empty(t, a.gained)
 	}
@@ -146,7 +148,7 @@ func TestD6SentinelStopped(t *testing.T) {
 			agreed := time.Now()
 			for _, f := range fleets {
 				first := stopped.Add(settled + f.after(t, stopped.Add(settled), 60*time.Second))
-				t.Logf("%s: first permit %v after the stop, %v after the sentinels agreed", f.name, first.Sub(stopped), first.Sub(agreed))
+				faultlab.Figure(t, "first permit after the stop", first.Sub(stopped))
 				assert.LessOrEqual(t, first.Sub(agreed), 4*time.Second+20*late.Most())
 				f.awaitGrants(t, 50)
 				during -= int(f.calls.Load())
@@ -169,8 +171,8 @@ func TestD6SentinelStopped(t *testing.T) {
 			for _, f := range fleets {
 				a := f.check(t, books, late, false, false)
 				twice := a.forkedSince(woken.UnixMicro())
-				t.Logf("%s: %d permits granted by the old master after it woke, %d before that were not replicated; %d masters",
-					f.name, twice, a.forkedSince(0)-twice, a.reigns)
+				t.Logf("%s: %d permits before it woke that were not replicated; %d masters", f.name, a.forkedSince(0)-twice, a.reigns)
+				faultlab.Figure(t, name+": permits granted by the old master when it was back", twice)
 				assert.Empty(t, a.gained)
 				if a.reigns > 2 { // the machine stood still for longer than sentinels wait
 					assert.LessOrEqual(t, float64(a.forkedSince(0)), float64(a.reigns-1)*(permitsIn(time.Since(stopped))+burst+debt))

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
 const (
@@ -226,6 +226,7 @@ func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, move
 	level := faultlab.Worst(a.due, rate)
 	t.Logf("%s: %d calls, %d permits promised and %d used of %d taken, %d of them given back; fullest window %.3f of %v + rate × T + %.3f; failures %v; slowest answer %v, %v after its deadline; the machine was late by %v",
 		f.name, f.calls.Load(), len(f.answers), len(f.used), len(a.due)+a.given, a.given, level, burst, a.extra(), f.failed, f.slowest, f.overdue, late.Most())
+	faultlab.Figure(t, "slowest answer", f.slowest)
 	unheard := 0
 	if killed {
 		unheard = len(f.used) / 20

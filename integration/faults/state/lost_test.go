@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -50,9 +50,11 @@ func TestD1RestartEmpty(t *testing.T) {
 	faultlab.Bit(t, before, during)
 	for _, kind := range faultlab.Kinds {
 		a := fleets[kind].check(t, books, late, false, true)
-		t.Logf("%s: first permit at most %v after the server answered; began with %.3f; gained %.1f", kind, back[kind], a.begun, a.gained)
+		t.Logf("%s: began with %.3f; gained %.1f", kind, a.begun, a.gained)
+		faultlab.Figure(t, "first permit after the server answered", back[kind])
 		assert.LessOrEqual(t, len(a.gained), times)
 		require.GreaterOrEqual(t, len(a.gained), times*3/4, "MONITOR may see too little of a life")
+		faultlab.Figure(t, fmt.Sprintf("permits gained by a loss, of %v", debt+1), slices.Max(a.gained))
 		for _, g := range a.gained {
 			assert.LessOrEqual(t, g, debt+1+permitsIn(late.Most()), "who was woken late asks again")
 		}
@@ -111,7 +113,9 @@ func TestD2Forgotten(t *testing.T) {
 				a := f.check(t, books, late, false, false)
 				f.unnoticed(t, late)
 				faultlab.Bit(t, before, len(a.gained))
-				t.Logf("%d losses; gained %.1f", len(a.gained), a.gained)
+				t.Logf("gained %.1f", a.gained)
+				faultlab.Figure(t, "losses", len(a.gained))
+				faultlab.Figure(t, fmt.Sprintf("permits gained by one, of %v", debt+1), slices.Max(a.gained))
 				for i, g := range a.gained {
 					assert.LessOrEqual(t, g, debt+1+permitsIn(late.Most()), "who was woken late asks again")
 					assert.InDelta(t, 1, a.begun[i], 1e-3, "one permit, never a full bucket")
@@ -164,7 +168,8 @@ func TestD2RefusalsEnd(t *testing.T) {
 		forgot := time.Now()
 		require.Eventually(t, try, 20*time.Second, time.Millisecond)
 		took := time.Since(forgot)
-		t.Logf("%s: %d refusals before the loss; passed %v after it", kind, refused, took)
+		t.Logf("%s: %d refusals before the loss", kind, refused)
+		faultlab.Figure(t, "who was refused without asking passed after", took)
 		faultlab.Bit(t, refused, 1)
 		assert.LessOrEqual(t, took, time.Second+10*late.Most())
 	}
@@ -212,6 +217,7 @@ func TestD3ScriptFlushTrips(t *testing.T) {
 			b, err := l.State(background)
 			require.NoError(t, err)
 			t.Logf("%d calls: %d scripts by hash, of which %d were unknown, and %d with their source", n, hashed, unknown, sent)
+			faultlab.Figure(t, fmt.Sprintf("scripts sent for %d calls that each found none", n), hashed+sent)
 			faultlab.Bit(t, n, unknown)
 			assert.EqualValues(t, n+1, b.Seq, "each took its permit, and once")
 			assert.Equal(t, unknown, sent)

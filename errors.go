@@ -1,0 +1,71 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+// Errors, to be matched with errors.Is. What wraps them names the bucket, the field and the value.
+var (
+	// ErrInvalidConfig: an option, a rate, a name, a store or a clock is out of range, or the bucket is of another kind.
+	ErrInvalidConfig = errors.New("tokenbucket: invalid configuration")
+	// ErrInvalidPermits: the number of permits is not positive, or too large.
+	ErrInvalidPermits = errors.New("tokenbucket: invalid permits")
+	// ErrNeverGranted: no state of the bucket, not even a full one that owes nothing, could grant the request within its
+	// timeout. A refusal would be one for ever, so it is an error; nothing was taken. It comes in a [*WaitError], whose Wait is
+	// the shortest timeout that would do. Only [RateLimiter.TryAcquire], [RateLimiter.Try] and [RateLimiter.TryReserve] return
+	// it: a bucket without bursts asked with no timeout, say, or more permits than it can save up within a timeout too short for
+	// the rest.
+	ErrNeverGranted = errors.New("tokenbucket: can never be granted")
+	// ErrLockNotObtained: the bucket's lock was held by others for longer than the caller or the store would wait.
+	ErrLockNotObtained = errors.New("tokenbucket: lock not obtained")
+	// ErrCorruptState: what is stored under the bucket's key is not a state that this release understands. Nothing was
+	// overwritten.
+	ErrCorruptState = errors.New("tokenbucket: corrupt state")
+	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). Permits that it may have granted are given
+	// back when its answer still comes.
+	ErrStoreTimeout = errors.New("tokenbucket: store timeout")
+	// ErrTooManyWaiters: so many callers of this process wait for the bucket already (WithMaxWaiters).
+	ErrTooManyWaiters = errors.New("tokenbucket: too many waiters")
+	// ErrStoreUnavailable: the store failed just now and has not answered since, so it was not asked. What wraps it names the
+	// failure. A Store of one's own wraps it to say that it cannot be reached.
+	ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
+)
+
+// WaitError tells that a wait would be too long for anybody to begin it. Nothing was taken.
+type WaitError struct {
+	// Bucket and Permits of the request.
+	Bucket  string
+	Permits int
+	// Wait that the request would take; with ErrNeverGranted, the shortest timeout with which it could be granted.
+	Wait time.Duration
+	// Reason is [context.DeadlineExceeded] (the wait ends after the context does) or [ErrNeverGranted] (no state of the bucket
+	// grants the request within its timeout).
+	Reason error
+}
+
+func (e *WaitError) Error() string {
+	if errors.Is(e.Reason, context.DeadlineExceeded) {
+		return fmt.Sprintf("tokenbucket: bucket %q: permits %d: due in %v, after the context's deadline", e.Bucket, e.Permits, e.Wait)
+	}
+	return fmt.Sprintf("%v: bucket %q: permits %d: want a timeout of at least %v", e.Reason, e.Bucket, e.Permits, e.Wait)
+}
+
+// Unwrap returns Reason.
+func (e *WaitError) Unwrap() error { return e.Reason }
+
+// away tells whether an error means that the store cannot be asked now, rather than that somebody must repair something.
+func away(err error) bool {
+	var wait *WaitError
+	switch {
+	case err == nil, errors.As(err, &wait), errors.Is(err, ErrLockNotObtained), errors.Is(err, ErrCorruptState), script.Lasting(err):
+		return false
+	case errors.Is(err, ErrStoreTimeout), errors.Is(err, ErrStoreUnavailable):
+		return true
+	}
+	return script.Away(err)
+}

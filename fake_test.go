@@ -1,0 +1,274 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+// patient is for limiters on a real server: a busy machine is no outage.
+var patient = WithStoreTimeout(time.Minute)
+
+// Stores and clients that fail, hang or take their time as they are told, for tests that wait in a bubble of testing/synctest.
+
+// bubble runs a test in a bubble, and leaves what it has begun the time to end.
+func bubble(t *testing.T, test func(t *testing.T)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(time.Minute) // probes are kept for seconds
+		test(t)
+	})
+}
+
+// ailing is a store that fails, or hangs, as it is told. Whether it answers is asked by batches without requests.
+type ailing struct {
+	store MemoryStore
+	fails atomic.Bool // requests
+	ill   atomic.Bool // whatever is asked
+	hangs atomic.Bool
+	calls atomic.Int64
+}
+
+func (s *ailing) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	s.calls.Add(1)
+	if s.hangs.Load() {
+		<-ctx.Done()
+		<-ctx.Done()
+		return Outcome{}, fmt.Errorf("%w: hung", ErrStoreTimeout)
+	}
+	if s.fails.Load() && len(b.Requests) > 0 || s.ill.Load() {
+		return Outcome{}, fmt.Errorf("%w: failed", ErrStoreTimeout)
+	}
+	return s.store.Apply(ctx, b)
+}
+
+// sick is an ailing store with a probe of its own.
+type sick struct {
+	ailing
+	stuck chan struct{} // probes wait for it; nil: they do not
+}
+
+func (s *sick) describe() traits { return traits{self: s, probe: s.probe} }
+
+func (s *sick) probe(context.Context, string) error {
+	if s.stuck != nil {
+		<-s.stuck
+	}
+	if s.ill.Load() {
+		return fmt.Errorf("%w: no", ErrStoreUnavailable)
+	}
+	return nil
+}
+
+// away begins or ends an outage that a limiter notices.
+func (s *sick) away(t *testing.T, l *RateLimiter, is bool) {
+	s.ill.Store(is)
+	s.fails.Store(is)
+	if is {
+		_, _ = l.Reserve(background, 1)
+	}
+	healthy(t, l, !is)
+}
+
+// oneServer is a sick store whose buckets are away together, as those of one Redis are.
+type oneServer struct {
+	sick
+	health  *health
+	outages atomic.Int64
+	parts   MemoryStore
+}
+
+func newOneServer() *oneServer {
+	s := new(oneServer)
+	s.health = newHealth(&s.outages)
+	return s
+}
+
+func (s *oneServer) describe() traits {
+	return traits{self: s, probe: s.probe, health: s.health, outages: &s.outages, parts: &s.parts}
+}
+
+// healthy waits until a limiter's store is known to be there, or away.
+func healthy(t *testing.T, l *RateLimiter, want bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	for (l.line.down() == nil) != want {
+		require.Less(t, time.Since(began), 20*time.Second, "the store is not known to be there: want %v", want)
+		time.Sleep(time.Millisecond)
+	}
+	return time.Since(began)
+}
+
+// distant is a store that takes its time, and heeds contexts.
+type distant struct {
+	Store
+	trip  atomic.Int64
+	calls atomic.Int64
+}
+
+func (s *distant) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	s.calls.Add(1)
+	select {
+	case <-time.After(time.Duration(s.trip.Load())):
+		return s.Store.Apply(ctx, b)
+	case <-ctx.Done():
+		return Outcome{}, ctx.Err()
+	}
+}
+
+// slow is a store whose requests and replies take their time, now and then longer than anybody waits. It blocks, so it is
+// asked as a Redis store is.
+type slow struct {
+	store *MemoryStore
+	delay func() time.Duration
+}
+
+func (s *slow) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	time.Sleep(s.delay())
+	out, err := s.store.Apply(ctx, b)
+	time.Sleep(s.delay())
+	if rand.IntN(50) == 0 {
+		return Outcome{}, errors.New("reply lost")
+	}
+	return out, err
+}
+
+// apart is a MemoryStore that is asked as one behind a network is.
+type apart struct{ *slow }
+
+func newApart() *apart {
+	return &apart{&slow{store: NewMemoryStore(), delay: func() time.Duration { return 0 }}}
+}
+
+// fakeRedis is a client of a server of which only locks, probes and the count of instances are known. What is stored in its buckets
+// is no state.
+type fakeRedis struct {
+	redis.Scripter             // the stores have one of their own
+	locked         atomic.Bool // somebody else has every lock
+	hangs          atomic.Bool // until the context ends
+	late           atomic.Bool // scripts run when nobody waits for them any more
+	instances      atomic.Int64
+	refuses        atomic.Pointer[error] // what it says when it is asked for instances; nil: their number
+	beats          atomic.Int64
+}
+
+func (c *fakeRedis) Process(ctx context.Context, cmd redis.Cmder) error {
+	if c.hangs.Load() {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	answer, err := c.answer(cmd)
+	switch cmd := cmd.(type) {
+	case script.Call:
+		cmd.SetVal(answer)
+	case once:
+		cmd.SetVal(strings.Join(answer, " "))
+	}
+	cmd.SetErr(err)
+	return err
+}
+
+func (c *fakeRedis) answer(cmd redis.Cmder) ([]string, error) {
+	now := fmt.Sprint(time.Now().UnixMicro())
+	if cmd.Name() == "set" {
+		return []string{"OK"}, nil
+	}
+	switch cmd.Args()[1] {
+	case applyScript.SHA:
+		if c.late.Load() {
+			return []string{now, "late"}, nil
+		}
+		if c.locked.Load() {
+			return []string{now, "locked 100"}, nil
+		}
+		return []string{now, "corrupt hello"}, nil
+	case readScript.SHA:
+		return []string{"found", now, "hello"}, nil
+	case commitScript.SHA, clipScript.SHA:
+		return []string{"done"}, nil
+	case instances.Script.SHA:
+		c.beats.Add(1)
+		if err := c.refuses.Load(); err != nil {
+			return nil, *err
+		}
+		return []string{fmt.Sprint(c.instances.Load())}, nil
+	}
+	if c.locked.Load() { // the lock's library asks for it
+		return nil, redis.Nil
+	}
+	return []string{"OK"}, nil
+}
+
+// testLog writes to a test's log as long as it runs.
+type testLog struct {
+	mu   sync.Mutex
+	t    testing.TB
+	over bool
+}
+
+func (l *testLog) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.over {
+		l.t.Log(strings.TrimSpace(string(line)))
+	}
+	return len(line), nil
+}
+
+// Logged has a limiter log to its test.
+func Logged(t testing.TB) Option {
+	log := &testLog{t: t}
+	t.Cleanup(func() {
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		log.over = true
+	})
+	return WithLogger(slog.New(slog.NewTextHandler(log, nil)))
+}
+
+// recorder keeps what is logged, a line each: the level, the message, and its attributes.
+type recorder struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (r *recorder) option() Option {
+	return WithLogger(slog.New(slog.NewTextHandler(r, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	})))
+}
+
+func (r *recorder) Write(line []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = append(r.lines, strings.TrimSpace(string(line)))
+	return len(line), nil
+}
+
+// logged returns what was logged since it was called last.
+func (r *recorder) logged() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	lines := r.lines
+	r.lines = nil
+	return lines
+}

@@ -1,0 +1,28 @@
+package faultlab
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// figureMark is what a line of a test's output that holds a figure begins with. integration/faults/report knows it too.
+const figureMark = "figure: "
+
+// Figure logs what a test has measured. Of figures of one name, in a test and its subtests, docs/faults.md tells the least and the
+// most; it is written by
+//
+//	go run ./integration/faults/report
+//
+// The name says what was measured, and what is allowed if that is a number: "no permit for", "permits in the first 100ms, of 21".
+func Figure[V int | int64 | float64 | time.Duration](t testing.TB, name string, value V) {
+	t.Helper()
+	switch v := any(value).(type) {
+	case time.Duration:
+		t.Logf("%s%s = %v", figureMark, name, v.Round(10*time.Microsecond))
+	case float64:
+		t.Logf("%s%s = %s", figureMark, name, fmt.Sprintf("%.4g", v))
+	default:
+		t.Logf("%s%s = %v", figureMark, name, v)
+	}
+}

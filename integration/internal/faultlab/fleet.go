@@ -1,0 +1,365 @@
+package faultlab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
+)
+
+// jobEnv holds the job of a process that StartProcess starts.
+const jobEnv = "TOKENBUCKET_FAULTLAB_JOB"
+
+// Job is what one process of a fleet does: callers that each reserve one permit, wait until it is due and use it, again and
+// again. A bursty bucket, whose initial permits are all of its burst.
+type Job struct {
+	// Addrs of a server, of a cluster's nodes (Cluster), or of sentinels (Sentinel: the name of their master).
+	Addrs    []string
+	Cluster  bool
+	Sentinel string
+	// Prefix of the keys, default "tokenbucket:"; Bucket is the limiter's name; Store is "script" or "lock".
+	Prefix, Bucket, Store string
+	// Rate is in permits per second; Burst is the most permits stored.
+	Rate, Burst float64
+	Callers     int
+	// Timeout of a reservation. Pause is how long a caller waits after a failure, and at most after a refusal; default 20 ms.
+	Timeout, Pause time.Duration
+	// Skew is by how much the clock of the process is off: the first, and after every 100 ms the next, round and round. The
+	// limiter is given such a clock (WithClock), whose timers and differences are right: what steps is a machine's wall
+	// clock, not the time that passes. See Clock for why it is not the process' own.
+	Skew []time.Duration
+	// Preload is more of the environment, as "NAME=value".
+	Preload []string
+}
+
+// Permit is one permit that was used, or one failure. Times are by Micros. The server's time of the decision is not to be had from
+// outside of the library.
+type Permit struct {
+	// Asked is when the caller asked, Granted when it had the answer: the decision lies between.
+	Asked, Granted int64
+	// Told is Asked and the wait that the answer told, Due is Asked and the wait as it was in the end: shorter if others before
+	// it gave up, longer if the bucket was held back, or if the process overslept by so much that its callers asked again.
+	// Neither is later than the permit was due, but for Way.
+	Told, Due int64
+	// Way is by how much the decision may have been before Asked, see Trips.
+	Way int64
+	// Used is when the caller was let go, or failed. Used − Due is at most how late that was, and exact but for the time
+	// from Asked to the decision.
+	Used int64
+	// Woken is how late the process has woken a sleeper at most, one who has nothing to do with the library, from Granted to Used.
+	Woken int64
+	// Err is what failed, "" if nothing did; Kind is it in a word: unavailable, timeout, lock, corrupt,
+	// config, other; stuck: the process was to end and had been waiting for ten seconds longer than its timeout since.
+	Err, Kind string
+}
+
+// Process is a process of a fleet. Its methods may be called by many goroutines at once.
+type Process struct {
+	Pid int
+	w   *worker.Worker[Permit]
+}
+
+// StartProcess starts a process that does the job until End, and no longer than the test. The package's TestMain must call
+// Main:
+//
+//	func TestMain(m *testing.M) {
+//		faultlab.Main()
+//		os.Exit(m.Run())
+//	}
+func StartProcess(t testing.TB, job Job) *Process {
+	t.Helper()
+	w := worker.Start[Permit](t, jobEnv, job, job.Preload...)
+	return &Process{w.Pid, w}
+}
+
+// Stop makes the process hang (SIGSTOP) until Continue.
+func (p *Process) Stop() error { return p.w.Stop() }
+
+// Continue ends Stop.
+func (p *Process) Continue() error { return p.w.Continue() }
+
+// Kill kills the process (SIGKILL).
+func (p *Process) Kill() error { return p.w.Kill() }
+
+// Permits returns permits and failures so far.
+func (p *Process) Permits() []Permit { return p.w.Events() }
+
+// End lets the callers finish what they have begun, ends the process and returns all that it has told. Of a process that was
+// killed that is all until then, but for what it had just been granted.
+func (p *Process) End() []Permit { return p.w.End() }
+
+// Fleet is several processes with jobs that may differ.
+type Fleet []*Process
+
+// StartFleet starts a process for each job.
+func StartFleet(t testing.TB, jobs ...Job) Fleet {
+	t.Helper()
+	var f Fleet
+	for _, j := range jobs {
+		f = append(f, StartProcess(t, j))
+	}
+	return f
+}
+
+// Permits returns what all processes have told so far.
+func (f Fleet) Permits() (all []Permit) {
+	for _, p := range f {
+		all = append(all, p.Permits()...)
+	}
+	return all
+}
+
+// End ends all processes at the same time, and returns what they have told.
+func (f Fleet) End() (all []Permit) {
+	told := make([][]Permit, len(f))
+	var ending sync.WaitGroup
+	for i, p := range f {
+		ending.Go(func() { told[i] = p.End() })
+	}
+	ending.Wait()
+	return slices.Concat(told...)
+}
+
+// Used returns the permits that were used, as events for Worst, without failures.
+func Used(permits []Permit) (events []Event) {
+	for _, p := range permits {
+		if p.Err == "" {
+			events = append(events, Event{p.Used, 1})
+		}
+	}
+	return events
+}
+
+// Failures counts failures by kind.
+func Failures(permits []Permit) map[string]int {
+	kinds := map[string]int{}
+	for _, p := range permits {
+		if p.Err != "" {
+			kinds[p.Kind]++
+		}
+	}
+	return kinds
+}
+
+// Due returns when the permits that were used were due, as spans for Surely: by the server's clock, not before the decision may
+// have been made and the wait was over, and no later than so long after the answer, or than its caller was let go.
+func Due(permits []Permit) (spans []Span) {
+	for _, p := range permits {
+		if p.Err == "" {
+			to := min(p.Used, p.Due-p.Asked+p.Granted)
+			spans = append(spans, Span{min(p.Due-p.Way, to), to})
+		}
+	}
+	return spans
+}
+
+// MostWoken is how late any of the processes has woken a sleeper while a caller waited.
+func MostWoken(permits []Permit) (most time.Duration) {
+	for _, p := range permits {
+		most = max(most, time.Duration(p.Woken)*time.Microsecond)
+	}
+	return most
+}
+
+// MostOverslept is how much longer than told any caller waited, from the answer on. Late it may be by the way of the answer
+// too.
+func MostOverslept(permits []Permit) (most time.Duration) {
+	for _, p := range permits {
+		if p.Err == "" {
+			most = max(most, time.Duration(p.Used-p.Granted-(p.Due-p.Asked))*time.Microsecond)
+		}
+	}
+	return most
+}
+
+// MostPutOff is how much longer than told at first any caller was to wait in the end. More than 100 ms of it, without a
+// penalty, show a process that overslept: the permits that its callers had are taken and not used.
+func MostPutOff(permits []Permit) (most time.Duration) {
+	for _, p := range permits {
+		if p.Err == "" {
+			most = max(most, time.Duration(p.Due-p.Told)*time.Microsecond)
+		}
+	}
+	return most
+}
+
+// Main does the job and exits, if this process is one that StartProcess has started. See worker.Main.
+func Main() { worker.Main(jobEnv, work) }
+
+// Client returns a client of the job's servers. The caller closes it.
+func (j *Job) Client() redis.UniversalClient {
+	switch {
+	case j.Sentinel != "":
+		return redis.NewFailoverClient(&redis.FailoverOptions{MasterName: j.Sentinel, SentinelAddrs: j.Addrs})
+	case j.Cluster:
+		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: j.Addrs})
+	}
+	return redis.NewClient(&redis.Options{Addr: j.Addrs[0]})
+}
+
+// Limiter returns a limiter of the job's bucket with that client.
+func (j *Job) Limiter(client redis.UniversalClient, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
+	prefix := tokenbucket.WithKeyPrefix(j.prefix())
+	opts := []tokenbucket.Option{tokenbucket.WithMaxPermits(j.Burst), tokenbucket.WithInitialPermits(j.Burst)}
+	store := Stores[j.Store]
+	if store == nil {
+		return nil, fmt.Errorf("store %q: want one of %q", j.Store, Kinds)
+	}
+	opts = append(opts, tokenbucket.WithStore(store(client, prefix)))
+	if len(j.Skew) > 0 {
+		opts = append(opts, tokenbucket.WithClock(Skewed(j.Skew...)))
+	}
+	return tokenbucket.NewSmoothBursty(j.Bucket, j.Rate, append(opts, more...)...)
+}
+
+func (j *Job) prefix() string {
+	if j.Prefix == "" {
+		return "tokenbucket:"
+	}
+	return j.Prefix
+}
+
+// work is the process.
+func work(ctx context.Context, j *Job, tell func(Permit)) error {
+	client := j.Client()
+	defer func() { _ = client.Close() }()
+	trips := Trips{Now: Micros}
+	limiter, err := j.Limiter(client, tokenbucket.WithObserver(tokenbucket.Observer{Trip: trips.Note}))
+	if err != nil {
+		return err
+	}
+	late := measureLateness()
+	defer late.Stop()
+	pause := j.Pause
+	if pause == 0 {
+		pause = 20 * time.Millisecond
+	}
+	stuck := make(chan struct{}) // closed long after the process was to end
+	context.AfterFunc(ctx, func() { time.AfterFunc(j.Timeout+10*time.Second, func() { close(stuck) }) })
+	var callers sync.WaitGroup
+	for range j.Callers {
+		callers.Go(func() {
+			for ctx.Err() == nil {
+				p := Permit{Asked: Micros()}
+				r, err := limiter.TryReserve(context.Background(), 1, j.Timeout)
+				p.Granted = Micros()
+				granted := time.Now()
+				switch {
+				case err != nil:
+					p.Told, p.Due, p.Used, p.Err, p.Kind = p.Asked, p.Asked, p.Granted, err.Error(), kind(err)
+					tell(p)
+					rest(ctx, pause)
+				case !r.OK():
+					rest(ctx, min(pause, r.RetryAfter()))
+				default:
+					p.Told, p.Way = p.Asked+r.Delay().Microseconds(), trips.Way(p.Asked)
+					select {
+					case <-r.Ready():
+					case <-stuck:
+						p.Err, p.Kind = fmt.Sprintf("still waits, for %v when it was granted", r.Delay()), "stuck"
+					}
+					p.Used = Micros()
+					p.Woken = late.Since(granted).Microseconds()
+					p.Due = p.Asked + r.Delay().Microseconds()
+					if p.Due > p.Told { // it was asked again
+						p.Way = max(p.Way, trips.Way(p.Asked))
+					}
+					tell(p)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	return nil
+}
+
+// Trips are the last answers of a store, for an Observer. A decision may be one of a time that had surely come when the request
+// left: what the last answer had said and what had passed since that arrived. So it may lie before the request by as long as
+// the answer was under way, but by no more than 100 ms.
+type Trips struct {
+	// Now is the clock, in microseconds.
+	Now func() int64
+
+	mu   sync.Mutex
+	last []Span // in the order of their ends
+}
+
+// Note is called when an answer has come.
+func (t *Trips) Note(trip tokenbucket.Trip) {
+	if trip.Err != nil {
+		return
+	}
+	const kept = 64
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := t.Now()
+	t.last = append(t.last[max(0, len(t.last)+1-kept):], Span{now - trip.Elapsed.Microseconds(), now})
+}
+
+// Way is by how much, in microseconds, what was asked for at a time and has been answered may have been decided before that.
+func (t *Trips) Way(asked int64) (most int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, l := range slices.Backward(t.last) {
+		if most = max(most, l.To-l.From); l.To < asked {
+			break
+		}
+	}
+	return min(most, (100 * time.Millisecond).Microseconds())
+}
+
+// rest sleeps, unless the context ends.
+func rest(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}
+
+// kind is an error in a word.
+func kind(err error) string {
+	for _, k := range []struct {
+		err  error
+		name string
+	}{
+		{tokenbucket.ErrStoreUnavailable, "unavailable"}, {tokenbucket.ErrLockNotObtained, "lock"},
+		{tokenbucket.ErrStoreTimeout, "timeout"}, {tokenbucket.ErrCorruptState, "corrupt"}, {tokenbucket.ErrInvalidConfig, "config"},
+	} {
+		if errors.Is(err, k.err) {
+			return k.name
+		}
+	}
+	return "other"
+}
+
+// Skewed returns a clock whose wall time is off by the first duration, and after every 100 ms by the next, round and round.
+// Its timers and Since are the system's monotonic ones, as on a machine whose wall clock is wrong.
+func Skewed(by ...time.Duration) clockwork.Clock {
+	return &skewed{clockwork.NewRealClock(), time.Now(), by}
+}
+
+type skewed struct {
+	clockwork.Clock
+	origin time.Time
+	by     []time.Duration
+}
+
+// Now implements clockwork.Clock.
+func (s *skewed) Now() time.Time {
+	now := time.Now()
+	return now.Round(0).Add(s.by[int(now.Sub(s.origin)/(100*time.Millisecond))%len(s.by)])
+}
+
+// Until implements clockwork.Clock.
+func (s *skewed) Until(t time.Time) time.Duration { return t.Sub(s.Now()) }

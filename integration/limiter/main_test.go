@@ -1,0 +1,122 @@
+// Package limiter tests limiters with servers that are killed, hang, or are cut off, with clusters and rings, and with processes.
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	redis.SetLogger(silent{})
+	worker.Main(workerEnv, work) // this may be one of the processes that TestProcesses starts
+	redistest.Main(m)
+}
+
+// silent is a log of the Redis client, which says of every connection that it breaks.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
+
+var background = context.Background()
+
+// redisStores are both, on a client.
+func redisStores(client tb.RedisClient, opts ...tb.RedisOption) map[string]tb.Store {
+	return map[string]tb.Store{"lock": tb.NewRedisStore(client, opts...), "script": tb.NewRedisScriptStore(client, opts...)}
+}
+
+// testLog writes to a test's log as long as it runs.
+type testLog struct {
+	mu   sync.Mutex
+	t    testing.TB
+	over bool
+}
+
+func (l *testLog) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.over {
+		l.t.Log(strings.TrimSpace(string(line)))
+	}
+	return len(line), nil
+}
+
+// open makes a limiter that logs to its test.
+func open(t testing.TB, name string, rate float64, store tb.Store, opts ...tb.Option) *tb.RateLimiter {
+	t.Helper()
+	log := &testLog{t: t}
+	t.Cleanup(func() {
+		log.mu.Lock()
+		defer log.mu.Unlock()
+		log.over = true
+	})
+	opts = append([]tb.Option{tb.WithStore(store), tb.WithLogger(slog.New(slog.NewTextHandler(log, nil)))}, opts...)
+	l, err := tb.NewSmoothBursty(name, rate, opts...)
+	require.NoError(t, err)
+	return l
+}
+
+// told is what a limiter was told of its store.
+type told struct {
+	mu    sync.Mutex
+	downs int
+	ups   int
+	last  tb.Health
+}
+
+// option has a limiter tell it.
+func (w *told) option() tb.Option {
+	return tb.WithObserver(tb.Observer{Health: func(h tb.Health) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.last = h
+		if h.Down {
+			w.downs++
+		} else {
+			w.ups++
+		}
+	}})
+}
+
+// counts are how often the store went, and how often it came back.
+func (w *told) counts() (downs, ups int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.downs, w.ups
+}
+
+// away waits until the store is known to be away, or back, and returns how long that took.
+func (w *told) away(t testing.TB, want bool) time.Duration {
+	t.Helper()
+	began := time.Now()
+	require.Eventually(t, func() bool {
+		downs, ups := w.counts()
+		return (downs > ups) == want
+	}, 20*time.Second, time.Millisecond, "away: %v", want)
+	return time.Since(began)
+}
+
+// evalshas counts the calls of scripts that a server has got.
+func evalshas(t testing.TB, client *redis.Client) int {
+	info, err := client.Info(background, "commandstats").Result()
+	require.NoError(t, err)
+	_, after, found := strings.Cut(info, "cmdstat_evalsha:calls=")
+	if !found {
+		return 0
+	}
+	n := 0
+	_, err = fmt.Sscan(strings.SplitN(after, ",", 2)[0], &n)
+	require.NoError(t, err)
+	return n
+}

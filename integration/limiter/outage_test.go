@@ -1,0 +1,435 @@
+package limiter
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+// What each policy gives while Redis is hung or killed, for every kind of store: an outage is noticed, from then on a call
+// costs far less than a round trip, and when Redis is back, that is noticed by itself.
+func TestFailurePolicies(t *testing.T) {
+	faults := map[string]struct{ begin, end func(*redistest.Server) error }{
+		"hung":    {(*redistest.Server).Stop, (*redistest.Server).Continue},
+		"refused": {(*redistest.Server).Kill, (*redistest.Server).Restart},
+	}
+	for name, fault := range faults {
+		for _, which := range []string{"script", "lock"} {
+			t.Run(name+"/"+which, func(t *testing.T) {
+				server := redistest.Start(t)
+				store := redisStores(server.Client(t))[which]
+				use := func(bucket string, store tb.Store, opts ...tb.Option) *tb.RateLimiter {
+					l := open(t, bucket, 10, store, append(opts, tb.WithMaxPermits(20), tb.WithInitialPermits(20))...)
+					ok, err := l.Try(background)
+					require.NoError(t, err)
+					require.True(t, ok)
+					return l
+				}
+				instances := func(n int64) {
+					client := server.Client(t)
+					require.Eventually(t, func() bool { return client.ZCard(background, "tokenbucket:instances").Val() == n }, 20*time.Second, time.Millisecond)
+				}
+				for i := range 3 { // instances, a store each
+					other := use("share", redisStores(server.Client(t))[which], tb.WithFailurePolicy(tb.LocalShare(1)))
+					defer runtime.KeepAlive(other)
+					instances(int64(i + 1))
+				}
+				var health told
+				closed := use("closed", store, health.option())
+				opened := use("open", store, tb.WithFailurePolicy(tb.FailOpen))
+				shared := use("share", store, tb.WithFailurePolicy(tb.LocalShare(5)))
+				instances(4)
+				time.Sleep(100 * time.Millisecond) // the answer has arrived; without it, the share is a fifth
+
+				require.NoError(t, fault.begin(server))
+				began := time.Now()
+				_, err := closed.Try(background)
+				require.Error(t, err)
+				health.away(t, true)
+				t.Logf("noticed after %v: %v", time.Since(began), err)
+				require.Error(t, health.last.Err)
+				require.Equal(t, tb.FailClosed, health.last.Policy)
+
+				costs := make([]time.Duration, 1001)
+				for i := range costs {
+					began := time.Now()
+					ok, err := closed.Try(background)
+					costs[i] = time.Since(began)
+					require.False(t, ok)
+					require.ErrorIs(t, err, tb.ErrStoreUnavailable)
+					require.ErrorContains(t, err, `"closed"`)
+				}
+				slices.Sort(costs)
+				t.Logf("a call costs %v (median of %d; wanted less than 100 µs)", costs[500], len(costs))
+				require.Less(t, costs[500], time.Millisecond)
+				_, err = closed.State(background)
+				require.ErrorIs(t, err, tb.ErrStoreUnavailable)
+
+				for range 100 {
+					ok, err := opened.Try(background)
+					require.NoError(t, err)
+					require.True(t, ok)
+				}
+				r, err := opened.Reserve(background, 3)
+				require.NoError(t, err)
+				<-r.Ready()
+				require.NoError(t, r.Cancel(background))
+				_, err = opened.Acquire(background, 1)
+				require.NoError(t, err)
+				_, err = opened.TryAcquire(background, 0, 0)
+				require.ErrorIs(t, err, tb.ErrInvalidPermits, "a policy is not for bad input")
+				over, cancel := context.WithCancel(background)
+				cancel()
+				_, err = opened.Try(over)
+				require.ErrorIs(t, err, context.Canceled)
+
+				began = time.Now()
+				passed := 0
+				for time.Since(began) < 2*time.Second {
+					ok, err := shared.TryAcquire(background, 1, 0)
+					require.NoError(t, err)
+					if ok {
+						passed++
+					}
+					time.Sleep(time.Millisecond)
+				}
+				span := time.Since(began).Seconds()
+				t.Logf("a local share of a quarter of 10/s let %d pass in %.2f s", passed, span)
+				require.LessOrEqual(t, float64(passed), 2.5*span)
+				require.GreaterOrEqual(t, passed, 2)
+				ok, err := shared.TryAcquire(background, 20, time.Second)
+				require.NoError(t, err, "the whole bucket could grant it, so it is no mistake")
+				require.False(t, ok)
+				waited, err := shared.Acquire(background, 1)
+				require.NoError(t, err)
+				require.LessOrEqual(t, waited, 400*time.Millisecond)
+
+				require.NoError(t, fault.end(server))
+				t.Logf("back %v after the server (wanted less than 1 s)", health.away(t, false))
+				require.Positive(t, health.last.After)
+				for _, l := range []*tb.RateLimiter{closed, opened, shared} {
+					_, err := l.State(background)
+					require.NoError(t, err)
+					_, err = l.Try(background)
+					require.NoError(t, err)
+				}
+				downs, ups := health.counts()
+				require.Equal(t, []int{1, 1}, []int{downs, ups})
+			})
+		}
+	}
+}
+
+// One reply that is lost shuts out nobody: the probe is answered.
+func TestLostReplyIsNoOutage(t *testing.T) {
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr)
+	proxy.Match("evalsha", redistest.Only(3, redistest.LoseReply))
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr})
+	t.Cleanup(func() { _ = client.Close() })
+	var health told
+	l := open(t, "x", 1000, tb.NewRedisScriptStore(client), tb.WithStoreTimeout(2*time.Second), health.option())
+	failed := 0
+	for range 50 {
+		if _, err := l.Try(background); err != nil {
+			require.ErrorIs(t, err, tb.ErrStoreTimeout)
+			failed++
+		}
+	}
+	require.Equal(t, 1, failed)
+	downs, _ := health.counts()
+	require.Zero(t, downs)
+}
+
+// The instances of a fleet count themselves: each has its part, and who has gone counts no longer than seven seconds.
+func TestInstancesAreCounted(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	var fleet []*tb.RateLimiter
+	var health [3]told
+	for i := range health { // a store each, as in processes of their own
+		store := tb.NewRedisScriptStore(client)
+		l := open(t, "x", 3, store, tb.WithFailurePolicy(tb.LocalShare(100)), health[i].option())
+		defer runtime.KeepAlive(open(t, "y", 3, store, tb.WithFailurePolicy(tb.LocalShare(100)))) // a process is counted once
+		fleet = append(fleet, l)
+	}
+	time.Sleep(5 * time.Second) // each shows every two seconds that it lives
+	require.EqualValues(t, 3, client.ZCard(background, "tokenbucket:instances").Val())
+	ttl := client.PTTL(background, "tokenbucket:instances").Val()
+	require.Positive(t, ttl)
+	require.LessOrEqual(t, ttl, 7*time.Second)
+	require.NoError(t, server.Kill())
+	for i, l := range fleet {
+		require.InDelta(t, 1, localRate(t, l, &health[i]), 0.01, "a third of 3/s, not a hundredth")
+	}
+}
+
+// localRate is the rate of a process's part, while the store is away.
+func localRate(t *testing.T, l *tb.RateLimiter, health *told) float64 {
+	t.Helper()
+	_, err := l.Reserve(background, 1)
+	require.NoError(t, err)
+	health.away(t, true)
+	first, err := l.Reserve(background, 1)
+	require.NoError(t, err)
+	due := time.Now().Add(first.Delay())
+	last, err := l.Reserve(background, 10)
+	require.NoError(t, err)
+	return 10 / time.Now().Add(last.Delay()).Sub(due).Seconds()
+}
+
+// Instances that cannot be counted any more, since somebody must repair something, are those that were given.
+func TestUncountable(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	var health told
+	l := open(t, "x", 5, tb.NewRedisScriptStore(client), tb.WithFailurePolicy(tb.LocalShare(7)), health.option())
+	_, err := l.Try(background)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return client.ZCard(background, "tokenbucket:instances").Val() == 1 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, client.Set(background, "tokenbucket:instances", "another's", 0).Err())
+	time.Sleep(5 * time.Second) // it is asked every two seconds
+	require.NoError(t, server.Kill())
+	require.InDelta(t, 5.0/7, localRate(t, l, &health), 0.01)
+}
+
+// A shadow costs no more than the store's timeout when Redis hangs, and the call passes.
+func TestShadow(t *testing.T) {
+	server := redistest.Start(t)
+	l := open(t, "hung", 5, tb.NewRedisScriptStore(server.Client(t)), tb.WithShadow())
+	require.NoError(t, server.Stop())
+	ok, err := l.Try(background)
+	require.NoError(t, err)
+	require.True(t, ok)
+}
+
+// Limiters that differ in their timeouts share this process's part.
+func TestShareOfAllTimeouts(t *testing.T) {
+	server := redistest.Start(t)
+	store := tb.NewRedisScriptStore(server.Client(t))
+	var all []*tb.RateLimiter
+	var health [4]told
+	for i := range health {
+		l := open(t, "x", 10, store, tb.WithFailurePolicy(tb.LocalShare(1)), tb.WithStoreTimeout(time.Second+time.Duration(i)), health[i].option())
+		_, err := l.State(background)
+		require.NoError(t, err)
+		all = append(all, l)
+	}
+	require.NoError(t, server.Kill())
+	for i, l := range all {
+		_, _ = l.Try(background)
+		health[i].away(t, true)
+	}
+	began := time.Now()
+	within := 0
+	for i := range 40 {
+		r, err := all[i%4].Reserve(background, 1)
+		require.NoError(t, err)
+		if r.Delay() <= time.Second {
+			within++
+		}
+	}
+	require.Positive(t, within)
+	require.LessOrEqual(t, float64(within), 1+10*(1+time.Since(began).Seconds()))
+}
+
+// A lock that others hold is no outage: its error says so, under every policy.
+func TestHeldLockOpensNoGate(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for which, store := range redisStores(client, tb.WithLockTTL(time.Minute)) {
+		for _, policy := range []tb.FailurePolicy{tb.FailClosed, tb.FailOpen, tb.LocalShare(1)} {
+			t.Run(which+" "+policy.String(), func(t *testing.T) {
+				t.Parallel()
+				name := fmt.Sprint(which, policy.String(), rand.Uint64())
+				l := open(t, name, 10, store, tb.WithFailurePolicy(policy), tb.WithStoreTimeout(500*time.Millisecond),
+					tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that nobody is refused without asking
+				_, err := l.Try(background)
+				require.NoError(t, err)
+				require.Eventually(t, func() bool { // none that was kept is left
+					return client.SetNX(background, "tokenbucket:{"+name+"}:lock", "other", time.Minute).Val()
+				}, 20*time.Second, time.Millisecond)
+				for range 3 {
+					ok, err := l.TryAcquire(background, 1, 0)
+					require.ErrorIs(t, err, tb.ErrLockNotObtained)
+					require.False(t, ok)
+				}
+			})
+		}
+	}
+}
+
+// A ring that knows no server that is well says so in words of its own. Its outages, one a bucket, end with their buckets.
+func TestRingAway(t *testing.T) {
+	server := redistest.Start(t)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr}})
+	t.Cleanup(func() { _ = ring.Close() })
+	store := tb.NewRedisScriptStore(ring)
+	var health told
+	func() {
+		l := open(t, "x", 10, store, tb.WithFailurePolicy(tb.FailOpen), health.option())
+		_, err := l.Try(background)
+		require.NoError(t, err)
+		require.NoError(t, server.Kill())
+		_, _ = l.Try(background)
+		health.away(t, true)
+		for began := time.Now(); time.Since(began) < 4*time.Second; time.Sleep(5 * time.Millisecond) {
+			ok, err := l.Try(background)
+			require.NoError(t, err)
+			require.True(t, ok)
+		}
+		downs, ups := health.counts()
+		require.Equal(t, []int{1, 0}, []int{downs, ups})
+	}()
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		_, ups := health.counts()
+		return ups == 1
+	}, 20*time.Second, 20*time.Millisecond)
+}
+
+// An outage goes on though who noticed it is used no more.
+func TestOutageOutlivesALimiter(t *testing.T) {
+	server := redistest.Start(t)
+	store := tb.NewRedisScriptStore(server.Client(t))
+	var health told
+	a := open(t, "a", 10, store, health.option())
+	_, err := a.Try(background)
+	require.NoError(t, err)
+	require.NoError(t, server.Kill())
+	_, err = a.Try(background)
+	require.Error(t, err)
+	health.away(t, true)
+	func() {
+		b := open(t, "b", 10, store)
+		_, err = b.Try(background)
+		require.Error(t, err)
+	}()
+	for range 50 {
+		runtime.GC()
+		time.Sleep(20 * time.Millisecond)
+	}
+	_, err = a.Try(background)
+	require.ErrorIs(t, err, tb.ErrStoreUnavailable)
+	_, ups := health.counts()
+	require.Zero(t, ups)
+	require.NoError(t, server.Restart())
+	health.away(t, false)
+	_, err = a.Try(background)
+	require.NoError(t, err)
+}
+
+// Who was told of an outage is told of its end, though the limiter that it was told of is used no more.
+func TestOutageOfTheLastLimiter(t *testing.T) {
+	server := redistest.Start(t)
+	for name, client := range map[string]tb.RedisClient{
+		"client": server.Client(t),
+		"ring":   redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}}), // each bucket by itself
+	} {
+		t.Run(name, func(t *testing.T) {
+			if ring, ok := client.(*redis.Ring); ok {
+				t.Cleanup(func() { _ = ring.Close() })
+			}
+			store := tb.NewRedisScriptStore(client)
+			var health told
+			func() {
+				l := open(t, "x", 10, store, health.option())
+				_, err := l.Try(background)
+				require.NoError(t, err)
+				require.NoError(t, server.Stop())
+				_, err = l.Try(background)
+				require.Error(t, err)
+				health.away(t, true)
+			}()
+			require.Eventually(t, func() bool {
+				runtime.GC()
+				downs, ups := health.counts()
+				return downs == 1 && ups == 1
+			}, 20*time.Second, 20*time.Millisecond)
+			require.NoError(t, server.Continue())
+			_, err := open(t, "x", 10, store).Try(background)
+			require.NoError(t, err, "no outage is left")
+		})
+	}
+}
+
+// A policy is for who waits for a lock, too, when the store goes away meanwhile; and no longer than that is it a matter of locks.
+func TestOutageUnderALock(t *testing.T) {
+	for _, which := range []string{"script", "lock"} {
+		t.Run(which, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client(t)
+			store := redisStores(client, tb.WithLockTTL(time.Minute))[which]
+			const timeout = time.Second
+			var health told
+			l := open(t, "x", 1000, store, tb.WithFailurePolicy(tb.FailOpen), tb.WithStoreTimeout(timeout), health.option())
+			_, err := l.Try(background)
+			require.NoError(t, err)
+			require.NoError(t, client.Set(background, "tokenbucket:{x}:lock", "other", time.Minute).Err())
+			time.AfterFunc(timeout/3, func() { _ = server.Stop() })
+			ok, err := l.TryAcquire(background, 1, 0)
+			require.NoError(t, err)
+			require.True(t, ok)
+			require.NoError(t, server.Continue())
+			health.away(t, false)
+			require.NoError(t, client.Del(background, "tokenbucket:{x}:lock").Err())
+			require.Eventually(t, func() bool {
+				_, err := l.Try(background)
+				return err == nil
+			}, 10*time.Second, time.Millisecond)
+			for range 20 {
+				_, err := l.Try(background)
+				require.NoError(t, err)
+			}
+			closed := open(t, "x", 1000, store, tb.WithStoreTimeout(timeout))
+			require.NoError(t, server.Stop())
+			_, err = closed.TryAcquire(background, 1, 0)
+			require.ErrorIs(t, err, tb.ErrStoreTimeout)
+			require.NoError(t, server.Continue())
+			health.away(t, false)
+		})
+	}
+}
+
+// A wrong password opens no gate of a ring, which says of shards that refuse its heartbeats that they are down.
+func TestRingWithAWrongPassword(t *testing.T) {
+	server := redistest.Start(t)
+	require.NoError(t, server.Client(t).Do(background, "ACL", "SETUSER", "ring", "on", ">right", "~*", "+@all").Err())
+	for _, c := range []struct {
+		password string
+		opens    bool
+	}{{"wrong", false}, {"right", true}} {
+		client := redis.NewRing(&redis.RingOptions{
+			Addrs: map[string]string{"one": server.Addr}, Username: "ring", Password: c.password, HeartbeatFrequency: 20 * time.Millisecond,
+		})
+		t.Cleanup(func() { _ = client.Close() })
+		if c.opens {
+			require.NoError(t, client.Ping(background).Err())
+			require.NoError(t, server.Kill())
+		}
+		require.Eventually(t, func() bool {
+			err := client.Ping(background).Err()
+			return err != nil && script.Unreachable(err.Error())
+		}, 20*time.Second, 10*time.Millisecond)
+		l := open(t, "x", 10, tb.NewRedisScriptStore(client), tb.WithFailurePolicy(tb.FailOpen))
+		for range 20 {
+			ok, err := l.Try(background)
+			if c.opens {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, "WRONGPASS")
+			}
+			require.Equal(t, c.opens, ok)
+		}
+	}
+}

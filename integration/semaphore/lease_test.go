@@ -1,0 +1,85 @@
+package semaphore
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// openRedis is a semaphore of the test's own; each call of what it returns is another process.
+func openRedis(t *testing.T, client semaphore.RedisClient, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
+	return func() *semaphore.Semaphore {
+		s, err := semaphore.NewRedis(client, t.Name(), permits, opts...)
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			c, cancel := context.WithTimeout(ctx, 5*time.Second)
+			defer cancel()
+			_ = s.Close(c)
+		})
+		return s
+	}
+}
+
+// A permit is renewed as long as it is held, and no longer: what its process leaves behind expires.
+func TestLease(t *testing.T) {
+	const lease = 300 * time.Millisecond
+	client := redistest.Shared(t).Client(t)
+	process := openRedis(t, client, 1, semaphore.WithLease(lease))
+	a, b := process(), process()
+	p, err := a.Acquire(ctx, 1)
+	require.NoError(t, err)
+	none, err := b.TryAcquire(ctx, 1, 3*lease)
+	require.NoError(t, err)
+	require.Nil(t, none, "renewed")
+	require.NoError(t, p.Context().Err())
+	require.NoError(t, p.Release(ctx))
+	q, err := b.TryAcquire(ctx, 1, 0)
+	require.NoError(t, err)
+	require.NotNil(t, q)
+
+	keys, err := client.Keys(ctx, "*"+strings.ReplaceAll(t.Name(), " ", "?")+"*:held").Result()
+	require.NoError(t, err)
+	require.Len(t, keys, 1)
+	require.NoError(t, client.Del(ctx, keys...).Err())
+	<-q.Context().Done()
+	require.ErrorIs(t, context.Cause(q.Context()), semaphore.ErrLost)
+	err = q.Release(ctx)
+	require.ErrorIs(t, err, semaphore.ErrLost)
+	require.ErrorContains(t, err, q.ID())
+	require.ErrorIs(t, q.Release(ctx), semaphore.ErrLost, "the same answer twice")
+}
+
+// When Redis is away, the work is told before its lease ends; calls fail by their deadline.
+func TestRedisAway(t *testing.T) {
+	const lease = 500 * time.Millisecond
+	server := redistest.Start(t)
+	process := openRedis(t, server.Client(t), 1, semaphore.WithLease(lease), semaphore.WithTimeout(200*time.Millisecond))
+	a, b := process(), process()
+	p, err := a.Acquire(ctx, 1)
+	require.NoError(t, err)
+	require.NoError(t, server.Stop())
+	stopped := time.Now()
+	<-p.Context().Done()
+	require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrExpired)
+	require.Less(t, time.Since(stopped), lease)
+	short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	_, err = b.Acquire(short, 1)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(began), time.Second)
+	_, err = b.Acquire(ctx, 1)
+	require.ErrorIs(t, err, semaphore.ErrTimeout)
+	require.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
+	require.NoError(t, server.Continue())
+	q, err := b.TryAcquire(ctx, 1, 20*time.Second)
+	require.NoError(t, err)
+	require.NotNil(t, q)
+	require.NoError(t, q.Release(ctx))
+}

@@ -1,0 +1,299 @@
+package slidingwindow
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"log"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+)
+
+var ctx = context.Background()
+
+// counted is how many permits of x are left by what the server has counted.
+func counted(t *testing.T, server *redistest.Server, limit int, window, resolution time.Duration) int {
+	t.Helper()
+	l, err := slidingwindow.New("x", limit, window, resolution, slidingwindow.WithRedis(server.Client(t)), slidingwindow.WithTimeout(10*time.Second))
+	require.NoError(t, err)
+	left, err := l.Remaining(ctx)
+	require.NoError(t, err)
+	return left
+}
+
+// What somebody must repair is an error under every policy, opens no gate and gives no share, and is told until it is repaired.
+func TestUnusable(t *testing.T) {
+	server := redistest.Start(t)
+	admin := server.Client(t)
+	for user, rights := range map[string]string{"poor": "+ping", "timeless": "+@all -time", "ring": "+@all"} {
+		args := []any{"acl", "setuser", user, "on", ">right", "~*"}
+		for _, r := range strings.Fields(rights) {
+			args = append(args, r)
+		}
+		require.NoError(t, admin.Do(ctx, args...).Err())
+	}
+	as := func(user, password string) func(o *redis.Options) {
+		return func(o *redis.Options) { o.Username, o.Password = user, password }
+	}
+	locked := redistest.Start(t)
+	require.NoError(t, locked.Client(t).ConfigSet(ctx, "requirepass", "right").Err())
+	closed := redis.NewClient(&redis.Options{Addr: server.Addr})
+	require.NoError(t, closed.Close())
+	foreign := httptest.NewTLSServer(nil)
+	defer foreign.Close()
+	foreign.Config.ErrorLog = log.New(io.Discard, "", 0)
+	ring := redis.NewRing(&redis.RingOptions{
+		Addrs: map[string]string{"one": server.Addr}, Username: "ring", Password: "wrong", HeartbeatFrequency: 20 * time.Millisecond,
+	})
+	defer func() { _ = ring.Close() }()
+	require.Eventually(t, func() bool {
+		err := ring.Ping(ctx).Err()
+		return err != nil && script.Unreachable(err.Error())
+	}, 20*time.Second, 10*time.Millisecond)
+	for what, c := range map[string]struct {
+		client slidingwindow.RedisClient
+		says   string
+	}{
+		"wrong password": {server.Client(t, as("poor", "wrong")), "WRONGPASS"},
+		"no password":    {locked.Client(t), "NOAUTH"},
+		"no rights":      {server.Client(t, as("poor", "right")), "NOPERM"},
+		"a script fails": {server.Client(t, as("timeless", "right")), "script"},
+		"closed":         {closed, redis.ErrClosed.Error()},
+		"no port":        {redis.NewClient(&redis.Options{Addr: "localhost", DialerRetries: 1}), "missing port"},
+		"certificate": {
+			redis.NewClient(&redis.Options{Addr: foreign.Listener.Addr().String(), TLSConfig: &tls.Config{}, DialerRetries: 1}), "certificate",
+		},
+		"ring": {ring, "WRONGPASS"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			if client, ok := c.client.(*redis.Client); ok {
+				defer func() { _ = client.Close() }()
+			}
+			for _, policy := range []slidingwindow.Option{slidingwindow.WithAway(slidingwindow.Refuse), slidingwindow.WithAway(slidingwindow.Pass), slidingwindow.WithShare(5)} {
+				l, err := slidingwindow.New(t.Name(), 5, time.Hour, time.Minute, slidingwindow.WithRedis(c.client), slidingwindow.WithTimeout(10*time.Second), policy)
+				require.NoError(t, err)
+				for range 10 {
+					ok, err := l.Allow(ctx)
+					require.False(t, ok)
+					require.ErrorIs(t, err, slidingwindow.ErrUnusable)
+					require.NotErrorIs(t, err, slidingwindow.ErrAway)
+					require.ErrorContains(t, err, c.says)
+					require.ErrorContains(t, err, "limiter")
+				}
+				_, err = l.Remaining(ctx)
+				require.ErrorIs(t, err, slidingwindow.ErrUnusable)
+			}
+		})
+	}
+	l, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(server.Client(t, as("poor", "right"))), slidingwindow.WithShare(5))
+	require.NoError(t, err)
+	_, err = l.Allow(ctx)
+	require.ErrorIs(t, err, slidingwindow.ErrUnusable)
+	require.NoError(t, admin.Do(ctx, "acl", "setuser", "poor", "+@all").Err())
+	ok, err := l.Allow(ctx)
+	require.NoError(t, err)
+	require.True(t, ok, "as soon as it is repaired")
+}
+
+// Whatever the hook was told of, it is told when Redis answers again, once.
+func TestHookBack(t *testing.T) {
+	server := redistest.Start(t)
+	told := make(chan error, 100)
+	l, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(server.Client(t)), slidingwindow.WithHook(func(err error) { told <- err }))
+	require.NoError(t, err)
+	const key = "slidingwindow:{x}:1h0m0s"
+	hears := func(want error) {
+		t.Helper()
+		select {
+		case err := <-told:
+			require.ErrorIs(t, err, want)
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "told nothing")
+		}
+	}
+	allow := func() error {
+		_, err := l.Allow(ctx)
+		return err
+	}
+	client := server.Client(t)
+	spoil := func() { require.NoError(t, client.Set(ctx, key, "spoiled", 0).Err()) }
+	mend := func() { require.NoError(t, client.Del(ctx, key).Err()) }
+
+	require.NoError(t, allow())
+	spoil()
+	require.ErrorIs(t, allow(), slidingwindow.ErrCorrupt)
+	hears(slidingwindow.ErrCorrupt)
+	mend()
+	require.NoError(t, allow())
+	hears(nil)
+
+	require.NoError(t, server.Kill())
+	require.ErrorIs(t, allow(), slidingwindow.ErrAway)
+	hears(slidingwindow.ErrAway)
+	require.NoError(t, server.Restart())
+	spoil()
+	require.Eventually(t, func() bool { return errors.Is(allow(), slidingwindow.ErrCorrupt) }, 20*time.Second, 10*time.Millisecond)
+	for heard := error(nil); !errors.Is(heard, slidingwindow.ErrCorrupt); {
+		select {
+		case heard = <-told:
+			require.Error(t, heard)
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "told nothing")
+		}
+	}
+	mend()
+	require.NoError(t, allow())
+	for heard := errors.New("nothing"); heard != nil; {
+		select {
+		case heard = <-told: // the errors of other calls, and at last that it is back
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "told nothing")
+		}
+	}
+	require.NoError(t, allow())
+	time.Sleep(100 * time.Millisecond)
+	require.Empty(t, told)
+}
+
+// A script is executed once though its reply is lost, and the client sends again what has had no answer within its own timeout.
+func TestLostReply(t *testing.T) {
+	for name, c := range map[string]struct {
+		client, limiter time.Duration
+		err             error
+	}{
+		"the limiter gives up": {5 * time.Second, 200 * time.Millisecond, slidingwindow.ErrTimeout},
+		"the client gives up":  {300 * time.Millisecond, 5 * time.Second, os.ErrDeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			l, err := slidingwindow.New("x", 5, time.Minute, time.Second, slidingwindow.WithRedis(server.Client(t)))
+			require.NoError(t, err)
+			_, err = l.Allow(ctx)
+			require.NoError(t, err)
+			proxy := redistest.StartProxy(t, server.Addr)
+			proxy.Match("evalsha", redistest.Only(1, redistest.LoseReply))
+			lossy := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: c.client})
+			defer func() { _ = lossy.Close() }() // and with it the read that still waits
+			m, err := slidingwindow.New("x", 5, time.Minute, time.Second, slidingwindow.WithRedis(lossy), slidingwindow.WithTimeout(c.limiter))
+			require.NoError(t, err)
+			_, err = m.Allow(ctx)
+			require.ErrorIs(t, err, slidingwindow.ErrAway)
+			require.ErrorIs(t, err, c.err)
+			require.Eventually(t, func() bool {
+				return counted(t, server, 5, time.Minute, time.Second) == 3
+			}, 5*time.Second, 10*time.Millisecond)
+			require.Equal(t, 1, proxy.Seen())
+		})
+	}
+}
+
+// Redis hangs: each caller returns by its own context or by the timeout, then the policy decides at once, and when Redis goes on
+// it counts again, what was admitted meanwhile included. The client does not heed contexts and waits for ten seconds.
+func TestAway(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		opt      slidingwindow.Option
+		pass     int // of ten
+		err      error
+		retained int // of the limit of 10, when it is back
+	}{
+		{"refuse", slidingwindow.WithAway(slidingwindow.Refuse), 0, slidingwindow.ErrAway, 9},
+		{"pass", slidingwindow.WithAway(slidingwindow.Pass), 10, nil, 0},
+		{"share", slidingwindow.WithShare(4), 3, nil, 6}, // one was admitted before
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			server := redistest.Start(t)
+			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
+			var mu sync.Mutex
+			var told []error
+			l, err := slidingwindow.New("x", 10, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(300*time.Millisecond), c.opt, slidingwindow.WithHook(func(err error) {
+				mu.Lock()
+				defer mu.Unlock()
+				told = append(told, err)
+			}))
+			require.NoError(t, err)
+			ok, err := l.Allow(ctx)
+			require.NoError(t, err)
+			require.True(t, ok)
+
+			require.NoError(t, server.Stop())
+			impatient, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+			began := time.Now()
+			_, err = l.Allow(impatient)
+			cancel()
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Less(t, time.Since(began), 250*time.Millisecond)
+			// Its permit may have been taken, so that a share has one less, or has not been.
+			passed := 0
+			began = time.Now()
+			for range 10 {
+				ok, err := l.Allow(ctx)
+				if c.err == nil {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, c.err)
+				}
+				if ok {
+					passed++
+				}
+			}
+			require.Less(t, time.Since(began), 2*time.Second, "one timeout, not ten")
+			require.InDelta(t, c.pass, passed, 1)
+			_, err = l.Remaining(ctx)
+			require.Equal(t, c.name == "share", err == nil)
+			require.Eventually(t, func() bool { // it has looked in vain, and keeps what it owes
+				_, _ = l.Allow(ctx)
+				mu.Lock()
+				defer mu.Unlock()
+				return len(told) >= 2
+			}, 10*time.Second, 10*time.Millisecond)
+
+			require.NoError(t, server.Continue())
+			require.Eventually(t, func() bool {
+				_, _ = l.Remaining(ctx)
+				mu.Lock()
+				defer mu.Unlock()
+				return told[len(told)-1] == nil
+			}, time.Minute, 20*time.Millisecond)
+			// What it owes is told once more when an answer came too late: in doubt it counts twice, which admits fewer.
+			require.Eventually(t, func() bool { return counted(t, server, 10, time.Hour, time.Minute) <= c.retained }, time.Minute, 20*time.Millisecond)
+			require.GreaterOrEqual(t, counted(t, server, 10, time.Hour, time.Minute), c.retained-passed-1)
+			mu.Lock()
+			require.ErrorIs(t, told[0], slidingwindow.ErrAway)
+			mu.Unlock()
+		})
+	}
+}
+
+// What Redis comes to only when nobody waits for it any more takes nothing.
+func TestTooLate(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 10 * time.Second })
+	l, err := slidingwindow.New("x", 10, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(100*time.Millisecond))
+	require.NoError(t, err)
+	_, err = l.Allow(ctx)
+	require.NoError(t, err)
+	require.NoError(t, server.Stop())
+	_, err = l.AllowN(ctx, 5)
+	require.ErrorIs(t, err, slidingwindow.ErrTimeout)
+	time.Sleep(50 * time.Millisecond)
+	require.NoError(t, server.Continue())
+	require.Equal(t, 9, counted(t, server, 10, time.Hour, time.Minute))
+	require.Eventually(t, func() bool { // the late one has been executed by now, and is answered
+		ok, err := l.Allow(ctx)
+		return ok && err == nil
+	}, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, 8, counted(t, server, 10, time.Hour, time.Minute))
+}

@@ -1,0 +1,433 @@
+// Package schedule decides when the callers of one process who wait for permits of one bucket may go.
+//
+// The obvious way binds each caller to the place that the store granted it. Then a caller who leaves wastes its place, or all
+// behind it must be booked again; and a process that was stopped for a moment finds all its callers late, and must ask for each
+// of them anew. So here the process owns stretches of the bucket's time (segments), and its callers own positions in one line.
+// When its time has come, the head of the line takes the next permits of the first segment that has enough of them. Leaving the
+// line costs nothing, those behind move up by themselves, and a pause costs what fell due in it, and no more.
+package schedule
+
+const (
+	// Tolerated, in microseconds, is how late a permit may be used on a machine that is merely busy. It adds at most
+	// rate × lateness permits to a window at the upstream.
+	Tolerated = 100_000
+
+	// scan bounds how many waiters are looked at for permits that are too few for the head.
+	scan = 32
+
+	// A process asks again for those who wait beyond its reach every horizon/retryShare, but not sooner than after retryLeast
+	// nor later than after retryMost, in microseconds.
+	retryShare = 20
+	retryLeast = 50_000
+	retryMost  = 500_000
+)
+
+// Schedule is the line of one bucket's waiters and the segments that are for them. The zero value is empty. It has no lock, no
+// clock and no network: now is an argument, and what is to be done is returned.
+//
+// Invariants:
+//   - T1: a segment is contiguous, and its tag is the bucket's tail as far as this process knows, unless it is settled.
+//   - T2: at most one refund is under way.
+//   - T3: nobody is delayed by somebody behind, unless the store's clock or the bucket's epoch has stepped.
+//   - T4: a request is served from one segment, by permits that were not due before it came.
+//   - T5: after a pause of the bucket all segments move by the same time, and what is left over of them lapses.
+//   - T6: permits overdue by more than 100 ms lapse, and no others that somebody waits for.
+//   - The line begins with the covered: those for whom the segments suffice. first is the one behind them.
+//   - owned is the sum of what is left of the segments, promised what the covered want, wanted what the others want.
+type Schedule[V any] struct {
+	// Strict: the clock is real, so a permit that is overdue by more than 100 ms is not used any more (T6).
+	Strict bool
+
+	head, tail *Waiter[V]
+	first      *Waiter[V] // the first who is not covered; nil: all are
+	segments   []*segment // in order of time
+	owned      int64
+	promised   int64
+	wanted     int64
+	large      int     // waiters who want more than one permit
+	limited    int     // waiters for whom permits may come too late
+	refund     *Refund // prepared or under way
+	sent       bool    // it is under way
+	stepped    bool    // a segment was put in front of others
+	askAt      int64   // when to ask for those who are not covered; 0: at once
+	expired    []*Waiter[V]
+	round      uint64
+	changes    uint64    // that let others move up, or back
+	plan       []segment // for recover
+}
+
+// Waiting tells whether anybody waits.
+func (s *Schedule[V]) Waiting() bool { return s.head != nil }
+
+// Head is the first in the line; nil: nobody waits.
+func (s *Schedule[V]) Head() *Waiter[V] { return s.head }
+
+// Owns tells whether anything is owned, or is on its way back.
+func (s *Schedule[V]) Owns() bool { return s.owned > 0 || s.refund != nil }
+
+// Spare tells whether more is owned than is wanted, or something is on its way back.
+func (s *Schedule[V]) Spare() bool { return s.owned > s.promised || s.refund != nil }
+
+// Last is when the last of what is owned falls due; 0: nothing is owned.
+func (s *Schedule[V]) Last() int64 {
+	if s.owned == 0 {
+		return 0
+	}
+	g := s.segments[len(s.segments)-1]
+	return g.end.Next + g.offset
+}
+
+// Forget drops what a bucket has forgotten that begins another epoch. Those who wait keep their times.
+func (s *Schedule[V]) Forget(epoch int64) {
+	for _, g := range s.segments {
+		if g.epoch != epoch {
+			if g.settled = true; s.head == nil && (s.refund == nil || s.refund.segment != g) {
+				s.owned -= g.left
+				g.left = 0
+			}
+		}
+	}
+}
+
+// DueOf is when a waiter would go if nothing changes; false: it is not in the line, or not covered.
+func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
+	if w.state != covered {
+		return 0, false
+	}
+	if w.known != s.changes+1 { // all at once, for the next who ask
+		s.walk(func(w *Waiter[V], g *segment) bool {
+			w.due, w.known = g.due(w.Permits), s.changes+1
+			return true
+		})
+	}
+	return w.due, w.known == s.changes+1
+}
+
+// Idle tells that nobody waits and nothing is owned: a request may pass by the schedule.
+func (s *Schedule[V]) Idle() bool { return s.head == nil && s.owned == 0 && s.refund == nil }
+
+// Uncovered is the first waiter for whom the process owns no permits yet; nil: there is none.
+func (s *Schedule[V]) Uncovered() *Waiter[V] { return s.first }
+
+// Wanted is how many permits those who are not covered want altogether.
+func (s *Schedule[V]) Wanted() int64 { return s.wanted }
+
+// Join appends a waiter to the line.
+func (s *Schedule[V]) Join(w *Waiter[V]) {
+	if s.head == nil {
+		s.begin(w.Came)
+	}
+	s.link(w, s.tail)
+	w.state = uncovered
+	s.wanted += w.Permits
+	if s.first == nil {
+		s.first, s.askAt = w, 0
+		s.cover()
+	}
+}
+
+// begin makes way for a first waiter: what was due before it came is not for it. If that can go back, it does.
+func (s *Schedule[V]) begin(came int64) {
+	if n := len(s.segments); n > 0 {
+		if g := s.segments[n-1]; g.lapsing(came-g.offset) > 0 {
+			s.prepare()
+		}
+	}
+	s.lapseAll(came)
+}
+
+// link puts a waiter into the line, behind another (nil: in front).
+func (s *Schedule[V]) link(w, behind *Waiter[V]) {
+	w.prev = behind
+	if behind == nil {
+		w.next, s.head = s.head, w
+	} else {
+		w.next, behind.next = behind.next, w
+	}
+	if w.next == nil {
+		s.tail = w
+	} else {
+		w.next.prev = w
+	}
+	if w.Permits > 1 {
+		s.large++
+	}
+	if w.Until != Forever {
+		s.limited++
+	}
+}
+
+// unlink takes a waiter out of the line.
+func (s *Schedule[V]) unlink(w *Waiter[V]) {
+	if s.first == w {
+		s.first = w.next
+	}
+	if w.prev == nil {
+		s.head = w.next
+	} else {
+		w.prev.next = w.next
+	}
+	if w.next == nil {
+		s.tail = w.prev
+	} else {
+		w.next.prev = w.prev
+	}
+	if w.state == covered {
+		s.promised -= w.Permits
+	} else {
+		s.wanted -= w.Permits
+	}
+	if w.Permits > 1 {
+		s.large--
+	}
+	if w.Until != Forever {
+		s.limited--
+	}
+	w.next, w.prev, w.state, w.at = nil, nil, absent, nil
+}
+
+// Leave takes a waiter who gives up out of the line. Those who are due must have gone before.
+//
+// The permits that it was gathering lapse as far as they are due, unless all of them go back: somebody else would use them later
+// than at their time.
+func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
+	if w.state == absent {
+		return
+	}
+	if g := w.at; g != nil && !(w == s.head && w == s.tail && s.returnable(g)) {
+		g.from = max(g.from, now-g.offset)
+	}
+	s.unlink(w)
+	s.changes++
+	s.cover()
+}
+
+// returnable tells whether the end of a segment can go back.
+func (s *Schedule[V]) returnable(g *segment) bool {
+	return s.refund == nil && g.left > 0 && !g.settled && g == s.segments[len(s.segments)-1]
+}
+
+// Grant adds what the store has granted for the request of a waiter, who may have left the line since.
+func (s *Schedule[V]) Grant(w *Waiter[V], g *Grant) {
+	if w.state == uncovered {
+		w.Until = max(w.Until, g.due()) // its timeout counts from the store's decision
+	}
+	exact := w == s.first && s.owned == s.promised // nothing else is left over
+	if s.own(g); exact {
+		s.promote(w)
+	}
+	if s.stepped { // the head takes what is earlier: the others' permits may be too late for them now
+		s.stepped = false
+		s.recover()
+	}
+	s.cover()
+}
+
+// GrantTo adds what the store has granted for a request that was not in the line, and puts its waiter in: in front of those who
+// are not covered, for their permits will be later ones.
+func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
+	if s.head == nil {
+		s.begin(now)
+	}
+	s.own(g)
+	behind := s.tail
+	if s.first != nil {
+		behind = s.first.prev
+	}
+	for i, other := 0, s.first; other != nil && i <= scan; i, other = i+1, other.next {
+		if g := other.at; g != nil { // it may gather no more there: w comes first
+			g.from = max(g.from, now-g.offset)
+		}
+	}
+	s.link(w, behind)
+	w.state = covered
+	s.promised += w.Permits
+	if w.due, w.known = g.due(), s.changes+1; s.stepped {
+		s.stepped = false
+		s.recover()
+	}
+}
+
+// own adds a grant to the segments: to the last one, or as one more.
+func (s *Schedule[V]) own(grant *Grant) {
+	after, _ := grant.Terms.After(grant.Before, grant.Permits)
+	s.owned += grant.Permits
+	n := len(s.segments)
+	if n > 0 {
+		last := s.segments[n-1]
+		if last.continues(grant) {
+			if last.left == 0 {
+				last.cursor = grant.Before
+			}
+			last.end, last.tag, last.offset = after, grant.Tag, min(last.offset, grant.Offset)
+			last.left += grant.Permits
+			return
+		}
+		last.settled = last.settled || last.tag != grant.Prev || last.epoch != grant.Epoch
+	}
+	s.segments = append(s.segments, &segment{
+		terms: grant.Terms, cursor: grant.Before, end: after, left: grant.Permits, from: -1 << 62, offset: grant.Offset,
+		epoch: grant.Epoch, tag: grant.Tag, prev: grant.Prev,
+	})
+	for i := n; i > 0 && s.segments[i].ends() < s.segments[i-1].ends(); i-- { // the clock or the epoch has stepped
+		s.segments[i-1].settled = true
+		s.segments[i], s.segments[i-1] = s.segments[i-1], s.segments[i]
+		s.stepped = true
+		s.changes++
+	}
+}
+
+// Refused notes that the store would not grant the next request of the line yet: it would have had to wait for longer than its
+// reach, by beyond. It is asked for again when it may be granted, or after a pause: chance, from 0 to 1, keeps processes apart
+// that would be granted at the same time. Otherwise the nearest would always be first.
+func (s *Schedule[V]) Refused(now, horizon, beyond int64, chance float64) {
+	pause := max(float64(horizon)/retryShare, retryLeast)
+	beyond = beyond * 2 / 3 // what the process owns shrinks meanwhile, and its reach grows by half of that
+	s.askAt = now + min(max(int64(pause*(0.5+chance)), beyond+int64(pause*chance)), retryMost)
+}
+
+// AskAt is when to ask the store for those who are not covered; false: there are none.
+func (s *Schedule[V]) AskAt() (at int64, ok bool) { return s.askAt, s.first != nil }
+
+// AskAfter lets nobody ask before a time.
+func (s *Schedule[V]) AskAfter(at int64) { s.askAt = max(s.askAt, at) }
+
+// AskNow lets the next batch ask for those who are not covered: the store has got room.
+func (s *Schedule[V]) AskNow() { s.askAt = 0 }
+
+// Ahead is how much of the bucket's time this process owns that lies ahead, in microseconds.
+func (s *Schedule[V]) Ahead(now int64) (micros int64) {
+	for _, g := range s.segments {
+		micros += g.ahead(now)
+	}
+	return micros
+}
+
+// Next returns a waiter whose permits are due, and takes it out of the line. If nobody is due, it returns nil and when to look
+// again; 0: there is nobody to look for.
+func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
+	late := false
+	for {
+		w, at := s.earliest(now)
+		if late && (w == nil || at >= now-Tolerated) {
+			late = false
+			s.recover()
+			continue
+		}
+		switch h := s.head; {
+		case h != nil && h.state == covered && (h.at == nil || h.at.left < h.Permits): // no segment has enough
+			s.recover()
+			continue
+		case w == nil:
+			return nil, 0
+		case at > now:
+			return nil, at
+		case s.Strict && at < now-Tolerated:
+			s.lapse(w.at, now-Tolerated-w.at.offset)
+			late = true
+			continue
+		}
+		s.owned -= w.Permits
+		w.at.take(w.Permits)
+		s.unlink(w)
+		return w, at
+	}
+}
+
+// earliest finds who goes next and when: the head, by the first segment that has enough for it, or somebody behind it, by
+// permits of a segment before that. Permits that nobody gathers lapse at their time.
+func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
+	s.forget()
+	if s.head == nil {
+		return nil, 0
+	}
+	looked := 0
+	s.round++
+	for _, g := range s.segments {
+		if g.left == 0 {
+			continue
+		}
+		s.lapse(g, max(g.from, s.head.Came-g.offset))
+		taker := s.taker(g, &looked)
+		if g.passed || taker == nil {
+			g.from = max(g.from, now-g.offset)
+		}
+		if g.passed = taker == nil; g.passed {
+			continue
+		}
+		if s.lapse(g, g.from); taker.Permits > g.left {
+			continue
+		}
+		if old := taker.at; old != nil && old != g {
+			old.from = max(old.from, now-old.offset)
+		}
+		taker.at, taker.round = g, s.round
+		if due := g.due(taker.Permits); next == nil || due < at {
+			next, at = taker, due
+		}
+		if taker == s.head {
+			break
+		}
+	}
+	return next, at
+}
+
+// taker is the first in the line for whom a segment has enough, and no segment before it.
+func (s *Schedule[V]) taker(g *segment, looked *int) *Waiter[V] {
+	for w := s.head; w != nil && (w == s.head || *looked < scan); w = w.next {
+		if w != s.head {
+			*looked++
+		}
+		if w.Permits > g.left || w.round == s.round {
+			continue
+		}
+		s.lapse(g, w.Came-g.offset)
+		if w.Permits <= g.left && (w.state == covered || w.Until == Forever || g.due(w.Permits) <= w.Until) {
+			return w
+		}
+	}
+	return nil
+}
+
+// forget drops segments at the front that are used up. The last one may still grow while somebody waits.
+func (s *Schedule[V]) forget() {
+	for len(s.segments) > 0 {
+		g := s.segments[0]
+		if g.left > 0 || s.refund != nil && s.refund.segment == g || len(s.segments) == 1 && s.head != nil && !g.settled {
+			return
+		}
+		s.segments[0] = nil
+		s.segments = s.segments[1:]
+	}
+}
+
+// lapse drops the permits of a segment that are due before a time of the store's clock.
+func (s *Schedule[V]) lapse(g *segment, before int64) {
+	if n := g.lapsing(before); n > 0 {
+		s.changes++
+		g.take(n)
+		s.owned -= n
+	}
+}
+
+// lapseAll drops the permits that were due before a time.
+func (s *Schedule[V]) lapseAll(before int64) {
+	for _, g := range s.segments {
+		s.lapse(g, before-g.offset)
+	}
+}
+
+// Pause moves all segments: the bucket was held back. Those for whom they are wait that much longer.
+func (s *Schedule[V]) Pause(micros int64) {
+	s.changes++
+	for w := s.head; w != s.first; w = w.next {
+		if w.Until != Forever {
+			w.Until += micros
+		}
+	}
+	for _, g := range s.segments {
+		g.cursor.Next += micros
+		g.end.Next += micros
+		g.settled = true
+	}
+}

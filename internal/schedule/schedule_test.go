@@ -1,0 +1,138 @@
+package schedule
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// steady are terms under which a permit takes 100 ms and nothing is stored.
+type steady struct{}
+
+const interval = 100_000
+
+func (steady) After(b Balance, n int64) (Balance, bool) {
+	b.Next += n * interval
+	return b, true
+}
+
+func (steady) PayLater() bool { return false }
+
+// bucket grants what is asked for, one request after another.
+type bucket struct {
+	next, tag int64
+}
+
+func (b *bucket) grant(n int64) *Grant {
+	g := &Grant{Terms: steady{}, Before: Balance{Next: b.next}, Permits: n, Epoch: 1, Tag: b.tag + 1, Prev: b.tag}
+	b.next += n * interval
+	b.tag++
+	return g
+}
+
+// line is a schedule of waiters that were granted so many permits each, at time 0.
+func line(b *bucket, permits ...int64) (*Schedule[int], []*Waiter[int]) {
+	s := new(Schedule[int])
+	var waiters []*Waiter[int]
+	for i, n := range permits {
+		w := &Waiter[int]{Value: i, Permits: n, Until: Forever}
+		s.Join(w)
+		s.Grant(w, b.grant(n))
+		waiters = append(waiters, w)
+	}
+	return s, waiters
+}
+
+// Whoever leaves, in whatever order, leaves no trace: the bucket gets all its time back.
+func TestAllLeave(t *testing.T) {
+	for range 100 {
+		b := &bucket{next: interval}
+		s, waiters := line(b, 1, 2, 3, 1, 1, 5)
+		rand.Shuffle(len(waiters), func(i, j int) { waiters[i], waiters[j] = waiters[j], waiters[i] })
+		for _, w := range waiters {
+			s.Leave(w, 0)
+		}
+		require.False(t, s.Waiting())
+		r := s.Refund()
+		require.NotNil(t, r)
+		require.EqualValues(t, 13, r.Permits)
+		require.EqualValues(t, interval, r.To.Next)
+		require.EqualValues(t, b.next, r.End.Next)
+		require.Equal(t, b.tag, r.Tag)
+		require.EqualValues(t, 0, r.Tail, "nothing of it was used")
+		require.Nil(t, s.Refund(), "one at a time")
+		s.Refunded(true, true, 0)
+		require.True(t, s.Idle())
+	}
+}
+
+// Those behind one who leaves move up; those in front of it keep their times.
+func TestMovingUp(t *testing.T) {
+	b := &bucket{next: 0}
+	s, waiters := line(b, 1, 2, 3, 1)
+	due := func(w *Waiter[int]) int64 {
+		at, ok := s.DueOf(w)
+		require.True(t, ok)
+		return at / interval
+	}
+	require.Equal(t, []int64{1, 3, 6, 7}, []int64{due(waiters[0]), due(waiters[1]), due(waiters[2]), due(waiters[3])})
+	s.Leave(waiters[1], 0)
+	require.Equal(t, []int64{1, 4, 5}, []int64{due(waiters[0]), due(waiters[2]), due(waiters[3])})
+	for _, want := range []struct{ value, at int }{{0, 1}, {2, 4}, {3, 5}} {
+		w, at := s.Next(int64(want.at)*interval - 1)
+		require.Nil(t, w)
+		require.EqualValues(t, want.at*interval, at)
+		w, _ = s.Next(at)
+		require.Equal(t, want.value, w.Value)
+		require.False(t, w.Waits())
+	}
+	r := s.Refund()
+	require.EqualValues(t, 2, r.Permits, "the end goes back")
+	require.EqualValues(t, 5*interval, r.To.Next)
+}
+
+// What others have taken behind stays for the next who come, but for what is due already.
+func TestRefusedRefund(t *testing.T) {
+	b := &bucket{next: 0}
+	s, waiters := line(b, 4)
+	s.Leave(waiters[0], 0)
+	require.EqualValues(t, 4, s.Refund().Permits)
+	s.Refunded(false, true, 2*interval+1)
+	require.True(t, s.Owns())
+	w := &Waiter[int]{Permits: 1, Came: 2*interval + 1, Until: Forever}
+	s.Join(w)
+	require.Nil(t, s.Uncovered(), "it need not ask")
+	_, at := s.Next(w.Came)
+	require.EqualValues(t, 3*interval, at)
+	require.Nil(t, s.Refund(), "others have taken behind it")
+}
+
+// A bucket that begins another epoch knows nothing of what was granted before: what nobody wants of it is dropped.
+func TestForget(t *testing.T) {
+	b := &bucket{next: 0}
+	s, waiters := line(b, 1, 1)
+	s.Leave(waiters[0], 0)
+	s.Leave(waiters[1], 0)
+	s.Forget(2)
+	require.False(t, s.Owns())
+	w := &Waiter[int]{Permits: 1, Until: Forever}
+	s.Join(w)
+	require.Same(t, w, s.Uncovered())
+	require.EqualValues(t, 1, s.Wanted())
+}
+
+// Who could not be in time behind those who wait already is told at once.
+func TestHopeless(t *testing.T) {
+	s, _ := line(&bucket{}, 1)
+	cost := func(n int64) int64 { return n * interval }
+	for i, until := range []int64{Forever, 3 * interval, 3*interval - 1} {
+		s.Join(&Waiter[int]{Value: i, Permits: 1, Until: until})
+	}
+	s.Hopeless(0, interval, false, cost)
+	late := s.Expired()
+	require.Len(t, late, 1)
+	require.Equal(t, 2, late[0].Value)
+	require.EqualValues(t, 4*interval, late[0].Due(), "behind the two others")
+	require.Empty(t, s.Expired())
+}

@@ -1,0 +1,94 @@
+package tokenbucket_test
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/structure"
+)
+
+var update = flag.Bool("update", false, "TestLayers writes "+upwards+" anew")
+
+// layers are the files of this package from the bottom to the top. A file may use what stands in its own layer and below.
+var layers = []struct{ name, files string }{
+	{"seam and state", "store.go permit_state.go config.go codec.go errors.go level.go smooth_bursty.go smooth_warmup.go"},
+	{"stores", "memory_store.go redis_store.go redis_lock.go redis_script.go guess.go"},
+	{"engine", "line.go combine.go ferry.go places.go parked.go lease.go refusal.go health.go"},
+	{"API", "bucket.go options.go reservation.go failure.go policy.go observer.go shadow.go doc.go"},
+}
+
+// upwards lists the arrows that point up all the same, one a line. It may only become shorter. Whoever moves code between files
+// writes it anew, and looks at the difference:
+//
+//	go test -run TestLayers -update .
+const upwards = "testdata/upwards.txt"
+
+func TestLayers(t *testing.T) {
+	if _, err := exec.LookPath("go"); err != nil {
+		t.Skip("needs the go command: ", err)
+	}
+	packages, err := structure.Load(".", ".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := packages[0]
+	layer := map[string]int{}
+	for i, l := range layers {
+		for _, file := range strings.Fields(l.files) {
+			if layer[file] != 0 {
+				t.Errorf("%s stands in two layers", file)
+			}
+			layer[file] = i + 1
+		}
+	}
+	for _, f := range root.Files {
+		if layer[f.Name] == 0 {
+			t.Errorf("%s stands in no layer: give it one in layers_test.go", f.Name)
+		}
+	}
+	for file := range layer {
+		if !slices.ContainsFunc(root.Files, func(f structure.File) bool { return f.Name == file }) {
+			t.Errorf("%s has a layer, but is no file of this package: strike it from layers_test.go", file)
+		}
+	}
+	if t.Failed() {
+		return
+	}
+
+	arrows := root.Arrows()
+	var up []string
+	names := map[string][]string{}
+	for a, used := range arrows {
+		if layer[a.From] < layer[a.To] {
+			line := a.From + " -> " + a.To
+			up, names[line] = append(up, line), used
+		}
+	}
+	slices.Sort(up)
+	t.Logf("%d of %d arrows point up", len(up), len(arrows))
+	if *update {
+		if err := os.WriteFile(upwards, []byte(strings.Join(append(up, ""), "\n")), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	text, err := os.ReadFile(upwards)
+	if err != nil {
+		t.Fatal(err)
+	}
+	allowed := strings.Split(strings.TrimSpace(string(text)), "\n")
+	for _, line := range up {
+		if from, to, _ := strings.Cut(line, " -> "); !slices.Contains(allowed, line) {
+			t.Errorf("%s: %s (%s) must not use %s (%s), but does: %s", line,
+				from, layers[layer[from]-1].name, to, layers[layer[to]-1].name, strings.Join(names[line], " "))
+		}
+	}
+	for _, line := range allowed {
+		if line != "" && !slices.Contains(up, line) {
+			t.Errorf("%s: points up no more: strike it from %s", line, upwards)
+		}
+	}
+}

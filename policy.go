@@ -1,0 +1,145 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+)
+
+// FailurePolicy is what a call for permits gets while the store is away. The zero value is FailClosed.
+//
+// Away means that it cannot be reached, does not answer in time (WithStoreTimeout), or says that it cannot serve now: it is
+// loading, a replica, full, or its cluster is down. What somebody must repair is never taken for that, and is an error under
+// every policy: a wrong password (NOAUTH, WRONGPASS), missing rights (NOPERM), a certificate that is not trusted, a key that
+// holds something else (WRONGTYPE, ErrCorruptState), bad input, a context that has ended, or a lock that others hold for too
+// long (ErrLockNotObtained). A name that DNS does not know is an outage: it may come back.
+//
+// A process notices an outage when a call fails and a probe, sent at once, does so too or is not answered within 250 ms (three
+// times the round trip if that is longer, 1 s as long as nothing was ever answered, but no longer than the store's timeout).
+// From then on calls cost no more than a lock and the error or the decision in its place; the store is probed every 100 ms, and
+// asked again as soon as it answers. Processes notice by themselves. With a cluster or a ring it is noticed bucket by bucket,
+// since others may live on servers that are well; with more than 32 buckets away each is probed less often, at last once a
+// second.
+//
+// SetRate, Penalize, Reset and State always return the failure, and so does Cancel, if it has anything to tell the store: while
+// a batch is under way it returns at once, and the permits may be lost.
+type FailurePolicy int
+
+const (
+	// FailClosed returns the failure as an error: what it means for the call behind the limiter is its caller's decision.
+	FailClosed FailurePolicy = 0
+	// FailOpen lets calls pass, unlimited, as if the switch were off.
+	FailOpen FailurePolicy = -1
+)
+
+// LocalShare decides by a bucket in this process, with its share of the rate and of max permits: divided by the number of
+// live instances. While the store is there, every process with such a limiter leaves a sign of life in it every two seconds
+// (in the Redis stores; one small script a process), and learns how many others do: who was last seen within seven seconds
+// counts, and the largest number of the last seven seconds. As long as no number is known, and with other stores, it is the
+// given one, at least 1.
+//
+// Counted are stores, by key prefix: make one for each Redis and process, and give each fleet a prefix of its own
+// (WithKeyPrefix).
+//
+// The local bucket begins empty, once what this process has reserved is through. So in T seconds of an outage the fleet lets
+// go at most rate × T permits, if all its instances had been counted, besides those that were reserved before; with PayLater
+// also one request of each process, which the others pay for. What is reserved in an outage falls due as reserved, even when
+// the store is back, beside what it grants. A request that no state of the smaller bucket could grant within its timeout is
+// refused.
+func LocalShare(instances int) FailurePolicy {
+	if instances < 1 { // kept below the constants, so that WithFailurePolicy can name it
+		return FailurePolicy(max(instances, math.MinInt+2) - 2)
+	}
+	return FailurePolicy(instances)
+}
+
+// instances is the number that a LocalShare was made with; ok is false for the other policies.
+func (p FailurePolicy) instances() (n int, ok bool) {
+	if p < FailOpen {
+		return int(p) + 2, true
+	}
+	return int(p), p > FailClosed
+}
+
+// String is FailClosed, FailOpen or LocalShare(n).
+func (p FailurePolicy) String() string {
+	if n, ok := p.instances(); ok {
+		return fmt.Sprintf("LocalShare(%d)", n)
+	}
+	if p == FailOpen {
+		return "FailOpen"
+	}
+	return "FailClosed"
+}
+
+// instead is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the
+// error if the policy has nothing to say of it.
+func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask func(*RateLimiter) (verdict, error)) (verdict, error) {
+	locked := errors.Is(err, ErrLockNotObtained) // and perhaps its holder waits for a store that has gone
+	if l.policy == FailClosed || ctx.Err() != nil || !away(err) && !locked {
+		return v, err
+	}
+	if l.line.down() == nil { // a server that shuts out who has no right to be there looks like one that has gone
+		patience, cancel := context.WithTimeout(ctx, l.line.health.patience(l.line.timeout)) // the probe may be that of one with more
+		probed := l.line.health.ask(patience, l.line)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return v, ctx.Err()
+		case probed != nil && !away(probed):
+			return v, fmt.Errorf("%w; %w", probed, err)
+		case locked && probed == nil:
+			return v, err
+		}
+	}
+	if l.policy == FailOpen {
+		return verdict{granted: true, by: ByPolicy}, nil
+	}
+	local, invalid := l.locally()
+	if invalid != nil {
+		return verdict{}, fmt.Errorf("%w; and no local share: %w", err, invalid)
+	}
+	v, invalid = ask(local)
+	v.by = ByPolicy
+	switch {
+	case errors.Is(invalid, ErrNeverGranted):
+		return verdict{by: ByPolicy}, nil // the whole bucket could grant it in time
+	case !errors.Is(invalid, ErrInvalidPermits):
+		return v, invalid
+	}
+	return v, fmt.Errorf("%w; and no local share: %w", err, invalid)
+}
+
+// share is a limiter of this process's part of a bucket.
+type share struct {
+	whole     Config
+	instances int
+	limiter   *RateLimiter
+}
+
+// locally is the limiter that decides while the store is away.
+func (l *RateLimiter) locally() (*RateLimiter, error) {
+	n, _ := l.policy.instances()
+	if l.member != nil {
+		if counted := l.member.Live(); counted > 0 {
+			n = int(counted)
+		}
+	}
+	whole := l.effective().Config
+	if s := l.share.Load(); s != nil && s.whole == whole && s.instances == n {
+		l.line.part(s.limiter)
+		return s.limiter, nil
+	}
+	c := whole
+	c.Version = 0
+	c.Rate /= float64(n)
+	c.Size /= float64(n)
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("bucket %q: divided by %d instances: %w", l.Name(), n, err)
+	}
+	part := &RateLimiter{own: newSetting(c), horizon: l.horizon, plain: true, maxWaiters: l.maxWaiters}
+	l.line.part(part)
+	l.share.Store(&share{whole, n, part})
+	return part, nil
+}

@@ -1,0 +1,538 @@
+package tokenbucket
+
+import (
+	"container/heap"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// terms are a configuration, as a schedule wants to know it.
+type terms struct{ *setting }
+
+func (t terms) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
+	m, ok := t.after(t.Kind, mark(b), n)
+	return schedule.Balance(m), ok
+}
+
+// leastCost is what n permits take of a bucket that is as cold as can be.
+func (t terms) leastCost(n int64) int64 {
+	m, _ := t.after(t.Kind, mark{Stored: t.coldest()}, n)
+	return m.Next
+}
+
+func (t terms) coldest() float64 {
+	if t.Kind == WarmingUp {
+		return t.max
+	}
+	return 0
+}
+
+func (t terms) PayLater() bool { return t.Payment == PayLater }
+
+// world is a fleet on one bucket, in virtual time: what happens, when.
+type world struct {
+	random  *rand.Rand
+	events  agenda
+	now     int64
+	seq     int64
+	bucket  PermitBucket
+	terms   terms
+	fleet   []*actor
+	used    []use
+	late    int64   // the latest use of a permit, after it was due
+	spread  int64   // of the delays
+	trip    int64   // the longest way there and back: a timeout counts from the store's decision
+	stepped bool    // the clock was set back, or the bucket began anew
+	skew    int64   // of the store's clock
+	extra   float64 // permits that a bucket begun anew may add
+	wrong   string
+	trace   func(string)
+	served  int
+	asks    int
+}
+
+// use is a caller let go.
+type use struct {
+	at int64
+	n  float64
+	by int
+}
+
+// actor is one process of it: a schedule, and a way to the bucket and back.
+type actor struct {
+	*world
+	id        int
+	line      schedule.Schedule[*caller]
+	delay     func() int64
+	flying    bool
+	flight    int64 // its number: an older one comes too late
+	departed  int64
+	reserving []*caller
+	asleep    int64 // until then the process is stopped
+	offset    int64 // the smallest seen of late
+	offsetAt  int64
+	order     int64
+	last      map[int64]int64 // the order of who was let go last, by size
+	paused    int64           // how long the bucket was held back, as last seen
+	due       int64           // when the next look is
+	free      int64           // the bucket owes nothing any more, as last heard
+}
+
+type caller struct {
+	schedule.Waiter[*caller]
+	of       *actor
+	order    int64
+	again    int64  // asks once more that long after it was served; 0: does not
+	then     func() // when it was served
+	reserved bool
+	granted  bool
+}
+
+type happening struct {
+	at, seq int64
+	do      func()
+}
+
+type agenda []happening
+
+func (a agenda) Len() int { return len(a) }
+func (a agenda) Less(i, j int) bool {
+	return a[i].at < a[j].at || a[i].at == a[j].at && a[i].seq < a[j].seq
+}
+func (a agenda) Swap(i, j int) { a[i], a[j] = a[j], a[i] }
+func (a *agenda) Push(x any)   { *a = append(*a, x.(happening)) }
+func (a *agenda) Pop() any {
+	old := *a
+	x := old[len(old)-1]
+	*a = old[:len(old)-1]
+	return x
+}
+
+func (w *world) at(at int64, do func()) {
+	w.seq++
+	heap.Push(&w.events, happening{at, w.seq, do})
+}
+
+func (w *world) run(until int64) {
+	for len(w.events) > 0 && w.events[0].at <= until {
+		e := heap.Pop(&w.events).(happening)
+		w.now = e.at
+		e.do()
+	}
+	w.now = until
+}
+
+func (w *world) tell(format string, args ...any) {
+	if w.trace != nil {
+		w.trace(fmt.Sprintf("%10d ", w.now-1_000_000_000) + fmt.Sprintf(format, args...))
+	}
+}
+
+func (w *world) fail(format string, args ...any) {
+	if w.wrong == "" {
+		w.wrong = fmt.Sprintf("%d µs: ", w.now) + fmt.Sprintf(format, args...)
+	}
+}
+
+// awake does something when the process runs.
+func (a *actor) awake(do func()) {
+	if a.asleep > a.now {
+		a.at(a.asleep, func() { a.awake(do) })
+		return
+	}
+	do()
+}
+
+// ask is a caller who comes.
+func (a *actor) ask(n, timeout, again int64) *caller {
+	a.order++
+	c := &caller{of: a, order: a.order, again: again}
+	c.Value, c.Permits, c.Came, c.Until = c, n, a.now, schedule.Forever
+	if timeout >= 0 {
+		c.Until = a.now + timeout
+	}
+	a.look() // whoever is due goes first
+	a.tell("%d: %d asks for %d until %d", a.id, c.order, n, c.Until-1_000_000_000)
+	a.line.Join(&c.Waiter)
+	a.look()
+	return c
+}
+
+// reserve is a caller who wants its permits whenever they are due.
+func (a *actor) reserve(n int64) *caller {
+	a.order++
+	c := &caller{of: a, order: a.order, reserved: true}
+	c.Value, c.Permits, c.Came, c.Until = c, n, a.now, schedule.Forever
+	a.reserving = append(a.reserving, c)
+	a.look()
+	return c
+}
+
+func (a *actor) leave(c *caller) {
+	a.look()
+	a.tell("%d: %d leaves", a.id, c.order)
+	a.line.Leave(&c.Waiter, a.now)
+	a.look()
+}
+
+// look lets go who is due and asks for the rest.
+func (a *actor) look() {
+	if a.asleep > a.now {
+		return
+	}
+	a.line.Hopeless(a.now, a.free, a.terms.Payment == PayLater, func(n int64) int64 { return int64(float64(n) * a.terms.interval) })
+	for _, w := range a.line.Expired() {
+		a.tell("%d: %d expires", a.id, w.Value.order)
+	}
+	w, at := a.line.Next(a.now)
+	for ; w != nil; w, at = a.line.Next(a.now) {
+		c := w.Value
+		a.used = append(a.used, use{a.now, float64(c.Permits), a.id})
+		a.served++
+		a.tell("%d: %d goes with %d, due at %d", a.id, c.order, c.Permits, at-1_000_000_000)
+		if at > a.now {
+			a.fail("process %d uses a permit %d µs before it is due", a.id, at-a.now)
+		}
+		if c.order < a.last[c.Permits] && !c.reserved && !a.stepped {
+			a.fail("process %d lets %d go before %d, who came earlier and wants as much", a.id, a.last[c.Permits], c.order)
+		}
+		if !c.reserved {
+			a.last[c.Permits] = c.order
+		}
+		a.late = max(a.late, a.now-at)
+		if at > c.Until+a.trip {
+			a.fail("process %d lets a caller go %d µs after its timeout", a.id, at-c.Until)
+		}
+		if then := c.then; then != nil {
+			c.then = nil
+			then()
+		}
+		if c.again > 0 {
+			a.at(a.now+c.again, func() { a.awake(func() { a.ask(c.Permits, -1, c.again) }) })
+		}
+	}
+	a.depart()
+	if next, ok := a.line.AskAt(); ok && !a.flying && (at == 0 || next < at) {
+		at = max(next, a.now+1)
+	}
+	if at > 0 && (a.due <= a.now || at < a.due) {
+		a.due = at
+		a.at(at, func() { a.awake(a.look) })
+	}
+}
+
+func (a *actor) horizon() int64 { return max(1_000_000, int64(4*a.terms.interval)) }
+
+// depart sends the next batch.
+func (a *actor) depart() {
+	if a.flying {
+		return
+	}
+	batch := &Batch{Name: "x", Config: a.terms.Config, Epoch: a.random.Int64N(1<<40) + 1}
+	refund := a.line.Refund()
+	if refund != nil {
+		batch.Requests = append(batch.Requests, Request{Op: OpGiveBack, Back: GiveBack{
+			Epoch: refund.Epoch, Tag: refund.Tag, Tail: refund.Tail, to: mark(refund.To), end: refund.End.Next,
+		}})
+	}
+	var askers []*schedule.Waiter[*caller]
+	var reaches []int64
+	for _, c := range a.reserving {
+		askers, reaches = append(askers, &c.Waiter), append(reaches, maxExact)
+		batch.Requests = append(batch.Requests, Request{Op: OpTake, Permits: c.Permits, MaxWaitMicros: maxExact})
+	}
+	a.reserving = nil
+	if at, ok := a.line.AskAt(); ok && at <= a.now {
+		ahead, budget, first := a.line.Ahead(a.now), a.horizon(), len(askers)
+		for w := a.line.Uncovered(); w != nil && len(askers) < 256; w = w.Following() {
+			cost := a.terms.leastCost(w.Permits)
+			reach := cost + max(0, a.horizon()-int64(a.terms.interval)) - ahead/2
+			if len(askers) > first && ahead > 2*budget {
+				break
+			}
+			ahead += cost
+			askers = append(askers, w)
+			reaches = append(reaches, reach)
+			batch.Requests = append(batch.Requests, Request{Op: OpTake, Permits: w.Permits, MaxWaitMicros: max(0, min(reach, w.Until-a.now))})
+		}
+	}
+	if len(batch.Requests) == 0 {
+		return
+	}
+	a.asks++
+	a.flying = true
+	a.flight++
+	a.departed = a.now
+	number := a.flight
+	lost := a.random.Float64()
+	there, back := a.delay(), a.delay()
+	if lost < lossRate {
+		back = 1 << 50
+	} else if lost < 2*lossRate {
+		back += 1_500_000
+	}
+	a.at(a.now+there, func() {
+		out, err := a.bucket.Apply(a.now+a.skew, batch)
+		if err != nil {
+			a.fail("%v", err)
+		}
+		if back < 1<<50 {
+			a.at(a.now+back, func() { a.awake(func() { a.land(number, batch, refund != nil, askers, reaches, &out) }) })
+		}
+	})
+	a.at(a.now+1_000_000, func() {
+		a.awake(func() {
+			if a.flying && a.flight == number { // given up
+				a.flying = false
+				if refund != nil {
+					a.line.Refunded(false, false, a.now)
+				}
+				for _, w := range askers { // they fail
+					a.line.Leave(w, a.now)
+				}
+				a.look()
+			}
+		})
+	})
+}
+
+var lossRate = 0.0
+
+func (a *actor) land(number int64, batch *Batch, refund bool, askers []*schedule.Waiter[*caller], reaches []int64, out *Outcome) {
+	inTime := a.flying && a.flight == number && a.now-a.departed < 1_000_000
+	received := a.now
+	a.free = out.Bucket.NextFreeTicketMicros + received - out.NowMicros
+	if sample := received - out.NowMicros; inTime {
+		// The answer may have lain in a socket, but no longer than the way there and back took: more means that the store's clock
+		// was set.
+		if a.offset += (a.now - a.offsetAt) / 1024; a.offset > sample || a.offset < sample-(a.now-a.departed) {
+			a.offset = sample
+		}
+		a.offsetAt = a.now
+	}
+	if p := out.Bucket.PausedMicros; p != a.paused && inTime {
+		if p > a.paused {
+			a.line.Pause(p - a.paused)
+		}
+		a.paused = p
+	}
+	requests := batch.Requests
+	if refund {
+		if inTime {
+			a.tell("%d: refund: %v", a.id, requests[0].Grant.OK)
+			a.line.Refunded(requests[0].Grant.OK, true, a.now)
+		}
+		requests = requests[1:]
+	}
+	for i := range requests {
+		g := &requests[i].Grant
+		a.tell("%d: ask of %d for %d within %d: %v %d", a.id, askers[i].Value.order, requests[i].Permits, requests[i].MaxWaitMicros, g.OK, g.WaitMicros)
+		if g.OK {
+			p := &g.Place
+			grant := &schedule.Grant{Terms: a.terms, Before: schedule.Balance(p.before), Permits: requests[i].Permits,
+				Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: a.offset}
+			if c := askers[i].Value; c.reserved && !c.granted {
+				c.granted = true
+				a.line.GrantTo(&c.Waiter, grant, a.now)
+			} else {
+				a.line.Grant(askers[i], grant)
+			}
+		}
+	}
+	refused := false
+	for i := range requests {
+		g := &requests[i].Grant
+		if g.OK || !inTime {
+			continue
+		}
+		if w := askers[i]; requests[i].MaxWaitMicros < reaches[i] { // it has no time for more
+			a.line.Leave(w, a.now)
+		} else if !refused {
+			refused = true
+			a.line.Refused(a.now, a.horizon(), g.WaitMicros-reaches[i], a.random.Float64())
+		}
+	}
+	if inTime {
+		a.flying = false
+	}
+	a.look()
+}
+
+func newWorld(seed uint64, c Config) *world {
+	s := newSetting(c)
+	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: terms{&s}}
+}
+
+func (w *world) actor(delay func() int64) *actor {
+	a := &actor{world: w, id: len(w.fleet), delay: delay, offset: delay(), offsetAt: w.now, last: map[int64]int64{}} // it has heard of the bucket before
+	w.fleet = append(w.fleet, a)
+	return a
+}
+
+// worstLevel is the bucket's bound that the uses so far would have needed.
+func (w *world) worstLevel() float64 {
+	slices.SortStableFunc(w.used, func(a, b use) int { return int(a.at - b.at) })
+	return Worst(len(w.used), func(i int) (int64, float64) { return w.used[i].at, w.used[i].n }, w.terms.Rate)
+}
+
+// fault lets something happen: a process is stopped, the bucket held back or begun anew, or the store's clock set back.
+func (w *world) fault(r *rand.Rand, at int64, a *actor) {
+	pause := 50_000 + r.Int64N(3_000_000)
+	apply := func(q Request) {
+		_, err := w.bucket.Apply(w.now+w.skew, &Batch{Name: "x", Config: w.terms.Config, Epoch: r.Int64N(1<<40) + 1, Requests: []Request{q}})
+		if err != nil {
+			w.fail("%v", err)
+		}
+	}
+	switch r.IntN(6) {
+	case 0:
+		w.at(at, func() {
+			w.tell("held back for %d", pause)
+			w.extra += w.terms.Rate * float64(pause) / 1e6 // what is let go by those who have not heard of it
+			apply(Request{Op: OpHold, HoldMicros: pause})
+		})
+	case 1:
+		w.at(at, func() {
+			w.stepped = true
+			w.extra += 2*float64(max(0, w.bucket.NextFreeTicketMicros-w.now-w.skew))*w.terms.Rate/1e6 + w.terms.max + 20
+			apply(Request{Op: OpReset})
+		})
+	case 2:
+		w.at(at, func() {
+			w.tell("clock set back")
+			w.extra += 2 * w.terms.Rate
+			w.stepped, w.skew = true, w.skew-2_100_000-10*pause
+		})
+	default:
+		crowd := r.IntN(2) * 20
+		w.at(at, func() {
+			a.awake(func() { // some ask just before: the answer lies in the socket
+				for range crowd {
+					a.ask(1, -1, 0)
+				}
+				w.tell("%d: sleeps for %d", a.id, pause)
+				a.asleep = a.now + pause
+			})
+		})
+	}
+}
+
+// history plays a random history and returns what was wrong with it.
+func history(seed uint64, faults bool) (wrong string, uses int) {
+	r := rand.New(rand.NewPCG(seed, 2))
+	c := Config{Rate: []float64{5, 100, 1000, 33.3}[r.IntN(4)], Payment: Payment(r.IntN(2))}
+	size := 0.0
+	if r.IntN(2) == 0 {
+		c.Kind, c.WarmupMicros, c.ColdFactor = WarmingUp, 2_000_000, 3
+	} else {
+		size = []float64{0, 1, 10}[r.IntN(3)]
+		c.Size, c.Floor = size, 0
+	}
+	w := newWorld(seed, c)
+	if os.Getenv("TRACE") == fmt.Sprint(seed) {
+		w.trace = func(s string) { fmt.Println(s) }
+		fmt.Printf("%+v\n", c)
+	}
+	largest := []int64{1, 5, 20}[r.IntN(3)]
+	base := []int64{100, 1000, 20_000}[r.IntN(3)]
+	lossRate = 0
+	w.trip = 2 * base
+	for range 1 + r.IntN(5) {
+		delay := func() int64 { return base }
+		if faults {
+			lossRate = 0.02
+			own := []int64{100, 5000, 20_000}[r.IntN(3)]
+			w.spread, w.trip = 41_000, 41_000
+			delay = func() int64 { return own + r.Int64N(500) }
+		}
+		a := w.actor(delay)
+		a.line.Strict = faults
+	}
+	biggest := int64(1)
+	var callers []*caller
+	at := w.now
+	for range r.IntN(60) {
+		at += r.Int64N(int64(2 * w.terms.interval * 5))
+		a := w.fleet[r.IntN(len(w.fleet))]
+		kind := r.IntN(10)
+		switch {
+		case kind < 6:
+			for range 1 + r.IntN(8) {
+				n := 1 + r.Int64N(largest)
+				biggest = max(biggest, n)
+				timeout := int64(-1)
+				if r.IntN(3) == 0 {
+					timeout = r.Int64N(int64(20 * w.terms.interval))
+				}
+				w.at(at, func() { a.awake(func() { callers = append(callers, a.ask(n, timeout, 0)) }) })
+			}
+		case kind < 9:
+			w.at(at, func() {
+				if len(callers) > 0 {
+					c := callers[len(callers)-1-r.IntN(min(len(callers), 12))]
+					c.of.awake(func() { c.of.leave(c) })
+				}
+			})
+		case !faults:
+			n := 1 + r.Int64N(largest)
+			biggest = max(biggest, n)
+			w.at(at, func() { a.awake(func() { callers = append(callers, a.reserve(n)) }) })
+		default:
+			w.fault(r, at, a)
+		}
+	}
+	for w.now < at+1_000_000_000_000 && len(w.events) > 0 {
+		w.run(w.now + 1_000_000)
+	}
+	for _, a := range w.fleet {
+		if a.line.Waiting() && lossRate == 0 {
+			w.fail("somebody still waits")
+		}
+	}
+	bound := max(size, float64(biggest))
+	if c.Payment == PayLater {
+		bound = size + float64(biggest)
+	}
+	allowed := bound + w.extra + c.Rate*2e-6 + 1e-6
+	if faults {
+		allowed += c.Rate * (float64(w.spread) + schedule.Tolerated + 1) / 1e6
+	} else if w.late > 0 {
+		w.fail("a permit was used %d µs late", w.late)
+	}
+	if level := w.worstLevel(); level > allowed {
+		w.fail("%v: %.3f in a window, allowed %.3f", c, level, allowed)
+	}
+	if w.late > schedule.Tolerated {
+		w.fail("a permit was used %d µs late", w.late)
+	}
+	return w.wrong, w.served
+}
+
+// Random histories of fleets of one to five processes: whatever happens, the bound of the bucket holds for what is used, to the
+// microsecond where delays are equal and nobody is stopped; nobody goes before due or after its timeout, and everybody is served.
+func TestScheduleModel(t *testing.T) {
+	histories := 500
+	if n, err := strconv.Atoi(os.Getenv("TOKENBUCKET_HISTORIES")); err == nil {
+		histories = n
+	}
+	for _, faults := range []bool{false, true} {
+		t.Run(fmt.Sprint("faults ", faults), func(t *testing.T) {
+			uses := 0
+			for seed := range uint64(histories) {
+				wrong, n := history(seed, faults)
+				require.Empty(t, wrong, "seed %d", seed)
+				uses += n
+			}
+			t.Logf("%d histories, %d calls served", histories, uses)
+			require.Greater(t, uses, histories)
+		})
+	}
+}

@@ -1,0 +1,24 @@
+package tokenbucket
+
+import (
+	"context"
+	"strings"
+	"time"
+)
+
+// shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
+const shadowMark = "\xff"
+
+// label is the bucket's name as its users know it.
+func (l *line) label() string { return label(l.name) }
+
+func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
+
+// shadowed decides without making anybody wait.
+func (l *RateLimiter) shadowed(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
+	if permits > 0 && int64(permits) <= maxExact {
+		timeout = min(timeout, time.Duration(l.reach(int64(permits)))*time.Microsecond)
+	}
+	_, v, err := l.tryReserve(ctx, permits, timeout)
+	return v, err
+}

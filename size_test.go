@@ -1,0 +1,18 @@
+package tokenbucket
+
+import "os"
+
+// FullSize tells whether tests run in full size: in CI, and with TOKENBUCKET_LONG=1. Without it they take a sample where a
+// note says so.
+func FullSize() bool { return os.Getenv("CI") == "true" || os.Getenv("TOKENBUCKET_LONG") == "1" }
+
+// sized is what a test does in full size, or a part of it that takes less time.
+func sized(full, part int) int {
+	if FullSize() {
+		return full
+	}
+	return part
+}
+
+// Sized is sized for the tests outside of the package.
+func Sized(full, part int) int { return sized(full, part) }

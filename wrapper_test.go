@@ -1,0 +1,157 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// Wrappers of a *RedisStore, as users write them.
+type (
+	// embedding has all that the store has, and an Apply of its own.
+	embedding struct {
+		*RedisStore
+		applied atomic.Int64
+	}
+	// forwarding has nothing but Apply.
+	forwarding struct {
+		to      Store
+		applied atomic.Int64
+	}
+	// rebuilding passes on what is exported.
+	rebuilding struct{ forwarding }
+)
+
+func (w *embedding) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	w.applied.Add(1)
+	return w.RedisStore.Apply(ctx, b)
+}
+
+func (w *forwarding) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	w.applied.Add(1)
+	return w.to.Apply(ctx, b)
+}
+
+func (w *rebuilding) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	return w.forwarding.Apply(ctx, &Batch{Name: b.Name, Config: b.Config, Known: b.Known, Initial: b.Initial, Epoch: b.Epoch,
+		ServerMicros: b.ServerMicros, ServerRead: b.ServerRead, LocalMicros: b.LocalMicros, Requests: b.Requests})
+}
+
+// A lock that others want is kept for the next batch. When none comes, it is released, and not left until it expires: by a store
+// that is wrapped, too.
+func TestKeptLockOfAWrappedStore(t *testing.T) {
+	server := redistest.Start(t)
+	client := server.Client(t)
+	expired := func() int { // keys, of which only locks expire here
+		_, rest, ok := strings.Cut(client.Info(background, "stats").Val(), "expired_keys:")
+		require.True(t, ok)
+		n, err := strconv.Atoi(strings.TrimSpace(strings.SplitN(rest, "\n", 2)[0]))
+		require.NoError(t, err)
+		return n
+	}
+	for name, store := range map[string]Store{
+		"bare": NewRedisStore(client), "embedding": &embedding{RedisStore: NewRedisStore(client)},
+		"forwarding": &forwarding{to: NewRedisStore(client)},
+		"rebuilding": &rebuilding{forwarding{to: NewRedisStore(client)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const rounds = 10
+			left := 0 // to expire; a busy machine may be too late to release it
+			for i := range rounds {
+				bucket := fmt.Sprint(t.Name(), i)
+				lock := "tokenbucket:{" + bucket + "}:lock"
+				l, err := NewSmoothBursty(bucket, 100, WithStore(store))
+				require.NoError(t, err)
+				require.NoError(t, client.Set(background, lock, "another's", time.Minute).Err())
+				before := expired()
+				time.AfterFunc(10*time.Millisecond, func() { client.Del(background, lock) })
+				ok, err := l.TryAcquire(background, 1, 0)
+				require.NoError(t, err)
+				require.True(t, ok)
+				require.Eventually(t, func() bool { return client.Exists(background, lock).Val() == 0 }, time.Second, time.Millisecond)
+				left += expired() - before
+			}
+			require.Less(t, left, rounds/2, "of %d locks", rounds)
+		})
+	}
+}
+
+type embeddingScript struct {
+	*RedisScriptStore
+	applied atomic.Int64
+}
+
+func (w *embeddingScript) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	w.applied.Add(1)
+	return w.RedisScriptStore.Apply(ctx, b)
+}
+
+// embeddingMemory blocks, as a store behind a network does.
+type embeddingMemory struct {
+	*MemoryStore
+	applied atomic.Int64
+}
+
+func (w *embeddingMemory) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	w.applied.Add(1)
+	select {
+	case <-time.After(10 * time.Millisecond):
+		return w.MemoryStore.Apply(ctx, b)
+	case <-ctx.Done():
+		return Outcome{}, ctx.Err()
+	}
+}
+
+// A store that embeds another is as much known of as the other, but nothing goes past its own Apply.
+func TestEmbeddedStores(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	lock := &embedding{RedisStore: NewRedisStore(client, WithLocalTime())}
+	script := &embeddingScript{RedisScriptStore: NewRedisScriptStore(client)}
+	memory := &embeddingMemory{MemoryStore: NewMemoryStore()}
+	for name, c := range map[string]struct {
+		store, within Store
+		applied       *atomic.Int64
+	}{
+		"lock": {lock, lock.RedisStore, &lock.applied}, "script": {script, script.RedisScriptStore, &script.applied},
+		"memory": {memory, memory.MemoryStore, &memory.applied},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := NewSmoothBursty(fmt.Sprint(t.Name(), rand.Uint64()), 1e6, WithStore(c.store), WithInitialPermits(1e6))
+			require.NoError(t, err)
+			ctx, cancel := within(10 * time.Second) // whoever has one can leave, and so nobody takes his batch across by himself
+			defer cancel()
+			for range 5 {
+				ok, err := l.TryAcquire(ctx, 1, 0)
+				require.NoError(t, err)
+				require.True(t, ok)
+				ok, err = l.TryAcquire(background, 1, 0)
+				require.NoError(t, err)
+				require.True(t, ok)
+			}
+			require.EqualValues(t, 10, c.applied.Load())
+
+			got, want := traitsOf(c.store), traitsOf(c.within)
+			require.Equal(t, want.decides, got.decides)
+			require.Same(t, want.health, got.health)
+			require.Same(t, want.parts, got.parts)
+			require.Equal(t, want.probe == nil, got.probe == nil)
+			require.Equal(t, want.join == nil, got.join == nil)
+			require.Nil(t, got.memory)
+			require.Nil(t, got.carrier)
+		})
+	}
+	for _, bad := range []Store{&embedding{}, &embeddingScript{}, &embedding{RedisStore: &RedisStore{}}, &embedding{RedisStore: NewRedisStore(nil)}} {
+		_, err := NewSmoothBursty("x", 1, WithStore(bad))
+		require.ErrorIs(t, err, ErrInvalidConfig)
+	}
+	require.Equal(t, traits{}, traitsOf(&forwarding{to: lock}))
+}
