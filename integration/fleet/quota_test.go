@@ -155,7 +155,7 @@ func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
 			t.Logf("%d calls in %d s, %.1f %% of the quota; %d refused; woken at most %v late; by process %v",
 				calls, seconds, 100*float64(calls)/(quota*seconds), refused, worst, processes)
 			require.Len(t, processes, 3)
-			require.GreaterOrEqual(t, float64(calls), 0.95*quota*(seconds-worst.Seconds()))
+			require.GreaterOrEqual(t, float64(calls), 0.95*quota*(seconds-5*worst.Seconds())) // it may be late more than once
 			if worst < jitter {
 				require.Zero(t, refused)
 			} else { // the machine was later than the jitter that was provided for

@@ -106,6 +106,9 @@ func (b *bench) suffer(t *testing.T, f *fault, late *faultlab.Lateness) []error 
 	t.Logf("the machine was late by %v", late.Most())
 	faultlab.Figure(t, "slowest answer after its limit", slowest)
 	assert.LessOrEqual(t, slowest, 250*time.Millisecond+4*late.Most())
+	if late.Most() > 100*time.Millisecond { // no answer may have come in time
+		return told
+	}
 	assert.True(t, heard, "nobody was told %q, but %v", f.words, told[:min(8, len(told))])
 	return told
 }
