@@ -10,6 +10,7 @@ import (
 
 	"github.com/jonboulle/clockwork"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 )
 
@@ -28,14 +29,13 @@ import (
 // (WithStoreTimeout, default 1 s), even when the store hangs; Acquire within its wait plus the store's. With a failure policy
 // that lets calls pass, those that notice an outage also wait for a probe (see FailurePolicy).
 type RateLimiter struct {
-	line    *line
-	own     setting
-	initial float64
-	maxWait time.Duration // of Try
-	horizon int64
-	enabled func() bool
-	lease   int64 // microseconds; 0: none
-	closed  atomic.Bool
+	coordinator *coordinator
+	own         setting
+	initial     float64
+	maxWait     time.Duration // of Try
+	enabled     func() bool
+	lease       int64 // microseconds; 0: none
+	closed      atomic.Bool
 
 	plain      bool // neither a policy, an observer nor a shadow
 	policy     FailurePolicy
@@ -51,7 +51,7 @@ type RateLimiter struct {
 var realClock = clockwork.NewRealClock()
 
 func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
-	o := options{config: c, maxWait: defaultMaxWait, horizon: defaultHorizon, timeout: defaultStoreTimeout, clock: realClock,
+	o := options{config: c, maxWait: defaultMaxWait, timeout: defaultStoreTimeout, clock: realClock,
 		maxWaiters: defaultMaxWaiters}
 	if len(name) < 1 || len(name) > maxName || !utf8.ValidString(name) {
 		o.fail("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes of UTF-8")
@@ -83,12 +83,11 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 		name = shadowMark + name
 	}
 	l := &RateLimiter{
-		line:    lineOf(o.store, name, o.clock, o.timeout),
-		own:     newSetting(o.config),
-		initial: initial,
-		maxWait: o.maxWait,
-		horizon: o.horizon.Microseconds(),
-		enabled: o.enabled,
+		coordinator: coordinatorOf(o.store, name, o.clock, o.timeout),
+		own:         newSetting(o.config),
+		initial:     initial,
+		maxWait:     o.maxWait,
+		enabled:     o.enabled,
 
 		plain:  o.policy == FailClosed && o.observer == nil && !o.shadow,
 		policy: o.policy, observer: o.observer, shadow: o.shadow, maxWaiters: o.maxWaiters,
@@ -101,11 +100,11 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 	if t.logger != nil {
 		t.logger.set(o.logger)
 	}
-	if l.line.health != nil {
-		l.line.health.logger.set(o.logger)
+	if l.coordinator.health != nil {
+		l.coordinator.health.logger.set(o.logger)
 	}
-	if o.observer != nil && o.observer.Health != nil && l.line.health != nil {
-		l.line.health.watch(l)
+	if o.observer != nil && o.observer.Health != nil && l.coordinator.health != nil {
+		l.coordinator.health.watch(l)
 	}
 	if o.lease != nil && !o.shadow { // a shadow reserves, and who reserves has no use for a lease
 		l.lease = o.lease.Microseconds()
@@ -115,7 +114,7 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 
 // effective is the configuration in force, as far as this process has heard.
 func (l *RateLimiter) effective() *setting {
-	if known := l.line.known.Load(); known != nil && known.Version >= l.own.Version {
+	if known := l.coordinator.known.Load(); known != nil && known.Version >= l.own.Version {
 		return known
 	}
 	return &l.own
@@ -127,7 +126,7 @@ func (l *RateLimiter) agrees(o *RateLimiter) bool {
 }
 
 // Name of the limiter and its bucket.
-func (l *RateLimiter) Name() string { return l.line.label() }
+func (l *RateLimiter) Name() string { return l.coordinator.label() }
 
 // Config is the limiter's own configuration.
 func (l *RateLimiter) Config() Config { return l.own.Config }
@@ -178,26 +177,25 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 		if l.heardLately() {
 			return verdict{by: ByCheck}, never
 		}
-	} else if l.line.memory != nil {
-		if granted, decided := l.line.takeNow(l, n, maxWait); decided {
+	} else if l.coordinator.inline() {
+		if granted, decided := l.coordinator.takeNow(l, n, maxWait); decided {
 			return verdict{granted: granted}, nil
 		}
-	} else if l.line.fromLease(l, n) {
+	} else if l.coordinator.fromLease(l, n) {
 		return verdict{granted: true, by: ByLease}, nil
-	} else if wait, refused := l.line.refuses(l, n, maxWait); refused {
+	} else if wait, refused := l.coordinator.refuses(l, n, maxWait); refused {
 		return verdict{by: BySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
-	c := l.newCall(ctx, n)
-	c.maxWait = maxWait
-	l.line.submit(ctx, c)
-	switch err := l.wait(ctx, c); {
+	q := l.newCall(ctx, tryAcquire, n, maxWait)
+	l.coordinator.submit(ctx, q)
+	switch err := l.wait(ctx, q); {
 	case never != nil && away(err):
 		return verdict{by: ByCheck}, never
 	case err != nil:
 		return verdict{}, err
 	}
-	v, err := c.verdict(), l.hopeless(c, timeout)
-	c.free()
+	v, err := q.verdict(), l.hopeless(q, timeout)
+	q.free()
 	return v, err
 }
 
@@ -210,19 +208,18 @@ func passedBy(off bool) verdict {
 }
 
 // verdict is what a call that was answered has come to.
-func (c *call) verdict() verdict {
-	if c.refused {
-		return verdict{wait: time.Duration(c.wait) * time.Microsecond}
+func (q *call) verdict() verdict {
+	if q.refused {
+		return verdict{wait: time.Duration(q.wait) * time.Microsecond}
 	}
-	began := c.decided
-	if c.parked0 != 0 {
-		began = c.parked0
-	}
-	return verdict{granted: true, wait: time.Duration(max(0, c.due-began)) * time.Microsecond}
+	return verdict{granted: true, wait: time.Duration(max(0, q.due-q.decided)) * time.Microsecond}
 }
 
-// Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. See
-// WithHorizon for waits longer than ten seconds. Errors as TryAcquire.
+// Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. Errors as
+// [RateLimiter.TryAcquire].
+//
+// A process takes permits at most a second ahead, or four permits' time if that is longer, so that one that dies takes no more of the
+// fleet's future with it. Who waits for longer does so in its process, in the same line, and asks again.
 func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
 	if l.plain {
 		v, err := l.acquire(ctx, permits)
@@ -244,24 +241,23 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 	if off || err != nil {
 		return passedBy(off), err
 	}
-	if l.line.memory != nil {
-		if granted, _ := l.line.takeNow(l, int64(permits), 0); granted {
+	if l.coordinator.inline() {
+		if granted, _ := l.coordinator.takeNow(l, int64(permits), 0); granted {
 			return verdict{granted: true}, nil
 		}
-	} else if l.line.fromLease(l, int64(permits)) {
+	} else if l.coordinator.fromLease(l, int64(permits)) {
 		return verdict{granted: true, by: ByLease}, nil
 	}
-	c := l.newCall(ctx, int64(permits))
-	c.acquire, c.maxWait = true, l.reach(c.permits)
-	l.line.submit(ctx, c)
-	if err := l.wait(ctx, c); err != nil {
+	q := l.newCall(ctx, acquire, int64(permits), maxExact)
+	l.coordinator.submit(ctx, q)
+	if err := l.wait(ctx, q); err != nil {
 		return verdict{}, err
 	}
-	v := c.verdict()
-	if c.refused {
-		return v, l.hopeless(c, math.MaxInt64)
+	v := q.verdict()
+	if q.refused {
+		return v, l.hopeless(q, math.MaxInt64)
 	}
-	c.free()
+	q.free()
 	return v, nil
 }
 
@@ -307,36 +303,35 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		if l.heardLately() {
 			return nil, passedBy(false), never
 		}
-	} else if wait, refused := l.line.refuses(l, int64(permits), maxWait); refused {
-		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.line.seen()},
+	} else if wait, refused := l.coordinator.refuses(l, int64(permits), maxWait); refused {
+		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.coordinator.seen()},
 			verdict{by: BySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
-	c := l.newCall(ctx, int64(permits))
-	c.maxWait = maxWait
+	q := l.newCall(ctx, reserve, int64(permits), maxWait) // it is the caller's from now on, and never reused
 	answer := make(chan struct{})
-	c.reserved, c.answer = true, answer // it is the caller's from now on, and never reused
-	l.line.submit(ctx, c)
+	q.answer = answer
+	l.coordinator.submit(ctx, q)
 	select {
 	case <-answer:
 	case <-ctx.Done():
-		if l.line.leave(c, ctx.Err()) {
+		if l.coordinator.leave(q, ctx.Err()) {
 			return nil, verdict{}, ctx.Err()
 		}
 	}
-	l.line.mu.Lock() // it may be asking again already, see startOver
-	defer l.line.mu.Unlock()
+	l.coordinator.mu.Lock() // its permits may have lapsed since
+	defer l.coordinator.mu.Unlock()
 	switch {
-	case never != nil && away(c.err):
+	case never != nil && away(q.err):
 		return nil, passedBy(false), never
-	case c.err != nil:
-		return nil, verdict{}, c.err
+	case q.err != nil:
+		return nil, verdict{}, q.err
 	}
-	v := c.verdict()
-	if err := l.hopeless(c, timeout); err != nil {
+	v := q.verdict()
+	if err := l.hopeless(q, timeout); err != nil {
 		return nil, v, err
 	}
 	return &Reservation{
-		call: c, refused: c.refused, retryAfter: time.Duration(max(0, c.wait-c.maxWait)) * time.Microsecond, level: c.level,
+		call: q, refused: q.refused, retryAfter: time.Duration(max(0, q.wait-maxWait)) * time.Microsecond, level: q.level,
 	}, v, nil
 }
 
@@ -349,11 +344,11 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 	if err := next.validate(); err != nil {
 		return fmt.Errorf("bucket %q: %w", l.Name(), err)
 	}
-	c := &call{op: OpSetRate, rate: permitsPerSecond}
-	if err := l.order(ctx, c); err != nil {
+	q, err := l.order(ctx, setRate, order{rate: permitsPerSecond})
+	if err != nil {
 		return err
 	}
-	if c.refused {
+	if q.refused {
 		return fmt.Errorf("%w: bucket %q: permits per second %v: want a rate that fits the configuration in force",
 			ErrInvalidConfig, l.Name(), permitsPerSecond)
 	}
@@ -375,34 +370,35 @@ func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if l.enabled != nil && !l.enabled() {
 		return ctx.Err()
 	}
-	return l.order(ctx, &call{op: OpHold, hold: int64((d + time.Microsecond - 1) / time.Microsecond)})
+	_, err := l.order(ctx, penalize, order{micros: int64((d + time.Microsecond - 1) / time.Microsecond)})
+	return err
 }
 
 // State returns the bucket as it is now, and changes nothing.
 func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
-	c := &call{read: true}
-	if err := l.order(ctx, c); err != nil {
+	q, err := l.order(ctx, read, order{})
+	if err != nil {
 		return PermitBucket{}, err
 	}
-	return *c.bucket, nil
+	return q.bucket, nil
 }
 
 // Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what SetRate set are
 // dropped, and a bucket of the other kind is replaced.
 // Reservations made before keep their times, and are not given back to the new bucket.
 func (l *RateLimiter) Reset(ctx context.Context) error {
-	return l.order(ctx, &call{op: OpReset})
+	_, err := l.order(ctx, reset, order{})
+	return err
 }
 
-// order sends a request that takes nothing.
-func (l *RateLimiter) order(ctx context.Context, c *call) error {
+// order sends a request that takes nothing, and returns what has come of it.
+func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error) {
 	if err := ctx.Err(); err != nil {
-		return err
+		return nil, err
 	}
-	c.limiter, c.ready = l, make(chan struct{})
-	c.deadline, _ = ctx.Deadline()
-	l.line.submit(ctx, c)
-	return l.wait(ctx, c)
+	q := &call{limiter: l, verb: v, order: &o, deadline: deadlineOf(ctx), ready: make(chan struct{})}
+	l.coordinator.submit(ctx, q)
+	return q, l.wait(ctx, q)
 }
 
 // check refuses what cannot be asked for. It tells when the switch is off: the request passes at once.
@@ -424,11 +420,19 @@ func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err err
 	return l.enabled != nil && !l.enabled(), nil
 }
 
-func (l *RateLimiter) newCall(ctx context.Context, permits int64) *call {
-	c := calls.Get().(*call)
-	c.limiter, c.permits, c.ready = l, permits, make(chan struct{})
-	c.deadline, _ = ctx.Deadline()
-	return c
+func (l *RateLimiter) newCall(ctx context.Context, v verb, permits, timeout int64) *call {
+	q := calls.Get().(*call)
+	q.limiter, q.verb, q.Permits, q.timeout, q.ready = l, v, permits, timeout, make(chan struct{})
+	q.deadline = deadlineOf(ctx)
+	return q
+}
+
+// deadlineOf is when a context ends, see mono; 0: it does not by itself.
+func deadlineOf(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return clock.Of(deadline)
+	}
+	return 0
 }
 
 func (l *RateLimiter) crowded() error {
@@ -439,16 +443,16 @@ func (l *RateLimiter) overflow(permits int64) error {
 	return fmt.Errorf("%w: bucket %q: permits %d: the debt would exceed 2^53 µs; ask for fewer", ErrInvalidPermits, l.Name(), permits)
 }
 
-// heardLately tells whether the configuration that this process knows is at most sightAge old, or the store is away and cannot tell
+// heardLately tells whether the configuration that this process knows is at most snapshotAge old, or the store is away and cannot tell
 // of a newer one.
 func (l *RateLimiter) heardLately() bool {
-	line := l.line
-	if line.down() != nil {
+	c := l.coordinator
+	if c.down() != nil {
 		return true
 	}
-	line.mu.Lock()
-	defer line.mu.Unlock()
-	return line.listened != 0 && line.now()-line.listened < sightAge.Microseconds()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.heard.at != 0 && c.now()-c.heard.at < snapshotAge.Microseconds()
 }
 
 // longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request
@@ -465,55 +469,40 @@ func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int
 	return maxWait, nil
 }
 
-// reach is the longest wait that Acquire reserves: the horizon, and beyond it only what the request itself costs more
-// than one permit, so that a large one does not starve behind small ones.
-func (l *RateLimiter) reach(permits int64) int64 {
-	s := l.effective()
-	if s.Payment == PayLater {
-		return l.horizon
-	}
-	one, _ := s.cost(s.Kind, 0, 1)
-	own, _ := s.cost(s.Kind, 0, float64(permits))
-	if s.Kind == WarmingUp { // from cold
-		own += s.storedCost(s.max, min(s.max, float64(permits)))
-	}
-	return int64(math.Ceil(min(own+max(0, float64(l.horizon)-one), maxExact)))
-}
-
 // wait blocks until the call is answered and its permits are due, or the context ends.
-func (l *RateLimiter) wait(ctx context.Context, c *call) error {
+func (l *RateLimiter) wait(ctx context.Context, q *call) error {
 	done := ctx.Done()
 	if done == nil {
-		<-c.ready
-		return c.err
+		<-q.ready
+		return q.err
 	}
 	select {
-	case <-c.ready:
-		return c.err
+	case <-q.ready:
+		return q.err
 	default:
 	}
 	select {
-	case <-c.ready:
-		return c.err
+	case <-q.ready:
+		return q.err
 	case <-done:
-		if l.line.leave(c, ctx.Err()) {
+		if l.coordinator.leave(q, ctx.Err()) {
 			return ctx.Err()
 		}
-		return c.err // answered in the same instant
+		return q.err // answered in the same instant
 	}
 }
 
 // hopeless turns two refusals into errors: of what can never be granted by the configuration that the answer brought, and of a
 // wait that only the context was too short for.
-func (l *RateLimiter) hopeless(c *call, timeout time.Duration) error {
-	if !c.refused {
+func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
+	if !q.refused {
 		return nil
 	}
-	if _, never := l.longest(c.permits, timeout); never != nil {
+	if _, never := l.longest(q.Permits, timeout); never != nil {
 		return never
 	}
-	if wait := time.Duration(c.wait) * time.Microsecond; !c.deadline.IsZero() && wait <= timeout {
-		return &WaitError{l.Name(), int(c.permits), wait, context.DeadlineExceeded}
+	if wait := time.Duration(q.wait) * time.Microsecond; q.deadline != 0 && wait <= timeout {
+		return &WaitError{l.Name(), int(q.Permits), wait, context.DeadlineExceeded}
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ func TestClockAtZero(t *testing.T) {
 			t.Parallel()
 			clock := clockwork.NewFakeClockAt(time.Unix(0, 0).Add(start))
 			began := clock.Now()
-			l, err := tb.NewSmoothBursty("x", 1, tb.WithClock(clock), tb.WithHorizon(1500*time.Millisecond), tb.WithInitialPermits(0))
+			l, err := tb.NewSmoothBursty("x", 1, tb.WithClock(clock), tb.WithInitialPermits(0))
 			require.NoError(t, err)
 			_, err = l.Reserve(ctx, 5)
 			require.NoError(t, err)

@@ -6,67 +6,80 @@ import (
 	"time"
 )
 
+// fallback is this process's part of the bucket, for when the store is away.
+type fallback struct {
+	local  *coordinator // nil: not needed yet
+	served bool         // the store has served the bucket since local was asked last
+	outage *outage      // in which that was
+}
+
 // part gives a limiter the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
 // reserved in one counts in the next. In another outage, or if the store has served the bucket meanwhile, it begins empty, once
 // what is reserved in the bucket itself is through, or a penalty that is known of; nobody who waits already waits for the former.
-func (l *line) part(limiter *RateLimiter) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	begins := l.served
-	if l.local == nil {
-		l.local, begins = lineOf(l.parts, l.name, l.clock, 0), true // whatever their timeouts, all limiters of the name share it
+func (c *coordinator) part(limiter *RateLimiter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := &c.fallback
+	begins := f.served
+	if f.local == nil {
+		f.local, begins = coordinatorOf(c.parts, c.name, c.clock, 0), true
 	}
-	if o := l.down(); o != nil && o != l.outage {
-		l.outage, begins = o, true
+	if o := c.down(); o != nil && o != f.outage {
+		f.outage, begins = o, true
 	}
-	p := l.local
-	if limiter.line == nil {
-		limiter.line = p
+	p := f.local
+	if limiter.coordinator == nil {
+		limiter.coordinator = p
 	}
 	if !begins {
 		return
 	}
-	l.served = false
-	now := l.now()
-	ahead := max(1, l.heldTill-now) // at least that: a hold drops what is saved up
+	f.served = false
+	now := c.now()
+	ahead := max(1, c.heard.heldTill-now) // at least that: a hold drops what is saved up
 	p.mu.Lock()
-	idle := p.lastDue <= now
+	idle := p.waiters.last() <= now
 	p.mu.Unlock()
 	if idle {
-		ahead = max(ahead, l.lastDue-now)
+		ahead = max(ahead, c.waiters.last()-now)
 	}
-	p.submit(context.Background(), &call{limiter: limiter, op: OpHold, hold: ahead, ready: make(chan struct{})})
+	p.submit(context.Background(), &call{limiter: limiter, verb: penalize, order: &order{micros: ahead}, ready: make(chan struct{})})
 }
 
 // down is the outage that was noticed, or nil.
-func (l *line) down() *outage {
-	if l.health == nil {
+func (c *coordinator) down() *outage {
+	if c.health == nil {
 		return nil
 	}
-	return l.health.now.Load()
+	return c.health.now.Load()
 }
 
-// ground fails all who want to ask the store, which is away.
-func (l *line) ground(o *outage) {
-	l.health.suspect(l)
-	l.listened = l.now()
-	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, l.label(), time.Since(o.since).Round(time.Millisecond), o.err)
-	var promised []*call
-	for _, c := range l.queue {
-		if !c.done && c.fail(err) {
-			promised = append(promised, c)
+// failAll fails all who want to ask the store, which is away.
+func (c *coordinator) failAll(o *outage) {
+	c.health.suspect(c)
+	now := c.now()
+	c.heard.at = now
+	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, c.label(), time.Since(o.since).Round(time.Millisecond), o.err)
+	for _, q := range c.orders {
+		if q.flight == nil {
+			c.fail(q, err)
 		}
 	}
-	l.queue, l.refill = nil, false
-	for _, b := range l.backs {
-		l.returned(b, false, err)
-		b.err = err
-		if b.done != nil {
-			close(b.done)
+	c.orders, c.leases.refill = nil, false
+	for w := c.waiters.asker(now); w != nil; {
+		q := w.Value
+		if w = w.Following(); q.flight == nil {
+			c.fail(q, err)
 		}
 	}
-	l.backs = nil
-	l.retry(promised)
+	for _, r := range c.refunds {
+		r.settle(false, err, now)
+	}
+	c.refunds = nil
+	if line := c.waiters.line; line.Refund() != nil {
+		line.Refunded(false, false, now)
+		c.waiters.confirmFailed(err)
+	}
 }
 
 // placeholder is for asking a store that need not answer anything.

@@ -237,7 +237,7 @@ func TestSlowIsNotAway(t *testing.T) {
 		require.NoError(t, err)
 		hasty()
 		for range int(2 * trip / time.Millisecond) {
-			require.Nil(t, l.line.down(), "its answers are known to take that long")
+			require.Nil(t, l.coordinator.down(), "its answers are known to take that long")
 			time.Sleep(time.Millisecond)
 		}
 	})
@@ -277,7 +277,7 @@ func TestInstancesAreCounted(t *testing.T) {
 	}
 	for n := int64(1); n <= 3; n++ { // a store each, as in processes of their own
 		l := open()
-		again, err := NewSmoothBursty("y", 5, WithStore(l.line.store), WithFailurePolicy(LocalShare(1)), Logged(t))
+		again, err := NewSmoothBursty("y", 5, WithStore(l.coordinator.store), WithFailurePolicy(LocalShare(1)), Logged(t))
 		require.NoError(t, err)
 		require.Same(t, l.member, again.member, "a process is counted once")
 		require.Eventually(t, func() bool { return l.member.Live() == n }, 20*time.Second, time.Millisecond)
@@ -350,7 +350,7 @@ func TestShadow(t *testing.T) {
 			granted, refused, failed := 0, 0, 0
 			var waits []time.Duration
 			shadow, err := NewSmoothBursty(name, 5, WithStore(store), patient, WithMaxPermits(5), WithInitialPermits(5), WithShadow(),
-				WithHorizon(time.Second), WithObserver(Observer{Decision: func(_ context.Context, d Decision) {
+				WithObserver(Observer{Decision: func(_ context.Context, d Decision) {
 					mu.Lock()
 					defer mu.Unlock()
 					require.True(t, d.Shadow)
@@ -506,7 +506,7 @@ func TestMaxWaiters(t *testing.T) {
 		for _, r := range append(held, r) {
 			require.NoError(t, r.Cancel(background))
 		}
-		require.Zero(t, l.line.waiting)
+		require.Zero(t, l.coordinator.calls)
 	}
 	_, err := NewSmoothBursty("x", 1, WithMaxWaiters(0))
 	require.ErrorIs(t, err, ErrInvalidConfig)

@@ -106,7 +106,7 @@ func (s *oneServer) describe() traits {
 func healthy(t *testing.T, l *RateLimiter, want bool) time.Duration {
 	t.Helper()
 	began := time.Now()
-	for (l.line.down() == nil) != want {
+	for (l.coordinator.down() == nil) != want {
 		require.Less(t, time.Since(began), 20*time.Second, "the store is not known to be there: want %v", want)
 		time.Sleep(time.Millisecond)
 	}
@@ -272,4 +272,11 @@ func (r *recorder) logged() []string {
 	lines := r.lines
 	r.lines = nil
 	return lines
+}
+
+// Waiting is how many calls of a limiter's bucket have not ended.
+func Waiting(l *RateLimiter) int {
+	l.coordinator.mu.Lock()
+	defer l.coordinator.mu.Unlock()
+	return l.coordinator.calls
 }

@@ -35,7 +35,7 @@ type ferry struct {
 	others    sync.Map               // then: the ferries to each, by its address
 
 	mu      sync.Mutex
-	waiting []*line
+	waiting []*coordinator
 	trips   [2]*trip
 
 	swimming       bool // a caller is under way by itself
@@ -53,7 +53,7 @@ type trip struct {
 	ctx     context.Context
 	cancel  context.CancelFunc
 	until   time.Time
-	lines   []*line // for reuse
+	lines   []*coordinator // for reuse
 	cargoes []cargo
 	args    []string
 	woken   []chan struct{}
@@ -68,14 +68,14 @@ const (
 
 // carrier can take the batches of several lines at once.
 type carrier interface {
-	board(l *line) // puts a line on the next trip
-	hurry()        // replaces a trip that does not come back
+	board(l *coordinator) // puts a line on the next trip
+	hurry()               // replaces a trip that does not come back
 	// swim lets the caller take its line across by itself, if nobody else is on the way. It reports false if not.
-	swim(l *line) bool
+	swim(l *coordinator) bool
 }
 
 // board puts a line on the next trip, where it will say what it has to send.
-func (s *RedisScriptStore) board(l *line) {
+func (s *RedisScriptStore) board(l *coordinator) {
 	if s.ferry.pipeline == nil || s.local {
 		go l.fly()
 		return
@@ -88,7 +88,7 @@ func (s *RedisScriptStore) board(l *line) {
 }
 
 // ferryTo is the ferry to the server that holds a line's bucket.
-func (s *RedisScriptStore) ferryTo(l *line) *ferry {
+func (s *RedisScriptStore) ferryTo(l *coordinator) *ferry {
 	f := &s.ferry
 	if !f.charted.Load() {
 		return f
@@ -154,7 +154,7 @@ func (f *ferry) hurry() {
 // swim implements carrier. A goroutine of its own for a single batch costs as much time as a fast network takes to
 // answer. But a caller that swims cannot come back before its answer: so nothing may be able to call it back, the server
 // must have answered lately, and the client must time out as the line does.
-func (s *RedisScriptStore) swim(l *line) bool {
+func (s *RedisScriptStore) swim(l *coordinator) bool {
 	f := &s.ferry
 	f.mu.Lock()
 	if f.scattered.Load() || f.pipeline == nil || s.local || f.swimming || f.trips != [2]*trip{} ||
@@ -165,7 +165,7 @@ func (s *RedisScriptStore) swim(l *line) bool {
 	if f.swimmer == nil || f.swimmerTimeout != l.timeout {
 		quick := s.redisBase
 		quick.client = s.client.(*redis.Client).WithTimeout(l.timeout)
-		f.swimmer, f.swimmerTimeout = &trip{base: &quick, lines: make([]*line, 1)}, l.timeout
+		f.swimmer, f.swimmerTimeout = &trip{base: &quick, lines: make([]*coordinator, 1)}, l.timeout
 	}
 	f.swimming = true
 	t := f.swimmer
@@ -253,7 +253,7 @@ func (f *ferry) back(t *trip) {
 
 // cargo is one line's batch on a trip.
 type cargo struct {
-	line   *line
+	line   *coordinator
 	flight *flight
 	attempt
 	deadline int64 // microseconds of the server's clock; 0: none

@@ -107,7 +107,7 @@ type guavaReplay struct {
 
 // configure makes a limiter of Guava's configuration at a rate.
 func (g *guavaReplay) configure(rate float64) (ok bool) {
-	opts := []tb.Option{tb.WithStore(g.store), tb.WithClock(g.clock), tb.WithPayment(tb.PayLater), tb.WithVersion(g.version), tb.WithHorizon(math.MaxInt64)}
+	opts := []tb.Option{tb.WithStore(g.store), tb.WithClock(g.clock), tb.WithPayment(tb.PayLater), tb.WithVersion(g.version)}
 	var err error
 	if g.trace.Kind == "warmup" {
 		if !(g.trace.ColdFactor > 1) {
@@ -159,16 +159,8 @@ func (g *guavaReplay) setRate(rate float64) {
 	require.NoError(g, err)
 	g.version = state.Config.Version + 1
 	g.configure(rate)
-	require.NoError(g, g.touch())
-}
-
-// touch brings the limiter's new version into force without taking anything.
-func (g *guavaReplay) touch() error {
-	r, err := g.limiter.TryReserve(ctx, 1, 0)
-	if err == nil && r.OK() {
-		err = r.Cancel(ctx)
-	}
-	return err
+	_, err = g.limiter.State(ctx) // which brings the new version into force
+	require.NoError(g, err)
 }
 
 func (g *guavaReplay) reserve(i int, step guavaStep) (goesOn bool) {

@@ -39,9 +39,9 @@ type health struct {
 	telling sync.Mutex // held from noticing until all have heard
 
 	mu      sync.Mutex
-	asked   *asked             // under way
-	last    weak.Pointer[line] // that wanted to ask,
-	lastAt  time.Duration      // and when; see mono
+	asked   *asked                    // under way
+	last    weak.Pointer[coordinator] // that wanted to ask,
+	lastAt  time.Duration             // and when; see mono
 	told    map[weak.Pointer[RateLimiter]]struct{}
 	sweepAt int            // entries of told
 	heard   []func(Health) // of those who were told of the outage, whether they are used any more or not
@@ -82,7 +82,7 @@ func (h *health) patience(timeout time.Duration) time.Duration {
 }
 
 // suspect makes sure that the store of a line is probed, after a call of it has failed.
-func (h *health) suspect(l *line) {
+func (h *health) suspect(l *coordinator) {
 	h.wanted(l)
 	if h.probing.CompareAndSwap(false, true) {
 		go h.probe()
@@ -90,7 +90,7 @@ func (h *health) suspect(l *line) {
 }
 
 // wanted notes that a line wants to ask the store.
-func (h *health) wanted(l *line) {
+func (h *health) wanted(l *coordinator) {
 	h.mu.Lock()
 	h.last, h.lastAt = weak.Make(l), mono()
 	h.mu.Unlock()
@@ -105,7 +105,7 @@ const (
 
 // next is the line whose bucket is to be probed: the last that wanted to ask, or another if nobody uses that any more. It is nil
 // if nobody has wanted to for long, and if no line is left: then the outage is forgotten.
-func (h *health) next() (l *line, forgotten bool) {
+func (h *health) next() (l *coordinator, forgotten bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if mono()-h.lastAt > idle && h.others.Load() > outagesAtOnce {
@@ -114,7 +114,7 @@ func (h *health) next() (l *line, forgotten bool) {
 	if l := h.last.Value(); l != nil {
 		return l, false
 	}
-	for other := range lines.All {
+	for other := range coordinators.All {
 		if other.health == h {
 			h.last = weak.Make(other)
 			return other, false
@@ -157,7 +157,7 @@ func (h *health) end() {
 }
 
 // ask probes the store, or waits for the probe that is under way. It returns early if the context ends.
-func (h *health) ask(ctx context.Context, l *line) error {
+func (h *health) ask(ctx context.Context, l *coordinator) error {
 	h.mu.Lock()
 	a := h.asked
 	if a == nil {
@@ -181,7 +181,7 @@ func (h *health) ask(ctx context.Context, l *line) error {
 }
 
 // knock is one probe.
-func (h *health) knock(l *line) error {
+func (h *health) knock(l *coordinator) error {
 	if h.hung.Load() >= maxProbes {
 		return fmt.Errorf("%w: probes are not answered", ErrStoreTimeout)
 	}
@@ -226,7 +226,7 @@ func (h *health) knock(l *line) error {
 }
 
 // reach asks the store.
-func (h *health) reach(ctx context.Context, l *line) error {
+func (h *health) reach(ctx context.Context, l *coordinator) error {
 	if probe := l.traits.probe; probe != nil {
 		return probe(ctx, l.name)
 	}

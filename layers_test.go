@@ -17,7 +17,7 @@ var update = flag.Bool("update", false, "TestLayers writes "+upwards+" anew")
 var layers = []struct{ name, files string }{
 	{"seam and state", "store.go permit_state.go config.go codec.go errors.go level.go smooth_bursty.go smooth_warmup.go"},
 	{"stores", "memory_store.go redis_store.go redis_lock.go redis_script.go guess.go"},
-	{"engine", "line.go combine.go ferry.go places.go parked.go lease.go refusal.go health.go"},
+	{"engine", "call.go coordinator.go waiters.go build.go deliver.go timeouts.go ferry.go lease.go snapshot.go health.go"},
 	{"API", "bucket.go options.go reservation.go failure.go policy.go observer.go shadow.go doc.go"},
 }
 

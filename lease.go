@@ -21,6 +21,16 @@ type lease struct {
 	counted int64 // used, when demand was measured last
 }
 
+// leases are the blocks in use. But for current they are guarded by the coordinator's mu.
+type leases struct {
+	current atomic.Pointer[lease] // nil: none
+	next    *lease                // granted while current still lasts
+	refill  bool                  // it is time to ask for the next
+	asked   int64                 // permits that the store granted to callers
+	since   int64                 // that is counted from here
+	review  int64                 // when to look after them; 0: never
+}
+
 // retired is more than any lease holds.
 const retired = math.MaxInt64 / 2
 
@@ -49,40 +59,40 @@ func (e *lease) left(now int64) int64 {
 }
 
 // fromLease hands out leased permits, unless somebody waits already.
-func (l *line) fromLease(limiter *RateLimiter, n int64) bool {
-	e := l.lease.Load()
-	if e == nil || limiter.lease == 0 || l.occupied.Load() || e.limiter != limiter && e.limiter.own.Config != limiter.own.Config {
+func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
+	e := c.leases.current.Load()
+	if e == nil || limiter.lease == 0 || c.busy.Load() || e.limiter != limiter && e.limiter.own.Config != limiter.own.Config {
 		return false
 	}
-	ok, low := e.take(n, l.now())
+	ok, low := e.take(n, c.now())
 	if low {
-		l.mu.Lock()
-		l.refill = true
-		l.pump()
-		l.mu.Unlock()
+		c.mu.Lock()
+		c.leases.refill = true
+		c.dispatch(c.now())
+		c.mu.Unlock()
 	}
 	return ok
 }
 
 // wanted is how many permits the next lease should be for, 0 for none: what demand of late would use in its time, no more
 // than four times what was used to see that, so that it begins small and grows fast.
-func (l *line) wanted(limiter *RateLimiter, now int64) int64 {
+func (c *coordinator) wanted(limiter *RateLimiter, now int64) int64 {
 	s := limiter.effective()
-	if limiter.lease == 0 || l.next != nil || limiter.closed.Load() || s.Kind != Bursty || s.Payment != PayNow || len(l.parked) > 0 ||
-		l.sight.Load() != nil { // the bucket is empty
+	if limiter.lease == 0 || c.leases.next != nil || limiter.closed.Load() || s.Kind != Bursty || s.Payment != PayNow || c.waiters.beyond() ||
+		c.snapshot.Load() != nil { // the bucket is empty
 		return 0
 	}
-	used := l.asked
-	current := l.lease.Load()
+	used := c.leases.asked
+	current := c.leases.current.Load()
 	if current != nil {
 		used += min(current.used.Load(), current.permits) - current.counted
 	}
-	elapsed := max(1, now-l.since)
+	elapsed := max(1, now-c.leases.since)
 	expect := float64(used) * float64(limiter.lease) / float64(elapsed)
 	if elapsed > 2*limiter.lease {
-		l.measure(now)
+		c.measure(now)
 	}
-	most := min(float64(limiter.lease)*s.Rate/microsPerSecond, s.max) - float64(current.left(now)+l.next.left(now))
+	most := min(float64(limiter.lease)*s.Rate/microsPerSecond, s.max) - float64(current.left(now)+c.leases.next.left(now))
 	n := int64(min(most, expect, 4*float64(used)))
 	if n < 2 {
 		return 0
@@ -91,70 +101,99 @@ func (l *line) wanted(limiter *RateLimiter, now int64) int64 {
 }
 
 // measure begins to count demand anew.
-func (l *line) measure(now int64) {
-	l.asked, l.since = 0, now
-	if e := l.lease.Load(); e != nil {
+func (c *coordinator) measure(now int64) {
+	c.leases.asked, c.leases.since = 0, now
+	if e := c.leases.current.Load(); e != nil {
 		e.counted = min(e.used.Load(), e.permits)
 	}
 }
 
 // leased puts a block that was granted to use. It is as old as the question: how long the answer was under way is not known.
 // If nobody waited for the answer any more, another block may have been asked for since, or the bucket held back.
-func (l *line) leased(f *flight, g *Grant, out *Outcome) {
+func (c *coordinator) leased(f *flight, g *Grant, out *Outcome) {
 	setting := out.Bucket.setting()
 	e := &lease{
 		limiter: f.limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
 		local: f.local, until: f.local + f.limiter.lease, half: (g.Permits + 1) / 2,
 	}
 	if f.late {
-		l.giveUp(e)
+		c.giveUp(e)
 		return
 	}
-	l.measure(l.now())
+	c.measure(c.now())
 	if g.Permits < f.leased { // the bucket is empty: no use asking for more
 		e.half = retired
 	}
-	if f.limiter.closed.Load() || l.next != nil {
-		l.giveUp(e)
+	if f.limiter.closed.Load() || c.leases.next != nil {
+		c.giveUp(e)
 		return
 	}
-	if l.next = e; l.lease.Load().left(l.now()) == 0 {
-		l.rotate()
+	if c.leases.next = e; c.leases.current.Load().left(c.now()) == 0 {
+		c.rotate()
 	}
 }
 
 // rotate puts the next lease in the place of one that is used up or worthless.
-func (l *line) rotate() {
-	old := l.lease.Swap(l.next)
-	l.next = nil
-	l.giveUp(old)
+func (c *coordinator) rotate() {
+	old := c.leases.current.Swap(c.leases.next)
+	c.leases.next = nil
+	c.giveUp(old)
 }
 
-// reviewLeases gives back what will not be used, and returns when to look again; 0: never.
-func (l *line) reviewLeases(now int64) int64 {
-	e := l.lease.Load()
-	if e == nil {
-		return 0
+// reviewLeases gives back what will not be used, and notes when to look again.
+func (c *coordinator) reviewLeases(now int64) {
+	for e := c.leases.current.Load(); e != nil; e = c.leases.current.Load() {
+		half := e.local + (e.until-e.local)/2
+		if now < e.until && (now < half || e.used.Load() >= e.permits/4) {
+			if c.leases.review = half; now >= half {
+				c.leases.review = e.until
+			}
+			return
+		}
+		c.rotate()
 	}
-	half := e.local + (e.until-e.local)/2
-	if now >= e.until || now >= half && e.used.Load() < e.permits/4 {
-		l.rotate()
-		return l.reviewLeases(now)
+	c.leases.review = 0
+	c.leases.refill = false
+}
+
+// dropLeases gives up all: the bucket was held back.
+func (c *coordinator) dropLeases() {
+	for c.leases.current.Load() != nil {
+		c.rotate()
 	}
-	if now < half {
-		return half
+}
+
+// serveFromLease serves those from a lease who have lined up, if nobody waits for permits of a later time.
+func (c *coordinator) serveFromLease(now int64) {
+	line := c.waiters.line
+	for w := line.Head(); w != nil; w = line.Head() {
+		q := w.Value
+		e := c.leases.current.Load()
+		if e == nil || q.flight != nil || q.limiter.lease == 0 || e.limiter.own.Config != q.limiter.own.Config || line.Owns() || q.decided != 0 {
+			return
+		}
+		ok, low := e.take(q.Permits, now)
+		if !ok && c.leases.next != nil {
+			c.rotate()
+			ok, low = c.leases.current.Load().take(q.Permits, now)
+		}
+		c.leases.refill = c.leases.refill || low
+		if !ok || !line.Serve(w) {
+			return
+		}
+		q.due, q.decided = now, now
+		c.end(q, nil)
 	}
-	return e.until
 }
 
 // giveUp ends a lease, and returns what is left of it to the store.
-func (l *line) giveUp(e *lease) *back {
+func (c *coordinator) giveUp(e *lease) *refund {
 	if e == nil {
 		return nil
 	}
 	used := e.used.Swap(retired)
 	if o := e.limiter.observer; o != nil && o.Lease != nil {
-		o.Lease(LeaseUse{Bucket: l.label(), Permits: int(e.permits), Used: int(min(used, e.permits))})
+		o.Lease(LeaseUse{Bucket: c.label(), Permits: int(e.permits), Used: int(min(used, e.permits))})
 	}
 	if used >= e.permits {
 		return nil
@@ -165,32 +204,32 @@ func (l *line) giveUp(e *lease) *back {
 		to, _ = e.setting.after(e.setting.Kind, to, used)
 		tail = p.Tag
 	}
-	b := &back{limiter: e.limiter, give: GiveBack{
+	r := &refund{limiter: e.limiter, give: GiveBack{
 		Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: to, end: p.after.Next,
 		spent: to.Stored - p.after.Stored, level: p.after.Stored, granted: e.granted,
 	}}
-	l.backs = append(l.backs, b)
-	return b
+	c.refunds = append(c.refunds, r)
+	return r
 }
 
 // Close gives back what the limiter has leased (WithLease), and waits for the store's answer as long as ctx lets it. A
 // limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
 	l.closed.Store(true)
-	line := l.line
-	line.mu.Lock()
-	var last *back
-	for line.lease.Load() != nil {
-		if b := line.giveUp(line.lease.Swap(line.next)); b != nil {
-			last = b
-			b.done = make(chan struct{})
+	c := l.coordinator
+	c.mu.Lock()
+	var last *refund
+	for c.leases.current.Load() != nil {
+		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil {
+			last = r
+			r.done = make(chan struct{})
 		}
-		line.next = nil
+		c.leases.next = nil
 	}
-	coming := line.flight != nil && line.flight.leased > 0
-	line.pump()
-	line.mu.Unlock()
-	if err := line.confirmed(ctx, last, "close"); err != nil || !coming {
+	coming := c.trip.flight != nil && c.trip.flight.leased > 0
+	c.dispatch(c.now())
+	c.mu.Unlock()
+	if err := c.confirmed(ctx, last, "close"); err != nil || !coming {
 		return err
 	}
 	if _, err := l.State(ctx); err != nil { // it is asked after the block has come, and gone back

@@ -69,10 +69,10 @@ func (s *Distant) Apply(ctx context.Context, b *Batch) (Outcome, error) {
 
 // leased is what a process holds of its lease and of the next one.
 func leased(l *RateLimiter) int64 {
-	l.line.mu.Lock()
-	defer l.line.mu.Unlock()
-	now := l.line.now()
-	return l.line.lease.Load().left(now) + l.line.next.left(now)
+	l.coordinator.mu.Lock()
+	defer l.coordinator.mu.Unlock()
+	now := l.coordinator.now()
+	return l.coordinator.leases.current.Load().left(now) + l.coordinator.leases.next.left(now)
 }
 
 // Several processes lease from one bucket at full demand: in no window more than the bound plus what the leases may hold
@@ -106,7 +106,7 @@ func TestLeaseBound(t *testing.T) {
 						if pause := time.Since(began) % (700 * time.Millisecond); pause < 200*time.Millisecond {
 							time.Sleep(200*time.Millisecond - pause) // the bucket fills up
 						}
-						held := l.line.lease.Load()
+						held := l.coordinator.leases.current.Load()
 						ok, err := l.TryAcquire(background, 1, 0)
 						if err != nil {
 							t.Error(err)
@@ -183,9 +183,9 @@ func TestLeaseAccount(t *testing.T) {
 			}
 			pass := func(d time.Duration) { // when nothing is under way
 				require.Eventually(t, func() bool {
-					l.line.mu.Lock()
-					defer l.line.mu.Unlock()
-					return !l.line.flying
+					l.coordinator.mu.Lock()
+					defer l.coordinator.mu.Unlock()
+					return !l.coordinator.trip.flying
 				}, 10*time.Second, time.Millisecond)
 				clock.Advance(d)
 				accrued += d.Seconds() * rate
@@ -199,12 +199,12 @@ func TestLeaseAccount(t *testing.T) {
 			require.LessOrEqual(t, held(), rate)
 
 			// Hardly used at half time: it goes back.
-			for e := l.line.lease.Load(); e == nil || e.used.Load() >= e.permits/4; e = l.line.lease.Load() {
+			for e := l.coordinator.leases.current.Load(); e == nil || e.used.Load() >= e.permits/4; e = l.coordinator.leases.current.Load() {
 				take(1)
 				check(-1)
 			}
 			pass(500 * time.Millisecond)
-			require.Eventually(t, func() bool { return l.line.lease.Load() == nil }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return l.coordinator.leases.current.Load() == nil }, 10*time.Second, time.Millisecond)
 			check(0)
 
 			// Expired: worthless, even before anybody has noticed, and it goes back.
@@ -212,23 +212,23 @@ func TestLeaseAccount(t *testing.T) {
 				take(1)
 				check(-1)
 			}
-			e := l.line.lease.Load()
+			e := l.coordinator.leases.current.Load()
 			ok, _ := e.take(1, e.until)
 			require.False(t, ok)
 			ok, _ = e.take(1, e.until-1)
 			require.True(t, ok)
 			granted++
 			pass(time.Second)
-			require.Eventually(t, func() bool { return l.line.lease.Load() == nil }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return l.coordinator.leases.current.Load() == nil }, 10*time.Second, time.Millisecond)
 			check(0)
 
 			// Close gives back at once, and the limiter leases no more.
 			require.NoError(t, l.Close(background))
 			require.Zero(t, held())
 			require.Eventually(t, func() bool {
-				l.line.mu.Lock()
-				defer l.line.mu.Unlock()
-				return l.line.timerAt == 0
+				l.coordinator.mu.Lock()
+				defer l.coordinator.mu.Unlock()
+				return l.coordinator.alarm.at == 0
 			}, 10*time.Second, time.Millisecond, "nothing is left to look after")
 			left := stored()
 			take(50)
@@ -262,8 +262,8 @@ func TestLeaseTakeOnce(t *testing.T) {
 		var left int64
 		callers.Go(func() {
 			if rand.IntN(2) == 0 {
-				l := &line{}
-				if b := l.giveUp(e); b != nil {
+				c := &coordinator{}
+				if b := c.giveUp(e); b != nil {
 					left = int64(b.give.spent)
 				}
 			}
@@ -289,14 +289,14 @@ func TestLeaseFollowsDemand(t *testing.T) {
 		}
 		for range 20 {
 			take()
-			require.Nil(t, l.line.lease.Load())
+			require.Nil(t, l.coordinator.leases.current.Load())
 			time.Sleep(60 * time.Millisecond) // under two in the time of a lease
 		}
 		for range 20 {
 			take()
 			time.Sleep(time.Millisecond)
 		}
-		require.NotNil(t, l.line.lease.Load(), "a demand of more")
+		require.NotNil(t, l.coordinator.leases.current.Load(), "a demand of more")
 		require.NoError(t, l.Close(background))
 	})
 }
@@ -322,7 +322,7 @@ func (s *tardy) Apply(ctx context.Context, b *Batch) (Outcome, error) {
 // drained takes until a block is on its way, late, and the one in use is used up.
 func (s *tardy) drained(t *testing.T, l *RateLimiter, late time.Duration) (granted float64) {
 	s.late.Store(int64(late))
-	for e := l.line.lease.Load(); s.late.Load() != 0 || e.left(l.line.now()) > 0; e = l.line.lease.Load() {
+	for e := l.coordinator.leases.current.Load(); s.late.Load() != 0 || e.left(l.coordinator.now()) > 0; e = l.coordinator.leases.current.Load() {
 		ok, err := l.TryAcquire(background, 1, 0)
 		require.NoError(t, err)
 		require.True(t, ok)
@@ -352,9 +352,9 @@ func TestLateLease(t *testing.T) {
 		most := int64(0)
 		require.Eventually(t, func() bool {
 			most = max(most, held())
-			l.line.mu.Lock()
-			defer l.line.mu.Unlock()
-			return s.answered.Load() && !l.line.flying && len(l.line.backs) == 0
+			l.coordinator.mu.Lock()
+			defer l.coordinator.mu.Unlock()
+			return s.answered.Load() && !l.coordinator.trip.flying && len(l.coordinator.refunds) == 0
 		}, 10*time.Second, time.Millisecond)
 		require.LessOrEqual(t, max(most, held()), int64(block))
 		require.NoError(t, l.Close(background))
@@ -371,7 +371,7 @@ func TestCloseWaitsForALease(t *testing.T) {
 		require.NoError(t, err)
 		granted := s.drained(t, l, 300*time.Millisecond)
 		require.NoError(t, l.Close(background))
-		out, err := s.Store.Apply(background, &Batch{Name: "x", Config: l.own.Config, Epoch: 1, LocalMicros: l.line.micros})
+		out, err := s.Store.Apply(background, &Batch{Name: "x", Config: l.own.Config, Epoch: 1, LocalMicros: l.coordinator.micros})
 		require.NoError(t, err)
 		require.Equal(t, size-granted, out.Bucket.StoredPermits)
 	})

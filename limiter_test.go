@@ -69,13 +69,13 @@ func TestContext(t *testing.T) {
 
 // Waiting, in a bubble where time passes only while everybody waits: each at its own time, first come first served.
 func TestWaitingIsExactAndInOrder(t *testing.T) {
-	t.Run("waiting", func(t *testing.T) { waitingIsExactAndInOrder(t, 50, 10*time.Second, 2) })
-	t.Run("parked beyond the horizon", func(t *testing.T) { waitingIsExactAndInOrder(t, 2500, time.Second, 1) })
+	t.Run("waiting", func(t *testing.T) { waitingIsExactAndInOrder(t, 50, 2) })
+	t.Run("parked beyond the horizon", func(t *testing.T) { waitingIsExactAndInOrder(t, 2500, 1) })
 }
 
-func waitingIsExactAndInOrder(t *testing.T, n int, horizon time.Duration, verbs int) {
+func waitingIsExactAndInOrder(t *testing.T, n, verbs int) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := tb.NewSmoothBursty("x", 10, tb.WithMaxPermits(1), tb.WithHorizon(horizon))
+		l, err := tb.NewSmoothBursty("x", 10, tb.WithMaxPermits(1))
 		require.NoError(t, err)
 		start := time.Now()
 		var mu sync.Mutex
@@ -280,10 +280,10 @@ func soon(call func() error) error {
 	}
 }
 
-// Acquire reserves ten seconds ahead, and no further; those beyond wait here, in order, and none is lost.
+// Acquire reserves a second ahead, and no further; those beyond wait here, in order, and none is lost.
 func TestHorizon(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithHorizon(10*time.Second))
+		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), tb.WithClock(clock))
 		require.NoError(t, err)
 		require.NoError(t, l.Reset(ctx))
 		const callers = 120 // 24 s of permits
@@ -300,7 +300,7 @@ func TestHorizon(t *testing.T) {
 				b, err := l.State(ctx)
 				require.NoError(t, err)
 				ahead := b.NextFreeTicketMicros - clock.Now().UnixMicro()
-				if asked.Load() <= int64(i) || i < 50 && ahead < int64(i)*200_000 {
+				if asked.Load() <= int64(i) || i < 4 && ahead < int64(i)*200_000 {
 					return fmt.Errorf("caller %d has not reserved: %d µs are", i, ahead)
 				}
 				return nil
@@ -313,7 +313,7 @@ func TestHorizon(t *testing.T) {
 		for due := range int64(callers) { // each at its time
 			b, err := l.State(ctx)
 			require.NoError(t, err)
-			require.LessOrEqual(t, b.NextFreeTicketMicros-clock.Now().UnixMicro(), int64(10_000_000))
+			require.LessOrEqual(t, b.NextFreeTicketMicros-clock.Now().UnixMicro(), int64(1_200_000))
 			require.NoError(t, soon(func() error {
 				if n := passed.Load(); n < due+1 {
 					return fmt.Errorf("%d passed after %d × 200 ms", n, due)
@@ -330,7 +330,7 @@ func TestHorizon(t *testing.T) {
 // A large request does not starve behind small ones, nor is it out of Acquire's reach.
 func TestLargeAcquire(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := tb.NewSmoothBursty("x", 10, tb.WithHorizon(time.Second))
+		l, err := tb.NewSmoothBursty("x", 10)
 		require.NoError(t, err)
 		stop := make(chan struct{})
 		var small sync.WaitGroup
@@ -422,7 +422,10 @@ func TestMaxWait(t *testing.T) {
 		for range 60 - c.want {
 			<-refused
 		}
-		clock.Advance(10 * time.Second)
+		for range 100 { // those beyond the process's reach ask on the way
+			clock.Advance(100 * time.Millisecond)
+			time.Sleep(50 * time.Microsecond)
+		}
 		all.Wait()
 		require.EqualValues(t, c.want, passed.Load())
 	}
@@ -547,7 +550,6 @@ func TestBadInput(t *testing.T) {
 		{"payment 7", bursty("x", 5, tb.WithPayment(7))},
 		{"version -1", bursty("x", 5, tb.WithVersion(-1))},
 		{"version 9007199254740993", bursty("x", 5, tb.WithVersion(1<<53+1))},
-		{"horizon 0s", bursty("x", 5, tb.WithHorizon(0))},
 		{"store timeout -1ns", bursty("x", 5, tb.WithStoreTimeout(-1))},
 		{"switch nil", bursty("x", 5, tb.WithSwitch(nil))},
 		{"option nil", bursty("x", 5, nil)},
@@ -687,7 +689,7 @@ func TestSlowestRate(t *testing.T) {
 // With PayLater a caller waits for the debt that it finds and not for its own cost, also behind others who wait.
 func TestPayLaterWaitsForTheDebt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := tb.NewSmoothBursty("x", 5, tb.WithPayment(tb.PayLater), tb.WithHorizon(time.Second))
+		l, err := tb.NewSmoothBursty("x", 5, tb.WithPayment(tb.PayLater))
 		require.NoError(t, err)
 		_, err = l.Reserve(t.Context(), 20) // one is there, and 19 are 3.8 s
 		require.NoError(t, err)

@@ -47,7 +47,7 @@ func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reser
 	const rate = 100
 	bucket := fmt.Sprint(t.Name(), rand.Uint64())
 	open := func() *RateLimiter {
-		l, err := NewSmoothBursty(bucket, rate, WithStore(store()), WithHorizon(time.Second), patient)
+		l, err := NewSmoothBursty(bucket, rate, WithStore(store()), patient)
 		require.NoError(t, err)
 		return l
 	}
@@ -67,9 +67,9 @@ func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reser
 	parked := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			l.line.mu.Lock()
-			defer l.line.mu.Unlock()
-			return len(l.line.parked) == n
+			l.coordinator.mu.Lock()
+			defer l.coordinator.mu.Unlock()
+			return uncovered(l) == n
 		}, 10*time.Second, time.Millisecond)
 	}
 	parked(1)
@@ -94,6 +94,14 @@ func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reser
 	}
 }
 
+// uncovered is how many wait for whom the process owns no permits yet. It holds the lock.
+func uncovered(l *RateLimiter) (n int) {
+	for w := l.coordinator.waiters.line.Uncovered(); w != nil; w = w.Following() {
+		n++
+	}
+	return n
+}
+
 // Nobody waits behind those who have left, in whatever order they did.
 func TestParkedLeave(t *testing.T) {
 	clock := clockwork.NewFakeClock()
@@ -102,9 +110,9 @@ func TestParkedLeave(t *testing.T) {
 	_, err = l.Reserve(background, 100)
 	require.NoError(t, err)
 	parked := func() int {
-		l.line.mu.Lock()
-		defer l.line.mu.Unlock()
-		return len(l.line.parked)
+		l.coordinator.mu.Lock()
+		defer l.coordinator.mu.Unlock()
+		return uncovered(l)
 	}
 	left := make(chan error)
 	var leave []func()
@@ -117,12 +125,12 @@ func TestParkedLeave(t *testing.T) {
 		}()
 		require.Eventually(t, func() bool { return parked() == i+1 }, 10*time.Second, time.Millisecond)
 	}
-	for _, step := range []struct{ who, parked int }{{1, 5}, {0, 3}, {4, 3}, {3, 3}, {2, 0}} {
+	for _, step := range []struct{ who, parked int }{{1, 4}, {0, 3}, {4, 2}, {3, 1}, {2, 0}} {
 		leave[step.who]()
 		require.ErrorIs(t, <-left, context.Canceled)
 		require.Equal(t, step.parked, parked())
 	}
-	require.Zero(t, l.line.ahead)
+	require.Zero(t, l.coordinator.waiters.line.Wanted())
 }
 
 // A bucket of another kind is replaced though the calls that it fails go on, and something is still to be given back.

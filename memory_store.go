@@ -86,20 +86,20 @@ func (s *MemoryStore) describe() traits {
 
 // takeNow decides on a request that need not wait, unless somebody waits already: without an allocation, a timer or a
 // goroutine, with one lock and one look at the clock.
-func (l *line) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided bool) {
-	if l.occupied.Load() {
+func (c *coordinator) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided bool) {
+	if c.busy.Load() {
 		return false, false
 	}
-	now := l.time.Micros()
-	b := l.slot.Load()
+	now := c.time.Micros()
+	b := c.slot.Load()
 	if b == nil {
-		b = l.memory.bucket(l.name, now)
-		l.slot.Store(b)
+		b = c.traits.memory.bucket(c.name, now)
+		c.slot.Store(b)
 	}
 	b.mu.Lock()
 	if b.swept {
 		b.mu.Unlock()
-		l.slot.Store(nil)
+		c.slot.Store(nil)
 		return false, false
 	}
 	granted, decided = b.state.takeNow(now, limiter.inForce(), n, maxWait)
@@ -113,19 +113,8 @@ func (l *line) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided
 // inForce is the configuration under which a bucket may decide on the limiter's requests without being told of the limiter's own:
 // a newer one that is known, or its own.
 func (l *RateLimiter) inForce() *Config {
-	if known := l.line.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
+	if known := l.coordinator.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
 		return &known.Config
 	}
 	return &l.own.Config
-}
-
-// occupy notes whether anybody waits, or a cancelled call has left something: who comes then must queue up.
-func (l *line) occupy() {
-	occupied := len(l.parked) > 0 || len(l.backs) > 0 || l.dirty
-	for _, r := range l.runs {
-		occupied = occupied || r.waiting > 0 || r.inBack || r.cursor != r.limit
-	}
-	if occupied != l.occupied.Load() {
-		l.occupied.Store(occupied)
-	}
 }

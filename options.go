@@ -17,7 +17,6 @@ type Option func(*options)
 
 const (
 	defaultMaxWait      = 500 * time.Millisecond
-	defaultHorizon      = 10 * time.Second
 	defaultStoreTimeout = time.Second
 	maxName             = 512
 	defaultMaxWaiters   = 1 << 17
@@ -28,7 +27,6 @@ type options struct {
 	maxPermits *float64
 	initial    *float64
 	maxWait    time.Duration
-	horizon    time.Duration
 	lease      *time.Duration
 	timeout    time.Duration
 	enabled    func() bool
@@ -131,18 +129,6 @@ func WithVersion(v int64) Option {
 	return func(o *options) { o.config.Version = v }
 }
 
-// WithHorizon bounds how far ahead Acquire reserves, so that a process that dies does not take the fleet's future with
-// it. Callers beyond it wait in their process, in order, and reserve when their time comes near, or half a second after the bucket
-// was freed at the latest. At least 1 ms, default 10 s.
-func WithHorizon(d time.Duration) Option {
-	return func(o *options) {
-		if d < time.Millisecond {
-			o.fail("horizon", d, "at least 1ms")
-		}
-		o.horizon = d
-	}
-}
-
 // WithStoreTimeout bounds how long a call waits for the store's answer. 1 ms to 1 hour, default 1 s.
 func WithStoreTimeout(d time.Duration) Option {
 	return func(o *options) {
@@ -216,7 +202,8 @@ func WithObserver(o Observer) Option {
 
 // WithShadow is for trying a limit in production: every call is decided and told to the observer (WithObserver), and then
 // passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the
-// store's timeout. What a call would have waited beyond the horizon (WithHorizon) counts as a refusal.
+// store's timeout. What a call would have waited for longer than a second, or four permits' time
+// if that is longer, counts as a refusal.
 //
 // The decisions are made on a bucket of the shadows' own, which all shadows of this name share. So nothing changes for
 // limiters of the same name that are in force.

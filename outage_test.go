@@ -235,11 +235,11 @@ func outageOutlivesALimiter(t *testing.T, observed bool) {
 			store.health.mu.Lock()
 			defer store.health.mu.Unlock()
 			last := store.health.last.Value()
-			return last == nil || last == a.line
+			return last == nil || last == a.coordinator
 		})
 		time.Sleep(3 * probePause)
 		require.False(t, back.Load())
-		require.NotNil(t, a.line.down())
+		require.NotNil(t, a.coordinator.down())
 		store.away(t, a, false)
 		require.Equal(t, observed, back.Load())
 	})
@@ -375,7 +375,7 @@ func TestShareBeginsEmpty(t *testing.T) {
 		s.away(t, l, false)
 		time.Sleep(time.Second) // would save up five
 		s.ill.Store(true)
-		l.line.health.suspect(l.line)
+		l.coordinator.health.suspect(l.coordinator)
 		healthy(t, l, false)
 		began := time.Now()
 		passed := 0
@@ -438,7 +438,7 @@ func TestProbeLeavesTheBucketAlone(t *testing.T) {
 	before, err := l.State(background)
 	require.NoError(t, err)
 	clock.Advance(-time.Hour)
-	require.NoError(t, l.line.health.reach(background, l.line))
+	require.NoError(t, l.coordinator.health.reach(background, l.coordinator))
 	clock.Advance(time.Hour)
 	after, err := l.State(background)
 	require.NoError(t, err)
@@ -464,11 +464,11 @@ func TestLateMemo(t *testing.T) {
 	require.NoError(t, err)
 	late, last := &flight{late: true, limiter: l}, &flight{limiter: l}
 	late.batch.memo, last.batch.memo = new(memo), &memo{token: "kept"}
-	l.line.mu.Lock()
-	defer l.line.mu.Unlock()
-	l.line.settle(late, &Outcome{}, ErrStoreTimeout)
-	l.line.settle(last, &Outcome{}, ErrStoreTimeout)
-	require.Same(t, last.batch.memo, l.line.memo)
+	l.coordinator.mu.Lock()
+	defer l.coordinator.mu.Unlock()
+	l.coordinator.deliver(late, &Outcome{}, ErrStoreTimeout)
+	l.coordinator.deliver(last, &Outcome{}, ErrStoreTimeout)
+	require.Same(t, last.batch.memo, l.coordinator.trip.memo)
 	last.batch.memo.token = ""
 }
 

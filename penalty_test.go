@@ -92,15 +92,15 @@ func TestPenalizeAndCancel(t *testing.T) {
 		require.NoError(t, l.Penalize(ctx, 5*time.Second))
 		require.NoError(t, all[1].Cancel(ctx))
 		require.NoError(t, all[3].Cancel(ctx))
-		require.Equal(t, 7200*time.Millisecond, all[2].Delay(), "it keeps its time, though the ten before it are gone")
+		require.Equal(t, 7*time.Second, all[2].Delay(), "nine of the ten before it would have been due in the penalty")
 		clock.Advance(4999 * time.Millisecond)
 		require.False(t, ready(all[2]))
 		r, err := l.Reserve(ctx, 1)
 		require.NoError(t, err)
-		clock.Advance(301 * time.Millisecond)
-		<-all[2].Ready() // when it would have been due
+		clock.Advance(101 * time.Millisecond)
+		<-all[2].Ready() // when the ten would have been due
 		require.False(t, ready(r))
-		clock.Advance(400 * time.Millisecond)
+		clock.Advance(200 * time.Millisecond)
 		<-r.Ready()
 	})
 }

@@ -11,9 +11,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// A process that only ever reserves, and never cancels, remembers no more than it says.
+// A process that only ever reserves, and never cancels, remembers nothing.
 func TestHistoryIsBounded(t *testing.T) {
 	l, err := NewSmoothBursty("x", 1e6, WithMaxPermits(1e6), WithInitialPermits(1e6))
 	require.NoError(t, err)
@@ -21,12 +23,10 @@ func TestHistoryIsBounded(t *testing.T) {
 		_, err := l.Reserve(background, 1)
 		require.NoError(t, err)
 	}
-	l.line.mu.Lock()
-	defer l.line.mu.Unlock()
-	require.LessOrEqual(t, len(l.line.runs), 1)
-	for _, r := range l.line.runs {
-		require.LessOrEqual(t, len(r.entries), maxHistory+1)
-	}
+	l.coordinator.mu.Lock()
+	defer l.coordinator.mu.Unlock()
+	require.True(t, l.coordinator.waiters.line.Idle())
+	require.Zero(t, l.coordinator.calls)
 }
 
 // Limiters of one name on one store share one line, for as long as one of them is used.
@@ -38,10 +38,10 @@ func TestLinesAreShared(t *testing.T) {
 		return l
 	}
 	a := open("x", store)
-	require.Same(t, a.line, open("x", store).line)
-	require.NotSame(t, a.line, open("y", store).line)
-	require.NotSame(t, a.line, open("x", NewMemoryStore()).line)
-	require.NotSame(t, open("x", uncomparable{}).line, open("x", uncomparable{}).line)
+	require.Same(t, a.coordinator, open("x", store).coordinator)
+	require.NotSame(t, a.coordinator, open("y", store).coordinator)
+	require.NotSame(t, a.coordinator, open("x", NewMemoryStore()).coordinator)
+	require.NotSame(t, open("x", uncomparable{}).coordinator, open("x", uncomparable{}).coordinator)
 }
 
 type uncomparable struct {
@@ -50,7 +50,7 @@ type uncomparable struct {
 }
 
 // Three processes, a store that is often too late and sometimes silent, callers that wait, give up and cancel at random: the
-// window bound holds, by the store's clock, on all permits that were used; every caller returns in time; nobody hangs.
+// window bound holds on all permits that were used, but for what is let go later than at its time; every caller returns in time; nobody hangs.
 func TestSlowStore(t *testing.T) {
 	seeds := 60
 	if os.Getenv("TOKENBUCKET_LONG") != "" {
@@ -93,7 +93,7 @@ func TestSlowStore(t *testing.T) {
 								select {
 								case <-r.Ready():
 									mu.Lock()
-									events = append(events, event{r.call.place.after.Next, float64(n)})
+									events = append(events, event{time.Now().UnixMicro(), float64(n)})
 									largest = max(largest, float64(n))
 									mu.Unlock()
 								case <-c.Done():
@@ -109,8 +109,9 @@ func TestSlowStore(t *testing.T) {
 				}
 			}
 			callers.Wait()
-			time.Sleep(time.Minute) // for the last late replies
-			require.LessOrEqual(t, worst(events, rate), max(size, largest)+rate*1e-6+1e-6)
+			time.Sleep(time.Minute)                            // for the last late replies
+			late := timeout.Seconds() + schedule.Tolerated/1e6 // an answer, and a permit that waits for it
+			require.LessOrEqual(t, worst(events, rate), max(size, largest)+rate*late)
 			used += len(events)
 		})
 	}

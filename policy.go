@@ -80,9 +80,9 @@ func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask fun
 	if l.policy == FailClosed || ctx.Err() != nil || !away(err) && !locked {
 		return v, err
 	}
-	if l.line.down() == nil { // a server that shuts out who has no right to be there looks like one that has gone
-		patience, cancel := context.WithTimeout(ctx, l.line.health.patience(l.line.timeout)) // the probe may be that of one with more
-		probed := l.line.health.ask(patience, l.line)
+	if l.coordinator.down() == nil { // a server that shuts out who has no right to be there looks like one that has gone
+		patience, cancel := context.WithTimeout(ctx, l.coordinator.health.patience(l.coordinator.timeout)) // the probe may be that of one with more
+		probed := l.coordinator.health.ask(patience, l.coordinator)
 		cancel()
 		switch {
 		case ctx.Err() != nil:
@@ -128,7 +128,7 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 	}
 	whole := l.effective().Config
 	if s := l.share.Load(); s != nil && s.whole == whole && s.instances == n {
-		l.line.part(s.limiter)
+		l.coordinator.part(s.limiter)
 		return s.limiter, nil
 	}
 	c := whole
@@ -138,8 +138,8 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("bucket %q: divided by %d instances: %w", l.Name(), n, err)
 	}
-	part := &RateLimiter{own: newSetting(c), horizon: l.horizon, plain: true, maxWaiters: l.maxWaiters}
-	l.line.part(part)
+	part := &RateLimiter{own: newSetting(c), plain: true, maxWaiters: l.maxWaiters}
+	l.coordinator.part(part)
 	l.share.Store(&share{whole, n, part})
 	return part, nil
 }

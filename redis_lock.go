@@ -168,7 +168,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 	}
 	commit := func(guessed, old, new, ttl string) ([]string, error) {
 		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, now, guessed,
-			s.deadlineArg(deadlineOf(ctx), &server), old, new, ttl, keep)
+			s.deadlineArg(timeOf(ctx), &server), old, new, ttl, keep)
 		if err == nil && reply[0] == "done" && new != "" && keep != "" {
 			m.token, m.owner = token, s
 		}

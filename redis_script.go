@@ -205,7 +205,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 		if s.local {
 			at, _ = strconv.ParseInt(clock, 10, 64)
 		}
-		deadline := s.deadlineArg(deadlineOf(ctx), &server)
+		deadline := s.deadlineArg(timeOf(ctx), &server)
 		s.head(args[2:], clock, at, deadline)
 		a.encode(args[2+headArgs:], at, deadline)
 		asked := mono()

@@ -199,7 +199,7 @@ func (s *redisBase) probe(ctx context.Context, name string) error {
 	cmd := redis.NewCmd(ctx, "set", bucket+":probe", "", "px", 1000)
 	client := s.client
 	if c, ok := client.(*redis.Client); ok {
-		client = c.WithTimeout(time.Until(deadlineOf(ctx)))
+		client = c.WithTimeout(time.Until(timeOf(ctx)))
 	}
 	err := client.Process(ctx, once{cmd})
 	if err == nil {
@@ -292,7 +292,7 @@ func (s *redisBase) deadlineArg(deadline time.Time, server *clock.Remote) string
 	return strconv.FormatInt(server.Earliest(clock.Of(deadline)), 10)
 }
 
-func deadlineOf(ctx context.Context) time.Time {
+func timeOf(ctx context.Context) time.Time {
 	deadline, _ := ctx.Deadline()
 	return deadline
 }

@@ -44,14 +44,21 @@ func (r *Reservation) Delay() time.Duration {
 	if r.call == nil || r.refused {
 		return 0
 	}
-	l := r.call.limiter.line
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return time.Duration(max(0, r.call.due-r.call.decided)) * time.Microsecond
+	q, c := r.call, r.call.limiter.coordinator
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	due := q.due
+	if q.state == waiting {
+		if at, covered := q.line.DueOf(&q.Waiter); covered {
+			due = at
+		}
+	}
+	return time.Duration(max(0, due-q.decided)) * time.Microsecond
 }
 
 // Ready is closed when the permits are due. It never is for a refusal or a reservation cancelled before its time. If this process
-// was stopped beyond that time, it is closed when the bucket has been asked once more, which waits for a store that is away.
+// was stopped for more than 100 ms beyond that time, the permits have lapsed, and it is closed when others are due that the bucket
+// was asked for, which waits for a store that is away.
 func (r *Reservation) Ready() <-chan struct{} {
 	switch {
 	case r.refused:
@@ -71,37 +78,36 @@ func (r *Reservation) Level() (Level, bool) {
 	return *r.level, true
 }
 
-// Cancel gives the permits back as far as that over-issues nothing: those who wait behind it in this process move up,
-// and what becomes free at the end of the bucket's account goes back to the store. It is for permits that are not used, whether
-// their time has come or not; they lapse when so many were used behind them that nobody remembers their place (64 in this
-// process). Cancel waits for the store as long as ctx lets it; on an error the permits may be
-// lost. Cancelling twice, or a refusal, does nothing.
+// Cancel gives the permits back if their time has not come: those who wait behind it in this process move up, and what becomes free at the
+// end of the bucket's account goes back to the store. What others have taken behind it lapses at its time, unless somebody
+// in this process comes who wants it. Permits whose time has come are used: cancelling them does nothing, and neither does cancelling
+// twice, or a refusal. Cancel waits for the store as long as ctx lets it; on an error the permits may be lost.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if r.call == nil || r.refused {
 		return nil
 	}
-	l := r.call.limiter.line
-	return l.confirmed(ctx, l.cancel(r.call), "cancel")
+	c := r.call.limiter.coordinator
+	return c.confirmed(ctx, c.cancel(r.call), "cancel")
 }
 
-// confirmed waits until the store has answered a giveBack, but no longer than it may take to.
-func (l *line) confirmed(ctx context.Context, b *back, verb string) error {
-	if b == nil {
+// confirmed waits until the store has answered a refund, but no longer than it may take to.
+func (c *coordinator) confirmed(ctx context.Context, r *refund, verb string) error {
+	if r == nil {
 		return nil
 	}
 	select {
-	case <-b.done:
-		return b.err
+	case <-r.done:
+		return r.err
 	default:
 	}
-	timeout := time.NewTimer(l.timeout)
+	timeout := time.NewTimer(c.timeout)
 	defer timeout.Stop()
 	select {
-	case <-b.done:
-		return b.err
+	case <-r.done:
+		return r.err
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timeout.C:
-		return fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, l.label(), verb, l.timeout)
+		return fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, c.label(), verb, c.timeout)
 	}
 }

@@ -11,31 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
-
-// terms are a configuration, as a schedule wants to know it.
-type terms struct{ *setting }
-
-func (t terms) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
-	m, ok := t.after(t.Kind, mark(b), n)
-	return schedule.Balance(m), ok
-}
-
-// leastCost is what n permits take of a bucket that is as cold as can be.
-func (t terms) leastCost(n int64) int64 {
-	m, _ := t.after(t.Kind, mark{Stored: t.coldest()}, n)
-	return m.Next
-}
-
-func (t terms) coldest() float64 {
-	if t.Kind == WarmingUp {
-		return t.max
-	}
-	return 0
-}
-
-func (t terms) PayLater() bool { return t.Payment == PayLater }
 
 // world is a fleet on one bucket, in virtual time: what happens, when.
 type world struct {
@@ -44,7 +22,7 @@ type world struct {
 	now     int64
 	seq     int64
 	bucket  PermitBucket
-	terms   terms
+	terms   *terms
 	fleet   []*actor
 	used    []use
 	late    int64   // the latest use of a permit, after it was due
@@ -77,8 +55,7 @@ type actor struct {
 	departed  int64
 	reserving []*caller
 	asleep    int64 // until then the process is stopped
-	offset    int64 // the smallest seen of late
-	offsetAt  int64
+	offset    clock.Offset
 	order     int64
 	last      map[int64]int64 // the order of who was let go last, by size
 	paused    int64           // how long the bucket was held back, as last seen
@@ -208,7 +185,7 @@ func (a *actor) look() {
 			a.last[c.Permits] = c.order
 		}
 		a.late = max(a.late, a.now-at)
-		if at > c.Until+a.trip {
+		if late := at - c.Until; late > a.trip && (lossRate == 0 || late > 1_000_000+a.trip) { // a first decision may take the store's timeout
 			a.fail("process %d lets a caller go %d µs after its timeout", a.id, at-c.Until)
 		}
 		if then := c.then; then != nil {
@@ -228,8 +205,6 @@ func (a *actor) look() {
 		a.at(at, func() { a.awake(a.look) })
 	}
 }
-
-func (a *actor) horizon() int64 { return max(1_000_000, int64(4*a.terms.interval)) }
 
 // depart sends the next batch.
 func (a *actor) depart() {
@@ -251,10 +226,10 @@ func (a *actor) depart() {
 	}
 	a.reserving = nil
 	if at, ok := a.line.AskAt(); ok && at <= a.now {
-		ahead, budget, first := a.line.Ahead(a.now), a.horizon(), len(askers)
+		ahead, budget, first := a.line.Ahead(a.now, 1<<62), a.terms.horizon(), len(askers)
 		for w := a.line.Uncovered(); w != nil && len(askers) < 256; w = w.Following() {
-			cost := a.terms.leastCost(w.Permits)
-			reach := cost + max(0, a.horizon()-int64(a.terms.interval)) - ahead/2
+			cost := a.terms.costFromCold(w.Permits)
+			reach := a.terms.reach(w.Permits, ahead)
 			if len(askers) > first && ahead > 2*budget {
 				break
 			}
@@ -311,16 +286,11 @@ func (a *actor) land(number int64, batch *Batch, refund bool, askers []*schedule
 	received := a.now
 	a.free = out.Bucket.NextFreeTicketMicros + received - out.NowMicros
 	if sample := received - out.NowMicros; inTime {
-		// The answer may have lain in a socket, but no longer than the way there and back took: more means that the store's clock
-		// was set.
-		if a.offset += (a.now - a.offsetAt) / 1024; a.offset > sample || a.offset < sample-(a.now-a.departed) {
-			a.offset = sample
-		}
-		a.offsetAt = a.now
+		a.offset.Observe(sample, a.now-a.departed)
 	}
 	if p := out.Bucket.PausedMicros; p != a.paused && inTime {
 		if p > a.paused {
-			a.line.Pause(p - a.paused)
+			a.line.Pause(p-a.paused, out.Bucket.HeldUntilMicros)
 		}
 		a.paused = p
 	}
@@ -338,12 +308,12 @@ func (a *actor) land(number int64, batch *Batch, refund bool, askers []*schedule
 		if g.OK {
 			p := &g.Place
 			grant := &schedule.Grant{Terms: a.terms, Before: schedule.Balance(p.before), Permits: requests[i].Permits,
-				Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: a.offset}
+				Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: a.offset.Micros()}
 			if c := askers[i].Value; c.reserved && !c.granted {
 				c.granted = true
 				a.line.GrantTo(&c.Waiter, grant, a.now)
 			} else {
-				a.line.Grant(askers[i], grant)
+				a.line.Grant(askers[i], grant, a.now)
 			}
 		}
 	}
@@ -357,7 +327,7 @@ func (a *actor) land(number int64, batch *Batch, refund bool, askers []*schedule
 			a.line.Leave(w, a.now)
 		} else if !refused {
 			refused = true
-			a.line.Refused(a.now, a.horizon(), g.WaitMicros-reaches[i], a.random.Float64())
+			a.line.Refused(a.now, a.terms.horizon(), g.WaitMicros-reaches[i], a.random.Float64())
 		}
 	}
 	if inTime {
@@ -368,11 +338,12 @@ func (a *actor) land(number int64, batch *Batch, refund bool, askers []*schedule
 
 func newWorld(seed uint64, c Config) *world {
 	s := newSetting(c)
-	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: terms{&s}}
+	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: &terms{setting: &s}}
 }
 
 func (w *world) actor(delay func() int64) *actor {
-	a := &actor{world: w, id: len(w.fleet), delay: delay, offset: delay(), offsetAt: w.now, last: map[int64]int64{}} // it has heard of the bucket before
+	a := &actor{world: w, id: len(w.fleet), delay: delay, last: map[int64]int64{}}
+	a.offset.Observe(delay(), 0) // it has heard of the bucket before
 	w.fleet = append(w.fleet, a)
 	return a
 }

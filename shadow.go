@@ -9,15 +9,12 @@ import (
 // shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
 const shadowMark = "\xff"
 
-// label is the bucket's name as its users know it.
-func (l *line) label() string { return label(l.name) }
-
 func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
 
 // shadowed decides without making anybody wait.
 func (l *RateLimiter) shadowed(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
 	if permits > 0 && int64(permits) <= maxExact {
-		timeout = min(timeout, time.Duration(l.reach(int64(permits)))*time.Microsecond)
+		timeout = min(timeout, time.Duration(l.effective().reach(int64(permits), 0))*time.Microsecond)
 	}
 	_, v, err := l.tryReserve(ctx, permits, timeout)
 	return v, err

@@ -10,6 +10,8 @@ import (
 	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
 // stoppable is a process whose timers fire only when it runs.
@@ -26,9 +28,9 @@ type stoppedCall struct {
 
 func (p *stoppable) settled() {
 	for {
-		p.line.mu.Lock()
-		flying := p.line.flying
-		p.line.mu.Unlock()
+		p.coordinator.mu.Lock()
+		flying := p.coordinator.trip.flying
+		p.coordinator.mu.Unlock()
 		if !flying {
 			return
 		}
@@ -38,9 +40,9 @@ func (p *stoppable) settled() {
 
 // run lets the process look at the clock, and returns who was let go.
 func (p *stoppable) run() (used []*stoppedCall) {
-	p.line.tick()
+	p.coordinator.onAlarm()
 	p.settled()
-	p.line.tick() // those who asked again and need not wait
+	p.coordinator.onAlarm() // those who asked again and need not wait
 	p.settled()
 	p.calls = slices.DeleteFunc(p.calls, func(c *stoppedCall) bool {
 		select {
@@ -56,17 +58,15 @@ func (p *stoppable) run() (used []*stoppedCall) {
 	return used
 }
 
-func (p *stoppable) ask(kind int, n, maxWait int64, order int) {
-	c := &call{limiter: p.RateLimiter, permits: n, maxWait: maxWait, ready: make(chan struct{})}
-	switch kind {
-	case 0:
-		c.acquire, c.maxWait = true, p.reach(n)
-	case 1:
-		c.reserved, c.maxWait = true, maxExact
+func (p *stoppable) ask(v verb, n, timeout int64, order int) *call {
+	q := &call{limiter: p.RateLimiter, verb: v, timeout: timeout, ready: make(chan struct{})}
+	if q.Permits = n; v != tryAcquire {
+		q.timeout = maxExact
 	}
-	p.calls = append(p.calls, &stoppedCall{call: c, permits: n, order: order})
-	p.line.submit(background, c)
+	p.calls = append(p.calls, &stoppedCall{call: q, permits: n, order: order})
+	p.coordinator.submit(background, q)
 	p.settled()
+	return q
 }
 
 // Processes that are stopped again and again, at full demand, with Acquires, TryAcquires and reservations of several sizes:
@@ -87,7 +87,7 @@ func TestStoppedProcesses(t *testing.T) {
 			// A store of its own for each, so that the processes share the buckets and not the line.
 			l, err := NewSmoothBursty("x", rate, WithStore(&apart{shared.slow}), WithClock(clock), WithMaxPermits(size), WithPayment(payment))
 			require.NoError(t, err)
-			l.line.paces = true
+			l.coordinator.waiters.line.Strict = true
 			fleet = append(fleet, &stoppable{RateLimiter: l})
 		}
 		var events []event
@@ -96,13 +96,13 @@ func TestStoppedProcesses(t *testing.T) {
 			for _, p := range running {
 				last := 0
 				for _, c := range p.run() {
-					if c.call.reserved || c.call.acquire {
+					if c.verb == acquire {
 						require.Greater(t, c.order, last, "nobody overtakes")
 						last = c.order
 					}
 					events = append(events, event{clock.Since(start).Microseconds(), float64(c.permits)})
 					largest = max(largest, float64(c.permits))
-					late = max(late, p.line.now()-c.due)
+					late = max(late, p.coordinator.now()-c.due)
 					passed++
 				}
 			}
@@ -110,14 +110,14 @@ func TestStoppedProcesses(t *testing.T) {
 		for range rapid.IntRange(3, 8).Draw(t, "steps") {
 			for range rapid.IntRange(0, 60).Draw(t, "asks") {
 				order++
-				rapid.SampledFrom(fleet).Draw(t, "process").ask(rapid.IntRange(0, 2).Draw(t, "kind"),
+				rapid.SampledFrom(fleet).Draw(t, "process").ask(rapid.SampledFrom([]verb{tryAcquire, acquire, reserve}).Draw(t, "verb"),
 					rapid.Int64Range(1, biggest).Draw(t, "permits"), rapid.Int64Range(0, 1_000_000).Draw(t, "timeout"), order)
 			}
 			look(fleet...)
 			if rapid.IntRange(0, 2).Draw(t, "stop") == 0 {
 				stops++
 				stopped := rapid.SampledFrom(fleet).Draw(t, "stopped")
-				stopped.line.mu.Lock() // so that its timers do nothing, either
+				stopped.coordinator.mu.Lock() // so that its timers do nothing, either
 				for range rapid.IntRange(101, 1500).Draw(t, "ms") {
 					clock.Advance(tick)
 					for _, p := range fleet {
@@ -126,7 +126,7 @@ func TestStoppedProcesses(t *testing.T) {
 						}
 					}
 				}
-				stopped.line.mu.Unlock()
+				stopped.coordinator.mu.Unlock()
 				look(stopped)
 			}
 			for range rapid.IntRange(0, 300).Draw(t, "ms") {
@@ -148,7 +148,7 @@ func TestStoppedProcesses(t *testing.T) {
 			bound = size + largest
 		}
 		w := Worst(len(events), func(i int) (int64, float64) { return events[i].at, events[i].n }, rate)
-		require.LessOrEqual(t, late, int64(tolerated))
+		require.LessOrEqual(t, late, int64(schedule.Tolerated))
 		require.LessOrEqual(t, w, bound+rate*(float64(late+2)/1e6+2*tick.Seconds())+1e-6, fmt.Sprint(size, payment))
 	})
 	t.Logf("%d stops, %d calls passed", stops, passed)
@@ -163,36 +163,34 @@ func TestStoppedReservation(t *testing.T) {
 	open := func() *RateLimiter {
 		l, err := NewSmoothBursty("x", 100, WithStore(&distant{Store: store}), WithClock(clock))
 		require.NoError(t, err)
-		l.line.paces = true
+		l.coordinator.waiters.line.Strict = true
 		return l
 	}
 	mine, others := &stoppable{RateLimiter: open()}, &stoppable{RateLimiter: open()}
-	mine.ask(1, 1, 0, 0)
-	c := &call{limiter: mine.RateLimiter, permits: 1, maxWait: maxExact, reserved: true, ready: make(chan struct{}),
-		deadline: time.Now().Add(10 * time.Second)}
+	mine.ask(reserve, 1, 0, 0)
+	c := &call{limiter: mine.RateLimiter, verb: reserve, timeout: maxExact, ready: make(chan struct{}), deadline: mono() + 10*time.Second}
+	c.Permits = 1
 	mine.calls = append(mine.calls, &stoppedCall{call: c, permits: 1})
-	mine.line.submit(background, c)
+	mine.coordinator.submit(background, c)
 	mine.settled()
 	mine.run()
-	require.False(t, c.done)
-	mine.line.mu.Lock()            // so that its timer does nothing, either
-	c.deadline = time.Now()        // the context has ended
+	require.Equal(t, waiting, c.state)
+	mine.coordinator.mu.Lock()     // so that its timer does nothing, either
 	clock.Advance(5 * time.Second) // while the process was stopped
-	others.ask(1, 300, 0, 0)       // and another took what came meanwhile, and more
-	mine.line.mu.Unlock()
-	mine.line.tick()
+	others.ask(reserve, 300, 0, 0) // and another took what came meanwhile, and more
+	mine.coordinator.mu.Unlock()
+	mine.coordinator.onAlarm()
 	mine.settled()
 	select {
 	case <-c.ready:
 		t.Fatalf("ready without a permit: refused %v", c.refused)
 	default:
 	}
-	for i := 0; !c.done; i++ {
+	for i := 0; c.state != ended; i++ {
 		require.Less(t, i, 10_000)
 		clock.Advance(10 * time.Millisecond)
 		mine.run()
 	}
 	<-c.ready
 	require.False(t, c.refused)
-	require.NotZero(t, c.id)
 }

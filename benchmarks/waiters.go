@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -14,7 +15,7 @@ import (
 
 // waiter is one of many callers that wait at the same bucket.
 type waiter struct {
-	from, to int64 // microseconds of the store's clock between which it came
+	from, to int64 // microseconds since the first came, between which it came
 	waited   time.Duration
 	err      error
 }
@@ -97,8 +98,7 @@ func bareWaiters(n int) (float64, error) {
 }
 
 func openQueue(n int) (*queue, error) {
-	// The horizon is beyond the debt, so that every Acquire takes its place in the bucket at once, where it can be seen.
-	l, err := tokenbucket.NewSmoothBursty("queue", queueRate, tokenbucket.WithMaxPermits(1), tokenbucket.WithHorizon(10*queueDebt))
+	l, err := tokenbucket.NewSmoothBursty("queue", queueRate, tokenbucket.WithMaxPermits(1))
 	if err != nil {
 		return nil, err
 	}
@@ -107,32 +107,39 @@ func openQueue(n int) (*queue, error) {
 	return q, err
 }
 
-// fill starts the waiters one by one: the next one when the bucket shows that the one before has come.
+// arrival is a context that never ends. It tells when a call has lined up: then it is asked for its end.
+type arrival struct {
+	context.Context
+	lined sync.Once
+	up    chan struct{}
+}
+
+func (a *arrival) Done() <-chan struct{} {
+	a.lined.Do(func() { close(a.up) })
+	return never
+}
+
+var never = make(chan struct{})
+
+// fill starts the waiters one by one: the next one when the one before has lined up.
 func (q *queue) fill(b *bench) error {
-	state, err := q.limiter.State(background)
-	if err != nil {
-		return err
-	}
+	began := time.Now()
 	for i := range q.waiters {
-		w, seq := &q.waiters[i], state.Seq
-		w.from = state.SeenMicros
+		w, come := &q.waiters[i], &arrival{Context: background, up: make(chan struct{})}
+		w.from = time.Since(began).Microseconds()
 		q.done.Go(func() {
-			w.waited, w.err = q.limiter.Acquire(background, 1)
+			w.waited, w.err = q.limiter.Acquire(come, 1)
 			q.returned.Add(1)
 		})
-		for state.Seq == seq {
-			runtime.Gosched()
-			if state, err = q.limiter.State(background); err != nil {
-				return err
-			}
-			if q.returned.Load() > 0 {
-				return errors.New("a waiter returned before its time")
-			}
-			if err := b.ctx.Err(); err != nil {
-				return err
-			}
+		select {
+		case <-come.up:
+		case <-b.ctx.Done():
+			return b.ctx.Err()
 		}
-		w.to = state.SeenMicros
+		if q.returned.Load() > 0 {
+			return errors.New("a waiter returned before its time")
+		}
+		w.to = time.Since(began).Microseconds()
 		b.progress.step("%d waiters of %d", i, len(q.waiters))
 	}
 	return nil

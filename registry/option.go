@@ -97,7 +97,7 @@ func WithSwitch(s Switch) Option {
 	}
 }
 
-// WithLimiterOptions adds options to every limiter, such as WithHorizon or WithLease. A row that they do not fit is
+// WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithLease. A row that they do not fit is
 // rejected.
 func WithLimiterOptions(opts ...tokenbucket.Option) Option {
 	return func(r *Registry) error {

@@ -323,11 +323,11 @@ func TestBadOptions(t *testing.T) {
 		"option nil":       nil,
 		"without a row":    registry.WithUnknown(registry.Default(row("", -1, 0))),
 		"from 0 to 9.99":   registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.Cache = 10 }))),
-		"horizon 1ns: wan": registry.WithUnknown(registry.Default(row("", 1, 0))),
+		"max waiters 0: w": registry.WithUnknown(registry.Default(row("", 1, 0))),
 	} {
 		opts := []registry.Option{opt}
-		if strings.HasPrefix(want, "horizon") {
-			opts = append(opts, registry.WithLimiterOptions(tokenbucket.WithHorizon(1)))
+		if strings.HasPrefix(want, "max waiters") {
+			opts = append(opts, registry.WithLimiterOptions(tokenbucket.WithMaxWaiters(0)))
 		}
 		_, err := registry.New(source, store, opts...)
 		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig, want)

@@ -7,7 +7,7 @@ func (s *Schedule[V]) cover() {
 			s.recover()
 			return
 		}
-		if due := s.dueOf(w); w.Until != Forever && due > w.Until {
+		if due := s.dueOf(w); s.tooLate(w, due) {
 			s.expire(w, due)
 		} else {
 			s.promote(w)
@@ -29,6 +29,11 @@ func (s *Schedule[V]) dueOf(w *Waiter[V]) int64 {
 	return 0
 }
 
+// tooLate tells that permits are of no use to a waiter. Those that are due by now are: a timeout counts from the decision.
+func (s *Schedule[V]) tooLate(w *Waiter[V], due int64) bool {
+	return w.Until != Forever && due > max(w.Until, s.now)
+}
+
 // expire takes a waiter out of the line whose permits would come too late.
 func (s *Schedule[V]) expire(w *Waiter[V], due int64) {
 	w.due = due
@@ -47,7 +52,7 @@ func (s *Schedule[V]) promote(w *Waiter[V]) {
 // enough. Whom that would serve too late leaves the line.
 func (s *Schedule[V]) recover() {
 	w := s.walk(func(w *Waiter[V], g *segment) bool {
-		if due := g.due(w.Permits); w.Until != Forever && due > w.Until {
+		if due := g.due(w.Permits); s.tooLate(w, due) {
 			s.expire(w, due)
 			return false
 		}
@@ -100,7 +105,7 @@ func (s *Schedule[V]) walk(take func(w *Waiter[V], g *segment) bool) *Waiter[V] 
 // Hopeless takes those out of the line who are not covered, and will not be in time by what is known: the bucket owes nothing any
 // more at free, by this process's clock, and cost is what so many permits take.
 func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits int64) int64) {
-	if s.limited == 0 {
+	if s.now = now; s.limited == 0 {
 		return
 	}
 	ahead := int64(0)
@@ -111,7 +116,7 @@ func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits
 			permits = ahead
 		}
 		gathers := w.at != nil && w.round == s.round
-		if due := max(now, free) + cost(permits); w.Until != Forever && !gathers && due > w.Until {
+		if due := max(now, free) + cost(permits); s.tooLate(w, due) && !gathers {
 			s.expire(w, due)
 		} else {
 			ahead += w.Permits

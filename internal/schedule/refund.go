@@ -9,19 +9,29 @@ type Refund struct {
 	segment          *segment
 }
 
-// Refund takes what is owned beyond what is wanted from the end of the last segment, to be sent to the store. It is nil if there
-// is nothing, if others have taken behind it, or if another is under way.
-func (s *Schedule[V]) Refund() *Refund {
+// Refundable is what Refund would return, or a part of it; nil: nothing. It will be given back, and not be used.
+func (s *Schedule[V]) Refundable() *Refund {
 	if s.sent {
 		return nil
 	}
 	if s.refund == nil {
 		s.prepare()
 	}
+	return s.refund
+}
+
+// Refund takes what is owned beyond what is wanted from the end of the last segment, to be sent to the store. It is nil if there
+// is nothing, if others have taken behind it, or if another is under way.
+func (s *Schedule[V]) Refund() *Refund {
+	if s.sent {
+		return nil
+	}
+	s.prepare()
 	s.sent = s.refund != nil
 	return s.refund
 }
 
+// prepare makes a refund, or one that has not been sent yet larger.
 func (s *Schedule[V]) prepare() {
 	n := len(s.segments)
 	spare := s.owned - s.promised
@@ -36,20 +46,27 @@ func (s *Schedule[V]) prepare() {
 		}
 		spare = s.plan[n-1].left
 	}
-	r := &Refund{Terms: g.terms, To: g.cursor, End: g.end, Epoch: g.epoch, Tag: g.tag, Tail: g.tag, Permits: spare, segment: g}
-	if spare < g.left {
+	if s.refund == nil {
+		s.refund = &Refund{Terms: g.terms, End: g.end, Epoch: g.epoch, Tag: g.tag, Tail: g.tag, segment: g}
+	}
+	r := s.refund
+	r.Permits += spare
+	if r.To = g.cursor; spare < g.left {
 		r.To, _ = g.terms.After(g.cursor, g.left-spare)
 	} else if !g.used {
 		r.Tail = g.prev
 	}
 	g.end, g.left = r.To, g.left-spare
 	s.owned -= spare
-	s.refund = r
 }
 
 // Refunded settles a refund: the store has accepted it or refused it, or nobody knows (then it is lost).
 func (s *Schedule[V]) Refunded(accepted, known bool, now int64) {
+	s.now = now
 	r := s.refund
+	if r == nil {
+		return // of a bucket that is no more
+	}
 	g := r.segment
 	s.refund, s.sent = nil, false
 	switch {

@@ -38,6 +38,7 @@ type Schedule[V any] struct {
 	// Strict: the clock is real, so a permit that is overdue by more than 100 ms is not used any more (T6).
 	Strict bool
 
+	now        int64 // the latest time that it was told
 	head, tail *Waiter[V]
 	first      *Waiter[V] // the first who is not covered; nil: all are
 	segments   []*segment // in order of time
@@ -77,9 +78,47 @@ func (s *Schedule[V]) Last() int64 {
 	return g.end.Next + g.offset
 }
 
+// Split returns a schedule of what is owned and of those who are covered by it, and leaves behind the others: the bucket has begun
+// anew, and what it grants now falls due before what it granted then.
+func (s *Schedule[V]) Split() *Schedule[V] {
+	old := &Schedule[V]{Strict: s.Strict}
+	*old, *s = *s, *old
+	old.refund, old.sent = nil, false
+	w := old.first
+	if w == nil {
+		return old
+	}
+	if old.tail, s.tail = w.prev, old.tail; w.prev == nil {
+		old.head = nil
+	} else {
+		w.prev.next, w.prev = nil, nil
+	}
+	s.head, s.first, old.first = w, w, nil
+	s.wanted, old.wanted = old.wanted, 0
+	for ; w != nil; w = w.next {
+		w.at, w.round, w.known = nil, 0, 0
+		if w.Permits > 1 {
+			s.large++
+			old.large--
+		}
+		if w.Until != Forever {
+			s.limited++
+			old.limited--
+		}
+	}
+	for _, g := range old.segments {
+		g.settled = true
+	}
+	return old
+}
+
 // Forget drops what a bucket has forgotten that begins another epoch. Those who wait keep their times.
 func (s *Schedule[V]) Forget(epoch int64) {
-	for _, g := range s.segments {
+	for i := len(s.segments) - 1; i >= 0; i-- {
+		g := s.segments[i]
+		if g.settled && s.head != nil {
+			break // those before it are, too, or cannot be given back any more
+		}
 		if g.epoch != epoch {
 			if g.settled = true; s.head == nil && (s.refund == nil || s.refund.segment != g) {
 				s.owned -= g.left
@@ -114,6 +153,7 @@ func (s *Schedule[V]) Wanted() int64 { return s.wanted }
 
 // Join appends a waiter to the line.
 func (s *Schedule[V]) Join(w *Waiter[V]) {
+	s.now = max(s.now, w.Came)
 	if s.head == nil {
 		s.begin(w.Came)
 	}
@@ -191,11 +231,12 @@ func (s *Schedule[V]) unlink(w *Waiter[V]) {
 // The permits that it was gathering lapse as far as they are due, unless all of them go back: somebody else would use them later
 // than at their time.
 func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
+	s.now = max(s.now, now)
 	if w.state == absent {
 		return
 	}
 	if g := w.at; g != nil && !(w == s.head && w == s.tail && s.returnable(g)) {
-		g.from = max(g.from, now-g.offset)
+		g.from = max(g.from, g.reached(now))
 	}
 	s.unlink(w)
 	s.changes++
@@ -204,11 +245,22 @@ func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
 
 // returnable tells whether the end of a segment can go back.
 func (s *Schedule[V]) returnable(g *segment) bool {
-	return s.refund == nil && g.left > 0 && !g.settled && g == s.segments[len(s.segments)-1]
+	return (s.refund == nil || !s.sent && s.refund.segment == g) && g.left > 0 && !g.settled && g == s.segments[len(s.segments)-1]
+}
+
+// Serve takes the head of the line out of it, to be let go at once by what the store has granted: permits that are due. It does
+// nothing and returns false if something is owned, or w is not the head: then the grant is to be added.
+func (s *Schedule[V]) Serve(w *Waiter[V]) bool {
+	if w != s.head || s.owned > 0 || s.refund != nil {
+		return false
+	}
+	s.unlink(w)
+	return true
 }
 
 // Grant adds what the store has granted for the request of a waiter, who may have left the line since.
-func (s *Schedule[V]) Grant(w *Waiter[V], g *Grant) {
+func (s *Schedule[V]) Grant(w *Waiter[V], g *Grant, now int64) {
+	s.now = now
 	if w.state == uncovered {
 		w.Until = max(w.Until, g.due()) // its timeout counts from the store's decision
 	}
@@ -236,7 +288,7 @@ func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 	}
 	for i, other := 0, s.first; other != nil && i <= scan; i, other = i+1, other.next {
 		if g := other.at; g != nil { // it may gather no more there: w comes first
-			g.from = max(g.from, now-g.offset)
+			g.from = max(g.from, g.reached(now))
 		}
 	}
 	s.link(w, behind)
@@ -266,7 +318,7 @@ func (s *Schedule[V]) own(grant *Grant) {
 		last.settled = last.settled || last.tag != grant.Prev || last.epoch != grant.Epoch
 	}
 	s.segments = append(s.segments, &segment{
-		terms: grant.Terms, cursor: grant.Before, end: after, left: grant.Permits, from: -1 << 62, offset: grant.Offset,
+		terms: grant.Terms, cursor: grant.Before, end: after, left: grant.Permits, from: -1 << 62, paused: -1 << 62, offset: grant.Offset,
 		epoch: grant.Epoch, tag: grant.Tag, prev: grant.Prev,
 	})
 	for i := n; i > 0 && s.segments[i].ends() < s.segments[i-1].ends(); i-- { // the clock or the epoch has stepped
@@ -295,10 +347,12 @@ func (s *Schedule[V]) AskAfter(at int64) { s.askAt = max(s.askAt, at) }
 // AskNow lets the next batch ask for those who are not covered: the store has got room.
 func (s *Schedule[V]) AskNow() { s.askAt = 0 }
 
-// Ahead is how much of the bucket's time this process owns that lies ahead, in microseconds.
-func (s *Schedule[V]) Ahead(now int64) (micros int64) {
+// Ahead is how much of the bucket's time this process owns that lies ahead, in microseconds, or at least most.
+func (s *Schedule[V]) Ahead(now, most int64) (micros int64) {
 	for _, g := range s.segments {
-		micros += g.ahead(now)
+		if micros += g.ahead(now); micros >= most {
+			break
+		}
 	}
 	return micros
 }
@@ -306,6 +360,7 @@ func (s *Schedule[V]) Ahead(now int64) (micros int64) {
 // Next returns a waiter whose permits are due, and takes it out of the line. If nobody is due, it returns nil and when to look
 // again; 0: there is nobody to look for.
 func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
+	s.now = now
 	late := false
 	for {
 		w, at := s.earliest(now)
@@ -350,7 +405,7 @@ func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 		s.lapse(g, max(g.from, s.head.Came-g.offset))
 		taker := s.taker(g, &looked)
 		if g.passed || taker == nil {
-			g.from = max(g.from, now-g.offset)
+			g.from = max(g.from, g.reached(now))
 		}
 		if g.passed = taker == nil; g.passed {
 			continue
@@ -359,7 +414,7 @@ func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 			continue
 		}
 		if old := taker.at; old != nil && old != g {
-			old.from = max(old.from, now-old.offset)
+			old.from = max(old.from, old.reached(now))
 		}
 		taker.at, taker.round = g, s.round
 		if due := g.due(taker.Permits); next == nil || due < at {
@@ -382,7 +437,7 @@ func (s *Schedule[V]) taker(g *segment, looked *int) *Waiter[V] {
 			continue
 		}
 		s.lapse(g, w.Came-g.offset)
-		if w.Permits <= g.left && (w.state == covered || w.Until == Forever || g.due(w.Permits) <= w.Until) {
+		if w.Permits <= g.left && (w.state == covered || !s.tooLate(w, g.due(w.Permits))) {
 			return w
 		}
 	}
@@ -417,8 +472,9 @@ func (s *Schedule[V]) lapseAll(before int64) {
 	}
 }
 
-// Pause moves all segments: the bucket was held back. Those for whom they are wait that much longer.
-func (s *Schedule[V]) Pause(micros int64) {
+// Pause moves all segments: the bucket was held back, until a time of the store's clock. Those for whom they are wait that much longer.
+// What they had gathered until then moves, too, and falls due again before that time: nobody else may use it.
+func (s *Schedule[V]) Pause(micros, until int64) {
 	s.changes++
 	for w := s.head; w != s.first; w = w.next {
 		if w.Until != Forever {
@@ -428,6 +484,6 @@ func (s *Schedule[V]) Pause(micros int64) {
 	for _, g := range s.segments {
 		g.cursor.Next += micros
 		g.end.Next += micros
-		g.settled = true
+		g.settled, g.paused = true, until
 	}
 }

@@ -38,7 +38,7 @@ func line(b *bucket, permits ...int64) (*Schedule[int], []*Waiter[int]) {
 	for i, n := range permits {
 		w := &Waiter[int]{Value: i, Permits: n, Until: Forever}
 		s.Join(w)
-		s.Grant(w, b.grant(n))
+		s.Grant(w, b.grant(n), 0)
 		waiters = append(waiters, w)
 	}
 	return s, waiters

@@ -51,6 +51,7 @@ type segment struct {
 	end    Balance // after the last
 	left   int64
 	from   int64 // permits due before it, by the store's clock, are not used
+	paused int64 // until when the bucket was held back, by the store's clock
 	offset int64
 	epoch  int64
 	tag    int64 // what the bucket calls the end
@@ -93,6 +94,9 @@ func (g *segment) permit(j int64) int64 {
 	at, _ := g.terms.After(g.cursor, j)
 	return at.Next
 }
+
+// reached is the time, by the store's clock, before which permits are only for who has gathered them.
+func (g *segment) reached(now int64) int64 { return max(now-g.offset, g.paused) }
 
 // ahead is how much of the account's time lies ahead.
 func (g *segment) ahead(now int64) int64 {

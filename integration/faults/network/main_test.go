@@ -148,9 +148,10 @@ func state(t *testing.T, client tokenbucket.RedisClient, rate, size float64) tok
 // slow is the rate of a bucket in which next to nothing accrues while a test runs: what is missing was taken.
 const slow = 0.001
 
-// taken is how many permits a bucket at the slow rate lacks.
+// taken is how many permits a bucket at the slow rate lacks, or owes.
 func taken(s tokenbucket.PermitBucket, size float64) int {
-	return int(math.Round(size - s.StoredPermits))
+	owed := max(0, float64(s.NextFreeTicketMicros-s.SeenMicros)) / s.IntervalMicros
+	return int(math.Round(size - s.StoredPermits + owed))
 }
 
 // takes is a text that those requests contain that take permits, of a store; of the script store, all do.

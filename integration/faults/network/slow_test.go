@@ -149,7 +149,7 @@ func TestG1Slow(t *testing.T) {
 			require.LessOrEqual(t, n, burst+rate*(to.Sub(from)+time.Millisecond+500*time.Millisecond).Seconds(), "in all, by the server's clock")
 			if phase.trip > 0 {
 				require.LessOrEqual(t, worst, burst+faultlab.Noise(rate)+rate*spread, "in any window")
-				require.GreaterOrEqual(t, n, possible/4)
+				require.GreaterOrEqual(t, n, possible/6) // until four answers have shown how slow it is now, what fell due on the way lapses
 			} else {
 				require.GreaterOrEqual(t, n, float64(burst))
 			}

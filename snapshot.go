@@ -2,11 +2,11 @@ package tokenbucket
 
 import "time"
 
-// sight is the bucket as the last answer showed it. While a bucket only moves forward, whoever comes later waits no less
+// snapshot is the bucket as the last answer showed it. While a bucket only moves forward, whoever comes later waits no less
 // than this says: so a request that cannot fit is refused without asking the store. It is forgotten when this process
-// gives something back or hears of another configuration, and asked anew after sightAge, so that another process'
+// gives something back or hears of another configuration, and asked anew after snapshotAge, so that another process'
 // refund, a raised rate or an emptied store shows.
-type sight struct {
+type snapshot struct {
 	setting *setting // in force
 	at      mark
 	clock   int64 // the store's, which was read after sent
@@ -14,41 +14,40 @@ type sight struct {
 	local   int64 // the limiter's clock at sent
 }
 
-// sightAge is for how long a sight is believed.
-const sightAge = 100 * time.Millisecond
+// snapshotAge is for how long a snapshot is believed.
+const snapshotAge = 100 * time.Millisecond
 
-// sighted notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait.
-func (l *line) sighted(f *flight, out *Outcome) {
+// see notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait. What this
+// process owns and nobody here wants serves the next who comes, so such a one is not refused.
+func (c *coordinator) see(f *flight, out *Outcome) {
 	b := &out.Bucket
-	r := l.lastRun()
-	gap := r != nil && (r.cursor != r.limit || r.inBack)
-	if l.dirty || gap || b.NextFreeTicketMicros <= out.NowMicros && b.StoredPermits >= 1 {
-		l.forget()
+	if c.waiters.line.Spare() || b.NextFreeTicketMicros <= out.NowMicros && b.StoredPermits >= 1 {
+		c.dropSnapshot()
 		return
 	}
-	s := l.known.Load()
+	s := c.known.Load()
 	if s == nil || s.Config != b.Config {
 		if s = f.batch.own; s == nil || s.Config != b.Config {
-			l.forget()
+			c.dropSnapshot()
 			return
 		}
 	}
-	l.sight.Store(&sight{setting: s, at: b.mark(), clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
+	c.snapshot.Store(&snapshot{setting: s, at: b.mark(), clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
 }
 
 // seen is how full the bucket was when it was last seen; nil: not known.
-func (l *line) seen() *Level {
-	s := l.sight.Load()
+func (c *coordinator) seen() *Level {
+	s := c.snapshot.Load()
 	if s == nil {
 		return nil
 	}
 	return s.setting.level(s.at, s.clock)
 }
 
-// forget makes the next caller ask the store.
-func (l *line) forget() {
-	if l.sight.Load() != nil {
-		l.sight.Store(nil)
+// dropSnapshot makes the next caller ask the store.
+func (c *coordinator) dropSnapshot() {
+	if c.snapshot.Load() != nil {
+		c.snapshot.Store(nil)
 	}
 }
 
@@ -58,20 +57,20 @@ func (l *line) forget() {
 // a bursty bucket it makes stored permits, and of any it pays off debt. (A warm-up bucket without debt becomes colder with
 // time, and a PayNow caller waits longer: such a one is asked.) What others have taken since only lengthens it. One
 // microsecond is for each rounding.
-func (l *line) refuses(limiter *RateLimiter, n, maxWait int64) (wait int64, refused bool) {
-	s := l.sight.Load()
+func (c *coordinator) refuses(limiter *RateLimiter, n, maxWait int64) (wait int64, refused bool) {
+	s := c.snapshot.Load()
 	if s == nil {
 		return 0, false
 	}
 	age := mono() - s.sent + time.Microsecond // rounded up
-	if !l.real && l.traits.decides != bySystemTime {
-		local := time.Duration(l.now()-s.local) * time.Microsecond
-		if l.traits.decides == byLocalTime {
+	if !c.time.System() && c.traits.decides != bySystemTime {
+		local := time.Duration(c.now()-s.local) * time.Microsecond
+		if c.traits.decides == byLocalTime {
 			age = local
 		}
 		age = max(age, local)
 	}
-	if age > sightAge || age < 0 {
+	if age > snapshotAge || age < 0 {
 		return 0, false
 	}
 	now := s.clock + age.Microseconds()

@@ -1,0 +1,349 @@
+package tokenbucket
+
+import (
+	"context"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// inFlight is the way of a bucket's batches to its store and back: one at a time (Q1).
+type inFlight struct {
+	flying   bool             // somebody is about to build the next batch, or waits for an answer
+	since    time.Duration    // since when the store has let callers wait, see mono; 0: it does not
+	flight   *flight          // under way
+	spare    *flight          // for reuse
+	memo     *memo            // what the store remembers of the bucket: it travels with the batch (M1)
+	answered *[]chan struct{} // while an answer is dealt with: who is let go after it
+}
+
+// flight is one batch on its way.
+type flight struct {
+	batch   Batch
+	refunds []*refund // the first requests
+	calls   []*call   // those of the next requests; then those who only read
+	limiter *RateLimiter
+	given   int           // so many of the first requests are refunds
+	leased  int64         // so many permits are asked for a lease, by the last request; 0: none
+	began   time.Duration // see mono
+	local   int64         // the limiter's clock then
+	until   time.Time     // when its last caller gives up
+	late    bool          // given up: another may have come back before it
+}
+
+// refund is permits on their way back to the store.
+type refund struct {
+	limiter *RateLimiter
+	give    GiveBack
+	line    *schedule.Schedule[*call] // whose they are; nil: a lease's
+	done    chan struct{}             // closed when the store has answered; nil: nobody waits for that
+	err     error
+}
+
+// settle tells what became of a refund.
+func (r *refund) settle(accepted bool, err error, now int64) {
+	if r.line != nil {
+		r.line.Refunded(accepted, err == nil, now)
+	}
+	if r.err = err; r.done != nil {
+		close(r.done)
+	}
+}
+
+// takeOff notes that somebody is about to build a batch.
+func (c *coordinator) takeOff() {
+	c.trip.flying = true
+	if c.trip.since == 0 { // it has not failed just now
+		c.trip.since = mono()
+	}
+	c.startTimeouts()
+}
+
+// fly takes batches to the store, one after another, until there are no more.
+func (c *coordinator) fly() {
+	var answered []chan struct{}
+	for f := c.depart(); f != nil; f = c.depart() {
+		ctx, cancel := context.WithDeadline(context.Background(), f.until)
+		f.batch.keep = true
+		out, err := c.store.Apply(ctx, &f.batch)
+		cancel()
+		if !c.arrive(f, &out, err, &answered, false) {
+			return
+		}
+		letAsk()
+	}
+}
+
+// letAsk lets those who were just answered ask again, so that they share the next batch. Else the first of them would
+// leave alone, and the others wait for it.
+func letAsk() {
+	for range 2 { // the first lets them run, the second those whom the others woke
+		runtime.Gosched()
+	}
+}
+
+// depart begins the flight of the next batch, if there is one.
+func (c *coordinator) depart() *flight {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f := c.build(c.now())
+	if c.trip.flight, c.trip.flying = f, f != nil; f == nil {
+		c.trip.since = 0
+		c.trip.memo.letGo()
+	}
+	c.setAlarm()
+	return f
+}
+
+// land ends a flight that left by depart. It lends the buffer.
+func (c *coordinator) land(f *flight, out *Outcome, err error, answered *[]chan struct{}) {
+	c.arrive(f, out, err, answered, true)
+}
+
+// arrive deals with the answer to a flight, and lets those go whom it answers when the lock is released: they shall neither find it
+// held when they ask again, nor see less than their own answer has brought. It reports false if the flight had been given up. Last
+// tells that nobody is about to build the next batch.
+func (c *coordinator) arrive(f *flight, out *Outcome, err error, answered *[]chan struct{}, last bool) (inTime bool) {
+	*answered = (*answered)[:0]
+	c.mu.Lock()
+	if inTime = c.trip.flight == f; inTime {
+		c.trip.flight = nil
+		c.trip.flying = !last
+	} else {
+		f.late = true
+		f.batch.memo.letGo()
+	}
+	c.trip.answered = answered
+	c.deliver(f, out, err)
+	c.trip.answered = nil
+	if last || !inTime {
+		c.dispatch(c.now())
+	} else {
+		c.setAlarm()
+	}
+	c.mu.Unlock()
+	for _, ready := range *answered {
+		close(ready)
+	}
+	return inTime
+}
+
+// maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
+const maxBatch = 1024
+
+// build makes the next batch: refunds first, then those whose turn it is. All of a batch come from one configuration. It returns nil
+// when there is nothing to send.
+func (c *coordinator) build(now int64) *flight {
+	if !c.ready(now) {
+		return nil
+	}
+	f := c.trip.spare
+	if f == nil {
+		f = &flight{}
+	}
+	c.trip.spare = nil
+	limiter := c.first(now)
+	f.limiter, f.given, f.leased, f.late, f.local, f.began = limiter, 0, 0, false, now, 0
+	f.batch = Batch{
+		Name: c.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
+		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
+		LocalMicros: c.micros,
+		own:         &limiter.own, memo: c.trip.memo,
+	}
+	if c.heard.server.Known() {
+		micros, received := c.heard.server.Last()
+		f.batch.ServerMicros, f.batch.ServerRead = micros, clock.At(received)
+	}
+	if c.trip.memo = nil; f.batch.memo == nil {
+		f.batch.memo = new(memo)
+	}
+	if c.addRefunds(f) && c.addCalls(f, now) {
+		c.addLease(f, now)
+	}
+	if len(f.batch.Requests)+len(f.calls) == 0 {
+		c.trip.spare, c.trip.memo = f, f.batch.memo
+		return nil // no lease is wanted any more
+	}
+	if !c.inline() {
+		f.began = mono()
+		f.deadline(c.timeout)
+	}
+	return f
+}
+
+// newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
+func newEpoch() int64 { return rand.Int64N(1<<40) + 1 }
+
+// first is the limiter whose batch comes next.
+func (c *coordinator) first(now int64) *RateLimiter {
+	if len(c.refunds) > 0 {
+		return c.refunds[0].limiter
+	}
+	if r := c.waiters.line.Refundable(); r != nil {
+		return r.Terms.(*terms).limiter
+	}
+	if q := c.nextCall(c.waiters.asker(now)); q != nil {
+		return q.limiter
+	}
+	return c.leases.current.Load().limiter // for the next one
+}
+
+// addRefunds puts what goes back into a batch, and tells whether all of it fits.
+func (c *coordinator) addRefunds(f *flight) (all bool) {
+	n := 0
+	for ; n < len(c.refunds) && len(f.batch.Requests) < maxBatch && c.refunds[n].limiter.agrees(f.limiter); n++ {
+		f.addRefund(c.refunds[n])
+	}
+	all = n == len(c.refunds)
+	c.refunds = slices.Delete(c.refunds, 0, n)
+	line := c.waiters.line
+	next := line.Refundable()
+	if next == nil || !all {
+		return all
+	}
+	if !next.Terms.(*terms).limiter.agrees(f.limiter) {
+		return false
+	}
+	r := c.waiters.confirm
+	if c.waiters.confirm = nil; r == nil {
+		r = new(refund)
+	}
+	back := line.Refund()
+	t := back.Terms.(*terms)
+	r.line, r.limiter = line, t.limiter
+	r.give = GiveBack{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: t.Version, to: mark(back.To), end: back.End.Next}
+	f.addRefund(r)
+	return true
+}
+
+func (f *flight) addRefund(r *refund) {
+	f.given++
+	f.refunds = append(f.refunds, r)
+	f.batch.Requests = append(f.batch.Requests, Request{Op: OpGiveBack, Back: r.give})
+}
+
+// nextCall is whose turn it is of the first order and the first of the waiters that are to be asked for: who came first. nil: nobody's.
+func (c *coordinator) nextCall(w *schedule.Waiter[*call]) *call {
+	c.dropLeft()
+	if len(c.orders) == 0 {
+		if w == nil {
+			return nil
+		}
+		return w.Value
+	}
+	if q := c.orders[0]; w == nil || q.Came <= w.Came {
+		return q
+	}
+	return w.Value
+}
+
+// addCalls puts those whose turn it is into a batch, and tells whether that is everybody.
+func (c *coordinator) addCalls(f *flight, now int64) (all bool) {
+	var reads []*call
+	ask := asking{horizon: f.limiter.effective().horizon()}
+	w := c.waiters.asker(now)
+	if w != nil {
+		ask.ahead, ask.stored = c.waiters.line.Ahead(now, 4*ask.horizon), c.heard.stored
+	}
+	q := c.nextCall(w)
+	for ; q != nil && len(f.batch.Requests) < maxBatch && q.limiter.agrees(f.limiter); q = c.nextCall(w) {
+		if q.verb == penalize && len(f.calls) > 0 || q.verb == reset && len(f.batch.Requests) > 0 {
+			break // a penalty begins a batch, so that what an answer says of times is the whole of it; a reset, for the rest may not fit
+		}
+		r := Request{Permits: q.Permits, MaxWaitMicros: q.remaining(now)}
+		if q.line != nil {
+			if w = w.Following(); !ask.more(q, &r) {
+				w = nil
+			}
+			q.flight, q.sent = f, c.asked(q)
+			f.calls = append(f.calls, q)
+			f.batch.Requests = append(f.batch.Requests, r)
+			continue
+		}
+		c.orders[0] = nil
+		c.orders = c.orders[1:]
+		if q.flight = f; q.verb == read {
+			reads = append(reads, q)
+			continue
+		}
+		switch q.verb {
+		case setRate:
+			r.Op, r.Rate = OpSetRate, q.rate
+		case penalize:
+			r.Op, r.HoldMicros = OpHold, q.micros
+		case reset:
+			r.Op = OpReset
+		}
+		f.calls = append(f.calls, q)
+		f.batch.Requests = append(f.batch.Requests, r)
+	}
+	f.calls = append(f.calls, reads...)
+	return q == nil
+}
+
+// asked is since when a waiter waits for the store: not as long as it waits for others in front of it, or for the bucket.
+func (c *coordinator) asked(q *call) time.Duration {
+	if q.decided != 0 {
+		return mono()
+	}
+	return max(q.sent, c.trip.since)
+}
+
+// asking is how much of the bucket's time a process may still ask for.
+type asking struct {
+	horizon int64
+	stored  int64 // permits that the bucket had saved up when it was last seen: they take no time
+	ahead   int64 // that the process owns, or asks for
+	counted int64 // of ahead when reach was computed
+	permits int64 // for which it was
+	reach   int64
+}
+
+// more bounds the wait of one more request by the process's reach, and tells whether there is any use in asking for another. The reach is
+// computed anew in steps, so that most requests of a batch are equal, and travel as a count.
+func (a *asking) more(q *call, r *Request) bool {
+	s := q.limiter.effective()
+	if a.permits != q.Permits || a.ahead-a.counted > a.horizon/16 {
+		a.permits, a.counted, a.reach = q.Permits, a.ahead, s.reach(q.Permits, a.ahead)
+	}
+	q.bounded = r.MaxWaitMicros < a.reach
+	r.MaxWaitMicros = min(r.MaxWaitMicros, a.reach)
+	if q.promised() {
+		q.bounded = false
+	}
+	if a.stored -= q.Permits; a.stored < 0 {
+		a.ahead += s.costFromCold(min(-a.stored, q.Permits))
+	}
+	return a.ahead <= 2*a.horizon
+}
+
+// addLease asks for the next lease, if one is wanted.
+func (c *coordinator) addLease(f *flight, now int64) {
+	if len(f.batch.Requests) == 0 && !c.leases.refill {
+		return
+	}
+	c.leases.refill = false
+	if f.leased = c.wanted(f.limiter, now); f.leased > 0 {
+		f.batch.Requests = append(f.batch.Requests, Request{Op: OpTakeStored, Permits: f.leased})
+	}
+}
+
+// deadline is when the last of the batch's callers gives up: run later, the batch must take nothing.
+func (f *flight) deadline(timeout time.Duration) {
+	until := f.began
+	if len(f.refunds) > 0 || f.leased > 0 {
+		until = f.began + timeout
+	}
+	for _, q := range f.calls {
+		last := q.sent + timeout
+		if q.deadline != 0 {
+			last = min(last, q.deadline)
+		}
+		until = max(until, last)
+	}
+	f.until = clock.At(until)
+}

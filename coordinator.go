@@ -1,0 +1,411 @@
+package tokenbucket
+
+import (
+	"context"
+	"reflect"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
+)
+
+// A coordinator is this process's end of one bucket: all limiters of a name, a store and a clock share one.
+//
+// What must hold: first come, first served, whatever the verb but Reserve (Q2); one atomic decision of the store for every permit.
+// The naive way, a round trip for each call, makes a hot bucket as slow as its store. So calls line up here: at most one batch is in
+// flight (Q1), and those who come meanwhile share the next one. Idle, a call leaves at once. Each batch is one atomic decision,
+// so sharing is exact.
+//
+// No goroutine lives longer than there is something in flight. Callers wait on a channel of their own, all under one alarm for the
+// first of them, so many thousands may wait at no cost.
+type coordinator struct {
+	target
+
+	// Read without the lock, written under it.
+	known    atomic.Pointer[setting]      // the newest versioned configuration that an answer brought; nil: none
+	snapshot atomic.Pointer[snapshot]     // the bucket as last seen, for refusing without asking; nil: not known
+	slot     atomic.Pointer[memoryBucket] // the bucket in a MemoryStore; nil: not looked for yet
+	busy     atomic.Bool                  // somebody waits, or something goes back: who comes must line up
+	leases   leases
+
+	mu       sync.Mutex
+	calls    int     // that were made and have not ended
+	orders   []*call // besides those who line up for permits: what takes nothing, and reservations; who has left stays until its turn
+	waiters  waiters
+	refunds  []*refund // of leases, and what somebody waits for
+	heard    heard
+	trip     inFlight
+	alarm    alarm
+	timeouts timeouts
+	fallback fallback
+}
+
+// target is which bucket a coordinator is for. It is never changed.
+type target struct {
+	store   Store
+	traits  traits // of the store
+	name    string
+	clock   clockwork.Clock
+	time    clock.Local   // the same, in microseconds
+	timeout time.Duration // how long the store may take to answer
+	health  *health       // of the store; nil: it never fails
+	parts   *MemoryStore  // of processes' parts of buckets, while the store is away
+	micros  func() int64  // time.Micros
+}
+
+// heard is what the store's answers have told.
+type heard struct {
+	at       int64        // when it answered last, or was to; by the limiter's clock, as all times here
+	epoch    int64        // the bucket's
+	paused   int64        // how long it was held back for altogether
+	heldTill int64        // until when it is held back
+	free     int64        // from when on it owes nothing
+	stored   int64        // permits that it had saved up, as far as they take no time
+	offset   clock.Offset // of the limiter's clock to the store's
+	server   clock.Remote
+	terms    *terms // under which it granted last
+	conflict int64  // the version whose disagreement was reported
+}
+
+// coordinators of this process by what they share: one lives as long as a limiter uses it.
+var coordinators weakmap.Map[coordinatorKey, coordinator]
+
+type coordinatorKey struct {
+	store   Store
+	name    string
+	clock   clockwork.Clock
+	timeout time.Duration
+}
+
+// coordinatorOf returns the one that all limiters of a store, a name and a clock share.
+func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time.Duration) *coordinator {
+	traits := traitsOf(store)
+	if traits.memory != nil {
+		timeout = 0 // it never waits, so one bucket is one line whatever the timeouts
+	}
+	fresh := func() *coordinator { return newCoordinator(store, traits, name, clock, timeout) }
+	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
+		return fresh() // it cannot be recognised again
+	}
+	return coordinators.Get(coordinatorKey{store, name, clock, timeout}, fresh)
+}
+
+func newCoordinator(store Store, traits traits, name string, by clockwork.Clock, timeout time.Duration) *coordinator {
+	c := &coordinator{target: target{store: store, traits: traits, name: name, clock: by, time: clock.New(by), timeout: timeout,
+		health: traits.health, parts: traits.parts}}
+	c.micros, c.heard.stored = c.time.Micros, maxBatch // as far as is known
+	c.waiters.begin(c.time.System())
+	if c.inline() {
+		return c
+	}
+	outages := traits.outages
+	if outages == nil {
+		outages = new(atomic.Int64)
+	}
+	if c.parts == nil {
+		c.parts = partsOf(store)
+	}
+	if c.health == nil {
+		c.health = newHealth(outages)
+		runtime.AddCleanup(c, (*health).end, c.health)
+	}
+	return c
+}
+
+// parts holds the stores of processes' parts of buckets, for stores that bring none: one lives as long as a coordinator uses it.
+var parts weakmap.Map[Store, MemoryStore]
+
+// partsOf returns the one that all coordinators of a store share, whatever their timeouts.
+func partsOf(store Store) *MemoryStore {
+	if !reflect.TypeOf(store).Comparable() {
+		return NewMemoryStore()
+	}
+	return parts.Get(store, NewMemoryStore)
+}
+
+// inline tells that the store is a *MemoryStore: it decides at once, in the caller's goroutine.
+func (t *target) inline() bool { return t.traits.memory != nil }
+
+// now is the limiter's clock in microseconds, and never 0. Stores are told micros, which are others.
+func (t *target) now() int64 { return t.time.Now() }
+
+// label is the bucket's name as its users know it.
+func (t *target) label() string { return label(t.name) }
+
+// mono is the system's monotonic clock.
+func mono() time.Duration { return clock.Mono() }
+
+// submit lines a call up. Its channels tell when it is answered. One that cannot be called back may take its batch to the store by
+// itself.
+func (c *coordinator) submit(ctx context.Context, q *call) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.calls >= q.limiter.maxWaiters && q.verb.takes() { // an upstream's Retry-After comes when many wait
+		c.calls++
+		c.end(q, q.limiter.crowded())
+		return
+	}
+	c.calls++
+	if !c.inline() {
+		q.sent = mono()
+	}
+	now := c.now()
+	q.Came = now
+	if q.verb.takes() && (q.verb != reserve || c.waiters.line.Spare()) {
+		c.join(q, now)
+	}
+	if q.state == pending && q.line == nil {
+		c.orders = append(c.orders, q)
+	}
+	if c.traits.carrier != nil && !c.trip.flying && ctx.Done() == nil && c.alone(q) && c.ready(now) {
+		c.takeOff()
+		c.mu.Unlock()
+		swum := c.traits.carrier.swim(c)
+		c.mu.Lock()
+		if swum {
+			return
+		}
+		c.trip.flying = false
+	}
+	c.dispatch(now)
+}
+
+// alone tells that a call is the only one here.
+func (c *coordinator) alone(q *call) bool {
+	first := c.waiters.line.Head()
+	return q.state == pending && (first == nil && len(c.orders) == 1 || first == &q.Waiter && q.Following() == nil && len(c.orders) == 0)
+}
+
+// dispatch sends what there is to send, unless somebody is about to, and sets the alarm for what comes next.
+func (c *coordinator) dispatch(now int64) {
+	c.expireFlight()
+	c.advance(now)
+	if c.inline() {
+		for f := c.build(now); f != nil; f = c.build(c.now()) {
+			out, err := c.store.Apply(context.Background(), &f.batch)
+			c.deliver(f, &out, err)
+		}
+	} else if o := c.down(); c.trip.flying && o != nil {
+		c.failAll(o) // whoever has come since need not wait for what is under way
+	} else if !c.trip.flying && c.ready(now) {
+		c.takeOff()
+		if c.traits.carrier != nil {
+			c.traits.carrier.board(c)
+		} else {
+			go c.fly()
+		}
+	} else if !c.trip.flying {
+		c.trip.since = 0
+	}
+	c.setAlarm()
+}
+
+// ready lets everybody go on who can without the store, and tells whether there is anything left to send.
+func (c *coordinator) ready(now int64) bool {
+	c.advance(now)
+	c.dropLeft()
+	if o := c.down(); o != nil {
+		c.failAll(o)
+		return false
+	}
+	c.serveFromLease(now)
+	c.listen(now)
+	return len(c.orders) > 0 || len(c.refunds) > 0 || c.leases.refill || c.waiters.asks(now) || c.waiters.line.Refundable() != nil
+}
+
+// advance lets go who is due, and reviews the leases.
+func (c *coordinator) advance(now int64) {
+	c.release(now)
+	c.reviewLeases(now)
+}
+
+// dropLeft forgets orders whose callers have gone.
+func (c *coordinator) dropLeft() {
+	n := 0
+	for n < len(c.orders) && c.orders[n].state >= ended {
+		c.orders[n] = nil
+		n++
+	}
+	c.orders = c.orders[n:]
+}
+
+// listenMicros is how long a process that holds permits of a later time, or waits for them, goes without an answer, before it
+// looks whether the bucket is held back, or was begun anew.
+const listenMicros = 500_000
+
+// listen asks for the bucket's state if nothing was heard of it for long.
+func (c *coordinator) listen(now int64) {
+	if len(c.orders) > 0 || c.waiters.asks(now) || now-c.heard.at < listenMicros {
+		return
+	}
+	if limiter := c.listening(); limiter != nil {
+		c.calls++
+		c.orders = append(c.orders, &call{limiter: limiter, verb: read, order: new(order), sent: mono(), ready: make(chan struct{})})
+	}
+}
+
+// listening is the limiter for which permits of a later time are held, or waited for; nil: none, or the store is no other process's.
+func (c *coordinator) listening() *RateLimiter {
+	if c.inline() {
+		return nil
+	}
+	if q := c.waiters.any(); q != nil {
+		return q.limiter
+	}
+	if e := c.leases.current.Load(); e != nil {
+		return e.limiter
+	}
+	return nil
+}
+
+// leave takes a caller out who gives up, wherever it is. Those behind it move up. What it is granted meanwhile, and what nobody
+// behind it wants, goes back. It reports false if the call was answered before.
+func (c *coordinator) leave(q *call, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q.state >= ended {
+		return false
+	}
+	now := c.now()
+	c.release(now)
+	if q.state >= ended {
+		return false
+	}
+	c.abandon(q, now)
+	q.err = err
+	c.dispatch(now)
+	return true
+}
+
+// cancel gives back what a reservation holds, if its time has not come, and returns the refund if the caller is to wait for it.
+func (c *coordinator) cancel(q *call) *refund {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.now()
+	c.release(now)
+	if q.state != waiting {
+		return nil
+	}
+	c.abandon(q, now) // and ready stays open: a cancelled reservation never falls due
+	var r *refund
+	if c.trip.flight == nil && q.line == c.waiters.line && c.waiters.line.Refundable() != nil {
+		r = c.waiters.confirmation()
+	}
+	c.dispatch(now)
+	return r
+}
+
+// abandon takes a call out whose caller has gone.
+func (c *coordinator) abandon(q *call, now int64) {
+	c.calls--
+	q.state = left
+	if q.line != nil {
+		q.line.Leave(&q.Waiter, now)
+	}
+	c.dropSnapshot()
+}
+
+// end gives a call its answer: err, or what its fields say.
+func (c *coordinator) end(q *call, err error) {
+	if q.state >= ended {
+		return
+	}
+	c.calls--
+	q.state, q.err, q.shared = ended, err, q.flight != nil
+	q.tellDecided()
+	if c.trip.answered != nil && err == nil {
+		*c.trip.answered = append(*c.trip.answered, q.ready)
+	} else {
+		close(q.ready)
+	}
+}
+
+// tellDecided lets the caller of a reservation go on.
+func (q *call) tellDecided() {
+	if q.answer != nil {
+		close(q.answer)
+		q.answer = nil
+	}
+}
+
+// refuse ends a call that will not be granted.
+func (c *coordinator) refuse(q *call, wait int64) {
+	q.refused, q.wait = true, wait
+	c.end(q, nil)
+}
+
+// fail ends a call that the store has failed, unless it must ask once more.
+func (c *coordinator) fail(q *call, err error) {
+	if q.promised() {
+		c.waiters.line.AskAfter(c.now() + retryMicros)
+		return
+	}
+	if q.state >= ended {
+		return
+	}
+	if q.line != nil {
+		q.line.Leave(&q.Waiter, c.now())
+	}
+	c.end(q, err)
+}
+
+// retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.
+const retryMicros = 100_000
+
+// alarm is the timer for whatever comes first: somebody is due, asks again, listens, or a lease ends.
+type alarm struct {
+	timer clockwork.Timer
+	at    int64 // 0: not set
+}
+
+// setAlarm sets it.
+func (c *coordinator) setAlarm() {
+	busy := c.waiters.busy() || len(c.orders) > 0 || len(c.refunds) > 0
+	if busy != c.busy.Load() {
+		c.busy.Store(busy)
+	}
+	next := c.waiters.due
+	sooner := func(at int64) {
+		if at != 0 && (next == 0 || at < next) {
+			next = at
+		}
+	}
+	if !c.trip.flying {
+		if at, ok := c.waiters.line.AskAt(); ok {
+			sooner(max(1, at))
+		}
+		if c.listening() != nil {
+			sooner(c.heard.at + listenMicros)
+		}
+	}
+	sooner(c.leases.review)
+	a := &c.alarm
+	if next == a.at {
+		return
+	}
+	a.at = next
+	switch wait := time.Duration(next-c.now()) * time.Microsecond; {
+	case next == 0:
+		a.timer.Stop()
+	case a.timer == nil:
+		a.timer = c.clock.AfterFunc(wait, c.onAlarm)
+	default:
+		a.timer.Reset(wait)
+	}
+	if !c.time.System() && next != 0 && c.now() >= next {
+		a.timer.Reset(0) // a clock that jumps, as a test's does, may have passed by the timer before it was set
+	}
+}
+
+// onAlarm lets go who is due and sends who asks again.
+func (c *coordinator) onAlarm() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alarm.at = 0
+	c.dispatch(c.now())
+}

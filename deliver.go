@@ -1,0 +1,270 @@
+package tokenbucket
+
+import (
+	"errors"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// deliver hands out the answers of a batch.
+func (c *coordinator) deliver(f *flight, out *Outcome, err error) {
+	now := c.now()
+	if c.trip.memo == nil || !f.late {
+		c.trip.memo.letGo() // of one that came back too late
+		c.trip.memo = f.batch.memo
+	}
+	c.heard.at = now
+	if !c.inline() {
+		if err == nil {
+			c.trip.since = mono()
+		}
+		if !f.late {
+			c.report(f, out, err)
+		}
+		c.expireCalls(f, mono()) // nobody may have looked: this process was stopped
+	}
+	if err != nil {
+		for _, r := range f.refunds {
+			r.settle(false, err, now)
+		}
+		for _, q := range f.calls {
+			q.arrived(f)
+			c.fail(q, err)
+		}
+	} else {
+		c.settle(f, out, now)
+	}
+	clear(f.calls)
+	clear(f.refunds)
+	f.calls, f.refunds = f.calls[:0], f.refunds[:0]
+	c.trip.spare = f
+}
+
+// arrived notes that a call is not in flight any more.
+func (q *call) arrived(f *flight) {
+	if q.flight == f {
+		q.flight = nil
+	}
+}
+
+// settle hands out what the store has decided.
+func (c *coordinator) settle(f *flight, out *Outcome, now int64) {
+	received := now
+	if out.local != 0 {
+		received = out.local
+	}
+	c.hear(f, out, received, now)
+	requests := f.batch.Requests
+	for i, r := range f.refunds {
+		r.settle(requests[i].Grant.OK, nil, now)
+	}
+	requests = requests[f.given:]
+	var first *call // of those who are to wait
+	beyond := int64(0)
+	for i, q := range f.calls {
+		q.arrived(f)
+		switch {
+		case q.verb == read:
+			q.bucket = out.Bucket
+			c.end(q, nil)
+		case !q.verb.takes():
+			q.refused = !requests[i].Grant.OK
+			c.end(q, nil)
+		case requests[i].Grant.OK:
+			c.grant(f, q, &requests[i].Grant, out, received, now)
+		default:
+			if c.refusal(q, &requests[i], out, received, now) && first == nil {
+				first, beyond = q, requests[i].Grant.WaitMicros-requests[i].MaxWaitMicros
+			}
+		}
+	}
+	if f.leased > 0 {
+		if g := &requests[len(requests)-1].Grant; g.OK {
+			c.leased(f, g, out)
+		}
+	}
+	switch {
+	case f.late:
+	case first != nil:
+		c.refusedFor(first, beyond, received, now)
+	default:
+		c.askSooner(out, now)
+	}
+	c.release(now)
+	if !c.inline() && !f.late {
+		c.see(f, out)
+	}
+}
+
+// grant adds what the store has granted to what this process owns. What a caller was granted who has left goes back, if nobody else
+// here wants it. At received, or earlier, the store's clock had reached the time of the decision.
+func (c *coordinator) grant(f *flight, q *call, g *Grant, out *Outcome, received, now int64) {
+	c.leases.asked += q.Permits
+	line := c.waiters.line
+	if q.decided == 0 {
+		q.decided = received
+	}
+	reserved := q.verb == reserve && q.state == pending
+	if reserved {
+		q.note(&out.Bucket, out.NowMicros)
+	}
+	if g.WaitMicros == 0 && q.state == pending && (reserved && line.Idle() || !reserved && line.Serve(&q.Waiter)) {
+		q.due = received
+		c.end(q, nil)
+		return
+	}
+	// What the store has decided for a call was due at its time or later, though that time may lie before the call came by this
+	// process's clock: a prediction's does.
+	offset := c.heard.offset.Micros()
+	asked := out.NowMicros + offset
+	p := &g.Place
+	grant := &schedule.Grant{Terms: c.heard.termsOf(f, &out.Bucket), Before: schedule.Balance(p.before), Permits: q.Permits,
+		Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: offset}
+	if !reserved {
+		q.Came = min(q.Came, asked)
+		line.Grant(&q.Waiter, grant, now)
+		return
+	}
+	q.Value, q.Came, q.line, q.Until = q, min(f.local, asked), line, schedule.Forever
+	line.GrantTo(&q.Waiter, grant, q.Came)
+	c.covered(q, q.decided)
+}
+
+// refusal ends a call that was refused, or tells that it is to wait.
+func (c *coordinator) refusal(q *call, r *Request, out *Outcome, received, now int64) (waits bool) {
+	switch {
+	case q.state >= ended:
+	case r.Grant.Overflow:
+		c.fail(q, q.limiter.overflow(q.Permits))
+	case q.line != nil && !q.bounded:
+		if q.decided == 0 {
+			q.decided = received
+		}
+		return true
+	default:
+		if q.note(&out.Bucket, out.NowMicros); q.line != nil {
+			q.line.Leave(&q.Waiter, now)
+		}
+		q.decided = received
+		c.refuse(q, r.Grant.WaitMicros)
+	}
+	return false
+}
+
+// note keeps for a Reservation how full the bucket was left.
+func (q *call) note(b *PermitBucket, now int64) {
+	if q.verb == reserve {
+		s := b.setting()
+		q.level = s.level(b.mark(), now)
+	}
+}
+
+// report tells what became of a batch.
+func (c *coordinator) report(f *flight, out *Outcome, err error) {
+	if err == nil {
+		c.health.took(min(mono()-f.began-out.lockWait, time.Second)) // longer may have been an outage
+	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
+		c.health.suspect(c)
+	}
+	if o := f.limiter.observer; o != nil && o.Trip != nil {
+		o.Trip(Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: mono() - f.began, LockWait: out.lockWait, Err: err})
+	}
+}
+
+// hear notes what an answer says of the bucket, of its configuration, and of the store's clock.
+func (c *coordinator) hear(f *flight, out *Outcome, received, now int64) {
+	h := &c.heard
+	b := &out.Bucket
+	if !c.inline() {
+		if till := received + b.HeldUntilMicros - out.NowMicros; !f.late || till > h.heldTill {
+			h.heldTill = till
+		}
+		c.fallback.served = true
+	}
+	if f.late && h.terms != nil {
+		return // what another answer has brought since is newer
+	}
+	h.free = received + b.NextFreeTicketMicros - out.NowMicros
+	h.stored = 0
+	if b.Config.Kind == Bursty {
+		h.stored = int64(b.StoredPermits)
+	}
+	h.offset.Observe(received-out.NowMicros, now-f.local)
+	if !c.inline() {
+		h.server.Heard(out.ClockMicros, f.began, mono())
+	}
+	h.terms = h.termsOf(f, b)
+	if longer := b.PausedMicros - h.paused; longer > 0 { // less: another bucket, for the old one was lost, or reset
+		c.dropSnapshot()
+		c.dropLeases()
+		c.waiters.pause(longer, b.HeldUntilMicros)
+	}
+	h.paused = b.PausedMicros
+	if b.Epoch != h.epoch {
+		c.begunAnew(f, b)
+		h.epoch = b.Epoch
+	}
+	c.learn(f, out)
+}
+
+// termsOf are those that an answer's grants were made under.
+func (h *heard) termsOf(f *flight, b *PermitBucket) *terms {
+	if t := h.terms; t != nil && t.Config == b.Config && t.limiter.agrees(f.limiter) {
+		return t
+	}
+	s := b.setting()
+	return &terms{&s, f.limiter}
+}
+
+// maxJitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
+const maxJitter = 100_000
+
+// begunAnew notes that the bucket has begun another epoch. If what it grants now falls due before what it granted until then, those who
+// were granted that keep their times.
+func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
+	begins := b.NextFreeTicketMicros
+	for i, q := range f.calls {
+		if i += f.given; q.verb.takes() && f.batch.Requests[i].Grant.OK {
+			begins = f.batch.Requests[i].Grant.Place.before.Next
+			break
+		}
+	}
+	if begins+c.heard.offset.Micros() < c.waiters.line.Last()-maxJitter {
+		c.waiters.split()
+	} else {
+		c.waiters.line.Forget(b.Epoch)
+	}
+}
+
+// learn notes the configuration in force and reports a disagreement once.
+func (c *coordinator) learn(f *flight, out *Outcome) {
+	config, known := out.Bucket.Config, c.known.Load()
+	switch {
+	case config.Version == 0:
+		if known != nil {
+			c.known.Store(nil)
+		}
+	case known == nil || known.Config != config:
+		c.known.Store(c.heard.terms.setting)
+	}
+	if out.Conflict && c.heard.conflict != config.Version {
+		c.heard.conflict = config.Version
+		f.limiter.logger.get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
+			"bucket", c.label(), "version", config.Version, "in force", string(config.appendText(nil)))
+	}
+}
+
+// askSooner lets the first who is not covered ask at once if an answer shows that it could be granted by now: the bucket was begun anew,
+// got a higher rate, or permits back.
+func (c *coordinator) askSooner(out *Outcome, now int64) {
+	line := c.waiters.line
+	w := line.Uncovered()
+	if at, some := line.AskAt(); !some || at <= now {
+		return
+	}
+	s := c.heard.terms
+	if wait, ok := s.wait(out.Bucket.mark(), out.NowMicros, w.Permits); ok && wait <= s.reach(w.Permits, line.Ahead(now, 4*s.horizon())) {
+		line.AskNow()
+	}
+}

@@ -1,0 +1,27 @@
+package clock
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestOffset(t *testing.T) {
+	var o Offset
+	require.Zero(t, o.Micros())
+	show := func(difference, trip, want int64) {
+		t.Helper()
+		o.Observe(difference, trip)
+		require.Equal(t, want, o.Micros())
+	}
+	show(1000, 100, 1000)
+	show(1020, 100, 1000) // it was under way for longer
+	show(990, 50, 990)
+	show(151_000, 150_100, 990) // it lay in a socket for 150 ms
+	for range 2 {
+		show(1500, 1200, 990) // the way has become longer
+	}
+	show(1500, 1200, 1500)       // for good
+	show(900_000, 1200, 900_000) // a clock was set: no answer is under way for so long
+	show(-5000, 1200, -5000)     // and back
+}

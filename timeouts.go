@@ -1,0 +1,109 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"time"
+)
+
+// timeouts notices when the store does not answer.
+type timeouts struct {
+	timer   *time.Timer
+	running bool
+}
+
+// startTimeouts makes sure that somebody notices.
+func (c *coordinator) startTimeouts() {
+	switch t := &c.timeouts; {
+	case c.inline() || t.running:
+		return
+	case t.timer == nil:
+		t.timer = time.AfterFunc(c.timeout, c.checkTimeouts)
+	default:
+		t.timer.Reset(c.timeout)
+	}
+	c.timeouts.running = true
+}
+
+// checkTimeouts fails the callers to whom the store has not answered in time (Q5). The batch in flight is given up: another may leave.
+func (c *coordinator) checkTimeouts() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.timeouts.running = false
+	if !c.trip.flying {
+		return
+	}
+	now := mono()
+	oldest := now
+	f := c.trip.flight
+	if f != nil {
+		oldest = min(f.began, c.expireCalls(f, now))
+	}
+	for _, q := range c.orders {
+		if q.state < ended {
+			oldest = min(oldest, c.expire(q, q.sent, f, now))
+		}
+	}
+	for w := c.waiters.asker(c.now()); w != nil; {
+		q := w.Value
+		if w = w.Following(); q.flight != nil {
+			continue
+		}
+		since := c.expire(q, max(q.sent, c.trip.since), f, now)
+		if oldest = min(oldest, since); q.state < ended {
+			break // those behind it came later
+		}
+	}
+	c.dispatch(c.now())
+	if c.traits.carrier != nil {
+		c.traits.carrier.hurry()
+	}
+	if c.trip.flying {
+		c.timeouts.timer.Reset(c.timeout - (now - oldest))
+		c.timeouts.running = true
+	}
+}
+
+// expire fails a call that has waited for the store since a time, if that is for too long. It returns that time, or now.
+func (c *coordinator) expire(q *call, since time.Duration, f *flight, now time.Duration) time.Duration {
+	if now-since < c.timeout {
+		return since
+	}
+	c.fail(q, c.timeoutError(f))
+	return now
+}
+
+// expireCalls fails those of a flight's callers to whom the store has not answered in time, and returns since when the first of the
+// others waits. Should the answer still come, what they took is given back.
+func (c *coordinator) expireCalls(f *flight, now time.Duration) (oldest time.Duration) {
+	oldest = now
+	for _, q := range f.calls {
+		if q.state < ended {
+			oldest = min(oldest, c.expire(q, q.sent, f, now))
+		}
+	}
+	return oldest
+}
+
+// expireFlight stops waiting for a batch that the store has not answered in time.
+func (c *coordinator) expireFlight() {
+	f := c.trip.flight
+	if f == nil || mono()-f.began < c.timeout || c.inline() {
+		return
+	}
+	c.expireCalls(f, mono())
+	err := c.timeoutError(f)
+	for _, r := range f.refunds {
+		r.settle(false, err, c.now()) // perhaps they come back, perhaps not
+	}
+	f.refunds, f.late = nil, true
+	c.report(f, &Outcome{}, err)
+	c.trip.flight, c.trip.flying = nil, false
+}
+
+// timeoutError is why callers were not answered in time, while a flight is under way: that is waiting for a lock, or for an answer.
+func (c *coordinator) timeoutError(f *flight) error {
+	if f != nil && f.batch.memo != nil && f.batch.memo.held.Load() {
+		return fmt.Errorf("%w: bucket %q: within %v", ErrLockNotObtained, c.label(), c.timeout)
+	}
+	return fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, c.label(), c.timeout)
+}

@@ -1,0 +1,272 @@
+package tokenbucket
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// waiters are those of a bucket who wait for permits in this process, and the stretches of the bucket's time that are for them.
+//
+// Usually all are in one line. When the bucket begins anew, by a Reset or since its store has lost it, what it grants from then on falls
+// due before what it granted until then. Those who had been granted by then keep their times, in a line of their own.
+type waiters struct {
+	line    *schedule.Schedule[*call]
+	old     []*schedule.Schedule[*call]
+	due     int64   // when the first of them all is; 0: never
+	confirm *refund // the next of line's that is sent: somebody waits for its answer; nil: nobody does
+}
+
+// begin makes the line. Strict is for the system's clock, and no test's: see [schedule.Schedule].
+func (w *waiters) begin(strict bool) {
+	w.line = &schedule.Schedule[*call]{Strict: strict}
+}
+
+// busy tells that somebody waits, or something is owned or goes back.
+func (w *waiters) busy() bool { return !w.line.Idle() || len(w.old) > 0 }
+
+// asks tells whether it is time to ask for those who are not covered.
+func (w *waiters) asks(now int64) bool {
+	at, some := w.line.AskAt()
+	return some && at <= now
+}
+
+// beyond tells whether somebody waits for whom the store has not got permits within this process's reach yet.
+func (w *waiters) beyond() bool {
+	first := w.line.Uncovered()
+	return first != nil && first.Value.decided != 0
+}
+
+// any is one who waits; nil: nobody does.
+func (w *waiters) any() *call {
+	if h := w.line.Head(); h != nil {
+		return h.Value
+	}
+	for _, s := range w.old {
+		if h := s.Head(); h != nil {
+			return h.Value
+		}
+	}
+	return nil
+}
+
+// last is when the last of what is owned falls due; 0: nothing is owned.
+func (w *waiters) last() int64 {
+	at := w.line.Last()
+	for _, s := range w.old {
+		at = max(at, s.Last())
+	}
+	return at
+}
+
+// next takes one who is due out of its line. If nobody is, it returns nil, and notes when somebody will be.
+func (w *waiters) next(now int64) (q *call, at int64) {
+	w.due = 0
+	for i := len(w.old); i >= 0; i-- {
+		s := w.line
+		if i < len(w.old) {
+			s = w.old[i]
+		}
+		first, at := s.Next(now)
+		if first != nil {
+			return first.Value, at
+		}
+		if at != 0 && (w.due == 0 || at < w.due) {
+			w.due = at
+		}
+	}
+	if len(w.old) > 0 {
+		w.rejoin()
+		w.old = slices.DeleteFunc(w.old, func(s *schedule.Schedule[*call]) bool { return !s.Waiting() })
+	}
+	return nil, 0
+}
+
+// split notes that the bucket has begun anew.
+func (w *waiters) split() {
+	old := w.line.Split()
+	w.confirmFailed(nil) // nothing goes back to a bucket that is no more
+	for first := w.line.Head(); first != nil; first = first.Following() {
+		first.Value.line = w.line
+	}
+	for first := old.Head(); first != nil; first = first.Following() {
+		first.Value.line = old
+	}
+	if old.Waiting() {
+		w.old = append(w.old, old)
+	}
+}
+
+// rejoin lets those ask again whose permits of a bucket that is no more have lapsed.
+func (w *waiters) rejoin() {
+	for _, s := range w.old {
+		for first := s.Uncovered(); first != nil; first = s.Uncovered() {
+			s.Leave(first, 0)
+			w.line.Join(first)
+			first.Value.line = w.line
+		}
+	}
+}
+
+// pause lets everybody wait longer, for the bucket was held back (Penalize), until a time of the store's clock.
+func (w *waiters) pause(micros, until int64) {
+	w.line.Pause(micros, until)
+	for _, s := range w.old {
+		s.Pause(micros, until)
+	}
+}
+
+// confirmation is the next refund of the line, for one who waits for its answer.
+func (w *waiters) confirmation() *refund {
+	if w.confirm == nil {
+		w.confirm = &refund{done: make(chan struct{})}
+	}
+	return w.confirm
+}
+
+// confirmFailed tells whoever waits for the answer to a refund that it was not sent.
+func (w *waiters) confirmFailed(err error) {
+	if r := w.confirm; r != nil {
+		w.confirm, r.err = nil, err
+		close(r.done)
+	}
+}
+
+// terms are a configuration in force, as a schedule wants to know it, and the limiter for which it was granted.
+type terms struct {
+	*setting
+	limiter *RateLimiter
+}
+
+// After implements schedule.Terms.
+func (t *terms) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
+	m, ok := t.after(t.Kind, mark(b), n)
+	return schedule.Balance(m), ok
+}
+
+// PayLater implements schedule.Terms.
+func (t *terms) PayLater() bool { return t.Payment == PayLater }
+
+// costFromCold is what n permits take of a bucket that is as cold as can be, in microseconds.
+func (s *setting) costFromCold(n int64) int64 {
+	m := mark{}
+	if s.Kind == WarmingUp {
+		m.Stored = s.max
+	}
+	m, ok := s.after(s.Kind, m, n)
+	if !ok {
+		return maxExact
+	}
+	return m.Next
+}
+
+// horizon is how far ahead a process may own a bucket's time, in microseconds: a second, or four permits' time if that is longer. It is
+// the same for all processes of a fleet, for who could reach further would starve the others.
+func (s *setting) horizon() int64 {
+	return max(1_000_000, int64(min(math.Ceil(4*s.interval), maxExact)))
+}
+
+// reach is the longest wait that a process may ask n permits for. The time of all requests, large or small, may begin so far ahead as the
+// horizon leaves beside one permit, less half of the time that the process owns ahead already; and who pays now waits for its own
+// cost, too. So processes own equal time, and equal time is equal rate, whatever their distance from the store.
+func (s *setting) reach(n, ahead int64) int64 {
+	most := max(0, s.horizon()-int64(s.interval)) - ahead/2
+	if s.Payment == PayNow {
+		most += s.costFromCold(n)
+	}
+	return max(0, min(most, maxExact))
+}
+
+// join puts a call into the line of waiters, or ends it if it cannot be in time.
+func (c *coordinator) join(q *call, now int64) {
+	c.release(now)
+	line := c.waiters.line
+	q.Value, q.Came, q.Until = q, now, schedule.Forever
+	if wait := q.remaining(now); wait < maxExact && (q.verb != acquire || q.deadline != 0) {
+		q.Until = now + wait
+	}
+	if at, some := line.AskAt(); some && at > now { // those before it were refused
+		q.decided = now
+		if due := c.estimate(q, line.Wanted(), now); due > q.Until && now-c.heard.at <= snapshotAge.Microseconds() {
+			c.refuse(q, due-now)
+			return
+		}
+	}
+	line.Join(&q.Waiter)
+	q.line = line
+	c.refuseExpired(now)
+	if q.state == pending && q.verb == reserve { // of permits that nobody wants
+		if _, covered := line.DueOf(&q.Waiter); covered {
+			offset := c.heard.offset.Micros()
+			q.level = c.heard.terms.level(mark{Next: max(c.heard.free, line.Last()) - offset}, now-offset)
+			c.covered(q, now)
+		} else {
+			line.Leave(&q.Waiter, now)
+			q.line = nil
+		}
+	}
+}
+
+// estimate is when a call could be due that comes behind others who want so many permits, if nobody else asks.
+func (c *coordinator) estimate(q *call, wanted, now int64) int64 {
+	s := q.limiter.effective()
+	if s.Payment == PayNow {
+		wanted += q.Permits
+	}
+	return max(now, c.heard.free) + int64(min(float64(wanted)*s.interval, maxExact))
+}
+
+// covered notes that permits are there for a reservation.
+func (c *coordinator) covered(q *call, now int64) {
+	q.due, _ = q.line.DueOf(&q.Waiter)
+	q.decided, q.state = now, waiting
+	q.timeout, q.deadline, q.Until = maxExact, 0, schedule.Forever // it is promised, whatever becomes of the context
+	q.tellDecided()
+}
+
+// refuseExpired ends the calls for whom permits would come too late.
+func (c *coordinator) refuseExpired(now int64) {
+	for _, w := range c.waiters.line.Expired() {
+		if q := w.Value; q.verb == reserve {
+			q.line = nil // it asks by itself
+		} else {
+			c.refuse(q, max(0, w.Due()-q.Came))
+		}
+	}
+}
+
+// release lets everybody go whose permits are due, in order.
+func (c *coordinator) release(now int64) {
+	for q, at := c.waiters.next(now); q != nil; q, at = c.waiters.next(now) {
+		q.due = at
+		if q.decided == 0 {
+			q.decided = q.Came
+		}
+		c.end(q, nil)
+	}
+	c.refuseExpired(now)
+}
+
+// refusedFor notes that the store would not grant a call yet, nor those behind it: it would have had to wait for beyond longer than its
+// reach.
+func (c *coordinator) refusedFor(q *call, beyond, received, now int64) {
+	s := q.limiter.effective()
+	c.waiters.line.Refused(received, s.horizon(), beyond, rand.Float64())
+	if q.promised() {
+		c.waiters.line.AskAfter(received + retryMicros)
+	}
+	c.waiters.line.Hopeless(now, c.heard.free, s.Payment == PayLater, func(n int64) int64 {
+		return int64(min(float64(n)*s.interval, maxExact))
+	})
+	c.refuseExpired(now)
+}
+
+// asker is the first who is to be asked for; nil: nobody.
+func (w *waiters) asker(now int64) *schedule.Waiter[*call] {
+	if !w.asks(now) {
+		return nil
+	}
+	return w.line.Uncovered()
+}
