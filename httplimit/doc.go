@@ -8,7 +8,7 @@
 //	http.ListenAndServe(":8080", limit(mux))
 //
 // Both wait for a permit that falls due within what the gate allows, and refuse otherwise. A wait ends with the request's
-// context, and its permit is given back.
+// context, and its permit is given back. A permit whose time has come is used, whatever becomes of the request.
 //
 // The fields RateLimit and RateLimit-Policy of the middleware are those of draft-ietf-httpapi-ratelimit-headers-11, which
 // is not a standard yet.

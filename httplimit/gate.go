@@ -105,9 +105,9 @@ func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation,
 	select {
 	case <-permit.Ready():
 	case <-ctx.Done():
-	}
-	if ctx.Err() != nil { // even if the permit is due: nothing would be sent
 		s.giveBack(ctx, key, permit)
+	}
+	if ctx.Err() != nil { // even if the permit is due: nothing would come of the request
 		return nil, context.Cause(ctx)
 	}
 	return permit, nil
@@ -127,7 +127,8 @@ func reserve(ctx context.Context, gate Gate, key string) (*tokenbucket.Reservati
 	return permit, err
 }
 
-// giveBack cancels a permit that was not used. It returns when that is done, or when the caller has been patient enough.
+// giveBack cancels a permit, unless its time has come: then it is used. It returns when that is done, or when the caller has been
+// patient enough.
 func (s *settings) giveBack(ctx context.Context, key string, permit *tokenbucket.Reservation) {
 	done := make(chan struct{})
 	go func() {
@@ -135,7 +136,7 @@ func (s *settings) giveBack(ctx context.Context, key string, permit *tokenbucket
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aside)
 		defer cancel()
 		if err := permit.Cancel(ctx); err != nil {
-			s.log().WarnContext(ctx, "httplimit: an unused permit was not given back", "key", key, "error", err)
+			s.log().WarnContext(ctx, "httplimit: a permit may be lost", "key", key, "error", err)
 		}
 	}()
 	timer := time.NewTimer(patience)

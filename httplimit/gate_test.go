@@ -36,8 +36,8 @@ func bursty(t testing.TB, rate float64, opts ...tb.Option) *tb.RateLimiter {
 // single holds one permit, and no second one comes while a test runs: who takes it, keeps it.
 func single(t testing.TB) *tb.RateLimiter { return bursty(t, 0.001) }
 
-// isBack tells whether single's permit is there.
-func isBack(t testing.TB, l *tb.RateLimiter) bool {
+// take takes a permit that is due, and tells whether there was one.
+func take(t testing.TB, l *tb.RateLimiter) bool {
 	t.Helper()
 	r, err := l.TryReserve(t.Context(), 1, 0)
 	require.NoError(t, err)

@@ -183,7 +183,7 @@ func TestNestedPolicies(t *testing.T) {
 
 func TestRefusalHandler(t *testing.T) {
 	l := single(t)
-	require.True(t, isBack(t, l))
+	require.True(t, take(t, l))
 	h := limited(t, httplimit.One(l, 0), ok, httplimit.WithRefusalHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		_, _ = fmt.Fprintf(w, "come back to %s in %s", r.URL.Path, w.Header().Get("Retry-After"))
@@ -198,7 +198,7 @@ func TestRefusalHandler(t *testing.T) {
 func TestClientGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bursty(t, 1, tb.WithMaxPermits(1))
-		require.True(t, isBack(t, l))
+		require.True(t, take(t, l))
 		called := false
 		h := limited(t, httplimit.One(l, time.Minute), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
 		ctx, cancel := context.WithCancel(t.Context())
@@ -220,7 +220,7 @@ func TestClientGone(t *testing.T) {
 // So it is on a real connection that the client closes.
 func TestClientGoneFromServer(t *testing.T) {
 	l := bursty(t, 0.1, tb.WithMaxPermits(1))
-	require.True(t, isBack(t, l))
+	require.True(t, take(t, l))
 	var called atomic.Bool
 	gate := &spy{Gate: httplimit.One(l, time.Hour)}
 	server := httptest.NewServer(limited(t, gate, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called.Store(true) })))
@@ -247,7 +247,7 @@ func TestClientGoneFromServer(t *testing.T) {
 func TestTimeoutHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bursty(t, 0.2, tb.WithMaxPermits(1))
-		require.True(t, isBack(t, l))
+		require.True(t, take(t, l))
 		h := http.TimeoutHandler(limited(t, httplimit.One(l, time.Minute), ok), 2*time.Second, "too slow")
 		start := time.Now()
 		response := serve(t, h)

@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
@@ -27,8 +25,8 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 // the context's error if that ends first. http.Client wraps them in a *url.Error; errors.Is and errors.As see through it.
 // Only contexts end a wait, not the deprecated Request.Cancel.
 //
-// A permit goes back when the request never left: when the wait was given up, or the base, which must report to
-// net/http/httptrace as http.Transport does, asked for a connection and never got one. Otherwise it counts as used.
+// A wait that is given up gives its permit back. A permit whose time has come is used, whether or not the request then finds a
+// connection.
 //
 // A response 429 or 503 with Retry-After holds the request's bucket back for the whole fleet, before RoundTrip returns it
 // (WithMaxRetryAfter); requests that wait already wait that much longer. Responses are passed on as they are.
@@ -100,17 +98,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	var way way
-	traced := r.WithContext(httptrace.WithClientTrace(r.Context(), way.trace()))
-	response, err := t.base.RoundTrip(traced)
+	response, err := t.base.RoundTrip(r)
 	if err != nil {
-		if way.neverLeft() {
-			t.giveBack(r.Context(), key, permit)
-		}
 		return response, err
-	}
-	if response.Request == traced {
-		response.Request = r
 	}
 	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
 		if d := retryAfter(response.Header, time.Now(), t.longest); d > 0 {
@@ -126,20 +116,6 @@ func (t *Transport) CloseIdleConnections() {
 		c.CloseIdleConnections()
 	}
 }
-
-// way is how far a request got. A request that was once handed to a connection counts as sent, though it may not have
-// been written: over HTTP/2 and on a retry that cannot be told for certain, and a permit too few harms nobody.
-type way struct{ asked, got atomic.Bool }
-
-func (w *way) trace() *httptrace.ClientTrace {
-	return &httptrace.ClientTrace{
-		GetConn: func(string) { w.asked.Store(true) },
-		GotConn: func(httptrace.GotConnInfo) { w.got.Store(true) },
-	}
-}
-
-// neverLeft is false for a base that reports nothing.
-func (w *way) neverLeft() bool { return w.asked.Load() && !w.got.Load() }
 
 // retryAfter is how long a response asks to be left alone: at most longest, 0 if it does not ask or not understandably.
 // A date counts from the response's own, so that clocks need not agree.

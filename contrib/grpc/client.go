@@ -9,16 +9,14 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 )
 
 // UnaryClient is a grpc.UnaryClientInterceptor: each call takes a permit before it leaves.
 //
 // When the upstream answers ResourceExhausted or Unavailable with a RetryInfo, the key is penalized before the call
-// returns (WithMaxPenalty). A permit is given back if the call surely never left: it ended with Unavailable, Canceled or
-// DeadlineExceeded, or an inner interceptor of this package stopped it, and no stream for it was ever opened on a
-// connection. In doubt it counts as used.
+// returns (WithMaxPenalty). A permit that was due is used, whether or not the call then finds a connection. A call that is
+// given up before that gives its permit back.
 //
 // What a retry policy of the service configuration sends again happens below all interceptors, and takes no further
 // permit. Retries by an interceptor take one each if that interceptor is outside this one.
@@ -33,9 +31,8 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	if err := c.enter(); err != nil {
 		return err
 	}
-	reached := new(peer.Peer)
-	err = invoker(ctx, method, req, reply, cc, append(opts[:len(opts):len(opts)], grpc.Peer(reached))...)
-	c.learn(err, reached)
+	err = invoker(ctx, method, req, reply, cc, opts...)
+	c.heed(err)
 	return err
 }
 
@@ -52,10 +49,9 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	if err := c.enter(); err != nil {
 		return nil, err
 	}
-	reached := new(peer.Peer)
-	stream, err := streamer(ctx, desc, cc, method, append(opts[:len(opts):len(opts)], grpc.Peer(reached))...)
+	stream, err := streamer(ctx, desc, cc, method, opts...)
 	if err != nil {
-		c.learn(err, reached)
+		c.heed(err)
 		return nil, err
 	}
 	return &clientStream{ClientStream: stream, call: c}, nil
@@ -75,32 +71,6 @@ func (s *clientStream) RecvMsg(m any) error {
 		s.call.heed(err)
 	}
 	return err
-}
-
-// learn draws the conclusions from how a call ended.
-func (c *call) learn(err error, reached *peer.Peer) {
-	switch {
-	case err == nil:
-	// gRPC fills the peer in for every call that had a stream, also when a later attempt found no connection.
-	case reached.Addr == nil && unsent(err):
-		c.giveBack()
-	default:
-		c.heed(err)
-	}
-}
-
-// unsent tells whether that is how calls end that were not sent. Other errors, and what has details, come from a transport
-// that is not gRPC's own, and does not know the option Peer.
-func unsent(err error) bool {
-	if ours := (*Error)(nil); errors.As(err, &ours) {
-		return true
-	}
-	s, _ := status.FromError(err)
-	switch s.Code() {
-	case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded:
-		return len(s.Details()) == 0
-	}
-	return false
 }
 
 // heed penalizes the key if the upstream asks for that.

@@ -133,12 +133,11 @@ func WithLogger(logger *slog.Logger) Option {
 	}
 }
 
-// call is one call, and the permit that it holds.
+// call is one call that needs a permit.
 type call struct {
 	*Limiter
 	ctx         context.Context
 	method, key string
-	permit      *tokenbucket.Reservation // nil: none
 }
 
 var (
@@ -157,7 +156,7 @@ func (l *Limiter) begin(ctx context.Context, method string) (*call, error) {
 	return &call{Limiter: l, ctx: ctx, method: method, key: l.key(ctx, method)}, nil
 }
 
-// enter takes a permit and waits until it is due. On an error none is held.
+// enter takes a permit and waits until it is due.
 func (c *call) enter() error {
 	r, err := c.gate.Reserve(c.ctx, c.key)
 	if err == nil && r == nil {
@@ -169,13 +168,12 @@ func (c *call) enter() error {
 	if !r.OK() {
 		return c.error(codes.ResourceExhausted, ErrRefused, r.RetryAfter())
 	}
-	c.permit = r
 	select {
 	case <-r.Ready():
 	case <-c.ctx.Done():
+		c.giveBack(r)
 	}
-	if err := c.ctx.Err(); err != nil { // even if the permit is due: nothing would come of it
-		c.giveBack()
+	if err := c.ctx.Err(); err != nil { // even if the permit is due: nothing would come of the call
 		return c.ended(err)
 	}
 	return nil
@@ -209,17 +207,13 @@ func (c *call) error(code codes.Code, err error, retryAfter time.Duration) error
 	return &Error{Method: c.method, Key: c.key, Code: code, RetryAfter: retryAfter, Err: err}
 }
 
-// giveBack returns the permit. The context of the call has often ended by then.
-func (c *call) giveBack() {
-	if c.permit == nil {
-		return
-	}
+// giveBack returns a permit, unless its time has come: then it is used. The context of the call has ended.
+func (c *call) giveBack(permit *tokenbucket.Reservation) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), giveBackPatience)
 	defer cancel()
-	if err := c.permit.Cancel(ctx); err != nil {
+	if err := permit.Cancel(ctx); err != nil {
 		c.warn("grpclimit: a permit may be lost", err)
 	}
-	c.permit = nil
 }
 
 func (c *call) warn(msg string, err error) {
