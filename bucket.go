@@ -142,10 +142,14 @@ func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 	return l.TryAcquire(ctx, 1, l.maxWait)
 }
 
-// TryAcquire takes permits and waits until they are due, if that is within the timeout; else it returns false at once
-// and takes nothing. A timeout of 0 or less means that the permits must be due now.
+// TryAcquire takes permits and waits until they are due, if that is within the timeout; else it returns false and takes
+// nothing. A timeout of 0 or less means that the permits must be due now.
 //
-// A context that ends while waiting gives the permits back and is returned as the error. A wait that cannot end before
+// False comes at once, unless the call or others ahead of it wait for longer than a process may ask for (see
+// [RateLimiter.Acquire]). Then it comes at once if the bucket as last seen, at most 100 ms ago, and those ahead tell that
+// the permits cannot be due in time, and else as soon as that is known.
+//
+// A context that ends before the permits are due gives them back and is returned as the error. A wait that cannot end before
 // the context does is a [*WaitError] at once, and so is a request that no state of the bucket could grant within the
 // timeout ([ErrNeverGranted]).
 func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
@@ -218,8 +222,9 @@ func (q *call) verdict() verdict {
 // Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. Errors as
 // [RateLimiter.TryAcquire].
 //
-// A process takes permits at most a second ahead, or four permits' time if that is longer, so that one that dies takes no more of the
-// fleet's future with it. Who waits for longer does so in its process, in the same line, and asks again.
+// A process takes permits at most a second ahead, or four permits' time if that is longer, and less if it owns some already. So
+// processes that always want more get about equal parts of the rate, and one that dies takes no more of the fleet's future with
+// it. Whoever must wait for longer does so in its process, in the same line, and is asked for again.
 func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
 	if l.plain {
 		v, err := l.acquire(ctx, permits)
@@ -262,7 +267,8 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 }
 
 // Reserve takes permits, whenever they fall due, and returns at once. The caller waits for Ready or Delay, or gives the
-// permits back with Cancel.
+// permits back with Cancel before they are due. It stands in no line: it takes what the bucket has next, ahead of those who wait
+// in a process for longer than that may ask for (see [RateLimiter.Acquire]), and delays them.
 func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, error) {
 	return l.TryReserve(ctx, permits, math.MaxInt64)
 }

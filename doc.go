@@ -22,5 +22,6 @@
 //
 // In no window of T seconds more permits fall due than the bucket's size plus rate × T (PayNow and PayLater give the exact
 // formulas), in any interleaving of any number of processes, whatever is cancelled, retried or lost. The long-run rate is
-// exact from 0.001/s to 10,000,000/s. The store's clock decides; gateways' clocks may be wrong.
+// exact from 0.001/s to 10,000,000/s. The store's clock decides; gateways' clocks may be wrong. A permit whose time has come is
+// used: giving up, or Cancel, then does nothing.
 package tokenbucket

@@ -172,7 +172,7 @@ const (
 )
 
 // Upper bounds of the histograms; those of times are in seconds. Waits are from one millisecond, about what a decision in Redis
-// takes, to a minute, which is beyond the horizon of Acquire.
+// takes, to a minute, which few callers are willing to wait.
 var (
 	Waits     = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 	Trips     = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
