@@ -239,7 +239,7 @@ func (r *Registry) find(name string) (*entry, *tokenbucket.RateLimiter, error) {
 var refused entry
 
 // limiter makes the limiter of a row. Limiters of one name share their bucket's queue, so callers that wait keep their
-// places when another takes over.
+// order when another takes over.
 func (r *Registry) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, error) {
 	opts := append(slices.Clone(r.options), tokenbucket.WithStore(r.store), tokenbucket.WithVersion(version),
 		tokenbucket.WithMaxWait(c.wait()))
