@@ -494,9 +494,9 @@ func wake(woken []chan struct{}) {
 // returnedFrom tells what became of a batch.
 func (l *line) returnedFrom(f *flight, out *Outcome, err error) {
 	if err == nil {
-		l.health.took(min(mono()-f.began-out.lockWait, time.Second)) // longer may have been an outage
+		l.health.Answered(mono() - f.began - out.lockWait)
 	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
-		l.health.suspect(l)
+		l.health.failed(l)
 	}
 	if o := f.limiter.observer; o != nil && o.Trip != nil {
 		o.Trip(Trip{Bucket: l.label(), Requests: len(f.batch.Requests), Elapsed: mono() - f.began, LockWait: out.lockWait, Err: err})

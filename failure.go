@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
 // part gives a limiter the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
@@ -38,19 +40,19 @@ func (l *line) part(limiter *RateLimiter) {
 	p.submit(context.Background(), &call{limiter: limiter, op: OpHold, hold: ahead, ready: make(chan struct{})})
 }
 
-// down is the outage that was noticed, or nil.
-func (l *line) down() *outage {
+// down is the outage that was noticed, or nil: a store in this process has none.
+func (l *line) down() *outage.Outage {
 	if l.health == nil {
 		return nil
 	}
-	return l.health.now.Load()
+	return l.health.Down()
 }
 
 // ground fails all who want to ask the store, which is away.
-func (l *line) ground(o *outage) {
-	l.health.suspect(l)
+func (l *line) ground(o *outage.Outage) {
+	l.health.failed(l)
 	l.listened = l.now()
-	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, l.label(), time.Since(o.since).Round(time.Millisecond), o.err)
+	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, l.label(), time.Since(o.Since).Round(time.Millisecond), o.Err)
 	var promised []*call
 	for _, c := range l.queue {
 		if !c.done && c.fail(err) {
@@ -68,6 +70,3 @@ func (l *line) ground(o *outage) {
 	l.backs = nil
 	l.retry(promised)
 }
-
-// placeholder is for asking a store that need not answer anything.
-var placeholder = Config{Kind: Bursty, Rate: 1, Size: 1, Floor: 1}

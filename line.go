@@ -3,7 +3,6 @@ package tokenbucket
 import (
 	"fmt"
 	"reflect"
-	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,6 +11,7 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
@@ -67,9 +67,10 @@ type line struct {
 	server   clock.Remote // the store's clock
 	local    *line        // this process's part; nil: not needed yet
 	served   bool         // the store has served the bucket since local was asked last
-	outage   *outage      // in which that was
 	heldTill int64        // until when the bucket is held back, as last seen; by the limiter's clock
 	conflict int64        // the version whose disagreement was reported
+
+	outage *outage.Outage // in which local was asked last
 
 	next   *lease // granted while lease still lasts
 	refill bool   // it is time to ask for the next
@@ -187,16 +188,15 @@ func newLine(store Store, name string, by clockwork.Clock, timeout time.Duration
 	if l.inline {
 		return l
 	}
-	outages := l.traits.outages
-	if outages == nil {
-		outages = new(atomic.Int64)
-	}
 	if l.parts == nil {
 		l.parts = partsOf(store)
 	}
 	if l.health == nil {
+		outages := l.traits.outages
+		if outages == nil {
+			outages = new(outage.Group)
+		}
 		l.health = newHealth(outages)
-		runtime.AddCleanup(l, (*health).end, l.health)
 	}
 	return l
 }
