@@ -3,7 +3,6 @@ package tokenbucket
 import (
 	"context"
 	"reflect"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
@@ -103,16 +103,15 @@ func newCoordinator(store Store, traits traits, name string, by clockwork.Clock,
 	if c.inline() {
 		return c
 	}
-	outages := traits.outages
-	if outages == nil {
-		outages = new(atomic.Int64)
-	}
 	if c.parts == nil {
 		c.parts = partsOf(store)
 	}
 	if c.health == nil {
+		outages := traits.outages
+		if outages == nil {
+			outages = new(outage.Group)
+		}
 		c.health = newHealth(outages)
-		runtime.AddCleanup(c, (*health).end, c.health)
 	}
 	return c
 }

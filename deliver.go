@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"errors"
-	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
@@ -163,9 +162,9 @@ func (q *call) note(b *PermitBucket, now int64) {
 // report tells what became of a batch.
 func (c *coordinator) report(f *flight, out *Outcome, err error) {
 	if err == nil {
-		c.health.took(min(mono()-f.began-out.lockWait, time.Second)) // longer may have been an outage
+		c.health.Answered(mono() - f.began - out.lockWait)
 	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
-		c.health.suspect(c)
+		c.health.failed(c)
 	}
 	if o := f.limiter.observer; o != nil && o.Trip != nil {
 		o.Trip(Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: mono() - f.began, LockWait: out.lockWait, Err: err})

@@ -4,13 +4,15 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
 // fallback is this process's part of the bucket, for when the store is away.
 type fallback struct {
-	local  *coordinator // nil: not needed yet
-	served bool         // the store has served the bucket since local was asked last
-	outage *outage      // in which that was
+	local  *coordinator   // nil: not needed yet
+	served bool           // the store has served the bucket since local was asked last
+	outage *outage.Outage // in which that was
 }
 
 // part gives a limiter the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
@@ -46,20 +48,20 @@ func (c *coordinator) part(limiter *RateLimiter) {
 	p.submit(context.Background(), &call{limiter: limiter, verb: penalize, order: &order{micros: ahead}, ready: make(chan struct{})})
 }
 
-// down is the outage that was noticed, or nil.
-func (c *coordinator) down() *outage {
+// down is the outage that was noticed, or nil: a store in this process has none.
+func (c *coordinator) down() *outage.Outage {
 	if c.health == nil {
 		return nil
 	}
-	return c.health.now.Load()
+	return c.health.Down()
 }
 
 // failAll fails all who want to ask the store, which is away.
-func (c *coordinator) failAll(o *outage) {
-	c.health.suspect(c)
+func (c *coordinator) failAll(o *outage.Outage) {
+	c.health.failed(c)
 	now := c.now()
 	c.heard.at = now
-	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, c.label(), time.Since(o.since).Round(time.Millisecond), o.err)
+	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, c.label(), time.Since(o.Since).Round(time.Millisecond), o.Err)
 	for _, q := range c.orders {
 		if q.flight == nil {
 			c.fail(q, err)
@@ -81,6 +83,3 @@ func (c *coordinator) failAll(o *outage) {
 		c.waiters.confirmFailed(err)
 	}
 }
-
-// placeholder is for asking a store that need not answer anything.
-var placeholder = Config{Kind: Bursty, Rate: 1, Size: 1, Floor: 1}

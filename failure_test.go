@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -60,7 +61,7 @@ func failurePolicies(t *testing.T, store *oneServer, fault func(*oneServer, bool
 	_, err := closed.Try(background)
 	require.Error(t, err)
 	require.True(t, away(err), "%v", err)
-	require.LessOrEqual(t, healthy(t, closed, false), defaultStoreTimeout+probeTimeout)
+	require.LessOrEqual(t, healthy(t, closed, false), defaultStoreTimeout+outage.ProbeTimeout)
 	require.Len(t, log.logged(), 1)
 
 	began := time.Now()

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -88,7 +89,7 @@ func (s *sick) away(t *testing.T, l *RateLimiter, is bool) {
 type oneServer struct {
 	sick
 	health  *health
-	outages atomic.Int64
+	outages outage.Group
 	parts   MemoryStore
 }
 

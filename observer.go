@@ -114,7 +114,7 @@ func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Du
 	if l.shadow {
 		v, err = l.shadowed(ctx, permits, timeout)
 	} else if v, err = ask(l, timeout); err != nil {
-		v, err = l.instead(ctx, v, err, func(local *RateLimiter) (verdict, error) { // in time, whatever it took to get here
+		v, err = l.fallback(ctx, v, err, func(local *RateLimiter) (verdict, error) { // in time, whatever it took to get here
 			return ask(local, max(0, timeout)-max(0, mono()-began-l.coordinator.timeout))
 		})
 	}

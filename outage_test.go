@@ -14,6 +14,7 @@ import (
 	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -237,7 +238,7 @@ func outageOutlivesALimiter(t *testing.T, observed bool) {
 			last := store.health.last.Value()
 			return last == nil || last == a.coordinator
 		})
-		time.Sleep(3 * probePause)
+		time.Sleep(3 * outage.ProbePause)
 		require.False(t, back.Load())
 		require.NotNil(t, a.coordinator.down())
 		store.away(t, a, false)
@@ -251,7 +252,7 @@ func TestOutageOfTheLastLimiter(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			s := newOneServer()
 			outageOfTheLastLimiter(t, s, &s.sick)
-			require.Zero(t, s.outages.Load())
+			require.Zero(t, s.outages.Outages())
 		})
 	})
 	t.Run("bucket by bucket", func(t *testing.T) { // as with a ring
@@ -281,7 +282,7 @@ func outageOfTheLastLimiter(t *testing.T, store Store, s *sick) {
 		require.Zero(t, up.Load())
 	}()
 	collect(t, func() bool {
-		time.Sleep(probePause) // the next probe finds nobody
+		time.Sleep(outage.ProbePause) // the next probe finds nobody
 		return up.Load() == 1
 	})
 }
@@ -375,7 +376,7 @@ func TestShareBeginsEmpty(t *testing.T) {
 		s.away(t, l, false)
 		time.Sleep(time.Second) // would save up five
 		s.ill.Store(true)
-		l.coordinator.health.suspect(l.coordinator)
+		l.coordinator.health.failed(l.coordinator)
 		healthy(t, l, false)
 		began := time.Now()
 		passed := 0
@@ -438,7 +439,7 @@ func TestProbeLeavesTheBucketAlone(t *testing.T) {
 	before, err := l.State(background)
 	require.NoError(t, err)
 	clock.Advance(-time.Hour)
-	require.NoError(t, l.coordinator.health.reach(background, l.coordinator))
+	require.NoError(t, l.coordinator.reach(background))
 	clock.Advance(time.Hour)
 	after, err := l.State(background)
 	require.NoError(t, err)
@@ -501,5 +502,121 @@ func TestRefusalEndsAnOutage(t *testing.T) {
 		require.Less(t, healthy(t, l, true), time.Second)
 		s.refuses.Store(false)
 		s.away(t, l, false)
+	})
+}
+
+// scattered is a store whose buckets are away one by one, as those of a cluster are. It notes which of them is probed.
+type scattered struct {
+	sick
+	outages outage.Group
+	health  *health // nil: each bucket has its own
+	mu      sync.Mutex
+	down    map[string]bool
+	probed  []string
+}
+
+func (s *scattered) describe() traits {
+	return traits{self: s, probe: s.probe, health: s.health, outages: &s.outages}
+}
+
+func (s *scattered) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	s.mu.Lock()
+	down := s.down[b.Name]
+	s.mu.Unlock()
+	if down {
+		return Outcome{}, fmt.Errorf("%w: failed", ErrStoreUnavailable)
+	}
+	return s.sick.Apply(ctx, b)
+}
+
+func (s *scattered) probe(_ context.Context, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.probed = append(s.probed, name)
+	if s.down[name] {
+		return fmt.Errorf("%w: no", ErrStoreUnavailable)
+	}
+	return nil
+}
+
+func (s *scattered) set(name string, down bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.down == nil {
+		s.down = map[string]bool{}
+	}
+	s.down[name] = down
+}
+
+// Of many buckets that are away the first is logged, and when they are all back. That the last was only forgotten is not.
+func TestLogOfManyOutages(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var log recorder
+		s := new(scattered)
+		open := func(name string) *RateLimiter {
+			l, err := NewSmoothBursty(name, 10, WithStore(s), log.option())
+			require.NoError(t, err)
+			return l
+		}
+		fails := func(l *RateLimiter) {
+			s.set(l.Name(), true)
+			_, err := l.Try(background)
+			require.Error(t, err)
+			healthy(t, l, false)
+		}
+		a, b := open("a"), open("b")
+		fails(a)
+		require.Len(t, log.logged(), 1)
+		fails(b)
+		s.set("a", false)
+		healthy(t, a, true)
+		require.Empty(t, log.logged())
+		s.set("b", false)
+		healthy(t, b, true)
+		time.Sleep(time.Millisecond) // for who is told
+		lines := log.logged()
+		require.Len(t, lines, 1)
+		require.Contains(t, lines[0], "the store is back")
+
+		func() { fails(open("c")) }()
+		require.Len(t, log.logged(), 1)
+		collect(t, func() bool {
+			time.Sleep(outage.ProbePause)
+			return s.outages.Outages() == 0
+		})
+		require.Empty(t, log.logged())
+	})
+}
+
+// Of the buckets of one server that one is probed which somebody has wanted last: the others may be fine.
+func TestProbeOfTheBucketWanted(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := new(scattered)
+		var all []*RateLimiter
+		s.health = newHealth(&s.outages)
+		for _, name := range []string{"a", "b", "c"} {
+			l, err := NewSmoothBursty(name, 10, WithStore(s), Logged(t))
+			require.NoError(t, err)
+			all = append(all, l)
+			s.set(name, true)
+		}
+		for _, l := range append(all, all[0]) {
+			_, err := l.Try(background)
+			require.Error(t, err)
+			s.mu.Lock()
+			s.probed = nil
+			s.mu.Unlock()
+			time.Sleep(10 * outage.ProbePause)
+			s.mu.Lock()
+			require.NotEmpty(t, s.probed)
+			for _, name := range s.probed[1:] { // one may have been under way
+				require.Equal(t, l.Name(), name)
+			}
+			s.mu.Unlock()
+		}
+		for _, l := range all {
+			s.set(l.Name(), false)
+		}
+		healthy(t, all[0], true)
 	})
 }

@@ -73,17 +73,15 @@ func (p FailurePolicy) String() string {
 	return "FailClosed"
 }
 
-// instead is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the
+// fallback is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the
 // error if the policy has nothing to say of it.
-func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask func(*RateLimiter) (verdict, error)) (verdict, error) {
+func (l *RateLimiter) fallback(ctx context.Context, v verdict, err error, ask func(*RateLimiter) (verdict, error)) (verdict, error) {
 	locked := errors.Is(err, ErrLockNotObtained) // and perhaps its holder waits for a store that has gone
 	if l.policy == FailClosed || ctx.Err() != nil || !away(err) && !locked {
 		return v, err
 	}
 	if l.coordinator.down() == nil { // a server that shuts out who has no right to be there looks like one that has gone
-		patience, cancel := context.WithTimeout(ctx, l.coordinator.health.patience(l.coordinator.timeout)) // the probe may be that of one with more
-		probed := l.coordinator.health.ask(patience, l.coordinator)
-		cancel()
+		probed := l.coordinator.health.Ask(ctx, l.coordinator.probe())
 		switch {
 		case ctx.Err() != nil:
 			return v, ctx.Err()
@@ -111,7 +109,8 @@ func (l *RateLimiter) instead(ctx context.Context, v verdict, err error, ask fun
 	return v, fmt.Errorf("%w; and no local share: %w", err, invalid)
 }
 
-// share is a limiter of this process's part of a bucket.
+// share is a limiter of this process's part of a bucket. In each outage the part begins empty once, behind what this process has
+// reserved in the bucket, whoever asks for it first (see line.part): an outage gives nobody more than the process's share.
 type share struct {
 	whole     Config
 	instances int

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -62,7 +62,7 @@ type redisBase struct {
 	err     error
 
 	health    *health // nil: buckets live on different servers, and each has its own
-	outages   *atomic.Int64
+	outages   *outage.Group
 	parts     *MemoryStore
 	instances *instances.Instances
 	logger    *logger
@@ -123,7 +123,7 @@ func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptSt
 
 func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
 	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond, instances: new(instances.Instances), logger: new(logger), parts: NewMemoryStore(),
-		outages: new(atomic.Int64)}
+		outages: new(outage.Group)}
 	switch any(client).(type) {
 	case *redis.ClusterClient, *redis.Ring:
 	default:

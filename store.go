@@ -2,11 +2,11 @@ package tokenbucket
 
 import (
 	"context"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
 // Store keeps the buckets of a fleet and is the one seam between the arithmetic and where its state lives.
@@ -39,7 +39,7 @@ type traits struct {
 	decides timing
 	// health and outages are shared by all lines of the store. nil: each has its own.
 	health  *health
-	outages *atomic.Int64
+	outages *outage.Group
 	// parts keeps processes' parts of buckets while the store is away; nil: it brings none.
 	parts *MemoryStore
 	// probe finds out whether the store could serve a bucket, before the context's deadline if it can. nil: Apply does, with a

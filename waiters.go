@@ -189,9 +189,12 @@ func (c *coordinator) join(q *call, now int64) {
 	}
 	if at, some := line.AskAt(); some && at > now { // those before it were refused
 		q.decided = now
-		if due := c.estimate(q, line.Wanted(), now); due > q.Until && now-c.heard.at <= snapshotAge.Microseconds() {
-			c.refuse(q, due-now)
-			return
+		if due := c.estimate(q, line.Wanted(), now); due > q.Until {
+			if now-c.heard.at <= snapshotAge.Microseconds() {
+				c.refuse(q, due-now)
+				return
+			}
+			defer line.AskNow() // what was heard is too old to refuse by
 		}
 	}
 	line.Join(&q.Waiter)

@@ -338,7 +338,7 @@ func TestAway(t *testing.T) {
 			}
 			synctest.Wait()
 			l.mu.Lock()
-			require.NoError(t, l.fleet.fault)
+			require.Nil(t, l.fleet.outage.Down())
 			require.Zero(t, l.fleet.owed.size)
 			require.False(t, l.fleet.flying)
 			require.Zero(t, l.fleet.strays)
@@ -352,6 +352,55 @@ func TestAway(t *testing.T) {
 			require.NoError(t, told[len(told)-1])
 		})
 	}
+}
+
+// While Redis is away one call looks after about 50 ms whether it is back, then after twice as long, at last once a second; RetryAfter
+// says when the next may. A client that hangs whatever its context says is asked ever less often, so that few of its calls are kept.
+func TestAwayPauses(t *testing.T) {
+	away := func(t *testing.T, w way) (l *Limiter, looks *atomic.Int64) {
+		looks = new(atomic.Int64)
+		client := &fakeRedis{way: func(ctx context.Context, run func() error) error {
+			looks.Add(1)
+			return w(ctx, run)
+		}}
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond))
+		require.NoError(t, err)
+		_, err = l.Allow(ctx)
+		require.ErrorIs(t, err, ErrAway)
+		return l, looks
+	}
+	asked := func(t *testing.T, l *Limiter, span time.Duration) {
+		for began := time.Now(); time.Since(began) < span; time.Sleep(10 * time.Millisecond) {
+			_, err := l.Allow(ctx)
+			require.ErrorIs(t, err, ErrAway)
+			synctest.Wait()
+		}
+	}
+	bubble(t, "refused", func(t *testing.T) {
+		l, looks := away(t, failing(refused))
+		for _, pause := range []time.Duration{minPause, 2 * minPause, 4 * minPause, 8 * minPause, 16 * minPause, maxPause, maxPause} {
+			next := l.RetryAfter(1)
+			require.InDelta(t, pause, next, float64(pause/2))
+			before := looks.Load()
+			asked(t, l, next)
+			require.Equal(t, before, looks.Load())
+			time.Sleep(10 * time.Millisecond)
+			_, err := l.Allow(ctx)
+			require.ErrorIs(t, err, ErrAway)
+			synctest.Wait()
+			require.Equal(t, before+1, looks.Load())
+		}
+	})
+	bubble(t, "hung", func(t *testing.T) {
+		open := make(chan struct{})
+		l, looks := away(t, func(context.Context, func() error) error {
+			<-open
+			return refused
+		})
+		asked(t, l, 10*time.Minute)
+		require.InDelta(t, 10*time.Minute/longPause+9, looks.Load(), 5)
+		close(open)
+	})
 }
 
 // What is refused by what is known is so while Redis is away, and as cheaply.

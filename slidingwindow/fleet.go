@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -47,16 +48,16 @@ type fleet struct {
 	mine tally // what this process admitted, by the server's clock at the latest
 	owed tally // what of it Redis does not know
 
-	fault   error         // not nil: Redis is away
-	retryAt time.Duration // when to look whether it is back, see clock.Mono
-	pause   time.Duration
-	strays  int // round trips that were given up and have not ended
+	outage outage.Status // of Redis; every round trip is a probe
+	fault  error         // why the last probe has failed, while Redis is down
+	strays int           // round trips that were given up and have not ended
 }
 
 const (
+	// minPause and maxPause bound the time between two looks whether Redis is back.
 	minPause = 50 * time.Millisecond
 	maxPause = time.Second
-	// longPause is for a client that does not give up by itself: each look may cost a goroutine and a connection.
+	// longPause is maxPause for a client that does not give up by itself: each look may cost a goroutine and a connection.
 	longPause = 30 * time.Second
 	// maxBatch bounds the requests of a batch.
 	maxBatch = 1024
@@ -65,7 +66,6 @@ const (
 func newFleet(o *options, key string) *fleet {
 	return &fleet{
 		client: o.client, key: key, timeout: o.timeout, most: o.waiters, server: o.server, away: o.away, share: int64(o.share), hook: o.hook,
-		pause: minPause,
 	}
 }
 
@@ -108,15 +108,16 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 	l.unbar()
 	f := l.fleet
 	now := l.now()
-	if f.fault != nil {
+	down := f.outage.Down() != nil
+	if down {
 		l.probe()
 	}
 	asks := true
-	if f.heard && (f.fault == nil || f.away != Pass) {
+	if f.heard && (!down || f.away != Pass) {
 		limit, latest := l.limit.Load(), l.latest(now)
 		used, stale := l.tally.used(&l.rule, latest)+f.pending, l.stale(latest)
 		if used+n > limit {
-			if stale && f.fault == nil {
+			if stale && !down {
 				f.look = true
 				l.start()
 			}
@@ -128,7 +129,7 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 		}
 		asks = l.rule.mode == Exact || stale || l.tally.used(&l.rule, l.earliest(now))+f.pending+n > limit
 	}
-	if f.fault != nil {
+	if down {
 		ok, err := l.alone(n, now)
 		l.mu.Unlock()
 		return ok, err
@@ -144,7 +145,7 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 
 // probe looks whether Redis is back, if it is time to. mu is held.
 func (l *Limiter) probe() {
-	if clock.Mono() >= l.fleet.retryAt {
+	if l.fleet.outage.UntilProbe() == 0 {
 		l.fleet.look = true
 		l.start()
 	}
@@ -209,15 +210,16 @@ func (f *fleet) leave() {
 func (l *Limiter) refresh(ctx context.Context) error {
 	l.mu.Lock()
 	f := l.fleet
+	down := f.outage.Down() != nil
 	switch {
-	case f.fault != nil && clock.Mono() < f.retryAt && f.away != share:
+	case down && f.outage.UntilProbe() > 0 && f.away != share:
 		defer l.mu.Unlock()
 		return f.fault
-	case f.fault != nil && f.away == share:
+	case down && f.away == share:
 		l.probe()
 		l.mu.Unlock()
 		return nil
-	case f.fault == nil && f.heard && !l.stale(l.latest(l.now())):
+	case !down && f.heard && !l.stale(l.latest(l.now())):
 		l.mu.Unlock()
 		return nil
 	}
@@ -232,10 +234,11 @@ func (l *Limiter) refresh(ctx context.Context) error {
 
 // standing: see Limiter.standing. mu is held.
 func (f *fleet) standing(l *Limiter, limit, now int64) (int64, int64, func(int64) int64) {
-	if f.fault != nil && f.away != share {
-		return limit, limit, func(int64) int64 { return max(0, f.retryAt-clock.Mono()).Microseconds() }
+	down := f.outage.Down() != nil
+	if down && f.away != share {
+		return limit, limit, func(int64) int64 { return f.outage.UntilProbe().Microseconds() }
 	}
-	if f.fault != nil {
+	if down {
 		own := l.own()
 		earliest, _ := l.bounds(now)
 		at := max(f.mine.seen, earliest)

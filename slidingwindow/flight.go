@@ -11,7 +11,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -88,7 +87,7 @@ func (l *Limiter) build() *flight {
 		f.pending -= c.n
 		close(c.ready)
 	}
-	if len(b.calls) == 0 && !f.look && (f.owed.size == 0 || f.broken || f.fault != nil) {
+	if len(b.calls) == 0 && !f.look && (f.owed.size == 0 || f.broken || f.outage.Down() != nil) {
 		f.flying, f.queue = false, nil
 		return nil
 	}
@@ -155,7 +154,7 @@ func (l *Limiter) send(args []string) ([]string, error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		if f.strays--; a.err == nil { // it is back
-			f.retryAt, f.pause = 0, minPause
+			f.outage.ProbeNow()
 		}
 	}()
 	return nil, ErrTimeout
@@ -192,14 +191,15 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 	}
 	switch {
 	case err == nil:
-		if f.fault != nil || f.broken {
+		if f.outage.ProbeAnswered() != nil || f.broken {
 			tell = new(error) // back
 		}
-		f.fault, f.pause, f.broken = nil, minPause, false
+		f.broken = false
 		l.hand(b)
 		return b.calls, tell
 	case !errors.Is(err, ErrAway): // no other answer is to be had until somebody repairs something
-		f.heard, f.fault, f.broken = false, nil, true
+		f.outage.ProbeAnswered()
+		f.heard, f.broken = false, true
 		for _, c := range b.calls {
 			c.err = err
 		}
@@ -208,12 +208,11 @@ func (l *Limiter) settle(b *flight, reply []string, err error) (done []*call, te
 	}
 	f.fault = err
 	l.restore(b.owed)
-	f.retryAt = clock.Mono() + f.pause/2 + rand.N(f.pause)
 	longest := maxPause
 	if f.strays > 2 {
 		longest = longPause
 	}
-	f.pause = min(2*f.pause, longest)
+	f.outage.ProbeFailed(err, minPause, longest)
 	done = b.calls
 	for _, c := range f.queue {
 		if !c.gone {

@@ -15,8 +15,8 @@ const (
 	// scan bounds how many waiters are looked at for permits that are too few for the head.
 	scan = 32
 
-	// A process asks again for those who wait beyond its reach every horizon/retryShare, but not sooner than after retryLeast
-	// nor later than after retryMost, in microseconds.
+	// A process asks again for those who wait beyond its reach after horizon/retryShare, or retryLeast if that is longer, times 0.5 to
+	// 1.5; later if the refusal says so, but not after more than retryMost. In microseconds.
 	retryShare = 20
 	retryLeast = 50_000
 	retryMost  = 500_000
