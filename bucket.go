@@ -341,7 +341,8 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 }
 
 // SetRate changes the rate for the whole fleet: it becomes the bucket's next version, and others learn it with their
-// next answer. Max permits keep their size in seconds, stored permits their share of it, and debt stays as it is.
+// next answer. Max permits keep their size in seconds, stored permits their share of it, and debt stays as it is: a bucket of
+// one permit at 0.01/s is one of 10,000 at 100/s. [RateLimiter.SetRateAndBurst] sets both.
 func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) error {
 	next := l.effective().Config
 	next.Size = float64(next.Size*permitsPerSecond) / next.Rate
@@ -356,6 +357,33 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 	if c.refused {
 		return fmt.Errorf("%w: bucket %q: permits per second %v: want a rate that fits the configuration in force",
 			ErrInvalidConfig, l.Name(), permitsPerSecond)
+	}
+	return nil
+}
+
+// SetRateAndBurst changes the rate and max permits of a bursty bucket for the whole fleet, as [RateLimiter.SetRate] does, but
+// neither follows from the other. permitsPerSecond is as for [NewSmoothBursty], maxPermits as for [WithMaxPermits]: 0 allows
+// no burst. Debt stays as it is. So do stored permits, as far as there is room for them: no change fills a bucket.
+//
+// A limiter that warms up gets [ErrInvalidConfig]: its max permits follow from its warm-up period.
+func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, maxPermits float64) error {
+	next := l.effective().Config
+	if next.Kind != Bursty {
+		return fmt.Errorf("%w: bucket %q: max permits %v: want a bursty limiter; one that warms up has SetRate",
+			ErrInvalidConfig, l.Name(), maxPermits)
+	}
+	next.Rate = permitsPerSecond
+	next.setMaxPermits(maxPermits)
+	if err := next.validate(); err != nil {
+		return fmt.Errorf("bucket %q: %w", l.Name(), err)
+	}
+	c := &call{op: OpSetRateAndBurst, rate: permitsPerSecond, most: maxPermits}
+	if err := l.order(ctx, c); err != nil {
+		return err
+	}
+	if c.refused {
+		return fmt.Errorf("%w: bucket %q: version %d: want one below 2^53: there is no next one",
+			ErrInvalidConfig, l.Name(), l.effective().Version)
 	}
 	return nil
 }

@@ -210,7 +210,7 @@ func (l *line) build() *flight {
 			continue
 		}
 		f.calls = append(f.calls, c)
-		f.batch.Requests = append(f.batch.Requests, Request{Op: c.op, Permits: c.permits, MaxWaitMicros: c.within(), Rate: c.rate, HoldMicros: c.hold})
+		f.batch.Requests = append(f.batch.Requests, Request{Op: c.op, Permits: c.permits, MaxWaitMicros: c.within(), Rate: c.rate, MaxPermits: c.most, HoldMicros: c.hold})
 	}
 	clear(l.queue[:n])
 	if l.queue = l.queue[n:]; len(l.queue) == 0 {

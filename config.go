@@ -74,6 +74,22 @@ type Config struct {
 	Version int64
 }
 
+// setMaxPermits sets the size of a bursty bucket. Less than one permit is what the user chose, so nothing rounds it up.
+func (c *Config) setMaxPermits(n float64) {
+	c.Size, c.Floor = unsigned(n), 1
+	if n < 1 {
+		c.Floor = 0
+	}
+}
+
+// unsigned makes a negative zero a positive one: Lua and Go write it differently.
+func unsigned(f float64) float64 {
+	if f == 0 {
+		return 0
+	}
+	return f
+}
+
 // curve holds what the arithmetic derives from a Config.
 type curve struct {
 	interval  float64 // microseconds between two permits

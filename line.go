@@ -92,7 +92,8 @@ type call struct {
 	permits  int64
 	maxWait  int64     // microseconds
 	deadline time.Time // of the caller's context; zero: none
-	rate     float64   // of OpSetRate
+	rate     float64   // of OpSetRate and OpSetRateAndBurst
+	most     float64   // max permits of OpSetRateAndBurst
 	hold     int64     // of OpHold
 	acquire  bool      // waits in the line when refused
 	reserved bool      // held by a Reservation, which may cancel it even after its time

@@ -244,8 +244,9 @@ func WithLogger(l *slog.Logger) Option {
 //	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
 //	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", rate, quota)
 //
-// A quota changes with a new configuration and version, not with SetRate, which would scale max permits too. n and
-// window must be positive and jitter not negative, or the constructor fails.
+// A quota changes with a new configuration and version, or with [RateLimiter.SetRateAndBurst] and max permits 1; not with
+// [RateLimiter.SetRate], which would scale max permits too. n and window must be positive and jitter not negative, or the
+// constructor fails.
 func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, opt Option) {
 	span := window.Seconds() + jitter.Seconds()
 	return float64(n) / span, func(o *options) {
@@ -310,11 +311,8 @@ func (o *options) finish() float64 {
 		return 0
 	}
 	o.config.Size, o.config.Floor = o.config.Rate, 1
-	if n := o.maxPermits; n != nil {
-		o.config.Size = unsigned(*n)
-		if *n < 1 {
-			o.config.Floor = 0
-		}
+	if o.maxPermits != nil {
+		o.config.setMaxPermits(*o.maxPermits)
 	}
 	most := max(o.config.Size, o.config.Floor)
 	if o.initial == nil {
@@ -324,14 +322,6 @@ func (o *options) finish() float64 {
 		o.fail("initial permits", n, fmt.Sprintf("0 to max permits, %v", most))
 	}
 	return unsigned(*o.initial)
-}
-
-// unsigned makes a negative zero a positive one: Lua and Go write it differently.
-func unsigned(f float64) float64 {
-	if f == 0 {
-		return 0
-	}
-	return f
 }
 
 // logger is where something logs: slog.Default(), as long as none was set.

@@ -158,6 +158,8 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 			r.Grant = Grant{OK: b.giveBack(nowMicros, &r.Back)}
 		case OpSetRate:
 			r.Grant = Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
+		case OpSetRateAndBurst:
+			r.Grant = Grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Config.Version)}
 		case OpTakeStored:
 			r.Grant = b.takeStored(nowMicros, r.Permits)
 		case OpHold:
@@ -490,13 +492,36 @@ func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 	c := b.Config
 	c.Size = float64(c.Size*rate) / c.Rate
 	c.Rate = rate
-	c.Version = max(c.Version, mine)
-	if c.Version == maxExact || c.validate() != nil {
+	if !c.succeed(mine) {
 		return false
 	}
-	c.Version++
 	b.rescale(c)
 	return true
+}
+
+// setRateAndBurst puts the next version in force, with max permits as given. Stored permits stay as they are, as far as there
+// is room: in proportion, a bucket made small, filled and made large again would mint permits.
+func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) bool {
+	c := b.Config
+	c.Rate = rate
+	c.setMaxPermits(maxPermits)
+	if c.Kind != Bursty || !c.succeed(mine) {
+		return false
+	}
+	b.adopt(c)
+	b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
+	b.Seq++
+	return true
+}
+
+// succeed makes c the next version after its own and the asking one's. It reports whether there is one and c is valid.
+func (c *Config) succeed(mine int64) bool {
+	newest := max(c.Version, mine)
+	if newest == maxExact {
+		return false
+	}
+	c.Version = newest + 1
+	return c.validate() == nil
 }
 
 // TTLMillis is how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour, so that a

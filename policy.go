@@ -22,8 +22,8 @@ import (
 // since others may live on servers that are well; with more than 32 buckets away each is probed less often, at last once a
 // second.
 //
-// SetRate, Penalize, Reset and State always return the failure, and so does Cancel, if it has anything to tell the store: while
-// a batch is under way it returns at once, and the permits may be lost.
+// SetRate, SetRateAndBurst, Penalize, Reset and State always return the failure, and so does Cancel, if it has anything to tell
+// the store: while a batch is under way it returns at once, and the permits may be lost.
 type FailurePolicy int
 
 const (

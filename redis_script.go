@@ -105,6 +105,9 @@ func encodeBatch(b *Batch, deadline string) string {
 			dst = append(strconv.AppendInt(dst, g.granted, 10), ' ')
 		case OpSetRate:
 			dst = append(appendFloat(append(dst, "S "...), r.Rate), ' ')
+		case OpSetRateAndBurst:
+			dst = append(appendFloat(append(dst, "B "...), r.Rate), ' ')
+			dst = append(appendFloat(dst, r.MaxPermits), ' ')
 		case OpTakeStored:
 			ints("L", r.Permits)
 		case OpHold:

@@ -120,6 +120,7 @@ const (
 	OpReset
 	OpTakeStored
 	OpHold
+	OpSetRateAndBurst
 )
 
 // Request is one entry of a Batch. Apply writes the answer into Grant.
@@ -128,8 +129,9 @@ type Request struct {
 	// Permits and MaxWaitMicros belong to OpTake: nothing is taken when the wait would be longer.
 	Permits       int64
 	MaxWaitMicros int64
-	// Rate belongs to OpSetRate.
-	Rate float64
+	// Rate belongs to OpSetRate and OpSetRateAndBurst, MaxPermits to the latter.
+	Rate       float64
+	MaxPermits float64
 	// HoldMicros belongs to OpHold.
 	HoldMicros int64
 	// Back belongs to OpGiveBack.

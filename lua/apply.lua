@@ -17,7 +17,8 @@
 --             T count permits maxWait   count equal requests, maxWait in microseconds
 --             G epoch tag tail version id stored next carry end spent level granted   places given back
 --             L permits                 as many as are stored, up to permits, at least two
---             S rate                    set the rate
+--             S rate                    set the rate, and max permits in proportion
+--             B rate maxPermits         set both
 --             H micros                  hold back
 --             R                         begin anew
 -- returns the time, then for each bucket one string:
@@ -211,14 +212,28 @@ local function make_decide()
       return true
     end
 
-    function rare_.set_rate(rate)
+    local function next_version(rate, size, least) -- nothing if it would not be valid
       local version = max_(c.version, mine.version)
-      if version == MAX then return false end
-      local n = {kind = c.kind, pay = c.pay, rate = rate, size = c.size * rate / c.rate, least = c.least,
-        warmup = c.warmup, cold = c.cold, version = version + 1}
-      n = config(text(n))
-      if not n or not rare_.valid(n) then return false end
+      if version == MAX then return end
+      local n = config(text({kind = c.kind, pay = c.pay, rate = rate, size = size, least = least,
+        warmup = c.warmup, cold = c.cold, version = version + 1}))
+      if n and rare_.valid(n) then return n end
+    end
+
+    function rare_.set_rate(rate)
+      local n = next_version(rate, c.size * rate / c.rate, c.least)
+      if not n then return false end
       rescale(n)
+      return true
+    end
+
+    function rare_.set_rate_and_burst(rate, most)
+      if c.kind ~= 'bursty' then return false end
+      local n = next_version(rate, most + 0, most < 1 and 0 or 1) -- no negative zero
+      if not n then return false end
+      c = n
+      stored = min(stored, c.max)
+      seq = seq + 1
       return true
     end
 
@@ -350,6 +365,9 @@ local function make_decide()
         ok = rare().hold(number())
       elseif op == 'S' then
         ok = rare().set_rate(number())
+      elseif op == 'B' then
+        local rate, most = number(), number()
+        ok = rare().set_rate_and_burst(rate, most)
       else
         begin(mine)
         ok = true
