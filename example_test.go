@@ -230,7 +230,7 @@ func TestReadme(t *testing.T) {
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	source := ""
 	for _, file := range []string{
-		"example_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
+		"example_test.go", "example_migrating_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
 		"examples/hello/main.go",
 	} {
 		text, err := os.ReadFile(file)
