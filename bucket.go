@@ -77,7 +77,7 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 		o.checkSeams()
 	}
 	if o.err != nil {
-		return nil, fmt.Errorf("bucket %.40q: %w", name, o.err)
+		return nil, invalid(fmt.Sprintf("%.40s", name), o.err)
 	}
 	if o.shadow {
 		name = shadowMark + name
@@ -348,15 +348,14 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 	next.Size = float64(next.Size*permitsPerSecond) / next.Rate
 	next.Rate = permitsPerSecond
 	if err := next.validate(); err != nil {
-		return fmt.Errorf("bucket %q: %w", l.Name(), err)
+		return invalid(l.Name(), err)
 	}
 	c := &call{op: OpSetRate, rate: permitsPerSecond}
 	if err := l.order(ctx, c); err != nil {
 		return err
 	}
 	if c.refused {
-		return fmt.Errorf("%w: bucket %q: permits per second %v: want a rate that fits the configuration in force",
-			ErrInvalidConfig, l.Name(), permitsPerSecond)
+		return invalid(l.Name(), wanted("permits per second", permitsPerSecond, "a rate that fits the configuration in force"))
 	}
 	return nil
 }
@@ -369,21 +368,19 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, maxPermits float64) error {
 	next := l.effective().Config
 	if next.Kind != Bursty {
-		return fmt.Errorf("%w: bucket %q: max permits %v: want a bursty limiter; one that warms up has SetRate",
-			ErrInvalidConfig, l.Name(), maxPermits)
+		return invalid(l.Name(), wanted("max permits", maxPermits, "a bursty limiter; one that warms up has SetRate"))
 	}
 	next.Rate = permitsPerSecond
 	next.setMaxPermits(maxPermits)
 	if err := next.validate(); err != nil {
-		return fmt.Errorf("bucket %q: %w", l.Name(), err)
+		return invalid(l.Name(), err)
 	}
 	c := &call{op: OpSetRateAndBurst, rate: permitsPerSecond, most: maxPermits}
 	if err := l.order(ctx, c); err != nil {
 		return err
 	}
 	if c.refused {
-		return fmt.Errorf("%w: bucket %q: version %d: want one below 2^53: there is no next one",
-			ErrInvalidConfig, l.Name(), l.effective().Version)
+		return invalid(l.Name(), wanted("version", l.effective().Version, "one below 2^53: there is no next one"))
 	}
 	return nil
 }
@@ -398,7 +395,7 @@ const maxPenalty = time.Hour
 // most an hour; Reset ends it at once. While the switch is off (WithSwitch) it does nothing.
 func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {
-		return fmt.Errorf("%w: bucket %q: penalty %v: want more than 0, at most %v", ErrInvalidConfig, l.Name(), d, maxPenalty)
+		return invalid(l.Name(), wanted("penalty", d, fmt.Sprintf("more than 0, at most %v", maxPenalty)))
 	}
 	if l.enabled != nil && !l.enabled() {
 		return ctx.Err()
@@ -464,7 +461,7 @@ func (l *RateLimiter) crowded() error {
 }
 
 func (l *RateLimiter) overflow(permits int64) error {
-	return fmt.Errorf("%w: bucket %q: permits %d: the debt would exceed 2^53 µs; ask for fewer", ErrInvalidPermits, l.Name(), permits)
+	return fmt.Errorf("%w: bucket %q: permits %d: want fewer: the debt would exceed 2^53 µs", ErrInvalidPermits, l.Name(), permits)
 }
 
 // heardLately tells whether the configuration that this process knows is at most sightAge old, or the store is away and cannot tell

@@ -44,13 +44,18 @@ type options struct {
 
 func (o *options) fail(field string, value any, want string) {
 	if o.err == nil {
-		o.err = fmt.Errorf("%w: %s %v: want %s", ErrInvalidConfig, field, value, want)
+		o.err = wanted(field, value, want)
 	}
 }
 
-func (o *options) only(kind Kind, option string) {
-	if o.config.Kind != kind {
-		o.fail(option, "given", fmt.Sprintf("it only for a %v limiter", kind))
+// only refuses what belongs to limiters of the other kind.
+func (o *options) only(kind Kind, field string, value float64) {
+	switch {
+	case o.config.Kind == kind:
+	case kind == Bursty:
+		o.fail(field, value, "none for a limiter that warms up")
+	default:
+		o.fail(field, value, "none for a bursty limiter")
 	}
 }
 
@@ -58,7 +63,7 @@ func (o *options) only(kind Kind, option string) {
 func WithStore(s Store) Option {
 	return func(o *options) {
 		if isNil(s) {
-			o.fail("store", s, "a store, not nil")
+			o.fail("store", "nil", "a store")
 		}
 		o.store = s
 	}
@@ -68,7 +73,7 @@ func WithStore(s Store) Option {
 // burst at all: every permit is waited for.
 func WithMaxPermits(n float64) Option {
 	return func(o *options) {
-		o.only(Bursty, "max permits")
+		o.only(Bursty, "max permits", n)
 		o.maxPermits = &n
 	}
 }
@@ -78,7 +83,7 @@ func WithMaxPermits(n float64) Option {
 // means a full burst.
 func WithInitialPermits(n float64) Option {
 	return func(o *options) {
-		o.only(Bursty, "initial permits")
+		o.only(Bursty, "initial permits", n)
 		o.initial = &n
 	}
 }
@@ -97,7 +102,7 @@ func WithMaxWait(d time.Duration) Option {
 // default 3. The longer interval is at most 1e9 s.
 func WithColdFactor(f float64) Option {
 	return func(o *options) {
-		o.only(WarmingUp, "cold factor")
+		o.only(WarmingUp, "cold factor", f)
 		o.config.ColdFactor = f
 	}
 }
@@ -170,7 +175,7 @@ func WithMaxWaiters(n int) Option {
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
 		if isNil(c) {
-			o.fail("clock", c, "a clock, not nil")
+			o.fail("clock", "nil", "a clock")
 		}
 		o.clock = c
 	}
@@ -275,7 +280,7 @@ func (o *options) checkLease() {
 	case o.config.Kind == WarmingUp:
 		o.fail("lease", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
 	case o.config.Payment == PayLater:
-		o.fail("lease", d, "PayNow: permits taken ahead must be paid by who takes them")
+		o.fail("lease", d, "payment PayNow: permits taken ahead must be paid for by who takes them")
 	case traitsOf(o.store).memory != nil:
 		o.fail("lease", d, "none for a MemoryStore: there is no network to save")
 	case block < 2:

@@ -123,7 +123,7 @@ func (b *PermitBucket) resync(now int64) (overflow bool) {
 // if the outcome says Changed.
 func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 	if nowMicros < -maxExact || nowMicros > maxExact {
-		return Outcome{}, fmt.Errorf("%w: bucket %q: clock at %d µs is out of range", ErrInvalidConfig, label(batch.Name), nowMicros)
+		return Outcome{}, invalid(label(batch.Name), wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
 	}
 	out := Outcome{ClockMicros: nowMicros}
 	b.Name = label(batch.Name)
@@ -171,7 +171,7 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 		out.Changed = out.Changed || r.Grant.OK
 	}
 	if out.Changed && !b.sound() {
-		return Outcome{}, fmt.Errorf("%w: bucket %q would become %+v", ErrCorruptState, label(batch.Name), b.mark())
+		return Outcome{}, fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.mark())
 	}
 	out.NowMicros, out.Bucket = nowMicros, *b
 	return out, nil
@@ -225,8 +225,7 @@ func (b *PermitBucket) observe(now, epoch int64, out *Outcome) int64 {
 func (b *PermitBucket) reconcile(now int64, batch *Batch, out *Outcome) error {
 	mine, theirs := &batch.Config, &b.Config
 	if mine.Kind != theirs.Kind {
-		return fmt.Errorf("%w: bucket %q is of kind %v, not %v: give one of them another name",
-			ErrInvalidConfig, label(batch.Name), theirs.Kind, mine.Kind)
+		return invalid(label(batch.Name), wanted("kind", mine.Kind, fmt.Sprintf("%v, as the bucket is, or another name", theirs.Kind)))
 	}
 	if *mine == *theirs {
 		return nil

@@ -136,7 +136,7 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 	c.Rate /= float64(n)
 	c.Size /= float64(n)
 	if err := c.validate(); err != nil {
-		return nil, fmt.Errorf("bucket %q: divided by %d instances: %w", l.Name(), n, err)
+		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
 	part := &RateLimiter{own: newSetting(c), horizon: l.horizon, plain: true, maxWaiters: l.maxWaiters}
 	l.line.part(part)

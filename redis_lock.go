@@ -207,7 +207,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 	var b PermitBucket
 	old := reply[2]
 	if err := b.parse(old, batch.own); err != nil {
-		return out, false, fmt.Errorf("key %q: %w", m.bucket, err)
+		return out, false, corrupt(m.bucket, err)
 	}
 	found := b
 	if out, err = b.Apply(micros, batch); err != nil {

@@ -82,7 +82,7 @@ func WithLocalTime() RedisOption { return func(s *redisBase) { s.local = true } 
 func WithKeyPrefix(p string) RedisOption {
 	return func(s *redisBase) {
 		if strings.ContainsAny(p, "{}") || len(p) > maxName {
-			s.err = fmt.Errorf("%w: key prefix %.40q: want at most 512 bytes without braces", ErrInvalidConfig, p)
+			s.err = wanted("key prefix", fmt.Sprintf("%.40q", p), "at most 512 bytes without braces")
 		}
 		s.prefix = p
 	}
@@ -93,7 +93,7 @@ func WithKeyPrefix(p string) RedisOption {
 func WithLockTTL(d time.Duration) RedisOption {
 	return func(s *redisBase) {
 		if d < 10*time.Millisecond || d > time.Minute {
-			s.err = fmt.Errorf("%w: lock time to live %v: want 10ms to 1m", ErrInvalidConfig, d)
+			s.err = wanted("lock time to live", d, "10ms to 1m")
 		}
 		s.lockTTL = d
 	}
@@ -130,13 +130,13 @@ func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
 		s.health = newHealth(s.outages)
 	}
 	if isNil(client) {
-		s.err = fmt.Errorf("%w: redis client is nil", ErrInvalidConfig)
+		s.err = wanted("redis client", "nil", "a client")
 	} else {
 		s.locker = redislock.New(runOnce{client})
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			s.err = fmt.Errorf("%w: redis option is nil", ErrInvalidConfig)
+			s.err = wanted("redis option", "nil", "no nil options")
 			continue
 		}
 		opt(&s)
@@ -160,7 +160,7 @@ func (s *RedisScriptStore) describe() traits {
 	return t
 }
 
-var errUnmade = fmt.Errorf("%w: store was not made by its constructor", ErrInvalidConfig)
+var errUnmade = wanted("store", "the zero value", "one made by its constructor")
 
 func (s *redisBase) traits(self Store) traits {
 	t := traits{

@@ -310,7 +310,7 @@ local function make_decide()
       begin(newest)
       changed = requests ~= ''
     else
-      if #old > 4096 or not read(old) then return 'corrupt ' .. old:sub(1, 80) end
+      if #old > 4096 or not read(old) then return 'corrupt ' .. old:sub(1, 512) end
       local behind = seen - now -- the clock, see PermitBucket.observe
       if behind > STANDSTILL then
         next_ = next_ - behind
@@ -381,7 +381,7 @@ local function make_decide()
     if not (stored >= 0 and stored <= MAX and back >= 0 and back <= MAX and carry >= -MAX * SHORTFALL and carry <= 1
       and next_ >= -MAX and next_ <= MAX and debt >= -MAX and debt <= MAX and seq <= MAX / 2
       and held >= -MAX and held <= MAX and paused <= MAX) then
-      return 'corrupt ' .. old:sub(1, 80)
+      return 'corrupt ' .. old:sub(1, 512)
     end
     local new = fmt(STATE,
       epoch, seq, tail, stored, next_, carry, debt, back, returned, paused > 0 and rare().hold_text() or '', c == mine and own or rare().config_text())
