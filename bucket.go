@@ -15,18 +15,18 @@ import (
 
 // RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
 // the same store: in other goroutines, other processes, on other machines. Its configuration is its own, the bucket's
-// state (PermitBucket) is the store's.
+// state ([PermitBucket]) is the store's.
 //
 // Rates are in permits per second; times are decided by the store's clock, and callers sleep by the limiter's
-// (WithClock). Callers of one process are served first come, first served. All methods may be called by many
-// goroutines at once. There is nothing to close, but for WithLease.
+// ([WithClock]). Callers of one process are served first come, first served. All methods may be called by many
+// goroutines at once. There is nothing to close, but for [WithLease].
 //
-// Most callers want Try, TryAcquire or Acquire. A refusal is an answer (false), a failure is an error: what a failed
-// store means for the call behind the limiter is the caller's decision.
+// Most callers want [RateLimiter.Try], [RateLimiter.TryAcquire] or [RateLimiter.Acquire]. A refusal is an answer (false), a
+// failure is an error: what a failed store means for the call behind the limiter is the caller's decision.
 //
 // Every call returns when its context ends. Without a deadline, a call returns within its timeout plus the store's
-// (WithStoreTimeout, default 1 s), even when the store hangs; Acquire within its wait plus the store's. With a failure policy
-// that lets calls pass, those that notice an outage also wait for a probe (see FailurePolicy).
+// ([WithStoreTimeout], default 1 s), even when the store hangs; [RateLimiter.Acquire] within its wait plus the store's. With a
+// failure policy that lets calls pass, those that notice an outage also wait for a probe (see [FailurePolicy]).
 type RateLimiter struct {
 	line    *line
 	own     setting
@@ -138,7 +138,7 @@ func (l *RateLimiter) InForce() Config { return l.effective().Config }
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
 func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
 
-// Try is TryAcquire of one permit that waits at most as long as [WithMaxWait] says: half a second by default.
+// Try is [RateLimiter.TryAcquire] of one permit that waits at most as long as [WithMaxWait] says: half a second by default.
 func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 	return l.TryAcquire(ctx, 1, l.maxWait)
 }
@@ -222,7 +222,7 @@ func (c *call) verdict() verdict {
 }
 
 // Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. See
-// WithHorizon for waits longer than ten seconds. Errors as TryAcquire.
+// [WithHorizon] for waits longer than ten seconds. Errors as [RateLimiter.TryAcquire].
 func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
 	if l.plain {
 		v, err := l.acquire(ctx, permits)
@@ -265,8 +265,8 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 	return v, nil
 }
 
-// Reserve takes permits, whenever they fall due, and returns at once. The caller waits for Ready or Delay, or gives the
-// permits back with Cancel.
+// Reserve takes permits, whenever they fall due, and returns at once. The caller waits for [Reservation.Ready] or
+// [Reservation.Delay], or gives the permits back with [Reservation.Cancel].
 func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, error) {
 	return l.TryReserve(ctx, permits, math.MaxInt64)
 }
@@ -392,7 +392,7 @@ const maxPenalty = time.Hour
 // It is for an upstream that says so (429 with Retry-After). Whoever waits already, in whatever process, waits that much
 // longer; permits saved up are dropped. Others learn it with their next answer, and while they have anybody waiting within
 // half a second; whom they let go before that is gone. Of several calls the one that ends last counts. d is above 0 and at
-// most an hour; Reset ends it at once. While the switch is off (WithSwitch) it does nothing.
+// most an hour; [RateLimiter.Reset] ends it at once. While the switch is off ([WithSwitch]) it does nothing.
 func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {
 		return invalid(l.Name(), wanted("penalty", d, fmt.Sprintf("more than 0, at most %v", maxPenalty)))
@@ -412,8 +412,8 @@ func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 	return *c.bucket, nil
 }
 
-// Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what SetRate set are
-// dropped, and a bucket of the other kind is replaced.
+// Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what [RateLimiter.SetRate] set
+// are dropped, and a bucket of the other kind is replaced.
 // Reservations made before keep their times, and are not given back to the new bucket.
 func (l *RateLimiter) Reset(ctx context.Context) error {
 	return l.order(ctx, &call{op: OpReset})

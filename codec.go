@@ -51,7 +51,7 @@ func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
 // MarshalText returns the state in its stored form.
 func (b *PermitBucket) MarshalText() ([]byte, error) { return b.AppendText(nil) }
 
-// UnmarshalText reads a stored state. Whatever it does not fully understand is ErrCorruptState, and the bucket is
+// UnmarshalText reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is
 // left as it was; empty text is a bucket that does not exist yet.
 func (b *PermitBucket) UnmarshalText(text []byte) error {
 	if err := b.parse(string(text), nil); err != nil {

@@ -59,7 +59,7 @@ func (o *options) only(kind Kind, field string, value float64) {
 	}
 }
 
-// WithStore sets where the bucket lives. Default: a MemoryStore of the limiter's own.
+// WithStore sets where the bucket lives. Default: a [MemoryStore] of the limiter's own.
 func WithStore(s Store) Option {
 	return func(o *options) {
 		if isNil(s) {
@@ -107,7 +107,7 @@ func WithColdFactor(f float64) Option {
 	}
 }
 
-// WithPayment sets who waits for the permits of a request. Default: PayNow for a bursty limiter, PayLater for one that
+// WithPayment sets who waits for the permits of a request. Default: [PayNow] for a bursty limiter, [PayLater] for one that
 // warms up.
 func WithPayment(p Payment) Option {
 	return func(o *options) {
@@ -136,9 +136,9 @@ func WithVersion(v int64) Option {
 	return func(o *options) { o.config.Version = v }
 }
 
-// WithHorizon bounds how far ahead Acquire reserves, so that a process that dies does not take the fleet's future with
-// it. Callers beyond it wait in their process, in order, and reserve when their time comes near, or half a second after the bucket
-// was freed at the latest. At least 1 ms, default 10 s.
+// WithHorizon bounds how far ahead [RateLimiter.Acquire] reserves, so that a process that dies does not take the fleet's future
+// with it. Callers beyond it wait in their process, in order, and reserve when their time comes near, or half a second after
+// the bucket was freed at the latest. At least 1 ms, default 10 s.
 func WithHorizon(d time.Duration) Option {
 	return func(o *options) {
 		if d < time.Millisecond {
@@ -159,7 +159,7 @@ func WithStoreTimeout(d time.Duration) Option {
 }
 
 // WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, reservations that are not due yet
-// included: each takes up to 2 KB, and its goroutine. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default
+// included: each takes up to 2 KB, and its goroutine. Whoever comes then gets [ErrTooManyWaiters] at once. At least 1, default
 // 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) {
@@ -170,8 +170,9 @@ func WithMaxWaiters(n int) Option {
 	}
 }
 
-// WithClock sets the clock that callers sleep by, and that a MemoryStore or a store WithLocalTime decides by. Default:
-// the system's monotonic clock. The limiter asks for its Since, not for its Now: if its Since is monotonic, its wall time may be set.
+// WithClock sets the clock that callers sleep by, and that a [MemoryStore] or a store [WithLocalTime] decides by. Default:
+// the system's monotonic clock. The limiter asks for its Since, not for its Now: if its Since is monotonic, its wall time may
+// be set.
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
 		if isNil(c) {
@@ -183,9 +184,9 @@ func WithClock(c clockwork.Clock) Option {
 
 // WithLease lets this process take a block of stored permits for a short time and hand them out without the network: for
 // upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by the demand of late and
-// never more than d × rate permits; what is not used returns when demand falls, with Close, or is lost when the process
-// dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was taken,
-// so none is handed out early, and none twice.
+// never more than d × rate permits; what is not used returns when demand falls, with [RateLimiter.Close], or is lost when the
+// process dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was
+// taken, so none is handed out early, and none twice.
 //
 // The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any
 // window of T seconds at most
@@ -195,7 +196,7 @@ func WithClock(c clockwork.Clock) Option {
 // permits are let go, and a process may be refused what others hold unused, at most processes × d × rate permits for d.
 // While the bucket is empty there is nothing to lease, and every permit is asked for.
 //
-// It is only for a bursty limiter with PayNow on a store behind a network, whose bucket holds a block (max permits ≥
+// It is only for a bursty limiter with [PayNow] on a store behind a network, whose bucket holds a block (max permits ≥
 // d × rate ≥ 2), 1 ms to 10 s: a quota or a bucket without bursts would be exceeded, and a limiter that warms up would
 // count permits that nobody has used.
 func WithLease(d time.Duration) Option {
@@ -204,7 +205,7 @@ func WithLease(d time.Duration) Option {
 	}
 }
 
-// WithFailurePolicy sets what a call gets while the store is away. Default FailClosed.
+// WithFailurePolicy sets what a call gets while the store is away. Default [FailClosed].
 func WithFailurePolicy(p FailurePolicy) Option {
 	return func(o *options) {
 		if n, shares := p.instances(); shares && n < 1 {
@@ -219,9 +220,9 @@ func WithObserver(o Observer) Option {
 	return func(opts *options) { opts.observer = &o }
 }
 
-// WithShadow is for trying a limit in production: every call is decided and told to the observer (WithObserver), and then
+// WithShadow is for trying a limit in production: every call is decided and told to the observer ([WithObserver]), and then
 // passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the
-// store's timeout. What a call would have waited beyond the horizon (WithHorizon) counts as a refusal.
+// store's timeout. What a call would have waited beyond the horizon ([WithHorizon]) counts as a refusal.
 //
 // The decisions are made on a bucket of the shadows' own, which all shadows of this name share. So nothing changes for
 // limiters of the same name that are in force.
@@ -229,10 +230,10 @@ func WithShadow() Option {
 	return func(o *options) { o.shadow = true }
 }
 
-// WithLogger sets where the limiter logs. It logs at Warn that its store is away, that the instances of a LocalShare cannot be
-// counted, and that two configurations have the same version; and at Info that the store is back. Each is logged when it begins,
-// not with every call. Limiters of one store share its outages and its count: they are logged once, by the logger that was set
-// last. Default: slog.Default(), as it is when something is logged.
+// WithLogger sets where the limiter logs. It logs at Warn that its store is away, that the instances of a [LocalShare] cannot
+// be counted, and that two configurations have the same version; and at Info that the store is back. Each is logged when it
+// begins, not with every call. Limiters of one store share its outages and its count: they are logged once, by the logger that
+// was set last. Default: slog.Default(), as it is when something is logged.
 func WithLogger(l *slog.Logger) Option {
 	return func(o *options) {
 		if l == nil {

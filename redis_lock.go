@@ -40,7 +40,7 @@ const (
 	yieldTime = 500 * time.Microsecond
 )
 
-// Apply implements Store.
+// Apply implements [Store].
 func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
 	if m.owner != s { // another store of Redis was asked before

@@ -192,7 +192,7 @@ func (a *attempt) replay(clock int64, states string) (Outcome, error) {
 	return out, nil
 }
 
-// Apply implements Store.
+// Apply implements [Store].
 func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	return s.apply(ctx, &attempt{batch: batch, memo: s.recall(batch)})
 }

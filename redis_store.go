@@ -30,9 +30,9 @@ type RedisClient interface {
 // nobody else has changed the bucket since this process did; and while others wait for the lock, a process that has more
 // to ask keeps it for up to sixteen batches, one round trip each, since handing it over takes longer.
 //
-// RedisStore and RedisScriptStore share keys, and may be mixed on one bucket. Time is the Redis server's. Both need
+// RedisStore and [RedisScriptStore] share keys, and may be mixed on one bucket. Time is the Redis server's. Both need
 // Redis 6 or later with scripts; the commands are EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, SET, DEL, EXISTS, PTTL
-// and PEXPIRE; with LocalShare also ZADD, ZREMRANGEBYSCORE and ZCARD. They are safe for concurrent use.
+// and PEXPIRE; with [LocalShare] also ZADD, ZREMRANGEBYSCORE and ZCARD. They are safe for concurrent use.
 //
 // Make one for each Redis and process: what is known of outages, and of how many instances there are, is the store's.
 type RedisStore struct{ redisBase }
@@ -89,7 +89,7 @@ func WithKeyPrefix(p string) RedisOption {
 }
 
 // WithLockTTL sets how long a lock outlives a holder that died, 10 ms to 1 minute, default 500 ms. All stores of a fleet
-// must agree on it. It must be several round trips: a RedisStore whose lock expires between two of them decides nothing.
+// must agree on it. It must be several round trips: a [RedisStore] whose lock expires between two of them decides nothing.
 func WithLockTTL(d time.Duration) RedisOption {
 	return func(s *redisBase) {
 		if d < 10*time.Millisecond || d > time.Minute {
