@@ -16,18 +16,18 @@ import (
 
 // RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
 // the same store: in other goroutines, other processes, on other machines. Its configuration is its own, the bucket's
-// state (PermitBucket) is the store's.
+// state ([PermitBucket]) is the store's.
 //
 // Rates are in permits per second; times are decided by the store's clock, and callers sleep by the limiter's
-// (WithClock). Callers of one process are served first come, first served. All methods may be called by many
-// goroutines at once. There is nothing to close, but for WithLease.
+// ([WithClock]). Callers of one process are served first come, first served. All methods may be called by many
+// goroutines at once. There is nothing to close, but for [WithLease].
 //
-// Most callers want Try, TryAcquire or Acquire. A refusal is an answer (false), a failure is an error: what a failed
-// store means for the call behind the limiter is the caller's decision.
+// Most callers want [RateLimiter.Try], [RateLimiter.TryAcquire] or [RateLimiter.Acquire]. A refusal is an answer (false), a
+// failure is an error: what a failed store means for the call behind the limiter is the caller's decision.
 //
 // Every call returns when its context ends. Without a deadline, a call returns within its timeout plus the store's
-// (WithStoreTimeout, default 1 s), even when the store hangs; Acquire within its wait plus the store's. With a failure policy
-// that lets calls pass, those that notice an outage also wait for a probe (see FailurePolicy).
+// ([WithStoreTimeout], default 1 s), even when the store hangs; [RateLimiter.Acquire] within its wait plus the store's. With a
+// failure policy that lets calls pass, those that notice an outage also wait for a probe (see [FailurePolicy]).
 type RateLimiter struct {
 	coordinator *coordinator
 	own         setting
@@ -77,7 +77,7 @@ func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 		o.checkSeams()
 	}
 	if o.err != nil {
-		return nil, fmt.Errorf("bucket %.40q: %w", name, o.err)
+		return nil, invalid(fmt.Sprintf("%.40s", name), o.err)
 	}
 	if o.shadow {
 		name = shadowMark + name
@@ -137,7 +137,7 @@ func (l *RateLimiter) InForce() Config { return l.effective().Config }
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
 func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
 
-// Try is TryAcquire of one permit that waits at most as long as [WithMaxWait] says: half a second by default.
+// Try is [RateLimiter.TryAcquire] of one permit that waits at most as long as [WithMaxWait] says: half a second by default.
 func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 	return l.TryAcquire(ctx, 1, l.maxWait)
 }
@@ -266,8 +266,8 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 	return v, nil
 }
 
-// Reserve takes permits, whenever they fall due, and returns at once. The caller waits for Ready or Delay, or gives the
-// permits back with Cancel before they are due. It stands in no line: it takes what the bucket has next, ahead of those who wait
+// Reserve takes permits, whenever they fall due, and returns at once. The caller waits for [Reservation.Ready] or
+// [Reservation.Delay], or gives the permits back with [Reservation.Cancel] before they are due. It stands in no line: it takes what the bucket has next, ahead of those who wait
 // in a process for longer than that may ask for (see [RateLimiter.Acquire]), and delays them.
 func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, error) {
 	return l.TryReserve(ctx, permits, math.MaxInt64)
@@ -342,21 +342,46 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 }
 
 // SetRate changes the rate for the whole fleet: it becomes the bucket's next version, and others learn it with their
-// next answer. Max permits keep their size in seconds, stored permits their share of it, and debt stays as it is.
+// next answer. Max permits keep their size in seconds, stored permits their share of it, and debt stays as it is: a bucket of
+// one permit at 0.01/s is one of 10,000 at 100/s. [RateLimiter.SetRateAndBurst] sets both.
 func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) error {
 	next := l.effective().Config
 	next.Size = float64(next.Size*permitsPerSecond) / next.Rate
 	next.Rate = permitsPerSecond
 	if err := next.validate(); err != nil {
-		return fmt.Errorf("bucket %q: %w", l.Name(), err)
+		return invalid(l.Name(), err)
 	}
 	q, err := l.order(ctx, setRate, order{rate: permitsPerSecond})
 	if err != nil {
 		return err
 	}
 	if q.refused {
-		return fmt.Errorf("%w: bucket %q: permits per second %v: want a rate that fits the configuration in force",
-			ErrInvalidConfig, l.Name(), permitsPerSecond)
+		return invalid(l.Name(), wanted("permits per second", permitsPerSecond, "a rate that fits the configuration in force"))
+	}
+	return nil
+}
+
+// SetRateAndBurst changes the rate and max permits of a bursty bucket for the whole fleet, as [RateLimiter.SetRate] does, but
+// neither follows from the other. permitsPerSecond is as for [NewSmoothBursty], maxPermits as for [WithMaxPermits]: 0 allows
+// no burst. Debt stays as it is. So do stored permits, as far as there is room for them: no change fills a bucket.
+//
+// A limiter that warms up gets [ErrInvalidConfig]: its max permits follow from its warm-up period.
+func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, maxPermits float64) error {
+	next := l.effective().Config
+	if next.Kind != Bursty {
+		return invalid(l.Name(), wanted("max permits", maxPermits, "a bursty limiter; one that warms up has SetRate"))
+	}
+	next.Rate = permitsPerSecond
+	next.setMaxPermits(maxPermits)
+	if err := next.validate(); err != nil {
+		return invalid(l.Name(), err)
+	}
+	q, err := l.order(ctx, setRateAndBurst, order{rate: permitsPerSecond, most: maxPermits})
+	if err != nil {
+		return err
+	}
+	if q.refused {
+		return invalid(l.Name(), wanted("version", l.effective().Version, "one below 2^53: there is no next one"))
 	}
 	return nil
 }
@@ -368,10 +393,10 @@ const maxPenalty = time.Hour
 // It is for an upstream that says so (429 with Retry-After). Whoever waits already, in whatever process, waits that much
 // longer; permits saved up are dropped. Others learn it with their next answer, and while they have anybody waiting within
 // half a second; whom they let go before that is gone. Of several calls the one that ends last counts. d is above 0 and at
-// most an hour; Reset ends it at once. While the switch is off (WithSwitch) it does nothing.
+// most an hour; [RateLimiter.Reset] ends it at once. While the switch is off ([WithSwitch]) it does nothing.
 func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {
-		return fmt.Errorf("%w: bucket %q: penalty %v: want more than 0, at most %v", ErrInvalidConfig, l.Name(), d, maxPenalty)
+		return invalid(l.Name(), wanted("penalty", d, fmt.Sprintf("more than 0, at most %v", maxPenalty)))
 	}
 	if l.enabled != nil && !l.enabled() {
 		return ctx.Err()
@@ -389,8 +414,8 @@ func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 	return q.bucket, nil
 }
 
-// Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what SetRate set are
-// dropped, and a bucket of the other kind is replaced.
+// Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what [RateLimiter.SetRate] set
+// are dropped, and a bucket of the other kind is replaced.
 // Reservations made before keep their times, and are not given back to the new bucket.
 func (l *RateLimiter) Reset(ctx context.Context) error {
 	_, err := l.order(ctx, reset, order{})
@@ -446,7 +471,7 @@ func (l *RateLimiter) crowded() error {
 }
 
 func (l *RateLimiter) overflow(permits int64) error {
-	return fmt.Errorf("%w: bucket %q: permits %d: the debt would exceed 2^53 µs; ask for fewer", ErrInvalidPermits, l.Name(), permits)
+	return fmt.Errorf("%w: bucket %q: permits %d: want fewer: the debt would exceed 2^53 µs", ErrInvalidPermits, l.Name(), permits)
 }
 
 // heardLately tells whether the configuration that this process knows is at most snapshotAge old, or the store is away and cannot tell

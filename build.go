@@ -273,6 +273,8 @@ func (c *coordinator) addCalls(f *flight, now int64) (all bool) {
 		switch q.verb {
 		case setRate:
 			r.Op, r.Rate = OpSetRate, q.rate
+		case setRateAndBurst:
+			r.Op, r.Rate, r.MaxPermits = OpSetRateAndBurst, q.rate, q.most
 		case penalize:
 			r.Op, r.HoldMicros = OpHold, q.micros
 		case reset:

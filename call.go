@@ -15,6 +15,7 @@ const (
 	acquire
 	reserve
 	setRate
+	setRateAndBurst
 	penalize
 	reset
 	read
@@ -69,7 +70,8 @@ type call struct {
 
 // order is what a call wants and gets that takes nothing.
 type order struct {
-	rate   float64 // of setRate
+	rate   float64 // of setRate and setRateAndBurst
+	most   float64 // max permits of setRateAndBurst
 	micros int64   // of penalize
 	bucket PermitBucket
 }

@@ -1,6 +1,7 @@
 package tokenbucket
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strconv"
@@ -50,11 +51,21 @@ func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
 // MarshalText returns the state in its stored form.
 func (b *PermitBucket) MarshalText() ([]byte, error) { return b.AppendText(nil) }
 
-// UnmarshalText reads a stored state. Whatever it does not fully understand is ErrCorruptState, and the bucket is
+// UnmarshalText reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is
 // left as it was; empty text is a bucket that does not exist yet.
-func (b *PermitBucket) UnmarshalText(text []byte) error { return b.parse(string(text), nil) }
+func (b *PermitBucket) UnmarshalText(text []byte) error {
+	if err := b.parse(string(text), nil); err != nil {
+		return fmt.Errorf("%w: %w", ErrCorruptState, err)
+	}
+	return nil
+}
 
-// parse reads a stored state. A configuration that is expected need not be read anew.
+// corrupt is an ErrCorruptState of what is stored under a key.
+func corrupt(key string, err error) error {
+	return fmt.Errorf("%w: key %q: %w", ErrCorruptState, key, err)
+}
+
+// parse reads a stored state. A configuration that is expected need not be read anew. The error says what is corrupt.
 func (b *PermitBucket) parse(text string, expected *setting) error {
 	if text == "" {
 		*b = PermitBucket{}
@@ -62,8 +73,7 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 	}
 	if rest, ok := strings.CutPrefix(text[:min(len(text), 16)], "tb"); ok && !strings.HasPrefix(rest, "1 ") {
 		if n, _, ok := strings.Cut(rest, " "); ok && isDigits(n) {
-			return fmt.Errorf("%w: format tb%s was written by another release of this library; this one reads %s",
-				ErrCorruptState, n, stateFormat)
+			return fmt.Errorf("format tb%s was written by another release of this library; this one reads %s", n, stateFormat)
 		}
 	}
 	s := scanner{rest: text}
@@ -72,7 +82,7 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 	n.Epoch = s.integer(" epoch=", 1)
 	n.Seq = s.integer(" seq=", 1)
 	if n.Seq > maxSeq {
-		s.fail("seq", strconv.FormatInt(n.Seq, 10))
+		s.fail("seq", strconv.FormatInt(n.Seq, 10), "at most 2^52")
 	}
 	n.Tail = s.integer(" tail=", 0)
 	n.StoredPermits = s.number(" stored=", 0, maxExact)
@@ -80,19 +90,19 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 	n.CarryMicros = s.number(" carry=", -maxExact*shortfall, 1)
 	n.SeenMicros = n.NextFreeTicketMicros - s.integer(" debt=", -maxExact)
 	if n.SeenMicros < -maxExact || n.SeenMicros > maxExact {
-		s.fail("debt", strconv.FormatInt(n.NextFreeTicketMicros-n.SeenMicros, 10))
+		s.fail("debt", strconv.FormatInt(n.NextFreeTicketMicros-n.SeenMicros, 10), "a time seen from -2^53 to 2^53 µs")
 	}
 	returned, list, ok := strings.Cut(s.field(" back="), ":")
 	n.ReturnedPermits = s.parse("back", returned, 0, maxExact)
 	if !ok || strings.HasSuffix(list, ",") {
-		s.fail("back", list)
+		s.fail("back", list, "a number and a list of places")
 	}
 	for whole := list; s.err == nil && list != ""; {
 		var tag string
 		tag, list, _ = strings.Cut(list, ",")
 		v, err := strconv.ParseInt(tag, 10, 64)
 		if err != nil || !isDigits(tag) || tag[0] == '0' || v > maxSeq || len(n.returned) == maxReturned {
-			s.fail("back", whole)
+			s.fail("back", whole, fmt.Sprintf("at most %d places, whole numbers from 1 to 2^52", maxReturned))
 		}
 		n.returned = append(n.returned, v)
 	}
@@ -107,13 +117,13 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 	} else {
 		c := s.config()
 		if s.rest != "" {
-			s.fail("version", s.rest)
+			s.fail("version", s.rest, "the end of the text")
 		}
 		if s.err != nil {
 			return s.err
 		}
 		if err := c.validate(); err != nil {
-			return fmt.Errorf("%w: %v", ErrCorruptState, err)
+			return err
 		}
 		n.adopt(c)
 	}
@@ -130,19 +140,19 @@ type scanner struct {
 	err  error
 }
 
-func (s *scanner) fail(field, value string) {
+func (s *scanner) fail(field, value, want string) {
 	if s.err == nil {
 		if len(value) > 40 {
 			value = value[:40] + "…"
 		}
-		s.err = fmt.Errorf("%w: %s=%q", ErrCorruptState, strings.Trim(field, " ="), value)
+		s.err = wanted(cmp.Or(strings.Trim(field, " ="), "configuration"), strconv.Quote(value), want)
 	}
 }
 
 func (s *scanner) literal(l string) {
 	rest, ok := strings.CutPrefix(s.rest, l)
 	if !ok {
-		s.fail("expected "+l, s.rest)
+		s.fail("text", s.rest, strconv.Quote(l))
 	}
 	s.rest = rest
 }
@@ -154,14 +164,14 @@ func (s *scanner) config() (c Config) {
 		c.Kind = WarmingUp
 	case "bursty":
 	default:
-		s.fail("kind", kind)
+		s.fail("kind", kind, "bursty or warmup")
 	}
 	switch pay := s.field(" "); pay {
 	case "later":
 		c.Payment = PayLater
 	case "now":
 	default:
-		s.fail("payment", pay)
+		s.fail("payment", pay, "now or later")
 	}
 	c.Rate = s.number(" ", 0, maxExact)
 	if c.Kind == WarmingUp {
@@ -194,7 +204,7 @@ func (s *scanner) number(name string, lo, hi float64) float64 {
 func (s *scanner) parse(name, value string, lo, hi float64) float64 {
 	f, err := strconv.ParseFloat(value, 64)
 	if err != nil || !isNumeric(value) || !(f >= lo && f <= hi) {
-		s.fail(name, value)
+		s.fail(name, value, fmt.Sprintf("a number from %g to %g", lo, hi))
 		return 0
 	}
 	return f
@@ -214,7 +224,7 @@ func (s *scanner) integer(name string, lo float64) int64 { return s.whole(name, 
 func (s *scanner) whole(name, value string, lo float64) int64 {
 	f := s.parse(name, value, lo, maxExact)
 	if f != math.Trunc(f) {
-		s.fail(name, strconv.FormatFloat(f, 'g', -1, 64))
+		s.fail(name, value, "a whole number")
 	}
 	return int64(f)
 }

@@ -74,6 +74,22 @@ type Config struct {
 	Version int64
 }
 
+// setMaxPermits sets the size of a bursty bucket. Less than one permit is what the user chose, so nothing rounds it up.
+func (c *Config) setMaxPermits(n float64) {
+	c.Size, c.Floor = unsigned(n), 1
+	if n < 1 {
+		c.Floor = 0
+	}
+}
+
+// unsigned makes a negative zero a positive one: Lua and Go write it differently.
+func unsigned(f float64) float64 {
+	if f == 0 {
+		return 0
+	}
+	return f
+}
+
 // curve holds what the arithmetic derives from a Config.
 type curve struct {
 	interval  float64 // microseconds between two permits
@@ -97,34 +113,31 @@ func (c *Config) coolDown(interval, most float64) float64 {
 	return interval
 }
 
-// validate names the first field that is out of range. lua/apply.lua repeats it for what it reads from Redis.
+// validate names the first field that is out of range, see wanted. lua/apply.lua repeats it for what it reads from Redis.
 func (c *Config) validate() error {
-	bad := func(field string, value any, want string) error {
-		return fmt.Errorf("%w: %s %v: want %s", ErrInvalidConfig, field, value, want)
-	}
 	k := c.curve()
 	switch {
 	case !(c.Rate >= minRate && c.Rate <= maxExact):
-		return bad("permits per second", c.Rate, "a number from 1e-9 to 2^53")
+		return wanted("permits per second", c.Rate, "a number from 1e-9 to 2^53")
 	case !(c.Size >= 0 && c.Size <= maxExact):
-		return bad("max permits", c.Size, "a finite number from 0 to 2^53")
+		return wanted("max permits", c.Size, "a finite number from 0 to 2^53")
 	case c.Floor != 0 && c.Floor != 1:
-		return bad("floor", c.Floor, "0 or 1")
+		return wanted("floor", c.Floor, "0 or 1")
 	case c.Version < 0 || c.Version > maxExact:
-		return bad("version", c.Version, "0 (unversioned) to 2^53")
+		return wanted("version", c.Version, "0 (unversioned) to 2^53")
 	case c.Kind == Bursty:
 		if c.WarmupMicros != 0 || c.ColdFactor != 0 {
-			return bad("warm-up of a bursty bucket", c.WarmupMicros, "0")
+			return wanted("warm-up of a bursty bucket", c.WarmupMicros, "0")
 		}
 		return nil
 	case c.WarmupMicros < 1 || c.WarmupMicros > maxExact:
-		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "1 µs to 2^53 µs")
+		return wanted("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "1 µs to 2^53 µs")
 	case !(c.ColdFactor > 1 && c.ColdFactor <= maxExact && float64(c.ColdFactor*k.interval) <= maxInterval):
-		return bad("cold factor", c.ColdFactor, "a number above 1 whose cold interval is at most 1e15 µs")
+		return wanted("cold factor", c.ColdFactor, "a number above 1 whose cold interval is at most 1e15 µs")
 	case !(k.max > 0 && k.max <= maxExact && k.max > k.threshold && k.slope <= math.MaxFloat64):
-		return bad("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "one that fits the rate and the cold factor")
+		return wanted("warm-up period", fmt.Sprint(c.WarmupMicros, " µs"), "one that fits the rate and the cold factor")
 	case c.Size != 0 || c.Floor != 0:
-		return bad("max permits of a warm-up bucket", c.Size, "none: they follow from the warm-up period")
+		return wanted("max permits of a warm-up bucket", c.Size, "none: they follow from the warm-up period")
 	}
 	return nil
 }

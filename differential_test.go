@@ -27,6 +27,15 @@ func drawRate(t *rapid.T) float64 {
 	return math.Pow(10, rapid.Float64Range(-3, 7).Draw(t, "log rate"))
 }
 
+// drawMaxPermits draws what a bursty bucket may hold, and now and then what none may.
+func drawMaxPermits(t *rapid.T) float64 {
+	return rapid.OneOf(
+		rapid.SampledFrom([]float64{0, math.Copysign(0, -1), 5e-324, 0.5, math.Nextafter(1, 0), 1, 5, 20, 1.0 / 3, maxExact}),
+		rapid.Float64Range(0, 1e6),
+		rapid.SampledFrom([]float64{-1, -5e-324, math.NaN(), math.Inf(1), math.Inf(-1), maxExact * 2}),
+	).Draw(t, "max permits")
+}
+
 func drawConfig(t *rapid.T, kind Kind) Config {
 	c := Config{
 		Kind:    kind,
@@ -48,6 +57,8 @@ func drawConfig(t *rapid.T, kind Kind) Config {
 
 func drawRequest(t *rapid.T, places []Place) Request {
 	switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
+	case op == 0 && rapid.Bool().Draw(t, "burst"):
+		return Request{Op: OpSetRateAndBurst, Rate: drawRate(t), MaxPermits: drawMaxPermits(t)}
 	case op == 0:
 		return Request{Op: OpSetRate, Rate: drawRate(t)}
 	case op == 1 && rapid.IntRange(0, 9).Draw(t, "reset") == 0:

@@ -36,6 +36,16 @@ var (
 	ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
 )
 
+// wanted names what is wrong with a value. Who returns it to a user puts before it which error it is, and of which bucket.
+func wanted(field string, value any, want string) error {
+	return fmt.Errorf("%s %v: want %s", field, value, want)
+}
+
+// invalid is an ErrInvalidConfig of a bucket.
+func invalid(bucket string, err error) error {
+	return fmt.Errorf("%w: bucket %q: %w", ErrInvalidConfig, bucket, err)
+}
+
 // WaitError tells that a wait would be too long for anybody to begin it. Nothing was taken.
 type WaitError struct {
 	// Bucket and Permits of the request.

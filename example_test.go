@@ -163,6 +163,21 @@ func ExampleRateLimiter_SetRate() {
 	// Output: 10
 }
 
+// Rate and burst of the whole fleet, each set by itself: SetRate alone would make this a burst of 10,000.
+func ExampleRateLimiter_SetRateAndBurst() {
+	ctx := context.Background()
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 0.01, tokenbucket.WithMaxPermits(1))
+	if err != nil {
+		panic(err)
+	}
+	if err := limiter.SetRateAndBurst(ctx, 100, 1); err != nil {
+		panic(err)
+	}
+	bucket, _ := limiter.State(ctx)
+	fmt.Println(limiter.Rate(), bucket.MaxPermits)
+	// Output: 100 1
+}
+
 func ExampleWithFailurePolicy() {
 	ctx := context.Background()
 	away := redis.NewClient(&redis.Options{Addr: "localhost:1", DialerRetries: 1}) // nobody listens there
@@ -215,7 +230,7 @@ func TestReadme(t *testing.T) {
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	source := ""
 	for _, file := range []string{
-		"example_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
+		"example_test.go", "example_migrating_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
 		"examples/hello/main.go",
 	} {
 		text, err := os.ReadFile(file)

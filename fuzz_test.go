@@ -65,7 +65,8 @@ func FuzzState(f *testing.F) {
 		if twice, _ := again.MarshalText(); string(twice) != string(written) {
 			t.Fatalf("%q is written as %q and as %q", text, written, twice)
 		}
-		batch := &Batch{Name: "x", Config: b.Config, Epoch: 1, Requests: []Request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: OpSetRate, Rate: 3}}}
+		batch := &Batch{Name: "x", Config: b.Config, Epoch: 1, Requests: []Request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: OpSetRate, Rate: 3},
+			{Op: OpSetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
 		out, err := b.Apply(1_700_000_000_000_000, batch)
 		if err == nil && out.Changed {
 			after, _ := out.Bucket.MarshalText()
@@ -115,6 +116,11 @@ func FuzzOptions(f *testing.F) {
 		}
 		if err := l.SetRate(context.Background(), most); err != nil && !errors.Is(err, ErrInvalidConfig) {
 			t.Fatal(err)
+		}
+		if err := l.SetRateAndBurst(context.Background(), rate, most); err != nil && !errors.Is(err, ErrInvalidConfig) {
+			t.Fatal(err)
+		} else if b, _ := l.State(context.Background()); err == nil && b.MaxPermits != most {
+			t.Fatalf("max permits %v, not %v", b.MaxPermits, most)
 		}
 		if b, err := l.State(context.Background()); err != nil || !(b.StoredPermits >= 0 && b.StoredPermits <= b.MaxPermits) {
 			t.Fatalf("%+v, %v", b, err)

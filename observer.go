@@ -7,7 +7,8 @@ import (
 
 // Observer is told what a limiter does, for metrics, traces and logs. Functions that are nil are not called, and an
 // observer that is not set costs nothing. They are called by many goroutines at once, some of them under a bucket's
-// lock: they must return quickly, must not call the limiter, and must not panic. contrib/prometheus and contrib/otel make one of each kind.
+// lock: they must return quickly, must not call the limiter, and must not panic. contrib/prometheus and contrib/otel make one
+// of each kind.
 type Observer struct {
 	// Decision is called once for every Try, TryAcquire, Acquire, Reserve and TryReserve, by its caller's goroutine, just
 	// before it returns.

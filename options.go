@@ -42,21 +42,26 @@ type options struct {
 
 func (o *options) fail(field string, value any, want string) {
 	if o.err == nil {
-		o.err = fmt.Errorf("%w: %s %v: want %s", ErrInvalidConfig, field, value, want)
+		o.err = wanted(field, value, want)
 	}
 }
 
-func (o *options) only(kind Kind, option string) {
-	if o.config.Kind != kind {
-		o.fail(option, "given", fmt.Sprintf("it only for a %v limiter", kind))
+// only refuses what belongs to limiters of the other kind.
+func (o *options) only(kind Kind, field string, value float64) {
+	switch {
+	case o.config.Kind == kind:
+	case kind == Bursty:
+		o.fail(field, value, "none for a limiter that warms up")
+	default:
+		o.fail(field, value, "none for a bursty limiter")
 	}
 }
 
-// WithStore sets where the bucket lives. Default: a MemoryStore of the limiter's own.
+// WithStore sets where the bucket lives. Default: a [MemoryStore] of the limiter's own.
 func WithStore(s Store) Option {
 	return func(o *options) {
 		if isNil(s) {
-			o.fail("store", s, "a store, not nil")
+			o.fail("store", "nil", "a store")
 		}
 		o.store = s
 	}
@@ -66,7 +71,7 @@ func WithStore(s Store) Option {
 // burst at all: every permit is waited for.
 func WithMaxPermits(n float64) Option {
 	return func(o *options) {
-		o.only(Bursty, "max permits")
+		o.only(Bursty, "max permits", n)
 		o.maxPermits = &n
 	}
 }
@@ -76,7 +81,7 @@ func WithMaxPermits(n float64) Option {
 // means a full burst.
 func WithInitialPermits(n float64) Option {
 	return func(o *options) {
-		o.only(Bursty, "initial permits")
+		o.only(Bursty, "initial permits", n)
 		o.initial = &n
 	}
 }
@@ -95,12 +100,12 @@ func WithMaxWait(d time.Duration) Option {
 // default 3. The longer interval is at most 1e9 s.
 func WithColdFactor(f float64) Option {
 	return func(o *options) {
-		o.only(WarmingUp, "cold factor")
+		o.only(WarmingUp, "cold factor", f)
 		o.config.ColdFactor = f
 	}
 }
 
-// WithPayment sets who waits for the permits of a request. Default: PayNow for a bursty limiter, PayLater for one that
+// WithPayment sets who waits for the permits of a request. Default: [PayNow] for a bursty limiter, [PayLater] for one that
 // warms up.
 func WithPayment(p Payment) Option {
 	return func(o *options) {
@@ -140,7 +145,7 @@ func WithStoreTimeout(d time.Duration) Option {
 }
 
 // WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, reservations that are not due yet
-// included: each takes up to 2 KB, and its goroutine. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default
+// included: each takes up to 2 KB, and its goroutine. Whoever comes then gets [ErrTooManyWaiters] at once. At least 1, default
 // 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) {
@@ -151,12 +156,13 @@ func WithMaxWaiters(n int) Option {
 	}
 }
 
-// WithClock sets the clock that callers sleep by, and that a MemoryStore or a store WithLocalTime decides by. Default:
-// the system's monotonic clock. The limiter asks for its Since, not for its Now: if its Since is monotonic, its wall time may be set.
+// WithClock sets the clock that callers sleep by, and that a [MemoryStore] or a store [WithLocalTime] decides by. Default:
+// the system's monotonic clock. The limiter asks for its Since, not for its Now: if its Since is monotonic, its wall time may
+// be set.
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
 		if isNil(c) {
-			o.fail("clock", c, "a clock, not nil")
+			o.fail("clock", "nil", "a clock")
 		}
 		o.clock = c
 	}
@@ -164,9 +170,9 @@ func WithClock(c clockwork.Clock) Option {
 
 // WithLease lets this process take a block of stored permits for a short time and hand them out without the network: for
 // upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by the demand of late and
-// never more than d × rate permits; what is not used returns when demand falls, with Close, or is lost when the process
-// dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was taken,
-// so none is handed out early, and none twice.
+// never more than d × rate permits; what is not used returns when demand falls, with [RateLimiter.Close], or is lost when the
+// process dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was
+// taken, so none is handed out early, and none twice.
 //
 // The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any
 // window of T seconds at most
@@ -176,7 +182,7 @@ func WithClock(c clockwork.Clock) Option {
 // permits are let go, and a process may be refused what others hold unused, at most processes × d × rate permits for d.
 // While the bucket is empty there is nothing to lease, and every permit is asked for.
 //
-// It is only for a bursty limiter with PayNow on a store behind a network, whose bucket holds a block (max permits ≥
+// It is only for a bursty limiter with [PayNow] on a store behind a network, whose bucket holds a block (max permits ≥
 // d × rate ≥ 2), 1 ms to 10 s: a quota or a bucket without bursts would be exceeded, and a limiter that warms up would
 // count permits that nobody has used.
 func WithLease(d time.Duration) Option {
@@ -185,7 +191,7 @@ func WithLease(d time.Duration) Option {
 	}
 }
 
-// WithFailurePolicy sets what a call gets while the store is away. Default FailClosed.
+// WithFailurePolicy sets what a call gets while the store is away. Default [FailClosed].
 func WithFailurePolicy(p FailurePolicy) Option {
 	return func(o *options) {
 		if n, shares := p.instances(); shares && n < 1 {
@@ -200,7 +206,7 @@ func WithObserver(o Observer) Option {
 	return func(opts *options) { opts.observer = &o }
 }
 
-// WithShadow is for trying a limit in production: every call is decided and told to the observer (WithObserver), and then
+// WithShadow is for trying a limit in production: every call is decided and told to the observer ([WithObserver]), and then
 // passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the
 // store's timeout. What a call would have waited for longer than a second, or four permits' time
 // if that is longer, counts as a refusal.
@@ -211,10 +217,10 @@ func WithShadow() Option {
 	return func(o *options) { o.shadow = true }
 }
 
-// WithLogger sets where the limiter logs. It logs at Warn that its store is away, that the instances of a LocalShare cannot be
-// counted, and that two configurations have the same version; and at Info that the store is back. Each is logged when it begins,
-// not with every call. Limiters of one store share its outages and its count: they are logged once, by the logger that was set
-// last. Default: slog.Default(), as it is when something is logged.
+// WithLogger sets where the limiter logs. It logs at Warn that its store is away, that the instances of a [LocalShare] cannot
+// be counted, and that two configurations have the same version; and at Info that the store is back. Each is logged when it
+// begins, not with every call. Limiters of one store share its outages and its count: they are logged once, by the logger that
+// was set last. Default: slog.Default(), as it is when something is logged.
 func WithLogger(l *slog.Logger) Option {
 	return func(o *options) {
 		if l == nil {
@@ -231,8 +237,9 @@ func WithLogger(l *slog.Logger) Option {
 //	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
 //	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", rate, quota)
 //
-// A quota changes with a new configuration and version, not with SetRate, which would scale max permits too. n and
-// window must be positive and jitter not negative, or the constructor fails.
+// A quota changes with a new configuration and version, or with [RateLimiter.SetRateAndBurst] and max permits 1; not with
+// [RateLimiter.SetRate], which would scale max permits too. n and window must be positive and jitter not negative, or the
+// constructor fails.
 func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, opt Option) {
 	span := window.Seconds() + jitter.Seconds()
 	return float64(n) / span, func(o *options) {
@@ -261,7 +268,7 @@ func (o *options) checkLease() {
 	case o.config.Kind == WarmingUp:
 		o.fail("lease", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
 	case o.config.Payment == PayLater:
-		o.fail("lease", d, "PayNow: permits taken ahead must be paid by who takes them")
+		o.fail("lease", d, "payment PayNow: permits taken ahead must be paid for by who takes them")
 	case traitsOf(o.store).memory != nil:
 		o.fail("lease", d, "none for a MemoryStore: there is no network to save")
 	case block < 2:
@@ -297,11 +304,8 @@ func (o *options) finish() float64 {
 		return 0
 	}
 	o.config.Size, o.config.Floor = o.config.Rate, 1
-	if n := o.maxPermits; n != nil {
-		o.config.Size = unsigned(*n)
-		if *n < 1 {
-			o.config.Floor = 0
-		}
+	if o.maxPermits != nil {
+		o.config.setMaxPermits(*o.maxPermits)
 	}
 	most := max(o.config.Size, o.config.Floor)
 	if o.initial == nil {
@@ -311,14 +315,6 @@ func (o *options) finish() float64 {
 		o.fail("initial permits", n, fmt.Sprintf("0 to max permits, %v", most))
 	}
 	return unsigned(*o.initial)
-}
-
-// unsigned makes a negative zero a positive one: Lua and Go write it differently.
-func unsigned(f float64) float64 {
-	if f == 0 {
-		return 0
-	}
-	return f
 }
 
 // logger is where something logs: slog.Default(), as long as none was set.

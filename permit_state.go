@@ -123,7 +123,7 @@ func (b *PermitBucket) resync(now int64) (overflow bool) {
 // if the outcome says Changed.
 func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 	if nowMicros < -maxExact || nowMicros > maxExact {
-		return Outcome{}, fmt.Errorf("%w: bucket %q: clock at %d µs is out of range", ErrInvalidConfig, label(batch.Name), nowMicros)
+		return Outcome{}, invalid(label(batch.Name), wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
 	}
 	out := Outcome{ClockMicros: nowMicros}
 	b.Name = label(batch.Name)
@@ -158,6 +158,8 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 			r.Grant = Grant{OK: b.giveBack(nowMicros, &r.Back)}
 		case OpSetRate:
 			r.Grant = Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
+		case OpSetRateAndBurst:
+			r.Grant = Grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Config.Version)}
 		case OpTakeStored:
 			r.Grant = b.takeStored(nowMicros, r.Permits)
 		case OpHold:
@@ -169,7 +171,7 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 		out.Changed = out.Changed || r.Grant.OK
 	}
 	if out.Changed && !b.sound() {
-		return Outcome{}, fmt.Errorf("%w: bucket %q would become %+v", ErrCorruptState, label(batch.Name), b.mark())
+		return Outcome{}, fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.mark())
 	}
 	out.NowMicros, out.Bucket = nowMicros, *b
 	return out, nil
@@ -223,8 +225,7 @@ func (b *PermitBucket) observe(now, epoch int64, out *Outcome) int64 {
 func (b *PermitBucket) reconcile(now int64, batch *Batch, out *Outcome) error {
 	mine, theirs := &batch.Config, &b.Config
 	if mine.Kind != theirs.Kind {
-		return fmt.Errorf("%w: bucket %q is of kind %v, not %v: give one of them another name",
-			ErrInvalidConfig, label(batch.Name), theirs.Kind, mine.Kind)
+		return invalid(label(batch.Name), wanted("kind", mine.Kind, fmt.Sprintf("%v, as the bucket is, or another name", theirs.Kind)))
 	}
 	if *mine == *theirs {
 		return nil
@@ -490,13 +491,36 @@ func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 	c := b.Config
 	c.Size = float64(c.Size*rate) / c.Rate
 	c.Rate = rate
-	c.Version = max(c.Version, mine)
-	if c.Version == maxExact || c.validate() != nil {
+	if !c.succeed(mine) {
 		return false
 	}
-	c.Version++
 	b.rescale(c)
 	return true
+}
+
+// setRateAndBurst puts the next version in force, with max permits as given. Stored permits stay as they are, as far as there
+// is room: in proportion, a bucket made small, filled and made large again would mint permits.
+func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) bool {
+	c := b.Config
+	c.Rate = rate
+	c.setMaxPermits(maxPermits)
+	if c.Kind != Bursty || !c.succeed(mine) {
+		return false
+	}
+	b.adopt(c)
+	b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
+	b.Seq++
+	return true
+}
+
+// succeed makes c the next version after its own and the asking one's. It reports whether there is one and c is valid.
+func (c *Config) succeed(mine int64) bool {
+	newest := max(c.Version, mine)
+	if newest == maxExact {
+		return false
+	}
+	c.Version = newest + 1
+	return c.validate() == nil
 }
 
 // TTLMillis is how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour, so that a

@@ -7,13 +7,13 @@ import (
 	"math"
 )
 
-// FailurePolicy is what a call for permits gets while the store is away. The zero value is FailClosed.
+// FailurePolicy is what a call for permits gets while the store is away. The zero value is [FailClosed].
 //
-// Away means that it cannot be reached, does not answer in time (WithStoreTimeout), or says that it cannot serve now: it is
+// Away means that it cannot be reached, does not answer in time ([WithStoreTimeout]), or says that it cannot serve now: it is
 // loading, a replica, full, or its cluster is down. What somebody must repair is never taken for that, and is an error under
 // every policy: a wrong password (NOAUTH, WRONGPASS), missing rights (NOPERM), a certificate that is not trusted, a key that
-// holds something else (WRONGTYPE, ErrCorruptState), bad input, a context that has ended, or a lock that others hold for too
-// long (ErrLockNotObtained). A name that DNS does not know is an outage: it may come back.
+// holds something else (WRONGTYPE, [ErrCorruptState]), bad input, a context that has ended, or a lock that others hold for too
+// long ([ErrLockNotObtained]). A name that DNS does not know is an outage: it may come back.
 //
 // A process notices an outage when a call fails and a probe, sent at once, does so too or is not answered within 250 ms (three
 // times the round trip if that is longer, 1 s as long as nothing was ever answered, but no longer than the store's timeout).
@@ -22,8 +22,9 @@ import (
 // since others may live on servers that are well; with more than 32 buckets away each is probed less often, at last once a
 // second.
 //
-// SetRate, Penalize, Reset and State always return the failure, and so does Cancel, if it has anything to tell the store: while
-// a batch is under way it returns at once, and the permits may be lost.
+// [RateLimiter.SetRate], [RateLimiter.SetRateAndBurst], [RateLimiter.Penalize], [RateLimiter.Reset] and [RateLimiter.State]
+// always return the failure, and so does [Reservation.Cancel], if it has anything to tell the store: while a batch is under way
+// it returns at once, and the permits may be lost.
 type FailurePolicy int
 
 const (
@@ -40,10 +41,10 @@ const (
 // given one, at least 1.
 //
 // Counted are stores, by key prefix: make one for each Redis and process, and give each fleet a prefix of its own
-// (WithKeyPrefix).
+// ([WithKeyPrefix]).
 //
 // The local bucket begins empty, once what this process has reserved is through. So in T seconds of an outage the fleet lets
-// go at most rate × T permits, if all its instances had been counted, besides those that were reserved before; with PayLater
+// go at most rate × T permits, if all its instances had been counted, besides those that were reserved before; with [PayLater]
 // also one request of each process, which the others pay for. What is reserved in an outage falls due as reserved, even when
 // the store is back, beside what it grants. A request that no state of the smaller bucket could grant within its timeout is
 // refused.
@@ -135,7 +136,7 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 	c.Rate /= float64(n)
 	c.Size /= float64(n)
 	if err := c.validate(); err != nil {
-		return nil, fmt.Errorf("bucket %q: divided by %d instances: %w", l.Name(), n, err)
+		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
 	part := &RateLimiter{own: newSetting(c), plain: true, maxWaiters: l.maxWaiters}
 	l.coordinator.part(part)

@@ -40,7 +40,7 @@ const (
 	yieldTime = 500 * time.Microsecond
 )
 
-// Apply implements Store.
+// Apply implements [Store].
 func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	m := s.recall(batch)
 	if m.owner != s { // another store of Redis was asked before
@@ -207,7 +207,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 	var b PermitBucket
 	old := reply[2]
 	if err := b.parse(old, batch.own); err != nil {
-		return out, false, fmt.Errorf("key %q: %w", m.bucket, err)
+		return out, false, corrupt(m.bucket, err)
 	}
 	found := b
 	if out, err = b.Apply(micros, batch); err != nil {

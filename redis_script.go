@@ -105,6 +105,9 @@ func encodeBatch(b *Batch, deadline string) string {
 			dst = append(strconv.AppendInt(dst, g.granted, 10), ' ')
 		case OpSetRate:
 			dst = append(appendFloat(append(dst, "S "...), r.Rate), ' ')
+		case OpSetRateAndBurst:
+			dst = append(appendFloat(append(dst, "B "...), r.Rate), ' ')
+			dst = append(appendFloat(dst, r.MaxPermits), ' ')
 		case OpTakeStored:
 			ints("L", r.Permits)
 		case OpHold:
@@ -144,11 +147,11 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 	m.text = ""
 	switch {
 	case word == "corrupt":
-		err := new(PermitBucket).UnmarshalText([]byte(rest))
+		err := new(PermitBucket).parse(rest, nil)
 		if err == nil {
-			err = fmt.Errorf("%w: %q…", ErrCorruptState, rest)
+			err = fmt.Errorf("%.80q", rest)
 		}
-		return Outcome{}, decided, fmt.Errorf("key %q: %w", m.bucket, err)
+		return Outcome{}, decided, corrupt(m.bucket, err)
 	case word == "error" && strings.HasPrefix(rest, "WRONGTYPE"):
 		return Outcome{}, decided, wrongType(m.bucket)
 	case word == "error":
@@ -168,7 +171,7 @@ func (a *attempt) replay(clock int64, states string) (Outcome, error) {
 	old, new, _ := strings.Cut(states, "\n")
 	var b PermitBucket
 	if err := b.parse(old, a.batch.own); err != nil {
-		return Outcome{}, fmt.Errorf("key %q: %w", m.bucket, err)
+		return Outcome{}, corrupt(m.bucket, err)
 	}
 	found := b
 	out, err := b.Apply(clock, a.batch)
@@ -189,7 +192,7 @@ func (a *attempt) replay(clock int64, states string) (Outcome, error) {
 	return out, nil
 }
 
-// Apply implements Store.
+// Apply implements [Store].
 func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	return s.apply(ctx, &attempt{batch: batch, memo: s.recall(batch)})
 }
@@ -219,7 +222,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 		}
 		now, err := parseReply(reply, 1)
 		if err != nil {
-			return Outcome{}, fmt.Errorf("key %q: %w", a.memo.bucket, err)
+			return Outcome{}, err
 		}
 		out, status, err := a.decode(now, reply[1])
 		a.memo.held.Store(status == locked)
@@ -240,7 +243,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 				waited = mono()
 			}
 			if !pause.Wait(ctx) {
-				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q is %s ms", ErrLockNotObtained, a.memo.lock, reply[1])
+				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.memo.lock, reply[1])
 			}
 		default:
 			out.lockWait = since(waited)
@@ -267,8 +270,10 @@ func (s *redisBase) head(args []string, clock string, asOf int64, until string) 
 
 // parseReply returns the time in a reply of lua/apply.lua to so many buckets.
 func parseReply(reply []string, buckets int) (clock int64, err error) {
-	if len(reply) != 1+buckets {
-		return 0, fmt.Errorf("tokenbucket: unexpected reply %.80q", reply)
+	if len(reply) == 1+buckets {
+		if clock, err = strconv.ParseInt(reply[0], 10, 64); err == nil {
+			return clock, nil
+		}
 	}
-	return strconv.ParseInt(reply[0], 10, 64)
+	return 0, fmt.Errorf("tokenbucket: unexpected reply %.80q", reply)
 }

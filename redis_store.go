@@ -30,9 +30,9 @@ type RedisClient interface {
 // nobody else has changed the bucket since this process did; and while others wait for the lock, a process that has more
 // to ask keeps it for up to sixteen batches, one round trip each, since handing it over takes longer.
 //
-// RedisStore and RedisScriptStore share keys, and may be mixed on one bucket. Time is the Redis server's. Both need
+// RedisStore and [RedisScriptStore] share keys, and may be mixed on one bucket. Time is the Redis server's. Both need
 // Redis 6 or later with scripts; the commands are EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, SET, DEL, EXISTS, PTTL
-// and PEXPIRE; with LocalShare also ZADD, ZREMRANGEBYSCORE and ZCARD. They are safe for concurrent use.
+// and PEXPIRE; with [LocalShare] also ZADD, ZREMRANGEBYSCORE and ZCARD. They are safe for concurrent use.
 //
 // Make one for each Redis and process: what is known of outages, and of how many instances there are, is the store's.
 type RedisStore struct{ redisBase }
@@ -82,18 +82,18 @@ func WithLocalTime() RedisOption { return func(s *redisBase) { s.local = true } 
 func WithKeyPrefix(p string) RedisOption {
 	return func(s *redisBase) {
 		if strings.ContainsAny(p, "{}") || len(p) > maxName {
-			s.err = fmt.Errorf("%w: key prefix %.40q: want at most 512 bytes without braces", ErrInvalidConfig, p)
+			s.err = wanted("key prefix", fmt.Sprintf("%.40q", p), "at most 512 bytes without braces")
 		}
 		s.prefix = p
 	}
 }
 
 // WithLockTTL sets how long a lock outlives a holder that died, 10 ms to 1 minute, default 500 ms. All stores of a fleet
-// must agree on it. It must be several round trips: a RedisStore whose lock expires between two of them decides nothing.
+// must agree on it. It must be several round trips: a [RedisStore] whose lock expires between two of them decides nothing.
 func WithLockTTL(d time.Duration) RedisOption {
 	return func(s *redisBase) {
 		if d < 10*time.Millisecond || d > time.Minute {
-			s.err = fmt.Errorf("%w: lock time to live %v: want 10ms to 1m", ErrInvalidConfig, d)
+			s.err = wanted("lock time to live", d, "10ms to 1m")
 		}
 		s.lockTTL = d
 	}
@@ -130,13 +130,13 @@ func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
 		s.health = newHealth(s.outages)
 	}
 	if isNil(client) {
-		s.err = fmt.Errorf("%w: redis client is nil", ErrInvalidConfig)
+		s.err = wanted("redis client", "nil", "a client")
 	} else {
 		s.locker = redislock.New(runOnce{client})
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			s.err = fmt.Errorf("%w: redis option is nil", ErrInvalidConfig)
+			s.err = wanted("redis option", "nil", "no nil options")
 			continue
 		}
 		opt(&s)
@@ -160,7 +160,7 @@ func (s *RedisScriptStore) describe() traits {
 	return t
 }
 
-var errUnmade = fmt.Errorf("%w: store was not made by its constructor", ErrInvalidConfig)
+var errUnmade = wanted("store", "the zero value", "one made by its constructor")
 
 func (s *redisBase) traits(self Store) traits {
 	t := traits{

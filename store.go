@@ -12,8 +12,8 @@ import (
 // Store keeps the buckets of a fleet and is the one seam between the arithmetic and where its state lives.
 //
 // Apply decides a batch as one atomic step: it reads the bucket named by the batch (a missing one is the zero
-// PermitBucket), calls PermitBucket.Apply with the time of its own clock, and writes the result if the outcome says
-// Changed, to live for at least PermitBucket.TTLMillis. The clock is read inside the critical section, and no other
+// [PermitBucket]), calls [PermitBucket.Apply] with the time of its own clock, and writes the result if the outcome says
+// Changed, to live for at least [PermitBucket.TTLMillis]. The clock is read inside the critical section, and no other
 // batch of any process may be decided on the same bucket between the read and the write. Grants are left in the
 // requests. On an error nothing may have been granted for certain, and the caller treats the permits as lost. Apply is
 // called by one goroutine per bucket and process, by many for different buckets, and ctx always has a deadline. Two exceptions:
@@ -108,7 +108,7 @@ type GiveBack struct {
 	granted int64   // the time of that
 }
 
-// Op is what a Request asks for.
+// Op is what a [Request] asks for.
 type Op uint8
 
 // The operations. A batch without requests only reads. OpTakeStored takes as many permits as are stored, up to Permits
@@ -120,16 +120,18 @@ const (
 	OpReset
 	OpTakeStored
 	OpHold
+	OpSetRateAndBurst
 )
 
-// Request is one entry of a Batch. Apply writes the answer into Grant.
+// Request is one entry of a [Batch]. [PermitBucket.Apply] writes the answer into Grant.
 type Request struct {
 	Op Op
 	// Permits and MaxWaitMicros belong to OpTake: nothing is taken when the wait would be longer.
 	Permits       int64
 	MaxWaitMicros int64
-	// Rate belongs to OpSetRate.
-	Rate float64
+	// Rate belongs to OpSetRate and OpSetRateAndBurst, MaxPermits to the latter.
+	Rate       float64
+	MaxPermits float64
 	// HoldMicros belongs to OpHold.
 	HoldMicros int64
 	// Back belongs to OpGiveBack.
@@ -188,7 +190,7 @@ func (b *Batch) server() (r clock.Remote) {
 	return r
 }
 
-// Outcome is what Apply decided, besides the Grants.
+// Outcome is what [PermitBucket.Apply] decided, besides the Grants.
 type Outcome struct {
 	// NowMicros is the time of the decision: ClockMicros, or what the bucket has seen before if that is later.
 	NowMicros int64

@@ -187,18 +187,20 @@ func (c *coordinator) join(q *call, now int64) {
 	if wait := q.remaining(now); wait < maxExact && (q.verb != acquire || q.deadline != 0) {
 		q.Until = now + wait
 	}
+	stale := false
 	if at, some := line.AskAt(); some && at > now { // those before it were refused
 		q.decided = now
 		if due := c.estimate(q, line.Wanted(), now); due > q.Until {
-			if now-c.heard.at <= snapshotAge.Microseconds() {
+			if stale = now-c.heard.at > snapshotAge.Microseconds(); !stale {
 				c.refuse(q, due-now)
 				return
 			}
-			defer line.AskNow() // what was heard is too old to refuse by
 		}
 	}
 	line.Join(&q.Waiter)
-	q.line = line
+	if q.line = line; stale { // the next answer tells whether it can be in time
+		line.AskNow()
+	}
 	c.refuseExpired(now)
 	if q.state == pending && q.verb == reserve { // of permits that nobody wants
 		if _, covered := line.DueOf(&q.Waiter); covered {

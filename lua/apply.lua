@@ -17,7 +17,8 @@
 --             T count permits maxWait   count equal requests, maxWait in microseconds
 --             G epoch tag tail version id stored next carry end spent level granted   places given back
 --             L permits                 as many as are stored, up to permits, at least two
---             S rate                    set the rate
+--             S rate                    set the rate, and max permits in proportion
+--             B rate maxPermits         set both
 --             H micros                  hold back
 --             R                         begin anew
 -- returns the time, then for each bucket one string:
@@ -211,14 +212,28 @@ local function make_decide()
       return true
     end
 
-    function rare_.set_rate(rate)
+    local function next_version(rate, size, least) -- nothing if it would not be valid
       local version = max_(c.version, mine.version)
-      if version == MAX then return false end
-      local n = {kind = c.kind, pay = c.pay, rate = rate, size = c.size * rate / c.rate, least = c.least,
-        warmup = c.warmup, cold = c.cold, version = version + 1}
-      n = config(text(n))
-      if not n or not rare_.valid(n) then return false end
+      if version == MAX then return end
+      local n = config(text({kind = c.kind, pay = c.pay, rate = rate, size = size, least = least,
+        warmup = c.warmup, cold = c.cold, version = version + 1}))
+      if n and rare_.valid(n) then return n end
+    end
+
+    function rare_.set_rate(rate)
+      local n = next_version(rate, c.size * rate / c.rate, c.least)
+      if not n then return false end
       rescale(n)
+      return true
+    end
+
+    function rare_.set_rate_and_burst(rate, most)
+      if c.kind ~= 'bursty' then return false end
+      local n = next_version(rate, most + 0, most < 1 and 0 or 1) -- no negative zero
+      if not n then return false end
+      c = n
+      stored = min(stored, c.max)
+      seq = seq + 1
       return true
     end
 
@@ -295,7 +310,7 @@ local function make_decide()
       begin(newest)
       changed = requests ~= ''
     else
-      if #old > 4096 or not read(old) then return 'corrupt ' .. old:sub(1, 80) end
+      if #old > 4096 or not read(old) then return 'corrupt ' .. old:sub(1, 512) end
       local behind = seen - now -- the clock, see PermitBucket.observe
       if behind > STANDSTILL then
         next_ = next_ - behind
@@ -350,6 +365,9 @@ local function make_decide()
         ok = rare().hold(number())
       elseif op == 'S' then
         ok = rare().set_rate(number())
+      elseif op == 'B' then
+        local rate, most = number(), number()
+        ok = rare().set_rate_and_burst(rate, most)
       else
         begin(mine)
         ok = true
@@ -363,7 +381,7 @@ local function make_decide()
     if not (stored >= 0 and stored <= MAX and back >= 0 and back <= MAX and carry >= -MAX * SHORTFALL and carry <= 1
       and next_ >= -MAX and next_ <= MAX and debt >= -MAX and debt <= MAX and seq <= MAX / 2
       and held >= -MAX and held <= MAX and paused <= MAX) then
-      return 'corrupt ' .. old:sub(1, 80)
+      return 'corrupt ' .. old:sub(1, 512)
     end
     local new = fmt(STATE,
       epoch, seq, tail, stored, next_, carry, debt, back, returned, paused > 0 and rare().hold_text() or '', c == mine and own or rare().config_text())

@@ -30,7 +30,7 @@ func Default(limit Limit) Unknown { return Unknown{limit: &limit} }
 type Option func(*Registry) error
 
 func bad(field string, value any, want string) error {
-	return fmt.Errorf("%w: registry: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
+	return fmt.Errorf("registry: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
 // WithInterval sets how often the source is asked: each time after a random time between four fifths of d and d, so that a

@@ -89,7 +89,7 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for names without a row: %w", err)
 		}
 		if err := sample.check(); err != nil {
-			return nil, fmt.Errorf("%w: the limit for names without a row: %w", tokenbucket.ErrInvalidConfig, err)
+			return nil, fmt.Errorf("registry: the limit for names without a row: %w", bad(err.Field, err.Value, err.Want))
 		}
 	}
 	r.ctx, r.close = context.WithCancel(context.Background())

@@ -322,7 +322,7 @@ func TestBadOptions(t *testing.T) {
 		"logger nil":       registry.WithLogger(nil),
 		"option nil":       nil,
 		"without a row":    registry.WithUnknown(registry.Default(row("", -1, 0))),
-		"from 0 to 9.99":   registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.Cache = 10 }))),
+		"cache 10: want a": registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.Cache = 10 }))),
 		"max waiters 0: w": registry.WithUnknown(registry.Default(row("", 1, 0))),
 	} {
 		opts := []registry.Option{opt}
@@ -334,7 +334,7 @@ func TestBadOptions(t *testing.T) {
 		require.ErrorContains(t, err, want)
 	}
 	_, err := registry.New(nil, store)
-	require.ErrorContains(t, err, "source nil")
+	require.EqualError(t, err, "registry: tokenbucket: invalid configuration: source nil: want a source")
 	_, err = registry.New(source, nil)
 	require.ErrorContains(t, err, "store nil")
 }

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // AtomicSwitch is a switch of this process, for tests, signals and admin pages. The zero value is off. Its methods may be
@@ -80,7 +78,7 @@ type switchOptions struct {
 
 func (o *switchOptions) fail(field string, value any, want string) {
 	if o.err == nil {
-		o.err = fmt.Errorf("%w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
+		o.err = bad(field, value, want)
 	}
 }
 
@@ -306,10 +304,10 @@ type SwitchClient interface {
 // error, and the last value stays. One GET a read.
 func NewRedisSwitch(client SwitchClient, key string, opts ...SwitchOption) (*PolledSwitch, error) {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
-		return nil, fmt.Errorf("%w: redis client is nil", tokenbucket.ErrInvalidConfig)
+		return nil, bad("redis client", "nil", "a client")
 	}
 	if len(key) < 1 || len(key) > 512 {
-		return nil, fmt.Errorf("%w: switch key %.40q of %d bytes: want 1 to 512 bytes", tokenbucket.ErrInvalidConfig, key, len(key))
+		return nil, bad("switch key", fmt.Sprintf("%.40q of %d bytes", key, len(key)), "1 to 512 bytes")
 	}
 	read := func(ctx context.Context) (bool, error) {
 		cmd := redis.NewStringCmd(ctx, "get", key)

@@ -178,7 +178,7 @@ func (m *memory) release(_ context.Context, p *Permit) error {
 		return nil
 	}
 	if why := p.why(); why != ErrReleased {
-		return fmt.Errorf("semaphore: permit %s: %w", p.ID(), why)
+		return fmt.Errorf("%w: permit %s", why, p.ID())
 	}
 	return nil
 }

@@ -201,7 +201,7 @@ func (s *shared) submit(ctx context.Context, r *request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return fmt.Errorf("semaphore %.80q: %w", s.name, ErrClosed)
+		return fmt.Errorf("%w: semaphore %.80q", ErrClosed, s.name)
 	}
 	if s.live >= s.most {
 		return crowded(s.name, s.most)
@@ -319,7 +319,7 @@ func (s *shared) holders(ctx context.Context) ([]Holder, error) {
 func (s *shared) close(ctx context.Context) error {
 	s.mu.Lock()
 	s.closed = true
-	err := fmt.Errorf("semaphore %.80q: %w", s.name, ErrClosed)
+	err := fmt.Errorf("%w: semaphore %.80q", ErrClosed, s.name)
 	for _, r := range append(slices.Collect(maps.Values(s.waiting)), s.queue...) {
 		if !r.done {
 			s.abandon(r)

@@ -48,7 +48,7 @@ func TestBadInput(t *testing.T) {
 		"share 0:":             make(1, time.Minute, time.Second, WithShare(0)),
 		"away 7:":              make(1, time.Minute, time.Second, WithAway(7)),
 		"clock nil:":           make(1, time.Minute, time.Second, WithClock(nil)),
-		"local time given:":    make(1, time.Minute, time.Second, WithLocalTime()),
+		"local time without R": make(1, time.Minute, time.Second, WithLocalTime()),
 		`key prefix "{x}":`:    make(1, time.Minute, time.Second, WithRedis(client), WithKeyPrefix("{x}")),
 		`name "" of 0 bytes:`:  func() (*Limiter, error) { return New("", 1, time.Minute, time.Second) },
 		"of 513 bytes:":        func() (*Limiter, error) { return New(strings.Repeat("x", 513), 1, time.Minute, time.Second) },

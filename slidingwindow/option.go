@@ -140,7 +140,7 @@ func (l *Limiter) options(opts []Option) (*options, error) {
 	case clockless:
 		return nil, l.bad("clock", "nil", "a clock")
 	case o.local && !o.given:
-		return nil, l.bad("local time", "given", "it only with Redis: without, it is always local")
+		return nil, l.bad("local time", "without Redis", "none: it is always local then")
 	}
 	if o.local {
 		o.server = l.now

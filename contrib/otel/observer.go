@@ -47,7 +47,7 @@ type options struct {
 
 func (o *options) fail(field string, value any, want string) {
 	if o.err == nil {
-		o.err = fmt.Errorf("%w: otel: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
+		o.err = fmt.Errorf("otel: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 	}
 }
 
@@ -138,7 +138,7 @@ func New(opts ...Option) (tokenbucket.Observer, error) {
 	}
 	m, err := newMeasures(o.meters.Meter(Scope, metric.WithSchemaURL(semconv.SchemaURL)), o.maxBuckets, o.attributes)
 	if err != nil {
-		return tokenbucket.Observer{}, fmt.Errorf("%w: otel: %w", tokenbucket.ErrInvalidConfig, err)
+		return tokenbucket.Observer{}, fmt.Errorf("otel: %w: %w", tokenbucket.ErrInvalidConfig, err)
 	}
 	s := &spans{
 		tracer: o.tracers.Tracer(Scope, trace.WithSchemaURL(semconv.SchemaURL)), which: o.spans, attributes: o.attributes,

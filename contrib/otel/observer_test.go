@@ -507,7 +507,7 @@ func TestInvalid(t *testing.T) {
 		"max buckets 0":        tbotel.WithMaxBuckets(0),
 		"max buckets 10001":    tbotel.WithMaxBuckets(10_001),
 		`attribute ""`:         tbotel.WithAttributes(attribute.KeyValue{}),
-		"otel: never heard of": tbotel.WithMeterProvider(broken{}),
+		"configuration: never": tbotel.WithMeterProvider(broken{}),
 	} {
 		_, err := tbotel.New(opt)
 		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig, want)

@@ -27,7 +27,7 @@ type options struct {
 
 func (o *options) fail(field string, value any, want string) {
 	if o.err == nil {
-		o.err = fmt.Errorf("%w: prometheus: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
+		o.err = fmt.Errorf("prometheus: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 	}
 }
 
@@ -111,14 +111,14 @@ func register(registerer prom.Registerer, c *collector) (*collector, error) {
 	}
 	var already prom.AlreadyRegisteredError
 	if !errors.As(err, &already) {
-		return nil, fmt.Errorf("%w: prometheus: %w", tokenbucket.ErrInvalidConfig, err)
+		return nil, fmt.Errorf("prometheus: %w: %w", tokenbucket.ErrInvalidConfig, err)
 	}
 	before, ok := already.ExistingCollector.(*collector)
 	switch {
 	case !ok:
-		return nil, fmt.Errorf("%w: prometheus: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
+		return nil, fmt.Errorf("prometheus: %w: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
 	case before.maxBuckets != c.maxBuckets || !slices.Equal(before.bounds, c.bounds):
-		return nil, fmt.Errorf("%w: prometheus: max buckets %d and wait bounds %v: want %d and %v, as registered before",
+		return nil, fmt.Errorf("prometheus: %w: max buckets %d and wait bounds %v: want %d and %v, as registered before",
 			tokenbucket.ErrInvalidConfig, c.maxBuckets, c.bounds, before.maxBuckets, before.bounds)
 	}
 	return before, nil

@@ -3,8 +3,6 @@ package sqlsource
 import (
 	"fmt"
 	"strings"
-
-	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // Dialect is the kind of SQL that a database speaks. The zero value is none, and refused.
@@ -31,7 +29,7 @@ func (d Dialect) String() string {
 
 func (d Dialect) known() error {
 	if d < MySQL || d > SQLite {
-		return fmt.Errorf("%w: dialect %v: want MySQL, PostgreSQL or SQLite", tokenbucket.ErrInvalidConfig, d)
+		return invalid("dialect", d, "MySQL, PostgreSQL or SQLite")
 	}
 	return nil
 }
@@ -48,7 +46,7 @@ func (d Dialect) identifier(field, name string) error {
 		ok = ok && (c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || c == '_' || c == '$')
 	}
 	if !ok {
-		return fmt.Errorf("%w: %s %.80q: want 1 to %d letters, digits, _ or $", tokenbucket.ErrInvalidConfig, field, name, most)
+		return invalid(field, fmt.Sprintf("%.80q", name), fmt.Sprintf("1 to %d letters, digits, _ or $", most))
 	}
 	return nil
 }

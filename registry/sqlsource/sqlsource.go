@@ -108,7 +108,7 @@ func newOptions(d Dialect, opts []Option) (*options, error) {
 	o := &options{dialect: d, table: tableName{name: defaultTable}, columns: d.columns()}
 	for _, opt := range opts {
 		if opt == nil {
-			o.fail(fmt.Errorf("%w: option nil: want no nil options", tokenbucket.ErrInvalidConfig))
+			o.fail(invalid("option", "nil", "no nil options"))
 			break
 		}
 		opt(o)
@@ -158,7 +158,7 @@ func WithQuota(jitter time.Duration) Option {
 func WithJitter(jitter time.Duration) Option {
 	return func(o *options) {
 		if jitter < 0 || jitter > time.Second {
-			o.fail(fmt.Errorf("%w: quota jitter %v: want 0 to 1s", tokenbucket.ErrInvalidConfig, jitter))
+			o.fail(invalid("quota jitter", jitter, "0 to 1s"))
 		}
 		o.jitter = jitter
 	}
@@ -196,7 +196,11 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	return s, nil
 }
 
-var errNilDB = fmt.Errorf("%w: db nil: want a database", tokenbucket.ErrInvalidConfig)
+var errNilDB = invalid("db", "nil", "a database")
+
+func invalid(field string, value any, want string) error {
+	return fmt.Errorf("sqlsource: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
+}
 
 // query selects all that a row says, as texts, in the order of the fields of raw.
 func (o *options) query() string {

@@ -115,7 +115,7 @@ func TestConfiguration(t *testing.T) {
 	db := sql.OpenDB(new(fakeDB))
 	defer func() { require.NoError(t, db.Close()) }()
 	for message, call := range map[string]func() error{
-		"db nil":                      func() error { _, err := New(nil, MySQL); return err },
+		"sqlsource: tokenbucket: invalid configuration: db nil: want a database": func() error { _, err := New(nil, MySQL); return err },
 		"db nil: want":                func() error { return CreateTable(context.Background(), nil, MySQL) },
 		"db nil: want a":              func() error { _, err := NewSwitch(nil, MySQL); return err },
 		"dialect Dialect(0)":          func() error { _, err := New(db, 0); return err },

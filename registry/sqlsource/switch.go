@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strings"
 
-	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -46,7 +45,7 @@ func WithSwitchName(name string) SwitchOption {
 			ok = ok && c > ' ' && c < 0x7f
 		}
 		if !ok && o.err == nil {
-			o.err = fmt.Errorf("%w: switch name %.80q: want 1 to 64 bytes of ASCII without blanks", tokenbucket.ErrInvalidConfig, name)
+			o.err = invalid("switch name", fmt.Sprintf("%.80q", name), "1 to 64 bytes of ASCII without blanks")
 		}
 		o.name = name
 	}
@@ -64,7 +63,7 @@ func newSwitchOptions(d Dialect, opts []SwitchOption) (*switchOptions, error) {
 	o := &switchOptions{dialect: d, table: tableName{name: defaultSwitchTable}, name: defaultSwitchName}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: switch option nil: want no nil options", tokenbucket.ErrInvalidConfig)
+			return nil, invalid("switch option", "nil", "no nil options")
 		}
 		opt(o)
 	}

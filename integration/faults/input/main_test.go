@@ -29,15 +29,16 @@ var ctx = context.Background()
 // verbs are all that a limiter can be asked for that goes to its store.
 func verbs(l *tokenbucket.RateLimiter) map[string]func() error {
 	return map[string]func() error{
-		"Try":        func() error { _, err := l.Try(ctx); return err },
-		"TryAcquire": func() error { _, err := l.TryAcquire(ctx, 2, time.Hour); return err },
-		"Acquire":    func() error { _, err := l.Acquire(ctx, 1); return err },
-		"Reserve":    func() error { _, err := l.Reserve(ctx, 3); return err },
-		"TryReserve": func() error { _, err := l.TryReserve(ctx, 3, time.Hour); return err },
-		"SetRate":    func() error { return l.SetRate(ctx, 7) },
-		"Penalize":   func() error { return l.Penalize(ctx, time.Millisecond) },
-		"State":      func() error { _, err := l.State(ctx); return err },
-		"Reset":      func() error { return l.Reset(ctx) },
+		"Try":             func() error { _, err := l.Try(ctx); return err },
+		"TryAcquire":      func() error { _, err := l.TryAcquire(ctx, 2, time.Hour); return err },
+		"Acquire":         func() error { _, err := l.Acquire(ctx, 1); return err },
+		"Reserve":         func() error { _, err := l.Reserve(ctx, 3); return err },
+		"TryReserve":      func() error { _, err := l.TryReserve(ctx, 3, time.Hour); return err },
+		"SetRate":         func() error { return l.SetRate(ctx, 7) },
+		"SetRateAndBurst": func() error { return l.SetRateAndBurst(ctx, 7, 7) },
+		"Penalize":        func() error { return l.Penalize(ctx, time.Millisecond) },
+		"State":           func() error { _, err := l.State(ctx); return err },
+		"Reset":           func() error { return l.Reset(ctx) },
 	}
 }
 

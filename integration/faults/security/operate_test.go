@@ -61,10 +61,11 @@ func (o *operator) limiters(ctx context.Context, store tokenbucket.Store) error 
 			}
 			return r.Cancel(ctx)
 		},
-		"SetRate":  func() error { return l.SetRate(ctx, 2000) },
-		"Penalize": func() error { return l.Penalize(ctx, time.Millisecond) },
-		"State":    func() error { _, err := l.State(ctx); return err },
-		"Reset":    func() error { return l.Reset(ctx) },
+		"SetRate":         func() error { return l.SetRate(ctx, 2000) },
+		"SetRateAndBurst": func() error { return l.SetRateAndBurst(ctx, 2000, 2000) },
+		"Penalize":        func() error { return l.Penalize(ctx, time.Millisecond) },
+		"State":           func() error { _, err := l.State(ctx); return err },
+		"Reset":           func() error { return l.Reset(ctx) },
 		"lease": func() error {
 			leased := open("y", tokenbucket.WithLease(10*time.Millisecond), tokenbucket.WithInitialPermits(1000))
 			for range 20 {
