@@ -264,6 +264,19 @@ func (l *Lateness) Since(then time.Time) time.Duration {
 	return max(most, 0)
 }
 
+// Stalls is for how long, together, somebody overslept from one time to another, by Micros, each time by at least so much.
+func (l *Lateness) Stalls(least time.Duration, from, to int64) (sum time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, a := range l.lates {
+		if a.at.Sub(a.due) >= least {
+			within := min(micros(a.at), to) - max(micros(a.due), from)
+			sum += time.Duration(max(0, within)) * time.Microsecond
+		}
+	}
+	return sum
+}
+
 // Note tells of somebody else who was woken so late.
 func (l *Lateness) Note(late time.Duration) {
 	for {

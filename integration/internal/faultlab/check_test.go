@@ -245,3 +245,11 @@ func TestCleanUpOfACluster(t *testing.T) {
 	require.NoError(t, client.Del(background, "a:1:lock").Err())
 	CleanUp(t, client, "a:")
 }
+
+// Stalls that a time cuts off count as far as they lie in it, and short ones not at all.
+func TestStalls(t *testing.T) {
+	at := func(ms int) time.Time { return origin.Add(time.Duration(ms) * time.Millisecond) }
+	l := &Lateness{lates: []awakening{{at(0), at(60)}, {at(100), at(149)}, {at(200), at(300)}, {at(400), at(700)}, {at(900), at(990)}}}
+	require.Equal(t, 170*time.Millisecond, l.Stalls(50*time.Millisecond, micros(at(50)), micros(at(460))))
+	require.Zero(t, l.Stalls(50*time.Millisecond, micros(at(800)), micros(at(900))))
+}

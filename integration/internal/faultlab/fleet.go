@@ -19,8 +19,8 @@ import (
 // jobEnv holds the job of a process that StartProcess starts.
 const jobEnv = "TOKENBUCKET_FAULTLAB_JOB"
 
-// Job is what one process of a fleet does: callers that each reserve one permit, wait until it is due and use it, again and
-// again. A bursty bucket, whose initial permits are all of its burst.
+// Job is what one process of a fleet does: callers that each ask for permits, wait until they are due and use them, again and
+// again. A bursty bucket, whose initial permits are all of its burst, or one that warms up.
 type Job struct {
 	// Addrs of a server, of a cluster's nodes (Cluster), or of sentinels (Sentinel: the name of their master).
 	Addrs    []string
@@ -30,9 +30,19 @@ type Job struct {
 	Prefix, Bucket, Store string
 	// Rate is in permits per second; Burst is the most permits stored.
 	Rate, Burst float64
-	Callers     int
-	// Timeout of a reservation. Pause is how long a caller waits after a failure, and at most after a refusal; default 20 ms.
+	// Warmup is how long the bucket warms up, with PayNow and without a Burst. 0: it is bursty.
+	Warmup  time.Duration
+	Callers int
+	// Verb is how they ask: "reserve" (TryReserve), the default, "try" (TryAcquire) or "acquire" (Acquire). Permits is for how
+	// many at a time, default 1.
+	Verb    string
+	Permits int
+	// Spread is the time over which the callers begin, one after another.
+	Spread time.Duration
+	// Timeout of a reservation or a try. Pause is how long a caller waits after a failure, and at most after a refusal; default 20 ms.
 	Timeout, Pause time.Duration
+	// StoreTimeout is how long the store may take to answer, default as the library's.
+	StoreTimeout time.Duration
 	// Skew is by how much the clock of the process is off: the first, and after every 100 ms the next, round and round. The
 	// limiter is given such a clock (WithClock), whose timers and differences are right: what steps is a machine's wall
 	// clock, not the time that passes. See Clock for why it is not the process' own.
@@ -41,9 +51,12 @@ type Job struct {
 	Preload []string
 }
 
-// Permit is one permit that was used, or one failure. Times are by Micros. The server's time of the decision is not to be had from
-// outside of the library.
+// Permit is one request whose permits were used, or one failure; of a try a refusal, too. Times are by Micros. The server's time
+// of the decision is not to be had from outside of the library. Of a try and an acquire only Asked and Used are known: Granted,
+// Told and Due are as Used, Way and Woken are 0.
 type Permit struct {
+	// Permits is how many were asked for.
+	Permits int
 	// Asked is when the caller asked, Granted when it had the answer: the decision lies between.
 	Asked, Granted int64
 	// Told is Asked and the wait that the answer told, Due is Asked and the wait as it was in the end: shorter if others before
@@ -57,10 +70,15 @@ type Permit struct {
 	Used int64
 	// Woken is how late the process has woken a sleeper at most, one who has nothing to do with the library, from Granted to Used.
 	Woken int64
+	// Refused: a try was, at the time Used.
+	Refused bool
 	// Err is what failed, "" if nothing did; Kind is it in a word: unavailable, timeout, lock, corrupt,
 	// config, other; stuck: the process was to end and had been waiting for ten seconds longer than its timeout since.
 	Err, Kind string
 }
+
+// used tells whether its permits were used.
+func (p *Permit) used() bool { return p.Err == "" && !p.Refused }
 
 // Process is a process of a fleet. Its methods may be called by many goroutines at once.
 type Process struct {
@@ -129,11 +147,11 @@ func (f Fleet) End() (all []Permit) {
 	return slices.Concat(told...)
 }
 
-// Used returns the permits that were used, as events for Worst, without failures.
+// Used returns the permits that were used, as events for Worst, without failures and refusals.
 func Used(permits []Permit) (events []Event) {
 	for _, p := range permits {
-		if p.Err == "" {
-			events = append(events, Event{p.Used, 1})
+		if p.used() {
+			events = append(events, Event{p.Used, p.Permits})
 		}
 	}
 	return events
@@ -154,7 +172,7 @@ func Failures(permits []Permit) map[string]int {
 // have been made and the wait was over, and no later than so long after the answer, or than its caller was let go.
 func Due(permits []Permit) (spans []Span) {
 	for _, p := range permits {
-		if p.Err == "" {
+		if p.used() {
 			to := min(p.Used, p.Due-p.Asked+p.Granted)
 			spans = append(spans, Span{min(p.Due-p.Way, to), to})
 		}
@@ -174,7 +192,7 @@ func MostWoken(permits []Permit) (most time.Duration) {
 // too.
 func MostOverslept(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
-		if p.Err == "" {
+		if p.used() {
 			most = max(most, time.Duration(p.Used-p.Granted-(p.Due-p.Asked))*time.Microsecond)
 		}
 	}
@@ -185,7 +203,7 @@ func MostOverslept(permits []Permit) (most time.Duration) {
 // penalty, show a process that overslept: the permits that its callers had are taken and not used.
 func MostPutOff(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
-		if p.Err == "" {
+		if p.used() {
 			most = max(most, time.Duration(p.Due-p.Told)*time.Microsecond)
 		}
 	}
@@ -209,16 +227,23 @@ func (j *Job) Client() redis.UniversalClient {
 // Limiter returns a limiter of the job's bucket with that client.
 func (j *Job) Limiter(client redis.UniversalClient, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	prefix := tokenbucket.WithKeyPrefix(j.prefix())
-	opts := []tokenbucket.Option{tokenbucket.WithMaxPermits(j.Burst), tokenbucket.WithInitialPermits(j.Burst)}
 	store := Stores[j.Store]
 	if store == nil {
 		return nil, fmt.Errorf("store %q: want one of %q", j.Store, Kinds)
 	}
-	opts = append(opts, tokenbucket.WithStore(store(client, prefix)))
+	opts := []tokenbucket.Option{tokenbucket.WithStore(store(client, prefix))}
+	if j.StoreTimeout > 0 {
+		opts = append(opts, tokenbucket.WithStoreTimeout(j.StoreTimeout))
+	}
 	if len(j.Skew) > 0 {
 		opts = append(opts, tokenbucket.WithClock(Skewed(j.Skew...)))
 	}
-	return tokenbucket.NewSmoothBursty(j.Bucket, j.Rate, append(opts, more...)...)
+	opts = append(opts, more...)
+	if j.Warmup > 0 {
+		return tokenbucket.NewSmoothWarmingUp(j.Bucket, j.Rate, j.Warmup, append(opts, tokenbucket.WithPayment(tokenbucket.PayNow))...)
+	}
+	opts = append(opts, tokenbucket.WithMaxPermits(j.Burst), tokenbucket.WithInitialPermits(j.Burst))
+	return tokenbucket.NewSmoothBursty(j.Bucket, j.Rate, opts...)
 }
 
 func (j *Job) prefix() string {
@@ -239,47 +264,103 @@ func work(ctx context.Context, j *Job, tell func(Permit)) error {
 	}
 	late := measureLateness()
 	defer late.Stop()
+	w := &working{job: j, limiter: limiter, trips: &trips, late: late, stuck: make(chan struct{})}
+	if w.job.Permits == 0 {
+		w.job.Permits = 1
+	}
 	pause := j.Pause
 	if pause == 0 {
 		pause = 20 * time.Millisecond
 	}
-	stuck := make(chan struct{}) // closed long after the process was to end
-	context.AfterFunc(ctx, func() { time.AfterFunc(j.Timeout+10*time.Second, func() { close(stuck) }) })
+	call := map[string]func(context.Context) (Permit, time.Duration){"": w.reserve, "reserve": w.reserve, "try": w.try, "acquire": w.acquire}[j.Verb]
+	if call == nil {
+		return fmt.Errorf("verb %q: want reserve, try or acquire", j.Verb)
+	}
+	context.AfterFunc(ctx, func() { time.AfterFunc(j.Timeout+10*time.Second, func() { close(w.stuck) }) })
 	var callers sync.WaitGroup
-	for range j.Callers {
+	for i := range j.Callers {
 		callers.Go(func() {
+			rest(ctx, j.Spread*time.Duration(i)/time.Duration(j.Callers))
 			for ctx.Err() == nil {
-				p := Permit{Asked: Micros()}
-				r, err := limiter.TryReserve(context.Background(), 1, j.Timeout)
-				p.Granted = Micros()
-				granted := time.Now()
-				switch {
-				case err != nil:
-					p.Told, p.Due, p.Used, p.Err, p.Kind = p.Asked, p.Asked, p.Granted, err.Error(), kind(err)
-					tell(p)
-					rest(ctx, pause)
-				case !r.OK():
-					rest(ctx, min(pause, r.RetryAfter()))
-				default:
-					p.Told, p.Way = p.Asked+r.Delay().Microseconds(), trips.Way(p.Asked)
-					select {
-					case <-r.Ready():
-					case <-stuck:
-						p.Err, p.Kind = fmt.Sprintf("still waits, for %v when it was granted", r.Delay()), "stuck"
-					}
-					p.Used = Micros()
-					p.Woken = late.Since(granted).Microseconds()
-					p.Due = p.Asked + r.Delay().Microseconds()
-					if p.Due > p.Told { // it was asked again
-						p.Way = max(p.Way, trips.Way(p.Asked))
-					}
+				p, again := call(ctx)
+				if p.Used != 0 {
 					tell(p)
 				}
+				rest(ctx, min(pause, again))
 			}
 		})
 	}
 	callers.Wait()
 	return nil
+}
+
+// working is a process at work. Its verbs ask once. They return what to tell, nothing if Used is 0, and how soon it makes sense to
+// ask again.
+type working struct {
+	job     *Job
+	limiter *tokenbucket.RateLimiter
+	trips   *Trips
+	late    *Lateness
+	stuck   chan struct{} // closed long after the process was to end
+}
+
+// reserve lets what it has begun end, when the process is to end.
+func (w *working) reserve(context.Context) (p Permit, again time.Duration) {
+	p = Permit{Permits: w.job.Permits, Asked: Micros()}
+	r, err := w.limiter.TryReserve(context.Background(), p.Permits, w.job.Timeout)
+	p.Granted = Micros()
+	granted := time.Now()
+	switch {
+	case err != nil:
+		p.Told, p.Due, p.Used, p.Err, p.Kind = p.Asked, p.Asked, p.Granted, err.Error(), kind(err)
+		return p, time.Hour
+	case !r.OK():
+		return p, r.RetryAfter()
+	}
+	p.Told, p.Way = p.Asked+r.Delay().Microseconds(), w.trips.Way(p.Asked)
+	select {
+	case <-r.Ready():
+	case <-w.stuck:
+		p.Err, p.Kind = fmt.Sprintf("still waits, for %v when it was granted", r.Delay()), "stuck"
+	}
+	p.Used = Micros()
+	p.Woken = w.late.Since(granted).Microseconds()
+	p.Due = p.Asked + r.Delay().Microseconds()
+	if p.Due > p.Told { // it was asked again
+		p.Way = max(p.Way, w.trips.Way(p.Asked))
+	}
+	return p, 0
+}
+
+// try gives up when the process is to end.
+func (w *working) try(ctx context.Context) (Permit, time.Duration) {
+	asked := Micros()
+	ok, err := w.limiter.TryAcquire(ctx, w.job.Permits, w.job.Timeout)
+	return w.returned(ctx, asked, ok, err)
+}
+
+// acquire gives up when the process is to end.
+func (w *working) acquire(ctx context.Context) (Permit, time.Duration) {
+	asked := Micros()
+	_, err := w.limiter.Acquire(ctx, w.job.Permits)
+	return w.returned(ctx, asked, true, err)
+}
+
+func (w *working) returned(ctx context.Context, asked int64, ok bool, err error) (p Permit, again time.Duration) {
+	if ctx.Err() != nil {
+		return p, 0
+	}
+	now := Micros()
+	p = Permit{Permits: w.job.Permits, Asked: asked, Granted: now, Told: now, Due: now, Used: now}
+	switch {
+	case err != nil:
+		p.Err, p.Kind = err.Error(), kind(err)
+		return p, time.Hour
+	case !ok:
+		p.Refused = true
+		return p, time.Hour
+	}
+	return p, 0
 }
 
 // Trips are the last answers of a store, for an Observer. A decision may be one of a time that had surely come when the request
@@ -319,6 +400,9 @@ func (t *Trips) Way(asked int64) (most int64) {
 
 // rest sleeps, unless the context ends.
 func rest(ctx context.Context, d time.Duration) {
+	if d <= 0 {
+		return
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

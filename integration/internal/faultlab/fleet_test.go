@@ -70,11 +70,13 @@ func TestFleet(t *testing.T) {
 
 func TestMosts(t *testing.T) {
 	permits := []Permit{
-		{Asked: 0, Granted: 5, Told: 10, Due: 10, Used: 17, Woken: 4}, // let go 7 late, of which 5 are the way of the answer
-		{Asked: 0, Granted: 0, Told: 10, Due: 90, Used: 93, Way: 20, Woken: 6},
-		{Asked: 0, Granted: 8, Told: 10, Due: 10, Used: 12},
-		{Asked: 0, Granted: 9, Told: 0, Due: 0, Used: 9, Err: "no", Kind: "other"},
+		{Permits: 1, Asked: 0, Granted: 5, Told: 10, Due: 10, Used: 17, Woken: 4}, // let go 7 late, of which 5 are the way of the answer
+		{Permits: 1, Asked: 0, Granted: 0, Told: 10, Due: 90, Used: 93, Way: 20, Woken: 6},
+		{Permits: 1, Asked: 0, Granted: 8, Told: 10, Due: 10, Used: 12},
+		{Permits: 1, Asked: 0, Granted: 9, Told: 0, Due: 0, Used: 9, Err: "no", Kind: "other"},
 	}
+	refused := Permit{Permits: 1, Asked: 0, Granted: 99, Told: 99, Due: 99, Used: 99, Refused: true}
+	permits = append(permits, refused)
 	require.Equal(t, 6*time.Microsecond, MostWoken(permits))
 	require.Equal(t, []Span{{10, 15}, {70, 90}, {10, 12}}, Due(permits))
 	require.Equal(t, 3*time.Microsecond, MostOverslept(permits))

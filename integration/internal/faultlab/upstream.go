@@ -105,4 +105,6 @@ var origin = time.Now()
 
 // Micros is the time in microseconds since 1970 by this machine's clock as it was when the process began, counted on by the
 // monotonic clock: those of all processes compare, but for what the machine's clock was set by in between.
-func Micros() int64 { return origin.UnixMicro() + time.Since(origin).Microseconds() }
+func Micros() int64 { return micros(time.Now()) }
+
+func micros(t time.Time) int64 { return origin.UnixMicro() + t.Sub(origin).Microseconds() }
