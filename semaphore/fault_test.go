@@ -383,3 +383,38 @@ func TestBackendAway(t *testing.T) {
 		require.NoError(t, q.Release(ctx))
 	})
 }
+
+// wayward is a backend on whose way something happens, and which heeds no context.
+type wayward struct {
+	semaphore.Backend
+	way func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error)
+}
+
+func (w *wayward) Apply(ctx context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
+	return w.way(func() (*semaphore.Report, error) { return w.Backend.Apply(context.WithoutCancel(ctx), b) })
+}
+
+// A batch that is decided after everybody was told that it is too late gives back what it took.
+func TestAnswerAfterTheTimeout(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var first atomic.Bool
+		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+			if first.CompareAndSwap(false, true) {
+				time.Sleep(3 * timeout) // it has no Deadline, for what time it is there is not known yet
+			}
+			return decide()
+		}}, "x", 1, semaphore.WithTimeout(timeout), semaphore.WithLease(time.Hour))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close(ctx)) }()
+		began := time.Now()
+		_, err = s.Acquire(ctx, 1)
+		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		require.Equal(t, timeout, time.Since(began))
+		time.Sleep(3 * timeout)
+		p, err := new(faulty).process(t, place, 1).TryAcquire(ctx, 1, 0)
+		require.NoError(t, err)
+		require.NotNil(t, p)
+		require.NoError(t, p.Release(ctx))
+	})
+}
