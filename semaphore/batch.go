@@ -270,15 +270,12 @@ func (s *shared) failed(f *flight, err error, now time.Duration) {
 		s.renewAt = now
 	}
 	for i, r := range f.enter {
-		switch {
-		case r.done:
-		case i < f.resent && r.wait:
-			s.again = append(s.again, r)
-		default:
+		if !r.done && (i >= f.resent || !r.wait) {
 			s.abandon(r)
 			r.finish(nil, err)
 		}
 	}
+	s.resend(nil)                   // the others too: it may have admitted any of them, and have said so in the answer alone
 	if errors.Is(err, ErrTimeout) { // those behind it have waited as long
 		s.queue = slices.DeleteFunc(s.queue, func(r *request) bool {
 			if !r.done && now-r.since >= s.timeout {

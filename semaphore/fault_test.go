@@ -418,3 +418,37 @@ func TestAnswerAfterTheTimeout(t *testing.T) {
 		require.NoError(t, p.Release(ctx))
 	})
 }
+
+// A waiter whose grant came with an answer that was lost has its permit all the same.
+func TestGrantInALostAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var lose atomic.Bool
+		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+			r, err := decide()
+			if lose.CompareAndSwap(true, false) {
+				return nil, errors.New("connection reset")
+			}
+			return r, err
+		}}, "x", 1)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close(ctx)) }()
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		waits, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		got := make(chan *semaphore.Permit)
+		go func() {
+			q, err := s.Acquire(waits, 1)
+			assert.NoError(t, err)
+			got <- q
+		}()
+		synctest.Wait() // it is queued
+		lose.Store(true)
+		require.Error(t, p.Release(ctx))
+		began := time.Now()
+		q := <-got
+		require.NotNil(t, q)
+		require.Less(t, time.Since(began), time.Second)
+		require.NoError(t, q.Release(ctx))
+	})
+}
