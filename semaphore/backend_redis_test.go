@@ -39,10 +39,47 @@ func setBackRedis(t *testing.T, client *redis.Client, key string, micros int64) 
 	for _, id := range client.ZRange(ctx, key+"held", 0, -1).Val() {
 		require.NoError(t, client.ZIncrBy(ctx, key+"held", float64(micros), id).Err())
 	}
-	for process, text := range client.HGetAll(ctx, key+"procs").Val() {
+	moved := func(text string) string { // 'until told'
 		until, told, _ := strings.Cut(text, " ")
 		at, err := strconv.ParseInt(until, 10, 64)
 		require.NoError(t, err)
-		require.NoError(t, client.HSet(ctx, key+"procs", process, fmt.Sprint(at+micros, " ", told)).Err())
+		return fmt.Sprint(at+micros, " ", told)
+	}
+	for process, text := range client.HGetAll(ctx, key+"procs").Val() {
+		require.NoError(t, client.HSet(ctx, key+"procs", process, moved(text)).Err())
+	}
+	if text := client.HGet(ctx, key+"state", "solo").Val(); text != "" {
+		var times [3]int64
+		var process string
+		_, err := fmt.Sscan(text, &times[0], &process, &times[1], &times[2])
+		require.NoError(t, err)
+		for i := range times[:2] {
+			if times[i] != 0 {
+				times[i] += micros
+			}
+		}
+		require.NoError(t, client.HSet(ctx, key+"state", "solo", fmt.Sprint(times[0], " ", process, " ", times[1], " ", times[2])).Err())
+	}
+}
+
+// All keys live for one day at least from when they were used last, and for two at most, whoever made them.
+func TestKeysExpire(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s := openRedis(t, client, 2)()
+	for i := range 6 { // the first is no lone caller's, for there is nothing yet
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		state := keyOf(t, client, "state")
+		for _, key := range client.Keys(ctx, strings.TrimSuffix(state, "state")+"*").Val() {
+			left := client.PTTL(ctx, key).Val()
+			require.Greater(t, left, 23*time.Hour, key)
+			require.LessOrEqual(t, left, 48*time.Hour, key)
+		}
+		require.NoError(t, p.Release(ctx))
+		if i%2 == 1 {
+			now, err := client.Time(ctx).Result()
+			require.NoError(t, err)
+			require.NoError(t, client.HSet(ctx, state, "lives", now.Add(time.Hour).UnixMicro()).Err())
+		}
 	}
 }

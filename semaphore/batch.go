@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"time"
 )
 
-// flight is what a batch was made of.
+// flight is a batch, and what it was made of.
 type flight struct {
+	batch   *Batch
 	sent    time.Duration
 	enter   []*request
 	resent  int // the first so many were sent before
@@ -19,9 +21,9 @@ type flight struct {
 	setting *order
 }
 
-// build makes the next batch; nil: there is nothing to send until next. mu is held.
-func (s *shared) build(now time.Duration) (b *Batch, f *flight, next time.Duration) {
-	f = &flight{}
+// build makes the next batch; nil: there is nothing to send. mu is held.
+func (s *shared) build(now time.Duration) *flight {
+	f := &flight{sent: now}
 	if len(s.settings) > 0 {
 		f.setting, s.settings = s.settings[0], s.settings[1:]
 	}
@@ -55,19 +57,9 @@ func (s *shared) build(now time.Duration) (b *Batch, f *flight, next time.Durati
 	}
 	beat := calm && len(s.waiting) > 0 && (now >= s.beatAt || s.lookAt != 0 && now >= s.lookAt)
 	if len(f.enter)+len(f.leaves)+len(f.renew) == 0 && f.setting == nil && !beat {
-		next = s.renewAt // if that has passed, there was an error: renewed is as soon as it may be
-		if s.lingers > now {
-			next = earlier(next, s.lingers)
-		}
-		if len(s.waiting) > 0 {
-			next = earlier(earlier(next, s.beatAt), s.lookAt)
-		}
-		if len(s.leaves) > 0 || len(s.again) > 0 || next != 0 && next < s.notUntil {
-			next = max(next, s.notUntil)
-		}
-		return nil, nil, next
+		return nil
 	}
-	b = &Batch{
+	b := &Batch{
 		Process: s.process, Label: s.label, LeaseMicros: s.lease.Microseconds(), Permits: s.own,
 	}
 	if s.server.Known() {
@@ -92,7 +84,32 @@ func (s *shared) build(now time.Duration) (b *Batch, f *flight, next time.Durati
 			break
 		}
 	}
-	return b, f, 0
+	f.batch = b
+	return f
+}
+
+// next is when there will be something to send, though nobody asks for anything more: 0: never; now or earlier: now. mu is held.
+func (s *shared) next(now time.Duration) time.Duration {
+	if len(s.queue) > 0 || len(s.settings) > 0 {
+		return now
+	}
+	var next time.Duration
+	if len(s.leaves) > 0 || len(s.again) > 0 {
+		next = now
+	}
+	if len(s.held) > 0 {
+		next = earlier(next, s.renewAt)
+	}
+	if len(s.waiting) > 0 {
+		next = earlier(earlier(next, s.beatAt), s.lookAt)
+	}
+	if next != 0 {
+		next = max(next, s.notUntil)
+	}
+	if s.lingers > now {
+		next = earlier(next, s.lingers)
+	}
+	return next
 }
 
 // cut takes up to a batch's worth of those that are wanted off the front.
@@ -117,7 +134,7 @@ func earlier(a, b time.Duration) time.Duration {
 }
 
 // settle hands out the answers of a batch. mu is held.
-func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time.Duration) {
+func (s *shared) settle(f *flight, report *Report, err error, now time.Duration) {
 	if err == nil && report.Late { // its clock has stepped; now that it is known, once more
 		s.server.Heard(report.Now, f.sent, now)
 		s.again = append(f.enter[:f.resent:f.resent], s.again...)
@@ -215,10 +232,25 @@ func (s *shared) settle(b *Batch, f *flight, report *Report, err error, now time
 	}
 }
 
+// settleLate gives back what a batch has taken that was taken for lost. mu is held.
+func (s *shared) settleLate(f *flight, report *Report, err error, now time.Duration) {
+	if err != nil || report.Late {
+		return
+	}
+	for i, r := range f.enter {
+		if r.done && report.Entered[i].Outcome == Granted && s.held[r.id] == nil {
+			s.leave(r.id, now+s.lease)
+		}
+	}
+	for _, g := range report.Grants {
+		s.admitted(g, f.sent+time.Duration(g.Expires-report.Now)*time.Microsecond, now)
+	}
+}
+
 // failed deals with a batch of which it is unknown whether it was decided. mu is held.
 func (s *shared) failed(f *flight, err error, now time.Duration) {
 	s.notUntil = now + min(s.beat/4, 50*time.Millisecond)
-	if errors.Is(err, context.DeadlineExceeded) {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err)
 	}
 	if f.setting != nil {
@@ -238,15 +270,12 @@ func (s *shared) failed(f *flight, err error, now time.Duration) {
 		s.renewAt = now
 	}
 	for i, r := range f.enter {
-		switch {
-		case r.done:
-		case i < f.resent && r.wait:
-			s.again = append(s.again, r)
-		default:
+		if !r.done && (i >= f.resent || !r.wait) {
 			s.abandon(r)
 			r.finish(nil, err)
 		}
 	}
+	s.resend(nil)                   // the others too: it may have admitted any of them, and have said so in the answer alone
 	if errors.Is(err, ErrTimeout) { // those behind it have waited as long
 		s.queue = slices.DeleteFunc(s.queue, func(r *request) bool {
 			if !r.done && now-r.since >= s.timeout {
@@ -285,7 +314,6 @@ func (s *shared) admitted(g Grant, ends, now time.Duration) {
 	case r == nil || r.done:
 		if s.held[g.ID] == nil && g.Outcome == Granted { // it has left, but too late
 			s.leave(g.ID, now+s.lease)
-			s.run()
 		}
 	case g.Outcome == TooMany:
 		delete(s.waiting, r.id)

@@ -126,11 +126,16 @@ func TestEvictedKeys(t *testing.T) {
 			t.Parallel() // they wait for leases to end
 			process := openRedis(t, client, 3, semaphore.WithLease(500*time.Millisecond))
 			a, b := process(), process()
+			p, err := a.Acquire(ctx, 1)
+			require.NoError(t, err)
+			require.NoError(t, p.Release(ctx))
 			for range 2 {
 				_, err := a.Acquire(ctx, 1)
 				require.NoError(t, err)
 			}
 			require.NoError(t, client.Del(ctx, keyOf(t, client, part)).Err())
+			_, err = a.Acquire(ctx, 1)
+			require.NoError(t, err)
 			two, err := b.TryAcquire(ctx, 2, 0)
 			require.NoError(t, err)
 			require.Equal(t, part == "held", two != nil)
@@ -380,6 +385,75 @@ func TestBackendAway(t *testing.T) {
 		q, err := b.TryAcquire(ctx, 1, 20*time.Second)
 		require.NoError(t, err)
 		require.NotNil(t, q)
+		require.NoError(t, q.Release(ctx))
+	})
+}
+
+// wayward is a backend on whose way something happens, and which heeds no context.
+type wayward struct {
+	semaphore.Backend
+	way func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error)
+}
+
+func (w *wayward) Apply(ctx context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
+	return w.way(func() (*semaphore.Report, error) { return w.Backend.Apply(context.WithoutCancel(ctx), b) })
+}
+
+// A batch that is decided after everybody was told that it is too late gives back what it took.
+func TestAnswerAfterTheTimeout(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var first atomic.Bool
+		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+			if first.CompareAndSwap(false, true) {
+				time.Sleep(3 * timeout) // it has no Deadline, for what time it is there is not known yet
+			}
+			return decide()
+		}}, "x", 1, semaphore.WithTimeout(timeout), semaphore.WithLease(time.Hour))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close(ctx)) }()
+		began := time.Now()
+		_, err = s.Acquire(ctx, 1)
+		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		require.Equal(t, timeout, time.Since(began))
+		time.Sleep(3 * timeout)
+		p, err := new(faulty).process(t, place, 1).TryAcquire(ctx, 1, 0)
+		require.NoError(t, err)
+		require.NotNil(t, p)
+		require.NoError(t, p.Release(ctx))
+	})
+}
+
+// A waiter whose grant came with an answer that was lost has its permit all the same.
+func TestGrantInALostAnswer(t *testing.T) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var lose atomic.Bool
+		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+			r, err := decide()
+			if lose.CompareAndSwap(true, false) {
+				return nil, errors.New("connection reset")
+			}
+			return r, err
+		}}, "x", 1)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close(ctx)) }()
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		waits, cancel := context.WithTimeout(ctx, time.Hour)
+		defer cancel()
+		got := make(chan *semaphore.Permit)
+		go func() {
+			q, err := s.Acquire(waits, 1)
+			assert.NoError(t, err)
+			got <- q
+		}()
+		synctest.Wait() // it is queued
+		lose.Store(true)
+		require.Error(t, p.Release(ctx))
+		began := time.Now()
+		q := <-got
+		require.NotNil(t, q)
+		require.Less(t, time.Since(began), time.Second)
 		require.NoError(t, q.Release(ctx))
 	})
 }

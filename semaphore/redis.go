@@ -31,7 +31,13 @@ type RedisClient interface {
 // within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
 // two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
 // forwards by more than a lease, all leases end, and until the next renewal (a third of a lease) others may hold permits too:
-// the fencing number tells the resource. Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, and
+// the fencing number tells the resource.
+//
+// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way it asks Redis itself,
+// rather than to have a goroutine do so. Should its context be cancelled meanwhile, it returns when Redis has answered, at the latest
+// after the timeout (WithTimeout).
+//
+// Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, and
 // PUBLISH and PEXPIRE.
 func NewRedis(client RedisClient, name string, permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{name: name}

@@ -6,20 +6,22 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// shared is the engine of a semaphore whose permits a Backend keeps. All that this process has to say to the backend goes
-// through one goroutine, which lives while anybody waits or holds: at most one batch is under way, and what comes up
-// meanwhile travels together in the next.
+// shared is the engine of a semaphore whose permits a Backend keeps. It is a batch.Source: at most one batch is under way, and what
+// comes up meanwhile travels together in the next.
 type shared struct {
+	batch.Place
+	trips   batch.Trips[*flight, *Report]
 	backend Backend
 	name    string
 	label   string
@@ -41,9 +43,9 @@ type shared struct {
 	held     map[string]*Permit
 	leaves   []*leave
 	settings []*order
-	running  bool
-	kick     chan struct{}
 	closed   bool
+	alarm    *time.Timer   // calls onAlarm
+	alarmAt  time.Duration // then; 0: it is not set
 	renewAt  time.Duration // when the first of held wants to be renewed; 0: none. All times see clock.Mono
 	beatAt   time.Duration // when the backend wants to hear from us again
 	lookAt   time.Duration // when the first lease of all expires
@@ -124,12 +126,16 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	if backend == nil {
 		return nil, s.bad("backend", "nil", "a backend")
 	}
-	s.engine = &shared{
+	c := &shared{
 		backend: backend, name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36),
 		lease: o.lease, margin: o.lease / 10, beat: min(o.lease/3, time.Second), timeout: o.timeout,
-		most: o.waiters, own: permits, known: permits, kick: make(chan struct{}, 1),
-		waiting: map[string]*request{}, held: map[string]*Permit{},
+		most: o.waiters, own: permits, known: permits, waiting: map[string]*request{}, held: map[string]*Permit{},
 	}
+	c.trips = batch.Trips[*flight, *Report]{Send: c.send, Max: 1, Parallel: 1, Go: c.tasks.run}
+	if r, ok := backend.(*redisBackend); ok && script.HeedsDeadline(r.client) {
+		c.trips.Timeout = o.timeout
+	}
+	s.engine = c
 	return s, nil
 }
 
@@ -168,6 +174,7 @@ func (s *shared) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 	if r.done { // answered in the same instant
 		if err != nil && r.permit != nil {
 			s.drop(r.permit, ErrReleased)
+			s.trips.Ready("", s)
 			return nil, err
 		}
 		return r.permit, r.err
@@ -198,6 +205,14 @@ func (s *shared) submit(ctx context.Context, r *request) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if err := s.enqueue(r); err != nil {
+		return err
+	}
+	s.trips.Take(ctx, "", s)
+	return nil
+}
+
+func (s *shared) enqueue(r *request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -211,7 +226,6 @@ func (s *shared) submit(ctx context.Context, r *request) error {
 	}
 	s.live++
 	s.queue = append(s.queue, r)
-	s.run()
 	return nil
 }
 
@@ -220,7 +234,7 @@ func (s *shared) abandon(r *request) {
 	if s.waiting[r.id] == r { // it was sent
 		delete(s.waiting, r.id)
 		s.leave(r.id, clock.Mono()+s.lease)
-		s.run()
+		s.trips.Ready("", s)
 	}
 }
 
@@ -235,20 +249,20 @@ func (s *shared) leave(id string, until time.Duration) {
 	}
 }
 
-// drop ends a permit that nobody will use, or keep. mu is held.
+// drop ends a permit that nobody will use, or keep; it is to be sent. mu is held.
 func (s *shared) drop(p *Permit, why error) *leave {
 	p.end(why)
 	delete(s.held, p.more.id)
 	l := &leave{id: p.more.id, until: clock.Mono() + s.lease, done: make(chan struct{})}
 	s.leaves = append(s.leaves, l)
-	s.run()
 	return l
 }
 
 func (s *shared) release(ctx context.Context, p *Permit) error {
 	s.mu.Lock()
 	m := p.more
-	if m.leaving == nil {
+	first := m.leaving == nil
+	if first {
 		if p.over {
 			m.lost = m.ended
 		}
@@ -256,6 +270,13 @@ func (s *shared) release(ctx context.Context, p *Permit) error {
 	}
 	s.mu.Unlock()
 	err := m.lost
+	switch {
+	case !first:
+	case err == nil:
+		s.trips.Take(ctx, "", s)
+	default:
+		s.trips.Ready("", s)
+	}
 	if err == nil {
 		if err = m.leaving.wait(ctx); err == nil && m.leaving.was != Holding {
 			err = ErrLost
@@ -286,9 +307,9 @@ func (s *shared) releaseID(ctx context.Context, id string) error {
 	} else {
 		l = &leave{id: id, until: clock.Mono() + s.timeout, done: make(chan struct{})}
 		s.leaves = append(s.leaves, l)
-		s.run()
 	}
 	s.mu.Unlock()
+	s.trips.Take(ctx, "", s)
 	err := l.wait(ctx)
 	if err == nil && l.was != Holding {
 		err = fmt.Errorf("%w: semaphore %.80q: id %.80q", ErrNotHeld, s.name, id)
@@ -300,8 +321,8 @@ func (s *shared) setPermits(ctx context.Context, n int) error {
 	o := &order{n: n, done: make(chan struct{})}
 	s.mu.Lock()
 	s.settings = append(s.settings, o)
-	s.run()
 	s.mu.Unlock()
+	s.trips.Take(ctx, "", s)
 	select {
 	case <-o.done:
 		return o.err
@@ -310,10 +331,23 @@ func (s *shared) setPermits(ctx context.Context, n int) error {
 	}
 }
 
+// holders returns when ctx ends, even if the backend's client does not heed that.
 func (s *shared) holders(ctx context.Context) ([]Holder, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
-	return patiently(ctx, s, s.backend.Holders)
+	var all []Holder
+	var err error
+	answered := make(chan struct{})
+	s.tasks.run(func() {
+		defer close(answered)
+		all, err = s.backend.Holders(ctx)
+	})
+	select {
+	case <-answered:
+		return all, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 }
 
 func (s *shared) close(ctx context.Context) error {
@@ -334,8 +368,8 @@ func (s *shared) close(ctx context.Context) error {
 	if s.expiry != nil {
 		s.expiry.Stop()
 	}
-	s.run()
 	s.mu.Unlock()
+	s.trips.Ready("", s)
 	for _, l := range last {
 		if e := l.wait(ctx); e != nil {
 			return e
@@ -349,76 +383,67 @@ func (s *shared) close(ctx context.Context) error {
 	}
 }
 
-// run makes sure that what there is to do is noticed. mu is held.
-func (s *shared) run() {
-	if !s.running {
-		s.running = true
-		s.tasks.run(s.loop)
-		return
+// Depart implements batch.Source.
+func (s *shared) Depart() (*flight, time.Time, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := clock.Mono()
+	f := s.build(now)
+	if f == nil {
+		s.setAlarm(now)
+		return nil, time.Time{}, false
 	}
-	select {
-	case s.kick <- struct{}{}:
+	return f, clock.At(now + s.timeout), true
+}
+
+// send takes a batch to the backend.
+func (s *shared) send(ctx context.Context, _ string, items []*batch.Item[*flight, *Report]) {
+	for _, i := range items {
+		i.Answer(s.backend.Apply(ctx, i.Batch.batch))
+	}
+}
+
+// Land implements batch.Source.
+func (s *shared) Land(f *flight, report *Report, err error, late bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := clock.Mono()
+	if late {
+		s.settleLate(f, report, err, now)
+	} else {
+		s.settle(f, report, err, now)
+	}
+	s.setAlarm(now)
+}
+
+// setAlarm makes sure that what there is to do by itself is done in time: now, or later. mu is held.
+func (s *shared) setAlarm(now time.Duration) {
+	switch next := s.next(now); {
+	case next == 0:
+		if s.listener != nil {
+			s.listener()
+			s.listener = nil
+		}
+		if s.closed && s.alarmAt != 0 { // else it may ring for nothing: to stop it each time costs more
+			s.alarm.Stop()
+			s.alarmAt = 0
+		}
+	case next <= now:
+		s.trips.Ready("", s)
+	case s.alarmAt != 0 && s.alarmAt <= next:
+	case s.alarm == nil:
+		s.alarm, s.alarmAt = time.AfterFunc(next-now, s.onAlarm), next
 	default:
+		s.alarm.Reset(next - now)
+		s.alarmAt = next
 	}
 }
 
-// loop takes batches to the backend, one after another, as long as there is anybody to take care of.
-func (s *shared) loop() {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		s.mu.Lock()
-		b, f, next := s.build(clock.Mono())
-		if b == nil && next == 0 {
-			s.running = false
-			if s.listener != nil {
-				s.listener()
-				s.listener = nil
-			}
-			s.mu.Unlock()
-			return
-		}
-		s.mu.Unlock()
-		if b == nil {
-			timer.Reset(next - clock.Mono())
-			select {
-			case <-timer.C:
-			case <-s.kick:
-			}
-			continue
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), s.timeout)
-		f.sent = clock.Mono()
-		report, err := patiently(ctx, s, func(ctx context.Context) (*Report, error) { return s.backend.Apply(ctx, b) })
-		cancel()
-		s.mu.Lock()
-		s.settle(b, f, report, err, clock.Mono())
-		s.mu.Unlock()
-		for range 2 { // let those who were answered ask again, so that they share the next batch
-			runtime.Gosched()
-		}
-	}
-}
-
-// patiently calls the backend, and returns when ctx ends, even if the backend's client does not heed that. What is still
-// decided then is ended by the leave that follows, or changes nothing, for its deadline has passed.
-func patiently[T any](ctx context.Context, s *shared, call func(ctx context.Context) (T, error)) (T, error) {
-	type answer struct {
-		value T
-		err   error
-	}
-	answered := make(chan answer, 1)
-	s.tasks.run(func() {
-		value, err := call(ctx)
-		answered <- answer{value, err}
-	})
-	select {
-	case a := <-answered:
-		return a.value, a.err
-	case <-ctx.Done():
-		var none T
-		return none, ctx.Err()
-	}
+func (s *shared) onAlarm() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.alarmAt = 0
+	s.trips.Ready("", s)
 }
 
 // resend asks anew what became of all who wait, but for those of a batch, in their order. mu is held.
@@ -469,7 +494,7 @@ func (s *shared) expire() {
 	if first != 0 {
 		s.watch(first, now)
 	}
-	s.run()
+	s.trips.Ready("", s)
 }
 
 // listen hears of grants as long as anybody waits, and a while longer. mu is held.
@@ -483,7 +508,7 @@ func (s *shared) listen() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.resend(nil)
-		s.run()
+		s.trips.Ready("", s)
 	}
 	wake := func(g Grant) {
 		s.mu.Lock()
@@ -495,13 +520,11 @@ func (s *shared) listen() {
 			if !slices.Contains(s.again, r) { // it has leapt: how long the lease will last is not known, until it is renewed
 				s.again = append(s.again, r)
 			}
-			s.run()
+			s.trips.Ready("", s)
 			return
 		}
 		s.admitted(g, now+time.Duration(g.Expires-latest)*time.Microsecond, now)
-		if len(s.leaves) > 0 || len(s.again) > 0 {
-			s.run()
-		}
+		s.setAlarm(now)
 	}
 	s.tasks.run(func() {
 		for ctx.Err() == nil {

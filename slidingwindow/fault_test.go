@@ -340,7 +340,6 @@ func TestAway(t *testing.T) {
 			l.mu.Lock()
 			require.Nil(t, l.fleet.outage.Down())
 			require.Zero(t, l.fleet.owed.size)
-			require.False(t, l.fleet.flying)
 			require.Zero(t, l.fleet.strays)
 			l.mu.Unlock()
 			left, err := l.refreshed(t)
@@ -642,6 +641,7 @@ func TestManyGiveUp(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		c := &call{n: 1, asks: true, ready: make(chan struct{})}
+		defer l.start()
 		return c, l.submit(c)
 	}
 	first, err := submit()
@@ -686,7 +686,7 @@ func TestManyGiveUp(t *testing.T) {
 	require.Eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return !l.fleet.flying
+		return l.fleet.pending == 0
 	}, 10*time.Second, time.Millisecond)
 	l.mu.Lock()
 	require.Zero(t, l.fleet.pending)
@@ -704,7 +704,6 @@ func TestGiveUpAnswered(t *testing.T) {
 	over, cancel := context.WithCancel(ctx)
 	cancel()
 	l.mu.Lock()
-	l.fleet.flying = true // by this test
 	var calls []*call
 	submit := func() {
 		c := &call{n: 1, asks: true, ready: make(chan struct{})}
@@ -761,4 +760,35 @@ func TestMaxWaiters(t *testing.T) {
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
 	require.Equal(t, 7, left, "who was turned away took nothing")
+}
+
+// A caller that asks Redis by itself is back within the timeout though the server hangs: on a connection that it has, or on a new one.
+func TestCallerIsBackInTime(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: true, ReadTimeout: time.Minute})
+	defer func() { _ = client.Close() }()
+	l, err := New(unique(t), 100, time.Hour, time.Minute, WithRedis(client), WithTimeout(300*time.Millisecond))
+	require.NoError(t, err)
+	require.NotZero(t, l.fleet.trips.Timeout)
+	patient, cancel := context.WithTimeout(ctx, time.Hour)
+	defer cancel()
+	for range 2 {
+		_, err = l.Allow(patient)
+		require.NoError(t, err)
+	}
+	proxy.Set(redistest.Stalled)
+	began := time.Now()
+	for range 2 {
+		l.mu.Lock()
+		l.fleet.fault = nil // it asks though Redis is away
+		l.mu.Unlock()
+		_, err = l.Allow(patient)
+		require.ErrorIs(t, err, ErrTimeout)
+	}
+	require.Less(t, time.Since(began), 20*time.Second)
+	proxy.Set(redistest.Up)
+	require.Eventually(t, func() bool {
+		ok, err := l.Allow(patient)
+		return err == nil && ok
+	}, 20*time.Second, time.Millisecond)
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
@@ -17,8 +18,8 @@ var applySource string
 
 var applyScript = script.New(applySource)
 
-// fleet is what a limiter needs whose counts are in Redis. One batch at most is under way; what comes up meanwhile travels
-// together in the next. Limiter.tally is what the last answer showed, and Limiter.mu guards everything.
+// fleet is what a limiter needs whose counts are in Redis. One batch at most is under way (see source); what comes up meanwhile
+// travels together in the next. Limiter.tally is what the last answer showed, and Limiter.mu guards everything.
 //
 // Clocks: answers bring the server's clock, which is estimated from then on, whatever time of day the process believes it is. What
 // is refused without asking is refused by the latest that it can be, by which as much as can be is out of the window; what is
@@ -32,6 +33,8 @@ type fleet struct {
 	away    Away
 	share   int64
 	hook    func(error)
+	source  source
+	trips   batch.Trips[*flight, []string]
 
 	heard  bool // Limiter.tally is what there was, when it was heard of last
 	timed  bool // there was an answer: mine and owed are by the server's clock
@@ -40,8 +43,7 @@ type fleet struct {
 	remote clock.Remote // the server's clock
 
 	queue   []*call
-	gone    int // of the queue, those whose callers have given up
-	flying  bool
+	gone    int   // of the queue, those whose callers have given up
 	look    bool  // somebody wants to know the counts
 	pending int64 // permits of those that were submitted and not settled
 
@@ -63,10 +65,16 @@ const (
 	maxBatch = 1024
 )
 
-func newFleet(o *options, key string) *fleet {
-	return &fleet{
+func (l *Limiter) newFleet(o *options, key string) *fleet {
+	f := &fleet{
 		client: o.client, key: key, timeout: o.timeout, most: o.waiters, server: o.server, away: o.away, share: int64(o.share), hook: o.hook,
+		source: source{l: l},
 	}
+	f.trips = batch.Trips[*flight, []string]{Send: l.send, Max: 1, Parallel: 1}
+	if script.HeedsDeadline(o.client) {
+		f.trips.Timeout = o.timeout
+	}
+	return f
 }
 
 // call is one request on its way.
@@ -140,6 +148,7 @@ func (l *Limiter) allowShared(ctx context.Context, n int64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	f.trips.Take(ctx, "", &f.source)
 	return l.await(ctx, c)
 }
 
@@ -158,24 +167,18 @@ func (l *Limiter) shut(now, latest, room int64) {
 	l.bar(now, now+until-latest)
 }
 
-// submit queues a call, unless too many are there. mu is held.
+// submit queues a call, which is to be sent, unless too many are there. mu is held.
 func (l *Limiter) submit(c *call) error {
 	if f := l.fleet; len(f.queue)-f.gone >= f.most {
 		return fmt.Errorf("%w: limiter %.80q: %d wait already", ErrTooManyWaiters, l.name, f.most)
 	}
 	l.fleet.queue = append(l.fleet.queue, c)
 	l.fleet.pending += c.n
-	l.start()
 	return nil
 }
 
-// start makes sure that what there is to send is sent. mu is held.
-func (l *Limiter) start() {
-	if !l.fleet.flying {
-		l.fleet.flying = true
-		go l.fly()
-	}
-}
+// start makes sure that what there is to send is sent.
+func (l *Limiter) start() { l.fleet.trips.Ready("", &l.fleet.source) }
 
 func (l *Limiter) await(ctx context.Context, c *call) (bool, error) {
 	select {
@@ -227,6 +230,7 @@ func (l *Limiter) refresh(ctx context.Context) error {
 	err := l.submit(c)
 	l.mu.Unlock()
 	if err == nil {
+		f.trips.Take(ctx, "", &f.source)
 		_, err = l.await(ctx, c)
 	}
 	return err

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"runtime"
+	"os"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -27,32 +29,51 @@ type flight struct {
 
 type ask struct{ n, times int64 }
 
-// fly takes batches to Redis until there are no more.
-func (l *Limiter) fly() {
-	for {
-		l.mu.Lock()
-		b := l.build()
+// source is a limiter's batches: a batch.Source.
+type source struct {
+	batch.Place
+	l *Limiter
+}
+
+// Depart implements batch.Source.
+func (s *source) Depart() (*flight, time.Time, bool) {
+	s.l.mu.Lock()
+	defer s.l.mu.Unlock()
+	b := s.l.build()
+	return b, time.Now().Add(s.l.fleet.timeout), b != nil
+}
+
+// Land implements batch.Source.
+func (s *source) Land(b *flight, reply []string, err error, late bool) {
+	l, f := s.l, s.l.fleet
+	l.mu.Lock()
+	if late {
+		if f.strays--; err == nil { // it is back
+			f.outage.ProbeNow()
+		}
 		l.mu.Unlock()
-		if b == nil {
-			return
-		}
-		reply, err := l.send(b.args)
-		l.mu.Lock()
-		done, tell := l.settle(b, reply, err)
-		l.mu.Unlock()
-		for _, c := range done {
-			close(c.ready)
-		}
-		if hook := l.fleet.hook; hook != nil && tell != nil {
-			hook(*tell)
-		}
-		for range 2 { // let those who were answered ask again, so that they share the next batch
-			runtime.Gosched()
-		}
+		return
+	}
+	if errors.Is(err, batch.ErrLate) {
+		f.strays++
+	}
+	done, tell := l.settle(b, reply, err)
+	if len(f.queue) > 0 || f.look || f.owes() {
+		l.start()
+	}
+	l.mu.Unlock()
+	for _, c := range done {
+		close(c.ready)
+	}
+	if f.hook != nil && tell != nil {
+		f.hook(*tell)
 	}
 }
 
-// build makes the next batch; nil, and nobody flies any more: there is nothing to send. mu is held.
+// owes tells that there is something to tell Redis, and that it can be told. mu is held.
+func (f *fleet) owes() bool { return f.owed.size > 0 && !f.broken && f.outage.Down() == nil }
+
+// build makes the next batch; nil: there is nothing to send. mu is held.
 func (l *Limiter) build() *flight {
 	f := l.fleet
 	now := l.now()
@@ -87,8 +108,8 @@ func (l *Limiter) build() *flight {
 		f.pending -= c.n
 		close(c.ready)
 	}
-	if len(b.calls) == 0 && !f.look && (f.owed.size == 0 || f.broken || f.outage.Down() != nil) {
-		f.flying, f.queue = false, nil
+	if len(b.calls) == 0 && !f.look && !f.owes() {
+		f.queue = nil
 		return nil
 	}
 	f.look = false
@@ -122,42 +143,15 @@ func (l *Limiter) arguments(b *flight, now int64) []string {
 
 func decimal(n int64) string { return strconv.FormatInt(n, 10) }
 
-// send runs the script, and returns in time even if the client does not.
-func (l *Limiter) send(args []string) ([]string, error) {
-	type answer struct {
-		reply []string
-		err   error
-	}
-	f := l.fleet
-	ctx, cancel := context.WithTimeout(context.Background(), f.timeout)
-	answered := make(chan answer, 1)
-	go func() {
-		defer cancel()
-		reply, err := applyScript.Run(ctx, f.client, 1, args...)
-		answered <- answer{reply, f.explain(ctx, err)}
-	}()
-	select {
-	case a := <-answered:
-		return a.reply, a.err
-	case <-ctx.Done():
-	}
-	select {
-	case a := <-answered:
-		return a.reply, a.err
-	default:
-	}
-	l.mu.Lock()
-	f.strays++
-	l.mu.Unlock()
-	go func() {
-		a := <-answered
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if f.strays--; a.err == nil { // it is back
-			f.outage.ProbeNow()
+// send takes a batch to Redis.
+func (l *Limiter) send(ctx context.Context, _ string, items []*batch.Item[*flight, []string]) {
+	for _, i := range items {
+		reply, err := applyScript.Run(ctx, l.fleet.client, 1, i.Batch.args...)
+		if err != nil {
+			err = l.fleet.explain(ctx, err)
 		}
-	}()
-	return nil, ErrTimeout
+		i.Answer(reply, err)
+	}
 }
 
 // explain finds out what is behind an error. It has half the time, so that a server which hangs makes no stray.
@@ -271,6 +265,8 @@ func (l *Limiter) failed(err error) error {
 		return fmt.Errorf("%w: limiter %.80q: key %s holds no string", ErrCorrupt, l.name, l.fleet.key)
 	case redis.HasErrorPrefix(err, "OVERFLOW"):
 		return fmt.Errorf("%w: limiter %.80q: key %s", ErrOverflow, l.name, l.fleet.key)
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return fmt.Errorf("%w: limiter %.80q: %w: %w", ErrAway, l.name, ErrTimeout, err)
 	case errors.Is(err, ErrTimeout), script.Away(err):
 		return fmt.Errorf("%w: limiter %.80q: %w", ErrAway, l.name, err)
 	}

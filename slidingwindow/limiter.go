@@ -124,7 +124,7 @@ func (l *Limiter) open(key string, limit int, window, resolution time.Duration, 
 	l.limit.Store(int64(limit))
 	l.clock = clock.New(o.clock)
 	if o.client != nil {
-		l.fleet = newFleet(o, o.prefix+key+":"+window.String())
+		l.fleet = l.newFleet(o, o.prefix+key+":"+window.String())
 	}
 	return nil
 }
@@ -148,7 +148,7 @@ func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx
 //
 // With Redis, what is allowed has been counted there: one round trip, shared with the others of this process that ask
 // meanwhile. What is refused by what this process knows costs none. While Redis is away, see WithAway and WithShare. It
-// returns when ctx ends, even if Redis hangs; permits may have been counted then.
+// returns when ctx ends, even if Redis hangs; permits may have been counted then. See WithRedis for when it notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
 	if err := ctx.Err(); err != nil {
 		return false, err

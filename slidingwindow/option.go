@@ -58,6 +58,10 @@ func WithMode(m Mode) Option { return func(o *options) { o.mode = m } }
 
 // WithRedis counts in Redis, together with all processes that use the same name. A limiter is one key there, which expires by
 // itself. Redis 6 or later; the script uses GET, SET and TIME.
+//
+// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way it asks Redis itself, rather
+// than to have a goroutine do so. Should its context be cancelled meanwhile, it returns when Redis has answered, at the latest after
+// the timeout (WithTimeout).
 func WithRedis(c RedisClient) Option { return func(o *options) { o.client, o.given = c, true } }
 
 // WithKeyPrefix sets what the key in Redis begins with, up to 512 bytes without braces. Default "slidingwindow:".

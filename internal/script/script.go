@@ -17,6 +17,14 @@ type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
+// HeedsDeadline tells that every call of a client returns at its context's deadline at the latest. One of a single server does so with
+// ContextTimeoutEnabled; others read for as long as their ReadTimeout. (A copy with another ReadTimeout would lose the hooks: see
+// redis.Client.WithTimeout.)
+func HeedsDeadline(client Client) bool {
+	c, ok := client.(*redis.Client)
+	return ok && c.Options().ContextTimeoutEnabled
+}
+
 // Script is a script and the hash that Redis knows it by.
 type Script struct{ Source, SHA string }
 

@@ -2,7 +2,9 @@
 --
 -- KEYS      all in one slot:
 --   state   hash: fence, the highest handed out; ticket, likewise; used, permits that are held; seen, the latest time;
---           lives, until when all keys do; permits, if SetPermits has been called
+--           lives, until when all keys do; permits, if SetPermits has been called; solo, only while queue, procs and idle are
+--           empty: 'earliest process until told', of the first expiry in held (0: none), and of the one process that procs would
+--           have (-: none)
 --   held    sorted set: id -> when its lease expires
 --   info    hash: id -> 'permits process label' of waiters, 'permits process fence since label' of holders
 --   queue   sorted set: id -> ticket, of who waits
@@ -28,13 +30,63 @@ local now = t[1] * 1000000 + t[2]
 local int = function(n) return fmt('%.0f', n) end
 if deadline ~= 0 and now > deadline then return {'late ' .. int(now)} end
 
-local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives')
+local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives', 'solo')
 local function whole(text) -- nothing else is ours: tonumber would take nan, inf and hexadecimal digits too
   local n = not text and 0 or text:find('^%d+$') and tonumber(text)
   return n and n <= 9007199254740992 and n
 end
 local fence, ticket, used, seen, stored, lives = whole(s[1]), whole(s[2]), whole(s[3]), whole(s[4]), whole(s[5]), whole(s[6])
-if not (fence and ticket and used and seen and stored and lives) then return redis.error_reply('CORRUPT state') end
+local solo = s[7]
+local first, who, till, told = (solo or '0 - 0 0'):match('^(%d+) (%S+) (%d+) (%d+)$')
+if not (fence and ticket and used and seen and stored and lives and first) then return redis.error_reply('CORRUPT state') end
+
+-- The acquire or release of a lone caller, when nobody waits: what follows below would decide the same with twice as many commands.
+-- Whatever is unusual is left to that, before anything is written.
+local enters = ARGV[9] == '0' and ARGV[10] == '0' and ARGV[11] == '1'
+local leaves = ARGV[9] == '1' and ARGV[11] == '0' and ARGV[12] == '0'
+if solo and (enters or leaves) and set == 0 and now >= seen and lives - now >= DAY then
+  local earliest, total, at, answer = tonumber(first), stored == 0 and permits or stored, int(now), nil
+  if (who == '-' or who == process) and (used == 0) == (earliest == 0) and (used == 0 or earliest > now) then
+    if enters then
+      local id, n, ends = ARGV[12], tonumber(ARGV[13]), int(now + lease)
+      if n > 0 and used + n <= total and (used == 0 or call('ZCARD', held) > 0) and
+        call('ZADD', held, 'NX', ends, id) == 1 then
+        fence = math.max(fence + 1, now)
+        local number = int(fence)
+        call('HSET', info, id, fmt('%d %s %s %s %s', n, process, number, at, label))
+        if used == 0 then
+          local left = int((lives - now) / 1000)
+          call('PEXPIRE', held, left)
+          call('PEXPIRE', info, left)
+        end
+        if used == 0 or now + lease < earliest then first = ends end
+        used, answer = used + n, '2 ' .. number .. ' 0' -- GRANTED
+      end
+    else
+      local text = call('HGET', info, ARGV[10])
+      local n = text and tonumber(text:match('^(%d+)'))
+      if n and call('ZREM', held, ARGV[10]) == 1 then
+        call('HDEL', info, ARGV[10])
+        used, answer = math.max(0, used - n), '2' -- HOLDING
+        first = used > 0 and int(call('ZRANGE', held, 0, 0, 'WITHSCORES')[2] or now) or '0'
+      end
+    end
+  end
+  if answer then
+    solo = patience > 0 and fmt('%s %s %s %s', first, process, int(now + patience), told) or first .. ' - 0 0'
+    call('HSET', state, 'fence', int(fence), 'used', int(used), 'seen', at, 'solo', solo)
+    return {fmt('%s %d %s %s %s', at, who == process and 0 or 1, int(total), first, told), answer}
+  end
+end
+
+local new = {} -- keys that may have been made by this call
+if solo then
+  call('HDEL', state, 'solo')
+  if who ~= '-' then
+    call('HSET', procs, who, till .. ' ' .. told)
+    new[procs] = true
+  end
+end
 
 -- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
 if seen - now > STANDSTILL then
@@ -54,7 +106,6 @@ if set > 0 then call('HSET', state, 'permits', int(set)) end
 local total = set > 0 and set or stored
 if total == 0 then total = permits end
 
-local new = {} -- keys that may have been made by this call
 local messages = {} -- sent when all is written: should they be refused, what was decided holds all the same
 
 local function about(id) -- permits, process, label of a waiter
@@ -113,7 +164,8 @@ for i = 1, tonumber(arg()) do
 end
 
 -- The process, as one that waits.
-local fresh, told = 0, 0
+local fresh = 0
+told = 0
 local known = call('HGET', procs, process)
 if known then told = tonumber(known:match('^%d+ (%d+)')) else fresh = 1 end
 local alive = {}
@@ -232,6 +284,9 @@ for key in pairs(new) do call('PEXPIRE', key, int((lives - now) / 1000)) end
 for _, m in ipairs(messages) do call('PUBLISH', m[1], m[2]) end
 
 local next_ = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
+if patience == 0 and call('ZCARD', queue) == 0 and call('HLEN', procs) == 0 and call('HLEN', idle) == 0 then
+  call('HSET', state, 'solo', (next_ and int(next_) or '0') .. ' - 0 0')
+end
 local reply = {fmt('%s %d %s %s %s', int(now), fresh, int(total), next_ and int(next_) or '0', int(told))}
 for _, list in ipairs({left, renewed, entered, grants}) do
   for _, x in ipairs(list) do reply[#reply + 1] = tostring(x) end

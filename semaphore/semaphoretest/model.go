@@ -15,12 +15,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// anySequence lets three processes send random batches, and compares each report with the model's, and at the end what
-// they were told.
+// anySequence lets three processes send random batches, in half of the sequences mostly one process one request at a time, and compares
+// each report with the model's, and at the end what they were told.
 func anySequence(t *testing.T, open func(t *testing.T) Place) {
 	rapid.Check(t, func(r *rapid.T) {
 		f := newFleet(t, open(t))
-		g := &sequence{T: r, f: f, ids: map[string]semaphore.Entry{}, owner: map[string]int{}}
+		g := &sequence{T: r, f: f, ids: map[string]semaphore.Entry{}, owner: map[string]int{}, lone: rapid.Bool().Draw(r, "lone")}
 		for i := range 3 {
 			m := f.member(string(rune('a' + i)))
 			g.members = append(g.members, m)
@@ -51,6 +51,7 @@ type sequence struct {
 	told    [3][]semaphore.Grant
 	ids     map[string]semaphore.Entry // as last sent
 	owner   map[string]int
+	lone    bool
 }
 
 // step sends one batch, or lets time pass.
@@ -59,18 +60,33 @@ func (g *sequence) step() {
 		g.clock()
 	}
 	from := rapid.IntRange(0, 2).Draw(g.T, "process")
+	lone := g.lone && rapid.IntRange(0, 9).Draw(g.T, "beside others") != 0
+	if lone {
+		from = rapid.SampledFrom([]int{0, 0, 0, 0, 0, 1}).Draw(g.T, "lone process")
+	}
 	m := g.members[from]
 	b := &semaphore.Batch{
-		Process: m.name, Label: "label", Permits: 3,
+		Process: m.name, Label: "label", Permits: rapid.SampledFrom([]int{3, 3, 2}).Draw(g.T, "permits"),
 		LeaseMicros:    rapid.SampledFrom([]int64{1000, 10e6, 20e6}).Draw(g.T, "lease"),
 		PatienceMicros: rapid.SampledFrom([]int64{0, 1000, 5e6, 10e6, 10e6, 10e6}).Draw(g.T, "patience"),
 		SetPermits:     rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4}).Draw(g.T, "set"),
 		Deadline:       rapid.SampledFrom([]int64{0, 0, 0, 0, 0, 1, 1 << 60}).Draw(g.T, "deadline"),
-		Leave:          rapid.SliceOfN(g.anyID("leave"), 0, 3).Draw(g.T, "leaves"),
-		Renew:          rapid.SliceOfN(g.anyID("renew"), 0, 3).Draw(g.T, "renews"),
 	}
-	for range rapid.IntRange(0, 4).Draw(g.T, "enters") {
-		b.Enter = append(b.Enter, g.entry(from))
+	switch {
+	case lone && rapid.Bool().Draw(g.T, "leaves"):
+		b.Leave = []string{g.anyID("leave").Draw(g.T, "leave")}
+		b.PatienceMicros = rapid.SampledFrom([]int64{0, 0, 0, 10e6}).Draw(g.T, "patience of who leaves")
+	case lone:
+		b.Enter = []semaphore.Entry{g.entry(from)}
+	default:
+		b.Leave = rapid.SliceOfN(g.anyID("leave"), 0, 3).Draw(g.T, "leaves")
+		b.Renew = rapid.SliceOfN(g.anyID("renew"), 0, 3).Draw(g.T, "renews")
+		for range rapid.IntRange(0, 4).Draw(g.T, "enters") {
+			b.Enter = append(b.Enter, g.entry(from))
+		}
+	}
+	if lone && rapid.IntRange(0, 4).Draw(g.T, "sets") != 0 {
+		b.SetPermits = 0
 	}
 	ctx, cancel := context.WithTimeout(background, 30*time.Second)
 	defer cancel()

@@ -1,0 +1,124 @@
+package semaphore_test
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// who is a hook that notes which goroutine has sent the last script.
+type who struct {
+	mu   sync.Mutex
+	sent string
+}
+
+func (w *who) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (w *who) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (w *who) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" {
+			w.mu.Lock()
+			w.sent = goroutine()
+			w.mu.Unlock()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// goroutine names the one that asks.
+func goroutine() string {
+	buf := make([]byte, 30)
+	return string(buf[:runtime.Stack(buf, false)])
+}
+
+// A lone caller asks Redis itself if the client heeds deadlines and the caller may wait as long as the timeout, and no longer though
+// the server hangs. The client's hooks see what it sends.
+func TestCallerAsksItself(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
+	open := func(heeds bool) (*semaphore.Semaphore, *who) {
+		client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: heeds, ReadTimeout: time.Minute})
+		t.Cleanup(func() { _ = client.Close() })
+		w := new(who)
+		client.AddHook(w)
+		s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(10*time.Second))
+		require.NoError(t, err)
+		return s, w
+	}
+	direct := func(s *semaphore.Semaphore, w *who, ctx context.Context) (acquired, released bool) {
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		w.mu.Lock()
+		acquired = w.sent == goroutine()
+		w.mu.Unlock()
+		require.NoError(t, p.Release(ctx))
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return acquired, w.sent == goroutine()
+	}
+	cancelled, cancel := context.WithCancel(ctx)
+	defer cancel()
+	patient, cancel := context.WithTimeout(ctx, time.Hour)
+	defer cancel()
+	short, cancel := context.WithTimeout(ctx, 9*time.Second)
+	defer cancel()
+
+	s, w := open(false)
+	for range 3 {
+		a, r := direct(s, w, ctx)
+		require.False(t, a || r, "the client does not heed deadlines")
+	}
+	require.NoError(t, s.Close(ctx))
+	s, w = open(true)
+	_, _ = direct(s, w, ctx) // now the server is known to answer
+	for _, c := range []struct {
+		ctx  context.Context
+		want bool
+	}{{ctx, true}, {cancelled, true}, {patient, true}, {short, false}} {
+		require.Eventually(t, func() bool { // a trip may be about to look who waits
+			a, r := direct(s, w, c.ctx)
+			return a == c.want && r == c.want
+		}, 10*time.Second, time.Millisecond)
+	}
+	require.NoError(t, s.Close(ctx))
+}
+
+// A caller that asks by itself is back within the timeout though the server hangs: on a connection that it has, or on a new one.
+func TestCallerIsBackInTime(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: true, ReadTimeout: time.Minute})
+	defer func() { _ = client.Close() }()
+	s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(300*time.Millisecond))
+	require.NoError(t, err)
+	patient, cancel := context.WithTimeout(ctx, time.Hour)
+	defer cancel()
+	for range 2 {
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		require.NoError(t, p.Release(ctx))
+	}
+	proxy.Set(redistest.Stalled)
+	began := time.Now()
+	for range 2 {
+		_, err = s.Acquire(patient, 1)
+		require.ErrorIs(t, err, semaphore.ErrTimeout)
+	}
+	require.Less(t, time.Since(began), 20*time.Second)
+	proxy.Set(redistest.Up)
+	require.Eventually(t, func() bool {
+		p, err := s.Acquire(patient, 1)
+		return err == nil && p.Release(ctx) == nil
+	}, 20*time.Second, time.Millisecond)
+	require.NoError(t, s.Close(ctx))
+}
