@@ -17,6 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -780,7 +781,7 @@ func TestCallerIsBackInTime(t *testing.T) {
 	began := time.Now()
 	for range 2 {
 		l.mu.Lock()
-		l.fleet.fault = nil // it asks though Redis is away
+		l.fleet.outage = outage.Status{} // it asks though Redis is away
 		l.mu.Unlock()
 		_, err = l.Allow(patient)
 		require.ErrorIs(t, err, ErrTimeout)
