@@ -10,7 +10,6 @@ import (
 
 	"github.com/jonboulle/clockwork"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 )
 
@@ -213,7 +212,7 @@ func passedBy(off bool) verdict {
 
 // verdict is what a call that was answered has come to.
 func (q *call) verdict() verdict {
-	if q.refused {
+	if q.state == refused {
 		return verdict{wait: time.Duration(q.wait) * time.Microsecond}
 	}
 	return verdict{granted: true, wait: time.Duration(max(0, q.due-q.decided)) * time.Microsecond}
@@ -259,7 +258,7 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 		return verdict{}, err
 	}
 	v := q.verdict()
-	if q.refused {
+	if q.state == refused {
 		return v, l.hopeless(q, math.MaxInt64)
 	}
 	q.free()
@@ -315,7 +314,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 	}
 	q := l.newCall(ctx, reserve, int64(permits), maxWait) // it is the caller's from now on, and never reused
 	answer := make(chan struct{})
-	q.answer = answer
+	q.promise = &promise{answer: answer}
 	l.coordinator.submit(ctx, q)
 	select {
 	case <-answer:
@@ -337,7 +336,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		return nil, v, err
 	}
 	return &Reservation{
-		call: q, refused: q.refused, retryAfter: time.Duration(max(0, q.wait-maxWait)) * time.Microsecond, level: q.level,
+		call: q, refused: q.state == refused, retryAfter: time.Duration(max(0, q.wait-maxWait)) * time.Microsecond, level: q.level,
 	}, v, nil
 }
 
@@ -355,7 +354,7 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 	if err != nil {
 		return err
 	}
-	if q.refused {
+	if q.state == refused {
 		return invalid(l.Name(), wanted("permits per second", permitsPerSecond, "a rate that fits the configuration in force"))
 	}
 	return nil
@@ -380,7 +379,7 @@ func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, max
 	if err != nil {
 		return err
 	}
-	if q.refused {
+	if q.state == refused {
 		return invalid(l.Name(), wanted("version", l.effective().Version, "one below 2^53: there is no next one"))
 	}
 	return nil
@@ -430,110 +429,4 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 	q := &call{limiter: l, verb: v, order: &o, deadline: deadlineOf(ctx), ready: make(chan struct{})}
 	l.coordinator.submit(ctx, q)
 	return q, l.wait(ctx, q)
-}
-
-// check refuses what cannot be asked for. It tells when the switch is off: the request passes at once.
-func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err error) {
-	if permits <= 0 {
-		return false, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
-	}
-	if int64(permits) > maxExact {
-		return false, l.overflow(int64(permits))
-	}
-	if permits > 1 { // the constructor has seen to one
-		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok && l.heardLately() {
-			return false, l.overflow(int64(permits))
-		}
-	}
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
-	return l.enabled != nil && !l.enabled(), nil
-}
-
-func (l *RateLimiter) newCall(ctx context.Context, v verb, permits, timeout int64) *call {
-	q := calls.Get().(*call)
-	q.limiter, q.verb, q.Permits, q.timeout, q.ready = l, v, permits, timeout, make(chan struct{})
-	q.deadline = deadlineOf(ctx)
-	return q
-}
-
-// deadlineOf is when a context ends, see mono; 0: it does not by itself.
-func deadlineOf(ctx context.Context) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok {
-		return clock.Of(deadline)
-	}
-	return 0
-}
-
-func (l *RateLimiter) crowded() error {
-	return fmt.Errorf("%w: bucket %q: %d wait already", ErrTooManyWaiters, l.Name(), l.maxWaiters)
-}
-
-func (l *RateLimiter) overflow(permits int64) error {
-	return fmt.Errorf("%w: bucket %q: permits %d: want fewer: the debt would exceed 2^53 µs", ErrInvalidPermits, l.Name(), permits)
-}
-
-// heardLately tells whether the configuration that this process knows is at most snapshotAge old, or the store is away and cannot tell
-// of a newer one.
-func (l *RateLimiter) heardLately() bool {
-	c := l.coordinator
-	if c.down() != nil {
-		return true
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.heard.at != 0 && c.now()-c.heard.at < snapshotAge.Microseconds()
-}
-
-// longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request
-// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force.
-func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, never error) {
-	maxWait = min(max(0, timeout.Microseconds()), maxExact)
-	s := l.effective()
-	if s.Kind == Bursty && float64(permits) <= s.max {
-		return maxWait, nil
-	}
-	if least := s.leastWait(&s.curve, permits); least > maxWait {
-		return maxWait, &WaitError{l.Name(), int(permits), time.Duration(least) * time.Microsecond, ErrNeverGranted}
-	}
-	return maxWait, nil
-}
-
-// wait blocks until the call is answered and its permits are due, or the context ends.
-func (l *RateLimiter) wait(ctx context.Context, q *call) error {
-	done := ctx.Done()
-	if done == nil {
-		<-q.ready
-		return q.err
-	}
-	select {
-	case <-q.ready:
-		return q.err
-	default:
-	}
-	select {
-	case <-q.ready:
-		return q.err
-	case <-done:
-		if l.coordinator.leave(q, ctx.Err()) {
-			return ctx.Err()
-		}
-		return q.err // answered in the same instant
-	}
-}
-
-// hopeless turns two refusals into errors: of what can never be granted by the configuration that the answer brought, and of a
-// wait that only the context was too short for.
-func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
-	if !q.refused {
-		return nil
-	}
-	if _, never := l.longest(q.Permits, timeout); never != nil {
-		return never
-	}
-	if wait := time.Duration(q.wait) * time.Microsecond; q.deadline != 0 && wait <= timeout {
-		return &WaitError{l.Name(), int(q.Permits), wait, context.DeadlineExceeded}
-	}
-	return nil
 }

@@ -26,18 +26,25 @@ func (v verb) takes() bool { return v <= reserve }
 
 // callState is how far a call has come.
 //
-//	pending ──→ waiting ──→ ended     granted, and then due
-//	   │           └──────→ left      its caller gave up, or cancelled
-//	   ├─────────────────→ ended      due at once, refused, or failed
-//	   └─────────────────→ left
+//	pending ──→ waiting ──→ done      a reservation that was granted, and then due
+//	   │           └──────→ left      its caller cancelled
+//	   ├─────────────────→ done      granted and due, or carried out
+//	   ├─────────────────→ refused   an answer: nothing was taken
+//	   ├─────────────────→ failed    by an error: perhaps something was taken, and goes back when that is known
+//	   └─────────────────→ left      its caller gave up: what the call is granted goes back
 type callState uint8
 
 const (
-	pending callState = iota // not decided
-	waiting                  // granted, and not due
-	ended                    // the caller has its answer
-	left                     // the caller has gone: what the call is granted goes back
+	pending callState = iota
+	waiting
+	done
+	refused
+	failed
+	left
 )
+
+// over tells that nobody waits for the call any more.
+func (s callState) over() bool { return s >= done }
 
 // call is one caller's request on its way. All but what is never changed is guarded by its coordinator's mu.
 type call struct {
@@ -49,6 +56,7 @@ type call struct {
 	timeout  int64         // the longest wait of use to the caller, in microseconds
 	deadline time.Duration // of the caller's context, see mono; 0: none
 	*order                 // of a verb that takes nothing; nil: of others
+	*promise               // of a reservation; nil: of others
 
 	state   callState
 	bounded bool                      // asked for within its timeout, rather than within reach: a refusal is final
@@ -61,10 +69,7 @@ type call struct {
 	decided int64         // when it was decided first, by the limiter's clock; 0: not yet
 	due     int64         // when the permits are due, likewise
 	wait    int64         // of a refusal: what it would have taken
-	refused bool
 	err     error
-	level   *Level        // of a reservation: how full the bucket was left
-	answer  chan struct{} // of a reservation: closed when granted, refused or failed; nil: no more
 	ready   chan struct{} // closed when the permits are due, or refused or failed
 }
 
@@ -74,6 +79,12 @@ type order struct {
 	most   float64 // max permits of setRateAndBurst
 	micros int64   // of penalize
 	bucket PermitBucket
+}
+
+// promise is what a reservation is told as soon as it is decided.
+type promise struct {
+	level  *Level        // how full the bucket was left
+	answer chan struct{} // closed when the reservation is granted, refused or failed; nil: it was
 }
 
 // calls are reused. Their channels are not: one that was made in a bubble of testing/synctest must not leave it.

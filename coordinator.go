@@ -146,7 +146,7 @@ func (c *coordinator) submit(ctx context.Context, q *call) {
 	defer c.mu.Unlock()
 	if c.calls >= q.limiter.maxWaiters && q.verb.takes() { // an upstream's Retry-After comes when many wait
 		c.calls++
-		c.end(q, q.limiter.crowded())
+		c.end(q, failed, q.limiter.crowded())
 		return
 	}
 	c.calls++
@@ -183,7 +183,6 @@ func (c *coordinator) alone(q *call) bool {
 // dispatch sends what there is to send, unless somebody is about to, and sets the alarm for what comes next.
 func (c *coordinator) dispatch(now int64) {
 	c.expireFlight()
-	c.advance(now)
 	if c.inline() {
 		for f := c.build(now); f != nil; f = c.build(c.now()) {
 			out, err := c.store.Apply(context.Background(), &f.batch)
@@ -191,14 +190,17 @@ func (c *coordinator) dispatch(now int64) {
 		}
 	} else if o := c.down(); c.trip.flying && o != nil {
 		c.failAll(o) // whoever has come since need not wait for what is under way
-	} else if !c.trip.flying && c.ready(now) {
+		c.advance(now)
+	} else if c.trip.flying {
+		c.advance(now)
+	} else if c.ready(now) {
 		c.takeOff()
 		if c.traits.carrier != nil {
 			c.traits.carrier.board(c)
 		} else {
 			go c.fly()
 		}
-	} else if !c.trip.flying {
+	} else {
 		c.trip.since = 0
 	}
 	c.setAlarm()
@@ -226,7 +228,7 @@ func (c *coordinator) advance(now int64) {
 // dropLeft forgets orders whose callers have gone.
 func (c *coordinator) dropLeft() {
 	n := 0
-	for n < len(c.orders) && c.orders[n].state >= ended {
+	for n < len(c.orders) && c.orders[n].state.over() {
 		c.orders[n] = nil
 		n++
 	}
@@ -267,12 +269,12 @@ func (c *coordinator) listening() *RateLimiter {
 func (c *coordinator) leave(q *call, err error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if q.state >= ended {
+	if q.state.over() {
 		return false
 	}
 	now := c.now()
 	c.release(now)
-	if q.state >= ended {
+	if q.state.over() {
 		return false
 	}
 	c.abandon(q, now)
@@ -309,13 +311,13 @@ func (c *coordinator) abandon(q *call, now int64) {
 	c.dropSnapshot()
 }
 
-// end gives a call its answer: err, or what its fields say.
-func (c *coordinator) end(q *call, err error) {
-	if q.state >= ended {
+// end tells a caller what its call has come to.
+func (c *coordinator) end(q *call, s callState, err error) {
+	if q.state.over() {
 		return
 	}
 	c.calls--
-	q.state, q.err, q.shared = ended, err, q.flight != nil
+	q.state, q.err, q.shared = s, err, q.flight != nil
 	q.tellDecided()
 	if c.trip.answered != nil && err == nil {
 		*c.trip.answered = append(*c.trip.answered, q.ready)
@@ -326,7 +328,7 @@ func (c *coordinator) end(q *call, err error) {
 
 // tellDecided lets the caller of a reservation go on.
 func (q *call) tellDecided() {
-	if q.answer != nil {
+	if q.promise != nil && q.answer != nil {
 		close(q.answer)
 		q.answer = nil
 	}
@@ -334,8 +336,8 @@ func (q *call) tellDecided() {
 
 // refuse ends a call that will not be granted.
 func (c *coordinator) refuse(q *call, wait int64) {
-	q.refused, q.wait = true, wait
-	c.end(q, nil)
+	q.wait = wait
+	c.end(q, refused, nil)
 }
 
 // fail ends a call that the store has failed, unless it must ask once more.
@@ -344,13 +346,13 @@ func (c *coordinator) fail(q *call, err error) {
 		c.waiters.line.AskAfter(c.now() + retryMicros)
 		return
 	}
-	if q.state >= ended {
+	if q.state.over() {
 		return
 	}
 	if q.line != nil {
 		q.line.Leave(&q.Waiter, c.now())
 	}
-	c.end(q, err)
+	c.end(q, failed, err)
 }
 
 // retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.

@@ -66,10 +66,13 @@ func (c *coordinator) settle(f *flight, out *Outcome, now int64) {
 		switch {
 		case q.verb == read:
 			q.bucket = out.Bucket
-			c.end(q, nil)
+			c.end(q, done, nil)
 		case !q.verb.takes():
-			q.refused = !requests[i].Grant.OK
-			c.end(q, nil)
+			if requests[i].Grant.OK {
+				c.end(q, done, nil)
+			} else {
+				c.end(q, refused, nil)
+			}
 		case requests[i].Grant.OK:
 			c.grant(f, q, &requests[i].Grant, out, received, now)
 		default:
@@ -110,7 +113,7 @@ func (c *coordinator) grant(f *flight, q *call, g *Grant, out *Outcome, received
 	}
 	if g.WaitMicros == 0 && q.state == pending && (reserved && line.Idle() || !reserved && line.Serve(&q.Waiter)) {
 		q.due = received
-		c.end(q, nil)
+		c.end(q, done, nil)
 		return
 	}
 	// What the store has decided for a call was due at its time or later, though that time may lie before the call came by this
@@ -133,7 +136,7 @@ func (c *coordinator) grant(f *flight, q *call, g *Grant, out *Outcome, received
 // refusal ends a call that was refused, or tells that it is to wait.
 func (c *coordinator) refusal(q *call, r *Request, out *Outcome, received, now int64) (waits bool) {
 	switch {
-	case q.state >= ended:
+	case q.state.over():
 	case r.Grant.Overflow:
 		c.fail(q, q.limiter.overflow(q.Permits))
 	case q.line != nil && !q.bounded:

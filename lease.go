@@ -182,7 +182,7 @@ func (c *coordinator) serveFromLease(now int64) {
 			return
 		}
 		q.due, q.decided = now, now
-		c.end(q, nil)
+		c.end(q, done, nil)
 	}
 }
 

@@ -3,7 +3,6 @@ package tokenbucket
 import (
 	"fmt"
 	"math"
-	"slices"
 )
 
 const (
@@ -19,9 +18,6 @@ const (
 
 	// maxSeq leaves a batch room to count beyond it exactly.
 	maxSeq = maxExact / 2
-
-	// maxReturned bounds the list of stored permits given back out of turn; a longer list means that they lapse.
-	maxReturned = 32
 )
 
 // resync is PermitBucket.ReSync on a mark of a bucket that holds at most so much.
@@ -388,139 +384,6 @@ func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted,
 	b.Seq++
 	b.Tail = b.Seq
 	return true, true
-}
-
-// giveBack returns places, or a part of them, and reports whether anything came back. It never over-issues:
-//
-//   - Tag is the tail: nobody has taken since. The account goes back to where it was, and what follows is what would
-//     have followed had the places never been taken. The tail is then another one, or the account no later than
-//     where it is wanted, so sending the same giveBack twice changes nothing. If the rate was changed meanwhile, only
-//     time that still lies ahead goes back.
-//   - Else only stored permits of a bursty bucket that owes nothing come back, and of them only what the bucket
-//     could have kept: since the grant it held at most level + ReturnedPermits + elapsed/interval, so with g more, where
-//     g ≤ max − that, it would never have overflowed, and now it would hold exactly g more.
-//
-// Places with stored permits are listed, so that these come back once, in whichever of the two ways; that the list ends
-// with the epoch is safe since places of older epochs lapse. When the list is full, it forgets the oldest, and places older
-// than all that it has lapse.
-func (b *PermitBucket) giveBack(now int64, g *GiveBack) bool {
-	if g.Epoch != b.Epoch {
-		return false
-	}
-	if g.spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
-		return false
-	}
-	sameConfig, at := g.Version == b.Config.Version, b.mark()
-	if g.Tag == b.Tail && g.Tag != 0 {
-		to := g.to
-		if !sameConfig {
-			to.Stored = at.Stored
-			if at.Next != g.end {
-				return false
-			}
-		}
-		if !to.before(at) && !(to.Stored > at.Stored) {
-			return false
-		}
-		b.set(to)
-		b.Tail = g.Tail
-		b.list(g)
-		b.resync(now)
-		return true
-	}
-	if b.Config.Kind != Bursty || !sameConfig || at.Next > now {
-		return false
-	}
-	room := b.MaxPermits - (g.level + b.ReturnedPermits + float64(now-g.granted)/b.IntervalMicros)
-	back := min(g.spent, room)
-	if !(back > 0) {
-		return false
-	}
-	b.StoredPermits = min(b.MaxPermits, b.StoredPermits+back)
-	b.ReturnedPermits += back
-	b.list(g)
-	b.Tail = 0 // what the places before it left behind is no longer what is stored
-	return true
-}
-
-// list notes places whose stored permits came back: once, in whatever way.
-func (b *PermitBucket) list(g *GiveBack) {
-	if g.spent > 0 {
-		list := append(slices.Clone(b.returned), g.ID)
-		if len(list) > maxReturned {
-			oldest := slices.Index(list, slices.Min(list))
-			list = slices.Delete(list, oldest, oldest+1)
-		}
-		b.returned = list
-	}
-	b.Seq++
-}
-
-// hold lets the bucket's time stand still until now + d: whatever was not due yet falls due that much later, in the order and
-// at the distances that it had, so the window bound holds for it as before. The permits saved up are gone: the upstream, who
-// says when it wants to hear from us again, has not counted on them. (A warm-up bucket gets colder, as in any pause.) Of
-// several holds the one that ends last counts. Places granted before cannot be given back any more.
-func (b *PermitBucket) hold(now, d, epoch int64) bool {
-	until := now + d
-	longer := until - max(now, b.HeldUntilMicros)
-	if b.PausedMicros == 0 {
-		longer = d
-	}
-	if longer <= 0 || b.NextFreeTicketMicros+longer > maxExact {
-		return false
-	}
-	b.StoredPermits = b.derived.held(&b.Config, b.StoredPermits, longer)
-	b.NextFreeTicketMicros += longer
-	b.HeldUntilMicros = until
-	b.PausedMicros += longer
-	b.beginEpoch(epoch)
-	b.Seq++
-	return true
-}
-
-// held is what a pause leaves of stored permits.
-func (k *curve) held(c *Config, stored float64, pause int64) float64 {
-	if c.Kind == Bursty {
-		return 0
-	}
-	return min(k.max, stored+float64(pause)/c.coolDown(k.interval, k.max))
-}
-
-// setRate puts the next version in force, with the bucket's size in seconds unchanged.
-func (b *PermitBucket) setRate(rate float64, mine int64) bool {
-	c := b.Config
-	c.Size = float64(c.Size*rate) / c.Rate
-	c.Rate = rate
-	if !c.succeed(mine) {
-		return false
-	}
-	b.rescale(c)
-	return true
-}
-
-// setRateAndBurst puts the next version in force, with max permits as given. Stored permits stay as they are, as far as there
-// is room: in proportion, a bucket made small, filled and made large again would mint permits.
-func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) bool {
-	c := b.Config
-	c.Rate = rate
-	c.setMaxPermits(maxPermits)
-	if c.Kind != Bursty || !c.succeed(mine) {
-		return false
-	}
-	b.adopt(c)
-	b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
-	b.Seq++
-	return true
-}
-
-// succeed makes c the next version after its own and the asking one's. It reports whether there is one and c is valid.
-func (c *Config) succeed(mine int64) bool {
-	newest := max(c.Version, mine)
-	if newest == maxExact {
-		return false
-	}
-	c.Version = newest + 1
-	return c.validate() == nil
 }
 
 // TTLMillis is how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour, so that a

@@ -47,7 +47,7 @@ func (p *stoppable) run() (used []*stoppedCall) {
 	p.calls = slices.DeleteFunc(p.calls, func(c *stoppedCall) bool {
 		select {
 		case <-c.ready:
-			if !c.refused && c.err == nil {
+			if c.state == done {
 				used = append(used, c)
 			}
 			return true
@@ -59,7 +59,7 @@ func (p *stoppable) run() (used []*stoppedCall) {
 }
 
 func (p *stoppable) ask(v verb, n, timeout int64, order int) *call {
-	q := &call{limiter: p.RateLimiter, verb: v, timeout: timeout, ready: make(chan struct{})}
+	q := &call{limiter: p.RateLimiter, verb: v, timeout: timeout, ready: make(chan struct{}), promise: new(promise)}
 	if q.Permits = n; v != tryAcquire {
 		q.timeout = maxExact
 	}
@@ -168,7 +168,7 @@ func TestStoppedReservation(t *testing.T) {
 	}
 	mine, others := &stoppable{RateLimiter: open()}, &stoppable{RateLimiter: open()}
 	mine.ask(reserve, 1, 0, 0)
-	c := &call{limiter: mine.RateLimiter, verb: reserve, timeout: maxExact, ready: make(chan struct{}), deadline: mono() + 10*time.Second}
+	c := &call{limiter: mine.RateLimiter, verb: reserve, timeout: maxExact, ready: make(chan struct{}), promise: new(promise), deadline: mono() + 10*time.Second}
 	c.Permits = 1
 	mine.calls = append(mine.calls, &stoppedCall{call: c, permits: 1})
 	mine.coordinator.submit(background, c)
@@ -183,14 +183,14 @@ func TestStoppedReservation(t *testing.T) {
 	mine.settled()
 	select {
 	case <-c.ready:
-		t.Fatalf("ready without a permit: refused %v", c.refused)
+		t.Fatalf("ready without a permit: state %v", c.state)
 	default:
 	}
-	for i := 0; c.state != ended; i++ {
+	for i := 0; !c.state.over(); i++ {
 		require.Less(t, i, 10_000)
 		clock.Advance(10 * time.Millisecond)
 		mine.run()
 	}
 	<-c.ready
-	require.False(t, c.refused)
+	require.Equal(t, done, c.state)
 }

@@ -39,7 +39,7 @@ func (c *coordinator) checkTimeouts() {
 		oldest = min(f.began, c.expireCalls(f, now))
 	}
 	for _, q := range c.orders {
-		if q.state < ended {
+		if !q.state.over() {
 			oldest = min(oldest, c.expire(q, q.sent, f, now))
 		}
 	}
@@ -49,7 +49,7 @@ func (c *coordinator) checkTimeouts() {
 			continue
 		}
 		since := c.expire(q, max(q.sent, c.trip.since), f, now)
-		if oldest = min(oldest, since); q.state < ended {
+		if oldest = min(oldest, since); !q.state.over() {
 			break // those behind it came later
 		}
 	}
@@ -77,7 +77,7 @@ func (c *coordinator) expire(q *call, since time.Duration, f *flight, now time.D
 func (c *coordinator) expireCalls(f *flight, now time.Duration) (oldest time.Duration) {
 	oldest = now
 	for _, q := range f.calls {
-		if q.state < ended {
+		if !q.state.over() {
 			oldest = min(oldest, c.expire(q, q.sent, f, now))
 		}
 	}

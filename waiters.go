@@ -249,7 +249,7 @@ func (c *coordinator) release(now int64) {
 		if q.decided == 0 {
 			q.decided = q.Came
 		}
-		c.end(q, nil)
+		c.end(q, done, nil)
 	}
 	c.refuseExpired(now)
 }

@@ -1,0 +1,115 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+)
+
+// check refuses what cannot be asked for. It tells when the switch is off: the request passes at once.
+func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err error) {
+	if permits <= 0 {
+		return false, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
+	}
+	if int64(permits) > maxExact {
+		return false, l.overflow(int64(permits))
+	}
+	if permits > 1 { // the constructor has seen to one
+		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok && l.heardLately() {
+			return false, l.overflow(int64(permits))
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	return l.enabled != nil && !l.enabled(), nil
+}
+
+func (l *RateLimiter) newCall(ctx context.Context, v verb, permits, timeout int64) *call {
+	q := calls.Get().(*call)
+	q.limiter, q.verb, q.Permits, q.timeout, q.ready = l, v, permits, timeout, make(chan struct{})
+	q.deadline = deadlineOf(ctx)
+	return q
+}
+
+// deadlineOf is when a context ends, see mono; 0: it does not by itself.
+func deadlineOf(ctx context.Context) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok {
+		return clock.Of(deadline)
+	}
+	return 0
+}
+
+func (l *RateLimiter) crowded() error {
+	return fmt.Errorf("%w: bucket %q: %d wait already", ErrTooManyWaiters, l.Name(), l.maxWaiters)
+}
+
+func (l *RateLimiter) overflow(permits int64) error {
+	return fmt.Errorf("%w: bucket %q: permits %d: want fewer: the debt would exceed 2^53 µs", ErrInvalidPermits, l.Name(), permits)
+}
+
+// heardLately tells whether the configuration that this process knows is at most snapshotAge old, or the store is away and cannot tell
+// of a newer one.
+func (l *RateLimiter) heardLately() bool {
+	c := l.coordinator
+	if c.down() != nil {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.heard.at != 0 && c.now()-c.heard.at < snapshotAge.Microseconds()
+}
+
+// longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request
+// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force.
+func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, never error) {
+	maxWait = min(max(0, timeout.Microseconds()), maxExact)
+	s := l.effective()
+	if s.Kind == Bursty && float64(permits) <= s.max {
+		return maxWait, nil
+	}
+	if least := s.leastWait(&s.curve, permits); least > maxWait {
+		return maxWait, &WaitError{l.Name(), int(permits), time.Duration(least) * time.Microsecond, ErrNeverGranted}
+	}
+	return maxWait, nil
+}
+
+// wait blocks until the call is answered and its permits are due, or the context ends.
+func (l *RateLimiter) wait(ctx context.Context, q *call) error {
+	done := ctx.Done()
+	if done == nil {
+		<-q.ready
+		return q.err
+	}
+	select {
+	case <-q.ready:
+		return q.err
+	default:
+	}
+	select {
+	case <-q.ready:
+		return q.err
+	case <-done:
+		if l.coordinator.leave(q, ctx.Err()) {
+			return ctx.Err()
+		}
+		return q.err // answered in the same instant
+	}
+}
+
+// hopeless turns two refusals into errors: of what can never be granted by the configuration that the answer brought, and of a
+// wait that only the context was too short for.
+func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
+	if q.state != refused {
+		return nil
+	}
+	if _, never := l.longest(q.Permits, timeout); never != nil {
+		return never
+	}
+	if wait := time.Duration(q.wait) * time.Microsecond; q.deadline != 0 && wait <= timeout {
+		return &WaitError{l.Name(), int(q.Permits), wait, context.DeadlineExceeded}
+	}
+	return nil
+}
