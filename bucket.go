@@ -6,7 +6,6 @@ import (
 	"math"
 	"sync/atomic"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jonboulle/clockwork"
 
@@ -52,31 +51,9 @@ var realClock = clockwork.NewRealClock()
 func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
 	o := options{config: c, maxWait: defaultMaxWait, timeout: defaultStoreTimeout, clock: realClock,
 		maxWaiters: defaultMaxWaiters}
-	if len(name) < 1 || len(name) > maxName || !utf8.ValidString(name) {
-		o.fail("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes of UTF-8")
-	}
-	for _, opt := range opts {
-		if opt == nil {
-			o.fail("option", "nil", "no nil options")
-			break
-		}
-		opt(&o)
-	}
-	if o.err == nil && o.store == nil {
-		o.store = NewMemoryStore()
-	}
-	initial := o.finish()
-	if o.err == nil {
-		o.err = o.config.validate()
-	}
-	if o.err == nil {
-		o.checkLease()
-	}
-	if o.err == nil {
-		o.checkSeams()
-	}
-	if o.err != nil {
-		return nil, invalid(fmt.Sprintf("%.40s", name), o.err)
+	initial, err := o.apply(name, opts)
+	if err != nil {
+		return nil, err
 	}
 	if o.shadow {
 		name = shadowMark + name

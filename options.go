@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"sync/atomic"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jonboulle/clockwork"
 
@@ -38,6 +39,37 @@ type options struct {
 	shadow     bool
 	maxWaiters int
 	err        error
+}
+
+// apply takes over the options of a limiter, checks them, and returns the initial permits.
+func (o *options) apply(name string, opts []Option) (initial float64, err error) {
+	if len(name) < 1 || len(name) > maxName || !utf8.ValidString(name) {
+		o.fail("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes of UTF-8")
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			o.fail("option", "nil", "no nil options")
+			break
+		}
+		opt(o)
+	}
+	if o.err == nil && o.store == nil {
+		o.store = NewMemoryStore()
+	}
+	initial = o.finish()
+	if o.err == nil {
+		o.err = o.config.validate()
+	}
+	if o.err == nil {
+		o.checkLease()
+	}
+	if o.err == nil {
+		o.checkSeams()
+	}
+	if o.err != nil {
+		return 0, invalid(fmt.Sprintf("%.40s", name), o.err)
+	}
+	return initial, nil
 }
 
 func (o *options) fail(field string, value any, want string) {

@@ -147,23 +147,7 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 	}
 	for i := range batch.Requests {
 		r := &batch.Requests[i]
-		switch r.Op {
-		case OpTake:
-			r.Grant = b.take(nowMicros, r.Permits, r.MaxWaitMicros)
-		case OpGiveBack:
-			r.Grant = Grant{OK: b.giveBack(nowMicros, &r.Back)}
-		case OpSetRate:
-			r.Grant = Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
-		case OpSetRateAndBurst:
-			r.Grant = Grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Config.Version)}
-		case OpTakeStored:
-			r.Grant = b.takeStored(nowMicros, r.Permits)
-		case OpHold:
-			r.Grant = Grant{OK: b.hold(nowMicros, r.HoldMicros, batch.Epoch)}
-		case OpReset:
-			b.begin(nowMicros, batch, batch.Config)
-			r.Grant = Grant{OK: true}
-		}
+		r.Grant = b.decide(nowMicros, r, batch)
 		out.Changed = out.Changed || r.Grant.OK
 	}
 	if out.Changed && !b.sound() {
@@ -171,6 +155,28 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 	}
 	out.NowMicros, out.Bucket = nowMicros, *b
 	return out, nil
+}
+
+// decide carries out one request of a batch.
+func (b *PermitBucket) decide(now int64, r *Request, batch *Batch) Grant {
+	switch r.Op {
+	case OpTake:
+		return b.take(now, r.Permits, r.MaxWaitMicros)
+	case OpTakeStored:
+		return b.takeStored(now, r.Permits)
+	case OpGiveBack:
+		return Grant{OK: b.giveBack(now, &r.Back)}
+	case OpSetRate:
+		return Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
+	case OpSetRateAndBurst:
+		return Grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Config.Version)}
+	case OpHold:
+		return Grant{OK: b.hold(now, r.HoldMicros, batch.Epoch)}
+	case OpReset:
+		b.begin(now, batch, batch.Config)
+		return Grant{OK: true}
+	}
+	return r.Grant
 }
 
 // sound tells whether the account may be written: no NaN, no infinity, nothing that the reader would refuse.

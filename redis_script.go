@@ -94,15 +94,7 @@ func encodeBatch(b *Batch, deadline string) string {
 			}
 			ints("T", n, r.Permits, r.MaxWaitMicros)
 		case OpGiveBack:
-			g := &r.Back
-			ints("G", g.Epoch, g.Tag, g.Tail, g.Version, g.ID)
-			dst = append(appendFloat(dst, g.to.Stored), ' ')
-			dst = append(strconv.AppendInt(dst, g.to.Next, 10), ' ')
-			dst = append(appendFloat(dst, g.to.Carry), ' ')
-			dst = append(strconv.AppendInt(dst, g.end, 10), ' ')
-			dst = append(appendFloat(dst, g.spent), ' ')
-			dst = append(appendFloat(dst, g.level), ' ')
-			dst = append(strconv.AppendInt(dst, g.granted, 10), ' ')
+			dst = r.Back.appendText(dst)
 		case OpSetRate:
 			dst = append(appendFloat(append(dst, "S "...), r.Rate), ' ')
 		case OpSetRateAndBurst:
@@ -117,6 +109,21 @@ func encodeBatch(b *Batch, deadline string) string {
 		}
 	}
 	return string(dst)
+}
+
+// appendText appends a refund as lua/apply.lua reads it.
+func (g *GiveBack) appendText(dst []byte) []byte {
+	dst = append(dst, "G "...)
+	for _, n := range []int64{g.Epoch, g.Tag, g.Tail, g.Version, g.ID} {
+		dst = append(strconv.AppendInt(dst, n, 10), ' ')
+	}
+	dst = append(appendFloat(dst, g.to.Stored), ' ')
+	dst = append(strconv.AppendInt(dst, g.to.Next, 10), ' ')
+	dst = append(appendFloat(dst, g.to.Carry), ' ')
+	dst = append(strconv.AppendInt(dst, g.end, 10), ' ')
+	dst = append(appendFloat(dst, g.spent), ' ')
+	dst = append(appendFloat(dst, g.level), ' ')
+	return append(strconv.AppendInt(dst, g.granted, 10), ' ')
 }
 
 func (r *Request) sameTake(o *Request) bool {
