@@ -17,7 +17,7 @@ func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err err
 		return false, l.overflow(int64(permits))
 	}
 	if permits > 1 { // the constructor has seen to one
-		if _, ok := l.effective().after(l.own.Kind, mark{}, int64(permits)); !ok && l.heardLately() {
+		if _, ok := l.effective().after(l.own.Kind, balance{}, int64(permits)); !ok && l.heardLately() {
 			return false, l.overflow(int64(permits))
 		}
 	}
@@ -99,7 +99,7 @@ func (l *RateLimiter) wait(ctx context.Context, q *call) error {
 	}
 }
 
-// hopeless turns two refusals into errors: of what can never be granted by the configuration that the answer brought, and of a
+// hopeless batches two refusals into errors: of what can never be granted by the configuration that the answer brought, and of a
 // wait that only the context was too short for.
 func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
 	if q.state != refused {

@@ -17,7 +17,7 @@ type inFlight struct {
 	since    time.Duration    // since when the store has let callers wait, see mono; 0: it does not
 	flight   *flight          // under way
 	spare    *flight          // for reuse
-	memo     *memo            // what the store remembers of the bucket: it travels with the batch (M1)
+	cached   *cachedState     // what the store remembers of the bucket: it travels with the batch (M1)
 	answered *[]chan struct{} // while an answer is dealt with: who is let go after it
 }
 
@@ -74,13 +74,13 @@ func (c *coordinator) fly() {
 		if !c.arrive(f, &out, err, &answered, false) {
 			return
 		}
-		letAsk()
+		yield()
 	}
 }
 
-// letAsk lets those who were just answered ask again, so that they share the next batch. Else the first of them would
+// yield lets those who were just answered ask again, so that they share the next batch. Else the first of them would
 // leave alone, and the others wait for it.
-func letAsk() {
+func yield() {
 	for range 2 { // the first lets them run, the second those whom the others woke
 		runtime.Gosched()
 	}
@@ -93,7 +93,7 @@ func (c *coordinator) depart() *flight {
 	f := c.build(c.now())
 	if c.trip.flight, c.trip.flying = f, f != nil; f == nil {
 		c.trip.since = 0
-		c.trip.memo.letGo()
+		c.trip.cached.release()
 	}
 	c.setAlarm()
 	return f
@@ -115,7 +115,7 @@ func (c *coordinator) arrive(f *flight, out *Outcome, err error, answered *[]cha
 		c.trip.flying = !last
 	} else {
 		f.late = true
-		f.batch.memo.letGo()
+		f.batch.cached.release()
 	}
 	c.trip.answered = answered
 	c.deliver(f, out, err)
@@ -152,20 +152,20 @@ func (c *coordinator) build(now int64) *flight {
 		Name: c.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: c.micros,
-		own:         &limiter.own, memo: c.trip.memo,
+		own:         &limiter.own, cached: c.trip.cached,
 	}
 	if c.heard.server.Known() {
 		micros, received := c.heard.server.Last()
 		f.batch.ServerMicros, f.batch.ServerRead = micros, clock.At(received)
 	}
-	if c.trip.memo = nil; f.batch.memo == nil {
-		f.batch.memo = new(memo)
+	if c.trip.cached = nil; f.batch.cached == nil {
+		f.batch.cached = new(cachedState)
 	}
 	if c.addRefunds(f) && c.addCalls(f, now) {
 		c.addLease(f, now)
 	}
 	if len(f.batch.Requests)+len(f.calls) == 0 {
-		c.trip.spare, c.trip.memo = f, f.batch.memo
+		c.trip.spare, c.trip.cached = f, f.batch.cached
 		return nil // no lease is wanted any more
 	}
 	if !c.inline() {
@@ -215,7 +215,7 @@ func (c *coordinator) addRefunds(f *flight) (all bool) {
 	back := line.Refund()
 	t := back.Terms.(*terms)
 	r.line, r.limiter = line, t.limiter
-	r.give = GiveBack{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: t.Version, to: mark(back.To), end: back.End.Next}
+	r.give = GiveBack{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: t.Version, to: balance(back.To), end: back.End.Next}
 	f.addRefund(r)
 	return true
 }

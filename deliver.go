@@ -9,9 +9,9 @@ import (
 // deliver hands out the answers of a batch.
 func (c *coordinator) deliver(f *flight, out *Outcome, err error) {
 	now := c.now()
-	if c.trip.memo == nil || !f.late {
-		c.trip.memo.letGo() // of one that came back too late
-		c.trip.memo = f.batch.memo
+	if c.trip.cached == nil || !f.late {
+		c.trip.cached.release() // of one that came back too late
+		c.trip.cached = f.batch.cached
 	}
 	c.heard.at = now
 	if !c.inline() {
@@ -158,7 +158,7 @@ func (c *coordinator) refusal(q *call, r *Request, out *Outcome, received, now i
 func (q *call) note(b *PermitBucket, now int64) {
 	if q.verb == reserve {
 		s := b.setting()
-		q.level = s.level(b.mark(), now)
+		q.level = s.level(b.balance(), now)
 	}
 }
 
@@ -266,7 +266,7 @@ func (c *coordinator) askSooner(out *Outcome, now int64) {
 		return
 	}
 	s := c.heard.terms
-	if wait, ok := s.wait(out.Bucket.mark(), out.NowMicros, w.Permits); ok && wait <= s.reach(w.Permits, line.Ahead(now, 4*s.horizon())) {
+	if wait, ok := s.wait(out.Bucket.balance(), out.NowMicros, w.Permits); ok && wait <= s.reach(w.Permits, line.Ahead(now, 4*s.horizon())) {
 		line.AskNow()
 	}
 }

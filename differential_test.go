@@ -92,7 +92,7 @@ func drawTime(t *rapid.T, now int64) int64 {
 	).Draw(t, "step")
 }
 
-// pipeline sends batches to lua/apply.lua, many in one round trip, and none with a guess.
+// pipeline sends batches to lua/apply.lua, many in one round trip, and none with a prediction.
 type pipeline struct {
 	redis.Pipeliner
 	store *RedisScriptStore
@@ -111,9 +111,9 @@ func newPipeline(t *testing.T, store *RedisScriptStore, client *redis.Client) pi
 
 // apply queues a batch. The answer is there after Exec.
 func (p pipeline) apply(b *Batch) (*attempt, script.Call) {
-	a := &attempt{batch: b, memo: p.store.recall(b)}
+	a := &attempt{batch: b, cached: p.store.cacheOf(b)}
 	args := make([]string, 2+headArgs+bucketArgs)
-	args[0], args[1] = a.memo.bucket, a.memo.lock
+	args[0], args[1] = a.cached.bucket, a.cached.lock
 	p.store.head(args[2:], p.store.clockArg(b), 0, "")
 	a.encode(args[2+headArgs:], 0, "")
 	call := applyScript.Call(background, false, 2, args)
@@ -201,7 +201,7 @@ func TestDifferential(t *testing.T) {
 	require.Greater(t, returned, 2*steps)
 }
 
-// A right guess leaves the state that the script would have computed, to the last bit, and a wrong one changes nothing: a
+// A right prediction leaves the state that the script would have computed, to the last bit, and a wrong one changes nothing: a
 // bucket whose process remembers it goes the same way as one that Go decides on from the text alone, which is what the
 // script does (TestDifferential). On both stores, also when another process asks in between, when the state is lost, and
 // when a clock is set back.
@@ -209,15 +209,15 @@ func TestGuess(t *testing.T) {
 	steps := sized(60, 30) // × rapid's 100 checks, on each store
 	client := redistest.Shared(t).Client(t)
 	prefix := t.Name() + ":"
-	var guesses, others atomic.Int64
-	for which, guessing := range redisStores(client, WithLocalTime(), WithKeyPrefix(prefix)) {
+	var predictions, others atomic.Int64
+	for which, predict := range redisStores(client, WithLocalTime(), WithKeyPrefix(prefix)) {
 		t.Run(which, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
 				c := drawConfig(rt, Kind(rapid.IntRange(0, 1).Draw(rt, "kind")))
 				s := newSetting(c)
 				name := fmt.Sprint(rapid.StringMatching(`[a-z]{12}`).Draw(rt, "name"), rand.Uint64())
 				now := int64(1_700_000_000_000_000)
-				memos := []*memo{{}, {}}
+				memos := []*cachedState{{}, {}}
 				var places []Place
 				text := ""
 				for range steps {
@@ -243,12 +243,12 @@ func TestGuess(t *testing.T) {
 					}
 					twin := *b
 					twin.Requests = slices.Clone(b.Requests)
-					b.memo = memos[min(1, rapid.IntRange(0, 12).Draw(rt, "process")/12)]
-					known := b.memo.text
-					out, err := guessing.Apply(background, b)
+					b.cached = memos[min(1, rapid.IntRange(0, 12).Draw(rt, "process")/12)]
+					known := b.cached.text
+					out, err := predict.Apply(background, b)
 					require.NoError(rt, err)
 					if out.local != 0 {
-						guesses.Add(1)
+						predictions.Add(1)
 						require.NotEmpty(rt, known)
 					} else {
 						others.Add(1)
@@ -273,25 +273,25 @@ func TestGuess(t *testing.T) {
 					}
 				}
 			})
-			t.Logf("%d right guesses, %d decided in full", guesses.Load(), others.Load())
-			require.Greater(t, guesses.Swap(0), int64(500))
+			t.Logf("%d right predictions, %d decided in full", predictions.Load(), others.Load())
+			require.Greater(t, predictions.Swap(0), int64(500))
 			require.Greater(t, others.Swap(0), int64(500))
 		})
 	}
 }
 
-// A guess as of a time that the server has not reached, or left behind long ago, is not taken, nor while somebody else
+// A prediction as of a time that the server has not reached, or left behind long ago, is not taken, nor while somebody else
 // holds the lock: the batch is decided as if it had not been made.
 func TestGuessClockAndLock(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
 	for which, store := range redisStores(client, WithKeyPrefix(prefix), WithLockTTL(10*time.Second)) {
 		t.Run(which, func(t *testing.T) {
-			m := new(memo)
+			m := new(cachedState)
 			var out Outcome
 			ask := func(skew, timeout time.Duration) error {
 				b := takes(which, 1)
-				b.Config.Rate, b.Config.Size, b.memo = 1e6, 1e9, m
+				b.Config.Rate, b.Config.Size, b.cached = 1e6, 1e9, m
 				if out.ClockMicros != 0 {
 					b.ServerMicros, b.ServerRead = out.ClockMicros+skew.Microseconds(), time.Now()
 				}
@@ -304,7 +304,7 @@ func TestGuessClockAndLock(t *testing.T) {
 			for range 6 {
 				require.NoError(t, ask(0, 5*time.Second))
 			}
-			require.NotZero(t, out.local, "a guess, and right")
+			require.NotZero(t, out.local, "a prediction, and right")
 			for _, skew := range []time.Duration{time.Hour, time.Second, -time.Hour, -time.Second} {
 				before := out
 				require.NoError(t, ask(skew, 5*time.Second))
@@ -318,7 +318,7 @@ func TestGuessClockAndLock(t *testing.T) {
 				require.NotZero(t, out.local)
 			}
 
-			// A key that would not live long enough is prolonged, which a guess does not do.
+			// A key that would not live long enough is prolonged, which a prediction does not do.
 			require.NoError(t, client.PExpire(background, m.bucket, time.Hour).Err())
 			m.expires = out.ClockMicros/1000 + time.Hour.Milliseconds()
 			require.NoError(t, ask(0, 5*time.Second))

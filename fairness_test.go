@@ -309,7 +309,7 @@ func TestPenaltyHoldsAllLimiters(t *testing.T) {
 }
 
 // However many reservations lie ahead, one more costs as much as the first: of limiters that do not agree on the configuration, or
-// of two processes in turns.
+// of two processes in batches.
 func TestReservationsInTurns(t *testing.T) {
 	client, prefix := redisClient(t), prefixOf(t)
 	memory := tb.NewMemoryStore()

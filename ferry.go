@@ -214,7 +214,7 @@ func (f *ferry) sail() {
 func (f *ferry) run(t *trip) {
 	for f.embark(t) {
 		f.cross(t)
-		letAsk()
+		yield()
 	}
 	if t.cancel != nil {
 		t.cancel()
@@ -278,7 +278,7 @@ func (f *ferry) cross(t *trip) {
 			continue
 		}
 		requests += len(flight.batch.Requests)
-		c := cargo{line: l, flight: flight, attempt: attempt{batch: &flight.batch, memo: f.store.recall(&flight.batch)}}
+		c := cargo{line: l, flight: flight, attempt: attempt{batch: &flight.batch, cached: f.store.cacheOf(&flight.batch)}}
 		if server := flight.batch.server(); server.Known() {
 			c.deadline = server.Earliest(clock.Of(flight.until))
 		}
@@ -332,7 +332,7 @@ func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 	f.store.head(args[keys:], "", at, micros(earliest))
 	for i := range cargoes {
 		c := &cargoes[i]
-		args[2*i], args[2*i+1] = c.memo.bucket, c.memo.lock
+		args[2*i], args[2*i+1] = c.cached.bucket, c.cached.lock
 		c.encode(args[keys+headArgs+bucketArgs*i:], at, micros(c.deadline))
 	}
 	sent := mono()
@@ -363,7 +363,7 @@ func (f *ferry) together(ctx context.Context, t *trip, cargoes []cargo) {
 
 // pipelined takes the batches in one pipeline, which the client splits by server if it must.
 func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
-	if all := &f.store.ferry; !all.charted.Load() && f.store.server(ctx, cargoes[0].memo.bucket) != "" {
+	if all := &f.store.ferry; !all.charted.Load() && f.store.server(ctx, cargoes[0].cached.bucket) != "" {
 		all.chart()
 	}
 	pipe := f.pipeline()
@@ -373,7 +373,7 @@ func (f *ferry) pipelined(ctx context.Context, t *trip, cargoes []cargo) {
 		server := c.batch.server()
 		at := asOf(&server)
 		args := make([]string, 2+headArgs+bucketArgs)
-		args[0], args[1] = c.memo.bucket, c.memo.lock
+		args[0], args[1] = c.cached.bucket, c.cached.lock
 		deadline := micros(c.deadline)
 		f.store.head(args[2:], "", at, deadline)
 		c.encode(args[2+headArgs:], at, deadline)
@@ -431,7 +431,7 @@ func (f *ferry) alone(c *cargo) {
 
 // lost tells a line that its batch got no answer.
 func (c *cargo) lost(err error, woken *[]chan struct{}) {
-	c.memo.text = ""
+	c.cached.text = ""
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: bucket %q: %w", ErrStoreTimeout, label(c.batch.Name), err)
 	}

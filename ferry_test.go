@@ -252,12 +252,12 @@ func TestKeptLockEndsSoon(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
 	b := takes("x", 1)
-	m := store.recall(b)
+	m := store.cacheOf(b)
 	token, waited, err := store.obtain(background, m.lock, new(atomic.Bool))
 	require.NoError(t, err)
 	require.False(t, waited)
 	require.Greater(t, client.PTTL(background, m.lock).Val(), time.Second)
-	m.turns = 1
+	m.batches = 1
 	_, done, err := store.decide(background, b, m, token)
 	require.NoError(t, err)
 	require.True(t, done)

@@ -464,13 +464,13 @@ func TestLateMemo(t *testing.T) {
 	l, err := NewSmoothBursty("x", 5, WithStore(NewRedisStore(redistest.Shared(t).Client(t))))
 	require.NoError(t, err)
 	late, last := &flight{late: true, limiter: l}, &flight{limiter: l}
-	late.batch.memo, last.batch.memo = new(memo), &memo{token: "kept"}
+	late.batch.cached, last.batch.cached = new(cachedState), &cachedState{token: "kept"}
 	l.coordinator.mu.Lock()
 	defer l.coordinator.mu.Unlock()
 	l.coordinator.deliver(late, &Outcome{}, ErrStoreTimeout)
 	l.coordinator.deliver(last, &Outcome{}, ErrStoreTimeout)
-	require.Same(t, last.batch.memo, l.coordinator.trip.memo)
-	last.batch.memo.token = ""
+	require.Same(t, last.batch.cached, l.coordinator.trip.cached)
+	last.batch.cached.token = ""
 }
 
 // refusing is a store whose probes are answered, with an error that somebody must repair.

@@ -25,7 +25,7 @@ func (b *PermitBucket) giveBack(now int64, g *GiveBack) bool {
 	if g.spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
 		return false
 	}
-	sameConfig, at := g.Version == b.Config.Version, b.mark()
+	sameConfig, at := g.Version == b.Config.Version, b.balance()
 	if g.Tag == b.Tail && g.Tag != 0 {
 		to := g.to
 		if !sameConfig {

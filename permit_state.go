@@ -20,8 +20,8 @@ const (
 	maxSeq = maxExact / 2
 )
 
-// resync is PermitBucket.ReSync on a mark of a bucket that holds at most so much.
-func (s *setting) resync(m mark, now int64, most float64) mark {
+// resync is PermitBucket.ReSync on a balance of a bucket that holds at most so much.
+func (s *setting) resync(m balance, now int64, most float64) balance {
 	if now > m.Next {
 		m.Stored = min(most, m.Stored+float64(now-m.Next)/s.coolDown(s.interval, s.max))
 		m.Next = now
@@ -29,16 +29,16 @@ func (s *setting) resync(m mark, now int64, most float64) mark {
 	return m
 }
 
-// mark is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
+// balance is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
 // Next − Carry.
-type mark struct {
+type balance struct {
 	Stored float64
 	Next   int64
 	Carry  float64
 }
 
-// before orders marks by their exact time.
-func (m mark) before(o mark) bool {
+// before orders balances by their exact time.
+func (m balance) before(o balance) bool {
 	return m.Next < o.Next || m.Next == o.Next && m.Carry > o.Carry
 }
 
@@ -151,7 +151,7 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 		out.Changed = out.Changed || r.Grant.OK
 	}
 	if out.Changed && !b.sound() {
-		return Outcome{}, fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.mark())
+		return Outcome{}, fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.balance())
 	}
 	out.NowMicros, out.Bucket = nowMicros, *b
 	return out, nil
@@ -234,7 +234,7 @@ func (b *PermitBucket) reconcile(now int64, batch *Batch, out *Outcome) error {
 	}
 	switch {
 	case mine.Version == 0 && theirs.Version == 0:
-		// Stored permits are clipped by the next ReSync and never scaled up, so configurations that take turns mint
+		// Stored permits are clipped by the next ReSync and never scaled up, so configurations that take batches mint
 		// nothing; a refund across the change would be measured with two rates, so its epoch ends.
 		b.adopt(*mine)
 		b.beginEpoch(batch.Epoch)
@@ -282,7 +282,7 @@ func (k *curve) cost(kind Kind, stored, n float64) (micros, spend float64) {
 // after is the account once n permits were taken from it. The cost is rounded up to whole microseconds, and what it
 // was rounded up by is carried to the next request: with exact time V = Next − Carry, V grows by the cost exactly,
 // so the long-run rate is exact at every rate, and Next is never more than 1 µs ahead of V.
-func (k *curve) after(kind Kind, m mark, n int64) (mark, bool) {
+func (k *curve) after(kind Kind, m balance, n int64) (balance, bool) {
 	cost, spend := k.cost(kind, m.Stored, float64(n))
 	need := cost - m.Carry
 	add := 0.0
@@ -292,7 +292,7 @@ func (k *curve) after(kind Kind, m mark, n int64) (mark, bool) {
 	if add > maxExact || float64(m.Next)+add > maxExact {
 		return m, false
 	}
-	return mark{Stored: m.Stored - spend, Next: m.Next + int64(add), Carry: add - need}, true
+	return balance{Stored: m.Stored - spend, Next: m.Next + int64(add), Carry: add - need}, true
 }
 
 // ceil rounds a time up to whole microseconds. What exceeds them by less than a shortfall, and by less than a nanosecond, is
@@ -306,24 +306,24 @@ func (c *Config) leastWait(k *curve, n int64) int64 {
 	if c.Payment == PayLater {
 		return 0
 	}
-	m, ok := k.after(c.Kind, mark{Stored: k.max}, n)
+	m, ok := k.after(c.Kind, balance{Stored: k.max}, n)
 	if !ok {
 		return maxExact
 	}
 	return m.Next
 }
 
-func (b *PermitBucket) mark() mark {
-	return mark{b.StoredPermits, b.NextFreeTicketMicros, b.CarryMicros}
+func (b *PermitBucket) balance() balance {
+	return balance{b.StoredPermits, b.NextFreeTicketMicros, b.CarryMicros}
 }
 
-func (b *PermitBucket) set(m mark) {
+func (b *PermitBucket) set(m balance) {
 	b.StoredPermits, b.NextFreeTicketMicros, b.CarryMicros = m.Stored, m.Next, m.Carry
 }
 
 // take grants n permits if they are due within maxWait, else takes nothing. The bucket is resynced.
 func (b *PermitBucket) take(now, n, maxWait int64) Grant {
-	before := b.mark()
+	before := b.balance()
 	after, ok := b.derived.after(b.Config.Kind, before, n)
 	if !ok {
 		return Grant{Overflow: true}
@@ -364,7 +364,7 @@ func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted,
 		return false, false
 	}
 	now = max(now, b.SeenMicros)
-	at := b.mark()
+	at := b.balance()
 	if now > at.Next {
 		at.Stored += float64(now-at.Next) / c.coolDown(b.IntervalMicros, b.MaxPermits)
 		at.Next = now

@@ -226,7 +226,7 @@ func TestExactLongRun(t *testing.T) {
 	}
 }
 
-// Two unversioned configurations that take turns hand out no more than the larger of each bound allows.
+// Two unversioned configurations that take batches hand out no more than the larger of each bound allows.
 func TestNoMintingByTakingTurns(t *testing.T) {
 	small, large := Config{Rate: 100, Size: 10, Floor: 1}, Config{Rate: 100, Size: 1000, Floor: 1}
 	b := bucketOf(t, small, 1, 0)
@@ -346,7 +346,7 @@ func TestGiveBackTwice(t *testing.T) {
 				send(twice, []GiveBack{rapid.SampledFrom(sent).Draw(t, "copy")})
 			}
 			if !late {
-				require.Equal(t, once.mark(), twice.mark())
+				require.Equal(t, once.balance(), twice.balance())
 			}
 		}
 		var events []event

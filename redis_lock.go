@@ -31,9 +31,9 @@ func (p *patience) NextBackoff() time.Duration {
 }
 
 const (
-	// maxTurns is how many batches a process decides in a row under a lock that others wait for, if it has so many.
+	// maxBatches is how many batches a process decides in a row under a lock that others wait for, if it has so many.
 	// Handing it over takes as long as several batches do.
-	maxTurns = 16
+	maxBatches = 16
 	// keptTTL is how long a lock that is kept outlives a process that ends in between.
 	keptTTL = 20 * time.Millisecond
 	// yieldTime is for how long it then leaves the lock to those who wait, since it would always be faster than they are.
@@ -42,9 +42,9 @@ const (
 
 // Apply implements [Store].
 func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
-	m := s.recall(batch)
+	m := s.cacheOf(batch)
 	if m.owner != s { // another store of Redis was asked before
-		m.letGo()
+		m.release()
 	}
 	token := m.token
 	m.token = ""
@@ -65,11 +65,11 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 				return Outcome{lockWait: lockWait}, err
 			}
 			m.held.Store(false)
-			if m.turns = maxTurns; waited && batch.keep {
-				m.turns = 0
+			if m.batches = maxBatches; waited && batch.keep {
+				m.batches = 0
 			}
 		}
-		if m.turns++; m.turns == maxTurns {
+		if m.batches++; m.batches == maxBatches {
 			m.yield = mono() + yieldTime
 		}
 		out, done, err := s.decide(ctx, batch, m, token)
@@ -90,14 +90,14 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 }
 
 // yielded waits until the lock may be asked for again. It reports false if the context ends first.
-func (m *memo) yielded(ctx context.Context) bool {
+func (m *cachedState) yielded(ctx context.Context) bool {
 	left := m.yield - mono()
 	return m.yield == 0 || left <= 0 || script.Sleep(ctx, left)
 }
 
-// letGo releases a lock that was kept for a next batch which did not come. The memo knows whose lock it is, so the engine need
+// release releases a lock that was kept for a next batch which did not come. The cached state knows whose lock it is, so the engine need
 // not know which store keeps it: the limiter's own, or one behind it.
-func (m *memo) letGo() {
+func (m *cachedState) release() {
 	if m != nil && m.token != "" {
 		m.owner.release(m.lock, m.token)
 		m.token = ""
@@ -158,30 +158,30 @@ func (s *RedisStore) release(lock, token string) {
 	}()
 }
 
-// decide applies a batch and commits it, under the lock: what is remembered of the bucket if that turns out to be right,
+// decide applies a batch and commits it, under the lock: what is remembered of the bucket if that batches out to be right,
 // else what is read. It reports false if the fence stopped it: nothing happened, and the lock may be held.
-func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token string) (out Outcome, done bool, err error) {
+func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *cachedState, token string) (out Outcome, done bool, err error) {
 	now, server := s.clockArg(batch), batch.server()
 	keep := ""
-	if m.turns < maxTurns {
+	if m.batches < maxBatches {
 		keep = strconv.FormatInt(min(s.lockTTL, keptTTL).Milliseconds(), 10)
 	}
-	commit := func(guessed, old, new, ttl string) ([]string, error) {
-		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, now, guessed,
+	commit := func(predicted, old, new, ttl string) ([]string, error) {
+		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, now, predicted,
 			s.deadlineArg(timeOf(ctx), &server), old, new, ttl, keep)
 		if err == nil && reply[0] == "done" && new != "" && keep != "" {
 			m.token, m.owner = token, s
 		}
 		return reply, err
 	}
-	guessedAt := asOf(&server)
+	predictedAt := asOf(&server)
 	if s.local {
-		guessedAt, _ = strconv.ParseInt(now, 10, 64)
+		predictedAt, _ = strconv.ParseInt(now, 10, 64)
 	}
-	var g guess
+	var g prediction
 	var reply []string
 	asked := mono()
-	if m.guessing(batch, guessedAt, &g) {
+	if m.predict(batch, predictedAt, &g) {
 		reply, err = commit(strconv.FormatInt(g.asOf, 10), m.text, g.text, "")
 	} else {
 		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, now)
@@ -195,7 +195,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 	case "late":
 		return out, false, s.tooLate(batch)
 	case "done":
-		out = m.right(&g)
+		out = m.confirmed(&g)
 		out.ClockMicros, err = strconv.ParseInt(reply[1], 10, 64)
 		return out, true, err
 	}
@@ -225,7 +225,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *memo, token st
 	case reply[0] == "late":
 		return out, false, s.tooLate(batch)
 	case reply[0] == "done":
-		m.learn(old, &found, &out, text)
+		m.remember(old, &found, &out, text)
 	}
 	return out, reply[0] == "done", nil
 }

@@ -12,10 +12,10 @@ import (
 
 // attempt is one batch on its way through lua/apply.lua.
 type attempt struct {
-	batch   *Batch
-	memo    *memo
-	guess   guess
-	guessed bool
+	batch      *Batch
+	cached     *cachedState
+	prediction prediction
+	predicted  bool
 }
 
 // The status of a bucket in a reply of lua/apply.lua.
@@ -25,7 +25,7 @@ const (
 	decided status = iota
 	late
 	locked
-	wrong  // the guess was
+	wrong  // the prediction was
 	notNow // nothing was written; Redis says that it cannot now
 )
 
@@ -43,13 +43,13 @@ const (
 	bucketArgs = 2
 )
 
-// confident is after how many right memories a guess is made: a wrong one costs a round trip.
-const confident = 3
+// minUnchanged is after how many right memories a prediction is made: a wrong one costs a round trip.
+const minUnchanged = 3
 
-// encode writes the arguments that belong to a bucket. A guess is made if asOf is not 0.
+// encode writes the arguments that belong to a bucket. A prediction is made if asOf is not 0.
 func (a *attempt) encode(args []string, asOf int64, deadline string) {
-	if a.guessed = a.memo.alone >= confident && a.memo.guessing(a.batch, asOf, &a.guess); a.guessed {
-		args[0], args[1] = beginning(a.memo.text), a.guess.text
+	if a.predicted = a.cached.unchanged >= minUnchanged && a.cached.predict(a.batch, asOf, &a.prediction); a.predicted {
+		args[0], args[1] = beginning(a.cached.text), a.prediction.text
 	} else {
 		args[1] = encodeBatch(a.batch, deadline)
 	}
@@ -132,9 +132,9 @@ func (r *Request) sameTake(o *Request) bool {
 
 // decode reads a bucket's answer at a time of the store's clock.
 func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
-	m := a.memo
-	if a.guessed && answer == "" {
-		out := m.right(&a.guess)
+	m := a.cached
+	if a.predicted && answer == "" {
+		out := m.confirmed(&a.prediction)
 		out.ClockMicros = clock
 		return out, decided, nil
 	}
@@ -148,7 +148,7 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 	case word == "locked":
 		return Outcome{}, locked, nil
 	case word == "wrong":
-		m.alone = 0
+		m.unchanged = 0
 		return Outcome{}, wrong, nil
 	}
 	m.text = ""
@@ -174,7 +174,7 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 // replay computes the script's answers from the state it started with: both languages compute the same, so a reply
 // needs no grants in it, however large the batch. That they do is checked with every reply.
 func (a *attempt) replay(clock int64, states string) (Outcome, error) {
-	m := a.memo
+	m := a.cached
 	old, new, _ := strings.Cut(states, "\n")
 	var b PermitBucket
 	if err := b.parse(old, a.batch.own); err != nil {
@@ -195,13 +195,13 @@ func (a *attempt) replay(clock int64, states string) (Outcome, error) {
 		m.text = ""
 		return Outcome{}, fmt.Errorf("tokenbucket: key %q: Redis decided %q, but this process computes %q from %q; please report this", m.bucket, new, text, old)
 	}
-	m.learn(old, &found, &out, new)
+	m.remember(old, &found, &out, new)
 	return out, nil
 }
 
 // Apply implements [Store].
 func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
-	return s.apply(ctx, &attempt{batch: batch, memo: s.recall(batch)})
+	return s.apply(ctx, &attempt{batch: batch, cached: s.cacheOf(batch)})
 }
 
 func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
@@ -209,7 +209,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 	tooLate, waited := false, time.Duration(0)
 	for pause := script.NewPause(); ; {
 		var args [2 + headArgs + bucketArgs]string
-		args[0], args[1] = a.memo.bucket, a.memo.lock
+		args[0], args[1] = a.cached.bucket, a.cached.lock
 		clock := s.clockArg(a.batch)
 		at := asOf(&server)
 		if s.local {
@@ -221,9 +221,9 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 		asked := mono()
 		reply, err := s.run(ctx, &applyScript, 2, args[:]...)
 		if err != nil {
-			a.memo.text = ""
+			a.cached.text = ""
 			if waited != 0 && ctx.Err() != nil {
-				err = fmt.Errorf("%w: key %q", ErrLockNotObtained, a.memo.lock)
+				err = fmt.Errorf("%w: key %q", ErrLockNotObtained, a.cached.lock)
 			}
 			return Outcome{lockWait: since(waited)}, err
 		}
@@ -232,7 +232,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 			return Outcome{}, err
 		}
 		out, status, err := a.decode(now, reply[1])
-		a.memo.held.Store(status == locked)
+		a.cached.held.Store(status == locked)
 		switch status {
 		case late:
 			if tooLate || ctx.Err() != nil { // once more with the right time: the server's clock may have stepped
@@ -250,7 +250,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 				waited = mono()
 			}
 			if !pause.Wait(ctx) {
-				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.memo.lock, reply[1])
+				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.cached.lock, reply[1])
 			}
 		default:
 			out.lockWait = since(waited)

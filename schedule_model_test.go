@@ -215,7 +215,7 @@ func (a *actor) depart() {
 	refund := a.line.Refund()
 	if refund != nil {
 		batch.Requests = append(batch.Requests, Request{Op: OpGiveBack, Back: GiveBack{
-			Epoch: refund.Epoch, Tag: refund.Tag, Tail: refund.Tail, to: mark(refund.To), end: refund.End.Next,
+			Epoch: refund.Epoch, Tag: refund.Tag, Tail: refund.Tail, to: balance(refund.To), end: refund.End.Next,
 		}})
 	}
 	var askers []*schedule.Waiter[*caller]

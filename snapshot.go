@@ -8,7 +8,7 @@ import "time"
 // refund, a raised rate or an emptied store shows.
 type snapshot struct {
 	setting *setting // in force
-	at      mark
+	at      balance
 	clock   int64 // the store's, which was read after sent
 	sent    time.Duration
 	local   int64 // the limiter's clock at sent
@@ -32,7 +32,7 @@ func (c *coordinator) see(f *flight, out *Outcome) {
 			return
 		}
 	}
-	c.snapshot.Store(&snapshot{setting: s, at: b.mark(), clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
+	c.snapshot.Store(&snapshot{setting: s, at: b.balance(), clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
 }
 
 // seen is how full the bucket was when it was last seen; nil: not known.
@@ -86,7 +86,7 @@ func (c *coordinator) refuses(limiter *RateLimiter, n, maxWait int64) (wait int6
 }
 
 // wait is how long n permits of a bucket would take.
-func (s *setting) wait(m mark, now, n int64) (wait int64, ok bool) {
+func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 	m = s.resync(m, now, s.max)
 	after, ok := s.after(s.Kind, m, n)
 	if s.Payment == PayLater {

@@ -31,7 +31,7 @@ func TestRefusalIsNeverWrong(t *testing.T) {
 			seen := *b
 			// The answer is under way for a while, and the process waits for another while.
 			passed := rapid.Int64Range(0, 90_000).Draw(rt, "passed")
-			l.snapshot.Store(&snapshot{setting: &s, at: seen.mark(), clock: now, sent: mono() - time.Duration(passed)*time.Microsecond})
+			l.snapshot.Store(&snapshot{setting: &s, at: seen.balance(), clock: now, sent: mono() - time.Duration(passed)*time.Microsecond})
 			n := rapid.Int64Range(1, 20).Draw(rt, "permits")
 			wait := int64(rapid.Float64Range(0, 30).Draw(rt, "timeout") * s.interval)
 			least, refused := l.refuses(limiter, n, wait)
@@ -64,7 +64,7 @@ func TestRefusalOfAColderBucket(t *testing.T) {
 	b.StoredPermits = b.MaxPermits / 2
 	now := takeAt(t, b, 0, 1, maxExact).WaitMicros
 	l := &coordinator{}
-	l.snapshot.Store(&snapshot{setting: &s, at: mark{Stored: s.max / 2}, sent: mono() - 90*time.Millisecond})
+	l.snapshot.Store(&snapshot{setting: &s, at: balance{Stored: s.max / 2}, sent: mono() - 90*time.Millisecond})
 	_, refused := l.refuses(&RateLimiter{coordinator: l, own: s}, 1, now)
 	require.False(t, refused)
 }

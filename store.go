@@ -87,10 +87,10 @@ type Place struct {
 	// Version of the configuration in force.
 	Version int64
 
-	before, after mark
+	before, after balance
 }
 
-// GiveBack asks for the return of places: if Tag is still the bucket's tail, the account goes back to a mark.
+// GiveBack asks for the return of places: if Tag is still the bucket's tail, the account goes back to a balance.
 type GiveBack struct {
 	// Epoch of the places. Nothing is given back to a bucket that has forgotten.
 	Epoch int64
@@ -101,7 +101,7 @@ type GiveBack struct {
 	// ID is the places' own number, under which their stored permits come back at most once.
 	ID int64
 
-	to      mark    // the account as it shall be
+	to      balance // the account as it shall be
 	end     int64   // the end of the places' time
 	spent   float64 // stored permits in the places
 	level   float64 // stored permits left after the places were granted
@@ -174,9 +174,9 @@ type Batch struct {
 	// Requests are decided in order.
 	Requests []Request
 
-	own  *setting // Config with what follows from it; may be nil
-	keep bool     // the next batch may follow at once: a lock that others wait for may be kept for it
-	memo *memo    // what this process remembers of the bucket, for the Redis stores; may be nil
+	own    *setting     // Config with what follows from it; may be nil
+	keep   bool         // the next batch may follow at once: a lock that others wait for may be kept for it
+	cached *cachedState // what this process remembers of the bucket, for the Redis stores; may be nil
 
 	probe bool // only whether the store answers matters
 }

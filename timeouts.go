@@ -102,7 +102,7 @@ func (c *coordinator) expireFlight() {
 
 // timeoutError is why callers were not answered in time, while a flight is under way: that is waiting for a lock, or for an answer.
 func (c *coordinator) timeoutError(f *flight) error {
-	if f != nil && f.batch.memo != nil && f.batch.memo.held.Load() {
+	if f != nil && f.batch.cached != nil && f.batch.cached.held.Load() {
 		return fmt.Errorf("%w: bucket %q: within %v", ErrLockNotObtained, c.label(), c.timeout)
 	}
 	return fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, c.label(), c.timeout)

@@ -142,7 +142,7 @@ type terms struct {
 
 // After implements schedule.Terms.
 func (t *terms) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
-	m, ok := t.after(t.Kind, mark(b), n)
+	m, ok := t.after(t.Kind, balance(b), n)
 	return schedule.Balance(m), ok
 }
 
@@ -151,7 +151,7 @@ func (t *terms) PayLater() bool { return t.Payment == PayLater }
 
 // costFromCold is what n permits take of a bucket that is as cold as can be, in microseconds.
 func (s *setting) costFromCold(n int64) int64 {
-	m := mark{}
+	m := balance{}
 	if s.Kind == WarmingUp {
 		m.Stored = s.max
 	}
@@ -205,7 +205,7 @@ func (c *coordinator) join(q *call, now int64) {
 	if q.state == pending && q.verb == reserve { // of permits that nobody wants
 		if _, covered := line.DueOf(&q.Waiter); covered {
 			offset := c.heard.offset.Micros()
-			q.level = c.heard.terms.level(mark{Next: max(c.heard.free, line.Last()) - offset}, now-offset)
+			q.level = c.heard.terms.level(balance{Next: max(c.heard.free, line.Last()) - offset}, now-offset)
 			c.covered(q, now)
 		} else {
 			line.Leave(&q.Waiter, now)

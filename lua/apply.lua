@@ -6,10 +6,10 @@
 --           is decided
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   a lock's time to live in milliseconds; more than that remains only after the clock was set back
--- ARGV[3]   the time at which the guesses were made, at most 100 ms ago; ARGV[4] until when they may be taken, '' always
+-- ARGV[3]   the time at which the predictions were made, at most 100 ms ago; ARGV[4] until when they may be taken, '' always
 -- then for each bucket two, either
---   guess   how the state begins that the caller expects to find; no two states of a bucket begin alike
---   new     what is written if it is there: what the batch makes of it at the time of the guesses, everything granted
+--   prediction   how the state begins that the caller expects to find; no two states of a bucket begin alike
+--   new     what is written if it is there: what the batch makes of it at the time of the predictions, everything granted
 -- or ''
 --   batch   the asking configuration as text, newline, the newest one known ('' if that is the same), newline, name of
 --           the next epoch (a random integer), initial permits, deadline in microseconds of the server's clock ('' for
@@ -22,7 +22,7 @@
 --             H micros                  hold back
 --             R                         begin anew
 -- returns the time, then for each bucket one string:
---   ''                           the guess was right and is written
+--   ''                           the prediction was right and is written
 --   wrong                        it was not: nothing happened
 --   decided, old, new            a line each: the state before ('' if missing), the one written ('' if none was)
 --   late | locked ms | corrupt excerpt | error message
@@ -40,7 +40,7 @@ else
 end
 local clock_text = fmt('%.0f', clock)
 
--- What decides is made only when a guess is wrong or missing: making it takes longer than a right guess.
+-- What decides is made only when a prediction is wrong or missing: making it takes longer than a right prediction.
 local decide
 local function make_decide()
   -- %d is twice as fast, but takes 32 bits where long has no more.
@@ -415,7 +415,7 @@ local fresh = as_of and as_of <= clock and clock - as_of <= GUESS_AGE and (ARGV[
 local answers = {clock_text}
 for i = 1, #states do
   local key, old, held, answer = keys[i], states[i] or '', -2, ''
-  local guess, text = ARGV[3 + 2 * i], ARGV[4 + 2 * i]
+  local prediction, text = ARGV[3 + 2 * i], ARGV[4 + 2 * i]
   if not free then held = call('PTTL', locks[i]) end
   if type(old) == 'table' then
     answer = 'error ' .. old.err
@@ -426,10 +426,10 @@ for i = 1, #states do
       held = most
     end
     answer = 'locked ' .. held
-  elseif guess == '' then
+  elseif prediction == '' then
     decide = decide or make_decide()
     answer = decide(key, old, text)
-  elseif fresh and old:find(guess, 1, true) == 1 then
+  elseif fresh and old:find(prediction, 1, true) == 1 then
     local done = redis.pcall('SET', key, text, 'KEEPTTL')
     if done.err then answer = 'error ' .. done.err end
   else

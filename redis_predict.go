@@ -7,28 +7,28 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// memo is what a process keeps in mind of a bucket between two batches: with the state known, it computes beforehand
+// cachedState is what a process keeps in mind of a bucket between two batches: with the state known, it computes beforehand
 // what the next batch makes of it, and Redis need only compare and write.
-type memo struct {
+type cachedState struct {
 	bucket, lock string // the keys
 	state        PermitBucket
 	text         string // of the state; "": unknown
-	alone        int    // so many batches in a row found the bucket as the one before had left it
+	unchanged    int    // so many batches in a row found the bucket as the one before had left it
 	expires      int64  // milliseconds of the store's clock until which the key lives at least
 
 	// Of a lock that others wait for:
-	token string        // as long as it is kept,
-	owner *RedisStore   // and who releases it
-	turns int           // batches decided under it
-	yield time.Duration // see mono: until then it is theirs
-	held  atomic.Bool   // they have it now, and the batch waits
+	token   string        // as long as it is kept,
+	owner   *RedisStore   // and who releases it
+	batches int           // batches decided under it
+	yield   time.Duration // see mono: until then it is theirs
+	held    atomic.Bool   // they have it now, and the batch waits
 }
 
-// recall returns what is known of the batch's bucket.
-func (s *redisBase) recall(batch *Batch) *memo {
-	m := batch.memo
+// cacheOf returns what is known of the batch's bucket.
+func (s *redisBase) cacheOf(batch *Batch) *cachedState {
+	m := batch.cached
 	if m == nil {
-		m = &memo{} // nobody will remember
+		m = &cachedState{} // nobody will remember
 	}
 	m.held.Store(false)
 	if m.bucket == "" {
@@ -37,12 +37,12 @@ func (s *redisBase) recall(batch *Batch) *memo {
 	return m
 }
 
-// learn notes a state that was found, and the one that the batch left behind, if any.
-func (m *memo) learn(old string, read *PermitBucket, out *Outcome, new string) {
+// remember notes a state that was found, and the one that the batch left behind, if any.
+func (m *cachedState) remember(old string, read *PermitBucket, out *Outcome, new string) {
 	if m.text == old {
-		m.alone++
+		m.unchanged++
 	} else {
-		m.alone = 0
+		m.unchanged = 0
 	}
 	switch {
 	case out.Changed:
@@ -56,19 +56,19 @@ func (m *memo) learn(old string, read *PermitBucket, out *Outcome, new string) {
 	}
 }
 
-// guess is what a batch makes of the remembered state at a time of the store's clock that has surely come: an outcome
+// prediction is what a batch makes of the remembered state at a time of the store's clock that has surely come: an outcome
 // which stands if the bucket is still what is remembered. It is exact, for it is what the store would have decided at
-// that time; the time is at most guessAge old.
-type guess struct {
+// that time; the time is at most predictionAge old.
+type prediction struct {
 	asOf  int64
 	local int64 // the limiter's clock then
 	text  string
 	out   Outcome
 }
 
-// guessing computes a guess, if there is one to make: all requests must be granted, since a refusal should be told by
+// predict computes a prediction, if there is one to make: all requests must be granted, since a refusal should be told by
 // the latest time.
-func (m *memo) guessing(batch *Batch, asOf int64, g *guess) bool {
+func (m *cachedState) predict(batch *Batch, asOf int64, g *prediction) bool {
 	if m.text == "" || asOf == 0 {
 		return false
 	}
@@ -92,8 +92,8 @@ func (m *memo) guessing(batch *Batch, asOf int64, g *guess) bool {
 	return true
 }
 
-// right notes that a guess was written.
-func (m *memo) right(g *guess) Outcome {
+// confirmed notes that a prediction was written.
+func (m *cachedState) confirmed(g *prediction) Outcome {
 	m.state, m.text = g.out.Bucket, g.text
 	g.out.local = g.local
 	return g.out
