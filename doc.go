@@ -24,4 +24,6 @@
 // formulas), in any interleaving of any number of processes, whatever is cancelled, retried or lost. The long-run rate is
 // exact from 0.001/s to 10,000,000/s. The store's clock decides; gateways' clocks may be wrong. A permit whose time has come is
 // used: giving up, or Cancel, then does nothing.
+//
+// docs/architecture.md, in the repository, tells how the engine works, what must hold in it, and where to change what.
 package tokenbucket

@@ -2,11 +2,20 @@ package tokenbucket_test
 
 import (
 	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/structure"
 )
@@ -91,4 +100,74 @@ func TestLayers(t *testing.T) {
 			t.Errorf("%s: points up no more: strike it from %s", line, upwards)
 		}
 	}
+}
+
+// What docs/architecture.md names in backquotes is there: files, folders, and what files declare. "`name` in `file.go`" says
+// where. A layer's row has its files.
+func TestArchitecture(t *testing.T) {
+	text, err := os.ReadFile("docs/architecture.md")
+	require.NoError(t, err)
+	page := string(text)
+	require.LessOrEqual(t, strings.Count(page, "\n"), 150, "lines")
+	for _, l := range layers {
+		_, row, _ := strings.Cut(page, "\n| "+l.name+" |")
+		row, _, _ = strings.Cut(row, "\n")
+		for _, file := range strings.Fields(l.files) {
+			require.Contains(t, row, "`"+file+"`", "the row of layer %q", l.name)
+		}
+	}
+
+	in, anywhere := map[string]map[string]bool{}, map[string]bool{}
+	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(path, ".go") {
+			in[path] = declared(t, path)
+			for name := range in[path] {
+				anywhere[name] = true
+			}
+		}
+		return err
+	}))
+	quoted := regexp.MustCompile("`([\\w./]+)`(?: in `([\\w/]+\\.go)`)?")
+	for _, m := range quoted.FindAllStringSubmatch(page, -1) {
+		if name, file := m[1], m[2]; file != "" {
+			require.True(t, in[file][name], "%s declares no %s", file, name)
+		} else if !anywhere[name] {
+			_, err := os.Stat(name)
+			require.NoError(t, err, "nothing is called %s", name)
+		}
+	}
+}
+
+// declared are the names that a file declares: functions, types, variables and constants; methods and fields as name and as Type.name.
+func declared(t *testing.T, file string) map[string]bool {
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	names := map[string]bool{}
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			names[n.Name.Name] = true
+			if n.Recv != nil {
+				of, _, _ := strings.Cut(types.ExprString(n.Recv.List[0].Type), "[")
+				names[strings.TrimPrefix(of, "*")+"."+n.Name.Name] = true
+			}
+			return false
+		case *ast.ValueSpec:
+			for _, name := range n.Names {
+				names[name.Name] = true
+			}
+		case *ast.TypeSpec:
+			names[n.Name.Name] = true
+			ast.Inspect(n.Type, func(m ast.Node) bool {
+				if f, ok := m.(*ast.Field); ok {
+					for _, name := range f.Names {
+						names[name.Name], names[n.Name.Name+"."+name.Name] = true, true
+					}
+				}
+				return true
+			})
+		}
+		return true
+	})
+	return names
 }

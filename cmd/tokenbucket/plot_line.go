@@ -1,0 +1,167 @@
+package main
+
+import (
+	"fmt"
+	"image/color"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// The bucket of the picture, whatever the flags say: 10 permits a second.
+const (
+	lineInterval = 100_000       // microseconds
+	lineGranted  = "AAAABBBAAAA" // to which process, in the order of the account
+	linePermits  = len(lineGranted)
+	lineWaiters  = 8 // of A
+	stopFrom     = 150_000
+	stopUntil    = 450_000
+)
+
+var paleOrange = color.RGBA{R: 0xf9, G: 0xdc, B: 0xc4, A: 0xff}
+
+// even are terms under which every permit takes the same time, and is paid for before it is used.
+type even struct{}
+
+// After implements schedule.Terms.
+func (even) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
+	b.Next += n * lineInterval
+	return b, true
+}
+
+// PayLater implements schedule.Terms.
+func (even) PayLater() bool { return false }
+
+// owners says for each permit of the account, in the order in which they fall due, who uses it, or what becomes of it.
+type owners [linePermits]string
+
+// What becomes of a permit that no waiter of A uses.
+const (
+	ofB      = "B"
+	returned = "returned"
+	lapsed   = "lapsed"
+)
+
+// processA is what A owns, and its waiters.
+type processA struct {
+	line    schedule.Schedule[string]
+	waiters []*schedule.Waiter[string]
+	owners  owners
+}
+
+// newProcessA lets the waiters line up, and the store grant permits for them.
+func newProcessA() *processA {
+	p := &processA{line: schedule.Schedule[string]{Strict: true}}
+	for i := range lineWaiters {
+		w := &schedule.Waiter[string]{Value: fmt.Sprintf("a%d", i+1), Permits: 1, Until: schedule.Forever}
+		p.waiters = append(p.waiters, w)
+		p.line.Join(w)
+	}
+	next := 0
+	for i, to := range lineGranted {
+		if to == 'B' {
+			p.owners[i] = ofB
+			continue
+		}
+		tag := int64(i)
+		p.line.Grant(p.waiters[next], &schedule.Grant{Terms: even{}, Before: schedule.Balance{Next: tag * lineInterval}, Permits: 1,
+			Epoch: 1, Tag: tag + 1, Prev: tag}, 0)
+		p.owners[i] = lapsed // unless somebody uses it
+		next++
+	}
+	return p
+}
+
+// use notes that a waiter uses the permit that falls due at a time.
+func (p *processA) use(w *schedule.Waiter[string], due int64) { p.owners[due/lineInterval-1] = w.Value }
+
+// plan notes what those who wait will use.
+func (p *processA) plan() owners {
+	for _, w := range p.waiters {
+		if due, covered := p.line.DueOf(w); covered {
+			p.use(w, due)
+		}
+	}
+	return p.owners
+}
+
+// leave lets a waiter give up, and returns to the bucket what nobody wants then.
+func (p *processA) leave(i int) {
+	p.line.Leave(p.waiters[i], 0)
+	if r := p.line.Refund(); r != nil {
+		for due := r.To.Next + lineInterval; due <= r.End.Next; due += lineInterval {
+			p.owners[due/lineInterval-1] = returned
+		}
+	}
+}
+
+// run lets those go who are due. A waiter that is late uses a permit all the same, if it is not overdue by more than 100 ms.
+func (p *processA) run(now int64) {
+	for w, due := p.line.Next(now); w != nil; w, due = p.line.Next(now) {
+		p.use(w, due)
+	}
+}
+
+// lineScenes are what the picture shows: the decisions of the package that the limiter goes by.
+func lineScenes() (granted, left, stopped owners) {
+	granted = newProcessA().plan()
+
+	p := newProcessA()
+	p.leave(1)
+	left = p.plan()
+
+	p = newProcessA()
+	p.run(lineInterval)
+	p.run(stopUntil)
+	return granted, left, p.plan()
+}
+
+// lines draws the line of one process, and the stretches of the bucket's time that it owns.
+func lines() *plot.Plot {
+	granted, left, stopped := lineScenes()
+	pic := newPlot("Processes own stretches of the bucket's time, waiters own positions in a line",
+		"time (s); a permit is due at its right edge", "")
+	pic.HideY()
+	const height, apart = 1.0, 2.0
+	for i, row := range []struct {
+		title string
+		owners
+	}{
+		{"A is stopped from 0.15 to 0.45 s: what is overdue by more than 0.1 s lapses, and a7 and a8 ask again", stopped},
+		{"a2 gives up: those behind it move up, and the last permit is returned", left},
+		{"A has eight waiters in one line, a1 to a8; B has taken three permits in between", granted},
+	} {
+		y := apart * float64(i)
+		pic.Add(label(at(0, y+height), row.title, draw.XLeft, 2, 5))
+		for j, owner := range row.owners {
+			from, to := seconds(int64(j)*lineInterval), seconds(int64(j+1)*lineInterval)
+			box := area(ownerColour(owner), at(from, y), at(from, y+height), at(to, y+height), at(to, y))
+			box.LineStyle.Width, box.LineStyle.Color = vg.Points(1.5), color.White
+			pic.Add(box, label(at((from+to)/2, y+height/2), owner, draw.XCenter, 0, -3.5))
+		}
+	}
+	stop := line(vermilion, 2.5, at(seconds(stopFrom), -0.15), at(seconds(stopUntil), -0.15))
+	pic.Add(stop)
+	pic.Legend.Add("owned by process A", area(paleBlue, at(0, 0)))
+	pic.Legend.Add("owned by process B", area(paleOrange, at(0, 0)))
+	pic.Legend.Add("lapsed, or returned to the bucket", area(paleGrey, at(0, 0)))
+	pic.Legend.Add("A is stopped", stop)
+	pic.X.Min, pic.X.Max = 0, seconds(int64(linePermits)*lineInterval)
+	pic.Y.Min, pic.Y.Max = -0.3, 7.6
+	return pic
+}
+
+func seconds(micros int64) float64 { return float64(micros) / 1e6 }
+
+func ownerColour(owner string) color.Color {
+	switch owner {
+	case ofB:
+		return paleOrange
+	case returned, lapsed:
+		return paleGrey
+	}
+	return paleBlue
+}
