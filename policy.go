@@ -111,7 +111,7 @@ func (l *RateLimiter) fallback(ctx context.Context, v verdict, err error, ask fu
 }
 
 // share is a limiter of this process's part of a bucket. In each outage the part begins empty once, behind what this process has
-// reserved in the bucket, whoever asks for it first (see line.part): an outage gives nobody more than the process's share.
+// reserved in the bucket, whoever asks for it first (see coordinator.part): an outage gives nobody more than the process's share.
 type share struct {
 	whole     Config
 	instances int
