@@ -85,7 +85,7 @@ func (s *Schedule[V]) walk(take func(w *Waiter[V], g *segment) bool) *Waiter[V] 
 		var g *segment
 		for i := begin; i < len(s.plan) && g == nil; i++ {
 			if p := &s.plan[i]; p.left >= w.Permits {
-				if p.take(p.lapsing(max(p.from, w.Came-p.offset))); p.left >= w.Permits {
+				if p.take(p.lapsing(max(p.from, p.came(w.Came)))); p.left >= w.Permits {
 					g = p
 				}
 			}

@@ -45,7 +45,7 @@ func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 		if g.left == 0 {
 			continue
 		}
-		s.lapse(g, max(g.from, s.head.Came-g.offset))
+		s.lapse(g, max(g.from, g.came(s.head.Came)))
 		taker := s.taker(g, &looked)
 		if g.passed || taker == nil {
 			g.from = max(g.from, g.reached(now))
@@ -79,7 +79,7 @@ func (s *Schedule[V]) taker(g *segment, looked *int) *Waiter[V] {
 		if w.Permits > g.left || w.round == s.round {
 			continue
 		}
-		s.lapse(g, w.Came-g.offset)
+		s.lapse(g, g.came(w.Came))
 		if w.Permits <= g.left && (w.state == covered || !s.tooLate(w, g.due(w.Permits))) {
 			return w
 		}
@@ -108,9 +108,9 @@ func (s *Schedule[V]) lapse(g *segment, before int64) {
 	}
 }
 
-// lapseAll drops the permits that were due before a time.
-func (s *Schedule[V]) lapseAll(before int64) {
+// lapseAll drops the permits that were due before somebody came.
+func (s *Schedule[V]) lapseAll(came int64) {
 	for _, g := range s.segments {
-		s.lapse(g, before-g.offset)
+		s.lapse(g, g.came(came))
 	}
 }

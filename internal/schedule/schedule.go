@@ -169,7 +169,7 @@ func (s *Schedule[V]) Join(w *Waiter[V]) {
 // begin makes way for a first waiter: what was due before it came is not for it. If that can go back, it does.
 func (s *Schedule[V]) begin(came int64) {
 	if n := len(s.segments); n > 0 {
-		if g := s.segments[n-1]; g.lapsing(came-g.offset) > 0 {
+		if g := s.segments[n-1]; g.lapsing(g.came(came)) > 0 {
 			s.prepare()
 		}
 	}
@@ -311,14 +311,16 @@ func (s *Schedule[V]) own(grant *Grant) {
 			if last.left == 0 {
 				last.cursor = grant.Before
 			}
-			last.end, last.tag, last.offset = after, grant.Tag, min(last.offset, grant.Offset)
+			last.end, last.tag = after, grant.Tag
+			last.offset, last.widest = grant.Offset, max(last.widest, grant.Offset)
 			last.left += grant.Permits
 			return
 		}
 		last.settled = last.settled || last.tag != grant.Prev || last.epoch != grant.Epoch
 	}
 	s.segments = append(s.segments, &segment{
-		terms: grant.Terms, cursor: grant.Before, end: after, left: grant.Permits, from: -1 << 62, paused: -1 << 62, offset: grant.Offset,
+		terms: grant.Terms, cursor: grant.Before, end: after, left: grant.Permits, from: -1 << 62, paused: -1 << 62,
+		offset: grant.Offset, widest: grant.Offset,
 		epoch: grant.Epoch, tag: grant.Tag, prev: grant.Prev,
 	})
 	for i := n; i > 0 && s.segments[i].ends() < s.segments[i-1].ends(); i-- { // the clock or the epoch has stepped

@@ -53,6 +53,7 @@ type segment struct {
 	from   int64 // permits due before it, by the store's clock, are not used
 	paused int64 // until when the bucket was held back, by the store's clock
 	offset int64
+	widest int64 // the largest offset that it had
 	epoch  int64
 	tag    int64 // what the bucket calls the end
 	prev   int64 // what it calls the start
@@ -94,6 +95,9 @@ func (g *segment) permit(j int64) int64 {
 	at, _ := g.terms.After(g.cursor, j)
 	return at.Next
 }
+
+// came is the store's time when somebody came, or sooner: the offset may have been larger then.
+func (g *segment) came(at int64) int64 { return at - g.widest }
 
 // reached is the time, by the store's clock, before which permits are only for who has gathered them.
 func (g *segment) reached(now int64) int64 { return max(now-g.offset, g.paused) }
