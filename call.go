@@ -111,6 +111,9 @@ func (q *call) remaining(now int64) int64 {
 	return wait
 }
 
+// covered tells that permits are there for it, so that it does not wait for the store.
+func (q *call) covered() bool { return q.line != nil && q.Covered() }
+
 // promised tells that a reservation was granted, and that its permits have lapsed since: it asks again until it gets others, since
 // its caller waits for no other answer.
 func (q *call) promised() bool { return q.verb == reserve && q.state == waiting }

@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"errors"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -61,6 +62,7 @@ type target struct {
 // heard is what the store's answers have told.
 type heard struct {
 	at       int64        // when it answered last, or was to; by the limiter's clock, as all times here
+	told     int64        // when an answer told of the bucket last
 	epoch    int64        // the bucket's
 	paused   int64        // how long it was held back for altogether
 	heldTill int64        // until when it is held back
@@ -343,10 +345,14 @@ func (c *coordinator) refuse(q *call, wait int64) {
 // fail ends a call that the store has failed, unless it must ask once more.
 func (c *coordinator) fail(q *call, err error) {
 	if q.promised() {
+		if now := c.now(); !q.covered() && !away(err) && !errors.Is(err, ErrLockNotObtained) { // the others need not wait for what may never be
+			q.line.Leave(&q.Waiter, now)
+			q.line.Join(&q.Waiter)
+		}
 		c.waiters.line.AskAfter(c.now() + retryMicros)
 		return
 	}
-	if q.state.over() {
+	if q.state.over() || q.covered() {
 		return
 	}
 	if q.line != nil {

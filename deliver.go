@@ -14,6 +14,9 @@ func (c *coordinator) deliver(f *flight, out *Outcome, err error) {
 		c.trip.cached = f.batch.cached
 	}
 	c.heard.at = now
+	if err == nil {
+		c.heard.told = now
+	}
 	if !c.inline() {
 		if err == nil {
 			c.trip.since = mono()
@@ -136,7 +139,7 @@ func (c *coordinator) grant(f *flight, q *call, g *Grant, out *Outcome, received
 // refusal ends a call that was refused, or tells that it is to wait.
 func (c *coordinator) refusal(q *call, r *Request, out *Outcome, received, now int64) (waits bool) {
 	switch {
-	case q.state.over():
+	case q.state.over(), q.covered():
 	case r.Grant.Overflow:
 		c.fail(q, q.limiter.overflow(q.Permits))
 	case q.line != nil && !q.bounded:

@@ -91,6 +91,11 @@ func (c *coordinator) expireFlight() {
 		return
 	}
 	c.expireCalls(f, mono())
+	for _, q := range f.calls {
+		if q.promised() {
+			q.arrived(f) // it asks again
+		}
+	}
 	err := c.timeoutError(f)
 	for _, r := range f.refunds {
 		r.settle(false, err, c.now()) // perhaps they come back, perhaps not

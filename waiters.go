@@ -15,8 +15,9 @@ import (
 type waiters struct {
 	line    *schedule.Schedule[*call]
 	old     []*schedule.Schedule[*call]
-	due     int64   // when the first of them all is; 0: never
-	confirm *refund // the next of line's that is sent: somebody waits for its answer; nil: nobody does
+	due     int64                     // when the first of them all is; 0: never
+	late    []*schedule.Waiter[*call] // of old lines: whose permits would come too late
+	confirm *refund                   // the next of line's that is sent: somebody waits for its answer; nil: nobody does
 }
 
 // begin makes the line. Strict is for the system's clock, and no test's: see [schedule.Schedule].
@@ -107,7 +108,15 @@ func (w *waiters) rejoin() {
 			w.line.Join(first)
 			first.Value.line = w.line
 		}
+		w.late = append(w.late, s.Expired()...)
 	}
+}
+
+// expired returns those of all lines whose permits would come too late: they have left.
+func (w *waiters) expired() []*schedule.Waiter[*call] {
+	late := append(w.line.Expired(), w.late...)
+	w.late = nil
+	return late
 }
 
 // pause lets everybody wait longer, for the bucket was held back (Penalize), until a time of the store's clock.
@@ -188,10 +197,10 @@ func (c *coordinator) join(q *call, now int64) {
 		q.Until = now + wait
 	}
 	stale := false
-	if at, some := line.AskAt(); some && at > now { // those before it were refused
+	if at, some := line.AskAt(); some && at > now && q.verb != reserve { // those before it were refused
 		q.decided = now
 		if due := c.estimate(q, line.Wanted(), now); due > q.Until {
-			if stale = now-c.heard.at > snapshotAge.Microseconds(); !stale {
+			if stale = now-c.heard.told > snapshotAge.Microseconds(); !stale {
 				c.refuse(q, due-now)
 				return
 			}
@@ -227,13 +236,14 @@ func (c *coordinator) estimate(q *call, wanted, now int64) int64 {
 func (c *coordinator) covered(q *call, now int64) {
 	q.due, _ = q.line.DueOf(&q.Waiter)
 	q.decided, q.state = now, waiting
-	q.timeout, q.deadline, q.Until = maxExact, 0, schedule.Forever // it is promised, whatever becomes of the context
+	q.line.Promise(&q.Waiter)
+	q.timeout, q.deadline = maxExact, 0 // it is promised, whatever becomes of the context
 	q.tellDecided()
 }
 
 // refuseExpired ends the calls for whom permits would come too late.
 func (c *coordinator) refuseExpired(now int64) {
-	for _, w := range c.waiters.line.Expired() {
+	for _, w := range c.waiters.expired() {
 		if q := w.Value; q.verb == reserve {
 			q.line = nil // it asks by itself
 		} else {

@@ -11,6 +11,7 @@ func (s *Schedule[V]) cover() {
 			s.expire(w, due)
 		} else {
 			s.promote(w)
+			w.due, w.known = due, s.changes+1
 		}
 	}
 }

@@ -84,6 +84,7 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 	old := &Schedule[V]{Strict: s.Strict}
 	*old, *s = *s, *old
 	old.refund, old.sent = nil, false
+	s.expired, old.expired = old.expired, nil
 	w := old.first
 	if w == nil {
 		return old
@@ -243,6 +244,14 @@ func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
 	s.cover()
 }
 
+// Promise lets a waiter have its permits however late they come.
+func (s *Schedule[V]) Promise(w *Waiter[V]) {
+	if w.state != absent && w.Until != Forever {
+		s.limited--
+	}
+	w.Until = Forever
+}
+
 // returnable tells whether the end of a segment can go back.
 func (s *Schedule[V]) returnable(g *segment) bool {
 	return (s.refund == nil || !s.sent && s.refund.segment == g) && g.left > 0 && !g.settled && g == s.segments[len(s.segments)-1]
@@ -372,5 +381,8 @@ func (s *Schedule[V]) Pause(micros, until int64) {
 		g.cursor.Next += micros
 		g.end.Next += micros
 		g.settled, g.paused = true, until
+	}
+	if s.refund != nil { // it will be refused
+		s.refund.End.Next += micros
 	}
 }

@@ -136,3 +136,15 @@ func TestHopeless(t *testing.T) {
 	require.EqualValues(t, 4*interval, late[0].Due(), "behind the two others")
 	require.Empty(t, s.Expired())
 }
+
+// Who was promised permits is not looked at any more when some come too late for others.
+func TestPromise(t *testing.T) {
+	s := new(Schedule[int])
+	w := &Waiter[int]{Permits: 1, Until: interval}
+	s.Join(w)
+	require.Equal(t, 1, s.limited)
+	s.Promise(w)
+	require.Zero(t, s.limited)
+	s.Leave(w, 0)
+	require.Zero(t, s.limited)
+}

@@ -1,0 +1,216 @@
+package tokenbucket
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/require"
+)
+
+// Who is refused in a line of an epoch that is no more is told so.
+func TestExpiredBehindAReset(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	l, err := NewSmoothBursty("x", 10, WithStore(newApart()), WithClock(clock), WithMaxPermits(1))
+	require.NoError(t, err)
+	l.coordinator.waiters.line.Strict = true
+	p := &stoppable{RateLimiter: l}
+	p.ask(tryAcquire, 1, 0, 0)
+	p.ask(acquire, 1, 0, 1)                 // due in 100 ms
+	q := p.ask(tryAcquire, 1, 250_000, 2)   // 200 ms
+	p.ask(acquire, 1, 0, 3)                 // 300 ms
+	p.ask(acquire, 1, 0, 4)                 // 400 ms
+	require.NoError(t, l.Reset(background)) // they keep their times
+	require.Len(t, l.coordinator.waiters.old, 1)
+	l.coordinator.mu.Lock() // stopped
+	clock.Advance(350 * time.Millisecond)
+	l.coordinator.mu.Unlock()
+	for range 1000 {
+		p.run()
+		clock.Advance(10 * time.Millisecond)
+	}
+	select {
+	case <-q.ready:
+	default:
+		t.Fatalf("never answered: state %d, waits in a line: %v, %d calls", q.state, q.Waits(), Waiting(l))
+	}
+}
+
+// stoneDeaf hangs whatever the context.
+type stoneDeaf struct {
+	sick
+	deaf chan struct{} // nil: answers
+}
+
+func (s *stoneDeaf) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+	if s.deaf != nil {
+		<-s.deaf
+	}
+	return s.sick.Apply(ctx, b)
+}
+
+// A promised reservation whose batch hangs does not keep the alarm ringing in an outage.
+func TestAlarmInAnOutage(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		clock := clockwork.NewFakeClock()
+		s := new(stoneDeaf)
+		l, err := NewSmoothBursty("x", 100, WithStore(s), WithClock(clock), Logged(t))
+		require.NoError(t, err)
+		c := l.coordinator
+		c.waiters.line.Strict = true
+		for range 2 {
+			_, err = l.Reserve(background, 1)
+			require.NoError(t, err)
+		}
+		s.deaf = make(chan struct{})
+		c.mu.Lock()
+		clock.Advance(5 * time.Second)
+		c.mu.Unlock()
+		synctest.Wait() // it asks again, and hangs
+		require.NotNil(t, c.trip.flight)
+		s.ill.Store(true)
+		time.Sleep(3500 * time.Millisecond) // the batch is given up, and the outage noticed
+		require.NotNil(t, c.down())
+		clock.Advance(200 * time.Millisecond)
+		c.mu.Lock()
+		c.dispatch(c.now())
+		behind := c.now() - c.alarm.at
+		set := c.alarm.at != 0
+		c.mu.Unlock()
+		close(s.deaf)
+		require.False(t, set && behind >= 0, "the alarm is set to a time that has passed by %d µs", behind)
+	})
+}
+
+// A reservation that the store will not grant any more keeps nobody else waiting.
+func TestPromiseOfAnotherKind(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	s := newApart()
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock))
+	require.NoError(t, err)
+	w, err := NewSmoothWarmingUp("x", 10, time.Second, WithStore(s), WithClock(clock))
+	require.NoError(t, err)
+	require.Same(t, l.coordinator, w.coordinator)
+	l.coordinator.waiters.line.Strict = true
+	p, other := &stoppable{RateLimiter: l}, &stoppable{RateLimiter: w}
+	p.ask(reserve, 1, 0, 0)
+	r := p.ask(reserve, 1, 0, 1)
+	require.NoError(t, w.Reset(background))
+	l.coordinator.mu.Lock()
+	clock.Advance(time.Second)
+	l.coordinator.mu.Unlock()
+	p.run()
+	require.True(t, r.promised())
+	q := other.ask(acquire, 1, 0, 2)
+	for range 3000 {
+		clock.Advance(10 * time.Millisecond)
+		other.run()
+	}
+	select {
+	case <-q.ready:
+	default:
+		t.Fatalf("not served in 30 s: state %d", q.state)
+	}
+}
+
+// A reservation stands in no line, so it is not refused for those who wait in one.
+func TestReserveIsNotRefusedForOthers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := NewMemoryStore()
+		mine, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: shared}), WithMaxPermits(1))
+		require.NoError(t, err)
+		theirs, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: shared}), WithMaxPermits(1))
+		require.NoError(t, err)
+		_, err = theirs.Reserve(background, 6)
+		require.NoError(t, err)
+		r, err := mine.Reserve(background, 1) // due in 600 ms
+		require.NoError(t, err)
+		require.Equal(t, 600*time.Millisecond, r.Delay())
+		debt, err := theirs.Reserve(background, 4) // 1 s
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(background)
+		defer cancel()
+		go func() { _, _ = mine.Acquire(ctx, 5) }() // beyond its reach
+		time.Sleep(time.Millisecond)
+		require.NoError(t, debt.Cancel(background)) // the bucket is free in 600 ms
+		require.NoError(t, r.Cancel(background))
+		time.Sleep(time.Microsecond)
+		got, err := mine.TryReserve(background, 1, 900*time.Millisecond)
+		require.NoError(t, err)
+		require.True(t, got.OK(), "%v", got.RetryAfter())
+	})
+}
+
+// Who holds permits in time is not refused by an answer to a question from before it had them.
+func TestCoveredInFlight(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := &distant{Store: NewMemoryStore()}
+		l, err := NewSmoothBursty("x", 10, WithStore(s), WithMaxPermits(1))
+		require.NoError(t, err)
+		_, err = l.Reserve(background, 5)
+		require.NoError(t, err)
+		r, err := l.Reserve(background, 1)
+		require.NoError(t, err)
+		require.Equal(t, 500*time.Millisecond, r.Delay())
+		time.Sleep(150 * time.Millisecond)
+		s.trip.Store(int64(20 * time.Millisecond))
+		got := make(chan bool)
+		go func() {
+			ok, err := l.TryAcquire(background, 1, 360*time.Millisecond) // 450 by the store, 350 when r leaves
+			require.NoError(t, err)
+			got <- ok
+		}()
+		time.Sleep(10 * time.Millisecond)
+		go func() { _ = r.Cancel(background) }()
+		require.True(t, <-got)
+	})
+}
+
+// While the store fails, who comes behind a reservation that asks again is not refused: nobody has decided that.
+func TestFailureIsNoRefusal(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	s := new(ailing)
+	l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1), Logged(t))
+	require.NoError(t, err)
+	l.coordinator.waiters.line.Strict = true
+	p := &stoppable{RateLimiter: l}
+	p.ask(reserve, 1, 0, 0)
+	r := p.ask(reserve, 1, 0, 1)
+	l.coordinator.mu.Lock()
+	clock.Advance(time.Second)
+	l.coordinator.mu.Unlock()
+	s.fails.Store(true)
+	p.run()
+	require.True(t, r.promised())
+	clock.Advance(10 * time.Millisecond)
+	ok, err := l.TryAcquire(background, 1, 0)
+	require.Error(t, err, "refused: %v", !ok)
+}
+
+// What a refund that was refused by a penalty leaves behind moves with the rest.
+func TestRefundAcrossAPenalty(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		shared := NewMemoryStore()
+		mineStore := &distant{Store: shared}
+		mine, err := NewSmoothBursty("x", 10, WithStore(mineStore), WithMaxPermits(1))
+		require.NoError(t, err)
+		theirs, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: shared}), WithMaxPermits(1))
+		require.NoError(t, err)
+		_, err = mine.Reserve(background, 6)
+		require.NoError(t, err)
+		r, err := mine.Reserve(background, 3) // due in 800 ms
+		require.NoError(t, err)
+		mineStore.trip.Store(int64(20 * time.Millisecond))
+		done := make(chan error)
+		go func() { done <- r.Cancel(background) }()
+		time.Sleep(10 * time.Millisecond)
+		require.NoError(t, theirs.Penalize(background, 10*time.Second)) // before the refund arrives
+		require.NoError(t, <-done)
+		line := mine.coordinator.waiters.line
+		first, ok := line.DueOf(line.Head())
+		require.True(t, ok)
+		require.Greater(t, line.Last(), first, "what is owned ends %d µs after what the first waits for", line.Last()-first)
+	})
+}
