@@ -13,7 +13,7 @@ import (
 // Who is refused in a line of an epoch that is no more is told so.
 func TestExpiredBehindAReset(t *testing.T) {
 	clock := clockwork.NewFakeClock()
-	l, err := NewSmoothBursty("x", 10, WithStore(newApart()), WithClock(clock), WithMaxPermits(1))
+	l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: NewMemoryStore()}), WithClock(clock), WithMaxPermits(1))
 	require.NoError(t, err)
 	l.coordinator.waiters.line.Strict = true
 	p := &stoppable{RateLimiter: l}
@@ -23,8 +23,8 @@ func TestExpiredBehindAReset(t *testing.T) {
 	p.ask(acquire, 1, 0, 3)                 // 300 ms
 	p.ask(acquire, 1, 0, 4)                 // 400 ms
 	require.NoError(t, l.Reset(background)) // they keep their times
+	l.coordinator.mu.Lock()                 // stopped
 	require.Len(t, l.coordinator.waiters.old, 1)
-	l.coordinator.mu.Lock() // stopped
 	clock.Advance(350 * time.Millisecond)
 	l.coordinator.mu.Unlock()
 	for range 1000 {
@@ -69,7 +69,10 @@ func TestAlarmInAnOutage(t *testing.T) {
 		clock.Advance(5 * time.Second)
 		c.mu.Unlock()
 		synctest.Wait() // it asks again, and hangs
-		require.NotNil(t, c.trip.flight)
+		c.mu.Lock()
+		flying := c.trip.flight != nil
+		c.mu.Unlock()
+		require.True(t, flying)
 		s.ill.Store(true)
 		time.Sleep(3500 * time.Millisecond) // the batch is given up, and the outage noticed
 		require.NotNil(t, c.down())
@@ -87,7 +90,7 @@ func TestAlarmInAnOutage(t *testing.T) {
 // A reservation that the store will not grant any more keeps nobody else waiting.
 func TestPromiseOfAnotherKind(t *testing.T) {
 	clock := clockwork.NewFakeClock()
-	s := newApart()
+	s := &distant{Store: NewMemoryStore()}
 	l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock))
 	require.NoError(t, err)
 	w, err := NewSmoothWarmingUp("x", 10, time.Second, WithStore(s), WithClock(clock))
@@ -208,6 +211,8 @@ func TestRefundAcrossAPenalty(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		require.NoError(t, theirs.Penalize(background, 10*time.Second)) // before the refund arrives
 		require.NoError(t, <-done)
+		mine.coordinator.mu.Lock()
+		defer mine.coordinator.mu.Unlock()
 		line := mine.coordinator.waiters.line
 		first, ok := line.DueOf(line.Head())
 		require.True(t, ok)
