@@ -56,16 +56,14 @@ func (c *coordinator) down() *outage.Outage {
 	return c.health.Down()
 }
 
-// failAll fails all who want to ask the store, which is away.
+// failAll fails all who want to ask the store, which is away: but those in flight, and those whose turn to ask has not come.
 func (c *coordinator) failAll(o *outage.Outage) {
 	c.health.failed(c)
 	now := c.now()
 	c.heard.at = now
 	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, c.label(), time.Since(o.Since).Round(time.Millisecond), o.Err)
 	for _, q := range c.orders {
-		if q.flight == nil {
-			c.fail(q, err)
-		}
+		c.fail(q, err)
 	}
 	c.orders, c.leases.refill = nil, false
 	for w := c.waiters.asker(now); w != nil; {

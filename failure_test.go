@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"strings"
@@ -483,7 +484,7 @@ func TestObserver(t *testing.T) {
 
 // A caller too many is told so, and costs no memory.
 func TestMaxWaiters(t *testing.T) {
-	for _, store := range []Store{NewMemoryStore(), NewRedisScriptStore(redistest.Shared(t).Client(t), WithKeyPrefix(t.Name()))} {
+	for _, store := range []Store{NewMemoryStore(), NewRedisScriptStore(redistest.Shared(t).Client(t), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64())))} {
 		l, err := NewSmoothBursty("x", 1, WithStore(store), WithMaxWaiters(3), patient)
 		require.NoError(t, err)
 		var held []*Reservation

@@ -402,32 +402,23 @@ func TestMaxWait(t *testing.T) {
 		{[]tb.Option{tb.WithMaxWait(500 * time.Millisecond)}, 3},
 		{[]tb.Option{tb.WithMaxWait(9990 * time.Millisecond)}, 50},
 	} {
-		clock := clockwork.NewFakeClock()
-		l, err := tb.NewSmoothBursty("x", 5, append(c.opts, tb.WithClock(clock))...)
-		require.NoError(t, err)
-		var passed atomic.Int64
-		var all sync.WaitGroup
-		refused := make(chan struct{}, 60)
-		for range 60 {
-			all.Go(func() {
-				ok, err := l.Try(ctx)
-				require.NoError(t, err)
-				if ok {
-					passed.Add(1)
-				} else {
-					refused <- struct{}{}
-				}
-			})
-		}
-		for range 60 - c.want {
-			<-refused
-		}
-		for range 100 { // those beyond the process's reach ask on the way
-			clock.Advance(100 * time.Millisecond)
-			time.Sleep(50 * time.Microsecond)
-		}
-		all.Wait()
-		require.EqualValues(t, c.want, passed.Load())
+		synctest.Test(t, func(t *testing.T) {
+			l, err := tb.NewSmoothBursty("x", 5, c.opts...)
+			require.NoError(t, err)
+			var passed atomic.Int64
+			var all sync.WaitGroup
+			for range 60 {
+				all.Go(func() {
+					ok, err := l.Try(ctx)
+					require.NoError(t, err)
+					if ok {
+						passed.Add(1)
+					}
+				})
+			}
+			all.Wait()
+			require.EqualValues(t, c.want, passed.Load())
+		})
 	}
 }
 
