@@ -12,6 +12,9 @@ const (
 	// rate × lateness permits to a window at the upstream.
 	Tolerated = 100_000
 
+	// jitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
+	jitter = 100_000
+
 	// scan bounds how many waiters are looked at for permits that are too few for the head.
 	scan = 32
 
@@ -313,6 +316,7 @@ func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 func (s *Schedule[V]) own(grant *Grant) {
 	after, _ := grant.Terms.After(grant.Before, grant.Permits)
 	s.owned += grant.Permits
+	s.adjust(grant.Offset)
 	n := len(s.segments)
 	if n > 0 {
 		last := s.segments[n-1]
@@ -336,6 +340,20 @@ func (s *Schedule[V]) own(grant *Grant) {
 		s.segments[i-1].settled = true
 		s.segments[i], s.segments[i-1] = s.segments[i-1], s.segments[i]
 		s.stepped = true
+		s.changes++
+	}
+}
+
+// adjust lets what was granted before fall due by a newer offset if that is smaller: an offset is never too small, so the smaller is the
+// better. Otherwise what falls due later might seem to fall due sooner, and somebody might wait for the wrong permits. An offset that is
+// smaller by more than answers may differ is of a clock that was set forward, and says nothing of what was granted before.
+func (s *Schedule[V]) adjust(offset int64) {
+	for i := len(s.segments) - 1; i >= 0; i-- {
+		g := s.segments[i]
+		if g.offset <= offset || g.offset > offset+jitter {
+			return // those before it are no larger, or of another time
+		}
+		g.offset = offset
 		s.changes++
 	}
 }

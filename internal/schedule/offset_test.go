@@ -1,0 +1,59 @@
+package schedule
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// every are terms under which a permit takes so many microseconds.
+type every int64
+
+func (e every) After(b Balance, n int64) (Balance, bool) {
+	b.Next += n * int64(e)
+	return b, true
+}
+
+func (every) PayLater() bool { return false }
+
+// What is granted later by a clock that seems to be ahead of what it seemed before is still used later, and nobody loses a permit: an
+// answer that came late only makes what it granted seem late.
+func TestBetterOffset(t *testing.T) {
+	const interval = every(500)
+	s := new(Schedule[int])
+	for i := range 3 {
+		s.Join(&Waiter[int]{Value: i, Permits: 1, Until: Forever})
+	}
+	join := func(w *Waiter[int], permits, before, tag, offset int64) {
+		s.Grant(w, &Grant{Terms: interval, Before: Balance{Next: before}, Permits: permits, Epoch: 1, Tag: tag, Prev: tag - 1, Offset: offset}, 0)
+	}
+	first := s.Head()
+	join(first, 2, 0, 1, 5000)
+	w, at := s.Next(4900)
+	require.Nil(t, w)
+	require.EqualValues(t, 5500, at)
+	join(first.Following().Following(), 1, 1500, 3, 2000) // behind somebody else's, by an answer that was 3 ms faster
+	var order []int
+	for now := int64(5600); now < 7000; now += 700 { // the process is late
+		for w, at := s.Next(now); w != nil; w, at = s.Next(now) {
+			require.LessOrEqual(t, at, now)
+			order = append(order, w.Value)
+		}
+	}
+	require.Equal(t, []int{0, 1, 2}, order)
+	require.Zero(t, s.owned, "nothing has lapsed")
+}
+
+// A clock that was set forward says nothing of what was granted before.
+func TestOffsetOfAnotherTime(t *testing.T) {
+	s := new(Schedule[int])
+	for i := range 2 {
+		w := &Waiter[int]{Value: i, Permits: 1, Until: Forever}
+		s.Join(w)
+		s.Grant(w, &Grant{Terms: every(500), Before: Balance{Next: int64(i) * 1_000_000}, Permits: 1, Epoch: 1, Tag: int64(3 * i), Prev: int64(3*i - 1),
+			Offset: int64(1-i) * 1_000_000}, 0)
+	}
+	for _, g := range s.segments {
+		require.EqualValues(t, 1_000_500, g.ends())
+	}
+}
