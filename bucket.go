@@ -96,6 +96,15 @@ func (l *RateLimiter) effective() *setting {
 	return &l.own
 }
 
+// inForce is the configuration under which a bucket may decide on the limiter's requests without being told of the limiter's own:
+// a newer one that is known, or its own.
+func (l *RateLimiter) inForce() *Config {
+	if known := l.coordinator.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
+		return &known.Config
+	}
+	return &l.own.Config
+}
+
 // agrees tells whether requests of two limiters may travel in one batch.
 func (l *RateLimiter) agrees(o *RateLimiter) bool {
 	return l == o || l.own.Config == o.own.Config && l.initial == o.initial
@@ -158,7 +167,7 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 			return verdict{by: ByCheck}, never
 		}
 	} else if l.coordinator.inline() {
-		if granted, decided := l.coordinator.takeNow(l, n, maxWait); decided {
+		if granted, decided := l.coordinator.takeNow(l.inForce(), n, maxWait); decided {
 			return verdict{granted: granted}, nil
 		}
 	} else if l.coordinator.fromLease(l, n) {
@@ -223,7 +232,7 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 		return passedBy(off), err
 	}
 	if l.coordinator.inline() {
-		if granted, _ := l.coordinator.takeNow(l, int64(permits), 0); granted {
+		if granted, _ := l.coordinator.takeNow(l.inForce(), int64(permits), 0); granted {
 			return verdict{granted: true}, nil
 		}
 	} else if l.coordinator.fromLease(l, int64(permits)) {

@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"time"
@@ -17,13 +16,13 @@ type inFlight struct {
 	since    time.Duration    // since when the store has let callers wait, see mono; 0: it does not
 	flight   *flight          // under way
 	spare    *flight          // for reuse
-	cached   *cachedState     // what the store remembers of the bucket: it travels with the batch (M1)
+	cached   remembered       // what the store remembers of the bucket: it travels with the batch (M1)
 	answered *[]chan struct{} // while an answer is dealt with: who is let go after it
 }
 
 // flight is one batch on its way.
 type flight struct {
-	batch   Batch
+	batch   batch
 	refunds []*refund // the first requests
 	calls   []*call   // those of the next requests; then those who only read
 	limiter *RateLimiter
@@ -38,7 +37,7 @@ type flight struct {
 // refund is permits on their way back to the store.
 type refund struct {
 	limiter *RateLimiter
-	give    GiveBack
+	give    giveBack
 	line    *schedule.Schedule[*call] // whose they are; nil: a lease's
 	done    chan struct{}             // closed when the store has answered; nil: nobody waits for that
 	err     error
@@ -51,6 +50,13 @@ func (r *refund) settle(accepted bool, err error, now int64) {
 	}
 	if r.err = err; r.done != nil {
 		close(r.done)
+	}
+}
+
+// release gives up a lock that was kept for a next batch which does not come.
+func (t *inFlight) release() {
+	if t.cached != nil {
+		t.cached.release()
 	}
 }
 
@@ -69,9 +75,9 @@ func (c *coordinator) fly() {
 	for f := c.depart(); f != nil; f = c.depart() {
 		ctx, cancel := context.WithDeadline(context.Background(), f.until)
 		f.batch.keep = true
-		out, err := c.store.Apply(ctx, &f.batch)
+		out, err := f.batch.ask(ctx, c.store)
 		cancel()
-		if !c.arrive(f, &out, err, &answered, false) {
+		if !c.arrive(f, out, err, &answered, false) {
 			return
 		}
 		yield()
@@ -93,21 +99,21 @@ func (c *coordinator) depart() *flight {
 	f := c.build(c.now())
 	if c.trip.flight, c.trip.flying = f, f != nil; f == nil {
 		c.trip.since = 0
-		c.trip.cached.release()
+		c.trip.release()
 	}
 	c.setAlarm()
 	return f
 }
 
 // land ends a flight that left by depart. It lends the buffer.
-func (c *coordinator) land(f *flight, out *Outcome, err error, answered *[]chan struct{}) {
+func (c *coordinator) land(f *flight, out *outcome, err error, answered *[]chan struct{}) {
 	c.arrive(f, out, err, answered, true)
 }
 
 // arrive deals with the answer to a flight, and lets those go whom it answers when the lock is released: they shall neither find it
 // held when they ask again, nor see less than their own answer has brought. It reports false if the flight had been given up. Last
 // tells that nobody is about to build the next batch.
-func (c *coordinator) arrive(f *flight, out *Outcome, err error, answered *[]chan struct{}, last bool) (inTime bool) {
+func (c *coordinator) arrive(f *flight, out *outcome, err error, answered *[]chan struct{}, last bool) (inTime bool) {
 	*answered = (*answered)[:0]
 	c.mu.Lock()
 	if inTime = c.trip.flight == f; inTime {
@@ -148,7 +154,7 @@ func (c *coordinator) build(now int64) *flight {
 	c.trip.spare = nil
 	limiter := c.first(now)
 	f.limiter, f.given, f.leased, f.late, f.local, f.began = limiter, 0, 0, false, now, 0
-	f.batch = Batch{
+	f.batch = batch{
 		Name: c.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: c.micros,
@@ -174,9 +180,6 @@ func (c *coordinator) build(now int64) *flight {
 	}
 	return f
 }
-
-// newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
-func newEpoch() int64 { return rand.Int64N(1<<40) + 1 }
 
 // first is the limiter whose batch comes next.
 func (c *coordinator) first(now int64) *RateLimiter {
@@ -215,7 +218,7 @@ func (c *coordinator) addRefunds(f *flight) (all bool) {
 	back := line.Refund()
 	t := back.Terms.(*terms)
 	r.line, r.limiter = line, t.limiter
-	r.give = GiveBack{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: t.Version, to: balance(back.To), end: back.End.Next}
+	r.give = giveBack{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: t.Version, to: balance(back.To), end: back.End.Next}
 	f.addRefund(r)
 	return true
 }
@@ -223,7 +226,7 @@ func (c *coordinator) addRefunds(f *flight) (all bool) {
 func (f *flight) addRefund(r *refund) {
 	f.given++
 	f.refunds = append(f.refunds, r)
-	f.batch.Requests = append(f.batch.Requests, Request{Op: OpGiveBack, Back: r.give})
+	f.batch.Requests = append(f.batch.Requests, request{Op: opGiveBack, Back: r.give})
 }
 
 // nextCall is whose turn it is of the first order and the first of the waiters that are to be asked for: who came first. nil: nobody's.
@@ -254,7 +257,7 @@ func (c *coordinator) addCalls(f *flight, now int64) (all bool) {
 		if q.verb == penalize && len(f.calls) > 0 || q.verb == reset && len(f.batch.Requests) > 0 {
 			break // a penalty begins a batch, so that what an answer says of times is the whole of it; a reset, for the rest may not fit
 		}
-		r := Request{Permits: q.Permits, MaxWaitMicros: q.remaining(now)}
+		r := request{Permits: q.Permits, MaxWaitMicros: q.remaining(now)}
 		if q.line != nil {
 			if w = w.Following(); !ask.more(q, &r) {
 				w = nil
@@ -272,13 +275,13 @@ func (c *coordinator) addCalls(f *flight, now int64) (all bool) {
 		}
 		switch q.verb {
 		case setRate:
-			r.Op, r.Rate = OpSetRate, q.rate
+			r.Op, r.Rate = opSetRate, q.rate
 		case setRateAndBurst:
-			r.Op, r.Rate, r.MaxPermits = OpSetRateAndBurst, q.rate, q.most
+			r.Op, r.Rate, r.MaxPermits = opSetRateAndBurst, q.rate, q.most
 		case penalize:
-			r.Op, r.HoldMicros = OpHold, q.micros
+			r.Op, r.HoldMicros = opHold, q.micros
 		case reset:
-			r.Op = OpReset
+			r.Op = opReset
 		}
 		f.calls = append(f.calls, q)
 		f.batch.Requests = append(f.batch.Requests, r)
@@ -307,7 +310,7 @@ type asking struct {
 
 // more bounds the wait of one more request by the process's reach, and tells whether there is any use in asking for another. The reach is
 // computed anew in steps, so that most requests of a batch are equal, and travel as a count.
-func (a *asking) more(q *call, r *Request) bool {
+func (a *asking) more(q *call, r *request) bool {
 	s := q.limiter.effective()
 	if a.permits != q.Permits || a.ahead-a.counted > a.horizon/16 {
 		a.permits, a.counted, a.reach = q.Permits, a.ahead, s.reach(q.Permits, a.ahead)
@@ -330,7 +333,7 @@ func (c *coordinator) addLease(f *flight, now int64) {
 	}
 	c.leases.refill = false
 	if f.leased = c.wanted(f.limiter, now); f.leased > 0 {
-		f.batch.Requests = append(f.batch.Requests, Request{Op: OpTakeStored, Permits: f.leased})
+		f.batch.Requests = append(f.batch.Requests, request{Op: opTakeStored, Permits: f.leased})
 	}
 }
 

@@ -179,4 +179,4 @@ var errGone = errors.New("gone")
 // gone is a store that fails.
 type gone struct{}
 
-func (gone) Apply(context.Context, *tb.Batch) (tb.Outcome, error) { return tb.Outcome{}, errGone }
+func (gone) Apply(context.Context, *tb.Batch) error { return errGone }

@@ -25,8 +25,8 @@ func appendFloat(dst []byte, f float64) []byte {
 	return strconv.AppendFloat(dst, f, 'g', 17, 64)
 }
 
-// AppendText appends the state in its stored form.
-func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
+// appendText appends the state in its stored form.
+func (b *PermitBucket) appendText(dst []byte) []byte {
 	dst = strconv.AppendInt(append(dst, stateFormat+" epoch="...), b.Epoch, 10)
 	dst = strconv.AppendInt(append(dst, " seq="...), b.Seq, 10)
 	dst = strconv.AppendInt(append(dst, " tail="...), b.Tail, 10)
@@ -45,11 +45,8 @@ func (b *PermitBucket) AppendText(dst []byte) ([]byte, error) {
 		dst = strconv.AppendInt(append(dst, " hold="...), b.HeldUntilMicros, 10)
 		dst = strconv.AppendInt(append(dst, ':'), b.PausedMicros, 10)
 	}
-	return append(append(dst, ' '), b.text...), nil
+	return append(append(dst, ' '), b.text...)
 }
-
-// MarshalText returns the state in its stored form.
-func (b *PermitBucket) MarshalText() ([]byte, error) { return b.AppendText(nil) }
 
 // UnmarshalText reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is
 // left as it was; empty text is a bucket that does not exist yet.
@@ -60,9 +57,14 @@ func (b *PermitBucket) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// corrupt is an ErrCorruptState of what is stored under a key.
-func corrupt(key string, err error) error {
-	return fmt.Errorf("%w: key %q: %w", ErrCorruptState, key, err)
+// corrupt is an ErrCorruptState of what is stored where it says.
+func corrupt(where string, err error) error {
+	return fmt.Errorf("%w: %s: %w", ErrCorruptState, where, err)
+}
+
+// corruptBucket is an ErrCorruptState of a bucket.
+func corruptBucket(name string, err error) error {
+	return corrupt(fmt.Sprintf("bucket %q", label(name)), err)
 }
 
 // parse reads a stored state. A configuration that is expected need not be read anew. The error says what is corrupt.
@@ -77,41 +79,8 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 		}
 	}
 	s := scanner{rest: text}
-	s.literal(stateFormat)
 	var n PermitBucket
-	n.Epoch = s.integer(" epoch=", 1)
-	n.Seq = s.integer(" seq=", 1)
-	if n.Seq > maxSeq {
-		s.fail("seq", strconv.FormatInt(n.Seq, 10), "at most 2^52")
-	}
-	n.Tail = s.integer(" tail=", 0)
-	n.StoredPermits = s.number(" stored=", 0, maxExact)
-	n.NextFreeTicketMicros = s.integer(" next=", -maxExact)
-	n.CarryMicros = s.number(" carry=", -maxExact*shortfall, 1)
-	n.SeenMicros = n.NextFreeTicketMicros - s.integer(" debt=", -maxExact)
-	if n.SeenMicros < -maxExact || n.SeenMicros > maxExact {
-		s.fail("debt", strconv.FormatInt(n.NextFreeTicketMicros-n.SeenMicros, 10), "a time seen from -2^53 to 2^53 µs")
-	}
-	returned, list, ok := strings.Cut(s.field(" back="), ":")
-	n.ReturnedPermits = s.parse("back", returned, 0, maxExact)
-	if !ok || strings.HasSuffix(list, ",") {
-		s.fail("back", list, "a number and a list of places")
-	}
-	for whole := list; s.err == nil && list != ""; {
-		var tag string
-		tag, list, _ = strings.Cut(list, ",")
-		v, err := strconv.ParseInt(tag, 10, 64)
-		if err != nil || !isDigits(tag) || tag[0] == '0' || v > maxSeq || len(n.returned) == maxReturned {
-			s.fail("back", whole, fmt.Sprintf("at most %d places, whole numbers from 1 to 2^52", maxReturned))
-		}
-		n.returned = append(n.returned, v)
-	}
-	if strings.HasPrefix(s.rest, " hold=") {
-		until, paused, _ := strings.Cut(s.field(" hold="), ":")
-		n.HeldUntilMicros = s.whole("hold", until, -maxExact)
-		n.PausedMicros = s.whole("hold", paused, 1)
-	}
-	s.literal(" ")
+	s.account(&n)
 	if expected != nil && s.err == nil && s.rest == expected.text {
 		n.put(expected)
 	} else {
@@ -130,6 +99,50 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 	n.Name = b.Name
 	*b = n
 	return nil
+}
+
+// account reads all that stands before the configuration.
+func (s *scanner) account(n *PermitBucket) {
+	s.literal(stateFormat)
+	n.Epoch = s.integer(" epoch=", 1)
+	n.Seq = s.integer(" seq=", 1)
+	if n.Seq > maxSeq {
+		s.fail("seq", strconv.FormatInt(n.Seq, 10), "at most 2^52")
+	}
+	n.Tail = s.integer(" tail=", 0)
+	n.StoredPermits = s.number(" stored=", 0, maxExact)
+	n.NextFreeTicketMicros = s.integer(" next=", -maxExact)
+	n.CarryMicros = s.number(" carry=", -maxExact*shortfall, 1)
+	n.SeenMicros = n.NextFreeTicketMicros - s.integer(" debt=", -maxExact)
+	if n.SeenMicros < -maxExact || n.SeenMicros > maxExact {
+		s.fail("debt", strconv.FormatInt(n.NextFreeTicketMicros-n.SeenMicros, 10), "a time seen from -2^53 to 2^53 µs")
+	}
+	returned, list, ok := strings.Cut(s.field(" back="), ":")
+	n.ReturnedPermits = s.parse("back", returned, 0, maxExact)
+	if !ok || strings.HasSuffix(list, ",") {
+		s.fail("back", list, "a number and a list of places")
+	}
+	n.returned = s.places(list)
+	if strings.HasPrefix(s.rest, " hold=") {
+		until, paused, _ := strings.Cut(s.field(" hold="), ":")
+		n.HeldUntilMicros = s.whole("hold", until, -maxExact)
+		n.PausedMicros = s.whole("hold", paused, 1)
+	}
+	s.literal(" ")
+}
+
+// places reads the numbers of those whose permits were returned.
+func (s *scanner) places(list string) (returned []int64) {
+	for whole := list; s.err == nil && list != ""; {
+		var tag string
+		tag, list, _ = strings.Cut(list, ",")
+		v, err := strconv.ParseInt(tag, 10, 64)
+		if err != nil || !isDigits(tag) || tag[0] == '0' || v > maxSeq || len(returned) == maxReturned {
+			s.fail("back", whole, fmt.Sprintf("at most %d places, whole numbers from 1 to 2^52", maxReturned))
+		}
+		returned = append(returned, v)
+	}
+	return returned
 }
 
 func isDigits(s string) bool { return s != "" && strings.Trim(s, "0123456789") == "" }

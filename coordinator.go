@@ -187,8 +187,8 @@ func (c *coordinator) dispatch(now int64) {
 	c.expireFlight()
 	if c.inline() {
 		for f := c.build(now); f != nil; f = c.build(c.now()) {
-			out, err := c.store.Apply(context.Background(), &f.batch)
-			c.deliver(f, &out, err)
+			out, err := f.batch.ask(context.Background(), c.store)
+			c.deliver(f, out, err)
 		}
 	} else if o := c.down(); c.trip.flying && o != nil {
 		c.failAll(o) // whoever has come since need not wait for what is under way

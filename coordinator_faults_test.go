@@ -44,7 +44,7 @@ type stoneDeaf struct {
 	deaf chan struct{} // nil: answers
 }
 
-func (s *stoneDeaf) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *stoneDeaf) Apply(ctx context.Context, b *Batch) error {
 	if s.deaf != nil {
 		<-s.deaf
 	}

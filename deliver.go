@@ -7,10 +7,10 @@ import (
 )
 
 // deliver hands out the answers of a batch.
-func (c *coordinator) deliver(f *flight, out *Outcome, err error) {
+func (c *coordinator) deliver(f *flight, out *outcome, err error) {
 	now := c.now()
 	if c.trip.cached == nil || !f.late {
-		c.trip.cached.release() // of one that came back too late
+		c.trip.release() // of one that came back too late
 		c.trip.cached = f.batch.cached
 	}
 	c.heard.at = now
@@ -51,7 +51,7 @@ func (q *call) arrived(f *flight) {
 }
 
 // settle hands out what the store has decided.
-func (c *coordinator) settle(f *flight, out *Outcome, now int64) {
+func (c *coordinator) settle(f *flight, out *outcome, now int64) {
 	received := now
 	if out.local != 0 {
 		received = out.local
@@ -104,7 +104,7 @@ func (c *coordinator) settle(f *flight, out *Outcome, now int64) {
 
 // grant adds what the store has granted to what this process owns. What a caller was granted who has left goes back, if nobody else
 // here wants it. At received, or earlier, the store's clock had reached the time of the decision.
-func (c *coordinator) grant(f *flight, q *call, g *Grant, out *Outcome, received, now int64) {
+func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received, now int64) {
 	c.leases.asked += q.Permits
 	line := c.waiters.line
 	if q.decided == 0 {
@@ -137,7 +137,7 @@ func (c *coordinator) grant(f *flight, q *call, g *Grant, out *Outcome, received
 }
 
 // refusal ends a call that was refused, or tells that it is to wait.
-func (c *coordinator) refusal(q *call, r *Request, out *Outcome, received, now int64) (waits bool) {
+func (c *coordinator) refusal(q *call, r *request, out *outcome, received, now int64) (waits bool) {
 	switch {
 	case q.state.over(), q.covered():
 	case r.Grant.Overflow:
@@ -166,7 +166,7 @@ func (q *call) note(b *PermitBucket, now int64) {
 }
 
 // report tells what became of a batch.
-func (c *coordinator) report(f *flight, out *Outcome, err error) {
+func (c *coordinator) report(f *flight, out *outcome, err error) {
 	if err == nil {
 		c.health.Answered(mono() - f.began - out.lockWait)
 	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
@@ -178,7 +178,7 @@ func (c *coordinator) report(f *flight, out *Outcome, err error) {
 }
 
 // hear notes what an answer says of the bucket, of its configuration, and of the store's clock.
-func (c *coordinator) hear(f *flight, out *Outcome, received, now int64) {
+func (c *coordinator) hear(f *flight, out *outcome, received, now int64) {
 	h := &c.heard
 	b := &out.Bucket
 	if !c.inline() {
@@ -243,7 +243,7 @@ func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
 }
 
 // learn notes the configuration in force and reports a disagreement once.
-func (c *coordinator) learn(f *flight, out *Outcome) {
+func (c *coordinator) learn(f *flight, out *outcome) {
 	config, known := out.Bucket.Config, c.known.Load()
 	switch {
 	case config.Version == 0:
@@ -262,7 +262,7 @@ func (c *coordinator) learn(f *flight, out *Outcome) {
 
 // askSooner lets the first who is not covered ask at once if an answer shows that it could be granted by now: the bucket was begun anew,
 // got a higher rate, or permits back.
-func (c *coordinator) askSooner(out *Outcome, now int64) {
+func (c *coordinator) askSooner(out *outcome, now int64) {
 	line := c.waiters.line
 	w := line.Uncovered()
 	if at, some := line.AskAt(); !some || at <= now {

@@ -20,18 +20,18 @@ type lagging struct {
 	batches atomic.Int64
 }
 
-func (s *lagging) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *lagging) Apply(ctx context.Context, b *Batch) error {
 	if s.batches.Add(1)%2 == 0 {
 		time.Sleep(s.lag)
 		return s.Store.Apply(ctx, b)
 	}
-	now := b.LocalMicros()
-	before := *b
+	now := b.asked.LocalMicros()
+	before := *b.asked
 	before.LocalMicros = func() int64 { return now - s.lag.Microseconds() }
-	out, err := s.Store.Apply(ctx, &before)
+	out, err := before.ask(ctx, s.Store)
 	out.local = clock.FromMicros(now)
 	time.Sleep(s.lag)
-	return out, err
+	return b.asked.answer(out, err)
 }
 
 // Every permit that was granted is used, though the store's time lies before the callers came.

@@ -55,28 +55,28 @@ func drawConfig(t *rapid.T, kind Kind) Config {
 	return c
 }
 
-func drawRequest(t *rapid.T, places []Place) Request {
+func drawRequest(t *rapid.T, places []place) request {
 	switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
 	case op == 0 && rapid.Bool().Draw(t, "burst"):
-		return Request{Op: OpSetRateAndBurst, Rate: drawRate(t), MaxPermits: drawMaxPermits(t)}
+		return request{Op: opSetRateAndBurst, Rate: drawRate(t), MaxPermits: drawMaxPermits(t)}
 	case op == 0:
-		return Request{Op: OpSetRate, Rate: drawRate(t)}
+		return request{Op: opSetRate, Rate: drawRate(t)}
 	case op == 1 && rapid.IntRange(0, 9).Draw(t, "reset") == 0:
-		return Request{Op: OpReset}
+		return request{Op: opReset}
 	case op == 1 && rapid.Bool().Draw(t, "hold"):
-		return Request{Op: OpHold, HoldMicros: rapid.Int64Range(1, rapid.SampledFrom([]int64{10, 1_000_000, 3_600_000_000}).Draw(t, "longest")).Draw(t, "micros")}
+		return request{Op: opHold, HoldMicros: rapid.Int64Range(1, rapid.SampledFrom([]int64{10, 1_000_000, 3_600_000_000}).Draw(t, "longest")).Draw(t, "micros")}
 	case op == 2 && rapid.Bool().Draw(t, "stored"):
-		return Request{Op: OpTakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
+		return request{Op: opTakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
 	case op <= 4 && len(places) > 0:
 		p := rapid.SampledFrom(places[max(0, len(places)-3):]).Draw(t, "place")
 		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")
-		return Request{Op: OpGiveBack, Back: GiveBack{
+		return request{Op: opGiveBack, Back: giveBack{
 			Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: p.before, end: p.after.Next,
 			spent: max(0, p.before.Stored-p.after.Stored), level: p.after.Stored, granted: p.before.Next,
 		}}
 	}
-	return Request{
-		Op:            OpTake,
+	return request{
+		Op:            opTake,
 		Permits:       rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, maxExact)).Draw(t, "permits"),
 		MaxWaitMicros: rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 10_000_000), rapid.Just(int64(maxExact))).Draw(t, "wait"),
 	}
@@ -110,7 +110,7 @@ func newPipeline(t *testing.T, store *RedisScriptStore, client *redis.Client) pi
 }
 
 // apply queues a batch. The answer is there after Exec.
-func (p pipeline) apply(b *Batch) (*attempt, script.Call) {
+func (p pipeline) apply(b *batch) (*attempt, script.Call) {
 	a := &attempt{batch: b, cached: p.store.cacheOf(b)}
 	args := make([]string, 2+headArgs+bucketArgs)
 	args[0], args[1] = a.cached.bucket, a.cached.lock
@@ -137,7 +137,7 @@ func TestDifferential(t *testing.T) {
 		configs = append(configs, configs[0], configs[0], configs[0], configs[0], configs[0])
 		now := int64(1_700_000_000_000_000)
 		chains++
-		var places []Place
+		var places []place
 		var want []string // the answers
 		var calls []script.Call
 		text := ""
@@ -145,7 +145,7 @@ func TestDifferential(t *testing.T) {
 			now = drawTime(rt, now)
 			at := now
 			c := rapid.SampledFrom(configs).Draw(rt, "config")
-			b := &Batch{
+			b := &batch{
 				Name: fmt.Sprint(chains), Config: c, Known: rapid.SampledFrom(configs).Draw(rt, "known"),
 				Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
 				Epoch:   rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return at },
@@ -162,7 +162,7 @@ func TestDifferential(t *testing.T) {
 			found := text
 			var bucket PermitBucket
 			require.NoError(rt, bucket.parse(found, nil))
-			out, err := bucket.Apply(now, b)
+			out, err := bucket.apply(now, b)
 			written := ""
 			switch {
 			case errors.Is(err, ErrInvalidConfig): // a bucket of the other kind
@@ -170,16 +170,16 @@ func TestDifferential(t *testing.T) {
 				rt.Fatal(err)
 			default:
 				if out.Changed {
-					state, _ := bucket.MarshalText()
+					state := bucket.appendText(nil)
 					written = string(state)
 					text = written
 				}
 				executed++
 				for i := range b.Requests {
-					if r := &b.Requests[i]; r.Grant.OK && r.Op == OpTake {
+					if r := &b.Requests[i]; r.Grant.OK && r.Op == opTake {
 						granted++
 						places = append(places, r.Grant.Place)
-					} else if r.Grant.OK && r.Op == OpGiveBack {
+					} else if r.Grant.OK && r.Op == opGiveBack {
 						returned++
 					}
 				}
@@ -218,7 +218,7 @@ func TestGuess(t *testing.T) {
 				name := fmt.Sprint(rapid.StringMatching(`[a-z]{12}`).Draw(rt, "name"), rand.Uint64())
 				now := int64(1_700_000_000_000_000)
 				memos := []*cachedState{{}, {}}
-				var places []Place
+				var places []place
 				text := ""
 				for range steps {
 					if rapid.IntRange(0, 3).Draw(rt, "far") == 0 {
@@ -226,12 +226,12 @@ func TestGuess(t *testing.T) {
 					} else {
 						now += int64(rapid.Float64Range(0, 3).Draw(rt, "gap") * s.interval)
 					}
-					b := &Batch{
+					b := &batch{
 						Name: name, Config: c, Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
 						Epoch: rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return now }, own: &s,
 					}
 					for range rapid.IntRange(1, 3).Draw(rt, "requests") {
-						r := Request{Permits: rapid.Int64Range(1, 3).Draw(rt, "permits"), MaxWaitMicros: maxExact}
+						r := request{Permits: rapid.Int64Range(1, 3).Draw(rt, "permits"), MaxWaitMicros: maxExact}
 						if rapid.IntRange(0, 9).Draw(rt, "any") == 0 {
 							r = drawRequest(rt, places)
 						}
@@ -243,9 +243,10 @@ func TestGuess(t *testing.T) {
 					}
 					twin := *b
 					twin.Requests = slices.Clone(b.Requests)
-					b.cached = memos[min(1, rapid.IntRange(0, 12).Draw(rt, "process")/12)]
-					known := b.cached.text
-					out, err := predict.Apply(background, b)
+					m := memos[min(1, rapid.IntRange(0, 12).Draw(rt, "process")/12)]
+					b.cached = m
+					known := m.text
+					out, err := apply(background, predict, b)
 					require.NoError(rt, err)
 					if out.local != 0 {
 						predictions.Add(1)
@@ -255,10 +256,10 @@ func TestGuess(t *testing.T) {
 					}
 					var bucket PermitBucket
 					require.NoError(rt, bucket.parse(text, nil))
-					want, err := bucket.Apply(now, &twin)
+					want, err := bucket.apply(now, &twin)
 					require.NoError(rt, err)
 					if want.Changed {
-						state, _ := bucket.MarshalText()
+						state := bucket.appendText(nil)
 						text = string(state)
 					}
 					require.Equal(rt, text, client.Get(background, prefix+"{"+name+"}").Val())
@@ -267,7 +268,7 @@ func TestGuess(t *testing.T) {
 						if twin.Requests[i].Grant != b.Requests[i].Grant {
 							require.Equal(rt, twin.Requests[i].Grant, b.Requests[i].Grant)
 						}
-						if r := &b.Requests[i]; r.Grant.OK && r.Op == OpTake {
+						if r := &b.Requests[i]; r.Grant.OK && r.Op == opTake {
 							places = append(places, r.Grant.Place)
 						}
 					}
@@ -288,7 +289,7 @@ func TestGuessClockAndLock(t *testing.T) {
 	for which, store := range redisStores(client, WithKeyPrefix(prefix), WithLockTTL(10*time.Second)) {
 		t.Run(which, func(t *testing.T) {
 			m := new(cachedState)
-			var out Outcome
+			var out outcome
 			ask := func(skew, timeout time.Duration) error {
 				b := takes(which, 1)
 				b.Config.Rate, b.Config.Size, b.cached = 1e6, 1e9, m
@@ -298,7 +299,7 @@ func TestGuessClockAndLock(t *testing.T) {
 				c, cancel := within(timeout)
 				defer cancel()
 				var err error
-				out, err = store.Apply(c, b)
+				out, err = apply(c, store, b)
 				return err
 			}
 			for range 6 {
@@ -353,14 +354,14 @@ func TestDifferentialCorrupt(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var all []answer
 		var b PermitBucket
-		batch := &Batch{Name: "x", Config: c, Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
-			Requests: []Request{{Permits: 3, MaxWaitMicros: maxExact}}}
+		batch := &batch{Name: "x", Config: c, Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
+			Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}}}
 		if rapid.Bool().Draw(rt, "held") {
-			batch.Requests = append(batch.Requests, Request{Op: OpHold, HoldMicros: 1_000_000})
+			batch.Requests = append(batch.Requests, request{Op: opHold, HoldMicros: 1_000_000})
 		}
-		_, err := b.Apply(batch.LocalMicros(), batch)
+		_, err := b.apply(batch.LocalMicros(), batch)
 		require.NoError(rt, err)
-		text, _ := b.MarshalText()
+		text := b.appendText(nil)
 		fields := strings.Split(string(text), " ")
 		for range 100 {
 			mutated := append([]string(nil), fields...)
@@ -405,22 +406,22 @@ func TestDifferentialCorrupt(t *testing.T) {
 // Permits come back as often as they are given back, in one epoch, and no place twice, however many were.
 func TestManyReturns(t *testing.T) {
 	store := NewRedisScriptStore(redistest.Shared(t).Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
-	ask := func(requests ...Request) *Batch {
-		b := &Batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Initial: 500, Epoch: newEpoch(),
+	ask := func(requests ...request) *batch {
+		b := &batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Initial: 500, Epoch: newEpoch(),
 			LocalMicros: func() int64 { return 1_700_000_000_000_000 }, Requests: requests}
-		_, err := store.Apply(background, b)
+		_, err := apply(background, store, b)
 		require.NoError(t, err)
 		return b
 	}
-	back := func(p Place) Request {
-		return Request{Op: OpGiveBack, Back: GiveBack{
+	back := func(p place) request {
+		return request{Op: opGiveBack, Back: giveBack{
 			Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, Version: p.Version, ID: p.Tag, to: p.before, end: p.after.Next,
 			spent: p.before.Stored - p.after.Stored, level: p.after.Stored, granted: p.before.Next,
 		}}
 	}
-	var places []Place
+	var places []place
 	for i := range 4 * maxReturned {
-		b := ask(Request{Permits: 2}, Request{Permits: 1})
+		b := ask(request{Permits: 2}, request{Permits: 1})
 		first, second := b.Requests[0].Grant.Place, b.Requests[1].Grant.Place
 		places = append(places, first, second)
 		if i%2 == 0 {
@@ -430,7 +431,7 @@ func TestManyReturns(t *testing.T) {
 			require.True(t, r.Grant.OK, "%d", i)
 		}
 	}
-	state, err := store.Apply(background, &Batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Epoch: 1, LocalMicros: func() int64 { return 1_700_000_000_000_000 }})
+	state, err := apply(background, store, &batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Epoch: 1, LocalMicros: func() int64 { return 1_700_000_000_000_000 }})
 	require.NoError(t, err)
 	require.Equal(t, 500.0, state.Bucket.StoredPermits)
 	require.Len(t, state.Bucket.returned, maxReturned)

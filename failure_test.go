@@ -184,13 +184,13 @@ type forgetful struct {
 	calls atomic.Int64
 }
 
-func (s *forgetful) Apply(ctx context.Context, b *Batch) (Outcome, error) {
-	out, err := s.Store.Apply(ctx, b)
+func (s *forgetful) Apply(ctx context.Context, b *Batch) error {
+	err := s.Store.Apply(ctx, b)
 	if s.calls.Add(1) == s.loses {
 		<-ctx.Done()
-		return Outcome{}, ctx.Err()
+		return ctx.Err()
 	}
-	return out, err
+	return err
 }
 
 // One reply that is lost shuts out nobody: the probe is answered.

@@ -126,10 +126,10 @@ type late struct {
 }
 
 // Apply implements Store.
-func (s *late) Apply(ctx context.Context, b *tb.Batch) (tb.Outcome, error) {
-	out, err := s.Store.Apply(ctx, b)
+func (s *late) Apply(ctx context.Context, b *tb.Batch) error {
+	err := s.Store.Apply(ctx, b)
 	time.Sleep(2*time.Millisecond + time.Duration(s.by.Swap(0)))
-	return out, err
+	return err
 }
 
 // Callers of one process are served in the order in which they came, though an answer of the store is 300 ms late.

@@ -21,6 +21,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
+// apply has a store decide a batch.
+func apply(ctx context.Context, s Store, b *batch) (outcome, error) {
+	out, err := b.ask(ctx, s)
+	return *out, err
+}
+
 // patient is for limiters on a real server: a busy machine is no outage.
 var patient = WithStoreTimeout(time.Minute)
 
@@ -44,15 +50,15 @@ type ailing struct {
 	calls atomic.Int64
 }
 
-func (s *ailing) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *ailing) Apply(ctx context.Context, b *Batch) error {
 	s.calls.Add(1)
 	if s.hangs.Load() {
 		<-ctx.Done()
 		<-ctx.Done()
-		return Outcome{}, fmt.Errorf("%w: hung", ErrStoreTimeout)
+		return fmt.Errorf("%w: hung", ErrStoreTimeout)
 	}
-	if s.fails.Load() && len(b.Requests) > 0 || s.ill.Load() {
-		return Outcome{}, fmt.Errorf("%w: failed", ErrStoreTimeout)
+	if s.fails.Load() && len(b.asked.Requests) > 0 || s.ill.Load() {
+		return fmt.Errorf("%w: failed", ErrStoreTimeout)
 	}
 	return s.store.Apply(ctx, b)
 }
@@ -121,13 +127,13 @@ type distant struct {
 	calls atomic.Int64
 }
 
-func (s *distant) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *distant) Apply(ctx context.Context, b *Batch) error {
 	s.calls.Add(1)
 	select {
 	case <-time.After(time.Duration(s.trip.Load())):
 		return s.Store.Apply(ctx, b)
 	case <-ctx.Done():
-		return Outcome{}, ctx.Err()
+		return ctx.Err()
 	}
 }
 
@@ -138,14 +144,14 @@ type slow struct {
 	delay func() time.Duration
 }
 
-func (s *slow) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *slow) Apply(ctx context.Context, b *Batch) error {
 	time.Sleep(s.delay())
-	out, err := s.store.Apply(ctx, b)
+	err := s.store.Apply(ctx, b)
 	time.Sleep(s.delay())
 	if rand.IntN(50) == 0 {
-		return Outcome{}, errors.New("reply lost")
+		return errors.New("reply lost")
 	}
-	return out, err
+	return err
 }
 
 // apart is a MemoryStore that is asked as one behind a network is.

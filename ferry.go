@@ -435,5 +435,5 @@ func (c *cargo) lost(err error, woken *[]chan struct{}) {
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: bucket %q: %w", ErrStoreTimeout, label(c.batch.Name), err)
 	}
-	c.line.land(c.flight, &Outcome{}, err, woken)
+	c.line.land(c.flight, &outcome{}, err, woken)
 }

@@ -40,9 +40,9 @@ func FuzzNames(f *testing.F) {
 func FuzzState(f *testing.F) {
 	for _, c := range []Config{{Rate: 5, Size: 5, Floor: 1}, {Kind: WarmingUp, Rate: 0.1, WarmupMicros: 4e6, ColdFactor: 3, Version: 7}} {
 		b := new(PermitBucket)
-		b.begin(1_700_000_000_000_000, &Batch{Initial: 1, Epoch: 9}, c)
+		b.begin(1_700_000_000_000_000, &batch{Initial: 1, Epoch: 9}, c)
 		b.returned = []int64{3, 4}
-		text, _ := b.MarshalText()
+		text := b.appendText(nil)
 		f.Add(text)
 	}
 	f.Add([]byte("tb2 x"))
@@ -57,19 +57,19 @@ func FuzzState(f *testing.F) {
 		if len(text) == 0 {
 			return
 		}
-		written, _ := b.MarshalText()
+		written := b.appendText(nil)
 		var again PermitBucket
 		if err := again.UnmarshalText(written); err != nil {
 			t.Fatalf("%q was written as %q: %v", text, written, err)
 		}
-		if twice, _ := again.MarshalText(); string(twice) != string(written) {
+		if twice := again.appendText(nil); string(twice) != string(written) {
 			t.Fatalf("%q is written as %q and as %q", text, written, twice)
 		}
-		batch := &Batch{Name: "x", Config: b.Config, Epoch: 1, Requests: []Request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: OpSetRate, Rate: 3},
-			{Op: OpSetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
-		out, err := b.Apply(1_700_000_000_000_000, batch)
+		batch := &batch{Name: "x", Config: b.Config, Epoch: 1, Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: opSetRate, Rate: 3},
+			{Op: opSetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
+		out, err := b.apply(1_700_000_000_000_000, batch)
 		if err == nil && out.Changed {
-			after, _ := out.Bucket.MarshalText()
+			after := out.Bucket.appendText(nil)
 			if err := again.UnmarshalText(after); err != nil {
 				t.Fatalf("%q became %q: %v", text, after, err)
 			}

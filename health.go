@@ -77,7 +77,8 @@ func (c *coordinator) reach(ctx context.Context) error {
 	if probe := c.traits.probe; probe != nil {
 		return probe(ctx, c.name)
 	}
-	_, err := c.store.Apply(ctx, &Batch{Name: c.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: c.micros, probe: true})
+	question := batch{Name: c.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: c.micros, probe: true}
+	_, err := question.ask(ctx, c.store)
 	if errors.Is(err, ErrInvalidConfig) { // of a bucket of the other kind: it was read
 		return nil
 	}

@@ -11,7 +11,7 @@ import (
 type lease struct {
 	limiter *RateLimiter
 	setting *setting
-	place   Place
+	place   place
 	granted int64 // store's time
 	permits int64
 	local   int64 // the limiter's clock when it was taken, or before
@@ -110,7 +110,7 @@ func (c *coordinator) measure(now int64) {
 
 // leased puts a block that was granted to use. It is as old as the question: how long the answer was under way is not known.
 // If nobody waited for the answer any more, another block may have been asked for since, or the bucket held back.
-func (c *coordinator) leased(f *flight, g *Grant, out *Outcome) {
+func (c *coordinator) leased(f *flight, g *grant, out *outcome) {
 	setting := out.Bucket.setting()
 	e := &lease{
 		limiter: f.limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
@@ -204,7 +204,7 @@ func (c *coordinator) giveUp(e *lease) *refund {
 		to, _ = e.setting.after(e.setting.Kind, to, used)
 		tail = p.Tag
 	}
-	r := &refund{limiter: e.limiter, give: GiveBack{
+	r := &refund{limiter: e.limiter, give: giveBack{
 		Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: to, end: p.after.Next,
 		spent: to.Stored - p.after.Stored, level: p.after.Stored, granted: e.granted,
 	}}

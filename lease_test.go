@@ -60,11 +60,11 @@ type Distant struct {
 }
 
 // Apply implements Store.
-func (s *Distant) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *Distant) Apply(ctx context.Context, b *Batch) error {
 	time.Sleep(s.Takes / 2)
-	out, err := s.Store.Apply(ctx, b)
+	err := s.Store.Apply(ctx, b)
 	time.Sleep(s.Takes / 2)
-	return out, err
+	return err
 }
 
 // leased is what a process holds of its lease and of the next one.
@@ -242,7 +242,7 @@ func TestLeaseAccount(t *testing.T) {
 func TestLeaseTakeOnce(t *testing.T) {
 	for range 200 {
 		s := newSetting(Config{Rate: 1, Size: 1000, Floor: 1})
-		e := &lease{limiter: new(RateLimiter), permits: 1000, until: 1 << 60, half: 500, setting: &s, place: Place{before: balance{Stored: 1000}}}
+		e := &lease{limiter: new(RateLimiter), permits: 1000, until: 1 << 60, half: 500, setting: &s, place: place{before: balance{Stored: 1000}}}
 		var given, lows atomic.Int64
 		var callers sync.WaitGroup
 		for range 8 {
@@ -308,15 +308,15 @@ type tardy struct {
 	answered atomic.Bool
 }
 
-func (s *tardy) Apply(ctx context.Context, b *Batch) (Outcome, error) {
-	out, err := s.Store.Apply(ctx, b)
-	if len(b.Requests) == 1 && b.Requests[0].Op == OpTakeStored {
+func (s *tardy) Apply(ctx context.Context, b *Batch) error {
+	err := s.Store.Apply(ctx, b)
+	if len(b.asked.Requests) == 1 && b.asked.Requests[0].Op == opTakeStored {
 		if pause := s.late.Swap(0); pause > 0 {
 			time.Sleep(time.Duration(pause))
 			s.answered.Store(true)
 		}
 	}
-	return out, err
+	return err
 }
 
 // drained takes until a block is on its way, late, and the one in use is used up.
@@ -371,7 +371,7 @@ func TestCloseWaitsForALease(t *testing.T) {
 		require.NoError(t, err)
 		granted := s.drained(t, l, 300*time.Millisecond)
 		require.NoError(t, l.Close(background))
-		out, err := s.Store.Apply(background, &Batch{Name: "x", Config: l.own.Config, Epoch: 1, LocalMicros: l.coordinator.micros})
+		out, err := apply(background, s.Store, &batch{Name: "x", Config: l.own.Config, Epoch: 1, LocalMicros: l.coordinator.micros})
 		require.NoError(t, err)
 		require.Equal(t, size-granted, out.Bucket.StoredPermits)
 	})

@@ -387,7 +387,7 @@ var errStore = errors.New("store failed")
 
 type failing struct{}
 
-func (failing) Apply(context.Context, *tb.Batch) (tb.Outcome, error) { return tb.Outcome{}, errStore }
+func (failing) Apply(context.Context, *tb.Batch) error { return errStore }
 
 // Try waits as long as WithMaxWait says, and half a second without it.
 func TestMaxWait(t *testing.T) {

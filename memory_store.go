@@ -2,7 +2,9 @@ package tokenbucket
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"time"
 )
 
 // MemoryStore keeps buckets in this process. It serves limiters that need no fleet, and tests. Its clock is that of
@@ -13,28 +15,89 @@ type MemoryStore struct {
 	sweepAt int // number of buckets at which the expired ones are dropped
 }
 
+// memoryBucket is a state as a value: deciding on text takes several times as long.
 type memoryBucket struct {
 	mu      sync.Mutex
 	state   PermitBucket
-	touched int64 // microseconds of the clock that changed the state last
-	swept   bool  // no longer in the map
+	text    []byte // the state, if it was written as text; nil: state is it
+	touched int64  // microseconds of the clock that changed the state last
+	ttl     int64  // microseconds that text lives for
+	swept   bool   // no longer in the map
 }
 
 // NewMemoryStore returns an empty store.
 func NewMemoryStore() *MemoryStore { return &MemoryStore{} }
 
-// Apply implements Store.
-func (s *MemoryStore) Apply(_ context.Context, batch *Batch) (Outcome, error) {
+// Apply implements [Store].
+func (s *MemoryStore) Apply(_ context.Context, b *Batch) error {
+	if b.asked == nil {
+		return s.exchange(b)
+	}
+	out, err := s.decide(b.asked)
+	return b.asked.answer(&out, err)
+}
+
+// decide decides what the engine asks of a bucket.
+func (s *MemoryStore) decide(batch *batch) (outcome, error) {
 	now := batch.LocalMicros()
-	b := s.lock(batch.Name, now)
+	b := s.lock(keyName(batch.Name), now)
 	defer b.mu.Unlock()
 	next := b.state
-	out, err := next.Apply(now, batch)
+	if b.text != nil {
+		if err := next.parse(string(b.text), batch.own); err != nil {
+			return outcome{}, corruptBucket(batch.Name, err)
+		}
+	}
+	out, err := next.apply(now, batch)
 	if err == nil && out.Changed {
-		b.state = next
+		b.state, b.text = next, nil
 		b.touched = out.NowMicros
 	}
 	return out, err
+}
+
+// exchange has a batch decide on states as text, on several buckets together.
+func (s *MemoryStore) exchange(batch *Batch) error {
+	now := time.Now().UnixMicro()
+	names := batch.Names()
+	buckets := make(map[string]*memoryBucket, len(names))
+	for _, name := range slices.Sorted(slices.Values(names)) { // in one order, so that nobody waits for each other
+		b := s.lock(name, now)
+		defer b.mu.Unlock()
+		buckets[name] = b
+	}
+	states := make([][]byte, len(names))
+	for i, name := range names {
+		states[i] = buckets[name].bytes()
+	}
+	next, ttl, err := batch.Decide(now, states)
+	if err != nil {
+		return err
+	}
+	for i, name := range names {
+		if next[i] != nil {
+			b := buckets[name]
+			b.state, b.text = PermitBucket{}, slices.Clone(next[i])
+			b.touched, b.ttl = now, ttl.Microseconds()
+		}
+	}
+	return nil
+}
+
+// bytes is the state as text; nil: there is none.
+func (b *memoryBucket) bytes() []byte {
+	if b.text != nil || b.state.Epoch == 0 {
+		return slices.Clone(b.text)
+	}
+	return b.state.appendText(nil)
+}
+
+// expires is when nobody needs the state any more.
+func (b *memoryBucket) expires() int64 {
+	if b.text != nil {
+		return b.touched + b.ttl
+	}
+	return b.touched + b.state.ttlMillis(b.touched)*1000
 }
 
 // lock returns the bucket locked.
@@ -71,7 +134,7 @@ func (s *MemoryStore) bucket(name string, now int64) *memoryBucket {
 func (s *MemoryStore) sweep(now int64) {
 	for name, b := range s.buckets {
 		if b.mu.TryLock() { // one in use is not idle
-			if b.swept = b.touched+b.state.TTLMillis(b.touched)*1000 < now; b.swept {
+			if b.swept = b.expires() < now; b.swept {
 				delete(s.buckets, name)
 			}
 			b.mu.Unlock()
@@ -82,39 +145,4 @@ func (s *MemoryStore) sweep(now int64) {
 
 func (s *MemoryStore) describe() traits {
 	return traits{self: s, decides: byLocalTime, memory: s}
-}
-
-// takeNow decides on a request that need not wait, unless somebody waits already: without an allocation, a timer or a
-// goroutine, with one lock and one look at the clock.
-func (c *coordinator) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided bool) {
-	if c.busy.Load() {
-		return false, false
-	}
-	now := c.time.Micros()
-	b := c.slot.Load()
-	if b == nil {
-		b = c.traits.memory.bucket(c.name, now)
-		c.slot.Store(b)
-	}
-	b.mu.Lock()
-	if b.swept {
-		b.mu.Unlock()
-		c.slot.Store(nil)
-		return false, false
-	}
-	granted, decided = b.state.takeNow(now, limiter.inForce(), n, maxWait)
-	if granted {
-		b.touched = now
-	}
-	b.mu.Unlock()
-	return granted, decided
-}
-
-// inForce is the configuration under which a bucket may decide on the limiter's requests without being told of the limiter's own:
-// a newer one that is known, or its own.
-func (l *RateLimiter) inForce() *Config {
-	if known := l.coordinator.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
-		return &known.Config
-	}
-	return &l.own.Config
 }

@@ -467,10 +467,10 @@ func TestLateMemo(t *testing.T) {
 	late.batch.cached, last.batch.cached = new(cachedState), &cachedState{token: "kept"}
 	l.coordinator.mu.Lock()
 	defer l.coordinator.mu.Unlock()
-	l.coordinator.deliver(late, &Outcome{}, ErrStoreTimeout)
-	l.coordinator.deliver(last, &Outcome{}, ErrStoreTimeout)
+	l.coordinator.deliver(late, &outcome{}, ErrStoreTimeout)
+	l.coordinator.deliver(last, &outcome{}, ErrStoreTimeout)
 	require.Same(t, last.batch.cached, l.coordinator.trip.cached)
-	last.batch.cached.token = ""
+	last.batch.cached.(*cachedState).token = ""
 }
 
 // refusing is a store whose probes are answered, with an error that somebody must repair.
@@ -519,12 +519,12 @@ func (s *scattered) describe() traits {
 	return traits{self: s, probe: s.probe, health: s.health, outages: &s.outages}
 }
 
-func (s *scattered) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *scattered) Apply(ctx context.Context, b *Batch) error {
 	s.mu.Lock()
-	down := s.down[b.Name]
+	down := s.down[b.asked.Name]
 	s.mu.Unlock()
 	if down {
-		return Outcome{}, fmt.Errorf("%w: failed", ErrStoreUnavailable)
+		return fmt.Errorf("%w: failed", ErrStoreUnavailable)
 	}
 	return s.sick.Apply(ctx, b)
 }
@@ -563,6 +563,7 @@ func TestLogOfManyOutages(t *testing.T) {
 			_, err := l.Try(background)
 			require.Error(t, err)
 			healthy(t, l, false)
+			time.Sleep(time.Millisecond) // for who is told
 		}
 		a, b := open("a"), open("b")
 		fails(a)

@@ -281,7 +281,7 @@ type counted struct {
 	calls int
 }
 
-func (s *counted) Apply(c context.Context, b *tb.Batch) (tb.Outcome, error) {
+func (s *counted) Apply(c context.Context, b *tb.Batch) error {
 	s.calls++
 	return s.Store.Apply(c, b)
 }

@@ -18,7 +18,7 @@ const maxReturned = 32
 // Places with stored permits are listed, so that these come back once, in whichever of the two ways; that the list ends
 // with the epoch is safe since places of older epochs lapse. When the list is full, it forgets the oldest, and places older
 // than all that it has lapse.
-func (b *PermitBucket) giveBack(now int64, g *GiveBack) bool {
+func (b *PermitBucket) giveBack(now int64, g *giveBack) bool {
 	if g.Epoch != b.Epoch {
 		return false
 	}
@@ -59,7 +59,7 @@ func (b *PermitBucket) giveBack(now int64, g *GiveBack) bool {
 }
 
 // list notes places whose stored permits came back: once, in whatever way.
-func (b *PermitBucket) list(g *GiveBack) {
+func (b *PermitBucket) list(g *giveBack) {
 	if g.spent > 0 {
 		list := append(slices.Clone(b.returned), g.ID)
 		if len(list) > maxReturned {

@@ -3,9 +3,13 @@ package tokenbucket
 import (
 	"fmt"
 	"math"
+	"math/rand/v2"
 )
 
 const (
+	// spareTTL, in milliseconds, is how much longer a state lives than it must, so that most writes can leave that alone.
+	spareTTL = 3_600_000
+
 	// shortfall is the share of a permit whose lack is overlooked: less than this is float noise, and a permit
 	// that exists must not wait for a microsecond because of it. It is remembered in the carry, so nothing is minted.
 	shortfall = 1e-9
@@ -95,6 +99,9 @@ func (b *PermitBucket) put(s *setting) {
 // setting returns the configuration in force.
 func (b *PermitBucket) setting() setting { return setting{b.Config, b.derived, b.text} }
 
+// newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
+func newEpoch() int64 { return rand.Int64N(1<<40) + 1 }
+
 // beginEpoch forgets every place handed out so far: none of them can be given back any more.
 func (b *PermitBucket) beginEpoch(epoch int64) {
 	b.Epoch, b.Tail, b.ReturnedPermits, b.returned = epoch, 0, 0, nil
@@ -114,14 +121,13 @@ func (b *PermitBucket) resync(now int64) (overflow bool) {
 	return overflow
 }
 
-// Apply decides a batch at nowMicros of the store's clock. It is the one function that changes a bucket: stores call
-// it under their lock, and lua/apply.lua is its translation, equal to the last bit. The state must be written only
+// apply decides a batch at nowMicros of the store's clock. It is the one function that changes a bucket, and lua/apply.lua is its translation, equal to the last bit. The state must be written only
 // if the outcome says Changed.
-func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
+func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
 	if nowMicros < -maxExact || nowMicros > maxExact {
-		return Outcome{}, invalid(label(batch.Name), wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
+		return outcome{}, invalid(label(batch.Name), wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
 	}
-	out := Outcome{ClockMicros: nowMicros}
+	out := outcome{ClockMicros: nowMicros}
 	b.Name = label(batch.Name)
 	if batch.probe {
 		out.NowMicros, out.Bucket = nowMicros, *b
@@ -138,7 +144,7 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 		nowMicros = b.observe(nowMicros, batch.Epoch, &out)
 		if !batch.replaces(b.Config.Kind) {
 			if err := b.reconcile(nowMicros, batch, &out); err != nil {
-				return Outcome{}, err
+				return outcome{}, err
 			}
 		}
 	}
@@ -151,30 +157,30 @@ func (b *PermitBucket) Apply(nowMicros int64, batch *Batch) (Outcome, error) {
 		out.Changed = out.Changed || r.Grant.OK
 	}
 	if out.Changed && !b.sound() {
-		return Outcome{}, fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.balance())
+		return outcome{}, fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.balance())
 	}
 	out.NowMicros, out.Bucket = nowMicros, *b
 	return out, nil
 }
 
 // decide carries out one request of a batch.
-func (b *PermitBucket) decide(now int64, r *Request, batch *Batch) Grant {
+func (b *PermitBucket) decide(now int64, r *request, batch *batch) grant {
 	switch r.Op {
-	case OpTake:
+	case opTake:
 		return b.take(now, r.Permits, r.MaxWaitMicros)
-	case OpTakeStored:
+	case opTakeStored:
 		return b.takeStored(now, r.Permits)
-	case OpGiveBack:
-		return Grant{OK: b.giveBack(now, &r.Back)}
-	case OpSetRate:
-		return Grant{OK: b.setRate(r.Rate, batch.Config.Version)}
-	case OpSetRateAndBurst:
-		return Grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Config.Version)}
-	case OpHold:
-		return Grant{OK: b.hold(now, r.HoldMicros, batch.Epoch)}
-	case OpReset:
+	case opGiveBack:
+		return grant{OK: b.giveBack(now, &r.Back)}
+	case opSetRate:
+		return grant{OK: b.setRate(r.Rate, batch.Config.Version)}
+	case opSetRateAndBurst:
+		return grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Config.Version)}
+	case opHold:
+		return grant{OK: b.hold(now, r.HoldMicros, batch.Epoch)}
+	case opReset:
 		b.begin(now, batch, batch.Config)
-		return Grant{OK: true}
+		return grant{OK: true}
 	}
 	return r.Grant
 }
@@ -189,12 +195,12 @@ func (b *PermitBucket) sound() bool {
 }
 
 // replaces tells whether the batch begins a bucket of another kind anew: then the old one's configuration does not matter.
-func (batch *Batch) replaces(kind Kind) bool {
-	return batch.Config.Kind != kind && len(batch.Requests) > 0 && batch.Requests[0].Op == OpReset
+func (batch *batch) replaces(kind Kind) bool {
+	return batch.Config.Kind != kind && len(batch.Requests) > 0 && batch.Requests[0].Op == opReset
 }
 
 // begin makes a new bucket.
-func (b *PermitBucket) begin(now int64, batch *Batch, c Config) {
+func (b *PermitBucket) begin(now int64, batch *batch, c Config) {
 	b.adopt(c)
 	b.StoredPermits = b.MaxPermits // warm-up starts cold
 	if c.Kind == Bursty {
@@ -208,7 +214,7 @@ func (b *PermitBucket) begin(now int64, batch *Batch, c Config) {
 
 // observe returns the time to decide by. A clock up to two seconds behind the latest time seen stands still, so one
 // that saw-tooths mints nothing. One further behind was set back: the debt stays what it was relative to it.
-func (b *PermitBucket) observe(now, epoch int64, out *Outcome) int64 {
+func (b *PermitBucket) observe(now, epoch int64, out *outcome) int64 {
 	if behind := b.SeenMicros - now; behind > standstillMicros {
 		b.NextFreeTicketMicros -= behind
 		if b.PausedMicros > 0 {
@@ -224,7 +230,7 @@ func (b *PermitBucket) observe(now, epoch int64, out *Outcome) int64 {
 
 // reconcile puts the right configuration in force: the newest version, and among equal ones the larger content hash.
 // As long as nobody set a version, each caller's own applies to its own call.
-func (b *PermitBucket) reconcile(now int64, batch *Batch, out *Outcome) error {
+func (b *PermitBucket) reconcile(now int64, batch *batch, out *outcome) error {
 	mine, theirs := &batch.Config, &b.Config
 	if mine.Kind != theirs.Kind {
 		return invalid(label(batch.Name), wanted("kind", mine.Kind, fmt.Sprintf("%v, as the bucket is, or another name", theirs.Kind)))
@@ -322,31 +328,31 @@ func (b *PermitBucket) set(m balance) {
 }
 
 // take grants n permits if they are due within maxWait, else takes nothing. The bucket is resynced.
-func (b *PermitBucket) take(now, n, maxWait int64) Grant {
+func (b *PermitBucket) take(now, n, maxWait int64) grant {
 	before := b.balance()
 	after, ok := b.derived.after(b.Config.Kind, before, n)
 	if !ok {
-		return Grant{Overflow: true}
+		return grant{Overflow: true}
 	}
 	due := after.Next
 	if b.Config.Payment == PayLater {
 		due = before.Next
 	}
 	if due-now > maxWait {
-		return Grant{WaitMicros: due - now}
+		return grant{WaitMicros: due - now}
 	}
 	b.set(after)
 	b.Seq++
-	place := Place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.Config.Version, before: before, after: after}
+	place := place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.Config.Version, before: before, after: after}
 	b.Tail = b.Seq
-	return Grant{OK: true, WaitMicros: due - now, Place: place}
+	return grant{OK: true, WaitMicros: due - now, Place: place}
 }
 
 // takeStored grants up to n permits, at least two, of those that are stored: all are due at once.
-func (b *PermitBucket) takeStored(now, n int64) Grant {
+func (b *PermitBucket) takeStored(now, n int64) grant {
 	n = int64(min(float64(n), math.Floor(b.StoredPermits+shortfall)))
 	if n < 2 {
-		return Grant{}
+		return grant{}
 	}
 	g := b.take(now, n, 0)
 	if !g.OK && n > 2 { // the last one is short by more than is overlooked
@@ -357,7 +363,7 @@ func (b *PermitBucket) takeStored(now, n int64) Grant {
 	return g
 }
 
-// takeNow decides on one request as Apply would, if it is due at once or refused, under a configuration that is in force:
+// takeNow decides on one request as apply would, if it is due at once or refused, under a configuration that is in force:
 // most requests, and much faster. Else it reports that it has decided nothing.
 func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted, decided bool) {
 	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.Config != *c {
@@ -392,9 +398,9 @@ func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted,
 	return true, true
 }
 
-// TTLMillis is how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour, so that a
+// ttlMillis is how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour, so that a
 // store need not prolong it with every write.
-func (b *PermitBucket) TTLMillis(nowMicros int64) int64 {
+func (b *PermitBucket) ttlMillis(nowMicros int64) int64 {
 	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.Config.coolDown(b.IntervalMicros, b.MaxPermits))
 	return int64(math.Ceil(min(micros, maxExact)/1000)) + 86_400_000 + spareTTL
 }

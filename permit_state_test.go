@@ -78,14 +78,14 @@ func TestWorst(t *testing.T) {
 func bucketOf(t require.TestingT, c Config, initial float64, now int64) *PermitBucket {
 	b := new(PermitBucket)
 	require.NoError(t, c.validate())
-	b.begin(now, &Batch{Name: "b", Initial: initial, Epoch: 1}, c)
+	b.begin(now, &batch{Name: "b", Initial: initial, Epoch: 1}, c)
 	return b
 }
 
 // takeAt asks as a batch of one would.
-func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) Grant {
-	batch := &Batch{Name: "b", Config: b.Config, Epoch: b.Epoch + 1, Requests: []Request{{Permits: n, MaxWaitMicros: maxWait}}}
-	if _, err := b.Apply(now, batch); err != nil { // require, asked a million times, takes longer than Apply
+func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) grant {
+	batch := &batch{Name: "b", Config: b.Config, Epoch: b.Epoch + 1, Requests: []request{{Permits: n, MaxWaitMicros: maxWait}}}
+	if _, err := b.apply(now, batch); err != nil { // require, asked a million times, takes longer than Apply
 		require.NoError(t, err)
 	}
 	return batch.Requests[0].Grant
@@ -212,13 +212,13 @@ func TestShortfall(t *testing.T) {
 func TestExactLongRun(t *testing.T) {
 	for _, rate := range []float64{0.001, 3, 7, 80_000, 3e6, 1e7} {
 		b := bucketOf(t, Config{Rate: rate, Size: 1, Floor: 1}, 0, 0)
-		batch := &Batch{Name: "b", Config: b.Config, Epoch: 2, Requests: make([]Request, 1000)}
+		batch := &batch{Name: "b", Config: b.Config, Epoch: 2, Requests: make([]request, 1000)}
 		for i := range batch.Requests {
-			batch.Requests[i] = Request{Permits: 1, MaxWaitMicros: maxExact}
+			batch.Requests[i] = request{Permits: 1, MaxWaitMicros: maxExact}
 		}
 		const takes = 1_000_000
 		for range takes / 1000 {
-			_, err := b.Apply(0, batch)
+			_, err := b.apply(0, batch)
 			require.NoError(t, err)
 			require.True(t, batch.Requests[999].Grant.OK)
 		}
@@ -233,8 +233,8 @@ func TestNoMintingByTakingTurns(t *testing.T) {
 	var events []event
 	for now := int64(0); now < 10_000_000; now += 1000 {
 		for i, c := range []Config{large, small} {
-			batch := &Batch{Name: "b", Config: c, Epoch: now + int64(i) + 1, Requests: []Request{{Permits: 1}}}
-			_, err := b.Apply(now, batch)
+			batch := &batch{Name: "b", Config: c, Epoch: now + int64(i) + 1, Requests: []request{{Permits: 1}}}
+			_, err := b.apply(now, batch)
 			require.NoError(t, err)
 			if batch.Requests[0].Grant.OK {
 				events = append(events, event{now, 1})
@@ -292,31 +292,31 @@ func TestGiveBackTwice(t *testing.T) {
 		once, twice := bucketOf(t, c, c.Size, 0), bucketOf(t, c, c.Size, 0)
 		late := rapid.Bool().Draw(t, "late copies")
 		type held struct {
-			g         Grant
+			g         grant
 			due, now  int64
 			n         float64
 			cancelled bool
 		}
 		var all []*held
-		var sent []GiveBack
+		var sent []giveBack
 		now, epoch, largest := int64(0), int64(1), 0.0
-		send := func(b *PermitBucket, backs []GiveBack) {
+		send := func(b *PermitBucket, backs []giveBack) {
 			epoch++
-			batch := &Batch{Name: "b", Config: c, Epoch: epoch}
+			batch := &batch{Name: "b", Config: c, Epoch: epoch}
 			for _, g := range backs {
-				batch.Requests = append(batch.Requests, Request{Op: OpGiveBack, Back: g})
+				batch.Requests = append(batch.Requests, request{Op: opGiveBack, Back: g})
 			}
-			_, err := b.Apply(now, batch)
+			_, err := b.apply(now, batch)
 			require.NoError(t, err)
 		}
 		for range 200 {
 			now += rapid.Int64Range(0, 300_000).Draw(t, "gap")
 			n := rapid.Int64Range(1, 7).Draw(t, "permits")
 			epoch++
-			var g [2]Grant
+			var g [2]grant
 			for i, b := range []*PermitBucket{once, twice} {
-				batch := &Batch{Name: "b", Config: c, Epoch: epoch, Requests: []Request{{Permits: n, MaxWaitMicros: 3_000_000}}}
-				_, err := b.Apply(now, batch)
+				batch := &batch{Name: "b", Config: c, Epoch: epoch, Requests: []request{{Permits: n, MaxWaitMicros: 3_000_000}}}
+				_, err := b.apply(now, batch)
 				require.NoError(t, err)
 				g[i] = batch.Requests[0].Grant
 			}
@@ -331,19 +331,19 @@ func TestGiveBackTwice(t *testing.T) {
 				if !h.cancelled { // also after its time: then it was not used
 					h.cancelled = true
 					p := h.g.Place
-					back := GiveBack{
+					back := giveBack{
 						Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, ID: p.Tag, to: p.before, end: p.after.Next,
 						spent: p.before.Stored - p.after.Stored, level: p.after.Stored, granted: h.now,
 					}
 					if !late {
-						send(once, []GiveBack{back})
+						send(once, []giveBack{back})
 					}
 					sent = append(sent, back)
-					send(twice, []GiveBack{back, back})
+					send(twice, []giveBack{back, back})
 				}
 			}
 			for late && len(sent) > 0 && rapid.IntRange(0, 2).Draw(t, "again") == 0 { // and once more, late
-				send(twice, []GiveBack{rapid.SampledFrom(sent).Draw(t, "copy")})
+				send(twice, []giveBack{rapid.SampledFrom(sent).Draw(t, "copy")})
 			}
 			if !late {
 				require.Equal(t, once.balance(), twice.balance())
@@ -419,17 +419,17 @@ func TestWindowBoundWithHolds(t *testing.T) {
 		largest := 0.0
 		for range 200 {
 			now += int64(rapid.Float64Range(0, 3).Draw(rt, "gap") * s.interval)
-			r := Request{Permits: rapid.Int64Range(1, 5).Draw(rt, "permits"), MaxWaitMicros: int64(20 * s.interval)}
+			r := request{Permits: rapid.Int64Range(1, 5).Draw(rt, "permits"), MaxWaitMicros: int64(20 * s.interval)}
 			if rapid.IntRange(0, 9).Draw(rt, "hold") == 0 {
-				r = Request{Op: OpHold, HoldMicros: 1 + int64(rapid.Float64Range(0, 30).Draw(rt, "intervals")*s.interval)}
+				r = request{Op: opHold, HoldMicros: 1 + int64(rapid.Float64Range(0, 30).Draw(rt, "intervals")*s.interval)}
 			}
 			paused := b.PausedMicros
-			batch := &Batch{Config: c, Epoch: newEpoch(), Requests: []Request{r}}
-			out, err := b.Apply(now, batch)
+			batch := &batch{Config: c, Epoch: newEpoch(), Requests: []request{r}}
+			out, err := b.apply(now, batch)
 			require.NoError(rt, err)
 			g := batch.Requests[0].Grant
 			switch {
-			case r.Op == OpHold && g.OK:
+			case r.Op == opHold && g.OK:
 				holds++
 				for i := range due {
 					if due[i].at > now {

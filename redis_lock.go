@@ -12,6 +12,7 @@ import (
 
 	"github.com/bsm/redislock"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -40,8 +41,8 @@ const (
 	yieldTime = 500 * time.Microsecond
 )
 
-// Apply implements [Store].
-func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
+// decide implements decider.
+func (s *RedisStore) decide(ctx context.Context, batch *batch) (outcome, error) {
 	m := s.cacheOf(batch)
 	if m.owner != s { // another store of Redis was asked before
 		m.release()
@@ -52,17 +53,17 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	for pause := script.NewPause(); ; {
 		if token == "" {
 			if !m.yielded(ctx) {
-				return Outcome{}, fmt.Errorf("%w: key %q", ErrLockNotObtained, m.lock)
+				return outcome{}, fmt.Errorf("%w: key %q", ErrLockNotObtained, m.lock)
 			}
 			waited := false
 			var err error
-			asked := mono()
+			asked := clock.Mono()
 			token, waited, err = s.obtain(ctx, m.lock, &m.held)
 			if waited {
-				lockWait += mono() - asked
+				lockWait += clock.Mono() - asked
 			}
 			if err != nil {
-				return Outcome{lockWait: lockWait}, err
+				return outcome{lockWait: lockWait}, err
 			}
 			m.held.Store(false)
 			if m.batches = maxBatches; waited && batch.keep {
@@ -70,9 +71,9 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 			}
 		}
 		if m.batches++; m.batches == maxBatches {
-			m.yield = mono() + yieldTime
+			m.yield = clock.Mono() + yieldTime
 		}
-		out, done, err := s.decide(ctx, batch, m, token)
+		out, done, err := s.underLock(ctx, batch, m, token)
 		if err != nil || !done {
 			m.text = ""
 			s.release(m.lock, token)
@@ -91,18 +92,20 @@ func (s *RedisStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 
 // yielded waits until the lock may be asked for again. It reports false if the context ends first.
 func (m *cachedState) yielded(ctx context.Context) bool {
-	left := m.yield - mono()
+	left := m.yield - clock.Mono()
 	return m.yield == 0 || left <= 0 || script.Sleep(ctx, left)
 }
 
-// release releases a lock that was kept for a next batch which did not come. The cached state knows whose lock it is, so the engine need
-// not know which store keeps it: the limiter's own, or one behind it.
+// release implements remembered. The cached state knows whose lock it is: the limiter's own store, or one behind it.
 func (m *cachedState) release() {
-	if m != nil && m.token != "" {
+	if m.token != "" {
 		m.owner.release(m.lock, m.token)
 		m.token = ""
 	}
 }
+
+// waits implements remembered.
+func (m *cachedState) waits() bool { return m.held.Load() }
 
 // obtain takes the lock, or gives up when the context ends. It tells whether somebody else had it.
 func (s *RedisStore) obtain(ctx context.Context, lock string, held *atomic.Bool) (token string, waited bool, err error) {
@@ -158,33 +161,31 @@ func (s *RedisStore) release(lock, token string) {
 	}()
 }
 
-// decide applies a batch and commits it, under the lock: what is remembered of the bucket if that batches out to be right,
+// holding is one batch of a process that holds its bucket's lock.
+type holding struct {
+	*RedisStore
+	batch  *batch
+	cached *cachedState
+	token  string
+	now    string // for the scripts to decide by, "" for the server's clock
+	server clock.Remote
+}
+
+// underLock applies a batch and commits it, under the lock: what is remembered of the bucket if that turns out to be right,
 // else what is read. It reports false if the fence stopped it: nothing happened, and the lock may be held.
-func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *cachedState, token string) (out Outcome, done bool, err error) {
-	now, server := s.clockArg(batch), batch.server()
-	keep := ""
-	if m.batches < maxBatches {
-		keep = strconv.FormatInt(min(s.lockTTL, keptTTL).Milliseconds(), 10)
-	}
-	commit := func(predicted, old, new, ttl string) ([]string, error) {
-		reply, err := s.run(ctx, &commitScript, 2, m.bucket, m.lock, token, now, predicted,
-			s.deadlineArg(timeOf(ctx), &server), old, new, ttl, keep)
-		if err == nil && reply[0] == "done" && new != "" && keep != "" {
-			m.token, m.owner = token, s
-		}
-		return reply, err
-	}
-	predictedAt := asOf(&server)
+func (s *RedisStore) underLock(ctx context.Context, batch *batch, m *cachedState, token string) (out outcome, done bool, err error) {
+	h := &holding{RedisStore: s, batch: batch, cached: m, token: token, now: s.clockArg(batch), server: batch.server()}
+	predictedAt := asOf(&h.server)
 	if s.local {
-		predictedAt, _ = strconv.ParseInt(now, 10, 64)
+		predictedAt, _ = strconv.ParseInt(h.now, 10, 64)
 	}
 	var g prediction
 	var reply []string
-	asked := mono()
+	asked := clock.Mono()
 	if m.predict(batch, predictedAt, &g) {
-		reply, err = commit(strconv.FormatInt(g.asOf, 10), m.text, g.text, "")
+		reply, err = h.commit(ctx, strconv.FormatInt(g.asOf, 10), m.text, g.text, "")
 	} else {
-		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, now)
+		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, h.now)
 	}
 	if err != nil {
 		return out, false, err
@@ -203,29 +204,47 @@ func (s *RedisStore) decide(ctx context.Context, batch *Batch, m *cachedState, t
 	if err != nil {
 		return out, false, err
 	}
-	server.Heard(micros, asked, mono())
+	h.server.Heard(micros, asked, clock.Mono())
+	return h.decideOn(ctx, micros, reply[2])
+}
+
+// decideOn decides on what was read, and commits that.
+func (h *holding) decideOn(ctx context.Context, micros int64, old string) (out outcome, done bool, err error) {
+	m := h.cached
 	var b PermitBucket
-	old := reply[2]
-	if err := b.parse(old, batch.own); err != nil {
-		return out, false, corrupt(m.bucket, err)
+	if err := b.parse(old, h.batch.own); err != nil {
+		return out, false, corruptKey(m.bucket, err)
 	}
 	found := b
-	if out, err = b.Apply(micros, batch); err != nil {
+	if out, err = b.apply(micros, h.batch); err != nil {
 		return out, false, err
 	}
 	text := ""
 	if out.Changed {
-		new, _ := b.MarshalText()
-		text = string(new)
+		text = string(b.appendText(nil))
 	}
-	reply, err = commit("", old, text, strconv.FormatInt(b.TTLMillis(out.NowMicros), 10))
+	reply, err := h.commit(ctx, "", old, text, strconv.FormatInt(b.ttlMillis(out.NowMicros), 10))
 	switch {
 	case err != nil:
 		return out, false, err
 	case reply[0] == "late":
-		return out, false, s.tooLate(batch)
+		return out, false, h.tooLate(h.batch)
 	case reply[0] == "done":
 		m.remember(old, &found, &out, text)
 	}
 	return out, reply[0] == "done", nil
+}
+
+// commit writes a state in the place of an old one, and keeps the lock for the next batch if there may be one.
+func (h *holding) commit(ctx context.Context, predictedAt, old, new, ttl string) ([]string, error) {
+	m, keep := h.cached, ""
+	if m.batches < maxBatches {
+		keep = strconv.FormatInt(min(h.lockTTL, keptTTL).Milliseconds(), 10)
+	}
+	reply, err := h.run(ctx, &commitScript, 2, m.bucket, m.lock, h.token, h.now, predictedAt,
+		h.deadlineArg(timeOf(ctx), &h.server), old, new, ttl, keep)
+	if err == nil && reply[0] == "done" && new != "" && keep != "" {
+		m.token, m.owner = h.token, h.RedisStore
+	}
+	return reply, err
 }

@@ -25,9 +25,9 @@ type cachedState struct {
 }
 
 // cacheOf returns what is known of the batch's bucket.
-func (s *redisBase) cacheOf(batch *Batch) *cachedState {
-	m := batch.cached
-	if m == nil {
+func (s *redisBase) cacheOf(batch *batch) *cachedState {
+	m, ok := batch.cached.(*cachedState)
+	if !ok {
 		m = &cachedState{} // nobody will remember
 	}
 	m.held.Store(false)
@@ -38,7 +38,7 @@ func (s *redisBase) cacheOf(batch *Batch) *cachedState {
 }
 
 // remember notes a state that was found, and the one that the batch left behind, if any.
-func (m *cachedState) remember(old string, read *PermitBucket, out *Outcome, new string) {
+func (m *cachedState) remember(old string, read *PermitBucket, out *outcome, new string) {
 	if m.text == old {
 		m.unchanged++
 	} else {
@@ -47,7 +47,7 @@ func (m *cachedState) remember(old string, read *PermitBucket, out *Outcome, new
 	switch {
 	case out.Changed:
 		m.state, m.text = out.Bucket, new
-		m.expires = out.ClockMicros/1000 + out.Bucket.TTLMillis(out.NowMicros)
+		m.expires = out.ClockMicros/1000 + out.Bucket.ttlMillis(out.NowMicros)
 	default:
 		if m.text != old {
 			m.expires = 0
@@ -63,19 +63,19 @@ type prediction struct {
 	asOf  int64
 	local int64 // the limiter's clock then
 	text  string
-	out   Outcome
+	out   outcome
 }
 
 // predict computes a prediction, if there is one to make: all requests must be granted, since a refusal should be told by
 // the latest time.
-func (m *cachedState) predict(batch *Batch, asOf int64, g *prediction) bool {
+func (m *cachedState) predict(batch *batch, asOf int64, g *prediction) bool {
 	if m.text == "" || asOf == 0 {
 		return false
 	}
 	b := m.state
 	g.asOf, g.local = asOf, clock.FromMicros(batch.LocalMicros())
 	var err error
-	if g.out, err = b.Apply(asOf, batch); err != nil || !g.out.Changed {
+	if g.out, err = b.apply(asOf, batch); err != nil || !g.out.Changed {
 		return false
 	}
 	for i := range batch.Requests {
@@ -83,17 +83,16 @@ func (m *cachedState) predict(batch *Batch, asOf int64, g *prediction) bool {
 			return false
 		}
 	}
-	if asOf/1000+b.TTLMillis(g.out.NowMicros)-spareTTL > m.expires {
+	if asOf/1000+b.ttlMillis(g.out.NowMicros)-spareTTL > m.expires {
 		return false // the key must live longer than it will
 	}
 	var buf [256]byte
-	text, _ := b.AppendText(buf[:0])
-	g.text = string(text)
+	g.text = string(b.appendText(buf[:0]))
 	return true
 }
 
 // confirmed notes that a prediction was written.
-func (m *cachedState) confirmed(g *prediction) Outcome {
+func (m *cachedState) confirmed(g *prediction) outcome {
 	m.state, m.text = g.out.Bucket, g.text
 	g.out.local = g.local
 	return g.out

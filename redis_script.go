@@ -7,12 +7,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // attempt is one batch on its way through lua/apply.lua.
 type attempt struct {
-	batch      *Batch
+	batch      *batch
 	cached     *cachedState
 	prediction prediction
 	predicted  bool
@@ -62,7 +63,7 @@ func beginning(text string) string {
 }
 
 // encodeBatch is a batch as lua/apply.lua reads it. Equal requests in a row travel as a count.
-func encodeBatch(b *Batch, deadline string) string {
+func encodeBatch(b *batch, deadline string) string {
 	var buf [512]byte
 	dst := buf[:0]
 	if b.own != nil {
@@ -87,24 +88,24 @@ func encodeBatch(b *Batch, deadline string) string {
 	for i := 0; i < len(b.Requests); i++ {
 		r := &b.Requests[i]
 		switch r.Op {
-		case OpTake:
+		case opTake:
 			n := int64(1)
 			for ; i+1 < len(b.Requests) && b.Requests[i+1].sameTake(r); i++ {
 				n++
 			}
 			ints("T", n, r.Permits, r.MaxWaitMicros)
-		case OpGiveBack:
+		case opGiveBack:
 			dst = r.Back.appendText(dst)
-		case OpSetRate:
+		case opSetRate:
 			dst = append(appendFloat(append(dst, "S "...), r.Rate), ' ')
-		case OpSetRateAndBurst:
+		case opSetRateAndBurst:
 			dst = append(appendFloat(append(dst, "B "...), r.Rate), ' ')
 			dst = append(appendFloat(dst, r.MaxPermits), ' ')
-		case OpTakeStored:
+		case opTakeStored:
 			ints("L", r.Permits)
-		case OpHold:
+		case opHold:
 			ints("H", r.HoldMicros)
-		case OpReset:
+		case opReset:
 			dst = append(dst, "R "...)
 		}
 	}
@@ -112,7 +113,7 @@ func encodeBatch(b *Batch, deadline string) string {
 }
 
 // appendText appends a refund as lua/apply.lua reads it.
-func (g *GiveBack) appendText(dst []byte) []byte {
+func (g *giveBack) appendText(dst []byte) []byte {
 	dst = append(dst, "G "...)
 	for _, n := range []int64{g.Epoch, g.Tag, g.Tail, g.Version, g.ID} {
 		dst = append(strconv.AppendInt(dst, n, 10), ' ')
@@ -126,12 +127,12 @@ func (g *GiveBack) appendText(dst []byte) []byte {
 	return append(strconv.AppendInt(dst, g.granted, 10), ' ')
 }
 
-func (r *Request) sameTake(o *Request) bool {
+func (r *request) sameTake(o *request) bool {
 	return r.Op == o.Op && r.Permits == o.Permits && r.MaxWaitMicros == o.MaxWaitMicros
 }
 
 // decode reads a bucket's answer at a time of the store's clock.
-func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
+func (a *attempt) decode(clock int64, answer string) (outcome, status, error) {
 	m := a.cached
 	if a.predicted && answer == "" {
 		out := m.confirmed(&a.prediction)
@@ -144,12 +145,12 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 		out, err := a.replay(clock, answer[len("decided\n"):])
 		return out, decided, err
 	case word == "late":
-		return Outcome{}, late, nil
+		return outcome{}, late, nil
 	case word == "locked":
-		return Outcome{}, locked, nil
+		return outcome{}, locked, nil
 	case word == "wrong":
 		m.unchanged = 0
-		return Outcome{}, wrong, nil
+		return outcome{}, wrong, nil
 	}
 	m.text = ""
 	switch {
@@ -158,99 +159,85 @@ func (a *attempt) decode(clock int64, answer string) (Outcome, status, error) {
 		if err == nil {
 			err = fmt.Errorf("%.80q", rest)
 		}
-		return Outcome{}, decided, corrupt(m.bucket, err)
+		return outcome{}, decided, corruptKey(m.bucket, err)
 	case word == "error" && strings.HasPrefix(rest, "WRONGTYPE"):
-		return Outcome{}, decided, wrongType(m.bucket)
+		return outcome{}, decided, wrongType(m.bucket)
 	case word == "error":
 		err := fmt.Errorf("tokenbucket: key %q: redis: %w", m.bucket, refusal(rest))
 		if script.NotExecuted(err) {
-			return Outcome{}, notNow, err
+			return outcome{}, notNow, err
 		}
-		return Outcome{}, decided, err
+		return outcome{}, decided, err
 	}
-	return Outcome{}, decided, fmt.Errorf("tokenbucket: key %q: unexpected reply %.80q", m.bucket, answer)
+	return outcome{}, decided, fmt.Errorf("tokenbucket: key %q: unexpected reply %.80q", m.bucket, answer)
 }
 
 // replay computes the script's answers from the state it started with: both languages compute the same, so a reply
 // needs no grants in it, however large the batch. That they do is checked with every reply.
-func (a *attempt) replay(clock int64, states string) (Outcome, error) {
+func (a *attempt) replay(clock int64, states string) (outcome, error) {
 	m := a.cached
 	old, new, _ := strings.Cut(states, "\n")
 	var b PermitBucket
 	if err := b.parse(old, a.batch.own); err != nil {
-		return Outcome{}, corrupt(m.bucket, err)
+		return outcome{}, corruptKey(m.bucket, err)
 	}
 	found := b
-	out, err := b.Apply(clock, a.batch)
+	out, err := b.apply(clock, a.batch)
 	if err != nil {
 		m.text = ""
-		return Outcome{}, err
+		return outcome{}, err
 	}
 	var buf [256]byte
 	text := buf[:0]
 	if out.Changed {
-		text, _ = b.AppendText(text)
+		text = b.appendText(text)
 	}
 	if string(text) != new {
 		m.text = ""
-		return Outcome{}, fmt.Errorf("tokenbucket: key %q: Redis decided %q, but this process computes %q from %q; please report this", m.bucket, new, text, old)
+		return outcome{}, fmt.Errorf("tokenbucket: key %q: Redis decided %q, but this process computes %q from %q; please report this", m.bucket, new, text, old)
 	}
 	m.remember(old, &found, &out, new)
 	return out, nil
 }
 
-// Apply implements [Store].
-func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
+// decide implements decider.
+func (s *RedisScriptStore) decide(ctx context.Context, batch *batch) (outcome, error) {
 	return s.apply(ctx, &attempt{batch: batch, cached: s.cacheOf(batch)})
 }
 
-func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, error) {
+// apply asks until the batch is decided: while somebody holds the bucket's lock, and again if its prediction was wrong.
+func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (outcome, error) {
 	server := a.batch.server()
 	tooLate, waited := false, time.Duration(0)
 	for pause := script.NewPause(); ; {
-		var args [2 + headArgs + bucketArgs]string
-		args[0], args[1] = a.cached.bucket, a.cached.lock
-		clock := s.clockArg(a.batch)
-		at := asOf(&server)
-		if s.local {
-			at, _ = strconv.ParseInt(clock, 10, 64)
-		}
-		deadline := s.deadlineArg(timeOf(ctx), &server)
-		s.head(args[2:], clock, at, deadline)
-		a.encode(args[2+headArgs:], at, deadline)
-		asked := mono()
-		reply, err := s.run(ctx, &applyScript, 2, args[:]...)
+		asked := clock.Mono()
+		now, answer, err := s.send(ctx, a, &server)
 		if err != nil {
-			a.cached.text = ""
 			if waited != 0 && ctx.Err() != nil {
 				err = fmt.Errorf("%w: key %q", ErrLockNotObtained, a.cached.lock)
 			}
-			return Outcome{lockWait: since(waited)}, err
+			return outcome{lockWait: since(waited)}, err
 		}
-		now, err := parseReply(reply, 1)
-		if err != nil {
-			return Outcome{}, err
-		}
-		out, status, err := a.decode(now, reply[1])
+		out, status, err := a.decode(now, answer)
 		a.cached.held.Store(status == locked)
 		switch status {
 		case late:
 			if tooLate || ctx.Err() != nil { // once more with the right time: the server's clock may have stepped
-				return Outcome{}, s.tooLate(a.batch)
+				return outcome{}, s.tooLate(a.batch)
 			}
 			tooLate = true
-			server.Heard(now, asked, mono())
+			server.Heard(now, asked, clock.Mono())
 		case wrong: // and not made again
 		case notNow:
 			if !pause.Wait(ctx) {
-				return Outcome{lockWait: since(waited)}, err
+				return outcome{lockWait: since(waited)}, err
 			}
 		case locked:
 			if waited == 0 {
-				waited = mono()
+				waited = clock.Mono()
 			}
 			if !pause.Wait(ctx) {
-				return Outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.cached.lock, reply[1])
+				return outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.cached.lock, answer)
 			}
 		default:
 			out.lockWait = since(waited)
@@ -259,12 +246,35 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (Outcome, erro
 	}
 }
 
-// since is the time since a moment, see mono; 0 if there was none.
+// send takes one bucket's batch to Redis, and returns the time there and the answer.
+func (s *RedisScriptStore) send(ctx context.Context, a *attempt, server *clock.Remote) (now int64, answer string, err error) {
+	var args [2 + headArgs + bucketArgs]string
+	args[0], args[1] = a.cached.bucket, a.cached.lock
+	local := s.clockArg(a.batch)
+	at := asOf(server)
+	if s.local {
+		at, _ = strconv.ParseInt(local, 10, 64)
+	}
+	deadline := s.deadlineArg(timeOf(ctx), server)
+	s.head(args[2:], local, at, deadline)
+	a.encode(args[2+headArgs:], at, deadline)
+	reply, err := s.run(ctx, &applyScript, 2, args[:]...)
+	if err != nil {
+		a.cached.text = ""
+		return 0, "", err
+	}
+	if now, err = parseReply(reply, 1); err != nil {
+		return 0, "", err
+	}
+	return now, reply[1], nil
+}
+
+// since is the time since a moment, by the monotonic clock; 0 if there was none.
 func since(began time.Duration) time.Duration {
 	if began == 0 {
 		return 0
 	}
-	return mono() - began
+	return clock.Mono() - began
 }
 
 // head writes the arguments that all buckets share.

@@ -60,6 +60,7 @@ type redisBase struct {
 	local   bool
 	lockTTL time.Duration
 	err     error
+	decider decider
 
 	health    *health // nil: buckets live on different servers, and each has its own
 	outages   *outage.Group
@@ -68,8 +69,22 @@ type redisBase struct {
 	logger    *logger
 }
 
-// spareTTL, in milliseconds, is how much longer a key lives than it must, so that most writes can leave that alone.
-const spareTTL = 3_600_000
+// decider is either store: it decides what the engine asks of a bucket.
+type decider interface {
+	decide(ctx context.Context, batch *batch) (outcome, error)
+}
+
+// Apply implements [Store].
+func (s *redisBase) Apply(ctx context.Context, b *Batch) error {
+	switch {
+	case s.decider == nil:
+		return errUnmade
+	case b.asked == nil:
+		return s.exchange(ctx, b)
+	}
+	out, err := s.decider.decide(ctx, b.asked)
+	return b.asked.answer(&out, err)
+}
 
 // RedisOption configures a store. A bad value is reported by the constructor of the limiter that uses the store.
 type RedisOption func(*redisBase)
@@ -101,12 +116,15 @@ func WithLockTTL(d time.Duration) RedisOption {
 
 // NewRedisStore returns a store that decides under a distributed lock.
 func NewRedisStore(client RedisClient, opts ...RedisOption) *RedisStore {
-	return &RedisStore{newRedisBase(client, opts)}
+	s := &RedisStore{newRedisBase(client, opts)}
+	s.decider = s
+	return s
 }
 
 // NewRedisScriptStore returns a store that decides in one script.
 func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptStore {
 	s := &RedisScriptStore{redisBase: newRedisBase(client, opts)}
+	s.decider = s
 	s.ferry.store = s
 	switch c := client.(type) {
 	case *redis.Client:
@@ -176,12 +194,12 @@ func (s *redisBase) traits(self Store) traits {
 	return t
 }
 
-// keys returns the bucket's key and its lock's. What stands in braces is the same, so a cluster keeps them in one slot.
-func (s *redisBase) keys(name string) (bucket, lock string) {
-	bucket = s.prefix + "{" + script.EncodeName(name) + "}"
-	if public, ok := strings.CutPrefix(name, shadowMark); ok {
-		bucket = s.prefix + "{%shadow:" + script.EncodeName(public) + "}" // no encoded name has a % like this one
-	}
+// keys returns the key of a bucket that the engine knows by a name, and its lock's.
+func (s *redisBase) keys(name string) (bucket, lock string) { return s.keysOf(keyName(name)) }
+
+// keysOf returns a bucket's key and its lock's. What stands in braces is the same, so a cluster keeps them in one slot.
+func (s *redisBase) keysOf(keyName string) (bucket, lock string) {
+	bucket = s.prefix + "{" + keyName + "}"
 	return bucket, bucket + ":lock"
 }
 
@@ -218,11 +236,14 @@ var (
 	commitSource string
 	//go:embed lua/clip.lua
 	clipSource string
+	//go:embed lua/exchange.lua
+	exchangeSource string
 
-	applyScript  = script.New(applySource)
-	readScript   = script.New(readSource)
-	commitScript = script.New(commitSource)
-	clipScript   = script.New(clipSource)
+	applyScript    = script.New(applySource)
+	readScript     = script.New(readSource)
+	commitScript   = script.New(commitSource)
+	clipScript     = script.New(clipSource)
+	exchangeScript = script.New(exchangeSource)
 )
 
 // once is a command that the client must not send twice. With its default options go-redis sends a script whose
@@ -272,12 +293,15 @@ func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args .
 	return reply, err
 }
 
+// corruptKey is an ErrCorruptState of what is stored under a key.
+func corruptKey(key string, err error) error { return corrupt(fmt.Sprintf("key %q", key), err) }
+
 func wrongType(key string) error {
 	return fmt.Errorf("%w: key %q holds no string", ErrCorruptState, key)
 }
 
 // clockArg is the time for a script to decide by, "" for the server's.
-func (s *redisBase) clockArg(batch *Batch) string {
+func (s *redisBase) clockArg(batch *batch) string {
 	if !s.local {
 		return ""
 	}
@@ -297,6 +321,6 @@ func timeOf(ctx context.Context) time.Time {
 	return deadline
 }
 
-func (s *redisBase) tooLate(batch *Batch) error {
+func (s *redisBase) tooLate(batch *batch) error {
 	return fmt.Errorf("%w: bucket %q: the script ran too late and took nothing", ErrStoreTimeout, label(batch.Name))
 }

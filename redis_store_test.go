@@ -26,11 +26,11 @@ func redisStores(client RedisClient, opts ...RedisOption) map[string]Store {
 }
 
 // takes is a batch of one.
-func takes(name string, n int64) *Batch {
-	return &Batch{
+func takes(name string, n int64) *batch {
+	return &batch{
 		Name: name, Config: Config{Rate: 5, Size: 5, Floor: 1}, Initial: 5, Epoch: rand.Int64N(maxExact) + 1,
 		LocalMicros: func() int64 { return time.Now().UnixMicro() },
-		Requests:    []Request{{Permits: n, MaxWaitMicros: maxExact}},
+		Requests:    []request{{Permits: n, MaxWaitMicros: maxExact}},
 	}
 }
 
@@ -56,13 +56,13 @@ func TestClients(t *testing.T) {
 				for _, store := range redisStores(client) {
 					c, cancel := within(5 * time.Second)
 					b := takes(bucket, 1)
-					_, err := store.Apply(c, b)
+					_, err := apply(c, store, b)
 					cancel()
 					require.NoError(t, err)
 					require.True(t, b.Requests[0].Grant.OK)
 				}
 			}
-			out, err := NewRedisScriptStore(client).Apply(background, &Batch{Name: bucket, Config: takes("", 1).Config, Epoch: 1})
+			out, err := apply(background, NewRedisScriptStore(client), &batch{Name: bucket, Config: takes("", 1).Config, Epoch: 1})
 			require.NoError(t, err)
 			require.EqualValues(t, 7, out.Bucket.Seq, "begun, and six taken")
 			require.EqualValues(t, 0, server.Client(t).Exists(background, "tokenbucket:{"+bucket+"}:lock").Val())
@@ -76,7 +76,7 @@ func TestScriptsRunOnce(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			server, prefix := redistest.Shared(t), prefixOf(t)
 			warm := redisStores(server.Client(t), WithKeyPrefix(prefix))[which]
-			_, err := warm.Apply(background, takes("x", 1))
+			_, err := apply(background, warm, takes("x", 1))
 			require.NoError(t, err)
 			for _, sc := range []script.Script{applyScript, readScript, commitScript} {
 				if which == "script" != (sc.SHA == applyScript.SHA) {
@@ -86,7 +86,7 @@ func TestScriptsRunOnce(t *testing.T) {
 				proxy.Match(sc.SHA, redistest.Only(1, redistest.LoseReply))
 				client := server.Client(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = proxy.Addr, 200*time.Millisecond })
 				c, cancel := within(20 * time.Second) // far longer than the client would try again
-				_, err := redisStores(client, WithKeyPrefix(prefix))[which].Apply(c, takes("x", 1))
+				_, err := apply(c, redisStores(client, WithKeyPrefix(prefix))[which], takes("x", 1))
 				require.Error(t, err)
 				require.NoError(t, c.Err())
 				cancel()
@@ -99,7 +99,7 @@ func TestScriptsRunOnce(t *testing.T) {
 				}, 20*time.Second, time.Millisecond)
 				require.LessOrEqual(t, int(proxy.Seen()), 2)
 			}
-			out, err := warm.Apply(background, &Batch{Name: "x", Config: takes("", 1).Config, Epoch: 1})
+			out, err := apply(background, warm, &batch{Name: "x", Config: takes("", 1).Config, Epoch: 1})
 			require.NoError(t, err)
 			taken := out.Bucket.Seq - 1
 			require.EqualValues(t, 2, taken, "the first, and the one whose reply was lost")
@@ -113,7 +113,7 @@ func TestScriptFlush(t *testing.T) {
 	for name, store := range redisStores(client, WithKeyPrefix(prefixOf(t))) {
 		for range 20 {
 			require.NoError(t, client.ScriptFlush(background).Err())
-			_, err := store.Apply(background, takes(name, 1))
+			_, err := apply(background, store, takes(name, 1))
 			require.NoError(t, err)
 		}
 	}
@@ -125,7 +125,7 @@ type deaf struct {
 	trip atomic.Int64
 }
 
-func (s *deaf) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (s *deaf) Apply(ctx context.Context, b *Batch) error {
 	time.Sleep(time.Duration(s.trip.Load()))
 	return s.Store.Apply(ctx, b)
 }
@@ -185,7 +185,7 @@ func TestDeadlineInTheScript(t *testing.T) {
 		c, cancel := within(time.Second)
 		b := takes(name, 1)
 		b.ServerMicros, b.ServerRead = server1.Add(skew).UnixMicro(), time.Now()
-		_, err := store.Apply(c, b)
+		_, err := apply(c, store, b)
 		cancel()
 		require.Equal(t, want, err == nil, "%v: %v", skew, err)
 	}
@@ -201,7 +201,7 @@ func TestFence(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
 	bucket, lock := store.keys("x")
-	_, err := store.Apply(background, takes("x", 1))
+	_, err := apply(background, store, takes("x", 1))
 	require.NoError(t, err)
 	for name, meanwhile := range map[string]func(){
 		"the lock expired":          func() { client.Del(background, lock) },
@@ -211,14 +211,14 @@ func TestFence(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			client.Del(background, bucket, lock)
-			_, err := store.Apply(background, takes("x", 1))
+			_, err := apply(background, store, takes("x", 1))
 			require.NoError(t, err)
 			token, _, err := store.obtain(background, lock, new(atomic.Bool))
 			require.NoError(t, err)
 			paused := &pausing{RedisClient: client, before: commitScript.SHA, do: meanwhile}
 			stale := *store
 			stale.client = paused
-			_, done, err := stale.decide(background, takes("x", 1), &cachedState{bucket: bucket, lock: lock}, token)
+			_, done, err := stale.underLock(background, takes("x", 1), &cachedState{bucket: bucket, lock: lock}, token)
 			require.NoError(t, err)
 			require.True(t, paused.hit)
 			require.False(t, done)
@@ -256,14 +256,14 @@ func TestScriptHonoursLock(t *testing.T) {
 			lock := prefix + "{x}:lock"
 			require.NoError(t, client.Set(background, lock, "other", time.Hour).Err())
 			c, cancel := within(100 * time.Millisecond)
-			_, err := store.Apply(c, takes("x", 1))
+			_, err := apply(c, store, takes("x", 1))
 			cancel()
 			require.ErrorIs(t, err, ErrLockNotObtained)
 			require.ErrorContains(t, err, lock)
 			require.EqualValues(t, 0, client.Exists(background, prefix+"{x}").Val())
 			require.NoError(t, client.Set(background, lock, "other", 0).Err())
 			c, cancel = within(5 * time.Second)
-			_, err = store.Apply(c, takes("x", 1))
+			_, err = apply(c, store, takes("x", 1))
 			cancel()
 			require.NoError(t, err)
 			client.Del(background, prefix+"{x}")
@@ -288,7 +288,7 @@ func TestForeignValues(t *testing.T) {
 				client.Del(background, bucket)
 				set()
 				before := client.Dump(background, bucket).Val()
-				_, err := store.Apply(background, takes("x", 1))
+				_, err := apply(background, store, takes("x", 1))
 				require.ErrorIs(t, err, ErrCorruptState)
 				require.ErrorContains(t, err, bucket)
 				require.Less(t, len(err.Error()), 500)
@@ -430,7 +430,7 @@ func TestNamesAndSlots(t *testing.T) {
 	}
 	for _, name := range names[:12] {
 		b := takes(name, 1)
-		_, err := store.Apply(background, b)
+		_, err := apply(background, store, b)
 		require.NoError(t, err, "%q", name)
 		require.True(t, b.Requests[0].Grant.OK)
 	}

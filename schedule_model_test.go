@@ -211,10 +211,10 @@ func (a *actor) depart() {
 	if a.flying {
 		return
 	}
-	batch := &Batch{Name: "x", Config: a.terms.Config, Epoch: a.random.Int64N(1<<40) + 1}
+	batch := &batch{Name: "x", Config: a.terms.Config, Epoch: a.random.Int64N(1<<40) + 1}
 	refund := a.line.Refund()
 	if refund != nil {
-		batch.Requests = append(batch.Requests, Request{Op: OpGiveBack, Back: GiveBack{
+		batch.Requests = append(batch.Requests, request{Op: opGiveBack, Back: giveBack{
 			Epoch: refund.Epoch, Tag: refund.Tag, Tail: refund.Tail, to: balance(refund.To), end: refund.End.Next,
 		}})
 	}
@@ -222,7 +222,7 @@ func (a *actor) depart() {
 	var reaches []int64
 	for _, c := range a.reserving {
 		askers, reaches = append(askers, &c.Waiter), append(reaches, maxExact)
-		batch.Requests = append(batch.Requests, Request{Op: OpTake, Permits: c.Permits, MaxWaitMicros: maxExact})
+		batch.Requests = append(batch.Requests, request{Op: opTake, Permits: c.Permits, MaxWaitMicros: maxExact})
 	}
 	a.reserving = nil
 	if at, ok := a.line.AskAt(); ok && at <= a.now {
@@ -236,7 +236,7 @@ func (a *actor) depart() {
 			ahead += cost
 			askers = append(askers, w)
 			reaches = append(reaches, reach)
-			batch.Requests = append(batch.Requests, Request{Op: OpTake, Permits: w.Permits, MaxWaitMicros: max(0, min(reach, w.Until-a.now))})
+			batch.Requests = append(batch.Requests, request{Op: opTake, Permits: w.Permits, MaxWaitMicros: max(0, min(reach, w.Until-a.now))})
 		}
 	}
 	if len(batch.Requests) == 0 {
@@ -255,7 +255,7 @@ func (a *actor) depart() {
 		back += 1_500_000
 	}
 	a.at(a.now+there, func() {
-		out, err := a.bucket.Apply(a.now+a.skew, batch)
+		out, err := a.bucket.apply(a.now+a.skew, batch)
 		if err != nil {
 			a.fail("%v", err)
 		}
@@ -281,7 +281,7 @@ func (a *actor) depart() {
 
 var lossRate = 0.0
 
-func (a *actor) land(number int64, batch *Batch, refund bool, askers []*schedule.Waiter[*caller], reaches []int64, out *Outcome) {
+func (a *actor) land(number int64, batch *batch, refund bool, askers []*schedule.Waiter[*caller], reaches []int64, out *outcome) {
 	inTime := a.flying && a.flight == number && a.now-a.departed < 1_000_000
 	received := a.now
 	a.free = out.Bucket.NextFreeTicketMicros + received - out.NowMicros
@@ -357,8 +357,8 @@ func (w *world) worstLevel() float64 {
 // fault lets something happen: a process is stopped, the bucket held back or begun anew, or the store's clock set back.
 func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	pause := 50_000 + r.Int64N(3_000_000)
-	apply := func(q Request) {
-		_, err := w.bucket.Apply(w.now+w.skew, &Batch{Name: "x", Config: w.terms.Config, Epoch: r.Int64N(1<<40) + 1, Requests: []Request{q}})
+	apply := func(q request) {
+		_, err := w.bucket.apply(w.now+w.skew, &batch{Name: "x", Config: w.terms.Config, Epoch: r.Int64N(1<<40) + 1, Requests: []request{q}})
 		if err != nil {
 			w.fail("%v", err)
 		}
@@ -368,13 +368,13 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 		w.at(at, func() {
 			w.tell("held back for %d", pause)
 			w.extra += w.terms.Rate * float64(pause) / 1e6 // what is let go by those who have not heard of it
-			apply(Request{Op: OpHold, HoldMicros: pause})
+			apply(request{Op: opHold, HoldMicros: pause})
 		})
 	case 1:
 		w.at(at, func() {
 			w.stepped = true
 			w.extra += 2*float64(max(0, w.bucket.NextFreeTicketMicros-w.now-w.skew))*w.terms.Rate/1e6 + w.terms.max + 20
-			apply(Request{Op: OpReset})
+			apply(request{Op: opReset})
 		})
 	case 2:
 		w.at(at, func() {

@@ -19,7 +19,7 @@ const snapshotAge = 100 * time.Millisecond
 
 // see notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait. What this
 // process owns and nobody here wants serves the next who comes, so such a one is not refused.
-func (c *coordinator) see(f *flight, out *Outcome) {
+func (c *coordinator) see(f *flight, out *outcome) {
 	b := &out.Bucket
 	if c.waiters.line.Spare() || b.NextFreeTicketMicros <= out.NowMicros && b.StoredPermits >= 1 {
 		c.dropSnapshot()
@@ -93,4 +93,30 @@ func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 		return m.Next - now, ok
 	}
 	return after.Next - now, ok
+}
+
+// takeNow decides on a request to a bucket in memory that need not wait, under a configuration that is in force, unless somebody
+// waits already: without an allocation, a timer or a goroutine, with one lock and one look at the clock.
+func (c *coordinator) takeNow(config *Config, n, maxWait int64) (granted, decided bool) {
+	if c.busy.Load() {
+		return false, false
+	}
+	now := c.time.Micros()
+	b := c.slot.Load()
+	if b == nil {
+		b = c.traits.memory.bucket(keyName(c.name), now)
+		c.slot.Store(b)
+	}
+	b.mu.Lock()
+	if b.swept {
+		b.mu.Unlock()
+		c.slot.Store(nil)
+		return false, false
+	}
+	granted, decided = b.state.takeNow(now, config, n, maxWait)
+	if granted {
+		b.touched = now
+	}
+	b.mu.Unlock()
+	return granted, decided
 }

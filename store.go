@@ -2,27 +2,104 @@ package tokenbucket
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
-// Store keeps the buckets of a fleet and is the one seam between the arithmetic and where its state lives.
+// The seam between the arithmetic and where its state lives is names and bytes.
 //
-// Apply decides a batch as one atomic step: it reads the bucket named by the batch (a missing one is the zero
-// [PermitBucket]), calls [PermitBucket.Apply] with the time of its own clock, and writes the result if the outcome says
-// Changed, to live for at least [PermitBucket.TTLMillis]. The clock is read inside the critical section, and no other
-// batch of any process may be decided on the same bucket between the read and the write. Grants are left in the
-// requests. On an error nothing may have been granted for certain, and the caller treats the permits as lost. Apply is
-// called by one goroutine per bucket and process, by many for different buckets, and ctx always has a deadline. Two exceptions:
-// the next batch does not wait for a call that has outlived its deadline, and after a failure a batch without requests looks
-// whether the store answers.
+// What must hold: of all processes, one batch at a time is decided on a bucket, on the state that the one before it left, at a
+// time of one clock; and what is decided is written, all of it or nothing.
 //
-// The package storetest holds the conformance suite that every Store must pass.
+// The obvious seam hands a store the requests and has it call the arithmetic. It was tried: whoever wrote a store met ten types
+// of the engine and five rules of how to use them, and a wrapper that rebuilt a batch lost half of it. So a Batch is opaque. A
+// store reads, calls Decide, and writes. What the batch asks, and what it was answered, stays within.
+//
+// The stores of this module know more (see described): memory keeps states as values, and Redis decides in a script or writes
+// what was computed beforehand. They take a Batch that a wrapper hands on as it is for what it is.
+
+// Store keeps the states of buckets: bytes under a name. It is the one seam between the arithmetic and where its state lives.
+//
+// Apply is one atomic step. It reads the states of all b.Names, calls b.Decide once, and writes what that returns, all of it or
+// nothing. No other Apply, of whatever process, may write one of these names between the read and the write. The store's clock is read
+// within the step, so that it does not run backwards from one step to the next, and it is the same for all processes.
+//
+//   - A name that was never written, or whose time to live has passed, has a nil state. Losing a state costs the bucket's debt, and
+//     never fills the bucket.
+//   - If Decide fails, nothing is written, and Apply returns the error, which may be wrapped.
+//   - Decide may be called again, if for certain nothing of what it returned before was written: by a transaction that is tried again,
+//     say. It then decides anew, and the last call counts. It must not be called after Apply has returned.
+//   - Nil means that everything is written. An error means that it is not known to be: the permits are lost, since the batch is never sent
+//     again. Store what cannot be reached or does not answer as an error that wraps [ErrStoreUnavailable] or [ErrStoreTimeout]:
+//     that, a network error or a [context.DeadlineExceeded] lets a [FailurePolicy] decide. Whatever somebody must repair is another error.
+//   - ctx always has a deadline. Nobody waits for the step afterwards, so a store that can tell writes nothing then. What was taken and
+//     nobody waited for is given back by a later step.
+//   - A process calls Apply for one bucket by one goroutine at a time, for several buckets by many; and once more for a bucket if a call has
+//     outlived its deadline.
+//   - After a failure a batch that reads a bucket, and writes nothing, asks whether the store answers. So a store with nothing to write must
+//     have read all the same.
+//
+// A store that wraps another hands the batch on as it is. The package storetest holds the suite that every Store must pass, and an example.
 type Store interface {
-	Apply(ctx context.Context, batch *Batch) (Outcome, error)
+	Apply(ctx context.Context, b *Batch) error
+}
+
+// Batch is what a [Store] decides in one step: on one bucket, or on several together.
+type Batch struct {
+	names  []string
+	decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
+	asked  *batch // what the engine asks of one bucket; nil: names and decide say it
+}
+
+func init() {
+	seam.NewBatch = func(names []string, decide func(int64, [][]byte) ([][]byte, time.Duration, error)) any {
+		return &Batch{names: names, decide: decide}
+	}
+}
+
+// Names are the buckets' names, each once: 1 to 1545 bytes of printable UTF-8 without spaces and braces. They must not be changed.
+func (b *Batch) Names() []string {
+	if b.asked != nil {
+		return []string{keyName(b.asked.Name)}
+	}
+	return b.names
+}
+
+// Decide takes the time of the store's clock, in microseconds, and the states in the order of the names; nil: there is none. It
+// returns what to write under each name, nil: nothing, and for how long that must be kept at least. States are text of at most some
+// hundred bytes, as a person can read it. Decide does not keep the states, and waits for nothing.
+func (b *Batch) Decide(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error) {
+	names := 1
+	if b.asked == nil {
+		names = len(b.names)
+	}
+	if len(states) != names {
+		return nil, 0, fmt.Errorf("tokenbucket: %d states: want %d, one for each name", len(states), names)
+	}
+	if b.asked != nil {
+		return b.asked.decide(nowMicros, states[0])
+	}
+	return b.decide(nowMicros, states)
+}
+
+// shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
+const shadowMark = "\xff"
+
+// label is a bucket's name as its users know it.
+func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
+
+// keyName is a bucket's name as stores know it: no two buckets have the same, and no shadow that of another bucket.
+func keyName(name string) string {
+	if public, ok := strings.CutPrefix(name, shadowMark); ok {
+		return "%shadow:" + script.EncodeName(public) // no encoded name has a % like this one
+	}
+	return script.EncodeName(name)
 }
 
 // described is a Store that the engine knows more of than Apply. The stores of this module are, and so is a Store that embeds
@@ -76,135 +153,4 @@ func traitsOf(s Store) traits {
 		t.memory, t.carrier = nil, nil
 	}
 	return t
-}
-
-// Place is what one granted request occupies: the account before and after it. A later refund needs all of it.
-type Place struct {
-	// Epoch names the life of the bucket that the place belongs to.
-	Epoch int64
-	// Tag is the place's own number, unique within the epoch; Prev is the bucket's tail before it.
-	Tag, Prev int64
-	// Version of the configuration in force.
-	Version int64
-
-	before, after balance
-}
-
-// GiveBack asks for the return of places: if Tag is still the bucket's tail, the account goes back to a balance.
-type GiveBack struct {
-	// Epoch of the places. Nothing is given back to a bucket that has forgotten.
-	Epoch int64
-	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards.
-	Tag, Tail int64
-	// Version of the configuration that the places were granted under; stored permits of another are not comparable.
-	Version int64
-	// ID is the places' own number, under which their stored permits come back at most once.
-	ID int64
-
-	to      balance // the account as it shall be
-	end     int64   // the end of the places' time
-	spent   float64 // stored permits in the places
-	level   float64 // stored permits left after the places were granted
-	granted int64   // the time of that
-}
-
-// Op is what a [Request] asks for.
-type Op uint8
-
-// The operations. A batch without requests only reads. OpTakeStored takes as many permits as are stored, up to Permits
-// but no less than two. OpHold holds the bucket back; places granted before move, in the same batch too.
-const (
-	OpTake Op = iota
-	OpGiveBack
-	OpSetRate
-	OpReset
-	OpTakeStored
-	OpHold
-	OpSetRateAndBurst
-)
-
-// Request is one entry of a [Batch]. [PermitBucket.Apply] writes the answer into Grant.
-type Request struct {
-	Op Op
-	// Permits and MaxWaitMicros belong to OpTake: nothing is taken when the wait would be longer.
-	Permits       int64
-	MaxWaitMicros int64
-	// Rate belongs to OpSetRate and OpSetRateAndBurst, MaxPermits to the latter.
-	Rate       float64
-	MaxPermits float64
-	// HoldMicros belongs to OpHold.
-	HoldMicros int64
-	// Back belongs to OpGiveBack.
-	Back GiveBack
-
-	Grant Grant
-}
-
-// Grant is the answer to one request.
-type Grant struct {
-	// OK: granted, given back, or set. False is a refusal, and nothing was changed.
-	OK bool
-	// Overflow: the request's debt would leave the range of exact numbers.
-	Overflow bool
-	// WaitMicros until the permits are due; of a refusal, the wait that it would have taken.
-	WaitMicros int64
-	// Place of a granted OpTake or OpTakeStored.
-	Place Place
-	// Permits that an OpTakeStored was granted.
-	Permits int64
-}
-
-// Batch is what one process asks of one bucket in one atomic step.
-type Batch struct {
-	// Name of the bucket.
-	Name string
-	// Config of the limiter that asks.
-	Config Config
-	// Known is the newest configuration that the process has learned; a bucket that was lost is rebuilt from it.
-	Known Config
-	// Initial is the stored permits that a new bursty bucket starts with.
-	Initial float64
-	// Epoch is a fresh random number from 1 to 2^53, the epoch's name should a new one begin.
-	Epoch int64
-	// ServerMicros is the store's clock as of its last answer, which arrived at ServerRead; zero: none arrived yet.
-	ServerMicros int64
-	ServerRead   time.Time
-	// LocalMicros is the limiter's own clock, for stores that have none. It is called once per decision.
-	LocalMicros func() int64
-	// Requests are decided in order.
-	Requests []Request
-
-	own    *setting     // Config with what follows from it; may be nil
-	keep   bool         // the next batch may follow at once: a lock that others wait for may be kept for it
-	cached *cachedState // what this process remembers of the bucket, for the Redis stores; may be nil
-
-	probe bool // only whether the store answers matters
-}
-
-// server is the estimate of the store's clock.
-func (b *Batch) server() (r clock.Remote) {
-	if !b.ServerRead.IsZero() {
-		at := clock.Of(b.ServerRead)
-		r.Heard(b.ServerMicros, at, at)
-	}
-	return r
-}
-
-// Outcome is what [PermitBucket.Apply] decided, besides the Grants.
-type Outcome struct {
-	// NowMicros is the time of the decision: ClockMicros, or what the bucket has seen before if that is later.
-	NowMicros int64
-	// ClockMicros is what the store's clock said.
-	ClockMicros int64
-	// Bucket is the state afterwards.
-	Bucket PermitBucket
-	// Changed: the state must be written.
-	Changed bool
-	// Conflict: the asking configuration has the version of the one in force, but other contents.
-	Conflict bool
-
-	// lockWait is how long the bucket's lock was waited for.
-	lockWait time.Duration
-	// local is the limiter's clock (clock.Local.Now) at a moment when the store's had reached NowMicros; 0: when the answer arrived.
-	local int64
 }

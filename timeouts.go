@@ -101,13 +101,13 @@ func (c *coordinator) expireFlight() {
 		r.settle(false, err, c.now()) // perhaps they come back, perhaps not
 	}
 	f.refunds, f.late = nil, true
-	c.report(f, &Outcome{}, err)
+	c.report(f, &outcome{}, err)
 	c.trip.flight, c.trip.flying = nil, false
 }
 
 // timeoutError is why callers were not answered in time, while a flight is under way: that is waiting for a lock, or for an answer.
 func (c *coordinator) timeoutError(f *flight) error {
-	if f != nil && f.batch.cached != nil && f.batch.cached.held.Load() {
+	if f != nil && f.batch.cached != nil && f.batch.cached.waits() {
 		return fmt.Errorf("%w: bucket %q: within %v", ErrLockNotObtained, c.label(), c.timeout)
 	}
 	return fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, c.label(), c.timeout)

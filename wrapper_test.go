@@ -31,19 +31,18 @@ type (
 	rebuilding struct{ forwarding }
 )
 
-func (w *embedding) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (w *embedding) Apply(ctx context.Context, b *Batch) error {
 	w.applied.Add(1)
 	return w.RedisStore.Apply(ctx, b)
 }
 
-func (w *forwarding) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (w *forwarding) Apply(ctx context.Context, b *Batch) error {
 	w.applied.Add(1)
 	return w.to.Apply(ctx, b)
 }
 
-func (w *rebuilding) Apply(ctx context.Context, b *Batch) (Outcome, error) {
-	return w.forwarding.Apply(ctx, &Batch{Name: b.Name, Config: b.Config, Known: b.Known, Initial: b.Initial, Epoch: b.Epoch,
-		ServerMicros: b.ServerMicros, ServerRead: b.ServerRead, LocalMicros: b.LocalMicros, Requests: b.Requests})
+func (w *rebuilding) Apply(ctx context.Context, b *Batch) error {
+	return w.forwarding.Apply(ctx, &Batch{names: b.Names(), decide: b.Decide})
 }
 
 // A lock that others want is kept for the next batch. When none comes, it is released, and not left until it expires: by a store
@@ -90,7 +89,7 @@ type embeddingScript struct {
 	applied atomic.Int64
 }
 
-func (w *embeddingScript) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (w *embeddingScript) Apply(ctx context.Context, b *Batch) error {
 	w.applied.Add(1)
 	return w.RedisScriptStore.Apply(ctx, b)
 }
@@ -101,13 +100,13 @@ type embeddingMemory struct {
 	applied atomic.Int64
 }
 
-func (w *embeddingMemory) Apply(ctx context.Context, b *Batch) (Outcome, error) {
+func (w *embeddingMemory) Apply(ctx context.Context, b *Batch) error {
 	w.applied.Add(1)
 	select {
 	case <-time.After(10 * time.Millisecond):
 		return w.MemoryStore.Apply(ctx, b)
 	case <-ctx.Done():
-		return Outcome{}, ctx.Err()
+		return ctx.Err()
 	}
 }
 

@@ -320,10 +320,10 @@ type hanging struct {
 	hang atomic.Bool
 }
 
-func (s *hanging) Apply(ctx context.Context, batch *tb.Batch) (tb.Outcome, error) {
+func (s *hanging) Apply(ctx context.Context, batch *tb.Batch) error {
 	if s.hang.Load() {
 		<-ctx.Done()
-		return tb.Outcome{}, ctx.Err()
+		return ctx.Err()
 	}
 	return s.Store.Apply(ctx, batch)
 }

@@ -164,6 +164,13 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 func EncodeName(name string) string {
 	const hex = "0123456789ABCDEF"
 	plain := func(c byte) bool { return c > ' ' && c != '%' && c != '{' && c != '}' && c != 0x7f }
+	n := 0
+	for n < len(name) && plain(name[n]) {
+		n++
+	}
+	if n == len(name) {
+		return name
+	}
 	var b strings.Builder
 	for i := range len(name) {
 		if c := name[i]; plain(c) {

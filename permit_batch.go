@@ -1,0 +1,184 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+)
+
+// place is what one granted request occupies: the account before and after it. A later refund needs all of it.
+type place struct {
+	// Epoch names the life of the bucket that the place belongs to.
+	Epoch int64
+	// Tag is the place's own number, unique within the epoch; Prev is the bucket's tail before it.
+	Tag, Prev int64
+	// Version of the configuration in force.
+	Version int64
+
+	before, after balance
+}
+
+// giveBack asks for the return of places: if Tag is still the bucket's tail, the account goes back to a balance.
+type giveBack struct {
+	// Epoch of the places. Nothing is given back to a bucket that has forgotten.
+	Epoch int64
+	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards.
+	Tag, Tail int64
+	// Version of the configuration that the places were granted under; stored permits of another are not comparable.
+	Version int64
+	// ID is the places' own number, under which their stored permits come back at most once.
+	ID int64
+
+	to      balance // the account as it shall be
+	end     int64   // the end of the places' time
+	spent   float64 // stored permits in the places
+	level   float64 // stored permits left after the places were granted
+	granted int64   // the time of that
+}
+
+// op is what a [request] asks for.
+type op uint8
+
+// The operations. A batch without requests only reads. opTakeStored takes as many permits as are stored, up to Permits
+// but no less than two. opHold holds the bucket back; places granted before move, in the same batch too.
+const (
+	opTake op = iota
+	opGiveBack
+	opSetRate
+	opReset
+	opTakeStored
+	opHold
+	opSetRateAndBurst
+)
+
+// request is one entry of a [batch]. [PermitBucket.apply] writes the answer into Grant.
+type request struct {
+	Op op
+	// Permits and MaxWaitMicros belong to opTake: nothing is taken when the wait would be longer.
+	Permits       int64
+	MaxWaitMicros int64
+	// Rate belongs to opSetRate and opSetRateAndBurst, MaxPermits to the latter.
+	Rate       float64
+	MaxPermits float64
+	// HoldMicros belongs to opHold.
+	HoldMicros int64
+	// Back belongs to opGiveBack.
+	Back giveBack
+
+	Grant grant
+}
+
+// grant is the answer to one request.
+type grant struct {
+	// OK: granted, given back, or set. False is a refusal, and nothing was changed.
+	OK bool
+	// Overflow: the request's debt would leave the range of exact numbers.
+	Overflow bool
+	// WaitMicros until the permits are due; of a refusal, the wait that it would have taken.
+	WaitMicros int64
+	// Place of a granted opTake or opTakeStored.
+	Place place
+	// Permits that an opTakeStored was granted.
+	Permits int64
+}
+
+// batch is what one process asks of one bucket in one atomic step.
+type batch struct {
+	// Name of the bucket.
+	Name string
+	// Config of the limiter that asks.
+	Config Config
+	// Known is the newest configuration that the process has learned; a bucket that was lost is rebuilt from it.
+	Known Config
+	// Initial is the stored permits that a new bursty bucket starts with.
+	Initial float64
+	// Epoch is a fresh random number from 1 to 2^53, the epoch's name should a new one begin.
+	Epoch int64
+	// ServerMicros is the store's clock as of its last answer, which arrived at ServerRead; zero: none arrived yet.
+	ServerMicros int64
+	ServerRead   time.Time
+	// LocalMicros is the limiter's own clock, for stores that have none. It is called once per decision.
+	LocalMicros func() int64
+	// Requests are decided in order.
+	Requests []request
+
+	own    *setting   // Config with what follows from it; may be nil
+	keep   bool       // the next batch may follow at once: a lock that others wait for may be kept for it
+	cached remembered // may be nil
+
+	probe bool // only whether the store answers matters
+
+	public  Batch   // the batch as stores know it
+	out     outcome // of the last decision
+	decided bool    // out is this batch's
+}
+
+// remembered is what a store keeps in mind of a bucket between two batches of this process.
+type remembered interface {
+	release()    // gives up a lock that was kept for the next batch
+	waits() bool // tells whether the batch under way waits for a lock that others hold
+}
+
+// ask has a store decide the batch.
+func (b *batch) ask(ctx context.Context, s Store) (*outcome, error) {
+	b.public.asked = b
+	b.out, b.decided = outcome{}, false
+	err := s.Apply(ctx, &b.public)
+	if err == nil && !b.decided {
+		err = fmt.Errorf("tokenbucket: bucket %q: %T has not called Decide", label(b.Name), s)
+	}
+	return &b.out, err
+}
+
+// answer notes what a store of this module has decided by itself.
+func (b *batch) answer(out *outcome, err error) error {
+	b.out, b.decided = *out, err == nil
+	return err
+}
+
+// decide is [Batch.Decide].
+func (b *batch) decide(now int64, state []byte) (next [][]byte, ttl time.Duration, err error) {
+	b.decided = false
+	var bucket PermitBucket
+	if err := bucket.parse(string(state), b.own); err != nil {
+		return nil, 0, corruptBucket(b.Name, err)
+	}
+	if b.out, err = bucket.apply(now, b); err != nil {
+		return nil, 0, err
+	}
+	b.decided = true
+	if !b.out.Changed {
+		return [][]byte{nil}, 0, nil
+	}
+	return [][]byte{bucket.appendText(nil)}, time.Duration(bucket.ttlMillis(b.out.NowMicros)) * time.Millisecond, nil
+}
+
+// server is the estimate of the store's clock.
+func (b *batch) server() (r clock.Remote) {
+	if !b.ServerRead.IsZero() {
+		at := clock.Of(b.ServerRead)
+		r.Heard(b.ServerMicros, at, at)
+	}
+	return r
+}
+
+// outcome is what [PermitBucket.apply] decided, besides the Grants.
+type outcome struct {
+	// NowMicros is the time of the decision: ClockMicros, or what the bucket has seen before if that is later.
+	NowMicros int64
+	// ClockMicros is what the store's clock said.
+	ClockMicros int64
+	// Bucket is the state afterwards.
+	Bucket PermitBucket
+	// Changed: the state must be written.
+	Changed bool
+	// Conflict: the asking configuration has the version of the one in force, but other contents.
+	Conflict bool
+
+	// lockWait is how long the bucket's lock was waited for.
+	lockWait time.Duration
+	// local is the limiter's clock (clock.Local.Now) at a moment when the store's had reached NowMicros; 0: when the answer arrived.
+	local int64
+}

@@ -1,0 +1,149 @@
+package storetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket"
+)
+
+var background = context.Background()
+
+// slow is a permit a day: what a bucket has is all there is.
+const slow = 1.0 / 86_400
+
+// limiter is one of a bucket with so many permits, in a process of its own. A slow store is no outage.
+func limiter(t testing.TB, s tokenbucket.Store, name string, permits float64) *tokenbucket.RateLimiter {
+	t.Helper()
+	l, err := tokenbucket.NewSmoothBursty(name, slow, tokenbucket.WithStore(s), tokenbucket.WithMaxPermits(permits),
+		tokenbucket.WithInitialPermits(permits), tokenbucket.WithStoreTimeout(patience))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// try takes permits that must be there now.
+func try(t testing.TB, l *tokenbucket.RateLimiter, permits int) bool {
+	t.Helper()
+	ok, err := l.TryAcquire(background, permits, 0)
+	if err != nil {
+		t.Error(err)
+	}
+	return ok
+}
+
+func state(t testing.TB, l *tokenbucket.RateLimiter) tokenbucket.PermitBucket {
+	t.Helper()
+	b, err := l.State(background)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// Eight processes ask for a thousand permits, several callers in each, far more than there are: a thousand are granted.
+func exactlyWhatThereIs(t *testing.T, store func() tokenbucket.Store) {
+	const permits = 1000
+	var granted atomic.Int64
+	processes(8, store, func(p int, s tokenbucket.Store) {
+		l := limiter(t, s, "x", permits)
+		processes(4, func() tokenbucket.Store { return s }, func(int, tokenbucket.Store) {
+			for i := range 40 {
+				if n := 1 + (p+i)%3; try(t, l, n) {
+					granted.Add(int64(n))
+				}
+			}
+		})
+	})
+	last := limiter(t, store(), "x", permits)
+	for try(t, last, 1) {
+		granted.Add(1)
+	}
+	if granted.Load() != permits {
+		t.Errorf("%d permits granted of %d", granted.Load(), permits)
+	}
+}
+
+// What is stored is read back to the last bit, for awkward numbers too.
+func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
+	for i := range 30 {
+		name, rate := fmt.Sprint("digits", i), math.Pow(10, rand.Float64()*10-3)
+		opts := []tokenbucket.Option{tokenbucket.WithVersion(rand.Int64N(1 << 53)), tokenbucket.WithStoreTimeout(patience)}
+		open := func() *tokenbucket.RateLimiter {
+			opts := append(opts, tokenbucket.WithStore(store()))
+			l, err := tokenbucket.NewSmoothBursty(name, rate, append(opts, tokenbucket.WithMaxPermits(float64(i)/7))...)
+			if i%5 == 0 {
+				l, err = tokenbucket.NewSmoothWarmingUp(name, rate, time.Duration(i+1)*time.Second, append(opts, tokenbucket.WithColdFactor(1.1+float64(i)))...)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
+		}
+		l := open()
+		if _, err := l.Reserve(background, 1000*(i+1)); err != nil { // a debt, so that time only moves what was seen last
+			t.Fatal(err)
+		}
+		want, got := state(t, l), state(t, open())
+		at := max(want.NextFreeTicketMicros, got.NextFreeTicketMicros, got.SeenMicros)
+		want.ReSync(at)
+		got.ReSync(at)
+		if want.NextFreeTicketMicros != got.NextFreeTicketMicros || want.StoredPermits != got.StoredPermits || want.CarryMicros != got.CarryMicros ||
+			want.MaxPermits != got.MaxPermits || want.IntervalMicros != got.IntervalMicros || want.Config != got.Config {
+			t.Errorf("wrote %+v\n read %+v", want, got)
+		}
+	}
+}
+
+func readingWritesNothing(t *testing.T, store func() tokenbucket.Store) {
+	first, second := state(t, limiter(t, store(), "x", 5)), state(t, limiter(t, store(), "x", 5))
+	if first.Epoch == second.Epoch {
+		t.Error("a bucket was begun by reading it")
+	}
+	try(t, limiter(t, store(), "x", 5), 1)
+	before, after := state(t, limiter(t, store(), "x", 5)), state(t, limiter(t, store(), "x", 5))
+	if before.Seq != after.Seq || before.Epoch != after.Epoch {
+		t.Errorf("reading changed %+v to %+v", before, after)
+	}
+}
+
+func refusalTakesNothing(t *testing.T, store func() tokenbucket.Store) {
+	l := limiter(t, store(), "x", 5)
+	if !try(t, l, 4) || try(t, limiter(t, store(), "x", 5), 2) {
+		t.Error("of five permits four and not two more are there")
+	}
+	if !try(t, limiter(t, store(), "x", 5), 1) {
+		t.Error("a refusal took what was left")
+	}
+}
+
+func kindsDoNotMix(t *testing.T, store func() tokenbucket.Store) {
+	l := limiter(t, store(), "x", 5)
+	try(t, l, 1)
+	warm, err := tokenbucket.NewSmoothWarmingUp("x", 5, time.Second, tokenbucket.WithStore(store()), tokenbucket.WithStoreTimeout(patience))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := warm.Try(background); !errors.Is(err, tokenbucket.ErrInvalidConfig) {
+		t.Errorf("a warm-up limiter asked a bursty bucket: %v", err)
+	}
+	if !try(t, l, 4) {
+		t.Error("the bursty bucket was touched")
+	}
+}
+
+// Names are the buckets', whatever is in them.
+func oneBucketForAll(t *testing.T, store func() tokenbucket.Store) {
+	for _, name := range []string{"a", "a:lock", "a{b}", "{a}", "%7Ba%7D", "a\x00", "a\r\n", " ", "é"} {
+		if !try(t, limiter(t, store(), name, 1), 1) || try(t, limiter(t, store(), name, 1), 1) {
+			t.Errorf("bucket %q does not have its one permit", name)
+		}
+	}
+}
