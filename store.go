@@ -9,7 +9,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // The seam between the arithmetic and where its state lives is names and bytes.
@@ -55,12 +54,6 @@ type Batch struct {
 	names  []string
 	decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
 	asked  *batch // what the engine asks of one bucket; nil: names and decide say it
-}
-
-func init() {
-	seam.NewBatch = func(names []string, decide func(int64, [][]byte) ([][]byte, time.Duration, error)) any {
-		return &Batch{names: names, decide: decide}
-	}
 }
 
 // Names are the buckets' names, each once: 1 to 1545 bytes of printable UTF-8 without spaces and braces. They must not be changed.

@@ -171,8 +171,8 @@ func TestBrokenLimiter(t *testing.T) {
 
 type failing struct{}
 
-func (failing) Apply(context.Context, *tokenbucket.Batch) (tokenbucket.Outcome, error) {
-	return tokenbucket.Outcome{}, errors.New("out of order")
+func (failing) Apply(context.Context, *tokenbucket.Batch) error {
+	return errors.New("out of order")
 }
 
 func TestBar(t *testing.T) {

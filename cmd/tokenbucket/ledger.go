@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // ledger is a store that notes when each permit taken through it falls due. The verdict needs that to tell what is
@@ -26,27 +27,24 @@ type permit struct {
 }
 
 // Apply implements tokenbucket.Store.
-func (l *ledger) Apply(ctx context.Context, batch *tokenbucket.Batch) (tokenbucket.Outcome, error) {
+func (l *ledger) Apply(ctx context.Context, batch *tokenbucket.Batch) error {
 	asked := time.Since(l.origin)
-	out, err := l.Store.Apply(ctx, batch)
-	if err != nil {
-		return out, err
+	if err := l.Store.Apply(ctx, batch); err != nil {
+		return err
 	}
+	decided := seam.DecidedIn(batch)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for i := range batch.Requests {
-		r := &batch.Requests[i]
-		if r.Op == tokenbucket.OpGiveBack {
-			l.back++
-		}
-		if r.Op != tokenbucket.OpTake || !r.Grant.OK {
+	l.back += decided.Refunds
+	for _, t := range decided.Takes {
+		if !t.Granted {
 			continue
 		}
-		wait := time.Duration(r.Grant.WaitMicros) * time.Microsecond
-		due := permit{store: time.Duration(out.NowMicros)*time.Microsecond + wait, here: asked + wait}
-		for range r.Permits {
+		wait := time.Duration(t.WaitMicros) * time.Microsecond
+		due := permit{store: time.Duration(decided.NowMicros)*time.Microsecond + wait, here: asked + wait}
+		for range t.Permits {
 			l.permits = append(l.permits, due)
 		}
 	}
-	return out, err
+	return nil
 }

@@ -6,3 +6,33 @@ import "time"
 
 // NewBatch returns a *tokenbucket.Batch of names that decides as it is told.
 var NewBatch func(names []string, decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)) any
+
+// Take is a request for permits, and its answer.
+type Take struct {
+	Permits       int64
+	MaxWaitMicros int64
+
+	Granted    bool
+	WaitMicros int64 // until the permits are due; of a refusal, what it would have been
+}
+
+// Decided is what a store has decided for a limiter.
+type Decided struct {
+	NowMicros int64 // by the store's clock
+	Takes     []Take
+	Refunds   int
+}
+
+// DecidedIn returns what was decided in a *tokenbucket.Batch.
+var DecidedIn func(batch any) Decided
+
+// Question is what the arithmetic makes of a bucket.
+type Question struct {
+	State   string // the bucket as it is stored; "": it is a new one
+	Config  string // of the limiter that asks, as it stands at the end of a state
+	Initial float64
+	Epoch   int64
+}
+
+// Answer decides takes on a bucket at a time of the store's clock, fills in the answers, and returns the state afterwards.
+var Answer func(q Question, nowMicros int64, takes []Take) (state string, err error)

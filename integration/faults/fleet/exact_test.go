@@ -3,14 +3,17 @@ package fleet
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // Four processes with either store on one bucket, at full demand for as long as it takes to see a drift: the rate is kept to
@@ -88,21 +91,23 @@ func TestA3DriftSimulated(t *testing.T) {
 	const asked = 50 // while no more than 49 come: the bucket is never full
 	for _, rate := range []float64{3, 7.7, 1000, 80_000, 3e6} {
 		for _, wait := range []float64{100, 0} { // in permits
-			c := tokenbucket.Config{Rate: rate, Size: asked, Floor: 1}
-			batch := &tokenbucket.Batch{Name: "x", Config: c, Known: c, Epoch: 1, Requests: make([]tokenbucket.Request, asked)}
+			q := seam.Question{Config: fmt.Sprintf("bursty now %.17g %d 1 0", rate, asked), Epoch: 1}
+			takes := make([]seam.Take, asked)
 			var b tokenbucket.PermitBucket
 			now, granted, saved := int64(0), 0, 0
 			for granted < permits {
-				for i := range batch.Requests {
-					batch.Requests[i] = tokenbucket.Request{Permits: 1, MaxWaitMicros: int64(wait * 1e6 / rate)}
+				for i := range takes {
+					takes[i] = seam.Take{Permits: 1, MaxWaitMicros: int64(wait * 1e6 / rate)}
 				}
 				if b.NextFreeTicketMicros < now {
 					saved++
 				}
-				_, err := b.Apply(now, batch)
+				var err error
+				q.State, err = seam.Answer(q, now, takes)
 				require.NoError(t, err)
-				for _, r := range batch.Requests {
-					if r.Grant.OK {
+				require.NoError(t, b.UnmarshalText([]byte(q.State)))
+				for _, t := range takes {
+					if t.Granted {
 						granted++
 					}
 				}
@@ -123,42 +128,35 @@ func TestH4CombinedIsOneByOne(t *testing.T) {
 	r := faultlab.Seed(t)
 	granted, refused := 0, 0
 	for range int(faultlab.Lasting(2000, 50_000)) {
-		c := tokenbucket.Config{
-			Rate: []float64{0.3, 5, 7.7, 1000, 3e6}[r.IntN(5)], Floor: 1, Size: 100 * r.Float64(), Payment: tokenbucket.Payment(r.IntN(2)),
-		}
+		rate, payment := []float64{0.3, 5, 7.7, 1000, 3e6}[r.IntN(5)], []string{"now", "later"}[r.IntN(2)]
+		size := 100 * r.Float64()
+		q := seam.Question{Config: fmt.Sprintf("bursty %s %.17g %.17g 1 0", payment, rate, size), Initial: min(1, size), Epoch: 7}
 		if r.IntN(2) == 0 {
-			c.Kind, c.Size, c.Floor, c.ColdFactor, c.WarmupMicros = tokenbucket.WarmingUp, 0, 0, 3, 1000+r.Int64N(10_000_000)
+			q.Config = fmt.Sprintf("warmup %s %.17g %d 3 0", payment, rate, 1000+r.Int64N(10_000_000))
 		}
-		batch := func(requests ...tokenbucket.Request) *tokenbucket.Batch {
-			return &tokenbucket.Batch{Name: "x", Config: c, Known: c, Initial: min(1, c.Size), Epoch: 7, Requests: requests}
-		}
-		var combined, alone tokenbucket.PermitBucket
+		combined, alone := q, q
 		now := int64(1_000_000)
 		for range 1 + r.IntN(20) {
 			now += r.Int64N(3_000_000)
-			var requests []tokenbucket.Request
+			var takes []seam.Take
 			for range 1 + r.IntN(20) {
-				requests = append(requests, tokenbucket.Request{Permits: 1 + r.Int64N(50), MaxWaitMicros: r.Int64N(10_000_000)})
+				takes = append(takes, seam.Take{Permits: 1 + r.Int64N(50), MaxWaitMicros: r.Int64N(10_000_000)})
 			}
-			together := batch(slices.Clone(requests)...)
-			_, err := combined.Apply(now, together)
+			together := slices.Clone(takes)
+			var err error
+			combined.State, err = seam.Answer(combined, now, together)
 			require.NoError(t, err)
-			for i, request := range requests {
-				single := batch(request)
-				_, err := alone.Apply(now, single)
+			for i := range takes {
+				alone.State, err = seam.Answer(alone, now, takes[i:i+1])
 				require.NoError(t, err)
-				require.Equal(t, single.Requests[0].Grant, together.Requests[i].Grant, "%+v: request %d", c, i)
-				if single.Requests[0].Grant.OK {
+				require.Equal(t, takes[i], together[i], "%s: request %d", q.Config, i)
+				if takes[i].Granted {
 					granted++
 				} else {
 					refused++
 				}
 			}
-			a, err := combined.MarshalText()
-			require.NoError(t, err)
-			b, err := alone.MarshalText()
-			require.NoError(t, err)
-			require.Equal(t, string(b), string(a))
+			require.Equal(t, alone.State, combined.State)
 		}
 	}
 	faultlab.Figure(t, "requests granted", granted)
@@ -184,8 +182,8 @@ func TestH1RefusalsAreNeverWrong(t *testing.T) {
 					_, err := other.TryReserve(background, 1+r.IntN(10), 100*time.Millisecond)
 					require.NoError(t, err)
 				}
-				b, err := other.State(background)
-				require.NoError(t, err)
+				stored := func() string { return c.RedisClient.(*redis.Client).Get(background, j.Prefix+"{"+j.Name+"}").Val() }
+				text := stored()
 				for range r.IntN(10) {
 					n, timeout := int64(1+r.IntN(10)), time.Duration(r.IntN(30_000))*time.Microsecond
 					time.Sleep(time.Duration(r.IntN(500)) * time.Microsecond)
@@ -193,22 +191,18 @@ func TestH1RefusalsAreNeverWrong(t *testing.T) {
 					reservation, err := l.TryReserve(background, int(n), timeout)
 					require.NoError(t, err)
 					if trips != c.begun.Load() {
-						if asked++; reservation.OK() {
-							b, err = other.State(background)
-							require.NoError(t, err)
-						}
+						asked++
+						text = stored()
 						continue
 					}
 					require.False(t, reservation.OK())
 					local++
-					question := &tokenbucket.Batch{Name: j.Name, Config: b.Config, Known: b.Config, Epoch: 1, Requests: []tokenbucket.Request{
-						{Permits: n, MaxWaitMicros: timeout.Microseconds()},
-					}}
-					probe := b
-					_, err = probe.Apply(began, question)
+					takes := []seam.Take{{Permits: n, MaxWaitMicros: timeout.Microseconds()}}
+					fields := strings.Fields(text)
+					_, err = seam.Answer(seam.Question{State: text, Config: strings.Join(fields[len(fields)-6:], " "), Epoch: 1}, began, takes)
 					require.NoError(t, err)
-					grant := question.Requests[0].Grant
-					require.False(t, grant.OK, "%d permits within %v were refused without asking; the server would have granted them: %+v", n, timeout, b)
+					grant := takes[0]
+					require.False(t, grant.Granted, "%d permits within %v were refused without asking; the server would have granted them: %s", n, timeout, text)
 					closest = min(closest, time.Duration(grant.WaitMicros-timeout.Microseconds())*time.Microsecond)
 				}
 			}

@@ -3,7 +3,6 @@ package locks
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -84,14 +83,22 @@ func TestC3OrphanObtain(t *testing.T) {
 	}
 }
 
-// batch is one permit.
-func batch(p *place) *tokenbucket.Batch {
-	c := tokenbucket.Config{Rate: 1.0 / 86_400, Size: permits, Floor: 1}
-	return &tokenbucket.Batch{
-		Name: p.Name, Config: c, Known: c, Initial: permits, Epoch: rand.Int64N(1<<40) + 1,
-		LocalMicros: func() int64 { return time.Now().UnixMicro() },
-		Requests:    []tokenbucket.Request{{Permits: 1}},
-	}
+// under gives each batch of a store a context of the test's.
+type under struct {
+	tokenbucket.Store
+	ctx context.Context
+}
+
+func (s *under) Apply(_ context.Context, b *tokenbucket.Batch) error { return s.Store.Apply(s.ctx, b) }
+
+// take takes one permit by a store of the lock, each batch under a context, and without the fallbacks of a limiter that goes on.
+func (p *place) take(ctx context.Context, store tokenbucket.Store) error {
+	l, err := tokenbucket.NewSmoothBursty(p.Name, 1.0/86_400, tokenbucket.WithStore(&under{store, ctx}), tokenbucket.WithMaxPermits(permits),
+		tokenbucket.WithInitialPermits(permits), tokenbucket.WithStoreTimeout(30*time.Second))
+	require.NoError(p.t, err)
+	ok, err := l.TryAcquire(background, 1, 0)
+	require.Equal(p.t, err == nil, ok)
+	return err
 }
 
 // A context that ends while its batch holds the lock does not keep the lock: it is released within 100 ms, however long it
@@ -113,7 +120,7 @@ func TestC4ContextEndsWhileHolding(t *testing.T) {
 				}
 			}}
 			store := tokenbucket.NewRedisStore(tap, tokenbucket.WithKeyPrefix(p.Prefix), tokenbucket.WithLockTTL(ttl))
-			_, err := store.Apply(ctx, batch(p))
+			err := p.take(ctx, store)
 			p.unlocked(most, late)
 			if when == commit { // it is done
 				require.NoError(t, err)
@@ -178,11 +185,11 @@ func TestC5ReplayedReleases(t *testing.T) {
 	}}
 	store := tokenbucket.NewRedisStore(tap, tokenbucket.WithKeyPrefix(p.Prefix))
 	for range 3 {
-		_, err := store.Apply(background, batch(p))
+		err := p.take(background, store)
 		require.NoError(t, err)
 	}
 	last = true
-	_, err := store.Apply(ctx, batch(p)) // and one that ends with a release
+	err := p.take(ctx, store) // and one that ends with a release
 	require.ErrorIs(t, err, context.Canceled)
 	late := faultlab.MeasureLateness(t)
 	p.unlocked(100*time.Millisecond, late)

@@ -15,6 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // executed is a command that a server has executed, in the order of execution.
@@ -88,6 +89,7 @@ type judge struct {
 	until     int64 // when the lock expires
 	doubtful  bool  // it may have expired just when somebody else asked for it
 	before    tokenbucket.PermitBucket
+	text      string // of that
 	due       []faultlab.Event // by the server's clock
 	writes    map[step]int
 	contended int // a script came while the lock was live
@@ -143,23 +145,20 @@ func (j *judge) wrote(text string) {
 	require.NoError(j.t, after.UnmarshalText([]byte(text)))
 	begun := max(1, j.before.Seq)
 	require.Greater(j.t, after.Seq, begun)
-	batch := &tokenbucket.Batch{
-		Config: after.Config, Known: after.Config, Initial: j.burst, Epoch: after.Epoch,
-		Requests: make([]tokenbucket.Request, after.Seq-begun),
+	takes := make([]seam.Take, after.Seq-begun)
+	for i := range takes {
+		takes[i] = seam.Take{Permits: 1, MaxWaitMicros: 1 << 50}
 	}
-	for i := range batch.Requests {
-		batch.Requests[i] = tokenbucket.Request{Permits: 1, MaxWaitMicros: 1 << 50}
-	}
-	b := j.before
-	out, err := b.Apply(after.SeenMicros, batch)
+	fields := strings.Fields(text)
+	computed, err := seam.Answer(seam.Question{
+		State: j.text, Config: strings.Join(fields[len(fields)-6:], " "), Initial: j.burst, Epoch: after.Epoch,
+	}, after.SeenMicros, takes)
 	require.NoError(j.t, err)
-	computed, err := out.Bucket.MarshalText()
-	require.NoError(j.t, err)
-	require.Equal(j.t, string(computed), text)
-	for _, r := range batch.Requests {
-		j.due = append(j.due, faultlab.Event{At: after.SeenMicros + r.Grant.WaitMicros, Permits: 1})
+	require.Equal(j.t, computed, text)
+	for _, t := range takes {
+		j.due = append(j.due, faultlab.Event{At: after.SeenMicros + t.WaitMicros, Permits: 1})
 	}
-	j.before = after
+	j.before, j.text = after, text
 }
 
 // Four processes, two with either store, on one bucket at full demand: every state that is written follows from the one before

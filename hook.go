@@ -1,0 +1,57 @@
+package tokenbucket
+
+import (
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
+)
+
+// Tools and tests of this repository look into batches, which users need not.
+func init() {
+	seam.NewBatch = func(names []string, decide func(int64, [][]byte) ([][]byte, time.Duration, error)) any {
+		return &Batch{names: names, decide: decide}
+	}
+	seam.DecidedIn = func(b any) seam.Decided { return b.(*Batch).asked.seen() }
+	seam.Answer = answer
+}
+
+// seen is what was decided.
+func (b *batch) seen() (d seam.Decided) {
+	d.NowMicros = b.out.NowMicros
+	for i := range b.Requests {
+		switch r := &b.Requests[i]; r.Op {
+		case opTake:
+			d.Takes = append(d.Takes, seam.Take{
+				Permits: r.Permits, MaxWaitMicros: r.MaxWaitMicros, Granted: r.Grant.OK, WaitMicros: r.Grant.WaitMicros,
+			})
+		case opGiveBack:
+			d.Refunds++
+		}
+	}
+	return d
+}
+
+// answer is what the arithmetic makes of a bucket.
+func answer(q seam.Question, now int64, takes []seam.Take) (string, error) {
+	s := scanner{rest: q.Config}
+	c := s.config()
+	if s.err != nil {
+		return "", s.err
+	}
+	var b PermitBucket
+	if err := b.parse(q.State, nil); err != nil {
+		return "", err
+	}
+	asked := batch{Config: c, Known: c, Initial: q.Initial, Epoch: q.Epoch}
+	for _, t := range takes {
+		asked.Requests = append(asked.Requests, request{Op: opTake, Permits: t.Permits, MaxWaitMicros: t.MaxWaitMicros})
+	}
+	if _, err := b.apply(now, &asked); err != nil {
+		return "", err
+	}
+	for i := range takes {
+		g := &asked.Requests[i].Grant
+		takes[i].Granted, takes[i].WaitMicros = g.OK, g.WaitMicros
+	}
+	return string(b.appendText(nil)), nil
+}
