@@ -158,7 +158,7 @@ func (c *coordinator) build(now int64) *flight {
 		Name: c.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: c.micros,
-		own:         &limiter.own, cached: c.trip.cached,
+		own:         &limiter.own, cached: c.trip.cached, public: f.batch.public,
 	}
 	if c.heard.server.Known() {
 		micros, received := c.heard.server.Last()

@@ -40,7 +40,7 @@ func (s *fileStore) Apply(_ context.Context, b *tokenbucket.Batch) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	names, now := b.Names(), time.Now()
+	names, now := b.Names, time.Now()
 	states := make([][]byte, len(names)) // nil: there is none
 	for i, name := range names {
 		if e, ok := all[name]; ok && now.Before(e.Until) {

@@ -1,16 +1,9 @@
 package tokenbucket
 
-import (
-	"time"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
-)
+import "github.com/go-tokenbucket/tokenbucket/internal/seam"
 
 // Tools and tests of this repository look into batches, which users need not.
 func init() {
-	seam.NewBatch = func(names []string, decide func(int64, [][]byte) ([][]byte, time.Duration, error)) any {
-		return &Batch{names: names, decide: decide}
-	}
 	seam.DecidedIn = func(b any) seam.Decided { return b.(*Batch).asked.seen() }
 	seam.Answer = answer
 }

@@ -30,11 +30,12 @@ func NewMemoryStore() *MemoryStore { return &MemoryStore{} }
 
 // Apply implements [Store].
 func (s *MemoryStore) Apply(_ context.Context, b *Batch) error {
-	if b.asked == nil {
+	asked := b.native()
+	if asked == nil {
 		return s.exchange(b)
 	}
-	out, err := s.decide(b.asked)
-	return b.asked.answer(&out, err)
+	out, err := s.decide(asked)
+	return asked.answer(&out, err)
 }
 
 // decide decides what the engine asks of a bucket.
@@ -59,7 +60,7 @@ func (s *MemoryStore) decide(batch *batch) (outcome, error) {
 // exchange has a batch decide on states as text, on several buckets together.
 func (s *MemoryStore) exchange(batch *Batch) error {
 	now := time.Now().UnixMicro()
-	names := batch.Names()
+	names := batch.Names
 	buckets := make(map[string]*memoryBucket, len(names))
 	for _, name := range slices.Sorted(slices.Values(names)) { // in one order, so that nobody waits for each other
 		b := s.lock(name, now)

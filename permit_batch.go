@@ -123,7 +123,9 @@ type remembered interface {
 
 // ask has a store decide the batch.
 func (b *batch) ask(ctx context.Context, s Store) (*outcome, error) {
-	b.public.asked = b
+	if b.public.asked != b {
+		b.public = Batch{Names: []string{keyName(b.Name)}, Decide: b.decide, asked: b}
+	}
 	b.out, b.decided = outcome{}, false
 	err := s.Apply(ctx, &b.public)
 	if err == nil && !b.decided {
@@ -132,17 +134,28 @@ func (b *batch) ask(ctx context.Context, s Store) (*outcome, error) {
 	return &b.out, err
 }
 
+// native is what the engine asks, if a batch came as the engine made it: a copy may have other names.
+func (b *Batch) native() *batch {
+	if b.asked == nil || b != &b.asked.public {
+		return nil
+	}
+	return b.asked
+}
+
 // answer notes what a store of this module has decided by itself.
 func (b *batch) answer(out *outcome, err error) error {
 	b.out, b.decided = *out, err == nil
 	return err
 }
 
-// decide is [Batch.Decide].
-func (b *batch) decide(now int64, state []byte) (next [][]byte, ttl time.Duration, err error) {
+// decide is its Decide.
+func (b *batch) decide(now int64, states [][]byte) (next [][]byte, ttl time.Duration, err error) {
 	b.decided = false
+	if len(states) != 1 {
+		return nil, 0, fmt.Errorf("tokenbucket: bucket %q: %d states: want one for each name", label(b.Name), len(states))
+	}
 	var bucket PermitBucket
-	if err := bucket.parse(string(state), b.own); err != nil {
+	if err := bucket.parse(string(states[0]), b.own); err != nil {
 		return nil, 0, corruptBucket(b.Name, err)
 	}
 	if b.out, err = bucket.apply(now, b); err != nil {

@@ -13,7 +13,7 @@ import (
 // exchange has a batch decide on states as text, on several buckets together, and writes what it says if nothing has changed
 // meanwhile; else it decides anew. It needs no lock, and waits while somebody else holds one. With a cluster all keys must be in one slot.
 func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
-	names := b.Names()
+	names := b.Names
 	keys := make([]string, 0, 2*len(names))
 	for _, name := range names {
 		bucket, lock := s.keysOf(name)

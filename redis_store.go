@@ -76,14 +76,15 @@ type decider interface {
 
 // Apply implements [Store].
 func (s *redisBase) Apply(ctx context.Context, b *Batch) error {
+	asked := b.native()
 	switch {
 	case s.decider == nil:
 		return errUnmade
-	case b.asked == nil:
+	case asked == nil:
 		return s.exchange(ctx, b)
 	}
-	out, err := s.decider.decide(ctx, b.asked)
-	return b.asked.answer(&out, err)
+	out, err := s.decider.decide(ctx, asked)
+	return asked.answer(&out, err)
 }
 
 // RedisOption configures a store. A bad value is reported by the constructor of the limiter that uses the store.

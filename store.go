@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -49,36 +48,17 @@ type Store interface {
 	Apply(ctx context.Context, b *Batch) error
 }
 
-// Batch is what a [Store] decides in one step: on one bucket, or on several together.
+// Batch is what a [Store] decides in one step: on one bucket, or on several together. A store that changes names or bytes on their way to
+// another makes a Batch of its own.
 type Batch struct {
-	names  []string
-	decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
-	asked  *batch // what the engine asks of one bucket; nil: names and decide say it
-}
+	// Names are the buckets' names, each once: 1 to 1545 bytes of printable UTF-8 without spaces and braces. They must not be changed.
+	Names []string
+	// Decide takes the time of the store's clock, in microseconds, and the states in the order of the names; nil: there is none. It
+	// returns what to write under each name, nil: nothing, and for how long that must be kept at least. The engine's states are text of
+	// some hundred bytes, which a person can read. Decide does not keep the states, and waits for nothing.
+	Decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
 
-// Names are the buckets' names, each once: 1 to 1545 bytes of printable UTF-8 without spaces and braces. They must not be changed.
-func (b *Batch) Names() []string {
-	if b.asked != nil {
-		return []string{keyName(b.asked.Name)}
-	}
-	return b.names
-}
-
-// Decide takes the time of the store's clock, in microseconds, and the states in the order of the names; nil: there is none. It
-// returns what to write under each name, nil: nothing, and for how long that must be kept at least. States are text of at most some
-// hundred bytes, as a person can read it. Decide does not keep the states, and waits for nothing.
-func (b *Batch) Decide(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error) {
-	names := 1
-	if b.asked == nil {
-		names = len(b.names)
-	}
-	if len(states) != names {
-		return nil, 0, fmt.Errorf("tokenbucket: %d states: want %d, one for each name", len(states), names)
-	}
-	if b.asked != nil {
-		return b.asked.decide(nowMicros, states[0])
-	}
-	return b.decide(nowMicros, states)
+	asked *batch // what the engine asks of one bucket; nil: nothing is known of the batch but names and Decide
 }
 
 // shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.

@@ -27,8 +27,9 @@ type (
 		to      Store
 		applied atomic.Int64
 	}
-	// rebuilding passes on what is exported.
+	// rebuilding passes on what is exported, copying a batch of its own.
 	rebuilding struct{ forwarding }
+	copying    struct{ forwarding }
 )
 
 func (w *embedding) Apply(ctx context.Context, b *Batch) error {
@@ -42,7 +43,39 @@ func (w *forwarding) Apply(ctx context.Context, b *Batch) error {
 }
 
 func (w *rebuilding) Apply(ctx context.Context, b *Batch) error {
-	return w.forwarding.Apply(ctx, &Batch{names: b.Names(), decide: b.Decide})
+	return w.forwarding.Apply(ctx, &Batch{Names: b.Names, Decide: b.Decide})
+}
+
+func (w *copying) Apply(ctx context.Context, b *Batch) error {
+	other := *b
+	other.Names = []string{"tenant/" + b.Names[0]}
+	return w.forwarding.Apply(ctx, &other)
+}
+
+// A batch with other names is decided under these, on every store.
+func TestOtherNames(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := prefixOf(t)
+	for name, store := range map[string]Store{
+		"lock": NewRedisStore(client, WithKeyPrefix(prefix+"lock:")), "script": NewRedisScriptStore(client, WithKeyPrefix(prefix+"script:")), "memory": NewMemoryStore(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			seq := func(bucket string, s Store) int64 {
+				l, err := NewSmoothBursty(bucket, 100, WithStore(s), patient)
+				require.NoError(t, err)
+				b, err := l.State(background)
+				require.NoError(t, err)
+				return b.Seq
+			}
+			l, err := NewSmoothBursty("x", 100, WithStore(&copying{forwarding{to: store}}), WithMaxPermits(5), WithInitialPermits(5), patient)
+			require.NoError(t, err)
+			ok, err := l.TryAcquire(background, 5, 0)
+			require.NoError(t, err)
+			require.True(t, ok)
+			require.EqualValues(t, 2, seq("tenant/x", store), "begun, and taken")
+			require.EqualValues(t, 1, seq("x", store), "nobody has used it")
+		})
+	}
 }
 
 // A lock that others want is kept for the next batch. When none comes, it is released, and not left until it expires: by a store

@@ -40,7 +40,7 @@ func (s *buckets) Apply(ctx context.Context, b *tokenbucket.Batch) error {
 
 func step(ctx context.Context, tx pgx.Tx, b *tokenbucket.Batch) error {
 	rows, err := tx.Query(ctx, `SELECT state FROM unnest($1::text[]) WITH ORDINALITY AS asked (name, number)
-		LEFT JOIN bucket USING (name) ORDER BY number`, b.Names())
+		LEFT JOIN bucket USING (name) ORDER BY number`, b.Names)
 	if err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func step(ctx context.Context, tx pgx.Tx, b *tokenbucket.Batch) error {
 	if err != nil {
 		return err
 	}
-	for i, name := range b.Names() {
+	for i, name := range b.Names {
 		if next[i] == nil {
 			continue
 		}

@@ -12,14 +12,13 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // decision is what a batch makes of states.
 type decision = func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
 
 func batch(decide decision, names ...string) *tokenbucket.Batch {
-	return seam.NewBatch(names, decide).(*tokenbucket.Batch)
+	return &tokenbucket.Batch{Names: names, Decide: decide}
 }
 
 const (

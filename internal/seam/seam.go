@@ -2,11 +2,6 @@
 // the functions when it is initialised.
 package seam
 
-import "time"
-
-// NewBatch returns a *tokenbucket.Batch of names that decides as it is told.
-var NewBatch func(names []string, decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)) any
-
 // Take is a request for permits, and its answer.
 type Take struct {
 	Permits       int64

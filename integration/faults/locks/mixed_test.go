@@ -89,7 +89,7 @@ type judge struct {
 	until     int64 // when the lock expires
 	doubtful  bool  // it may have expired just when somebody else asked for it
 	before    tokenbucket.PermitBucket
-	text      string // of that
+	text      string           // of that
 	due       []faultlab.Event // by the server's clock
 	writes    map[step]int
 	contended int // a script came while the lock was live
