@@ -151,7 +151,7 @@ func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.
 // verdict is what a call has come to.
 type verdict struct {
 	granted bool
-	by      Decider
+	by      string        // as Decision.By, but for byStore
 	wait    time.Duration // as Decision.Wait
 }
 
@@ -164,22 +164,22 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 	maxWait, never := l.longest(n, timeout)
 	if never != nil {
 		if l.heardLately() {
-			return verdict{by: ByCheck}, never
+			return verdict{by: byCheck}, never
 		}
 	} else if l.coordinator.inline() {
 		if granted, decided := l.coordinator.takeNow(l.inForce(), n, maxWait); decided {
 			return verdict{granted: granted}, nil
 		}
 	} else if l.coordinator.fromLease(l, n) {
-		return verdict{granted: true, by: ByLease}, nil
+		return verdict{granted: true, by: byLease}, nil
 	} else if wait, refused := l.coordinator.refuses(l, n, maxWait); refused {
-		return verdict{by: BySight, wait: time.Duration(wait) * time.Microsecond}, nil
+		return verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	q := l.newCall(ctx, tryAcquire, n, maxWait)
 	l.coordinator.submit(ctx, q)
 	switch err := l.wait(ctx, q); {
 	case never != nil && away(err):
-		return verdict{by: ByCheck}, never
+		return verdict{by: byCheck}, never
 	case err != nil:
 		return verdict{}, err
 	}
@@ -191,9 +191,9 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 // passedBy is the verdict on a call for which no bucket is asked: the switch is off, or it is invalid.
 func passedBy(off bool) verdict {
 	if off {
-		return verdict{granted: true, by: BySwitch}
+		return verdict{granted: true, by: bySwitch}
 	}
-	return verdict{by: ByCheck}
+	return verdict{by: byCheck}
 }
 
 // verdict is what a call that was answered has come to.
@@ -236,7 +236,7 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 			return verdict{granted: true}, nil
 		}
 	} else if l.coordinator.fromLease(l, int64(permits)) {
-		return verdict{granted: true, by: ByLease}, nil
+		return verdict{granted: true, by: byLease}, nil
 	}
 	q := l.newCall(ctx, acquire, int64(permits), maxExact)
 	l.coordinator.submit(ctx, q)
@@ -296,7 +296,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		}
 	} else if wait, refused := l.coordinator.refuses(l, int64(permits), maxWait); refused {
 		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.coordinator.seen()},
-			verdict{by: BySight, wait: time.Duration(wait) * time.Microsecond}, nil
+			verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	q := l.newCall(ctx, reserve, int64(permits), maxWait) // it is the caller's from now on, and never reused
 	answer := make(chan struct{})

@@ -427,49 +427,49 @@ func TestObserver(t *testing.T) {
 			var mu sync.Mutex
 			var decisions []Decision
 			var trips []Trip
-			var leases []LeaseUse
+			var leases []int // permits, and how many were used
 			off := false
 			l, err := NewSmoothBursty(which, 100, WithStore(store), patient, WithInitialPermits(100),
 				WithSwitch(func() bool { return !off }), WithLease(100*time.Millisecond), WithObserver(Observer{
 					Decision: func(_ context.Context, d Decision) { mu.Lock(); decisions = append(decisions, d); mu.Unlock() },
 					Trip:     func(trip Trip) { mu.Lock(); trips = append(trips, trip); mu.Unlock() },
-					Lease:    func(u LeaseUse) { mu.Lock(); leases = append(leases, u); mu.Unlock() },
+					Lease:    func(_ string, permits, used int) { mu.Lock(); leases = append(leases, permits, used); mu.Unlock() },
 				}))
 			require.NoError(t, err)
 			last := func() Decision { mu.Lock(); defer mu.Unlock(); return decisions[len(decisions)-1] }
 			_, err = l.TryAcquire(background, 1, 0)
 			require.NoError(t, err)
-			require.Equal(t, Decision{Bucket: which, Permits: 1, Granted: true, Elapsed: last().Elapsed}, last())
+			require.Equal(t, Decision{Bucket: which, Permits: 1, Granted: true, By: "store", Elapsed: last().Elapsed}, last())
 			require.Positive(t, last().Elapsed)
 			require.Equal(t, 1, trips[0].Requests)
 			require.Positive(t, trips[0].Elapsed)
 			_, err = l.TryAcquire(background, 0, 0)
 			require.Error(t, err)
-			require.Equal(t, ByCheck, last().By)
+			require.Equal(t, byCheck, last().By)
 			require.ErrorIs(t, last().Err, ErrInvalidPermits)
 			off = true
 			_, err = l.Acquire(background, 1)
 			require.NoError(t, err)
-			require.Equal(t, BySwitch, last().By)
+			require.Equal(t, bySwitch, last().By)
 			off = false
-			for i := 0; i < 1000 && last().By != ByLease; i++ {
+			for i := 0; i < 1000 && last().By != byLease; i++ {
 				_, err = l.TryAcquire(background, 1, 0)
 				require.NoError(t, err)
 			}
-			require.Equal(t, ByLease, last().By)
+			require.Equal(t, byLease, last().By)
 			require.NoError(t, l.Close(background))
 			require.NotEmpty(t, leases)
-			require.Positive(t, leases[0].Permits)
+			require.Positive(t, leases[0])
 			r, err := l.TryReserve(background, 50, time.Minute)
 			require.NoError(t, err)
 			require.Equal(t, r.Delay(), last().Wait)
 			_, err = l.Reserve(background, 6000) // a minute's worth
 			require.NoError(t, err)
-			for i := 0; i < 1000 && last().By != BySight; i++ {
+			for i := 0; i < 1000 && last().By != bySight; i++ {
 				_, err = l.TryAcquire(background, 1, time.Second)
 				require.NoError(t, err)
 			}
-			require.Equal(t, BySight, last().By)
+			require.Equal(t, bySight, last().By)
 			require.False(t, last().Granted)
 			require.Greater(t, last().Wait, time.Second)
 

@@ -193,7 +193,7 @@ func (c *coordinator) giveUp(e *lease) *refund {
 	}
 	used := e.used.Swap(retired)
 	if o := e.limiter.observer; o != nil && o.Lease != nil {
-		o.Lease(LeaseUse{Bucket: c.label(), Permits: int(e.permits), Used: int(min(used, e.permits))})
+		o.Lease(c.label(), int(e.permits), int(min(used, e.permits)))
 	}
 	if used >= e.permits {
 		return nil

@@ -1,6 +1,7 @@
 package tokenbucket
 
 import (
+	"cmp"
 	"context"
 	"time"
 )
@@ -16,8 +17,9 @@ type Observer struct {
 	// Trip is called when the store has answered a batch of requests, or was given up on. A batch is told to the limiter
 	// whose request is its first.
 	Trip func(Trip)
-	// Lease is called when a block of permits (WithLease) is used up, given back or worthless.
-	Lease func(LeaseUse)
+	// Lease is called when a block of a bucket's permits (WithLease) is used up, given back or worthless, and told how many were
+	// in it, and how many of them were used.
+	Lease func(bucket string, permits, used int)
 	// Health is called when this process notices that the store is away or back.
 	Health func(Health)
 }
@@ -30,8 +32,15 @@ type Decision struct {
 	// Granted is false for a refusal and for a failure; Err is set only for a failure.
 	Granted bool
 	Err     error
-	// By tells who decided.
-	By Decider
+	// By is one word for who decided:
+	//
+	//   - store: the bucket was asked. A failure under FailClosed is the store's, too.
+	//   - sight: refused without asking, since the bucket was seen to be empty.
+	//   - lease: granted from permits that this process holds (WithLease).
+	//   - switch: it was off, and the call passed (WithSwitch).
+	//   - policy: the store could not be asked, and FailOpen or LocalShare decided.
+	//   - check: what was asked for is invalid, or its context had ended before.
+	By string
 	// Wait is, of a grant, from the decision until its permits were due; of a refusal, how long they would have taken, if
 	// that is known.
 	Wait time.Duration
@@ -41,33 +50,15 @@ type Decision struct {
 	Shadow bool
 }
 
-// Decider is who made a decision.
-type Decider uint8
-
+// Who decided.
 const (
-	// ByStore: the bucket was asked.
-	ByStore Decider = iota
-	// BySight: refused without asking, since the bucket was seen to be empty.
-	BySight
-	// ByLease: granted from permits that this process holds (WithLease).
-	ByLease
-	// BySwitch: the switch was off, and the call passed (WithSwitch).
-	BySwitch
-	// ByPolicy: the store could not be asked, and FailOpen or LocalShare decided. A failure under FailClosed is ByStore.
-	ByPolicy
-	// ByCheck: what was asked for is invalid, or its context had ended before.
-	ByCheck
+	byStore  = "" // told as store
+	bySight  = "sight"
+	byLease  = "lease"
+	bySwitch = "switch"
+	byPolicy = "policy"
+	byCheck  = "check"
 )
-
-var deciders = [...]string{"store", "sight", "lease", "switch", "policy", "check"}
-
-// String is one word: store, sight, lease, switch, policy, check.
-func (d Decider) String() string {
-	if int(d) < len(deciders) {
-		return deciders[d]
-	}
-	return "unknown"
-}
 
 // Trip is one batch on its way to the store and back.
 type Trip struct {
@@ -80,13 +71,6 @@ type Trip struct {
 	Elapsed, LockWait time.Duration
 	// Err of the store; nil: answered.
 	Err error
-}
-
-// LeaseUse is a block of permits that has ended.
-type LeaseUse struct {
-	Bucket string
-	// Permits in the block, and how many of them were used.
-	Permits, Used int
 }
 
 // Health is what a process thinks of its store.
@@ -121,7 +105,7 @@ func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Du
 	}
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
-			Bucket: l.Name(), Permits: permits, Granted: err == nil && v.granted, Err: err, By: v.by,
+			Bucket: l.Name(), Permits: permits, Granted: err == nil && v.granted, Err: err, By: cmp.Or(v.by, "store"),
 			Wait: v.wait, Elapsed: mono() - began, Shadow: l.shadow,
 		})
 	}

@@ -93,17 +93,17 @@ func (l *RateLimiter) fallback(ctx context.Context, v verdict, err error, ask fu
 		}
 	}
 	if l.policy == FailOpen {
-		return verdict{granted: true, by: ByPolicy}, nil
+		return verdict{granted: true, by: byPolicy}, nil
 	}
 	local, invalid := l.locally()
 	if invalid != nil {
 		return verdict{}, fmt.Errorf("%w; and no local share: %w", err, invalid)
 	}
 	v, invalid = ask(local)
-	v.by = ByPolicy
+	v.by = byPolicy
 	switch {
 	case errors.Is(invalid, ErrNeverGranted):
-		return verdict{by: ByPolicy}, nil // the whole bucket could grant it in time
+		return verdict{by: byPolicy}, nil // the whole bucket could grant it in time
 	case !errors.Is(invalid, ErrInvalidPermits):
 		return v, invalid
 	}

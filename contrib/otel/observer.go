@@ -148,7 +148,7 @@ func New(opts ...Option) (tokenbucket.Observer, error) {
 			m.decided(ctx, o.label(d.Bucket), &d)
 			s.decided(ctx, &d)
 		},
-		Lease:  func(u tokenbucket.LeaseUse) { m.leased(o.label(u.Bucket), u) },
+		Lease:  func(bucket string, permits, used int) { m.leased(o.label(bucket), permits, used) },
 		Trip:   m.tripped,
 		Health: m.noticed,
 	}, nil

@@ -377,7 +377,7 @@ func TestMaxBuckets(t *testing.T) {
 				name := fmt.Sprint("client-", i)
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 2, Granted: true})
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: telemetrytest.ErrOther})
-				observer.Lease(tokenbucket.LeaseUse{Bucket: name, Permits: 3, Used: 1})
+				observer.Lease(name, 3, 1)
 				observer.Trip(tokenbucket.Trip{Bucket: name, Requests: 1})
 				observer.Health(tokenbucket.Health{Bucket: name, Down: i%2 == 0})
 			}

@@ -54,12 +54,12 @@ func (m *measures) answers(name string, l telemetry.Labels) (a answers) {
 	return a
 }
 
-func (m *measures) leased(name string, u tokenbucket.LeaseUse) {
+func (m *measures) leased(name string, permits, spent int) {
 	b := m.buckets.Of(name)
 	l := b.Lease(func() leases {
 		return leases{m.of(b.Name, useKey.String("used")), m.of(b.Name, useKey.String("unused"))}
 	})
-	used, unused := telemetry.Lease(u)
+	used, unused := telemetry.Lease(permits, spent)
 	ctx := context.Background()
 	m.leases.Add(ctx, int64(used), l.used.add...)
 	m.leases.Add(ctx, int64(unused), l.unused.add...)

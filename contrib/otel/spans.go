@@ -1,6 +1,7 @@
 package otel
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -44,7 +45,7 @@ func (s *spans) decided(ctx context.Context, d *tokenbucket.Decision) {
 	end := time.Now()
 	attributes := append(slices.Clip(s.attributes),
 		bucketKey.String(d.Bucket), permitsKey.Int(d.Permits), outcomeKey.String(telemetry.OutcomeOf(d).String()),
-		deciderKey.String(d.By.String()), shadowKey.Bool(d.Shadow), waitKey.Float64(d.Wait.Seconds()))
+		deciderKey.String(cmp.Or(d.By, telemetry.Deciders[0])), shadowKey.Bool(d.Shadow), waitKey.Float64(d.Wait.Seconds()))
 	if d.Err != nil {
 		attributes = append(attributes, errorType(telemetry.KindOf(d.Err)))
 	}

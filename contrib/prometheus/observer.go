@@ -97,7 +97,7 @@ func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, erro
 	}
 	return tokenbucket.Observer{
 		Decision: func(_ context.Context, d tokenbucket.Decision) { c.decided(o.label(d.Bucket), &d) },
-		Lease:    func(u tokenbucket.LeaseUse) { c.leased(o.label(u.Bucket), u) },
+		Lease:    func(bucket string, permits, used int) { c.leased(o.label(bucket), permits, used) },
 		Trip:     c.tripped,
 		Health:   c.noticed,
 	}, nil

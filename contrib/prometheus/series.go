@@ -50,12 +50,12 @@ func (c *collector) answers(name string, l telemetry.Labels) answers {
 	return a
 }
 
-func (c *collector) leased(name string, u tokenbucket.LeaseUse) {
+func (c *collector) leased(name string, permits, spent int) {
 	b := c.buckets.Of(name)
 	l := b.Lease(func() leases {
 		return leases{c.leases.WithLabelValues(b.Name, "used"), c.leases.WithLabelValues(b.Name, "unused")}
 	})
-	used, unused := telemetry.Lease(u)
+	used, unused := telemetry.Lease(permits, spent)
 	l.used.Add(float64(used))
 	l.unused.Add(float64(unused))
 }

@@ -73,7 +73,7 @@ type Bucket[D, L any] struct {
 // Decision is what a decision is counted with.
 func (b *Bucket[D, L]) Decision(d *tokenbucket.Decision, create func(Labels) D) *D {
 	l := LabelsOf(d)
-	return once(&b.decisions[l.result()][min(int(d.By), deciders-1)][Index(d.Shadow)], func() D { return create(l) })
+	return once(&b.decisions[l.result()][decider(d.By)][Index(d.Shadow)], func() D { return create(l) })
 }
 
 // Lease is what leases are counted with.

@@ -2,6 +2,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -112,7 +113,7 @@ func OutcomeOf(d *tokenbucket.Decision) Outcome {
 
 // Counts tells whether the permits of a decision are counted. A call that failed its checks may have asked for any number.
 func Counts(d *tokenbucket.Decision) bool {
-	return d.Permits > 0 && (d.Err == nil || d.By != tokenbucket.ByCheck)
+	return d.Permits > 0 && (d.Err == nil || d.By != "check")
 }
 
 // Labels are what decisions are told apart by.
@@ -125,11 +126,22 @@ type Labels struct {
 
 // LabelsOf is a decision's.
 func LabelsOf(d *tokenbucket.Decision) Labels {
-	l := Labels{Outcome: OutcomeOf(d), Decider: d.By.String(), Shadow: d.Shadow}
+	l := Labels{Outcome: OutcomeOf(d), Decider: cmp.Or(d.By, Deciders[0]), Shadow: d.Shadow}
 	if l.Outcome == Failed {
 		l.Kind = KindOf(d.Err)
 	}
 	return l
+}
+
+// Deciders are those who decide, see tokenbucket.Decision.
+var Deciders = [...]string{"store", "sight", "lease", "switch", "policy", "check"}
+
+// decider is the index of a decider.
+func decider(by string) int {
+	if i := slices.Index(Deciders[:], cmp.Or(by, Deciders[0])); i >= 0 {
+		return i
+	}
+	return deciders - 1
 }
 
 // result is the index of the outcome, and of the kind if it failed.
@@ -138,13 +150,13 @@ func (l Labels) result() int { return int(l.Outcome) + int(l.Kind) }
 const (
 	results = int(Failed) + int(Kinds)
 	// deciders is how many there are, and one for those that came later.
-	deciders = int(tokenbucket.ByCheck) + 2
+	deciders = len(Deciders) + 1
 )
 
 // Lease is how many permits of a lease were used, and how many were not.
-func Lease(u tokenbucket.LeaseUse) (used, unused int) {
-	used = min(max(0, u.Used), max(0, u.Permits))
-	return used, max(0, u.Permits) - used
+func Lease(permits, used int) (spent, unused int) {
+	spent = min(max(0, used), max(0, permits))
+	return spent, max(0, permits) - spent
 }
 
 // Bounds of the number of values that the label bucket has.

@@ -142,7 +142,7 @@ func TestBucket(t *testing.T) {
 	b := telemetry.Bucket[telemetry.Labels, int]{Name: "x"}
 	create := func(l telemetry.Labels) telemetry.Labels { made++; return l }
 	var decisions []tokenbucket.Decision
-	for by := tokenbucket.ByStore; by <= tokenbucket.ByCheck+1; by++ {
+	for _, by := range append(telemetry.Deciders[:], "later") {
 		for _, shadow := range []bool{false, true} {
 			decisions = append(decisions, tokenbucket.Decision{By: by, Shadow: shadow}, tokenbucket.Decision{By: by, Shadow: shadow, Granted: true})
 			for _, err := range []error{
@@ -162,7 +162,7 @@ func TestBucket(t *testing.T) {
 	}
 	require.Len(t, all, len(decisions))
 	require.Equal(t, len(decisions), made)
-	late := tokenbucket.Decision{By: tokenbucket.ByCheck + 7}
+	late := tokenbucket.Decision{By: "later still"}
 	require.Contains(t, all, b.Decision(&late, create))
 	lease := b.Lease(func() int { return 7 })
 	require.Same(t, lease, b.Lease(func() int { return 8 }))

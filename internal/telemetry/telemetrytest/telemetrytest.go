@@ -46,21 +46,21 @@ func Wrap(err error) error { return fmt.Errorf("bucket %q: %w", "fares", err) }
 var Decisions = []tokenbucket.Decision{
 	{Bucket: "fares", Permits: 2, Granted: true, Wait: 200 * time.Millisecond, Elapsed: 201 * time.Millisecond},
 	{Bucket: "fares", Permits: 1, Granted: true},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByLease},
+	{Bucket: "fares", Permits: 1, Granted: true, By: "lease"},
 	{Bucket: "fares", Permits: 3, Wait: time.Second}, // refused: nobody waited that second
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.BySight, Shadow: true},
+	{Bucket: "fares", Permits: 1, By: "sight"},
+	{Bucket: "fares", Permits: 1, By: "sight"},
+	{Bucket: "fares", Permits: 1, By: "sight", Shadow: true},
 	{Bucket: "fares", Permits: 1, Granted: true, Wait: time.Minute, Shadow: true},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.BySwitch},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByPolicy},
-	{Bucket: "fares", Permits: 1, By: tokenbucket.ByPolicy, Err: Wrap(tokenbucket.ErrStoreUnavailable)},
+	{Bucket: "fares", Permits: 1, Granted: true, By: "switch"},
+	{Bucket: "fares", Permits: 1, Granted: true, By: "policy"},
+	{Bucket: "fares", Permits: 1, By: "policy", Err: Wrap(tokenbucket.ErrStoreUnavailable)},
 	{Bucket: "fares", Permits: 4, Err: Wrap(tokenbucket.ErrStoreTimeout), Elapsed: time.Second},
 	{Bucket: "fares", Permits: 1, Err: context.Canceled, Elapsed: 5 * time.Millisecond},
 	// A counter cannot go down, and an int full of permits that nobody could get would drown all others.
-	{Bucket: "fares", Permits: -7, By: tokenbucket.ByCheck, Err: Wrap(tokenbucket.ErrInvalidPermits)},
-	{Bucket: "fares", Permits: math.MaxInt, By: tokenbucket.ByCheck, Err: Wrap(tokenbucket.ErrInvalidPermits)},
-	{Bucket: "hotels", Permits: 1, Granted: true, By: 99},
+	{Bucket: "fares", Permits: -7, By: "check", Err: Wrap(tokenbucket.ErrInvalidPermits)},
+	{Bucket: "fares", Permits: math.MaxInt, By: "check", Err: Wrap(tokenbucket.ErrInvalidPermits)},
+	{Bucket: "hotels", Permits: 1, Granted: true, By: "unknown"},
 }
 
 // Happen is everything once, with a context that has ended, as those of failed calls often have.
@@ -73,8 +73,8 @@ func Happen(observer tokenbucket.Observer) {
 	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Elapsed: 200 * time.Microsecond})
 	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 60, Elapsed: 300 * time.Microsecond, LockWait: 20 * time.Millisecond})
 	observer.Trip(tokenbucket.Trip{Bucket: "hotels", Requests: 3, Elapsed: time.Second, Err: Wrap(tokenbucket.ErrStoreTimeout)})
-	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 10, Used: 7})
-	observer.Lease(tokenbucket.LeaseUse{Bucket: "fares", Permits: 5, Used: 5})
+	observer.Lease("fares", 10, 7)
+	observer.Lease("fares", 5, 5)
 	observer.Health(tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: ErrOther})
 	observer.Health(tokenbucket.Health{Bucket: "fares", After: 1500 * time.Millisecond})
 }
