@@ -67,7 +67,7 @@ func (l *RateLimiter) heardLately() bool {
 func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, never error) {
 	maxWait = min(max(0, timeout.Microseconds()), maxExact)
 	s := l.effective()
-	if s.Kind == Bursty && float64(permits) <= s.max {
+	if s.Kind == bursty && float64(permits) <= s.max {
 		return maxWait, nil
 	}
 	if least := s.leastWait(&s.curve, permits); least > maxWait {

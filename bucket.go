@@ -10,6 +10,7 @@ import (
 	"github.com/jonboulle/clockwork"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
@@ -48,7 +49,7 @@ type RateLimiter struct {
 // realClock is shared, so that all limiters without a clock of their own are recognised as having the same.
 var realClock = clockwork.NewRealClock()
 
-func newLimiter(name string, c Config, opts []Option) (*RateLimiter, error) {
+func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	o := options{config: c, maxWait: defaultMaxWait, timeout: defaultStoreTimeout, clock: realClock,
 		maxWaiters: defaultMaxWaiters}
 	initial, err := o.apply(name, opts)
@@ -98,26 +99,31 @@ func (l *RateLimiter) effective() *setting {
 
 // inForce is the configuration under which a bucket may decide on the limiter's requests without being told of the limiter's own:
 // a newer one that is known, or its own.
-func (l *RateLimiter) inForce() *Config {
+func (l *RateLimiter) inForce() *config {
 	if known := l.coordinator.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
-		return &known.Config
+		return &known.config
 	}
-	return &l.own.Config
+	return &l.own.config
 }
 
 // agrees tells whether requests of two limiters may travel in one batch.
 func (l *RateLimiter) agrees(o *RateLimiter) bool {
-	return l == o || l.own.Config == o.own.Config && l.initial == o.initial
+	return l == o || l.own.config == o.own.config && l.initial == o.initial
 }
 
 // Name of the limiter and its bucket.
 func (l *RateLimiter) Name() string { return l.coordinator.label() }
 
-// Config is the limiter's own configuration.
-func (l *RateLimiter) Config() Config { return l.own.Config }
+func init() { seam.InForce = func(l any) seam.Force { return l.(*RateLimiter).force() } }
 
-// InForce is the configuration in force as far as this process has heard: the fleet's newest, or the limiter's own.
-func (l *RateLimiter) InForce() Config { return l.effective().Config }
+// force is what the registry asks.
+func (l *RateLimiter) force() seam.Force {
+	own, there := l.own.config, l.effective().config
+	f := seam.Force{Config: l.own.text, OwnRate: own.Rate, Rate: there.Rate, Version: there.Version}
+	own.Version = there.Version
+	f.Own = own == there
+	return f
+}
 
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
 func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
@@ -330,7 +336,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 // next answer. Max permits keep their size in seconds, stored permits their share of it, and debt stays as it is: a bucket of
 // one permit at 0.01/s is one of 10,000 at 100/s. [RateLimiter.SetRateAndBurst] sets both.
 func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) error {
-	next := l.effective().Config
+	next := l.effective().config
 	next.Size = float64(next.Size*permitsPerSecond) / next.Rate
 	next.Rate = permitsPerSecond
 	if err := next.validate(); err != nil {
@@ -352,8 +358,8 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 //
 // A limiter that warms up gets [ErrInvalidConfig]: its max permits follow from its warm-up period.
 func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, maxPermits float64) error {
-	next := l.effective().Config
-	if next.Kind != Bursty {
+	next := l.effective().config
+	if next.Kind != bursty {
 		return invalid(l.Name(), wanted("max permits", maxPermits, "a bursty limiter; one that warms up has SetRate"))
 	}
 	next.Rate = permitsPerSecond

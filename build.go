@@ -155,7 +155,7 @@ func (c *coordinator) build(now int64) *flight {
 	limiter := c.first(now)
 	f.limiter, f.given, f.leased, f.late, f.local, f.began = limiter, 0, 0, false, now, 0
 	f.batch = batch{
-		Name: c.name, Config: limiter.own.Config, Known: limiter.effective().Config, Initial: limiter.initial,
+		Name: c.name, config: limiter.own.config, Known: limiter.effective().config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: c.micros,
 		own:         &limiter.own, cached: c.trip.cached, public: f.batch.public,

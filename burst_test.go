@@ -31,10 +31,10 @@ func TestSetRateAndBurst(t *testing.T) {
 		require.Equal(t, 10_000.0, state(l).MaxPermits)
 		require.NoError(t, l.SetRateAndBurst(ctx, 100, 1))
 		require.Equal(t, 1.0, state(l).MaxPermits)
-		require.EqualValues(t, 5, state(l).Config.Version)
+		require.EqualValues(t, 5, state(l).Version)
 		_, err := other.TryAcquire(ctx, 1, 0)
 		require.NoError(t, err)
-		require.Equal(t, l.InForce(), other.InForce())
+		require.Equal(t, l.Rate(), other.Rate())
 
 		for _, step := range []struct{ rate, burst, most, stored float64 }{
 			{100, 40, 40, 0},      // one was taken

@@ -171,10 +171,10 @@ func (s *scanner) literal(l string) {
 }
 
 // config reads a configuration. It may be out of range.
-func (s *scanner) config() (c Config) {
+func (s *scanner) config() (c config) {
 	switch kind := s.field(""); kind {
 	case "warmup":
-		c.Kind = WarmingUp
+		c.Kind = warmingUp
 	case "bursty":
 	default:
 		s.fail("kind", kind, "bursty or warmup")
@@ -187,7 +187,7 @@ func (s *scanner) config() (c Config) {
 		s.fail("payment", pay, "now or later")
 	}
 	c.Rate = s.number(" ", 0, maxExact)
-	if c.Kind == WarmingUp {
+	if c.Kind == warmingUp {
 		c.WarmupMicros = s.integer(" ", 0)
 		c.ColdFactor = s.number(" ", 0, maxExact)
 	} else {

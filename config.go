@@ -19,17 +19,17 @@ const (
 )
 
 // Kind tells the two limiters apart. One bucket is of one kind for as long as it lives.
-type Kind uint8
+type kind uint8
 
 // The kinds of bucket.
 const (
-	Bursty Kind = iota
-	WarmingUp
+	bursty kind = iota
+	warmingUp
 )
 
 // String returns the name that the state uses.
-func (k Kind) String() string {
-	if k == WarmingUp {
+func (k kind) String() string {
+	if k == warmingUp {
 		return "warmup"
 	}
 	return "bursty"
@@ -56,8 +56,8 @@ func (p Payment) String() string {
 }
 
 // Config is the versioned part of a bucket's configuration, kept in its state so that a fleet agrees on it.
-type Config struct {
-	Kind    Kind
+type config struct {
+	Kind    kind
 	Payment Payment
 	// Rate is in permits per second, 1e-9 to 2^53.
 	Rate float64
@@ -75,7 +75,7 @@ type Config struct {
 }
 
 // setMaxPermits sets the size of a bursty bucket. Less than one permit is what the user chose, so nothing rounds it up.
-func (c *Config) setMaxPermits(n float64) {
+func (c *config) setMaxPermits(n float64) {
 	c.Size, c.Floor = unsigned(n), 1
 	if n < 1 {
 		c.Floor = 0
@@ -98,23 +98,23 @@ type curve struct {
 	slope     float64 // warm-up: microseconds that each permit above the threshold adds to the interval
 }
 
-func (c *Config) curve() curve {
-	if c.Kind == WarmingUp {
+func (c *config) curve() curve {
+	if c.Kind == warmingUp {
 		return warmupCurve(c)
 	}
 	return burstyCurve(c)
 }
 
 // coolDown is the time, in microseconds, in which an idle bucket stores one permit.
-func (c *Config) coolDown(interval, most float64) float64 {
-	if c.Kind == WarmingUp {
+func (c *config) coolDown(interval, most float64) float64 {
+	if c.Kind == warmingUp {
 		return float64(c.WarmupMicros) / most
 	}
 	return interval
 }
 
 // validate names the first field that is out of range, see wanted. lua/apply.lua repeats it for what it reads from Redis.
-func (c *Config) validate() error {
+func (c *config) validate() error {
 	k := c.curve()
 	switch {
 	case !(c.Rate >= minRate && c.Rate <= maxExact):
@@ -125,7 +125,7 @@ func (c *Config) validate() error {
 		return wanted("floor", c.Floor, "0 or 1")
 	case c.Version < 0 || c.Version > maxExact:
 		return wanted("version", c.Version, "0 (unversioned) to 2^53")
-	case c.Kind == Bursty:
+	case c.Kind == bursty:
 		if c.WarmupMicros != 0 || c.ColdFactor != 0 {
 			return wanted("warm-up of a bursty bucket", c.WarmupMicros, "0")
 		}
@@ -144,20 +144,20 @@ func (c *Config) validate() error {
 
 // setting is a configuration with what follows from it.
 type setting struct {
-	Config
+	config
 	curve
 	text string // its canonical form
 }
 
-func newSetting(c Config) setting { return setting{c, c.curve(), string(c.appendText(nil))} }
+func newSetting(c config) setting { return setting{c, c.curve(), string(c.appendText(nil))} }
 
 // appendText appends the canonical form of the configuration, which is its part of the stored state: kind, payment,
 // rate, then size and floor or warm-up period and cold factor, and the version.
-func (c *Config) appendText(dst []byte) []byte {
+func (c *config) appendText(dst []byte) []byte {
 	dst = append(append(dst, c.Kind.String()...), ' ')
 	dst = append(append(dst, c.Payment.String()...), ' ')
 	dst = append(appendFloat(dst, c.Rate), ' ')
-	if c.Kind == WarmingUp {
+	if c.Kind == warmingUp {
 		dst = append(strconv.AppendInt(dst, c.WarmupMicros, 10), ' ')
 		dst = append(appendFloat(dst, c.ColdFactor), ' ')
 	} else {
@@ -169,7 +169,7 @@ func (c *Config) appendText(dst []byte) []byte {
 
 // contentHash orders configurations of equal version the same way on every node. It is a polynomial hash modulo a
 // prime so small that Lua's float64 computes it exactly too.
-func (c *Config) contentHash() int64 {
+func (c *config) contentHash() int64 {
 	var h int64
 	for _, char := range c.appendText(nil) {
 		h = (h*131 + int64(char)) % (1<<31 - 1)

@@ -192,7 +192,7 @@ func (c *coordinator) hear(f *flight, out *outcome, received, now int64) {
 	}
 	h.free = received + b.NextFreeTicketMicros - out.NowMicros
 	h.stored = 0
-	if b.Config.Kind == Bursty {
+	if b.config.Kind == bursty {
 		h.stored = int64(b.StoredPermits)
 	}
 	h.offset.Observe(received-out.NowMicros, now-f.local)
@@ -215,7 +215,7 @@ func (c *coordinator) hear(f *flight, out *outcome, received, now int64) {
 
 // termsOf are those that an answer's grants were made under.
 func (h *heard) termsOf(f *flight, b *PermitBucket) *terms {
-	if t := h.terms; t != nil && t.Config == b.Config && t.limiter.agrees(f.limiter) {
+	if t := h.terms; t != nil && t.config == b.config && t.limiter.agrees(f.limiter) {
 		return t
 	}
 	s := b.setting()
@@ -244,13 +244,13 @@ func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
 
 // learn notes the configuration in force and reports a disagreement once.
 func (c *coordinator) learn(f *flight, out *outcome) {
-	config, known := out.Bucket.Config, c.known.Load()
+	config, known := out.Bucket.config, c.known.Load()
 	switch {
 	case config.Version == 0:
 		if known != nil {
 			c.known.Store(nil)
 		}
-	case known == nil || known.Config != config:
+	case known == nil || known.config != config:
 		c.known.Store(c.heard.terms.setting)
 	}
 	if out.Conflict && c.heard.conflict != config.Version {

@@ -36,14 +36,14 @@ func drawMaxPermits(t *rapid.T) float64 {
 	).Draw(t, "max permits")
 }
 
-func drawConfig(t *rapid.T, kind Kind) Config {
-	c := Config{
+func drawConfig(t *rapid.T, kind kind) config {
+	c := config{
 		Kind:    kind,
 		Payment: Payment(rapid.IntRange(0, 1).Draw(t, "payment")),
 		Rate:    drawRate(t),
 		Version: rapid.SampledFrom([]int64{0, 0, 1, 2, 3, maxExact - 1}).Draw(t, "version"),
 	}
-	if kind == WarmingUp {
+	if kind == warmingUp {
 		c.WarmupMicros = rapid.Int64Range(1, 100_000_000).Draw(t, "warm-up")
 		c.ColdFactor = rapid.Float64Range(1.01, 20).Draw(t, "cold factor")
 		return c
@@ -132,8 +132,8 @@ func TestDifferential(t *testing.T) {
 	pipe := newPipeline(t, NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":"))), client)
 	var chains, executed, granted, returned int
 	rapid.Check(t, func(rt *rapid.T) {
-		kind := Kind(rapid.IntRange(0, 1).Draw(rt, "kind"))
-		configs := []Config{drawConfig(rt, kind), drawConfig(rt, kind), drawConfig(rt, Kind(rapid.IntRange(0, 1).Draw(rt, "other kind")))}
+		which := kind(rapid.IntRange(0, 1).Draw(rt, "kind"))
+		configs := []config{drawConfig(rt, which), drawConfig(rt, which), drawConfig(rt, kind(rapid.IntRange(0, 1).Draw(rt, "other kind")))}
 		configs = append(configs, configs[0], configs[0], configs[0], configs[0], configs[0])
 		now := int64(1_700_000_000_000_000)
 		chains++
@@ -146,7 +146,7 @@ func TestDifferential(t *testing.T) {
 			at := now
 			c := rapid.SampledFrom(configs).Draw(rt, "config")
 			b := &batch{
-				Name: fmt.Sprint(chains), Config: c, Known: rapid.SampledFrom(configs).Draw(rt, "known"),
+				Name: fmt.Sprint(chains), config: c, Known: rapid.SampledFrom(configs).Draw(rt, "known"),
 				Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
 				Epoch:   rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return at },
 			}
@@ -213,7 +213,7 @@ func TestGuess(t *testing.T) {
 	for which, predict := range redisStores(client, WithLocalTime(), WithKeyPrefix(prefix)) {
 		t.Run(which, func(t *testing.T) {
 			rapid.Check(t, func(rt *rapid.T) {
-				c := drawConfig(rt, Kind(rapid.IntRange(0, 1).Draw(rt, "kind")))
+				c := drawConfig(rt, kind(rapid.IntRange(0, 1).Draw(rt, "kind")))
 				s := newSetting(c)
 				name := fmt.Sprint(rapid.StringMatching(`[a-z]{12}`).Draw(rt, "name"), rand.Uint64())
 				now := int64(1_700_000_000_000_000)
@@ -227,7 +227,7 @@ func TestGuess(t *testing.T) {
 						now += int64(rapid.Float64Range(0, 3).Draw(rt, "gap") * s.interval)
 					}
 					b := &batch{
-						Name: name, Config: c, Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
+						Name: name, config: c, Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
 						Epoch: rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return now }, own: &s,
 					}
 					for range rapid.IntRange(1, 3).Draw(rt, "requests") {
@@ -292,7 +292,7 @@ func TestGuessClockAndLock(t *testing.T) {
 			var out outcome
 			ask := func(skew, timeout time.Duration) error {
 				b := takes(which, 1)
-				b.Config.Rate, b.Config.Size, b.cached = 1e6, 1e9, m
+				b.config.Rate, b.config.Size, b.cached = 1e6, 1e9, m
 				if out.ClockMicros != 0 {
 					b.ServerMicros, b.ServerRead = out.ClockMicros+skew.Microseconds(), time.Now()
 				}
@@ -343,7 +343,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 	store := NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
 	pipe := newPipeline(t, store, client)
 	bucket, _ := store.keys("x")
-	c := Config{Rate: 5, Size: 5, Floor: 1}
+	c := config{Rate: 5, Size: 5, Floor: 1}
 	type answer struct {
 		value string // of the key before
 		*attempt
@@ -354,7 +354,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		var all []answer
 		var b PermitBucket
-		batch := &batch{Name: "x", Config: c, Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
+		batch := &batch{Name: "x", config: c, Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
 			Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}}}
 		if rapid.Bool().Draw(rt, "held") {
 			batch.Requests = append(batch.Requests, request{Op: opHold, HoldMicros: 1_000_000})
@@ -407,7 +407,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 func TestManyReturns(t *testing.T) {
 	store := NewRedisScriptStore(redistest.Shared(t).Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
 	ask := func(requests ...request) *batch {
-		b := &batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Initial: 500, Epoch: newEpoch(),
+		b := &batch{Name: "x", config: config{Rate: 1, Size: 1000, Floor: 1}, Initial: 500, Epoch: newEpoch(),
 			LocalMicros: func() int64 { return 1_700_000_000_000_000 }, Requests: requests}
 		_, err := apply(background, store, b)
 		require.NoError(t, err)
@@ -431,7 +431,7 @@ func TestManyReturns(t *testing.T) {
 			require.True(t, r.Grant.OK, "%d", i)
 		}
 	}
-	state, err := apply(background, store, &batch{Name: "x", Config: Config{Rate: 1, Size: 1000, Floor: 1}, Epoch: 1, LocalMicros: func() int64 { return 1_700_000_000_000_000 }})
+	state, err := apply(background, store, &batch{Name: "x", config: config{Rate: 1, Size: 1000, Floor: 1}, Epoch: 1, LocalMicros: func() int64 { return 1_700_000_000_000_000 }})
 	require.NoError(t, err)
 	require.Equal(t, 500.0, state.Bucket.StoredPermits)
 	require.Len(t, state.Bucket.returned, maxReturned)

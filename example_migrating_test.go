@@ -168,8 +168,12 @@ func TestMigratingFromGuava(t *testing.T) {
 
 		warm, err := tokenbucket.NewSmoothWarmingUp("booking", 5, 4*time.Second)
 		require.NoError(t, err)
-		require.Equal(t, 3.0, warm.Config().ColdFactor)
-		require.Equal(t, tokenbucket.PayLater, warm.Config().Payment)
+		cold, err := warm.Reserve(ctx, 1)
+		require.NoError(t, err)
+		require.Zero(t, cold.Delay(), "pay later")
+		bucket, err = warm.State(ctx)
+		require.NoError(t, err)
+		require.InDelta(t, 0.6, float64(bucket.NextFreeTicketMicros-bucket.SeenMicros)/1e6, 0.03, "three times the interval, nearly")
 
 		usual, err := tokenbucket.NewSmoothBursty("fares", 5)
 		require.NoError(t, err)

@@ -38,7 +38,7 @@ func FuzzNames(f *testing.F) {
 
 // Whatever is read is refused as corrupt, or is a state that can be decided on and that is written back the same.
 func FuzzState(f *testing.F) {
-	for _, c := range []Config{{Rate: 5, Size: 5, Floor: 1}, {Kind: WarmingUp, Rate: 0.1, WarmupMicros: 4e6, ColdFactor: 3, Version: 7}} {
+	for _, c := range []config{{Rate: 5, Size: 5, Floor: 1}, {Kind: warmingUp, Rate: 0.1, WarmupMicros: 4e6, ColdFactor: 3, Version: 7}} {
 		b := new(PermitBucket)
 		b.begin(1_700_000_000_000_000, &batch{Initial: 1, Epoch: 9}, c)
 		b.returned = []int64{3, 4}
@@ -65,7 +65,7 @@ func FuzzState(f *testing.F) {
 		if twice := again.appendText(nil); string(twice) != string(written) {
 			t.Fatalf("%q is written as %q and as %q", text, written, twice)
 		}
-		batch := &batch{Name: "x", Config: b.Config, Epoch: 1, Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: opSetRate, Rate: 3},
+		batch := &batch{Name: "x", config: b.config, Epoch: 1, Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: opSetRate, Rate: 3},
 			{Op: opSetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
 		out, err := b.apply(1_700_000_000_000_000, batch)
 		if err == nil && out.Changed {

@@ -157,7 +157,7 @@ func (g *guavaReplay) setRate(rate float64) {
 	}
 	state, err := g.limiter.State(ctx)
 	require.NoError(g, err)
-	g.version = state.Config.Version + 1
+	g.version = state.Version + 1
 	g.configure(rate)
 	_, err = g.limiter.State(ctx) // which brings the new version into force
 	require.NoError(g, err)
@@ -214,7 +214,7 @@ func (g *guavaReplay) compare(i int, step guavaStep) {
 	// State is resynced, what Guava recorded is not: bring it to now as well.
 	w := tb.PermitBucket{
 		MaxPermits: step.State.MaxPermits, StoredPermits: step.State.StoredPermits, IntervalMicros: step.State.StableIntervalMicros,
-		NextFreeTicketMicros: step.State.NextFreeTicketMicros, Config: tb.Config{Kind: b.Config.Kind, WarmupMicros: b.Config.WarmupMicros},
+		NextFreeTicketMicros: step.State.NextFreeTicketMicros, WarmupMicros: b.WarmupMicros,
 	}
 	w.ReSync(step.NowMicros)
 	coolDown := w.IntervalMicros

@@ -77,7 +77,7 @@ func (c *coordinator) reach(ctx context.Context) error {
 	if probe := c.traits.probe; probe != nil {
 		return probe(ctx, c.name)
 	}
-	question := batch{Name: c.name, Config: placeholder, Epoch: newEpoch(), LocalMicros: c.micros, probe: true}
+	question := batch{Name: c.name, config: placeholder, Epoch: newEpoch(), LocalMicros: c.micros, probe: true}
 	_, err := question.ask(ctx, c.store)
 	if errors.Is(err, ErrInvalidConfig) { // of a bucket of the other kind: it was read
 		return nil
@@ -86,4 +86,4 @@ func (c *coordinator) reach(ctx context.Context) error {
 }
 
 // placeholder is for asking a store that need not answer anything.
-var placeholder = Config{Kind: Bursty, Rate: 1, Size: 1, Floor: 1}
+var placeholder = config{Kind: bursty, Rate: 1, Size: 1, Floor: 1}

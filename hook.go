@@ -35,7 +35,7 @@ func answer(q seam.Question, now int64, takes []seam.Take) (string, error) {
 	if err := b.parse(q.State, nil); err != nil {
 		return "", err
 	}
-	asked := batch{Config: c, Known: c, Initial: q.Initial, Epoch: q.Epoch}
+	asked := batch{config: c, Known: c, Initial: q.Initial, Epoch: q.Epoch}
 	for _, t := range takes {
 		asked.Requests = append(asked.Requests, request{Op: opTake, Permits: t.Permits, MaxWaitMicros: t.MaxWaitMicros})
 	}

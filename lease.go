@@ -61,7 +61,7 @@ func (e *lease) left(now int64) int64 {
 // fromLease hands out leased permits, unless somebody waits already.
 func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
 	e := c.leases.current.Load()
-	if e == nil || limiter.lease == 0 || c.busy.Load() || e.limiter != limiter && e.limiter.own.Config != limiter.own.Config {
+	if e == nil || limiter.lease == 0 || c.busy.Load() || e.limiter != limiter && e.limiter.own.config != limiter.own.config {
 		return false
 	}
 	ok, low := e.take(n, c.now())
@@ -78,7 +78,7 @@ func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
 // than four times what was used to see that, so that it begins small and grows fast.
 func (c *coordinator) wanted(limiter *RateLimiter, now int64) int64 {
 	s := limiter.effective()
-	if limiter.lease == 0 || c.leases.next != nil || limiter.closed.Load() || s.Kind != Bursty || s.Payment != PayNow || c.waiters.beyond() ||
+	if limiter.lease == 0 || c.leases.next != nil || limiter.closed.Load() || s.Kind != bursty || s.Payment != PayNow || c.waiters.beyond() ||
 		c.snapshot.Load() != nil { // the bucket is empty
 		return 0
 	}
@@ -169,7 +169,7 @@ func (c *coordinator) serveFromLease(now int64) {
 	for w := line.Head(); w != nil; w = line.Head() {
 		q := w.Value
 		e := c.leases.current.Load()
-		if e == nil || q.flight != nil || q.limiter.lease == 0 || e.limiter.own.Config != q.limiter.own.Config || line.Owns() || q.decided != 0 {
+		if e == nil || q.flight != nil || q.limiter.lease == 0 || e.limiter.own.config != q.limiter.own.config || line.Owns() || q.decided != 0 {
 			return
 		}
 		ok, low := e.take(q.Permits, now)

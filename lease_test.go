@@ -241,7 +241,7 @@ func TestLeaseAccount(t *testing.T) {
 // Every permit of a lease goes to exactly one of many callers, also while it is being given up.
 func TestLeaseTakeOnce(t *testing.T) {
 	for range 200 {
-		s := newSetting(Config{Rate: 1, Size: 1000, Floor: 1})
+		s := newSetting(config{Rate: 1, Size: 1000, Floor: 1})
 		e := &lease{limiter: new(RateLimiter), permits: 1000, until: 1 << 60, half: 500, setting: &s, place: place{before: balance{Stored: 1000}}}
 		var given, lows atomic.Int64
 		var callers sync.WaitGroup
@@ -371,7 +371,7 @@ func TestCloseWaitsForALease(t *testing.T) {
 		require.NoError(t, err)
 		granted := s.drained(t, l, 300*time.Millisecond)
 		require.NoError(t, l.Close(background))
-		out, err := apply(background, s.Store, &batch{Name: "x", Config: l.own.Config, Epoch: 1, LocalMicros: l.coordinator.micros})
+		out, err := apply(background, s.Store, &batch{Name: "x", config: l.own.config, Epoch: 1, LocalMicros: l.coordinator.micros})
 		require.NoError(t, err)
 		require.Equal(t, size-granted, out.Bucket.StoredPermits)
 	})

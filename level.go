@@ -21,7 +21,7 @@ func (s *setting) level(m balance, now int64) *Level {
 	debt := m.Next - now
 	v := &Level{MaxPermits: 1, Rate: s.Rate, Full: time.Duration(debt) * time.Microsecond}
 	switch {
-	case s.Kind == Bursty:
+	case s.Kind == bursty:
 		v.MaxPermits = s.max
 		micros := min(float64(debt)+float64((s.max-m.Stored)*s.interval), math.MaxInt64/2000)
 		v.Full = time.Duration(max(0, s.ceil(micros))) * time.Microsecond

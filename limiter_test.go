@@ -452,14 +452,14 @@ func TestVersions(t *testing.T) {
 
 		require.NoError(t, old.SetRate(ctx, 40))
 		require.NoError(t, old.SetRate(ctx, 80))
-		require.EqualValues(t, 4, state(old).Config.Version)
+		require.EqualValues(t, 4, state(old).Version)
 		require.Equal(t, 80.0, state(newer).MaxPermits)
 		require.InDelta(t, 32, state(newer).StoredPermits, 1e-9)
 		touch(newer)
 		require.Equal(t, 80.0, newer.Rate())
 
 		require.NoError(t, newer.Reset(ctx))
-		require.EqualValues(t, 2, state(newer).Config.Version)
+		require.EqualValues(t, 2, state(newer).Version)
 		require.Equal(t, 20.0, newer.Rate())
 		touch(old)
 		require.Equal(t, 20.0, old.Rate(), "the reset holds for everybody")
@@ -484,7 +484,7 @@ func TestVersions(t *testing.T) {
 		require.ErrorIs(t, err, tb.ErrInvalidConfig)
 		require.ErrorContains(t, err, "bursty")
 		require.ErrorIs(t, warm.SetRate(ctx, 7), tb.ErrInvalidConfig)
-		require.EqualValues(t, 9, state(a).Config.Version)
+		require.EqualValues(t, 9, state(a).Version)
 	})
 }
 

@@ -24,7 +24,7 @@ const (
 )
 
 type options struct {
-	config     Config
+	config     config
 	maxPermits *float64
 	initial    *float64
 	maxWait    time.Duration
@@ -79,10 +79,10 @@ func (o *options) fail(field string, value any, want string) {
 }
 
 // only refuses what belongs to limiters of the other kind.
-func (o *options) only(kind Kind, field string, value float64) {
+func (o *options) only(kind kind, field string, value float64) {
 	switch {
 	case o.config.Kind == kind:
-	case kind == Bursty:
+	case kind == bursty:
 		o.fail(field, value, "none for a limiter that warms up")
 	default:
 		o.fail(field, value, "none for a bursty limiter")
@@ -103,7 +103,7 @@ func WithStore(s Store) Option {
 // burst at all: every permit is waited for.
 func WithMaxPermits(n float64) Option {
 	return func(o *options) {
-		o.only(Bursty, "max permits", n)
+		o.only(bursty, "max permits", n)
 		o.maxPermits = &n
 	}
 }
@@ -113,7 +113,7 @@ func WithMaxPermits(n float64) Option {
 // means a full burst.
 func WithInitialPermits(n float64) Option {
 	return func(o *options) {
-		o.only(Bursty, "initial permits", n)
+		o.only(bursty, "initial permits", n)
 		o.initial = &n
 	}
 }
@@ -132,7 +132,7 @@ func WithMaxWait(d time.Duration) Option {
 // default 3. The longer interval is at most 1e9 s.
 func WithColdFactor(f float64) Option {
 	return func(o *options) {
-		o.only(WarmingUp, "cold factor", f)
+		o.only(warmingUp, "cold factor", f)
 		o.config.ColdFactor = f
 	}
 }
@@ -297,7 +297,7 @@ func (o *options) checkLease() {
 	switch {
 	case d < time.Millisecond || d > 10*time.Second:
 		o.fail("lease", d, "1ms to 10s")
-	case o.config.Kind == WarmingUp:
+	case o.config.Kind == warmingUp:
 		o.fail("lease", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
 	case o.config.Payment == PayLater:
 		o.fail("lease", d, "payment PayNow: permits taken ahead must be paid for by who takes them")
@@ -332,7 +332,7 @@ func isNil(v any) bool {
 
 // finish settles the sizes that depend on one another and returns the initial permits.
 func (o *options) finish() float64 {
-	if o.config.Kind == WarmingUp {
+	if o.config.Kind == warmingUp {
 		return 0
 	}
 	o.config.Size, o.config.Floor = o.config.Rate, 1

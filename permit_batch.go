@@ -88,10 +88,10 @@ type grant struct {
 type batch struct {
 	// Name of the bucket.
 	Name string
-	// Config of the limiter that asks.
-	Config Config
+	// config of the limiter that asks.
+	config config
 	// Known is the newest configuration that the process has learned; a bucket that was lost is rebuilt from it.
-	Known Config
+	Known config
 	// Initial is the stored permits that a new bursty bucket starts with.
 	Initial float64
 	// Epoch is a fresh random number from 1 to 2^53, the epoch's name should a new one begin.
@@ -104,7 +104,7 @@ type batch struct {
 	// Requests are decided in order.
 	Requests []request
 
-	own    *setting   // Config with what follows from it; may be nil
+	own    *setting   // config with what follows from it; may be nil
 	keep   bool       // the next batch may follow at once: a lock that others wait for may be kept for it
 	cached remembered // may be nil
 

@@ -77,27 +77,32 @@ type PermitBucket struct {
 	PausedMicros int64
 	// ReturnedPermits came back into the store out of turn in this epoch.
 	ReturnedPermits float64
-	// Config in force.
-	Config Config
+	// Rate in permits per second, and Version of the configuration in force; 0: it has none.
+	Rate    float64
+	Version int64
+	// WarmupMicros is the warm-up period; 0: the bucket is bursty.
+	WarmupMicros int64
 
+	config   config  // in force
 	returned []int64 // places whose stored permits came back in this epoch
 	derived  curve
-	text     string // canonical form of Config
+	text     string // canonical form of config
 }
 
 // adopt puts a configuration in force.
-func (b *PermitBucket) adopt(c Config) {
+func (b *PermitBucket) adopt(c config) {
 	s := newSetting(c)
 	b.put(&s)
 }
 
 func (b *PermitBucket) put(s *setting) {
-	b.Config, b.derived, b.text = s.Config, s.curve, s.text
+	b.config, b.derived, b.text = s.config, s.curve, s.text
 	b.MaxPermits, b.IntervalMicros = s.max, s.interval
+	b.Rate, b.Version, b.WarmupMicros = s.Rate, s.Version, s.WarmupMicros
 }
 
 // setting returns the configuration in force.
-func (b *PermitBucket) setting() setting { return setting{b.Config, b.derived, b.text} }
+func (b *PermitBucket) setting() setting { return setting{b.config, b.derived, b.text} }
 
 // newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
 func newEpoch() int64 { return rand.Int64N(1<<40) + 1 }
@@ -110,10 +115,18 @@ func (b *PermitBucket) beginEpoch(epoch int64) {
 // ReSync brings the bucket to nowMicros: the time since it owed nothing becomes stored permits, fractions included.
 func (b *PermitBucket) ReSync(nowMicros int64) { b.resync(nowMicros) }
 
+// coolDown is the time, in microseconds, in which the idle bucket stores one permit.
+func (b *PermitBucket) coolDown() float64 {
+	if b.WarmupMicros > 0 {
+		return float64(b.WarmupMicros) / b.MaxPermits
+	}
+	return b.IntervalMicros
+}
+
 // resync reports whether permits were lost because the bucket was full.
 func (b *PermitBucket) resync(now int64) (overflow bool) {
 	if now > b.NextFreeTicketMicros {
-		b.StoredPermits += float64(now-b.NextFreeTicketMicros) / b.Config.coolDown(b.IntervalMicros, b.MaxPermits)
+		b.StoredPermits += float64(now-b.NextFreeTicketMicros) / b.coolDown()
 		b.NextFreeTicketMicros = now
 	}
 	overflow = b.StoredPermits > b.MaxPermits
@@ -134,7 +147,7 @@ func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
 		return out, nil
 	}
 	if b.Epoch == 0 {
-		newest := batch.Config
+		newest := batch.config
 		if batch.Known.Version > newest.Version && batch.Known.Kind == newest.Kind {
 			newest = batch.Known
 		}
@@ -142,7 +155,7 @@ func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
 		out.Changed = len(batch.Requests) > 0
 	} else {
 		nowMicros = b.observe(nowMicros, batch.Epoch, &out)
-		if !batch.replaces(b.Config.Kind) {
+		if !batch.replaces(b.config.Kind) {
 			if err := b.reconcile(nowMicros, batch, &out); err != nil {
 				return outcome{}, err
 			}
@@ -173,13 +186,13 @@ func (b *PermitBucket) decide(now int64, r *request, batch *batch) grant {
 	case opGiveBack:
 		return grant{OK: b.giveBack(now, &r.Back)}
 	case opSetRate:
-		return grant{OK: b.setRate(r.Rate, batch.Config.Version)}
+		return grant{OK: b.setRate(r.Rate, batch.config.Version)}
 	case opSetRateAndBurst:
-		return grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Config.Version)}
+		return grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.config.Version)}
 	case opHold:
 		return grant{OK: b.hold(now, r.HoldMicros, batch.Epoch)}
 	case opReset:
-		b.begin(now, batch, batch.Config)
+		b.begin(now, batch, batch.config)
 		return grant{OK: true}
 	}
 	return r.Grant
@@ -195,15 +208,15 @@ func (b *PermitBucket) sound() bool {
 }
 
 // replaces tells whether the batch begins a bucket of another kind anew: then the old one's configuration does not matter.
-func (batch *batch) replaces(kind Kind) bool {
-	return batch.Config.Kind != kind && len(batch.Requests) > 0 && batch.Requests[0].Op == opReset
+func (batch *batch) replaces(kind kind) bool {
+	return batch.config.Kind != kind && len(batch.Requests) > 0 && batch.Requests[0].Op == opReset
 }
 
 // begin makes a new bucket.
-func (b *PermitBucket) begin(now int64, batch *batch, c Config) {
+func (b *PermitBucket) begin(now int64, batch *batch, c config) {
 	b.adopt(c)
 	b.StoredPermits = b.MaxPermits // warm-up starts cold
-	if c.Kind == Bursty {
+	if c.Kind == bursty {
 		b.StoredPermits = min(batch.Initial, b.MaxPermits)
 	}
 	b.NextFreeTicketMicros, b.CarryMicros, b.SeenMicros = now, 0, now
@@ -231,7 +244,7 @@ func (b *PermitBucket) observe(now, epoch int64, out *outcome) int64 {
 // reconcile puts the right configuration in force: the newest version, and among equal ones the larger content hash.
 // As long as nobody set a version, each caller's own applies to its own call.
 func (b *PermitBucket) reconcile(now int64, batch *batch, out *outcome) error {
-	mine, theirs := &batch.Config, &b.Config
+	mine, theirs := &batch.config, &b.config
 	if mine.Kind != theirs.Kind {
 		return invalid(label(batch.Name), wanted("kind", mine.Kind, fmt.Sprintf("%v, as the bucket is, or another name", theirs.Kind)))
 	}
@@ -261,13 +274,13 @@ func (b *PermitBucket) reconcile(now int64, batch *batch, out *outcome) error {
 }
 
 // rescale adopts a configuration and keeps the stored permits in proportion, as Guava's setRate does.
-func (b *PermitBucket) rescale(c Config) {
+func (b *PermitBucket) rescale(c config) {
 	old := b.MaxPermits
 	b.adopt(c)
 	switch {
 	case old > 0:
 		b.StoredPermits = min(b.MaxPermits, float64(b.StoredPermits*b.MaxPermits)/old)
-	case c.Kind == WarmingUp:
+	case c.Kind == warmingUp:
 		b.StoredPermits = b.MaxPermits
 	default:
 		b.StoredPermits = 0
@@ -276,10 +289,10 @@ func (b *PermitBucket) rescale(c Config) {
 }
 
 // cost of n permits from the account's stored ones, in microseconds, before rounding.
-func (k *curve) cost(kind Kind, stored, n float64) (micros, spend float64) {
+func (k *curve) cost(kind kind, stored, n float64) (micros, spend float64) {
 	spend = min(n, stored)
 	micros = float64((n - spend) * k.interval)
-	if kind == WarmingUp {
+	if kind == warmingUp {
 		micros += k.storedCost(stored, spend)
 	}
 	return micros, spend
@@ -288,7 +301,7 @@ func (k *curve) cost(kind Kind, stored, n float64) (micros, spend float64) {
 // after is the account once n permits were taken from it. The cost is rounded up to whole microseconds, and what it
 // was rounded up by is carried to the next request: with exact time V = Next − Carry, V grows by the cost exactly,
 // so the long-run rate is exact at every rate, and Next is never more than 1 µs ahead of V.
-func (k *curve) after(kind Kind, m balance, n int64) (balance, bool) {
+func (k *curve) after(kind kind, m balance, n int64) (balance, bool) {
 	cost, spend := k.cost(kind, m.Stored, float64(n))
 	need := cost - m.Carry
 	add := 0.0
@@ -308,7 +321,7 @@ func (k *curve) ceil(micros float64) float64 {
 }
 
 // leastWait is the shortest time after which n permits can fall due, from a full bucket that owes nothing.
-func (c *Config) leastWait(k *curve, n int64) int64 {
+func (c *config) leastWait(k *curve, n int64) int64 {
 	if c.Payment == PayLater {
 		return 0
 	}
@@ -330,12 +343,12 @@ func (b *PermitBucket) set(m balance) {
 // take grants n permits if they are due within maxWait, else takes nothing. The bucket is resynced.
 func (b *PermitBucket) take(now, n, maxWait int64) grant {
 	before := b.balance()
-	after, ok := b.derived.after(b.Config.Kind, before, n)
+	after, ok := b.derived.after(b.config.Kind, before, n)
 	if !ok {
 		return grant{Overflow: true}
 	}
 	due := after.Next
-	if b.Config.Payment == PayLater {
+	if b.config.Payment == PayLater {
 		due = before.Next
 	}
 	if due-now > maxWait {
@@ -343,7 +356,7 @@ func (b *PermitBucket) take(now, n, maxWait int64) grant {
 	}
 	b.set(after)
 	b.Seq++
-	place := place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.Config.Version, before: before, after: after}
+	place := place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.config.Version, before: before, after: after}
 	b.Tail = b.Seq
 	return grant{OK: true, WaitMicros: due - now, Place: place}
 }
@@ -365,8 +378,8 @@ func (b *PermitBucket) takeStored(now, n int64) grant {
 
 // takeNow decides on one request as apply would, if it is due at once or refused, under a configuration that is in force:
 // most requests, and much faster. Else it reports that it has decided nothing.
-func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted, decided bool) {
-	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.Config != *c {
+func (b *PermitBucket) takeNow(now int64, c *config, n, maxWait int64) (granted, decided bool) {
+	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.config != *c {
 		return false, false
 	}
 	now = max(now, b.SeenMicros)
@@ -401,6 +414,6 @@ func (b *PermitBucket) takeNow(now int64, c *Config, n, maxWait int64) (granted,
 // ttlMillis is how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour, so that a
 // store need not prolong it with every write.
 func (b *PermitBucket) ttlMillis(nowMicros int64) int64 {
-	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.Config.coolDown(b.IntervalMicros, b.MaxPermits))
+	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.coolDown())
 	return int64(math.Ceil(min(micros, maxExact)/1000)) + 86_400_000 + spareTTL
 }

@@ -41,9 +41,9 @@ func Worst(n int, at func(i int) (micros int64, permits float64), rate float64) 
 }
 
 // bound is what is promised for a window of length 0, with the microsecond and some float noise.
-func bound(c Config, most, largest float64) float64 {
+func bound(c config, most, largest float64) float64 {
 	b := most + largest
-	if c.Kind == WarmingUp {
+	if c.Kind == warmingUp {
 		b = largest
 	} else if c.Payment == PayNow {
 		b = max(most, largest)
@@ -75,7 +75,7 @@ func TestWorst(t *testing.T) {
 }
 
 // bucketOf begins a bucket at a time.
-func bucketOf(t require.TestingT, c Config, initial float64, now int64) *PermitBucket {
+func bucketOf(t require.TestingT, c config, initial float64, now int64) *PermitBucket {
 	b := new(PermitBucket)
 	require.NoError(t, c.validate())
 	b.begin(now, &batch{Name: "b", Initial: initial, Epoch: 1}, c)
@@ -84,17 +84,17 @@ func bucketOf(t require.TestingT, c Config, initial float64, now int64) *PermitB
 
 // takeAt asks as a batch of one would.
 func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) grant {
-	batch := &batch{Name: "b", Config: b.Config, Epoch: b.Epoch + 1, Requests: []request{{Permits: n, MaxWaitMicros: maxWait}}}
+	batch := &batch{Name: "b", config: b.config, Epoch: b.Epoch + 1, Requests: []request{{Permits: n, MaxWaitMicros: maxWait}}}
 	if _, err := b.apply(now, batch); err != nil { // require, asked a million times, takes longer than Apply
 		require.NoError(t, err)
 	}
 	return batch.Requests[0].Grant
 }
 
-func drawPlain(t *rapid.T) Config {
-	c := drawConfig(t, Kind(rapid.IntRange(0, 1).Draw(t, "kind")))
+func drawPlain(t *rapid.T) config {
+	c := drawConfig(t, kind(rapid.IntRange(0, 1).Draw(t, "kind")))
 	c.Version = 0
-	if c.Kind == Bursty {
+	if c.Kind == bursty {
 		c.Size = rapid.SampledFrom([]float64{0, 0.5, 1, 5, 20, 1000, c.Rate}).Draw(t, "size")
 	}
 	return c
@@ -145,7 +145,7 @@ func TestFullDemand(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, float64(granted), c.Rate*float64(last-start-1)/1e6-1) // due times are whole microseconds
 
-		if c.Kind == WarmingUp || k.max < 2 {
+		if c.Kind == warmingUp || k.max < 2 {
 			return // what polling leaves in a warm-up bucket cools it, and a small bucket overflows between polls
 		}
 		b = bucketOf(t, c, 0, 0)
@@ -164,7 +164,7 @@ func TestFullDemand(t *testing.T) {
 // every 1.6 intervals it hands out 5/8 of the rate; this one hands out all of it.
 func TestNoDrift(t *testing.T) {
 	const interval, polls = 200_000, 10_000
-	b := bucketOf(t, Config{Rate: 5, Size: 5, Floor: 1}, 0, 0)
+	b := bucketOf(t, config{Rate: 5, Size: 5, Floor: 1}, 0, 0)
 	var seedStored, seedNext, seedGranted, granted, now int64
 	for range polls {
 		now += interval * 8 / 5
@@ -189,7 +189,7 @@ func TestNoDrift(t *testing.T) {
 // bucket always has one. And what is overlooked is remembered: it does not add up.
 func TestShortfall(t *testing.T) {
 	for _, rate := range []float64{3, 7, 11, 13, 70, 0.7, 1.0 / 3} {
-		c := Config{Rate: rate, Size: 5, Floor: 1}
+		c := config{Rate: rate, Size: 5, Floor: 1}
 		b := bucketOf(t, c, 1, 0)
 		var events []event
 		for i := range 6000 {
@@ -200,7 +200,7 @@ func TestShortfall(t *testing.T) {
 		require.LessOrEqual(t, worst(events, rate), bound(c, 5, 1))
 	}
 	// Short by half of what is overlooked, again and again: the first time it passes, then the debt is felt.
-	b := bucketOf(t, Config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
+	b := bucketOf(t, config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
 	for range 1_000_000 {
 		b.StoredPermits, b.NextFreeTicketMicros = 1-5e-10, 0
 		takeAt(t, b, 0, 1, maxExact)
@@ -211,8 +211,8 @@ func TestShortfall(t *testing.T) {
 // Ten million calls at rates that Guava's truncation gets wrong: 80,000/s would become 83,333, 3,000,000/s no limit.
 func TestExactLongRun(t *testing.T) {
 	for _, rate := range []float64{0.001, 3, 7, 80_000, 3e6, 1e7} {
-		b := bucketOf(t, Config{Rate: rate, Size: 1, Floor: 1}, 0, 0)
-		batch := &batch{Name: "b", Config: b.Config, Epoch: 2, Requests: make([]request, 1000)}
+		b := bucketOf(t, config{Rate: rate, Size: 1, Floor: 1}, 0, 0)
+		batch := &batch{Name: "b", config: b.config, Epoch: 2, Requests: make([]request, 1000)}
 		for i := range batch.Requests {
 			batch.Requests[i] = request{Permits: 1, MaxWaitMicros: maxExact}
 		}
@@ -228,12 +228,12 @@ func TestExactLongRun(t *testing.T) {
 
 // Two unversioned configurations that take batches hand out no more than the larger of each bound allows.
 func TestNoMintingByTakingTurns(t *testing.T) {
-	small, large := Config{Rate: 100, Size: 10, Floor: 1}, Config{Rate: 100, Size: 1000, Floor: 1}
+	small, large := config{Rate: 100, Size: 10, Floor: 1}, config{Rate: 100, Size: 1000, Floor: 1}
 	b := bucketOf(t, small, 1, 0)
 	var events []event
 	for now := int64(0); now < 10_000_000; now += 1000 {
-		for i, c := range []Config{large, small} {
-			batch := &batch{Name: "b", Config: c, Epoch: now + int64(i) + 1, Requests: []request{{Permits: 1}}}
+		for i, c := range []config{large, small} {
+			batch := &batch{Name: "b", config: c, Epoch: now + int64(i) + 1, Requests: []request{{Permits: 1}}}
 			_, err := b.apply(now, batch)
 			require.NoError(t, err)
 			if batch.Requests[0].Grant.OK {
@@ -249,7 +249,7 @@ func TestNoMintingByTakingTurns(t *testing.T) {
 // back an hour refuses for no longer either; one set forward grants one full bucket.
 func TestClockSteps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := Config{Rate: 50, Size: 10, Floor: 1, Payment: Payment(rapid.IntRange(0, 1).Draw(t, "payment"))}
+		c := config{Rate: 50, Size: 10, Floor: 1, Payment: Payment(rapid.IntRange(0, 1).Draw(t, "payment"))}
 		b := bucketOf(t, c, 1, 0)
 		var events []event
 		last, gap := int64(0), int64(0)
@@ -268,14 +268,14 @@ func TestClockSteps(t *testing.T) {
 		require.LessOrEqual(t, gap, int64(2_000_000))
 	})
 	for _, step := range []int64{-2_000_001, -3_600_000_000, -86_400_000_000 * 365} {
-		b := bucketOf(t, Config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
+		b := bucketOf(t, config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
 		require.True(t, takeAt(t, b, 0, 1, 0).OK)
 		require.Equal(t, int64(2_000_000), takeAt(t, b, 0, 10, maxExact).WaitMicros)
 		require.Equal(t, int64(2_200_000), takeAt(t, b, step, 1, maxExact).WaitMicros, "the debt is what it was")
 		require.False(t, takeAt(t, b, step+2_000_000, 1, 0).OK)
 		require.True(t, takeAt(t, b, step+2_200_000, 1, 200_000).OK)
 	}
-	b := bucketOf(t, Config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
+	b := bucketOf(t, config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
 	require.False(t, takeAt(t, b, 3_600_000_000, 6, 0).OK)
 	require.True(t, takeAt(t, b, 3_600_000_000, 5, 0).OK)
 }
@@ -284,7 +284,7 @@ func TestClockSteps(t *testing.T) {
 // return what it could not before; the window bound holds on what was not cancelled.
 func TestGiveBackTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := Config{Rate: 10, Size: rapid.SampledFrom([]float64{0, 1, 5}).Draw(t, "size")}
+		c := config{Rate: 10, Size: rapid.SampledFrom([]float64{0, 1, 5}).Draw(t, "size")}
 		if c.Size > 0 {
 			c.Floor = 1
 		}
@@ -302,7 +302,7 @@ func TestGiveBackTwice(t *testing.T) {
 		now, epoch, largest := int64(0), int64(1), 0.0
 		send := func(b *PermitBucket, backs []giveBack) {
 			epoch++
-			batch := &batch{Name: "b", Config: c, Epoch: epoch}
+			batch := &batch{Name: "b", config: c, Epoch: epoch}
 			for _, g := range backs {
 				batch.Requests = append(batch.Requests, request{Op: opGiveBack, Back: g})
 			}
@@ -315,7 +315,7 @@ func TestGiveBackTwice(t *testing.T) {
 			epoch++
 			var g [2]grant
 			for i, b := range []*PermitBucket{once, twice} {
-				batch := &batch{Name: "b", Config: c, Epoch: epoch, Requests: []request{{Permits: n, MaxWaitMicros: 3_000_000}}}
+				batch := &batch{Name: "b", config: c, Epoch: epoch, Requests: []request{{Permits: n, MaxWaitMicros: 3_000_000}}}
 				_, err := b.apply(now, batch)
 				require.NoError(t, err)
 				g[i] = batch.Requests[0].Grant
@@ -424,7 +424,7 @@ func TestWindowBoundWithHolds(t *testing.T) {
 				r = request{Op: opHold, HoldMicros: 1 + int64(rapid.Float64Range(0, 30).Draw(rt, "intervals")*s.interval)}
 			}
 			paused := b.PausedMicros
-			batch := &batch{Config: c, Epoch: newEpoch(), Requests: []request{r}}
+			batch := &batch{config: c, Epoch: newEpoch(), Requests: []request{r}}
 			out, err := b.apply(now, batch)
 			require.NoError(rt, err)
 			g := batch.Requests[0].Grant

@@ -113,7 +113,7 @@ func (l *RateLimiter) fallback(ctx context.Context, v verdict, err error, ask fu
 // share is a limiter of this process's part of a bucket. In each outage the part begins empty once, behind what this process has
 // reserved in the bucket, whoever asks for it first (see coordinator.part): an outage gives nobody more than the process's share.
 type share struct {
-	whole     Config
+	whole     config
 	instances int
 	limiter   *RateLimiter
 }
@@ -126,7 +126,7 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 			n = int(counted)
 		}
 	}
-	whole := l.effective().Config
+	whole := l.effective().config
 	if s := l.share.Load(); s != nil && s.whole == whole && s.instances == n {
 		l.coordinator.part(s.limiter)
 		return s.limiter, nil

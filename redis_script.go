@@ -69,10 +69,10 @@ func encodeBatch(b *batch, deadline string) string {
 	if b.own != nil {
 		dst = append(dst, b.own.text...)
 	} else {
-		dst = b.Config.appendText(dst)
+		dst = b.config.appendText(dst)
 	}
 	dst = append(dst, '\n')
-	if b.Known.Version > b.Config.Version {
+	if b.Known.Version > b.config.Version {
 		dst = b.Known.appendText(dst)
 	}
 	dst = strconv.AppendInt(append(dst, '\n'), b.Epoch, 10)

@@ -28,7 +28,7 @@ func redisStores(client RedisClient, opts ...RedisOption) map[string]Store {
 // takes is a batch of one.
 func takes(name string, n int64) *batch {
 	return &batch{
-		Name: name, Config: Config{Rate: 5, Size: 5, Floor: 1}, Initial: 5, Epoch: rand.Int64N(maxExact) + 1,
+		Name: name, config: config{Rate: 5, Size: 5, Floor: 1}, Initial: 5, Epoch: rand.Int64N(maxExact) + 1,
 		LocalMicros: func() int64 { return time.Now().UnixMicro() },
 		Requests:    []request{{Permits: n, MaxWaitMicros: maxExact}},
 	}
@@ -62,7 +62,7 @@ func TestClients(t *testing.T) {
 					require.True(t, b.Requests[0].Grant.OK)
 				}
 			}
-			out, err := apply(background, NewRedisScriptStore(client), &batch{Name: bucket, Config: takes("", 1).Config, Epoch: 1})
+			out, err := apply(background, NewRedisScriptStore(client), &batch{Name: bucket, config: takes("", 1).config, Epoch: 1})
 			require.NoError(t, err)
 			require.EqualValues(t, 7, out.Bucket.Seq, "begun, and six taken")
 			require.EqualValues(t, 0, server.Client(t).Exists(background, "tokenbucket:{"+bucket+"}:lock").Val())
@@ -99,7 +99,7 @@ func TestScriptsRunOnce(t *testing.T) {
 				}, 20*time.Second, time.Millisecond)
 				require.LessOrEqual(t, int(proxy.Seen()), 2)
 			}
-			out, err := apply(background, warm, &batch{Name: "x", Config: takes("", 1).Config, Epoch: 1})
+			out, err := apply(background, warm, &batch{Name: "x", config: takes("", 1).config, Epoch: 1})
 			require.NoError(t, err)
 			taken := out.Bucket.Seq - 1
 			require.EqualValues(t, 2, taken, "the first, and the one whose reply was lost")
@@ -387,7 +387,7 @@ func TestRefundsAfterSetRateAndReset(t *testing.T) {
 			b, err = l.State(background)
 			require.NoError(t, err)
 			require.Equal(t, 50.0, b.StoredPermits)
-			require.Zero(t, b.Config.Version)
+			require.Zero(t, b.config.Version)
 		})
 	}
 }

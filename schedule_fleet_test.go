@@ -8,7 +8,7 @@ import (
 )
 
 // busy is a fleet at full demand: processes at a distance from the bucket, each with so many callers who ask again at once.
-func busy(seed uint64, c Config, distances []int64, callers int, largest int64) *world {
+func busy(seed uint64, c config, distances []int64, callers int, largest int64) *world {
 	w := newWorld(seed, c)
 	lossRate = 0
 	for _, d := range distances {
@@ -44,7 +44,7 @@ func TestScheduleIsFair(t *testing.T) {
 		rate, least float64
 	}{{1000, 0.85}, {5, 0.75}} {
 		t.Run(fmt.Sprint(test.rate), func(t *testing.T) {
-			w := busy(1, Config{Rate: test.rate, Size: 1}, []int64{100, 5000, 20_000}, 300, 1)
+			w := busy(1, config{Rate: test.rate, Size: 1}, []int64{100, 5000, 20_000}, 300, 1)
 			begin := w.now
 			w.run(begin + 60_000_000)
 			require.Empty(t, w.wrong)
@@ -61,7 +61,7 @@ func TestScheduleIsFair(t *testing.T) {
 // One of two processes is stopped for 150 ms, once or every two seconds: what falls due in the pause is lost, and hardly more.
 func TestSchedulePauses(t *testing.T) {
 	for _, rate := range []float64{100, 1000} {
-		w := busy(2, Config{Rate: rate, Size: 1}, []int64{100, 100}, 300, 1)
+		w := busy(2, config{Rate: rate, Size: 1}, []int64{100, 100}, 300, 1)
 		begin := w.now
 		w.run(begin + 4_000_000)
 		w.fleet[0].asleep = w.now + 150_000
@@ -88,7 +88,7 @@ func TestScheduleUsesWhatIsCancelled(t *testing.T) {
 	for _, processes := range []int{1, 3} {
 		for _, largest := range []int64{1, 5} {
 			t.Run(fmt.Sprintf("%d processes, up to %d permits", processes, largest), func(t *testing.T) {
-				w := busy(3, Config{Rate: 1000, Size: 1}, []int64{100, 1000, 5000}[:processes], 0, 1)
+				w := busy(3, config{Rate: 1000, Size: 1}, []int64{100, 1000, 5000}[:processes], 0, 1)
 				for _, a := range w.fleet {
 					for range 1000 {
 						a.demand(largest)
@@ -131,9 +131,9 @@ func (a *actor) demand(largest int64) {
 
 // Large requests beside small ones: neither starves, warm-up with PayNow included.
 func TestScheduleOfSizes(t *testing.T) {
-	for name, c := range map[string]Config{
+	for name, c := range map[string]config{
 		"bursty":  {Rate: 1000, Size: 10},
-		"warm-up": {Rate: 1000, Kind: WarmingUp, WarmupMicros: 2_000_000, ColdFactor: 3},
+		"warm-up": {Rate: 1000, Kind: warmingUp, WarmupMicros: 2_000_000, ColdFactor: 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := busy(4, c, []int64{100, 100}, 0, 1)

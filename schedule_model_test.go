@@ -211,7 +211,7 @@ func (a *actor) depart() {
 	if a.flying {
 		return
 	}
-	batch := &batch{Name: "x", Config: a.terms.Config, Epoch: a.random.Int64N(1<<40) + 1}
+	batch := &batch{Name: "x", config: a.terms.config, Epoch: a.random.Int64N(1<<40) + 1}
 	refund := a.line.Refund()
 	if refund != nil {
 		batch.Requests = append(batch.Requests, request{Op: opGiveBack, Back: giveBack{
@@ -336,7 +336,7 @@ func (a *actor) land(number int64, batch *batch, refund bool, askers []*schedule
 	a.look()
 }
 
-func newWorld(seed uint64, c Config) *world {
+func newWorld(seed uint64, c config) *world {
 	s := newSetting(c)
 	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: &terms{setting: &s}}
 }
@@ -358,7 +358,7 @@ func (w *world) worstLevel() float64 {
 func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	pause := 50_000 + r.Int64N(3_000_000)
 	apply := func(q request) {
-		_, err := w.bucket.apply(w.now+w.skew, &batch{Name: "x", Config: w.terms.Config, Epoch: r.Int64N(1<<40) + 1, Requests: []request{q}})
+		_, err := w.bucket.apply(w.now+w.skew, &batch{Name: "x", config: w.terms.config, Epoch: r.Int64N(1<<40) + 1, Requests: []request{q}})
 		if err != nil {
 			w.fail("%v", err)
 		}
@@ -399,10 +399,10 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 // history plays a random history and returns what was wrong with it.
 func history(seed uint64, faults bool) (wrong string, uses int) {
 	r := rand.New(rand.NewPCG(seed, 2))
-	c := Config{Rate: []float64{5, 100, 1000, 33.3}[r.IntN(4)], Payment: Payment(r.IntN(2))}
+	c := config{Rate: []float64{5, 100, 1000, 33.3}[r.IntN(4)], Payment: Payment(r.IntN(2))}
 	size := 0.0
 	if r.IntN(2) == 0 {
-		c.Kind, c.WarmupMicros, c.ColdFactor = WarmingUp, 2_000_000, 3
+		c.Kind, c.WarmupMicros, c.ColdFactor = warmingUp, 2_000_000, 3
 	} else {
 		size = []float64{0, 1, 10}[r.IntN(3)]
 		c.Size, c.Floor = size, 0

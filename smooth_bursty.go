@@ -7,7 +7,7 @@ package tokenbucket
 // All limiters of one name on one store share one bucket. permitsPerSecond is a number from 1e-9, a permit in 32 years, to
 // 2^53. Errors match [ErrInvalidConfig] and name the field and the value; no store is asked.
 func NewSmoothBursty(name string, permitsPerSecond float64, opts ...Option) (*RateLimiter, error) {
-	return newLimiter(name, Config{Kind: Bursty, Payment: PayNow, Rate: permitsPerSecond}, opts)
+	return newLimiter(name, config{Kind: bursty, Payment: PayNow, Rate: permitsPerSecond}, opts)
 }
 
 // burstyCurve: stored permits are free, and an idle bucket earns them at the rate at which it hands them out.
@@ -16,7 +16,7 @@ func NewSmoothBursty(name string, permitsPerSecond float64, opts ...Option) (*Ra
 //	  max ┤      ┌────────────      slope 1/interval while nobody asks
 //	      │    ╱
 //	    0 ┼──╱────────────────▶ time
-func burstyCurve(c *Config) curve {
+func burstyCurve(c *config) curve {
 	interval := microsPerSecond / c.Rate
 	return curve{interval: interval, max: max(c.Floor, c.Size)}
 }

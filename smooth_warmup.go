@@ -10,8 +10,8 @@ import "time"
 // warmupPeriod counts in whole microseconds, at least one. The cold interval, coldFactor / permitsPerSecond, is at most 1e9 s.
 // Otherwise as [NewSmoothBursty].
 func NewSmoothWarmingUp(name string, permitsPerSecond float64, warmupPeriod time.Duration, opts ...Option) (*RateLimiter, error) {
-	return newLimiter(name, Config{
-		Kind: WarmingUp, Payment: PayLater, Rate: permitsPerSecond, WarmupMicros: warmupPeriod.Microseconds(), ColdFactor: 3,
+	return newLimiter(name, config{
+		Kind: warmingUp, Payment: PayLater, Rate: permitsPerSecond, WarmupMicros: warmupPeriod.Microseconds(), ColdFactor: 3,
 	}, opts)
 }
 
@@ -42,7 +42,7 @@ func NewSmoothWarmingUp(name string, permitsPerSecond float64, warmupPeriod time
 //
 // The slope is what raises stable to cold over max − threshold. An idle bucket goes from 0 to max in one period,
 // so it stores a permit each period / max.
-func warmupCurve(c *Config) curve {
+func warmupCurve(c *config) curve {
 	stable := microsPerSecond / c.Rate
 	cold := float64(stable * c.ColdFactor)
 	period := float64(c.WarmupMicros)

@@ -26,8 +26,8 @@ func (c *coordinator) see(f *flight, out *outcome) {
 		return
 	}
 	s := c.known.Load()
-	if s == nil || s.Config != b.Config {
-		if s = f.batch.own; s == nil || s.Config != b.Config {
+	if s == nil || s.config != b.config {
+		if s = f.batch.own; s == nil || s.config != b.config {
 			c.dropSnapshot()
 			return
 		}
@@ -75,10 +75,10 @@ func (c *coordinator) refuses(limiter *RateLimiter, n, maxWait int64) (wait int6
 	}
 	now := s.clock + age.Microseconds()
 	e := limiter.effective()
-	if e != s.setting && e.Config != s.setting.Config || e.Version == limiter.own.Version && e.Config != limiter.own.Config {
+	if e != s.setting && e.config != s.setting.config || e.Version == limiter.own.Version && e.config != limiter.own.config {
 		return 0, false // the store must hear of it
 	}
-	if now > s.at.Next && s.setting.Kind == WarmingUp {
+	if now > s.at.Next && s.setting.Kind == warmingUp {
 		return 0, false
 	}
 	wait, ok := s.setting.wait(s.at, now, n)
@@ -97,7 +97,7 @@ func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 
 // takeNow decides on a request to a bucket in memory that need not wait, under a configuration that is in force, unless somebody
 // waits already: without an allocation, a timer or a goroutine, with one lock and one look at the clock.
-func (c *coordinator) takeNow(config *Config, n, maxWait int64) (granted, decided bool) {
+func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decided bool) {
 	if c.busy.Load() {
 		return false, false
 	}

@@ -58,7 +58,7 @@ func TestRefusalIsNeverWrong(t *testing.T) {
 
 // A warm-up bucket without debt becomes colder with time: what would wait too long later may be granted now.
 func TestRefusalOfAColderBucket(t *testing.T) {
-	c := Config{Kind: WarmingUp, Payment: PayNow, Rate: 10, WarmupMicros: 150_000, ColdFactor: 10}
+	c := config{Kind: warmingUp, Payment: PayNow, Rate: 10, WarmupMicros: 150_000, ColdFactor: 10}
 	s := newSetting(c)
 	b := bucketOf(t, c, 0, 0)
 	b.StoredPermits = b.MaxPermits / 2

@@ -161,7 +161,7 @@ func (t *terms) PayLater() bool { return t.Payment == PayLater }
 // costFromCold is what n permits take of a bucket that is as cold as can be, in microseconds.
 func (s *setting) costFromCold(n int64) int64 {
 	m := balance{}
-	if s.Kind == WarmingUp {
+	if s.Kind == warmingUp {
 		m.Stored = s.max
 	}
 	m, ok := s.after(s.Kind, m, n)

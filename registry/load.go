@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // Reload asks the source now. Many callers share a load. On an error everything stays as it was.
@@ -115,8 +117,8 @@ func (r *Registry) dispute(e *entry) int64 {
 	if l == nil {
 		return e.version
 	}
-	own, there := l.Config(), l.InForce()
-	if own.Version = there.Version; own == there {
+	there := seam.InForce(l)
+	if there.Own {
 		e.disputed = 0
 		return e.version
 	}
@@ -124,7 +126,7 @@ func (r *Registry) dispute(e *entry) int64 {
 		return e.version
 	}
 	r.log.Warn("registry: the bucket follows something else than its row; the row wins", "bucket", e.limit.Name, "row", e.limit.Row,
-		"bucket's rate", there.Rate, "row's", own.Rate, "version", there.Version+1)
+		"bucket's rate", there.Rate, "row's", there.OwnRate, "version", there.Version+1)
 	return there.Version + 1
 }
 

@@ -403,7 +403,7 @@ func TestChangedContentWins(t *testing.T) {
 					require.NoError(t, err)
 					b, err := l.State(ctx)
 					require.NoError(t, err)
-					require.Equal(t, a, b.Config.Rate, "bucket, asked by %d", i%2+1)
+					require.Equal(t, a, b.Rate, "bucket, asked by %d", i%2+1)
 				}
 				l, err := second.Limiter("/a")
 				require.NoError(t, err)
@@ -446,7 +446,7 @@ func TestTableIsTheTruth(t *testing.T) {
 					require.NoError(t, err)
 					b, err := l.State(ctx)
 					require.NoError(t, err)
-					return b.Config.Rate
+					return b.Rate
 				}
 				asked()
 				for range 2 {
@@ -539,7 +539,7 @@ func TestKindChanges(t *testing.T) {
 			})
 		}
 	}
-	kind := func(want tokenbucket.Kind) {
+	warms := func(want bool) {
 		require.Eventually(t, func() bool {
 			for _, r := range []*registry.Registry{first, second} {
 				l, err := r.Limiter("/a")
@@ -547,19 +547,19 @@ func TestKindChanges(t *testing.T) {
 					return false
 				}
 				b, err := l.State(ctx)
-				if err != nil || b.Config.Kind != want {
+				if err != nil || b.WarmupMicros > 0 != want {
 					return false
 				}
 			}
 			return true
 		}, 10*time.Second, time.Millisecond)
 	}
-	kind(tokenbucket.Bursty)
+	warms(false)
 	source.set(warm)
-	kind(tokenbucket.WarmingUp)
+	warms(true)
 	time.Sleep(300 * time.Millisecond)
 	source.set(plain)
-	kind(tokenbucket.Bursty)
+	warms(false)
 	close(done)
 	wg.Wait()
 	require.Zero(t, failed.Load(), "of %d calls", calls.Load())
@@ -761,7 +761,7 @@ func TestRowThatComesBack(t *testing.T) {
 		require.NoError(t, err)
 		b, err := l.State(ctx)
 		require.NoError(t, err)
-		require.Equal(t, rate, b.Config.Rate, "time %d", i)
+		require.Equal(t, rate, b.Rate, "time %d", i)
 		source.set(row("/b", 1, 1))
 		require.NoError(t, r.Reload(ctx))
 	}

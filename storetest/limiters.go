@@ -88,7 +88,8 @@ func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
 			return l
 		}
 		l := open()
-		if _, err := l.Reserve(background, 1000*(i+1)); err != nil { // a debt, so that time only moves what was seen last
+		debt, err := l.Reserve(background, 1000*(i+1)) // so that time only moves what was seen last
+		if err != nil {
 			t.Fatal(err)
 		}
 		want, got := state(t, l), state(t, open())
@@ -96,8 +97,11 @@ func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
 		want.ReSync(at)
 		got.ReSync(at)
 		if want.NextFreeTicketMicros != got.NextFreeTicketMicros || want.StoredPermits != got.StoredPermits || want.CarryMicros != got.CarryMicros ||
-			want.MaxPermits != got.MaxPermits || want.IntervalMicros != got.IntervalMicros || want.Config != got.Config {
+			want.MaxPermits != got.MaxPermits || want.IntervalMicros != got.IntervalMicros || want.Rate != got.Rate || want.Version != got.Version || want.WarmupMicros != got.WarmupMicros {
 			t.Errorf("wrote %+v\n read %+v", want, got)
+		}
+		if err := debt.Cancel(background); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -198,7 +199,7 @@ func TestRowsAndServers(t *testing.T) {
 				if l == nil {
 					return 0
 				}
-				return l.Config().Rate
+				return seam.InForce(l).OwnRate
 			}
 			require.False(t, passing(3))
 			exec1(t, db, "UPDATE t_ratelimite_conf SET status = 0 WHERE interfaceUrl = '/a'")

@@ -21,6 +21,17 @@ type Decided struct {
 // DecidedIn returns what was decided in a *tokenbucket.Batch.
 var DecidedIn func(batch any) Decided
 
+// Force is what is in force in a limiter's bucket, as far as its process has heard.
+type Force struct {
+	Own           bool   // it is the limiter's own configuration, but perhaps for its version
+	Config        string // the limiter's own, as it stands at the end of a state
+	OwnRate, Rate float64
+	Version       int64
+}
+
+// InForce returns what is in force for a *tokenbucket.RateLimiter.
+var InForce func(limiter any) Force
+
 // Question is what the arithmetic makes of a bucket.
 type Question struct {
 	State   string // the bucket as it is stored; "": it is a new one

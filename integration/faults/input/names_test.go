@@ -56,7 +56,7 @@ func TestI3Names(t *testing.T) {
 			for i, l := range limiters {
 				b, err := l.State(ctx)
 				require.NoError(t, err)
-				require.Equal(t, float64(1000+i), b.Config.Rate, "%q", l.Name())
+				require.Equal(t, float64(1000+i), b.Rate, "%q", l.Name())
 				require.EqualValues(t, i+2, b.Seq, "%q: begun, and what was taken of it", l.Name())
 			}
 			own := func() map[string]string { // but for locks that are just being released
@@ -214,5 +214,5 @@ func TestI3Requests(t *testing.T) {
 	state, err := b.State(ctx)
 	require.NoError(t, err)
 	require.EqualValues(t, 4, state.Seq, "begun, and its own three requests")
-	require.Equal(t, 1000.0, state.Config.Rate)
+	require.Equal(t, 1000.0, state.Rate)
 }
