@@ -284,7 +284,7 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 	case v.granted:
 		return &Reservation{}, nil
 	}
-	return Refused(v.wait - timeout), nil
+	return refusedFor(v.wait - timeout), nil
 }
 
 func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, verdict, error) {

@@ -48,10 +48,10 @@ func (b *PermitBucket) appendText(dst []byte) []byte {
 	return append(append(dst, ' '), b.text...)
 }
 
-// UnmarshalText reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is
+// unmarshal reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is
 // left as it was; empty text is a bucket that does not exist yet.
-func (b *PermitBucket) UnmarshalText(text []byte) error {
-	if err := b.parse(string(text), nil); err != nil {
+func (b *PermitBucket) unmarshal(text string) error {
+	if err := b.parse(text, nil); err != nil {
 		return fmt.Errorf("%w: %w", ErrCorruptState, err)
 	}
 	return nil

@@ -47,8 +47,8 @@ const (
 	PayLater
 )
 
-// String returns the name that the state uses.
-func (p Payment) String() string {
+// word is the name that the state uses.
+func (p Payment) word() string {
 	if p == PayLater {
 		return "later"
 	}
@@ -155,7 +155,7 @@ func newSetting(c config) setting { return setting{c, c.curve(), string(c.append
 // rate, then size and floor or warm-up period and cold factor, and the version.
 func (c *config) appendText(dst []byte) []byte {
 	dst = append(append(dst, c.Kind.String()...), ' ')
-	dst = append(append(dst, c.Payment.String()...), ' ')
+	dst = append(append(dst, c.Payment.word()...), ' ')
 	dst = append(appendFloat(dst, c.Rate), ' ')
 	if c.Kind == warmingUp {
 		dst = append(strconv.AppendInt(dst, c.WarmupMicros, 10), ' ')

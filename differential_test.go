@@ -394,7 +394,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 				rt.Fatal(err, a.value)
 			}
 			if a.value != "" {
-				require.Equal(rt, errors.Is(err, ErrCorruptState), errors.Is(b.UnmarshalText([]byte(a.value)), ErrCorruptState), a.value)
+				require.Equal(rt, errors.Is(err, ErrCorruptState), errors.Is(b.unmarshal(a.value), ErrCorruptState), a.value)
 			}
 		}
 	})

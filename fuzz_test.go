@@ -48,7 +48,7 @@ func FuzzState(f *testing.F) {
 	f.Add([]byte("tb2 x"))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		b := PermitBucket{Name: "x"}
-		if err := b.UnmarshalText(text); err != nil {
+		if err := b.unmarshal(string(text)); err != nil {
 			if !errors.Is(err, ErrCorruptState) || b.Name != "x" || b.Epoch != 0 {
 				t.Fatalf("%q: %v", text, err)
 			}
@@ -59,7 +59,7 @@ func FuzzState(f *testing.F) {
 		}
 		written := b.appendText(nil)
 		var again PermitBucket
-		if err := again.UnmarshalText(written); err != nil {
+		if err := again.unmarshal(string(written)); err != nil {
 			t.Fatalf("%q was written as %q: %v", text, written, err)
 		}
 		if twice := again.appendText(nil); string(twice) != string(written) {
@@ -70,7 +70,7 @@ func FuzzState(f *testing.F) {
 		out, err := b.apply(1_700_000_000_000_000, batch)
 		if err == nil && out.Changed {
 			after := out.Bucket.appendText(nil)
-			if err := again.UnmarshalText(after); err != nil {
+			if err := again.unmarshal(string(after)); err != nil {
 				t.Fatalf("%q became %q: %v", text, after, err)
 			}
 			if g := batch.Requests[0].Grant; g.OK && g.WaitMicros < 0 {

@@ -6,6 +6,7 @@ import "github.com/go-tokenbucket/tokenbucket/internal/seam"
 func init() {
 	seam.DecidedIn = func(b any) seam.Decided { return b.(*Batch).asked.seen() }
 	seam.Answer = answer
+	seam.Read = func(b any, state string) error { return b.(*PermitBucket).unmarshal(state) }
 }
 
 // seen is what was decided.

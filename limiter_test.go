@@ -727,12 +727,9 @@ func TestPoliciesAreConstants(t *testing.T) {
 	var zero tb.FailurePolicy
 	require.Equal(t, closed, zero)
 	require.NotEqual(t, closed, opened)
-	for policy, text := range map[tb.FailurePolicy]string{
-		closed: "FailClosed", opened: "FailOpen", tb.LocalShare(1): "LocalShare(1)", tb.LocalShare(20): "LocalShare(20)",
-		tb.LocalShare(math.MaxInt): fmt.Sprintf("LocalShare(%d)", math.MaxInt), tb.LocalShare(0): "LocalShare(0)", tb.LocalShare(-1): "LocalShare(-1)",
-	} {
-		require.Equal(t, text, policy.String())
-		require.Equal(t, text, fmt.Sprint(policy))
+	for n, share := range map[int]tb.FailurePolicy{0: tb.LocalShare(0), -1: tb.LocalShare(-1), math.MinInt: tb.LocalShare(math.MinInt)} {
+		_, err := tb.NewSmoothBursty("x", 5, tb.WithFailurePolicy(share))
+		require.ErrorContains(t, err, fmt.Sprintf("failure policy LocalShare(%d)", max(n, math.MinInt+2)))
 	}
 }
 

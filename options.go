@@ -227,7 +227,7 @@ func WithLease(d time.Duration) Option {
 func WithFailurePolicy(p FailurePolicy) Option {
 	return func(o *options) {
 		if n, shares := p.instances(); shares && n < 1 {
-			o.fail("failure policy", p, "a local share of at least 1 instance")
+			o.fail("failure policy", p.name(), "a local share of at least 1 instance")
 		}
 		o.policy = p
 	}

@@ -174,7 +174,7 @@ func TestOutageCostsNoProcessor(t *testing.T) {
 func TestHeldLockOpensNoGate(t *testing.T) {
 	for _, which := range []string{"lock", "script"} {
 		for _, policy := range []FailurePolicy{FailClosed, FailOpen, LocalShare(1)} {
-			t.Run(which+" "+policy.String(), func(t *testing.T) {
+			t.Run(which+" "+policy.name(), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					client := new(fakeRedis)
 					client.locked.Store(true)

@@ -63,8 +63,8 @@ func (p FailurePolicy) instances() (n int, ok bool) {
 	return int(p), p > FailClosed
 }
 
-// String is FailClosed, FailOpen or LocalShare(n).
-func (p FailurePolicy) String() string {
+// name is FailClosed, FailOpen or LocalShare(n).
+func (p FailurePolicy) name() string {
 	if n, ok := p.instances(); ok {
 		return fmt.Sprintf("LocalShare(%d)", n)
 	}

@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
-// Reservation is permits already taken from the bucket whose time may lie ahead, or the refusal of them. Its methods
+// Reservation is permits already taken from the bucket whose time may lie ahead, or the refusal of them. The zero Reservation passes
+// without a bucket. Its methods
 // may be called by many goroutines at once.
 type Reservation struct {
 	call       *call // nil: no bucket was asked: the switch was off, or FailOpen or a shadow let it pass
@@ -15,9 +18,10 @@ type Reservation struct {
 	level      *Level
 }
 
-// Refused returns a reservation that is not OK, for code that refuses without a bucket. One that passes without a bucket
-// is the zero Reservation.
-func Refused(retryAfter time.Duration) *Reservation {
+func init() { seam.Refused = func(retryAfter time.Duration) any { return refusedFor(retryAfter) } }
+
+// refusedFor returns a reservation that is not OK.
+func refusedFor(retryAfter time.Duration) *Reservation {
 	return &Reservation{refused: true, retryAfter: max(0, retryAfter)}
 }
 

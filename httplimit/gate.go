@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // Gate decides about calls by key. A *registry.Registry is one; One makes one from a single limiter. It is called by many
@@ -24,6 +25,12 @@ type Gate interface {
 // once. If no state of the bucket can meet the timeout, every request is a failure, tokenbucket.ErrNeverGranted. A nil
 // limiter makes the constructor that is given the gate fail.
 func One(l *tokenbucket.RateLimiter, timeout time.Duration) Gate { return one{l, timeout} }
+
+// Refused returns a reservation that is not OK, for a gate that refuses without a bucket. One that passes without a bucket is the
+// zero Reservation.
+func Refused(retryAfter time.Duration) *tokenbucket.Reservation {
+	return seam.Refused(retryAfter).(*tokenbucket.Reservation)
+}
 
 type one struct {
 	limiter *tokenbucket.RateLimiter
@@ -119,7 +126,7 @@ func reserve(ctx context.Context, gate Gate, key string) (*tokenbucket.Reservati
 	var long *tokenbucket.WaitError
 	if errors.As(err, &long) && errors.Is(long.Reason, context.DeadlineExceeded) {
 		deadline, _ := ctx.Deadline()
-		return tokenbucket.Refused(long.Wait - time.Until(deadline)), nil
+		return Refused(long.Wait - time.Until(deadline)), nil
 	}
 	if err == nil && permit == nil {
 		err = errNothing

@@ -148,7 +148,7 @@ func TestMiddlewarePolicy(t *testing.T) {
 	})
 	t.Run("refused by no bucket", func(t *testing.T) {
 		gate := &spy{reserve: func(context.Context, string) (*tb.Reservation, error) {
-			return tb.Refused(2500 * time.Millisecond), nil
+			return httplimit.Refused(2500 * time.Millisecond), nil
 		}}
 		response := serve(t, limited(t, gate, ok))
 		require.Equal(t, http.StatusTooManyRequests, response.StatusCode)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // ErrNotLoaded: the limits could not be loaded, and there are none from before.
@@ -185,7 +186,7 @@ func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reser
 	case e == nil:
 		return &tokenbucket.Reservation{}, nil
 	}
-	return tokenbucket.Refused(0), nil
+	return seam.Refused(0).(*tokenbucket.Reservation), nil
 }
 
 // Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Without a limit in

@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -153,7 +154,7 @@ func TestTwoLimits(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			limiter, _ := bucket(t)
 			outer := &counting{Gate: grpclimit.One(limiter, 0)}
-			inner := &stub{reserve: func() (*tokenbucket.Reservation, error) { return tokenbucket.Refused(time.Second), nil }}
+			inner := &stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(time.Second), nil }}
 			client := dial(t, serve(t, &service{}), append(onClient(interceptors(t, outer)), onClient(interceptors(t, inner))...)...)
 			require.ErrorIs(t, kind.call(limit(t), client), grpclimit.ErrRefused)
 			require.Len(t, inner.keys, 1)

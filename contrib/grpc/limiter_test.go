@@ -18,6 +18,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -193,7 +194,7 @@ func TestErrors(t *testing.T) {
 	}
 	away := errors.New("dial tcp 192.0.2.1:6379: refused")
 
-	err := call(&stub{reserve: func() (*tokenbucket.Reservation, error) { return tokenbucket.Refused(3 * time.Second), nil }})
+	err := call(&stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(3 * time.Second), nil }})
 	require.ErrorIs(t, err, grpclimit.ErrRefused)
 	var refusal *grpclimit.Error
 	require.ErrorAs(t, err, &refusal)
@@ -250,7 +251,7 @@ func TestGateFailsWithContext(t *testing.T) {
 
 func TestSkip(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
-		gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return tokenbucket.Refused(0), nil }}
+		gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(0), nil }}
 		skip := grpclimit.WithSkip(func(_ context.Context, method string) bool { return method != "/another" })
 		require.NoError(t, start(&service{}, interceptors(t, gate, skip))(limit(t)))
 		require.Empty(t, gate.keys)

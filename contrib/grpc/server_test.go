@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
+	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
 // With WithMessages, a permit is taken for each message that a service receives: it reads no faster than permits come.
@@ -62,7 +63,7 @@ func TestMessageRefused(t *testing.T) {
 
 // A service that reads on after a refusal gets the same answer, and asks the gate no more.
 func TestMessageRefusedForGood(t *testing.T) {
-	gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return tokenbucket.Refused(time.Second), nil }}
+	gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(time.Second), nil }}
 	l := interceptors(t, gate, grpclimit.WithMessages())
 	err := l.StreamServer(nil, &fakeStream{ctx: t.Context()}, &grpc.StreamServerInfo{FullMethod: unary}, func(_ any, stream grpc.ServerStream) error {
 		first := stream.RecvMsg(nil)
@@ -95,7 +96,7 @@ func TestPushback(t *testing.T) {
 		{time.Millisecond + 1, "2"},
 		{1<<63 - 1, "2147483647"},
 	} {
-		gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return tokenbucket.Refused(test.after), nil }}
+		gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(test.after), nil }}
 		client := dial(t, serve(t, &service{}, onServer(interceptors(t, gate))...))
 		var trailer metadata.MD
 		_, err := client.UnaryCall(limit(t), &pb.SimpleRequest{}, grpc.Trailer(&trailer))

@@ -249,9 +249,9 @@ func TestHeldLockOpensNoGate(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	for which, store := range redisStores(client, tb.WithLockTTL(time.Minute)) {
 		for _, policy := range []tb.FailurePolicy{tb.FailClosed, tb.FailOpen, tb.LocalShare(1)} {
-			t.Run(which+" "+policy.String(), func(t *testing.T) {
+			t.Run(which+" "+fmt.Sprint("policy ", policy), func(t *testing.T) {
 				t.Parallel()
-				name := fmt.Sprint(which, policy.String(), rand.Uint64())
+				name := fmt.Sprint(which, fmt.Sprint("policy ", policy), rand.Uint64())
 				l := open(t, name, 10, store, tb.WithFailurePolicy(policy), tb.WithStoreTimeout(500*time.Millisecond),
 					tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that nobody is refused without asking
 				_, err := l.Try(background)

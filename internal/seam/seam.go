@@ -2,6 +2,8 @@
 // the functions when it is initialised.
 package seam
 
+import "time"
+
 // Take is a request for permits, and its answer.
 type Take struct {
 	Permits       int64
@@ -31,6 +33,12 @@ type Force struct {
 
 // InForce returns what is in force for a *tokenbucket.RateLimiter.
 var InForce func(limiter any) Force
+
+// Read reads a state as it is stored into a *tokenbucket.PermitBucket.
+var Read func(bucket any, state string) error
+
+// Refused returns a *tokenbucket.Reservation that is not OK.
+var Refused func(retryAfter time.Duration) any
 
 // Question is what the arithmetic makes of a bucket.
 type Question struct {

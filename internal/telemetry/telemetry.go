@@ -9,7 +9,6 @@ import (
 	"net"
 	"reflect"
 	"slices"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 
@@ -215,9 +214,13 @@ func (s *Store) Noticed(h tokenbucket.Health) (begins, ends bool) {
 		s.InForce = [len(Policies)]bool{}
 		return begins, ends
 	}
-	name, _, _ := strings.Cut(h.Policy.String(), "(")
-	if i := slices.Index(Policies[:], name); i >= 0 {
-		s.InForce[i] = true
+	switch h.Policy {
+	case tokenbucket.FailClosed:
+		s.InForce[0] = true
+	case tokenbucket.FailOpen:
+		s.InForce[1] = true
+	default:
+		s.InForce[2] = true
 	}
 	return begins, ends
 }

@@ -105,7 +105,7 @@ func TestA3DriftSimulated(t *testing.T) {
 				var err error
 				q.State, err = seam.Answer(q, now, takes)
 				require.NoError(t, err)
-				require.NoError(t, b.UnmarshalText([]byte(q.State)))
+				require.NoError(t, seam.Read(&b, q.State))
 				for _, t := range takes {
 					if t.Granted {
 						granted++

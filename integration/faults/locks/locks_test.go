@@ -21,6 +21,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 const holderEnv = "TOKENBUCKET_LOCKS_HOLDER"
@@ -93,7 +94,7 @@ func (p *place) open(which string, ttl time.Duration, opts ...tokenbucket.Option
 // state is the bucket as it is stored.
 func (p *place) state() (b tokenbucket.PermitBucket) {
 	p.t.Helper()
-	require.NoError(p.t, b.UnmarshalText([]byte(p.text())))
+	require.NoError(p.t, seam.Read(&b, p.text()))
 	return b
 }
 

@@ -142,7 +142,7 @@ func (j *judge) read(all []executed) {
 // permit that was taken, and nothing else has changed.
 func (j *judge) wrote(text string) {
 	var after tokenbucket.PermitBucket
-	require.NoError(j.t, after.UnmarshalText([]byte(text)))
+	require.NoError(j.t, seam.Read(&after, text))
 	begun := max(1, j.before.Seq)
 	require.Greater(j.t, after.Seq, begun)
 	takes := make([]seam.Take, after.Seq-begun)

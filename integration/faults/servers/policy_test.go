@@ -2,6 +2,7 @@ package servers
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // share is a policy of one of two instances: it takes itself for one of three until it has counted them.
@@ -23,7 +25,7 @@ func TestPolicies(t *testing.T) {
 	for name, f := range faults {
 		for _, kind := range faultlab.Kinds {
 			for _, policy := range []tokenbucket.FailurePolicy{tokenbucket.FailClosed, tokenbucket.FailOpen, share} {
-				t.Run(name+" "+kind+" "+policy.String(), func(t *testing.T) {
+				t.Run(fmt.Sprint(name, " ", kind, " policy ", policy), func(t *testing.T) {
 					t.Parallel()
 					obeys(t, f, kind, policy)
 				})
@@ -143,7 +145,7 @@ func (b *bench) awaitInstances(t *testing.T, n int64) {
 // seq counts the changes of the stored bucket; 0 while there is none.
 func (b *bench) seq() int64 {
 	var is tokenbucket.PermitBucket
-	if text, err := b.admin.Get(background, b.key()).Bytes(); err != nil || is.UnmarshalText(text) != nil {
+	if text, err := b.admin.Get(background, b.key()).Bytes(); err != nil || seam.Read(&is, string(text)) != nil {
 		return 0
 	}
 	return is.Seq

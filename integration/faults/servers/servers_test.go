@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // storeTimeout is the library's default.
@@ -68,9 +69,9 @@ func suffers(t *testing.T, name string) {
 func requireTaken(t *testing.T, b *bench, was string, permits int) {
 	t.Helper()
 	var old, now tokenbucket.PermitBucket
-	require.NoError(t, old.UnmarshalText([]byte(was)))
+	require.NoError(t, seam.Read(&old, was))
 	time.Sleep(50 * time.Millisecond) // for what may still be under way
-	require.NoError(t, now.UnmarshalText([]byte(b.stored(t))))
+	require.NoError(t, seam.Read(&now, b.stored(t)))
 	require.EqualValues(t, permits, now.Seq-old.Seq, "permits taken since the fault began")
 }
 
