@@ -315,7 +315,7 @@ func (o *options) checkLease() {
 func (o *options) checkSeams() {
 	o.err = traitsOf(o.store).err
 	if _, shares := o.policy.instances(); shares && !reflect.TypeOf(o.store).Comparable() {
-		o.fail("failure policy", o.policy, fmt.Sprintf("a store that limiters can share, as pointers can be: %T", o.store))
+		o.fail("failure policy", o.policy.name(), fmt.Sprintf("a store that limiters can share, as pointers can be: %T", o.store))
 	}
 	if by := clock.New(o.clock); !by.InRange() {
 		o.fail("clock", o.clock.Now(), "a time within 292 years of now")

@@ -1,4 +1,4 @@
--- Decides one batch on each of one or more buckets. It is PermitBucket.Apply of permit_state.go in Lua, equal to the
+-- Decides one batch on each of one or more buckets. It is PermitBucket.apply of permit_state.go in Lua, equal to the
 -- last bit: change both or none; TestDifferential compares them. A bucket's batch is one atomic step; buckets in one
 -- call only share the way.
 --
