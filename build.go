@@ -118,10 +118,11 @@ func (c *coordinator) arrive(f *flight, out *Outcome, err error, answered *[]cha
 		f.batch.cached.release()
 	}
 	c.trip.answered = answered
-	c.deliver(f, out, err)
+	at := c.moment()
+	c.deliver(f, out, err, at)
 	c.trip.answered = nil
 	if last || !inTime {
-		c.dispatch(c.now())
+		c.dispatch(at.local)
 	} else {
 		c.setAlarm()
 	}

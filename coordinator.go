@@ -135,6 +135,21 @@ func (t *target) inline() bool { return t.traits.memory != nil }
 // now is the limiter's clock in microseconds, and never 0. Stores are told micros, which are others.
 func (t *target) now() int64 { return t.time.Now() }
 
+// moment is a time by both clocks.
+type moment struct {
+	local int64         // the limiter's, see now
+	mono  time.Duration // the system's; of a store in memory, which never lets anybody wait, it may be 0
+}
+
+// moment reads the clocks, each once.
+func (t *target) moment() moment {
+	if t.inline() {
+		return moment{local: t.now()}
+	}
+	at := mono()
+	return moment{t.time.NowAt(at), at}
+}
+
 // label is the bucket's name as its users know it.
 func (t *target) label() string { return label(t.name) }
 
@@ -152,11 +167,9 @@ func (c *coordinator) submit(ctx context.Context, q *call) {
 		return
 	}
 	c.calls++
-	if !c.inline() {
-		q.sent = mono()
-	}
-	now := c.now()
-	q.Came = now
+	at := c.moment()
+	now := at.local
+	q.sent, q.Came = at.mono, now
 	if q.verb.takes() && (q.verb != reserve || c.waiters.line.Spare()) {
 		c.join(q, now)
 	}
@@ -188,7 +201,7 @@ func (c *coordinator) dispatch(now int64) {
 	if c.inline() {
 		for f := c.build(now); f != nil; f = c.build(c.now()) {
 			out, err := c.store.Apply(context.Background(), &f.batch)
-			c.deliver(f, &out, err)
+			c.deliver(f, &out, err, c.moment())
 		}
 	} else if o := c.down(); c.trip.flying && o != nil {
 		c.failAll(o) // whoever has come since need not wait for what is under way

@@ -2,13 +2,14 @@ package tokenbucket
 
 import (
 	"errors"
+	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// deliver hands out the answers of a batch.
-func (c *coordinator) deliver(f *flight, out *Outcome, err error) {
-	now := c.now()
+// deliver hands out the answers of a batch, which came at a moment.
+func (c *coordinator) deliver(f *flight, out *Outcome, err error, at moment) {
+	now := at.local
 	if c.trip.cached == nil || !f.late {
 		c.trip.cached.release() // of one that came back too late
 		c.trip.cached = f.batch.cached
@@ -19,12 +20,12 @@ func (c *coordinator) deliver(f *flight, out *Outcome, err error) {
 	}
 	if !c.inline() {
 		if err == nil {
-			c.trip.since = mono()
+			c.trip.since = at.mono
 		}
 		if !f.late {
-			c.report(f, out, err)
+			c.report(f, out, err, at.mono-f.began)
 		}
-		c.expireCalls(f, mono()) // nobody may have looked: this process was stopped
+		c.expireCalls(f, at.mono) // nobody may have looked: this process was stopped
 	}
 	if err != nil {
 		for _, r := range f.refunds {
@@ -35,7 +36,7 @@ func (c *coordinator) deliver(f *flight, out *Outcome, err error) {
 			c.fail(q, err)
 		}
 	} else {
-		c.settle(f, out, now)
+		c.settle(f, out, at)
 	}
 	clear(f.calls)
 	clear(f.refunds)
@@ -51,12 +52,13 @@ func (q *call) arrived(f *flight) {
 }
 
 // settle hands out what the store has decided.
-func (c *coordinator) settle(f *flight, out *Outcome, now int64) {
+func (c *coordinator) settle(f *flight, out *Outcome, at moment) {
+	now := at.local
 	received := now
 	if out.local != 0 {
 		received = out.local
 	}
-	c.hear(f, out, received, now)
+	c.hear(f, out, received, at)
 	requests := f.batch.Requests
 	for i, r := range f.refunds {
 		r.settle(requests[i].Grant.OK, nil, now)
@@ -165,20 +167,20 @@ func (q *call) note(b *PermitBucket, now int64) {
 	}
 }
 
-// report tells what became of a batch.
-func (c *coordinator) report(f *flight, out *Outcome, err error) {
+// report tells what became of a batch within a time.
+func (c *coordinator) report(f *flight, out *Outcome, err error, elapsed time.Duration) {
 	if err == nil {
-		c.health.Answered(mono() - f.began - out.lockWait)
+		c.health.Answered(elapsed - out.lockWait)
 	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
 		c.health.failed(c)
 	}
 	if o := f.limiter.observer; o != nil && o.Trip != nil {
-		o.Trip(Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: mono() - f.began, LockWait: out.lockWait, Err: err})
+		o.Trip(Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: elapsed, LockWait: out.lockWait, Err: err})
 	}
 }
 
 // hear notes what an answer says of the bucket, of its configuration, and of the store's clock.
-func (c *coordinator) hear(f *flight, out *Outcome, received, now int64) {
+func (c *coordinator) hear(f *flight, out *Outcome, received int64, at moment) {
 	h := &c.heard
 	b := &out.Bucket
 	if !c.inline() {
@@ -195,9 +197,9 @@ func (c *coordinator) hear(f *flight, out *Outcome, received, now int64) {
 	if b.Config.Kind == Bursty {
 		h.stored = int64(b.StoredPermits)
 	}
-	h.offset.Observe(received-out.NowMicros, now-f.local)
+	h.offset.Observe(received-out.NowMicros, at.local-f.local)
 	if !c.inline() {
-		h.server.Heard(out.ClockMicros, f.began, mono())
+		h.server.Heard(out.ClockMicros, f.began, at.mono)
 	}
 	h.terms = h.termsOf(f, b)
 	if longer := b.PausedMicros - h.paused; longer > 0 { // less: another bucket, for the old one was lost, or reset

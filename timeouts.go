@@ -87,10 +87,14 @@ func (c *coordinator) expireCalls(f *flight, now time.Duration) (oldest time.Dur
 // expireFlight stops waiting for a batch that the store has not answered in time.
 func (c *coordinator) expireFlight() {
 	f := c.trip.flight
-	if f == nil || mono()-f.began < c.timeout || c.inline() {
+	if f == nil || c.inline() {
 		return
 	}
-	c.expireCalls(f, mono())
+	now := mono()
+	if now-f.began < c.timeout {
+		return
+	}
+	c.expireCalls(f, now)
 	for _, q := range f.calls {
 		if q.promised() {
 			q.arrived(f) // it asks again
@@ -101,7 +105,7 @@ func (c *coordinator) expireFlight() {
 		r.settle(false, err, c.now()) // perhaps they come back, perhaps not
 	}
 	f.refunds, f.late = nil, true
-	c.report(f, &Outcome{}, err)
+	c.report(f, &Outcome{}, err, now-f.began)
 	c.trip.flight, c.trip.flying = nil, false
 }
 

@@ -28,6 +28,9 @@ func (w *waiters) begin(strict bool) {
 // busy tells that somebody waits, or something is owned or goes back.
 func (w *waiters) busy() bool { return !w.line.Idle() || len(w.old) > 0 }
 
+// quiet tells that nobody waits, and nobody has left a line too late.
+func (w *waiters) quiet() bool { return w.line.Quiet() && len(w.old) == 0 && w.late == nil }
+
 // asks tells whether it is time to ask for those who are not covered.
 func (w *waiters) asks(now int64) bool {
 	at, some := w.line.AskAt()
@@ -114,8 +117,10 @@ func (w *waiters) rejoin() {
 
 // expired returns those of all lines whose permits would come too late: they have left.
 func (w *waiters) expired() []*schedule.Waiter[*call] {
-	late := append(w.line.Expired(), w.late...)
-	w.late = nil
+	late := w.line.Expired()
+	if w.late != nil {
+		late, w.late = append(late, w.late...), nil
+	}
 	return late
 }
 
@@ -254,6 +259,10 @@ func (c *coordinator) refuseExpired(now int64) {
 
 // release lets everybody go whose permits are due, in order.
 func (c *coordinator) release(now int64) {
+	if c.waiters.quiet() {
+		c.waiters.due = 0
+		return
+	}
 	for q, at := c.waiters.next(now); q != nil; q, at = c.waiters.next(now) {
 		q.due = at
 		if q.decided == 0 {

@@ -129,6 +129,8 @@ func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits
 // Expired returns those who have left the line since their permits would come too late.
 func (s *Schedule[V]) Expired() []*Waiter[V] {
 	w := s.expired
-	s.expired = nil
+	if w != nil {
+		s.expired = nil
+	}
 	return w
 }

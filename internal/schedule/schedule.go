@@ -149,6 +149,9 @@ func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
 // Idle tells that nobody waits and nothing is owned: a request may pass by the schedule.
 func (s *Schedule[V]) Idle() bool { return s.head == nil && s.owned == 0 && s.refund == nil }
 
+// Quiet tells that Next and Expired would return nothing, whenever it is.
+func (s *Schedule[V]) Quiet() bool { return s.head == nil && s.expired == nil }
+
 // Uncovered is the first waiter for whom the process owns no permits yet; nil: there is none.
 func (s *Schedule[V]) Uncovered() *Waiter[V] { return s.first }
 
