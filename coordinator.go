@@ -31,7 +31,7 @@ type coordinator struct {
 	known    atomic.Pointer[setting]      // the newest versioned configuration that an answer brought; nil: none
 	snapshot atomic.Pointer[snapshot]     // the bucket as last seen, for refusing without asking; nil: not known
 	slot     atomic.Pointer[memoryBucket] // the bucket in a MemoryStore; nil: not looked for yet
-	busy     atomic.Bool                  // somebody waits, or something goes back: who comes must line up
+	occupied atomic.Uint32                // what who comes would find: see occupancy
 	leases   leases
 
 	mu       sync.Mutex
@@ -377,6 +377,25 @@ func (c *coordinator) fail(q *call, err error) {
 // retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.
 const retryMicros = 100_000
 
+// What a caller would find who comes.
+const (
+	free   uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
+	queued               // it gets nothing before what the bucket has next
+	spare                // it may get what this process owns or gives back, or must wait for an order: it lines up
+)
+
+// occupancy is which of these it is.
+func (c *coordinator) occupancy() uint32 {
+	w := &c.waiters
+	switch {
+	case len(c.orders) > 0 || len(c.refunds) > 0 || len(w.old) > 0 || w.line.Spare():
+		return spare
+	case w.line.Idle():
+		return free
+	}
+	return queued
+}
+
 // alarm is the timer for whatever comes first: somebody is due, asks again, listens, or a lease ends.
 type alarm struct {
 	timer clockwork.Timer
@@ -385,9 +404,9 @@ type alarm struct {
 
 // setAlarm sets it.
 func (c *coordinator) setAlarm() {
-	busy := c.waiters.busy() || len(c.orders) > 0 || len(c.refunds) > 0
-	if busy != c.busy.Load() {
-		c.busy.Store(busy)
+	occupied := c.occupancy()
+	if occupied != c.occupied.Load() {
+		c.occupied.Store(occupied)
 	}
 	next := c.waiters.due
 	sooner := func(at int64) {

@@ -84,10 +84,11 @@ func (s *MemoryStore) describe() traits {
 	return traits{self: s, decides: byLocalTime, memory: s}
 }
 
-// takeNow decides on a request that need not wait, unless somebody waits already: without an allocation, a timer or a
-// goroutine, with one lock and one look at the clock.
+// takeNow decides on a request that need not wait, or must wait for too long: without an allocation, a timer or a goroutine, with one
+// lock and one look at the clock. While somebody waits already it grants nothing.
 func (c *coordinator) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, decided bool) {
-	if c.busy.Load() {
+	found := c.occupied.Load()
+	if found == spare {
 		return false, false
 	}
 	now := c.time.Micros()
@@ -102,11 +103,15 @@ func (c *coordinator) takeNow(limiter *RateLimiter, n, maxWait int64) (granted, 
 		c.slot.Store(nil)
 		return false, false
 	}
-	granted, decided = b.state.takeNow(now, limiter.inForce(), n, maxWait)
-	if granted {
+	defer b.mu.Unlock()
+	if found == queued {
+		seen := b.state
+		granted, decided = seen.takeNow(now, limiter.inForce(), n, maxWait)
+		return false, decided && !granted
+	}
+	if granted, decided = b.state.takeNow(now, limiter.inForce(), n, maxWait); granted {
 		b.touched = now
 	}
-	b.mu.Unlock()
 	return granted, decided
 }
 

@@ -25,9 +25,6 @@ func (w *waiters) begin(strict bool) {
 	w.line = &schedule.Schedule[*call]{Strict: strict}
 }
 
-// busy tells that somebody waits, or something is owned or goes back.
-func (w *waiters) busy() bool { return !w.line.Idle() || len(w.old) > 0 }
-
 // quiet tells that nobody waits, and nobody has left a line too late.
 func (w *waiters) quiet() bool { return w.line.Quiet() && len(w.old) == 0 && w.late == nil }
 
