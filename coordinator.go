@@ -321,6 +321,9 @@ func (c *coordinator) abandon(q *call, now int64) {
 	c.calls--
 	q.state = left
 	if q.line != nil {
+		if q.Waits() && !q.Covered() {
+			c.served(q, now, now) // those behind it come sooner
+		}
 		q.line.Leave(&q.Waiter, now)
 	}
 	c.dropSnapshot()

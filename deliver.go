@@ -201,7 +201,10 @@ func (c *coordinator) hear(f *flight, out *Outcome, received int64, at moment) {
 	if !c.inline() {
 		h.server.Heard(out.ClockMicros, f.began, at.mono)
 	}
-	h.terms = h.termsOf(f, b)
+	before := h.terms
+	if h.terms = h.termsOf(f, b); before != nil && h.terms.Config != before.Config {
+		c.waiters.pace.Forget()
+	}
 	if longer := b.PausedMicros - h.paused; longer > 0 { // less: another bucket, for the old one was lost, or reset
 		c.dropSnapshot()
 		c.dropLeases()
