@@ -32,6 +32,7 @@ func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
 		s.owned -= w.Permits
 		w.at.take(w.Permits)
 		s.unlink(w)
+		s.walks.earn()
 		return w, at
 	}
 }
