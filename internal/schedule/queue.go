@@ -65,7 +65,7 @@ func (q *queue[V]) unlink(w *Waiter[V]) {
 
 // promote notes that the first who is not covered is.
 func (q *queue[V]) promote(w *Waiter[V]) {
-	w.state = covered
+	w.state, w.known = covered, 0
 	q.promised += w.Permits
 	q.wanted -= w.Permits
 	q.first = w.next

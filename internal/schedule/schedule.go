@@ -191,6 +191,7 @@ func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
 	}
 	if g := w.at; g != nil && !(w == s.head && w == s.tail && s.returnable(g)) {
 		g.from = max(g.from, g.reached(now))
+		s.lapse(g, g.from)
 	}
 	s.unlink(w)
 	s.walks.earn()
@@ -256,9 +257,11 @@ func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 		}
 	}
 	s.link(w, behind)
+	if w.due, w.known = g.due(), s.changes+1; !s.mixed() { // of different sizes it is that or sooner
+		w.due = s.dueOf(w)
+	}
 	w.state = covered
-	s.promised += w.Permits
-	if w.due, w.known = g.due(), s.changes+1; s.stepped {
+	if s.promised += w.Permits; s.stepped {
 		s.stepped = false
 		s.recover()
 	}
