@@ -53,8 +53,7 @@ func (q *call) arrived(f *flight) {
 
 // settle hands out what the store has decided.
 func (c *coordinator) settle(f *flight, out *Outcome, at moment) {
-	now := at.local
-	received := now
+	now, received := at.local, at.local
 	if out.local != 0 {
 		received = out.local
 	}
