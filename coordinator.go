@@ -380,6 +380,13 @@ func (c *coordinator) fail(q *call, err error) {
 // retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.
 const retryMicros = 100_000
 
+// What a caller would find who comes.
+const (
+	free   uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
+	queued               // it gets nothing before what the bucket has next
+	spare                // it may get what this process owns or gives back, or must wait for an order: it lines up
+)
+
 // alarm is the timer for whatever comes first: somebody is due, asks again, listens, or a lease ends.
 type alarm struct {
 	timer clockwork.Timer

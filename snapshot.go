@@ -95,13 +95,6 @@ func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 	return after.Next - now, ok
 }
 
-// What a caller would find who comes.
-const (
-	free   uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
-	queued               // it gets nothing before what the bucket has next
-	spare                // it may get what this process owns or gives back, or must wait for an order: it lines up
-)
-
 // occupancy is which of these it is.
 func (c *coordinator) occupancy() uint32 {
 	w := &c.waiters
