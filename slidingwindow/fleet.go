@@ -72,7 +72,7 @@ func (l *Limiter) newFleet(o *options, key string) *fleet {
 	}
 	f.trips = batch.Trips[*flight, []string]{Send: l.send, Max: 1, Parallel: 1}
 	if script.HeedsDeadline(o.client) {
-		f.trips.Timeout = o.timeout
+		f.trips.Direct, f.trips.Timeout = l.send, o.timeout
 	}
 	return f
 }

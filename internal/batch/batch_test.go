@@ -85,9 +85,11 @@ var errBackend = errors.New("of the backend")
 func newWorld(t *testing.T, seed uint64) *world {
 	r := rand.New(rand.NewPCG(seed, 1))
 	w := &world{t: t, rand: r, routes: map[string]*road{"a": {}, "b": {}}}
-	w.trips.Send = w.send
+	w.trips.Send, w.trips.Direct = w.send, w.send
 	w.trips.Max, w.trips.Parallel = 1+r.IntN(5), 1+r.IntN(3)
-	w.trips.Timeout = time.Nanosecond
+	if r.IntN(2) == 0 {
+		w.trips.Size, w.trips.MaxSize = func(p *parcel) int { return p.things }, 1+r.IntN(6)
+	}
 	w.trips.Stall = time.Duration(r.IntN(2)) * 20 * time.Millisecond
 	for i := range 1 + r.IntN(12) {
 		route := []string{"a", "a", "b"}[r.IntN(3)]
@@ -129,6 +131,10 @@ func (w *world) send(ctx context.Context, route string, items []*Item[*parcel, i
 	s := &send{began: time.Now(), items: items}
 	var last time.Time
 	var sources []string
+	size := 0 // of all batches but the last
+	for _, i := range items[:len(items)-1] {
+		size += i.Batch.things
+	}
 	for _, i := range items {
 		from := i.source.(*shop)
 		sources = append(sources, from.name)
@@ -142,6 +148,9 @@ func (w *world) send(ctx context.Context, route string, items []*Item[*parcel, i
 	slices.Sort(sources)
 	if len(sources) > w.trips.Max || len(slices.Compact(sources)) < len(items) {
 		w.t.Errorf("a trip of %d items at most, and one a source, has %v", w.trips.Max, sources)
+	}
+	if w.trips.Size != nil && size >= w.trips.MaxSize {
+		w.t.Errorf("a trip that is full with a size of %d has one of %d before its last batch", w.trips.MaxSize, size)
 	}
 	if until, ok := ctx.Deadline(); !ok || !until.Equal(last) {
 		w.t.Errorf("the context ends at %v, the last deadline is %v", until, last)
@@ -310,7 +319,7 @@ func (w *world) check() {
 				w.t.Errorf("batch %d of %s landed with %s", p.id, s.name, got)
 			}
 		}
-		if s.things != 0 || answered != s.added || s.Place.state != home || s.Place.again {
+		if s.things != 0 || answered != s.added || s.Place.state != idle || s.Place.again {
 			w.t.Errorf("%s: %d of %d answered, %d left, %+v", s.name, answered, s.added, s.things, &s.Place)
 		}
 	}
@@ -364,6 +373,7 @@ func TestTake(t *testing.T) {
 			time.Sleep(delay)
 			items[0].Answer(1, nil)
 		}}
+		trips.Direct = trips.Send
 		q, other := newQueue(), newQueue()
 		ctx := context.Background()
 		ask := func(n int) (alone bool) {
@@ -404,7 +414,7 @@ func TestTake(t *testing.T) {
 		require.True(t, ask(11), "it has not ended yet")
 		cancel()
 		require.False(t, ask(12))
-		ctx, trips.Timeout = context.Background(), 0
+		ctx, trips.Direct = context.Background(), nil
 		require.False(t, ask(13), "the backend heeds no context")
 	})
 }
@@ -465,11 +475,12 @@ func TestShared(t *testing.T) {
 // A trip of a lone caller, and of many sources, to a backend that takes no time.
 func BenchmarkTrips(b *testing.B) {
 	trips := func() *Trips[[]int, int] {
-		return &Trips[[]int, int]{Max: 128, Parallel: 2, Timeout: time.Second, Stall: time.Minute, Send: func(_ context.Context, _ string, items []*Item[[]int, int]) {
+		send := func(_ context.Context, _ string, items []*Item[[]int, int]) {
 			for _, i := range items {
 				i.Answer(0, nil)
 			}
-		}}
+		}
+		return &Trips[[]int, int]{Max: 128, Parallel: 2, Stall: time.Minute, Send: send, Direct: send}
 	}
 	for name, ask := range map[string]func(*Trips[[]int, int], *queue){
 		"Ready": func(t *Trips[[]int, int], q *queue) { t.Ready("", q) },

@@ -22,8 +22,8 @@ type trip[B, A any] struct {
 	givenUp bool // before that: it is counted in the route no more
 }
 
-// send calls Send, while a timer watches the deadlines. The first and the last of them are given.
-func (c *trip[B, A]) send(first, last time.Time) {
+// send takes the items to where they are decided, while a timer watches the deadlines. The first and the last of them are given.
+func (c *trip[B, A]) send(send func(context.Context, string, []*Item[B, A]), first, last time.Time) {
 	ctx, cancel := context.WithDeadline(context.Background(), last)
 	defer cancel()
 	next := first
@@ -32,7 +32,7 @@ func (c *trip[B, A]) send(first, last time.Time) {
 		next = earlier(first, c.stalled)
 	}
 	timer := time.AfterFunc(time.Until(next), c.watch)
-	c.trips.Send(ctx, c.route.name, c.items)
+	send(ctx, c.route.name, c.items)
 	if !slices.ContainsFunc(c.items, (*Item[B, A]).open) {
 		timer.Stop()
 	}
