@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
@@ -40,6 +41,12 @@ var (
 func wanted(field string, value any, want string) error {
 	return fmt.Errorf("%s %v: want %s", field, value, want)
 }
+
+// shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
+const shadowMark = "\xff"
+
+// label is a bucket's name as its users know it.
+func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
 
 // invalid is an ErrInvalidConfig of a bucket.
 func invalid(bucket string, err error) error {

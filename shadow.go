@@ -2,14 +2,8 @@ package tokenbucket
 
 import (
 	"context"
-	"strings"
 	"time"
 )
-
-// shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
-const shadowMark = "\xff"
-
-func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
 
 // shadowed decides without making anybody wait.
 func (l *RateLimiter) shadowed(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
