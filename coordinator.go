@@ -10,6 +10,7 @@ import (
 
 	"github.com/jonboulle/clockwork"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
@@ -26,6 +27,7 @@ import (
 // first of them, so many thousands may wait at no cost.
 type coordinator struct {
 	target
+	batch.Place
 
 	// Read without the lock, written under it.
 	known    atomic.Pointer[setting]      // the newest versioned configuration that an answer brought; nil: none
@@ -50,6 +52,7 @@ type coordinator struct {
 type target struct {
 	store   Store
 	traits  traits // of the store
+	trips   *trips // to it; nil: it is a MemoryStore
 	name    string
 	clock   clockwork.Clock
 	time    clock.Local   // the same, in microseconds
@@ -105,6 +108,9 @@ func newCoordinator(store Store, traits traits, name string, by clockwork.Clock,
 	if c.inline() {
 		return c
 	}
+	if c.trips = traits.trips; c.trips == nil {
+		c.trips = &batch.Trips[*Batch, Outcome]{Send: c.apply, Max: 1, Parallel: 1}
+	}
 	if c.parts == nil {
 		c.parts = partsOf(store)
 	}
@@ -127,6 +133,24 @@ func partsOf(store Store) *MemoryStore {
 		return NewMemoryStore()
 	}
 	return parts.Get(store, NewMemoryStore)
+}
+
+// apply asks a store that takes one batch at a time. It implements [batch.Trips].Send.
+func (t *target) apply(ctx context.Context, _ string, items []*item) {
+	for _, i := range items {
+		within, cancel := context.WithDeadline(ctx, i.Batch.until)
+		out, err := t.store.Apply(within, i.Batch)
+		cancel()
+		i.Answer(out, err)
+	}
+}
+
+// route is the way to the bucket.
+func (t *target) route() string {
+	if t.traits.route == nil {
+		return ""
+	}
+	return t.traits.route(t.name)
 }
 
 // inline tells that the store is a *MemoryStore: it decides at once, in the caller's goroutine.
@@ -159,12 +183,19 @@ func mono() time.Duration { return clock.Mono() }
 // submit lines a call up. Its channels tell when it is answered. One that cannot be called back may take its batch to the store by
 // itself.
 func (c *coordinator) submit(ctx context.Context, q *call) {
+	if c.accept(ctx, q) {
+		c.trips.Take(ctx, c.route(), c)
+	}
+}
+
+// accept lines a call up, and tells whether its caller is to take its batch to the store.
+func (c *coordinator) accept(ctx context.Context, q *call) (take bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls >= q.limiter.maxWaiters && q.verb.takes() { // an upstream's Retry-After comes when many wait
 		c.calls++
 		c.end(q, failed, q.limiter.crowded())
-		return
+		return false
 	}
 	c.calls++
 	at := c.moment()
@@ -176,17 +207,12 @@ func (c *coordinator) submit(ctx context.Context, q *call) {
 	if q.state == pending && q.line == nil {
 		c.orders = append(c.orders, q)
 	}
-	if c.traits.carrier != nil && !c.trip.flying && ctx.Done() == nil && c.alone(q) && c.ready(now) {
-		c.takeOff()
-		c.mu.Unlock()
-		swum := c.traits.carrier.swim(c)
-		c.mu.Lock()
-		if swum {
-			return
-		}
-		c.trip.flying = false
+	if c.traits.trips != nil && !c.trip.flying && ctx.Done() == nil && c.alone(q) && c.ready(now) {
+		c.begin()
+		return true
 	}
 	c.dispatch(now)
+	return false
 }
 
 // alone tells that a call is the only one here.
@@ -197,7 +223,6 @@ func (c *coordinator) alone(q *call) bool {
 
 // dispatch sends what there is to send, unless somebody is about to, and sets the alarm for what comes next.
 func (c *coordinator) dispatch(now int64) {
-	c.expireFlight()
 	if c.inline() {
 		for f := c.build(now); f != nil; f = c.build(c.now()) {
 			out, err := c.store.Apply(context.Background(), &f.batch)
@@ -208,13 +233,9 @@ func (c *coordinator) dispatch(now int64) {
 		c.advance(now)
 	} else if c.trip.flying {
 		c.advance(now)
-	} else if c.ready(now) {
-		c.takeOff()
-		if c.traits.carrier != nil {
-			c.traits.carrier.board(c)
-		} else {
-			go c.fly()
-		}
+	} else if c.ready(now) || c.trip.cached.kept() { // a Depart that finds nothing to send releases the lock
+		c.begin()
+		c.trips.Ready(c.route(), c)
 	} else {
 		c.trip.since = 0
 	}

@@ -2,10 +2,54 @@ package tokenbucket
 
 import (
 	"errors"
+	"slices"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
+
+// Land implements [batch.Source]. It lets those go whom the answer is for when the lock is released: they shall neither find it held when
+// they ask again, nor see less than their own answer has brought.
+func (c *coordinator) Land(b *Batch, out Outcome, err error, late bool) {
+	c.mu.Lock()
+	answered := c.trip.buffer[:0]
+	if late {
+		answered = nil // another flight may land meanwhile
+	}
+	c.trip.answered = &answered
+	at := c.moment()
+	if f := c.landed(b, late); errors.Is(err, batch.ErrLate) {
+		c.expireFlight(f, at.mono)
+	} else {
+		c.deliver(f, &out, err, at)
+	}
+	c.trip.answered = nil
+	c.dispatch(at.local)
+	if !late {
+		c.trip.buffer = answered
+	}
+	c.mu.Unlock()
+	for _, ready := range answered {
+		close(ready)
+	}
+	clear(answered)
+}
+
+// landed takes a flight out of those that are under way.
+func (c *coordinator) landed(b *Batch, late bool) *flight {
+	t := &c.trip
+	if !late {
+		f := t.flight
+		t.flight, t.flying = nil, false
+		return f
+	}
+	i := slices.IndexFunc(t.overdue, func(f *flight) bool { return &f.batch == b })
+	f := t.overdue[i]
+	t.overdue = slices.Delete(t.overdue, i, i+1)
+	f.batch.cached.release()
+	return f
+}
 
 // deliver hands out the answers of a batch, which came at a moment.
 func (c *coordinator) deliver(f *flight, out *Outcome, err error, at moment) {

@@ -95,10 +95,13 @@ func (m *cachedState) yielded(ctx context.Context) bool {
 	return m.yield == 0 || left <= 0 || script.Sleep(ctx, left)
 }
 
+// kept tells that a lock is kept for the next batch.
+func (m *cachedState) kept() bool { return m != nil && m.token != "" }
+
 // release releases a lock that was kept for a next batch which did not come. The cached state knows whose lock it is, so the engine need
 // not know which store keeps it: the limiter's own, or one behind it.
 func (m *cachedState) release() {
-	if m != nil && m.token != "" {
+	if m.kept() {
 		m.owner.release(m.lock, m.token)
 		m.token = ""
 	}

@@ -199,6 +199,14 @@ func (a *attempt) replay(clock int64, states string) (Outcome, error) {
 	return out, nil
 }
 
+// micros is a time as an argument; 0: none.
+func micros(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(n, 10)
+}
+
 // Apply implements [Store].
 func (s *RedisScriptStore) Apply(ctx context.Context, batch *Batch) (Outcome, error) {
 	return s.apply(ctx, &attempt{batch: batch, cached: s.cacheOf(batch)})
@@ -269,10 +277,7 @@ func since(began time.Duration) time.Duration {
 
 // head writes the arguments that all buckets share.
 func (s *redisBase) head(args []string, clock string, asOf int64, until string) {
-	args[0], args[1], args[3] = clock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10), until
-	if asOf != 0 {
-		args[2] = strconv.FormatInt(asOf, 10)
-	}
+	args[0], args[1], args[2], args[3] = clock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10), micros(asOf), until
 }
 
 // parseReply returns the time in a reply of lua/apply.lua to so many buckets.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
@@ -50,11 +51,18 @@ type traits struct {
 	// logger is for what join finds wrong; nil: nothing is.
 	logger *logger
 
-	// memory and carrier are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
-	// carrier takes the batches of several lines at once. nil: there is only Apply.
-	memory  *MemoryStore
-	carrier carrier
+	// memory and trips are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
+	// trips take batches of several buckets at once, on the route of each. nil: there is only Apply.
+	memory *MemoryStore
+	trips  *trips
+	route  func(name string) string
 }
+
+// trips take batches to a store, and item is one of them on its way.
+type (
+	trips = batch.Trips[*Batch, Outcome]
+	item  = batch.Item[*Batch, Outcome]
+)
 
 // timing is what a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
 type timing uint8
@@ -73,7 +81,7 @@ func traitsOf(s Store) traits {
 	}
 	t := d.describe()
 	if t.self != s {
-		t.memory, t.carrier = nil, nil
+		t.memory, t.trips, t.route = nil, nil, nil
 	}
 	return t
 }
@@ -175,6 +183,7 @@ type Batch struct {
 	Requests []Request
 
 	own    *setting     // Config with what follows from it; may be nil
+	until  time.Time    // when the last of its callers gives up: decided later, it must take nothing
 	keep   bool         // the next batch may follow at once: a lock that others wait for may be kept for it
 	cached *cachedState // what this process remembers of the bucket, for the Redis stores; may be nil
 
@@ -188,6 +197,20 @@ func (b *Batch) server() (r clock.Remote) {
 		r.Heard(b.ServerMicros, at, at)
 	}
 	return r
+}
+
+// maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
+const maxBatch = 1024
+
+func (b *Batch) size() int { return len(b.Requests) }
+
+// deadline is until by the store's clock: perhaps early, but never too late. 0: the clock is not known yet.
+func (b *Batch) deadline() int64 {
+	server := b.server()
+	if !server.Known() {
+		return 0
+	}
+	return server.Earliest(clock.Of(b.until))
 }
 
 // Outcome is what [PermitBucket.Apply] decided, besides the Grants.

@@ -146,7 +146,8 @@ func TestEmbeddedStores(t *testing.T) {
 			require.Equal(t, want.probe == nil, got.probe == nil)
 			require.Equal(t, want.join == nil, got.join == nil)
 			require.Nil(t, got.memory)
-			require.Nil(t, got.carrier)
+			require.Nil(t, got.trips)
+			require.Nil(t, got.route)
 		})
 	}
 	for _, bad := range []Store{&embedding{}, &embeddingScript{}, &embedding{RedisStore: &RedisStore{}}, &embedding{RedisStore: NewRedisStore(nil)}} {
