@@ -136,10 +136,10 @@ func partsOf(store Store) *MemoryStore {
 }
 
 // apply asks a store that takes one batch at a time. It implements [batch.Trips].Send.
-func (t *target) apply(ctx context.Context, _ string, items []*item) {
+func (t *target) apply(_ string, items []*item) {
 	for _, i := range items {
-		within, cancel := context.WithDeadline(ctx, i.Batch.until)
-		out, err := t.store.Apply(within, i.Batch)
+		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
+		out, err := t.store.Apply(ctx, i.Batch)
 		cancel()
 		i.Answer(out, err)
 	}

@@ -46,7 +46,8 @@ type RedisStore struct{ redisBase }
 //
 // With a *redis.Client, requests to different buckets travel in one call of the script; with clients that know which
 // server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server. A lone caller whose context cannot be
-// cancelled asks a *redis.Client itself, rather than to have a goroutine do so.
+// cancelled asks a *redis.Client itself, rather than to have a goroutine do so; the client's hooks see that only if it has
+// ContextTimeoutEnabled.
 type RedisScriptStore struct {
 	redisBase
 	trips redisTrips

@@ -127,7 +127,7 @@ func TestEmbeddedStores(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, err := NewSmoothBursty(fmt.Sprint(t.Name(), rand.Uint64()), 1e6, WithStore(c.store), WithInitialPermits(1e6))
 			require.NoError(t, err)
-			ctx, cancel := within(10 * time.Second) // whoever has one can leave, and so nobody takes his batch across by himself
+			ctx, cancel := within(10 * time.Second) // whoever can leave does not ask by itself
 			defer cancel()
 			for range 5 {
 				ok, err := l.TryAcquire(ctx, 1, 0)

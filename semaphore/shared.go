@@ -397,9 +397,12 @@ func (s *shared) Depart() (*flight, time.Time, bool) {
 }
 
 // send takes a batch to the backend.
-func (s *shared) send(ctx context.Context, _ string, items []*batch.Item[*flight, *Report]) {
+func (s *shared) send(_ string, items []*batch.Item[*flight, *Report]) {
 	for _, i := range items {
-		i.Answer(s.backend.Apply(ctx, i.Batch.batch))
+		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
+		report, err := s.backend.Apply(ctx, i.Batch.batch)
+		cancel()
+		i.Answer(report, err)
 	}
 }
 

@@ -144,12 +144,14 @@ func (l *Limiter) arguments(b *flight, now int64) []string {
 func decimal(n int64) string { return strconv.FormatInt(n, 10) }
 
 // send takes a batch to Redis.
-func (l *Limiter) send(ctx context.Context, _ string, items []*batch.Item[*flight, []string]) {
+func (l *Limiter) send(_ string, items []*batch.Item[*flight, []string]) {
 	for _, i := range items {
+		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
 		reply, err := applyScript.Run(ctx, l.fleet.client, 1, i.Batch.args...)
 		if err != nil {
 			err = l.fleet.explain(ctx, err)
 		}
+		cancel()
 		i.Answer(reply, err)
 	}
 }

@@ -41,7 +41,7 @@ var ErrLate = fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 // but for the Land of a batch that has outlived its deadline.
 type Source[B, A any] interface {
 	// Depart makes the next batch, and says until when it must be answered. It reports false if there is nothing to send. If it
-	// leaves anything behind it calls Ready.
+	// leaves anything behind, it or the Land of the batch calls Ready.
 	Depart() (b B, deadline time.Time, ok bool)
 	// Land takes the answer to a batch, or why there is none: ErrLate, if it did not come by the deadline. If it comes later, Land
 	// is called once more, with late set; other batches may have departed and landed in between.
@@ -73,9 +73,9 @@ const (
 //
 // No method of a source is called under mu. So mu is the last in the order of locks: a source may call Ready under its own.
 type Trips[B, A any] struct {
-	// Send takes items to the end of a route and calls Answer of each, from any goroutine. It should return when ctx ends, at the
-	// last of their deadlines. An item may be answered after Send has returned: only its own source waits for it.
-	Send func(ctx context.Context, route string, items []*Item[B, A])
+	// Send takes items to the end of a route and calls Answer of each, from any goroutine. It should return by the last of their
+	// deadlines. An item may be answered after Send has returned: only its own source waits for it.
+	Send func(route string, items []*Item[B, A])
 	// Max is how many batches a trip takes at most, Parallel how many trips of a route are under way at most.
 	Max, Parallel int
 	// Size is what a batch counts for, if trips may have several. One that has batches of MaxSize or more takes no others along. nil:
@@ -84,9 +84,9 @@ type Trips[B, A any] struct {
 	MaxSize int
 	// Stall is how long a trip counts as under way; 0: until none of its batches has time left.
 	Stall time.Duration
-	// Direct is Send for a trip of the caller's own (Take), which nothing calls back: it must return when ctx ends. nil: nothing does,
-	// and Take is Ready.
-	Direct func(ctx context.Context, route string, items []*Item[B, A])
+	// Direct is Send for a trip of the caller's own (Take), which nothing calls back: it must return by the deadline of its one item.
+	// nil: nothing does, and Take is Ready.
+	Direct func(route string, items []*Item[B, A])
 	// Timeout is how long a batch may take at most: a context that ends sooner makes Take Ready.
 	Timeout time.Duration
 	// Go starts a goroutine; nil: the go statement does.
@@ -104,6 +104,10 @@ type route[B, A any] struct {
 	trips   int            // that are under way
 	looking int            // of these, the ones that have answers, or have not left: they are about to look who waits
 	prompt  bool           // the trip that came back last was in time
+
+	sent  []*trip[B, A] // whose deadlines are watched
+	timer *time.Timer   // calls watch
+	at    time.Time     // when: no later than anything in sent is too late, or stalls; zero: it is not set
 }
 
 // Ready makes sure that a Depart of the source begins after this call. It returns at once.
@@ -191,9 +195,10 @@ func (t *Trips[B, A]) start(r *route[B, A]) {
 
 // run makes one trip after another, until nobody waits.
 func (t *Trips[B, A]) run(r *route[B, A]) {
+	var sources []Source[B, A]
 	for {
-		sources := t.next(r)
-		if sources == nil || !t.depart(r, sources, t.Send) {
+		sources = t.next(r, sources)
+		if len(sources) == 0 || !t.depart(r, sources, t.Send) {
 			return
 		}
 		for range 2 { // the first lets those run who were answered, the second those whom they woke
@@ -202,8 +207,8 @@ func (t *Trips[B, A]) run(r *route[B, A]) {
 	}
 }
 
-// next takes those whose turn it is off the list; if there are none, the trip is over.
-func (t *Trips[B, A]) next(r *route[B, A]) []Source[B, A] {
+// next takes those whose turn it is off the list; if there are none, the trip is over. It uses a slice again.
+func (t *Trips[B, A]) next(r *route[B, A], sources []Source[B, A]) []Source[B, A] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r.looking--
@@ -212,7 +217,7 @@ func (t *Trips[B, A]) next(r *route[B, A]) []Source[B, A] {
 		return nil
 	}
 	n := min(t.Max, len(r.waiting))
-	sources := slices.Clone(r.waiting[:n])
+	sources = append(sources[:0], r.waiting[:n]...)
 	r.waiting = slices.Delete(r.waiting, 0, n)
 	for _, s := range sources {
 		s.place().state = away
@@ -223,9 +228,10 @@ func (t *Trips[B, A]) next(r *route[B, A]) []Source[B, A] {
 
 // depart sends the batches of sources, and then is about to look who waits (route.looking). It reports false if the trip was given up:
 // then it does not count any more.
-func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(context.Context, string, []*Item[B, A])) bool {
-	c := &trip[B, A]{trips: t, route: r}
-	var first, last time.Time
+func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(string, []*Item[B, A])) bool {
+	c := &trip[B, A]{trips: t, route: r, items: make([]*Item[B, A], 0, len(sources))}
+	items := make([]Item[B, A], len(sources))
+	var first time.Time
 	size := 0
 	for n, s := range sources {
 		if t.Size != nil && size >= t.MaxSize {
@@ -240,21 +246,25 @@ func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(c
 		if t.Size != nil {
 			size += t.Size(b)
 		}
-		c.items = append(c.items, &Item[B, A]{Batch: b, Deadline: deadline, source: s, trip: c})
+		i := &items[n]
+		i.Batch, i.Deadline, i.source, i.trip = b, deadline, s, c
+		c.items = append(c.items, i)
 		first = earlier(first, deadline)
-		if deadline.After(last) {
-			last = deadline
-		}
 	}
 	if len(c.items) > 0 {
-		c.send(send, first, last)
+		c.watched(first)
+		send(r.name, c.items)
 	}
+	landed := c.landed()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c.look()
 	c.over = true
 	if len(c.items) > 0 {
 		r.prompt = time.Now().Before(first)
+	}
+	if landed {
+		r.forget(c)
 	}
 	return !c.givenUp
 }
@@ -264,8 +274,7 @@ func (t *Trips[B, A]) putBack(r *route[B, A], sources []Source[B, A]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, s := range sources {
-		p := s.place()
-		p.state, p.again = waiting, false
+		s.place().state = waiting
 	}
 	r.waiting = slices.Insert(r.waiting, 0, sources...)
 	t.start(r)
