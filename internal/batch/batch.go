@@ -229,8 +229,8 @@ func (t *Trips[B, A]) next(r *route[B, A], sources []Source[B, A]) []Source[B, A
 // depart sends the batches of sources, and then is about to look who waits (route.looking). It reports false if the trip was given up:
 // then it does not count any more.
 func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(string, []*Item[B, A])) bool {
-	c := &trip[B, A]{trips: t, route: r, items: make([]*Item[B, A], 0, len(sources))}
-	items := make([]Item[B, A], len(sources))
+	c := &trip[B, A]{trips: t, route: r}
+	items := c.room(len(sources))
 	var first time.Time
 	size := 0
 	for n, s := range sources {

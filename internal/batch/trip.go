@@ -19,6 +19,20 @@ type trip[B, A any] struct {
 	looking bool // it is counted in route.looking
 	over    bool // Send has returned
 	givenUp bool // before that: it is counted in the route no more
+
+	// Of a trip with a single batch: so it is one allocation.
+	item [1]Item[B, A]
+	list [1]*Item[B, A]
+}
+
+// room returns so many items to fill, and makes room for them in the list.
+func (c *trip[B, A]) room(n int) []Item[B, A] {
+	if n == 1 {
+		c.items = c.list[:0]
+		return c.item[:]
+	}
+	c.items = make([]*Item[B, A], 0, n)
+	return make([]Item[B, A], n)
 }
 
 // watched begins the watch over the deadlines of the items, the first of which is given.
