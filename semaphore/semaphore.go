@@ -156,7 +156,7 @@ type more struct {
 	// Of a fleet's; both times see clock.Mono.
 	deadline time.Duration // when its work must have stopped
 	renewed  time.Duration // when the backend was asked for the lease in force
-	leaving  *leave        // Release has been called,
+	leaving  *release      // Release has been called,
 	lost     error         // and this was known then
 }
 
@@ -231,7 +231,7 @@ var ErrClosed = errors.New("semaphore: closed")
 // Close releases what this process still holds of the semaphore: the contexts end (ErrClosed), and whoever waits fails with
 // ErrClosed. It waits for the backend as long as ctx lets it. One in memory has nothing to close.
 func (s *Semaphore) Close(ctx context.Context) error {
-	if c, ok := s.engine.(*shared); ok {
+	if c, ok := s.engine.(*coordinator); ok {
 		return c.close(ctx)
 	}
 	return nil
