@@ -62,29 +62,17 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 		m.mu.Unlock()
 		return p, nil
 	}
-	if n > m.permits {
-		defer m.mu.Unlock()
-		return nil, tooMany("", n, m.permits)
-	}
-	if wait == 0 {
-		m.mu.Unlock()
-		return nil, nil
-	}
-	if err := m.room(); err != nil {
-		m.mu.Unlock()
+	w, err := m.enqueue(n, wait)
+	m.mu.Unlock()
+	if w == nil {
 		return nil, err
 	}
-	m.waiters++
-	w := &waiter{n: n, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
-	w.prev.next, w.next.prev = w, w
-	m.mu.Unlock()
 	var timeout <-chan time.Time
 	if wait > 0 {
 		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		timeout = timer.C
 	}
-	var err error
 	select {
 	case <-w.ready:
 		return w.permit, w.err
@@ -92,18 +80,40 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
+	return m.giveUp(w, err)
+}
+
+// enqueue lets a caller wait for n permits; nil: it need not, with the error or without a permit. mu is held.
+func (m *memory) enqueue(n int, wait time.Duration) (*waiter, error) {
+	if n > m.permits {
+		return nil, tooMany("", n, m.permits)
+	}
+	if wait == 0 {
+		return nil, nil
+	}
+	if err := m.room(); err != nil {
+		return nil, err
+	}
+	m.waiters++
+	w := &waiter{n: n, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
+	w.prev.next, w.next.prev = w, w
+	return w, nil
+}
+
+// giveUp takes a waiter back, unless it was granted in the same instant.
+func (m *memory) giveUp(w *waiter, why error) (*Permit, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if w.next == nil { // granted in the same instant
-		if err != nil && w.permit != nil {
-			m.take(w.permit, ErrReleased)
-			return nil, err
-		}
-		return w.permit, w.err
+	if w.next != nil {
+		m.unlink(w)
+		m.admit() // those behind it may fit
+		return nil, why
 	}
-	m.unlink(w)
-	m.admit() // those behind it may fit
-	return nil, err
+	if why != nil && w.permit != nil {
+		m.take(w.permit, ErrReleased)
+		return nil, why
+	}
+	return w.permit, w.err
 }
 
 // room is an error if as many wait as may. mu is held.

@@ -101,7 +101,11 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 	if err != nil {
 		return nil, r.failed(err)
 	}
-	return parse(b, reply)
+	report, ok := parse(b, reply)
+	if !ok {
+		return nil, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+	}
+	return report, nil
 }
 
 // failed tells errors of the state from others.
@@ -110,84 +114,6 @@ func (r *redisBackend) failed(err error) error {
 		return fmt.Errorf("%w: keys %s*", ErrCorrupt, strings.TrimSuffix(r.keys[0], "state"))
 	}
 	return err
-}
-
-// parse reads a reply of lua/apply.lua.
-func parse(b *Batch, reply []string) (*Report, error) {
-	bad := func() (*Report, error) {
-		return nil, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
-	}
-	numbers := func(text string, into ...*int64) bool {
-		fields := strings.Fields(text)
-		if len(fields) != len(into) {
-			return false
-		}
-		for i, f := range fields {
-			n, err := strconv.ParseInt(f, 10, 64)
-			if err != nil {
-				return false
-			}
-			*into[i] = n
-		}
-		return true
-	}
-	var out Report
-	if len(reply) == 0 {
-		return bad()
-	}
-	if late, ok := strings.CutPrefix(reply[0], "late "); ok {
-		if out.Late = true; !numbers(late, &out.Now) {
-			return bad()
-		}
-		return &out, nil
-	}
-	var fresh, permits int64
-	if !numbers(reply[0], &out.Now, &fresh, &permits, &out.Earliest, &out.Told) {
-		return bad()
-	}
-	out.Fresh, out.Permits = fresh == 1, int(permits)
-	rest := reply[1:]
-	if len(rest) < len(b.Leave)+len(b.Renew)+len(b.Enter) {
-		return bad()
-	}
-	for range b.Leave {
-		var standing int64
-		if !numbers(rest[0], &standing) {
-			return bad()
-		}
-		out.Left, rest = append(out.Left, Standing(standing)), rest[1:]
-	}
-	for range b.Renew {
-		out.Renewed, rest = append(out.Renewed, rest[0] == "1"), rest[1:]
-	}
-	for range b.Enter {
-		var a Answer
-		var outcome int64
-		if !numbers(rest[0], &outcome, &a.Fence, &a.Ticket) {
-			return bad()
-		}
-		a.Outcome = Outcome(outcome)
-		out.Entered, rest = append(out.Entered, a), rest[1:]
-	}
-	for _, text := range rest {
-		g, ok := parseGrant(text)
-		if !ok {
-			return bad()
-		}
-		out.Grants = append(out.Grants, g)
-	}
-	return &out, nil
-}
-
-func parseGrant(text string) (g Grant, ok bool) {
-	fields := strings.Fields(text)
-	if len(fields) != 4 {
-		return g, false
-	}
-	outcome, err1 := strconv.ParseUint(fields[1], 10, 8)
-	fence, err2 := strconv.ParseInt(fields[2], 10, 64)
-	expires, err3 := strconv.ParseInt(fields[3], 10, 64)
-	return Grant{fields[0], Outcome(outcome), fence, expires}, err1 == nil && err2 == nil && err3 == nil
 }
 
 // Listen implements Backend.
