@@ -34,12 +34,14 @@ type coordinator struct {
 	releases releases       // ids to be ended
 	changes  []*limitChange // to be sent
 	heard    heard          // what the backend has said
-	notUntil time.Duration  // after an error, for what nobody waits for. All times see clock.Mono
+	health   health
 	listener listener
-	alarm    alarm // the next thing that is to be done by itself
+	alarm    alarm         // the next thing that is to be done by itself
+	flight   *flight       // the batch under way; nil: there is none, or it has outlived its deadline
+	answerBy time.Duration // the first who waits for an answer must have one by then, or later; 0: nobody waits
 }
 
-// config does not change.
+// config does not change. All times see clock.Mono.
 type config struct {
 	name, label, process string
 	lease                time.Duration
@@ -48,13 +50,14 @@ type config struct {
 	timeout              time.Duration
 	maxWaiters           int
 	permits              int
+	fixed                bool // leases are not renewed
+	observer             *Observer
 }
 
 // limitChange is a SetPermits.
 type limitChange struct {
-	n    int
-	err  error
-	done chan struct{}
+	answer
+	n int
 }
 
 // New returns a semaphore whose permits a backend keeps: for backends outside of this package. label and limits: see the
@@ -74,9 +77,9 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	c := &coordinator{
 		config: config{
 			name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), permits: permits,
-			lease: o.lease, margin: o.lease / 10, beat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
+			fixed: o.fixed, observer: o.observer, lease: o.lease, margin: o.lease / 10, beat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
 		},
-		backend: backend, waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}}, heard: heard{permits: permits},
+		backend: backend, waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, heard: heard{permits: permits},
 	}
 	c.trips = batch.Trips[*flight, *Report]{Send: c.send, Max: 1, Parallel: 1, Go: c.tasks.run}
 	if r, ok := backend.(*redisBackend); ok && script.HeedsDeadline(r.client) {
@@ -88,9 +91,9 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 
 func (c *coordinator) lock() *sync.Mutex { return &c.mu }
 
-func (c *coordinator) acquire(ctx context.Context, n int, wait time.Duration) (*Permit, error) {
+func (c *coordinator) acquire(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error) {
 	r := &request{
-		n: n, wait: wait != 0, ready: make(chan struct{}), id: c.process + "-" + strconv.FormatInt(c.ids.Add(1), 36),
+		n: n, label: label, wait: wait != 0, ready: make(chan struct{}), id: c.process + "-" + strconv.FormatInt(c.ids.Add(1), 36),
 		since: clock.Mono(),
 	}
 	var timeout <-chan time.Time
@@ -142,7 +145,7 @@ func (c *coordinator) giveUp(r *request, why error) (*Permit, error) {
 func (c *coordinator) unanswered(r *request) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if r.done || r.ticket != 0 {
+	if r.done || r.queued {
 		return false
 	}
 	r.wait = false
@@ -150,7 +153,7 @@ func (c *coordinator) unanswered(r *request) bool {
 }
 
 func (c *coordinator) idle(ctx context.Context) error {
-	_, err := c.acquire(ctx, 0, -1)
+	_, err := c.acquire(ctx, 0, -1, "")
 	return err
 }
 
@@ -175,6 +178,7 @@ func (c *coordinator) enqueue(r *request) error {
 	if !c.waiters.add(r, c.maxWaiters) {
 		return crowded(c.name, c.maxWaiters)
 	}
+	c.expectAnswer(r.since)
 	return nil
 }
 
@@ -188,9 +192,32 @@ func (c *coordinator) abandon(r *request) {
 
 // drop ends a permit that nobody will use, or keep; it is to be sent. mu is held.
 func (c *coordinator) drop(p *Permit, why error) *release {
-	p.end(why)
+	c.end(p, why)
+	now := clock.Mono()
+	c.expectAnswer(now)
+	return c.releases.await(p.more.id, now, c.lease)
+}
+
+// end takes a permit from those that are held. mu is held.
+func (c *coordinator) end(p *Permit, why error) {
 	delete(c.held.permits, p.more.id)
-	return c.releases.await(p.more.id, clock.Mono()+c.lease)
+	if p.end(why) {
+		c.observer.ended(c.name, p, why)
+	}
+}
+
+// check ends a permit whose time has come.
+func (c *coordinator) check(p *Permit) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if now := clock.Mono(); !p.over && now >= p.more.deadline {
+		c.expire(now)
+		c.setAlarm(now)
+	}
+	if p.over {
+		return p.why()
+	}
+	return nil
 }
 
 func (c *coordinator) release(ctx context.Context, p *Permit) error {
@@ -227,9 +254,11 @@ func (c *coordinator) releaseID(ctx context.Context, id string) error {
 	c.mu.Lock()
 	var l *release
 	if p := c.held.permits[id]; p != nil {
-		l = c.drop(p, ErrReleased)
+		l = c.drop(p, ErrLost)
 	} else {
-		l = c.releases.await(id, clock.Mono()+c.timeout)
+		now := clock.Mono()
+		c.expectAnswer(now)
+		l = c.releases.await(id, now, c.timeout)
 	}
 	c.mu.Unlock()
 	c.trips.Take(ctx, "", c)
@@ -241,17 +270,14 @@ func (c *coordinator) releaseID(ctx context.Context, id string) error {
 }
 
 func (c *coordinator) setPermits(ctx context.Context, n int) error {
-	change := &limitChange{n: n, done: make(chan struct{})}
+	now := clock.Mono()
+	change := &limitChange{answer: newAnswer(now), n: n}
 	c.mu.Lock()
+	c.expectAnswer(now)
 	c.changes = append(c.changes, change)
 	c.mu.Unlock()
 	c.trips.Take(ctx, "", c)
-	select {
-	case <-change.done:
-		return change.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return change.wait(ctx)
 }
 
 // holders returns when ctx ends, even if the backend's client does not heed that.
@@ -319,7 +345,7 @@ func (c *coordinator) setAlarm(now time.Duration) {
 			next = earlier(next, c.listener.until)
 		}
 	}
-	switch next = earlier(next, c.held.ends()); {
+	switch next = earlier(earlier(next, c.answerBy), c.held.ends()); {
 	case next != 0:
 		c.alarm.set(next, now, c.onAlarm)
 	case c.closed: // else it may ring for nothing: to stop it each time costs more
@@ -333,13 +359,14 @@ func (c *coordinator) onAlarm() {
 	c.alarm.at = 0
 	now := clock.Mono()
 	c.expire(now)
+	c.failOverdue(now)
 	c.setAlarm(now)
 }
 
 // expire ends the permits that could not be renewed in time. mu is held.
 func (c *coordinator) expire(now time.Duration) {
 	for _, p := range c.held.expired(now) {
-		p.end(ErrExpired)
+		c.end(p, ErrExpired)
 		c.releases.add(p.more.id, now, c.margin)
 	}
 }

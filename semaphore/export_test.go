@@ -13,3 +13,12 @@ func LeavesOf(s *Semaphore) int {
 
 // MaxLeaves is the most of them that nobody waits for.
 const MaxLeaves = maxLeaves
+
+// Stop is what a stopped process is to its timers: the one that ends permits never rings again.
+func Stop(s *Semaphore) {
+	e := s.engine.(*coordinator)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.alarm.stop()
+	e.alarm.at = 1
+}

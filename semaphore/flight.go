@@ -22,8 +22,13 @@ type flight struct {
 	change   *limitChange
 }
 
-func (f *flight) empty() bool {
-	return len(f.enter)+len(f.releases)+len(f.renew) == 0 && f.change == nil
+// size is how many requests it has.
+func (f *flight) size() int {
+	n := len(f.enter) + len(f.releases) + len(f.renew)
+	if f.change != nil {
+		n++
+	}
+	return n
 }
 
 // Depart implements batch.Source.
@@ -36,6 +41,7 @@ func (c *coordinator) Depart() (*flight, time.Time, bool) {
 		c.setAlarm(now)
 		return nil, time.Time{}, false
 	}
+	c.flight = f
 	return f, clock.At(now + c.timeout), true
 }
 
@@ -51,6 +57,12 @@ func (c *coordinator) Land(f *flight, report *Report, err error, late bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := clock.Mono()
+	if c.flight == f {
+		c.flight = nil
+	}
+	if !late {
+		c.answered(f, err, now)
+	}
 	switch {
 	case late:
 		c.settleLate(f, report, err, now)
@@ -67,7 +79,7 @@ func (c *coordinator) Land(f *flight, report *Report, err error, late bool) {
 // build makes the next batch; nil: there is nothing to send. mu is held.
 func (c *coordinator) build(now time.Duration) *flight {
 	f := &flight{sent: now}
-	calm := now >= c.notUntil
+	calm := c.health.calm(now)
 	if len(c.changes) > 0 {
 		f.change, c.changes = c.changes[0], c.changes[1:]
 	}
@@ -77,7 +89,7 @@ func (c *coordinator) build(now time.Duration) *flight {
 		f.renew = c.held.due(now, c.lease)
 	}
 	beat := calm && len(c.waiters.sent) > 0 && c.heard.due(now)
-	if f.empty() && !beat {
+	if f.size() == 0 && !beat {
 		return nil
 	}
 	f.batch = c.batchOf(f)
@@ -123,7 +135,7 @@ func (c *coordinator) nextBatch(now time.Duration) time.Duration {
 		next = earlier(next, c.heard.next())
 	}
 	if next != 0 {
-		next = max(next, c.notUntil)
+		next = max(next, c.health.notUntil)
 	}
 	return next
 }
@@ -133,7 +145,7 @@ func (c *coordinator) putBack(f *flight, report *Report, now time.Duration) {
 	c.heard.server.Heard(report.Now, f.sent, now)
 	c.waiters.putBack(f.enter, f.resent)
 	c.releases.putBack(f.releases)
-	if f.change != nil {
+	if f.change != nil && f.change.awaited() {
 		c.changes = append([]*limitChange{f.change}, c.changes...)
 	}
 	if len(f.renew) > 0 {
@@ -143,13 +155,14 @@ func (c *coordinator) putBack(f *flight, report *Report, now time.Duration) {
 
 // settle hands out the answers of a batch. mu is held.
 func (c *coordinator) settle(f *flight, report *Report, now time.Duration) {
-	c.notUntil = 0
+	c.health.notUntil = 0
 	c.heard.answer(report, f.sent, now, c.beat)
 	if f.change != nil {
-		close(f.change.done)
+		f.change.tell(nil)
 	}
 	for i, l := range f.releases {
-		l.answer(report.Left[i], nil)
+		l.was = report.Left[i]
+		l.tell(nil)
 	}
 	for i, p := range f.renew {
 		c.renewed(p, report.Renewed[i], f.sent)
@@ -179,8 +192,7 @@ func (c *coordinator) renewed(p *Permit, ok bool, sent time.Duration) {
 		p.more.renewed, p.more.deadline = sent, sent+c.lease-c.margin
 		c.held.add(p, c.lease)
 	default:
-		delete(c.held.permits, p.more.id)
-		p.end(ErrLost)
+		c.end(p, ErrLost)
 	}
 }
 
@@ -196,7 +208,7 @@ func (c *coordinator) entered(r *request, a Answer, sent, now time.Duration) {
 		c.abandon(r)
 		c.waiters.finish(r, nil, nil)
 	case a.Outcome == Queued:
-		r.ticket = a.Ticket
+		r.queued, r.ticket = true, a.Ticket
 	case a.Outcome == TooMany:
 		c.waiters.finish(r, nil, tooMany(c.name, r.n, c.heard.permits))
 	default:
@@ -226,16 +238,15 @@ func (c *coordinator) settleLate(f *flight, report *Report, err error, now time.
 
 // failed deals with a batch of which it is unknown whether it was decided. mu is held.
 func (c *coordinator) failed(f *flight, err error, now time.Duration) {
-	c.notUntil = now + min(c.beat/4, 50*time.Millisecond)
+	c.health.notUntil = now + min(c.beat/4, 50*time.Millisecond)
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err)
 	}
 	if f.change != nil {
-		f.change.err = err
-		close(f.change.done)
+		f.change.tell(err)
 	}
 	for _, l := range f.releases {
-		l.answer(Gone, err)
+		l.tell(err)
 		if now < l.until && !c.closed && !errors.Is(err, ErrCorrupt) { // once more, though nobody waits
 			c.releases.readd(&release{id: l.id, until: l.until}, now)
 		}
@@ -250,10 +261,7 @@ func (c *coordinator) failed(f *flight, err error, now time.Duration) {
 		}
 	}
 	c.waiters.askAgain(nil) // the others too: it may have admitted any of them, and have said so in the answer alone
-	if errors.Is(err, ErrTimeout) {
-		c.waiters.failFresh(now-c.timeout, err) // those behind it have waited as long
-	}
-	c.heard.pause(c.notUntil)
+	c.heard.pause(c.health.notUntil)
 }
 
 // grant gives a request its permit, whose lease ends then. mu is held.
@@ -267,7 +275,7 @@ func (c *coordinator) grant(r *request, fence int64, ends, now time.Duration) {
 		c.waiters.askAgainOne(r)
 		return
 	}
-	p := &Permit{engine: c, permits: r.n, fence: fence, more: &more{id: r.id, renewed: ends - c.lease, deadline: deadline}}
+	p := &Permit{engine: c, permits: r.n, fence: fence, since: now, more: &more{id: r.id, renewed: ends - c.lease, deadline: deadline}}
 	c.held.add(p, c.lease)
 	c.waiters.finish(r, p, nil)
 }

@@ -6,6 +6,7 @@ import "time"
 // permits needs, and may be earlier: to find that again at each release would cost a pass over all. The coordinator's lock guards it.
 type holdings struct {
 	permits  map[string]*Permit // by id
+	fixed    bool               // they are not renewed
 	renewAt  time.Duration      // 0: none
 	firstEnd time.Duration      // 0: none
 }
@@ -13,7 +14,9 @@ type holdings struct {
 // add notes a permit, or that it was renewed.
 func (h *holdings) add(p *Permit, lease time.Duration) {
 	h.permits[p.more.id] = p
-	h.renewAt = earlier(h.renewAt, p.more.renewed+lease/3)
+	if !h.fixed {
+		h.renewAt = earlier(h.renewAt, p.more.renewed+lease/3)
+	}
 	h.firstEnd = earlier(h.firstEnd, p.more.deadline)
 }
 

@@ -32,6 +32,7 @@ type memory struct {
 type waiter struct {
 	prev, next *waiter
 	n          int
+	label      string
 	permit     *Permit // when granted
 	err        error
 	ready      chan struct{}
@@ -45,6 +46,9 @@ func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.fixed {
+		return nil, s.bad("fixed lease", o.lease, "a semaphore of a fleet: in memory permits have no lease")
+	}
 	m := &memory{permits: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit),
 		observer: o.observer}
 	m.first.prev, m.first.next = &m.first, &m.first
@@ -52,17 +56,17 @@ func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
 	return s, nil
 }
 
-func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permit, error) {
+func (m *memory) acquire(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	if n <= m.permits && m.used <= m.permits-n && m.first.next == &m.first {
-		p := m.grant(n)
+		p := m.grant(n, label)
 		m.mu.Unlock()
 		return p, nil
 	}
-	w, err := m.enqueue(n, wait)
+	w, err := m.enqueue(n, wait, label)
 	m.mu.Unlock()
 	if w == nil {
 		return nil, err
@@ -84,7 +88,7 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 }
 
 // enqueue lets a caller wait for n permits; nil: it need not, with the error or without a permit. mu is held.
-func (m *memory) enqueue(n int, wait time.Duration) (*waiter, error) {
+func (m *memory) enqueue(n int, wait time.Duration, label string) (*waiter, error) {
 	if n > m.permits {
 		return nil, tooMany("", n, m.permits)
 	}
@@ -95,7 +99,7 @@ func (m *memory) enqueue(n int, wait time.Duration) (*waiter, error) {
 		return nil, err
 	}
 	m.waiters++
-	w := &waiter{n: n, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
+	w := &waiter{n: n, label: label, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
 	w.prev.next, w.next.prev = w, w
 	return w, nil
 }
@@ -131,7 +135,7 @@ func (m *memory) unlink(w *waiter) {
 }
 
 // grant lends n permits. mu is held.
-func (m *memory) grant(n int) *Permit {
+func (m *memory) grant(n int, label string) *Permit {
 	m.used += n
 	m.fence++
 	if len(m.spare) == 0 { // made by the dozen
@@ -140,6 +144,9 @@ func (m *memory) grant(n int) *Permit {
 	p := &m.spare[0]
 	m.spare = m.spare[1:]
 	p.engine, p.permits, p.fence, p.since = m, n, m.fence, clock.Mono()
+	if label != "" {
+		p.more = &more{label: label}
+	}
 	p.prev, p.next = m.held, m.held.next
 	if p.next != nil {
 		p.next.prev = p
@@ -170,7 +177,7 @@ func (m *memory) admit() {
 		case m.used+w.n > m.permits:
 			return
 		default:
-			w.permit = m.grant(w.n)
+			w.permit = m.grant(w.n, w.label)
 		}
 		m.unlink(w)
 		close(w.ready)
@@ -192,6 +199,15 @@ func (m *memory) release(_ context.Context, p *Permit) error {
 	}
 	if why := p.why(); why != ErrReleased {
 		return fmt.Errorf("%w: permit %s", why, p.ID())
+	}
+	return nil
+}
+
+func (m *memory) check(p *Permit) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.over {
+		return p.why()
 	}
 	return nil
 }
@@ -227,7 +243,11 @@ func (m *memory) holders(context.Context) ([]Holder, error) {
 		last = last.next
 	}
 	for p := last; p != m.held; p = p.prev {
-		all = append(all, Holder{ID: p.ID(), Permits: p.permits, Fence: p.fence, Since: clock.At(p.since), Label: m.label})
+		h := Holder{ID: p.ID(), Permits: p.permits, Fence: p.fence, Since: clock.At(p.since), Label: m.label}
+		if p.more != nil && p.more.label != "" {
+			h.Label = p.more.label
+		}
+		all = append(all, h)
 	}
 	return all, nil
 }

@@ -91,14 +91,17 @@ func (s *Semaphore) decide(ctx context.Context, n int, wait time.Duration) (*Per
 	if n < 1 {
 		return nil, s.bad("permits wanted", n, "at least 1")
 	}
-	p, err := s.engine.acquire(ctx, n, wait)
+	if !validLabel(s.label) {
+		return nil, s.badLabel(s.label)
+	}
+	p, err := s.engine.acquire(ctx, n, wait, s.label)
 	if p == nil && err == nil {
 		return nil, ErrRefused
 	}
 	return p, err
 }
 
-// ended tells of a permit that is no longer held.
+// ended tells of a permit that is no longer held. The engine's lock is held.
 func (o *Observer) ended(name string, p *Permit, why error) {
 	if o == nil || o.Lease == nil {
 		return

@@ -1,35 +1,16 @@
 package semaphore
 
 import (
-	"context"
 	"slices"
 	"time"
 )
 
 // release is an id to be ended.
 type release struct {
+	answer
 	id    string
 	until time.Duration // when it would have expired anyway
 	was   Standing
-	err   error
-	done  chan struct{} // nil: nobody waits
-}
-
-func (l *release) wait(ctx context.Context) error {
-	select {
-	case <-l.done:
-		return l.err
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// answer tells who waits for the release.
-func (l *release) answer(was Standing, err error) {
-	l.was, l.err = was, err
-	if l.done != nil {
-		close(l.done)
-	}
 }
 
 // maxLeaves bounds what is to be ended once the backend is back. What is beyond ends by itself, within a lease.
@@ -45,7 +26,7 @@ func (l *releases) add(id string, now, lasts time.Duration) {
 
 func (l *releases) readd(r *release, now time.Duration) {
 	if len(l.list) >= maxLeaves {
-		l.list = slices.DeleteFunc(l.list, func(r *release) bool { return r.done == nil && now >= r.until })
+		l.list = slices.DeleteFunc(l.list, func(r *release) bool { return !r.awaited() && now >= r.until })
 	}
 	if len(l.list) < maxLeaves {
 		l.list = append(l.list, r)
@@ -53,8 +34,8 @@ func (l *releases) readd(r *release, now time.Duration) {
 }
 
 // await has an id ended that somebody waits for.
-func (l *releases) await(id string, until time.Duration) *release {
-	r := &release{id: id, until: until, done: make(chan struct{})}
+func (l *releases) await(id string, now, lasts time.Duration) *release {
+	r := &release{answer: newAnswer(now), id: id, until: now + lasts}
 	l.list = append(l.list, r)
 	return r
 }
@@ -62,14 +43,15 @@ func (l *releases) await(id string, until time.Duration) *release {
 // take returns those that are sent next. Unless calm, these are only those that somebody waits for.
 func (l *releases) take(now time.Duration, calm bool) (next []*release) {
 	if calm {
-		next, l.list = cut(l.list, func(r *release) bool { return r.done != nil || now < r.until })
+		next, l.list = cut(l.list, func(r *release) bool { return r.awaited() || now < r.until })
 		return next
 	}
 	l.list = slices.DeleteFunc(l.list, func(r *release) bool {
-		if r.done != nil {
+		awaited := r.awaited()
+		if awaited {
 			next = append(next, r)
 		}
-		return r.done != nil
+		return awaited
 	})
 	return next
 }

@@ -24,7 +24,7 @@ var (
 	ErrLost = errors.New("semaphore: permit lost")
 	// ErrReleased is why the context of a permit ends that was released.
 	ErrReleased = errors.New("semaphore: permit released")
-	// ErrNotHeld: no permit with this id is held.
+	// ErrNotHeld: no permit with this id is held, or the Permit is nil.
 	ErrNotHeld = errors.New("semaphore: not held")
 	// ErrTimeout: the backend did not answer in time.
 	ErrTimeout = errors.New("semaphore: backend timeout")
@@ -45,12 +45,15 @@ var (
 type Semaphore struct {
 	engine   engine
 	name     string
+	label    string // of its permits; empty: of the process
 	observer *Observer
 }
 
 // engine is one of the two ways that permits are kept: in this process, or by a Backend.
 type engine interface {
-	acquire(ctx context.Context, n int, wait time.Duration) (*Permit, error) // wait < 0: as long as it takes; nil, nil: refused
+	// acquire returns nil, nil if it refuses; wait < 0: as long as it takes; label "": the semaphore's.
+	acquire(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error)
+	check(p *Permit) error
 	release(ctx context.Context, p *Permit) error
 	releaseID(ctx context.Context, id string) error
 	setPermits(ctx context.Context, n int) error
@@ -89,17 +92,17 @@ func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) e
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	under := p.under(ctx)
+	defer under.cancel(nil)
 	held := p.Context()
-	unlink := context.AfterFunc(held, func() { cancel(context.Cause(held)) })
+	unlink := context.AfterFunc(held, func() { under.cancel(context.Cause(held)) })
 	done := false
 	defer func() {
 		if unlink(); !done { // f has panicked
 			_ = p.Release(context.WithoutCancel(ctx))
 		}
 	}()
-	err = f(ctx)
+	err = f(under)
 	unlink()
 	done = true
 	return errors.Join(err, p.Release(context.WithoutCancel(ctx)))
@@ -117,6 +120,14 @@ func (s *Semaphore) SetPermits(ctx context.Context, n int) error {
 // Holders lists who holds permits, the longest first. For operators: it takes time in proportion to their number.
 func (s *Semaphore) Holders(ctx context.Context) ([]Holder, error) { return s.engine.holders(ctx) }
 
+// Labelled returns the same semaphore, whose permits Holders shows with this label rather than that of the process (WithLabel): up
+// to 200 bytes of UTF-8. It shares everything else, and costs nothing to make.
+func (s *Semaphore) Labelled(label string) *Semaphore {
+	labelled := *s
+	labelled.label = label
+	return &labelled
+}
+
 // Name of the semaphore; empty in memory.
 func (s *Semaphore) Name() string { return s.name }
 
@@ -128,7 +139,7 @@ type Holder struct {
 	Fence int64
 	// Since when, and until when if it is not renewed; by the backend's clock. In memory there is no end.
 	Since, Expires time.Time
-	// Label of the process (WithLabel): by default its host and process id.
+	// Label of the permit (Semaphore.Labelled) or of its process (WithLabel): by default its host and process id.
 	Label string
 }
 

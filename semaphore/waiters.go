@@ -11,7 +11,9 @@ type request struct {
 	id     string
 	n      int
 	wait   bool
-	ticket int64
+	label  string // empty: of the process
+	queued bool   // the backend has said that it waits there,
+	ticket int64  // in this place
 	permit *Permit
 	err    error
 	since  time.Duration
@@ -142,10 +144,10 @@ func (w *waiters) notOf(f *flight) bool {
 	return false
 }
 
-// failFresh fails those who are not sent yet and came before a time.
-func (w *waiters) failFresh(before time.Duration, err error) {
+// failFresh fails those who are not sent yet and are overdue.
+func (w *waiters) failFresh(overdue func(since time.Duration) bool, err error) {
 	w.fresh = slices.DeleteFunc(w.fresh, func(r *request) bool {
-		if !r.done && r.since <= before {
+		if !r.done && overdue(r.since) {
 			w.finish(r, nil, err)
 		}
 		return r.done

@@ -363,12 +363,12 @@ func group(t *testing.T, open Open) {
 	short, cancel := context.WithTimeout(background, 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, here.Wait(short), context.DeadlineExceeded)
-	require.NoError(t, there.Done(bounded(t), first), "another process'")
-	require.ErrorIs(t, here.Done(bounded(t), first), semaphore.ErrNotHeld)
+	require.NoError(t, there.Done(bounded(t), first.ID()), "another process'")
+	require.ErrorIs(t, here.Done(bounded(t), first.ID()), semaphore.ErrNotHeld)
 	for _, ended := range idle {
 		require.Empty(t, ended)
 	}
-	require.NoError(t, there.Done(bounded(t), second))
+	require.NoError(t, there.Done(bounded(t), second.ID()))
 	for _, ended := range idle {
 		require.NoError(t, <-ended)
 	}
@@ -376,12 +376,12 @@ func group(t *testing.T, open Open) {
 	other := semaphore.NewGroup(open(t, 1)())
 	foreign, err := other.Add(bounded(t))
 	require.NoError(t, err)
-	require.ErrorIs(t, here.Done(bounded(t), foreign), semaphore.ErrNotHeld, "a permit of another semaphore")
+	require.ErrorIs(t, here.Done(bounded(t), foreign.ID()), semaphore.ErrNotHeld, "a permit of another semaphore")
 	for _, id := range []string{"", "no such", "a b", "\x00", strings.Repeat("x", 600)} {
 		err := here.Done(bounded(t), id)
 		require.True(t, errors.Is(err, semaphore.ErrNotHeld) || errors.Is(err, semaphore.ErrInvalid), "%q: %v", id, err)
 	}
-	require.NoError(t, other.Done(bounded(t), foreign))
+	require.NoError(t, other.Done(bounded(t), foreign.ID()))
 }
 
 func badInput(t *testing.T, open Open) {

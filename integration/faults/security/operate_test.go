@@ -215,11 +215,11 @@ func (o *operator) semaphores(ctx context.Context, ours, theirs *semaphore.Semap
 		return err
 	}
 	// A place that is taken in one process and given back in another.
-	id, err := semaphore.NewGroup(ours).Add(ctx)
+	place, err := semaphore.NewGroup(ours).Add(ctx)
 	if err != nil {
 		return err
 	}
-	return semaphore.NewGroup(theirs).Done(ctx, id)
+	return semaphore.NewGroup(theirs).Done(ctx, place.ID())
 }
 
 func (o *operator) window(ctx context.Context) error {
