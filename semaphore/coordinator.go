@@ -46,18 +46,13 @@ type config struct {
 	name, label, process string
 	lease                time.Duration
 	margin               time.Duration // before the end of a lease its work must have stopped
-	beat                 time.Duration // while somebody waits the backend hears from this process so often
+	beat                 time.Duration // while somebody waits the backend has a sign of life that is not older
 	timeout              time.Duration
 	maxWaiters           int
 	permits              int
-	fixed                bool // leases are not renewed
+	version              int64 // of permits
+	fixed                bool  // leases are not renewed
 	observer             *Observer
-}
-
-// limitChange is a SetPermits.
-type limitChange struct {
-	answer
-	n int
 }
 
 // New returns a semaphore whose permits a backend keeps: for backends outside of this package. label and limits: see the
@@ -76,10 +71,13 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	}
 	c := &coordinator{
 		config: config{
-			name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), permits: permits,
+			name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), permits: permits, version: o.version,
 			fixed: o.fixed, observer: o.observer, lease: o.lease, margin: o.lease / 10, beat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
 		},
 		backend: backend, waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, heard: heard{permits: permits},
+	}
+	if o.version > 0 {
+		c.heard.limit = Limit{permits, o.version}
 	}
 	c.trips = batch.Trips[*flight, *Report]{Send: c.send, Max: 1, Parallel: 1, Go: c.tasks.run}
 	if r, ok := backend.(*redisBackend); ok && script.HeedsDeadline(r.client) {
@@ -269,33 +267,37 @@ func (c *coordinator) releaseID(ctx context.Context, id string) error {
 	return err
 }
 
-func (c *coordinator) setPermits(ctx context.Context, n int) error {
-	now := clock.Mono()
-	change := &limitChange{answer: newAnswer(now), n: n}
+// submitChange queues a change of how many permits there are.
+func (c *coordinator) submitChange(change change) *limitChange {
 	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := clock.Mono()
+	l := &limitChange{newAnswer(now), change}
+	c.changes = append(c.changes, l)
 	c.expectAnswer(now)
-	c.changes = append(c.changes, change)
-	c.mu.Unlock()
-	c.trips.Take(ctx, "", c)
-	return change.wait(ctx)
+	return l
 }
 
-// holders returns when ctx ends, even if the backend's client does not heed that.
 func (c *coordinator) holders(ctx context.Context) ([]Holder, error) {
+	return ask(ctx, c, c.backend.Holders)
+}
+
+// ask asks the backend beside the batches. It returns in time, even if the backend's client does not heed its context.
+func ask[T any](ctx context.Context, c *coordinator, question func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	var all []Holder
+	var answer, none T
 	var err error
 	answered := make(chan struct{})
 	c.tasks.run(func() {
 		defer close(answered)
-		all, err = c.backend.Holders(ctx)
+		answer, err = question(ctx)
 	})
 	select {
 	case <-answered:
-		return all, err
+		return answer, err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return none, ctx.Err()
 	}
 }
 

@@ -98,12 +98,12 @@ func (c *coordinator) build(now time.Duration) *flight {
 
 // batchOf writes down what a flight asks. mu is held.
 func (c *coordinator) batchOf(f *flight) *Batch {
-	b := &Batch{Process: c.process, Label: c.label, LeaseMicros: c.lease.Microseconds(), Permits: c.permits}
+	b := &Batch{Process: c.process, Label: c.label, LeaseMicros: c.lease.Microseconds(), Permits: c.permits, Limit: c.heard.limit}
 	if c.heard.server.Known() {
 		b.Deadline = c.heard.server.Earliest(f.sent + c.timeout)
 	}
 	if f.change != nil {
-		b.SetPermits = f.change.n
+		b.SetPermits, b.AddPermits = f.change.set, f.change.add
 	}
 	for _, l := range f.releases {
 		b.Leave = append(b.Leave, l.id)
@@ -112,11 +112,11 @@ func (c *coordinator) batchOf(f *flight) *Batch {
 		b.Renew = append(b.Renew, p.more.id)
 	}
 	for _, r := range f.enter {
-		b.Enter = append(b.Enter, Entry{ID: r.id, Permits: r.n, Ticket: r.ticket, Wait: r.wait})
+		b.Enter = append(b.Enter, Entry{ID: r.id, Permits: r.n, Ticket: r.ticket, Wait: r.wait, Label: r.label})
 		c.waiters.depart(r, f)
 	}
 	if c.waiters.patient() {
-		b.PatienceMicros = 3 * c.beat.Microseconds()
+		b.PatienceMicros, b.AliveMicros = 3*c.beat.Microseconds(), c.beat.Microseconds()
 	}
 	return b
 }
@@ -157,7 +157,9 @@ func (c *coordinator) putBack(f *flight, report *Report, now time.Duration) {
 func (c *coordinator) settle(f *flight, report *Report, now time.Duration) {
 	c.health.notUntil = 0
 	c.heard.answer(report, f.sent, now, c.beat)
-	if f.change != nil {
+	if f.change != nil && report.Unchanged {
+		f.change.tell(outOfRange(c.name, report.Permits, f.change.add))
+	} else if f.change != nil {
 		f.change.tell(nil)
 	}
 	for i, l := range f.releases {

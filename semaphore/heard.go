@@ -9,7 +9,8 @@ import (
 
 // heard is what the backend has said. The coordinator's lock guards it.
 type heard struct {
-	permits int           // in force
+	permits int           // in force for this process
+	limit   Limit         // the newest of the fleet
 	server  clock.Remote  // its clock
 	beatAt  time.Duration // when it wants to hear from us again
 	lookAt  time.Duration // when the first lease of all expires; 0: nobody holds one
@@ -21,7 +22,10 @@ type heard struct {
 func (h *heard) answer(r *Report, sent, now, beat time.Duration) {
 	h.server.Heard(r.Now, sent, now)
 	h.permits = r.Permits
-	h.beatAt = now + beat
+	if r.Limit.Version >= h.limit.Version {
+		h.limit = r.Limit
+	}
+	h.beatAt = sent + beat/2
 	h.lookAt = 0
 	if r.Earliest != 0 {
 		h.lookAt = now + time.Duration(r.Earliest-r.Now)*time.Microsecond + time.Millisecond + rand.N(10*time.Millisecond)

@@ -18,6 +18,7 @@ type memory struct {
 
 	mu      sync.Mutex
 	permits int
+	own     int // as configured
 	used    int
 	fence   int64
 	first   waiter  // a ring: first.next waits for longest
@@ -49,7 +50,7 @@ func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
 	if o.fixed {
 		return nil, s.bad("fixed lease", o.lease, "a semaphore of a fleet: in memory permits have no lease")
 	}
-	m := &memory{permits: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit),
+	m := &memory{permits: permits, own: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit),
 		observer: o.observer}
 	m.first.prev, m.first.next = &m.first, &m.first
 	s.engine = m
@@ -171,14 +172,10 @@ func (m *memory) take(p *Permit, why error) {
 // admit lets in who waits for longest, as long as they fit. mu is held.
 func (m *memory) admit() {
 	for w := m.first.next; w != &m.first; w = m.first.next {
-		switch {
-		case w.n > m.permits:
-			w.err = tooMany("", w.n, m.permits)
-		case m.used+w.n > m.permits:
+		if m.used+w.n > m.permits {
 			return
-		default:
-			w.permit = m.grant(w.n, w.label)
 		}
+		w.permit = m.grant(w.n, w.label)
 		m.unlink(w)
 		close(w.ready)
 	}
@@ -226,12 +223,37 @@ func (m *memory) releaseID(_ context.Context, id string) error {
 	return fmt.Errorf("%w: %.80q", ErrNotHeld, id)
 }
 
-func (m *memory) setPermits(_ context.Context, n int) error {
+func (m *memory) changePermits(_ context.Context, change change) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.permits = n
+	n := int64(change.set)
+	switch {
+	case change.set == OwnPermits:
+		n = int64(m.own)
+	case change.add != 0:
+		n = int64(m.permits) + int64(change.add)
+	}
+	if n < 1 || n > maxPermits {
+		return outOfRange("", m.permits, change.add)
+	}
+	m.permits = int(n)
+	for w := m.first.next; w != &m.first; {
+		next := w.next
+		if w.n > m.permits {
+			m.unlink(w)
+			w.err = tooMany("", w.n, m.permits)
+			close(w.ready)
+		}
+		w = next
+	}
 	m.admit()
 	return nil
+}
+
+func (m *memory) stats(context.Context) (Stats, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return Stats{Permits: m.permits, Used: m.used, Waiting: m.waiters}, nil
 }
 
 func (m *memory) holders(context.Context) ([]Holder, error) {

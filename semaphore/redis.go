@@ -67,14 +67,17 @@ var (
 	applySource string
 	//go:embed lua/holders.lua
 	holdersSource string
+	//go:embed lua/stats.lua
+	statsSource string
 
 	applyScript   = script.New(applySource)
 	holdersScript = script.New(holdersSource)
+	statsScript   = script.New(statsSource)
 )
 
 // Apply implements Backend.
 func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
-	args := make([]string, 0, len(r.keys)+11+len(b.Leave)+len(b.Renew)+4*len(b.Enter))
+	args := make([]string, 0, len(r.keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
 	args = append(args, r.keys[:]...)
 	integers := func(ns ...int64) {
 		for _, n := range ns {
@@ -82,7 +85,8 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 		}
 	}
 	args = append(args, b.Process, b.Label)
-	integers(b.LeaseMicros, b.PatienceMicros, int64(b.Permits), int64(b.SetPermits), b.Deadline)
+	integers(b.LeaseMicros, b.PatienceMicros, b.AliveMicros, int64(b.Permits), int64(b.Limit.Permits), b.Limit.Version,
+		int64(b.SetPermits), int64(b.AddPermits), b.Deadline)
 	args = append(args, r.channel)
 	integers(int64(len(b.Leave)))
 	args = append(args, b.Leave...)
@@ -96,6 +100,7 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 		}
 		args = append(args, e.ID)
 		integers(int64(e.Permits), e.Ticket, wait)
+		args = append(args, e.Label)
 	}
 	reply, err := applyScript.Run(ctx, r.client, len(r.keys), args...)
 	if err != nil {
@@ -164,4 +169,20 @@ func (r *redisBackend) Holders(ctx context.Context) ([]Holder, error) {
 	}
 	slices.SortFunc(all, func(a, b Holder) int { return cmp.Compare(a.Fence, b.Fence) })
 	return all, nil
+}
+
+// Stats implements Backend.
+func (r *redisBackend) Stats(ctx context.Context) (Stats, error) {
+	reply, err := statsScript.Run(ctx, r.client, 4, r.keys[:4]...)
+	if err != nil {
+		return Stats{}, r.failed(err)
+	}
+	var permits, used, waiting int64
+	var s Stats
+	in := &replyReader{rest: reply}
+	if in.numbers(&permits, &s.Version, &used, &waiting); in.bad {
+		return Stats{}, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+	}
+	s.Permits, s.Used, s.Waiting = int(permits), int(used), int(waiting)
+	return s, nil
 }

@@ -49,9 +49,9 @@ func parse(b *Batch, reply []string) (*Report, bool) {
 		r.numbersOf(late, &out.Now)
 		return &out, !r.bad
 	}
-	var fresh, permits int64
-	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told)
-	out.Fresh, out.Permits = fresh == 1, int(permits)
+	var fresh, permits, limit, unchanged int64
+	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told, &limit, &out.Limit.Version, &unchanged)
+	out.Fresh, out.Permits, out.Limit.Permits, out.Unchanged = fresh == 1, int(permits), int(limit), unchanged == 1
 	for range b.Leave {
 		var standing int64
 		r.numbers(&standing)

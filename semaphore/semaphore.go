@@ -56,7 +56,8 @@ type engine interface {
 	check(p *Permit) error
 	release(ctx context.Context, p *Permit) error
 	releaseID(ctx context.Context, id string) error
-	setPermits(ctx context.Context, n int) error
+	changePermits(ctx context.Context, change change) error
+	stats(ctx context.Context) (Stats, error)
 	holders(ctx context.Context) ([]Holder, error)
 	idle(ctx context.Context) error
 	lock() *sync.Mutex
@@ -106,15 +107,6 @@ func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) e
 	unlink()
 	done = true
 	return errors.Join(err, p.Release(context.WithoutCancel(ctx)))
-}
-
-// SetPermits sets how many permits there are, for the whole fleet. More than that may be held until enough are released;
-// who waits for more than n fails with ErrTooMany.
-func (s *Semaphore) SetPermits(ctx context.Context, n int) error {
-	if n < 1 || int64(n) > maxPermits {
-		return s.bad("permits", n, "1 to 2^31")
-	}
-	return s.engine.setPermits(ctx, n)
 }
 
 // Holders lists who holds permits, the longest first. For operators: it takes time in proportion to their number.
