@@ -55,6 +55,7 @@ type spec struct {
 	Name    string
 	Permits int
 	Lease   time.Duration
+	Version int64
 }
 
 // event is a line of a worker's output. Times are microseconds of this machine's one clock.
@@ -72,7 +73,7 @@ func now() int64 { return time.Now().UnixMicro() }
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-var jobs = map[string]func(*child) error{"chaos": chaos, "queue": queue, "crowd": crowd}
+var jobs = map[string]func(*child) error{"chaos": chaos, "queue": queue, "crowd": crowd, "limit": limit, "watch": watch}
 
 // child is what a worker has, on its side.
 type child struct {
@@ -102,7 +103,8 @@ func work(text string) error {
 	client := redis.NewClient(&redis.Options{Addr: c.Redis, Username: fleetUser, Password: "any"})
 	defer func() { _ = client.Close() }()
 	for _, s := range c.Semaphores {
-		made, err := semaphore.NewRedis(client, s.Name, s.Permits, semaphore.WithLease(s.Lease), semaphore.WithLabel(c.Label))
+		made, err := semaphore.NewRedis(client, s.Name, s.Permits, semaphore.WithLease(s.Lease), semaphore.WithLabel(c.Label),
+			semaphore.WithVersion(s.Version))
 		if err != nil {
 			return err
 		}

@@ -142,7 +142,7 @@ func TestI4OldestFormat(t *testing.T) {
 		client := redistest.Start(t).Client(t, patient)
 		base := "semaphore:{x}:"
 		expires := float64(now + 3_600_000_000)
-		require.NoError(t, client.HSet(ctx, base+"state", "fence", now, "ticket", 0, "used", 1, "seen", now, "lives", now+172_800_000_000).Err())
+		require.NoError(t, client.HSet(ctx, base+"state", "fence", now, "ticket", 0, "used", 1, "seen", now, "permits", "2 0 0", "lives", now+172_800_000_000).Err())
 		require.NoError(t, client.Do(ctx, "ZADD", base+"held", fmt.Sprintf("%.0f", expires), "p-1").Err())
 		require.NoError(t, client.HSet(ctx, base+"info", "p-1", fmt.Sprintf("1 p %d %d a host", now, now)).Err())
 		s, err := semaphore.NewRedis(client, "x", 1, semaphore.WithTimeout(limit))
