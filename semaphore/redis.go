@@ -23,11 +23,11 @@ type RedisClient interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits applies as long as
-// nobody has called SetPermits, to each process' own requests.
+// NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits is in force for all of them if
+// its version is the newest (WithVersion); as long as nobody has set one, it counts for the process' own requests.
 //
 // Acquire and Release are one script each, and travel together when many ask at once. Who has to wait is told by Pub/Sub,
-// for which a process keeps one connection a semaphore while anybody waits; should that message be lost, it is found missing
+// for which a process keeps one connection a semaphore while anybody waits. Should that message be lost, it is found missing
 // within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
 // two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
 // forwards by more than a lease, all leases end, and until the next renewal (a third of a lease) others may hold permits too:
