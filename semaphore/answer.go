@@ -50,14 +50,15 @@ func (c *coordinator) failOverdue(now time.Duration) {
 	if c.answerBy == 0 || now < c.answerBy {
 		return
 	}
+	const together = time.Millisecond // else each of a crowd would have an alarm of its own
 	c.answerBy = 0
 	err := fmt.Errorf("semaphore %.80q: %w", c.name, ErrTimeout)
 	overdue := func(since time.Duration) bool {
 		by := since + c.timeout
-		if by > now {
+		if by > now+together {
 			c.answerBy = earlier(c.answerBy, by)
 		}
-		return by <= now
+		return by <= now+together
 	}
 	c.waiters.failFresh(overdue, err)
 	for _, a := range c.awaited() {

@@ -304,5 +304,8 @@ func (m *memory) idle(ctx context.Context) error {
 }
 
 func tooMany(name string, n, permits int) error {
+	if n <= permits { // as far as is known here
+		return fmt.Errorf("%w: semaphore %.80q: %d wanted", ErrTooMany, name, n)
+	}
 	return fmt.Errorf("%w: semaphore %.80q: %d wanted of %d", ErrTooMany, name, n, permits)
 }

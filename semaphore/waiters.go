@@ -146,12 +146,16 @@ func (w *waiters) notOf(f *flight) bool {
 
 // failFresh fails those who are not sent yet and are overdue.
 func (w *waiters) failFresh(overdue func(since time.Duration) bool, err error) {
-	w.fresh = slices.DeleteFunc(w.fresh, func(r *request) bool {
-		if !r.done && overdue(r.since) {
+	for len(w.fresh) > 0 { // who has waited for longest is first
+		r := w.fresh[0]
+		if !r.done {
+			if !overdue(r.since) {
+				return
+			}
 			w.finish(r, nil, err)
 		}
-		return r.done
-	})
+		w.fresh = w.fresh[1:]
+	}
 }
 
 // maxBatch bounds each part of a batch, and with it how long it occupies the backend.

@@ -64,8 +64,8 @@ func TestTwoNumbers(t *testing.T) {
 			_, client := server(t)
 			random := faultlab.Seed(t)
 			specs := [2]spec{
-				{"x", 5, 500 * time.Millisecond, versions[0]},
-				{"x", 2, 500 * time.Millisecond, versions[1]},
+				{Name: "x", Permits: 5, Lease: 500 * time.Millisecond, Version: versions[0]},
+				{Name: "x", Permits: 2, Lease: 500 * time.Millisecond, Version: versions[1]},
 			}
 			m := monitor(t, client.Options().Addr, spec{Name: "x", Permits: 5})["x"]
 			if versions[1] == 0 {
@@ -155,7 +155,7 @@ func TestFirstLook(t *testing.T) {
 	seen := map[string]int{}
 	for i := range rounds {
 		p := start(t, job{
-			Do: "watch", Redis: client.Options().Addr, Label: "w", Semaphores: []spec{{fmt.Sprint("w", i), 1, lease, 0}},
+			Do: "watch", Redis: client.Options().Addr, Label: "w", Semaphores: []spec{{Name: fmt.Sprint("w", i), Permits: 1, Lease: lease}},
 		}, nil)
 		p.expect(t, "held")
 		time.Sleep(time.Duration(i%7) * 11 * time.Millisecond)

@@ -4,6 +4,7 @@ package semaphore
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -56,6 +57,7 @@ type spec struct {
 	Permits int
 	Lease   time.Duration
 	Version int64
+	Timeout time.Duration // 0: the default
 }
 
 // event is a line of a worker's output. Times are microseconds of this machine's one clock.
@@ -104,7 +106,7 @@ func work(text string) error {
 	defer func() { _ = client.Close() }()
 	for _, s := range c.Semaphores {
 		made, err := semaphore.NewRedis(client, s.Name, s.Permits, semaphore.WithLease(s.Lease), semaphore.WithLabel(c.Label),
-			semaphore.WithVersion(s.Version))
+			semaphore.WithVersion(s.Version), semaphore.WithTimeout(cmp.Or(s.Timeout, time.Second)))
 		if err != nil {
 			return err
 		}
