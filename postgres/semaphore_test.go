@@ -43,6 +43,7 @@ func TestConformance(t *testing.T) {
 func testConformance(t *testing.T, pool *pgxpool.Pool, schema Option) {
 	semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 		name := fmt.Sprint(t.Name(), " ", names.Add(1))
+		opts = append([]semaphore.Option{semaphore.WithTimeout(30 * time.Second)}, opts...) // a machine may be busy
 		return func() *semaphore.Semaphore { return opens(t, store(t, pool, schema), name, permits, opts...) }
 	})
 }

@@ -71,14 +71,6 @@ type Limit struct {
 	Version int64
 }
 
-// of is how many there are for a process.
-func (l Limit) of(own int) int {
-	if l.Permits > 0 {
-		return l.Permits
-	}
-	return own
-}
-
 // Entry is one request for permits.
 type Entry struct {
 	ID string

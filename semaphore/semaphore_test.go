@@ -62,7 +62,7 @@ func TestConformance(t *testing.T) {
 	t.Run("redis", func(t *testing.T) {
 		client := redistest.Shared(t).Client(t)
 		semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
-			return openRedis(t, client, permits, opts...)
+			return openRedis(t, client, permits, append([]semaphore.Option{semaphore.WithTimeout(30 * time.Second)}, opts...)...)
 		})
 	})
 }
