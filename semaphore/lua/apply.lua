@@ -127,7 +127,12 @@ local total = stored > 0 and stored or permits
 
 local messages = {} -- sent when all is written: should they be refused, what was decided holds all the same
 
-local function about(id) -- permits, and of a waiter also process, lease, the number that there are, label
+local function size(id) -- permits of a waiter or a holder
+  local text = call('HGET', info, id)
+  return text and tonumber(text:match('^%d+'))
+end
+
+local function about(id) -- of a waiter: permits, process, lease, the number that there are, label
   local text = call('HGET', info, id)
   if not text then return end
   local n, owner, lasts, own, rest = text:match('^(%d+) (%S+) (%d+) (%d+) ?(.*)$')
@@ -143,12 +148,12 @@ end
 -- Redis may have evicted one of the keys: then what is held is counted anew.
 if (used == 0) ~= (call('ZCARD', held) == 0) then
   used = 0
-  for _, id in ipairs(call('ZRANGE', held, 0, -1)) do used = used + (about(id) or 1) end
+  for _, id in ipairs(call('ZRANGE', held, 0, -1)) do used = used + (size(id) or 1) end
 end
 
 -- Leases that have expired.
 local expired = call('ZRANGEBYSCORE', held, '-inf', int(now))
-for _, id in ipairs(expired) do finish(id, about(id) or 0) end
+for _, id in ipairs(expired) do finish(id, size(id) or 0) end
 
 local at = 12
 local function arg()
@@ -159,7 +164,7 @@ end
 local left, renewed, entered, grants = {}, {}, {}, {}
 for i = 1, tonumber(arg()) do
   local id, standing = arg(), GONE
-  local n = about(id)
+  local n = size(id)
   if n then
     if call('ZSCORE', held, id) then
       finish(id, n)
@@ -261,6 +266,7 @@ local function admit()
 end
 admit()
 
+local mine = fmt(' %s %s %s ', process, int(lease), int(permits))
 for i = 1, tonumber(arg()) do
   local id, n, old, wait, whose = arg(), tonumber(arg()), tonumber(arg()), arg() == '1', arg()
   if whose == '' then whose = label end
@@ -294,7 +300,7 @@ for i = 1, tonumber(arg()) do
       ticket = math.max(ticket, place)
       if call('ZCARD', queue) == 0 then new[queue], new[info] = true, true end
       call('ZADD', queue, int(place), id)
-      call('HSET', info, id, fmt('%d %s %s %s %s', n, process, int(lease), int(permits), whose))
+      call('HSET', info, id, fmt('%d', n) .. mine .. whose)
       outcome = QUEUED
     end
   end
