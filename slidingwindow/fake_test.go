@@ -57,7 +57,7 @@ func execute(old string, args []string, server int64) (reply []string, state str
 	if args[4] == Approximate.String() {
 		r.mode = Approximate
 	}
-	var t tally
+	var t counts
 	epoch, changed := number(8), false
 	if old != "" {
 		e, seen, parts, ok := parse(old)

@@ -2,56 +2,14 @@ package slidingwindow
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
-
-// Errors, to be matched with errors.Is. What wraps them names the limiter.
-var (
-	// ErrInvalid: an argument or an option is out of range; *InvalidError says which.
-	ErrInvalid = errors.New("slidingwindow: invalid argument")
-	// ErrAway: Redis could not be reached, did not answer in time, or said that it cannot serve now. It wraps why.
-	ErrAway = errors.New("slidingwindow: redis away")
-	// ErrUnusable: Redis cannot be asked until somebody repairs something: a wrong password, missing rights, a certificate that
-	// is not trusted, an address that is none, a client that was closed. It wraps what, and no WithAway or WithShare helps.
-	ErrUnusable = errors.New("slidingwindow: redis unusable")
-	// ErrTimeout: Redis did not answer in time (WithTimeout). It comes wrapped in an ErrAway.
-	ErrTimeout = errors.New("slidingwindow: redis timeout")
-	// ErrTooManyWaiters: so many callers of this process wait for Redis already (WithMaxWaiters).
-	ErrTooManyWaiters = errors.New("slidingwindow: too many waiters")
-	// ErrCorrupt: what is stored under the limiter's key is not a state that this release understands. Nothing was
-	// overwritten.
-	ErrCorrupt = errors.New("slidingwindow: corrupt state")
-	// ErrOverflow: more was admitted in one sub-interval than is counted (2^37), which takes limits raised again and again.
-	// Nothing was written.
-	ErrOverflow = errors.New("slidingwindow: count overflows")
-)
-
-// InvalidError tells which value was refused. It is an ErrInvalid.
-type InvalidError struct {
-	// Limiter is the name of the limiter.
-	Limiter string
-	// Field and Value that were refused.
-	Field string
-	Value any
-	// Want says what would be accepted.
-	Want string
-}
-
-func (e *InvalidError) Error() string {
-	return fmt.Sprintf("%v: limiter %.80q: %s %v: want %s", ErrInvalid, e.Limiter, e.Field, e.Value, e.Want)
-}
-
-// Unwrap returns ErrInvalid.
-func (e *InvalidError) Unwrap() error { return ErrInvalid }
 
 // Limiter admits at most a number of permits in any window of time: in this process, or with WithRedis in all processes
 // together that use the same name, window and prefix. A request is decided at once and never waits for permits. A permit that
@@ -60,46 +18,38 @@ func (e *InvalidError) Unwrap() error { return ErrInvalid }
 // A refusal is an answer (false), a failure is an error. Most callers want Allow. All methods may be called by many goroutines
 // at once. There is nothing to close.
 type Limiter struct {
-	rule  rule
-	name  string
-	limit atomic.Int64
-	// gate is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
-	gate  atomic.Pointer[gate]
-	clock clock.Local
-	fleet *fleet // nil: counts are local
-
-	mu    sync.Mutex
-	tally tally // local: what was admitted; else what is known of that
+	*window
+	coordinator *coordinator // nil: counts are local
+	counts      counts       // local: what was admitted
 }
 
-// gate is from a time until before another, by the limiter's clock in microseconds.
-type gate struct{ from, until int64 }
+func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
 // New returns a limiter of at most so many permits (1 to 2^31) in any window. The window is counted in sub-intervals of the
 // resolution: whole microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more
 // exact, and costs memory: see Exact and Approximate. Without WithRedis counts are this process' own; limiters of one name
 // do not share them. A name is any string of 1 to 512 bytes.
 func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
-	l := &Limiter{name: name}
+	l := named(name)
 	if len(name) < 1 || len(name) > maxName {
 		return nil, l.bad("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes")
 	}
-	return l, l.open("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
+	return l, l.setUp("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
 }
 
 // NewKey is New for a resource that a number names. It shares nothing with a limiter whose name is that number as text.
 func NewKey(key uint64, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
-	l := &Limiter{name: strconv.FormatUint(key, 10)}
-	return l, l.open(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
+	l := named(strconv.FormatUint(key, 10))
+	return l, l.setUp(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
 }
 
 // maxName is the most bytes that a name may have.
 const maxName = 512
 
-func (l *Limiter) open(key string, limit int, window, resolution time.Duration, opts []Option) (err error) {
+func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration, opts []Option) (err error) {
 	defer func() {
 		if err != nil {
-			*l = Limiter{}
+			*l = *named("")
 		}
 	}()
 	if err := l.checkLimit(limit); err != nil {
@@ -124,13 +74,9 @@ func (l *Limiter) open(key string, limit int, window, resolution time.Duration, 
 	l.limit.Store(int64(limit))
 	l.clock = clock.New(o.clock)
 	if o.client != nil {
-		l.fleet = l.newFleet(o, o.prefix+key+":"+window.String())
+		l.coordinator = newCoordinator(l.window, o, o.prefix+key+":"+window.String())
 	}
 	return nil
-}
-
-func (l *Limiter) bad(field string, value any, want string) error {
-	return &InvalidError{l.name, field, value, want}
 }
 
 func (l *Limiter) checkLimit(n int) error {
@@ -157,26 +103,25 @@ func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
 	if n < 1 || int64(n) > limit {
 		return false, l.bad("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
 	}
-	now := l.now()
-	if g := l.gate.Load(); g != nil && now < g.until && now >= g.from-standstill {
+	if l.isClosed() {
 		return false, nil
 	}
-	if l.fleet != nil {
-		return l.allowShared(ctx, int64(n))
+	if l.coordinator != nil {
+		return l.coordinator.allow(ctx, int64(n))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unbar()
-	limit = l.limit.Load() // SetLimit may have cleared the gate
-	at := l.tally.advance(&l.rule, l.now())
-	used := l.tally.used(&l.rule, at)
+	l.open()
+	limit = l.limit.Load() // SetLimit may have opened it
+	at := l.counts.advance(&l.rule, l.now())
+	used := l.counts.used(&l.rule, at)
 	if used+int64(n) > limit {
 		if used+1 > limit {
-			l.bar(at, l.tally.until(&l.rule, at, limit-1))
+			l.close(at, l.counts.until(&l.rule, at, limit-1))
 		}
 		return false, nil
 	}
-	if !l.tally.add(&l.rule, int64(n)) {
+	if !l.counts.add(&l.rule, int64(n)) {
 		return false, fmt.Errorf("%w: limiter %.80q", ErrOverflow, l.name)
 	}
 	return true, nil
@@ -188,8 +133,8 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	if l.fleet != nil {
-		if err := l.refresh(ctx); err != nil {
+	if l.coordinator != nil {
+		if err := l.coordinator.refresh(ctx); err != nil {
 			return 0, err
 		}
 	}
@@ -219,11 +164,11 @@ func (l *Limiter) RetryAfter(n int) time.Duration {
 // it will be used. mu is held.
 func (l *Limiter) standing(now int64) (limit, used int64, until func(room int64) int64) {
 	limit = l.limit.Load()
-	if l.fleet != nil {
-		return l.fleet.standing(l, limit, now)
+	if l.coordinator != nil {
+		return l.coordinator.standing(limit, now)
 	}
-	at := max(now, l.tally.seen)
-	return limit, l.tally.used(&l.rule, at), func(room int64) int64 { return l.tally.until(&l.rule, at, room) - at }
+	at := max(now, l.counts.seen)
+	return limit, l.counts.used(&l.rule, at), func(room int64) int64 { return l.counts.until(&l.rule, at, room) - at }
 }
 
 // SetLimit changes the limit of this limiter, in this process. What was admitted stays counted: less than that is admitted
@@ -235,7 +180,7 @@ func (l *Limiter) SetLimit(n int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.limit.Store(int64(n))
-	l.gate.Store(nil)
+	l.closed.Store(nil)
 	return nil
 }
 
@@ -245,27 +190,10 @@ func (l *Limiter) Limit() int { return int(l.limit.Load()) }
 // Name of the limiter; the number of one made with NewKey.
 func (l *Limiter) Name() string { return l.name }
 
-// Window is the length of the window.
+// Window is the length of the windol.
 func (l *Limiter) Window() time.Duration { return time.Duration(l.rule.window) * time.Microsecond }
 
 // Resolution is the length of a sub-interval.
 func (l *Limiter) Resolution() time.Duration {
 	return time.Duration(l.rule.resolution) * time.Microsecond
 }
-
-// bar refuses everything from now on until a time. mu is held.
-func (l *Limiter) bar(now, until int64) {
-	if until > now {
-		l.gate.Store(&gate{now, until})
-	}
-}
-
-// unbar forgets a gate that is over: should the clock be set back, it would refuse again. mu is held.
-func (l *Limiter) unbar() {
-	if l.gate.Load() != nil {
-		l.gate.Store(nil)
-	}
-}
-
-// now is the limiter's clock in microseconds since 1970.
-func (l *Limiter) now() int64 { return l.clock.Micros() }

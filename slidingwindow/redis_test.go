@@ -33,6 +33,11 @@ func unique(t testing.TB) string { return fmt.Sprintf("%s:%d", t.Name(), rand.Ui
 // serverClock makes scripts decide by a clock of the test, while the process goes by another.
 func serverClock(now func() int64) Option { return func(o *options) { o.server = now } }
 
+// scripted is a coordinator as far as the arguments of its scripts need one.
+func scripted(key string, r rule, server func() int64) *coordinator {
+	return &coordinator{window: &window{rule: r}, key: key, server: server}
+}
+
 // Lua and Go compute the same, to the last character of the state.
 func TestDifferential(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
@@ -51,17 +56,17 @@ func TestDifferential(t *testing.T) {
 		for range 60 {
 			clock = drawStep(rt, clock, rules[0].window, rules[0].resolution)
 			r := rapid.SampledFrom(rules).Draw(rt, "rule")
-			b := &flight{told: rapid.SampledFrom([]int64{0, 0, 1, 7}).Draw(rt, "told")}
-			l := &Limiter{rule: r, fleet: &fleet{key: key, server: func() int64 { return clock }}}
+			b := &inFlight{told: rapid.SampledFrom([]int64{0, 0, 1, 7}).Draw(rt, "told")}
+			l := scripted(key, r, func() int64 { return clock })
 			l.limit.Store(rapid.Int64Range(1, 40).Draw(rt, "limit"))
 			for range rapid.IntRange(0, 3).Draw(rt, "asks") {
 				b.asked = append(b.asked, ask{rapid.Int64Range(1, 9).Draw(rt, "n"), rapid.Int64Range(1, 9).Draw(rt, "times")})
 			}
 			if rapid.IntRange(0, 5).Draw(rt, "late") == 0 {
 				at := clock - rapid.Int64Range(-r.resolution, r.window+2*r.resolution).Draw(rt, "ago")
-				b.owed = []part{{at, 3}, {at + r.resolution, 2}}
+				b.unreported = []part{{at, 3}, {at + r.resolution, 2}}
 			}
-			args := l.arguments(b, 0)
+			args := l.arguments(b)
 			if rapid.IntRange(0, 9).Draw(rt, "deadline") == 0 {
 				args[7] = decimal(clock + rapid.Int64Range(-1, 1).Draw(rt, "left"))
 			}
@@ -94,12 +99,12 @@ func TestDifferential(t *testing.T) {
 func TestDifferentialCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := unique(t)
-	l := &Limiter{rule: rule{Exact, 60_000_000, 1_000_000, 60}, fleet: &fleet{key: key, server: func() int64 { return 100_000_000 }}}
+	l := scripted(key, rule{Exact, 60_000_000, 1_000_000, 60}, func() int64 { return 100_000_000 })
 	l.limit.Store(10)
 	good, bad := 0, 0
 	check := func(t require.TestingT, text string) {
 		require.NoError(t, client.Set(ctx, key, text, time.Minute).Err())
-		_, err := applyScript.Run(ctx, client, 1, l.arguments(&flight{}, 0)...)
+		_, err := applyScript.Run(ctx, client, 1, l.arguments(&inFlight{})...)
 		_, _, _, ok := parse(text)
 		require.Equal(t, ok, err == nil, "%q: %v", text, err)
 		if ok {
@@ -216,7 +221,7 @@ func TestFleetLog(t *testing.T) {
 					wg.Wait()
 					synctest.Wait()
 					// Only what is written moves the state's clock: what it says is the time of the log.
-					if _, seen, _, known := parse(client.get(l.fleet.key)); known {
+					if _, seen, _, known := parse(client.get(l.coordinator.key)); known {
 						g.observe(seen)
 						if seen < g.seen { // less than standing still: it was read there, and written here
 							g.shift(seen)
@@ -286,7 +291,7 @@ func fleetBlind(t *testing.T) {
 		synctest.Wait() // until all have decided
 		for _, l := range all {
 			l.mu.Lock()
-			require.EqualValues(t, want, l.fleet.pending)
+			require.EqualValues(t, want, l.coordinator.queue.pending)
 			l.mu.Unlock()
 		}
 		for i := range held {
@@ -455,8 +460,8 @@ func TestRefusedInQueue(t *testing.T) {
 			}()
 			synctest.Wait()
 			l.mu.Lock()
-			require.Equal(t, pending+1, l.fleet.pending)
-			require.Len(t, l.fleet.queue, int(pending))
+			require.Equal(t, pending+1, l.coordinator.queue.pending)
+			require.Len(t, l.coordinator.queue.calls, int(pending))
 			l.mu.Unlock()
 		}
 		ok, err := other.AllowN(ctx, 3)
@@ -584,13 +589,13 @@ func TestMemory(t *testing.T) {
 			}
 			server.Add(1_000_000)
 		}
-		size, err := client.MemoryUsage(ctx, l.fleet.key).Result()
+		size, err := client.MemoryUsage(ctx, l.coordinator.key).Result()
 		require.NoError(t, err)
 		sizes[requests] = size
-		ttl := client.PTTL(ctx, l.fleet.key).Val()
+		ttl := client.PTTL(ctx, l.coordinator.key).Val()
 		require.Greater(t, ttl, 2*time.Minute)
 		require.Less(t, ttl, 3*time.Minute)
-		require.LessOrEqual(t, len(l.tally.ring), 61)
+		require.LessOrEqual(t, len(l.coordinator.known.counts.ring), 61)
 	}
 	t.Logf("a limiter of 60 sub-intervals, all of them used: %d bytes in Redis after 610 permits, %d after 6100", sizes[10], sizes[100])
 	require.Less(t, sizes[100], sizes[10]+300)

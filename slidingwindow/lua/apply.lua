@@ -1,4 +1,4 @@
--- Counts what was admitted, decides what is asked for, and tells the whole window. It is tally of tally.go in Lua: change
+-- Counts what was admitted, decides what is asked for, and tells the whole window. It is counts of counts.go in Lua: change
 -- both or none; TestDifferential compares them. All numbers are integers below 2^53.
 --
 -- KEYS[1]   the limiter's key, a string: sw1 epoch=E seen=T last:count last:count …, see codec.go

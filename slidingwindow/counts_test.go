@@ -126,7 +126,7 @@ func TestLog(t *testing.T) {
 					}
 					for range rapid.SampledFrom([]int{1, 1, 2, 10}).Draw(t, "calls") {
 						n := rapid.SampledFrom([]int{1, 1, 1, 2, 5}).Draw(t, "n")
-						gate := l.gate.Load()
+						gate := l.closed.Load()
 						ok, err := l.AllowN(ctx, n)
 						if n > limit {
 							require.ErrorIs(t, err, ErrInvalid)
@@ -254,7 +254,7 @@ func FuzzState(f *testing.F) {
 			return
 		}
 		for _, r := range []rule{{Exact, 60_000_000, 1_000_000, 60}, {Approximate, 60_000_000, 1_000_000, 60}, {Approximate, 1000, 1000, 1}} {
-			var s tally
+			var s counts
 			s.load(&r, seen, parts)
 			at := s.advance(&r, now)
 			if s.size > int(r.parts)+1 || len(s.ring) > int(r.parts)+1 {
@@ -285,7 +285,7 @@ func FuzzName(f *testing.F) {
 				}
 				return ""
 			}
-			return l.fleet.key
+			return l.coordinator.key
 		}
 		one := key(New(a, 1, time.Minute, time.Second, WithRedis(client)))
 		two := key(New(b, 1, time.Minute, time.Second, WithRedis(client)))

@@ -1,0 +1,244 @@
+package slidingwindow
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+//go:embed lua/apply.lua
+var applySource string
+
+var applyScript = script.New(applySource)
+
+// coordinator is this process's end of a window that is counted in Redis. One batch at most is under way (see source); what comes up
+// meanwhile travels together in the next.
+//
+// Answers bring the server's clock, which is estimated from then on, whatever time of day the process believes it is.
+type coordinator struct {
+	*window
+	client RedisClient
+	key    string
+	server func() int64 // see options
+	policy policy
+	hook   func(error)
+	source source
+	trips  batch.Trips[*inFlight, []string]
+
+	// window.mu guards these.
+	queue    queue    // who asks
+	look     bool     // somebody wants to know the counts
+	known    known    // what the last answer has shown
+	admitted admitted // what this process has admitted
+	redis    health   // whether Redis answers
+}
+
+// policy is what users have set of Redis and its outages.
+type policy struct {
+	timeout time.Duration
+	away    Away
+	share   int64
+}
+
+// health is whether Redis answers. Every round trip is a probe.
+type health struct {
+	outage    outage.Status
+	fault     error // why the last probe has failed, while Redis is down
+	broken    bool  // somebody must repair something: the state, or the way to Redis
+	abandoned int   // round trips that were given up and have not ended
+}
+
+const (
+	// minPause and maxPause bound the time between two looks whether Redis is back.
+	minPause = 50 * time.Millisecond
+	maxPause = time.Second
+	// longPause is maxPause for a client that does not give up by itself: each look may cost a goroutine and a connection.
+	longPause = 30 * time.Second
+)
+
+func (h *health) down() bool { return h.outage.Down() != nil }
+
+// failed notes an outage, or that it goes on.
+func (h *health) failed(err error) {
+	h.fault = err
+	longest := maxPause
+	if h.abandoned > 2 {
+		longest = longPause
+	}
+	h.outage.ProbeFailed(err, minPause, longest)
+}
+
+// answered notes that Redis has answered. It reports whether it did not before.
+func (h *health) answered() (back bool) {
+	back = h.outage.ProbeAnswered() != nil || h.broken
+	h.broken = false
+	return back
+}
+
+func newCoordinator(w *window, o *options, key string) *coordinator {
+	c := &coordinator{
+		window: w, client: o.client, key: key, server: o.server, hook: o.hook,
+		policy: policy{timeout: o.timeout, away: o.away},
+		queue:  queue{most: o.waiters},
+	}
+	if o.away == share {
+		c.policy.share = int64(o.share)
+	}
+	c.source.coordinator = c
+	c.trips = batch.Trips[*inFlight, []string]{Send: c.send, Max: 1, Parallel: 1}
+	if script.HeedsDeadline(o.client) {
+		c.trips.Timeout = o.timeout
+	}
+	return c
+}
+
+// allow refuses what cannot be by what is known, and takes the rest to Redis.
+//
+// What is known only lacks what others have admitted since, so a refusal by it is right, as long as the state is not lost and
+// the server's clock does not jump: both show at the next sub-interval. What this process has already asked for counts as if
+// it were granted. While Redis is away what is known stays true.
+func (c *coordinator) allow(ctx context.Context, n int64) (bool, error) {
+	c.mu.Lock()
+	c.open()
+	now := c.now()
+	down := c.redis.down()
+	if down {
+		c.probe()
+	}
+	asks := true
+	if c.known.heard && (!down || c.policy.away != Pass) {
+		var refused bool
+		if refused, asks = c.foresee(n, now, down); refused {
+			c.mu.Unlock()
+			return false, nil
+		}
+	}
+	if down {
+		ok, err := c.alone(n, now)
+		c.mu.Unlock()
+		return ok, err
+	}
+	q := &call{n: n, asks: asks, ready: make(chan struct{})}
+	err := c.submit(q)
+	c.mu.Unlock()
+	if err != nil {
+		return false, err
+	}
+	c.trips.Take(ctx, "", &c.source)
+	return c.await(ctx, q)
+}
+
+// foresee decides by what is known: permits are refused, or Redis is asked for them, or it is only told that they were admitted. mu is held.
+func (c *coordinator) foresee(n, now int64, down bool) (refused, asks bool) {
+	k, r := &c.known, &c.rule
+	limit, latest, stale := c.limit.Load(), k.latest(now), k.stale(r, now)
+	used := k.counts.used(r, latest) + c.queue.pending
+	if used+n <= limit {
+		return false, r.mode == Exact || stale || k.counts.used(r, k.earliest(now))+c.queue.pending+n > limit
+	}
+	if stale && !down {
+		c.look = true
+		c.start()
+	}
+	if used+1 > limit {
+		next := (r.index(latest) + 1) * r.resolution // to be noticed
+		until := min(next, k.counts.until(r, latest, limit-1-c.queue.pending))
+		c.close(now, now+until-latest)
+	}
+	return true, false
+}
+
+// probe looks whether Redis is back, if it is time to. mu is held.
+func (c *coordinator) probe() {
+	if c.redis.outage.UntilProbe() == 0 {
+		c.look = true
+		c.start()
+	}
+}
+
+// submit queues a call, which is to be sent, unless too many are there. mu is held.
+func (c *coordinator) submit(q *call) error {
+	if c.queue.full() {
+		return fmt.Errorf("%w: limiter %.80q: %d wait already", ErrTooManyWaiters, c.name, c.queue.most)
+	}
+	c.queue.push(q)
+	return nil
+}
+
+// start makes sure that what there is to send is sent.
+func (c *coordinator) start() { c.trips.Ready("", &c.source) }
+
+func (c *coordinator) await(ctx context.Context, q *call) (bool, error) {
+	select {
+	case <-q.ready:
+		return q.ok, q.err
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	select {
+	case <-q.ready: // answered in the same instant: it counts
+		return q.ok, q.err
+	default:
+	}
+	c.queue.cancel(q)
+	return false, ctx.Err()
+}
+
+// refresh returns when the counts of this sub-interval are known.
+func (c *coordinator) refresh(ctx context.Context) error {
+	c.mu.Lock()
+	down := c.redis.down()
+	switch {
+	case down && c.redis.outage.UntilProbe() > 0 && c.policy.away != share:
+		defer c.mu.Unlock()
+		return c.redis.fault
+	case down && c.policy.away == share:
+		c.probe()
+		c.mu.Unlock()
+		return nil
+	case !down && c.known.heard && !c.known.stale(&c.rule, c.now()):
+		c.mu.Unlock()
+		return nil
+	}
+	q := &call{asks: true, ready: make(chan struct{})}
+	err := c.submit(q)
+	c.mu.Unlock()
+	if err == nil {
+		c.trips.Take(ctx, "", &c.source)
+		_, err = c.await(ctx, q)
+	}
+	return err
+}
+
+// standing: see Limiter.standing. mu is held.
+func (c *coordinator) standing(limit, now int64) (int64, int64, func(int64) int64) {
+	down := c.redis.down()
+	if down && c.policy.away != share {
+		return limit, limit, func(int64) int64 { return c.redis.outage.UntilProbe().Microseconds() }
+	}
+	if down {
+		own, counts := c.rule.exact(), &c.admitted.counts
+		earliest, _ := c.known.bounds(now)
+		at := max(counts.seen, earliest)
+		return c.policy.share, counts.used(own, at), func(room int64) int64 { return counts.until(own, at, room) - at }
+	}
+	counts, latest, pending := &c.known.counts, c.known.latest(now), c.queue.pending
+	return limit, counts.used(&c.rule, latest) + pending, func(room int64) int64 {
+		return counts.until(&c.rule, latest, room-pending) - latest
+	}
+}
+
+// alone decides while Redis is away. mu is held.
+func (c *coordinator) alone(n, now int64) (bool, error) {
+	if c.policy.away == Refuse {
+		return false, c.redis.fault
+	}
+	earliest, latest := c.known.bounds(now)
+	return c.admitted.take(c.rule.exact(), n, c.policy.share, earliest, latest), nil
+}

@@ -1,0 +1,54 @@
+package slidingwindow
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+)
+
+// window is what every limiter has, wherever it counts.
+type window struct {
+	name  string
+	rule  rule
+	clock clock.Local
+	limit atomic.Int64
+	// closed is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
+	closed atomic.Pointer[span]
+
+	mu sync.Mutex // guards the counts of a Limiter, or what its coordinator says
+}
+
+// span is from a time until before another, by the limiter's clock in microseconds.
+type span struct{ from, until int64 }
+
+// now is the limiter's clock in microseconds since 1970.
+func (w *window) now() int64 { return w.clock.Micros() }
+
+// isClosed tells that nothing can be admitted now.
+func (w *window) isClosed() bool {
+	c := w.closed.Load()
+	if c == nil {
+		return false
+	}
+	now := w.now()
+	return now < c.until && now >= c.from-standstill
+}
+
+// close refuses everything from now on until a time. mu is held.
+func (w *window) close(now, until int64) {
+	if until > now {
+		w.closed.Store(&span{now, until})
+	}
+}
+
+// open ends that. Should the clock be set back, it would refuse again. mu is held.
+func (w *window) open() {
+	if w.closed.Load() != nil {
+		w.closed.Store(nil)
+	}
+}
+
+func (w *window) bad(field string, value any, want string) error {
+	return &InvalidError{w.name, field, value, want}
+}
