@@ -36,6 +36,7 @@ type coordinator struct {
 	known    known    // what the last answer has shown
 	admitted admitted // what this process has admitted
 	redis    health   // whether Redis answers
+	steady   steady   // the clock of all these
 }
 
 // policy is what users have set of Redis and its outages.
@@ -78,6 +79,16 @@ func (h *health) answered() (back bool) {
 	back = h.outage.ProbeAnswered() != nil || h.broken
 	h.broken = false
 	return back
+}
+
+// now is the limiter's clock without its steps back. What is known must be heard anew after one: nobody can tell how much time has passed.
+// mu is held.
+func (c *coordinator) now() int64 {
+	now, stepped := c.steady.read(c.window.now())
+	if stepped {
+		c.known.heard, c.known.server.fresh = false, false
+	}
+	return now
 }
 
 func newCoordinator(w *window, o *options, key string) *coordinator {
@@ -136,19 +147,18 @@ func (c *coordinator) allow(ctx context.Context, n int64) (bool, error) {
 // foresee decides by what is known: permits are refused, or Redis is asked for them, or it is only told that they were admitted. mu is held.
 func (c *coordinator) foresee(n, now int64, down bool) (refused, asks bool) {
 	k, r := &c.known, &c.rule
-	limit, latest, stale := c.limit.Load(), k.latest(now), k.stale(r, now)
+	limit, earliest, latest := c.limit.Load(), k.earliest(now), k.latest(now)
 	used := k.counts.used(r, latest) + c.queue.pending
 	if used+n <= limit {
-		return false, r.mode == Exact || stale || k.counts.used(r, k.earliest(now))+c.queue.pending+n > limit
+		return false, r.mode == Exact || k.stale(r, latest) || k.counts.used(r, earliest)+c.queue.pending+n > limit
 	}
-	if stale && !down {
+	if k.stale(r, earliest) && !down { // by the latest it might be looked twice
 		c.look = true
 		c.start()
 	}
 	if used+1 > limit {
-		next := (r.index(latest) + 1) * r.resolution // to be noticed
-		until := min(next, k.counts.until(r, latest, limit-1-c.queue.pending))
-		c.close(now, now+until-latest)
+		next := (r.index(earliest)+1)*r.resolution - earliest // to look then
+		c.close(min(next, k.counts.until(r, latest, limit-1-c.queue.pending)-latest))
 	}
 	return true, false
 }
@@ -202,7 +212,7 @@ func (c *coordinator) refresh(ctx context.Context) error {
 		c.probe()
 		c.mu.Unlock()
 		return nil
-	case !down && c.known.heard && !c.known.stale(&c.rule, c.now()):
+	case !down && c.known.heard && !c.known.stale(&c.rule, c.known.earliest(c.now())):
 		c.mu.Unlock()
 		return nil
 	}
@@ -217,8 +227,8 @@ func (c *coordinator) refresh(ctx context.Context) error {
 }
 
 // standing: see Limiter.standing. mu is held.
-func (c *coordinator) standing(limit, now int64) (int64, int64, func(int64) int64) {
-	down := c.redis.down()
+func (c *coordinator) standing(limit int64) (int64, int64, func(int64) int64) {
+	now, down := c.now(), c.redis.down()
 	if down && c.policy.away != share {
 		return limit, limit, func(int64) int64 { return c.redis.outage.UntilProbe().Microseconds() }
 	}

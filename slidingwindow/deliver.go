@@ -65,7 +65,7 @@ func (c *coordinator) goAlone(b *inFlight, err error, now int64) (done []*call) 
 // It returns those to which that has happened before. mu is held.
 func (c *coordinator) resend(b *inFlight, server, received int64) (tired []*call) {
 	k := &c.known
-	k.server.Heard(server, local(b.sent), local(received))
+	k.server.hear(server, b.sent, received)
 	if server < k.counts.seen {
 		k.counts.advance(&c.rule, server)
 	}
@@ -96,7 +96,7 @@ func (c *coordinator) learn(b *inFlight, reply []string, received int64) error {
 	}
 	b.granted = a.granted
 	k, r := &c.known, &c.rule
-	first := !k.server.Known()
+	first := !k.server.known
 	if first { // until now this process went by its own clock
 		c.admitted.shift(r, a.clock-b.sent)
 	}
@@ -106,7 +106,7 @@ func (c *coordinator) learn(b *inFlight, reply []string, received int64) error {
 		c.admitted.lost(r, b.unreported)
 	}
 	k.heard, k.epoch = true, a.epoch
-	k.server.Heard(a.clock, local(b.sent), local(received))
+	k.server.hear(a.clock, b.sent, received)
 	return nil
 }
 

@@ -590,8 +590,8 @@ func TestLate(t *testing.T) {
 	_, err = l.Allow(ctx)
 	require.NoError(t, err)
 	l.mu.Lock()
-	at := local(l.now())
-	l.coordinator.known.server.Heard(l.coordinator.known.server.Earliest(at)-10_000_000, at, at)
+	at := l.coordinator.now()
+	l.coordinator.known.server.hear(l.coordinator.known.earliest(at)-10_000_000, at, at)
 	l.coordinator.known.counts.seen -= 10_000_000
 	l.mu.Unlock()
 	ok, err := l.Allow(ctx)

@@ -117,7 +117,7 @@ func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
 	used := l.counts.used(&l.rule, at)
 	if used+int64(n) > limit {
 		if used+1 > limit {
-			l.close(at, l.counts.until(&l.rule, at, limit-1))
+			l.close(l.counts.until(&l.rule, at, limit-1) - at)
 		}
 		return false, nil
 	}
@@ -140,7 +140,7 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	limit, used, _ := l.standing(l.now())
+	limit, used, _ := l.standing()
 	return int(max(0, limit-used)), nil
 }
 
@@ -149,8 +149,7 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 func (l *Limiter) RetryAfter(n int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
-	limit, used, until := l.standing(now)
+	limit, used, until := l.standing()
 	switch {
 	case int64(n) > limit:
 		return math.MaxInt64
@@ -162,12 +161,12 @@ func (l *Limiter) RetryAfter(n int) time.Duration {
 
 // standing is what counts now against which limit, and a function that tells for how many microseconds more than so much of
 // it will be used. mu is held.
-func (l *Limiter) standing(now int64) (limit, used int64, until func(room int64) int64) {
+func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
 	limit = l.limit.Load()
 	if l.coordinator != nil {
-		return l.coordinator.standing(limit, now)
+		return l.coordinator.standing(limit)
 	}
-	at := max(now, l.counts.seen)
+	at := max(l.now(), l.counts.seen)
 	return limit, l.counts.used(&l.rule, at), func(room int64) int64 { return l.counts.until(&l.rule, at, room) - at }
 }
 

@@ -32,13 +32,14 @@ func (w *window) isClosed() bool {
 		return false
 	}
 	now := w.now()
-	return now < c.until && now >= c.from-standstill
+	return now < c.until && now >= c.from
 }
 
-// close refuses everything from now on until a time. mu is held.
-func (w *window) close(now, until int64) {
-	if until > now {
-		w.closed.Store(&span{now, until})
+// close refuses everything for so many microseconds, unless the clock is set back. mu is held.
+func (w *window) close(micros int64) {
+	if micros > 0 {
+		now := w.now()
+		w.closed.Store(&span{now, now + micros})
 	}
 }
 
@@ -51,4 +52,17 @@ func (w *window) open() {
 
 func (w *window) bad(field string, value any, want string) error {
 	return &InvalidError{w.name, field, value, want}
+}
+
+// steady reads a clock that may be set back as one that never is: it goes on from where it was. It takes no notice of steps ahead.
+type steady struct{ last, back int64 }
+
+// read takes what the clock shows. It reports whether that is less than what it has shown before.
+func (s *steady) read(micros int64) (now int64, stepped bool) {
+	if now = micros + s.back; now < s.last {
+		s.back += s.last - now
+		return s.last, true
+	}
+	s.last = now
+	return now, false
 }
