@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -25,9 +27,13 @@ type inFlight struct {
 	told       int64  // permits of calls that do not ask
 	asked      []ask  // runs of equal calls that do
 	unreported []part // what is told late
+	refunds    []part // what is given back
+	limit      int64  // to be set; 0: none
 	args       []string
 	sent       int64
+	began      time.Duration // by the system's monotonic clock
 	granted    []int64
+	at         int64 // when, by the server's clock
 }
 
 // ask is a number of calls for so many permits each.
@@ -37,6 +43,9 @@ type ask struct{ n, times int64 }
 func (b *inFlight) add(q *call) {
 	q.sent = true
 	b.calls = append(b.calls, q)
+	if q.limit > 0 { // of several at once the last
+		b.limit = q.limit
+	}
 	switch last := len(b.asked) - 1; {
 	case !q.asks:
 		b.told += q.n
@@ -77,27 +86,25 @@ func (s *source) Land(b *inFlight, reply []string, err error, late bool) {
 	if errors.Is(err, batch.ErrLate) {
 		c.redis.abandoned++
 	}
-	done, tell := c.settle(b, reply, err)
+	landed := c.settle(b, reply, err)
 	if len(c.queue.calls) > 0 || c.look || c.mustReport() {
 		c.start()
 	}
 	c.mu.Unlock()
-	for _, q := range done {
+	for _, q := range landed.done {
 		close(q.ready)
 	}
-	if c.hook != nil && tell != nil {
-		c.hook(*tell)
-	}
+	c.told.of(c, b, landed)
 }
 
 // mustReport tells that there is something to tell Redis, and that it can be told. mu is held.
 func (c *coordinator) mustReport() bool {
-	return c.admitted.unreported.size > 0 && !c.redis.broken && !c.redis.down()
+	return (c.admitted.unreported.size > 0 || len(c.admitted.refunds) > 0) && !c.redis.broken && !c.redis.down()
 }
 
 // build makes the next batch; nil: there is nothing to send. mu is held.
 func (c *coordinator) build() *inFlight {
-	b := &inFlight{sent: c.now()}
+	b := &inFlight{sent: c.now(), began: clock.Mono()}
 	limit, kept := c.limit.Load(), int64(0)
 	var refused []*call
 	for len(b.calls) < maxBatch {
@@ -114,13 +121,17 @@ func (c *coordinator) build() *inFlight {
 	}
 	c.queue.settle(refused...)
 	for _, q := range refused {
+		q.verdict.by = BySight
 		close(q.ready)
 	}
 	if len(b.calls) == 0 && !c.look && !c.mustReport() {
 		return nil
 	}
 	c.look = false
-	b.unreported = c.admitted.report()
+	b.unreported = c.admitted.report(&c.rule)
+	if !c.redis.down() && !c.redis.broken { // else they may be lost, and could not be sent again
+		b.refunds, c.admitted.refunds = c.admitted.refunds, nil
+	}
 	b.args = c.arguments(b)
 	return b
 }
@@ -128,11 +139,17 @@ func (c *coordinator) build() *inFlight {
 // arguments are those of lua/apply.lua.
 func (c *coordinator) arguments(b *inFlight) []string {
 	r := &c.rule
-	at, deadline := "", ""
+	at, deadline, steady, limit := "", "", "", ""
 	if c.server != nil {
 		at = decimal(c.server())
 	} else if c.known.heard {
 		deadline = decimal(c.known.latest(b.sent) + c.policy.timeout.Microseconds())
+	}
+	if c.policy.local {
+		steady = "1"
+	}
+	if b.limit > 0 {
+		limit = decimal(b.limit)
 	}
 	asked := make([]byte, 0, 16)
 	for _, a := range b.asked {
@@ -140,15 +157,18 @@ func (c *coordinator) arguments(b *inFlight) []string {
 		asked = append(asked, ':')
 		asked = append(strconv.AppendInt(asked, a.times, 10), ' ')
 	}
+	refunds := slices.Clone(b.refunds)
+	for i := range refunds {
+		refunds[i].last += c.known.back
+	}
 	const grace = 60_000 // ms beyond what is needed, for a server whose clock steps
 	return []string{
 		c.key, at, decimal(r.window), decimal(r.resolution), r.mode.String(), decimal(c.limit.Load()),
 		decimal((r.window+r.resolution+standstill)/1000 + grace), deadline, decimal(1 + rand.Int64N(1<<40)),
 		decimal(b.told), strings.TrimPrefix(formatParts(b.unreported), " "), string(asked),
+		decimal(c.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(c.known.epoch), steady,
 	}
 }
-
-func decimal(n int64) string { return strconv.FormatInt(n, 10) }
 
 // send takes a batch to Redis.
 func (c *coordinator) send(ctx context.Context, _ string, items []*batch.Item[*inFlight, []string]) {
@@ -171,7 +191,7 @@ func (c *coordinator) explain(ctx context.Context, err error) error {
 // wrap is an error of the script, or of the way to it, as a caller gets it.
 func (c *coordinator) wrap(err error) error {
 	switch {
-	case errors.Is(err, ErrAway):
+	case errors.Is(err, ErrAway), errors.Is(err, ErrClock):
 		return err
 	case redis.HasErrorPrefix(err, "CORRUPT"):
 		return fmt.Errorf("%w: limiter %.80q: key %s: %w", ErrCorrupt, c.name, c.key, err)

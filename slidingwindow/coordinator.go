@@ -26,13 +26,14 @@ type coordinator struct {
 	key    string
 	server func() int64 // see options
 	policy policy
-	hook   func(error)
+	told   told
 	source source
 	trips  batch.Trips[*inFlight, []string]
 
 	// window.mu guards these.
 	queue    queue    // who asks
 	look     bool     // somebody wants to know the counts
+	version  int64    // of the limit
 	known    known    // what the last answer has shown
 	admitted admitted // what this process has admitted
 	redis    health   // whether Redis answers
@@ -44,6 +45,13 @@ type policy struct {
 	timeout time.Duration
 	away    Away
 	share   int64
+	local   bool // the clock of the limiter decides
+}
+
+// told is who is told what happens.
+type told struct {
+	hook     func(error)
+	observer *Observer
 }
 
 // health is whether Redis answers. Every round trip is a probe.
@@ -74,11 +82,13 @@ func (h *health) failed(err error) {
 	h.outage.ProbeFailed(err, minPause, longest)
 }
 
-// answered notes that Redis has answered. It reports whether it did not before.
-func (h *health) answered() (back bool) {
-	back = h.outage.ProbeAnswered() != nil || h.broken
+// answered notes that Redis has answered. It returns the outage that has ended, if there was one, and reports whether there was that or
+// something to repair.
+func (h *health) answered() (ended *outage.Outage, back bool) {
+	ended = h.outage.ProbeAnswered()
+	back = ended != nil || h.broken
 	h.broken = false
-	return back
+	return ended, back
 }
 
 // now is the limiter's clock without its steps back. What is known must be heard anew after one: nobody can tell how much time has passed.
@@ -93,8 +103,8 @@ func (c *coordinator) now() int64 {
 
 func newCoordinator(w *window, o *options, key string) *coordinator {
 	c := &coordinator{
-		window: w, client: o.client, key: key, server: o.server, hook: o.hook,
-		policy: policy{timeout: o.timeout, away: o.away},
+		window: w, client: o.client, key: key, server: o.server, told: told{o.hook, o.observer}, version: o.version,
+		policy: policy{timeout: o.timeout, away: o.away, local: o.local},
 		queue:  queue{most: o.waiters},
 	}
 	if o.away == share {
@@ -113,7 +123,7 @@ func newCoordinator(w *window, o *options, key string) *coordinator {
 // What is known only lacks what others have admitted since, so a refusal by it is right, as long as the state is not lost and
 // the server's clock does not jump: both show at the next sub-interval. What this process has already asked for counts as if
 // it were granted. While Redis is away what is known stays true.
-func (c *coordinator) allow(ctx context.Context, n int64) (bool, error) {
+func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 	c.mu.Lock()
 	c.open()
 	now := c.now()
@@ -126,20 +136,25 @@ func (c *coordinator) allow(ctx context.Context, n int64) (bool, error) {
 		var refused bool
 		if refused, asks = c.foresee(n, now, down); refused {
 			c.mu.Unlock()
-			return false, nil
+			return verdict{by: BySight}, nil
 		}
 	}
 	if down {
-		ok, err := c.alone(n, now)
+		v, err := c.alone(n, now)
 		c.mu.Unlock()
-		return ok, err
+		return v, err
 	}
 	q := &call{n: n, asks: asks, ready: make(chan struct{})}
 	err := c.submit(q)
 	c.mu.Unlock()
 	if err != nil {
-		return false, err
+		return verdict{by: ByCheck}, err
 	}
+	return c.sendAndAwait(ctx, q)
+}
+
+// sendAndAwait has a call that was submitted sent, and returns its answer.
+func (c *coordinator) sendAndAwait(ctx context.Context, q *call) (verdict, error) {
 	c.trips.Take(ctx, "", &c.source)
 	return c.await(ctx, q)
 }
@@ -183,21 +198,21 @@ func (c *coordinator) submit(q *call) error {
 // start makes sure that what there is to send is sent.
 func (c *coordinator) start() { c.trips.Ready("", &c.source) }
 
-func (c *coordinator) await(ctx context.Context, q *call) (bool, error) {
+func (c *coordinator) await(ctx context.Context, q *call) (verdict, error) {
 	select {
 	case <-q.ready:
-		return q.ok, q.err
+		return q.verdict, q.err
 	case <-ctx.Done():
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {
 	case <-q.ready: // answered in the same instant: it counts
-		return q.ok, q.err
+		return q.verdict, q.err
 	default:
 	}
 	c.queue.cancel(q)
-	return false, ctx.Err()
+	return verdict{}, ctx.Err()
 }
 
 // refresh returns when the counts of this sub-interval are known.
@@ -205,9 +220,6 @@ func (c *coordinator) refresh(ctx context.Context) error {
 	c.mu.Lock()
 	down := c.redis.down()
 	switch {
-	case down && c.redis.outage.UntilProbe() > 0 && c.policy.away != share:
-		defer c.mu.Unlock()
-		return c.redis.fault
 	case down && c.policy.away == share:
 		c.probe()
 		c.mu.Unlock()
@@ -216,13 +228,55 @@ func (c *coordinator) refresh(ctx context.Context) error {
 		c.mu.Unlock()
 		return nil
 	}
-	q := &call{asks: true, ready: make(chan struct{})}
+	return c.exchange(ctx, &call{asks: true})
+}
+
+// exchange sends a call that wants no permits, unless Redis is away. It unlocks mu, which is held.
+func (c *coordinator) exchange(ctx context.Context, q *call) error {
+	if c.redis.down() && c.redis.outage.UntilProbe() > 0 {
+		defer c.mu.Unlock()
+		return c.redis.fault
+	}
+	q.ready = make(chan struct{})
 	err := c.submit(q)
 	c.mu.Unlock()
 	if err == nil {
-		c.trips.Take(ctx, "", &c.source)
-		_, err = c.await(ctx, q)
+		_, err = c.sendAndAwait(ctx, q)
 	}
+	return err
+}
+
+// setLimit makes a limit the next version of all processes.
+func (c *coordinator) setLimit(ctx context.Context, n int64) error {
+	c.mu.Lock()
+	return c.exchange(ctx, &call{asks: true, limit: n})
+}
+
+// adopt takes over a limit that an answer has brought. mu is held.
+func (c *coordinator) adopt(limit, version int64) {
+	if version > c.version || version == c.version && version > 0 && limit < c.limit.Load() {
+		c.version = version
+		c.limit.Store(limit)
+		c.line.wake()
+	}
+}
+
+// refund gives back permits that were admitted at a time; see receipt. While Redis is away it keeps them.
+func (c *coordinator) refund(ctx context.Context, at, n int64) error {
+	c.mu.Lock()
+	a := &c.admitted
+	a.refund(&c.rule, at+a.counts.shifted, n)
+	c.open()
+	c.line.wake()
+	if len(a.refunds) == 0 || c.redis.down() || c.queue.full() {
+		c.start()
+		c.mu.Unlock()
+		return nil
+	}
+	q := &call{asks: true, ready: make(chan struct{})}
+	c.queue.push(q)
+	c.mu.Unlock()
+	_, err := c.sendAndAwait(ctx, q)
 	return err
 }
 
@@ -245,10 +299,11 @@ func (c *coordinator) standing(limit int64) (int64, int64, func(int64) int64) {
 }
 
 // alone decides while Redis is away. mu is held.
-func (c *coordinator) alone(n, now int64) (bool, error) {
+func (c *coordinator) alone(n, now int64) (v verdict, err error) {
 	if c.policy.away == Refuse {
-		return false, c.redis.fault
+		return v, c.redis.fault
 	}
 	earliest, latest := c.known.bounds(now)
-	return c.admitted.take(c.rule.exact(), n, c.policy.share, earliest, latest), nil
+	at, ok := c.admitted.take(c.rule.exact(), n, c.policy.share, earliest, latest)
+	return verdict{ok, ByPolicy, at - c.admitted.counts.shifted}, nil
 }

@@ -1,6 +1,9 @@
 package slidingwindow
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Mode is how a limiter counts what the edge of the window cuts. See Exact and Approximate.
 type Mode uint8
@@ -81,6 +84,8 @@ type counts struct {
 	head  int
 	size  int
 	sum   int64 // of all counts
+
+	shifted int64 // by how much everything was moved in time so far
 }
 
 func (c *counts) at(i int) *part {
@@ -109,6 +114,7 @@ func (c *counts) shift(r *rule, by int64) {
 	if !c.known {
 		return
 	}
+	c.shifted += by
 	parts := c.list()
 	for i := range parts {
 		parts[i].last += by
@@ -173,6 +179,25 @@ func (c *counts) addAt(r *rule, at, n int64) bool {
 	}
 	c.push(r, part{max(at, c.seen), n})
 	return true
+}
+
+// remove takes back up to n of what was admitted in the sub-interval of a time. It returns how much. What was admitted in another one is
+// never taken instead: it counts for another time.
+func (c *counts) remove(r *rule, at, n int64) int64 {
+	for i := range c.size {
+		p := c.at(i)
+		if r.index(p.last) != r.index(at) {
+			continue
+		}
+		n = min(n, p.count)
+		p.count -= n
+		c.sum -= n
+		if p.count == 0 {
+			c.load(r, c.seen, slices.Delete(c.list(), i, i+1))
+		}
+		return n
+	}
+	return 0
 }
 
 // used is what counts against the limit at a time that is not before the latest seen. As long as nothing is added it never

@@ -4,19 +4,28 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
-// settle takes over what an answer says, and decides the calls of its batch. It returns those that are to be woken when mu, which is
-// held, is free. tell is for the hook.
-func (c *coordinator) settle(b *inFlight, reply []string, err error) (done []*call, tell *error) {
+// landed is what came of a batch: whom to wake and what to tell when mu is free.
+type landed struct {
+	done  []*call
+	err   error
+	back  bool // Redis answers again, or something was repaired
+	down  bool // an outage was noticed
+	ended *outage.Outage
+}
+
+// settle takes over what an answer says, and decides the calls of its batch. mu is held.
+func (c *coordinator) settle(b *inFlight, reply []string, err error) (l landed) {
 	received := c.now()
 	c.closed.Store(nil)
-	if err == nil && len(reply) == 2 && reply[0] == "late" {
-		if server, ok := integer(reply[1], -maxInteger, maxInteger); ok {
-			if done = c.resend(b, server, received); done == nil {
-				return nil, nil
-			}
-			b.calls, err = done, fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrAway, c.name, ErrTimeout)
+	if err == nil {
+		var again bool
+		if again, err = c.resend(b, reply, received); again {
+			return l
 		}
 	}
 	if err == nil {
@@ -25,24 +34,23 @@ func (c *coordinator) settle(b *inFlight, reply []string, err error) (done []*ca
 		err = c.wrap(err)
 	}
 	c.queue.settle(b.calls...)
+	l.done, l.err = b.calls, err
 	switch {
 	case err == nil:
-		if c.redis.answered() {
-			tell = new(error)
-		}
+		l.ended, l.back = c.redis.answered()
 		c.hand(b)
-		return b.calls, tell
 	case errors.Is(err, ErrAway):
-		return c.goAlone(b, err, received), &err
+		l.down = !c.redis.down()
+		l.done = c.goAlone(b, err, received)
+	default: // no other answer is to be had until somebody repairs something
+		l.ended = c.redis.outage.ProbeAnswered()
+		c.known.heard, c.redis.broken = false, true
+		for _, q := range b.calls {
+			q.err = err
+		}
+		c.admitted.restore(&c.rule, b.unreported)
 	}
-	// No other answer is to be had until somebody repairs something.
-	c.redis.outage.ProbeAnswered()
-	c.known.heard, c.redis.broken = false, true
-	for _, q := range b.calls {
-		q.err = err
-	}
-	c.admitted.restore(&c.rule, b.unreported)
-	return b.calls, &err
+	return l
 }
 
 // goAlone notes that Redis is away, and decides the calls of a batch, which are settled, and all that wait. mu is held.
@@ -56,20 +64,34 @@ func (c *coordinator) goAlone(b *inFlight, err error, now int64) (done []*call) 
 			q.err = err
 			continue
 		}
-		q.ok, q.err = c.alone(q.n, now)
+		q.verdict, q.err = c.alone(q.n, now)
 	}
 	return done
 }
 
-// resend queues the calls of a batch that ran later than its deadline, by a clock that has stepped perhaps: now that is known.
-// It returns those to which that has happened before. mu is held.
-func (c *coordinator) resend(b *inFlight, server, received int64) (tired []*call) {
-	k := &c.known
-	k.server.hear(server, b.sent, received)
-	if server < k.counts.seen {
-		k.counts.advance(&c.rule, server)
+// resend reads an answer which says that nothing was decided, since the time was not right: it ran later than its deadline, by a
+// clock that has stepped perhaps, or it was told a time that is over. Now that is known, the calls are queued once more. If it has
+// happened to some of them before it returns why they fail, and only those are left of the batch. mu is held.
+func (c *coordinator) resend(b *inFlight, reply []string, received int64) (again bool, err error) {
+	if len(reply) != 2 {
+		return false, nil
 	}
-	var rest []*call
+	micros, ok := integer(reply[1], -maxInteger, 2*maxInteger)
+	switch k := &c.known; {
+	case !ok:
+		return false, nil
+	case reply[0] == "late":
+		err = fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrAway, c.name, ErrTimeout)
+		k.server.hear(micros, b.sent, received)
+		if micros < k.counts.seen {
+			k.counts.advance(&c.rule, micros)
+		}
+	case reply[0] == "behind":
+		err = fmt.Errorf("%w: limiter %.80q: %v behind the latest time seen in key %s", ErrClock, c.name, time.Duration(micros)*time.Microsecond, c.key)
+	default:
+		return false, nil
+	}
+	var rest, tired []*call
 	for _, q := range b.calls {
 		switch q.tries++; {
 		case q.cancelled: // nothing was taken for it
@@ -81,11 +103,14 @@ func (c *coordinator) resend(b *inFlight, server, received int64) (tired []*call
 		}
 	}
 	c.queue.putBack(rest)
-	c.look = len(rest) == 0 && len(tired) == 0
-	if len(tired) == 0 {
-		c.admitted.restore(&c.rule, b.unreported)
+	c.admitted.refunds = append(c.admitted.refunds, b.refunds...)
+	if len(tired) > 0 {
+		b.calls = tired
+		return false, err
 	}
-	return tired
+	c.look = len(rest) == 0 && reply[0] == "late"
+	c.admitted.restore(&c.rule, b.unreported)
+	return true, nil
 }
 
 // learn takes over what an answer shows. mu is held.
@@ -94,28 +119,30 @@ func (c *coordinator) learn(b *inFlight, reply []string, received int64) error {
 	if !ok {
 		return fmt.Errorf("%w: limiter %.80q: key %s: unexpected reply %.120q", ErrCorrupt, c.name, c.key, reply)
 	}
-	b.granted = a.granted
-	k, r := &c.known, &c.rule
-	first := !k.server.known
-	if first { // until now this process went by its own clock
-		c.admitted.shift(r, a.clock-b.sent)
+	b.granted, b.at = a.granted, a.seen
+	k, r, own := &c.known, &c.rule, &c.admitted
+	switch {
+	case !k.server.known: // until now this process went by its own clock
+		own.shift(r, a.clock-b.sent)
+	case a.epoch == k.epoch:
+		own.shift(r, k.back-a.back)
 	}
 	k.counts.load(r, a.seen, a.parts)
-	c.admitted.counts.advance(r, a.seen)
-	if !first && a.epoch != k.epoch { // Redis has lost the state
-		c.admitted.lost(r, b.unreported)
+	own.advance(r, a.seen)
+	if k.server.known && a.epoch != k.epoch { // Redis has lost the state
+		own.lost(r, b.unreported)
 	}
-	k.heard, k.epoch = true, a.epoch
+	k.heard, k.epoch, k.back = true, a.epoch, a.back
 	k.server.hear(a.clock, b.sent, received)
+	c.adopt(a.limit, a.version)
 	return nil
 }
 
 // answer is what lua/apply.lua returns.
 type answer struct {
-	clock, seen int64 // the server's, and the time of the decision
-	epoch       int64
-	parts       []part
-	granted     []int64 // how many of each ask
+	state           // epoch 0: there is none
+	clock   int64   // the server's
+	granted []int64 // how many of each ask
 }
 
 func readAnswer(b *inFlight, reply []string) (a answer, ok bool) {
@@ -138,9 +165,11 @@ func readAnswer(b *inFlight, reply []string) (a answer, ok bool) {
 		a.granted = append(a.granted, g)
 	}
 	if reply[1] != "" {
-		if a.epoch, _, a.parts, ok = parse(reply[1]); !ok {
+		now := a.seen
+		if a.state, ok = parse(reply[1]); !ok {
 			return a, false
 		}
+		a.seen = now
 	}
 	return a, true
 }
@@ -149,16 +178,19 @@ func readAnswer(b *inFlight, reply []string) (a answer, ok bool) {
 func (c *coordinator) hand(b *inFlight) {
 	own, k := b.told, 0
 	for _, q := range b.calls {
-		if q.ok = true; !q.asks || q.n == 0 {
+		q.verdict = verdict{true, ByStore, b.at - c.admitted.counts.shifted}
+		if !q.asks || q.n == 0 {
 			continue
 		}
 		for b.asked[k].times == 0 {
 			k++
 		}
 		b.asked[k].times--
-		if q.ok = b.granted[k] > 0; q.ok {
+		if q.verdict.ok = b.granted[k] > 0; q.verdict.ok {
 			b.granted[k]--
 			own += q.n
+		} else if limit := c.limit.Load(); q.n > limit { // it was lowered meanwhile
+			q.err = c.tooMany(q.n, limit)
 		}
 	}
 	if own > 0 {

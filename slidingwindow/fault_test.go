@@ -70,7 +70,7 @@ func TestBadInput(t *testing.T) {
 		require.False(t, ok)
 		require.ErrorIs(t, err, ErrInvalid, "%d", n)
 	}
-	require.ErrorIs(t, l.SetLimit(0), ErrInvalid)
+	require.ErrorIs(t, l.SetLimit(ctx, 0), ErrInvalid)
 	require.Equal(t, time.Duration(math.MaxInt64), l.RetryAfter(6))
 	require.Equal(t, 5, l.Limit())
 	done, cancel := context.WithCancel(ctx)
@@ -100,7 +100,7 @@ func TestOverflow(t *testing.T) {
 			l.closed.Store(nil)
 		} else {
 			now := clock.micros
-			require.NoError(t, client.Set(ctx, l.coordinator.key, format(7, now, []part{{now, maxCount}}), time.Minute).Err())
+			require.NoError(t, client.Set(ctx, l.coordinator.key, (&state{epoch: 7, seen: now, parts: []part{{now, maxCount}}}).String(), time.Minute).Err())
 			l.rule.mode = Approximate
 			l.mu.Lock()
 			l.coordinator.known.counts = counts{known: true, seen: now}
@@ -502,9 +502,9 @@ func TestShareBeforeRedis(t *testing.T) {
 	defer l.mu.Unlock()
 	allow := func(n, now int64, want bool) {
 		t.Helper()
-		ok, err := l.coordinator.alone(n, now)
+		v, err := l.coordinator.alone(n, now)
 		require.NoError(t, err)
-		require.Equal(t, want, ok)
+		require.Equal(t, want, v.ok)
 	}
 	const trip, hour, minute = 1_700_000, 3_600_000_000, 60_000_000
 	sent, received := begin+10_000_000, begin+10_000_000+trip
@@ -681,9 +681,9 @@ func TestManyGiveUp(t *testing.T) {
 	require.ErrorIs(t, err, ErrTooManyWaiters)
 	h.hold.Store(false)
 	close(h.open)
-	ok, err := l.coordinator.await(ctx, calls[many-1])
+	v, err := l.coordinator.await(ctx, calls[many-1])
 	require.NoError(t, err)
-	require.True(t, ok)
+	require.True(t, v.ok)
 	require.Eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -715,7 +715,7 @@ func TestGiveUpAnswered(t *testing.T) {
 	b := l.coordinator.build()
 	submit()
 	submit()
-	done, _ := l.coordinator.settle(b, nil, io.EOF)
+	done := l.coordinator.settle(b, nil, io.EOF).done
 	l.mu.Unlock()
 	require.Equal(t, calls, done)
 	for _, c := range calls {

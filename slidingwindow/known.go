@@ -5,10 +5,10 @@ package slidingwindow
 // What is refused without asking is refused by the latest that it can be, by which as much as can be is out of the window; what is
 // admitted without asking, by the earliest, and is counted as if it were at the latest.
 type known struct {
-	heard  bool // the counts are those of the last answer
-	counts counts
-	epoch  int64 // of the state that they were in
-	server estimate
+	heard       bool // the counts are those of the last answer
+	counts      counts
+	epoch, back int64 // of the state that they were in
+	server      estimate
 }
 
 // latest and earliest are bounds of the time that the server decides by.

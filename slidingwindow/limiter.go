@@ -19,6 +19,7 @@ import (
 // at once. There is nothing to close.
 type Limiter struct {
 	*window
+	observer    *Observer
 	coordinator *coordinator // nil: counts are local
 	counts      counts       // local: what was admitted
 }
@@ -72,7 +73,8 @@ func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration,
 	}
 	l.rule = rule{o.mode, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
 	l.limit.Store(int64(limit))
-	l.clock = clock.New(o.clock)
+	l.clock, l.observer = clock.New(o.clock), o.observer
+	l.line.setUp(o)
 	if o.client != nil {
 		l.coordinator = newCoordinator(l.window, o, o.prefix+key+":"+window.String())
 	}
@@ -96,35 +98,62 @@ func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx
 // meanwhile. What is refused by what this process knows costs none. While Redis is away, see WithAway and WithShare. It
 // returns when ctx ends, even if Redis hangs; permits may have been counted then. See WithRedis for when it notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
+	v, err := l.observed(ctx, n, l.decide)
+	return v.ok, err
+}
+
+// decide is AllowN.
+func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration, err error) {
+	v.by = ByCheck
 	if err := ctx.Err(); err != nil {
-		return false, err
+		return v, 0, err
 	}
-	limit := l.limit.Load()
-	if n < 1 || int64(n) > limit {
-		return false, l.bad("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
+	if n < 1 || int64(n) > l.limit.Load() {
+		if err := l.checkPermits(ctx, n); err != nil {
+			return v, 0, err
+		}
 	}
-	if l.isClosed() {
-		return false, nil
+	switch {
+	case l.isClosed():
+		return verdict{by: BySight}, 0, nil
+	case l.coordinator != nil:
+		v, err = l.coordinator.allow(ctx, int64(n))
+	default:
+		v, err = l.allowLocal(int64(n))
 	}
-	if l.coordinator != nil {
-		return l.coordinator.allow(ctx, int64(n))
+	return v, 0, err
+}
+
+// checkPermits looks what the limit is by now if it seems to be less than what is asked for.
+func (l *Limiter) checkPermits(ctx context.Context, n int) error {
+	if c := l.coordinator; c != nil && n >= 1 && int64(n) <= maxLimit {
+		if err := c.refresh(ctx); err != nil && ctx.Err() != nil {
+			return err
+		}
 	}
+	if limit := l.limit.Load(); n < 1 || int64(n) > limit {
+		return l.tooMany(int64(n), limit)
+	}
+	return nil
+}
+
+func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.open()
-	limit = l.limit.Load() // SetLimit may have opened it
+	limit := l.limit.Load() // SetLimit may have opened it
 	at := l.counts.advance(&l.rule, l.now())
 	used := l.counts.used(&l.rule, at)
-	if used+int64(n) > limit {
+	if used+n > limit {
 		if used+1 > limit {
 			l.close(l.counts.until(&l.rule, at, limit-1) - at)
 		}
-		return false, nil
+		return v, nil
 	}
-	if !l.counts.add(&l.rule, int64(n)) {
-		return false, fmt.Errorf("%w: limiter %.80q", ErrOverflow, l.name)
+	if !l.counts.add(&l.rule, n) {
+		return v, fmt.Errorf("%w: limiter %.80q", ErrOverflow, l.name)
 	}
-	return true, nil
+	return verdict{true, ByStore, at - l.counts.shifted}, nil
 }
 
 // Remaining is how many permits could be admitted now. With Redis it asks, once in a sub-interval, and goes by what this
@@ -170,16 +199,33 @@ func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
 	return limit, l.counts.used(&l.rule, at), func(room int64) int64 { return l.counts.until(&l.rule, at, room) - at }
 }
 
-// SetLimit changes the limit of this limiter, in this process. What was admitted stays counted: less than that is admitted
-// only when it is out of the window. Limiters of other processes have their own limits, which count the same permits.
-func (l *Limiter) SetLimit(n int) error {
+// SetLimit changes the limit, with Redis of all processes: it becomes the next version, and the newest version is in force wherever a limiter
+// of this name and window asks, whatever New was told. It is in force when SetLimit returns: Redis decides by it from then on.
+// Other processes hear of it with their next answer, at the latest for a request in the next sub-interval; until then they may refuse what
+// a higher limit allows, and with Approximate admit what a lower one does not.
+//
+// What was admitted stays counted: less than a lower limit is admitted only when it is out of the window.
+//
+// The limit is part of the state in Redis, which lives for a window and about a minute after the last call that was allowed. When it is
+// gone, each process that has heard of the limit brings it back with its next round trip. If none has, the limits of New hold again:
+// to change them for good, change them there, with a newer version (WithVersion).
+//
+// Without Redis it changes this limiter alone, at once. An ErrAway: Redis could not be asked, and the limit may have been set.
+func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 	if err := l.checkLimit(n); err != nil {
 		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if l.coordinator != nil {
+		return l.coordinator.setLimit(ctx, int64(n))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.limit.Store(int64(n))
-	l.closed.Store(nil)
+	l.open()
+	l.line.wake()
 	return nil
 }
 

@@ -2,14 +2,22 @@ package slidingwindow
 
 import "slices"
 
+// verdict is the answer to a request for permits.
+type verdict struct {
+	ok bool
+	by Decider
+	at int64 // when they were admitted; see receipt
+}
+
 // call is one request on its way.
 type call struct {
-	n         int64
-	asks      bool // the server decides; else it was admitted and is only told
-	sent      bool // or settled: it is in the queue no more
-	cancelled bool // its caller has given up
+	n         int64 // permits; 0: it only wants an answer
+	limit     int64 // to be set; 0: none
+	asks      bool  // the server decides; else it was admitted and is only told
+	sent      bool  // or settled: it is in the queue no more
+	cancelled bool  // its caller has given up
 	tries     int
-	ok        bool
+	verdict   verdict
 	err       error
 	ready     chan struct{}
 }

@@ -1,6 +1,7 @@
 package slidingwindow
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -15,6 +16,8 @@ type window struct {
 	limit atomic.Int64
 	// closed is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
 	closed atomic.Pointer[span]
+
+	line line
 
 	mu sync.Mutex // guards the counts of a Limiter, or what its coordinator says
 }
@@ -52,6 +55,10 @@ func (w *window) open() {
 
 func (w *window) bad(field string, value any, want string) error {
 	return &InvalidError{w.name, field, value, want}
+}
+
+func (w *window) tooMany(n, limit int64) error {
+	return w.bad("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
 }
 
 // steady reads a clock that may be set back as one that never is: it goes on from where it was. It takes no notice of steps ahead.
