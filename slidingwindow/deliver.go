@@ -194,6 +194,6 @@ func (c *coordinator) hand(b *inFlight) {
 		}
 	}
 	if own > 0 {
-		c.admitted.counts.add(&c.rule, own)
+		c.admitted.counts.push(&c.rule, part{b.at, own}) // beyond 2^37 nothing was granted
 	}
 }
