@@ -283,3 +283,45 @@ func TestRefundLostState(t *testing.T) {
 		require.Equal(t, 6, left)
 	})
 }
+
+// A refund finds its sub-interval though the clock was set back meanwhile, and leaves alone what was admitted since at the time that the
+// clock showed before.
+func TestRefundAfterClockBack(t *testing.T) {
+	for name, shared := range map[string]bool{"process": false, "redis": true} {
+		t.Run(name, func(t *testing.T) {
+			var clock atomic.Int64
+			clock.Store(begin)
+			var l *Limiter
+			if shared {
+				l = processes(t, redistest.Shared(t).Client(t), unique(t), 1, 10, time.Minute, time.Second, Exact, &clock, 0, 0)[0]
+			} else {
+				var err error
+				l, err = New("x", 10, time.Minute, time.Second, WithClock(clockOf{now: clock.Load}))
+				require.NoError(t, err)
+			}
+			take := func(n int) Result {
+				r, err := l.Take(ctx, n)
+				require.NoError(t, err)
+				require.True(t, r.Allowed)
+				return r
+			}
+			left := func(want int) {
+				t.Helper()
+				got, err := l.Remaining(ctx)
+				require.NoError(t, err)
+				require.Equal(t, want, got)
+			}
+			first := take(4)
+			clock.Add(-5_000_000)
+			take(1)
+			clock.Add(5_000_000)
+			take(3)
+			require.NoError(t, l.Refund(ctx, first, 4))
+			left(6)
+			clock.Add(55_000_001)
+			left(7)
+			clock.Add(5_000_000)
+			left(10)
+		})
+	}
+}
