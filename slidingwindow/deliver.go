@@ -135,6 +135,9 @@ func (c *coordinator) learn(b *inFlight, reply []string, received int64) error {
 	k.heard, k.epoch, k.back = true, a.epoch, a.back
 	k.server.hear(a.clock, b.sent, received)
 	c.adopt(a.limit, a.version)
+	if len(b.refunds) > 0 {
+		c.line.wake()
+	}
 	return nil
 }
 

@@ -84,6 +84,9 @@ func (l *Limiter) wait(ctx context.Context, n int) (verdict, time.Duration, erro
 			return verdict{}, 0, ctx.Err()
 		}
 		timer.Stop()
+		if l.coordinator != nil { // what others have done shows once in a sub-interval
+			_ = l.coordinator.refresh(ctx)
+		}
 	}
 }
 
