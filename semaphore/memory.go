@@ -14,6 +14,7 @@ import (
 // memory keeps permits in this process, where nobody dies alone: nothing expires.
 type memory struct {
 	label, process string
+	observer       *Observer
 
 	mu      sync.Mutex
 	permits int
@@ -44,7 +45,8 @@ func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &memory{permits: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit)}
+	m := &memory{permits: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit),
+		observer: o.observer}
 	m.first.prev, m.first.next = &m.first, &m.first
 	s.engine = m
 	return s, nil
@@ -139,6 +141,7 @@ func (m *memory) grant(n int) *Permit {
 // take takes permits back, and gives them to who waits. mu is held.
 func (m *memory) take(p *Permit, why error) {
 	p.end(why)
+	m.observer.ended("", p, why)
 	p.prev.next = p.next
 	if p.next != nil {
 		p.next.prev = p.prev

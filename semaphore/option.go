@@ -12,11 +12,12 @@ import (
 type Option func(*options)
 
 type options struct {
-	lease   time.Duration
-	timeout time.Duration
-	waiters int
-	label   string
-	prefix  string
+	lease    time.Duration
+	timeout  time.Duration
+	waiters  int
+	label    string
+	prefix   string
+	observer *Observer
 }
 
 const (
@@ -81,6 +82,7 @@ func (s *Semaphore) options(permits int, opts []Option) (*options, error) {
 	case len(o.prefix) > maxName || strings.ContainsAny(o.prefix, "{}"):
 		return nil, s.bad("key prefix", fmt.Sprintf("%.40q", o.prefix), "at most 512 bytes without braces")
 	}
+	s.observer = o.observer
 	return o, nil
 }
 

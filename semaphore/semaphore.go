@@ -13,6 +13,8 @@ import (
 var (
 	// ErrInvalid: a name, a number or an option is out of range.
 	ErrInvalid = errors.New("semaphore: invalid argument")
+	// ErrRefused: TryAcquire found no permits in time.
+	ErrRefused = errors.New("semaphore: no permits in time")
 	// ErrTooMany: more permits are wanted than there are in all. It also ends waits when the number is lowered.
 	ErrTooMany = errors.New("semaphore: more permits wanted than there are")
 	// ErrTooManyWaiters: so many callers of this process ask for the semaphore already (WithMaxWaiters).
@@ -42,8 +44,9 @@ var (
 // A semaphore of one permit is a mutex. As with every lock that expires, its holder may be stopped at any moment and go on
 // when the permit is another's; give Permit.Fence to the resource, which refuses what is lower than it has seen.
 type Semaphore struct {
-	engine engine
-	name   string
+	engine   engine
+	name     string
+	observer *Observer
 }
 
 // engine is one of the two ways that permits are kept: in this process, or by a Backend.
@@ -69,20 +72,14 @@ func (s *Semaphore) bad(field string, value any, want string) error {
 
 // Acquire waits for n permits as long as ctx lets it. Nothing is held when it returns an error.
 func (s *Semaphore) Acquire(ctx context.Context, n int) (*Permit, error) {
-	if n < 1 {
-		return nil, s.bad("permits wanted", n, "at least 1")
-	}
-	return s.engine.acquire(ctx, n, -1)
+	return s.acquire(ctx, n, -1)
 }
 
-// TryAcquire waits for n permits at most the timeout; 0 or less: not at all. It returns nil without an error when there are
-// none in time. However short the timeout, it waits for the backend's first answer (see WithTimeout; a deadline of ctx ends
+// TryAcquire waits for n permits at most the timeout; 0 or less: not at all. It returns ErrRefused when there are none in
+// time. However short the timeout, it waits for the backend's first answer (see WithTimeout; a deadline of ctx ends
 // that, too): what is free is acquired.
 func (s *Semaphore) TryAcquire(ctx context.Context, n int, timeout time.Duration) (*Permit, error) {
-	if n < 1 {
-		return nil, s.bad("permits wanted", n, "at least 1")
-	}
-	return s.engine.acquire(ctx, n, max(0, timeout))
+	return s.acquire(ctx, n, max(0, timeout))
 }
 
 // Do calls f with one permit held, waiting for it as Acquire does. The context of f ends when the permit is lost, with

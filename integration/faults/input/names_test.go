@@ -102,7 +102,7 @@ func TestI3Names(t *testing.T) {
 				require.NoError(t, err)
 				require.NotNil(t, p, "%q", name)
 				none, err := s.TryAcquire(ctx, 1, 0)
-				require.NoError(t, err)
+				require.ErrorIs(t, err, semaphore.ErrRefused)
 				require.Nil(t, none, "%q", name)
 				for _, id := range append(hostile[1:], p.ID()+" ", p.ID()+"\n", strings.ToUpper(p.ID())+"x") { // of places that nobody holds
 					if len(id) <= 40 {

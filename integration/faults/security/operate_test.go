@@ -177,8 +177,8 @@ func (o *operator) semaphores(ctx context.Context, ours, theirs *semaphore.Semap
 	if err != nil {
 		return err
 	}
-	if _, err := ours.TryAcquire(ctx, 1, 0); err != nil {
-		return err
+	if _, err := ours.TryAcquire(ctx, 1, 0); !errors.Is(err, semaphore.ErrRefused) {
+		return fmt.Errorf("it is held, and TryAcquire says %w", err)
 	}
 	if _, err := ours.Holders(ctx); err != nil {
 		return err
