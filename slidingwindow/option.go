@@ -87,7 +87,7 @@ func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithMaxWaiters bounds how many callers of a process may wait for Redis at a time, besides those of the batch under way (up to
-// 1024). Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
+// 1024), and how many may Wait for permits. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
@@ -114,8 +114,9 @@ func WithHook(f func(err error)) Option { return func(o *options) { o.hook = f }
 // own process, as long as no other has a version. SetLimit makes the next version.
 func WithVersion(v int64) Option { return func(o *options) { o.version = v } }
 
-// WithClock sets the clock of a limiter without Redis. With Redis it is only used to tell how old an answer is, unless
-// WithLocalTime. Default: the system's monotonic clock.
+// WithClock sets the clock of a limiter without Redis, and of those who Wait. With Redis it is only used to tell how old an answer is,
+// unless WithLocalTime: only differences count, and if it is set back Redis is asked anew. Default: the system's monotonic clock; so
+// is clockwork's real clock.
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
 		if isNil(c) {
@@ -126,7 +127,8 @@ func WithClock(c clockwork.Clock) Option {
 }
 
 // WithLocalTime decides by the limiter's clock instead of the Redis server's: for tests. In production the clocks of processes
-// differ, and then so do their windows.
+// differ. Time never goes back for the state: one up to 2 s behind the latest time seen stands still, one further behind is an ErrClock,
+// whatever WithAway says, and one that is ahead takes the others with it.
 func WithLocalTime() Option { return func(o *options) { o.local = true } }
 
 // noClock stands for a nil one.

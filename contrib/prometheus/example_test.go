@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -20,6 +21,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
 // A gateway whose limiters are scraped at /metrics.
@@ -113,6 +115,24 @@ func show(registry *prometheus.Registry, prefix string) {
 			}
 		}
 	}
+}
+
+// A sliding window whose decisions are scraped.
+func ExampleNewSlidingWindow() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	observer, err := tbprometheus.NewSlidingWindow(prometheus.DefaultRegisterer)
+	if err != nil {
+		panic(err)
+	}
+	fares, err := slidingwindow.New("fares", 100, time.Minute, time.Second, slidingwindow.WithRedis(client), slidingwindow.WithObserver(observer))
+	if err != nil {
+		panic(err)
+	}
+	http.HandleFunc("/window", func(w http.ResponseWriter, r *http.Request) {
+		if ok, err := fares.Allow(r.Context()); !ok || err != nil {
+			http.Error(w, "try again later", http.StatusTooManyRequests)
+		}
+	})
 }
 
 // The Go block of the README is the example, so it compiles.
