@@ -135,7 +135,7 @@ func ExampleNewSlidingWindow() {
 	})
 }
 
-// The Go block of the README is the example, so it compiles.
+// The Go blocks of the README are parts of the examples, so they compile.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
@@ -143,9 +143,11 @@ func TestReadme(t *testing.T) {
 	require.NoError(t, err)
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	blocks := strings.Split(string(readme), "```go\n")[1:]
-	require.Len(t, blocks, 1)
-	code, _, _ := strings.Cut(blocks[0], "```")
-	require.Contains(t, squeeze(string(source)), squeeze(code))
+	require.Len(t, blocks, 2)
+	for _, block := range blocks {
+		code, _, _ := strings.Cut(block, "```")
+		require.Contains(t, squeeze(string(source)), squeeze(code))
+	}
 
 	// Its table has every metric and no other, and its queries ask for nothing else.
 	registry, observer := observe(t)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -149,4 +150,28 @@ func TestPackagesAreShared(t *testing.T) {
 	require.Error(t, err)
 	_, err = tbprometheus.NewSemaphore(registry, nil)
 	require.Error(t, err)
+}
+
+// The README names every metric of the packages, with its package or with a … in its place.
+func TestReadmeOfPackages(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	registry := prometheus.NewPedanticRegistry()
+	window, err := tbprometheus.NewSlidingWindow(registry)
+	require.NoError(t, err)
+	sem, err := tbprometheus.NewSemaphore(registry)
+	require.NoError(t, err)
+	ctx := context.Background()
+	window.Decision(ctx, slidingwindow.Decision{Permits: 1, Granted: true, Wait: time.Second})
+	window.Decision(ctx, slidingwindow.Decision{Permits: 1, Err: slidingwindow.ErrAway})
+	sem.Decision(ctx, semaphore.Decision{Permits: 1, Granted: true, Elapsed: time.Second})
+	sem.Decision(ctx, semaphore.Decision{Permits: 1, Err: semaphore.ErrTimeout})
+	sem.Lease(semaphore.LeaseUse{Held: time.Second})
+	families, err := registry.Gather()
+	require.NoError(t, err)
+	require.Greater(t, len(families), 20)
+	for _, f := range families {
+		_, rest, _ := strings.Cut(f.GetName(), "_")
+		require.True(t, strings.Contains(string(readme), "`"+f.GetName()+"`") || strings.Contains(string(readme), "`…_"+rest+"`"), f.GetName())
+	}
 }
