@@ -1,6 +1,8 @@
 package slidingwindow
 
 import (
+	"context"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -324,4 +326,75 @@ func TestRefundAfterClockBack(t *testing.T) {
 			left(10)
 		})
 	}
+}
+
+// granted is when a Take was asked for and when it was answered.
+type granted struct {
+	asked, answered time.Time
+	n               int
+	refunded        bool
+}
+
+// Many callers of several processes take and give back at once, over a slow way that loses answers. What was not given back never exceeds
+// the limit in a window, and what was given back is used by others.
+func TestRefundUnderLoad(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		const limit, window, resolution, length = 20, time.Second, 100 * time.Millisecond, 20 * time.Second
+		client := &fakeRedis{way: func(_ context.Context, run func() error) error {
+			time.Sleep(rand.N(5 * time.Millisecond))
+			err := run()
+			time.Sleep(rand.N(5 * time.Millisecond))
+			if rand.IntN(50) == 0 {
+				return refused
+			}
+			return err
+		}}
+		var mu sync.Mutex
+		var all []*granted
+		var wg sync.WaitGroup
+		end := time.Now().Add(length)
+		for range 3 {
+			l, err := New("x", limit, window, resolution, WithRedis(client), WithTimeout(time.Second))
+			require.NoError(t, err)
+			for range 6 {
+				wg.Go(func() {
+					for time.Now().Before(end) {
+						g := &granted{asked: time.Now(), n: 1 + rand.IntN(3)}
+						r, err := l.Take(ctx, g.n)
+						if g.answered = time.Now(); err == nil && r.Allowed {
+							mu.Lock()
+							all = append(all, g)
+							mu.Unlock()
+							time.Sleep(rand.N(300 * time.Millisecond))
+							if rand.IntN(2) == 0 {
+								g.refunded = true
+								_ = l.Refund(ctx, r, g.n)
+							}
+						}
+						time.Sleep(rand.N(20 * time.Millisecond))
+					}
+				})
+			}
+		}
+		wg.Wait()
+		synctest.Wait()
+		used, refunded := 0, 0
+		for _, first := range all {
+			if first.refunded {
+				refunded += first.n
+				continue
+			}
+			used += first.n
+			in := 0
+			for _, g := range all {
+				if !g.refunded && !g.asked.Before(first.asked) && g.answered.Sub(first.asked) <= window {
+					in += g.n
+				}
+			}
+			require.LessOrEqual(t, in, limit)
+		}
+		t.Logf("%d used, %d given back, of %d without refunds", used, refunded, limit*int(length/window))
+		require.Greater(t, refunded, limit*int(length/window)/4)
+		require.Greater(t, used+refunded, limit*int(length/window)*5/4, "what was given back is used by others")
+	})
 }
