@@ -45,6 +45,7 @@ func KindOf(err error) Kind {
 	var network net.Error
 	var reply redis.Error
 	var alert *net.OpError
+	var kind Kind
 	isNetwork := errors.As(err, &network) && !(errors.As(err, &alert) && alert.Op == "remote error") // a TLS alert: it refuses the client
 	switch {
 	case errors.Is(err, tokenbucket.ErrStoreUnavailable):
@@ -60,6 +61,8 @@ func KindOf(err error) Kind {
 		return Invalid
 	case errors.Is(err, tokenbucket.ErrTooManyWaiters):
 		return Crowded
+	case packageKind(err, &kind):
+		return kind
 	case errors.Is(err, context.DeadlineExceeded):
 		return Deadline
 	case errors.Is(err, context.Canceled):

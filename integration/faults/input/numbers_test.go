@@ -302,10 +302,11 @@ func TestI1Others(t *testing.T) {
 		}
 		if n < 1 || n > 1<<31 {
 			unasked(func() { require.ErrorIs(t, s.SetPermits(ctx, n), semaphore.ErrInvalid) })
-			require.ErrorIs(t, w.SetLimit(n), slidingwindow.ErrInvalid)
+			require.ErrorIs(t, w.SetLimit(ctx, n), slidingwindow.ErrInvalid)
 		}
 		if n < 1 || n > 5 {
-			unasked(func() { _, err := w.AllowN(ctx, n); require.ErrorIs(t, err, slidingwindow.ErrInvalid) })
+			_, err := w.AllowN(ctx, n) // Redis may be asked whether the limit was raised
+			require.ErrorIs(t, err, slidingwindow.ErrInvalid)
 		}
 	}
 	require.NoError(t, redistest.Poll(limit, func() error { // what nobody waited for any more is given back in the background

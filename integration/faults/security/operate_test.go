@@ -234,7 +234,7 @@ func (o *operator) window(ctx context.Context) error {
 		verbs[fmt.Sprint(mode, " AllowN")] = func() error { _, err := l.AllowN(ctx, 3); return err }
 		verbs[fmt.Sprint(mode, " Remaining")] = func() error { _, err := l.Remaining(ctx); return err }
 		verbs[fmt.Sprint(mode, " SetLimit")] = func() error {
-			if err := l.SetLimit(5); err != nil {
+			if err := l.SetLimit(ctx, 5); err != nil {
 				return err
 			}
 			_, err := l.Allow(ctx)
