@@ -81,7 +81,7 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	}
 	c.trips = batch.Trips[*flight, *Report]{Send: c.send, Max: 1, Parallel: 1, Go: c.tasks.run}
 	if r, ok := backend.(*redisBackend); ok && script.HeedsDeadline(r.client) {
-		c.trips.Timeout = o.timeout
+		c.trips.Direct, c.trips.Timeout = c.send, o.timeout
 	}
 	s.engine = c
 	return s, nil

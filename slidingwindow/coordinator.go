@@ -113,7 +113,7 @@ func newCoordinator(w *window, o *options, key string) *coordinator {
 	c.source.coordinator = c
 	c.trips = batch.Trips[*inFlight, []string]{Send: c.send, Max: 1, Parallel: 1}
 	if script.HeedsDeadline(o.client) {
-		c.trips.Timeout = o.timeout
+		c.trips.Direct, c.trips.Timeout = c.send, o.timeout
 	}
 	return c
 }

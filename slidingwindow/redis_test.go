@@ -111,7 +111,7 @@ func TestDifferential(t *testing.T) {
 	require.Greater(t, executed, 5000)
 	require.Greater(t, late, 100)
 	require.Greater(t, behind, 10)
-	require.Greater(t, granted, 1000)
+	require.Greater(t, granted, 600)
 }
 
 // What Go takes for a state, Lua does, and what one refuses, the other does; nothing is overwritten.
