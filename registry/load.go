@@ -83,7 +83,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		if was.limit.sameLimiter(c) {
 			e.version = r.dispute(was)
 			if e.version == was.version {
-				if c.Enabled == was.limit.Enabled && c.Cache == was.limit.Cache && c.Row == was.limit.Row {
+				if c.Disabled == was.limit.Disabled && c.Cache == was.limit.Cache && c.Row == was.limit.Row {
 					return was, nil
 				}
 				if e.wait == was.wait {
@@ -99,7 +99,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	if c.Enabled {
+	if !c.Disabled {
 		if _, err := r.limiter(c, e.version); err != nil {
 			return nil, &RowError{Row: c.Row, Name: c.Name, Err: err}
 		}

@@ -220,7 +220,7 @@ func (r *Registry) find(name string) (*entry, *tokenbucket.RateLimiter, error) {
 		}
 		e = r.strange.get(name, r.unknown.limit)
 	}
-	if !e.limit.Enabled {
+	if e.limit.Disabled {
 		return nil, nil, nil
 	}
 	l := e.limiter.Load()

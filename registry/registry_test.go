@@ -71,7 +71,7 @@ func (f *fake) fail(err error) {
 
 // row is a limit as a table has it.
 func row(name string, rate float64, version int64) registry.Limit {
-	return registry.Limit{Name: name, Row: "row of " + name, Enabled: true, Rate: rate, Cache: 0.5, Version: version}
+	return registry.Limit{Name: name, Row: "row of " + name, Rate: rate, Cache: 0.5, Version: version}
 }
 
 func with(l registry.Limit, change func(*registry.Limit)) registry.Limit {
@@ -132,6 +132,12 @@ func TestAllow(t *testing.T) {
 	})
 }
 
+// A limit of which nothing is said but name and rate limits.
+func TestZeroValueLimits(t *testing.T) {
+	r := open(t, registry.Static{{Name: "/a", Rate: 1}}, tokenbucket.NewMemoryStore())
+	require.Equal(t, 1, pass(t, r, "/a", 9))
+}
+
 // Try of a row's limiter waits as long as Allow does, and follows the row.
 func TestTryWaitsAsTheRowSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -157,7 +163,7 @@ func TestTryWaitsAsTheRowSays(t *testing.T) {
 
 // Off, disabled, and unknown names.
 func TestPolicies(t *testing.T) {
-	off := with(row("/off", -1, 1), func(l *registry.Limit) { l.Enabled = false }) // its rate does not matter
+	off := with(row("/off", -1, 1), func(l *registry.Limit) { l.Disabled = true }) // its rate does not matter
 	source := registry.Static{row("/a", 1, 1), off}
 	for what, c := range map[string]struct {
 		opts    []registry.Option

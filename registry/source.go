@@ -30,8 +30,8 @@ type Limit struct {
 	Name string
 	// Row names where the limit comes from, for messages: the primary key, say.
 	Row string
-	// Enabled: false lets every call pass at once.
-	Enabled bool
+	// Disabled lets every call pass at once. The zero value limits.
+	Disabled bool
 	// Rate in permits per second; with Quota, a whole number of calls in any second.
 	Rate float64
 	// Quota: the upstream counts calls in any sliding second, so nothing is saved up (tokenbucket.ForQuota).
@@ -75,7 +75,7 @@ func (c *Limit) check() *RowError {
 	switch {
 	case len(c.Name) < 1 || len(c.Name) > maxName || !utf8.ValidString(c.Name):
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "1 to 512 bytes of UTF-8")
-	case !c.Enabled:
+	case c.Disabled:
 		return nil
 	case !(c.Cache >= 0 && c.Cache <= 9.99):
 		return bad("cache", c.Cache, "a share of a second from 0 to 9.99")
@@ -95,7 +95,7 @@ func (c *Limit) check() *RowError {
 
 // describe is the limit for a person.
 func (c *Limit) describe() string {
-	if !c.Enabled {
+	if c.Disabled {
 		return "off"
 	}
 	text := fmt.Sprintf("%v/s", c.Rate)

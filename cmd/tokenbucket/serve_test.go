@@ -167,6 +167,7 @@ func (p *process) becomes(t *testing.T, want int, text string) {
 
 type stats struct {
 	Calls  struct{ Received, Refused, Failed int }
+	Loads  struct{ Tried, Failed int }
 	Limits []struct {
 		Name string
 		Rate float64

@@ -59,8 +59,8 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	}
 	switch flag(r.status) {
 	case yes:
-		l.Enabled = true
 	case no:
+		l.Disabled = true
 	default:
 		return reject(p.columns.Status, r.status, "0 or 1")
 	}
@@ -69,7 +69,7 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	if want == "" {
 		return l, nil
 	}
-	if !l.Enabled {
+	if l.Disabled {
 		return off, nil // what it would limit to does not matter
 	}
 	return reject(field, value, want)

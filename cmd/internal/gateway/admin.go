@@ -105,7 +105,7 @@ type (
 	limit struct {
 		Name          string   `json:"name"`
 		Row           string   `json:"row"`
-		Enabled       bool     `json:"enabled"`
+		Disabled      bool     `json:"disabled,omitempty"`
 		Rate          float64  `json:"rate"`
 		Quota         bool     `json:"quota,omitempty"`
 		JitterSeconds float64  `json:"jitter_seconds,omitempty"`
@@ -135,7 +135,7 @@ func (a *admin) stats(w http.ResponseWriter, _ *http.Request) {
 		}
 		for _, l := range limits.Limits() {
 			s.Limits = append(s.Limits, limit{
-				l.Name, l.Row, l.Enabled, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version,
+				l.Name, l.Row, l.Disabled, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version,
 			})
 		}
 	}

@@ -246,7 +246,7 @@ func (c *config) parseTraffic() error {
 		if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
 			return c.bad("unknown", fmt.Sprintf("%q", c.options.unknown), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
 		}
-		c.unknown = registry.Default(registry.Limit{Enabled: true, Rate: rate, Cache: 0.5})
+		c.unknown = registry.Default(registry.Limit{Rate: rate, Cache: 0.5})
 	}
 	if len(c.upstreams) == 0 {
 		return c.bad("upstream", "missing", "a URL to forward to")

@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `interfaceUrl` VARCHAR(128) NULL,
   `rateLimit` INT(11) NULL,
   `cache` FLOAT(3,2) NULL,
-  `status` TINYINT(1) DEFAULT 0 NOT NULL,
+  `status` TINYINT(1) DEFAULT 1 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,
   PRIMARY KEY (`configId`)
 );

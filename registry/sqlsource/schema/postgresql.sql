@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS "t_ratelimite_conf" (
   "interfaceurl" varchar(128) NULL,
   "ratelimit" integer NULL,
   "cache" numeric(3,2) NULL,
-  "status" smallint DEFAULT 0 NOT NULL,
+  "status" smallint DEFAULT 1 NOT NULL,
   "lastmodifytime" timestamptz DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY ("configid")
 );

@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `interfaceUrl` VARCHAR(128) NULL,
   `rateLimit` INT NULL,
   `cache` FLOAT NULL,
-  `status` TINYINT DEFAULT 0 NOT NULL,
+  `status` TINYINT DEFAULT 1 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
   PRIMARY KEY (`configId` AUTOINCREMENT)
 );
