@@ -510,7 +510,7 @@ func TestRegistryIsAGate(t *testing.T) {
 		{Name: "/upstream", Rate: 1000},
 	}
 	for name, c := range map[string]struct {
-		unknown registry.Unknown
+		unknown registry.Otherwise
 		status  int
 		policy  string
 	}{

@@ -16,7 +16,9 @@ type Load struct {
 	// Rows that there were, Limits in force afterwards; of these Added, Changed, and Kept though their row is bad now; Removed
 	// ones are no longer in force.
 	Rows, Limits, Added, Changed, Kept, Removed int
-	// Rejected rows.
+	// Bad names: their rows never were good, and WithBadRows decides about their calls.
+	Bad int
+	// Rejected rows, each with its consequence.
 	Rejected []RowError
 }
 
@@ -30,15 +32,17 @@ type Stats struct {
 	Age                time.Duration
 	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default.
 	Limits, Limiters, Unknown int
+	// Bad names: see Load.
+	Bad int
 	// Rejected rows of the last good load.
 	Rejected []RowError
 }
 
 // Stats returns the figures as of now.
 func (r *Registry) Stats() Stats {
-	r.mu.Lock()
-	s := r.stats
-	r.mu.Unlock()
+	r.notes.mu.Lock()
+	s := r.notes.stats
+	r.notes.mu.Unlock()
 	s.Rejected = slices.Clone(s.Rejected)
 	s.Age = time.Since(s.LastGood)
 	for _, e := range *r.limits.Load() {
@@ -50,11 +54,13 @@ func (r *Registry) Stats() Stats {
 	return s
 }
 
-// Limits returns what is in force, by name.
+// Limits returns what is in force, by name. Names whose rows are bad are not among them: see Stats.
 func (r *Registry) Limits() []Limit {
 	var all []Limit
 	for e := range maps.Values(*r.limits.Load()) {
-		all = append(all, e.limit)
+		if !e.bad {
+			all = append(all, e.limit)
+		}
 	}
 	slices.SortFunc(all, func(a, b Limit) int { return strings.Compare(a.Name, b.Name) })
 	return all

@@ -97,3 +97,58 @@ func TestRowWithoutStatus(t *testing.T) {
 		require.Less(t, p.calls(t, "/x")[http.StatusOK], 8)
 	})
 }
+
+// Rows that never were good refuse their calls, and say so wherever an operator may look.
+func TestBadRows(t *testing.T) {
+	t.Parallel()
+	eachServer(t, func(t *testing.T, table limitsTable) {
+		first := table.start(t)
+		for _, row := range []string{"('/zero', 0, 0, 1)", "('/null', NULL, 0, 1)", "('/minus', -5, 0, 1)", "('/status', 5, 0, 2)", "('/good', 1, 0, 1)", "('/live', 1, 0, 1)"} {
+			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES "+row)
+		}
+		refused := map[int]int{http.StatusTooManyRequests: 8}
+		check := func(p *process) {
+			t.Helper()
+			for _, path := range []string{"/zero", "/null", "/minus", "/status"} {
+				require.Equal(t, refused, p.calls(t, path), path)
+			}
+			require.Less(t, p.calls(t, "/good")[http.StatusOK], 8)
+			require.Equal(t, map[int]int{http.StatusOK: 8}, p.calls(t, "/no/row"))
+		}
+		first.loads(t, 2)
+		check(first)
+		require.Contains(t, first.out.String(), `level=WARN msg="registry: a row is bad"`)
+		require.Regexp(t, `bucket \\"/minus\\": ratelimit -5: want .*" bucket=/minus row=3 consequence="its calls are refused"`, strings.ToLower(first.out.String()))
+		first.becomes(t, http.StatusOK, `bucket "/null"`)
+		_, text := first.readiness()
+		require.Contains(t, text, "NULL")
+		require.Contains(t, text, "its calls are refused")
+		s := first.stats(t)
+		require.Len(t, s.Rejected, 3, "0 is a limit")
+		require.Equal(t, "its calls are refused", s.Rejected[0].Consequence)
+		require.Equal(t, 3, s.Loads.BadNames)
+
+		// A live row stays limited, and does after a restart: then nothing passes until it is repaired.
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = -1 WHERE interfaceUrl = '/live'")
+		first.loads(t, 2)
+		statuses := first.calls(t, "/live")
+		require.Positive(t, statuses[http.StatusOK])
+		require.Positive(t, statuses[http.StatusTooManyRequests])
+		require.Contains(t, first.out.String(), "its last good limit, 1/s, cache 0, stays in force; in a process that starts now, its calls are refused")
+		second := table.start(t)
+		check(second)
+		require.Equal(t, refused, second.calls(t, "/live"))
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = 1 WHERE rateLimit IS NULL OR rateLimit < 0")
+		second.loads(t, 2)
+		for _, path := range []string{"/null", "/minus", "/live"} {
+			statuses := second.calls(t, path)
+			require.Positive(t, statuses[http.StatusOK], path)
+			require.Positive(t, statuses[http.StatusTooManyRequests], path)
+		}
+		passing := table.start(t, "--bad-rows", "pass")
+		require.Equal(t, map[int]int{http.StatusOK: 8}, passing.calls(t, "/status"))
+		require.Equal(t, refused, passing.calls(t, "/zero"))
+		_, text = passing.readiness()
+		require.Contains(t, text, "its calls pass without a limit")
+	})
+}

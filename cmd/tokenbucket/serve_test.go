@@ -166,13 +166,16 @@ func (p *process) becomes(t *testing.T, want int, text string) {
 }
 
 type stats struct {
-	Calls  struct{ Received, Refused, Failed int }
-	Loads  struct{ Tried, Failed int }
+	Calls struct{ Received, Refused, Failed int }
+	Loads struct {
+		Tried, Failed int
+		BadNames      int `json:"bad_names"`
+	}
 	Limits []struct {
 		Name string
 		Rate float64
 	}
-	Rejected []string
+	Rejected []struct{ Row, Name, Error, Consequence string }
 	Switch   *struct{ On bool }
 }
 

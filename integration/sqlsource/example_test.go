@@ -44,7 +44,7 @@ func Example() {
 	// Output:
 	// /ibe/AvailFare false 5 0.3
 	// /ibe/Test true 0 0
-	// registry: row 2: bucket "/ibe/Book": rateLimit -1: want a number of permits per second from 1e-9 to 2^53
+	// registry: row 2: bucket "/ibe/Book": rateLimit -1: want a number of permits per second from 1e-9 to 2^53, or 0: nothing passes
 }
 
 // A table that has other names, and says more.

@@ -108,6 +108,7 @@ func TestRows(t *testing.T) {
 	}{
 		{title: "good", row: row{rate: "5", status: "1"}, want: &good},
 		{title: "fraction", row: row{rate: "0.25", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0.25 })},
+		{title: "rate 0", row: row{rate: "0.0", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0 })},
 		{title: "cache 0", row: row{rate: "5", cache: "0", status: "1"}, want: with(func(l *registry.Limit) { l.Cache = 0 })},
 		{title: "cache 9.99", row: row{rate: "5", cache: "9.99", status: "1"}, want: with(func(l *registry.Limit) { l.Cache = 9.99 })},
 		{title: "all columns", row: row{rate: "5", status: "1", burst: "20", quota: "0"}, want: with(func(l *registry.Limit) { l.MaxPermits = size(20) })},
@@ -123,7 +124,6 @@ func TestRows(t *testing.T) {
 		{title: "off and good", row: row{rate: "7", cache: "0.25", status: "0"}, want: &registry.Limit{Disabled: true, Rate: 7, Cache: 0.25}},
 
 		{title: "rate NULL", row: row{status: "1"}, field: "rate", value: "NULL"},
-		{title: "rate 0", row: row{rate: "0", status: "1"}, field: "rate", value: "0"},
 		{title: "rate negative", row: row{rate: "-5", status: "1"}, field: "rate", value: "-5"},
 		{title: "rate huge", row: row{rate: "1e300", status: "1"}, field: "rate", value: "1e300"},
 		{title: "rate beyond", row: row{rate: "1e999", status: "1"}, field: "rate", value: "1e999"},

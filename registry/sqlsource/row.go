@@ -79,8 +79,8 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte, want string) {
 	c := &p.columns
 	var ok bool
-	if l.Rate, ok = number(r.rate); !ok || l.Rate < 1e-9 || l.Rate > maxExact {
-		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53"
+	if l.Rate, ok = number(r.rate); !ok || l.Rate != 0 && l.Rate < 1e-9 || l.Rate > maxExact {
+		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53, or 0: nothing passes"
 	}
 	l.Cache = defaultCache
 	if r.cache != nil {
@@ -112,7 +112,7 @@ func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte,
 		l.Jitter = p.jitter
 		switch {
 		case l.Rate != math.Trunc(l.Rate) || l.Rate > maxQuota:
-			return c.Rate, r.rate, "a whole number of calls in any second, 1 to 2147483647: the row is a quota"
+			return c.Rate, r.rate, "a whole number of calls in any second, 0 to 2147483647: the row is a quota"
 		case l.Warmup > 0:
 			return c.WarmupMillis, r.warmup, "0 or NULL: the row is a quota"
 		}

@@ -3,7 +3,8 @@
 //
 // A row is a bucket: its name, permits per second, the share of a second that a call may wait, and whether it is limited at
 // all. CreateTable makes the table, Schema shows it. One bad row never hides the others: it is rejected, with a
-// registry.RowError that names it, and what its bucket had before stays in force.
+// registry.RowError that names it; what its bucket had before stays in force, and without that its calls are refused
+// (registry.WithBadRows).
 //
 // # The time of the last modification
 //
@@ -38,7 +39,7 @@ type Columns struct {
 	ID string
 	// Name of the bucket, "interfaceUrl".
 	Name string
-	// Rate in permits per second, "rateLimit"; of a quota, whole calls in any second.
+	// Rate in permits per second, "rateLimit"; of a quota, whole calls in any second. 0: nothing passes.
 	Rate string
 	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99, "cache": 0.5 is half a second (see
 	// registry.Limit). NULL: 0.5.

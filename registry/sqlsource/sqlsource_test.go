@@ -243,7 +243,7 @@ func TestAnyRow(t *testing.T) {
 		finite := func(f, from, to float64) bool { return f >= from && f <= to }
 		ok := len(l.Name) > 0 && len(l.Name) <= 512 && l.Version >= 0 && l.Version <= 1<<53
 		if !l.Disabled {
-			ok = ok && finite(l.Rate, math.SmallestNonzeroFloat64, 1<<53) && finite(l.Cache, 0, 9.99) && l.Warmup >= 0 &&
+			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.Cache, 0, 9.99) && l.Warmup >= 0 &&
 				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.MaxPermits == nil || finite(*l.MaxPermits, 0, 1<<53)) &&
 				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0)
 		}

@@ -49,8 +49,15 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 	if limits := a.limits.Load(); limits == nil {
 		line(false, "limits: not loaded yet")
 	} else {
-		age, most := limits.Stats().Age, a.config.maxAge
-		line(most == 0 || age <= most, "limits: loaded %v ago", age.Round(time.Millisecond))
+		stats, most := limits.Stats(), a.config.maxAge
+		line(most == 0 || stats.Age <= most, "limits: loaded %v ago", stats.Age.Round(time.Millisecond))
+		for i := range stats.Rejected {
+			if i == mostLines {
+				line(true, "bad rows: %d more, see /stats", len(stats.Rejected)-i)
+				break
+			}
+			line(true, "bad row: %v; %s", &stats.Rejected[i], stats.Rejected[i].Consequence)
+		}
 	}
 	if a.pulse != nil {
 		err := a.pulse.check(a.config.storeTimeout)
@@ -72,6 +79,9 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprint(w, text.String())
 }
 
+// mostLines bounds what /readyz says of bad rows.
+const mostLines = 20
+
 // Statistics in JSON. Durations are in seconds.
 type (
 	statistics struct {
@@ -82,7 +92,7 @@ type (
 		Switch        *switchState `json:"switch,omitempty"`
 		Redis         string       `json:"redis,omitempty"`
 		Limits        []limit      `json:"limits"`
-		Rejected      []string     `json:"rejected"`
+		Rejected      []badRow     `json:"rejected"`
 	}
 	callCounts struct {
 		Received       int64 `json:"received"`
@@ -95,7 +105,14 @@ type (
 		Tried      int     `json:"tried"`
 		Failed     int     `json:"failed"`
 		AgeSeconds float64 `json:"age_seconds"`
+		BadNames   int     `json:"bad_names"`
 		Error      string  `json:"error,omitempty"`
+	}
+	badRow struct {
+		Row         string `json:"row"`
+		Name        string `json:"name"`
+		Error       string `json:"error"`
+		Consequence string `json:"consequence"`
 	}
 	switchState struct {
 		On         bool    `json:"on"`
@@ -125,13 +142,14 @@ func (a *admin) stats(w http.ResponseWriter, _ *http.Request) {
 		Calls: callCounts{
 			c.received.Load(), c.inFlight.Load(), c.refused.Load(), c.failed.Load(), c.upstreamErrors.Load(),
 		},
-		Limits: []limit{}, Rejected: []string{},
+		Limits: []limit{}, Rejected: []badRow{},
 	}
 	if limits := a.limits.Load(); limits != nil {
 		stats := limits.Stats()
-		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), message(stats.Err)}
+		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), stats.Bad, message(stats.Err)}
 		for i := range stats.Rejected {
-			s.Rejected = append(s.Rejected, stats.Rejected[i].Error())
+			e := &stats.Rejected[i]
+			s.Rejected = append(s.Rejected, badRow{e.Row, e.Name, e.Error(), e.Consequence})
 		}
 		for _, l := range limits.Limits() {
 			s.Limits = append(s.Limits, limit{

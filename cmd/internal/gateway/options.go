@@ -22,6 +22,15 @@ import (
 
 // options are the settings as they are given.
 type options struct {
+	trafficOptions
+	limitOptions
+	bucketOptions
+	operationOptions
+
+	from map[string]string // flag → where its value is from, if it is not from a flag
+}
+
+type trafficOptions struct {
 	listen          string
 	upstreams       []string
 	upstreamTimeout time.Duration
@@ -30,32 +39,37 @@ type options struct {
 	inbound         bool
 	unknown         string
 	maxRetryAfter   time.Duration
+}
 
+type limitOptions struct {
 	limits      string
 	table       string
 	columns     []string
 	quota       bool
 	jitter      time.Duration
 	createTable bool
+	badRows     string
 	interval    time.Duration
 	maxAge      time.Duration
 	wait        time.Duration
 	switchAt    string
+}
 
+type bucketOptions struct {
 	redis        string
 	store        string
 	keyPrefix    string
 	storeTimeout time.Duration
 	fail         string
+}
 
+type operationOptions struct {
 	config     string
 	admin      string
 	drain      time.Duration
 	drainDelay time.Duration
 	logFormat  string
 	logLevel   string
-
-	from map[string]string // flag → where its value is from, if it is not from a flag
 }
 
 // flags declares all of them, in the order of the help.
@@ -91,6 +105,8 @@ func (o *options) flags() []group {
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: nothing is saved up")
 	f.DurationVar(&o.jitter, "jitter", 0, "how unevenly calls reach a quota's upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, the switch's, a SQLite file")
+	f.StringVar(&o.badRows, "bad-rows", "refuse", "calls of a row that is bad, and was bad when it was first seen: refuse, pass, or permits "+
+		"per second; a row that turns bad later leaves its last good limit in force")
 	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table is read")
 	f.DurationVar(&o.maxAge, "max-age", 10*time.Minute, "beyond this age of the limits /readyz says 503, though they stay in force; 0: any")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")
@@ -131,7 +147,8 @@ type config struct {
 	routes   routes
 	key      httplimit.KeyFunc
 	proxies  []netip.Prefix
-	unknown  registry.Unknown
+	unknown  registry.Otherwise
+	badRows  registry.Otherwise
 	database *database
 	redis    *redisTarget // nil: none is needed
 	switchAt string       // "", "sql" or a key in Redis
@@ -236,17 +253,12 @@ func (c *config) parseTraffic() error {
 	default:
 		return c.bad("key", fmt.Sprintf("%q", c.options.key), "path, header:NAME or client")
 	}
-	switch c.options.unknown {
-	case "pass":
-		c.unknown = registry.Pass()
-	case "refuse":
-		c.unknown = registry.Refuse()
-	default:
-		rate, err := strconv.ParseFloat(c.options.unknown, 64)
-		if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
-			return c.bad("unknown", fmt.Sprintf("%q", c.options.unknown), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
-		}
-		c.unknown = registry.Default(registry.Limit{Rate: rate, Cache: 0.5})
+	var err error
+	if c.unknown, err = c.otherwise("unknown", c.options.unknown); err != nil {
+		return err
+	}
+	if c.badRows, err = c.otherwise("bad-rows", c.options.badRows); err != nil {
+		return err
 	}
 	if len(c.upstreams) == 0 {
 		return c.bad("upstream", "missing", "a URL to forward to")
@@ -257,6 +269,21 @@ func (c *config) parseTraffic() error {
 		}
 	}
 	return nil
+}
+
+// otherwise reads what happens to calls that no good row decides about.
+func (c *config) otherwise(flag, value string) (registry.Otherwise, error) {
+	switch value {
+	case "pass":
+		return registry.Pass(), nil
+	case "refuse":
+		return registry.Refuse(), nil
+	}
+	rate, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
+		return registry.Otherwise{}, c.bad(flag, fmt.Sprintf("%q", value), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
+	}
+	return registry.Default(registry.Limit{Rate: rate, Cache: 0.5}), nil
 }
 
 // validHeader tells whether a name is a token of RFC 9110.

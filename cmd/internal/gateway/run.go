@@ -134,7 +134,7 @@ func (s *service) start(ctx context.Context) error {
 	}
 	s.onClose(func() { _ = db.Close() })
 	opts := []registry.Option{
-		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithLogger(s.log), registry.WithWait(ctx),
+		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
 	sw, err := s.newSwitch(client, db)
