@@ -3,6 +3,7 @@ package main
 import (
 	"database/sql"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -118,7 +119,7 @@ func TestBadRows(t *testing.T) {
 		first.loads(t, 2)
 		check(first)
 		require.Contains(t, first.out.String(), `level=WARN msg="registry: a row is bad"`)
-		require.Regexp(t, `bucket \\"/minus\\": ratelimit -5: want .*" bucket=/minus row=3 consequence="its calls are refused"`, strings.ToLower(first.out.String()))
+		require.Regexp(t, `bucket \\"/minus\\": ratelimit -5\.0+: want .*" bucket=/minus row=3 consequence="its calls are refused"`, strings.ToLower(first.out.String()))
 		first.becomes(t, http.StatusOK, `bucket "/null"`)
 		_, text := first.readiness()
 		require.Contains(t, text, "NULL")
@@ -150,5 +151,24 @@ func TestBadRows(t *testing.T) {
 		require.Equal(t, refused, passing.calls(t, "/zero"))
 		_, text = passing.readiness()
 		require.Contains(t, text, "its calls pass without a limit")
+	})
+}
+
+// A created table holds the rate that was written: 2.5 is not 3, and 0.4 is not 0.
+func TestFractions(t *testing.T) {
+	t.Parallel()
+	eachServer(t, func(t *testing.T, table limitsTable) {
+		p := table.start(t)
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit) VALUES ('/a', 2.5), ('/b', 0.4), ('/c', 9999999999.999999)")
+		eventually(t, func() error {
+			got := map[string]float64{}
+			for _, l := range p.stats(t).Limits {
+				got[l.Name] = l.Rate
+			}
+			if want := map[string]float64{"/a": 2.5, "/b": 0.4, "/c": 9999999999.999999}; !maps.Equal(got, want) {
+				return fmt.Errorf("limits %v", got)
+			}
+			return nil
+		})
 	})
 }

@@ -29,12 +29,13 @@ func TestDefaultTable(t *testing.T) {
 		b.insert(t, db, conf, columns, "web", "17", "/ibe/AvailFare", 5, 0.30, 1)
 		b.insert(t, db, conf, columns, nil, nil, "/ibe/Book", 10_000, nil, 1)
 		b.insert(t, db, conf, columns, nil, nil, "/ibe/Off", nil, nil, 0)
-		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/ibe/Plain", 7)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/ibe/Plain", 2.5)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/ibe/Slow", "0.4")
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect), "twice changes nothing")
 
 		table := load(t, b, db)
 		require.Empty(t, table.Rejected)
-		require.Len(t, table.Limits, 4)
+		require.Len(t, table.Limits, 5)
 		for i, l := range table.Limits {
 			require.GreaterOrEqual(t, l.Version, began.UnixMicro(), "the time of the insert")
 			require.LessOrEqual(t, l.Version, time.Now().Add(time.Second).UnixMicro())
@@ -44,7 +45,8 @@ func TestDefaultTable(t *testing.T) {
 			{Name: "/ibe/AvailFare", Row: "1", Rate: 5, Cache: 0.3}, // exactly, also from a FLOAT
 			{Name: "/ibe/Book", Row: "2", Rate: 10_000, Cache: 0.5},
 			{Name: "/ibe/Off", Row: "3", Disabled: true},
-			{Name: "/ibe/Plain", Row: "4", Rate: 7, Cache: 0.5}, // who does not say that it is off wants a limit
+			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, Cache: 0.5}, // who does not say that it is off wants a limit
+			{Name: "/ibe/Slow", Row: "5", Rate: 0.4, Cache: 0.5},
 		}, table.Limits)
 
 		quota := load(t, b, db, sqlsource.WithQuota(2*time.Millisecond))
