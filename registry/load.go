@@ -142,14 +142,54 @@ func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 	for i := range load.Rejected {
 		r.rule(&load.Rejected[i], old, next, rows, load)
 	}
+	var gone []*entry
 	for name, e := range old {
-		if next[name] != nil || e.bad {
+		if next[name] == nil {
+			gone = append(gone, e)
+		}
+	}
+	if r.doubtful(len(gone), len(next)) {
+		load.Held = len(gone)
+		for _, e := range gone {
+			next[e.limit.Name] = e
+			if e.bad {
+				load.Bad++
+			}
+		}
+		return
+	}
+	for _, e := range gone {
+		if e.bad {
 			continue
 		}
-		load.Removed++
-		r.past[name] = e.version
-		r.log.Info("registry: a limit is gone", "bucket", name, "row", e.limit.Row)
+		if load.Removed++; load.Removed <= mostTold {
+			r.log.Info("registry: a limit is gone", "bucket", e.limit.Name, "row", e.limit.Row)
+		}
+		r.past[e.limit.Name] = e.version
 	}
+	if load.Removed > mostTold {
+		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostTold)
+	}
+}
+
+// confirmed is how many loads in a row must agree that more than half of the limits are gone.
+const confirmed = 3
+
+// doubtful tells whether a loss is more likely a mistake than meant: a DELETE without WHERE, a table that is just being filled.
+func (r *Registry) doubtful(gone, left int) bool {
+	of := r.believed
+	if gone*2 <= of || r.allowEmpty {
+		r.losses, r.believed = 0, left
+		return false
+	}
+	if r.losses++; r.losses < confirmed {
+		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until further loads agree",
+			"gone", gone, "of", of, "loads", confirmed-r.losses)
+		return true
+	}
+	r.losses, r.believed = 0, left
+	r.log.Warn("registry: more than half of the limits are gone", "gone", gone, "of", of)
+	return false
 }
 
 // rule decides about the name of a bad row: its last good limit stays; if there is none, WithBadRows decides.

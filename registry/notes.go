@@ -49,7 +49,7 @@ func (n *notes) loaded(load *Load) (failed, recovered bool, fresh []RowError) {
 		return failed, recovered, nil
 	}
 	n.stats.LastGood = now
-	n.stats.Limits, n.stats.Bad, n.stats.Rejected = load.Limits, load.Bad, load.Rejected
+	n.stats.Limits, n.stats.Bad, n.stats.Held, n.stats.Rejected = load.Limits, load.Bad, load.Held, load.Rejected
 	seen := map[string]bool{}
 	for _, e := range load.Rejected {
 		text := e.Error() + e.Consequence
@@ -72,6 +72,11 @@ func (r *Registry) note(load *Load) {
 		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
 	}
 	r.tellBad(fresh)
+	if load.Err == nil {
+		if s := r.Stats(); s.Loads-s.Failures == 1 {
+			r.tellEmpty(&s)
+		}
+	}
 	if r.hook != nil {
 		r.hook(*load)
 	}
@@ -93,20 +98,72 @@ func (r *Registry) tellBad(rows []RowError) {
 // remind tells again what troubles last.
 func (r *Registry) remind() {
 	s := r.Stats()
+	if !s.Off.IsZero() {
+		r.log.Warn("registry: the switch is still off: every call passes", "for", time.Since(s.Off).Round(time.Second), "origin", s.Origin)
+	}
 	if s.Err != nil {
 		r.log.Error("registry: limits still cannot be loaded; what was before stays in force", "age", s.Age.Round(time.Second), "error", s.Err)
 	}
+	if s.Held > 0 {
+		r.log.Warn("registry: limits stay in force though their rows are gone", "limits", s.Held)
+	}
+	r.tellEmpty(&s)
 	r.tellBad(s.Rejected)
+}
+
+func (r *Registry) tellEmpty(s *Stats) {
+	if s.Limits+s.Bad == 0 && !r.unknown.refuse && r.unknown.limit == nil {
+		r.log.Warn("registry: there are no limits: every call passes")
+	}
+}
+
+// watchSwitch tells when the switch is turned.
+func (r *Registry) watchSwitch() {
+	if r.sw == nil {
+		return
+	}
+	off, origin := !r.sw.Enabled(), ""
+	if o, ok := r.sw.(interface{ Origin() string }); ok {
+		origin = o.Origin()
+	}
+	turned := r.notes.switched(off, origin)
+	switch {
+	case turned && off:
+		r.log.Warn("registry: the switch is off: every call passes", "origin", origin)
+	case turned:
+		r.log.Warn("registry: the switch is on: calls are limited", "origin", origin)
+	}
+}
+
+// switched tells whether the switch was turned.
+func (n *notes) switched(off bool, origin string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if off {
+		n.stats.Origin = origin
+	}
+	if off == !n.stats.Off.IsZero() {
+		return false
+	}
+	if n.stats.Off = (time.Time{}); off {
+		n.stats.Off = time.Now()
+	}
+	return true
 }
 
 // mind looks after what lasts.
 func (r *Registry) mind() {
-	ticker := time.NewTicker(again)
+	const look = time.Second
+	ticker := time.NewTicker(look)
 	defer ticker.Stop()
-	for {
+	for told := time.Now(); ; {
 		select {
-		case <-ticker.C:
-			r.remind()
+		case now := <-ticker.C:
+			r.watchSwitch()
+			if now.Sub(told) >= again {
+				told = now
+				r.remind()
+			}
 		case <-r.ctx.Done():
 			return
 		}

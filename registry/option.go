@@ -106,7 +106,17 @@ func WithMaxUnknown(n int) Option {
 	}
 }
 
-// WithSwitch sets the global switch: while it is off every call passes, and no store is touched.
+// WithAllowEmpty believes a table at once that is empty, or has lost more than half of its rows since the load before. Without it
+// the limits that are gone stay in force until three loads in a row agree.
+func WithAllowEmpty() Option {
+	return func(s *settings) error {
+		s.allowEmpty = true
+		return nil
+	}
+}
+
+// WithSwitch sets the global switch: while it is off every call passes, and no store is touched. That it is off is told to the
+// log, again every minute, with its Origin() string if it has that method.
 func WithSwitch(sw Switch) Option {
 	return func(s *settings) error {
 		if sw == nil {

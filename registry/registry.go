@@ -28,6 +28,9 @@ type Registry struct {
 	strange cache            // limiters of names without a row
 	past    map[string]int64 // versions of limits that are gone, for the case that they come back
 
+	believed int // names of the last table that was not doubted
+	losses   int // so many loads in a row have lost more than half of them
+
 	turn    chan struct{} // holds the right to load
 	kinds   chan struct{} // holds the right to replace a bucket of the other kind
 	ctx     context.Context
@@ -45,6 +48,7 @@ type settings struct {
 	unknown    Otherwise
 	badRows    Otherwise
 	maxUnknown int
+	allowEmpty bool
 	interval   time.Duration
 	timeout    time.Duration
 	wait       context.Context
@@ -96,6 +100,7 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 		r.close()
 		return nil, err
 	}
+	r.watchSwitch()
 	r.polling.Go(r.poll)
 	r.polling.Go(r.mind)
 	return r, nil

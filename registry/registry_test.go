@@ -283,7 +283,9 @@ func TestLastGood(t *testing.T) {
 		require.Zero(t, rate("/c"), "never good")
 		require.Len(t, r.Stats().Rejected, 2)
 		source.set()
-		check("empty", 0, 0)
+		check("empty", 0, 6)
+		time.Sleep(1100 * time.Millisecond)
+		check("confirmed", 0, 0)
 		r.Close()
 	})
 }
@@ -632,7 +634,7 @@ func TestFollows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		source := &fake{}
 		quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
-		r, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithInterval(time.Hour))
+		r, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithInterval(time.Hour), registry.WithAllowEmpty())
 		require.NoError(t, err)
 		defer r.Close()
 		want := map[string]float64{}
@@ -757,7 +759,7 @@ func BenchmarkReload(b *testing.B) {
 func TestRowThatComesBack(t *testing.T) {
 	store := tokenbucket.NewMemoryStore()
 	source := &fake{}
-	r := open(t, source, store)
+	r := open(t, source, store, registry.WithAllowEmpty())
 	for i, rate := range []float64{5, 50, 5, 50} {
 		source.set(row("/a", rate, 7))
 		require.NoError(t, r.Reload(ctx))

@@ -18,6 +18,8 @@ type Load struct {
 	Rows, Limits, Added, Changed, Kept, Removed int
 	// Bad names: their rows never were good, and WithBadRows decides about their calls.
 	Bad int
+	// Held limits are in force though their rows are gone: with them, more than half of the table is (WithAllowEmpty).
+	Held int
 	// Rejected rows, each with its consequence.
 	Rejected []RowError
 }
@@ -32,8 +34,11 @@ type Stats struct {
 	Age                time.Duration
 	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default.
 	Limits, Limiters, Unknown int
-	// Bad names: see Load.
-	Bad int
+	// Bad names and Held limits: see Load.
+	Bad, Held int
+	// Off since then, by its Origin: the switch; zero if it is on.
+	Off    time.Time
+	Origin string
 	// Rejected rows of the last good load.
 	Rejected []RowError
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -170,5 +171,46 @@ func TestFractions(t *testing.T) {
 			}
 			return nil
 		})
+	})
+}
+
+// DELETE without WHERE: the limits stay in force until three loads agree, and an operator hears of it before.
+func TestTableVanishes(t *testing.T) {
+	t.Parallel()
+	eachServer(t, func(t *testing.T, table limitsTable) {
+		slow := table.start(t, "--interval", "3s")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 1, 0), ('/b', 1, 0), ('/c', 1, 0)")
+		slow.loads(t, 1)
+		quick := table.start(t, "--allow-empty")
+		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf")
+		slow.becomes(t, http.StatusOK, "limits: 3 are in force though their rows are gone")
+		require.Positive(t, slow.calls(t, "/a")[http.StatusTooManyRequests])
+		require.Equal(t, 3, slow.stats(t).Loads.Held)
+		require.Contains(t, slow.out.String(), `level=WARN msg="registry: more than half of the limits are gone from the table; they stay in force until further loads agree" gone=3 of=3 loads=2`)
+		quick.becomes(t, http.StatusOK, "limits: none")
+		require.Equal(t, map[int]int{http.StatusOK: 8}, quick.calls(t, "/a"), "it was told to")
+		slow.becomes(t, http.StatusOK, "limits: none")
+		require.Contains(t, slow.out.String(), `level=WARN msg="registry: more than half of the limits are gone" gone=3 of=3`)
+	})
+}
+
+// While the switch is off, whoever looks at the gateway learns it, and since when.
+func TestSwitchIsOff(t *testing.T) {
+	t.Parallel()
+	eachServer(t, func(t *testing.T, table limitsTable) {
+		p := table.start(t, "--switch", "sql")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 1, 0)")
+		execSQL(t, table.DB, "ALTER TABLE t_ratelimite_switch ADD COLUMN changedBy VARCHAR(64)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_switch (name, enabled, changedBy) VALUES ('global', 0, 'alice')")
+		p.becomes(t, http.StatusOK, "switch: off for")
+		_, text := p.readiness()
+		origin := fmt.Sprintf(`at %d-\d\d-\d\d.\d\d:\d\d:\d\d\S* by alice`, time.Now().Year())
+		require.Regexp(t, "switch: off for .*, "+origin+": every call passes", text)
+		require.Regexp(t, `level=WARN msg="registry: the switch is off: every call passes" origin="`+origin, p.out.String())
+		require.Regexp(t, origin, p.stats(t).Switch.Origin)
+		execSQL(t, table.DB, "UPDATE t_ratelimite_switch SET enabled = 1")
+		p.waitFor(t, `level=WARN msg="registry: the switch is on: calls are limited"`)
+		_, text = p.readiness()
+		require.NotContains(t, text, "switch")
 	})
 }

@@ -170,13 +170,17 @@ type stats struct {
 	Loads struct {
 		Tried, Failed int
 		BadNames      int `json:"bad_names"`
+		Held          int
 	}
 	Limits []struct {
 		Name string
 		Rate float64
 	}
 	Rejected []struct{ Row, Name, Error, Consequence string }
-	Switch   *struct{ On bool }
+	Switch   *struct {
+		On     bool
+		Origin string
+	}
 }
 
 func (p *process) stats(t *testing.T) (s stats) {

@@ -51,6 +51,15 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 	} else {
 		stats, most := limits.Stats(), a.config.maxAge
 		line(most == 0 || stats.Age <= most, "limits: loaded %v ago", stats.Age.Round(time.Millisecond))
+		if !stats.Off.IsZero() {
+			line(true, "switch: off for %v%s: every call passes", time.Since(stats.Off).Round(time.Second), after(", ", stats.Origin))
+		}
+		if stats.Limits+stats.Bad == 0 {
+			line(true, "limits: none: every call has what --unknown says")
+		}
+		if stats.Held > 0 {
+			line(true, "limits: %d are in force though their rows are gone, until further loads agree", stats.Held)
+		}
 		for i := range stats.Rejected {
 			if i == mostLines {
 				line(true, "bad rows: %d more, see /stats", len(stats.Rejected)-i)
@@ -77,6 +86,14 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
 	fmt.Fprint(w, text.String())
+}
+
+// after puts something before a text that is not empty.
+func after(before, text string) string {
+	if text == "" {
+		return ""
+	}
+	return before + text
 }
 
 // mostLines bounds what /readyz says of bad rows.
@@ -106,6 +123,7 @@ type (
 		Failed     int     `json:"failed"`
 		AgeSeconds float64 `json:"age_seconds"`
 		BadNames   int     `json:"bad_names"`
+		Held       int     `json:"held"`
 		Error      string  `json:"error,omitempty"`
 	}
 	badRow struct {
@@ -116,6 +134,8 @@ type (
 	}
 	switchState struct {
 		On         bool    `json:"on"`
+		OffSeconds float64 `json:"off_seconds,omitempty"`
+		Origin     string  `json:"origin,omitempty"`
 		AgeSeconds float64 `json:"age_seconds"`
 		Error      string  `json:"error,omitempty"`
 	}
@@ -146,7 +166,7 @@ func (a *admin) stats(w http.ResponseWriter, _ *http.Request) {
 	}
 	if limits := a.limits.Load(); limits != nil {
 		stats := limits.Stats()
-		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), stats.Bad, message(stats.Err)}
+		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), stats.Bad, stats.Held, message(stats.Err)}
 		for i := range stats.Rejected {
 			e := &stats.Rejected[i]
 			s.Rejected = append(s.Rejected, badRow{e.Row, e.Name, e.Error(), e.Consequence})
@@ -158,7 +178,12 @@ func (a *admin) stats(w http.ResponseWriter, _ *http.Request) {
 		}
 	}
 	if sw := a.sw.Load(); sw != nil {
-		s.Switch = &switchState{sw.Enabled(), sw.Age().Seconds(), message(sw.Err())}
+		s.Switch = &switchState{On: sw.Enabled(), AgeSeconds: sw.Age().Seconds(), Error: message(sw.Err()), Origin: sw.Origin()}
+		if limits := a.limits.Load(); limits != nil {
+			if off := limits.Stats().Off; !off.IsZero() {
+				s.Switch.OffSeconds = time.Since(off).Seconds()
+			}
+		}
 	}
 	if a.pulse != nil {
 		s.Redis = "ok"

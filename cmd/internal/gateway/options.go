@@ -49,6 +49,7 @@ type limitOptions struct {
 	jitter      time.Duration
 	createTable bool
 	badRows     string
+	allowEmpty  bool
 	interval    time.Duration
 	maxAge      time.Duration
 	wait        time.Duration
@@ -107,6 +108,8 @@ func (o *options) flags() []group {
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, the switch's, a SQLite file")
 	f.StringVar(&o.badRows, "bad-rows", "refuse", "calls of a row that is bad, and was bad when it was first seen: refuse, pass, or permits "+
 		"per second; a row that turns bad later leaves its last good limit in force")
+	f.BoolVar(&o.allowEmpty, "allow-empty", false, "believe at once that a table is empty, or has lost more than half of its rows; without it "+
+		"their limits stay in force until three loads in a row agree")
 	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table is read")
 	f.DurationVar(&o.maxAge, "max-age", 10*time.Minute, "beyond this age of the limits /readyz says 503, though they stay in force; 0: any")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")

@@ -137,6 +137,9 @@ func (s *service) start(ctx context.Context) error {
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
+	if c.allowEmpty {
+		opts = append(opts, registry.WithAllowEmpty())
+	}
 	sw, err := s.newSwitch(client, db)
 	if err != nil {
 		return fmt.Errorf("--switch %s: %w", c.options.switchAt, err)
