@@ -170,3 +170,29 @@ func TestBadRowsAreTold(t *testing.T) {
 		require.Contains(t, log.String(), `msg="registry: further rows are bad, see Stats" rows=30`)
 	})
 }
+
+// Calls that no bucket decides about are told, each once.
+func TestBypassIsTold(t *testing.T) {
+	told := map[string]int{}
+	sw := registry.NewSwitch(true)
+	r := open(t, registry.Static{
+		row("/a", 1, 1), row("/zero", 0, 1), row("/bad", -1, 1), with(row("/off", 1, 1), func(l *registry.Limit) { l.Disabled = true }),
+	}, tokenbucket.NewMemoryStore(), registry.WithSwitch(sw), registry.WithBypassHook(func(name string, by registry.Decider, pass bool) {
+		told[fmt.Sprint(name, " ", by, " ", pass)]++
+	}))
+	ask := func(names ...string) {
+		for _, name := range names {
+			_, err := r.Allow(ctx, name)
+			require.NoError(t, err)
+			_, err = r.Reserve(ctx, name)
+			require.NoError(t, err)
+		}
+	}
+	ask("/a", "/zero", "/bad", "/off", "/unknown")
+	sw.Set(false)
+	ask("/a")
+	require.Equal(t, map[string]int{"/zero zero false": 2, "/bad bad_row false": 2, "/off disabled true": 2, "/unknown unknown true": 2, "/a switch true": 2}, told)
+	require.Len(t, r.Limiters(), 1)
+	require.True(t, r.Has("/bad"))
+	require.False(t, r.Has("/unknown"))
+}

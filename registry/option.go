@@ -144,6 +144,15 @@ func WithHook(f func(Load)) Option {
 	}
 }
 
+// WithBypassHook sets a function that is told of every call that passes or is refused without a bucket: what a
+// tokenbucket.Observer does not hear of. Calls are told by their own goroutines; it must return quickly.
+func WithBypassHook(f func(name string, by Decider, pass bool)) Option {
+	return func(s *settings) error {
+		s.bypass = f
+		return nil
+	}
+}
+
 // WithLogger sets where changes, rejected rows and outages are logged, each once, and where the limiters log, unless
 // WithLimiterOptions says otherwise. Default slog.Default().
 func WithLogger(l *slog.Logger) Option {

@@ -54,6 +54,7 @@ type settings struct {
 	wait       context.Context
 	options    []tokenbucket.Option
 	hook       func(Load)
+	bypass     func(name string, by Decider, pass bool)
 	log        *slog.Logger
 }
 
@@ -170,12 +171,12 @@ func (r *Registry) Close() {
 func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 	f, err := r.find(name)
 	if err != nil || f.limiter == nil {
-		return f.pass, err
+		return r.bypassed(name, &f, err)
 	}
 	ok, err := f.limiter.TryAcquire(ctx, 1, f.entry.wait)
 	if err != nil && errors.Is(err, tokenbucket.ErrInvalidConfig) {
 		if f, err = r.replace(ctx, name, f, err); err != nil || f.limiter == nil {
-			return f.pass, err
+			return r.bypassed(name, &f, err)
 		}
 		return f.limiter.TryAcquire(ctx, 1, f.entry.wait)
 	}
@@ -196,13 +197,21 @@ func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reser
 			return f.limiter.TryReserve(ctx, 1, f.entry.wait)
 		}
 	}
-	switch {
+	switch pass, err := r.bypassed(name, &f, err); {
 	case err != nil:
 		return nil, err
-	case f.pass:
+	case pass:
 		return &tokenbucket.Reservation{}, nil
 	}
 	return tokenbucket.Refused(0), nil
+}
+
+// bypassed is the answer to a call without a bucket, or to none.
+func (r *Registry) bypassed(name string, f *found, err error) (bool, error) {
+	if err == nil && r.bypass != nil {
+		r.bypass(name, f.by, f.pass)
+	}
+	return f.pass && err == nil, err
 }
 
 // Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Without a limit in

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // Load tells how one load went.
@@ -57,6 +59,23 @@ func (r *Registry) Stats() Stats {
 	}
 	s.Unknown = r.strange.len()
 	return s
+}
+
+// Has tells whether there is a row of that name, good or bad.
+func (r *Registry) Has(name string) bool {
+	limits := r.limits.Load()
+	return limits != nil && (*limits)[name] != nil
+}
+
+// Limiters returns the limiters of rows that have been asked for, by name.
+func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
+	all := map[string]*tokenbucket.RateLimiter{}
+	for name, e := range *r.limits.Load() {
+		if l := e.limiter.Load(); l != nil {
+			all[name] = l
+		}
+	}
+	return all
 }
 
 // Limits returns what is in force, by name. Names whose rows are bad are not among them: see Stats.

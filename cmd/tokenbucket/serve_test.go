@@ -165,6 +165,15 @@ func (p *process) becomes(t *testing.T, want int, text string) {
 	})
 }
 
+type limitStats struct {
+	Name                       string
+	Rate                       float64
+	Granted, Refused, Bypassed float64
+	RateInForce                float64   `json:"rate_in_force"`
+	WaitedSeconds              float64   `json:"waited_seconds"`
+	HeldUntil                  time.Time `json:"held_until"`
+}
+
 type stats struct {
 	Calls struct{ Received, Refused, Failed int }
 	Loads struct {
@@ -172,10 +181,8 @@ type stats struct {
 		BadNames      int `json:"bad_names"`
 		Held          int
 	}
-	Limits []struct {
-		Name string
-		Rate float64
-	}
+	Limits   []limitStats
+	Others   limitStats
 	Rejected []struct{ Row, Name, Error, Consequence string }
 	Switch   *struct {
 		On     bool

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
@@ -32,7 +33,8 @@ type proxy struct {
 	log     *slog.Logger
 	handler atomic.Pointer[http.Handler] // nil: limits are not loaded yet
 	base    *http.Transport
-	faults  faults
+	metrics *metrics
+	faults  seldom // kinds of failures
 
 	running sync.WaitGroup // all requests, also those whose connection is no longer the server's
 	calls   struct {
@@ -40,21 +42,28 @@ type proxy struct {
 	}
 }
 
-func newProxy(c *config, log *slog.Logger) *proxy {
+func newProxy(c *config, log *slog.Logger) (*proxy, error) {
+	m, err := newMetrics()
+	if err != nil {
+		return nil, err
+	}
 	base := http.DefaultTransport.(*http.Transport).Clone()
 	base.DialContext = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	base.ResponseHeaderTimeout = c.upstreamTimeout
 	base.MaxIdleConns, base.MaxIdleConnsPerHost = 0, 256
 	base.DisableCompression = true // bodies pass as they are
-	return &proxy{config: c, log: log, base: base, faults: faults{log: log}}
+	return &proxy{config: c, log: log, base: base, metrics: m}, nil
 }
 
 // open lets requests pass, limited by the gate.
-func (p *proxy) open(gate httplimit.Gate) error {
+func (p *proxy) open(limits httplimit.Gate) error {
+	gate := &gate{Gate: limits, log: p.log, metrics: p.metrics}
 	key := httplimit.WithKey(func(r *http.Request) string { return callOf(r).key })
 	onError := httplimit.WithOnError(func(r *http.Request, err error) error {
 		p.calls.failed.Add(1)
-		p.faults.note(err)
+		if n, tell := p.faults.note("limiter"); tell {
+			p.log.Error("the limiter failed", "calls", n, "error", err)
+		}
 		return err
 	})
 	logger := httplimit.WithLogger(p.log)
@@ -127,7 +136,6 @@ func (p *proxy) rewrite(r *httputil.ProxyRequest) {
 func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 	var refused *httplimit.RefusedError
 	var failed *httplimit.GateError
-	var slow net.Error
 	switch {
 	case errors.As(err, &refused):
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64(math.Ceil(refused.RetryAfter.Seconds()))), 10))
@@ -138,13 +146,29 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 		unavailable(w, "the request was cancelled")
 	default:
 		p.calls.upstreamErrors.Add(1)
-		status := http.StatusBadGateway
-		if errors.As(err, &slow) && slow.Timeout() {
+		upstream, kind, status := callOf(r).route.target.String(), kindOf(err), http.StatusBadGateway
+		if kind == "timeout" {
 			status = http.StatusGatewayTimeout
 		}
-		p.log.Warn("an upstream failed", "upstream", callOf(r).route.target.String(), "status", status, "error", err)
+		p.metrics.upstreams.WithLabelValues(upstream, kind).Inc()
+		p.log.Warn("an upstream failed", "upstream", upstream, "status", status, "error", err)
 		http.Error(w, http.StatusText(status), status)
 	}
+}
+
+// kindOf is what an upstream's failure is counted as.
+func kindOf(err error) string {
+	var slow net.Error
+	var name *net.DNSError
+	switch {
+	case errors.As(err, &name):
+		return "name"
+	case errors.As(err, &slow) && slow.Timeout():
+		return "timeout"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused"
+	}
+	return "other"
 }
 
 // refuse answers a request that got no permit; Retry-After is set.
@@ -172,24 +196,3 @@ func (b *buffers) Get() []byte {
 
 // Put implements httputil.BufferPool.
 func (b *buffers) Put(buf []byte) { b.pool.Put(&buf) }
-
-// faults logs calls that the limiter could not decide about. They may be many: of so long a time, one is logged.
-type faults struct {
-	log *slog.Logger
-
-	mu     sync.Mutex
-	logged time.Time
-	silent int // failures since then
-}
-
-const quiet = 10 * time.Second
-
-func (f *faults) note(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.silent++
-	if now := time.Now(); now.Sub(f.logged) >= quiet {
-		f.log.Error("the limiter failed", "calls", f.silent, "error", err)
-		f.logged, f.silent = now, 0
-	}
-}

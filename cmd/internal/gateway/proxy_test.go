@@ -78,7 +78,8 @@ func newTestProxy(t *testing.T, gate httplimit.Gate, args ...string) *httptest.S
 	require.NoError(t, err)
 	c, err := o.parse()
 	require.NoError(t, err)
-	p := newProxy(c, slog.New(slog.DiscardHandler))
+	p, err := newProxy(c, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
 	t.Cleanup(p.base.CloseIdleConnections)
 	if gate != nil {
 		require.NoError(t, p.open(gate))

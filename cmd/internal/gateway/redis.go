@@ -92,12 +92,12 @@ type pulse struct {
 
 const heartbeat = time.Second
 
-func newPulse() *pulse { return &pulse{err: silence(0)} }
+func newPulse() *pulse { return &pulse{err: unanswered(0)} }
 
-// silence is for how long Redis has not answered.
-type silence time.Duration
+// unanswered is for how long Redis has not answered.
+type unanswered time.Duration
 
-func (s silence) Error() string {
+func (s unanswered) Error() string {
 	if s == 0 {
 		return "has not answered yet"
 	}
@@ -105,7 +105,7 @@ func (s silence) Error() string {
 }
 
 // Unwrap tells that it is an outage.
-func (silence) Unwrap() error { return tokenbucket.ErrStoreTimeout }
+func (unanswered) Unwrap() error { return tokenbucket.ErrStoreTimeout }
 
 // run returns when ctx ends.
 func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
@@ -131,7 +131,7 @@ func (p *pulse) check(late time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if since := time.Since(p.last); p.err == nil && since > 2*heartbeat+late {
-		return silence(since)
+		return unanswered(since)
 	}
 	return p.err
 }

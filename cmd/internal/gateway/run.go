@@ -21,8 +21,13 @@ import (
 func (c *config) run(ctx context.Context, logTo io.Writer) error {
 	log := c.newLog(logTo)
 	slog.SetDefault(log) // what the library has to say goes there too
-	s := &service{config: c, log: log, proxy: newProxy(c, log)}
-	s.admin = &admin{config: c, began: time.Now(), proxy: s.proxy}
+	p, err := newProxy(c, log)
+	if err != nil {
+		return err
+	}
+	s := &service{config: c, log: log, proxy: p}
+	s.admin = &admin{config: c, began: time.Now(), proxy: p}
+	p.metrics.add(s.admin)
 	defer s.close()
 	if err := s.listen(); err != nil {
 		return err
@@ -34,7 +39,7 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 		}
 		return err
 	}
-	log.Info("ready", "limits", len(s.admin.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store)
+	log.Info("ready", "limits", len(s.proxy.metrics.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store)
 	select {
 	case <-ctx.Done():
 		return s.drain()
@@ -135,7 +140,9 @@ func (s *service) start(ctx context.Context) error {
 	s.onClose(func() { _ = db.Close() })
 	opts := []registry.Option{
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
-		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy),
+			tokenbucket.WithObserver(s.proxy.metrics.observer)),
+		registry.WithBypassHook(s.proxy.metrics.bypass),
 	}
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
@@ -158,7 +165,7 @@ func (s *service) start(ctx context.Context) error {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
 	s.onClose(limits.Close)
-	s.admin.limits.Store(limits)
+	s.proxy.metrics.limits.Store(limits)
 	return s.proxy.open(limits)
 }
 
