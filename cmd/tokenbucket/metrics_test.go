@@ -2,11 +2,13 @@ package main
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +16,8 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"github.com/stretchr/testify/require"
+	metricspb "go.opentelemetry.io/proto/otlp/collector/metrics/v1"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
@@ -156,4 +160,46 @@ func documented(t *testing.T, m map[string]*dto.MetricFamily) {
 	for _, name := range names {
 		require.Contains(t, m, name)
 	}
+}
+
+// An OpenTelemetry collector gets what /metrics has.
+func TestOTLP(t *testing.T) {
+	t.Parallel()
+	got := make(chan *metricspb.ExportMetricsServiceRequest, 100)
+	collector := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		request := new(metricspb.ExportMetricsServiceRequest)
+		if err != nil || r.URL.Path != "/v1/metrics" || proto.Unmarshal(body, request) != nil {
+			w.WriteHeader(http.StatusBadRequest)
+			return
+		}
+		got <- request
+	}))
+	defer collector.Close()
+	h, upstream := newHold(t)
+	close(h.release)
+	p := startGateway(t, memoryArgs(t, upstream, "--otlp", collector.URL, "--otlp-interval", "100ms", "--unknown", "1000")...)
+	_, _, _, err := get(p.url + "/quick")
+	require.NoError(t, err)
+	names := map[string]bool{}
+	eventually(t, func() error {
+		for _, r := range (<-got).GetResourceMetrics() {
+			for _, s := range r.GetScopeMetrics() {
+				for _, m := range s.GetMetrics() {
+					names[m.GetName()] = true
+				}
+			}
+		}
+		for _, want := range []string{"tokenbucket_decisions_total", "tokenbucket_wait_duration_seconds", "tokenbucket_gateway_limits", "tokenbucket_gateway_limits_age_seconds"} {
+			if !names[want] {
+				return fmt.Errorf("%s is not exported", want)
+			}
+		}
+		return nil
+	})
+	collector.CloseClientConnections()
+	collector.Close()
+	p.waitFor(t, `level=WARN msg="metrics could not be exported"`)
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, exitOK, p.exit(t))
 }

@@ -37,6 +37,7 @@ Admin:
   /readyz   200 if limits are loaded, no older than --max-age, and Redis answers (or --fail lets calls go on without it);
             503 if not, and while draining
   /stats    limits in force, loads and calls, in JSON
+  /metrics  the same for Prometheus; docs/operations.md says what to alert on
 
 Ending:
   The first SIGTERM or Ctrl-C drains: no new connections, and what is under way may end within --drain. The second one ends

@@ -65,12 +65,14 @@ type bucketOptions struct {
 }
 
 type operationOptions struct {
-	config     string
-	admin      string
-	drain      time.Duration
-	drainDelay time.Duration
-	logFormat  string
-	logLevel   string
+	config       string
+	admin        string
+	otlp         string
+	otlpInterval time.Duration
+	drain        time.Duration
+	drainDelay   time.Duration
+	logFormat    string
+	logLevel     string
 }
 
 // flags declares all of them, in the order of the help.
@@ -127,7 +129,9 @@ func (o *options) flags() []group {
 
 	f = begin("Operation")
 	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
-	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz and /stats; empty: none")
+	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz, /stats and /metrics; empty: none")
+	f.StringVar(&o.otlp, "otlp", "", "`URL` of an OpenTelemetry collector, http://host:4318, that gets what /metrics has")
+	f.DurationVar(&o.otlpInterval, "otlp-interval", 15*time.Second, "how often it gets that")
 	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long calls under way may take to end")
 	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new calls are still served while /readyz says 503 already")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json, on standard error")
@@ -185,6 +189,7 @@ func (c *config) checkNumbers() error {
 		{"max-age", c.maxAge, 0, math.MaxInt64},
 		{"wait", c.wait, 100 * time.Millisecond, time.Hour},
 		{"store-timeout", c.storeTimeout, time.Millisecond, time.Minute},
+		{"otlp-interval", c.otlpInterval, 100 * time.Millisecond, time.Hour},
 		{"drain", c.drain, 0, 24 * time.Hour},
 		{"drain-delay", c.drainDelay, 0, time.Hour},
 	} {
@@ -223,7 +228,7 @@ func (c *config) checkAddresses() error {
 	if c.admin != "" && !listenable(c.admin) {
 		return c.bad("admin", fmt.Sprintf("%q", c.admin), want+", or nothing")
 	}
-	return nil
+	return c.checkOTLP()
 }
 
 func listenable(addr string) bool {

@@ -32,6 +32,13 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 	if err := s.listen(); err != nil {
 		return err
 	}
+	if c.otlp != "" {
+		stop, err := p.metrics.export(c, log)
+		if err != nil {
+			return err
+		}
+		s.onClose(stop)
+	}
 	if err := s.start(ctx); err != nil {
 		if ctx.Err() != nil {
 			log.Info("ended before the limits were loaded")
