@@ -42,7 +42,7 @@ func (n *notes) loaded(load *Load) (failed, recovered bool, fresh []RowError) {
 	now := time.Now()
 	n.stats.Loads++
 	n.stats.LastLoad, n.stats.Err = now, load.Err
-	failed, recovered = load.Err != nil && !n.failing, load.Err == nil && n.failing
+	failed, recovered = load.Err != nil && !n.failing, load.Err == nil && n.failing && !n.stats.LastGood.IsZero()
 	n.failing = load.Err != nil
 	if load.Err != nil {
 		n.stats.Failures++
@@ -65,7 +65,9 @@ func (n *notes) loaded(load *Load) (failed, recovered bool, fresh []RowError) {
 // note keeps the figures of a load and tells of it, of each trouble once; remind tells of it again.
 func (r *Registry) note(load *Load) {
 	failed, recovered, fresh := r.notes.loaded(load)
-	if failed {
+	if failed && r.limits.Load() == nil {
+		r.log.Error("registry: limits cannot be loaded yet", "error", load.Err)
+	} else if failed {
 		r.log.Error("registry: limits could not be loaded; what was before stays in force", "error", load.Err)
 	}
 	if recovered {

@@ -130,13 +130,17 @@ func (r *Registry) start() error {
 	if r.wait != nil {
 		ctx = r.wait
 	}
+	var cause error // rather than that the time to wait is over, which ends the last attempt
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, r.interval) {
 		err := r.Reload(ctx)
 		if err == nil {
 			return nil
 		}
+		if cause == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+			cause = err
+		}
 		if r.wait == nil || ctx.Err() != nil {
-			return fmt.Errorf("%w: %w", ErrNotLoaded, err)
+			return fmt.Errorf("%w: %w", ErrNotLoaded, cause)
 		}
 		select {
 		case <-ctx.Done():

@@ -701,6 +701,7 @@ func TestGatewayKeepsSecrets(t *testing.T) {
 	}
 	p := startGateway(t, "--upstream", "http://127.0.0.1:1", "--limits", dsn, "--create-table", "--redis", "redis://:hush@"+redis.Addr, "--unknown", "5",
 		"--switch", "redis:on", "--log-level", "debug")
+	require.Regexp(t, `level=WARN msg=ready .*redis="WRONGPASS`, p.out.String())
 	p.becomes(t, http.StatusServiceUnavailable, "WRONGPASS")
 	status, _, answered, err := get(p.url + "/x")
 	require.NoError(t, err)

@@ -73,7 +73,7 @@ func Command() *cobra.Command {
 	for _, g := range groups {
 		cmd.Flags().AddFlagSet(g.flags)
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errors.New(hideUserinfo(err.Error())) })
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return flagError(cmd.Flags(), err) })
 	cmd.SetUsageFunc(func(cmd *cobra.Command) error { return usage(cmd.OutOrStderr(), cmd, groups) })
 	return cmd
 }

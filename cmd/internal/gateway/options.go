@@ -27,7 +27,9 @@ type options struct {
 	bucketOptions
 	operationOptions
 
-	from map[string]string // flag → where its value is from, if it is not from a flag
+	from      map[string]string // flag → where its value is from, if it is not from a flag
+	variables []string          // that are settings
+	strangers []string          // variables that begin as settings do, and are none
 }
 
 type trafficOptions struct {

@@ -35,6 +35,7 @@ type proxy struct {
 	base    *http.Transport
 	metrics *metrics
 	faults  seldom // kinds of failures
+	dead    seldom // upstreams and kinds of failures
 
 	running sync.WaitGroup // all requests, also those whose connection is no longer the server's
 	calls   struct {
@@ -151,7 +152,9 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 			status = http.StatusGatewayTimeout
 		}
 		p.metrics.upstreams.WithLabelValues(upstream, kind).Inc()
-		p.log.Warn("an upstream failed", "upstream", upstream, "status", status, "error", err)
+		if n, tell := p.dead.note(kind + " " + upstream); tell {
+			p.log.Warn("an upstream failed", "upstream", upstream, "kind", kind, "calls", n, "status", status, "error", err)
+		}
 		http.Error(w, http.StatusText(status), status)
 	}
 }

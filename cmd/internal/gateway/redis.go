@@ -88,11 +88,13 @@ type pulse struct {
 	mu   sync.Mutex
 	last time.Time // of an answer
 	err  error     // since then
+
+	first chan struct{} // closed when there was an answer, or none in time
 }
 
 const heartbeat = time.Second
 
-func newPulse() *pulse { return &pulse{err: unanswered(0)} }
+func newPulse() *pulse { return &pulse{err: unanswered(0), first: make(chan struct{})} }
 
 // unanswered is for how long Redis has not answered.
 type unanswered time.Duration
@@ -109,6 +111,7 @@ func (unanswered) Unwrap() error { return tokenbucket.ErrStoreTimeout }
 
 // run returns when ctx ends.
 func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
+	heard := sync.OnceFunc(func() { close(p.first) })
 	for timer := time.NewTimer(0); ; {
 		select {
 		case <-ctx.Done():
@@ -122,8 +125,21 @@ func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
 			p.last = time.Now()
 		}
 		p.mu.Unlock()
+		heard()
 		timer.Reset(heartbeat)
 	}
+}
+
+// begins waits for the first answer, but not for long, and returns what became of it.
+func (p *pulse) begins(ctx context.Context) error {
+	timer := time.NewTimer(3 * heartbeat)
+	defer timer.Stop()
+	select {
+	case <-p.first:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return p.check(3 * heartbeat)
 }
 
 // check tells whether Redis is there: an answer may be so much late.

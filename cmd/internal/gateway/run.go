@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -21,6 +22,7 @@ import (
 func (c *config) run(ctx context.Context, logTo io.Writer) error {
 	log := c.newLog(logTo)
 	slog.SetDefault(log) // what the library has to say goes there too
+	c.tellStrangers(log)
 	p, err := newProxy(c, log)
 	if err != nil {
 		return err
@@ -46,7 +48,7 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 		}
 		return err
 	}
-	log.Info("ready", "limits", len(s.proxy.metrics.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store)
+	s.tellReady(ctx)
 	select {
 	case <-ctx.Done():
 		return s.drain()
@@ -54,6 +56,20 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 		log.Error("a server failed", "error", err)
 		return fmt.Errorf("%w: %w", ErrCutOff, err)
 	}
+}
+
+// tellReady tells that calls are served, and how Redis is.
+func (s *service) tellReady(ctx context.Context) {
+	level, c := slog.LevelInfo, s.config
+	about := []any{"limits", len(s.proxy.metrics.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store}
+	if s.admin.pulse != nil {
+		state := "ok"
+		if err := s.admin.pulse.begins(ctx); err != nil {
+			level, state = slog.LevelWarn, err.Error()
+		}
+		about = append(about, "redis", state)
+	}
+	s.log.Log(ctx, level, "ready", about...)
 }
 
 func (c *config) newLog(w io.Writer) *slog.Logger {
@@ -167,7 +183,7 @@ func (s *service) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	limits, err := registry.New(source, c.newStore(client), opts...)
+	limits, err := registry.New(hinting{source}, c.newStore(client), opts...)
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
@@ -178,17 +194,24 @@ func (s *service) start(ctx context.Context) error {
 
 // connect opens the database. To create a table it must be there, and so it may have to be waited for.
 func (s *service) connect(ctx context.Context) (*sql.DB, error) {
+	var cause error // rather than that the time to wait is over
 	for told := false; ; told = true {
 		db, err := s.config.database.connect(ctx, s.config.switchAt == "sql")
-		if err == nil || ctx.Err() != nil || s.config.database.file != "" {
+		if err == nil || s.config.database.file != "" {
 			return db, err
+		}
+		if cause == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+			cause = err
+		}
+		if ctx.Err() != nil {
+			return nil, cause
 		}
 		if !told {
 			s.log.Error("the database cannot be used yet", "error", err)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
+			return nil, cause
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

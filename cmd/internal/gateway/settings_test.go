@@ -67,14 +67,14 @@ func TestBadSettings(t *testing.T) {
 		file          string
 		want          []string
 	}{
-		{nil, nil, "limitz: x\n", []string{"gateway.yaml", `unknown key "limitz"`}},
+		{nil, nil, "limitz: x\n", []string{"gateway.yaml", `unknown key "limitz"`, "did you mean limits?"}},
 		{nil, nil, "config: other.yaml\n", []string{`unknown key "config"`}},
 		{nil, nil, "a: [\n", []string{"--config", "gateway.yaml", "YAML", "line 1"}},
 		{nil, nil, "interval:\n", []string{"gateway.yaml: interval without a value"}},
-		{nil, nil, "interval: [1s]\n", []string{"gateway.yaml: interval a list: want duration"}},
-		{nil, nil, "interval: 5\n", []string{`gateway.yaml: interval "5": want duration`}},
+		{nil, nil, "interval: [1s]\n", []string{"gateway.yaml: interval a list: want a duration such as 2s"}},
+		{nil, nil, "interval: 5\n", []string{`gateway.yaml: interval "5": want a duration such as 2s`}},
 		{nil, nil, "interval: 1ms\n", []string{"gateway.yaml: interval 1ms: want 10ms to 1h0m0s"}},
-		{nil, []string{"TOKENBUCKET_DRAIN=soon"}, "", []string{`TOKENBUCKET_DRAIN "soon": want duration`}},
+		{nil, []string{"TOKENBUCKET_DRAIN=soon"}, "", []string{`TOKENBUCKET_DRAIN "soon": want a duration such as 2s`}},
 		{nil, []string{"TOKENBUCKET_STORE=disk"}, "", []string{`TOKENBUCKET_STORE "disk": want script, lock, memory`}},
 		{[]string{"--config", "/does/not/exist"}, nil, "", []string{`--config "/does/not/exist"`, "no such file"}},
 		{[]string{"--upstream-timeout", "-1s"}, nil, "", []string{"--upstream-timeout -1s"}},
