@@ -34,8 +34,8 @@ const settingsHelp = `Settings:
 
 Admin:
   /healthz  200 while the process lives
-  /readyz   200 if limits are loaded, no older than --max-age, and Redis answers (or --fail lets calls go on without it);
-            503 if not, and while draining
+  /readyz   200 if limits are loaded, and Redis answers (or --fail lets calls go on without it); 503 if not, while draining, and
+            beyond --max-age
   /stats    limits in force, loads and calls, in JSON
   /metrics  the same for Prometheus; docs/operations.md says what to alert on
 

@@ -115,7 +115,8 @@ func (o *options) flags() []group {
 	f.BoolVar(&o.allowEmpty, "allow-empty", false, "believe at once that a table is empty, or has lost more than half of its rows; without it "+
 		"their limits stay in force until three loads in a row agree")
 	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table is read")
-	f.DurationVar(&o.maxAge, "max-age", 10*time.Minute, "beyond this age of the limits /readyz says 503, though they stay in force; 0: any")
+	f.DurationVar(&o.maxAge, "max-age", 0, "beyond this age of the limits /readyz says 503, though they stay in force: a database that is away then "+
+		"takes the whole fleet out of service; 0: any age will do")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")
 	f.StringVar(&o.switchAt, "switch", "none", "`place` of the fleet's switch: none, redis:KEY, or sql for the row 'global' of "+
 		"t_ratelimite_switch. 0 there lets all calls pass; 1, or nothing, limits them")
