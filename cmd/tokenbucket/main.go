@@ -3,6 +3,7 @@
 //	tokenbucket demo     three gateways, one bucket, one upstream: watch the fleet keep to the rate
 //	tokenbucket plot     draws the warm-up curve and the permits handed out over time
 //	tokenbucket gateway  a reverse proxy whose limits are in a database
+//	tokenbucket version  which build this is
 package main
 
 import (
@@ -64,9 +65,11 @@ func rootCommand(limit limiterFunc) *cobra.Command {
 		Short:         "A token bucket that a fleet of gateways shares",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Version:       version(),
 	}
+	cmd.SetVersionTemplate("tokenbucket {{.Version}}\n")
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command())
+	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command(), versionCommand())
 	return cmd
 }
 

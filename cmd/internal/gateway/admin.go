@@ -48,7 +48,7 @@ func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
 	if limits := a.proxy.metrics.limits.Load(); limits == nil {
 		line(false, "limits: not loaded yet")
 	} else {
-		stats, most := limits.Stats(), a.config.maxAge
+		stats, most := limits.Stats(), a.proxy.live.Load().maxAge
 		line(most == 0 || stats.Age <= most, "limits: loaded %v ago", stats.Age.Round(time.Millisecond))
 		if !stats.Off.IsZero() {
 			line(true, "switch: off for %v%s: every call passes", time.Since(stats.Off).Round(time.Second), after(", ", stats.Origin))

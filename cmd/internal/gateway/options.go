@@ -27,6 +27,7 @@ type options struct {
 	bucketOptions
 	operationOptions
 
+	given     *pflag.FlagSet    // with what load has put into it
 	from      map[string]string // flag → where its value is from, if it is not from a flag
 	variables []string          // that are settings
 	strangers []string          // variables that begin as settings do, and are none

@@ -29,7 +29,8 @@ func callOf(r *http.Request) *call { return r.Context().Value(callKey{}).(*call)
 
 // proxy forwards requests, once it has been opened.
 type proxy struct {
-	config  *config
+	config  *config                // as it was when the gateway started
+	live    atomic.Pointer[config] // with what was changed since, of which little counts
 	log     *slog.Logger
 	handler atomic.Pointer[http.Handler] // nil: limits are not loaded yet
 	base    *http.Transport
@@ -53,7 +54,9 @@ func newProxy(c *config, log *slog.Logger) (*proxy, error) {
 	base.ResponseHeaderTimeout = c.upstreamTimeout
 	base.MaxIdleConns, base.MaxIdleConnsPerHost = 0, 256
 	base.DisableCompression = true // bodies pass as they are
-	return &proxy{config: c, log: log, base: base, metrics: m}, nil
+	p := &proxy{config: c, log: log, base: base, metrics: m}
+	p.live.Store(c)
+	return p, nil
 }
 
 // open lets requests pass, limited by the gate.
@@ -103,7 +106,8 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.running.Done()
 	}()
 	handler := p.handler.Load()
-	route := p.config.routes.find(cleanPath(r.URL.Path))
+	settings := p.live.Load()
+	route := settings.routes.find(cleanPath(r.URL.Path))
 	switch {
 	case handler == nil:
 		unavailable(w, "limits are not loaded yet")
@@ -113,7 +117,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no upstream for this path", http.StatusNotFound)
 	default:
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
-		c := &call{route: route, key: fit(p.config.key(r))}
+		c := &call{route: route, key: fit(settings.key(r))}
 		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
 	}
 }
@@ -121,7 +125,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true.
 func (p *proxy) rewrite(r *httputil.ProxyRequest) {
 	r.SetURL(callOf(r.In).route.target)
-	proxied := believed(r.In, p.config.proxies)
+	proxied := believed(r.In, p.live.Load().proxies)
 	if proxied {
 		r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]
 	}

@@ -9,6 +9,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -20,14 +23,19 @@ import (
 
 // run serves until ctx ends, and then drains.
 func (c *config) run(ctx context.Context, logTo io.Writer) error {
-	log := c.newLog(logTo)
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP) // which would end the process
+	defer signal.Stop(hangups)
+	level := new(slog.LevelVar)
+	level.Set(c.level)
+	log := c.newLog(logTo, level)
 	slog.SetDefault(log) // what the library has to say goes there too
 	c.tellStrangers(log)
 	p, err := newProxy(c, log)
 	if err != nil {
 		return err
 	}
-	s := &service{config: c, log: log, proxy: p}
+	s := &service{config: c, log: log, level: level, proxy: p}
 	s.admin = &admin{config: c, began: time.Now(), proxy: p}
 	p.metrics.add(s.admin)
 	defer s.close()
@@ -49,12 +57,16 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 		return err
 	}
 	s.tellReady(ctx)
-	select {
-	case <-ctx.Done():
-		return s.drain()
-	case err := <-s.broken:
-		log.Error("a server failed", "error", err)
-		return fmt.Errorf("%w: %w", ErrCutOff, err)
+	for {
+		select {
+		case <-hangups:
+			s.reload(ctx)
+		case <-ctx.Done():
+			return s.drain()
+		case err := <-s.broken:
+			log.Error("a server failed", "error", err)
+			return fmt.Errorf("%w: %w", ErrCutOff, err)
+		}
 	}
 }
 
@@ -72,8 +84,13 @@ func (s *service) tellReady(ctx context.Context) {
 	s.log.Log(ctx, level, "ready", about...)
 }
 
-func (c *config) newLog(w io.Writer) *slog.Logger {
-	options := &slog.HandlerOptions{Level: c.level}
+func (c *config) newLog(w io.Writer, level slog.Leveler) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration { // JSON would have nanoseconds
+			a.Value = slog.StringValue(a.Value.Duration().String())
+		}
+		return a
+	}}
 	if c.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}
@@ -84,6 +101,7 @@ func (c *config) newLog(w io.Writer) *slog.Logger {
 type service struct {
 	config *config
 	log    *slog.Logger
+	level  *slog.LevelVar
 	proxy  *proxy
 	admin  *admin
 
@@ -237,9 +255,10 @@ func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*registry
 // drain ends in order: /readyz says 503, then nothing new is accepted, and what is under way ends.
 func (s *service) drain() error {
 	s.admin.draining.Store(true)
-	s.log.Info("draining", "inFlight", s.proxy.calls.inFlight.Load(), "delay", s.config.drainDelay, "atMost", s.config.drain)
-	time.Sleep(s.config.drainDelay)
-	ctx, stop := context.WithTimeout(context.Background(), s.config.drain)
+	settings := s.proxy.live.Load()
+	s.log.Info("draining", "inFlight", s.proxy.calls.inFlight.Load(), "delay", settings.drainDelay, "atMost", settings.drain)
+	time.Sleep(settings.drainDelay)
+	ctx, stop := context.WithTimeout(context.Background(), settings.drain)
 	defer stop()
 	err := s.public.Shutdown(ctx)
 	if err == nil { // upgraded connections are no longer the server's, but they are requests still
@@ -256,7 +275,7 @@ func (s *service) drain() error {
 		s.log.Warn("the time to drain is over", "cutOff", left)
 		s.cut()
 		_ = s.public.Close()
-		return fmt.Errorf("%w: %d calls after %v", ErrCutOff, left, s.config.drain)
+		return fmt.Errorf("%w: %d calls after %v", ErrCutOff, left, settings.drain)
 	}
 	s.log.Info("ended")
 	return nil

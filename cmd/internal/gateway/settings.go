@@ -22,7 +22,7 @@ func envName(flag string) string {
 
 // load gives flags that are not on the command line their value from the environment, and else from the file.
 func (o *options) load(flags *pflag.FlagSet, environ []string) error {
-	o.from = map[string]string{}
+	o.given, o.from = flags, map[string]string{}
 	known := map[string]string{}
 	flags.VisitAll(func(f *pflag.Flag) {
 		if f.Name != "help" {
