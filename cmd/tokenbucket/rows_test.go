@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -108,7 +109,7 @@ func TestBadRows(t *testing.T) {
 		for _, row := range []string{"('/zero', 0, 0, 1)", "('/null', NULL, 0, 1)", "('/minus', -5, 0, 1)", "('/status', 5, 0, 2)", "('/good', 1, 0, 1)", "('/live', 1, 0, 1)"} {
 			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES "+row)
 		}
-		refused := map[int]int{http.StatusTooManyRequests: 8}
+		refused := map[int]int{http.StatusServiceUnavailable: 8}
 		check := func(p *process) {
 			t.Helper()
 			for _, path := range []string{"/zero", "/null", "/minus", "/status"} {
@@ -212,5 +213,62 @@ func TestSwitchIsOff(t *testing.T) {
 		p.waitFor(t, `level=WARN msg="registry: the switch is on: calls are limited"`)
 		_, text = p.readiness()
 		require.NotContains(t, text, "switch")
+	})
+}
+
+// What reaches the same path of an upstream does not escape its row.
+func TestMatch(t *testing.T) {
+	t.Parallel()
+	eachServer(t, func(t *testing.T, table limitsTable) {
+		gateways := map[string]*process{"clean": table.start(t)}
+		for _, match := range []string{"exact", "prefix"} {
+			gateways[match] = table.start(t, "--match", match)
+		}
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/ibe/AvailFare', 0.001, 0)")
+		for match, refused := range map[string][]string{
+			"exact":  {"/ibe/AvailFare", "/ibe//./AvailFare"},
+			"clean":  {"/ibe/AvailFare", "/ibe//./AvailFare", "/ibe/AvailFare/", "/ibe/AvailFare;x=1", "/ibe;a/AvailFare/;b"},
+			"prefix": {"/ibe/AvailFare", "/ibe//./AvailFare", "/ibe/AvailFare/", "/ibe/AvailFare;x=1", "/ibe;a/AvailFare/;b", "/ibe/AvailFare/2024/deep"},
+		} {
+			p := gateways[match]
+			p.loads(t, 2)
+			p.calls(t, "/ibe/AvailFare")
+			for _, path := range []string{"/ibe/AvailFare", "/ibe//./AvailFare", "/ibe/AvailFare/", "/ibe/AvailFare;x=1", "/ibe;a/AvailFare/;b", "/ibe/AvailFare/2024/deep"} {
+				want := http.StatusOK
+				if slices.Contains(refused, path) {
+					want = http.StatusTooManyRequests
+				}
+				status, _, _, err := get(p.url + path)
+				require.NoError(t, err)
+				require.Equal(t, want, status, "%s %s", match, path)
+			}
+		}
+	})
+}
+
+// What can never pass is not told to try again.
+func TestUnknownStatus(t *testing.T) {
+	t.Parallel()
+	eachServer(t, func(t *testing.T, table limitsTable) {
+		for _, c := range []struct {
+			args []string
+			want int
+		}{{nil, http.StatusNotFound}, {[]string{"--unknown-status", "403"}, http.StatusForbidden}, {[]string{"--inbound"}, http.StatusNotFound}} {
+			p := table.start(t, append(c.args, "--unknown", "refuse")...)
+			execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf")
+			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/zero', 0, 0), ('/a', 0.001, 0)")
+			p.loads(t, 4)
+			for path, want := range map[string]int{"/unknown": c.want, "/zero": http.StatusServiceUnavailable} {
+				status, header, body, err := get(p.url + path)
+				require.NoError(t, err)
+				require.Equal(t, want, status, body)
+				require.Empty(t, header.Get("Retry-After"))
+			}
+			p.calls(t, "/a")
+			status, header, _, err := get(p.url + "/a")
+			require.NoError(t, err)
+			require.Equal(t, http.StatusTooManyRequests, status)
+			require.NotEmpty(t, header.Get("Retry-After"))
+		}
 	})
 }

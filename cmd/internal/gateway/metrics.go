@@ -66,10 +66,28 @@ func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
+// has tells whether there is a row of that name.
+func (m *metrics) has(name string) bool {
+	limits := m.limits.Load()
+	return limits != nil && limits.Has(name)
+}
+
+// decider is what decides about a key that was refused.
+func (m *metrics) decider(key string) registry.Decider {
+	limits := m.limits.Load()
+	if limits == nil {
+		return registry.ByLimit
+	}
+	f, pass := limits.Decider(key)
+	if pass { // by now
+		return registry.ByLimit
+	}
+	return f
+}
+
 // label is the name of a limit that has a row, and one for all others: nobody makes series by calling.
 func (m *metrics) label(name string) string {
-	limits := m.limits.Load()
-	if limits == nil || !limits.Has(name) {
+	if !m.has(name) {
 		return tbprometheus.Other
 	}
 	if _, ok := m.labels.Load(name); ok {

@@ -38,6 +38,8 @@ type trafficOptions struct {
 	upstreams       []string
 	upstreamTimeout time.Duration
 	key             string
+	match           string
+	unknownStatus   int
 	trusted         []string
 	inbound         bool
 	unknown         string
@@ -95,10 +97,13 @@ func (o *options) flags() []group {
 	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "until an upstream's answer begins; 0: no limit")
 	f.StringVar(&o.key, "key", "path", "what names a call's bucket: path, client (its address) or header:NAME, whose value then shows in "+
 		"Redis and in the log")
+	f.StringVar(&o.match, "match", "clean", "which row counts for a path: exact, of that name; clean, without a slash at the end and without "+
+		"parameters (;x=1); prefix, or else the longest that holds it, in whole segments. Letter case counts")
 	f.StringSliceVar(&o.trusted, "trusted-proxy", nil, "`CIDR` of proxies in front, whose X-Forwarded-* are believed; may be repeated")
 	f.BoolVar(&o.inbound, "inbound", false, "take the permit when a call arrives, not when it is sent on: clients are told with RateLimit "+
 		"header fields, and an upstream's Retry-After holds nothing back")
 	f.StringVar(&o.unknown, "unknown", "pass", "calls without a row: pass, refuse, or permits per second for a bucket of each key's own")
+	f.IntVar(&o.unknownStatus, "unknown-status", http.StatusNotFound, "what calls without a row are answered if they are refused, 400 to 599")
 	f.DurationVar(&o.maxRetryAfter, "max-retry-after", time.Minute, "how long an upstream's Retry-After may hold a bucket back, at most 1h; "+
 		"0: not at all")
 
@@ -156,7 +161,7 @@ func (o *options) bad(flag string, value any, want string) error {
 type config struct {
 	options
 	routes   routes
-	key      httplimit.KeyFunc
+	key      httplimit.KeyFunc // nil: the path
 	proxies  []netip.Prefix
 	unknown  registry.Otherwise
 	badRows  registry.Otherwise
@@ -214,6 +219,7 @@ func (c *config) checkWords() error {
 		known       []string
 	}{
 		{"store", c.store, []string{"script", "lock", "memory"}},
+		{"match", c.match, matches},
 		{"log-format", c.logFormat, []string{"text", "json"}},
 		{"log-level", c.logLevel, []string{"debug", "info", "warn", "error"}},
 	} {
@@ -257,7 +263,7 @@ func (c *config) parseTraffic() error {
 	header, isHeader := strings.CutPrefix(c.options.key, "header:")
 	switch {
 	case c.options.key == "path":
-		c.key = func(r *http.Request) string { return cleanPath(r.URL.Path) }
+		c.key = nil // rowOf
 	case c.options.key == "client":
 		c.key = httplimit.ByClient(c.proxies...)
 	case isHeader && validHeader(header):
@@ -271,6 +277,9 @@ func (c *config) parseTraffic() error {
 	}
 	if c.badRows, err = c.otherwise("bad-rows", c.options.badRows); err != nil {
 		return err
+	}
+	if c.unknownStatus < 400 || c.unknownStatus > 599 {
+		return c.bad("unknown-status", c.unknownStatus, "400 to 599")
 	}
 	if len(c.upstreams) == 0 {
 		return c.bad("upstream", "missing", "a URL to forward to")

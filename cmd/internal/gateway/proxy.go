@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // call is what is known about a request from its arrival on.
@@ -117,7 +118,13 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no upstream for this path", http.StatusNotFound)
 	default:
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
-		c := &call{route: route, key: fit(settings.key(r))}
+		key := ""
+		if settings.key == nil {
+			key = settings.rowOf(r.URL.Path, p.metrics.has)
+		} else {
+			key = settings.key(r)
+		}
+		c := &call{route: route, key: fit(key)}
 		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
 	}
 }
@@ -178,11 +185,24 @@ func kindOf(err error) string {
 	return "other"
 }
 
-// refuse answers a request that got no permit; Retry-After is set.
+// refuse answers a request that got no permit; Retry-After is set. What can never pass is not told to try again.
 func (p *proxy) refuse(w http.ResponseWriter, r *http.Request) {
 	p.calls.refused.Add(1)
-	p.log.Debug("refused", "key", callOf(r).key, "retryAfter", w.Header().Get("Retry-After"))
-	http.Error(w, "too many requests: try again in "+w.Header().Get("Retry-After")+" s", http.StatusTooManyRequests)
+	by, after := p.metrics.decider(callOf(r).key), w.Header().Get("Retry-After")
+	p.log.Debug("refused", "key", callOf(r).key, "by", by.String(), "retryAfter", after)
+	status, why := http.StatusTooManyRequests, "too many requests: try again in "+after+" s"
+	switch by {
+	case registry.ByUnknown:
+		status, why = p.live.Load().unknownStatus, "there is no limit for this path"
+	case registry.ByZero:
+		status, why = http.StatusServiceUnavailable, "nothing may pass: the limit is 0"
+	case registry.ByBadRow:
+		status, why = http.StatusServiceUnavailable, "nothing may pass: the limit is misconfigured"
+	}
+	if status != http.StatusTooManyRequests {
+		w.Header().Del("Retry-After")
+	}
+	http.Error(w, why, status)
 }
 
 func unavailable(w http.ResponseWriter, why string) {
