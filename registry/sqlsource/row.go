@@ -100,6 +100,12 @@ func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte,
 			return c.ColdFactor, r.cold, "a number above 1, at most 2^53, or NULL"
 		}
 	}
+	return p.shape(r, l)
+}
+
+// shape reads whether a row is a quota, and what it saves up. want is empty if all is well.
+func (p *parser) shape(r *raw, l *registry.Limit) (field string, value []byte, want string) {
+	c := &p.columns
 	switch f := flag(r.quota); {
 	case r.quota == nil:
 		l.Quota = p.quota

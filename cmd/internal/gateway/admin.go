@@ -32,59 +32,71 @@ func (a *admin) handler() http.Handler {
 	return mux
 }
 
+// readiness is what /readyz answers.
+type readiness struct {
+	status int
+	text   strings.Builder
+}
+
+func (r *readiness) line(ok bool, format string, args ...any) {
+	if !ok {
+		r.status = http.StatusServiceUnavailable
+	}
+	fmt.Fprintf(&r.text, format+"\n", args...)
+}
+
 // ready tells, a line each, what a gateway needs, and whether it is there.
 func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
-	status := http.StatusOK
-	var text strings.Builder
-	line := func(ok bool, format string, args ...any) {
-		if !ok {
-			status = http.StatusServiceUnavailable
-		}
-		fmt.Fprintf(&text, format+"\n", args...)
-	}
+	r := readiness{status: http.StatusOK}
 	if a.draining.Load() {
-		line(false, "draining")
+		r.line(false, "draining")
 	}
 	if limits := a.proxy.metrics.limits.Load(); limits == nil {
-		line(false, "limits: not loaded yet")
+		r.line(false, "limits: not loaded yet")
 	} else {
-		stats, most := limits.Stats(), a.proxy.live.Load().maxAge
-		line(most == 0 || stats.Age <= most, "limits: loaded %v ago", stats.Age.Round(time.Millisecond))
-		if !stats.Off.IsZero() {
-			line(true, "switch: off for %v%s: every call passes", time.Since(stats.Off).Round(time.Second), after(", ", stats.Origin))
-		}
-		if stats.Limits+stats.Bad == 0 {
-			line(true, "limits: none: every call has what --unknown says")
-		}
-		if stats.Held > 0 {
-			line(true, "limits: %d are in force though their rows are gone, until further loads agree", stats.Held)
-		}
-		for i := range stats.Rejected {
-			if i == mostLines {
-				line(true, "bad rows: %d more, see /stats", len(stats.Rejected)-i)
-				break
-			}
-			line(true, "bad row: %v; %s", &stats.Rejected[i], stats.Rejected[i].Consequence)
-		}
+		r.limits(limits.Stats(), a.proxy.live.Load().maxAge)
 	}
 	if a.pulse != nil {
-		err := a.pulse.check(a.config.storeTimeout)
-		outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.Timeout, telemetry.Unavailable}, telemetry.KindOf(err))
-		switch { // a policy makes the gateway of use all the same, and the rest of the fleet is no better off
-		case err == nil:
-			line(true, "redis: ok")
-		case outage && a.config.policy == tokenbucket.FailOpen:
-			line(true, "redis: %v; calls pass without limits", err)
-		case outage && a.config.policy != tokenbucket.FailClosed:
-			line(true, "redis: %v; calls share this gateway's part of the limits", err)
-		default:
-			line(false, "redis: %v", err)
-		}
+		r.redis(a.pulse.check(a.config.storeTimeout), a.config.policy)
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(status)
-	fmt.Fprint(w, text.String())
+	w.WriteHeader(r.status)
+	fmt.Fprint(w, r.text.String())
+}
+
+func (r *readiness) limits(s registry.Stats, most time.Duration) {
+	r.line(most == 0 || s.Age <= most, "limits: loaded %v ago", s.Age.Round(time.Millisecond))
+	if !s.Off.IsZero() {
+		r.line(true, "switch: off for %v%s: every call passes", time.Since(s.Off).Round(time.Second), after(", ", s.Origin))
+	}
+	if s.Limits+s.Bad == 0 {
+		r.line(true, "limits: none: every call has what --unknown says")
+	}
+	if s.Held > 0 {
+		r.line(true, "limits: %d are in force though their rows are gone, until further loads agree", s.Held)
+	}
+	for i := range s.Rejected {
+		if i == mostLines {
+			r.line(true, "bad rows: %d more, see /stats", len(s.Rejected)-i)
+			break
+		}
+		r.line(true, "bad row: %v; %s", &s.Rejected[i], s.Rejected[i].Consequence)
+	}
+}
+
+func (r *readiness) redis(err error, policy tokenbucket.FailurePolicy) {
+	outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.Timeout, telemetry.Unavailable}, telemetry.KindOf(err))
+	switch { // a policy makes the gateway of use all the same, and the rest of the fleet is no better off
+	case err == nil:
+		r.line(true, "redis: ok")
+	case outage && policy == tokenbucket.FailOpen:
+		r.line(true, "redis: %v; calls pass without limits", err)
+	case outage && policy != tokenbucket.FailClosed:
+		r.line(true, "redis: %v; calls share this gateway's part of the limits", err)
+	default:
+		r.line(false, "redis: %v", err)
+	}
 }
 
 // after puts something before a text that is not empty.

@@ -83,14 +83,24 @@ type operationOptions struct {
 // flags declares all of them, in the order of the help.
 func (o *options) flags() []group {
 	var groups []group
-	begin := func(title string) *pflag.FlagSet {
-		f := pflag.NewFlagSet(title, pflag.ContinueOnError)
+	for _, g := range []struct {
+		title   string
+		declare func(*pflag.FlagSet)
+	}{
+		{"Traffic", o.trafficOptions.flags},
+		{"Limits", o.limitOptions.flags},
+		{"Buckets", o.bucketOptions.flags},
+		{"Operation", o.operationOptions.flags},
+	} {
+		f := pflag.NewFlagSet(g.title, pflag.ContinueOnError)
 		f.SortFlags = false
-		groups = append(groups, group{title, f})
-		return f
+		g.declare(f)
+		groups = append(groups, group{g.title, f})
 	}
+	return groups
+}
 
-	f := begin("Traffic")
+func (o *trafficOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.listen, "listen", ":8080", "`address` to serve on")
 	f.StringArrayVar(&o.upstreams, "upstream", nil, "`URL` to forward to, or /prefix=URL for some paths; may be repeated. The longest prefix "+
 		"counts, in whole segments; the path is sent on with its prefix, appended to that of the URL")
@@ -106,8 +116,9 @@ func (o *options) flags() []group {
 	f.IntVar(&o.unknownStatus, "unknown-status", http.StatusNotFound, "what calls without a row are answered if they are refused, 400 to 599")
 	f.DurationVar(&o.maxRetryAfter, "max-retry-after", time.Minute, "how long an upstream's Retry-After may hold a bucket back, at most 1h; "+
 		"0: not at all")
+}
 
-	f = begin("Limits")
+func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.limits, "limits", "", "`DSN` of the database: sqlite://FILE, mysql://user:password@host:3306/database (MariaDB too) or "+
 		"postgres://user:password@host:5432/database; ?parameters are the driver's")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
@@ -126,8 +137,9 @@ func (o *options) flags() []group {
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")
 	f.StringVar(&o.switchAt, "switch", "none", "`place` of the fleet's switch: none, redis:KEY, or sql for the row 'global' of "+
 		"t_ratelimite_switch. 0 there lets all calls pass; 1, or nothing, limits them")
+}
 
-	f = begin("Buckets")
+func (o *bucketOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.redis, "redis", "", "`address` of Redis: host:port, or a URL redis://, rediss:// or unix://; of a cluster host:port,host:port or "+
 		"redis+cluster://host:port?addr=host:port; of sentinels redis+sentinel://host:port?master_name=NAME")
 	f.StringVar(&o.store, "store", "script", "how buckets are kept: script, lock, or memory, for one gateway without Redis")
@@ -135,8 +147,9 @@ func (o *options) flags() []group {
 	f.DurationVar(&o.storeTimeout, "store-timeout", time.Second, "how long a call waits for Redis before that counts as down")
 	f.StringVar(&o.fail, "fail", "closed", "calls while Redis is down: closed, they are answered 503; open, they pass; share:N, each gateway goes on with "+
 		"its part of the rates, of N gateways until they have counted themselves. What must be repaired (a password, a right, a corrupt key) is 503 with all")
+}
 
-	f = begin("Operation")
+func (o *operationOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
 	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz, /stats and /metrics; empty: none")
 	f.StringVar(&o.otlp, "otlp", "", "`URL` of an OpenTelemetry collector, http://host:4318, that gets what /metrics has")
@@ -145,7 +158,6 @@ func (o *options) flags() []group {
 	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new calls are still served while /readyz says 503 already")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json, on standard error")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
-	return groups
 }
 
 // bad names a setting as it was given, its value and what was wanted.
