@@ -76,10 +76,10 @@ func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 	case e == was:
 	case was != nil:
 		load.Changed++
-		r.log.Log(r.ctx, level, "registry: a limit changed", "bucket", e.limit.Name, "row", e.limit.Row, "from", was.limit.describe(), "to", e.limit.describe(), "version", e.version)
+		r.log.Log(r.ctx, level, "registry: a limit changed", "bucket", e.limit.Name, "row", e.limit.Row, "from", was.limit.String(), "to", e.limit.String(), "version", e.version)
 	default:
 		if load.Added++; !first {
-			r.log.Info("registry: a limit is new", "bucket", e.limit.Name, "row", e.limit.Row, "limit", e.limit.describe(), "version", e.version)
+			r.log.Info("registry: a limit is new", "bucket", e.limit.Name, "row", e.limit.Row, "limit", e.limit.String(), "version", e.version)
 		}
 	}
 }
@@ -199,7 +199,7 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 		if e := rows[bad.Row]; e != nil && !e.bad { // the row had another name, or has none that can be read
 			next[e.limit.Name] = e
 			load.Kept++
-			bad.Consequence = fmt.Sprintf("the last good limit of the row, %s for %.80q, stays in force", e.limit.describe(), e.limit.Name)
+			bad.Consequence = fmt.Sprintf("the last good limit of the row, %s for %.80q, stays in force", e.limit.String(), e.limit.Name)
 		}
 	}
 	switch e := next[name]; {
@@ -213,7 +213,7 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 			next[name] = was
 			load.Kept++
 		}
-		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.describe(), r.badRows.describe())
+		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.String(), r.badRows.describe())
 	case e == nil:
 		if was == nil {
 			was = &entry{bad: true}

@@ -32,7 +32,7 @@ func (o *Otherwise) describe() string {
 	case o.refuse:
 		return "its calls are refused"
 	case o.limit != nil:
-		return "its calls have the limit " + o.limit.describe()
+		return "its calls have the limit " + o.limit.String()
 	}
 	return "its calls pass without a limit"
 }

@@ -93,8 +93,8 @@ func (c *Limit) check() *RowError {
 	return nil
 }
 
-// describe is the limit for a person.
-func (c *Limit) describe() string {
+// String is the limit for a person: 5/s, cache 0.5.
+func (c *Limit) String() string {
 	if c.Disabled {
 		return "off"
 	}

@@ -168,12 +168,13 @@ func WithJitter(jitter time.Duration) Option {
 // Source is a registry.Source that is a table. There is nothing to close; the database is the caller's. It may be used by
 // many goroutines at once, which then take turns.
 type Source struct {
-	db      *sql.DB
-	query   string
-	parser  parser
-	table   string
-	columns string        // for messages
-	turn    chan struct{} // of the one query at a time
+	db         *sql.DB
+	query      string
+	wholeRates string
+	parser     parser
+	table      string
+	columns    string        // for messages
+	turn       chan struct{} // of the one query at a time
 }
 
 // New returns a source that reads the table through db. It does not ask the database anything yet.
@@ -185,7 +186,7 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{db: db, query: o.query(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
+	s := &Source{db: db, query: o.query(), wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
 	s.parser = parser{columns: o.columns, quota: o.quota, jitter: o.jitter}
 	var names []string
 	for _, f := range o.columns.fields() {
