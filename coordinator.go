@@ -395,7 +395,7 @@ func (c *coordinator) fail(q *call, err error) {
 	if q.line != nil {
 		q.line.Leave(&q.Waiter, c.now())
 	}
-	c.end(q, failed, err)
+	c.end(q, failed, unavailable(err))
 }
 
 // retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.

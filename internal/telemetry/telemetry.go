@@ -46,6 +46,10 @@ func KindOf(err error) Kind {
 	var reply redis.Error
 	var alert *net.OpError
 	var kind Kind
+	var met interface{ StoreFailure() error } // as a call has met it: rather than that the store was not asked
+	if errors.As(err, &met) {
+		return KindOf(met.StoreFailure())
+	}
 	isNetwork := errors.As(err, &network) && !(errors.As(err, &alert) && alert.Op == "remote error") // a TLS alert: it refuses the client
 	switch {
 	case errors.Is(err, tokenbucket.ErrStoreUnavailable):
