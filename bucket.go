@@ -138,7 +138,7 @@ func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 //
 // False comes at once, unless the call or others ahead of it wait for longer than a process may ask for (see
 // [RateLimiter.Acquire]). Then it comes at once if the bucket as last seen, at most 100 ms ago, and those ahead tell that
-// the permits cannot be due in time, and else as soon as that is known.
+// the permits cannot be due in time, or if the line in this process has moved too slowly of late; else as soon as that is known.
 //
 // A context that ends before the permits are due gives them back and is returned as the error. A wait that cannot end before
 // the context does is a [*WaitError] at once, and so is a request that no state of the bucket could grant within the

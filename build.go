@@ -1,8 +1,6 @@
 package tokenbucket
 
 import (
-	"context"
-	"runtime"
 	"slices"
 	"time"
 
@@ -15,9 +13,11 @@ type inFlight struct {
 	flying   bool             // somebody is about to build the next batch, or waits for an answer
 	since    time.Duration    // since when the store has let callers wait, see mono; 0: it does not
 	flight   *flight          // under way
+	overdue  []*flight        // that were given up, and may still come back
 	spare    *flight          // for reuse
 	cached   remembered       // what the store remembers of the bucket: it travels with the batch (M1)
 	answered *[]chan struct{} // while an answer is dealt with: who is let go after it
+	buffer   []chan struct{}  // for answered
 }
 
 // flight is one batch on its way.
@@ -30,7 +30,6 @@ type flight struct {
 	leased  int64         // so many permits are asked for a lease, by the last request; 0: none
 	began   time.Duration // see mono
 	local   int64         // the limiter's clock then
-	until   time.Time     // when its last caller gives up
 	late    bool          // given up: another may have come back before it
 }
 
@@ -53,6 +52,9 @@ func (r *refund) settle(accepted bool, err error, now int64) {
 	}
 }
 
+// kept tells that a lock is kept for the next batch.
+func (t *inFlight) kept() bool { return t.cached != nil && t.cached.kept() }
+
 // release gives up a lock that was kept for a next batch which does not come.
 func (t *inFlight) release() {
 	if t.cached != nil {
@@ -60,8 +62,8 @@ func (t *inFlight) release() {
 	}
 }
 
-// takeOff notes that somebody is about to build a batch.
-func (c *coordinator) takeOff() {
+// begin notes that somebody is about to build a batch.
+func (c *coordinator) begin() {
 	c.trip.flying = true
 	if c.trip.since == 0 { // it has not failed just now
 		c.trip.since = mono()
@@ -69,77 +71,20 @@ func (c *coordinator) takeOff() {
 	c.startTimeouts()
 }
 
-// fly takes batches to the store, one after another, until there are no more.
-func (c *coordinator) fly() {
-	var answered []chan struct{}
-	for f := c.depart(); f != nil; f = c.depart() {
-		ctx, cancel := context.WithDeadline(context.Background(), f.until)
-		f.batch.keep = true
-		out, err := f.batch.ask(ctx, c.store)
-		cancel()
-		if !c.arrive(f, out, err, &answered, false) {
-			return
-		}
-		yield()
-	}
-}
-
-// yield lets those who were just answered ask again, so that they share the next batch. Else the first of them would
-// leave alone, and the others wait for it.
-func yield() {
-	for range 2 { // the first lets them run, the second those whom the others woke
-		runtime.Gosched()
-	}
-}
-
-// depart begins the flight of the next batch, if there is one.
-func (c *coordinator) depart() *flight {
+// Depart implements [transport.Source].
+func (c *coordinator) Depart() (b *batch, deadline time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.build(c.now())
-	if c.trip.flight, c.trip.flying = f, f != nil; f == nil {
+	c.trip.flight, c.trip.flying = f, f != nil
+	c.setAlarm()
+	if f == nil {
 		c.trip.since = 0
 		c.trip.release()
+		return nil, time.Time{}, false
 	}
-	c.setAlarm()
-	return f
+	return &f.batch, clock.At(f.began + c.timeout), true
 }
-
-// land ends a flight that left by depart. It lends the buffer.
-func (c *coordinator) land(f *flight, out *outcome, err error, answered *[]chan struct{}) {
-	c.arrive(f, out, err, answered, true)
-}
-
-// arrive deals with the answer to a flight, and lets those go whom it answers when the lock is released: they shall neither find it
-// held when they ask again, nor see less than their own answer has brought. It reports false if the flight had been given up. Last
-// tells that nobody is about to build the next batch.
-func (c *coordinator) arrive(f *flight, out *outcome, err error, answered *[]chan struct{}, last bool) (inTime bool) {
-	*answered = (*answered)[:0]
-	c.mu.Lock()
-	if inTime = c.trip.flight == f; inTime {
-		c.trip.flight = nil
-		c.trip.flying = !last
-	} else {
-		f.late = true
-		f.batch.cached.release()
-	}
-	c.trip.answered = answered
-	c.deliver(f, out, err)
-	c.trip.answered = nil
-	if last || !inTime {
-		c.dispatch(c.now())
-	} else {
-		c.setAlarm()
-	}
-	c.mu.Unlock()
-	for _, ready := range *answered {
-		close(ready)
-	}
-	return inTime
-}
-
-// maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
-const maxBatch = 1024
 
 // build makes the next batch: refunds first, then those whose turn it is. All of a batch come from one configuration. It returns nil
 // when there is nothing to send.
@@ -158,7 +103,7 @@ func (c *coordinator) build(now int64) *flight {
 		Name: c.name, config: limiter.own.config, Known: limiter.effective().config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: c.micros,
-		own:         &limiter.own, cached: c.trip.cached, public: f.batch.public,
+		own:         &limiter.own, cached: c.trip.cached, keep: true, public: f.batch.public,
 	}
 	if c.heard.server.Known() {
 		micros, received := c.heard.server.Last()
@@ -350,5 +295,5 @@ func (f *flight) deadline(timeout time.Duration) {
 		}
 		until = max(until, last)
 	}
-	f.until = clock.At(until)
+	f.batch.until = clock.At(until)
 }

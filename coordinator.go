@@ -10,6 +10,7 @@ import (
 
 	"github.com/jonboulle/clockwork"
 
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
@@ -26,12 +27,13 @@ import (
 // first of them, so many thousands may wait at no cost.
 type coordinator struct {
 	target
+	transport.Place
 
 	// Read without the lock, written under it.
 	known    atomic.Pointer[setting]      // the newest versioned configuration that an answer brought; nil: none
 	snapshot atomic.Pointer[snapshot]     // the bucket as last seen, for refusing without asking; nil: not known
 	slot     atomic.Pointer[memoryBucket] // the bucket in a MemoryStore; nil: not looked for yet
-	busy     atomic.Bool                  // somebody waits, or something goes back: who comes must line up
+	occupied atomic.Uint32                // what who comes would find: see occupancy
 	leases   leases
 
 	mu       sync.Mutex
@@ -50,6 +52,7 @@ type coordinator struct {
 type target struct {
 	store   Store
 	traits  traits // of the store
+	trips   *trips // to it; nil: it is a MemoryStore
 	name    string
 	clock   clockwork.Clock
 	time    clock.Local   // the same, in microseconds
@@ -105,6 +108,9 @@ func newCoordinator(store Store, traits traits, name string, by clockwork.Clock,
 	if c.inline() {
 		return c
 	}
+	if c.trips = traits.trips; c.trips == nil {
+		c.trips = &transport.Trips[*batch, outcome]{Send: c.apply, Max: 1, Parallel: 1}
+	}
 	if c.parts == nil {
 		c.parts = partsOf(store)
 	}
@@ -129,11 +135,44 @@ func partsOf(store Store) *MemoryStore {
 	return parts.Get(store, NewMemoryStore)
 }
 
+// apply asks a store that takes one batch at a time. It implements [transport.Trips].Send.
+func (t *target) apply(_ string, items []*item) {
+	for _, i := range items {
+		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
+		out, err := i.Batch.ask(ctx, t.store)
+		cancel()
+		i.Answer(*out, err)
+	}
+}
+
+// route is the way to the bucket.
+func (t *target) route() string {
+	if t.traits.route == nil {
+		return ""
+	}
+	return t.traits.route(t.name)
+}
+
 // inline tells that the store is a *MemoryStore: it decides at once, in the caller's goroutine.
 func (t *target) inline() bool { return t.traits.memory != nil }
 
 // now is the limiter's clock in microseconds, and never 0. Stores are told micros, which are others.
 func (t *target) now() int64 { return t.time.Now() }
+
+// moment is a time by both clocks.
+type moment struct {
+	local int64         // the limiter's, see now
+	mono  time.Duration // the system's; of a store in memory, which never lets anybody wait, it may be 0
+}
+
+// moment reads the clocks, each once.
+func (t *target) moment() moment {
+	if t.inline() {
+		return moment{local: t.now()}
+	}
+	at := mono()
+	return moment{t.time.NowAt(at), at}
+}
 
 // label is the bucket's name as its users know it.
 func (t *target) label() string { return label(t.name) }
@@ -144,36 +183,36 @@ func mono() time.Duration { return clock.Mono() }
 // submit lines a call up. Its channels tell when it is answered. One that cannot be called back may take its batch to the store by
 // itself.
 func (c *coordinator) submit(ctx context.Context, q *call) {
+	if c.accept(ctx, q) {
+		c.trips.Take(ctx, c.route(), c)
+	}
+}
+
+// accept lines a call up, and tells whether its caller is to take its batch to the store.
+func (c *coordinator) accept(ctx context.Context, q *call) (take bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.calls >= q.limiter.maxWaiters && q.verb.takes() { // an upstream's Retry-After comes when many wait
 		c.calls++
 		c.end(q, failed, q.limiter.crowded())
-		return
+		return false
 	}
 	c.calls++
-	if !c.inline() {
-		q.sent = mono()
-	}
-	now := c.now()
-	q.Came = now
+	at := c.moment()
+	now := at.local
+	q.sent, q.Came = at.mono, now
 	if q.verb.takes() && (q.verb != reserve || c.waiters.line.Spare()) {
 		c.join(q, now)
 	}
 	if q.state == pending && q.line == nil {
 		c.orders = append(c.orders, q)
 	}
-	if c.traits.carrier != nil && !c.trip.flying && ctx.Done() == nil && c.alone(q) && c.ready(now) {
-		c.takeOff()
-		c.mu.Unlock()
-		swum := c.traits.carrier.swim(c)
-		c.mu.Lock()
-		if swum {
-			return
-		}
-		c.trip.flying = false
+	if c.traits.trips != nil && !c.trip.flying && ctx.Done() == nil && c.alone(q) && c.ready(now) {
+		c.begin()
+		return true
 	}
 	c.dispatch(now)
+	return false
 }
 
 // alone tells that a call is the only one here.
@@ -184,24 +223,19 @@ func (c *coordinator) alone(q *call) bool {
 
 // dispatch sends what there is to send, unless somebody is about to, and sets the alarm for what comes next.
 func (c *coordinator) dispatch(now int64) {
-	c.expireFlight()
 	if c.inline() {
 		for f := c.build(now); f != nil; f = c.build(c.now()) {
 			out, err := f.batch.ask(context.Background(), c.store)
-			c.deliver(f, out, err)
+			c.deliver(f, out, err, c.moment())
 		}
 	} else if o := c.down(); c.trip.flying && o != nil {
 		c.failAll(o) // whoever has come since need not wait for what is under way
 		c.advance(now)
 	} else if c.trip.flying {
 		c.advance(now)
-	} else if c.ready(now) {
-		c.takeOff()
-		if c.traits.carrier != nil {
-			c.traits.carrier.board(c)
-		} else {
-			go c.fly()
-		}
+	} else if c.ready(now) || c.trip.kept() { // a Depart that finds nothing to send releases the lock
+		c.begin()
+		c.trips.Ready(c.route(), c)
 	} else {
 		c.trip.since = 0
 	}
@@ -308,6 +342,9 @@ func (c *coordinator) abandon(q *call, now int64) {
 	c.calls--
 	q.state = left
 	if q.line != nil {
+		if q.Waits() && !q.Covered() {
+			c.served(q, now, now) // those behind it come sooner
+		}
 		q.line.Leave(&q.Waiter, now)
 	}
 	c.dropSnapshot()
@@ -358,11 +395,18 @@ func (c *coordinator) fail(q *call, err error) {
 	if q.line != nil {
 		q.line.Leave(&q.Waiter, c.now())
 	}
-	c.end(q, failed, err)
+	c.end(q, failed, unavailable(err))
 }
 
 // retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.
 const retryMicros = 100_000
+
+// What a caller would find who comes.
+const (
+	free   uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
+	queued               // it gets nothing before what the bucket has next
+	spare                // it may get what this process owns or gives back, or must wait for an order: it lines up
+)
 
 // alarm is the timer for whatever comes first: somebody is due, asks again, listens, or a lease ends.
 type alarm struct {
@@ -372,9 +416,9 @@ type alarm struct {
 
 // setAlarm sets it.
 func (c *coordinator) setAlarm() {
-	busy := c.waiters.busy() || len(c.orders) > 0 || len(c.refunds) > 0
-	if busy != c.busy.Load() {
-		c.busy.Store(busy)
+	occupied := c.occupancy()
+	if occupied != c.occupied.Load() {
+		c.occupied.Store(occupied)
 	}
 	next := c.waiters.due
 	sooner := func(at int64) {

@@ -2,13 +2,58 @@ package tokenbucket
 
 import (
 	"errors"
+	"slices"
+	"time"
 
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// deliver hands out the answers of a batch.
-func (c *coordinator) deliver(f *flight, out *outcome, err error) {
-	now := c.now()
+// Land implements [transport.Source]. It lets those go whom the answer is for when the lock is released: they shall neither find it held when
+// they ask again, nor see less than their own answer has brought.
+func (c *coordinator) Land(b *batch, out outcome, err error, late bool) {
+	c.mu.Lock()
+	answered := c.trip.buffer[:0]
+	if late {
+		answered = nil // another flight may land meanwhile
+	}
+	c.trip.answered = &answered
+	at := c.moment()
+	if f := c.landed(b, late); errors.Is(err, transport.ErrLate) {
+		c.expireFlight(f, at.mono)
+	} else {
+		c.deliver(f, &out, err, at)
+	}
+	c.trip.answered = nil
+	c.dispatch(at.local)
+	if !late {
+		c.trip.buffer = answered
+	}
+	c.mu.Unlock()
+	for _, ready := range answered {
+		close(ready)
+	}
+	clear(answered)
+}
+
+// landed takes a flight out of those that are under way.
+func (c *coordinator) landed(b *batch, late bool) *flight {
+	t := &c.trip
+	if !late {
+		f := t.flight
+		t.flight, t.flying = nil, false
+		return f
+	}
+	i := slices.IndexFunc(t.overdue, func(f *flight) bool { return &f.batch == b })
+	f := t.overdue[i]
+	t.overdue = slices.Delete(t.overdue, i, i+1)
+	f.batch.release()
+	return f
+}
+
+// deliver hands out the answers of a batch, which came at a moment.
+func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
+	now := at.local
 	if c.trip.cached == nil || !f.late {
 		c.trip.release() // of one that came back too late
 		c.trip.cached = f.batch.cached
@@ -19,12 +64,12 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error) {
 	}
 	if !c.inline() {
 		if err == nil {
-			c.trip.since = mono()
+			c.trip.since = at.mono
 		}
 		if !f.late {
-			c.report(f, out, err)
+			c.report(f, out, err, at.mono-f.began)
 		}
-		c.expireCalls(f, mono()) // nobody may have looked: this process was stopped
+		c.expireCalls(f, at.mono) // nobody may have looked: this process was stopped
 	}
 	if err != nil {
 		for _, r := range f.refunds {
@@ -35,7 +80,7 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error) {
 			c.fail(q, err)
 		}
 	} else {
-		c.settle(f, out, now)
+		c.settle(f, out, at)
 	}
 	clear(f.calls)
 	clear(f.refunds)
@@ -51,12 +96,12 @@ func (q *call) arrived(f *flight) {
 }
 
 // settle hands out what the store has decided.
-func (c *coordinator) settle(f *flight, out *outcome, now int64) {
-	received := now
+func (c *coordinator) settle(f *flight, out *outcome, at moment) {
+	now, received := at.local, at.local
 	if out.local != 0 {
 		received = out.local
 	}
-	c.hear(f, out, received, now)
+	c.hear(f, out, received, at)
 	requests := f.batch.Requests
 	for i, r := range f.refunds {
 		r.settle(requests[i].Grant.OK, nil, now)
@@ -165,20 +210,20 @@ func (q *call) note(b *PermitBucket, now int64) {
 	}
 }
 
-// report tells what became of a batch.
-func (c *coordinator) report(f *flight, out *outcome, err error) {
+// report tells what became of a batch within a time.
+func (c *coordinator) report(f *flight, out *outcome, err error, elapsed time.Duration) {
 	if err == nil {
-		c.health.Answered(mono() - f.began - out.lockWait)
+		c.health.Answered(elapsed - out.lockWait)
 	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
 		c.health.failed(c)
 	}
 	if o := f.limiter.observer; o != nil && o.Trip != nil {
-		o.Trip(Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: mono() - f.began, LockWait: out.lockWait, Err: err})
+		o.Trip(Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: elapsed, LockWait: out.lockWait, Err: err})
 	}
 }
 
 // hear notes what an answer says of the bucket, of its configuration, and of the store's clock.
-func (c *coordinator) hear(f *flight, out *outcome, received, now int64) {
+func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
 	h := &c.heard
 	b := &out.Bucket
 	if !c.inline() {
@@ -195,11 +240,14 @@ func (c *coordinator) hear(f *flight, out *outcome, received, now int64) {
 	if b.config.Kind == bursty {
 		h.stored = int64(b.StoredPermits)
 	}
-	h.offset.Observe(received-out.NowMicros, now-f.local)
+	h.offset.Observe(received-out.NowMicros, at.local-f.local)
 	if !c.inline() {
-		h.server.Heard(out.ClockMicros, f.began, mono())
+		h.server.Heard(out.ClockMicros, f.began, at.mono)
 	}
-	h.terms = h.termsOf(f, b)
+	before := h.terms
+	if h.terms = h.termsOf(f, b); before != nil && h.terms.config != before.config {
+		c.waiters.pace.Forget()
+	}
 	if longer := b.PausedMicros - h.paused; longer > 0 { // less: another bucket, for the old one was lost, or reset
 		c.dropSnapshot()
 		c.dropLeases()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
@@ -27,12 +28,14 @@ var (
 	// overwritten.
 	ErrCorruptState = errors.New("tokenbucket: corrupt state")
 	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). Permits that it may have granted are given
-	// back when its answer still comes.
+	// back when its answer still comes. What a limiter returns matches ErrStoreUnavailable, too.
 	ErrStoreTimeout = errors.New("tokenbucket: store timeout")
 	// ErrTooManyWaiters: so many callers of this process wait for the bucket already (WithMaxWaiters).
 	ErrTooManyWaiters = errors.New("tokenbucket: too many waiters")
-	// ErrStoreUnavailable: the store failed just now and has not answered since, so it was not asked. What wraps it names the
-	// failure. A Store of one's own wraps it to say that it cannot be reached.
+	// ErrStoreUnavailable: the store cannot be reached, did not answer in time, or says that it cannot serve now; or it failed
+	// just now and has not answered since, so it was not asked. All errors of a limiter match it under which a failure policy
+	// other than FailClosed would decide. What wraps it names the failure. A Store of one's own wraps it to say that it cannot be
+	// reached.
 	ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
 )
 
@@ -40,6 +43,12 @@ var (
 func wanted(field string, value any, want string) error {
 	return fmt.Errorf("%s %v: want %s", field, value, want)
 }
+
+// shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
+const shadowMark = "\xff"
+
+// label is a bucket's name as its users know it.
+func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
 
 // invalid is an ErrInvalidConfig of a bucket.
 func invalid(bucket string, err error) error {
@@ -78,4 +87,26 @@ func away(err error) bool {
 		return true
 	}
 	return script.Away(err)
+}
+
+// storeFailure is how a call has met a store that is away: it is what it says, and an ErrStoreUnavailable.
+type storeFailure struct{ err error }
+
+func (f *storeFailure) Error() string { return f.err.Error() }
+
+// Is tells that it is an ErrStoreUnavailable.
+func (f *storeFailure) Is(target error) bool { return target == ErrStoreUnavailable }
+
+// Unwrap returns the failure.
+func (f *storeFailure) Unwrap() error { return f.err }
+
+// StoreFailure is the failure, for those who count kinds of failures.
+func (f *storeFailure) StoreFailure() error { return f.err }
+
+// unavailable makes an error of a store match ErrStoreUnavailable, if it means that the store is away.
+func unavailable(err error) error {
+	if !away(err) || errors.Is(err, ErrStoreUnavailable) {
+		return err
+	}
+	return &storeFailure{err}
 }

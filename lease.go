@@ -61,7 +61,7 @@ func (e *lease) left(now int64) int64 {
 // fromLease hands out leased permits, unless somebody waits already.
 func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
 	e := c.leases.current.Load()
-	if e == nil || limiter.lease == 0 || c.busy.Load() || e.limiter != limiter && e.limiter.own.config != limiter.own.config {
+	if e == nil || limiter.lease == 0 || c.occupied.Load() != free || e.limiter != limiter && e.limiter.own.config != limiter.own.config {
 		return false
 	}
 	ok, low := e.take(n, c.now())

@@ -40,3 +40,37 @@ func TestSweep(t *testing.T) {
 	require.False(t, take(kept), "it begins with one permit again")
 	require.Len(t, store.buckets, 2001)
 }
+
+// A refusal in memory behind a reservation costs no more than one of an idle bucket; but what this process owns and nobody wants
+// serves who comes, however long the bucket itself would let it wait.
+func TestRefusedBehindAReservation(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := NewMemoryStore()
+		open := func(opts ...Option) *RateLimiter {
+			l, err := NewSmoothBursty("x", 10, append(opts, WithStore(store), WithMaxPermits(1), WithInitialPermits(0))...)
+			require.NoError(t, err)
+			return l
+		}
+		mine := open()
+		others := open(WithClock(&wall{Clock: clockwork.NewRealClock()})) // of another clock, so it has a line of its own
+		r, err := mine.Reserve(background, 1)
+		require.NoError(t, err)
+		allocated := testing.AllocsPerRun(100, func() {
+			ok, err := mine.TryAcquire(background, 1, 150*time.Millisecond)
+			require.False(t, ok)
+			require.NoError(t, err)
+		})
+		require.Zero(t, allocated)
+		_, err = others.Reserve(background, 1)
+		require.NoError(t, err)
+		require.NoError(t, r.Cancel(background))
+		began := time.Now()
+		ok, err := mine.TryAcquire(background, 1, 150*time.Millisecond)
+		require.NoError(t, err)
+		require.True(t, ok, "others have taken behind it, so it did not go back")
+		require.Equal(t, 100*time.Millisecond, time.Since(began))
+	})
+}
+
+// wall is the real clock, but not of its type.
+type wall struct{ clockwork.Clock }

@@ -467,8 +467,8 @@ func TestLateMemo(t *testing.T) {
 	late.batch.cached, last.batch.cached = new(cachedState), &cachedState{token: "kept"}
 	l.coordinator.mu.Lock()
 	defer l.coordinator.mu.Unlock()
-	l.coordinator.deliver(late, &outcome{}, ErrStoreTimeout)
-	l.coordinator.deliver(last, &outcome{}, ErrStoreTimeout)
+	l.coordinator.deliver(late, &outcome{}, ErrStoreTimeout, l.coordinator.moment())
+	l.coordinator.deliver(last, &outcome{}, ErrStoreTimeout, l.coordinator.moment())
 	require.Same(t, last.batch.cached, l.coordinator.trip.cached)
 	last.batch.cached.(*cachedState).token = ""
 }

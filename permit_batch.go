@@ -105,6 +105,7 @@ type batch struct {
 	Requests []request
 
 	own    *setting   // config with what follows from it; may be nil
+	until  time.Time  // when the last of its callers gives up: decided later, it must take nothing
 	keep   bool       // the next batch may follow at once: a lock that others wait for may be kept for it
 	cached remembered // may be nil
 
@@ -118,7 +119,20 @@ type batch struct {
 // remembered is what a store keeps in mind of a bucket between two batches of this process.
 type remembered interface {
 	release()    // gives up a lock that was kept for the next batch
+	kept() bool  // tells whether there is one
 	waits() bool // tells whether the batch under way waits for a lock that others hold
+}
+
+// maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
+const maxBatch = 1024
+
+func (b *batch) size() int { return len(b.Requests) }
+
+// release gives up a lock that was kept for a next batch.
+func (b *batch) release() {
+	if b.cached != nil {
+		b.cached.release()
+	}
 }
 
 // ask has a store decide the batch.
@@ -175,6 +189,15 @@ func (b *batch) server() (r clock.Remote) {
 		r.Heard(b.ServerMicros, at, at)
 	}
 	return r
+}
+
+// deadline is until by the store's clock: perhaps early, but never too late. 0: the clock is not known yet.
+func (b *batch) deadline() int64 {
+	server := b.server()
+	if !server.Known() {
+		return 0
+	}
+	return server.Earliest(clock.Of(b.until))
 }
 
 // outcome is what [PermitBucket.apply] decided, besides the Grants.

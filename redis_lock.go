@@ -96,9 +96,12 @@ func (m *cachedState) yielded(ctx context.Context) bool {
 	return m.yield == 0 || left <= 0 || script.Sleep(ctx, left)
 }
 
+// kept implements remembered: it tells that a lock is kept for the next batch.
+func (m *cachedState) kept() bool { return m != nil && m.token != "" }
+
 // release implements remembered. The cached state knows whose lock it is: the limiter's own store, or one behind it.
 func (m *cachedState) release() {
-	if m.token != "" {
+	if m.kept() {
 		m.owner.release(m.lock, m.token)
 		m.token = ""
 	}

@@ -200,6 +200,14 @@ func (a *attempt) replay(clock int64, states string) (outcome, error) {
 	return out, nil
 }
 
+// micros is a time as an argument; 0: none.
+func micros(n int64) string {
+	if n == 0 {
+		return ""
+	}
+	return strconv.FormatInt(n, 10)
+}
+
 // decide implements decider.
 func (s *RedisScriptStore) decide(ctx context.Context, batch *batch) (outcome, error) {
 	return s.apply(ctx, &attempt{batch: batch, cached: s.cacheOf(batch)})
@@ -211,7 +219,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (outcome, erro
 	tooLate, waited := false, time.Duration(0)
 	for pause := script.NewPause(); ; {
 		asked := clock.Mono()
-		now, answer, err := s.send(ctx, a, &server)
+		now, answer, err := s.sendOne(ctx, a, &server)
 		if err != nil {
 			if waited != 0 && ctx.Err() != nil {
 				err = fmt.Errorf("%w: key %q", ErrLockNotObtained, a.cached.lock)
@@ -246,8 +254,8 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (outcome, erro
 	}
 }
 
-// send takes one bucket's batch to Redis, and returns the time there and the answer.
-func (s *RedisScriptStore) send(ctx context.Context, a *attempt, server *clock.Remote) (now int64, answer string, err error) {
+// sendOne takes one bucket's batch to Redis, and returns the time there and the answer.
+func (s *RedisScriptStore) sendOne(ctx context.Context, a *attempt, server *clock.Remote) (now int64, answer string, err error) {
 	var args [2 + headArgs + bucketArgs]string
 	args[0], args[1] = a.cached.bucket, a.cached.lock
 	local := s.clockArg(a.batch)
@@ -279,10 +287,7 @@ func since(began time.Duration) time.Duration {
 
 // head writes the arguments that all buckets share.
 func (s *redisBase) head(args []string, clock string, asOf int64, until string) {
-	args[0], args[1], args[3] = clock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10), until
-	if asOf != 0 {
-		args[2] = strconv.FormatInt(asOf, 10)
-	}
+	args[0], args[1], args[2], args[3] = clock, strconv.FormatInt(s.lockTTL.Milliseconds(), 10), micros(asOf), until
 }
 
 // parseReply returns the time in a reply of lua/apply.lua to so many buckets.

@@ -45,11 +45,12 @@ type RedisStore struct{ redisBase }
 // less work for Redis.
 //
 // With a *redis.Client, requests to different buckets travel in one call of the script; with clients that know which
-// server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server. Hooks must be added to a
-// *redis.Client before its first use here.
+// server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server. A lone caller whose context cannot be
+// cancelled asks a *redis.Client itself, rather than to have a goroutine do so; the client's hooks see that only if it has
+// ContextTimeoutEnabled.
 type RedisScriptStore struct {
 	redisBase
-	ferry ferry
+	trips redisTrips
 }
 
 // redisBase is what the two stores share.
@@ -126,17 +127,7 @@ func NewRedisStore(client RedisClient, opts ...RedisOption) *RedisStore {
 func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptStore {
 	s := &RedisScriptStore{redisBase: newRedisBase(client, opts)}
 	s.decider = s
-	s.ferry.store = s
-	switch c := client.(type) {
-	case *redis.Client:
-		s.ferry.pipeline = c.Pipeline
-	case *redis.ClusterClient:
-		s.ferry.pipeline = c.Pipeline
-		s.ferry.scattered.Store(true)
-	case *redis.Ring:
-		s.ferry.pipeline = c.Pipeline
-		s.ferry.scattered.Store(true)
-	}
+	s.initTrips()
 	return s
 }
 
@@ -175,7 +166,9 @@ func (s *RedisScriptStore) describe() traits {
 		return traits{err: errUnmade}
 	}
 	t := s.traits(s)
-	t.carrier = s
+	if s.trips.pipeline != nil && !s.local {
+		t.trips, t.route = &s.trips.trips, s.route
+	}
 	return t
 }
 
@@ -287,7 +280,11 @@ func (r runOnce) EvalSha(ctx context.Context, sha string, keys []string, args ..
 
 // run runs a script once; its keys are the first of the arguments.
 func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args ...string) ([]string, error) {
-	reply, err := sc.Run(ctx, s.client, keys, args...)
+	return runBy(ctx, s.client, sc, keys, args)
+}
+
+func runBy(ctx context.Context, client RedisClient, sc *script.Script, keys int, args []string) ([]string, error) {
+	reply, err := sc.Run(ctx, client, keys, args...)
 	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
 		return nil, wrongType(args[0])
 	}

@@ -101,17 +101,17 @@ func (c *coordinator) confirmed(ctx context.Context, r *refund, verb string) err
 	}
 	select {
 	case <-r.done:
-		return r.err
+		return unavailable(r.err)
 	default:
 	}
 	timeout := time.NewTimer(c.timeout)
 	defer timeout.Stop()
 	select {
 	case <-r.done:
-		return r.err
+		return unavailable(r.err)
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timeout.C:
-		return fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, c.label(), verb, c.timeout)
+		return unavailable(fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, c.label(), verb, c.timeout))
 	}
 }

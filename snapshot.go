@@ -95,10 +95,24 @@ func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 	return after.Next - now, ok
 }
 
-// takeNow decides on a request to a bucket in memory that need not wait, under a configuration that is in force, unless somebody
-// waits already: without an allocation, a timer or a goroutine, with one lock and one look at the clock.
+// occupancy is which of these it is.
+func (c *coordinator) occupancy() uint32 {
+	w := &c.waiters
+	switch {
+	case len(c.orders) > 0 || len(c.refunds) > 0 || len(w.old) > 0 || w.line.Spare():
+		return spare
+	case w.line.Idle():
+		return free
+	}
+	return queued
+}
+
+// takeNow decides on a request to a bucket in memory that need not wait, or must wait for too long, under a configuration
+// that is in force: without an allocation, a timer or a goroutine, with one lock and one look at the clock. While somebody waits already
+// it grants nothing.
 func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decided bool) {
-	if c.busy.Load() {
+	found := c.occupied.Load()
+	if found == spare {
 		return false, false
 	}
 	now := c.time.Micros()
@@ -113,10 +127,14 @@ func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decide
 		c.slot.Store(nil)
 		return false, false
 	}
-	granted, decided = b.state.takeNow(now, config, n, maxWait)
-	if granted {
+	defer b.mu.Unlock()
+	if found == queued {
+		seen := b.state
+		granted, decided = seen.takeNow(now, config, n, maxWait)
+		return false, decided && !granted
+	}
+	if granted, decided = b.state.takeNow(now, config, n, maxWait); granted {
 		b.touched = now
 	}
-	b.mu.Unlock()
 	return granted, decided
 }

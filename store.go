@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
@@ -61,12 +62,6 @@ type Batch struct {
 	asked *batch // what the engine asks of one bucket; nil: nothing is known of the batch but names and Decide
 }
 
-// shadowMark begins the name of a shadow's bucket: it is no UTF-8, so no other bucket has such a name.
-const shadowMark = "\xff"
-
-// label is a bucket's name as its users know it.
-func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
-
 // keyName is a bucket's name as stores know it: no two buckets have the same, and no shadow that of another bucket.
 func keyName(name string) string {
 	if public, ok := strings.CutPrefix(name, shadowMark); ok {
@@ -100,11 +95,18 @@ type traits struct {
 	// logger is for what join finds wrong; nil: nothing is.
 	logger *logger
 
-	// memory and carrier are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
-	// carrier takes the batches of several lines at once. nil: there is only Apply.
-	memory  *MemoryStore
-	carrier carrier
+	// memory and trips are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
+	// trips take batches of several buckets at once, on the route of each. nil: there is only Apply.
+	memory *MemoryStore
+	trips  *trips
+	route  func(name string) string
 }
+
+// trips take batches to a store, and item is one of them on its way.
+type (
+	trips = transport.Trips[*batch, outcome]
+	item  = transport.Item[*batch, outcome]
+)
 
 // timing is what a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
 type timing uint8
@@ -123,7 +125,7 @@ func traitsOf(s Store) traits {
 	}
 	t := d.describe()
 	if t.self != s {
-		t.memory, t.carrier = nil, nil
+		t.memory, t.trips, t.route = nil, nil, nil
 	}
 	return t
 }

@@ -24,7 +24,7 @@ func (c *coordinator) startTimeouts() {
 	c.timeouts.running = true
 }
 
-// checkTimeouts fails the callers to whom the store has not answered in time (Q5). The batch in flight is given up: another may leave.
+// checkTimeouts fails the callers to whom the store has not answered in time (Q5).
 func (c *coordinator) checkTimeouts() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -54,9 +54,6 @@ func (c *coordinator) checkTimeouts() {
 		}
 	}
 	c.dispatch(c.now())
-	if c.traits.carrier != nil {
-		c.traits.carrier.hurry()
-	}
 	if c.trip.flying {
 		c.timeouts.timer.Reset(c.timeout - (now - oldest))
 		c.timeouts.running = true
@@ -85,12 +82,8 @@ func (c *coordinator) expireCalls(f *flight, now time.Duration) (oldest time.Dur
 }
 
 // expireFlight stops waiting for a batch that the store has not answered in time.
-func (c *coordinator) expireFlight() {
-	f := c.trip.flight
-	if f == nil || mono()-f.began < c.timeout || c.inline() {
-		return
-	}
-	c.expireCalls(f, mono())
+func (c *coordinator) expireFlight(f *flight, now time.Duration) {
+	c.expireCalls(f, now)
 	for _, q := range f.calls {
 		if q.promised() {
 			q.arrived(f) // it asks again
@@ -101,8 +94,8 @@ func (c *coordinator) expireFlight() {
 		r.settle(false, err, c.now()) // perhaps they come back, perhaps not
 	}
 	f.refunds, f.late = nil, true
-	c.report(f, &outcome{}, err)
-	c.trip.flight, c.trip.flying = nil, false
+	c.report(f, &outcome{}, err, now-f.began)
+	c.trip.overdue = append(c.trip.overdue, f)
 }
 
 // timeoutError is why callers were not answered in time, while a flight is under way: that is waiting for a lock, or for an answer.

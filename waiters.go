@@ -17,6 +17,7 @@ type waiters struct {
 	old     []*schedule.Schedule[*call]
 	due     int64                     // when the first of them all is; 0: never
 	late    []*schedule.Waiter[*call] // of old lines: whose permits would come too late
+	pace    schedule.Pace             // of the line, while some of it are beyond reach
 	confirm *refund                   // the next of line's that is sent: somebody waits for its answer; nil: nobody does
 }
 
@@ -25,8 +26,8 @@ func (w *waiters) begin(strict bool) {
 	w.line = &schedule.Schedule[*call]{Strict: strict}
 }
 
-// busy tells that somebody waits, or something is owned or goes back.
-func (w *waiters) busy() bool { return !w.line.Idle() || len(w.old) > 0 }
+// quiet tells that nobody waits, and nobody has left a line too late.
+func (w *waiters) quiet() bool { return w.line.Quiet() && len(w.old) == 0 && w.late == nil }
 
 // asks tells whether it is time to ask for those who are not covered.
 func (w *waiters) asks(now int64) bool {
@@ -114,8 +115,10 @@ func (w *waiters) rejoin() {
 
 // expired returns those of all lines whose permits would come too late: they have left.
 func (w *waiters) expired() []*schedule.Waiter[*call] {
-	late := append(w.line.Expired(), w.late...)
-	w.late = nil
+	late := w.line.Expired()
+	if w.late != nil {
+		late, w.late = append(late, w.late...), nil
+	}
 	return late
 }
 
@@ -199,6 +202,10 @@ func (c *coordinator) join(q *call, now int64) {
 	stale := false
 	if at, some := line.AskAt(); some && at > now && q.verb != reserve { // those before it were refused
 		q.decided = now
+		if due := c.paced(q, line.Wanted(), now); due > q.Until {
+			c.refuse(q, due-now)
+			return
+		}
 		if due := c.estimate(q, line.Wanted(), now); due > q.Until {
 			if stale = now-c.heard.told > snapshotAge.Microseconds(); !stale {
 				c.refuse(q, due-now)
@@ -232,6 +239,20 @@ func (c *coordinator) estimate(q *call, wanted, now int64) int64 {
 	return max(now, c.heard.free) + int64(min(float64(wanted)*s.interval, maxExact))
 }
 
+// paced is when it would be due at the pace at which the line moved of late, for other processes ask, too. 0: that is not known.
+//
+// Of two processes at 20/s that were asked for three times as much, 53 % of the refused were told later than after a second when their
+// timeout was 4 s, and 59 % at 15 s; with it 7 % and 6 %. As many are granted, and the whole rate is used: of the refused, 2.5 % and
+// none would have been in time with a tenth of it to spare, instead of somebody behind (TestMostAreRefusedEarly).
+func (c *coordinator) paced(q *call, wanted, now int64) int64 {
+	s := q.limiter.effective()
+	cost, known := c.waiters.pace.Cost(wanted+q.Permits, s.horizon())
+	if !known {
+		return 0
+	}
+	return max(now, c.waiters.line.Last()) + int64(min(paceMargin*cost, maxExact))
+}
+
 // covered notes that permits are there for a reservation.
 func (c *coordinator) covered(q *call, now int64) {
 	q.due, _ = q.line.DueOf(&q.Waiter)
@@ -254,15 +275,39 @@ func (c *coordinator) refuseExpired(now int64) {
 
 // release lets everybody go whose permits are due, in order.
 func (c *coordinator) release(now int64) {
+	if c.waiters.quiet() {
+		c.waiters.due = 0
+		c.waiters.pace.Forget()
+		return
+	}
 	for q, at := c.waiters.next(now); q != nil; q, at = c.waiters.next(now) {
 		q.due = at
 		if q.decided == 0 {
 			q.decided = q.Came
 		}
+		c.served(q, now, at)
 		c.end(q, done, nil)
+	}
+	if !c.waiters.beyond() {
+		c.waiters.pace.Forget()
 	}
 	c.refuseExpired(now)
 }
+
+// served notes for the pace of the line that a call leaves it whose permits were due at a time: it was let go, or its caller gives up.
+func (c *coordinator) served(q *call, now, due int64) {
+	if !c.waiters.beyond() || now-due > schedule.Tolerated { // this process was stopped
+		c.waiters.pace.Forget()
+		return
+	}
+	c.waiters.pace.Serve(now, q.Permits, paceMemory*q.limiter.effective().horizon())
+}
+
+// The pace is measured over so many horizons, and believed after one. Those who might just be in time are let in, as it is no surer.
+const (
+	paceMemory = 4
+	paceMargin = 0.95
+)
 
 // refusedFor notes that the store would not grant a call yet, nor those behind it: it would have had to wait for beyond longer than its
 // reach.

@@ -505,18 +505,18 @@ func TestBrowsersBehindAProxy(t *testing.T) {
 // A registry is a gate: each path has what its row says, and a path without a row what the registry does with such.
 func TestRegistryIsAGate(t *testing.T) {
 	limits := registry.Static{
-		{Name: "/fares", Enabled: true, Rate: 0.1},
-		{Name: "/free", Rate: 0.1},
-		{Name: "/upstream", Enabled: true, Rate: 1000},
+		{Name: "/fares", Rate: 0.1},
+		{Name: "/free", Rate: 0.1, Disabled: true},
+		{Name: "/upstream", Rate: 1000},
 	}
 	for name, c := range map[string]struct {
-		unknown registry.Unknown
+		unknown registry.Otherwise
 		status  int
 		policy  string
 	}{
 		"pass":    {registry.Pass(), 200, ""},
 		"refuse":  {registry.Refuse(), 429, ""},
-		"default": {registry.Default(registry.Limit{Enabled: true, Rate: 5}), 200, `"default";q=5;w=1`},
+		"default": {registry.Default(registry.Limit{Rate: 5}), 200, `"default";q=5;w=1`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gate, err := registry.New(limits, tb.NewMemoryStore(), registry.WithUnknown(c.unknown))

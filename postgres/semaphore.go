@@ -41,7 +41,7 @@ func (b *backend) Apply(ctx context.Context, batch *semaphore.Batch) (*semaphore
 	report, unfinished, err := b.attempt(ctx, batch)
 	for err == nil && unfinished {
 		rest := *batch
-		rest.Leave, rest.Renew, rest.SetPermits = nil, nil, 0 // they are done
+		rest.Leave, rest.Renew, rest.SetPermits, rest.AddPermits = nil, nil, 0, 0 // they are done
 		before := report
 		if report, unfinished, err = b.attempt(ctx, &rest); err == nil && report.Late {
 			err = fmt.Errorf("the deadline passed on the way: %w", context.DeadlineExceeded) // not Late: something was done
@@ -50,7 +50,7 @@ func (b *backend) Apply(ctx context.Context, batch *semaphore.Batch) (*semaphore
 			if batch.PatienceMicros == 0 { // the first has taken its leave
 				report.Fresh, report.Told = before.Fresh, before.Told
 			}
-			report.Left, report.Renewed = before.Left, before.Renewed
+			report.Left, report.Renewed, report.Unchanged = before.Left, before.Renewed, before.Unchanged
 			report.Grants = append(before.Grants, report.Grants...)
 		}
 	}
@@ -88,15 +88,16 @@ func entered(entries []semaphore.Entry) []string {
 // arguments are those of semaphore_apply_1.
 func (b *backend) arguments(batch *semaphore.Batch) []any {
 	n := len(batch.Enter)
-	wants, tickets, waits := make([]int64, n), make([]int64, n), make([]bool, n)
+	wants, tickets, waits, labels := make([]int64, n), make([]int64, n), make([]bool, n), make([]string, n)
 	for i, e := range batch.Enter {
-		wants[i], tickets[i], waits[i] = int64(e.Permits), e.Ticket, e.Wait
+		wants[i], tickets[i], waits[i], labels[i] = int64(e.Permits), e.Ticket, e.Wait, e.Label
 	}
 	return []any{
 		pgx.QueryExecModeExec,
 		encode(b.name), encode(batch.Process), encode(batch.Label), b.channel(batch.Process),
-		batch.LeaseMicros, batch.PatienceMicros, int64(batch.Permits), int64(batch.SetPermits), batch.Deadline,
-		encodeAll(batch.Leave), encodeAll(batch.Renew), encodeAll(entered(batch.Enter)), wants, tickets, waits,
+		batch.LeaseMicros, batch.PatienceMicros, batch.AliveMicros, int64(batch.Permits), int64(batch.Limit.Permits),
+		batch.Limit.Version, int64(batch.SetPermits), int64(batch.AddPermits), batch.Deadline,
+		encodeAll(batch.Leave), encodeAll(batch.Renew), encodeAll(entered(batch.Enter)), wants, tickets, waits, encodeAll(labels),
 	}
 }
 
@@ -116,16 +117,18 @@ func (b *backend) apply(
 func (b *backend) call(
 	ctx context.Context, q querier, args []any, batch *semaphore.Batch,
 ) (r *semaphore.Report, unfinished bool, err error) {
-	const columns = "at, late, fresh, total, earliest, told, standings, renewed, unfinished, outcomes, fences, places, grants"
+	const columns = "at, late, fresh, total, earliest, told, limited, version, unchanged, standings, renewed, unfinished, " +
+		"outcomes, fences, places, grants"
 	sql := "SELECT " + columns + " FROM " + b.store.schema + ".semaphore_apply_1(" +
-		"$1::text, $2::text, $3::text, $4::text, $5::bigint, $6::bigint, $7::bigint, $8::bigint, $9::bigint, " +
-		"$10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::boolean[])"
+		"$1::text, $2::text, $3::text, $4::text, $5::bigint, $6::bigint, $7::bigint, $8::bigint, $9::bigint, $10::bigint, " +
+		"$11::bigint, $12::bigint, $13::bigint, $14::text[], $15::text[], $16::text[], $17::bigint[], $18::bigint[], " +
+		"$19::boolean[], $20::text[])"
 	var out semaphore.Report
 	var standings, outcomes []int32
 	var fences, places []int64
 	var grants []string
 	err = q.QueryRow(ctx, sql, args...).Scan(&out.Now, &out.Late, &out.Fresh, &out.Permits, &out.Earliest, &out.Told,
-		&standings, &out.Renewed, &unfinished, &outcomes, &fences, &places, &grants)
+		&out.Limit.Permits, &out.Limit.Version, &out.Unchanged, &standings, &out.Renewed, &unfinished, &outcomes, &fences, &places, &grants)
 	if err != nil || out.Late {
 		return &out, false, err
 	}
@@ -170,6 +173,17 @@ func (b *backend) Holders(ctx context.Context) ([]semaphore.Holder, error) {
 		return h, err
 	})
 	return all, b.explained(err)
+}
+
+// Stats implements semaphore.Backend.
+func (b *backend) Stats(ctx context.Context) (semaphore.Stats, error) {
+	var s semaphore.Stats
+	err := b.store.pool.QueryRow(ctx, "SELECT permits, version, used, waiting FROM "+b.store.schema+".semaphore_stats_1($1::text)",
+		pgx.QueryExecModeExec, encode(b.name)).Scan(&s.Permits, &s.Version, &s.Used, &s.Waiting)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil // nobody has used it yet
+	}
+	return s, b.explained(err)
 }
 
 // Listen implements semaphore.Backend. All semaphores of a store share one connection.

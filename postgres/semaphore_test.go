@@ -27,7 +27,8 @@ func testBackend(t *testing.T, pool *pgxpool.Pool, schema Option) {
 				home := value(t, s, "SELECT id * 4294967296 + era FROM %s.semaphore WHERE name = $1", encode(name))
 				exec(t, s, "UPDATE %s.semaphore_state SET seen = seen + $2, earliest = CASE held WHEN 0 THEN 0 "+
 					"ELSE earliest + $2 END WHERE home = $1", home, d.Microseconds())
-				exec(t, s, "UPDATE %s.semaphore_slot SET until = until + $2 WHERE home = $1 AND kind IN (1, 4)",
+				exec(t, s, "UPDATE %s.semaphore_slot SET until = until + $2, since = CASE kind WHEN 4 THEN since + $2 ELSE since END "+
+					"WHERE home = $1 AND kind IN (1, 4)",
 					home, d.Microseconds())
 			},
 		}
@@ -42,6 +43,7 @@ func TestConformance(t *testing.T) {
 func testConformance(t *testing.T, pool *pgxpool.Pool, schema Option) {
 	semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 		name := fmt.Sprint(t.Name(), " ", names.Add(1))
+		opts = append([]semaphore.Option{semaphore.WithTimeout(30 * time.Second)}, opts...) // a machine may be busy
 		return func() *semaphore.Semaphore { return opens(t, store(t, pool, schema), name, permits, opts...) }
 	})
 }

@@ -11,6 +11,7 @@
 // time of whole seconds does not tell two changes in one second apart, and a clock set back repeats an hour.
 //
 // The table is the truth: where a bucket follows something else than its row (tokenbucket.RateLimiter.SetRate, say), the row
-// wins after two loads. A source that is away, and a row that is bad, leave in force what was there before, and are told to
-// the log, once, and to the hook, each time.
+// wins after two loads. A source that is away, and a row that turns bad, leave in force what was there before. A name whose row
+// never was good is refused (WithBadRows), and so is one with a rate of 0. All of that is told to the log, again every minute, and
+// to the hook, each time.
 package registry

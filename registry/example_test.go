@@ -19,9 +19,9 @@ import (
 // Limits by name, from a fixed list; package sqlsource reads them from a table.
 func ExampleNew() {
 	limits, err := registry.New(registry.Static{
-		{Name: "/ibe/AvailFare", Enabled: true, Rate: 5, Cache: 0.5},
-		{Name: "/ibe/Ticket", Enabled: true, Rate: 1, Quota: true},
-		{Name: "/ibe/Ping", Enabled: false},
+		{Name: "/ibe/AvailFare", Rate: 5, Cache: 0.5},
+		{Name: "/ibe/Ticket", Rate: 1, Quota: true},
+		{Name: "/ibe/Ping", Disabled: true},
 	}, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()))
 	if err != nil {
 		panic(err)

@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -18,13 +19,9 @@ func (r *Registry) Reload(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	r.mu.Lock()
-	if r.began.After(asked) {
-		defer r.mu.Unlock()
-		return r.stats.Err
+	if done, err := r.notes.begin(asked); done {
+		return err
 	}
-	r.began = time.Now()
-	r.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	began := time.Now()
@@ -41,10 +38,9 @@ func (r *Registry) Reload(ctx context.Context) error {
 
 // apply puts a table in force.
 func (r *Registry) apply(table Table, load *Load) {
-	old := r.limits.Load()
-	first := old == nil
-	if first {
-		old = &map[string]*entry{}
+	var old map[string]*entry
+	if before := r.limits.Load(); before != nil {
+		old = *before
 	}
 	next := make(map[string]*entry, len(table.Limits))
 	load.Rejected = slices.Clone(table.Rejected)
@@ -54,28 +50,40 @@ func (r *Registry) apply(table Table, load *Load) {
 			load.Rejected = append(load.Rejected, RowError{Row: c.Row, Name: c.Name, Field: "name", Value: fmt.Sprintf("%q", c.Name), Want: "a name of its own"})
 			continue
 		}
-		was := (*old)[c.Name]
+		was := old[c.Name]
+		if was != nil && was.bad {
+			was = nil
+		}
 		e, err := r.follow(was, c)
 		if err != nil {
 			load.Rejected = append(load.Rejected, *err)
 			continue
 		}
 		next[c.Name] = e
-		switch {
-		case e == was:
-		case was != nil:
-			load.Changed++
-			r.log.Info("registry: a limit changed", "bucket", c.Name, "row", c.Row, "from", was.limit.describe(), "to", c.describe(), "version", e.version)
-		default:
-			if load.Added++; !first {
-				r.log.Info("registry: a limit is new", "bucket", c.Name, "row", c.Row, "limit", c.describe(), "version", e.version)
-			}
-		}
+		r.tellChange(was, e, load, old == nil)
 	}
 	load.Rows = len(table.Limits) + len(table.Rejected)
-	r.keep(*old, next, load)
+	r.keep(old, next, load)
 	r.limits.Store(&next)
-	load.Limits = len(next)
+	load.Limits = len(next) - load.Bad
+}
+
+// tellChange counts and logs what a row does.
+func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
+	level := slog.LevelInfo
+	if e.limit.Disabled {
+		level = slog.LevelWarn // less is limited than before
+	}
+	switch {
+	case e == was:
+	case was != nil:
+		load.Changed++
+		r.log.Log(r.ctx, level, "registry: a limit changed", "bucket", e.limit.Name, "row", e.limit.Row, "from", was.limit.String(), "to", e.limit.String(), "version", e.version)
+	default:
+		if load.Added++; !first {
+			r.log.Info("registry: a limit is new", "bucket", e.limit.Name, "row", e.limit.Row, "limit", e.limit.String(), "version", e.version)
+		}
+	}
 }
 
 // follow returns the entry for a row: what was, if nothing of it changed.
@@ -85,7 +93,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		if was.limit.sameLimiter(c) {
 			e.version = r.dispute(was)
 			if e.version == was.version {
-				if c.Enabled == was.limit.Enabled && c.Cache == was.limit.Cache && c.Row == was.limit.Row {
+				if c.Disabled == was.limit.Disabled && c.Cache == was.limit.Cache && c.Row == was.limit.Row {
 					return was, nil
 				}
 				if e.wait == was.wait {
@@ -98,13 +106,8 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 	} else if version, ok := r.past[c.Name]; ok {
 		e.version = max(c.Version, version+1)
 	}
-	if err := c.check(); err != nil {
+	if err := r.try(c, e.version); err != nil {
 		return nil, err
-	}
-	if c.Enabled {
-		if _, err := r.limiter(c, e.version); err != nil {
-			return nil, &RowError{Row: c.Row, Name: c.Name, Err: err}
-		}
 	}
 	return e, nil
 }
@@ -130,66 +133,101 @@ func (r *Registry) dispute(e *entry) int64 {
 	return there.Version + 1
 }
 
-// keep keeps the last good limit of rows that are bad now, and counts those that are gone.
+// keep decides about the names whose rows are bad, and counts the limits that are gone.
 func (r *Registry) keep(old, next map[string]*entry, load *Load) {
-	names, rows := map[string]bool{}, map[string]bool{}
-	for i := range load.Rejected {
-		names[load.Rejected[i].Name] = true
-		if row := load.Rejected[i].Row; row != "" {
-			rows[row] = true
+	rows := map[string]*entry{} // those that are not among the next, by row
+	for name, e := range old {
+		if next[name] == nil && e.limit.Row != "" {
+			rows[e.limit.Row] = e
 		}
 	}
+	for i := range load.Rejected {
+		r.rule(&load.Rejected[i], old, next, rows, load)
+	}
+	var gone []*entry
 	for name, e := range old {
-		if next[name] != nil {
+		if next[name] == nil {
+			gone = append(gone, e)
+		}
+	}
+	if r.doubtful(len(gone), len(next)) {
+		load.Held = len(gone)
+		for _, e := range gone {
+			next[e.limit.Name] = e
+			if e.bad {
+				load.Bad++
+			}
+		}
+		return
+	}
+	for _, e := range gone {
+		if e.bad {
 			continue
 		}
-		if names[name] || rows[e.limit.Row] {
-			next[name] = e
-			load.Kept++
-			continue
+		if load.Removed++; load.Removed <= mostTold {
+			r.log.Info("registry: a limit is gone", "bucket", e.limit.Name, "row", e.limit.Row)
 		}
-		load.Removed++
-		r.past[name] = e.version
-		r.log.Info("registry: a limit is gone", "bucket", name, "row", e.limit.Row)
+		r.past[e.limit.Name] = e.version
+	}
+	if load.Removed > mostTold {
+		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostTold)
 	}
 }
 
-// note keeps the figures of a load and tells of it, of each trouble once.
-func (r *Registry) note(load *Load) {
-	r.mu.Lock()
-	now := time.Now()
-	r.stats.Loads++
-	r.stats.LastLoad, r.stats.Err = now, load.Err
-	failed, recovered := load.Err != nil && !r.failing, load.Err == nil && r.failing
-	r.failing = load.Err != nil
-	if load.Err != nil {
-		r.stats.Failures++
-	} else {
-		r.stats.LastGood = now
-		r.stats.Limits, r.stats.Rejected = load.Limits, load.Rejected
+// confirmed is how many loads in a row must agree that more than half of the limits are gone.
+const confirmed = 3
+
+// doubtful tells whether a loss is more likely a mistake than meant: a DELETE without WHERE, a table that is just being filled.
+func (r *Registry) doubtful(gone, left int) bool {
+	of := r.believed
+	if gone*2 <= of || r.allowEmpty {
+		r.losses, r.believed = 0, left
+		return false
 	}
-	var fresh []RowError
-	if load.Err == nil {
-		seen := map[string]bool{}
-		for _, e := range load.Rejected {
-			seen[e.Error()] = true
-			if !r.reported[e.Error()] {
-				fresh = append(fresh, e)
-			}
+	if r.losses++; r.losses < confirmed {
+		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until further loads agree",
+			"gone", gone, "of", of, "loads", confirmed-r.losses)
+		return true
+	}
+	r.losses, r.believed = 0, left
+	r.log.Warn("registry: more than half of the limits are gone", "gone", gone, "of", of)
+	return false
+}
+
+// rule decides about the name of a bad row: its last good limit stays; if there is none, WithBadRows decides.
+func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *Load) {
+	name, was := bad.Name, old[bad.Name]
+	if was == nil || was.bad {
+		if e := rows[bad.Row]; e != nil && !e.bad { // the row had another name, or has none that can be read
+			next[e.limit.Name] = e
+			load.Kept++
+			bad.Consequence = fmt.Sprintf("the last good limit of the row, %s for %.80q, stays in force", e.limit.String(), e.limit.Name)
 		}
-		r.reported = seen
 	}
-	r.mu.Unlock()
-	if failed {
-		r.log.Error("registry: limits could not be loaded; what was before stays in force", "error", load.Err)
-	}
-	if recovered {
-		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
-	}
-	for i := range fresh {
-		r.log.Error("registry: a row was rejected; what was before stays in force", "error", &fresh[i])
-	}
-	if r.hook != nil {
-		r.hook(*load)
+	switch e := next[name]; {
+	case name == "" && bad.Consequence != "":
+	case name == "":
+		bad.Consequence = "it limits nothing, since it has no name"
+	case e != nil && !e.bad && e != was:
+		bad.Consequence = fmt.Sprintf("row %.80s is in force for the name", e.limit.Row)
+	case was != nil && !was.bad:
+		if e == nil {
+			next[name] = was
+			load.Kept++
+		}
+		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.String(), r.badRows.describe())
+	case e == nil:
+		if was == nil {
+			was = &entry{bad: true}
+			if d := r.badRows.limit; d != nil {
+				was.limit, was.version, was.wait = *d, d.Version, d.wait()
+			}
+			was.limit.Name, was.limit.Row = name, bad.Row
+		}
+		next[name] = was
+		load.Bad++
+		bad.Consequence = r.badRows.describe()
+	default:
+		bad.Consequence = r.badRows.describe()
 	}
 }

@@ -9,25 +9,36 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
-// Unknown says what happens to a call for a name without a row.
-type Unknown struct {
+// Otherwise says what happens to calls of a name that no good row decides about (WithUnknown, WithBadRows).
+type Otherwise struct {
 	refuse bool
 	limit  *Limit
 }
 
-// Pass lets calls for names without a row pass at once. It is the default.
-func Pass() Unknown { return Unknown{} }
+// Pass lets the calls pass at once.
+func Pass() Otherwise { return Otherwise{} }
 
-// Refuse refuses calls for names without a row.
-func Refuse() Unknown { return Unknown{refuse: true} }
+// Refuse refuses the calls.
+func Refuse() Otherwise { return Otherwise{refuse: true} }
 
-// Default gives each name without a row a bucket of its own, by this limit; its Name is ignored. So many limiters are kept as
-// WithMaxUnknown says; the bucket of one that was dropped is in the store, and goes on when the name comes back. Any string
-// will do for a name: what is no UTF-8 in it counts as "?", and so does an empty one; what is beyond 512 bytes does not count.
-func Default(limit Limit) Unknown { return Unknown{limit: &limit} }
+// Default gives each name a bucket of its own, by this limit; its Name is ignored. Of names without a row so many limiters are
+// kept as WithMaxUnknown says; the bucket of one that was dropped is in the store, and goes on when the name comes back. Any
+// string will do for a name: what is no UTF-8 in it counts as "?", and so does an empty one; what is beyond 512 bytes does not count.
+func Default(limit Limit) Otherwise { return Otherwise{limit: &limit} }
+
+// describe is what happens to the calls, for a person.
+func (o *Otherwise) describe() string {
+	switch {
+	case o.refuse:
+		return "its calls are refused"
+	case o.limit != nil:
+		return "its calls have the limit " + o.limit.String()
+	}
+	return "its calls pass without a limit"
+}
 
 // Option configures a Registry. An option with a bad value makes New fail.
-type Option func(*Registry) error
+type Option func(*settings) error
 
 func bad(field string, value any, want string) error {
 	return fmt.Errorf("registry: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
@@ -36,63 +47,82 @@ func bad(field string, value any, want string) error {
 // WithInterval sets how often the source is asked: each time after a random time between four fifths of d and d, so that a
 // fleet does not ask in step. At least 10 ms, default 10 s.
 func WithInterval(d time.Duration) Option {
-	return func(r *Registry) error {
+	return func(s *settings) error {
 		if d < 10*time.Millisecond {
 			return bad("interval", d, "at least 10ms")
 		}
-		r.interval = d
+		s.interval = d
 		return nil
 	}
 }
 
 // WithTimeout bounds one load. At least 1 ms, default 5 s.
 func WithTimeout(d time.Duration) Option {
-	return func(r *Registry) error {
+	return func(s *settings) error {
 		if d < time.Millisecond {
 			return bad("timeout", d, "at least 1ms")
 		}
-		r.timeout = d
+		s.timeout = d
 		return nil
 	}
 }
 
 // WithWait lets New wait for a source that cannot be read yet, until ctx is done. Without it New fails at once.
 func WithWait(ctx context.Context) Option {
-	return func(r *Registry) error {
+	return func(s *settings) error {
 		if ctx == nil {
 			return bad("wait", "nil", "a context")
 		}
-		r.wait = ctx
+		s.wait = ctx
 		return nil
 	}
 }
 
 // WithUnknown sets what happens to names without a row. Default: Pass.
-func WithUnknown(u Unknown) Option {
-	return func(r *Registry) error {
-		r.unknown = u
+func WithUnknown(o Otherwise) Option {
+	return func(s *settings) error {
+		s.unknown = o
+		return nil
+	}
+}
+
+// WithBadRows sets what happens to a name whose row is bad, and was bad when it was first seen: a row that turns bad later
+// leaves its last good limit in force. It lasts until the row is repaired or removed. Default: Refuse.
+func WithBadRows(o Otherwise) Option {
+	return func(s *settings) error {
+		s.badRows = o
 		return nil
 	}
 }
 
 // WithMaxUnknown bounds how many limiters are kept for names without a row (Default). At least 2, default 10,000.
 func WithMaxUnknown(n int) Option {
-	return func(r *Registry) error {
+	return func(s *settings) error {
 		if n < 2 {
 			return bad("max unknown", n, "at least 2")
 		}
-		r.strange.most = n
+		s.maxUnknown = n
 		return nil
 	}
 }
 
-// WithSwitch sets the global switch: while it is off every call passes, and no store is touched.
-func WithSwitch(s Switch) Option {
-	return func(r *Registry) error {
-		if s == nil {
+// WithAllowEmpty believes a table at once that is empty, or has lost more than half of its rows since the load before. Without it
+// the limits that are gone stay in force until three loads in a row agree.
+func WithAllowEmpty() Option {
+	return func(s *settings) error {
+		s.allowEmpty = true
+		return nil
+	}
+}
+
+// WithSwitch sets the global switch: while it is off every call passes, and no store is touched. That it is off is told to the
+// log, again every minute, with its Origin() string if it has that method.
+func WithSwitch(sw Switch) Option {
+	return func(s *settings) error {
+		if sw == nil {
 			return bad("switch", "nil", "a switch")
 		}
-		r.sw = s
+		s.sw = sw
 		return nil
 	}
 }
@@ -100,16 +130,25 @@ func WithSwitch(s Switch) Option {
 // WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithLease. A row that they do not fit is
 // rejected.
 func WithLimiterOptions(opts ...tokenbucket.Option) Option {
-	return func(r *Registry) error {
-		r.options = append(r.options, opts...)
+	return func(s *settings) error {
+		s.options = append(s.options, opts...)
 		return nil
 	}
 }
 
 // WithHook sets a function that is told of every load, by the goroutine that loads.
 func WithHook(f func(Load)) Option {
-	return func(r *Registry) error {
-		r.hook = f
+	return func(s *settings) error {
+		s.hook = f
+		return nil
+	}
+}
+
+// WithBypassHook sets a function that is told of every call that passes or is refused without a bucket: what a
+// tokenbucket.Observer does not hear of. Calls are told by their own goroutines; it must return quickly.
+func WithBypassHook(f func(name string, by Decider, pass bool)) Option {
+	return func(s *settings) error {
+		s.bypass = f
 		return nil
 	}
 }
@@ -117,12 +156,12 @@ func WithHook(f func(Load)) Option {
 // WithLogger sets where changes, rejected rows and outages are logged, each once, and where the limiters log, unless
 // WithLimiterOptions says otherwise. Default slog.Default().
 func WithLogger(l *slog.Logger) Option {
-	return func(r *Registry) error {
+	return func(s *settings) error {
 		if l == nil {
 			return bad("logger", "nil", "a logger")
 		}
-		r.log = l
-		r.options = append([]tokenbucket.Option{tokenbucket.WithLogger(l)}, r.options...)
+		s.log = l
+		s.options = append([]tokenbucket.Option{tokenbucket.WithLogger(l)}, s.options...)
 		return nil
 	}
 }

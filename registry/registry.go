@@ -23,32 +23,40 @@ var ErrNotLoaded = errors.New("registry: limits not loaded")
 //
 // Most callers want Allow; package httplimit wants Reserve and Penalize, and takes a Registry as it is.
 type Registry struct {
-	source   Source
-	store    tokenbucket.Store
-	sw       Switch
-	unknown  Unknown
-	interval time.Duration
-	timeout  time.Duration
-	options  []tokenbucket.Option
-	hook     func(Load)
-	log      *slog.Logger
+	settings
 
 	limits  atomic.Pointer[map[string]*entry]
 	strange cache            // limiters of names without a row
 	past    map[string]int64 // versions of limits that are gone, for the case that they come back
 
-	wait    context.Context // of WithWait
-	turn    chan struct{}   // holds the right to load
-	kinds   chan struct{}   // holds the right to replace a bucket of the other kind
+	believed int // names of the last table that was not doubted
+	losses   int // so many loads in a row have lost more than half of them
+
+	turn    chan struct{} // holds the right to load
+	kinds   chan struct{} // holds the right to replace a bucket of the other kind
 	ctx     context.Context
 	close   context.CancelFunc
 	polling sync.WaitGroup
 
-	mu       sync.Mutex
-	stats    Stats
-	began    time.Time // of the last load
-	reported map[string]bool
-	failing  bool
+	notes notes
+}
+
+// settings are what the options say.
+type settings struct {
+	source     Source
+	store      tokenbucket.Store
+	sw         Switch
+	unknown    Otherwise
+	badRows    Otherwise
+	maxUnknown int
+	allowEmpty bool
+	interval   time.Duration
+	timeout    time.Duration
+	wait       context.Context
+	options    []tokenbucket.Option
+	hook       func(Load)
+	bypass     func(name string, by Decider, pass bool)
+	log        *slog.Logger
 }
 
 // entry is one row in force.
@@ -56,6 +64,7 @@ type entry struct {
 	limit    Limit
 	version  int64 // of the limiter's configuration; not below the row's own
 	wait     time.Duration
+	bad      bool                                    // the row never was good: WithBadRows decides
 	limiter  atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
 	disputed int                                     // so many loads in a row found something else in force in the bucket
 	replaced time.Time                               // when a bucket of the other kind was; whoever has kinds
@@ -64,11 +73,10 @@ type entry struct {
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
 // (WithWait).
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
-	r := &Registry{
-		source: source, store: store, interval: 10 * time.Second, timeout: 5 * time.Second,
-		log: slog.Default(), past: map[string]int64{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1), reported: map[string]bool{},
+	r := &Registry{past: map[string]int64{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
+	r.settings = settings{
+		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, interval: 10 * time.Second, timeout: 5 * time.Second, log: slog.Default(),
 	}
-	r.strange.most = 10_000
 	if source == nil {
 		return nil, bad("source", "nil", "a source")
 	}
@@ -79,27 +87,42 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 		if opt == nil {
 			return nil, bad("option", "nil", "no nil options")
 		}
-		if err := opt(r); err != nil {
+		if err := opt(&r.settings); err != nil {
 			return nil, err
 		}
 	}
-	if u := r.unknown.limit; u != nil {
-		sample := *u
-		sample.Name = "default"
-		if _, err := r.limiter(&sample, sample.Version); err != nil {
-			return nil, fmt.Errorf("registry: the limit for names without a row: %w", err)
-		}
-		if err := sample.check(); err != nil {
-			return nil, fmt.Errorf("registry: the limit for names without a row: %w", bad(err.Field, err.Value, err.Want))
+	for whose, o := range map[string]*Otherwise{"names without a row": &r.unknown, "bad rows": &r.badRows} {
+		if err := r.fits(o); err != nil {
+			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
+	r.strange.most = r.maxUnknown
 	r.ctx, r.close = context.WithCancel(context.Background())
 	if err := r.start(); err != nil {
 		r.close()
 		return nil, err
 	}
+	r.watchSwitch()
 	r.polling.Go(r.poll)
+	r.polling.Go(r.mind)
 	return r, nil
+}
+
+// fits tells what is wrong with the limit of a Default.
+func (s *settings) fits(o *Otherwise) error {
+	if o.limit == nil {
+		return nil
+	}
+	sample := *o.limit
+	sample.Name = "default"
+	err := s.try(&sample, sample.Version)
+	if err != nil && err.Err == nil {
+		return bad(err.Field, err.Value, err.Want)
+	}
+	if err != nil {
+		return err.Err
+	}
+	return nil
 }
 
 // start loads for the first time.
@@ -108,13 +131,17 @@ func (r *Registry) start() error {
 	if r.wait != nil {
 		ctx = r.wait
 	}
+	var cause error // rather than that the time to wait is over, which ends the last attempt
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, r.interval) {
 		err := r.Reload(ctx)
 		if err == nil {
 			return nil
 		}
+		if cause == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+			cause = err
+		}
 		if r.wait == nil || ctx.Err() != nil {
-			return fmt.Errorf("%w: %w", ErrNotLoaded, err)
+			return fmt.Errorf("%w: %w", ErrNotLoaded, cause)
 		}
 		select {
 		case <-ctx.Done():
@@ -147,21 +174,16 @@ func (r *Registry) Close() {
 // when there is none in time: the call is refused. While the switch is off, the row is disabled, or there is none and the
 // policy says so (WithUnknown), the call passes at once.
 func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
-	e, l, err := r.find(name)
-	switch {
-	case err != nil:
-		return false, err
-	case e == nil:
-		return true, nil
-	case l == nil:
-		return false, nil
+	f, err := r.find(name)
+	if err != nil || f.limiter == nil {
+		return r.bypassed(name, &f, err)
 	}
-	ok, err := l.TryAcquire(ctx, 1, e.wait)
+	ok, err := f.limiter.TryAcquire(ctx, 1, f.entry.wait)
 	if err != nil && errors.Is(err, tokenbucket.ErrInvalidConfig) {
-		if e, l, err = r.replace(ctx, name, e, l, err); err == nil && l != nil {
-			return l.TryAcquire(ctx, 1, e.wait)
+		if f, err = r.replace(ctx, name, f, err); err != nil || f.limiter == nil {
+			return r.bypassed(name, &f, err)
 		}
-		return e == nil && err == nil, err
+		return f.limiter.TryAcquire(ctx, 1, f.entry.wait)
 	}
 	return ok, err
 }
@@ -169,80 +191,115 @@ func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 // Reserve is Allow for callers that wait by themselves, or may have to give the permit back: the reservation is OK if its
 // permit falls due within the row's cache.
 func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reservation, error) {
-	e, l, err := r.find(name)
-	if err == nil && l != nil {
+	f, err := r.find(name)
+	if err == nil && f.limiter != nil {
 		var place *tokenbucket.Reservation
-		place, err = l.TryReserve(ctx, 1, e.wait)
+		place, err = f.limiter.TryReserve(ctx, 1, f.entry.wait)
 		if err == nil || !errors.Is(err, tokenbucket.ErrInvalidConfig) {
 			return place, err
 		}
-		if e, l, err = r.replace(ctx, name, e, l, err); err == nil && l != nil {
-			return l.TryReserve(ctx, 1, e.wait)
+		if f, err = r.replace(ctx, name, f, err); err == nil && f.limiter != nil {
+			return f.limiter.TryReserve(ctx, 1, f.entry.wait)
 		}
 	}
-	switch {
+	switch pass, err := r.bypassed(name, &f, err); {
 	case err != nil:
 		return nil, err
-	case e == nil:
+	case pass:
 		return &tokenbucket.Reservation{}, nil
 	}
 	return seam.Refused(0).(*tokenbucket.Reservation), nil
 }
 
+// bypassed is the answer to a call without a bucket, or to none.
+func (r *Registry) bypassed(name string, f *found, err error) (bool, error) {
+	if err == nil && r.bypass != nil {
+		r.bypass(name, f.by, f.pass)
+	}
+	return f.pass && err == nil, err
+}
+
 // Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Without a limit in
 // force it does nothing.
 func (r *Registry) Penalize(ctx context.Context, name string, d time.Duration) error {
-	_, l, err := r.find(name)
-	if err != nil || l == nil {
+	f, err := r.find(name)
+	if err != nil || f.limiter == nil {
 		return err
 	}
-	return l.Penalize(ctx, d)
+	return f.limiter.Penalize(ctx, d)
 }
 
 // Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. It does not
 // follow later changes.
 func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {
-	_, l, err := r.find(name)
-	return l, err
+	f, err := r.find(name)
+	return f.limiter, err
 }
 
-// find returns what decides about a name: nothing (it passes), an entry without a limiter (it is refused), or both.
-func (r *Registry) find(name string) (*entry, *tokenbucket.RateLimiter, error) {
+// found is what decides about the calls of a name.
+type found struct {
+	entry   *entry // nil: no row and no limit of its own
+	limiter *tokenbucket.RateLimiter
+	by      Decider
+	pass    bool // without a limiter: all calls pass, or all are refused
+}
+
+func (r *Registry) find(name string) (found, error) {
 	if r.sw != nil && !r.sw.Enabled() {
-		return nil, nil, nil
+		return found{by: BySwitch, pass: true}, nil
 	}
+	by, otherwise := ByLimit, (*Otherwise)(nil)
 	e := (*r.limits.Load())[name]
+	switch {
+	case e == nil:
+		by, otherwise = ByUnknown, &r.unknown
+	case e.bad:
+		by, otherwise = ByBadRow, &r.badRows
+	}
+	if otherwise != nil && otherwise.limit == nil {
+		return found{entry: e, by: by, pass: !otherwise.refuse}, nil
+	}
 	if e == nil {
-		switch {
-		case r.unknown.refuse:
-			return &refused, nil, nil
-		case r.unknown.limit == nil:
-			return nil, nil, nil
-		}
 		e = r.strange.get(name, r.unknown.limit)
 	}
-	if !e.limit.Enabled {
-		return nil, nil, nil
+	switch {
+	case e.limit.Disabled:
+		return found{entry: e, by: ByDisabled, pass: true}, nil
+	case e.limit.Rate == 0:
+		return found{entry: e, by: ByZero}, nil
 	}
 	l := e.limiter.Load()
 	if l == nil {
 		var err error
 		if l, err = r.limiter(&e.limit, e.version); err != nil {
-			return nil, nil, err
+			return found{}, err
 		}
 		if !e.limiter.CompareAndSwap(nil, l) {
 			l = e.limiter.Load()
 		}
 	}
-	return e, l, nil
+	return found{entry: e, limiter: l, by: by}, nil
 }
 
-var refused entry
+// try tells why a limit cannot be put in force.
+func (s *settings) try(c *Limit, version int64) *RowError {
+	if err := c.check(); err != nil || c.Disabled {
+		return err
+	}
+	sample := *c
+	if sample.Rate == 0 { // nothing passes; the rest of it must be right all the same
+		sample.Rate = 1
+	}
+	if _, err := s.limiter(&sample, version); err != nil {
+		return &RowError{Row: c.Row, Name: c.Name, Err: err}
+	}
+	return nil
+}
 
 // limiter makes the limiter of a row. Limiters of one name share their bucket's queue, so callers that wait keep their
 // order when another takes over.
-func (r *Registry) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, error) {
-	opts := append(slices.Clone(r.options), tokenbucket.WithStore(r.store), tokenbucket.WithVersion(version),
+func (s *settings) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, error) {
+	opts := append(slices.Clone(s.options), tokenbucket.WithStore(s.store), tokenbucket.WithVersion(version),
 		tokenbucket.WithMaxWait(c.wait()))
 	if c.Warmup != 0 {
 		if c.ColdFactor != 0 {
@@ -264,29 +321,26 @@ func (r *Registry) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, e
 // replace deals with a bucket of another kind: a row that changed between bursty and warm-up. Either this process has not
 // heard of the change, and the table says so, or the bucket is still the old one and begins anew: the price is its debt, at
 // most once in an interval and process.
-func (r *Registry) replace(ctx context.Context, name string, e *entry, l *tokenbucket.RateLimiter, cause error) (*entry, *tokenbucket.RateLimiter, error) {
+func (r *Registry) replace(ctx context.Context, name string, f found, cause error) (found, error) {
 	select {
 	case r.kinds <- struct{}{}:
 		defer func() { <-r.kinds }()
 	case <-ctx.Done():
-		return e, l, ctx.Err()
+		return f, ctx.Err()
 	}
-	r.mu.Lock()
-	age := time.Since(r.began)
-	r.mu.Unlock()
-	if age > r.interval/10 {
+	if r.notes.age() > r.interval/10 {
 		_ = r.Reload(ctx) // on an error, with what there is
 	}
-	if newer, limiter, err := r.find(name); err != nil || newer != e {
-		return newer, limiter, err
+	if newer, err := r.find(name); err != nil || newer.entry != f.entry {
+		return newer, err
 	}
-	if _, err := l.State(ctx); !errors.Is(err, tokenbucket.ErrInvalidConfig) {
-		return e, l, err // somebody else was faster
+	if _, err := f.limiter.State(ctx); !errors.Is(err, tokenbucket.ErrInvalidConfig) {
+		return f, err // somebody else was faster
 	}
-	if now := time.Now(); now.Sub(e.replaced) >= r.interval {
-		e.replaced = now
-		r.log.Warn("registry: the bucket is of another kind than its row says; it begins anew", "bucket", name, "row", e.limit.Row)
-		return e, l, l.Reset(ctx)
+	if now := time.Now(); now.Sub(f.entry.replaced) >= r.interval {
+		f.entry.replaced = now
+		r.log.Warn("registry: the bucket is of another kind than its row says; it begins anew", "bucket", name, "row", f.entry.limit.Row)
+		return f, f.limiter.Reset(ctx)
 	}
-	return e, l, cause
+	return f, cause
 }

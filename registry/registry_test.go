@@ -71,7 +71,7 @@ func (f *fake) fail(err error) {
 
 // row is a limit as a table has it.
 func row(name string, rate float64, version int64) registry.Limit {
-	return registry.Limit{Name: name, Row: "row of " + name, Enabled: true, Rate: rate, Cache: 0.5, Version: version}
+	return registry.Limit{Name: name, Row: "row of " + name, Rate: rate, Cache: 0.5, Version: version}
 }
 
 func with(l registry.Limit, change func(*registry.Limit)) registry.Limit {
@@ -132,6 +132,12 @@ func TestAllow(t *testing.T) {
 	})
 }
 
+// A limit of which nothing is said but name and rate limits.
+func TestZeroValueLimits(t *testing.T) {
+	r := open(t, registry.Static{{Name: "/a", Rate: 1}}, tokenbucket.NewMemoryStore())
+	require.Equal(t, 1, pass(t, r, "/a", 9))
+}
+
 // Try of a row's limiter waits as long as Allow does, and follows the row.
 func TestTryWaitsAsTheRowSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -157,7 +163,7 @@ func TestTryWaitsAsTheRowSays(t *testing.T) {
 
 // Off, disabled, and unknown names.
 func TestPolicies(t *testing.T) {
-	off := with(row("/off", -1, 1), func(l *registry.Limit) { l.Enabled = false }) // its rate does not matter
+	off := with(row("/off", -1, 1), func(l *registry.Limit) { l.Disabled = true }) // its rate does not matter
 	source := registry.Static{row("/a", 1, 1), off}
 	for what, c := range map[string]struct {
 		opts    []registry.Option
@@ -277,7 +283,9 @@ func TestLastGood(t *testing.T) {
 		require.Zero(t, rate("/c"), "never good")
 		require.Len(t, r.Stats().Rejected, 2)
 		source.set()
-		check("empty", 0, 0)
+		check("empty", 0, 6)
+		time.Sleep(1100 * time.Millisecond)
+		check("confirmed", 0, 0)
 		r.Close()
 	})
 }
@@ -346,7 +354,7 @@ func TestRejected(t *testing.T) {
 		`name "" of 0 bytes`:     row("", 1, 1),
 		"of 600 bytes":           row(strings.Repeat("n", 600), 1, 1),
 		`name "\xff"`:            row("\xff", 1, 1),
-		"permits per second 0":   row("/x", 0, 1),
+		"permits per second -5":  row("/x", -5, 1),
 		"permits per second NaN": row("/x", math.NaN(), 1),
 		"permits per second +In": row("/x", math.Inf(1), 1),
 		"permits per second 1e+": row("/x", 1e300, 1),
@@ -354,7 +362,7 @@ func TestRejected(t *testing.T) {
 		"cache -0.1":             with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = -0.1 }),
 		"cache NaN":              with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = math.NaN() }),
 		"rate 1.5":               with(row("/x", 1.5, 1), func(l *registry.Limit) { l.Quota = true }),
-		"quota 0":                with(row("/x", 0, 1), func(l *registry.Limit) { l.Quota = true }),
+		"quota -1":               with(row("/x", -1, 1), func(l *registry.Limit) { l.Quota = true }),
 		"quota jitter -1ns":      with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Jitter = true, -1 }),
 		"quota with a":           with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Warmup = true, 1 }),
 		"jitter 1ns":             with(row("/x", 1, 1), func(l *registry.Limit) { l.Jitter = 1 }),
@@ -626,7 +634,7 @@ func TestFollows(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		source := &fake{}
 		quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
-		r, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithInterval(time.Hour))
+		r, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithInterval(time.Hour), registry.WithAllowEmpty())
 		require.NoError(t, err)
 		defer r.Close()
 		want := map[string]float64{}
@@ -751,7 +759,7 @@ func BenchmarkReload(b *testing.B) {
 func TestRowThatComesBack(t *testing.T) {
 	store := tokenbucket.NewMemoryStore()
 	source := &fake{}
-	r := open(t, source, store)
+	r := open(t, source, store, registry.WithAllowEmpty())
 	for i, rate := range []float64{5, 50, 5, 50} {
 		source.set(row("/a", rate, 7))
 		require.NoError(t, r.Reload(ctx))

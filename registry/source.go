@@ -20,7 +20,7 @@ type Source interface {
 type Table struct {
 	// Limits, one for each name.
 	Limits []Limit
-	// Rejected rows, which the source itself could not read: the last good limit of such a name stays in force.
+	// Rejected rows, which the source itself could not read: see WithBadRows.
 	Rejected []RowError
 }
 
@@ -30,9 +30,9 @@ type Limit struct {
 	Name string
 	// Row names where the limit comes from, for messages: the primary key, say.
 	Row string
-	// Enabled: false lets every call pass at once.
-	Enabled bool
-	// Rate in permits per second; with Quota, a whole number of calls in any second.
+	// Disabled lets every call pass at once. The zero value limits.
+	Disabled bool
+	// Rate in permits per second; with Quota, a whole number of calls in any second. 0: nothing passes.
 	Rate float64
 	// Quota: the upstream counts calls in any sliding second, so nothing is saved up (tokenbucket.ForQuota).
 	Quota bool
@@ -75,7 +75,7 @@ func (c *Limit) check() *RowError {
 	switch {
 	case len(c.Name) < 1 || len(c.Name) > maxName || !utf8.ValidString(c.Name):
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "1 to 512 bytes of UTF-8")
-	case !c.Enabled:
+	case c.Disabled:
 		return nil
 	case !(c.Cache >= 0 && c.Cache <= 9.99):
 		return bad("cache", c.Cache, "a share of a second from 0 to 9.99")
@@ -93,10 +93,13 @@ func (c *Limit) check() *RowError {
 	return nil
 }
 
-// describe is the limit for a person.
-func (c *Limit) describe() string {
-	if !c.Enabled {
+// String is the limit for a person: 5/s, cache 0.5.
+func (c *Limit) String() string {
+	if c.Disabled {
 		return "off"
+	}
+	if c.Rate == 0 {
+		return "nothing passes"
 	}
 	text := fmt.Sprintf("%v/s", c.Rate)
 	switch {
@@ -110,7 +113,7 @@ func (c *Limit) describe() string {
 	return text + fmt.Sprintf(", cache %v", c.Cache)
 }
 
-// RowError tells which row was rejected, and why. Nothing of the row is in force; what was before, stays.
+// RowError tells which row was rejected, and why. Nothing of the row is in force: see WithBadRows.
 type RowError struct {
 	// Row names the row; Name is the bucket that it is for, if that could be read.
 	Row, Name string
@@ -120,6 +123,8 @@ type RowError struct {
 	Want string
 	// Err is why no limiter can be made of the row; Field, Value and Want are empty then.
 	Err error
+	// Consequence says what happens to the calls of the name; the Registry fills it in.
+	Consequence string
 }
 
 // Unwrap returns Err.

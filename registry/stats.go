@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // Load tells how one load went.
@@ -16,7 +18,11 @@ type Load struct {
 	// Rows that there were, Limits in force afterwards; of these Added, Changed, and Kept though their row is bad now; Removed
 	// ones are no longer in force.
 	Rows, Limits, Added, Changed, Kept, Removed int
-	// Rejected rows.
+	// Bad names: their rows never were good, and WithBadRows decides about their calls.
+	Bad int
+	// Held limits are in force though their rows are gone: with them, more than half of the table is (WithAllowEmpty).
+	Held int
+	// Rejected rows, each with its consequence.
 	Rejected []RowError
 }
 
@@ -30,15 +36,20 @@ type Stats struct {
 	Age                time.Duration
 	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default.
 	Limits, Limiters, Unknown int
+	// Bad names and Held limits: see Load.
+	Bad, Held int
+	// Off since then, by its Origin: the switch; zero if it is on.
+	Off    time.Time
+	Origin string
 	// Rejected rows of the last good load.
 	Rejected []RowError
 }
 
 // Stats returns the figures as of now.
 func (r *Registry) Stats() Stats {
-	r.mu.Lock()
-	s := r.stats
-	r.mu.Unlock()
+	r.notes.mu.Lock()
+	s := r.notes.stats
+	r.notes.mu.Unlock()
 	s.Rejected = slices.Clone(s.Rejected)
 	s.Age = time.Since(s.LastGood)
 	for _, e := range *r.limits.Load() {
@@ -50,11 +61,30 @@ func (r *Registry) Stats() Stats {
 	return s
 }
 
-// Limits returns what is in force, by name.
+// Has tells whether there is a row of that name, good or bad.
+func (r *Registry) Has(name string) bool {
+	limits := r.limits.Load()
+	return limits != nil && (*limits)[name] != nil
+}
+
+// Limiters returns the limiters of rows that have been asked for, by name.
+func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
+	all := map[string]*tokenbucket.RateLimiter{}
+	for name, e := range *r.limits.Load() {
+		if l := e.limiter.Load(); l != nil {
+			all[name] = l
+		}
+	}
+	return all
+}
+
+// Limits returns what is in force, by name. Names whose rows are bad are not among them: see Stats.
 func (r *Registry) Limits() []Limit {
 	var all []Limit
 	for e := range maps.Values(*r.limits.Load()) {
-		all = append(all, e.limit)
+		if !e.bad {
+			all = append(all, e.limit)
+		}
 	}
 	slices.SortFunc(all, func(a, b Limit) int { return strings.Compare(a.Name, b.Name) })
 	return all

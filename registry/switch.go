@@ -73,6 +73,7 @@ type switchOptions struct {
 	hook              func(error)
 	log               *slog.Logger
 	write             func(context.Context, bool) error
+	origin            func() string
 	err               error
 }
 
@@ -140,6 +141,16 @@ func WithSwitchWrite(write func(ctx context.Context, on bool) error) SwitchOptio
 	}
 }
 
+// WithSwitchOrigin sets who knows by whom the switch was turned last, and when, for messages; it returns "" if that is not known.
+func WithSwitchOrigin(origin func() string) SwitchOption {
+	return func(o *switchOptions) {
+		if origin == nil {
+			o.fail("switch origin", "nil", "a function")
+		}
+		o.origin = origin
+	}
+}
+
 // logOutage is what is told of outages by default.
 func logOutage(log *slog.Logger) func(error) {
 	return func(err error) {
@@ -182,6 +193,14 @@ func NewPolledSwitch(read func(ctx context.Context) (on bool, err error), opts .
 
 // Enabled implements Switch.
 func (s *PolledSwitch) Enabled() bool { return s.on.Load() }
+
+// Origin tells by whom the switch was turned last, and when, as far as that is known where it is kept; "" if it is not.
+func (s *PolledSwitch) Origin() string {
+	if s.options.origin == nil {
+		return ""
+	}
+	return s.options.origin()
+}
 
 // Age is the time since the switch was last read or set; if it never was, since it was made.
 func (s *PolledSwitch) Age() time.Duration {

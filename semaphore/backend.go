@@ -13,14 +13,17 @@ type Backend interface {
 	// may take several, of which each holds by itself, as long as Enter comes with the last.
 	//
 	// The latest time seen is the time, if the clock is less than two seconds behind it; further behind, the clock was set
-	// back, and all expiries are moved back with it. Leases that have expired end. SetPermits, if not 0, is the number of
-	// permits for the fleet from now on; until then it is each batch's own Permits. Leave ends whatever its ids are. Renew
+	// back, and all expiries are moved back with it. Leases that have expired end. The batch's Limit replaces the one that is stored
+	// if its version is higher; then SetPermits and AddPermits make the next version. Leave ends whatever its ids are. Renew
 	// prolongs leases. If PatienceMicros is not 0 the process is one that waits from now on, for so long; else it is none
-	// any more. Then waiters are admitted, first come first served by ticket, as long as the first one fits: one that
-	// wants more than there are in all is told TooMany, one whose process was not heard of for longer than its patience is
-	// dropped, all others get a lease, in the waiters' name. When nobody holds anything, who waits for that (Permits 0) is
-	// admitted. Then Enter: nobody passes those who wait. Who was admitted and is another process' is told through Listen; one of the batch's own process
-	// is in the Report.
+	// any more.
+	//
+	// If the limit has changed, all waiters that want more than there are in all are told TooMany. Then waiters are admitted,
+	// first come first served by ticket, as long as the first one fits and its process is alive: one whose process was not heard
+	// of for longer than its patience is dropped, and behind one of a process that was not heard of for longer than AliveMicros, but
+	// that long, nobody is admitted. Each gets the lease of its own process, by the limit in force or, if that has no number, by its own
+	// process' Permits. When nobody holds anything, who waits for that (Permits 0) is admitted. Then Enter: nobody passes those who
+	// wait. Who was admitted and is another process' is told through Listen; one of the batch's own process is in the Report.
 	//
 	// On an error it is unknown whether the batch was decided. ctx always has a deadline.
 	Apply(ctx context.Context, b *Batch) (*Report, error)
@@ -30,24 +33,42 @@ type Backend interface {
 	Listen(ctx context.Context, process string, ready func(), wake func(Grant)) error
 	// Holders lists who holds permits, the longest first.
 	Holders(ctx context.Context) ([]Holder, error)
+	// Stats tells how the semaphore is used. Permits is 0 if the limit in force has no number. It changes nothing.
+	Stats(ctx context.Context) (Stats, error)
 }
 
 // Batch is what one process asks of one semaphore in one atomic step.
 type Batch struct {
 	// Process names the one that asks, unique and random; Label is what Holders shows of it.
 	Process, Label string
-	// LeaseMicros is how long a permit lasts that is granted or renewed in this batch. PatienceMicros is how long the
-	// process' waiters stay in the queue after this batch, should none follow.
-	LeaseMicros, PatienceMicros int64
-	// Permits there are, as long as nobody has set another number for the fleet.
+	// LeaseMicros is how long a permit lasts that is granted or renewed in this batch, or is granted later to who begins to wait in
+	// it. PatienceMicros is how long the process' waiters stay in the queue after this batch, should none follow, and AliveMicros
+	// for how long they may be admitted.
+	LeaseMicros, PatienceMicros, AliveMicros int64
+	// Permits that the process is configured with. They count for its own requests while the limit in force has no number.
 	Permits int
-	// SetPermits, if not 0, sets the number for the fleet.
-	SetPermits int
+	// Limit is the newest that the process knows of: it restores one that was lost.
+	Limit Limit
+	// SetPermits, if not 0, sets the number for the fleet; OwnPermits: to each process that of its configuration. AddPermits, if
+	// not 0, changes the number in force by so much, unless it would be below 1 or above 2^31: then the Report is Unchanged. Not
+	// both.
+	SetPermits, AddPermits int
 	// Deadline: later than this the batch changes nothing and its Report is Late; 0: none.
 	Deadline int64
 	Leave    []string
 	Renew    []string
 	Enter    []Entry
+}
+
+// OwnPermits is the value of Batch.SetPermits that lets the configurations of the processes count again.
+const OwnPermits = -1
+
+// Limit is how many permits there are for the whole fleet.
+type Limit struct {
+	// Permits, or 0: as many as each process is configured with.
+	Permits int
+	// Version: the highest is in force. 0: nobody has set a limit, and Permits is 0.
+	Version int64
 }
 
 // Entry is one request for permits.
@@ -59,6 +80,8 @@ type Entry struct {
 	Ticket int64
 	// Wait: if it cannot be granted now, it queues up. Otherwise it is refused.
 	Wait bool
+	// Label of the permit; empty: the batch's.
+	Label string
 }
 
 // Report is what became of a batch.
@@ -69,8 +92,11 @@ type Report struct {
 	Late bool
 	// Fresh: the process was not known as one that waits. If it was before, its waiters must enter again.
 	Fresh bool
-	// Permits in force.
+	// Permits in force for the process, and the limit that they come from.
 	Permits int
+	Limit   Limit
+	// Unchanged: AddPermits was not possible.
+	Unchanged bool
 	// Earliest is when the next lease expires; 0: nobody holds one.
 	Earliest int64
 	// Told is how many grants the process was sent through Listen since it was Fresh.

@@ -2,7 +2,6 @@ package semaphore_test
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,11 +38,11 @@ func setBackRedis(t *testing.T, client *redis.Client, key string, micros int64) 
 	for _, id := range client.ZRange(ctx, key+"held", 0, -1).Val() {
 		require.NoError(t, client.ZIncrBy(ctx, key+"held", float64(micros), id).Err())
 	}
-	moved := func(text string) string { // 'until told'
-		until, told, _ := strings.Cut(text, " ")
-		at, err := strconv.ParseInt(until, 10, 64)
+	moved := func(text string) string { // 'until told alive'
+		var until, told, alive int64
+		_, err := fmt.Sscan(text, &until, &told, &alive)
 		require.NoError(t, err)
-		return fmt.Sprint(at+micros, " ", told)
+		return fmt.Sprint(until+micros, " ", told, " ", alive+micros)
 	}
 	for process, text := range client.HGetAll(ctx, key+"procs").Val() {
 		require.NoError(t, client.HSet(ctx, key+"procs", process, moved(text)).Err())

@@ -2,7 +2,7 @@
 // connections. NewMemory counts for one process, NewRedis for all of a fleet, as does the module postgres.
 //
 // In a fleet a permit is a lease by the server's clock. Its process renews it while it is held, and one that dies gives its
-// place back within the lease. The context of a permit (Permit.Context, and the one that Do hands over) ends before anybody else
+// place back within the lease; a waiter that dies is not admitted, if it has been silent for a third of a lease, or a second. The context of a permit (Permit.Context, and the one that Do hands over) ends before anybody else
 // can be admitted in its place. So never more than the permits are held at once, but for two cases: work that goes on when its
 // context has ended, and a server's clock that leaps forwards by more than a lease (see NewRedis). Against both there is
 // Permit.Fence, which the resource can check.

@@ -21,15 +21,15 @@ func ExampleNewMemory() {
 	}
 	first, _ := connections.Acquire(ctx, 1)
 	second, _ := connections.Acquire(ctx, 1)
-	third, _ := connections.TryAcquire(ctx, 1, 10*time.Millisecond)
-	fmt.Println("a third one:", third != nil)
+	_, err = connections.TryAcquire(ctx, 1, 10*time.Millisecond)
+	fmt.Println("a third one:", err)
 	_ = first.Release(ctx)
-	third, _ = connections.TryAcquire(ctx, 1, 10*time.Millisecond)
-	fmt.Println("after a release:", third != nil)
+	third, err := connections.TryAcquire(ctx, 1, 10*time.Millisecond)
+	fmt.Println("after a release:", err)
 	fmt.Println("fences rise:", first.Fence() < second.Fence() && second.Fence() < third.Fence())
 	// Output:
-	// a third one: false
-	// after a release: true
+	// a third one: semaphore: no permits in time
+	// after a release: <nil>
 	// fences rise: true
 }
 

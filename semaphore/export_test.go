@@ -1,15 +1,24 @@
 package semaphore
 
 // BackendOf is where a fleet's semaphore is kept.
-func BackendOf(s *Semaphore) Backend { return s.engine.(*shared).backend }
+func BackendOf(s *Semaphore) Backend { return s.engine.(*coordinator).backend }
 
 // LeavesOf is how many ids are still to be ended.
 func LeavesOf(s *Semaphore) int {
-	e := s.engine.(*shared)
+	e := s.engine.(*coordinator)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.leaves)
+	return len(e.releases.list)
 }
 
 // MaxLeaves is the most of them that nobody waits for.
 const MaxLeaves = maxLeaves
+
+// Stop is what a stopped process is to its timers: the one that ends permits never rings again.
+func Stop(s *Semaphore) {
+	e := s.engine.(*coordinator)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.alarm.stop()
+	e.alarm.at = 1
+}

@@ -89,7 +89,7 @@ func TestRenewalsThatFail(t *testing.T) {
 		}
 		require.Greater(t, failed.Load(), int64(80))
 		none, err := other.TryAcquire(ctx, 1, 0)
-		require.NoError(t, err)
+		require.ErrorIs(t, err, semaphore.ErrRefused)
 		require.Nil(t, none)
 		require.NoError(t, p.Release(ctx))
 	})
@@ -104,10 +104,7 @@ func TestMemoryOverflow(t *testing.T) {
 	_, err = s.Acquire(ctx, math.MaxInt)
 	require.ErrorIs(t, err, semaphore.ErrTooMany)
 	_, err = s.TryAcquire(ctx, 2, 0)
-	require.NoError(t, err)
-	p, err := s.TryAcquire(ctx, 2, 0)
-	require.NoError(t, err)
-	require.Nil(t, p)
+	require.ErrorIs(t, err, semaphore.ErrRefused)
 }
 
 func keyOf(t *testing.T, client *redis.Client, part string) string {
@@ -137,9 +134,10 @@ func TestEvictedKeys(t *testing.T) {
 			_, err = a.Acquire(ctx, 1)
 			require.NoError(t, err)
 			two, err := b.TryAcquire(ctx, 2, 0)
-			require.NoError(t, err)
-			require.Equal(t, part == "held", two != nil)
-			if two != nil {
+			require.Equal(t, part == "held", err == nil)
+			if err != nil {
+				require.ErrorIs(t, err, semaphore.ErrRefused)
+			} else {
 				require.NoError(t, two.Release(ctx))
 			}
 			c, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -185,7 +183,7 @@ func TestNoRightToPublish(t *testing.T) {
 	q := <-waits // it finds out by itself
 	require.Equal(t, "2", admin.HGet(ctx, keyOf(t, admin, "state"), "used").Val())
 	none, err := b.TryAcquire(ctx, 1, 0)
-	require.NoError(t, err)
+	require.ErrorIs(t, err, semaphore.ErrRefused)
 	require.Nil(t, none)
 	require.NoError(t, q.Release(ctx))
 }
@@ -225,7 +223,7 @@ func TestHungBackend(t *testing.T) {
 			})
 		}
 		calls.Wait()
-		require.LessOrEqual(t, time.Since(began), 2*timeout, "one batch after another would take 40 of them")
+		require.LessOrEqual(t, time.Since(began), timeout, "one batch after another would take 40 of them")
 	})
 }
 
@@ -279,7 +277,7 @@ func TestGrantAfterALeap(t *testing.T) {
 		require.NotNil(t, q)
 		require.True(t, leapt.Load())
 		none, err := b.TryAcquire(ctx, 1, 3*lease)
-		require.NoError(t, err)
+		require.ErrorIs(t, err, semaphore.ErrRefused)
 		require.Nil(t, none, "renewed")
 		require.NoError(t, q.Release(ctx))
 	})
@@ -314,7 +312,7 @@ func TestLease(t *testing.T) {
 		p, err := a.Acquire(ctx, 1)
 		require.NoError(t, err)
 		none, err := b.TryAcquire(ctx, 1, 30*lease)
-		require.NoError(t, err)
+		require.ErrorIs(t, err, semaphore.ErrRefused)
 		require.Nil(t, none, "renewed")
 		require.NoError(t, p.Context().Err())
 		require.NoError(t, p.Release(ctx))
@@ -376,7 +374,7 @@ func TestBackendAway(t *testing.T) {
 		require.Equal(t, 100*time.Millisecond, time.Since(began))
 		_, err = b.Acquire(ctx, 1)
 		require.ErrorIs(t, err, semaphore.ErrTimeout)
-		require.LessOrEqual(t, time.Since(began), 100*time.Millisecond+2*timeout)
+		require.LessOrEqual(t, time.Since(began), 100*time.Millisecond+timeout)
 		require.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
 		mu.Lock()
 		close(stopped)

@@ -14,9 +14,11 @@ import (
 // memory keeps permits in this process, where nobody dies alone: nothing expires.
 type memory struct {
 	label, process string
+	observer       *Observer
 
 	mu      sync.Mutex
 	permits int
+	own     int // as configured
 	used    int
 	fence   int64
 	first   waiter  // a ring: first.next waits for longest
@@ -31,6 +33,7 @@ type memory struct {
 type waiter struct {
 	prev, next *waiter
 	n          int
+	label      string
 	permit     *Permit // when granted
 	err        error
 	ready      chan struct{}
@@ -44,45 +47,37 @@ func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &memory{permits: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit)}
+	if o.fixed {
+		return nil, s.bad("fixed lease", o.lease, "a semaphore of a fleet: in memory permits have no lease")
+	}
+	m := &memory{permits: permits, own: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit),
+		observer: o.observer}
 	m.first.prev, m.first.next = &m.first, &m.first
 	s.engine = m
 	return s, nil
 }
 
-func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permit, error) {
+func (m *memory) acquire(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
 	if n <= m.permits && m.used <= m.permits-n && m.first.next == &m.first {
-		p := m.grant(n)
+		p := m.grant(n, label)
 		m.mu.Unlock()
 		return p, nil
 	}
-	if n > m.permits {
-		defer m.mu.Unlock()
-		return nil, tooMany("", n, m.permits)
-	}
-	if wait == 0 {
-		m.mu.Unlock()
-		return nil, nil
-	}
-	if err := m.room(); err != nil {
-		m.mu.Unlock()
+	w, err := m.enqueue(n, wait, label)
+	m.mu.Unlock()
+	if w == nil {
 		return nil, err
 	}
-	m.waiters++
-	w := &waiter{n: n, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
-	w.prev.next, w.next.prev = w, w
-	m.mu.Unlock()
 	var timeout <-chan time.Time
 	if wait > 0 {
 		timer := time.NewTimer(wait)
 		defer timer.Stop()
 		timeout = timer.C
 	}
-	var err error
 	select {
 	case <-w.ready:
 		return w.permit, w.err
@@ -90,18 +85,40 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration) (*Permi
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
+	return m.giveUp(w, err)
+}
+
+// enqueue lets a caller wait for n permits; nil: it need not, with the error or without a permit. mu is held.
+func (m *memory) enqueue(n int, wait time.Duration, label string) (*waiter, error) {
+	if n > m.permits {
+		return nil, tooMany("", n, m.permits)
+	}
+	if wait == 0 {
+		return nil, nil
+	}
+	if err := m.room(); err != nil {
+		return nil, err
+	}
+	m.waiters++
+	w := &waiter{n: n, label: label, ready: make(chan struct{}), prev: m.first.prev, next: &m.first}
+	w.prev.next, w.next.prev = w, w
+	return w, nil
+}
+
+// giveUp takes a waiter back, unless it was granted in the same instant.
+func (m *memory) giveUp(w *waiter, why error) (*Permit, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if w.next == nil { // granted in the same instant
-		if err != nil && w.permit != nil {
-			m.take(w.permit, ErrReleased)
-			return nil, err
-		}
-		return w.permit, w.err
+	if w.next != nil {
+		m.unlink(w)
+		m.admit() // those behind it may fit
+		return nil, why
 	}
-	m.unlink(w)
-	m.admit() // those behind it may fit
-	return nil, err
+	if why != nil && w.permit != nil {
+		m.take(w.permit, ErrReleased)
+		return nil, why
+	}
+	return w.permit, w.err
 }
 
 // room is an error if as many wait as may. mu is held.
@@ -119,7 +136,7 @@ func (m *memory) unlink(w *waiter) {
 }
 
 // grant lends n permits. mu is held.
-func (m *memory) grant(n int) *Permit {
+func (m *memory) grant(n int, label string) *Permit {
 	m.used += n
 	m.fence++
 	if len(m.spare) == 0 { // made by the dozen
@@ -128,6 +145,9 @@ func (m *memory) grant(n int) *Permit {
 	p := &m.spare[0]
 	m.spare = m.spare[1:]
 	p.engine, p.permits, p.fence, p.since = m, n, m.fence, clock.Mono()
+	if label != "" {
+		p.more = &more{label: label}
+	}
 	p.prev, p.next = m.held, m.held.next
 	if p.next != nil {
 		p.next.prev = p
@@ -139,6 +159,7 @@ func (m *memory) grant(n int) *Permit {
 // take takes permits back, and gives them to who waits. mu is held.
 func (m *memory) take(p *Permit, why error) {
 	p.end(why)
+	m.observer.ended("", p, why)
 	p.prev.next = p.next
 	if p.next != nil {
 		p.next.prev = p.prev
@@ -151,14 +172,10 @@ func (m *memory) take(p *Permit, why error) {
 // admit lets in who waits for longest, as long as they fit. mu is held.
 func (m *memory) admit() {
 	for w := m.first.next; w != &m.first; w = m.first.next {
-		switch {
-		case w.n > m.permits:
-			w.err = tooMany("", w.n, m.permits)
-		case m.used+w.n > m.permits:
+		if m.used+w.n > m.permits {
 			return
-		default:
-			w.permit = m.grant(w.n)
 		}
+		w.permit = m.grant(w.n, w.label)
 		m.unlink(w)
 		close(w.ready)
 	}
@@ -183,6 +200,15 @@ func (m *memory) release(_ context.Context, p *Permit) error {
 	return nil
 }
 
+func (m *memory) check(p *Permit) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if p.over {
+		return p.why()
+	}
+	return nil
+}
+
 func (m *memory) lock() *sync.Mutex { return &m.mu }
 
 func (m *memory) releaseID(_ context.Context, id string) error {
@@ -197,12 +223,37 @@ func (m *memory) releaseID(_ context.Context, id string) error {
 	return fmt.Errorf("%w: %.80q", ErrNotHeld, id)
 }
 
-func (m *memory) setPermits(_ context.Context, n int) error {
+func (m *memory) changePermits(_ context.Context, change change) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.permits = n
+	n := int64(change.set)
+	switch {
+	case change.set == OwnPermits:
+		n = int64(m.own)
+	case change.add != 0:
+		n = int64(m.permits) + int64(change.add)
+	}
+	if n < 1 || n > maxPermits {
+		return outOfRange("", m.permits, change.add)
+	}
+	m.permits = int(n)
+	for w := m.first.next; w != &m.first; {
+		next := w.next
+		if w.n > m.permits {
+			m.unlink(w)
+			w.err = tooMany("", w.n, m.permits)
+			close(w.ready)
+		}
+		w = next
+	}
 	m.admit()
 	return nil
+}
+
+func (m *memory) stats(context.Context) (Stats, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return Stats{Permits: m.permits, Used: m.used, Waiting: m.waiters}, nil
 }
 
 func (m *memory) holders(context.Context) ([]Holder, error) {
@@ -214,7 +265,11 @@ func (m *memory) holders(context.Context) ([]Holder, error) {
 		last = last.next
 	}
 	for p := last; p != m.held; p = p.prev {
-		all = append(all, Holder{ID: p.ID(), Permits: p.permits, Fence: p.fence, Since: clock.At(p.since), Label: m.label})
+		h := Holder{ID: p.ID(), Permits: p.permits, Fence: p.fence, Since: clock.At(p.since), Label: m.label}
+		if p.more != nil && p.more.label != "" {
+			h.Label = p.more.label
+		}
+		all = append(all, h)
 	}
 	return all, nil
 }
@@ -249,5 +304,8 @@ func (m *memory) idle(ctx context.Context) error {
 }
 
 func tooMany(name string, n, permits int) error {
+	if n <= permits { // as far as is known here
+		return fmt.Errorf("%w: semaphore %.80q: %d wanted", ErrTooMany, name, n)
+	}
 	return fmt.Errorf("%w: semaphore %.80q: %d wanted of %d", ErrTooMany, name, n, permits)
 }

@@ -12,11 +12,14 @@ import (
 type Option func(*options)
 
 type options struct {
-	lease   time.Duration
-	timeout time.Duration
-	waiters int
-	label   string
-	prefix  string
+	lease    time.Duration
+	fixed    bool // it is not renewed
+	version  int64
+	timeout  time.Duration
+	waiters  int
+	label    string
+	prefix   string
+	observer *Observer
 }
 
 const (
@@ -27,11 +30,27 @@ const (
 	defaultWaiters = 1 << 17
 	maxName        = 512
 	maxLabel       = 200
+	maxVersion     = 1 << 52
 )
 
 // WithLease sets how long a permit outlives its process, 100 ms to 1 hour, default 10 s. It is renewed every third of it.
 func WithLease(d time.Duration) Option {
-	return func(o *options) { o.lease = d }
+	return func(o *options) { o.lease, o.fixed = d, false }
+}
+
+// WithFixedLease is WithLease for work that must end: a permit is not renewed, and is lost (ErrExpired) when its time is over, whether
+// its process lives or not. With WithLease a goroutine that hangs holds its permit for as long as its process lives. Not in memory.
+func WithFixedLease(d time.Duration) Option {
+	return func(o *options) { o.lease, o.fixed = d, true }
+}
+
+// WithVersion says which configuration of the number of permits is the newest: it is in force for the whole fleet, also for processes
+// that were configured otherwise, which learn of it with their next answer. SetPermits and AddPermits make the next version. 0, the
+// default, means none: as long as nobody sets a version, each process' number counts for its own requests. At most 2^52.
+//
+// What is in force is kept in the backend. Should that lose it, the first process to come that has heard of it restores it.
+func WithVersion(v int64) Option {
+	return func(o *options) { o.version = v }
 }
 
 // WithTimeout bounds how long a call waits for an answer of the backend, 10 ms to 1 minute, default 1 s.
@@ -74,14 +93,23 @@ func (s *Semaphore) options(permits int, opts []Option) (*options, error) {
 		return nil, s.bad("lease", o.lease, "100ms to 1h")
 	case o.timeout < 10*time.Millisecond || o.timeout > time.Minute:
 		return nil, s.bad("timeout", o.timeout, "10ms to 1m")
+	case o.version < 0 || o.version > maxVersion:
+		return nil, s.bad("version", o.version, "0 (none) to 2^52")
 	case o.waiters < 1:
 		return nil, s.bad("max waiters", o.waiters, "at least 1")
-	case len(o.label) > maxLabel || !utf8.ValidString(o.label):
-		return nil, s.bad("label", fmt.Sprintf("%.40q of %d bytes", o.label, len(o.label)), "at most 200 bytes of UTF-8")
+	case !validLabel(o.label):
+		return nil, s.badLabel(o.label)
 	case len(o.prefix) > maxName || strings.ContainsAny(o.prefix, "{}"):
 		return nil, s.bad("key prefix", fmt.Sprintf("%.40q", o.prefix), "at most 512 bytes without braces")
 	}
+	s.observer = o.observer
 	return o, nil
+}
+
+func validLabel(label string) bool { return len(label) <= maxLabel && utf8.ValidString(label) }
+
+func (s *Semaphore) badLabel(label string) error {
+	return s.bad("label", fmt.Sprintf("%.40q of %d bytes", label, len(label)), "at most 200 bytes of UTF-8")
 }
 
 func (s *Semaphore) checkName() error {

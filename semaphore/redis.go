@@ -23,11 +23,11 @@ type RedisClient interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits applies as long as
-// nobody has called SetPermits, to each process' own requests.
+// NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits is in force for all of them if
+// its version is the newest (WithVersion); as long as nobody has set one, it counts for the process' own requests.
 //
 // Acquire and Release are one script each, and travel together when many ask at once. Who has to wait is told by Pub/Sub,
-// for which a process keeps one connection a semaphore while anybody waits; should that message be lost, it is found missing
+// for which a process keeps one connection a semaphore while anybody waits. Should that message be lost, it is found missing
 // within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
 // two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
 // forwards by more than a lease, all leases end, and until the next renewal (a third of a lease) others may hold permits too:
@@ -67,14 +67,17 @@ var (
 	applySource string
 	//go:embed lua/holders.lua
 	holdersSource string
+	//go:embed lua/stats.lua
+	statsSource string
 
 	applyScript   = script.New(applySource)
 	holdersScript = script.New(holdersSource)
+	statsScript   = script.New(statsSource)
 )
 
 // Apply implements Backend.
 func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
-	args := make([]string, 0, len(r.keys)+11+len(b.Leave)+len(b.Renew)+4*len(b.Enter))
+	args := make([]string, 0, len(r.keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
 	args = append(args, r.keys[:]...)
 	integers := func(ns ...int64) {
 		for _, n := range ns {
@@ -82,7 +85,8 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 		}
 	}
 	args = append(args, b.Process, b.Label)
-	integers(b.LeaseMicros, b.PatienceMicros, int64(b.Permits), int64(b.SetPermits), b.Deadline)
+	integers(b.LeaseMicros, b.PatienceMicros, b.AliveMicros, int64(b.Permits), int64(b.Limit.Permits), b.Limit.Version,
+		int64(b.SetPermits), int64(b.AddPermits), b.Deadline)
 	args = append(args, r.channel)
 	integers(int64(len(b.Leave)))
 	args = append(args, b.Leave...)
@@ -96,12 +100,17 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 		}
 		args = append(args, e.ID)
 		integers(int64(e.Permits), e.Ticket, wait)
+		args = append(args, e.Label)
 	}
 	reply, err := applyScript.Run(ctx, r.client, len(r.keys), args...)
 	if err != nil {
 		return nil, r.failed(err)
 	}
-	return parse(b, reply)
+	report, ok := parse(b, reply)
+	if !ok {
+		return nil, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+	}
+	return report, nil
 }
 
 // failed tells errors of the state from others.
@@ -110,84 +119,6 @@ func (r *redisBackend) failed(err error) error {
 		return fmt.Errorf("%w: keys %s*", ErrCorrupt, strings.TrimSuffix(r.keys[0], "state"))
 	}
 	return err
-}
-
-// parse reads a reply of lua/apply.lua.
-func parse(b *Batch, reply []string) (*Report, error) {
-	bad := func() (*Report, error) {
-		return nil, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
-	}
-	numbers := func(text string, into ...*int64) bool {
-		fields := strings.Fields(text)
-		if len(fields) != len(into) {
-			return false
-		}
-		for i, f := range fields {
-			n, err := strconv.ParseInt(f, 10, 64)
-			if err != nil {
-				return false
-			}
-			*into[i] = n
-		}
-		return true
-	}
-	var out Report
-	if len(reply) == 0 {
-		return bad()
-	}
-	if late, ok := strings.CutPrefix(reply[0], "late "); ok {
-		if out.Late = true; !numbers(late, &out.Now) {
-			return bad()
-		}
-		return &out, nil
-	}
-	var fresh, permits int64
-	if !numbers(reply[0], &out.Now, &fresh, &permits, &out.Earliest, &out.Told) {
-		return bad()
-	}
-	out.Fresh, out.Permits = fresh == 1, int(permits)
-	rest := reply[1:]
-	if len(rest) < len(b.Leave)+len(b.Renew)+len(b.Enter) {
-		return bad()
-	}
-	for range b.Leave {
-		var standing int64
-		if !numbers(rest[0], &standing) {
-			return bad()
-		}
-		out.Left, rest = append(out.Left, Standing(standing)), rest[1:]
-	}
-	for range b.Renew {
-		out.Renewed, rest = append(out.Renewed, rest[0] == "1"), rest[1:]
-	}
-	for range b.Enter {
-		var a Answer
-		var outcome int64
-		if !numbers(rest[0], &outcome, &a.Fence, &a.Ticket) {
-			return bad()
-		}
-		a.Outcome = Outcome(outcome)
-		out.Entered, rest = append(out.Entered, a), rest[1:]
-	}
-	for _, text := range rest {
-		g, ok := parseGrant(text)
-		if !ok {
-			return bad()
-		}
-		out.Grants = append(out.Grants, g)
-	}
-	return &out, nil
-}
-
-func parseGrant(text string) (g Grant, ok bool) {
-	fields := strings.Fields(text)
-	if len(fields) != 4 {
-		return g, false
-	}
-	outcome, err1 := strconv.ParseUint(fields[1], 10, 8)
-	fence, err2 := strconv.ParseInt(fields[2], 10, 64)
-	expires, err3 := strconv.ParseInt(fields[3], 10, 64)
-	return Grant{fields[0], Outcome(outcome), fence, expires}, err1 == nil && err2 == nil && err3 == nil
 }
 
 // Listen implements Backend.
@@ -238,4 +169,20 @@ func (r *redisBackend) Holders(ctx context.Context) ([]Holder, error) {
 	}
 	slices.SortFunc(all, func(a, b Holder) int { return cmp.Compare(a.Fence, b.Fence) })
 	return all, nil
+}
+
+// Stats implements Backend.
+func (r *redisBackend) Stats(ctx context.Context) (Stats, error) {
+	reply, err := statsScript.Run(ctx, r.client, 4, r.keys[:4]...)
+	if err != nil {
+		return Stats{}, r.failed(err)
+	}
+	var permits, used, waiting int64
+	var s Stats
+	in := &replyReader{rest: reply}
+	if in.numbers(&permits, &s.Version, &used, &waiting); in.bad {
+		return Stats{}, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+	}
+	s.Permits, s.Used, s.Waiting = int(permits), int(used), int(waiting)
+	return s, nil
 }

@@ -12,37 +12,76 @@ import (
 // is a window in which 17 permits were admitted in one sub-interval, the last of them at 1763724914.000123 s since 1970, and
 // three in a later one. seen is the time of the last decision. The epoch is a random number that a state keeps as long as it
 // lives. Times rise, counts are positive. The resolution is not part of it: each reader finds its own sub-intervals.
+//
+// Two fields are there if they are needed, in this order: back=B, by how many microseconds the clock was set back so far, and
+// limit=L version=V, a limit that has a version.
 const (
 	maxText    = 1 << 16
 	maxInteger = 1 << 53
 )
 
+// state is what is stored of a window.
+type state struct {
+	epoch, seen    int64
+	back           int64
+	limit, version int64 // 0: none
+	parts          []part
+}
+
 // parse reads a state. It accepts what lua/apply.lua does.
-func parse(text string) (epoch, seen int64, parts []part, ok bool) {
+func parse(text string) (s state, ok bool) {
 	if len(text) > maxText {
-		return 0, 0, nil, false
+		return s, false
 	}
-	head, text, _ := cut(text)
-	e, rest, _ := cut(text)
-	at, rest, more := cut(rest)
-	e, ok1 := strings.CutPrefix(e, "epoch=")
-	at, ok2 := strings.CutPrefix(at, "seen=")
-	epoch, ok3 := integer(e, 1, maxInteger)
-	seen, ok4 := integer(at, -maxInteger, maxInteger)
-	if head != "sw1" || !ok1 || !ok2 || !ok3 || !ok4 {
-		return 0, 0, nil, false
+	f := fields{rest: text, more: true}
+	if f.word("sw1") != "" {
+		return s, false
 	}
-	if parts, ok = parseParts(rest, more); !ok {
-		return 0, 0, nil, false
+	s.epoch = f.number("epoch=", 1, maxInteger)
+	s.seen = f.number("seen=", -maxInteger, maxInteger)
+	if f.has("back=") {
+		s.back = f.number("back=", 1, maxInteger)
+	}
+	if f.has("limit=") {
+		s.limit = f.number("limit=", 1, maxLimit)
+		s.version = f.number("version=", 1, maxInteger)
+	}
+	if f.bad {
+		return state{}, false
+	}
+	if s.parts, ok = parseParts(f.rest, f.more); !ok || len(s.parts) > maxParts+1 {
+		return state{}, false
 	}
 	before := int64(-maxInteger - 1)
-	for _, p := range parts {
-		if p.last <= before || p.last > seen {
-			return 0, 0, nil, false
+	for _, p := range s.parts {
+		if p.last <= before || p.last > s.seen {
+			return state{}, false
 		}
 		before = p.last
 	}
-	return epoch, seen, parts, len(parts) <= maxParts+1
+	return s, true
+}
+
+// fields reads words one after the other.
+type fields struct {
+	rest      string
+	more, bad bool
+}
+
+func (f *fields) word(prefix string) (rest string) {
+	word, after, more := cut(f.rest)
+	rest, ok := strings.CutPrefix(word, prefix)
+	f.bad = f.bad || !ok || !f.more
+	f.rest, f.more = after, more
+	return rest
+}
+
+func (f *fields) has(prefix string) bool { return f.more && strings.HasPrefix(f.rest, prefix) }
+
+func (f *fields) number(prefix string, least, most int64) int64 {
+	n, ok := integer(f.word(prefix), least, most)
+	f.bad = f.bad || !ok
+	return n
 }
 
 func parseParts(rest string, more bool) (parts []part, ok bool) {
@@ -71,8 +110,15 @@ func integer(s string, least, most int64) (int64, bool) {
 	return n, err == nil && s[0] != '+' && n >= least && n <= most
 }
 
-func format(epoch, seen int64, parts []part) string {
-	return "sw1 epoch=" + strconv.FormatInt(epoch, 10) + " seen=" + strconv.FormatInt(seen, 10) + formatParts(parts)
+func (s *state) String() string {
+	text := "sw1 epoch=" + decimal(s.epoch) + " seen=" + decimal(s.seen)
+	if s.back > 0 {
+		text += " back=" + decimal(s.back)
+	}
+	if s.version > 0 {
+		text += " limit=" + decimal(s.limit) + " version=" + decimal(s.version)
+	}
+	return text + formatParts(s.parts)
 }
 
 func formatParts(parts []part) string {
@@ -85,3 +131,5 @@ func formatParts(parts []part) string {
 	}
 	return string(b)
 }
+
+func decimal(n int64) string { return strconv.FormatInt(n, 10) }

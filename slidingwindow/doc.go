@@ -18,10 +18,16 @@
 // A clock of a process that runs too fast by the share d (10 s a day are 0.0001) adds d × c. Both are measured in
 // benchmarks/slidingwindow/RESULTS.md.
 //
-// What is refused by what this process knows costs no round trip. It cannot be wrong while the state is in place and the
-// server's clock goes forward, but that a request which only fits if another of this process is refused is refused with
-// it. When Redis has lost the state, each process notices with its next answer, at the latest for a request in
-// the next sub-interval, and tells what it has admitted in this window itself. A server's clock up to 2 s behind the latest time seen stands still; further behind, what
+// What is refused by what this process knows costs no round trip. It cannot be wrong while the state is in place, the server's clock
+// goes forward and no other process refunds permits or raises the limit, but that a request which only fits if another of this process
+// is refused is refused with it. Each process notices such a change with its next answer, at the latest for a request in the next
+// sub-interval. When Redis has lost the state, it then tells what it has admitted in this window itself, and the limit that it has heard of.
+//
+// A process executes at most one script for each call that is allowed, and one look in each sub-interval in which calls are refused. With
+// several processes others may take what a process has seen coming free: then its script is refused. With Approximate, Redis also decides
+// calls that come within what is unknown of its clock, less than a fast round trip.
+//
+// A server's clock up to 2 s behind the latest time seen stands still; further behind, what
 // is counted goes back with it; ahead, it can empty the window once. Processes that give one name and window another
 // resolution count together, each by its own.
 package slidingwindow

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -64,4 +65,57 @@ func ExampleNewKey() {
 	ok, _ := customer.AllowN(context.Background(), 10)
 	fmt.Println(customer.Name(), ok)
 	// Output: 4711 true
+}
+
+// Permits that were not used are given back, and the answer says how many are left.
+func ExampleLimiter_Take() {
+	limiter, err := slidingwindow.New("/mails", 100, time.Hour, time.Minute)
+	if err != nil {
+		panic(err)
+	}
+	ctx := context.Background()
+	batch, err := limiter.Take(ctx, 40)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(batch.Allowed, batch.Remaining, "of", batch.Limit)
+	if err := limiter.Refund(ctx, batch, 15); err != nil { // only 25 were sent
+		panic(err)
+	}
+	left, _ := limiter.Remaining(ctx)
+	fmt.Println(left)
+	// Output:
+	// true 60 of 100
+	// 75
+}
+
+// A worker waits until the window has room.
+func ExampleLimiter_Wait() {
+	limiter, err := slidingwindow.New("/reports", 2, 100*time.Millisecond, 10*time.Millisecond)
+	if err != nil {
+		panic(err)
+	}
+	began := time.Now()
+	for range 5 {
+		if err := limiter.Wait(context.Background()); err != nil {
+			panic(err)
+		}
+	}
+	fmt.Println(time.Since(began) >= 200*time.Millisecond)
+	// Output: true
+}
+
+// The limit of all instances is lowered, without a restart.
+func ExampleLimiter_SetLimit() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	fares, err := slidingwindow.New("/ibe/AvailFare", 100, time.Minute, time.Second, slidingwindow.WithRedis(client))
+	if err != nil {
+		panic(err)
+	}
+	http.HandleFunc("/limit", func(w http.ResponseWriter, r *http.Request) {
+		n, _ := strconv.Atoi(r.FormValue("n"))
+		if err := fares.SetLimit(r.Context(), n); err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+		}
+	})
 }

@@ -38,7 +38,7 @@ type noDeadline struct{ *testing.T }
 
 // execute is lua/apply.lua in Go: what the script answers, and what is stored afterwards. TestDifferential compares them. old is
 // "" if nothing is stored; server is the server's clock.
-func execute(old string, args []string, server int64) (reply []string, state string, err error) {
+func execute(old string, args []string, server int64) (reply []string, next string, err error) {
 	number := func(i int) int64 {
 		n, err := strconv.ParseInt(args[i], 10, 64)
 		if err != nil {
@@ -57,24 +57,40 @@ func execute(old string, args []string, server int64) (reply []string, state str
 	if args[4] == Approximate.String() {
 		r.mode = Approximate
 	}
-	var t tally
-	epoch, changed := number(8), false
+	var t counts
+	st := state{epoch: number(8)}
+	changed := false
+	limit, version := number(5), int64(0)
 	if old != "" {
-		e, seen, parts, ok := parse(old)
-		if !ok {
+		var ok bool
+		if st, ok = parse(old); !ok {
 			return nil, old, fakeReply(fmt.Sprintf("CORRUPT %.80q", old))
 		}
-		epoch = e
-		if seen-clock > standstill { // before they are counted with another resolution
-			changed = true
-			for i := range parts {
-				parts[i].last -= seen - clock
-			}
-			seen = clock
+		if own := number(12); st.version > own || st.version == own && st.version > 0 && st.limit <= limit {
+			limit, version = st.limit, st.version
 		}
-		t.load(&r, seen, parts)
+		seen := st.seen
+		if by := seen - clock; by > standstill { // before they are counted with another resolution
+			if args[16] == "1" {
+				return []string{"behind", decimal(by)}, old, nil
+			}
+			changed = true
+			for i := range st.parts {
+				st.parts[i].last -= by
+			}
+			if seen, st.back = clock, st.back+by; st.back > maxInteger {
+				st.back, st.epoch = 0, number(8)
+			}
+		}
+		t.load(&r, seen, st.parts)
 	}
 	now := t.advance(&r, clock)
+	if version == 0 && args[12] != "0" {
+		version, changed = number(12), true
+	}
+	if args[13] != "" && version < maxInteger {
+		limit, version, changed = number(13), version+1, true
+	}
 	if args[10] != "" {
 		changed = true
 		all := t.list()
@@ -85,6 +101,12 @@ func execute(old string, args []string, server int64) (reply []string, state str
 			all = slices.Insert(all, i, p)
 		}
 		t.load(&r, now, all)
+	}
+	if args[14] != "" && decimal(st.epoch) == args[15] {
+		refunds, _ := parseParts(args[14], true)
+		for _, p := range refunds {
+			changed = t.remove(&r, p.last-st.back, p.count) > 0 || changed
+		}
 	}
 	overflow := false
 	add := func(n int64) {
@@ -100,17 +122,18 @@ func execute(old string, args []string, server int64) (reply []string, state str
 		a := ask{}
 		a.n, _ = strconv.ParseInt(n, 10, 64)
 		a.times, _ = strconv.ParseInt(times, 10, 64)
-		fit := min(a.times, max(0, number(5)-t.used(&r, now))/a.n)
+		fit := min(a.times, max(0, limit-t.used(&r, now))/a.n)
 		add(fit * a.n)
 		granted = append(granted, decimal(fit))
 	}
 	if overflow {
 		return nil, old, fakeReply("OVERFLOW")
 	}
-	if state = old; changed {
-		state = format(epoch, t.seen, t.list())
+	if next = old; changed {
+		st.seen, st.limit, st.version, st.parts = t.seen, limit, version, t.list()
+		next = st.String()
 	}
-	return []string{fmt.Sprint(clock, " ", now), state, strings.Join(granted, " ")}, state, nil
+	return []string{fmt.Sprint(clock, " ", now), next, strings.Join(granted, " ")}, next, nil
 }
 
 // fakeReply is an error that Redis has sent.

@@ -70,7 +70,7 @@ func TestBadInput(t *testing.T) {
 		require.False(t, ok)
 		require.ErrorIs(t, err, ErrInvalid, "%d", n)
 	}
-	require.ErrorIs(t, l.SetLimit(0), ErrInvalid)
+	require.ErrorIs(t, l.SetLimit(ctx, 0), ErrInvalid)
 	require.Equal(t, time.Duration(math.MaxInt64), l.RetryAfter(6))
 	require.Equal(t, 5, l.Limit())
 	done, cancel := context.WithCancel(ctx)
@@ -94,16 +94,16 @@ func TestOverflow(t *testing.T) {
 		_, err = l.AllowN(ctx, maxLimit)
 		require.NoError(t, err)
 		// Limits cannot be raised that far one by one: what was counted is as if they had been.
-		if l.fleet == nil {
-			l.tally.at(0).count = maxCount
-			l.tally.sum = 1
-			l.gate.Store(nil)
+		if l.coordinator == nil {
+			l.counts.at(0).count = maxCount
+			l.counts.sum = 1
+			l.closed.Store(nil)
 		} else {
 			now := clock.micros
-			require.NoError(t, client.Set(ctx, l.fleet.key, format(7, now, []part{{now, maxCount}}), time.Minute).Err())
+			require.NoError(t, client.Set(ctx, l.coordinator.key, (&state{epoch: 7, seen: now, parts: []part{{now, maxCount}}}).String(), time.Minute).Err())
 			l.rule.mode = Approximate
 			l.mu.Lock()
-			l.tally = tally{known: true, seen: now}
+			l.coordinator.known.counts = counts{known: true, seen: now}
 			l.mu.Unlock()
 		}
 		_, err = l.Allow(ctx)
@@ -121,7 +121,7 @@ func TestCorrupt(t *testing.T) {
 		}
 	}))
 	require.NoError(t, err)
-	key := l.fleet.key
+	key := l.coordinator.key
 	require.NotContains(t, key, " ")
 	require.NoError(t, client.LPush(ctx, key, "x").Err())
 	for range 2 {
@@ -207,7 +207,7 @@ func TestHookBack(t *testing.T) {
 			}
 		}
 		allow(nil)
-		client.put(l.fleet.key, "spoiled")
+		client.put(l.coordinator.key, "spoiled")
 		allow(ErrCorrupt, ErrCorrupt)
 		client.forget()
 		allow(nil, nil)
@@ -215,7 +215,7 @@ func TestHookBack(t *testing.T) {
 
 		client.by(failing(refused))
 		allow(ErrAway, ErrAway)
-		client.put(l.fleet.key, "spoiled")
+		client.put(l.coordinator.key, "spoiled")
 		client.by(nil)
 		time.Sleep(maxPause)
 		allow(ErrAway, ErrCorrupt) // this one makes it look
@@ -255,7 +255,7 @@ func TestLostReply(t *testing.T) {
 			time.Sleep(c.client) // until the client has given up, too
 			synctest.Wait()
 			m.mu.Lock()
-			require.Zero(t, m.fleet.strays)
+			require.Zero(t, m.coordinator.redis.abandoned)
 			m.mu.Unlock()
 			require.EqualValues(t, 3, client.executed(), "two calls, and a look")
 		})
@@ -266,7 +266,7 @@ func TestLostReply(t *testing.T) {
 func (l *Limiter) refreshed(t *testing.T) (int, error) {
 	t.Helper()
 	l.mu.Lock()
-	l.fleet.heard = false
+	l.coordinator.known.heard = false
 	l.mu.Unlock()
 	return l.Remaining(ctx)
 }
@@ -339,9 +339,9 @@ func TestAway(t *testing.T) {
 			}
 			synctest.Wait()
 			l.mu.Lock()
-			require.Nil(t, l.fleet.outage.Down())
-			require.Zero(t, l.fleet.owed.size)
-			require.Zero(t, l.fleet.strays)
+			require.Nil(t, l.coordinator.redis.outage.Down())
+			require.Zero(t, l.coordinator.admitted.unreported.size)
+			require.Zero(t, l.coordinator.redis.abandoned)
 			l.mu.Unlock()
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
@@ -416,10 +416,10 @@ func TestAwayFull(t *testing.T) {
 			}
 			client.by(failing(refused))
 			_, err = l.AllowN(ctx, 1)
-			require.Equal(t, l.fleet.away == Refuse, errors.Is(err, ErrAway))
+			require.Equal(t, l.coordinator.policy.away == Refuse, errors.Is(err, ErrAway))
 			ok, err := l.AllowN(ctx, 2)
 			require.NoError(t, err)
-			require.Equal(t, l.fleet.away == Pass, ok)
+			require.Equal(t, l.coordinator.policy.away == Pass, ok)
 		}
 	})
 }
@@ -449,8 +449,8 @@ func shareIsExact(t *testing.T) {
 	}()
 	synctest.Wait()
 	l.mu.Lock()
-	require.EqualValues(t, 5, l.fleet.pending)
-	require.Empty(t, l.fleet.queue)
+	require.EqualValues(t, 5, l.coordinator.queue.pending)
+	require.Empty(t, l.coordinator.queue.calls)
 	l.mu.Unlock()
 	clock.Add(trip)
 	ahead.Store(0)
@@ -489,7 +489,7 @@ func shareIsExact(t *testing.T) {
 	allow(began+2*minute+trip+2, 1, false)
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	owed := l.fleet.owed.list()
+	owed := l.coordinator.admitted.unreported.list()
 	require.Equal(t, began+2*minute+trip+2+trip, owed[len(owed)-1].last)
 }
 
@@ -502,17 +502,17 @@ func TestShareBeforeRedis(t *testing.T) {
 	defer l.mu.Unlock()
 	allow := func(n, now int64, want bool) {
 		t.Helper()
-		ok, err := l.alone(n, now)
+		v, err := l.coordinator.alone(n, now)
 		require.NoError(t, err)
-		require.Equal(t, want, ok)
+		require.Equal(t, want, v.ok)
 	}
 	const trip, hour, minute = 1_700_000, 3_600_000_000, 60_000_000
 	sent, received := begin+10_000_000, begin+10_000_000+trip
 	allow(3, begin, true)
 	allow(2, received, true) // before it was settled
 	raw := received + hour   // the script ran late
-	require.NoError(t, l.learn(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
-	require.Equal(t, begin+hour+trip, l.fleet.owed.at(0).last)
+	require.NoError(t, l.coordinator.learn(&inFlight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
+	require.Equal(t, begin+hour+trip, l.coordinator.admitted.unreported.at(0).last)
 	allow(1, begin+minute+trip, false)
 	allow(4, begin+minute+trip+1, false)
 	allow(3, begin+minute+trip+1, true)
@@ -537,7 +537,7 @@ func TestTooLate(t *testing.T) {
 		synctest.Wait()
 		require.EqualValues(t, 2, client.executed())
 		l.mu.Lock()
-		require.Zero(t, l.fleet.strays)
+		require.Zero(t, l.coordinator.redis.abandoned)
 		l.mu.Unlock()
 		left, err := l.refreshed(t)
 		require.NoError(t, err)
@@ -590,9 +590,9 @@ func TestLate(t *testing.T) {
 	_, err = l.Allow(ctx)
 	require.NoError(t, err)
 	l.mu.Lock()
-	at := local(l.now())
-	l.fleet.remote.Heard(l.fleet.remote.Earliest(at)-10_000_000, at, at)
-	l.tally.seen -= 10_000_000
+	at := l.coordinator.now()
+	l.coordinator.known.server.hear(l.coordinator.known.earliest(at)-10_000_000, at, at)
+	l.coordinator.known.counts.seen -= 10_000_000
 	l.mu.Unlock()
 	ok, err := l.Allow(ctx)
 	require.NoError(t, err)
@@ -616,7 +616,7 @@ func TestGiveUp(t *testing.T) {
 	require.Eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.fleet.pending == 1 && len(l.fleet.queue) == 0
+		return l.coordinator.queue.pending == 1 && len(l.coordinator.queue.calls) == 0
 	}, 5*time.Second, time.Millisecond)
 	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
 	defer cancel()
@@ -642,8 +642,8 @@ func TestManyGiveUp(t *testing.T) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		c := &call{n: 1, asks: true, ready: make(chan struct{})}
-		defer l.start()
-		return c, l.submit(c)
+		defer l.coordinator.start()
+		return c, l.coordinator.submit(c)
 	}
 	first, err := submit()
 	require.NoError(t, err)
@@ -664,14 +664,14 @@ func TestManyGiveUp(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	for _, c := range calls[:many-1] {
-		_, err = l.await(over, c)
+		_, err = l.coordinator.await(over, c)
 		require.ErrorIs(t, err, context.Canceled)
 	}
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1000*many))
 	l.mu.Lock()
-	require.EqualValues(t, 2, l.fleet.pending)
-	require.Less(t, len(l.fleet.queue), 4, "those who have gone take no room either")
+	require.EqualValues(t, 2, l.coordinator.queue.pending)
+	require.Less(t, len(l.coordinator.queue.calls), 4, "those who have gone take no room either")
 	l.mu.Unlock()
 	for range many - 1 {
 		_, err = submit()
@@ -681,17 +681,17 @@ func TestManyGiveUp(t *testing.T) {
 	require.ErrorIs(t, err, ErrTooManyWaiters)
 	h.hold.Store(false)
 	close(h.open)
-	ok, err := l.await(ctx, calls[many-1])
+	v, err := l.coordinator.await(ctx, calls[many-1])
 	require.NoError(t, err)
-	require.True(t, ok)
+	require.True(t, v.ok)
 	require.Eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return l.fleet.pending == 0
+		return l.coordinator.queue.pending == 0
 	}, 10*time.Second, time.Millisecond)
 	l.mu.Lock()
-	require.Zero(t, l.fleet.pending)
-	require.Zero(t, l.fleet.gone)
+	require.Zero(t, l.coordinator.queue.pending)
+	require.Zero(t, l.coordinator.queue.cancelled)
 	l.mu.Unlock()
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
@@ -708,22 +708,22 @@ func TestGiveUpAnswered(t *testing.T) {
 	var calls []*call
 	submit := func() {
 		c := &call{n: 1, asks: true, ready: make(chan struct{})}
-		require.NoError(t, l.submit(c))
+		require.NoError(t, l.coordinator.submit(c))
 		calls = append(calls, c)
 	}
 	submit()
-	b := l.build()
+	b := l.coordinator.build()
 	submit()
 	submit()
-	done, _ := l.settle(b, nil, io.EOF)
+	done := l.coordinator.settle(b, nil, io.EOF).done
 	l.mu.Unlock()
 	require.Equal(t, calls, done)
 	for _, c := range calls {
-		_, err := l.await(over, c)
+		_, err := l.coordinator.await(over, c)
 		require.ErrorIs(t, err, context.Canceled)
 	}
-	require.Zero(t, l.fleet.pending)
-	require.Zero(t, l.fleet.gone)
+	require.Zero(t, l.coordinator.queue.pending)
+	require.Zero(t, l.coordinator.queue.cancelled)
 }
 
 // While Redis is slow, a caller too many is told so at once.
@@ -741,7 +741,7 @@ func TestMaxWaiters(t *testing.T) {
 		require.Eventually(t, func() bool {
 			l.mu.Lock()
 			defer l.mu.Unlock()
-			return l.fleet.pending == pending && len(l.fleet.queue) == queue
+			return l.coordinator.queue.pending == pending && len(l.coordinator.queue.calls) == queue
 		}, 5*time.Second, time.Millisecond)
 	}
 	go call()
@@ -770,7 +770,7 @@ func TestCallerIsBackInTime(t *testing.T) {
 	defer func() { _ = client.Close() }()
 	l, err := New(unique(t), 100, time.Hour, time.Minute, WithRedis(client), WithTimeout(300*time.Millisecond))
 	require.NoError(t, err)
-	require.NotZero(t, l.fleet.trips.Timeout)
+	require.NotZero(t, l.coordinator.trips.Timeout)
 	patient, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
 	for range 2 {
@@ -781,7 +781,7 @@ func TestCallerIsBackInTime(t *testing.T) {
 	began := time.Now()
 	for range 2 {
 		l.mu.Lock()
-		l.fleet.outage = outage.Status{} // it asks though Redis is away
+		l.coordinator.redis.outage = outage.Status{} // it asks though Redis is away
 		l.mu.Unlock()
 		_, err = l.Allow(patient)
 		require.ErrorIs(t, err, ErrTimeout)

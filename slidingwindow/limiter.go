@@ -2,104 +2,55 @@ package slidingwindow
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// Errors, to be matched with errors.Is. What wraps them names the limiter.
-var (
-	// ErrInvalid: an argument or an option is out of range; *InvalidError says which.
-	ErrInvalid = errors.New("slidingwindow: invalid argument")
-	// ErrAway: Redis could not be reached, did not answer in time, or said that it cannot serve now. It wraps why.
-	ErrAway = errors.New("slidingwindow: redis away")
-	// ErrUnusable: Redis cannot be asked until somebody repairs something: a wrong password, missing rights, a certificate that
-	// is not trusted, an address that is none, a client that was closed. It wraps what, and no WithAway or WithShare helps.
-	ErrUnusable = errors.New("slidingwindow: redis unusable")
-	// ErrTimeout: Redis did not answer in time (WithTimeout). It comes wrapped in an ErrAway.
-	ErrTimeout = errors.New("slidingwindow: redis timeout")
-	// ErrTooManyWaiters: so many callers of this process wait for Redis already (WithMaxWaiters).
-	ErrTooManyWaiters = errors.New("slidingwindow: too many waiters")
-	// ErrCorrupt: what is stored under the limiter's key is not a state that this release understands. Nothing was
-	// overwritten.
-	ErrCorrupt = errors.New("slidingwindow: corrupt state")
-	// ErrOverflow: more was admitted in one sub-interval than is counted (2^37), which takes limits raised again and again.
-	// Nothing was written.
-	ErrOverflow = errors.New("slidingwindow: count overflows")
-)
-
-// InvalidError tells which value was refused. It is an ErrInvalid.
-type InvalidError struct {
-	// Limiter is the name of the limiter.
-	Limiter string
-	// Field and Value that were refused.
-	Field string
-	Value any
-	// Want says what would be accepted.
-	Want string
-}
-
-func (e *InvalidError) Error() string {
-	return fmt.Sprintf("%v: limiter %.80q: %s %v: want %s", ErrInvalid, e.Limiter, e.Field, e.Value, e.Want)
-}
-
-// Unwrap returns ErrInvalid.
-func (e *InvalidError) Unwrap() error { return ErrInvalid }
-
 // Limiter admits at most a number of permits in any window of time: in this process, or with WithRedis in all processes
-// together that use the same name, window and prefix. A request is decided at once and never waits for permits. A permit that
-// was admitted counts until it is out of the window; none can be given back.
+// together that use the same name, window and prefix. A request is decided at once and never waits for permits, but for Wait and
+// WaitN. A permit that was admitted counts until it is out of the window, unless it is given back (Take, Refund).
 //
 // A refusal is an answer (false), a failure is an error. Most callers want Allow. All methods may be called by many goroutines
 // at once. There is nothing to close.
 type Limiter struct {
-	rule  rule
-	name  string
-	limit atomic.Int64
-	// gate is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
-	gate  atomic.Pointer[gate]
-	clock clock.Local
-	fleet *fleet // nil: counts are local
-
-	mu    sync.Mutex
-	tally tally // local: what was admitted; else what is known of that
+	*window
+	observer    *Observer
+	coordinator *coordinator // nil: counts are local
+	counts      counts       // local: what was admitted
 }
 
-// gate is from a time until before another, by the limiter's clock in microseconds.
-type gate struct{ from, until int64 }
+func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
 // New returns a limiter of at most so many permits (1 to 2^31) in any window. The window is counted in sub-intervals of the
 // resolution: whole microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more
 // exact, and costs memory: see Exact and Approximate. Without WithRedis counts are this process' own; limiters of one name
 // do not share them. A name is any string of 1 to 512 bytes.
 func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
-	l := &Limiter{name: name}
+	l := named(name)
 	if len(name) < 1 || len(name) > maxName {
 		return nil, l.bad("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes")
 	}
-	return l, l.open("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
+	return l, l.setUp("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
 }
 
 // NewKey is New for a resource that a number names. It shares nothing with a limiter whose name is that number as text.
 func NewKey(key uint64, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
-	l := &Limiter{name: strconv.FormatUint(key, 10)}
-	return l, l.open(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
+	l := named(strconv.FormatUint(key, 10))
+	return l, l.setUp(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
 }
 
 // maxName is the most bytes that a name may have.
 const maxName = 512
 
-func (l *Limiter) open(key string, limit int, window, resolution time.Duration, opts []Option) (err error) {
+func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration, opts []Option) (err error) {
 	defer func() {
 		if err != nil {
-			*l = Limiter{}
+			*l = *named("")
 		}
 	}()
 	if err := l.checkLimit(limit); err != nil {
@@ -122,15 +73,12 @@ func (l *Limiter) open(key string, limit int, window, resolution time.Duration, 
 	}
 	l.rule = rule{o.mode, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
 	l.limit.Store(int64(limit))
-	l.clock = clock.New(o.clock)
+	l.clock, l.observer = clock.New(o.clock), o.observer
+	l.line.setUp(o)
 	if o.client != nil {
-		l.fleet = l.newFleet(o, o.prefix+key+":"+window.String())
+		l.coordinator = newCoordinator(l.window, o, o.prefix+key+":"+window.String())
 	}
 	return nil
-}
-
-func (l *Limiter) bad(field string, value any, want string) error {
-	return &InvalidError{l.name, field, value, want}
 }
 
 func (l *Limiter) checkLimit(n int) error {
@@ -150,36 +98,65 @@ func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx
 // meanwhile. What is refused by what this process knows costs none. While Redis is away, see WithAway and WithShare. It
 // returns when ctx ends, even if Redis hangs; permits may have been counted then. See WithRedis for when it notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
+	if l.observer == nil && ctx.Err() == nil && n >= 1 && int64(n) <= l.limit.Load() && l.isClosed() {
+		return false, nil // decide does the same, at twice the price
+	}
+	v, err := l.observed(ctx, n, l.decide)
+	return v.ok, err
+}
+
+// decide is AllowN.
+func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration, err error) {
+	v.by = ByCheck
 	if err := ctx.Err(); err != nil {
-		return false, err
+		return v, 0, err
 	}
-	limit := l.limit.Load()
-	if n < 1 || int64(n) > limit {
-		return false, l.bad("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
+	if n < 1 || int64(n) > l.limit.Load() {
+		if err := l.checkPermits(ctx, n); err != nil {
+			return v, 0, err
+		}
 	}
-	now := l.now()
-	if g := l.gate.Load(); g != nil && now < g.until && now >= g.from-standstill {
-		return false, nil
+	switch {
+	case l.isClosed():
+		return verdict{by: BySight}, 0, nil
+	case l.coordinator != nil:
+		v, err = l.coordinator.allow(ctx, int64(n))
+	default:
+		v, err = l.allowLocal(int64(n))
 	}
-	if l.fleet != nil {
-		return l.allowShared(ctx, int64(n))
+	return v, 0, err
+}
+
+// checkPermits looks what the limit is by now if it seems to be less than what is asked for.
+func (l *Limiter) checkPermits(ctx context.Context, n int) error {
+	if c := l.coordinator; c != nil && n >= 1 && int64(n) <= maxLimit {
+		if err := c.refresh(ctx); err != nil && ctx.Err() != nil {
+			return err
+		}
 	}
+	if limit := l.limit.Load(); n < 1 || int64(n) > limit {
+		return l.tooMany(int64(n), limit)
+	}
+	return nil
+}
+
+func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.unbar()
-	limit = l.limit.Load() // SetLimit may have cleared the gate
-	at := l.tally.advance(&l.rule, l.now())
-	used := l.tally.used(&l.rule, at)
-	if used+int64(n) > limit {
+	l.open()
+	limit := l.limit.Load() // SetLimit may have opened it
+	at := l.counts.advance(&l.rule, l.now())
+	used := l.counts.used(&l.rule, at)
+	if used+n > limit {
 		if used+1 > limit {
-			l.bar(at, l.tally.until(&l.rule, at, limit-1))
+			l.close(l.counts.until(&l.rule, at, limit-1) - at)
 		}
-		return false, nil
+		return v, nil
 	}
-	if !l.tally.add(&l.rule, int64(n)) {
-		return false, fmt.Errorf("%w: limiter %.80q", ErrOverflow, l.name)
+	if !l.counts.add(&l.rule, n) {
+		return v, fmt.Errorf("%w: limiter %.80q", ErrOverflow, l.name)
 	}
-	return true, nil
+	return verdict{true, ByStore, at - l.counts.shifted}, nil
 }
 
 // Remaining is how many permits could be admitted now. With Redis it asks, once in a sub-interval, and goes by what this
@@ -188,14 +165,14 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
-	if l.fleet != nil {
-		if err := l.refresh(ctx); err != nil {
+	if l.coordinator != nil {
+		if err := l.coordinator.refresh(ctx); err != nil {
 			return 0, err
 		}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	limit, used, _ := l.standing(l.now())
+	limit, used, _ := l.standing()
 	return int(max(0, limit-used)), nil
 }
 
@@ -204,8 +181,7 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 func (l *Limiter) RetryAfter(n int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	now := l.now()
-	limit, used, until := l.standing(now)
+	limit, used, until := l.standing()
 	switch {
 	case int64(n) > limit:
 		return math.MaxInt64
@@ -217,25 +193,42 @@ func (l *Limiter) RetryAfter(n int) time.Duration {
 
 // standing is what counts now against which limit, and a function that tells for how many microseconds more than so much of
 // it will be used. mu is held.
-func (l *Limiter) standing(now int64) (limit, used int64, until func(room int64) int64) {
+func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
 	limit = l.limit.Load()
-	if l.fleet != nil {
-		return l.fleet.standing(l, limit, now)
+	if l.coordinator != nil {
+		return l.coordinator.standing(limit)
 	}
-	at := max(now, l.tally.seen)
-	return limit, l.tally.used(&l.rule, at), func(room int64) int64 { return l.tally.until(&l.rule, at, room) - at }
+	at := max(l.now(), l.counts.seen)
+	return limit, l.counts.used(&l.rule, at), func(room int64) int64 { return l.counts.until(&l.rule, at, room) - at }
 }
 
-// SetLimit changes the limit of this limiter, in this process. What was admitted stays counted: less than that is admitted
-// only when it is out of the window. Limiters of other processes have their own limits, which count the same permits.
-func (l *Limiter) SetLimit(n int) error {
+// SetLimit changes the limit, with Redis of all processes: it becomes the next version, and the newest version is in force wherever a limiter
+// of this name and window asks, whatever New was told. It is in force when SetLimit returns: Redis decides by it from then on.
+// Other processes hear of it with their next answer, at the latest for a request in the next sub-interval; until then they may refuse what
+// a higher limit allows, and with Approximate admit what a lower one does not.
+//
+// What was admitted stays counted: less than a lower limit is admitted only when it is out of the window.
+//
+// The limit is part of the state in Redis, which lives for a window and about a minute after the last call that was allowed. When it is
+// gone, each process that has heard of the limit brings it back with its next round trip. If none has, the limits of New hold again:
+// to change them for good, change them there, with a newer version (WithVersion).
+//
+// Without Redis it changes this limiter alone, at once. An ErrAway: Redis could not be asked, and the limit may have been set.
+func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 	if err := l.checkLimit(n); err != nil {
 		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if l.coordinator != nil {
+		return l.coordinator.setLimit(ctx, int64(n))
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.limit.Store(int64(n))
-	l.gate.Store(nil)
+	l.open()
+	l.line.wake()
 	return nil
 }
 
@@ -245,27 +238,10 @@ func (l *Limiter) Limit() int { return int(l.limit.Load()) }
 // Name of the limiter; the number of one made with NewKey.
 func (l *Limiter) Name() string { return l.name }
 
-// Window is the length of the window.
+// Window is the length of the windol.
 func (l *Limiter) Window() time.Duration { return time.Duration(l.rule.window) * time.Microsecond }
 
 // Resolution is the length of a sub-interval.
 func (l *Limiter) Resolution() time.Duration {
 	return time.Duration(l.rule.resolution) * time.Microsecond
 }
-
-// bar refuses everything from now on until a time. mu is held.
-func (l *Limiter) bar(now, until int64) {
-	if until > now {
-		l.gate.Store(&gate{now, until})
-	}
-}
-
-// unbar forgets a gate that is over: should the clock be set back, it would refuse again. mu is held.
-func (l *Limiter) unbar() {
-	if l.gate.Load() != nil {
-		l.gate.Store(nil)
-	}
-}
-
-// now is the limiter's clock in microseconds since 1970.
-func (l *Limiter) now() int64 { return l.clock.Micros() }

@@ -29,22 +29,37 @@ const (
 	share
 )
 
+// String is Refuse, Pass, or Share.
+func (a Away) String() string {
+	switch a {
+	case Refuse:
+		return "Refuse"
+	case Pass:
+		return "Pass"
+	case share:
+		return "Share"
+	}
+	return fmt.Sprintf("Away(%d)", uint8(a))
+}
+
 // Option configures a Limiter. An option with a bad value makes the constructor fail.
 type Option func(*options)
 
 type options struct {
-	mode    Mode
-	client  RedisClient
-	given   bool // client, even if it is nil
-	prefix  string
-	timeout time.Duration
-	waiters int
-	away    Away
-	share   int
-	hook    func(error)
-	clock   clockwork.Clock
-	local   bool
-	server  func() int64 // the clock that scripts are told; nil: the server's own
+	mode     Mode
+	client   RedisClient
+	given    bool // client, even if it is nil
+	prefix   string
+	timeout  time.Duration
+	waiters  int
+	away     Away
+	share    int
+	hook     func(error)
+	version  int64
+	observer *Observer
+	clock    clockwork.Clock
+	local    bool
+	server   func() int64 // the clock that scripts are told; nil: the server's own
 }
 
 const (
@@ -72,7 +87,7 @@ func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithMaxWaiters bounds how many callers of a process may wait for Redis at a time, besides those of the batch under way (up to
-// 1024). Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
+// 1024), and how many may Wait for permits. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
@@ -94,8 +109,14 @@ func WithShare(n int) Option { return func(o *options) { o.away, o.share = share
 // goroutine at a time, which waits for it.
 func WithHook(f func(err error)) Option { return func(o *options) { o.hook = f } }
 
-// WithClock sets the clock of a limiter without Redis. With Redis it is only used to tell how old an answer is, unless
-// WithLocalTime. Default: the system's monotonic clock.
+// WithVersion gives the limit of New a version, 0 to 2^53, default 0: none. With Redis, of all limits of this name and window the one
+// with the newest version is in force for all processes; of two with one version, the lower. Without a version a limit is in force in its
+// own process, as long as no other has a version. SetLimit makes the next version.
+func WithVersion(v int64) Option { return func(o *options) { o.version = v } }
+
+// WithClock sets the clock of a limiter without Redis, and of those who Wait. With Redis it is only used to tell how old an answer is,
+// unless WithLocalTime: only differences count, and if it is set back Redis is asked anew. Default: the system's monotonic clock; so
+// is clockwork's real clock.
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
 		if isNil(c) {
@@ -106,7 +127,8 @@ func WithClock(c clockwork.Clock) Option {
 }
 
 // WithLocalTime decides by the limiter's clock instead of the Redis server's: for tests. In production the clocks of processes
-// differ, and then so do their windows.
+// differ. Time never goes back for the state: one up to 2 s behind the latest time seen stands still, one further behind is an ErrClock,
+// whatever WithAway says, and one that is ahead takes the others with it.
 func WithLocalTime() Option { return func(o *options) { o.local = true } }
 
 // noClock stands for a nil one.
@@ -141,6 +163,8 @@ func (l *Limiter) options(opts []Option) (*options, error) {
 		return nil, l.bad("away", uint8(o.away), "Refuse or Pass")
 	case o.away == share && (o.share < 1 || int64(o.share) > maxLimit):
 		return nil, l.bad("share", o.share, "1 to 2^31")
+	case o.version < 0 || o.version > maxInteger:
+		return nil, l.bad("version", o.version, "0 (unversioned) to 2^53")
 	case clockless:
 		return nil, l.bad("clock", "nil", "a clock")
 	case o.local && !o.given:

@@ -3,6 +3,8 @@
 //	tokenbucket demo     three gateways, one bucket, one upstream: watch the fleet keep to the rate
 //	tokenbucket plot     draws the warm-up curve and the permits handed out over time
 //	tokenbucket gateway  a reverse proxy whose limits are in a database
+//	tokenbucket check    what a gateway with these settings would do, and what is wrong
+//	tokenbucket version  which build this is
 package main
 
 import (
@@ -23,7 +25,7 @@ import (
 // Exit statuses.
 const (
 	exitOK     = 0
-	exitBroken = 1 // the demo's bound was broken, or calls failed; the gateway cut calls off
+	exitBroken = 1 // the demo's bound was broken, or calls failed; the gateway cut calls off; the check found a fault
 	exitUsage  = 2 // a bad flag, or something that the command needs could not be started
 )
 
@@ -50,7 +52,7 @@ func run(ctx context.Context, limit limiterFunc, args []string, stdout, stderr i
 	switch err := cmd.ExecuteContext(ctx); {
 	case err == nil:
 		return exitOK
-	case errors.Is(err, errBroken), errors.Is(err, gatewaycmd.ErrCutOff): // printed or logged already
+	case errors.Is(err, errBroken), errors.Is(err, gatewaycmd.ErrCutOff), errors.Is(err, gatewaycmd.ErrFaulty): // printed or logged already
 		return exitBroken
 	default:
 		fmt.Fprintf(stderr, "tokenbucket: %v\n", err)
@@ -64,9 +66,11 @@ func rootCommand(limit limiterFunc) *cobra.Command {
 		Short:         "A token bucket that a fleet of gateways shares",
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Version:       version(),
 	}
+	cmd.SetVersionTemplate("tokenbucket {{.Version}}\n")
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command())
+	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command(), gatewaycmd.CheckCommand(), versionCommand())
 	return cmd
 }
 

@@ -4,14 +4,17 @@ import (
 	"bytes"
 	"context"
 	"flag"
+	"fmt"
 	"os"
 	"testing"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 )
 
 // commandEnv makes this test binary the command, for tests that need processes of their own.
@@ -24,7 +27,13 @@ func TestMain(m *testing.M) {
 	redis.SetLogger(silent{})
 	flag.Parse()
 	flag.Set("test.parallel", "5") // the demos wait more than they work
-	goleak.VerifyTestMain(m)
+	code := m.Run()
+	dbtest.StopShared()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // execute runs the command as a shell would.

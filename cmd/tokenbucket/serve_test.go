@@ -165,14 +165,29 @@ func (p *process) becomes(t *testing.T, want int, text string) {
 	})
 }
 
+type limitStats struct {
+	Name                       string
+	Rate                       float64
+	Granted, Refused, Bypassed float64
+	RateInForce                float64   `json:"rate_in_force"`
+	WaitedSeconds              float64   `json:"waited_seconds"`
+	HeldUntil                  time.Time `json:"held_until"`
+}
+
 type stats struct {
-	Calls  struct{ Received, Refused, Failed int }
-	Limits []struct {
-		Name string
-		Rate float64
+	Calls struct{ Received, Refused, Failed int }
+	Loads struct {
+		Tried, Failed int
+		BadNames      int `json:"bad_names"`
+		Held          int
 	}
-	Rejected []string
-	Switch   *struct{ On bool }
+	Limits   []limitStats
+	Others   limitStats
+	Rejected []struct{ Row, Name, Error, Consequence string }
+	Switch   *struct {
+		On     bool
+		Origin string
+	}
 }
 
 func (p *process) stats(t *testing.T) (s stats) {
@@ -686,6 +701,7 @@ func TestGatewayKeepsSecrets(t *testing.T) {
 	}
 	p := startGateway(t, "--upstream", "http://127.0.0.1:1", "--limits", dsn, "--create-table", "--redis", "redis://:hush@"+redis.Addr, "--unknown", "5",
 		"--switch", "redis:on", "--log-level", "debug")
+	require.Regexp(t, `level=WARN msg=ready .*redis="WRONGPASS`, p.out.String())
 	p.becomes(t, http.StatusServiceUnavailable, "WRONGPASS")
 	status, _, answered, err := get(p.url + "/x")
 	require.NoError(t, err)

@@ -43,7 +43,11 @@ type labels struct {
 }
 
 func (m *measures) labels(attributes ...attribute.KeyValue) labels {
-	set := metric.WithAttributeSet(attribute.NewSet(append(slices.Clip(m.attributes), attributes...)...))
+	return newLabels(append(slices.Clip(m.attributes), attributes...))
+}
+
+func newLabels(attributes []attribute.KeyValue) labels {
+	set := metric.WithAttributeSet(attribute.NewSet(attributes...))
 	return labels{[]metric.AddOption{set}, []metric.RecordOption{set}, []metric.ObserveOption{set}}
 }
 

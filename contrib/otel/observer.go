@@ -122,19 +122,9 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 //
 // Errors match tokenbucket.ErrInvalidConfig; what the provider objected to is wrapped.
 func New(opts ...Option) (tokenbucket.Observer, error) {
-	o := options{
-		meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider(),
-		label: func(name string) string { return name }, maxBuckets: telemetry.DefaultMaxBuckets,
-	}
-	for _, opt := range opts {
-		if opt == nil {
-			o.fail("option", "nil", "no nil options")
-			break
-		}
-		opt(&o)
-	}
-	if o.err != nil {
-		return tokenbucket.Observer{}, o.err
+	o, err := settle(opts)
+	if err != nil {
+		return tokenbucket.Observer{}, err
 	}
 	m, err := newMeasures(o.meters.Meter(Scope, metric.WithSchemaURL(semconv.SchemaURL)), o.maxBuckets, o.attributes)
 	if err != nil {
@@ -152,4 +142,20 @@ func New(opts ...Option) (tokenbucket.Observer, error) {
 		Trip:   m.tripped,
 		Health: m.noticed,
 	}, nil
+}
+
+// settle is the options of a constructor.
+func settle(opts []Option) (*options, error) {
+	o := &options{
+		meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider(),
+		label: func(name string) string { return name }, maxBuckets: telemetry.DefaultMaxBuckets,
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			o.fail("option", "nil", "no nil options")
+			break
+		}
+		opt(o)
+	}
+	return o, o.err
 }

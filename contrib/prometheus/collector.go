@@ -71,6 +71,8 @@ func newCollector(maxBuckets int, bounds []float64) *collector {
 	return c
 }
 
+func (c *collector) bound() (int, []float64) { return c.maxBuckets, c.bounds }
+
 func (c *collector) counters(name, help string, labels ...string) *prom.CounterVec {
 	v := prom.NewCounterVec(prom.CounterOpts{Namespace: "tokenbucket", Name: name, Help: help}, labels)
 	c.all = append(c.all, v)

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -20,6 +21,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
 // A gateway whose limiters are scraped at /metrics.
@@ -115,7 +117,25 @@ func show(registry *prometheus.Registry, prefix string) {
 	}
 }
 
-// The Go block of the README is the example, so it compiles.
+// A sliding window whose decisions are scraped.
+func ExampleNewSlidingWindow() {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	observer, err := tbprometheus.NewSlidingWindow(prometheus.DefaultRegisterer)
+	if err != nil {
+		panic(err)
+	}
+	fares, err := slidingwindow.New("fares", 100, time.Minute, time.Second, slidingwindow.WithRedis(client), slidingwindow.WithObserver(observer))
+	if err != nil {
+		panic(err)
+	}
+	http.HandleFunc("/window", func(w http.ResponseWriter, r *http.Request) {
+		if ok, err := fares.Allow(r.Context()); !ok || err != nil {
+			http.Error(w, "try again later", http.StatusTooManyRequests)
+		}
+	})
+}
+
+// The Go blocks of the README are parts of the examples, so they compile.
 func TestReadme(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
@@ -123,9 +143,11 @@ func TestReadme(t *testing.T) {
 	require.NoError(t, err)
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	blocks := strings.Split(string(readme), "```go\n")[1:]
-	require.Len(t, blocks, 1)
-	code, _, _ := strings.Cut(blocks[0], "```")
-	require.Contains(t, squeeze(string(source)), squeeze(code))
+	require.Len(t, blocks, 2)
+	for _, block := range blocks {
+		code, _, _ := strings.Cut(block, "```")
+		require.Contains(t, squeeze(string(source)), squeeze(code))
+	}
 
 	// Its table has every metric and no other, and its queries ask for nothing else.
 	registry, observer := observe(t)

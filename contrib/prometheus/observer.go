@@ -77,19 +77,9 @@ func WithWaitBounds(seconds ...float64) Option {
 //
 // Errors match tokenbucket.ErrInvalidConfig; what the registerer objected to, a metric of the same name say, is wrapped.
 func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, error) {
-	o := options{label: func(name string) string { return name }, maxBuckets: telemetry.DefaultMaxBuckets, waits: telemetry.Waits}
-	if telemetry.IsNil(registerer) {
-		o.fail("registerer", "nil", "a registerer")
-	}
-	for _, opt := range opts {
-		if opt == nil {
-			o.fail("option", "nil", "no nil options")
-			break
-		}
-		opt(&o)
-	}
-	if o.err != nil {
-		return tokenbucket.Observer{}, o.err
+	o, err := settle(registerer, opts)
+	if err != nil {
+		return tokenbucket.Observer{}, err
 	}
 	c, err := register(registerer, newCollector(o.maxBuckets, o.waits))
 	if err != nil {
@@ -103,23 +93,46 @@ func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, erro
 	}, nil
 }
 
+// settle is the options of a constructor.
+func settle(registerer prom.Registerer, opts []Option) (*options, error) {
+	o := &options{label: func(name string) string { return name }, maxBuckets: telemetry.DefaultMaxBuckets, waits: telemetry.Waits}
+	if telemetry.IsNil(registerer) {
+		o.fail("registerer", "nil", "a registerer")
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			o.fail("option", "nil", "no nil options")
+			break
+		}
+		opt(o)
+	}
+	return o, o.err
+}
+
+// bounded is a collector, with how many names it tells apart and the bounds of its waits.
+type bounded interface {
+	prom.Collector
+	bound() (maxBuckets int, waits []float64)
+}
+
 // register returns the collector, or the one that is registered in its place already.
-func register(registerer prom.Registerer, c *collector) (*collector, error) {
-	err := registerer.Register(c)
-	if err == nil {
+func register[C bounded](registerer prom.Registerer, c C) (none C, err error) {
+	if err = registerer.Register(c); err == nil {
 		return c, nil
 	}
 	var already prom.AlreadyRegisteredError
 	if !errors.As(err, &already) {
-		return nil, fmt.Errorf("prometheus: %w: %w", tokenbucket.ErrInvalidConfig, err)
+		return none, fmt.Errorf("prometheus: %w: %w", tokenbucket.ErrInvalidConfig, err)
 	}
-	before, ok := already.ExistingCollector.(*collector)
-	switch {
-	case !ok:
-		return nil, fmt.Errorf("prometheus: %w: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
-	case before.maxBuckets != c.maxBuckets || !slices.Equal(before.bounds, c.bounds):
-		return nil, fmt.Errorf("prometheus: %w: max buckets %d and wait bounds %v: want %d and %v, as registered before",
-			tokenbucket.ErrInvalidConfig, c.maxBuckets, c.bounds, before.maxBuckets, before.bounds)
+	before, ok := already.ExistingCollector.(C)
+	if !ok {
+		return none, fmt.Errorf("prometheus: %w: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
+	}
+	if !sameBounds(before, c) {
+		n, waits := c.bound()
+		m, registered := before.bound()
+		return none, fmt.Errorf("prometheus: %w: max buckets %d and wait bounds %v: want %d and %v, as registered before",
+			tokenbucket.ErrInvalidConfig, n, waits, m, registered)
 	}
 	return before, nil
 }

@@ -76,8 +76,7 @@ func TestSizes(t *testing.T) {
 }
 
 // Callers who would wait for a while, three times as many as the rate allows: those who cannot be served in time are refused. A
-// process does not know who waits in others. Of two it lets up to twice as many wait as will be served, so in the long run half of
-// those whom it refuses are refused late, and more while the lines still grow.
+// process does not know who waits in others: it goes by how fast its own line moves. Most of those whom it refuses are refused early.
 func TestLateRefusals(t *testing.T) {
 	t.Parallel()
 	const rate = 20
@@ -106,7 +105,7 @@ func TestLateRefusals(t *testing.T) {
 	faultlab.Figure(t, "% of the refused who were refused later than after a second", 100*share)
 	require.Greater(t, refused, asked/4, "the demand was too small")
 	require.LessOrEqual(t, latest, timeout+100*time.Millisecond+2*f.late.Most())
-	require.LessOrEqual(t, share, 0.9)
+	require.LessOrEqual(t, share, 0.4)
 	_, used := f.used(told, f.began+time.Second.Microseconds(), 3*timeout-time.Second)
 	faultlab.Figure(t, "% of the rate", 100*used)
 	require.GreaterOrEqual(t, used, 0.95)

@@ -119,7 +119,7 @@ func late(t *testing.T, workers []*worker.Worker[event]) (worst time.Duration) {
 func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
 	const quota, seconds = 20, 30
 	const jitter = 40 * time.Millisecond
-	limit := registry.Limit{Name: "/ibe/AvailFare", Enabled: true, Rate: quota, Cache: 0.5}
+	limit := registry.Limit{Name: "/ibe/AvailFare", Rate: quota, Cache: 0.5}
 	counted := limit
 	counted.Quota, counted.Jitter = true, jitter
 	for _, c := range []struct {
@@ -171,7 +171,7 @@ func TestRetryAfterHoldsTheFleet(t *testing.T) {
 	full, half := bucket(quota), bucket(quota/2)
 	u := startUpstream(t, full)
 	u.retry = "3"
-	workers := gateways(t, u, registry.Limit{Name: "/ibe/Ticket", Enabled: true, Rate: quota, Cache: 0.5})
+	workers := gateways(t, u, registry.Limit{Name: "/ibe/Ticket", Rate: quota, Cache: 0.5})
 	time.Sleep(4 * time.Second)
 	u.mu.Lock()
 	before := len(u.arrived)

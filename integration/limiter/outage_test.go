@@ -6,10 +6,13 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
@@ -430,6 +433,49 @@ func TestRingWithAWrongPassword(t *testing.T) {
 				require.ErrorContains(t, err, "WRONGPASS")
 			}
 			require.Equal(t, c.opens, ok)
+		}
+	}
+}
+
+// Every call that meets a store which is away gets the same sentinel: also the first ones, before the outage was noticed.
+func TestFirstFailuresHaveTheSentinel(t *testing.T) {
+	for _, which := range []string{"script", "lock"} {
+		for fault, begin := range map[string]func(*redistest.Server) error{"killed": (*redistest.Server).Kill, "stopped": (*redistest.Server).Stop} {
+			t.Run(which+" "+fault, func(t *testing.T) {
+				server := redistest.Start(t)
+				l := open(t, "x", 1000, redisStores(server.Client(t))[which], tb.WithStoreTimeout(200*time.Millisecond))
+				var failed atomic.Int64
+				var callers sync.WaitGroup
+				ctx, stop := context.WithCancel(t.Context())
+				check := func(err error) {
+					if err != nil {
+						failed.Add(1)
+						assert.ErrorIs(t, err, tb.ErrStoreUnavailable)
+					}
+				}
+				for range 8 {
+					callers.Go(func() {
+						for ctx.Err() == nil {
+							_, err := l.Try(background)
+							check(err)
+							_, err = l.State(background)
+							check(err)
+							r, err := l.TryReserve(background, 1, time.Second)
+							check(err)
+							if err == nil && r.OK() {
+								check(r.Cancel(background))
+							}
+							time.Sleep(time.Millisecond)
+						}
+					})
+				}
+				time.Sleep(50 * time.Millisecond)
+				require.NoError(t, begin(server))
+				time.Sleep(1500 * time.Millisecond)
+				stop()
+				callers.Wait()
+				require.Greater(t, failed.Load(), int64(100))
+			})
 		}
 	}
 }

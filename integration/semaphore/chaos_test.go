@@ -354,7 +354,7 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	_, client := server(t)
 	addr := client.Options().Addr
 	f := &fleet{
-		t: t, redis: client, addr: addr, seed: faultlab.Seed(t).Uint64(), spec: spec{"chaos", chaosPermits, chaosLease},
+		t: t, redis: client, addr: addr, seed: faultlab.Seed(t).Uint64(), spec: spec{Name: "chaos", Permits: chaosPermits, Lease: chaosLease},
 		beliefs: map[int64]*belief{}, byID: map[string]*belief{}, stops: map[*process][]span{},
 		without: map[string]int{}, dones: map[string]int{},
 	}
@@ -497,7 +497,7 @@ func TestDeadHolder(t *testing.T) {
 	late := oversleep()
 	random := faultlab.Seed(t)
 	for i := range outcomes {
-		s := spec{fmt.Sprint("dead", i), 1, time.Duration(1+i%4) * chaosLease}
+		s := spec{Name: fmt.Sprint("dead", i), Permits: 1, Lease: time.Duration(1+i%4) * chaosLease}
 		p := start(t, job{Do: "crowd", Redis: addr, Label: "dead", Semaphores: []spec{s}}, nil)
 		p.command("quota 1 once")
 		p.expect(t, "set")

@@ -110,7 +110,7 @@ func (w *chaosWorker) acquire() (*semaphore.Permit, string) {
 	var err error
 	switch k := w.r.IntN(4); k {
 	case 0, 1:
-		if p, err = w.s.TryAcquire(w.ctx, n, time.Duration(k*w.r.IntN(60))*time.Millisecond); p == nil && err == nil {
+		if p, err = w.s.TryAcquire(w.ctx, n, time.Duration(k*w.r.IntN(60))*time.Millisecond); errors.Is(err, semaphore.ErrRefused) {
 			return nil, "refused"
 		}
 	case 2:

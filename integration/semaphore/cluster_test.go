@@ -55,7 +55,7 @@ func TestCluster(t *testing.T) {
 				return
 			}
 			none, err := processes[1].TryAcquire(ctx, 1, 0)
-			assert.NoError(t, err, what)
+			assert.ErrorIs(t, err, semaphore.ErrRefused, what)
 			assert.Nil(t, none, what)
 			held, err := processes[0].Holders(ctx)
 			assert.NoError(t, err, what)

@@ -75,7 +75,7 @@ type crowdTest struct {
 func newCrowd(t *testing.T, processes int) *crowdTest {
 	_, client := server(t)
 	addr := client.Options().Addr
-	c := &crowdTest{T: t, client: client, spec: spec{"crowd", 1, 10 * time.Second}, reached: make(chan *process, 1000)}
+	c := &crowdTest{T: t, client: client, spec: spec{Name: "crowd", Permits: 1, Lease: 10 * time.Second, Timeout: 20 * time.Second}, reached: make(chan *process, 1000)}
 	c.holder = open(t, addr, c.spec.Name, 1)
 	for i := range processes {
 		c.processes = append(c.processes, start(t, job{

@@ -35,7 +35,7 @@ func TestLease(t *testing.T) {
 	p, err := a.Acquire(ctx, 1)
 	require.NoError(t, err)
 	none, err := b.TryAcquire(ctx, 1, 3*lease)
-	require.NoError(t, err)
+	require.ErrorIs(t, err, semaphore.ErrRefused)
 	require.Nil(t, none, "renewed")
 	require.NoError(t, p.Context().Err())
 	require.NoError(t, p.Release(ctx))

@@ -4,6 +4,7 @@ package semaphore
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -55,6 +56,8 @@ type spec struct {
 	Name    string
 	Permits int
 	Lease   time.Duration
+	Version int64
+	Timeout time.Duration // 0: the default
 }
 
 // event is a line of a worker's output. Times are microseconds of this machine's one clock.
@@ -72,7 +75,7 @@ func now() int64 { return time.Now().UnixMicro() }
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-var jobs = map[string]func(*child) error{"chaos": chaos, "queue": queue, "crowd": crowd}
+var jobs = map[string]func(*child) error{"chaos": chaos, "queue": queue, "crowd": crowd, "limit": limit, "watch": watch}
 
 // child is what a worker has, on its side.
 type child struct {
@@ -102,7 +105,8 @@ func work(text string) error {
 	client := redis.NewClient(&redis.Options{Addr: c.Redis, Username: fleetUser, Password: "any"})
 	defer func() { _ = client.Close() }()
 	for _, s := range c.Semaphores {
-		made, err := semaphore.NewRedis(client, s.Name, s.Permits, semaphore.WithLease(s.Lease), semaphore.WithLabel(c.Label))
+		made, err := semaphore.NewRedis(client, s.Name, s.Permits, semaphore.WithLease(s.Lease), semaphore.WithLabel(c.Label),
+			semaphore.WithVersion(s.Version), semaphore.WithTimeout(cmp.Or(s.Timeout, time.Second)))
 		if err != nil {
 			return err
 		}

@@ -20,7 +20,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	_, client := server(t)
 	addr := client.Options().Addr
 	random := faultlab.Seed(t)
-	specs := []spec{{"one", 1, 10 * time.Second}, {"three", 3, 10 * time.Second}}
+	specs := []spec{{Name: "one", Permits: 1, Lease: 10 * time.Second}, {Name: "three", Permits: 3, Lease: 10 * time.Second}}
 	jobs := make([]job, processes)
 	for i := range jobs {
 		jobs[i] = job{Do: "queue", Redis: addr, Label: fmt.Sprint("process ", i), Semaphores: specs}

@@ -36,15 +36,15 @@ func Example() {
 		panic(err)
 	}
 	for _, l := range table.Limits {
-		fmt.Println(l.Name, l.Enabled, l.Rate, l.Cache)
+		fmt.Println(l.Name, l.Disabled, l.Rate, l.Cache)
 	}
 	for _, e := range table.Rejected {
 		fmt.Println(e.Error())
 	}
 	// Output:
-	// /ibe/AvailFare true 5 0.3
-	// /ibe/Test false 0 0
-	// registry: row 2: bucket "/ibe/Book": rateLimit -1: want a number of permits per second from 1e-9 to 2^53
+	// /ibe/AvailFare false 5 0.3
+	// /ibe/Test true 0 0
+	// registry: row 2: bucket "/ibe/Book": rateLimit -1: want a number of permits per second from 1e-9 to 2^53, or 0: nothing passes
 }
 
 // A table that has other names, and says more.

@@ -29,20 +29,24 @@ func TestDefaultTable(t *testing.T) {
 		b.insert(t, db, conf, columns, "web", "17", "/ibe/AvailFare", 5, 0.30, 1)
 		b.insert(t, db, conf, columns, nil, nil, "/ibe/Book", 10_000, nil, 1)
 		b.insert(t, db, conf, columns, nil, nil, "/ibe/Off", nil, nil, 0)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/ibe/Plain", 2.5)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/ibe/Slow", "0.4")
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect), "twice changes nothing")
 
 		table := load(t, b, db)
 		require.Empty(t, table.Rejected)
-		require.Len(t, table.Limits, 3)
+		require.Len(t, table.Limits, 5)
 		for i, l := range table.Limits {
 			require.GreaterOrEqual(t, l.Version, began.UnixMicro(), "the time of the insert")
 			require.LessOrEqual(t, l.Version, time.Now().Add(time.Second).UnixMicro())
 			table.Limits[i].Version = 0
 		}
 		require.Equal(t, []registry.Limit{
-			{Name: "/ibe/AvailFare", Row: "1", Enabled: true, Rate: 5, Cache: 0.3}, // exactly, also from a FLOAT
-			{Name: "/ibe/Book", Row: "2", Enabled: true, Rate: 10_000, Cache: 0.5},
-			{Name: "/ibe/Off", Row: "3"},
+			{Name: "/ibe/AvailFare", Row: "1", Rate: 5, Cache: 0.3}, // exactly, also from a FLOAT
+			{Name: "/ibe/Book", Row: "2", Rate: 10_000, Cache: 0.5},
+			{Name: "/ibe/Off", Row: "3", Disabled: true},
+			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, Cache: 0.5}, // who does not say that it is off wants a limit
+			{Name: "/ibe/Slow", Row: "5", Rate: 0.4, Cache: 0.5},
 		}, table.Limits)
 
 		quota := load(t, b, db, sqlsource.WithQuota(2*time.Millisecond))
@@ -86,7 +90,7 @@ var looseColumns = sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache
 func size(n float64) *float64 { return &n }
 
 func TestRows(t *testing.T) {
-	good := registry.Limit{Enabled: true, Rate: 5, Cache: 0.5}
+	good := registry.Limit{Rate: 5, Cache: 0.5}
 	with := func(change func(*registry.Limit)) *registry.Limit {
 		l := good
 		change(&l)
@@ -106,6 +110,7 @@ func TestRows(t *testing.T) {
 	}{
 		{title: "good", row: row{rate: "5", status: "1"}, want: &good},
 		{title: "fraction", row: row{rate: "0.25", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0.25 })},
+		{title: "rate 0", row: row{rate: "0.0", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0 })},
 		{title: "cache 0", row: row{rate: "5", cache: "0", status: "1"}, want: with(func(l *registry.Limit) { l.Cache = 0 })},
 		{title: "cache 9.99", row: row{rate: "5", cache: "9.99", status: "1"}, want: with(func(l *registry.Limit) { l.Cache = 9.99 })},
 		{title: "all columns", row: row{rate: "5", status: "1", burst: "20", quota: "0"}, want: with(func(l *registry.Limit) { l.MaxPermits = size(20) })},
@@ -116,12 +121,11 @@ func TestRows(t *testing.T) {
 		{title: "quota of a BOOLEAN", row: row{rate: "5", status: "true", quota: "true"}, want: with(func(l *registry.Limit) { l.Quota, l.Jitter = true, time.Millisecond })},
 		{title: "time", row: row{rate: "5", status: "1", at: "1970-01-01 00:00:01.250000"}, want: with(func(l *registry.Limit) { l.Version = 1_250_000 })},
 		{title: "last time", row: row{rate: "5", status: "1", at: "2255-06-05 23:47:34.740000"}, want: with(func(l *registry.Limit) { l.Version = 9007199254740000 })},
-		{title: "off", row: row{status: "0"}, want: &registry.Limit{Rate: 0}},
-		{title: "off and bad", row: row{rate: "-1", cache: "junk", status: "0", burst: "NaN", at: "1970-01-02 00:00:00"}, want: &registry.Limit{Version: 86_400_000_000}},
-		{title: "off and good", row: row{rate: "7", cache: "0.25", status: "0"}, want: &registry.Limit{Rate: 7, Cache: 0.25}},
+		{title: "off", row: row{status: "0"}, want: &registry.Limit{Disabled: true}},
+		{title: "off and bad", row: row{rate: "-1", cache: "junk", status: "0", burst: "NaN", at: "1970-01-02 00:00:00"}, want: &registry.Limit{Disabled: true, Version: 86_400_000_000}},
+		{title: "off and good", row: row{rate: "7", cache: "0.25", status: "0"}, want: &registry.Limit{Disabled: true, Rate: 7, Cache: 0.25}},
 
 		{title: "rate NULL", row: row{status: "1"}, field: "rate", value: "NULL"},
-		{title: "rate 0", row: row{rate: "0", status: "1"}, field: "rate", value: "0"},
 		{title: "rate negative", row: row{rate: "-5", status: "1"}, field: "rate", value: "-5"},
 		{title: "rate huge", row: row{rate: "1e300", status: "1"}, field: "rate", value: "1e300"},
 		{title: "rate beyond", row: row{rate: "1e999", status: "1"}, field: "rate", value: "1e999"},
@@ -364,9 +368,9 @@ func TestLatin(t *testing.T) {
 	for _, params := range b.zones {
 		limits := load(t, b, open(t, b.driver, dsn+params), sqlsource.WithTable("latin")).Limits
 		require.Len(t, limits, 2)
-		require.Equal(t, registry.Limit{Name: "Füße", Row: "1", Enabled: true, Rate: 5, Cache: 0.3}, limits[0], params)
+		require.Equal(t, registry.Limit{Name: "Füße", Row: "1", Rate: 5, Cache: 0.3}, limits[0], params)
 		require.Equal(t, []float64{0.1, 9.99}, []float64{limits[1].Rate, limits[1].Cache})
-		require.False(t, limits[1].Enabled)
+		require.True(t, limits[1].Disabled)
 	}
 }
 

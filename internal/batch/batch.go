@@ -41,7 +41,7 @@ var ErrLate = fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
 // but for the Land of a batch that has outlived its deadline.
 type Source[B, A any] interface {
 	// Depart makes the next batch, and says until when it must be answered. It reports false if there is nothing to send. If it
-	// leaves anything behind it calls Ready.
+	// leaves anything behind, it or the Land of the batch calls Ready.
 	Depart() (b B, deadline time.Time, ok bool)
 	// Land takes the answer to a batch, or why there is none: ErrLate, if it did not come by the deadline. If it comes later, Land
 	// is called once more, with late set; other batches may have departed and landed in between.
@@ -50,7 +50,7 @@ type Source[B, A any] interface {
 	place() *Place
 }
 
-// Place is where a source is on its way. It belongs to the Trips; a source only embeds it. The zero value is at home. It must not be
+// Place is where a source is on its way. It belongs to the Trips; a source only embeds it. The zero value is idle. It must not be
 // copied.
 type Place struct {
 	state state
@@ -63,7 +63,7 @@ func (p *Place) place() *Place { return p }
 type state uint8
 
 const (
-	home    state = iota
+	idle    state = iota
 	waiting       // in the list of its route
 	away          // asked to depart, and neither landed nor without a batch
 )
@@ -73,14 +73,21 @@ const (
 //
 // No method of a source is called under mu. So mu is the last in the order of locks: a source may call Ready under its own.
 type Trips[B, A any] struct {
-	// Send takes items to the end of a route and calls Answer of each, from any goroutine. It should return when ctx ends, at the
-	// last of their deadlines. An item may be answered after Send has returned: only its own source waits for it.
-	Send func(ctx context.Context, route string, items []*Item[B, A])
+	// Send takes items to the end of a route and calls Answer of each, from any goroutine. It should return by the last of their
+	// deadlines. An item may be answered after Send has returned: only its own source waits for it.
+	Send func(route string, items []*Item[B, A])
 	// Max is how many batches a trip takes at most, Parallel how many trips of a route are under way at most.
 	Max, Parallel int
+	// Size is what a batch counts for, if trips may have several. One that has batches of MaxSize or more takes no others along. nil:
+	// only Max counts.
+	Size    func(B) int
+	MaxSize int
 	// Stall is how long a trip counts as under way; 0: until none of its batches has time left.
 	Stall time.Duration
-	// Timeout is how long a batch may take at most, if Send returns when its context ends; 0: it does not, and Take is Ready.
+	// Direct is Send for a trip of the caller's own (Take), which nothing calls back: it must return by the deadline of its one item.
+	// nil: nothing does, and Take is Ready.
+	Direct func(route string, items []*Item[B, A])
+	// Timeout is how long a batch may take at most: a context that ends sooner makes Take Ready.
 	Timeout time.Duration
 	// Go starts a goroutine; nil: the go statement does.
 	Go func(func())
@@ -90,13 +97,17 @@ type Trips[B, A any] struct {
 }
 
 // route is what Trips.mu guards of a way to a backend. If anybody waits, then trips is Parallel, or looking is not 0: so somebody will
-// call start or embark.
+// call start or next.
 type route[B, A any] struct {
 	name    string
 	waiting []Source[B, A] // first come, first served
 	trips   int            // that are under way
 	looking int            // of these, the ones that have answers, or have not left: they are about to look who waits
 	prompt  bool           // the trip that came back last was in time
+
+	sent  []*trip[B, A] // whose deadlines are watched
+	timer *time.Timer   // calls watch
+	at    time.Time     // when: no later than anything in sent is too late, or stalls; zero: it is not set
 }
 
 // Ready makes sure that a Depart of the source begins after this call. It returns at once.
@@ -108,13 +119,13 @@ func (t *Trips[B, A]) Ready(route string, s Source[B, A]) {
 
 // Take is Ready, but it makes the trip itself, and returns when that is over, if nobody is under way on the route, the last who was came
 // back in time, and ctx lasts for as long as the trip may take. Nothing calls it back: if ctx is cancelled meanwhile, Take returns
-// when Send does. It must not be called with the source locked.
+// when Direct does. It must not be called with the source locked.
 func (t *Trips[B, A]) Take(ctx context.Context, route string, s Source[B, A]) {
 	until, ends := ctx.Deadline()
-	lasts := t.Timeout > 0 && ctx.Err() == nil && (!ends || time.Until(until) >= t.Timeout)
+	lasts := t.Direct != nil && ctx.Err() == nil && (!ends || time.Until(until) >= t.Timeout)
 	t.mu.Lock()
 	r, p := t.route(route), s.place()
-	if !lasts || r.trips > 0 || p.state != home || !r.prompt {
+	if !lasts || r.trips > 0 || p.state != idle || !r.prompt {
 		t.ready(r, s)
 		t.mu.Unlock()
 		return
@@ -122,7 +133,7 @@ func (t *Trips[B, A]) Take(ctx context.Context, route string, s Source[B, A]) {
 	r.trips++
 	p.state = away
 	t.mu.Unlock()
-	if t.cross(r, []Source[B, A]{s}) {
+	if t.depart(r, []Source[B, A]{s}, t.Direct) {
 		t.mu.Lock()
 		r.looking--
 		r.trips--
@@ -147,7 +158,7 @@ func (t *Trips[B, A]) route(name string) *route[B, A] {
 // ready puts a source into the list of a route, now or when it has landed. mu is held.
 func (t *Trips[B, A]) ready(r *route[B, A], s Source[B, A]) {
 	switch p := s.place(); p.state {
-	case home:
+	case idle:
 		p.state = waiting
 		r.waiting = append(r.waiting, s)
 		t.start(r)
@@ -161,7 +172,7 @@ func (t *Trips[B, A]) arrived(s Source[B, A]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	p := s.place()
-	p.state = home
+	p.state = idle
 	if p.again {
 		p.again = false
 		t.ready(t.route(p.route), s)
@@ -184,9 +195,10 @@ func (t *Trips[B, A]) start(r *route[B, A]) {
 
 // run makes one trip after another, until nobody waits.
 func (t *Trips[B, A]) run(r *route[B, A]) {
+	var sources []Source[B, A]
 	for {
-		aboard := t.embark(r)
-		if aboard == nil || !t.cross(r, aboard) {
+		sources = t.next(r, sources)
+		if len(sources) == 0 || !t.depart(r, sources, t.Send) {
 			return
 		}
 		for range 2 { // the first lets those run who were answered, the second those whom they woke
@@ -195,8 +207,8 @@ func (t *Trips[B, A]) run(r *route[B, A]) {
 	}
 }
 
-// embark takes those who are next off the list; if there are none, the trip is over.
-func (t *Trips[B, A]) embark(r *route[B, A]) []Source[B, A] {
+// next takes those whose turn it is off the list; if there are none, the trip is over. It uses a slice again.
+func (t *Trips[B, A]) next(r *route[B, A], sources []Source[B, A]) []Source[B, A] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	r.looking--
@@ -205,35 +217,45 @@ func (t *Trips[B, A]) embark(r *route[B, A]) []Source[B, A] {
 		return nil
 	}
 	n := min(t.Max, len(r.waiting))
-	aboard := slices.Clone(r.waiting[:n])
+	sources = append(sources[:0], r.waiting[:n]...)
 	r.waiting = slices.Delete(r.waiting, 0, n)
-	for _, s := range aboard {
+	for _, s := range sources {
 		s.place().state = away
 	}
 	t.start(r)
-	return aboard
+	return sources
 }
 
-// cross sends the batches of sources, and then is about to look who waits (route.looking). It reports false if the trip was given up:
+// depart sends the batches of sources, and then is about to look who waits (route.looking). It reports false if the trip was given up:
 // then it does not count any more.
-func (t *Trips[B, A]) cross(r *route[B, A], aboard []Source[B, A]) bool {
+func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(string, []*Item[B, A])) bool {
 	c := &trip[B, A]{trips: t, route: r}
-	var first, last time.Time
-	for _, s := range aboard {
+	items := c.room(len(sources))
+	var first time.Time
+	size := 0
+	for n, s := range sources {
+		if t.Size != nil && size >= t.MaxSize {
+			t.putBack(r, sources[n:])
+			break
+		}
 		b, deadline, ok := s.Depart()
 		if !ok {
 			t.arrived(s)
 			continue
 		}
-		c.items = append(c.items, &Item[B, A]{Batch: b, Deadline: deadline, source: s, trip: c})
-		first = earlier(first, deadline)
-		if deadline.After(last) {
-			last = deadline
+		if t.Size != nil {
+			size += t.Size(b)
 		}
+		i := &items[n]
+		i.Batch, i.Deadline, i.source, i.trip = b, deadline, s, c
+		c.items = append(c.items, i)
+		first = earlier(first, deadline)
 	}
 	if len(c.items) > 0 {
-		c.send(first, last)
+		c.watched(first)
+		send(r.name, c.items)
 	}
+	landed := c.landed()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	c.look()
@@ -241,7 +263,21 @@ func (t *Trips[B, A]) cross(r *route[B, A], aboard []Source[B, A]) bool {
 	if len(c.items) > 0 {
 		r.prompt = time.Now().Before(first)
 	}
+	if landed {
+		r.forget(c)
+	}
 	return !c.givenUp
+}
+
+// putBack lets sources wait again that a trip has no room for: they are next.
+func (t *Trips[B, A]) putBack(r *route[B, A], sources []Source[B, A]) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range sources {
+		s.place().state = waiting
+	}
+	r.waiting = slices.Insert(r.waiting, 0, sources...)
+	t.start(r)
 }
 
 // earlier of two times, of which the zero time is none.

@@ -85,9 +85,11 @@ var errBackend = errors.New("of the backend")
 func newWorld(t *testing.T, seed uint64) *world {
 	r := rand.New(rand.NewPCG(seed, 1))
 	w := &world{t: t, rand: r, routes: map[string]*road{"a": {}, "b": {}}}
-	w.trips.Send = w.send
+	w.trips.Send, w.trips.Direct = w.send, w.send
 	w.trips.Max, w.trips.Parallel = 1+r.IntN(5), 1+r.IntN(3)
-	w.trips.Timeout = time.Nanosecond
+	if r.IntN(2) == 0 {
+		w.trips.Size, w.trips.MaxSize = func(p *parcel) int { return p.things }, 1+r.IntN(6)
+	}
 	w.trips.Stall = time.Duration(r.IntN(2)) * 20 * time.Millisecond
 	for i := range 1 + r.IntN(12) {
 		route := []string{"a", "a", "b"}[r.IntN(3)]
@@ -125,26 +127,26 @@ func (w *world) run() {
 }
 
 // send answers one item after another: some with errors, some late, some when it has returned, but all of them in the end.
-func (w *world) send(ctx context.Context, route string, items []*Item[*parcel, int]) {
+func (w *world) send(route string, items []*Item[*parcel, int]) {
 	s := &send{began: time.Now(), items: items}
-	var last time.Time
 	var sources []string
+	size := 0 // of all batches but the last
+	for _, i := range items[:len(items)-1] {
+		size += i.Batch.things
+	}
 	for _, i := range items {
 		from := i.source.(*shop)
 		sources = append(sources, from.name)
 		if from.route != route {
 			w.t.Errorf("%s is on the way to %s", from.name, route)
 		}
-		if i.Deadline.After(last) {
-			last = i.Deadline
-		}
 	}
 	slices.Sort(sources)
 	if len(sources) > w.trips.Max || len(slices.Compact(sources)) < len(items) {
 		w.t.Errorf("a trip of %d items at most, and one a source, has %v", w.trips.Max, sources)
 	}
-	if until, ok := ctx.Deadline(); !ok || !until.Equal(last) {
-		w.t.Errorf("the context ends at %v, the last deadline is %v", until, last)
+	if w.trips.Size != nil && size >= w.trips.MaxSize {
+		w.t.Errorf("a trip that is full with a size of %d has one of %d before its last batch", w.trips.MaxSize, size)
 	}
 	w.depart(w.routes[route], s)
 	hangs := w.draw(10) == 0
@@ -310,13 +312,13 @@ func (w *world) check() {
 				w.t.Errorf("batch %d of %s landed with %s", p.id, s.name, got)
 			}
 		}
-		if s.things != 0 || answered != s.added || s.Place.state != home || s.Place.again {
+		if s.things != 0 || answered != s.added || s.Place.state != idle || s.Place.again {
 			w.t.Errorf("%s: %d of %d answered, %d left, %+v", s.name, answered, s.added, s.things, &s.Place)
 		}
 	}
 	for name, r := range w.trips.routes {
-		if len(r.waiting) != 0 || r.trips != 0 || r.looking != 0 {
-			w.t.Errorf("route %s: %d wait, %d trips, %d of them look", name, len(r.waiting), r.trips, r.looking)
+		if len(r.waiting) != 0 || r.trips != 0 || r.looking != 0 || len(r.sent) != 0 || !r.at.IsZero() {
+			w.t.Errorf("route %s: %d wait, %d trips, %d of them look, %d are watched at %v", name, len(r.waiting), r.trips, r.looking, len(r.sent), r.at)
 		}
 	}
 }
@@ -359,11 +361,12 @@ func TestTake(t *testing.T) {
 			return string(buf[:runtime.Stack(buf, false)])
 		}
 		var sender string
-		trips := &Trips[[]int, int]{Max: 1, Parallel: 1, Timeout: time.Second, Send: func(_ context.Context, _ string, items []*Item[[]int, int]) {
+		trips := &Trips[[]int, int]{Max: 1, Parallel: 1, Timeout: time.Second, Send: func(_ string, items []*Item[[]int, int]) {
 			sender = here()
 			time.Sleep(delay)
 			items[0].Answer(1, nil)
 		}}
+		trips.Direct = trips.Send
 		q, other := newQueue(), newQueue()
 		ctx := context.Background()
 		ask := func(n int) (alone bool) {
@@ -404,7 +407,7 @@ func TestTake(t *testing.T) {
 		require.True(t, ask(11), "it has not ended yet")
 		cancel()
 		require.False(t, ask(12))
-		ctx, trips.Timeout = context.Background(), 0
+		ctx, trips.Direct = context.Background(), nil
 		require.False(t, ask(13), "the backend heeds no context")
 	})
 }
@@ -412,7 +415,7 @@ func TestTake(t *testing.T) {
 // With a route of its own nobody waits for another's backend.
 func TestRoutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		trips := &Trips[[]int, int]{Max: 10, Parallel: 1, Send: func(_ context.Context, route string, items []*Item[[]int, int]) {
+		trips := &Trips[[]int, int]{Max: 10, Parallel: 1, Send: func(route string, items []*Item[[]int, int]) {
 			if route == "slow" {
 				time.Sleep(time.Minute)
 			}
@@ -437,11 +440,51 @@ func TestRoutes(t *testing.T) {
 	})
 }
 
+// A trip that is full leaves the rest to another, at once; one that has stalled lets another begin before its deadline.
+func TestNobodyWaitsForAFullOrStalledTrip(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const stall = 20 * time.Millisecond
+		departed := make(chan []int, 10)
+		trips := &Trips[[]int, int]{Max: 10, Parallel: 2, Stall: stall, Size: func(b []int) int { return len(b) }, MaxSize: 3,
+			Go: func(f func()) { time.AfterFunc(time.Microsecond, f) }, // when all sources are ready
+			Send: func(_ string, items []*Item[[]int, int]) {
+				var numbers []int
+				for _, i := range items {
+					numbers = append(numbers, i.Batch...)
+				}
+				departed <- numbers
+				time.Sleep(time.Minute)
+				for _, i := range items {
+					i.Answer(0, nil)
+				}
+			}}
+		began := time.Now()
+		since := func() time.Duration { return time.Since(began).Truncate(time.Millisecond) }
+		for n := range 9 { // two and one, and so on
+			q := newQueue()
+			q.timeout = time.Hour
+			for range 2 - n%2 {
+				q.put(n)
+			}
+			trips.Ready("", q)
+		}
+		require.Equal(t, []int{0, 0, 1}, <-departed)
+		require.Equal(t, []int{2, 2, 3}, <-departed)
+		require.Zero(t, since())
+		require.Equal(t, []int{4, 4, 5}, <-departed)
+		require.Equal(t, []int{6, 6, 7}, <-departed)
+		require.Equal(t, stall, since())
+		require.Equal(t, []int{8, 8}, <-departed)
+		require.Equal(t, 2*stall, since())
+		time.Sleep(time.Hour)
+	})
+}
+
 // Those who are answered and ask again share the next batch, or go on the next trip together.
 func TestShared(t *testing.T) {
 	const callers, rounds = 64, 100
 	var trips int
-	one := &Trips[[]int, int]{Max: callers, Parallel: 1, Send: func(_ context.Context, _ string, items []*Item[[]int, int]) {
+	one := &Trips[[]int, int]{Max: callers, Parallel: 1, Send: func(_ string, items []*Item[[]int, int]) {
 		trips++
 		for _, i := range items {
 			i.Answer(0, nil)
@@ -465,11 +508,12 @@ func TestShared(t *testing.T) {
 // A trip of a lone caller, and of many sources, to a backend that takes no time.
 func BenchmarkTrips(b *testing.B) {
 	trips := func() *Trips[[]int, int] {
-		return &Trips[[]int, int]{Max: 128, Parallel: 2, Timeout: time.Second, Stall: time.Minute, Send: func(_ context.Context, _ string, items []*Item[[]int, int]) {
+		send := func(_ string, items []*Item[[]int, int]) {
 			for _, i := range items {
 				i.Answer(0, nil)
 			}
-		}}
+		}
+		return &Trips[[]int, int]{Max: 128, Parallel: 2, Stall: time.Minute, Send: send, Direct: send}
 	}
 	for name, ask := range map[string]func(*Trips[[]int, int], *queue){
 		"Ready": func(t *Trips[[]int, int], q *queue) { t.Ready("", q) },

@@ -1,7 +1,6 @@
 package batch
 
 import (
-	"context"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -20,44 +19,85 @@ type trip[B, A any] struct {
 	looking bool // it is counted in route.looking
 	over    bool // Send has returned
 	givenUp bool // before that: it is counted in the route no more
+
+	// Of a trip with a single batch: so it is one allocation.
+	item [1]Item[B, A]
+	list [1]*Item[B, A]
 }
 
-// send calls Send, while a timer watches the deadlines. The first and the last of them are given.
-func (c *trip[B, A]) send(first, last time.Time) {
-	ctx, cancel := context.WithDeadline(context.Background(), last)
-	defer cancel()
-	next := first
+// room returns so many items to fill, and makes room for them in the list.
+func (c *trip[B, A]) room(n int) []Item[B, A] {
+	if n == 1 {
+		c.items = c.list[:0]
+		return c.item[:]
+	}
+	c.items = make([]*Item[B, A], 0, n)
+	return make([]Item[B, A], n)
+}
+
+// watched begins the watch over the deadlines of the items, the first of which is given.
+func (c *trip[B, A]) watched(first time.Time) {
 	if c.trips.Stall > 0 {
 		c.stalled = time.Now().Add(c.trips.Stall)
-		next = earlier(first, c.stalled)
+		first = earlier(first, c.stalled)
 	}
-	timer := time.AfterFunc(time.Until(next), c.watch)
-	c.trips.Send(ctx, c.route.name, c.items)
-	if !slices.ContainsFunc(c.items, (*Item[B, A]).open) {
-		timer.Stop()
+	c.trips.mu.Lock()
+	defer c.trips.mu.Unlock()
+	c.route.sent = append(c.route.sent, c)
+	c.trips.watchAt(c.route, first)
+}
+
+// watchAt makes sure that watch is called by a time. One timer serves many trips, and is hardly ever set: to set one for each trip costs
+// as much as to wake a goroutine, for it wakes a thread that waits for the network. mu is held.
+func (t *Trips[B, A]) watchAt(r *route[B, A], at time.Time) {
+	switch {
+	case !r.at.IsZero() && !at.Before(r.at):
+		return
+	case r.timer == nil:
+		r.timer = time.AfterFunc(time.Until(at), func() { t.watch(r) })
+	default:
+		r.timer.Reset(time.Until(at))
+	}
+	r.at = at
+}
+
+// watch looks after all trips of a route.
+func (t *Trips[B, A]) watch(r *route[B, A]) {
+	t.mu.Lock()
+	r.at = time.Time{}
+	sent := slices.Clone(r.sent)
+	t.mu.Unlock()
+	now := time.Now()
+	var next time.Time
+	for _, c := range sent {
+		if at := c.check(now); !at.IsZero() {
+			next = earlier(next, at)
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !next.IsZero() {
+		t.watchAt(r, next)
 	}
 }
 
-// watch tells those whose deadline has passed, and gives the trip up when all are told, or it has stalled.
-func (c *trip[B, A]) watch() {
-	now := time.Now()
-	var next time.Time
+// check tells those whose deadline has passed, and gives the trip up when all are told, or it has stalled. It returns when to check next;
+// zero: never.
+func (c *trip[B, A]) check(now time.Time) (next time.Time) {
 	for _, i := range c.items {
 		if i.expire(now); i.open() {
 			next = earlier(next, i.Deadline)
 		}
 	}
-	stalls := !c.stalled.IsZero() && now.Before(c.stalled)
-	if next.IsZero() || !c.stalled.IsZero() && !stalls {
-		c.giveUp()
+	switch {
+	case next.IsZero():
+		c.giveUp(true)
+	case now.Before(c.stalled):
+		return earlier(next, c.stalled)
+	case !c.stalled.IsZero():
+		c.giveUp(false)
 	}
-	if next.IsZero() {
-		return
-	}
-	if stalls {
-		next = earlier(next, c.stalled)
-	}
-	time.AfterFunc(next.Sub(now), c.watch)
+	return next
 }
 
 // look notes that the trip will look who waits: with its first answer, for those who are answered ask again while the others still
@@ -69,21 +109,35 @@ func (c *trip[B, A]) look() {
 	}
 }
 
-// giveUp lets others begin a trip in the place of this one.
-func (c *trip[B, A]) giveUp() {
-	c.trips.mu.Lock()
-	defer c.trips.mu.Unlock()
+// giveUp lets others begin a trip in the place of this one, unless it is over. If all of it has landed, there is nothing to watch any more.
+func (c *trip[B, A]) giveUp(landed bool) {
+	t, r := c.trips, c.route
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if landed {
+		r.forget(c)
+	}
 	if c.over || c.givenUp {
 		return
 	}
 	if c.looking {
 		c.looking = false
-		c.route.looking--
+		r.looking--
 	}
 	c.givenUp = true
-	c.route.trips--
-	c.route.prompt = false
-	c.trips.start(c.route)
+	r.trips--
+	r.prompt = false
+	t.start(r)
+}
+
+// landed tells that every item was answered, or has no time left.
+func (c *trip[B, A]) landed() bool { return !slices.ContainsFunc(c.items, (*Item[B, A]).open) }
+
+// forget ends the watch over a trip. Trips.mu is held.
+func (r *route[B, A]) forget(c *trip[B, A]) {
+	if i := slices.Index(r.sent, c); i >= 0 {
+		r.sent = slices.Delete(r.sent, i, i+1)
+	}
 }
 
 // Item is a batch on its way.
@@ -106,7 +160,7 @@ const (
 	done
 )
 
-// Answer brings the answer home, or the error why there is none. Only the first call counts.
+// Answer brings the answer back, or the error why there is none. Only the first call counts.
 func (i *Item[B, A]) Answer(answer A, err error) {
 	if c := i.trip; !c.answered.Swap(true) {
 		c.trips.mu.Lock()

@@ -69,6 +69,14 @@ const epoch = 1 << 53
 // could not in Micros: a test's clock may well begin in 1970. Only differences between two of them, or FromMicros, mean anything.
 func (l *Local) Now() int64 { return l.Micros() + epoch }
 
+// NowAt is what Now shows, where the system's clock is known to be at mono (see [Mono]): only another clock is read.
+func (l *Local) NowAt(mono time.Duration) int64 {
+	if l.clock == nil {
+		return zeroMicros + mono.Microseconds() + epoch
+	}
+	return l.Now()
+}
+
 // FromMicros is what Now shows when Micros shows so much.
 func FromMicros(micros int64) int64 { return micros + epoch }
 

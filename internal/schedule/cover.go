@@ -3,8 +3,10 @@ package schedule
 // cover finds the first waiter for whom the segments do not suffice, after there is more of them, or fewer wait.
 func (s *Schedule[V]) cover() {
 	for w := s.first; w != nil && s.owned-s.promised >= w.Permits; w = s.first {
-		if s.large > 0 && len(s.segments) > 1 {
-			s.recover()
+		if s.mixed() {
+			if s.mayWalk() {
+				s.recover()
+			}
 			return
 		}
 		if due := s.dueOf(w); s.tooLate(w, due) {
@@ -16,16 +18,18 @@ func (s *Schedule[V]) cover() {
 	}
 }
 
-// dueOf is when the first who is not covered would go, if there is one segment, or nobody in the line wants more than one permit.
+// dueOf is when the first who is not covered would go, if there is one segment, or nobody in the line wants more than one permit: it
+// takes the first of what is left over, which is at the end.
 func (s *Schedule[V]) dueOf(w *Waiter[V]) int64 {
-	behind := s.promised
-	for i, g := range s.segments {
-		if g.left >= behind+w.Permits || i == len(s.segments)-1 {
+	over := s.owned - s.promised
+	for i := len(s.segments) - 1; i >= 0; i-- {
+		g := s.segments[i]
+		if g.left >= over || i == 0 {
 			ahead := *g
-			ahead.take(behind)
+			ahead.take(g.left - over)
 			return ahead.due(w.Permits)
 		}
-		behind = max(0, behind-g.left)
+		over -= g.left
 	}
 	return 0
 }
@@ -40,67 +44,6 @@ func (s *Schedule[V]) expire(w *Waiter[V], due int64) {
 	w.due = due
 	s.unlink(w)
 	s.expired = append(s.expired, w)
-}
-
-func (s *Schedule[V]) promote(w *Waiter[V]) {
-	w.state = covered
-	s.promised += w.Permits
-	s.wanted -= w.Permits
-	s.first = w.next
-}
-
-// recover finds anew who is covered, going through the line as the waiters will: each takes from the first segment that has
-// enough. Whom that would serve too late leaves the line.
-func (s *Schedule[V]) recover() {
-	w := s.walk(func(w *Waiter[V], g *segment) bool {
-		if due := g.due(w.Permits); s.tooLate(w, due) {
-			s.expire(w, due)
-			return false
-		}
-		if w.state == uncovered {
-			s.promote(w)
-		}
-		return true
-	})
-	s.first = w
-	for ; w != nil && w.state == covered; w = w.next {
-		w.state = uncovered
-		s.promised -= w.Permits
-		s.wanted += w.Permits
-		s.askAt = 0
-	}
-}
-
-// walk goes through the line as the waiters will: each takes from the first segment that has enough for it, if take agrees. It
-// returns the first for whom none has.
-func (s *Schedule[V]) walk(take func(w *Waiter[V], g *segment) bool) *Waiter[V] {
-	s.plan = s.plan[:0]
-	for _, g := range s.segments {
-		s.plan = append(s.plan, *g)
-	}
-	begin := 0
-	for w := s.head; w != nil; {
-		for begin < len(s.plan) && s.plan[begin].left == 0 {
-			begin++
-		}
-		var g *segment
-		for i := begin; i < len(s.plan) && g == nil; i++ {
-			if p := &s.plan[i]; p.left >= w.Permits {
-				if p.take(p.lapsing(max(p.from, p.came(w.Came)))); p.left >= w.Permits {
-					g = p
-				}
-			}
-		}
-		if g == nil {
-			return w
-		}
-		behind := w.next
-		if take(w, g) {
-			g.take(w.Permits)
-		}
-		w = behind
-	}
-	return nil
 }
 
 // Hopeless takes those out of the line who are not covered, and will not be in time by what is known: the bucket owes nothing any
@@ -129,6 +72,8 @@ func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits
 // Expired returns those who have left the line since their permits would come too late.
 func (s *Schedule[V]) Expired() []*Waiter[V] {
 	w := s.expired
-	s.expired = nil
+	if w != nil {
+		s.expired = nil
+	}
 	return w
 }

@@ -3,7 +3,11 @@ package schedule
 // Next returns a waiter whose permits are due, and takes it out of the line. If nobody is due, it returns nil and when to look
 // again; 0: there is nobody to look for.
 func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
-	s.now = now
+	if s.now = now; s.head == nil || s.owned == 0 && s.promised == 0 { // the store has to be asked first
+		s.round++
+		s.forget()
+		return nil, 0
+	}
 	late := false
 	for {
 		w, at := s.earliest(now)
@@ -28,6 +32,7 @@ func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
 		s.owned -= w.Permits
 		w.at.take(w.Permits)
 		s.unlink(w)
+		s.walks.earn()
 		return w, at
 	}
 }

@@ -40,11 +40,16 @@ func (s *Schedule[V]) prepare() {
 	}
 	g := s.segments[n-1]
 	spare = min(spare, g.left)
-	if s.large > 0 && n > 1 {
-		if s.recover(); s.plan[n-1].left == 0 {
+	if s.mixed() {
+		m := mark{s.changes, s.owned - s.promised, g, g.end}
+		if m == s.walks.vain || !s.mayWalk() {
 			return
 		}
-		spare = s.plan[n-1].left
+		s.recover()
+		if spare = s.walks.plan[n-1].left; spare == 0 {
+			s.walks.vain = m
+			return
+		}
 	}
 	if s.refund == nil {
 		s.refund = &Refund{Terms: g.terms, End: g.end, Epoch: g.epoch, Tag: g.tag, Tail: g.tag, segment: g}

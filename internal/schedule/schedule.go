@@ -35,29 +35,23 @@ const (
 //   - T4: a request is served from one segment, by permits that were not due before it came.
 //   - T5: after a pause of the bucket all segments move by the same time, and what is left over of them lapses.
 //   - T6: permits overdue by more than 100 ms lapse, and no others that somebody waits for.
-//   - The line begins with the covered: those for whom the segments suffice. first is the one behind them.
-//   - owned is the sum of what is left of the segments, promised what the covered want, wanted what the others want.
+//   - owned is the sum of what is left of the segments, and what the covered want is at most that.
 type Schedule[V any] struct {
 	// Strict: the clock is real, so a permit that is overdue by more than 100 ms is not used any more (T6).
 	Strict bool
 
-	now        int64 // the latest time that it was told
-	head, tail *Waiter[V]
-	first      *Waiter[V] // the first who is not covered; nil: all are
-	segments   []*segment // in order of time
-	owned      int64
-	promised   int64
-	wanted     int64
-	large      int     // waiters who want more than one permit
-	limited    int     // waiters for whom permits may come too late
-	refund     *Refund // prepared or under way
-	sent       bool    // it is under way
-	stepped    bool    // a segment was put in front of others
-	askAt      int64   // when to ask for those who are not covered; 0: at once
-	expired    []*Waiter[V]
-	round      uint64
-	changes    uint64    // that let others move up, or back
-	plan       []segment // for recover
+	queue[V]
+	now      int64      // the latest time that it was told
+	segments []*segment // in order of time
+	owned    int64
+	refund   *Refund // prepared or under way
+	sent     bool    // it is under way
+	stepped  bool    // a segment was put in front of others
+	askAt    int64   // when to ask for those who are not covered; 0: at once
+	expired  []*Waiter[V]
+	round    uint64
+	changes  uint64 // that let others move up, or back
+	walks    walks
 }
 
 // Waiting tells whether anybody waits.
@@ -101,6 +95,8 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 	s.wanted, old.wanted = old.wanted, 0
 	for ; w != nil; w = w.next {
 		w.at, w.round, w.known = nil, 0, 0
+		s.waiters++
+		old.waiters--
 		if w.Permits > 1 {
 			s.large++
 			old.large--
@@ -149,6 +145,9 @@ func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
 // Idle tells that nobody waits and nothing is owned: a request may pass by the schedule.
 func (s *Schedule[V]) Idle() bool { return s.head == nil && s.owned == 0 && s.refund == nil }
 
+// Quiet tells that Next and Expired would return nothing, whenever it is.
+func (s *Schedule[V]) Quiet() bool { return s.head == nil && s.expired == nil }
+
 // Uncovered is the first waiter for whom the process owns no permits yet; nil: there is none.
 func (s *Schedule[V]) Uncovered() *Waiter[V] { return s.first }
 
@@ -162,6 +161,7 @@ func (s *Schedule[V]) Join(w *Waiter[V]) {
 		s.begin(w.Came)
 	}
 	s.link(w, s.tail)
+	s.walks.earn()
 	w.state = uncovered
 	s.wanted += w.Permits
 	if s.first == nil {
@@ -180,56 +180,6 @@ func (s *Schedule[V]) begin(came int64) {
 	s.lapseAll(came)
 }
 
-// link puts a waiter into the line, behind another (nil: in front).
-func (s *Schedule[V]) link(w, behind *Waiter[V]) {
-	w.prev = behind
-	if behind == nil {
-		w.next, s.head = s.head, w
-	} else {
-		w.next, behind.next = behind.next, w
-	}
-	if w.next == nil {
-		s.tail = w
-	} else {
-		w.next.prev = w
-	}
-	if w.Permits > 1 {
-		s.large++
-	}
-	if w.Until != Forever {
-		s.limited++
-	}
-}
-
-// unlink takes a waiter out of the line.
-func (s *Schedule[V]) unlink(w *Waiter[V]) {
-	if s.first == w {
-		s.first = w.next
-	}
-	if w.prev == nil {
-		s.head = w.next
-	} else {
-		w.prev.next = w.next
-	}
-	if w.next == nil {
-		s.tail = w.prev
-	} else {
-		w.next.prev = w.prev
-	}
-	if w.state == covered {
-		s.promised -= w.Permits
-	} else {
-		s.wanted -= w.Permits
-	}
-	if w.Permits > 1 {
-		s.large--
-	}
-	if w.Until != Forever {
-		s.limited--
-	}
-	w.next, w.prev, w.state, w.at = nil, nil, absent, nil
-}
-
 // Leave takes a waiter who gives up out of the line. Those who are due must have gone before.
 //
 // The permits that it was gathering lapse as far as they are due, unless all of them go back: somebody else would use them later
@@ -241,8 +191,10 @@ func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
 	}
 	if g := w.at; g != nil && !(w == s.head && w == s.tail && s.returnable(g)) {
 		g.from = max(g.from, g.reached(now))
+		s.lapse(g, g.from)
 	}
 	s.unlink(w)
+	s.walks.earn()
 	s.changes++
 	s.cover()
 }
@@ -276,8 +228,8 @@ func (s *Schedule[V]) Grant(w *Waiter[V], g *Grant, now int64) {
 	if w.state == uncovered {
 		w.Until = max(w.Until, g.due()) // its timeout counts from the store's decision
 	}
-	exact := w == s.first && s.owned == s.promised // nothing else is left over
-	if s.own(g); exact {
+	s.walks.earn()
+	if s.own(g); w == s.first {
 		s.promote(w)
 	}
 	if s.stepped { // the head takes what is earlier: the others' permits may be too late for them now
@@ -293,6 +245,7 @@ func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 	if s.head == nil {
 		s.begin(now)
 	}
+	s.walks.earn()
 	s.own(g)
 	behind := s.tail
 	if s.first != nil {
@@ -304,9 +257,11 @@ func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 		}
 	}
 	s.link(w, behind)
+	if w.due, w.known = g.due(), s.changes+1; !s.mixed() { // of different sizes it is that or sooner
+		w.due = s.dueOf(w)
+	}
 	w.state = covered
-	s.promised += w.Permits
-	if w.due, w.known = g.due(), s.changes+1; s.stepped {
+	if s.promised += w.Permits; s.stepped {
 		s.stepped = false
 		s.recover()
 	}

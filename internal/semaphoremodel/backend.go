@@ -79,3 +79,10 @@ func (b *Backend) Holders(ctx context.Context) ([]semaphore.Holder, error) {
 	defer b.mu.Unlock()
 	return b.model.Holders(max(time.Now().UnixMicro(), b.model.Seen)), ctx.Err()
 }
+
+// Stats implements semaphore.Backend.
+func (b *Backend) Stats(ctx context.Context) (semaphore.Stats, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.model.Stats(max(time.Now().UnixMicro(), b.model.Seen)), ctx.Err()
+}

@@ -16,12 +16,11 @@ import (
 type Model struct {
 	Seen          int64 // the latest time
 	fence, ticket int64
-	permits       int // that somebody has set
+	limit         semaphore.Limit
 	held          []lease
 	queue         []waiter // by ticket
 	idle          []waiter
 	waiting       map[string]*process
-	labels        map[string]string // of processes
 }
 
 type lease struct {
@@ -30,16 +29,19 @@ type lease struct {
 	fence   int64
 	expires int64
 	since   int64
-	process string
+	label   string
 }
 
 type waiter struct {
 	id, process string
 	permits     int
 	ticket      int64
+	own         int   // what its process is configured with
+	lease       int64 // of its process
+	label       string
 }
 
-type process struct{ until, told int64 }
+type process struct{ until, alive, told int64 }
 
 // Told is a grant for another process.
 type Told struct {
@@ -70,6 +72,7 @@ func (m *Model) Shift(d int64) {
 	}
 	for _, p := range m.waiting {
 		p.until += d
+		p.alive += d
 	}
 }
 
@@ -82,17 +85,11 @@ func (m *Model) Apply(b *semaphore.Batch, now int64) (*semaphore.Report, []Told,
 	}
 	m.Seen = now
 	if m.waiting == nil {
-		m.waiting, m.labels = map[string]*process{}, map[string]string{}
+		m.waiting = map[string]*process{}
 	}
-	m.labels[b.Process] = b.Label
-	if b.SetPermits != 0 {
-		m.permits = b.SetPermits
-	}
-	total := m.permits
-	if total == 0 {
-		total = b.Permits
-	}
-	r := &semaphore.Report{Now: now, Permits: total}
+	before := m.limit
+	r := &semaphore.Report{Now: now, Unchanged: m.change(b)}
+	r.Limit, r.Permits = m.limit, m.total(b.Permits)
 	m.held = slices.DeleteFunc(m.held, func(l lease) bool { return l.expires <= now })
 	for _, id := range b.Leave {
 		r.Left = append(r.Left, m.leave(id))
@@ -109,20 +106,50 @@ func (m *Model) Apply(b *semaphore.Batch, now int64) (*semaphore.Report, []Told,
 	if own != nil {
 		r.Told = own.told
 	}
-	told := m.admit(b, now, total, r)
+	told := &told{process: b.Process, report: r, model: m}
+	if m.limit != before {
+		m.dismiss(b, now, told)
+	}
+	m.admit(b, now, told)
 	for _, e := range b.Enter {
-		r.Entered = append(r.Entered, m.enter(b, e, now, total))
+		r.Entered = append(r.Entered, m.enter(b, e, now))
 	}
 	delete(m.waiting, b.Process)
 	if b.PatienceMicros != 0 {
-		m.waiting[b.Process] = &process{now + b.PatienceMicros, r.Told}
+		m.waiting[b.Process] = &process{now + b.PatienceMicros, now + b.AliveMicros, r.Told}
 	}
 	for _, l := range m.held {
 		if r.Earliest == 0 || l.expires < r.Earliest {
 			r.Earliest = l.expires
 		}
 	}
-	return r, told, nil
+	return r, told.others, nil
+}
+
+// total is how many permits there are for a process that is configured with so many.
+func (m *Model) total(own int) int {
+	if m.limit.Permits > 0 {
+		return m.limit.Permits
+	}
+	return own
+}
+
+// change brings the limit up to date, and tells whether a change was not possible.
+func (m *Model) change(b *semaphore.Batch) (unchanged bool) {
+	if b.Limit.Version > m.limit.Version {
+		m.limit = b.Limit
+	}
+	n := max(0, b.SetPermits)
+	if b.AddPermits != 0 {
+		n = m.total(b.Permits) + b.AddPermits
+		if n < 1 || n > 1<<31 {
+			return true
+		}
+	}
+	if b.SetPermits != 0 || b.AddPermits != 0 {
+		m.limit = semaphore.Limit{Permits: n, Version: m.limit.Version + 1}
+	}
+	return false
 }
 
 func (m *Model) leave(id string) semaphore.Standing {
@@ -140,60 +167,94 @@ func (m *Model) leave(id string) semaphore.Standing {
 	return semaphore.Gone
 }
 
-// admit lets in who waits, and returns whom to tell.
-func (m *Model) admit(b *semaphore.Batch, now int64, total int, r *semaphore.Report) (told []Told) {
-	listens := func(name string) bool {
-		if name == b.Process {
-			return b.PatienceMicros != 0
-		}
-		p := m.waiting[name]
-		if p != nil && p.until < now {
-			delete(m.waiting, name)
+type condition int
+
+const (
+	dead condition = iota
+	silent
+	alive
+)
+
+// heard is how a process is that waits.
+func (m *Model) heard(b *semaphore.Batch, name string, now int64) condition {
+	p := m.waiting[name]
+	switch {
+	case name == b.Process && b.PatienceMicros != 0:
+		return alive
+	case name == b.Process || p == nil:
+		return dead
+	case p.until < now:
+		delete(m.waiting, name)
+		return dead
+	case p.alive < now:
+		return silent
+	}
+	return alive
+}
+
+// told gathers who is to be told what in a batch of a process.
+type told struct {
+	process string
+	report  *semaphore.Report
+	model   *Model
+	others  []Told
+}
+
+func (t *told) tell(w waiter, g semaphore.Grant) {
+	if w.process == t.process {
+		t.report.Grants = append(t.report.Grants, g)
+		return
+	}
+	t.model.waiting[w.process].told++
+	t.others = append(t.others, Told{w.process, g})
+}
+
+// dismiss tells those who want more than there are now.
+func (m *Model) dismiss(b *semaphore.Batch, now int64, told *told) {
+	m.queue = slices.DeleteFunc(m.queue, func(w waiter) bool {
+		if w.permits <= m.total(w.own) {
 			return false
 		}
-		return p != nil
-	}
-	tell := func(w waiter, g semaphore.Grant) {
-		if w.process == b.Process {
-			r.Grants = append(r.Grants, g)
-			return
+		if m.heard(b, w.process, now) != dead {
+			told.tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.TooMany})
 		}
-		m.waiting[w.process].told++
-		told = append(told, Told{w.process, g})
-	}
+		return true
+	})
+}
+
+// admit lets in who waits.
+func (m *Model) admit(b *semaphore.Batch, now int64, told *told) {
 	for len(m.queue) > 0 {
 		w := m.queue[0]
-		alive := listens(w.process)
-		if alive && w.permits <= total && m.used()+w.permits > total {
+		is := m.heard(b, w.process, now)
+		if is == silent || is == alive && m.used()+w.permits > m.total(w.own) {
 			break
 		}
 		m.queue = m.queue[1:]
-		if alive && w.permits > total {
-			tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.TooMany})
-		} else if alive {
-			l := m.grant(w.process, w.id, w.permits, now, b.LeaseMicros)
-			tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted, Fence: l.fence, Expires: l.expires})
+		if is == alive {
+			l := m.grant(w.id, w.permits, now, w.lease, w.label)
+			told.tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted, Fence: l.fence, Expires: l.expires})
 		}
 	}
 	if len(m.held) == 0 {
 		for _, w := range m.idle {
-			if listens(w.process) {
-				tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted})
+			if m.heard(b, w.process, now) != dead {
+				told.tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted})
 			}
 		}
 		m.idle = nil
 	}
-	return told
 }
 
-func (m *Model) grant(process, id string, permits int, now, lasts int64) lease {
+func (m *Model) grant(id string, permits int, now, lasts int64, label string) lease {
 	m.fence = max(m.fence+1, now)
-	l := lease{id, permits, m.fence, now + lasts, now, process}
+	l := lease{id, permits, m.fence, now + lasts, now, label}
 	m.held = append(m.held, l)
 	return l
 }
 
-func (m *Model) enter(b *semaphore.Batch, e semaphore.Entry, now int64, total int) semaphore.Answer {
+func (m *Model) enter(b *semaphore.Batch, e semaphore.Entry, now int64) semaphore.Answer {
+	total, label := m.total(b.Permits), cmp.Or(e.Label, b.Label)
 	waits := slices.IndexFunc(m.queue, func(w waiter) bool { return w.id == e.ID })
 	l := m.holder(e.ID)
 	switch {
@@ -212,7 +273,7 @@ func (m *Model) enter(b *semaphore.Batch, e semaphore.Entry, now int64, total in
 	case waits >= 0:
 		return semaphore.Answer{Outcome: semaphore.Queued, Ticket: m.queue[waits].ticket}
 	case m.used()+e.Permits <= total && (len(m.queue) == 0 || e.Ticket != 0 && e.Ticket < m.queue[0].ticket):
-		return semaphore.Answer{Outcome: semaphore.Granted, Fence: m.grant(b.Process, e.ID, e.Permits, now, b.LeaseMicros).fence}
+		return semaphore.Answer{Outcome: semaphore.Granted, Fence: m.grant(e.ID, e.Permits, now, b.LeaseMicros, label).fence}
 	case !e.Wait:
 		return semaphore.Answer{Outcome: semaphore.Refused}
 	}
@@ -221,7 +282,7 @@ func (m *Model) enter(b *semaphore.Batch, e semaphore.Entry, now int64, total in
 		ticket = max(m.ticket+1, now)
 	}
 	m.ticket = max(m.ticket, ticket)
-	m.queue = append(m.queue, waiter{e.ID, b.Process, e.Permits, ticket})
+	m.queue = append(m.queue, waiter{e.ID, b.Process, e.Permits, ticket, b.Permits, b.LeaseMicros, label})
 	slices.SortFunc(m.queue, func(a, b waiter) int {
 		return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.id, b.id))
 	})
@@ -232,7 +293,7 @@ func (m *Model) enter(b *semaphore.Batch, e semaphore.Entry, now int64, total in
 func (m *Model) Holders(now int64) (all []semaphore.Holder) {
 	for _, l := range m.held {
 		if l.expires > now {
-			all = append(all, semaphore.Holder{ID: l.id, Permits: l.permits, Fence: l.fence, Label: m.labels[l.process],
+			all = append(all, semaphore.Holder{ID: l.id, Permits: l.permits, Fence: l.fence, Label: l.label,
 				Since: time.UnixMicro(l.since), Expires: time.UnixMicro(l.expires)})
 		}
 	}
@@ -244,3 +305,15 @@ func (m *Model) Drop() { m.held = nil }
 
 // Waiting is how many wait for permits.
 func (m *Model) Waiting() int { return len(m.queue) }
+
+// Stats is what semaphore.Backend says.
+func (m *Model) Stats(now int64) semaphore.Stats {
+	s := semaphore.Stats{Permits: m.limit.Permits, Version: m.limit.Version, Waiting: len(m.queue)}
+	for _, h := range m.Holders(now) {
+		s.Used += h.Permits
+	}
+	return s
+}
+
+// Lose forgets everything, as a place does that has lost it; but time does not go back.
+func (m *Model) Lose() { *m = Model{Seen: m.Seen} }

@@ -45,6 +45,11 @@ func KindOf(err error) Kind {
 	var network net.Error
 	var reply redis.Error
 	var alert *net.OpError
+	var kind Kind
+	var met interface{ StoreFailure() error } // as a call has met it: rather than that the store was not asked
+	if errors.As(err, &met) {
+		return KindOf(met.StoreFailure())
+	}
 	isNetwork := errors.As(err, &network) && !(errors.As(err, &alert) && alert.Op == "remote error") // a TLS alert: it refuses the client
 	switch {
 	case errors.Is(err, tokenbucket.ErrStoreUnavailable):
@@ -60,6 +65,8 @@ func KindOf(err error) Kind {
 		return Invalid
 	case errors.Is(err, tokenbucket.ErrTooManyWaiters):
 		return Crowded
+	case packageKind(err, &kind):
+		return kind
 	case errors.Is(err, context.DeadlineExceeded):
 		return Deadline
 	case errors.Is(err, context.Canceled):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 	"testing"
@@ -16,6 +17,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
 // Kinds are told apart: by the library's errors, and by what real connections to Redis return.
@@ -167,4 +170,26 @@ func TestBucket(t *testing.T) {
 	lease := b.Lease(func() int { return 7 })
 	require.Same(t, lease, b.Lease(func() int { return 8 }))
 	require.Equal(t, 7, *lease)
+}
+
+// Errors of sliding windows and semaphores have the kinds of the bucket's.
+func TestKindsOfPackages(t *testing.T) {
+	for want, errs := range map[telemetry.Kind][]error{
+		telemetry.Timeout:     {fmt.Errorf("%w: %w: %w", slidingwindow.ErrAway, slidingwindow.ErrTimeout, context.DeadlineExceeded), semaphore.ErrTimeout},
+		telemetry.Unavailable: {fmt.Errorf("%w: %w", slidingwindow.ErrAway, io.EOF)},
+		telemetry.Corrupt:     {slidingwindow.ErrCorrupt, slidingwindow.ErrOverflow, semaphore.ErrCorrupt},
+		telemetry.Invalid:     {slidingwindow.ErrInvalid, semaphore.ErrInvalid, semaphore.ErrTooMany},
+		telemetry.Crowded:     {slidingwindow.ErrTooManyWaiters, semaphore.ErrTooManyWaiters},
+		telemetry.Other:       {slidingwindow.ErrUnusable, slidingwindow.ErrClock, semaphore.ErrClosed},
+	} {
+		for _, err := range errs {
+			require.Equal(t, want, telemetry.KindOf(err), "%v", err)
+		}
+	}
+	for want, err := range map[telemetry.End]error{
+		telemetry.Released: nil, telemetry.Expired: semaphore.ErrExpired, telemetry.Lost: semaphore.ErrLost, telemetry.Closed: semaphore.ErrClosed,
+		telemetry.OtherEnd: io.EOF,
+	} {
+		require.Equal(t, want, telemetry.EndOf(err))
+	}
 }

@@ -21,7 +21,8 @@ CREATE TABLE semaphore_state (
     fence     bigint NOT NULL DEFAULT 0, -- the highest handed out
     ticket    bigint NOT NULL DEFAULT 0, -- likewise
     seen      bigint NOT NULL DEFAULT 0, -- the latest time
-    permits   bigint NOT NULL DEFAULT 0, -- if SetPermits has been called
+    permits   bigint NOT NULL DEFAULT 0, -- there are; 0: each process' own number
+    version   bigint NOT NULL DEFAULT 0, -- of permits
     used      bigint NOT NULL DEFAULT 0 CHECK (used >= 0), -- permits that are held
     earliest  bigint NOT NULL DEFAULT 0, -- end of a lease; 0: nobody holds any
     slots     int NOT NULL DEFAULT 0, -- in all, numbered from 1
@@ -37,8 +38,10 @@ CREATE TABLE semaphore_state (
 -- id        of the request                                                       of the process
 -- permits   held          wanted
 -- number    fence         ticket                                                 grants it was told
--- since     granted
--- until     lease's end                                                          patience's end
+-- since     granted       its process'                                           alive until
+--                         number
+-- until     lease's end   lease's                                                patience's end
+--                         length
 -- process   its           its           its
 -- label     its           its                                                    channel
 CREATE TABLE semaphore_slot (
@@ -56,14 +59,16 @@ CREATE TABLE semaphore_slot (
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 5000);
 
--- Decides one batch of one process: Backend.Apply of the package semaphore says how. Enter comes as four arrays.
+-- Decides one batch of one process: Backend.Apply of the package semaphore says how. Enter comes as five arrays.
 -- If it leaves off unfinished, all is done but Enter, to which those ahead come first: it wants to be called again for that.
 -- Errors: TB001: the transaction is not READ COMMITTED; TB002: the counters of the semaphore and its slots disagree.
 CREATE FUNCTION semaphore_apply_1(
-    a_name text, a_process text, a_label text, a_channel text, a_lease bigint, a_patience bigint, a_permits bigint,
-    a_set bigint, a_deadline bigint, a_leave text[], a_renew text[],
-    a_enter text[], a_wants bigint[], a_tickets bigint[], a_waits boolean[],
+    a_name text, a_process text, a_label text, a_channel text, a_lease bigint, a_patience bigint, a_alive bigint,
+    a_permits bigint, a_limit bigint, a_version bigint, a_set bigint, a_add bigint, a_deadline bigint,
+    a_leave text[], a_renew text[],
+    a_enter text[], a_wants bigint[], a_tickets bigint[], a_waits boolean[], a_labels text[],
     OUT at bigint, OUT late boolean, OUT fresh boolean, OUT total bigint, OUT earliest bigint, OUT told bigint,
+    OUT limited bigint, OUT version bigint, OUT unchanged boolean,
     OUT standings int[], OUT renewed boolean[],
     OUT outcomes int[], OUT fences bigint[], OUT places bigint[], -- of Enter
     OUT unfinished boolean,
@@ -84,12 +89,14 @@ DECLARE
     changed boolean := false; -- earliest must be looked for anew
     lost int; lost_permits bigint;
     mine int; -- the process' slot
-    chunk int; w record; alive boolean; blocked boolean; seen int; outcome int; fence bigint; expires bigint; news text;
+    newer boolean := false; -- the limit has changed
+    kinds_in smallint[] := '{2, 3}';
+    chunk int; w record; alive boolean; silent boolean; blocked boolean; seen int; outcome int; fence bigint; expires bigint; news text;
     taken int[]; numbers bigint[]; freed int[]; stale int[];
     tell_slots int[] := '{}'; tell_channels text[] := '{}'; tell_texts text[] := '{}';
     kinds int[]; slots int[]; firsts int[]; f int; head bigint; wants bigint; place bigint; prolonged int[] := '{}';
     new_kind int := 0; new_kinds int[] := '{}'; new_ids text[] := '{}'; new_permits bigint[] := '{}';
-    new_numbers bigint[] := '{}'; free int; more int; busy int;
+    new_numbers bigint[] := '{}'; new_since bigint[] := '{}'; new_until bigint[] := '{}'; new_labels text[] := '{}'; free int; more int; busy int;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'semaphore_apply_1 must run READ COMMITTED' USING ERRCODE = 'TB001';
@@ -113,7 +120,7 @@ BEGIN
         + pg_stat_get_xact_tuples_updated('semaphore_slot'::regclass)
         - pg_stat_get_xact_tuples_hot_updated('semaphore_slot'::regclass);
     at := (extract(epoch FROM clock_timestamp()) * second)::bigint;
-    fresh := false; total := 0; earliest := 0; told := 0; unfinished := false;
+    fresh := false; total := 0; earliest := 0; told := 0; limited := 0; version := 0; unchanged := false; unfinished := false;
     late := a_deadline <> 0 AND at > a_deadline;
     IF late THEN
         RETURN;
@@ -121,16 +128,31 @@ BEGIN
 
     -- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
     IF s.seen - at > 2 * second THEN
-        UPDATE semaphore_slot SET until = until - (s.seen - at) WHERE home = s.home AND kind IN (1, 4);
+        UPDATE semaphore_slot
+        SET until = until - (s.seen - at), since = CASE kind WHEN 4 THEN since - (s.seen - at) ELSE since END
+        WHERE home = s.home AND kind IN (1, 4);
         changed := true;
         s.earliest := s.earliest - (s.seen - at);
     ELSIF at < s.seen THEN
         at := s.seen;
     END IF;
 
-    IF a_set > 0 THEN
-        s.permits := a_set;
+    IF a_version > s.version THEN -- the newest is in force
+        s.permits := a_limit;
+        s.version := a_version;
+        newer := true;
     END IF;
+    IF a_set <> 0 OR a_add <> 0 THEN
+        wants := CASE WHEN a_set <> 0 THEN greatest(a_set, 0) WHEN s.permits > 0 THEN s.permits + a_add ELSE a_permits + a_add END;
+        unchanged := a_set = 0 AND wants NOT BETWEEN 1 AND 2147483648;
+        IF NOT unchanged THEN
+            s.permits := wants;
+            s.version := s.version + 1;
+            newer := true;
+        END IF;
+    END IF;
+    limited := s.permits;
+    version := s.version;
     total := CASE WHEN s.permits > 0 THEN s.permits ELSE a_permits END;
 
     IF s.held > 0 AND s.earliest <= at THEN -- leases that have expired
@@ -178,26 +200,61 @@ BEGIN
     fresh := mine IS NULL;
     told := coalesce(told, 0);
 
-    -- Who waits for longest comes first, and nobody passes: who wants many is not starved. Behind them, when nobody holds
-    -- anything, come those who wait for that.
     grants := '{}';
-    FOREACH chunk IN ARRAY chunks LOOP
-        unfinished := s.queued > 0 OR s.idle > 0 AND s.used = 0;
+    IF newer AND s.queued > 0 THEN -- who can never be admitted is told
+        stale := '{}';
+        FOR w IN
+            WITH gone AS (
+                UPDATE semaphore_slot e SET kind = -2
+                WHERE e.home = s.home AND e.kind = 2 AND e.permits > CASE WHEN s.permits > 0 THEN s.permits ELSE e.since END
+                RETURNING e.id, e.process, e.number)
+            SELECT gone.id, gone.process, p.slot AS whose, p.until AS patience, p.label AS channel
+            FROM gone LEFT JOIN semaphore_slot p ON p.home = s.home AND p.kind = 4 AND p.id = gone.process
+            ORDER BY gone.number, gone.id
+        LOOP
+            s.queued := s.queued - 1;
+            news := concat_ws(' ', w.id, too_many, 0, 0);
+            IF w.process = a_process AND a_patience > 0 THEN
+                grants := grants || news;
+            ELSIF w.process <> a_process AND w.patience >= at THEN
+                tell_slots := tell_slots || w.whose;
+                tell_channels := tell_channels || w.channel;
+                tell_texts := tell_texts || news;
+            ELSIF w.process <> a_process AND w.whose IS NOT NULL THEN
+                stale := stale || w.whose;
+            END IF;
+        END LOOP;
+        UPDATE semaphore_slot SET kind = -kind WHERE home = s.home AND slot = ANY (stale);
+        GET DIAGNOSTICS lost = ROW_COUNT;
+        s.processes := s.processes - lost;
+    END IF;
+
+    -- Who waits for longest comes first, and nobody passes: who wants many is not starved. Behind them, when nobody holds
+    -- anything, come those who wait for that, also behind one who is not admitted because its process was silent.
+    FOR pass IN 1 .. 3 LOOP
+        EXIT WHEN pass = 3 AND 2 = ANY (kinds_in);
+        chunk := chunks[least(pass, 2)];
+        unfinished := s.queued > 0 AND 2 = ANY (kinds_in) OR s.idle > 0 AND s.used = 0;
         EXIT WHEN NOT unfinished;
         taken := '{}'; numbers := '{}'; freed := '{}'; stale := '{}';
         seen := 0;
         blocked := false;
         FOR w IN
-            SELECT e.*, p.slot AS whose, p.until AS patience, p.label AS channel
-            FROM (SELECT slot, kind, id, process, permits, number FROM semaphore_slot
-                  WHERE home = s.home AND kind IN (2, 3) ORDER BY kind, number, id LIMIT chunk) e
+            SELECT e.*, p.slot AS whose, p.until AS patience, p.since AS awake, p.label AS channel
+            FROM (SELECT slot, kind, id, process, permits, number, since AS own, until AS lasts FROM semaphore_slot
+                  WHERE home = s.home AND kind = ANY (kinds_in) ORDER BY kind, number, id LIMIT chunk) e
             LEFT JOIN semaphore_slot p ON p.home = s.home AND p.kind = 4 AND p.id = e.process
             ORDER BY e.kind, e.number, e.id
         LOOP
             alive := CASE WHEN w.process = a_process THEN a_patience > 0 ELSE coalesce(w.patience >= at, false) END;
-            blocked := CASE WHEN w.kind = 3 THEN s.used > 0
-                            ELSE alive AND w.permits <= total AND s.used + w.permits > total END;
+            silent := w.kind = 2 AND alive AND w.process <> a_process AND w.awake < at;
+            blocked := CASE WHEN w.kind = 3 OR silent THEN s.used > 0
+                            ELSE alive AND s.used + w.permits > CASE WHEN s.permits > 0 THEN s.permits ELSE w.own END END;
             EXIT WHEN blocked;
+            IF silent THEN
+                kinds_in := '{3}';
+                EXIT;
+            END IF;
             seen := seen + 1;
             outcome := granted;
             fence := 0;
@@ -207,17 +264,16 @@ BEGIN
                 freed := freed || w.slot;
             ELSE
                 s.queued := s.queued - 1;
-                IF alive AND w.permits <= total THEN
+                IF alive THEN
                     s.fence := greatest(s.fence + 1, at);
                     s.used := s.used + w.permits;
                     s.held := s.held + 1;
                     taken := taken || w.slot;
                     numbers := numbers || s.fence;
                     fence := s.fence;
-                    expires := at + a_lease;
+                    expires := at + w.lasts;
                     changed := true;
                 ELSE
-                    outcome := too_many;
                     freed := freed || w.slot;
                 END IF;
             END IF;
@@ -235,7 +291,7 @@ BEGIN
             END IF;
         END LOOP;
         IF cardinality(taken) > 0 THEN
-            UPDATE semaphore_slot e SET kind = 1, number = u.number, since = at, until = at + a_lease
+            UPDATE semaphore_slot e SET kind = 1, number = u.number, since = at, until = at + e.until
             FROM unnest(taken, numbers) AS u (slot, number)
             WHERE e.home = s.home AND e.slot = ANY (taken) AND e.slot = u.slot;
         END IF;
@@ -244,7 +300,7 @@ BEGIN
             GET DIAGNOSTICS lost = ROW_COUNT;
             s.processes := s.processes - (lost - cardinality(freed)); -- stale has some more than once
         END IF;
-        unfinished := NOT blocked AND seen = chunk;
+        unfinished := NOT blocked AND CASE WHEN silent THEN s.idle > 0 ELSE seen = chunk END;
         EXIT WHEN NOT unfinished;
     END LOOP;
     IF cardinality(tell_slots) > 0 THEN
@@ -308,6 +364,9 @@ BEGIN
                 new_ids := new_ids || a_enter[i];
                 new_permits := new_permits || wants;
                 new_numbers := new_numbers || numbers[f];
+                new_since := new_since || CASE new_kind WHEN 1 THEN at WHEN 2 THEN a_permits ELSE 0 END;
+                new_until := new_until || CASE new_kind WHEN 1 THEN at + a_lease WHEN 2 THEN a_lease ELSE 0 END;
+                new_labels := new_labels || CASE a_labels[i] WHEN '' THEN a_label ELSE a_labels[i] END;
                 new_kind := 0;
             END IF;
             outcomes := outcomes || outcome;
@@ -333,9 +392,12 @@ BEGIN
         new_ids := new_ids || a_process;
         new_permits := new_permits || 0::bigint;
         new_numbers := new_numbers || 0::bigint;
+        new_since := new_since || (at + a_alive);
+        new_until := new_until || (at + a_patience);
+        new_labels := new_labels || a_channel;
         s.processes := s.processes + 1;
     ELSIF a_patience > 0 THEN
-        UPDATE semaphore_slot SET until = at + a_patience WHERE home = s.home AND slot = mine;
+        UPDATE semaphore_slot SET until = at + a_patience, since = at + a_alive WHERE home = s.home AND slot = mine;
     ELSIF NOT fresh THEN
         UPDATE semaphore_slot SET kind = -kind WHERE home = s.home AND slot = mine;
         s.processes := s.processes - 1;
@@ -352,8 +414,7 @@ BEGIN
                 ORDER BY slot LIMIT cardinality(new_ids)) e;
             UPDATE semaphore_slot e
             SET kind = new_kinds[i], id = new_ids[i], permits = new_permits[i], number = new_numbers[i],
-                since = at, until = CASE new_kinds[i] WHEN 1 THEN at + a_lease WHEN 4 THEN at + a_patience ELSE 0 END,
-                process = a_process, label = CASE new_kinds[i] WHEN 4 THEN a_channel ELSE a_label END
+                since = new_since[i], until = new_until[i], process = a_process, label = new_labels[i]
             FROM unnest(slots) WITH ORDINALITY AS u (slot, i)
             WHERE e.home = s.home AND e.slot = u.slot;
         END IF;
@@ -363,8 +424,7 @@ BEGIN
         more := cardinality(new_ids) - cardinality(slots);
         INSERT INTO semaphore_slot (home, slot, kind, id, permits, number, since, until, process, label)
         SELECT s.home, s.slots + i, new_kinds[j], new_ids[j], new_permits[j], new_numbers[j],
-               at, CASE new_kinds[j] WHEN 1 THEN at + a_lease WHEN 4 THEN at + a_patience ELSE 0 END,
-               a_process, CASE new_kinds[j] WHEN 4 THEN a_channel ELSE a_label END
+               new_since[j], new_until[j], a_process, new_labels[j]
         FROM generate_series(1, more) i, LATERAL (SELECT i + cardinality(slots)) AS u (j);
         s.slots := s.slots + more;
     END IF;
@@ -389,7 +449,7 @@ BEGIN
         s.slots := more;
     END IF;
 
-    UPDATE semaphore_state SET fence = s.fence, ticket = s.ticket, seen = at, permits = s.permits, used = s.used,
+    UPDATE semaphore_state SET fence = s.fence, ticket = s.ticket, seen = at, permits = s.permits, version = s.version, used = s.used,
         earliest = s.earliest, slots = s.slots, held = s.held, queued = s.queued, idle = s.idle, processes = s.processes
     WHERE home = s.home;
 
@@ -453,4 +513,17 @@ AS $$
     WHERE s.name = a_name
       AND e.until > greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, t.seen - 2000000)
     ORDER BY e.number;
+$$;
+
+-- Tells how a semaphore is used; changes nothing. There is no row if it is not known.
+CREATE FUNCTION semaphore_stats_1(a_name text)
+  RETURNS TABLE (permits bigint, version bigint, used bigint, waiting bigint) LANGUAGE sql STABLE
+  SET search_path FROM CURRENT
+AS $$
+    SELECT t.permits, t.version, (SELECT coalesce(sum(e.permits), 0)::bigint FROM semaphore_slot e
+            WHERE e.home = t.home AND e.kind = 1
+              AND e.until > greatest((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, t.seen - 2000000)), t.queued::bigint
+    FROM semaphore s
+    JOIN semaphore_state t ON t.home = s.id * 4294967296 + s.era
+    WHERE s.name = a_name;
 $$;

@@ -59,8 +59,8 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	}
 	switch flag(r.status) {
 	case yes:
-		l.Enabled = true
 	case no:
+		l.Disabled = true
 	default:
 		return reject(p.columns.Status, r.status, "0 or 1")
 	}
@@ -69,7 +69,7 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	if want == "" {
 		return l, nil
 	}
-	if !l.Enabled {
+	if l.Disabled {
 		return off, nil // what it would limit to does not matter
 	}
 	return reject(field, value, want)
@@ -79,8 +79,8 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte, want string) {
 	c := &p.columns
 	var ok bool
-	if l.Rate, ok = number(r.rate); !ok || l.Rate < 1e-9 || l.Rate > maxExact {
-		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53"
+	if l.Rate, ok = number(r.rate); !ok || l.Rate != 0 && l.Rate < 1e-9 || l.Rate > maxExact {
+		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53, or 0: nothing passes"
 	}
 	l.Cache = defaultCache
 	if r.cache != nil {
@@ -100,6 +100,12 @@ func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte,
 			return c.ColdFactor, r.cold, "a number above 1, at most 2^53, or NULL"
 		}
 	}
+	return p.shape(r, l)
+}
+
+// shape reads whether a row is a quota, and what it saves up. want is empty if all is well.
+func (p *parser) shape(r *raw, l *registry.Limit) (field string, value []byte, want string) {
+	c := &p.columns
 	switch f := flag(r.quota); {
 	case r.quota == nil:
 		l.Quota = p.quota
@@ -112,7 +118,7 @@ func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte,
 		l.Jitter = p.jitter
 		switch {
 		case l.Rate != math.Trunc(l.Rate) || l.Rate > maxQuota:
-			return c.Rate, r.rate, "a whole number of calls in any second, 1 to 2147483647: the row is a quota"
+			return c.Rate, r.rate, "a whole number of calls in any second, 0 to 2147483647: the row is a quota"
 		case l.Warmup > 0:
 			return c.WarmupMillis, r.warmup, "0 or NULL: the row is a quota"
 		}

@@ -57,6 +57,34 @@ func (o *options) schema() (string, error) {
 	return strings.NewReplacer(renamed...).Replace(string(text)), nil
 }
 
+// WholeRates tells whether the column of the rate holds whole numbers only: 2.5 would become 3, and 0.4 would become 0. SQLite keeps
+// fractions in any column.
+func (s *Source) WholeRates(ctx context.Context) (bool, error) {
+	if s.wholeRates == "" {
+		return false, nil
+	}
+	var columns int
+	if err := s.db.QueryRowContext(ctx, s.wholeRates).Scan(&columns); err != nil {
+		return false, s.failed(ctx, err)
+	}
+	return columns > 0, nil
+}
+
+// wholeRates is the query for that. Names were checked, and can be in quotes.
+func (o *options) wholeRates() string {
+	schema := "'" + o.table.schema + "'"
+	switch {
+	case o.dialect == SQLite:
+		return ""
+	case o.table.schema == "" && o.dialect == MySQL:
+		schema = "DATABASE()"
+	case o.table.schema == "":
+		schema = "ANY (current_schemas(false))"
+	}
+	return "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = " + schema + " AND table_name = '" + o.table.name +
+		"' AND column_name = '" + o.columns.Rate + "' AND numeric_scale = 0"
+}
+
 func (d Dialect) optionalType(field string) string {
 	flag, floating := "TINYINT(1)", "DOUBLE"
 	if d == PostgreSQL {

@@ -3,7 +3,8 @@
 //
 // A row is a bucket: its name, permits per second, the share of a second that a call may wait, and whether it is limited at
 // all. CreateTable makes the table, Schema shows it. One bad row never hides the others: it is rejected, with a
-// registry.RowError that names it, and what its bucket had before stays in force.
+// registry.RowError that names it; what its bucket had before stays in force, and without that its calls are refused
+// (registry.WithBadRows).
 //
 // # The time of the last modification
 //
@@ -38,7 +39,7 @@ type Columns struct {
 	ID string
 	// Name of the bucket, "interfaceUrl".
 	Name string
-	// Rate in permits per second, "rateLimit"; of a quota, whole calls in any second.
+	// Rate in permits per second, "rateLimit"; of a quota, whole calls in any second. 0: nothing passes.
 	Rate string
 	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99, "cache": 0.5 is half a second (see
 	// registry.Limit). NULL: 0.5.
@@ -167,12 +168,13 @@ func WithJitter(jitter time.Duration) Option {
 // Source is a registry.Source that is a table. There is nothing to close; the database is the caller's. It may be used by
 // many goroutines at once, which then take turns.
 type Source struct {
-	db      *sql.DB
-	query   string
-	parser  parser
-	table   string
-	columns string        // for messages
-	turn    chan struct{} // of the one query at a time
+	db         *sql.DB
+	query      string
+	wholeRates string
+	parser     parser
+	table      string
+	columns    string        // for messages
+	turn       chan struct{} // of the one query at a time
 }
 
 // New returns a source that reads the table through db. It does not ask the database anything yet.
@@ -184,7 +186,7 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{db: db, query: o.query(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
+	s := &Source{db: db, query: o.query(), wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
 	s.parser = parser{columns: o.columns, quota: o.quota, jitter: o.jitter}
 	var names []string
 	for _, f := range o.columns.fields() {

@@ -83,7 +83,7 @@ func TestBrokenOff(t *testing.T) {
 	f := &fakeDB{rows: [][]driver.Value{{"1", "a", "5", nil, "1"}, {int64(2), []byte("b"), 6.5, nil, int64(1)}}}
 	table, err := open(t, f).Load(context.Background())
 	require.NoError(t, err)
-	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Enabled: true, Rate: 5, Cache: 0.5}, {Name: "b", Row: "2", Enabled: true, Rate: 6.5, Cache: 0.5}},
+	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Rate: 5, Cache: 0.5}, {Name: "b", Row: "2", Rate: 6.5, Cache: 0.5}},
 		table.Limits, "whatever types the driver has")
 	f.err = errors.New("connection lost")
 	table, err = open(t, f).Load(context.Background())
@@ -242,8 +242,8 @@ func TestAnyRow(t *testing.T) {
 		loaded++
 		finite := func(f, from, to float64) bool { return f >= from && f <= to }
 		ok := len(l.Name) > 0 && len(l.Name) <= 512 && l.Version >= 0 && l.Version <= 1<<53
-		if l.Enabled {
-			ok = ok && finite(l.Rate, math.SmallestNonzeroFloat64, 1<<53) && finite(l.Cache, 0, 9.99) && l.Warmup >= 0 &&
+		if !l.Disabled {
+			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.Cache, 0, 9.99) && l.Warmup >= 0 &&
 				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.MaxPermits == nil || finite(*l.MaxPermits, 0, 1<<53)) &&
 				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0)
 		}

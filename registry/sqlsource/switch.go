@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
+	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -100,8 +102,8 @@ func CreateSwitchTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ..
 	return create(ctx, db, dialect, o.table, text)
 }
 
-// NewSwitch returns a switch for a whole fleet that is a row of a table with the columns name and enabled, 1 or 0. A missing
-// row means on; a missing table is an error, as anything else in the column, and the last value stays. Set writes the row.
+// NewSwitch returns a switch for a whole fleet that is a row of a table with the columns name and enabled, 1 or 0. If the table has
+// columns changedAt and changedBy, in any case, they are its origin; the created table keeps changedAt by itself. A missing row means on; a missing table is an error, as anything else in the column, and the last value stays. Set writes the row.
 // When flips are seen, and what happens while the database is away: see registry.PolledSwitch.
 func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.PolledSwitch, error) {
 	if db == nil {
@@ -114,13 +116,16 @@ func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.Pol
 	where := o.dialect.quoteTable(o.table)
 	name, enabled := o.dialect.quote("name"), o.dialect.quote("enabled")
 	// The whole table, which is a few rows: a parameter would cost some drivers two more round trips.
-	query := "SELECT " + o.dialect.name("name") + ", " + o.dialect.text("enabled") + " FROM " + where
+	query := "SELECT " + o.dialect.name("name") + ", " + o.dialect.text("enabled") + ", t.* FROM " + where + " AS t"
+	var origin atomic.Value // string
+	origin.Store("")
 	read := func(ctx context.Context) (bool, error) {
-		on, err := readSwitch(ctx, db, query, o.name)
+		row, err := readSwitch(ctx, db, query, o.name)
 		if err != nil {
-			err = fmt.Errorf("table %s, name %s (CreateSwitchTable makes the table): %w", where, o.name, err)
+			return false, fmt.Errorf("table %s, name %s (CreateSwitchTable makes the table): %w", where, o.name, err)
 		}
-		return on, err
+		origin.Store(row.origin())
+		return row.on, nil
 	}
 	upsert := "INSERT INTO " + where + " (" + name + ", " + enabled + ") VALUES "
 	switch o.dialect {
@@ -141,29 +146,77 @@ func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.Pol
 		}
 		return nil
 	}
-	return registry.NewPolledSwitch(read, append([]registry.SwitchOption{registry.WithSwitchWrite(write)}, o.polling...)...)
+	return registry.NewPolledSwitch(read, append([]registry.SwitchOption{
+		registry.WithSwitchWrite(write), registry.WithSwitchOrigin(func() string { return origin.Load().(string) }),
+	}, o.polling...)...)
 }
 
-func readSwitch(ctx context.Context, db *sql.DB, query, name string) (on bool, err error) {
+// switchRow is what a row of the table says.
+type switchRow struct {
+	on     bool
+	by, at string
+}
+
+func (r *switchRow) origin() string {
+	text := ""
+	if r.at != "" {
+		text = "at " + r.at
+	}
+	if r.by != "" {
+		text = strings.TrimSpace(text + " by " + r.by)
+	}
+	return text
+}
+
+func readSwitch(ctx context.Context, db *sql.DB, query, name string) (row switchRow, err error) {
 	rows, err := db.QueryContext(ctx, query)
 	if err != nil {
-		return false, err
+		return row, err
 	}
 	defer func() { err = errors.Join(err, rows.Close()) }()
-	on = true
+	columns, err := rows.Columns()
+	if err != nil {
+		return row, err
+	}
+	row.on = true
 	for rows.Next() {
 		var of, value sql.RawBytes
-		if err := rows.Scan(&of, &value); err != nil {
-			return false, err
+		cells, others := []any{&of, &value}, make([]any, len(columns)-2)
+		for i := range others {
+			cells = append(cells, &others[i])
+		}
+		if err := rows.Scan(cells...); err != nil {
+			return row, err
 		}
 		if string(of) != name {
 			continue
 		}
 		f := flag(value)
 		if f == neither {
-			return false, fmt.Errorf("enabled %s: want 0 or 1", shorten(value))
+			return row, fmt.Errorf("enabled %s: want 0 or 1", shorten(value))
 		}
-		on = f == yes
+		row.on = f == yes
+		for i, column := range columns[2:] {
+			switch strings.ToLower(column) {
+			case "changedby":
+				row.by = plain(others[i])
+			case "changedat":
+				row.at = plain(others[i])
+			}
+		}
 	}
-	return on, rows.Err()
+	return row, rows.Err()
+}
+
+// plain is a value for a message.
+func plain(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case time.Time:
+		return v.Format(time.RFC3339)
+	case []byte:
+		return strings.Trim(shorten(v), `"`)
+	}
+	return strings.Trim(shorten(fmt.Append(nil, v)), `"`)
 }

@@ -2,27 +2,34 @@
 --
 -- KEYS      all in one slot:
 --   state   hash: fence, the highest handed out; ticket, likewise; used, permits that are held; seen, the latest time;
---           lives, until when all keys do; permits, if SetPermits has been called; solo, only while queue, procs and idle are
---           empty: 'earliest process until told', of the first expiry in held (0: none), and of the one process that procs would
---           have (-: none)
+--           lives, until when all keys do; permits: '2 limit version', where 2 is the format of all of this, and a limit of 0 means
+--           that each request has the number of its own process; solo, only while queue, procs and idle are empty:
+--           'earliest process until told', of the first expiry in held (0: none), and of the one process that procs would have
+--           (-: none)
 --   held    sorted set: id -> when its lease expires
---   info    hash: id -> 'permits process label' of waiters, 'permits process fence since label' of holders
+--   info    hash: id -> 'permits process lease own label' of waiters, where own is the number of its process,
+--           'permits process fence since label' of holders
 --   queue   sorted set: id -> ticket, of who waits
---   procs   hash: process -> 'until told', of processes that wait
+--   procs   hash: process -> 'until told alive', of processes that wait: until when its waiters stay, grants that it was told,
+--           until when they may be admitted
 --   idle    hash: id -> process, of who waits until nobody holds anything
--- ARGV      process, label, lease, patience, permits, permits to set (0: none), deadline (0: none), channel prefix,
---           then counted lists: ids to leave; ids to renew; entries of id, permits, ticket, wait (0 or 1)
+-- ARGV      process, label, lease, patience, alive, permits, the limit and the version that the process knows of, permits to set
+--           (0: none; -1: each process its own), permits to add (0: none), deadline (0: none), channel prefix,
+--           then counted lists: ids to leave; ids to renew; entries of id, permits, ticket, wait (0 or 1), label (empty: the process')
 -- All times are microseconds of the server's clock (TIME, read once).
 -- returns   'late now', or
---           'now fresh permits earliest told', the standings of leave, those of renew, the answers to enter as
+--           'now fresh permits earliest told limit version unchanged', the standings of leave, those of renew, the answers to enter as
 --           'outcome fence ticket', and the grants as 'id outcome fence expires'
 
 local state, held, info, queue, procs, idle = unpack(KEYS)
 local process, label, lease, patience = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local permits, set, deadline, channel = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+local alive, permits, limit, version = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
+local set, add, deadline, channel = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
 local call, fmt = redis.call, string.format
 local REFUSED, QUEUED, GRANTED, TOO_MANY = 0, 1, 2, 3
 local GONE, WAITING, HOLDING = 0, 1, 2
+local DEAD, SILENT, ALIVE = 0, 1, 2
+local MOST = 2147483648
 local STANDSTILL, DAY = 2000000, 86400000000
 
 local t = call('TIME')
@@ -35,25 +42,27 @@ local function whole(text) -- nothing else is ours: tonumber would take nan, inf
   local n = not text and 0 or text:find('^%d+$') and tonumber(text)
   return n and n <= 9007199254740992 and n
 end
-local fence, ticket, used, seen, stored, lives = whole(s[1]), whole(s[2]), whole(s[3]), whole(s[4]), whole(s[5]), whole(s[6])
+local fence, ticket, used, seen, lives = whole(s[1]), whole(s[2]), whole(s[3]), whole(s[4]), whole(s[6])
+local limited, dated = (s[5] or not s[4] and '2 0 0' or ''):match('^2 (%d+) (%d+)$')
+local stored, newest = whole(limited or ''), whole(dated or '')
 local solo = s[7]
 local first, who, till, told = (solo or '0 - 0 0'):match('^(%d+) (%S+) (%d+) (%d+)$')
-if not (fence and ticket and used and seen and stored and lives and first) then return redis.error_reply('CORRUPT state') end
+if not (fence and ticket and used and seen and stored and newest and lives and first) then return redis.error_reply('CORRUPT state') end
 
 -- The acquire or release of a lone caller, when nobody waits: what follows below would decide the same with twice as many commands.
 -- Whatever is unusual is left to that, before anything is written.
-local enters = ARGV[9] == '0' and ARGV[10] == '0' and ARGV[11] == '1'
-local leaves = ARGV[9] == '1' and ARGV[11] == '0' and ARGV[12] == '0'
-if solo and (enters or leaves) and set == 0 and now >= seen and lives - now >= DAY then
+local enters = ARGV[13] == '0' and ARGV[14] == '0' and ARGV[15] == '1'
+local leaves = ARGV[13] == '1' and ARGV[15] == '0' and ARGV[16] == '0'
+if solo and (enters or leaves) and set == 0 and add == 0 and version <= newest and now >= seen and lives - now >= DAY then
   local earliest, total, at, answer = tonumber(first), stored == 0 and permits or stored, int(now), nil
   if (who == '-' or who == process) and (used == 0) == (earliest == 0) and (used == 0 or earliest > now) then
     if enters then
-      local id, n, ends = ARGV[12], tonumber(ARGV[13]), int(now + lease)
+      local id, n, ends = ARGV[16], tonumber(ARGV[17]), int(now + lease)
       if n > 0 and used + n <= total and (used == 0 or call('ZCARD', held) > 0) and
         call('ZADD', held, 'NX', ends, id) == 1 then
         fence = math.max(fence + 1, now)
         local number = int(fence)
-        call('HSET', info, id, fmt('%d %s %s %s %s', n, process, number, at, label))
+        call('HSET', info, id, fmt('%d %s %s %s %s', n, process, number, at, ARGV[20] ~= '' and ARGV[20] or label))
         if used == 0 then
           local left = int((lives - now) / 1000)
           call('PEXPIRE', held, left)
@@ -63,10 +72,10 @@ if solo and (enters or leaves) and set == 0 and now >= seen and lives - now >= D
         used, answer = used + n, '2 ' .. number .. ' 0' -- GRANTED
       end
     else
-      local text = call('HGET', info, ARGV[10])
+      local text = call('HGET', info, ARGV[14])
       local n = text and tonumber(text:match('^(%d+)'))
-      if n and call('ZREM', held, ARGV[10]) == 1 then
-        call('HDEL', info, ARGV[10])
+      if n and call('ZREM', held, ARGV[14]) == 1 then
+        call('HDEL', info, ARGV[14])
         used, answer = math.max(0, used - n), '2' -- HOLDING
         first = used > 0 and int(call('ZRANGE', held, 0, 0, 'WITHSCORES')[2] or now) or '0'
       end
@@ -75,7 +84,7 @@ if solo and (enters or leaves) and set == 0 and now >= seen and lives - now >= D
   if answer then
     solo = patience > 0 and fmt('%s %s %s %s', first, process, int(now + patience), told) or first .. ' - 0 0'
     call('HSET', state, 'fence', int(fence), 'used', int(used), 'seen', at, 'solo', solo)
-    return {fmt('%s %d %s %s %s', at, who == process and 0 or 1, int(total), first, told), answer}
+    return {fmt('%s %d %s %s %s %s 0', at, who == process and 0 or 1, int(total), first, told, s[5]:sub(3)), answer}
   end
 end
 
@@ -83,7 +92,7 @@ local new = {} -- keys that may have been made by this call
 if solo then
   call('HDEL', state, 'solo')
   if who ~= '-' then
-    call('HSET', procs, who, till .. ' ' .. told)
+    call('HSET', procs, who, till .. ' ' .. told .. ' ' .. till)
     new[procs] = true
   end
 end
@@ -95,24 +104,39 @@ if seen - now > STANDSTILL then
   for i = 1, #all, 2 do call('ZADD', held, int(all[i + 1] - back), all[i]) end
   local waiting = call('HGETALL', procs)
   for i = 1, #waiting, 2 do
-    local till, count = waiting[i + 1]:match('^(%d+) (%d+)$')
-    call('HSET', procs, waiting[i], int(till - back) .. ' ' .. count)
+    local till, count, awake = waiting[i + 1]:match('^(%d+) (%d+) (%d+)$')
+    call('HSET', procs, waiting[i], fmt('%s %s %s', int(till - back), count, int(awake - back)))
   end
 elseif now < seen then
   now = seen
 end
 
-if set > 0 then call('HSET', state, 'permits', int(set)) end
-local total = set > 0 and set or stored
-if total == 0 then total = permits end
+-- The newest limit is in force.
+local changed, unchanged = version > newest, 0
+if changed then stored, newest = limit, version end
+if set ~= 0 or add ~= 0 then
+  local n = set == 0 and (stored > 0 and stored or permits) + add or math.max(0, set)
+  if set == 0 and (n < 1 or n > MOST) then
+    unchanged = 1
+  else
+    stored, newest, changed = n, newest + 1, true
+  end
+end
+if changed or not s[5] then call('HSET', state, 'permits', fmt('2 %s %s', int(stored), int(newest))) end
+local total = stored > 0 and stored or permits
 
 local messages = {} -- sent when all is written: should they be refused, what was decided holds all the same
 
-local function about(id) -- permits, process, label of a waiter
+local function size(id) -- permits of a waiter or a holder
+  local text = call('HGET', info, id)
+  return text and tonumber(text:match('^%d+'))
+end
+
+local function about(id) -- of a waiter: permits, process, lease, the number that there are, label
   local text = call('HGET', info, id)
   if not text then return end
-  local n, owner, rest = text:match('^(%d+) (%S+) ?(.*)$')
-  return tonumber(n), owner, rest
+  local n, owner, lasts, own, rest = text:match('^(%d+) (%S+) (%d+) (%d+) ?(.*)$')
+  return tonumber(n), owner, tonumber(lasts), stored > 0 and stored or tonumber(own), rest
 end
 
 local function finish(id, n) -- a holder
@@ -124,14 +148,14 @@ end
 -- Redis may have evicted one of the keys: then what is held is counted anew.
 if (used == 0) ~= (call('ZCARD', held) == 0) then
   used = 0
-  for _, id in ipairs(call('ZRANGE', held, 0, -1)) do used = used + (about(id) or 1) end
+  for _, id in ipairs(call('ZRANGE', held, 0, -1)) do used = used + (size(id) or 1) end
 end
 
 -- Leases that have expired.
 local expired = call('ZRANGEBYSCORE', held, '-inf', int(now))
-for _, id in ipairs(expired) do finish(id, about(id) or 0) end
+for _, id in ipairs(expired) do finish(id, size(id) or 0) end
 
-local at = 8
+local at = 12
 local function arg()
   at = at + 1
   return ARGV[at]
@@ -140,7 +164,7 @@ end
 local left, renewed, entered, grants = {}, {}, {}, {}
 for i = 1, tonumber(arg()) do
   local id, standing = arg(), GONE
-  local n = about(id)
+  local n = size(id)
   if n then
     if call('ZSCORE', held, id) then
       finish(id, n)
@@ -168,16 +192,16 @@ local fresh = 0
 told = 0
 local known = call('HGET', procs, process)
 if known then told = tonumber(known:match('^%d+ (%d+)')) else fresh = 1 end
-local alive = {}
-local function listens(owner)
-  if owner == process then return patience > 0 end
-  if alive[owner] == nil then
+local condition = {}
+local function heard(owner)
+  if owner == process then return patience > 0 and ALIVE or DEAD end
+  if not condition[owner] then
     local text = call('HGET', procs, owner)
-    local till = text and tonumber(text:match('^(%d+)')) or 0
-    alive[owner] = till >= now
-    if text and till < now then call('HDEL', procs, owner) end
+    local till, awake = (text or '0 0 0'):match('^(%d+) %d+ (%d+)$')
+    condition[owner] = tonumber(till) < now and DEAD or tonumber(awake) < now and SILENT or ALIVE
+    if text and condition[owner] == DEAD then call('HDEL', procs, owner) end
   end
-  return alive[owner]
+  return condition[owner]
 end
 
 local function tell(id, owner, outcome, number, expires)
@@ -186,36 +210,48 @@ local function tell(id, owner, outcome, number, expires)
     grants[#grants + 1] = text
     return
   end
-  local till, count = call('HGET', procs, owner):match('^(%d+) (%d+)$')
-  call('HSET', procs, owner, till .. ' ' .. int(count + 1))
+  local till, count, awake = call('HGET', procs, owner):match('^(%d+) (%d+) (%d+)$')
+  call('HSET', procs, owner, fmt('%s %s %s', till, int(count + 1), awake))
   messages[#messages + 1] = {channel .. owner, text}
 end
 
-local function grant(id, n, owner, whose)
+local function grant(id, n, owner, lasts, whose)
   fence = math.max(fence + 1, now)
   if used == 0 then new[held], new[info] = true, true end
   used = used + n
-  call('ZADD', held, int(now + lease), id)
+  call('ZADD', held, int(now + lasts), id)
   call('HSET', info, id, fmt('%d %s %s %s %s', n, owner, int(fence), int(now), whose))
   return fence
 end
+
+local function drop(id)
+  call('ZREM', queue, id)
+  call('HDEL', info, id)
+end
+
+-- After the limit has changed: who can never be admitted is told.
+local function dismiss()
+  for _, id in ipairs(call('ZRANGE', queue, 0, -1)) do
+    local n, owner, _, there = about(id)
+    if n and n > there then
+      drop(id)
+      if heard(owner) ~= DEAD then tell(id, owner, TOO_MANY, 0, 0) end
+    end
+  end
+end
+if changed then dismiss() end
 
 -- Who waits for longest comes first, and nobody passes: who wants many is not starved.
 local function admit()
   while true do
     local id = call('ZRANGE', queue, 0, 0)[1]
     if not id then break end
-    local n, owner, whose = about(id)
-    if not n or not listens(owner) then
+    local n, owner, lasts, there, whose = about(id)
+    if not n or heard(owner) == DEAD then
+      drop(id)
+    elseif used + n <= there and heard(owner) == ALIVE then
       call('ZREM', queue, id)
-      call('HDEL', info, id)
-    elseif n > total then
-      call('ZREM', queue, id)
-      call('HDEL', info, id)
-      tell(id, owner, TOO_MANY, 0, 0)
-    elseif used + n <= total then
-      call('ZREM', queue, id)
-      tell(id, owner, GRANTED, grant(id, n, owner, whose), now + lease)
+      tell(id, owner, GRANTED, grant(id, n, owner, lasts, whose), now + lasts)
     else
       break
     end
@@ -223,15 +259,17 @@ local function admit()
   if used == 0 then
     local all = call('HGETALL', idle)
     for i = 1, #all, 2 do
-      if listens(all[i + 1]) then tell(all[i], all[i + 1], GRANTED, 0, 0) end
+      if heard(all[i + 1]) ~= DEAD then tell(all[i], all[i + 1], GRANTED, 0, 0) end
     end
     if #all > 0 then call('DEL', idle) end
   end
 end
 admit()
 
+local mine = fmt(' %s %s %s ', process, int(lease), int(permits))
 for i = 1, tonumber(arg()) do
-  local id, n, old, wait = arg(), tonumber(arg()), tonumber(arg()), arg() == '1'
+  local id, n, old, wait, whose = arg(), tonumber(arg()), tonumber(arg()), arg() == '1', arg()
+  if whose == '' then whose = label end
   local outcome, number, place = REFUSED, 0, 0
   local score = n > 0 and call('ZSCORE', held, id)
   if score then -- granted before; its answer was lost
@@ -252,7 +290,7 @@ for i = 1, tonumber(arg()) do
     if waits then
       outcome, place = QUEUED, tonumber(waits)
     elseif used + n <= total and (call('ZCARD', queue) == 0 or old > 0 and old < tonumber(call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2])) then
-      outcome, number = GRANTED, grant(id, n, process, label)
+      outcome, number = GRANTED, grant(id, n, process, lease, whose)
     elseif wait then
       place = old
       if place == 0 then
@@ -262,7 +300,7 @@ for i = 1, tonumber(arg()) do
       ticket = math.max(ticket, place)
       if call('ZCARD', queue) == 0 then new[queue], new[info] = true, true end
       call('ZADD', queue, int(place), id)
-      call('HSET', info, id, fmt('%d %s %s', n, process, label))
+      call('HSET', info, id, fmt('%d', n) .. mine .. whose)
       outcome = QUEUED
     end
   end
@@ -270,7 +308,7 @@ for i = 1, tonumber(arg()) do
 end
 
 if patience > 0 then
-  call('HSET', procs, process, int(now + patience) .. ' ' .. int(told))
+  call('HSET', procs, process, fmt('%s %s %s', int(now + patience), int(told), int(now + alive)))
   new[procs] = true
 elseif known then
   call('HDEL', procs, process)
@@ -287,7 +325,8 @@ local next_ = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 if patience == 0 and call('ZCARD', queue) == 0 and call('HLEN', procs) == 0 and call('HLEN', idle) == 0 then
   call('HSET', state, 'solo', (next_ and int(next_) or '0') .. ' - 0 0')
 end
-local reply = {fmt('%s %d %s %s %s', int(now), fresh, int(total), next_ and int(next_) or '0', int(told))}
+local reply = {fmt('%s %d %s %s %s %s %s %d', int(now), fresh, int(total), next_ and int(next_) or '0', int(told),
+  int(stored), int(newest), unchanged)}
 for _, list in ipairs({left, renewed, entered, grants}) do
   for _, x in ipairs(list) do reply[#reply + 1] = tostring(x) end
 end

@@ -46,6 +46,11 @@ func Backend(t *testing.T, open func(t *testing.T) Place) {
 		"keeps its place":          keepsItsPlace,
 		"too many":                 tooManyWanted,
 		"permits of the fleet":     permitsOfTheFleet,
+		"own numbers":              ownNumbers,
+		"limits":                   limits,
+		"each its lease":           eachItsLease,
+		"silent waiters":           silentWaiters,
+		"stats":                    tellsStats,
 		"waits until nobody holds": untilNobodyHolds,
 		"late changes nothing":     lateChangesNothing,
 		"any id":                   anyID,
@@ -157,7 +162,7 @@ func (m *member) hears(n int) []semaphore.Grant {
 	}
 }
 
-// apply fills in what a batch leaves open: three permits, and time enough.
+// apply fills in what a batch leaves open: three permits, and time enough. Who is waited for counts as alive as long.
 func (m *member) apply(b semaphore.Batch) (*semaphore.Report, error) {
 	b.Process, b.Label = m.name, "label of "+m.name
 	if b.Permits == 0 {
@@ -165,6 +170,9 @@ func (m *member) apply(b semaphore.Batch) (*semaphore.Report, error) {
 	}
 	if b.LeaseMicros == 0 {
 		b.LeaseMicros = lease.Microseconds()
+	}
+	if b.AliveMicros == 0 {
+		b.AliveMicros = b.PatienceMicros
 	}
 	ctx, cancel := context.WithTimeout(background, 30*time.Second)
 	defer cancel()
@@ -196,6 +204,12 @@ func (m *member) enter(id string, permits int, patient bool) semaphore.Answer {
 func (m *member) leave(ids ...string) *semaphore.Report {
 	m.f.Helper()
 	return m.do(semaphore.Batch{Leave: ids, PatienceMicros: patience.Microseconds()})
+}
+
+// ends ends an id, by a process that is configured with so many permits.
+func (m *member) ends(id string, permits int) semaphore.Standing {
+	m.f.Helper()
+	return m.do(semaphore.Batch{Permits: permits, PatienceMicros: patience.Microseconds(), Leave: []string{id}}).Left[0]
 }
 
 // is checks an outcome, and that the numbers are there that belong to it, and no others.
@@ -426,6 +440,130 @@ func tooManyWanted(f *fleet) {
 	require.Equal(f, []semaphore.Grant{{ID: "b1", Outcome: semaphore.TooMany}}, b.hears(1))
 	require.EqualValues(f, 1, b.leave().Told)
 	require.Equal(f, semaphore.Waiting, a.leave("b2").Left[0], "who wants less waits on")
+	// Also behind one who waits on.
+	is(f.T, semaphore.Queued, b.enter("b3", 1, true))
+	is(f.T, semaphore.Queued, b.enter("b4", 2, true))
+	is(f.T, semaphore.Queued, a.enter("a4", 2, true))
+	r = a.do(semaphore.Batch{PatienceMicros: patience.Microseconds(), SetPermits: 1})
+	require.Equal(f, []semaphore.Grant{{ID: "a4", Outcome: semaphore.TooMany}}, r.Grants)
+	require.Equal(f, semaphore.Grant{ID: "b4", Outcome: semaphore.TooMany}, b.hears(2)[1])
+	require.Equal(f, semaphore.Waiting, a.leave("b3").Left[0])
+}
+
+// ownNumbers: as long as nobody has set a limit each process has its own, whoever admits.
+func ownNumbers(f *fleet) {
+	five, two := f.listener("five"), f.listener("two")
+	patient := func(permits int, enter ...semaphore.Entry) semaphore.Batch {
+		return semaphore.Batch{Permits: permits, PatienceMicros: patience.Microseconds(), Enter: enter}
+	}
+	is(f.T, semaphore.Granted, five.do(patient(5, semaphore.Entry{ID: "f1", Permits: 3})).Entered[0])
+	is(f.T, semaphore.Queued, five.do(patient(5, semaphore.Entry{ID: "f2", Permits: 4, Wait: true})).Entered[0])
+	r := two.do(patient(2, semaphore.Entry{ID: "t1", Permits: 1}))
+	is(f.T, semaphore.Refused, r.Entered[0])
+	require.Equal(f, 2, r.Permits)
+	require.Equal(f, semaphore.Waiting, five.ends("f2", 5), "it was not dismissed")
+	is(f.T, semaphore.Queued, two.do(patient(2, semaphore.Entry{ID: "t2", Permits: 1, Wait: true})).Entered[0])
+	require.Empty(f, five.do(patient(5)).Grants)
+	require.Equal(f, semaphore.Waiting, two.ends("t2", 2), "3 of 2 are held, whoever asks")
+}
+
+// limits: the newest is in force, for all.
+func limits(f *fleet) {
+	a, b, c := f.listener("a"), f.listener("b"), f.listener("c")
+	of := func(permits int, version int64) semaphore.Limit {
+		return semaphore.Limit{Permits: permits, Version: version}
+	}
+	r := a.do(semaphore.Batch{Permits: 5, Limit: of(5, 3)})
+	require.Equal(f, of(5, 3), r.Limit)
+	require.Equal(f, 5, r.Permits)
+	r = b.do(semaphore.Batch{Permits: 2, Limit: of(2, 2)})
+	require.Equal(f, of(5, 3), r.Limit, "older")
+	require.Equal(f, 5, r.Permits)
+	require.Equal(f, of(5, 3), c.do(semaphore.Batch{Permits: 9}).Limit)
+	require.Equal(f, of(5, 3), b.do(semaphore.Batch{Permits: 2, Limit: of(2, 3)}).Limit, "the first of equals stays")
+	is(f.T, semaphore.Granted, c.do(semaphore.Batch{Permits: 1, Enter: []semaphore.Entry{{ID: "c1", Permits: 4}}}).Entered[0])
+	is(f.T, semaphore.Queued, c.do(semaphore.Batch{PatienceMicros: patience.Microseconds(), Permits: 1,
+		Enter: []semaphore.Entry{{ID: "c2", Permits: 4, Wait: true}}}).Entered[0])
+	// A newer one counts at once.
+	require.Equal(f, of(3, 4), b.do(semaphore.Batch{Permits: 3, Limit: of(3, 4)}).Limit)
+	require.Equal(f, []semaphore.Grant{{ID: "c2", Outcome: semaphore.TooMany}}, c.hears(1))
+	// To set it is the next version.
+	require.Equal(f, of(7, 5), b.do(semaphore.Batch{Permits: 3, Limit: of(3, 4), SetPermits: 7}).Limit)
+	require.Equal(f, of(5, 6), b.do(semaphore.Batch{Permits: 3, AddPermits: -2}).Limit)
+	r = b.do(semaphore.Batch{Permits: 3, AddPermits: -5})
+	require.True(f, r.Unchanged)
+	require.Equal(f, of(5, 6), r.Limit)
+	require.True(f, b.do(semaphore.Batch{Permits: 3, AddPermits: 1 << 31}).Unchanged)
+	// Until the configurations count again.
+	r = b.do(semaphore.Batch{Permits: 3, SetPermits: semaphore.OwnPermits})
+	require.Equal(f, of(0, 7), r.Limit)
+	require.Equal(f, 3, r.Permits)
+	require.Equal(f, 1, c.do(semaphore.Batch{Permits: 1}).Permits)
+	r = b.do(semaphore.Batch{Permits: 3, AddPermits: 1})
+	require.Equal(f, of(4, 8), r.Limit, "from its own")
+	require.False(f, r.Unchanged)
+	require.Equal(f, of(6, 100), b.do(semaphore.Batch{Permits: 3, Limit: of(5, 99), AddPermits: 1}).Limit)
+}
+
+// eachItsLease: who waits is admitted for as long as its own process wants, whoever admits it.
+func eachItsLease(f *fleet) {
+	a, b := f.listener("a"), f.listener("b")
+	is(f.T, semaphore.Granted, a.enter("a1", 3, false))
+	short := 5 * time.Second
+	b.do(semaphore.Batch{LeaseMicros: short.Microseconds(), PatienceMicros: patience.Microseconds(),
+		Enter: []semaphore.Entry{{ID: "b1", Permits: 3, Wait: true}}})
+	r := a.leave("a1")
+	require.Equal(f, r.Now+short.Microseconds(), b.hears(1)[0].Expires)
+	require.Equal(f, r.Now+short.Microseconds(), r.Earliest)
+}
+
+// silentWaiters: who was not heard of lately is not admitted, and nobody in its place either until it is dropped.
+func silentWaiters(f *fleet) {
+	a, b, c := f.listener("a"), f.listener("b"), f.listener("c")
+	is(f.T, semaphore.Granted, a.enter("a1", 3, false))
+	wait := func(m *member, id string) *semaphore.Report {
+		return m.do(semaphore.Batch{PatienceMicros: patience.Microseconds(), AliveMicros: 1000,
+			Enter: []semaphore.Entry{{ID: id, Permits: 2, Wait: true}}})
+	}
+	is(f.T, semaphore.Queued, wait(b, "b1").Entered[0])
+	is(f.T, semaphore.Queued, wait(c, "c1").Entered[0])
+	f.pass(5 * time.Millisecond)
+	require.Equal(f, semaphore.Holding, a.leave("a1").Left[0])
+	is(f.T, semaphore.Refused, a.enter("a2", 1, false)) // it would pass
+	require.Empty(f, c.do(semaphore.Batch{PatienceMicros: patience.Microseconds()}).Grants, "b is before it")
+	r := b.do(semaphore.Batch{PatienceMicros: patience.Microseconds()})
+	require.Len(f, r.Grants, 1, "it was heard of")
+	require.Equal(f, "b1", r.Grants[0].ID)
+	// One who is not heard of any more blocks the others for its patience, and no lease.
+	b.leave("b1")
+	require.Equal(f, "c1", c.hears(1)[0].ID)
+	b.do(semaphore.Batch{PatienceMicros: 1e6, AliveMicros: 500, Enter: []semaphore.Entry{{ID: "b2", Permits: 3, Wait: true}}})
+	is(f.T, semaphore.Queued, a.enter("a3", 1, true))
+	f.pass(time.Second)
+	r = a.leave("c1")
+	require.Len(f, r.Grants, 1)
+	require.Equal(f, "a3", r.Grants[0].ID)
+}
+
+func tellsStats(f *fleet) {
+	a, b := f.member("a"), f.member("b")
+	stats := func() semaphore.Stats {
+		ctx, cancel := context.WithTimeout(background, 30*time.Second)
+		defer cancel()
+		s, err := b.backend.Stats(ctx)
+		require.NoError(f, err)
+		return s
+	}
+	require.Zero(f, stats())
+	is(f.T, semaphore.Granted, a.enter("a1", 2, false))
+	require.Equal(f, semaphore.Stats{Used: 2}, stats())
+	is(f.T, semaphore.Queued, b.enter("b1", 2, true))
+	require.Equal(f, semaphore.Queued, b.enter("b2", 0, true).Outcome)
+	require.Equal(f, semaphore.Stats{Used: 2, Waiting: 1}, stats())
+	a.do(semaphore.Batch{SetPermits: 7})
+	require.Equal(f, semaphore.Stats{Permits: 7, Version: 1, Used: 4}, stats())
+	f.pass(lease)
+	require.Equal(f, semaphore.Stats{Permits: 7, Version: 1}, stats(), "nobody has come since the leases have ended")
 }
 
 func permitsOfTheFleet(f *fleet) {
@@ -522,6 +660,11 @@ func listsHolders(f *fleet) {
 	require.Equal(f, "label of b", got[1].Label)
 	f.pass(lease)
 	require.Empty(f, list())
+	a.do(semaphore.Batch{Enter: []semaphore.Entry{{ID: "x", Permits: 1, Label: "its own"}}})
+	b.do(semaphore.Batch{PatienceMicros: patience.Microseconds(), Enter: []semaphore.Entry{{ID: "b2", Permits: 3, Wait: true, Label: "and its own"}}})
+	require.Equal(f, "its own", list()[0].Label)
+	a.leave("x")
+	require.Equal(f, "and its own", list()[0].Label)
 }
 
 func clockGoesBack(f *fleet) {
@@ -557,6 +700,8 @@ func contextDone(f *fleet) {
 	_, err := b.Apply(ctx, &semaphore.Batch{Process: "a", LeaseMicros: 1e6, Permits: 1})
 	require.ErrorIs(f, err, context.Canceled)
 	_, err = b.Holders(ctx)
+	require.ErrorIs(f, err, context.Canceled)
+	_, err = b.Stats(ctx)
 	require.ErrorIs(f, err, context.Canceled)
 	require.ErrorIs(f, b.Listen(ctx, "a", func() {}, func(semaphore.Grant) {}), context.Canceled)
 }

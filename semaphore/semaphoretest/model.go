@@ -69,7 +69,8 @@ func (g *sequence) step() {
 		Process: m.name, Label: "label", Permits: rapid.SampledFrom([]int{3, 3, 2}).Draw(g.T, "permits"),
 		LeaseMicros:    rapid.SampledFrom([]int64{1000, 10e6, 20e6}).Draw(g.T, "lease"),
 		PatienceMicros: rapid.SampledFrom([]int64{0, 1000, 5e6, 10e6, 10e6, 10e6}).Draw(g.T, "patience"),
-		SetPermits:     rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4}).Draw(g.T, "set"),
+		SetPermits:     rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, -1}).Draw(g.T, "set"),
+		AliveMicros:    rapid.SampledFrom([]int64{1000, 10e6, 10e6, 10e6}).Draw(g.T, "alive"),
 		Deadline:       rapid.SampledFrom([]int64{0, 0, 0, 0, 0, 1, 1 << 60}).Draw(g.T, "deadline"),
 	}
 	switch {
@@ -87,6 +88,11 @@ func (g *sequence) step() {
 	}
 	if lone && rapid.IntRange(0, 4).Draw(g.T, "sets") != 0 {
 		b.SetPermits = 0
+	} else if b.SetPermits == 0 {
+		b.AddPermits = rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 1, -1}).Draw(g.T, "add")
+	}
+	if rapid.IntRange(0, 4).Draw(g.T, "knows a limit") == 0 {
+		b.Limit = semaphore.Limit{Permits: rapid.SampledFrom([]int{0, 2, 3}).Draw(g.T, "limit"), Version: rapid.Int64Range(1, 9).Draw(g.T, "version")}
 	}
 	ctx, cancel := context.WithTimeout(background, 30*time.Second)
 	defer cancel()
@@ -120,7 +126,8 @@ func (g *sequence) step() {
 	slices.SortFunc(got.Grants, byFence) // those who waited for nobody to hold come in any order
 	slices.SortFunc(want.Grants, byFence)
 	if got, want := fmt.Sprintf("%+v", *got), fmt.Sprintf("%+v", *want); got != want {
-		g.Fatalf("batch %+v: report\n%s, want\n%s", *b, got, want)
+		holders, err := m.backend.Holders(ctx)
+		g.Fatalf("batch %+v: report\n%s, want\n%s\nholders %+v (%v), want\n%+v", *b, got, want, holders, err, g.model.Holders(g.model.Seen))
 	}
 }
 
@@ -164,6 +171,7 @@ func (g *sequence) entry(from int) semaphore.Entry {
 	}
 	e := semaphore.Entry{
 		ID: fmt.Sprintf("%d-%d", from, len(g.ids)), Permits: rapid.SampledFrom([]int{0, 1, 1, 1, 2, 2, 3, 4}).Draw(g.T, "permits"), Wait: wait,
+		Label: rapid.SampledFrom([]string{"", "its own"}).Draw(g.T, "label"),
 	}
 	g.ids[e.ID], g.owner[e.ID] = e, from
 	return e

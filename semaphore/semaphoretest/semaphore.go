@@ -23,7 +23,7 @@ type Open func(t *testing.T, permits int, opts ...semaphore.Option) (process fun
 func Semaphore(t *testing.T, open Open) {
 	for name, test := range map[string]func(*testing.T, Open){
 		"holds at most so many": holdsAtMost, "try": try, "first come first served": firstCome, "many are not starved": manyAtOnce,
-		"giving up": givingUp, "release": release, "context": contexts, "do": do, "set permits": setPermits, "holders": holders,
+		"giving up": givingUp, "release": release, "context": contexts, "do": do, "set permits": setPermits, "add permits": addPermits, "stats": stats, "holders": holders,
 		"group": group, "crowd": crowd, "bad input": badInput, "under load": underLoad,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, open) })
@@ -53,10 +53,10 @@ func free(t *testing.T, s *semaphore.Semaphore, most int) (n int) {
 	var all []*semaphore.Permit
 	for range most {
 		p, err := s.TryAcquire(bounded(t), 1, 0)
-		require.NoError(t, err)
-		if p == nil {
+		if errors.Is(err, semaphore.ErrRefused) {
 			break
 		}
+		require.NoError(t, err)
 		all = append(all, p)
 	}
 	for _, p := range all {
@@ -114,7 +114,7 @@ func holdsAtMost(t *testing.T, open Open) {
 	require.Greater(t, q.Fence(), p.Fence())
 	for _, s := range []*semaphore.Semaphore{a, b} {
 		none, err := s.TryAcquire(background, 1, 0)
-		require.NoError(t, err)
+		require.ErrorIs(t, err, semaphore.ErrRefused)
 		require.Nil(t, none)
 	}
 	require.NoError(t, p.Release(background))
@@ -130,7 +130,7 @@ func try(t *testing.T, open Open) {
 	for _, timeout := range []time.Duration{math.MinInt64, -1, 0, time.Millisecond, 60 * time.Millisecond} {
 		began := time.Now()
 		none, err := b.TryAcquire(background, 1, timeout)
-		require.NoError(t, err)
+		require.ErrorIs(t, err, semaphore.ErrRefused)
 		require.Nil(t, none)
 		require.GreaterOrEqual(t, time.Since(began), timeout)
 	}
@@ -319,6 +319,56 @@ func setPermits(t *testing.T, open Open) {
 	require.Equal(t, 0, free(t, a, 1), "three are held of two")
 	require.NoError(t, p.Release(background))
 	require.Equal(t, 2, free(t, a, 9))
+
+	// Also behind one who waits on.
+	require.NoError(t, a.SetPermits(background, 5))
+	p = acquire(t, b, 3)
+	fits := queued(t, a, bounded(t), passing(a, 3, func() {}))
+	never := queued(t, b, bounded(t), passing(b, 4, func() {}))
+	require.NoError(t, a.SetPermits(background, 3))
+	require.ErrorIs(t, <-never, semaphore.ErrTooMany)
+	require.Empty(t, fits)
+	require.NoError(t, p.Release(background))
+	require.NoError(t, <-fits)
+}
+
+func addPermits(t *testing.T, open Open) {
+	process := open(t, 2)
+	a, b := process(), process()
+	require.NoError(t, a.AddPermits(background, 3))
+	require.NoError(t, b.AddPermits(background, -1))
+	require.NoError(t, b.AddPermits(background, 0))
+	require.Equal(t, 4, free(t, a, 9))
+	for _, n := range []int{-4, math.MinInt, 1 << 31, math.MaxInt} {
+		require.ErrorIs(t, a.AddPermits(background, n), semaphore.ErrInvalid, n)
+	}
+	require.Equal(t, 4, free(t, b, 9))
+	require.NoError(t, a.ResetPermits(background))
+	require.Equal(t, 2, free(t, b, 9))
+	require.NoError(t, a.AddPermits(background, 1))
+	require.Equal(t, 3, free(t, b, 9))
+}
+
+func stats(t *testing.T, open Open) {
+	process := open(t, 5)
+	a, b := process(), process()
+	is := func(permits, used, waiting int) {
+		t.Helper()
+		s, err := b.Stats(bounded(t))
+		require.NoError(t, err)
+		s.Version = 0
+		require.Equal(t, semaphore.Stats{Permits: permits, Used: used, Waiting: waiting}, s)
+	}
+	is(5, 0, 0)
+	p := acquire(t, a, 3)
+	is(5, 3, 0)
+	waits := queued(t, a, bounded(t), passing(a, 5, func() {}))
+	is(5, 3, 1)
+	require.NoError(t, a.SetPermits(background, 6))
+	is(6, 3, 1)
+	require.NoError(t, p.Release(background))
+	require.NoError(t, <-waits)
+	is(6, 0, 0)
 }
 
 func holders(t *testing.T, open Open) {
@@ -348,6 +398,20 @@ func holders(t *testing.T, open Open) {
 	require.NoError(t, err)
 	require.Len(t, all, 1)
 	require.NoError(t, q.Release(background))
+	p = acquire(t, a.Labelled("import é 8"), 5)
+	all, err = a.Holders(background)
+	require.NoError(t, err)
+	require.Equal(t, "import é 8", all[0].Label)
+	ended := make(chan error)
+	go func() {
+		ended <- passing(b.Labelled("waits"), 5, func() { all, err = a.Holders(background) })(bounded(t))
+	}()
+	require.NoError(t, p.Release(background))
+	require.NoError(t, <-ended)
+	require.NoError(t, err)
+	require.Equal(t, "waits", all[0].Label)
+	_, err = a.Labelled(strings.Repeat("l", 201)).Acquire(background, 1)
+	require.ErrorIs(t, err, semaphore.ErrInvalid)
 }
 
 func group(t *testing.T, open Open) {
@@ -363,12 +427,12 @@ func group(t *testing.T, open Open) {
 	short, cancel := context.WithTimeout(background, 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, here.Wait(short), context.DeadlineExceeded)
-	require.NoError(t, there.Done(bounded(t), first), "another process'")
-	require.ErrorIs(t, here.Done(bounded(t), first), semaphore.ErrNotHeld)
+	require.NoError(t, there.Done(bounded(t), first.ID()), "another process'")
+	require.ErrorIs(t, here.Done(bounded(t), first.ID()), semaphore.ErrNotHeld)
 	for _, ended := range idle {
 		require.Empty(t, ended)
 	}
-	require.NoError(t, there.Done(bounded(t), second))
+	require.NoError(t, there.Done(bounded(t), second.ID()))
 	for _, ended := range idle {
 		require.NoError(t, <-ended)
 	}
@@ -376,12 +440,12 @@ func group(t *testing.T, open Open) {
 	other := semaphore.NewGroup(open(t, 1)())
 	foreign, err := other.Add(bounded(t))
 	require.NoError(t, err)
-	require.ErrorIs(t, here.Done(bounded(t), foreign), semaphore.ErrNotHeld, "a permit of another semaphore")
+	require.ErrorIs(t, here.Done(bounded(t), foreign.ID()), semaphore.ErrNotHeld, "a permit of another semaphore")
 	for _, id := range []string{"", "no such", "a b", "\x00", strings.Repeat("x", 600)} {
 		err := here.Done(bounded(t), id)
 		require.True(t, errors.Is(err, semaphore.ErrNotHeld) || errors.Is(err, semaphore.ErrInvalid), "%q: %v", id, err)
 	}
-	require.NoError(t, other.Done(bounded(t), foreign))
+	require.NoError(t, other.Done(bounded(t), foreign.ID()))
 }
 
 func badInput(t *testing.T, open Open) {
@@ -417,12 +481,12 @@ func underLoad(t *testing.T, open Open) {
 				for round := range 25 {
 					n := 1 + (i+k+round)%permits
 					p, err := s.TryAcquire(bounded(t), n, time.Duration(1+(k*round)%40)*time.Millisecond*10)
+					if errors.Is(err, semaphore.ErrRefused) {
+						continue
+					}
 					if err != nil {
 						t.Error(err)
 						return
-					}
-					if p == nil {
-						continue
 					}
 					most.Store(max(most.Load(), working.Add(int64(n))))
 					time.Sleep(100 * time.Microsecond)

@@ -1,21 +1,25 @@
--- Counts what was admitted, decides what is asked for, and tells the whole window. It is tally of tally.go in Lua: change
+-- Counts what was admitted, decides what is asked for, and tells the whole window. It is counts of counts.go in Lua: change
 -- both or none; TestDifferential compares them. All numbers are integers below 2^53.
 --
--- KEYS[1]   the limiter's key, a string: sw1 epoch=E seen=T last:count last:count …, see codec.go
+-- KEYS[1]   the limiter's key, a string: sw1 epoch=E seen=T [back=B] [limit=L version=V] last:count last:count …, see codec.go
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   window, ARGV[3] resolution, in microseconds; the second divides the first
 -- ARGV[4]   exact | approximate
--- ARGV[5]   limit
+-- ARGV[5]   limit, ARGV[12] its version: the newest is in force, and of two of one version the lower; 0: what the state says, if anything
 -- ARGV[6]   time to live in milliseconds
 -- ARGV[7]   deadline in microseconds of that clock, '' for none: run later, nothing happens
 -- ARGV[8]   the epoch of a state that is begun: a random integer
 -- ARGV[9]   count that was admitted already
 -- ARGV[10]  last:count … that were admitted earlier and could not be told; '' for none
 -- ARGV[11]  permits:times … requests to decide, in their order; '' for none
+-- ARGV[13]  a limit that becomes the next version, '' for none
+-- ARGV[14]  time:count … to give back, '' for none: of the sub-intervals of these times, which count what the clock was set back (back=B)
+-- ARGV[15]  the epoch of the state that they were admitted in; in another nothing is given back
+-- ARGV[16]  1: ARGV[1] is never set back: if it is more than 2 s behind, nothing happens
 -- returns   clock and the time of the decision; the state, '' if there is none; how many of each of ARGV[11] are granted
---           | late, clock | error CORRUPT or OVERFLOW, and nothing was written
+--           | late, clock | behind, how far | error CORRUPT or OVERFLOW; then nothing was written
 
-local MAX, MOST, PARTS, STANDSTILL, SIZE = 9007199254740992, 137438953472, 1441, 2000000, 65536
+local MAX, MOST, LIMIT, PARTS, STANDSTILL, SIZE = 9007199254740992, 137438953472, 2147483648, 1441, 2000000, 65536
 local floor, ceil, max, fmt = math.floor, math.ceil, math.max, string.format
 
 local clock = ARGV[1]
@@ -32,7 +36,8 @@ local old = redis.call('GET', KEYS[1])
 local function corrupt() return redis.error_reply('CORRUPT ' .. fmt('%q', old:sub(1, 80)):gsub('[^%w%p ]', '?')) end
 
 -- The parts, oldest first: one for a sub-interval in which anything was admitted.
-local now, epoch, changed = clock, ARGV[8], false
+local now, epoch, back, changed = clock, ARGV[8], 0, false
+local version = 0
 local index, last, count, text, n, sum = {}, {}, {}, {}, 0, 0
 local here, first
 
@@ -61,10 +66,22 @@ if old then
   local seen = tonumber(s)
   if tonumber(e) < 1 or tonumber(e) > MAX or seen < -MAX or seen > MAX then return corrupt() end
   epoch = e
+  local b, l, v, more
+  b, more = rest:match('^ back=(%d+)(.*)$')
+  if b then back, rest = tonumber(b), more end
+  l, v, more = rest:match('^ limit=(%d+) version=(%d+)(.*)$')
+  if l then
+    l, v, rest = tonumber(l), tonumber(v), more
+    if l < 1 or l > LIMIT or v < 1 or v > MAX then return corrupt() end
+    if v > tonumber(ARGV[12]) or v == tonumber(ARGV[12]) and l <= limit then limit, version = l, v end
+  end
+  if b and (back < 1 or back > MAX) then return corrupt() end
   local shift = seen - clock
+  local behind = shift > STANDSTILL and ARGV[16] == '1'
   if shift > STANDSTILL then -- the clock was set back: what is counted goes along
     at(clock)
-    changed = true
+    back, changed = back + shift, true
+    if back > MAX then back, epoch = 0, ARGV[8] end
   else
     shift = 0
     at(max(seen, clock))
@@ -78,8 +95,16 @@ if old then
     if shift ~= 0 then push(l - shift, c) else push(l, c, t) end
   end
   if size ~= #rest then return corrupt() end
+  if behind then return {'behind', fmt('%.0f', seen - clock)} end
 else
   at(clock)
+end
+
+if version == 0 and ARGV[12] ~= '0' then
+  version, changed = tonumber(ARGV[12]), true
+end
+if ARGV[13] ~= '' and version < MAX then
+  limit, version, changed = tonumber(ARGV[13]), version + 1, true
 end
 
 -- used is what counts against the limit now.
@@ -104,6 +129,23 @@ if ARGV[10] ~= '' then
   for i = 1, #all do push(all[i][1], all[i][2]) end
 end
 
+if epoch == ARGV[15] then
+  for t, c in ARGV[14]:gmatch('(%-?%d+):(%d+)') do
+    local i, j = floor((tonumber(t) - back) / resolution), 1
+    while j <= n and index[j] < i do j = j + 1 end
+    if j <= n and index[j] == i then
+      c = math.min(tonumber(c), count[j])
+      count[j], text[j], sum, changed = count[j] - c, nil, sum - c, true
+      if count[j] == 0 then
+        for k = j, n do
+          index[k], last[k], count[k], text[k] = index[k + 1], last[k + 1], count[k + 1], text[k + 1]
+        end
+        n = n - 1
+      end
+    end
+  end
+end
+
 local function add(c)
   if c > 0 then
     push(now, c)
@@ -126,7 +168,10 @@ if changed then
     if count[i] > MOST then return redis.error_reply('OVERFLOW') end
     if not text[i] then text[i] = fmt(' %.0f:%.0f', last[i], count[i]) end
   end
-  new = 'sw1 epoch=' .. epoch .. fmt(' seen=%.0f', now) .. table.concat(text, '', 1, n)
+  new = 'sw1 epoch=' .. epoch .. fmt(' seen=%.0f', now)
+  if back > 0 then new = new .. fmt(' back=%.0f', back) end
+  if version > 0 then new = new .. fmt(' limit=%.0f version=%.0f', limit, version) end
+  new = new .. table.concat(text, '', 1, n)
   redis.call('SET', KEYS[1], new, 'PX', ARGV[6])
 end
 return {fmt('%.0f %.0f', clock, now), new, table.concat(granted, ' ')}

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
@@ -20,7 +19,6 @@ type admin struct {
 	began    time.Time
 	proxy    *proxy
 	pulse    *pulse // nil: Redis is not used
-	limits   atomic.Pointer[registry.Registry]
 	sw       atomic.Pointer[registry.PolledSwitch]
 	draining atomic.Bool
 }
@@ -30,134 +28,84 @@ func (a *admin) handler() http.Handler {
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", a.ready)
 	mux.HandleFunc("GET /stats", a.stats)
+	mux.Handle("GET /metrics", a.proxy.metrics.handler())
 	return mux
+}
+
+// readiness is what /readyz answers.
+type readiness struct {
+	status int
+	text   strings.Builder
+}
+
+func (r *readiness) line(ok bool, format string, args ...any) {
+	if !ok {
+		r.status = http.StatusServiceUnavailable
+	}
+	fmt.Fprintf(&r.text, format+"\n", args...)
 }
 
 // ready tells, a line each, what a gateway needs, and whether it is there.
 func (a *admin) ready(w http.ResponseWriter, _ *http.Request) {
-	status := http.StatusOK
-	var text strings.Builder
-	line := func(ok bool, format string, args ...any) {
-		if !ok {
-			status = http.StatusServiceUnavailable
-		}
-		fmt.Fprintf(&text, format+"\n", args...)
-	}
+	r := readiness{status: http.StatusOK}
 	if a.draining.Load() {
-		line(false, "draining")
+		r.line(false, "draining")
 	}
-	if limits := a.limits.Load(); limits == nil {
-		line(false, "limits: not loaded yet")
+	if limits := a.proxy.metrics.limits.Load(); limits == nil {
+		r.line(false, "limits: not loaded yet")
 	} else {
-		age, most := limits.Stats().Age, a.config.maxAge
-		line(most == 0 || age <= most, "limits: loaded %v ago", age.Round(time.Millisecond))
+		r.limits(limits.Stats(), a.proxy.live.Load().maxAge)
 	}
 	if a.pulse != nil {
-		err := a.pulse.check(a.config.storeTimeout)
-		outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.Timeout, telemetry.Unavailable}, telemetry.KindOf(err))
-		switch { // a policy makes the gateway of use all the same, and the rest of the fleet is no better off
-		case err == nil:
-			line(true, "redis: ok")
-		case outage && a.config.policy == tokenbucket.FailOpen:
-			line(true, "redis: %v; calls pass without limits", err)
-		case outage && a.config.policy != tokenbucket.FailClosed:
-			line(true, "redis: %v; calls share this gateway's part of the limits", err)
-		default:
-			line(false, "redis: %v", err)
-		}
+		r.redis(a.pulse.check(a.config.storeTimeout), a.config.policy)
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.Header().Set("Cache-Control", "no-store")
-	w.WriteHeader(status)
-	fmt.Fprint(w, text.String())
+	w.WriteHeader(r.status)
+	fmt.Fprint(w, r.text.String())
 }
 
-// Statistics in JSON. Durations are in seconds.
-type (
-	statistics struct {
-		UptimeSeconds float64      `json:"uptime_seconds"`
-		Draining      bool         `json:"draining"`
-		Calls         callCounts   `json:"calls"`
-		Loads         *loadCounts  `json:"loads,omitempty"`
-		Switch        *switchState `json:"switch,omitempty"`
-		Redis         string       `json:"redis,omitempty"`
-		Limits        []limit      `json:"limits"`
-		Rejected      []string     `json:"rejected"`
+func (r *readiness) limits(s registry.Stats, most time.Duration) {
+	r.line(most == 0 || s.Age <= most, "limits: loaded %v ago", s.Age.Round(time.Millisecond))
+	if !s.Off.IsZero() {
+		r.line(true, "switch: off for %v%s: every call passes", time.Since(s.Off).Round(time.Second), after(", ", s.Origin))
 	}
-	callCounts struct {
-		Received       int64 `json:"received"`
-		InFlight       int64 `json:"in_flight"`
-		Refused        int64 `json:"refused"`
-		Failed         int64 `json:"failed"`
-		UpstreamErrors int64 `json:"upstream_errors"`
+	if s.Limits+s.Bad == 0 {
+		r.line(true, "limits: none: every call has what --unknown says")
 	}
-	loadCounts struct {
-		Tried      int     `json:"tried"`
-		Failed     int     `json:"failed"`
-		AgeSeconds float64 `json:"age_seconds"`
-		Error      string  `json:"error,omitempty"`
+	if s.Held > 0 {
+		r.line(true, "limits: %d are in force though their rows are gone, until further loads agree", s.Held)
 	}
-	switchState struct {
-		On         bool    `json:"on"`
-		AgeSeconds float64 `json:"age_seconds"`
-		Error      string  `json:"error,omitempty"`
-	}
-	limit struct {
-		Name          string   `json:"name"`
-		Row           string   `json:"row"`
-		Enabled       bool     `json:"enabled"`
-		Rate          float64  `json:"rate"`
-		Quota         bool     `json:"quota,omitempty"`
-		JitterSeconds float64  `json:"jitter_seconds,omitempty"`
-		MaxPermits    *float64 `json:"max_permits,omitempty"`
-		WarmupSeconds float64  `json:"warmup_seconds,omitempty"`
-		ColdFactor    float64  `json:"cold_factor,omitempty"`
-		Cache         float64  `json:"cache"`
-		Version       int64    `json:"version"`
-	}
-)
-
-func (a *admin) stats(w http.ResponseWriter, _ *http.Request) {
-	c := &a.proxy.calls
-	s := statistics{
-		UptimeSeconds: time.Since(a.began).Seconds(),
-		Draining:      a.draining.Load(),
-		Calls: callCounts{
-			c.received.Load(), c.inFlight.Load(), c.refused.Load(), c.failed.Load(), c.upstreamErrors.Load(),
-		},
-		Limits: []limit{}, Rejected: []string{},
-	}
-	if limits := a.limits.Load(); limits != nil {
-		stats := limits.Stats()
-		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), message(stats.Err)}
-		for i := range stats.Rejected {
-			s.Rejected = append(s.Rejected, stats.Rejected[i].Error())
+	for i := range s.Rejected {
+		if i == mostLines {
+			r.line(true, "bad rows: %d more, see /stats", len(s.Rejected)-i)
+			break
 		}
-		for _, l := range limits.Limits() {
-			s.Limits = append(s.Limits, limit{
-				l.Name, l.Row, l.Enabled, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version,
-			})
-		}
+		r.line(true, "bad row: %v; %s", &s.Rejected[i], s.Rejected[i].Consequence)
 	}
-	if sw := a.sw.Load(); sw != nil {
-		s.Switch = &switchState{sw.Enabled(), sw.Age().Seconds(), message(sw.Err())}
-	}
-	if a.pulse != nil {
-		s.Redis = "ok"
-		if err := a.pulse.check(a.config.storeTimeout); err != nil {
-			s.Redis = err.Error()
-		}
-	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Cache-Control", "no-store")
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	_ = encoder.Encode(s) // the client may have gone
 }
 
-func message(err error) string {
-	if err == nil {
+func (r *readiness) redis(err error, policy tokenbucket.FailurePolicy) {
+	outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.Timeout, telemetry.Unavailable}, telemetry.KindOf(err))
+	switch { // a policy makes the gateway of use all the same, and the rest of the fleet is no better off
+	case err == nil:
+		r.line(true, "redis: ok")
+	case outage && policy == tokenbucket.FailOpen:
+		r.line(true, "redis: %v; calls pass without limits", err)
+	case outage && policy != tokenbucket.FailClosed:
+		r.line(true, "redis: %v; calls share this gateway's part of the limits", err)
+	default:
+		r.line(false, "redis: %v", err)
+	}
+}
+
+// after puts something before a text that is not empty.
+func after(before, text string) string {
+	if text == "" {
 		return ""
 	}
-	return err.Error()
+	return before + text
 }
+
+// mostLines bounds what /readyz says of bad rows.
+const mostLines = 20

@@ -26,7 +26,7 @@ holds its bucket back for the whole fleet.`
 const examples = `  tokenbucket gateway --upstream http://localhost:9000 --limits sqlite://limits.db --redis localhost:6379 --create-table
   TOKENBUCKET_LIMITS=mysql://user:password@db:3306/limits tokenbucket gateway --config gateway.yaml`
 
-const settingsHelp = `Settings:
+var settingsHelp = `Settings:
   Each flag may also be a key of the file that --config names, or an environment variable: interval: 2s is
   TOKENBUCKET_INTERVAL=2s is --interval 2s. Flags win over the environment, the environment over the file. A list is a list
   in the file, with commas in the environment. Passwords belong into the file or the environment, not into flags, which
@@ -34,13 +34,19 @@ const settingsHelp = `Settings:
 
 Admin:
   /healthz  200 while the process lives
-  /readyz   200 if limits are loaded, no older than --max-age, and Redis answers (or --fail lets calls go on without it);
-            503 if not, and while draining
+  /readyz   200 if limits are loaded, and Redis answers (or --fail lets calls go on without it); 503 if not, while draining, and
+            beyond --max-age
   /stats    limits in force, loads and calls, in JSON
+  /metrics  the same for Prometheus; docs/operations.md says what to alert on
 
-Ending:
+Signals:
+  SIGHUP reads the settings and the limits again. These change at once: ` + strings.Join(live, ", ") + `.
+  The others need a new process, and the log names those that have changed. What is wrong changes nothing.
   The first SIGTERM or Ctrl-C drains: no new connections, and what is under way may end within --drain. The second one ends
-  the process at once. Exit status: 0 in order, 1 calls were cut off, 2 could not start.
+  the process at once.
+
+Exit status:
+  0 in order, 1 calls were cut off, 2 could not start; 143 or 130 (128 and the signal) after a second SIGTERM or Ctrl-C
 `
 
 // Command is the cobra command.
@@ -72,9 +78,31 @@ func Command() *cobra.Command {
 	for _, g := range groups {
 		cmd.Flags().AddFlagSet(g.flags)
 	}
-	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errors.New(hideUserinfo(err.Error())) })
+	complete(cmd)
+	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return flagError(cmd.Flags(), err) })
 	cmd.SetUsageFunc(func(cmd *cobra.Command) error { return usage(cmd.OutOrStderr(), cmd, groups) })
 	return cmd
+}
+
+// complete tells a shell the values of flags that have few.
+func complete(cmd *cobra.Command) {
+	for flag, values := range map[string][]string{
+		"store": {"script", "lock", "memory"}, "fail": {"closed", "open", "share:"}, "log-format": {"text", "json"},
+		"log-level": {"debug", "info", "warn", "error"}, "unknown": {"pass", "refuse"}, "bad-rows": {"refuse", "pass"},
+		"switch": {"none", "sql", "redis:"}, "key": {"path", "client", "header:"},
+		"match":  matches,
+		"limits": {"sqlite://", "mysql://", "postgres://"}, "redis": {"redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://"},
+	} {
+		must(cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace)))
+	}
+	must(cmd.MarkFlagFilename("config", "yaml", "yml"))
+}
+
+// must is for what only a mistake in this package can make fail.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
 }
 
 // group is flags under one title.

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"net"
 	"net/url"
@@ -13,9 +14,11 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
 	_ "modernc.org/sqlite" // the driver of that name
 
+	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -146,4 +149,30 @@ func (d *database) connect(ctx context.Context, withSwitch bool) (*sql.DB, error
 		return nil, err
 	}
 	return db, nil
+}
+
+// hinting adds to an error what an operator may do about it.
+type hinting struct{ registry.Source }
+
+// Load implements registry.Source.
+func (h hinting) Load(ctx context.Context) (registry.Table, error) {
+	table, err := h.Source.Load(ctx)
+	if missingTable(err) {
+		err = fmt.Errorf("%w; --create-table creates a missing table, --table names another", err)
+	}
+	return table, err
+}
+
+func missingTable(err error) bool {
+	var my *mysql.MySQLError
+	var pg *pgconn.PgError
+	switch {
+	case err == nil:
+		return false
+	case errors.As(err, &my):
+		return my.Number == 1146
+	case errors.As(err, &pg):
+		return pg.Code == "42P01"
+	}
+	return strings.Contains(err.Error(), "no such table")
 }

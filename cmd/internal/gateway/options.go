@@ -22,67 +22,103 @@ import (
 
 // options are the settings as they are given.
 type options struct {
+	trafficOptions
+	limitOptions
+	bucketOptions
+	operationOptions
+
+	given     *pflag.FlagSet    // with what load has put into it
+	from      map[string]string // flag → where its value is from, if it is not from a flag
+	variables []string          // that are settings
+	strangers []string          // variables that begin as settings do, and are none
+}
+
+type trafficOptions struct {
 	listen          string
 	upstreams       []string
 	upstreamTimeout time.Duration
 	key             string
+	match           string
+	unknownStatus   int
 	trusted         []string
 	inbound         bool
 	unknown         string
 	maxRetryAfter   time.Duration
+}
 
+type limitOptions struct {
 	limits      string
 	table       string
 	columns     []string
 	quota       bool
 	jitter      time.Duration
 	createTable bool
+	badRows     string
+	allowEmpty  bool
 	interval    time.Duration
 	maxAge      time.Duration
 	wait        time.Duration
 	switchAt    string
+}
 
+type bucketOptions struct {
 	redis        string
 	store        string
 	keyPrefix    string
 	storeTimeout time.Duration
 	fail         string
+}
 
-	config     string
-	admin      string
-	drain      time.Duration
-	drainDelay time.Duration
-	logFormat  string
-	logLevel   string
-
-	from map[string]string // flag → where its value is from, if it is not from a flag
+type operationOptions struct {
+	config       string
+	admin        string
+	otlp         string
+	otlpInterval time.Duration
+	drain        time.Duration
+	drainDelay   time.Duration
+	logFormat    string
+	logLevel     string
 }
 
 // flags declares all of them, in the order of the help.
 func (o *options) flags() []group {
 	var groups []group
-	begin := func(title string) *pflag.FlagSet {
-		f := pflag.NewFlagSet(title, pflag.ContinueOnError)
+	for _, g := range []struct {
+		title   string
+		declare func(*pflag.FlagSet)
+	}{
+		{"Traffic", o.trafficOptions.flags},
+		{"Limits", o.limitOptions.flags},
+		{"Buckets", o.bucketOptions.flags},
+		{"Operation", o.operationOptions.flags},
+	} {
+		f := pflag.NewFlagSet(g.title, pflag.ContinueOnError)
 		f.SortFlags = false
-		groups = append(groups, group{title, f})
-		return f
+		g.declare(f)
+		groups = append(groups, group{g.title, f})
 	}
+	return groups
+}
 
-	f := begin("Traffic")
+func (o *trafficOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.listen, "listen", ":8080", "`address` to serve on")
 	f.StringArrayVar(&o.upstreams, "upstream", nil, "`URL` to forward to, or /prefix=URL for some paths; may be repeated. The longest prefix "+
 		"counts, in whole segments; the path is sent on with its prefix, appended to that of the URL")
 	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "until an upstream's answer begins; 0: no limit")
 	f.StringVar(&o.key, "key", "path", "what names a call's bucket: path, client (its address) or header:NAME, whose value then shows in "+
 		"Redis and in the log")
+	f.StringVar(&o.match, "match", "clean", "which row counts for a path: exact, of that name; clean, without a slash at the end and without "+
+		"parameters (;x=1); prefix, or else the longest that holds it, in whole segments. Letter case counts")
 	f.StringSliceVar(&o.trusted, "trusted-proxy", nil, "`CIDR` of proxies in front, whose X-Forwarded-* are believed; may be repeated")
 	f.BoolVar(&o.inbound, "inbound", false, "take the permit when a call arrives, not when it is sent on: clients are told with RateLimit "+
 		"header fields, and an upstream's Retry-After holds nothing back")
 	f.StringVar(&o.unknown, "unknown", "pass", "calls without a row: pass, refuse, or permits per second for a bucket of each key's own")
+	f.IntVar(&o.unknownStatus, "unknown-status", http.StatusNotFound, "what calls without a row are answered if they are refused, 400 to 599")
 	f.DurationVar(&o.maxRetryAfter, "max-retry-after", time.Minute, "how long an upstream's Retry-After may hold a bucket back, at most 1h; "+
 		"0: not at all")
+}
 
-	f = begin("Limits")
+func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.limits, "limits", "", "`DSN` of the database: sqlite://FILE, mysql://user:password@host:3306/database (MariaDB too) or "+
 		"postgres://user:password@host:5432/database; ?parameters are the driver's")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
@@ -91,13 +127,19 @@ func (o *options) flags() []group {
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: nothing is saved up")
 	f.DurationVar(&o.jitter, "jitter", 0, "how unevenly calls reach a quota's upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, the switch's, a SQLite file")
+	f.StringVar(&o.badRows, "bad-rows", "refuse", "calls of a row that is bad, and was bad when it was first seen: refuse, pass, or permits "+
+		"per second; a row that turns bad later leaves its last good limit in force")
+	f.BoolVar(&o.allowEmpty, "allow-empty", false, "believe at once that a table is empty, or has lost more than half of its rows; without it "+
+		"their limits stay in force until three loads in a row agree")
 	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table is read")
-	f.DurationVar(&o.maxAge, "max-age", 10*time.Minute, "beyond this age of the limits /readyz says 503, though they stay in force; 0: any")
+	f.DurationVar(&o.maxAge, "max-age", 0, "beyond this age of the limits /readyz says 503, though they stay in force: a database that is away then "+
+		"takes the whole fleet out of service; 0: any age will do")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")
 	f.StringVar(&o.switchAt, "switch", "none", "`place` of the fleet's switch: none, redis:KEY, or sql for the row 'global' of "+
 		"t_ratelimite_switch. 0 there lets all calls pass; 1, or nothing, limits them")
+}
 
-	f = begin("Buckets")
+func (o *bucketOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.redis, "redis", "", "`address` of Redis: host:port, or a URL redis://, rediss:// or unix://; of a cluster host:port,host:port or "+
 		"redis+cluster://host:port?addr=host:port; of sentinels redis+sentinel://host:port?master_name=NAME")
 	f.StringVar(&o.store, "store", "script", "how buckets are kept: script, lock, or memory, for one gateway without Redis")
@@ -105,15 +147,17 @@ func (o *options) flags() []group {
 	f.DurationVar(&o.storeTimeout, "store-timeout", time.Second, "how long a call waits for Redis before that counts as down")
 	f.StringVar(&o.fail, "fail", "closed", "calls while Redis is down: closed, they are answered 503; open, they pass; share:N, each gateway goes on with "+
 		"its part of the rates, of N gateways until they have counted themselves. What must be repaired (a password, a right, a corrupt key) is 503 with all")
+}
 
-	f = begin("Operation")
+func (o *operationOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
-	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz and /stats; empty: none")
+	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz, /stats and /metrics; empty: none")
+	f.StringVar(&o.otlp, "otlp", "", "`URL` of an OpenTelemetry collector, http://host:4318, that gets what /metrics has")
+	f.DurationVar(&o.otlpInterval, "otlp-interval", 15*time.Second, "how often it gets that")
 	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long calls under way may take to end")
 	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new calls are still served while /readyz says 503 already")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json, on standard error")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
-	return groups
 }
 
 // bad names a setting as it was given, its value and what was wanted.
@@ -129,9 +173,10 @@ func (o *options) bad(flag string, value any, want string) error {
 type config struct {
 	options
 	routes   routes
-	key      httplimit.KeyFunc
+	key      httplimit.KeyFunc // nil: the path
 	proxies  []netip.Prefix
-	unknown  registry.Unknown
+	unknown  registry.Otherwise
+	badRows  registry.Otherwise
 	database *database
 	redis    *redisTarget // nil: none is needed
 	switchAt string       // "", "sql" or a key in Redis
@@ -165,6 +210,7 @@ func (c *config) checkNumbers() error {
 		{"max-age", c.maxAge, 0, math.MaxInt64},
 		{"wait", c.wait, 100 * time.Millisecond, time.Hour},
 		{"store-timeout", c.storeTimeout, time.Millisecond, time.Minute},
+		{"otlp-interval", c.otlpInterval, 100 * time.Millisecond, time.Hour},
 		{"drain", c.drain, 0, 24 * time.Hour},
 		{"drain-delay", c.drainDelay, 0, time.Hour},
 	} {
@@ -185,6 +231,7 @@ func (c *config) checkWords() error {
 		known       []string
 	}{
 		{"store", c.store, []string{"script", "lock", "memory"}},
+		{"match", c.match, matches},
 		{"log-format", c.logFormat, []string{"text", "json"}},
 		{"log-level", c.logLevel, []string{"debug", "info", "warn", "error"}},
 	} {
@@ -203,7 +250,7 @@ func (c *config) checkAddresses() error {
 	if c.admin != "" && !listenable(c.admin) {
 		return c.bad("admin", fmt.Sprintf("%q", c.admin), want+", or nothing")
 	}
-	return nil
+	return c.checkOTLP()
 }
 
 func listenable(addr string) bool {
@@ -228,7 +275,7 @@ func (c *config) parseTraffic() error {
 	header, isHeader := strings.CutPrefix(c.options.key, "header:")
 	switch {
 	case c.options.key == "path":
-		c.key = func(r *http.Request) string { return cleanPath(r.URL.Path) }
+		c.key = nil // rowOf
 	case c.options.key == "client":
 		c.key = httplimit.ByClient(c.proxies...)
 	case isHeader && validHeader(header):
@@ -236,17 +283,15 @@ func (c *config) parseTraffic() error {
 	default:
 		return c.bad("key", fmt.Sprintf("%q", c.options.key), "path, header:NAME or client")
 	}
-	switch c.options.unknown {
-	case "pass":
-		c.unknown = registry.Pass()
-	case "refuse":
-		c.unknown = registry.Refuse()
-	default:
-		rate, err := strconv.ParseFloat(c.options.unknown, 64)
-		if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
-			return c.bad("unknown", fmt.Sprintf("%q", c.options.unknown), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
-		}
-		c.unknown = registry.Default(registry.Limit{Enabled: true, Rate: rate, Cache: 0.5})
+	var err error
+	if c.unknown, err = c.otherwise("unknown", c.options.unknown); err != nil {
+		return err
+	}
+	if c.badRows, err = c.otherwise("bad-rows", c.options.badRows); err != nil {
+		return err
+	}
+	if c.unknownStatus < 400 || c.unknownStatus > 599 {
+		return c.bad("unknown-status", c.unknownStatus, "400 to 599")
 	}
 	if len(c.upstreams) == 0 {
 		return c.bad("upstream", "missing", "a URL to forward to")
@@ -257,6 +302,21 @@ func (c *config) parseTraffic() error {
 		}
 	}
 	return nil
+}
+
+// otherwise reads what happens to calls that no good row decides about.
+func (c *config) otherwise(flag, value string) (registry.Otherwise, error) {
+	switch value {
+	case "pass":
+		return registry.Pass(), nil
+	case "refuse":
+		return registry.Refuse(), nil
+	}
+	rate, err := strconv.ParseFloat(value, 64)
+	if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
+		return registry.Otherwise{}, c.bad(flag, fmt.Sprintf("%q", value), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
+	}
+	return registry.Default(registry.Limit{Rate: rate, Cache: 0.5}), nil
 }
 
 // validHeader tells whether a name is a token of RFC 9110.

@@ -11,9 +11,11 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // call is what is known about a request from its arrival on.
@@ -28,11 +30,14 @@ func callOf(r *http.Request) *call { return r.Context().Value(callKey{}).(*call)
 
 // proxy forwards requests, once it has been opened.
 type proxy struct {
-	config  *config
+	config  *config                // as it was when the gateway started
+	live    atomic.Pointer[config] // with what was changed since, of which little counts
 	log     *slog.Logger
 	handler atomic.Pointer[http.Handler] // nil: limits are not loaded yet
 	base    *http.Transport
-	faults  faults
+	metrics *metrics
+	faults  seldom // kinds of failures
+	dead    seldom // upstreams and kinds of failures
 
 	running sync.WaitGroup // all requests, also those whose connection is no longer the server's
 	calls   struct {
@@ -40,21 +45,30 @@ type proxy struct {
 	}
 }
 
-func newProxy(c *config, log *slog.Logger) *proxy {
+func newProxy(c *config, log *slog.Logger) (*proxy, error) {
+	m, err := newMetrics()
+	if err != nil {
+		return nil, err
+	}
 	base := http.DefaultTransport.(*http.Transport).Clone()
 	base.DialContext = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext
 	base.ResponseHeaderTimeout = c.upstreamTimeout
 	base.MaxIdleConns, base.MaxIdleConnsPerHost = 0, 256
 	base.DisableCompression = true // bodies pass as they are
-	return &proxy{config: c, log: log, base: base, faults: faults{log: log}}
+	p := &proxy{config: c, log: log, base: base, metrics: m}
+	p.live.Store(c)
+	return p, nil
 }
 
 // open lets requests pass, limited by the gate.
-func (p *proxy) open(gate httplimit.Gate) error {
+func (p *proxy) open(limits httplimit.Gate) error {
+	gate := &gate{Gate: limits, log: p.log, metrics: p.metrics}
 	key := httplimit.WithKey(func(r *http.Request) string { return callOf(r).key })
 	onError := httplimit.WithOnError(func(r *http.Request, err error) error {
 		p.calls.failed.Add(1)
-		p.faults.note(err)
+		if n, tell := p.faults.note("limiter"); tell {
+			p.log.Error("the limiter failed", "calls", n, "error", err)
+		}
 		return err
 	})
 	logger := httplimit.WithLogger(p.log)
@@ -93,7 +107,8 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.running.Done()
 	}()
 	handler := p.handler.Load()
-	route := p.config.routes.find(cleanPath(r.URL.Path))
+	settings := p.live.Load()
+	route := settings.routes.find(cleanPath(r.URL.Path))
 	switch {
 	case handler == nil:
 		unavailable(w, "limits are not loaded yet")
@@ -103,7 +118,13 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no upstream for this path", http.StatusNotFound)
 	default:
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
-		c := &call{route: route, key: fit(p.config.key(r))}
+		key := ""
+		if settings.key == nil {
+			key = settings.rowOf(r.URL.Path, p.metrics.has)
+		} else {
+			key = settings.key(r)
+		}
+		c := &call{route: route, key: fit(key)}
 		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
 	}
 }
@@ -111,7 +132,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true.
 func (p *proxy) rewrite(r *httputil.ProxyRequest) {
 	r.SetURL(callOf(r.In).route.target)
-	proxied := believed(r.In, p.config.proxies)
+	proxied := believed(r.In, p.live.Load().proxies)
 	if proxied {
 		r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]
 	}
@@ -127,7 +148,6 @@ func (p *proxy) rewrite(r *httputil.ProxyRequest) {
 func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 	var refused *httplimit.RefusedError
 	var failed *httplimit.GateError
-	var slow net.Error
 	switch {
 	case errors.As(err, &refused):
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64(math.Ceil(refused.RetryAfter.Seconds()))), 10))
@@ -138,20 +158,51 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 		unavailable(w, "the request was cancelled")
 	default:
 		p.calls.upstreamErrors.Add(1)
-		status := http.StatusBadGateway
-		if errors.As(err, &slow) && slow.Timeout() {
+		upstream, kind, status := callOf(r).route.target.String(), kindOf(err), http.StatusBadGateway
+		if kind == "timeout" {
 			status = http.StatusGatewayTimeout
 		}
-		p.log.Warn("an upstream failed", "upstream", callOf(r).route.target.String(), "status", status, "error", err)
+		p.metrics.upstreams.WithLabelValues(upstream, kind).Inc()
+		if n, tell := p.dead.note(kind + " " + upstream); tell {
+			p.log.Warn("an upstream failed", "upstream", upstream, "kind", kind, "calls", n, "status", status, "error", err)
+		}
 		http.Error(w, http.StatusText(status), status)
 	}
 }
 
-// refuse answers a request that got no permit; Retry-After is set.
+// kindOf is what an upstream's failure is counted as.
+func kindOf(err error) string {
+	var slow net.Error
+	var name *net.DNSError
+	switch {
+	case errors.As(err, &name):
+		return "name"
+	case errors.As(err, &slow) && slow.Timeout():
+		return "timeout"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "refused"
+	}
+	return "other"
+}
+
+// refuse answers a request that got no permit; Retry-After is set. What can never pass is not told to try again.
 func (p *proxy) refuse(w http.ResponseWriter, r *http.Request) {
 	p.calls.refused.Add(1)
-	p.log.Debug("refused", "key", callOf(r).key, "retryAfter", w.Header().Get("Retry-After"))
-	http.Error(w, "too many requests: try again in "+w.Header().Get("Retry-After")+" s", http.StatusTooManyRequests)
+	by, after := p.metrics.decider(callOf(r).key), w.Header().Get("Retry-After")
+	p.log.Debug("refused", "key", callOf(r).key, "by", by.String(), "retryAfter", after)
+	status, why := http.StatusTooManyRequests, "too many requests: try again in "+after+" s"
+	switch by {
+	case registry.ByUnknown:
+		status, why = p.live.Load().unknownStatus, "there is no limit for this path"
+	case registry.ByZero:
+		status, why = http.StatusServiceUnavailable, "nothing may pass: the limit is 0"
+	case registry.ByBadRow:
+		status, why = http.StatusServiceUnavailable, "nothing may pass: the limit is misconfigured"
+	}
+	if status != http.StatusTooManyRequests {
+		w.Header().Del("Retry-After")
+	}
+	http.Error(w, why, status)
 }
 
 func unavailable(w http.ResponseWriter, why string) {
@@ -172,24 +223,3 @@ func (b *buffers) Get() []byte {
 
 // Put implements httputil.BufferPool.
 func (b *buffers) Put(buf []byte) { b.pool.Put(&buf) }
-
-// faults logs calls that the limiter could not decide about. They may be many: of so long a time, one is logged.
-type faults struct {
-	log *slog.Logger
-
-	mu     sync.Mutex
-	logged time.Time
-	silent int // failures since then
-}
-
-const quiet = 10 * time.Second
-
-func (f *faults) note(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.silent++
-	if now := time.Now(); now.Sub(f.logged) >= quiet {
-		f.log.Error("the limiter failed", "calls", f.silent, "error", err)
-		f.logged, f.silent = now, 0
-	}
-}

@@ -78,7 +78,8 @@ func newTestProxy(t *testing.T, gate httplimit.Gate, args ...string) *httptest.S
 	require.NoError(t, err)
 	c, err := o.parse()
 	require.NoError(t, err)
-	p := newProxy(c, slog.New(slog.DiscardHandler))
+	p, err := newProxy(c, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
 	t.Cleanup(p.base.CloseIdleConnections)
 	if gate != nil {
 		require.NoError(t, p.open(gate))
@@ -162,7 +163,7 @@ func TestKeys(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	upstream := echo(t)
 	store := tokenbucket.NewMemoryStore()
-	limits, err := registry.New(registry.Static{{Name: "/slow", Enabled: true, Rate: 0.001}}, store)
+	limits, err := registry.New(registry.Static{{Name: "/slow", Rate: 0.001}}, store)
 	require.NoError(t, err)
 	defer limits.Close()
 
@@ -198,7 +199,7 @@ func TestRetryAfter(t *testing.T) {
 		w.WriteHeader(http.StatusTooManyRequests)
 	}))
 	defer upstream.Close()
-	limits, err := registry.New(registry.Static{{Name: "/x", Enabled: true, Rate: 1000}}, tokenbucket.NewMemoryStore())
+	limits, err := registry.New(registry.Static{{Name: "/x", Rate: 1000}}, tokenbucket.NewMemoryStore())
 	require.NoError(t, err)
 	defer limits.Close()
 	server := newTestProxy(t, limits, "--upstream", upstream.URL, "--max-retry-after", "300s")

@@ -88,16 +88,18 @@ type pulse struct {
 	mu   sync.Mutex
 	last time.Time // of an answer
 	err  error     // since then
+
+	first chan struct{} // closed when there was an answer, or none in time
 }
 
 const heartbeat = time.Second
 
-func newPulse() *pulse { return &pulse{err: silence(0)} }
+func newPulse() *pulse { return &pulse{err: unanswered(0), first: make(chan struct{})} }
 
-// silence is for how long Redis has not answered.
-type silence time.Duration
+// unanswered is for how long Redis has not answered.
+type unanswered time.Duration
 
-func (s silence) Error() string {
+func (s unanswered) Error() string {
 	if s == 0 {
 		return "has not answered yet"
 	}
@@ -105,10 +107,11 @@ func (s silence) Error() string {
 }
 
 // Unwrap tells that it is an outage.
-func (silence) Unwrap() error { return tokenbucket.ErrStoreTimeout }
+func (unanswered) Unwrap() error { return tokenbucket.ErrStoreTimeout }
 
 // run returns when ctx ends.
 func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
+	heard := sync.OnceFunc(func() { close(p.first) })
 	for timer := time.NewTimer(0); ; {
 		select {
 		case <-ctx.Done():
@@ -122,8 +125,21 @@ func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
 			p.last = time.Now()
 		}
 		p.mu.Unlock()
+		heard()
 		timer.Reset(heartbeat)
 	}
+}
+
+// begins waits for the first answer, but not for long, and returns what became of it.
+func (p *pulse) begins(ctx context.Context) error {
+	timer := time.NewTimer(3 * heartbeat)
+	defer timer.Stop()
+	select {
+	case <-p.first:
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	return p.check(3 * heartbeat)
 }
 
 // check tells whether Redis is there: an answer may be so much late.
@@ -131,7 +147,7 @@ func (p *pulse) check(late time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if since := time.Since(p.last); p.err == nil && since > 2*heartbeat+late {
-		return silence(since)
+		return unanswered(since)
 	}
 	return p.err
 }

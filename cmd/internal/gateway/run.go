@@ -3,11 +3,15 @@ package gateway
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,13 +23,31 @@ import (
 
 // run serves until ctx ends, and then drains.
 func (c *config) run(ctx context.Context, logTo io.Writer) error {
-	log := c.newLog(logTo)
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP) // which would end the process
+	defer signal.Stop(hangups)
+	level := new(slog.LevelVar)
+	level.Set(c.level)
+	log := c.newLog(logTo, level)
 	slog.SetDefault(log) // what the library has to say goes there too
-	s := &service{config: c, log: log, proxy: newProxy(c, log)}
-	s.admin = &admin{config: c, began: time.Now(), proxy: s.proxy}
+	c.tellStrangers(log)
+	p, err := newProxy(c, log)
+	if err != nil {
+		return err
+	}
+	s := &service{config: c, log: log, level: level, proxy: p}
+	s.admin = &admin{config: c, began: time.Now(), proxy: p}
+	p.metrics.add(s.admin)
 	defer s.close()
 	if err := s.listen(); err != nil {
 		return err
+	}
+	if c.otlp != "" {
+		stop, err := p.metrics.export(c, log)
+		if err != nil {
+			return err
+		}
+		s.onClose(stop)
 	}
 	if err := s.start(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -34,18 +56,41 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 		}
 		return err
 	}
-	log.Info("ready", "limits", len(s.admin.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store)
-	select {
-	case <-ctx.Done():
-		return s.drain()
-	case err := <-s.broken:
-		log.Error("a server failed", "error", err)
-		return fmt.Errorf("%w: %w", ErrCutOff, err)
+	s.tellReady(ctx)
+	for {
+		select {
+		case <-hangups:
+			s.reload(ctx)
+		case <-ctx.Done():
+			return s.drain()
+		case err := <-s.broken:
+			log.Error("a server failed", "error", err)
+			return fmt.Errorf("%w: %w", ErrCutOff, err)
+		}
 	}
 }
 
-func (c *config) newLog(w io.Writer) *slog.Logger {
-	options := &slog.HandlerOptions{Level: c.level}
+// tellReady tells that calls are served, and how Redis is.
+func (s *service) tellReady(ctx context.Context) {
+	level, c := slog.LevelInfo, s.config
+	about := []any{"limits", len(s.proxy.metrics.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store}
+	if s.admin.pulse != nil {
+		state := "ok"
+		if err := s.admin.pulse.begins(ctx); err != nil {
+			level, state = slog.LevelWarn, err.Error()
+		}
+		about = append(about, "redis", state)
+	}
+	s.log.Log(ctx, level, "ready", about...)
+}
+
+func (c *config) newLog(w io.Writer, level slog.Leveler) *slog.Logger {
+	options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Value.Kind() == slog.KindDuration { // JSON would have nanoseconds
+			a.Value = slog.StringValue(a.Value.Duration().String())
+		}
+		return a
+	}}
 	if c.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}
@@ -56,6 +101,7 @@ func (c *config) newLog(w io.Writer) *slog.Logger {
 type service struct {
 	config *config
 	log    *slog.Logger
+	level  *slog.LevelVar
 	proxy  *proxy
 	admin  *admin
 
@@ -134,8 +180,13 @@ func (s *service) start(ctx context.Context) error {
 	}
 	s.onClose(func() { _ = db.Close() })
 	opts := []registry.Option{
-		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithLogger(s.log), registry.WithWait(ctx),
-		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
+		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy),
+			tokenbucket.WithObserver(s.proxy.metrics.observer)),
+		registry.WithBypassHook(s.proxy.metrics.bypass),
+	}
+	if c.allowEmpty {
+		opts = append(opts, registry.WithAllowEmpty())
 	}
 	sw, err := s.newSwitch(client, db)
 	if err != nil {
@@ -150,28 +201,35 @@ func (s *service) start(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	limits, err := registry.New(source, c.newStore(client), opts...)
+	limits, err := registry.New(hinting{source}, c.newStore(client), opts...)
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
 	s.onClose(limits.Close)
-	s.admin.limits.Store(limits)
+	s.proxy.metrics.limits.Store(limits)
 	return s.proxy.open(limits)
 }
 
 // connect opens the database. To create a table it must be there, and so it may have to be waited for.
 func (s *service) connect(ctx context.Context) (*sql.DB, error) {
+	var cause error // rather than that the time to wait is over
 	for told := false; ; told = true {
 		db, err := s.config.database.connect(ctx, s.config.switchAt == "sql")
-		if err == nil || ctx.Err() != nil || s.config.database.file != "" {
+		if err == nil || s.config.database.file != "" {
 			return db, err
+		}
+		if cause == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+			cause = err
+		}
+		if ctx.Err() != nil {
+			return nil, cause
 		}
 		if !told {
 			s.log.Error("the database cannot be used yet", "error", err)
 		}
 		select {
 		case <-ctx.Done():
-			return nil, err
+			return nil, cause
 		case <-time.After(200 * time.Millisecond):
 		}
 	}
@@ -197,9 +255,10 @@ func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*registry
 // drain ends in order: /readyz says 503, then nothing new is accepted, and what is under way ends.
 func (s *service) drain() error {
 	s.admin.draining.Store(true)
-	s.log.Info("draining", "inFlight", s.proxy.calls.inFlight.Load(), "delay", s.config.drainDelay, "atMost", s.config.drain)
-	time.Sleep(s.config.drainDelay)
-	ctx, stop := context.WithTimeout(context.Background(), s.config.drain)
+	settings := s.proxy.live.Load()
+	s.log.Info("draining", "inFlight", s.proxy.calls.inFlight.Load(), "delay", settings.drainDelay, "atMost", settings.drain)
+	time.Sleep(settings.drainDelay)
+	ctx, stop := context.WithTimeout(context.Background(), settings.drain)
 	defer stop()
 	err := s.public.Shutdown(ctx)
 	if err == nil { // upgraded connections are no longer the server's, but they are requests still
@@ -216,7 +275,7 @@ func (s *service) drain() error {
 		s.log.Warn("the time to drain is over", "cutOff", left)
 		s.cut()
 		_ = s.public.Close()
-		return fmt.Errorf("%w: %d calls after %v", ErrCutOff, left, s.config.drain)
+		return fmt.Errorf("%w: %d calls after %v", ErrCutOff, left, settings.drain)
 	}
 	s.log.Info("ended")
 	return nil

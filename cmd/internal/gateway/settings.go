@@ -22,13 +22,14 @@ func envName(flag string) string {
 
 // load gives flags that are not on the command line their value from the environment, and else from the file.
 func (o *options) load(flags *pflag.FlagSet, environ []string) error {
-	o.from = map[string]string{}
+	o.given, o.from = flags, map[string]string{}
 	known := map[string]string{}
 	flags.VisitAll(func(f *pflag.Flag) {
 		if f.Name != "help" {
 			known[envName(f.Name)] = f.Name
 		}
 	})
+	o.notKnown(known, environ)
 	environment := koanf.New(".")
 	provider := env.Provider(".", env.Opt{
 		Prefix:      envPrefix,
@@ -55,7 +56,8 @@ func (o *options) load(flags *pflag.FlagSet, environ []string) error {
 	}
 	for _, key := range slices.Sorted(maps.Keys(file.Raw())) {
 		if f := flags.Lookup(key); f == nil || key == "help" || key == "config" {
-			return fmt.Errorf("%s: unknown key %q: want the name of a flag, see tokenbucket gateway --help", o.config, key)
+			return fmt.Errorf("%s: unknown key %q: want the name of a flag, see tokenbucket gateway --help%s", o.config, key,
+				nearest("; did you mean ", key, flagNames(flags)))
 		}
 	}
 	return o.apply(flags, file, func(flag string) string { return o.config + ": " + flag })
@@ -84,7 +86,7 @@ func (o *options) apply(flags *pflag.FlagSet, from *koanf.Koanf, source func(fla
 		}
 		o.from[flag] = source(flag)
 		if err := set(f, value); err != nil {
-			return o.bad(flag, err.Error(), f.Value.Type())
+			return o.bad(flag, err.Error(), wanted(f))
 		}
 		f.Changed = true
 	}

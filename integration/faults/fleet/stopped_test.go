@@ -57,14 +57,12 @@ func TestG7StoppedProcess(t *testing.T) {
 			t.Parallel()
 			up := faultlab.StartUpstream(t)
 			j := job{Do: "wait", Rate: 100, Burst: 10, Callers: waiters, Upstream: up.Addr}.on(t, server, store)
-			look := j.open(t, server.Client(t))
 			w := worker.Start[spent](t, jobEnv, j)
 			require.NoError(t, redistest.Poll(30*time.Second, func() error {
-				b, err := look.State(background)
-				if n := up.Count(); err == nil && (b.Seq <= waiters || n < 50) {
-					err = fmt.Errorf("%d of %d wait, %d were served", b.Seq-1, waiters, n)
+				if n := up.Count(); n < 50 { // all wait by then, and nearly all of them in the process
+					return fmt.Errorf("%d of %d were served", n, waiters)
 				}
-				return err
+				return nil
 			}))
 			before := up.Count()
 			require.NoError(t, w.Stop())

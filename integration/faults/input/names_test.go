@@ -102,7 +102,7 @@ func TestI3Names(t *testing.T) {
 				require.NoError(t, err)
 				require.NotNil(t, p, "%q", name)
 				none, err := s.TryAcquire(ctx, 1, 0)
-				require.NoError(t, err)
+				require.ErrorIs(t, err, semaphore.ErrRefused)
 				require.Nil(t, none, "%q", name)
 				for _, id := range append(hostile[1:], p.ID()+" ", p.ID()+"\n", strings.ToUpper(p.ID())+"x") { // of places that nobody holds
 					if len(id) <= 40 {
@@ -166,8 +166,8 @@ func TestI3Requests(t *testing.T) {
 	server := redistest.Start(t)
 	client, _ := counted(t, server)
 	admin := server.Client(t, patient)
-	limits, err := registry.New(registry.Static{{Name: "/victim", Enabled: true, Rate: 1000, Cache: 0.5}},
-		tokenbucket.NewRedisScriptStore(client), registry.WithUnknown(registry.Default(registry.Limit{Enabled: true, Rate: 0.001})),
+	limits, err := registry.New(registry.Static{{Name: "/victim", Rate: 1000, Cache: 0.5}},
+		tokenbucket.NewRedisScriptStore(client), registry.WithUnknown(registry.Default(registry.Limit{Rate: 0.001})),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(limit)))
 	require.NoError(t, err)
 	defer limits.Close()

@@ -287,8 +287,8 @@ func TestI1Others(t *testing.T) {
 			case timeout > 0 && timeout < time.Minute: // in which the answer need not arrive
 				p, err := s.TryAcquire(ctx, n, timeout)
 				if err != nil {
-					require.ErrorIs(t, err, semaphore.ErrTooMany)
-				} else if p != nil {
+					require.True(t, errors.Is(err, semaphore.ErrTooMany) || errors.Is(err, semaphore.ErrRefused), err)
+				} else {
 					require.NoError(t, p.Release(ctx))
 				}
 			case n > 5:
@@ -304,10 +304,11 @@ func TestI1Others(t *testing.T) {
 		}
 		if n < 1 || n > 1<<31 {
 			unasked(func() { require.ErrorIs(t, s.SetPermits(ctx, n), semaphore.ErrInvalid) })
-			require.ErrorIs(t, w.SetLimit(n), slidingwindow.ErrInvalid)
+			require.ErrorIs(t, w.SetLimit(ctx, n), slidingwindow.ErrInvalid)
 		}
 		if n < 1 || n > 5 {
-			unasked(func() { _, err := w.AllowN(ctx, n); require.ErrorIs(t, err, slidingwindow.ErrInvalid) })
+			_, err := w.AllowN(ctx, n) // Redis may be asked whether the limit was raised
+			require.ErrorIs(t, err, slidingwindow.ErrInvalid)
 		}
 	}
 	require.NoError(t, redistest.Poll(limit, func() error { // what nobody waited for any more is given back in the background

@@ -177,8 +177,8 @@ func (o *operator) semaphores(ctx context.Context, ours, theirs *semaphore.Semap
 	if err != nil {
 		return err
 	}
-	if _, err := ours.TryAcquire(ctx, 1, 0); err != nil {
-		return err
+	if _, err := ours.TryAcquire(ctx, 1, 0); !errors.Is(err, semaphore.ErrRefused) {
+		return fmt.Errorf("it is held, and TryAcquire says %w", err)
 	}
 	if _, err := ours.Holders(ctx); err != nil {
 		return err
@@ -215,11 +215,11 @@ func (o *operator) semaphores(ctx context.Context, ours, theirs *semaphore.Semap
 		return err
 	}
 	// A place that is taken in one process and given back in another.
-	id, err := semaphore.NewGroup(ours).Add(ctx)
+	place, err := semaphore.NewGroup(ours).Add(ctx)
 	if err != nil {
 		return err
 	}
-	return semaphore.NewGroup(theirs).Done(ctx, id)
+	return semaphore.NewGroup(theirs).Done(ctx, place.ID())
 }
 
 func (o *operator) window(ctx context.Context) error {
@@ -234,7 +234,7 @@ func (o *operator) window(ctx context.Context) error {
 		verbs[fmt.Sprint(mode, " AllowN")] = func() error { _, err := l.AllowN(ctx, 3); return err }
 		verbs[fmt.Sprint(mode, " Remaining")] = func() error { _, err := l.Remaining(ctx); return err }
 		verbs[fmt.Sprint(mode, " SetLimit")] = func() error {
-			if err := l.SetLimit(5); err != nil {
+			if err := l.SetLimit(ctx, 5); err != nil {
 				return err
 			}
 			_, err := l.Allow(ctx)

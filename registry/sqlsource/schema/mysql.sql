@@ -6,9 +6,9 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `channelType` VARCHAR(24) NULL,
   `interfaceNo` VARCHAR(24) NULL,
   `interfaceUrl` VARCHAR(128) NULL,
-  `rateLimit` INT(11) NULL,
+  `rateLimit` DECIMAL(16,6) NULL,
   `cache` FLOAT(3,2) NULL,
-  `status` TINYINT(1) DEFAULT 0 NOT NULL,
+  `status` TINYINT(1) DEFAULT 1 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,
   PRIMARY KEY (`configId`)
 );

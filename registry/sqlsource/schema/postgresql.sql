@@ -6,9 +6,9 @@ CREATE TABLE IF NOT EXISTS "t_ratelimite_conf" (
   "channeltype" varchar(24) NULL,
   "interfaceno" varchar(24) NULL,
   "interfaceurl" varchar(128) NULL,
-  "ratelimit" integer NULL,
+  "ratelimit" numeric(16,6) NULL,
   "cache" numeric(3,2) NULL,
-  "status" smallint DEFAULT 0 NOT NULL,
+  "status" smallint DEFAULT 1 NOT NULL,
   "lastmodifytime" timestamptz DEFAULT CURRENT_TIMESTAMP,
   PRIMARY KEY ("configid")
 );

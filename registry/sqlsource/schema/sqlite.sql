@@ -6,9 +6,9 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `channelType` VARCHAR(24) NULL,
   `interfaceNo` VARCHAR(24) NULL,
   `interfaceUrl` VARCHAR(128) NULL,
-  `rateLimit` INT NULL,
+  `rateLimit` DECIMAL(16,6) NULL,
   `cache` FLOAT NULL,
-  `status` TINYINT DEFAULT 0 NOT NULL,
+  `status` TINYINT DEFAULT 1 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
   PRIMARY KEY (`configId` AUTOINCREMENT)
 );

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -208,63 +209,6 @@ func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 	}
 }
 
-// A lock that was kept for batches to come is released when none come.
-func TestKeptLockIsReleased(t *testing.T) {
-	server := redistest.Shared(t)
-	client := server.Client(t)
-	prefix := prefixOf(t)
-	lock := prefix + "{x}:lock"
-	var wg sync.WaitGroup
-	var over atomic.Bool
-	var limiters []*RateLimiter
-	for range 4 {
-		l, err := NewSmoothBursty("x", 1e6, WithStore(NewRedisStore(server.Client(t), WithKeyPrefix(prefix))), WithInitialPermits(1e6),
-			patient)
-		require.NoError(t, err)
-		limiters = append(limiters, l)
-		for range 4 {
-			wg.Go(func() {
-				for !over.Load() {
-					ok, err := l.TryAcquire(background, 1, 0)
-					require.NoError(t, err)
-					require.True(t, ok)
-				}
-			})
-		}
-	}
-	for began, held := time.Now(), 0; held < 50; {
-		require.Less(t, time.Since(began), 20*time.Second)
-		if client.Exists(background, lock).Val() == 1 {
-			held++
-		}
-	}
-	over.Store(true)
-	wg.Wait()
-	require.Eventually(t, func() bool { return client.Exists(background, lock).Val() == 0 }, 10*time.Second, time.Millisecond)
-	for _, l := range limiters { // and nobody has to wait for it
-		_, err := l.State(background)
-		require.NoError(t, err)
-	}
-}
-
-// A kept lock outlives a process that ends by little.
-func TestKeptLockEndsSoon(t *testing.T) {
-	client := redistest.Shared(t).Client(t)
-	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
-	b := takes("x", 1)
-	m := store.cacheOf(b)
-	token, waited, err := store.obtain(background, m.lock, new(atomic.Bool))
-	require.NoError(t, err)
-	require.False(t, waited)
-	require.Greater(t, client.PTTL(background, m.lock).Val(), time.Second)
-	m.batches = 1
-	_, done, err := store.underLock(background, b, m, token)
-	require.NoError(t, err)
-	require.True(t, done)
-	require.Equal(t, token, m.token)
-	require.LessOrEqual(t, client.PTTL(background, m.lock).Val(), keptTTL)
-}
-
 // hung is a hook that lets pipelines wait until they are given up, or it ends.
 type hung struct {
 	counting
@@ -324,4 +268,74 @@ func TestOneServerHangs(t *testing.T) {
 	require.Zero(t, returned.Load())
 	close(hook.over)
 	others.Wait()
+}
+
+// asker is a hook that notes which goroutine sends a script.
+type asker struct {
+	counting
+	goroutine atomic.Value
+}
+
+func (a *asker) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return a.counting.ProcessHook(func(ctx context.Context, cmd redis.Cmder) error {
+		a.goroutine.Store(goroutine())
+		return next(ctx, cmd)
+	})
+}
+
+// goroutine names the one that asks.
+func goroutine() string {
+	buf := make([]byte, 30)
+	return string(buf[:runtime.Stack(buf, false)])
+}
+
+// A lone caller whose context cannot be cancelled asks Redis itself; one that can be called back does not. The hooks of a client that
+// heeds deadlines see it, and those of another do not.
+func TestLoneCallerAsksItself(t *testing.T) {
+	for name, heeds := range map[string]bool{"default": false, "heeds deadlines": true} {
+		t.Run(name, func(t *testing.T) {
+			client := redis.NewClient(&redis.Options{Addr: redistest.Shared(t).Addr, ContextTimeoutEnabled: heeds})
+			t.Cleanup(func() { _ = client.Close() })
+			hook := new(asker)
+			client.AddHook(hook)
+			l := many(t, NewRedisScriptStore(client, WithKeyPrefix(prefixOf(t))), 1)[0]
+			itself := func(ctx context.Context) bool {
+				before := hook.scripts.Load()
+				_, err := l.TryAcquire(ctx, 1, 0)
+				require.NoError(t, err)
+				if seen := hook.scripts.Load() - before; heeds || seen > 0 {
+					require.EqualValues(t, 1, seen)
+					return hook.goroutine.Load() == goroutine()
+				}
+				return true
+			}
+			cancelled, cancel := context.WithCancel(background)
+			defer cancel()
+			for range 3 {
+				for !itself(background) { // whether the server is prompt is not known yet, or the last trip is not quite over
+					time.Sleep(time.Millisecond)
+				}
+				require.False(t, itself(cancelled))
+			}
+		})
+	}
+}
+
+// A lone caller returns in time though the server hangs, and its client would wait for longer.
+func TestLoneCallerReturnsInTime(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
+	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: time.Minute})
+	t.Cleanup(func() { _ = client.Close() })
+	const timeout = 300 * time.Millisecond
+	l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client, WithKeyPrefix(prefixOf(t)))), WithStoreTimeout(timeout))
+	require.NoError(t, err)
+	for range 2 {
+		_, err = l.Try(background)
+		require.NoError(t, err)
+	}
+	proxy.Set(redistest.Stalled)
+	began := time.Now()
+	_, err = l.Try(background)
+	require.ErrorIs(t, err, ErrStoreTimeout)
+	require.Less(t, time.Since(began), 10*time.Second)
 }

@@ -1,6 +1,9 @@
 package slidingwindow
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // Mode is how a limiter counts what the edge of the window cuts. See Exact and Approximate.
 type Mode uint8
@@ -45,6 +48,13 @@ type rule struct {
 	parts      int64 // window / resolution
 }
 
+// exact is the rule that a share goes by.
+func (r *rule) exact() *rule {
+	e := *r
+	e.mode = Exact
+	return &e
+}
+
 // index is the number of the sub-interval that a time is in.
 func (r *rule) index(t int64) int64 {
 	i := t / r.resolution
@@ -57,7 +67,7 @@ func (r *rule) index(t int64) int64 {
 // part is what was admitted in one sub-interval: how much, and when the last of it.
 type part struct{ last, count int64 }
 
-// tally is what was admitted of late: a ring of the sub-intervals in which anything was, the oldest first, which may be the
+// counts is what was admitted of late: a ring of the sub-intervals in which anything was, the oldest first, which may be the
 // one that the window's edge cuts. Its sub-intervals begin at multiples of the resolution of the clock that decides, so all
 // processes have the same. At most rule.parts + 1 are kept, however many requests there are.
 //
@@ -67,114 +77,136 @@ type part struct{ last, count int64 }
 // limit is not exceeded in any window that ends with something admitted, and hence in none. What is counted though it is out
 // of the window lies in k − B, before the last of that sub-interval: it counts for less than r longer than it must. A burst
 // at one instant counts for exactly the window.
-type tally struct {
+type counts struct {
 	known bool  // seen is a time
 	seen  int64 // the latest time of a decision
 	ring  []part
 	head  int
 	size  int
 	sum   int64 // of all counts
+
+	shifted int64 // by how much everything was moved in time so far
 }
 
-func (s *tally) at(i int) *part {
-	if i += s.head; i >= len(s.ring) {
-		i -= len(s.ring)
+func (c *counts) at(i int) *part {
+	if i += c.head; i >= len(c.ring) {
+		i -= len(c.ring)
 	}
-	return &s.ring[i]
+	return &c.ring[i]
 }
 
 // advance moves on to a time of the clock and forgets what is out of the window. A clock up to 2 s behind the latest time
 // seen makes time stand still; further behind, what is counted goes back along with it.
-func (s *tally) advance(r *rule, clock int64) (now int64) {
-	if behind := s.seen - clock; s.known && behind > standstill {
-		s.shift(r, -behind)
-	} else if !s.known || clock > s.seen {
-		s.known, s.seen = true, clock
+func (c *counts) advance(r *rule, clock int64) (now int64) {
+	if behind := c.seen - clock; c.known && behind > standstill {
+		c.shift(r, -behind)
+	} else if !c.known || clock > c.seen {
+		c.known, c.seen = true, clock
 	}
-	for first := r.index(s.seen) - r.parts; s.size > 0 && r.index(s.at(0).last) < first; {
-		s.drop()
+	for first := r.index(c.seen) - r.parts; c.size > 0 && r.index(c.at(0).last) < first; {
+		c.drop()
 	}
-	return s.seen
+	return c.seen
 }
 
 // shift moves everything in time.
-func (s *tally) shift(r *rule, by int64) {
-	if !s.known {
+func (c *counts) shift(r *rule, by int64) {
+	if !c.known {
 		return
 	}
-	parts := s.list()
+	c.shifted += by
+	parts := c.list()
 	for i := range parts {
 		parts[i].last += by
 	}
-	s.load(r, s.seen+by, parts)
+	c.load(r, c.seen+by, parts)
 }
 
-func (s *tally) drop() {
-	s.sum -= s.at(0).count
-	s.size--
-	if s.head++; s.head == len(s.ring) {
-		s.head = 0
+func (c *counts) drop() {
+	c.sum -= c.at(0).count
+	c.size--
+	if c.head++; c.head == len(c.ring) {
+		c.head = 0
 	}
 }
 
 // load takes over parts that were counted with any resolution, oldest first. Each belongs to where its last is: so all of it
 // counts for as long as it must.
-func (s *tally) load(r *rule, seen int64, parts []part) {
-	s.known, s.seen, s.head, s.size, s.sum = true, seen, 0, 0, 0
+func (c *counts) load(r *rule, seen int64, parts []part) {
+	c.known, c.seen, c.head, c.size, c.sum = true, seen, 0, 0, 0
 	first := r.index(seen) - r.parts
 	for _, p := range parts {
 		if r.index(p.last) >= first {
-			s.push(r, p)
+			c.push(r, p)
 		}
 	}
 }
 
 // list is a copy of the parts.
-func (s *tally) list() []part {
-	parts := make([]part, s.size)
+func (c *counts) list() []part {
+	parts := make([]part, c.size)
 	for i := range parts {
-		parts[i] = *s.at(i)
+		parts[i] = *c.at(i)
 	}
 	return parts
 }
 
 // push counts what was admitted after everything else, or as if it were.
-func (s *tally) push(r *rule, p part) {
-	s.sum += p.count
-	if s.size > 0 {
-		if newest := s.at(s.size - 1); r.index(newest.last) >= r.index(p.last) {
+func (c *counts) push(r *rule, p part) {
+	c.sum += p.count
+	if c.size > 0 {
+		if newest := c.at(c.size - 1); r.index(newest.last) >= r.index(p.last) {
 			newest.last, newest.count = max(newest.last, p.last), newest.count+p.count
 			return
 		}
 	}
-	if s.size == len(s.ring) {
-		ring := make([]part, max(s.size+1, min(2*s.size, int(r.parts)+1)))
-		copy(ring, s.list())
-		s.ring, s.head = ring, 0
+	if c.size == len(c.ring) {
+		ring := make([]part, max(c.size+1, min(2*c.size, int(r.parts)+1)))
+		copy(ring, c.list())
+		c.ring, c.head = ring, 0
 	}
-	s.size++
-	*s.at(s.size - 1) = p
+	c.size++
+	*c.at(c.size - 1) = p
 }
 
 // add counts what was admitted at the latest time seen. It reports false, and does nothing, if that is too much to count.
-func (s *tally) add(r *rule, n int64) bool { return s.addAt(r, s.seen, n) }
+func (c *counts) add(r *rule, n int64) bool { return c.addAt(r, c.seen, n) }
 
 // addAt counts what may have been admitted as late as that.
-func (s *tally) addAt(r *rule, at, n int64) bool {
-	if s.size > 0 && n > maxCount-s.at(s.size-1).count {
+func (c *counts) addAt(r *rule, at, n int64) bool {
+	if c.size > 0 && n > maxCount-c.at(c.size-1).count {
 		return false
 	}
-	s.push(r, part{max(at, s.seen), n})
+	c.push(r, part{max(at, c.seen), n})
 	return true
+}
+
+// remove takes back up to n of what was admitted in the sub-interval of a time. It returns how much. What was admitted in another one is
+// never taken instead: it counts for another time.
+func (c *counts) remove(r *rule, at, n int64) int64 {
+	for i := range c.size {
+		p := c.at(i)
+		if r.index(p.last) != r.index(at) {
+			continue
+		}
+		n = min(n, p.count)
+		p.count -= n
+		c.sum -= n
+		if p.count == 0 {
+			c.load(r, c.seen, slices.Delete(c.list(), i, i+1))
+		}
+		return n
+	}
+	return 0
 }
 
 // used is what counts against the limit at a time that is not before the latest seen. As long as nothing is added it never
 // rises with time.
-func (s *tally) used(r *rule, now int64) int64 {
+func (c *counts) used(r *rule, now int64) int64 {
 	here := r.index(now)
-	first, sum := here-r.parts, s.sum
-	for i := range s.size {
-		p := s.at(i)
+	first, sum := here-r.parts, c.sum
+	for i := range c.size {
+		p := c.at(i)
 		switch at := r.index(p.last); {
 		case at < first || at == first && r.mode == Exact && p.last < now-r.window:
 			sum -= p.count
@@ -190,13 +222,13 @@ func (s *tally) used(r *rule, now int64) int64 {
 }
 
 // until is the first time, not before from, at which at most so much is used if nothing is added.
-func (s *tally) until(r *rule, from, room int64) int64 {
-	if s.size == 0 {
+func (c *counts) until(r *rule, from, room int64) int64 {
+	if c.size == 0 {
 		return from
 	}
-	low, high := from, max(from, (r.index(s.at(s.size-1).last)+r.parts+1)*r.resolution)
+	low, high := from, max(from, (r.index(c.at(c.size-1).last)+r.parts+1)*r.resolution)
 	for low < high {
-		if mid := low + (high-low)/2; s.used(r, mid) <= room {
+		if mid := low + (high-low)/2; c.used(r, mid) <= room {
 			high = mid
 		} else {
 			low = mid + 1

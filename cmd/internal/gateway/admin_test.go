@@ -1,0 +1,59 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// outage is a source that can be away.
+type outage struct{ away atomic.Bool }
+
+func (o *outage) Load(context.Context) (registry.Table, error) {
+	if o.away.Load() {
+		return registry.Table{}, errors.New("connection refused")
+	}
+	return registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 1}}}, nil
+}
+
+// A database that is away does not take gateways out of service whose limits hold, unless it was told to.
+func TestReadyWithOldLimits(t *testing.T) {
+	for age, want := range map[string]int{"": http.StatusOK, "10m": http.StatusServiceUnavailable} {
+		synctest.Test(t, func(t *testing.T) {
+			args := []string{"--upstream", "http://u:1", "--limits", "sqlite://f", "--store", "memory"}
+			if age != "" {
+				args = append(args, "--max-age", age)
+			}
+			o, err := given(t, args, nil, "")
+			require.NoError(t, err)
+			c, err := o.parse()
+			require.NoError(t, err)
+			quiet := slog.New(slog.DiscardHandler)
+			p, err := newProxy(c, quiet)
+			require.NoError(t, err)
+			source := new(outage)
+			limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLogger(quiet))
+			require.NoError(t, err)
+			defer limits.Close()
+			p.metrics.limits.Store(limits)
+			a := &admin{config: c, began: time.Now(), proxy: p}
+			source.away.Store(true)
+			time.Sleep(time.Hour)
+			w := httptest.NewRecorder()
+			a.ready(w, nil)
+			require.Equal(t, want, w.Code)
+			require.Contains(t, w.Body.String(), "limits: loaded 1h0m")
+		})
+	}
+}

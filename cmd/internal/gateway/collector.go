@@ -1,0 +1,106 @@
+package gateway
+
+import (
+	"context"
+	"time"
+
+	prom "github.com/prometheus/client_golang/prometheus"
+)
+
+// collector tells, when it is asked, how the gateway is.
+type collector struct {
+	*admin
+	descs map[string]*prom.Desc
+}
+
+// about is every metric of a collector: its help, and its labels.
+var about = map[string][]string{
+	"calls_total":                        {"Calls that came in."},
+	"calls_in_flight":                    {"Calls that have not been answered yet."},
+	"refused_total":                      {"Calls that were refused."},
+	"failed_total":                       {"Calls that the limiter could not decide about."},
+	"loads_total":                        {"Times that the limits were read, by result: good or failed.", "result"},
+	"limits":                             {"Limits in force."},
+	"limits_age_seconds":                 {"Time since the limits were read."},
+	"limits_held":                        {"Limits in force though their rows are gone: more than half of the table is."},
+	"bad_rows":                           {"Rows that were rejected."},
+	"bad_names":                          {"Names whose rows never were good: --bad-rows decides about their calls."},
+	"switch_on":                          {"1 while calls are limited, 0 while the switch is off and every call passes."},
+	"switch_age_seconds":                 {"Time since the switch was read."},
+	"redis_up":                           {"1 while Redis answers a PING every second."},
+	"draining":                           {"1 while the gateway drains."},
+	"limit_rate":                         {"Permits per second in force, of buckets that are in use.", "bucket"},
+	"limit_max_permits":                  {"Permits that a bucket can save up.", "bucket"},
+	"limit_stored_permits":               {"Permits that a bucket has saved up.", "bucket"},
+	"limit_held_until_timestamp_seconds": {"Until when a Retry-After of an upstream holds a bucket back; 0: it does not.", "bucket"},
+}
+
+func newCollector(a *admin) *collector {
+	c := &collector{a, map[string]*prom.Desc{}}
+	for name, d := range about {
+		c.descs[name] = prom.NewDesc("tokenbucket_gateway_"+name, d[0], d[1:], nil)
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(to chan<- *prom.Desc) {
+	for _, d := range c.descs {
+		to <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(to chan<- prom.Metric) {
+	tell := func(kind prom.ValueType, name string, value float64, labels ...string) {
+		to <- prom.MustNewConstMetric(c.descs[name], kind, value, labels...)
+	}
+	gauge := func(name string, value float64, labels ...string) { tell(prom.GaugeValue, name, value, labels...) }
+	count := func(name string, value float64, labels ...string) { tell(prom.CounterValue, name, value, labels...) }
+	calls := &c.proxy.calls
+	count("calls_total", float64(calls.received.Load()))
+	gauge("calls_in_flight", float64(calls.inFlight.Load()))
+	count("refused_total", float64(calls.refused.Load()))
+	count("failed_total", float64(calls.failed.Load()))
+	gauge("draining", number(c.draining.Load()))
+	if c.pulse != nil {
+		gauge("redis_up", number(c.pulse.check(c.config.storeTimeout) == nil))
+	}
+	if sw := c.sw.Load(); sw != nil {
+		gauge("switch_on", number(sw.Enabled()))
+		gauge("switch_age_seconds", sw.Age().Seconds())
+	}
+	limits := c.proxy.metrics.limits.Load()
+	if limits == nil {
+		return
+	}
+	s := limits.Stats()
+	count("loads_total", float64(s.Loads-s.Failures), "good")
+	count("loads_total", float64(s.Failures), "failed")
+	gauge("limits", float64(s.Limits))
+	gauge("limits_age_seconds", s.Age.Seconds())
+	gauge("limits_held", float64(s.Held))
+	gauge("bad_rows", float64(len(s.Rejected)))
+	gauge("bad_names", float64(s.Bad))
+	for name, v := range c.proxy.metrics.views(context.Background()) {
+		gauge("limit_rate", v.rate, name)
+		gauge("limit_max_permits", v.maxPermits, name)
+		gauge("limit_stored_permits", v.stored, name)
+		gauge("limit_held_until_timestamp_seconds", v.until(), name)
+	}
+}
+
+// until is when the penalty ends, in seconds since 1970; 0 if there is none.
+func (v *view) until() float64 {
+	if v.held.Before(time.Now()) {
+		return 0
+	}
+	return float64(v.held.UnixMicro()) / 1e6
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// The check tells what would be in force, and each fault, before a gateway is started with it.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	eachServer(t, func(t *testing.T, table limitsTable) {
+		check := func(more ...string) (int, string) {
+			args := append([]string{"check", "--upstream", "http://u:1", "--limits", table.dsn, "--redis", server.Addr, "--wait", "5s"}, more...)
+			status, out, errs := execute(context.Background(), args...)
+			require.NotContains(t, out+errs, "hush")
+			return status, out + errs
+		}
+		faulty := func(want string, more ...string) {
+			t.Helper()
+			status, out := check(more...)
+			require.NotEqual(t, exitOK, status, out)
+			require.Contains(t, out, want)
+		}
+		warned := func(want string, more ...string) {
+			t.Helper()
+			status, out := check(more...)
+			require.Equal(t, exitOK, status, out)
+			require.Contains(t, out, want)
+		}
+		faulty("--create-table creates a missing table")
+		require.NoError(t, createTables(table))
+		warned("warn  there are no limits: calls have what --unknown says, pass")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 2.5, 0.3)")
+		warned("ok    row 1: /a: 2.5/s, cache 0.3")
+		warned("ok    redis: rights of --store script")
+		warned("ok    redis: rights of --store lock", "--store", "lock")
+		warned("ok    redis: evicts nothing (maxmemory 0, noeviction)")
+		warned("ok    switch sql: on", "--switch", "sql")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_switch (name, enabled) VALUES ('global', 0)")
+		warned("warn  switch sql: off, at ", "--switch", "sql")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/b', -5, 0)")
+		faulty(`; its calls are refused`)
+		faulty(`; its calls pass without a limit`, "--bad-rows", "pass")
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = 5")
+		alter := map[string]string{"MariaDB": "MODIFY rateLimit INT", "PostgreSQL": "ALTER COLUMN ratelimit TYPE integer"}[table.server]
+		execSQL(t, table.DB, "ALTER TABLE t_ratelimite_conf "+alter)
+		warned("the column of the rate holds no fractions")
+		faulty("FAIL  redis answers: dial tcp 127.0.0.1:1: connect: connection refused", "--redis", "127.0.0.1:1")
+		faulty("FAIL  redis answers: WRONGPASS", "--redis", "redis://me:hush@"+server.Addr)
+		faulty("FAIL  table nowhere", "--table", "nowhere")
+		faulty(`--fail "maybe": want`, "--fail", "maybe")
+		faulty("unknown flag: --intervall: did you mean --interval?", "--intervall", "1s")
+		faulty("connection refused", "--limits", "mysql://me:hush@127.0.0.1:1/limits")
+
+		client := redis.NewClient(&redis.Options{Addr: server.Addr})
+		defer func() { _ = client.Close() }()
+		user := strings.ToLower(table.server)
+		require.NoError(t, client.Do(t.Context(), "ACL", "SETUSER", user, "on", ">hush", "~*", "&*", "+ping", "+time", "+client", "+hello", "+get").Err())
+		faulty("FAIL  redis: rights of --store script: ", "--redis", "redis://"+user+":hush@"+server.Addr)
+		warned("warn  redis: its eviction policy is not known: NOPERM", "--redis", "redis://"+user+":hush@"+server.Addr, "--switch", "redis:on", "--store", "memory")
+	})
+}
+
+// createTables makes what --create-table does.
+func createTables(table limitsTable) error {
+	dialect := map[string]sqlsource.Dialect{"MariaDB": sqlsource.MySQL, "PostgreSQL": sqlsource.PostgreSQL}[table.server]
+	return errors.Join(sqlsource.CreateTable(context.Background(), table.DB, dialect), sqlsource.CreateSwitchTable(context.Background(), table.DB, dialect))
+}

@@ -1,0 +1,71 @@
+package tokenbucket
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// A lock that was kept for batches to come is released when none come.
+func TestKeptLockIsReleased(t *testing.T) {
+	server := redistest.Shared(t)
+	client := server.Client(t)
+	prefix := prefixOf(t)
+	lock := prefix + "{x}:lock"
+	var wg sync.WaitGroup
+	var over atomic.Bool
+	var limiters []*RateLimiter
+	for range 4 {
+		l, err := NewSmoothBursty("x", 1e6, WithStore(NewRedisStore(server.Client(t), WithKeyPrefix(prefix))), WithInitialPermits(1e6),
+			patient)
+		require.NoError(t, err)
+		limiters = append(limiters, l)
+		for range 4 {
+			wg.Go(func() {
+				for !over.Load() {
+					ok, err := l.TryAcquire(background, 1, 0)
+					require.NoError(t, err)
+					require.True(t, ok)
+				}
+			})
+		}
+	}
+	for began, held := time.Now(), 0; held < 50; {
+		require.Less(t, time.Since(began), 20*time.Second)
+		if client.Exists(background, lock).Val() == 1 {
+			held++
+		}
+	}
+	over.Store(true)
+	wg.Wait()
+	require.Eventually(t, func() bool { return client.Exists(background, lock).Val() == 0 }, 10*time.Second, time.Millisecond)
+	for _, l := range limiters { // and nobody has to wait for it
+		_, err := l.State(background)
+		require.NoError(t, err)
+	}
+}
+
+// A kept lock outlives a process that ends by little.
+func TestKeptLockEndsSoon(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
+	b := takes("x", 1)
+	m := store.cacheOf(b)
+	token, waited, err := store.obtain(background, m.lock, new(atomic.Bool))
+	require.NoError(t, err)
+	require.False(t, waited)
+	require.Greater(t, client.PTTL(background, m.lock).Val(), time.Second)
+	m.batches = 1
+	_, done, err := store.underLock(background, b, m, token)
+	require.NoError(t, err)
+	require.True(t, done)
+	require.Equal(t, token, m.token)
+	require.LessOrEqual(t, client.PTTL(background, m.lock).Val(), keptTTL)
+}

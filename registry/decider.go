@@ -1,0 +1,35 @@
+package registry
+
+// Decider tells what decides about the calls of a name.
+type Decider uint8
+
+const (
+	// ByLimit: the bucket of its row, or of a Default.
+	ByLimit Decider = iota
+	// BySwitch: the switch is off, and every call passes.
+	BySwitch
+	// ByDisabled: the row is disabled, and every call passes.
+	ByDisabled
+	// ByZero: the row's rate is 0, and every call is refused.
+	ByZero
+	// ByBadRow: the row never was good; what WithBadRows says.
+	ByBadRow
+	// ByUnknown: there is no row; what WithUnknown says.
+	ByUnknown
+)
+
+var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown"}
+
+// String is one word: limit, switch, disabled, zero, bad_row, unknown.
+func (d Decider) String() string {
+	if int(d) < len(deciders) {
+		return deciders[d]
+	}
+	return "none"
+}
+
+// Decider returns what decides about the calls of a name now, and for one that has no bucket, whether they pass.
+func (r *Registry) Decider(name string) (by Decider, pass bool) {
+	f, err := r.find(name)
+	return f.by, f.pass && err == nil
+}

@@ -1,0 +1,173 @@
+package registry
+
+import (
+	"sync"
+	"time"
+)
+
+// notes are what is remembered of loads, and of what was told.
+type notes struct {
+	mu       sync.Mutex
+	stats    Stats
+	began    time.Time // of the last load
+	reported map[string]bool
+	failing  bool
+}
+
+// begin begins a load, unless one has begun since it was asked for: then that one's error is the answer.
+func (n *notes) begin(asked time.Time) (done bool, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.began.After(asked) {
+		return true, n.stats.Err
+	}
+	n.began = time.Now()
+	return false, nil
+}
+
+// age is the time since the last load began.
+func (n *notes) age() time.Duration {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return time.Since(n.began)
+}
+
+// again is how often a trouble is told that lasts.
+const again = time.Minute
+
+// loaded keeps the figures of a load. Of the bad rows it returns those that were not told.
+func (n *notes) loaded(load *Load) (failed, recovered bool, fresh []RowError) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	now := time.Now()
+	n.stats.Loads++
+	n.stats.LastLoad, n.stats.Err = now, load.Err
+	failed, recovered = load.Err != nil && !n.failing, load.Err == nil && n.failing && !n.stats.LastGood.IsZero()
+	n.failing = load.Err != nil
+	if load.Err != nil {
+		n.stats.Failures++
+		return failed, recovered, nil
+	}
+	n.stats.LastGood = now
+	n.stats.Limits, n.stats.Bad, n.stats.Held, n.stats.Rejected = load.Limits, load.Bad, load.Held, load.Rejected
+	seen := map[string]bool{}
+	for _, e := range load.Rejected {
+		text := e.Error() + e.Consequence
+		seen[text] = true
+		if !n.reported[text] {
+			fresh = append(fresh, e)
+		}
+	}
+	n.reported = seen
+	return failed, recovered, fresh
+}
+
+// note keeps the figures of a load and tells of it, of each trouble once; remind tells of it again.
+func (r *Registry) note(load *Load) {
+	failed, recovered, fresh := r.notes.loaded(load)
+	if failed && r.limits.Load() == nil {
+		r.log.Error("registry: limits cannot be loaded yet", "error", load.Err)
+	} else if failed {
+		r.log.Error("registry: limits could not be loaded; what was before stays in force", "error", load.Err)
+	}
+	if recovered {
+		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
+	}
+	r.tellBad(fresh)
+	if load.Err == nil {
+		if s := r.Stats(); s.Loads-s.Failures == 1 {
+			r.tellEmpty(&s)
+		}
+	}
+	if r.hook != nil {
+		r.hook(*load)
+	}
+}
+
+// mostTold is how many bad rows are told of at once.
+const mostTold = 20
+
+func (r *Registry) tellBad(rows []RowError) {
+	for i := range rows {
+		if i == mostTold {
+			r.log.Warn("registry: further rows are bad, see Stats", "rows", len(rows)-i)
+			return
+		}
+		r.log.Warn("registry: a row is bad", "error", &rows[i], "bucket", rows[i].Name, "row", rows[i].Row, "consequence", rows[i].Consequence)
+	}
+}
+
+// remind tells again what troubles last.
+func (r *Registry) remind() {
+	s := r.Stats()
+	if !s.Off.IsZero() {
+		r.log.Warn("registry: the switch is still off: every call passes", "for", time.Since(s.Off).Round(time.Second), "origin", s.Origin)
+	}
+	if s.Err != nil {
+		r.log.Error("registry: limits still cannot be loaded; what was before stays in force", "age", s.Age.Round(time.Second), "error", s.Err)
+	}
+	if s.Held > 0 {
+		r.log.Warn("registry: limits stay in force though their rows are gone", "limits", s.Held)
+	}
+	r.tellEmpty(&s)
+	r.tellBad(s.Rejected)
+}
+
+func (r *Registry) tellEmpty(s *Stats) {
+	if s.Limits+s.Bad == 0 && !r.unknown.refuse && r.unknown.limit == nil {
+		r.log.Warn("registry: there are no limits: every call passes")
+	}
+}
+
+// watchSwitch tells when the switch is turned.
+func (r *Registry) watchSwitch() {
+	if r.sw == nil {
+		return
+	}
+	off, origin := !r.sw.Enabled(), ""
+	if o, ok := r.sw.(interface{ Origin() string }); ok {
+		origin = o.Origin()
+	}
+	turned := r.notes.switched(off, origin)
+	switch {
+	case turned && off:
+		r.log.Warn("registry: the switch is off: every call passes", "origin", origin)
+	case turned:
+		r.log.Warn("registry: the switch is on: calls are limited", "origin", origin)
+	}
+}
+
+// switched tells whether the switch was turned.
+func (n *notes) switched(off bool, origin string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if off {
+		n.stats.Origin = origin
+	}
+	if off == !n.stats.Off.IsZero() {
+		return false
+	}
+	if n.stats.Off = (time.Time{}); off {
+		n.stats.Off = time.Now()
+	}
+	return true
+}
+
+// mind looks after what lasts.
+func (r *Registry) mind() {
+	const look = time.Second
+	ticker := time.NewTicker(look)
+	defer ticker.Stop()
+	for told := time.Now(); ; {
+		select {
+		case now := <-ticker.C:
+			r.watchSwitch()
+			if now.Sub(told) >= again {
+				told = now
+				r.remind()
+			}
+		case <-r.ctx.Done():
+			return
+		}
+	}
+}

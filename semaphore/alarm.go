@@ -1,0 +1,37 @@
+package semaphore
+
+import "time"
+
+// alarm calls a function once, at the earliest of the times that were set since it rang. Its owner's lock guards it, and the function
+// sets at to 0.
+type alarm struct {
+	timer *time.Timer
+	at    time.Duration // 0: it is not set
+}
+
+func (a *alarm) set(at, now time.Duration, ring func()) {
+	switch {
+	case a.at != 0 && a.at <= at:
+		return
+	case a.timer == nil:
+		a.timer = time.AfterFunc(at-now, ring)
+	default:
+		a.timer.Reset(at - now)
+	}
+	a.at = at
+}
+
+func (a *alarm) stop() {
+	if a.at != 0 {
+		a.timer.Stop()
+		a.at = 0
+	}
+}
+
+// earlier of two times, of which 0 is none.
+func earlier(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}

@@ -1,0 +1,260 @@
+package semaphore_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// Every call is answered within the timeout though a batch under way hangs: also those that came after it had departed.
+func TestTimeoutBehindABatch(t *testing.T) {
+	const timeout = time.Second
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		var hang atomic.Bool
+		f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error {
+			if hang.Load() {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}}
+		s := f.process(t, b, 5, semaphore.WithTimeout(timeout))
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		hang.Store(true)
+		var calls sync.WaitGroup
+		for name, call := range map[string]func() error{
+			"acquire":     func() error { _, err := s.Acquire(ctx, 1); return err },
+			"try":         func() error { _, err := s.TryAcquire(ctx, 1, time.Hour); return err },
+			"until idle":  func() error { return semaphore.NewGroup(s).Wait(ctx) },
+			"set permits": func() error { return s.SetPermits(ctx, 7) },
+			"release":     func() error { return p.Release(ctx) },
+			"done":        func() error { return semaphore.NewGroup(s).Done(ctx, "x") },
+		} {
+			for _, later := range []time.Duration{0, 200, 999} {
+				calls.Go(func() {
+					time.Sleep(later * time.Millisecond)
+					began := time.Now()
+					assert.ErrorIs(t, call(), semaphore.ErrTimeout, name)
+					if took := time.Since(began); name != "release" || later == 0 { // a second one has its answer with the first
+						assert.LessOrEqual(t, took, timeout, "%s %v later", name, later)
+					}
+				})
+			}
+		}
+		calls.Wait()
+		hang.Store(false)
+		q, err := s.Acquire(ctx, 4)
+		require.NoError(t, err, "nothing is left of them")
+		require.NoError(t, q.Release(ctx))
+		synctest.Wait()
+	})
+}
+
+// A release by its id ends the context of a permit as lost, also that of Do, in this process too.
+func TestReleasedByItsID(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		memory, err := semaphore.NewMemory(1)
+		require.NoError(t, err)
+		for _, s := range []*semaphore.Semaphore{memory, new(faulty).process(t, b, 1)} {
+			err := s.Do(ctx, func(under context.Context) error {
+				all, err := s.Holders(ctx)
+				require.NoError(t, err)
+				require.NoError(t, semaphore.NewGroup(s).Done(ctx, all[0].ID))
+				<-under.Done()
+				require.ErrorIs(t, context.Cause(under), semaphore.ErrLost)
+				return nil
+			})
+			require.ErrorIs(t, err, semaphore.ErrLost)
+		}
+	})
+}
+
+// Whoever looks at a permit after the end of its lease is told so, though no timer has had its turn yet.
+func TestStoppedHolder(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		for name, look := range map[string]func(p *semaphore.Permit, ctx context.Context) error{
+			"permit":  func(p *semaphore.Permit, _ context.Context) error { return p.Err() },
+			"context": func(_ *semaphore.Permit, ctx context.Context) error { return ctx.Err() },
+			"cause":   func(_ *semaphore.Permit, ctx context.Context) error { return context.Cause(ctx) },
+			"done": func(_ *semaphore.Permit, ctx context.Context) error {
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				default:
+					return nil
+				}
+			},
+		} {
+			s := new(faulty).process(t, b, 9, semaphore.WithFixedLease(time.Second))
+			p, err := s.Acquire(ctx, 1)
+			require.NoError(t, err)
+			held := p.Context()
+			require.NoError(t, look(p, held), name)
+			require.ErrorIs(t, s.Do(ctx, func(under context.Context) error {
+				require.NoError(t, look(p, under))
+				semaphore.Stop(s)
+				time.Sleep(899 * time.Millisecond)
+				require.NoError(t, look(p, under))
+				time.Sleep(time.Millisecond)
+				require.Error(t, look(p, under), name)
+				require.Error(t, look(p, held), name)
+				return nil
+			}), semaphore.ErrExpired, name)
+		}
+	})
+}
+
+// A lease that is not renewed ends, and the place is another's then.
+func TestFixedLease(t *testing.T) {
+	const lease = time.Second
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+			assert.Empty(t, b.Renew)
+			return nil
+		}}
+		s := f.process(t, b, 1, semaphore.WithFixedLease(lease))
+		began := time.Now()
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		<-p.Context().Done()
+		require.Equal(t, lease*9/10, time.Since(began))
+		require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrExpired)
+		require.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
+		q, err := s.TryAcquire(ctx, 1, lease)
+		require.NoError(t, err)
+		require.NoError(t, q.Release(ctx))
+		_, err = semaphore.NewMemory(1, semaphore.WithFixedLease(lease))
+		require.ErrorIs(t, err, semaphore.ErrInvalid)
+	})
+}
+
+func TestNilPermit(t *testing.T) {
+	var p *semaphore.Permit
+	require.Zero(t, p.ID())
+	require.Zero(t, p.Permits())
+	require.Zero(t, p.Fence())
+	require.ErrorIs(t, p.Err(), semaphore.ErrNotHeld)
+	require.ErrorIs(t, p.Release(ctx), semaphore.ErrNotHeld)
+	<-p.Context().Done()
+	require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrNotHeld)
+}
+
+// watcher writes down what an observer is told.
+type watcher struct {
+	mu     sync.Mutex
+	events []any
+}
+
+func (w *watcher) add(e any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.events = append(w.events, e)
+}
+
+// take returns what was told since the last time.
+func (w *watcher) take() []any {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	all := w.events
+	w.events = nil
+	return all
+}
+
+func (w *watcher) option() semaphore.Option {
+	return semaphore.WithObserver(semaphore.Observer{
+		Decision: func(_ context.Context, d semaphore.Decision) { w.add(d) },
+		Trip:     func(t semaphore.Trip) { w.add(t) },
+		Lease:    func(l semaphore.LeaseUse) { w.add(l) },
+		Health:   func(h semaphore.Health) { w.add(h) },
+	})
+}
+
+func TestObserver(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		var fail atomic.Bool
+		away := errors.New("connection refused")
+		f := &faulty{apply: func(context.Context, *semaphore.Batch) error {
+			time.Sleep(time.Millisecond)
+			if fail.Load() {
+				return away
+			}
+			return nil
+		}}
+		var w watcher
+		s := f.process(t, b, 2, w.option(), semaphore.WithFixedLease(time.Second))
+		p, err := s.Acquire(ctx, 2)
+		require.NoError(t, err)
+		require.Equal(t, []any{
+			semaphore.Trip{Semaphore: "x", Requests: 1, Elapsed: time.Millisecond},
+			semaphore.Decision{Semaphore: "x", Permits: 2, Granted: true, Elapsed: time.Millisecond},
+		}, w.take())
+		_, err = s.TryAcquire(ctx, 1, 0)
+		require.ErrorIs(t, err, semaphore.ErrRefused)
+		_, err = s.Acquire(ctx, 0)
+		require.ErrorIs(t, err, semaphore.ErrInvalid)
+		events := w.take()
+		require.Equal(t, semaphore.Decision{Semaphore: "x", Permits: 1, Elapsed: time.Millisecond}, events[1])
+		require.Equal(t, semaphore.Decision{Semaphore: "x", Err: err}, events[2])
+		time.Sleep(5 * time.Millisecond)
+		require.NoError(t, p.Release(ctx))
+		require.Equal(t, semaphore.LeaseUse{Semaphore: "x", Permits: 2, Held: 6 * time.Millisecond}, w.take()[0])
+
+		p, err = s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		w.take()
+		<-p.Context().Done()
+		require.Equal(t, semaphore.LeaseUse{Semaphore: "x", Permits: 1, Held: 899 * time.Millisecond, Err: semaphore.ErrExpired}, w.take()[0])
+		fail.Store(true)
+		_, err = s.Acquire(ctx, 1)
+		require.ErrorIs(t, err, away)
+		events = w.take()
+		decision := events[len(events)-1].(semaphore.Decision)
+		require.False(t, decision.Granted)
+		require.Equal(t, err, decision.Err)
+		health := healthOf(events)
+		require.Len(t, health, 1)
+		require.True(t, health[0].Down)
+		require.ErrorIs(t, health[0].Err, away)
+		fail.Store(false)
+		p, err = s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		health = healthOf(w.take())
+		require.Len(t, health, 1)
+		require.False(t, health[0].Down)
+		require.Positive(t, health[0].After)
+		require.NoError(t, p.Release(ctx))
+	})
+}
+
+func healthOf(events []any) (all []semaphore.Health) {
+	for _, e := range events {
+		if h, ok := e.(semaphore.Health); ok {
+			all = append(all, h)
+		}
+	}
+	return all
+}
+
+func TestObserverInMemory(t *testing.T) {
+	var w watcher
+	s, err := semaphore.NewMemory(1, w.option())
+	require.NoError(t, err)
+	p, err := s.Acquire(ctx, 1)
+	require.NoError(t, err)
+	require.True(t, w.take()[0].(semaphore.Decision).Granted)
+	require.NoError(t, semaphore.NewGroup(s).Done(ctx, p.ID()))
+	require.ErrorIs(t, w.take()[0].(semaphore.LeaseUse).Err, semaphore.ErrLost)
+	require.ErrorIs(t, p.Release(ctx), semaphore.ErrLost)
+	require.Empty(t, w.take())
+}

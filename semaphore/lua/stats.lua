@@ -1,0 +1,14 @@
+-- Tells how a semaphore is used; changes nothing. KEYS as in apply.lua: state, held, info, queue.
+-- returns   'limit version used waiting'
+
+local call = redis.call
+local t = call('TIME')
+local s = call('HMGET', KEYS[1], 'permits', 'used', 'seen')
+local limit, version = (s[1] or not s[3] and '2 0 0' or ''):match('^2 (%d+) (%d+)$')
+local used, seen = s[2] or '0', s[3] or '0'
+if not (limit and used:find('^%d+$') and seen:find('^%d+$')) then return redis.error_reply('CORRUPT state') end
+local now = math.max(t[1] * 1000000 + t[2], tonumber(seen) - 2000000)
+for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))) do
+  used = used - (call('HGET', KEYS[3], id) or '0'):match('^%d*')
+end
+return {string.format('%s %s %.0f %d', limit, version, math.max(0, used), call('ZCARD', KEYS[4]))}

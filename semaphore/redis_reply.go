@@ -1,0 +1,88 @@
+package semaphore
+
+import (
+	"strconv"
+	"strings"
+)
+
+// replyReader reads the strings of a reply one after the other; after one that is not as it should be, bad is set.
+type replyReader struct {
+	rest []string
+	bad  bool
+}
+
+func (r *replyReader) text() (text string) {
+	if len(r.rest) == 0 {
+		r.bad = true
+		return ""
+	}
+	text, r.rest = r.rest[0], r.rest[1:]
+	return text
+}
+
+// numbers reads integers that one string has.
+func (r *replyReader) numbers(into ...*int64) { r.numbersOf(r.text(), into...) }
+
+func (r *replyReader) numbersOf(text string, into ...*int64) {
+	fields := strings.Fields(text)
+	if len(fields) != len(into) {
+		r.bad = true
+		return
+	}
+	for i, f := range fields {
+		n, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			r.bad = true
+			return
+		}
+		*into[i] = n
+	}
+}
+
+// parse reads a reply of lua/apply.lua.
+func parse(b *Batch, reply []string) (*Report, bool) {
+	r := &replyReader{rest: reply}
+	var out Report
+	first := r.text()
+	if late, ok := strings.CutPrefix(first, "late "); ok {
+		out.Late = true
+		r.numbersOf(late, &out.Now)
+		return &out, !r.bad
+	}
+	var fresh, permits, limit, unchanged int64
+	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told, &limit, &out.Limit.Version, &unchanged)
+	out.Fresh, out.Permits, out.Limit.Permits, out.Unchanged = fresh == 1, int(permits), int(limit), unchanged == 1
+	for range b.Leave {
+		var standing int64
+		r.numbers(&standing)
+		out.Left = append(out.Left, Standing(standing))
+	}
+	for range b.Renew {
+		out.Renewed = append(out.Renewed, r.text() == "1")
+	}
+	for range b.Enter {
+		var outcome int64
+		var a Answer
+		r.numbers(&outcome, &a.Fence, &a.Ticket)
+		a.Outcome = Outcome(outcome)
+		out.Entered = append(out.Entered, a)
+	}
+	for _, text := range r.rest {
+		g, ok := parseGrant(text)
+		r.bad = r.bad || !ok
+		out.Grants = append(out.Grants, g)
+	}
+	return &out, !r.bad
+}
+
+// parseGrant reads 'id outcome fence expires'.
+func parseGrant(text string) (g Grant, ok bool) {
+	fields := strings.Fields(text)
+	if len(fields) != 4 {
+		return g, false
+	}
+	outcome, err1 := strconv.ParseUint(fields[1], 10, 8)
+	fence, err2 := strconv.ParseInt(fields[2], 10, 64)
+	expires, err3 := strconv.ParseInt(fields[3], 10, 64)
+	return Grant{fields[0], Outcome(outcome), fence, expires}, err1 == nil && err2 == nil && err3 == nil
+}

@@ -1,0 +1,124 @@
+package slidingwindow
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+// passes is how many permits a limiter admits now, one by one.
+func passes(t *testing.T, l *Limiter) (n int) {
+	t.Helper()
+	for {
+		ok, err := l.Allow(ctx)
+		require.NoError(t, err)
+		if !ok {
+			return n
+		}
+		n++
+	}
+}
+
+// A limit that was set holds for all processes at once, and those that come later. After a FLUSHALL it comes back with the first that has
+// heard of it.
+func TestSetLimitOfFleet(t *testing.T) {
+	for _, mode := range []Mode{Exact, Approximate} {
+		t.Run(mode.String(), func(t *testing.T) {
+			client := redistest.Shared(t).Client(t)
+			name := unique(t)
+			open := func(limit int, opts ...Option) *Limiter {
+				l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithMode(mode), WithRedis(client))...)
+				require.NoError(t, err)
+				return l
+			}
+			a, b := open(10), open(10)
+			for _, l := range []*Limiter{a, b} {
+				_, err := l.Remaining(ctx)
+				require.NoError(t, err)
+			}
+			require.NoError(t, a.SetLimit(ctx, 4))
+			require.Equal(t, 4, a.Limit())
+			ok, err := b.Allow(ctx)
+			require.NoError(t, err)
+			require.True(t, ok)
+			require.Equal(t, 4, b.Limit(), "heard with the answer")
+			require.Equal(t, 3, passes(t, b))
+			require.Zero(t, passes(t, open(10)))
+
+			require.NoError(t, client.Del(ctx, a.coordinator.key).Err())
+			c := open(10) // has not heard of it
+			_, err = c.Remaining(ctx)
+			require.NoError(t, err)
+			require.Equal(t, 10, c.Limit())
+			_, err = b.refreshed(t)
+			require.NoError(t, err)
+			_, err = c.refreshed(t)
+			require.NoError(t, err)
+			require.Equal(t, 4, c.Limit())
+
+			require.NoError(t, c.SetLimit(ctx, 20))
+			_, err = a.AllowN(ctx, 21)
+			require.ErrorIs(t, err, ErrInvalid)
+			a.coordinator.mu.Lock()
+			a.coordinator.known.heard = false // as in the next sub-interval
+			a.coordinator.mu.Unlock()
+			_, err = a.AllowN(ctx, 12)
+			require.NoError(t, err, "more than it knew of: it asks first")
+			require.Equal(t, 20, a.Limit())
+		})
+	}
+}
+
+// The newest version is in force; of two limits of one version the lower; and a limit without a version only where no other is known.
+func TestWithVersion(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	name := unique(t)
+	inForce := func(limit int, opts ...Option) int {
+		l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithRedis(client))...)
+		require.NoError(t, err)
+		_, err = l.Remaining(ctx)
+		require.NoError(t, err)
+		return l.Limit()
+	}
+	require.Equal(t, 5, inForce(5))
+	require.Equal(t, 7, inForce(7), "each its own")
+	require.Equal(t, 9, inForce(9, WithVersion(3)))
+	require.Equal(t, 9, inForce(5))
+	require.Equal(t, 9, inForce(6, WithVersion(2)))
+	require.Equal(t, 9, inForce(10, WithVersion(3)))
+	require.Equal(t, 8, inForce(8, WithVersion(3)))
+	require.Equal(t, 8, inForce(9, WithVersion(3)))
+	require.Equal(t, 30, inForce(30, WithVersion(4)))
+	l, err := New(name, 5, time.Hour, time.Minute, WithRedis(client))
+	require.NoError(t, err)
+	require.NoError(t, l.SetLimit(ctx, 6))
+	require.Equal(t, 6, inForce(30, WithVersion(4)))
+	require.Equal(t, 7, inForce(7, WithVersion(6)), "SetLimit made it 5")
+	for _, v := range []int64{-1, maxInteger + 1} {
+		_, err = New(name, 5, time.Hour, time.Minute, WithVersion(v))
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+}
+
+// While Redis is away a limit cannot be set, and stays as it is.
+func TestSetLimitAway(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		client := new(fakeRedis)
+		l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), WithAway(Pass))
+		require.NoError(t, err)
+		client.by(failing(refused))
+		for range 2 {
+			require.ErrorIs(t, l.SetLimit(ctx, 7), ErrAway)
+		}
+		require.Equal(t, 5, l.Limit())
+		client.by(nil)
+		time.Sleep(2 * maxPause)
+		require.NoError(t, l.SetLimit(ctx, 7))
+		require.Equal(t, 7, l.Limit())
+		synctest.Wait()
+	})
+}

@@ -1,0 +1,117 @@
+package slidingwindow
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// events is what an observer was told.
+type events struct {
+	mu        sync.Mutex
+	decisions []Decision
+	trips     []Trip
+	health    []Health
+}
+
+func (e *events) option() Option {
+	return WithObserver(Observer{
+		Decision: func(_ context.Context, d Decision) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.decisions = append(e.decisions, d)
+		},
+		Trip: func(t Trip) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.trips = append(e.trips, t)
+		},
+		Health: func(h Health) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.health = append(e.health, h)
+		},
+	})
+}
+
+// last is the decision that was told last; there must be one more than before.
+func (e *events) last(t *testing.T, n int) Decision {
+	t.Helper()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	require.Len(t, e.decisions, n)
+	return e.decisions[n-1]
+}
+
+// Every call is told once, with who has decided it; so is each round trip, and the beginning and the end of an outage.
+func TestObserver(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		var e events
+		client := &fakeRedis{way: slow(time.Millisecond)}
+		l, err := New("x", 2, time.Minute, time.Second, WithRedis(client), WithAway(Pass), e.option())
+		require.NoError(t, err)
+		_, _ = l.AllowN(ctx, 2)
+		require.Equal(t, Decision{Limiter: "x", Permits: 2, Granted: true, By: ByStore, Elapsed: time.Millisecond}, e.last(t, 1))
+		_, _ = l.Take(ctx, 1)
+		d := e.last(t, 2)
+		require.Equal(t, []any{1, false, BySight}, []any{d.Permits, d.Granted, d.By})
+		require.InDelta(t, time.Minute, d.Wait, float64(time.Second))
+		_, _ = l.AllowN(ctx, 3)
+		d = e.last(t, 3)
+		require.ErrorIs(t, d.Err, ErrInvalid)
+		require.Equal(t, ByCheck, d.By)
+		_ = l.Wait(ctx)
+		d = e.last(t, 4)
+		require.True(t, d.Granted)
+		require.InDelta(t, time.Minute, d.Wait, float64(2*time.Second))
+		synctest.Wait()
+		e.mu.Lock()
+		require.Equal(t, Trip{"x", 1, time.Millisecond, nil}, e.trips[0])
+		require.Empty(t, e.health)
+		e.trips = nil
+		e.mu.Unlock()
+
+		client.by(failing(refused))
+		time.Sleep(2 * time.Minute)
+		_, _ = l.Allow(ctx)
+		d = e.last(t, 5)
+		require.Equal(t, []any{true, ByPolicy}, []any{d.Granted, d.By})
+		time.Sleep(maxPause)
+		_, _ = l.Allow(ctx)
+		synctest.Wait()
+		client.by(nil)
+		time.Sleep(2 * maxPause)
+		_, _ = l.Allow(ctx)
+		synctest.Wait()
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		require.Len(t, e.health, 2)
+		require.ErrorIs(t, e.health[0].Err, ErrAway)
+		require.Equal(t, []any{"x", true, Pass}, []any{e.health[0].Limiter, e.health[0].Down, e.health[0].Away})
+		require.Equal(t, Health{Limiter: "x", Away: Pass, After: 3 * maxPause}, e.health[1])
+		require.ErrorIs(t, e.trips[0].Err, ErrAway)
+		require.NoError(t, e.trips[len(e.trips)-1].Err)
+	})
+}
+
+// In a process there are no trips, and an observer without functions is as good as none.
+func TestObserverOfProcess(t *testing.T) {
+	var e events
+	l, err := New("x", 1, time.Minute, time.Second, e.option())
+	require.NoError(t, err)
+	_, _ = l.Allow(ctx)
+	require.Equal(t, ByStore, e.last(t, 1).By)
+	_, _ = l.Allow(ctx)
+	require.False(t, e.last(t, 2).Granted)
+	_, _ = l.Allow(ctx)
+	require.Equal(t, BySight, e.last(t, 3).By, "it is known to be full")
+	require.Empty(t, e.trips)
+	_, err = New("x", 1, time.Minute, time.Second, WithObserver(Observer{}))
+	require.NoError(t, err)
+	require.Equal(t, "store sight policy check unknown", ByStore.String()+" "+BySight.String()+" "+ByPolicy.String()+" "+ByCheck.String()+" "+Decider(9).String())
+	require.Equal(t, "Refuse Pass Share Away(9)", Refuse.String()+" "+Pass.String()+" "+share.String()+" "+Away(9).String())
+}
