@@ -142,7 +142,7 @@ func (m *Model) change(b *semaphore.Batch) (unchanged bool) {
 	n := max(0, b.SetPermits)
 	if b.AddPermits != 0 {
 		n = m.total(b.Permits) + b.AddPermits
-		if n < 1 || n > 1<<31 {
+		if n < 1 || int64(n) > 1<<31 {
 			return true
 		}
 	}

@@ -493,7 +493,8 @@ func limits(f *fleet) {
 	r = b.do(semaphore.Batch{Permits: 3, AddPermits: -5})
 	require.True(f, r.Unchanged)
 	require.Equal(f, of(5, 6), r.Limit)
-	require.True(f, b.do(semaphore.Batch{Permits: 3, AddPermits: 1 << 31}).Unchanged)
+	tooMany := int64(1 << 31) // negative where an int has 32 bits
+	require.True(f, b.do(semaphore.Batch{Permits: 3, AddPermits: int(tooMany)}).Unchanged)
 	// Until the configurations count again.
 	r = b.do(semaphore.Batch{Permits: 3, SetPermits: semaphore.OwnPermits})
 	require.Equal(f, of(0, 7), r.Limit)

@@ -339,7 +339,8 @@ func addPermits(t *testing.T, open Open) {
 	require.NoError(t, b.AddPermits(background, -1))
 	require.NoError(t, b.AddPermits(background, 0))
 	require.Equal(t, 4, free(t, a, 9))
-	for _, n := range []int{-4, math.MinInt, 1 << 31, math.MaxInt} {
+	tooMany := int64(1 << 31) // negative where an int has 32 bits
+	for _, n := range []int{-4, math.MinInt, int(tooMany), math.MaxInt} {
 		require.ErrorIs(t, a.AddPermits(background, n), semaphore.ErrInvalid, n)
 	}
 	require.Equal(t, 4, free(t, b, 9))
