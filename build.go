@@ -11,7 +11,7 @@ import (
 // inFlight is the way of a bucket's batches to its store and back: one at a time (Q1).
 type inFlight struct {
 	flying   bool             // somebody is about to build the next batch, or waits for an answer
-	since    time.Duration    // since when the store has let callers wait, see mono; 0: it does not
+	since    time.Duration    // since when callers wait for the store: its last answer, or the first batch after a pause; see mono; 0: none do
 	flight   *flight          // under way
 	overdue  []*flight        // that were given up, and may still come back
 	spare    *flight          // for reuse

@@ -70,7 +70,7 @@ type heard struct {
 	paused   int64        // how long it was held back for altogether
 	heldTill int64        // until when it is held back
 	free     int64        // from when on it owes nothing
-	stored   int64        // permits that it had saved up, as far as they take no time
+	stored   int64        // permits that it had saved up; 0 if it is not bursty, for then they take time, too
 	offset   clock.Offset // of the limiter's clock to the store's
 	server   clock.Remote
 	terms    *terms // under which it granted last
@@ -188,7 +188,7 @@ func (c *coordinator) submit(ctx context.Context, q *call) {
 	}
 }
 
-// accept lines a call up, and tells whether its caller is to take its batch to the store.
+// accept puts a call into the line of waiters or among the orders, and tells whether its caller is to take the batch to the store.
 func (c *coordinator) accept(ctx context.Context, q *call) (take bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

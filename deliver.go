@@ -9,8 +9,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// Land implements [transport.Source]. It lets those go whom the answer is for when the lock is released: they shall neither find it held when
-// they ask again, nor see less than their own answer has brought.
+// Land implements [transport.Source]. Who is answered is let go only after the lock is released. So nobody finds it held when asking
+// again, and all see everything that the answer has brought.
 func (c *coordinator) Land(b *batch, out outcome, err error, late bool) {
 	c.mu.Lock()
 	answered := c.trip.buffer[:0]

@@ -134,8 +134,8 @@ func (b *PermitBucket) resync(now int64) (overflow bool) {
 	return overflow
 }
 
-// apply decides a batch at nowMicros of the store's clock. It is the one function that changes a bucket, and lua/apply.lua is its translation, equal to the last bit. The state must be written only
-// if the outcome says Changed.
+// apply decides a batch at nowMicros of the store's clock. Nothing else changes a bucket but takeNow, which decides the simple cases as
+// apply does. lua/apply.lua is its translation, equal to the last bit. The state must be written only if the outcome says Changed.
 func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
 	if nowMicros < -maxExact || nowMicros > maxExact {
 		return outcome{}, invalid(label(batch.Name), wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
@@ -241,8 +241,8 @@ func (b *PermitBucket) observe(now, epoch int64, out *outcome) int64 {
 	return b.SeenMicros
 }
 
-// reconcile puts the right configuration in force: the newest version, and among equal ones the larger content hash.
-// As long as nobody set a version, each caller's own applies to its own call.
+// reconcile puts a configuration in force: the newest version, and of two with the same version the one with the larger content hash.
+// As long as nobody has set a version, each batch is decided under its own.
 func (b *PermitBucket) reconcile(now int64, batch *batch, out *outcome) error {
 	mine, theirs := &batch.config, &b.config
 	if mine.Kind != theirs.Kind {
@@ -253,8 +253,8 @@ func (b *PermitBucket) reconcile(now int64, batch *batch, out *outcome) error {
 	}
 	switch {
 	case mine.Version == 0 && theirs.Version == 0:
-		// Stored permits are clipped by the next ReSync and never scaled up, so configurations that take batches mint
-		// nothing; a refund across the change would be measured with two rates, so its epoch ends.
+		// Stored permits are clipped by the next resync and never scaled up, so two configurations in turn mint nothing. A refund
+		// across the change would be measured with two rates, so its epoch ends.
 		b.adopt(*mine)
 		b.beginEpoch(batch.Epoch)
 		return nil
@@ -376,8 +376,8 @@ func (b *PermitBucket) takeStored(now, n int64) grant {
 	return g
 }
 
-// takeNow decides on one request as apply would, if it is due at once or refused, under a configuration that is in force:
-// most requests, and much faster. Else it reports that it has decided nothing.
+// takeNow decides on one request as apply would, and much faster, if the permits are due at once or the request is refused, and c is in
+// force. Else it reports that it has decided nothing. It repeats resync and take: change them together (TestTakeNow).
 func (b *PermitBucket) takeNow(now int64, c *config, n, maxWait int64) (granted, decided bool) {
 	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.config != *c {
 		return false, false

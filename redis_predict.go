@@ -58,7 +58,7 @@ func (m *cachedState) remember(old string, read *PermitBucket, out *outcome, new
 
 // prediction is what a batch makes of the remembered state at a time of the store's clock that has surely come: an outcome
 // which stands if the bucket is still what is remembered. It is exact, for it is what the store would have decided at
-// that time; the time is at most predictionAge old.
+// that time. The script writes nothing if that time is more than 100 ms ago (GUESS_AGE in lua/apply.lua).
 type prediction struct {
 	asOf  int64
 	local int64 // the limiter's clock then

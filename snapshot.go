@@ -95,7 +95,7 @@ func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 	return after.Next - now, ok
 }
 
-// occupancy is which of these it is.
+// occupancy is what a caller would find who comes: free, queued or spare.
 func (c *coordinator) occupancy() uint32 {
 	w := &c.waiters
 	switch {

@@ -20,8 +20,8 @@ import (
 // of the engine and five rules of how to use them, and a wrapper that rebuilt a batch lost half of it. So a Batch is opaque. A
 // store reads, calls Decide, and writes. What the batch asks, and what it was answered, stays within.
 //
-// The stores of this module know more (see described): memory keeps states as values, and Redis decides in a script or writes
-// what was computed beforehand. They take a Batch that a wrapper hands on as it is for what it is.
+// The stores of this module do more: memory keeps states as values, and Redis decides in a script or writes what was computed
+// beforehand. They recognise a Batch of the engine, also if a wrapper hands it on unchanged (see Batch.native).
 
 // Store keeps the states of buckets: bytes under a name. It is the one seam between the arithmetic and where its state lives.
 //

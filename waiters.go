@@ -21,7 +21,8 @@ type waiters struct {
 	confirm *refund                   // the next of line's that is sent: somebody waits for its answer; nil: nobody does
 }
 
-// begin makes the line. Strict is for the system's clock, and no test's: see [schedule.Schedule].
+// begin makes the line. Strict lets permits lapse that are overdue by more than 100 ms (T6). It is for the system's clock: a test's may
+// jump by more.
 func (w *waiters) begin(strict bool) {
 	w.line = &schedule.Schedule[*call]{Strict: strict}
 }
@@ -180,9 +181,9 @@ func (s *setting) horizon() int64 {
 	return max(1_000_000, int64(min(math.Ceil(4*s.interval), maxExact)))
 }
 
-// reach is the longest wait that a process may ask n permits for. The time of all requests, large or small, may begin so far ahead as the
-// horizon leaves beside one permit, less half of the time that the process owns ahead already; and who pays now waits for its own
-// cost, too. So processes own equal time, and equal time is equal rate, whatever their distance from the store.
+// reach is the longest wait with which a process may ask for n permits: the horizon less one permit's time, less half of the time that
+// the process owns ahead. It is the same for large and small requests. Who pays now waits for its own cost on top. So processes own equal
+// time, and equal time is equal rate, whatever their distance from the store.
 func (s *setting) reach(n, ahead int64) int64 {
 	most := max(0, s.horizon()-int64(s.interval)) - ahead/2
 	if s.Payment == PayNow {
@@ -239,7 +240,8 @@ func (c *coordinator) estimate(q *call, wanted, now int64) int64 {
 	return max(now, c.heard.free) + int64(min(float64(wanted)*s.interval, maxExact))
 }
 
-// paced is when it would be due at the pace at which the line moved of late, for other processes ask, too. 0: that is not known.
+// paced is when a call could be due behind so many permits, at the pace at which the line moved of late: other processes ask, too. 0: the
+// pace is not known.
 //
 // Of two processes at 20/s that were asked for three times as much, 53 % of the refused were told later than after a second when their
 // timeout was 4 s, and 59 % at 15 s; with it 7 % and 6 %. As many are granted, and the whole rate is used: of the refused, 2.5 % and
@@ -294,7 +296,7 @@ func (c *coordinator) release(now int64) {
 	c.refuseExpired(now)
 }
 
-// served notes for the pace of the line that a call leaves it whose permits were due at a time: it was let go, or its caller gives up.
+// served notes, for the pace of the line, that a call leaves it: it was let go with permits due at that time, or its caller gives up.
 func (c *coordinator) served(q *call, now, due int64) {
 	if !c.waiters.beyond() || now-due > schedule.Tolerated { // this process was stopped
 		c.waiters.pace.Forget()
@@ -309,8 +311,7 @@ const (
 	paceMargin = 0.95
 )
 
-// refusedFor notes that the store would not grant a call yet, nor those behind it: it would have had to wait for beyond longer than its
-// reach.
+// refusedFor notes that the store does not grant a call yet, nor those behind it: its wait is longer than its reach, by beyond.
 func (c *coordinator) refusedFor(q *call, beyond, received, now int64) {
 	s := q.limiter.effective()
 	c.waiters.line.Refused(received, s.horizon(), beyond, rand.Float64())

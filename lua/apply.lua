@@ -1,8 +1,8 @@
--- Decides one batch on each of one or more buckets. It is PermitBucket.apply of permit_state.go in Lua, equal to the
--- last bit: change both or none; TestDifferential compares them. A bucket's batch is one atomic step; buckets in one
--- call only share the way.
+-- Decides one batch on each of one or more buckets. It is PermitBucket.apply of permit_state.go, with permit_change.go, in
+-- Lua, equal to the last bit: change both or none; TestDifferential compares them. A bucket's batch is one atomic step;
+-- buckets in one call only share the way.
 --
--- KEYS      for each bucket: its key, a string, see permit_state.go; and its lock: while somebody holds that, nothing
+-- KEYS      for each bucket: its key, a string, see codec.go; and its lock: while somebody holds that, nothing
 --           is decided
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   a lock's time to live in milliseconds; more than that remains only after the clock was set back
