@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -217,5 +218,63 @@ func TestRefundAcrossAPenalty(t *testing.T) {
 		first, ok := line.DueOf(line.Head())
 		require.True(t, ok)
 		require.Greater(t, line.Last(), first, "what is owned ends %d µs after what the first waits for", line.Last()-first)
+	})
+}
+
+// heldBack is a store that keeps back the answer of one batch.
+type heldBack struct {
+	MemoryStore
+	keep atomic.Pointer[chan struct{}] // until it is closed; nil: of none
+}
+
+func (s *heldBack) describe() traits { return traits{self: s} }
+
+func (s *heldBack) Apply(ctx context.Context, b *Batch) error {
+	err := s.MemoryStore.Apply(ctx, b)
+	if keep := s.keep.Swap(nil); keep != nil {
+		<-*keep
+	}
+	return err
+}
+
+// An answer that comes after its callers were served by another finds none of them used again for another call.
+func TestLateAnswerToWhoAskedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		clock := clockwork.NewFakeClock()
+		s := new(heldBack)
+		l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1), Logged(t))
+		require.NoError(t, err)
+		c := l.coordinator
+		c.waiters.line.Strict = true
+		_, err = l.Reserve(background, 30)
+		require.NoError(t, err)
+		r, err := l.Reserve(background, 1)
+		require.NoError(t, err)
+		require.Equal(t, 3*time.Second, r.Delay())
+		answer := make(chan struct{})
+		s.keep.Store(&answer)
+		got := make(chan error)
+		go func() { _, err := l.Acquire(background, 1); got <- err }()
+		synctest.Wait() // it has asked, in vain
+		require.NoError(t, r.Cancel(background))
+		time.Sleep(1100 * time.Millisecond) // the batch is given up, and its caller waits for what r has left
+		c.mu.Lock()
+		require.Len(t, c.trip.overdue, 1)
+		require.NotNil(t, c.waiters.line.Head())
+		clock.Advance(5 * time.Second) // while the process was stopped
+		c.mu.Unlock()
+		for served := false; !served; {
+			synctest.Wait()
+			select {
+			case err := <-got:
+				require.NoError(t, err)
+				served = true
+			default:
+				clock.Advance(10 * time.Millisecond)
+			}
+		}
+		close(answer)
+		synctest.Wait()
+		require.Zero(t, Waiting(l))
 	})
 }
