@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -9,6 +10,8 @@ import (
 
 	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
+
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 )
 
 // Who is refused in a line of an epoch that is no more is told so.
@@ -278,3 +281,25 @@ func TestLateAnswerToWhoAskedAgain(t *testing.T) {
 		require.Zero(t, Waiting(l))
 	})
 }
+
+// An error of a store that is another's lateness is an error like others: the batch has landed.
+func TestErrorOfAnothersLateness(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l, err := NewSmoothBursty("x", 10, WithStore(lateness{fmt.Errorf("asked for leave: %w", transport.ErrLate)}), Logged(t))
+		require.NoError(t, err)
+		ctx, cancel := within(10 * time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err = l.State(ctx)
+		require.ErrorIs(t, err, transport.ErrLate)
+		_, err = l.TryAcquire(ctx, 1, 0)
+		require.ErrorIs(t, err, ErrStoreUnavailable)
+		require.Less(t, time.Since(began), 5*time.Second)
+		require.Empty(t, l.coordinator.trip.overdue)
+	})
+}
+
+// lateness is a store that returns an error.
+type lateness struct{ err error }
+
+func (s lateness) Apply(context.Context, *Batch) error { return s.err }
