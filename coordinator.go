@@ -94,7 +94,7 @@ func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time
 		timeout = 0 // it never waits, so one bucket is one line whatever the timeouts
 	}
 	fresh := func() *coordinator { return newCoordinator(store, traits, name, clock, timeout) }
-	if !reflect.TypeOf(store).Comparable() || !reflect.TypeOf(clock).Comparable() {
+	if !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(clock).Comparable() {
 		return fresh() // it cannot be recognised again
 	}
 	return coordinators.Get(coordinatorKey{store, name, clock, timeout}, fresh)
@@ -129,7 +129,7 @@ var parts weakmap.Map[Store, MemoryStore]
 
 // partsOf returns the one that all coordinators of a store share, whatever their timeouts.
 func partsOf(store Store) *MemoryStore {
-	if !reflect.TypeOf(store).Comparable() {
+	if !reflect.ValueOf(store).Comparable() {
 		return NewMemoryStore()
 	}
 	return parts.Get(store, NewMemoryStore)

@@ -2,12 +2,16 @@ package tokenbucket
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
+
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 )
 
 // Who is refused in a line of an epoch that is no more is told so.
@@ -219,3 +223,83 @@ func TestRefundAcrossAPenalty(t *testing.T) {
 		require.Greater(t, line.Last(), first, "what is owned ends %d µs after what the first waits for", line.Last()-first)
 	})
 }
+
+// heldBack is a store that keeps back the answer of one batch.
+type heldBack struct {
+	MemoryStore
+	keep atomic.Pointer[chan struct{}] // until it is closed; nil: of none
+}
+
+func (s *heldBack) describe() traits { return traits{self: s} }
+
+func (s *heldBack) Apply(ctx context.Context, b *Batch) error {
+	err := s.MemoryStore.Apply(ctx, b)
+	if keep := s.keep.Swap(nil); keep != nil {
+		<-*keep
+	}
+	return err
+}
+
+// An answer that comes after its callers were served by another finds none of them used again for another call.
+func TestLateAnswerToWhoAskedAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		clock := clockwork.NewFakeClock()
+		s := new(heldBack)
+		l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1), Logged(t))
+		require.NoError(t, err)
+		c := l.coordinator
+		c.waiters.line.Strict = true
+		_, err = l.Reserve(background, 30)
+		require.NoError(t, err)
+		r, err := l.Reserve(background, 1)
+		require.NoError(t, err)
+		require.Equal(t, 3*time.Second, r.Delay())
+		answer := make(chan struct{})
+		s.keep.Store(&answer)
+		got := make(chan error)
+		go func() { _, err := l.Acquire(background, 1); got <- err }()
+		synctest.Wait() // it has asked, in vain
+		require.NoError(t, r.Cancel(background))
+		time.Sleep(1100 * time.Millisecond) // the batch is given up, and its caller waits for what r has left
+		c.mu.Lock()
+		require.Len(t, c.trip.overdue, 1)
+		require.NotNil(t, c.waiters.line.Head())
+		clock.Advance(5 * time.Second) // while the process was stopped
+		c.mu.Unlock()
+		for served := false; !served; {
+			synctest.Wait()
+			select {
+			case err := <-got:
+				require.NoError(t, err)
+				served = true
+			default:
+				clock.Advance(10 * time.Millisecond)
+			}
+		}
+		close(answer)
+		synctest.Wait()
+		require.Zero(t, Waiting(l))
+	})
+}
+
+// An error of a store that is another's lateness is an error like others: the batch has landed.
+func TestErrorOfAnothersLateness(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l, err := NewSmoothBursty("x", 10, WithStore(lateness{fmt.Errorf("asked for leave: %w", transport.ErrLate)}), Logged(t))
+		require.NoError(t, err)
+		ctx, cancel := within(10 * time.Second)
+		defer cancel()
+		began := time.Now()
+		_, err = l.State(ctx)
+		require.ErrorIs(t, err, transport.ErrLate)
+		_, err = l.TryAcquire(ctx, 1, 0)
+		require.ErrorIs(t, err, ErrStoreUnavailable)
+		require.Less(t, time.Since(began), 5*time.Second)
+		require.Empty(t, l.coordinator.trip.overdue)
+	})
+}
+
+// lateness is a store that returns an error.
+type lateness struct{ err error }
+
+func (s lateness) Apply(context.Context, *Batch) error { return s.err }

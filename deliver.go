@@ -19,7 +19,7 @@ func (c *coordinator) Land(b *batch, out outcome, err error, late bool) {
 	}
 	c.trip.answered = &answered
 	at := c.moment()
-	if f := c.landed(b, late); errors.Is(err, transport.ErrLate) {
+	if f := c.landed(b, late); err == transport.ErrLate { // itself: a store's own error may wrap that of another trip
 		c.expireFlight(f, at.mono)
 	} else {
 		c.deliver(f, &out, err, at)

@@ -8,7 +8,8 @@ import (
 )
 
 // MemoryStore keeps buckets in this process. It serves limiters that need no fleet, and tests. Its clock is that of
-// the limiter that asks (WithClock). The zero value is ready; it is safe for concurrent use and must not be copied.
+// the limiter that asks (WithClock), and the system's for a Batch that a wrapper has made. The zero value is ready; it is safe for
+// concurrent use and must not be copied.
 type MemoryStore struct {
 	mu      sync.Mutex
 	buckets map[string]*memoryBucket

@@ -314,7 +314,7 @@ func (o *options) checkLease() {
 // checkSeams refuses stores and clocks that could not work.
 func (o *options) checkSeams() {
 	o.err = traitsOf(o.store).err
-	if _, shares := o.policy.instances(); shares && !reflect.TypeOf(o.store).Comparable() {
+	if _, shares := o.policy.instances(); shares && !reflect.ValueOf(o.store).Comparable() {
 		o.fail("failure policy", o.policy.name(), fmt.Sprintf("a store that limiters can share, as pointers can be: %T", o.store))
 	}
 	if by := clock.New(o.clock); !by.InRange() {

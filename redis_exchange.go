@@ -40,6 +40,9 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 		case "late":
 			return fmt.Errorf("%w: key %q: the script ran too late and wrote nothing", ErrStoreTimeout, keys[0])
 		case "locked":
+			if err := s.clip(ctx, keys, reply[1]); err != nil {
+				return err
+			}
 			if !pause.Wait(ctx) {
 				return fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, keys[0], reply[1])
 			}
@@ -51,6 +54,20 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 			return err
 		}
 	}
+}
+
+// clip shortens locks that have more time left than any is given, or no expiry: nobody holds such a one any more.
+func (s *redisBase) clip(ctx context.Context, keys []string, left string) error {
+	most := s.lockTTL.Milliseconds()
+	if n, err := strconv.ParseInt(left, 10, 64); err == nil && 0 <= n && n <= most {
+		return nil
+	}
+	for i := 1; i < len(keys); i += 2 {
+		if _, err := s.run(ctx, &clipScript, 1, keys[i], strconv.FormatInt(most, 10)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // exchanged decides on what was read, and returns the arguments to write that with.

@@ -36,8 +36,7 @@ type redisTrips struct {
 	ctx    context.Context // for trips
 	until  time.Time       // when it ends
 
-	quick   *redis.Client // for callers' own trips
-	timeout time.Duration // of its reads
+	quick *quickClient // for callers' own trips; nil: the client heeds deadlines by itself
 }
 
 // tripBuffer is what a round trip needs.
@@ -63,6 +62,9 @@ func (s *RedisScriptStore) initTrips() {
 	switch c := s.client.(type) {
 	case *redis.Client:
 		r.pipeline, r.Direct = c.Pipeline, s.sendDirect
+		if s.err == nil && !script.HeedsDeadline(c) {
+			r.quick = &quickClient{Client: c}
+		}
 	case *redis.ClusterClient:
 		r.pipeline = c.Pipeline
 		r.scattered.Store(true)
@@ -119,23 +121,37 @@ func (s *RedisScriptStore) send(_ string, items []*item) {
 // sendDirect implements [transport.Trips].Direct. A client that does not heed deadlines reads for as long as its ReadTimeout, and nothing but
 // WithTimeout makes it read for less. That copy has no hooks; without it a lone caller would be slower by a quarter.
 func (s *RedisScriptStore) sendDirect(_ string, items []*item) {
-	until, client := items[0].Deadline, s.client
-	if !script.HeedsDeadline(client) {
-		client = s.trips.quickly(client.(*redis.Client), until)
+	client := s.client
+	if s.trips.quick != nil {
+		client = s.trips.quick
 	}
-	s.together(s.trips.within(until), client, items)
+	s.together(s.trips.within(items[0].Deadline), client, items)
 }
 
-// quickly is a copy of a client that reads until then, or for up to a tenth less: one serves many trips.
-func (r *redisTrips) quickly(client *redis.Client, until time.Time) *redis.Client {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// quickClient is a client each of whose reads ends with the context, or up to a tenth of the time that is left sooner. A script may take
+// several: one that Redis does not know is sent again.
+type quickClient struct {
+	*redis.Client
+	mu      sync.Mutex
+	copy    *redis.Client
+	timeout time.Duration // of its reads
+}
+
+// Process implements RedisClient.
+func (q *quickClient) Process(ctx context.Context, cmd redis.Cmder) error {
+	return q.until(timeOf(ctx)).Process(ctx, cmd)
+}
+
+// until is a copy of the client that reads until then: one serves many trips.
+func (q *quickClient) until(until time.Time) *redis.Client {
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	left := time.Until(until)
-	if r.quick == nil || r.timeout > left || r.timeout < left-left/10 {
-		r.timeout = left - left/20
-		r.quick = client.WithTimeout(r.timeout)
+	if q.copy == nil || q.timeout > left || q.timeout < left-left/10 {
+		q.timeout = left - left/20
+		q.copy = q.Client.WithTimeout(max(1, q.timeout)) // 0 is for ever
 	}
-	return r.quick
+	return q.copy
 }
 
 // within is a context that ends in time. One timer serves many trips: each may end a tenth early.

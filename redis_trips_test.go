@@ -339,3 +339,49 @@ func TestLoneCallerReturnsInTime(t *testing.T) {
 	require.ErrorIs(t, err, ErrStoreTimeout)
 	require.Less(t, time.Since(began), 10*time.Second)
 }
+
+// tardyConn is a connection whose answers take a while, as long as that is not 0.
+type tardyConn struct {
+	net.Conn
+	by    *atomic.Int64
+	until atomic.Pointer[time.Time]
+}
+
+func (c *tardyConn) SetReadDeadline(t time.Time) error {
+	c.until.Store(&t)
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *tardyConn) Read(p []byte) (int, error) {
+	wait := time.Duration(c.by.Load())
+	if until := c.until.Load(); until != nil && !until.IsZero() {
+		wait = min(wait, time.Until(*until))
+	}
+	time.Sleep(wait)
+	return c.Conn.Read(p)
+}
+
+// A lone caller returns in time, too, if the server is slow and has to be sent the script once more.
+func TestLoneCallerOfASlowServerWithoutScripts(t *testing.T) {
+	server := redistest.Start(t)
+	var by atomic.Int64
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, ReadTimeout: time.Minute, Dialer: func(_ context.Context, network, addr string) (net.Conn, error) {
+		conn, err := net.Dial(network, addr)
+		return &tardyConn{Conn: conn, by: &by}, err
+	}})
+	t.Cleanup(func() { _ = client.Close() })
+	const timeout = time.Second
+	l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client)), WithStoreTimeout(timeout), Logged(t))
+	require.NoError(t, err)
+	for range 3 {
+		_, err = l.Try(background)
+		require.NoError(t, err)
+		time.Sleep(10 * time.Millisecond)
+	}
+	require.NoError(t, server.Client(t).ScriptFlush(background).Err())
+	by.Store(int64(timeout * 8 / 10))
+	began := time.Now()
+	_, err = l.Try(background)
+	require.ErrorIs(t, err, ErrStoreTimeout)
+	require.Less(t, time.Since(began), timeout*14/10)
+}

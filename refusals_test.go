@@ -213,3 +213,33 @@ func TestEarlyRefusalsLearnTheRate(t *testing.T) {
 		waiting.Wait()
 	})
 }
+
+// Who pays later need not be in time with all of its permits, but with the first.
+func TestEarlyRefusalsPayLater(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		shared, began := tb.NewMemoryStore(), time.Now()
+		until, end := context.WithCancel(ctx)
+		var waiting sync.WaitGroup
+		var limiters []*tb.RateLimiter
+		for range 2 {
+			l := bursty(t, 20, tb.WithPayment(tb.PayLater), tb.WithMaxPermits(1),
+				tb.WithStore(&faraway{shared, began, func(time.Duration) time.Duration { return time.Millisecond }}))
+			limiters = append(limiters, l)
+			for range 20 {
+				waiting.Go(func() {
+					for until.Err() == nil {
+						_, _ = l.Acquire(until, 1)
+					}
+				})
+			}
+		}
+		time.Sleep(10 * time.Second)
+		asked := time.Now()
+		ok, err := limiters[0].TryAcquire(ctx, 100, 5*time.Second)
+		took := time.Since(asked)
+		end()
+		waiting.Wait()
+		require.NoError(t, err)
+		require.True(t, ok, "refused after %v", took)
+	})
+}

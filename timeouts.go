@@ -84,9 +84,12 @@ func (c *coordinator) expireCalls(f *flight, now time.Duration) (oldest time.Dur
 // expireFlight stops waiting for a batch that the store has not answered in time.
 func (c *coordinator) expireFlight(f *flight, now time.Duration) {
 	c.expireCalls(f, now)
-	for _, q := range f.calls {
-		if q.promised() {
-			q.arrived(f) // it asks again
+	for i, q := range f.calls {
+		if !q.state.over() { // it holds other permits, or asks again: what f still brings neither ends it nor finds it reused
+			q.arrived(f)
+			gone := &call{limiter: q.limiter, state: left}
+			gone.Permits = q.Permits
+			f.calls[i] = gone
 		}
 	}
 	err := c.timeoutError(f)

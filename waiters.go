@@ -248,7 +248,10 @@ func (c *coordinator) estimate(q *call, wanted, now int64) int64 {
 // none would have been in time with a tenth of it to spare, instead of somebody behind (TestMostAreRefusedEarly).
 func (c *coordinator) paced(q *call, wanted, now int64) int64 {
 	s := q.limiter.effective()
-	cost, known := c.waiters.pace.Cost(wanted+q.Permits, s.horizon())
+	if s.Payment == PayNow {
+		wanted += q.Permits
+	}
+	cost, known := c.waiters.pace.Cost(wanted, s.horizon())
 	if !known {
 		return 0
 	}

@@ -188,3 +188,35 @@ func TestEmbeddedStores(t *testing.T) {
 	}
 	require.Equal(t, traits{}, traitsOf(&forwarding{to: lock}))
 }
+
+// A lock without an expiry, which nobody can hold, does not keep a store for ever that is behind a wrapper with batches of its own.
+func TestEternalLockBehindAWrapper(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := prefixOf(t)
+	ttl := WithLockTTL(50 * time.Millisecond)
+	for name, store := range map[string]Store{
+		"lock": NewRedisStore(client, WithKeyPrefix(prefix+"lock:"), ttl), "script": NewRedisScriptStore(client, WithKeyPrefix(prefix+"script:"), ttl),
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, client.Set(background, prefix+name+":{x}:lock", "nobody", 0).Err())
+			l, err := NewSmoothBursty("x", 100, WithStore(&rebuilding{forwarding{to: store}}), WithStoreTimeout(10*time.Second), WithInitialPermits(1))
+			require.NoError(t, err)
+			ok, err := l.TryAcquire(background, 1, 0)
+			require.NoError(t, err)
+			require.True(t, ok)
+		})
+	}
+}
+
+// holder is a store that is compared by what it holds.
+type holder struct{ Store }
+
+// A store that is a value is not recognised again if what it holds cannot be compared.
+func TestWrappersOfUncomparables(t *testing.T) {
+	s := holder{uncomparable{Store: NewMemoryStore()}}
+	l, err := NewSmoothBursty("x", 100, WithStore(s), WithInitialPermits(1))
+	require.NoError(t, err)
+	ok, err := l.TryAcquire(background, 1, 0)
+	require.NoError(t, err)
+	require.True(t, ok)
+}
