@@ -64,7 +64,11 @@ func TestBadRows(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, c.passes > 0, ok)
 			by, _ := r.Decider("/a")
-			require.Equal(t, registry.ByBadRow, by)
+			want := registry.ByBadRow
+			if what == "default" { // a bucket of its own
+				want = registry.ByLimit
+			}
+			require.Equal(t, want, by)
 			s := r.Stats()
 			require.Equal(t, []int{1, 2}, []int{s.Limits, s.Bad})
 			require.Len(t, r.Limits(), 1)

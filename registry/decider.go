@@ -12,9 +12,9 @@ const (
 	ByDisabled
 	// ByZero: the row's rate is 0, and every call is refused.
 	ByZero
-	// ByBadRow: the row never was good; what WithBadRows says.
+	// ByBadRow: the row never was good, and WithBadRows says Pass or Refuse.
 	ByBadRow
-	// ByUnknown: there is no row; what WithUnknown says.
+	// ByUnknown: there is no row, and WithUnknown says Pass or Refuse.
 	ByUnknown
 )
 
@@ -31,5 +31,8 @@ func (d Decider) String() string {
 // Decider returns what decides about the calls of a name now, and for one that has no bucket, whether they pass.
 func (r *Registry) Decider(name string) (by Decider, pass bool) {
 	f, err := r.find(name)
+	if f.limiter != nil { // also that of a Default
+		return ByLimit, false
+	}
 	return f.by, f.pass && err == nil
 }

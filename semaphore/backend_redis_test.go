@@ -82,3 +82,46 @@ func TestKeysExpire(t *testing.T) {
 		}
 	}
 }
+
+// Processes that were killed leave nothing behind for more than an hour or so, nor do those that have waited for nothing and are never heard
+// of again: a semaphore that is used every day would keep them all, and serve no lone caller quickly any more.
+func TestDeadProcessesAreForgotten(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s := openRedis(t, client, 2)()
+	b := semaphore.BackendOf(s)
+	apply := func(process string, patience time.Duration, e ...semaphore.Entry) {
+		t.Helper()
+		_, err := b.Apply(ctx, &semaphore.Batch{
+			Process: process, LeaseMicros: 1000, PatienceMicros: patience.Microseconds(), AliveMicros: patience.Microseconds(), Permits: 2, Enter: e,
+		})
+		require.NoError(t, err)
+	}
+	apply("first", 0)
+	state := keyOf(t, client, "state")
+	procs := strings.TrimSuffix(state, "state") + "procs"
+	const long = 61 * time.Minute
+	for i := range 20 {
+		name := fmt.Sprint("killed", i)
+		apply(name, time.Minute, semaphore.Entry{ID: name, Permits: 1, Wait: true})
+		solo := strings.Fields(client.HGet(ctx, state, "solo").Val()) // 'earliest process until told'
+		require.Len(t, solo, 4, "%d: a lone caller is served quickly", i)
+		require.Equal(t, name, solo[1])
+		solo[2] = fmt.Sprint(time.Now().Add(-long).UnixMicro())
+		require.NoError(t, client.HSet(ctx, state, "solo", strings.Join(solo, " ")).Err())
+		time.Sleep(3 * time.Millisecond) // its lease is over
+		apply("other", 0)
+		require.Zero(t, client.HLen(ctx, procs).Val())
+	}
+	for i := range 20 {
+		name := fmt.Sprint("gone", i)
+		apply(name, time.Minute, semaphore.Entry{ID: name})
+		old := fmt.Sprint(time.Now().Add(-long).UnixMicro())
+		require.NoError(t, client.HSet(ctx, procs, name, old+" 0 "+old).Err())
+	}
+	for end := time.Now().Add(30 * time.Second); client.HLen(ctx, procs).Val() > 0; {
+		require.True(t, time.Now().Before(end))
+		apply("alive", time.Minute)
+		apply("alive", 0)
+	}
+	require.NotEmpty(t, client.HGet(ctx, state, "solo").Val(), "a lone caller is served quickly")
+}

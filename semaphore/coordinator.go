@@ -284,21 +284,26 @@ func (c *coordinator) holders(ctx context.Context) ([]Holder, error) {
 
 // ask asks the backend beside the batches. It returns in time, even if the backend's client does not heed its context.
 func ask[T any](ctx context.Context, c *coordinator, question func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	asking, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	var answer, none T
 	var err error
 	answered := make(chan struct{})
 	c.tasks.run(func() {
 		defer close(answered)
-		answer, err = question(ctx)
+		answer, err = question(asking)
 	})
 	select {
 	case <-answered:
-		return answer, err
-	case <-ctx.Done():
-		return none, ctx.Err()
+		if err == nil || asking.Err() == nil {
+			return answer, err
+		}
+	case <-asking.Done():
 	}
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	return none, fmt.Errorf("semaphore %.80q: %w", c.name, ErrTimeout)
 }
 
 func (c *coordinator) close(ctx context.Context) error {

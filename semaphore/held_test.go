@@ -258,3 +258,40 @@ func TestObserverInMemory(t *testing.T) {
 	require.ErrorIs(t, p.Release(ctx), semaphore.ErrLost)
 	require.Empty(t, w.take())
 }
+
+// What is asked beside the batches is answered within the timeout, too, and says so in the same way. A context that ends first is its own
+// reason.
+func TestTimeoutOfQuestions(t *testing.T) {
+	const timeout = time.Second
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		s, err := semaphore.New(deaf{b}, "x", 5, semaphore.WithTimeout(timeout))
+		require.NoError(t, err)
+		for name, ask := range map[string]func(context.Context) error{
+			"stats":   func(ctx context.Context) error { _, err := s.Stats(ctx); return err },
+			"holders": func(ctx context.Context) error { _, err := s.Holders(ctx); return err },
+		} {
+			began := time.Now()
+			require.ErrorIs(t, ask(ctx), semaphore.ErrTimeout, name)
+			require.Equal(t, timeout, time.Since(began), name)
+			soon, cancel := context.WithTimeout(ctx, timeout/2)
+			err := ask(soon)
+			require.ErrorIs(t, err, context.DeadlineExceeded, name)
+			require.NotErrorIs(t, err, semaphore.ErrTimeout, name)
+			cancel()
+		}
+		synctest.Wait()
+	})
+}
+
+// deaf is a backend that answers no question, and heeds its context.
+type deaf struct{ semaphore.Backend }
+
+func (deaf) Stats(ctx context.Context) (semaphore.Stats, error) {
+	<-ctx.Done()
+	return semaphore.Stats{}, ctx.Err()
+}
+
+func (deaf) Holders(ctx context.Context) ([]semaphore.Holder, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}

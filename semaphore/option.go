@@ -39,7 +39,9 @@ func WithLease(d time.Duration) Option {
 }
 
 // WithFixedLease is WithLease for work that must end: a permit is not renewed, and is lost (ErrExpired) when its time is over, whether
-// its process lives or not. With WithLease a goroutine that hangs holds its permit for as long as its process lives. Not in memory.
+// its process lives or not. With WithLease a goroutine that hangs holds its permit for as long as its process lives. As nothing is asked
+// about it meanwhile, its process does not hear that another one has released it by its id (Group.Done): its context ends with the lease.
+// Not in memory.
 func WithFixedLease(d time.Duration) Option {
 	return func(o *options) { o.lease, o.fixed = d, true }
 }

@@ -290,7 +290,7 @@ func (c *coordinator) standing(limit int64) (int64, int64, func(int64) int64) {
 		own, counts := c.rule.exact(), &c.admitted.counts
 		earliest, _ := c.known.bounds(now)
 		at := max(counts.seen, earliest)
-		return c.policy.share, counts.used(own, at), func(room int64) int64 { return counts.until(own, at, room) - at }
+		return min(c.policy.share, limit), counts.used(own, at), func(room int64) int64 { return counts.until(own, at, room) - at }
 	}
 	counts, latest, pending := &c.known.counts, c.known.latest(now), c.queue.pending
 	return limit, counts.used(&c.rule, latest) + pending, func(room int64) int64 {
@@ -304,6 +304,6 @@ func (c *coordinator) alone(n, now int64) (v verdict, err error) {
 		return v, c.redis.fault
 	}
 	earliest, latest := c.known.bounds(now)
-	at, ok := c.admitted.take(c.rule.exact(), n, c.policy.share, earliest, latest)
+	at, ok := c.admitted.take(c.rule.exact(), n, min(c.policy.share, c.limit.Load()), earliest, latest)
 	return verdict{ok, ByPolicy, at - c.admitted.counts.shifted}, nil
 }

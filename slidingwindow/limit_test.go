@@ -122,3 +122,19 @@ func TestSetLimitAway(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A share is of the limit in force: when that was lowered since, no process admits more by itself than all may together.
+func TestShareOfALoweredLimit(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		client := new(fakeRedis)
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithShare(10))
+		require.NoError(t, err)
+		require.NoError(t, l.SetLimit(ctx, 3))
+		client.by(failing(refused))
+		require.Equal(t, 3, passes(t, l))
+		left, err := l.Remaining(ctx)
+		require.NoError(t, err)
+		require.Zero(t, left)
+		synctest.Wait()
+	})
+}

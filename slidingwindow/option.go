@@ -98,7 +98,8 @@ func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 // ErrCorrupt and ErrOverflow.
 func WithAway(a Away) Option { return func(o *options) { o.away = a } }
 
-// WithShare lets each process go on by itself while Redis is away, and admit up to n permits in any window (exactly), those
+// WithShare lets each process go on by itself while Redis is away, and admit up to n permits, or the limit if that is lower by now, in any
+// window (exactly), those
 // that it admitted before included, unless the window is full by what it knows. What it has admitted is told to Redis when that
 // is back. With a share of limit / processes, the fleet keeps to the limit if no process had more than its share before; in a
 // window that the beginning of the outage lies in, at most limit + (processes − 1) × n are admitted. What is no outage: see

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
@@ -68,6 +70,22 @@ func TestCheck(t *testing.T) {
 		faulty("FAIL  redis: rights of --store script: ", "--redis", "redis://"+user+":hush@"+server.Addr)
 		warned("warn  redis: its eviction policy is not known: NOPERM", "--redis", "redis://"+user+":hush@"+server.Addr, "--switch", "redis:on", "--store", "memory")
 	})
+}
+
+// A database that hangs is one fault, and not one of Redis, too.
+func TestCheckDatabaseHangs(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it is connected to, and never answers
+	require.NoError(t, err)
+	defer func() { _ = silent.Close() }()
+	began := time.Now()
+	_, out, _ := execute(context.Background(), "check", "--upstream", "http://u:1", "--limits", "mysql://me:hush@"+silent.Addr().String()+"/limits",
+		"--redis", server.Addr, "--wait", "1s")
+	require.Contains(t, out, "FAIL  table ")
+	require.Contains(t, out, "ok    redis answers")
+	require.NotContains(t, out, "FAIL  redis")
+	require.Less(t, time.Since(began), 9*time.Second)
 }
 
 // createTables makes what --create-table does.

@@ -30,7 +30,7 @@ local REFUSED, QUEUED, GRANTED, TOO_MANY = 0, 1, 2, 3
 local GONE, WAITING, HOLDING = 0, 1, 2
 local DEAD, SILENT, ALIVE = 0, 1, 2
 local MOST = 2147483648
-local STANDSTILL, DAY = 2000000, 86400000000
+local STANDSTILL, HOUR, DAY = 2000000, 3600000000, 86400000000
 
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
@@ -91,7 +91,7 @@ end
 local new = {} -- keys that may have been made by this call
 if solo then
   call('HDEL', state, 'solo')
-  if who ~= '-' then
+  if who ~= '-' and (who == process or tonumber(till) >= now - HOUR) then -- else it was killed, and nobody would ever look for it
     call('HSET', procs, who, till .. ' ' .. told .. ' ' .. till)
     new[procs] = true
   end
@@ -192,6 +192,12 @@ local fresh = 0
 told = 0
 local known = call('HGET', procs, process)
 if known then told = tonumber(known:match('^%d+ (%d+)')) else fresh = 1 end
+if fresh == 1 and patience > 0 and now % 16 == 0 then -- at times: those that have died without a farewell
+  local all = call('HGETALL', procs)
+  for i = 1, #all, 2 do
+    if tonumber(all[i + 1]:match('^%d+')) < now - HOUR then call('HDEL', procs, all[i]) end
+  end
+end
 local condition = {}
 local function heard(owner)
   if owner == process then return patience > 0 and ALIVE or DEAD end

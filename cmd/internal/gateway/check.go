@@ -84,16 +84,24 @@ func (c *config) check(ctx context.Context, to io.Writer) error {
 		k.warn("variable %s is no setting%s", name, nearest(": did you mean ", name, c.variables))
 	}
 	slog.SetDefault(slog.New(slog.DiscardHandler)) // what is found is printed
-	ctx, cancel := context.WithTimeout(ctx, min(c.wait, 10*time.Second))
-	defer cancel()
-	k.table(ctx)
+	k.inTime(ctx, k.table)
 	if c.redis != nil {
-		k.buckets(ctx)
+		k.inTime(ctx, k.buckets)
 	}
 	if k.faulty {
 		return ErrFaulty
 	}
 	return nil
+}
+
+// patience is how long each step waits.
+func (k *checker) patience() time.Duration { return min(k.config.wait, 10*time.Second) }
+
+// inTime makes a step. Each has a time of its own: what hangs must not make the next one fail.
+func (k *checker) inTime(ctx context.Context, step func(context.Context)) {
+	ctx, cancel := context.WithTimeout(ctx, k.patience())
+	defer cancel()
+	step(ctx)
 }
 
 // table tells what the rows would come to.
@@ -117,7 +125,7 @@ func (k *checker) table(ctx context.Context) {
 	}
 	quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
 	limits, err := registry.New(hinting{source}, tokenbucket.NewMemoryStore(), quiet, registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
-		registry.WithTimeout(10*time.Second))
+		registry.WithTimeout(k.patience()))
 	if !k.result(from, err) {
 		return
 	}

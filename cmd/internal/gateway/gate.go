@@ -19,12 +19,12 @@ type gate struct {
 // Penalize implements httplimit.Gate.
 func (g *gate) Penalize(ctx context.Context, key string, d time.Duration) error {
 	err := g.Gate.Penalize(ctx, key, d)
-	if err != nil {
+	if err != nil || !g.metrics.hasBucket(key) {
 		return err
 	}
 	until := time.Now().Add(d)
 	g.metrics.penalized(key, until)
-	if n, tell := g.told.note(key); tell {
+	if n, tell := g.told.note(g.metrics.label(key)); tell { // keys without a row are as many as clients like
 		g.log.Info("an upstream's Retry-After holds a bucket back", "key", key, "retryAfter", d, "until", until, "times", n)
 	}
 	return nil

@@ -19,7 +19,8 @@ func (c *config) rowOf(path string, has func(name string) bool) string {
 		}
 	}
 	if c.match == "prefix" {
-		for prefix := clean; prefix != ""; {
+		prefix := clean[:min(len(clean), maxKey+1)] // no row has a longer name, and a path may have a megabyte
+		for prefix != "" {
 			prefix = prefix[:strings.LastIndexByte(prefix, '/')]
 			for _, name := range []string{prefix, prefix + "/"} {
 				if has(name) {

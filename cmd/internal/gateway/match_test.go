@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,4 +36,19 @@ func TestRowOf(t *testing.T) {
 	o := &config{}
 	o.match = "prefix"
 	require.Equal(t, "/x/y", o.rowOf("/x/y/", func(string) bool { return false }))
+}
+
+// No path is asked for more often than it has slashes within the longest name that a row can have: one of a megabyte must not keep a
+// gateway busy.
+func TestPrefixOfALongPath(t *testing.T) {
+	o := &config{}
+	o.match = "prefix"
+	asked := 0
+	has := func(name string) bool {
+		asked++
+		return name == "/a" || name == "/a/a"
+	}
+	require.Equal(t, "/a/a", o.rowOf(strings.Repeat("/a", 1<<18), has))
+	require.Less(t, asked, 2*maxKey)
+	require.Equal(t, "/a/a", o.rowOf("/a/a/"+strings.Repeat("b", 2*maxKey), has))
 }

@@ -72,6 +72,16 @@ func (m *metrics) has(name string) bool {
 	return limits != nil && limits.Has(name)
 }
 
+// hasBucket tells whether a bucket decides about the calls of a key.
+func (m *metrics) hasBucket(key string) bool {
+	limits := m.limits.Load()
+	if limits == nil {
+		return false
+	}
+	l, err := limits.Limiter(key)
+	return err == nil && l != nil
+}
+
 // decider is what decides about a key that was refused.
 func (m *metrics) decider(key string) registry.Decider {
 	limits := m.limits.Load()

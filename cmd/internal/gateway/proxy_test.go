@@ -209,3 +209,29 @@ func TestRetryAfter(t *testing.T) {
 	require.Regexp(t, "^(30[01]|29[0-9])$", header.Get("Retry-After"), "ours: that, and until the next permit")
 	require.Equal(t, 1, calls)
 }
+
+// Who has used up a bucket is told to try again, whatever the bucket is of: a row, a key without a row, or a bad row.
+func TestRefusedByABucket(t *testing.T) {
+	o, err := given(t, append(append([]string{}, enough...), "--unknown", "0.001", "--bad-rows", "0.001", "--inbound"), nil, "")
+	require.NoError(t, err)
+	c, err := o.parse()
+	require.NoError(t, err)
+	p, err := newProxy(c, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	rows := registry.Static{{Name: "/row", Rate: 0.001}, {Name: "/bad", Rate: -1}, {Name: "/zero"}}
+	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows),
+		registry.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	p.metrics.limits.Store(limits)
+	require.NoError(t, p.open(limits))
+	for path, want := range map[string]int{"/row": 429, "/unknown": 429, "/bad": 429, "/zero": 503} {
+		var answer *httptest.ResponseRecorder
+		for range 3 { // the first has a permit, and its upstream is away
+			answer = httptest.NewRecorder()
+			p.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+		}
+		require.Equal(t, want, answer.Code, "%s: %s", path, answer.Body)
+		require.Equal(t, want == 429, answer.Header().Get("Retry-After") != "", path)
+	}
+}

@@ -15,10 +15,10 @@ const hidden = "xxxxx"
 func hideURL(s string) string {
 	scheme, rest, isURL := strings.Cut(s, "://")
 	switch {
-	case !isURL && !strings.ContainsAny(s, "@?"):
-		return s
-	case !isURL:
+	case !isURL && (strings.ContainsAny(s, "@?") || strings.Contains(s, "=") && s[0] != '/'): // password=hush; but /prefix=host of --upstream
 		return hidden
+	case !isURL:
+		return s
 	}
 	if prefix, of, ok := strings.Cut(scheme, "="); ok { // of --upstream
 		return prefix + "=" + hideURL(of+"://"+rest)

@@ -25,6 +25,9 @@ func TestHide(t *testing.T) {
 		"postgres://db/limits?password=hush&user=me": "postgres://db/limits",
 		"sqlite:///var/lib/a@b.db?_pragma=key(hush)": "sqlite:///var/lib/a@b.db",
 		"/ibe=http://me:hush@host/base":              "/ibe=http://xxxxx@host/base",
+		"host=db user=me password=hush":              "xxxxx",
+		"localhost:6379,password=hush":               "xxxxx",
+		"/ibe=host:80":                               "/ibe=host:80",
 	} {
 		require.Equal(t, want, hideDSN(given))
 	}
@@ -38,6 +41,7 @@ func TestNoPasswordInErrors(t *testing.T) {
 				"mysql://me:P@db/limits?bad=%", "mysql://me:P@tcp(db:x/limits", "postgres://me:P@db:port/limits", "postgres://me:P@db/limits?sslmode=bad",
 				"postgres://db/limits?password=P&sslmode=bad", "redis://me:P@h:port", "redis+sentinel://h:1?password=P", "redis+x://me:P@h:1",
 				"http://me:P@h/", "/x=http://me:P@h/", "me:P@h:1", "oracle://me:P@h/x",
+				"host=db user=me password=P", "h:6379,password=P", "jdbc:mysql://db/limits?user=me&password=P",
 			} {
 				o, err := given(t, append(append([]string{}, enough...), flag, strings.ReplaceAll(url, "P", password)), nil, "")
 				require.NoError(t, err)

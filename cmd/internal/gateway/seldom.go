@@ -28,11 +28,11 @@ type silence struct {
 func (s *seldom) note(kind string) (count int, tell bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.kinds == nil || len(s.kinds) >= mostKinds {
-		s.kinds = map[string]*silence{}
-	}
 	k := s.kinds[kind]
 	if k == nil {
+		if s.kinds == nil || len(s.kinds) >= mostKinds {
+			s.kinds = map[string]*silence{}
+		}
 		k = new(silence)
 		s.kinds[kind] = k
 	}

@@ -1,0 +1,64 @@
+package gateway
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// Each kind is told once in a while, however many kinds there are.
+func TestSeldomOfManyKinds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s seldom
+		for round := range 3 {
+			for i := range mostKinds {
+				n, tell := s.note(fmt.Sprint(i))
+				require.Equal(t, round == 0, tell, "round %d, kind %d", round, i)
+				require.Equal(t, tell, n == 1)
+			}
+		}
+		time.Sleep(quiet)
+		n, tell := s.note("7")
+		require.True(t, tell)
+		require.Equal(t, 3, n)
+	})
+}
+
+// An upstream's Retry-After is told and counted if it holds a bucket back, and those of keys without a row as one, as their paths are
+// whatever clients send.
+func TestPenaltiesOfManyKeys(t *testing.T) {
+	for unknown, want := range map[string]struct {
+		of    registry.Otherwise
+		lines int
+	}{
+		"pass": {registry.Pass(), 1}, "a bucket each": {registry.Default(registry.Limit{Rate: 1}), 2},
+	} {
+		t.Run(unknown, func(t *testing.T) {
+			var text bytes.Buffer
+			m, err := newMetrics()
+			require.NoError(t, err)
+			limits, err := registry.New(registry.Static{{Name: "/row", Rate: 1}}, tokenbucket.NewMemoryStore(), registry.WithUnknown(want.of),
+				registry.WithLogger(slog.New(slog.DiscardHandler)))
+			require.NoError(t, err)
+			t.Cleanup(limits.Close)
+			m.limits.Store(limits)
+			g := &gate{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
+			for i := range 50 {
+				require.NoError(t, g.Penalize(t.Context(), "/row", time.Second))
+				require.NoError(t, g.Penalize(t.Context(), fmt.Sprint("/", i), time.Second))
+			}
+			require.Equal(t, want.lines, strings.Count(text.String(), "\n"), text.String())
+			require.Contains(t, text.String(), "key=/row")
+			require.Len(t, m.helds, want.lines)
+		})
+	}
+}
