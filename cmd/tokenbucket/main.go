@@ -2,7 +2,7 @@
 //
 //	tokenbucket demo     three gateways, one bucket, one upstream: watch the fleet keep to the rate
 //	tokenbucket plot     draws the warm-up curve and the permits handed out over time
-//	tokenbucket gateway  a reverse proxy whose limits are in a database
+//	tokenbucket gateway  a reverse proxy whose limits are in a database or a file
 //	tokenbucket check    what a gateway with these settings would do, and what is wrong
 //	tokenbucket version  which build this is
 package main

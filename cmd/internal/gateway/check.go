@@ -106,6 +106,10 @@ func (k *checker) inTime(ctx context.Context, step func(context.Context)) {
 
 // table tells what the rows would come to.
 func (k *checker) table(ctx context.Context) {
+	if k.config.file != nil {
+		k.rows(ctx, "file "+k.config.file.Path, k.config.file)
+		return
+	}
 	from := "table " + k.config.table + " of " + hideDSN(k.config.limits)
 	d := *k.database
 	d.create = false
@@ -123,8 +127,16 @@ func (k *checker) table(ctx context.Context) {
 	if whole, err := source.WholeRates(ctx); err == nil && whole {
 		k.warn("%s: the column of the rate holds no fractions: 2.5 becomes 3, and 0.4 becomes 0; DECIMAL(16,6) does", from)
 	}
+	k.rows(ctx, from, hinting{source})
+	if k.config.switchAt == "sql" {
+		k.turned(sqlsource.NewSwitch(db, d.dialect))
+	}
+}
+
+// rows tells what a source's rows would come to.
+func (k *checker) rows(ctx context.Context, from string, source registry.Source) {
 	quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
-	limits, err := registry.New(hinting{source}, tokenbucket.NewMemoryStore(), quiet, registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
+	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
 		registry.WithTimeout(k.patience()))
 	if !k.result(from, err) {
 		return
@@ -139,9 +151,6 @@ func (k *checker) table(ctx context.Context) {
 	}
 	if s.Limits+s.Bad == 0 {
 		k.warn("there are no limits: calls have what --unknown says, %s", k.options.unknown)
-	}
-	if k.config.switchAt == "sql" {
-		k.turned(sqlsource.NewSwitch(db, d.dialect))
 	}
 }
 

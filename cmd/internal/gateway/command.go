@@ -1,5 +1,5 @@
 // Package gateway is the command tokenbucket gateway: a reverse proxy that makes no more calls than the limits in a table
-// of a database allow, together with all other instances that share its Redis.
+// of a database, or in a file, allow, together with all other instances that share its Redis.
 package gateway
 
 import (
@@ -16,14 +16,15 @@ import (
 // ErrCutOff: the gateway ended, but not in order: requests were cut off when the time to drain was over, or a server failed.
 var ErrCutOff = errors.New("gateway: cut off")
 
-const long = `A reverse proxy that makes no more calls than the limits in a table allow.
+const long = `A reverse proxy that makes no more calls than the limits in a table or a file allow.
 
-A row of the table is a bucket: a path (--key), permits per second, and the share of a second that a call may wait. All
-gateways with the same Redis share the buckets. The table may be changed while they run: each looks every --interval.
+A row of the table, or an item of the file, is a bucket: a path (--key), permits per second, and the share of a second that a call may wait. All
+gateways with the same Redis share the buckets. It may be changed while they run: each looks every --interval.
 A call that gets no permit in time is answered 429 with Retry-After, and a 429 or 503 with Retry-After from an upstream
 holds its bucket back for the whole fleet.`
 
 const examples = `  tokenbucket gateway --upstream http://localhost:9000 --limits sqlite://limits.db --redis localhost:6379 --create-table
+  tokenbucket gateway --upstream http://localhost:9000 --limits file:///etc/tokenbucket/limits.yaml --redis localhost:6379
   TOKENBUCKET_LIMITS=mysql://user:password@db:3306/limits tokenbucket gateway --config gateway.yaml`
 
 var settingsHelp = `Settings:
@@ -55,7 +56,7 @@ func Command() *cobra.Command {
 	groups := o.flags()
 	cmd := &cobra.Command{
 		Use:     "gateway",
-		Short:   "Run a reverse proxy with limits from a database",
+		Short:   "Run a reverse proxy with limits from a table or a file",
 		Long:    long,
 		Example: examples,
 		Args: func(_ *cobra.Command, args []string) error {
@@ -91,7 +92,7 @@ func complete(cmd *cobra.Command) {
 		"log-level": {"debug", "info", "warn", "error"}, "unknown": {"pass", "refuse"}, "bad-rows": {"refuse", "pass"},
 		"switch": {"none", "sql", "redis:"}, "key": {"path", "client", "header:"},
 		"match":  matches,
-		"limits": {"sqlite://", "mysql://", "postgres://"}, "redis": {"redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://"},
+		"limits": {"file://", "sqlite://", "mysql://", "postgres://"}, "redis": {"redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://"},
 	} {
 		must(cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace)))
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	wantDSN = "sqlite://FILE, mysql://user:password@host:3306/database or postgres://user:password@host:5432/database"
+	wantDSN = "sqlite://FILE, mysql://user:password@host:3306/database or postgres://user:password@host:5432/database; or file://FILE of a YAML file"
 	// quickly is how long connecting to a database may take, unless its DSN says otherwise.
 	quickly = 5 * time.Second
 )

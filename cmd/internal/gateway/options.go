@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/cmd/internal/filesource"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -120,7 +121,7 @@ func (o *trafficOptions) flags(f *pflag.FlagSet) {
 
 func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.limits, "limits", "", "`DSN` of the database: sqlite://FILE, mysql://user:password@host:3306/database (MariaDB too) or "+
-		"postgres://user:password@host:5432/database; ?parameters are the driver's")
+		"postgres://user:password@host:5432/database; ?parameters are the driver's. Or file://FILE, a YAML file, such as file:///etc/tokenbucket/limits.yaml")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
 	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` where the table has other names; may be repeated. Fields are id, name, rate, "+
 		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here")
@@ -131,7 +132,7 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 		"per second; a row that turns bad later leaves its last good limit in force")
 	f.BoolVar(&o.allowEmpty, "allow-empty", false, "believe at once that a table is empty, or has lost more than half of its rows; without it "+
 		"their limits stay in force until three loads in a row agree")
-	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table is read")
+	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table or the file is read")
 	f.DurationVar(&o.maxAge, "max-age", 0, "beyond this age of the limits /readyz says 503, though they stay in force: a database that is away then "+
 		"takes the whole fleet out of service; 0: any age will do")
 	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")
@@ -177,9 +178,10 @@ type config struct {
 	proxies  []netip.Prefix
 	unknown  registry.Otherwise
 	badRows  registry.Otherwise
-	database *database
-	redis    *redisTarget // nil: none is needed
-	switchAt string       // "", "sql" or a key in Redis
+	database *database          // nil: the limits are in a file
+	file     *filesource.Source // nil: they are in a database
+	redis    *redisTarget       // nil: none is needed
+	switchAt string             // "", "sql" or a key in Redis
 	policy   tokenbucket.FailurePolicy
 	level    slog.Level
 }
@@ -346,6 +348,9 @@ func (c *config) parseLimits() error {
 	}
 	if c.limits == "" {
 		return c.bad("limits", "missing", wantDSN)
+	}
+	if path, ok := strings.CutPrefix(c.limits, fileScheme); ok {
+		return c.parseFile(path)
 	}
 	db, err := parseDSN(c.limits, c.createTable)
 	if err != "" {

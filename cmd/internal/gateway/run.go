@@ -174,11 +174,10 @@ func (s *service) start(ctx context.Context) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, c.wait)
 	defer stop()
-	db, err := s.connect(ctx)
+	source, db, err := s.openLimits(ctx)
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
-	s.onClose(func() { _ = db.Close() })
 	opts := []registry.Option{
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy),
@@ -197,11 +196,7 @@ func (s *service) start(ctx context.Context) error {
 		s.admin.sw.Store(sw)
 		opts = append(opts, registry.WithSwitch(sw))
 	}
-	source, err := sqlsource.New(db, c.database.dialect, c.database.options...)
-	if err != nil {
-		return err
-	}
-	limits, err := registry.New(hinting{source}, c.newStore(client), opts...)
+	limits, err := registry.New(source, c.newStore(client), opts...)
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}

@@ -36,6 +36,9 @@ func hideURL(s string) string {
 
 // hideDSN is hideURL for databases. A file name has no password.
 func hideDSN(s string) string {
+	if strings.HasPrefix(s, fileScheme) {
+		return s
+	}
 	if path, ok := strings.CutPrefix(s, "sqlite://"); ok {
 		path, _, _ = strings.Cut(path, "?")
 		return "sqlite://" + path

@@ -1,0 +1,155 @@
+// Package filesource reads the limits of a gateway from a YAML file, as a registry.Source. The document is
+//
+//	limits:
+//	  - name: /ibe/AvailFare
+//	    rate: 5
+//
+// and example.yaml shows all keys. A document that is not of this shape is an error of the load: what was in force before
+// stays. An item that is bad is rejected alone, as a row of a table is.
+//
+// Each load reads the whole file by its name, so a file that is renamed over it is seen, and a symbolic link that is changed,
+// as Kubernetes does with a ConfigMap.
+package filesource
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// mostBytes bounds the file: one that is larger is not a list of limits.
+const mostBytes = 16 << 20
+
+// Source is a file. Nothing is kept between two loads.
+type Source struct {
+	Path string
+	// Quota says that items are hard quotas unless they say otherwise; Jitter is theirs unless they name one, 0 to 1 s.
+	Quota  bool
+	Jitter time.Duration
+}
+
+// Load implements registry.Source. The version of all limits is the time at which the file was modified.
+func (s *Source) Load(context.Context) (registry.Table, error) {
+	text, modified, err := s.read()
+	if err != nil {
+		return registry.Table{}, fmt.Errorf("filesource: %w", err)
+	}
+	items, err := itemsOf(text)
+	if err != nil {
+		return registry.Table{}, fmt.Errorf("filesource: %s: %w", s.Path, err)
+	}
+	var t registry.Table
+	lines := map[string]int{} // of names
+	for _, n := range items {
+		p := parser{file: filepath.Base(s.Path), line: n.Line}
+		// The line is no part of Row: limits do not change because a line was added above them.
+		p.limit = registry.Limit{Row: p.file, Version: max(modified.UnixMicro(), 0), Cache: defaultCache, Quota: s.Quota}
+		bad := p.read(n, s.Jitter)
+		if first, twice := lines[p.limit.Name]; bad == nil && twice {
+			bad = p.reject("name", p.nodes["name"], fmt.Sprintf("a name of its own: line %d has it, and stays in force", first))
+		}
+		if bad != nil {
+			t.Rejected = append(t.Rejected, *bad)
+			continue
+		}
+		lines[p.limit.Name] = n.Line
+		t.Limits = append(t.Limits, p.limit)
+	}
+	return t, nil
+}
+
+func (s *Source) read() (text []byte, modified time.Time, err error) {
+	about, err := os.Stat(s.Path) // opening a pipe would wait for whoever writes it
+	if err != nil {
+		return nil, modified, err
+	}
+	if !about.Mode().IsRegular() {
+		return nil, modified, fmt.Errorf("%s: want a file", s.Path)
+	}
+	f, err := os.Open(s.Path)
+	if err != nil {
+		return nil, modified, err
+	}
+	defer func() { _ = f.Close() }()
+	if about, err = f.Stat(); err != nil { // the link may have changed
+		return nil, modified, err
+	}
+	if text, err = io.ReadAll(io.LimitReader(f, mostBytes+1)); err != nil {
+		return nil, modified, err
+	}
+	if len(text) > mostBytes {
+		return nil, modified, fmt.Errorf("%s: more than %d bytes: want a list of limits", s.Path, mostBytes)
+	}
+	return text, about.ModTime(), nil
+}
+
+// itemsOf returns the items of the list, each with its line. Its errors say which line is wrong, and what was wanted.
+func itemsOf(text []byte) ([]*yaml.Node, error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	var document, more yaml.Node
+	switch err := decoder.Decode(&document); {
+	case errors.Is(err, io.EOF):
+		return nil, errors.New(`line 1: the document is empty: want "limits:" and a list; "limits: []" for none`)
+	case err != nil:
+		return nil, syntaxError(text, err)
+	}
+	switch err := decoder.Decode(&more); {
+	case err == nil:
+		return nil, fmt.Errorf("line %d: a second document: want one", more.Line)
+	case !errors.Is(err, io.EOF):
+		return nil, syntaxError(text, err)
+	}
+	root := resolve(document.Content[0])
+	if root.Kind != yaml.MappingNode {
+		return nil, fmt.Errorf(`line %d: the document is %s: want "limits:" and a list`, root.Line, show(root))
+	}
+	var list *yaml.Node
+	for i := 0; i < len(root.Content); i += 2 {
+		key, value := root.Content[i], resolve(root.Content[i+1])
+		switch {
+		case key.Value != "limits":
+			return nil, fmt.Errorf("line %d: key %s: want no other than limits", key.Line, show(key))
+		case list != nil:
+			return nil, fmt.Errorf("line %d: limits for the second time: want one list", key.Line)
+		case value.Kind != yaml.SequenceNode:
+			return nil, fmt.Errorf("line %d: limits %s: want a list, [] for none", key.Line, show(value))
+		}
+		list = value
+	}
+	if list == nil {
+		return nil, fmt.Errorf(`line %d: the document has no limits: want "limits:" and a list`, root.Line)
+	}
+	return list.Content, nil
+}
+
+// resolve returns what an alias stands for.
+func resolve(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
+// show is a value for a message.
+func show(n *yaml.Node) string {
+	switch {
+	case n == nil:
+		return "missing"
+	case n.Kind == yaml.MappingNode:
+		return "a map"
+	case n.Kind == yaml.SequenceNode:
+		return "a list"
+	case n.ShortTag() == "!!null":
+		return "without a value"
+	}
+	return fmt.Sprintf("%.40q", n.Value)
+}

@@ -1,0 +1,249 @@
+package filesource
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// write makes a file with that text.
+func write(t *testing.T, text string) *Source {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "limits.yaml")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return &Source{Path: path}
+}
+
+func TestExample(t *testing.T) {
+	table, err := (&Source{Path: "example.yaml"}).Load(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, table.Rejected)
+	size := 10.0
+	for i := range table.Limits {
+		require.Positive(t, table.Limits[i].Version)
+		table.Limits[i].Version = 0
+	}
+	const row = "example.yaml"
+	require.Equal(t, []registry.Limit{
+		{Name: "/ibe/AvailFare", Row: row, Rate: 5, Cache: 0.3},
+		{Name: "/ibe/Book", Row: row, Rate: 2.5, Cache: 0.5, MaxPermits: &size},
+		{Name: "/ibe/Price", Row: row, Rate: 100, Cache: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
+		{Name: "/partner/quote", Row: row, Rate: 20, Cache: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
+		{Name: "/ibe/Search", Row: row, Cache: 0.5, Disabled: true},
+	}, table.Limits)
+	limits, err := registry.New(&Source{Path: "example.yaml"}, tokenbucket.NewMemoryStore())
+	require.NoError(t, err)
+	defer limits.Close()
+	require.Empty(t, limits.Stats().Rejected)
+}
+
+// A document that is wrong as a whole is an error, never an empty table.
+func TestBadDocuments(t *testing.T) {
+	for text, want := range map[string]string{
+		"":                                      `line 1: the document is empty: want "limits:" and a list`,
+		"# nothing yet\n":                       `line 1: the document is empty`,
+		"limits:\n":                             "line 1: limits without a value: want a list, [] for none",
+		"\nlimits: 5\n":                         `line 2: limits "5": want a list`,
+		"limits: {}\n":                          "line 1: limits a map: want a list",
+		"- name: /a\n":                          "line 1: the document is a list: want",
+		"limits: []\nlimit: []\n":               `line 2: key "limit": want no other than limits`,
+		"limits: []\nlimits: []\n":              "line 2: limits for the second time",
+		"limits: []\n---\nlimits: []":           "a second document: want one",
+		"{}":                                    "line 1: the document has no limits",
+		"limits:\n  - name: /a\n   rate: 5\n":   "line 3: did not find expected '-' indicator: want YAML",
+		"limits:\n  - name: /a\n\trate: 5\n":    "line 3: found a tab character that violates indentation: want YAML",
+		strings.Repeat("#", mostBytes+1) + "\n": "more than 16777216 bytes",
+	} {
+		s := write(t, text)
+		table, err := s.Load(t.Context())
+		require.ErrorContains(t, err, want, "%.80q", text)
+		require.ErrorContains(t, err, s.Path)
+		require.Zero(t, table)
+	}
+	_, err := (&Source{Path: t.TempDir()}).Load(t.Context())
+	require.ErrorContains(t, err, "want a file")
+	_, err = (&Source{Path: "/no/such/file"}).Load(t.Context())
+	require.ErrorIs(t, err, os.ErrNotExist)
+	table, err := write(t, "limits: []").Load(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, table)
+}
+
+// The line of a document that is no YAML is the one that must be repaired, however many are before and after.
+func TestLineOfSyntaxError(t *testing.T) {
+	const item = "  - name: /a\n    rate: 5\n"
+	for wrong, line := range map[string]int{
+		"  - name: /a\n   rate: 5\n":         2,
+		"  - name: /a\n    rate: 5: 6\n":     2,
+		"  - name: /a\n\trate: 5\n":          2,
+		"  - name: \"/a\n    rate: 5\n":      1,
+		"  - {name: /a,\n    rate: 5\n":      1,
+		"  - {\n    name: /a, rate: 5}}\n":   1, // where the braces begin
+		"  - name: /a\n    rate: *nowhere\n": 2,
+		" - name: /a\n":                      1,
+	} {
+		for _, n := range []int{1, 10, 500} {
+			text := "limits:\n" + strings.Repeat(item, n) + wrong
+			_, err := write(t, text+strings.Repeat(item, 10)).Load(t.Context())
+			require.ErrorContains(t, err, fmt.Sprintf("yaml: line %d: ", 1+2*n+line), "%q", wrong)
+		}
+	}
+}
+
+// A bad item is rejected alone, and the message names line, field, value and what is wanted.
+func TestBadItems(t *testing.T) {
+	for item, want := range map[string]string{
+		"{name: /b, rate: -5}":                              `bucket "/b": rate "-5": want a number of permits per second from 1e-9 to 2^53`,
+		"{name: /b, rate: .inf}":                            `rate ".inf": want a number`,
+		"{name: /b, rate: NaN}":                             `rate "NaN": want a number`,
+		"{name: /b, rate: 0x10}":                            `rate "0x10": want a number`,
+		"{name: /b, rate: 1e-10}":                           `rate "1e-10": want a number`,
+		"{name: /b, rate: 1e999}":                           `rate "1e999": want a number`,
+		"{name: /b, rate: [5]}":                             `rate a list: want a number`,
+		"{name: /b, rate: }":                                `rate without a value: want a number`,
+		"{name: /b}":                                        `rate missing: want a number`,
+		"{name: /b, rate: 5, cache: 10}":                    `cache "10": want a share of a second`,
+		"{name: /b, rate: 5, burst: many}":                  `burst "many": want a number of permits`,
+		"{name: /b, rate: 5, warmup: 4}":                    `warmup "4": want a duration such as 4s`,
+		"{name: /b, rate: 5, warmup: 4s, cold_factor: 1}":   `cold_factor "1": want a number above 1`,
+		"{name: /b, rate: 5, cold_factor: 2}":               `cold_factor "2": want none without a warm-up`,
+		"{name: /b, rate: 5, warmup: 4s, burst: 1}":         `burst "1": want none: the item has a warm-up`,
+		"{name: /b, rate: 5, quota: yes}":                   `quota "yes": want true or false`,
+		"{name: /b, rate: 2.5, quota: true}":                `rate "2.5": want a whole number`,
+		"{name: /b, rate: 5, quota: true, burst: 2}":        `burst "2": want none: the item is a quota`,
+		"{name: /b, rate: 5, quota: true, warmup: 2s}":      `warmup "2s": want none: the item is a quota`,
+		"{name: /b, rate: 5, jitter: 1ms}":                  `jitter "1ms": want none: the item is no quota`,
+		"{name: /b, rate: 5, quota: true, jitter: 2s}":      `jitter "2s": want a duration such as 50ms`,
+		"{name: /b, rate: 5, disabled: 1}":                  `disabled "1": want true or false`,
+		"{name: /b, rat: 5}":                                `bucket "/b": key "rat": want one of name, disabled, rate, cache`,
+		"{name: /b, rate: 5, rate: 6}":                      `bucket "/b": key "rate": want each key once`,
+		"{name: /a, rate: 6}":                               `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,
+		"{rate: 5}":                                         `bucket "": name missing: want a name`,
+		`{name: "", rate: 5}`:                               `name "": want a name`,
+		"{name: " + strings.Repeat("x", 513) + ", rate: 5}": "want a name, 1 to 512 bytes",
+		"/b":           `item "/b": want a map with name and rate`,
+		"":             `item without a value: want a map`,
+		"[name, rate]": `item a list: want a map`,
+	} {
+		table, err := write(t, "limits:\n  - {name: /a, rate: 5}\n\n  - "+item+"\n").Load(t.Context())
+		require.NoError(t, err, item)
+		require.Len(t, table.Limits, 1, item)
+		require.Len(t, table.Rejected, 1, item)
+		require.ErrorContains(t, &table.Rejected[0], "row limits.yaml:4: ", item)
+		require.ErrorContains(t, &table.Rejected[0], want, item)
+	}
+	// The line is the field's.
+	table, err := write(t, "limits:\n  - name: /a\n    rate: 5\n    cache: -1\n").Load(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, "limits.yaml:4", table.Rejected[0].Row)
+	// Of what is disabled nothing matters but the name.
+	table, err = write(t, "limits:\n  - {name: /a, disabled: true, rate: -5, what: 1}\n").Load(t.Context())
+	require.NoError(t, err)
+	require.True(t, table.Limits[0].Disabled)
+}
+
+// What the settings say counts for items that say nothing.
+func TestQuotas(t *testing.T) {
+	s := write(t, "limits: [{name: /a, rate: 5}, {name: /b, rate: 5, quota: false}, {name: /c, rate: 5, jitter: 1ms}]")
+	s.Quota, s.Jitter = true, time.Millisecond*30
+	table, err := s.Load(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, table.Rejected)
+	require.Equal(t, []time.Duration{30 * time.Millisecond, 0, time.Millisecond}, []time.Duration{table.Limits[0].Jitter, table.Limits[1].Jitter, table.Limits[2].Jitter})
+	require.Equal(t, []bool{true, false, true}, []bool{table.Limits[0].Quota, table.Limits[1].Quota, table.Limits[2].Quota})
+}
+
+// limits is a file with one limit.
+func limits(rate int) string { return fmt.Sprintf("limits:\n  - {name: /a, rate: %d}\n", rate) }
+
+func rateOf(t *testing.T, r *registry.Registry) float64 {
+	t.Helper()
+	require.NoError(t, r.Reload(t.Context()))
+	all := r.Limits()
+	require.Len(t, all, 1)
+	return all[0].Rate
+}
+
+// Whatever way a file is replaced, the next load sees it; what is wrong changes nothing.
+func TestReplacedFiles(t *testing.T) {
+	dir := t.TempDir()
+	at := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }
+	put := func(path, text string) {
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	// As Kubernetes mounts a ConfigMap: limits.yaml → ..data/limits.yaml, ..data → a directory of each version.
+	put(at("..1", "limits.yaml"), limits(1))
+	require.NoError(t, os.Symlink("..1", at("..data")))
+	require.NoError(t, os.Symlink(filepath.Join("..data", "limits.yaml"), at("limits.yaml")))
+	r, err := registry.New(&Source{Path: at("limits.yaml")}, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
+	require.NoError(t, err)
+	defer r.Close()
+	require.Equal(t, 1.0, rateOf(t, r))
+	put(at("..2", "limits.yaml"), limits(2))
+	require.NoError(t, os.Symlink("..2", at("..data_tmp")))
+	require.NoError(t, os.Rename(at("..data_tmp"), at("..data")))
+	require.NoError(t, os.RemoveAll(at("..1")))
+	require.Equal(t, 2.0, rateOf(t, r))
+	put(at(".limits.yaml.swp"), limits(3)) // an editor
+	require.NoError(t, os.Rename(at(".limits.yaml.swp"), at("limits.yaml")))
+	require.Equal(t, 3.0, rateOf(t, r))
+	put(at("limits.yaml"), limits(4)) // in place
+	require.Equal(t, 4.0, rateOf(t, r))
+	require.NoError(t, os.Chtimes(at("limits.yaml"), time.Time{}, time.Unix(1000, 0))) // an old file that comes back
+	put(at("limits.yaml"), limits(5))
+	require.NoError(t, os.Chtimes(at("limits.yaml"), time.Time{}, time.Unix(1000, 0)))
+	require.Equal(t, 5.0, rateOf(t, r))
+
+	for _, wrong := range []string{"limits:\n  - {name: /a, rate: 6\n", "", "limits:\n  - {name: /a, rate: -6}\n"} {
+		put(at("limits.yaml"), wrong)
+		_ = r.Reload(t.Context())
+		require.Equal(t, 5.0, r.Limits()[0].Rate, wrong)
+	}
+	require.NoError(t, os.Remove(at("limits.yaml")))
+	require.ErrorIs(t, r.Reload(t.Context()), os.ErrNotExist)
+	require.Equal(t, 5.0, r.Limits()[0].Rate)
+}
+
+// Lines that are added above a limit do not change it.
+func TestLinesMove(t *testing.T) {
+	s := write(t, limits(1))
+	var last registry.Load
+	r, err := registry.New(s, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour), registry.WithHook(func(l registry.Load) { last = l }))
+	require.NoError(t, err)
+	defer r.Close()
+	require.NoError(t, os.WriteFile(s.Path, []byte("# another line\n"+limits(1)), 0o600))
+	require.NoError(t, r.Reload(t.Context()))
+	require.Equal(t, 1, last.Limits)
+	require.Zero(t, last.Changed)
+}
+
+func FuzzLoad(f *testing.F) {
+	text, err := os.ReadFile("example.yaml")
+	require.NoError(f, err)
+	f.Add(text)
+	f.Add([]byte("limits: [&a {name: /a, rate: 5}, *a, {<<: *a}]"))
+	f.Add([]byte("limits: &l [*l]"))
+	path := filepath.Join(f.TempDir(), "limits.yaml")
+	f.Fuzz(func(t *testing.T, text []byte) {
+		require.NoError(t, os.WriteFile(path, text, 0o600))
+		table, err := (&Source{Path: path}).Load(context.Background())
+		if err != nil {
+			require.Zero(t, table)
+		}
+		for _, l := range table.Limits {
+			require.NotEmpty(t, l.Name)
+			require.True(t, l.Rate >= 0 && l.Cache >= 0 && l.Cache <= maxCache && !math.IsInf(l.Rate, 0))
+		}
+	})
+}
