@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jonboulle/clockwork"
-
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
@@ -44,49 +42,6 @@ type RateLimiter struct {
 	logger     logger
 	shadow     bool
 	maxWaiters int
-}
-
-// realClock is shared, so that all limiters without a clock of their own are recognised as having the same.
-var realClock = clockwork.NewRealClock()
-
-func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
-	o := options{config: c, maxWait: defaultMaxWait, timeout: defaultStoreTimeout, clock: realClock,
-		maxWaiters: defaultMaxWaiters}
-	initial, err := o.apply(name, opts)
-	if err != nil {
-		return nil, err
-	}
-	if o.shadow {
-		name = shadowMark + name
-	}
-	l := &RateLimiter{
-		coordinator: coordinatorOf(o.store, name, o.clock, o.timeout),
-		own:         newSetting(o.config),
-		initial:     initial,
-		maxWait:     o.maxWait,
-		enabled:     o.enabled,
-
-		plain:  o.policy == FailClosed && o.observer == nil && !o.shadow,
-		policy: o.policy, observer: o.observer, shadow: o.shadow, maxWaiters: o.maxWaiters,
-	}
-	t := traitsOf(o.store)
-	if _, shares := o.policy.instances(); shares && t.join != nil {
-		l.member = t.join()
-	}
-	l.logger.set(o.logger)
-	if t.logger != nil {
-		t.logger.set(o.logger)
-	}
-	if l.coordinator.health != nil {
-		l.coordinator.health.logger.set(o.logger)
-	}
-	if o.observer != nil && o.observer.Health != nil && l.coordinator.health != nil {
-		l.coordinator.health.watch(l)
-	}
-	if o.lease != nil && !o.shadow { // a shadow reserves, and who reserves has no use for a lease
-		l.lease = o.lease.Microseconds()
-	}
-	return l, nil
 }
 
 // effective is the configuration in force, as far as this process has heard.
