@@ -30,7 +30,7 @@ func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err err
 
 func (l *RateLimiter) newCall(ctx context.Context, v verb, permits, timeout int64) *call {
 	q := calls.Get().(*call)
-	q.limiter, q.verb, q.Permits, q.timeout, q.ready = l, v, permits, timeout, make(chan struct{})
+	q.limiter, q.verb, q.Permits, q.timeout, q.ready = &l.limiter, v, permits, timeout, make(chan struct{})
 	q.deadline = deadlineOf(ctx)
 	return q
 }
@@ -41,14 +41,6 @@ func deadlineOf(ctx context.Context) time.Duration {
 		return clock.Of(deadline)
 	}
 	return 0
-}
-
-func (l *RateLimiter) crowded() error {
-	return fmt.Errorf("%w: bucket %q: %d wait already", ErrTooManyWaiters, l.Name(), l.maxWaiters)
-}
-
-func (l *RateLimiter) overflow(permits int64) error {
-	return fmt.Errorf("%w: bucket %q: permits %d: want fewer: the debt would exceed 2^53 µs", ErrInvalidPermits, l.Name(), permits)
 }
 
 // heardLately tells whether the configuration that this process knows is at most snapshotAge old, or the store is away and cannot tell

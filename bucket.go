@@ -26,44 +26,14 @@ import (
 // ([WithStoreTimeout], default 1 s), even when the store hangs; [RateLimiter.Acquire] within its wait plus the store's. With a
 // failure policy that lets calls pass, those that notice an outage also wait for a probe (see [FailurePolicy]).
 type RateLimiter struct {
-	coordinator *coordinator
-	own         setting
-	initial     float64
-	maxWait     time.Duration // of Try
-	enabled     func() bool
-	lease       int64 // microseconds; 0: none
-	closed      atomic.Bool
-
-	plain      bool // neither a policy, an observer nor a shadow
-	policy     FailurePolicy
-	member     *instances.Member // of those that a LocalShare is divided by
-	share      atomic.Pointer[share]
-	observer   *Observer
-	logger     logger
-	shadow     bool
-	maxWaiters int
-}
-
-// effective is the configuration in force, as far as this process has heard.
-func (l *RateLimiter) effective() *setting {
-	if known := l.coordinator.known.Load(); known != nil && known.Version >= l.own.Version {
-		return known
-	}
-	return &l.own
-}
-
-// inForce is the configuration under which a bucket may decide on the limiter's requests without being told of the limiter's own:
-// a newer one that is known, or its own.
-func (l *RateLimiter) inForce() *config {
-	if known := l.coordinator.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
-		return &known.config
-	}
-	return &l.own.config
-}
-
-// agrees tells whether requests of two limiters may travel in one batch.
-func (l *RateLimiter) agrees(o *RateLimiter) bool {
-	return l == o || l.own.config == o.own.config && l.initial == o.initial
+	limiter
+	maxWait time.Duration // of Try
+	enabled func() bool
+	plain   bool // neither a policy, an observer nor a shadow
+	policy  FailurePolicy
+	member  *instances.Member // of those that a LocalShare is divided by
+	share   atomic.Pointer[share]
+	shadow  bool
 }
 
 // Name of the limiter and its bucket.
@@ -131,9 +101,9 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 		if granted, decided := l.coordinator.takeNow(l.inForce(), n, maxWait); decided {
 			return verdict{granted: granted}, nil
 		}
-	} else if l.coordinator.fromLease(l, n) {
+	} else if l.coordinator.fromLease(&l.limiter, n) {
 		return verdict{granted: true, by: byLease}, nil
-	} else if wait, refused := l.coordinator.refuses(l, n, maxWait); refused {
+	} else if wait, refused := l.coordinator.refuses(&l.limiter, n, maxWait); refused {
 		return verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	q := l.newCall(ctx, tryAcquire, n, maxWait)
@@ -196,7 +166,7 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 		if granted, _ := l.coordinator.takeNow(l.inForce(), int64(permits), 0); granted {
 			return verdict{granted: true}, nil
 		}
-	} else if l.coordinator.fromLease(l, int64(permits)) {
+	} else if l.coordinator.fromLease(&l.limiter, int64(permits)) {
 		return verdict{granted: true, by: byLease}, nil
 	}
 	q := l.newCall(ctx, acquire, int64(permits), maxExact)
@@ -255,7 +225,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		if l.heardLately() {
 			return nil, passedBy(false), never
 		}
-	} else if wait, refused := l.coordinator.refuses(l, int64(permits), maxWait); refused {
+	} else if wait, refused := l.coordinator.refuses(&l.limiter, int64(permits), maxWait); refused {
 		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.coordinator.seen()},
 			verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
@@ -373,7 +343,7 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	q := &call{limiter: l, verb: v, order: &o, deadline: deadlineOf(ctx), ready: make(chan struct{})}
+	q := &call{limiter: &l.limiter, verb: v, order: &o, deadline: deadlineOf(ctx), ready: make(chan struct{})}
 	l.coordinator.submit(ctx, q)
 	return q, l.wait(ctx, q)
 }

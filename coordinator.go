@@ -168,7 +168,7 @@ func (c *coordinator) listen(now int64) {
 }
 
 // listening is the limiter for which permits of a later time are held, or waited for; nil: none, or the store is no other process's.
-func (c *coordinator) listening() *RateLimiter {
+func (c *coordinator) listening() *limiter {
 	if c.inline() {
 		return nil
 	}

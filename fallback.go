@@ -60,7 +60,7 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 	}
 	whole := l.effective().config
 	if s := l.share.Load(); s != nil && s.whole == whole && s.instances == n {
-		l.coordinator.part(s.limiter)
+		l.coordinator.part(&s.limiter.limiter)
 		return s.limiter, nil
 	}
 	c := whole
@@ -70,8 +70,8 @@ func (l *RateLimiter) locally() (*RateLimiter, error) {
 	if err := c.validate(); err != nil {
 		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
-	part := &RateLimiter{own: newSetting(c), plain: true, maxWaiters: l.maxWaiters}
-	l.coordinator.part(part)
+	part := &RateLimiter{limiter: limiter{own: newSetting(c), maxWaiters: l.maxWaiters}, plain: true}
+	l.coordinator.part(&part.limiter)
 	l.share.Store(&share{whole, n, part})
 	return part, nil
 }

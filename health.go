@@ -49,16 +49,6 @@ func (h *health) next() (outage.Probe, bool) {
 	return outage.Probe{}, false
 }
 
-// watch has a limiter's observer told of outages.
-func (h *health) watch(l *RateLimiter) {
-	outage.Watch(h.Monitor, l, func(l *RateLimiter) func(outage.Change) {
-		tell, bucket, policy := l.observer.Health, l.Name(), l.policy
-		return func(c outage.Change) {
-			tell(Health{Bucket: bucket, Policy: policy, Down: c.Down, Err: c.Err, After: c.After})
-		}
-	})
-}
-
 // log is told of outages: of the many of a client the first is logged, and the end of the last.
 func (h *health) log(c outage.Change) {
 	switch {

@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "TestLayers writes "+upwards+" anew")
 var layers = []struct{ name, files string }{
 	{"seam and state", "store.go hook.go permit_state.go permit_batch.go config.go codec.go errors.go logger.go level.go permit_change.go smooth_bursty.go smooth_warmup.go"},
 	{"stores", "traits.go memory_store.go redis_store.go redis_lock.go redis_script.go redis_trips.go redis_predict.go redis_exchange.go"},
-	{"engine", "observer.go policy.go call.go target.go coordinator.go waiters.go build.go deliver.go timeouts.go lease.go snapshot.go health.go failure.go"},
+	{"engine", "observer.go policy.go limiter.go call.go target.go coordinator.go waiters.go build.go deliver.go timeouts.go lease.go snapshot.go health.go failure.go"},
 	{"API", "new.go bucket.go ask.go options.go reservation.go fallback.go shadow.go doc.go"},
 }
 

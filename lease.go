@@ -7,7 +7,7 @@ import (
 
 // lease is a block of permits that this process holds. All were due when it was taken.
 type lease struct {
-	limiter *RateLimiter
+	limiter *limiter
 	setting *setting
 	place   place
 	granted int64 // store's time
@@ -57,7 +57,7 @@ func (e *lease) left(now int64) int64 {
 }
 
 // fromLease hands out leased permits, unless somebody waits already.
-func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
+func (c *coordinator) fromLease(limiter *limiter, n int64) bool {
 	e := c.leases.current.Load()
 	if e == nil || limiter.lease == 0 || c.occupied.Load() != free || e.limiter != limiter && e.limiter.own.config != limiter.own.config {
 		return false
@@ -74,7 +74,7 @@ func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
 
 // wanted is how many permits the next lease should be for, 0 for none: what demand of late would use in its time, no more
 // than four times what was used to see that, so that it begins small and grows fast.
-func (c *coordinator) wanted(limiter *RateLimiter, now int64) int64 {
+func (c *coordinator) wanted(limiter *limiter, now int64) int64 {
 	s := limiter.effective()
 	if limiter.lease == 0 || c.leases.next != nil || limiter.closed.Load() || s.Kind != bursty || s.Payment != PayNow || c.waiters.beyond() ||
 		c.snapshot.Load() != nil { // the bucket is empty

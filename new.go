@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/jonboulle/clockwork"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
 // NewSmoothBursty returns a limiter that hands out permitsPerSecond permits a second, and after a pause at most
@@ -43,14 +45,13 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 		name = shadowMark + name
 	}
 	l := &RateLimiter{
-		coordinator: coordinatorOf(o.store, name, o.clock, o.timeout),
-		own:         newSetting(o.config),
-		initial:     initial,
-		maxWait:     o.maxWait,
-		enabled:     o.enabled,
-
+		limiter: limiter{
+			coordinator: coordinatorOf(o.store, name, o.clock, o.timeout),
+			own:         newSetting(o.config), initial: initial, maxWaiters: o.maxWaiters, observer: o.observer,
+		},
+		maxWait: o.maxWait, enabled: o.enabled,
 		plain:  o.policy == FailClosed && o.observer == nil && !o.shadow,
-		policy: o.policy, observer: o.observer, shadow: o.shadow, maxWaiters: o.maxWaiters,
+		policy: o.policy, shadow: o.shadow,
 	}
 	t := traitsOf(o.store)
 	if _, shares := o.policy.instances(); shares && t.join != nil {
@@ -64,10 +65,20 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 		l.coordinator.health.logger.set(o.logger)
 	}
 	if o.observer != nil && o.observer.Health != nil && l.coordinator.health != nil {
-		l.coordinator.health.watch(l)
+		l.watch()
 	}
 	if o.lease != nil && !o.shadow { // a shadow reserves, and who reserves has no use for a lease
 		l.lease = o.lease.Microseconds()
 	}
 	return l, nil
+}
+
+// watch has the observer told of outages.
+func (l *RateLimiter) watch() {
+	outage.Watch(l.coordinator.health.Monitor, l, func(l *RateLimiter) func(outage.Change) {
+		tell, bucket, policy := l.observer.Health, l.Name(), l.policy
+		return func(c outage.Change) {
+			tell(Health{Bucket: bucket, Policy: policy, Down: c.Down, Err: c.Err, After: c.After})
+		}
+	})
 }

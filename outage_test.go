@@ -463,7 +463,7 @@ func TestShareOfTooMuch(t *testing.T) {
 func TestLateMemo(t *testing.T) {
 	l, err := NewSmoothBursty("x", 5, WithStore(NewRedisStore(redistest.Shared(t).Client(t))))
 	require.NoError(t, err)
-	late, last := &flight{late: true, limiter: l}, &flight{limiter: l}
+	late, last := &flight{late: true, limiter: &l.limiter}, &flight{limiter: &l.limiter}
 	late.batch.cached, last.batch.cached = new(cachedState), &cachedState{token: "kept"}
 	l.coordinator.mu.Lock()
 	defer l.coordinator.mu.Unlock()
