@@ -9,7 +9,6 @@ import (
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
@@ -97,7 +96,7 @@ func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time
 
 func newCoordinator(store Store, traits traits, name string, by clockwork.Clock, timeout time.Duration) *coordinator {
 	c := &coordinator{target: target{store: store, traits: traits, name: name, clock: by, time: clock.New(by), timeout: timeout,
-		health: traits.health, parts: traits.parts}}
+		parts: traits.parts}}
 	c.micros, c.heard.stored = c.time.Micros, maxBatch // as far as is known
 	c.waiters.begin(c.time.System())
 	if c.inline() {
@@ -109,13 +108,7 @@ func newCoordinator(store Store, traits traits, name string, by clockwork.Clock,
 	if c.parts == nil {
 		c.parts = partsOf(store)
 	}
-	if c.health == nil {
-		outages := traits.outages
-		if outages == nil {
-			outages = new(outage.Group)
-		}
-		c.health = newHealth(outages)
-	}
+	c.health = healthOf(&traits)
 	return c
 }
 

@@ -20,9 +20,10 @@ type traits struct {
 	err error
 	// decides is what the store's clock keeps step with.
 	decides timing
-	// health and outages are shared by all lines of the store. nil: each has its own.
-	health  *health
-	outages *outage.Group
+	// outages are counted for all buckets of the store together; nil: for each by itself. oneServer keeps all buckets: they are away
+	// together.
+	outages   *outage.Group
+	oneServer bool
 	// parts keeps processes' parts of buckets while the store is away; nil: it brings none.
 	parts *MemoryStore
 	// probe finds out whether the store could serve a bucket, before the context's deadline if it can. nil: Apply does, with a
