@@ -109,7 +109,7 @@ func (c *coordinator) measure(now int64) {
 // leased puts a block that was granted to use. It is as old as the question: how long the answer was under way is not known.
 // If nobody waited for the answer any more, another block may have been asked for since, or the bucket held back.
 func (c *coordinator) leased(f *flight, g *grant, out *outcome) {
-	setting := out.Bucket.setting()
+	setting := out.Bucket.setting
 	e := &lease{
 		limiter: f.limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
 		local: f.local, until: f.local + f.limiter.lease, half: (g.Permits + 1) / 2,

@@ -26,8 +26,8 @@ func (c *coordinator) see(f *flight, out *outcome) {
 		return
 	}
 	s := c.known.Load()
-	if s == nil || s.config != b.config {
-		if s = f.batch.own; s == nil || s.config != b.config {
+	if s == nil || s.config != b.setting.config {
+		if s = f.batch.own; s == nil || s.config != b.setting.config {
 			c.dropSnapshot()
 			return
 		}
