@@ -352,20 +352,8 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 // limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
 	l.closed.Store(true)
-	c := l.coordinator
-	c.mu.Lock()
-	var last *refund
-	for c.leases.current.Load() != nil {
-		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil {
-			last = r
-			r.done = make(chan struct{})
-		}
-		c.leases.next = nil
-	}
-	coming := c.trip.flight != nil && c.trip.flight.leased > 0
-	c.dispatch(c.now())
-	c.mu.Unlock()
-	if err := c.confirmed(ctx, last, "close"); err != nil || !coming {
+	last, coming := l.coordinator.closeLeases()
+	if err := l.coordinator.confirmed(ctx, last, "close"); err != nil || !coming {
 		return err
 	}
 	if _, err := l.State(ctx); err != nil { // it is asked after the block has come, and gone back

@@ -161,6 +161,22 @@ func (c *coordinator) dropLeases() {
 	}
 }
 
+// closeLeases gives up all for who waits for the answer to the last refund; nil: nothing is left to give back. Another block may be coming.
+func (c *coordinator) closeLeases() (last *refund, coming bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.leases.current.Load() != nil {
+		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil {
+			last = r
+			r.done = make(chan struct{})
+		}
+		c.leases.next = nil
+	}
+	coming = c.trip.flight != nil && c.trip.flight.leased > 0
+	c.dispatch(c.now())
+	return last, coming
+}
+
 // serveFromLease serves those from a lease who have lined up, if nobody waits for permits of a later time.
 func (c *coordinator) serveFromLease(now int64) {
 	line := c.waiters.line
