@@ -1,6 +1,7 @@
 package tokenbucket
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -29,7 +30,7 @@ func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err err
 
 func (l *RateLimiter) newCall(ctx context.Context, v verb, permits, timeout int64) *call {
 	q := calls.Get().(*call)
-	q.limiter, q.verb, q.Permits, q.timeout, q.ready = l, v, permits, timeout, make(chan struct{})
+	q.limiter, q.verb, q.Permits, q.timeout, q.ready = &l.limiter, v, permits, timeout, make(chan struct{})
 	q.deadline = deadlineOf(ctx)
 	return q
 }
@@ -40,14 +41,6 @@ func deadlineOf(ctx context.Context) time.Duration {
 		return clock.Of(deadline)
 	}
 	return 0
-}
-
-func (l *RateLimiter) crowded() error {
-	return fmt.Errorf("%w: bucket %q: %d wait already", ErrTooManyWaiters, l.Name(), l.maxWaiters)
-}
-
-func (l *RateLimiter) overflow(permits int64) error {
-	return fmt.Errorf("%w: bucket %q: permits %d: want fewer: the debt would exceed 2^53 µs", ErrInvalidPermits, l.Name(), permits)
 }
 
 // heardLately tells whether the configuration that this process knows is at most snapshotAge old, or the store is away and cannot tell
@@ -112,4 +105,32 @@ func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
 		return &WaitError{l.Name(), int(q.Permits), wait, context.DeadlineExceeded}
 	}
 	return nil
+}
+
+// ask is a call for permits that fall due within a timeout.
+type ask func(l *RateLimiter, timeout time.Duration) (verdict, error)
+
+// observed asks for permits as told, and tells the observer what came of it. A store that is away is where the policy
+// decides.
+func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Duration, ask ask) (verdict, error) {
+	began := mono()
+	var v verdict
+	var err error
+	if l.shadow {
+		v, err = l.shadowed(ctx, permits, timeout)
+	} else if v, err = ask(l, timeout); err != nil {
+		v, err = l.fallback(ctx, v, err, func(local *RateLimiter) (verdict, error) { // in time, whatever it took to get here
+			return ask(local, max(0, timeout)-max(0, mono()-began-l.coordinator.timeout))
+		})
+	}
+	if o := l.observer; o != nil && o.Decision != nil {
+		o.Decision(ctx, Decision{
+			Bucket: l.Name(), Permits: permits, Granted: err == nil && v.granted, Err: err, By: cmp.Or(v.by, "store"),
+			Wait: v.wait, Elapsed: mono() - began, Shadow: l.shadow,
+		})
+	}
+	if l.shadow {
+		return verdict{granted: true}, nil
+	}
+	return v, err
 }

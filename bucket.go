@@ -7,8 +7,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jonboulle/clockwork"
-
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
@@ -28,87 +26,14 @@ import (
 // ([WithStoreTimeout], default 1 s), even when the store hangs; [RateLimiter.Acquire] within its wait plus the store's. With a
 // failure policy that lets calls pass, those that notice an outage also wait for a probe (see [FailurePolicy]).
 type RateLimiter struct {
-	coordinator *coordinator
-	own         setting
-	initial     float64
-	maxWait     time.Duration // of Try
-	enabled     func() bool
-	lease       int64 // microseconds; 0: none
-	closed      atomic.Bool
-
-	plain      bool // neither a policy, an observer nor a shadow
-	policy     FailurePolicy
-	member     *instances.Member // of those that a LocalShare is divided by
-	share      atomic.Pointer[share]
-	observer   *Observer
-	logger     logger
-	shadow     bool
-	maxWaiters int
-}
-
-// realClock is shared, so that all limiters without a clock of their own are recognised as having the same.
-var realClock = clockwork.NewRealClock()
-
-func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
-	o := options{config: c, maxWait: defaultMaxWait, timeout: defaultStoreTimeout, clock: realClock,
-		maxWaiters: defaultMaxWaiters}
-	initial, err := o.apply(name, opts)
-	if err != nil {
-		return nil, err
-	}
-	if o.shadow {
-		name = shadowMark + name
-	}
-	l := &RateLimiter{
-		coordinator: coordinatorOf(o.store, name, o.clock, o.timeout),
-		own:         newSetting(o.config),
-		initial:     initial,
-		maxWait:     o.maxWait,
-		enabled:     o.enabled,
-
-		plain:  o.policy == FailClosed && o.observer == nil && !o.shadow,
-		policy: o.policy, observer: o.observer, shadow: o.shadow, maxWaiters: o.maxWaiters,
-	}
-	t := traitsOf(o.store)
-	if _, shares := o.policy.instances(); shares && t.join != nil {
-		l.member = t.join()
-	}
-	l.logger.set(o.logger)
-	if t.logger != nil {
-		t.logger.set(o.logger)
-	}
-	if l.coordinator.health != nil {
-		l.coordinator.health.logger.set(o.logger)
-	}
-	if o.observer != nil && o.observer.Health != nil && l.coordinator.health != nil {
-		l.coordinator.health.watch(l)
-	}
-	if o.lease != nil && !o.shadow { // a shadow reserves, and who reserves has no use for a lease
-		l.lease = o.lease.Microseconds()
-	}
-	return l, nil
-}
-
-// effective is the configuration in force, as far as this process has heard.
-func (l *RateLimiter) effective() *setting {
-	if known := l.coordinator.known.Load(); known != nil && known.Version >= l.own.Version {
-		return known
-	}
-	return &l.own
-}
-
-// inForce is the configuration under which a bucket may decide on the limiter's requests without being told of the limiter's own:
-// a newer one that is known, or its own.
-func (l *RateLimiter) inForce() *config {
-	if known := l.coordinator.known.Load(); known != nil && known.Version > l.own.Version && known.Kind == l.own.Kind {
-		return &known.config
-	}
-	return &l.own.config
-}
-
-// agrees tells whether requests of two limiters may travel in one batch.
-func (l *RateLimiter) agrees(o *RateLimiter) bool {
-	return l == o || l.own.config == o.own.config && l.initial == o.initial
+	limiter
+	maxWait time.Duration // of Try
+	enabled func() bool
+	plain   bool // neither a policy, an observer nor a shadow
+	policy  FailurePolicy
+	member  *instances.Member // of those that a LocalShare is divided by
+	share   atomic.Pointer[share]
+	shadow  bool
 }
 
 // Name of the limiter and its bucket.
@@ -176,9 +101,9 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 		if granted, decided := l.coordinator.takeNow(l.inForce(), n, maxWait); decided {
 			return verdict{granted: granted}, nil
 		}
-	} else if l.coordinator.fromLease(l, n) {
+	} else if l.coordinator.fromLease(&l.limiter, n) {
 		return verdict{granted: true, by: byLease}, nil
-	} else if wait, refused := l.coordinator.refuses(l, n, maxWait); refused {
+	} else if wait, refused := l.coordinator.refuses(&l.limiter, n, maxWait); refused {
 		return verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	q := l.newCall(ctx, tryAcquire, n, maxWait)
@@ -241,7 +166,7 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 		if granted, _ := l.coordinator.takeNow(l.inForce(), int64(permits), 0); granted {
 			return verdict{granted: true}, nil
 		}
-	} else if l.coordinator.fromLease(l, int64(permits)) {
+	} else if l.coordinator.fromLease(&l.limiter, int64(permits)) {
 		return verdict{granted: true, by: byLease}, nil
 	}
 	q := l.newCall(ctx, acquire, int64(permits), maxExact)
@@ -300,7 +225,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		if l.heardLately() {
 			return nil, passedBy(false), never
 		}
-	} else if wait, refused := l.coordinator.refuses(l, int64(permits), maxWait); refused {
+	} else if wait, refused := l.coordinator.refuses(&l.limiter, int64(permits), maxWait); refused {
 		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.coordinator.seen()},
 			verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
@@ -418,7 +343,21 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	q := &call{limiter: l, verb: v, order: &o, deadline: deadlineOf(ctx), ready: make(chan struct{})}
+	q := &call{limiter: &l.limiter, verb: v, order: &o, deadline: deadlineOf(ctx), ready: make(chan struct{})}
 	l.coordinator.submit(ctx, q)
 	return q, l.wait(ctx, q)
+}
+
+// Close gives back what the limiter has leased (WithLease), and waits for the store's answer as long as ctx lets it. A
+// limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
+func (l *RateLimiter) Close(ctx context.Context) error {
+	l.closed.Store(true)
+	last, coming := l.coordinator.closeLeases()
+	if err := l.coordinator.confirmed(ctx, last, "close"); err != nil || !coming {
+		return err
+	}
+	if _, err := l.State(ctx); err != nil { // it is asked after the block has come, and gone back
+		return fmt.Errorf("close: %w", err)
+	}
+	return nil
 }

@@ -25,7 +25,7 @@ type flight struct {
 	batch   batch
 	refunds []*refund // the first requests
 	calls   []*call   // those of the next requests; then those who only read
-	limiter *RateLimiter
+	limiter *limiter
 	given   int           // so many of the first requests are refunds
 	leased  int64         // so many permits are asked for a lease, by the last request; 0: none
 	began   time.Duration // see mono
@@ -35,7 +35,7 @@ type flight struct {
 
 // refund is permits on their way back to the store.
 type refund struct {
-	limiter *RateLimiter
+	limiter *limiter
 	give    giveBack
 	line    *schedule.Schedule[*call] // whose they are; nil: a lease's
 	done    chan struct{}             // closed when the store has answered; nil: nobody waits for that
@@ -127,7 +127,7 @@ func (c *coordinator) build(now int64) *flight {
 }
 
 // first is the limiter whose batch comes next.
-func (c *coordinator) first(now int64) *RateLimiter {
+func (c *coordinator) first(now int64) *limiter {
 	if len(c.refunds) > 0 {
 		return c.refunds[0].limiter
 	}

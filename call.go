@@ -51,7 +51,7 @@ type call struct {
 	// As a waiter it stands in the line of a schedule, until its permits are due.
 	schedule.Waiter[*call]
 
-	limiter  *RateLimiter  // this and the next three are never changed
+	limiter  *limiter      // this and the next three are never changed
 	verb     verb          //
 	timeout  int64         // the longest wait of use to the caller, in microseconds
 	deadline time.Duration // of the caller's context, see mono; 0: none

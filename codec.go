@@ -45,7 +45,7 @@ func (b *PermitBucket) appendText(dst []byte) []byte {
 		dst = strconv.AppendInt(append(dst, " hold="...), b.HeldUntilMicros, 10)
 		dst = strconv.AppendInt(append(dst, ':'), b.PausedMicros, 10)
 	}
-	return append(append(dst, ' '), b.text...)
+	return append(append(dst, ' '), b.setting.text...)
 }
 
 // unmarshal reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is

@@ -3,7 +3,7 @@ package tokenbucket
 import (
 	"context"
 	"errors"
-	"reflect"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,8 +12,6 @@ import (
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/outage"
-	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
 // A coordinator is this process's end of one bucket: all limiters of a name, a store and a clock share one.
@@ -48,20 +46,6 @@ type coordinator struct {
 	fallback fallback
 }
 
-// target is which bucket a coordinator is for. It is never changed.
-type target struct {
-	store   Store
-	traits  traits // of the store
-	trips   *trips // to it; nil: it is a MemoryStore
-	name    string
-	clock   clockwork.Clock
-	time    clock.Local   // the same, in microseconds
-	timeout time.Duration // how long the store may take to answer
-	health  *health       // of the store; nil: it never fails
-	parts   *MemoryStore  // of processes' parts of buckets, while the store is away
-	micros  func() int64  // time.Micros
-}
-
 // heard is what the store's answers have told.
 type heard struct {
 	at       int64        // when it answered last, or was to; by the limiter's clock, as all times here
@@ -77,111 +61,8 @@ type heard struct {
 	conflict int64  // the version whose disagreement was reported
 }
 
-// coordinators of this process by what they share: one lives as long as a limiter uses it.
-var coordinators weakmap.Map[coordinatorKey, coordinator]
-
-type coordinatorKey struct {
-	store   Store
-	name    string
-	clock   clockwork.Clock
-	timeout time.Duration
-}
-
-// coordinatorOf returns the one that all limiters of a store, a name and a clock share.
-func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time.Duration) *coordinator {
-	traits := traitsOf(store)
-	if traits.memory != nil {
-		timeout = 0 // it never waits, so one bucket is one line whatever the timeouts
-	}
-	fresh := func() *coordinator { return newCoordinator(store, traits, name, clock, timeout) }
-	if !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(clock).Comparable() {
-		return fresh() // it cannot be recognised again
-	}
-	return coordinators.Get(coordinatorKey{store, name, clock, timeout}, fresh)
-}
-
-func newCoordinator(store Store, traits traits, name string, by clockwork.Clock, timeout time.Duration) *coordinator {
-	c := &coordinator{target: target{store: store, traits: traits, name: name, clock: by, time: clock.New(by), timeout: timeout,
-		health: traits.health, parts: traits.parts}}
-	c.micros, c.heard.stored = c.time.Micros, maxBatch // as far as is known
-	c.waiters.begin(c.time.System())
-	if c.inline() {
-		return c
-	}
-	if c.trips = traits.trips; c.trips == nil {
-		c.trips = &transport.Trips[*batch, outcome]{Send: c.apply, Max: 1, Parallel: 1}
-	}
-	if c.parts == nil {
-		c.parts = partsOf(store)
-	}
-	if c.health == nil {
-		outages := traits.outages
-		if outages == nil {
-			outages = new(outage.Group)
-		}
-		c.health = newHealth(outages)
-	}
-	return c
-}
-
-// parts holds the stores of processes' parts of buckets, for stores that bring none: one lives as long as a coordinator uses it.
-var parts weakmap.Map[Store, MemoryStore]
-
-// partsOf returns the one that all coordinators of a store share, whatever their timeouts.
-func partsOf(store Store) *MemoryStore {
-	if !reflect.ValueOf(store).Comparable() {
-		return NewMemoryStore()
-	}
-	return parts.Get(store, NewMemoryStore)
-}
-
-// apply asks a store that takes one batch at a time. It implements [transport.Trips].Send.
-func (t *target) apply(_ string, items []*item) {
-	for _, i := range items {
-		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
-		out, err := i.Batch.ask(ctx, t.store)
-		cancel()
-		i.Answer(*out, err)
-	}
-}
-
-// route is the way to the bucket.
-func (t *target) route() string {
-	if t.traits.route == nil {
-		return ""
-	}
-	return t.traits.route(t.name)
-}
-
-// inline tells that the store is a *MemoryStore: it decides at once, in the caller's goroutine.
-func (t *target) inline() bool { return t.traits.memory != nil }
-
-// now is the limiter's clock in microseconds, and never 0. Stores are told micros, which are others.
-func (t *target) now() int64 { return t.time.Now() }
-
-// moment is a time by both clocks.
-type moment struct {
-	local int64         // the limiter's, see now
-	mono  time.Duration // the system's; of a store in memory, which never lets anybody wait, it may be 0
-}
-
-// moment reads the clocks, each once.
-func (t *target) moment() moment {
-	if t.inline() {
-		return moment{local: t.now()}
-	}
-	at := mono()
-	return moment{t.time.NowAt(at), at}
-}
-
-// label is the bucket's name as its users know it.
-func (t *target) label() string { return label(t.name) }
-
-// mono is the system's monotonic clock.
-func mono() time.Duration { return clock.Mono() }
-
-// submit lines a call up. Its channels tell when it is answered. One that cannot be called back may take its batch to the store by
-// itself.
+// submit lines a call up. Its channels tell when it is answered. A caller whose context cannot be cancelled may take the batch to the
+// store itself.
 func (c *coordinator) submit(ctx context.Context, q *call) {
 	if c.accept(ctx, q) {
 		c.trips.Take(ctx, c.route(), c)
@@ -287,7 +168,7 @@ func (c *coordinator) listen(now int64) {
 }
 
 // listening is the limiter for which permits of a later time are held, or waited for; nil: none, or the store is no other process's.
-func (c *coordinator) listening() *RateLimiter {
+func (c *coordinator) listening() *limiter {
 	if c.inline() {
 		return nil
 	}
@@ -335,6 +216,28 @@ func (c *coordinator) cancel(q *call) *refund {
 	}
 	c.dispatch(now)
 	return r
+}
+
+// confirmed waits until the store has answered a refund, but no longer than it may take to.
+func (c *coordinator) confirmed(ctx context.Context, r *refund, verb string) error {
+	if r == nil {
+		return nil
+	}
+	select {
+	case <-r.done:
+		return unavailable(r.err)
+	default:
+	}
+	timeout := time.NewTimer(c.timeout)
+	defer timeout.Stop()
+	select {
+	case <-r.done:
+		return unavailable(r.err)
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timeout.C:
+		return unavailable(fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, c.label(), verb, c.timeout))
+	}
 }
 
 // abandon takes a call out whose caller has gone.

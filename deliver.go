@@ -205,7 +205,7 @@ func (c *coordinator) refusal(q *call, r *request, out *outcome, received, now i
 // note keeps for a Reservation how full the bucket was left.
 func (q *call) note(b *PermitBucket, now int64) {
 	if q.verb == reserve {
-		s := b.setting()
+		s := b.setting
 		q.level = s.level(b.balance(), now)
 	}
 }
@@ -237,7 +237,7 @@ func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
 	}
 	h.free = received + b.NextFreeTicketMicros - out.NowMicros
 	h.stored = 0
-	if b.config.Kind == bursty {
+	if b.setting.Kind == bursty {
 		h.stored = int64(b.StoredPermits)
 	}
 	h.offset.Observe(received-out.NowMicros, at.local-f.local)
@@ -263,10 +263,10 @@ func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
 
 // termsOf are those that an answer's grants were made under.
 func (h *heard) termsOf(f *flight, b *PermitBucket) *terms {
-	if t := h.terms; t != nil && t.config == b.config && t.limiter.agrees(f.limiter) {
+	if t := h.terms; t != nil && t.config == b.setting.config && t.limiter.agrees(f.limiter) {
 		return t
 	}
-	s := b.setting()
+	s := b.setting
 	return &terms{&s, f.limiter}
 }
 
@@ -292,7 +292,7 @@ func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
 
 // learn notes the configuration in force and reports a disagreement once.
 func (c *coordinator) learn(f *flight, out *outcome) {
-	config, known := out.Bucket.config, c.known.Load()
+	config, known := out.Bucket.setting.config, c.known.Load()
 	switch {
 	case config.Version == 0:
 		if known != nil {

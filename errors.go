@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 
@@ -109,4 +110,13 @@ func unavailable(err error) error {
 		return err
 	}
 	return &storeFailure{err}
+}
+
+// isNil tells that there is nothing: no value, or a nil pointer.
+func isNil(v any) bool {
+	if v == nil {
+		return true
+	}
+	rv := reflect.ValueOf(v)
+	return rv.Kind() == reflect.Pointer && rv.IsNil()
 }

@@ -15,10 +15,10 @@ type fallback struct {
 	outage *outage.Outage // in which that was
 }
 
-// part gives a limiter the line of this process's part of the bucket, while the store is away: the same in every outage, so that what was
-// reserved in one counts in the next. In another outage, or if the store has served the bucket meanwhile, it begins empty, once
-// what is reserved in the bucket itself is through, or a penalty that is known of; nobody who waits already waits for the former.
-func (c *coordinator) part(limiter *RateLimiter) {
+// part gives a limiter the line of this process's part of the bucket, while the store is away. It is the same line in every outage, so that
+// what was reserved in one counts in the next. In another outage, or if the store has served the bucket meanwhile, the part begins empty:
+// after a penalty that is known of, and after what is reserved in the bucket itself unless somebody waits in the part already.
+func (c *coordinator) part(limiter *limiter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := &c.fallback

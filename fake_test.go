@@ -94,19 +94,16 @@ func (s *sick) away(t *testing.T, l *RateLimiter, is bool) {
 // oneServer is a sick store whose buckets are away together, as those of one Redis are.
 type oneServer struct {
 	sick
-	health  *health
 	outages outage.Group
 	parts   MemoryStore
 }
 
 func newOneServer() *oneServer {
-	s := new(oneServer)
-	s.health = newHealth(&s.outages)
-	return s
+	return new(oneServer)
 }
 
 func (s *oneServer) describe() traits {
-	return traits{self: s, probe: s.probe, health: s.health, outages: &s.outages, parts: &s.parts}
+	return traits{self: s, probe: s.probe, outages: &s.outages, oneServer: true, parts: &s.parts}
 }
 
 // healthy waits until a limiter's store is known to be there, or away.

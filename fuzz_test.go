@@ -65,7 +65,7 @@ func FuzzState(f *testing.F) {
 		if twice := again.appendText(nil); string(twice) != string(written) {
 			t.Fatalf("%q is written as %q and as %q", text, written, twice)
 		}
-		batch := &batch{Name: "x", config: b.config, Epoch: 1, Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: opSetRate, Rate: 3},
+		batch := &batch{Name: "x", config: b.setting.config, Epoch: 1, Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: opSetRate, Rate: 3},
 			{Op: opSetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
 		out, err := b.apply(1_700_000_000_000_000, batch)
 		if err == nil && out.Changed {

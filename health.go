@@ -7,9 +7,10 @@ import (
 	"weak"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
-// health is the outage monitor of a store, or with a cluster of one of its buckets, and what that need not know: which coordinators have the
+// health is the outage monitor of a store that is one server, or else of one of its buckets, and what that need not know: which coordinators have the
 // store, how one of them asks it, and where outages are logged.
 type health struct {
 	*outage.Monitor
@@ -17,6 +18,22 @@ type health struct {
 
 	mu   sync.Mutex
 	last weak.Pointer[coordinator] // that wanted to ask the store
+}
+
+// healths are those of stores that are one server: one lives as long as a coordinator uses it.
+var healths weakmap.Map[Store, health]
+
+// healthOf returns the one that all coordinators of a server share, or one for a coordinator alone.
+func healthOf(t *traits) *health {
+	client := t.outages
+	if client == nil {
+		client = new(outage.Group)
+	}
+	fresh := func() *health { return newHealth(client) }
+	if !t.oneServer {
+		return fresh()
+	}
+	return healths.Get(t.self, fresh)
 }
 
 func newHealth(client *outage.Group) *health {
@@ -47,16 +64,6 @@ func (h *health) next() (outage.Probe, bool) {
 		}
 	}
 	return outage.Probe{}, false
-}
-
-// watch has a limiter's observer told of outages.
-func (h *health) watch(l *RateLimiter) {
-	outage.Watch(h.Monitor, l, func(l *RateLimiter) func(outage.Change) {
-		tell, bucket, policy := l.observer.Health, l.Name(), l.policy
-		return func(c outage.Change) {
-			tell(Health{Bucket: bucket, Policy: policy, Down: c.Down, Err: c.Err, After: c.After})
-		}
-	})
 }
 
 // log is told of outages: of the many of a client the first is logged, and the end of the last.

@@ -1,7 +1,6 @@
 package tokenbucket_test
 
 import (
-	"flag"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -20,21 +19,13 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/structure"
 )
 
-var update = flag.Bool("update", false, "TestLayers writes "+upwards+" anew")
-
 // layers are the files of this package from the bottom to the top. A file may use what stands in its own layer and below.
 var layers = []struct{ name, files string }{
-	{"seam and state", "store.go hook.go permit_state.go permit_batch.go config.go codec.go errors.go level.go permit_change.go smooth_bursty.go smooth_warmup.go"},
-	{"stores", "memory_store.go redis_store.go redis_lock.go redis_script.go redis_trips.go redis_predict.go redis_exchange.go"},
-	{"engine", "call.go coordinator.go waiters.go build.go deliver.go timeouts.go lease.go snapshot.go health.go"},
-	{"API", "bucket.go ask.go options.go reservation.go failure.go policy.go observer.go shadow.go doc.go"},
+	{"seam and state", "store.go hook.go permit_state.go permit_batch.go config.go codec.go errors.go logger.go level.go permit_change.go smooth_bursty.go smooth_warmup.go"},
+	{"stores", "traits.go memory_store.go redis_store.go redis_lock.go redis_script.go redis_trips.go redis_predict.go redis_exchange.go"},
+	{"engine", "observer.go policy.go limiter.go call.go target.go coordinator.go waiters.go build.go deliver.go timeouts.go lease.go snapshot.go health.go failure.go"},
+	{"API", "new.go bucket.go ask.go options.go reservation.go fallback.go shadow.go doc.go"},
 }
-
-// upwards lists the arrows that point up all the same, one a line. It may only become shorter. Whoever moves code between files
-// writes it anew, and looks at the difference:
-//
-//	go test -run TestLayers -update .
-const upwards = "testdata/upwards.txt"
 
 func TestLayers(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
@@ -68,36 +59,9 @@ func TestLayers(t *testing.T) {
 		return
 	}
 
-	arrows := root.Arrows()
-	var up []string
-	names := map[string][]string{}
-	for a, used := range arrows {
-		if layer[a.From] < layer[a.To] {
-			line := a.From + " -> " + a.To
-			up, names[line] = append(up, line), used
-		}
-	}
-	slices.Sort(up)
-	t.Logf("%d of %d arrows point up", len(up), len(arrows))
-	if *update {
-		if err := os.WriteFile(upwards, []byte(strings.Join(append(up, ""), "\n")), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	text, err := os.ReadFile(upwards)
-	if err != nil {
-		t.Fatal(err)
-	}
-	allowed := strings.Split(strings.TrimSpace(string(text)), "\n")
-	for _, line := range up {
-		if from, to, _ := strings.Cut(line, " -> "); !slices.Contains(allowed, line) {
-			t.Errorf("%s: %s (%s) must not use %s (%s), but does: %s", line,
-				from, layers[layer[from]-1].name, to, layers[layer[to]-1].name, strings.Join(names[line], " "))
-		}
-	}
-	for _, line := range allowed {
-		if line != "" && !slices.Contains(up, line) {
-			t.Errorf("%s: points up no more: strike it from %s", line, upwards)
+	for a, used := range root.Arrows() {
+		if from, to := layer[a.From], layer[a.To]; from < to {
+			t.Errorf("%s (%s) must not use %s (%s), but does: %s", a.From, layers[from-1].name, a.To, layers[to-1].name, strings.Join(used, " "))
 		}
 	}
 }

@@ -1,15 +1,13 @@
 package tokenbucket
 
 import (
-	"context"
-	"fmt"
 	"math"
 	"sync/atomic"
 )
 
 // lease is a block of permits that this process holds. All were due when it was taken.
 type lease struct {
-	limiter *RateLimiter
+	limiter *limiter
 	setting *setting
 	place   place
 	granted int64 // store's time
@@ -59,7 +57,7 @@ func (e *lease) left(now int64) int64 {
 }
 
 // fromLease hands out leased permits, unless somebody waits already.
-func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
+func (c *coordinator) fromLease(limiter *limiter, n int64) bool {
 	e := c.leases.current.Load()
 	if e == nil || limiter.lease == 0 || c.occupied.Load() != free || e.limiter != limiter && e.limiter.own.config != limiter.own.config {
 		return false
@@ -74,9 +72,9 @@ func (c *coordinator) fromLease(limiter *RateLimiter, n int64) bool {
 	return ok
 }
 
-// wanted is how many permits the next lease should be for, 0 for none: what demand of late would use in its time, no more
-// than four times what was used to see that, so that it begins small and grows fast.
-func (c *coordinator) wanted(limiter *RateLimiter, now int64) int64 {
+// wanted is how many permits the next lease should be for, 0 for none. That is what demand of late would use while the lease lasts, but
+// at most four times what was used while demand was measured. So the first leases are small, and they grow fast.
+func (c *coordinator) wanted(limiter *limiter, now int64) int64 {
 	s := limiter.effective()
 	if limiter.lease == 0 || c.leases.next != nil || limiter.closed.Load() || s.Kind != bursty || s.Payment != PayNow || c.waiters.beyond() ||
 		c.snapshot.Load() != nil { // the bucket is empty
@@ -111,7 +109,7 @@ func (c *coordinator) measure(now int64) {
 // leased puts a block that was granted to use. It is as old as the question: how long the answer was under way is not known.
 // If nobody waited for the answer any more, another block may have been asked for since, or the bucket held back.
 func (c *coordinator) leased(f *flight, g *grant, out *outcome) {
-	setting := out.Bucket.setting()
+	setting := out.Bucket.setting
 	e := &lease{
 		limiter: f.limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
 		local: f.local, until: f.local + f.limiter.lease, half: (g.Permits + 1) / 2,
@@ -163,6 +161,22 @@ func (c *coordinator) dropLeases() {
 	}
 }
 
+// closeLeases gives up all for who waits for the answer to the last refund; nil: nothing is left to give back. Another block may be coming.
+func (c *coordinator) closeLeases() (last *refund, coming bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.leases.current.Load() != nil {
+		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil {
+			last = r
+			r.done = make(chan struct{})
+		}
+		c.leases.next = nil
+	}
+	coming = c.trip.flight != nil && c.trip.flight.leased > 0
+	c.dispatch(c.now())
+	return last, coming
+}
+
 // serveFromLease serves those from a lease who have lined up, if nobody waits for permits of a later time.
 func (c *coordinator) serveFromLease(now int64) {
 	line := c.waiters.line
@@ -210,30 +224,4 @@ func (c *coordinator) giveUp(e *lease) *refund {
 	}}
 	c.refunds = append(c.refunds, r)
 	return r
-}
-
-// Close gives back what the limiter has leased (WithLease), and waits for the store's answer as long as ctx lets it. A
-// limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
-func (l *RateLimiter) Close(ctx context.Context) error {
-	l.closed.Store(true)
-	c := l.coordinator
-	c.mu.Lock()
-	var last *refund
-	for c.leases.current.Load() != nil {
-		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil {
-			last = r
-			r.done = make(chan struct{})
-		}
-		c.leases.next = nil
-	}
-	coming := c.trip.flight != nil && c.trip.flight.leased > 0
-	c.dispatch(c.now())
-	c.mu.Unlock()
-	if err := c.confirmed(ctx, last, "close"); err != nil || !coming {
-		return err
-	}
-	if _, err := l.State(ctx); err != nil { // it is asked after the block has come, and gone back
-		return fmt.Errorf("close: %w", err)
-	}
-	return nil
 }

@@ -242,7 +242,7 @@ func TestLeaseAccount(t *testing.T) {
 func TestLeaseTakeOnce(t *testing.T) {
 	for range 200 {
 		s := newSetting(config{Rate: 1, Size: 1000, Floor: 1})
-		e := &lease{limiter: new(RateLimiter), permits: 1000, until: 1 << 60, half: 500, setting: &s, place: place{before: balance{Stored: 1000}}}
+		e := &lease{limiter: new(limiter), permits: 1000, until: 1 << 60, half: 500, setting: &s, place: place{before: balance{Stored: 1000}}}
 		var given, lows atomic.Int64
 		var callers sync.WaitGroup
 		for range 8 {

@@ -1,7 +1,6 @@
 package tokenbucket
 
 import (
-	"cmp"
 	"context"
 	"time"
 )
@@ -85,32 +84,4 @@ type Health struct {
 	Err error
 	// After is, when the store is back, how long it was away.
 	After time.Duration
-}
-
-// ask is a call for permits that fall due within a timeout.
-type ask func(l *RateLimiter, timeout time.Duration) (verdict, error)
-
-// observed asks for permits as told, and tells the observer what came of it. A store that is away is where the policy
-// decides.
-func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Duration, ask ask) (verdict, error) {
-	began := mono()
-	var v verdict
-	var err error
-	if l.shadow {
-		v, err = l.shadowed(ctx, permits, timeout)
-	} else if v, err = ask(l, timeout); err != nil {
-		v, err = l.fallback(ctx, v, err, func(local *RateLimiter) (verdict, error) { // in time, whatever it took to get here
-			return ask(local, max(0, timeout)-max(0, mono()-began-l.coordinator.timeout))
-		})
-	}
-	if o := l.observer; o != nil && o.Decision != nil {
-		o.Decision(ctx, Decision{
-			Bucket: l.Name(), Permits: permits, Granted: err == nil && v.granted, Err: err, By: cmp.Or(v.by, "store"),
-			Wait: v.wait, Elapsed: mono() - began, Shadow: l.shadow,
-		})
-	}
-	if l.shadow {
-		return verdict{granted: true}, nil
-	}
-	return v, err
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -19,7 +18,6 @@ type Option func(*options)
 const (
 	defaultMaxWait      = 500 * time.Millisecond
 	defaultStoreTimeout = time.Second
-	maxName             = 512
 	defaultMaxWaiters   = 1 << 17
 )
 
@@ -322,14 +320,6 @@ func (o *options) checkSeams() {
 	}
 }
 
-func isNil(v any) bool {
-	if v == nil {
-		return true
-	}
-	rv := reflect.ValueOf(v)
-	return rv.Kind() == reflect.Pointer && rv.IsNil()
-}
-
 // finish settles the sizes that depend on one another and returns the initial permits.
 func (o *options) finish() float64 {
 	if o.config.Kind == warmingUp {
@@ -347,21 +337,4 @@ func (o *options) finish() float64 {
 		o.fail("initial permits", n, fmt.Sprintf("0 to max permits, %v", most))
 	}
 	return unsigned(*o.initial)
-}
-
-// logger is where something logs: slog.Default(), as long as none was set.
-type logger struct{ atomic.Pointer[slog.Logger] }
-
-// set does nothing for nil.
-func (l *logger) set(to *slog.Logger) {
-	if to != nil {
-		l.Store(to)
-	}
-}
-
-func (l *logger) get() *slog.Logger {
-	if set := l.Load(); set != nil {
-		return set
-	}
-	return slog.Default()
 }

@@ -233,9 +233,9 @@ func outageOutlivesALimiter(t *testing.T, observed bool) {
 			require.Error(t, err)
 		}()
 		collect(t, func() bool {
-			store.health.mu.Lock()
-			defer store.health.mu.Unlock()
-			last := store.health.last.Value()
+			a.coordinator.health.mu.Lock()
+			defer a.coordinator.health.mu.Unlock()
+			last := a.coordinator.health.last.Value()
 			return last == nil || last == a.coordinator
 		})
 		time.Sleep(3 * outage.ProbePause)
@@ -463,7 +463,7 @@ func TestShareOfTooMuch(t *testing.T) {
 func TestLateMemo(t *testing.T) {
 	l, err := NewSmoothBursty("x", 5, WithStore(NewRedisStore(redistest.Shared(t).Client(t))))
 	require.NoError(t, err)
-	late, last := &flight{late: true, limiter: l}, &flight{limiter: l}
+	late, last := &flight{late: true, limiter: &l.limiter}, &flight{limiter: &l.limiter}
 	late.batch.cached, last.batch.cached = new(cachedState), &cachedState{token: "kept"}
 	l.coordinator.mu.Lock()
 	defer l.coordinator.mu.Unlock()
@@ -509,14 +509,14 @@ func TestRefusalEndsAnOutage(t *testing.T) {
 type scattered struct {
 	sick
 	outages outage.Group
-	health  *health // nil: each bucket has its own
+	one     bool // server, or each bucket has its own
 	mu      sync.Mutex
 	down    map[string]bool
 	probed  []string
 }
 
 func (s *scattered) describe() traits {
-	return traits{self: s, probe: s.probe, health: s.health, outages: &s.outages}
+	return traits{self: s, probe: s.probe, outages: &s.outages, oneServer: s.one}
 }
 
 func (s *scattered) Apply(ctx context.Context, b *Batch) error {
@@ -594,7 +594,7 @@ func TestProbeOfTheBucketWanted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := new(scattered)
 		var all []*RateLimiter
-		s.health = newHealth(&s.outages)
+		s.one = true
 		for _, name := range []string{"a", "b", "c"} {
 			l, err := NewSmoothBursty(name, 10, WithStore(s), Logged(t))
 			require.NoError(t, err)

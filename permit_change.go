@@ -25,7 +25,7 @@ func (b *PermitBucket) giveBack(now int64, g *giveBack) bool {
 	if g.spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
 		return false
 	}
-	sameConfig, at := g.Version == b.config.Version, b.balance()
+	sameConfig, at := g.Version == b.setting.Version, b.balance()
 	if g.Tag == b.Tail && g.Tag != 0 {
 		to := g.to
 		if !sameConfig {
@@ -43,7 +43,7 @@ func (b *PermitBucket) giveBack(now int64, g *giveBack) bool {
 		b.resync(now)
 		return true
 	}
-	if b.config.Kind != bursty || !sameConfig || at.Next > now {
+	if b.setting.Kind != bursty || !sameConfig || at.Next > now {
 		return false
 	}
 	room := b.MaxPermits - (g.level + b.ReturnedPermits + float64(now-g.granted)/b.IntervalMicros)
@@ -84,7 +84,7 @@ func (b *PermitBucket) hold(now, d, epoch int64) bool {
 	if longer <= 0 || b.NextFreeTicketMicros+longer > maxExact {
 		return false
 	}
-	b.StoredPermits = b.derived.held(&b.config, b.StoredPermits, longer)
+	b.StoredPermits = b.setting.held(&b.setting.config, b.StoredPermits, longer)
 	b.NextFreeTicketMicros += longer
 	b.HeldUntilMicros = until
 	b.PausedMicros += longer
@@ -103,7 +103,7 @@ func (k *curve) held(c *config, stored float64, pause int64) float64 {
 
 // setRate puts the next version in force, with the bucket's size in seconds unchanged.
 func (b *PermitBucket) setRate(rate float64, mine int64) bool {
-	c := b.config
+	c := b.setting.config
 	c.Size = float64(c.Size*rate) / c.Rate
 	c.Rate = rate
 	if !c.succeed(mine) {
@@ -116,7 +116,7 @@ func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 // setRateAndBurst puts the next version in force, with max permits as given. Stored permits stay as they are, as far as there
 // is room: in proportion, a bucket made small, filled and made large again would mint permits.
 func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) bool {
-	c := b.config
+	c := b.setting.config
 	c.Rate = rate
 	c.setMaxPermits(maxPermits)
 	if c.Kind != bursty || !c.succeed(mine) {

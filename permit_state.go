@@ -83,10 +83,8 @@ type PermitBucket struct {
 	// WarmupMicros is the warm-up period; 0: the bucket is bursty.
 	WarmupMicros int64
 
-	config   config  // in force
+	setting  setting // in force
 	returned []int64 // places whose stored permits came back in this epoch
-	derived  curve
-	text     string // canonical form of config
 }
 
 // adopt puts a configuration in force.
@@ -96,13 +94,10 @@ func (b *PermitBucket) adopt(c config) {
 }
 
 func (b *PermitBucket) put(s *setting) {
-	b.config, b.derived, b.text = s.config, s.curve, s.text
+	b.setting = *s
 	b.MaxPermits, b.IntervalMicros = s.max, s.interval
 	b.Rate, b.Version, b.WarmupMicros = s.Rate, s.Version, s.WarmupMicros
 }
-
-// setting returns the configuration in force.
-func (b *PermitBucket) setting() setting { return setting{b.config, b.derived, b.text} }
 
 // newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
 func newEpoch() int64 { return rand.Int64N(1<<40) + 1 }
@@ -155,7 +150,7 @@ func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
 		out.Changed = len(batch.Requests) > 0
 	} else {
 		nowMicros = b.observe(nowMicros, batch.Epoch, &out)
-		if !batch.replaces(b.config.Kind) {
+		if !batch.replaces(b.setting.Kind) {
 			if err := b.reconcile(nowMicros, batch, &out); err != nil {
 				return outcome{}, err
 			}
@@ -244,7 +239,7 @@ func (b *PermitBucket) observe(now, epoch int64, out *outcome) int64 {
 // reconcile puts a configuration in force: the newest version, and of two with the same version the one with the larger content hash.
 // As long as nobody has set a version, each batch is decided under its own.
 func (b *PermitBucket) reconcile(now int64, batch *batch, out *outcome) error {
-	mine, theirs := &batch.config, &b.config
+	mine, theirs := &batch.config, &b.setting.config
 	if mine.Kind != theirs.Kind {
 		return invalid(label(batch.Name), wanted("kind", mine.Kind, fmt.Sprintf("%v, as the bucket is, or another name", theirs.Kind)))
 	}
@@ -343,12 +338,12 @@ func (b *PermitBucket) set(m balance) {
 // take grants n permits if they are due within maxWait, else takes nothing. The bucket is resynced.
 func (b *PermitBucket) take(now, n, maxWait int64) grant {
 	before := b.balance()
-	after, ok := b.derived.after(b.config.Kind, before, n)
+	after, ok := b.setting.after(b.setting.Kind, before, n)
 	if !ok {
 		return grant{Overflow: true}
 	}
 	due := after.Next
-	if b.config.Payment == PayLater {
+	if b.setting.Payment == PayLater {
 		due = before.Next
 	}
 	if due-now > maxWait {
@@ -356,7 +351,7 @@ func (b *PermitBucket) take(now, n, maxWait int64) grant {
 	}
 	b.set(after)
 	b.Seq++
-	place := place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.config.Version, before: before, after: after}
+	place := place{Epoch: b.Epoch, Tag: b.Seq, Prev: b.Tail, Version: b.setting.Version, before: before, after: after}
 	b.Tail = b.Seq
 	return grant{OK: true, WaitMicros: due - now, Place: place}
 }
@@ -379,7 +374,7 @@ func (b *PermitBucket) takeStored(now, n int64) grant {
 // takeNow decides on one request as apply would, and much faster, if the permits are due at once or the request is refused, and c is in
 // force. Else it reports that it has decided nothing. It repeats resync and take: change them together (TestTakeNow).
 func (b *PermitBucket) takeNow(now int64, c *config, n, maxWait int64) (granted, decided bool) {
-	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.config != *c {
+	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.setting.config != *c {
 		return false, false
 	}
 	now = max(now, b.SeenMicros)
@@ -390,7 +385,7 @@ func (b *PermitBucket) takeNow(now int64, c *config, n, maxWait int64) (granted,
 	}
 	overflow := at.Stored > b.MaxPermits
 	at.Stored = min(at.Stored, b.MaxPermits)
-	after, ok := b.derived.after(c.Kind, at, n)
+	after, ok := b.setting.after(c.Kind, at, n)
 	if !ok || b.Seq >= maxSeq {
 		return false, false
 	}

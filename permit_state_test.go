@@ -84,7 +84,7 @@ func bucketOf(t require.TestingT, c config, initial float64, now int64) *PermitB
 
 // takeAt asks as a batch of one would.
 func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) grant {
-	batch := &batch{Name: "b", config: b.config, Epoch: b.Epoch + 1, Requests: []request{{Permits: n, MaxWaitMicros: maxWait}}}
+	batch := &batch{Name: "b", config: b.setting.config, Epoch: b.Epoch + 1, Requests: []request{{Permits: n, MaxWaitMicros: maxWait}}}
 	if _, err := b.apply(now, batch); err != nil { // require, asked a million times, takes longer than Apply
 		require.NoError(t, err)
 	}
@@ -212,7 +212,7 @@ func TestShortfall(t *testing.T) {
 func TestExactLongRun(t *testing.T) {
 	for _, rate := range []float64{0.001, 3, 7, 80_000, 3e6, 1e7} {
 		b := bucketOf(t, config{Rate: rate, Size: 1, Floor: 1}, 0, 0)
-		batch := &batch{Name: "b", config: b.config, Epoch: 2, Requests: make([]request, 1000)}
+		batch := &batch{Name: "b", config: b.setting.config, Epoch: 2, Requests: make([]request, 1000)}
 		for i := range batch.Requests {
 			batch.Requests[i] = request{Permits: 1, MaxWaitMicros: maxExact}
 		}

@@ -63,8 +63,8 @@ type redisBase struct {
 	err     error
 	decider decider
 
-	health    *health // nil: buckets live on different servers, and each has its own
 	outages   *outage.Group
+	oneServer bool // keeps all buckets
 	parts     *MemoryStore
 	instances *instances.Instances
 	logger    *logger
@@ -137,7 +137,7 @@ func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
 	switch any(client).(type) {
 	case *redis.ClusterClient, *redis.Ring:
 	default:
-		s.health = newHealth(s.outages)
+		s.oneServer = true
 	}
 	if isNil(client) {
 		s.err = wanted("redis client", "nil", "a client")
@@ -176,7 +176,7 @@ var errUnmade = wanted("store", "the zero value", "one made by its constructor")
 
 func (s *redisBase) traits(self Store) traits {
 	t := traits{
-		self: self, err: s.err, decides: bySystemTime, health: s.health, outages: s.outages, parts: s.parts, probe: s.probe, join: s.join,
+		self: self, err: s.err, decides: bySystemTime, outages: s.outages, oneServer: s.oneServer, parts: s.parts, probe: s.probe, join: s.join,
 		logger: s.logger,
 	}
 	if s.err == nil && s.client == nil {

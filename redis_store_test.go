@@ -387,7 +387,7 @@ func TestRefundsAfterSetRateAndReset(t *testing.T) {
 			b, err = l.State(background)
 			require.NoError(t, err)
 			require.Equal(t, 50.0, b.StoredPermits)
-			require.Zero(t, b.config.Version)
+			require.Zero(t, b.setting.Version)
 		})
 	}
 }

@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
@@ -92,26 +91,4 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	}
 	c := r.call.limiter.coordinator
 	return c.confirmed(ctx, c.cancel(r.call), "cancel")
-}
-
-// confirmed waits until the store has answered a refund, but no longer than it may take to.
-func (c *coordinator) confirmed(ctx context.Context, r *refund, verb string) error {
-	if r == nil {
-		return nil
-	}
-	select {
-	case <-r.done:
-		return unavailable(r.err)
-	default:
-	}
-	timeout := time.NewTimer(c.timeout)
-	defer timeout.Stop()
-	select {
-	case <-r.done:
-		return unavailable(r.err)
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timeout.C:
-		return unavailable(fmt.Errorf("%w: bucket %q: %s was not answered within %v", ErrStoreTimeout, c.label(), verb, c.timeout))
-	}
 }

@@ -1,20 +1,5 @@
 package tokenbucket
 
-import "time"
-
-// NewSmoothWarmingUp returns a limiter for upstreams that are slow when cold (empty caches, no connections): after a
-// pause it begins at 1/coldFactor of the rate ([WithColdFactor], default 3) and reaches permitsPerSecond after
-// warmupPeriod of full demand; left idle for warmupPeriod, it is cold again. By default a caller waits for the debt
-// that it finds ([PayLater]), so a cold limiter's first call passes at once.
-//
-// warmupPeriod counts in whole microseconds, at least one. The cold interval, coldFactor / permitsPerSecond, is at most 1e9 s.
-// Otherwise as [NewSmoothBursty].
-func NewSmoothWarmingUp(name string, permitsPerSecond float64, warmupPeriod time.Duration, opts ...Option) (*RateLimiter, error) {
-	return newLimiter(name, config{
-		Kind: warmingUp, Payment: PayLater, Rate: permitsPerSecond, WarmupMicros: warmupPeriod.Microseconds(), ColdFactor: 3,
-	}, opts)
-}
-
 // warmupCurve is that of Guava's SmoothWarmingUp. Permits are stored while nobody asks; the more are stored, the
 // colder the bucket, and the longer each takes to hand out:
 //

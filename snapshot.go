@@ -26,8 +26,8 @@ func (c *coordinator) see(f *flight, out *outcome) {
 		return
 	}
 	s := c.known.Load()
-	if s == nil || s.config != b.config {
-		if s = f.batch.own; s == nil || s.config != b.config {
+	if s == nil || s.config != b.setting.config {
+		if s = f.batch.own; s == nil || s.config != b.setting.config {
 			c.dropSnapshot()
 			return
 		}
@@ -57,7 +57,7 @@ func (c *coordinator) dropSnapshot() {
 // a bursty bucket it makes stored permits, and of any it pays off debt. (A warm-up bucket without debt becomes colder with
 // time, and a PayNow caller waits longer: such a one is asked.) What others have taken since only lengthens it. One
 // microsecond is for each rounding.
-func (c *coordinator) refuses(limiter *RateLimiter, n, maxWait int64) (wait int64, refused bool) {
+func (c *coordinator) refuses(limiter *limiter, n, maxWait int64) (wait int64, refused bool) {
 	s := c.snapshot.Load()
 	if s == nil {
 		return 0, false

@@ -21,7 +21,7 @@ func TestRefusalIsNeverWrong(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := drawPlain(rt)
 		s := newSetting(c)
-		limiter := &RateLimiter{own: s}
+		limiter := &limiter{own: s}
 		l := &coordinator{}
 		limiter.coordinator = l
 		b := bucketOf(rt, c, rapid.Float64Range(0, s.max).Draw(rt, "initial"), 0)
@@ -65,7 +65,7 @@ func TestRefusalOfAColderBucket(t *testing.T) {
 	now := takeAt(t, b, 0, 1, maxExact).WaitMicros
 	l := &coordinator{}
 	l.snapshot.Store(&snapshot{setting: &s, at: balance{Stored: s.max / 2}, sent: mono() - 90*time.Millisecond})
-	_, refused := l.refuses(&RateLimiter{coordinator: l, own: s}, 1, now)
+	_, refused := l.refuses(&limiter{coordinator: l, own: s}, 1, now)
 	require.False(t, refused)
 }
 

@@ -59,7 +59,7 @@ func (p *stoppable) run() (used []*stoppedCall) {
 }
 
 func (p *stoppable) ask(v verb, n, timeout int64, order int) *call {
-	q := &call{limiter: p.RateLimiter, verb: v, timeout: timeout, ready: make(chan struct{}), promise: new(promise)}
+	q := &call{limiter: &p.limiter, verb: v, timeout: timeout, ready: make(chan struct{}), promise: new(promise)}
 	if q.Permits = n; v != tryAcquire {
 		q.timeout = maxExact
 	}
@@ -168,7 +168,7 @@ func TestStoppedReservation(t *testing.T) {
 	}
 	mine, others := &stoppable{RateLimiter: open()}, &stoppable{RateLimiter: open()}
 	mine.ask(reserve, 1, 0, 0)
-	c := &call{limiter: mine.RateLimiter, verb: reserve, timeout: maxExact, ready: make(chan struct{}), promise: new(promise), deadline: mono() + 10*time.Second}
+	c := &call{limiter: &mine.limiter, verb: reserve, timeout: maxExact, ready: make(chan struct{}), promise: new(promise), deadline: mono() + 10*time.Second}
 	c.Permits = 1
 	mine.calls = append(mine.calls, &stoppedCall{call: c, permits: 1})
 	mine.coordinator.submit(background, c)

@@ -5,9 +5,6 @@ import (
 	"strings"
 	"time"
 
-	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
-	"github.com/go-tokenbucket/tokenbucket/internal/instances"
-	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -62,70 +59,13 @@ type Batch struct {
 	asked *batch // what the engine asks of one bucket; nil: nothing is known of the batch but names and Decide
 }
 
+// maxName bounds the bytes of a bucket's name.
+const maxName = 512
+
 // keyName is a bucket's name as stores know it: no two buckets have the same, and no shadow that of another bucket.
 func keyName(name string) string {
 	if public, ok := strings.CutPrefix(name, shadowMark); ok {
 		return "%shadow:" + script.EncodeName(public) // no encoded name has a % like this one
 	}
 	return script.EncodeName(name)
-}
-
-// described is a Store that the engine knows more of than Apply. The stores of this module are, and so is a Store that embeds
-// one of them: it has their methods.
-type described interface{ describe() traits }
-
-// traits is what the engine knows of a store. The zero value: nothing, as of most stores.
-type traits struct {
-	// self is the store that describes itself. One that embeds it has an Apply of its own.
-	self Store
-	// err tells that the store was made wrongly; its constructor returns no error.
-	err error
-	// decides is what the store's clock keeps step with.
-	decides timing
-	// health and outages are shared by all lines of the store. nil: each has its own.
-	health  *health
-	outages *outage.Group
-	// parts keeps processes' parts of buckets while the store is away; nil: it brings none.
-	parts *MemoryStore
-	// probe finds out whether the store could serve a bucket, before the context's deadline if it can. nil: Apply does, with a
-	// batch that asks for nothing.
-	probe func(ctx context.Context, name string) error
-	// join makes this process one of those that use the store and are counted; nil: nobody counts.
-	join func() *instances.Member
-	// logger is for what join finds wrong; nil: nothing is.
-	logger *logger
-
-	// memory and trips are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
-	// trips take batches of several buckets at once, on the route of each. nil: there is only Apply.
-	memory *MemoryStore
-	trips  *trips
-	route  func(name string) string
-}
-
-// trips take batches to a store, and item is one of them on its way.
-type (
-	trips = transport.Trips[*batch, outcome]
-	item  = transport.Item[*batch, outcome]
-)
-
-// timing is what a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
-type timing uint8
-
-const (
-	byEither timing = iota
-	bySystemTime
-	byLocalTime
-)
-
-// traitsOf returns what the engine knows of a store. Nothing goes past the Apply of a store that embeds another.
-func traitsOf(s Store) traits {
-	d, ok := s.(described)
-	if !ok {
-		return traits{}
-	}
-	t := d.describe()
-	if t.self != s {
-		t.memory, t.trips, t.route = nil, nil, nil
-	}
-	return t
 }

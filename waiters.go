@@ -150,7 +150,7 @@ func (w *waiters) confirmFailed(err error) {
 // terms are a configuration in force, as a schedule wants to know it, and the limiter for which it was granted.
 type terms struct {
 	*setting
-	limiter *RateLimiter
+	limiter *limiter
 }
 
 // After implements schedule.Terms.

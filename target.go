@@ -1,0 +1,124 @@
+package tokenbucket
+
+import (
+	"context"
+	"reflect"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
+)
+
+// target is which bucket a coordinator is for. It is never changed.
+type target struct {
+	store   Store
+	traits  traits // of the store
+	trips   *trips // to it; nil: it is a MemoryStore
+	name    string
+	clock   clockwork.Clock
+	time    clock.Local   // the same, in microseconds
+	timeout time.Duration // how long the store may take to answer
+	health  *health       // of the store; nil: it never fails
+	parts   *MemoryStore  // of processes' parts of buckets, while the store is away
+	micros  func() int64  // time.Micros
+}
+
+// apply asks a store that takes one batch at a time. It implements [transport.Trips].Send.
+func (t *target) apply(_ string, items []*item) {
+	for _, i := range items {
+		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
+		out, err := i.Batch.ask(ctx, t.store)
+		cancel()
+		i.Answer(*out, err)
+	}
+}
+
+// route is the way to the bucket.
+func (t *target) route() string {
+	if t.traits.route == nil {
+		return ""
+	}
+	return t.traits.route(t.name)
+}
+
+// inline tells that the store is a *MemoryStore: it decides at once, in the caller's goroutine.
+func (t *target) inline() bool { return t.traits.memory != nil }
+
+// now is the limiter's clock in microseconds, and never 0. Stores are told micros, which are others.
+func (t *target) now() int64 { return t.time.Now() }
+
+// moment is a time by both clocks.
+type moment struct {
+	local int64         // the limiter's, see now
+	mono  time.Duration // the system's; of a store in memory, which never lets anybody wait, it may be 0
+}
+
+// moment reads the clocks, each once.
+func (t *target) moment() moment {
+	if t.inline() {
+		return moment{local: t.now()}
+	}
+	at := mono()
+	return moment{t.time.NowAt(at), at}
+}
+
+// label is the bucket's name as its users know it.
+func (t *target) label() string { return label(t.name) }
+
+// mono is the system's monotonic clock.
+func mono() time.Duration { return clock.Mono() }
+
+// coordinators of this process by what they share: one lives as long as a limiter uses it.
+var coordinators weakmap.Map[coordinatorKey, coordinator]
+
+type coordinatorKey struct {
+	store   Store
+	name    string
+	clock   clockwork.Clock
+	timeout time.Duration
+}
+
+// coordinatorOf returns the one that all limiters of a store, a name and a clock share.
+func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time.Duration) *coordinator {
+	traits := traitsOf(store)
+	if traits.memory != nil {
+		timeout = 0 // it never waits, so one bucket is one line whatever the timeouts
+	}
+	fresh := func() *coordinator { return newCoordinator(store, traits, name, clock, timeout) }
+	if !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(clock).Comparable() {
+		return fresh() // it cannot be recognised again
+	}
+	return coordinators.Get(coordinatorKey{store, name, clock, timeout}, fresh)
+}
+
+func newCoordinator(store Store, traits traits, name string, by clockwork.Clock, timeout time.Duration) *coordinator {
+	c := &coordinator{target: target{store: store, traits: traits, name: name, clock: by, time: clock.New(by), timeout: timeout,
+		parts: traits.parts}}
+	c.micros, c.heard.stored = c.time.Micros, maxBatch // as far as is known
+	c.waiters.begin(c.time.System())
+	if c.inline() {
+		return c
+	}
+	if c.trips = traits.trips; c.trips == nil {
+		c.trips = &transport.Trips[*batch, outcome]{Send: c.apply, Max: 1, Parallel: 1}
+	}
+	if c.parts == nil {
+		c.parts = partsOf(store)
+	}
+	c.health = healthOf(&traits)
+	return c
+}
+
+// parts holds the stores of processes' parts of buckets, for stores that bring none: one lives as long as a coordinator uses it.
+var parts weakmap.Map[Store, MemoryStore]
+
+// partsOf returns the one that all coordinators of a store share, whatever their timeouts.
+func partsOf(store Store) *MemoryStore {
+	if !reflect.ValueOf(store).Comparable() {
+		return NewMemoryStore()
+	}
+	return parts.Get(store, NewMemoryStore)
+}
