@@ -107,7 +107,7 @@ func (k *checker) inTime(ctx context.Context, step func(context.Context)) {
 // table tells what the rows would come to.
 func (k *checker) table(ctx context.Context) {
 	if k.config.file != nil {
-		k.rows(ctx, "file "+k.config.file.Path, k.config.file)
+		k.rows("file "+k.config.file.Path, k.config.file)
 		return
 	}
 	from := "table " + k.config.table + " of " + hideDSN(k.config.limits)
@@ -127,14 +127,14 @@ func (k *checker) table(ctx context.Context) {
 	if whole, err := source.WholeRates(ctx); err == nil && whole {
 		k.warn("%s: the column of the rate holds no fractions: 2.5 becomes 3, and 0.4 becomes 0; DECIMAL(16,6) does", from)
 	}
-	k.rows(ctx, from, hinting{source})
+	k.rows(from, hinting{source})
 	if k.config.switchAt == "sql" {
 		k.turned(sqlsource.NewSwitch(db, d.dialect))
 	}
 }
 
 // rows tells what a source's rows would come to.
-func (k *checker) rows(ctx context.Context, from string, source registry.Source) {
+func (k *checker) rows(from string, source registry.Source) {
 	quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
 	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
 		registry.WithTimeout(k.patience()))
