@@ -60,14 +60,14 @@ func (s *MemoryStore) decide(batch *batch) (outcome, error) {
 
 // exchange has a batch decide on states as text, on several buckets together.
 func (s *MemoryStore) exchange(batch *Batch) error {
-	now := time.Now().UnixMicro()
 	names := batch.Names
 	buckets := make(map[string]*memoryBucket, len(names))
 	for _, name := range slices.Sorted(slices.Values(names)) { // in one order, so that nobody waits for each other
-		b := s.lock(name, now)
+		b := s.lock(name, time.Now().UnixMicro())
 		defer b.mu.Unlock()
 		buckets[name] = b
 	}
+	now := time.Now().UnixMicro() // read under the locks: it does not run backwards from one step to the next
 	states := make([][]byte, len(names))
 	for i, name := range names {
 		states[i] = buckets[name].bytes()
