@@ -106,7 +106,8 @@ func (s *oneServer) describe() traits {
 	return traits{self: s, probe: s.probe, outages: &s.outages, oneServer: true, parts: &s.parts}
 }
 
-// healthy waits until a limiter's store is known to be there, or away.
+// healthy waits until a limiter's store is known to be there, or away, and in a bubble until everybody is told. It returns how long that
+// took to be known.
 func healthy(t *testing.T, l *RateLimiter, want bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -114,7 +115,9 @@ func healthy(t *testing.T, l *RateLimiter, want bool) time.Duration {
 		require.Less(t, time.Since(began), 20*time.Second, "the store is not known to be there: want %v", want)
 		time.Sleep(time.Millisecond)
 	}
-	return time.Since(began)
+	took := time.Since(began)
+	time.Sleep(time.Millisecond)
+	return took
 }
 
 // distant is a store that takes its time, and heeds contexts.
