@@ -200,3 +200,15 @@ func TestBypassIsTold(t *testing.T) {
 	require.True(t, r.Has("/bad"))
 	require.False(t, r.Has("/unknown"))
 }
+
+// Of two rows of one name the first counts, though it is the one that was in force before: nothing is said of a last good limit.
+func TestSecondRowOfAName(t *testing.T) {
+	source := new(fake)
+	source.set(row("/a", 5, 1))
+	r := open(t, source, tokenbucket.NewMemoryStore())
+	source.set(row("/a", 5, 1), with(row("/a", 7, 1), func(l *registry.Limit) { l.Row = "another" }))
+	require.NoError(t, r.Reload(ctx))
+	s := r.Stats()
+	require.Len(t, s.Rejected, 1)
+	require.Equal(t, "row row of /a is in force for the name", s.Rejected[0].Consequence)
+}

@@ -208,7 +208,7 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 	case name == "" && bad.Consequence != "":
 	case name == "":
 		bad.Consequence = "it limits nothing, since it has no name"
-	case e != nil && !e.bad && e != was:
+	case e != nil && !e.bad && e.limit.Row != bad.Row:
 		bad.Consequence = fmt.Sprintf("row %.80s is in force for the name", e.limit.Row)
 	case was != nil && !was.bad:
 		if e == nil {
