@@ -37,8 +37,12 @@ var Held = []float64{.001, .01, .1, .5, 1, 5, 10, 30, 60, 300, 1800}
 
 // WindowDecision is a decision of a sliding window. A wait of 0 was none.
 func WindowDecision(d *slidingwindow.Decision) tokenbucket.Decision {
+	by := d.By
+	if by > slidingwindow.ByCheck { // label values are few
+		by = slidingwindow.ByStore
+	}
 	return tokenbucket.Decision{
-		Bucket: d.Limiter, Permits: d.Permits, Granted: d.Granted, Err: d.Err, By: d.By.String(), Wait: d.Wait, Elapsed: d.Elapsed,
+		Bucket: d.Limiter, Permits: d.Permits, Granted: d.Granted, Err: d.Err, By: by.String(), Wait: d.Wait, Elapsed: d.Elapsed,
 	}
 }
 
