@@ -104,10 +104,10 @@ func (s *RedisScriptStore) serverOf(ctx context.Context, key string) string {
 
 // send implements [transport.Trips].Send.
 func (s *RedisScriptStore) send(_ string, items []*item) {
-	until := items[0].Deadline
-	for _, i := range items {
-		if i.Deadline.After(until) {
-			until = i.Deadline
+	until := endOf(items[0])
+	for _, i := range items[1:] {
+		if end := endOf(i); end.After(until) {
+			until = end
 		}
 	}
 	ctx := s.trips.within(until)
@@ -125,7 +125,15 @@ func (s *RedisScriptStore) sendDirect(_ string, items []*item) {
 	if s.trips.quick != nil {
 		client = s.trips.quick
 	}
-	s.together(s.trips.within(items[0].Deadline), client, items)
+	s.together(s.trips.within(endOf(items[0])), client, items)
+}
+
+// endOf is when nobody waits for an item any more: the store's timeout is over, or the last of its callers has given up.
+func endOf(i *item) time.Time {
+	if i.Batch.until.Before(i.Deadline) {
+		return i.Batch.until
+	}
+	return i.Deadline
 }
 
 // quickClient is a client each of whose reads ends with the context, or up to a tenth of the time that is left sooner. A script may take
@@ -154,15 +162,17 @@ func (q *quickClient) until(until time.Time) *redis.Client {
 	return q.copy
 }
 
-// within is a context that ends in time. One timer serves many trips: each may end a tenth early.
+// within is a context that ends in time to tell why there is no answer. One timer serves many trips: each ends a twentieth to a tenth of
+// the time that is left early.
 func (r *redisTrips) within(until time.Time) context.Context {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	left := time.Until(until)
 	if r.until.After(until) || time.Until(r.until) < left-left/10 {
-		ctx, cancel := context.WithDeadline(context.Background(), until)
+		r.until = until.Add(-left / 20)
+		ctx, cancel := context.WithDeadline(context.Background(), r.until)
 		context.AfterFunc(ctx, cancel) // others may be under way with it
-		r.ctx, r.until = ctx, until
+		r.ctx = ctx
 	}
 	return r.ctx
 }

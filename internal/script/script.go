@@ -148,8 +148,11 @@ func (p *Pause) Wait(ctx context.Context) bool {
 	return Sleep(ctx, d/2+rand.N(d))
 }
 
-// Sleep reports false if the context ends first.
+// Sleep reports false if the context ends first, and at once if its deadline is sooner: so there is time to tell why.
 func Sleep(ctx context.Context, d time.Duration) bool {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
+		return false
+	}
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

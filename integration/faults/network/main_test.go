@@ -194,8 +194,9 @@ type outcomes struct {
 func (o *outcomes) call(t *testing.T, ctx context.Context, l *tokenbucket.RateLimiter, n int) error {
 	t.Helper()
 	ok, err := l.TryAcquire(ctx, n, 0)
+	var met interface{ StoreFailure() error } // it was sent, and has met the failure itself
 	switch {
-	case errors.Is(err, tokenbucket.ErrStoreUnavailable):
+	case errors.Is(err, tokenbucket.ErrStoreUnavailable) && !errors.As(err, &met):
 		o.unsent.Add(int64(n))
 		time.Sleep(10 * time.Millisecond)
 		return err

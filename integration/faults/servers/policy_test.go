@@ -89,14 +89,14 @@ func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy
 		}
 	}
 	if f.config && f.lost { // the bucket is, and a shadow has its own
-		assert.Equal(t, observed{{granted: true, shadow: true}: calls}, shadowTold)
+		assert.Equal(t, observed{{granted: true, shadow: true, by: "store"}: calls}, shadowTold)
 	} else {
-		assert.Equal(t, observed{{failed: true, shadow: true}: calls}, shadowTold)
+		assert.Equal(t, observed{{failed: true, shadow: true, by: "store"}: calls}, shadowTold)
 	}
 	switch {
 	case f.config || policy == tokenbucket.FailClosed:
 		assert.Zero(t, passed)
-		assert.Equal(t, observed{{failed: true}: calls}, told)
+		assert.Equal(t, observed{{failed: true, by: "store"}: calls}, told)
 	case policy == tokenbucket.FailOpen:
 		assert.Equal(t, calls, passed)
 		assert.Equal(t, observed{{granted: true, by: "policy"}: calls}, told)
