@@ -254,7 +254,7 @@ func TestHeldLockOpensNoGate(t *testing.T) {
 		for _, policy := range []tb.FailurePolicy{tb.FailClosed, tb.FailOpen, tb.LocalShare(1)} {
 			t.Run(which+" "+fmt.Sprint("policy ", policy), func(t *testing.T) {
 				t.Parallel()
-				name := fmt.Sprint(which, fmt.Sprint("policy ", policy), rand.Uint64())
+				name := fmt.Sprintf("%s-%d-%d", which, policy, rand.Uint64())
 				l := open(t, name, 10, store, tb.WithFailurePolicy(policy), tb.WithStoreTimeout(500*time.Millisecond),
 					tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that nobody is refused without asking
 				_, err := l.Try(background)
