@@ -22,26 +22,26 @@ const (
 // errProxy: the connection is not the server's own.
 var errProxy = errors.New("postgres: cannot listen through a proxy that shares out connections: see WithListenConfig")
 
-// hub is the one connection on which a process listens, for all who do; it is there as long as anybody does.
-type hub struct {
+// listener is the one connection on which a process listens, for all who do; it is there as long as anybody does.
+type listener struct {
 	connect func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error)
 
 	mu   sync.Mutex
 	line *line // nil: nobody listens
 }
 
-// line is a connection's life. Its fields are guarded by the hub's mu.
+// line is a connection's life. Its fields are guarded by the listener's mu.
 type line struct {
-	ears      map[*ear]bool
-	ctx       context.Context
-	hangUp    context.CancelFunc
-	interrupt context.CancelFunc // of the wait under way: who listens has changed
+	subscribed map[*subscription]bool
+	ctx        context.Context
+	close      context.CancelFunc
+	interrupt  context.CancelFunc // of the wait under way: who listens has changed
 }
 
-// ear is one who listens.
-type ear struct {
+// subscription is one who listens on a channel.
+type subscription struct {
 	channel string
-	bell    chan struct{} // rings when there is anything to take
+	ready   chan struct{} // receives when there is anything to take
 
 	mu    sync.Mutex
 	known bool // that it has begun
@@ -50,8 +50,8 @@ type ear struct {
 	err   error
 }
 
-func newHub(pool *pgxpool.Pool, own *pgx.ConnConfig) *hub {
-	return &hub{connect: func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error) {
+func newListener(pool *pgxpool.Pool, own *pgx.ConnConfig) *listener {
+	return &listener{connect: func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error) {
 		c := own
 		if own == nil {
 			config := pool.Config()
@@ -88,39 +88,39 @@ func closeConn(conn *pgx.Conn) {
 }
 
 // join begins to listen. Whoever joins leaves.
-func (h *hub) join(channel string) *ear {
-	e := &ear{channel: channel, bell: make(chan struct{}, 1)}
+func (h *listener) join(channel string) *subscription {
+	e := &subscription{channel: channel, ready: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.line == nil {
-		l := &line{ears: map[*ear]bool{}}
-		l.ctx, l.hangUp = context.WithCancel(context.Background())
+		l := &line{subscribed: map[*subscription]bool{}}
+		l.ctx, l.close = context.WithCancel(context.Background())
 		l.interrupt = func() {}
 		h.line = l
 		go h.run(l)
 	}
-	h.line.ears[e] = true
+	h.line.subscribed[e] = true
 	h.line.interrupt()
 	return e
 }
 
-func (h *hub) leave(e *ear) {
+func (h *listener) leave(e *subscription) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.line
-	if l == nil || !l.ears[e] {
+	if l == nil || !l.subscribed[e] {
 		return // the connection was lost
 	}
-	delete(l.ears, e)
+	delete(l.subscribed, e)
 	l.interrupt()
-	if len(l.ears) == 0 {
-		l.hangUp()
+	if len(l.subscribed) == 0 {
+		l.close()
 		h.line = nil
 	}
 }
 
 // run lives as long as the line.
-func (h *hub) run(l *line) {
+func (h *listener) run(l *line) {
 	err := h.talk(l)
 	pause := time.Duration(0)
 	if errors.Is(err, errProxy) {
@@ -134,17 +134,17 @@ func (h *hub) run(l *line) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l.hangUp()
+	l.close()
 	if h.line == l {
 		h.line = nil
 	}
-	for e := range l.ears {
+	for e := range l.subscribed {
 		e.tell(func() { e.err = err })
 	}
 }
 
 // talk returns why the connection could not be made, or was lost.
-func (h *hub) talk(l *line) error {
+func (h *listener) talk(l *line) error {
 	ctx, cancel := context.WithTimeout(l.ctx, 2*listenTimeout)
 	conn, err := h.connect(ctx, func(n *pgconn.Notification) { h.heard(l, n) })
 	cancel()
@@ -155,14 +155,14 @@ func (h *hub) talk(l *line) error {
 	listening := map[string]bool{}
 	for {
 		h.mu.Lock()
-		ears := map[string][]*ear{}
-		for e := range l.ears {
-			ears[e.channel] = append(ears[e.channel], e)
+		subscribed := map[string][]*subscription{}
+		for e := range l.subscribed {
+			subscribed[e.channel] = append(subscribed[e.channel], e)
 		}
 		wait, interrupt := context.WithTimeout(l.ctx, listenPing)
 		l.interrupt = interrupt
 		h.mu.Unlock()
-		err := tune(l.ctx, conn, listening, ears)
+		err := subscribe(l.ctx, conn, listening, subscribed)
 		if err == nil {
 			err = conn.PgConn().WaitForNotification(wait)
 		}
@@ -181,17 +181,17 @@ func (h *hub) talk(l *line) error {
 	}
 }
 
-// tune listens on the channels that somebody wants, and no others.
-func tune(ctx context.Context, conn *pgx.Conn, listening map[string]bool, ears map[string][]*ear) error {
+// subscribe listens on the channels that somebody wants, and no others.
+func subscribe(ctx context.Context, conn *pgx.Conn, listening map[string]bool, subscribed map[string][]*subscription) error {
 	for channel := range listening {
-		if ears[channel] == nil {
+		if subscribed[channel] == nil {
 			if err := ask(ctx, conn, "UNLISTEN "+quoted(channel)); err != nil {
 				return err
 			}
 			delete(listening, channel)
 		}
 	}
-	for channel, all := range ears {
+	for channel, all := range subscribed {
 		if !listening[channel] {
 			if err := ask(ctx, conn, "LISTEN "+quoted(channel)); err != nil {
 				return err
@@ -212,17 +212,17 @@ func ask(ctx context.Context, conn *pgx.Conn, sql string) error {
 	return err
 }
 
-func (h *hub) heard(l *line, n *pgconn.Notification) {
+func (h *listener) heard(l *line, n *pgconn.Notification) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for e := range l.ears {
+	for e := range l.subscribed {
 		if e.channel == n.Channel {
 			e.tell(func() { e.news = append(e.news, n.Payload) })
 		}
 	}
 }
 
-func (e *ear) begin() {
+func (e *subscription) begin() {
 	e.mu.Lock()
 	known := e.known
 	e.known = true
@@ -233,18 +233,18 @@ func (e *ear) begin() {
 }
 
 // tell changes what there is to take.
-func (e *ear) tell(change func()) {
+func (e *subscription) tell(change func()) {
 	e.mu.Lock()
 	change()
 	e.mu.Unlock()
 	select {
-	case e.bell <- struct{}{}:
+	case e.ready <- struct{}{}:
 	default:
 	}
 }
 
 // take returns what has come since the last time.
-func (e *ear) take() (begun bool, news []string, err error) {
+func (e *subscription) take() (begun bool, news []string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	begun, news, err = e.begun, e.news, e.err

@@ -188,13 +188,13 @@ func (b *backend) Stats(ctx context.Context) (semaphore.Stats, error) {
 
 // Listen implements semaphore.Backend. All semaphores of a store share one connection.
 func (b *backend) Listen(ctx context.Context, process string, ready func(), wake func(semaphore.Grant)) error {
-	e := b.store.hub.join(b.channel(process))
-	defer b.store.hub.leave(e)
+	e := b.store.listener.join(b.channel(process))
+	defer b.store.listener.leave(e)
 	for {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-e.bell:
+		case <-e.ready:
 		}
 		begun, news, err := e.take()
 		if begun {

@@ -26,9 +26,9 @@ var (
 // should have one for all that it shares there, since each has a connection of its own to listen on; that is there only
 // while anybody waits. Nothing need be closed but the pool.
 type Store struct {
-	pool   *pgxpool.Pool
-	schema string // quoted
-	hub    *hub
+	pool     *pgxpool.Pool
+	schema   string // quoted
+	listener *listener
 }
 
 // Option configures a Store, or Migrate. An option with a bad value makes them fail.
@@ -64,7 +64,7 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Store{pool: pool, schema: quoted(o.schema), hub: newHub(pool, o.listen)}, nil
+	return &Store{pool: pool, schema: quoted(o.schema), listener: newListener(pool, o.listen)}, nil
 }
 
 func configure(pool *pgxpool.Pool, opts []Option) (*options, error) {
