@@ -26,12 +26,12 @@ var errProxy = errors.New("postgres: cannot listen through a proxy that shares o
 type listener struct {
 	connect func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error)
 
-	mu   sync.Mutex
-	line *line // nil: nobody listens
+	mu         sync.Mutex
+	connection *connection // nil: nobody listens
 }
 
-// line is a connection's life. Its fields are guarded by the listener's mu.
-type line struct {
+// connection is one to the server, from when the first listens until the last has left. Its fields are guarded by the listener's mu.
+type connection struct {
 	subscribed map[*subscription]bool
 	ctx        context.Context
 	close      context.CancelFunc
@@ -92,22 +92,22 @@ func (h *listener) join(channel string) *subscription {
 	e := &subscription{channel: channel, ready: make(chan struct{}, 1)}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.line == nil {
-		l := &line{subscribed: map[*subscription]bool{}}
+	if h.connection == nil {
+		l := &connection{subscribed: map[*subscription]bool{}}
 		l.ctx, l.close = context.WithCancel(context.Background())
 		l.interrupt = func() {}
-		h.line = l
+		h.connection = l
 		go h.run(l)
 	}
-	h.line.subscribed[e] = true
-	h.line.interrupt()
+	h.connection.subscribed[e] = true
+	h.connection.interrupt()
 	return e
 }
 
 func (h *listener) leave(e *subscription) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	l := h.line
+	l := h.connection
 	if l == nil || !l.subscribed[e] {
 		return // the connection was lost
 	}
@@ -115,12 +115,12 @@ func (h *listener) leave(e *subscription) {
 	l.interrupt()
 	if len(l.subscribed) == 0 {
 		l.close()
-		h.line = nil
+		h.connection = nil
 	}
 }
 
-// run lives as long as the line.
-func (h *listener) run(l *line) {
+// run lives as long as the connection.
+func (h *listener) run(l *connection) {
 	err := h.talk(l)
 	pause := time.Duration(0)
 	if errors.Is(err, errProxy) {
@@ -135,8 +135,8 @@ func (h *listener) run(l *line) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l.close()
-	if h.line == l {
-		h.line = nil
+	if h.connection == l {
+		h.connection = nil
 	}
 	for e := range l.subscribed {
 		e.tell(func() { e.err = err })
@@ -144,7 +144,7 @@ func (h *listener) run(l *line) {
 }
 
 // talk returns why the connection could not be made, or was lost.
-func (h *listener) talk(l *line) error {
+func (h *listener) talk(l *connection) error {
 	ctx, cancel := context.WithTimeout(l.ctx, 2*listenTimeout)
 	conn, err := h.connect(ctx, func(n *pgconn.Notification) { h.heard(l, n) })
 	cancel()
@@ -212,7 +212,7 @@ func ask(ctx context.Context, conn *pgx.Conn, sql string) error {
 	return err
 }
 
-func (h *listener) heard(l *line, n *pgconn.Notification) {
+func (h *listener) heard(l *connection, n *pgconn.Notification) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for e := range l.subscribed {
