@@ -3,50 +3,209 @@ package fleet
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 )
 
-// Client is the least that is needed of a client of go-redis: any of them will do.
-type Client interface {
-	Process(ctx context.Context, cmd redis.Cmder) error
-}
-
-// Option configures a Reader or a Publisher.
-type Option func(*settings)
-
-type settings struct {
-	prefix string
-}
-
-// WithKeyPrefix sets what the keys in Redis begin with. Default: tokenbucket:, as of limiters.
-func WithKeyPrefix(p string) Option { return func(s *settings) { s.prefix = p } }
-
-// Reader reads what Publishers have written. It may be used by many goroutines at once.
+// Reader reads what Publishers have written. It may be used by many goroutines at once. What somebody else has written there is
+// skipped, and no reply is larger than what Publishers can have written.
 type Reader struct {
 	client Client
 	settings
+
+	mu   sync.Mutex
+	rows map[string]*rows // by instance
 }
+
+// rows are those of an instance, as they were at its latest change that was read.
+type rows struct {
+	change  string
+	configs map[string]Config
+}
+
+// Bounds of what is read.
+const (
+	mostInstances = 500
+	mostFields    = MostLimits + MostSemaphores + MostWindows + 100
+	mostFieldSize = 256 << 10
+	mostPageSize  = 4 << 20
+	pageFields    = 1000
+	mostID        = 64
+	mostEventSize = 4 << 10
+)
 
 // NewReader returns a Reader.
 func NewReader(client Client, opts ...Option) *Reader {
-	r := &Reader{client: client, settings: settings{prefix: "tokenbucket:"}}
-	for _, o := range opts {
-		o(&r.settings)
+	return &Reader{client: client, settings: newSettings(opts), rows: map[string]*rows{}}
+}
+
+// Snapshot reads what all instances have published last. It fails only if Redis cannot be read.
+func (r *Reader) Snapshot(ctx context.Context) (*Snapshot, error) {
+	if err := r.check(); err != nil {
+		return nil, err
 	}
-	return r
+	s := &Snapshot{}
+	members, at, err := r.members(ctx, r.instancesKey(), "-inf", mostInstances, mostID, s)
+	if err != nil {
+		return nil, err
+	}
+	s.At = time.UnixMilli(at)
+	there := map[string]bool{}
+	for _, m := range members {
+		there[m.text] = true
+		i, err := r.instance(ctx, m.text, s)
+		if err != nil {
+			return nil, err
+		}
+		if i != nil && s.At.Sub(i.Beat) < ForgottenAfter {
+			s.Instances = append(s.Instances, *i)
+		}
+	}
+	slices.SortFunc(s.Instances, func(a, b Instance) int { return a.Started.Compare(b.Started) })
+	r.forget(there)
+	return s, nil
 }
 
-var errLater = errors.New("fleet: not built yet")
-
-// Snapshot reads what all instances have published last.
-func (r *Reader) Snapshot(ctx context.Context) (*Snapshot, error) { return nil, errLater }
-
-// History returns a point for each minute from then on, but not more than a day back, the present one included.
-func (r *Reader) History(ctx context.Context, name string, from time.Time) ([]Point, error) {
-	return nil, errLater
+// instance reads one; nil: Redis has lost it.
+func (r *Reader) instance(ctx context.Context, id string, s *Snapshot) (*Instance, error) {
+	fields, err := r.hash(ctx, r.instanceKey(id), s)
+	if err != nil || fields["beat"] == "" {
+		return nil, err
+	}
+	configs, err := r.configs(ctx, id, fields[rowsField], s)
+	if err != nil {
+		return nil, err
+	}
+	d := decoder{key: r.instanceKey(id), fields: fields, configs: configs}
+	i := d.instance(id)
+	s.Skipped = append(s.Skipped, d.skipped...)
+	return i, nil
 }
 
-// Events returns what happened from then on, but not more than a day back, the oldest first.
-func (r *Reader) Events(ctx context.Context, from time.Time) ([]Event, error) { return nil, errLater }
+// configs are the rows of an instance. They are read when they have changed.
+func (r *Reader) configs(ctx context.Context, id, change string, s *Snapshot) (map[string]Config, error) {
+	r.mu.Lock()
+	known := r.rows[id]
+	r.mu.Unlock()
+	if known != nil && known.change == change && change != "" {
+		return known.configs, nil
+	}
+	texts, err := r.hash(ctx, r.rowsKey(id), s)
+	if err != nil {
+		return nil, err
+	}
+	d := decoder{key: r.rowsKey(id), fields: texts}
+	known = &rows{change, d.rows()}
+	s.Skipped = append(s.Skipped, d.skipped...)
+	r.mu.Lock()
+	r.rows[id] = known
+	r.mu.Unlock()
+	return known.configs, nil
+}
+
+// forget drops the rows of instances that are no more.
+func (r *Reader) forget(there map[string]bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id := range r.rows {
+		if !there[id] {
+			delete(r.rows, id)
+		}
+	}
+}
+
+// hash reads a hash, part by part.
+func (r *Reader) hash(ctx context.Context, key string, s *Snapshot) (map[string]string, error) {
+	fields, large := map[string]string{}, 0
+	for cursor := "0"; ; {
+		reply, err := scanScript.Run(ctx, r.client, 1, key, cursor, strconv.Itoa(pageFields), strconv.Itoa(mostFieldSize), strconv.Itoa(mostPageSize))
+		if alien(err) {
+			s.skip(key, "", err.Error())
+			return nil, nil
+		}
+		if err != nil || len(reply)%2 != 0 || len(reply) == 0 {
+			return nil, unreadable(err)
+		}
+		for i := 2; i < len(reply); i += 2 {
+			fields[reply[i]] = reply[i+1]
+		}
+		n, _ := strconv.Atoi(reply[1])
+		large += n
+		cursor = reply[0]
+		if len(fields) > mostFields {
+			s.skip(key, "", fmt.Sprintf("more than %d fields", mostFields))
+			return nil, nil
+		}
+		if cursor == "0" {
+			break
+		}
+	}
+	if large > 0 {
+		s.skip(key, "", fmt.Sprintf("%d fields are too large", large))
+	}
+	return fields, nil
+}
+
+func (s *Snapshot) skip(key, field, why string) {
+	s.Skipped = append(s.Skipped, &DataError{shortened(key, mostName), shortened(field, mostName), shortened(why, mostText)})
+}
+
+// member of a sorted set.
+type member struct {
+	text  string
+	score float64
+}
+
+// members are those of a sorted set from a score on, the highest first, and Redis' clock in milliseconds.
+func (r *Reader) members(ctx context.Context, key, least string, most, size int, s *Snapshot) (list []member, at int64, err error) {
+	reply, err := rangeScript.Run(ctx, r.client, 1, key, least, strconv.Itoa(most), strconv.Itoa(size))
+	if alien(err) {
+		s.skip(key, "", err.Error())
+		at, err = r.time(ctx)
+		return nil, at, err
+	}
+	if err != nil || len(reply) < 2 || len(reply)%2 != 0 {
+		return nil, 0, unreadable(err)
+	}
+	if at, err = strconv.ParseInt(reply[0], 10, 64); err != nil {
+		return nil, 0, unreadable(nil)
+	}
+	if reply[1] != "0" {
+		s.skip(key, "", reply[1]+" members are too large")
+	}
+	for i := 2; i < len(reply); i += 2 {
+		score, err := strconv.ParseFloat(reply[i+1], 64)
+		if err == nil {
+			list = append(list, member{reply[i], score})
+		}
+	}
+	return list, at, nil
+}
+
+// time is Redis' clock in milliseconds.
+func (r *Reader) time(ctx context.Context) (int64, error) {
+	cmd := redis.NewTimeCmd(ctx, "time")
+	if err := r.client.Process(ctx, cmd); err != nil {
+		return 0, err
+	}
+	return cmd.Val().UnixMilli(), cmd.Err()
+}
+
+// alien tells whether a key has content of another type.
+func alien(err error) bool {
+	var reply redis.Error
+	return errors.As(err, &reply) && strings.Contains(reply.Error(), "WRONGTYPE") // before Redis 7 with the script's line before it
+}
+
+func unreadable(err error) error {
+	if err == nil {
+		return errors.New("fleet: a reply that is none")
+	}
+	return err
+}
