@@ -19,7 +19,7 @@ type board struct {
 
 	mu     sync.Mutex
 	seen   *view // of the last beat that succeeded; nil before
-	err    error  // of the last beat
+	err    error // of the last beat
 	rounds chan struct{}
 	past   map[string][]float64 // of each limit with traffic: granted and refused of the last beats, in turns
 
