@@ -45,6 +45,7 @@ type Publisher struct {
 	hour   int64     // of Redis' clock
 	good   time.Time // when the last beat was answered
 	full   time.Time // when everything was told last
+	begun  bool      // and that was told
 	warned bool
 
 	mu     sync.Mutex
@@ -134,6 +135,9 @@ func (p *Publisher) beat(ctx context.Context, ends bool) error {
 	p.source.Report(ctx, &p.report)
 	p.report.Info.Missed = p.Missed()
 	now := p.now()
+	if p.begun = p.begun || p.mark(InstanceBegins); ends {
+		p.mark(InstanceEnds)
+	}
 	if now.Sub(p.full) >= fullEvery {
 		p.said.forget()
 		p.full = now
@@ -142,6 +146,12 @@ func (p *Publisher) beat(ctx context.Context, ends bool) error {
 	err := p.tell(ctx, now, ends)
 	p.answered(err, now, ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded))
 	return err
+}
+
+// mark adds an event of this instance.
+func (p *Publisher) mark(kind EventKind) bool {
+	p.report.Events = append(p.report.Events, Event{Kind: kind, Instance: p.id, Host: p.report.Info.Host})
+	return true
 }
 
 // answered notes how a beat ended; if it was called off, it was nobody's failure.

@@ -180,10 +180,10 @@ func (s *service) start(ctx context.Context) error {
 	}
 	opts := []registry.Option{
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
-		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy),
-			tokenbucket.WithObserver(s.proxy.metrics.observer)),
-		registry.WithBypassHook(s.proxy.metrics.bypass),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
+	s.proxy.metrics.meter = s.meter()
+	opts = append(opts, s.proxy.metrics.observed()...)
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
 	}
@@ -202,6 +202,9 @@ func (s *service) start(ctx context.Context) error {
 	}
 	s.onClose(limits.Close)
 	s.proxy.metrics.limits.Store(limits)
+	if err := s.tell(client, limits); err != nil {
+		return err
+	}
 	return s.proxy.open(limits)
 }
 

@@ -1,0 +1,253 @@
+package fleet
+
+import (
+	"context"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// Meter counts what limiters decide, and is the Source of a Publisher. Its Observer belongs to the limiters, Bypassed to the
+// registry that makes them, which it follows from Follow on. All methods may be called by many goroutines at once.
+type Meter struct {
+	info     func(*Info)
+	counters *names[counter]
+	others   counter // of names that have no row
+	refused  *most
+	events   pending
+	store    outages
+	watch    watch
+	limits   atomic.Pointer[registry.Registry]
+}
+
+// counter is what calls of a limit came to.
+type counter struct {
+	name string
+	row  *counter // of a key of a row: the row's, with which its calls are counted
+
+	granted, waited, waitNanos, refused, failed, passed, wouldRefuse atomic.Int64
+
+	waits [len(Histogram{})]atomic.Int64
+	gone  atomic.Bool               // it has no row any more
+	held  atomic.Pointer[time.Time] // until when a penalty holds
+}
+
+func (c *counter) load() (all Counters) {
+	all = Counters{
+		Granted: c.granted.Load(), Waited: c.waited.Load(), WaitSum: time.Duration(c.waitNanos.Load()), Refused: c.refused.Load(),
+		Failed: c.failed.Load(), Passed: c.passed.Load(), WouldRefuse: c.wouldRefuse.Load(),
+	}
+	for i := range all.Waits {
+		all.Waits[i] = c.waits[i].Load()
+	}
+	return all
+}
+
+// calls is how many have been counted.
+func (c *counter) calls() int64 {
+	return c.granted.Load() + c.refused.Load() + c.failed.Load() + c.passed.Load() + c.wouldRefuse.Load()
+}
+
+// mostCounted names have counters of their own: limits, also those whose rows are gone, and keys of rows.
+const mostCounted = 3 * MostLimits
+
+// MeterOption configures a Meter.
+type MeterOption func(*Meter)
+
+// WithInfo has a function fill in what a Meter does not know of its instance: its version, the kind of its store and the policy, when
+// the switch was read, semaphores, windows. It is called at every beat.
+func WithInfo(f func(*Info)) MeterOption { return func(m *Meter) { m.info = f } }
+
+// NewMeter returns a Meter that follows no registry yet: until then all names are limits.
+func NewMeter(opts ...MeterOption) *Meter {
+	m := &Meter{counters: newNames[counter](mostCounted), refused: newMost(4 * MostKeys), info: func(*Info) {}}
+	m.watch.host, _ = os.Hostname()
+	for _, o := range opts {
+		o(m)
+	}
+	return m
+}
+
+// Follow has the Meter tell of a registry's limits, rows and loads.
+func (m *Meter) Follow(limits *registry.Registry) { m.limits.Store(limits) }
+
+// Observer counts decisions, and notices outages. Others that limiters are to have beside it are told of the same.
+func (m *Meter) Observer(others ...tokenbucket.Observer) tokenbucket.Observer {
+	o := tokenbucket.Observer{Decision: m.decided, Health: m.noticed}
+	for _, other := range others {
+		o.Decision = both(o.Decision, other.Decision)
+		o.Health = each1(o.Health, other.Health)
+		o.Trip = each1(o.Trip, other.Trip)
+		if lease, next := o.Lease, other.Lease; lease == nil {
+			o.Lease = next
+		} else if next != nil {
+			o.Lease = func(bucket string, permits, used int) { lease(bucket, permits, used); next(bucket, permits, used) }
+		}
+	}
+	return o
+}
+
+func both(a, b func(context.Context, tokenbucket.Decision)) func(context.Context, tokenbucket.Decision) {
+	if b == nil {
+		return a
+	}
+	return func(ctx context.Context, d tokenbucket.Decision) { a(ctx, d); b(ctx, d) }
+}
+
+func each1[T any](a, b func(T)) func(T) {
+	if a == nil || b == nil {
+		if a == nil {
+			return b
+		}
+		return a
+	}
+	return func(v T) { a(v); b(v) }
+}
+
+// decided counts a call.
+func (m *Meter) decided(_ context.Context, d tokenbucket.Decision) {
+	c := m.of(d.Bucket)
+	switch {
+	case d.Err != nil && !d.Shadow:
+		c.failed.Add(1)
+	case d.By == "switch" || d.Err != nil:
+		c.passed.Add(1)
+	case d.Granted:
+		c.granted.Add(1)
+		if d.Wait > 0 {
+			c.waited.Add(1)
+			c.waitNanos.Add(int64(d.Wait))
+			c.waits[placeOf(d.Wait)].Add(1)
+		}
+	case d.Shadow:
+		c.wouldRefuse.Add(1)
+		m.note(c, d.Bucket)
+	default:
+		c.refused.Add(1)
+		m.note(c, d.Bucket)
+	}
+}
+
+// placeOf is where in a Histogram a wait belongs.
+func placeOf(d time.Duration) int {
+	i := 0
+	for i < len(waitBounds) && d > waitBounds[i] {
+		i++
+	}
+	return i
+}
+
+// note counts who was refused, unless that is the limit itself.
+func (m *Meter) note(c *counter, name string) {
+	if name == c.name {
+		return
+	}
+	key := strings.TrimPrefix(strings.TrimPrefix(name, c.name), "|")
+	m.refused.add(c.name, key)
+}
+
+// Bypassed counts a call that passed or was refused without a bucket: it is for registry.WithBypassHook.
+func (m *Meter) Bypassed(name string, by registry.Decider, pass bool) {
+	c := m.of(name)
+	switch {
+	case by.String() == "shadow":
+		c.wouldRefuse.Add(1)
+		m.note(c, name)
+	case pass:
+		c.passed.Add(1)
+	default:
+		c.refused.Add(1)
+		m.note(c, name)
+	}
+}
+
+// Penalized notes that an upstream holds a limit back.
+func (m *Meter) Penalized(name string, until time.Time) {
+	c := m.of(name)
+	before := c.held.Load()
+	if before != nil && !until.After(*before) {
+		return
+	}
+	now := time.Now()
+	if c.held.Store(&until); c != &m.others && (before == nil || before.Before(now)) {
+		m.events.add(Event{At: now, Kind: Penalized, Limit: c.name, Host: m.watch.host, For: until.Sub(now)})
+	}
+}
+
+// of is what a call by that name is counted with: its limit, or all others.
+func (m *Meter) of(name string) *counter {
+	c := m.counters.find(name)
+	if c == nil {
+		c = m.lookUp(name)
+	}
+	if c.row != nil {
+		c = c.row
+	}
+	if c.gone.Load() {
+		return &m.others
+	}
+	return c
+}
+
+// retire has calls of names that have no row any more counted with all others, until they have one again.
+func (m *Meter) retire(limits *registry.Registry) {
+	for name, c := range m.counters.all() {
+		if c.row == nil {
+			c.gone.Store(!limits.Has(name))
+		}
+	}
+}
+
+func (m *Meter) lookUp(name string) *counter {
+	limits := m.limits.Load()
+	row := name
+	for limits != nil && !limits.Has(row) {
+		i := strings.LastIndexByte(row, '|') // of a key of a row: row|key
+		if i < 0 {
+			return &m.others
+		}
+		row = row[:i]
+	}
+	c := m.counters.add(row, func(name string) *counter { return &counter{name: name} })
+	if c == nil {
+		return &m.others
+	}
+	if row != name {
+		m.counters.add(name, func(name string) *counter { return &counter{row: c} })
+	}
+	return c
+}
+
+// noticed notes an outage.
+func (m *Meter) noticed(h tokenbucket.Health) {
+	if e, ok := m.store.noticed(h, m.watch.host); ok {
+		m.events.add(e)
+	}
+}
+
+// pending are events that were not told yet.
+type pending struct {
+	mu   sync.Mutex
+	list []Event
+}
+
+func (p *pending) add(e Event) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.list) < 2*mostPending { // the ledger counts those that are too many
+		p.list = append(p.list, e)
+	}
+}
+
+func (p *pending) take(to []Event) []Event {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	to = append(to, p.list...)
+	p.list = p.list[:0]
+	return to
+}
