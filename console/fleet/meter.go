@@ -21,8 +21,10 @@ type Meter struct {
 	refused  *most
 	events   pending
 	store    outages
-	watch    watch
 	limits   atomic.Pointer[registry.Registry]
+
+	reporting sync.Mutex
+	watch     watch
 }
 
 // counter is what calls of a limit came to.
@@ -73,8 +75,13 @@ func NewMeter(opts ...MeterOption) *Meter {
 	return m
 }
 
-// Follow has the Meter tell of a registry's limits, rows and loads.
-func (m *Meter) Follow(limits *registry.Registry) { m.limits.Store(limits) }
+// Follow has the Meter tell of a registry's limits, rows and loads, and of what changes from now on.
+func (m *Meter) Follow(limits *registry.Registry) {
+	m.reporting.Lock()
+	defer m.reporting.Unlock()
+	m.watch.follow(m, limits, &Report{})
+	m.limits.Store(limits)
+}
 
 // Observer counts decisions, and notices outages. Others that limiters are to have beside it are told of the same.
 func (m *Meter) Observer(others ...tokenbucket.Observer) tokenbucket.Observer {

@@ -42,6 +42,8 @@ const (
 
 // Report implements Source.
 func (m *Meter) Report(ctx context.Context, to *Report) {
+	m.reporting.Lock()
+	defer m.reporting.Unlock()
 	to.Info.Host, to.Info.PID = m.watch.host, os.Getpid()
 	to.Info.Store = m.store.now()
 	to.Info.Refused = m.refused.first(MostKeys)
