@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // board is what all limits are now: the rows of the first page, for pages and for streams.
 type board struct {
 	source Source
+	rows   func() []registry.Limit // nil: none
 	feed   *feed
 
 	mu     sync.Mutex
@@ -42,8 +44,8 @@ const (
 	linger = time.Minute
 )
 
-func newBoard(source Source, beat time.Duration) *board {
-	b := &board{source: source, rounds: make(chan struct{}), past: map[string][]float64{}}
+func newBoard(source Source, rows func() []registry.Limit, beat time.Duration) *board {
+	b := &board{source: source, rows: rows, rounds: make(chan struct{}), past: map[string][]float64{}}
 	b.feed = &feed{beat: beat, linger: linger, read: b.read, ended: b.forget}
 	return b
 }
@@ -104,7 +106,11 @@ func (b *board) look(ctx context.Context) (*view, error) {
 	for len(b.last) > 2 && now.At.Sub(b.last[1].At) >= over {
 		b.last = b.last[1:]
 	}
-	return newView(b.last[0], now), nil
+	v := newView(b.last[0], now)
+	if b.rows != nil {
+		v.include(b.rows())
+	}
+	return v, nil
 }
 
 func (b *board) read(ctx context.Context) (change []byte, whole func() []byte) {

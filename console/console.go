@@ -11,14 +11,23 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // Config is what a Console needs. Only Source must be there.
 type Config struct {
 	Source Source
-	// Editor changes limits; nil: nothing can be changed, by anybody.
+	// Rows are the limits as they should be in force: those that no instance has told of are shown, too. Nil: none.
+	Rows func() []registry.Limit
+	// Editor changes rows; nil: none can be changed.
 	Editor Editor
-	Access Access
+	// Penalize holds a bucket back, Reset forgets its state, and Turn turns the switch, for the whole fleet. Nil: the pages do not
+	// offer it.
+	Penalize func(ctx context.Context, name string, d time.Duration) error
+	Reset    func(ctx context.Context, name string) error
+	Turn     func(ctx context.Context, on bool, who, why string) error
+	Access   Access
 	// Beat is how often the Source is asked while somebody looks: 100 ms to 1 minute, 0: 2 s.
 	Beat time.Duration
 	// MaxStreams is how many may look at once: 0: 2000.
@@ -80,7 +89,7 @@ func New(config Config) (*Console, error) {
 	}
 	c := &Console{config: config, gate: gate, closed: make(chan struct{}), feeds: map[string]*feed{}}
 	c.close = sync.OnceFunc(func() { close(c.closed) })
-	c.board = newBoard(config.Source, config.Beat)
+	c.board = newBoard(config.Source, config.Rows, config.Beat)
 	c.routes()
 	return c, nil
 }

@@ -18,6 +18,7 @@ type healthData struct {
 	Skipped   []string         `json:"skipped"`
 	Events    []mark           `json:"events"`
 	Switch    string           `json:"switch"`
+	Off       bool             `json:"off"`
 }
 
 // instanceHealth is an instance in words.
@@ -49,6 +50,7 @@ func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 	case v.sw == nil:
 		h.Switch = "There is none: limits always apply."
 	case v.sw.Off:
+		h.Off = true
 		h.Switch = "Off since " + span(v.at.Sub(v.sw.Since)) + ": every call passes."
 	default:
 		h.Switch = "On: limits apply."

@@ -33,9 +33,15 @@ func (c *Console) routes() {
 	c.mux.HandleFunc("GET /limit", c.limitPage)
 	c.mux.HandleFunc("GET /health", c.healthPage)
 	c.mux.HandleFunc("GET /holders", c.holdersPage)
+	c.mux.HandleFunc("GET /change", c.changePage)
+	c.mux.HandleFunc("GET /changes", c.changesPage)
+	for what, do := range c.acts() {
+		c.mux.HandleFunc("POST /api/"+what, c.act(what, do))
+	}
 	c.mux.HandleFunc("GET /signin", c.signIn)
 	c.mux.HandleFunc("GET /assets/", c.asset)
 	c.mux.HandleFunc("GET /api/history", c.history)
+	c.mux.HandleFunc("GET /api/preview", c.foresee)
 	c.mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.board.feed) })
 	c.mux.HandleFunc("GET /stream/limit", c.limitStream)
 	c.mux.HandleFunc("GET /stream/health", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.feedOf("health", c.healthFrame)) })
@@ -49,8 +55,10 @@ func (c *Console) routes() {
 type page struct {
 	Title, Screen string
 	User          string
-	Write         bool   // this caller may change things
-	Editable      bool   // there is somebody who could
+	Write         bool // this caller may change things
+	Editable      bool // there is somebody who could
+	Rows          bool // rows can be changed
+	Acts          acts
 	Token         string // against forged requests; only for who may write
 	Problems      []string
 	Totals        *totals
@@ -59,9 +67,13 @@ type page struct {
 	V             string // of the assets
 }
 
+// acts are what can be done besides changing rows.
+type acts struct{ Penalize, Reset, Turn bool }
+
 func (c *Console) page(r *http.Request, screen, title string) *page {
 	asks := who(r)
 	p := &page{Title: title, Screen: screen, User: asks.name, Write: asks.write && c.editable(), Editable: c.editable(), V: assets.version}
+	p.Rows, p.Acts = c.config.Editor != nil, acts{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil}
 	if p.Write {
 		p.Token = c.gate.token(asks.name, c.gate.today())
 	}
@@ -94,6 +106,7 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 	"number": number, "span": span, "millis": millis, "describe": describe,
 	"percent": func(v float64) string { return strconv.Itoa(int(v*100+0.5)) + " %" },
 	"ago":     func(t, now time.Time) string { return span(now.Sub(t).Truncate(time.Second)) },
+	"unix":    func(t time.Time) int64 { return t.Unix() },
 	"iso":     func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
 	"words":   func(s string) []string { return strings.Split(s, ", ") },
 }).ParseFS(files, "templates/*.html"))

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // view is the fleet as the pages show it. It does not change any more.
@@ -68,6 +69,34 @@ func newView(past, now *fleet.Snapshot) *view {
 	}
 	v.instances = shares(past, now)
 	return v
+}
+
+// include adds rows that no instance has told of.
+func (v *view) include(rows []registry.Limit) {
+	told := len(v.limits)
+	for i := range rows {
+		if r := &rows[i]; (&view{limits: v.limits[:told]}).limit(r.Name) == nil {
+			v.limits = append(v.limits, limit{total: &fleet.Total{Name: r.Name, Newest: &fleet.Limit{Name: r.Name, Config: configOf(r)}}})
+		}
+	}
+	slices.SortFunc(v.limits, func(a, b limit) int { return strings.Compare(a.name(), b.name()) })
+}
+
+// configOf is a row as instances tell of it.
+func configOf(r *registry.Limit) fleet.Config {
+	c := fleet.Config{Row: r.Row, Kind: fleet.Bursty, Rate: r.Rate, Warmup: r.Warmup, ColdFactor: r.ColdFactor, Version: r.Version,
+		Wait: time.Duration(r.Cache * float64(time.Second))}
+	switch {
+	case r.Disabled:
+		c.Kind = fleet.NoLimit
+	case r.Quota:
+		c.Kind = fleet.Quota
+	case r.Warmup > 0:
+		c.Kind = fleet.WarmUp
+	case r.MaxPermits != nil:
+		c.MaxPermits = *r.MaxPermits
+	}
+	return c
 }
 
 // shares are the instances, with what each lets through and refuses.

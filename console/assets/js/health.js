@@ -9,6 +9,8 @@ function show(h) {
   problems(h.problems);
   if (!by("instances")) { location.reload(); return; } // the page came without figures
   setText(by("switch"), h.switch);
+  const turn = document.querySelector('[data-act="switch"]');
+  if (turn && (turn.dataset.on === "yes") !== h.off && !document.querySelector("dialog")) location.reload(); // somebody else has turned it
   const now = Date.parse(h.at);
   const since = (t) => element("time", { datetime: t, title: fullTime(Date.parse(t)) }, ago(now - Date.parse(t)));
   const figure = (v) => ({ text: number(v), class: "number" });
