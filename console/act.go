@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -75,6 +76,20 @@ func (c *Console) read(w http.ResponseWriter, r *http.Request) (*order, error) {
 		return nil, errName
 	}
 	return o, nil
+}
+
+// ResetIn resets buckets of a registry, for Config.Reset.
+func ResetIn(limits *registry.Registry) func(ctx context.Context, name string) error {
+	return func(ctx context.Context, name string) error {
+		l, err := limits.Limiter(name)
+		if err == nil && l == nil {
+			err = fmt.Errorf("%.80q has no bucket", name)
+		}
+		if err != nil {
+			return err
+		}
+		return l.Reset(ctx)
+	}
 }
 
 var errMissing = &refusal{http.StatusNotFound, "This cannot be done here: the console was not given what it takes."}

@@ -64,16 +64,7 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 	if limits != nil {
 		about.Rows = limits.Limits
 		about.Penalize = limits.Penalize
-		about.Reset = func(ctx context.Context, name string) error {
-			l, err := limits.Limiter(name)
-			if err == nil && l == nil {
-				err = fmt.Errorf("%q has no bucket", name)
-			}
-			if err != nil {
-				return err
-			}
-			return l.Reset(ctx)
-		}
+		about.Reset = console.ResetIn(limits)
 	}
 	switch {
 	case c.switchAt == "sql" && editor != nil:
