@@ -57,7 +57,7 @@ type Publisher struct {
 
 const (
 	// fullEvery is how often everything is told again, changed or not.
-	fullEvery = 5 * time.Minute
+	fullEvery = time.Hour
 	// mostGap is how much time without an answer is made up for in the history.
 	mostGap = time.Minute
 )
@@ -221,7 +221,7 @@ func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends boo
 		if err != nil {
 			return "", err
 		}
-		if len(reply) != 2 {
+		if len(reply) < 2 {
 			return "", errors.New("fleet: a reply that is none")
 		}
 		millis, err := strconv.ParseInt(reply[1], 10, 64)
@@ -229,6 +229,9 @@ func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends boo
 			return "", errors.New("fleet: a reply without a time")
 		}
 		p.hour = hourOf(millis)
+		if len(reply) > 2 && reply[2] == "0" && len(p.said.rows.all) > 0 {
+			p.full = time.Time{} // Redis was full, and has dropped a key
+		}
 		if reply[0] != statusHour {
 			return reply[0], nil
 		}
