@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -88,7 +89,7 @@ func newWorld(t testing.TB, server *redistest.Server) *world {
 // publisher returns one that beats when it is told to.
 func (w *world) publisher(s Source) *Publisher {
 	w.t.Helper()
-	p, err := newPublisher(w.client, s, w.clock.now, []Option{w.prefix})
+	p, err := newPublisher(w.client, s, w.clock.now, []Option{w.prefix, WithLogger(slog.New(slog.DiscardHandler))})
 	require.NoError(w.t, err)
 	return p
 }
