@@ -13,8 +13,8 @@
 --          started; 5 '1': begin, if the instance is not known; 6 '1': the instance ends; then the lengths of four lists:
 --          7 limits: record, base, rate; 8 fields of the instance and 9 rows: name, text or '' to remove it; 10 events:
 --          milliseconds ago, text; and then these lists
--- returns  what was done, and the time in milliseconds: 'done'; 'old': it was done before; 'hour': KEYS are of another hour, and nothing
---          was done; 'unknown': the instance is not known, and nothing was done
+-- returns  what was done, the time in milliseconds, and '1' if there are rows: 'done'; 'old': it was done before; 'hour': KEYS are of another
+--          hour, and nothing was done; 'unknown': the instance is not known, and nothing was done
 -- clock    the server's
 
 local KNOWN, DAY, HISTORY = 600000, 86400000, 90000
@@ -84,6 +84,7 @@ for i = 1, tonumber(ARGV[7]) do
   redis.call('HSET', KEYS[2], field, record)
 end
 
+local rows
 for list = 2, 3 do
   for _ = 1, tonumber(ARGV[6 + list]) do
     if ARGV[at + 1] == '' then
@@ -93,7 +94,7 @@ for list = 2, 3 do
     end
     at = at + 2
   end
-  redis.call('PEXPIRE', KEYS[list], KNOWN)
+  rows = redis.call('PEXPIRE', KEYS[list], KNOWN)
 end
 
 local events = tonumber(ARGV[10])
@@ -114,4 +115,4 @@ if events > 0 then
   redis.call('ZREMRANGEBYRANK', KEYS[4], 0, -1 - MOST_EVENTS)
   redis.call('PEXPIRE', KEYS[4], DAY)
 end
-return {'done', text(now)}
+return {'done', text(now), tostring(rows)}

@@ -15,7 +15,8 @@ import (
 type decoder struct {
 	key     string
 	fields  map[string]string
-	configs map[string]Config
+	rows    map[string]*Limit // without calls
+	before  *heard            // what was read before; nil: nothing
 	skipped []*DataError
 }
 
@@ -28,16 +29,16 @@ func (d *decoder) skip(field string, why error) {
 	}
 }
 
-// rows are configurations by name.
-func (d *decoder) rows() map[string]Config {
-	all := make(map[string]Config, len(d.fields))
+// limits are those of rows, without calls.
+func (d *decoder) limits() map[string]*Limit {
+	all := make(map[string]*Limit, len(d.fields))
 	for name, text := range d.fields {
 		var c Config
 		if err := json.Unmarshal([]byte(text), &c); err != nil {
 			d.skip(name, err)
 		} else if named(name) {
 			c.Row = shortened(c.Row, mostText)
-			all[name] = c
+			all[name] = &Limit{Name: name, Decider: deciders[0], Config: c}
 		}
 	}
 	return all
@@ -45,7 +46,7 @@ func (d *decoder) rows() map[string]Config {
 
 // instance is what the fields say; nil: it is none.
 func (d *decoder) instance(id string) *Instance {
-	i := &Instance{ID: id, Limits: make(map[string]*Limit, len(d.configs)), Ended: d.fields["ended"] == "1"}
+	i := &Instance{ID: id, Limits: maps.Clone(d.rows), Ended: d.fields["ended"] == "1"}
 	beats, err := strconv.ParseUint(d.fields["beat"], 10, 53)
 	started, err2 := d.millis("started")
 	seen, err3 := d.millis("seen")
@@ -56,8 +57,8 @@ func (d *decoder) instance(id string) *Instance {
 	i.Beats, i.Beat = int64(beats), seen
 	d.info(&i.Info, started)
 	i.Started = started
-	for name, c := range d.configs {
-		i.Limits[name] = &Limit{Name: name, Decider: deciders[0], Config: c}
+	if d.before != nil && !d.before.started.Equal(started) { // its times are others
+		d.before = nil
 	}
 	for _, field := range slices.Sorted(maps.Keys(d.fields)) {
 		d.field(i, field)
@@ -79,12 +80,16 @@ func (d *decoder) field(i *Instance, field string) {
 		if l == nil {
 			return // its row is no longer there
 		}
+		if d.before != nil && d.before.fields[field] == text && d.before.limits[name] != nil && d.before.limits[name].Config == l.Config {
+			i.Limits[name] = d.before.limits[name]
+			return
+		}
 		read := Limit{Name: name, Config: l.Config}
 		if err := parseRecord(text, &read, clock{i.Started}); err != nil {
 			d.skip(field, err)
 			return
 		}
-		*l = read
+		i.Limits[name] = &read
 	}
 	if strings.HasPrefix(field, semaphorePrefix) && len(i.Semaphores) < MostSemaphores {
 		var s Semaphore

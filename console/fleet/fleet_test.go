@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -88,7 +89,7 @@ func newWorld(t testing.TB, server *redistest.Server) *world {
 // publisher returns one that beats when it is told to.
 func (w *world) publisher(s Source) *Publisher {
 	w.t.Helper()
-	p, err := newPublisher(w.client, s, w.clock.now, []Option{w.prefix})
+	p, err := newPublisher(w.client, s, w.clock.now, []Option{w.prefix, WithLogger(slog.New(slog.DiscardHandler))})
 	require.NoError(w.t, err)
 	return p
 }
@@ -422,4 +423,25 @@ func TestExpiry(t *testing.T) {
 			require.LessOrEqual(t, ttl, ForgottenAfter, key)
 		}
 	}
+}
+
+// A Redis that is full may drop one of an instance's keys. Two beats later it is there again.
+func TestEvictedKey(t *testing.T) {
+	w := newWorld(t, redistest.Shared(t))
+	a := newStub("/a")
+	p := w.publisher(a)
+	r := w.reader() // that knows the rows from before
+	for _, key := range []string{p.rowsKey(p.id), p.instanceKey(p.id), p.instancesKey()} {
+		a.count("/a", 1, 0)
+		w.beat(p)
+		_, err := r.Snapshot(background)
+		require.NoError(t, err)
+		require.NoError(t, w.client.Del(background, key).Err())
+		w.beat(p, p)
+		require.Contains(t, w.snapshot().Instances[0].Limits, "/a", key)
+		s, err := r.Snapshot(background)
+		require.NoError(t, err)
+		require.Contains(t, s.Instances[0].Limits, "/a", key)
+	}
+	require.Equal(t, int64(3), w.history("/a").Granted)
 }

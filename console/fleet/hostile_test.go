@@ -129,7 +129,7 @@ func FuzzDecode(f *testing.F) {
 				"beat": "1", "started": "1700000000000", "seen": "1700000001000", "=/a": record, "=": record, infoField: info, rejectedField: list, refusedField: list,
 				semaphorePrefix + "s": info, windowPrefix + "w": info, semaphorePrefix: list,
 			},
-			configs: rows.rows(),
+			rows: rows.limits(),
 		}
 		i := d.instance("x")
 		if i == nil {

@@ -255,7 +255,7 @@ type Instance struct {
 	Beats int64
 	// Ended: it said that it ends.
 	Ended bool
-	// Limits by name.
+	// Limits by name. They are not to be changed: snapshots share those that have not.
 	Limits map[string]*Limit
 }
 

@@ -57,7 +57,7 @@ type Publisher struct {
 
 const (
 	// fullEvery is how often everything is told again, changed or not.
-	fullEvery = 5 * time.Minute
+	fullEvery = time.Hour
 	// mostGap is how much time without an answer is made up for in the history.
 	mostGap = time.Minute
 )
@@ -129,10 +129,10 @@ func jittered(d time.Duration) time.Duration { return d*9/10 + mathrand.N(d/5) }
 
 // beat asks the source, and publishes what is new.
 func (p *Publisher) beat(ctx context.Context, ends bool) error {
-	ctx, cancel := context.WithTimeout(ctx, BeatEvery)
-	defer cancel()
 	p.report = Report{Limits: p.report.Limits[:0], Events: p.report.Events[:0]}
-	p.source.Report(ctx, &p.report)
+	asking, cancel := context.WithTimeout(ctx, BeatEvery)
+	p.source.Report(asking, &p.report)
+	cancel()
 	p.report.Info.Missed = p.Missed()
 	now := p.now()
 	if p.begun = p.begun || p.mark(InstanceBegins); ends {
@@ -144,7 +144,7 @@ func (p *Publisher) beat(ctx context.Context, ends bool) error {
 	}
 	p.said.note(&p.report, clock{p.began})
 	err := p.tell(ctx, now, ends)
-	p.answered(err, now, ctx.Err() != nil && !errors.Is(ctx.Err(), context.DeadlineExceeded))
+	p.answered(err, now, errors.Is(ctx.Err(), context.Canceled))
 	return err
 }
 
@@ -214,6 +214,8 @@ const (
 
 // write sends one write. The hour that it is for may be over.
 func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends bool) (status string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, BeatEvery)
+	defer cancel()
 	p.number++
 	for range 3 {
 		keys, args := p.arguments(w, now, ends)
@@ -221,7 +223,7 @@ func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends boo
 		if err != nil {
 			return "", err
 		}
-		if len(reply) != 2 {
+		if len(reply) < 2 {
 			return "", errors.New("fleet: a reply that is none")
 		}
 		millis, err := strconv.ParseInt(reply[1], 10, 64)
@@ -229,6 +231,9 @@ func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends boo
 			return "", errors.New("fleet: a reply without a time")
 		}
 		p.hour = hourOf(millis)
+		if len(reply) > 2 && reply[2] == "0" && len(p.said.rows.all) > 0 {
+			p.full = time.Time{} // Redis was full, and has dropped a key
+		}
 		if reply[0] != statusHour {
 			return reply[0], nil
 		}

@@ -19,14 +19,17 @@ type Reader struct {
 	client Client
 	settings
 
-	mu   sync.Mutex
-	rows map[string]*rows // by instance
+	mu    sync.Mutex
+	heard map[string]*heard // by instance
 }
 
-// rows are those of an instance, as they were at its latest change that was read.
-type rows struct {
-	change  string
-	configs map[string]Config
+// heard is what was read of an instance last: what has not changed since is not read, or not taken apart, again.
+type heard struct {
+	change  string            // of the rows
+	rows    map[string]*Limit // without calls
+	started time.Time
+	fields  map[string]string
+	limits  map[string]*Limit
 }
 
 // Bounds of what is read.
@@ -42,7 +45,7 @@ const (
 
 // NewReader returns a Reader.
 func NewReader(client Client, opts ...Option) *Reader {
-	return &Reader{client: client, settings: newSettings(opts), rows: map[string]*rows{}}
+	return &Reader{client: client, settings: newSettings(opts), heard: map[string]*heard{}}
 }
 
 // Snapshot reads what all instances have published last. It fails only if Redis cannot be read.
@@ -78,44 +81,40 @@ func (r *Reader) instance(ctx context.Context, id string, s *Snapshot) (*Instanc
 	if err != nil || fields["beat"] == "" {
 		return nil, err
 	}
-	configs, err := r.configs(ctx, id, fields[rowsField], s)
-	if err != nil {
-		return nil, err
+	r.mu.Lock()
+	before := r.heard[id]
+	r.mu.Unlock()
+	now := &heard{change: fields[rowsField], fields: fields}
+	if before != nil && before.change == now.change && now.change != "" {
+		now.rows = before.rows
+	} else {
+		texts, err := r.hash(ctx, r.rowsKey(id), s)
+		if err != nil {
+			return nil, err
+		}
+		d := decoder{key: r.rowsKey(id), fields: texts}
+		now.rows = d.limits()
+		s.Skipped = append(s.Skipped, d.skipped...)
 	}
-	d := decoder{key: r.instanceKey(id), fields: fields, configs: configs}
+	d := decoder{key: r.instanceKey(id), fields: fields, rows: now.rows, before: before}
 	i := d.instance(id)
 	s.Skipped = append(s.Skipped, d.skipped...)
+	if i != nil {
+		now.started, now.limits = i.Started, i.Limits
+		r.mu.Lock()
+		r.heard[id] = now
+		r.mu.Unlock()
+	}
 	return i, nil
 }
 
-// configs are the rows of an instance. They are read when they have changed.
-func (r *Reader) configs(ctx context.Context, id, change string, s *Snapshot) (map[string]Config, error) {
-	r.mu.Lock()
-	known := r.rows[id]
-	r.mu.Unlock()
-	if known != nil && known.change == change && change != "" {
-		return known.configs, nil
-	}
-	texts, err := r.hash(ctx, r.rowsKey(id), s)
-	if err != nil {
-		return nil, err
-	}
-	d := decoder{key: r.rowsKey(id), fields: texts}
-	known = &rows{change, d.rows()}
-	s.Skipped = append(s.Skipped, d.skipped...)
-	r.mu.Lock()
-	r.rows[id] = known
-	r.mu.Unlock()
-	return known.configs, nil
-}
-
-// forget drops the rows of instances that are no more.
+// forget drops what was read of instances that are no more.
 func (r *Reader) forget(there map[string]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id := range r.rows {
+	for id := range r.heard {
 		if !there[id] {
-			delete(r.rows, id)
+			delete(r.heard, id)
 		}
 	}
 }
