@@ -11,7 +11,7 @@ import (
 
 // Land implements [transport.Source]. Who is answered is let go only after the lock is released. So nobody finds it held when asking
 // again, and all see everything that the answer has brought.
-func (c *coordinator) Land(b *batch, out outcome, err error, late bool) {
+func (c *coordinator) Land(b *batch, out *outcome, err error, late bool) {
 	c.mu.Lock()
 	answered := c.trip.buffer[:0]
 	if late {
@@ -22,7 +22,7 @@ func (c *coordinator) Land(b *batch, out outcome, err error, late bool) {
 	if f := c.landed(b, late); err == transport.ErrLate { // itself: a store's own error may wrap that of another trip
 		c.expireFlight(f, at.mono)
 	} else {
-		c.deliver(f, &out, err, at)
+		c.deliver(f, out, err, at)
 	}
 	c.trip.answered = nil
 	c.dispatch(at.local)
