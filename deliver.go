@@ -72,13 +72,7 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 		c.expireCalls(f, at.mono) // nobody may have looked: this process was stopped
 	}
 	if err != nil {
-		for _, r := range f.refunds {
-			r.settle(false, err, now)
-		}
-		for _, q := range f.calls {
-			q.arrived(f)
-			c.fail(q, err)
-		}
+		c.failFlight(f, err, now)
 	} else {
 		c.settle(f, out, at)
 	}
@@ -86,6 +80,17 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 	clear(f.refunds)
 	f.calls, f.refunds = f.calls[:0], f.refunds[:0]
 	c.trip.spare = f
+}
+
+// failFlight tells the callers of a flight that nothing was decided.
+func (c *coordinator) failFlight(f *flight, err error, now int64) {
+	for _, r := range f.refunds {
+		r.settle(false, err, now)
+	}
+	for _, q := range f.calls {
+		q.arrived(f)
+		c.fail(q, err)
+	}
 }
 
 // arrived notes that a call is not in flight any more.

@@ -179,14 +179,10 @@ type holding struct {
 // else what is read. It reports false if the fence stopped it: nothing happened, and the lock may be held.
 func (s *RedisStore) underLock(ctx context.Context, batch *batch, m *cachedState, token string) (done bool, err error) {
 	h := &holding{RedisStore: s, batch: batch, cached: m, token: token, now: s.clockArg(batch), server: batch.server()}
-	predictedAt := asOf(&h.server)
-	if s.local {
-		predictedAt, _ = strconv.ParseInt(h.now, 10, 64)
-	}
 	var g prediction
 	var reply []string
 	asked := clock.Mono()
-	if m.predict(batch, predictedAt, &g) {
+	if m.predict(batch, h.asOf(), &g) {
 		reply, err = h.commit(ctx, strconv.FormatInt(g.asOf, 10), m.text, g.text, "")
 	} else {
 		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, h.now)
@@ -210,6 +206,15 @@ func (s *RedisStore) underLock(ctx context.Context, batch *batch, m *cachedState
 	}
 	h.server.Heard(micros, asked, clock.Mono())
 	return h.decideOn(ctx, micros, reply[2])
+}
+
+// asOf is a time that the clock which decides has surely reached; 0: none is known.
+func (h *holding) asOf() int64 {
+	if !h.local {
+		return asOf(&h.server)
+	}
+	at, _ := strconv.ParseInt(h.now, 10, 64)
+	return at
 }
 
 // decideOn decides on what was read, and commits that.
