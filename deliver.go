@@ -11,7 +11,7 @@ import (
 
 // Land implements [transport.Source]. Who is answered is let go only after the lock is released. So nobody finds it held when asking
 // again, and all see everything that the answer has brought.
-func (c *coordinator) Land(b *batch, out outcome, err error, late bool) {
+func (c *coordinator) Land(b *batch, out *outcome, err error, late bool) {
 	c.mu.Lock()
 	answered := c.trip.buffer[:0]
 	if late {
@@ -22,7 +22,7 @@ func (c *coordinator) Land(b *batch, out outcome, err error, late bool) {
 	if f := c.landed(b, late); err == transport.ErrLate { // itself: a store's own error may wrap that of another trip
 		c.expireFlight(f, at.mono)
 	} else {
-		c.deliver(f, &out, err, at)
+		c.deliver(f, out, err, at)
 	}
 	c.trip.answered = nil
 	c.dispatch(at.local)
@@ -72,13 +72,7 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 		c.expireCalls(f, at.mono) // nobody may have looked: this process was stopped
 	}
 	if err != nil {
-		for _, r := range f.refunds {
-			r.settle(false, err, now)
-		}
-		for _, q := range f.calls {
-			q.arrived(f)
-			c.fail(q, err)
-		}
+		c.failFlight(f, err, now)
 	} else {
 		c.settle(f, out, at)
 	}
@@ -86,6 +80,17 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 	clear(f.refunds)
 	f.calls, f.refunds = f.calls[:0], f.refunds[:0]
 	c.trip.spare = f
+}
+
+// failFlight tells the callers of a flight that nothing was decided.
+func (c *coordinator) failFlight(f *flight, err error, now int64) {
+	for _, r := range f.refunds {
+		r.settle(false, err, now)
+	}
+	for _, q := range f.calls {
+		q.arrived(f)
+		c.fail(q, err)
+	}
 }
 
 // arrived notes that a call is not in flight any more.

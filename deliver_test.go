@@ -31,7 +31,8 @@ func (s *lagging) Apply(ctx context.Context, b *Batch) error {
 	out, err := before.ask(ctx, s.Store)
 	out.local = clock.FromMicros(now)
 	time.Sleep(s.lag)
-	return b.asked.answer(out, err)
+	b.asked.out = *out
+	return b.asked.answered(err)
 }
 
 // Every permit that was granted is used, though the store's time lies before the callers came.

@@ -67,7 +67,8 @@ func FuzzState(f *testing.F) {
 		}
 		batch := &batch{Name: "x", config: b.setting.config, Epoch: 1, Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: opSetRate, Rate: 3},
 			{Op: opSetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
-		out, err := b.apply(1_700_000_000_000_000, batch)
+		var out outcome
+		err := b.apply(1_700_000_000_000_000, batch, &out)
 		if err == nil && out.Changed {
 			after := out.Bucket.appendText(nil)
 			if err := again.unmarshal(string(after)); err != nil {

@@ -40,7 +40,7 @@ func answer(q seam.Question, now int64, takes []seam.Take) (string, error) {
 	for _, t := range takes {
 		asked.Requests = append(asked.Requests, request{Op: opTake, Permits: t.Permits, MaxWaitMicros: t.MaxWaitMicros})
 	}
-	if _, err := b.apply(now, &asked); err != nil {
+	if err := b.apply(now, &asked, &asked.out); err != nil {
 		return "", err
 	}
 	for i := range takes {

@@ -35,27 +35,26 @@ func (s *MemoryStore) Apply(_ context.Context, b *Batch) error {
 	if asked == nil {
 		return s.exchange(b)
 	}
-	out, err := s.decide(asked)
-	return asked.answer(&out, err)
+	return asked.answered(s.decide(asked))
 }
 
-// decide decides what the engine asks of a bucket.
-func (s *MemoryStore) decide(batch *batch) (outcome, error) {
+// decide decides what the engine asks of a bucket: the batch has the outcome.
+func (s *MemoryStore) decide(batch *batch) error {
 	now := batch.LocalMicros()
 	b := s.lock(keyName(batch.Name), now)
 	defer b.mu.Unlock()
 	next := b.state
 	if b.text != nil {
 		if err := next.parse(string(b.text), batch.own); err != nil {
-			return outcome{}, corruptBucket(batch.Name, err)
+			return corruptBucket(batch.Name, err)
 		}
 	}
-	out, err := next.apply(now, batch)
-	if err == nil && out.Changed {
+	err := next.apply(now, batch, &batch.out)
+	if err == nil && batch.out.Changed {
 		b.state, b.text = next, nil
-		b.touched = out.NowMicros
+		b.touched = batch.out.NowMicros
 	}
-	return out, err
+	return err
 }
 
 // exchange has a batch decide on states as text, on several buckets together.

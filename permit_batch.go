@@ -156,9 +156,9 @@ func (b *Batch) native() *batch {
 	return b.asked
 }
 
-// answer notes what a store of this module has decided by itself.
-func (b *batch) answer(out *outcome, err error) error {
-	b.out, b.decided = *out, err == nil
+// answered notes that a store of this module has decided by itself, and that the outcome is in place.
+func (b *batch) answered(err error) error {
+	b.decided = err == nil
 	return err
 }
 
@@ -172,7 +172,7 @@ func (b *batch) decide(now int64, states [][]byte) (next [][]byte, ttl time.Dura
 	if err := bucket.parse(string(states[0]), b.own); err != nil {
 		return nil, 0, corruptBucket(b.Name, err)
 	}
-	if b.out, err = bucket.apply(now, b); err != nil {
+	if err = bucket.apply(now, b, &b.out); err != nil {
 		return nil, 0, err
 	}
 	b.decided = true

@@ -131,15 +131,15 @@ func (b *PermitBucket) resync(now int64) (overflow bool) {
 
 // apply decides a batch at nowMicros of the store's clock. Nothing else changes a bucket but takeNow, which decides the simple cases as
 // apply does. lua/apply.lua is its translation, equal to the last bit. The state must be written only if the outcome says Changed.
-func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
+func (b *PermitBucket) apply(nowMicros int64, batch *batch, out *outcome) error {
 	if nowMicros < -maxExact || nowMicros > maxExact {
-		return outcome{}, invalid(label(batch.Name), wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
+		return invalid(label(batch.Name), wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
 	}
-	out := outcome{ClockMicros: nowMicros}
+	*out = outcome{ClockMicros: nowMicros}
 	b.Name = label(batch.Name)
 	if batch.probe {
 		out.NowMicros, out.Bucket = nowMicros, *b
-		return out, nil
+		return nil
 	}
 	if b.Epoch == 0 {
 		newest := batch.config
@@ -149,10 +149,10 @@ func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
 		b.begin(nowMicros, batch, newest)
 		out.Changed = len(batch.Requests) > 0
 	} else {
-		nowMicros = b.observe(nowMicros, batch.Epoch, &out)
+		nowMicros = b.observe(nowMicros, batch.Epoch, out)
 		if !batch.replaces(b.setting.Kind) {
-			if err := b.reconcile(nowMicros, batch, &out); err != nil {
-				return outcome{}, err
+			if err := b.reconcile(nowMicros, batch, out); err != nil {
+				return err
 			}
 		}
 	}
@@ -165,10 +165,10 @@ func (b *PermitBucket) apply(nowMicros int64, batch *batch) (outcome, error) {
 		out.Changed = out.Changed || r.Grant.OK
 	}
 	if out.Changed && !b.sound() {
-		return outcome{}, fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.balance())
+		return fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, label(batch.Name), b.balance())
 	}
 	out.NowMicros, out.Bucket = nowMicros, *b
-	return out, nil
+	return nil
 }
 
 // decide carries out one request of a batch.

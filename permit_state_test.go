@@ -85,7 +85,7 @@ func bucketOf(t require.TestingT, c config, initial float64, now int64) *PermitB
 // takeAt asks as a batch of one would.
 func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) grant {
 	batch := &batch{Name: "b", config: b.setting.config, Epoch: b.Epoch + 1, Requests: []request{{Permits: n, MaxWaitMicros: maxWait}}}
-	if _, err := b.apply(now, batch); err != nil { // require, asked a million times, takes longer than Apply
+	if err := b.apply(now, batch, &batch.out); err != nil { // require, asked a million times, takes longer than Apply
 		require.NoError(t, err)
 	}
 	return batch.Requests[0].Grant
@@ -218,7 +218,7 @@ func TestExactLongRun(t *testing.T) {
 		}
 		const takes = 1_000_000
 		for range takes / 1000 {
-			_, err := b.apply(0, batch)
+			err := b.apply(0, batch, &batch.out)
 			require.NoError(t, err)
 			require.True(t, batch.Requests[999].Grant.OK)
 		}
@@ -234,7 +234,7 @@ func TestNoMintingByTakingTurns(t *testing.T) {
 	for now := int64(0); now < 10_000_000; now += 1000 {
 		for i, c := range []config{large, small} {
 			batch := &batch{Name: "b", config: c, Epoch: now + int64(i) + 1, Requests: []request{{Permits: 1}}}
-			_, err := b.apply(now, batch)
+			err := b.apply(now, batch, &batch.out)
 			require.NoError(t, err)
 			if batch.Requests[0].Grant.OK {
 				events = append(events, event{now, 1})
@@ -306,7 +306,7 @@ func TestGiveBackTwice(t *testing.T) {
 			for _, g := range backs {
 				batch.Requests = append(batch.Requests, request{Op: opGiveBack, Back: g})
 			}
-			_, err := b.apply(now, batch)
+			err := b.apply(now, batch, &batch.out)
 			require.NoError(t, err)
 		}
 		for range 200 {
@@ -316,7 +316,7 @@ func TestGiveBackTwice(t *testing.T) {
 			var g [2]grant
 			for i, b := range []*PermitBucket{once, twice} {
 				batch := &batch{Name: "b", config: c, Epoch: epoch, Requests: []request{{Permits: n, MaxWaitMicros: 3_000_000}}}
-				_, err := b.apply(now, batch)
+				err := b.apply(now, batch, &batch.out)
 				require.NoError(t, err)
 				g[i] = batch.Requests[0].Grant
 			}
@@ -425,7 +425,8 @@ func TestWindowBoundWithHolds(t *testing.T) {
 			}
 			paused := b.PausedMicros
 			batch := &batch{config: c, Epoch: newEpoch(), Requests: []request{r}}
-			out, err := b.apply(now, batch)
+			var out outcome
+			err := b.apply(now, batch, &out)
 			require.NoError(rt, err)
 			g := batch.Requests[0].Grant
 			switch {

@@ -42,7 +42,7 @@ const (
 )
 
 // decide implements decider.
-func (s *RedisStore) decide(ctx context.Context, batch *batch) (outcome, error) {
+func (s *RedisStore) decide(ctx context.Context, batch *batch) error {
 	m := s.cacheOf(batch)
 	if m.owner != s { // another store of Redis was asked before
 		m.release()
@@ -53,7 +53,7 @@ func (s *RedisStore) decide(ctx context.Context, batch *batch) (outcome, error) 
 	for pause := script.NewPause(); ; {
 		if token == "" {
 			if !m.yielded(ctx) {
-				return outcome{}, fmt.Errorf("%w: key %q", ErrLockNotObtained, m.lock)
+				return fmt.Errorf("%w: key %q", ErrLockNotObtained, m.lock)
 			}
 			waited := false
 			var err error
@@ -63,7 +63,8 @@ func (s *RedisStore) decide(ctx context.Context, batch *batch) (outcome, error) 
 				lockWait += clock.Mono() - asked
 			}
 			if err != nil {
-				return outcome{lockWait: lockWait}, err
+				batch.out.lockWait = lockWait
+				return err
 			}
 			m.held.Store(false)
 			if m.batches = maxBatches; waited && batch.keep {
@@ -73,17 +74,17 @@ func (s *RedisStore) decide(ctx context.Context, batch *batch) (outcome, error) 
 		if m.batches++; m.batches == maxBatches {
 			m.yield = clock.Mono() + yieldTime
 		}
-		out, done, err := s.underLock(ctx, batch, m, token)
+		done, err := s.underLock(ctx, batch, m, token)
 		if err != nil || !done {
 			m.text = ""
 			s.release(m.lock, token)
 		}
-		out.lockWait = lockWait
+		batch.out.lockWait = lockWait
 		if err != nil || done {
-			return out, err
+			return err
 		}
 		if !pause.Wait(ctx) {
-			return out, fmt.Errorf("%w: key %q was lost again and again; is its time to live of %v too short?",
+			return fmt.Errorf("%w: key %q was lost again and again; is its time to live of %v too short?",
 				ErrLockNotObtained, m.lock, s.lockTTL)
 		}
 		token = ""
@@ -176,51 +177,56 @@ type holding struct {
 
 // underLock applies a batch and commits it, under the lock: what is remembered of the bucket if that turns out to be right,
 // else what is read. It reports false if the fence stopped it: nothing happened, and the lock may be held.
-func (s *RedisStore) underLock(ctx context.Context, batch *batch, m *cachedState, token string) (out outcome, done bool, err error) {
+func (s *RedisStore) underLock(ctx context.Context, batch *batch, m *cachedState, token string) (done bool, err error) {
 	h := &holding{RedisStore: s, batch: batch, cached: m, token: token, now: s.clockArg(batch), server: batch.server()}
-	predictedAt := asOf(&h.server)
-	if s.local {
-		predictedAt, _ = strconv.ParseInt(h.now, 10, 64)
-	}
 	var g prediction
 	var reply []string
 	asked := clock.Mono()
-	if m.predict(batch, predictedAt, &g) {
+	if m.predict(batch, h.asOf(), &g) {
 		reply, err = h.commit(ctx, strconv.FormatInt(g.asOf, 10), m.text, g.text, "")
 	} else {
 		reply, err = s.run(ctx, &readScript, 2, m.bucket, m.lock, token, h.now)
 	}
 	if err != nil {
-		return out, false, err
+		return false, err
 	}
 	switch reply[0] {
 	case "lost":
-		return out, false, nil
+		return false, nil
 	case "late":
-		return out, false, s.tooLate(batch)
+		return false, s.tooLate(batch)
 	case "done":
-		out = m.confirmed(&g)
-		out.ClockMicros, err = strconv.ParseInt(reply[1], 10, 64)
-		return out, true, err
+		m.confirmed(&g, &batch.out)
+		batch.out.ClockMicros, err = strconv.ParseInt(reply[1], 10, 64)
+		return true, err
 	}
 	micros, err := strconv.ParseInt(reply[1], 10, 64)
 	if err != nil {
-		return out, false, err
+		return false, err
 	}
 	h.server.Heard(micros, asked, clock.Mono())
 	return h.decideOn(ctx, micros, reply[2])
 }
 
+// asOf is a time that the clock which decides has surely reached; 0: none is known.
+func (h *holding) asOf() int64 {
+	if !h.local {
+		return asOf(&h.server)
+	}
+	at, _ := strconv.ParseInt(h.now, 10, 64)
+	return at
+}
+
 // decideOn decides on what was read, and commits that.
-func (h *holding) decideOn(ctx context.Context, micros int64, old string) (out outcome, done bool, err error) {
-	m := h.cached
+func (h *holding) decideOn(ctx context.Context, micros int64, old string) (done bool, err error) {
+	m, out := h.cached, &h.batch.out
 	var b PermitBucket
 	if err := b.parse(old, h.batch.own); err != nil {
-		return out, false, corruptKey(m.bucket, err)
+		return false, corruptKey(m.bucket, err)
 	}
 	found := b
-	if out, err = b.apply(micros, h.batch); err != nil {
-		return out, false, err
+	if err = b.apply(micros, h.batch, out); err != nil {
+		return false, err
 	}
 	text := ""
 	if out.Changed {
@@ -229,13 +235,13 @@ func (h *holding) decideOn(ctx context.Context, micros int64, old string) (out o
 	reply, err := h.commit(ctx, "", old, text, strconv.FormatInt(b.ttlMillis(out.NowMicros), 10))
 	switch {
 	case err != nil:
-		return out, false, err
+		return false, err
 	case reply[0] == "late":
-		return out, false, h.tooLate(h.batch)
+		return false, h.tooLate(h.batch)
 	case reply[0] == "done":
-		m.remember(old, &found, &out, text)
+		m.remember(old, &found, out, text)
 	}
-	return out, reply[0] == "done", nil
+	return reply[0] == "done", nil
 }
 
 // commit writes a state in the place of an old one, and keeps the lock for the next batch if there may be one.

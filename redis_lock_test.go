@@ -63,7 +63,7 @@ func TestKeptLockEndsSoon(t *testing.T) {
 	require.False(t, waited)
 	require.Greater(t, client.PTTL(background, m.lock).Val(), time.Second)
 	m.batches = 1
-	_, done, err := store.underLock(background, b, m, token)
+	done, err := store.underLock(background, b, m, token)
 	require.NoError(t, err)
 	require.True(t, done)
 	require.Equal(t, token, m.token)

@@ -75,7 +75,7 @@ func (m *cachedState) predict(batch *batch, asOf int64, g *prediction) bool {
 	b := m.state
 	g.asOf, g.local = asOf, clock.FromMicros(batch.LocalMicros())
 	var err error
-	if g.out, err = b.apply(asOf, batch); err != nil || !g.out.Changed {
+	if err = b.apply(asOf, batch, &g.out); err != nil || !g.out.Changed {
 		return false
 	}
 	for i := range batch.Requests {
@@ -92,10 +92,10 @@ func (m *cachedState) predict(batch *batch, asOf int64, g *prediction) bool {
 }
 
 // confirmed notes that a prediction was written.
-func (m *cachedState) confirmed(g *prediction) outcome {
+func (m *cachedState) confirmed(g *prediction, out *outcome) {
 	m.state, m.text = g.out.Bucket, g.text
-	g.out.local = g.local
-	return g.out
+	*out = g.out
+	out.local = g.local
 }
 
 // asOf is a time that the store's clock has surely reached; 0: none is known.

@@ -132,25 +132,24 @@ func (r *request) sameTake(o *request) bool {
 }
 
 // decode reads a bucket's answer at a time of the store's clock.
-func (a *attempt) decode(clock int64, answer string) (outcome, status, error) {
+func (a *attempt) decode(clock int64, answer string) (status, error) {
 	m := a.cached
 	if a.predicted && answer == "" {
-		out := m.confirmed(&a.prediction)
-		out.ClockMicros = clock
-		return out, decided, nil
+		m.confirmed(&a.prediction, &a.batch.out)
+		a.batch.out.ClockMicros = clock
+		return decided, nil
 	}
 	word, rest, _ := strings.Cut(answer, " ")
 	switch {
 	case strings.HasPrefix(answer, "decided\n"):
-		out, err := a.replay(clock, answer[len("decided\n"):])
-		return out, decided, err
+		return decided, a.replay(clock, answer[len("decided\n"):])
 	case word == "late":
-		return outcome{}, late, nil
+		return late, nil
 	case word == "locked":
-		return outcome{}, locked, nil
+		return locked, nil
 	case word == "wrong":
 		m.unchanged = 0
-		return outcome{}, wrong, nil
+		return wrong, nil
 	}
 	m.text = ""
 	switch {
@@ -159,33 +158,33 @@ func (a *attempt) decode(clock int64, answer string) (outcome, status, error) {
 		if err == nil {
 			err = fmt.Errorf("%.80q", rest)
 		}
-		return outcome{}, decided, corruptKey(m.bucket, err)
+		return decided, corruptKey(m.bucket, err)
 	case word == "error" && strings.HasPrefix(rest, "WRONGTYPE"):
-		return outcome{}, decided, wrongType(m.bucket)
+		return decided, wrongType(m.bucket)
 	case word == "error":
 		err := fmt.Errorf("tokenbucket: key %q: redis: %w", m.bucket, refusal(rest))
 		if script.NotExecuted(err) {
-			return outcome{}, notNow, err
+			return notNow, err
 		}
-		return outcome{}, decided, err
+		return decided, err
 	}
-	return outcome{}, decided, fmt.Errorf("tokenbucket: key %q: unexpected reply %.80q", m.bucket, answer)
+	return decided, fmt.Errorf("tokenbucket: key %q: unexpected reply %.80q", m.bucket, answer)
 }
 
 // replay computes the script's answers from the state it started with: both languages compute the same, so a reply
 // needs no grants in it, however large the batch. That they do is checked with every reply.
-func (a *attempt) replay(clock int64, states string) (outcome, error) {
+func (a *attempt) replay(clock int64, states string) error {
 	m := a.cached
 	old, new, _ := strings.Cut(states, "\n")
 	var b PermitBucket
 	if err := b.parse(old, a.batch.own); err != nil {
-		return outcome{}, corruptKey(m.bucket, err)
+		return corruptKey(m.bucket, err)
 	}
 	found := b
-	out, err := b.apply(clock, a.batch)
-	if err != nil {
+	out := &a.batch.out
+	if err := b.apply(clock, a.batch, out); err != nil {
 		m.text = ""
-		return outcome{}, err
+		return err
 	}
 	var buf [256]byte
 	text := buf[:0]
@@ -194,10 +193,10 @@ func (a *attempt) replay(clock int64, states string) (outcome, error) {
 	}
 	if string(text) != new {
 		m.text = ""
-		return outcome{}, fmt.Errorf("tokenbucket: key %q: Redis decided %q, but this process computes %q from %q; please report this", m.bucket, new, text, old)
+		return fmt.Errorf("tokenbucket: key %q: Redis decided %q, but this process computes %q from %q; please report this", m.bucket, new, text, old)
 	}
-	m.remember(old, &found, &out, new)
-	return out, nil
+	m.remember(old, &found, out, new)
+	return nil
 }
 
 // micros is a time as an argument; 0: none.
@@ -209,14 +208,15 @@ func micros(n int64) string {
 }
 
 // decide implements decider.
-func (s *RedisScriptStore) decide(ctx context.Context, batch *batch) (outcome, error) {
+func (s *RedisScriptStore) decide(ctx context.Context, batch *batch) error {
 	return s.apply(ctx, &attempt{batch: batch, cached: s.cacheOf(batch)})
 }
 
 // apply asks until the batch is decided: while somebody holds the bucket's lock, and again if its prediction was wrong.
-func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (outcome, error) {
+func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) error {
 	server := a.batch.server()
 	tooLate, waited := false, time.Duration(0)
+	defer func() { a.batch.out.lockWait = since(waited) }()
 	for pause := script.NewPause(); ; {
 		asked := clock.Mono()
 		now, answer, err := s.sendOne(ctx, a, &server)
@@ -224,32 +224,31 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) (outcome, erro
 			if waited != 0 && ctx.Err() != nil {
 				err = fmt.Errorf("%w: key %q", ErrLockNotObtained, a.cached.lock)
 			}
-			return outcome{lockWait: since(waited)}, err
+			return err
 		}
-		out, status, err := a.decode(now, answer)
+		status, err := a.decode(now, answer)
 		a.cached.held.Store(status == locked)
 		switch status {
 		case late:
 			if tooLate || ctx.Err() != nil { // once more with the right time: the server's clock may have stepped
-				return outcome{}, s.tooLate(a.batch)
+				return s.tooLate(a.batch)
 			}
 			tooLate = true
 			server.Heard(now, asked, clock.Mono())
 		case wrong: // and not made again
 		case notNow:
 			if !pause.Wait(ctx) {
-				return outcome{lockWait: since(waited)}, err
+				return err
 			}
 		case locked:
 			if waited == 0 {
 				waited = clock.Mono()
 			}
 			if !pause.Wait(ctx) {
-				return outcome{lockWait: since(waited)}, fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.cached.lock, answer)
+				return fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.cached.lock, answer)
 			}
 		default:
-			out.lockWait = since(waited)
-			return out, err
+			return err
 		}
 	}
 }

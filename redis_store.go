@@ -72,7 +72,7 @@ type redisBase struct {
 
 // decider is either store: it decides what the engine asks of a bucket.
 type decider interface {
-	decide(ctx context.Context, batch *batch) (outcome, error)
+	decide(ctx context.Context, batch *batch) error
 }
 
 // Apply implements [Store].
@@ -84,8 +84,7 @@ func (s *redisBase) Apply(ctx context.Context, b *Batch) error {
 	case asked == nil:
 		return s.exchange(ctx, b)
 	}
-	out, err := s.decider.decide(ctx, asked)
-	return asked.answer(&out, err)
+	return asked.answered(s.decider.decide(ctx, asked))
 }
 
 // RedisOption configures a store. A bad value is reported by the constructor of the limiter that uses the store.

@@ -218,7 +218,7 @@ func TestFence(t *testing.T) {
 			paused := &pausing{RedisClient: client, before: commitScript.SHA, do: meanwhile}
 			stale := *store
 			stale.client = paused
-			_, done, err := stale.underLock(background, takes("x", 1), &cachedState{bucket: bucket, lock: lock}, token)
+			done, err := stale.underLock(background, takes("x", 1), &cachedState{bucket: bucket, lock: lock}, token)
 			require.NoError(t, err)
 			require.True(t, paused.hit)
 			require.False(t, done)

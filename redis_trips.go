@@ -283,12 +283,12 @@ func (s *RedisScriptStore) pipelined(ctx context.Context, items []*item) {
 
 // answer brings a bucket's answer back.
 func (s *RedisScriptStore) answer(i *item, a *attempt, now int64, answer string) {
-	out, status, err := a.decode(now, answer)
+	status, err := a.decode(now, answer)
 	if status != decided {
 		s.alone(i)
 		return
 	}
-	i.Answer(out, err)
+	i.Answer(&i.Batch.out, err)
 }
 
 // alone lets a batch wait for its bucket's lock, or try again, without the others.
@@ -296,7 +296,8 @@ func (s *RedisScriptStore) alone(i *item) {
 	go func() {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
 		defer cancel()
-		i.Answer(s.decide(ctx, i.Batch))
+		err := s.decide(ctx, i.Batch)
+		i.Answer(&i.Batch.out, err)
 	}()
 }
 
@@ -306,5 +307,6 @@ func lost(i *item, cached *cachedState, err error) {
 	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("%w: bucket %q: %w", ErrStoreTimeout, label(i.Batch.Name), err)
 	}
-	i.Answer(outcome{}, err)
+	i.Batch.out = outcome{}
+	i.Answer(&i.Batch.out, err)
 }

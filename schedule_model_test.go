@@ -255,7 +255,8 @@ func (a *actor) depart() {
 		back += 1_500_000
 	}
 	a.at(a.now+there, func() {
-		out, err := a.bucket.apply(a.now+a.skew, batch)
+		var out outcome
+		err := a.bucket.apply(a.now+a.skew, batch, &out)
 		if err != nil {
 			a.fail("%v", err)
 		}
@@ -358,8 +359,8 @@ func (w *world) worstLevel() float64 {
 func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	pause := 50_000 + r.Int64N(3_000_000)
 	apply := func(q request) {
-		_, err := w.bucket.apply(w.now+w.skew, &batch{Name: "x", config: w.terms.config, Epoch: r.Int64N(1<<40) + 1, Requests: []request{q}})
-		if err != nil {
+		b := &batch{Name: "x", config: w.terms.config, Epoch: r.Int64N(1<<40) + 1, Requests: []request{q}}
+		if err := w.bucket.apply(w.now+w.skew, b, &b.out); err != nil {
 			w.fail("%v", err)
 		}
 	}

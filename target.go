@@ -32,7 +32,7 @@ func (t *target) apply(_ string, items []*item) {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
 		out, err := i.Batch.ask(ctx, t.store)
 		cancel()
-		i.Answer(*out, err)
+		i.Answer(out, err)
 	}
 }
 
@@ -103,7 +103,7 @@ func newCoordinator(store Store, traits traits, name string, by clockwork.Clock,
 		return c
 	}
 	if c.trips = traits.trips; c.trips == nil {
-		c.trips = &transport.Trips[*batch, outcome]{Send: c.apply, Max: 1, Parallel: 1}
+		c.trips = &transport.Trips[*batch, *outcome]{Send: c.apply, Max: 1, Parallel: 1}
 	}
 	if c.parts == nil {
 		c.parts = partsOf(store)

@@ -43,6 +43,17 @@ func (c *coordinator) checkTimeouts() {
 			oldest = min(oldest, c.expire(q, q.sent, f, now))
 		}
 	}
+	oldest = min(oldest, c.expireWaiters(f, now))
+	c.dispatch(c.now())
+	if c.trip.flying {
+		c.timeouts.timer.Reset(c.timeout - (now - oldest))
+		c.timeouts.running = true
+	}
+}
+
+// expireWaiters fails those who wait for the next flight for too long, and returns since when the first of the others waits.
+func (c *coordinator) expireWaiters(f *flight, now time.Duration) (oldest time.Duration) {
+	oldest = now
 	for w := c.waiters.asker(c.now()); w != nil; {
 		q := w.Value
 		if w = w.Following(); q.flight != nil {
@@ -53,11 +64,7 @@ func (c *coordinator) checkTimeouts() {
 			break // those behind it came later
 		}
 	}
-	c.dispatch(c.now())
-	if c.trip.flying {
-		c.timeouts.timer.Reset(c.timeout - (now - oldest))
-		c.timeouts.running = true
-	}
+	return oldest
 }
 
 // expire fails a call that has waited for the store since a time, if that is for too long. It returns that time, or now.

@@ -43,8 +43,8 @@ type traits struct {
 
 // trips take batches to a store, and item is one of them on its way.
 type (
-	trips = transport.Trips[*batch, outcome]
-	item  = transport.Item[*batch, outcome]
+	trips = transport.Trips[*batch, *outcome]
+	item  = transport.Item[*batch, *outcome]
 )
 
 // timing is which clock a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).

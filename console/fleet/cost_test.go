@@ -84,7 +84,7 @@ func TestCost(t *testing.T) {
 		w.beat(p)
 		counting.bytes, counting.writes = 0, 0
 		server, own := w.busy()
-		const beats = 10
+		const beats = 4
 		for range beats {
 			call()
 			w.beat(p)
@@ -115,6 +115,7 @@ func (w *world) busy() (server, own time.Duration) {
 
 // A day of a limit that has calls in each minute.
 func TestLimitDay(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	w := newWorld(t, server)
 	r := w.reader()
@@ -152,6 +153,7 @@ func TestLimitDay(t *testing.T) {
 
 // All keys of a fleet are in one slot of a cluster, also of limits whose names have braces.
 func TestOneSlot(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	a := newStub("/a", "{b}", "c}{d", "}")
 	for name := range a.limits {

@@ -83,7 +83,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB, server *redistest.Server) *world {
-	return &world{t, server.Client(t, func(o *redis.Options) { o.MaxRetries = -1 }), WithKeyPrefix(fmt.Sprintf("%s:%d:", t.Name(), rand.Uint64())), &fake{}}
+	return &world{t, server.Client(t, func(o *redis.Options) { o.MaxRetries, o.ContextTimeoutEnabled, o.DialerRetries = -1, true, 1 }), WithKeyPrefix(fmt.Sprintf("%s:%d:", t.Name(), rand.Uint64())), &fake{}}
 }
 
 // publisher returns one that beats when it is told to.
@@ -129,6 +129,7 @@ func (w *world) history(name string) (sum Point) {
 
 // What instances say is read as it was said, and the history has the sum of all.
 func TestPublishAndRead(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	a, b := newStub("/a", "/b"), newStub("/a")
 	began := w.clock.now()
@@ -183,6 +184,7 @@ func TestPublishAndRead(t *testing.T) {
 
 // A write that was carried out, and whose answer was lost, counts once; so does one that arrives late, behind the next.
 func TestRepeatedWriteCountsOnce(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	a := newStub("/a")
 	p := w.publisher(a)
@@ -229,6 +231,7 @@ func (l *lossyClient) again(ctx context.Context) error {
 // Several instances, one of which is started anew, publish at random, while answers are lost and Redis forgets: what the history
 // has is what was counted since it forgot last.
 func TestCountsAreExact(t *testing.T) {
+	t.Parallel()
 	random := redistest.Seed(t)
 	server := redistest.Start(t)
 	w := newWorld(t, server)
@@ -286,6 +289,7 @@ func TestCountsAreExact(t *testing.T) {
 
 // An instance that was away for longer than a minute does not put all of it into one minute; what it counts is right all the same.
 func TestLongGap(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	w := newWorld(t, server)
 	a := newStub("/a")
@@ -318,6 +322,7 @@ func (w *world) publish(p *Publisher) Instance {
 
 // Redis is away for a short time: nothing but points is missing, and nobody waits.
 func TestShortOutage(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	w := newWorld(t, server)
 	a := newStub("/a")
@@ -340,6 +345,7 @@ func TestShortOutage(t *testing.T) {
 
 // The hour is Redis'. An instance whose clock is wrong by days writes into the right minute, and is read at the right times.
 func TestWrongClocks(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	a, b := newStub("/a"), newStub("/a")
 	right := w.publisher(a)
@@ -370,6 +376,7 @@ func TestWrongClocks(t *testing.T) {
 
 // A limit that is gone is no longer shown; a semaphore, a window and a rejected row neither.
 func TestWhatIsGone(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	a := newStub("/a", "/b")
 	a.count("/b", 4, 0)
@@ -401,6 +408,7 @@ func TestWhatIsGone(t *testing.T) {
 
 // Everything that Publishers write has an end.
 func TestExpiry(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	w := newWorld(t, server)
 	a := newStub("/a", "/b")
@@ -427,6 +435,7 @@ func TestExpiry(t *testing.T) {
 
 // A Redis that is full may drop one of an instance's keys. Two beats later it is there again.
 func TestEvictedKey(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	a := newStub("/a")
 	p := w.publisher(a)

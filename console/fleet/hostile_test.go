@@ -19,6 +19,7 @@ func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, ni
 
 // What others write into the keys of an instance is skipped, and said to be; what else it says is read.
 func TestAlienContent(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	s := newStub("/a", "/b", "/c")
 	s.count("/a", 3, 0)
@@ -84,6 +85,7 @@ func TestAlienContent(t *testing.T) {
 
 // Keys of another type than they should be are skipped, too, and do not keep anybody from reading the rest.
 func TestKeysOfAnotherType(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	r := w.reader()
 	for _, key := range []string{r.instancesKey(), r.eventsKey()} {
@@ -102,6 +104,7 @@ func TestKeysOfAnotherType(t *testing.T) {
 
 // A prefix with braces would spread the keys over a cluster.
 func TestBadPrefix(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
 	w.prefix = WithKeyPrefix("a{b}")
 	_, err := NewPublisher(w.client, newStub(), w.prefix)

@@ -93,6 +93,7 @@ func TestRefusedWrites(t *testing.T) {
 		p, err := NewPublisher(a, s, WithLogger(logTo(log)))
 		require.NoError(t, err)
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, 1, strings.Count(log.String(), "NOPERM"))
 		a.mu.Lock()
 		a.err = nil
@@ -102,6 +103,7 @@ func TestRefusedWrites(t *testing.T) {
 		a.err = errors.New("NOPERM once more")
 		a.mu.Unlock()
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		require.Equal(t, 2, strings.Count(log.String(), "NOPERM"))
 		require.Error(t, p.Close(t.Context()))
 	})

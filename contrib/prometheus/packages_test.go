@@ -72,7 +72,8 @@ func TestSemaphore(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	observer, err := tbprometheus.NewSemaphore(registry)
 	require.NoError(t, err)
-	s, err := semaphore.NewRedis(redistest.Start(t).Client(t), "fares", 2, semaphore.WithTimeout(10*time.Second), semaphore.WithObserver(observer))
+	server := redistest.Start(t)
+	s, err := semaphore.NewRedis(server.Client(t), "fares", 2, semaphore.WithTimeout(10*time.Second), semaphore.WithObserver(observer))
 	require.NoError(t, err)
 	ctx := context.Background()
 	p, err := s.Acquire(ctx, 2)
@@ -82,16 +83,23 @@ func TestSemaphore(t *testing.T) {
 	_, err = s.Acquire(ctx, 3)
 	require.ErrorIs(t, err, semaphore.ErrTooMany)
 	require.NoError(t, p.Release(ctx))
-	observer.Lease(semaphore.LeaseUse{Semaphore: "fares", Permits: 2, Held: 2 * time.Second, Err: semaphore.ErrExpired})
+	hung, err := semaphore.NewRedis(server.Client(t), "fares", 2, semaphore.WithFixedLease(200*time.Millisecond), semaphore.WithObserver(observer))
+	require.NoError(t, err)
+	p, err = hung.Acquire(ctx, 1)
+	require.NoError(t, err)
+	<-p.Context().Done() // and it is never released
+	const expired = `semaphore_held_duration_seconds_count{end="expired",semaphore="fares"}`
+	require.Eventually(t, func() bool { return scrape(t, registry)[expired] == 1 }, 20*time.Second, time.Millisecond)
 	got := scrape(t, registry)
+	assert.Greater(t, got[`semaphore_held_duration_seconds_sum{end="expired",semaphore="fares"}`], 0.1, "about its lease")
 	for series, want := range map[string]float64{
-		`semaphore_decisions_total{outcome="granted",semaphore="fares"}`:       1,
-		`semaphore_decisions_total{outcome="refused",semaphore="fares"}`:       1,
-		`semaphore_decisions_total{outcome="failed",semaphore="fares"}`:        1,
-		`semaphore_permits_total{outcome="granted",semaphore="fares"}`:         2,
-		`semaphore_failures_total{kind="invalid",semaphore="fares"}`:           1,
-		`semaphore_wait_duration_seconds_count{semaphore="fares"}`:             1,
-		`semaphore_held_duration_seconds_sum{end="expired",semaphore="fares"}`: 2,
+		`semaphore_decisions_total{outcome="granted",semaphore="fares"}`:          2,
+		`semaphore_decisions_total{outcome="refused",semaphore="fares"}`:          1,
+		`semaphore_decisions_total{outcome="failed",semaphore="fares"}`:           1,
+		`semaphore_permits_total{outcome="granted",semaphore="fares"}`:            3,
+		`semaphore_failures_total{kind="invalid",semaphore="fares"}`:              1,
+		`semaphore_wait_duration_seconds_count{semaphore="fares"}`:                2,
+		`semaphore_held_duration_seconds_count{end="released",semaphore="fares"}`: 1,
 		`semaphore_store_up{}`: 1,
 	} {
 		assert.Equal(t, want, got[series], series)

@@ -17,6 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	faultlab.Main()
+	faultlab.Parallel(4)
 	redistest.Main(m)
 }
 

@@ -53,6 +53,7 @@ func exec1(t *testing.T, db *sql.DB, statement string) {
 // A rate is changed in the table while three processes are under load: each of them follows within the polling interval, and
 // in no window more passes than the bound, across the changes too.
 func TestFollow(t *testing.T) {
+	t.Parallel()
 	const interval = time.Second
 	for _, d := range databases {
 		t.Run(d.name, func(t *testing.T) {

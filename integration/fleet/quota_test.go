@@ -117,6 +117,7 @@ func late(t *testing.T, workers []*worker.Worker[event]) (worst time.Duration) {
 // Three gateways under overload, thirty seconds, against an upstream that enforces its quota with a hard 429: not one of
 // them, and at least 95 % of the quota is used.
 func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
+	t.Parallel()
 	const quota, seconds = 20, 30
 	const jitter = 40 * time.Millisecond
 	limit := registry.Limit{Name: "/ibe/AvailFare", Rate: quota, Cache: 0.5}
@@ -167,6 +168,7 @@ func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
 
 // The quota is halved in the middle, and nobody tells the gateways: the first 429 with Retry-After holds all three back.
 func TestRetryAfterHoldsTheFleet(t *testing.T) {
+	t.Parallel()
 	const quota, retry = 40, 3 * time.Second
 	full, half := bucket(quota), bucket(quota/2)
 	u := startUpstream(t, full)

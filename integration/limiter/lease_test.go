@@ -17,6 +17,7 @@ import (
 // leases may hold is let go. Each call let one through at some time between its beginning and its end; only what lies in a
 // window from beginning to end is held against it, so that a busy machine does not matter.
 func TestLeaseBound(t *testing.T) {
+	t.Parallel()
 	const (
 		rate      = 20_000.0
 		d         = 50 * time.Millisecond

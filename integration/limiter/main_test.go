@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
@@ -21,6 +22,7 @@ import (
 func TestMain(m *testing.M) {
 	redis.SetLogger(silent{})
 	worker.Main(workerEnv, work) // this may be one of the processes that TestProcesses starts
+	faultlab.Parallel(4)
 	redistest.Main(m)
 }
 

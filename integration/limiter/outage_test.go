@@ -23,6 +23,7 @@ import (
 // What each policy gives while Redis is hung or killed, for every kind of store: an outage is noticed, from then on a call
 // costs far less than a round trip, and when Redis is back, that is noticed by itself.
 func TestFailurePolicies(t *testing.T) {
+	t.Parallel()
 	faults := map[string]struct{ begin, end func(*redistest.Server) error }{
 		"hung":    {(*redistest.Server).Stop, (*redistest.Server).Continue},
 		"refused": {(*redistest.Server).Kill, (*redistest.Server).Restart},
@@ -30,6 +31,7 @@ func TestFailurePolicies(t *testing.T) {
 	for name, fault := range faults {
 		for _, which := range []string{"script", "lock"} {
 			t.Run(name+"/"+which, func(t *testing.T) {
+				t.Parallel()
 				server := redistest.Start(t)
 				store := redisStores(server.Client(t))[which]
 				use := func(bucket string, store tb.Store, opts ...tb.Option) *tb.RateLimiter {
@@ -157,6 +159,7 @@ func TestLostReplyIsNoOutage(t *testing.T) {
 
 // The instances of a fleet count themselves: each has its part, and who has gone counts no longer than seven seconds.
 func TestInstancesAreCounted(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client(t)
 	var fleet []*tb.RateLimiter
@@ -194,6 +197,7 @@ func localRate(t *testing.T, l *tb.RateLimiter, health *told) float64 {
 
 // Instances that cannot be counted any more, since somebody must repair something, are those that were given.
 func TestUncountable(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client(t)
 	var health told
@@ -274,6 +278,7 @@ func TestHeldLockOpensNoGate(t *testing.T) {
 
 // A ring that knows no server that is well says so in words of its own. Its outages, one a bucket, end with their buckets.
 func TestRingAway(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": server.Addr}})
 	t.Cleanup(func() { _ = ring.Close() })
@@ -439,9 +444,11 @@ func TestRingWithAWrongPassword(t *testing.T) {
 
 // Every call that meets a store which is away gets the same sentinel: also the first ones, before the outage was noticed.
 func TestFirstFailuresHaveTheSentinel(t *testing.T) {
+	t.Parallel()
 	for _, which := range []string{"script", "lock"} {
 		for fault, begin := range map[string]func(*redistest.Server) error{"killed": (*redistest.Server).Kill, "stopped": (*redistest.Server).Stop} {
 			t.Run(which+" "+fault, func(t *testing.T) {
+				t.Parallel()
 				server := redistest.Start(t)
 				l := open(t, "x", 1000, redisStores(server.Client(t))[which], tb.WithStoreTimeout(200*time.Millisecond))
 				var failed atomic.Int64

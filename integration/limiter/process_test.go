@@ -133,10 +133,12 @@ func (a *account) look(b tb.PermitBucket) {
 // cluster, at full demand for ten seconds: the bound holds by the bucket's account, which is the server's clock, and by the
 // upstream's clock, nothing is lost, and at least 98 % of the rate is handed out.
 func TestProcesses(t *testing.T) {
+	t.Parallel()
 	const seconds = 10
 	cluster := redistest.StartCluster(t)
 	for name, addrs := range map[string][]string{"server": {redistest.Start(t).Addr}, "cluster": cluster.Addrs} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			late := faultlab.MeasureLateness(t)
 			u := faultlab.StartUpstream(t)
 			j := job{

@@ -4,7 +4,6 @@ package clocks
 
 import (
 	"context"
-	"flag"
 	"testing"
 	"time"
 
@@ -18,10 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	faultlab.Main()
-	flag.Parse()
-	if err := flag.Set("test.parallel", "4"); err != nil { // the tests wait most of the time, however few processors there are
-		panic(err)
-	}
+	faultlab.Parallel(4)
 	redistest.Main(m)
 }
 

@@ -168,6 +168,7 @@ func TestH4CombinedIsOneByOne(t *testing.T) {
 // While nobody gives back, what is refused without asking would have been refused by the server too: every such refusal is
 // compared with the bucket as it was when the call began.
 func TestH1RefusalsAreNeverWrong(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {

@@ -60,6 +60,7 @@ func spend(ctx context.Context, j *job, _ func(spent)) error {
 // Of eight processes that lease, four are killed. What they held is lost, no more than a block each, and nothing is spent that
 // was not taken from the bucket.
 func TestH2KilledHolders(t *testing.T) {
+	t.Parallel()
 	const processes, killed = 8, 4
 	server := redistest.Start(t)
 	for store := range faultlab.Stores {
@@ -196,6 +197,7 @@ type spent struct {
 
 // A process that is stopped for longer than its leases last spends nothing from them when it goes on.
 func TestH2StoppedHolder(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
@@ -238,6 +240,7 @@ func TestH2StoppedHolder(t *testing.T) {
 // A lease lasts from before it was asked for: an answer that is heard late, for the network was slow or the process stood still,
 // brings a lease that is worthless already.
 func TestH2LeaseIsAsOldAsItsRequest(t *testing.T) {
+	t.Parallel()
 	server := redistest.Start(t)
 	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
@@ -288,6 +291,7 @@ func TestH2LeaseIsAsOldAsItsRequest(t *testing.T) {
 // The rate is lowered while four processes hold leases of the old one, which they do not spend at once: when those are over,
 // the new rate is kept to.
 func TestH3RateLoweredUnderLeases(t *testing.T) {
+	t.Parallel()
 	const processes, lower = 4, 1000.0
 	server := redistest.Start(t)
 	for store := range faultlab.Stores {

@@ -31,6 +31,7 @@ func TestMain(m *testing.M) {
 	}
 	faultlab.Main()
 	worker.Main(jobEnv, func(ctx context.Context, j *job, tell func(spent)) error { return jobs[j.Do](ctx, j, tell) })
+	faultlab.Parallel(4)
 	redistest.Main(m)
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,12 +24,17 @@ import (
 func TestI2Semaphore(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t, patient)
-	const base = "semaphore:{x}:"
+	name, base := "", "" // of each case its own: who was refused may still give up its attempt
+	next := func() {
+		name = strconv.Itoa(rand.Int())
+		base = "semaphore:{" + name + "}:"
+	}
+	next()
 	var wrong []string // all of them, so that one run shows them
 	check := func(what, key, field string) {
 		value := client.Dump(ctx, key).Val()
 		shown := client.HGet(ctx, key, field).Val()
-		s, err := semaphore.NewRedis(client, "x", 1, semaphore.WithLease(100*time.Millisecond), semaphore.WithTimeout(limit))
+		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithLease(100*time.Millisecond), semaphore.WithTimeout(limit))
 		require.NoError(t, err)
 		short, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
@@ -53,7 +60,7 @@ func TestI2Semaphore(t *testing.T) {
 			wrong = append(wrong, what+": Holders shows the script")
 		}
 		_ = s.Close(short)
-		require.NoError(t, client.FlushAll(ctx).Err())
+		next()
 	}
 	for _, field := range []string{"fence", "ticket", "used", "permits", "seen", "lives"} {
 		for _, value := range []string{"nan", "inf", "-inf", "1e308", "five", ""} {

@@ -5,7 +5,6 @@ package locks
 import (
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -29,10 +28,7 @@ const holderEnv = "TOKENBUCKET_LOCKS_HOLDER"
 func TestMain(m *testing.M) {
 	faultlab.Main()
 	worker.Main(holderEnv, hold)
-	flag.Parse()
-	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait most of the time, however few processors there are
-		panic(err)
-	}
+	faultlab.Parallel(6)
 	redistest.Main(m)
 }
 

@@ -6,7 +6,6 @@ package network
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -28,10 +27,7 @@ var background = context.Background()
 
 func TestMain(m *testing.M) {
 	redis.SetLogger(quiet{})
-	flag.Parse()
-	if err := flag.Set("test.parallel", "6"); err != nil { // the tests wait most of the time, however few processors there are
-		panic(err)
-	}
+	faultlab.Parallel(6)
 	os.Exit(m.Run())
 }
 

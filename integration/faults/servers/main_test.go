@@ -5,12 +5,12 @@ package servers
 
 import (
 	"context"
-	"flag"
 	"testing"
 
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -18,9 +18,6 @@ var background = context.Background()
 
 func TestMain(m *testing.M) {
 	logging.Disable() // each failed dial would be a line
-	// These tests wait most of the time. What the command line says comes later and counts.
-	if err := flag.Set("test.parallel", "6"); err != nil {
-		panic(err)
-	}
+	faultlab.Parallel(6)
 	goleak.VerifyTestMain(m, redistest.Dialing)
 }

@@ -167,6 +167,9 @@ func TestD8SlotMigration(t *testing.T) {
 	for began, least := time.Now(), faultlab.Lasting(6*time.Second, 60*time.Second); time.Since(began) < least ||
 		within() == 0 && time.Since(began) < least+30*time.Second; moves++ {
 		from, to := ms[moves%2], ms[(moves+1)%2]
+		require.Eventually(t, func() bool { // the nodes tell each other of the last move after it has ended
+			return exec.CommandContext(background, cli, "--cluster", "check", from.Addr).Run() == nil
+		}, 60*time.Second, 10*time.Millisecond)
 		ctx, cancel := context.WithTimeout(background, 60*time.Second)
 		out, err := exec.CommandContext(ctx, cli, "--cluster", "reshard", from.Addr, "--cluster-from", from.id, "--cluster-to", to.id,
 			"--cluster-slots", strconv.Itoa(slots), "--cluster-yes").CombinedOutput()

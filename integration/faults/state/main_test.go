@@ -9,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -16,5 +17,6 @@ var background = context.Background()
 
 func TestMain(m *testing.M) {
 	logging.Disable() // each failed dial would be a line
+	faultlab.Parallel(6)
 	goleak.VerifyTestMain(m, redistest.Dialing)
 }

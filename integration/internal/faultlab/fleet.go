@@ -3,8 +3,10 @@ package faultlab
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -212,6 +214,20 @@ func MostPutOff(permits []Permit) (most time.Duration) {
 
 // Main does the job and exits, if this process is one that StartProcess has started. See worker.Main.
 func Main() { worker.Main(jobEnv, work) }
+
+// Parallel has n tests run at once, however few processors there are, unless the command line says another number: for tests
+// that wait most of the time. A package's TestMain calls it.
+func Parallel(n int) {
+	flag.Parse()
+	asked := false
+	flag.Visit(func(f *flag.Flag) { asked = asked || f.Name == "test.parallel" })
+	if asked {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err)
+	}
+}
 
 // Client returns a client of the job's servers. The caller closes it.
 func (j *Job) Client() redis.UniversalClient {
