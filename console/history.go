@@ -55,6 +55,9 @@ func columns(points []fleet.Point, now time.Time) *history {
 	h := &history{At: []int64{}, Granted: []*float64{}, Refused: []*float64{}, Waited: []*float64{}, Rate: []*float64{}}
 	for i := range points {
 		p := &points[i]
+		if len(h.At) == 0 && !p.Published {
+			continue // the chart begins where something is known
+		}
 		length := min(fleet.Minute, now.Sub(p.Minute)).Seconds()
 		perSecond := func(n int64) *float64 {
 			if !p.Published || length < 1 {

@@ -159,43 +159,49 @@ func bare(w *httptest.ResponseRecorder) string { return quoted.ReplaceAllString(
 
 // Names are others' words, wherever they stand.
 func TestHostileNames(t *testing.T) {
-	for _, name := range []string{
-		`<img src=x onerror="alert(1)">`, `"><script>alert(1)</script>`, `'onmouseover='alert(1)`, "</title><script>", "{{.Token}}", "javascript:alert(1)", `\u003cscript\u003e`, "a&name=b#c%00", " data: x", "\u202eetouq",
-	} {
-		c := newConsole(t, console.Config{Source: fakefleet.New(1, fakefleet.Limit{
-			Name: name, Rate: 1, Granted: 1, Refused: 1, Keys: []string{name}, Rejected: nil,
-		}, fakefleet.Limit{Name: name + "2", Rejected: &fleet.Rejected{Row: name, Name: name, Field: name, Value: name, Want: name, Consequence: name}})})
-		list := ask(c, local("GET", "/"))
-		require.Equal(t, 200, list.Code)
-		m := regexp.MustCompile(`<a href="(limit\?name=[^"]*)">`).FindStringSubmatch(list.Body.String())
-		require.NotNil(t, m, list.Body.String())
-		page := ask(c, local("GET", "/"+strings.ReplaceAll(m[1], "&amp;", "&")))
-		require.Equal(t, 200, page.Code, "the link of %q is not the page's", name)
-		health := ask(c, local("GET", "/health"))
-		for _, w := range []*httptest.ResponseRecorder{list, page, health} {
-			markup := bare(w)
-			require.False(t, hostile.MatchString(markup), "%q: %q", name, hostile.FindString(markup))
-			require.NotRegexp(t, `(?:href|src)="javascript:`, w.Body.String())
-			require.Equal(t, 1, strings.Count(w.Body.String(), "</title>"))
+	synctest.Test(t, func(t *testing.T) {
+		for _, name := range []string{
+			`<img src=x onerror="alert(1)">`, `"><script>alert(1)</script>`, `'onmouseover='alert(1)`, "</title><script>", "{{.Token}}", "javascript:alert(1)", `\u003cscript\u003e`, "a&name=b#c%00", " data: x", "\u202eetouq",
+		} {
+			c := newConsole(t, console.Config{Source: fakefleet.New(1, fakefleet.Limit{
+				Name: name, Rate: 1, Granted: 1, Refused: 1, Keys: []string{name}, Rejected: nil,
+			}, fakefleet.Limit{Name: name + "2", Rejected: &fleet.Rejected{Row: name, Name: name, Field: name, Value: name, Want: name, Consequence: name}})})
+			list := ask(c, local("GET", "/"))
+			require.Equal(t, 200, list.Code)
+			m := regexp.MustCompile(`<a href="(limit\?name=[^"]*)">`).FindStringSubmatch(list.Body.String())
+			require.NotNil(t, m, list.Body.String())
+			page := ask(c, local("GET", "/"+strings.ReplaceAll(m[1], "&amp;", "&")))
+			require.Equal(t, 200, page.Code, "the link of %q is not the page's", name)
+			health := ask(c, local("GET", "/health"))
+			for _, w := range []*httptest.ResponseRecorder{list, page, health} {
+				markup := bare(w)
+				require.False(t, hostile.MatchString(markup), "%q: %q", name, hostile.FindString(markup))
+				require.NotRegexp(t, `(?:href|src)="javascript:`, w.Body.String())
+				require.Equal(t, 1, strings.Count(w.Body.String(), "</title>"))
+			}
 		}
-	}
+	})
 }
 
 func TestNoSuchPage(t *testing.T) {
-	c := newConsole(t, console.Config{})
-	require.Equal(t, 404, ask(c, local("GET", "/nowhere")).Code)
-	require.Equal(t, 404, ask(c, local("GET", "/limit?name=nobody")).Code)
-	require.Equal(t, 400, ask(c, local("GET", "/limit")).Code)
-	require.Equal(t, 400, ask(c, local("GET", "/limit?name="+strings.Repeat("x", 513))).Code)
-	require.NotEqual(t, 200, ask(c, local("GET", "/assets/../console.go")).Code)
-	require.Equal(t, 404, ask(c, local("GET", "/assets/x/doc.go")).Code)
+	synctest.Test(t, func(t *testing.T) {
+		c := newConsole(t, console.Config{})
+		require.Equal(t, 404, ask(c, local("GET", "/nowhere")).Code)
+		require.Equal(t, 404, ask(c, local("GET", "/limit?name=nobody")).Code)
+		require.Equal(t, 400, ask(c, local("GET", "/limit")).Code)
+		require.Equal(t, 400, ask(c, local("GET", "/limit?name="+strings.Repeat("x", 513))).Code)
+		require.NotEqual(t, 200, ask(c, local("GET", "/assets/../console.go")).Code)
+		require.Equal(t, 404, ask(c, local("GET", "/assets/x/doc.go")).Code)
+	})
 }
 
 // Ten thousand limits: the page has the first of them, those that are refused most first.
 func TestManyLimits(t *testing.T) {
-	c := newConsole(t, console.Config{Source: fakefleet.New(3, fakefleet.Many(10_000)...)})
-	w := ask(c, local("GET", "/"))
-	require.Equal(t, 50, strings.Count(w.Body.String(), `<a href="limit?name=`))
-	contains(t, w, "10000 limits")
-	require.Less(t, w.Body.Len(), 100_000)
+	synctest.Test(t, func(t *testing.T) {
+		c := newConsole(t, console.Config{Source: fakefleet.New(3, fakefleet.Many(10_000)...)})
+		w := ask(c, local("GET", "/"))
+		require.Equal(t, 50, strings.Count(w.Body.String(), `<a href="limit?name=`))
+		contains(t, w, "10000 limits")
+		require.Less(t, w.Body.Len(), 100_000)
+	})
 }

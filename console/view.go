@@ -101,12 +101,15 @@ func configOf(r *registry.Limit) fleet.Config {
 
 // shares are the instances, with what each lets through and refuses.
 func shares(past, now *fleet.Snapshot) []instance {
+	before := map[string]*fleet.Instance{}
+	for i := range past.Instances {
+		before[past.Instances[i].ID] = &past.Instances[i]
+	}
 	var all []instance
 	for i := range now.Instances {
 		one := instance{Instance: &now.Instances[i]}
-		for _, r := range fleet.Rates(past, &fleet.Snapshot{At: now.At, Instances: now.Instances[i : i+1]}) {
-			one.granted += r.Granted + r.Passed
-			one.refused += r.Refused
+		if was := before[one.ID]; was != nil && one.Beat.After(was.Beat) {
+			one.granted, one.refused = one.since(was)
 		}
 		all = append(all, one)
 	}
@@ -114,6 +117,20 @@ func shares(past, now *fleet.Snapshot) []instance {
 		return cmp.Or(cmp.Compare(rank(a.Silent(now.At)), rank(b.Silent(now.At))), cmp.Compare(a.title(), b.title()))
 	})
 	return all
+}
+
+// since is what an instance has let through and refused since then, per second.
+func (i *instance) since(was *fleet.Instance) (granted, refused float64) {
+	over := i.Beat.Sub(was.Beat).Seconds()
+	for name, l := range i.Limits {
+		var earlier fleet.Counters
+		if w := was.Limits[name]; w != nil {
+			earlier = w.Counters
+		}
+		granted += float64(max(0, l.Through()-earlier.Through()))
+		refused += float64(max(0, l.Refused-earlier.Refused))
+	}
+	return granted / over, refused / over
 }
 
 func rank(b bool) int {

@@ -78,7 +78,7 @@ func open(t *testing.T, address string, before ...chromedp.Action) *tab {
 	u, err := url.Parse(address)
 	require.NoError(t, err)
 	ctx, stop := chromedp.NewContext(chromium.ctx)
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	p := &tab{t: t, ctx: ctx, own: u.Host}
 	chromedp.ListenTarget(ctx, p.listen)
 	t.Cleanup(func() {

@@ -13,9 +13,7 @@ func colours(i image.Image) color.Palette {
 	often := map[color.RGBA]int{}
 	for y := i.Bounds().Min.Y; y < i.Bounds().Max.Y; y++ {
 		for x := i.Bounds().Min.X; x < i.Bounds().Max.X; x++ {
-			c := color.RGBAModel.Convert(i.At(x, y)).(color.RGBA)
-			c.R, c.G, c.B = c.R|3, c.G|3, c.B|3
-			often[c]++
+			often[color.RGBAModel.Convert(i.At(x, y)).(color.RGBA)]++
 		}
 	}
 	all := slices.SortedFunc(maps.Keys(often), func(a, b color.RGBA) int {
