@@ -8,6 +8,8 @@ import (
 )
 
 const (
+	// overdue is after how long an instance is named that has not told of itself: it has missed a beat.
+	overdue = 4500 * time.Millisecond
 	// mostNamed bounds a list of what is wrong.
 	mostNamed = 5
 )
@@ -59,7 +61,7 @@ func (i *instance) trouble(now time.Time) string {
 	switch {
 	case i.Ended:
 		return ""
-	case i.Silent(now):
+	case now.Sub(i.Beat) > overdue:
 		return "nothing heard for " + span(now.Sub(i.Beat).Truncate(time.Second))
 	case i.Store.Down:
 		text := "the store does not answer"

@@ -168,3 +168,53 @@ func TestDemoConsole(t *testing.T) {
 	t.Logf("instances are shown after %v", time.Since(began).Round(100*time.Millisecond))
 	require.Equal(t, exitOK, <-ended)
 }
+
+// One of three gateways is killed, Redis is restarted, and the table is gone: the console says so within five seconds, and goes on.
+func TestConsoleTellsOfFaults(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(upstream.Close)
+	db, dsn := newLimits(t)
+	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
+	execSQL(t, db, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 50, 0)`)
+	args := []string{"--upstream", upstream.URL, "--limits", dsn, "--redis", server.Addr, "--interval", "500ms"}
+	var fleet []*process
+	for range 3 {
+		fleet = append(fleet, startGateway(t, args...))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	for _, p := range fleet {
+		go func() {
+			for ctx.Err() == nil {
+				_, _, _, _ = get(p.url + "/a") // some of them are refused, and one gateway is killed
+				time.Sleep(20 * time.Millisecond)
+			}
+		}()
+	}
+	console := fleet[0].admin + "/console/"
+	shows(t, console, `data-total="instances">3<`)
+	told := func(text string) {
+		t.Helper()
+		began := time.Now()
+		shows(t, console, text)
+		t.Logf("%q after %v", text, time.Since(began).Round(100*time.Millisecond))
+	}
+	require.NoError(t, fleet[2].Process.Kill())
+	told("nothing heard for ")
+	execSQL(t, db, "ALTER TABLE t_ratelimite_conf RENAME TO elsewhere")
+	told("since loads fail: ")
+	execSQL(t, db, "ALTER TABLE elsewhere RENAME TO t_ratelimite_conf")
+	require.NoError(t, server.Kill())
+	told("Nothing is known of the fleet")
+	require.NoError(t, server.Restart())
+	told(`data-total="instances">2<`)
+	eventually(t, func() error {
+		_, _, page, err := get(console + "limit?name=/a")
+		if err == nil && (!strings.Contains(page, `data-tile="granted">`) || strings.Contains(page, `data-tile="granted">0<`)) {
+			err = fmt.Errorf("nothing is granted: %.2000s", page[max(0, strings.Index(page, "<main")):])
+		}
+		return err
+	})
+}

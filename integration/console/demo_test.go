@@ -18,6 +18,7 @@ import (
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 )
@@ -73,8 +74,8 @@ func TestDemo(t *testing.T) {
 	p.waitFor(`document.getElementById("found").textContent === "10 limits"`)
 	p.waitFor(`document.querySelector(".virtual .c-refused.bad")`)
 	time.Sleep(history)
-	take := func(name, page, colours string, w, h int64) {
-		p := open(t, at+page, user, chromedp.EmulateViewport(w, h), emulation.SetLocaleOverride().WithLocale("en-GB"), scheme(colours))
+	take := func(name, path, colours string, w, h int64) {
+		p := open(t, at+path, user, chromedp.EmulateViewport(w, h), emulation.SetLocaleOverride().WithLocale("en-GB"), scheme(colours))
 		time.Sleep(5 * time.Second)
 		if dir != "" {
 			require.NoError(t, p.small(filepath.Join(dir, "console-"+name+".png")))
@@ -87,7 +88,7 @@ func TestDemo(t *testing.T) {
 	take("narrow", "", "dark", 390, 760)
 	take("semaphores", "holders", "light", 1000, 520)
 
-	p.do(chromedp.Navigate(at + "change?name=" + url.QueryEscape("/ibe/AvailFare")))
+	p.do(page.BringToFront(), chromedp.Navigate(at+"change?name="+url.QueryEscape("/ibe/AvailFare")))
 	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "5"`)
 	p.write(`input[name="rateLimit"]`, "8")
 	p.waitFor(`document.getElementById("preview").textContent.includes("8/s")`)

@@ -3,7 +3,7 @@ import { showTimes } from "./format.js";
 import { bind } from "./act.js";
 
 const screens = {
-  limits: "./limits.js", limit: "./limit.js", health: "./health.js", holders: "./holders.js", change: "./change.js", changes: "./changes.js",
+  limits: "./limits.js", limit: "./limit.js", health: "./health.js", holders: "./holders.js", change: "./change.js",
 };
 
 function themeButton() {
