@@ -39,22 +39,7 @@ type RateLimiter struct {
 // Name of the limiter and its bucket.
 func (l *RateLimiter) Name() string { return l.coordinator.label() }
 
-func init() {
-	seam.InForce = func(l any) seam.Force { return l.(*RateLimiter).force() }
-	seam.Waiting = func(l any) (int, time.Duration) { return l.(*RateLimiter).waiting() }
-}
-
-// waiting is how many calls there are while somebody waits, and for how long the first in a line has. Those who only wait for the
-// store's answer are among them.
-func (l *RateLimiter) waiting() (calls int, longest time.Duration) {
-	c := l.coordinator
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if first := c.waiters.any(); first != nil {
-		return c.calls, time.Duration(c.now()-first.Came) * time.Microsecond
-	}
-	return 0, 0
-}
+func init() { seam.InForce = func(l any) seam.Force { return l.(*RateLimiter).force() } }
 
 // force is what the registry asks.
 func (l *RateLimiter) force() seam.Force {

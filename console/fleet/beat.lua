@@ -31,6 +31,13 @@ if not seen[1] and ARGV[5] ~= '1' then return {'unknown', text(now)} end
 if math.floor(now / 3600000) ~= hour then return {'hour', text(now)} end
 local minute = math.floor(now / 60000) % 60
 
+-- What is in the place of the bitmap, or of a history, and is none stays as it is.
+local function alien(reply) return type(reply) == 'table' and reply.err and string.find(reply.err, 'WRONGTYPE', 1, true) end
+
+local bit = redis.pcall('SETBIT', KEYS[5], minute, 1)
+if type(bit) == 'table' and not alien(bit) then return bit end
+redis.call('EXPIRE', KEYS[5], HISTORY)
+
 -- A clock that is slower or faster than this one moves the start, but not at every beat.
 local started = tonumber(seen[2] or 0)
 if math.abs(started - (now - uptime)) > 1000 then started = now - uptime end
@@ -40,15 +47,12 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', '(' .. text(now - KNOWN))
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. text(now + KNOWN), '+inf') -- before the clock was set back
 redis.call('PEXPIRE', KEYS[1], KNOWN)
 redis.call('HSET', KEYS[2], 'beat', ARGV[2], 'started', text(started), 'seen', text(now), 'ended', ARGV[6])
-redis.pcall('SETBIT', KEYS[5], minute, 1)
-redis.pcall('EXPIRE', KEYS[5], HISTORY)
 
 local at = 11
 
--- What is in the place of a history and is none stays as it is.
 local function count(key, gained, rate)
   local point = redis.pcall('HGET', key, minute)
-  if type(point) == 'table' then return end
+  if alien(point) then return end
   local sum, last = {}, 0
   for n in string.gmatch(point or '', '%d+') do sum[#sum + 1] = tonumber(n) end
   for i = 1, math.max(#sum, #gained) do

@@ -432,25 +432,3 @@ func TestExpiry(t *testing.T) {
 		}
 	}
 }
-
-// A Redis that is full may drop one of an instance's keys. Two beats later it is there again.
-func TestEvictedKey(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, redistest.Shared(t))
-	a := newStub("/a")
-	p := w.publisher(a)
-	r := w.reader() // that knows the rows from before
-	for _, key := range []string{p.rowsKey(p.id), p.instanceKey(p.id), p.instancesKey()} {
-		a.count("/a", 1, 0)
-		w.beat(p)
-		_, err := r.Snapshot(background)
-		require.NoError(t, err)
-		require.NoError(t, w.client.Del(background, key).Err())
-		w.beat(p, p)
-		require.Contains(t, w.snapshot().Instances[0].Limits, "/a", key)
-		s, err := r.Snapshot(background)
-		require.NoError(t, err)
-		require.Contains(t, s.Instances[0].Limits, "/a", key)
-	}
-	require.Equal(t, int64(3), w.history("/a").Granted)
-}

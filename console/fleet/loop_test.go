@@ -21,7 +21,6 @@ type answering struct {
 	err   error
 	at    []time.Time
 	ends  int
-	late  time.Duration
 }
 
 func (a *answering) Process(ctx context.Context, cmd redis.Cmder) error {

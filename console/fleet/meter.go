@@ -16,8 +16,9 @@ import (
 // registry that makes them, which it follows from Follow on. All methods may be called by many goroutines at once.
 type Meter struct {
 	info     func(*Info)
-	counters *names[counter]
-	others   counter // of names that have no row
+	counters *names[counter]                // of rows
+	keys     atomic.Pointer[names[counter]] // the same, by the names of keys and of calls that rows hold for
+	others   counter                        // of names that have no row
 	refused  *most
 	events   pending
 	store    outages
@@ -30,7 +31,6 @@ type Meter struct {
 // counter is what calls of a limit came to.
 type counter struct {
 	name string
-	row  *counter // of a key of a row: the row's, with which its calls are counted
 
 	granted, waited, waitNanos, refused, failed, passed, wouldRefuse atomic.Int64
 
@@ -55,7 +55,7 @@ func (c *counter) calls() int64 {
 	return c.granted.Load() + c.refused.Load() + c.failed.Load() + c.passed.Load() + c.wouldRefuse.Load()
 }
 
-// mostCounted names have counters of their own: limits, also those whose rows are gone, and keys of rows.
+// mostCounted limits have counters of their own, also those whose rows are gone; and so many further names are found at once.
 const mostCounted = 3 * MostLimits
 
 // MeterOption configures a Meter.
@@ -68,6 +68,7 @@ func WithInfo(f func(*Info)) MeterOption { return func(m *Meter) { m.info = f } 
 // NewMeter returns a Meter that follows no registry yet: until then all names are limits.
 func NewMeter(opts ...MeterOption) *Meter {
 	m := &Meter{counters: newNames[counter](mostCounted), refused: newMost(4 * MostKeys), info: func(*Info) {}}
+	m.keys.Store(newNames[counter](mostCounted))
 	m.watch.host, _ = os.Hostname()
 	for _, o := range opts {
 		o(m)
@@ -160,11 +161,13 @@ func (m *Meter) note(c *counter, name string) {
 
 // Bypassed counts a call that passed or was refused without a bucket: it is for registry.WithBypassHook.
 func (m *Meter) Bypassed(name string, by registry.Decider, pass bool) {
-	c := m.of(name)
+	c, word := m.of(name), by.String()
 	switch {
-	case by.String() == "shadow":
+	case word == "shadow":
 		c.wouldRefuse.Add(1)
 		m.note(c, name)
+	case pass && (word == "window" || word == "concurrency"): // of a row without a rate
+		c.granted.Add(1)
 	case pass:
 		c.passed.Add(1)
 	default:
@@ -190,10 +193,9 @@ func (m *Meter) Penalized(name string, until time.Time) {
 func (m *Meter) of(name string) *counter {
 	c := m.counters.find(name)
 	if c == nil {
-		c = m.lookUp(name)
-	}
-	if c.row != nil {
-		c = c.row
+		if c = m.keys.Load().find(name); c == nil {
+			c = m.lookUp(name)
+		}
 	}
 	if c.gone.Load() {
 		return &m.others
@@ -201,33 +203,45 @@ func (m *Meter) of(name string) *counter {
 	return c
 }
 
-// retire has calls of names that have no row any more counted with all others, until they have one again.
-func (m *Meter) retire(limits *registry.Registry) {
-	for name, c := range m.counters.all() {
-		if c.row == nil {
-			c.gone.Store(!limits.Has(name))
-		}
-	}
-}
-
+// lookUp finds the row of a name that is new, or that is none of a row.
 func (m *Meter) lookUp(name string) *counter {
-	limits := m.limits.Load()
-	row := name
-	for limits != nil && !limits.Has(row) {
-		i := strings.LastIndexByte(row, '|') // of a key of a row: row|key
-		if i < 0 {
+	row, keys := name, m.keys.Load()
+	if limits := m.limits.Load(); limits != nil {
+		var ok bool
+		if row, ok = rowOf(limits, name); !ok {
 			return &m.others
 		}
-		row = row[:i]
 	}
 	c := m.counters.add(row, func(name string) *counter { return &counter{name: name} })
 	if c == nil {
 		return &m.others
 	}
 	if row != name {
-		m.counters.add(name, func(name string) *counter { return &counter{row: c} })
+		keys.add(name, func(string) *counter { return c })
 	}
 	return c
+}
+
+// rowOf is the row that decides about a name, or of whose keys that is the bucket.
+func rowOf(limits interface{ Has(name string) bool }, name string) (row string, ok bool) {
+	if limits.Has(name) {
+		return name, true
+	}
+	if m, matches := limits.(interface {
+		Match(name string) (row string, exact, ok bool)
+	}); matches {
+		row, _, ok = m.Match(name)
+		return row, ok
+	}
+	return "", false
+}
+
+// retire has calls of names that have no row any more counted with all others, until they have one again, and has rows found anew.
+func (m *Meter) retire(limits *registry.Registry) {
+	for name, c := range m.counters.all() {
+		c.gone.Store(!limits.Has(name))
+	}
+	m.keys.Store(newNames[counter](mostCounted))
 }
 
 // noticed notes an outage.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -268,11 +269,15 @@ func TestMost(t *testing.T) {
 	require.Len(t, m.first(3), 3)
 }
 
-// Keys of a row are counted as the row's, and those refused most are told by their own names.
+// Who has a row by another name than its own is counted as the row's, and those refused most are told by their own names.
 func TestMeterKeys(t *testing.T) {
 	m, _ := metered(t, registry.Static{{Name: "/a", Rate: 5}})
+	a := m.of("/a")
 	for i := range 5 {
-		m.decided(t.Context(), tokenbucket.Decision{Bucket: fmt.Sprint("/a|x", i%2)})
+		key := fmt.Sprint("/a|x", i%2)
+		m.keys.Load().add(key, func(string) *counter { return a })
+		m.keys.Load().all()
+		m.decided(t.Context(), tokenbucket.Decision{Bucket: key})
 	}
 	m.decided(t.Context(), tokenbucket.Decision{Bucket: "/a"})
 	m.decided(t.Context(), tokenbucket.Decision{Bucket: "/nobody"})
@@ -280,6 +285,24 @@ func TestMeterKeys(t *testing.T) {
 	require.Equal(t, Counters{Refused: 6}, all["/a"].Counters)
 	require.Equal(t, Counters{Refused: 1}, r.Info.Others)
 	require.Equal(t, []Key{{Limit: "/a", Key: "x0", Count: 3}, {Limit: "/a", Key: "x1", Count: 2}, {Key: "/nobody", Count: 1}}, r.Info.Refused)
+
+	for name, want := range map[string]string{"/a*": "/a*", "/a|x": "/a*", "/abc": "/a*", "/b": ""} {
+		row, ok := rowOf(wide{}, name)
+		require.Equal(t, want, row, name)
+		require.Equal(t, want != "", ok)
+	}
+}
+
+// wide is a registry with one row, /a*.
+type wide struct{}
+
+func (wide) Has(name string) bool { return name == "/a*" }
+
+func (wide) Match(name string) (row string, exact, ok bool) {
+	if !strings.HasPrefix(name, "/a") {
+		return "", false, false
+	}
+	return "/a*", false, true
 }
 
 // Names are found while others come, and not more than there may be.

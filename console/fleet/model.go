@@ -114,7 +114,7 @@ type Waiting struct {
 type Limit struct {
 	Name string
 	// Decider tells what decides about its calls, as registry.Decider.String does: limit, switch, disabled, zero,
-	// bad_row, unknown.
+	// bad_row, unknown, shadow, window, concurrency.
 	Decider string
 	Counters
 	Config  Config

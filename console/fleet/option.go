@@ -64,7 +64,7 @@ var (
 )
 
 // All keys have one hash tag, so that in a cluster they are on one server: what an instance says of a limit and what that adds to
-// the limit's history change together, and a beat is one script. One server takes the beats of a large fleet: see docs/console.md.
+// the limit's history change together, and a beat is one script. One server takes the beats of a large fleet: see docs/fleet.md.
 
 func (s *settings) instancesKey() string         { return s.prefix + "{fleet}:instances" }
 func (s *settings) instanceKey(id string) string { return s.prefix + "{fleet}:i:" + id }

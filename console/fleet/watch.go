@@ -62,9 +62,7 @@ func (m *Meter) Report(ctx context.Context, to *Report) {
 // unfollowed reports limiters without a registry: what they have decided.
 func (m *Meter) unfollowed(to *Report) {
 	for name, c := range m.counters.all() {
-		if c.row == nil {
-			to.Limits = append(to.Limits, Limit{Name: name, Decider: deciders[0], Counters: c.load()})
-		}
+		to.Limits = append(to.Limits, Limit{Name: name, Decider: deciders[0], Counters: c.load()})
 	}
 }
 
@@ -161,7 +159,7 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	case row.Rate == 0:
 		l.Decider = registry.ByZero.String()
 	}
-	if c := m.counters.find(row.Name); c != nil && c.row == nil {
+	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
 		if until := c.held.Load(); until != nil && until.After(l.Bucket.HeldUntil) {
 			l.Bucket.HeldUntil = *until

@@ -38,9 +38,10 @@ func build() string {
 	return ""
 }
 
-// observed are the options by which a registry's calls are counted, for /metrics and for consoles.
-func (m *metrics) observed() []registry.Option {
-	if m.meter == nil {
+// counted are the options by which a registry's calls are counted, for /metrics and for consoles.
+func (s *service) counted() []registry.Option {
+	m := s.proxy.metrics
+	if m.meter = s.meter(); m.meter == nil {
 		return []registry.Option{registry.WithLimiterOptions(tokenbucket.WithObserver(m.observer)), registry.WithBypassHook(m.bypass)}
 	}
 	return []registry.Option{

@@ -186,8 +186,6 @@ func (s *service) start(ctx context.Context) error {
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
-	s.proxy.metrics.meter = s.meter()
-	opts = append(opts, s.proxy.metrics.observed()...)
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
 	}
@@ -200,7 +198,7 @@ func (s *service) start(ctx context.Context) error {
 		s.admin.sw.Store(sw)
 		opts = append(opts, registry.WithSwitch(sw))
 	}
-	limits, err := registry.New(source, c.newStore(client), opts...)
+	limits, err := registry.New(source, c.newStore(client), append(opts, s.counted()...)...)
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
