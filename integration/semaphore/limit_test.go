@@ -129,8 +129,9 @@ func watch(c *child) error {
 		return err
 	}
 	held := p.Context()
+	last := time.Now() // before it is told: it may be stopped at once
 	c.tell(event{What: "held"})
-	for last := time.Now(); ; {
+	for {
 		looked := time.Now()
 		over := []bool{p.Err() != nil, held.Err() != nil, context.Cause(held) != nil}
 		if gap := looked.Sub(last); gap > lease {
