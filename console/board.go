@@ -127,8 +127,8 @@ func (b *board) read(ctx context.Context) (change []byte, whole func() []byte) {
 	b.rounds = make(chan struct{})
 	b.mu.Unlock()
 	if err != nil {
-		lost := event("lost", must(json.Marshal(err.Error())))
-		return lost, func() []byte { return lost }
+		gone := event("lost", must(json.Marshal(lost(err))))
+		return gone, func() []byte { return gone }
 	}
 	return b.frames(v)
 }

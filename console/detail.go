@@ -179,7 +179,7 @@ func (c *Console) limitStream(w http.ResponseWriter, r *http.Request) {
 func (c *Console) readLimit(ctx context.Context, name string) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
-		return event("lost", must(json.Marshal(err.Error())))
+		return event("lost", must(json.Marshal(lost(err))))
 	}
 	d := v.detail(name)
 	if source, ok := c.config.Source.(Buckets); ok {

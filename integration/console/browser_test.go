@@ -104,7 +104,7 @@ func (p *tab) listen(event any) {
 	switch e := event.(type) {
 	case *network.EventRequestWillBeSent:
 		p.requests++
-		if u, err := url.Parse(e.Request.URL); err != nil || u.Host != p.own && u.Scheme != "data" {
+		if u, err := url.Parse(e.Request.URL); err != nil || u.Host != p.own && u.Scheme != "data" && u.Scheme != "about" {
 			p.complaints = append(p.complaints, "asked another host: "+e.Request.URL)
 		}
 	case *runtime.EventExceptionThrown:

@@ -80,6 +80,7 @@ func TestDemo(t *testing.T) {
 		if dir != "" {
 			require.NoError(t, p.small(filepath.Join(dir, "console-"+name+".png")))
 		}
+		p.do(chromedp.Navigate("about:blank")) // six streams are all that a browser has for one host
 	}
 	const limit = "limit?name=%2Fibe%2FAvailFare"
 	take("limits", "", "light", 1200, 700)

@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"context"
 	_ "embed"
 	"encoding/json"
 	"errors"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 	"github.com/stretchr/testify/require"
@@ -98,6 +100,41 @@ func TestLiveUpdate(t *testing.T) {
 	source.Fail(nil)
 	p.live()
 	p.waitFor(`document.getElementById("problems").hidden`)
+}
+
+// What the page came with can be read until the first figures have come.
+func TestRowsBeforeTheFirstFigures(t *testing.T) {
+	at := serve(t, console.Config{Source: fakefleet.Example()})
+	p := open(t, at, chromedp.ActionFunc(func(ctx context.Context) error {
+		_, err := page.AddScriptToEvaluateOnNewDocument(`window.EventSource = class { addEventListener() {} close() {} };`).Do(ctx)
+		return err
+	}))
+	time.Sleep(500 * time.Millisecond)
+	tops := eval[[]float64](p, `[...document.querySelectorAll("#rows .row")].map(e => e.getBoundingClientRect().top)`)
+	require.Len(t, tops, 10)
+	for i := 1; i < len(tops); i++ {
+		require.Greater(t, tops[i], tops[i-1], "row %d lies on another", i)
+	}
+}
+
+// A page that is hidden has no stream, and one that is seen again is live.
+func TestHiddenPage(t *testing.T) {
+	at := serve(t, console.Config{Source: fakefleet.Example()})
+	p := open(t, at, chromedp.ActionFunc(func(ctx context.Context) error {
+		_, err := page.AddScriptToEvaluateOnNewDocument(`const Stream = window.EventSource; window.streams = new Set();
+			window.EventSource = class extends Stream { constructor(u) { super(u); streams.add(this); } close() { super.close(); streams.delete(this); } };`).Do(ctx)
+		return err
+	}))
+	p.live()
+	require.Equal(t, 1, eval[int](p, `streams.size`))
+	see := func(hidden string) {
+		p.do(chromedp.Evaluate(`Object.defineProperty(document, "hidden", {value: `+hidden+`, configurable: true}); document.dispatchEvent(new Event("visibilitychange"))`, nil))
+	}
+	see("true")
+	require.Zero(t, eval[int](p, `streams.size`))
+	see("false")
+	require.Equal(t, 1, eval[int](p, `streams.size`))
+	p.live()
 }
 
 func TestFilterAndSort(t *testing.T) {

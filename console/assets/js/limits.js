@@ -129,11 +129,7 @@ function sortable(title) {
   });
 }
 
-export function start() {
-  const rows = [...box.children];
-  list = new VirtualList(box, { make: makeRow, fill: fillRow });
-  list.spacer.append(...rows); // what the page came with, until there are figures
-  document.querySelectorAll("[data-sort]").forEach(sortable);
+function bindFilter() {
   filter.disabled = false;
   filter.value = new URLSearchParams(location.search).get("q") ?? "";
   filter.addEventListener("input", () => {
@@ -148,6 +144,21 @@ export function start() {
   document.addEventListener("keydown", (e) => {
     if (e.key === "/" && !e.target.matches("input, textarea, select")) { e.preventDefault(); filter.focus(); }
   });
-  const first = (frame) => { rows.splice(0).forEach((r) => r.remove()); all(frame); };
-  follow("stream", { all: first, some });
+}
+
+// What the page came with stays until there are figures.
+function first() {
+  list = new VirtualList(box, { make: makeRow, fill: fillRow });
+  document.querySelectorAll("[data-sort]").forEach(sortable);
+  bindFilter();
+}
+
+export function start() {
+  follow("stream", {
+    all: (frame) => {
+      if (!list) first();
+      all(frame);
+    },
+    some,
+  });
 }
