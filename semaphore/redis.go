@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -60,9 +61,12 @@ type redisBackend struct {
 	client  RedisClient
 	keys    [6]string
 	channel string
+	quiet   atomic.Bool // the last answer said that lua/quiet.lua may decide
 }
 
 var (
+	//go:embed lua/parse.lua
+	parseSource string
 	//go:embed lua/apply.lua
 	applySource string
 	//go:embed lua/holders.lua
@@ -70,13 +74,19 @@ var (
 	//go:embed lua/stats.lua
 	statsSource string
 
-	applyScript   = script.New(applySource)
-	holdersScript = script.New(holdersSource)
-	statsScript   = script.New(statsSource)
+	applyScript   = script.New(parseSource + applySource)
+	holdersScript = script.New(parseSource + holdersSource)
+	statsScript   = script.New(parseSource + statsSource)
 )
 
 // Apply implements Backend.
 func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
+	if r.quiet.Load() {
+		report, err := r.quietly(ctx, b)
+		if report != nil || err != nil {
+			return report, err
+		}
+	}
 	args := make([]string, 0, len(r.keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
 	args = append(args, r.keys[:]...)
 	integers := func(ns ...int64) {
@@ -106,11 +116,18 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 	if err != nil {
 		return nil, r.failed(err)
 	}
-	report, ok := parse(b, reply)
+	report, quiet, ok := parse(b, reply)
 	if !ok {
-		return nil, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+		return nil, r.unexpected(reply)
+	}
+	if r.quiet.Load() != quiet && !report.Late {
+		r.quiet.Store(quiet)
 	}
 	return report, nil
+}
+
+func (r *redisBackend) unexpected(reply []string) error {
+	return fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
 }
 
 // failed tells errors of the state from others.
@@ -181,7 +198,7 @@ func (r *redisBackend) Stats(ctx context.Context) (Stats, error) {
 	var s Stats
 	in := &replyReader{rest: reply}
 	if in.numbers(&permits, &s.Version, &used, &waiting); in.bad {
-		return Stats{}, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+		return Stats{}, r.unexpected(reply)
 	}
 	s.Permits, s.Used, s.Waiting = int(permits), int(used), int(waiting)
 	return s, nil
