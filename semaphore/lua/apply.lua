@@ -49,6 +49,9 @@ local fence, ticket, used, seen, lives, busy = whole(s[1]), whole(s[2]), whole(s
 local format, limited, dated = (s[5] or not s[4] and '3 0 0' or ''):match('^([23]) (%d+) (%d+)$')
 local stored, newest = whole(limited or ''), whole(dated or '')
 local quiet, solo = s[8] and parse(s[8]), nil
+if quiet then -- and nothing else
+  if s[1] or s[2] or s[3] or s[4] or s[6] or s[7] or format ~= '3' or stored ~= quiet.head[1] or newest ~= quiet.head[2] then quiet = nil end
+end
 if quiet then stored, newest, lives, ticket, fence, seen, used = unpack(quiet.head) end
 if s[9] and format == '2' then solo = {s[9]:match('^%d+ (%S+) (%d+) (%d+)$')} end
 if not (fence and ticket and used and seen and stored and newest and lives and busy) or s[8] and not quiet or solo and not solo[1] then
