@@ -93,8 +93,20 @@ func parseQuiet(b *Batch, reply []string) (*Report, bool) {
 		}
 		head[i] = int64(math.Float64frombits(bits))
 	}
-	out := &Report{Now: head[0], Fresh: head[1] == 1, Permits: int(head[2]), Earliest: head[3], Told: head[4],
-		Limit: Limit{int(head[5]), head[6]}}
+	var room struct { // one allocation, for a lone caller
+		Report
+		left    [1]Standing
+		entered [1]Answer
+	}
+	out := &room.Report
+	out.Now, out.Fresh, out.Permits, out.Earliest, out.Told = head[0], head[1] == 1, int(head[2]), head[3], head[4]
+	out.Limit = Limit{int(head[5]), head[6]}
+	if len(b.Leave) > 0 {
+		out.Left = room.left[:0]
+	}
+	if len(b.Enter) > 0 {
+		out.Entered = room.entered[:0]
+	}
 	in := &replyReader{rest: reply[1:]}
 	for range b.Leave {
 		out.Left = append(out.Left, Standing(in.number()))
