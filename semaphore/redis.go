@@ -27,10 +27,10 @@ type RedisClient interface {
 // NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits is in force for all of them if
 // its version is the newest (WithVersion); as long as nobody has set one, it counts for the process' own requests.
 //
-// Acquire and Release are one script each, and travel together when many ask at once. Who has to wait is told by Pub/Sub,
-// for which a process keeps one connection a semaphore while anybody waits. Should that message be lost, it is found missing
-// within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
-// two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
+// Acquire and Release are one script each, of three commands while nobody waits, and travel together when many ask at once. Who has
+// to wait is told by Pub/Sub, for which a process keeps one connection a semaphore while anybody waits. Should that message be lost,
+// it is found missing within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and
+// expire a day or two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
 // forwards by more than a lease, all leases end, and until the next renewal (a third of a lease) others may hold permits too:
 // the fencing number tells the resource.
 //
@@ -38,8 +38,8 @@ type RedisClient interface {
 // rather than to have a goroutine do so. Should its context be cancelled meanwhile, it returns when Redis has answered, at the latest
 // after the timeout (WithTimeout).
 //
-// Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, and
-// PUBLISH and PEXPIRE.
+// Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, DEL, PUBLISH and PEXPIRE; they use
+// the library struct.
 func NewRedis(client RedisClient, name string, permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{name: name}
 	o, err := s.options(permits, opts)

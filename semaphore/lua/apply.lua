@@ -310,7 +310,7 @@ local first = ends and tonumber(ends) or 0
 local function packed()
   if call('ZCARD', queue) > 0 or call('HLEN', idle) > 0 then busy = now end
   if now - busy <= SECOND then return end
-  if call('ZCARD', held) > 32 or call('HLEN', procs) > 32 then return end
+  if call('ZCARD', held) > 64 or call('HLEN', procs) > 64 then return end
   local parts = {struct.pack('<dddddddd', stored, newest, lives, ticket, fence, now, used, first)}
   local function plain(name) return not (name:find('\n', 1, true) or name:find('\0', 1, true)) end
   local all = call('HGETALL', procs)
@@ -325,7 +325,7 @@ local function packed()
     parts[#parts + 1] = '\nholder ' .. all[i] .. '\0' .. whose .. '\0' .. struct.pack('<dddd', n, all[i + 1], number, since)
   end
   local text = table.concat(parts)
-  return #text <= 2048 and text
+  return #text <= 8192 and text
 end
 
 local text = packed()

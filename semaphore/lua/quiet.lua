@@ -12,7 +12,7 @@ local deadline, lease, patience, permits, version, leaves, renews, enters = unpa
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 local text = call('HGET', KEYS[1], 'quiet')
-if not text or #text < 64 or #text > 4096 or deadline ~= 0 and now > deadline then return {} end
+if not text or #text < 64 or #text > 16384 or deadline ~= 0 and now > deadline then return {} end
 local limit, newest, lives, ticket, fence, seen, used, first = unpack('<dddddddd', text)
 if not (version <= newest and seen <= now and lives - now >= 86400000000 and fence < 9007199254740992 and
   (used == 0 or used > 0 and first > now)) then return {} end
