@@ -275,3 +275,31 @@ func TestCorruptQuietState(t *testing.T) {
 	require.NoError(t, client.HSet(ctx, state, "quiet", good).Err())
 	require.NoError(t, apply(semaphore.Entry{ID: "c", Permits: 1}))
 }
+
+// Also while nobody waits a report tells when the first lease ends, whatever becomes of the others.
+func TestEarliestWhileQuiet(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	b := semaphore.BackendOf(openRedis(t, client, 9)())
+	apply := func(lease time.Duration, batch semaphore.Batch) *semaphore.Report {
+		t.Helper()
+		batch.Process, batch.LeaseMicros, batch.Permits = "p", lease.Microseconds(), 9
+		r, err := b.Apply(ctx, &batch)
+		require.NoError(t, err)
+		require.NotNil(t, quietOf(t, client, keyOf(t, client, "state")))
+		return r
+	}
+	ends := func(r *semaphore.Report, lease time.Duration) int64 { return r.Now + lease.Microseconds() }
+	enter := func(id string) semaphore.Batch {
+		return semaphore.Batch{Enter: []semaphore.Entry{{ID: id, Permits: 1}}}
+	}
+	apply(time.Minute, enter("first"))
+	second := apply(2*time.Minute, enter("second"))
+	third := apply(3*time.Minute, enter("third"))
+	require.Less(t, third.Earliest, ends(second, 2*time.Minute))
+	left := apply(time.Minute, semaphore.Batch{Leave: []string{"first"}})
+	require.Equal(t, ends(second, 2*time.Minute), left.Earliest)
+	require.Equal(t, ends(third, 3*time.Minute), apply(time.Hour, semaphore.Batch{Renew: []string{"second"}}).Earliest)
+	fourth := apply(time.Minute, enter("fourth"))
+	require.Equal(t, ends(fourth, time.Minute), fourth.Earliest)
+	require.Zero(t, apply(time.Minute, semaphore.Batch{Leave: []string{"second", "third", "fourth"}}).Earliest)
+}
