@@ -30,11 +30,10 @@ type redisTrips struct {
 	scattered atomic.Bool            // buckets live on different servers
 	located   atomic.Bool            // the client knows on which, and asks nobody for it
 	buffers   sync.Pool              // of *tripBuffer
+	until     script.Until
 
 	mu     sync.Mutex
-	server clock.Remote    // the one server's clock
-	ctx    context.Context // for trips
-	until  time.Time       // when it ends
+	server clock.Remote // the one server's clock
 
 	quick *quickClient // for callers' own trips; nil: the client heeds deadlines by itself
 }
@@ -110,7 +109,7 @@ func (s *RedisScriptStore) send(_ string, items []*item) {
 			until = end
 		}
 	}
-	ctx := s.trips.within(until)
+	ctx := s.trips.until.Context(until)
 	if s.trips.scattered.Load() {
 		s.pipelined(ctx, items)
 	} else {
@@ -125,7 +124,7 @@ func (s *RedisScriptStore) sendDirect(_ string, items []*item) {
 	if s.trips.quick != nil {
 		client = s.trips.quick
 	}
-	s.together(s.trips.within(endOf(items[0])), client, items)
+	s.together(s.trips.until.Context(endOf(items[0])), client, items)
 }
 
 // endOf is when nobody waits for an item any more: the store's timeout is over, or the last of its callers has given up.
@@ -160,21 +159,6 @@ func (q *quickClient) until(until time.Time) *redis.Client {
 		q.copy = q.Client.WithTimeout(max(1, q.timeout)) // 0 is for ever
 	}
 	return q.copy
-}
-
-// within is a context that ends in time to tell why there is no answer. One timer serves many trips: each ends a twentieth to a tenth of
-// the time that is left early.
-func (r *redisTrips) within(until time.Time) context.Context {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	left := time.Until(until)
-	if r.until.After(until) || time.Until(r.until) < left-left/10 {
-		r.until = until.Add(-left / 20)
-		ctx, cancel := context.WithDeadline(context.Background(), r.until)
-		context.AfterFunc(ctx, cancel) // others may be under way with it
-		r.ctx = ctx
-	}
-	return r.ctx
 }
 
 // together takes all batches in one call of the script.

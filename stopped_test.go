@@ -20,6 +20,9 @@ type stoppable struct {
 	calls []*stoppedCall // that were not answered yet
 }
 
+// String is short: rapid prints each draw.
+func (p *stoppable) String() string { return fmt.Sprintf("%d calls", len(p.calls)) }
+
 type stoppedCall struct {
 	*call
 	permits int64
@@ -44,16 +47,13 @@ func (p *stoppable) run() (used []*stoppedCall) {
 	p.settled()
 	p.coordinator.onAlarm() // those who asked again and need not wait
 	p.settled()
+	p.coordinator.mu.Lock() // callers are woken behind it, when the scheduler likes
+	defer p.coordinator.mu.Unlock()
 	p.calls = slices.DeleteFunc(p.calls, func(c *stoppedCall) bool {
-		select {
-		case <-c.ready:
-			if c.state == done {
-				used = append(used, c)
-			}
-			return true
-		default:
-			return false
+		if c.state == done {
+			used = append(used, c)
 		}
+		return c.state.over()
 	})
 	return used
 }

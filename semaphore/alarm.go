@@ -2,19 +2,20 @@ package semaphore
 
 import "time"
 
-// alarm calls a function once, at the earliest of the times that were set since it rang. Its owner's lock guards it, and the function
-// sets at to 0.
+// alarm calls ring once, at the earliest of the times that were set since it rang last. Its owner's lock guards it, and ring sets
+// at to 0.
 type alarm struct {
+	ring  func()
 	timer *time.Timer
 	at    time.Duration // 0: it is not set
 }
 
-func (a *alarm) set(at, now time.Duration, ring func()) {
+func (a *alarm) set(at, now time.Duration) {
 	switch {
 	case a.at != 0 && a.at <= at:
 		return
 	case a.timer == nil:
-		a.timer = time.AfterFunc(at-now, ring)
+		a.timer = time.AfterFunc(at-now, a.ring)
 	default:
 		a.timer.Reset(at - now)
 	}

@@ -41,7 +41,7 @@ func (a *answer) wait(ctx context.Context) error {
 func (c *coordinator) expectAnswer(since time.Duration) {
 	if c.answerBy == 0 {
 		c.answerBy = since + c.timeout
-		c.alarm.set(c.answerBy, since, c.onAlarm)
+		c.alarm.set(c.answerBy, since)
 	}
 }
 

@@ -24,6 +24,7 @@ type coordinator struct {
 	config
 	trips   batch.Trips[*flight, *Report]
 	backend Backend
+	until   script.Until // the deadline of a caller's own trip
 	tasks   tasks
 	ids     atomic.Int64 // of requests, so far
 
@@ -79,9 +80,10 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	if o.version > 0 {
 		c.heard.limit = Limit{permits, o.version}
 	}
+	c.alarm.ring = c.onAlarm
 	c.trips = batch.Trips[*flight, *Report]{Send: c.send, Max: 1, Parallel: 1, Go: c.tasks.run}
 	if r, ok := backend.(*redisBackend); ok && script.HeedsDeadline(r.client) {
-		c.trips.Direct, c.trips.Timeout = c.send, o.timeout
+		c.trips.Direct, c.trips.Timeout = c.direct, o.timeout
 	}
 	s.engine = c
 	return s, nil
@@ -354,7 +356,7 @@ func (c *coordinator) setAlarm(now time.Duration) {
 	}
 	switch next = earlier(earlier(next, c.answerBy), c.held.ends()); {
 	case next != 0:
-		c.alarm.set(next, now, c.onAlarm)
+		c.alarm.set(next, now)
 	case c.closed: // else it may ring for nothing: to stop it each time costs more
 		c.alarm.stop()
 	}

@@ -13,7 +13,7 @@ import (
 
 // flight is a batch, and what it was made of.
 type flight struct {
-	batch    *Batch
+	batch    Batch
 	sent     time.Duration
 	enter    []*request
 	resent   int // the first so many were sent before
@@ -49,9 +49,16 @@ func (c *coordinator) Depart() (*flight, time.Time, bool) {
 func (c *coordinator) send(_ string, items []*batch.Item[*flight, *Report]) {
 	for _, i := range items {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
-		report, err := c.backend.Apply(ctx, i.Batch.batch)
+		report, err := c.backend.Apply(ctx, &i.Batch.batch)
 		cancel()
 		i.Answer(report, err)
+	}
+}
+
+// direct is send in the goroutine of a caller.
+func (c *coordinator) direct(_ string, items []*batch.Item[*flight, *Report]) {
+	for _, i := range items {
+		i.Answer(c.backend.Apply(c.until.Context(i.Deadline), &i.Batch.batch))
 	}
 }
 
@@ -95,13 +102,14 @@ func (c *coordinator) build(now time.Duration) *flight {
 	if f.size() == 0 && !beat {
 		return nil
 	}
-	f.batch = c.batchOf(f)
+	c.write(f)
 	return f
 }
 
-// batchOf writes down what a flight asks. mu is held.
-func (c *coordinator) batchOf(f *flight) *Batch {
-	b := &Batch{Process: c.process, Label: c.label, LeaseMicros: c.lease.Microseconds(), Permits: c.permits, Limit: c.heard.limit}
+// write writes down what a flight asks. mu is held.
+func (c *coordinator) write(f *flight) {
+	b := &f.batch
+	b.Process, b.Label, b.LeaseMicros, b.Permits, b.Limit = c.process, c.label, c.lease.Microseconds(), c.permits, c.heard.limit
 	if c.heard.server.Known() {
 		b.Deadline = c.heard.server.Earliest(f.sent + c.timeout)
 	}
@@ -114,6 +122,9 @@ func (c *coordinator) batchOf(f *flight) *Batch {
 	for _, p := range f.renew {
 		b.Renew = append(b.Renew, p.more.id)
 	}
+	if len(f.enter) > 0 {
+		b.Enter = make([]Entry, 0, len(f.enter))
+	}
 	for _, r := range f.enter {
 		b.Enter = append(b.Enter, Entry{ID: r.id, Permits: r.n, Ticket: r.ticket, Wait: r.wait, Label: r.label})
 		c.waiters.depart(r, f)
@@ -121,7 +132,6 @@ func (c *coordinator) batchOf(f *flight) *Batch {
 	if c.waiters.patient() {
 		b.PatienceMicros, b.AliveMicros = 3*c.beat.Microseconds(), c.beat.Microseconds()
 	}
-	return b
 }
 
 // nextBatch is when there will be something to send, though nobody asks for anything more: 0: never; now or earlier: now. mu is held.

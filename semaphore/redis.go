@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -26,10 +27,10 @@ type RedisClient interface {
 // NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits is in force for all of them if
 // its version is the newest (WithVersion); as long as nobody has set one, it counts for the process' own requests.
 //
-// Acquire and Release are one script each, and travel together when many ask at once. Who has to wait is told by Pub/Sub,
-// for which a process keeps one connection a semaphore while anybody waits. Should that message be lost, it is found missing
-// within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
-// two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
+// Acquire and Release are one script each, of three commands while nobody waits, and travel together when many ask at once. Who has
+// to wait is told by Pub/Sub, for which a process keeps one connection a semaphore while anybody waits. Should that message be lost,
+// it is found missing within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and
+// expire a day or two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
 // forwards by more than a lease, all leases end, and until the next renewal (a third of a lease) others may hold permits too:
 // the fencing number tells the resource.
 //
@@ -37,8 +38,8 @@ type RedisClient interface {
 // rather than to have a goroutine do so. Should its context be cancelled meanwhile, it returns when Redis has answered, at the latest
 // after the timeout (WithTimeout).
 //
-// Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, and
-// PUBLISH and PEXPIRE.
+// Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, DEL, PUBLISH and PEXPIRE; they use
+// the library struct.
 func NewRedis(client RedisClient, name string, permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{name: name}
 	o, err := s.options(permits, opts)
@@ -60,9 +61,12 @@ type redisBackend struct {
 	client  RedisClient
 	keys    [6]string
 	channel string
+	quiet   atomic.Bool // the last answer said that lua/quiet.lua may decide
 }
 
 var (
+	//go:embed lua/parse.lua
+	parseSource string
 	//go:embed lua/apply.lua
 	applySource string
 	//go:embed lua/holders.lua
@@ -70,13 +74,19 @@ var (
 	//go:embed lua/stats.lua
 	statsSource string
 
-	applyScript   = script.New(applySource)
-	holdersScript = script.New(holdersSource)
-	statsScript   = script.New(statsSource)
+	applyScript   = script.New(parseSource + applySource)
+	holdersScript = script.New(parseSource + holdersSource)
+	statsScript   = script.New(parseSource + statsSource)
 )
 
 // Apply implements Backend.
 func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
+	if r.quiet.Load() {
+		report, err := r.quietly(ctx, b)
+		if report != nil || err != nil {
+			return report, err
+		}
+	}
 	args := make([]string, 0, len(r.keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
 	args = append(args, r.keys[:]...)
 	integers := func(ns ...int64) {
@@ -106,11 +116,18 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 	if err != nil {
 		return nil, r.failed(err)
 	}
-	report, ok := parse(b, reply)
+	report, quiet, ok := parse(b, reply)
 	if !ok {
-		return nil, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+		return nil, r.unexpected(reply)
+	}
+	if r.quiet.Load() != quiet && !report.Late {
+		r.quiet.Store(quiet)
 	}
 	return report, nil
+}
+
+func (r *redisBackend) unexpected(reply []string) error {
+	return fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
 }
 
 // failed tells errors of the state from others.
@@ -181,7 +198,7 @@ func (r *redisBackend) Stats(ctx context.Context) (Stats, error) {
 	var s Stats
 	in := &replyReader{rest: reply}
 	if in.numbers(&permits, &s.Version, &used, &waiting); in.bad {
-		return Stats{}, fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+		return Stats{}, r.unexpected(reply)
 	}
 	s.Permits, s.Used, s.Waiting = int(permits), int(used), int(waiting)
 	return s, nil

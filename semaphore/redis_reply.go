@@ -20,6 +20,13 @@ func (r *replyReader) text() (text string) {
 	return text
 }
 
+// number reads an integer that is a string of its own.
+func (r *replyReader) number() int64 {
+	n, err := strconv.ParseInt(r.text(), 10, 64)
+	r.bad = r.bad || err != nil
+	return n
+}
+
 // numbers reads integers that one string has.
 func (r *replyReader) numbers(into ...*int64) { r.numbersOf(r.text(), into...) }
 
@@ -39,18 +46,18 @@ func (r *replyReader) numbersOf(text string, into ...*int64) {
 	}
 }
 
-// parse reads a reply of lua/apply.lua.
-func parse(b *Batch, reply []string) (*Report, bool) {
+// parse reads a reply of lua/apply.lua. quiet: the state is all in one field now.
+func parse(b *Batch, reply []string) (_ *Report, quiet, ok bool) {
 	r := &replyReader{rest: reply}
 	var out Report
 	first := r.text()
 	if late, ok := strings.CutPrefix(first, "late "); ok {
 		out.Late = true
 		r.numbersOf(late, &out.Now)
-		return &out, !r.bad
+		return &out, false, !r.bad
 	}
-	var fresh, permits, limit, unchanged int64
-	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told, &limit, &out.Limit.Version, &unchanged)
+	var fresh, permits, limit, unchanged, packed int64
+	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told, &limit, &out.Limit.Version, &unchanged, &packed)
 	out.Fresh, out.Permits, out.Limit.Permits, out.Unchanged = fresh == 1, int(permits), int(limit), unchanged == 1
 	for range b.Leave {
 		var standing int64
@@ -72,7 +79,7 @@ func parse(b *Batch, reply []string) (*Report, bool) {
 		r.bad = r.bad || !ok
 		out.Grants = append(out.Grants, g)
 	}
-	return &out, !r.bad
+	return &out, packed == 1, !r.bad
 }
 
 // parseGrant reads 'id outcome fence expires'.

@@ -56,6 +56,9 @@ func (w *waiters) take(calm bool) (enter []*request, resent int) {
 	resent = len(enter)
 	var fresh []*request
 	fresh, w.fresh = cut(w.fresh, wanted)
+	if resent == 0 {
+		return fresh, 0
+	}
 	return append(enter, fresh...), resent
 }
 
@@ -161,8 +164,11 @@ func (w *waiters) failFresh(overdue func(since time.Duration) bool, err error) {
 // maxBatch bounds each part of a batch, and with it how long it occupies the backend.
 const maxBatch = 512
 
-// cut takes up to a batch's worth of those that are wanted off the front.
+// cut takes up to a batch's worth of those that are wanted off the front. The list is not to be used any more.
 func cut[T any](list []T, wanted func(T) bool) (head, rest []T) {
+	if len(list) == 1 && wanted(list[0]) {
+		return list, nil
+	}
 	for i, x := range list {
 		if len(head) == maxBatch {
 			return head, list[i:]

@@ -217,6 +217,14 @@ func (f *fleet) faults(long time.Duration) map[string]int {
 func (f *fleet) poll(stop chan struct{}) (looks, most int) {
 	sum := redis.NewScript(`
 		local t, sum = redis.call('TIME'), 0
+		local quiet = redis.call('HGET', KEYS[3], 'quiet')
+		local at = quiet and quiet:find('\nholder ', 1, true)
+		while at do
+			at = quiet:find('\0', quiet:find('\0', at, true) + 1, true) + 1
+			local n, expires = struct.unpack('<dd', quiet, at)
+			if expires > t[1] * 1000000 + t[2] then sum = sum + n end
+			at = quiet:find('\nholder ', at, true)
+		end
 		for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. t[1] .. string.format('%06d', t[2]), '+inf')) do
 			sum = sum + tonumber(redis.call('HGET', KEYS[2], id):match('^%d+'))
 		end
@@ -228,7 +236,7 @@ func (f *fleet) poll(stop chan struct{}) (looks, most int) {
 			return looks, most
 		case <-time.After(2 * time.Millisecond):
 		}
-		n, err := sum.Run(ctx, f.redis, []string{base(f.spec.Name) + "held", base(f.spec.Name) + "info"}).Int()
+		n, err := sum.Run(ctx, f.redis, []string{base(f.spec.Name) + "held", base(f.spec.Name) + "info", base(f.spec.Name) + "state"}).Int()
 		require.NoError(f.t, err)
 		most = max(most, n)
 		if looks++; looks%10 != 0 {

@@ -43,9 +43,9 @@ func TestLease(t *testing.T) {
 	require.NoError(t, err)
 	require.NotNil(t, q)
 
-	keys, err := client.Keys(ctx, "*"+strings.ReplaceAll(t.Name(), " ", "?")+"*:held").Result()
+	keys, err := client.Keys(ctx, "*"+strings.ReplaceAll(t.Name(), " ", "?")+"*:*").Result()
 	require.NoError(t, err)
-	require.Len(t, keys, 1)
+	require.NotEmpty(t, keys)
 	require.NoError(t, client.Del(ctx, keys...).Err())
 	<-q.Context().Done()
 	require.ErrorIs(t, context.Cause(q.Context()), semaphore.ErrLost)

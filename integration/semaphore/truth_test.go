@@ -2,8 +2,10 @@ package semaphore
 
 import (
 	"bufio"
+	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -34,8 +36,8 @@ func (g *grant) Until() int64 {
 }
 
 // truth follows all commands that the server executes (MONITOR), those of scripts too, and keeps its own account of who
-// holds permits of one semaphore: whoever is in the set "held" with an expiry to come. It knows nothing of what the scripts
-// themselves count.
+// holds permits of one semaphore: whoever is in the set "held", or in the field "quiet" of the state, with an expiry to come. It knows
+// nothing of what the scripts themselves count.
 type truth struct {
 	name    string
 	permits int
@@ -136,55 +138,115 @@ func (m *truth) see(at int64, command, part string, args []string) {
 			if fields := strings.Fields(args[i+1]); args[i] == "permits" && len(fields) == 3 && fields[1] != "0" {
 				m.permits, _ = strconv.Atoi(fields[1]) // format limit version
 			}
+			if args[i] == "quiet" {
+				m.quiet(at, args[i+1])
+			}
 		}
 	case part == "queue" && command == "zadd":
 		m.ask(at, args[1])
 	case part == "held" && command == "zadd":
 		expires, _ := strconv.ParseInt(args[0], 10, 64)
-		g := m.held[args[1]]
-		if g != nil && g.Expires > at-1000 { // the script's clock may be some microseconds before what MONITOR shows of it
-			g.Expires, g.Renewed = expires, g.Renewed+1
-			return
-		}
-		if g != nil {
-			m.fail("%s was renewed %v after it had expired", g.ID, micros(at-g.Expires))
-		}
-		m.ask(at, args[1])
-		m.held[args[1]] = &grant{ID: args[1], From: at, Expires: expires}
+		m.holds(at, args[1], expires)
 	case part == "info" && command == "hset":
-		g := m.held[args[0]]
 		fields := strings.SplitN(args[1], " ", 5) // permits process fence since label
-		if g == nil || g.Fence != 0 || len(fields) != 5 {
+		if len(fields) != 5 {
 			return
 		}
-		g.N, _ = strconv.Atoi(fields[0])
-		g.Fence, _ = strconv.ParseInt(fields[2], 10, 64)
-		g.Label = fields[4]
-		if n := len(m.grants); n > 0 && m.grants[n-1].Fence >= g.Fence {
-			m.fail("fence %d of %s follows %d", g.Fence, g.ID, m.grants[n-1].Fence)
-		}
-		m.grants = append(m.grants, g)
-		sum := 0
-		for _, h := range m.held {
-			if h.Expires > at {
-				sum += h.N
-			}
-		}
-		m.most = max(m.most, sum)
-		permits := m.permits
-		if own, ok := m.own[g.Label]; ok {
-			permits = own
-		}
-		if sum > permits {
-			m.fail("%d held of %d after the grant of %s", sum, permits, g.ID)
-		}
+		n, _ := strconv.Atoi(fields[0])
+		fence, _ := strconv.ParseInt(fields[2], 10, 64)
+		m.granted(at, args[0], n, fence, fields[4])
 	case part == "held" && command == "zrem":
 		for _, id := range args {
-			if g := m.held[id]; g != nil {
-				g.Removed = at
-				delete(m.held, id)
-			}
+			m.gone(at, id)
 		}
+	}
+}
+
+// quiet takes note of all that is held while nobody waits: after 64 bytes, and '\nprocess ' name '\0' and 16 bytes of each process, come
+// '\nholder ' id '\0' label '\0' and the numbers permits, expires, fence, since of each holder.
+func (m *truth) quiet(at int64, text string) {
+	number := func(i int) int64 { return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[8*i:])))) }
+	const head = 64
+	if len(text) < head {
+		m.fail("the quiet state is %q", text)
+		return
+	}
+	held := map[string]bool{}
+	for text = text[head:]; text != ""; {
+		if rest, ok := strings.CutPrefix(text, "\nprocess "); ok {
+			_, text, _ = strings.Cut(rest, "\x00")
+			text = text[16:]
+			continue
+		}
+		rest, ok := strings.CutPrefix(text, "\nholder ")
+		if !ok {
+			m.fail("there is %q in the quiet state", text)
+			return
+		}
+		var id, label string
+		id, text, _ = strings.Cut(rest, "\x00")
+		label, text, _ = strings.Cut(text, "\x00")
+		held[id] = true
+		m.holds(at, id, number(1))
+		m.granted(at, id, int(number(0)), number(2), label)
+		text = text[32:]
+	}
+	for id := range m.held {
+		if !held[id] {
+			m.gone(at, id)
+		}
+	}
+}
+
+// holds notes that the lease of an id ends then.
+func (m *truth) holds(at int64, id string, expires int64) {
+	g := m.held[id]
+	if g != nil && g.Expires == expires {
+		return
+	}
+	if g != nil && g.Expires > at-1000 { // the script's clock may be some microseconds before what MONITOR shows of it
+		g.Expires, g.Renewed = expires, g.Renewed+1
+		return
+	}
+	if g != nil {
+		m.fail("%s was renewed %v after it had expired", g.ID, micros(at-g.Expires))
+	}
+	m.ask(at, id)
+	m.held[id] = &grant{ID: id, From: at, Expires: expires}
+}
+
+// granted notes what was granted to an id that has a lease, the first time that it is told.
+func (m *truth) granted(at int64, id string, n int, fence int64, label string) {
+	g := m.held[id]
+	if g == nil || g.Fence != 0 {
+		return
+	}
+	g.N, g.Fence, g.Label = n, fence, label
+	if n := len(m.grants); n > 0 && m.grants[n-1].Fence >= g.Fence {
+		m.fail("fence %d of %s follows %d", g.Fence, g.ID, m.grants[n-1].Fence)
+	}
+	m.grants = append(m.grants, g)
+	sum := 0
+	for _, h := range m.held {
+		if h.Expires > at {
+			sum += h.N
+		}
+	}
+	m.most = max(m.most, sum)
+	permits := m.permits
+	if own, ok := m.own[g.Label]; ok {
+		permits = own
+	}
+	if sum > permits {
+		m.fail("%d held of %d after the grant of %s", sum, permits, g.ID)
+	}
+}
+
+// gone notes that an id holds nothing any more.
+func (m *truth) gone(at int64, id string) {
+	if g := m.held[id]; g != nil {
+		g.Removed = at
+		delete(m.held, id)
 	}
 }
 
@@ -241,6 +303,24 @@ func TestTruthIsNoticed(t *testing.T) {
 	do(2097, `"HSET" "info" "d" "1 p 9 97 label"`)
 	require.Len(t, m.wrong, 3)
 	require.Equal(t, `a "label"`, m.grants[0].Label)
+	quiet := func(ids ...string) string {
+		text := strings.Repeat("\x00", 64) + "\nprocess p\x00" + strings.Repeat("\x00", 16)
+		for i, id := range ids {
+			text += "\nholder " + id + "\x00label\x00"
+			for _, n := range []int{1, 4000, 20 + i, 0} {
+				text += string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(float64(n))))
+			}
+		}
+		return text
+	}
+	m.see(2100, "hset", "state", []string{"quiet", quiet()})
+	require.Empty(t, m.held)
+	m.see(2101, "hset", "state", []string{"quiet", quiet("e", "f")})
+	m.see(2102, "hset", "state", []string{"quiet", quiet("e", "f")})
+	require.Len(t, m.wrong, 3)
+	require.Equal(t, "label", m.grants[len(m.grants)-1].Label)
+	m.see(2103, "hset", "state", []string{"quiet", quiet("e", "f", "g")})
+	require.Len(t, m.wrong, 4)
 	at, words := parseCommand("+1.000002 [0 127.0.0.1:5] \"GET\" \"x\"")
 	require.Zero(t, at)
 	require.Empty(t, words)

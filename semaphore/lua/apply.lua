@@ -2,10 +2,8 @@
 --
 -- KEYS      all in one slot:
 --   state   hash: fence, the highest handed out; ticket, likewise; used, permits that are held; seen, the latest time;
---           lives, until when all keys do; permits: '2 limit version', where 2 is the format of all of this, and a limit of 0 means
---           that each request has the number of its own process; solo, only while queue, procs and idle are empty:
---           'earliest process until told', of the first expiry in held (0: none), and of the one process that procs would have
---           (-: none)
+--           lives, until when all keys do; busy, when somebody waited last; permits: '3 limit version', where 3 is the format of all of this, and a limit of 0 means
+--           that each request has the number of its own process; quiet, in place of all else but permits, see below
 --   held    sorted set: id -> when its lease expires
 --   info    hash: id -> 'permits process lease own label' of waiters, where own is the number of its process,
 --           'permits process fence since label' of holders
@@ -13,12 +11,17 @@
 --   procs   hash: process -> 'until told alive', of processes that wait: until when its waiters stay, grants that it was told,
 --           until when they may be admitted
 --   idle    hash: id -> process, of who waits until nobody holds anything
+-- While nobody has waited for a while, all is in state's field quiet, and the other keys are not there (quiet.lua then needs three
+-- commands): '<dddddddd' of limit, version, lives, ticket, fence, seen, used and the first expiry (0: none);
+-- '\nprocess ' process '\0' and '<dd' of until, told; '\nholder ' id '\0' label '\0' and '<dddd' of permits, expires, fence, since.
+-- Each of these begins as no number can, for the last byte of a number is '\0', '?' or '@' to 'C'; and no name has '\n' or '\0'.
+-- In format 2 a field solo, 'earliest process until told', was in place of the one process in procs (-: none).
 -- ARGV      process, label, lease, patience, alive, permits, the limit and the version that the process knows of, permits to set
 --           (0: none; -1: each process its own), permits to add (0: none), deadline (0: none), channel prefix,
 --           then counted lists: ids to leave; ids to renew; entries of id, permits, ticket, wait (0 or 1), label (empty: the process')
 -- All times are microseconds of the server's clock (TIME, read once).
 -- returns   'late now', or
---           'now fresh permits earliest told limit version unchanged', the standings of leave, those of renew, the answers to enter as
+--           'now fresh permits earliest told limit version unchanged quiet', the standings of leave, those of renew, the answers to enter as
 --           'outcome fence ticket', and the grants as 'id outcome fence expires'
 
 local state, held, info, queue, procs, idle = unpack(KEYS)
@@ -30,71 +33,49 @@ local REFUSED, QUEUED, GRANTED, TOO_MANY = 0, 1, 2, 3
 local GONE, WAITING, HOLDING = 0, 1, 2
 local DEAD, SILENT, ALIVE = 0, 1, 2
 local MOST = 2147483648
-local STANDSTILL, HOUR, DAY = 2000000, 3600000000, 86400000000
+local STANDSTILL, SECOND, HOUR, DAY = 2000000, 1000000, 3600000000, 86400000000
 
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
 local int = function(n) return fmt('%.0f', n) end
 if deadline ~= 0 and now > deadline then return {'late ' .. int(now)} end
 
-local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives', 'solo')
+local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives', 'busy', 'quiet', 'solo')
 local function whole(text) -- nothing else is ours: tonumber would take nan, inf and hexadecimal digits too
   local n = not text and 0 or text:find('^%d+$') and tonumber(text)
   return n and n <= 9007199254740992 and n
 end
-local fence, ticket, used, seen, lives = whole(s[1]), whole(s[2]), whole(s[3]), whole(s[4]), whole(s[6])
-local limited, dated = (s[5] or not s[4] and '2 0 0' or ''):match('^2 (%d+) (%d+)$')
+local fence, ticket, used, seen, lives, busy = whole(s[1]), whole(s[2]), whole(s[3]), whole(s[4]), whole(s[6]), whole(s[7])
+local format, limited, dated = (s[5] or not s[4] and '3 0 0' or ''):match('^([23]) (%d+) (%d+)$')
 local stored, newest = whole(limited or ''), whole(dated or '')
-local solo = s[7]
-local first, who, till, told = (solo or '0 - 0 0'):match('^(%d+) (%S+) (%d+) (%d+)$')
-if not (fence and ticket and used and seen and stored and newest and lives and first) then return redis.error_reply('CORRUPT state') end
-
--- The acquire or release of a lone caller, when nobody waits: what follows below would decide the same with twice as many commands.
--- Whatever is unusual is left to that, before anything is written.
-local enters = ARGV[13] == '0' and ARGV[14] == '0' and ARGV[15] == '1'
-local leaves = ARGV[13] == '1' and ARGV[15] == '0' and ARGV[16] == '0'
-if solo and (enters or leaves) and set == 0 and add == 0 and version <= newest and now >= seen and lives - now >= DAY then
-  local earliest, total, at, answer = tonumber(first), stored == 0 and permits or stored, int(now), nil
-  if (who == '-' or who == process) and (used == 0) == (earliest == 0) and (used == 0 or earliest > now) then
-    if enters then
-      local id, n, ends = ARGV[16], tonumber(ARGV[17]), int(now + lease)
-      if n > 0 and used + n <= total and (used == 0 or call('ZCARD', held) > 0) and
-        call('ZADD', held, 'NX', ends, id) == 1 then
-        fence = math.max(fence + 1, now)
-        local number = int(fence)
-        call('HSET', info, id, fmt('%d %s %s %s %s', n, process, number, at, ARGV[20] ~= '' and ARGV[20] or label))
-        if used == 0 then
-          local left = int((lives - now) / 1000)
-          call('PEXPIRE', held, left)
-          call('PEXPIRE', info, left)
-        end
-        if used == 0 or now + lease < earliest then first = ends end
-        used, answer = used + n, '2 ' .. number .. ' 0' -- GRANTED
-      end
-    else
-      local text = call('HGET', info, ARGV[14])
-      local n = text and tonumber(text:match('^(%d+)'))
-      if n and call('ZREM', held, ARGV[14]) == 1 then
-        call('HDEL', info, ARGV[14])
-        used, answer = math.max(0, used - n), '2' -- HOLDING
-        first = used > 0 and int(call('ZRANGE', held, 0, 0, 'WITHSCORES')[2] or now) or '0'
-      end
-    end
-  end
-  if answer then
-    solo = patience > 0 and fmt('%s %s %s %s', first, process, int(now + patience), told) or first .. ' - 0 0'
-    call('HSET', state, 'fence', int(fence), 'used', int(used), 'seen', at, 'solo', solo)
-    return {fmt('%s %d %s %s %s %s 0', at, who == process and 0 or 1, int(total), first, told, s[5]:sub(3)), answer}
-  end
+local quiet, solo = s[8] and parse(s[8]), nil
+if quiet then -- and nothing else
+  if s[1] or s[2] or s[3] or s[4] or s[6] or s[7] or format ~= '3' or stored ~= quiet.head[1] or newest ~= quiet.head[2] then quiet = nil end
+end
+if quiet then stored, newest, lives, ticket, fence, seen, used = unpack(quiet.head) end
+if s[9] and format == '2' then solo = {s[9]:match('^%d+ (%S+) (%d+) (%d+)$')} end
+if not (fence and ticket and used and seen and stored and newest and lives and busy) or s[8] and not quiet or solo and not solo[1] then
+  return redis.error_reply('CORRUPT state')
 end
 
 local new = {} -- keys that may have been made by this call
-if solo then
-  call('HDEL', state, 'solo')
-  if who ~= '-' and (who == process or tonumber(till) >= now - HOUR) then -- else it was killed, and nobody would ever look for it
-    call('HSET', procs, who, till .. ' ' .. told .. ' ' .. till)
-    new[procs] = true
+local function remember(who, till, told)
+  if who ~= process and till < now - HOUR then return end -- it was killed, and nobody would ever look for it
+  call('HSET', procs, who, fmt('%s %s %s', int(till), int(told), int(till)))
+  new[procs] = true
+end
+if quiet then
+  call('HDEL', state, 'quiet')
+  for _, p in ipairs(quiet.processes) do remember(p[1], unpack(p.numbers)) end
+  for _, h in ipairs(quiet.holders) do
+    local n, expires, number, since = unpack(h.numbers)
+    call('ZADD', held, int(expires), h[1])
+    call('HSET', info, h[1], fmt('%d - %s %s %s', n, int(number), int(since), h[2]))
+    new[held], new[info] = true, true
   end
+elseif solo then
+  call('HDEL', state, 'solo')
+  if solo[1] ~= '-' then remember(solo[1], tonumber(solo[2]), tonumber(solo[3])) end
 end
 
 -- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
@@ -122,7 +103,7 @@ if set ~= 0 or add ~= 0 then
     stored, newest, changed = n, newest + 1, true
   end
 end
-if changed or not s[5] then call('HSET', state, 'permits', fmt('2 %s %s', int(stored), int(newest))) end
+if changed or not s[5] or format == '2' then call('HSET', state, 'permits', fmt('3 %s %s', int(stored), int(newest))) end
 local total = stored > 0 and stored or permits
 
 local messages = {} -- sent when all is written: should they be refused, what was decided holds all the same
@@ -188,8 +169,7 @@ for i = 1, tonumber(arg()) do
 end
 
 -- The process, as one that waits.
-local fresh = 0
-told = 0
+local fresh, told = 0, 0
 local known = call('HGET', procs, process)
 if known then told = tonumber(known:match('^%d+ (%d+)')) else fresh = 1 end
 if fresh == 1 and patience > 0 and now % 16 == 0 then -- at times: those that have died without a farewell
@@ -323,16 +303,47 @@ if lives - now < DAY then -- all live for another day at least
   lives = now + 2 * DAY
   for _, key in ipairs(KEYS) do new[key] = true end
 end
-call('HSET', state, 'fence', int(fence), 'ticket', int(ticket), 'used', int(used), 'seen', int(now), 'lives', int(lives))
-for key in pairs(new) do call('PEXPIRE', key, int((lives - now) / 1000)) end
+local ends = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
+local first = ends and tonumber(ends) or 0
+
+-- All of the state in one field; nil if somebody waits or did so just now, if there is too much, or a name that cannot be in it.
+local function packed()
+  if call('ZCARD', queue) > 0 or call('HLEN', idle) > 0 then busy = now end
+  if now - busy <= SECOND then return end
+  if call('ZCARD', held) > 64 or call('HLEN', procs) > 64 then return end
+  local parts = {struct.pack('<dddddddd', stored, newest, lives, ticket, fence, now, used, first)}
+  local function plain(name) return not (name:find('\n', 1, true) or name:find('\0', 1, true)) end
+  local all = call('HGETALL', procs)
+  for i = 1, #all, 2 do
+    if not plain(all[i]) then return end
+    parts[#parts + 1] = '\nprocess ' .. all[i] .. '\0' .. struct.pack('<dd', all[i + 1]:match('^(%d+) (%d+)'))
+  end
+  all = call('ZRANGE', held, 0, -1, 'WITHSCORES')
+  for i = 1, #all, 2 do
+    local n, number, since, whose = (call('HGET', info, all[i]) or ''):match('^(%d+) %S+ (%d+) (%d+) (.*)$')
+    if not n or not plain(all[i]) or not plain(whose) then return end
+    parts[#parts + 1] = '\nholder ' .. all[i] .. '\0' .. whose .. '\0' .. struct.pack('<dddd', n, all[i + 1], number, since)
+  end
+  local text = table.concat(parts)
+  return #text <= 8192 and text
+end
+
+local text = packed()
+if text then
+  call('DEL', held, info, procs)
+  call('HDEL', state, 'fence', 'ticket', 'used', 'seen', 'lives', 'busy')
+  call('HSET', state, 'quiet', text)
+else
+  call('HSET', state, 'fence', int(fence), 'ticket', int(ticket), 'used', int(used), 'seen', int(now), 'lives', int(lives),
+    'busy', int(busy))
+end
+for key in pairs(new) do
+  if key == state or not text then call('PEXPIRE', key, int((lives - now) / 1000)) end
+end
 for _, m in ipairs(messages) do call('PUBLISH', m[1], m[2]) end
 
-local next_ = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
-if patience == 0 and call('ZCARD', queue) == 0 and call('HLEN', procs) == 0 and call('HLEN', idle) == 0 then
-  call('HSET', state, 'solo', (next_ and int(next_) or '0') .. ' - 0 0')
-end
-local reply = {fmt('%s %d %s %s %s %s %s %d', int(now), fresh, int(total), next_ and int(next_) or '0', int(told),
-  int(stored), int(newest), unchanged)}
+local reply = {fmt('%s %d %s %s %s %s %s %d %d', int(now), fresh, int(total), int(first), int(told), int(stored), int(newest),
+  unchanged, text and 1 or 0)}
 for _, list in ipairs({left, renewed, entered, grants}) do
   for _, x in ipairs(list) do reply[#reply + 1] = tostring(x) end
 end

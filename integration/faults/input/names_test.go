@@ -124,7 +124,7 @@ func TestI3Names(t *testing.T) {
 				for key, value := range before {
 					require.Equal(t, value, after[key], "%q changed %q", name, key)
 				}
-				require.Len(t, after, keys+4, "state, held, info and a window: %q", name)
+				require.Len(t, after, keys+2, "state and a window: %q", name)
 				require.NoError(t, s.Close(ctx))
 				before = own()
 				keys = len(before)

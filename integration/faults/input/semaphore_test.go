@@ -62,7 +62,7 @@ func TestI2Semaphore(t *testing.T) {
 		_ = s.Close(short)
 		next()
 	}
-	for _, field := range []string{"fence", "ticket", "used", "permits", "seen", "lives"} {
+	for _, field := range []string{"fence", "ticket", "used", "permits", "seen", "lives", "busy", "quiet"} {
 		for _, value := range []string{"nan", "inf", "-inf", "1e308", "five", ""} {
 			require.NoError(t, client.HSet(ctx, base+"state", field, value).Err())
 			check(fmt.Sprintf("%s=%q", field, value), base+"state", field)
@@ -72,7 +72,7 @@ func TestI2Semaphore(t *testing.T) {
 		require.NoError(t, client.HSet(ctx, base+"state", field, "-5").Err())
 		check(field+"=-5", base+"state", field)
 	}
-	for what, permits := range map[string]string{"the number of an older release": "5", "a newer format": "3 5 1"} {
+	for what, permits := range map[string]string{"the number of an older release": "5", "a newer format": "4 5 1"} {
 		require.NoError(t, client.HSet(ctx, base+"state", "permits", permits, "seen", 1).Err())
 		check(what, base+"state", "permits")
 	}

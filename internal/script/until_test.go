@@ -1,0 +1,36 @@
+package script
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Every context ends before its deadline, but not much, and most share one.
+func TestUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var u Until
+		contexts := map[any]bool{}
+		for i := range 1000 {
+			timeout := time.Second
+			if i == 500 {
+				timeout = 100 * time.Millisecond
+			}
+			deadline := time.Now().Add(timeout)
+			ctx := u.Context(deadline)
+			require.NoError(t, ctx.Err())
+			end, ok := ctx.Deadline()
+			require.True(t, ok)
+			require.True(t, end.Before(deadline))
+			require.LessOrEqual(t, deadline.Sub(end), timeout/10)
+			contexts[ctx] = true
+			time.Sleep(time.Millisecond)
+		}
+		require.Less(t, len(contexts), 30)
+		last := u.Context(time.Now().Add(time.Second))
+		time.Sleep(time.Second)
+		require.Error(t, last.Err())
+	})
+}

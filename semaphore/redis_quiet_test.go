@@ -1,0 +1,305 @@
+package semaphore_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// quietState is the field quiet, see lua/apply.lua.
+type quietState struct {
+	Limit, Version, Lives, Ticket, Fence, Seen, Used, First float64
+	Processes, Holders                                      []quietItem
+}
+
+type quietItem struct {
+	names   []string
+	numbers []float64
+}
+
+func quietOf(t *testing.T, client *redis.Client, state string) *quietState {
+	text := client.HGet(ctx, state, "quiet").Val()
+	if text == "" {
+		return nil
+	}
+	q := new(quietState)
+	numbers := func(into ...*float64) {
+		for _, n := range into {
+			*n = math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[:8])))
+			text = text[8:]
+		}
+	}
+	numbers(q.head()...)
+	for text != "" {
+		list, names := &q.Holders, make([]string, 2)
+		item := quietItem{numbers: make([]float64, 4)}
+		rest, isHolder := strings.CutPrefix(text, "\nholder ")
+		if !isHolder {
+			list, names, item.numbers = &q.Processes, names[:1], item.numbers[:2]
+			rest, isHolder = strings.CutPrefix(text, "\nprocess ")
+			require.True(t, isHolder, "%q", text)
+		}
+		for i := range names {
+			names[i], rest, _ = strings.Cut(rest, "\x00")
+		}
+		text, item.names = rest, names
+		for i := range item.numbers {
+			numbers(&item.numbers[i])
+		}
+		*list = append(*list, item)
+	}
+	return q
+}
+
+func (q *quietState) head() []*float64 {
+	return []*float64{&q.Limit, &q.Version, &q.Lives, &q.Ticket, &q.Fence, &q.Seen, &q.Used, &q.First}
+}
+
+func (q *quietState) store(t *testing.T, client *redis.Client, state string) {
+	var b []byte
+	number := func(n float64) { b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n)) }
+	for _, n := range q.head() {
+		number(*n)
+	}
+	add := func(prefix string, all []quietItem) {
+		for _, item := range all {
+			b = append(b, prefix+strings.Join(item.names, "\x00")+"\x00"...)
+			for _, n := range item.numbers {
+				number(n)
+			}
+		}
+	}
+	add("\nprocess ", q.Processes)
+	add("\nholder ", q.Holders)
+	require.NoError(t, client.HSet(ctx, state, "quiet", b).Err())
+}
+
+// shift moves its times.
+func (q *quietState) shift(micros float64) {
+	q.Seen += micros
+	if q.First != 0 {
+		q.First += micros
+	}
+	for _, p := range q.Processes {
+		p.numbers[0] += micros
+	}
+	for _, h := range q.Holders {
+		h.numbers[1] += micros
+	}
+}
+
+// What a lone caller does takes three commands, once there is a state.
+func TestLoneCallerTakesThreeCommands(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	s := openRedis(t, client, 4)()
+	once := func() {
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		require.NoError(t, p.Release(ctx))
+	}
+	once()
+	once()
+	require.NoError(t, client.ConfigResetStat(ctx).Err())
+	const rounds = 20
+	for range rounds {
+		once()
+		_, err := s.TryAcquire(ctx, 5, 0)
+		require.ErrorIs(t, err, semaphore.ErrTooMany)
+	}
+	info, err := client.Info(ctx, "commandstats").Result()
+	require.NoError(t, err)
+	calls := map[string]int{}
+	for _, line := range strings.Split(info, "\r\n") {
+		if name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls="); ok {
+			n, _, _ := strings.Cut(rest, ",")
+			calls[name], err = strconv.Atoi(n)
+			require.NoError(t, err)
+		}
+	}
+	delete(calls, "config|resetstat")
+	require.Equal(t, map[string]int{"evalsha": 3 * rounds, "time": 3 * rounds, "hget": 3 * rounds, "hset": 3 * rounds}, calls)
+}
+
+// Other processes find what a lone caller holds, though they make something else of the state; when it is quiet again the first finds
+// that, too.
+func TestQuietAndBusy(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	process := openRedis(t, client, 3, semaphore.WithLease(time.Minute))
+	a, b := process().Labelled("a"), process().Labelled("b")
+	var held []*semaphore.Permit
+	for range 2 {
+		p, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+		held = append(held, p)
+	}
+	state := keyOf(t, client, "state")
+	queue := strings.TrimSuffix(state, "state") + "queue"
+	require.NotNil(t, quietOf(t, client, state))
+	before, err := a.Holders(ctx)
+	require.NoError(t, err)
+	require.Len(t, before, 2)
+	for i, h := range before {
+		require.Equal(t, held[i].ID(), h.ID)
+		require.Equal(t, held[i].Fence(), h.Fence)
+		require.Equal(t, "a", h.Label)
+		require.WithinDuration(t, h.Since.Add(time.Minute), h.Expires, 0)
+	}
+	stats := func(want semaphore.Stats) {
+		t.Helper()
+		got, err := a.Stats(ctx)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	stats(semaphore.Stats{Permits: 3, Used: 2})
+
+	waits := make(chan *semaphore.Permit)
+	go func() {
+		p, err := b.Acquire(ctx, 2)
+		if err != nil {
+			t.Error(err)
+		}
+		waits <- p
+	}()
+	require.Eventually(t, func() bool { return client.ZCard(ctx, queue).Val() == 1 }, 10*time.Second, time.Millisecond)
+	require.Nil(t, quietOf(t, client, state))
+	after, err := b.Holders(ctx)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	stats(semaphore.Stats{Permits: 3, Used: 2, Waiting: 1})
+	_, err = a.TryAcquire(ctx, 1, 0)
+	require.ErrorIs(t, err, semaphore.ErrRefused, "b is first")
+	require.NoError(t, held[0].Release(ctx))
+	p := <-waits
+	require.Greater(t, p.Fence(), held[1].Fence())
+
+	require.Eventually(t, func() bool { // a second after somebody waited last
+		_, err := a.TryAcquire(ctx, 1, 0)
+		require.ErrorIs(t, err, semaphore.ErrRefused)
+		return quietOf(t, client, state) != nil
+	}, 10*time.Second, 100*time.Millisecond)
+	require.EqualValues(t, 1, client.Exists(ctx, state, strings.TrimSuffix(state, "state")+"held", strings.TrimSuffix(state, "state")+"info",
+		queue, strings.TrimSuffix(state, "state")+"procs", strings.TrimSuffix(state, "state")+"idle").Val(), "and nothing else")
+	stats(semaphore.Stats{Permits: 3, Used: 3})
+	after, err = b.Holders(ctx)
+	require.NoError(t, err)
+	require.Len(t, after, 2)
+	require.Equal(t, before[1], after[0])
+	require.Equal(t, p.Fence(), after[1].Fence)
+	require.NoError(t, held[1].Release(ctx))
+	require.NoError(t, p.Release(ctx))
+	stats(semaphore.Stats{Permits: 3})
+}
+
+// The state of a release that had format 2 is understood, also what its lone caller left behind.
+func TestFormat2(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	name := fmt.Sprint("format2-", time.Now().UnixNano())
+	s, err := semaphore.NewRedis(client, name, 2)
+	require.NoError(t, err)
+	b := semaphore.BackendOf(s)
+	base := "semaphore:{" + name + "}:"
+	now := time.Now().UnixMicro()
+	expires := now + time.Hour.Microseconds()
+	require.NoError(t, client.HSet(ctx, base+"state", "fence", now, "ticket", 7, "used", 2, "seen", now, "permits", "2 2 5",
+		"lives", now+48*time.Hour.Microseconds(), "solo", fmt.Sprint(expires, " old ", now+time.Minute.Microseconds(), " 3")).Err())
+	require.NoError(t, client.ZAdd(ctx, base+"held", redis.Z{Score: float64(expires), Member: "old-1"}).Err())
+	require.NoError(t, client.HSet(ctx, base+"info", "old-1", fmt.Sprintf("2 old %d %d its label", now, now)).Err())
+	r, err := b.Apply(ctx, &semaphore.Batch{Process: "old", LeaseMicros: 1e6, Permits: 1, Enter: []semaphore.Entry{{ID: "new", Permits: 1}}})
+	require.NoError(t, err)
+	require.False(t, r.Fresh)
+	require.EqualValues(t, 3, r.Told)
+	require.Equal(t, semaphore.Limit{Permits: 2, Version: 5}, r.Limit)
+	require.Equal(t, semaphore.Refused, r.Entered[0].Outcome)
+	held, err := b.Holders(ctx)
+	require.NoError(t, err)
+	require.Equal(t, []semaphore.Holder{{ID: "old-1", Permits: 2, Fence: now, Since: time.UnixMicro(now), Expires: time.UnixMicro(expires), Label: "its label"}}, held)
+	require.Equal(t, "3 2 5", client.HGet(ctx, base+"state", "permits").Val(), "no older release takes it for its own")
+	require.NotNil(t, quietOf(t, client, base+"state"))
+	require.False(t, client.HExists(ctx, base+"state", "solo").Val())
+}
+
+// A field that is not what it should be is an error of its own kind, wherever it is cut or changed.
+func TestCorruptQuietState(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s := openRedis(t, client, 3)()
+	b := semaphore.BackendOf(s)
+	apply := func(e ...semaphore.Entry) error {
+		_, err := b.Apply(ctx, &semaphore.Batch{Process: "p", LeaseMicros: 1e9, PatienceMicros: 1e9, Permits: 3, Enter: e})
+		return err
+	}
+	require.NoError(t, apply(semaphore.Entry{ID: "a", Permits: 1}))
+	require.NoError(t, apply(semaphore.Entry{ID: "b", Permits: 1, Label: "label"}))
+	state := keyOf(t, client, "state")
+	good := client.HGet(ctx, state, "quiet").Val()
+	check := func(bad string) {
+		t.Helper()
+		require.NoError(t, client.HSet(ctx, state, "quiet", bad).Err())
+		_, err := b.Holders(ctx)
+		require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", bad)
+		_, err = b.Stats(ctx)
+		require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", bad)
+		err = apply(semaphore.Entry{ID: "never"}) // lua/apply.lua decides it
+		require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", bad)
+		require.Equal(t, bad, client.HGet(ctx, state, "quiet").Val())
+	}
+	for n := range len(good) {
+		if n == 64 || strings.HasPrefix(good[n:], "\nholder ") {
+			continue
+		}
+		check(good[:n])
+		for _, id := range []string{"a", "b", "c"} { // lua/quiet.lua may not have to look at it
+			require.NoError(t, client.HSet(ctx, state, "quiet", good).Err())
+			require.NoError(t, apply())
+			require.NoError(t, client.HSet(ctx, state, "quiet", good[:n]).Err())
+			if err := apply(semaphore.Entry{ID: id, Permits: 1}); err != nil {
+				require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", good[:n])
+			}
+		}
+	}
+	for _, number := range []float64{math.NaN(), math.Inf(1), -1, 0.5, 1 << 54} {
+		bits := binary.LittleEndian.AppendUint64(nil, math.Float64bits(number))
+		for i := range 8 {
+			check(good[:8*i] + string(bits) + good[8*i+8:])
+		}
+	}
+	require.NoError(t, client.HSet(ctx, state, "quiet", good).Err())
+	require.NoError(t, apply(semaphore.Entry{ID: "c", Permits: 1}))
+}
+
+// Also while nobody waits a report tells when the first lease ends, whatever becomes of the others.
+func TestEarliestWhileQuiet(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	b := semaphore.BackendOf(openRedis(t, client, 9)())
+	apply := func(lease time.Duration, batch semaphore.Batch) *semaphore.Report {
+		t.Helper()
+		batch.Process, batch.LeaseMicros, batch.Permits = "p", lease.Microseconds(), 9
+		r, err := b.Apply(ctx, &batch)
+		require.NoError(t, err)
+		require.NotNil(t, quietOf(t, client, keyOf(t, client, "state")))
+		return r
+	}
+	ends := func(r *semaphore.Report, lease time.Duration) int64 { return r.Now + lease.Microseconds() }
+	enter := func(id string) semaphore.Batch {
+		return semaphore.Batch{Enter: []semaphore.Entry{{ID: id, Permits: 1}}}
+	}
+	apply(time.Minute, enter("first"))
+	second := apply(2*time.Minute, enter("second"))
+	third := apply(3*time.Minute, enter("third"))
+	require.Less(t, third.Earliest, ends(second, 2*time.Minute))
+	left := apply(time.Minute, semaphore.Batch{Leave: []string{"first"}})
+	require.Equal(t, ends(second, 2*time.Minute), left.Earliest)
+	require.Equal(t, ends(third, 3*time.Minute), apply(time.Hour, semaphore.Batch{Renew: []string{"second"}}).Earliest)
+	fourth := apply(time.Minute, enter("fourth"))
+	require.Equal(t, ends(fourth, time.Minute), fourth.Earliest)
+	require.Zero(t, apply(time.Minute, semaphore.Batch{Leave: []string{"second", "third", "fourth"}}).Earliest)
+}
