@@ -93,6 +93,8 @@ type options struct {
 	columns Columns
 	quota   bool
 	jitter  time.Duration
+	audit   tableName
+	further []string // columns that an Editor may change
 	err     error
 }
 
@@ -106,7 +108,7 @@ func newOptions(d Dialect, opts []Option) (*options, error) {
 	if err := d.known(); err != nil {
 		return nil, err
 	}
-	o := &options{dialect: d, table: tableName{name: defaultTable}, columns: d.columns()}
+	o := &options{dialect: d, table: tableName{name: defaultTable}, columns: d.columns(), audit: tableName{name: defaultAuditTable}}
 	for _, opt := range opts {
 		if opt == nil {
 			o.fail(invalid("option", "nil", "no nil options"))
@@ -204,8 +206,15 @@ func invalid(field string, value any, want string) error {
 	return fmt.Errorf("sqlsource: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
-// query selects all that a row says, as texts, in the order of the fields of raw.
+// query selects all rows.
 func (o *options) query() string {
+	d, from := o.dialect, o.dialect.quoteTable(o.table)
+	// A key without its table would be the one that was selected, as a text.
+	return "SELECT " + strings.Join(o.selected(), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(o.columns.ID)
+}
+
+// selected is all that a row says, as texts, in the order of the fields of raw.
+func (o *options) selected() []string {
 	d, c := o.dialect, &o.columns
 	optional := func(column string) string {
 		if column == "" {
@@ -213,14 +222,11 @@ func (o *options) query() string {
 		}
 		return d.text(column)
 	}
-	selected := []string{
+	return []string{
 		d.name(c.ID), d.name(c.Name), d.text(c.Rate), d.text(c.Cache), d.text(c.Status),
 		d.micros(o.table, c.Modified), d.unread(o.table, c.Modified),
 		optional(c.Burst), optional(c.WarmupMillis), optional(c.ColdFactor), optional(c.Quota),
 	}
-	from := d.quoteTable(o.table)
-	// A key without its table would be the one that was selected, as a text.
-	return "SELECT " + strings.Join(selected, ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(c.ID)
 }
 
 // Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key. An empty
