@@ -8,6 +8,8 @@ import "time"
 type Limit struct {
 	// Rate in permits per second; with Quota, a whole number of calls in any second. 0: nothing passes.
 	Rate float64
+	// NoRate: there is no rate, and Rate does not matter.
+	NoRate bool
 	// Burst is what can be saved up; nil: one second's worth, at least 1.
 	Burst *float64
 	Quota bool
@@ -36,11 +38,12 @@ type Input struct {
 	Limit Limit
 	// Before is the limit that the traffic had; nil: unknown.
 	Before *Limit
-	// Minutes are the traffic of past minutes, one after the other, the oldest first.
+	// Minutes are the traffic of past minutes, one after the other without a gap, the oldest first.
 	Minutes []Point
-	// Seconds are that of past seconds, if anybody has counted them: they are simulated. The oldest first.
+	// Seconds are that of past seconds, if anybody has counted them, the oldest first. They are simulated: of more than 20,000 calls
+	// the newest.
 	Seconds []Point
-	// Period is what the traffic is called: "today's traffic". Empty: it is named by its length.
+	// Period is what the traffic of Minutes is called: "today's traffic"; without Minutes, that of Seconds. Empty: it is named by its length.
 	Period string
 }
 
@@ -55,11 +58,52 @@ type Result struct {
 	// Calls that the history has, and how many that is in a second.
 	Calls  int64
 	Demand float64
-	// Least and Most of the calls would be refused, 0 to 1: what is known for sure.
+	// Least and Most of the calls would be refused, 0 to 1. From Minutes: whatever the bursts within them. Simulated: with the calls of
+	// each second spread evenly, and all at once. In shadow: would be refused without.
 	Least, Most float64
 	// Simulated: Seconds were played through. Else Least and Most follow from Minutes alone.
 	Simulated bool
 }
 
 // Of says what a limit would mean.
-func Of(in Input) Result { return Result{} }
+func Of(in Input) Result {
+	r := Result{Limit: in.Limit.words()}
+	points, step := in.Minutes, time.Minute
+	name := in.Period
+	if len(in.Seconds) > 0 {
+		if points, step = newest(in.Seconds), time.Second; len(in.Minutes) > 0 {
+			name = ""
+		}
+		r.Simulated = len(points) > 0 && in.Limit.simulable()
+		if len(points) == 0 {
+			points = in.Seconds
+		}
+	}
+	if name == "" {
+		name = traffic(time.Duration(len(points)) * step)
+	}
+	r.Calls = total(points)
+	if r.Calls > 0 {
+		r.Demand = float64(r.Calls) / (time.Duration(len(points)) * step).Seconds()
+	}
+	switch {
+	case r.Simulated:
+		r.Least, r.Most = in.Limit.simulate(points)
+	default:
+		r.Least, r.Most = in.Limit.bounds(points, step)
+	}
+	r.Effect = effect(&in.Limit, &r, name)
+	r.Text = r.Limit + "; " + r.Effect
+	r.Notes = notes(&in, &r, points, step)
+	return r
+}
+
+// calls is how many came.
+func (p *Point) calls() int64 { return max(p.Granted, 0) + max(p.Refused, 0) }
+
+func total(points []Point) (calls int64) {
+	for i := range points {
+		calls += points[i].calls()
+	}
+	return calls
+}
