@@ -40,7 +40,7 @@ type Input struct {
 	Before *Limit
 	// Minutes are the traffic of past minutes, one after the other without a gap, the oldest first.
 	Minutes []Point
-	// Seconds are that of past seconds, if anybody has counted them, the oldest first. They are simulated: of more than 20,000 calls
+	// Seconds are that of past seconds, if anybody has counted them, the oldest first. They are simulated: of more than 50,000 calls
 	// the newest.
 	Seconds []Point
 	// Period is what the traffic of Minutes is called: "today's traffic"; without Minutes, that of Seconds. Empty: it is named by its length.

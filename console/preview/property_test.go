@@ -1,13 +1,17 @@
 package preview
 
 import (
+	"context"
 	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // limits draws a limit with everything that can refuse.
@@ -103,10 +107,99 @@ func TestTruthIsWithin(t *testing.T) {
 	require.Less(t, wide, known/2, "bounds that say nothing")
 }
 
-// TestHigherRefusesNoMore: neither from minutes nor when seconds are simulated.
+// TestTight: there are times of the calls at which what is known for sure is what happens, but for two calls.
+func TestTight(t *testing.T) {
+	wait := func(l Limit, d time.Duration) Limit {
+		l.MaxWait = d
+		return l
+	}
+	size := 5.0
+	window := func(d time.Duration, n int) Limit { return Limit{NoRate: true, Window: d, WindowLimit: n} }
+	for name, test := range map[string]struct {
+		limit Limit
+		calls []int64
+		flood bool // spread evenly, for the least; else at the end of the first and the beginning of the others, for the most
+	}{
+		"flood":               {Limit{Rate: 1}, []int64{600, 600}, true},
+		"flood that waits":    {wait(Limit{Rate: 1}, 5*time.Second), []int64{600, 600}, true},
+		"flood of a burst":    {Limit{Rate: 1, Burst: &size}, []int64{600}, true},
+		"flood of a quota":    {Limit{Rate: 2, Quota: true}, []int64{6000, 6000}, true},
+		"flood of 7 s":        {window(7*time.Second, 10), []int64{600}, true},
+		"flood of a minute":   {window(time.Minute, 50), []int64{600, 600}, true},
+		"flood of 3 minutes":  {window(3*time.Minute, 100), []int64{600, 600, 600, 600}, true},
+		"edges":               {Limit{Rate: 1, Burst: &size}, []int64{5, 5}, false},
+		"edges that wait":     {wait(Limit{Rate: 1, Burst: &size}, 5*time.Second), []int64{20, 20}, false},
+		"edges, all is well":  {Limit{Rate: 10}, []int64{5, 5, 5, 5}, false},
+		"edges of a minute":   {window(time.Minute, 50), []int64{50, 50}, false},
+		"edges of 3 minutes":  {window(3*time.Minute, 100), []int64{100, 0, 0, 100}, false},
+		"edges of 90 seconds": {window(90*time.Second, 100), []int64{100, 0, 100}, false},
+	} {
+		trial, err := newTrial(&test.limit)
+		require.NoError(t, err)
+		var points []Point
+		var refused, calls float64
+		for i, n := range test.calls {
+			points = append(points, Point{Granted: n})
+			for k := range n {
+				at := time.Duration(float64(k) / float64(n) * float64(time.Minute))
+				if !test.flood {
+					at = 0
+				}
+				if !test.flood && i == 0 {
+					at = time.Minute - time.Millisecond
+				}
+				calls++
+				if !trial.call(time.Duration(i)*time.Minute + at) {
+					refused++
+				}
+			}
+		}
+		least, most := test.limit.bounds(points, time.Minute)
+		t.Log(name, least*calls, refused, most*calls)
+		if test.flood {
+			require.InDelta(t, refused-1, least*calls, 1.001, name)
+		} else {
+			require.InDelta(t, refused+1, most*calls, 1.001, name)
+		}
+	}
+}
+
+// TestWaitIsSize: a limiter whose callers may wait grants what one with a larger bucket grants whose callers may not.
+func TestWaitIsSize(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := limits(t)
+		l.Warmup, l.Window, l.NoRate, l.Quota = 0, 0, false, false
+		trial, err := newTrial(&l)
+		require.NoError(t, err)
+		clock := clockwork.NewFakeClock()
+		limiter, err := tokenbucket.NewSmoothBursty("waits", l.Rate, tokenbucket.WithStore(tokenbucket.NewMemoryStore()), tokenbucket.WithClock(clock),
+			tokenbucket.WithMaxPermits(l.size()), tokenbucket.WithInitialPermits(l.size()))
+		require.NoError(t, err)
+		var at time.Duration
+		var one, other int
+		for range rapid.IntRange(1, 60).Draw(t, "calls") {
+			pause := time.Duration(rapid.SampledFrom([]int{0, 0, 1, 90_001, 700_001, 5_000_001}).Draw(t, "pause")) * time.Microsecond
+			at += pause
+			clock.Advance(pause)
+			if r, err := limiter.TryReserve(context.Background(), 1, l.MaxWait); err == nil && r.OK() { // an error: it never would be
+				one++
+			}
+			if trial.call(at) {
+				other++
+			}
+		}
+		if one-other < -1 || one-other > 1 { // each rounds to microseconds
+			t.Fatalf("%s: %d, %d", l.words(), one, other)
+		}
+	})
+}
+
+// TestHigherRefusesNoMore: neither from minutes nor when seconds are simulated. A warm-up with a higher rate may refuse more, since it
+// gets cold sooner.
 func TestHigherRefusesNoMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		low := limits(t)
+		low.Warmup = 0
 		high := raise(t, low)
 		minutes := Input{Minutes: steps(t, 8, 400)}
 		seconds := Input{Seconds: steps(t, 20, 30)}
