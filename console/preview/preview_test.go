@@ -53,6 +53,8 @@ func TestWords(t *testing.T) {
 		"0.4/s, at most 1 at once, waits up to 1.25 s; ":                                     {Limit: preview.Limit{Rate: 0.4, MaxWait: 1250 * time.Millisecond}},
 		"3/s, warms up from 1/s in 2 min, does not wait; ":                                   {Limit: preview.Limit{Rate: 3, Warmup: 2 * time.Minute}},
 		"less than 1 % of the last 101 seconds' traffic of 10/s would be refused":            {Limit: preview.Limit{Rate: 10}, Seconds: append(flat(100, 10), flat(1, 13)...)},
+		"would be refused to more than 99 %":                                                 {Limit: preview.Limit{Rate: 0.01}, Minutes: flat(10, 100_000)},
+		"some of the last 2 minutes' traffic of 100/s would be refused, up to 99 %":          {Limit: preview.Limit{Rate: 98.9}, Minutes: flat(2, 6000)},
 		"at most 100 in any 1 min,":                                                          {Limit: preview.Limit{NoRate: true, Window: time.Minute, WindowLimit: 100}, Minutes: flat(60, 99)},
 	} {
 		require.Contains(t, preview.Of(in).Text, want)

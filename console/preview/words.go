@@ -70,6 +70,10 @@ func effect(l *Limit, r *Result, name string) string {
 		return most + " of " + demand + " " + would
 	case r.Least == 0:
 		return "up to " + most + " of " + demand + " " + would + ", perhaps nothing"
+	case r.Least < 0.005:
+		return "some of " + demand + " " + would + ", up to " + most
+	case r.Least >= 0.995:
+		return demand + " " + would + " to " + least
 	case r.Simulated:
 		return demand + " " + would + " to between " + least + " and " + most
 	}
