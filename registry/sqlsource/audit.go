@@ -129,10 +129,12 @@ func (s *session) insert(ctx context.Context, statement string, args []any) (int
 // entry reads one entry; in a transaction nobody else changes it until its end.
 func (s *session) entry(ctx context.Context, id int64, lock bool) (AuditEntry, error) {
 	where := fmt.Sprintf(" WHERE %s = %d", s.options.dialect.quote(s.options.dialect.auditColumn("auditId")), id)
+	right := "SELECT"
 	if lock && s.options.dialect != SQLite {
 		where += " FOR UPDATE"
+		right = "UPDATE"
 	}
-	entries, err := s.entries(ctx, where)
+	entries, err := s.entries(ctx, right, where)
 	if err != nil {
 		return AuditEntry{}, err
 	}
@@ -142,7 +144,7 @@ func (s *session) entry(ctx context.Context, id int64, lock bool) (AuditEntry, e
 	return entries[0], nil
 }
 
-func (s *session) entries(ctx context.Context, where string, args ...any) ([]AuditEntry, error) {
+func (s *session) entries(ctx context.Context, right, where string, args ...any) ([]AuditEntry, error) {
 	d, t := s.options.dialect, s.options.audit
 	var selected []string
 	for _, c := range auditColumns {
@@ -153,7 +155,7 @@ func (s *session) entries(ctx context.Context, where string, args ...any) ([]Aud
 			selected = append(selected, d.name(c))
 		}
 	}
-	rows, err := s.query(ctx, "SELECT", t, "SELECT "+strings.Join(selected, ", ")+" FROM "+d.quoteTable(t)+where, args...)
+	rows, err := s.query(ctx, right, t, "SELECT "+strings.Join(selected, ", ")+" FROM "+d.quoteTable(t)+where, args...)
 	if err != nil {
 		return nil, s.failed("read", t, err)
 	}
@@ -214,7 +216,7 @@ func (e *Editor) History(ctx context.Context, name string, limit int) ([]AuditEn
 	}
 	// A key without its table would be the one that was selected, as a text.
 	where += fmt.Sprintf(" ORDER BY %s.%s DESC LIMIT %d", d.quoteTable(e.options.audit), d.quote(d.auditColumn("auditId")), max(limit, 1))
-	return s.entries(ctx, where, p.values...)
+	return s.entries(ctx, "SELECT", where, p.values...)
 }
 
 // reasons tells what is wrong with who changes what, and why.
@@ -223,7 +225,8 @@ func reasons(name, who, why string) error {
 		field, text string
 		most        int
 	}{{"name", name, maxName}, {"who", who, 256}, {"why", why, 2000}} {
-		if len(f.text) < 1 || len(f.text) > f.most || !utf8.ValidString(f.text) || strings.ContainsRune(f.text, 0) || strings.TrimSpace(f.text) == "" {
+		blank := f.field != "name" && strings.TrimSpace(f.text) == ""
+		if len(f.text) < 1 || len(f.text) > f.most || !utf8.ValidString(f.text) || strings.ContainsRune(f.text, 0) || blank {
 			return &registry.RowError{Row: newRow, Name: name, Field: f.field, Value: shorten([]byte(f.text)),
 				Want: fmt.Sprintf("1 to %d bytes of UTF-8, not only blanks", f.most)}
 		}

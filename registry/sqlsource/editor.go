@@ -111,8 +111,8 @@ type plan struct {
 	to             Values
 	remove         bool
 	fresh          func(now *Row) bool // whether the row is what it should be before; nil: there is none
-	restore        bool                          // to is a row that was removed, with columns that are not editable
-	undoes         int64                         // an entry, or 0
+	restore        bool                // to is a row that was removed, with columns that are not editable
+	undoes         int64               // an entry, or 0
 }
 
 // apply does it, in one transaction.

@@ -11,8 +11,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // session is one transaction of an Editor, or a reading without.
@@ -38,6 +36,9 @@ func (e *Editor) transact(ctx context.Context, do func(*session) error) error {
 	}
 	defer func() { _ = conn.Close() }()
 	if d == MySQL {
+		if err := e.transactional(ctx, conn); err != nil {
+			return err
+		}
 		free, err := e.turn(ctx, conn)
 		if err != nil {
 			return err
@@ -71,6 +72,26 @@ func (e *Editor) transact(ctx context.Context, do func(*session) error) error {
 	}
 	if err := tx.Commit(); err != nil {
 		return e.failed("commit a change of", e.options.table, err)
+	}
+	return nil
+}
+
+// transactional tells if a table of MySQL is of an engine without transactions, such as MyISAM.
+func (e *Editor) transactional(ctx context.Context, q querier) error {
+	for _, t := range []tableName{e.options.table, e.options.audit} {
+		schema := "DATABASE()"
+		if t.schema != "" {
+			schema = "'" + t.schema + "'"
+		}
+		s := &session{Editor: e, q: q}
+		engines, err := s.query(ctx, "SELECT", t, "SELECT t.ENGINE FROM information_schema.TABLES AS t JOIN information_schema.ENGINES AS e ON e.ENGINE = t.ENGINE"+
+			" WHERE t.TABLE_SCHEMA = "+schema+" AND t.TABLE_NAME = '"+t.name+"' AND e.TRANSACTIONS = 'NO'")
+		if err == nil && len(engines) > 0 {
+			err = fmt.Errorf("its engine, %s, has no transactions", plainValue(engines[0][0]))
+		}
+		if err != nil {
+			return e.failed("change", t, err)
+		}
 	}
 	return nil
 }
@@ -141,7 +162,7 @@ func (s *session) row(ctx context.Context, name string) (*Row, error) {
 		return nil, &ColumnError{Table: s.options.table.String(), Column: c.Name}
 	}
 	p := params{d: s.options.dialect}
-	rows, err := s.rows(ctx, p.equals(column, name), &p)
+	rows, err := s.rows(ctx, "SELECT", p.equals(column, name), &p)
 	if err != nil || len(rows) == 0 {
 		return nil, err
 	}
@@ -169,10 +190,12 @@ func (s *session) locked(ctx context.Context, r *Row) (*Row, error) {
 	if err != nil {
 		return nil, err
 	}
+	right := "SELECT"
 	if s.options.dialect != SQLite {
 		where += " FOR UPDATE"
+		right = "UPDATE" // PostgreSQL asks for it already here
 	}
-	rows, err := s.rows(ctx, where, p)
+	rows, err := s.rows(ctx, right, where, p)
 	if err != nil || len(rows) == 0 {
 		return nil, err
 	}
@@ -198,14 +221,14 @@ func (s *session) key(r *Row, p *params) (string, error) {
 }
 
 // rows reads the rows for which a condition holds.
-func (s *session) rows(ctx context.Context, where string, p *params) ([]Row, error) {
+func (s *session) rows(ctx context.Context, right, where string, p *params) ([]Row, error) {
 	d, o := s.options.dialect, s.options
 	selected := o.selected()
 	known := len(selected)
 	for _, c := range s.columns {
 		selected = append(selected, d.read(c))
 	}
-	table, err := s.query(ctx, "SELECT", o.table, "SELECT "+strings.Join(selected, ", ")+" FROM "+d.quoteTable(o.table)+" WHERE "+where, p.values...)
+	table, err := s.query(ctx, right, o.table, "SELECT "+strings.Join(selected, ", ")+" FROM "+d.quoteTable(o.table)+" WHERE "+where, p.values...)
 	if err != nil {
 		return nil, err
 	}
@@ -283,143 +306,4 @@ func (s *session) query(ctx context.Context, right string, t tableName, query st
 func (s *session) exec(ctx context.Context, right string, t tableName, statement string, args ...any) (sql.Result, error) {
 	result, err := s.tx.ExecContext(ctx, statement, args...)
 	return result, s.wrong(right, t, err)
-}
-
-// newRow is how errors call a row that is not there yet.
-const newRow = "new"
-
-func (r *Row) id() string {
-	if r == nil {
-		return newRow
-	}
-	return r.ID
-}
-
-// check tells what is wrong with what a row shall say, by the rules of the registry, before it is written. What is not known yet is
-// taken to be right.
-func (s *session) check(name string, was *Row, cells []cell) error {
-	values, row := Values{}, was.id()
-	if was != nil {
-		values = was.Values
-	}
-	asked := map[string]*string{}
-	for _, c := range cells {
-		asked[c.column.name] = c.value
-		if flag := c.column.name == s.shadowColumn(); flag && c.value != nil && truthOf(*c.value) == neither {
-			return &registry.RowError{Row: row, Name: name, Field: c.column.name, Value: shorten([]byte(*c.value)), Want: "0, 1 or NULL"}
-		}
-		if c.value != nil && strings.Contains(*c.value, "\x00") {
-			return &registry.RowError{Row: row, Name: name, Field: c.column.name, Value: shorten([]byte(*c.value)), Want: "a text without NUL"}
-		}
-	}
-	var r raw
-	places := r.cells()
-	for i, f := range s.options.columns.fields() {
-		if i > modifiedCells {
-			i++
-		} else if f.field == "Modified" {
-			continue
-		}
-		value, ok := asked[*f.name]
-		if !ok {
-			value, ok = values[*f.name]
-		}
-		if !ok && was == nil && (f.field == "Rate" || f.field == "Status") {
-			value = Text(1)
-		}
-		if value != nil && *f.name != "" {
-			*places[i].(*sql.RawBytes) = []byte(*value)
-		}
-	}
-	r.id, r.name = []byte(row), []byte(name)
-	limit, bad := s.parser.limit(&r)
-	if bad == nil && limit.Disabled { // what it says is not in force, but must be right when it is
-		r.status = []byte("1")
-		if _, hidden := s.parser.limit(&r); hidden != nil {
-			if _, ok := asked[hidden.Field]; ok {
-				bad = hidden
-			}
-		}
-	}
-	if bad != nil {
-		return bad
-	}
-	return limit.Check()
-}
-
-// fit tells which column of PostgreSQL cannot hold what it shall say, which its error for the row would not.
-func (s *session) fit(ctx context.Context, p *plan, was *Row, cells []cell) error {
-	if s.options.dialect != PostgreSQL {
-		return nil
-	}
-	for _, c := range cells {
-		if c.value == nil {
-			continue
-		}
-		held, err := s.query(ctx, "SELECT", s.options.table, "SELECT ($1::text::"+c.column.exact+")::text", *c.value)
-		switch {
-		case err != nil:
-			return s.refused(p, was, []cell{c}, err)
-		case !same(c.value, held[0][0]) && s.editable(c.column.name):
-			return s.cannotHold(p, was, c, held[0][0])
-		}
-	}
-	return nil
-}
-
-func (s *session) cannotHold(p *plan, was *Row, c cell, held *string) error {
-	return &registry.RowError{Row: was.id(), Name: p.name, Field: c.column.name, Value: plainValue(c.value),
-		Want: "what the column can hold: it would hold " + plainValue(held)}
-}
-
-// written reads a row that was just written, and tells if the columns do not hold what they should.
-func (s *session) written(ctx context.Context, p *plan, was *Row, cells []cell) (*Row, error) {
-	var is *Row
-	var err error
-	if was == nil {
-		is, err = s.row(ctx, p.name)
-	} else {
-		is, err = s.locked(ctx, was)
-	}
-	switch {
-	case err != nil:
-		return nil, err
-	case is == nil:
-		return nil, s.failed("change", s.options.table, errors.New("the row is not there after it was written"))
-	}
-	for _, c := range cells {
-		if got := is.Values[c.column.name]; !same(c.value, got) && s.editable(c.column.name) {
-			return nil, s.cannotHold(p, was, c, got)
-		}
-	}
-	if is.Bad != nil {
-		return nil, is.Bad
-	}
-	if err := is.Limit.Check(); err != nil {
-		return nil, err
-	}
-	modified, _ := s.columns.find(s.options.dialect, s.options.columns.Modified)
-	if was != nil && is.Limit.Version <= was.Limit.Version && s.options.dialect.later(modified) != "" {
-		return nil, s.failed("change", s.options.table, errLate)
-	}
-	return is, nil
-}
-
-func plainValue(v *string) string {
-	if v == nil {
-		return "NULL"
-	}
-	return shorten([]byte(*v))
-}
-
-func truthOf(s string) truth { return flag([]byte(s)) }
-
-// same tells whether two values are the same text, number or flag.
-func same(a, b *string) bool {
-	if a == nil || b == nil {
-		return a == b
-	}
-	x, xNumber := number([]byte(*a))
-	y, yNumber := number([]byte(*b))
-	return *a == *b || xNumber && yNumber && x == y || truthOf(*a) != neither && truthOf(*a) == truthOf(*b)
 }
