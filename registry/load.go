@@ -103,7 +103,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		} else { // whatever its time says: seconds are coarse, and clocks change
 			e.version = max(c.Version, was.version+1)
 		}
-	} else if version, ok := r.past[c.Name]; ok {
+	} else if version, ok := r.past.get(c.Name); ok {
 		e.version = max(c.Version, version+1)
 	}
 	if err := r.try(c, e.version); err != nil {
@@ -167,7 +167,7 @@ func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 		if load.Removed++; load.Removed <= mostTold {
 			r.log.Info("registry: a limit is gone", "bucket", e.limit.Name, "row", e.limit.Row)
 		}
-		r.past[e.limit.Name] = e.version
+		r.past.put(e.limit.Name, e.version)
 	}
 	if load.Removed > mostTold {
 		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostTold)

@@ -26,8 +26,8 @@ type Registry struct {
 	settings
 
 	limits  atomic.Pointer[map[string]*entry]
-	strange cache            // limiters of names without a row
-	past    map[string]int64 // versions of limits that are gone, for the case that they come back
+	strange cache // limiters of names without a row
+	past    past
 
 	believed int // names of the last table that was not doubted
 	losses   int // so many loads in a row have lost more than half of them
@@ -73,7 +73,7 @@ type entry struct {
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
 // (WithWait).
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
-	r := &Registry{past: map[string]int64{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
+	r := &Registry{turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
 		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, interval: 10 * time.Second, timeout: 5 * time.Second, log: slog.Default(),
 	}
