@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
@@ -40,7 +41,7 @@ func (r *Registry) Reload(ctx context.Context) error {
 func (r *Registry) apply(table Table, load *Load) {
 	var old map[string]*entry
 	if before := r.limits.Load(); before != nil {
-		old = *before
+		old = before.rows
 	}
 	next := make(map[string]*entry, len(table.Limits))
 	load.Rejected = slices.Clone(table.Rejected)
@@ -64,7 +65,7 @@ func (r *Registry) apply(table Table, load *Load) {
 	}
 	load.Rows = len(table.Limits) + len(table.Rejected)
 	r.keep(old, next, load)
-	r.limits.Store(&next)
+	r.limits.Store(&book{next, newWide(next, r.parts)})
 	load.Limits = len(next) - load.Bad
 }
 
@@ -118,7 +119,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 func (r *Registry) dispute(e *entry) int64 {
 	l := e.limiter.Load()
 	if l == nil {
-		return e.version
+		return r.disputeKeys(e)
 	}
 	there := seam.InForce(l)
 	if there.Own {
@@ -197,6 +198,9 @@ func (r *Registry) doubtful(gone, left int) bool {
 // rule decides about the name of a bad row: its last good limit stays; if there is none, WithBadRows decides.
 func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *Load) {
 	name, was := bad.Name, old[bad.Name]
+	if strings.Contains(strings.TrimSuffix(name, "*"), "*") {
+		name = "" // no call is meant
+	}
 	if was == nil || was.bad {
 		if e := rows[bad.Row]; e != nil && !e.bad { // the row had another name, or has none that can be read
 			next[e.limit.Name] = e
@@ -207,7 +211,9 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 	switch e := next[name]; {
 	case name == "" && bad.Consequence != "":
 	case name == "":
-		bad.Consequence = "it limits nothing, since it has no name"
+		if bad.Consequence = "it limits nothing, since it has no name"; bad.Name != "" {
+			bad.Consequence = "it limits nothing: such a name holds for no call"
+		}
 	case e != nil && !e.bad && e.limit.Row != bad.Row:
 		bad.Consequence = fmt.Sprintf("row %.80s is in force for the name", e.limit.Row)
 	case was != nil && !was.bad:

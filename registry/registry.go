@@ -25,8 +25,9 @@ var ErrNotLoaded = errors.New("registry: limits not loaded")
 type Registry struct {
 	settings
 
-	limits  atomic.Pointer[map[string]*entry]
+	limits  atomic.Pointer[book]
 	strange cache // limiters of names without a row
+	keys    cache // limiters of the keys of rows (Limit.PerKey)
 	past    past
 
 	believed int // names of the last table that was not doubted
@@ -50,6 +51,7 @@ type settings struct {
 	badRows    Otherwise
 	maxUnknown int
 	allowEmpty bool
+	parts      bool
 	interval   time.Duration
 	timeout    time.Duration
 	wait       context.Context
@@ -68,6 +70,7 @@ type entry struct {
 	limiter  atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
 	disputed int                                     // so many loads in a row found something else in force in the bucket
 	replaced time.Time                               // when a bucket of the other kind was; whoever has kinds
+	of       *entry                                  // of a row's key: the row's own
 }
 
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
@@ -96,7 +99,10 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
-	r.strange.most = r.maxUnknown
+	r.strange.most, r.keys.most = r.maxUnknown, r.maxUnknown
+	if r.strange.name = bucketName; r.parts {
+		r.strange.name = unique
+	}
 	r.ctx, r.close = context.WithCancel(context.Background())
 	if err := r.start(); err != nil {
 		r.close()
@@ -249,7 +255,7 @@ func (r *Registry) find(name string) (found, error) {
 		return found{by: BySwitch, pass: true}, nil
 	}
 	by, otherwise := ByLimit, (*Otherwise)(nil)
-	e := (*r.limits.Load())[name]
+	e := r.entryOf(name)
 	switch {
 	case e == nil:
 		by, otherwise = ByUnknown, &r.unknown
