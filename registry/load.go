@@ -29,7 +29,7 @@ func (r *Registry) Reload(ctx context.Context) error {
 	table, err := r.source.Load(ctx)
 	load := Load{Took: time.Since(began), Err: err}
 	if err == nil {
-		r.apply(table, &load)
+		r.apply(ctx, table, &load)
 	} else if r.ctx.Err() != nil {
 		return err // closed
 	}
@@ -38,7 +38,7 @@ func (r *Registry) Reload(ctx context.Context) error {
 }
 
 // apply puts a table in force.
-func (r *Registry) apply(table Table, load *Load) {
+func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	var old map[string]*entry
 	if before := r.limits.Load(); before != nil {
 		old = before.rows
@@ -67,12 +67,14 @@ func (r *Registry) apply(table Table, load *Load) {
 	r.keep(old, next, load)
 	r.limits.Store(&book{next, newWide(next, r.parts)})
 	load.Limits = len(next) - load.Bad
+	r.countShadows(next, load)
+	r.renewShadows(ctx, next)
 }
 
 // tellChange counts and logs what a row does.
 func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 	level := slog.LevelInfo
-	if e.limit.Disabled {
+	if e.limit.Disabled || e.limit.Shadow {
 		level = slog.LevelWarn // less is limited than before
 	}
 	switch {
@@ -108,6 +110,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		e.version = max(c.Version, version+1)
 	}
 	if err := r.try(c, e.version); err != nil {
+		err.Shadow = c.Shadow
 		return nil, err
 	}
 	return e, nil
@@ -221,19 +224,19 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 			next[name] = was
 			load.Kept++
 		}
-		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.String(), r.badRows.describe())
+		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.String(), r.consequence(bad))
 	case e == nil:
-		if was == nil {
+		if was == nil || was.limit.Shadow != bad.Shadow {
 			was = &entry{bad: true}
 			if d := r.badRows.limit; d != nil {
 				was.limit, was.version, was.wait = *d, d.Version, d.wait()
 			}
-			was.limit.Name, was.limit.Row = name, bad.Row
+			was.limit.Name, was.limit.Row, was.limit.Shadow = name, bad.Row, bad.Shadow
 		}
 		next[name] = was
 		load.Bad++
-		bad.Consequence = r.badRows.describe()
+		bad.Consequence = r.consequence(bad)
 	default:
-		bad.Consequence = r.badRows.describe()
+		bad.Consequence = r.consequence(bad)
 	}
 }

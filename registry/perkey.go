@@ -117,8 +117,12 @@ func (r *Registry) disputeKeys(row *entry) int64 {
 
 // flags are what else a limit says of itself.
 func (c *Limit) flags() string {
+	text := ""
 	if c.PerKey {
-		return ", for each key"
+		text = ", for each key"
 	}
-	return ""
+	if c.Shadow {
+		text += ", in shadow: it refuses nothing"
+	}
+	return text
 }

@@ -52,6 +52,7 @@ type settings struct {
 	maxUnknown int
 	allowEmpty bool
 	parts      bool
+	shadow     bool
 	interval   time.Duration
 	timeout    time.Duration
 	wait       context.Context
@@ -71,6 +72,7 @@ type entry struct {
 	disputed int                                     // so many loads in a row found something else in force in the bucket
 	replaced time.Time                               // when a bucket of the other kind was; whoever has kinds
 	of       *entry                                  // of a row's key: the row's own
+	asked    *tokenbucket.RateLimiter                // that was asked for its kind (renewShadows); whoever loads
 }
 
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
@@ -263,7 +265,7 @@ func (r *Registry) find(name string) (found, error) {
 		by, otherwise = ByBadRow, &r.badRows
 	}
 	if otherwise != nil && otherwise.limit == nil {
-		return found{entry: e, by: by, pass: !otherwise.refuse}, nil
+		return r.inShadow(found{entry: e, by: by, pass: !otherwise.refuse}), nil
 	}
 	if e == nil {
 		e = r.strange.get(name, r.unknown.limit)
@@ -272,7 +274,7 @@ func (r *Registry) find(name string) (found, error) {
 	case e.limit.Disabled:
 		return found{entry: e, by: ByDisabled, pass: true}, nil
 	case e.limit.Rate == 0:
-		return found{entry: e, by: ByZero}, nil
+		return r.inShadow(found{entry: e, by: ByZero}), nil
 	}
 	l := e.limiter.Load()
 	if l == nil {
@@ -307,6 +309,9 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 func (s *settings) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, error) {
 	opts := append(slices.Clone(s.options), tokenbucket.WithStore(s.store), tokenbucket.WithVersion(version),
 		tokenbucket.WithMaxWait(c.wait()))
+	if s.shadows(c) {
+		opts = append(opts, tokenbucket.WithShadow())
+	}
 	if c.Warmup != 0 {
 		if c.ColdFactor != 0 {
 			opts = append(opts, tokenbucket.WithColdFactor(c.ColdFactor))

@@ -55,6 +55,8 @@ type Limit struct {
 	// PerKey gives each value of what the row's name leaves open a bucket of its own, with this limit: of the further parts of a name
 	// (WithParts), or else of what the * at its end stands for. The name has at most 256 bytes then.
 	PerKey bool
+	// Shadow decides and counts, and lets every call pass (WithShadow). A bad row refuses nothing either.
+	Shadow bool
 }
 
 // maxName is the most bytes that a bucket's name may have.
@@ -64,7 +66,7 @@ const maxName = 512
 func (c *Limit) sameLimiter(o *Limit) bool {
 	return c.Name == o.Name && c.Rate == o.Rate && c.Quota == o.Quota && c.Jitter == o.Jitter && c.Warmup == o.Warmup &&
 		c.ColdFactor == o.ColdFactor && (c.MaxPermits == nil) == (o.MaxPermits == nil) &&
-		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits) && c.PerKey == o.PerKey
+		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits) && c.PerKey == o.PerKey && c.Shadow == o.Shadow
 }
 
 // wait is how long a call may wait: the cache is a share of a second.
@@ -108,7 +110,7 @@ func (c *Limit) String() string {
 		return "off"
 	}
 	if c.Rate == 0 {
-		return "nothing passes"
+		return "nothing passes" + c.flags()
 	}
 	text := fmt.Sprintf("%v/s", c.Rate)
 	switch {
@@ -132,6 +134,8 @@ type RowError struct {
 	Want string
 	// Err is why no limiter can be made of the row; Field, Value and Want are empty then.
 	Err error
+	// Shadow: the row says that it refuses nothing (Limit.Shadow), as far as that could be read.
+	Shadow bool
 	// Consequence says what happens to the calls of the name; the Registry fills it in.
 	Consequence string
 }

@@ -22,6 +22,8 @@ type Load struct {
 	Bad int
 	// Held limits are in force though their rows are gone: with them, more than half of the table is (WithAllowEmpty).
 	Held int
+	// Shadow names the limits that count and refuse nothing (Limit.Shadow).
+	Shadow []string
 	// Rejected rows, each with its consequence.
 	Rejected []RowError
 }
@@ -39,6 +41,9 @@ type Stats struct {
 	Limits, Limiters, Unknown, Keys int
 	// Bad names and Held limits: see Load.
 	Bad, Held int
+	// Shadow names the limits that count and refuse nothing (Limit.Shadow); with AllShadow no call is refused (WithShadow).
+	Shadow    []string
+	AllShadow bool
 	// Off since then, by its Origin: the switch; zero if it is on.
 	Off    time.Time
 	Origin string
@@ -51,7 +56,7 @@ func (r *Registry) Stats() Stats {
 	r.notes.mu.Lock()
 	s := r.notes.stats
 	r.notes.mu.Unlock()
-	s.Rejected = slices.Clone(s.Rejected)
+	s.Rejected, s.Shadow, s.AllShadow = slices.Clone(s.Rejected), slices.Clone(s.Shadow), r.shadow
 	s.Age = time.Since(s.LastGood)
 	for _, e := range r.limits.Load().rows {
 		if e.limiter.Load() != nil {
