@@ -120,4 +120,3 @@ func (r *Registry) renewShadow(ctx context.Context, e *entry) bool {
 	}
 	return err == nil
 }
-
