@@ -184,6 +184,12 @@ func (s *service) start(ctx context.Context) error {
 			tokenbucket.WithObserver(s.proxy.metrics.observer)),
 		registry.WithBypassHook(s.proxy.metrics.bypass),
 	}
+	if c.shadow {
+		opts = append(opts, registry.WithShadow())
+	}
+	if c.key.joined() {
+		opts = append(opts, registry.WithParts())
+	}
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
 	}
