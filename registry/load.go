@@ -140,9 +140,15 @@ func (r *Registry) dispute(e *entry) int64 {
 // keep decides about the names whose rows are bad, and counts the limits that are gone.
 func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 	rows := map[string]*entry{} // those that are not among the next, by row
+	named := map[string]int{} // how many limits a row's name stood for: a file has one for all
 	for name, e := range old {
-		if next[name] == nil && e.limit.Row != "" {
+		if named[e.limit.Row]++; next[name] == nil {
 			rows[e.limit.Row] = e
+		}
+	}
+	for row, n := range named {
+		if n > 1 || row == "" {
+			delete(rows, row)
 		}
 	}
 	for i := range load.Rejected {

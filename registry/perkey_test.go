@@ -59,6 +59,18 @@ func TestBadPatterns(t *testing.T) {
 	require.Equal(t, 1, pass(t, r, "/good", 9))
 }
 
+// Of a source that has one name for all of its rows, a file, it is not known which of the limits that are gone was the bad row's.
+func TestBadRowOfAFile(t *testing.T) {
+	of := func(l registry.Limit) registry.Limit { return with(l, func(l *registry.Limit) { l.Row = "limits.yaml" }) }
+	source := &fake{}
+	source.set(of(row("/gone", 1, 1)), of(row("/a", 1, 1)), of(row("/b", 1, 1)))
+	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
+	source.set(of(row("/a*b", 1, 1)), of(row("/a", 1, 1)), of(row("/b", 1, 1)))
+	require.NoError(t, r.Reload(ctx))
+	require.Equal(t, "it limits nothing: such a name holds for no call", r.Stats().Rejected[0].Consequence)
+	require.Equal(t, 9, pass(t, r, "/gone", 9))
+}
+
 // A pattern whose row is bad refuses what it would have limited.
 func TestBadRowWithAPattern(t *testing.T) {
 	r := open(t, registry.Static{row("/a/*", -1, 1), row("/a/b", 1, 1)}, tokenbucket.NewMemoryStore())

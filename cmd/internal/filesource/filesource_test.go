@@ -129,6 +129,7 @@ func TestBadItems(t *testing.T) {
 		"{name: /b, rate: 5, disabled: 1}":                  `disabled "1": want true or false`,
 		"{name: /b, rate: 5, shadow: 1}":                    `shadow "1": want true or false`,
 		"{name: /b, rate: 5, per_key: 1}":                   `per_key "1": want true or false`,
+		"{name: /b*c, rate: 5}":                             `bucket "/b*c": name "/b*c": want a * at its end only`,
 		"{name: /b, rat: 5}":                                `bucket "/b": key "rat": want one of name, disabled, rate, cache`,
 		"{name: /b, rate: 5, rate: 6}":                      `bucket "/b": key "rate": want each key once`,
 		"{name: /a, rate: 6}":                               `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,

@@ -169,6 +169,7 @@ func (p *parser) shape() *registry.RowError {
 		is        bool
 		key, want string
 	}{
+		{strings.Contains(strings.TrimSuffix(l.Name, "*"), "*"), "name", "a * at its end only, for all names that begin so"},
 		{l.Quota && (l.Rate != math.Trunc(l.Rate) || l.Rate > maxQuota), "rate", "a whole number of calls in any second, 0 to 2147483647: the item is a quota"},
 		{l.Quota && l.Warmup > 0, "warmup", "none: the item is a quota"},
 		{l.Quota && l.MaxPermits != nil, "burst", "none: the item is a quota"},

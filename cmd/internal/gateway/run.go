@@ -184,12 +184,7 @@ func (s *service) start(ctx context.Context) error {
 			tokenbucket.WithObserver(s.proxy.metrics.observer)),
 		registry.WithBypassHook(s.proxy.metrics.bypass),
 	}
-	if c.shadow {
-		opts = append(opts, registry.WithShadow())
-	}
-	if c.key.joined() {
-		opts = append(opts, registry.WithParts())
-	}
+	opts = append(opts, c.registryOptions()...)
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
 	}
