@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -149,4 +150,21 @@ func TestEachClient(t *testing.T) {
 	file.write(t, "limits:\n  - {name: 'a*b', rate: 1}\n  - {name: '*', rate: 0.001, cache: 0, per_key: true}\n")
 	p.waitFor(t, "want a * at its end only, for all names that begin so")
 	p.waitFor(t, `consequence="it limits nothing: such a name holds for no call"`)
+}
+
+// What names a bucket can change while a gateway runs, but not from one part to several: that needs a new process.
+func TestKeyIsReloaded(t *testing.T) {
+	t.Parallel()
+	file := newLimitsFile(t, "limits:\n  - {name: acme, rate: 0.001, cache: 0}\n")
+	settings := newLimitsFile(t, "key: header:X-Other\n")
+	p := file.start(t, "--config", string(settings))
+	require.Equal(t, allPass, p.answers(t, "/a", "acme"))
+	settings.write(t, "key: header:X-Tenant\n")
+	require.NoError(t, p.Process.Signal(syscall.SIGHUP))
+	p.waitFor(t, `msg="the settings were reloaded" changed=key`)
+	require.Equal(t, onePass, p.answers(t, "/a", "acme"))
+	settings.write(t, "key: path+header:X-Tenant\n")
+	require.NoError(t, p.Process.Signal(syscall.SIGHUP))
+	p.waitFor(t, `level=WARN msg="these settings need a new process" settings=key`)
+	require.Equal(t, noPass, p.answers(t, "/a", "acme"), "the key from before")
 }
