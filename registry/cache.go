@@ -39,7 +39,7 @@ func (c *cache) get(name string, limit *Limit) *entry {
 // put makes an entry the newest of its name. The lock is held.
 func (c *cache) put(e *entry) {
 	delete(c.old, e.limit.Name)
-	if c.new == nil || len(c.new) >= c.most/2 && c.new[e.limit.Name] == nil {
+	if c.new == nil || len(c.new) >= c.most/2 {
 		c.new, c.old = map[string]*entry{}, c.new
 	}
 	c.new[e.limit.Name] = e
