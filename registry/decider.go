@@ -16,11 +16,13 @@ const (
 	ByBadRow
 	// ByUnknown: there is no row, and WithUnknown says Pass or Refuse.
 	ByUnknown
+	// ByShadow: one of these three would refuse the calls, but they are in shadow (WithShadow, Limit.Shadow), and pass.
+	ByShadow
 )
 
-var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown"}
+var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow"}
 
-// String is one word: limit, switch, disabled, zero, bad_row, unknown.
+// String is one word: limit, switch, disabled, zero, bad_row, unknown, shadow.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]

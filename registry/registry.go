@@ -25,9 +25,10 @@ var ErrNotLoaded = errors.New("registry: limits not loaded")
 type Registry struct {
 	settings
 
-	limits  atomic.Pointer[map[string]*entry]
-	strange cache            // limiters of names without a row
-	past    map[string]int64 // versions of limits that are gone, for the case that they come back
+	limits  atomic.Pointer[book]
+	strange cache // limiters of names without a row
+	keys    cache // limiters of the keys of rows (Limit.PerKey)
+	past    past
 
 	believed int // names of the last table that was not doubted
 	losses   int // so many loads in a row have lost more than half of them
@@ -50,6 +51,8 @@ type settings struct {
 	badRows    Otherwise
 	maxUnknown int
 	allowEmpty bool
+	parts      bool
+	shadow     bool
 	interval   time.Duration
 	timeout    time.Duration
 	wait       context.Context
@@ -68,12 +71,14 @@ type entry struct {
 	limiter  atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
 	disputed int                                     // so many loads in a row found something else in force in the bucket
 	replaced time.Time                               // when a bucket of the other kind was; whoever has kinds
+	of       *entry                                  // of a row's key: the row's own
+	asked    *tokenbucket.RateLimiter                // that was asked for its kind (renewShadows); whoever loads
 }
 
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
 // (WithWait).
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
-	r := &Registry{past: map[string]int64{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
+	r := &Registry{turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
 		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, interval: 10 * time.Second, timeout: 5 * time.Second, log: slog.Default(),
 	}
@@ -96,7 +101,10 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
-	r.strange.most = r.maxUnknown
+	r.strange.most, r.keys.most = r.maxUnknown, r.maxUnknown
+	if r.strange.name = bucketName; r.parts {
+		r.strange.name = unique
+	}
 	r.ctx, r.close = context.WithCancel(context.Background())
 	if err := r.start(); err != nil {
 		r.close()
@@ -249,7 +257,7 @@ func (r *Registry) find(name string) (found, error) {
 		return found{by: BySwitch, pass: true}, nil
 	}
 	by, otherwise := ByLimit, (*Otherwise)(nil)
-	e := (*r.limits.Load())[name]
+	e := r.entryOf(name)
 	switch {
 	case e == nil:
 		by, otherwise = ByUnknown, &r.unknown
@@ -257,7 +265,7 @@ func (r *Registry) find(name string) (found, error) {
 		by, otherwise = ByBadRow, &r.badRows
 	}
 	if otherwise != nil && otherwise.limit == nil {
-		return found{entry: e, by: by, pass: !otherwise.refuse}, nil
+		return r.inShadow(found{entry: e, by: by, pass: !otherwise.refuse}), nil
 	}
 	if e == nil {
 		e = r.strange.get(name, r.unknown.limit)
@@ -266,7 +274,7 @@ func (r *Registry) find(name string) (found, error) {
 	case e.limit.Disabled:
 		return found{entry: e, by: ByDisabled, pass: true}, nil
 	case e.limit.Rate == 0:
-		return found{entry: e, by: ByZero}, nil
+		return r.inShadow(found{entry: e, by: ByZero}), nil
 	}
 	l := e.limiter.Load()
 	if l == nil {
@@ -301,6 +309,9 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 func (s *settings) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, error) {
 	opts := append(slices.Clone(s.options), tokenbucket.WithStore(s.store), tokenbucket.WithVersion(version),
 		tokenbucket.WithMaxWait(c.wait()))
+	if s.shadows(c) {
+		opts = append(opts, tokenbucket.WithShadow())
+	}
 	if c.Warmup != 0 {
 		if c.ColdFactor != 0 {
 			opts = append(opts, tokenbucket.WithColdFactor(c.ColdFactor))

@@ -24,11 +24,11 @@ const (
 
 // raw is a row as texts; NULL is nil. They are valid until the next row is read.
 type raw struct {
-	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota sql.RawBytes
+	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota, shadow, perKey sql.RawBytes
 }
 
 func (r *raw) cells() []any {
-	return []any{&r.id, &r.name, &r.rate, &r.cache, &r.status, &r.micros, &r.unread, &r.burst, &r.warmup, &r.cold, &r.quota}
+	return []any{&r.id, &r.name, &r.rate, &r.cache, &r.status, &r.micros, &r.unread, &r.burst, &r.warmup, &r.cold, &r.quota, &r.shadow, &r.perKey}
 }
 
 // parser makes limits of rows.
@@ -40,9 +40,9 @@ type parser struct {
 
 // limit returns the limit, or why the row is rejected.
 func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
-	l := registry.Limit{Row: rowName(r.id)}
+	l := registry.Limit{Row: rowName(r.id), Shadow: flag(r.shadow) == yes, PerKey: flag(r.perKey) == yes}
 	reject := func(field string, value []byte, want string) (registry.Limit, *registry.RowError) {
-		return registry.Limit{}, &registry.RowError{Row: l.Row, Name: l.Name, Field: field, Value: shorten(value), Want: want}
+		return registry.Limit{}, &registry.RowError{Row: l.Row, Name: l.Name, Field: field, Value: shorten(value), Want: want, Shadow: l.Shadow}
 	}
 	if len(r.name) < 1 || len(r.name) > maxName || !utf8.Valid(r.name) {
 		return reject(p.columns.Name, r.name, "a name, 1 to 512 bytes of UTF-8")
@@ -66,6 +66,9 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	}
 	off := l
 	field, value, want := p.numbers(r, &l)
+	if want == "" {
+		field, value, want = p.flags(r)
+	}
 	if want == "" {
 		return l, nil
 	}

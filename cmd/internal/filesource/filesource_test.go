@@ -40,6 +40,8 @@ func TestExample(t *testing.T) {
 		{Name: "/ibe/Price", Row: row, Rate: 100, Cache: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
 		{Name: "/partner/quote", Row: row, Rate: 20, Cache: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
 		{Name: "/ibe/Search", Row: row, Cache: 0.5, Disabled: true},
+		{Name: "/ibe/Offer", Row: row, Rate: 50, Cache: 0.5, Shadow: true},
+		{Name: "/ibe/*", Row: row, Rate: 20, Cache: 0.5, PerKey: true},
 	}, table.Limits)
 	limits, err := registry.New(&Source{Path: "example.yaml"}, tokenbucket.NewMemoryStore())
 	require.NoError(t, err)
@@ -125,6 +127,9 @@ func TestBadItems(t *testing.T) {
 		"{name: /b, rate: 5, jitter: 1ms}":                  `jitter "1ms": want none: the item is no quota`,
 		"{name: /b, rate: 5, quota: true, jitter: 2s}":      `jitter "2s": want a duration such as 50ms`,
 		"{name: /b, rate: 5, disabled: 1}":                  `disabled "1": want true or false`,
+		"{name: /b, rate: 5, shadow: 1}":                    `shadow "1": want true or false`,
+		"{name: /b, rate: 5, per_key: 1}":                   `per_key "1": want true or false`,
+		"{name: /b*c, rate: 5}":                             `bucket "/b*c": name "/b*c": want a * at its end only`,
 		"{name: /b, rat: 5}":                                `bucket "/b": key "rat": want one of name, disabled, rate, cache`,
 		"{name: /b, rate: 5, rate: 6}":                      `bucket "/b": key "rate": want each key once`,
 		"{name: /a, rate: 6}":                               `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,
@@ -150,6 +155,11 @@ func TestBadItems(t *testing.T) {
 	table, err = write(t, "limits:\n  - {name: /a, disabled: true, rate: -5, what: 1}\n").Load(t.Context())
 	require.NoError(t, err)
 	require.True(t, table.Limits[0].Disabled)
+	// What is bad is told to be in shadow, wherever that stands.
+	table, err = write(t, "limits:\n  - {name: /a, what: 1, rate: -5, shadow: true}\n  - {name: /b, rate: 5, jitter: 1ms, shadow: true}\n").Load(t.Context())
+	require.NoError(t, err)
+	require.True(t, table.Rejected[0].Shadow)
+	require.True(t, table.Rejected[1].Shadow)
 }
 
 // What the settings say counts for items that say nothing.

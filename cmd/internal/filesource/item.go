@@ -52,6 +52,8 @@ var fields = []field{
 	}},
 	{"quota", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.Quota, text) }},
 	{"jitter", "a duration such as 50ms, 0s to 1s", func(l *registry.Limit, text string) bool { return duration(&l.Jitter, text, time.Second) }},
+	{"shadow", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.Shadow, text) }},
+	{"per_key", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.PerKey, text) }},
 }
 
 // number reads a decimal number. Infinite ones, those that are not numbers, and other notations are not ok.
@@ -85,7 +87,7 @@ func (p *parser) reject(key string, n *yaml.Node, want string) *registry.RowErro
 	if n != nil {
 		line = n.Line
 	}
-	return &registry.RowError{Row: fmt.Sprint(p.file, ":", line), Name: p.limit.Name, Field: key, Value: show(n), Want: want}
+	return &registry.RowError{Row: fmt.Sprint(p.file, ":", line), Name: p.limit.Name, Field: key, Value: show(n), Want: want, Shadow: p.limit.Shadow}
 }
 
 // read makes the limit, or tells why the item is rejected. Of an item that is disabled nothing matters but its name.
@@ -109,7 +111,7 @@ func (p *parser) read(n *yaml.Node, jitter time.Duration) *registry.RowError {
 		}
 	}
 	if bad != nil {
-		bad.Name = p.limit.Name
+		bad.Name, bad.Shadow = p.limit.Name, p.limit.Shadow
 		return bad
 	}
 	if p.limit.Quota && p.nodes["jitter"] == nil {
@@ -167,6 +169,7 @@ func (p *parser) shape() *registry.RowError {
 		is        bool
 		key, want string
 	}{
+		{strings.Contains(strings.TrimSuffix(l.Name, "*"), "*"), "name", "a * at its end only, for all names that begin so"},
 		{l.Quota && (l.Rate != math.Trunc(l.Rate) || l.Rate > maxQuota), "rate", "a whole number of calls in any second, 0 to 2147483647: the item is a quota"},
 		{l.Quota && l.Warmup > 0, "warmup", "none: the item is a quota"},
 		{l.Quota && l.MaxPermits != nil, "burst", "none: the item is a quota"},

@@ -136,14 +136,17 @@ func (k *checker) table(ctx context.Context) {
 // rows tells what a source's rows would come to.
 func (k *checker) rows(from string, source registry.Source) {
 	quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
-	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
-		registry.WithTimeout(k.patience()))
+	opts := []registry.Option{quiet, registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown), registry.WithTimeout(k.patience())}
+	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), append(opts, k.registryOptions()...)...)
 	if !k.result(from, err) {
 		return
 	}
 	defer limits.Close()
 	for _, l := range limits.Limits() {
-		k.ok("row %s: %s: %s", l.Row, l.Name, l.String())
+		k.row(limits, &l)
+	}
+	if k.shadow {
+		k.warn("shadow: all calls are counted, and none is refused")
 	}
 	s := limits.Stats()
 	for i := range s.Rejected {

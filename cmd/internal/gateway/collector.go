@@ -23,6 +23,8 @@ var about = map[string][]string{
 	"limits":                             {"Limits in force."},
 	"limits_age_seconds":                 {"Time since the limits were read."},
 	"limits_held":                        {"Limits in force though their rows are gone: more than half of the table is."},
+	"limits_in_shadow":                   {"Limits that count, and refuse nothing."},
+	"limit_keys":                         {"Keys that have a bucket of their own by their row, as far as they are in use."},
 	"bad_rows":                           {"Rows that were rejected."},
 	"bad_names":                          {"Names whose rows never were good: --bad-rows decides about their calls."},
 	"switch_on":                          {"1 while calls are limited, 0 while the switch is off and every call passes."},
@@ -80,6 +82,8 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	gauge("limits", float64(s.Limits))
 	gauge("limits_age_seconds", s.Age.Seconds())
 	gauge("limits_held", float64(s.Held))
+	gauge("limits_in_shadow", float64(inShadow(&s)))
+	gauge("limit_keys", float64(s.Keys))
 	gauge("bad_rows", float64(len(s.Rejected)))
 	gauge("bad_names", float64(s.Bad))
 	for name, v := range c.proxy.metrics.views(context.Background()) {

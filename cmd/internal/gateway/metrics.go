@@ -66,10 +66,13 @@ func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// has tells whether there is a row of that name.
-func (m *metrics) has(name string) bool {
+// match finds the row that decides about a name.
+func (m *metrics) match(name string) (row string, exact, ok bool) {
 	limits := m.limits.Load()
-	return limits != nil && limits.Has(name)
+	if limits == nil {
+		return "", false, false
+	}
+	return limits.Match(name)
 }
 
 // hasBucket tells whether a bucket decides about the calls of a key.
@@ -95,9 +98,10 @@ func (m *metrics) decider(key string) registry.Decider {
 	return f
 }
 
-// label is the name of a limit that has a row, and one for all others: nobody makes series by calling.
+// label is the name of the row that decides about a name or a bucket, and one for all others: nobody makes series by calling.
 func (m *metrics) label(name string) string {
-	if !m.has(name) {
+	name, _, ok := m.match(name)
+	if !ok {
 		return tbprometheus.Other
 	}
 	if _, ok := m.labels.Load(name); ok {

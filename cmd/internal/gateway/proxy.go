@@ -118,13 +118,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no upstream for this path", http.StatusNotFound)
 	default:
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
-		key := ""
-		if settings.key == nil {
-			key = settings.rowOf(r.URL.Path, p.metrics.has)
-		} else {
-			key = settings.key(r)
-		}
-		c := &call{route: route, key: fit(key)}
+		c := &call{route: route, key: settings.key.of(settings, r, p.metrics.match)}
 		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
 	}
 }
