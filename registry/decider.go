@@ -4,7 +4,7 @@ package registry
 type Decider uint8
 
 const (
-	// ByLimit: the bucket of its row, or of a Default.
+	// ByLimit: the bucket of its row, or of a Default; of a row that names more, its rate.
 	ByLimit Decider = iota
 	// BySwitch: the switch is off, and every call passes.
 	BySwitch
@@ -16,11 +16,15 @@ const (
 	ByBadRow
 	// ByUnknown: there is no row, and WithUnknown says Pass or Refuse.
 	ByUnknown
+	// ByWindow: the row's window.
+	ByWindow
+	// ByConcurrency: as many calls are under way as the row allows.
+	ByConcurrency
 )
 
-var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown"}
+var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "window", "concurrency"}
 
-// String is one word: limit, switch, disabled, zero, bad_row, unknown.
+// String is one word: limit, switch, disabled, zero, bad_row, unknown, window, concurrency.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]

@@ -88,7 +88,7 @@ func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 
 // follow returns the entry for a row: what was, if nothing of it changed.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
-	e := &entry{limit: *c, version: c.Version, wait: c.wait()}
+	e := &entry{limit: *c, version: c.Version, wait: c.wait(), slot: r.slot(c)}
 	if was != nil {
 		if was.limit.sameLimiter(c) {
 			e.version = r.dispute(was)
