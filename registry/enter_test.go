@@ -353,6 +353,45 @@ func TestBoundsOfFleet(t *testing.T) {
 	require.Equal(t, registry.ByWindow, enter(t, b, name).By)
 }
 
+// What somebody else has set in Redis gives way to the row after two loads; Usage tells what is in force, and in use.
+func TestRowWins(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	name := fmt.Sprint("/wins/", rand.Uint64())
+	var window *slidingwindow.Limiter
+	var places *semaphore.Semaphore
+	row := registry.Limit{Name: name, Row: "1", NoRate: true, Window: time.Hour, WindowLimit: 6, Concurrent: 3, Version: 5}
+	r := open(t, registry.Static{row, bounded("/plain", func(l *registry.Limit) { l.Window, l.WindowLimit, l.Concurrent = 0, 0, 0 })}, tokenbucket.NewMemoryStore(),
+		registry.WithWindows(func(name string, limit int, length, resolution time.Duration, opts ...slidingwindow.Option) (l *slidingwindow.Limiter, err error) {
+			l, err = slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client))...)
+			window = l
+			return l, err
+		}),
+		registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (s *semaphore.Semaphore, err error) {
+			places, err = semaphore.NewRedis(client, name, n, opts...)
+			return places, err
+		}))
+	_, ok, err := r.Usage(ctx, name)
+	require.NoError(t, err)
+	require.False(t, ok, "nobody has asked for it yet")
+	require.True(t, enter(t, r, name).OK)
+	require.NoError(t, window.SetLimit(ctx, 60))
+	require.NoError(t, places.SetPermits(ctx, 30))
+	usage := func() registry.Usage {
+		u, ok, err := r.Usage(ctx, name)
+		require.NoError(t, err)
+		require.True(t, ok)
+		return u
+	}
+	require.Equal(t, registry.Usage{Window: time.Hour, WindowUsed: 1, WindowLimit: 60, Inside: 1, Places: 1, Concurrent: 30}, usage())
+	require.NoError(t, r.Reload(ctx))
+	require.Equal(t, 60, usage().WindowLimit)
+	require.NoError(t, r.Reload(ctx))
+	require.Equal(t, registry.Usage{Window: time.Hour, WindowUsed: 1, WindowLimit: 6, Inside: 1, Places: 1, Concurrent: 3}, usage())
+	_, ok, err = r.Usage(ctx, "/plain")
+	require.NoError(t, err)
+	require.False(t, ok)
+}
+
 // began is a call that was let pass.
 type began struct{ at, until time.Time }
 

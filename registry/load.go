@@ -33,6 +33,9 @@ func (r *Registry) Reload(ctx context.Context) error {
 		return err // closed
 	}
 	r.note(&load)
+	if err == nil {
+		r.settle(ctx)
+	}
 	return err
 }
 
