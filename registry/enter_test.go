@@ -191,6 +191,34 @@ func TestNoRate(t *testing.T) {
 	})
 }
 
+// Calls of names that have nothing but a bucket, or none, are answered by Enter too.
+func TestEnterPlain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		plain := bounded("/plain", func(l *registry.Limit) { l.Window, l.WindowLimit, l.Concurrent, l.Cache = 0, 0, 0, 0.1 })
+		r := openLocal(t, registry.Static{plain, {Name: "/off", Disabled: true}}, registry.WithUnknown(registry.Default(registry.Limit{Rate: 1})))
+		began := time.Now()
+		for range 2 {
+			a := enter(t, r, "/plain")
+			require.True(t, a.OK)
+			require.Equal(t, registry.ByLimit, a.By)
+			require.False(t, a.Holds())
+			a.Leave()
+		}
+		require.Equal(t, 100*time.Millisecond, time.Since(began), "the second one has waited")
+		short, cancel := context.WithCancel(ctx)
+		time.AfterFunc(10*time.Millisecond, cancel)
+		_, err := r.Enter(short, "/plain")
+		require.ErrorIs(t, err, context.Canceled)
+		require.Equal(t, registry.ByDisabled, enter(t, r, "/off").By)
+		for _, ok := range []bool{true, false} {
+			a := enter(t, r, "/unknown")
+			require.Equal(t, ok, a.OK)
+			require.Equal(t, registry.ByLimit, a.By, "a bucket of its own")
+		}
+		r.Close()
+	})
+}
+
 // Rows that name what cannot be counted are bad, and refuse their calls.
 func TestBadBounds(t *testing.T) {
 	for name, c := range map[string]struct {

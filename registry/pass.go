@@ -38,6 +38,20 @@ func (p *Admission) Leave() {
 	}
 }
 
+// Holds tells whether there is something that Leave gives back.
+func (p *Admission) Holds() bool { return p.place != nil }
+
+// Reservation is the permit of the rate. Where no bucket was asked it is one that is ready; of a refusal it is not OK.
+func (p *Admission) Reservation() *tokenbucket.Reservation {
+	switch {
+	case p.reservation != nil:
+		return p.reservation
+	case p.OK:
+		return &tokenbucket.Reservation{}
+	}
+	return seam.Refused(p.RetryAfter).(*tokenbucket.Reservation)
+}
+
 // Enter takes all that the row of a name says for a call, waits until the call may begin, at most as long as the row's cache says, and
 // says so; or it says which of them refused, and nothing is taken. Like Allow it lets calls pass while the switch is off, and so on.
 //
@@ -48,7 +62,7 @@ func (p *Admission) Leave() {
 //
 // A place of a fleet is a lease that is renewed until Leave (package semaphore). The log tells if one is lost before.
 func (r *Registry) Enter(ctx context.Context, name string) (*Admission, error) {
-	p, err := r.begin(ctx, name)
+	p, err := r.Begin(ctx, name)
 	if err != nil || !p.OK || p.reservation == nil {
 		return p, err
 	}
@@ -61,27 +75,20 @@ func (r *Registry) Enter(ctx context.Context, name string) (*Admission, error) {
 	}
 }
 
-// Admit is Enter for package httplimit: a refusal is a reservation that is not OK. The caller waits until it is ready, and calls leave when
-// the call has ended; nil: there is nothing to give back.
+// Admit is Begin for package httplimit: a refusal is a reservation that is not OK, and leave is nil if there is nothing to give back.
 func (r *Registry) Admit(ctx context.Context, name string) (permit *tokenbucket.Reservation, leave func(), err error) {
-	p, err := r.begin(ctx, name)
-	switch {
-	case err != nil:
+	p, err := r.Begin(ctx, name)
+	if err != nil {
 		return nil, nil, err
-	case p.place != nil:
+	}
+	if p.Holds() {
 		leave = p.Leave
 	}
-	switch {
-	case p.reservation != nil && p.reservation.OK() == p.OK:
-		return p.reservation, leave, nil
-	case p.OK:
-		return &tokenbucket.Reservation{}, leave, nil
-	}
-	return seam.Refused(p.RetryAfter).(*tokenbucket.Reservation), nil, nil
+	return p.Reservation(), leave, nil
 }
 
-// begin is Enter, but for that the permit of a row that names nothing but a rate may not be due yet.
-func (r *Registry) begin(ctx context.Context, name string) (*Admission, error) {
+// Begin is Enter, but for a row that names nothing but a rate: then the call may begin when the Reservation is ready, which the caller waits for.
+func (r *Registry) Begin(ctx context.Context, name string) (*Admission, error) {
 	f, err := r.find(name)
 	for again := true; err == nil && f.bounded(); again = false {
 		p, e := r.enter(ctx, name, &f)
@@ -91,10 +98,13 @@ func (r *Registry) begin(ctx context.Context, name string) (*Admission, error) {
 		f, err = r.replace(ctx, name, f, e)
 	}
 	by := f.by
+	if f.limiter != nil { // also that of a Default
+		by = ByLimit
+	}
 	reservation, err := r.reserve(ctx, name, f, err)
 	switch {
 	case errors.Is(err, ErrNeedsEnter): // the row has changed
-		return r.begin(ctx, name)
+		return r.Begin(ctx, name)
 	case err != nil:
 		return nil, err
 	}

@@ -184,6 +184,7 @@ func (s *service) start(ctx context.Context) error {
 			tokenbucket.WithObserver(s.proxy.metrics.observer)),
 		registry.WithBypassHook(s.proxy.metrics.bypass),
 	}
+	opts = append(opts, c.backends(client)...)
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
 	}
