@@ -23,6 +23,7 @@ type attempt struct {
 	limiter     *tokenbucket.RateLimiter // nil: no rate
 	wait        time.Duration            // how long it may wait for that
 	counted     slidingwindow.Result     // in the window, if it was allowed
+	countedAt   time.Time
 	place       *place
 	reservation *tokenbucket.Reservation
 	reserved    time.Time
@@ -36,6 +37,9 @@ func (r *Registry) enter(ctx context.Context, name string, f *found) (*Admission
 	}
 	a := &attempt{bounds: b, registry: r, name: name, slot: f.entry.slot, limiter: f.limiter, wait: f.entry.wait}
 	refused, err := a.run(ctx)
+	if refused == nil && err == nil {
+		refused, err = a.recount(ctx)
+	}
 	if refused == nil && err == nil && ctx.Err() != nil {
 		err = ctx.Err()
 	}
@@ -146,15 +150,8 @@ func (a *attempt) take(ctx context.Context) (refused *Admission, err error) {
 	if a.places != nil && a.slot.inside.Load() >= int64(a.most) {
 		return full, nil
 	}
-	if a.window != nil {
-		counted, err := a.window.Take(ctx, 1)
-		if err != nil {
-			return nil, fmt.Errorf("registry: bucket %.80q: window: %w", a.name, err)
-		}
-		if !counted.Allowed {
-			return &Admission{By: ByWindow, RetryAfter: counted.RetryAfter}, nil
-		}
-		a.counted = counted
+	if refused, err := a.count(ctx); refused != nil || err != nil {
+		return refused, err
 	}
 	if a.places != nil {
 		if a.place, err = a.slot.enter(ctx, a.registry.backends.away, a.bounds); err != nil {
@@ -168,6 +165,38 @@ func (a *attempt) take(ctx context.Context) (refused *Admission, err error) {
 	return nil, nil
 }
 
+// count has the call counted in the window, if there is one.
+func (a *attempt) count(ctx context.Context) (refused *Admission, err error) {
+	if a.window == nil {
+		return nil, nil
+	}
+	counted, err := a.window.Take(ctx, 1)
+	if err != nil {
+		return nil, fmt.Errorf("registry: bucket %.80q: window: %w", a.name, err)
+	}
+	if !counted.Allowed {
+		return &Admission{By: ByWindow, RetryAfter: counted.RetryAfter}, nil
+	}
+	a.counted, a.countedAt = counted, time.Now()
+	return nil, nil
+}
+
+// recount counts a call anew that was counted much earlier than it can begin: the rest of its answers took long.
+func (a *attempt) recount(ctx context.Context) (refused *Admission, err error) {
+	if !a.counted.Allowed || time.Since(a.countedAt) <= 2*a.lead {
+		return nil, nil
+	}
+	a.uncount()
+	return a.count(ctx)
+}
+
+func (a *attempt) uncount() {
+	if a.counted.Allowed { // on an error it counts until it is out of the window
+		_ = aside(func(ctx context.Context) error { return a.window.Refund(ctx, a.counted, 1) })
+	}
+	a.counted = slidingwindow.Result{}
+}
+
 func (a *attempt) holds() bool { return a.counted.Allowed || a.place != nil }
 
 // giveBack undoes take.
@@ -176,11 +205,9 @@ func (a *attempt) giveBack() {
 	if a.place != nil {
 		leaving.Go(a.place.leave)
 	}
-	if a.counted.Allowed { // on an error it counts until it is out of the window
-		_ = aside(func(ctx context.Context) error { return a.window.Refund(ctx, a.counted, 1) })
-	}
+	a.uncount()
 	leaving.Wait()
-	a.place, a.counted = nil, slidingwindow.Result{}
+	a.place = nil
 }
 
 // cancel gives the permit of the rate back.

@@ -136,6 +136,31 @@ func TestEnterWaits(t *testing.T) {
 	})
 }
 
+// slow is a store whose first answer takes long.
+type slow struct {
+	tokenbucket.Store
+	first sync.Once
+}
+
+func (s *slow) Apply(ctx context.Context, b *tokenbucket.Batch) error {
+	s.first.Do(func() { time.Sleep(500 * time.Millisecond) })
+	return s.Store.Apply(ctx, b)
+}
+
+// A call counts in its window from when it begins, though what it asked afterwards took long.
+func TestCountedWhenItBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		row := bounded("/a", func(l *registry.Limit) { l.Window, l.WindowLimit = time.Second, 1 })
+		r := open(t, registry.Static{row}, &slow{Store: tokenbucket.NewMemoryStore()}, registry.WithLocalWindows(), registry.WithLocalSemaphores())
+		require.True(t, enter(t, r, "/a").OK)
+		time.Sleep(700 * time.Millisecond)
+		second := enter(t, r, "/a")
+		require.Equal(t, registry.ByWindow, second.By)
+		require.False(t, second.OK)
+		r.Close()
+	})
+}
+
 // What only takes permits cannot give a place back, and says so rather than to skip it.
 func TestNeedsEnter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

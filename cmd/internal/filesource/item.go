@@ -39,7 +39,7 @@ var fields = []field{
 		return true
 	}},
 	{"disabled", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.Disabled, text) }},
-	{"rate", "a number of permits per second from 1e-9 to 2^53; 0: nothing passes; none, with a window or concurrent", func(l *registry.Limit, text string) bool {
+	{"rate", "a number of permits per second from 1e-9 to 2^53, or 0: nothing passes", func(l *registry.Limit, text string) bool {
 		if l.NoRate = text == "none"; l.NoRate {
 			return true
 		}
