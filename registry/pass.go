@@ -77,6 +77,11 @@ func (r *Registry) Enter(ctx context.Context, name string) (*Admission, error) {
 
 // Admit is Begin for package httplimit: a refusal is a reservation that is not OK, and leave is nil if there is nothing to give back.
 func (r *Registry) Admit(ctx context.Context, name string) (permit *tokenbucket.Reservation, leave func(), err error) {
+	if f, err := r.find(name); err == nil && !f.bounded() {
+		if permit, err = r.reserve(ctx, name, f, nil); !errors.Is(err, ErrNeedsEnter) { // else the row has changed
+			return permit, nil, err
+		}
+	}
 	p, err := r.Begin(ctx, name)
 	if err != nil {
 		return nil, nil, err
