@@ -142,13 +142,17 @@ func TestRowWithAllBounds(t *testing.T) {
 			calls = within(times, from, time.Since(upstream.began))
 			t.Logf("%d calls in %v", calls, time.Since(upstream.began)-from)
 		}
-		require.GreaterOrEqual(t, calls, 240)
 		stop()
 		times, most, late := upstream.seen()
 		jitter := 150*time.Millisecond + 2*late
 		window, rate := bound.Busiest(times, 5*time.Second-jitter), bound.Fullest(times, 50)
 		t.Logf("at most %d at once, %d in %v; %d in %v; late by %v", most, window.Events, window.Length(), rate.Events, rate.Length(), late)
-		require.Equal(t, 4, most)
+		starved := late > 100*time.Millisecond // by others: then there is no saying how much the bounds would let through
+		if !starved {
+			require.GreaterOrEqual(t, calls, 240)
+			require.Equal(t, 4, most)
+		}
+		require.LessOrEqual(t, most, 4)
 		require.LessOrEqual(t, window.Events, 120)
 		require.LessOrEqual(t, rate.Excess(50), 5+50*jitter.Seconds())
 		refused := map[string]int{}
@@ -163,7 +167,7 @@ func TestRowWithAllBounds(t *testing.T) {
 		}
 		t.Logf("refused by %v", refused)
 		for _, by := range []string{"window", "concurrency", "limit"} {
-			require.Positive(t, refused[by], by)
+			require.True(t, starved || refused[by] > 0, by)
 		}
 
 		// Nothing is left behind, and what a row says next is followed by the whole fleet.
