@@ -34,6 +34,9 @@ func (r *Registry) Reload(ctx context.Context) error {
 		return err // closed
 	}
 	r.note(&load)
+	if err == nil {
+		r.settle(ctx)
+	}
 	return err
 }
 
@@ -91,7 +94,7 @@ func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 
 // follow returns the entry for a row: what was, if nothing of it changed.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
-	e := &entry{limit: *c, version: c.Version, wait: c.wait()}
+	e := &entry{limit: *c, version: c.Version, wait: c.wait(), slot: r.slot(c)}
 	if was != nil {
 		if was.limit.sameLimiter(c) {
 			e.version = r.dispute(was)
@@ -140,7 +143,7 @@ func (r *Registry) dispute(e *entry) int64 {
 // keep decides about the names whose rows are bad, and counts the limits that are gone.
 func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 	rows := map[string]*entry{} // those that are not among the next, by row
-	named := map[string]int{} // how many limits a row's name stood for: a file has one for all
+	named := map[string]int{}   // how many limits a row's name stood for: a file has one for all
 	for name, e := range old {
 		if named[e.limit.Row]++; next[name] == nil {
 			rows[e.limit.Row] = e

@@ -61,7 +61,9 @@ func TestBadPatterns(t *testing.T) {
 
 // Of a source that has one name for all of its rows, a file, it is not known which of the limits that are gone was the bad row's.
 func TestBadRowOfAFile(t *testing.T) {
-	of := func(l registry.Limit) registry.Limit { return with(l, func(l *registry.Limit) { l.Row = "limits.yaml" }) }
+	of := func(l registry.Limit) registry.Limit {
+		return with(l, func(l *registry.Limit) { l.Row = "limits.yaml" })
+	}
 	source := &fake{}
 	source.set(of(row("/gone", 1, 1)), of(row("/a", 1, 1)), of(row("/b", 1, 1)))
 	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,7 @@ type Registry struct {
 	strange cache // limiters of names without a row
 	keys    cache // limiters of the keys of rows (Limit.PerKey)
 	past    past
+	slots   map[string]*slot // of rows with more than a rate, also of those that are gone; whoever has turn
 
 	believed int // names of the last table that was not doubted
 	losses   int // so many loads in a row have lost more than half of them
@@ -60,6 +62,7 @@ type settings struct {
 	hook       func(Load)
 	bypass     func(name string, by Decider, pass bool)
 	log        *slog.Logger
+	backends   backends
 }
 
 // entry is one row in force.
@@ -69,6 +72,7 @@ type entry struct {
 	wait     time.Duration
 	bad      bool                                    // the row never was good: WithBadRows decides
 	limiter  atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
+	slot     *slot                                   // nil: the row names nothing but a rate
 	disputed int                                     // so many loads in a row found something else in force in the bucket
 	replaced time.Time                               // when a bucket of the other kind was; whoever has kinds
 	of       *entry                                  // of a row's key: the row's own
@@ -78,7 +82,7 @@ type entry struct {
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
 // (WithWait).
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
-	r := &Registry{turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
+	r := &Registry{slots: map[string]*slot{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
 		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, interval: 10 * time.Second, timeout: 5 * time.Second, log: slog.Default(),
 	}
@@ -123,6 +127,9 @@ func (s *settings) fits(o *Otherwise) error {
 	}
 	sample := *o.limit
 	sample.Name = "default"
+	if sample.bounded() { // they would be forgotten with the limiter
+		return bad("window or concurrency", strings.TrimPrefix(sample.boundsText(), ", "), "none but in a row")
+	}
 	err := s.try(&sample, sample.Version)
 	if err != nil && err.Err == nil {
 		return bad(err.Field, err.Value, err.Want)
@@ -183,12 +190,18 @@ func (r *Registry) Close() {
 // policy says so (WithUnknown), the call passes at once.
 func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 	f, err := r.find(name)
+	if err == nil && f.bounded() {
+		return r.allowBounded(ctx, name, &f)
+	}
 	if err != nil || f.limiter == nil {
 		return r.bypassed(name, &f, err)
 	}
 	ok, err := f.limiter.TryAcquire(ctx, 1, f.entry.wait)
 	if err != nil && errors.Is(err, tokenbucket.ErrInvalidConfig) {
-		if f, err = r.replace(ctx, name, f, err); err != nil || f.limiter == nil {
+		if f, err = r.replace(ctx, name, f, err); err == nil && f.bounded() {
+			return r.allowBounded(ctx, name, &f)
+		}
+		if err != nil || f.limiter == nil {
 			return r.bypassed(name, &f, err)
 		}
 		return f.limiter.TryAcquire(ctx, 1, f.entry.wait)
@@ -200,13 +213,24 @@ func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 // permit falls due within the row's cache.
 func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reservation, error) {
 	f, err := r.find(name)
+	if err == nil && f.bounded() {
+		return nil, needsEnter(name, &f.entry.limit)
+	}
+	return r.reserve(ctx, name, f, err)
+}
+
+// reserve is Reserve for a row that names nothing but a rate, as far as was found.
+func (r *Registry) reserve(ctx context.Context, name string, f found, err error) (*tokenbucket.Reservation, error) {
 	if err == nil && f.limiter != nil {
 		var place *tokenbucket.Reservation
 		place, err = f.limiter.TryReserve(ctx, 1, f.entry.wait)
 		if err == nil || !errors.Is(err, tokenbucket.ErrInvalidConfig) {
 			return place, err
 		}
-		if f, err = r.replace(ctx, name, f, err); err == nil && f.limiter != nil {
+		if f, err = r.replace(ctx, name, f, err); err == nil && f.bounded() {
+			return nil, needsEnter(name, &f.entry.limit)
+		}
+		if err == nil && f.limiter != nil {
 			return f.limiter.TryReserve(ctx, 1, f.entry.wait)
 		}
 	}
@@ -273,6 +297,8 @@ func (r *Registry) find(name string) (found, error) {
 	switch {
 	case e.limit.Disabled:
 		return found{entry: e, by: ByDisabled, pass: true}, nil
+	case e.limit.NoRate:
+		return found{entry: e, by: ByLimit}, nil
 	case e.limit.Rate == 0:
 		return r.inShadow(found{entry: e, by: ByZero}), nil
 	}
@@ -301,7 +327,7 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 	if _, err := s.limiter(&sample, version); err != nil {
 		return &RowError{Row: c.Row, Name: c.Name, Err: err}
 	}
-	return nil
+	return s.backends.try(c, version)
 }
 
 // limiter makes the limiter of a row. Limiters of one name share their bucket's queue, so callers that wait keep their

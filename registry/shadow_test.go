@@ -2,6 +2,7 @@ package registry_test
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -169,5 +170,48 @@ func TestBadRowComesIntoShadow(t *testing.T) {
 		require.Equal(t, passes, pass(t, r, "/bad", 9))
 		source.set(with(row("/bad", -1, 1), func(l *registry.Limit) { l.Shadow = passes == 0 }))
 		require.NoError(t, r.Reload(ctx))
+	}
+}
+
+// A row in shadow refuses nothing by its window and its concurrency, either: what they would refuse is told, and counted apart.
+func TestShadowOfBounds(t *testing.T) {
+	for name, opt := range map[string]registry.Option{"the row": nil, "all": registry.WithShadow()} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				told := map[registry.Decider]int{}
+				opts := []registry.Option{registry.WithLocalWindows(), registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithBypassHook(func(name string, by registry.Decider, pass bool) {
+					require.Equal(t, "x", name)
+					require.True(t, pass)
+					told[by]++
+				})}
+				if opt != nil {
+					opts = append(opts, opt)
+				}
+				r, err := registry.New(registry.Static{{Name: "x", NoRate: true, Window: time.Minute, WindowLimit: 3, Concurrent: 2, Shadow: opt == nil}}, tokenbucket.NewMemoryStore(), opts...)
+				require.NoError(t, err)
+				defer r.Close()
+				for range 5 {
+					a, err := r.Enter(t.Context(), "x")
+					require.NoError(t, err)
+					require.True(t, a.OK)
+					require.Equal(t, registry.ByShadow, a.By)
+					defer a.Leave()
+				}
+				require.Equal(t, map[registry.Decider]int{registry.ByShadow: 3}, told, "two of five are within both")
+			})
+		})
+	}
+}
+
+// A window and a concurrency are of all keys together, so a row for each key with one of them is a bad row.
+func TestPerKeyHasNoBounds(t *testing.T) {
+	for what, row := range map[string]registry.Limit{
+		"window":      {Name: "x", Rate: 1, PerKey: true, Window: time.Second, WindowLimit: 1},
+		"concurrency": {Name: "x", Rate: 1, PerKey: true, Concurrent: 1},
+	} {
+		rejected := openLocal(t, registry.Static{row}).Stats().Rejected
+		require.Len(t, rejected, 1, what)
+		require.Equal(t, "per key", rejected[0].Field, what)
+		require.ErrorContains(t, &rejected[0], "a window and a concurrency are of all keys together")
 	}
 }

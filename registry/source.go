@@ -49,6 +49,17 @@ type Limit struct {
 	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99: 0.5 is half a second, 0 is not at all. It
 	// is the table's word for what a limiter calls its longest wait (tokenbucket.WithMaxWait).
 	Cache float64
+	// Window: at most WindowLimit calls begin in any window of this length, whole milliseconds up to 90 days, in which they are counted
+	// in hundredths (package slidingwindow). 0: there is none.
+	Window      time.Duration
+	WindowLimit int
+	// Concurrent: at most so many calls are under way at once (package semaphore). 0: any number.
+	//
+	// A row with a window or a concurrency needs a place where it is counted (WithWindows, WithSemaphores), and all that it names must
+	// agree for a call to pass: see Registry.Enter.
+	Concurrent int
+	// NoRate: there is no rate, and Rate is 0; a window or a concurrency limits alone. Without it a Rate of 0 lets nothing pass.
+	NoRate bool
 	// Version: of two contents of one name the one with the higher version wins in the whole fleet. Usually the time of the
 	// last modification, in microseconds since 1970, UTC. 0: unknown.
 	Version int64
@@ -66,7 +77,8 @@ const maxName = 512
 func (c *Limit) sameLimiter(o *Limit) bool {
 	return c.Name == o.Name && c.Rate == o.Rate && c.Quota == o.Quota && c.Jitter == o.Jitter && c.Warmup == o.Warmup &&
 		c.ColdFactor == o.ColdFactor && (c.MaxPermits == nil) == (o.MaxPermits == nil) &&
-		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits) && c.PerKey == o.PerKey && c.Shadow == o.Shadow
+		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits) && c.PerKey == o.PerKey && c.Shadow == o.Shadow &&
+		c.Window == o.Window && c.WindowLimit == o.WindowLimit && c.Concurrent == o.Concurrent && c.NoRate == o.NoRate
 }
 
 // wait is how long a call may wait: the cache is a share of a second.
@@ -86,6 +98,8 @@ func (c *Limit) check() *RowError {
 		return bad("name", fmt.Sprintf("%.80q", c.Name), "a * at its end only, for all names that begin so")
 	case c.PerKey && len(c.Name) > maxPerKeyName:
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "at most 256 bytes, for a limit per key")
+	case c.PerKey && c.bounded():
+		return bad("per key", c.PerKey, "false: a window and a concurrency are of all keys together")
 	case c.Disabled:
 		return nil
 	case !(c.Cache >= 0 && c.Cache <= 9.99):
@@ -101,13 +115,16 @@ func (c *Limit) check() *RowError {
 	case c.ColdFactor != 0 && c.Warmup == 0:
 		return bad("cold factor", c.ColdFactor, "none without a warm-up period")
 	}
-	return nil
+	return c.checkBounds(bad)
 }
 
 // String is the limit for a person: 5/s, cache 0.5.
 func (c *Limit) String() string {
 	if c.Disabled {
 		return "off"
+	}
+	if c.NoRate {
+		return "any rate" + c.boundsText() + c.flags()
 	}
 	if c.Rate == 0 {
 		return "nothing passes" + c.flags()
@@ -121,7 +138,7 @@ func (c *Limit) String() string {
 	case c.MaxPermits != nil:
 		text += fmt.Sprintf(" (bucket of %v)", *c.MaxPermits)
 	}
-	return text + fmt.Sprintf(", cache %v", c.Cache) + c.flags()
+	return text + fmt.Sprintf(", cache %v", c.Cache) + c.boundsText() + c.flags()
 }
 
 // RowError tells which row was rejected, and why. Nothing of the row is in force: see WithBadRows.

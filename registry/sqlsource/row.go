@@ -24,11 +24,12 @@ const (
 
 // raw is a row as texts; NULL is nil. They are valid until the next row is read.
 type raw struct {
-	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota, shadow, perKey sql.RawBytes
+	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota, shadow, perKey, window, windowLimit, concurrent sql.RawBytes
 }
 
 func (r *raw) cells() []any {
-	return []any{&r.id, &r.name, &r.rate, &r.cache, &r.status, &r.micros, &r.unread, &r.burst, &r.warmup, &r.cold, &r.quota, &r.shadow, &r.perKey}
+	return []any{&r.id, &r.name, &r.rate, &r.cache, &r.status, &r.micros, &r.unread, &r.burst, &r.warmup, &r.cold, &r.quota, &r.shadow, &r.perKey,
+		&r.window, &r.windowLimit, &r.concurrent}
 }
 
 // parser makes limits of rows.
@@ -82,6 +83,9 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte, want string) {
 	c := &p.columns
 	var ok bool
+	if field, value, want = p.bounds(r, l); want != "" || l.NoRate {
+		return field, value, want
+	}
 	if l.Rate, ok = number(r.rate); !ok || l.Rate != 0 && l.Rate < 1e-9 || l.Rate > maxExact {
 		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53, or 0: nothing passes"
 	}

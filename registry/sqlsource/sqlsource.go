@@ -60,6 +60,12 @@ type Columns struct {
 	ColdFactor string
 	// Quota is 1 if the row is a hard quota and 0 if it is a rate. NULL: what the source says (WithQuota).
 	Quota string
+	// Window is the length of a window in seconds, and WindowLimit how many calls may begin in any such window. NULL or 0 in both: none.
+	Window, WindowLimit string
+	// Concurrent is how many calls may be under way at once. NULL or 0: any number.
+	//
+	// In a row with a window or a concurrency a NULL rate means that there is none. A rate of 0 lets nothing pass there, too.
+	Concurrent string
 
 	// These two are read where the table has them: the created one has, one of an earlier release may have not.
 
@@ -91,6 +97,7 @@ func (c *Columns) fields() []columnField {
 		{"ID", &c.ID}, {"Name", &c.Name}, {"Rate", &c.Rate}, {"Cache", &c.Cache}, {"Status", &c.Status}, {"Modified", &c.Modified},
 		{"Burst", &c.Burst}, {"WarmupMillis", &c.WarmupMillis}, {"ColdFactor", &c.ColdFactor}, {"Quota", &c.Quota},
 		{"Shadow", &c.Shadow}, {"PerKey", &c.PerKey},
+		{"Window", &c.Window}, {"WindowLimit", &c.WindowLimit}, {"Concurrent", &c.Concurrent},
 	}
 }
 
@@ -230,6 +237,7 @@ func (o *options) query(missing ...string) string {
 		d.micros(o.table, c.Modified), d.unread(o.table, c.Modified),
 		optional(c.Burst), optional(c.WarmupMillis), optional(c.ColdFactor), optional(c.Quota),
 		optional(c.Shadow), optional(c.PerKey),
+		optional(c.Window), optional(c.WindowLimit), optional(c.Concurrent),
 	}
 	from := d.quoteTable(o.table)
 	// A key without its table would be the one that was selected, as a text.

@@ -34,6 +34,11 @@ var about = map[string][]string{
 	"limit_rate":                         {"Permits per second in force, of buckets that are in use.", "bucket"},
 	"limit_max_permits":                  {"Permits that a bucket can save up.", "bucket"},
 	"limit_stored_permits":               {"Permits that a bucket has saved up.", "bucket"},
+	"limit_window_used":                  {"Calls that count in a limit's window, of the whole fleet.", "bucket"},
+	"limit_window_limit":                 {"Calls that may begin in any such window.", "bucket"},
+	"limit_concurrent_used":              {"Calls of a limit that are under way, of the whole fleet.", "bucket"},
+	"limit_concurrent_used_here":         {"Calls of a limit that are under way in this gateway.", "bucket"},
+	"limit_concurrent_limit":             {"Calls of a limit that may be under way.", "bucket"},
 	"limit_held_until_timestamp_seconds": {"Until when a Retry-After of an upstream holds a bucket back; 0: it does not.", "bucket"},
 }
 
@@ -91,6 +96,17 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 		gauge("limit_max_permits", v.maxPermits, name)
 		gauge("limit_stored_permits", v.stored, name)
 		gauge("limit_held_until_timestamp_seconds", v.until(), name)
+	}
+	for name, u := range c.proxy.metrics.usages(context.Background()) {
+		if u.Window != 0 {
+			gauge("limit_window_used", float64(u.WindowUsed), name)
+			gauge("limit_window_limit", float64(u.WindowLimit), name)
+		}
+		if u.Concurrent != 0 {
+			gauge("limit_concurrent_used", float64(u.Places), name)
+			gauge("limit_concurrent_used_here", float64(u.Inside), name)
+			gauge("limit_concurrent_limit", float64(u.Concurrent), name)
+		}
 	}
 }
 

@@ -28,6 +28,7 @@ type metrics struct {
 	limits   atomic.Pointer[registry.Registry]
 
 	bypassed  *prom.CounterVec // bucket, by, result
+	refusals  *prom.CounterVec // bucket, by
 	penalties *prom.CounterVec // bucket
 	upstreams *prom.CounterVec // upstream, kind
 
@@ -50,6 +51,7 @@ func newMetrics() (*metrics, error) {
 		return v
 	}
 	m.bypassed = counter("bypassed_total", "Calls that passed or were refused without a bucket.", "bucket", "by", "result")
+	m.refusals = counter("refusals_total", "Calls that were refused, by what refused them.", "bucket", "by")
 	m.penalties = counter("penalties_total", "Answers of upstreams with a Retry-After that held a bucket back.", "bucket")
 	m.upstreams = counter("upstream_errors_total", "Calls that got no answer from their upstream.", "upstream", "kind")
 	return m, nil
@@ -83,19 +85,6 @@ func (m *metrics) hasBucket(key string) bool {
 	}
 	l, err := limits.Limiter(key)
 	return err == nil && l != nil
-}
-
-// decider is what decides about a key that was refused.
-func (m *metrics) decider(key string) registry.Decider {
-	limits := m.limits.Load()
-	if limits == nil {
-		return registry.ByLimit
-	}
-	f, pass := limits.Decider(key)
-	if pass { // by now
-		return registry.ByLimit
-	}
-	return f
 }
 
 // label is the name of the row that decides about a name or a bucket, and one for all others: nobody makes series by calling.

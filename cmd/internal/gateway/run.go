@@ -185,6 +185,7 @@ func (s *service) start(ctx context.Context) error {
 		registry.WithBypassHook(s.proxy.metrics.bypass),
 	}
 	opts = append(opts, c.registryOptions()...)
+	opts = append(opts, c.backends(client)...)
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
 	}

@@ -70,6 +70,7 @@ type (
 		ColdFactor    float64  `json:"cold_factor,omitempty"`
 		Cache         float64  `json:"cache"`
 		Version       int64    `json:"version"`
+		boundsOf
 	}
 	// counts are what calls of a limit came to, as /metrics has it.
 	counts struct {
@@ -109,9 +110,10 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 		}
 		counted := a.proxy.metrics.counts(r.Context())
 		s.Others = counted[tbprometheus.Other]
+		bounds := a.proxy.metrics.boundsOf(r.Context())
 		for _, l := range limits.Limits() {
 			s.Limits = append(s.Limits, limit{
-				counted[l.Name], l.Name, l.Row, l.Disabled, l.Shadow || stats.AllShadow, l.PerKey, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version,
+				counted[l.Name], l.Name, l.Row, l.Disabled, l.Shadow || stats.AllShadow, l.PerKey, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version, bounds(&l),
 			})
 		}
 	}
