@@ -39,7 +39,10 @@ type RateLimiter struct {
 // Name of the limiter and its bucket.
 func (l *RateLimiter) Name() string { return l.coordinator.label() }
 
-func init() { seam.InForce = func(l any) seam.Force { return l.(*RateLimiter).force() } }
+func init() {
+	seam.InForce = func(l any) seam.Force { return l.(*RateLimiter).force() }
+	seam.Hopeless = func(l any, timeout time.Duration) bool { return l.(*RateLimiter).knownHopeless(timeout) }
+}
 
 // force is what the registry asks.
 func (l *RateLimiter) force() seam.Force {
@@ -48,6 +51,15 @@ func (l *RateLimiter) force() seam.Force {
 	own.Version = there.Version
 	f.Own = own == there
 	return f
+}
+
+// knownHopeless tells whether one permit within the timeout is refused without asking the store.
+func (l *RateLimiter) knownHopeless(timeout time.Duration) bool {
+	if l.shadow || l.enabled != nil && !l.enabled() {
+		return false
+	}
+	_, refused := l.coordinator.refuses(&l.limiter, 1, max(0, timeout.Microseconds()))
+	return refused
 }
 
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.

@@ -93,21 +93,22 @@ var unlimited = &tokenbucket.Reservation{}
 
 func refused(permit *tokenbucket.Reservation) bool { return permit != nil && !permit.OK() }
 
-// admit takes a permit and waits until it is due. With a RefusedError comes the reservation that says so.
-func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation, error) {
+// admit takes a permit and waits until it is due. With a RefusedError comes the reservation that says so. When the call has ended, it
+// leaves, unless there was an error.
+func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation, *leaving, error) {
 	ctx := r.Context()
-	permit, err := reserve(ctx, s.gate, key)
+	permit, leaving, err := reserve(ctx, s.gate, key)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, context.Cause(ctx)
+		return nil, nil, context.Cause(ctx)
 	case err != nil:
 		err = &GateError{key, err}
 		if s.onError != nil {
 			err = s.onError(r, err)
 		}
-		return unlimited, err
+		return unlimited, nil, err
 	case !permit.OK():
-		return permit, &RefusedError{key, permit.RetryAfter()}
+		return permit, nil, &RefusedError{key, permit.RetryAfter()}
 	}
 	select {
 	case <-permit.Ready():
@@ -115,23 +116,24 @@ func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation,
 		s.giveBack(ctx, key, permit)
 	}
 	if ctx.Err() != nil { // even if the permit is due: nothing would come of the request
-		return nil, context.Cause(ctx)
+		leaving.leave()
+		return nil, nil, context.Cause(ctx)
 	}
-	return permit, nil
+	return permit, leaving, nil
 }
 
 // reserve asks the gate. A wait that only the context is too short for is a refusal, not a failure.
-func reserve(ctx context.Context, gate Gate, key string) (*tokenbucket.Reservation, error) {
-	permit, err := gate.Reserve(ctx, key)
+func reserve(ctx context.Context, gate Gate, key string) (*tokenbucket.Reservation, *leaving, error) {
+	permit, leaving, err := ask(ctx, gate, key)
 	var long *tokenbucket.WaitError
 	if errors.As(err, &long) && errors.Is(long.Reason, context.DeadlineExceeded) {
 		deadline, _ := ctx.Deadline()
-		return Refused(long.Wait - time.Until(deadline)), nil
+		return Refused(long.Wait - time.Until(deadline)), nil, nil
 	}
 	if err == nil && permit == nil {
 		err = errNothing
 	}
-	return permit, err
+	return permit, leaving, err
 }
 
 // giveBack cancels a permit, unless its time has come: then it is used. It returns when that is done, or when the caller has been

@@ -17,6 +17,8 @@ import (
 // streams, upgrades and http.ResponseController work as without. When the request's context ends during the wait, the permit
 // goes back and next is not called; the answer is 503, should anybody read it.
 //
+// What a gate holds for a call (Entrance) goes back when next returns.
+//
 // A refused request is answered 429 with Retry-After, in whole seconds (WithRefusalHandler). When the gate fails, the
 // answer is 503 with Retry-After: 1 (WithOnError).
 //
@@ -82,9 +84,10 @@ func WithRefusalHandler(h http.Handler) MiddlewareOption {
 type middleware struct{ settings }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	permit, err := m.admit(r, m.key(r))
+	permit, leaving, err := m.admit(r, m.key(r))
 	switch {
 	case err == nil:
+		defer leaving.leave()
 		m.announce(w.Header(), permit)
 		next.ServeHTTP(w, r)
 	case refused(permit):

@@ -31,6 +31,8 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 // A response 429 or 503 with Retry-After holds the request's bucket back for the whole fleet, before RoundTrip returns it
 // (WithMaxRetryAfter); requests that wait already wait that much longer. Responses are passed on as they are.
 //
+// What a gate holds for a call (Entrance) goes back when the response's body has been read to its end or closed, or with the error.
+//
 // Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. What
 // http.Transport sends again because an idle connection was found dead is one.
 //
@@ -90,7 +92,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errZero
 	}
 	key := t.key(r)
-	permit, err := t.admit(r, key)
+	permit, leaving, err := t.admit(r, key)
 	if err != nil {
 		closeBody(r)
 		if t.respond && refused(permit) {
@@ -98,10 +100,18 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
+	sent := false
+	defer func() {
+		if !sent {
+			leaving.leave()
+		}
+	}()
 	response, err := t.base.RoundTrip(r)
 	if err != nil {
 		return response, err
 	}
+	sent = true
+	leaving.after(response)
 	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
 		if d := retryAfter(response.Header, time.Now(), t.longest); d > 0 {
 			t.penalize(r.Context(), key, d)

@@ -9,6 +9,7 @@ import (
 // when the newer is full. What is in use moves up, and what is forgotten costs no more than to be made again.
 type cache struct {
 	most int
+	name func(string) string // of the bucket
 
 	mu       sync.RWMutex
 	new, old map[string]*entry
@@ -21,7 +22,7 @@ func (c *cache) get(name string, limit *Limit) *entry {
 	if e != nil {
 		return e
 	}
-	name = bucketName(name)
+	name = c.name(name)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if e = c.new[name]; e != nil {
@@ -31,12 +32,17 @@ func (c *cache) get(name string, limit *Limit) *entry {
 		e = &entry{limit: *limit, version: limit.Version, wait: limit.wait()}
 		e.limit.Name = strings.Clone(name) // it may be part of a request
 	}
-	delete(c.old, name)
+	c.put(e)
+	return e
+}
+
+// put makes an entry the newest of its name. The lock is held.
+func (c *cache) put(e *entry) {
+	delete(c.old, e.limit.Name)
 	if c.new == nil || len(c.new) >= c.most/2 {
 		c.new, c.old = map[string]*entry{}, c.new
 	}
 	c.new[e.limit.Name] = e
-	return e
 }
 
 // bucketName makes a bucket's name of any string, so that nobody escapes the limit by sending what is no name.

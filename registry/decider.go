@@ -4,7 +4,7 @@ package registry
 type Decider uint8
 
 const (
-	// ByLimit: the bucket of its row, or of a Default.
+	// ByLimit: the bucket of its row, or of a Default; of a row that names more, its rate.
 	ByLimit Decider = iota
 	// BySwitch: the switch is off, and every call passes.
 	BySwitch
@@ -16,11 +16,17 @@ const (
 	ByBadRow
 	// ByUnknown: there is no row, and WithUnknown says Pass or Refuse.
 	ByUnknown
+	// ByShadow: one of these three would refuse the calls, but they are in shadow (WithShadow, Limit.Shadow), and pass.
+	ByShadow
+	// ByWindow: the row's window.
+	ByWindow
+	// ByConcurrency: as many calls are under way as the row allows.
+	ByConcurrency
 )
 
-var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown"}
+var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency"}
 
-// String is one word: limit, switch, disabled, zero, bad_row, unknown.
+// String is one word: limit, switch, disabled, zero, bad_row, unknown, shadow, window, concurrency.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]

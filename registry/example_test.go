@@ -39,6 +39,32 @@ func ExampleNew() {
 	// /ibe/Other false <nil>
 }
 
+// A row with a rate, a window and a concurrency: all must agree, and the call gives its place back when it has ended.
+func ExampleRegistry_Enter() {
+	source := registry.Static{{Name: "/ibe/Order", Rate: 5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 1}}
+	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
+	if err != nil {
+		panic(err)
+	}
+	defer limits.Close()
+	order := func(ctx context.Context, call func()) {
+		a, err := limits.Enter(ctx, "/ibe/Order")
+		if err != nil {
+			panic(err)
+		}
+		if !a.OK {
+			fmt.Println("refused by", a.By, a.RetryAfter)
+			return
+		}
+		defer a.Leave()
+		call()
+	}
+	order(context.Background(), func() {
+		order(context.Background(), func() {})
+	})
+	// Output: refused by concurrency 1s
+}
+
 // A gateway whose limits operators keep in a table: calls to the upstream wait for a permit of the row that their path names.
 func Example_gateway() {
 	db, err := sql.Open("mysql", "gateway:secret@tcp(db:3306)/limits") // import the driver that you use

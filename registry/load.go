@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
@@ -28,19 +29,22 @@ func (r *Registry) Reload(ctx context.Context) error {
 	table, err := r.source.Load(ctx)
 	load := Load{Took: time.Since(began), Err: err}
 	if err == nil {
-		r.apply(table, &load)
+		r.apply(ctx, table, &load)
 	} else if r.ctx.Err() != nil {
 		return err // closed
 	}
 	r.note(&load)
+	if err == nil {
+		r.settle(ctx)
+	}
 	return err
 }
 
 // apply puts a table in force.
-func (r *Registry) apply(table Table, load *Load) {
+func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	var old map[string]*entry
 	if before := r.limits.Load(); before != nil {
-		old = *before
+		old = before.rows
 	}
 	next := make(map[string]*entry, len(table.Limits))
 	load.Rejected = slices.Clone(table.Rejected)
@@ -64,14 +68,16 @@ func (r *Registry) apply(table Table, load *Load) {
 	}
 	load.Rows = len(table.Limits) + len(table.Rejected)
 	r.keep(old, next, load)
-	r.limits.Store(&next)
+	r.limits.Store(&book{next, newWide(next, r.parts)})
 	load.Limits = len(next) - load.Bad
+	r.countShadows(next, load)
+	r.renewShadows(ctx, next)
 }
 
 // tellChange counts and logs what a row does.
 func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 	level := slog.LevelInfo
-	if e.limit.Disabled {
+	if e.limit.Disabled || e.limit.Shadow {
 		level = slog.LevelWarn // less is limited than before
 	}
 	switch {
@@ -88,7 +94,7 @@ func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 
 // follow returns the entry for a row: what was, if nothing of it changed.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
-	e := &entry{limit: *c, version: c.Version, wait: c.wait()}
+	e := &entry{limit: *c, version: c.Version, wait: c.wait(), slot: r.slot(c)}
 	if was != nil {
 		if was.limit.sameLimiter(c) {
 			e.version = r.dispute(was)
@@ -103,10 +109,11 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		} else { // whatever its time says: seconds are coarse, and clocks change
 			e.version = max(c.Version, was.version+1)
 		}
-	} else if version, ok := r.past[c.Name]; ok {
+	} else if version, ok := r.past.get(c.Name); ok {
 		e.version = max(c.Version, version+1)
 	}
 	if err := r.try(c, e.version); err != nil {
+		err.Shadow = c.Shadow
 		return nil, err
 	}
 	return e, nil
@@ -118,7 +125,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 func (r *Registry) dispute(e *entry) int64 {
 	l := e.limiter.Load()
 	if l == nil {
-		return e.version
+		return r.disputeKeys(e)
 	}
 	there := seam.InForce(l)
 	if there.Own {
@@ -136,9 +143,15 @@ func (r *Registry) dispute(e *entry) int64 {
 // keep decides about the names whose rows are bad, and counts the limits that are gone.
 func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 	rows := map[string]*entry{} // those that are not among the next, by row
+	named := map[string]int{}   // how many limits a row's name stood for: a file has one for all
 	for name, e := range old {
-		if next[name] == nil && e.limit.Row != "" {
+		if named[e.limit.Row]++; next[name] == nil {
 			rows[e.limit.Row] = e
+		}
+	}
+	for row, n := range named {
+		if n > 1 || row == "" {
+			delete(rows, row)
 		}
 	}
 	for i := range load.Rejected {
@@ -167,7 +180,7 @@ func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 		if load.Removed++; load.Removed <= mostTold {
 			r.log.Info("registry: a limit is gone", "bucket", e.limit.Name, "row", e.limit.Row)
 		}
-		r.past[e.limit.Name] = e.version
+		r.past.put(e.limit.Name, e.version)
 	}
 	if load.Removed > mostTold {
 		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostTold)
@@ -197,6 +210,9 @@ func (r *Registry) doubtful(gone, left int) bool {
 // rule decides about the name of a bad row: its last good limit stays; if there is none, WithBadRows decides.
 func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *Load) {
 	name, was := bad.Name, old[bad.Name]
+	if strings.Contains(strings.TrimSuffix(name, "*"), "*") {
+		name = "" // no call is meant
+	}
 	if was == nil || was.bad {
 		if e := rows[bad.Row]; e != nil && !e.bad { // the row had another name, or has none that can be read
 			next[e.limit.Name] = e
@@ -207,7 +223,9 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 	switch e := next[name]; {
 	case name == "" && bad.Consequence != "":
 	case name == "":
-		bad.Consequence = "it limits nothing, since it has no name"
+		if bad.Consequence = "it limits nothing, since it has no name"; bad.Name != "" {
+			bad.Consequence = "it limits nothing: such a name holds for no call"
+		}
 	case e != nil && !e.bad && e.limit.Row != bad.Row:
 		bad.Consequence = fmt.Sprintf("row %.80s is in force for the name", e.limit.Row)
 	case was != nil && !was.bad:
@@ -215,19 +233,19 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 			next[name] = was
 			load.Kept++
 		}
-		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.String(), r.badRows.describe())
+		bad.Consequence = fmt.Sprintf("its last good limit, %s, stays in force; in a process that starts now, %s", was.limit.String(), r.consequence(bad))
 	case e == nil:
-		if was == nil {
+		if was == nil || was.limit.Shadow != bad.Shadow {
 			was = &entry{bad: true}
 			if d := r.badRows.limit; d != nil {
 				was.limit, was.version, was.wait = *d, d.Version, d.wait()
 			}
-			was.limit.Name, was.limit.Row = name, bad.Row
+			was.limit.Name, was.limit.Row, was.limit.Shadow = name, bad.Row, bad.Shadow
 		}
 		next[name] = was
 		load.Bad++
-		bad.Consequence = r.badRows.describe()
+		bad.Consequence = r.consequence(bad)
 	default:
-		bad.Consequence = r.badRows.describe()
+		bad.Consequence = r.consequence(bad)
 	}
 }

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"slices"
 	"sync"
 	"time"
 )
@@ -35,8 +36,9 @@ func (n *notes) age() time.Duration {
 // again is how often a trouble is told that lasts.
 const again = time.Minute
 
-// loaded keeps the figures of a load. Of the bad rows it returns those that were not told.
-func (n *notes) loaded(load *Load) (failed, recovered bool, fresh []RowError) {
+// loaded keeps the figures of a load. Of the bad rows it returns those that were not told, and whether
+// other rows are in shadow than before.
+func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh []RowError) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := time.Now()
@@ -46,7 +48,7 @@ func (n *notes) loaded(load *Load) (failed, recovered bool, fresh []RowError) {
 	n.failing = load.Err != nil
 	if load.Err != nil {
 		n.stats.Failures++
-		return failed, recovered, nil
+		return failed, recovered, false, nil
 	}
 	n.stats.LastGood = now
 	n.stats.Limits, n.stats.Bad, n.stats.Held, n.stats.Rejected = load.Limits, load.Bad, load.Held, load.Rejected
@@ -59,12 +61,14 @@ func (n *notes) loaded(load *Load) (failed, recovered bool, fresh []RowError) {
 		}
 	}
 	n.reported = seen
-	return failed, recovered, fresh
+	shadows = !slices.Equal(n.stats.Shadow, load.Shadow)
+	n.stats.Shadow = load.Shadow
+	return failed, recovered, shadows, fresh
 }
 
 // note keeps the figures of a load and tells of it, of each trouble once; remind tells of it again.
 func (r *Registry) note(load *Load) {
-	failed, recovered, fresh := r.notes.loaded(load)
+	failed, recovered, shadows, fresh := r.notes.loaded(load)
 	if failed && r.limits.Load() == nil {
 		r.log.Error("registry: limits cannot be loaded yet", "error", load.Err)
 	} else if failed {
@@ -74,9 +78,11 @@ func (r *Registry) note(load *Load) {
 		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
 	}
 	r.tellBad(fresh)
+	r.tellShadows(load, shadows)
 	if load.Err == nil {
 		if s := r.Stats(); s.Loads-s.Failures == 1 {
 			r.tellEmpty(&s)
+			r.tellAllShadow(&s)
 		}
 	}
 	if r.hook != nil {
@@ -110,6 +116,7 @@ func (r *Registry) remind() {
 		r.log.Warn("registry: limits stay in force though their rows are gone", "limits", s.Held)
 	}
 	r.tellEmpty(&s)
+	r.remindShadows(&s)
 	r.tellBad(s.Rejected)
 }
 

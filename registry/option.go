@@ -95,7 +95,8 @@ func WithBadRows(o Otherwise) Option {
 	}
 }
 
-// WithMaxUnknown bounds how many limiters are kept for names without a row (Default). At least 2, default 10,000.
+// WithMaxUnknown bounds how many limiters are kept for names without a row (Default), and how many for the keys of rows
+// (Limit.PerKey). At least 2, default 10,000.
 func WithMaxUnknown(n int) Option {
 	return func(s *settings) error {
 		if n < 2 {
@@ -111,6 +112,16 @@ func WithMaxUnknown(n int) Option {
 func WithAllowEmpty() Option {
 	return func(s *settings) error {
 		s.allowEmpty = true
+		return nil
+	}
+}
+
+// WithParts says that names are made of parts, as httplimit.Join makes them: a | is between two, and one that belongs to a part has a
+// \ before it, as a \ has. A row then holds for all names whose first parts it names: /a for /a|x and /a|y, and so does /a|x* for
+// /a|xyz. Of several the longest counts. All names have buckets of their own, also those that are too long or no UTF-8.
+func WithParts() Option {
+	return func(s *settings) error {
+		s.parts = true
 		return nil
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,9 +26,11 @@ var ErrNotLoaded = errors.New("registry: limits not loaded")
 type Registry struct {
 	settings
 
-	limits  atomic.Pointer[map[string]*entry]
-	strange cache            // limiters of names without a row
-	past    map[string]int64 // versions of limits that are gone, for the case that they come back
+	limits  atomic.Pointer[book]
+	strange cache // limiters of names without a row
+	keys    cache // limiters of the keys of rows (Limit.PerKey)
+	past    past
+	slots   map[string]*slot // of rows with more than a rate, also of those that are gone; whoever has turn
 
 	believed int // names of the last table that was not doubted
 	losses   int // so many loads in a row have lost more than half of them
@@ -50,6 +53,8 @@ type settings struct {
 	badRows    Otherwise
 	maxUnknown int
 	allowEmpty bool
+	parts      bool
+	shadow     bool
 	interval   time.Duration
 	timeout    time.Duration
 	wait       context.Context
@@ -57,6 +62,7 @@ type settings struct {
 	hook       func(Load)
 	bypass     func(name string, by Decider, pass bool)
 	log        *slog.Logger
+	backends   backends
 }
 
 // entry is one row in force.
@@ -66,14 +72,17 @@ type entry struct {
 	wait     time.Duration
 	bad      bool                                    // the row never was good: WithBadRows decides
 	limiter  atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
+	slot     *slot                                   // nil: the row names nothing but a rate
 	disputed int                                     // so many loads in a row found something else in force in the bucket
 	replaced time.Time                               // when a bucket of the other kind was; whoever has kinds
+	of       *entry                                  // of a row's key: the row's own
+	asked    *tokenbucket.RateLimiter                // that was asked for its kind (renewShadows); whoever loads
 }
 
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
 // (WithWait).
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
-	r := &Registry{past: map[string]int64{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
+	r := &Registry{slots: map[string]*slot{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
 		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, interval: 10 * time.Second, timeout: 5 * time.Second, log: slog.Default(),
 	}
@@ -96,7 +105,10 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
-	r.strange.most = r.maxUnknown
+	r.strange.most, r.keys.most = r.maxUnknown, r.maxUnknown
+	if r.strange.name = bucketName; r.parts {
+		r.strange.name = unique
+	}
 	r.ctx, r.close = context.WithCancel(context.Background())
 	if err := r.start(); err != nil {
 		r.close()
@@ -115,6 +127,9 @@ func (s *settings) fits(o *Otherwise) error {
 	}
 	sample := *o.limit
 	sample.Name = "default"
+	if sample.bounded() { // they would be forgotten with the limiter
+		return bad("window or concurrency", strings.TrimPrefix(sample.boundsText(), ", "), "none but in a row")
+	}
 	err := s.try(&sample, sample.Version)
 	if err != nil && err.Err == nil {
 		return bad(err.Field, err.Value, err.Want)
@@ -175,12 +190,18 @@ func (r *Registry) Close() {
 // policy says so (WithUnknown), the call passes at once.
 func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 	f, err := r.find(name)
+	if err == nil && f.bounded() {
+		return r.allowBounded(ctx, name, &f)
+	}
 	if err != nil || f.limiter == nil {
 		return r.bypassed(name, &f, err)
 	}
 	ok, err := f.limiter.TryAcquire(ctx, 1, f.entry.wait)
 	if err != nil && errors.Is(err, tokenbucket.ErrInvalidConfig) {
-		if f, err = r.replace(ctx, name, f, err); err != nil || f.limiter == nil {
+		if f, err = r.replace(ctx, name, f, err); err == nil && f.bounded() {
+			return r.allowBounded(ctx, name, &f)
+		}
+		if err != nil || f.limiter == nil {
 			return r.bypassed(name, &f, err)
 		}
 		return f.limiter.TryAcquire(ctx, 1, f.entry.wait)
@@ -192,13 +213,24 @@ func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 // permit falls due within the row's cache.
 func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reservation, error) {
 	f, err := r.find(name)
+	if err == nil && f.bounded() {
+		return nil, needsEnter(name, &f.entry.limit)
+	}
+	return r.reserve(ctx, name, f, err)
+}
+
+// reserve is Reserve for a row that names nothing but a rate, as far as was found.
+func (r *Registry) reserve(ctx context.Context, name string, f found, err error) (*tokenbucket.Reservation, error) {
 	if err == nil && f.limiter != nil {
 		var place *tokenbucket.Reservation
 		place, err = f.limiter.TryReserve(ctx, 1, f.entry.wait)
 		if err == nil || !errors.Is(err, tokenbucket.ErrInvalidConfig) {
 			return place, err
 		}
-		if f, err = r.replace(ctx, name, f, err); err == nil && f.limiter != nil {
+		if f, err = r.replace(ctx, name, f, err); err == nil && f.bounded() {
+			return nil, needsEnter(name, &f.entry.limit)
+		}
+		if err == nil && f.limiter != nil {
 			return f.limiter.TryReserve(ctx, 1, f.entry.wait)
 		}
 	}
@@ -249,7 +281,7 @@ func (r *Registry) find(name string) (found, error) {
 		return found{by: BySwitch, pass: true}, nil
 	}
 	by, otherwise := ByLimit, (*Otherwise)(nil)
-	e := (*r.limits.Load())[name]
+	e := r.entryOf(name)
 	switch {
 	case e == nil:
 		by, otherwise = ByUnknown, &r.unknown
@@ -257,7 +289,7 @@ func (r *Registry) find(name string) (found, error) {
 		by, otherwise = ByBadRow, &r.badRows
 	}
 	if otherwise != nil && otherwise.limit == nil {
-		return found{entry: e, by: by, pass: !otherwise.refuse}, nil
+		return r.inShadow(found{entry: e, by: by, pass: !otherwise.refuse}), nil
 	}
 	if e == nil {
 		e = r.strange.get(name, r.unknown.limit)
@@ -265,8 +297,10 @@ func (r *Registry) find(name string) (found, error) {
 	switch {
 	case e.limit.Disabled:
 		return found{entry: e, by: ByDisabled, pass: true}, nil
+	case e.limit.NoRate:
+		return found{entry: e, by: ByLimit}, nil
 	case e.limit.Rate == 0:
-		return found{entry: e, by: ByZero}, nil
+		return r.inShadow(found{entry: e, by: ByZero}), nil
 	}
 	l := e.limiter.Load()
 	if l == nil {
@@ -293,7 +327,7 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 	if _, err := s.limiter(&sample, version); err != nil {
 		return &RowError{Row: c.Row, Name: c.Name, Err: err}
 	}
-	return nil
+	return s.backends.try(c, version)
 }
 
 // limiter makes the limiter of a row. Limiters of one name share their bucket's queue, so callers that wait keep their
@@ -301,6 +335,9 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 func (s *settings) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, error) {
 	opts := append(slices.Clone(s.options), tokenbucket.WithStore(s.store), tokenbucket.WithVersion(version),
 		tokenbucket.WithMaxWait(c.wait()))
+	if s.shadows(c) {
+		opts = append(opts, tokenbucket.WithShadow())
+	}
 	if c.Warmup != 0 {
 		if c.ColdFactor != 0 {
 			opts = append(opts, tokenbucket.WithColdFactor(c.ColdFactor))

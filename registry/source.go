@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -26,7 +27,8 @@ type Table struct {
 
 // Limit is the configuration of one bucket: a row of the table.
 type Limit struct {
-	// Name of the bucket, 1 to 512 bytes of UTF-8.
+	// Name of the bucket, 1 to 512 bytes of UTF-8. One with a * at its end holds for all names that begin as it does, and have no row
+	// of their own; the longest counts. A * elsewhere is refused. See also WithParts.
 	Name string
 	// Row names where the limit comes from, for messages: the primary key, say.
 	Row string
@@ -47,9 +49,25 @@ type Limit struct {
 	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99: 0.5 is half a second, 0 is not at all. It
 	// is the table's word for what a limiter calls its longest wait (tokenbucket.WithMaxWait).
 	Cache float64
+	// Window: at most WindowLimit calls begin in any window of this length, whole milliseconds up to 90 days, in which they are counted
+	// in hundredths (package slidingwindow). 0: there is none.
+	Window      time.Duration
+	WindowLimit int
+	// Concurrent: at most so many calls are under way at once (package semaphore). 0: any number.
+	//
+	// A row with a window or a concurrency needs a place where it is counted (WithWindows, WithSemaphores), and all that it names must
+	// agree for a call to pass: see Registry.Enter.
+	Concurrent int
+	// NoRate: there is no rate, and Rate is 0; a window or a concurrency limits alone. Without it a Rate of 0 lets nothing pass.
+	NoRate bool
 	// Version: of two contents of one name the one with the higher version wins in the whole fleet. Usually the time of the
 	// last modification, in microseconds since 1970, UTC. 0: unknown.
 	Version int64
+	// PerKey gives each value of what the row's name leaves open a bucket of its own, with this limit: of the further parts of a name
+	// (WithParts), or else of what the * at its end stands for. The name has at most 256 bytes then.
+	PerKey bool
+	// Shadow decides and counts, and lets every call pass (WithShadow). A bad row refuses nothing either.
+	Shadow bool
 }
 
 // maxName is the most bytes that a bucket's name may have.
@@ -59,7 +77,8 @@ const maxName = 512
 func (c *Limit) sameLimiter(o *Limit) bool {
 	return c.Name == o.Name && c.Rate == o.Rate && c.Quota == o.Quota && c.Jitter == o.Jitter && c.Warmup == o.Warmup &&
 		c.ColdFactor == o.ColdFactor && (c.MaxPermits == nil) == (o.MaxPermits == nil) &&
-		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits)
+		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits) && c.PerKey == o.PerKey && c.Shadow == o.Shadow &&
+		c.Window == o.Window && c.WindowLimit == o.WindowLimit && c.Concurrent == o.Concurrent && c.NoRate == o.NoRate
 }
 
 // wait is how long a call may wait: the cache is a share of a second.
@@ -75,6 +94,12 @@ func (c *Limit) check() *RowError {
 	switch {
 	case len(c.Name) < 1 || len(c.Name) > maxName || !utf8.ValidString(c.Name):
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "1 to 512 bytes of UTF-8")
+	case strings.Contains(strings.TrimSuffix(c.Name, "*"), "*"):
+		return bad("name", fmt.Sprintf("%.80q", c.Name), "a * at its end only, for all names that begin so")
+	case c.PerKey && len(c.Name) > maxPerKeyName:
+		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "at most 256 bytes, for a limit per key")
+	case c.PerKey && c.bounded():
+		return bad("per key", c.PerKey, "false: a window and a concurrency are of all keys together")
 	case c.Disabled:
 		return nil
 	case !(c.Cache >= 0 && c.Cache <= 9.99):
@@ -90,7 +115,7 @@ func (c *Limit) check() *RowError {
 	case c.ColdFactor != 0 && c.Warmup == 0:
 		return bad("cold factor", c.ColdFactor, "none without a warm-up period")
 	}
-	return nil
+	return c.checkBounds(bad)
 }
 
 // String is the limit for a person: 5/s, cache 0.5.
@@ -98,8 +123,11 @@ func (c *Limit) String() string {
 	if c.Disabled {
 		return "off"
 	}
+	if c.NoRate {
+		return "any rate" + c.boundsText() + c.flags()
+	}
 	if c.Rate == 0 {
-		return "nothing passes"
+		return "nothing passes" + c.flags()
 	}
 	text := fmt.Sprintf("%v/s", c.Rate)
 	switch {
@@ -110,7 +138,7 @@ func (c *Limit) String() string {
 	case c.MaxPermits != nil:
 		text += fmt.Sprintf(" (bucket of %v)", *c.MaxPermits)
 	}
-	return text + fmt.Sprintf(", cache %v", c.Cache)
+	return text + fmt.Sprintf(", cache %v", c.Cache) + c.boundsText() + c.flags()
 }
 
 // RowError tells which row was rejected, and why. Nothing of the row is in force: see WithBadRows.
@@ -123,6 +151,8 @@ type RowError struct {
 	Want string
 	// Err is why no limiter can be made of the row; Field, Value and Want are empty then.
 	Err error
+	// Shadow: the row says that it refuses nothing (Limit.Shadow), as far as that could be read.
+	Shadow bool
 	// Consequence says what happens to the calls of the name; the Registry fills it in.
 	Consequence string
 }

@@ -22,6 +22,8 @@ type Load struct {
 	Bad int
 	// Held limits are in force though their rows are gone: with them, more than half of the table is (WithAllowEmpty).
 	Held int
+	// Shadow names the limits that count and refuse nothing (Limit.Shadow).
+	Shadow []string
 	// Rejected rows, each with its consequence.
 	Rejected []RowError
 }
@@ -34,10 +36,14 @@ type Stats struct {
 	// LastLoad was tried then; LastGood succeeded, and is so old.
 	LastLoad, LastGood time.Time
 	Age                time.Duration
-	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default.
-	Limits, Limiters, Unknown int
+	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default, and
+	// Keys have that of a row (Limit.PerKey).
+	Limits, Limiters, Unknown, Keys int
 	// Bad names and Held limits: see Load.
 	Bad, Held int
+	// Shadow names the limits that count and refuse nothing (Limit.Shadow); with AllShadow no call is refused (WithShadow).
+	Shadow    []string
+	AllShadow bool
 	// Off since then, by its Origin: the switch; zero if it is on.
 	Off    time.Time
 	Origin string
@@ -50,27 +56,27 @@ func (r *Registry) Stats() Stats {
 	r.notes.mu.Lock()
 	s := r.notes.stats
 	r.notes.mu.Unlock()
-	s.Rejected = slices.Clone(s.Rejected)
+	s.Rejected, s.Shadow, s.AllShadow = slices.Clone(s.Rejected), slices.Clone(s.Shadow), r.shadow
 	s.Age = time.Since(s.LastGood)
-	for _, e := range *r.limits.Load() {
+	for _, e := range r.limits.Load().rows {
 		if e.limiter.Load() != nil {
 			s.Limiters++
 		}
 	}
-	s.Unknown = r.strange.len()
+	s.Unknown, s.Keys = r.strange.len(), r.keys.len()
 	return s
 }
 
-// Has tells whether there is a row of that name, good or bad.
+// Has tells whether there is a row of that very name, good or bad; Match finds those that hold for it.
 func (r *Registry) Has(name string) bool {
 	limits := r.limits.Load()
-	return limits != nil && (*limits)[name] != nil
+	return limits != nil && limits.rows[name] != nil
 }
 
-// Limiters returns the limiters of rows that have been asked for, by name.
+// Limiters returns the limiters of rows that have been asked for, by name. Those of a row's keys (Limit.PerKey) are not among them.
 func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
 	all := map[string]*tokenbucket.RateLimiter{}
-	for name, e := range *r.limits.Load() {
+	for name, e := range r.limits.Load().rows {
 		if l := e.limiter.Load(); l != nil {
 			all[name] = l
 		}
@@ -81,7 +87,7 @@ func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
 // Limits returns what is in force, by name. Names whose rows are bad are not among them: see Stats.
 func (r *Registry) Limits() []Limit {
 	var all []Limit
-	for e := range maps.Values(*r.limits.Load()) {
+	for e := range maps.Values(r.limits.Load().rows) {
 		if !e.bad {
 			all = append(all, e.limit)
 		}

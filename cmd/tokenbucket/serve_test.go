@@ -169,6 +169,8 @@ type limitStats struct {
 	Name                       string
 	Rate                       float64
 	Granted, Refused, Bypassed float64
+	WouldRefuse                float64 `json:"would_refuse"`
+	Shadow                     bool
 	RateInForce                float64   `json:"rate_in_force"`
 	WaitedSeconds              float64   `json:"waited_seconds"`
 	HeldUntil                  time.Time `json:"held_until"`
@@ -180,6 +182,8 @@ type stats struct {
 		Tried, Failed int
 		BadNames      int `json:"bad_names"`
 		Held          int
+		Shadow, Keys  int
+		AllShadow     bool `json:"all_shadow"`
 	}
 	Limits   []limitStats
 	Others   limitStats

@@ -78,13 +78,15 @@ func TestCreateAtOnce(t *testing.T) {
 // loose is a table in which anything can stand, as a user's may be.
 var loose = map[sqlsource.Dialect]string{
 	sqlsource.MySQL: "CREATE TABLE loose (id BIGINT, name VARBINARY(2000), rate VARCHAR(64), cache VARCHAR(64), status VARCHAR(64)," +
-		" at DATETIME(6), burst VARCHAR(64), warm VARCHAR(64), cold VARCHAR(64), quota VARCHAR(64))",
-	sqlsource.PostgreSQL: "CREATE TABLE loose (id bigint, name text, rate text, cache text, status text, at timestamp, burst text, warm text, cold text, quota text)",
-	sqlsource.SQLite:     "CREATE TABLE loose (id, name, rate, cache, status, at, burst, warm, cold, quota)",
+		" at DATETIME(6), burst VARCHAR(64), warm VARCHAR(64), cold VARCHAR(64), quota VARCHAR(64)," +
+		" win VARCHAR(64), lim VARCHAR(64), conc VARCHAR(64))",
+	sqlsource.PostgreSQL: "CREATE TABLE loose (id bigint, name text, rate text, cache text, status text, at timestamp, burst text, warm text, cold text, quota text," +
+		" win text, lim text, conc text)",
+	sqlsource.SQLite: "CREATE TABLE loose (id, name, rate, cache, status, at, burst, warm, cold, quota, win, lim, conc)",
 }
 
 var looseColumns = sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "at",
-	Burst: "burst", WarmupMillis: "warm", ColdFactor: "cold", Quota: "quota"}
+	Burst: "burst", WarmupMillis: "warm", ColdFactor: "cold", Quota: "quota", Window: "win", WindowLimit: "lim", Concurrent: "conc"}
 
 // size is a bucket's.
 func size(n float64) *float64 { return &n }
@@ -98,7 +100,7 @@ func TestRows(t *testing.T) {
 	}
 	const emoji = "🚦🪣"
 	type row struct {
-		name, rate, cache, status, at, burst, warm, cold, quota any
+		name, rate, cache, status, at, burst, warm, cold, quota, window, limit, concurrent any
 	}
 	cases := []struct {
 		title string
@@ -119,6 +121,12 @@ func TestRows(t *testing.T) {
 		{title: "no warm-up", row: row{rate: "5", status: "1", warm: "0", cold: "junk"}, want: &good},
 		{title: "quota", row: row{rate: "5", status: "1", quota: "1"}, want: with(func(l *registry.Limit) { l.Quota, l.Jitter = true, time.Millisecond })},
 		{title: "quota of a BOOLEAN", row: row{rate: "5", status: "true", quota: "true"}, want: with(func(l *registry.Limit) { l.Quota, l.Jitter = true, time.Millisecond })},
+		{title: "window", row: row{rate: "5", status: "1", window: "86400", limit: "10000"}, want: with(func(l *registry.Limit) { l.Window, l.WindowLimit = 24*time.Hour, 10000 })},
+		{title: "fraction of a second", row: row{rate: "5", status: "1", window: "2.050", limit: "9"}, want: with(func(l *registry.Limit) { l.Window, l.WindowLimit = 2050*time.Millisecond, 9 })},
+		{title: "concurrent", row: row{rate: "5", status: "1", concurrent: "20"}, want: with(func(l *registry.Limit) { l.Concurrent = 20 })},
+		{title: "zeros", row: row{rate: "5", status: "1", window: "0.000", limit: "0", concurrent: "0"}, want: &good},
+		{title: "rate 0 with a window", row: row{rate: "0", status: "1", window: "1", limit: "1"}, want: with(func(l *registry.Limit) { l.Rate, l.Window, l.WindowLimit = 0, time.Second, 1 })},
+		{title: "no rate", row: row{cache: "0.3", status: "1", window: "1", limit: "1", concurrent: "2"}, want: &registry.Limit{NoRate: true, Window: time.Second, WindowLimit: 1, Concurrent: 2}},
 		{title: "time", row: row{rate: "5", status: "1", at: "1970-01-01 00:00:01.250000"}, want: with(func(l *registry.Limit) { l.Version = 1_250_000 })},
 		{title: "last time", row: row{rate: "5", status: "1", at: "2255-06-05 23:47:34.740000"}, want: with(func(l *registry.Limit) { l.Version = 9007199254740000 })},
 		{title: "off", row: row{status: "0"}, want: &registry.Limit{Disabled: true}},
@@ -148,6 +156,19 @@ func TestRows(t *testing.T) {
 		{title: "warm-up negative", row: row{rate: "5", status: "1", warm: "-1"}, field: "warm", value: "-1"},
 		{title: "warm-up of a quota", row: row{rate: "5", status: "1", warm: "1", quota: "1"}, field: "warm", value: "1"},
 		{title: "cold factor 1", row: row{rate: "5", status: "1", warm: "1", cold: "1"}, field: "cold", value: "1"},
+		{title: "no rate and nothing else", row: row{status: "1", window: "0", limit: "0", concurrent: "0"}, field: "rate", value: "NULL"},
+		{title: "no rate and a burst", row: row{status: "1", concurrent: "1", burst: "3"}, field: "burst", value: "3"},
+		{title: "no rate and a quota", row: row{status: "1", concurrent: "1", quota: "1"}, field: "quota", value: "1"},
+		{title: "window text", row: row{rate: "5", status: "1", window: "1h", limit: "1"}, field: "win", value: "1h"},
+		{title: "window negative", row: row{rate: "5", status: "1", window: "-1", limit: "1"}, field: "win", value: "-1"},
+		{title: "window too fine", row: row{rate: "5", status: "1", window: "0.0005", limit: "1"}, field: "win", value: "0.0005"},
+		{title: "window long", row: row{rate: "5", status: "1", window: "7776001", limit: "1"}, field: "win", value: "7776001"},
+		{title: "window alone", row: row{rate: "5", status: "1", window: "1"}, field: "lim", value: "NULL"},
+		{title: "window of nothing", row: row{rate: "5", status: "1", window: "1", limit: "0"}, field: "lim", value: "0"},
+		{title: "window limit alone", row: row{rate: "5", status: "1", limit: "1"}, field: "win", value: "NULL"},
+		{title: "window limit of a fraction", row: row{rate: "5", status: "1", window: "1", limit: "1.5"}, field: "lim", value: "1.5"},
+		{title: "concurrent negative", row: row{rate: "5", status: "1", concurrent: "-1"}, field: "conc", value: "-1"},
+		{title: "concurrent large", row: row{rate: "5", status: "1", concurrent: "2147483648"}, field: "conc", value: "2147483648"},
 		{title: "quota 2", row: row{rate: "5", status: "1", quota: "2"}, field: "quota", value: "2"},
 		{title: "quota empty", row: row{rate: "5", status: "1", quota: ""}, field: "quota", value: `""`},
 		{title: "before 1970", row: row{rate: "5", status: "0", at: "1969-12-31 23:59:59.999000"}, field: "at", value: "-1000"},
@@ -192,7 +213,8 @@ func TestRows(t *testing.T) {
 			case []byte:
 				names[i] = string(n)
 			}
-			b.insert(t, db, "loose", "id, name, rate, cache, status, at, burst, warm, cold, quota", i, r.name, r.rate, r.cache, r.status, r.at, r.burst, r.warm, r.cold, r.quota)
+			b.insert(t, db, "loose", "id, name, rate, cache, status, at, burst, warm, cold, quota, win, lim, conc", i, r.name, r.rate, r.cache, r.status, r.at, r.burst, r.warm, r.cold, r.quota,
+				r.window, r.limit, r.concurrent)
 		}
 		table := load(t, b, db, sqlsource.WithTable("loose"), sqlsource.WithColumns(looseColumns), sqlsource.WithJitter(time.Millisecond))
 		limits, rejected := table.Limits, table.Rejected
@@ -265,7 +287,7 @@ func TestDuplicateNames(t *testing.T) {
 // TestRenamed: other names, reserved words among them, and the same triggers.
 func TestRenamed(t *testing.T) {
 	columns := sqlsource.Columns{ID: "order", Name: "select", Rate: "limit", Cache: "from", Status: "table", Modified: "when",
-		Burst: "group", WarmupMillis: "warm$ms", ColdFactor: "cold_factor", Quota: "Is_Quota"}
+		Burst: "group", WarmupMillis: "warm$ms", ColdFactor: "cold_factor", Quota: "Is_Quota", Window: "window", WindowLimit: "rows", Concurrent: "concurrent"}
 	for _, b := range backends {
 		t.Run(b.name, func(t *testing.T) {
 			name, dsn := b.place(t)
@@ -287,8 +309,12 @@ func TestRenamed(t *testing.T) {
 				}
 				b.insert(t, db, quoted, q("select", "limit", "table", "group", "Is_Quota"), "a", 5, 1, 7.5, 0)
 				b.insert(t, db, quoted, q("select", "limit", "table", "warm$ms", "cold_factor"), "b", 5, 1, 250, 1.5)
+				b.insert(t, db, quoted, q("select", "table", "window", "rows", "concurrent"), "c", 1, 7776000, 2147483647, 2147483647)
+				b.insert(t, db, quoted, q("select", "limit", "table", "window", "rows"), "d", 5, 1, 0.001, 1)
 				limits := load(t, b, db, opts...).Limits
-				require.Len(t, limits, 2)
+				require.Len(t, limits, 4)
+				require.Equal(t, "any rate, 2147483647 in any 2160h, 2147483647 at once", limits[2].String())
+				require.Equal(t, time.Millisecond, limits[3].Window)
 				require.Equal(t, size(7.5), limits[0].MaxPermits)
 				require.Equal(t, 250*time.Millisecond, limits[1].Warmup)
 				require.Equal(t, 1.5, limits[1].ColdFactor)

@@ -34,6 +34,9 @@ type Force struct {
 // InForce returns what is in force for a *tokenbucket.RateLimiter.
 var InForce func(limiter any) Force
 
+// Hopeless tells whether a *tokenbucket.RateLimiter would refuse a request for one permit by what its process knows.
+var Hopeless func(limiter any, timeout time.Duration) bool
+
 // Read reads a state as it is stored into a *tokenbucket.PermitBucket.
 var Read func(bucket any, state string) error
 

@@ -24,11 +24,12 @@ const (
 
 // raw is a row as texts; NULL is nil. They are valid until the next row is read.
 type raw struct {
-	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota sql.RawBytes
+	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota, shadow, perKey, window, windowLimit, concurrent sql.RawBytes
 }
 
 func (r *raw) cells() []any {
-	return []any{&r.id, &r.name, &r.rate, &r.cache, &r.status, &r.micros, &r.unread, &r.burst, &r.warmup, &r.cold, &r.quota}
+	return []any{&r.id, &r.name, &r.rate, &r.cache, &r.status, &r.micros, &r.unread, &r.burst, &r.warmup, &r.cold, &r.quota, &r.shadow, &r.perKey,
+		&r.window, &r.windowLimit, &r.concurrent}
 }
 
 // parser makes limits of rows.
@@ -40,9 +41,9 @@ type parser struct {
 
 // limit returns the limit, or why the row is rejected.
 func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
-	l := registry.Limit{Row: rowName(r.id)}
+	l := registry.Limit{Row: rowName(r.id), Shadow: flag(r.shadow) == yes, PerKey: flag(r.perKey) == yes}
 	reject := func(field string, value []byte, want string) (registry.Limit, *registry.RowError) {
-		return registry.Limit{}, &registry.RowError{Row: l.Row, Name: l.Name, Field: field, Value: shorten(value), Want: want}
+		return registry.Limit{}, &registry.RowError{Row: l.Row, Name: l.Name, Field: field, Value: shorten(value), Want: want, Shadow: l.Shadow}
 	}
 	if len(r.name) < 1 || len(r.name) > maxName || !utf8.Valid(r.name) {
 		return reject(p.columns.Name, r.name, "a name, 1 to 512 bytes of UTF-8")
@@ -67,6 +68,9 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	off := l
 	field, value, want := p.numbers(r, &l)
 	if want == "" {
+		field, value, want = p.flags(r)
+	}
+	if want == "" {
 		return l, nil
 	}
 	if l.Disabled {
@@ -79,6 +83,9 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte, want string) {
 	c := &p.columns
 	var ok bool
+	if field, value, want = p.bounds(r, l); want != "" || l.NoRate {
+		return field, value, want
+	}
 	if l.Rate, ok = number(r.rate); !ok || l.Rate != 0 && l.Rate < 1e-9 || l.Rate > maxExact {
 		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53, or 0: nothing passes"
 	}

@@ -93,8 +93,10 @@ func (d Dialect) optionalType(field string) string {
 	switch field {
 	case "Quota":
 		return flag
-	case "WarmupMillis":
+	case "WarmupMillis", "WindowLimit", "Concurrent":
 		return "INT"
+	case "Window":
+		return "DECIMAL(10,3)"
 	}
 	return floating
 }

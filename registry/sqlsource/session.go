@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -220,10 +221,18 @@ func (s *session) key(r *Row, p *params) (string, error) {
 	return first + " AND " + p.equals(column, *id), nil
 }
 
+// missing are the columns that are read where a table has them, and this one has not.
+func (s *session) missing() []string {
+	return slices.DeleteFunc(s.options.byDefault(), func(name string) bool {
+		_, there := s.columns.find(s.options.dialect, name)
+		return there
+	})
+}
+
 // rows reads the rows for which a condition holds.
 func (s *session) rows(ctx context.Context, right, where string, p *params) ([]Row, error) {
 	d, o := s.options.dialect, s.options
-	selected := o.selected()
+	selected := o.selected(s.missing()...)
 	known := len(selected)
 	for _, c := range s.columns {
 		selected = append(selected, d.read(c))

@@ -23,6 +23,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -59,10 +60,24 @@ type Columns struct {
 	ColdFactor string
 	// Quota is 1 if the row is a hard quota and 0 if it is a rate. NULL: what the source says (WithQuota).
 	Quota string
+	// Window is the length of a window in seconds, and WindowLimit how many calls may begin in any such window. NULL or 0 in both: none.
+	Window, WindowLimit string
+	// Concurrent is how many calls may be under way at once. NULL or 0: any number.
+	//
+	// In a row with a window or a concurrency a NULL rate means that there is none. A rate of 0 lets nothing pass there, too.
+	Concurrent string
+
+	// These two are read where the table has them: the created one has, one of an earlier release may have not.
+
+	// Shadow is 1 if the row only counts, and refuses nothing (registry.Limit), "shadow". NULL: 0.
+	Shadow string
+	// PerKey is 1 if each key has a bucket of its own (registry.Limit), "perKey". NULL: 0.
+	PerKey string
 }
 
 func (d Dialect) columns() Columns {
-	c := Columns{ID: "configId", Name: "interfaceUrl", Rate: "rateLimit", Cache: "cache", Status: "status", Modified: "lastModifyTime"}
+	c := Columns{ID: "configId", Name: "interfaceUrl", Rate: "rateLimit", Cache: "cache", Status: "status", Modified: "lastModifyTime",
+		Shadow: "shadow", PerKey: "perKey"}
 	if d == PostgreSQL {
 		for _, f := range c.fields() {
 			*f.name = strings.ToLower(*f.name)
@@ -81,6 +96,8 @@ func (c *Columns) fields() []columnField {
 	return []columnField{
 		{"ID", &c.ID}, {"Name", &c.Name}, {"Rate", &c.Rate}, {"Cache", &c.Cache}, {"Status", &c.Status}, {"Modified", &c.Modified},
 		{"Burst", &c.Burst}, {"WarmupMillis", &c.WarmupMillis}, {"ColdFactor", &c.ColdFactor}, {"Quota", &c.Quota},
+		{"Shadow", &c.Shadow}, {"PerKey", &c.PerKey},
+		{"Window", &c.Window}, {"WindowLimit", &c.WindowLimit}, {"Concurrent", &c.Concurrent},
 	}
 }
 
@@ -93,6 +110,7 @@ type options struct {
 	columns Columns
 	quota   bool
 	jitter  time.Duration
+	named   []string // columns that were named
 	audit   tableName
 	further []string // columns that an Editor may change
 	err     error
@@ -143,6 +161,7 @@ func WithColumns(c Columns) Option {
 				o.fail(err)
 			}
 			*known[i].name = *f.name
+			o.named = append(o.named, *f.name)
 		}
 	}
 }
@@ -171,7 +190,7 @@ func WithJitter(jitter time.Duration) Option {
 // many goroutines at once, which then take turns.
 type Source struct {
 	db         *sql.DB
-	query      string
+	options    *options
 	wholeRates string
 	parser     parser
 	table      string
@@ -188,11 +207,11 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{db: db, query: o.query(), wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
+	s := &Source{db: db, options: o, wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
 	s.parser = parser{columns: o.columns, quota: o.quota, jitter: o.jitter}
 	var names []string
 	for _, f := range o.columns.fields() {
-		if *f.name != "" {
+		if *f.name != "" && !slices.Contains(o.byDefault(), *f.name) {
 			names = append(names, *f.name)
 		}
 	}
@@ -206,18 +225,18 @@ func invalid(field string, value any, want string) error {
 	return fmt.Errorf("sqlsource: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
-// query selects all rows.
-func (o *options) query() string {
+// query selects all rows; NULL for the columns that are missing.
+func (o *options) query(missing ...string) string {
 	d, from := o.dialect, o.dialect.quoteTable(o.table)
 	// A key without its table would be the one that was selected, as a text.
-	return "SELECT " + strings.Join(o.selected(), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(o.columns.ID)
+	return "SELECT " + strings.Join(o.selected(missing...), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(o.columns.ID)
 }
 
-// selected is all that a row says, as texts, in the order of the fields of raw.
-func (o *options) selected() []string {
+// selected is all that a row says, as texts, in the order of the fields of raw; NULL for the columns that are missing.
+func (o *options) selected(missing ...string) []string {
 	d, c := o.dialect, &o.columns
 	optional := func(column string) string {
-		if column == "" {
+		if column == "" || slices.Contains(missing, column) {
 			return "NULL"
 		}
 		return d.text(column)
@@ -226,10 +245,13 @@ func (o *options) selected() []string {
 		d.name(c.ID), d.name(c.Name), d.text(c.Rate), d.text(c.Cache), d.text(c.Status),
 		d.micros(o.table, c.Modified), d.unread(o.table, c.Modified),
 		optional(c.Burst), optional(c.WarmupMillis), optional(c.ColdFactor), optional(c.Quota),
+		optional(c.Shadow), optional(c.PerKey),
+		optional(c.Window), optional(c.WindowLimit), optional(c.Concurrent),
 	}
 }
 
-// Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key. An empty
+// Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key; before it one that
+// asks which columns there are. An empty
 // table is no error, but a missing one is, and a result that breaks off. It returns when ctx ends, even if the driver does
 // not heed that; the next query then begins when the driver has given up this one.
 //
@@ -259,7 +281,11 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 }
 
 func (s *Source) load(ctx context.Context) (registry.Table, error) {
-	rows, err := s.db.QueryContext(ctx, s.query)
+	missing, err := s.has(ctx)
+	if err != nil {
+		return registry.Table{}, s.failed(ctx, err)
+	}
+	rows, err := s.db.QueryContext(ctx, s.options.query(missing...))
 	if err != nil {
 		return registry.Table{}, s.failed(ctx, err)
 	}

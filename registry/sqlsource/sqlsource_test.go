@@ -43,9 +43,12 @@ func (f *fakeDB) Driver() driver.Driver                        { return nil }
 func (f *fakeDB) Prepare(string) (driver.Stmt, error)          { return nil, errors.ErrUnsupported }
 func (f *fakeDB) Begin() (driver.Tx, error)                    { return nil, errors.ErrUnsupported }
 func (f *fakeDB) Close() error                                 { return nil }
-func (f *fakeDB) QueryContext(context.Context, string, []driver.NamedValue) (driver.Rows, error) {
+func (f *fakeDB) QueryContext(_ context.Context, query string, _ []driver.NamedValue) (driver.Rows, error) {
 	if f.stuck != nil {
 		<-f.stuck
+	}
+	if strings.HasPrefix(query, "SELECT COLUMN_NAME") { // the table has neither
+		return &fakeRows{new(fakeDB), 0}, nil
 	}
 	return &fakeRows{f, 0}, nil
 }
@@ -55,7 +58,7 @@ type fakeRows struct {
 	next int
 }
 
-func (r *fakeRows) Columns() []string { return make([]string, 11) }
+func (r *fakeRows) Columns() []string { return make([]string, len(new(raw).cells())) }
 func (r *fakeRows) Next(dst []driver.Value) error {
 	if r.next == len(r.rows) {
 		if r.err != nil {
@@ -144,7 +147,8 @@ func TestConfiguration(t *testing.T) {
 // TestSchema: with the default names the text is the file, and other names are put in everywhere.
 func TestSchema(t *testing.T) {
 	renamed := WithColumns(Columns{ID: "c1", Name: "c2", Rate: "c3", Cache: "c4", Status: "c5", Modified: "c6",
-		Burst: "c7", WarmupMillis: "c8", ColdFactor: "c9", Quota: "c10"})
+		Burst: "c7", WarmupMillis: "c8", ColdFactor: "c9", Quota: "c10", Shadow: "c11", PerKey: "c12",
+		Window: "c13", WindowLimit: "c14", Concurrent: "c15"})
 	for _, d := range dialects {
 		text, err := Schema(d)
 		require.NoError(t, err)
@@ -160,11 +164,11 @@ func TestSchema(t *testing.T) {
 		text, err = Schema(d, WithTable("s.t"), renamed)
 		require.NoError(t, err)
 		q := d.quote
-		for _, gone := range []string{"t_ratelimite_conf", q("configId"), q("interfaceUrl"), q("lastmodifytime"), q("lastModifyTime"), q("cache"), q("status")} {
+		for _, gone := range []string{"t_ratelimite_conf", q("configId"), q("interfaceUrl"), q("lastmodifytime"), q("lastModifyTime"), q("cache"), q("status"), q("shadow"), q("perKey"), q("perkey")} {
 			require.NotContains(t, text, gone)
 		}
 		require.Contains(t, text, "CREATE TABLE IF NOT EXISTS "+q("s")+"."+q("t")+" (")
-		for i := range 10 {
+		for i := range 15 {
 			require.Contains(t, text, "\n  "+q(fmt.Sprint("c", i+1))+" ")
 		}
 	}
@@ -191,8 +195,10 @@ func TestQueries(t *testing.T) {
 		if len(table) <= 63 && !fits || column != "" && len(column) <= 63 && !plain(column) {
 			t.Fatalf("accepted %q, %q", table, column)
 		}
-		if q := o.query(); strings.Count(q, "`")%2 != 0 || strings.Count(q, `"`)%2 != 0 || strings.Count(q, "'")%2 != 0 || strings.Contains(q, ";") {
-			t.Fatalf("query %s", q)
+		for _, q := range []string{o.query(), o.query("shadow"), o.there(o.byDefault())} {
+			if strings.Count(q, "`")%2 != 0 || strings.Count(q, `"`)%2 != 0 || strings.Count(q, "'")%2 != 0 || strings.Contains(q, ";") {
+				t.Fatalf("query %s", q)
+			}
 		}
 	})
 }
@@ -201,6 +207,7 @@ func TestQueries(t *testing.T) {
 func TestAnyRow(t *testing.T) {
 	p := parser{columns: MySQL.columns(), jitter: time.Millisecond}
 	p.columns.Burst, p.columns.WarmupMillis, p.columns.ColdFactor, p.columns.Quota = "burst", "warm", "cold", "quota"
+	p.columns.Window, p.columns.WindowLimit, p.columns.Concurrent = "window", "limit", "concurrent"
 	anything := rapid.Custom(func(t *rapid.T) []byte {
 		switch rapid.IntRange(0, 5).Draw(t, "kind") {
 		case 0:
@@ -217,7 +224,8 @@ func TestAnyRow(t *testing.T) {
 		return rapid.SliceOfN(rapid.Byte(), 0, 600).Draw(t, "bytes")
 	})
 	// In the order of raw's cells, so that most rows are good but for one cell or two.
-	good := [][]string{{"17"}, {"a", "b c"}, {"5", "0.5"}, {"0.5", "0"}, {"1", "1", "1", "0"}, {"1700000000000000"}, {}, {"20"}, {"0", "1500"}, {"2", "3.5"}, {"0", "1"}}
+	good := [][]string{{"17"}, {"a", "b c"}, {"5", "0.5"}, {"0.5", "0"}, {"1", "1", "1", "0"}, {"1700000000000000"}, {}, {"20"}, {"0", "1500"}, {"2", "3.5"}, {"0", "1"},
+		{"0", "1"}, {"0", "1"}, {"5", "0.25"}, {"100"}, {"0", "4"}}
 	var loaded, rejected int
 	rapid.Check(t, func(t *rapid.T) {
 		p.quota = rapid.Bool().Draw(t, "quota")
@@ -245,7 +253,9 @@ func TestAnyRow(t *testing.T) {
 		if !l.Disabled {
 			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.Cache, 0, 9.99) && l.Warmup >= 0 &&
 				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.MaxPermits == nil || finite(*l.MaxPermits, 0, 1<<53)) &&
-				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0)
+				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0) &&
+				l.Window >= 0 && l.Window <= 90*24*time.Hour && (l.Window == 0) == (l.WindowLimit == 0) && l.WindowLimit >= 0 && l.Concurrent >= 0 &&
+				(!l.NoRate || l.Rate == 0 && !l.Quota && l.MaxPermits == nil && l.Warmup == 0 && (l.Window != 0 || l.Concurrent != 0))
 		}
 		if !ok {
 			t.Fatalf("%+v", l)

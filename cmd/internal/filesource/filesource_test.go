@@ -39,9 +39,13 @@ func TestExample(t *testing.T) {
 		{Name: "/ibe/Book", Row: row, Rate: 2.5, Cache: 0.5, MaxPermits: &size},
 		{Name: "/ibe/Price", Row: row, Rate: 100, Cache: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
 		{Name: "/partner/quote", Row: row, Rate: 20, Cache: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
+		{Name: "/ibe/Order", Row: row, Rate: 5, Cache: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20},
+		{Name: "/ibe/Report", Row: row, Cache: 0.5, NoRate: true, Concurrent: 2},
 		{Name: "/ibe/Search", Row: row, Cache: 0.5, Disabled: true},
+		{Name: "/ibe/Offer", Row: row, Rate: 50, Cache: 0.5, Shadow: true},
+		{Name: "/ibe/*", Row: row, Rate: 20, Cache: 0.5, PerKey: true},
 	}, table.Limits)
-	limits, err := registry.New(&Source{Path: "example.yaml"}, tokenbucket.NewMemoryStore())
+	limits, err := registry.New(&Source{Path: "example.yaml"}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
 	require.NoError(t, err)
 	defer limits.Close()
 	require.Empty(t, limits.Stats().Rejected)
@@ -103,37 +107,53 @@ func TestLineOfSyntaxError(t *testing.T) {
 // A bad item is rejected alone, and the message names line, field, value and what is wanted.
 func TestBadItems(t *testing.T) {
 	for item, want := range map[string]string{
-		"{name: /b, rate: -5}":                              `bucket "/b": rate "-5": want a number of permits per second from 1e-9 to 2^53`,
-		"{name: /b, rate: .inf}":                            `rate ".inf": want a number`,
-		"{name: /b, rate: NaN}":                             `rate "NaN": want a number`,
-		"{name: /b, rate: 0x10}":                            `rate "0x10": want a number`,
-		"{name: /b, rate: 1e-10}":                           `rate "1e-10": want a number`,
-		"{name: /b, rate: 1e999}":                           `rate "1e999": want a number`,
-		"{name: /b, rate: [5]}":                             `rate a list: want a number`,
-		"{name: /b, rate: }":                                `rate without a value: want a number`,
-		"{name: /b}":                                        `rate missing: want a number`,
-		"{name: /b, rate: 5, cache: 10}":                    `cache "10": want a share of a second`,
-		"{name: /b, rate: 5, burst: many}":                  `burst "many": want a number of permits`,
-		"{name: /b, rate: 5, warmup: 4}":                    `warmup "4": want a duration such as 4s`,
-		"{name: /b, rate: 5, warmup: 4s, cold_factor: 1}":   `cold_factor "1": want a number above 1`,
-		"{name: /b, rate: 5, cold_factor: 2}":               `cold_factor "2": want none without a warm-up`,
-		"{name: /b, rate: 5, warmup: 4s, burst: 1}":         `burst "1": want none: the item has a warm-up`,
-		"{name: /b, rate: 5, quota: yes}":                   `quota "yes": want true or false`,
-		"{name: /b, rate: 2.5, quota: true}":                `rate "2.5": want a whole number`,
-		"{name: /b, rate: 5, quota: true, burst: 2}":        `burst "2": want none: the item is a quota`,
-		"{name: /b, rate: 5, quota: true, warmup: 2s}":      `warmup "2s": want none: the item is a quota`,
-		"{name: /b, rate: 5, jitter: 1ms}":                  `jitter "1ms": want none: the item is no quota`,
-		"{name: /b, rate: 5, quota: true, jitter: 2s}":      `jitter "2s": want a duration such as 50ms`,
-		"{name: /b, rate: 5, disabled: 1}":                  `disabled "1": want true or false`,
-		"{name: /b, rat: 5}":                                `bucket "/b": key "rat": want one of name, disabled, rate, cache`,
-		"{name: /b, rate: 5, rate: 6}":                      `bucket "/b": key "rate": want each key once`,
-		"{name: /a, rate: 6}":                               `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,
-		"{rate: 5}":                                         `bucket "": name missing: want a name`,
-		`{name: "", rate: 5}`:                               `name "": want a name`,
-		"{name: " + strings.Repeat("x", 513) + ", rate: 5}": "want a name, 1 to 512 bytes",
-		"/b":           `item "/b": want a map with name and rate`,
-		"":             `item without a value: want a map`,
-		"[name, rate]": `item a list: want a map`,
+		"{name: /b, rate: -5}":                               `bucket "/b": rate "-5": want a number of permits per second from 1e-9 to 2^53`,
+		"{name: /b, rate: .inf}":                             `rate ".inf": want a number`,
+		"{name: /b, rate: NaN}":                              `rate "NaN": want a number`,
+		"{name: /b, rate: 0x10}":                             `rate "0x10": want a number`,
+		"{name: /b, rate: 1e-10}":                            `rate "1e-10": want a number`,
+		"{name: /b, rate: 1e999}":                            `rate "1e999": want a number`,
+		"{name: /b, rate: [5]}":                              `rate a list: want a number`,
+		"{name: /b, rate: }":                                 `rate without a value: want a number`,
+		"{name: /b}":                                         `rate missing: want a number`,
+		"{name: /b, rate: 5, cache: 10}":                     `cache "10": want a share of a second`,
+		"{name: /b, rate: 5, burst: many}":                   `burst "many": want a number of permits`,
+		"{name: /b, rate: 5, warmup: 4}":                     `warmup "4": want a duration such as 4s`,
+		"{name: /b, rate: 5, warmup: 4s, cold_factor: 1}":    `cold_factor "1": want a number above 1`,
+		"{name: /b, rate: 5, cold_factor: 2}":                `cold_factor "2": want none without a warm-up`,
+		"{name: /b, rate: 5, warmup: 4s, burst: 1}":          `burst "1": want none: the item has a warm-up`,
+		"{name: /b, rate: 5, quota: yes}":                    `quota "yes": want true or false`,
+		"{name: /b, rate: 2.5, quota: true}":                 `rate "2.5": want a whole number`,
+		"{name: /b, rate: 5, quota: true, burst: 2}":         `burst "2": want none: the item is a quota`,
+		"{name: /b, rate: 5, quota: true, warmup: 2s}":       `warmup "2s": want none: the item is a quota`,
+		"{name: /b, rate: 5, jitter: 1ms}":                   `jitter "1ms": want none: the item is no quota`,
+		"{name: /b, rate: 5, quota: true, jitter: 2s}":       `jitter "2s": want a duration such as 50ms`,
+		"{name: /b, rate: 5, window: 1}":                     `window "1": want a duration in whole milliseconds such as 24h`,
+		"{name: /b, rate: 5, window: 0s, window_limit: 1}":   `window "0s": want a duration`,
+		"{name: /b, rate: 5, window: 1us, window_limit: 1}":  `window "1us": want a duration`,
+		"{name: /b, rate: 5, window: 1s}":                    `window_limit missing: want 1 to 2147483647: the item has a window`,
+		"{name: /b, rate: 5, window_limit: 1}":               `window missing: want a duration: the item has a limit for a window`,
+		"{name: /b, rate: 5, window: 1s, window_limit: 0}":   `window_limit "0": want a whole number of calls, 1 to`,
+		"{name: /b, rate: 5, concurrent: 1.5}":               `concurrent "1.5": want a whole number of calls`,
+		"{name: /b, rate: 5, concurrent: 0}":                 `concurrent "0": want a whole number of calls`,
+		"{name: /b, concurrent: 1}":                          `rate missing: want a number of permits per second`,
+		"{name: /b, rate: none}":                             `rate "none": want a rate, a window or concurrent`,
+		"{name: /b, rate: none, concurrent: 1, burst: 1}":    `burst "1": want none: the item has no rate`,
+		"{name: /b, rate: none, concurrent: 1, warmup: 1s}":  `warmup "1s": want none: the item has no rate`,
+		"{name: /b, rate: none, concurrent: 1, quota: true}": `quota "true": want none: the item has no rate`,
+		"{name: /b, rate: 5, disabled: 1}":                   `disabled "1": want true or false`,
+		"{name: /b, rat: 5}":                                 `bucket "/b": key "rat": want one of name, disabled, rate, cache`,
+		"{name: /b, rate: 5, rate: 6}":                       `bucket "/b": key "rate": want each key once`,
+		"{name: /a, rate: 6}":                                `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,
+		"{rate: 5}":                                          `bucket "": name missing: want a name`,
+		`{name: "", rate: 5}`:                                `name "": want a name`,
+		"{name: " + strings.Repeat("x", 513) + ", rate: 5}":  "want a name, 1 to 512 bytes",
+		"{name: /b, rate: 5, shadow: 1}":                     `shadow "1": want true or false`,
+		"{name: /b, rate: 5, per_key: 1}":                    `per_key "1": want true or false`,
+		"{name: /b*c, rate: 5}":                              `bucket "/b*c": name "/b*c": want a * at its end only`,
+		"/b":                                                 `item "/b": want a map with name and rate`,
+		"":                                                   `item without a value: want a map`,
+		"[name, rate]":                                       `item a list: want a map`,
 	} {
 		table, err := write(t, "limits:\n  - {name: /a, rate: 5}\n\n  - "+item+"\n").Load(t.Context())
 		require.NoError(t, err, item)
@@ -150,6 +170,11 @@ func TestBadItems(t *testing.T) {
 	table, err = write(t, "limits:\n  - {name: /a, disabled: true, rate: -5, what: 1}\n").Load(t.Context())
 	require.NoError(t, err)
 	require.True(t, table.Limits[0].Disabled)
+	// What is bad is told to be in shadow, wherever that stands.
+	table, err = write(t, "limits:\n  - {name: /a, what: 1, rate: -5, shadow: true}\n  - {name: /b, rate: 5, jitter: 1ms, shadow: true}\n").Load(t.Context())
+	require.NoError(t, err)
+	require.True(t, table.Rejected[0].Shadow)
+	require.True(t, table.Rejected[1].Shadow)
 }
 
 // What the settings say counts for items that say nothing.

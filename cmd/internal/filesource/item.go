@@ -20,6 +20,7 @@ const (
 	maxExact     = 1 << 53 // beyond it a double does not hold every whole number
 	maxQuota     = math.MaxInt32
 	maxWarmup    = 100 * 365 * 24 * time.Hour
+	maxWindow    = 90 * 24 * time.Hour
 )
 
 // field is a key of an item. read is false if the text is not what is wanted.
@@ -39,6 +40,9 @@ var fields = []field{
 	}},
 	{"disabled", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.Disabled, text) }},
 	{"rate", "a number of permits per second from 1e-9 to 2^53, or 0: nothing passes", func(l *registry.Limit, text string) bool {
+		if l.NoRate = text == "none"; l.NoRate {
+			return true
+		}
 		return number(&l.Rate, text, 0, maxExact) && (l.Rate == 0 || l.Rate >= 1e-9)
 	}},
 	{"cache", "a share of a second from 0 to 9.99", func(l *registry.Limit, text string) bool { return number(&l.Cache, text, 0, maxCache) }},
@@ -52,6 +56,13 @@ var fields = []field{
 	}},
 	{"quota", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.Quota, text) }},
 	{"jitter", "a duration such as 50ms, 0s to 1s", func(l *registry.Limit, text string) bool { return duration(&l.Jitter, text, time.Second) }},
+	{"shadow", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.Shadow, text) }},
+	{"per_key", "true or false", func(l *registry.Limit, text string) bool { return flag(&l.PerKey, text) }},
+	{"window", "a duration in whole milliseconds such as 24h, 1ms to 2160h", func(l *registry.Limit, text string) bool {
+		return duration(&l.Window, text, maxWindow) && l.Window > 0 && l.Window%time.Millisecond == 0
+	}},
+	{"window_limit", "a whole number of calls, 1 to 2147483647", func(l *registry.Limit, text string) bool { return calls(&l.WindowLimit, text) }},
+	{"concurrent", "a whole number of calls, 1 to 2147483647", func(l *registry.Limit, text string) bool { return calls(&l.Concurrent, text) }},
 }
 
 // number reads a decimal number. Infinite ones, those that are not numbers, and other notations are not ok.
@@ -65,6 +76,12 @@ func duration(to *time.Duration, text string, most time.Duration) bool {
 	d, err := time.ParseDuration(text)
 	*to = d
 	return err == nil && d >= 0 && d <= most
+}
+
+func calls(to *int, text string) bool {
+	n, err := strconv.ParseInt(text, 10, 32)
+	*to = int(n)
+	return err == nil && n > 0
 }
 
 func flag(to *bool, text string) bool {
@@ -85,7 +102,7 @@ func (p *parser) reject(key string, n *yaml.Node, want string) *registry.RowErro
 	if n != nil {
 		line = n.Line
 	}
-	return &registry.RowError{Row: fmt.Sprint(p.file, ":", line), Name: p.limit.Name, Field: key, Value: show(n), Want: want}
+	return &registry.RowError{Row: fmt.Sprint(p.file, ":", line), Name: p.limit.Name, Field: key, Value: show(n), Want: want, Shadow: p.limit.Shadow}
 }
 
 // read makes the limit, or tells why the item is rejected. Of an item that is disabled nothing matters but its name.
@@ -109,8 +126,11 @@ func (p *parser) read(n *yaml.Node, jitter time.Duration) *registry.RowError {
 		}
 	}
 	if bad != nil {
-		bad.Name = p.limit.Name
+		bad.Name, bad.Shadow = p.limit.Name, p.limit.Shadow
 		return bad
+	}
+	if p.limit.NoRate && p.nodes["quota"] == nil { // what the source says is of rates
+		p.limit.Quota = false
 	}
 	if p.limit.Quota && p.nodes["jitter"] == nil {
 		p.limit.Jitter = jitter
@@ -167,12 +187,19 @@ func (p *parser) shape() *registry.RowError {
 		is        bool
 		key, want string
 	}{
+		{strings.Contains(strings.TrimSuffix(l.Name, "*"), "*"), "name", "a * at its end only, for all names that begin so"},
 		{l.Quota && (l.Rate != math.Trunc(l.Rate) || l.Rate > maxQuota), "rate", "a whole number of calls in any second, 0 to 2147483647: the item is a quota"},
 		{l.Quota && l.Warmup > 0, "warmup", "none: the item is a quota"},
 		{l.Quota && l.MaxPermits != nil, "burst", "none: the item is a quota"},
 		{l.Warmup > 0 && l.MaxPermits != nil, "burst", "none: the item has a warm-up, which says what is saved up"},
 		{l.Warmup == 0 && l.ColdFactor != 0, "cold_factor", "none without a warm-up"},
 		{!l.Quota && l.Jitter != 0, "jitter", "none: the item is no quota"},
+		{l.Window != 0 && l.WindowLimit == 0, "window_limit", "1 to 2147483647: the item has a window"},
+		{l.Window == 0 && l.WindowLimit != 0, "window", "a duration: the item has a limit for a window"},
+		{l.NoRate && l.Window == 0 && l.Concurrent == 0, "rate", "a rate, a window or concurrent"},
+		{l.NoRate && l.MaxPermits != nil, "burst", "none: the item has no rate"},
+		{l.NoRate && l.Warmup > 0, "warmup", "none: the item has no rate"},
+		{l.NoRate && l.Quota, "quota", "none: the item has no rate"},
 	} {
 		if wrong.is {
 			return p.reject(wrong.key, p.nodes[wrong.key], wrong.want)

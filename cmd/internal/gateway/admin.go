@@ -80,6 +80,7 @@ func (r *readiness) limits(s registry.Stats, most time.Duration) {
 	if s.Held > 0 {
 		r.line(true, "limits: %d are in force though their rows are gone, until further loads agree", s.Held)
 	}
+	r.shadows(&s)
 	for i := range s.Rejected {
 		if i == mostLines {
 			r.line(true, "bad rows: %d more, see /stats", len(s.Rejected)-i)

@@ -58,6 +58,7 @@ type checker struct {
 	*config
 	to     io.Writer
 	faulty bool
+	bound  bool // there are rows with a window or a concurrency
 }
 
 func (k *checker) ok(format string, args ...any)   { fmt.Fprintf(k.to, "ok    "+format+"\n", args...) }
@@ -83,7 +84,7 @@ func (c *config) check(ctx context.Context, to io.Writer) error {
 	for _, name := range c.strangers {
 		k.warn("variable %s is no setting%s", name, nearest(": did you mean ", name, c.variables))
 	}
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // what is found is printed
+	slog.SetDefault(silent) // what is found is printed
 	k.inTime(ctx, k.table)
 	if c.redis != nil {
 		k.inTime(ctx, k.buckets)
@@ -93,6 +94,9 @@ func (c *config) check(ctx context.Context, to io.Writer) error {
 	}
 	return nil
 }
+
+// silent is a logger of what is printed anyway.
+var silent = slog.New(slog.DiscardHandler)
 
 // patience is how long each step waits.
 func (k *checker) patience() time.Duration { return min(k.config.wait, 10*time.Second) }
@@ -135,15 +139,19 @@ func (k *checker) table(ctx context.Context) {
 
 // rows tells what a source's rows would come to.
 func (k *checker) rows(from string, source registry.Source) {
-	quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
-	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), quiet, registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
-		registry.WithTimeout(k.patience()))
+	opts := []registry.Option{registry.WithLogger(silent), registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
+		registry.WithTimeout(k.patience()), registry.WithLocalWindows(), registry.WithLocalSemaphores()}
+	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), append(opts, k.registryOptions()...)...)
 	if !k.result(from, err) {
 		return
 	}
 	defer limits.Close()
 	for _, l := range limits.Limits() {
-		k.ok("row %s: %s: %s", l.Row, l.Name, l.String())
+		k.bound = k.bound || l.Window != 0 || l.Concurrent != 0
+		k.row(limits, &l)
+	}
+	if k.shadow {
+		k.warn("shadow: all calls are counted, and none is refused")
 	}
 	s := limits.Stats()
 	for i := range s.Rejected {
@@ -192,6 +200,9 @@ func (k *checker) buckets(ctx context.Context) {
 	k.eviction(ctx, client)
 	if k.store != "memory" {
 		k.result("redis: rights of --store "+k.store, k.tryBucket(ctx, client))
+		if k.bound {
+			k.result("redis: rights of rows with a window or a concurrency", k.tryBounds(ctx, client))
+		}
 	}
 	if k.config.switchAt != "" && k.config.switchAt != "sql" {
 		k.turned(registry.NewRedisSwitch(client, k.config.switchAt[len("redis:"):]))

@@ -23,6 +23,8 @@ var about = map[string][]string{
 	"limits":                             {"Limits in force."},
 	"limits_age_seconds":                 {"Time since the limits were read."},
 	"limits_held":                        {"Limits in force though their rows are gone: more than half of the table is."},
+	"limits_in_shadow":                   {"Limits that count, and refuse nothing."},
+	"limit_keys":                         {"Keys that have a bucket of their own by their row, as far as they are in use."},
 	"bad_rows":                           {"Rows that were rejected."},
 	"bad_names":                          {"Names whose rows never were good: --bad-rows decides about their calls."},
 	"switch_on":                          {"1 while calls are limited, 0 while the switch is off and every call passes."},
@@ -32,6 +34,11 @@ var about = map[string][]string{
 	"limit_rate":                         {"Permits per second in force, of buckets that are in use.", "bucket"},
 	"limit_max_permits":                  {"Permits that a bucket can save up.", "bucket"},
 	"limit_stored_permits":               {"Permits that a bucket has saved up.", "bucket"},
+	"limit_window_used":                  {"Calls that count in a limit's window, of the whole fleet.", "bucket"},
+	"limit_window_limit":                 {"Calls that may begin in any such window.", "bucket"},
+	"limit_concurrent_used":              {"Calls of a limit that are under way, of the whole fleet.", "bucket"},
+	"limit_concurrent_used_here":         {"Calls of a limit that are under way in this gateway.", "bucket"},
+	"limit_concurrent_limit":             {"Calls of a limit that may be under way.", "bucket"},
 	"limit_held_until_timestamp_seconds": {"Until when a Retry-After of an upstream holds a bucket back; 0: it does not.", "bucket"},
 }
 
@@ -80,6 +87,8 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	gauge("limits", float64(s.Limits))
 	gauge("limits_age_seconds", s.Age.Seconds())
 	gauge("limits_held", float64(s.Held))
+	gauge("limits_in_shadow", float64(inShadow(&s)))
+	gauge("limit_keys", float64(s.Keys))
 	gauge("bad_rows", float64(len(s.Rejected)))
 	gauge("bad_names", float64(s.Bad))
 	for name, v := range c.proxy.metrics.views(context.Background()) {
@@ -87,6 +96,17 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 		gauge("limit_max_permits", v.maxPermits, name)
 		gauge("limit_stored_permits", v.stored, name)
 		gauge("limit_held_until_timestamp_seconds", v.until(), name)
+	}
+	for name, u := range c.proxy.metrics.usages(context.Background()) {
+		if u.Window != 0 {
+			gauge("limit_window_used", float64(u.WindowUsed), name)
+			gauge("limit_window_limit", float64(u.WindowLimit), name)
+		}
+		if u.Concurrent != 0 {
+			gauge("limit_concurrent_used", float64(u.Places), name)
+			gauge("limit_concurrent_used_here", float64(u.Inside), name)
+			gauge("limit_concurrent_limit", float64(u.Concurrent), name)
+		}
 	}
 }
 

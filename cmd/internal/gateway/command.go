@@ -91,7 +91,7 @@ func complete(cmd *cobra.Command) {
 	for flag, values := range map[string][]string{
 		"store": {"script", "lock", "memory"}, "fail": {"closed", "open", "share:"}, "log-format": {"text", "json"},
 		"log-level": {"debug", "info", "warn", "error"}, "unknown": {"pass", "refuse"}, "bad-rows": {"refuse", "pass"},
-		"switch": {"none", "sql", "redis:"}, "key": {"path", "client", "header:"},
+		"switch": {"none", "sql", "redis:"}, "key": {"path", "client", "header:", "path+client", "path+header:"},
 		"match":  matches,
 		"limits": {"file://", "sqlite://", "mysql://", "postgres://"}, "redis": {"redis://", "rediss://", "unix://", "redis+cluster://", "redis+sentinel://"},
 	} {

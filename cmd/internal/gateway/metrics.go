@@ -30,6 +30,7 @@ type metrics struct {
 	meter    *fleet.Meter // nil: consoles are told nothing
 
 	bypassed  *prom.CounterVec // bucket, by, result
+	refusals  *prom.CounterVec // bucket, by
 	penalties *prom.CounterVec // bucket
 	upstreams *prom.CounterVec // upstream, kind
 
@@ -52,6 +53,7 @@ func newMetrics() (*metrics, error) {
 		return v
 	}
 	m.bypassed = counter("bypassed_total", "Calls that passed or were refused without a bucket.", "bucket", "by", "result")
+	m.refusals = counter("refusals_total", "Calls that were refused, by what refused them.", "bucket", "by")
 	m.penalties = counter("penalties_total", "Answers of upstreams with a Retry-After that held a bucket back.", "bucket")
 	m.upstreams = counter("upstream_errors_total", "Calls that got no answer from their upstream.", "upstream", "kind")
 	return m, nil
@@ -68,10 +70,13 @@ func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// has tells whether there is a row of that name.
-func (m *metrics) has(name string) bool {
+// match finds the row that decides about a name.
+func (m *metrics) match(name string) (row string, exact, ok bool) {
 	limits := m.limits.Load()
-	return limits != nil && limits.Has(name)
+	if limits == nil {
+		return "", false, false
+	}
+	return limits.Match(name)
 }
 
 // hasBucket tells whether a bucket decides about the calls of a key.
@@ -84,22 +89,10 @@ func (m *metrics) hasBucket(key string) bool {
 	return err == nil && l != nil
 }
 
-// decider is what decides about a key that was refused.
-func (m *metrics) decider(key string) registry.Decider {
-	limits := m.limits.Load()
-	if limits == nil {
-		return registry.ByLimit
-	}
-	f, pass := limits.Decider(key)
-	if pass { // by now
-		return registry.ByLimit
-	}
-	return f
-}
-
-// label is the name of a limit that has a row, and one for all others: nobody makes series by calling.
+// label is the name of the row that decides about a name or a bucket, and one for all others: nobody makes series by calling.
 func (m *metrics) label(name string) string {
-	if !m.has(name) {
+	name, _, ok := m.match(name)
+	if !ok {
 		return tbprometheus.Other
 	}
 	if _, ok := m.labels.Load(name); ok {

@@ -17,7 +17,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/cmd/internal/filesource"
 	"github.com/go-tokenbucket/tokenbucket/console"
-	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -58,6 +57,7 @@ type limitOptions struct {
 	createTable bool
 	badRows     string
 	allowEmpty  bool
+	shadow      bool
 	interval    time.Duration
 	maxAge      time.Duration
 	wait        time.Duration
@@ -111,9 +111,10 @@ func (o *trafficOptions) flags(f *pflag.FlagSet) {
 		"counts, in whole segments; the path is sent on with its prefix, appended to that of the URL")
 	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "until an upstream's answer begins; 0: no limit")
 	f.StringVar(&o.key, "key", "path", "what names a call's bucket: path, client (its address) or header:NAME, whose value then shows in "+
-		"Redis and in the log")
+		"Redis and in the log. Several with + between, such as path+header:X-Tenant, make keys with | between")
 	f.StringVar(&o.match, "match", "clean", "which row counts for a path: exact, of that name; clean, without a slash at the end and without "+
-		"parameters (;x=1); prefix, or else the longest that holds it, in whole segments. Letter case counts")
+		"parameters (;x=1); prefix, or else the longest that holds it, in whole segments. Letter case counts. A row with a * at its end "+
+		"holds for all that begins so, with each of these")
 	f.StringSliceVar(&o.trusted, "trusted-proxy", nil, "`CIDR` of proxies in front, whose X-Forwarded-* are believed; may be repeated")
 	f.BoolVar(&o.inbound, "inbound", false, "take the permit when a call arrives, not when it is sent on: clients are told with RateLimit "+
 		"header fields, and an upstream's Retry-After holds nothing back")
@@ -128,7 +129,8 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 		"postgres://user:password@host:5432/database; ?parameters are the driver's. Or file://FILE, a YAML file, such as file:///etc/tokenbucket/limits.yaml")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
 	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` where the table has other names; may be repeated. Fields are id, name, rate, "+
-		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here")
+		"cache, status, modified; burst, warmup_ms, cold_factor, quota, window (in seconds), window_limit and concurrent are read only if named here; "+
+		"shadow and per_key also if the table has columns shadow and perKey")
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: nothing is saved up")
 	f.DurationVar(&o.jitter, "jitter", 0, "how unevenly calls reach a quota's upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, the switch's, a SQLite file")
@@ -136,6 +138,7 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 		"per second; a row that turns bad later leaves its last good limit in force")
 	f.BoolVar(&o.allowEmpty, "allow-empty", false, "believe at once that a table is empty, or has lost more than half of its rows; without it "+
 		"their limits stay in force until three loads in a row agree")
+	f.BoolVar(&o.shadow, "shadow", false, "a dry run: decide, count and tell, but refuse nothing; the column shadow says so for one row")
 	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table or the file is read")
 	f.DurationVar(&o.maxAge, "max-age", 0, "beyond this age of the limits /readyz says 503, though they stay in force: a database that is away then "+
 		"takes the whole fleet out of service; 0: any age will do")
@@ -169,18 +172,22 @@ func (o *operationOptions) flags(f *pflag.FlagSet) {
 
 // bad names a setting as it was given, its value and what was wanted.
 func (o *options) bad(flag string, value any, want string) error {
-	name := o.from[flag]
-	if name == "" {
-		name = "--" + flag
+	return fmt.Errorf("%s %v: want %s", o.nameOf(flag), value, want)
+}
+
+// nameOf is a setting as it was given.
+func (o *options) nameOf(flag string) string {
+	if name := o.from[flag]; name != "" {
+		return name
 	}
-	return fmt.Errorf("%s %v: want %s", name, value, want)
+	return "--" + flag
 }
 
 // config is the settings as they are used.
 type config struct {
 	options
 	routes   routes
-	key      httplimit.KeyFunc // nil: the path
+	key      *keyMaker
 	proxies  []netip.Prefix
 	unknown  registry.Otherwise
 	badRows  registry.Otherwise
@@ -275,17 +282,12 @@ func (c *config) parseTraffic() error {
 	if c.proxies, err = c.networks("trusted-proxy", c.trusted); err != nil {
 		return err
 	}
-	header, isHeader := strings.CutPrefix(c.options.key, "header:")
-	switch {
-	case c.options.key == "path":
-		c.key = nil // rowOf
-	case c.options.key == "client":
-		c.key = httplimit.ByClient(c.proxies...)
-	case isHeader && validHeader(header):
-		c.key = httplimit.ByHeader(header)
-	default:
-		return c.bad("key", fmt.Sprintf("%q", c.options.key), "path, header:NAME or client")
+	key, wrong := parseKey(c.options.key, c.proxies)
+	if wrong != nil {
+		wrong.Setting = c.nameOf("key")
+		return wrong
 	}
+	c.key = key
 	if c.unknown, err = c.otherwise("unknown", c.options.unknown); err != nil {
 		return err
 	}
@@ -351,13 +353,15 @@ func (c *config) parseLimits() error {
 	fields := map[string]*string{
 		"id": &names.ID, "name": &names.Name, "rate": &names.Rate, "cache": &names.Cache, "status": &names.Status,
 		"modified": &names.Modified, "burst": &names.Burst, "warmup_ms": &names.WarmupMillis, "cold_factor": &names.ColdFactor,
-		"quota": &names.Quota,
+		"quota": &names.Quota, "shadow": &names.Shadow, "per_key": &names.PerKey,
+		"window": &names.Window, "window_limit": &names.WindowLimit, "concurrent": &names.Concurrent,
 	}
 	for _, s := range c.columns {
 		field, column, ok := strings.Cut(s, "=")
 		if fields[field] == nil || !ok || column == "" {
 			return c.bad("columns", fmt.Sprintf("%q", s),
-				"field=column with a field of id, name, rate, cache, status, modified, burst, warmup_ms, cold_factor, quota")
+				"field=column with a field of id, name, rate, cache, status, modified, burst, warmup_ms, cold_factor, quota, window, window_limit, "+
+					"concurrent, shadow, per_key")
 		}
 		*fields[field] = column
 	}

@@ -22,6 +22,7 @@ import (
 type call struct {
 	route *route
 	key   string
+	by    registry.Decider // what has refused it
 }
 
 type callKey struct{}
@@ -118,13 +119,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no upstream for this path", http.StatusNotFound)
 	default:
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
-		key := ""
-		if settings.key == nil {
-			key = settings.rowOf(r.URL.Path, p.metrics.has)
-		} else {
-			key = settings.key(r)
-		}
-		c := &call{route: route, key: fit(key)}
+		c := &call{route: route, key: settings.key.of(settings, r, p.metrics.match)}
 		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
 	}
 }
@@ -188,7 +183,7 @@ func kindOf(err error) string {
 // refuse answers a request that got no permit; Retry-After is set. What can never pass is not told to try again.
 func (p *proxy) refuse(w http.ResponseWriter, r *http.Request) {
 	p.calls.refused.Add(1)
-	by, after := p.metrics.decider(callOf(r).key), w.Header().Get("Retry-After")
+	by, after := callOf(r).by, w.Header().Get("Retry-After")
 	p.log.Debug("refused", "key", callOf(r).key, "by", by.String(), "retryAfter", after)
 	status, why := http.StatusTooManyRequests, "too many requests: try again in "+after+" s"
 	switch by {

@@ -51,11 +51,16 @@ func (s *service) reload(ctx context.Context) {
 		s.log.Error("the settings were not reloaded; what was before stays in force", "error", err)
 		return
 	}
+	// Whether keys have parts is the registry's to know from the beginning.
+	regroup := next.key.joined() != s.config.key.joined()
+	if regroup {
+		next.key = s.proxy.live.Load().key
+	}
 	var changed, later []string
 	inForce := s.proxy.live.Load().given
 	next.given.VisitAll(func(f *pflag.Flag) {
 		differs := func(from *pflag.FlagSet) bool { return from.Lookup(f.Name).Value.String() != f.Value.String() }
-		switch can := slices.Contains(live, f.Name); {
+		switch can := slices.Contains(live, f.Name) && (f.Name != "key" || !regroup); {
 		case can && differs(inForce):
 			changed = append(changed, f.Name)
 		case !can && differs(s.config.given):

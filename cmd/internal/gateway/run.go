@@ -186,6 +186,8 @@ func (s *service) start(ctx context.Context) error {
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
+	opts = append(opts, c.registryOptions()...)
+	opts = append(opts, c.backends(client)...)
 	if c.allowEmpty {
 		opts = append(opts, registry.WithAllowEmpty())
 	}

@@ -37,6 +37,9 @@ type (
 		AgeSeconds float64 `json:"age_seconds"`
 		BadNames   int     `json:"bad_names"`
 		Held       int     `json:"held"`
+		Shadow     int     `json:"shadow,omitempty"` // limits that refuse nothing
+		AllShadow  bool    `json:"all_shadow,omitempty"`
+		Keys       int     `json:"keys,omitempty"` // with a bucket of their own
 		Error      string  `json:"error,omitempty"`
 	}
 	badRow struct {
@@ -57,6 +60,8 @@ type (
 		Name          string   `json:"name"`
 		Row           string   `json:"row"`
 		Disabled      bool     `json:"disabled,omitempty"`
+		Shadow        bool     `json:"shadow,omitempty"`
+		PerKey        bool     `json:"per_key,omitempty"`
 		Rate          float64  `json:"rate"`
 		Quota         bool     `json:"quota,omitempty"`
 		JitterSeconds float64  `json:"jitter_seconds,omitempty"`
@@ -65,13 +70,15 @@ type (
 		ColdFactor    float64  `json:"cold_factor,omitempty"`
 		Cache         float64  `json:"cache"`
 		Version       int64    `json:"version"`
+		boundsOf
 	}
 	// counts are what calls of a limit came to, as /metrics has it.
 	counts struct {
 		Granted       float64 `json:"granted"`
 		Refused       float64 `json:"refused"`
 		Failed        float64 `json:"failed"`
-		Bypassed      float64 `json:"bypassed,omitempty"` // passed or were refused without a bucket
+		WouldRefuse   float64 `json:"would_refuse,omitempty"` // in shadow: they passed
+		Bypassed      float64 `json:"bypassed,omitempty"`     // passed or were refused without a bucket
 		WaitedSeconds float64 `json:"waited_seconds"`
 		Penalties     float64 `json:"penalties,omitempty"`
 		*inForce
@@ -96,16 +103,17 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 	}
 	if limits := a.proxy.metrics.limits.Load(); limits != nil {
 		stats := limits.Stats()
-		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), stats.Bad, stats.Held, message(stats.Err)}
+		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), stats.Bad, stats.Held, len(stats.Shadow), stats.AllShadow, stats.Keys, message(stats.Err)}
 		for i := range stats.Rejected {
 			e := &stats.Rejected[i]
 			s.Rejected = append(s.Rejected, badRow{e.Row, e.Name, e.Error(), e.Consequence})
 		}
 		counted := a.proxy.metrics.counts(r.Context())
 		s.Others = counted[tbprometheus.Other]
+		bounds := a.proxy.metrics.boundsOf(r.Context())
 		for _, l := range limits.Limits() {
 			s.Limits = append(s.Limits, limit{
-				counted[l.Name], l.Name, l.Row, l.Disabled, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version,
+				counted[l.Name], l.Name, l.Row, l.Disabled, l.Shadow || stats.AllShadow, l.PerKey, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version, bounds(&l),
 			})
 		}
 	}
@@ -143,13 +151,17 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 	families, _ := m.calls.Gather() // what could be gathered
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
-			bucket, outcome := "", ""
+			bucket, outcome, shadow := "", "", false
 			for _, l := range metric.GetLabel() {
 				switch l.GetName() {
 				case "bucket":
 					bucket = l.GetValue()
 				case "outcome":
 					outcome = l.GetValue()
+				case "shadow":
+					shadow = l.GetValue() == "true"
+				case "by":
+					shadow = shadow || l.GetValue() == "shadow"
 				}
 			}
 			if bucket == "" {
@@ -158,7 +170,7 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 			if all[bucket] == nil {
 				all[bucket] = new(counts)
 			}
-			all[bucket].add(family.GetName(), outcome, metric)
+			all[bucket].add(family.GetName(), outcome, shadow, metric)
 		}
 	}
 	for name, v := range m.views(ctx) {
@@ -173,21 +185,27 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 	return all
 }
 
-func (c *counts) add(family, outcome string, metric *dto.Metric) {
+func (c *counts) add(family, outcome string, shadow bool, metric *dto.Metric) {
 	switch n := metric.GetCounter().GetValue(); family {
 	case "tokenbucket_decisions_total":
-		switch outcome {
-		case "granted":
+		switch {
+		case outcome == "granted":
 			c.Granted += n
-		case "refused":
+		case outcome == "refused" && shadow:
+			c.WouldRefuse += n
+		case outcome == "refused":
 			c.Refused += n
 		default:
 			c.Failed += n
 		}
 	case "tokenbucket_wait_duration_seconds":
-		c.WaitedSeconds += metric.GetHistogram().GetSampleSum()
+		if !shadow { // nobody waited
+			c.WaitedSeconds += metric.GetHistogram().GetSampleSum()
+		}
 	case "tokenbucket_gateway_bypassed_total":
-		c.Bypassed += n
+		if c.Bypassed += n; shadow {
+			c.WouldRefuse += n
+		}
 	case "tokenbucket_gateway_penalties_total":
 		c.Penalties += n
 	}

@@ -1,6 +1,7 @@
 -- MySQL 5.7, MariaDB 10.2 or later. Limits, one row for each bucket.
 -- interfaceUrl is the bucket's name; rateLimit is permits per second; cache is the share of a second that a call may wait
--- (NULL: 0.5); status is 1 (limited) or 0 (off).
+-- (NULL: 0.5); status is 1 (limited) or 0 (off); shadow is 1 if nothing is refused, only counted; perKey is 1
+-- if each key has a bucket of its own.
 CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `configId` INT(11) NOT NULL AUTO_INCREMENT,
   `channelType` VARCHAR(24) NULL,
@@ -9,6 +10,8 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `rateLimit` DECIMAL(16,6) NULL,
   `cache` FLOAT(3,2) NULL,
   `status` TINYINT(1) DEFAULT 1 NOT NULL,
+  `shadow` TINYINT(1) DEFAULT 0 NOT NULL,
+  `perKey` TINYINT(1) DEFAULT 0 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,
   PRIMARY KEY (`configId`)
 );

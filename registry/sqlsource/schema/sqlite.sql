@@ -1,6 +1,7 @@
 -- SQLite 3.25 or later. Limits, one row for each bucket.
 -- interfaceUrl is the bucket's name; rateLimit is permits per second; cache is the share of a second that a call may wait
--- (NULL: 0.5); status is 1 (limited) or 0 (off); lastModifyTime is UTC.
+-- (NULL: 0.5); status is 1 (limited) or 0 (off); shadow is 1 if nothing is refused, only counted; perKey is 1
+-- if each key has a bucket of its own; lastModifyTime is UTC.
 CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `configId` INTEGER NOT NULL,
   `channelType` VARCHAR(24) NULL,
@@ -9,6 +10,8 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `rateLimit` DECIMAL(16,6) NULL,
   `cache` FLOAT NULL,
   `status` TINYINT DEFAULT 1 NOT NULL,
+  `shadow` TINYINT DEFAULT 0 NOT NULL,
+  `perKey` TINYINT DEFAULT 0 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
   PRIMARY KEY (`configId` AUTOINCREMENT)
 );

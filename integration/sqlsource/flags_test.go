@@ -1,0 +1,76 @@
+package sqlsource
+
+import (
+	"database/sql"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// flagsOf are what rows say of themselves, by name.
+func flagsOf(table registry.Table) map[string][2]bool {
+	flags := map[string][2]bool{}
+	for _, l := range table.Limits {
+		flags[l.Name] = [2]bool{l.Shadow, l.PerKey}
+	}
+	return flags
+}
+
+// A created table has columns for shadow and perKey; what an INSERT does not say is 0.
+func TestShadowAndPerKey(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
+		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
+		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/plain", 5)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, shadow", "/shadow", 5, 1)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, perKey", "/each/*", 5, 1)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, shadow", "/bad", -5, 1)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, shadow", "/two", 5, 2)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, status, perKey", "/off", 5, 0, 2)
+		table := load(t, b, db)
+		require.Equal(t, map[string][2]bool{"/plain": {}, "/shadow": {true, false}, "/each/*": {false, true}, "/off": {}}, flagsOf(table))
+		require.Len(t, table.Rejected, 2)
+		require.True(t, table.Rejected[0].Shadow)
+		require.Equal(t, "shadow 2: want 0, 1 or NULL", strings.Join([]string{table.Rejected[1].Field, table.Rejected[1].Value + ": want", table.Rejected[1].Want}, " "))
+	})
+}
+
+// A table of an earlier release is read as it is, and a column that is added is read at the next load; so with a schema in its name.
+func TestTableWithoutShadow(t *testing.T) {
+	for _, b := range backends {
+		t.Run(b.name, func(t *testing.T) {
+			place, dsn := b.place(t)
+			db := open(t, b.driver, dsn)
+			exec(t, db, "CREATE TABLE old_limits (configId INT PRIMARY KEY, interfaceUrl VARCHAR(128), rateLimit INT, cache FLOAT, status INT, lastModifyTime TIMESTAMP NULL)")
+			b.insert(t, db, "old_limits", "configId, interfaceUrl, rateLimit, status", 1, "/a", 5, 1)
+			var sources []*sqlsource.Source
+			for _, name := range []string{"old_limits", place + ".old_limits"} {
+				sources = append(sources, source(t, b, db, sqlsource.WithTable(name)))
+			}
+			check := func(shadow, perKey bool) {
+				t.Helper()
+				for _, s := range sources {
+					table, err := s.Load(ctx)
+					require.NoError(t, err)
+					require.Empty(t, table.Rejected)
+					require.Equal(t, map[string][2]bool{"/a": {shadow, perKey}}, flagsOf(table))
+				}
+			}
+			check(false, false)
+			exec(t, db, "ALTER TABLE old_limits ADD COLUMN shadow INT DEFAULT 1")
+			check(true, false)
+			exec(t, db, "ALTER TABLE old_limits ADD COLUMN perKey INT DEFAULT 1")
+			check(true, true)
+			exec(t, db, "ALTER TABLE old_limits DROP COLUMN shadow")
+			check(false, true)
+			exec(t, db, "ALTER TABLE old_limits ADD COLUMN dry INT DEFAULT 1")
+			table := load(t, b, db, sqlsource.WithTable("old_limits"), sqlsource.WithColumns(sqlsource.Columns{Shadow: "dry"}))
+			require.Equal(t, map[string][2]bool{"/a": {true, true}}, flagsOf(table))
+			_, err := source(t, b, db, sqlsource.WithTable("old_limits"), sqlsource.WithColumns(sqlsource.Columns{Shadow: "shadow"})).Load(ctx)
+			require.Error(t, err, "a column that was named must be there")
+		})
+	}
+}

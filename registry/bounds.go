@@ -1,0 +1,309 @@
+package registry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+)
+
+// NewWindow makes the window of a row: slidingwindow.New, with options of the caller's.
+type NewWindow func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error)
+
+// NewSemaphore makes the semaphore of a row: semaphore.NewRedis of a client, say.
+type NewSemaphore func(name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error)
+
+// backends are where windows are counted, and places are kept.
+type backends struct {
+	window      NewWindow                // nil: nowhere
+	semaphore   NewSemaphore             // nil: nowhere
+	localWindow bool                     // a window is counted in this process, so its limiter must live on
+	away        func(concurrent int) int // nil: without the semaphores' backend calls fail
+}
+
+// WithWindows sets how the windows of rows are made that are counted for a whole fleet (Limit.Window): slidingwindow.New with
+// slidingwindow.WithRedis, for instance. The options that it is given say the version of the row. Without this and WithLocalWindows a
+// row with a window is bad (WithBadRows).
+func WithWindows(f NewWindow) Option {
+	return func(s *settings) error {
+		if f == nil {
+			return bad("windows", "nil", "a function")
+		}
+		s.backends.window, s.backends.localWindow = f, false
+		return nil
+	}
+}
+
+// WithLocalWindows counts the windows of rows in this process alone.
+func WithLocalWindows(opts ...slidingwindow.Option) Option {
+	return func(s *settings) error {
+		s.backends.localWindow = true
+		s.backends.window = func(name string, limit int, window, resolution time.Duration, _ ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
+			return slidingwindow.New(name, limit, window, resolution, opts...)
+		}
+		return nil
+	}
+}
+
+// WithSemaphores sets how the semaphores of rows are made that count the calls of a whole fleet (Limit.Concurrent):
+// semaphore.NewRedis with a client, for instance. The options that it is given say the version of the row. Without this and
+// WithLocalSemaphores a row with a concurrency is bad (WithBadRows).
+func WithSemaphores(f NewSemaphore) Option {
+	return func(s *settings) error {
+		if f == nil {
+			return bad("semaphores", "nil", "a function")
+		}
+		s.backends.semaphore = f
+		return nil
+	}
+}
+
+// WithLocalSemaphores counts the calls of rows in this process alone.
+func WithLocalSemaphores(opts ...semaphore.Option) Option {
+	return func(s *settings) error {
+		s.backends.semaphore = func(_ string, permits int, _ ...semaphore.Option) (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(permits, opts...)
+		}
+		return nil
+	}
+}
+
+// WithPlacesAway sets how many calls at once of a row with a concurrency this process lets in by itself while the backend of the semaphores
+// is away, those that were in before included. Without it such calls fail then. What windows do then their own options say
+// (slidingwindow.WithAway, WithShare), and what rates do tokenbucket.WithFailurePolicy.
+func WithPlacesAway(share func(concurrent int) int) Option {
+	return func(s *settings) error {
+		if share == nil {
+			return bad("places away", "nil", "a function")
+		}
+		s.backends.away = share
+		return nil
+	}
+}
+
+const (
+	maxWindow      = 90 * 24 * time.Hour
+	maxWindowLimit = math.MaxInt32
+	maxConcurrent  = math.MaxInt32
+	// parts is how finely a window is counted.
+	parts = 100
+	// longestLead is how long before it may begin a call that waits for its rate is counted in its window, and asks for its place.
+	longestLead = 20 * time.Millisecond
+)
+
+// bounded tells whether a row names more than a rate.
+func (c *Limit) bounded() bool { return c.Window != 0 || c.Concurrent != 0 }
+
+// checkBounds is check for what a row names besides its rate.
+func (c *Limit) checkBounds(bad func(field string, value any, want string) *RowError) *RowError {
+	switch {
+	case c.Window < 0 || c.Window > maxWindow || c.Window%time.Millisecond != 0:
+		return bad("window", c.Window, "whole milliseconds, up to 90 days; 0: none")
+	case c.WindowLimit < 0 || c.WindowLimit > maxWindowLimit:
+		return bad("window limit", c.WindowLimit, "1 to 2147483647; 0: none")
+	case c.Window != 0 && c.WindowLimit == 0:
+		return bad("window limit", c.WindowLimit, "1 to 2147483647: there is a window")
+	case c.Window == 0 && c.WindowLimit != 0:
+		return bad("window", c.Window, "a duration: there is a window limit")
+	case c.Concurrent < 0 || c.Concurrent > maxConcurrent:
+		return bad("concurrent", c.Concurrent, "1 to 2147483647; 0: none")
+	case !c.NoRate:
+		return nil
+	case !c.bounded():
+		return bad("no rate", c.NoRate, "a rate, a window or a concurrency")
+	case c.Rate != 0:
+		return bad("rate", c.Rate, "0: there is none")
+	case c.Quota || c.Jitter != 0 || c.Warmup != 0 || c.ColdFactor != 0 || c.MaxPermits != nil:
+		return bad("no rate", c.NoRate, "neither a quota, max permits nor a warm-up period: they are of a rate")
+	}
+	return nil
+}
+
+// boundsText is what a row names besides its rate, for a person.
+func (c *Limit) boundsText() string {
+	text := ""
+	if c.Window != 0 {
+		text += fmt.Sprintf(", %d in any %s", c.WindowLimit, brief(c.Window))
+	}
+	if c.Concurrent != 0 {
+		text += fmt.Sprintf(", %d at once", c.Concurrent)
+	}
+	return text
+}
+
+// brief is a duration without what is 0 at its end: 24h rather than 24h0m0s.
+func brief(d time.Duration) string {
+	for _, unit := range []struct {
+		of   time.Duration
+		name string
+	}{{time.Hour, "h"}, {time.Minute, "m"}} {
+		if d >= unit.of && d%unit.of == 0 {
+			return fmt.Sprint(int64(d/unit.of), unit.name)
+		}
+	}
+	return d.String()
+}
+
+// lead is how long before it may begin a call is counted in a window at the earliest: a hundredth of it, but not more than is needed.
+func lead(window time.Duration) time.Duration {
+	if window == 0 {
+		return longestLead
+	}
+	return min(longestLead, (window/parts + time.Millisecond - 1).Truncate(time.Millisecond))
+}
+
+// counted is how a window is counted: longer by the lead, since a call begins up to that much after it was counted. So in no window of
+// the row's length more calls begin than its limit.
+func counted(window time.Duration) (length, resolution time.Duration) {
+	length = window + lead(window)
+	return length, max(time.Millisecond, length/parts)
+}
+
+// try tells why the bounds of a row cannot be put in force.
+func (b *backends) try(c *Limit, version int64) *RowError {
+	missing := func(field string, value any) *RowError {
+		return &RowError{Row: c.Row, Name: c.Name, Field: field, Value: fmt.Sprint(value), Want: "0: here is nothing that counts it"}
+	}
+	switch {
+	case c.Window != 0 && b.window == nil:
+		return missing("window", c.Window)
+	case c.Concurrent != 0 && b.semaphore == nil:
+		return missing("concurrent", c.Concurrent)
+	}
+	if _, err := b.bounds(c, version, nil); err != nil {
+		return &RowError{Row: c.Row, Name: c.Name, Err: err}
+	}
+	return nil
+}
+
+// bounds are what a row names besides its rate, of a version of the row.
+type bounds struct {
+	version  int64
+	lead     time.Duration
+	window   *slidingwindow.Limiter // nil: none
+	length   time.Duration          // of the window, as the row says
+	limit    int                    // of it
+	places   *semaphore.Semaphore   // nil: none
+	most     int                    // of them
+	disputed int                    // so many loads in a row found something else in force
+}
+
+// bounds makes those of a row. What is counted in this process goes on with what was there before; nil: nothing.
+func (b *backends) bounds(c *Limit, version int64, was *bounds) (*bounds, error) {
+	next := &bounds{version: version, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
+	var err error
+	switch {
+	case c.Window == 0:
+	case b.localWindow && was != nil && was.window != nil && was.length == c.Window:
+		next.window = was.window
+		err = next.window.SetLimit(context.Background(), c.WindowLimit)
+	default:
+		length, resolution := counted(c.Window)
+		next.window, err = b.window(c.Name, c.WindowLimit, length, resolution, slidingwindow.WithVersion(version))
+	}
+	if err != nil {
+		return nil, err
+	}
+	if c.Concurrent != 0 {
+		next.places, err = b.semaphore(c.Name, c.Concurrent, semaphore.WithVersion(version))
+	}
+	return next, err
+}
+
+// slot is what rows of one name have besides a bucket, one after another: what they count outlives a change of the row.
+type slot struct {
+	inForce atomic.Pointer[bounds]
+	inside  atomic.Int64 // calls of this process that are in, or are asking for a place
+	outage  outage
+	told    atomic.Int64 // when it was last told that a place was lost, in nanoseconds since 1970
+
+	mu   sync.Mutex // held by who puts others in force
+	last bounds     // the last ones that had a window
+}
+
+// get returns what is in force, counted by a name. Calls that found an older row have what the newest one says.
+func (s *slot) get(b *backends, e *entry, name string) (*bounds, error) {
+	if is := s.inForce.Load(); is != nil && is.version >= e.version {
+		return is, nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if is := s.inForce.Load(); is != nil && is.version >= e.version {
+		return is, nil
+	}
+	row := e.limit
+	row.Name = name
+	next, err := b.bounds(&row, e.version, &s.last)
+	if err != nil {
+		return nil, fmt.Errorf("registry: bucket %.80q: %w", e.limit.Name, err)
+	}
+	if next.window != nil {
+		s.last = *next
+	}
+	s.inForce.Store(next)
+	return next, nil
+}
+
+// countedAs is the name by which a row's window and concurrency are counted: in shadow apart, so that nobody else is refused for it.
+func (r *Registry) countedAs(c *Limit) string {
+	if r.shadows(c) {
+		return unique("%shadow:" + c.Name)
+	}
+	return c.Name
+}
+
+// slot returns that of a row; nil: it has nothing but a rate.
+func (r *Registry) slot(c *Limit) *slot {
+	if !c.bounded() {
+		return nil
+	}
+	if r.slots[c.Name] == nil {
+		r.slots[c.Name] = new(slot)
+	}
+	return r.slots[c.Name]
+}
+
+// outage is what is known of semaphores whose backend does not answer: one call in a while asks it, and the others do not wait for it.
+type outage struct {
+	until atomic.Int64 // UnixNano; 0: it answers
+	err   atomic.Pointer[error]
+}
+
+// askAgain is how often a backend is asked that was away.
+const askAgain = time.Second
+
+// known returns the error of an outage, unless it is this call's turn to see whether it is over.
+func (o *outage) known() error {
+	until := o.until.Load()
+	if until == 0 {
+		return nil
+	}
+	now := time.Now()
+	if now.UnixNano() < until || !o.until.CompareAndSwap(until, now.Add(askAgain).UnixNano()) {
+		return *o.err.Load()
+	}
+	return nil
+}
+
+func (o *outage) began(err error) {
+	o.err.Store(&err)
+	o.until.Store(time.Now().Add(askAgain).UnixNano())
+}
+
+func (o *outage) ended() {
+	if o.until.Load() != 0 {
+		o.until.Store(0)
+	}
+}
+
+// isOutage tells whether an error of a semaphore is that its backend cannot be reached, or does not answer in time.
+func isOutage(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && (errors.Is(err, semaphore.ErrTimeout) || script.Away(err))
+}

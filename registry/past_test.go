@@ -1,0 +1,29 @@
+package registry
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// What is gone is remembered, the latest version of each, but not for ever.
+func TestPastIsBounded(t *testing.T) {
+	var p past
+	p.put("early", 1)
+	for i := range 10 * maxPast {
+		p.put(fmt.Sprint(i), int64(i))
+		require.LessOrEqual(t, len(p.new)+len(p.old), 2*maxPast)
+	}
+	_, ok := p.get("early")
+	require.False(t, ok)
+	last := 10*maxPast - 1
+	for _, i := range []int{last, last - maxPast + 1} {
+		version, ok := p.get(fmt.Sprint(i))
+		require.True(t, ok)
+		require.Equal(t, int64(i), version)
+	}
+	p.put(fmt.Sprint(last-maxPast+1), 7)
+	version, _ := p.get(fmt.Sprint(last - maxPast + 1))
+	require.Equal(t, int64(7), version)
+}
