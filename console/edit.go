@@ -73,10 +73,11 @@ func labels(c sqlsource.Columns) map[string]label {
 		c.WarmupMillis: {"Warm-up", "milliseconds; empty: none"},
 		c.ColdFactor:   {"Cold factor", "above 1; empty: 3"},
 		c.Quota:        {"Quota", "1: counted in any sliding second, nothing is saved up"},
-		"shadow":       {"Shadow", "1: only tried, nobody is refused"},
-		"window":       {"Window", "the longer window that counts besides"},
-		"window_limit": {"Calls in a window", ""},
-		"concurrent":   {"At once", "calls that may run at the same time"},
+		c.Shadow:       {"Shadow", "1: only tried, nobody is refused"},
+		c.PerKey:       {"Each key by itself", "1: each key has a bucket of its own"},
+		c.Window:       {"Window", "its length in seconds; empty: none"},
+		c.WindowLimit:  {"Calls in a window", "that may begin in any such window"},
+		c.Concurrent:   {"At once", "calls that may be under way; empty: any number"},
 	}
 	delete(all, "")
 	return all
@@ -102,7 +103,8 @@ func (c *Console) fields(columns []string, values sqlsource.Values) []editField 
 // newRow are the columns of a row that is yet to be.
 func (c *Console) newRow() []string {
 	names := c.config.Editor.Columns()
-	all := []string{names.Rate, names.Cache, names.Status, names.Burst, names.WarmupMillis, names.ColdFactor, names.Quota}
+	all := []string{names.Rate, names.Cache, names.Status, names.Burst, names.WarmupMillis, names.ColdFactor, names.Quota, names.Shadow, names.PerKey,
+		names.Window, names.WindowLimit, names.Concurrent}
 	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
 }
 
@@ -144,10 +146,11 @@ func (c *Console) changePage(w http.ResponseWriter, r *http.Request) {
 }
 
 func (c *Console) shadowOf(row *sqlsource.Row) string {
-	if !slices.Contains(row.Editable, "shadow") {
+	column := c.config.Editor.Columns().Shadow
+	if !slices.Contains(row.Editable, column) {
 		return ""
 	}
-	if v := row.Values["shadow"]; v != nil && (*v == "1" || *v == "true") {
+	if v := row.Values[column]; v != nil && (*v == "1" || *v == "true") {
 		return "on"
 	}
 	return "off"

@@ -34,7 +34,7 @@ func newTable() *table {
 }
 
 func (t *table) Columns() sqlsource.Columns {
-	return sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "modified"}
+	return sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "modified", Shadow: "shadow"}
 }
 
 func (t *table) at(name string) sqlsource.Version {

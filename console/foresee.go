@@ -87,10 +87,13 @@ func meaning(values sqlsource.Values, names sqlsource.Columns) (l preview.Limit,
 	l.Rate = number(names.Rate, 0)
 	l.MaxWait = time.Duration(number(names.Cache, 0.5) * float64(time.Second))
 	l.Off = names.Status != "" && values[names.Status] != nil && !truth(names.Status)
-	l.Quota, l.Shadow = truth(names.Quota), truth("shadow")
+	l.Quota, l.Shadow = truth(names.Quota), truth(names.Shadow)
 	l.Warmup = time.Duration(number(names.WarmupMillis, 0) * float64(time.Millisecond))
 	l.ColdFactor = number(names.ColdFactor, 0)
-	l.Concurrent = int(min(number("concurrent", 0), math.MaxInt32))
+	l.Concurrent = int(min(number(names.Concurrent, 0), math.MaxInt32))
+	l.Window = time.Duration(number(names.Window, 0) * float64(time.Second))
+	l.WindowLimit = int(min(number(names.WindowLimit, 0), math.MaxInt32))
+	l.NoRate = values[names.Rate] == nil && (l.Window > 0 || l.Concurrent > 0)
 	if burst := number(names.Burst, -1); burst >= 0 && err == nil {
 		l.Burst = &burst
 	}

@@ -84,7 +84,7 @@ func (v *view) include(rows []registry.Limit) {
 
 // configOf is a row as instances tell of it.
 func configOf(r *registry.Limit) fleet.Config {
-	c := fleet.Config{Row: r.Row, Kind: fleet.Bursty, Rate: r.Rate, Warmup: r.Warmup, ColdFactor: r.ColdFactor, Version: r.Version,
+	c := fleet.Config{Row: r.Row, Kind: fleet.Bursty, Rate: r.Rate, Warmup: r.Warmup, ColdFactor: r.ColdFactor, Version: r.Version, Shadow: r.Shadow,
 		Wait: time.Duration(r.Cache * float64(time.Second))}
 	switch {
 	case r.Disabled:
