@@ -147,3 +147,11 @@ func short(t testing.TB, d time.Duration) context.Context {
 	t.Cleanup(cancel)
 	return ctx
 }
+
+// column is a name as the default table has it.
+func (b backend) column(name string) string {
+	if b.dialect == sqlsource.PostgreSQL {
+		return strings.ToLower(name)
+	}
+	return name
+}

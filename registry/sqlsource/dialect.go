@@ -62,6 +62,8 @@ func (d Dialect) quote(name string) string {
 // tableName is the name of a table, in a schema (MySQL: database; SQLite: attached database) or not.
 type tableName struct{ schema, name string }
 
+func (t tableName) String() string { return strings.TrimPrefix(t.schema+"."+t.name, ".") }
+
 func (d Dialect) parseTable(s string) (tableName, error) {
 	var t tableName
 	schema, name, qualified := strings.Cut(s, ".")

@@ -111,6 +111,8 @@ type options struct {
 	quota   bool
 	jitter  time.Duration
 	named   []string // columns that were named
+	audit   tableName
+	further []string // columns that an Editor may change
 	err     error
 }
 
@@ -124,7 +126,7 @@ func newOptions(d Dialect, opts []Option) (*options, error) {
 	if err := d.known(); err != nil {
 		return nil, err
 	}
-	o := &options{dialect: d, table: tableName{name: defaultTable}, columns: d.columns()}
+	o := &options{dialect: d, table: tableName{name: defaultTable}, columns: d.columns(), audit: tableName{name: defaultAuditTable}}
 	for _, opt := range opts {
 		if opt == nil {
 			o.fail(invalid("option", "nil", "no nil options"))
@@ -223,8 +225,15 @@ func invalid(field string, value any, want string) error {
 	return fmt.Errorf("sqlsource: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
-// query selects all that a row says, as texts, in the order of the fields of raw; NULL for the columns that are missing.
+// query selects all rows.
 func (o *options) query(missing ...string) string {
+	d, from := o.dialect, o.dialect.quoteTable(o.table)
+	// A key without its table would be the one that was selected, as a text.
+	return "SELECT " + strings.Join(o.selected(missing...), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(o.columns.ID)
+}
+
+// selected is all that a row says, as texts, in the order of the fields of raw; NULL for the columns that are missing.
+func (o *options) selected(missing ...string) []string {
 	d, c := o.dialect, &o.columns
 	optional := func(column string) string {
 		if column == "" || slices.Contains(missing, column) {
@@ -232,16 +241,13 @@ func (o *options) query(missing ...string) string {
 		}
 		return d.text(column)
 	}
-	selected := []string{
+	return []string{
 		d.name(c.ID), d.name(c.Name), d.text(c.Rate), d.text(c.Cache), d.text(c.Status),
 		d.micros(o.table, c.Modified), d.unread(o.table, c.Modified),
 		optional(c.Burst), optional(c.WarmupMillis), optional(c.ColdFactor), optional(c.Quota),
 		optional(c.Shadow), optional(c.PerKey),
 		optional(c.Window), optional(c.WindowLimit), optional(c.Concurrent),
 	}
-	from := d.quoteTable(o.table)
-	// A key without its table would be the one that was selected, as a text.
-	return "SELECT " + strings.Join(selected, ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(c.ID)
 }
 
 // Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key; before it one that

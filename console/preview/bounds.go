@@ -1,0 +1,135 @@
+package preview
+
+import (
+	"math"
+	"time"
+)
+
+// bucket is what a limit's rate allows: rate calls a second in the long run, and size more at once, the wait included. A call is
+// refused only after the calls before it took guaranteed of any stretch, or all that was saved.
+type bucket struct{ rate, size, leastRate, leastSize float64 }
+
+// slack is for the rounding of times to microseconds.
+const slack = 1e-6
+
+func (l *Limit) bucket() bucket {
+	rate, size := l.Rate, l.size()
+	wait := rate * l.MaxWait.Seconds()
+	if l.Warmup <= 0 {
+		return bucket{rate, size + wait, rate, size + wait}
+	}
+	// The first call of a line passes at once, and a cold bucket is slower.
+	cold := l.cold()
+	return bucket{rate, 1 + wait, rate / cold, wait / cold}
+}
+
+func (l *Limit) cold() float64 {
+	if l.ColdFactor > 1 {
+		return l.ColdFactor
+	}
+	return 3
+}
+
+// size is what can be saved up.
+func (l *Limit) size() float64 {
+	switch {
+	case l.Quota:
+		return 1
+	case l.Burst != nil:
+		return *l.Burst
+	}
+	return max(l.Rate, 1)
+}
+
+// bounds are the least and the most of the calls that would be refused, 0 to 1, whenever within its step each call came.
+func (l *Limit) bounds(points []Point, step time.Duration) (least, most float64) {
+	calls := float64(total(points))
+	if calls == 0 || l.Off {
+		return 0, 0
+	}
+	if l.Rate <= 0 && !l.NoRate {
+		return 1, 1
+	}
+	granted := calls
+	if !l.NoRate {
+		granted = l.bucket().mostGranted(points, step)
+	}
+	if l.windowed() {
+		granted = min(granted, l.mostInWindows(points, step))
+	}
+	least = (calls - math.Floor(granted+slack)) / calls
+	return least, max(least, (calls-l.leastGranted(points, step))/calls)
+}
+
+func (l *Limit) windowed() bool { return l.Window > 0 && l.WindowLimit > 0 }
+
+// mostGranted is how many the bucket grants if they come when it has most.
+func (b bucket) mostGranted(points []Point, step time.Duration) (granted float64) {
+	stored := b.size
+	for i := range points {
+		stored += b.rate * step.Seconds()
+		now := min(float64(points[i].calls()), stored)
+		granted += now
+		stored = min(b.size, stored-now)
+	}
+	return granted
+}
+
+// mostInWindows is how many the windows grant: no more in all steps that lie within one window, or in a step as its windows have.
+func (l *Limit) mostInWindows(points []Point, step time.Duration) (granted float64) {
+	within := int(l.Window / step) // steps in a window
+	limit := float64(l.WindowLimit)
+	if within == 0 {
+		limit *= math.Ceil(float64(step) / float64(l.Window))
+		within = 1
+	}
+	taken := make([]float64, len(points))
+	var sum float64 // of the last steps that lie within one window
+	for i := range points {
+		if i >= within {
+			sum -= taken[i-within]
+		}
+		taken[i] = min(float64(points[i].calls()), limit-sum)
+		sum += taken[i]
+		granted += taken[i]
+	}
+	return granted
+}
+
+// leastGranted is how many are granted for sure. If a call is refused, then those before it have used up what there was: of the
+// bucket, in the step before and its own; of the window, in the steps that it reaches back to. Steps that have fewer calls than that
+// refuse none. Of the others those count that are so far apart that no call counts twice.
+func (l *Limit) leastGranted(points []Point, step time.Duration) float64 {
+	enough, back := math.Inf(1), 1
+	if !l.NoRate {
+		b := l.bucket()
+		enough = min(b.leastRate*step.Seconds(), b.leastSize)
+	}
+	if l.windowed() {
+		enough = min(enough, float64(l.WindowLimit))
+		back = max(back, int(math.Ceil(float64(l.Window)/float64(step))))
+	}
+	enough = max(0, math.Floor(enough+slack))
+	var sum, safe float64 // calls of the last back+1 steps; of steps that refuse none, all in all
+	free := make([]bool, len(points))
+	best := make([]float64, len(points)+1) // of the first steps, granted in others
+	for i := range points {
+		n := float64(points[i].calls())
+		if sum += n; i > back {
+			sum -= float64(points[i-back-1].calls())
+		}
+		best[i+1] = best[i]
+		if free[i] = sum <= enough; free[i] {
+			safe += n
+			continue
+		}
+		rest := enough
+		for j := max(0, i-back); j < i; j++ {
+			if free[j] {
+				rest -= float64(points[j].calls())
+			}
+		}
+		best[i+1] = max(best[i+1], best[max(0, i-back)]+min(n, max(0, rest)))
+	}
+	return safe + best[len(points)]
+}

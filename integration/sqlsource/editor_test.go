@@ -1,0 +1,185 @@
+package sqlsource
+
+import (
+	"database/sql"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+const audit = "t_ratelimite_audit"
+
+// editor makes the tables, and an editor of them.
+func editor(t testing.TB, b backend, db *sql.DB, opts ...sqlsource.Option) *sqlsource.Editor {
+	t.Helper()
+	require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect, opts...))
+	require.NoError(t, sqlsource.CreateAuditTable(ctx, db, b.dialect, opts...))
+	e, err := sqlsource.NewEditor(db, b.dialect, opts...)
+	require.NoError(t, err)
+	return e
+}
+
+func get(t testing.TB, e *sqlsource.Editor, name string) sqlsource.Row {
+	t.Helper()
+	row, err := e.Get(ctx, name)
+	require.NoError(t, err)
+	return row
+}
+
+// to are values for the columns of an editor, by the names of MySQL's default table.
+func to(e *sqlsource.Editor, rate, cache any) sqlsource.Values {
+	c := e.Columns()
+	v := sqlsource.Values{c.Rate: sqlsource.Text(rate)}
+	if cache != nil {
+		v[c.Cache] = sqlsource.Text(cache)
+	}
+	return v
+}
+
+// TestEdit: add, change, remove, and all of it back; what the source loads, and what the audit table says.
+func TestEdit(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
+		e := editor(t, b, db)
+		_, err := e.Get(ctx, "/a")
+		require.ErrorIs(t, err, sqlsource.ErrNoRow)
+		began := time.Now().Add(-time.Second)
+
+		added, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 5, 0.25), Who: "ann", Why: "a new partner"})
+		require.NoError(t, err)
+		require.Nil(t, added.From)
+		require.WithinRange(t, added.At, began, time.Now().Add(time.Second))
+		first := get(t, e, "/a")
+		require.Equal(t, 5.0, first.Limit.Rate)
+		require.Equal(t, 0.25, first.Limit.Cache)
+		exec(t, db, "UPDATE "+conf+" SET channelType = 'web'") // what the editor knows nothing of
+		old := get(t, e, "/a")
+		require.NotEqual(t, first.Version, old.Version)
+
+		for i := range 5 { // within one second
+			was := get(t, e, "/a")
+			_, err = e.Change(ctx, sqlsource.Change{Name: "/a", From: was.Version, To: to(e, 6+i, nil), Who: "ben", Why: "more"})
+			require.NoError(t, err)
+			is := get(t, e, "/a")
+			require.Greater(t, is.Limit.Version, was.Limit.Version)
+			require.NotEqual(t, was.Version, is.Version)
+			require.Equal(t, was.Limit.Cache, is.Limit.Cache)
+		}
+		require.Equal(t, 10.0, load(t, b, db).Limits[0].Rate)
+
+		history, err := e.History(ctx, "/a", 100)
+		require.NoError(t, err)
+		require.Len(t, history, 6)
+		require.Equal(t, added, history[5])
+		require.Equal(t, "ben", history[0].Who)
+		require.Contains(t, history[0].Changed(), e.Columns().Rate)
+
+		undone, err := e.Undo(ctx, history[0].ID, "cat", "too much")
+		require.NoError(t, err)
+		require.Equal(t, 9.0, get(t, e, "/a").Limit.Rate)
+		_, err = e.Undo(ctx, history[0].ID, "cat", "again")
+		require.ErrorIs(t, err, sqlsource.ErrUndone)
+		_, err = e.Undo(ctx, history[2].ID, "cat", "an older one")
+		require.ErrorIs(t, err, sqlsource.ErrConflict)
+		_, err = e.Undo(ctx, undone.ID, "cat", "the undo")
+		require.NoError(t, err)
+		require.Equal(t, 10.0, get(t, e, "/a").Limit.Rate)
+		_, err = e.Undo(ctx, 1_000_000, "cat", "what never was")
+		require.ErrorIs(t, err, sqlsource.ErrNoEntry)
+
+		was := get(t, e, "/a")
+		removed, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: was.Version, Who: "dan", Why: "no longer"})
+		require.NoError(t, err)
+		require.Nil(t, removed.To)
+		require.Empty(t, load(t, b, db).Limits)
+		_, err = e.Undo(ctx, removed.ID, "dan", "a mistake")
+		require.NoError(t, err)
+		is := get(t, e, "/a")
+		require.Equal(t, was.ID, is.ID)
+		require.Equal(t, 10.0, is.Limit.Rate)
+		require.Equal(t, "web", *is.Values[b.column("channelType")])
+
+		history, err = e.History(ctx, "", 1)
+		require.NoError(t, err)
+		require.Len(t, history, 1)
+		require.Nil(t, history[0].From)
+		require.Equal(t, is.Values, history[0].To)
+	})
+}
+
+// TestEditRefused: what is refused is told by a type, and leaves no trace.
+func TestEditRefused(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
+		e := editor(t, b, db)
+		c := e.Columns()
+		text := sqlsource.Text
+		_, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
+		require.NoError(t, err)
+		row := get(t, e, "/a")
+		for _, test := range []struct {
+			to         sqlsource.Values
+			field, was string // RowError
+			column     string // ColumnError
+		}{
+			{to: sqlsource.Values{c.Rate: text(-1)}, field: c.Rate, was: "-1"},
+			{to: sqlsource.Values{c.Rate: text("five")}, field: c.Rate, was: "five"},
+			{to: sqlsource.Values{c.Rate: text("1'; DROP TABLE x; --")}, field: c.Rate, was: `"1'; DROP TABLE x; --"`},
+			{to: sqlsource.Values{c.Rate: nil}, field: c.Rate, was: "NULL"},
+			{to: sqlsource.Values{c.Cache: text(10)}, field: c.Cache, was: "10"},
+			{to: sqlsource.Values{c.Status: text(2)}, field: c.Status, was: "2"},
+			{to: sqlsource.Values{c.Status: text(0), c.Rate: text("junk")}, field: c.Rate, was: "junk"},
+			{to: sqlsource.Values{}, field: "change", was: "nothing"},
+			{to: sqlsource.Values{"shadow": text(1)}, column: "shadow"},
+			{to: sqlsource.Values{c.Name: text("/b")}, column: c.Name},
+			{to: sqlsource.Values{c.Modified: text("2020-01-01")}, column: c.Modified},
+			{to: sqlsource.Values{b.column("channelType"): text("web")}, column: b.column("channelType")},
+			{to: sqlsource.Values{"a`b\"c'd": text(1)}, column: "a`b\"c'd"},
+		} {
+			_, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: test.to, Who: "ben", Why: "to see"})
+			var bad *registry.RowError
+			var column *sqlsource.ColumnError
+			switch {
+			case test.column != "":
+				require.True(t, errors.As(err, &column), "%v %v", test.to, err)
+				require.Equal(t, test.column, column.Column)
+			default:
+				require.True(t, errors.As(err, &bad), "%v: %v", test.to, err)
+				require.Equal(t, [3]string{row.ID, test.field, test.was}, [3]string{bad.Row, bad.Field, bad.Value})
+				require.NotEmpty(t, bad.Want)
+			}
+		}
+		if b.dialect != sqlsource.SQLite { // which keeps what it is given
+			for value, want := range map[string]string{"0.304": "0.30", "9.991": "9.99"} {
+				_, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: sqlsource.Values{c.Cache: text(value)}, Who: "ben", Why: "to see"})
+				var bad *registry.RowError
+				require.True(t, errors.As(err, &bad), "%v", err)
+				require.Equal(t, [2]string{c.Cache, value}, [2]string{bad.Field, bad.Value})
+				_ = want
+			}
+			_, err = e.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: sqlsource.Values{c.Rate: text(1e12), c.Cache: text(1)}, Who: "ben", Why: "to see"})
+			var bad *registry.RowError
+			require.True(t, errors.As(err, &bad), "%v", err)
+			t.Log(bad)
+		}
+		for _, change := range []sqlsource.Change{
+			{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "", Why: "x"},
+			{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "x", Why: " "},
+			{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "x\x00", Why: "x"},
+			{Name: "", To: to(e, 6, nil), Who: "x", Why: "x"},
+			{Name: "/c", Who: "x", Why: "x"},
+			{Name: "/c", To: sqlsource.Values{}, Who: "x", Why: "x"},
+		} {
+			_, err := e.Change(ctx, change)
+			var bad *registry.RowError
+			require.True(t, errors.As(err, &bad), "%+v: %v", change, err)
+		}
+		require.Equal(t, row, get(t, e, "/a"))
+		history, err := e.History(ctx, "", 100)
+		require.NoError(t, err)
+		require.Len(t, history, 1)
+	})
+}

@@ -1,0 +1,27 @@
+package registry_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// TestCheck: what no registry would put in force is told by the field.
+func TestCheck(t *testing.T) {
+	size := 3.0
+	for _, good := range []registry.Limit{{Name: "a", Rate: 5}, {Name: "a"}, {Name: "a", Disabled: true, Cache: 77}, {Name: "a", Rate: 5, MaxPermits: &size}} {
+		require.NoError(t, good.Check())
+	}
+	var bad *registry.RowError
+	for field, limit := range map[string]registry.Limit{
+		"name": {Rate: 5}, "cache": {Name: "a", Cache: 10}, "rate": {Name: "a", Rate: 0.5, Quota: true}, "max permits": {Name: "a", Rate: 1, MaxPermits: &size, Warmup: 1},
+	} {
+		require.ErrorAs(t, limit.Check(), &bad)
+		require.Equal(t, field, bad.Field)
+	}
+	require.ErrorAs(t, (&registry.Limit{Name: "a", Rate: -1, Row: "7"}).Check(), &bad)
+	require.Equal(t, "7", bad.Row)
+	require.Error(t, bad.Err)
+}
