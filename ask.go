@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // check refuses what cannot be asked for. It tells when the switch is off: the request passes at once.
@@ -133,4 +134,18 @@ func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Du
 		return verdict{granted: true}, nil
 	}
 	return v, err
+}
+
+func init() { seam.Waiting = func(l any) (int, time.Duration) { return l.(*RateLimiter).waiting() } }
+
+// waiting is how many calls there are while somebody waits, and for how long the first in a line has. Those who only wait for the
+// store's answer are among them.
+func (l *RateLimiter) waiting() (calls int, longest time.Duration) {
+	c := l.coordinator
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if first := c.waiters.any(); first != nil {
+		return c.calls, time.Duration(c.now()-first.Came) * time.Microsecond
+	}
+	return 0, 0
 }

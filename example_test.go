@@ -231,7 +231,7 @@ func TestReadme(t *testing.T) {
 	source := ""
 	for _, file := range []string{
 		"example_test.go", "example_migrating_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
-		"examples/hello/main.go",
+		"examples/hello/main.go", "console/fleet/example_test.go",
 	} {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)

@@ -53,3 +53,7 @@ type Question struct {
 
 // Answer decides takes on a bucket at a time of the store's clock, fills in the answers, and returns the state afterwards.
 var Answer func(q Question, nowMicros int64, takes []Take) (state string, err error)
+
+// Waiting returns how many calls a *tokenbucket.RateLimiter's process has under way while somebody waits, and for how long the first of
+// them has waited; 0: nobody does.
+var Waiting func(limiter any) (calls int, longest time.Duration)

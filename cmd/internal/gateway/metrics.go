@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -26,6 +27,7 @@ type metrics struct {
 	all      prom.Gatherers // with how the gateway is
 	observer tokenbucket.Observer
 	limits   atomic.Pointer[registry.Registry]
+	meter    *fleet.Meter // nil: consoles are told nothing
 
 	bypassed  *prom.CounterVec // bucket, by, result
 	refusals  *prom.CounterVec // bucket, by
@@ -116,6 +118,9 @@ func (m *metrics) bypass(name string, by registry.Decider, pass bool) {
 func (m *metrics) penalized(key string, until time.Time) {
 	label := m.label(key)
 	m.penalties.WithLabelValues(label).Inc()
+	if m.meter != nil {
+		m.meter.Penalized(key, until)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if until.After(m.helds[label]) {

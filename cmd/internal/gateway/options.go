@@ -73,6 +73,7 @@ type bucketOptions struct {
 type operationOptions struct {
 	config       string
 	admin        string
+	publish      bool
 	otlp         string
 	otlpInterval time.Duration
 	drain        time.Duration
@@ -156,6 +157,8 @@ func (o *bucketOptions) flags(f *pflag.FlagSet) {
 func (o *operationOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
 	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz, /stats and /metrics; empty: none")
+	f.BoolVar(&o.publish, "publish", true, "tell consoles through Redis, every two seconds, what this gateway does, with a history of a day; --publish=false: "+
+		"not at all")
 	f.StringVar(&o.otlp, "otlp", "", "`URL` of an OpenTelemetry collector, http://host:4318, that gets what /metrics has")
 	f.DurationVar(&o.otlpInterval, "otlp-interval", 15*time.Second, "how often it gets that")
 	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long calls under way may take to end")

@@ -180,9 +180,7 @@ func (s *service) start(ctx context.Context) error {
 	}
 	opts := []registry.Option{
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
-		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy),
-			tokenbucket.WithObserver(s.proxy.metrics.observer)),
-		registry.WithBypassHook(s.proxy.metrics.bypass),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
 	opts = append(opts, c.registryOptions()...)
 	opts = append(opts, c.backends(client)...)
@@ -198,12 +196,15 @@ func (s *service) start(ctx context.Context) error {
 		s.admin.sw.Store(sw)
 		opts = append(opts, registry.WithSwitch(sw))
 	}
-	limits, err := registry.New(source, c.newStore(client), opts...)
+	limits, err := registry.New(source, c.newStore(client), append(opts, s.counted()...)...)
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
 	s.onClose(limits.Close)
 	s.proxy.metrics.limits.Store(limits)
+	if err := s.tell(client, limits); err != nil {
+		return err
+	}
 	return s.proxy.open(limits)
 }
 

@@ -58,6 +58,8 @@ func TestACL(t *testing.T) {
 		"semaphore": (*operator).semaphore,
 		"window":    (*operator).window,
 		"switch":    (*operator).flip,
+		"publish":   (*operator).publish,
+		"console":   (*operator).console,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
@@ -285,4 +287,50 @@ func works(t *testing.T, c client, admin redis.UniversalClient) {
 	ctx := within(t, time.Minute)
 	require.NoError(t, o.fresh(ctx))
 	require.NoError(t, o.everything(ctx))
+}
+
+// once is a source of a limit that is gone when it is asked again.
+type once struct{ asked bool }
+
+func (o *once) Report(_ context.Context, to *fleet.Report) {
+	if !o.asked {
+		to.Limits = append(to.Limits, fleet.Limit{Name: "x", Counters: fleet.Counters{Granted: 1}})
+	}
+	o.asked = true
+}
+
+// publish begins, publishes and ends.
+func (o *operator) publish(ctx context.Context) error {
+	p, err := fleet.NewPublisher(o.client, &once{}, fleet.WithLogger(slog.New(slog.DiscardHandler)))
+	if err != nil {
+		return err
+	}
+	r := fleet.NewReader(o.admin)
+	err = redistest.Poll(patience, func() error { // until it has, or has failed to
+		s, err := r.Snapshot(ctx)
+		if err == nil && len(s.Instances) == 0 && p.Missed().Beats == 0 {
+			err = errors.New("nothing was published")
+		}
+		return err
+	})
+	if why := p.Missed().Err; why != "" {
+		err = errors.Join(err, errors.New(why))
+	}
+	return errors.Join(err, p.Close(ctx))
+}
+
+// console reads what another user publishes.
+func (o *operator) console(ctx context.Context) error {
+	other := &operator{client: o.admin, admin: o.admin}
+	if err := other.publish(ctx); err != nil {
+		return err
+	}
+	r := fleet.NewReader(o.client)
+	s, err := r.Snapshot(ctx)
+	if err == nil && len(s.Instances) != 1 {
+		err = fmt.Errorf("%d instances", len(s.Instances))
+	}
+	_, err2 := r.History(ctx, "x", time.Time{})
+	_, err3 := r.Events(ctx, time.Time{})
+	return errors.Join(err, err2, err3)
 }

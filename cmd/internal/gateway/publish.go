@@ -1,0 +1,72 @@
+package gateway
+
+import (
+	"context"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// published tells whether consoles are told through Redis what this gateway does.
+func (c *config) published() bool { return c.publish && c.redis != nil }
+
+// meter is the part of the metrics that consoles see.
+func (s *service) meter() *fleet.Meter {
+	if !s.config.published() {
+		return nil
+	}
+	return fleet.NewMeter(fleet.WithInfo(func(i *fleet.Info) {
+		policy, _, _ := strings.Cut(s.config.fail, ":")
+		i.Version, i.Store.Kind, i.Store.Policy = build(), s.config.store, policy
+		if sw := s.admin.sw.Load(); sw != nil {
+			i.Switch.Known, i.Switch.Read, i.Switch.Err = true, time.Now().Add(-sw.Age()), message(sw.Err())
+		}
+	}))
+}
+
+// build is the version of the program, as far as it knows it.
+func build() string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		return info.Main.Version
+	}
+	return ""
+}
+
+// counted are the options by which a registry's calls are counted, for /metrics and for consoles.
+func (s *service) counted() []registry.Option {
+	m := s.proxy.metrics
+	if m.meter = s.meter(); m.meter == nil {
+		return []registry.Option{registry.WithLimiterOptions(tokenbucket.WithObserver(m.observer)), registry.WithBypassHook(m.bypass)}
+	}
+	return []registry.Option{
+		registry.WithLimiterOptions(tokenbucket.WithObserver(m.meter.Observer(m.observer))),
+		registry.WithBypassHook(func(name string, by registry.Decider, pass bool) {
+			m.bypass(name, by, pass)
+			m.meter.Bypassed(name, by, pass)
+		}),
+	}
+}
+
+// tell has consoles told what the gateway does.
+func (s *service) tell(client redis.UniversalClient, limits *registry.Registry) error {
+	if s.proxy.metrics.meter == nil {
+		return nil
+	}
+	s.proxy.metrics.meter.Follow(limits)
+	p, err := fleet.NewPublisher(client, s.proxy.metrics.meter, fleet.WithKeyPrefix(s.config.keyPrefix), fleet.WithLogger(s.log))
+	if err != nil {
+		return err
+	}
+	s.onClose(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_ = p.Close(ctx) // consoles see that the gateway is silent
+	})
+	return nil
+}

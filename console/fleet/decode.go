@@ -1,0 +1,152 @@
+package fleet
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// decoder reads the fields of a hash. They may be anybody's.
+type decoder struct {
+	key     string
+	fields  map[string]string
+	rows    map[string]*Limit // without calls
+	before  *heard            // what was read before; nil: nothing
+	skipped []*DataError
+}
+
+// mostSkipped are told of a key.
+const mostSkipped = 10
+
+func (d *decoder) skip(field string, why error) {
+	if len(d.skipped) < mostSkipped {
+		d.skipped = append(d.skipped, &DataError{shortened(d.key, mostName), shortened(field, mostName), shortened(why.Error(), mostText)})
+	}
+}
+
+// limits are those of rows, without calls.
+func (d *decoder) limits() map[string]*Limit {
+	all := make(map[string]*Limit, len(d.fields))
+	for name, text := range d.fields {
+		var c Config
+		if err := json.Unmarshal([]byte(text), &c); err != nil {
+			d.skip(name, err)
+		} else if named(name) {
+			c.Row = shortened(c.Row, mostText)
+			all[name] = &Limit{Name: name, Decider: deciders[0], Config: c}
+		}
+	}
+	return all
+}
+
+// instance is what the fields say; nil: it is none.
+func (d *decoder) instance(id string) *Instance {
+	i := &Instance{ID: id, Limits: maps.Clone(d.rows), Ended: d.fields["ended"] == "1"}
+	beats, err := strconv.ParseUint(d.fields["beat"], 10, 53)
+	started, err2 := d.millis("started")
+	seen, err3 := d.millis("seen")
+	if err := errors.Join(err, err2, err3); err != nil {
+		d.skip("", err)
+		return nil
+	}
+	i.Beats, i.Beat = int64(beats), seen
+	d.info(&i.Info, started)
+	i.Started = started
+	if d.before != nil && !d.before.started.Equal(started) { // its times are others
+		d.before = nil
+	}
+	for _, field := range slices.Sorted(maps.Keys(d.fields)) {
+		d.field(i, field)
+	}
+	return i
+}
+
+// millis is a time in milliseconds since 1970, in this century.
+func (d *decoder) millis(field string) (time.Time, error) {
+	n, err := strconv.ParseUint(d.fields[field], 10, 42)
+	return time.UnixMilli(int64(n)), err
+}
+
+// field reads what belongs to a limit, a semaphore or a window.
+func (d *decoder) field(i *Instance, field string) {
+	text := d.fields[field]
+	if name, ok := strings.CutPrefix(field, recordPrefix); ok && named(name) {
+		l := i.Limits[name]
+		if l == nil {
+			return // its row is no longer there
+		}
+		if d.before != nil && d.before.fields[field] == text && d.before.limits[name] != nil && d.before.limits[name].Config == l.Config {
+			i.Limits[name] = d.before.limits[name]
+			return
+		}
+		read := Limit{Name: name, Config: l.Config}
+		if err := parseRecord(text, &read, clock{i.Started}); err != nil {
+			d.skip(field, err)
+			return
+		}
+		i.Limits[name] = &read
+	}
+	if strings.HasPrefix(field, semaphorePrefix) && len(i.Semaphores) < MostSemaphores {
+		var s Semaphore
+		if d.json(field, &s) && named(s.Name) {
+			s.Holders = cut(s.Holders, MostHolders)
+			for n := range s.Holders {
+				s.Holders[n].Label = shortened(s.Holders[n].Label, mostText)
+			}
+			i.Semaphores = append(i.Semaphores, s)
+		}
+	}
+	if strings.HasPrefix(field, windowPrefix) && len(i.Windows) < MostWindows {
+		var w Window
+		if d.json(field, &w) && named(w.Name) {
+			i.Windows = append(i.Windows, w)
+		}
+	}
+}
+
+// json reads a field, and tells whether it could.
+func (d *decoder) json(field string, into any) bool {
+	text := d.fields[field]
+	if text == "" {
+		return false
+	}
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		d.skip(field, err)
+		return false
+	}
+	return true
+}
+
+// info reads what an instance says of itself. Its clock may be wrong: times are moved to Redis'.
+func (d *decoder) info(i *Info, started time.Time) {
+	var own infoText
+	if d.json(infoField, &own) {
+		*i = own.Info
+		i.Semaphores, i.Windows = nil, nil
+		wrong := started.Sub(time.UnixMilli(min(max(own.Clock, 0), math.MaxUint32*1000)))
+		for _, t := range []*time.Time{&i.Loads.Last, &i.Switch.Since, &i.Switch.Read, &i.Store.Since} {
+			if !t.IsZero() {
+				*t = t.Add(wrong)
+			}
+		}
+	}
+	i.Rejected, i.Refused = nil, nil
+	d.json(rejectedField, &i.Rejected)
+	d.json(refusedField, &i.Refused)
+	i.Rejected, i.Refused = cut(i.Rejected, MostRejected), cut(i.Refused, MostKeys)
+	for n := range i.Rejected {
+		i.Rejected[n].shorten()
+	}
+	for n := range i.Refused {
+		k := &i.Refused[n]
+		k.Limit, k.Key = shortened(k.Limit, mostName), shortened(k.Key, mostName)
+	}
+	for _, s := range []*string{&i.Host, &i.Version, &i.Loads.Err, &i.Switch.Err, &i.Switch.Origin, &i.Store.Err, &i.Missed.Err, &i.Store.Kind, &i.Store.Policy} {
+		*s = shortened(*s, mostText)
+	}
+}

@@ -1,0 +1,166 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+)
+
+// answering is a client whose Redis does what is asked, or hangs.
+type answering struct {
+	mu    sync.Mutex
+	hangs bool
+	err   error
+	at    []time.Time
+	ends  int
+}
+
+func (a *answering) Process(ctx context.Context, cmd redis.Cmder) error {
+	a.mu.Lock()
+	hangs, err := a.hangs, a.err
+	a.at = append(a.at, time.Now())
+	args := cmd.Args()
+	if keys := args[2].(int); *args[3+keys+5].(*string) == "1" {
+		a.ends++
+	}
+	a.mu.Unlock()
+	if hangs {
+		<-ctx.Done()
+		err = ctx.Err()
+	}
+	if err != nil {
+		cmd.SetErr(err)
+		return err
+	}
+	cmd.(interface{ SetVal([]string) }).SetVal([]string{statusDone, strconv.FormatInt(time.Now().UnixMilli(), 10)})
+	return nil
+}
+
+// A Publisher beats about every two seconds, not in step with others, and says when it ends. Nothing of it is left then.
+func TestBeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, s := &answering{}, newStub("/a")
+		p, err := NewPublisher(a, s)
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		a.mu.Lock()
+		require.InDelta(t, 30, len(a.at), 3)
+		gaps := map[time.Duration]bool{}
+		for i, at := range a.at[1:] {
+			gap := at.Sub(a.at[i])
+			require.InDelta(t, BeatEvery, gap, float64(BeatEvery/10))
+			gaps[gap] = true
+		}
+		a.mu.Unlock()
+		require.Greater(t, len(gaps), 10)
+		require.NoError(t, p.Close(t.Context()))
+		require.Equal(t, 1, a.ends)
+		require.Equal(t, Missed{}, p.Missed())
+	})
+}
+
+// While Redis hangs, each beat is given up before the next is due, and Close does not wait for longer than it may.
+func TestHangingRedis(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, s := &answering{hangs: true}, newStub("/a")
+		p, err := NewPublisher(a, s)
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.InDelta(t, 15, p.Missed().Beats, 2)
+		require.NotEmpty(t, p.Missed().Err)
+		began := time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.Error(t, p.Close(ctx))
+		require.LessOrEqual(t, time.Since(began), time.Second)
+	})
+}
+
+// What Redis refuses is told in the log once, and again after it was well.
+func TestRefusedWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &strings.Builder{}
+		a, s := &answering{err: errors.New("NOPERM nothing for you")}, newStub("/a")
+		p, err := NewPublisher(a, s, WithLogger(logTo(log)))
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, 1, strings.Count(log.String(), "NOPERM"))
+		a.mu.Lock()
+		a.err = nil
+		a.mu.Unlock()
+		time.Sleep(5 * time.Second)
+		a.mu.Lock()
+		a.err = errors.New("NOPERM once more")
+		a.mu.Unlock()
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, 2, strings.Count(log.String(), "NOPERM"))
+		require.Error(t, p.Close(t.Context()))
+	})
+}
+
+// A beat of an instance with nothing new is small, and everything is told again now and then.
+func TestOnlyChangesAreTold(t *testing.T) {
+	s := newStub("/a", "/b")
+	s.limits["/a"].Granted = 7
+	l := newLedger()
+	at := clock{time.Now()}
+	told := func() (limits, rows int) {
+		var r Report
+		s.Report(t.Context(), &r)
+		l.note(&r, at)
+		for more := true; more; {
+			var w *write
+			w, more = l.next()
+			l.done(w, 1)
+			limits, rows = limits+len(w.limits), rows+len(w.rows)
+		}
+		return limits, rows
+	}
+	pairs := func(a, b int) [2]int { return [2]int{a, b} }
+	require.Equal(t, [2]int{2, 2}, pairs(told()))
+	require.Equal(t, [2]int{0, 0}, pairs(told()))
+	s.count("/b", 1, 0)
+	require.Equal(t, [2]int{1, 0}, pairs(told()))
+	s.limits["/b"].Config.Rate = 8
+	require.Equal(t, [2]int{1, 1}, pairs(told()))
+	l.forget()
+	require.Equal(t, [2]int{2, 2}, pairs(told()))
+	require.Equal(t, [2]int{0, 0}, pairs(told()))
+}
+
+// More limits than may be are left out, and said to be; so are names that are none.
+func TestTooManyLimits(t *testing.T) {
+	l := newLedger()
+	var r Report
+	for i := range MostLimits + 3 {
+		r.Limits = append(r.Limits, Limit{Name: strconv.Itoa(i), Counters: Counters{Granted: 1}})
+	}
+	r.Limits[0].Name, r.Limits[1].Name = "", strings.Repeat("x", 513)
+	l.note(&r, clock{time.Now()})
+	require.Len(t, l.queue, MostLimits)
+	require.Contains(t, l.fields.all[infoField].now, `"more_limits":3`)
+}
+
+// Events that nobody hears of are kept, and those that are too many counted.
+func TestTooManyEvents(t *testing.T) {
+	l := newLedger()
+	r := Report{Events: make([]Event, mostPending+5)}
+	for i := range r.Events {
+		r.Events[i] = Event{Kind: LimitAdded, Limit: strings.Repeat("é", 400), From: strings.Repeat("\xff", 1000)}
+	}
+	l.note(&r, clock{time.Now()})
+	require.Len(t, l.events, mostPending)
+	require.Less(t, len(l.events[0].text), mostEventSize)
+	l.note(&Report{}, clock{time.Now()})
+	require.Contains(t, l.fields.all[infoField].now, `"events":5`)
+}

@@ -1,0 +1,9 @@
+package fleet
+
+import (
+	"testing"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+)
+
+func TestMain(m *testing.M) { redistest.Main(m) }

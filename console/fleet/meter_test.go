@@ -1,0 +1,342 @@
+package fleet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// table is a source of limits that can be changed.
+type table struct {
+	mu    sync.Mutex
+	table registry.Table
+	err   error
+}
+
+func (t *table) Load(context.Context) (registry.Table, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return registry.Table{Limits: append([]registry.Limit{}, t.table.Limits...), Rejected: t.table.Rejected}, t.err
+}
+
+func (t *table) set(change func(*table)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	change(t)
+}
+
+// lights is a switch.
+type lights struct{ off atomic.Bool }
+
+func (l *lights) Enabled() bool  { return !l.off.Load() }
+func (l *lights) Origin() string { return "somebody" }
+
+// metered is a registry in memory, with a Meter.
+func metered(t *testing.T, source registry.Source, opts ...registry.Option) (*Meter, *registry.Registry) {
+	m := NewMeter(WithInfo(func(i *Info) { i.Version = "v1" }))
+	opts = append(opts, registry.WithLimiterOptions(tokenbucket.WithObserver(m.Observer())), registry.WithBypassHook(m.Bypassed), registry.WithAllowEmpty(), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), opts...)
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	m.Follow(limits)
+	return m, limits
+}
+
+func report(t *testing.T, m *Meter) (*Report, map[string]Limit) {
+	var r Report
+	m.Report(t.Context(), &r)
+	all := map[string]Limit{}
+	for _, l := range r.Limits {
+		require.NotContains(t, all, l.Name)
+		all[l.Name] = l
+	}
+	return &r, all
+}
+
+// A Meter counts what calls come to, by what decided about them.
+func TestMeterCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sw := &lights{}
+		ten := 10.0
+		source := &table{table: registry.Table{
+			Limits: []registry.Limit{
+				{Name: "/some", Row: "1", Rate: 2, MaxPermits: &ten, Cache: 1, Version: 7},
+				{Name: "/warm", Rate: 4, Warmup: 2 * time.Second},
+				{Name: "/quota", Rate: 4, Quota: true},
+				{Name: "/off", Rate: 1, Disabled: true},
+				{Name: "/zero"},
+			},
+			Rejected: []registry.RowError{{Row: "9", Name: "/bad", Field: "rate", Value: "x", Want: "a number"}},
+		}}
+		m, limits := metered(t, source, registry.WithSwitch(sw))
+		call := func(name string, times int) (passed int) {
+			for range times {
+				if ok, err := limits.Allow(t.Context(), name); ok && err == nil {
+					passed++
+				}
+			}
+			return passed
+		}
+		call("/some", 14) // 10 saved up, and 1 each half second up to a second
+		require.Equal(t, 0, call("/zero", 3)+call("/bad", 4))
+		require.Equal(t, 11, call("/off", 5)+call("/nobody", 6))
+		require.NoError(t, limits.Penalize(t.Context(), "/quota", time.Minute))
+		m.Penalized("/quota", time.Now().Add(time.Minute))
+		m.Penalized("/quota", time.Now().Add(time.Minute+time.Second))
+		r, all := report(t, m)
+		require.Len(t, all, 6)
+		some := all["/some"]
+		require.EqualValues(t, 14, some.Granted+some.Refused)
+		require.Positive(t, some.Waited)
+		require.Equal(t, Config{Row: "1", Kind: Bursty, Rate: 2, MaxPermits: 10, Wait: time.Second, Version: 7}, some.Config)
+		require.EqualValues(t, 10, some.Bucket.Max)
+		require.EqualValues(t, 2, some.Bucket.Rate)
+		require.WithinDuration(t, time.Now(), some.Bucket.At, 0)
+		require.Equal(t, Config{Kind: WarmUp, Rate: 4, Warmup: 2 * time.Second, ColdFactor: 3}, all["/warm"].Config)
+		require.Equal(t, Quota, all["/quota"].Config.Kind)
+		require.WithinDuration(t, time.Now().Add(time.Minute), all["/quota"].Bucket.HeldUntil, 2*time.Second)
+		require.Equal(t, "zero", all["/zero"].Decider)
+		require.EqualValues(t, 3, all["/zero"].Refused)
+		require.Equal(t, "bad_row", all["/bad"].Decider)
+		require.EqualValues(t, 4, all["/bad"].Refused)
+		require.Equal(t, "disabled", all["/off"].Decider)
+		require.EqualValues(t, 5, all["/off"].Passed)
+		require.EqualValues(t, 6, r.Info.Others.Passed)
+		require.Equal(t, "v1", r.Info.Version)
+		require.Equal(t, []Rejected{{Row: "9", Name: "/bad", Field: "rate", Value: "x", Want: "a number", Consequence: "its calls are refused"}}, r.Info.Rejected)
+		require.Len(t, r.Events, 1, "the penalty was prolonged, and told once")
+
+		sw.off.Store(true)
+		time.Sleep(2 * time.Second) // until the registry has noticed
+		require.Equal(t, 3, call("/zero", 3))
+		r, all = report(t, m)
+		require.EqualValues(t, 3, all["/zero"].Passed)
+		require.Equal(t, "switch", all["/zero"].Decider)
+		require.Equal(t, "somebody", r.Info.Switch.Origin)
+		require.True(t, r.Info.Switch.Off)
+		require.Equal(t, []EventKind{SwitchOff}, kinds(r.Events))
+	})
+}
+
+func kinds(events []Event) (all []EventKind) {
+	for _, e := range events {
+		all = append(all, e.Kind)
+	}
+	return all
+}
+
+// Changes of the table are told once, as events, and what is gone is no limit any more: its calls are others'.
+func TestMeterFollows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 5, Version: 1}, {Name: "/b", Rate: 5, Version: 1}}}}
+		m, limits := metered(t, source, registry.WithInterval(time.Second))
+		r, _ := report(t, m)
+		require.Empty(t, r.Events, "what was there before is no event")
+		_, err := limits.Allow(t.Context(), "/b")
+		require.NoError(t, err)
+		source.set(func(s *table) {
+			s.table.Limits = []registry.Limit{{Name: "/a", Rate: 7, Version: 2}, {Name: "/c", Rate: 1}}
+		})
+		time.Sleep(2 * time.Second)
+		r, all := report(t, m)
+		require.ElementsMatch(t, []Event{
+			{Kind: LimitChanged, Limit: "/a", Version: 2, From: "5/s, cache 0", To: "7/s, cache 0"},
+			{Kind: LimitAdded, Limit: "/c", To: "1/s, cache 0"},
+			{Kind: LimitRemoved, Limit: "/b", From: "5/s, cache 0"},
+		}, r.Events)
+		require.NotContains(t, all, "/b")
+		_, err = limits.Allow(t.Context(), "/b")
+		require.NoError(t, err)
+		source.set(func(s *table) { s.err = errors.New("away") })
+		time.Sleep(2 * time.Second)
+		r, _ = report(t, m)
+		require.Equal(t, []EventKind{LoadFailed}, kinds(r.Events))
+		require.Equal(t, "away", r.Info.Loads.Err)
+		require.EqualValues(t, 1, r.Info.Others.Passed)
+		source.set(func(s *table) { s.err, s.table.Limits = nil, []registry.Limit{{Name: "/b", Rate: 5, Version: 3}} })
+		time.Sleep(2 * time.Second)
+		r, all = report(t, m)
+		require.Contains(t, kinds(r.Events), LoadedAgain)
+		require.Equal(t, Counters{Granted: 1}, all["/b"].Counters, "as before it was gone")
+		require.Len(t, all, 1)
+	})
+}
+
+// Who waits is counted, with the time of the one who came first.
+func TestMeterSeesWhoWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, limits := metered(t, registry.Static{{Name: "/a", Rate: 1, Cache: 5}})
+		began := time.Now()
+		var waiting sync.WaitGroup
+		for range 4 { // one has its permit at once
+			waiting.Go(func() { _, _ = limits.Allow(context.Background(), "/a") })
+		}
+		time.Sleep(time.Second / 2)
+		_, all := report(t, m)
+		require.Equal(t, Waiting{3, began}, all["/a"].Waiting)
+		require.EqualValues(t, 1, all["/a"].Granted)
+		waiting.Wait()
+		_, all = report(t, m)
+		require.Equal(t, Waiting{}, all["/a"].Waiting)
+		c := all["/a"].Counters
+		require.Equal(t, Counters{Granted: 4, Waited: 3, WaitSum: 6 * time.Second, Waits: Histogram{9: 1, 10: 1, 11: 1}}, c)
+		require.InDelta(t, 5*time.Second, c.Quantile(0.99), float64(time.Second/5))
+		require.Zero(t, c.Quantile(0.2))
+	})
+}
+
+// Outages are told, and their time is summed up.
+func TestMeterNoticesOutages(t *testing.T) {
+	m := NewMeter()
+	health := m.Observer().Health
+	health(tokenbucket.Health{Bucket: "a", Down: true, Err: errors.New("refused")})
+	health(tokenbucket.Health{Bucket: "b", Down: true, Err: errors.New("refused")})
+	r, _ := report(t, m)
+	require.Equal(t, []EventKind{StoreDown}, kinds(r.Events))
+	require.True(t, r.Info.Store.Down)
+	require.Equal(t, "refused", r.Info.Store.Err)
+	health(tokenbucket.Health{Bucket: "b", After: 3 * time.Second})
+	r, _ = report(t, m)
+	require.Equal(t, []EventKind{StoreBack}, kinds(r.Events))
+	require.Equal(t, Store{Outages: 1, Away: 3 * time.Second}, r.Info.Store)
+}
+
+// A Meter without a registry has the limits that it hears of, and tells other observers.
+func TestMeterAlone(t *testing.T) {
+	var others int
+	m := NewMeter()
+	o := m.Observer(tokenbucket.Observer{}, tokenbucket.Observer{
+		Decision: func(context.Context, tokenbucket.Decision) { others++ },
+		Trip:     func(tokenbucket.Trip) { others++ },
+		Lease:    func(string, int, int) { others++ },
+		Health:   func(tokenbucket.Health) { others++ },
+	})
+	for _, d := range []tokenbucket.Decision{
+		{Bucket: "a", Granted: true}, {Bucket: "a", Granted: true, Shadow: true}, {Bucket: "a", Shadow: true},
+		{Bucket: "a"}, {Bucket: "a", Err: errors.New("x")}, {Bucket: "a", By: "switch", Granted: true},
+		{Bucket: "a", Err: errors.New("x"), Shadow: true}, {Bucket: "a", Granted: true, Wait: time.Minute},
+	} {
+		o.Decision(t.Context(), d)
+	}
+	o.Trip(tokenbucket.Trip{})
+	o.Lease("a", 1, 1)
+	o.Health(tokenbucket.Health{})
+	require.Equal(t, 11, others)
+	_, all := report(t, m)
+	c := all["a"].Counters
+	require.Equal(t, Counters{Granted: 3, Waited: 1, WaitSum: time.Minute, Refused: 1, Failed: 1, Passed: 2, WouldRefuse: 1, Waits: Histogram{13: 1}}, c)
+	require.EqualValues(t, 6, c.Through())
+	require.EqualValues(t, 8, c.Calls())
+	require.Equal(t, 10*time.Second, c.Quantile(0.99))
+}
+
+// Of the keys refused most none is missing, and the counts are within their errors, however many keys there are.
+func TestMost(t *testing.T) {
+	m := newMost(50)
+	counted := map[string]int64{}
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 100_000 {
+		key := fmt.Sprint("rare", random.IntN(10_000))
+		if random.IntN(2) == 0 {
+			key = fmt.Sprint("often", random.IntN(5))
+		}
+		counted[key]++
+		m.add("limit", key)
+	}
+	all := m.first(1000)
+	require.Len(t, all, 50)
+	for i, k := range all {
+		require.LessOrEqual(t, k.Count-k.Error, counted[k.Key], k.Key)
+		require.GreaterOrEqual(t, k.Count, counted[k.Key], k.Key)
+		if i < 5 {
+			require.Contains(t, k.Key, "often")
+		}
+	}
+	require.Len(t, m.first(3), 3)
+}
+
+// Who has a row by another name than its own is counted as the row's, and those refused most are told by their own names.
+func TestMeterKeys(t *testing.T) {
+	m, _ := metered(t, registry.Static{{Name: "/a", Rate: 5}})
+	a := m.of("/a")
+	for i := range 5 {
+		key := fmt.Sprint("/a|x", i%2)
+		m.keys.Load().add(key, func(string) *counter { return a })
+		m.keys.Load().all()
+		m.decided(t.Context(), tokenbucket.Decision{Bucket: key})
+	}
+	m.decided(t.Context(), tokenbucket.Decision{Bucket: "/a"})
+	m.decided(t.Context(), tokenbucket.Decision{Bucket: "/nobody"})
+	r, all := report(t, m)
+	require.Equal(t, Counters{Refused: 6}, all["/a"].Counters)
+	require.Equal(t, Counters{Refused: 1}, r.Info.Others)
+	require.Equal(t, []Key{{Limit: "/a", Key: "x0", Count: 3}, {Limit: "/a", Key: "x1", Count: 2}, {Key: "/nobody", Count: 1}}, r.Info.Refused)
+
+	for name, want := range map[string]string{"/a*": "/a*", "/a|x": "/a*", "/abc": "/a*", "/b": ""} {
+		row, ok := rowOf(wide{}, name)
+		require.Equal(t, want, row, name)
+		require.Equal(t, want != "", ok)
+	}
+}
+
+// wide is a registry with one row, /a*.
+type wide struct{}
+
+func (wide) Has(name string) bool { return name == "/a*" }
+
+func (wide) Match(name string) (row string, exact, ok bool) {
+	if !strings.HasPrefix(name, "/a") {
+		return "", false, false
+	}
+	return "/a*", false, true
+}
+
+// Names are found while others come, and not more than there may be.
+func TestNames(t *testing.T) {
+	n := newNames[int](100)
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for i := range 300 {
+				name := fmt.Sprint(i % 150)
+				if n.find(name) == nil {
+					n.add(name, func(string) *int { return new(int) })
+				}
+				if i%7 == 0 {
+					runtime.Gosched()
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Len(t, n.all(), 100)
+	require.NotNil(t, n.find("3"))
+	require.Nil(t, n.add("beyond", func(string) *int { return new(int) }))
+}
+
+func BenchmarkDecided(b *testing.B) {
+	m := NewMeter()
+	d := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: time.Millisecond}
+	m.counters.add(d.Bucket, func(name string) *counter { return &counter{name: name} })
+	m.counters.all()
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			m.decided(context.Background(), d)
+		}
+	})
+}

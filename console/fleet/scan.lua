@@ -1,0 +1,21 @@
+-- Reads a part of a hash, but nothing that is larger than it can be.
+--
+-- KEYS[1]  the hash
+-- ARGV     1 where to begin: 0, or what the part before said; 2 about how many fields; 3 how many bytes a field with its value may have,
+--          and 4 all of them together
+-- returns  where the next part begins, 0: nowhere; how many fields were too large; then fields and values
+
+local part = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
+local most, all, large, reply = tonumber(ARGV[3]), tonumber(ARGV[4]), 0, {part[1], ''}
+for i = 1, #part[2], 2 do
+  local size = #part[2][i] + #part[2][i + 1]
+  if size <= most and size <= all then
+    all = all - size
+    reply[#reply + 1] = part[2][i]
+    reply[#reply + 1] = part[2][i + 1]
+  else
+    large = large + 1
+  end
+end
+reply[2] = tostring(large)
+return reply

@@ -1,0 +1,124 @@
+package fleet
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// texts are fields of a hash: what Redis was told of them, and what they are now.
+type texts struct {
+	all   map[string]*text
+	round uint64
+	count int    // of this round
+	open  []pair // to be told, once the round has ended
+}
+
+type text struct {
+	said  string
+	known bool // that Redis has that
+	now   string
+	round uint64
+}
+
+// pair is a field and its text; empty: it is removed.
+type pair struct{ name, text string }
+
+func newTexts() texts { return texts{all: map[string]*text{}} }
+
+func (t *texts) begin() { t.round, t.count, t.open = t.round+1, 0, t.open[:0] }
+
+// set says what a field is.
+func (t *texts) set(name, now string) {
+	f := t.all[name]
+	if f == nil {
+		f = &text{}
+		t.all[name] = f
+	}
+	f.now, f.round = now, t.round
+	t.count++
+	if !f.known || f.said != now {
+		t.open = append(t.open, pair{name, now})
+	}
+}
+
+// json sets a field to a value, which is none if it is an empty list.
+func (t *texts) json(name string, value any) {
+	if b, err := json.Marshal(value); err == nil && string(b) != "null" && string(b) != "[]" {
+		t.set(name, string(b))
+	}
+}
+
+// keep leaves a field as it is.
+func (t *texts) keep(name string) {
+	if f := t.all[name]; f != nil && f.now != "" {
+		t.set(name, f.now)
+	}
+}
+
+// end removes what was not set since begin, and tells whether anything is to be told.
+func (t *texts) end() bool {
+	for name, f := range t.all {
+		if f.round != t.round {
+			f.now = ""
+			t.open = append(t.open, pair{name, ""})
+		}
+	}
+	return len(t.open) > 0
+}
+
+// drop forgets a field that others write.
+func (t *texts) drop(name string) { delete(t.all, name) }
+
+func (t *texts) forget() {
+	for _, f := range t.all {
+		f.known = false
+	}
+}
+
+func (t *texts) done(said []pair) {
+	for _, p := range said {
+		f := t.all[p.name]
+		switch {
+		case f == nil:
+		case p.text == "":
+			delete(t.all, p.name)
+		default:
+			f.said, f.known = p.text, true
+		}
+	}
+}
+
+func (t *texts) doubt(said []pair) {
+	for _, p := range said {
+		if f := t.all[p.name]; f != nil {
+			f.known = false
+		}
+	}
+}
+
+// split cuts a list after so many.
+func split[T any](list []T, most int) (head, tail []T) {
+	n := min(most, len(list))
+	return list[:n:n], list[n:]
+}
+
+func cut[T any](list []T, most int) []T { return list[:min(most, len(list))] }
+
+// shortened is at most so many bytes of valid UTF-8.
+func shortened(s string, most int) string {
+	if len(s) > most {
+		s = s[:most]
+	}
+	if !utf8.ValidString(s) {
+		s = strings.ToValidUTF8(s, "\uFFFD")
+		for len(s) > most {
+			_, n := utf8.DecodeLastRuneInString(s)
+			s = s[:len(s)-n]
+		}
+	}
+	return s
+}
+
+func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }

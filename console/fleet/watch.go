@@ -1,0 +1,279 @@
+package fleet
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/seam"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// watch is what a Meter remembers from one report to the next.
+type watch struct {
+	host   string
+	loads  int                        // that were read
+	rows   map[string]*registry.Limit // in force
+	order  []registry.Limit
+	failed bool
+	off    bool
+	begun  bool
+	seen   map[string]seenBucket
+	next   int // of order, whose buckets are looked at next
+}
+
+// seenBucket is a bucket as it was seen last, and the calls that had been counted then.
+type seenBucket struct {
+	Bucket
+	calls int64
+}
+
+// Looking at buckets.
+const (
+	mostLooks = 100 // in a beat: they share a trip
+	lookFor   = 500 * time.Millisecond
+	// leastWait is from when on somebody counts as waiting for a permit, rather than for an answer.
+	leastWait = 10 * time.Millisecond
+)
+
+// Report implements Source.
+func (m *Meter) Report(ctx context.Context, to *Report) {
+	m.reporting.Lock()
+	defer m.reporting.Unlock()
+	to.Info.Host, to.Info.PID = m.watch.host, os.Getpid()
+	to.Info.Store = m.store.now()
+	to.Info.Refused = m.refused.first(MostKeys)
+	to.Info.Others = m.others.load()
+	limits := m.limits.Load()
+	if limits == nil {
+		m.unfollowed(to)
+	} else {
+		m.watch.follow(m, limits, to)
+		m.watch.report(ctx, m, limits, to)
+	}
+	m.info(&to.Info)
+	to.Events = m.events.take(to.Events)
+}
+
+// unfollowed reports limiters without a registry: what they have decided.
+func (m *Meter) unfollowed(to *Report) {
+	for name, c := range m.counters.all() {
+		to.Limits = append(to.Limits, Limit{Name: name, Decider: deciders[0], Counters: c.load()})
+	}
+}
+
+// follow reports how the registry is, and what has changed since it was asked last.
+func (w *watch) follow(m *Meter, limits *registry.Registry, to *Report) {
+	s := limits.Stats()
+	event := func(e Event) {
+		if w.begun {
+			to.Events = append(to.Events, e)
+		}
+	}
+	if w.rows == nil || s.Loads-s.Failures != w.loads {
+		w.loads = s.Loads - s.Failures
+		w.load(limits, event)
+		m.retire(limits)
+	}
+	to.Info.Loads = Loads{Tried: s.Loads, Failed: s.Failures, Last: s.LastGood, Limits: s.Limits, Bad: s.Bad, Held: s.Held}
+	if s.Err != nil {
+		to.Info.Loads.Err = s.Err.Error()
+	}
+	if failed := s.Err != nil; failed != w.failed {
+		if w.failed = failed; failed {
+			event(Event{Kind: LoadFailed, Host: w.host, Err: s.Err.Error()})
+		} else {
+			event(Event{Kind: LoadedAgain, Host: w.host})
+		}
+	}
+	to.Info.Switch = Switch{Off: !s.Off.IsZero(), Since: s.Off, Origin: s.Origin}
+	if off := !s.Off.IsZero(); off != w.off {
+		if w.off = off; off {
+			event(Event{Kind: SwitchOff, Err: s.Origin})
+		} else {
+			event(Event{Kind: SwitchOn})
+		}
+	}
+	for i := range s.Rejected {
+		e := &s.Rejected[i]
+		r := Rejected{Row: e.Row, Name: e.Name, Field: e.Field, Value: e.Value, Want: e.Want, Consequence: e.Consequence}
+		if e.Err != nil {
+			r.Err = e.Err.Error()
+		}
+		to.Info.Rejected = append(to.Info.Rejected, r)
+	}
+	w.begun = true
+}
+
+// load finds what has changed in the table.
+func (w *watch) load(limits *registry.Registry, event func(Event)) {
+	order := limits.Limits()
+	rows := make(map[string]*registry.Limit, len(order))
+	for i := range order {
+		now := &order[i]
+		rows[now.Name] = now
+		switch was := w.rows[now.Name]; {
+		case was == nil:
+			event(Event{Kind: LimitAdded, Limit: now.Name, Version: now.Version, To: now.String()})
+		case was.Version != now.Version || was.String() != now.String():
+			event(Event{Kind: LimitChanged, Limit: now.Name, Version: now.Version, From: was.String(), To: now.String()})
+		}
+	}
+	for name, was := range w.rows {
+		if rows[name] == nil {
+			event(Event{Kind: LimitRemoved, Limit: name, From: was.String()})
+		}
+	}
+	w.rows, w.order = rows, order
+}
+
+// report fills in the limits. Names whose rows are bad are among them.
+func (w *watch) report(ctx context.Context, m *Meter, limits *registry.Registry, to *Report) {
+	limiters := limits.Limiters()
+	w.look(ctx, m, limiters)
+	for i := range w.order {
+		w.limit(m, &w.order[i], false, limiters[w.order[i].Name], to)
+	}
+	bad := map[string]bool{}
+	for _, r := range to.Info.Rejected {
+		if r.Name != "" && w.rows[r.Name] == nil && !bad[r.Name] && limits.Has(r.Name) {
+			bad[r.Name] = true
+			w.limit(m, &registry.Limit{Name: r.Name, Row: r.Row}, true, nil, to)
+		}
+	}
+}
+
+func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbucket.RateLimiter, to *Report) {
+	l := Limit{Name: row.Name, Decider: deciders[0], Config: configOf(row), Bucket: w.seen[row.Name].Bucket}
+	switch {
+	case w.off:
+		l.Decider = registry.BySwitch.String()
+	case bad:
+		l.Decider = registry.ByBadRow.String()
+	case row.Disabled:
+		l.Decider = registry.ByDisabled.String()
+	case row.Rate == 0:
+		l.Decider = registry.ByZero.String()
+	}
+	if c := m.counters.find(row.Name); c != nil {
+		l.Counters = c.load()
+		if until := c.held.Load(); until != nil && until.After(l.Bucket.HeldUntil) {
+			l.Bucket.HeldUntil = *until
+		}
+	}
+	if limiter != nil {
+		l.Bucket.Rate = limiter.Rate()
+		if n, longest := seam.Waiting(limiter); longest >= leastWait {
+			l.Waiting = Waiting{Count: n, Since: time.Now().Add(-longest)}
+		}
+	}
+	to.Limits = append(to.Limits, l)
+}
+
+func configOf(row *registry.Limit) Config {
+	c := Config{
+		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.Cache * float64(time.Second)),
+		Version: row.Version,
+	}
+	if row.MaxPermits != nil {
+		c.MaxPermits = *row.MaxPermits
+	}
+	switch {
+	case row.Rate == 0:
+	case row.Quota:
+		c.Kind = Quota
+	case row.Warmup != 0:
+		c.Kind, c.ColdFactor = WarmUp, cmp.Or(row.ColdFactor, 3)
+	default:
+		c.Kind = Bursty
+	}
+	return c
+}
+
+// look asks for buckets that have changed: those whose calls went on, and those that were not full. What cannot be asked stays as it was.
+func (w *watch) look(ctx context.Context, m *Meter, limiters map[string]*tokenbucket.RateLimiter) {
+	ctx, cancel := context.WithTimeout(ctx, lookFor)
+	defer cancel()
+	all := m.counters.all()
+	var mu sync.Mutex
+	var asking sync.WaitGroup
+	found := map[string]seenBucket{}
+	for looks, i := 0, 0; i < len(w.order) && looks < mostLooks; i++ {
+		w.next = (w.next + 1) % len(w.order)
+		name := w.order[w.next].Name
+		l, c, seen := limiters[name], all[name], w.seen[name]
+		if l == nil || c == nil {
+			continue
+		}
+		if calls := c.calls(); calls != seen.calls || seen.Stored < seen.Max || seen.At.IsZero() {
+			looks++
+			asking.Go(func() {
+				if b, err := l.State(ctx); err == nil {
+					mu.Lock()
+					defer mu.Unlock()
+					found[name] = seenBucket{bucketOf(&b, time.Now()), calls}
+				}
+			})
+		}
+	}
+	asking.Wait()
+	if w.seen == nil {
+		w.seen = map[string]seenBucket{}
+	}
+	for name := range w.seen {
+		if limiters[name] == nil {
+			delete(w.seen, name)
+		}
+	}
+	for name, b := range found {
+		w.seen[name] = b
+	}
+}
+
+// bucketOf is a bucket by this process' clock.
+func bucketOf(b *tokenbucket.PermitBucket, now time.Time) Bucket {
+	seen := Bucket{At: now, Rate: b.Rate, Stored: b.StoredPermits, Max: b.MaxPermits}
+	if left := b.HeldUntilMicros - b.SeenMicros; left > 0 && b.HeldUntilMicros > 0 {
+		seen.HeldUntil = now.Add(time.Duration(left) * time.Microsecond)
+	}
+	return seen
+}
+
+// outages are those of the store.
+type outages struct {
+	mu    sync.Mutex
+	state telemetry.Store
+	store Store
+}
+
+// noticed returns the event that it is, if it is one.
+func (o *outages) noticed(h tokenbucket.Health, host string) (Event, bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	begins, ends := o.state.Noticed(h)
+	why := ""
+	if h.Err != nil {
+		why = h.Err.Error()
+	}
+	switch now := time.Now(); {
+	case begins:
+		o.store.Down, o.store.Since, o.store.Err = true, now, why
+		o.store.Outages++
+		return Event{At: now, Kind: StoreDown, Host: host, Err: why}, true
+	case ends:
+		o.store.Down, o.store.Since, o.store.Err = false, time.Time{}, ""
+		o.store.Away += h.After
+		return Event{At: now, Kind: StoreBack, Host: host, For: h.After}, true
+	}
+	return Event{}, false
+}
+
+func (o *outages) now() Store {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.store
+}
