@@ -53,10 +53,18 @@ func (l *RateLimiter) force() seam.Force {
 	return f
 }
 
-// knownHopeless tells whether one permit within the timeout is refused without asking the store.
+// knownHopeless tells whether one permit within the timeout is refused, without asking a store that is elsewhere.
 func (l *RateLimiter) knownHopeless(timeout time.Duration) bool {
 	if l.shadow || l.enabled != nil && !l.enabled() {
 		return false
+	}
+	if l.coordinator.inline() {
+		b, err := l.State(context.Background())
+		if err != nil {
+			return false
+		}
+		wait, ok := l.effective().wait(b.balance(), l.coordinator.micros(), 1)
+		return ok && wait > timeout.Microseconds()
 	}
 	_, refused := l.coordinator.refuses(&l.limiter, 1, max(0, timeout.Microseconds()))
 	return refused

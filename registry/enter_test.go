@@ -85,11 +85,12 @@ func TestEnter(t *testing.T) {
 		first.Leave()
 		first.Leave()
 		require.True(t, enter(t, r, "/a").OK)
+		time.Sleep(100 * time.Millisecond) // the rate has a permit
 		require.Equal(t, registry.ByConcurrency, enter(t, r, "/a").By, "who leaves twice gives back one place")
 		second.Leave()
 		third.Leave()
 
-		time.Sleep(200 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond)
 		require.True(t, enter(t, r, "/a").OK)
 		byWindow := enter(t, r, "/a")
 		require.Equal(t, registry.ByWindow, byWindow.By)

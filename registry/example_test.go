@@ -41,7 +41,7 @@ func ExampleNew() {
 
 // A row with a rate, a window and a concurrency: all must agree, and the call gives its place back when it has ended.
 func ExampleRegistry_Enter() {
-	source := registry.Static{{Name: "/ibe/Order", Rate: 5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 1}}
+	source := registry.Static{{Name: "/ibe/Order", Rate: 5, Cache: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 1}}
 	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
 	if err != nil {
 		panic(err)

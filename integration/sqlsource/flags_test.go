@@ -74,3 +74,21 @@ func TestTableWithoutShadow(t *testing.T) {
 		})
 	}
 }
+
+// A created table has columns for a window and a concurrency, and one that is added is read from then on.
+func TestBoundColumns(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
+		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
+		quoted := map[bool]string{true: `"window"`, false: "`window`"}[b.dialect == sqlsource.PostgreSQL]
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, "+quoted+", windowLimit, concurrent", "/all", 5, 86400, 10000, 20)
+		b.insert(t, db, conf, "interfaceUrl, concurrent", "/places", 2)
+		limits := load(t, b, db).Limits
+		require.Len(t, limits, 2)
+		require.Equal(t, "5/s, cache 0.5, 10000 in any 24h, 20 at once", limits[0].String())
+		require.Equal(t, "any rate, 2 at once", limits[1].String())
+		exec(t, db, "ALTER TABLE "+conf+" DROP COLUMN concurrent")
+		table := load(t, b, db)
+		require.Equal(t, "5/s, cache 0.5, 10000 in any 24h", table.Limits[0].String())
+		require.Len(t, table.Rejected, 1, "a NULL rate, and nothing else")
+	})
+}

@@ -11,7 +11,10 @@ import (
 func (o *options) byDefault() []string {
 	own := o.dialect.columns()
 	var names []string
-	for _, c := range [][2]string{{own.Shadow, o.columns.Shadow}, {own.PerKey, o.columns.PerKey}} {
+	for _, c := range [][2]string{
+		{own.Window, o.columns.Window}, {own.WindowLimit, o.columns.WindowLimit}, {own.Concurrent, o.columns.Concurrent},
+		{own.Shadow, o.columns.Shadow}, {own.PerKey, o.columns.PerKey},
+	} {
 		if c[0] == c[1] && !slices.Contains(o.named, c[1]) {
 			names = append(names, c[1])
 		}

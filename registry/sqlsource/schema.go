@@ -93,10 +93,8 @@ func (d Dialect) optionalType(field string) string {
 	switch field {
 	case "Quota":
 		return flag
-	case "WarmupMillis", "WindowLimit", "Concurrent":
+	case "WarmupMillis":
 		return "INT"
-	case "Window":
-		return "DECIMAL(10,3)"
 	}
 	return floating
 }

@@ -60,15 +60,16 @@ type Columns struct {
 	ColdFactor string
 	// Quota is 1 if the row is a hard quota and 0 if it is a rate. NULL: what the source says (WithQuota).
 	Quota string
-	// Window is the length of a window in seconds, and WindowLimit how many calls may begin in any such window. NULL or 0 in both: none.
+
+	// These are read where the table has them: the created one has, one of an earlier release may have not.
+
+	// Window is the length of a window in seconds, "window", and WindowLimit how many calls may begin in any such window, "windowLimit".
+	// NULL or 0 in both: none.
 	Window, WindowLimit string
-	// Concurrent is how many calls may be under way at once. NULL or 0: any number.
+	// Concurrent is how many calls may be under way at once, "concurrent". NULL or 0: any number.
 	//
 	// In a row with a window or a concurrency a NULL rate means that there is none. A rate of 0 lets nothing pass there, too.
 	Concurrent string
-
-	// These two are read where the table has them: the created one has, one of an earlier release may have not.
-
 	// Shadow is 1 if the row only counts, and refuses nothing (registry.Limit), "shadow". NULL: 0.
 	Shadow string
 	// PerKey is 1 if each key has a bucket of its own (registry.Limit), "perKey". NULL: 0.
@@ -77,7 +78,7 @@ type Columns struct {
 
 func (d Dialect) columns() Columns {
 	c := Columns{ID: "configId", Name: "interfaceUrl", Rate: "rateLimit", Cache: "cache", Status: "status", Modified: "lastModifyTime",
-		Shadow: "shadow", PerKey: "perKey"}
+		Window: "window", WindowLimit: "windowLimit", Concurrent: "concurrent", Shadow: "shadow", PerKey: "perKey"}
 	if d == PostgreSQL {
 		for _, f := range c.fields() {
 			*f.name = strings.ToLower(*f.name)
@@ -225,7 +226,7 @@ func invalid(field string, value any, want string) error {
 	return fmt.Errorf("sqlsource: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
-// query selects all rows; NULL for the columns that are missing.
+// query selects all rows.
 func (o *options) query(missing ...string) string {
 	d, from := o.dialect, o.dialect.quoteTable(o.table)
 	// A key without its table would be the one that was selected, as a text.

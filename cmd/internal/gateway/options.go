@@ -129,8 +129,8 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 		"postgres://user:password@host:5432/database; ?parameters are the driver's. Or file://FILE, a YAML file, such as file:///etc/tokenbucket/limits.yaml")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
 	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` where the table has other names; may be repeated. Fields are id, name, rate, "+
-		"cache, status, modified; burst, warmup_ms, cold_factor, quota, window (in seconds), window_limit and concurrent are read only if named here; "+
-		"shadow and per_key also if the table has columns shadow and perKey")
+		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here; window (in seconds), window_limit, concurrent, "+
+		"shadow and per_key also if the table has columns window, windowLimit, concurrent, shadow and perKey")
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: nothing is saved up")
 	f.DurationVar(&o.jitter, "jitter", 0, "how unevenly calls reach a quota's upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, the switch's, a SQLite file")

@@ -2,6 +2,7 @@
 -- interfaceUrl is the bucket's name; rateLimit is permits per second; cache is the share of a second that a call may wait
 -- (NULL: 0.5); status is 1 (limited) or 0 (off); shadow is 1 if nothing is refused, only counted; perKey is 1
 -- if each key has a bucket of its own.
+-- At most windowLimit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number. Beside these a NULL rate is none.
 CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `configId` INT(11) NOT NULL AUTO_INCREMENT,
   `channelType` VARCHAR(24) NULL,
@@ -10,6 +11,9 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `rateLimit` DECIMAL(16,6) NULL,
   `cache` FLOAT(3,2) NULL,
   `status` TINYINT(1) DEFAULT 1 NOT NULL,
+  `window` DECIMAL(10,3) NULL,
+  `windowLimit` INT(11) NULL,
+  `concurrent` INT(11) NULL,
   `shadow` TINYINT(1) DEFAULT 0 NOT NULL,
   `perKey` TINYINT(1) DEFAULT 0 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP,

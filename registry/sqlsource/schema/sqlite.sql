@@ -2,6 +2,7 @@
 -- interfaceUrl is the bucket's name; rateLimit is permits per second; cache is the share of a second that a call may wait
 -- (NULL: 0.5); status is 1 (limited) or 0 (off); shadow is 1 if nothing is refused, only counted; perKey is 1
 -- if each key has a bucket of its own; lastModifyTime is UTC.
+-- At most windowLimit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number. Beside these a NULL rate is none.
 CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `configId` INTEGER NOT NULL,
   `channelType` VARCHAR(24) NULL,
@@ -10,6 +11,9 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `rateLimit` DECIMAL(16,6) NULL,
   `cache` FLOAT NULL,
   `status` TINYINT DEFAULT 1 NOT NULL,
+  `window` DECIMAL(10,3) NULL,
+  `windowLimit` INTEGER NULL,
+  `concurrent` INTEGER NULL,
   `shadow` TINYINT DEFAULT 0 NOT NULL,
   `perKey` TINYINT DEFAULT 0 NOT NULL,
   `lastModifyTime` DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
