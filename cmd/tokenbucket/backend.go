@@ -16,6 +16,8 @@ import (
 type backend struct {
 	about    string
 	newStore func() tokenbucket.Store // one for each gateway
+	prefix   string                   // of the keys
+	connect  func() *redis.Client     // nil in memory
 	closers  []func()
 }
 
@@ -84,6 +86,11 @@ func (b *backend) overRedis(ctx context.Context, store string, opts *redis.Optio
 	}
 	prefix := "tokenbucket-demo:" + strconv.FormatUint(rand.Uint64(), 36) + ":"
 	b.onClose(func() { removeKeys(client, prefix) })
+	b.prefix = prefix
+	b.connect = func() *redis.Client {
+		own := *opts // a client fills in defaults
+		return redis.NewClient(&own)
+	}
 	b.newStore = func() tokenbucket.Store {
 		own := *opts // a client fills in defaults
 		c := redis.NewClient(&own)
@@ -102,4 +109,13 @@ func removeKeys(client *redis.Client, prefix string) {
 	defer cancel()
 	bucket := prefix + "{" + bucketName + "}"
 	client.Del(ctx, bucket, bucket+":lock")
+}
+
+// removeAll is removeKeys for --console, which has more than one bucket.
+func removeAll(client *redis.Client, prefix string) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	for keys := client.Scan(ctx, 0, prefix+"*", 1000).Iterator(); keys.Next(ctx); {
+		client.Del(ctx, keys.Val())
+	}
 }

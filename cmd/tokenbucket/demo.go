@@ -17,6 +17,8 @@ about twelve times the rate. The upstream notes when each call reaches it, and t
 
   in any window of T seconds at most  max(burst, 1) + rate × T  calls   (with --warmup: 1 + rate × T)
 
+With --console it goes on until Ctrl-C, with more limits, and shows them as docs/console.md tells.
+
 Exit status: 0 the bound was kept, 1 it was broken or calls failed, 2 the demo could not run.`
 
 // limiterFunc makes the limiter of one gateway. It is options.limiter, but a test has one that lets too much through.
@@ -37,6 +39,15 @@ func demoCommand(limit limiterFunc) *cobra.Command {
 				return err
 			}
 			d.out = cmd.OutOrStdout()
+			if d.console {
+				ctx := cmd.Context()
+				if cmd.Flags().Changed("duration") {
+					var cancel context.CancelFunc
+					ctx, cancel = context.WithTimeout(ctx, d.duration)
+					defer cancel()
+				}
+				return d.showConsole(ctx)
+			}
 			return d.run(cmd.Context())
 		},
 	}

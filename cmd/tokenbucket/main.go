@@ -4,6 +4,7 @@
 //	tokenbucket plot     draws the warm-up curve and the permits handed out over time
 //	tokenbucket gateway  a reverse proxy whose limits are in a database or a file
 //	tokenbucket check    what a gateway with these settings would do, and what is wrong
+//	tokenbucket console  every limit of a fleet, for people
 //	tokenbucket version  which build this is
 package main
 
@@ -70,7 +71,7 @@ func rootCommand(limit limiterFunc) *cobra.Command {
 	}
 	cmd.SetVersionTemplate("tokenbucket {{.Version}}\n")
 	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command(), gatewaycmd.CheckCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command(), gatewaycmd.CheckCommand(), gatewaycmd.ConsoleCommand(), versionCommand())
 	return cmd
 }
 

@@ -84,6 +84,14 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"demo", "--redis", "localhost:6379", "--store", "memory"}, []string{"--redis", "--store memory"}},
 		// No call could ever pass: the permit always is longer ahead than anybody waits.
 		{[]string{"demo", "--burst", "0", "--cache", "0"}, []string{"--burst 0 --cache 0", "200ms"}},
+		{[]string{"demo", "--console", "--store", "memory"}, []string{`--store "memory"`, "--console"}},
+		{[]string{"demo", "--console", "--warmup", "4s"}, []string{"--warmup 4s", "--console"}},
+		{[]string{"demo", "--console", "--console-listen", "nowhere"}, []string{`--console-listen "nowhere"`}},
+		{[]string{"console"}, []string{"--redis missing"}},
+		{[]string{"console", "--redis", "localhost:6379", "--console-listen", "nowhere"}, []string{`--console-listen "nowhere"`}},
+		{[]string{"console", "--redis", "localhost:6379", "--console-users", "/nowhere"}, []string{`--console-users "/nowhere"`, "no such file"}},
+		{[]string{"console", "--redis", "localhost:6379", "--console-reader", "10.0.0"}, []string{`--console-reader "10.0.0"`, "CIDR"}},
+		{[]string{"console", "--rediss", "x"}, []string{"--rediss"}},
 		{[]string{"demo", "extra"}, []string{"extra"}},
 		{[]string{"demo", "--fast"}, []string{"--fast"}},
 		{[]string{"dmeo"}, []string{"dmeo"}},
@@ -111,7 +119,7 @@ func TestBadFlags(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{{}, {"--help"}, {"demo", "--help"}, {"plot", "--help"}, {"gateway", "--help"}} {
+	for _, args := range [][]string{{}, {"--help"}, {"demo", "--help"}, {"plot", "--help"}, {"gateway", "--help"}, {"console", "--help"}} {
 		status, stdout, stderr := execute(t.Context(), args...)
 		require.Equal(t, exitOK, status)
 		require.Contains(t, stdout, "Usage:")

@@ -34,6 +34,8 @@ type options struct {
 	store     string
 	warmup    time.Duration
 	redis     string
+	console   bool
+	consoleAt string
 }
 
 func (o *options) addFlags(f *pflag.FlagSet) {
@@ -45,6 +47,8 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.store, "store", "script", "script: one round trip to Redis; lock: a distributed lock; memory: one process only")
 	f.DurationVar(&o.warmup, "warmup", 0, "warm-up period: start slow and get faster for so long (default none)")
 	f.StringVar(&o.redis, "redis", "", "host:port or redis:// URL of a Redis to use (default an embedded one)")
+	f.BoolVar(&o.console, "console", false, "show several limits with moving charts in a browser, until Ctrl-C")
+	f.StringVar(&o.consoleAt, "console-listen", "127.0.0.1:8090", "address of the console")
 }
 
 // validate checks everything before anything is started.
@@ -66,6 +70,10 @@ func (o *options) validate(burstGiven bool) error {
 		return flagError("warmup", o.warmup, "a duration of at most 1h, or 0 for none")
 	case o.warmup > 0 && burstGiven:
 		return flagError("burst", o.burst, "none together with --warmup, which saves nothing up for free")
+	case o.console && o.store == "memory":
+		return flagError("store", `"memory"`, "script or lock together with --console, which is told through Redis")
+	case o.console && o.warmup > 0:
+		return flagError("warmup", o.warmup, "none together with --console, which has a limit of its own that warms up")
 	case o.redis != "" && o.store == "memory":
 		return flagError("redis", fmt.Sprintf("%q", redacted(o.redis)), "none together with --store memory")
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -21,6 +22,7 @@ type admin struct {
 	pulse    *pulse // nil: Redis is not used
 	sw       atomic.Pointer[registry.PolledSwitch]
 	draining atomic.Bool
+	console  atomic.Pointer[console.Console] // nil: not yet, or none
 }
 
 func (a *admin) handler() http.Handler {
@@ -29,6 +31,8 @@ func (a *admin) handler() http.Handler {
 	mux.HandleFunc("GET /readyz", a.ready)
 	mux.HandleFunc("GET /stats", a.stats)
 	mux.Handle("GET /metrics", a.proxy.metrics.handler())
+	mux.Handle("GET /console", http.RedirectHandler("/console/", http.StatusMovedPermanently))
+	mux.HandleFunc("/console/", a.serveConsole)
 	return mux
 }
 

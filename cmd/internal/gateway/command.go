@@ -39,6 +39,7 @@ Admin:
             beyond --max-age
   /stats    limits in force, loads and calls, in JSON
   /metrics  the same for Prometheus; docs/operations.md says what to alert on
+  /console  every limit of the fleet, for people: docs/console.md
 
 Signals:
   SIGHUP reads the settings and the limits again. These change at once: ` + strings.Join(live, ", ") + `.
@@ -97,6 +98,7 @@ func complete(cmd *cobra.Command) {
 		must(cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp|cobra.ShellCompDirectiveNoSpace)))
 	}
 	must(cmd.MarkFlagFilename("config", "yaml", "yml"))
+	must(cmd.MarkFlagFilename("console-users"))
 }
 
 // must is for what only a mistake in this package can make fail.

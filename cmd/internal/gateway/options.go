@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/cmd/internal/filesource"
+	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -26,6 +27,7 @@ type options struct {
 	limitOptions
 	bucketOptions
 	operationOptions
+	consoleOptions
 
 	given     *pflag.FlagSet    // with what load has put into it
 	from      map[string]string // flag → where its value is from, if it is not from a flag
@@ -93,6 +95,7 @@ func (o *options) flags() []group {
 		{"Limits", o.limitOptions.flags},
 		{"Buckets", o.bucketOptions.flags},
 		{"Operation", o.operationOptions.flags},
+		{"Console", o.consoleOptions.flags},
 	} {
 		f := pflag.NewFlagSet(g.title, pflag.ContinueOnError)
 		f.SortFlags = false
@@ -156,7 +159,7 @@ func (o *bucketOptions) flags(f *pflag.FlagSet) {
 
 func (o *operationOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
-	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz, /stats and /metrics; empty: none")
+	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz, /stats, /metrics and /console; empty: none")
 	f.BoolVar(&o.publish, "publish", true, "tell consoles through Redis, every two seconds, what this gateway does, with a history of a day; --publish=false: "+
 		"not at all")
 	f.StringVar(&o.otlp, "otlp", "", "`URL` of an OpenTelemetry collector, http://host:4318, that gets what /metrics has")
@@ -194,13 +197,14 @@ type config struct {
 	switchAt string             // "", "sql" or a key in Redis
 	policy   tokenbucket.FailurePolicy
 	level    slog.Level
+	access   console.Access
 }
 
 // parse checks everything before anything is started.
 func (o *options) parse() (*config, error) {
 	c := &config{options: *o}
 	for _, check := range []func() error{
-		c.checkNumbers, c.checkWords, c.checkAddresses, c.parseTraffic, c.parseLimits, c.parseBuckets,
+		c.checkNumbers, c.checkWords, c.checkAddresses, c.parseTraffic, c.parseLimits, c.parseBuckets, c.parseConsole,
 	} {
 		if err := check(); err != nil {
 			return nil, err
@@ -274,15 +278,9 @@ func listenable(addr string) bool {
 }
 
 func (c *config) parseTraffic() error {
-	for _, s := range c.trusted {
-		p, err := netip.ParsePrefix(s)
-		if addr, e := netip.ParseAddr(s); e == nil {
-			p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
-		}
-		if err != nil {
-			return c.bad("trusted-proxy", fmt.Sprintf("%q", s), "an address or a CIDR such as 10.0.0.0/8")
-		}
-		c.proxies = append(c.proxies, p)
+	var err error
+	if c.proxies, err = c.networks("trusted-proxy", c.trusted); err != nil {
+		return err
 	}
 	key, wrong := parseKey(c.options.key, c.proxies)
 	if wrong != nil {
@@ -290,7 +288,6 @@ func (c *config) parseTraffic() error {
 		return wrong
 	}
 	c.key = key
-	var err error
 	if c.unknown, err = c.otherwise("unknown", c.options.unknown); err != nil {
 		return err
 	}
@@ -309,6 +306,21 @@ func (c *config) parseTraffic() error {
 		}
 	}
 	return nil
+}
+
+// networks reads addresses and CIDRs.
+func (c *config) networks(flag string, list []string) (all []netip.Prefix, err error) {
+	for _, s := range list {
+		p, err := netip.ParsePrefix(s)
+		if addr, e := netip.ParseAddr(s); e == nil {
+			p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
+		}
+		if err != nil {
+			return nil, c.bad(flag, fmt.Sprintf("%q", s), "an address or a CIDR such as 10.0.0.0/8")
+		}
+		all = append(all, p)
+	}
+	return all, nil
 }
 
 // otherwise reads what happens to calls that no good row decides about.

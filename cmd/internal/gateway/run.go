@@ -104,6 +104,7 @@ type service struct {
 	level  *slog.LevelVar
 	proxy  *proxy
 	admin  *admin
+	editor *sqlsource.Editor // nil: the console changes no rows
 
 	public, private *http.Server
 	cut             context.CancelFunc // ends all requests
@@ -178,6 +179,9 @@ func (s *service) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
+	if s.editor, err = s.newEditor(ctx, db); err != nil {
+		return fmt.Errorf("--limits %s: the audit table: %w", hideDSN(c.limits), err)
+	}
 	opts := []registry.Option{
 		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
@@ -203,6 +207,9 @@ func (s *service) start(ctx context.Context) error {
 	s.onClose(limits.Close)
 	s.proxy.metrics.limits.Store(limits)
 	if err := s.tell(client, limits); err != nil {
+		return err
+	}
+	if err := s.openConsole(client, limits); err != nil {
 		return err
 	}
 	return s.proxy.open(limits)

@@ -1,0 +1,123 @@
+package gateway
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/pflag"
+
+	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+type consoleOptions struct {
+	console   bool
+	users     string
+	hosts     []string
+	readers   []string
+	forwarded []string
+}
+
+func (o *consoleOptions) flags(f *pflag.FlagSet) {
+	f.BoolVar(&o.console, "console", true, "serve the console at /console of --admin; --console=false: not")
+	f.StringVar(&o.users, "console-users", "", "`file` of who may see the console from anywhere: lines of \"write NAME TOKEN\" or \"read NAME TOKEN\". "+
+		"Without it nobody can change anything, and only this machine may look")
+	f.StringSliceVar(&o.hosts, "console-host", nil, "`name` under which the console is asked, besides localhost and IP addresses; may be repeated")
+	f.StringSliceVar(&o.readers, "console-reader", nil, "`CIDR` of who may look without a name; may be repeated; none: this machine")
+	f.StringSliceVar(&o.forwarded, "console-proxy", nil, "`CIDR` of proxies whose X-Forwarded-User names somebody who may look and change; may be repeated")
+}
+
+// parseConsole reads who may see the console, and who may change something.
+func (c *config) parseConsole() (err error) {
+	c.access.Hosts = c.hosts
+	if c.access.Readers, err = c.networks("console-reader", c.readers); err != nil {
+		return err
+	}
+	if c.access.Proxies, err = c.networks("console-proxy", c.forwarded); err != nil {
+		return err
+	}
+	if c.users == "" {
+		return nil
+	}
+	text, err := os.ReadFile(c.users)
+	if err == nil {
+		c.access.Users, err = console.ParseUsers(text)
+	}
+	if err != nil {
+		return c.bad("console-users", fmt.Sprintf("%q", c.users), "a file of users: "+err.Error())
+	}
+	return nil
+}
+
+// consoleOf makes a console. What it may not do is nil: without a database there is no editor.
+func (c *config) consoleOf(source console.Source, limits *registry.Registry, editor *sqlsource.Editor, sw *registry.PolledSwitch, log *slog.Logger) (*console.Console, error) {
+	about := console.Config{Source: source, Access: c.access, Log: log}
+	if editor != nil {
+		about.Editor = editor
+	}
+	if limits != nil {
+		about.Rows = limits.Limits
+		about.Penalize = limits.Penalize
+		about.Reset = console.ResetIn(limits)
+	}
+	switch {
+	case c.switchAt == "sql" && editor != nil:
+		about.Turn = func(ctx context.Context, on bool, who, why string) error {
+			_, err := editor.SetSwitch(ctx, on, who, why)
+			return err
+		}
+	case c.switchAt != "" && sw != nil:
+		about.Turn = func(ctx context.Context, on bool, _, _ string) error { return sw.Set(ctx, on) }
+	}
+	return console.New(about)
+}
+
+// openConsole puts the console at the admin port.
+func (s *service) openConsole(client redis.UniversalClient, limits *registry.Registry) error {
+	c := s.config
+	if !c.console || c.options.admin == "" || client == nil || !c.published() {
+		return nil
+	}
+	made, err := c.consoleOf(console.NewRedisSource(client, c.keyPrefix), limits, s.editor, s.admin.sw.Load(), s.log)
+	if err != nil {
+		return err
+	}
+	s.onClose(made.Close)
+	s.admin.console.Store(made)
+	return nil
+}
+
+// serveConsole answers what is asked of the console.
+func (a *admin) serveConsole(w http.ResponseWriter, r *http.Request) {
+	c := a.console.Load()
+	if c == nil {
+		text := "the limits are not loaded yet"
+		if !a.config.console || !a.config.published() {
+			text = "there is no console: it needs Redis, --publish and --console"
+		}
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, text, http.StatusServiceUnavailable)
+		return
+	}
+	http.StripPrefix("/console", c).ServeHTTP(w, r)
+}
+
+// newEditor makes what changes rows; nil where there is no database, or nobody who may.
+func (s *service) newEditor(ctx context.Context, db *sql.DB) (*sqlsource.Editor, error) {
+	if db == nil || len(s.config.access.Users)+len(s.config.access.Proxies) == 0 {
+		return nil, nil
+	}
+	d := s.config.database
+	if d.create {
+		if err := sqlsource.CreateAuditTable(ctx, db, d.dialect, d.options...); err != nil {
+			return nil, err
+		}
+	}
+	return sqlsource.NewEditor(db, d.dialect, d.options...)
+}

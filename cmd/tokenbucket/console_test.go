@@ -1,0 +1,220 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+const consoleToken = "ann's-own-secret-token"
+
+// usersFile is a file of who may change limits.
+func usersFile(t *testing.T) string {
+	path := filepath.Join(t.TempDir(), "users")
+	require.NoError(t, os.WriteFile(path, []byte("write ann "+consoleToken+"\n"), 0o600))
+	return path
+}
+
+// ask asks a console as ann.
+func ask(method, url, token, body string) (int, string, error) {
+	r, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		return 0, "", err
+	}
+	r.SetBasicAuth("ann", consoleToken)
+	if method == http.MethodPost {
+		r.Header.Set("Content-Type", "application/json")
+		r.Header.Set("Sec-Fetch-Site", "same-origin")
+		r.Header.Set("X-Csrf-Token", token)
+	}
+	res, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return res.StatusCode, string(text), err
+}
+
+var pageToken, rowVersion = regexp.MustCompile(`name="csrf" content="([^"]+)"`), regexp.MustCompile(`data-from="([^"]+)"`)
+
+// change sets a limit's rate as the page does.
+func change(t *testing.T, console, name, rate string) {
+	status, page, err := ask("GET", console+"change?name="+name, "", "")
+	require.NoError(t, err)
+	require.Equal(t, 200, status, page)
+	token, version := pageToken.FindStringSubmatch(page), rowVersion.FindStringSubmatch(page)
+	require.NotNil(t, token, page)
+	require.NotNil(t, version, page)
+	order := fmt.Sprintf(`{"name":%q,"from":%q,"values":{"rateLimit":%q},"why":"a test"}`, name, version[1], rate)
+	status, said, err := ask("POST", console+"api/save", token[1], order)
+	require.NoError(t, err)
+	require.Equal(t, 200, status, said)
+}
+
+// shows waits until a page has a text.
+func shows(t *testing.T, url, text string) {
+	t.Helper()
+	eventually(t, func() error {
+		status, _, page, err := get(url)
+		if err == nil && !strings.Contains(page, text) {
+			err = fmt.Errorf("%s: %d, without %q: %.3000s", url, status, text, page[max(0, strings.Index(page, "<main")):])
+		}
+		return err
+	})
+}
+
+// A gateway's admin port has the console of the whole fleet, and a limit that is changed there is in force in another gateway.
+func TestConsoleOfAGateway(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(upstream.Close)
+	db, dsn := newLimits(t)
+	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
+	execSQL(t, db, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 5, 0)`)
+	args := []string{"--upstream", upstream.URL, "--limits", dsn, "--redis", server.Addr, "--interval", "200ms", "--create-table"}
+	one := startGateway(t, append(args, "--console-users", usersFile(t))...)
+	two := startGateway(t, append(args, "--console=false")...)
+	status, _, text, err := get(two.admin + "/console/")
+	require.NoError(t, err)
+	require.Equal(t, 503, status)
+	require.Contains(t, text, "there is no console")
+
+	console := one.admin + "/console/"
+	shows(t, one.admin+"/console", "<title>Limits")
+	shows(t, console+"health", "script: answers")
+	eventually(t, func() error {
+		_, _, _, err := get(two.url + "/a")
+		return err
+	})
+	shows(t, console, "/a")
+	shows(t, console, `data-total="instances">2<`)
+	change(t, console, "/a", "7")
+	shows(t, console+"limit?name=/a", "7/s, no waiting")
+	shows(t, console+"changes", "rateLimit: 5 → 7")
+	_, _, _, err = get(two.url + "/a") // which tells what is in force
+	require.NoError(t, err)
+	shows(t, console+"limit?name=/a", `data-tile="rate">7<`)
+}
+
+// The console by itself shows what gateways tell, and changes the same table.
+func TestConsoleByItself(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	db, dsn := newLimits(t)
+	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
+	execSQL(t, db, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 5, 0)`)
+	ctx, stop := context.WithCancel(t.Context())
+	log, ended := new(output), make(chan int)
+	args := []string{"console", "--redis", server.Addr, "--limits", dsn, "--create-table", "--console-users", usersFile(t), "--console-listen", "127.0.0.1:0"}
+	go func() { ended <- run(ctx, patient, args, new(bytes.Buffer), log) }()
+	var console string
+	eventually(t, func() error {
+		m := regexp.MustCompile(`console=(http://\S+)`).FindStringSubmatch(log.String())
+		if m == nil {
+			return fmt.Errorf("it has not printed its address: %s", log)
+		}
+		console = m[1]
+		return nil
+	})
+	shows(t, console, "No instance has reported yet")
+	shows(t, console, "5/s, no waiting")
+	change(t, console, "/a", "7")
+	shows(t, console+"changes", "rateLimit: 5 → 7")
+	var rate float64
+	require.NoError(t, db.QueryRow("SELECT rateLimit FROM t_ratelimite_conf").Scan(&rate))
+	require.Equal(t, 7., rate)
+	require.NotContains(t, log.String(), consoleToken)
+	stop()
+	require.Equal(t, exitOK, <-ended)
+}
+
+// The demo's console has limits, and ends when it should.
+func TestDemoConsole(t *testing.T) {
+	t.Parallel()
+	out := new(output)
+	ended := make(chan int)
+	go func() {
+		ended <- run(t.Context(), patient, []string{"demo", "--console", "--duration", "12s", "--console-listen", "127.0.0.1:0"}, out, out)
+	}()
+	var console string
+	eventually(t, func() error {
+		m := regexp.MustCompile(`console +(http://\S+)`).FindStringSubmatch(out.String())
+		if m == nil {
+			return fmt.Errorf("it has not printed its address: %s", out)
+		}
+		console = m[1]
+		return nil
+	})
+	began := time.Now()
+	shows(t, console, "/ibe/AvailFare")
+	shows(t, console, `data-total="instances">3<`)
+	shows(t, console+"holders", "nightly exports")
+	t.Logf("instances are shown after %v", time.Since(began).Round(100*time.Millisecond))
+	require.Equal(t, exitOK, <-ended)
+}
+
+// One of three gateways is killed, Redis is restarted, and the table is gone: the console says so within five seconds, and goes on.
+func TestConsoleTellsOfFaults(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	t.Cleanup(upstream.Close)
+	db, dsn := newLimits(t)
+	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
+	execSQL(t, db, `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 50, 0)`)
+	args := []string{"--upstream", upstream.URL, "--limits", dsn, "--redis", server.Addr, "--interval", "500ms"}
+	var fleet []*process
+	for range 3 {
+		fleet = append(fleet, startGateway(t, args...))
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	for _, p := range fleet {
+		go func() {
+			for ctx.Err() == nil {
+				_, _, _, _ = get(p.url + "/a") // some of them are refused, and one gateway is killed
+				time.Sleep(20 * time.Millisecond)
+			}
+		}()
+	}
+	console := fleet[0].admin + "/console/"
+	shows(t, console, `data-total="instances">3<`)
+	told := func(text string) {
+		t.Helper()
+		began := time.Now()
+		shows(t, console, text)
+		t.Logf("%q after %v", text, time.Since(began).Round(100*time.Millisecond))
+	}
+	require.NoError(t, fleet[2].Process.Kill())
+	told("nothing heard for ")
+	execSQL(t, db, "ALTER TABLE t_ratelimite_conf RENAME TO elsewhere")
+	told("since loads fail: ")
+	execSQL(t, db, "ALTER TABLE elsewhere RENAME TO t_ratelimite_conf")
+	require.NoError(t, server.Kill())
+	told("Nothing is known of the fleet")
+	require.NoError(t, server.Restart())
+	told(`data-total="instances">2<`)
+	eventually(t, func() error {
+		_, _, page, err := get(console + "limit?name=/a")
+		if err == nil && (!strings.Contains(page, `data-tile="granted">`) || strings.Contains(page, `data-tile="granted">0<`)) {
+			err = fmt.Errorf("nothing is granted: %.2000s", page[max(0, strings.Index(page, "<main")):])
+		}
+		return err
+	})
+}

@@ -1,0 +1,251 @@
+package console
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Access says who may read and who may write. The zero value: everybody on this machine may read, nobody may write.
+//
+// A request's Host must be an IP address, localhost or one of Hosts, whoever asks: else a page of somebody else's could have its
+// own name point here (DNS rebinding).
+type Access struct {
+	// Hosts are the names under which the console is asked, without a port, besides localhost and IP addresses.
+	Hosts []string
+	// Readers are the networks whose requests may read without a name. Empty: this machine. A request that a proxy has passed on is
+	// not one of theirs, wherever the proxy runs.
+	Readers []netip.Prefix
+	// Users may read from anywhere, and write if they are allowed to: see ParseUsers. They send their name and token as HTTP
+	// basic authentication, or the token alone as a bearer token.
+	Users []User
+	// Proxies are the networks of proxies that know who asks: ProxyHeader of their requests names somebody who may read and write.
+	Proxies []netip.Prefix
+	// ProxyHeader is X-Forwarded-User if it is empty.
+	ProxyHeader string
+}
+
+// User is somebody with a token.
+type User struct {
+	// Name is what the audit says of a change.
+	Name string
+	// Token is secret: at least 16 bytes.
+	Token string
+	// Write: changes are allowed.
+	Write bool
+}
+
+const (
+	minToken = 16
+	maxUser  = 100
+)
+
+// ParseUsers reads a file of users, a line each: "write NAME TOKEN" or "read NAME TOKEN". Empty lines and those that begin with #
+// are passed over. No error quotes a token.
+func ParseUsers(text []byte) ([]User, error) {
+	var users []User
+	seen := map[string]bool{}
+	for i, line := range strings.Split(string(text), "\n") {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		f := strings.Fields(line)
+		if len(f) != 3 || f[0] != "write" && f[0] != "read" {
+			return nil, fmt.Errorf("console: users: line %d: want write or read, a name and a token", i+1)
+		}
+		u := User{Name: f[1], Token: f[2], Write: f[0] == "write"}
+		if err := u.check(); err != nil {
+			return nil, fmt.Errorf("console: users: line %d: %w", i+1, err)
+		}
+		if seen[u.Name] {
+			return nil, fmt.Errorf("console: users: line %d: name %q: want each name once", i+1, u.Name)
+		}
+		seen[u.Name] = true
+		users = append(users, u)
+	}
+	return users, nil
+}
+
+func (u *User) check() error {
+	switch {
+	case u.Name == "" || len(u.Name) > maxUser || strings.ContainsAny(u.Name, ":\x00"):
+		return fmt.Errorf("name %.40q: want 1 to %d bytes without a colon", u.Name, maxUser)
+	case len(u.Token) < minToken:
+		return fmt.Errorf("token of %q: %d bytes: want at least %d", u.Name, len(u.Token), minToken)
+	}
+	return nil
+}
+
+// caller is who asks.
+type caller struct {
+	name  string // "" of somebody who only reads from a trusted network
+	write bool
+}
+
+// gate decides who may come in.
+type gate struct {
+	Access
+	readers []netip.Prefix
+	key     []byte // of the tokens against forged requests
+	now     func() time.Time
+	cross   http.CrossOriginProtection
+}
+
+func newGate(a Access) (*gate, error) {
+	g := &gate{Access: a, readers: a.Readers, key: make([]byte, 32), now: time.Now}
+	if g.ProxyHeader == "" {
+		g.ProxyHeader = "X-Forwarded-User"
+	}
+	if len(g.readers) == 0 {
+		g.readers = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	}
+	for i := range a.Users {
+		if err := a.Users[i].check(); err != nil {
+			return nil, fmt.Errorf("console: users: %w", err)
+		}
+	}
+	_, err := rand.Read(g.key)
+	return g, err
+}
+
+// refusal is why a request is not answered.
+type refusal struct {
+	status int
+	text   string
+}
+
+func (r *refusal) Error() string { return r.text }
+
+// who tells who asks, or why nobody is answered.
+func (g *gate) who(r *http.Request) (caller, error) {
+	if !g.knownHost(r.Host) {
+		return caller{}, &refusal{http.StatusMisdirectedRequest, fmt.Sprintf(
+			"The console is not known under the name %.100q. Ask for it by an IP address or as localhost, or have the name allowed.", r.Host)}
+	}
+	if r.Header.Get("Authorization") != "" {
+		return g.user(r)
+	}
+	from := address(r.RemoteAddr)
+	if within(g.Proxies, from) {
+		switch names := r.Header.Values(g.ProxyHeader); {
+		case len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser:
+			return caller{name: names[0], write: true}, nil
+		case len(names) > 0:
+			return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
+		}
+	} else if within(g.readers, from) && !passedOn(r) {
+		return caller{}, nil
+	}
+	if len(g.Users) > 0 {
+		return caller{}, &refusal{http.StatusUnauthorized, "A name and a token are needed."}
+	}
+	return caller{}, &refusal{http.StatusForbidden, "The console answers only the networks that it was told to: without further words, this machine."}
+}
+
+// passedOn tells whether a proxy has taken part, so that the address says nothing of who asks.
+func passedOn(r *http.Request) bool {
+	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-User", "X-Real-Ip", "Via"} {
+		if r.Header.Get(h) != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// user is who has the token. All tokens are compared, so that the time tells nothing.
+func (g *gate) user(r *http.Request) (caller, error) {
+	name, token, basic := r.BasicAuth()
+	if !basic {
+		token, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	}
+	given := sha256.Sum256([]byte(token))
+	var found *User
+	for i := range g.Users {
+		u := &g.Users[i]
+		has := sha256.Sum256([]byte(u.Token))
+		if subtle.ConstantTimeCompare(given[:], has[:]) == 1 && (!basic || name == u.Name) {
+			found = u
+		}
+	}
+	if found == nil {
+		return caller{}, &refusal{http.StatusUnauthorized, "This name and token are not known."}
+	}
+	return caller{name: found.Name, write: found.Write}, nil
+}
+
+// knownHost keeps out names that somebody else may have pointed here.
+func (g *gate) knownHost(hostport string) bool {
+	host := hostport
+	if h, _, err := net.SplitHostPort(hostport); err == nil {
+		host = h
+	}
+	host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" || strings.HasSuffix(host, ".localhost") {
+		return true
+	}
+	for _, h := range g.Hosts {
+		if strings.EqualFold(h, host) {
+			return true
+		}
+	}
+	return false
+}
+
+func address(remote string) netip.Addr {
+	if p, err := netip.ParseAddrPort(remote); err == nil {
+		return p.Addr().Unmap()
+	}
+	return netip.Addr{}
+}
+
+func within(networks []netip.Prefix, a netip.Addr) bool {
+	for _, n := range networks {
+		if n.Contains(a) {
+			return true
+		}
+	}
+	return false
+}
+
+const forgeryHeader = "X-Csrf-Token"
+
+var errForged = errors.New("This page is out of date, or the request did not come from it: load it again.") //nolint:staticcheck // shown as it is
+
+// token is what a page of who may write sends with each change. It counts for this person, today and tomorrow.
+func (g *gate) token(name string, day int64) string {
+	m := hmac.New(sha256.New, g.key)
+	fmt.Fprintf(m, "%d\n%s", day, name)
+	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
+}
+
+func (g *gate) today() int64 { return g.now().Unix() / (24 * 60 * 60) }
+
+// mayWrite tells why a change is refused: the browser must say that it comes from this console's own page, and the page must have
+// been made for this person.
+func (g *gate) mayWrite(c caller, r *http.Request) error {
+	if !c.write {
+		if c.name == "" {
+			return &refusal{http.StatusForbidden, "Changes need a name and a token: sign in."}
+		}
+		return &refusal{http.StatusForbidden, fmt.Sprintf("%q may read, and not write.", c.name)}
+	}
+	if err := g.cross.Check(r); err != nil {
+		return &refusal{http.StatusForbidden, errForged.Error()}
+	}
+	given := []byte(r.Header.Get(forgeryHeader))
+	day := g.today()
+	if !hmac.Equal(given, []byte(g.token(c.name, day))) && !hmac.Equal(given, []byte(g.token(c.name, day-1))) {
+		return &refusal{http.StatusForbidden, errForged.Error()}
+	}
+	return nil
+}

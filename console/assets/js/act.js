@@ -1,0 +1,74 @@
+// What changes something besides a row: asked for by a button, confirmed in a dialog that names the consequence and wants a reason.
+import { element } from "./dom.js";
+import { send } from "./send.js";
+
+const name = document.body.dataset.name;
+
+const acts = {
+  penalize: () => ({
+    title: `Hold back ${name}?`, danger: "Hold back",
+    says: "No call of this limit gets a permit in the whole fleet until the time is over. Calls that wait now wait longer, or are refused. It cannot be taken back, but for a reset.",
+    fields: [["seconds", "Seconds", { type: "number", min: "1", max: "3600", value: "30", required: true }]],
+    order: (f) => ({ name, seconds: Number(f.seconds), why: f.why }),
+  }),
+  reset: () => ({
+    title: `Reset ${name}?`, danger: "Reset",
+    says: "The bucket forgets what is saved up, what is reserved and whether it is held back, in the whole fleet. Calls that wait ask anew. For a moment up to a full bucket more than the rate may pass.",
+    order: (f) => ({ name, why: f.why }),
+  }),
+  switch: (button) => {
+    const on = button.dataset.on === "yes";
+    return {
+      title: on ? "Turn the switch on?" : "Turn the switch off?", danger: on ? "Turn on" : "Turn off",
+      says: on ? "Limits apply again to every call of the whole fleet, within about a second."
+        : "Every call of the whole fleet passes, without any limit, within about a second: the upstreams get all of it.",
+      order: (f) => ({ on, why: f.why }),
+    };
+  },
+  undo: (button) => ({
+    title: `Undo change ${button.dataset.id}?`, danger: "Undo",
+    says: "The row says again what it said before this change, in the whole fleet within one interval of the gateways. If it was changed since, nothing is written.",
+    order: (f) => ({ id: Number(button.dataset.id), why: f.why }),
+  }),
+  remove: (button) => ({
+    title: `Remove ${name}?`, danger: "Remove",
+    says: "The row is taken out of the table. Calls of this name then have no limit of their own: each gateway's --unknown decides about them. The removal can be undone.",
+    order: (f) => ({ name, from: button.dataset.from, why: f.why }),
+  }),
+};
+
+// confirm asks, sends, and loads the page again when it is done.
+export function confirm(what, button) {
+  const about = acts[what](button);
+  const field = ([id, label, more]) => element("label", {}, label, element("input", { name: id, autocomplete: "off", ...more }));
+  const failed = element("p", { class: "error", role: "alert" });
+  const go = element("button", { class: "button danger" }, about.danger);
+  const form = element("form", { method: "dialog" },
+    element("h2", { id: "ask-title" }, about.title), element("p", { id: "ask-says" }, about.says),
+    element("div", { class: "form" }, ...[...(about.fields ?? []), ["why", "Reason", { required: true, maxlength: "2000" }]].map(field)),
+    failed, element("menu", {}, element("button", { type: "button", class: "button", value: "no" }, "Cancel"), go));
+  const dialog = element("dialog", { "aria-labelledby": "ask-title", "aria-describedby": "ask-says" }, form);
+  form.querySelector('[value="no"]').addEventListener("click", () => dialog.close());
+  dialog.addEventListener("close", () => { dialog.remove(); button.focus(); });
+  form.addEventListener("submit", async (e) => {
+    e.preventDefault();
+    go.disabled = true;
+    try {
+      await send(what, about.order(Object.fromEntries(new FormData(form))));
+      location.reload();
+    } catch (error) {
+      failed.textContent = error.message;
+      go.disabled = false;
+    }
+  });
+  document.body.append(dialog);
+  dialog.showModal();
+  form.querySelector("input").focus();
+}
+
+export function bind() {
+  document.addEventListener("click", (e) => {
+    const button = e.target.closest?.("[data-act]");
+    if (button) confirm(button.dataset.act, button);
+  });
+}

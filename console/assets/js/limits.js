@@ -1,0 +1,164 @@
+// The screen Limits: all of them, those refused most first, as they are now.
+import { element, problems, setText, tags } from "./dom.js";
+import { count, number, percent, span, time } from "./format.js";
+import { drawSpark, newSpark, push } from "./spark.js";
+import { follow } from "./stream.js";
+import { VirtualList } from "./table.js";
+
+// The order of what a row has on the wire: see figures in board.go.
+const fields = ["rate", "granted", "refused", "waiting", "fill", "p99", "state", "held"];
+const resort = 10_000; // milliseconds: the order is renewed so often while nobody points at it
+
+const filter = document.getElementById("filter"), found = document.getElementById("found"), box = document.getElementById("rows");
+let limits = [], order = [], sorted = 0, measured = false, list;
+const sort = { by: "refused", down: true };
+
+function makeRow() {
+  const cell = (name, ...children) => element("span", { role: "cell", class: `c-${name}${numeric.has(name) ? " number" : ""}` }, ...children);
+  return element("div", { role: "row" },
+    cell("name", element("a"), element("small")), cell("spark", newSpark()), ...["rate", "granted", "refused", "waiting", "fill", "p99", "state"].map((n) => cell(n)));
+}
+const rates = ["granted", "refused"]; // of the totals: per second
+const numeric = new Set(["rate", "granted", "refused", "waiting", "fill", "p99"]);
+
+function fillRow(row, index) {
+  const l = limits[order[index]];
+  const [name, spark, rate, granted, refused, waiting, fill, p99, state] = row.children;
+  if (row.dataset.name !== l.name) {
+    row.dataset.name = l.name;
+    name.firstChild.textContent = l.name;
+    name.firstChild.title = l.name;
+    name.firstChild.href = `limit?name=${encodeURIComponent(l.name)}`;
+  }
+  setText(name.lastChild, l.config);
+  if (spark.drawn !== l.beat || spark.of !== l.name) {
+    drawSpark(spark.firstChild, l.spark);
+    Object.assign(spark, { drawn: l.beat, of: l.name });
+  }
+  setText(rate, l.rate ? number(l.rate) : "–");
+  setText(granted, l.granted == null ? "–" : number(l.granted));
+  setText(refused, l.refused == null ? "–" : number(l.refused));
+  refused.classList.toggle("bad", l.refused > 0);
+  setText(waiting, count(l.waiting));
+  setText(fill, percent(l.fill));
+  setText(p99, l.p99 ? span(l.p99) : "–");
+  tags(state, l.state);
+  if (l.held) state.title = `held back until ${time(l.held)}`;
+  else state.removeAttribute("title");
+}
+
+function take(l, figures) {
+  fields.forEach((f, i) => { l[f] = figures[i]; });
+}
+
+// arrange renews what is shown, and its order.
+function arrange() {
+  const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+  order = [];
+  limits.forEach((l, i) => { if (words.every((w) => l.text.includes(w) || l.state.includes(w))) order.push(i); });
+  const sign = sort.down ? -1 : 1;
+  const compare = (a, b) => (a < b ? -1 : a > b ? 1 : 0);
+  order.sort((i, j) => {
+    const a = limits[i], b = limits[j];
+    return sign * compare(a[sort.by], b[sort.by]) || compare(b.refused, a.refused) || compare(b.granted, a.granted) || compare(a.name, b.name);
+  });
+  sorted = Date.now();
+  document.getElementById("limits").setAttribute("aria-rowcount", order.length + 1);
+  const all = `${limits.length.toLocaleString("en")} ${limits.length === 1 ? "limit" : "limits"}`;
+  setText(found, words.length ? `${order.length.toLocaleString("en")} of ${all}` : all);
+  show();
+}
+
+function show() {
+  list.setLength(order.length);
+  let none = box.querySelector(".none");
+  if (order.length) none?.remove();
+  else {
+    if (!none) box.append(none = element("div", { class: "row none", role: "row" }, element("span", { role: "cell" })));
+    setText(none.firstChild, limits.length ? "No limit has these words in its name, configuration or state." : "No limit is known yet.");
+  }
+}
+
+function common(frame) {
+  problems(frame.problems);
+  for (const e of document.querySelectorAll("[data-total]")) {
+    const known = frame.totals.measured || !rates.includes(e.dataset.total);
+    setText(e, known ? (rates.includes(e.dataset.total) ? number : count)(frame.totals[e.dataset.total]) : "–");
+  }
+}
+
+function all(frame) {
+  const before = new Map(limits.map((l) => [l.name, l]));
+  limits = frame.rows.map(([name, config, ...figures], i) => {
+    const l = { name, config, text: `${name} ${config}`.toLowerCase(), beat: frame.at, spark: frame.sparks?.[i] ?? before.get(name)?.spark ?? [] };
+    take(l, figures);
+    return l;
+  });
+  measured = frame.totals.measured;
+  common(frame);
+  arrange();
+}
+
+function some(frame) {
+  for (const [i, figures] of Object.entries(frame.changed ?? {})) take(limits[i], figures);
+  for (const l of limits) {
+    if (!l.spark.length && !l.granted && !l.refused) continue;
+    push(l.spark, l.granted, l.refused);
+    l.beat = frame.at;
+  }
+  common(frame);
+  const reading = box.matches(":hover") || box.contains(document.activeElement);
+  const first = frame.totals.measured && !measured;
+  measured = frame.totals.measured;
+  if (first || !reading && Date.now() - sorted > resort) arrange();
+  else show();
+}
+
+function sortable(title) {
+  const text = title.textContent;
+  const button = element("button", { type: "button" }, text);
+  title.replaceChildren(button);
+  button.addEventListener("click", () => {
+    const by = title.dataset.sort;
+    sort.down = sort.by === by ? !sort.down : by !== "name" && by !== "state";
+    sort.by = by;
+    for (const t of document.querySelectorAll("[data-sort]")) t.removeAttribute("aria-sort");
+    title.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+    arrange();
+    box.scrollTop = 0;
+  });
+}
+
+function bindFilter() {
+  filter.disabled = false;
+  filter.value = new URLSearchParams(location.search).get("q") ?? "";
+  filter.addEventListener("input", () => {
+    history.replaceState(null, "", filter.value ? `?q=${encodeURIComponent(filter.value)}` : location.pathname);
+    arrange();
+    box.scrollTop = 0;
+  });
+  filter.addEventListener("keydown", (e) => {
+    if (e.key === "Escape") { filter.value = ""; arrange(); }
+    if (e.key === "ArrowDown" && order.length) { e.preventDefault(); list.focus(0); }
+  });
+  document.addEventListener("keydown", (e) => {
+    if (e.key === "/" && !e.target.matches("input, textarea, select")) { e.preventDefault(); filter.focus(); }
+  });
+}
+
+// What the page came with stays until there are figures.
+function first() {
+  list = new VirtualList(box, { make: makeRow, fill: fillRow });
+  document.querySelectorAll("[data-sort]").forEach(sortable);
+  bindFilter();
+}
+
+export function start() {
+  follow("stream", {
+    all: (frame) => {
+      if (!list) first();
+      all(frame);
+    },
+    some,
+  });
+}

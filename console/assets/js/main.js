@@ -1,0 +1,32 @@
+// What all pages have, and the module of the page's screen.
+import { showTimes } from "./format.js";
+import { bind } from "./act.js";
+
+const screens = {
+  limits: "./limits.js", limit: "./limit.js", health: "./health.js", holders: "./holders.js", change: "./change.js",
+};
+
+function themeButton() {
+  const button = document.getElementById("theme");
+  const dark = () => {
+    const chosen = document.documentElement.dataset.theme;
+    return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  };
+  const label = () => { button.textContent = dark() ? "Light" : "Dark"; button.setAttribute("aria-label", `Change to ${button.textContent.toLowerCase()} colours`); };
+  button.addEventListener("click", () => {
+    const theme = dark() ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    try { localStorage.setItem("tokenbucket-theme", theme); } catch { /* it counts for this page */ }
+    label();
+    document.dispatchEvent(new Event("theme"));
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); document.dispatchEvent(new Event("theme")); });
+  button.hidden = false;
+  label();
+}
+
+themeButton();
+showTimes(document);
+bind();
+const screen = screens[document.body.dataset.screen];
+if (screen) (await import(screen)).start();

@@ -1,0 +1,31 @@
+// A sparkline: granted and refused of the last minute, in one scale.
+import { svg } from "./dom.js";
+
+const most = 30, width = 100, height = 30;
+
+export function newSpark() {
+  const granted = svg("path", { class: "granted" }), refused = svg("path", { class: "refused" });
+  return svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, granted, refused);
+}
+
+// draw shows pairs of granted and refused, the oldest first.
+export function drawSpark(spark, pairs) {
+  const n = pairs.length / 2;
+  const top = Math.max(...pairs, 1e-9);
+  const path = (from) => {
+    let d = "";
+    for (let i = 0; i < n; i++) {
+      const x = width - (n - 1 - i) * (width / (most - 1)), y = height - 1 - (pairs[2 * i + from] / top) * (height - 3);
+      d += `${d ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`;
+    }
+    return d;
+  };
+  spark.firstChild.setAttribute("d", n > 1 ? path(0) : "");
+  spark.lastChild.setAttribute("d", n > 1 && pairs.some((v, i) => i % 2 && v) ? path(1) : "");
+}
+
+// push adds a beat to pairs.
+export function push(pairs, granted, refused) {
+  pairs.push(granted, refused);
+  if (pairs.length > 2 * most) pairs.splice(0, 2);
+}

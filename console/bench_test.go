@@ -1,0 +1,35 @@
+package console_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+)
+
+// The first page of ten thousand limits, when the figures are there.
+func BenchmarkFirstPage(b *testing.B) {
+	c, err := console.New(console.Config{Source: fakefleet.New(3, fakefleet.Many(10_000)...), Beat: time.Minute})
+	require.NoError(b, err)
+	defer c.Close()
+	ask(c, local("GET", "/"))
+	for b.Loop() {
+		ask(c, local("GET", "/"))
+	}
+}
+
+// One beat of a console of ten thousand limits in three instances, without the source's share.
+func BenchmarkBeat(b *testing.B) {
+	source := fakefleet.New(3, fakefleet.Many(10_000)...)
+	past, err := source.Snapshot(b.Context())
+	require.NoError(b, err)
+	time.Sleep(100 * time.Millisecond)
+	now, err := source.Snapshot(b.Context())
+	require.NoError(b, err)
+	for b.Loop() {
+		console.Beat(past, now)
+	}
+}

@@ -1,0 +1,289 @@
+package console_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// table is an Editor without a database: one row for each name.
+type table struct {
+	mu      sync.Mutex
+	rows    map[string]sqlsource.Values
+	version int
+	audit   []sqlsource.AuditEntry
+	err     error
+}
+
+func newTable() *table {
+	return &table{rows: map[string]sqlsource.Values{"/ibe/AvailFare": {"rate": sqlsource.Text(5), "cache": nil, "status": sqlsource.Text(1)}}}
+}
+
+func (t *table) Columns() sqlsource.Columns {
+	return sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "modified", Shadow: "shadow"}
+}
+
+func (t *table) at(name string) sqlsource.Version {
+	if t.rows[name] == nil {
+		return ""
+	}
+	return sqlsource.Version(fmt.Sprint("v", t.version))
+}
+
+func (t *table) Get(_ context.Context, name string) (sqlsource.Row, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rows[name] == nil {
+		return sqlsource.Row{}, sqlsource.ErrNoRow
+	}
+	return sqlsource.Row{Name: name, ID: "7", Version: t.at(name), Values: t.rows[name], Editable: []string{"rate", "cache", "status", "shadow"}}, t.err
+}
+
+func (t *table) Change(_ context.Context, c sqlsource.Change) (sqlsource.AuditEntry, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch rate := c.To["rate"]; {
+	case t.err != nil:
+		return sqlsource.AuditEntry{}, t.err
+	case c.From != t.at(c.Name):
+		return sqlsource.AuditEntry{}, &sqlsource.ConflictError{Name: c.Name}
+	case rate != nil && *rate == "-1":
+		return sqlsource.AuditEntry{}, &registry.RowError{Field: "rate", Value: "-1", Want: "a number of permits"}
+	}
+	t.version++
+	was := t.rows[c.Name]
+	if t.rows[c.Name] = c.To; c.To == nil {
+		delete(t.rows, c.Name)
+	}
+	t.audit = append([]sqlsource.AuditEntry{{ID: int64(t.version), At: time.Now(), Who: c.Who, Why: c.Why, Name: c.Name, From: was, To: c.To}}, t.audit...)
+	return t.audit[0], nil
+}
+
+func (t *table) SetShadow(ctx context.Context, name string, from sqlsource.Version, on bool, who, why string) (sqlsource.AuditEntry, error) {
+	return t.Change(ctx, sqlsource.Change{Name: name, From: from, To: sqlsource.Values{"shadow": sqlsource.Text(on)}, Who: who, Why: why})
+}
+
+func (t *table) Undo(_ context.Context, id int64, _, _ string) (sqlsource.AuditEntry, error) {
+	if id != 1 {
+		return sqlsource.AuditEntry{}, fmt.Errorf("%w: %d", sqlsource.ErrNoEntry, id)
+	}
+	return sqlsource.AuditEntry{ID: 2}, nil
+}
+
+func (t *table) History(context.Context, string, int) ([]sqlsource.AuditEntry, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.audit, nil
+}
+
+// editable is a console in which everything can be changed, and what became of it.
+type editable struct {
+	*console.Console
+	rows *table
+	done []string
+}
+
+func newEditable(t *testing.T, access console.Access) *editable {
+	e := &editable{rows: newTable()}
+	e.Console = newConsole(t, console.Config{
+		Access: access, Editor: e.rows,
+		Penalize: func(_ context.Context, name string, d time.Duration) error {
+			e.done = append(e.done, fmt.Sprint("penalize ", name, " ", d))
+			return nil
+		},
+		Reset: func(_ context.Context, name string) error {
+			e.done = append(e.done, "reset "+name)
+			return nil
+		},
+		Turn: func(_ context.Context, on bool, who, why string) error {
+			e.done = append(e.done, fmt.Sprint("turn ", on, " ", who, " ", why))
+			return nil
+		},
+	})
+	return e
+}
+
+// token is that of a page for who has these credentials.
+func (e *editable) token(t *testing.T, user, secret string) string {
+	r := local("GET", "/change?name=%2Fibe%2FAvailFare")
+	r.SetBasicAuth(user, secret)
+	m := regexp.MustCompile(`<meta name="csrf" content="([^"]*)">`).FindStringSubmatch(ask(e, r).Body.String())
+	if m == nil {
+		return ""
+	}
+	return m[1]
+}
+
+func post(path, body string, headers ...string) *http.Request {
+	r := httptest.NewRequest("POST", "http://127.0.0.1:8081/api/"+path, strings.NewReader(body))
+	r.RemoteAddr = "127.0.0.1:50000"
+	r.Header.Set("Content-Type", "application/json")
+	r.Header.Set("Sec-Fetch-Site", "same-origin")
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	return r
+}
+
+// orders are all that can be changed, as they are sent.
+var orders = map[string]string{
+	"save":     `{"name":"/ibe/AvailFare","from":"v0","values":{"rate":"7"},"why":"more"}`,
+	"remove":   `{"name":"/ibe/AvailFare","from":"v0","why":"gone"}`,
+	"shadow":   `{"name":"/ibe/AvailFare","from":"v0","on":true,"why":"try"}`,
+	"undo":     `{"id":1,"why":"wrong"}`,
+	"switch":   `{"on":false,"why":"incident"}`,
+	"penalize": `{"name":"/ibe/AvailFare","seconds":30,"why":"incident"}`,
+	"reset":    `{"name":"/ibe/AvailFare","why":"stuck"}`,
+}
+
+// Who may write: a user who may, from a page of this console that was made for that user. Nobody else, by the pages or without.
+func TestWhoMayWrite(t *testing.T) {
+	for what, body := range orders {
+		e := newEditable(t, console.Access{Users: users(), Proxies: networks("10.9.0.0/16")})
+		ann, bob := e.token(t, "ann", writerToken), e.token(t, "bob", readerToken)
+		require.NotEmpty(t, ann)
+		require.Empty(t, bob, "who may only read gets no token")
+		send := func(user, secret, token string, headers ...string) int {
+			r := post(what, body, append([]string{"X-Csrf-Token", token}, headers...)...)
+			if user != "" {
+				r.SetBasicAuth(user, secret)
+			}
+			return ask(e, r).Code
+		}
+		require.Equal(t, 403, send("", "", ""), "nobody")
+		require.Equal(t, 403, send("", "", ann), "nobody, with somebody's token")
+		require.Equal(t, 403, send("bob", readerToken, ann), "a reader")
+		require.Equal(t, 401, send("ann", "guessed-guessed-guessed", ann))
+		require.Equal(t, 403, send("ann", writerToken, ""), "no token")
+		require.Equal(t, 403, send("ann", writerToken, "x"+ann[1:]), "a wrong token")
+		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "cross-site"), "another site's page")
+		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "", "Origin", "http://evil.example"), "another site's page, in an old browser")
+		require.Equal(t, 415, send("ann", writerToken, ann, "Content-Type", "text/plain"), "a form of another site")
+		other := newEditable(t, console.Access{Users: users()}).token(t, "ann", writerToken)
+		require.Equal(t, 403, send("ann", writerToken, other), "another console's token")
+		eve := post(what, body, "X-Forwarded-User", "eve", "X-Csrf-Token", ann)
+		eve.RemoteAddr = "10.9.0.1:1"
+		require.Equal(t, 403, ask(e, eve).Code, "another user's token")
+		r := local("GET", "/api/"+what, "X-Csrf-Token", ann)
+		r.SetBasicAuth("ann", writerToken)
+		require.Equal(t, 404, ask(e, r).Code, "not by a link")
+		require.Empty(t, e.done)
+		require.Zero(t, e.rows.version)
+		require.Equal(t, 200, send("ann", writerToken, ann))
+		if what != "undo" {
+			require.True(t, len(e.done) == 1 || e.rows.version == 1)
+		}
+	}
+}
+
+// A proxy that is trusted says who writes.
+func TestProxyUserWrites(t *testing.T) {
+	e := newEditable(t, console.Access{Proxies: networks("10.9.0.0/16")})
+	r := local("GET", "/change?name=%2Fibe%2FAvailFare", "X-Forwarded-User", "eve")
+	r.RemoteAddr = "10.9.0.1:1"
+	m := regexp.MustCompile(`<meta name="csrf" content="([^"]*)">`).FindStringSubmatch(ask(e, r).Body.String())
+	require.NotNil(t, m)
+	w := post("save", orders["save"], "X-Forwarded-User", "eve", "X-Csrf-Token", m[1])
+	w.RemoteAddr = "10.9.0.1:1"
+	require.Equal(t, 200, ask(e, w).Code)
+	require.Equal(t, "eve", e.rows.audit[0].Who)
+	w = post("save", orders["save"], "X-Forwarded-User", "eve", "X-Csrf-Token", m[1])
+	require.Equal(t, 403, ask(e, w).Code, "the same from elsewhere")
+}
+
+// What is wrong is said, and nothing is written.
+func TestChangesAreRefused(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	token := e.token(t, "ann", writerToken)
+	for name, test := range map[string]struct {
+		what, body string
+		want       int
+		says       string
+	}{
+		"somebody was faster":       {"save", `{"name":"/ibe/AvailFare","from":"old","values":{"rate":"7"},"why":"x"}`, 409, "Somebody has changed it meanwhile"},
+		"it is there already":       {"save", `{"name":"/ibe/AvailFare","from":"","values":{"rate":"7"},"why":"x"}`, 409, "Somebody"},
+		"a bad value":               {"save", `{"name":"/ibe/AvailFare","from":"v0","values":{"rate":"-1"},"why":"x"}`, 422, "rate -1: want a number of permits"},
+		"removed without a version": {"remove", `{"name":"/ibe/AvailFare","why":"x"}`, 422, "Which version"},
+		"no such entry":             {"undo", `{"id":17,"why":"x"}`, 422, "no such audit entry"},
+		"for too long":              {"penalize", `{"name":"x","seconds":3601,"why":"x"}`, 422, "at most 3600 seconds"},
+		"for no time":               {"penalize", `{"name":"x","seconds":0,"why":"x"}`, 422, "at most 3600 seconds"},
+		"for ever":                  {"penalize", `{"name":"x","seconds":1e300,"why":"x"}`, 422, "at most 3600 seconds"},
+		"without a reason":          {"switch", `{"on":false}`, 422, "A reason is needed"},
+		"without a reason, too":     {"reset", `{"name":"x"}`, 422, "A reason is needed"},
+		"an unknown field":          {"reset", `{"name":"x","why":"y","all":true}`, 400, "cannot be read"},
+		"no JSON":                   {"reset", `name=x`, 400, "cannot be read"},
+		"a long name":               {"reset", `{"name":"` + strings.Repeat("x", 513) + `","why":"y"}`, 400, "512"},
+		"too much":                  {"save", `{"why":"` + strings.Repeat("x", 70_000) + `"}`, 400, "cannot be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := post(test.what, test.body, "X-Csrf-Token", token)
+			r.SetBasicAuth("ann", writerToken)
+			w := ask(e, r)
+			require.Equal(t, test.want, w.Code, w.Body)
+			require.Contains(t, w.Body.String(), test.says)
+			require.Empty(t, e.done)
+			require.Zero(t, e.rows.version)
+		})
+	}
+	e.rows.err = &sqlsource.RightError{Right: "UPDATE", Table: "t", Err: errors.New("denied")}
+	r := post("save", orders["save"], "X-Csrf-Token", token)
+	r.SetBasicAuth("ann", writerToken)
+	require.Equal(t, 403, ask(e, r).Code)
+}
+
+// Without an editor there is nothing to change, whoever asks.
+func TestNothingToChange(t *testing.T) {
+	c := newConsole(t, console.Config{Access: console.Access{Users: users()}})
+	for _, path := range []string{"/change?name=x", "/changes", "/api/preview?name=x&values={}"} {
+		r := local("GET", path)
+		r.SetBasicAuth("ann", writerToken)
+		require.Equal(t, 404, ask(c, r).Code)
+	}
+	r := local("GET", "/")
+	r.SetBasicAuth("ann", writerToken)
+	require.NotContains(t, ask(c, r).Body.String(), "csrf")
+}
+
+// The page has the row, what it means, and what was changed.
+func TestChangePage(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	page := func(name string) *httptest.ResponseRecorder {
+		r := local("GET", "/change?name="+name)
+		r.SetBasicAuth("ann", writerToken)
+		return ask(e, r)
+	}
+	contains(t, page("%2Fibe%2FAvailFare"), `data-from="v0"`, `value="5"`, "Rate", "Row 7", "shadow on", "Nothing yet.")
+	contains(t, page("%2Fnew"), `data-from=""`, "becomes a new one", ">Add<")
+	require.Equal(t, 400, page("").Code)
+	_, err := e.rows.Change(t.Context(), sqlsource.Change{Name: "/ibe/AvailFare", From: "v0", To: sqlsource.Values{"rate": sqlsource.Text(7)}, Who: "<b>ann</b>", Why: "<script>more</script>"})
+	require.NoError(t, err)
+	contains(t, page("%2Fibe%2FAvailFare"), "rate: 5 → 7", "&lt;script&gt;more&lt;/script&gt;", "&lt;b&gt;ann")
+	r := local("GET", "/change?name=%2Fibe%2FAvailFare")
+	w := ask(e, r)
+	contains(t, w, "You may look, and not change anything", "readonly")
+	require.NotContains(t, w.Body.String(), "Undo …")
+}
+
+// A preview says what a row would mean for the last day's traffic.
+func TestPreview(t *testing.T) {
+	c := newConsole(t, console.Config{Editor: newTable(), Source: fakefleet.New(1, fakefleet.Limit{Name: "/ibe/AvailFare", Rate: 5, Granted: 5, Refused: 2})})
+	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"1","cache":"0.25"}`))
+	require.Equal(t, 200, w.Code, w.Body)
+	contains(t, w, "1/s", "250 ms", "the last day", "refused")
+	require.Equal(t, 422, ask(c, local("GET", "/api/preview?name=x&values="+`{"rate":"many"}`)).Code)
+	require.Equal(t, 400, ask(c, local("GET", "/api/preview?name=x&values=x")).Code)
+}

@@ -1,0 +1,122 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+)
+
+// healthData is the screen Health, for a template and as JSON.
+type healthData struct {
+	At        time.Time        `json:"at"`
+	Problems  []string         `json:"problems"`
+	Instances []instanceHealth `json:"instances"`
+	Rejected  []fleet.Rejected `json:"rejected"`
+	Skipped   []string         `json:"skipped"`
+	Events    []mark           `json:"events"`
+	Switch    string           `json:"switch"`
+	Off       bool             `json:"off"`
+}
+
+// instanceHealth is an instance in words.
+type instanceHealth struct {
+	Name    string    `json:"name"`
+	Version string    `json:"version"`
+	Started time.Time `json:"started"`
+	Beat    time.Time `json:"beat"`
+	Granted float64   `json:"granted"`
+	Refused float64   `json:"refused"`
+	Limits  int       `json:"limits"`
+	Loads   string    `json:"loads"`
+	Store   string    `json:"store"`
+	Missed  string    `json:"missed"`
+	Problem string    `json:"problem"`
+	Ended   bool      `json:"ended"`
+}
+
+const mostEvents = 100
+
+func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
+	h := &healthData{At: v.at, Problems: v.problems(), Instances: []instanceHealth{}, Rejected: []fleet.Rejected{}, Skipped: []string{}, Events: []mark{}}
+	h.Rejected = append(h.Rejected, v.rejected...)
+	h.Skipped = append(h.Skipped, v.skipped...)
+	for i := range v.instances {
+		h.Instances = append(h.Instances, v.instances[i].health(v.at))
+	}
+	switch {
+	case v.sw == nil:
+		h.Switch = "There is none: limits always apply."
+	case v.sw.Off:
+		h.Off = true
+		h.Switch = "Off since " + span(v.at.Sub(v.sw.Since)) + ": every call passes."
+	default:
+		h.Switch = "On: limits apply."
+	}
+	events, err := c.config.Source.Events(ctx, v.at.Add(-fleet.Day))
+	if err != nil {
+		h.Problems = append(h.Problems, "What happened cannot be read: "+err.Error())
+	}
+	for i := len(events) - 1; i >= 0 && len(h.Events) < mostEvents; i-- {
+		text := say(&events[i])
+		if events[i].Limit != "" {
+			text = events[i].Limit + ": " + text
+		}
+		h.Events = append(h.Events, mark{events[i].At.Unix(), string(events[i].Kind), text})
+	}
+	return h
+}
+
+func (i *instance) health(now time.Time) instanceHealth {
+	h := instanceHealth{
+		Name: i.title(), Version: i.Version, Started: i.Started, Beat: i.Beat, Granted: round(i.granted), Refused: round(i.refused),
+		Limits: len(i.Limits) + i.MoreLimits, Problem: i.trouble(now), Ended: i.Ended,
+	}
+	h.Loads = count(i.Loads.Tried, "load", "loads")
+	if i.Loads.Failed > 0 {
+		h.Loads += ", " + count(i.Loads.Failed, "failed", "failed")
+	}
+	if !i.Loads.Last.IsZero() {
+		h.Loads += ", the last good one " + span(now.Sub(i.Loads.Last).Truncate(time.Second)) + " ago"
+	}
+	if i.Loads.Held > 0 {
+		h.Loads += "; " + count(i.Loads.Held, "limit is held though its row is gone", "limits are held though their rows are gone")
+	}
+	switch {
+	case i.Store.Down:
+		h.Store = "away: " + i.Store.Err
+	case i.Store.Outages > 0:
+		h.Store = "answers; " + count(i.Store.Outages, "outage", "outages") + " of " + span(i.Store.Away) + " in all"
+	default:
+		h.Store = "answers"
+	}
+	if i.Store.Kind != "" {
+		h.Store = i.Store.Kind + ": " + h.Store
+	}
+	if i.Missed.Beats > 0 {
+		h.Missed = count(int(i.Missed.Beats), "beat", "beats") + " could not be published: " + i.Missed.Err
+	}
+	return h
+}
+
+func (c *Console) healthPage(w http.ResponseWriter, r *http.Request) {
+	p := c.page(r, "health", "Health")
+	if v := c.look(r, p); v != nil {
+		ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
+		defer cancel()
+		h := c.readHealth(ctx, v)
+		p.Problems, p.Data = h.Problems, h
+	}
+	c.render(w, r, http.StatusOK, p)
+}
+
+// healthFrame is the same for who looks on.
+func (c *Console) healthFrame(ctx context.Context) []byte {
+	v, err := c.board.now(ctx)
+	if err != nil {
+		return event("lost", must(json.Marshal(lost(err))))
+	}
+	return event("health", must(json.Marshal(c.readHealth(ctx, v))))
+}

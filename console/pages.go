@@ -1,0 +1,260 @@
+package console
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"html/template"
+	"io/fs"
+	"mime"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+)
+
+//go:embed assets templates
+var files embed.FS
+
+// firstRows are in the page itself: what is seen before any script has run.
+const firstRows = 50
+
+// pageTimeout is how long a page waits for the figures. It comes without them then, and says so.
+const pageTimeout = time.Second
+
+func (c *Console) routes() {
+	c.mux = http.NewServeMux()
+	c.mux.HandleFunc("GET /{$}", c.limitsPage)
+	c.mux.HandleFunc("GET /limit", c.limitPage)
+	c.mux.HandleFunc("GET /health", c.healthPage)
+	c.mux.HandleFunc("GET /holders", c.holdersPage)
+	c.mux.HandleFunc("GET /change", c.changePage)
+	c.mux.HandleFunc("GET /changes", c.changesPage)
+	for what, do := range c.acts() {
+		c.mux.HandleFunc("POST /api/"+what, c.act(what, do))
+	}
+	c.mux.HandleFunc("GET /signin", c.signIn)
+	c.mux.HandleFunc("GET /assets/", c.asset)
+	c.mux.HandleFunc("GET /api/history", c.history)
+	c.mux.HandleFunc("GET /api/preview", c.foresee)
+	c.mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.board.feed) })
+	c.mux.HandleFunc("GET /stream/limit", c.limitStream)
+	c.mux.HandleFunc("GET /stream/health", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.feedOf("health", c.healthFrame)) })
+	c.mux.HandleFunc("GET /stream/holders", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.feedOf("holders", c.holdersFrame)) })
+	c.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		c.refuse(w, r, &refusal{http.StatusNotFound, "There is no such page."})
+	})
+}
+
+// page is what a template gets.
+type page struct {
+	Title, Screen string
+	User          string
+	Write         bool // this caller may change things
+	Editable      bool // there is somebody who could
+	Rows          bool // rows can be changed
+	Acts          acts
+	Token         string // against forged requests; only for who may write
+	Problems      []string
+	Totals        *totals
+	Name          string // of the limit that the page is about
+	Data          any
+	V             string // of the assets
+}
+
+// acts are what can be done besides changing rows.
+type acts struct{ Penalize, Reset, Turn bool }
+
+func (c *Console) page(r *http.Request, screen, title string) *page {
+	asks := who(r)
+	p := &page{Title: title, Screen: screen, User: asks.name, Write: asks.write && c.editable(), Editable: c.editable(), V: assets.version}
+	p.Rows, p.Acts = c.config.Editor != nil, acts{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil}
+	if p.Write {
+		p.Token = c.gate.token(asks.name, c.gate.today())
+	}
+	return p
+}
+
+// look is the fleet for a page, which also comes without it.
+func (c *Console) look(r *http.Request, p *page) *view {
+	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
+	defer cancel()
+	v, err := c.board.now(ctx)
+	if err != nil {
+		p.Problems = []string{lost(err)}
+		return nil
+	}
+	p.Problems = v.problems()
+	t := v.totals()
+	p.Totals = &t
+	return v
+}
+
+func lost(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "Nothing is known of the fleet: Redis has not answered in time."
+	}
+	return "Nothing is known of the fleet: " + err.Error()
+}
+
+var pages = template.Must(template.New("").Funcs(template.FuncMap{
+	"number": number, "span": span, "millis": millis, "describe": describe,
+	"percent": func(v float64) string { return strconv.Itoa(int(v*100+0.5)) + " %" },
+	"ago":     func(t, now time.Time) string { return span(now.Sub(t).Truncate(time.Second)) },
+	"unix":    func(t time.Time) int64 { return t.Unix() },
+	"iso":     func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"words":   func(s string) []string { return strings.Split(s, ", ") },
+}).ParseFS(files, "templates/*.html"))
+
+func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, p *page) {
+	var text bytes.Buffer
+	if err := pages.ExecuteTemplate(&text, p.Screen+".html", p); err != nil {
+		c.config.Log.Error("console: a page cannot be made", "page", p.Screen, "error", err)
+		http.Error(w, "This page cannot be made.", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	if r.Method != http.MethodHead {
+		_, _ = w.Write(text.Bytes()) // the client may have gone
+	}
+}
+
+// limitRow is a row of the first page as it is before any script has run.
+type limitRow struct {
+	Name, Config, State        string
+	Rate, Granted, Refused     string
+	Waiting                    int
+	Fill, P99                  string
+	RefusedSome, WaitsSomebody bool
+}
+
+func (c *Console) limitsPage(w http.ResponseWriter, r *http.Request) {
+	p := c.page(r, "limits", "Limits")
+	var rows []limitRow
+	if v := c.look(r, p); v != nil {
+		for _, l := range v.ranked(firstRows) {
+			row := limitRow{
+				Name: l.name(), Config: describe(l.total.Newest), State: strings.Join(l.words(v), ", "), Rate: number(l.total.Newest.Bucket.Rate),
+				Granted: number(l.through()), Refused: number(l.turned()), Waiting: l.total.Waiting.Count, Fill: "–", P99: "–",
+				RefusedSome: l.turned() > 0, WaitsSomebody: l.total.Waiting.Count > 0,
+			}
+			if !v.measured() {
+				row.Granted, row.Refused = "–", "–"
+			}
+			if f := l.fill(); f >= 0 {
+				row.Fill = strconv.Itoa(int(f*100+0.5)) + " %"
+			}
+			if l.rate.P99 > 0 {
+				row.P99 = span(l.rate.P99)
+			}
+			rows = append(rows, row)
+		}
+	}
+	p.Data = rows
+	c.render(w, r, http.StatusOK, p)
+}
+
+func (c *Console) limitPage(w http.ResponseWriter, r *http.Request) {
+	name := r.URL.Query().Get("name")
+	if name == "" || len(name) > maxName {
+		c.refuse(w, r, errName)
+		return
+	}
+	p := c.page(r, "limit", name)
+	p.Name = name
+	status := http.StatusOK
+	if v := c.look(r, p); v != nil {
+		d := v.detail(name)
+		if !d.Known {
+			status = http.StatusNotFound
+		}
+		p.Data = d
+	}
+	c.render(w, r, status, p)
+}
+
+const maxName = 512
+
+var errName = &refusal{http.StatusBadRequest, "A limit's page wants its name, 1 to 512 bytes."}
+
+// signIn asks the browser for a name and a token. It then sends them with all that it asks of the console.
+func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
+	if who(r).name == "" {
+		if len(c.gate.Users) == 0 {
+			c.refuse(w, r, &refusal{http.StatusForbidden, "Nobody can sign in: the console was given no users."})
+			return
+		}
+		c.refuse(w, r, &refusal{http.StatusUnauthorized, "A name and a token are needed."})
+		return
+	}
+	w.Header().Set("Location", "./")
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// refuse answers in the form that was asked for.
+func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
+	status, text := http.StatusInternalServerError, err.Error()
+	var why *refusal
+	if errors.As(err, &why) {
+		status = why.status
+	}
+	if status == http.StatusUnauthorized {
+		w.Header().Set("WWW-Authenticate", `Basic realm="tokenbucket console", charset="UTF-8"`)
+	}
+	if strings.Contains(r.URL.Path, "/api/") || r.Method != http.MethodGet && r.Method != http.MethodHead {
+		writeJSON(w, status, map[string]string{"error": text})
+		return
+	}
+	c.render(w, r, status, &page{Title: http.StatusText(status), Screen: "refused", Data: text, V: assets.version})
+}
+
+// assets are the files that pages need, by path, and what changes with any of them.
+var assets = loadAssets()
+
+type assetFiles struct {
+	version string
+	content map[string][]byte
+}
+
+func loadAssets() assetFiles {
+	a := assetFiles{content: map[string][]byte{}}
+	sum := sha256.New()
+	must(0, fs.WalkDir(files, "assets", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := files.ReadFile(name)
+		a.content[strings.TrimPrefix(name, "assets/")] = text
+		fmt.Fprintf(sum, "%s %d\n", name, len(text))
+		sum.Write(text)
+		return err
+	}))
+	a.version = hex.EncodeToString(sum.Sum(nil))[:12]
+	return a
+}
+
+// asset answers assets/VERSION/PATH. The version makes it another address when anything has changed, so it may be kept for ever.
+func (c *Console) asset(w http.ResponseWriter, r *http.Request) {
+	version, name, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/assets/"), "/")
+	text, ok := assets.content[name]
+	if !ok || version != assets.version {
+		c.refuse(w, r, &refusal{http.StatusNotFound, "There is no such file, or not any more: load the page again."})
+		return
+	}
+	kind := mime.TypeByExtension(path.Ext(name))
+	if path.Ext(name) == ".js" {
+		kind = "text/javascript; charset=utf-8"
+	}
+	if kind == "" {
+		kind = "text/plain; charset=utf-8"
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("Cache-Control", "private, max-age=31536000, immutable")
+	http.ServeContent(w, r, name, time.Time{}, bytes.NewReader(text))
+}

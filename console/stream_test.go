@@ -1,0 +1,234 @@
+package console_test
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+)
+
+// viewer is a browser's end of a stream. One that is stuck takes nothing.
+type viewer struct {
+	stuck bool
+
+	mu       sync.Mutex
+	header   http.Header
+	status   int
+	text     bytes.Buffer
+	deadline time.Time
+}
+
+func (v *viewer) Header() http.Header {
+	if v.header == nil {
+		v.header = http.Header{}
+	}
+	return v.header
+}
+
+func (v *viewer) WriteHeader(status int) { v.status = status }
+func (v *viewer) Flush()                 {}
+
+func (v *viewer) SetWriteDeadline(t time.Time) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.deadline = t
+	return nil
+}
+
+func (v *viewer) Write(b []byte) (int, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.stuck {
+		if v.deadline.IsZero() {
+			select {}
+		}
+		time.Sleep(time.Until(v.deadline))
+		return 0, os.ErrDeadlineExceeded
+	}
+	return v.text.Write(b)
+}
+
+func (v *viewer) events(name string) int {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return strings.Count(v.text.String(), "event: "+name+"\n")
+}
+
+// look opens a stream, and returns what closes it. gone is closed when the console has ended it.
+func look(c http.Handler, path string, v *viewer) (leave func(), gone chan struct{}) {
+	ctx, cancel := context.WithCancel(context.Background())
+	gone = make(chan struct{})
+	go func() {
+		defer close(gone)
+		c.ServeHTTP(v, local("GET", path).WithContext(ctx))
+	}()
+	return cancel, gone
+}
+
+// However many look, the fleet is asked once in a beat, and nobody asks when nobody looks.
+func TestManyViewersShareOneReader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := fakefleet.Example()
+		c := newConsole(t, console.Config{Source: source})
+		viewers := make([]*viewer, 1000)
+		var leave []func()
+		for i := range viewers {
+			viewers[i] = &viewer{}
+			stop, _ := look(c, "/stream", viewers[i])
+			leave = append(leave, stop)
+		}
+		time.Sleep(20*time.Second + 100*time.Millisecond)
+		require.LessOrEqual(t, source.Asked(), 11)
+		for _, v := range viewers {
+			require.GreaterOrEqual(t, v.events("all"), 1)
+			require.GreaterOrEqual(t, v.events("all")+v.events("some"), 10)
+			require.Equal(t, "text/event-stream", v.header.Get("Content-Type"))
+		}
+		for _, stop := range leave {
+			stop()
+		}
+		time.Sleep(2 * time.Minute)
+		asked := source.Asked()
+		time.Sleep(time.Hour)
+		require.Equal(t, asked, source.Asked(), "nobody looks any more")
+		c.Close()
+	})
+}
+
+// Who takes nothing is dropped, and holds nobody up.
+func TestStuckViewerIsDropped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConsole(t, console.Config{})
+		stuck, well := &viewer{stuck: true}, &viewer{}
+		_, dropped := look(c, "/stream", stuck)
+		leave, _ := look(c, "/stream", well)
+		began := time.Now()
+		<-dropped
+		require.LessOrEqual(t, time.Since(began), 6*time.Second)
+		time.Sleep(10 * time.Second)
+		require.GreaterOrEqual(t, well.events("all")+well.events("some"), 7)
+		leave()
+		c.Close()
+	})
+}
+
+// A stream ends by itself, and there are no more of them than may be.
+func TestStreamsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConsole(t, console.Config{MaxStreams: 2, StreamTime: time.Minute})
+		_, first := look(c, "/stream", &viewer{})
+		_, second := look(c, "/stream/limit?name=%2Fibe%2FAvailFare", &viewer{})
+		time.Sleep(time.Second)
+		third := &viewer{}
+		_, refused := look(c, "/stream/health", third)
+		<-refused
+		require.Equal(t, http.StatusServiceUnavailable, third.status)
+		require.NotEmpty(t, third.header.Get("Retry-After"))
+		began := time.Now()
+		<-first
+		<-second
+		require.LessOrEqual(t, time.Since(began), time.Minute)
+		again := &viewer{}
+		leave, _ := look(c, "/stream/health", again)
+		time.Sleep(time.Second)
+		require.Equal(t, 1, again.events("health"))
+		leave()
+		c.Close()
+	})
+}
+
+// Close ends all streams, at once.
+func TestCloseEndsStreams(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConsole(t, console.Config{})
+		_, a := look(c, "/stream", &viewer{})
+		_, b := look(c, "/stream/limit?name=x", &viewer{})
+		time.Sleep(time.Second)
+		began := time.Now()
+		c.Close()
+		<-a
+		<-b
+		require.Zero(t, time.Since(began))
+	})
+}
+
+// Only what has changed is sent, and everything again when a limit comes, goes or is changed.
+func TestFramesHaveWhatChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		busy := fakefleet.Limit{Name: "/busy", Rate: 5, Granted: 5}
+		quiet := fakefleet.Limit{Name: "/quiet", Rate: 5}
+		source := fakefleet.New(1, busy, quiet)
+		c := newConsole(t, console.Config{Source: source})
+		v := &viewer{}
+		leave, _ := look(c, "/stream", v)
+		time.Sleep(7 * time.Second)
+		require.Equal(t, 1, v.events("all"))
+		require.Equal(t, 3, v.events("some"))
+		v.mu.Lock()
+		frames := strings.Split(v.text.String(), "event: ")
+		v.mu.Unlock()
+		require.NotContains(t, frames[len(frames)-1], `"1":`, "nothing of the quiet one changes")
+		quiet.Rate = 7
+		source.Set(busy, quiet)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 2, v.events("all"))
+		leave()
+		c.Close()
+	})
+}
+
+// Of many that change at once some are sent in each beat, all in the end.
+func TestFramesAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		many := fakefleet.Many(2500)
+		for i := range many {
+			many[i].Granted = 5
+		}
+		source := fakefleet.New(1, many...)
+		c := newConsole(t, console.Config{Source: source})
+		v := &viewer{}
+		leave, _ := look(c, "/stream", v)
+		time.Sleep(11 * time.Second)
+		leave()
+		c.Close()
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		for _, frame := range strings.Split(v.text.String(), "event: ")[2:] {
+			require.Less(t, len(frame), 100_000)
+		}
+		require.Contains(t, v.text.String(), `"2499":`)
+	})
+}
+
+// A source that fails is told of, and what it says afterwards is shown.
+func TestOutageIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := fakefleet.Example()
+		c := newConsole(t, console.Config{Source: source})
+		v := &viewer{}
+		leave, _ := look(c, "/stream", v)
+		time.Sleep(3 * time.Second)
+		source.Fail(context.DeadlineExceeded)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 1, v.events("lost"))
+		contains(t, ask(c, local("GET", "/")), "Nothing is known of the fleet")
+		source.Fail(nil)
+		time.Sleep(2 * time.Second)
+		require.Equal(t, 3, v.events("some")+v.events("all"))
+		require.NotContains(t, ask(c, local("GET", "/")).Body.String(), "Nothing is known of the fleet")
+		leave()
+		c.Close()
+	})
+}
+
+var _ http.ResponseWriter = (*viewer)(nil)

@@ -1,0 +1,113 @@
+package console_test
+
+import (
+	"context"
+	"database/sql"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/chromedp"
+	"github.com/stretchr/testify/require"
+	_ "modernc.org/sqlite"
+
+	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// table is a table of limits in SQLite.
+type table struct{ db *sql.DB }
+
+func (r *table) rate(t *testing.T, name string) (rate string) {
+	require.NoError(t, r.db.QueryRow("SELECT CAST(rateLimit AS TEXT) FROM t_ratelimite_conf WHERE interfaceUrl = ?", name).Scan(&rate))
+	return rate
+}
+
+// serveTable serves a console that may change everything, of the example's fleet.
+func serveTable(t *testing.T) (at string, rows *table) {
+	db, err := sql.Open("sqlite", "file:"+filepath.Join(t.TempDir(), "limits.db")+"?_pragma=busy_timeout(5000)")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
+	require.NoError(t, sqlsource.CreateAuditTable(t.Context(), db, sqlsource.SQLite))
+	_, err = db.Exec("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/ibe/AvailFare', 5, 0.5)")
+	require.NoError(t, err)
+	editor, err := sqlsource.NewEditor(db, sqlsource.SQLite)
+	require.NoError(t, err)
+	return serve(t, console.Config{
+		Source: fakefleet.Example(), Editor: editor, Access: writers(),
+		Penalize: func(context.Context, string, time.Duration) error { return nil },
+		Reset:    func(context.Context, string) error { return nil },
+		Turn:     func(context.Context, bool, string, string) error { return nil },
+	}), &table{db}
+}
+
+// busy is by how much a machine that does other things may be slower: the load of each processor.
+func busy() float64 {
+	text, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return 1
+	}
+	load, _ := strconv.ParseFloat(strings.Fields(string(text))[0], 64)
+	return max(1, 2*load/float64(runtime.NumCPU()))
+}
+
+// A row is changed with a preview and a reason, somebody else's change is not overwritten, and a change is undone.
+func TestEditConflictUndo(t *testing.T) {
+	at, rows := serveTable(t)
+	page := at + "change?name=%2Fibe%2FAvailFare"
+	p := open(t, page, signedIn())
+	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "5"`)
+	set := func(value string) { p.t.Helper(); p.write(`input[name="rateLimit"]`, value) }
+	set("2")
+	p.waitFor(`document.getElementById("preview").textContent.includes("2/s")`)
+	require.Contains(t, eval[string](p, `document.getElementById("preview").textContent`), "the last day's traffic")
+	p.accessible()
+	p.do(chromedp.Click("#save"))
+	require.Equal(t, "5", rows.rate(t, "/ibe/AvailFare"), "not without a reason")
+	p.do(chromedp.SendKeys("#why", "the upstream asks for it"), chromedp.Click("#save"))
+	p.waitFor(`document.querySelector("#entries")?.textContent.includes("the upstream asks for it")`)
+	require.Equal(t, "2", rows.rate(t, "/ibe/AvailFare"))
+	require.Contains(t, eval[string](p, `document.querySelector("#entries").textContent`), "rateLimit: 5 → 2")
+
+	_, err := rows.db.Exec("UPDATE t_ratelimite_conf SET rateLimit = 9 WHERE interfaceUrl = '/ibe/AvailFare'")
+	require.NoError(t, err)
+	set("3")
+	p.do(chromedp.SendKeys("#why", "late"), chromedp.Click("#save"))
+	p.waitFor(`document.getElementById("error").textContent.includes("Somebody has changed it meanwhile")`)
+	p.forgive("409")
+	require.Equal(t, "9", rows.rate(t, "/ibe/AvailFare"))
+	p.do(chromedp.Click("#error a"))
+	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "9"`)
+
+	set("-4")
+	p.do(chromedp.SendKeys("#why", "wrong"), chromedp.Click("#save"))
+	p.waitFor(`document.getElementById("error").textContent.includes("want")`)
+	p.forgive("422")
+
+	set("4")
+	p.do(chromedp.Click("#save"))
+	p.waitFor(`document.querySelector("#entries")?.textContent.includes("rateLimit: 9 → 4")`)
+	p.do(chromedp.Click(`#entries [data-act="undo"]`))
+	p.waitFor(`document.querySelector("dialog[open]")?.textContent.includes("says again what it said before")`)
+	p.do(chromedp.SendKeys(`dialog input[name="why"]`, "back"), chromedp.Click("dialog .danger"))
+	p.waitFor(`document.querySelector("#entries")?.textContent.includes("undone by")`)
+	require.Equal(t, "9", rows.rate(t, "/ibe/AvailFare"))
+}
+
+// A page with a wrong token changes nothing, and says so.
+func TestWrongToken(t *testing.T) {
+	at, rows := serveTable(t)
+	p := open(t, at+"change?name=%2Fibe%2FAvailFare", signedIn())
+	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "5"`)
+	p.do(chromedp.Evaluate(`document.querySelector('meta[name="csrf"]').content = "forged"`, nil),
+		chromedp.SendKeys(`input[name="rateLimit"]`, "7"), chromedp.SendKeys("#why", "x"), chromedp.Click("#save"))
+	p.waitFor(`document.getElementById("error").textContent.includes("out of date")`)
+	p.forgive("403")
+	require.Equal(t, "5", rows.rate(t, "/ibe/AvailFare"))
+}
