@@ -156,7 +156,7 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 		l.Decider = registry.ByBadRow.String()
 	case row.Disabled:
 		l.Decider = registry.ByDisabled.String()
-	case row.Rate == 0:
+	case row.Rate == 0 && !row.NoRate:
 		l.Decider = registry.ByZero.String()
 	}
 	if c := m.counters.find(row.Name); c != nil {
@@ -177,7 +177,7 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 func configOf(row *registry.Limit) Config {
 	c := Config{
 		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.Cache * float64(time.Second)),
-		Version: row.Version,
+		Version: row.Version, Shadow: row.Shadow,
 	}
 	if row.MaxPermits != nil {
 		c.MaxPermits = *row.MaxPermits

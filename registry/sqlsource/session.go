@@ -221,7 +221,7 @@ func (s *session) key(r *Row, p *params) (string, error) {
 	return first + " AND " + p.equals(column, *id), nil
 }
 
-// missing are the columns that are read where they are, and which this table has not.
+// missing are the columns that are read where a table has them, and this one has not.
 func (s *session) missing() []string {
 	return slices.DeleteFunc(s.options.byDefault(), func(name string) bool {
 		_, there := s.columns.find(s.options.dialect, name)

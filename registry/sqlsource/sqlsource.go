@@ -226,7 +226,7 @@ func invalid(field string, value any, want string) error {
 	return fmt.Errorf("sqlsource: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
-// query selects all rows.
+// query selects all rows; NULL for the columns that are missing.
 func (o *options) query(missing ...string) string {
 	d, from := o.dialect, o.dialect.quoteTable(o.table)
 	// A key without its table would be the one that was selected, as a text.

@@ -87,8 +87,8 @@ func (g *gate) Admit(ctx context.Context, key string) (permit *tokenbucket.Reser
 
 var _ httplimit.Entrance = (*gate)(nil)
 
-// usages are how much is in use of the windows and concurrencies of rows. Those that cannot be asked are left out.
-func (m *metrics) usages(ctx context.Context) map[string]registry.Usage {
+// usages are how much is in use of the windows and concurrencies of the first rows that have them. Those that cannot be asked are left out.
+func (m *metrics) usages(ctx context.Context, most int) map[string]registry.Usage {
 	limits := m.limits.Load()
 	if limits == nil {
 		return nil
@@ -101,6 +101,9 @@ func (m *metrics) usages(ctx context.Context) map[string]registry.Usage {
 	for _, l := range limits.Limits() {
 		if l.Window == 0 && l.Concurrent == 0 || m.label(l.Name) != l.Name {
 			continue
+		}
+		if most--; most < 0 {
+			break
 		}
 		asking.Go(func() {
 			u, ok, err := limits.Usage(ctx, l.Name)
@@ -137,7 +140,7 @@ type inUse struct {
 
 // boundsOf returns that of each row.
 func (m *metrics) boundsOf(ctx context.Context) func(l *registry.Limit) boundsOf {
-	usages, refused := m.usages(ctx), m.refusedBy()
+	usages, refused := m.usages(ctx, math.MaxInt), m.refusedBy()
 	return func(l *registry.Limit) boundsOf {
 		b := boundsOf{l.NoRate, l.Window.Seconds(), l.WindowLimit, l.Concurrent, refused[l.Name], nil}
 		if u, ok := usages[l.Name]; ok {

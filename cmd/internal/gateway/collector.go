@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"math"
 	"time"
 
 	prom "github.com/prometheus/client_golang/prometheus"
@@ -97,7 +98,7 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 		gauge("limit_stored_permits", v.stored, name)
 		gauge("limit_held_until_timestamp_seconds", v.until(), name)
 	}
-	for name, u := range c.proxy.metrics.usages(context.Background()) {
+	for name, u := range c.proxy.metrics.usages(context.Background(), math.MaxInt) {
 		if u.Window != 0 {
 			gauge("limit_window_used", float64(u.WindowUsed), name)
 			gauge("limit_window_limit", float64(u.WindowLimit), name)

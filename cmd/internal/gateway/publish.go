@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,12 +23,31 @@ func (s *service) meter() *fleet.Meter {
 		return nil
 	}
 	return fleet.NewMeter(fleet.WithInfo(func(i *fleet.Info) {
+		i.Windows, i.Semaphores = s.inUse()
 		policy, _, _ := strings.Cut(s.config.fail, ":")
 		i.Version, i.Store.Kind, i.Store.Policy = build(), s.config.store, policy
 		if sw := s.admin.sw.Load(); sw != nil {
 			i.Switch.Known, i.Switch.Read, i.Switch.Err = true, time.Now().Add(-sw.Age()), message(sw.Err())
 		}
 	}))
+}
+
+// mostInUse bounds what is asked at each beat.
+const mostInUse = 100
+
+// inUse is how much of the first rows' windows and concurrencies is in use in the fleet.
+func (s *service) inUse() (windows []fleet.Window, semaphores []fleet.Semaphore) {
+	for name, u := range s.proxy.metrics.usages(context.Background(), mostInUse) {
+		if u.Window != 0 {
+			windows = append(windows, fleet.Window{Name: name, Limit: int64(u.WindowLimit), Used: int64(u.WindowUsed), Length: u.Window})
+		}
+		if u.Concurrent != 0 {
+			semaphores = append(semaphores, fleet.Semaphore{Name: name, Permits: u.Concurrent, Used: u.Places})
+		}
+	}
+	slices.SortFunc(windows, func(a, b fleet.Window) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(semaphores, func(a, b fleet.Semaphore) int { return strings.Compare(a.Name, b.Name) })
+	return windows, semaphores
 }
 
 // build is the version of the program, as far as it knows it.
