@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -219,7 +218,7 @@ func within(networks []netip.Prefix, a netip.Addr) bool {
 
 const forgeryHeader = "X-Csrf-Token"
 
-var errForged = errors.New("This page is out of date, or the request did not come from it: load it again.") //nolint:staticcheck // shown as it is
+const forged = "This page is out of date, or the request did not come from it: load it again."
 
 // token is what a page of who may write sends with each change. It counts for this person, today and tomorrow.
 func (g *gate) token(name string, day int64) string {
@@ -240,12 +239,12 @@ func (g *gate) mayWrite(c caller, r *http.Request) error {
 		return &refusal{http.StatusForbidden, fmt.Sprintf("%q may read, and not write.", c.name)}
 	}
 	if err := g.cross.Check(r); err != nil {
-		return &refusal{http.StatusForbidden, errForged.Error()}
+		return &refusal{http.StatusForbidden, forged}
 	}
 	given := []byte(r.Header.Get(forgeryHeader))
 	day := g.today()
 	if !hmac.Equal(given, []byte(g.token(c.name, day))) && !hmac.Equal(given, []byte(g.token(c.name, day-1))) {
-		return &refusal{http.StatusForbidden, errForged.Error()}
+		return &refusal{http.StatusForbidden, forged}
 	}
 	return nil
 }

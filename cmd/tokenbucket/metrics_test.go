@@ -70,8 +70,14 @@ func TestMetrics(t *testing.T) {
 	for _, row := range []string{"('/a', 0.001, 0)", "('/waits', 10, 5)", "('/zero', 0, 0)", "('/bad', -1, 0)", "('/busy', 100, 0)"} {
 		execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES "+row)
 	}
+	execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, `window`, windowLimit, concurrent) VALUES ('/all', 100, 0, 60, 1, 5)")
 	p.loads(t, 2)
 	require.Equal(t, map[int]int{200: 1, 429: 7}, p.calls(t, "/a"))
+	for _, want := range []int{http.StatusOK, http.StatusTooManyRequests} { // by the window
+		status, _, _, err := get(p.url + "/all")
+		require.NoError(t, err)
+		require.Equal(t, want, status)
+	}
 	require.Equal(t, map[int]int{200: 8}, p.calls(t, "/waits"))
 	p.calls(t, "/zero")
 	p.calls(t, "/bad")
@@ -98,15 +104,19 @@ func TestMetrics(t *testing.T) {
 		"tokenbucket_gateway_limit_rate bucket=/waits":                                       10,
 		"tokenbucket_gateway_limit_max_permits bucket=/waits":                                10,
 		"tokenbucket_gateway_limit_held_until_timestamp_seconds bucket=/a":                   0,
-		"tokenbucket_gateway_limits":                                                         4,
+		"tokenbucket_gateway_refusals_total bucket=/all by=window":                           1,
+		"tokenbucket_gateway_limit_window_used bucket=/all":                                  1,
+		"tokenbucket_gateway_limit_window_limit bucket=/all":                                 1,
+		"tokenbucket_gateway_limit_concurrent_limit bucket=/all":                             5,
+		"tokenbucket_gateway_limits":                                                         5,
 		"tokenbucket_gateway_limits_held":                                                    0,
 		"tokenbucket_gateway_bad_rows":                                                       1,
 		"tokenbucket_gateway_bad_names":                                                      1,
 		"tokenbucket_gateway_loads_total result=failed":                                      0,
 		"tokenbucket_gateway_switch_on":                                                      1,
 		"tokenbucket_gateway_redis_up":                                                       1,
-		"tokenbucket_gateway_refused_total":                                                  23,
-		"tokenbucket_gateway_calls_total":                                                    54,
+		"tokenbucket_gateway_refused_total":                                                  24,
+		"tokenbucket_gateway_calls_total":                                                    56,
 		"tokenbucket_gateway_upstream_errors_total upstream=http://127.0.0.1:1 kind=refused": 1,
 		"tokenbucket_store_up":                                                               1,
 		"tokenbucket_gateway_draining":                                                       0,
@@ -128,7 +138,7 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, map[string]bool{"/a": true, "/waits": true, "/zero": true, "/bad": true, "/busy": true, "other": true}, buckets)
+	require.Equal(t, map[string]bool{"/a": true, "/waits": true, "/zero": true, "/bad": true, "/busy": true, "/all": true, "other": true}, buckets)
 
 	limits := map[string]limitStats{}
 	for _, l := range p.stats(t).Limits {

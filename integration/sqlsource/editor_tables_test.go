@@ -82,6 +82,14 @@ func TestOptionalColumns(t *testing.T) {
 			return err
 		}
 		text := sqlsource.Text
+		quote := map[sqlsource.Dialect]string{sqlsource.MySQL: "`"}[b.dialect]
+		if quote == "" {
+			quote = `"`
+		}
+		own := e.Columns()
+		for _, c := range []string{own.Shadow, own.PerKey, own.Window, own.WindowLimit, own.Concurrent} { // as in a table of an earlier release
+			exec(t, db, "ALTER TABLE "+conf+" DROP COLUMN "+quote+c+quote)
+		}
 		require.NoError(t, change("/a", to(e, 5, nil)))
 		var column *sqlsource.ColumnError
 		_, err := e.SetShadow(ctx, "/a", get(t, e, "/a").Version, true, "ann", "try it")

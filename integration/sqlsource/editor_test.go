@@ -133,7 +133,7 @@ func TestEditRefused(t *testing.T) {
 			{to: sqlsource.Values{c.Status: text(2)}, field: c.Status, was: "2"},
 			{to: sqlsource.Values{c.Status: text(0), c.Rate: text("junk")}, field: c.Rate, was: "junk"},
 			{to: sqlsource.Values{}, field: "change", was: "nothing"},
-			{to: sqlsource.Values{"shadow": text(1)}, column: "shadow"},
+			{to: sqlsource.Values{"elsewhere": text(1)}, column: "elsewhere"},
 			{to: sqlsource.Values{c.Name: text("/b")}, column: c.Name},
 			{to: sqlsource.Values{c.Modified: text("2020-01-01")}, column: c.Modified},
 			{to: sqlsource.Values{b.column("channelType"): text("web")}, column: b.column("channelType")},
