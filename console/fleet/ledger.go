@@ -86,7 +86,11 @@ func (l *ledger) note(r *Report, k clock) {
 		l.limit(&r.Limits[i], k)
 	}
 	for name, e := range l.limits {
-		if e.round != l.round && !e.gone {
+		switch {
+		case e.round == l.round || e.gone:
+		case e.counted(): // its record stays until the answer is there: by it a write that was carried out is not counted again
+			l.queue = append(l.queue, e)
+		default:
 			e.gone, e.known = true, false
 			l.fields.set(recordPrefix+name, "")
 		}
