@@ -132,7 +132,7 @@ func (l *ledger) limit(now *Limit, k clock) {
 		e.row = rowText(now.Config)
 	}
 	l.rows.set(now.Name, e.row)
-	if e.known && e.now == *now {
+	if e.known && e.said == *now {
 		return
 	}
 	e.now = *now
