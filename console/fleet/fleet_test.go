@@ -309,8 +309,10 @@ func TestCountsAreExact(t *testing.T) {
 		case chance < 10:
 			l := i.limits[name]
 			delete(i.limits, name) // its row is gone, and comes back with what was counted
-			i.lossy.lose = random.IntN(2) == 0
-			_ = i.beat(background, false)
+			for range 1 + random.IntN(3) {
+				i.lossy.lose = random.IntN(2) == 0
+				_ = i.beat(background, false)
+			}
 			i.limits[name] = l
 		case chance < 50:
 			i.lossy.lose = random.IntN(3) == 0
