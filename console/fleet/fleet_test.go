@@ -206,6 +206,42 @@ func TestRepeatedWriteCountsOnce(t *testing.T) {
 	require.EqualValues(t, 1, p.Missed().Beats)
 }
 
+// The row of a limit goes while nobody knows whether the last write was carried out, and comes back: what that write told counts once.
+func TestGoneInDoubtCountsOnce(t *testing.T) {
+	t.Parallel()
+	for _, lost := range []int{0, 1, 3} { // answers, while the row is gone
+		t.Run(fmt.Sprint(lost), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, redistest.Shared(t))
+			a := newStub("/a", "/b")
+			p := w.publisher(a)
+			lossy := &lossyClient{Client: w.client}
+			p.client = lossy
+			a.count("/a", 5, 0)
+			w.beat(p)
+			lossy.lose = true
+			a.count("/a", 7, 0)
+			require.Error(t, p.beat(background, false))
+			row := a.limits["/a"]
+			delete(a.limits, "/a")
+			for range lost {
+				require.Error(t, p.beat(background, false))
+			}
+			lossy.lose = false
+			w.beat(p)
+			row.Granted++
+			a.limits["/a"] = row
+			w.beat(p)
+			require.Equal(t, int64(13), w.history("/a").Granted)
+			require.Equal(t, int64(13), w.snapshot().Total("/a").Granted)
+
+			delete(a.limits, "/a")
+			w.beat(p)
+			require.False(t, w.client.HExists(background, p.instanceKey(p.id), recordPrefix+"/a").Val(), "nothing of it is in doubt")
+		})
+	}
+}
+
 // lossyClient loses answers.
 type lossyClient struct {
 	Client
@@ -273,8 +309,10 @@ func TestCountsAreExact(t *testing.T) {
 		case chance < 10:
 			l := i.limits[name]
 			delete(i.limits, name) // its row is gone, and comes back with what was counted
-			i.lossy.lose = random.IntN(2) == 0
-			_ = i.beat(background, false)
+			for range 1 + random.IntN(3) {
+				i.lossy.lose = random.IntN(2) == 0
+				_ = i.beat(background, false)
+			}
 			i.limits[name] = l
 		case chance < 50:
 			i.lossy.lose = random.IntN(3) == 0

@@ -86,7 +86,11 @@ func (l *ledger) note(r *Report, k clock) {
 		l.limit(&r.Limits[i], k)
 	}
 	for name, e := range l.limits {
-		if e.round != l.round && !e.gone {
+		switch {
+		case e.round == l.round || e.gone:
+		case e.counted(): // its record stays until the answer is there: by it a write that was carried out is not counted again
+			l.queue = append(l.queue, e)
+		default:
 			e.gone, e.known = true, false
 			l.fields.set(recordPrefix+name, "")
 		}
@@ -128,7 +132,7 @@ func (l *ledger) limit(now *Limit, k clock) {
 		e.row = rowText(now.Config)
 	}
 	l.rows.set(now.Name, e.row)
-	if e.known && e.now == *now {
+	if e.known && e.said == *now {
 		return
 	}
 	e.now = *now

@@ -138,6 +138,35 @@ func TestOnlyChangesAreTold(t *testing.T) {
 	require.Equal(t, [2]int{0, 0}, pairs(told()))
 }
 
+// What a beat did not get to, for an earlier write of it failed, is told by the next, though nothing has changed.
+func TestUnsentIsToldNext(t *testing.T) {
+	l := newLedger()
+	r := Report{}
+	for i := range mostInWrite + 1 {
+		r.Limits = append(r.Limits, Limit{Name: strconv.Itoa(i), Counters: Counters{Granted: 1}})
+	}
+	beat := func(fails bool) (limits int) {
+		l.note(&r, clock{time.Now()})
+		for more := true; more; {
+			var w *write
+			if w, more = l.next(); fails {
+				l.doubt(w)
+				return 0
+			}
+			l.done(w, 1)
+			limits += len(w.limits)
+		}
+		return limits
+	}
+	require.Equal(t, mostInWrite+1, beat(false))
+	for i := range r.Limits {
+		r.Limits[i].Granted++
+	}
+	beat(true)
+	require.Equal(t, mostInWrite+1, beat(false))
+	require.Zero(t, beat(false))
+}
+
 // More limits than may be are left out, and said to be; so are names that are none.
 func TestTooManyLimits(t *testing.T) {
 	l := newLedger()
