@@ -1,6 +1,7 @@
 package httplimit_test
 
 import (
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -15,7 +16,8 @@ import (
 
 // Calls of a limit in shadow pass at once, inbound and outbound, and nobody is told of a limit that does not limit.
 func TestShadowPasses(t *testing.T) {
-	limits, err := registry.New(registry.Static{{Name: "/fares", Rate: 0.001, Shadow: true}}, tb.NewMemoryStore())
+	limits, err := registry.New(registry.Static{{Name: "/fares", Rate: 0.001, Shadow: true}}, tb.NewMemoryStore(),
+		registry.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	defer limits.Close()
 	h := limited(t, limits, ok)
