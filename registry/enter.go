@@ -70,11 +70,13 @@ func (r *Registry) enter(ctx context.Context, name string, f *found) (*Admission
 }
 
 // passed is the answer of a row in shadow: the call passes, and the hook hears if the window or the concurrency would refuse it.
+// What refuses it leaves no trace, as without shadow.
 func (a *attempt) passed(refused *Admission, err error) *Admission {
 	switch {
 	case err != nil:
 		a.registry.log.Debug("registry: what is in shadow was not counted", "bucket", a.name, "error", err)
 	case refused != nil:
+		a.giveBack()
 		a.tell(ByShadow, true)
 	}
 	return &Admission{OK: true, By: ByShadow, reservation: a.reservation, place: a.place}

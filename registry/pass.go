@@ -70,6 +70,7 @@ func (r *Registry) Enter(ctx context.Context, name string) (*Admission, error) {
 	case <-p.reservation.Ready():
 		return p, nil
 	case <-ctx.Done():
+		p.Leave()
 		_ = aside(p.reservation.Cancel)
 		return nil, ctx.Err()
 	}
@@ -124,8 +125,15 @@ func (r *Registry) allowBounded(ctx context.Context, name string, f *found) (boo
 	if f.entry.limit.Concurrent != 0 {
 		return false, needsEnter(name, &f.entry.limit)
 	}
-	p, err := r.enter(ctx, name, f)
-	return err == nil && p.OK, err
+	p, err := r.Enter(ctx, name)
+	switch {
+	case err != nil:
+		return false, err
+	case p.Holds(): // the row has changed
+		p.Leave()
+		return false, fmt.Errorf("%w for bucket %.80q: its row has a concurrency now", ErrNeedsEnter, name)
+	}
+	return p.OK, nil
 }
 
 // patience is how long a call is kept for what it gives back. In nearly all cases that is done by then, and a call that follows at once

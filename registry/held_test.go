@@ -1,0 +1,115 @@
+package registry
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+)
+
+// table is a source whose rows change.
+type table struct{ rows []Limit }
+
+func (s *table) Load(context.Context) (Table, error) { return Table{Limits: s.rows}, nil }
+
+func local(t *testing.T, source Source, opts ...Option) *Registry {
+	t.Helper()
+	opts = append([]Option{WithLocalWindows(), WithLocalSemaphores(), WithInterval(time.Hour), WithAllowEmpty()}, opts...)
+	r, err := New(source, tokenbucket.NewMemoryStore(), opts...)
+	require.NoError(t, err)
+	t.Cleanup(r.Close)
+	return r
+}
+
+// fading is a context that ends as soon as it was asked so many times whether it has.
+type fading struct {
+	context.Context
+	end   context.CancelFunc
+	after int
+}
+
+func (f *fading) Err() error {
+	err := f.Context.Err()
+	if f.after--; f.after <= 0 {
+		f.end()
+	}
+	return err
+}
+
+// Whenever its context ends, a call that was not let in holds no place.
+func TestEnterLeavesNothing(t *testing.T) {
+	row := Limit{Name: "/a", Row: "1", Rate: 1e6, Concurrent: 5}
+	r := local(t, Static{row})
+	for after := range 12 {
+		for range 30 { // where several things are ready, a select takes any
+			ctx, cancel := context.WithCancel(context.Background())
+			a, err := r.Enter(&fading{ctx, cancel, after}, "/a")
+			if err == nil {
+				a.Leave()
+			}
+			cancel()
+			require.Zero(t, r.limits.Load().rows["/a"].slot.inside.Load(), "after it was asked %d times: %v", after, err)
+		}
+	}
+}
+
+// A call by Allow that has found a row without a concurrency keeps no place of one that came meanwhile.
+func TestAllowKeepsNoPlace(t *testing.T) {
+	source := &table{[]Limit{{Name: "/a", Row: "1", NoRate: true, Window: time.Second, WindowLimit: 100}}}
+	r := local(t, source)
+	f, err := r.find("/a")
+	require.NoError(t, err)
+	source.rows = []Limit{{Name: "/a", Row: "1", NoRate: true, Concurrent: 1}}
+	ctx := context.Background()
+	require.NoError(t, r.Reload(ctx))
+	a, err := r.Enter(ctx, "/a")
+	require.NoError(t, err)
+	a.Leave()
+	_, err = r.allowBounded(ctx, "/a", &f)
+	require.ErrorIs(t, err, ErrNeedsEnter)
+	a, err = r.Enter(ctx, "/a")
+	require.NoError(t, err)
+	require.True(t, a.OK, "the place is free")
+}
+
+// A bucket of another kind begins anew, also if Allow asks for a row with a window.
+func TestAllowReplacesTheBucket(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		row := Limit{Name: "/a", Row: "1", Rate: 100, Window: time.Second, WindowLimit: 100}
+		source := &table{[]Limit{row}}
+		r := local(t, source)
+		ctx := context.Background()
+		ok, err := r.Allow(ctx, "/a")
+		require.NoError(t, err)
+		require.True(t, ok)
+		row.Warmup = time.Second
+		source.rows = []Limit{row}
+		require.NoError(t, r.Reload(ctx))
+		time.Sleep(time.Minute)
+		ok, err = r.Allow(ctx, "/a")
+		require.NoError(t, err)
+		require.True(t, ok)
+		r.Close()
+	})
+}
+
+// In shadow, too, a call that the concurrency would refuse does not count in the window.
+func TestShadowGivesBack(t *testing.T) {
+	r := local(t, Static{{Name: "/a", Row: "1", NoRate: true, Window: time.Minute, WindowLimit: 10, Concurrent: 1, Shadow: true}},
+		WithPlacesAway(func(int) int { return 1 }))
+	ctx := context.Background()
+	for range 3 {
+		a, err := r.Enter(ctx, "/a")
+		require.NoError(t, err)
+		require.True(t, a.OK)
+		// the place is taken by another process: the slot does not know
+		r.limits.Load().rows["/a"].slot.inside.Store(0)
+	}
+	u, _, err := r.Usage(ctx, "/a")
+	require.NoError(t, err)
+	require.Equal(t, 1, u.WindowUsed)
+}
