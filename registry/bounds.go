@@ -270,6 +270,18 @@ func (r *Registry) slot(c *Limit) *slot {
 	return r.slots[c.Name]
 }
 
+// forgetSlots forgets those of rows that are gone, once they are many, except where calls are under way.
+func (r *Registry) forgetSlots(rows map[string]*entry) {
+	if len(r.slots) <= len(rows)+maxPast {
+		return
+	}
+	for name, s := range r.slots {
+		if rows[name] == nil && s.inside.Load() == 0 {
+			delete(r.slots, name)
+		}
+	}
+}
+
 // outage is what is known of semaphores whose backend does not answer: one call in a while asks it, and the others do not wait for it.
 type outage struct {
 	until atomic.Int64 // UnixNano; 0: it answers

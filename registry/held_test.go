@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -112,4 +113,54 @@ func TestShadowGivesBack(t *testing.T) {
 	u, _, err := r.Usage(ctx, "/a")
 	require.NoError(t, err)
 	require.Equal(t, 1, u.WindowUsed)
+}
+
+// Of rows that come and go, with names that are ever new, no more is kept than of limits that are gone.
+func TestSlotsAreForgotten(t *testing.T) {
+	source := &table{}
+	r := local(t, source)
+	const each = maxPast / 2
+	stays := Limit{Name: "stays", Row: "s", NoRate: true, Concurrent: 2}
+	held := Limit{Name: "held", Row: "h", NoRate: true, Concurrent: 2}
+	source.rows = []Limit{stays, held}
+	ctx := context.Background()
+	require.NoError(t, r.Reload(ctx))
+	a, err := r.Enter(ctx, "held")
+	require.NoError(t, err)
+	b, err := r.Enter(ctx, "stays")
+	require.NoError(t, err)
+	b.Leave()
+	slot := r.slots["stays"]
+	for load := range 6 {
+		source.rows = []Limit{stays}
+		for i := range each {
+			source.rows = append(source.rows, Limit{Name: fmt.Sprint(load, "-", i), Row: fmt.Sprint(i), NoRate: true, Concurrent: 1})
+		}
+		require.NoError(t, r.Reload(ctx))
+		require.LessOrEqual(t, len(r.slots), each+maxPast+2)
+	}
+	require.Same(t, slot, r.slots["stays"])
+	require.NotNil(t, r.slots["held"], "a call is under way")
+	a.Leave()
+}
+
+// A row that comes back with an older version, and was forgotten, has what it says, not what it said.
+func TestForgottenRowComesBack(t *testing.T) {
+	old := Limit{Name: "/a", Row: "1", NoRate: true, Concurrent: 1, Version: 100}
+	source := &table{[]Limit{old}}
+	r := local(t, source)
+	ctx := context.Background()
+	a, err := r.Enter(ctx, "/a")
+	require.NoError(t, err)
+	defer a.Leave()
+	source.rows = nil
+	require.NoError(t, r.Reload(ctx))
+	r.past = past{}
+	old.Concurrent, old.Version = 2, 50
+	source.rows = []Limit{old}
+	require.NoError(t, r.Reload(ctx))
+	b, err := r.Enter(ctx, "/a")
+	require.NoError(t, err)
+	require.True(t, b.OK, "two are allowed")
+	b.Leave()
 }

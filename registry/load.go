@@ -69,6 +69,7 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	load.Rows = len(table.Limits) + len(table.Rejected)
 	r.keep(old, next, load)
 	r.limits.Store(&book{next, newWide(next, r.parts)})
+	r.forgetSlots(next)
 	load.Limits = len(next) - load.Bad
 	r.countShadows(next, load)
 	r.renewShadows(ctx, next)
@@ -111,6 +112,10 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		}
 	} else if version, ok := r.past.get(c.Name); ok {
 		e.version = max(c.Version, version+1)
+	} else if e.slot != nil { // it was forgotten, but what it counts was not
+		if b := e.slot.inForce.Load(); b != nil {
+			e.version = max(c.Version, b.version+1)
+		}
 	}
 	if err := r.try(c, e.version); err != nil {
 		err.Shadow = c.Shadow
