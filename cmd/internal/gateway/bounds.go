@@ -73,14 +73,17 @@ func (g *gate) Admit(ctx context.Context, key string) (permit *tokenbucket.Reser
 	if err != nil {
 		return nil, nil, err
 	}
-	if !a.OK {
-		g.metrics.refusals.WithLabelValues(g.metrics.label(key), a.By.String()).Inc()
-		if c, ok := ctx.Value(callKey{}).(*call); ok {
-			c.by = a.By
-		}
-	}
 	if a.Holds() {
 		leave = a.Leave
+	}
+	if !a.OK {
+		g.metrics.refusals.WithLabelValues(g.metrics.label(key), a.By.String()).Inc()
+	}
+	if c, ok := ctx.Value(callKey{}).(*call); ok {
+		c.leave = leave
+		if !a.OK {
+			c.by = a.By
+		}
 	}
 	return a.Reservation(), leave, nil
 }

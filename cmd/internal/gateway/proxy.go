@@ -23,6 +23,14 @@ type call struct {
 	route *route
 	key   string
 	by    registry.Decider // what has refused it
+	leave func()           // gives back what it holds; nil: nothing
+}
+
+// end gives back what the call holds, also when nobody has closed its response.
+func (c *call) end() {
+	if c.leave != nil {
+		c.leave()
+	}
 }
 
 type callKey struct{}
@@ -120,6 +128,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
 		c := &call{route: route, key: settings.key.of(settings, r, p.metrics.match)}
+		defer c.end()
 		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
 	}
 }
