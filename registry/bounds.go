@@ -159,10 +159,13 @@ func lead(window time.Duration) time.Duration {
 	return min(longestLead, (window/parts + time.Millisecond - 1).Truncate(time.Millisecond))
 }
 
-// counted is how a window is counted: longer by the lead, since a call begins up to that much after it was counted. So in no window of
-// the row's length more calls begin than its limit.
+// latest is how long after it was counted a call begins at the latest: it wants to after a lead, and answers and timers come late.
+func latest(lead time.Duration) time.Duration { return 2 * lead }
+
+// counted is how a window is counted: longer by what a call may begin after it was counted. So in no window of the row's length more
+// calls begin than its limit.
 func counted(window time.Duration) (length, resolution time.Duration) {
-	length = window + lead(window)
+	length = window + latest(lead(window))
 	return length, max(time.Millisecond, length/parts)
 }
 

@@ -199,7 +199,7 @@ func (a *attempt) count(ctx context.Context) (refused *Admission, err error) {
 
 // recount counts a call anew that was counted much earlier than it can begin: the rest of its answers took long.
 func (a *attempt) recount(ctx context.Context) (refused *Admission, err error) {
-	if !a.counted.Allowed || time.Since(a.countedAt) <= 2*a.lead {
+	if !a.counted.Allowed || time.Since(a.countedAt) <= latest(a.lead) {
 		return nil, nil
 	}
 	a.uncount()

@@ -154,10 +154,11 @@ func TestEnterWaits(t *testing.T) {
 type slow struct {
 	tokenbucket.Store
 	first sync.Once
+	takes time.Duration
 }
 
 func (s *slow) Apply(ctx context.Context, b *tokenbucket.Batch) error {
-	s.first.Do(func() { time.Sleep(500 * time.Millisecond) })
+	s.first.Do(func() { time.Sleep(s.takes) })
 	return s.Store.Apply(ctx, b)
 }
 
@@ -165,7 +166,7 @@ func (s *slow) Apply(ctx context.Context, b *tokenbucket.Batch) error {
 func TestCountedWhenItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := bounded("/a", func(l *registry.Limit) { l.Window, l.WindowLimit = time.Second, 1 })
-		r := open(t, registry.Static{row}, &slow{Store: tokenbucket.NewMemoryStore()}, registry.WithLocalWindows(), registry.WithLocalSemaphores())
+		r := open(t, registry.Static{row}, &slow{Store: tokenbucket.NewMemoryStore(), takes: 500 * time.Millisecond}, registry.WithLocalWindows(), registry.WithLocalSemaphores())
 		require.True(t, enter(t, r, "/a").OK)
 		time.Sleep(700 * time.Millisecond)
 		second := enter(t, r, "/a")
@@ -173,6 +174,26 @@ func TestCountedWhenItBegins(t *testing.T) {
 		require.False(t, second.OK)
 		r.Close()
 	})
+}
+
+// However long before it begins a call was counted, no window has more than its limit.
+func TestWindowsOfBegins(t *testing.T) {
+	for _, takes := range []time.Duration{0, 19, 21, 35, 39, 41, 60} {
+		synctest.Test(t, func(t *testing.T) {
+			row := bounded("/a", func(l *registry.Limit) { l.Window, l.WindowLimit = 10*time.Second, 1 })
+			store := &slow{Store: tokenbucket.NewMemoryStore(), takes: takes * time.Millisecond}
+			r := open(t, registry.Static{row}, store, registry.WithLocalWindows(), registry.WithLocalSemaphores())
+			a := enter(t, r, "/a")
+			require.True(t, a.OK)
+			a.Leave()
+			began := time.Now()
+			for !enter(t, r, "/a").OK {
+				time.Sleep(time.Millisecond)
+			}
+			require.GreaterOrEqual(t, time.Since(began), row.Window, "the answer took %d ms", takes)
+			r.Close()
+		})
+	}
 }
 
 // What only takes permits cannot give a place back, and says so rather than to skip it.
