@@ -12,7 +12,7 @@ import (
 type feed struct {
 	beat, linger time.Duration
 	// read returns what to send to those who look already (nothing: nil), and what makes what somebody who comes now, or has missed
-	// something, must be sent instead. The context has a deadline.
+	// something, must be sent instead; nil: that cannot be had now, so they still miss it. The context has a deadline.
 	read func(ctx context.Context) (change []byte, whole func() []byte)
 
 	mu      sync.Mutex
@@ -99,7 +99,8 @@ func (f *feed) hand(change []byte, whole func() []byte) bool {
 	f.whole = whole
 	for v := range f.viewers {
 		frame := change
-		if v.missed {
+		lacks := v.missed && whole == nil
+		if v.missed && !lacks {
 			frame = whole()
 		}
 		if frame == nil {
@@ -107,7 +108,7 @@ func (f *feed) hand(change []byte, whole func() []byte) bool {
 		}
 		select {
 		case v.frames <- frame:
-			v.missed = false
+			v.missed = lacks
 		default:
 			v.missed = true
 		}

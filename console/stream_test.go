@@ -231,4 +231,27 @@ func TestOutageIsTold(t *testing.T) {
 	})
 }
 
+// Who comes during an outage is sent everything when it is over, though nothing has changed for the others.
+func TestWhoComesInAnOutageIsSentEverything(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := fakefleet.Example()
+		c := newConsole(t, console.Config{Source: source})
+		first, second := &viewer{}, &viewer{}
+		leave, _ := look(c, "/stream", first)
+		time.Sleep(3 * time.Second)
+		source.Fail(context.DeadlineExceeded)
+		time.Sleep(2 * time.Second)
+		leaveToo, _ := look(c, "/stream", second)
+		time.Sleep(4 * time.Second)
+		require.GreaterOrEqual(t, second.events("lost"), 1)
+		source.Fail(nil)
+		time.Sleep(4 * time.Second)
+		require.Equal(t, 1, second.events("all"))
+		require.Equal(t, 1, first.events("all"))
+		leave()
+		leaveToo()
+		c.Close()
+	})
+}
+
 var _ http.ResponseWriter = (*viewer)(nil)
