@@ -22,6 +22,7 @@ type feed struct {
 	done    chan struct{}
 	idle    time.Time // since when nobody looks
 	ended   func()    // told when the reading ends
+	closed  bool      // nobody reads any more
 }
 
 // viewer is somebody who looks. It has place for a few frames; to whom they are too many is sent the whole instead, later.
@@ -51,7 +52,7 @@ func (f *feed) join() *viewer {
 	} else {
 		v.missed = true
 	}
-	if f.stop == nil {
+	if f.stop == nil && !f.closed {
 		ctx, stop := context.WithCancel(context.Background())
 		f.stop, f.done = stop, make(chan struct{})
 		go f.run(ctx, f.done)
@@ -121,6 +122,7 @@ func (f *feed) hand(change []byte, whole func() []byte) bool {
 func (f *feed) close() {
 	f.mu.Lock()
 	stop, done := f.stop, f.done
+	f.closed = true
 	f.mu.Unlock()
 	if stop != nil {
 		stop()

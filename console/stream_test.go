@@ -162,6 +162,18 @@ func TestCloseEndsStreams(t *testing.T) {
 	})
 }
 
+// Who asks after Close gets a page without figures, and nothing begins to read.
+func TestNobodyReadsAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := fakefleet.Example()
+		c := newConsole(t, console.Config{Source: source})
+		c.Close()
+		contains(t, ask(c, local("GET", "/")), "Nothing is known of the fleet")
+		time.Sleep(5 * time.Second)
+		require.Zero(t, source.Asked())
+	})
+}
+
 // Only what has changed is sent, and everything again when a limit comes, goes or is changed.
 func TestFramesHaveWhatChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
