@@ -108,10 +108,16 @@ func newGate(a Access) (*gate, error) {
 	if len(g.readers) == 0 {
 		g.readers = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 	}
+	tokens := map[string]string{}
 	for i := range a.Users {
-		if err := a.Users[i].check(); err != nil {
+		u := &a.Users[i]
+		if err := u.check(); err != nil {
 			return nil, fmt.Errorf("console: users: %w", err)
 		}
+		if other, taken := tokens[u.Token]; taken { // a bearer token would not tell who it is
+			return nil, fmt.Errorf("console: users: %q and %q have the same token: want one each", other, u.Name)
+		}
+		tokens[u.Token] = u.Name
 	}
 	_, err := rand.Read(g.key)
 	return g, err
@@ -142,7 +148,7 @@ func (g *gate) who(r *http.Request) (caller, error) {
 		case len(names) > 0:
 			return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
 		}
-	} else if within(g.readers, from) && !passedOn(r) {
+	} else if within(g.readers, from) && !g.passedOn(r) {
 		return caller{}, nil
 	}
 	if len(g.Users) > 0 {
@@ -151,10 +157,12 @@ func (g *gate) who(r *http.Request) (caller, error) {
 	return caller{}, &refusal{http.StatusForbidden, "The console answers only the networks that it was told to: without further words, this machine."}
 }
 
-// passedOn tells whether a proxy has taken part, so that the address says nothing of who asks.
-func passedOn(r *http.Request) bool {
-	for _, h := range []string{"Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-User", "X-Real-Ip", "Via"} {
-		if r.Header.Get(h) != "" {
+// passedOn tells whether a proxy has taken part, so that the address says nothing of who asks. A header counts whatever it says: before
+// the one that a proxy adds, who asks may have sent an empty one.
+func (g *gate) passedOn(r *http.Request) bool {
+	own := http.CanonicalHeaderKey(g.ProxyHeader)
+	for h := range r.Header {
+		if strings.HasPrefix(h, "X-Forwarded-") || h == "Forwarded" || h == "X-Real-Ip" || h == "Via" || h == own {
 			return true
 		}
 	}

@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -8,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
 )
 
 // Who may read.
@@ -17,38 +19,43 @@ func TestWhoMayRead(t *testing.T) {
 		access       console.Access
 		from, host   string
 		headers      []string
+		more         http.Header
 		user, secret string
 		want         int
 		says         string
 	}{
-		"this machine":                             {from: "127.0.0.1:1", host: "127.0.0.1:8081", want: 200},
-		"this machine by name":                     {from: "[::1]:1", host: "localhost:8081", want: 200},
-		"this machine by its IPv6 address":         {from: "[::1]:1", host: "[::1]:8081", want: 200},
-		"IPv4 in IPv6":                             {from: "[::ffff:127.0.0.1]:1", host: "localhost", want: 200},
-		"another machine":                          {from: "10.0.0.1:1", host: "10.0.0.9:8081", want: 403, says: "this machine"},
-		"no address at all":                        {from: "@", host: "localhost", want: 403},
-		"another name for this machine":            {from: "127.0.0.1:1", host: "evil.example", want: 421, says: "not known under the name"},
-		"a name that only ends like ours":          {access: open, from: "127.0.0.1:1", host: "evil-console.example.com", want: 421},
-		"another name, with a token":               {access: open, from: "127.0.0.1:1", host: "evil.example", user: "ann", secret: writerToken, want: 421},
-		"a name that is allowed":                   {access: open, from: "127.0.0.1:1", host: "Console.example.com.:8081", want: 200},
-		"a network that may read":                  {access: open, from: "10.1.2.3:1", host: "10.1.0.1", want: 200},
-		"one that may not":                         {access: open, from: "10.2.2.3:1", host: "10.1.0.1", want: 401},
-		"through a proxy of this machine":          {from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Forwarded-For", "10.0.0.1"}, want: 403},
-		"through a proxy that has a name for whom": {from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Forwarded-User", "ann"}, want: 403},
-		"a user from anywhere":                     {access: open, from: "192.0.2.1:1", host: "10.1.0.1", user: "bob", secret: readerToken, want: 200},
-		"a wrong token":                            {access: open, from: "127.0.0.1:1", host: "localhost", user: "bob", secret: writerToken, want: 401, says: "not known"},
-		"an empty token":                           {access: open, from: "127.0.0.1:1", host: "localhost", user: "bob", want: 401},
-		"a bearer token":                           {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer " + readerToken}, want: 200},
-		"a wrong bearer token":                     {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer nonsense"}, want: 401},
-		"a trusted proxy":                          {access: open, from: "10.9.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", "eve"}, want: 200},
-		"a trusted proxy without a name":           {access: open, from: "10.9.0.1:1", host: "10.1.0.1", want: 401},
-		"a proxy that nobody trusts":               {access: open, from: "10.8.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", "eve"}, want: 401},
+		"this machine":                                     {from: "127.0.0.1:1", host: "127.0.0.1:8081", want: 200},
+		"this machine by name":                             {from: "[::1]:1", host: "localhost:8081", want: 200},
+		"this machine by its IPv6 address":                 {from: "[::1]:1", host: "[::1]:8081", want: 200},
+		"IPv4 in IPv6":                                     {from: "[::ffff:127.0.0.1]:1", host: "localhost", want: 200},
+		"another machine":                                  {from: "10.0.0.1:1", host: "10.0.0.9:8081", want: 403, says: "this machine"},
+		"no address at all":                                {from: "@", host: "localhost", want: 403},
+		"another name for this machine":                    {from: "127.0.0.1:1", host: "evil.example", want: 421, says: "not known under the name"},
+		"a name that only ends like ours":                  {access: open, from: "127.0.0.1:1", host: "evil-console.example.com", want: 421},
+		"another name, with a token":                       {access: open, from: "127.0.0.1:1", host: "evil.example", user: "ann", secret: writerToken, want: 421},
+		"a name that is allowed":                           {access: open, from: "127.0.0.1:1", host: "Console.example.com.:8081", want: 200},
+		"a network that may read":                          {access: open, from: "10.1.2.3:1", host: "10.1.0.1", want: 200},
+		"one that may not":                                 {access: open, from: "10.2.2.3:1", host: "10.1.0.1", want: 401},
+		"through a proxy of this machine":                  {from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Forwarded-For", "10.0.0.1"}, want: 403},
+		"through a proxy that has a name for whom":         {from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Forwarded-User", "ann"}, want: 403},
+		"through a proxy, after an empty header":           {from: "127.0.0.1:1", host: "localhost", more: http.Header{"X-Forwarded-For": {"", "10.0.0.1"}}, want: 403},
+		"through a proxy that tells only how it was asked": {from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Forwarded-Proto", "https"}, want: 403},
+		"through a proxy with a header of its own":         {access: console.Access{ProxyHeader: "x-who"}, from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Who", "ann"}, want: 403},
+		"a user from anywhere":                             {access: open, from: "192.0.2.1:1", host: "10.1.0.1", user: "bob", secret: readerToken, want: 200},
+		"a wrong token":                                    {access: open, from: "127.0.0.1:1", host: "localhost", user: "bob", secret: writerToken, want: 401, says: "not known"},
+		"an empty token":                                   {access: open, from: "127.0.0.1:1", host: "localhost", user: "bob", want: 401},
+		"a bearer token":                                   {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer " + readerToken}, want: 200},
+		"a wrong bearer token":                             {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer nonsense"}, want: 401},
+		"a trusted proxy":                                  {access: open, from: "10.9.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", "eve"}, want: 200},
+		"a trusted proxy without a name":                   {access: open, from: "10.9.0.1:1", host: "10.1.0.1", want: 401},
+		"a proxy that nobody trusts":                       {access: open, from: "10.8.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", "eve"}, want: 401},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newConsole(t, console.Config{Access: test.access})
 			for _, path := range []string{"/", "/limit?name=x", "/health", "/api/history?name=x", "/signin"} {
 				r := local("GET", path, test.headers...)
 				r.RemoteAddr, r.Host = test.from, test.host
+				maps.Copy(r.Header, test.more)
 				if test.user != "" {
 					r.SetBasicAuth(test.user, test.secret)
 				}
@@ -132,4 +139,13 @@ func TestNoSecrets(t *testing.T) {
 		require.NotContains(t, body, readerToken)
 		require.NotContains(t, body, "bob")
 	}
+}
+
+// A token tells who has it: two users have two.
+func TestTokensAreDifferent(t *testing.T) {
+	_, err := console.New(console.Config{Source: fakefleet.Example(), Access: console.Access{Users: []console.User{
+		{Name: "ann", Token: writerToken, Write: true}, {Name: "bob", Token: writerToken},
+	}}})
+	require.ErrorContains(t, err, "same token")
+	require.NotContains(t, err.Error(), writerToken)
 }

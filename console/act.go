@@ -98,6 +98,9 @@ func (c *Console) save(ctx context.Context, asks caller, o *order) (string, erro
 	if c.config.Editor == nil {
 		return "", errNoEditor
 	}
+	if len(o.Values) == 0 { // to an Editor, nothing that a row shall say means that there shall be none
+		return "", &refusal{http.StatusUnprocessableEntity, "What the row shall say was not said."}
+	}
 	a, err := c.config.Editor.Change(ctx, sqlsource.Change{Name: o.Name, From: o.From, To: o.Values, Who: asks.name, Why: o.Why})
 	if err != nil {
 		return "", said(err)
@@ -145,7 +148,7 @@ func (c *Console) turn(ctx context.Context, asks caller, o *order) (string, erro
 	if c.config.Turn == nil {
 		return "", errMissing
 	}
-	if o.Why == "" {
+	if strings.TrimSpace(o.Why) == "" {
 		return "", errWhy
 	}
 	if err := c.config.Turn(ctx, o.On, asks.name, o.Why); err != nil {
@@ -166,7 +169,7 @@ func (c *Console) penalize(ctx context.Context, _ caller, o *order) (string, err
 		return "", errMissing
 	case !(o.Seconds > 0) || d > maxPenalty || d <= 0:
 		return "", &refusal{http.StatusUnprocessableEntity, "A limit can be held back for more than 0 and at most 3600 seconds."}
-	case o.Why == "":
+	case strings.TrimSpace(o.Why) == "":
 		return "", errWhy
 	}
 	if err := c.config.Penalize(ctx, o.Name, d); err != nil {
@@ -179,7 +182,7 @@ func (c *Console) reset(ctx context.Context, _ caller, o *order) (string, error)
 	switch {
 	case c.config.Reset == nil:
 		return "", errMissing
-	case o.Why == "":
+	case strings.TrimSpace(o.Why) == "":
 		return "", errWhy
 	}
 	err := c.config.Reset(ctx, o.Name)

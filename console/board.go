@@ -102,6 +102,12 @@ func (b *board) look(ctx context.Context) (*view, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n := len(b.last); n > 0 && now.At.Sub(b.last[n-1].At) > over+2*b.feed.beat { // nobody has looked meanwhile
+		b.last = nil
+		b.mu.Lock()
+		clear(b.past)
+		b.mu.Unlock()
+	}
 	b.last = append(b.last, now)
 	for len(b.last) > 2 && now.At.Sub(b.last[1].At) >= over {
 		b.last = b.last[1:]
@@ -127,8 +133,7 @@ func (b *board) read(ctx context.Context) (change []byte, whole func() []byte) {
 	b.rounds = make(chan struct{})
 	b.mu.Unlock()
 	if err != nil {
-		gone := event("lost", must(json.Marshal(lost(err))))
-		return gone, func() []byte { return gone }
+		return event("lost", must(json.Marshal(lost(err)))), nil
 	}
 	return b.frames(v)
 }

@@ -173,7 +173,9 @@ func (c *Console) limitStream(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, errName)
 		return
 	}
-	c.stream(w, r, c.feedOf("limit "+name, func(ctx context.Context) []byte { return c.readLimit(ctx, name) }))
+	c.stream(w, r, func() *feed {
+		return c.feedOf("limit "+name, func(ctx context.Context) []byte { return c.readLimit(ctx, name) })
+	})
 }
 
 func (c *Console) readLimit(ctx context.Context, name string) []byte {

@@ -12,7 +12,7 @@ import (
 type feed struct {
 	beat, linger time.Duration
 	// read returns what to send to those who look already (nothing: nil), and what makes what somebody who comes now, or has missed
-	// something, must be sent instead. The context has a deadline.
+	// something, must be sent instead; nil: that cannot be had now, so they still miss it. The context has a deadline.
 	read func(ctx context.Context) (change []byte, whole func() []byte)
 
 	mu      sync.Mutex
@@ -22,6 +22,7 @@ type feed struct {
 	done    chan struct{}
 	idle    time.Time // since when nobody looks
 	ended   func()    // told when the reading ends
+	closed  bool      // nobody reads any more
 }
 
 // viewer is somebody who looks. It has place for a few frames; to whom they are too many is sent the whole instead, later.
@@ -51,7 +52,7 @@ func (f *feed) join() *viewer {
 	} else {
 		v.missed = true
 	}
-	if f.stop == nil {
+	if f.stop == nil && !f.closed {
 		ctx, stop := context.WithCancel(context.Background())
 		f.stop, f.done = stop, make(chan struct{})
 		go f.run(ctx, f.done)
@@ -99,7 +100,8 @@ func (f *feed) hand(change []byte, whole func() []byte) bool {
 	f.whole = whole
 	for v := range f.viewers {
 		frame := change
-		if v.missed {
+		lacks := v.missed && whole == nil
+		if v.missed && !lacks {
 			frame = whole()
 		}
 		if frame == nil {
@@ -107,7 +109,7 @@ func (f *feed) hand(change []byte, whole func() []byte) bool {
 		}
 		select {
 		case v.frames <- frame:
-			v.missed = false
+			v.missed = lacks
 		default:
 			v.missed = true
 		}
@@ -120,6 +122,7 @@ func (f *feed) hand(change []byte, whole func() []byte) bool {
 func (f *feed) close() {
 	f.mu.Lock()
 	stop, done := f.stop, f.done
+	f.closed = true
 	f.mu.Unlock()
 	if stop != nil {
 		stop()

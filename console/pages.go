@@ -42,10 +42,16 @@ func (c *Console) routes() {
 	c.mux.HandleFunc("GET /assets/", c.asset)
 	c.mux.HandleFunc("GET /api/history", c.history)
 	c.mux.HandleFunc("GET /api/preview", c.foresee)
-	c.mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.board.feed) })
+	c.mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) {
+		c.stream(w, r, func() *feed { return c.board.feed })
+	})
 	c.mux.HandleFunc("GET /stream/limit", c.limitStream)
-	c.mux.HandleFunc("GET /stream/health", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.feedOf("health", c.healthFrame)) })
-	c.mux.HandleFunc("GET /stream/holders", func(w http.ResponseWriter, r *http.Request) { c.stream(w, r, c.feedOf("holders", c.holdersFrame)) })
+	c.mux.HandleFunc("GET /stream/health", func(w http.ResponseWriter, r *http.Request) {
+		c.stream(w, r, func() *feed { return c.feedOf("health", c.healthFrame) })
+	})
+	c.mux.HandleFunc("GET /stream/holders", func(w http.ResponseWriter, r *http.Request) {
+		c.stream(w, r, func() *feed { return c.feedOf("holders", c.holdersFrame) })
+	})
 	c.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, &refusal{http.StatusNotFound, "There is no such page."})
 	})

@@ -2,7 +2,6 @@ package console
 
 import (
 	"context"
-	"errors"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -23,14 +22,14 @@ func NewRedisSource(client fleet.Client, keyPrefix string) Source {
 	return &redisSource{fleet.NewReader(client, fleet.WithKeyPrefix(keyPrefix)), client, keyPrefix}
 }
 
+// mostBucket is more than a bucket has: somebody else's text in its place may be of any length.
+const mostBucket = 16 << 10
+
 // Bucket implements Buckets: the words of the state, as redis-cli get shows them.
 func (s *redisSource) Bucket(ctx context.Context, name string) (key string, fields [][2]string, err error) {
 	key = s.prefix + "{" + name + "}"
-	get := redis.NewStringCmd(ctx, "get", key)
-	if err := s.client.Process(ctx, get); err != nil {
-		if errors.Is(err, redis.Nil) {
-			return key, nil, nil
-		}
+	get := redis.NewStringCmd(ctx, "getrange", key, 0, mostBucket-1)
+	if err := s.client.Process(ctx, get); err != nil || get.Val() == "" {
 		return key, nil, err
 	}
 	var configuration []string

@@ -15,7 +15,8 @@ const (
 )
 
 // stream sends a feed to a viewer, as server-sent events, until one of them ends or the time is over. The browser then asks again.
-func (c *Console) stream(w http.ResponseWriter, r *http.Request, f *feed) {
+// There is a feed only if there is room: one that nobody joins would never end.
+func (c *Console) stream(w http.ResponseWriter, r *http.Request, of func() *feed) {
 	if !c.enter() {
 		w.Header().Set("Retry-After", "10")
 		http.Error(w, errFull.Error(), http.StatusServiceUnavailable)
@@ -35,6 +36,7 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request, f *feed) {
 	w.WriteHeader(http.StatusOK)
 	ctx, cancel := context.WithTimeout(r.Context(), c.config.StreamTime)
 	defer cancel()
+	f := of()
 	v := f.join()
 	defer f.leave(v)
 	if !send([]byte("retry: " + strconv.Itoa(int(c.config.Beat.Milliseconds())) + "\n\n")) {

@@ -162,6 +162,18 @@ func TestCloseEndsStreams(t *testing.T) {
 	})
 }
 
+// Who asks after Close gets a page without figures, and nothing begins to read.
+func TestNobodyReadsAfterClose(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := fakefleet.Example()
+		c := newConsole(t, console.Config{Source: source})
+		c.Close()
+		contains(t, ask(c, local("GET", "/")), "Nothing is known of the fleet")
+		time.Sleep(5 * time.Second)
+		require.Zero(t, source.Asked())
+	})
+}
+
 // Only what has changed is sent, and everything again when a limit comes, goes or is changed.
 func TestFramesHaveWhatChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -227,6 +239,29 @@ func TestOutageIsTold(t *testing.T) {
 		require.Equal(t, 3, v.events("some")+v.events("all"))
 		require.NotContains(t, ask(c, local("GET", "/")).Body.String(), "Nothing is known of the fleet")
 		leave()
+		c.Close()
+	})
+}
+
+// Who comes during an outage is sent everything when it is over, though nothing has changed for the others.
+func TestWhoComesInAnOutageIsSentEverything(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := fakefleet.Example()
+		c := newConsole(t, console.Config{Source: source})
+		first, second := &viewer{}, &viewer{}
+		leave, _ := look(c, "/stream", first)
+		time.Sleep(3 * time.Second)
+		source.Fail(context.DeadlineExceeded)
+		time.Sleep(2 * time.Second)
+		leaveToo, _ := look(c, "/stream", second)
+		time.Sleep(4 * time.Second)
+		require.GreaterOrEqual(t, second.events("lost"), 1)
+		source.Fail(nil)
+		time.Sleep(4 * time.Second)
+		require.Equal(t, 1, second.events("all"))
+		require.Equal(t, 1, first.events("all"))
+		leave()
+		leaveToo()
 		c.Close()
 	})
 }

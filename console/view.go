@@ -87,7 +87,7 @@ func configOf(r *registry.Limit) fleet.Config {
 	c := fleet.Config{Row: r.Row, Kind: fleet.Bursty, Rate: r.Rate, Warmup: r.Warmup, ColdFactor: r.ColdFactor, Version: r.Version, Shadow: r.Shadow,
 		Wait: time.Duration(r.Cache * float64(time.Second))}
 	switch {
-	case r.Disabled:
+	case r.Disabled, r.NoRate:
 		c.Kind = fleet.NoLimit
 	case r.Quota:
 		c.Kind = fleet.Quota
@@ -127,8 +127,9 @@ func (i *instance) since(was *fleet.Instance) (granted, refused float64) {
 		if w := was.Limits[name]; w != nil {
 			earlier = w.Counters
 		}
-		granted += float64(max(0, l.Through()-earlier.Through()))
-		refused += float64(max(0, l.Refused-earlier.Refused))
+		gained := l.Minus(&earlier)
+		granted += float64(gained.Granted + gained.Passed)
+		refused += float64(gained.Refused + gained.WouldRefuse)
 	}
 	return granted / over, refused / over
 }

@@ -111,7 +111,7 @@ func number(v float64) string {
 
 // round keeps three digits; whole numbers stay whole.
 func round(v float64) float64 {
-	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
+	if math.Abs(v) < 1e-300 || math.IsNaN(v) || math.IsInf(v, 0) { // below that the scale would be infinite
 		return 0
 	}
 	if math.Abs(v) >= 100 {

@@ -269,6 +269,17 @@ func TestMost(t *testing.T) {
 	require.Len(t, m.first(3), 3)
 }
 
+// A key that is too long to be told is one key, too.
+func TestMostOfLongKeys(t *testing.T) {
+	m := newMost(50)
+	long := strings.Repeat("k", 600)
+	for range 100 {
+		m.add("limit", long)
+		m.add("limit", "\xff")
+	}
+	require.Equal(t, []Key{{Limit: "limit", Key: long[:mostName], Count: 100}, {Limit: "limit", Key: "\uFFFD", Count: 100}}, m.first(50))
+}
+
 // Who has a row by another name than its own is counted as the row's, and those refused most are told by their own names.
 func TestMeterKeys(t *testing.T) {
 	m, _ := metered(t, registry.Static{{Name: "/a", Rate: 5}})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"container/heap"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -31,7 +32,7 @@ func newMost(size int) *most { return &most{size: size, at: map[pairKey]*item{}}
 func (m *most) add(limit, key string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	k := pairKey{limit, key}
+	k := pairKey{shortened(limit, mostName), shortened(key, mostName)}
 	i := m.at[k]
 	switch {
 	case i != nil:
@@ -47,7 +48,7 @@ func (m *most) add(limit, key string) {
 	}
 	i.error = i.count
 	i.count++
-	i.pairKey = pairKey{shortened(limit, mostName), shortened(key, mostName)}
+	i.pairKey = pairKey{strings.Clone(k.limit), strings.Clone(k.key)} // they may be parts of something large
 	m.at[i.pairKey] = i
 	heap.Fix(&m.heap, i.place)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 )
@@ -88,7 +89,7 @@ type Curve struct {
 	Threshold, Max float64
 }
 
-// Curve returns the curve of a limit that warms up, at a rate in force; false: it does not.
+// Curve returns the curve of a limit that warms up, at a rate in force; false: it does not, or not in numbers that can be shown.
 func (c *Config) Curve(rate float64) (Curve, bool) {
 	cold := c.ColdFactor
 	if cold == 0 {
@@ -99,12 +100,13 @@ func (c *Config) Curve(rate float64) (Curve, bool) {
 	}
 	stable, period := 1/rate, c.Warmup.Seconds()
 	threshold := period / 2 / stable
+	most := threshold + 2*period/(stable*(1+cold))
 	return Curve{
 		Stable:    time.Duration(stable * float64(time.Second)),
 		Cold:      time.Duration(stable * cold * float64(time.Second)),
 		Threshold: threshold,
-		Max:       threshold + 2*period/(stable*(1+cold)),
-	}, true
+		Max:       most,
+	}, most > threshold && most <= math.MaxFloat32
 }
 
 // Interval is what the next permit takes when so many are stored.

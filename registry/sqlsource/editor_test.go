@@ -187,3 +187,16 @@ func TestLater(t *testing.T) {
 	require.Empty(t, MySQL.later(column{name: "at", kind: "bigint"}))
 	require.Empty(t, PostgreSQL.now(column{name: "at", kind: "bigint"}))
 }
+
+// What another editor has changed in its table of limits is no turning of a switch, though the table has a column enabled, too.
+func TestUndoOfAnotherTable(t *testing.T) {
+	db := sql.OpenDB(new(fakeDB))
+	defer func() { require.NoError(t, db.Close()) }()
+	e, err := NewEditor(db, SQLite)
+	require.NoError(t, err)
+	s := &session{Editor: e, q: db}
+	_, err = s.switchBack(context.Background(), &AuditEntry{
+		ID: 1, Table: "others", Name: "x", From: Values{"enabled": Text(1), e.options.columns.Rate: Text(5)}, To: Values{"enabled": Text(1), e.options.columns.Rate: Text(7)},
+	}, "ann", "wrong")
+	require.ErrorIs(t, err, ErrNoEntry)
+}

@@ -101,7 +101,8 @@ type turning struct {
 func (s *session) switchBack(ctx context.Context, a *AuditEntry, who, why string) (AuditEntry, error) {
 	to := a.To.enabled()
 	t, err := s.options.dialect.parseTable(a.Table)
-	if err != nil || to == neither {
+	_, limit := a.To[s.options.columns.Rate] // another table of limits, whose editor writes into the same audit table
+	if err != nil || to == neither || limit {
 		return AuditEntry{}, fmt.Errorf("%w: entry %d is of table %.130s", ErrNoEntry, a.ID, a.Table)
 	}
 	return s.turnSwitch(ctx, &turning{table: t, name: a.Name, who: who, why: why, on: a.From.enabled() != no, undoes: a.ID,

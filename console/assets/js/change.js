@@ -9,7 +9,8 @@ const inputs = form ? [...form.querySelectorAll("input[name]")] : [];
 
 // An empty field is NULL.
 const value = (i) => (i.value.trim() === "" ? null : i.value.trim());
-const changed = (i) => i.value.trim() !== i.dataset.was;
+// What a field cannot hold, a line break or blanks around it, does not count as a change: nobody has made it.
+const changed = (i) => i.value.trim() !== i.dataset.was.replace(/[\r\n]/g, "").trim();
 const values = (list) => Object.fromEntries(list.map((i) => [i.name, value(i)]));
 
 let asked = 0;

@@ -1,0 +1,104 @@
+package console
+
+import (
+	"context"
+	"encoding/json"
+	"math"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// counted is a fleet of one instance with one limit.
+func counted(at time.Time, c fleet.Counters) *fleet.Snapshot {
+	return &fleet.Snapshot{At: at, Instances: []fleet.Instance{{ID: "i", Beat: at, Info: fleet.Info{Started: at.Add(-time.Hour)}, Limits: map[string]*fleet.Limit{
+		"x": {Name: "x", Decider: "limit", Counters: c},
+	}}}}
+}
+
+// told is a Source that says what it is told to.
+type told struct{ now *fleet.Snapshot }
+
+func (s *told) Snapshot(context.Context) (*fleet.Snapshot, error) { return s.now, nil }
+func (*told) History(context.Context, string, time.Time) ([]fleet.Point, error) {
+	return nil, nil
+}
+func (*told) Events(context.Context, time.Time) ([]fleet.Event, error) { return nil, nil }
+
+// When nobody has looked for an hour, that hour is not what happens now.
+func TestRatesAreOfThePresent(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0)
+	source := &told{}
+	b := newBoard(source, nil, 2*time.Second)
+	look := func(after time.Duration, granted int64) *view {
+		source.now = counted(begin.Add(after), fleet.Counters{Granted: granted})
+		b.read(t.Context())
+		return b.seen
+	}
+	look(0, 0)
+	require.Equal(t, 10.0, look(2*time.Second, 20).limit("x").through())
+	require.Len(t, b.past, 1)
+	v := look(time.Hour, 36_000)
+	require.False(t, v.measured(), "10/s in the last hour say nothing of the present")
+	require.Empty(t, b.past)
+	require.Equal(t, 1.0, look(time.Hour+2*time.Second, 36_002).limit("x").through())
+}
+
+// A limit in shadow has the same figures in all places: what would be refused is refused, and not granted.
+func TestShadowHasTheSameFiguresEverywhere(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0)
+	c := fleet.Counters{Granted: 50, Passed: 10, WouldRefuse: 30, Refused: 20}
+	v := newView(counted(begin, fleet.Counters{}), counted(begin.Add(10*time.Second), c))
+	l := v.limit("x")
+	require.Equal(t, []float64{6, 5}, []float64{l.through(), l.turned()})
+	require.Equal(t, []float64{6, 5}, []float64{v.instances[0].granted, v.instances[0].refused})
+	share := v.shares("x")[0]
+	require.Equal(t, []float64{6, 5}, []float64{share.Granted, share.Refused})
+	h := columns([]fleet.Point{{Minute: begin, Published: true, Granted: 300, Passed: 60, WouldRefuse: 180, Refused: 120}}, begin.Add(time.Hour))
+	require.Equal(t, []float64{6, 5}, []float64{*h.Granted[0], *h.Refused[0]})
+}
+
+// Whatever numbers are in Redis, what is sent can be encoded.
+func TestAnyNumberCanBeSent(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0)
+	for _, f := range []float64{0, 5e-324, 1e-310, 1e-300, 1e-9, 1, math.MaxFloat32, 1e308, math.MaxFloat64} {
+		_, err := json.Marshal(round(f))
+		require.NoError(t, err, f)
+		now := counted(begin, fleet.Counters{})
+		l := now.Instances[0].Limits["x"]
+		l.Config = fleet.Config{Kind: fleet.WarmUp, Rate: f, Warmup: math.MaxInt64, ColdFactor: 3}
+		l.Bucket = fleet.Bucket{At: begin, Stored: 1, Max: 1}
+		v := newView(now, now)
+		_, err = json.Marshal(v.detail("x"))
+		require.NoError(t, err, f)
+	}
+}
+
+// A stream for which there is no room leaves nothing behind.
+func TestRefusedStreamLeavesNothing(t *testing.T) {
+	c, err := New(Config{Source: &told{counted(time.Now(), fleet.Counters{})}, MaxStreams: 1})
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	require.True(t, c.enter())
+	for _, path := range []string{"/stream/limit?name=a", "/stream/limit?name=b", "/stream/health", "/stream/holders"} {
+		r := httptest.NewRequest("GET", "http://127.0.0.1"+path, nil)
+		r.RemoteAddr = "127.0.0.1:1"
+		w := httptest.NewRecorder()
+		c.ServeHTTP(w, r)
+		require.Equal(t, 503, w.Code)
+	}
+	require.Empty(t, c.feeds)
+}
+
+// A row with a window and without a rate lets calls pass.
+func TestRowWithoutARate(t *testing.T) {
+	v := newView(&fleet.Snapshot{}, &fleet.Snapshot{})
+	v.include([]registry.Limit{{Name: "x", NoRate: true, Window: time.Second, WindowLimit: 5}})
+	require.False(t, strings.Contains(describe(v.limit("x").total.Newest), "nothing passes"))
+}
