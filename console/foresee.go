@@ -19,6 +19,7 @@ import (
 type foreseen struct {
 	Text  string   `json:"text"`
 	Notes []string `json:"notes"`
+	Error string   `json:"error,omitempty"` // of a value that no row may have: it is perhaps half written
 }
 
 // foresee answers what a row with these values would mean for the traffic of the last day. It changes nothing.
@@ -38,7 +39,7 @@ func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
 	names := c.config.Editor.Columns()
 	wanted, err := meaning(values, names)
 	if err != nil {
-		c.refuse(w, r, &refusal{http.StatusUnprocessableEntity, err.Error()})
+		writeJSON(w, http.StatusOK, foreseen{Error: err.Error()})
 		return
 	}
 	in := preview.Input{Limit: wanted, Period: "the last day's traffic"}
@@ -54,7 +55,7 @@ func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
 	}
 	in.Minutes = minutes(points)
 	result := preview.Of(in)
-	writeJSON(w, http.StatusOK, foreseen{result.Text, append([]string{}, result.Notes...)})
+	writeJSON(w, http.StatusOK, foreseen{Text: result.Text, Notes: append([]string{}, result.Notes...)})
 }
 
 // minutes are those in which an instance has told of itself. The last one is not over.

@@ -21,7 +21,7 @@ async function foresee() {
     const answer = await fetch(`api/preview?name=${encodeURIComponent(name)}&values=${encodeURIComponent(JSON.stringify(values(inputs)))}`);
     const d = await answer.json();
     if (now !== asked) return; // something else was written meanwhile
-    if (!answer.ok) said.replaceChildren(element("span", { class: "error" }, d.error));
+    if (d.error) said.replaceChildren(element("span", { class: "error" }, d.error));
     else said.replaceChildren(element("strong", {}, d.text), ...d.notes.map((n) => element("p", { class: "muted" }, n)));
   } catch { /* the preview is a help, and the console says itself that it is away */ }
 }
