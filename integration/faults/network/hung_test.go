@@ -89,7 +89,7 @@ func logTimes(t *testing.T, what string, took []time.Duration, deadline time.Dur
 		took[n/2].Round(time.Millisecond), took[n*99/100].Round(time.Millisecond), took[n-1].Round(time.Millisecond),
 		late.Most().Round(time.Millisecond))
 	faultlab.Figure(t, fmt.Sprintf("slowest of %d calls with %v", n, deadline), took[n-1])
-	require.LessOrEqual(t, took[n/2], deadline+soon+late.Most())
+	require.LessOrEqual(t, took[n/2], deadline+soon+2*late.Most(), "woken late, and late again by the others who were woken")
 	inTime(t, took[n-1], deadline, late)
 }
 
