@@ -136,10 +136,28 @@ func (c *coordinator) ready(now int64) bool {
 	return len(c.orders) > 0 || len(c.refunds) > 0 || c.leases.refill || c.waiters.asks(now) || c.waiters.line.Refundable() != nil
 }
 
-// advance lets go who is due, and reviews the leases.
+// advance lets go who is due, hands out what is left over, and reviews the leases.
 func (c *coordinator) advance(now int64) {
 	c.release(now)
+	c.offerSpare(now)
 	c.reviewLeases(now)
+}
+
+// offerSpare lets the reservations that are to leave with the next batch have what this process owns and nobody wants, in order: who
+// comes next would get it before them.
+func (c *coordinator) offerSpare(now int64) {
+	for len(c.orders) > 0 && c.waiters.line.Spare() {
+		if q := c.orders[0]; !q.state.over() {
+			if q.verb != reserve {
+				return
+			}
+			if c.join(q, now); q.line == nil && q.state == pending {
+				return
+			}
+		}
+		c.orders[0] = nil
+		c.orders = c.orders[1:]
+	}
 }
 
 // dropLeft forgets orders whose callers have gone.

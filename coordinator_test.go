@@ -119,3 +119,50 @@ func TestSlowStore(t *testing.T) {
 	require.Greater(t, used, seeds*10)
 	require.Greater(t, late, seeds)
 }
+
+// A caller gives up while its question is under way, and another process takes behind what it is granted, so that it cannot go back. It goes
+// to the reservation that waits for the next batch, and not to one that comes later.
+func TestSpareGoesToTheFirst(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		memory := NewMemoryStore()
+		open := func() *RateLimiter {
+			store := &distant{Store: memory}
+			store.trip.Store(int64(50 * ms))
+			l, err := NewSmoothBursty("x", 10, WithMaxPermits(0), WithStore(store), Logged(t))
+			require.NoError(t, err)
+			return l
+		}
+		l, other := open(), open()
+		began := time.Now()
+		var mu sync.Mutex
+		due := make(map[string]time.Duration)
+		reserve := func(after time.Duration, l *RateLimiter, who string) {
+			time.AfterFunc(after, func() {
+				r, err := l.Reserve(background, 1)
+				require.NoError(t, err)
+				<-r.Ready()
+				mu.Lock()
+				defer mu.Unlock()
+				due[who] = time.Since(began).Round(ms)
+			})
+		}
+		reserve(0, l, "first") // under way until 50 ms
+		time.AfterFunc(10*ms, func() {
+			ctx, cancel := context.WithCancel(background)
+			time.AfterFunc(70*ms, cancel)
+			_, err := l.Acquire(ctx, 1)
+			require.ErrorIs(t, err, context.Canceled)
+		})
+		reserve(20*ms, l, "beside it")     // both are under way until 100 ms
+		reserve(70*ms, other, "elsewhere") // until 120 ms; what is to go back, until 150 ms
+		reserve(110*ms, l, "waits")
+		reserve(151*ms, l, "comes later")
+		time.Sleep(time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Equal(t, map[string]time.Duration{
+			"first": 150 * ms, "beside it": 250 * ms, "waits": 350 * ms, "elsewhere": 450 * ms, "comes later": 550 * ms,
+		}, due)
+	})
+}

@@ -196,7 +196,7 @@ func (s *setting) reach(n, ahead int64) int64 {
 func (c *coordinator) join(q *call, now int64) {
 	c.release(now)
 	line := c.waiters.line
-	q.Value, q.Came, q.Until = q, now, schedule.Forever
+	q.Value, q.Until = q, schedule.Forever
 	if wait := q.remaining(now); wait < maxExact && (q.verb != acquire || q.deadline != 0) {
 		q.Until = now + wait
 	}

@@ -51,7 +51,7 @@ func (r *result) text(t *testing.T, s *soak) string {
 		}
 		p("| slowest answer, %s | %v + %v + 3 × its process' lateness | %v |", group, bound, slack, r.slowest[group].Round(time.Millisecond))
 	}
-	p("| overtaken in their process | 0 | %d, of %d (%d asked again and are not counted) |", r.overtaken, r.turns, r.again)
+	p("| overtaken in their process | 0 | %d, of %d (not counted: %d who asked again, %d who got what their process owned) |", r.overtaken, r.turns, r.again, r.owned)
 	p("| permits of the semaphore held at once | %d | %d, %d times held |", slots, r.crowd, r.held)
 	p("| passed the window in any second | %d | %d, of %d |", limit, r.fullest, r.passed)
 	for _, m := range r.memory {

@@ -255,7 +255,7 @@ type result struct {
 	whole                  account
 	slowest                map[string]time.Duration
 	overtaken, turns       int
-	again                  int
+	again, owned           int
 	used, due              float64 // in fault-free times
 	crowd, held            int
 	fullest, passed        int
@@ -282,6 +282,9 @@ func (s *soak) judge(total time.Duration) *result {
 		for _, e := range p.events {
 			if e.Again {
 				r.again++
+			}
+			if e.Owned && (e.What == "permit" || e.What == "hasty") {
+				r.owned++
 			}
 			switch e.What {
 			case "permit", "hasty":
@@ -400,12 +403,12 @@ func (s *soak) bounds(r *result, permits []event) {
 		if i > 0 {
 			what = "after: " + s.reset(i-1).name
 		}
-		r.segments = append(r.segments, s.account(what, between(permits, within), burst))
+		r.segments = append(r.segments, s.account(what, granted(permits, within), burst))
 		if i > 0 {
 			h := s.reset(i - 1)
 			sum += h.extra
 			both := faultlab.Span{From: segments[i-1].From, To: within.To}
-			r.across = append(r.across, s.account("across: "+h.name, between(permits, both), burst+h.extra))
+			r.across = append(r.across, s.account("across: "+h.name, granted(permits, both), burst+h.extra))
 		}
 	}
 	r.whole = s.account("all", permits, burst+sum)
@@ -459,8 +462,15 @@ func between(all []event, within faultlab.Span) []event {
 	return those
 }
 
+// granted returns those of all that lie within and were certainly granted within: what a process owns falls due after patience, and
+// lapses soon after.
+func granted(all []event, within faultlab.Span) []event {
+	return slices.DeleteFunc(between(all, within), func(e event) bool { return e.Owned && e.Asked < within.From+micros(storeTimeout+patience) })
+}
+
 // order requires that nobody was overtaken in his process: among those who asked and were let go between one fault's beginning
-// or end and the next, but for those who asked again, with as much slack as their process was late.
+// or end and the next, but for those who asked again, with as much slack as their process was late. Who gets what the process owns, since
+// somebody has given up, may pass those whose question is under way: it delays nobody.
 func (s *soak) order(r *result) {
 	var cuts []int64
 	for _, h := range s.happened {
@@ -473,7 +483,7 @@ func (s *soak) order(r *result) {
 		for _, p := range s.all {
 			var turns []faultlab.Turn
 			for _, e := range between(p.events, within) {
-				if e.What != "permit" || e.Again {
+				if e.What != "permit" || e.Again || e.Owned {
 					continue
 				}
 				turns = append(turns, faultlab.Turn{Joined: e.Asked, Left: e.Used})

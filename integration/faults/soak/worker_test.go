@@ -75,6 +75,8 @@ type event struct {
 	Goroutines uint64 `json:"n,omitempty"`
 	// Again: the process had overslept, so its caller asked again.
 	Again bool `json:"x,omitempty"`
+	// Owned: the store was not asked. The permit was granted earlier to somebody who has given up.
+	Owned bool `json:"o,omitempty"`
 }
 
 // doer does the job in such a process.
@@ -148,9 +150,11 @@ func (w *doer) repeat(call func() time.Duration) {
 
 // take takes a permit and uses it when it is due.
 func (w *doer) take(l *tokenbucket.RateLimiter) time.Duration {
+	answers := w.trips.Answers()
 	e := event{What: "permit", Asked: monotonic()}
 	r, err := l.TryReserve(background, 1, patience)
 	e.Granted = monotonic()
+	e.Owned = w.trips.Answers() == answers
 	if err != nil {
 		e.What = why(err)
 		w.tell(e)
@@ -166,19 +170,30 @@ func (w *doer) take(l *tokenbucket.RateLimiter) time.Duration {
 		e.What = "stuck"
 	}
 	e.Used = monotonic()
-	e.Due = e.Asked + micros(r.Delay()) - w.trips.Way(e.Asked)
+	e.Due = e.Asked + micros(r.Delay()) - w.way(e)
 	e.Again = r.Delay()-told > time.Millisecond
 	w.tell(e)
 	return 0
+}
+
+// way is by how much the permits of an event may have been due before the process said so. Those that it owned were granted earlier: the
+// answer is not known, but none is believed after more than 100 ms.
+func (w *doer) way(e event) int64 {
+	if e.Owned {
+		return micros(100 * time.Millisecond)
+	}
+	return w.trips.Way(e.Asked)
 }
 
 // hasty takes a permit if that takes no time.
 func (w *doer) hasty(l *tokenbucket.RateLimiter) time.Duration {
 	ctx, cancel := context.WithTimeout(background, hurry)
 	defer cancel()
+	answers := w.trips.Answers()
 	e := event{What: "hasty", Asked: monotonic()}
 	ok, err := l.TryAcquire(ctx, 1, patience)
 	e.Granted = monotonic()
+	e.Owned = w.trips.Answers() == answers
 	var wait *tokenbucket.WaitError
 	switch {
 	case errors.As(err, &wait), err == nil && !ok:
@@ -186,7 +201,7 @@ func (w *doer) hasty(l *tokenbucket.RateLimiter) time.Duration {
 	case err != nil:
 		e.What = "hasty: " + why(err)
 	default:
-		e.Due, e.Used = e.Asked-w.trips.Way(e.Asked), e.Granted
+		e.Due, e.Used = e.Asked-w.way(e), e.Granted
 	}
 	w.tell(e)
 	return breather

@@ -388,6 +388,14 @@ type Trips struct {
 
 	mu   sync.Mutex
 	last []Span // in the order of their ends
+	n    int    // answers
+}
+
+// Answers is how many there were. A call during which there was none was answered by what the process owned.
+func (t *Trips) Answers() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.n
 }
 
 // Note is called when an answer has come.
@@ -399,6 +407,7 @@ func (t *Trips) Note(trip tokenbucket.Trip) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.Now()
+	t.n++
 	t.last = append(t.last[max(0, len(t.last)+1-kept):], Span{now - trip.Elapsed.Microseconds(), now})
 }
 
