@@ -169,7 +169,7 @@ func TestWhoMayWrite(t *testing.T) {
 		require.Equal(t, 403, send("bob", readerToken, ann), "a reader")
 		require.Equal(t, 401, send("ann", "guessed-guessed-guessed", ann))
 		require.Equal(t, 403, send("ann", writerToken, ""), "no token")
-		require.Equal(t, 403, send("ann", writerToken, "x"+ann[1:]), "a wrong token")
+		require.Equal(t, 403, send("ann", writerToken, ann[1:]+"x"), "a wrong token")
 		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "cross-site"), "another site's page")
 		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "", "Origin", "http://evil.example"), "another site's page, in an old browser")
 		require.Equal(t, 415, send("ann", writerToken, ann, "Content-Type", "text/plain"), "a form of another site")
