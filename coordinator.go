@@ -139,25 +139,29 @@ func (c *coordinator) ready(now int64) bool {
 // advance lets go who is due, hands out what is left over, and reviews the leases.
 func (c *coordinator) advance(now int64) {
 	c.release(now)
-	c.offerSpare(now)
+	if c.offerSpare(now) {
+		c.release(now) // they may be due first
+	}
 	c.reviewLeases(now)
 }
 
 // offerSpare lets the reservations that are to leave with the next batch have what this process owns and nobody wants, in order: who
-// comes next would get it before them.
-func (c *coordinator) offerSpare(now int64) {
+// comes next would get it before them. It tells whether any joined the line.
+func (c *coordinator) offerSpare(now int64) (joined bool) {
 	for len(c.orders) > 0 && c.waiters.line.Spare() {
 		if q := c.orders[0]; !q.state.over() {
 			if q.verb != reserve {
-				return
+				break
 			}
 			if c.join(q, now); q.line == nil && q.state == pending {
-				return
+				break
 			}
+			joined = true
 		}
 		c.orders[0] = nil
 		c.orders = c.orders[1:]
 	}
+	return joined
 }
 
 // dropLeft forgets orders whose callers have gone.

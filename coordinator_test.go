@@ -166,3 +166,30 @@ func TestSpareGoesToTheFirst(t *testing.T) {
 		}, due)
 	})
 }
+
+// A reservation that waits for the next batch gets what somebody was granted who had given up by then. Nobody else waits, and nothing is
+// left to send: it is ready when it is due all the same.
+func TestSpareIsReadyInTime(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const ms = time.Millisecond
+		store := &distant{Store: NewMemoryStore()}
+		store.trip.Store(int64(50 * ms))
+		l, err := NewSmoothBursty("x", 10, WithMaxPermits(0), WithStore(store), Logged(t))
+		require.NoError(t, err)
+		began := time.Now()
+		ctx, cancel := context.WithCancel(background)
+		time.AfterFunc(30*ms, cancel)
+		time.AfterFunc(40*ms, func() {
+			r, err := l.Reserve(background, 1)
+			require.NoError(t, err)
+			<-r.Ready()
+			require.Equal(t, 150*ms, time.Since(began).Round(ms))
+			require.EqualValues(t, 1, store.calls.Load())
+		})
+		r, err := l.Reserve(ctx, 1) // decided at 50 ms
+		require.ErrorIs(t, err, context.Canceled)
+		require.Nil(t, r)
+		time.Sleep(time.Second)
+		require.Zero(t, Waiting(l))
+	})
+}
