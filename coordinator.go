@@ -133,7 +133,9 @@ func (c *coordinator) ready(now int64) bool {
 	}
 	c.serveFromLease(now)
 	c.listen(now)
-	return len(c.orders) > 0 || len(c.refunds) > 0 || c.leases.refill || c.waiters.asks(now) || c.waiters.line.Refundable() != nil
+	some := len(c.orders) > 0 || len(c.refunds) > 0 || c.leases.refill || c.waiters.asks(now) || c.waiters.line.Refundable() != nil
+	c.refuseExpired(now) // to find what can go back shows who comes too late
+	return some
 }
 
 // advance lets go who is due, hands out what is left over, and reviews the leases.

@@ -193,3 +193,39 @@ func TestSpareIsReadyInTime(t *testing.T) {
 		require.Zero(t, Waiting(l))
 	})
 }
+
+// Somebody leaves in front, and a larger request takes what was for those behind it. Whose permits come too late then is told so at once.
+func TestWhoExpiresIsToldAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l, err := NewSmoothBursty("x", 10, WithMaxPermits(0), WithStore(newApart()), Logged(t))
+		require.NoError(t, err)
+		c := l.coordinator
+		now := c.now()
+		terms := &terms{&l.own, &l.limiter}
+		var calls []*call
+		c.mu.Lock()
+		c.heard.at = now
+		for i, permits := range []int64{1, 2, 1, 1, 3} {
+			q := l.newCall(background, tryAcquire, permits, maxExact-1)
+			if q.Came = now; i == 3 {
+				q.timeout = 600_000
+			}
+			c.calls++
+			c.join(q, now)
+			calls = append(calls, q)
+		}
+		for _, s := range []struct{ call, begins, permits int64 }{{0, 100_000, 2}, {1, 400_000, 1}, {2, 700_000, 2}, {4, 1_000_000, 3}} {
+			c.waiters.line.Grant(&calls[s.call].Waiter, &schedule.Grant{Terms: terms, Before: schedule.Balance{Next: now + s.begins},
+				Permits: s.permits, Epoch: 1, Tag: s.begins, Prev: s.begins - 1}, now)
+		}
+		require.Nil(t, c.waiters.line.Uncovered())
+		c.dispatch(now)
+		c.mu.Unlock()
+		require.True(t, c.leave(calls[0], context.Canceled))
+		synctest.Wait()
+		require.Equal(t, []callState{left, pending, pending, refused, pending},
+			[]callState{calls[0].state, calls[1].state, calls[2].state, calls[3].state, calls[4].state})
+		time.Sleep(2 * time.Second)
+		require.Zero(t, Waiting(l))
+	})
+}
