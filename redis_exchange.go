@@ -19,12 +19,13 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 		bucket, lock := s.keysOf(name)
 		keys = append(keys, bucket, lock)
 	}
-	read := append(keys, s.now(), "", "")
+	read := append(keys, "", "", "")
 	for range keys {
 		read = append(read, "")
 	}
 	args := read
 	for pause := script.NewPause(); ; {
+		args[len(keys)] = s.now() // others may have decided since
 		asked := clock.Mono()
 		reply, err := s.run(ctx, &exchangeScript, len(keys), args...)
 		switch {
@@ -89,7 +90,7 @@ func (s *redisBase) exchanged(ctx context.Context, b *Batch, keys, reply []strin
 	if err != nil {
 		return nil, false, err
 	}
-	args = append(keys[:len(keys):len(keys)], s.now(), s.deadlineArg(timeOf(ctx), &server), strconv.FormatInt(max(1, ttl.Milliseconds()), 10))
+	args = append(keys[:len(keys):len(keys)], "", s.deadlineArg(timeOf(ctx), &server), strconv.FormatInt(max(1, ttl.Milliseconds()), 10))
 	for i, text := range found {
 		args = append(args, text, string(next[i]))
 		writes = writes || next[i] != nil
