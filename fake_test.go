@@ -203,6 +203,11 @@ func (c *fakeRedis) answer(cmd redis.Cmder) ([]string, error) {
 			return []string{now, "locked 100"}, nil
 		}
 		return []string{now, "corrupt hello"}, nil
+	case exchangeScript.SHA:
+		if c.locked.Load() {
+			return []string{"locked", "100"}, nil
+		}
+		return []string{"read", now, "hello"}, nil
 	case readScript.SHA:
 		return []string{"found", now, "hello"}, nil
 	case commitScript.SHA, clipScript.SHA:

@@ -193,6 +193,43 @@ func TestHeldLockOpensNoGate(t *testing.T) {
 	}
 }
 
+// renaming is a store with a tenant's names, that has all else of its own.
+type renaming struct{ *RedisStore }
+
+func (s renaming) Apply(ctx context.Context, b *Batch) error {
+	return s.RedisStore.Apply(ctx, &Batch{Names: []string{"tenant/" + b.Names[0]}, Decide: b.Decide})
+}
+
+// So it does also to those who come while others wait for the lock, and behind a wrapper.
+func TestHeldLockOpensNoGateToACrowd(t *testing.T) {
+	for name, wrap := range map[string]func(*RedisStore) Store{
+		"lock": func(s *RedisStore) Store { return s }, "other names": func(s *RedisStore) Store { return renaming{s} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				client := new(fakeRedis)
+				client.locked.Store(true)
+				l, err := NewSmoothBursty("x", 10, WithStore(wrap(NewRedisStore(client))), WithFailurePolicy(FailOpen), WithStoreTimeout(200*time.Millisecond))
+				require.NoError(t, err)
+				var wg sync.WaitGroup
+				for i := range 20 {
+					time.AfterFunc(time.Duration(i)*30*time.Millisecond, func() {
+						wg.Go(func() {
+							began := time.Now()
+							ok, err := l.TryAcquire(background, 1, 0)
+							require.ErrorIs(t, err, ErrLockNotObtained, "caller %d", i)
+							require.False(t, ok)
+							require.LessOrEqual(t, time.Since(began), 200*time.Millisecond)
+						})
+					})
+				}
+				time.Sleep(2 * time.Second)
+				wg.Wait()
+			})
+		})
+	}
+}
+
 // collect runs the garbage collector until something has been collected. It waits outside of a bubble's time.
 func collect(t *testing.T, collected func() bool) {
 	t.Helper()

@@ -123,6 +123,9 @@ type remembered interface {
 	waits() bool // tells whether the batch under way waits for a lock that others hold
 }
 
+// rememberedKey is under which a context has what is remembered: a store that a wrapper gives a batch of its own finds it there.
+type rememberedKey struct{}
+
 // maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
 const maxBatch = 1024
 

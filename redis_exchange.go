@@ -24,6 +24,7 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 		read = append(read, "")
 	}
 	args := read
+	m, _ := ctx.Value(rememberedKey{}).(*cachedState)
 	for pause := script.NewPause(); ; {
 		args[len(keys)] = s.now() // others may have decided since
 		asked := clock.Mono()
@@ -34,6 +35,9 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 			continue
 		default:
 			return err
+		}
+		if m != nil {
+			m.held.Store(reply[0] == "locked")
 		}
 		switch reply[0] {
 		case "done":
