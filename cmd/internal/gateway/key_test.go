@@ -158,6 +158,19 @@ func TestPartOf(t *testing.T) {
 	}
 }
 
+// A proxy that is trusted for the key is believed in what it passes on, however its network is written.
+func TestTrustedProxies(t *testing.T) {
+	for _, network := range []string{"10.0.0.0/8", "10.1.2.3", "::ffff:10.0.0.0/104", "::ffff:10.1.2.3", "::ffff:a01:203"} {
+		c, err := parseArgs(t, "--trusted-proxy", network, "--key", "client")
+		require.NoError(t, err)
+		for _, peer := range []string{"10.1.2.3:4", "[::ffff:10.1.2.3]:4"} {
+			r := &http.Request{RemoteAddr: peer, Header: http.Header{"X-Forwarded-For": {"192.0.2.1"}}}
+			require.Equal(t, "192.0.2.1", c.key.of(c, r, names()), "%s %s", network, peer)
+			require.True(t, believed(r, c.proxies), "%s %s", network, peer)
+		}
+	}
+}
+
 // Single keys are what they were, whatever is in them.
 func TestSingleKeysAsBefore(t *testing.T) {
 	for key, want := range map[string]string{"path": "/a|b\\", "header:X-Tenant": "x|y\\\uFFFD"} {
