@@ -186,6 +186,7 @@ func (a *attempt) count(ctx context.Context) (refused *Admission, err error) {
 	if a.window == nil {
 		return nil, nil
 	}
+	asked := time.Now()
 	counted, err := a.window.Take(ctx, 1)
 	if err != nil {
 		return nil, fmt.Errorf("registry: bucket %.80q: window: %w", a.name, err)
@@ -193,7 +194,7 @@ func (a *attempt) count(ctx context.Context) (refused *Admission, err error) {
 	if !counted.Allowed {
 		return &Admission{By: ByWindow, RetryAfter: counted.RetryAfter}, nil
 	}
-	a.counted, a.countedAt = counted, time.Now()
+	a.counted, a.countedAt = counted, asked // it may be told long after it was counted
 	return nil, nil
 }
 

@@ -6,10 +6,12 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/jonboulle/clockwork"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -194,6 +196,37 @@ func TestWindowsOfBegins(t *testing.T) {
 			r.Close()
 		})
 	}
+}
+
+// stopping is the clock of a process that is stopped, once, when it has just read it.
+type stopping struct {
+	clockwork.Clock
+	stops atomic.Bool
+}
+
+func (s *stopping) Since(t time.Time) time.Duration {
+	since := s.Clock.Since(t)
+	if s.stops.Swap(false) {
+		time.Sleep(500 * time.Millisecond)
+	}
+	return since
+}
+
+// A call counts in its window from when it begins, though it was told late that it counts: its process was stopped, or the answer was lost once.
+func TestCountedWhenItIsTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		clock := &stopping{Clock: clockwork.NewRealClock()}
+		row := registry.Limit{Name: "/a", NoRate: true, Window: time.Second, WindowLimit: 1}
+		r := open(t, registry.Static{row}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(slidingwindow.WithClock(clock)))
+		clock.stops.Store(true)
+		require.True(t, enter(t, r, "/a").OK)
+		began := time.Now()
+		for !enter(t, r, "/a").OK {
+			time.Sleep(time.Millisecond)
+		}
+		require.GreaterOrEqual(t, time.Since(began), row.Window)
+		r.Close()
+	})
 }
 
 // What only takes permits cannot give a place back, and says so rather than to skip it.

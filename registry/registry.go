@@ -152,7 +152,7 @@ func (r *Registry) start() error {
 		if err == nil {
 			return nil
 		}
-		if cause == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+		if cause == nil || !over(ctx) {
 			cause = err
 		}
 		if r.wait == nil || ctx.Err() != nil {
@@ -163,6 +163,12 @@ func (r *Registry) start() error {
 		case <-time.After(time.Duration((0.5 + rand.Float64()/2) * float64(pause))):
 		}
 	}
+}
+
+// over tells whether the time of a context is, or is about to be: what fails then may have failed for that, whatever it says.
+func over(ctx context.Context) bool {
+	end, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(end)
 }
 
 // poll follows the source.

@@ -318,6 +318,30 @@ func TestStart(t *testing.T) {
 	})
 }
 
+// A start that waited in vain tells why, and not that the last attempt was cut off, whatever a driver makes of that.
+func TestStartTellsTheCause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		loads := 0
+		source := sourceFunc(func(ctx context.Context) (registry.Table, error) {
+			if loads++; loads == 1 {
+				return registry.Table{}, errors.New("no such role")
+			}
+			<-ctx.Done()
+			return registry.Table{}, errors.New("i/o timeout")
+		})
+		c, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		_, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithWait(c))
+		require.ErrorContains(t, err, "no such role")
+		require.Equal(t, 2, loads)
+	})
+}
+
+// sourceFunc is a source that is a function.
+type sourceFunc func(context.Context) (registry.Table, error)
+
+func (f sourceFunc) Load(ctx context.Context) (registry.Table, error) { return f(ctx) }
+
 func TestBadOptions(t *testing.T) {
 	var nobody context.Context
 	store, source := tokenbucket.NewMemoryStore(), registry.Static{}

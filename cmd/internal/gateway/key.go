@@ -108,10 +108,25 @@ func (k *keyMaker) of(c *config, r *http.Request, match matcher) string {
 	}
 	path := c.rowOf(r.URL.Path, func(path string) (string, bool, bool) {
 		values[k.path] = escaped(path[:min(len(path), mostOfPart+1)]) // no row has a longer name
-		return match(strings.Join(values, "|"))
+		row, _, ok := match(strings.Join(values, "|"))
+		says, all := partOf(row, k.path)
+		return says, all, ok
 	})
 	values[k.path] = keyPart(path)
 	return strings.Join(values, "|")
+}
+
+// partOf is what a row says of a part of a key: with a * at its end if only how that begins, and "" if nothing. all: it names the whole part.
+func partOf(row string, i int) (says string, all bool) {
+	for ; i > 0; i-- {
+		end := endOfPart(row)
+		if end == len(row) {
+			return "", false
+		}
+		row = row[end+1:]
+	}
+	end := endOfPart(row)
+	return unescaped(row[:end], true), end < len(row) || !strings.HasSuffix(row, "*")
 }
 
 // keyPart is a part as it stands in a joined key, of which it can be read back: a "|" or a "\" has a "\" before it, and a byte that is

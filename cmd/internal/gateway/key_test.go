@@ -97,6 +97,80 @@ func TestKeyOfSeveralParts(t *testing.T) {
 	}
 }
 
+// The row that says most of the key counts, however a path is written, and whatever shorter rows say of the other parts.
+func TestShorterRowsHideNone(t *testing.T) {
+	for _, r := range []struct {
+		key, match string
+		rows       []string
+		path, row  string
+	}{
+		{"header:X-Tenant+path", "clean", []string{"acme", "acme|/ibe/Book"}, "/ibe/Book/", "acme|/ibe/Book"},
+		{"header:X-Tenant+path", "clean", []string{"acme", "acme|/ibe/Book"}, "/ibe/Book;x=1", "acme|/ibe/Book"},
+		{"header:X-Tenant+path", "clean", []string{"acme", "acme|/ibe/*"}, "/ibe", "acme|/ibe/*"},
+		{"header:X-Tenant+path", "clean", []string{"acme", "ac*"}, "/ibe", "acme"},
+		{"header:X-Tenant+path", "prefix", []string{"acme", "acme|/ibe/Book"}, "/ibe/Book/1", "acme|/ibe/Book"},
+		{"header:X-Tenant+path", "prefix", []string{"acme|/ibe/*", "acme|/ibe/Book"}, "/ibe/Book/1", "acme|/ibe/Book"},
+		{"header:X-Tenant+path", "prefix", []string{"acme|/ibe/Book/*", "acme|/ibe/Book"}, "/ibe/Book/1", "acme|/ibe/Book/*"},
+		{"path+header:X-Tenant", "clean", []string{"/ibe/*", "/ibe/Book|ac*"}, "/ibe/Book", "/ibe/Book|ac*"},
+		{"path+header:X-Tenant", "clean", []string{"/ibe/*", "/ibe/Book|ac*"}, "/ibe/Book/", "/ibe/Book|ac*"},
+		{"path+header:X-Tenant", "prefix", []string{"/ibe/*", "/ibe/Book|ac*"}, "/ibe/Book/1", "/ibe/Book|ac*"},
+	} {
+		c, err := parseArgs(t, "--key", r.key, "--match", r.match)
+		require.NoError(t, err)
+		var rows registry.Static
+		for _, name := range r.rows {
+			rows = append(rows, registry.Limit{Name: name, Rate: 1})
+		}
+		limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithParts())
+		require.NoError(t, err)
+		row, _, _ := limits.Match(c.key.of(c, request(r.path, "acme"), limits.Match))
+		limits.Close()
+		require.Equal(t, r.row, row, "%+v", r)
+	}
+}
+
+// However a path is written, a row that holds for all paths has one bucket for it.
+func TestPathIsCleanBehindOtherParts(t *testing.T) {
+	c, err := parseArgs(t, "--key", "header:X-Tenant+path")
+	require.NoError(t, err)
+	limits, err := registry.New(registry.Static{{Name: "acme", Rate: 1, PerKey: true}}, tokenbucket.NewMemoryStore(), registry.WithParts())
+	require.NoError(t, err)
+	defer limits.Close()
+	for _, path := range []string{"/ibe", "/ibe/", "/ibe;x=1", "//ibe/.;y/"} {
+		require.Equal(t, "acme|/ibe", c.key.of(c, request(path, "acme"), limits.Match), path)
+	}
+}
+
+func TestPartOf(t *testing.T) {
+	for _, c := range []struct {
+		row  string
+		i    int
+		says string
+		all  bool
+	}{
+		{"/a", 0, "/a", true}, {"/a*", 0, "/a*", false}, {"/a|x", 0, "/a", true}, {"/a|x*", 0, "/a", true}, {"*", 0, "*", false},
+		{"x", 1, "", false}, {"x*", 1, "", false}, {"x|/a", 1, "/a", true}, {"x|/a*", 1, "/a*", false}, {"x|/a|y*", 1, "/a", true}, {"x|", 1, "", true},
+		{`x\|y|/a\|b\\`, 1, `/a|b\`, true}, {`x\|y`, 1, "", false},
+	} {
+		says, all := partOf(c.row, c.i)
+		require.Equal(t, c.says, says, "%+v", c)
+		require.Equal(t, c.all, all, "%+v", c)
+	}
+}
+
+// A proxy that is trusted for the key is believed in what it passes on, however its network is written.
+func TestTrustedProxies(t *testing.T) {
+	for _, network := range []string{"10.0.0.0/8", "10.1.2.3", "::ffff:10.0.0.0/104", "::ffff:10.1.2.3", "::ffff:a01:203"} {
+		c, err := parseArgs(t, "--trusted-proxy", network, "--key", "client")
+		require.NoError(t, err)
+		for _, peer := range []string{"10.1.2.3:4", "[::ffff:10.1.2.3]:4"} {
+			r := &http.Request{RemoteAddr: peer, Header: http.Header{"X-Forwarded-For": {"192.0.2.1"}}}
+			require.Equal(t, "192.0.2.1", c.key.of(c, r, names()), "%s %s", network, peer)
+			require.True(t, believed(r, c.proxies), "%s %s", network, peer)
+		}
+	}
+}
+
 // Single keys are what they were, whatever is in them.
 func TestSingleKeysAsBefore(t *testing.T) {
 	for key, want := range map[string]string{"path": "/a|b\\", "header:X-Tenant": "x|y\\\uFFFD"} {

@@ -315,6 +315,9 @@ func (c *config) networks(flag string, list []string) (all []netip.Prefix, err e
 		if addr, e := netip.ParseAddr(s); e == nil {
 			p, err = netip.PrefixFrom(addr, addr.BitLen()), nil
 		}
+		if p.Addr().Is4In6() && p.Bits() >= 96 { // it is compared with an IPv4 address
+			p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+		}
 		if err != nil {
 			return nil, c.bad(flag, fmt.Sprintf("%q", s), "an address or a CIDR such as 10.0.0.0/8")
 		}

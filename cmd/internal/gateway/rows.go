@@ -128,25 +128,35 @@ func (rs routes) below(path string) bool {
 }
 
 // splitParts splits at each | that has no \ before it.
-func splitParts(s string) []string {
-	var parts []string
-	from := 0
+func splitParts(s string) (parts []string) {
+	for {
+		end := endOfPart(s)
+		if parts = append(parts, s[:end]); end == len(s) {
+			return parts
+		}
+		s = s[end+1:]
+	}
+}
+
+// endOfPart is where the first | is that has no \ before it, or else the end.
+func endOfPart(s string) int {
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
 		case '\\':
 			i++
 		case '|':
-			parts = append(parts, s[from:i])
-			from = i + 1
+			return i
 		}
 	}
-	return append(parts, s[from:])
+	return len(s)
 }
+
+var unescape = strings.NewReplacer(`\\`, `\`, `\|`, `|`)
 
 // unescaped is a part as it was before it was joined, as far as rows are concerned.
 func unescaped(part string, joined bool) string {
 	if !joined {
 		return part
 	}
-	return strings.NewReplacer(`\\`, `\`, `\|`, `|`).Replace(part)
+	return unescape.Replace(part)
 }

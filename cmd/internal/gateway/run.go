@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -223,7 +222,8 @@ func (s *service) connect(ctx context.Context) (*sql.DB, error) {
 		if err == nil || s.config.database.file != "" {
 			return db, err
 		}
-		if cause == nil || ctx.Err() == nil || !errors.Is(err, ctx.Err()) {
+		end, _ := ctx.Deadline()
+		if cause == nil || ctx.Err() == nil && time.Now().Before(end) {
 			cause = err
 		}
 		if ctx.Err() != nil {
