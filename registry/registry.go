@@ -251,14 +251,20 @@ func (r *Registry) bypassed(name string, f *found, err error) (bool, error) {
 	return f.pass && err == nil, err
 }
 
-// Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Without a limit in
-// force it does nothing.
+// Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Calls of a row without a rate
+// (Limit.NoRate) are refused until the penalty is over (ByPenalty): in this process from now on, in others from their next load on.
+// Without a limit in force it does nothing.
 func (r *Registry) Penalize(ctx context.Context, name string, d time.Duration) error {
 	f, err := r.find(name)
-	if err != nil || f.limiter == nil {
+	switch {
+	case err != nil:
 		return err
+	case f.limiter != nil:
+		return f.limiter.Penalize(ctx, d)
+	case f.bounded():
+		return r.pause(ctx, f.entry, d)
 	}
-	return f.limiter.Penalize(ctx, d)
+	return nil
 }
 
 // Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. It does not
