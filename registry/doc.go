@@ -27,7 +27,7 @@
 // answer. A row's version is the time of its last modification, but a changed content is put in force whatever that says: a
 // time of whole seconds does not tell two changes in one second apart, and a clock set back repeats an hour.
 //
-// The table is the truth: where a bucket follows something else than its row (tokenbucket.RateLimiter.SetRate, say), the row
+// The table decides: where a bucket follows something else than its row (tokenbucket.RateLimiter.SetRate, say), the row
 // wins after two loads. A source that is away, and a row that turns bad, leave in force what was there before. A name whose row
 // never was good is refused (WithBadRows), and so is one with a rate of 0. All of that is told to the log, again every minute, and
 // to the hook, each time.
