@@ -124,7 +124,7 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 	} else if l.coordinator.fromLease(&l.limiter, n) {
 		return verdict{granted: true, by: byLease}, nil
 	} else if wait, refused := l.coordinator.refuses(&l.limiter, n, maxWait); refused {
-		return verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
+		return verdict{by: bySnapshot, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	q := l.newCall(ctx, tryAcquire, n, maxWait)
 	l.coordinator.submit(ctx, q)
@@ -247,7 +247,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		}
 	} else if wait, refused := l.coordinator.refuses(&l.limiter, int64(permits), maxWait); refused {
 		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.coordinator.seen()},
-			verdict{by: bySight, wait: time.Duration(wait) * time.Microsecond}, nil
+			verdict{by: bySnapshot, wait: time.Duration(wait) * time.Microsecond}, nil
 	}
 	q := l.newCall(ctx, reserve, int64(permits), maxWait) // it is the caller's from now on, and never reused
 	answer := make(chan struct{})

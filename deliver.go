@@ -275,9 +275,6 @@ func (h *heard) termsOf(f *flight, b *PermitBucket) *terms {
 	return &terms{&s, f.limiter}
 }
 
-// maxJitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
-const maxJitter = 100_000
-
 // begunAnew notes that the bucket has begun another epoch. If what it grants now falls due before what it granted until then, those who
 // were granted that keep their times.
 func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
@@ -288,7 +285,7 @@ func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
 			break
 		}
 	}
-	if begins+c.heard.offset.Micros() < c.waiters.line.Last()-maxJitter {
+	if begins+c.heard.offset.Micros() < c.waiters.line.Last()-schedule.Jitter {
 		c.waiters.split()
 	} else {
 		c.waiters.line.Forget(b.Epoch)

@@ -465,11 +465,11 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, r.Delay(), last().Wait)
 			_, err = l.Reserve(background, 6000) // a minute's worth
 			require.NoError(t, err)
-			for i := 0; i < 1000 && last().By != bySight; i++ {
+			for i := 0; i < 1000 && last().By != bySnapshot; i++ {
 				_, err = l.TryAcquire(background, 1, time.Second)
 				require.NoError(t, err)
 			}
-			require.Equal(t, bySight, last().By)
+			require.Equal(t, bySnapshot, last().By)
 			require.False(t, last().Granted)
 			require.Greater(t, last().Wait, time.Second)
 

@@ -34,7 +34,7 @@ type Decision struct {
 	// By is one word for who decided:
 	//
 	//   - store: the bucket was asked. A failure under FailClosed is the store's, too.
-	//   - sight: refused without asking, since the bucket was seen to be empty.
+	//   - snapshot: refused without asking, since the bucket was seen to be empty.
 	//   - lease: granted from permits that this process holds (WithLease).
 	//   - switch: it was off, and the call passed (WithSwitch).
 	//   - policy: the store could not be asked, and FailOpen or LocalShare decided.
@@ -51,12 +51,12 @@ type Decision struct {
 
 // Who decided.
 const (
-	byStore  = "" // told as store
-	bySight  = "sight"
-	byLease  = "lease"
-	bySwitch = "switch"
-	byPolicy = "policy"
-	byCheck  = "check"
+	byStore    = "" // told as store
+	bySnapshot = "snapshot"
+	byLease    = "lease"
+	bySwitch   = "switch"
+	byPolicy   = "policy"
+	byCheck    = "check"
 )
 
 // Trip is one batch on its way to the store and back.

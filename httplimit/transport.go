@@ -32,6 +32,8 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 // (WithMaxRetryAfter); requests that wait already wait that much longer. Responses are passed on as they are.
 //
 // What a gate holds for a call (Entrance) goes back when the response's body has been read to its end or closed, or with the error.
+// An upgraded stream (status 101, a WebSocket) is the caller's to end: the request's context does not end it any more. What it holds goes
+// back when it is closed, or reading from it fails, and never if neither happens.
 //
 // Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. What
 // http.Transport sends again because an idle connection was found dead is one.
@@ -40,7 +42,7 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 type Transport struct{ settings }
 
 // NewTransport returns a Transport that asks the gate. It fails with tokenbucket.ErrInvalidConfig if the gate is nil or an
-// option has a bad value.
+// option has a bad value. Whoever upgrades a connection with it must Close the stream, which holds its place until then.
 func NewTransport(gate Gate, opts ...TransportOption) (*Transport, error) {
 	t := &Transport{settings{key: ByPath, base: http.DefaultTransport, longest: defaultRetryAfter}}
 	t.begin(gate)

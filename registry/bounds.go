@@ -225,6 +225,7 @@ type slot struct {
 	inForce atomic.Pointer[bounds]
 	inside  atomic.Int64 // calls of this process that are in, or are asking for a place
 	outage  outage
+	pause   pause
 	told    atomic.Int64 // when it was last told that a place was lost, in nanoseconds since 1970
 
 	mu   sync.Mutex // held by who puts others in force

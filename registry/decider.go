@@ -22,11 +22,13 @@ const (
 	ByWindow
 	// ByConcurrency: as many calls are under way as the row allows.
 	ByConcurrency
+	// ByPenalty: an upstream has asked to be left alone, and the row has no rate (Registry.Penalize).
+	ByPenalty
 )
 
-var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency"}
+var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency", "penalty"}
 
-// String is one word: limit, switch, disabled, zero, bad_row, unknown, shadow, window, concurrency.
+// String is one word: limit, switch, disabled, zero, bad_row, unknown, shadow, window, concurrency, penalty.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]

@@ -92,6 +92,9 @@ func (a *attempt) tell(by Decider, pass bool) {
 // run returns nil, nil when the call may begin.
 func (a *attempt) run(ctx context.Context) (refused *Admission, err error) {
 	if a.limiter == nil {
+		if left := a.slot.pause.left(); left > 0 {
+			return &Admission{By: ByPenalty, RetryAfter: left}, nil
+		}
 		return a.take(ctx)
 	}
 	if !seam.Hopeless(a.limiter, a.lead) { // else the bucket refuses at the least cost, or it will be waited for

@@ -17,7 +17,8 @@ func needsEnter(name string, c *Limit) error {
 	return fmt.Errorf("%w for bucket %.80q: its row says%s", ErrNeedsEnter, name, c.boundsText()[1:])
 }
 
-// Admission is the answer to Enter. Leave must be called when the call that it lets pass has ended.
+// Admission is the answer to Enter and Begin: whether the call may begin, and what decided. Leave must be called when a call that was let
+// pass has ended; until then it counts as under way.
 type Admission struct {
 	// OK tells that the call may begin now.
 	OK bool
@@ -52,8 +53,10 @@ func (p *Admission) Reservation() *tokenbucket.Reservation {
 	return seam.Refused(p.RetryAfter).(*tokenbucket.Reservation)
 }
 
-// Enter takes all that the row of a name says for a call, waits until the call may begin, at most as long as the row's cache says, and
-// says so; or it says which of them refused, and nothing is taken. Like Allow it lets calls pass while the switch is off, and so on.
+// Enter is the call for every row, whatever it names: a rate, a window, a concurrency. It waits until the call may begin, at most as long as
+// the row's cache says. Then the Admission is OK, and Leave must be called when the call has ended. A refusal is an Admission that is
+// not OK: it says what refused, and nothing is taken. Calls pass as with Allow while the switch is off, the row is disabled, or there is
+// none and the policy says so.
 //
 // A row's window, concurrency and rate are asked in this order, as the first refuse at the least cost, and what was taken is given
 // back if a later one refuses. A place among those under way is not waited for, and a window neither. A call that has to wait for its rate
@@ -76,7 +79,8 @@ func (r *Registry) Enter(ctx context.Context, name string) (*Admission, error) {
 	}
 }
 
-// Admit is Begin for package httplimit: a refusal is a reservation that is not OK, and leave is nil if there is nothing to give back.
+// Admit makes a Registry an httplimit.Entrance, and one of contrib/grpc; other callers want Enter. It is Begin with its answer in two parts:
+// the permit, which is not OK if the call is refused, and leave, which is nil if there is nothing to give back.
 func (r *Registry) Admit(ctx context.Context, name string) (permit *tokenbucket.Reservation, leave func(), err error) {
 	if f, err := r.find(name); err == nil && !f.bounded() {
 		if permit, err = r.reserve(ctx, name, f, nil); !errors.Is(err, ErrNeedsEnter) { // else the row has changed
@@ -93,7 +97,8 @@ func (r *Registry) Admit(ctx context.Context, name string) (permit *tokenbucket.
 	return p.Reservation(), leave, nil
 }
 
-// Begin is Enter, but for a row that names nothing but a rate: then the call may begin when the Reservation is ready, which the caller waits for.
+// Begin is Enter for callers that wait for the rate by themselves: if the row names nothing but a rate, it returns at once, and the call may
+// begin when Admission.Reservation is ready. For other rows it is Enter. Most callers want Enter.
 func (r *Registry) Begin(ctx context.Context, name string) (*Admission, error) {
 	f, err := r.find(name)
 	for again := true; err == nil && f.bounded(); again = false {

@@ -22,7 +22,7 @@ var ErrNotLoaded = errors.New("registry: limits not loaded")
 // Registry keeps one limiter for each name that its Source knows, made when it is asked for first, and follows the Source
 // while it runs. All methods may be called by many goroutines at once. Close it when it is no longer used.
 //
-// Most callers want Allow; package httplimit wants Reserve and Penalize, and takes a Registry as it is.
+// Most callers want Enter, or Allow where no row has a concurrency. The packages httplimit and contrib/grpc take a Registry as it is.
 type Registry struct {
 	settings
 
@@ -193,7 +193,7 @@ func (r *Registry) Close() {
 
 // Allow asks for one permit for a call of that name, and waits for it at most as long as the row's cache says. It is false
 // when there is none in time: the call is refused. While the switch is off, the row is disabled, or there is none and the
-// policy says so (WithUnknown), the call passes at once.
+// policy says so (WithUnknown), the call passes at once. A row with a concurrency needs Enter: Allow fails with ErrNeedsEnter.
 func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 	f, err := r.find(name)
 	if err == nil && f.bounded() {
@@ -216,7 +216,7 @@ func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 }
 
 // Reserve is Allow for callers that wait by themselves, or may have to give the permit back: the reservation is OK if its
-// permit falls due within the row's cache.
+// permit falls due within the row's cache. A row with a window or a concurrency needs Enter: Reserve fails with ErrNeedsEnter.
 func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reservation, error) {
 	f, err := r.find(name)
 	if err == nil && f.bounded() {
@@ -257,14 +257,20 @@ func (r *Registry) bypassed(name string, f *found, err error) (bool, error) {
 	return f.pass && err == nil, err
 }
 
-// Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Without a limit in
-// force it does nothing.
+// Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Calls of a row without a rate
+// (Limit.NoRate) are refused until the penalty is over (ByPenalty): in this process from now on, in others from their next load on.
+// Without a limit in force it does nothing.
 func (r *Registry) Penalize(ctx context.Context, name string, d time.Duration) error {
 	f, err := r.find(name)
-	if err != nil || f.limiter == nil {
+	switch {
+	case err != nil:
 		return err
+	case f.limiter != nil:
+		return f.limiter.Penalize(ctx, d)
+	case f.bounded():
+		return r.pause(ctx, f.entry, d)
 	}
-	return f.limiter.Penalize(ctx, d)
+	return nil
 }
 
 // Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. It does not

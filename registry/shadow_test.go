@@ -212,6 +212,6 @@ func TestPerKeyHasNoBounds(t *testing.T) {
 		rejected := openLocal(t, registry.Static{row}).Stats().Rejected
 		require.Len(t, rejected, 1, what)
 		require.Equal(t, "per key", rejected[0].Field, what)
-		require.ErrorContains(t, &rejected[0], "a window and a concurrency are of all keys together")
+		require.ErrorContains(t, &rejected[0], "per key true: want false beside a window or a concurrency: give single keys rows of their own")
 	}
 }

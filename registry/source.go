@@ -99,7 +99,7 @@ func (c *Limit) check() *RowError {
 	case c.PerKey && len(c.Name) > maxPerKeyName:
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "at most 256 bytes, for a limit per key")
 	case c.PerKey && c.bounded():
-		return bad("per key", c.PerKey, "false: a window and a concurrency are of all keys together")
+		return bad("per key", c.PerKey, "false beside a window or a concurrency: give single keys rows of their own")
 	case c.Disabled:
 		return nil
 	case !(c.Cache >= 0 && c.Cache <= 9.99):

@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -43,35 +44,52 @@ func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, er
 	return u, true, nil
 }
 
+// mostAsked is how many rows are asked for at a time: a few trips' worth.
+const mostAsked = 256
+
 // settle puts rows in force again where two loads in a row found something else to be: a limit that somebody has set, or one that is in
-// force by its version though the table has another (see dispute).
+// force by its version though the table has another (see dispute). It also looks for the penalties of rows without a rate.
 func (r *Registry) settle(ctx context.Context) {
+	unknown := func(name string, err error) {
+		r.log.Debug("registry: what is in force cannot be known", "bucket", name, "error", err)
+	}
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	turns := make(chan struct{}, mostAsked)
 	for name, e := range r.limits.Load().rows {
 		if e.slot == nil {
 			continue
 		}
 		b := e.slot.inForce.Load()
-		if b == nil || b.version != e.version {
+		if b == nil {
+			continue
+		}
+		if e.limit.NoRate && !e.limit.Disabled {
+			turns <- struct{}{}
+			asking.Go(func() { // those that are under way together share trips
+				defer func() { <-turns }()
+				if err := r.learnPause(ctx, e); err != nil {
+					unknown(name, err)
+				}
+			})
+		}
+		if b.version != e.version {
 			continue
 		}
 		if err := r.settleBounds(ctx, name, b); err != nil {
-			r.log.Debug("registry: what is in force cannot be known", "bucket", name, "error", err)
+			unknown(name, err)
 			return
 		}
 	}
 }
 
 func (r *Registry) settleBounds(ctx context.Context, name string, b *bounds) error {
-	limit, most := b.limit, b.most
+	limit, most := b.limit, b.most // in force as far as this process has heard: what nobody here asks for is another's to settle
 	if b.window != nil {
 		limit = b.window.Limit()
 	}
 	if b.places != nil {
-		s, err := b.places.Stats(ctx)
-		if err != nil {
-			return err
-		}
-		most = s.Permits
+		most = b.places.Permits()
 	}
 	if limit == b.limit && most == b.most {
 		b.disputed = 0

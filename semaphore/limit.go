@@ -59,6 +59,15 @@ type Stats struct {
 // Stats tells how the semaphore is used now. Of a fleet it asks the backend, and changes nothing there.
 func (s *Semaphore) Stats(ctx context.Context) (Stats, error) { return s.engine.stats(ctx) }
 
+// Permits is the number in force for this process, as far as it has heard: it asks nobody.
+func (s *Semaphore) Permits() int { return s.engine.known() }
+
+func (c *coordinator) known() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.heard.permits
+}
+
 func (c *coordinator) changePermits(ctx context.Context, change change) error {
 	if change.set == OwnPermits && c.version > 0 {
 		change.set = c.permits

@@ -115,6 +115,7 @@ func TestVersions(t *testing.T) {
 		require.Equal(t, 2, free(t, old), "it has heard of it")
 		require.NoError(t, old.SetPermits(ctx, 3))
 		require.Equal(t, 3, free(t, newer))
+		require.Equal(t, 3, newer.Permits(), "it has heard of it")
 		require.Equal(t, 3, free(t, plain))
 		lose()
 		require.Equal(t, 3, free(t, plain), "it has heard of it, too")

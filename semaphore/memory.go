@@ -250,6 +250,12 @@ func (m *memory) changePermits(_ context.Context, change change) error {
 	return nil
 }
 
+func (m *memory) known() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.permits
+}
+
 func (m *memory) stats(context.Context) (Stats, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

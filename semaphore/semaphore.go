@@ -58,6 +58,7 @@ type engine interface {
 	releaseID(ctx context.Context, id string) error
 	changePermits(ctx context.Context, change change) error
 	stats(ctx context.Context) (Stats, error)
+	known() int
 	holders(ctx context.Context) ([]Holder, error)
 	idle(ctx context.Context) error
 	lock() *sync.Mutex

@@ -121,7 +121,7 @@ func (c *coordinator) build() *inFlight {
 	}
 	c.queue.settle(refused...)
 	for _, q := range refused {
-		q.verdict.by = BySight
+		q.verdict.by = BySnapshot
 		close(q.ready)
 	}
 	if len(b.calls) == 0 && !c.look && !c.mustReport() {

@@ -136,7 +136,7 @@ func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 		var refused bool
 		if refused, asks = c.foresee(n, now, down); refused {
 			c.mu.Unlock()
-			return verdict{by: BySight}, nil
+			return verdict{by: BySnapshot}, nil
 		}
 	}
 	if down {

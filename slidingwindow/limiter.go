@@ -118,7 +118,7 @@ func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration
 	}
 	switch {
 	case l.isClosed():
-		return verdict{by: BySight}, 0, nil
+		return verdict{by: BySnapshot}, 0, nil
 	case l.coordinator != nil:
 		v, err = l.coordinator.allow(ctx, int64(n))
 	default:

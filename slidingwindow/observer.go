@@ -42,17 +42,17 @@ type Decider uint8
 const (
 	// ByStore: where the window is counted, in Redis or in this process.
 	ByStore Decider = iota
-	// BySight: refused without asking Redis, by what this process knows.
-	BySight
+	// BySnapshot: refused without asking Redis, by what this process knows.
+	BySnapshot
 	// ByPolicy: Redis was away, and Pass or a share decided. A failure under Refuse is ByStore.
 	ByPolicy
 	// ByCheck: what was asked for is invalid, its context had ended before, or too many wait.
 	ByCheck
 )
 
-var deciders = [...]string{"store", "sight", "policy", "check"}
+var deciders = [...]string{"store", "snapshot", "policy", "check"}
 
-// String is one word: store, sight, policy, check.
+// String is one word: store, snapshot, policy, check.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]

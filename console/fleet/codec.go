@@ -22,7 +22,7 @@ import (
 // Zeros at the end of a part are left out, and empty parts at the end. A record of which nothing is left is not written.
 
 // deciders are the words for what decides, those of registry.Decider. Their places are written.
-var deciders = []string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency"}
+var deciders = []string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency", "penalty"}
 
 // ordered are the counters as they are written.
 func (c *Counters) ordered() [7]int64 {

@@ -3,7 +3,6 @@ package grpclimit
 import (
 	"context"
 	"errors"
-	"io"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
@@ -18,6 +17,8 @@ import (
 // returns (WithMaxPenalty). A permit that was due is used, whether or not the call then finds a connection. A call that is
 // given up before that gives its permit back.
 //
+// What a gate holds for a call (Entrance) goes back when the call has returned.
+//
 // What a retry policy of the service configuration sends again happens below all interceptors, and takes no further
 // permit. Retries by an interceptor take one each if that interceptor is outside this one.
 func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
@@ -28,9 +29,11 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	if c == nil {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	if err := c.enter(); err != nil {
+	p, err := c.enter()
+	if err != nil {
 		return err
 	}
+	defer p.leave()
 	err = invoker(ctx, method, req, reply, cc, opts...)
 	c.heed(err)
 	return err
@@ -38,6 +41,9 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 
 // StreamClient is a grpc.StreamClientInterceptor: each stream takes a permit before it is opened, its messages none. All
 // else is as with UnaryClient; the upstream's RetryInfo is heeded when RecvMsg returns it.
+//
+// What a gate holds for a call (Entrance) goes back when the stream has ended. As gRPC demands of whoever opens a stream, read it until
+// there is an error, or the answer of one that has only one; or end its context.
 func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	c, err := l.begin(ctx, method)
 	if err != nil {
@@ -46,31 +52,23 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	if c == nil {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
-	if err := c.enter(); err != nil {
+	p, err := c.enter()
+	if err != nil {
 		return nil, err
 	}
+	opened := false
+	defer func() {
+		if !opened {
+			p.leave()
+		}
+	}()
 	stream, err := streamer(ctx, desc, cc, method, opts...)
 	if err != nil {
 		c.heed(err)
 		return nil, err
 	}
-	return &clientStream{ClientStream: stream, call: c}, nil
-}
-
-type clientStream struct {
-	grpc.ClientStream
-	call  *call
-	ended bool
-}
-
-// RecvMsg is where the status of a stream arrives, and after that it arrives again with every call.
-func (s *clientStream) RecvMsg(m any) error {
-	err := s.ClientStream.RecvMsg(m)
-	if err != nil && err != io.EOF && !s.ended {
-		s.ended = true
-		s.call.heed(err)
-	}
-	return err
+	opened = true
+	return c.hold(stream, p, desc, cc), nil
 }
 
 // heed penalizes the key if the upstream asks for that.

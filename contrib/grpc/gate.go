@@ -17,6 +17,15 @@ type Gate interface {
 	Penalize(ctx context.Context, key string, d time.Duration) error
 }
 
+// Entrance is a Gate that may hold something for a call until it has ended: a place among those that are under way at once. A
+// *registry.Registry is one. The interceptors ask Admit, rather than Reserve, of a gate that has it.
+type Entrance interface {
+	Gate
+	// Admit is Reserve for a call that may have something to give back when it has ended: leave does that. nil: it has not. It may wait
+	// itself, as long as the key's configuration allows. Of a refusal and an error leave is nil.
+	Admit(ctx context.Context, key string) (permit *tokenbucket.Reservation, leave func(), err error)
+}
+
 // One is the gate in which every key is one bucket. A permit may fall due up to timeout later; 0 or less: it must be due at
 // once. If no state of the bucket can meet the timeout, every call is a failure, tokenbucket.ErrNeverGranted. A nil limiter
 // makes New fail.

@@ -117,7 +117,8 @@ func WithMaxPenalty(d time.Duration) Option {
 // WithMessages makes StreamServer take a permit for each message that it receives, in place of one for the stream: it is
 // handed to the service when its permit is due, and the next one is read only then. A refused message is lost; RecvMsg
 // returns the *Error from then on, and the handler ought to end the stream with it. A call with one request costs one
-// permit either way. Streams themselves cost nothing then: limit their number in another way.
+// permit either way. Streams themselves cost nothing then: limit their number in another way. What a gate holds for a message
+// (Entrance) goes back when the service asks for the next one, or has returned.
 func WithMessages() Option {
 	return func(l *Limiter) { l.messages = true }
 }
@@ -156,17 +157,17 @@ func (l *Limiter) begin(ctx context.Context, method string) (*call, error) {
 	return &call{Limiter: l, ctx: ctx, method: method, key: l.key(ctx, method)}, nil
 }
 
-// enter takes a permit and waits until it is due.
-func (c *call) enter() error {
-	r, err := c.gate.Reserve(c.ctx, c.key)
+// enter takes a permit and waits until it is due. What the call holds then it has to leave when it has ended.
+func (c *call) enter() (*place, error) {
+	r, p, err := ask(c.ctx, c.gate, c.key)
 	if err == nil && r == nil {
 		err = errNothing
 	}
 	if err != nil {
-		return c.undecided(err)
+		return nil, c.undecided(err)
 	}
 	if !r.OK() {
-		return c.error(codes.ResourceExhausted, ErrRefused, r.RetryAfter())
+		return nil, c.error(codes.ResourceExhausted, ErrRefused, r.RetryAfter())
 	}
 	select {
 	case <-r.Ready():
@@ -174,9 +175,10 @@ func (c *call) enter() error {
 		c.giveBack(r)
 	}
 	if err := c.ctx.Err(); err != nil { // even if the permit is due: nothing would come of the call
-		return c.ended(err)
+		p.leave()
+		return nil, c.ended(err)
 	}
-	return nil
+	return p, nil
 }
 
 // undecided tells why there is neither a permit nor a refusal: the context has ended or would, or the gate failed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"strconv"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -18,8 +19,9 @@ const pushback = "grpc-retry-pushback-ms"
 // caller does. A refusal has a RetryInfo, and the trailer by which clients with a retry policy know when to try again.
 func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	c, err := l.begin(ctx, info.FullMethod)
+	var p *place
 	if err == nil && c != nil {
-		err = c.enter()
+		p, err = c.enter()
 	}
 	if err != nil {
 		if md := retryLater(err); md != nil {
@@ -27,6 +29,7 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 		}
 		return nil, err
 	}
+	defer p.leave()
 	return handler(ctx, req)
 }
 
@@ -40,20 +43,28 @@ func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.Str
 	case c == nil:
 		return handler(srv, stream)
 	case c.messages:
-		return handler(srv, &serverStream{ServerStream: stream, call: c})
+		s := &serverStream{ServerStream: stream, call: c}
+		defer s.end()
+		return handler(srv, s)
 	}
-	if err := c.enter(); err != nil {
+	p, err := c.enter()
+	if err != nil {
 		stream.SetTrailer(retryLater(err))
 		return err
 	}
+	defer p.leave()
 	return handler(srv, stream)
 }
 
-// serverStream takes a permit for each message.
+// serverStream takes a permit for each message. A message is under way until the service asks for the next one, or returns.
 type serverStream struct {
 	grpc.ServerStream
 	call *call
 	err  error
+
+	mu    sync.Mutex
+	place *place // of the last message
+	ended bool   // the service has returned, though it may still read
 }
 
 // RecvMsg takes the permit after the message: while none arrives, none is taken, and the end of the stream costs none.
@@ -61,13 +72,37 @@ func (s *serverStream) RecvMsg(m any) error {
 	if s.err != nil {
 		return s.err
 	}
+	s.holds(nil)
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	if s.err = s.call.enter(); s.err != nil {
-		s.SetTrailer(retryLater(s.err))
+	p, err := s.call.enter()
+	if s.err = err; err != nil {
+		s.SetTrailer(retryLater(err))
+		return err
 	}
-	return s.err
+	s.holds(p)
+	return nil
+}
+
+// holds leaves what the last message held, for that of the next.
+func (s *serverStream) holds(next *place) {
+	s.mu.Lock()
+	last, ended := s.place, s.ended
+	s.place = next
+	s.mu.Unlock()
+	last.leave()
+	if ended {
+		next.leave()
+	}
+}
+
+// end leaves what the last message held: the service has returned.
+func (s *serverStream) end() {
+	s.mu.Lock()
+	s.ended = true
+	s.mu.Unlock()
+	s.holds(nil)
 }
 
 // retryLater is the trailer of a refusal, or nil.

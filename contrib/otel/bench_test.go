@@ -16,7 +16,7 @@ import (
 func BenchmarkObserver(b *testing.B) {
 	ctx := context.Background()
 	granted := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true}
-	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: "sight"}
+	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: "snapshot"}
 	waited := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: 20 * time.Millisecond}
 	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: telemetrytest.Wrap(tokenbucket.ErrStoreTimeout)}
 	trip := tokenbucket.Trip{Bucket: "/ibe/AvailFare", Requests: 8, Elapsed: 100 * time.Microsecond}

@@ -35,7 +35,7 @@ func TestSlidingWindow(t *testing.T) {
 	got := x.collect(t)
 	for series, want := range map[string]float64{
 		"slidingwindow.decisions{slidingwindow.decider=store,slidingwindow.limiter=fares,slidingwindow.outcome=granted,store=eu}":                   5,
-		"slidingwindow.decisions{slidingwindow.decider=sight,slidingwindow.limiter=fares,slidingwindow.outcome=refused,store=eu}":                   5,
+		"slidingwindow.decisions{slidingwindow.decider=snapshot,slidingwindow.limiter=fares,slidingwindow.outcome=refused,store=eu}":                5,
 		"slidingwindow.decisions{error.type=invalid,slidingwindow.decider=check,slidingwindow.limiter=fares,slidingwindow.outcome=failed,store=eu}": 1,
 		"slidingwindow.permits{slidingwindow.decider=store,slidingwindow.limiter=fares,slidingwindow.outcome=granted,store=eu}":                     5,
 		"slidingwindow.store.up{store=eu}": 1,

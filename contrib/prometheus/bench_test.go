@@ -16,7 +16,7 @@ import (
 func events(observer tokenbucket.Observer) map[string]func() {
 	ctx := context.Background()
 	granted := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: 20 * time.Millisecond}
-	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: "sight"}
+	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: "snapshot"}
 	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: telemetrytest.Wrap(tokenbucket.ErrStoreTimeout)}
 	trip := tokenbucket.Trip{Bucket: "/ibe/AvailFare", Requests: 8, Elapsed: 100 * time.Microsecond}
 	return map[string]func(){

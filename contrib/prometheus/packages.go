@@ -7,7 +7,6 @@ import (
 
 	prom "github.com/prometheus/client_golang/prometheus"
 
-	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -50,7 +49,7 @@ func NewSemaphore(registerer prom.Registerer, opts ...Option) (semaphore.Observe
 	}, nil
 }
 
-// calls is all metrics of one of these packages in a registerer.
+// calls is all metrics of one of these packages in a registerer, and those of tokenbucket that it shares with them (collector).
 type calls struct {
 	of         telemetry.Package
 	maxBuckets int
@@ -86,14 +85,17 @@ func newCalls(registerer prom.Registerer, of telemetry.Package, opts []Option) (
 }
 
 func (c *calls) make() {
-	by := []string{c.of.Label, "outcome"}
+	by, kinds, waits, help := []string{c.of.Label, "outcome"}, []string{c.of.Label, "kind"}, []string{c.of.Label}, telemetry.HelpCallWaits
 	if c.of.By {
 		by = append(by, "by")
 	}
+	if c.of.Shadow {
+		by, kinds, waits, help = append(by, "shadow"), append(kinds, "shadow"), append(waits, "shadow"), telemetry.HelpWaits
+	}
 	c.decisions = c.counters("decisions_total", telemetry.HelpDecisions, by...)
 	c.permits = c.counters("permits_total", telemetry.HelpPermits, by...)
-	c.failures = c.counters("failures_total", telemetry.HelpFailures, c.of.Label, "kind")
-	c.waits = c.histograms("wait_duration_seconds", telemetry.HelpCallWaits, c.bounds, c.of.Label)
+	c.failures = c.counters("failures_total", telemetry.HelpFailures, kinds...)
+	c.waits = c.histograms("wait_duration_seconds", help, c.bounds, waits...)
 	if c.of.Ends {
 		c.held = c.histograms("held_duration_seconds", telemetry.HelpHeld, telemetry.Held, c.of.Label, "end")
 	}
@@ -104,9 +106,7 @@ func (c *calls) make() {
 	for k := range telemetry.StoreKinds {
 		c.errors[k] = errors.WithLabelValues(k.String())
 	}
-	up := prom.NewGaugeVec(prom.GaugeOpts{Namespace: c.of.Name, Name: "store_up", Help: telemetry.HelpUp}, nil)
-	c.all = append(c.all, up)
-	c.up = up.WithLabelValues()
+	c.up = c.gauges("store_up", telemetry.HelpUp).WithLabelValues()
 	c.up.Set(1)
 	c.outages = c.counters("store_outages_total", telemetry.HelpOutages).WithLabelValues()
 	c.away = c.counters("store_away_seconds_total", telemetry.HelpAway).WithLabelValues()
@@ -115,6 +115,12 @@ func (c *calls) make() {
 
 func (c *calls) counters(name, help string, labels ...string) *prom.CounterVec {
 	v := prom.NewCounterVec(prom.CounterOpts{Namespace: c.of.Name, Name: name, Help: help}, labels)
+	c.all = append(c.all, v)
+	return v
+}
+
+func (c *calls) gauges(name, help string, labels ...string) *prom.GaugeVec {
+	v := prom.NewGaugeVec(prom.GaugeOpts{Namespace: c.of.Name, Name: name, Help: help}, labels)
 	c.all = append(c.all, v)
 	return v
 }
@@ -141,36 +147,6 @@ func (c *calls) Collect(to chan<- prom.Metric) {
 
 func (c *calls) bound() (int, []float64) { return c.maxBuckets, c.bounds }
 
-func (c *calls) decided(name string, d *tokenbucket.Decision) {
-	b := c.names.Of(name)
-	a := b.Decision(d, func(l telemetry.Labels) answers { return c.answers(b.Name, l) })
-	a.calls.Inc()
-	if telemetry.Counts(d) {
-		a.permits.Add(float64(d.Permits))
-	}
-	if a.failures != nil {
-		a.failures.Inc()
-	}
-	if a.waits != nil && d.Wait > 0 {
-		a.waits.Observe(d.Wait.Seconds())
-	}
-}
-
-func (c *calls) answers(name string, l telemetry.Labels) answers {
-	labels := []string{name, l.Outcome.String()}
-	if c.of.By {
-		labels = append(labels, l.Decider)
-	}
-	a := answers{calls: c.decisions.WithLabelValues(labels...), permits: c.permits.WithLabelValues(labels...)}
-	switch l.Outcome {
-	case telemetry.Failed:
-		a.failures = c.failures.WithLabelValues(name, l.Kind.String())
-	case telemetry.Granted:
-		a.waits = c.waits.WithLabelValues(name)
-	}
-	return a
-}
-
 func (c *calls) tripped(requests int, seconds float64, err error) {
 	c.requests.Observe(float64(requests))
 	if err == nil {
@@ -185,13 +161,18 @@ func (c *calls) tripped(requests int, seconds float64, err error) {
 func (c *calls) noticed(down bool, away float64) {
 	c.health.Lock()
 	defer c.health.Unlock()
-	if down && !c.down {
+	c.turned(down && !c.down, !down && c.down, down, away)
+	c.down = down
+}
+
+// turned counts an outage that begins or ends.
+func (c *calls) turned(begins, ends, down bool, away float64) {
+	if begins {
 		c.outages.Inc()
 	}
-	if !down && c.down {
+	if ends {
 		c.away.Add(max(0, away))
 	}
-	c.down = down
 	c.up.Set(float64(telemetry.Index(!down)))
 }
 

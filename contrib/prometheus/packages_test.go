@@ -42,13 +42,13 @@ func TestSlidingWindow(t *testing.T) {
 	require.Error(t, l.Wait(short))
 	got := scrape(t, registry)
 	for series, want := range map[string]float64{
-		`slidingwindow_decisions_total{by="store",limiter="fares",outcome="granted"}`: 5,
-		`slidingwindow_decisions_total{by="sight",limiter="fares",outcome="refused"}`: 5,
-		`slidingwindow_decisions_total{by="check",limiter="fares",outcome="failed"}`:  1,
-		`slidingwindow_permits_total{by="store",limiter="fares",outcome="granted"}`:   5,
-		`slidingwindow_failures_total{kind="invalid",limiter="fares"}`:                1,
-		`slidingwindow_failures_total{kind="deadline",limiter="fares"}`:               1,
-		`slidingwindow_store_trip_duration_seconds_count{result="failed"}`:            0,
+		`slidingwindow_decisions_total{by="store",limiter="fares",outcome="granted"}`:    5,
+		`slidingwindow_decisions_total{by="snapshot",limiter="fares",outcome="refused"}`: 5,
+		`slidingwindow_decisions_total{by="check",limiter="fares",outcome="failed"}`:     1,
+		`slidingwindow_permits_total{by="store",limiter="fares",outcome="granted"}`:      5,
+		`slidingwindow_failures_total{kind="invalid",limiter="fares"}`:                   1,
+		`slidingwindow_failures_total{kind="deadline",limiter="fares"}`:                  1,
+		`slidingwindow_store_trip_duration_seconds_count{result="failed"}`:               0,
 		`slidingwindow_store_up{}`:            1,
 		`slidingwindow_store_outages_total{}`: 0,
 	} {

@@ -9,7 +9,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
-// bucket is one value of the label bucket.
+// bucket is one value of the label bucket, limiter or semaphore.
 type bucket = telemetry.Bucket[answers, leases]
 
 // answers count decisions with the same labels.
@@ -21,8 +21,8 @@ type answers struct {
 
 type leases struct{ used, unused prom.Counter }
 
-func (c *collector) decided(name string, d *tokenbucket.Decision) {
-	b := c.buckets.Of(name)
+func (c *calls) decided(name string, d *tokenbucket.Decision) {
+	b := c.names.Of(name)
 	a := b.Decision(d, func(l telemetry.Labels) answers { return c.answers(b.Name, l) })
 	a.calls.Inc()
 	if telemetry.Counts(d) {
@@ -31,31 +31,28 @@ func (c *collector) decided(name string, d *tokenbucket.Decision) {
 	if a.failures != nil {
 		a.failures.Inc()
 	}
-	if a.waits != nil {
+	if a.waits != nil && (c.of.Shadow || d.Wait > 0) {
 		a.waits.Observe(d.Wait.Seconds())
 	}
 }
 
 // answers looks the counters up. The vectors return the same one to whoever looks it up.
-func (c *collector) answers(name string, l telemetry.Labels) answers {
-	shadow := strconv.FormatBool(l.Shadow)
-	labels := []string{name, l.Outcome.String(), l.Decider, shadow}
+func (c *calls) answers(name string, l telemetry.Labels) answers {
+	labels := []string{name, l.Outcome.String()}
+	if c.of.By {
+		labels = append(labels, l.Decider)
+	}
+	var shadow []string
+	if c.of.Shadow {
+		shadow = []string{strconv.FormatBool(l.Shadow)}
+	}
+	labels = append(labels, shadow...)
 	a := answers{calls: c.decisions.WithLabelValues(labels...), permits: c.permits.WithLabelValues(labels...)}
 	switch l.Outcome {
 	case telemetry.Failed:
-		a.failures = c.failures.WithLabelValues(name, l.Kind.String(), shadow)
+		a.failures = c.failures.WithLabelValues(append([]string{name, l.Kind.String()}, shadow...)...)
 	case telemetry.Granted:
-		a.waits = c.waits.WithLabelValues(name, shadow)
+		a.waits = c.waits.WithLabelValues(append([]string{name}, shadow...)...)
 	}
 	return a
-}
-
-func (c *collector) leased(name string, permits, spent int) {
-	b := c.buckets.Of(name)
-	l := b.Lease(func() leases {
-		return leases{c.leases.WithLabelValues(b.Name, "used"), c.leases.WithLabelValues(b.Name, "unused")}
-	})
-	used, unused := telemetry.Lease(permits, spent)
-	l.used.Add(float64(used))
-	l.unused.Add(float64(unused))
 }

@@ -244,7 +244,7 @@ func (p *Proxy) cutAll() {
 	p.changed.Broadcast()
 }
 
-// listen opens the door. It holds mu, but for the first time.
+// listen accepts connections. It holds mu, but for the first time.
 func (p *Proxy) listen() error {
 	l, err := net.Listen("tcp", p.Addr)
 	if err != nil {

@@ -12,8 +12,8 @@ const (
 	// rate × lateness permits to a window at the upstream.
 	Tolerated = 100_000
 
-	// jitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
-	jitter = 100_000
+	// Jitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
+	Jitter = 100_000
 
 	// scan bounds how many waiters are looked at for permits that are too few for the head.
 	scan = 32
@@ -305,7 +305,7 @@ func (s *Schedule[V]) own(grant *Grant) {
 func (s *Schedule[V]) adjust(offset int64) {
 	for i := len(s.segments) - 1; i >= 0; i-- {
 		g := s.segments[i]
-		if g.offset <= offset || g.offset > offset+jitter {
+		if g.offset <= offset || g.offset > offset+Jitter {
 			return // those before it are no larger, or of another time
 		}
 		g.offset = offset

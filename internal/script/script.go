@@ -132,7 +132,7 @@ func refusal(reply string) string {
 	return reply
 }
 
-// Pause grows from 0.2 ms to 10 ms, each with jitter, so that a fleet does not knock in step.
+// Pause grows from 0.2 ms to 10 ms, each with jitter, so that a fleet does not ask at the same times.
 type Pause time.Duration
 
 // NewPause returns the shortest.

@@ -10,17 +10,21 @@ import (
 
 // What packages slidingwindow and semaphore tell is counted as what a limiter of tokenbucket tells.
 
-// Package is what the metrics of one of them are called by.
+// Package is what the metrics of one of them, or of tokenbucket itself, are called by.
 type Package struct {
 	Name  string // of the package: metrics begin with it
 	Label string // what the name of a limiter, or of a semaphore, is the value of
 	By    bool   // its decisions tell who made them
 	Ends  bool   // its permits end
+
+	// Shadow: its calls may be in shadow, and one that need not wait has waited for 0.
+	Shadow bool
 }
 
 // The packages.
 var (
 	SlidingWindow = Package{Name: "slidingwindow", Label: "limiter", By: true}
+	Limiter       = Package{Name: "tokenbucket", Label: "bucket", By: true, Shadow: true}
 	Semaphore     = Package{Name: "semaphore", Label: "semaphore", Ends: true}
 )
 

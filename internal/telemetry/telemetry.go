@@ -140,7 +140,7 @@ func LabelsOf(d *tokenbucket.Decision) Labels {
 }
 
 // Deciders are those who decide, see tokenbucket.Decision.
-var Deciders = [...]string{"store", "sight", "lease", "switch", "policy", "check"}
+var Deciders = [...]string{"store", "snapshot", "lease", "switch", "policy", "check"}
 
 // decider is the index of a decider.
 func decider(by string) int {

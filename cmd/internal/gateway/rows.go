@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"net/netip"
+	"net/url"
 	"strings"
 
 	"github.com/go-tokenbucket/tokenbucket/registry"
@@ -89,9 +90,25 @@ func (k *checker) neverPart(i int, part string, begins bool) string {
 	case "path":
 		return k.neverPath(part, begins)
 	case "client":
-		if _, err := netip.ParseAddr(part); err != nil && !begins {
-			return "--key client makes addresses"
+		return neverClient(part, begins)
+	default:
+		if part != strings.TrimLeft(part, " \t") || !begins && part != strings.TrimRight(part, " \t") {
+			return "a header's value has no blanks around it"
 		}
+	}
+	return ""
+}
+
+// neverClient tells why no client is that, or begins with it.
+func neverClient(part string, begins bool) string {
+	addr, err := netip.ParseAddr(part)
+	switch {
+	case begins:
+		return ""
+	case err != nil:
+		return "--key client makes addresses"
+	case addr.WithZone("").Unmap().String() != part:
+		return fmt.Sprintf("--key client makes %s of that address", addr.WithZone("").Unmap())
 	}
 	return ""
 }
@@ -107,6 +124,12 @@ func (k *checker) neverPath(path string, begins bool) string {
 		return ""
 	case !strings.HasPrefix(path, "/"):
 		return "a path begins with a slash"
+	case strings.ContainsAny(path, "?#"):
+		return "a path ends before a ? or a #, but if it has %3F or %23"
+	case !begins && strings.HasSuffix(path, " "):
+		return "a path ends with no blank, but if it has %20"
+	case unescapedPath(path) != path:
+		return fmt.Sprintf("a path is unescaped first, to %s", unescapedPath(path))
 	case cleanPath(whole) != whole:
 		return fmt.Sprintf("a path is cleaned first, to %s", strings.TrimSuffix(cleanPath(whole), "x"))
 	case begins && strings.Contains(path, ";") && k.match != "exact":
@@ -115,6 +138,14 @@ func (k *checker) neverPath(path string, begins bool) string {
 		return "no --upstream is for such a path"
 	}
 	return ""
+}
+
+// unescapedPath is a path without its %XX; as it is if one of them is wrong.
+func unescapedPath(path string) string {
+	if text, err := url.PathUnescape(path); err == nil {
+		return text
+	}
+	return path
 }
 
 // below tells whether there is a route for a path that begins so.

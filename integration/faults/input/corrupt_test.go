@@ -87,7 +87,7 @@ func TestI2Corrupt(t *testing.T) {
 				before, expires := client.Dump(ctx, key).Val(), client.PExpireTime(ctx, key).Val()
 				require.NotEmpty(t, before)
 				asks := verbs(cold)
-				for _, verb := range []string{"State", "Reserve", "Reset"} { // others may be refused by sight: the bucket was empty
+				for _, verb := range []string{"State", "Reserve", "Reset"} { // others may be refused without asking: the bucket was empty
 					asks["warm "+verb] = verbs(warm)[verb]
 				}
 				asks["Cancel"] = func() error { return held.Cancel(ctx) }

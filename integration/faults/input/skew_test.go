@@ -32,7 +32,7 @@ func TestI4LaterFormat(t *testing.T) {
 				theirs := strings.Replace(ours, "tb1", format, 1) + " more=1"
 				require.NoError(t, client.Set(ctx, key, theirs, time.Hour).Err())
 				for verb, ask := range verbs(later) {
-					if verb == "Try" { // which may be refused by sight: the bucket was empty
+					if verb == "Try" { // which may be refused without asking: the bucket was empty
 						continue
 					}
 					err := ask()

@@ -48,9 +48,9 @@ var Decisions = []tokenbucket.Decision{
 	{Bucket: "fares", Permits: 1, Granted: true},
 	{Bucket: "fares", Permits: 1, Granted: true, By: "lease"},
 	{Bucket: "fares", Permits: 3, Wait: time.Second}, // refused: nobody waited that second
-	{Bucket: "fares", Permits: 1, By: "sight"},
-	{Bucket: "fares", Permits: 1, By: "sight"},
-	{Bucket: "fares", Permits: 1, By: "sight", Shadow: true},
+	{Bucket: "fares", Permits: 1, By: "snapshot"},
+	{Bucket: "fares", Permits: 1, By: "snapshot"},
+	{Bucket: "fares", Permits: 1, By: "snapshot", Shadow: true},
 	{Bucket: "fares", Permits: 1, Granted: true, Wait: time.Minute, Shadow: true},
 	{Bucket: "fares", Permits: 1, Granted: true, By: "switch"},
 	{Bucket: "fares", Permits: 1, Granted: true, By: "policy"},
