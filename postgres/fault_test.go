@@ -45,7 +45,13 @@ func TestLateBehindLock(t *testing.T) {
 		r, _ := b.Apply(ctx, batch)
 		reports <- r
 	}()
-	time.Sleep(150 * time.Millisecond)
+	eventually(t, "it waits for the row", func() bool {
+		return value(t, b.store, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1",
+			"%"+b.store.schema+".semaphore_apply%") == 1
+	})
+	eventually(t, "its deadline", func() bool {
+		return value(t, b.store, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint") > first.Now+100_000
+	})
 	require.NoError(t, tx.Commit(ctx))
 	r := <-reports
 	require.True(t, r.Late)
