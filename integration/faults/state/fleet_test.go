@@ -219,7 +219,7 @@ func (f *fleet) failures() map[string]int {
 func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, moved, killed bool) *account {
 	t.Helper()
 	f.stop()
-	time.Sleep(20 * time.Millisecond) // for MONITOR's last lines
+	books.settle(t)
 	a := books.account(t, key(f.name), moved)
 	f.mu.Lock()
 	defer f.mu.Unlock()
