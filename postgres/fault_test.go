@@ -579,7 +579,7 @@ func TestFaults(t *testing.T) {
 		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "+
 			"WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
 		require.NoError(t, err)
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // they connect anew meanwhile
 	}
 	goesOn("connections cut")
 	require.NoError(t, server.Stop())
@@ -588,7 +588,7 @@ func TestFaults(t *testing.T) {
 	goesOn("server stopped")
 	exec(t, s, "ALTER ROLE postgres SET statement_timeout = '2ms'")
 	exec(t, s, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // statements fail for so long
 	eventually(t, "role", func() bool { _, err := admin.Exec(ctx, "ALTER ROLE postgres RESET ALL"); return err == nil })
 	eventually(t, "cut", func() bool {
 		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
@@ -597,7 +597,7 @@ func TestFaults(t *testing.T) {
 	goesOn("statement_timeout")
 	for range 2 {
 		server.Kill()
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // it is away for so long
 		require.NoError(t, server.Restart())
 		goesOn("server killed")
 	}

@@ -344,7 +344,7 @@ func TestOutageOutlivesALimiter(t *testing.T) {
 		_, err = b.Try(background)
 		require.Error(t, err)
 	}()
-	for range 50 {
+	for range 50 { // nothing happens when the one is collected
 		runtime.GC()
 		time.Sleep(20 * time.Millisecond)
 	}
