@@ -333,7 +333,7 @@ func TestUncountable(t *testing.T) {
 
 // A shadow refuses nobody, says what it would have done, and changes nothing for those in force.
 func TestShadow(t *testing.T) {
-	client := redistest.Shared(t).Client(t)
+	client := patientClient(t)
 	prefix := fmt.Sprint(t.Name(), time.Now().UnixNano(), ":")
 	stores := redisStores(client, WithKeyPrefix(prefix))
 	stores["memory"] = NewMemoryStore()
@@ -399,7 +399,8 @@ func TestShadow(t *testing.T) {
 			require.Equal(t, before.Seq, after.Seq)
 			require.Equal(t, before.Tail, after.Tail)
 			if which != "memory" {
-				keys := client.Keys(background, prefix+"{*"+strings.ReplaceAll(name, " ", "%20")+"}").Val()
+				keys, err := client.Keys(background, prefix+"{*"+strings.ReplaceAll(name, " ", "%20")+"}").Result()
+				require.NoError(t, err)
 				require.Len(t, keys, 2)
 			}
 		})

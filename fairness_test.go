@@ -209,7 +209,6 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 					})
 				}
 				joined.Wait()
-				time.Sleep(20 * time.Millisecond)
 				began := time.Now()
 				cancel()
 				waiting.Wait()

@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -312,9 +313,12 @@ func TestLoneCallerAsksItself(t *testing.T) {
 			cancelled, cancel := context.WithCancel(background)
 			defer cancel()
 			for range 3 {
-				for !itself(background) { // whether the server is prompt is not known yet, or the last trip is not quite over
-					time.Sleep(time.Millisecond)
-				}
+				require.NoError(t, redistest.Poll(20*time.Second, func() error { // the last trip may not be quite over
+					if !itself(background) {
+						return errors.New("another goroutine asks")
+					}
+					return nil
+				}))
 				require.False(t, itself(cancelled))
 			}
 		})
@@ -376,7 +380,7 @@ func TestLoneCallerOfASlowServerWithoutScripts(t *testing.T) {
 	for range 3 {
 		_, err = l.Try(background)
 		require.NoError(t, err)
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // the trip is quite over
 	}
 	require.NoError(t, server.Client(t).ScriptFlush(background).Err())
 	by.Store(int64(timeout * 8 / 10))

@@ -32,24 +32,30 @@ func grab(id string) *semaphore.Batch {
 func TestLateBehindLock(t *testing.T) {
 	pool, schema := opened(t)
 	b := &backend{store: store(t, pool, schema), name: "x"}
-	first, err := b.Apply(ctx, grab("a"))
+	_, err := b.Apply(ctx, grab("a"))
 	require.NoError(t, err)
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, "SELECT FROM "+b.store.schema+".semaphore FOR UPDATE")
 	require.NoError(t, err)
 	reports := make(chan *semaphore.Report)
+	clock := func() int64 { return value(t, b.store, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint") }
+	deadline := clock() + 500_000
 	go func() {
 		batch := grab("b")
-		batch.Deadline, batch.Leave = first.Now+100_000, []string{"a"}
+		batch.Deadline, batch.Leave = deadline, []string{"a"}
 		r, _ := b.Apply(ctx, batch)
 		reports <- r
 	}()
-	time.Sleep(150 * time.Millisecond)
+	eventually(t, "it waits for the row", func() bool {
+		return value(t, b.store, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1",
+			"%"+b.store.schema+".semaphore_apply%") == 1
+	})
+	eventually(t, "its deadline", func() bool { return clock() > deadline })
 	require.NoError(t, tx.Commit(ctx))
 	r := <-reports
 	require.True(t, r.Late)
-	require.Greater(t, r.Now, first.Now+100_000)
+	require.Greater(t, r.Now, deadline)
 	holders, err := b.Holders(ctx)
 	require.NoError(t, err)
 	require.Equal(t, "a", holders[0].ID, "nothing was done")
@@ -573,7 +579,7 @@ func TestFaults(t *testing.T) {
 		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "+
 			"WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
 		require.NoError(t, err)
-		time.Sleep(20 * time.Millisecond)
+		time.Sleep(20 * time.Millisecond) // they connect anew meanwhile
 	}
 	goesOn("connections cut")
 	require.NoError(t, server.Stop())
@@ -582,7 +588,7 @@ func TestFaults(t *testing.T) {
 	goesOn("server stopped")
 	exec(t, s, "ALTER ROLE postgres SET statement_timeout = '2ms'")
 	exec(t, s, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
-	time.Sleep(200 * time.Millisecond)
+	time.Sleep(200 * time.Millisecond) // statements fail for so long
 	eventually(t, "role", func() bool { _, err := admin.Exec(ctx, "ALTER ROLE postgres RESET ALL"); return err == nil })
 	eventually(t, "cut", func() bool {
 		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
@@ -591,7 +597,7 @@ func TestFaults(t *testing.T) {
 	goesOn("statement_timeout")
 	for range 2 {
 		server.Kill()
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * time.Millisecond) // it is away for so long
 		require.NoError(t, server.Restart())
 		goesOn("server killed")
 	}

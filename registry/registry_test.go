@@ -542,60 +542,55 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 // A row that turns from a rate into a warm-up and back reaches the bucket, without an error for any call, also of those who
 // have not heard of it.
 func TestKindChanges(t *testing.T) {
-	store := tokenbucket.NewMemoryStore()
-	source := &fake{}
-	plain := row("/a", 1000, 1)
-	warm := with(row("/a", 1000, 2), func(l *registry.Limit) { l.Warmup = time.Second })
-	source.set(plain)
-	opts := []registry.Option{registry.WithInterval(100 * time.Millisecond)}
-	first := open(t, source, store, opts...)
-	second := open(t, source, store, append(opts, registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(2*time.Second)))...)
-	done := make(chan struct{})
-	var calls, failed atomic.Int64
-	var wg sync.WaitGroup
-	for _, r := range []*registry.Registry{first, second} {
-		for range 4 {
-			wg.Go(func() {
-				for {
-					select {
-					case <-done:
-						return
-					default:
+	synctest.Test(t, func(t *testing.T) {
+		const interval = 100 * time.Millisecond
+		store := tokenbucket.NewMemoryStore()
+		source := &fake{}
+		plain := row("/a", 1000, 1)
+		warm := with(row("/a", 1000, 2), func(l *registry.Limit) { l.Warmup = time.Second })
+		source.set(plain)
+		opts := []registry.Option{registry.WithInterval(interval)}
+		first := open(t, source, store, opts...)
+		second := open(t, source, store, append(opts, registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(2*time.Second)))...)
+		done, end := context.WithCancel(ctx)
+		defer end()
+		var calls, failed atomic.Int64
+		var wg sync.WaitGroup
+		for _, r := range []*registry.Registry{first, second} {
+			for range 4 {
+				wg.Go(func() {
+					for done.Err() == nil {
+						calls.Add(1)
+						if _, err := r.Allow(ctx, "/a"); err != nil {
+							t.Log(err)
+							failed.Add(1)
+						}
+						time.Sleep(time.Millisecond)
 					}
-					calls.Add(1)
-					if _, err := r.Allow(ctx, "/a"); err != nil {
-						t.Log(err)
-						failed.Add(1)
-					}
-				}
-			})
+				})
+			}
 		}
-	}
-	warms := func(want bool) {
-		require.Eventually(t, func() bool {
+		warms := func(want bool) {
+			t.Helper()
+			time.Sleep(2 * interval)
 			for _, r := range []*registry.Registry{first, second} {
 				l, err := r.Limiter("/a")
-				if err != nil {
-					return false
-				}
+				require.NoError(t, err)
 				b, err := l.State(ctx)
-				if err != nil || b.WarmupMicros > 0 != want {
-					return false
-				}
+				require.NoError(t, err)
+				require.Equal(t, want, b.WarmupMicros > 0)
 			}
-			return true
-		}, 10*time.Second, time.Millisecond)
-	}
-	warms(false)
-	source.set(warm)
-	warms(true)
-	time.Sleep(300 * time.Millisecond)
-	source.set(plain)
-	warms(false)
-	close(done)
-	wg.Wait()
-	require.Zero(t, failed.Load(), "of %d calls", calls.Load())
-	require.Greater(t, calls.Load(), int64(100))
+		}
+		warms(false)
+		source.set(warm)
+		warms(true)
+		source.set(plain)
+		warms(false)
+		end()
+		wg.Wait()
+		require.Zero(t, failed.Load(), "of %d calls", calls.Load())
+		require.Greater(t, calls.Load(), int64(100))
+	})
 }
 
 // A fleet does not ask in step, and nobody asks less often than the interval says.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -71,18 +72,32 @@ func TestFollow(t *testing.T) {
 					Interval: interval, Path: "/ibe/AvailFare", Callers: 8,
 				}))
 			}
-			time.Sleep(3 * time.Second)
+			told := func(what string, n int) { // by each process
+				t.Helper()
+				require.Eventually(t, func() bool {
+					for _, w := range workers {
+						events := w.Events()
+						if len(slices.DeleteFunc(events, func(e event) bool { return e.What != what })) < n {
+							return false
+						}
+					}
+					return true
+				}, 30*time.Second, 10*time.Millisecond, "%d times %s", n, what)
+			}
+			told("granted", 1)
+			time.Sleep(2 * time.Second) // the rate is measured for so long
 			steps := []struct {
 				at   int64
 				rate float64
 			}{{rate: 50}}
-			for _, rate := range []float64{200, 20, 80} {
+			for i, rate := range []float64{200, 20, 80} {
 				exec1(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %v WHERE interfaceUrl = '/ibe/AvailFare'", rate))
 				steps = append(steps, struct {
 					at   int64
 					rate float64
 				}{time.Now().UnixMicro(), rate})
-				time.Sleep(3 * time.Second)
+				told("followed", i+1)
+				time.Sleep(2500 * time.Millisecond) // the rate is measured for so long
 			}
 			ended := time.Now().UnixMicro()
 			var granted []faultlab.Event
@@ -158,7 +173,7 @@ func TestFollow(t *testing.T) {
 					from = steps[1].at - 1_500_000
 				}
 				n := count(from, to)
-				require.InDelta(t, steps[i].rate*float64(to-from)/1e6, n, 5+0.1*n, "at %v/s", steps[i].rate)
+				require.InDelta(t, steps[i].rate*float64(to-from)/1e6, n, 5+0.1*n+steps[i].rate*late.Seconds(), "at %v/s", steps[i].rate)
 			}
 		})
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
@@ -20,6 +21,7 @@ import (
 type upstream struct {
 	*httptest.Server
 
+	late    *faultlab.Lateness
 	mu      sync.Mutex
 	admit   func(now time.Time) bool
 	retry   string // Retry-After of a refusal
@@ -33,7 +35,7 @@ type arrival struct {
 }
 
 func startUpstream(t *testing.T, admit func(now time.Time) bool) *upstream {
-	u := &upstream{admit: admit}
+	u := &upstream{admit: admit, late: faultlab.MeasureLateness(t)}
 	u.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u.mu.Lock()
 		defer u.mu.Unlock()
@@ -49,6 +51,16 @@ func startUpstream(t *testing.T, admit func(now time.Time) bool) *upstream {
 	}))
 	t.Cleanup(u.Close)
 	return u
+}
+
+// awaits waits until the calls that have arrived are enough.
+func (u *upstream) awaits(t *testing.T, enough func(arrived []arrival) bool) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		return enough(u.arrived)
+	}, 30*time.Second, time.Millisecond)
 }
 
 // bucket is a token bucket that holds one second's worth, full at first.
@@ -94,8 +106,8 @@ func gateways(t *testing.T, u *upstream, limit registry.Limit) []*worker.Worker[
 	return workers
 }
 
-// late ends the workers and returns how late the most unpunctual one was woken.
-func late(t *testing.T, workers []*worker.Worker[event]) (worst time.Duration) {
+// latest ends the workers and returns how late the most unpunctual one was woken, or the upstream.
+func (u *upstream) latest(t *testing.T, workers []*worker.Worker[event]) (worst time.Duration) {
 	var failed []string
 	for _, w := range workers {
 		for _, e := range w.End() {
@@ -108,6 +120,7 @@ func late(t *testing.T, workers []*worker.Worker[event]) (worst time.Duration) {
 			}
 		}
 	}
+	worst = max(worst, u.late.Most())
 	if worst < 200*time.Millisecond { // else this machine was too late for any deadline
 		require.Empty(t, failed)
 	}
@@ -135,13 +148,9 @@ func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
 			t.Parallel()
 			u := startUpstream(t, c.admit)
 			workers := gateways(t, u, c.limit)
-			require.Eventually(t, func() bool {
-				u.mu.Lock()
-				defer u.mu.Unlock()
-				return len(u.arrived) > 0
-			}, 20*time.Second, time.Millisecond)
+			u.awaits(t, func(arrived []arrival) bool { return len(arrived) > 0 })
 			time.Sleep(seconds * time.Second)
-			worst := late(t, workers)
+			worst := u.latest(t, workers)
 			calls, refused := 0, 0
 			processes := map[string]int{}
 			for _, a := range u.arrived {
@@ -174,17 +183,26 @@ func TestRetryAfterHoldsTheFleet(t *testing.T) {
 	u := startUpstream(t, full)
 	u.retry = "3"
 	workers := gateways(t, u, registry.Limit{Name: "/ibe/Ticket", Rate: quota, Cache: 0.5})
-	time.Sleep(4 * time.Second)
+	u.awaits(t, func(arrived []arrival) bool {
+		from := map[string]bool{}
+		for _, a := range arrived {
+			from[a.from] = true
+		}
+		return len(arrived) > 2*quota && len(from) == len(workers)
+	})
 	u.mu.Lock()
 	before := len(u.arrived)
 	u.admit = half
 	u.mu.Unlock()
-	time.Sleep(11 * time.Second)
-	worst := late(t, workers)
-	require.Greater(t, before, 2*quota)
+	refused := func(a arrival) bool { return a.refused }
+	u.awaits(t, func(arrived []arrival) bool { // the halved quota is exceeded, and then they go on
+		calls := arrived[before:]
+		first := slices.IndexFunc(calls, refused)
+		return first >= 0 && len(calls) > quota && calls[len(calls)-quota].at.Sub(calls[first].at) > retry
+	})
+	worst := u.latest(t, workers)
 	calls := u.arrived[before:]
-	first := slices.IndexFunc(calls, func(a arrival) bool { return a.refused })
-	require.GreaterOrEqual(t, first, 0, "the halved quota was exceeded")
+	first := slices.IndexFunc(calls, refused)
 	told := calls[first].at
 	held := map[string]int{}
 	last := time.Duration(0)

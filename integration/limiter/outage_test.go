@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -170,7 +171,25 @@ func TestInstancesAreCounted(t *testing.T) {
 		defer runtime.KeepAlive(open(t, "y", 3, store, tb.WithFailurePolicy(tb.LocalShare(100)))) // a process is counted once
 		fleet = append(fleet, l)
 	}
-	time.Sleep(5 * time.Second) // each shows every two seconds that it lives
+	signs := func() []redis.Z { return client.ZRangeWithScores(background, "tokenbucket:instances", 0, -1).Val() }
+	require.Eventually(t, func() bool { return len(signs()) == 3 }, 20*time.Second, time.Millisecond)
+	first := map[any]float64{}
+	for _, z := range signs() {
+		first[z.Member] = z.Score
+	}
+	for range 2 { // who has shown twice more that it lives has had the answer to the first
+		require.Eventually(t, func() bool {
+			for _, z := range signs() {
+				if z.Score <= first[z.Member] {
+					return false
+				}
+			}
+			return true
+		}, 20*time.Second, time.Millisecond)
+		for _, z := range signs() {
+			first[z.Member] = z.Score
+		}
+	}
 	require.EqualValues(t, 3, client.ZCard(background, "tokenbucket:instances").Val())
 	ttl := client.PTTL(background, "tokenbucket:instances").Val()
 	require.Positive(t, ttl)
@@ -206,7 +225,9 @@ func TestUncountable(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return client.ZCard(background, "tokenbucket:instances").Val() == 1 }, 20*time.Second, time.Millisecond)
 	require.NoError(t, client.Set(background, "tokenbucket:instances", "another's", 0).Err())
-	time.Sleep(5 * time.Second) // it is asked every two seconds
+	require.Eventually(t, func() bool { // it is asked every two seconds, and has had the first of two answers
+		return strings.Contains(client.Info(background, "errorstats").Val(), "errorstat_WRONGTYPE:count=2")
+	}, 20*time.Second, 5*time.Millisecond)
 	require.NoError(t, server.Kill())
 	require.InDelta(t, 5.0/7, localRate(t, l, &health), 0.01)
 }
@@ -323,7 +344,7 @@ func TestOutageOutlivesALimiter(t *testing.T) {
 		_, err = b.Try(background)
 		require.Error(t, err)
 	}()
-	for range 50 {
+	for range 50 { // nothing happens when the one is collected
 		runtime.GC()
 		time.Sleep(20 * time.Millisecond)
 	}
@@ -451,14 +472,16 @@ func TestFirstFailuresHaveTheSentinel(t *testing.T) {
 				t.Parallel()
 				server := redistest.Start(t)
 				l := open(t, "x", 1000, redisStores(server.Client(t))[which], tb.WithStoreTimeout(200*time.Millisecond))
-				var failed atomic.Int64
+				var served, failed atomic.Int64
 				var callers sync.WaitGroup
 				ctx, stop := context.WithCancel(t.Context())
 				check := func(err error) {
-					if err != nil {
-						failed.Add(1)
-						assert.ErrorIs(t, err, tb.ErrStoreUnavailable)
+					if err == nil {
+						served.Add(1)
+						return
 					}
+					failed.Add(1)
+					assert.ErrorIs(t, err, tb.ErrStoreUnavailable)
 				}
 				for range 8 {
 					callers.Go(func() {
@@ -476,12 +499,12 @@ func TestFirstFailuresHaveTheSentinel(t *testing.T) {
 						}
 					})
 				}
-				time.Sleep(50 * time.Millisecond)
+				require.Eventually(t, func() bool { return served.Load() > 100 }, 20*time.Second, time.Millisecond)
 				require.NoError(t, begin(server))
-				time.Sleep(1500 * time.Millisecond)
+				require.Eventually(t, func() bool { return failed.Load() > 100 }, 20*time.Second, time.Millisecond)
+				time.Sleep(500 * time.Millisecond) // the outage is noticed, and probed
 				stop()
 				callers.Wait()
-				require.Greater(t, failed.Load(), int64(100))
 			})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -26,19 +27,6 @@ func hookTold(t *testing.T, outages <-chan error) error {
 		require.FailNow(t, "the hook was not called")
 		return nil
 	}
-}
-
-// seenWithin fails the test if what does not come about in time. Servers are other processes: there is no fake clock for them.
-func seenWithin(t *testing.T, limit time.Duration, what func() bool) time.Duration {
-	t.Helper()
-	began := time.Now()
-	for !what() {
-		if time.Since(began) > limit {
-			require.FailNow(t, "not in time")
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return time.Since(began)
 }
 
 const (
@@ -77,29 +65,29 @@ func TestRedisSwitch(t *testing.T) {
 		on := i%2 == 1
 		require.NoError(t, fleet[i%5].Set(ctx, on))
 		require.Equal(t, on, fleet[i%5].Enabled())
-		slowest = max(slowest, seenWithin(t, pollEvery+switchSlack, all(on)))
+		slowest = max(slowest, faultlab.Soon(t, pollEvery+switchSlack, all(on)))
 	}
 	t.Log("slowest of 10 flips until 5 switches saw it:", slowest, "with an interval of", pollEvery)
 
 	for value, on := range map[string]bool{"off": false, "ON": true, "0": false, "1": true, "False": false, "true": true} {
 		require.NoError(t, client.Set(ctx, "limits", value, 0).Err())
-		seenWithin(t, pollEvery+switchSlack, all(on))
+		faultlab.Soon(t, pollEvery+switchSlack, all(on))
 	}
 	require.NoError(t, client.Set(ctx, "limits", "0", 0).Err())
-	seenWithin(t, pollEvery+switchSlack, all(false))
+	faultlab.Soon(t, pollEvery+switchSlack, all(false))
 	require.NoError(t, client.Del(ctx, "limits").Err())
-	seenWithin(t, pollEvery+switchSlack, all(true))
+	faultlab.Soon(t, pollEvery+switchSlack, all(true))
 	require.NoError(t, client.Set(ctx, "limits", "0", 0).Err())
-	seenWithin(t, pollEvery+switchSlack, all(false))
+	faultlab.Soon(t, pollEvery+switchSlack, all(false))
 	require.Empty(t, outages)
 
 	require.NoError(t, client.Set(ctx, "limits", "maybe\n", 0).Err())
-	seenWithin(t, pollEvery+switchSlack, func() bool { return len(outages) == 5 })
+	faultlab.Soon(t, pollEvery+switchSlack, func() bool { return len(outages) == 5 })
 	require.ErrorContains(t, hookTold(t, outages), `value "maybe\n"`)
 	require.True(t, all(false)(), "garbage is no value")
 	require.NoError(t, client.Del(ctx, "limits").Err())
 	require.NoError(t, client.LPush(ctx, "limits", "1").Err())
-	seenWithin(t, pollEvery+switchSlack, func() bool { return fleet[0].Err() != nil })
+	faultlab.Soon(t, pollEvery+switchSlack, func() bool { return fleet[0].Err() != nil })
 	require.NoError(t, fleet[0].Set(ctx, false), "SET replaces what is not a text")
 }
 
@@ -118,7 +106,7 @@ func TestRedisAway(t *testing.T) {
 		require.NoError(t, s.Set(ctx, false))
 
 		require.NoError(t, server.Stop())
-		seenWithin(t, switchSlack, func() bool { return s.Age() > 8*pollEvery })
+		faultlab.Soon(t, switchSlack, func() bool { return s.Age() > 8*pollEvery })
 		require.False(t, s.Enabled())
 		require.ErrorIs(t, s.Err(), context.DeadlineExceeded)
 		require.Error(t, hookTold(t, outages))
@@ -138,7 +126,7 @@ func TestRedisAway(t *testing.T) {
 		require.Less(t, time.Since(began), switchSlack)
 
 		require.NoError(t, server.Continue())
-		seenWithin(t, 4*switchSlack, func() bool { return s.Err() == nil })
+		faultlab.Soon(t, 4*switchSlack, func() bool { return s.Err() == nil })
 		require.NoError(t, hookTold(t, outages))
 		require.NoError(t, s.Set(ctx, true))
 		s.Close()

@@ -72,7 +72,10 @@ func TestCluster(t *testing.T) {
 				}
 				got := make(chan *semaphore.Permit)
 				go func() { got <- acquire(to, 1) }()
-				time.Sleep(10 * time.Millisecond)
+				assert.Eventually(t, func() bool {
+					stats, err := from.Stats(ctx)
+					return err == nil && stats.Waiting == 1
+				}, 20*time.Second, 5*time.Millisecond, what)
 				assert.NoError(t, q.Release(ctx), what)
 				if q = <-got; q == nil {
 					return

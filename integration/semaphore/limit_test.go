@@ -159,7 +159,7 @@ func TestFirstLook(t *testing.T) {
 			Do: "watch", Redis: client.Options().Addr, Label: "w", Semaphores: []spec{{Name: fmt.Sprint("w", i), Permits: 1, Lease: lease}},
 		}, nil)
 		p.expect(t, "held")
-		time.Sleep(time.Duration(i%7) * 11 * time.Millisecond)
+		time.Sleep(time.Duration(i%7) * 11 * time.Millisecond) // before or after a renewal
 		p.signal(t, syscall.SIGSTOP)
 		time.Sleep(2 * lease)
 		p.signal(t, syscall.SIGCONT)

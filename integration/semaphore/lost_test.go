@@ -279,7 +279,7 @@ func TestReleasedTwiceAtOnce(t *testing.T) {
 	go func() { answers <- p.Release(ctx) }()
 	<-under
 	go func() { answers <- p.Release(ctx) }()
-	time.Sleep(100 * time.Millisecond)
+	time.Sleep(100 * time.Millisecond) // nothing happens meanwhile
 	assert.Empty(t, answers, "told before it is known")
 	close(goOn)
 	for range 2 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -224,11 +225,11 @@ func TestSetSwitch(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, [3]string{"t_ratelimite_switch", "global", "0"}, [3]string{off.Table, off.Name, *off.To["enabled"]})
 		require.Nil(t, off.From)
-		within(t, 5*time.Second, func() bool { return !sw.Enabled() })
+		faultlab.Soon(t, 5*time.Second, func() bool { return !sw.Enabled() })
 		require.Contains(t, sw.Origin(), "by ann")
 		_, err = e.Undo(ctx, off.ID, "ben", "it is over")
 		require.NoError(t, err)
-		within(t, 5*time.Second, sw.Enabled)
+		faultlab.Soon(t, 5*time.Second, sw.Enabled)
 		off, err = e.SetSwitch(ctx, false, "ann", "again")
 		require.NoError(t, err)
 		_, err = e.SetSwitch(ctx, true, "ben", "no")

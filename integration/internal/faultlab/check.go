@@ -209,9 +209,10 @@ type Lateness struct {
 	most atomic.Int64
 	halt func()
 
-	mu    sync.Mutex
-	due   time.Time   // when the nap at hand was to end
-	lates []awakening // that were late by a millisecond or more, in their order
+	mu      sync.Mutex
+	stopped bool
+	due     time.Time   // when the nap at hand was to end
+	lates   []awakening // that were late by a millisecond or more, in their order
 }
 
 type awakening struct{ due, at time.Time }
@@ -232,6 +233,9 @@ func measureLateness() *Lateness {
 		for {
 			select {
 			case <-stop:
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.stopped = true
 				return
 			default:
 			}
@@ -243,8 +247,8 @@ func measureLateness() *Lateness {
 				l.lates = append(l.lates, awakening{l.due, now})
 			}
 			l.due = now.Add(nap)
-			l.mu.Unlock()
 			l.Note(late)
+			l.mu.Unlock()
 		}
 	}()
 	return l
@@ -287,8 +291,16 @@ func (l *Lateness) Note(late time.Duration) {
 	}
 }
 
-// Most is the latest that it was so far.
-func (l *Lateness) Most() time.Duration { return time.Duration(l.most.Load()) }
+// Most is the latest that it was so far, also if somebody is still to be woken.
+func (l *Lateness) Most() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	most := time.Duration(l.most.Load())
+	if !l.stopped {
+		most = max(most, time.Since(l.due))
+	}
+	return most
+}
 
 // Stop ends measuring, for a test that counts goroutines.
 func (l *Lateness) Stop() { l.halt() }

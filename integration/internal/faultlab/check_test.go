@@ -200,7 +200,10 @@ func TestLateness(t *testing.T) {
 	require.GreaterOrEqual(t, l.Since(time.Now()), 5*time.Millisecond, "nobody is woken any more")
 
 	now := time.Now()
+	l = &Lateness{due: now.Add(-time.Hour)}
+	require.GreaterOrEqual(t, l.Most(), time.Hour, "somebody is still to be woken")
 	l = &Lateness{due: now.Add(time.Hour)}
+	require.Zero(t, l.Most())
 	for _, late := range []time.Duration{70, 90, 80} {
 		now = now.Add(time.Second)
 		l.lates = append(l.lates, awakening{now.Add(-late), now})

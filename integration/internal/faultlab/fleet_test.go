@@ -10,17 +10,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// until waits for something that other processes do.
-func until(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	require.NoError(t, redistest.Poll(20*time.Second, func() error {
-		if !holds() {
-			return errors.New(what)
-		}
-		return nil
-	}))
-}
-
 // Processes of both stores on one bucket keep to its bound by their own account, and all that the bucket has handed out is in
 // it; they stop, go on and die as they are told.
 func TestFleet(t *testing.T) {
@@ -36,7 +25,7 @@ func TestFleet(t *testing.T) {
 	enough := func(p *Process) {
 		t.Helper()
 		before := len(p.Permits())
-		until(t, "30 more permits", func() bool { return len(p.Permits()) >= before+30 })
+		Soon(t, 20*time.Second, func() bool { return len(p.Permits()) >= before+30 })
 	}
 	enough(a)
 	enough(b)
@@ -90,14 +79,14 @@ func TestFleetSurvivesFailuresAndDies(t *testing.T) {
 	p := StartProcess(t, Job{
 		Addrs: []string{server.Addr}, Bucket: "b", Store: "script", Rate: 200, Burst: 20, Callers: 4, Timeout: 200 * time.Millisecond,
 	})
-	until(t, "permits", func() bool { return len(p.Permits()) > 30 })
+	Soon(t, 20*time.Second, func() bool { return len(p.Permits()) > 30 })
 	client := server.Client(t)
 	key := client.Keys(background, "tokenbucket:*").Val()[0]
 	require.NoError(t, client.Set(background, key, "what?", time.Minute).Err())
-	until(t, "failures", func() bool { return Failures(p.Permits())["corrupt"] > 3 })
+	Soon(t, 20*time.Second, func() bool { return Failures(p.Permits())["corrupt"] > 3 })
 	require.NoError(t, client.Del(background, key).Err())
 	before := len(Used(p.Permits()))
-	until(t, "permits again", func() bool { return len(Used(p.Permits())) > before+30 })
+	Soon(t, 20*time.Second, func() bool { return len(Used(p.Permits())) > before+30 })
 	require.NoError(t, p.Stop()) // and a stopped process dies too
 	require.NoError(t, p.Kill())
 	all := p.End()
