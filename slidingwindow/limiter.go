@@ -238,7 +238,7 @@ func (l *Limiter) Limit() int { return int(l.limit.Load()) }
 // Name of the limiter; the number of one made with NewKey.
 func (l *Limiter) Name() string { return l.name }
 
-// Window is the length of the windol.
+// Window is the length of the window.
 func (l *Limiter) Window() time.Duration { return time.Duration(l.rule.window) * time.Microsecond }
 
 // Resolution is the length of a sub-interval.
