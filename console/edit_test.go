@@ -84,6 +84,19 @@ func (t *table) Undo(_ context.Context, id int64, _, _ string) (sqlsource.AuditE
 	return sqlsource.AuditEntry{ID: 2}, nil
 }
 
+func (t *table) Act(ctx context.Context, a sqlsource.Action, do func(context.Context) error) (sqlsource.AuditEntry, error) {
+	t.mu.Lock()
+	err := t.err
+	if err == nil {
+		t.audit = append([]sqlsource.AuditEntry{{ID: 1, At: time.Now(), Who: a.Who, Why: a.Why, Name: a.Name, Action: a.What}}, t.audit...)
+	}
+	t.mu.Unlock()
+	if err != nil {
+		return sqlsource.AuditEntry{}, err
+	}
+	return sqlsource.AuditEntry{ID: 1}, do(ctx)
+}
+
 func (t *table) History(context.Context, string, int) ([]sqlsource.AuditEntry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -246,6 +259,33 @@ func TestChangesAreRefused(t *testing.T) {
 	r := post("save", orders["save"], "X-Csrf-Token", token)
 	r.SetBasicAuth("ann", writerToken)
 	require.Equal(t, 403, ask(e, r).Code)
+}
+
+// Who held a limit back or reset it, and why, is in the audit, which cannot undo it. What cannot be written down is not done.
+func TestActionsAreAudited(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	token := e.token(t, "ann", writerToken)
+	send := func(what string) *httptest.ResponseRecorder {
+		r := post(what, orders[what], "X-Csrf-Token", token)
+		r.SetBasicAuth("ann", writerToken)
+		return ask(e, r)
+	}
+	for _, what := range []string{"penalize", "reset"} {
+		require.Equal(t, 200, send(what).Code)
+	}
+	require.Len(t, e.rows.audit, 2)
+	require.Equal(t, []string{"/ibe/AvailFare", "ann", "incident", "held back for 30 s"},
+		[]string{e.rows.audit[1].Name, e.rows.audit[1].Who, e.rows.audit[1].Why, e.rows.audit[1].Action})
+	for _, path := range []string{"/change?name=%2Fibe%2FAvailFare", "/changes"} {
+		r := local("GET", path)
+		r.SetBasicAuth("ann", writerToken)
+		w := ask(e, r)
+		contains(t, w, "held back for 30 s", "incident", "reset", "stuck")
+		require.NotContains(t, w.Body.String(), "Undo …")
+	}
+	e.rows.err = sqlsource.ErrNoAudit
+	require.Equal(t, 422, send("penalize").Code)
+	require.Len(t, e.done, 2)
 }
 
 // Without an editor there is nothing to change, whoever asks.

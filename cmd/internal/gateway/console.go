@@ -72,10 +72,22 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 			_, err := editor.SetSwitch(ctx, on, who, why)
 			return err
 		}
+	case c.switchAt != "" && sw != nil && editor != nil:
+		about.Turn = func(ctx context.Context, on bool, who, why string) error { return turn(ctx, editor, sw, on, who, why) }
 	case c.switchAt != "" && sw != nil:
 		about.Turn = func(ctx context.Context, on bool, _, _ string) error { return sw.Set(ctx, on) }
 	}
 	return console.New(about)
+}
+
+// turn turns a switch that is in no table, and has it in the audit.
+func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch, on bool, who, why string) error {
+	what := "switched off: every call passes"
+	if on {
+		what = "switched on: limits apply"
+	}
+	_, err := editor.Act(ctx, sqlsource.Action{What: what, Who: who, Why: why}, func(ctx context.Context) error { return sw.Set(ctx, on) })
+	return err
 }
 
 // openConsole puts the console at the admin port.
@@ -109,15 +121,10 @@ func (a *admin) serveConsole(w http.ResponseWriter, r *http.Request) {
 }
 
 // newEditor makes what changes rows; nil where there is no database, or nobody who may.
-func (s *service) newEditor(ctx context.Context, db *sql.DB) (*sqlsource.Editor, error) {
+func (s *service) newEditor(db *sql.DB) (*sqlsource.Editor, error) {
 	if db == nil || len(s.config.access.Users)+len(s.config.access.Proxies) == 0 {
 		return nil, nil
 	}
 	d := s.config.database
-	if d.create {
-		if err := sqlsource.CreateAuditTable(ctx, db, d.dialect, d.options...); err != nil {
-			return nil, err
-		}
-	}
 	return sqlsource.NewEditor(db, d.dialect, d.options...)
 }
