@@ -102,3 +102,34 @@ func TestRowWithoutARate(t *testing.T) {
 	v.include([]registry.Limit{{Name: "x", NoRate: true, Window: time.Second, WindowLimit: 5}})
 	require.False(t, strings.Contains(describe(v.limit("x").total.Newest), "nothing passes"))
 }
+
+// A row is told with all that it limits to, whether an instance has told of it or not.
+func TestRowInWords(t *testing.T) {
+	for want, row := range map[string]registry.Limit{
+		"5/s, at most 120 in any 5 s, at most 3 under way, waits up to 0.5 s": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, Cache: 0.5},
+		"any rate, at most 1000 in any 90 s":                                  {NoRate: true, Window: 90 * time.Second, WindowLimit: 1000},
+		"any rate, at most 3 under way":                                       {NoRate: true, Concurrent: 3},
+		"2/s for each key, no waiting":                                        {Rate: 2, PerKey: true},
+		"0/s: nothing passes":                                                 {},
+		"5/s, warms up in 4 s, at most 10 in any 1 d, no waiting":             {Rate: 5, Warmup: 4 * time.Second, Window: 24 * time.Hour, WindowLimit: 10},
+		"7/s, quota, no waiting":                                              {Rate: 7, Quota: true},
+	} {
+		v := newView(&fleet.Snapshot{}, &fleet.Snapshot{})
+		row.Name = "x"
+		v.include([]registry.Limit{row})
+		require.Equal(t, want, describe(v.limit("x").total.Newest))
+	}
+	off := newView(&fleet.Snapshot{}, &fleet.Snapshot{})
+	off.include([]registry.Limit{{Name: "x", Rate: 5, Disabled: true, Shadow: true}})
+	require.Subset(t, off.limit("x").words(off), []string{"off", "shadow"})
+}
+
+// One limit's page says how much of its window and its concurrency is in use.
+func TestUses(t *testing.T) {
+	now := counted(time.Unix(1_800_000_000, 0), fleet.Counters{})
+	now.Instances[0].Windows = []fleet.Window{{Name: "x", Limit: 120, Used: 30, Length: 5 * time.Second}, {Name: "y", Limit: 1, Length: time.Second}}
+	now.Instances[0].Semaphores = []fleet.Semaphore{{Name: "x", Permits: 3, Used: 2}}
+	v := newView(now, now)
+	require.Equal(t, "30 of 120 calls in the last 5 s, 2 of 3 calls under way", v.detail("x").Uses)
+	require.Empty(t, v.detail("z").Uses)
+}

@@ -97,6 +97,19 @@ func span(d time.Duration) string {
 	return strconv.Itoa(int(d.Hours()/24)) + " d"
 }
 
+// exact is a duration of which nothing may be left out: 90 s, 5 min, 1 d.
+func exact(d time.Duration) string {
+	for _, u := range []struct {
+		of   time.Duration
+		name string
+	}{{24 * time.Hour, " d"}, {time.Hour, " h"}, {time.Minute, " min"}} {
+		if d >= u.of && d%u.of == 0 {
+			return strconv.FormatInt(int64(d/u.of), 10) + u.name
+		}
+	}
+	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + " s"
+}
+
 func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one

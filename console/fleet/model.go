@@ -86,9 +86,16 @@ type Config struct {
 	Warmup     time.Duration `json:"warmup,omitempty"`
 	ColdFactor float64       `json:"cold,omitempty"`
 	// Wait is how long a call may wait for its permit.
-	Wait    time.Duration `json:"wait,omitempty"`
-	Version int64         `json:"version,omitempty"`
-	Shadow  bool          `json:"shadow,omitempty"`
+	Wait time.Duration `json:"wait,omitempty"`
+	// Window: at most WindowLimit calls begin in any such time. Concurrent calls may be under way at once. 0: any number.
+	Window      time.Duration `json:"window,omitempty"`
+	WindowLimit int           `json:"window_limit,omitempty"`
+	Concurrent  int           `json:"concurrent,omitempty"`
+	// NoRate: there is no rate. PerKey: each key has a bucket of its own.
+	NoRate  bool  `json:"no_rate,omitempty"`
+	PerKey  bool  `json:"per_key,omitempty"`
+	Version int64 `json:"version,omitempty"`
+	Shadow  bool  `json:"shadow,omitempty"`
 }
 
 // Bucket is what a bucket was like when this instance looked last. It looks at those that are in use.

@@ -148,16 +148,12 @@ func (w *watch) report(ctx context.Context, m *Meter, limits *registry.Registry,
 }
 
 func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbucket.RateLimiter, to *Report) {
-	l := Limit{Name: row.Name, Decider: deciders[0], Config: configOf(row), Bucket: w.seen[row.Name].Bucket}
+	l := Limit{Name: row.Name, Decider: DeciderOf(row).String(), Config: ConfigOf(row), Bucket: w.seen[row.Name].Bucket}
 	switch {
 	case w.off:
 		l.Decider = registry.BySwitch.String()
 	case bad:
 		l.Decider = registry.ByBadRow.String()
-	case row.Disabled:
-		l.Decider = registry.ByDisabled.String()
-	case row.Rate == 0 && !row.NoRate:
-		l.Decider = registry.ByZero.String()
 	}
 	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
@@ -174,9 +170,22 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	to.Limits = append(to.Limits, l)
 }
 
-func configOf(row *registry.Limit) Config {
+// DeciderOf is what decides about the calls of a row, as long as the switch is on.
+func DeciderOf(row *registry.Limit) registry.Decider {
+	switch {
+	case row.Disabled:
+		return registry.ByDisabled
+	case row.Rate == 0 && !row.NoRate:
+		return registry.ByZero
+	}
+	return registry.ByLimit
+}
+
+// ConfigOf is a row as instances tell of it.
+func ConfigOf(row *registry.Limit) Config {
 	c := Config{
 		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.Cache * float64(time.Second)),
+		Window: row.Window, WindowLimit: row.WindowLimit, Concurrent: row.Concurrent, NoRate: row.NoRate, PerKey: row.PerKey,
 		Version: row.Version, Shadow: row.Shadow,
 	}
 	if row.MaxPermits != nil {
