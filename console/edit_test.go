@@ -186,8 +186,10 @@ func TestWhoMayWrite(t *testing.T) {
 		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "cross-site"), "another site's page")
 		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "", "Origin", "http://evil.example"), "another site's page, in an old browser")
 		require.Equal(t, 415, send("ann", writerToken, ann, "Content-Type", "text/plain"), "a form of another site")
-		other := newEditable(t, console.Access{Users: users()}).token(t, "ann", writerToken)
-		require.Equal(t, 403, send("ann", writerToken, other), "another console's token")
+		strangers := users()
+		strangers[0].Token += "!"
+		other := newEditable(t, console.Access{Users: strangers}).token(t, "ann", strangers[0].Token)
+		require.Equal(t, 403, send("ann", writerToken, other), "a token of somebody else of that name")
 		eve := post(what, body, "X-Forwarded-User", "eve", "X-Csrf-Token", ann)
 		eve.RemoteAddr = "10.9.0.1:1"
 		require.Equal(t, 403, ask(e, eve).Code, "another user's token")
@@ -216,6 +218,34 @@ func TestProxyUserWrites(t *testing.T) {
 	require.Equal(t, "eve", e.rows.audit[0].Who)
 	w = post("save", orders["save"], "X-Forwarded-User", "eve", "X-Csrf-Token", m[1])
 	require.Equal(t, 403, ask(e, w).Code, "the same from elsewhere")
+}
+
+// A balancer may send a page's request to another console than the one that has made the page: they share the users' tokens, and of
+// those whom a proxy names the key.
+func TestSeveralConsoles(t *testing.T) {
+	access := console.Access{Users: users(), Proxies: networks("10.9.0.0/16"), Key: []byte("a key that both have")}
+	by := func(r *http.Request, proxy bool) *http.Request {
+		if proxy {
+			r.RemoteAddr = "10.9.0.1:1"
+			r.Header.Set("X-Forwarded-User", "eve")
+			return r
+		}
+		r.SetBasicAuth("ann", writerToken)
+		return r
+	}
+	one, other := newEditable(t, access), newEditable(t, access)
+	access.Key = nil
+	alone := newEditable(t, access)
+	for _, proxy := range []bool{false, true} {
+		m := regexp.MustCompile(`name="csrf" content="([^"]*)">`).FindStringSubmatch(ask(one, by(local("GET", "/"), proxy)).Body.String())
+		require.NotNil(t, m)
+		send := func(to http.Handler) int {
+			return ask(to, by(post("reset", orders["reset"], "X-Csrf-Token", m[1]), proxy)).Code
+		}
+		require.Equal(t, 200, send(one))
+		require.Equal(t, 200, send(other))
+		require.Equal(t, map[bool]int{false: 200, true: 403}[proxy], send(alone))
+	}
 }
 
 // What is wrong is said, and nothing is written.

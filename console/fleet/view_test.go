@@ -7,9 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/registry"
-
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // Rates are what was counted between two snapshots. An instance that has started in between counts from its start; one that died or

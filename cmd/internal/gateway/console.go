@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"context"
+	"crypto/pbkdf2"
+	"crypto/sha256"
 	"database/sql"
 	"fmt"
 	"log/slog"
@@ -49,10 +51,19 @@ func (c *config) parseConsole() (err error) {
 	if err == nil {
 		c.access.Users, err = console.ParseUsers(text)
 	}
+	if err == nil && len(c.access.Users) > 0 {
+		c.access.Key, err = formKey(text)
+	}
 	if err != nil {
 		return c.bad("console-users", fmt.Sprintf("%q", c.users), "a file of users: "+err.Error())
 	}
 	return nil
+}
+
+// formKey is the key of the forms of those whom a proxy names: the same wherever the file of users is the same. It is slow on purpose, so
+// that nobody who sees a form can try what the file may say.
+func formKey(users []byte) ([]byte, error) {
+	return pbkdf2.Key(sha256.New, string(users), []byte("tokenbucket console"), 100_000, sha256.Size)
 }
 
 // consoleOf makes a console. What it may not do is nil: without a database there is no editor.
