@@ -3,8 +3,10 @@ package console
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"math"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +50,31 @@ func TestRatesAreOfThePresent(t *testing.T) {
 	require.False(t, v.measured(), "10/s in the last hour say nothing of the present")
 	require.Empty(t, b.past)
 	require.Equal(t, 1.0, look(time.Hour+2*time.Second, 36_002).limit("x").through())
+}
+
+// What is remembered of limits goes with them.
+func TestRemovedLimitsAreForgotten(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0)
+	source := &told{}
+	b := newBoard(source, nil, 2*time.Second)
+	for i := range 10 {
+		source.now = counted(begin.Add(time.Duration(2*i)*time.Second), fleet.Counters{Granted: int64(20 * i)})
+		limits := source.now.Instances[0].Limits
+		limits["own "+itoa(i/5)] = limits["x"]
+		b.read(t.Context())
+	}
+	require.ElementsMatch(t, []string{"x", "own 1"}, slices.Collect(maps.Keys(b.past)))
+}
+
+// That an instance does not tell of all its limits is said on every page, and how many on Health.
+func TestTooManyLimitsAreTold(t *testing.T) {
+	now := counted(time.Unix(1_800_000_000, 0), fleet.Counters{})
+	now.Instances[0].MoreLimits, now.Instances[0].Crowded = 2000, true
+	v := newView(now, now)
+	require.Contains(t, strings.Join(v.problems(), "\n"), "does not tell of all its limits: see Health")
+	said := v.instances[0].health(v.at).Loads
+	require.Contains(t, said, "2000 limits are not shown: an instance tells of at most 10000")
+	require.Contains(t, said, "counted with all others")
 }
 
 // A limit in shadow has the same figures in all places: what would be refused is refused, and not granted.

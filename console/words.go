@@ -76,6 +76,8 @@ func (i *instance) trouble(now time.Time) string {
 		return fmt.Sprintf("its limits are %s old, since loads fail: %s", span(now.Sub(i.Loads.Last).Truncate(time.Second)), i.Loads.Err)
 	case i.Switch.Err != "":
 		return "the switch cannot be read: " + i.Switch.Err
+	case i.MoreLimits > 0 || i.Crowded:
+		return "it does not tell of all its limits: see Health"
 	}
 	return ""
 }

@@ -150,6 +150,9 @@ type Info struct {
 	Others Counters `json:"others,omitzero"`
 	// MoreLimits are not published: there are more than MostLimits.
 	MoreLimits int `json:"more_limits,omitempty"`
+	// Crowded: so many names of limits came and went since the instance started that new ones have no counters of their own, but are
+	// counted with Others.
+	Crowded bool `json:"crowded,omitempty"`
 	// Missed is what could not be published, and no longer will be.
 	Missed Missed `json:"missed,omitzero"`
 }
@@ -307,6 +310,15 @@ const (
 	InstanceBegins EventKind = "begins"
 	InstanceEnds   EventKind = "ends"
 )
+
+// noticed tells whether it is something that one instance has noticed of itself or of its upstream, and Event.Host is that instance's.
+func (k EventKind) noticed() bool {
+	switch k {
+	case Penalized, StoreDown, StoreBack, LoadFailed, LoadedAgain:
+		return true
+	}
+	return false
+}
 
 // Event is what changed when, as a mark on a chart. What concerns the whole fleet is told once, whoever noticed.
 type Event struct {

@@ -56,7 +56,13 @@ func (m *Meter) Report(ctx context.Context, to *Report) {
 		m.watch.report(ctx, m, limits, to)
 	}
 	m.info(&to.Info)
+	to.Info.Crowded = m.counters.full.Load()
 	to.Events = m.events.take(to.Events)
+	for i := range to.Events {
+		if to.Events[i].Kind.noticed() {
+			to.Events[i].Host = to.Info.Host
+		}
+	}
 }
 
 // unfollowed reports limiters without a registry: what they have decided.
@@ -85,9 +91,9 @@ func (w *watch) follow(m *Meter, limits *registry.Registry, to *Report) {
 	}
 	if failed := s.Err != nil; failed != w.failed {
 		if w.failed = failed; failed {
-			event(Event{Kind: LoadFailed, Host: w.host, Err: s.Err.Error()})
+			event(Event{Kind: LoadFailed, Err: s.Err.Error()})
 		} else {
-			event(Event{Kind: LoadedAgain, Host: w.host})
+			event(Event{Kind: LoadedAgain})
 		}
 	}
 	to.Info.Switch = Switch{Off: !s.Off.IsZero(), Since: s.Off, Origin: s.Origin}
@@ -260,7 +266,7 @@ type outages struct {
 }
 
 // noticed returns the event that it is, if it is one.
-func (o *outages) noticed(h tokenbucket.Health, host string) (Event, bool) {
+func (o *outages) noticed(h tokenbucket.Health) (Event, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	begins, ends := o.state.Noticed(h)
@@ -272,11 +278,11 @@ func (o *outages) noticed(h tokenbucket.Health, host string) (Event, bool) {
 	case begins:
 		o.store.Down, o.store.Since, o.store.Err = true, now, why
 		o.store.Outages++
-		return Event{At: now, Kind: StoreDown, Host: host, Err: why}, true
+		return Event{At: now, Kind: StoreDown, Err: why}, true
 	case ends:
 		o.store.Down, o.store.Since, o.store.Err = false, time.Time{}, ""
 		o.store.Away += h.After
-		return Event{At: now, Kind: StoreBack, Host: host, For: h.After}, true
+		return Event{At: now, Kind: StoreBack, For: h.After}, true
 	}
 	return Event{}, false
 }
