@@ -1,8 +1,10 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"net/http/httptest"
@@ -50,6 +52,25 @@ func TestRatesAreOfThePresent(t *testing.T) {
 	require.False(t, v.measured(), "10/s in the last hour say nothing of the present")
 	require.Empty(t, b.past)
 	require.Equal(t, 1.0, look(time.Hour+2*time.Second, 36_002).limit("x").through())
+}
+
+// The first limits of a page are those that a whole order would have first.
+func TestRanked(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0)
+	past, now := counted(begin, fleet.Counters{}), counted(begin.Add(10*time.Second), fleet.Counters{})
+	for i := range 500 {
+		name := fmt.Sprintf("/%03d", i*37%500)
+		past.Instances[0].Limits[name] = &fleet.Limit{Name: name}
+		now.Instances[0].Limits[name] = &fleet.Limit{Name: name, Counters: fleet.Counters{Refused: int64(i * 7 % 9), Granted: int64(i * 11 % 5)}}
+	}
+	v := newView(past, now)
+	all := v.ranked(1000)
+	require.Len(t, all, 501)
+	require.True(t, slices.IsSortedFunc(all, func(a, b *limit) int {
+		return cmp.Or(cmp.Compare(b.turned(), a.turned()), cmp.Compare(b.through(), a.through()), cmp.Compare(a.name(), b.name()))
+	}))
+	require.Positive(t, all[0].turned())
+	require.Equal(t, all[:50], v.ranked(50))
 }
 
 // What is remembered of limits goes with them.

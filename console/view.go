@@ -113,7 +113,11 @@ func (i *instance) since(was *fleet.Instance) (granted, refused float64) {
 	over := i.Beat.Sub(was.Beat).Seconds()
 	for name, l := range i.Limits {
 		var earlier fleet.Counters
-		if w := was.Limits[name]; w != nil {
+		w := was.Limits[name]
+		if w == l { // it has not changed: see fleet.Instance
+			continue
+		}
+		if w != nil {
 			earlier = w.Counters
 		}
 		gained := l.Minus(&earlier)
@@ -235,14 +239,21 @@ func (v *view) limit(name string) *limit {
 	return &v.limits[i]
 }
 
-// ranked are the limits as the first page shows them: most refused first, then most granted, then by name.
+// ranked are the limits as the first page shows them: most refused first, then most granted, then by name. Of many only the first are
+// put in order.
 func (v *view) ranked(most int) []*limit {
-	all := make([]*limit, len(v.limits))
-	for i := range v.limits {
-		all[i] = &v.limits[i]
-	}
-	slices.SortStableFunc(all, func(a, b *limit) int {
+	before := func(a, b *limit) int {
 		return cmp.Or(cmp.Compare(b.turned(), a.turned()), cmp.Compare(b.through(), a.through()), cmp.Compare(a.name(), b.name()))
-	})
-	return all[:min(most, len(all))]
+	}
+	var top []*limit
+	for i := range v.limits {
+		l := &v.limits[i]
+		if len(top) == most && before(top[most-1], l) < 0 {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(top, l, before)
+		top = slices.Insert(top, at, l)
+		top = top[:min(most, len(top))]
+	}
+	return top
 }
