@@ -325,15 +325,20 @@ func TestCountsAreExact(t *testing.T) {
 	}
 }
 
-// An instance that was away for longer than a minute does not put all of it into one minute; what it counts is right all the same.
-func TestLongGap(t *testing.T) {
-	t.Parallel()
+// beaten is an instance with a limit whose five calls Redis knows of.
+func beaten(t *testing.T) (*redistest.Server, *world, *stub, *Publisher) {
 	server := redistest.Start(t)
-	w := newWorld(t, server)
-	a := newStub("/a")
+	w, a := newWorld(t, server), newStub("/a")
 	p := w.publisher(a)
 	a.count("/a", 5, 0)
 	w.beat(p)
+	return server, w, a, p
+}
+
+// An instance that was away for longer than a minute does not put all of it into one minute; what it counts is right all the same.
+func TestLongGap(t *testing.T) {
+	t.Parallel()
+	server, w, a, p := beaten(t)
 	require.NoError(t, server.Kill())
 	for range 10 { // 110 s, of which the first 66 are a gap
 		a.count("/a", 100, 0)
@@ -361,12 +366,7 @@ func (w *world) publish(p *Publisher) Instance {
 // Redis is away for a short time: nothing but points is missing, and nobody waits.
 func TestShortOutage(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
-	w := newWorld(t, server)
-	a := newStub("/a")
-	p := w.publisher(a)
-	a.count("/a", 5, 0)
-	w.beat(p)
+	server, w, a, p := beaten(t)
 	require.NoError(t, server.Stop())
 	hung := make(chan error, 1)
 	go func() {
