@@ -64,35 +64,16 @@ func cost(ctx context.Context, l *lab, o *options) error {
 		}
 	}
 	var with, without []load
-	for half := range 2 {
+	for half := range pair {
+		watched, alone := pair[half], pair[1-half]
 		looking, leave := context.WithCancel(ctx)
-		for n := range o.readers {
-			path := [...]string{"/console/stream", "/console/stream/limit?name=/full"}[n%2]
-			if err := read(looking, pair[half].admin+path); err != nil {
-				leave()
-				return err
-			}
+		err := watched.readers(looking, o.readers)
+		for round := 0; err == nil && round < (o.rounds+1)/2; round++ {
+			err = inTurns(ctx, o, round, watched, alone, &with, &without)
 		}
-		for round := range (o.rounds + 1) / 2 {
-			for turn := range 2 {
-				watched := (round+turn)%2 == 0 // A B B A
-				g := pair[half]
-				if !watched {
-					g = pair[1-half]
-				}
-				result, err := g.load(ctx, o)
-				if err != nil {
-					leave()
-					return err
-				}
-				if watched {
-					with = append(with, result)
-				} else {
-					without = append(without, result)
-				}
-			}
+		if leave(); err != nil {
+			return err
 		}
-		leave()
 		if half == 0 {
 			select {
 			case <-time.After(o.change):
@@ -102,6 +83,33 @@ func cost(ctx context.Context, l *lab, o *options) error {
 		}
 	}
 	show(o, with, without)
+	return nil
+}
+
+// readers follow the console of a gateway until ctx ends.
+func (g *gateway) readers(ctx context.Context, n int) error {
+	for i := range n {
+		path := [...]string{"/console/stream", "/console/stream/limit?name=/full"}[i%2]
+		if err := read(ctx, g.admin+path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inTurns is a round: one run with readers, and one without; which of them is first changes.
+func inTurns(ctx context.Context, o *options, round int, watched, alone *gateway, with, without *[]load) error {
+	for turn := range 2 {
+		g, to := watched, with
+		if (round+turn)%2 == 1 {
+			g, to = alone, without
+		}
+		result, err := g.load(ctx, o)
+		if err != nil {
+			return err
+		}
+		*to = append(*to, result)
+	}
 	return nil
 }
 

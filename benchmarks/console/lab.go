@@ -90,7 +90,7 @@ func (l *lab) start(name string, limits int) (*gateway, error) {
 			return g, nil
 		}
 	}
-	return nil, errors.New("the gateway has ended: " + strings.Join(said, "\n"))
+	return nil, fmt.Errorf("the gateway has ended: %v: %s", g.command.Wait(), strings.Join(said, "\n"))
 }
 
 // processor is how much of the processor's time a gateway has taken.
