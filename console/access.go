@@ -31,6 +31,9 @@ type Access struct {
 	Proxies []netip.Prefix
 	// ProxyHeader is X-Forwarded-User if it is empty.
 	ProxyHeader string
+	// Key is secret, at least 16 bytes, and the same at all consoles behind one balancer: then a page that one of them has made for somebody
+	// whom a proxy names can change something at any other. Empty: at that one only. Pages of Users need no Key, only the same token.
+	Key []byte
 }
 
 // User is somebody with a token.
@@ -49,10 +52,10 @@ const (
 )
 
 // ParseUsers reads a file of users, a line each: "write NAME TOKEN" or "read NAME TOKEN". Empty lines and those that begin with #
-// are passed over. No error quotes a token.
+// are passed over. No error quotes anything of a line: what stands in the place of a name may be a token.
 func ParseUsers(text []byte) ([]User, error) {
 	var users []User
-	seen := map[string]bool{}
+	seen := map[string]int{}
 	for i, line := range strings.Split(string(text), "\n") {
 		line = strings.TrimSpace(line)
 		if line == "" || line[0] == '#' {
@@ -66,21 +69,22 @@ func ParseUsers(text []byte) ([]User, error) {
 		if err := u.check(); err != nil {
 			return nil, fmt.Errorf("console: users: line %d: %w", i+1, err)
 		}
-		if seen[u.Name] {
-			return nil, fmt.Errorf("console: users: line %d: name %q: want each name once", i+1, u.Name)
+		if other := seen[u.Name]; other > 0 {
+			return nil, fmt.Errorf("console: users: line %d: the name of line %d: want each name once", i+1, other)
 		}
-		seen[u.Name] = true
+		seen[u.Name] = i + 1
 		users = append(users, u)
 	}
 	return users, nil
 }
 
+// check tells what is wrong with a user. It quotes nothing.
 func (u *User) check() error {
 	switch {
 	case u.Name == "" || len(u.Name) > maxUser || strings.ContainsAny(u.Name, ":\x00"):
-		return fmt.Errorf("name %.40q: want 1 to %d bytes without a colon", u.Name, maxUser)
+		return fmt.Errorf("name: want 1 to %d bytes without a colon", maxUser)
 	case len(u.Token) < minToken:
-		return fmt.Errorf("token of %q: %d bytes: want at least %d", u.Name, len(u.Token), minToken)
+		return fmt.Errorf("token of %d bytes: want at least %d", len(u.Token), minToken)
 	}
 	return nil
 }
@@ -89,38 +93,45 @@ func (u *User) check() error {
 type caller struct {
 	name  string // "" of somebody who only reads from a trusted network
 	write bool
+	key   []byte // of the tokens against forged requests
 }
 
 // gate decides who may come in.
 type gate struct {
 	Access
 	readers []netip.Prefix
-	key     []byte // of the tokens against forged requests
 	now     func() time.Time
 	cross   http.CrossOriginProtection
 }
 
 func newGate(a Access) (*gate, error) {
-	g := &gate{Access: a, readers: a.Readers, key: make([]byte, 32), now: time.Now}
+	g := &gate{Access: a, readers: a.Readers, now: time.Now}
 	if g.ProxyHeader == "" {
 		g.ProxyHeader = "X-Forwarded-User"
 	}
 	if len(g.readers) == 0 {
 		g.readers = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 	}
-	tokens := map[string]string{}
+	tokens := map[string]int{}
 	for i := range a.Users {
 		u := &a.Users[i]
 		if err := u.check(); err != nil {
-			return nil, fmt.Errorf("console: users: %w", err)
+			return nil, fmt.Errorf("console: users: user %d: %w", i+1, err)
 		}
-		if other, taken := tokens[u.Token]; taken { // a bearer token would not tell who it is
-			return nil, fmt.Errorf("console: users: %q and %q have the same token: want one each", other, u.Name)
+		if other := tokens[u.Token]; other > 0 { // a bearer token would not tell who it is
+			return nil, fmt.Errorf("console: users: users %d and %d have the same token: want one each", other, i+1)
 		}
-		tokens[u.Token] = u.Name
+		tokens[u.Token] = i + 1
 	}
-	_, err := rand.Read(g.key)
-	return g, err
+	switch {
+	case len(g.Key) == 0:
+		g.Key = make([]byte, sha256.Size)
+		_, err := rand.Read(g.Key)
+		return g, err
+	case len(g.Key) < minToken:
+		return nil, fmt.Errorf("console: key of %d bytes: want at least %d", len(g.Key), minToken)
+	}
+	return g, nil
 }
 
 // refusal is why a request is not answered.
@@ -144,7 +155,7 @@ func (g *gate) who(r *http.Request) (caller, error) {
 	if within(g.Proxies, from) {
 		switch names := r.Header.Values(g.ProxyHeader); {
 		case len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser:
-			return caller{name: names[0], write: true}, nil
+			return caller{name: names[0], write: true, key: g.Key}, nil
 		case len(names) > 0:
 			return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
 		}
@@ -187,7 +198,7 @@ func (g *gate) user(r *http.Request) (caller, error) {
 	if found == nil {
 		return caller{}, &refusal{http.StatusUnauthorized, "This name and token are not known."}
 	}
-	return caller{name: found.Name, write: found.Write}, nil
+	return caller{name: found.Name, write: found.Write, key: []byte(found.Token)}, nil
 }
 
 // knownHost keeps out names that somebody else may have pointed here.
@@ -228,10 +239,11 @@ const forgeryHeader = "X-Csrf-Token"
 
 const forged = "This page is out of date, or the request did not come from it: load it again."
 
-// token is what a page of who may write sends with each change. It counts for this person, today and tomorrow.
-func (g *gate) token(name string, day int64) string {
-	m := hmac.New(sha256.New, g.key)
-	fmt.Fprintf(m, "%d\n%s", day, name)
+// forgery is what a page of who may write sends with each change. It counts for this person, today and tomorrow, at each console with the
+// same key. That of a user is the user's own token: so a page tells nobody anything of the tokens of others.
+func (c *caller) forgery(day int64) string {
+	m := hmac.New(sha256.New, c.key)
+	fmt.Fprintf(m, "tokenbucket console\n%d\n%s", day, c.name)
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
@@ -251,7 +263,7 @@ func (g *gate) mayWrite(c caller, r *http.Request) error {
 	}
 	given := []byte(r.Header.Get(forgeryHeader))
 	day := g.today()
-	if !hmac.Equal(given, []byte(g.token(c.name, day))) && !hmac.Equal(given, []byte(g.token(c.name, day-1))) {
+	if !hmac.Equal(given, []byte(c.forgery(day))) && !hmac.Equal(given, []byte(c.forgery(day-1))) {
 		return &refusal{http.StatusForbidden, forged}
 	}
 	return nil

@@ -84,15 +84,19 @@ func TestParseUsers(t *testing.T) {
 	for text, says := range map[string]string{
 		"write ann":                                   "line 1: want write or read, a name and a token",
 		"admin ann " + writerToken:                    "line 1: want write or read",
-		"\nwrite ann short":                           `line 2: token of "ann": 5 bytes: want at least 16`,
+		"\nwrite ann short":                           "line 2: token of 5 bytes: want at least 16",
 		"read a:b " + readerToken:                     "line 1: name",
 		"read a " + readerToken + " x":                "line 1: want",
-		strings.Repeat("read a "+readerToken+"\n", 2): `line 2: name "a": want each name once`,
+		strings.Repeat("read a "+readerToken+"\n", 2): "line 2: the name of line 1: want each name once",
+		"write " + writerToken + " ann":               "line 1: token of 3 bytes",
+		"write " + writerToken + ":x " + readerToken:  "line 1: name: want",
+		"read " + readerToken + " " + writerToken + "\nwrite " + readerToken + " " + writerToken + "x": "line 2: the name of line 1",
 	} {
 		_, err := console.ParseUsers([]byte(text))
 		require.ErrorContains(t, err, says)
-		require.NotContains(t, err.Error(), readerToken)
-		require.NotContains(t, err.Error(), "short")
+		for _, secret := range []string{readerToken[:10], writerToken[:10], "short"} {
+			require.NotContains(t, err.Error(), secret)
+		}
 	}
 }
 
@@ -148,4 +152,7 @@ func TestTokensAreDifferent(t *testing.T) {
 	}}})
 	require.ErrorContains(t, err, "same token")
 	require.NotContains(t, err.Error(), writerToken)
+	_, err = console.New(console.Config{Source: fakefleet.Example(), Access: console.Access{Key: []byte("too short")}})
+	require.ErrorContains(t, err, "key of 9 bytes: want at least 16")
+	require.NotContains(t, err.Error(), "too short")
 }

@@ -3,7 +3,6 @@ package console
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -162,32 +161,47 @@ func (c *Console) turn(ctx context.Context, asks caller, o *order) (string, erro
 
 var errWhy = &refusal{http.StatusUnprocessableEntity, "A reason is needed."}
 
-func (c *Console) penalize(ctx context.Context, _ caller, o *order) (string, error) {
+func (c *Console) penalize(ctx context.Context, asks caller, o *order) (string, error) {
 	d := time.Duration(o.Seconds * float64(time.Second))
 	switch {
 	case c.config.Penalize == nil:
 		return "", errMissing
 	case !(o.Seconds > 0) || d > maxPenalty || d <= 0:
 		return "", &refusal{http.StatusUnprocessableEntity, "A limit can be held back for more than 0 and at most 3600 seconds."}
-	case strings.TrimSpace(o.Why) == "":
-		return "", errWhy
 	}
-	if err := c.config.Penalize(ctx, o.Name, d); err != nil {
-		return "", said(err)
+	err := c.audited(ctx, asks, o, "held back for "+span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
+	if err != nil {
+		return "", err
 	}
 	return "Held back for " + span(d) + ".", nil
 }
 
-func (c *Console) reset(ctx context.Context, _ caller, o *order) (string, error) {
-	switch {
-	case c.config.Reset == nil:
+func (c *Console) reset(ctx context.Context, asks caller, o *order) (string, error) {
+	if c.config.Reset == nil {
 		return "", errMissing
+	}
+	err := c.audited(ctx, asks, o, "reset", func(ctx context.Context) error { return c.config.Reset(ctx, o.Name) })
+	if err != nil {
+		return "", err
+	}
+	return "Reset.", nil
+}
+
+// audited does what changes no row, and has it in the audit. Without an Editor the log has it alone.
+func (c *Console) audited(ctx context.Context, asks caller, o *order, what string, do func(context.Context) error) error {
+	var err error
+	switch {
 	case strings.TrimSpace(o.Why) == "":
-		return "", errWhy
+		return errWhy
+	case o.Name == "":
+		return errName
+	case c.config.Editor == nil:
+		err = do(ctx)
+	default:
+		_, err = c.config.Editor.Act(ctx, sqlsource.Action{Name: o.Name, What: what, Who: asks.name, Why: o.Why}, do)
 	}
-	err := c.config.Reset(ctx, o.Name)
-	if err != nil && !errors.Is(err, context.Canceled) {
-		return "", said(err)
+	if err != nil {
+		return said(err)
 	}
-	return "Reset.", err
+	return nil
 }

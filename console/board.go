@@ -155,6 +155,7 @@ func (b *board) frames(v *view) (change []byte, whole func() []byte) {
 			b.names[i] = v.limits[i].name()
 		}
 		b.fixed, b.sent, b.cursor = fixed, figures, 0
+		b.prune(v)
 		return whole(), whole
 	}
 	f.Changed = b.changed(figures)
@@ -204,6 +205,17 @@ func (b *board) remember(l *limit) {
 		past = append(past[:0], past[2:]...)
 	}
 	b.past[l.name()] = past
+}
+
+// prune forgets the limits that are no more.
+func (b *board) prune(v *view) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for name := range b.past {
+		if v.limit(name) == nil {
+			delete(b.past, name)
+		}
+	}
 }
 
 // fixed is the row's part that changes with its configuration, as elements of a JSON array.

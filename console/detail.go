@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"strings"
@@ -19,6 +20,7 @@ type detail struct {
 	Known    bool     `json:"known"` // an instance has the limit
 	Measured bool     `json:"measured"`
 	Config   string   `json:"config"`
+	Uses     string   `json:"uses"` // of its window and its concurrency
 	State    string   `json:"state"`
 	Rejected string   `json:"rejected,omitempty"`
 	Held     int64    `json:"held,omitempty"` // until then, in milliseconds since 1970
@@ -100,11 +102,29 @@ func (v *view) detail(name string) *detail {
 		Granted: round(l.through()), Refused: round(l.turned()), Waited: round(l.rate.Waited), Failed: round(l.rate.Failed), Rate: round(b.Rate),
 		Waiting: l.total.Waiting.Count, Oldest: v.since(l.total.Waiting.Since), P99: millis(l.rate.P99), Stored: round(b.Stored), Max: round(b.Max),
 	}
+	d.Uses = v.uses(name)
 	d.Shares = v.shares(name)
 	if c, ok := l.config().Curve(cmp.Or(b.Rate, l.config().Rate)); ok && !b.At.IsZero() {
 		d.Curve = &curve{millis(c.Stable), millis(c.Cold), c.Threshold, c.Max, b.Stored, millis(c.Interval(b.Stored))}
 	}
 	return d
+}
+
+// uses is how much is in use of what a limit has besides its rate, in the whole fleet; empty: nobody has told.
+func (v *view) uses(name string) string {
+	var parts []string
+	h := v.holders()
+	for _, w := range h.Windows {
+		if w.Name == name {
+			parts = append(parts, fmt.Sprintf("%d of %d calls in the last %s", w.Used, w.Limit, exact(w.Length)))
+		}
+	}
+	for _, s := range h.Semaphores {
+		if s.Name == name {
+			parts = append(parts, fmt.Sprintf("%d of %d calls under way", s.Used, s.Permits))
+		}
+	}
+	return strings.Join(parts, ", ")
 }
 
 func millis(d time.Duration) float64 { return round(d.Seconds() * 1000) }

@@ -19,6 +19,7 @@ type Editor interface {
 	Change(ctx context.Context, c sqlsource.Change) (sqlsource.AuditEntry, error)
 	SetShadow(ctx context.Context, name string, from sqlsource.Version, on bool, who, why string) (sqlsource.AuditEntry, error)
 	Undo(ctx context.Context, id int64, who, why string) (sqlsource.AuditEntry, error)
+	Act(ctx context.Context, a sqlsource.Action, do func(context.Context) error) (sqlsource.AuditEntry, error)
 	History(ctx context.Context, name string, limit int) ([]sqlsource.AuditEntry, error)
 }
 
@@ -58,6 +59,7 @@ type entryData struct {
 	Name     string
 	What     []string
 	UndoneBy int64
+	Final    bool // it cannot be undone
 }
 
 // labels say what the columns mean, by the field of sqlsource.Columns.
@@ -161,8 +163,10 @@ func list(entries []sqlsource.AuditEntry) []entryData {
 	var all []entryData
 	for i := range entries {
 		a := &entries[i]
-		e := entryData{ID: a.ID, At: a.At, Who: a.Who, Why: a.Why, Name: a.Name, UndoneBy: a.UndoneBy}
+		e := entryData{ID: a.ID, At: a.At, Who: a.Who, Why: a.Why, Name: a.Name, UndoneBy: a.UndoneBy, Final: a.Action != ""}
 		switch {
+		case e.Final:
+			e.What = []string{a.Action}
 		case a.From == nil:
 			e.What = []string{"added"}
 		case a.To == nil:
@@ -219,7 +223,7 @@ func said(err error) error {
 		return &refusal{http.StatusConflict, "Somebody has changed it meanwhile: nothing was written. Look at what it says now, and try again."}
 	case errors.As(err, &row):
 		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%s %s: want %s", row.Field, row.Value, row.Want)}
-	case errors.As(err, &column), errors.Is(err, sqlsource.ErrUndone), errors.Is(err, sqlsource.ErrNoEntry), errors.Is(err, sqlsource.ErrNoRow), errors.Is(err, sqlsource.ErrNoAudit):
+	case errors.As(err, &column), errors.Is(err, sqlsource.ErrUndone), errors.Is(err, sqlsource.ErrAction), errors.Is(err, sqlsource.ErrNoEntry), errors.Is(err, sqlsource.ErrNoRow), errors.Is(err, sqlsource.ErrNoAudit):
 		return &refusal{http.StatusUnprocessableEntity, err.Error()}
 	case errors.As(err, &right):
 		return &refusal{http.StatusForbidden, err.Error()}

@@ -84,6 +84,19 @@ func (t *table) Undo(_ context.Context, id int64, _, _ string) (sqlsource.AuditE
 	return sqlsource.AuditEntry{ID: 2}, nil
 }
 
+func (t *table) Act(ctx context.Context, a sqlsource.Action, do func(context.Context) error) (sqlsource.AuditEntry, error) {
+	t.mu.Lock()
+	err := t.err
+	if err == nil {
+		t.audit = append([]sqlsource.AuditEntry{{ID: 1, At: time.Now(), Who: a.Who, Why: a.Why, Name: a.Name, Action: a.What}}, t.audit...)
+	}
+	t.mu.Unlock()
+	if err != nil {
+		return sqlsource.AuditEntry{}, err
+	}
+	return sqlsource.AuditEntry{ID: 1}, do(ctx)
+}
+
 func (t *table) History(context.Context, string, int) ([]sqlsource.AuditEntry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -173,8 +186,10 @@ func TestWhoMayWrite(t *testing.T) {
 		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "cross-site"), "another site's page")
 		require.Equal(t, 403, send("ann", writerToken, ann, "Sec-Fetch-Site", "", "Origin", "http://evil.example"), "another site's page, in an old browser")
 		require.Equal(t, 415, send("ann", writerToken, ann, "Content-Type", "text/plain"), "a form of another site")
-		other := newEditable(t, console.Access{Users: users()}).token(t, "ann", writerToken)
-		require.Equal(t, 403, send("ann", writerToken, other), "another console's token")
+		strangers := users()
+		strangers[0].Token += "!"
+		other := newEditable(t, console.Access{Users: strangers}).token(t, "ann", strangers[0].Token)
+		require.Equal(t, 403, send("ann", writerToken, other), "a token of somebody else of that name")
 		eve := post(what, body, "X-Forwarded-User", "eve", "X-Csrf-Token", ann)
 		eve.RemoteAddr = "10.9.0.1:1"
 		require.Equal(t, 403, ask(e, eve).Code, "another user's token")
@@ -203,6 +218,34 @@ func TestProxyUserWrites(t *testing.T) {
 	require.Equal(t, "eve", e.rows.audit[0].Who)
 	w = post("save", orders["save"], "X-Forwarded-User", "eve", "X-Csrf-Token", m[1])
 	require.Equal(t, 403, ask(e, w).Code, "the same from elsewhere")
+}
+
+// A balancer may send a page's request to another console than the one that has made the page: they share the users' tokens, and of
+// those whom a proxy names the key.
+func TestSeveralConsoles(t *testing.T) {
+	access := console.Access{Users: users(), Proxies: networks("10.9.0.0/16"), Key: []byte("a key that both have")}
+	by := func(r *http.Request, proxy bool) *http.Request {
+		if proxy {
+			r.RemoteAddr = "10.9.0.1:1"
+			r.Header.Set("X-Forwarded-User", "eve")
+			return r
+		}
+		r.SetBasicAuth("ann", writerToken)
+		return r
+	}
+	one, other := newEditable(t, access), newEditable(t, access)
+	access.Key = nil
+	alone := newEditable(t, access)
+	for _, proxy := range []bool{false, true} {
+		m := regexp.MustCompile(`name="csrf" content="([^"]*)">`).FindStringSubmatch(ask(one, by(local("GET", "/"), proxy)).Body.String())
+		require.NotNil(t, m)
+		send := func(to http.Handler) int {
+			return ask(to, by(post("reset", orders["reset"], "X-Csrf-Token", m[1]), proxy)).Code
+		}
+		require.Equal(t, 200, send(one))
+		require.Equal(t, 200, send(other))
+		require.Equal(t, map[bool]int{false: 200, true: 403}[proxy], send(alone))
+	}
 }
 
 // What is wrong is said, and nothing is written.
@@ -246,6 +289,33 @@ func TestChangesAreRefused(t *testing.T) {
 	r := post("save", orders["save"], "X-Csrf-Token", token)
 	r.SetBasicAuth("ann", writerToken)
 	require.Equal(t, 403, ask(e, r).Code)
+}
+
+// Who held a limit back or reset it, and why, is in the audit, which cannot undo it. What cannot be written down is not done.
+func TestActionsAreAudited(t *testing.T) {
+	e := newEditable(t, console.Access{Users: users()})
+	token := e.token(t, "ann", writerToken)
+	send := func(what string) *httptest.ResponseRecorder {
+		r := post(what, orders[what], "X-Csrf-Token", token)
+		r.SetBasicAuth("ann", writerToken)
+		return ask(e, r)
+	}
+	for _, what := range []string{"penalize", "reset"} {
+		require.Equal(t, 200, send(what).Code)
+	}
+	require.Len(t, e.rows.audit, 2)
+	require.Equal(t, []string{"/ibe/AvailFare", "ann", "incident", "held back for 30 s"},
+		[]string{e.rows.audit[1].Name, e.rows.audit[1].Who, e.rows.audit[1].Why, e.rows.audit[1].Action})
+	for _, path := range []string{"/change?name=%2Fibe%2FAvailFare", "/changes"} {
+		r := local("GET", path)
+		r.SetBasicAuth("ann", writerToken)
+		w := ask(e, r)
+		contains(t, w, "held back for 30 s", "incident", "reset", "stuck")
+		require.NotContains(t, w.Body.String(), "Undo …")
+	}
+	e.rows.err = sqlsource.ErrNoAudit
+	require.Equal(t, 422, send("penalize").Code)
+	require.Len(t, e.done, 2)
 }
 
 // Without an editor there is nothing to change, whoever asks.

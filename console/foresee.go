@@ -88,7 +88,7 @@ func meaning(values sqlsource.Values, names sqlsource.Columns) (l preview.Limit,
 	l.Rate = number(names.Rate, 0)
 	l.MaxWait = time.Duration(number(names.Cache, 0.5) * float64(time.Second))
 	l.Off = names.Status != "" && values[names.Status] != nil && !truth(names.Status)
-	l.Quota, l.Shadow = truth(names.Quota), truth(names.Shadow)
+	l.Quota, l.Shadow, l.PerKey = truth(names.Quota), truth(names.Shadow), truth(names.PerKey)
 	l.Warmup = time.Duration(number(names.WarmupMillis, 0) * float64(time.Millisecond))
 	l.ColdFactor = number(names.ColdFactor, 0)
 	l.Concurrent = int(min(number(names.Concurrent, 0), math.MaxInt32))

@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -83,6 +84,12 @@ func (i *instance) health(now time.Time) instanceHealth {
 	}
 	if i.Loads.Held > 0 {
 		h.Loads += "; " + count(i.Loads.Held, "limit is held though its row is gone", "limits are held though their rows are gone")
+	}
+	if i.MoreLimits > 0 {
+		h.Loads += "; " + count(i.MoreLimits, "limit is", "limits are") + fmt.Sprintf(" not shown: an instance tells of at most %d", fleet.MostLimits)
+	}
+	if i.Crowded {
+		h.Loads += "; limits that are new are counted with all others: too many names came and went since it started, a restart gives them counters of their own"
 	}
 	switch {
 	case i.Store.Down:

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
 )
 
@@ -242,6 +243,45 @@ func TestOutageIsTold(t *testing.T) {
 		c.Close()
 	})
 }
+
+// That an instance was killed is said within five seconds, whenever between two beats it was; and one whose beats are as late as they may be
+// is not named.
+func TestSilenceIsToldInTime(t *testing.T) {
+	for after := time.Duration(0); after < 2*time.Second; after += 100 * time.Millisecond {
+		synctest.Test(t, func(t *testing.T) {
+			source := &beating{began: time.Now(), every: fleet.BeatEvery * 11 / 10, dies: 20*time.Second + after}
+			c := newConsole(t, console.Config{Source: source})
+			v := &viewer{}
+			leave, _ := look(c, "/stream", v)
+			said := func() bool {
+				v.mu.Lock()
+				defer v.mu.Unlock()
+				return strings.Contains(v.text.String(), "nothing heard for")
+			}
+			time.Sleep(source.dies)
+			require.False(t, said())
+			time.Sleep(5 * time.Second)
+			require.True(t, said(), "killed %v after the twentieth second", after)
+			leave()
+			c.Close()
+		})
+	}
+}
+
+// beating is a fleet of one instance that publishes so often, until it dies.
+type beating struct {
+	began       time.Time
+	every, dies time.Duration
+}
+
+func (b *beating) Snapshot(context.Context) (*fleet.Snapshot, error) {
+	now := time.Now()
+	beats := min(now.Sub(b.began), b.dies) / b.every
+	return &fleet.Snapshot{At: now, Instances: []fleet.Instance{{ID: "i", Info: fleet.Info{Started: b.began}, Beats: int64(beats), Beat: b.began.Add(beats * b.every)}}}, nil
+}
+
+func (*beating) History(context.Context, string, time.Time) ([]fleet.Point, error) { return nil, nil }
+func (*beating) Events(context.Context, time.Time) ([]fleet.Event, error)          { return nil, nil }
 
 // Who comes during an outage is sent everything when it is over, though nothing has changed for the others.
 func TestWhoComesInAnOutageIsSentEverything(t *testing.T) {

@@ -2,6 +2,7 @@ package console
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -75,28 +76,16 @@ func newView(past, now *fleet.Snapshot) *view {
 func (v *view) include(rows []registry.Limit) {
 	told := len(v.limits)
 	for i := range rows {
-		if r := &rows[i]; (&view{limits: v.limits[:told]}).limit(r.Name) == nil {
-			v.limits = append(v.limits, limit{total: &fleet.Total{Name: r.Name, Newest: &fleet.Limit{Name: r.Name, Config: configOf(r)}}})
+		r := &rows[i]
+		if (&view{limits: v.limits[:told]}).limit(r.Name) != nil {
+			continue
 		}
+		by := fleet.DeciderOf(r).String()
+		v.limits = append(v.limits, limit{total: &fleet.Total{
+			Name: r.Name, Deciders: []string{by}, Newest: &fleet.Limit{Name: r.Name, Decider: by, Config: fleet.ConfigOf(r)},
+		}})
 	}
 	slices.SortFunc(v.limits, func(a, b limit) int { return strings.Compare(a.name(), b.name()) })
-}
-
-// configOf is a row as instances tell of it.
-func configOf(r *registry.Limit) fleet.Config {
-	c := fleet.Config{Row: r.Row, Kind: fleet.Bursty, Rate: r.Rate, Warmup: r.Warmup, ColdFactor: r.ColdFactor, Version: r.Version, Shadow: r.Shadow,
-		Wait: time.Duration(r.Cache * float64(time.Second))}
-	switch {
-	case r.Disabled, r.NoRate:
-		c.Kind = fleet.NoLimit
-	case r.Quota:
-		c.Kind = fleet.Quota
-	case r.Warmup > 0:
-		c.Kind = fleet.WarmUp
-	case r.MaxPermits != nil:
-		c.MaxPermits = *r.MaxPermits
-	}
-	return c
 }
 
 // shares are the instances, with what each lets through and refuses.
@@ -124,7 +113,11 @@ func (i *instance) since(was *fleet.Instance) (granted, refused float64) {
 	over := i.Beat.Sub(was.Beat).Seconds()
 	for name, l := range i.Limits {
 		var earlier fleet.Counters
-		if w := was.Limits[name]; w != nil {
+		w := was.Limits[name]
+		if w == l { // it has not changed: see fleet.Instance
+			continue
+		}
+		if w != nil {
 			earlier = w.Counters
 		}
 		gained := l.Minus(&earlier)
@@ -196,32 +189,46 @@ func (l *limit) words(v *view) []string {
 	return all
 }
 
-// describe is a row in words: 5/s, saves up 10, waits up to 500 ms.
+// describe is a row in words: 5/s, saves up 10, at most 120 in any 5 s, at most 3 under way, waits up to 500 ms.
 func describe(l *fleet.Limit) string {
 	c := &l.Config
+	var parts []string
 	switch {
 	case l.Decider == "bad_row":
 		return "the row is bad"
+	case c.NoRate:
+		parts = append(parts, "any rate")
 	case l.Decider == "zero" || c.Kind != fleet.NoLimit && c.Rate == 0:
 		return "0/s: nothing passes"
 	case c.Kind == fleet.NoLimit:
 		return "no bucket"
+	default:
+		parts = append(parts, number(c.Rate)+"/s")
 	}
-	text := number(c.Rate) + "/s"
+	if c.PerKey {
+		parts[0] += " for each key"
+	}
 	switch {
 	case c.Kind == fleet.Quota:
-		text += ", quota"
+		parts = append(parts, "quota")
 	case c.Kind == fleet.WarmUp:
-		text += ", warms up in " + span(c.Warmup)
+		parts = append(parts, "warms up in "+span(c.Warmup))
 	case c.MaxPermits > 0:
-		text += ", saves up " + number(c.MaxPermits)
+		parts = append(parts, "saves up "+number(c.MaxPermits))
 	}
-	if c.Wait > 0 {
-		text += ", waits up to " + span(c.Wait)
-	} else {
-		text += ", no waiting"
+	if c.Window > 0 {
+		parts = append(parts, fmt.Sprintf("at most %d in any %s", c.WindowLimit, exact(c.Window)))
 	}
-	return text
+	if c.Concurrent > 0 {
+		parts = append(parts, fmt.Sprintf("at most %d under way", c.Concurrent))
+	}
+	switch {
+	case c.Wait > 0:
+		parts = append(parts, "waits up to "+span(c.Wait))
+	case !c.NoRate:
+		parts = append(parts, "no waiting")
+	}
+	return strings.Join(parts, ", ")
 }
 
 func (v *view) limit(name string) *limit {
@@ -232,14 +239,21 @@ func (v *view) limit(name string) *limit {
 	return &v.limits[i]
 }
 
-// ranked are the limits as the first page shows them: most refused first, then most granted, then by name.
+// ranked are the limits as the first page shows them: most refused first, then most granted, then by name. Of many only the first are
+// put in order.
 func (v *view) ranked(most int) []*limit {
-	all := make([]*limit, len(v.limits))
-	for i := range v.limits {
-		all[i] = &v.limits[i]
-	}
-	slices.SortStableFunc(all, func(a, b *limit) int {
+	before := func(a, b *limit) int {
 		return cmp.Or(cmp.Compare(b.turned(), a.turned()), cmp.Compare(b.through(), a.through()), cmp.Compare(a.name(), b.name()))
-	})
-	return all[:min(most, len(all))]
+	}
+	var top []*limit
+	for i := range v.limits {
+		l := &v.limits[i]
+		if len(top) == most && before(top[most-1], l) < 0 {
+			continue
+		}
+		at, _ := slices.BinarySearchFunc(top, l, before)
+		top = slices.Insert(top, at, l)
+		top = top[:min(most, len(top))]
+	}
+	return top
 }

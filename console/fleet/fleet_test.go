@@ -325,60 +325,12 @@ func TestCountsAreExact(t *testing.T) {
 	}
 }
 
-// An instance that was away for longer than a minute does not put all of it into one minute; what it counts is right all the same.
-func TestLongGap(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	w := newWorld(t, server)
-	a := newStub("/a")
-	p := w.publisher(a)
-	a.count("/a", 5, 0)
-	w.beat(p)
-	require.NoError(t, server.Kill())
-	for range 10 { // 110 s, of which the first 66 are a gap
-		a.count("/a", 100, 0)
-		w.clock.move(11 * time.Second)
-		require.Error(t, p.beat(background, false))
-	}
-	require.NoError(t, server.Restart())
-	require.NoError(t, redistest.Poll(5*time.Second, func() error { return p.beat(background, false) }))
-	require.Equal(t, int64(1005), w.snapshot().Total("/a").Granted)
-	require.Equal(t, int64(400), w.history("/a").Granted, "of the last seconds")
-	missed := w.publish(p).Missed
-	require.InDelta(t, 66*time.Second, missed.Gap, float64(5*time.Second))
-	require.GreaterOrEqual(t, missed.Beats, int64(10))
-	require.NotEmpty(t, missed.Err)
-}
-
 // publish has an instance publish, and reads it.
 func (w *world) publish(p *Publisher) Instance {
 	w.t.Helper()
 	w.beat(p)
 	s := w.snapshot()
 	return s.Instances[slices.IndexFunc(s.Instances, func(i Instance) bool { return i.ID == p.ID() })]
-}
-
-// Redis is away for a short time: nothing but points is missing, and nobody waits.
-func TestShortOutage(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	w := newWorld(t, server)
-	a := newStub("/a")
-	p := w.publisher(a)
-	a.count("/a", 5, 0)
-	w.beat(p)
-	require.NoError(t, server.Stop())
-	hung := make(chan error, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(background, 100*time.Millisecond)
-		defer cancel()
-		hung <- p.beat(ctx, false)
-	}()
-	require.Error(t, <-hung)
-	require.NoError(t, server.Continue())
-	a.count("/a", 7, 0)
-	require.NoError(t, redistest.Poll(5*time.Second, func() error { return p.beat(background, false) }))
-	require.Equal(t, int64(12), w.history("/a").Granted)
 }
 
 // The hour is Redis'. An instance whose clock is wrong by days writes into the right minute, and is read at the right times.

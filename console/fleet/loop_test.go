@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -192,4 +193,27 @@ func TestTooManyEvents(t *testing.T) {
 	require.Less(t, len(l.events[0].text), mostEventSize)
 	l.note(&Report{}, clock{time.Now()})
 	require.Contains(t, l.fields.all[infoField].now, `"events":5`)
+}
+
+// However often it is closed, and by how many at once, an instance says once that it ends.
+func TestClosedTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := &answering{}
+		p, err := NewPublisher(a, newStub("/a"))
+		require.NoError(t, err)
+		time.Sleep(3 * time.Second)
+		a.mu.Lock()
+		a.err = errors.New("away")
+		a.mu.Unlock()
+		require.Error(t, p.Close(t.Context()))
+		a.mu.Lock()
+		a.err, a.ends = nil, 0
+		a.mu.Unlock()
+		var closing sync.WaitGroup
+		for range 5 {
+			closing.Go(func() { assert.NoError(t, p.Close(t.Context())) })
+		}
+		closing.Wait()
+		require.Equal(t, 1, a.ends)
+	})
 }

@@ -185,7 +185,7 @@ func (m *Meter) Penalized(name string, until time.Time) {
 	}
 	now := time.Now()
 	if c.held.Store(&until); c != &m.others && (before == nil || before.Before(now)) {
-		m.events.add(Event{At: now, Kind: Penalized, Limit: c.name, Host: m.watch.host, For: until.Sub(now)})
+		m.events.add(Event{At: now, Kind: Penalized, Limit: c.name, For: until.Sub(now)})
 	}
 }
 
@@ -246,7 +246,7 @@ func (m *Meter) retire(limits *registry.Registry) {
 
 // noticed notes an outage.
 func (m *Meter) noticed(h tokenbucket.Health) {
-	if e, ok := m.store.noticed(h, m.watch.host); ok {
+	if e, ok := m.store.noticed(h); ok {
 		m.events.add(e)
 	}
 }

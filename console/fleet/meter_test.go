@@ -351,3 +351,39 @@ func BenchmarkDecided(b *testing.B) {
 		}
 	})
 }
+
+// What an instance has noticed is told under the name that WithInfo gives it.
+func TestEventsHaveTheInstancesName(t *testing.T) {
+	source := &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 5}}}}
+	m := NewMeter(WithInfo(func(i *Info) { i.Host = "gateway-1" }))
+	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithInterval(time.Hour))
+	require.NoError(t, err)
+	defer limits.Close()
+	m.Follow(limits)
+	m.noticed(tokenbucket.Health{Down: true, Err: errors.New("away")})
+	m.Penalized("/a", time.Now().Add(time.Minute))
+	source.set(func(s *table) { s.err = errors.New("no table") })
+	require.Error(t, limits.Reload(t.Context()))
+	r, _ := report(t, m)
+	hosts := map[EventKind]string{}
+	for _, e := range r.Events {
+		hosts[e.Kind] = e.Host
+	}
+	require.Equal(t, map[EventKind]string{StoreDown: "gateway-1", Penalized: "gateway-1", LoadFailed: "gateway-1"}, hosts)
+}
+
+// That new names have no counters any more is said.
+func TestTooManyNames(t *testing.T) {
+	m := NewMeter()
+	m.counters = newNames[counter](2)
+	for _, name := range []string{"/a", "/b"} {
+		m.of(name).granted.Add(1)
+	}
+	r, _ := report(t, m)
+	require.False(t, r.Info.Crowded)
+	m.of("/c").granted.Add(1)
+	r, all := report(t, m)
+	require.True(t, r.Info.Crowded)
+	require.NotContains(t, all, "/c")
+	require.Equal(t, int64(1), r.Info.Others.Granted)
+}

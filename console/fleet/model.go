@@ -86,9 +86,16 @@ type Config struct {
 	Warmup     time.Duration `json:"warmup,omitempty"`
 	ColdFactor float64       `json:"cold,omitempty"`
 	// Wait is how long a call may wait for its permit.
-	Wait    time.Duration `json:"wait,omitempty"`
-	Version int64         `json:"version,omitempty"`
-	Shadow  bool          `json:"shadow,omitempty"`
+	Wait time.Duration `json:"wait,omitempty"`
+	// Window: at most WindowLimit calls begin in any such time. Concurrent calls may be under way at once. 0: any number.
+	Window      time.Duration `json:"window,omitempty"`
+	WindowLimit int           `json:"window_limit,omitempty"`
+	Concurrent  int           `json:"concurrent,omitempty"`
+	// NoRate: there is no rate. PerKey: each key has a bucket of its own.
+	NoRate  bool  `json:"no_rate,omitempty"`
+	PerKey  bool  `json:"per_key,omitempty"`
+	Version int64 `json:"version,omitempty"`
+	Shadow  bool  `json:"shadow,omitempty"`
 }
 
 // Bucket is what a bucket was like when this instance looked last. It looks at those that are in use.
@@ -143,6 +150,9 @@ type Info struct {
 	Others Counters `json:"others,omitzero"`
 	// MoreLimits are not published: there are more than MostLimits.
 	MoreLimits int `json:"more_limits,omitempty"`
+	// Crowded: so many names of limits came and went since the instance started that new ones have no counters of their own, but are
+	// counted with Others.
+	Crowded bool `json:"crowded,omitempty"`
 	// Missed is what could not be published, and no longer will be.
 	Missed Missed `json:"missed,omitzero"`
 }
@@ -300,6 +310,15 @@ const (
 	InstanceBegins EventKind = "begins"
 	InstanceEnds   EventKind = "ends"
 )
+
+// noticed tells whether it is something that one instance has noticed of itself or of its upstream, and Event.Host is that instance's.
+func (k EventKind) noticed() bool {
+	switch k {
+	case Penalized, StoreDown, StoreBack, LoadFailed, LoadedAgain:
+		return true
+	}
+	return false
+}
 
 // Event is what changed when, as a mark on a chart. What concerns the whole fleet is told once, whoever noticed.
 type Event struct {

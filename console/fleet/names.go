@@ -11,6 +11,7 @@ import (
 type names[T any] struct {
 	known atomic.Pointer[map[string]*T] // never changed, only replaced
 	most  int
+	full  atomic.Bool // a name found no place
 
 	mu     sync.Mutex
 	fresh  map[string]*T // not in known yet
@@ -37,6 +38,7 @@ func (n *names[T]) add(name string, make func(name string) *T) *T {
 	t := n.fresh[name]
 	if t == nil {
 		if len(*n.known.Load())+len(n.fresh) >= n.most {
+			n.full.Store(true)
 			return nil
 		}
 		name = strings.Clone(name) // it may be part of something large

@@ -51,8 +51,8 @@ type Publisher struct {
 	mu     sync.Mutex
 	missed Missed
 
-	stop    context.CancelFunc
-	running chan struct{}
+	stop context.CancelFunc
+	last chan struct{} // has one element when the goroutine has ended: who takes it says that the instance ends. Closed: that was said
 }
 
 const (
@@ -69,7 +69,7 @@ func NewPublisher(client Client, source Source, opts ...Option) (*Publisher, err
 		return nil, err
 	}
 	ctx, stop := context.WithCancel(context.Background())
-	p.stop, p.running = stop, make(chan struct{})
+	p.stop, p.last = stop, make(chan struct{}, 1)
 	go p.run(ctx)
 	return p, nil
 }
@@ -100,19 +100,28 @@ func (p *Publisher) Missed() Missed {
 	return p.missed
 }
 
-// Close says that the instance ends, and ends publishing. It waits for Redis as long as ctx lets it.
+// Close says that the instance ends, and ends publishing. It waits for Redis as long as ctx lets it. One that failed may be tried again.
 func (p *Publisher) Close(ctx context.Context) error {
 	p.stop()
 	select {
-	case <-p.running:
-		return p.beat(ctx, true)
+	case _, first := <-p.last:
+		if !first {
+			return nil
+		}
+		err := p.beat(ctx, true)
+		if err != nil {
+			p.last <- struct{}{}
+			return err
+		}
+		close(p.last)
+		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
 func (p *Publisher) run(ctx context.Context) {
-	defer close(p.running)
+	defer func() { p.last <- struct{}{} }()
 	for timer := time.NewTimer(jittered(BeatEvery) / 10); ; timer.Reset(jittered(BeatEvery)) {
 		select {
 		case <-ctx.Done():

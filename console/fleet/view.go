@@ -201,7 +201,7 @@ type Rate struct {
 	P99 time.Duration
 }
 
-// Rates are those of all limits between two snapshots, by name. Take them 5 to 15 s apart: closer, an instance may not have
+// Rates are those of all limits between two snapshots, by name; of those that nobody called there is none. Take them 5 to 15 s apart: closer, an instance may not have
 // published in between; its rate then is 0.
 func Rates(before, now *Snapshot) map[string]Rate {
 	all, counts := map[string]Rate{}, map[string]Counters{}
@@ -255,7 +255,7 @@ func (s *Snapshot) only(name string) *Snapshot {
 	return few
 }
 
-// each calls f for each limit of each instance that has published in between, with what was counted, and in which time. What an
+// each calls f for each limit that has changed of each instance that has published in between, with what was counted, and in which time. What an
 // instance that was not there before has counted is new if it has started since: Redis may just have forgotten it.
 func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, over time.Duration)) {
 	past := map[string]*Instance{}
@@ -277,8 +277,14 @@ func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, ov
 		}
 		for name, l := range n.Limits {
 			var earlier Counters
-			if was != nil && was.Limits[name] != nil {
-				earlier = was.Limits[name].Counters
+			if was != nil {
+				w := was.Limits[name]
+				if w == l { // it has not changed: see Instance.Limits
+					continue
+				}
+				if w != nil {
+					earlier = w.Counters
+				}
 			}
 			f(n, name, l.Minus(&earlier), over)
 		}

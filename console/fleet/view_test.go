@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // Rates are what was counted between two snapshots. An instance that has started in between counts from its start; one that died or
@@ -109,4 +110,16 @@ func TestCurve(t *testing.T) {
 	require.False(t, ok)
 	_, ok = (&Config{Kind: WarmUp, Warmup: time.Second}).Curve(0)
 	require.False(t, ok)
+}
+
+// What a row limits to besides its rate is told with it.
+func TestRowIsToldWhole(t *testing.T) {
+	row := registry.Limit{Name: "/a", Row: "7", Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, NoRate: true, PerKey: true, Shadow: true, Version: 9}
+	c := ConfigOf(&row)
+	require.Equal(t, Config{Row: "7", Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, NoRate: true, PerKey: true, Shadow: true, Version: 9}, c)
+	d := decoder{fields: map[string]string{"/a": rowText(c)}}
+	require.Equal(t, c, d.limits()["/a"].Config)
+	require.Equal(t, registry.ByLimit, DeciderOf(&row))
+	require.Equal(t, registry.ByZero, DeciderOf(&registry.Limit{}))
+	require.Equal(t, registry.ByDisabled, DeciderOf(&registry.Limit{Disabled: true}))
 }

@@ -56,7 +56,13 @@ func (m *Meter) Report(ctx context.Context, to *Report) {
 		m.watch.report(ctx, m, limits, to)
 	}
 	m.info(&to.Info)
+	to.Info.Crowded = m.counters.full.Load()
 	to.Events = m.events.take(to.Events)
+	for i := range to.Events {
+		if to.Events[i].Kind.noticed() {
+			to.Events[i].Host = to.Info.Host
+		}
+	}
 }
 
 // unfollowed reports limiters without a registry: what they have decided.
@@ -85,9 +91,9 @@ func (w *watch) follow(m *Meter, limits *registry.Registry, to *Report) {
 	}
 	if failed := s.Err != nil; failed != w.failed {
 		if w.failed = failed; failed {
-			event(Event{Kind: LoadFailed, Host: w.host, Err: s.Err.Error()})
+			event(Event{Kind: LoadFailed, Err: s.Err.Error()})
 		} else {
-			event(Event{Kind: LoadedAgain, Host: w.host})
+			event(Event{Kind: LoadedAgain})
 		}
 	}
 	to.Info.Switch = Switch{Off: !s.Off.IsZero(), Since: s.Off, Origin: s.Origin}
@@ -148,16 +154,12 @@ func (w *watch) report(ctx context.Context, m *Meter, limits *registry.Registry,
 }
 
 func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbucket.RateLimiter, to *Report) {
-	l := Limit{Name: row.Name, Decider: deciders[0], Config: configOf(row), Bucket: w.seen[row.Name].Bucket}
+	l := Limit{Name: row.Name, Decider: DeciderOf(row).String(), Config: ConfigOf(row), Bucket: w.seen[row.Name].Bucket}
 	switch {
 	case w.off:
 		l.Decider = registry.BySwitch.String()
 	case bad:
 		l.Decider = registry.ByBadRow.String()
-	case row.Disabled:
-		l.Decider = registry.ByDisabled.String()
-	case row.Rate == 0 && !row.NoRate:
-		l.Decider = registry.ByZero.String()
 	}
 	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
@@ -174,9 +176,22 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	to.Limits = append(to.Limits, l)
 }
 
-func configOf(row *registry.Limit) Config {
+// DeciderOf is what decides about the calls of a row, as long as the switch is on.
+func DeciderOf(row *registry.Limit) registry.Decider {
+	switch {
+	case row.Disabled:
+		return registry.ByDisabled
+	case row.Rate == 0 && !row.NoRate:
+		return registry.ByZero
+	}
+	return registry.ByLimit
+}
+
+// ConfigOf is a row as instances tell of it.
+func ConfigOf(row *registry.Limit) Config {
 	c := Config{
 		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.Cache * float64(time.Second)),
+		Window: row.Window, WindowLimit: row.WindowLimit, Concurrent: row.Concurrent, NoRate: row.NoRate, PerKey: row.PerKey,
 		Version: row.Version, Shadow: row.Shadow,
 	}
 	if row.MaxPermits != nil {
@@ -251,7 +266,7 @@ type outages struct {
 }
 
 // noticed returns the event that it is, if it is one.
-func (o *outages) noticed(h tokenbucket.Health, host string) (Event, bool) {
+func (o *outages) noticed(h tokenbucket.Health) (Event, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	begins, ends := o.state.Noticed(h)
@@ -263,11 +278,11 @@ func (o *outages) noticed(h tokenbucket.Health, host string) (Event, bool) {
 	case begins:
 		o.store.Down, o.store.Since, o.store.Err = true, now, why
 		o.store.Outages++
-		return Event{At: now, Kind: StoreDown, Host: host, Err: why}, true
+		return Event{At: now, Kind: StoreDown, Err: why}, true
 	case ends:
 		o.store.Down, o.store.Since, o.store.Err = false, time.Time{}, ""
 		o.store.Away += h.After
-		return Event{At: now, Kind: StoreBack, Host: host, For: h.After}, true
+		return Event{At: now, Kind: StoreBack, For: h.After}, true
 	}
 	return Event{}, false
 }

@@ -61,6 +61,9 @@ func (l *Limit) bounds(points []Point, step time.Duration) (least, most float64)
 	return least, max(least, (calls-l.leastGranted(points, step))/calls)
 }
 
+// spread tells whether calls find more buckets than one.
+func (l *Limit) spread() bool { return l.PerKey && !l.Off && !l.NoRate && l.Rate > 0 }
+
 func (l *Limit) windowed() bool { return l.Window > 0 && l.WindowLimit > 0 }
 
 // mostGranted is how many the bucket grants if they come when it has most.

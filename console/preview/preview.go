@@ -23,6 +23,8 @@ type Limit struct {
 	WindowLimit int
 	// Concurrent is how many calls may run at once; 0: any number.
 	Concurrent int
+	// PerKey: each key has a bucket of its own. Most then is for one key alone; with many, perhaps nothing is refused.
+	PerKey bool
 	// Off lets every call pass. Shadow counts, and refuses nobody.
 	Off, Shadow bool
 }
@@ -91,6 +93,9 @@ func Of(in Input) Result {
 		r.Least, r.Most = in.Limit.simulate(points)
 	default:
 		r.Least, r.Most = in.Limit.bounds(points, step)
+	}
+	if in.Limit.spread() {
+		r.Least = 0
 	}
 	r.Effect = effect(&in.Limit, &r, name)
 	r.Text = r.Limit + "; " + r.Effect

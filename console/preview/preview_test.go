@@ -55,7 +55,9 @@ func TestWords(t *testing.T) {
 		"less than 1 % of the last 101 seconds' traffic of 10/s would be refused":            {Limit: preview.Limit{Rate: 10}, Seconds: append(flat(100, 10), flat(1, 13)...)},
 		"would be refused to more than 99 %":                                                 {Limit: preview.Limit{Rate: 0.01}, Minutes: flat(10, 100_000)},
 		"some of the last 2 minutes' traffic of 100/s would be refused, up to 99 %":          {Limit: preview.Limit{Rate: 98.9}, Minutes: flat(2, 6000)},
-		"at most 100 in any 1 min,":                                                          {Limit: preview.Limit{NoRate: true, Window: time.Minute, WindowLimit: 100}, Minutes: flat(60, 99)},
+		"2/s for each key, at most 2 at once, does not wait; up to more than 99 % of the last 2 minutes' traffic": {
+			Limit: preview.Limit{Rate: 2, PerKey: true}, Minutes: flat(2, 600)},
+		"at most 100 in any 1 min,": {Limit: preview.Limit{NoRate: true, Window: time.Minute, WindowLimit: 100}, Minutes: flat(60, 99)},
 	} {
 		require.Contains(t, preview.Of(in).Text, want)
 	}

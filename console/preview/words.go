@@ -27,6 +27,9 @@ func (l *Limit) words() string {
 	default:
 		parts = append(parts, figure(l.Rate)+"/s", "at most "+figure(max(l.size(), 1))+" at once")
 	}
+	if l.spread() {
+		parts[0] += " for each key"
+	}
 	if l.windowed() {
 		parts = append(parts, fmt.Sprintf("at most %d in any %s", l.WindowLimit, duration(l.Window)))
 	}
@@ -97,6 +100,9 @@ func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []st
 	}
 	if most := busiest(points); float64(most)/step.Seconds() > r.Demand*1.05 {
 		notes = append(notes, fmt.Sprintf("The busiest %s had %s/s.", unit(step), figure(float64(most)/step.Seconds())))
+	}
+	if l.spread() {
+		notes = append(notes, "How many keys the calls had is not known: each has a bucket of its own, so the more keys, the fewer are refused.")
 	}
 	if l.Concurrent > 0 && !l.Off {
 		notes = append(notes, "How many calls were under way at the same time is not known: that bound may refuse more.")

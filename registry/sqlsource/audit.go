@@ -96,8 +96,12 @@ func (s *session) record(ctx context.Context, a *AuditEntry, undoes int64) (Audi
 	put("why", &a.Why)
 	put("ofTable", &a.Table)
 	put("name", &a.Name)
+	to := a.To.json()
+	if a.Action != "" {
+		to = actionText(a.Action)
+	}
 	put("fromRow", a.From.json())
-	put("toRow", a.To.json())
+	put("toRow", to)
 	insert := "INSERT INTO " + d.quoteTable(t) + " (" + strings.Join(columns, ", ") + ") VALUES (" + strings.Join(values, ", ") + ")"
 	id, err := s.insert(ctx, insert, p.values)
 	if err == nil && undoes != 0 {
@@ -192,7 +196,9 @@ func parseEntry(row []*string) (a AuditEntry, err error) {
 	if err == nil {
 		a.From, err = parseValues(row[6])
 	}
-	if err == nil {
+	if what, ok := parseAction(row[7]); ok {
+		a.Action = what
+	} else if err == nil {
 		a.To, err = parseValues(row[7])
 	}
 	if err != nil {
@@ -201,8 +207,8 @@ func parseEntry(row []*string) (a AuditEntry, err error) {
 	return a, err
 }
 
-// History returns what was changed of a row, the newest first, at most limit entries. With an empty name it is that of all rows, and of
-// the switch.
+// History returns what was changed of a row, and what else was done to its bucket (Act), the newest first, at most limit entries. With an
+// empty name it is that of all rows, of the switch and of the whole fleet.
 func (e *Editor) History(ctx context.Context, name string, limit int) ([]AuditEntry, error) {
 	if err := e.audited(ctx); err != nil {
 		return nil, err

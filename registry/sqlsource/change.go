@@ -66,6 +66,8 @@ type AuditEntry struct {
 	Table, Name string
 	// From and To are all columns of the row before and after. Nil: there was none, there is none.
 	From, To Values
+	// Action is what was done without a change of a row (Act); empty: it is a change.
+	Action string
 	// UndoneBy is the ID of the entry that undid this one; 0: none.
 	UndoneBy int64
 }
@@ -96,6 +98,8 @@ var (
 	ErrNoEntry = errors.New("sqlsource: no such audit entry")
 	// ErrUndone: the change was undone already.
 	ErrUndone = errors.New("sqlsource: undone already")
+	// ErrAction: the entry is of an action, which cannot be undone.
+	ErrAction = errors.New("sqlsource: an action cannot be undone")
 	// ErrNoAudit: there is no audit table, and nothing is changed without. CreateAuditTable makes it.
 	ErrNoAudit = errors.New("sqlsource: no audit table (CreateAuditTable makes it)")
 )

@@ -24,6 +24,8 @@ func (e *Editor) Undo(ctx context.Context, id int64, who, why string) (AuditEntr
 			return err
 		case a.UndoneBy != 0:
 			return fmt.Errorf("%w: %d, by %d", ErrUndone, id, a.UndoneBy)
+		case a.Action != "":
+			return fmt.Errorf("%w: %d, %s", ErrAction, id, a.Action)
 		case a.Table == e.options.table.String():
 			entry, _, err = s.apply(ctx, s.back(&a, who, why))
 		default:

@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"context"
+	"crypto/pbkdf2"
+	"crypto/sha256"
 	"database/sql"
 	"fmt"
 	"log/slog"
@@ -49,10 +51,19 @@ func (c *config) parseConsole() (err error) {
 	if err == nil {
 		c.access.Users, err = console.ParseUsers(text)
 	}
+	if err == nil && len(c.access.Users) > 0 {
+		c.access.Key, err = formKey(text)
+	}
 	if err != nil {
 		return c.bad("console-users", fmt.Sprintf("%q", c.users), "a file of users: "+err.Error())
 	}
 	return nil
+}
+
+// formKey is the key of the forms of those whom a proxy names: the same wherever the file of users is the same. It is slow on purpose, so
+// that nobody who sees a form can try what the file may say.
+func formKey(users []byte) ([]byte, error) {
+	return pbkdf2.Key(sha256.New, string(users), []byte("tokenbucket console"), 100_000, sha256.Size)
 }
 
 // consoleOf makes a console. What it may not do is nil: without a database there is no editor.
@@ -72,10 +83,22 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 			_, err := editor.SetSwitch(ctx, on, who, why)
 			return err
 		}
+	case c.switchAt != "" && sw != nil && editor != nil:
+		about.Turn = func(ctx context.Context, on bool, who, why string) error { return turn(ctx, editor, sw, on, who, why) }
 	case c.switchAt != "" && sw != nil:
 		about.Turn = func(ctx context.Context, on bool, _, _ string) error { return sw.Set(ctx, on) }
 	}
 	return console.New(about)
+}
+
+// turn turns a switch that is in no table, and has it in the audit.
+func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch, on bool, who, why string) error {
+	what := "switched off: every call passes"
+	if on {
+		what = "switched on: limits apply"
+	}
+	_, err := editor.Act(ctx, sqlsource.Action{What: what, Who: who, Why: why}, func(ctx context.Context) error { return sw.Set(ctx, on) })
+	return err
 }
 
 // openConsole puts the console at the admin port.
@@ -109,15 +132,10 @@ func (a *admin) serveConsole(w http.ResponseWriter, r *http.Request) {
 }
 
 // newEditor makes what changes rows; nil where there is no database, or nobody who may.
-func (s *service) newEditor(ctx context.Context, db *sql.DB) (*sqlsource.Editor, error) {
+func (s *service) newEditor(db *sql.DB) (*sqlsource.Editor, error) {
 	if db == nil || len(s.config.access.Users)+len(s.config.access.Proxies) == 0 {
 		return nil, nil
 	}
 	d := s.config.database
-	if d.create {
-		if err := sqlsource.CreateAuditTable(ctx, db, d.dialect, d.options...); err != nil {
-			return nil, err
-		}
-	}
 	return sqlsource.NewEditor(db, d.dialect, d.options...)
 }

@@ -148,7 +148,7 @@ func (s *service) rowsForConsole(ctx context.Context, client redis.UniversalClie
 	if err != nil {
 		return nil, fail(err)
 	}
-	if s.editor, err = s.newEditor(ctx, db); err != nil {
+	if s.editor, err = s.newEditor(db); err != nil {
 		return nil, fail(err)
 	}
 	sw, err := s.newSwitch(client, db)

@@ -140,6 +140,9 @@ func (d *database) connect(ctx context.Context, withSwitch bool) (*sql.DB, error
 	db.SetConnMaxLifetime(5 * time.Minute)
 	if d.create {
 		err = sqlsource.CreateTable(ctx, db, d.dialect, d.options...)
+		if err == nil {
+			err = sqlsource.CreateAuditTable(ctx, db, d.dialect, d.options...)
+		}
 		if err == nil && withSwitch {
 			err = sqlsource.CreateSwitchTable(ctx, db, d.dialect)
 		}

@@ -133,7 +133,7 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 		"shadow and per_key also if the table has columns window, windowLimit, concurrent, shadow and perKey")
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: nothing is saved up")
 	f.DurationVar(&o.jitter, "jitter", 0, "how unevenly calls reach a quota's upstream, at most 1s")
-	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, the switch's, a SQLite file")
+	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, that of the audit, the switch's, a SQLite file")
 	f.StringVar(&o.badRows, "bad-rows", "refuse", "calls of a row that is bad, and was bad when it was first seen: refuse, pass, or permits "+
 		"per second; a row that turns bad later leaves its last good limit in force")
 	f.BoolVar(&o.allowEmpty, "allow-empty", false, "believe at once that a table is empty, or has lost more than half of its rows; without it "+

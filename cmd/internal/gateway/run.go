@@ -178,7 +178,7 @@ func (s *service) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("--limits %s: %w", hideDSN(c.limits), err)
 	}
-	if s.editor, err = s.newEditor(ctx, db); err != nil {
+	if s.editor, err = s.newEditor(db); err != nil {
 		return fmt.Errorf("--limits %s: the audit table: %w", hideDSN(c.limits), err)
 	}
 	opts := []registry.Option{

@@ -26,6 +26,7 @@ function tiles(f) {
 function show(d, chart) {
   problems(d.problems);
   setText(by("config"), d.known ? d.config : "No instance has reported a limit of this name.");
+  setText(by("uses"), d.uses);
   tags(by("state"), d.state);
   by("state").title = d.held ? `held back until ${fullTime(d.held)}` : "";
   by("rejected").hidden = !d.rejected;
