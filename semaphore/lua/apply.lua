@@ -189,7 +189,7 @@ local function arg()
   return ARGV[at]
 end
 
-local left, renewed, entered, grants = {}, {}, {}, {}
+local reply, grants = {''}, {} -- the first is known when all is decided
 local leaves = tonumber(arg())
 read(ARGV, at + 1, at + leaves, 1)
 for i = 1, leaves do
@@ -207,14 +207,14 @@ for i = 1, leaves do
   elseif call('HDEL', idle, id) == 1 then
     standing = WAITING
   end
-  left[i] = standing
+  reply[#reply + 1] = standing
 end
 write()
 
 for i = 1, tonumber(arg()) do
   local id = arg()
   local score = call('ZSCORE', held, id)
-  renewed[i] = score and '1' or '0'
+  reply[#reply + 1] = score and '1' or '0'
   if score and tonumber(score) < now + lease then call('ZADD', held, int(now + lease), id) end
 end
 
@@ -366,7 +366,7 @@ for i = 1, enters do
       outcome = QUEUED
     end
   end
-  entered[i] = outcome .. ' ' .. int(number) .. ' ' .. int(place)
+  reply[#reply + 1] = outcome .. ' ' .. int(number) .. ' ' .. int(place)
 end
 write()
 
@@ -427,8 +427,7 @@ for key in pairs(new) do
 end
 for _, m in ipairs(messages) do call('PUBLISH', m[1], m[2]) end
 
-local reply = {table.concat({int(now), int(fresh), int(total), int(first), int(told), int(stored), int(newest), int(unchanged), text and '1' or '0'}, ' ')}
-for _, list in ipairs({left, renewed, entered, grants}) do
-  for _, x in ipairs(list) do reply[#reply + 1] = x end
-end
+reply[1] = table.concat({int(now), int(fresh), int(total), int(first), int(told), int(stored), int(newest), int(unchanged),
+  text and '1' or '0'}, ' ')
+for _, g in ipairs(grants) do reply[#reply + 1] = g end
 return reply
