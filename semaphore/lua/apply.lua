@@ -300,7 +300,6 @@ local function admit()
         dequeued[#dequeued + 1] = id
         tell(id, owner, GRANTED, grant(id, n, owner, lasts, whose), now + lasts)
       else
-        write()
         return true
       end
     end
@@ -308,7 +307,7 @@ local function admit()
   end
   return false
 end
-local waiting = admit() and call('ZCARD', queue) or 0
+local waiting = admit() -- whether anybody does
 if used == 0 then
   local all = call('HGETALL', idle)
   for i = 1, #all, 2 do
@@ -350,7 +349,7 @@ for i = 1, enters do
     local waits = row and call('ZSCORE', queue, id)
     if waits then
       outcome, place = QUEUED, tonumber(waits)
-    elseif used + n <= total and (waiting == 0 or old > 0 and old < first()) then
+    elseif used + n <= total and (not waiting or old > 0 and old < first()) then
       outcome, number = GRANTED, grant(id, n, process, lease, whose)
     elseif wait then
       place = old
@@ -359,8 +358,8 @@ for i = 1, enters do
         place = ticket
       end
       ticket = math.max(ticket, place)
-      if waiting == 0 then new[queue], new[info] = true, true end
-      waiting = waiting + 1
+      if not waiting then new[queue], new[info] = true, true end
+      waiting = true
       enqueued[#enqueued + 1], enqueued[#enqueued + 2] = int(place), id
       note(id, int(n) .. mine .. whose)
       outcome = QUEUED
@@ -390,7 +389,7 @@ local first = ends and tonumber(ends) or 0
 
 -- All of the state in one field; nil if somebody waits or did so just now, if there is too much, or a name that cannot be in it.
 local function packed()
-  if waiting > 0 or call('HLEN', idle) > 0 then busy = now end
+  if waiting or call('HLEN', idle) > 0 then busy = now end
   if now - busy <= SECOND then return end
   if call('ZCARD', held) > 64 or call('HLEN', procs) > 64 then return end
   local parts = {struct.pack('<dddddddd', stored, newest, lives, ticket, fence, now, used, first)}
