@@ -89,7 +89,9 @@ func TestKeysOfWaitersExpire(t *testing.T) {
 	client := redistest.Start(t).Client(t)
 	b := semaphore.BackendOf(openRedis(t, client, 1)())
 	for i := range 3 {
-		enter := []semaphore.Entry{{ID: fmt.Sprint("holder", i), Permits: 1}, {ID: fmt.Sprint("waiter", i), Permits: 1, Wait: true}, {ID: "idle", Wait: true}}
+		enter := []semaphore.Entry{
+			{ID: fmt.Sprint("holder", i), Permits: 1}, {ID: fmt.Sprint("waiter", i), Permits: 1, Wait: true}, {ID: "idle", Wait: true},
+		}
 		for _, batch := range []semaphore.Batch{{PatienceMicros: 1e7, Enter: enter}, {Leave: []string{enter[0].ID, enter[1].ID, enter[2].ID}}} {
 			batch.Process, batch.LeaseMicros, batch.AliveMicros, batch.Permits = "p", 1e7, 1e7, 1
 			_, err := b.Apply(ctx, &batch)

@@ -228,7 +228,7 @@ if fresh == 1 and patience > 0 and now % 16 == 0 then -- at times: those that ha
     if tonumber(all[i + 1]:match('^%d+')) < now - HOUR then call('HDEL', procs, all[i]) end
   end
 end
-local others = {} -- processes that were asked for: until, told, alive, as procs has them; is, their condition; and whether they were told here
+local others = {} -- processes that were asked for: till, told, alive, as procs has them; is: their condition; changed: they were told here
 local function heard(owner)
   if owner == process then return patience > 0 and ALIVE or DEAD end
   local p = others[owner]
