@@ -190,14 +190,15 @@ local function arg()
 end
 
 local reply, grants = {''}, {} -- the first is known when all is decided
-local leaves = tonumber(arg())
+local leaves, ended = tonumber(arg()), {}
 read(ARGV, at + 1, at + leaves, 1)
 for i = 1, leaves do
   local id, standing = arg(), GONE
   local n = size(id)
   if n then
     forget(id)
-    if call('ZREM', held, id) == 1 then
+    if call('ZSCORE', held, id) then
+      ended[#ended + 1] = id
       used = math.max(0, used - n)
       standing = HOLDING
     else
@@ -209,6 +210,7 @@ for i = 1, leaves do
   end
   reply[#reply + 1] = standing
 end
+send('ZREM', held, ended)
 write()
 
 for i = 1, tonumber(arg()) do
