@@ -84,6 +84,29 @@ func TestKeysExpire(t *testing.T) {
 	}
 }
 
+// So do those that are there because somebody waits.
+func TestKeysOfWaitersExpire(t *testing.T) {
+	client := redistest.Start(t).Client(t)
+	b := semaphore.BackendOf(openRedis(t, client, 1)())
+	for i := range 3 {
+		enter := []semaphore.Entry{
+			{ID: fmt.Sprint("holder", i), Permits: 1}, {ID: fmt.Sprint("waiter", i), Permits: 1, Wait: true}, {ID: "idle", Wait: true},
+		}
+		for _, batch := range []semaphore.Batch{{PatienceMicros: 1e7, Enter: enter}, {Leave: []string{enter[0].ID, enter[1].ID, enter[2].ID}}} {
+			batch.Process, batch.LeaseMicros, batch.AliveMicros, batch.Permits = "p", 1e7, 1e7, 1
+			_, err := b.Apply(ctx, &batch)
+			require.NoError(t, err)
+			keys := client.Keys(ctx, "*").Val()
+			if len(batch.Enter) > 0 {
+				require.Len(t, keys, 6)
+			}
+			for _, key := range keys {
+				require.Greater(t, client.PTTL(ctx, key).Val(), 23*time.Hour, key)
+			}
+		}
+	}
+}
+
 // spread is a label that does not fit into the one field that a quiet semaphore is in: so its keys are those of a busy one.
 const spread = "two\nlines"
 

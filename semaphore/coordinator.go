@@ -11,7 +11,6 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // coordinator is the engine of a semaphore whose permits a Backend keeps: this process's end of it. It is a batch.Source: at most one
@@ -22,11 +21,9 @@ import (
 type coordinator struct {
 	batch.Place
 	config
-	trips   batch.Trips[*flight, *Report]
-	backend Backend
-	until   script.Until // the deadline of a caller's own trip
-	tasks   tasks
-	ids     atomic.Int64 // of requests, so far
+	transport transport
+	tasks     tasks
+	ids       atomic.Int64 // of requests, so far
 
 	mu       sync.Mutex // guards what follows
 	closed   bool
@@ -75,16 +72,13 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 			name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), permits: permits, version: o.version,
 			fixed: o.fixed, observer: o.observer, lease: o.lease, margin: o.lease / 10, beat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
 		},
-		backend: backend, waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, heard: heard{permits: permits},
+		waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, heard: heard{permits: permits},
 	}
 	if o.version > 0 {
 		c.heard.limit = Limit{permits, o.version}
 	}
 	c.alarm.ring = c.onAlarm
-	c.trips = batch.Trips[*flight, *Report]{Send: c.send, Max: 1, Parallel: 1, Go: c.tasks.run}
-	if r, ok := backend.(*redisBackend); ok && script.HeedsDeadline(r.client) {
-		c.trips.Direct, c.trips.Timeout = c.direct, o.timeout
-	}
+	c.transport.init(backend, o.timeout, c.tasks.run)
 	s.engine = c
 	return s, nil
 }
@@ -135,7 +129,7 @@ func (c *coordinator) giveUp(r *request, why error) (*Permit, error) {
 	}
 	if why != nil && r.permit != nil {
 		c.drop(r.permit, ErrReleased)
-		c.trips.Ready("", c)
+		c.transport.ready(c)
 		return nil, why
 	}
 	return r.permit, r.err
@@ -165,7 +159,7 @@ func (c *coordinator) submit(ctx context.Context, r *request) error {
 	if err := c.enqueue(r); err != nil {
 		return err
 	}
-	c.trips.Take(ctx, "", c)
+	c.transport.take(ctx, c)
 	return nil
 }
 
@@ -186,7 +180,7 @@ func (c *coordinator) enqueue(r *request) error {
 func (c *coordinator) abandon(r *request) {
 	if c.waiters.forget(r) {
 		c.releases.add(r.id, clock.Mono(), c.lease)
-		c.trips.Ready("", c)
+		c.transport.ready(c)
 	}
 }
 
@@ -235,9 +229,9 @@ func (c *coordinator) release(ctx context.Context, p *Permit) error {
 	switch {
 	case !first:
 	case err == nil:
-		c.trips.Take(ctx, "", c)
+		c.transport.take(ctx, c)
 	default:
-		c.trips.Ready("", c)
+		c.transport.ready(c)
 	}
 	if err == nil {
 		if err = m.leaving.wait(ctx); err == nil && m.leaving.was != Holding {
@@ -261,7 +255,7 @@ func (c *coordinator) releaseID(ctx context.Context, id string) error {
 		l = c.releases.await(id, now, c.timeout)
 	}
 	c.mu.Unlock()
-	c.trips.Take(ctx, "", c)
+	c.transport.take(ctx, c)
 	err := l.wait(ctx)
 	if err == nil && l.was != Holding {
 		err = fmt.Errorf("%w: semaphore %.80q: id %.80q", ErrNotHeld, c.name, id)
@@ -281,7 +275,7 @@ func (c *coordinator) submitChange(change change) *limitChange {
 }
 
 func (c *coordinator) holders(ctx context.Context) ([]Holder, error) {
-	return ask(ctx, c, c.backend.Holders)
+	return ask(ctx, c, c.transport.backend.Holders)
 }
 
 // ask asks the backend beside the batches. It returns in time, even if the backend's client does not heed its context.
@@ -336,7 +330,7 @@ func (c *coordinator) endAll() (last []*release) {
 		last = append(last, c.drop(p, ErrClosed))
 	}
 	c.listener.until = 0
-	c.trips.Ready("", c)
+	c.transport.ready(c)
 	return last
 }
 
@@ -344,7 +338,7 @@ func (c *coordinator) endAll() (last []*release) {
 func (c *coordinator) setAlarm(now time.Duration) {
 	next := c.nextBatch(now)
 	if next != 0 && next <= now {
-		c.trips.Ready("", c)
+		c.transport.ready(c)
 		next = 0
 	}
 	if len(c.waiters.sent) == 0 {

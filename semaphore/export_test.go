@@ -1,7 +1,7 @@
 package semaphore
 
 // BackendOf is where a fleet's semaphore is kept.
-func BackendOf(s *Semaphore) Backend { return s.engine.(*coordinator).backend }
+func BackendOf(s *Semaphore) Backend { return s.engine.(*coordinator).transport.backend }
 
 // LeavesOf is how many ids are still to be ended.
 func LeavesOf(s *Semaphore) int {

@@ -7,7 +7,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
@@ -43,23 +42,6 @@ func (c *coordinator) Depart() (*flight, time.Time, bool) {
 	}
 	c.flight = f
 	return f, clock.At(now + c.timeout), true
-}
-
-// send takes a batch to the backend.
-func (c *coordinator) send(_ string, items []*batch.Item[*flight, *Report]) {
-	for _, i := range items {
-		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
-		report, err := c.backend.Apply(ctx, &i.Batch.batch)
-		cancel()
-		i.Answer(report, err)
-	}
-}
-
-// direct is send in the goroutine of a caller.
-func (c *coordinator) direct(_ string, items []*batch.Item[*flight, *Report]) {
-	for _, i := range items {
-		i.Answer(c.backend.Apply(c.until.Context(i.Deadline), &i.Batch.batch))
-	}
 }
 
 // Land implements batch.Source.

@@ -73,12 +73,12 @@ func (c *coordinator) changePermits(ctx context.Context, change change) error {
 		change.set = c.permits
 	}
 	l := c.submitChange(change)
-	c.trips.Take(ctx, "", c)
+	c.transport.take(ctx, c)
 	return l.wait(ctx)
 }
 
 func (c *coordinator) stats(ctx context.Context) (Stats, error) {
-	stats, err := ask(ctx, c, c.backend.Stats)
+	stats, err := ask(ctx, c, c.transport.backend.Stats)
 	if err == nil && stats.Permits == 0 {
 		stats.Permits = c.permits
 	}

@@ -36,7 +36,7 @@ func (c *coordinator) listen(now time.Duration) {
 	c.listener.cancel = cancel
 	c.tasks.run(func() {
 		for ctx.Err() == nil {
-			_ = c.backend.Listen(ctx, c.process, c.onReady, c.onGrant)
+			_ = c.transport.backend.Listen(ctx, c.process, c.onReady, c.onGrant)
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
@@ -50,7 +50,7 @@ func (c *coordinator) onReady() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiters.askAgain(nil)
-	c.trips.Ready("", c)
+	c.transport.ready(c)
 }
 
 // onGrant is called for each grant that the backend tells.
@@ -63,7 +63,7 @@ func (c *coordinator) onGrant(g Grant) {
 	r := c.waiters.sent[g.ID]
 	if r != nil && !r.done && g.Outcome == Granted && g.Expires-c.lease.Microseconds() > latest {
 		c.waiters.askAgainOne(r) // its clock has leapt: how long the lease will last is not known, until it is renewed
-		c.trips.Ready("", c)
+		c.transport.ready(c)
 		return
 	}
 	c.admitted(g, now+time.Duration(g.Expires-latest)*time.Microsecond, now)

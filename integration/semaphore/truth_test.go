@@ -143,18 +143,24 @@ func (m *truth) see(at int64, command, part string, args []string) {
 			}
 		}
 	case part == "queue" && command == "zadd":
-		m.ask(at, args[1])
-	case part == "held" && command == "zadd":
-		expires, _ := strconv.ParseInt(args[0], 10, 64)
-		m.holds(at, args[1], expires)
-	case part == "info" && command == "hset":
-		fields := strings.SplitN(args[1], " ", 5) // permits process fence since label
-		if len(fields) != 5 {
-			return
+		for i := 0; i+1 < len(args); i += 2 {
+			m.ask(at, args[i+1])
 		}
-		n, _ := strconv.Atoi(fields[0])
-		fence, _ := strconv.ParseInt(fields[2], 10, 64)
-		m.granted(at, args[0], n, fence, fields[4])
+	case part == "held" && command == "zadd":
+		for i := 0; i+1 < len(args); i += 2 {
+			expires, _ := strconv.ParseInt(args[i], 10, 64)
+			m.holds(at, args[i+1], expires)
+		}
+	case part == "info" && command == "hset":
+		for i := 0; i+1 < len(args); i += 2 {
+			fields := strings.SplitN(args[i+1], " ", 5) // permits process fence since label
+			if len(fields) != 5 {
+				continue
+			}
+			n, _ := strconv.Atoi(fields[0])
+			fence, _ := strconv.ParseInt(fields[2], 10, 64)
+			m.granted(at, args[i], n, fence, fields[4])
+		}
 	case part == "held" && command == "zrem":
 		for _, id := range args {
 			m.gone(at, id)
@@ -321,6 +327,11 @@ func TestTruthIsNoticed(t *testing.T) {
 	require.Equal(t, "label", m.grants[len(m.grants)-1].Label)
 	m.see(2103, "hset", "state", []string{"quiet", quiet("e", "f", "g")})
 	require.Len(t, m.wrong, 4)
+	do(2104, `"ZREM" "held" "e" "f" "g"`)
+	do(2105, `"ZADD" "held" "3000" "h" "3001" "i" "3002" "j"`)
+	do(2105, `"HSET" "info" "h" "1 p 100 2105 label" "i" "1 p 101 2105 label" "j" "1 p 102 2105 label"`)
+	require.Len(t, m.wrong, 5)
+	require.Equal(t, "j", m.grants[len(m.grants)-1].ID)
 	at, words := parseCommand("+1.000002 [0 127.0.0.1:5] \"GET\" \"x\"")
 	require.Zero(t, at)
 	require.Empty(t, words)

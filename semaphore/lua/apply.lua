@@ -29,15 +29,23 @@ local process, label, lease, patience = ARGV[1], ARGV[2], tonumber(ARGV[3]), ton
 local alive, permits, limit, version = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local set, add, deadline, channel = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11]), ARGV[12]
 local call, fmt = redis.call, string.format
-local REFUSED, QUEUED, GRANTED, TOO_MANY = 0, 1, 2, 3
-local GONE, WAITING, HOLDING = 0, 1, 2
+local REFUSED, QUEUED, GRANTED, TOO_MANY = '0', '1', '2', '3'
+local GONE, WAITING, HOLDING = '0', '1', '2'
 local DEAD, SILENT, ALIVE = 0, 1, 2
 local MOST = 2147483648
 local STANDSTILL, SECOND, HOUR, DAY = 2000000, 1000000, 3600000000, 86400000000
 
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
-local int = function(n) return fmt('%.0f', n) end
+local texts = {} -- of numbers: to format one costs as much as a command, and most occur often
+local function int(n)
+  local text = texts[n]
+  if not text then
+    text = fmt('%.0f', n)
+    texts[n] = text
+  end
+  return text
+end
 if deadline ~= 0 and now > deadline then return {'late ' .. int(now)} end
 
 local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives', 'busy', 'quiet', 'solo')
@@ -108,33 +116,72 @@ local total = stored > 0 and stored or permits
 
 local messages = {} -- sent when all is written: should they be refused, what was decided holds all the same
 
-local function size(id) -- permits of a waiter or a holder
-  local text = call('HGET', info, id)
-  return text and tonumber(text:match('^%d+'))
+-- What is written of the ids of a batch waits in lists, so that many share a command. write sends it, before any of it is read.
+local rows = {} -- of info, as far as they were read, or written here; false: there is none
+local enqueued, dequeued, granted, noted, forgotten = {}, {}, {}, {}, {}
+local function send(command, key, list)
+  for i = 1, #list, 1000 do call(command, key, unpack(list, i, math.min(i + 999, #list))) end
+end
+local function write()
+  if dequeued[1] then send('ZREM', queue, dequeued); dequeued = {} end
+  if forgotten[1] then send('HDEL', info, forgotten); forgotten = {} end
+  if enqueued[1] then send('ZADD', queue, enqueued); enqueued = {} end
+  if granted[1] then send('ZADD', held, granted); granted = {} end
+  if noted[1] then send('HSET', info, noted); noted = {} end
 end
 
-local function about(id) -- of a waiter: permits, process, lease, the number that there are, label
-  local text = call('HGET', info, id)
-  if not text then return end
-  local n, owner, lasts, own, rest = text:match('^(%d+) (%S+) (%d+) (%d+) ?(.*)$')
+-- Reads rows of some of the ids in a list: of each which is so many after the one before.
+local function read(list, from, to, step)
+  write()
+  local ids = list
+  if step > 1 then
+    ids = {}
+    for i = from, to, step do ids[#ids + 1] = list[i] end
+    from, to = 1, #ids
+  end
+  for i = from, to, 1000 do
+    for j, text in ipairs(call('HMGET', info, unpack(ids, i, math.min(i + 999, to)))) do rows[ids[i + j - 1]] = text end
+  end
+end
+
+local function note(id, text)
+  rows[id] = text
+  noted[#noted + 1], noted[#noted + 2] = id, text
+end
+
+local function forget(id)
+  rows[id] = false
+  forgotten[#forgotten + 1] = id
+end
+
+local function size(id) -- permits of a waiter or a holder that was read
+  return rows[id] and tonumber(rows[id]:match('^%d+'))
+end
+
+local function about(id) -- of a waiter that was read: permits, process, lease, the number that there are, label
+  if not rows[id] then return end
+  local n, owner, lasts, own, rest = rows[id]:match('^(%d+) (%S+) (%d+) (%d+) ?(.*)$')
   return tonumber(n), owner, tonumber(lasts), stored > 0 and stored or tonumber(own), rest
 end
 
-local function finish(id, n) -- a holder
-  call('ZREM', held, id)
-  call('HDEL', info, id)
-  used = math.max(0, used - n)
-end
-
 -- Redis may have evicted one of the keys: then what is held is counted anew.
-if (used == 0) ~= (call('ZCARD', held) == 0) then
+local earliest = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
+if (used == 0) ~= not earliest then
   used = 0
-  for _, id in ipairs(call('ZRANGE', held, 0, -1)) do used = used + (size(id) or 1) end
+  local all = call('ZRANGE', held, 0, -1)
+  read(all, 1, #all, 1)
+  for _, id in ipairs(all) do used = used + (size(id) or 1) end
 end
 
--- Leases that have expired.
-local expired = call('ZRANGEBYSCORE', held, '-inf', int(now))
-for _, id in ipairs(expired) do finish(id, size(id) or 0) end
+if earliest and tonumber(earliest) <= now then -- leases that have expired
+  local expired = call('ZRANGEBYSCORE', held, '-inf', int(now))
+  read(expired, 1, #expired, 1)
+  for _, id in ipairs(expired) do
+    used = math.max(0, used - (size(id) or 0))
+    forget(id)
+  end
+  send('ZREM', held, expired)
+end
 
 local at = 12
 local function arg()
@@ -142,29 +189,34 @@ local function arg()
   return ARGV[at]
 end
 
-local left, renewed, entered, grants = {}, {}, {}, {}
-for i = 1, tonumber(arg()) do
+local reply, grants = {''}, {} -- the first is known when all is decided
+local leaves, ended = tonumber(arg()), {}
+read(ARGV, at + 1, at + leaves, 1)
+for i = 1, leaves do
   local id, standing = arg(), GONE
   local n = size(id)
   if n then
+    forget(id)
     if call('ZSCORE', held, id) then
-      finish(id, n)
+      ended[#ended + 1] = id
+      used = math.max(0, used - n)
       standing = HOLDING
     else
-      call('ZREM', queue, id)
-      call('HDEL', info, id)
+      dequeued[#dequeued + 1] = id
       standing = WAITING
     end
   elseif call('HDEL', idle, id) == 1 then
     standing = WAITING
   end
-  left[i] = standing
+  reply[#reply + 1] = standing
 end
+send('ZREM', held, ended)
+write()
 
 for i = 1, tonumber(arg()) do
   local id = arg()
   local score = call('ZSCORE', held, id)
-  renewed[i] = score and 1 or 0
+  reply[#reply + 1] = score and '1' or '0'
   if score and tonumber(score) < now + lease then call('ZADD', held, int(now + lease), id) end
 end
 
@@ -178,26 +230,29 @@ if fresh == 1 and patience > 0 and now % 16 == 0 then -- at times: those that ha
     if tonumber(all[i + 1]:match('^%d+')) < now - HOUR then call('HDEL', procs, all[i]) end
   end
 end
-local condition = {}
+local others = {} -- processes that were asked for: till, told, alive, as procs has them; is: their condition; changed: they were told here
 local function heard(owner)
   if owner == process then return patience > 0 and ALIVE or DEAD end
-  if not condition[owner] then
+  local p = others[owner]
+  if not p then
     local text = call('HGET', procs, owner)
-    local till, awake = (text or '0 0 0'):match('^(%d+) %d+ (%d+)$')
-    condition[owner] = tonumber(till) < now and DEAD or tonumber(awake) < now and SILENT or ALIVE
-    if text and condition[owner] == DEAD then call('HDEL', procs, owner) end
+    local till, count, awake = (text or '0 0 0'):match('^(%d+) (%d+) (%d+)$')
+    p = {till = till, told = tonumber(count), alive = awake}
+    p.is = tonumber(till) < now and DEAD or tonumber(awake) < now and SILENT or ALIVE
+    if text and p.is == DEAD then call('HDEL', procs, owner) end
+    others[owner] = p
   end
-  return condition[owner]
+  return p.is
 end
 
 local function tell(id, owner, outcome, number, expires)
-  local text = fmt('%s %d %s %s', id, outcome, int(number), int(expires))
+  local text = id .. ' ' .. outcome .. ' ' .. int(number) .. ' ' .. int(expires)
   if owner == process then
     grants[#grants + 1] = text
     return
   end
-  local till, count, awake = call('HGET', procs, owner):match('^(%d+) (%d+) (%d+)$')
-  call('HSET', procs, owner, fmt('%s %s %s', till, int(count + 1), awake))
+  local p = others[owner]
+  p.told, p.changed = p.told + 1, true
   messages[#messages + 1] = {channel .. owner, text}
 end
 
@@ -205,61 +260,82 @@ local function grant(id, n, owner, lasts, whose)
   fence = math.max(fence + 1, now)
   if used == 0 then new[held], new[info] = true, true end
   used = used + n
-  call('ZADD', held, int(now + lasts), id)
-  call('HSET', info, id, fmt('%d %s %s %s %s', n, owner, int(fence), int(now), whose))
+  granted[#granted + 1], granted[#granted + 2] = int(now + lasts), id
+  note(id, int(n) .. ' ' .. owner .. ' ' .. int(fence) .. ' ' .. int(now) .. ' ' .. whose)
   return fence
 end
 
 local function drop(id)
-  call('ZREM', queue, id)
-  call('HDEL', info, id)
+  dequeued[#dequeued + 1] = id
+  forget(id)
 end
 
 -- After the limit has changed: who can never be admitted is told.
 local function dismiss()
-  for _, id in ipairs(call('ZRANGE', queue, 0, -1)) do
+  local all = call('ZRANGE', queue, 0, -1)
+  read(all, 1, #all, 1)
+  for _, id in ipairs(all) do
     local n, owner, _, there = about(id)
     if n and n > there then
       drop(id)
       if heard(owner) ~= DEAD then tell(id, owner, TOO_MANY, 0, 0) end
     end
   end
+  write()
 end
 if changed then dismiss() end
 
 -- Who waits for longest comes first, and nobody passes: who wants many is not starved.
+-- Returns whether anybody is left.
 local function admit()
-  while true do
-    local id = call('ZRANGE', queue, 0, 0)[1]
-    if not id then break end
-    local n, owner, lasts, there, whose = about(id)
-    if not n or heard(owner) == DEAD then
-      drop(id)
-    elseif used + n <= there and heard(owner) == ALIVE then
-      call('ZREM', queue, id)
-      tell(id, owner, GRANTED, grant(id, n, owner, lasts, whose), now + lasts)
-    else
-      break
+  local more = true
+  while more do
+    local most = math.min(256, math.max(0, total - used) + 1)
+    local all = call('ZRANGE', queue, 0, most - 1)
+    read(all, 1, #all, 1)
+    more = #all == most
+    for _, id in ipairs(all) do
+      local n, owner, lasts, there, whose = about(id)
+      if not n or heard(owner) == DEAD then
+        drop(id)
+      elseif used + n <= there and heard(owner) == ALIVE then
+        dequeued[#dequeued + 1] = id
+        tell(id, owner, GRANTED, grant(id, n, owner, lasts, whose), now + lasts)
+      else
+        return true
+      end
     end
+    write()
   end
-  if used == 0 then
-    local all = call('HGETALL', idle)
-    for i = 1, #all, 2 do
-      if heard(all[i + 1]) ~= DEAD then tell(all[i], all[i + 1], GRANTED, 0, 0) end
-    end
-    if #all > 0 then call('DEL', idle) end
-  end
+  return false
 end
-admit()
+local waiting = admit() -- whether anybody does
+if used == 0 then
+  local all = call('HGETALL', idle)
+  for i = 1, #all, 2 do
+    if heard(all[i + 1]) ~= DEAD then tell(all[i], all[i + 1], GRANTED, 0, 0) end
+  end
+  if #all > 0 then call('DEL', idle) end
+end
 
-local mine = fmt(' %s %s %s ', process, int(lease), int(permits))
-for i = 1, tonumber(arg()) do
-  local id, n, old, wait, whose = arg(), tonumber(arg()), tonumber(arg()), arg() == '1', arg()
+local mine = ' ' .. process .. ' ' .. int(lease) .. ' ' .. int(permits) .. ' '
+local function first() -- the ticket of who waits for longest
+  write()
+  return tonumber(call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2])
+end
+
+local enters = tonumber(arg())
+read(ARGV, at + 1, at + 5 * enters, 5)
+for i = 1, enters do
+  local id, n, old, wait, whose = ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4] == '1', ARGV[at + 5]
+  at = at + 5
   if whose == '' then whose = label end
   local outcome, number, place = REFUSED, 0, 0
-  local score = n > 0 and call('ZSCORE', held, id)
+  local row = n > 0 and rows[id]
+  if row then write() end
+  local score = row and call('ZSCORE', held, id)
   if score then -- granted before; its answer was lost
-    outcome, number = GRANTED, tonumber(call('HGET', info, id):match('^%d+ %S+ (%d+)'))
+    outcome, number = GRANTED, tonumber(row:match('^%d+ %S+ (%d+)'))
     if tonumber(score) < now + lease then call('ZADD', held, int(now + lease), id) end
   elseif n == 0 then
     outcome = used == 0 and GRANTED or QUEUED
@@ -272,10 +348,10 @@ for i = 1, tonumber(arg()) do
   elseif n > total then
     outcome = TOO_MANY
   else
-    local waits = call('ZSCORE', queue, id)
+    local waits = row and call('ZSCORE', queue, id)
     if waits then
       outcome, place = QUEUED, tonumber(waits)
-    elseif used + n <= total and (call('ZCARD', queue) == 0 or old > 0 and old < tonumber(call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2])) then
+    elseif used + n <= total and (not waiting or old > 0 and old < first()) then
       outcome, number = GRANTED, grant(id, n, process, lease, whose)
     elseif wait then
       place = old
@@ -284,21 +360,28 @@ for i = 1, tonumber(arg()) do
         place = ticket
       end
       ticket = math.max(ticket, place)
-      if call('ZCARD', queue) == 0 then new[queue], new[info] = true, true end
-      call('ZADD', queue, int(place), id)
-      call('HSET', info, id, fmt('%d', n) .. mine .. whose)
+      if not waiting then new[queue], new[info] = true, true end
+      waiting = true
+      enqueued[#enqueued + 1], enqueued[#enqueued + 2] = int(place), id
+      note(id, int(n) .. mine .. whose)
       outcome = QUEUED
     end
   end
-  entered[i] = fmt('%d %s %s', outcome, int(number), int(place))
+  reply[#reply + 1] = outcome .. ' ' .. int(number) .. ' ' .. int(place)
 end
+write()
 
+local waiters = {} -- to be written to procs
+for owner, p in pairs(others) do
+  if p.changed then waiters[#waiters + 1], waiters[#waiters + 2] = owner, fmt('%s %s %s', p.till, int(p.told), p.alive) end
+end
 if patience > 0 then
-  call('HSET', procs, process, fmt('%s %s %s', int(now + patience), int(told), int(now + alive)))
-  new[procs] = true
+  waiters[#waiters + 1], waiters[#waiters + 2] = process, fmt('%s %s %s', int(now + patience), int(told), int(now + alive))
+  if not known then new[procs] = true end
 elseif known then
   call('HDEL', procs, process)
 end
+send('HSET', procs, waiters)
 if lives - now < DAY then -- all live for another day at least
   lives = now + 2 * DAY
   for _, key in ipairs(KEYS) do new[key] = true end
@@ -308,7 +391,7 @@ local first = ends and tonumber(ends) or 0
 
 -- All of the state in one field; nil if somebody waits or did so just now, if there is too much, or a name that cannot be in it.
 local function packed()
-  if call('ZCARD', queue) > 0 or call('HLEN', idle) > 0 then busy = now end
+  if waiting or call('HLEN', idle) > 0 then busy = now end
   if now - busy <= SECOND then return end
   if call('ZCARD', held) > 64 or call('HLEN', procs) > 64 then return end
   local parts = {struct.pack('<dddddddd', stored, newest, lives, ticket, fence, now, used, first)}
@@ -319,8 +402,11 @@ local function packed()
     parts[#parts + 1] = '\nprocess ' .. all[i] .. '\0' .. struct.pack('<dd', all[i + 1]:match('^(%d+) (%d+)'))
   end
   all = call('ZRANGE', held, 0, -1, 'WITHSCORES')
+  local holders = {}
+  for i = 1, #all, 2 do holders[#holders + 1] = all[i] end
+  read(holders, 1, #holders, 1)
   for i = 1, #all, 2 do
-    local n, number, since, whose = (call('HGET', info, all[i]) or ''):match('^(%d+) %S+ (%d+) (%d+) (.*)$')
+    local n, number, since, whose = (rows[all[i]] or ''):match('^(%d+) %S+ (%d+) (%d+) (.*)$')
     if not n or not plain(all[i]) or not plain(whose) then return end
     parts[#parts + 1] = '\nholder ' .. all[i] .. '\0' .. whose .. '\0' .. struct.pack('<dddd', n, all[i + 1], number, since)
   end
@@ -342,9 +428,7 @@ for key in pairs(new) do
 end
 for _, m in ipairs(messages) do call('PUBLISH', m[1], m[2]) end
 
-local reply = {fmt('%s %d %s %s %s %s %s %d %d', int(now), fresh, int(total), int(first), int(told), int(stored), int(newest),
-  unchanged, text and 1 or 0)}
-for _, list in ipairs({left, renewed, entered, grants}) do
-  for _, x in ipairs(list) do reply[#reply + 1] = tostring(x) end
-end
+reply[1] = table.concat({int(now), int(fresh), int(total), int(first), int(told), int(stored), int(newest), int(unchanged),
+  text and '1' or '0'}, ' ')
+for _, g in ipairs(grants) do reply[#reply + 1] = g end
 return reply

@@ -10,6 +10,7 @@
 package semaphoretest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -44,6 +45,7 @@ func Backend(t *testing.T, open func(t *testing.T) Place) {
 		"renewing never shortens":  renewingNeverShortens,
 		"patience ends":            patienceEnds,
 		"keeps its place":          keepsItsPlace,
+		"a full batch":             fullBatch,
 		"too many":                 tooManyWanted,
 		"permits of the fleet":     permitsOfTheFleet,
 		"own numbers":              ownNumbers,
@@ -425,6 +427,50 @@ func keepsItsPlace(f *fleet) {
 		r := b.do(semaphore.Batch{Enter: []semaphore.Entry{{ID: "b2", Permits: 1, Ticket: try.ticket}}})
 		is(f.T, try.want, r.Entered[0])
 	}
+	a.leave("a4", "b2")
+	r := a.do(semaphore.Batch{PatienceMicros: patience.Microseconds(),
+		Enter: []semaphore.Entry{{ID: "a5", Permits: 3, Wait: true}, {ID: "b2", Permits: 1, Ticket: behind.Ticket}}})
+	is(f.T, semaphore.Queued, r.Entered[0]) // also before one of its own batch
+	is(f.T, semaphore.Granted, r.Entered[1])
+}
+
+// fullBatch: as many as a batch may have enter, are admitted and leave together, in their order.
+func fullBatch(f *fleet) {
+	const many = 512
+	a, b := f.member("a"), f.listener("b")
+	is(f.T, semaphore.Granted, a.enter("all", 3, false))
+	queue := func(m *member) (ids []string) {
+		batch := semaphore.Batch{PatienceMicros: patience.Microseconds()}
+		for i := range many {
+			ids = append(ids, fmt.Sprint(m.name, i))
+			batch.Enter = append(batch.Enter, semaphore.Entry{ID: ids[i], Permits: 1, Wait: true})
+		}
+		for _, answer := range m.do(batch).Entered {
+			is(f.T, semaphore.Queued, answer)
+		}
+		return ids
+	}
+	first, second := queue(a), queue(b)
+	r := a.do(semaphore.Batch{PatienceMicros: patience.Microseconds(), SetPermits: 2*many + 3})
+	fence := int64(0)
+	check := func(ids []string, grants []semaphore.Grant) {
+		require.Len(f, grants, len(ids))
+		slices.SortFunc(grants, func(a, b semaphore.Grant) int { return cmp.Compare(a.Fence, b.Fence) })
+		for i, g := range grants {
+			require.Equal(f, ids[i], g.ID)
+			require.Less(f, fence, g.Fence)
+			fence = g.Fence
+		}
+	}
+	check(first, r.Grants)
+	check(second, b.hears(many))
+	for _, ids := range [][]string{first, second} {
+		left := a.leave(append(ids, ids[0])...).Left
+		require.Equal(f, semaphore.Gone, left[many], "it has left already")
+		require.NotContains(f, left[:many], semaphore.Gone)
+		require.NotContains(f, left[:many], semaphore.Waiting)
+	}
+	require.Equal(f, semaphore.Holding, a.leave("all").Left[0])
 }
 
 func tooManyWanted(f *fleet) {

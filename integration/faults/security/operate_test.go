@@ -209,6 +209,9 @@ func (o *operator) semaphores(ctx context.Context, ours, theirs *semaphore.Semap
 		}
 		return nil
 	})
+	if err == nil {
+		_, err = ours.Holders(ctx) // while somebody waits it asks other keys
+	}
 	if err := errors.Join(err, ctx.Err(), held.Release(ctx)); err != nil {
 		cancel()
 		return errors.Join(err, <-results, <-results)
