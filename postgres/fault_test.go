@@ -39,7 +39,9 @@ func TestLateBehindLock(t *testing.T) {
 	_, err = tx.Exec(ctx, "SELECT FROM "+b.store.schema+".semaphore FOR UPDATE")
 	require.NoError(t, err)
 	reports := make(chan *semaphore.Report)
-	clock := func() int64 { return value(t, b.store, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint") }
+	clock := func() int64 {
+		return value(t, b.store, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
+	}
 	deadline := clock() + 500_000
 	go func() {
 		batch := grab("b")
