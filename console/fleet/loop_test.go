@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strconv"
 	"strings"
 	"sync"
@@ -199,7 +200,7 @@ func TestTooManyEvents(t *testing.T) {
 func TestClosedTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &answering{}
-		p, err := NewPublisher(a, newStub("/a"))
+		p, err := NewPublisher(a, newStub("/a"), WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
 		time.Sleep(3 * time.Second)
 		a.mu.Lock()
