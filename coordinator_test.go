@@ -223,8 +223,13 @@ func TestWhoExpiresIsToldAtOnce(t *testing.T) {
 		c.mu.Unlock()
 		require.True(t, c.leave(calls[0], context.Canceled))
 		synctest.Wait()
-		require.Equal(t, []callState{left, pending, pending, refused, pending},
-			[]callState{calls[0].state, calls[1].state, calls[2].state, calls[3].state, calls[4].state})
+		var states []callState
+		c.mu.Lock()
+		for _, q := range calls {
+			states = append(states, q.state)
+		}
+		c.mu.Unlock()
+		require.Equal(t, []callState{left, pending, pending, refused, pending}, states)
 		time.Sleep(2 * time.Second)
 		require.Zero(t, Waiting(l))
 	})
