@@ -53,7 +53,7 @@ func bucketName(s string) string {
 	if s = strings.ToValidUTF8(s, "?"); s == "" {
 		return "?"
 	}
-	return s
+	return foreign(s)
 }
 
 func (c *cache) len() int {

@@ -29,6 +29,7 @@ func TestPenaltyWithoutRate(t *testing.T) {
 				{Name: "/a", NoRate: true, Concurrent: 2},
 				{Name: "/b", NoRate: true, Window: time.Minute, WindowLimit: 100},
 				{Name: "/shadow", NoRate: true, Concurrent: 2, Shadow: true},
+				{Name: "/never", NoRate: true, Concurrent: 2},
 			}, store, registry.WithLocalWindows(), registry.WithLocalSemaphores(), registry.WithInterval(10*time.Second))
 		}
 		here, there := process(), process()
@@ -37,6 +38,7 @@ func TestPenaltyWithoutRate(t *testing.T) {
 			require.NoError(t, here.Penalize(ctx, name, 30*time.Second))
 			require.NoError(t, here.Penalize(ctx, name, time.Second), "of two the one that ends last counts")
 		}
+		require.NoError(t, here.Penalize(ctx, "/never", 30*time.Second))
 		refused := func(r *registry.Registry, name string, left time.Duration) {
 			t.Helper()
 			a := enter(t, r, name)
@@ -53,6 +55,7 @@ func TestPenaltyWithoutRate(t *testing.T) {
 		require.True(t, enter(t, there, "/a").OK, "it has not heard of it")
 		time.Sleep(10 * time.Second)
 		refused(there, "/a", 20*time.Second)
+		refused(there, "/never", 20*time.Second) // by its first call
 		refused(there, "/b", 20*time.Second)
 		time.Sleep(20*time.Second - 2*time.Millisecond)
 		refused(here, "/a", 2*time.Millisecond)
@@ -69,6 +72,34 @@ func TestPenaltyWithoutRate(t *testing.T) {
 		here.Close()
 		there.Close()
 	})
+}
+
+// A client that names itself like the bucket that keeps a penalty gets a bucket of its own, and no row has such a name.
+func TestNobodyElsesPenalty(t *testing.T) {
+	for _, parts := range []bool{false, true} {
+		store := tokenbucket.NewMemoryStore()
+		options := []registry.Option{registry.WithLocalWindows(), registry.WithLocalSemaphores(), registry.WithInterval(20 * time.Millisecond),
+			registry.WithUnknown(registry.Default(registry.Limit{Rate: 100}))}
+		if parts {
+			options = append(options, registry.WithParts())
+		}
+		r := open(t, registry.Static{{Name: "gold", NoRate: true, Concurrent: 2}}, store, options...)
+		enter(t, r, "gold").Leave()
+		for _, name := range []string{"%penalty:gold", "?penalty:gold"} {
+			require.NoError(t, r.Penalize(ctx, name, time.Hour))
+		}
+		require.NoError(t, r.Reload(ctx))
+		a := enter(t, r, "gold")
+		require.True(t, a.OK)
+		a.Leave()
+		require.NoError(t, r.Penalize(ctx, "gold", time.Hour))
+		require.False(t, enter(t, r, "gold").OK)
+		r.Close()
+	}
+	row := registry.Limit{Name: "%penalty:gold", Rate: 1}
+	var bad *registry.RowError
+	require.ErrorAs(t, row.Check(), &bad)
+	require.Equal(t, "name", bad.Field)
 }
 
 // broken is a store that is away.

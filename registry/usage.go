@@ -60,11 +60,7 @@ func (r *Registry) settle(ctx context.Context) {
 		if e.slot == nil {
 			continue
 		}
-		b := e.slot.inForce.Load()
-		if b == nil {
-			continue
-		}
-		if e.limit.NoRate && !e.limit.Disabled {
+		if e.limit.NoRate && !e.limit.Disabled { // also of those that were not asked for yet: the first call must know
 			turns <- struct{}{}
 			asking.Go(func() { // those that are under way together share trips
 				defer func() { <-turns }()
@@ -73,7 +69,8 @@ func (r *Registry) settle(ctx context.Context) {
 				}
 			})
 		}
-		if b.version != e.version {
+		b := e.slot.inForce.Load()
+		if b == nil || b.version != e.version {
 			continue
 		}
 		if err := r.settleBounds(ctx, name, b); err != nil {
