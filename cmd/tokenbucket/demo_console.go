@@ -141,7 +141,8 @@ func (s *show) startGateway(ctx context.Context, i int) error {
 		s.others(info)
 	}))
 	limits, err := registry.New(source, s.backend.newStore(), registry.WithInterval(time.Second), registry.WithUnknown(registry.Pass()),
-		registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(10*time.Second), tokenbucket.WithObserver(meter.Observer())), registry.WithBypassHook(meter.Bypassed))
+		registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(10*time.Second), tokenbucket.WithObserver(meter.Observer())), registry.WithBypassHook(meter.Bypassed),
+		registry.WithHook(meter.Loaded))
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ func ExampleNewPublisher() {
 
 	meter := fleet.NewMeter()
 	limits, err := registry.New(source, tokenbucket.NewRedisScriptStore(client),
-		registry.WithLimiterOptions(tokenbucket.WithObserver(meter.Observer())), registry.WithBypassHook(meter.Bypassed))
+		registry.WithLimiterOptions(tokenbucket.WithObserver(meter.Observer())), registry.WithBypassHook(meter.Bypassed), registry.WithHook(meter.Loaded))
 	if err != nil {
 		panic(err)
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // answering is a client whose Redis does what is asked, or hangs.
@@ -67,6 +69,69 @@ func TestBeats(t *testing.T) {
 		require.Equal(t, 1, a.ends)
 		require.Equal(t, Missed{}, p.Missed())
 	})
+}
+
+// reporting is a source with news.
+type reporting struct {
+	*stub
+	news chan struct{}
+}
+
+func (r reporting) News() <-chan struct{} { return r.news }
+
+// News are told within a quarter of a second, but no more often than that, however many there are.
+func TestNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a, s := &answering{}, reporting{newStub("/a"), make(chan struct{}, 1)}
+		beats := func() int {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			return len(a.at)
+		}
+		p, err := NewPublisher(a, s)
+		require.NoError(t, err)
+		time.Sleep(10*time.Second + leastGap)
+		before := beats()
+		s.news <- struct{}{}
+		time.Sleep(leastGap)
+		synctest.Wait()
+		require.GreaterOrEqual(t, beats(), before+1)
+		time.Sleep(leastGap)
+		synctest.Wait()
+		require.GreaterOrEqual(t, beats(), before+2, "and what follows from it")
+		before = beats()
+		for range 10_000 {
+			select {
+			case s.news <- struct{}{}:
+			default:
+			}
+			time.Sleep(time.Millisecond)
+		}
+		require.InDelta(t, 40, beats()-before, 2)
+		time.Sleep(2 * leastGap)
+		before = beats()
+		time.Sleep(20 * time.Second)
+		require.InDelta(t, 10, beats()-before, 2)
+		require.NoError(t, p.Close(t.Context()))
+	})
+}
+
+// A change, and a load that fails or succeeds again, is news; another load is none.
+func TestLoadsAreNews(t *testing.T) {
+	m := NewMeter()
+	for i, l := range []struct {
+		load registry.Load
+		news bool
+	}{
+		{registry.Load{Added: 3}, true}, {registry.Load{}, false}, {registry.Load{Changed: 1}, true}, {registry.Load{Removed: 1}, true},
+		{registry.Load{Err: errors.New("away")}, true}, {registry.Load{Err: errors.New("away")}, false}, {registry.Load{}, true}, {registry.Load{}, false},
+	} {
+		m.Loaded(l.load)
+		require.Equal(t, l.news, len(m.News()) == 1, "load %d", i)
+		for len(m.news) > 0 {
+			<-m.news
+		}
+	}
 }
 
 // While Redis hangs, each beat is given up before the next is due, and Close does not wait for longer than it may.

@@ -23,6 +23,8 @@ type Meter struct {
 	events   pending
 	store    outages
 	limits   atomic.Pointer[registry.Registry]
+	news     chan struct{}
+	failing  atomic.Bool // the last load has failed
 
 	reporting sync.Mutex
 	watch     watch
@@ -67,7 +69,7 @@ func WithInfo(f func(*Info)) MeterOption { return func(m *Meter) { m.info = f } 
 
 // NewMeter returns a Meter that follows no registry yet: until then all names are limits.
 func NewMeter(opts ...MeterOption) *Meter {
-	m := &Meter{counters: newNames[counter](mostCounted), refused: newMost(4 * MostKeys), info: func(*Info) {}}
+	m := &Meter{counters: newNames[counter](mostCounted), refused: newMost(4 * MostKeys), info: func(*Info) {}, news: make(chan struct{}, 1)}
 	m.keys.Store(newNames[counter](mostCounted))
 	m.watch.host, _ = os.Hostname()
 	for _, o := range opts {
@@ -83,6 +85,20 @@ func (m *Meter) Follow(limits *registry.Registry) {
 	m.watch.follow(m, limits, &Report{})
 	m.limits.Store(limits)
 }
+
+// Loaded is for registry.WithHook: what a load has changed, and that loads fail or succeed again, is told at once.
+func (m *Meter) Loaded(l registry.Load) {
+	failed := l.Err != nil
+	if m.failing.Swap(failed) != failed || l.Added+l.Changed+l.Removed > 0 {
+		select {
+		case m.news <- struct{}{}:
+		default: // it is about to be told
+		}
+	}
+}
+
+// News has something when a Publisher should not wait for its next beat.
+func (m *Meter) News() <-chan struct{} { return m.news }
 
 // Observer counts decisions, and notices outages. Others that limiters are to have beside it are told of the same.
 func (m *Meter) Observer(others ...tokenbucket.Observer) tokenbucket.Observer {

@@ -13,7 +13,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// Source tells what one instance has to say. A Meter is one.
+// Source tells what one instance has to say. A Meter is one. If it has a method News() <-chan struct{}, it is asked at once when that
+// channel has something, rather than at the next beat.
 type Source interface {
 	// Report fills in what is to be published: of all limits, not only of those that have changed, in any order. What the
 	// Publisher hands over is empty, but for the capacity of its slices. ctx has a deadline; one goroutine at a time calls.
@@ -29,7 +30,7 @@ type Report struct {
 	Events []Event
 }
 
-// Publisher publishes what a Source says, every two seconds, by a goroutine of its own. While Redis is away nothing is published;
+// Publisher publishes what a Source says, every two seconds and when it has news, by a goroutine of its own. While Redis is away nothing is published;
 // what was counted meanwhile is made up for afterwards, and put into the minute of its return, if that is not longer than a minute.
 type Publisher struct {
 	settings
@@ -46,6 +47,7 @@ type Publisher struct {
 	good   time.Time // when the last beat was answered
 	full   time.Time // when everything was told last
 	begun  bool      // and that was told
+	beaten time.Time // when the last beat ended
 	warned bool
 
 	mu     sync.Mutex
@@ -58,6 +60,8 @@ type Publisher struct {
 const (
 	// fullEvery is how often everything is told again, changed or not.
 	fullEvery = time.Hour
+	// leastGap is how much time there is between a beat and one for the sake of news.
+	leastGap = 250 * time.Millisecond
 	// mostGap is how much time without an answer is made up for in the history.
 	mostGap = time.Minute
 )
@@ -122,14 +126,30 @@ func (p *Publisher) Close(ctx context.Context) error {
 
 func (p *Publisher) run(ctx context.Context) {
 	defer func() { p.last <- struct{}{} }()
-	for timer := time.NewTimer(jittered(BeatEvery) / 10); ; timer.Reset(jittered(BeatEvery)) {
+	var news <-chan struct{}
+	if s, ok := p.source.(interface{ News() <-chan struct{} }); ok {
+		news = s.News()
+	}
+	timer := time.NewTimer(jittered(BeatEvery) / 10)
+	defer timer.Stop()
+	for {
+		next := jittered(BeatEvery)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			return
 		case <-timer.C:
+		case <-news:
+			next = leastGap // what follows from it: a bucket has a new rate with its next call
+			timer.Reset(leastGap - min(leastGap, time.Since(p.beaten)))
+			select {
+			case <-ctx.Done():
+				return
+			case <-timer.C:
+			}
 		}
 		_ = p.beat(ctx, false) // Missed has it
+		p.beaten = time.Now()
+		timer.Reset(next)
 	}
 }
 

@@ -66,6 +66,7 @@ func (s *service) counted() []registry.Option {
 	}
 	return []registry.Option{
 		registry.WithLimiterOptions(tokenbucket.WithObserver(m.meter.Observer(m.observer))),
+		registry.WithHook(m.meter.Loaded),
 		registry.WithBypassHook(func(name string, by registry.Decider, pass bool) {
 			m.bypass(name, by, pass)
 			m.meter.Bypassed(name, by, pass)
