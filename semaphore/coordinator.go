@@ -44,7 +44,7 @@ type config struct {
 	name, label, process string
 	lease                time.Duration
 	margin               time.Duration // before the end of a lease its work must have stopped
-	beat                 time.Duration // while somebody waits the backend has a sign of life that is not older
+	heartbeat            time.Duration // while somebody waits the backend has a sign of life that is not older
 	timeout              time.Duration
 	maxWaiters           int
 	permits              int
@@ -70,7 +70,7 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	c := &coordinator{
 		config: config{
 			name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), permits: permits, version: o.version,
-			fixed: o.fixed, observer: o.observer, lease: o.lease, margin: o.lease / 10, beat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
+			fixed: o.fixed, observer: o.observer, lease: o.lease, margin: o.lease / 10, heartbeat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
 		},
 		waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, heard: heard{permits: permits},
 	}

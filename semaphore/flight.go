@@ -80,8 +80,8 @@ func (c *coordinator) build(now time.Duration) *flight {
 	if calm {
 		f.renew = c.held.due(now, c.lease)
 	}
-	beat := calm && len(c.waiters.sent) > 0 && c.heard.due(now)
-	if f.size() == 0 && !beat {
+	heartbeat := calm && len(c.waiters.sent) > 0 && c.heard.due(now)
+	if f.size() == 0 && !heartbeat {
 		return nil
 	}
 	c.write(f)
@@ -112,7 +112,7 @@ func (c *coordinator) write(f *flight) {
 		c.waiters.depart(r, f)
 	}
 	if c.waiters.patient() {
-		b.PatienceMicros, b.AliveMicros = 3*c.beat.Microseconds(), c.beat.Microseconds()
+		b.PatienceMicros, b.AliveMicros = 3*c.heartbeat.Microseconds(), c.heartbeat.Microseconds()
 	}
 }
 
@@ -151,7 +151,7 @@ func (c *coordinator) putBack(f *flight, report *Report, now time.Duration) {
 // settle hands out the answers of a batch. mu is held.
 func (c *coordinator) settle(f *flight, report *Report, now time.Duration) {
 	c.health.notUntil = 0
-	c.heard.answer(report, f.sent, now, c.beat)
+	c.heard.answer(report, f.sent, now, c.heartbeat)
 	if f.change != nil && report.Unchanged {
 		f.change.tell(outOfRange(c.name, report.Permits, f.change.add))
 	} else if f.change != nil {
@@ -235,7 +235,7 @@ func (c *coordinator) settleLate(f *flight, report *Report, err error, now time.
 
 // failed deals with a batch of which it is unknown whether it was decided. mu is held.
 func (c *coordinator) failed(f *flight, err error, now time.Duration) {
-	c.health.notUntil = now + min(c.beat/4, 50*time.Millisecond)
+	c.health.notUntil = now + min(c.heartbeat/4, 50*time.Millisecond)
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
 		err = fmt.Errorf("%w: %w", ErrTimeout, err)
 	}

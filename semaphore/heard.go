@@ -9,23 +9,23 @@ import (
 
 // heard is what the backend has said. The coordinator's lock guards it.
 type heard struct {
-	permits int           // in force for this process
-	limit   Limit         // the newest of the fleet
-	server  clock.Remote  // its clock
-	beatAt  time.Duration // when it wants to hear from us again
-	lookAt  time.Duration // when the first lease of all expires; 0: nobody holds one
-	grants  int64         // through Listen, since this process was Fresh
-	missed  int64         // Report.Told, if that was more than grants when it was looked at last
+	permits     int           // in force for this process
+	limit       Limit         // the newest of the fleet
+	server      clock.Remote  // its clock
+	heartbeatAt time.Duration // when it wants to hear from us again
+	lookAt      time.Duration // when the first lease of all expires; 0: nobody holds one
+	grants      int64         // through Listen, since this process was Fresh
+	missed      int64         // Report.Told, if that was more than grants when it was looked at last
 }
 
 // answer notes a report.
-func (h *heard) answer(r *Report, sent, now, beat time.Duration) {
+func (h *heard) answer(r *Report, sent, now, heartbeat time.Duration) {
 	h.server.Heard(r.Now, sent, now)
 	h.permits = r.Permits
 	if r.Limit.Version >= h.limit.Version {
 		h.limit = r.Limit
 	}
-	h.beatAt = sent + beat/2
+	h.heartbeatAt = sent + heartbeat/2
 	h.lookAt = 0
 	if r.Earliest != 0 {
 		h.lookAt = now + time.Duration(r.Earliest-r.Now)*time.Microsecond + time.Millisecond + rand.N(10*time.Millisecond)
@@ -34,19 +34,19 @@ func (h *heard) answer(r *Report, sent, now, beat time.Duration) {
 
 // pause puts off what is due by itself.
 func (h *heard) pause(until time.Duration) {
-	h.beatAt = max(h.beatAt, until)
+	h.heartbeatAt = max(h.heartbeatAt, until)
 	h.lookAt = max(h.lookAt, until)
 }
 
 // due tells that the backend is to be asked though there is nothing to ask for.
 func (h *heard) due(now time.Duration) bool {
-	return now >= h.beatAt || h.lookAt != 0 && now >= h.lookAt
+	return now >= h.heartbeatAt || h.lookAt != 0 && now >= h.lookAt
 }
 
 // next is when it will be due.
-func (h *heard) next() time.Duration { return earlier(h.beatAt, h.lookAt) }
+func (h *heard) next() time.Duration { return earlier(h.heartbeatAt, h.lookAt) }
 
-// lost tells that a grant that was sent long enough ago, for a whole beat, has not arrived. resent: the batch has asked again already.
+// lost tells that a grant that was sent long enough ago, for a whole heartbeat, has not arrived. resent: the batch has asked again already.
 func (h *heard) lost(told int64, resent bool) bool {
 	switch {
 	case told <= h.grants:

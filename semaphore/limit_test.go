@@ -151,13 +151,13 @@ func TestNewerVersionDismisses(t *testing.T) {
 	})
 }
 
-// What a waiter costs the others whose process has died: three and a half beats, if it was silent for a beat when its turn came; else a
-// lease and that beat.
+// What a waiter costs the others whose process has died: three and a half heartbeats, if it was silent for one when its turn came; else a
+// lease and that heartbeat.
 func TestDeadWaiter(t *testing.T) {
-	const lease, beat = 10 * time.Second, time.Second
+	const lease, heartbeat = 10 * time.Second, time.Second
 	for _, c := range []struct {
 		died, bound time.Duration // before its turn; the others' wait after that
-	}{{0, lease + 50*time.Millisecond}, {beat, 2*beat + beat/2 + 50*time.Millisecond}, {5 * beat, 0}} {
+	}{{0, lease + 50*time.Millisecond}, {heartbeat, 2*heartbeat + heartbeat/2 + 50*time.Millisecond}, {5 * heartbeat, 0}} {
 		inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
 			var dead atomic.Bool
 			dies := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error {
@@ -184,7 +184,7 @@ func TestDeadWaiter(t *testing.T) {
 				got <- p
 			}()
 			synctest.Wait()
-			time.Sleep(10*beat + beat/2 - beat/16)
+			time.Sleep(10*heartbeat + heartbeat/2 - heartbeat/16)
 			dead.Store(true)
 			time.Sleep(c.died)
 			began := time.Now()

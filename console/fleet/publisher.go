@@ -153,7 +153,7 @@ func (p *Publisher) run(ctx context.Context) {
 	}
 }
 
-// jittered is a time about that long, so that a fleet does not beat in step.
+// jittered is a time about that long, so that not all instances publish at the same moment.
 func jittered(d time.Duration) time.Duration { return d*9/10 + mathrand.N(d/5) }
 
 // beat asks the source, and publishes what is new.
