@@ -1,7 +1,9 @@
 package redistest
 
 import (
+	"bytes"
 	"fmt"
+	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -22,9 +24,11 @@ var Dialing = goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/po
 func Quiet() { logging.Disable() }
 
 // Main is what TestMain does: it runs the tests, stops the shared server and what else there is to stop, fails if a goroutine is
-// left, tells how many tests were skipped, and exits.
+// left, tells how many tests were skipped, and exits. What is logged to slog.Default() is printed only if a test failed: on a busy
+// machine a store may be away for a moment, and a limiter that was given no logger says so.
 func Main(m *testing.M, stop ...func()) {
 	Quiet()
+	log := keepLog()
 	code := m.Run()
 	StopShared()
 	for _, s := range stop {
@@ -38,7 +42,37 @@ func Main(m *testing.M, stop ...func()) {
 		}
 	}
 	skips.tell()
+	if code != 0 {
+		if lines := log.String(); lines != "" {
+			fmt.Fprintf(os.Stderr, "logged meanwhile:\n%s", lines)
+		}
+	}
 	os.Exit(code)
+}
+
+// keptLog is what was logged to slog.Default().
+type keptLog struct {
+	mu    sync.Mutex
+	lines bytes.Buffer
+}
+
+// keepLog has slog.Default() write to the log that it returns.
+func keepLog() *keptLog {
+	l := &keptLog{}
+	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
+	return l
+}
+
+func (l *keptLog) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lines.Write(line)
+}
+
+func (l *keptLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.lines.String()
 }
 
 // skips are the tests that were skipped for want of a program, by what was missing.

@@ -3,6 +3,7 @@ package redistest
 import (
 	"context"
 	"flag"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -15,6 +16,16 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	Main(m)
+}
+
+// What a limiter without a logger says is kept, not printed: a test that passes is quiet on a busy machine too.
+func TestDefaultLogIsKept(t *testing.T) {
+	before := slog.Default()
+	defer slog.SetDefault(before)
+	require.IsType(t, &slog.TextHandler{}, before.Handler(), "Main keeps it")
+	log := keepLog()
+	slog.Warn("the store is away")
+	require.Contains(t, log.String(), "the store is away")
 }
 
 func TestServers(t *testing.T) {
