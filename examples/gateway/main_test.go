@@ -87,9 +87,16 @@ func follows(t *testing.T, g *gateway, rate float64) {
 }
 
 func TestGateway(t *testing.T) {
-	t.Run("SQLite", func(t *testing.T) { follow(t, options{file: filepath.Join(t.TempDir(), "limits.db")}) })
-	t.Run("MariaDB", func(t *testing.T) { follow(t, options{mysql: dbtest.MariaDB(t).DSN()}) })
-	t.Run("PostgreSQL", func(t *testing.T) { follow(t, options{postgres: dbtest.PostgreSQL(t).DSN()}) })
+	for name, at := range map[string]func(testing.TB) options{
+		"SQLite":     func(t testing.TB) options { return options{file: filepath.Join(t.TempDir(), "limits.db")} },
+		"MariaDB":    func(t testing.TB) options { return options{mysql: dbtest.MariaDB(t).DSN()} },
+		"PostgreSQL": func(t testing.TB) options { return options{postgres: dbtest.PostgreSQL(t).DSN()} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			follow(t, at(t))
+		})
+	}
 }
 
 func follow(t *testing.T, o options) {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
@@ -32,6 +33,7 @@ const workerEnv = "TOKENBUCKET_FLEET_WORKER"
 
 func TestMain(m *testing.M) {
 	worker.Main(workerEnv, work)
+	faultlab.Parallel(6)
 	redistest.Main(m, dbtest.StopShared)
 }
 

@@ -61,6 +61,7 @@ func TestTwoNumbers(t *testing.T) {
 	}
 	for name, versions := range map[string][2]int64{"own": {}, "versions": {1, 2}} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			_, client := server(t)
 			random := faultlab.Seed(t)
 			specs := [2]spec{
@@ -147,6 +148,7 @@ func watch(c *child) error {
 
 // A holder that was stopped for longer than its lease is told so at its first look, in all rounds.
 func TestFirstLook(t *testing.T) {
+	t.Parallel()
 	rounds := 12
 	if os.Getenv("TOKENBUCKET_LONG") != "" {
 		rounds = 48

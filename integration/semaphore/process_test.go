@@ -21,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
@@ -37,6 +38,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	faultlab.Parallel(4)
 	redistest.Main(m)
 }
 

@@ -20,6 +20,7 @@ func TestEditHostile(t *testing.T) {
 	for _, b := range backends {
 		for _, zone := range b.zones {
 			t.Run(b.name+zone, func(t *testing.T) {
+				t.Parallel()
 				_, dsn := b.place(t)
 				e := editor(t, b, open(t, b.driver, dsn+zone))
 				plain, err := sqlsource.NewEditor(open(t, b.driver, dsn), b.dialect)
@@ -143,6 +144,7 @@ func inOrder(columns []string, moved ...string) []string {
 func TestEditElsewhere(t *testing.T) {
 	for _, b := range backends {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			place, dsn := b.place(t)
 			other, _ := b.place(t)
 			if b.dialect == sqlsource.SQLite {
@@ -249,6 +251,7 @@ func TestSetSwitch(t *testing.T) {
 func TestEditRights(t *testing.T) {
 	for _, b := range backends[:2] {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			place, dsn := b.place(t)
 			db := open(t, b.driver, dsn)
 			root := editor(t, b, db)

@@ -20,6 +20,7 @@ var servers = map[string]func(testing.TB, ...string) *dbtest.Server{"mariadb": d
 func TestServerHangs(t *testing.T) {
 	for _, b := range backends[:2] {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			server := servers[b.name](t)
 			db := open(t, b.driver, server.DSN())
 			fill(t, b, db, 10)
@@ -45,6 +46,7 @@ func TestServerHangs(t *testing.T) {
 func TestServerKilled(t *testing.T) {
 	for _, b := range backends[:2] {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			server := servers[b.name](t)
 			db := open(t, b.driver, server.DSN())
 			fill(t, b, db, 10)

@@ -42,6 +42,7 @@ func TestShadowAndPerKey(t *testing.T) {
 func TestTableWithoutShadow(t *testing.T) {
 	for _, b := range backends {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			place, dsn := b.place(t)
 			db := open(t, b.driver, dsn)
 			exec(t, db, "CREATE TABLE old_limits (configId INT PRIMARY KEY, interfaceUrl VARCHAR(128), rateLimit INT, cache FLOAT, status INT, lastModifyTime TIMESTAMP NULL)")

@@ -290,6 +290,7 @@ func TestRenamed(t *testing.T) {
 		Burst: "group", WarmupMillis: "warm$ms", ColdFactor: "cold_factor", Quota: "Is_Quota", Window: "window", WindowLimit: "rows", Concurrent: "concurrent"}
 	for _, b := range backends {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			name, dsn := b.place(t)
 			db := open(t, b.driver, dsn)
 			for _, table := range []string{"union", name + ".Grant$1"} {

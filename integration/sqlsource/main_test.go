@@ -18,12 +18,14 @@ import (
 	"go.uber.org/goleak"
 	_ "modernc.org/sqlite"
 
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
 func TestMain(m *testing.M) {
+	faultlab.Parallel(6)
 	code := m.Run()
 	dbtest.StopShared()
 	if err := goleak.Find(); code == 0 && err != nil {
@@ -103,10 +105,11 @@ func exec(t testing.TB, db *sql.DB, statement string, args ...any) {
 	require.NoError(t, err, statement)
 }
 
-// each runs a test on all backends, each with a database of its own.
+// each runs a test on all backends at the same time, each with a database of its own.
 func each(t *testing.T, test func(t *testing.T, b backend, db *sql.DB, dsn string)) {
 	for _, b := range backends {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			_, dsn := b.place(t)
 			test(t, b, open(t, b.driver, dsn), dsn)
 		})

@@ -80,6 +80,7 @@ func TestSwitch(t *testing.T) {
 func TestSwitchAway(t *testing.T) {
 	for _, b := range backends[:2] {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			server := servers[b.name](t)
 			db := open(t, b.driver, server.DSN())
 			table := sqlsource.WithSwitchTable("switches")

@@ -29,6 +29,7 @@ func TestTimeZones(t *testing.T) {
 	for _, b := range backends {
 		for i, kind := range types[b.name] {
 			t.Run(b.name+"/"+kind, func(t *testing.T) {
+				t.Parallel()
 				_, dsn := b.place(t)
 				writer := open(t, b.driver, dsn+utc[b.name])
 				table := fmt.Sprint("zones", i)
@@ -64,6 +65,7 @@ func TestTimeZones(t *testing.T) {
 func TestZonesDiffer(t *testing.T) {
 	for _, b := range backends[:2] {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			_, dsn := b.place(t)
 			seen := make(map[string]bool)
 			for _, params := range b.zones {
