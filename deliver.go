@@ -154,7 +154,13 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 
 // grant adds what the store has granted to what this process owns. What a caller was granted who has left goes back, if nobody else
 // here wants it. At received, or earlier, the store's clock had reached the time of the decision.
+//
+// A late answer of another epoch lapses: a newer one has told that the bucket was held back or begun anew, and these permits would fall due
+// as if it had not been.
 func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received, now int64) {
+	if f.late && g.Place.Epoch != c.heard.epoch {
+		return
+	}
 	c.leases.asked += q.Permits
 	line := c.waiters.line
 	if q.decided == 0 {
