@@ -207,8 +207,12 @@ func (c *coordinator) refusal(q *call, r *request, out *outcome, received, now i
 		if q.note(&out.Bucket, out.NowMicros); q.line != nil {
 			q.line.Leave(&q.Waiter, now)
 		}
+		wait := r.Grant.WaitMicros
+		if q.decided != 0 { // its timeout counts from when it came
+			wait += received - q.Came
+		}
 		q.decided = received
-		c.refuse(q, r.Grant.WaitMicros)
+		c.refuse(q, wait)
 	}
 	return false
 }

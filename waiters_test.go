@@ -161,3 +161,36 @@ func TestResetBehindOthers(t *testing.T) {
 		calls.Wait()
 	})
 }
+
+// Who is refused after a while, since a reservation has come first, is told false: the context's deadline is far off.
+func TestRefusedAfterAWhile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		memory := NewMemoryStore()
+		open := func() *RateLimiter { // as in processes of their own
+			l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: memory}), WithMaxPermits(1), WithInitialPermits(0))
+			require.NoError(t, err)
+			return l
+		}
+		l, other := open(), open()
+		reserve := func(permits int) {
+			_, err := other.Reserve(background, permits)
+			require.NoError(t, err)
+		}
+		reserve(24)
+		go func() {
+			c := l.coordinator
+			time.Sleep(time.Second)
+			c.mu.Lock()
+			c.heard.at = c.now() + 800_000      // it does not listen meanwhile,
+			c.waiters.line.AskAfter(c.heard.at) // nor ask
+			c.mu.Unlock()
+			time.Sleep(700 * time.Millisecond) // the caller has 850 ms left, less than the reach
+			reserve(3)
+		}()
+		ctx, cancel := context.WithTimeout(background, time.Hour)
+		defer cancel()
+		ok, err := l.TryAcquire(ctx, 1, 2550*time.Millisecond)
+		require.NoError(t, err)
+		require.False(t, ok)
+	})
+}
