@@ -194,3 +194,44 @@ func TestRefusedAfterAWhile(t *testing.T) {
 		require.False(t, ok)
 	})
 }
+
+// A bucket that warms up grants in a short time what it would not while it is cold. Only of a cold one that is told as an error.
+func TestWarmBucketIsAsked(t *testing.T) {
+	for name, store := range map[string]func() Store{
+		"memory": func() Store { return NewMemoryStore() },
+		"apart":  func() Store { return &distant{Store: NewMemoryStore()} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				l, err := NewSmoothWarmingUp("x", 10, 4*time.Second, WithPayment(PayNow), WithStore(store()))
+				require.NoError(t, err)
+				const timeout = 150 * time.Millisecond // 100 ms is enough for a warm one
+				try := func() (bool, error) {
+					_, err := l.State(background) // it has heard of the bucket lately
+					require.NoError(t, err)
+					return l.TryAcquire(background, 1, timeout)
+				}
+				_, err = try()
+				require.ErrorIs(t, err, ErrNeverGranted)
+				_, err = l.Acquire(background, 200)
+				require.NoError(t, err)
+				ok, err := try()
+				require.NoError(t, err)
+				require.True(t, ok)
+				r, err := l.Reserve(background, 10)
+				require.NoError(t, err)
+				ok, err = try()
+				require.NoError(t, err, "it is in debt")
+				require.False(t, ok)
+				require.NoError(t, r.Cancel(background))
+				short, cancel := context.WithTimeout(background, timeout/3)
+				defer cancel()
+				_, err = l.TryAcquire(short, 1, timeout)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				time.Sleep(time.Hour)
+				_, err = try()
+				require.ErrorIs(t, err, ErrNeverGranted)
+			})
+		})
+	}
+}
