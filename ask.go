@@ -3,6 +3,7 @@ package tokenbucket
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -57,7 +58,8 @@ func (l *RateLimiter) heardLately() bool {
 }
 
 // longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request
-// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force.
+// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force. Of a limiter
+// that warms up it tells only that a cold bucket could not (see certain).
 func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, never error) {
 	maxWait = min(max(0, timeout.Microseconds()), maxExact)
 	s := l.effective()
@@ -69,6 +71,9 @@ func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int
 	}
 	return maxWait, nil
 }
+
+// certain tells that no state of the bucket grants what longest says is never granted. One that warms up has to be asked: it may be warm.
+func (l *RateLimiter) certain(never error) bool { return never != nil && l.own.Kind == bursty }
 
 // wait blocks until the call is answered and its permits are due, or the context ends.
 func (l *RateLimiter) wait(ctx context.Context, q *call) error {
@@ -99,8 +104,12 @@ func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
 	if q.state != refused {
 		return nil
 	}
-	if _, never := l.longest(q.Permits, timeout); never != nil {
-		return never
+	var never *WaitError
+	if _, err := l.longest(q.Permits, timeout); errors.As(err, &never) {
+		off := q.wait - never.Wait.Microseconds()
+		if cold := -1 <= off && off <= 1; cold || l.certain(never) {
+			return never
+		}
 	}
 	if wait := time.Duration(q.wait) * time.Microsecond; q.deadline != 0 && wait <= timeout {
 		return &WaitError{l.Name(), int(q.Permits), wait, context.DeadlineExceeded}

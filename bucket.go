@@ -114,7 +114,7 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 	n := int64(permits)
 	maxWait, never := l.longest(n, timeout)
 	if never != nil {
-		if l.heardLately() {
+		if l.certain(never) && l.heardLately() {
 			return verdict{by: byCheck}, never
 		}
 	} else if l.coordinator.inline() {
@@ -129,7 +129,7 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 	q := l.newCall(ctx, tryAcquire, n, maxWait)
 	l.coordinator.submit(ctx, q)
 	switch err := l.wait(ctx, q); {
-	case never != nil && away(err):
+	case l.certain(never) && away(err):
 		return verdict{by: byCheck}, never
 	case err != nil:
 		return verdict{}, err
@@ -242,7 +242,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 	}
 	maxWait, never := l.longest(int64(permits), timeout)
 	if never != nil {
-		if l.heardLately() {
+		if l.certain(never) && l.heardLately() {
 			return nil, passedBy(false), never
 		}
 	} else if wait, refused := l.coordinator.refuses(&l.limiter, int64(permits), maxWait); refused {
@@ -263,7 +263,7 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 	l.coordinator.mu.Lock() // its permits may have lapsed since
 	defer l.coordinator.mu.Unlock()
 	switch {
-	case never != nil && away(q.err):
+	case l.certain(never) && away(q.err):
 		return nil, passedBy(false), never
 	case q.err != nil:
 		return nil, verdict{}, q.err

@@ -68,7 +68,7 @@ type call struct {
 	sent    time.Duration // when it began to wait for the store, see mono
 	decided int64         // when it was decided first, by the limiter's clock; 0: not yet
 	due     int64         // when the permits are due, likewise
-	wait    int64         // of a refusal: what it would have taken
+	wait    int64         // of a refusal: what it would have taken, from when it came
 	err     error
 	ready   chan struct{} // closed when the permits are due, or refused or failed
 }

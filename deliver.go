@@ -154,7 +154,13 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 
 // grant adds what the store has granted to what this process owns. What a caller was granted who has left goes back, if nobody else
 // here wants it. At received, or earlier, the store's clock had reached the time of the decision.
+//
+// A late answer of another epoch lapses: a newer one has told that the bucket was held back or begun anew, and these permits would fall due
+// as if it had not been.
 func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received, now int64) {
+	if f.late && g.Place.Epoch != c.heard.epoch {
+		return
+	}
 	c.leases.asked += q.Permits
 	line := c.waiters.line
 	if q.decided == 0 {
@@ -201,8 +207,12 @@ func (c *coordinator) refusal(q *call, r *request, out *outcome, received, now i
 		if q.note(&out.Bucket, out.NowMicros); q.line != nil {
 			q.line.Leave(&q.Waiter, now)
 		}
+		wait := r.Grant.WaitMicros
+		if q.decided != 0 { // its timeout counts from when it came
+			wait += received - q.Came
+		}
 		q.decided = received
-		c.refuse(q, r.Grant.WaitMicros)
+		c.refuse(q, wait)
 	}
 	return false
 }

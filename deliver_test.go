@@ -54,3 +54,60 @@ func TestLaggingDecision(t *testing.T) {
 		require.EqualValues(t, calls, after.Seq-max(1, before.Seq), "taken")
 	})
 }
+
+// belated decides at once, and answers late.
+type belated struct {
+	Store
+	by atomic.Int64
+}
+
+func (s *belated) Apply(ctx context.Context, b *Batch) error {
+	by := time.Duration(s.by.Load())
+	err := s.Store.Apply(ctx, b)
+	time.Sleep(by)
+	return err
+}
+
+// What an answer brings lapses if another has told meanwhile that the bucket was held back, or begun anew.
+func TestLateAnswerOfAnEarlierEpoch(t *testing.T) {
+	for what, change := range map[string]func(*RateLimiter) error{
+		"held back": func(l *RateLimiter) error { return l.Penalize(background, 30*time.Second) },
+		"begun anew, and its time is taken": func(l *RateLimiter) error {
+			if err := l.Reset(background); err != nil {
+				return err
+			}
+			_, err := l.Reserve(background, 100)
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				memory := NewMemoryStore()
+				open := func() (*RateLimiter, *belated) { // as in processes of their own
+					store := &belated{Store: memory}
+					l, err := NewSmoothBursty("x", 10, WithStore(store), WithMaxPermits(1), WithInitialPermits(0))
+					require.NoError(t, err)
+					return l, store
+				}
+				l, store := open()
+				other, _ := open()
+				_, err := l.State(background)
+				require.NoError(t, err)
+				store.by.Store(int64(3 * time.Second))
+				_, err = l.Reserve(background, 100)
+				require.ErrorIs(t, err, ErrStoreTimeout)
+				store.by.Store(0)
+				require.NoError(t, change(other))
+				for err = ErrStoreUnavailable; err != nil; _, err = l.State(background) {
+					time.Sleep(50 * time.Millisecond) // a probe has failed, too
+				}
+				time.Sleep(3 * time.Second)
+				for range 10 {
+					ok, err := l.TryAcquire(background, 1, 500*time.Millisecond)
+					require.NoError(t, err)
+					require.False(t, ok)
+				}
+			})
+		})
+	}
+}

@@ -52,17 +52,17 @@ func (c *coordinator) dropSnapshot() {
 }
 
 // refuses tells whether a request cannot be granted within maxWait, and what it would have to wait at least.
-//
-// The store's clock is now at most at clock + the time since the batch was sent. A later time only shortens the wait: of
-// a bursty bucket it makes stored permits, and of any it pays off debt. (A warm-up bucket without debt becomes colder with
-// time, and a PayNow caller waits longer: such a one is asked.) What others have taken since only lengthens it. One
-// microsecond is for each rounding.
 func (c *coordinator) refuses(limiter *limiter, n, maxWait int64) (wait int64, refused bool) {
 	s := c.snapshot.Load()
 	if s == nil {
 		return 0, false
 	}
-	age := mono() - s.sent + time.Microsecond // rounded up
+	return s.refuses(limiter, n, maxWait, c.age(s))
+}
+
+// age is the time since a snapshot's batch was sent, by the clock that runs fastest of those that the store may decide by; rounded up.
+func (c *coordinator) age(s *snapshot) time.Duration {
+	age := mono() - s.sent + time.Microsecond
 	if !c.time.System() && c.traits.decides != bySystemTime {
 		local := time.Duration(c.now()-s.local) * time.Microsecond
 		if c.traits.decides == byLocalTime {
@@ -70,6 +70,16 @@ func (c *coordinator) refuses(limiter *limiter, n, maxWait int64) (wait int64, r
 		}
 		age = max(age, local)
 	}
+	return age
+}
+
+// refuses tells that of a snapshot of an age.
+//
+// The store's clock is now at most at clock + age. A later time only shortens the wait: of
+// a bursty bucket it makes stored permits, and of any it pays off debt. (A warm-up bucket without debt becomes colder with
+// time, and a PayNow caller waits longer: such a one is asked.) What others have taken since only lengthens it. One
+// microsecond is for each rounding.
+func (s *snapshot) refuses(limiter *limiter, n, maxWait int64, age time.Duration) (wait int64, refused bool) {
 	if age > snapshotAge || age < 0 {
 		return 0, false
 	}

@@ -161,3 +161,77 @@ func TestResetBehindOthers(t *testing.T) {
 		calls.Wait()
 	})
 }
+
+// Who is refused after a while, since a reservation has come first, is told false: the context's deadline is far off.
+func TestRefusedAfterAWhile(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		memory := NewMemoryStore()
+		open := func() *RateLimiter { // as in processes of their own
+			l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: memory}), WithMaxPermits(1), WithInitialPermits(0))
+			require.NoError(t, err)
+			return l
+		}
+		l, other := open(), open()
+		reserve := func(permits int) {
+			_, err := other.Reserve(background, permits)
+			require.NoError(t, err)
+		}
+		reserve(24)
+		go func() {
+			c := l.coordinator
+			time.Sleep(time.Second)
+			c.mu.Lock()
+			c.heard.at = c.now() + 800_000      // it does not listen meanwhile,
+			c.waiters.line.AskAfter(c.heard.at) // nor ask
+			c.mu.Unlock()
+			time.Sleep(700 * time.Millisecond) // the caller has 850 ms left, less than the reach
+			reserve(3)
+		}()
+		ctx, cancel := context.WithTimeout(background, time.Hour)
+		defer cancel()
+		ok, err := l.TryAcquire(ctx, 1, 2550*time.Millisecond)
+		require.NoError(t, err)
+		require.False(t, ok)
+	})
+}
+
+// A bucket that warms up grants in a short time what it would not while it is cold. Only of a cold one that is told as an error.
+func TestWarmBucketIsAsked(t *testing.T) {
+	for name, store := range map[string]func() Store{
+		"memory": func() Store { return NewMemoryStore() },
+		"apart":  func() Store { return &distant{Store: NewMemoryStore()} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				l, err := NewSmoothWarmingUp("x", 10, 4*time.Second, WithPayment(PayNow), WithStore(store()))
+				require.NoError(t, err)
+				const timeout = 150 * time.Millisecond // 100 ms is enough for a warm one
+				try := func() (bool, error) {
+					_, err := l.State(background) // it has heard of the bucket lately
+					require.NoError(t, err)
+					return l.TryAcquire(background, 1, timeout)
+				}
+				_, err = try()
+				require.ErrorIs(t, err, ErrNeverGranted)
+				_, err = l.Acquire(background, 200)
+				require.NoError(t, err)
+				ok, err := try()
+				require.NoError(t, err)
+				require.True(t, ok)
+				r, err := l.Reserve(background, 10)
+				require.NoError(t, err)
+				ok, err = try()
+				require.NoError(t, err, "it is in debt")
+				require.False(t, ok)
+				require.NoError(t, r.Cancel(background))
+				short, cancel := context.WithTimeout(background, timeout/3)
+				defer cancel()
+				_, err = l.TryAcquire(short, 1, timeout)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				time.Sleep(time.Hour)
+				_, err = try()
+				require.ErrorIs(t, err, ErrNeverGranted)
+			})
+		})
+	}
+}
