@@ -44,7 +44,7 @@ const (
 	bucketArgs = 2
 )
 
-// minUnchanged is after how many right memories a prediction is made: a wrong one costs a round trip.
+// minUnchanged is how many batches in a row must have found the cached state before a prediction is made: a wrong one costs a round trip.
 const minUnchanged = 3
 
 // encode writes the arguments that belong to a bucket. A prediction is made if asOf is not 0.
