@@ -18,7 +18,7 @@ import (
 // given 1 s. It is never given longer than the store's timeout. From then on a call costs no more than a lock and the error, or the
 // decision of the policy. The store is probed every 100 ms, and asked again as soon as it answers. Each process notices by itself. With
 // a cluster or a ring an outage is noticed bucket by bucket, since other buckets may be on servers that are well. While more than 32
-// buckets are away, each is probed less often, at least once a second.
+// buckets are away, each is probed less often: about once a second at the least.
 //
 // [RateLimiter.SetRate], [RateLimiter.SetRateAndBurst], [RateLimiter.Penalize], [RateLimiter.Reset] and [RateLimiter.State]
 // always return the failure. So does [Reservation.Cancel] if it has anything to tell the store. If a batch is under way then, it
