@@ -198,7 +198,7 @@ func WithClock(c clockwork.Clock) Option {
 	}
 }
 
-// WithLease lets this process take a block of stored permits for a short time and hand them out without the network: for
+// WithLease lets this process take a block of stored permits for a short time and hand them out without the network. It is for
 // upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by the demand of late and
 // never more than d × rate permits; what is not used returns when demand falls, with [RateLimiter.Close], or is lost when the
 // process dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was

@@ -74,9 +74,8 @@ func WithMode(m Mode) Option { return func(o *options) { o.mode = m } }
 // WithRedis counts in Redis, together with all processes that use the same name. A limiter is one key there, which expires by
 // itself. Redis 6 or later; the script uses GET, SET and TIME.
 //
-// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way it asks Redis itself, rather
-// than to have a goroutine do so. Should its context be cancelled meanwhile, it returns when Redis has answered, at the latest after
-// the timeout (WithTimeout).
+// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way, it asks Redis in its own
+// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout (WithTimeout).
 func WithRedis(c RedisClient) Option { return func(o *options) { o.client, o.given = c, true } }
 
 // WithKeyPrefix sets what the key in Redis begins with, up to 512 bytes without braces. Default "slidingwindow:".
@@ -98,12 +97,11 @@ func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 // ErrCorrupt and ErrOverflow.
 func WithAway(a Away) Option { return func(o *options) { o.away = a } }
 
-// WithShare lets each process go on by itself while Redis is away, and admit up to n permits, or the limit if that is lower by now, in any
-// window (exactly), those
-// that it admitted before included, unless the window is full by what it knows. What it has admitted is told to Redis when that
-// is back. With a share of limit / processes, the fleet keeps to the limit if no process had more than its share before; in a
-// window that the beginning of the outage lies in, at most limit + (processes − 1) × n are admitted. What is no outage: see
-// WithAway.
+// WithShare lets each process go on by itself while Redis is away. It then admits up to n permits in any window, or the limit if that is
+// lower by now. It counts exactly, and what it admitted before the outage counts, too. It refuses as long as the window is full by what
+// it knows. When Redis is back, it is told what was admitted. With a share of limit / processes, the fleet keeps to the limit if no
+// process had more than its share before. In a window in which the outage begins, at most limit + (processes − 1) × n are admitted.
+// What is no outage: see WithAway.
 func WithShare(n int) Option { return func(o *options) { o.away, o.share = share, n } }
 
 // WithHook sets a function that is told of each failed round trip, and with nil when Redis answers again. It is called by one
