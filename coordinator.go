@@ -328,7 +328,7 @@ func (c *coordinator) fail(q *call, err error) {
 // retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.
 const retryMicros = 100_000
 
-// What a caller would find who comes.
+// What a new caller would find.
 const (
 	free   uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
 	queued               // it gets nothing before what the bucket has next
@@ -380,7 +380,7 @@ func (c *coordinator) setAlarm() {
 	}
 }
 
-// onAlarm lets go who is due and sends who asks again.
+// onAlarm lets go whoever is due, and sends the batch of those who ask again.
 func (c *coordinator) onAlarm() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

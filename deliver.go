@@ -152,7 +152,7 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 	}
 }
 
-// grant adds what the store has granted to what this process owns. What a caller was granted who has left goes back, if nobody else
+// grant adds what the store has granted to what this process owns. If the caller has left, the permits go back, unless somebody else
 // here wants it. At received, or earlier, the store's clock had reached the time of the decision.
 func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received, now int64) {
 	c.leases.asked += q.Permits

@@ -30,7 +30,7 @@ const (
 	notNow // nothing was written; Redis says that it cannot now
 )
 
-// refusal is an error that a command met inside a script.
+// refusal is the error of a command inside a script. It is a failure, not the refusal of a permit.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
