@@ -21,7 +21,7 @@ type RedisClient interface {
 type Away uint8
 
 const (
-	// Refuse fails calls with an ErrAway, but for those that are refused anyway by what the process knows.
+	// Refuse fails calls with an ErrAway. Calls that the process can refuse by what it knows are still refused.
 	Refuse Away = iota
 	// Pass allows all calls.
 	Pass
@@ -86,7 +86,7 @@ func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithMaxWaiters bounds how many callers of a process may wait for Redis at a time, besides those of the batch under way (up to
-// 1024), and how many may Wait for permits. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
+// 1024), and how many may Wait for permits. A call beyond that gets ErrTooManyWaiters at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
@@ -126,8 +126,8 @@ func WithClock(c clockwork.Clock) Option {
 }
 
 // WithLocalTime decides by the limiter's clock instead of the Redis server's: for tests. In production the clocks of processes
-// differ. Time never goes back for the state: one up to 2 s behind the latest time seen stands still, one further behind is an ErrClock,
-// whatever WithAway says, and one that is ahead takes the others with it.
+// differ. Time never goes back for the state. If a process's clock is up to 2 s behind the latest time seen, time stands still for it. If
+// it is further behind, its calls fail with ErrClock, whatever WithAway says. If it is ahead, the state's time goes ahead with it.
 func WithLocalTime() Option { return func(o *options) { o.local = true } }
 
 // noClock stands for a nil one.
