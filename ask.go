@@ -98,8 +98,8 @@ func (l *RateLimiter) wait(ctx context.Context, q *call) error {
 	}
 }
 
-// hopeless batches two refusals into errors: of what can never be granted by the configuration that the answer brought, and of a
-// wait that only the context was too short for.
+// hopeless makes errors of two kinds of refusals: the configuration that the answer brought can never grant the request, or only the
+// context is too short for the wait.
 func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
 	if q.state != refused {
 		return nil

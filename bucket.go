@@ -81,13 +81,13 @@ func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 // TryAcquire takes permits and waits until they are due, if that is within the timeout; else it returns false and takes
 // nothing. A timeout of 0 or less means that the permits must be due now.
 //
-// False comes at once, unless the call or others ahead of it wait for longer than a process may ask for (see
-// [RateLimiter.Acquire]). Then it comes at once if the bucket as last seen, at most 100 ms ago, and those ahead tell that
-// the permits cannot be due in time, or if the line in this process has moved too slowly of late; else as soon as that is known.
+// False mostly comes at once. It may come later if the timeout, or the wait of the callers ahead, is longer than a process may take
+// permits ahead (see [RateLimiter.Acquire]). Even then it comes at once in two cases: the bucket as last seen, at most 100 ms ago, and
+// the callers ahead leave no time; or the line of this process has moved too slowly. Else it comes as soon as an answer shows it.
 //
-// A context that ends before the permits are due gives them back and is returned as the error. A wait that cannot end before
-// the context does is a [*WaitError] at once, and so is a request that no state of the bucket could grant within the
-// timeout ([ErrNeverGranted]).
+// If the context ends before the permits are due, they are given back and the context's error is returned. A wait that would end after
+// the context's deadline is a [*WaitError] at once. So is a request that no state of the bucket could grant within the timeout
+// ([ErrNeverGranted]).
 func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
 	if l.plain {
 		v, err := l.tryAcquire(ctx, permits, timeout)
@@ -159,8 +159,8 @@ func (q *call) verdict() verdict {
 // [RateLimiter.TryAcquire].
 //
 // A process takes permits at most a second ahead, or four permits' time if that is longer, and less if it owns some already. So
-// processes that always want more get about equal parts of the rate, and one that dies takes no more of the fleet's future with
-// it. Whoever must wait for longer does so in its process, in the same line, and is asked for again.
+// processes at full demand get about equal parts of the rate, and a process that dies loses the fleet no more than that. Callers who
+// must wait for longer wait in their process, in the same line, and it asks for their permits later.
 func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
 	if l.plain {
 		v, err := l.acquire(ctx, permits)
@@ -203,8 +203,9 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 }
 
 // Reserve takes permits, whenever they fall due, and returns at once. The caller waits for [Reservation.Ready] or
-// [Reservation.Delay], or gives the permits back with [Reservation.Cancel] before they are due. It stands in no line: it takes what the bucket has next, ahead of those who wait
-// in a process for longer than that may ask for (see [RateLimiter.Acquire]), and delays them.
+// [Reservation.Delay], or gives the permits back with [Reservation.Cancel] before they are due. It does not stand in the line of its
+// process: it takes what the bucket has next. So it may pass, and delay, callers for whom their process has not taken permits yet
+// (see [RateLimiter.Acquire]).
 func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, error) {
 	return l.TryReserve(ctx, permits, math.MaxInt64)
 }
@@ -326,10 +327,10 @@ func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, max
 const maxPenalty = time.Hour
 
 // Penalize holds the bucket back for the whole fleet: nothing falls due before d from now has passed by the store's clock.
-// It is for an upstream that says so (429 with Retry-After). Whoever waits already, in whatever process, waits that much
-// longer; permits saved up are dropped. Others learn it with their next answer, and while they have anybody waiting within
-// half a second; whom they let go before that is gone. Of several calls the one that ends last counts. d is above 0 and at
-// most an hour; [RateLimiter.Reset] ends it at once. While the switch is off ([WithSwitch]) it does nothing.
+// It is for an upstream that asks for it (429 with Retry-After). All who wait already, in any process, wait that much longer, and
+// permits saved up are dropped. Other processes hear of it with their next answer: within half a second, while somebody waits there.
+// Calls that they let go before that have gone. Of several penalties the one that ends last counts. d is above 0 and at most an hour;
+// [RateLimiter.Reset] ends the penalty at once. While the switch is off ([WithSwitch]) it does nothing.
 func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {
 		return invalid(l.Name(), wanted("penalty", d, fmt.Sprintf("more than 0, at most %v", maxPenalty)))

@@ -8,7 +8,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// inFlight is the way of a bucket's batches to its store and back: one at a time (Q1).
+// inFlight is the state of a bucket's batches on their way to the store and back, one batch at a time (Q1). It outlives each flight.
 type inFlight struct {
 	flying   bool             // somebody is about to build the next batch, or waits for an answer
 	since    time.Duration    // since when callers wait for the store: its last answer, or the first batch after a pause; see mono; 0: none do
@@ -20,7 +20,7 @@ type inFlight struct {
 	buffer   []chan struct{}  // for answered
 }
 
-// flight is one batch on its way.
+// flight is one batch under way, with the callers and the refunds in it.
 type flight struct {
 	batch   batch
 	refunds []*refund // the first requests

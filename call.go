@@ -73,7 +73,7 @@ type call struct {
 	ready   chan struct{} // closed when the permits are due, or refused or failed
 }
 
-// order is what a call wants and gets that takes nothing.
+// order is what a call that takes nothing wants, and what it gets.
 type order struct {
 	rate   float64 // of setRate and setRateAndBurst
 	most   float64 // max permits of setRateAndBurst

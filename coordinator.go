@@ -14,15 +14,15 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// A coordinator is this process's end of one bucket: all limiters of a name, a store and a clock share one.
+// A coordinator is this process's end of one bucket. All limiters of one name, store, clock and store timeout share one.
 //
-// What must hold: first come, first served, whatever the verb but Reserve (Q2); one atomic decision of the store for every permit.
-// The naive way, a round trip for each call, makes a hot bucket as slow as its store. So calls line up here: at most one batch is in
-// flight (Q1), and those who come meanwhile share the next one. Idle, a call leaves at once. Each batch is one atomic decision,
-// so sharing is exact.
+// What must hold: first come, first served, whatever the verb, except Reserve (Q2); one atomic decision of the store for every permit.
+// The naive way, a round trip for each call, makes a hot bucket as slow as its store. So calls line up here: at most one batch is
+// under way (Q1), and the calls that come meanwhile share the next one. If nothing is under way, a call is sent at once. Each batch is
+// one atomic decision, so sharing is exact.
 //
-// No goroutine lives longer than there is something in flight. Callers wait on a channel of their own, all under one alarm for the
-// first of them, so many thousands may wait at no cost.
+// No goroutine lives longer than a batch is under way. Each caller waits on a channel of its own. One timer, the alarm, serves all of
+// them, so thousands of callers may wait at no cost.
 type coordinator struct {
 	target
 	transport.Place
@@ -36,7 +36,7 @@ type coordinator struct {
 
 	mu       sync.Mutex
 	calls    int     // that were made and have not ended
-	orders   []*call // besides those who line up for permits: what takes nothing, and reservations; who has left stays until its turn
+	orders   []*call // calls that do not stand in the line: what takes nothing, and reservations. One whose caller has left stays until its turn
 	waiters  waiters
 	refunds  []*refund // of leases, and what somebody waits for
 	heard    heard
@@ -328,7 +328,7 @@ func (c *coordinator) fail(q *call, err error) {
 // retryMicros is how long reservations wait that were promised permits, and have asked for them in vain.
 const retryMicros = 100_000
 
-// What a caller would find who comes.
+// What a new caller would find.
 const (
 	free   uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
 	queued               // it gets nothing before what the bucket has next
@@ -380,7 +380,7 @@ func (c *coordinator) setAlarm() {
 	}
 }
 
-// onAlarm lets go who is due and sends who asks again.
+// onAlarm lets go whoever is due, and sends the batch of those who ask again.
 func (c *coordinator) onAlarm() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

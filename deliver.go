@@ -152,7 +152,7 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 	}
 }
 
-// grant adds what the store has granted to what this process owns. What a caller was granted who has left goes back, if nobody else
+// grant adds what the store has granted to what this process owns. If the caller has left, the permits go back, unless somebody else
 // here wants it. At received, or earlier, the store's clock had reached the time of the decision.
 //
 // A late answer of another epoch lapses: a newer one has told that the bucket was held back or begun anew, and these permits would fall due

@@ -14,16 +14,15 @@
 //
 // # When the store is away
 //
-// Calls fail with ErrStoreUnavailable at once, pass, or get this process's share of the rate: WithFailurePolicy. WithObserver
-// tells of every decision, and of the store. WithShadow tries a limit without refusing anybody. WithLease spares the round
-// trips.
+// WithFailurePolicy decides: calls fail with ErrStoreUnavailable at once, pass, or get this process's share of the rate. WithObserver
+// tells of every decision, and of the store. WithShadow tries a limit and refuses nobody. With WithLease most calls need no round trip.
 //
 // # What holds
 //
-// In no window of T seconds more permits fall due than the bucket's size plus rate × T (PayNow and PayLater give the exact
-// formulas), in any interleaving of any number of processes, whatever is cancelled, retried or lost. The long-run rate is
-// exact from 0.001/s to 10,000,000/s. The store's clock decides; gateways' clocks may be wrong. A permit whose time has come is
-// used: giving up, or Cancel, then does nothing.
+// In any window of T seconds, at most the bucket's size plus rate × T permits fall due. PayNow and PayLater give the exact formulas.
+// That holds for any number of processes, whatever is cancelled, sent again, or not answered. Only a store that loses the state forgets
+// what was taken. The long-run rate is exact from 0.001/s to 10,000,000/s. The store's clock decides; gateways' clocks may be wrong. A
+// permit whose time has come is used: giving up, or Cancel, then does nothing.
 //
 // docs/architecture.md, in the repository, tells how the engine works, what must hold in it, and where to change what.
 package tokenbucket

@@ -18,25 +18,24 @@ var (
 	// ErrInvalidPermits: the number of permits is not positive, or too large.
 	ErrInvalidPermits = errors.New("tokenbucket: invalid permits")
 	// ErrNeverGranted: no state of the bucket, not even a full one that owes nothing, could grant the request within its
-	// timeout. A refusal would be one for ever, so it is an error; nothing was taken. It comes in a [*WaitError], whose Wait is
-	// the shortest timeout that would do. Only [RateLimiter.TryAcquire], [RateLimiter.Try] and [RateLimiter.TryReserve] return
-	// it: a bucket without bursts asked with no timeout, say, or more permits than it can save up within a timeout too short for
-	// the rest.
+	// timeout. Such a request would be refused for ever, so it is an error. Nothing was taken. It comes in a [*WaitError], whose Wait
+	// is the shortest timeout that would do. Only [RateLimiter.TryAcquire], [RateLimiter.Try] and [RateLimiter.TryReserve] return it.
+	// Two examples: a bucket that saves nothing up is asked with a timeout of 0; more permits are asked for than the bucket can hold,
+	// and the timeout is too short for the rest.
 	ErrNeverGranted = errors.New("tokenbucket: can never be granted")
 	// ErrLockNotObtained: the bucket's lock was held by others for longer than the caller or the store would wait.
 	ErrLockNotObtained = errors.New("tokenbucket: lock not obtained")
 	// ErrCorruptState: what is stored under the bucket's key is not a state that this release understands. Nothing was
 	// overwritten.
 	ErrCorruptState = errors.New("tokenbucket: corrupt state")
-	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). Permits that it may have granted are given
-	// back when its answer still comes. What a limiter returns matches ErrStoreUnavailable, too.
+	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). If its answer comes later, the permits that it granted are
+	// given back. What a limiter returns matches ErrStoreUnavailable, too.
 	ErrStoreTimeout = errors.New("tokenbucket: store timeout")
-	// ErrTooManyWaiters: so many callers of this process wait for the bucket already (WithMaxWaiters).
+	// ErrTooManyWaiters: as many callers of this process wait for the bucket as WithMaxWaiters allows.
 	ErrTooManyWaiters = errors.New("tokenbucket: too many waiters")
-	// ErrStoreUnavailable: the store cannot be reached, did not answer in time, or says that it cannot serve now; or it failed
-	// just now and has not answered since, so it was not asked. All errors of a limiter match it under which a failure policy
-	// other than FailClosed would decide. What wraps it names the failure. A Store of one's own wraps it to say that it cannot be
-	// reached.
+	// ErrStoreUnavailable: the store cannot be reached, did not answer in time, or says that it cannot serve now. Or it failed
+	// just now and has not answered since, so it was not asked. An error of a limiter matches it if FailOpen or LocalShare would
+	// have decided the call instead. What wraps it names the failure. A Store of your own wraps it to say that it cannot be reached.
 	ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
 )
 

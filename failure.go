@@ -56,7 +56,8 @@ func (c *coordinator) down() *outage.Outage {
 	return c.health.Down()
 }
 
-// failAll fails all who want to ask the store, which is away: but those in flight, and those whose turn to ask has not come.
+// failAll fails all calls that want to ask the store, which is away. It leaves out calls that are under way, and those whose turn to ask
+// has not come.
 func (c *coordinator) failAll(o *outage.Outage) {
 	c.health.failed(c)
 	now := c.now()

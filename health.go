@@ -10,8 +10,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
-// health is the outage monitor of a store that is one server, or else of one of its buckets, and what that need not know: which coordinators have the
-// store, how one of them asks it, and where outages are logged.
+// health is the outage monitor of a store that is one server, or else of one bucket. It also has what the monitor need not know: which
+// coordinators use the store, how one of them asks it, and where outages are logged.
 type health struct {
 	*outage.Monitor
 	logger logger

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// MemoryStore keeps buckets in this process. It serves limiters that need no fleet, and tests. Its clock is that of
-// the limiter that asks (WithClock), and the system's for a Batch that a wrapper has made. The zero value is ready; it is safe for
-// concurrent use and must not be copied.
+// MemoryStore keeps buckets in this process. It is for limiters of one process, and for tests. It decides by the clock of the limiter
+// that asks (WithClock), and by the system's for a Batch that a wrapper has made. The zero value is ready; it is safe for concurrent use
+// and must not be copied.
 type MemoryStore struct {
 	mu      sync.Mutex
 	buckets map[string]*memoryBucket

@@ -107,8 +107,8 @@ func WithMaxPermits(n float64) Option {
 }
 
 // WithInitialPermits sets how many permits a bursty bucket starts with when it is new, or when its store has lost it.
-// Default 1 (0 when max permits is 0), so that the first call passes at once and a store that forgets everything never
-// means a full burst.
+// Default 1 (0 when max permits is 0). So the first call passes at once, and a store that has lost everything does not allow a full
+// burst.
 func WithInitialPermits(n float64) Option {
 	return func(o *options) {
 		o.only(bursty, "initial permits", n)
@@ -175,7 +175,7 @@ func WithStoreTimeout(d time.Duration) Option {
 }
 
 // WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, reservations that are not due yet
-// included: each takes up to 2 KB, and its goroutine. Whoever comes then gets [ErrTooManyWaiters] at once. At least 1, default
+// included: each takes up to 2 KB, and its goroutine. A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default
 // 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) {
@@ -198,11 +198,11 @@ func WithClock(c clockwork.Clock) Option {
 	}
 }
 
-// WithLease lets this process take a block of stored permits for a short time and hand them out without the network: for
-// upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by the demand of late and
-// never more than d × rate permits; what is not used returns when demand falls, with [RateLimiter.Close], or is lost when the
-// process dies; after d it is worthless, whatever happened to the process in between. All its permits were due when it was
-// taken, so none is handed out early, and none twice.
+// WithLease lets this process take a block of stored permits for a short time and hand them out without the network. It is for
+// upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by recent demand, and is never more than
+// d × rate permits. Unused permits go back when demand falls, or with [RateLimiter.Close]; they are lost when the process dies. After d
+// a block is worthless, whatever happened to the process in between. All its permits were due when it was taken, so none is handed out
+// early, and none twice.
 //
 // The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any
 // window of T seconds at most
@@ -212,9 +212,9 @@ func WithClock(c clockwork.Clock) Option {
 // permits are let go, and a process may be refused what others hold unused, at most processes × d × rate permits for d.
 // While the bucket is empty there is nothing to lease, and every permit is asked for.
 //
-// It is only for a bursty limiter with [PayNow] on a store behind a network, whose bucket holds a block (max permits ≥
-// d × rate ≥ 2), 1 ms to 10 s: a quota or a bucket without bursts would be exceeded, and a limiter that warms up would
-// count permits that nobody has used.
+// d is 1 ms to 10 s. It is only for a bursty limiter with [PayNow], on a store behind a network, whose bucket can hold a block (max
+// permits ≥ d × rate ≥ 2). With a lease a quota, or a bucket without bursts, would be exceeded, and a limiter that warms up would count
+// permits that nobody has used.
 func WithLease(d time.Duration) Option {
 	return func(o *options) {
 		o.lease = &d
@@ -238,8 +238,7 @@ func WithObserver(o Observer) Option {
 
 // WithShadow is for trying a limit in production: every call is decided and told to the observer ([WithObserver]), and then
 // passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the
-// store's timeout. What a call would have waited for longer than a second, or four permits' time
-// if that is longer, counts as a refusal.
+// store's timeout. If a call would have waited for longer than a second, or four permits' time if that is longer, it counts as refused.
 //
 // The decisions are made on a bucket of the shadows' own, which all shadows of this name share. So nothing changes for
 // limiters of the same name that are in force.
@@ -260,7 +259,7 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// ForQuota is for an upstream that counts: at most n calls in any window, wherever the window begins. It returns the
+// ForQuota is for an upstream that counts calls: at most n in any window, wherever the window begins. It returns the
 // rate n / (window + jitter) and an option that lets nothing be saved up (max permits 1), so that n+1 calls always
 // span more than the window, though each may arrive up to jitter later than it was let go:
 //

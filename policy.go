@@ -13,16 +13,16 @@ import (
 // holds something else (WRONGTYPE, [ErrCorruptState]), bad input, a context that has ended, or a lock that others hold for too
 // long ([ErrLockNotObtained]). A name that DNS does not know is an outage: it may come back.
 //
-// A process notices an outage when a call fails and a probe, sent at once, does so too or is not answered within 250 ms (three
-// times the round trip if that is longer, 1 s as long as nothing was ever answered, but no longer than the store's timeout).
-// From then on calls cost no more than a lock and the error or the decision in its place; the store is probed every 100 ms, and
-// asked again as soon as it answers. Processes notice by themselves. With a cluster or a ring it is noticed bucket by bucket,
-// since others may live on servers that are well; with more than 32 buckets away each is probed less often, at last once a
-// second.
+// A process notices an outage when a call fails and a probe, which is sent at once, fails too. A probe fails if it is not answered
+// within 250 ms, or within three times the slowest of the latest answers if that is longer. If the store has never answered, it is
+// given 1 s. It is never given longer than the store's timeout. From then on a call costs no more than a lock and the error, or the
+// decision of the policy. The store is probed every 100 ms, and asked again as soon as it answers. Each process notices by itself. With
+// a cluster or a ring an outage is noticed bucket by bucket, since other buckets may be on servers that are well. While more than 32
+// buckets are away, each is probed less often: about once a second at the least.
 //
 // [RateLimiter.SetRate], [RateLimiter.SetRateAndBurst], [RateLimiter.Penalize], [RateLimiter.Reset] and [RateLimiter.State]
-// always return the failure, and so does [Reservation.Cancel], if it has anything to tell the store: while a batch is under way
-// it returns at once, and the permits may be lost.
+// always return the failure. So does [Reservation.Cancel] if it has anything to tell the store. If a batch is under way then, it
+// returns nil at once, and the permits may be lost.
 type FailurePolicy int
 
 const (
@@ -32,20 +32,18 @@ const (
 	FailOpen FailurePolicy = -1
 )
 
-// LocalShare decides by a bucket in this process, with its share of the rate and of max permits: divided by the number of
-// live instances. While the store is there, every process with such a limiter leaves a sign of life in it every two seconds
-// (in the Redis stores; one small script a process), and learns how many others do: who was last seen within seven seconds
-// counts, and the largest number of the last seven seconds. As long as no number is known, and with other stores, it is the
-// given one, at least 1.
+// LocalShare decides by a bucket in this process. Its rate and its max permits are those of the limiter, divided by the number of
+// live instances. With a Redis store, every process with such a limiter writes a sign of life every two seconds (one small script),
+// and reads how many others do. An instance counts for seven seconds after its last sign of life, and the largest number of the last
+// seven seconds is used. As long as no number is known, and with other stores, it is the given one, at least 1.
 //
-// Counted are stores, by key prefix: make one for each Redis and process, and give each fleet a prefix of its own
+// What is counted is stores of one key prefix. So make one store for each Redis and process, and give each fleet a prefix of its own
 // ([WithKeyPrefix]).
 //
-// The local bucket begins empty, once what this process has reserved is through. So in T seconds of an outage the fleet lets
-// go at most rate × T permits, if all its instances had been counted, besides those that were reserved before; with [PayLater]
-// also one request of each process, which the others pay for. What is reserved in an outage falls due as reserved, even when
-// the store is back, beside what it grants. A request that no state of the smaller bucket could grant within its timeout is
-// refused.
+// The local bucket begins empty, and after the last permit that this process has reserved. So in T seconds of an outage the fleet lets
+// go at most rate × T permits, if all its instances had been counted, besides those that were reserved before. With [PayLater] it is
+// one request of each process more. What is reserved in an outage falls due as reserved, even when the store is back, beside what the
+// store then grants. A request that no state of the smaller bucket could grant within its timeout is refused.
 func LocalShare(instances int) FailurePolicy {
 	if instances < 1 { // kept below the constants, so that WithFailurePolicy can name it
 		return FailurePolicy(max(instances, math.MinInt+2) - 2)

@@ -7,7 +7,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// cachedState is what a process keeps in mind of a bucket between two batches: with the state known, it computes beforehand
+// cachedState is what a process keeps of a bucket from one batch to the next. It knows the state, so it can compute beforehand
 // what the next batch makes of it, and Redis need only compare and write.
 type cachedState struct {
 	bucket, lock string // the keys

@@ -30,7 +30,7 @@ const (
 	notNow // nothing was written; Redis says that it cannot now
 )
 
-// refusal is an error that a command met inside a script.
+// refusal is the error of a command inside a script. It is a failure, not the refusal of a permit.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -44,7 +44,7 @@ const (
 	bucketArgs = 2
 )
 
-// minUnchanged is after how many right memories a prediction is made: a wrong one costs a round trip.
+// minUnchanged is how many batches in a row must have found the cached state before a prediction is made: a wrong one costs a round trip.
 const minUnchanged = 3
 
 // encode writes the arguments that belong to a bucket. A prediction is made if asOf is not 0.

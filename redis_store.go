@@ -40,14 +40,13 @@ type RedisStore struct{ redisBase }
 // RedisScriptStore keeps buckets in Redis and decides there, in one atomic script, one round trip a batch. It waits
 // its turn while somebody holds the bucket's lock.
 //
-// A process that was alone with a bucket for a while computes beforehand what its next batch makes of it, as of a time
-// that the server's clock has surely reached, and the script need only find the bucket unchanged: the same decision, with
-// less work for Redis.
+// If only one process has used a bucket for a while, that process computes beforehand what its next batch makes of the bucket, at a
+// time that the server's clock has surely reached. The script then only compares and writes. The decision is the same, with less work
+// for Redis.
 //
 // With a *redis.Client, requests to different buckets travel in one call of the script; with clients that know which
 // server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server. A lone caller whose context cannot be
-// cancelled asks a *redis.Client itself, rather than to have a goroutine do so; the client's hooks see that only if it has
-// ContextTimeoutEnabled.
+// cancelled asks a *redis.Client in its own goroutine. The client's hooks see that only if it has ContextTimeoutEnabled.
 type RedisScriptStore struct {
 	redisBase
 	trips redisTrips

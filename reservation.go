@@ -7,9 +7,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
-// Reservation is permits already taken from the bucket whose time may lie ahead, or the refusal of them. The zero Reservation passes
-// without a bucket. Its methods
-// may be called by many goroutines at once.
+// Reservation is permits that were taken from the bucket, and may fall due later; or the refusal of them. The zero Reservation passes
+// without a bucket. Its methods may be called by many goroutines at once.
 type Reservation struct {
 	call       *call // nil: no bucket was asked: the switch was off, or FailOpen or a shadow let it pass
 	refused    bool
@@ -59,9 +58,9 @@ func (r *Reservation) Delay() time.Duration {
 	return time.Duration(max(0, due-q.decided)) * time.Microsecond
 }
 
-// Ready is closed when the permits are due. It never is for a refusal or a reservation cancelled before its time. If this process
-// was stopped for more than 100 ms beyond that time, the permits have lapsed, and it is closed when others are due that the bucket
-// was asked for, which waits for a store that is away.
+// Ready is closed when the permits are due. It is never closed for a refusal, or a reservation that was cancelled before its time. If
+// this process was stopped for more than 100 ms beyond that time, the permits have lapsed. The bucket is then asked for others, and
+// Ready is closed when those are due; while the store is away, that waits.
 func (r *Reservation) Ready() <-chan struct{} {
 	switch {
 	case r.refused:
@@ -81,10 +80,10 @@ func (r *Reservation) Level() (Level, bool) {
 	return *r.level, true
 }
 
-// Cancel gives the permits back if their time has not come: those who wait behind it in this process move up, and what becomes free at the
-// end of the bucket's account goes back to the store. What others have taken behind it lapses at its time, unless somebody
-// in this process comes who wants it. Permits whose time has come are used: cancelling them does nothing, and neither does cancelling
-// twice, or a refusal. Cancel waits for the store as long as ctx lets it; on an error the permits may be lost.
+// Cancel gives the permits back if their time has not come. Callers who wait behind it in this process move up, and what nobody here
+// wants goes back to the store. If another process has taken permits behind it, they cannot go back: they serve whoever comes next in
+// this process, or lapse at their time. Permits whose time has come are used: cancelling them does nothing. Cancelling twice, or a
+// refusal, does nothing either. Cancel waits for the store as long as ctx lets it; on an error the permits may be lost.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if r.call == nil || r.refused {
 		return nil

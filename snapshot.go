@@ -17,8 +17,8 @@ type snapshot struct {
 // snapshotAge is for how long a snapshot is believed.
 const snapshotAge = 100 * time.Millisecond
 
-// see notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait. What this
-// process owns and nobody here wants serves the next who comes, so such a one is not refused.
+// see notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait. If this process
+// owns permits that nobody here wants, they serve the next caller, so it must not be refused.
 func (c *coordinator) see(f *flight, out *outcome) {
 	b := &out.Bucket
 	if c.waiters.line.Spare() || b.NextFreeTicketMicros <= out.NowMicros && b.StoredPermits >= 1 {
@@ -105,7 +105,7 @@ func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 	return after.Next - now, ok
 }
 
-// occupancy is what a caller would find who comes: free, queued or spare.
+// occupancy is what a new caller would find: free, queued or spare.
 func (c *coordinator) occupancy() uint32 {
 	w := &c.waiters
 	switch {

@@ -10,8 +10,8 @@ import (
 
 // The seam between the arithmetic and where its state lives is names and bytes.
 //
-// What must hold: of all processes, one batch at a time is decided on a bucket, on the state that the one before it left, at a
-// time of one clock; and what is decided is written, all of it or nothing.
+// What must hold: of the batches of all processes, one at a time is decided on a bucket. It is decided on the state that the one before
+// it left, at a time of one clock. What is decided is written, all of it or nothing.
 //
 // The obvious seam hands a store the requests and has it call the arithmetic. It was tried: whoever wrote a store met ten types
 // of the engine and five rules of how to use them, and a wrapper that rebuilt a batch lost half of it. So a Batch is opaque. A
@@ -31,15 +31,16 @@ import (
 //   - If Decide fails, nothing is written, and Apply returns the error, which may be wrapped.
 //   - Decide may be called again, if for certain nothing of what it returned before was written: by a transaction that is tried again,
 //     say. It then decides anew, and the last call counts. It must not be called after Apply has returned.
-//   - Nil means that everything is written. An error means that it is not known to be: the permits are lost, since the batch is never sent
-//     again. Store what cannot be reached or does not answer as an error that wraps [ErrStoreUnavailable] or [ErrStoreTimeout]:
-//     that, a network error or a [context.DeadlineExceeded] lets a [FailurePolicy] decide. Whatever somebody must repair is another error.
-//   - ctx always has a deadline. Nobody waits for the step afterwards, so a store that can tell writes nothing then. What was taken and
-//     nobody waited for is given back by a later step.
-//   - A process calls Apply for one bucket by one goroutine at a time, for several buckets by many; and once more for a bucket if a call has
-//     outlived its deadline.
-//   - After a failure a batch that reads a bucket, and writes nothing, asks whether the store answers. So a store with nothing to write must
-//     have read all the same.
+//   - Nil means that everything is written. An error means that perhaps nothing is: the permits are lost, since the batch is never sent
+//     again. If what keeps the states cannot be reached or does not answer, return an error that wraps [ErrStoreUnavailable] or
+//     [ErrStoreTimeout]: such an error, a network error or a [context.DeadlineExceeded] lets a [FailurePolicy] decide. What somebody must
+//     repair is another error.
+//   - ctx always has a deadline. Nobody waits for the step afterwards, so a store that can tell that it is over writes nothing. What was
+//     taken and nobody waited for is given back by a later step.
+//   - For one bucket, a process calls Apply from one goroutine at a time. There is one exception: a call that has outlived its deadline may
+//     still run. For several buckets, many goroutines call it at once.
+//   - After a failure, a batch that reads a bucket and writes nothing asks whether the store answers. So Apply must read even if there is
+//     nothing to write.
 //
 // A store that wraps another hands the batch on as it is. The package storetest holds the suite that every Store must pass, and an example.
 type Store interface {

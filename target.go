@@ -81,7 +81,7 @@ type coordinatorKey struct {
 	timeout time.Duration
 }
 
-// coordinatorOf returns the one that all limiters of a store, a name and a clock share.
+// coordinatorOf returns the one that all limiters of a store, a name, a clock and a timeout share.
 func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time.Duration) *coordinator {
 	traits := traitsOf(store)
 	if traits.memory != nil {

@@ -36,7 +36,7 @@ func (w *waiters) asks(now int64) bool {
 	return some && at <= now
 }
 
-// beyond tells whether somebody waits for whom the store has not got permits within this process's reach yet.
+// beyond tells whether somebody waits to whom the store has refused permits so far, since they lie beyond this process's reach.
 func (w *waiters) beyond() bool {
 	first := w.line.Uncovered()
 	return first != nil && first.Value.decided != 0
@@ -176,7 +176,7 @@ func (s *setting) costFromCold(n int64) int64 {
 }
 
 // horizon is how far ahead a process may own a bucket's time, in microseconds: a second, or four permits' time if that is longer. It is
-// the same for all processes of a fleet, for who could reach further would starve the others.
+// the same for all processes of a fleet, since a process that could reach further would starve the others.
 func (s *setting) horizon() int64 {
 	return max(1_000_000, int64(min(math.Ceil(4*s.interval), maxExact)))
 }
@@ -231,7 +231,7 @@ func (c *coordinator) join(q *call, now int64) {
 	}
 }
 
-// estimate is when a call could be due that comes behind others who want so many permits, if nobody else asks.
+// estimate is when a call could be due behind others who want so many permits, if no other process asks.
 func (c *coordinator) estimate(q *call, wanted, now int64) int64 {
 	s := q.limiter.effective()
 	if s.Payment == PayNow {

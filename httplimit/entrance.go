@@ -13,8 +13,8 @@ import (
 // *registry.Registry is one. Transport and the middleware ask Admit, rather than Reserve, of a gate that has it.
 type Entrance interface {
 	Gate
-	// Admit is Reserve for a call that may have something to give back when it has ended: leave does that. nil: it has not. It may wait
-	// itself, as long as the key's configuration allows. Of a refusal and an error leave is nil.
+	// Admit is Reserve for a call that may hold something until it has ended. leave gives that back; it is nil if there is nothing to give
+	// back, if the call is refused, and with an error. Admit may wait, as long as the key's configuration allows.
 	Admit(ctx context.Context, key string) (permit *tokenbucket.Reservation, leave func(), err error)
 }
 

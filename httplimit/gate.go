@@ -12,7 +12,7 @@ import (
 )
 
 // Gate decides about calls by key. A *registry.Registry is one; One makes one from a single limiter. It is called by many
-// goroutines at once. What keys may come is the gate's to bound: a key may contain whatever a request does.
+// goroutines at once. The gate must bound how many keys it keeps: a key may contain anything that a request contains.
 type Gate interface {
 	// Reserve takes a permit for the key, if it falls due within what the key's configuration allows; a refusal is a
 	// reservation that is not OK. An error tells that nothing could be decided.

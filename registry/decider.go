@@ -16,7 +16,8 @@ const (
 	ByBadRow
 	// ByUnknown: there is no row, and WithUnknown says Pass or Refuse.
 	ByUnknown
-	// ByShadow: one of these three would refuse the calls, but they are in shadow (WithShadow, Limit.Shadow), and pass.
+	// ByShadow: a rate of 0, a bad row or an unknown name would refuse the calls, but they are in shadow (WithShadow, Limit.Shadow), and
+	// pass.
 	ByShadow
 	// ByWindow: the row's window.
 	ByWindow

@@ -58,10 +58,9 @@ func (p *Admission) Reservation() *tokenbucket.Reservation {
 // not OK: it says what refused, and nothing is taken. Calls pass as with Allow while the switch is off, the row is disabled, or there is
 // none and the policy says so.
 //
-// A row's window, concurrency and rate are asked in this order, as the first refuse at the least cost, and what was taken is given
-// back if a later one refuses. A place among those under way is not waited for, and a window neither. A call that has to wait for its rate
-// holds nothing else meanwhile: others may use its place. It asks for place and window again just before its time, while the permit
-// of the rate can still go back.
+// A row's window is asked first, then its concurrency, then its rate: a refusal of the first costs least. If a later one refuses, what
+// was taken from the others is given back. Only the rate is waited for. A call that waits for it holds nothing else meanwhile, so others
+// may use its place. It asks for window and place again just before its time, while the permit of the rate can still go back.
 //
 // A place of a fleet is a lease that is renewed until Leave (package semaphore). The log tells if one is lost before.
 func (r *Registry) Enter(ctx context.Context, name string) (*Admission, error) {

@@ -9,21 +9,21 @@ import "context"
 // All times are microseconds of the backend's one clock since 1970; it is read once per batch. Ids are made by the caller,
 // so every request may be sent again: what has happened already is told again.
 type Backend interface {
-	// Apply decides a batch as one atomic step, in the order below. A backend to which thousands of waiters are too many for one
-	// may take several, of which each holds by itself, as long as Enter comes with the last.
+	// Apply decides a batch as one atomic step, in the order below. If thousands of waiters are too many for one step, a backend may take
+	// several steps. Each must leave a valid state, and Enter must come with the last.
 	//
-	// The latest time seen is the time, if the clock is less than two seconds behind it; further behind, the clock was set
-	// back, and all expiries are moved back with it. Leases that have expired end. The batch's Limit replaces the one that is stored
-	// if its version is higher; then SetPermits and AddPermits make the next version. Leave ends whatever its ids are. Renew
-	// prolongs leases. If PatienceMicros is not 0 the process is one that waits from now on, for so long; else it is none
-	// any more.
+	// If the clock is less than two seconds behind the latest time seen, that time counts. If it is further behind, it was set back, and
+	// all expiries are moved back with it. Leases that have expired end. The batch's Limit replaces the stored one if its version is
+	// higher; then SetPermits and AddPermits make the next version. Leave ends its ids, whether they wait or hold. Renew prolongs leases.
+	// If PatienceMicros is not 0, the process is one that waits, for so long; else it is no longer one that waits.
 	//
-	// If the limit has changed, all waiters that want more than there are in all are told TooMany. Then waiters are admitted,
-	// first come first served by ticket, as long as the first one fits and its process is alive: one whose process was not heard
-	// of for longer than its patience is dropped, and behind one of a process that was not heard of for longer than AliveMicros, but
-	// that long, nobody is admitted. Each gets the lease of its own process, by the limit in force or, if that has no number, by its own
-	// process' Permits. When nobody holds anything, who waits for that (Permits 0) is admitted. Then Enter: nobody passes those who
-	// wait. Who was admitted and is another process' is told through Listen; one of the batch's own process is in the Report.
+	// If the limit has changed, all waiters that want more permits than there are in all are told TooMany. Then waiters are admitted
+	// in the order of their tickets, as long as the first one fits and its process is alive. A waiter is dropped if its process was not
+	// heard of for longer than its patience. If the process was not heard of for longer than AliveMicros, but not that long, the waiter
+	// stays, and neither it nor anybody behind it is admitted. Each waiter gets the lease of its own process. What fits is decided by the
+	// limit in force or, if that has no number, by the Permits of the waiter's process. When nobody holds anything, those who wait for
+	// that (Permits 0) are admitted. Then Enter: nobody passes those who wait. Grants of other processes are told through Listen; those
+	// of the batch's own process are in the Report.
 	//
 	// On an error it is unknown whether the batch was decided. ctx always has a deadline.
 	Apply(ctx context.Context, b *Batch) (*Report, error)

@@ -50,7 +50,7 @@ func WithFixedLease(d time.Duration) Option {
 // that were configured otherwise, which learn of it with their next answer. SetPermits and AddPermits make the next version. 0, the
 // default, means none: as long as nobody sets a version, each process' number counts for its own requests. At most 2^52.
 //
-// What is in force is kept in the backend. Should that lose it, the first process to come that has heard of it restores it.
+// The number in force is kept in the backend. If the backend loses it, the first process that asks and has heard of it restores it.
 func WithVersion(v int64) Option {
 	return func(o *options) { o.version = v }
 }
@@ -61,7 +61,7 @@ func WithTimeout(d time.Duration) Option {
 }
 
 // WithMaxWaiters bounds how many callers of a process may wait for the semaphore, or for the backend's answer, at a time.
-// Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
+// A call beyond that gets ErrTooManyWaiters at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) { o.waiters = n }
 }

@@ -24,19 +24,20 @@ type RedisClient interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// NewRedis returns a semaphore that all processes share which use the same name, in Redis. permits is in force for all of them if
-// its version is the newest (WithVersion); as long as nobody has set one, it counts for the process' own requests.
+// NewRedis returns a semaphore in Redis. All processes that use the same name share it. permits is in force for all of them if its
+// version is the newest (WithVersion). As long as no process has a version, permits counts for the process' own requests.
 //
-// Acquire and Release are one script each, of three commands while nobody waits, and travel together when many ask at once. Who has
-// to wait is told by Pub/Sub, for which a process keeps one connection a semaphore while anybody waits. Should that message be lost,
-// it is found missing within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and
-// expire a day or two after it was used last. Time is the server's: set back, it stands still or leases keep their length; should it leap
-// forwards by more than a lease, all leases end, and until the next renewal (a third of a lease) others may hold permits too:
-// the fencing number tells the resource.
+// Acquire and Release are one script each, of three commands while nobody waits. They travel together when many ask at once. Waiters are
+// told of their turn by Pub/Sub: while somebody waits, a process keeps one connection for it for each semaphore. A message that is lost is
+// noticed within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
+// two after it was used last.
 //
-// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way it asks Redis itself,
-// rather than to have a goroutine do so. Should its context be cancelled meanwhile, it returns when Redis has answered, at the latest
-// after the timeout (WithTimeout).
+// Time is the server's. If its clock is set back, time stands still, or leases keep their length. If it leaps forwards by more than a
+// lease, all leases end, and until the next renewal (a third of a lease) others may hold permits, too: the fencing number tells the
+// resource.
+//
+// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way, it asks Redis in its own
+// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout (WithTimeout).
 //
 // Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, DEL, PUBLISH and PEXPIRE; they use
 // the library struct.

@@ -1,7 +1,7 @@
 package slidingwindow
 
-// admitted is what this process has admitted, by the server's clock at the latest; until that was heard, by its own. It is what a share
-// goes by while Redis is away, and what is told if Redis has lost the state.
+// admitted is what this process has admitted, each at the latest that the server's time could be; until the server's clock was heard, at
+// times of its own. While Redis is away, a share goes by it. If Redis has lost the state, it is told this.
 type admitted struct {
 	counts     counts
 	unreported counts // what of it Redis does not know

@@ -21,7 +21,7 @@ import (
 // maxBatch bounds the requests of a batch.
 const maxBatch = 1024
 
-// inFlight is one batch on its way.
+// inFlight is one batch under way. (Package tokenbucket calls that a flight.)
 type inFlight struct {
 	calls      []*call
 	told       int64  // permits of calls that do not ask

@@ -16,8 +16,8 @@ var applySource string
 
 var applyScript = script.New(applySource)
 
-// coordinator is this process's end of a window that is counted in Redis. One batch at most is under way (see source); what comes up
-// meanwhile travels together in the next.
+// coordinator is this process's side of a window that is counted in Redis. At most one batch is under way (see source); calls that come
+// meanwhile travel together in the next.
 //
 // Answers bring the server's clock, which is estimated from then on, whatever time of day the process believes it is.
 type coordinator struct {

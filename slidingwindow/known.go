@@ -2,8 +2,8 @@ package slidingwindow
 
 // known is what the last answer has shown, and an estimate of the clock that decides. now is always the coordinator's clock.
 //
-// What is refused without asking is refused by the latest that it can be, by which as much as can be is out of the window; what is
-// admitted without asking, by the earliest, and is counted as if it were at the latest.
+// A refusal without asking goes by the latest that the server's time can be: by then as much as possible is out of the window. An admission
+// without asking goes by the earliest, and is counted as if it were at the latest.
 type known struct {
 	heard       bool // the counts are those of the last answer
 	counts      counts

@@ -12,8 +12,8 @@ import (
 )
 
 // Limiter admits at most a number of permits in any window of time: in this process, or with WithRedis in all processes
-// together that use the same name, window and prefix. A request is decided at once and never waits for permits, but for Wait and
-// WaitN. A permit that was admitted counts until it is out of the window, unless it is given back (Take, Refund).
+// together that use the same name, window and prefix. A request is decided at once; only Wait and WaitN wait for permits. A permit that
+// was admitted counts until it is out of the window, unless it is given back (Take, Refund).
 //
 // A refusal is an answer (false), a failure is an error. Most callers want Allow. All methods may be called by many goroutines
 // at once. There is nothing to close.

@@ -21,7 +21,7 @@ type RedisClient interface {
 type Away uint8
 
 const (
-	// Refuse fails calls with an ErrAway, but for those that are refused anyway by what the process knows.
+	// Refuse fails calls with an ErrAway. Calls that the process can refuse by what it knows are still refused.
 	Refuse Away = iota
 	// Pass allows all calls.
 	Pass
@@ -74,9 +74,8 @@ func WithMode(m Mode) Option { return func(o *options) { o.mode = m } }
 // WithRedis counts in Redis, together with all processes that use the same name. A limiter is one key there, which expires by
 // itself. Redis 6 or later; the script uses GET, SET and TIME.
 //
-// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way it asks Redis itself, rather
-// than to have a goroutine do so. Should its context be cancelled meanwhile, it returns when Redis has answered, at the latest after
-// the timeout (WithTimeout).
+// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way, it asks Redis in its own
+// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout (WithTimeout).
 func WithRedis(c RedisClient) Option { return func(o *options) { o.client, o.given = c, true } }
 
 // WithKeyPrefix sets what the key in Redis begins with, up to 512 bytes without braces. Default "slidingwindow:".
@@ -87,7 +86,7 @@ func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithMaxWaiters bounds how many callers of a process may wait for Redis at a time, besides those of the batch under way (up to
-// 1024), and how many may Wait for permits. Whoever comes then gets ErrTooManyWaiters at once. At least 1, default 131,072.
+// 1024), and how many may Wait for permits. A call beyond that gets ErrTooManyWaiters at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
 // WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
@@ -98,12 +97,11 @@ func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 // ErrCorrupt and ErrOverflow.
 func WithAway(a Away) Option { return func(o *options) { o.away = a } }
 
-// WithShare lets each process go on by itself while Redis is away, and admit up to n permits, or the limit if that is lower by now, in any
-// window (exactly), those
-// that it admitted before included, unless the window is full by what it knows. What it has admitted is told to Redis when that
-// is back. With a share of limit / processes, the fleet keeps to the limit if no process had more than its share before; in a
-// window that the beginning of the outage lies in, at most limit + (processes − 1) × n are admitted. What is no outage: see
-// WithAway.
+// WithShare lets each process go on by itself while Redis is away. It then admits up to n permits in any window, or the limit if that is
+// lower by now. It counts exactly, and what it admitted before the outage counts, too. It refuses as long as the window is full by what
+// it knows. When Redis is back, it is told what was admitted. With a share of limit / processes, the fleet keeps to the limit if no
+// process had more than its share before. In a window in which the outage begins, at most limit + (processes − 1) × n are admitted.
+// What is no outage: see WithAway.
 func WithShare(n int) Option { return func(o *options) { o.away, o.share = share, n } }
 
 // WithHook sets a function that is told of each failed round trip, and with nil when Redis answers again. It is called by one
@@ -128,8 +126,8 @@ func WithClock(c clockwork.Clock) Option {
 }
 
 // WithLocalTime decides by the limiter's clock instead of the Redis server's: for tests. In production the clocks of processes
-// differ. Time never goes back for the state: one up to 2 s behind the latest time seen stands still, one further behind is an ErrClock,
-// whatever WithAway says, and one that is ahead takes the others with it.
+// differ. Time never goes back for the state. If a process's clock is up to 2 s behind the latest time seen, time stands still for it. If
+// it is further behind, its calls fail with ErrClock, whatever WithAway says. If it is ahead, the state's time goes ahead with it.
 func WithLocalTime() Option { return func(o *options) { o.local = true } }
 
 // noClock stands for a nil one.

@@ -46,7 +46,7 @@ func (w *window) close(micros int64) {
 	}
 }
 
-// open ends that. Should the clock be set back, it would refuse again. mu is held.
+// open ends that: without it, a clock that is set back would bring the refusals back. mu is held.
 func (w *window) open() {
 	if w.closed.Load() != nil {
 		w.closed.Store(nil)

@@ -16,8 +16,8 @@ import (
 // Source tells what one instance has to say. A Meter is one. If it has a method News() <-chan struct{}, it is asked at once when that
 // channel has something, rather than at the next beat.
 type Source interface {
-	// Report fills in what is to be published: of all limits, not only of those that have changed, in any order. What the
-	// Publisher hands over is empty, but for the capacity of its slices. ctx has a deadline; one goroutine at a time calls.
+	// Report fills in what is to be published: all limits, not only those that have changed, in any order. The Report that the
+	// Publisher hands over is empty; its slices may have capacity left. ctx has a deadline, and one goroutine at a time calls.
 	// Counters of a name must not go down while the instance lives.
 	Report(ctx context.Context, to *Report)
 }

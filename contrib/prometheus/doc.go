@@ -4,7 +4,7 @@
 //	observer, err := tbprometheus.New(prometheus.DefaultRegisterer)
 //	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithStore(store), tokenbucket.WithObserver(observer))
 //
-// Times are in seconds. A series appears with the first thing that it counts, but for those of the store, which begin
-// at 0 so that an alert sees the first error. The number of buckets that have series of their own is bounded
-// (WithMaxBuckets); the rest share one label value.
+// Times are in seconds. A series appears with the first thing that it counts. Those of the store begin at 0, so that an
+// alert sees the first error. The number of buckets that have series of their own is bounded (WithMaxBuckets); the rest
+// share one label value.
 package prometheus
