@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -206,9 +205,7 @@ func TestRandomEnds(t *testing.T) {
 // start starts a server that survives the panics of its handlers.
 func start(t *testing.T, s *crowd, l *grpclimit.Limiter) (addr string) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := grpc.NewServer(
+	return serve(t, s,
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
 			defer recovered(&err)
 			return handler(ctx, req)
@@ -217,14 +214,6 @@ func start(t *testing.T, s *crowd, l *grpclimit.Limiter) (addr string) {
 			defer recovered(&err)
 			return handler(srv, stream)
 		}, l.StreamServer))
-	pb.RegisterTestServiceServer(server, s)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		require.NoError(t, <-ended)
-	})
-	return listener.Addr().String()
 }
 
 // once makes a call, and ends it somehow.
