@@ -366,6 +366,34 @@ func TestNotOpened(t *testing.T) {
 	require.Len(t, gate.left, 4)
 }
 
+// holder is a gate that holds a place for each call, whatever else it answers.
+type holder struct {
+	places
+	permit *tokenbucket.Reservation
+	err    error
+}
+
+func (g *holder) Admit(ctx context.Context, key string) (*tokenbucket.Reservation, func(), error) {
+	_, leave, _ := g.places.Admit(ctx, key)
+	return g.permit, leave, g.err
+}
+
+// What a gate holds for a call that it does not let through goes back at once.
+func TestNotLetThrough(t *testing.T) {
+	for name, gate := range map[string]*holder{
+		"failed":   {err: errors.New("away")},
+		"too long": {err: &tokenbucket.WaitError{Wait: time.Hour, Reason: context.DeadlineExceeded}},
+		"refused":  {permit: httplimit.Refused(time.Second)},
+		"nothing":  {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gate.left = make(chan struct{}, 10)
+			require.Error(t, interceptors(t, gate).UnaryClient(limit(t), unary, nil, nil, nil, nil))
+			require.Len(t, gate.left, 1)
+		})
+	}
+}
+
 // A message is under way until the service asks for the next one, or returns; one that comes after that holds nothing.
 func TestMessagesHold(t *testing.T) {
 	gate := &places{left: make(chan struct{}, 10)}
