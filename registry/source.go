@@ -94,8 +94,6 @@ func (c *Limit) check() *RowError {
 	switch {
 	case len(c.Name) < 1 || len(c.Name) > maxName || !utf8.ValidString(c.Name):
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "1 to 512 bytes of UTF-8")
-	case strings.HasPrefix(c.Name, penalties):
-		return bad("name", fmt.Sprintf("%.80q", c.Name), "no name that begins with "+penalties+", as those of this package do")
 	case strings.Contains(strings.TrimSuffix(c.Name, "*"), "*"):
 		return bad("name", fmt.Sprintf("%.80q", c.Name), "a * at its end only, for all names that begin so")
 	case c.PerKey && len(c.Name) > maxPerKeyName:
