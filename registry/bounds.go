@@ -189,6 +189,7 @@ func (b *backends) try(c *Limit, version int64) *RowError {
 // bounds are what a row names besides its rate, of a version of the row.
 type bounds struct {
 	version  int64
+	name     string // that the window is counted by
 	lead     time.Duration
 	window   *slidingwindow.Limiter // nil: none
 	length   time.Duration          // of the window, as the row says
@@ -198,12 +199,15 @@ type bounds struct {
 	disputed int                    // so many loads in a row found something else in force
 }
 
-// bounds makes those of a row. What is counted in this process goes on with what was there before; nil: nothing.
+// bounds makes those of a row. What this process has counted goes on: a window that the row has not changed, since it knows what
+// passed while its backend was away, and any that is counted here alone. was: what there was before; nil: nothing.
 func (b *backends) bounds(c *Limit, version int64, was *bounds) (*bounds, error) {
-	next := &bounds{version: version, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
+	next := &bounds{version: version, name: c.Name, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
 	var err error
 	switch {
 	case c.Window == 0:
+	case was != nil && was.window != nil && was.name == c.Name && was.length == c.Window && was.limit == c.WindowLimit:
+		next.window = was.window
 	case b.localWindow && was != nil && was.window != nil && was.length == c.Window:
 		next.window = was.window
 		err = next.window.SetLimit(context.Background(), c.WindowLimit)
