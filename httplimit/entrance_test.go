@@ -214,3 +214,18 @@ func TestRowWithConcurrency(t *testing.T) {
 	require.ErrorAs(t, err, &failed)
 	require.ErrorIs(t, err, registry.ErrNeedsEnter)
 }
+
+// A gate with a deadline of its own refuses, and says when to come again, whether or not the request has a deadline.
+func TestGateWithDeadline(t *testing.T) {
+	gate := &holder{err: &tb.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}}
+	long, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	for _, ctx := range []context.Context{context.Background(), long} {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://upstream.test/fares", nil)
+		require.NoError(t, err)
+		_, err = transport(t, gate, httplimit.WithBase(fine)).RoundTrip(r)
+		var refused *httplimit.RefusedError
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, 5*time.Second, refused.RetryAfter)
+	}
+}
