@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -292,7 +293,7 @@ func (r *Registry) forgetSlots(rows map[string]*entry) {
 
 // outage is what is known of semaphores whose backend does not answer: one call in a while asks it, and the others do not wait for it.
 type outage struct {
-	until atomic.Int64 // UnixNano; 0: it answers
+	until atomic.Int64 // see clock.Mono: the wall clock may be set; 0: it answers
 	err   atomic.Pointer[error]
 }
 
@@ -305,8 +306,8 @@ func (o *outage) known() error {
 	if until == 0 {
 		return nil
 	}
-	now := time.Now()
-	if now.UnixNano() < until || !o.until.CompareAndSwap(until, now.Add(askAgain).UnixNano()) {
+	now := int64(clock.Mono())
+	if now < until || !o.until.CompareAndSwap(until, now+int64(askAgain)) {
 		return *o.err.Load()
 	}
 	return nil
@@ -314,7 +315,7 @@ func (o *outage) known() error {
 
 func (o *outage) began(err error) {
 	o.err.Store(&err)
-	o.until.Store(time.Now().Add(askAgain).UnixNano())
+	o.until.Store(int64(clock.Mono() + askAgain))
 }
 
 func (o *outage) ended() {
