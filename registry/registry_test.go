@@ -649,7 +649,6 @@ func TestReloadGivenUp(t *testing.T) {
 	})
 }
 
-
 // Many who ask for a reload share one that began after they asked.
 func TestReloadIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
