@@ -79,16 +79,7 @@ func (c *Console) read(w http.ResponseWriter, r *http.Request) (*order, error) {
 
 // ResetIn resets buckets of a registry, for Config.Reset.
 func ResetIn(limits *registry.Registry) func(ctx context.Context, name string) error {
-	return func(ctx context.Context, name string) error {
-		l, err := limits.Limiter(name)
-		if err == nil && l == nil {
-			err = fmt.Errorf("%.80q has no bucket", name)
-		}
-		if err != nil {
-			return err
-		}
-		return l.Reset(ctx)
-	}
+	return limits.Reset
 }
 
 var errMissing = &refusal{http.StatusNotFound, "This cannot be done here: the console was not given what it takes."}

@@ -26,8 +26,12 @@ func ask(ctx context.Context, gate Gate, key string) (permit *tokenbucket.Reserv
 		return permit, nil, err
 	}
 	permit, end, err := e.Admit(ctx, key)
-	if end != nil {
+	switch {
+	case end == nil:
+	case err == nil && permit != nil && permit.OK():
 		l = &leaving{end: end}
+	default: // the call does not begin
+		end()
 	}
 	return permit, l, err
 }

@@ -127,6 +127,39 @@ func TestEndedWhenAdmitted(t *testing.T) {
 	require.Equal(t, 1, gate.left)
 }
 
+// holder is a gate that holds a place for each call, whatever else it answers.
+type holder struct {
+	places
+	permit *tb.Reservation
+	err    error
+}
+
+func (g *holder) Admit(ctx context.Context, key string) (*tb.Reservation, func(), error) {
+	_, leave, _ := g.places.Admit(ctx, key)
+	return g.permit, leave, g.err
+}
+
+// What a gate holds for a call that it does not let through goes back at once.
+func TestNotLetThrough(t *testing.T) {
+	for name, gate := range map[string]*holder{
+		"failed":   {err: errors.New("away")},
+		"too long": {err: &tb.WaitError{Wait: time.Hour, Reason: context.DeadlineExceeded}},
+		"refused":  {permit: httplimit.Refused(time.Second)},
+		"nothing":  {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gate.free = 1
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://upstream.test/fares", nil)
+			require.NoError(t, err)
+			_, err = transport(t, gate, httplimit.WithBase(fine)).RoundTrip(r)
+			require.Error(t, err)
+			require.Equal(t, 1, gate.left)
+		})
+	}
+}
+
 type cutOff struct{}
 
 func (*cutOff) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
@@ -180,4 +213,19 @@ func TestRowWithConcurrency(t *testing.T) {
 	var failed *httplimit.GateError
 	require.ErrorAs(t, err, &failed)
 	require.ErrorIs(t, err, registry.ErrNeedsEnter)
+}
+
+// A gate with a deadline of its own refuses, and says when to come again, whether or not the request has a deadline.
+func TestGateWithDeadline(t *testing.T) {
+	gate := &holder{err: &tb.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}}
+	long, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	for _, ctx := range []context.Context{context.Background(), long} {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://upstream.test/fares", nil)
+		require.NoError(t, err)
+		_, err = transport(t, gate, httplimit.WithBase(fine)).RoundTrip(r)
+		var refused *httplimit.RefusedError
+		require.ErrorAs(t, err, &refused)
+		require.Equal(t, 5*time.Second, refused.RetryAfter)
+	}
 }

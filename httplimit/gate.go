@@ -127,13 +127,20 @@ func reserve(ctx context.Context, gate Gate, key string) (*tokenbucket.Reservati
 	permit, leaving, err := ask(ctx, gate, key)
 	var long *tokenbucket.WaitError
 	if errors.As(err, &long) && errors.Is(long.Reason, context.DeadlineExceeded) {
-		deadline, _ := ctx.Deadline()
-		return Refused(long.Wait - time.Until(deadline)), nil, nil
+		return Refused(sooner(ctx, long.Wait)), nil, nil
 	}
 	if err == nil && permit == nil {
 		err = errNothing
 	}
 	return permit, leaving, err
+}
+
+// sooner is when a wait will have become as short as ctx lasts. It is all of it if ctx lasts longer: the gate has a deadline of its own.
+func sooner(ctx context.Context, wait time.Duration) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait {
+		return wait - time.Until(deadline)
+	}
+	return wait
 }
 
 // giveBack cancels a permit, unless its time has come: then it is used. It returns when that is done, or when the caller has been

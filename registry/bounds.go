@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -189,6 +190,7 @@ func (b *backends) try(c *Limit, version int64) *RowError {
 // bounds are what a row names besides its rate, of a version of the row.
 type bounds struct {
 	version  int64
+	name     string // that the window is counted by
 	lead     time.Duration
 	window   *slidingwindow.Limiter // nil: none
 	length   time.Duration          // of the window, as the row says
@@ -198,12 +200,15 @@ type bounds struct {
 	disputed int                    // so many loads in a row found something else in force
 }
 
-// bounds makes those of a row. What is counted in this process goes on with what was there before; nil: nothing.
+// bounds makes those of a row. What this process has counted goes on: a window that the row has not changed, since it knows what
+// passed while its backend was away, and any that is counted here alone. was: what there was before; nil: nothing.
 func (b *backends) bounds(c *Limit, version int64, was *bounds) (*bounds, error) {
-	next := &bounds{version: version, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
+	next := &bounds{version: version, name: c.Name, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
 	var err error
 	switch {
 	case c.Window == 0:
+	case was != nil && was.window != nil && was.name == c.Name && was.length == c.Window && was.limit == c.WindowLimit:
+		next.window = was.window
 	case b.localWindow && was != nil && was.window != nil && was.length == c.Window:
 		next.window = was.window
 		err = next.window.SetLimit(context.Background(), c.WindowLimit)
@@ -288,7 +293,7 @@ func (r *Registry) forgetSlots(rows map[string]*entry) {
 
 // outage is what is known of semaphores whose backend does not answer: one call in a while asks it, and the others do not wait for it.
 type outage struct {
-	until atomic.Int64 // UnixNano; 0: it answers
+	until atomic.Int64 // see clock.Mono: the wall clock may be set; 0: it answers
 	err   atomic.Pointer[error]
 }
 
@@ -301,8 +306,8 @@ func (o *outage) known() error {
 	if until == 0 {
 		return nil
 	}
-	now := time.Now()
-	if now.UnixNano() < until || !o.until.CompareAndSwap(until, now.Add(askAgain).UnixNano()) {
+	now := int64(clock.Mono())
+	if now < until || !o.until.CompareAndSwap(until, now+int64(askAgain)) {
 		return *o.err.Load()
 	}
 	return nil
@@ -310,7 +315,7 @@ func (o *outage) known() error {
 
 func (o *outage) began(err error) {
 	o.err.Store(&err)
-	o.until.Store(time.Now().Add(askAgain).UnixNano())
+	o.until.Store(int64(clock.Mono() + askAgain))
 }
 
 func (o *outage) ended() {

@@ -53,7 +53,7 @@ func bucketName(s string) string {
 	if s = strings.ToValidUTF8(s, "?"); s == "" {
 		return "?"
 	}
-	return foreign(s)
+	return s
 }
 
 func (c *cache) len() int {

@@ -632,3 +632,40 @@ func checkRefusals(t *testing.T, row *registry.Limit, passed []began, refused ma
 		require.GreaterOrEqual(t, n, row.Concurrent, "refused by the concurrency: %s", note)
 	}
 }
+
+// A row that changes while Redis is away has no further share of a window that it has not changed.
+func TestShareOutlivesChange(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+	t.Cleanup(func() { _ = client.Close() })
+	source := new(fake)
+	row := registry.Limit{Name: "/a", NoRate: true, Window: time.Hour, WindowLimit: 10, Version: 1}
+	source.set(row)
+	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(),
+		registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
+			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithShare(2),
+				slidingwindow.WithHook(func(error) {}))...)
+		}))
+	require.True(t, enter(t, r, "/a").OK)
+	require.True(t, enter(t, r, "/a").OK)
+	require.False(t, enter(t, r, "/a").OK)
+	row.Concurrent, row.Version = 5, 2
+	source.set(row)
+	require.NoError(t, r.Reload(ctx))
+	a := enter(t, r, "/a")
+	require.False(t, a.OK)
+	require.Equal(t, registry.ByWindow, a.By)
+}
+
+// An error of the backend is the call's, whatever it says, if the row has no rate.
+func TestFaultyBackend(t *testing.T) {
+	made := 0
+	r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 1}}, tokenbucket.NewMemoryStore(),
+		registry.WithSemaphores(func(_ string, most int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
+			if made++; made > 1 {
+				return nil, fmt.Errorf("no semaphore: %w", tokenbucket.ErrInvalidConfig)
+			}
+			return semaphore.NewMemory(most, opts...)
+		}))
+	_, err := r.Enter(ctx, "/a")
+	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
+}

@@ -11,7 +11,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
-// Reload asks the source now. Many callers share a load. On an error everything stays as it was.
+// Reload asks the source now. Many callers share a load, but for one that is given up as its caller's ctx ends. On an error everything
+// stays as it was.
 func (r *Registry) Reload(ctx context.Context) error {
 	asked := time.Now()
 	select {
@@ -23,15 +24,20 @@ func (r *Registry) Reload(ctx context.Context) error {
 	if done, err := r.notes.begin(asked); done {
 		return err
 	}
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	began := time.Now()
 	table, err := r.source.Load(ctx)
 	load := Load{Took: time.Since(began), Err: err}
-	if err == nil {
+	switch {
+	case err == nil:
 		r.apply(ctx, table, &load)
-	} else if r.ctx.Err() != nil {
-		return err // closed
+	case r.ctx.Err() != nil: // closed
+		return err
+	case caller.Err() != nil: // it was given up, and says nothing of the source
+		r.notes.givenUp()
+		return err
 	}
 	r.note(&load)
 	if err == nil {

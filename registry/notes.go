@@ -11,6 +11,7 @@ type notes struct {
 	mu       sync.Mutex
 	stats    Stats
 	began    time.Time // of the last load
+	before   time.Time // of the one before that
 	reported map[string]bool
 	failing  bool
 }
@@ -22,8 +23,15 @@ func (n *notes) begin(asked time.Time) (done bool, err error) {
 	if n.began.After(asked) {
 		return true, n.stats.Err
 	}
-	n.began = time.Now()
+	n.before, n.began = n.began, time.Now()
 	return false, nil
+}
+
+// givenUp notes that a load has not taken place: who waits for it loads by himself.
+func (n *notes) givenUp() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.began = n.before
 }
 
 // age is the time since the last load began.

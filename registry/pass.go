@@ -102,7 +102,7 @@ func (r *Registry) Begin(ctx context.Context, name string) (*Admission, error) {
 	f, err := r.find(name)
 	for again := true; err == nil && f.bounded(); again = false {
 		p, e := r.enter(ctx, name, &f)
-		if e == nil || !again || !errors.Is(e, tokenbucket.ErrInvalidConfig) {
+		if e == nil || !again || f.limiter == nil || !errors.Is(e, tokenbucket.ErrInvalidConfig) {
 			return p, e
 		}
 		f, err = r.replace(ctx, name, f, e)

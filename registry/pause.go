@@ -2,9 +2,9 @@ package registry
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,24 +13,18 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// penalties is what the names of buckets that keep penalties begin with. No row and no caller's key has such a name: an upstream's answer
-// to a client's call would hold another row back.
-const penalties = "%penalty:"
-
-// foreign is a name that somebody else has chosen.
-func foreign(s string) string {
-	if strings.HasPrefix(s, penalties) {
-		return "?" + s[1:]
-	}
-	return s
-}
-
-// pause is until when no call of a row without a rate may begin (Registry.Penalize). A row with a rate has a bucket that is held back. One
-// without has none that each call asks, so an empty bucket keeps the penalty for the fleet, and processes look at it with each load.
+// pause is until when no call of a row without a rate may begin (Registry.Penalize). Its bucket, which such a row has for nothing else, keeps
+// the penalty for the fleet, and processes look at it with each load. So a row that gets a rate is still held back, and one that loses
+// its rate, too.
 type pause struct {
-	until  atomic.Int64 // see clock.Mono: the wall clock may be set
-	mu     sync.Mutex
-	keeper *tokenbucket.RateLimiter // nil: not looked at yet
+	until atomic.Int64 // see clock.Mono: the wall clock may be set
+
+	mu       sync.Mutex
+	keeper   *tokenbucket.RateLimiter // nil: not looked at yet
+	warm     bool                     // the bucket is one with a warm-up
+	shadow   bool                     // the keeper's is the bucket of the shadow
+	changes  int                      // begun and ended here: what the store has said meanwhile is no news
+	unstored bool                     // the store was not told of the last one
 }
 
 // left is how long it lasts.
@@ -49,43 +43,132 @@ func (p *pause) lasts(d time.Duration) {
 	}
 }
 
-// keeperOf returns the bucket that keeps a row's penalty.
-func (r *Registry) keeperOf(e *entry) (*tokenbucket.RateLimiter, error) {
-	p, name := &e.slot.pause, penalties[:1]+unique(penalties[1:]+r.countedAs(&e.limit))
+// changed notes that this process has begun or ended a penalty.
+func (p *pause) changed(stored bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.keeper == nil || p.keeper.Name() != name {
-		l, err := tokenbucket.NewSmoothBursty(name, 1, append(slices.Clone(r.options), tokenbucket.WithStore(r.store),
-			tokenbucket.WithObserver(tokenbucket.Observer{}))...) // no call is decided there
-		if err != nil {
-			return nil, fmt.Errorf("registry: bucket %.80q: %w", e.limit.Name, err)
-		}
-		p.keeper = l
+	p.changes++
+	p.unstored = !stored
+}
+
+// ended notes that it was ended in the store.
+func (p *pause) ended() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changes++
+	p.unstored = false
+	p.until.Store(0)
+}
+
+// asks returns what learned wants to know of the time before the store is asked.
+func (p *pause) asks() (changes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.changes
+}
+
+// learned takes over how long it lasts by what the store said.
+func (p *pause) learned(left time.Duration, changes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if changes != p.changes {
+		return
 	}
-	return p.keeper, nil
+	if p.unstored = p.unstored && p.left() > 0; !p.unstored {
+		p.until.Store(0)
+	}
+	if left > 0 {
+		p.lasts(left)
+	}
+}
+
+// keeperOf returns the bucket that keeps a row's penalty: that of its rate, if it had one. other: it is of the other kind than was thought.
+func (r *Registry) keeperOf(e *entry, other bool) (l *tokenbucket.RateLimiter, err error) {
+	p, shadow := &e.slot.pause, r.shadows(&e.limit)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.keeper != nil && p.shadow == shadow && !other {
+		return p.keeper, nil
+	}
+	if p.shadow != shadow { // a penalty in shadow holds nobody else back, and the other way round
+		p.until.Store(0)
+	}
+	p.shadow, p.warm = shadow, p.warm != other
+	opts := append(slices.Clone(r.options), tokenbucket.WithStore(r.store),
+		tokenbucket.WithObserver(tokenbucket.Observer{})) // no call is decided there
+	if shadow {
+		opts = append(opts, tokenbucket.WithShadow())
+	}
+	// Without a version it leaves in force what the bucket has.
+	if p.warm {
+		l, err = tokenbucket.NewSmoothWarmingUp(e.limit.Name, 1, time.Second, opts...)
+	} else {
+		l, err = tokenbucket.NewSmoothBursty(e.limit.Name, 1, opts...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("registry: bucket %.80q: %w", e.limit.Name, err)
+	}
+	p.keeper = l
+	return l, nil
+}
+
+// ofKeeper asks or changes the bucket that keeps a row's penalty, of whatever kind it is.
+func (r *Registry) ofKeeper(e *entry, do func(keeper *tokenbucket.RateLimiter) error) error {
+	l, err := r.keeperOf(e, false)
+	if err != nil {
+		return err
+	}
+	if err = do(l); !errors.Is(err, tokenbucket.ErrInvalidConfig) {
+		return err
+	}
+	if l, err = r.keeperOf(e, true); err != nil {
+		return err
+	}
+	return do(l)
 }
 
 // pause holds a row without a rate back: in this process at once, though its store may be away.
 func (r *Registry) pause(ctx context.Context, e *entry, d time.Duration) error {
-	l, err := r.keeperOf(e)
+	l, err := r.keeperOf(e, false)
 	if err != nil {
 		return err
 	}
-	if d > 0 && d <= time.Hour { // else it is an error
-		e.slot.pause.lasts(d)
+	if d <= 0 || d > time.Hour {
+		return l.Penalize(ctx, d) // which says what is wrong
 	}
-	return l.Penalize(ctx, d)
-}
-
-// learnPause looks whether another process has held a row without a rate back.
-func (r *Registry) learnPause(ctx context.Context, e *entry) error {
-	l, err := r.keeperOf(e)
-	if err != nil {
-		return err
-	}
-	b, err := l.State(ctx)
-	if left := b.HeldUntilMicros - b.SeenMicros; err == nil && b.HeldUntilMicros > 0 && left > 0 {
-		e.slot.pause.lasts(time.Duration(left) * time.Microsecond)
+	p := &e.slot.pause
+	p.changed(false)
+	p.lasts(d)
+	if err = r.ofKeeper(e, func(l *tokenbucket.RateLimiter) error { return l.Penalize(ctx, d) }); err == nil {
+		p.changed(true)
 	}
 	return err
+}
+
+// unpause ends that, for the whole fleet.
+func (r *Registry) unpause(ctx context.Context, e *entry) error {
+	err := r.ofKeeper(e, func(l *tokenbucket.RateLimiter) error { return l.Reset(ctx) })
+	if err == nil {
+		e.slot.pause.ended()
+	}
+	return err
+}
+
+// learnPause looks whether another process has held a row without a rate back, or has ended that.
+func (r *Registry) learnPause(ctx context.Context, e *entry) error {
+	changes := e.slot.pause.asks()
+	var b tokenbucket.PermitBucket
+	err := r.ofKeeper(e, func(l *tokenbucket.RateLimiter) (err error) {
+		b, err = l.State(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	left := time.Duration(0)
+	if b.HeldUntilMicros > 0 {
+		left = time.Duration(b.HeldUntilMicros-b.SeenMicros) * time.Microsecond
+	}
+	e.slot.pause.learned(left, changes)
+	return nil
 }

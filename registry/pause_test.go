@@ -74,32 +74,137 @@ func TestPenaltyWithoutRate(t *testing.T) {
 	})
 }
 
-// A client that names itself like the bucket that keeps a penalty gets a bucket of its own, and no row has such a name.
-func TestNobodyElsesPenalty(t *testing.T) {
-	for _, parts := range []bool{false, true} {
-		store := tokenbucket.NewMemoryStore()
-		options := []registry.Option{registry.WithLocalWindows(), registry.WithLocalSemaphores(), registry.WithInterval(20 * time.Millisecond),
-			registry.WithUnknown(registry.Default(registry.Limit{Rate: 100}))}
-		if parts {
-			options = append(options, registry.WithParts())
+// Reset ends a penalty: in this process at once, in others with their next load. One that a process could not tell the store stays there.
+func TestResetEndsPenalty(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &breakable{Store: tokenbucket.NewMemoryStore()}
+		process := func() *registry.Registry {
+			return open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}, {Name: "/rated", Rate: 1}, {Name: "/off", Rate: 1, Disabled: true}}, store,
+				registry.WithLocalSemaphores(), registry.WithInterval(10*time.Second))
 		}
-		r := open(t, registry.Static{{Name: "gold", NoRate: true, Concurrent: 2}}, store, options...)
-		enter(t, r, "gold").Leave()
-		for _, name := range []string{"%penalty:gold", "?penalty:gold"} {
-			require.NoError(t, r.Penalize(ctx, name, time.Hour))
+		here, there := process(), process()
+		held := func(r *registry.Registry) time.Duration {
+			t.Helper()
+			u, ok, err := r.Usage(ctx, "/a")
+			require.NoError(t, err)
+			require.True(t, ok)
+			a := enter(t, r, "/a")
+			require.Equal(t, u.Held == 0, a.OK)
+			a.Leave()
+			return u.Held.Round(time.Millisecond)
 		}
-		require.NoError(t, r.Reload(ctx))
-		a := enter(t, r, "gold")
-		require.True(t, a.OK)
-		a.Leave()
-		require.NoError(t, r.Penalize(ctx, "gold", time.Hour))
-		require.False(t, enter(t, r, "gold").OK)
-		r.Close()
+		enter(t, here, "/a").Leave()
+		enter(t, there, "/a").Leave()
+		require.NoError(t, there.Penalize(ctx, "/a", time.Hour))
+		require.Equal(t, time.Hour, held(there))
+		time.Sleep(10 * time.Second)
+		require.Equal(t, time.Hour-10*time.Second, held(here))
+		require.NoError(t, here.Reset(ctx, "/a"))
+		require.Zero(t, held(here))
+		require.NotZero(t, held(there), "it has not heard of it")
+		time.Sleep(10 * time.Second)
+		require.Zero(t, held(there))
+
+		store.away.Store(true)
+		require.Error(t, here.Penalize(ctx, "/a", time.Minute))
+		require.Error(t, here.Reset(ctx, "/a"))
+		store.away.Store(false)
+		time.Sleep(10 * time.Second)
+		require.NotZero(t, held(here))
+		require.Zero(t, held(there))
+		require.NoError(t, here.Reset(ctx, "/a"))
+		require.Zero(t, held(here))
+
+		require.NoError(t, here.Penalize(ctx, "/rated", time.Hour))
+		require.Zero(t, pass(t, there, "/rated", 1))
+		require.NoError(t, here.Reset(ctx, "/rated"))
+		require.Equal(t, 1, pass(t, there, "/rated", 1))
+		for _, name := range []string{"/off", "/unknown"} {
+			require.ErrorContains(t, here.Reset(ctx, name), name)
+		}
+		here.Close()
+		there.Close()
+	})
+}
+
+// A row that gets a rate, or loses it, is held back as before, in every process.
+func TestPenaltyFollowsRow(t *testing.T) {
+	free := registry.Limit{Name: "/a", NoRate: true, Concurrent: 2, Version: 1}
+	rated := registry.Limit{Name: "/a", Rate: 100, Version: 2}
+	both := registry.Limit{Name: "/a", Rate: 0.5, Concurrent: 2, Version: 2}
+	warm := registry.Limit{Name: "/a", Rate: 100, Warmup: time.Second, Version: 2}
+	for name, c := range map[string]struct{ before, after registry.Limit }{
+		"gets a rate":       {free, rated},
+		"gets a slow rate":  {free, both},
+		"loses a rate":      {rated, free},
+		"loses a slow rate": {both, free},
+		"loses a warm-up":   {warm, free},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				source, store := new(fake), tokenbucket.NewMemoryStore()
+				c.after.Version = c.before.Version + 1
+				source.set(c.before)
+				process := func() *registry.Registry {
+					return open(t, source, store, registry.WithLocalSemaphores(), registry.WithInterval(10*time.Second))
+				}
+				here, there := process(), process()
+				enter(t, here, "/a").Leave()
+				enter(t, there, "/a").Leave()
+				require.NoError(t, here.Penalize(ctx, "/a", time.Minute))
+				source.set(c.after)
+				time.Sleep(10 * time.Second)
+				fresh := process()
+				for _, r := range []*registry.Registry{here, there, fresh} {
+					a := enter(t, r, "/a")
+					require.False(t, a.OK)
+					require.GreaterOrEqual(t, a.RetryAfter, 50*time.Second)
+				}
+				time.Sleep(53 * time.Second)
+				a := enter(t, fresh, "/a")
+				require.True(t, a.OK, "%v", a.RetryAfter)
+				a.Leave()
+				l, err := fresh.Limiter("/a")
+				require.NoError(t, err)
+				if l != nil {
+					require.Equal(t, c.after.Rate, l.Rate())
+				}
+				for _, r := range []*registry.Registry{here, there, fresh} {
+					r.Close()
+				}
+			})
+		})
 	}
-	row := registry.Limit{Name: "%penalty:gold", Rate: 1}
-	var bad *registry.RowError
-	require.ErrorAs(t, row.Check(), &bad)
-	require.Equal(t, "name", bad.Field)
+}
+
+// A penalty of a row in shadow holds nobody back when it leaves the shadow, as that of a row with a rate does not.
+func TestPenaltyStaysInShadow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		row := registry.Limit{Name: "/a", NoRate: true, Concurrent: 2, Shadow: true}
+		source := new(fake)
+		source.set(row)
+		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithInterval(10*time.Second))
+		enter(t, r, "/a").Leave()
+		require.NoError(t, r.Penalize(ctx, "/a", time.Hour))
+		row.Shadow = false
+		source.set(row)
+		time.Sleep(10 * time.Second)
+		require.True(t, enter(t, r, "/a").OK)
+		r.Close()
+	})
+}
+
+// breakable is a store that is away at times.
+type breakable struct {
+	tokenbucket.Store
+	away atomic.Bool
+}
+
+func (s *breakable) Apply(ctx context.Context, b *tokenbucket.Batch) error {
+	if s.away.Load() {
+		return errors.New("away")
+	}
+	return s.Store.Apply(ctx, b)
 }
 
 // broken is a store that is away.

@@ -92,16 +92,16 @@ func (c *cache) each(row *entry, f func(*entry)) {
 // hashMark is in every name that unique has changed, and in no other that it returns.
 const hashMark = `\#`
 
-// unique makes a bucket's name of any string, a different one of each: what is too long, no UTF-8, or the name of a bucket of this
-// package's own, is changed, and ends with 128 bits of its SHA-256.
+// unique makes a bucket's name of any string, a different one of each: what is too long or no UTF-8 is changed, and ends with 128 bits of
+// its SHA-256.
 func unique(s string) string {
-	if s != "" && len(s) <= maxName && !strings.Contains(s, hashMark) && utf8.ValidString(s) && !strings.HasPrefix(s, penalties) {
+	if s != "" && len(s) <= maxName && !strings.Contains(s, hashMark) && utf8.ValidString(s) {
 		return s
 	}
 	h := sha256.New()
 	_, _ = io.WriteString(h, s)
 	tail := hashMark + hex.EncodeToString(h.Sum(nil)[:16])
-	return foreign(strings.ToValidUTF8(s[:min(len(s), maxName-len(tail))], "")) + tail
+	return strings.ToValidUTF8(s[:min(len(s), maxName-len(tail))], "") + tail
 }
 
 // disputeKeys returns the version that a row for each key should have, as dispute does of others: the highest that any key needs.

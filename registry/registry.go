@@ -273,6 +273,22 @@ func (r *Registry) Penalize(ctx context.Context, name string, d time.Duration) e
 	return nil
 }
 
+// Reset begins the bucket of that name anew for the whole fleet, see tokenbucket.RateLimiter.Reset. It ends a penalty, also that of a row
+// without a rate: in this process at once, in others with their next load. What counts in a window, and who is under way, stays. It is an
+// error if no limit is in force.
+func (r *Registry) Reset(ctx context.Context, name string) error {
+	f, err := r.find(name)
+	switch {
+	case err != nil:
+		return err
+	case f.limiter != nil:
+		return f.limiter.Reset(ctx)
+	case f.bounded():
+		return r.unpause(ctx, f.entry)
+	}
+	return fmt.Errorf("registry: %.80q has no bucket: nothing limits it by one now", name)
+}
+
 // Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. It does not
 // follow later changes.
 func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {

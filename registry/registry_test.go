@@ -622,6 +622,33 @@ func TestJitter(t *testing.T) {
 	})
 }
 
+// A load that ends with its caller's context is no failure of the source, and whoever waits for it loads.
+func TestReloadGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		source := new(fake)
+		source.set(row("/a", 1, 1))
+		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
+		block := make(chan struct{})
+		source.mu.Lock()
+		source.block = block
+		source.mu.Unlock()
+		gone, cancel := context.WithCancel(ctx)
+		first, second := make(chan error, 1), make(chan error, 1)
+		go func() { first <- r.Reload(gone) }()
+		synctest.Wait()
+		go func() { second <- r.Reload(ctx) }()
+		synctest.Wait()
+		source.set(row("/a", 2, 2))
+		cancel()
+		require.ErrorIs(t, <-first, context.Canceled)
+		close(block)
+		require.NoError(t, <-second)
+		require.Equal(t, 2.0, r.Limits()[0].Rate)
+		require.Zero(t, r.Stats().Failures)
+		r.Close()
+	})
+}
+
 // Many who ask for a reload share one that began after they asked.
 func TestReloadIsShared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

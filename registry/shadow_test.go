@@ -213,5 +213,9 @@ func TestPerKeyHasNoBounds(t *testing.T) {
 		require.Len(t, rejected, 1, what)
 		require.Equal(t, "per key", rejected[0].Field, what)
 		require.ErrorContains(t, &rejected[0], "per key true: want false beside a window or a concurrency: give single keys rows of their own")
+		row.Disabled = true
+		require.NoError(t, row.Check(), "of a row that is off nothing matters but its name")
 	}
+	long := registry.Limit{Name: strings.Repeat("x", 257), PerKey: true, Disabled: true}
+	require.NoError(t, long.Check())
 }

@@ -94,16 +94,14 @@ func (c *Limit) check() *RowError {
 	switch {
 	case len(c.Name) < 1 || len(c.Name) > maxName || !utf8.ValidString(c.Name):
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "1 to 512 bytes of UTF-8")
-	case strings.HasPrefix(c.Name, penalties):
-		return bad("name", fmt.Sprintf("%.80q", c.Name), "no name that begins with "+penalties+", as those of this package do")
 	case strings.Contains(strings.TrimSuffix(c.Name, "*"), "*"):
 		return bad("name", fmt.Sprintf("%.80q", c.Name), "a * at its end only, for all names that begin so")
+	case c.Disabled:
+		return nil
 	case c.PerKey && len(c.Name) > maxPerKeyName:
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "at most 256 bytes, for a limit per key")
 	case c.PerKey && c.bounded():
 		return bad("per key", c.PerKey, "false beside a window or a concurrency: give single keys rows of their own")
-	case c.Disabled:
-		return nil
 	case !(c.Cache >= 0 && c.Cache <= 9.99):
 		return bad("cache", c.Cache, "a share of a second from 0 to 9.99")
 	case c.Quota && (c.Rate != math.Trunc(c.Rate) || c.Rate > math.MaxInt32):

@@ -13,6 +13,9 @@ type Usage struct {
 	WindowUsed, WindowLimit int
 	// Inside are the calls of this process that are under way, Places those of the fleet, of Concurrent, which is in force; 0: any number.
 	Inside, Places, Concurrent int
+	// Held is how long a row without a rate is held back yet, as far as this process knows (Registry.Penalize). RateLimiter.State tells it
+	// of one with a rate.
+	Held time.Duration
 }
 
 // Usage returns what is in use of the row of a name. It is false if the row names nothing but a rate, or has not been asked for yet. It
@@ -25,6 +28,9 @@ func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, er
 	b := e.slot.inForce.Load()
 	if b == nil {
 		return u, false, nil
+	}
+	if e.limit.NoRate {
+		u.Held = e.slot.pause.left()
 	}
 	if b.window != nil {
 		left, err := b.window.Remaining(ctx)

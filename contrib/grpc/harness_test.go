@@ -160,7 +160,7 @@ func over(err error) error {
 }
 
 // serve starts a server that lives as long as the test, and returns its address.
-func serve(t *testing.T, s *service, opts ...grpc.ServerOption) (addr string) {
+func serve(t *testing.T, s pb.TestServiceServer, opts ...grpc.ServerOption) (addr string) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -188,14 +188,21 @@ func (c *call) undecided(err error) error {
 	}
 	var late *tokenbucket.WaitError
 	if errors.As(err, &late) && errors.Is(late.Reason, context.DeadlineExceeded) {
-		deadline, _ := c.ctx.Deadline()
-		return c.error(codes.ResourceExhausted, ErrRefused, late.Wait-time.Until(deadline))
+		return c.error(codes.ResourceExhausted, ErrRefused, sooner(c.ctx, late.Wait))
 	}
 	err = c.error(codes.Unavailable, fmt.Errorf("%w: %w", ErrGate, err), 0)
 	if c.onError != nil {
 		return c.onError(c.ctx, c.method, err)
 	}
 	return err
+}
+
+// sooner is when a wait will have become as short as ctx lasts. It is all of it if ctx lasts longer: the gate has a deadline of its own.
+func sooner(ctx context.Context, wait time.Duration) time.Duration {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait {
+		return wait - time.Until(deadline)
+	}
+	return wait
 }
 
 func (c *call) ended(err error) error {

@@ -380,3 +380,19 @@ func (g *passing) Reserve(context.Context, string) (*tokenbucket.Reservation, er
 }
 
 func (g *passing) Penalize(context.Context, string, time.Duration) error { return nil }
+
+// A gate with a deadline of its own refuses, and says when to come again, whether or not the call has a deadline.
+func TestGateWithDeadline(t *testing.T) {
+	gate := &stub{reserve: func() (*tokenbucket.Reservation, error) {
+		return nil, &tokenbucket.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}
+	}}
+	l := interceptors(t, gate)
+	long, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	for _, ctx := range []context.Context{context.Background(), long} {
+		var refused *grpclimit.Error
+		require.ErrorAs(t, l.UnaryClient(ctx, unary, nil, nil, nil, nil), &refused)
+		require.ErrorIs(t, refused, grpclimit.ErrRefused)
+		require.Equal(t, 5*time.Second, refused.RetryAfter)
+	}
+}

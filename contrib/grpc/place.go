@@ -19,8 +19,12 @@ func ask(ctx context.Context, gate Gate, key string) (permit *tokenbucket.Reserv
 		return permit, nil, err
 	}
 	permit, leave, err := e.Admit(ctx, key)
-	if leave != nil {
+	switch {
+	case leave == nil:
+	case err == nil && permit != nil && permit.OK():
 		p = &place{end: leave}
+	default: // the call does not begin
+		leave()
 	}
 	return permit, p, err
 }

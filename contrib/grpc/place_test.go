@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -206,9 +205,7 @@ func TestRandomEnds(t *testing.T) {
 // start starts a server that survives the panics of its handlers.
 func start(t *testing.T, s *crowd, l *grpclimit.Limiter) (addr string) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	server := grpc.NewServer(
+	return serve(t, s,
 		grpc.ChainUnaryInterceptor(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (_ any, err error) {
 			defer recovered(&err)
 			return handler(ctx, req)
@@ -217,14 +214,6 @@ func start(t *testing.T, s *crowd, l *grpclimit.Limiter) (addr string) {
 			defer recovered(&err)
 			return handler(srv, stream)
 		}, l.StreamServer))
-	pb.RegisterTestServiceServer(server, s)
-	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
-	t.Cleanup(func() {
-		server.Stop()
-		require.NoError(t, <-ended)
-	})
-	return listener.Addr().String()
 }
 
 // once makes a call, and ends it somehow.
@@ -375,6 +364,34 @@ func TestNotOpened(t *testing.T) {
 	cancel()
 	open(gone, nil)
 	require.Len(t, gate.left, 4)
+}
+
+// holder is a gate that holds a place for each call, whatever else it answers.
+type holder struct {
+	places
+	permit *tokenbucket.Reservation
+	err    error
+}
+
+func (g *holder) Admit(ctx context.Context, key string) (*tokenbucket.Reservation, func(), error) {
+	_, leave, _ := g.places.Admit(ctx, key)
+	return g.permit, leave, g.err
+}
+
+// What a gate holds for a call that it does not let through goes back at once.
+func TestNotLetThrough(t *testing.T) {
+	for name, gate := range map[string]*holder{
+		"failed":   {err: errors.New("away")},
+		"too long": {err: &tokenbucket.WaitError{Wait: time.Hour, Reason: context.DeadlineExceeded}},
+		"refused":  {permit: httplimit.Refused(time.Second)},
+		"nothing":  {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gate.left = make(chan struct{}, 10)
+			require.Error(t, interceptors(t, gate).UnaryClient(limit(t), unary, nil, nil, nil, nil))
+			require.Len(t, gate.left, 1)
+		})
+	}
 }
 
 // A message is under way until the service asks for the next one, or returns; one that comes after that holds nothing.

@@ -79,14 +79,14 @@ func (m *metrics) match(name string) (row string, exact, ok bool) {
 	return limits.Match(name)
 }
 
-// hasBucket tells whether a bucket decides about the calls of a key.
+// hasBucket tells whether a bucket decides about the calls of a key, or keeps its penalty.
 func (m *metrics) hasBucket(key string) bool {
 	limits := m.limits.Load()
 	if limits == nil {
 		return false
 	}
-	l, err := limits.Limiter(key)
-	return err == nil && l != nil
+	by, _ := limits.Decider(key)
+	return by == registry.ByLimit
 }
 
 // label is the name of the row that decides about a name or a bucket, and one for all others: nobody makes series by calling.

@@ -62,3 +62,20 @@ func TestPenaltiesOfManyKeys(t *testing.T) {
 		})
 	}
 }
+
+// A row without a rate is held back as any other, and told so.
+func TestPenaltyWithoutRateIsTold(t *testing.T) {
+	var text bytes.Buffer
+	m, err := newMetrics()
+	require.NoError(t, err)
+	limits, err := registry.New(registry.Static{{Name: "/row", NoRate: true, Concurrent: 1}, {Name: "/zero"}}, tokenbucket.NewMemoryStore(),
+		registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	m.limits.Store(limits)
+	g := &gate{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
+	require.NoError(t, g.Penalize(t.Context(), "/row", time.Second))
+	require.NoError(t, g.Penalize(t.Context(), "/zero", time.Second))
+	require.Equal(t, 1, strings.Count(text.String(), "\n"), text.String())
+	require.Contains(t, text.String(), "key=/row")
+}
