@@ -135,7 +135,7 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 		return verdict{}, err
 	}
 	v, err := q.verdict(), l.hopeless(q, timeout)
-	q.free()
+	q.recycle()
 	return v, err
 }
 
@@ -198,7 +198,7 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 	if q.state == refused {
 		return v, l.hopeless(q, math.MaxInt64)
 	}
-	q.free()
+	q.recycle()
 	return v, nil
 }
 

@@ -8,14 +8,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// inFlight is the state of a bucket's batches on their way to the store and back, one batch at a time (Q1). It outlives each flight.
-type inFlight struct {
+// sending is the state of a bucket's batches on their way to the store and back, one batch at a time (Q1). It outlives each flight.
+type sending struct {
 	flying   bool             // somebody is about to build the next batch, or waits for an answer
 	since    time.Duration    // since when callers wait for the store: its last answer, or the first batch after a pause; see mono; 0: none do
 	flight   *flight          // under way
 	overdue  []*flight        // that were given up, and may still come back
 	spare    *flight          // for reuse
-	cached   remembered       // what the store remembers of the bucket: it travels with the batch (M1)
+	cached   storeCache       // what the store remembers of the bucket: it travels with the batch (M1)
 	answered *[]chan struct{} // while an answer is dealt with: who is let go after it
 	buffer   []chan struct{}  // for answered
 }
@@ -53,10 +53,10 @@ func (r *refund) settle(accepted bool, err error, now int64) {
 }
 
 // kept tells that a lock is kept for the next batch.
-func (t *inFlight) kept() bool { return t.cached != nil && t.cached.kept() }
+func (t *sending) kept() bool { return t.cached != nil && t.cached.kept() }
 
 // release gives up a lock that was kept for a next batch which does not come.
-func (t *inFlight) release() {
+func (t *sending) release() {
 	if t.cached != nil {
 		t.cached.release()
 	}
@@ -64,9 +64,9 @@ func (t *inFlight) release() {
 
 // begin notes that somebody is about to build a batch.
 func (c *coordinator) begin() {
-	c.trip.flying = true
-	if c.trip.since == 0 { // it has not failed just now
-		c.trip.since = mono()
+	c.sending.flying = true
+	if c.sending.since == 0 { // it has not failed just now
+		c.sending.since = mono()
 	}
 	c.startTimeouts()
 }
@@ -76,11 +76,11 @@ func (c *coordinator) Depart() (b *batch, deadline time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.build(c.now())
-	c.trip.flight, c.trip.flying = f, f != nil
+	c.sending.flight, c.sending.flying = f, f != nil
 	c.setAlarm()
 	if f == nil {
-		c.trip.since = 0
-		c.trip.release()
+		c.sending.since = 0
+		c.sending.release()
 		return nil, time.Time{}, false
 	}
 	return &f.batch, clock.At(f.began + c.timeout), true
@@ -92,31 +92,31 @@ func (c *coordinator) build(now int64) *flight {
 	if !c.ready(now) {
 		return nil
 	}
-	f := c.trip.spare
+	f := c.sending.spare
 	if f == nil {
 		f = &flight{}
 	}
-	c.trip.spare = nil
+	c.sending.spare = nil
 	limiter := c.first(now)
 	f.limiter, f.given, f.leased, f.late, f.local, f.began = limiter, 0, 0, false, now, 0
 	f.batch = batch{
 		Name: c.name, config: limiter.own.config, Known: limiter.effective().config, Initial: limiter.initial,
 		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: c.micros,
-		own:         &limiter.own, cached: c.trip.cached, keep: true, public: f.batch.public,
+		own:         &limiter.own, cached: c.sending.cached, keep: true, public: f.batch.public,
 	}
 	if c.heard.server.Known() {
 		micros, received := c.heard.server.Last()
 		f.batch.ServerMicros, f.batch.ServerRead = micros, clock.At(received)
 	}
-	if c.trip.cached = nil; f.batch.cached == nil {
+	if c.sending.cached = nil; f.batch.cached == nil {
 		f.batch.cached = new(cachedState)
 	}
 	if c.addRefunds(f) && c.addCalls(f, now) {
 		c.addLease(f, now)
 	}
 	if len(f.batch.Requests)+len(f.calls) == 0 {
-		c.trip.spare, c.trip.cached = f, f.batch.cached
+		c.sending.spare, c.sending.cached = f, f.batch.cached
 		return nil // no lease is wanted any more
 	}
 	if !c.inline() {
@@ -177,13 +177,13 @@ func (f *flight) addRefund(r *refund) {
 // nextCall is whose turn it is of the first order and the first of the waiters that are to be asked for: who came first. nil: nobody's.
 func (c *coordinator) nextCall(w *schedule.Waiter[*call]) *call {
 	c.dropLeft()
-	if len(c.orders) == 0 {
+	if len(c.aside) == 0 {
 		if w == nil {
 			return nil
 		}
 		return w.Value
 	}
-	if q := c.orders[0]; w == nil || q.Came <= w.Came {
+	if q := c.aside[0]; w == nil || q.Came <= w.Came {
 		return q
 	}
 	return w.Value
@@ -212,8 +212,8 @@ func (c *coordinator) addCalls(f *flight, now int64) (all bool) {
 			f.batch.Requests = append(f.batch.Requests, r)
 			continue
 		}
-		c.orders[0] = nil
-		c.orders = c.orders[1:]
+		c.aside[0] = nil
+		c.aside = c.aside[1:]
 		if q.flight = f; q.verb == read {
 			reads = append(reads, q)
 			continue
@@ -240,7 +240,7 @@ func (c *coordinator) asked(q *call) time.Duration {
 	if q.decided != 0 {
 		return mono()
 	}
-	return max(q.sent, c.trip.since)
+	return max(q.sent, c.sending.since)
 }
 
 // asking is how much of the bucket's time a process may still ask for.

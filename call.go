@@ -90,8 +90,8 @@ type promise struct {
 // calls are reused. Their channels are not: one that was made in a bubble of testing/synctest must not leave it.
 var calls = sync.Pool{New: func() any { return new(call) }}
 
-// free lets a call be reused that was answered, and whose answer was received.
-func (q *call) free() {
+// recycle lets a call be reused that was answered, and whose answer was received.
+func (q *call) recycle() {
 	if q.err == nil && !q.shared {
 		*q = call{}
 		calls.Put(q)

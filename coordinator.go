@@ -36,11 +36,11 @@ type coordinator struct {
 
 	mu       sync.Mutex
 	calls    int     // that were made and have not ended
-	orders   []*call // calls that do not stand in the line: what takes nothing, and reservations. One whose caller has left stays until its turn
+	aside    []*call // calls that do not stand in the line: what takes nothing, and reservations. One whose caller has left stays until its turn
 	waiters  waiters
 	refunds  []*refund // of leases, and what somebody waits for
 	heard    heard
-	trip     inFlight
+	sending  sending
 	alarm    alarm
 	timeouts timeouts
 	fallback fallback
@@ -69,7 +69,7 @@ func (c *coordinator) submit(ctx context.Context, q *call) {
 	}
 }
 
-// accept puts a call into the line of waiters or among the orders, and tells whether its caller is to take the batch to the store.
+// accept puts a call into the line of waiters or aside, and tells whether its caller is to take the batch to the store.
 func (c *coordinator) accept(ctx context.Context, q *call) (take bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -86,9 +86,9 @@ func (c *coordinator) accept(ctx context.Context, q *call) (take bool) {
 		c.join(q, now)
 	}
 	if q.state == pending && q.line == nil {
-		c.orders = append(c.orders, q)
+		c.aside = append(c.aside, q)
 	}
-	if c.traits.trips != nil && !c.trip.flying && ctx.Done() == nil && c.alone(q) && c.ready(now) {
+	if c.traits.trips != nil && !c.sending.flying && ctx.Done() == nil && c.alone(q) && c.ready(now) {
 		c.begin()
 		return true
 	}
@@ -99,7 +99,7 @@ func (c *coordinator) accept(ctx context.Context, q *call) (take bool) {
 // alone tells that a call is the only one here.
 func (c *coordinator) alone(q *call) bool {
 	first := c.waiters.line.Head()
-	return q.state == pending && (first == nil && len(c.orders) == 1 || first == &q.Waiter && q.Following() == nil && len(c.orders) == 0)
+	return q.state == pending && (first == nil && len(c.aside) == 1 || first == &q.Waiter && q.Following() == nil && len(c.aside) == 0)
 }
 
 // dispatch sends what there is to send, unless somebody is about to, and sets the alarm for what comes next.
@@ -109,16 +109,16 @@ func (c *coordinator) dispatch(now int64) {
 			out, err := f.batch.ask(context.Background(), c.store)
 			c.deliver(f, out, err, c.moment())
 		}
-	} else if o := c.down(); c.trip.flying && o != nil {
+	} else if o := c.down(); c.sending.flying && o != nil {
 		c.failAll(o) // whoever has come since need not wait for what is under way
 		c.advance(now)
-	} else if c.trip.flying {
+	} else if c.sending.flying {
 		c.advance(now)
-	} else if c.ready(now) || c.trip.kept() { // a Depart that finds nothing to send releases the lock
+	} else if c.ready(now) || c.sending.kept() { // a Depart that finds nothing to send releases the lock
 		c.begin()
 		c.trips.Ready(c.route(), c)
 	} else {
-		c.trip.since = 0
+		c.sending.since = 0
 	}
 	c.setAlarm()
 }
@@ -133,7 +133,7 @@ func (c *coordinator) ready(now int64) bool {
 	}
 	c.serveFromLease(now)
 	c.listen(now)
-	some := len(c.orders) > 0 || len(c.refunds) > 0 || c.leases.refill || c.waiters.asks(now) || c.waiters.line.Refundable() != nil
+	some := len(c.aside) > 0 || len(c.refunds) > 0 || c.leases.refill || c.waiters.asks(now) || c.waiters.line.Refundable() != nil
 	c.refuseExpired(now) // to find what can go back shows who comes too late
 	return some
 }
@@ -150,8 +150,8 @@ func (c *coordinator) advance(now int64) {
 // offerSpare lets the reservations that are to leave with the next batch have what this process owns and nobody wants, in order: who
 // comes next would get it before them. It tells whether any joined the line.
 func (c *coordinator) offerSpare(now int64) (joined bool) {
-	for len(c.orders) > 0 && c.waiters.line.Spare() {
-		if q := c.orders[0]; !q.state.over() {
+	for len(c.aside) > 0 && c.waiters.line.Spare() {
+		if q := c.aside[0]; !q.state.over() {
 			if q.verb != reserve {
 				break
 			}
@@ -160,20 +160,20 @@ func (c *coordinator) offerSpare(now int64) (joined bool) {
 			}
 			joined = true
 		}
-		c.orders[0] = nil
-		c.orders = c.orders[1:]
+		c.aside[0] = nil
+		c.aside = c.aside[1:]
 	}
 	return joined
 }
 
-// dropLeft forgets orders whose callers have gone.
+// dropLeft forgets the calls aside whose callers have gone.
 func (c *coordinator) dropLeft() {
 	n := 0
-	for n < len(c.orders) && c.orders[n].state.over() {
-		c.orders[n] = nil
+	for n < len(c.aside) && c.aside[n].state.over() {
+		c.aside[n] = nil
 		n++
 	}
-	c.orders = c.orders[n:]
+	c.aside = c.aside[n:]
 }
 
 // listenMicros is how long a process that holds permits of a later time, or waits for them, goes without an answer, before it
@@ -182,12 +182,12 @@ const listenMicros = 500_000
 
 // listen asks for the bucket's state if nothing was heard of it for long.
 func (c *coordinator) listen(now int64) {
-	if len(c.orders) > 0 || c.waiters.asks(now) || now-c.heard.at < listenMicros {
+	if len(c.aside) > 0 || c.waiters.asks(now) || now-c.heard.at < listenMicros {
 		return
 	}
 	if limiter := c.listening(); limiter != nil {
 		c.calls++
-		c.orders = append(c.orders, &call{limiter: limiter, verb: read, order: new(order), sent: mono(), ready: make(chan struct{})})
+		c.aside = append(c.aside, &call{limiter: limiter, verb: read, order: new(order), sent: mono(), ready: make(chan struct{})})
 	}
 }
 
@@ -235,7 +235,7 @@ func (c *coordinator) cancel(q *call) *refund {
 	}
 	c.abandon(q, now) // and ready stays open: a cancelled reservation never falls due
 	var r *refund
-	if c.trip.flight == nil && q.line == c.waiters.line && c.waiters.line.Refundable() != nil {
+	if c.sending.flight == nil && q.line == c.waiters.line && c.waiters.line.Refundable() != nil {
 		r = c.waiters.confirmation()
 	}
 	c.dispatch(now)
@@ -285,8 +285,8 @@ func (c *coordinator) end(q *call, s callState, err error) {
 	c.calls--
 	q.state, q.err, q.shared = s, err, q.flight != nil
 	q.tellDecided()
-	if c.trip.answered != nil && err == nil {
-		*c.trip.answered = append(*c.trip.answered, q.ready)
+	if c.sending.answered != nil && err == nil {
+		*c.sending.answered = append(*c.sending.answered, q.ready)
 	} else {
 		close(q.ready)
 	}
@@ -330,9 +330,9 @@ const retryMicros = 100_000
 
 // What a new caller would find.
 const (
-	free   uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
-	queued               // it gets nothing before what the bucket has next
-	spare                // it may get what this process owns or gives back, or must wait for an order: it lines up
+	lineFree  uint32 = iota // nobody waits, nothing is owned and nothing goes back: the bucket may decide at once
+	lineBusy                // it gets nothing before what the bucket has next
+	lineSpare               // it may get what this process owns or gives back, or must wait for an order: it lines up
 )
 
 // alarm is the timer for whatever comes first: somebody is due, asks again, listens, or a lease ends.
@@ -353,7 +353,7 @@ func (c *coordinator) setAlarm() {
 			next = at
 		}
 	}
-	if !c.trip.flying {
+	if !c.sending.flying {
 		if at, ok := c.waiters.line.AskAt(); ok {
 			sooner(max(1, at))
 		}

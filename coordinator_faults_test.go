@@ -74,7 +74,7 @@ func TestAlarmInAnOutage(t *testing.T) {
 		c.mu.Unlock()
 		synctest.Wait() // it asks again, and hangs
 		c.mu.Lock()
-		flying := c.trip.flight != nil
+		flying := c.sending.flight != nil
 		c.mu.Unlock()
 		require.True(t, flying)
 		s.ill.Store(true)
@@ -262,7 +262,7 @@ func TestLateAnswerToWhoAskedAgain(t *testing.T) {
 		require.NoError(t, r.Cancel(background))
 		time.Sleep(1100 * time.Millisecond) // the batch is given up, and its caller waits for what r has left
 		c.mu.Lock()
-		require.Len(t, c.trip.overdue, 1)
+		require.Len(t, c.sending.overdue, 1)
 		require.NotNil(t, c.waiters.line.Head())
 		clock.Advance(5 * time.Second) // while the process was stopped
 		c.mu.Unlock()
@@ -295,7 +295,7 @@ func TestErrorOfAnothersLateness(t *testing.T) {
 		_, err = l.TryAcquire(ctx, 1, 0)
 		require.ErrorIs(t, err, ErrStoreUnavailable)
 		require.Less(t, time.Since(began), 5*time.Second)
-		require.Empty(t, l.coordinator.trip.overdue)
+		require.Empty(t, l.coordinator.sending.overdue)
 	})
 }
 

@@ -13,21 +13,21 @@ import (
 // again, and all see everything that the answer has brought.
 func (c *coordinator) Land(b *batch, out *outcome, err error, late bool) {
 	c.mu.Lock()
-	answered := c.trip.buffer[:0]
+	answered := c.sending.buffer[:0]
 	if late {
 		answered = nil // another flight may land meanwhile
 	}
-	c.trip.answered = &answered
+	c.sending.answered = &answered
 	at := c.moment()
 	if f := c.landed(b, late); err == transport.ErrLate { // itself: a store's own error may wrap that of another trip
 		c.expireFlight(f, at.mono)
 	} else {
 		c.deliver(f, out, err, at)
 	}
-	c.trip.answered = nil
+	c.sending.answered = nil
 	c.dispatch(at.local)
 	if !late {
-		c.trip.buffer = answered
+		c.sending.buffer = answered
 	}
 	c.mu.Unlock()
 	for _, ready := range answered {
@@ -38,7 +38,7 @@ func (c *coordinator) Land(b *batch, out *outcome, err error, late bool) {
 
 // landed takes a flight out of those that are under way.
 func (c *coordinator) landed(b *batch, late bool) *flight {
-	t := &c.trip
+	t := &c.sending
 	if !late {
 		f := t.flight
 		t.flight, t.flying = nil, false
@@ -54,9 +54,9 @@ func (c *coordinator) landed(b *batch, late bool) *flight {
 // deliver hands out the answers of a batch, which came at a moment.
 func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 	now := at.local
-	if c.trip.cached == nil || !f.late {
-		c.trip.release() // of one that came back too late
-		c.trip.cached = f.batch.cached
+	if c.sending.cached == nil || !f.late {
+		c.sending.release() // of one that came back too late
+		c.sending.cached = f.batch.cached
 	}
 	c.heard.at = now
 	if err == nil {
@@ -64,7 +64,7 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 	}
 	if !c.inline() {
 		if err == nil {
-			c.trip.since = at.mono
+			c.sending.since = at.mono
 		}
 		if !f.late {
 			c.report(f, out, err, at.mono-f.began)
@@ -79,7 +79,7 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 	clear(f.calls)
 	clear(f.refunds)
 	f.calls, f.refunds = f.calls[:0], f.refunds[:0]
-	c.trip.spare = f
+	c.sending.spare = f
 }
 
 // failFlight tells the callers of a flight that nothing was decided.
@@ -129,7 +129,7 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 		case requests[i].Grant.OK:
 			c.grant(f, q, &requests[i].Grant, out, received, now)
 		default:
-			if c.refusal(q, &requests[i], out, received, now) && first == nil {
+			if c.refuseOrKeep(q, &requests[i], out, received, now) && first == nil {
 				first, beyond = q, requests[i].Grant.WaitMicros-requests[i].MaxWaitMicros
 			}
 		}
@@ -189,11 +189,11 @@ func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received
 	}
 	q.Value, q.Came, q.line, q.Until = q, min(f.local, asked), line, schedule.Forever
 	line.GrantTo(&q.Waiter, grant, q.Came)
-	c.covered(q, q.decided)
+	c.confirm(q, q.decided)
 }
 
-// refusal ends a call that was refused, or tells that it is to wait.
-func (c *coordinator) refusal(q *call, r *request, out *outcome, received, now int64) (waits bool) {
+// refuseOrKeep ends a call that was refused, or tells that it is to wait.
+func (c *coordinator) refuseOrKeep(q *call, r *request, out *outcome, received, now int64) (waits bool) {
 	switch {
 	case q.state.over(), q.covered():
 	case r.Grant.Overflow:

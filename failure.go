@@ -63,10 +63,10 @@ func (c *coordinator) failAll(o *outage.Outage) {
 	now := c.now()
 	c.heard.at = now
 	err := fmt.Errorf("%w: bucket %q: since %v: %w", ErrStoreUnavailable, c.label(), time.Since(o.Since).Round(time.Millisecond), o.Err)
-	for _, q := range c.orders {
+	for _, q := range c.aside {
 		c.fail(q, err)
 	}
-	c.orders, c.leases.refill = nil, false
+	c.aside, c.leases.refill = nil, false
 	for w := c.waiters.asker(now); w != nil; {
 		q := w.Value
 		if w = w.Following(); q.flight == nil {

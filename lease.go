@@ -59,7 +59,7 @@ func (e *lease) left(now int64) int64 {
 // fromLease hands out leased permits, unless somebody waits already.
 func (c *coordinator) fromLease(limiter *limiter, n int64) bool {
 	e := c.leases.current.Load()
-	if e == nil || limiter.lease == 0 || c.occupied.Load() != free || e.limiter != limiter && e.limiter.own.config != limiter.own.config {
+	if e == nil || limiter.lease == 0 || c.occupied.Load() != lineFree || e.limiter != limiter && e.limiter.own.config != limiter.own.config {
 		return false
 	}
 	ok, low := e.take(n, c.now())
@@ -172,7 +172,7 @@ func (c *coordinator) closeLeases() (last *refund, coming bool) {
 		}
 		c.leases.next = nil
 	}
-	coming = c.trip.flight != nil && c.trip.flight.leased > 0
+	coming = c.sending.flight != nil && c.sending.flight.leased > 0
 	c.dispatch(c.now())
 	return last, coming
 }

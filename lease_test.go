@@ -185,7 +185,7 @@ func TestLeaseAccount(t *testing.T) {
 				require.Eventually(t, func() bool {
 					l.coordinator.mu.Lock()
 					defer l.coordinator.mu.Unlock()
-					return !l.coordinator.trip.flying
+					return !l.coordinator.sending.flying
 				}, 10*time.Second, time.Millisecond)
 				clock.Advance(d)
 				accrued += d.Seconds() * rate
@@ -354,7 +354,7 @@ func TestLateLease(t *testing.T) {
 			most = max(most, held())
 			l.coordinator.mu.Lock()
 			defer l.coordinator.mu.Unlock()
-			return s.answered.Load() && !l.coordinator.trip.flying && len(l.coordinator.refunds) == 0
+			return s.answered.Load() && !l.coordinator.sending.flying && len(l.coordinator.refunds) == 0
 		}, 10*time.Second, time.Millisecond)
 		require.LessOrEqual(t, max(most, held()), int64(block))
 		require.NoError(t, l.Close(background))

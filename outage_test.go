@@ -506,7 +506,7 @@ func TestLateMemo(t *testing.T) {
 	defer l.coordinator.mu.Unlock()
 	l.coordinator.deliver(late, &outcome{}, ErrStoreTimeout, l.coordinator.moment())
 	l.coordinator.deliver(last, &outcome{}, ErrStoreTimeout, l.coordinator.moment())
-	require.Same(t, last.batch.cached, l.coordinator.trip.cached)
+	require.Same(t, last.batch.cached, l.coordinator.sending.cached)
 	last.batch.cached.(*cachedState).token = ""
 }
 

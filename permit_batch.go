@@ -107,7 +107,7 @@ type batch struct {
 	own    *setting   // config with what follows from it; may be nil
 	until  time.Time  // when the last of its callers gives up: decided later, it must take nothing
 	keep   bool       // the next batch may follow at once: a lock that others wait for may be kept for it
-	cached remembered // may be nil
+	cached storeCache // may be nil
 
 	probe bool // only whether the store answers matters
 
@@ -116,15 +116,15 @@ type batch struct {
 	decided bool    // out is this batch's
 }
 
-// remembered is what a store keeps in mind of a bucket between two batches of this process.
-type remembered interface {
+// storeCache is what a store keeps in mind of a bucket between two batches of this process.
+type storeCache interface {
 	release()    // gives up a lock that was kept for the next batch
 	kept() bool  // tells whether there is one
 	waits() bool // tells whether the batch under way waits for a lock that others hold
 }
 
-// rememberedKey is under which a context has what is remembered: a store that a wrapper gives a batch of its own finds it there.
-type rememberedKey struct{}
+// storeCacheKey is under which a context has what is remembered: a store that a wrapper gives a batch of its own finds it there.
+type storeCacheKey struct{}
 
 // maxBatch bounds the requests of a batch, and with it how long a script may occupy Redis.
 const maxBatch = 1024

@@ -24,7 +24,7 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 		read = append(read, "")
 	}
 	args := read
-	m, _ := ctx.Value(rememberedKey{}).(*cachedState)
+	m, _ := ctx.Value(storeCacheKey{}).(*cachedState)
 	for pause := script.NewPause(); ; {
 		args[len(keys)] = s.now() // others may have decided since
 		asked := clock.Mono()

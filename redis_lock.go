@@ -97,10 +97,10 @@ func (m *cachedState) yielded(ctx context.Context) bool {
 	return m.yield == 0 || left <= 0 || script.Sleep(ctx, left)
 }
 
-// kept implements remembered: it tells that a lock is kept for the next batch.
+// kept implements storeCache: it tells that a lock is kept for the next batch.
 func (m *cachedState) kept() bool { return m != nil && m.token != "" }
 
-// release implements remembered. The cached state knows whose lock it is: the limiter's own store, or one behind it.
+// release implements storeCache. The cached state knows whose lock it is: the limiter's own store, or one behind it.
 func (m *cachedState) release() {
 	if m.kept() {
 		m.owner.release(m.lock, m.token)
@@ -108,7 +108,7 @@ func (m *cachedState) release() {
 	}
 }
 
-// waits implements remembered.
+// waits implements storeCache.
 func (m *cachedState) waits() bool { return m.held.Load() }
 
 // obtain takes the lock, or gives up when the context ends. It tells whether somebody else had it.

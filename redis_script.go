@@ -30,13 +30,13 @@ const (
 	notNow // nothing was written; Redis says that it cannot now
 )
 
-// refusal is the error of a command inside a script. It is a failure, not the refusal of a permit.
-type refusal string
+// commandError is the error of a command inside a script. It is a failure, not the commandError of a permit.
+type commandError string
 
-func (r refusal) Error() string { return string(r) }
+func (r commandError) Error() string { return string(r) }
 
 // RedisError implements redis.Error.
-func (refusal) RedisError() {}
+func (commandError) RedisError() {}
 
 // arguments of lua/apply.lua: four for all buckets, two for each.
 const (
@@ -162,7 +162,7 @@ func (a *attempt) decode(clock int64, answer string) (status, error) {
 	case word == "error" && strings.HasPrefix(rest, "WRONGTYPE"):
 		return decided, wrongType(m.bucket)
 	case word == "error":
-		err := fmt.Errorf("tokenbucket: key %q: redis: %w", m.bucket, refusal(rest))
+		err := fmt.Errorf("tokenbucket: key %q: redis: %w", m.bucket, commandError(rest))
 		if script.NotExecuted(err) {
 			return notNow, err
 		}

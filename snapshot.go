@@ -109,12 +109,12 @@ func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
 func (c *coordinator) occupancy() uint32 {
 	w := &c.waiters
 	switch {
-	case len(c.orders) > 0 || len(c.refunds) > 0 || len(w.old) > 0 || w.line.Spare():
-		return spare
+	case len(c.aside) > 0 || len(c.refunds) > 0 || len(w.old) > 0 || w.line.Spare():
+		return lineSpare
 	case w.line.Idle():
-		return free
+		return lineFree
 	}
-	return queued
+	return lineBusy
 }
 
 // takeNow decides on a request to a bucket in memory that need not wait, or must wait for too long, under a configuration
@@ -122,7 +122,7 @@ func (c *coordinator) occupancy() uint32 {
 // it grants nothing.
 func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decided bool) {
 	found := c.occupied.Load()
-	if found == spare {
+	if found == lineSpare {
 		return false, false
 	}
 	now := c.time.Micros()
@@ -138,7 +138,7 @@ func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decide
 		return false, false
 	}
 	defer b.mu.Unlock()
-	if found == queued {
+	if found == lineBusy {
 		seen := b.state
 		granted, decided = seen.takeNow(now, config, n, maxWait)
 		return false, decided && !granted

@@ -32,7 +32,7 @@ type stoppedCall struct {
 func (p *stoppable) settled() {
 	for {
 		p.coordinator.mu.Lock()
-		flying := p.coordinator.trip.flying
+		flying := p.coordinator.sending.flying
 		p.coordinator.mu.Unlock()
 		if !flying {
 			return

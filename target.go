@@ -30,7 +30,7 @@ type target struct {
 func (t *target) apply(_ string, items []*item) {
 	for _, i := range items {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
-		out, err := i.Batch.ask(context.WithValue(ctx, rememberedKey{}, i.Batch.cached), t.store)
+		out, err := i.Batch.ask(context.WithValue(ctx, storeCacheKey{}, i.Batch.cached), t.store)
 		cancel()
 		i.Answer(out, err)
 	}

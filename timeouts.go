@@ -29,23 +29,23 @@ func (c *coordinator) checkTimeouts() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.timeouts.running = false
-	if !c.trip.flying {
+	if !c.sending.flying {
 		return
 	}
 	now := mono()
 	oldest := now
-	f := c.trip.flight
+	f := c.sending.flight
 	if f != nil {
 		oldest = min(f.began, c.expireCalls(f, now))
 	}
-	for _, q := range c.orders {
+	for _, q := range c.aside {
 		if !q.state.over() {
 			oldest = min(oldest, c.expire(q, q.sent, f, now))
 		}
 	}
 	oldest = min(oldest, c.expireWaiters(f, now))
 	c.dispatch(c.now())
-	if c.trip.flying {
+	if c.sending.flying {
 		c.timeouts.timer.Reset(c.timeout - (now - oldest))
 		c.timeouts.running = true
 	}
@@ -59,7 +59,7 @@ func (c *coordinator) expireWaiters(f *flight, now time.Duration) (oldest time.D
 		if w = w.Following(); q.flight != nil {
 			continue
 		}
-		since := c.expire(q, max(q.sent, c.trip.since), f, now)
+		since := c.expire(q, max(q.sent, c.sending.since), f, now)
 		if oldest = min(oldest, since); !q.state.over() {
 			break // those behind it came later
 		}
@@ -105,7 +105,7 @@ func (c *coordinator) expireFlight(f *flight, now time.Duration) {
 	}
 	f.refunds, f.late = nil, true
 	c.report(f, &outcome{}, err, now-f.began)
-	c.trip.overdue = append(c.trip.overdue, f)
+	c.sending.overdue = append(c.sending.overdue, f)
 }
 
 // timeoutError is why callers were not answered in time, while a flight is under way: that is waiting for a lock, or for an answer.

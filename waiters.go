@@ -223,7 +223,7 @@ func (c *coordinator) join(q *call, now int64) {
 		if _, covered := line.DueOf(&q.Waiter); covered {
 			offset := c.heard.offset.Micros()
 			q.level = c.heard.terms.level(balance{Next: max(c.heard.free, line.Last()) - offset}, now-offset)
-			c.covered(q, now)
+			c.confirm(q, now)
 		} else {
 			line.Leave(&q.Waiter, now)
 			q.line = nil
@@ -258,8 +258,8 @@ func (c *coordinator) paced(q *call, wanted, now int64) int64 {
 	return max(now, c.waiters.line.Last()) + int64(min(paceMargin*cost, maxExact))
 }
 
-// covered notes that permits are there for a reservation.
-func (c *coordinator) covered(q *call, now int64) {
+// confirm notes that permits are there for a reservation.
+func (c *coordinator) confirm(q *call, now int64) {
 	q.due, _ = q.line.DueOf(&q.Waiter)
 	q.decided, q.state = now, waiting
 	q.line.Promise(&q.Waiter)

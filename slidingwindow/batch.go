@@ -21,8 +21,8 @@ import (
 // maxBatch bounds the requests of a batch.
 const maxBatch = 1024
 
-// inFlight is one batch under way. (Package tokenbucket calls that a flight.)
-type inFlight struct {
+// flight is one batch under way. (Package tokenbucket calls that a flight.)
+type flight struct {
 	calls      []*call
 	told       int64  // permits of calls that do not ask
 	asked      []ask  // runs of equal calls that do
@@ -40,7 +40,7 @@ type inFlight struct {
 type ask struct{ n, times int64 }
 
 // add puts a call into the batch.
-func (b *inFlight) add(q *call) {
+func (b *flight) add(q *call) {
 	q.sent = true
 	b.calls = append(b.calls, q)
 	if q.limit > 0 { // of several at once the last
@@ -64,7 +64,7 @@ type source struct {
 }
 
 // Depart implements batch.Source.
-func (s *source) Depart() (*inFlight, time.Time, bool) {
+func (s *source) Depart() (*flight, time.Time, bool) {
 	c := s.coordinator
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -73,7 +73,7 @@ func (s *source) Depart() (*inFlight, time.Time, bool) {
 }
 
 // Land implements batch.Source.
-func (s *source) Land(b *inFlight, reply []string, err error, late bool) {
+func (s *source) Land(b *flight, reply []string, err error, late bool) {
 	c := s.coordinator
 	c.mu.Lock()
 	if late {
@@ -103,8 +103,8 @@ func (c *coordinator) mustReport() bool {
 }
 
 // build makes the next batch; nil: there is nothing to send. mu is held.
-func (c *coordinator) build() *inFlight {
-	b := &inFlight{sent: c.now(), began: clock.Mono()}
+func (c *coordinator) build() *flight {
+	b := &flight{sent: c.now(), began: clock.Mono()}
 	limit, kept := c.limit.Load(), int64(0)
 	var refused []*call
 	for len(b.calls) < maxBatch {
@@ -137,7 +137,7 @@ func (c *coordinator) build() *inFlight {
 }
 
 // arguments are those of lua/apply.lua.
-func (c *coordinator) arguments(b *inFlight) []string {
+func (c *coordinator) arguments(b *flight) []string {
 	r := &c.rule
 	at, deadline, steady, limit := "", "", "", ""
 	if c.server != nil {
@@ -171,7 +171,7 @@ func (c *coordinator) arguments(b *inFlight) []string {
 }
 
 // send takes a batch to Redis.
-func (c *coordinator) send(_ string, items []*batch.Item[*inFlight, []string]) {
+func (c *coordinator) send(_ string, items []*batch.Item[*flight, []string]) {
 	for _, i := range items {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
 		reply, err := applyScript.Run(ctx, c.client, 1, i.Batch.args...)

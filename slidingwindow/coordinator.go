@@ -28,7 +28,7 @@ type coordinator struct {
 	policy policy
 	told   told
 	source source
-	trips  batch.Trips[*inFlight, []string]
+	trips  batch.Trips[*flight, []string]
 
 	// window.mu guards these.
 	queue    queue    // who asks
@@ -111,7 +111,7 @@ func newCoordinator(w *window, o *options, key string) *coordinator {
 		c.policy.share = int64(o.share)
 	}
 	c.source.coordinator = c
-	c.trips = batch.Trips[*inFlight, []string]{Send: c.send, Max: 1, Parallel: 1}
+	c.trips = batch.Trips[*flight, []string]{Send: c.send, Max: 1, Parallel: 1}
 	if script.HeedsDeadline(o.client) {
 		c.trips.Direct, c.trips.Timeout = c.send, o.timeout
 	}
@@ -125,7 +125,7 @@ func newCoordinator(w *window, o *options, key string) *coordinator {
 // it were granted. While Redis is away what is known stays true.
 func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 	c.mu.Lock()
-	c.open()
+	c.stopRefusing()
 	now := c.now()
 	down := c.redis.down()
 	if down {
@@ -173,7 +173,7 @@ func (c *coordinator) foresee(n, now int64, down bool) (refused, asks bool) {
 	}
 	if used+1 > limit {
 		next := (r.index(earliest)+1)*r.resolution - earliest // to look then
-		c.close(min(next, k.counts.until(r, latest, limit-1-c.queue.pending)-latest))
+		c.refuseFor(min(next, k.counts.until(r, latest, limit-1-c.queue.pending)-latest))
 	}
 	return true, false
 }
@@ -266,7 +266,7 @@ func (c *coordinator) refund(ctx context.Context, at, n int64) error {
 	c.mu.Lock()
 	a := &c.admitted
 	a.refund(&c.rule, at+a.counts.shifted, n)
-	c.open()
+	c.stopRefusing()
 	c.line.wake()
 	if len(a.refunds) == 0 || c.redis.down() || c.queue.full() {
 		c.start()

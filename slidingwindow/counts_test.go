@@ -127,7 +127,7 @@ func TestLog(t *testing.T) {
 					}
 					for range rapid.SampledFrom([]int{1, 1, 2, 10}).Draw(t, "calls") {
 						n := rapid.SampledFrom([]int{1, 1, 1, 2, 5}).Draw(t, "n")
-						gate := l.closed.Load()
+						gate := l.full.Load()
 						ok, err := l.AllowN(ctx, n)
 						if n > limit {
 							require.ErrorIs(t, err, ErrInvalid)

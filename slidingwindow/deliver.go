@@ -19,9 +19,9 @@ type landed struct {
 }
 
 // settle takes over what an answer says, and decides the calls of its batch. mu is held.
-func (c *coordinator) settle(b *inFlight, reply []string, err error) (l landed) {
+func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 	received := c.now()
-	c.closed.Store(nil)
+	c.full.Store(nil)
 	if err == nil {
 		var again bool
 		if again, err = c.resend(b, reply, received); again {
@@ -54,7 +54,7 @@ func (c *coordinator) settle(b *inFlight, reply []string, err error) (l landed) 
 }
 
 // goAlone notes that Redis is away, and decides the calls of a batch, which are settled, and all that wait. mu is held.
-func (c *coordinator) goAlone(b *inFlight, err error, now int64) (done []*call) {
+func (c *coordinator) goAlone(b *flight, err error, now int64) (done []*call) {
 	c.redis.failed(err)
 	c.admitted.restore(&c.rule, b.unreported)
 	done = append(b.calls, c.queue.takeAll()...)
@@ -72,7 +72,7 @@ func (c *coordinator) goAlone(b *inFlight, err error, now int64) (done []*call) 
 // resend reads an answer which says that nothing was decided, since the time was not right: it ran later than its deadline, by a
 // clock that has stepped perhaps, or it was told a time that is over. Now that is known, the calls are queued once more. If it has
 // happened to some of them before it returns why they fail, and only those are left of the batch. mu is held.
-func (c *coordinator) resend(b *inFlight, reply []string, received int64) (again bool, err error) {
+func (c *coordinator) resend(b *flight, reply []string, received int64) (again bool, err error) {
 	if len(reply) != 2 {
 		return false, nil
 	}
@@ -114,7 +114,7 @@ func (c *coordinator) resend(b *inFlight, reply []string, received int64) (again
 }
 
 // learn takes over what an answer shows. mu is held.
-func (c *coordinator) learn(b *inFlight, reply []string, received int64) error {
+func (c *coordinator) learn(b *flight, reply []string, received int64) error {
 	a, ok := readAnswer(b, reply)
 	if !ok {
 		return fmt.Errorf("%w: limiter %.80q: key %s: unexpected reply %.120q", ErrCorrupt, c.name, c.key, reply)
@@ -148,7 +148,7 @@ type answer struct {
 	granted []int64 // how many of each ask
 }
 
-func readAnswer(b *inFlight, reply []string) (a answer, ok bool) {
+func readAnswer(b *flight, reply []string) (a answer, ok bool) {
 	if len(reply) != 3 {
 		return a, false
 	}
@@ -178,7 +178,7 @@ func readAnswer(b *inFlight, reply []string) (a answer, ok bool) {
 }
 
 // hand answers the calls of a batch. mu is held.
-func (c *coordinator) hand(b *inFlight) {
+func (c *coordinator) hand(b *flight) {
 	own, k := b.told, 0
 	for _, q := range b.calls {
 		q.verdict = verdict{true, ByStore, b.at - c.admitted.counts.shifted}

@@ -97,7 +97,7 @@ func TestOverflow(t *testing.T) {
 		if l.coordinator == nil {
 			l.counts.at(0).count = maxCount
 			l.counts.sum = 1
-			l.closed.Store(nil)
+			l.full.Store(nil)
 		} else {
 			now := clock.micros
 			require.NoError(t, client.Set(ctx, l.coordinator.key, (&state{epoch: 7, seen: now, parts: []part{{now, maxCount}}}).String(), time.Minute).Err())
@@ -511,7 +511,7 @@ func TestShareBeforeRedis(t *testing.T) {
 	allow(3, begin, true)
 	allow(2, received, true) // before it was settled
 	raw := received + hour   // the script ran late
-	require.NoError(t, l.coordinator.learn(&inFlight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
+	require.NoError(t, l.coordinator.learn(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
 	require.Equal(t, begin+hour+trip, l.coordinator.admitted.unreported.at(0).last)
 	allow(1, begin+minute+trip, false)
 	allow(4, begin+minute+trip+1, false)

@@ -98,7 +98,7 @@ func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx
 // meanwhile. What is refused by what this process knows costs none. While Redis is away, see WithAway and WithShare. It
 // returns when ctx ends, even if Redis hangs; permits may have been counted then. See WithRedis for when it notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
-	if l.observer == nil && ctx.Err() == nil && n >= 1 && int64(n) <= l.limit.Load() && l.isClosed() {
+	if l.observer == nil && ctx.Err() == nil && n >= 1 && int64(n) <= l.limit.Load() && l.isFull() {
 		return false, nil // decide does the same, at twice the price
 	}
 	v, err := l.observed(ctx, n, l.decide)
@@ -117,7 +117,7 @@ func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration
 		}
 	}
 	switch {
-	case l.isClosed():
+	case l.isFull():
 		return verdict{by: BySnapshot}, 0, nil
 	case l.coordinator != nil:
 		v, err = l.coordinator.allow(ctx, int64(n))
@@ -143,13 +143,13 @@ func (l *Limiter) checkPermits(ctx context.Context, n int) error {
 func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.open()
+	l.stopRefusing()
 	limit := l.limit.Load() // SetLimit may have opened it
 	at := l.counts.advance(&l.rule, l.now())
 	used := l.counts.used(&l.rule, at)
 	if used+n > limit {
 		if used+1 > limit {
-			l.close(l.counts.until(&l.rule, at, limit-1) - at)
+			l.refuseFor(l.counts.until(&l.rule, at, limit-1) - at)
 		}
 		return v, nil
 	}
@@ -227,7 +227,7 @@ func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.limit.Store(int64(n))
-	l.open()
+	l.stopRefusing()
 	l.line.wake()
 	return nil
 }

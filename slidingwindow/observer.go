@@ -90,7 +90,7 @@ type Health struct {
 func WithObserver(o Observer) Option { return func(op *options) { op.observer = &o } }
 
 // of tells what came of a batch. mu is not held.
-func (t *told) of(c *coordinator, b *inFlight, l landed) {
+func (t *told) of(c *coordinator, b *flight, l landed) {
 	if o := t.observer; o != nil {
 		if o.Trip != nil {
 			o.Trip(Trip{c.name, len(b.calls), clock.Mono() - b.began, l.err})

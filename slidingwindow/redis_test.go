@@ -56,7 +56,7 @@ func TestDifferential(t *testing.T) {
 		for range 60 {
 			clock = drawStep(rt, clock, rules[0].window, rules[0].resolution)
 			r := rapid.SampledFrom(rules).Draw(rt, "rule")
-			b := &inFlight{told: rapid.SampledFrom([]int64{0, 0, 1, 7}).Draw(rt, "told")}
+			b := &flight{told: rapid.SampledFrom([]int64{0, 0, 1, 7}).Draw(rt, "told")}
 			l := scripted(key, r, func() int64 { return clock })
 			l.limit.Store(rapid.Int64Range(1, 40).Draw(rt, "limit"))
 			for range rapid.IntRange(0, 3).Draw(rt, "asks") {
@@ -123,7 +123,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 	good, bad := 0, 0
 	check := func(t require.TestingT, text string) {
 		require.NoError(t, client.Set(ctx, key, text, time.Minute).Err())
-		_, err := applyScript.Run(ctx, client, 1, l.arguments(&inFlight{})...)
+		_, err := applyScript.Run(ctx, client, 1, l.arguments(&flight{})...)
 		_, ok := parse(text)
 		require.Equal(t, ok, err == nil, "%q: %v", text, err)
 		if ok {

@@ -75,7 +75,7 @@ func (l *Limiter) Refund(ctx context.Context, r Result, n int) error {
 	defer l.mu.Unlock()
 	l.counts.advance(&l.rule, l.now())
 	l.counts.remove(&l.rule, p.at+l.counts.shifted, int64(n))
-	l.open()
+	l.stopRefusing()
 	l.line.wake()
 	return nil
 }

@@ -14,8 +14,8 @@ type window struct {
 	rule  rule
 	clock clock.Local
 	limit atomic.Int64
-	// closed is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
-	closed atomic.Pointer[span]
+	// full is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
+	full atomic.Pointer[span]
 
 	line line
 
@@ -28,9 +28,9 @@ type span struct{ from, until int64 }
 // now is the limiter's clock in microseconds since 1970.
 func (w *window) now() int64 { return w.clock.Micros() }
 
-// isClosed tells that nothing can be admitted now.
-func (w *window) isClosed() bool {
-	c := w.closed.Load()
+// isFull tells that nothing can be admitted now.
+func (w *window) isFull() bool {
+	c := w.full.Load()
 	if c == nil {
 		return false
 	}
@@ -38,18 +38,18 @@ func (w *window) isClosed() bool {
 	return now < c.until && now >= c.from
 }
 
-// close refuses everything for so many microseconds, unless the clock is set back. mu is held.
-func (w *window) close(micros int64) {
+// refuseFor refuses everything for so many microseconds, unless the clock is set back. mu is held.
+func (w *window) refuseFor(micros int64) {
 	if micros > 0 {
 		now := w.now()
-		w.closed.Store(&span{now, now + micros})
+		w.full.Store(&span{now, now + micros})
 	}
 }
 
-// open ends that: without it, a clock that is set back would bring the refusals back. mu is held.
-func (w *window) open() {
-	if w.closed.Load() != nil {
-		w.closed.Store(nil)
+// stopRefusing ends that: without it, a clock that is set back would bring the refusals back. mu is held.
+func (w *window) stopRefusing() {
+	if w.full.Load() != nil {
+		w.full.Store(nil)
 	}
 }
 
