@@ -60,8 +60,8 @@ func (c *config) parseConsole() (err error) {
 	return nil
 }
 
-// formKey is the key of the forms of those whom a proxy names: the same wherever the file of users is the same. It is slow on purpose, so
-// that nobody who sees a form can try what the file may say.
+// formKey is the key of forms: the same wherever the file of users is the same. It is slow on purpose, so that nobody who sees a form can
+// try what the file may say.
 func formKey(users []byte) ([]byte, error) {
 	return pbkdf2.Key(sha256.New, string(users), []byte("tokenbucket console"), 100_000, sha256.Size)
 }
