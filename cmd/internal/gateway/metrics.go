@@ -79,14 +79,14 @@ func (m *metrics) match(name string) (row string, exact, ok bool) {
 	return limits.Match(name)
 }
 
-// hasBucket tells whether a bucket decides about the calls of a key.
-func (m *metrics) hasBucket(key string) bool {
+// limited tells whether calls of a key can be held back: by a bucket, or by the penalty of a row without a rate.
+func (m *metrics) limited(key string) bool {
 	limits := m.limits.Load()
 	if limits == nil {
 		return false
 	}
-	l, err := limits.Limiter(key)
-	return err == nil && l != nil
+	by, _ := limits.Decider(key)
+	return by == registry.ByLimit
 }
 
 // label is the name of the row that decides about a name or a bucket, and one for all others: nobody makes series by calling.
@@ -128,7 +128,7 @@ func (m *metrics) penalized(key string, until time.Time) {
 	}
 }
 
-// view is what a bucket looks like.
+// view is what a bucket looks like. Without a rate it is only known until when calls are held back.
 type view struct {
 	rate, maxPermits float64
 	stored           float64 // permits
@@ -156,8 +156,8 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 				return
 			}
 			v := view{rate: b.Rate, maxPermits: b.MaxPermits, stored: b.StoredPermits}
-			if b.HeldUntilMicros > 0 {
-				v.held = time.UnixMicro(b.HeldUntilMicros)
+			if left := b.HeldUntilMicros - b.SeenMicros; b.HeldUntilMicros > 0 && left > 0 { // by the store's clock
+				v.held = time.Now().Add(time.Duration(left) * time.Microsecond)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -168,9 +168,9 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, until := range m.helds {
-		if v, ok := all[name]; ok && until.After(v.held) {
-			v.held = until
-			all[name] = v
+		row, _, _ := limits.Match(name)
+		if _, asked := all[name]; !asked && row == name { // what was asked knows better: a bucket may have been reset
+			all[name] = view{held: until}
 		}
 	}
 	return all
