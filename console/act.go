@@ -169,7 +169,7 @@ func (c *Console) penalize(ctx context.Context, asks caller, o *order) (string, 
 	case !(o.Seconds > 0) || d > maxPenalty || d <= 0:
 		return "", &refusal{http.StatusUnprocessableEntity, "A limit can be held back for more than 0 and at most 3600 seconds."}
 	}
-	err := c.audited(ctx, asks, o, "held back for "+span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
+	err := c.audited(ctx, asks, o, "hold back for "+span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
 	if err != nil {
 		return "", err
 	}

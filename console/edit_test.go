@@ -291,7 +291,8 @@ func TestChangesAreRefused(t *testing.T) {
 	require.Equal(t, 403, ask(e, r).Code)
 }
 
-// Who held a limit back or reset it, and why, is in the audit, which cannot undo it. What cannot be written down is not done.
+// Who had a limit held back or reset, and why, is in the audit, which cannot undo it. What cannot be written down is not done, and what is
+// written down before it is done is no claim that it was.
 func TestActionsAreAudited(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
 	token := e.token(t, "ann", writerToken)
@@ -304,13 +305,13 @@ func TestActionsAreAudited(t *testing.T) {
 		require.Equal(t, 200, send(what).Code)
 	}
 	require.Len(t, e.rows.audit, 2)
-	require.Equal(t, []string{"/ibe/AvailFare", "ann", "incident", "held back for 30 s"},
+	require.Equal(t, []string{"/ibe/AvailFare", "ann", "incident", "hold back for 30 s"},
 		[]string{e.rows.audit[1].Name, e.rows.audit[1].Who, e.rows.audit[1].Why, e.rows.audit[1].Action})
 	for _, path := range []string{"/change?name=%2Fibe%2FAvailFare", "/changes"} {
 		r := local("GET", path)
 		r.SetBasicAuth("ann", writerToken)
 		w := ask(e, r)
-		contains(t, w, "held back for 30 s", "incident", "reset", "stuck")
+		contains(t, w, "hold back for 30 s", "incident", "reset", "stuck")
 		require.NotContains(t, w.Body.String(), "Undo …")
 	}
 	e.rows.err = sqlsource.ErrNoAudit

@@ -93,9 +93,9 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 
 // turn turns a switch that is in no table, and has it in the audit.
 func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch, on bool, who, why string) error {
-	what := "switched off: every call passes"
+	what := "switch off: every call passes"
 	if on {
-		what = "switched on: limits apply"
+		what = "switch on: limits apply"
 	}
 	_, err := editor.Act(ctx, sqlsource.Action{What: what, Who: who, Why: why}, func(ctx context.Context) error { return sw.Set(ctx, on) })
 	return err
