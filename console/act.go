@@ -3,6 +3,7 @@ package console
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -150,7 +151,10 @@ func (c *Console) turn(ctx context.Context, asks caller, o *order) (string, erro
 	if strings.TrimSpace(o.Why) == "" {
 		return "", errWhy
 	}
-	if err := c.config.Turn(ctx, o.On, asks.name, o.Why); err != nil {
+	switch err := c.config.Turn(ctx, o.On, asks.name, o.Why); {
+	case errors.Is(err, ErrNotAudited):
+		c.config.Log.Warn("console: the switch was turned, and the audit table does not say so", "on", o.On, "who", asks.name, "why", o.Why, "error", err)
+	case err != nil:
 		return "", said(err)
 	}
 	if o.On {

@@ -1,9 +1,11 @@
 package console_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -317,6 +319,29 @@ func TestActionsAreAudited(t *testing.T) {
 	e.rows.err = sqlsource.ErrNoAudit
 	require.Equal(t, 422, send("penalize").Code)
 	require.Len(t, e.done, 2)
+}
+
+// A switch that was turned without an entry in the audit has been turned, and the log says what the audit does not.
+func TestTurnedWithoutAudit(t *testing.T) {
+	var log bytes.Buffer
+	c := newConsole(t, console.Config{
+		Access: console.Access{Users: users()}, Log: slog.New(slog.NewTextHandler(&log, nil)),
+		Turn: func(context.Context, bool, string, string) error {
+			return fmt.Errorf("%w: connection refused", console.ErrNotAudited)
+		},
+	})
+	r := local("GET", "/")
+	r.SetBasicAuth("ann", writerToken)
+	m := regexp.MustCompile(`name="csrf" content="([^"]*)">`).FindStringSubmatch(ask(c, r).Body.String())
+	require.NotNil(t, m)
+	r = post("switch", `{"on":false,"why":"an incident"}`, "X-Csrf-Token", m[1])
+	r.SetBasicAuth("ann", writerToken)
+	w := ask(c, r)
+	require.Equal(t, 200, w.Code, w.Body)
+	contains(t, w, "every call passes")
+	for _, text := range []string{"level=WARN", "who=ann", "an incident", "connection refused"} {
+		require.Contains(t, log.String(), text)
+	}
 }
 
 // Without an editor there is nothing to change, whoever asks.
