@@ -62,7 +62,7 @@ func TestLiveUpdateOfATable(t *testing.T) {
 		wait()
 		took := time.Since(began)
 		t.Logf("%s after %v", what, took.Round(10*time.Millisecond))
-		require.Less(t, took, time.Duration(float64(most)*busy()), what)
+		require.Less(t, took, time.Duration(float64(most)*redistest.Busy()), what)
 	}
 	rate("5.0")
 	for _, r := range []string{"8", "6", "7"} {
