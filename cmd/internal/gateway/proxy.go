@@ -133,9 +133,14 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true.
+// rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true. A path with . and .. is sent on as it was
+// limited: it must not lead to what has another limit, or out of the upstream's base.
 func (p *proxy) rewrite(r *httputil.ProxyRequest) {
+	if dotted(r.In.URL.Path) {
+		r.Out.URL.Path, r.Out.URL.RawPath = cleanPath(r.In.URL.Path), ""
+	}
 	r.SetURL(callOf(r.In).route.target)
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // also what Go cannot parse: nothing here depends on it
 	proxied := believed(r.In, p.live.Load().proxies)
 	if proxied {
 		r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]

@@ -160,6 +160,22 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, []string{"MU", "-"}, asked.all)
 }
 
+// A query is passed on as it came, though Go cannot parse it. A path with . and .. is passed on as it was limited, and leads out of no base.
+func TestSentOnAsItIs(t *testing.T) {
+	upstream := echo(t)
+	for target, want := range map[string]string{
+		"/x?a=1;b=2&c=%zz": "Path=/base/x\nQuery=a=1;b=2&c=%zz\n", "/x?": "Path=/base/x\nQuery=\n", "/../secret": "Path=/base/secret\n",
+		"/a/%2e%2E/../secret/": "Path=/base/secret/\n", "/a/./b%2Fc": "Path=/base/a/b/c\n", "//a/.b/..c/b%2Fc": "Path=/base//a/.b/..c/b%2Fc\n",
+	} {
+		for _, way := range [][]string{nil, {"--inbound"}} {
+			server := newTestProxy(t, &keys{}, append([]string{"--upstream", upstream.URL + "/base"}, way...)...)
+			status, _, body := send(t, server, "http://h"+target, nil)
+			require.Equal(t, http.StatusOK, status)
+			require.Contains(t, body, want, target)
+		}
+	}
+}
+
 func TestAnswers(t *testing.T) {
 	upstream := echo(t)
 	store := tokenbucket.NewMemoryStore()
