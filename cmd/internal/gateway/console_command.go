@@ -114,7 +114,7 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 		return err
 	}
 	s.onClose(made.Close)
-	server := &http.Server{Handler: made, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	server := &http.Server{Handler: bodiesInTime(made), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	stop := context.AfterFunc(ctx, func() { made.Close(); _ = server.Close() })
 	defer stop()
 	log.Info("ready", "console", "http://"+l.Addr().String()+"/", "changes", strings.Join(c.mayChange(s), ", "))
