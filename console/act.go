@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -78,9 +79,34 @@ func (c *Console) read(w http.ResponseWriter, r *http.Request) (*order, error) {
 	return o, nil
 }
 
-// ResetIn resets buckets of a registry, for Config.Reset.
+// PenalizeIn holds buckets of a registry back, for Config.Penalize. It fails where calls would not notice. The registry must have the
+// options that those of the instances have.
+func PenalizeIn(limits *registry.Registry) func(ctx context.Context, name string, d time.Duration) error {
+	return func(ctx context.Context, name string, d time.Duration) error {
+		if err := used(limits, name); err != nil {
+			return err
+		}
+		return limits.Penalize(ctx, name, d)
+	}
+}
+
+// used tells why no call uses a bucket of that name.
+func used(limits *registry.Registry, name string) error {
+	if by, _ := limits.Decider(name); by != registry.ByLimit {
+		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%.80q has no bucket that calls use now: %s decides about them.", name, by)}
+	}
+	if slices.ContainsFunc(limits.Limits(), func(l registry.Limit) bool { return l.Name == name && l.PerKey }) {
+		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%.80q has a bucket for each key, and none of its own.", name)}
+	}
+	return nil
+}
+
+// ResetIn resets buckets of a registry, for Config.Reset, as PenalizeIn does.
 func ResetIn(limits *registry.Registry) func(ctx context.Context, name string) error {
 	return func(ctx context.Context, name string) error {
+		if err := used(limits, name); err != nil {
+			return err
+		}
 		l, err := limits.Limiter(name)
 		if err == nil && l == nil {
 			err = fmt.Errorf("%.80q has no bucket", name)

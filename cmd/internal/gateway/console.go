@@ -76,7 +76,7 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 	}
 	if limits != nil {
 		about.Rows = limits.Limits
-		about.Penalize = limits.Penalize
+		about.Penalize = console.PenalizeIn(limits)
 		about.Reset = console.ResetIn(limits)
 	}
 	switch {

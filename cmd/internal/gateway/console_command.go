@@ -36,7 +36,7 @@ const consoleExamples = `  tokenbucket console --redis localhost:6379
 // consoleFlags are shown in the help; the gateway's others are taken and passed over.
 var consoleFlags = []string{
 	"console-listen", "console-users", "console-host", "console-reader", "console-proxy", "redis", "key-prefix", "store-timeout", "limits", "table",
-	"columns", "quota", "jitter", "create-table", "interval", "wait", "switch", "config", "log-format", "log-level",
+	"columns", "quota", "jitter", "key", "shadow", "create-table", "interval", "wait", "switch", "config", "log-format", "log-level",
 }
 
 // ConsoleCommand is the cobra command.
@@ -80,7 +80,7 @@ func (o *options) parseForConsole(listen string) (*config, error) {
 	if c.store == "memory" {
 		return nil, c.bad("store", `"memory"`, "script or lock: gateways with memory tell nobody")
 	}
-	checks := []func() error{c.checkNumbers, c.checkWords, c.parseBuckets, c.parseConsole}
+	checks := []func() error{c.checkNumbers, c.checkWords, c.parseKeys, c.parseBuckets, c.parseConsole}
 	if c.limits != "" {
 		checks = append(checks, c.parseLimits)
 	}
@@ -159,8 +159,9 @@ func (s *service) rowsForConsole(ctx context.Context, client redis.UniversalClie
 		s.onClose(sw.Close)
 		s.admin.sw.Store(sw)
 	}
-	limits, err := registry.New(source, c.newStore(client), registry.WithInterval(c.interval), registry.WithLogger(slog.New(slog.DiscardHandler)),
-		registry.WithWait(ctx), registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout)))
+	opts := append(c.registryOptions(), registry.WithInterval(c.interval), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithWait(ctx),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout)))
+	limits, err := registry.New(source, c.newStore(client), append(opts, c.backends(client)...)...)
 	if err != nil {
 		return nil, fail(err)
 	}
