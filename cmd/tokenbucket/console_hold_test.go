@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -30,7 +32,7 @@ func TestConsoleHoldsBack(t *testing.T) {
 		('/a', 100, 0, NULL, NULL, NULL, 1, 0), ('/w', 100, 0, 60, 1000, 50, 1, 0), ('/k/*', 100, 0, NULL, NULL, NULL, 1, 1), ('/off', 5, 0, NULL, NULL, NULL, 0, 0)`)
 	shared := []string{"--redis", server.Addr, "--limits", dsn, "--interval", "200ms"}
 	gateway := startGateway(t, append([]string{"--upstream", upstream.URL}, shared...)...)
-	console := startConsole(t, append(shared, "--create-table", "--console-users", usersFile(t))...)
+	console, _ := startConsole(t, append(shared, "--create-table", "--console-users", usersFile(t))...)
 	status, page, err := ask("GET", console, "", "")
 	require.NoError(t, err)
 	require.Equal(t, 200, status)
@@ -60,10 +62,24 @@ func TestConsoleHoldsBack(t *testing.T) {
 	}
 }
 
-// startConsole runs a console by itself, and returns its address.
-func startConsole(t *testing.T, args ...string) (address string) {
+// What can be changed is told as it is: without limits nothing, and the switch where there is one.
+func TestConsoleTellsWhatItChanges(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	args := []string{"--redis", server.Addr, "--console-users", usersFile(t)}
+	_, log := startConsole(t, args...)
+	require.Contains(t, log.String(), `changes="none: there are no --limits"`)
+	file := filepath.Join(t.TempDir(), "limits.yaml")
+	require.NoError(t, os.WriteFile(file, []byte("limits: []\n"), 0o600))
+	_, log = startConsole(t, append(args, "--limits", "file://"+file, "--switch", "redis:the-switch")...)
+	require.Contains(t, log.String(), `changes="penalties, resets, switch"`)
+}
+
+// startConsole runs a console by itself, and returns its address and its log.
+func startConsole(t *testing.T, args ...string) (address string, log *output) {
 	ctx, stop := context.WithCancel(t.Context())
-	log, ended := new(output), make(chan int)
+	log = new(output)
+	ended := make(chan int)
 	go func() {
 		ended <- run(ctx, patient, append([]string{"console", "--console-listen", "127.0.0.1:0"}, args...), new(bytes.Buffer), log)
 	}()
@@ -76,5 +92,5 @@ func startConsole(t *testing.T, args ...string) (address string) {
 		address = m[1]
 		return nil
 	})
-	return address
+	return address, log
 }

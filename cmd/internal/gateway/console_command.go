@@ -117,7 +117,7 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 	server := &http.Server{Handler: bodiesInTime(made), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	stop := context.AfterFunc(ctx, func() { made.Close(); _ = server.Close() })
 	defer stop()
-	log.Info("ready", "console", "http://"+l.Addr().String()+"/", "changes", strings.Join(c.mayChange(s), ", "))
+	log.Info("ready", "console", "http://"+l.Addr().String()+"/", "changes", strings.Join(c.mayChange(s, limits != nil), ", "))
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
@@ -125,14 +125,23 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 }
 
 // mayChange is what can be changed here.
-func (c *config) mayChange(s *service) []string {
+func (c *config) mayChange(s *service, limits bool) (all []string) {
 	if len(c.access.Users)+len(c.access.Proxies) == 0 {
 		return []string{"none: read-only"}
 	}
-	if s.editor == nil {
-		return []string{"penalties, resets"}
+	if s.editor != nil {
+		all = append(all, "rows")
 	}
-	return []string{"rows, penalties, resets"}
+	if limits {
+		all = append(all, "penalties", "resets")
+	}
+	if s.admin.sw.Load() != nil && (c.switchAt != "sql" || s.editor != nil) {
+		all = append(all, "switch")
+	}
+	if all == nil {
+		return []string{"none: there are no --limits"}
+	}
+	return all
 }
 
 // rowsForConsole follows the rows, if there are any.
