@@ -147,18 +147,15 @@ func (g *gate) who(r *http.Request) (caller, error) {
 		return caller{}, &refusal{http.StatusMisdirectedRequest, fmt.Sprintf(
 			"The console is not known under the name %.100q. Ask for it by an IP address or as localhost, or have the name allowed.", r.Host)}
 	}
-	if r.Header.Get("Authorization") != "" {
+	from, names := address(r.RemoteAddr), r.Header.Values(g.ProxyHeader)
+	switch proxy := within(g.Proxies, from); {
+	case proxy && len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser: // it may have passed on the password that it asked for
+		return caller{name: names[0], write: true}, nil
+	case r.Header.Get("Authorization") != "":
 		return g.user(r)
-	}
-	from := address(r.RemoteAddr)
-	if within(g.Proxies, from) {
-		switch names := r.Header.Values(g.ProxyHeader); {
-		case len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser:
-			return caller{name: names[0], write: true}, nil
-		case len(names) > 0:
-			return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
-		}
-	} else if within(g.readers, from) && !g.passedOn(r) {
+	case proxy && len(names) > 0:
+		return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
+	case !proxy && within(g.readers, from) && !g.passedOn(r):
 		return caller{}, nil
 	}
 	if len(g.Users) > 0 {
