@@ -92,6 +92,11 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	gauge("limit_keys", float64(s.Keys))
 	gauge("bad_rows", float64(len(s.Rejected)))
 	gauge("bad_names", float64(s.Bad))
+	c.inUse(gauge)
+}
+
+// inUse tells of the limits that are in use.
+func (c *collector) inUse(gauge func(name string, value float64, labels ...string)) {
 	for name, v := range c.proxy.metrics.views(context.Background()) {
 		if v.rate > 0 {
 			gauge("limit_rate", v.rate, name)
