@@ -31,8 +31,8 @@ type Access struct {
 	Proxies []netip.Prefix
 	// ProxyHeader is X-Forwarded-User if it is empty.
 	ProxyHeader string
-	// Key is secret, at least 16 bytes, and the same at all consoles behind one balancer: then a page that one of them has made for somebody
-	// whom a proxy names can change something at any other. Empty: at that one only. Pages of Users need no Key, only the same token.
+	// Key is secret, random or made from a secret by a slow function, at least 16 bytes, and the same at all consoles behind one balancer:
+	// then a page that one of them has made can change something at any other. Empty: a random one, so at that one only.
 	Key []byte
 }
 
@@ -93,7 +93,6 @@ func (u *User) check() error {
 type caller struct {
 	name  string // "" of somebody who only reads from a trusted network
 	write bool
-	key   []byte // of the tokens against forged requests
 }
 
 // gate decides who may come in.
@@ -148,18 +147,15 @@ func (g *gate) who(r *http.Request) (caller, error) {
 		return caller{}, &refusal{http.StatusMisdirectedRequest, fmt.Sprintf(
 			"The console is not known under the name %.100q. Ask for it by an IP address or as localhost, or have the name allowed.", r.Host)}
 	}
-	if r.Header.Get("Authorization") != "" {
+	from, names := address(r.RemoteAddr), r.Header.Values(g.ProxyHeader)
+	switch proxy := within(g.Proxies, from); {
+	case proxy && len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser: // it may have passed on the password that it asked for
+		return caller{name: names[0], write: true}, nil
+	case r.Header.Get("Authorization") != "":
 		return g.user(r)
-	}
-	from := address(r.RemoteAddr)
-	if within(g.Proxies, from) {
-		switch names := r.Header.Values(g.ProxyHeader); {
-		case len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser:
-			return caller{name: names[0], write: true, key: g.Key}, nil
-		case len(names) > 0:
-			return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
-		}
-	} else if within(g.readers, from) && !g.passedOn(r) {
+	case proxy && len(names) > 0:
+		return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
+	case !proxy && within(g.readers, from) && !g.passedOn(r):
 		return caller{}, nil
 	}
 	if len(g.Users) > 0 {
@@ -198,7 +194,7 @@ func (g *gate) user(r *http.Request) (caller, error) {
 	if found == nil {
 		return caller{}, &refusal{http.StatusUnauthorized, "This name and token are not known."}
 	}
-	return caller{name: found.Name, write: found.Write, key: []byte(found.Token)}, nil
+	return caller{name: found.Name, write: found.Write}, nil
 }
 
 // knownHost keeps out names that somebody else may have pointed here.
@@ -240,10 +236,10 @@ const forgeryHeader = "X-Csrf-Token"
 const forged = "This page is out of date, or the request did not come from it: load it again."
 
 // forgery is what a page of who may write sends with each change. It counts for this person, today and tomorrow, at each console with the
-// same key. That of a user is the user's own token: so a page tells nobody anything of the tokens of others.
-func (c *caller) forgery(day int64) string {
-	m := hmac.New(sha256.New, c.key)
-	fmt.Fprintf(m, "tokenbucket console\n%d\n%s", day, c.name)
+// same key. It does not follow from anybody's token: who sees a page cannot try tokens by it.
+func (g *gate) forgery(name string, day int64) string {
+	m := hmac.New(sha256.New, g.Key)
+	fmt.Fprintf(m, "tokenbucket console\n%d\n%s", day, name)
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
@@ -263,7 +259,7 @@ func (g *gate) mayWrite(c caller, r *http.Request) error {
 	}
 	given := []byte(r.Header.Get(forgeryHeader))
 	day := g.today()
-	if !hmac.Equal(given, []byte(c.forgery(day))) && !hmac.Equal(given, []byte(c.forgery(day-1))) {
+	if !hmac.Equal(given, []byte(g.forgery(c.name, day))) && !hmac.Equal(given, []byte(g.forgery(c.name, day-1))) {
 		return &refusal{http.StatusForbidden, forged}
 	}
 	return nil

@@ -47,6 +47,9 @@ func TestWhoMayRead(t *testing.T) {
 		"a bearer token":                                   {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer " + readerToken}, want: 200},
 		"a wrong bearer token":                             {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer nonsense"}, want: 401},
 		"a trusted proxy":                                  {access: open, from: "10.9.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", "eve"}, want: 200},
+		"a trusted proxy that has asked for a password":    {access: open, from: "10.9.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", "eve"}, user: "eve", secret: "the proxy's own", want: 200},
+		"a trusted proxy that does not know a user":        {access: open, from: "10.9.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", ""}, user: "bob", secret: readerToken, want: 200},
+		"a trusted proxy with two names":                   {access: open, from: "10.9.0.1:1", host: "10.1.0.1", more: http.Header{"X-Forwarded-User": {"ann", "eve"}}, want: 403, says: "not one name"},
 		"a trusted proxy without a name":                   {access: open, from: "10.9.0.1:1", host: "10.1.0.1", want: 401},
 		"a proxy that nobody trusts":                       {access: open, from: "10.8.0.1:1", host: "10.1.0.1", headers: []string{"X-Forwarded-User", "eve"}, want: 401},
 	} {

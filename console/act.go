@@ -3,8 +3,10 @@ package console
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -77,9 +79,36 @@ func (c *Console) read(w http.ResponseWriter, r *http.Request) (*order, error) {
 	return o, nil
 }
 
-// ResetIn resets buckets of a registry, for Config.Reset.
+// PenalizeIn holds buckets of a registry back, for Config.Penalize. It fails where calls would not notice. The registry must have the
+// options that those of the instances have.
+func PenalizeIn(limits *registry.Registry) func(ctx context.Context, name string, d time.Duration) error {
+	return func(ctx context.Context, name string, d time.Duration) error {
+		if err := used(limits, name); err != nil {
+			return err
+		}
+		return limits.Penalize(ctx, name, d)
+	}
+}
+
+// used tells why no call uses a bucket of that name.
+func used(limits *registry.Registry, name string) error {
+	if by, _ := limits.Decider(name); by != registry.ByLimit {
+		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%.80q has no bucket that calls use now: %s decides about them.", name, by)}
+	}
+	if slices.ContainsFunc(limits.Limits(), func(l registry.Limit) bool { return l.Name == name && l.PerKey }) {
+		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%.80q has a bucket for each key, and none of its own.", name)}
+	}
+	return nil
+}
+
+// ResetIn resets buckets of a registry, for Config.Reset, as PenalizeIn does.
 func ResetIn(limits *registry.Registry) func(ctx context.Context, name string) error {
-	return limits.Reset
+	return func(ctx context.Context, name string) error {
+		if err := used(limits, name); err != nil {
+			return err
+		}
+		return limits.Reset(ctx, name)
+	}
 }
 
 var errMissing = &refusal{http.StatusNotFound, "This cannot be done here: the console was not given what it takes."}
@@ -141,7 +170,10 @@ func (c *Console) turn(ctx context.Context, asks caller, o *order) (string, erro
 	if strings.TrimSpace(o.Why) == "" {
 		return "", errWhy
 	}
-	if err := c.config.Turn(ctx, o.On, asks.name, o.Why); err != nil {
+	switch err := c.config.Turn(ctx, o.On, asks.name, o.Why); {
+	case errors.Is(err, ErrNotAudited):
+		c.config.Log.Warn("console: the switch was turned, and the audit table does not say so", "on", o.On, "who", asks.name, "why", o.Why, "error", err)
+	case err != nil:
 		return "", said(err)
 	}
 	if o.On {
@@ -160,7 +192,7 @@ func (c *Console) penalize(ctx context.Context, asks caller, o *order) (string, 
 	case !(o.Seconds > 0) || d > maxPenalty || d <= 0:
 		return "", &refusal{http.StatusUnprocessableEntity, "A limit can be held back for more than 0 and at most 3600 seconds."}
 	}
-	err := c.audited(ctx, asks, o, "held back for "+span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
+	err := c.audited(ctx, asks, o, "hold back for "+span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
 	if err != nil {
 		return "", err
 	}

@@ -23,7 +23,8 @@ type Config struct {
 	// Editor changes rows; nil: none can be changed.
 	Editor Editor
 	// Penalize holds a bucket back, Reset forgets its state, and Turn turns the switch, for the whole fleet. Nil: the pages do not
-	// offer it. Of the first two the Editor's audit is told; Turn sees to that itself (sqlsource.Editor.SetSwitch, or Act).
+	// offer it. Of the first two the Editor's audit is told; Turn sees to that itself (sqlsource.Editor.SetSwitch, or Act). Its error is an
+	// ErrNotAudited if the switch was turned all the same.
 	Penalize func(ctx context.Context, name string, d time.Duration) error
 	Reset    func(ctx context.Context, name string) error
 	Turn     func(ctx context.Context, on bool, who, why string) error
@@ -54,6 +55,9 @@ type Console struct {
 
 // ErrInvalid: a field of Config is out of range.
 var ErrInvalid = errors.New("console: invalid configuration")
+
+// ErrNotAudited: the switch was turned, and only the log says so: the audit could not be written.
+var ErrNotAudited = errors.New("console: not in the audit table")
 
 // New makes a console. Close it when it is no longer used.
 func New(config Config) (*Console, error) {

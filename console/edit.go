@@ -218,7 +218,10 @@ func said(err error) error {
 	var row *registry.RowError
 	var column *sqlsource.ColumnError
 	var right *sqlsource.RightError
+	var why *refusal
 	switch {
+	case errors.As(err, &why):
+		return why
 	case errors.As(err, &conflict):
 		return &refusal{http.StatusConflict, "Somebody has changed it meanwhile: nothing was written. Look at what it says now, and try again."}
 	case errors.As(err, &row):

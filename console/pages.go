@@ -81,7 +81,7 @@ func (c *Console) page(r *http.Request, screen, title string) *page {
 	p := &page{Title: title, Screen: screen, User: asks.name, Write: asks.write && c.editable(), Editable: c.editable(), V: assets.version}
 	p.Rows, p.Acts = c.config.Editor != nil, acts{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil}
 	if p.Write {
-		p.Token = asks.forgery(c.gate.today())
+		p.Token = c.gate.forgery(asks.name, c.gate.today())
 	}
 	return p
 }

@@ -13,9 +13,6 @@ type Usage struct {
 	WindowUsed, WindowLimit int
 	// Inside are the calls of this process that are under way, Places those of the fleet, of Concurrent, which is in force; 0: any number.
 	Inside, Places, Concurrent int
-	// Held is how long a row without a rate is held back yet, as far as this process knows (Registry.Penalize). RateLimiter.State tells it
-	// of one with a rate.
-	Held time.Duration
 }
 
 // Usage returns what is in use of the row of a name. It is false if the row names nothing but a rate, or has not been asked for yet. It
@@ -28,9 +25,6 @@ func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, er
 	b := e.slot.inForce.Load()
 	if b == nil {
 		return u, false, nil
-	}
-	if e.limit.NoRate {
-		u.Held = e.slot.pause.left()
 	}
 	if b.window != nil {
 		left, err := b.window.Remaining(ctx)
@@ -48,6 +42,16 @@ func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, er
 		u.Inside, u.Places, u.Concurrent = int(e.slot.inside.Load()), s.Used, s.Permits
 	}
 	return u, true, nil
+}
+
+// Held is how long a row without a rate is held back yet, as far as this process knows (see Registry.Penalize). Of one with a rate
+// RateLimiter.State tells it, and this is 0.
+func (r *Registry) Held(name string) time.Duration {
+	e := r.limits.Load().rows[name]
+	if e == nil || e.slot == nil || !e.limit.NoRate {
+		return 0
+	}
+	return max(0, e.slot.pause.left())
 }
 
 // mostAsked is how many rows are asked for at a time: a few trips' worth.

@@ -12,8 +12,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -194,7 +192,7 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 		t.Logf("%q after %v", text, took.Round(100*time.Millisecond))
 		within := 5 * time.Second
 		if !strict {
-			within = time.Duration(float64(within) * busy())
+			within = time.Duration(float64(within) * redistest.Busy())
 		}
 		require.Less(t, took, within, text)
 	}
@@ -233,16 +231,6 @@ func keepBusy(t *testing.T, fleet []*process, wrk string) {
 			}
 		})
 	}
-}
-
-// busy is by how much a machine that does other things may be slower: the load of each processor.
-func busy() float64 {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 1
-	}
-	load, _ := strconv.ParseFloat(strings.Fields(string(text))[0], 64)
-	return max(1, 2*load/float64(runtime.NumCPU()))
 }
 
 // newShared is what gateways share: Redis, an upstream, and a table in which /a has that rate.

@@ -193,7 +193,7 @@ func (s *show) serve(ctx context.Context, at string) error {
 	s.onClose(limits.Close)
 	token := rand.Text()
 	c, err := console.New(console.Config{
-		Source: console.NewRedisSource(s.client, s.backend.prefix), Rows: limits.Limits, Editor: editor, Penalize: limits.Penalize, Reset: console.ResetIn(limits),
+		Source: console.NewRedisSource(s.client, s.backend.prefix), Rows: limits.Limits, Editor: editor, Penalize: console.PenalizeIn(limits), Reset: console.ResetIn(limits),
 		Access: console.Access{Users: []console.User{{Name: "demo", Token: token, Write: true}}},
 	})
 	if err != nil {

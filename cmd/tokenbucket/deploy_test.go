@@ -368,6 +368,19 @@ func TestDockerfile(t *testing.T) {
 	for _, m := range regexp.MustCompile(`=> \.\./(\S*)`).FindAllStringSubmatch(string(module), -1) {
 		require.True(t, m[1] == "" || sent[m[1]], m[1])
 	}
+	const own = "github.com/go-tokenbucket/tokenbucket/"
+	list := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}", "./tokenbucket")
+	list.Dir, list.Env = "..", append(os.Environ(), "GOWORK=off")
+	packages, err := list.Output()
+	require.NoError(t, err)
+	for _, line := range strings.Split(string(packages), "\n") {
+		path, isOwn := strings.CutPrefix(line, own)
+		if !isOwn {
+			continue
+		}
+		first, _, _ := strings.Cut(path, "/")
+		require.True(t, sent[first] || sent[path], "%s is not sent", path)
+	}
 }
 
 // The unit is one, and its settings are settings.

@@ -37,9 +37,12 @@ type counter struct {
 	granted, waited, waitNanos, refused, failed, passed, wouldRefuse atomic.Int64
 
 	waits [len(Histogram{})]atomic.Int64
-	gone  atomic.Bool               // it has no row any more
-	held  atomic.Pointer[time.Time] // until when a penalty holds
+	gone  atomic.Bool // it has no row any more
+	held  atomic.Pointer[penalty]
 }
+
+// penalty holds until then, as was told then.
+type penalty struct{ until, told time.Time }
 
 func (c *counter) load() (all Counters) {
 	all = Counters{
@@ -196,11 +199,11 @@ func (m *Meter) Bypassed(name string, by registry.Decider, pass bool) {
 func (m *Meter) Penalized(name string, until time.Time) {
 	c := m.of(name)
 	before := c.held.Load()
-	if before != nil && !until.After(*before) {
+	if before != nil && !until.After(before.until) {
 		return
 	}
 	now := time.Now()
-	if c.held.Store(&until); c != &m.others && (before == nil || before.Before(now)) {
+	if c.held.Store(&penalty{until, now}); c != &m.others && (before == nil || before.until.Before(now)) {
 		m.events.add(Event{At: now, Kind: Penalized, Limit: c.name, For: until.Sub(now)})
 	}
 }

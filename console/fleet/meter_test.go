@@ -132,6 +132,31 @@ func TestMeterCounts(t *testing.T) {
 	})
 }
 
+// A bucket that was reset is not held back any more, whatever its instance was told before.
+func TestMeterSeesResets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, limits := metered(t, &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 5, Cache: 1}}}})
+		_, err := limits.Allow(t.Context(), "/a")
+		require.NoError(t, err)
+		time.Sleep(5 * time.Second)
+		_, all := report(t, m)
+		require.Equal(t, all["/a"].Bucket.Max, all["/a"].Bucket.Stored, "no call changes it any more")
+		require.NoError(t, limits.Penalize(t.Context(), "/a", time.Hour))
+		m.Penalized("/a", time.Now().Add(time.Hour))
+		_, all = report(t, m)
+		require.WithinDuration(t, time.Now().Add(time.Hour), all["/a"].Bucket.HeldUntil, time.Second)
+		time.Sleep(10 * time.Second)
+		_, all = report(t, m)
+		require.Greater(t, time.Until(all["/a"].Bucket.HeldUntil), 50*time.Minute)
+		l, err := limits.Limiter("/a")
+		require.NoError(t, err)
+		require.NoError(t, l.Reset(t.Context()))
+		time.Sleep(2 * time.Second)
+		_, all = report(t, m)
+		require.Zero(t, all["/a"].Bucket.HeldUntil)
+	})
+}
+
 func kinds(events []Event) (all []EventKind) {
 	for _, e := range events {
 		all = append(all, e.Kind)

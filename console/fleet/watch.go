@@ -163,8 +163,9 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	}
 	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
-		if until := c.held.Load(); until != nil && until.After(l.Bucket.HeldUntil) {
-			l.Bucket.HeldUntil = *until
+		// A bucket that was seen since knows better: it may have been reset.
+		if p := c.held.Load(); p != nil && !p.told.Before(l.Bucket.At) && p.until.After(l.Bucket.HeldUntil) {
+			l.Bucket.HeldUntil = p.until
 		}
 	}
 	if limiter != nil {
@@ -209,7 +210,8 @@ func ConfigOf(row *registry.Limit) Config {
 	return c
 }
 
-// look asks for buckets that have changed: those whose calls went on, and those that were not full. What cannot be asked stays as it was.
+// look asks for buckets that have changed: those whose calls went on, and those that were not full, or held back. What cannot be asked
+// stays as it was.
 func (w *watch) look(ctx context.Context, m *Meter, limiters map[string]*tokenbucket.RateLimiter) {
 	ctx, cancel := context.WithTimeout(ctx, lookFor)
 	defer cancel()
@@ -224,13 +226,15 @@ func (w *watch) look(ctx context.Context, m *Meter, limiters map[string]*tokenbu
 		if l == nil || c == nil {
 			continue
 		}
-		if calls := c.calls(); calls != seen.calls || seen.Stored < seen.Max || seen.At.IsZero() {
+		now, told := time.Now(), c.held.Load()
+		held := seen.HeldUntil.After(now) || told != nil && told.until.After(now)
+		if calls := c.calls(); calls != seen.calls || seen.Stored < seen.Max || seen.At.IsZero() || held {
 			looks++
 			asking.Go(func() {
 				if b, err := l.State(ctx); err == nil {
 					mu.Lock()
 					defer mu.Unlock()
-					found[name] = seenBucket{bucketOf(&b, time.Now()), calls}
+					found[name] = seenBucket{bucketOf(&b, now), calls}
 				}
 			})
 		}

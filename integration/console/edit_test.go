@@ -3,11 +3,7 @@ package console_test
 import (
 	"context"
 	"database/sql"
-	"os"
 	"path/filepath"
-	"runtime"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -45,16 +41,6 @@ func serveTable(t *testing.T) (at string, rows *table) {
 		Reset:    func(context.Context, string) error { return nil },
 		Turn:     func(context.Context, bool, string, string) error { return nil },
 	}), &table{db}
-}
-
-// busy is by how much a machine that does other things may be slower: the load of each processor.
-func busy() float64 {
-	text, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 1
-	}
-	load, _ := strconv.ParseFloat(strings.Fields(string(text))[0], 64)
-	return max(1, 2*load/float64(runtime.NumCPU()))
 }
 
 // A row is changed with a preview and a reason, somebody else's change is not overwritten, and a change is undone.

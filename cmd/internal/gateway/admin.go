@@ -33,7 +33,20 @@ func (a *admin) handler() http.Handler {
 	mux.Handle("GET /metrics", a.proxy.metrics.handler())
 	mux.Handle("GET /console", http.RedirectHandler("/console/", http.StatusMovedPermanently))
 	mux.HandleFunc("/console/", a.serveConsole)
-	return mux
+	return bodiesInTime(mux)
+}
+
+// bodyTime is how long the body of a request may take that is answered here: it is small.
+const bodyTime = 10 * time.Second
+
+// bodiesInTime ends connections whose body does not come. The server itself would wait for it for ever, also where nobody reads it.
+func bodiesInTime(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime)) // it can, but in tests
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // readiness is what /readyz answers.

@@ -92,10 +92,17 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	gauge("limit_keys", float64(s.Keys))
 	gauge("bad_rows", float64(len(s.Rejected)))
 	gauge("bad_names", float64(s.Bad))
+	c.inUse(gauge)
+}
+
+// inUse tells of the limits that are in use.
+func (c *collector) inUse(gauge func(name string, value float64, labels ...string)) {
 	for name, v := range c.proxy.metrics.views(context.Background()) {
-		gauge("limit_rate", v.rate, name)
-		gauge("limit_max_permits", v.maxPermits, name)
-		gauge("limit_stored_permits", v.stored, name)
+		if v.rate > 0 {
+			gauge("limit_rate", v.rate, name)
+			gauge("limit_max_permits", v.maxPermits, name)
+			gauge("limit_stored_permits", v.stored, name)
+		}
 		gauge("limit_held_until_timestamp_seconds", v.until(), name)
 	}
 	for name, u := range c.proxy.metrics.usages(context.Background(), math.MaxInt) {

@@ -5,10 +5,12 @@ import (
 	"crypto/pbkdf2"
 	"crypto/sha256"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"os"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/pflag"
@@ -60,8 +62,8 @@ func (c *config) parseConsole() (err error) {
 	return nil
 }
 
-// formKey is the key of the forms of those whom a proxy names: the same wherever the file of users is the same. It is slow on purpose, so
-// that nobody who sees a form can try what the file may say.
+// formKey is the key of forms: the same wherever the file of users is the same. It is slow on purpose, so that nobody who sees a form can
+// try what the file may say.
 func formKey(users []byte) ([]byte, error) {
 	return pbkdf2.Key(sha256.New, string(users), []byte("tokenbucket console"), 100_000, sha256.Size)
 }
@@ -74,7 +76,7 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 	}
 	if limits != nil {
 		about.Rows = limits.Limits
-		about.Penalize = limits.Penalize
+		about.Penalize = console.PenalizeIn(limits)
 		about.Reset = console.ResetIn(limits)
 	}
 	switch {
@@ -91,14 +93,37 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 	return console.New(about)
 }
 
-// turn turns a switch that is in no table, and has it in the audit.
+// auditWait is how long a switch waits for the audit: an outage of the database, in which it may hang, is when it is needed.
+const auditWait = 2 * time.Second
+
+// turn turns a switch that is in no table, and has it in the audit. A database that is away does not keep it from being turned: then the
+// error is a console.ErrNotAudited.
 func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch, on bool, who, why string) error {
-	what := "switched off: every call passes"
+	what := "switch off: every call passes"
 	if on {
-		what = "switched on: limits apply"
+		what = "switch on: limits apply"
 	}
-	_, err := editor.Act(ctx, sqlsource.Action{What: what, Who: who, Why: why}, func(ctx context.Context) error { return sw.Set(ctx, on) })
-	return err
+	noted := false
+	inTime, cancel := context.WithTimeout(ctx, auditWait)
+	defer cancel()
+	_, err := editor.Act(inTime, sqlsource.Action{What: what, Who: who, Why: why}, func(context.Context) error {
+		noted = true
+		return sw.Set(ctx, on)
+	})
+	if err == nil || noted || refused(err) {
+		return err
+	}
+	if failed := sw.Set(ctx, on); failed != nil {
+		return errors.Join(failed, err)
+	}
+	return fmt.Errorf("%w: %w", console.ErrNotAudited, err)
+}
+
+// refused tells whether an audit that could be asked says no, which somebody must repair.
+func refused(err error) bool {
+	var right *sqlsource.RightError
+	var wrong *registry.RowError
+	return errors.Is(err, sqlsource.ErrNoAudit) || errors.As(err, &right) || errors.As(err, &wrong)
 }
 
 // openConsole puts the console at the admin port.

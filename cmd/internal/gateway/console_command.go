@@ -36,7 +36,7 @@ const consoleExamples = `  tokenbucket console --redis localhost:6379
 // consoleFlags are shown in the help; the gateway's others are taken and passed over.
 var consoleFlags = []string{
 	"console-listen", "console-users", "console-host", "console-reader", "console-proxy", "redis", "key-prefix", "store-timeout", "limits", "table",
-	"columns", "quota", "jitter", "create-table", "interval", "wait", "switch", "config", "log-format", "log-level",
+	"columns", "quota", "jitter", "key", "shadow", "create-table", "interval", "wait", "switch", "config", "log-format", "log-level",
 }
 
 // ConsoleCommand is the cobra command.
@@ -80,7 +80,7 @@ func (o *options) parseForConsole(listen string) (*config, error) {
 	if c.store == "memory" {
 		return nil, c.bad("store", `"memory"`, "script or lock: gateways with memory tell nobody")
 	}
-	checks := []func() error{c.checkNumbers, c.checkWords, c.parseBuckets, c.parseConsole}
+	checks := []func() error{c.checkNumbers, c.checkWords, c.parseKeys, c.parseBuckets, c.parseConsole}
 	if c.limits != "" {
 		checks = append(checks, c.parseLimits)
 	}
@@ -114,10 +114,10 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 		return err
 	}
 	s.onClose(made.Close)
-	server := &http.Server{Handler: made, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	server := &http.Server{Handler: bodiesInTime(made), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	stop := context.AfterFunc(ctx, func() { made.Close(); _ = server.Close() })
 	defer stop()
-	log.Info("ready", "console", "http://"+l.Addr().String()+"/", "changes", strings.Join(c.mayChange(s), ", "))
+	log.Info("ready", "console", "http://"+l.Addr().String()+"/", "changes", strings.Join(c.mayChange(s, limits != nil), ", "))
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
@@ -125,14 +125,23 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 }
 
 // mayChange is what can be changed here.
-func (c *config) mayChange(s *service) []string {
+func (c *config) mayChange(s *service, limits bool) (all []string) {
 	if len(c.access.Users)+len(c.access.Proxies) == 0 {
 		return []string{"none: read-only"}
 	}
-	if s.editor == nil {
-		return []string{"penalties, resets"}
+	if s.editor != nil {
+		all = append(all, "rows")
 	}
-	return []string{"rows, penalties, resets"}
+	if limits {
+		all = append(all, "penalties", "resets")
+	}
+	if s.admin.sw.Load() != nil && (c.switchAt != "sql" || s.editor != nil) {
+		all = append(all, "switch")
+	}
+	if all == nil {
+		return []string{"none: there are no --limits"}
+	}
+	return all
 }
 
 // rowsForConsole follows the rows, if there are any.
@@ -159,8 +168,9 @@ func (s *service) rowsForConsole(ctx context.Context, client redis.UniversalClie
 		s.onClose(sw.Close)
 		s.admin.sw.Store(sw)
 	}
-	limits, err := registry.New(source, c.newStore(client), registry.WithInterval(c.interval), registry.WithLogger(slog.New(slog.DiscardHandler)),
-		registry.WithWait(ctx), registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout)))
+	opts := append(c.registryOptions(), registry.WithInterval(c.interval), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithWait(ctx),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout)))
+	limits, err := registry.New(source, c.newStore(client), append(opts, c.backends(client)...)...)
 	if err != nil {
 		return nil, fail(err)
 	}

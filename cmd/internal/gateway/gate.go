@@ -19,7 +19,7 @@ type gate struct {
 // Penalize implements httplimit.Gate.
 func (g *gate) Penalize(ctx context.Context, key string, d time.Duration) error {
 	err := g.Gate.Penalize(ctx, key, d)
-	if err != nil || !g.metrics.hasBucket(key) {
+	if err != nil || !g.metrics.limited(key) {
 		return err
 	}
 	until := time.Now().Add(d)

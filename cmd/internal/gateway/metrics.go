@@ -79,8 +79,8 @@ func (m *metrics) match(name string) (row string, exact, ok bool) {
 	return limits.Match(name)
 }
 
-// hasBucket tells whether a bucket decides about the calls of a key, or keeps its penalty.
-func (m *metrics) hasBucket(key string) bool {
+// limited tells whether calls of a key can be held back: by a bucket, or by the penalty of a row without a rate.
+func (m *metrics) limited(key string) bool {
 	limits := m.limits.Load()
 	if limits == nil {
 		return false
@@ -128,7 +128,7 @@ func (m *metrics) penalized(key string, until time.Time) {
 	}
 }
 
-// view is what a bucket looks like.
+// view is what a bucket looks like. Without a rate it is only known until when calls are held back.
 type view struct {
 	rate, maxPermits float64
 	stored           float64 // permits
@@ -156,8 +156,8 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 				return
 			}
 			v := view{rate: b.Rate, maxPermits: b.MaxPermits, stored: b.StoredPermits}
-			if b.HeldUntilMicros > 0 {
-				v.held = time.UnixMicro(b.HeldUntilMicros)
+			if left := b.HeldUntilMicros - b.SeenMicros; b.HeldUntilMicros > 0 && left > 0 { // by the store's clock
+				v.held = time.Now().Add(time.Duration(left) * time.Microsecond)
 			}
 			mu.Lock()
 			defer mu.Unlock()
@@ -165,12 +165,23 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 		})
 	}
 	asking.Wait()
+	known := map[string]bool{} // better than what was told here: a bucket may have been reset
+	for name := range all {
+		known[name] = true
+	}
+	for _, l := range limits.Limits() {
+		if !l.NoRate || m.label(l.Name) != l.Name {
+			continue
+		}
+		if known[l.Name] = true; limits.Held(l.Name) > 0 {
+			all[l.Name] = view{held: time.Now().Add(limits.Held(l.Name))}
+		}
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for name, until := range m.helds {
-		if v, ok := all[name]; ok && until.After(v.held) {
-			v.held = until
-			all[name] = v
+		if row, _, _ := limits.Match(name); row == name && !known[name] {
+			all[name] = view{held: until}
 		}
 	}
 	return all

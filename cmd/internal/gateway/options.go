@@ -204,7 +204,7 @@ type config struct {
 func (o *options) parse() (*config, error) {
 	c := &config{options: *o}
 	for _, check := range []func() error{
-		c.checkNumbers, c.checkWords, c.checkAddresses, c.parseTraffic, c.parseLimits, c.parseBuckets, c.parseConsole,
+		c.checkNumbers, c.checkWords, c.checkAddresses, c.parseKeys, c.parseTraffic, c.parseLimits, c.parseBuckets, c.parseConsole,
 	} {
 		if err := check(); err != nil {
 			return nil, err
@@ -277,8 +277,8 @@ func listenable(addr string) bool {
 	return err == nil
 }
 
-func (c *config) parseTraffic() error {
-	var err error
+// parseKeys reads what keys are made of.
+func (c *config) parseKeys() (err error) {
 	if c.proxies, err = c.networks("trusted-proxy", c.trusted); err != nil {
 		return err
 	}
@@ -288,6 +288,11 @@ func (c *config) parseTraffic() error {
 		return wrong
 	}
 	c.key = key
+	return nil
+}
+
+func (c *config) parseTraffic() error {
+	var err error
 	if c.unknown, err = c.otherwise("unknown", c.options.unknown); err != nil {
 		return err
 	}

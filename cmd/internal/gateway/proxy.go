@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -20,10 +21,25 @@ import (
 
 // call is what is known about a request from its arrival on.
 type call struct {
-	route *route
-	key   string
-	by    registry.Decider // what has refused it
-	leave func()           // gives back what it holds; nil: nothing
+	route  *route
+	key    string
+	by     registry.Decider // what has refused it
+	leave  func()           // gives back what it holds; nil: nothing
+	broken atomic.Bool      // its body could not be read
+}
+
+// incoming is the body of a call.
+type incoming struct {
+	io.ReadCloser
+	call *call
+}
+
+func (b *incoming) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if err != nil && err != io.EOF && !errors.Is(err, http.ErrBodyReadAfterClose) { // closed by us, since the upstream has failed
+		b.call.broken.Store(true)
+	}
+	return n, err
 }
 
 // end gives back what the call holds, also when nobody has closed its response.
@@ -129,13 +145,22 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
 		c := &call{route: route, key: settings.key.of(settings, r, p.metrics.match)}
 		defer c.end()
-		(*handler).ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callKey{}, c)))
+		r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
+		if r.Body != nil && r.Body != http.NoBody {
+			r.Body = &incoming{r.Body, c}
+		}
+		(*handler).ServeHTTP(w, r)
 	}
 }
 
-// rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true.
+// rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true. A path with . and .. is sent on as it was
+// limited: it must not lead to what has another limit, or out of the upstream's base.
 func (p *proxy) rewrite(r *httputil.ProxyRequest) {
+	if dotted(r.In.URL.Path) {
+		r.Out.URL.Path, r.Out.URL.RawPath = cleanPath(r.In.URL.Path), ""
+	}
 	r.SetURL(callOf(r.In).route.target)
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // also what Go cannot parse: nothing here depends on it
 	proxied := believed(r.In, p.live.Load().proxies)
 	if proxied {
 		r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]
@@ -160,6 +185,8 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 		unavailable(w, "the rate limiter is not available")
 	case r.Context().Err() != nil: // the client has gone, or the time to drain is over
 		unavailable(w, "the request was cancelled")
+	case callOf(r).broken.Load(): // the upstream's answer was not waited for
+		http.Error(w, "the body cannot be read", http.StatusBadRequest)
 	default:
 		p.calls.upstreamErrors.Add(1)
 		upstream, kind, status := callOf(r).route.target.String(), kindOf(err), http.StatusBadGateway

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -160,6 +161,22 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, []string{"MU", "-"}, asked.all)
 }
 
+// A query is passed on as it came, though Go cannot parse it. A path with . and .. is passed on as it was limited, and leads out of no base.
+func TestSentOnAsItIs(t *testing.T) {
+	upstream := echo(t)
+	for target, want := range map[string]string{
+		"/x?a=1;b=2&c=%zz": "Path=/base/x\nQuery=a=1;b=2&c=%zz\n", "/x?": "Path=/base/x\nQuery=\n", "/../secret": "Path=/base/secret\n",
+		"/a/%2e%2E/../secret/": "Path=/base/secret/\n", "/a/./b%2Fc": "Path=/base/a/b/c\n", "//a/.b/..c/b%2Fc": "Path=/base//a/.b/..c/b%2Fc\n",
+	} {
+		for _, way := range [][]string{nil, {"--inbound"}} {
+			server := newTestProxy(t, &keys{}, append([]string{"--upstream", upstream.URL + "/base"}, way...)...)
+			status, _, body := send(t, server, "http://h"+target, nil)
+			require.Equal(t, http.StatusOK, status)
+			require.Contains(t, body, want, target)
+		}
+	}
+}
+
 func TestAnswers(t *testing.T) {
 	upstream := echo(t)
 	store := tokenbucket.NewMemoryStore()
@@ -233,5 +250,43 @@ func TestRefusedByABucket(t *testing.T) {
 		}
 		require.Equal(t, want, answer.Code, "%s: %s", path, answer.Body)
 		require.Equal(t, want == 429, answer.Header().Get("Retry-After") != "", path)
+	}
+}
+
+// A body that the client does not send as it should is no failure of the upstream.
+func TestBrokenBodies(t *testing.T) {
+	upstream := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { _, _ = io.Copy(io.Discard, r.Body) }))
+	t.Cleanup(upstream.Close)
+	for name, test := range map[string]struct {
+		request string
+		hangsUp bool
+		want    string
+	}{
+		"chunks that are none": {"Transfer-Encoding: chunked\r\n\r\nzz\r\n", false, "HTTP/1.1 400"},
+		"the client has gone":  {"Content-Length: 1000\r\n\r\nshort", true, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o, err := given(t, []string{"--upstream", upstream.URL, "--limits", "sqlite://f", "--store", "memory"}, nil, "")
+			require.NoError(t, err)
+			c, err := o.parse()
+			require.NoError(t, err)
+			p, err := newProxy(c, slog.New(slog.DiscardHandler))
+			require.NoError(t, err)
+			t.Cleanup(p.base.CloseIdleConnections)
+			require.NoError(t, p.open(&keys{}))
+			server := httptest.NewServer(p)
+			conn, err := net.Dial("tcp", server.Listener.Addr().String())
+			require.NoError(t, err)
+			_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"+test.request)
+			require.NoError(t, err)
+			if test.hangsUp {
+				require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+			}
+			answer, _ := io.ReadAll(conn)
+			require.True(t, strings.HasPrefix(string(answer), test.want), "%s", answer)
+			require.NoError(t, conn.Close())
+			server.Close()
+			require.Zero(t, p.calls.upstreamErrors.Load(), "%s", answer)
+		})
 	}
 }

@@ -54,7 +54,8 @@ func (s *service) reload(ctx context.Context) {
 	// Whether keys have parts is the registry's to know from the beginning.
 	regroup := next.key.joined() != s.config.key.joined()
 	if regroup {
-		next.key = s.proxy.live.Load().key
+		next.options.key = s.proxy.live.Load().options.key
+		next.key, _ = parseKey(next.options.key, next.proxies) // it was good before
 	}
 	var changed, later []string
 	inForce := s.proxy.live.Load().given

@@ -68,6 +68,16 @@ func cleanPath(p string) string {
 	return clean
 }
 
+// dotted tells whether a path has segments that stand for others.
+func dotted(path string) bool {
+	for segment := range strings.SplitSeq(path, "/") {
+		if segment == "." || segment == ".." {
+			return true
+		}
+	}
+	return false
+}
+
 const maxKey = 512
 
 // fit makes any text the name of a bucket: what a client sends must not make the limiter fail.

@@ -63,19 +63,38 @@ func TestPenaltiesOfManyKeys(t *testing.T) {
 	}
 }
 
-// A row without a rate is held back as any other, and told so.
-func TestPenaltyWithoutRateIsTold(t *testing.T) {
+// A row without a rate is held back, too, and that is told, counted and in the metrics. Of one that has been reset they do not say so any more.
+func TestPenaltiesAreTold(t *testing.T) {
 	var text bytes.Buffer
 	m, err := newMetrics()
 	require.NoError(t, err)
-	limits, err := registry.New(registry.Static{{Name: "/row", NoRate: true, Concurrent: 1}, {Name: "/zero"}}, tokenbucket.NewMemoryStore(),
-		registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	limits, err := registry.New(registry.Static{{Name: "/few", NoRate: true, Concurrent: 3}, {Name: "/row", Rate: 1}, {Name: "/off", Rate: 1, Disabled: true}},
+		tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
 	m.limits.Store(limits)
 	g := &gate{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
-	require.NoError(t, g.Penalize(t.Context(), "/row", time.Second))
-	require.NoError(t, g.Penalize(t.Context(), "/zero", time.Second))
-	require.Equal(t, 1, strings.Count(text.String(), "\n"), text.String())
-	require.Contains(t, text.String(), "key=/row")
+	for _, name := range []string{"/few", "/row", "/off", "/none"} {
+		require.NoError(t, g.Penalize(t.Context(), name, time.Minute))
+	}
+	require.Equal(t, 2, strings.Count(text.String(), "\n"), text.String())
+	require.Contains(t, text.String(), "key=/few")
+	held := func() map[string]bool {
+		all := map[string]bool{}
+		for name, v := range m.views(t.Context()) {
+			all[name] = v.until() > 0
+		}
+		return all
+	}
+	require.Equal(t, map[string]bool{"/few": true, "/row": true}, held())
+	counted := m.counts(t.Context())
+	require.Equal(t, 1.0, counted["/few"].Penalties)
+	require.NotNil(t, counted["/few"].HeldUntil)
+	require.Nil(t, counted["/few"].inForce)
+	l, err := limits.Limiter("/row")
+	require.NoError(t, err)
+	require.NoError(t, l.Reset(t.Context()))
+	require.Equal(t, map[string]bool{"/few": true, "/row": false}, held())
+	require.NoError(t, limits.Reset(t.Context(), "/few"))
+	require.Equal(t, map[string]bool{"/row": false}, held())
 }

@@ -82,12 +82,12 @@ type (
 		WaitedSeconds float64 `json:"waited_seconds"`
 		Penalties     float64 `json:"penalties,omitempty"`
 		*inForce
+		HeldUntil *time.Time `json:"held_until,omitempty"`
 	}
 	// inForce is what a bucket in use looks like.
 	inForce struct {
-		Rate          float64    `json:"rate_in_force"`
-		StoredPermits float64    `json:"stored_permits"`
-		HeldUntil     *time.Time `json:"held_until,omitempty"`
+		Rate          float64 `json:"rate_in_force"`
+		StoredPermits float64 `json:"stored_permits"`
 	}
 )
 
@@ -177,7 +177,9 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 		if all[name] == nil {
 			all[name] = new(counts)
 		}
-		all[name].inForce = &inForce{Rate: v.rate, StoredPermits: v.stored}
+		if v.rate > 0 {
+			all[name].inForce = &inForce{Rate: v.rate, StoredPermits: v.stored}
+		}
 		if v.until() > 0 {
 			all[name].HeldUntil = &v.held
 		}

@@ -11,6 +11,8 @@ const colour = (name) => {
   return c;
 };
 
+const widest = 84; // pixels: of a label of the time axis, as 12:00:00 PM
+
 const faint = (c) => c.replace("rgb(", "rgba(").replace(")", ", 0.12)");
 
 export class Chart {
@@ -40,7 +42,8 @@ export class Chart {
         series("Waited", "--wait", { dash: [2, 3] }),
         series("Rate in force", "--muted", { dash: [8, 4], paths: uPlot.paths.stepped({ align: 1 }) }),
       ],
-      axes: [{ ...axis, values: (u, list, i, space, step) => list.map((v) => tick(v, step)) }, { ...axis, size: 56, values: (u, list) => list.map((v) => number(v)) }],
+      padding: [null, widest / 2, null, null], // the last label may stand at the right edge
+      axes: [{ ...axis, space: widest + 10, values: (u, list, i, space, step) => list.map((v) => tick(v, step)) }, { ...axis, size: 56, values: (u, list) => list.map((v) => number(v)) }],
       scales: { y: { range: (u, low, high) => [0, Math.max(1, (high || 0) * 1.08)] } },
       cursor: { points: { size: 6 }, drag: { x: true, y: false } },
       hooks: { draw: [(u) => this.marks(u)], setCursor: [(u) => { if (u.cursor.idx == null) this.last(); }] },

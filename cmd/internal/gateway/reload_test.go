@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"log/slog"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// Proxies that are trusted from now on are also for clients' addresses in keys, though the key that came with them needs a new process.
+func TestReloadedProxies(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "gateway.yaml")
+	settings := func(more string) {
+		text := "upstream: http://u:1\nlimits: sqlite://f\nstore: memory\n" + more
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	}
+	settings("key: client\n")
+	o := new(options)
+	flags := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
+	for _, g := range o.flags() {
+		flags.AddFlagSet(g.flags)
+	}
+	require.NoError(t, flags.Parse([]string{"--config", path}))
+	require.NoError(t, o.load(flags, nil))
+	c, err := o.parse()
+	require.NoError(t, err)
+	quiet := slog.New(slog.DiscardHandler)
+	p, err := newProxy(c, quiet)
+	require.NoError(t, err)
+	limits, err := registry.New(registry.Static{{Name: "192.0.2.7", Rate: 1}}, tokenbucket.NewMemoryStore(), registry.WithLogger(quiet))
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	p.metrics.limits.Store(limits)
+	s := &service{config: c, log: quiet, level: new(slog.LevelVar), proxy: p}
+	r := httptest.NewRequest("GET", "/", nil)
+	r.RemoteAddr = "10.0.0.1:1"
+	r.Header.Set("X-Forwarded-For", "192.0.2.7")
+	key := func() string {
+		now := p.live.Load()
+		return now.key.of(now, r, p.metrics.match)
+	}
+	require.Equal(t, "10.0.0.1", key())
+	for range 2 {
+		settings("key: client+path\ntrusted-proxy: 10.0.0.0/8\n")
+		s.reload(t.Context())
+		require.Equal(t, "192.0.2.7", key())
+	}
+	settings("key: path\n")
+	s.reload(t.Context())
+	require.Equal(t, "/", key())
+}
