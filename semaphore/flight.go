@@ -76,6 +76,9 @@ func (c *coordinator) build(now time.Duration) *flight {
 		f.change, c.changes = c.changes[0], c.changes[1:]
 	}
 	f.releases = c.releases.take(now, calm)
+	if calm && c.heard.check(now, c.heartbeat) {
+		c.waiters.askAgain(nil)
+	}
 	f.enter, f.resent = c.waiters.take(calm)
 	if calm {
 		f.renew = c.held.due(now, c.lease)

@@ -1,0 +1,92 @@
+package semaphore_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// A waiter whose place the backend has lost, though it still knows the process, asks for it again by itself.
+func TestPlaceIsLost(t *testing.T) {
+	const heartbeat = time.Second
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var mu sync.Mutex
+		var ids []string
+		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, e := range b.Enter {
+				ids = append(ids, e.ID)
+			}
+			return nil
+		}}
+		a, s := new(faulty).process(t, place, 1), f.process(t, place, 1)
+		held, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+		got := make(chan error, 3)
+		for range 3 {
+			go func() {
+				p, err := s.Acquire(ctx, 1)
+				if err == nil {
+					err = p.Release(ctx)
+				}
+				got <- err
+			}()
+		}
+		synctest.Wait()
+		mu.Lock()
+		lost := &semaphore.Batch{Process: "b", Permits: 1, LeaseMicros: 1, Leave: ids}
+		mu.Unlock()
+		_, err = place.Apply(ctx, lost)
+		require.NoError(t, err)
+		require.NoError(t, held.Release(ctx))
+		began := time.Now()
+		for range 3 {
+			select {
+			case err := <-got:
+				require.NoError(t, err)
+			case <-time.After(time.Hour):
+				t.Fatal("it waits for ever")
+			}
+		}
+		require.LessOrEqual(t, time.Since(began), 11*heartbeat)
+	})
+}
+
+// Whatever key Redis evicts, who waits is admitted.
+func TestEvictedKeysOfWaiters(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for _, part := range []string{"state", "held", "info", "queue", "procs", "idle"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			process := openRedis(t, client, 1, semaphore.WithLease(500*time.Millisecond))
+			a, b := process(), process()
+			p, err := a.Acquire(ctx, 1)
+			require.NoError(t, err)
+			one := waits(t, b, 1)
+			idle := make(chan error, 1)
+			go func() { idle <- semaphore.NewGroup(b).Wait(ctx) }()
+			key := func(part string) string { return strings.TrimSuffix(keyOf(t, client, "state"), "state") + part }
+			require.Eventually(t, func() bool { return client.HLen(ctx, key("idle")).Val() == 1 }, 10*time.Second, time.Millisecond)
+			require.NoError(t, client.Del(ctx, key(part)).Err())
+			_ = p.Release(ctx)
+			for what, c := range map[string]<-chan error{"permit": one, "idle": idle} {
+				select {
+				case err := <-c:
+					require.NoError(t, err)
+				case <-time.After(5 * time.Second):
+					t.Error(what, "waits for ever")
+				}
+			}
+		})
+	}
+}
