@@ -90,3 +90,24 @@ func TestEvictedKeysOfWaiters(t *testing.T) {
 		})
 	}
 }
+
+// What was held when Redis evicted who holds it is free when the leases have ended, though others hold permits all the time.
+func TestEvictedInfo(t *testing.T) {
+	const lease = 300 * time.Millisecond
+	client := redistest.Shared(t).Client(t)
+	process := openRedis(t, client, 3, semaphore.WithLease(lease))
+	a, b := process().Labelled(spread), process().Labelled(spread)
+	for range 2 {
+		_, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+	}
+	require.NoError(t, client.Del(ctx, keyOf(t, client, "info")).Err())
+	p, err := b.Acquire(ctx, 1)
+	require.NoError(t, err)
+	require.NoError(t, a.Close(ctx))
+	time.Sleep(2 * lease)
+	two, err := b.TryAcquire(ctx, 2, 0)
+	require.NoError(t, err)
+	require.NoError(t, two.Release(ctx))
+	require.NoError(t, p.Release(ctx))
+}
