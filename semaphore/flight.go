@@ -229,7 +229,7 @@ func (c *coordinator) settleLate(f *flight, report *Report, err error, now time.
 		return
 	}
 	for i, r := range f.enter {
-		if r.done && report.Entered[i].Outcome == Granted && c.held.permits[r.id] == nil {
+		if o := report.Entered[i].Outcome; r.done && (o == Granted || o == Queued) && c.held.permits[r.id] == nil {
 			c.releases.add(r.id, now, c.lease)
 		}
 	}

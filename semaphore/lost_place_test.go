@@ -4,10 +4,12 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
@@ -110,4 +112,34 @@ func TestEvictedInfo(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, two.Release(ctx))
 	require.NoError(t, p.Release(ctx))
+}
+
+// A request that begins to wait in a batch that was taken for lost is taken back: it must not stand before others.
+func TestPlaceInALateAnswer(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var first atomic.Bool
+		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+			if first.CompareAndSwap(false, true) {
+				time.Sleep(3 * timeout) // it has no Deadline, for what time it is there is not known yet
+			}
+			return decide()
+		}}, "x", 2, semaphore.WithTimeout(timeout))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close(ctx)) }()
+		other := new(faulty).process(t, place, 2)
+		held, err := other.Acquire(ctx, 1)
+		require.NoError(t, err)
+		_, err = s.Acquire(ctx, 2)
+		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		time.Sleep(3 * timeout)
+		idle := make(chan error, 1)
+		go func() { idle <- semaphore.NewGroup(s).Wait(ctx) }() // so the process is one that waits
+		synctest.Wait()
+		p, err := other.TryAcquire(ctx, 1, 0)
+		require.NoError(t, err, "nobody waits for permits")
+		require.NoError(t, p.Release(ctx))
+		require.NoError(t, held.Release(ctx))
+		assert.NoError(t, <-idle)
+	})
 }
