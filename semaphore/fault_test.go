@@ -107,6 +107,29 @@ func TestMemoryOverflow(t *testing.T) {
 	require.ErrorIs(t, err, semaphore.ErrRefused)
 }
 
+// Where an int has 32 bits what is held and what is wanted may be more than that together (GOARCH=386 go test).
+func TestMemoryOverflowOfWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := semaphore.NewMemory(math.MaxInt32)
+		require.NoError(t, err)
+		most, err := s.Acquire(ctx, math.MaxInt32-1)
+		require.NoError(t, err)
+		one, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		got := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(ctx, math.MaxInt32)
+			got <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, one.Release(ctx))
+		synctest.Wait()
+		require.Empty(t, got)
+		require.NoError(t, most.Release(ctx))
+		require.NoError(t, <-got)
+	})
+}
+
 func keyOf(t *testing.T, client *redis.Client, part string) string {
 	keys, err := client.Keys(ctx, "*"+strings.ReplaceAll(t.Name(), " ", "?")+"*:"+part).Result()
 	require.NoError(t, err)

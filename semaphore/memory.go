@@ -172,7 +172,7 @@ func (m *memory) take(p *Permit, why error) {
 // admit lets in who waits for longest, as long as they fit. mu is held.
 func (m *memory) admit() {
 	for w := m.first.next; w != &m.first; w = m.first.next {
-		if m.used+w.n > m.permits {
+		if m.used > m.permits-w.n {
 			return
 		}
 		w.permit = m.grant(w.n, w.label)
