@@ -89,6 +89,7 @@ end
 -- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
 if seen - now > STANDSTILL then
   local back = seen - now
+  busy = math.min(busy, now)
   local all = call('ZRANGE', held, 0, -1, 'WITHSCORES')
   for i = 1, #all, 2 do call('ZADD', held, int(all[i + 1] - back), all[i]) end
   local waiting = call('HGETALL', procs)
