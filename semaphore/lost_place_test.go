@@ -143,3 +143,33 @@ func TestPlaceInALateAnswer(t *testing.T) {
 		assert.NoError(t, <-idle)
 	})
 }
+
+// A leap of the server's clock takes no permit away, if it is less than two thirds of a lease, or a tenth of one that is fixed.
+func TestLeapOfTheClock(t *testing.T) {
+	const lease, jitter = 9 * time.Second, 20 * time.Millisecond
+	for _, c := range []struct {
+		held   semaphore.Option
+		leap   time.Duration
+		admits bool // another one, in the worst case
+	}{
+		{semaphore.WithLease(lease), lease*2/3 - jitter, false},
+		{semaphore.WithLease(lease), lease*2/3 + jitter, true},
+		{semaphore.WithFixedLease(lease), lease/10 - jitter, false},
+		{semaphore.WithFixedLease(lease), lease/10 + jitter, true},
+	} {
+		worst := false
+		for after := time.Duration(0); after < lease*9/10; after += jitter / 2 {
+			inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+				a, b := new(faulty).process(t, place, 1, c.held), new(faulty).process(t, place, 1)
+				p, err := a.Acquire(ctx, 1)
+				require.NoError(t, err)
+				time.Sleep(after)
+				place.Do(func(m *semaphoremodel.Model) { m.Shift(-c.leap.Microseconds()) })
+				q, err := b.TryAcquire(ctx, 1, 0)
+				worst = worst || err == nil && p.Err() == nil
+				_, _ = q.Release(ctx), p.Release(ctx)
+			})
+		}
+		require.Equal(t, c.admits, worst, "%+v", c)
+	}
+}
