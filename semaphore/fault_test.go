@@ -482,3 +482,23 @@ func TestGrantInALostAnswer(t *testing.T) {
 		require.NoError(t, q.Release(ctx))
 	})
 }
+
+// In memory to release one of many by its id does not make the ids of all others, under the lock.
+func TestMemoryReleasedByItsIDAmongMany(t *testing.T) {
+	s, err := semaphore.NewMemory(2000)
+	require.NoError(t, err)
+	g := semaphore.NewGroup(s)
+	var ids []string
+	for range 2000 {
+		p, err := g.Add(ctx)
+		require.NoError(t, err)
+		ids = append(ids, p.ID())
+	}
+	require.Less(t, testing.AllocsPerRun(len(ids)/2, func() {
+		require.NoError(t, g.Done(ctx, ids[0]))
+		ids = ids[1:]
+	}), 20.0)
+	for _, wrong := range []string{ids[0] + "0", "-" + ids[0], ids[0][:len(ids[0])-1], strings.ToUpper(ids[0]), "x", "0"} {
+		require.ErrorIs(t, g.Done(ctx, wrong), semaphore.ErrNotHeld, wrong)
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -214,8 +215,10 @@ func (m *memory) lock() *sync.Mutex { return &m.mu }
 func (m *memory) releaseID(_ context.Context, id string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for p := m.held.next; p != nil; p = p.next {
-		if p.ID() == id {
+	text, _ := strings.CutPrefix(id, m.process+"-")
+	fence, _ := strconv.ParseInt(text, 36, 64)
+	for p := m.held.next; p != nil; p = p.next { // to make the id of each costs as much as a hundred looks
+		if p.fence == fence && p.ID() == id {
 			m.take(p, ErrLost)
 			return nil
 		}
