@@ -107,7 +107,7 @@ func (u *unsteady) Listen(ctx context.Context, process string, ready func(), wak
 
 // Whatever goes wrong, never more is held than there is; nobody waits for ever; and in the end all is free.
 func TestAnythingGoesWrong(t *testing.T) {
-	for seed := range uint64(6) {
+	for seed := range uint64(3) {
 		inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) { anythingGoesWrong(t, place, seed) })
 		if t.Failed() {
 			t.Log("seed", seed)
@@ -151,7 +151,7 @@ func anythingGoesWrong(t *testing.T, place *semaphoremodel.Backend, seed uint64)
 		defer mu.Unlock()
 		delete(held, p)
 	}
-	load, stop := context.WithTimeout(ctx, 2*time.Minute)
+	load, stop := context.WithTimeout(ctx, time.Minute)
 	defer stop()
 	ever, giveUp := context.WithCancel(ctx)
 	defer giveUp()
@@ -246,5 +246,5 @@ func anythingGoesWrong(t *testing.T, place *semaphoremodel.Backend, seed uint64)
 	for _, s := range all {
 		assert.NoError(t, s.Close(ctx))
 	}
-	assert.Greater(t, grants, 100)
+	assert.Greater(t, grants, 20)
 }
