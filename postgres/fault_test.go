@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -170,6 +171,40 @@ func TestIsolation(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, p.Release(ctx))
 	}
+}
+
+// failures counts statements that failed with a code.
+type failures struct {
+	code string
+	n    atomic.Int64
+}
+
+func (f *failures) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (f *failures) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	if code(data.Err) == f.code {
+		f.n.Add(1)
+	}
+}
+
+// TestIsolationIsRemembered: what a role's default is, is found out once, not by an error in the server's log for each batch.
+func TestIsolationIsRemembered(t *testing.T) {
+	_, schema := opened(t)
+	refused := &failures{code: "TB001"}
+	pool := pooled(t, dbtest.SharedPostgreSQL(t).DSN(), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+		c.ConnConfig.Tracer = refused
+	})
+	s := store(t, pool, schema)
+	for _, name := range []string{"a", "b"} {
+		sem := opens(t, s, name, 1)
+		for range 5 {
+			require.NoError(t, sem.Do(ctx, func(context.Context) error { return nil }))
+		}
+	}
+	require.EqualValues(t, 1, refused.n.Load())
 }
 
 // TestCommitIsDurable though the role's are not by default.

@@ -63,14 +63,14 @@ func (b *backend) Apply(ctx context.Context, batch *semaphore.Batch) (*semaphore
 // attempt makes one call, again if need be; unfinished: Enter wants another.
 func (b *backend) attempt(ctx context.Context, batch *semaphore.Batch) (r *semaphore.Report, unfinished bool, err error) {
 	args := b.arguments(batch)
-	explicit := false
 	for pause := script.NewPause(); ; {
+		explicit := b.store.explicit.Load()
 		r, unfinished, err = b.apply(ctx, explicit, args, batch)
 		switch {
 		case err == nil:
 			return r, unfinished, nil
-		case code(err) == "TB001": // the role's or the database's default is another isolation
-			explicit = true
+		case code(err) == "TB001" && !explicit: // the role's or the database's default is another isolation
+			b.store.explicit.Store(true)
 		case !notExecuted(err) || !pause.Wait(ctx):
 			return nil, false, b.explained(err)
 		}

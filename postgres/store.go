@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +30,7 @@ type Store struct {
 	pool     *pgxpool.Pool
 	schema   string // quoted
 	listener *listener
+	explicit atomic.Bool // transactions are begun, and are READ COMMITTED: by default they are not
 }
 
 // Option configures a Store, or Migrate. An option with a bad value makes them fail.

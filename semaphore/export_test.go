@@ -22,3 +22,11 @@ func Stop(s *Semaphore) {
 	e.alarm.stop()
 	e.alarm.at = 1
 }
+
+// LeftOf is how many requests a semaphore still has, and what it believes to hold.
+func LeftOf(s *Semaphore) (live, sent, held int) {
+	e := s.engine.(*coordinator)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.waiters.live, len(e.waiters.sent), len(e.held.permits)
+}

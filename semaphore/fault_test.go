@@ -107,6 +107,29 @@ func TestMemoryOverflow(t *testing.T) {
 	require.ErrorIs(t, err, semaphore.ErrRefused)
 }
 
+// Where an int has 32 bits what is held and what is wanted may be more than that together (GOARCH=386 go test).
+func TestMemoryOverflowOfWaiters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := semaphore.NewMemory(math.MaxInt32)
+		require.NoError(t, err)
+		most, err := s.Acquire(ctx, math.MaxInt32-1)
+		require.NoError(t, err)
+		one, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		got := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(ctx, math.MaxInt32)
+			got <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, one.Release(ctx))
+		synctest.Wait()
+		require.Empty(t, got)
+		require.NoError(t, most.Release(ctx))
+		require.NoError(t, <-got)
+	})
+}
+
 func keyOf(t *testing.T, client *redis.Client, part string) string {
 	keys, err := client.Keys(ctx, "*"+strings.ReplaceAll(t.Name(), " ", "?")+"*:"+part).Result()
 	require.NoError(t, err)
@@ -458,4 +481,24 @@ func TestGrantInALostAnswer(t *testing.T) {
 		require.Less(t, time.Since(began), time.Second)
 		require.NoError(t, q.Release(ctx))
 	})
+}
+
+// In memory to release one of many by its id does not make the ids of all others, under the lock.
+func TestMemoryReleasedByItsIDAmongMany(t *testing.T) {
+	s, err := semaphore.NewMemory(2000)
+	require.NoError(t, err)
+	g := semaphore.NewGroup(s)
+	var ids []string
+	for range 2000 {
+		p, err := g.Add(ctx)
+		require.NoError(t, err)
+		ids = append(ids, p.ID())
+	}
+	require.Less(t, testing.AllocsPerRun(len(ids)/2, func() {
+		require.NoError(t, g.Done(ctx, ids[0]))
+		ids = ids[1:]
+	}), 20.0)
+	for _, wrong := range []string{ids[0] + "0", "-" + ids[0], ids[0][:len(ids[0])-1], strings.ToUpper(ids[0]), "x", "0"} {
+		require.ErrorIs(t, g.Done(ctx, wrong), semaphore.ErrNotHeld, wrong)
+	}
 }

@@ -76,6 +76,9 @@ func (c *coordinator) build(now time.Duration) *flight {
 		f.change, c.changes = c.changes[0], c.changes[1:]
 	}
 	f.releases = c.releases.take(now, calm)
+	if calm && c.heard.check(now, c.heartbeat) {
+		c.waiters.askAgain(nil)
+	}
 	f.enter, f.resent = c.waiters.take(calm)
 	if calm {
 		f.renew = c.held.due(now, c.lease)
@@ -226,7 +229,7 @@ func (c *coordinator) settleLate(f *flight, report *Report, err error, now time.
 		return
 	}
 	for i, r := range f.enter {
-		if r.done && report.Entered[i].Outcome == Granted && c.held.permits[r.id] == nil {
+		if o := report.Entered[i].Outcome; r.done && (o == Granted || o == Queued) && c.held.permits[r.id] == nil {
 			c.releases.add(r.id, now, c.lease)
 		}
 	}

@@ -16,6 +16,7 @@ type heard struct {
 	lookAt      time.Duration // when the first lease of all expires; 0: nobody holds one
 	grants      int64         // through Listen, since this process was Fresh
 	missed      int64         // Report.Told, if that was more than grants when it was looked at last
+	checkAt     time.Duration // when all who wait ask again whether they still do
 }
 
 // answer notes a report.
@@ -45,6 +46,16 @@ func (h *heard) due(now time.Duration) bool {
 
 // next is when it will be due.
 func (h *heard) next() time.Duration { return earlier(h.heartbeatAt, h.lookAt) }
+
+// check tells that it is time for all who wait to ask again: every ten beats. A place may be lost and nothing else, so that nobody would
+// ever know: Redis has evicted the key of the queue, or a batch that was taken for lost was decided after the next, and its answer was lost.
+func (h *heard) check(now, heartbeat time.Duration) bool {
+	if now < h.checkAt {
+		return false
+	}
+	h.checkAt = now + 10*heartbeat
+	return true
+}
 
 // lost tells that a grant that was sent long enough ago, for a whole heartbeat, has not arrived. resent: the batch has asked again already.
 func (h *heard) lost(told int64, resent bool) bool {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -172,7 +173,7 @@ func (m *memory) take(p *Permit, why error) {
 // admit lets in who waits for longest, as long as they fit. mu is held.
 func (m *memory) admit() {
 	for w := m.first.next; w != &m.first; w = m.first.next {
-		if m.used+w.n > m.permits {
+		if m.used > m.permits-w.n {
 			return
 		}
 		w.permit = m.grant(w.n, w.label)
@@ -214,8 +215,10 @@ func (m *memory) lock() *sync.Mutex { return &m.mu }
 func (m *memory) releaseID(_ context.Context, id string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for p := m.held.next; p != nil; p = p.next {
-		if p.ID() == id {
+	text, _ := strings.CutPrefix(id, m.process+"-")
+	fence, _ := strconv.ParseInt(text, 36, 64)
+	for p := m.held.next; p != nil; p = p.next { // to make the id of each costs as much as a hundred looks
+		if p.fence == fence && p.ID() == id {
 			m.take(p, ErrLost)
 			return nil
 		}

@@ -32,9 +32,9 @@ type RedisClient interface {
 // noticed within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
 // two after it was used last.
 //
-// Time is the server's. If its clock is set back, time stands still, or leases keep their length. If it leaps forwards by more than a
-// lease, all leases end, and until the next renewal (a third of a lease) others may hold permits, too: the fencing number tells the
-// resource.
+// Time is the server's. If its clock is set back, time stands still, or leases keep their length. If it leaps forwards by more than
+// two thirds of a lease (a tenth of a fixed one), leases end, and until the next renewal (a third of a lease) others may hold permits,
+// too: the fencing number tells the resource.
 //
 // A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way, it asks Redis in its own
 // goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout (WithTimeout).

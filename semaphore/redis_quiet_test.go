@@ -303,3 +303,27 @@ func TestEarliestWhileQuiet(t *testing.T) {
 	require.Equal(t, ends(fourth, time.Minute), fourth.Earliest)
 	require.Zero(t, apply(time.Minute, semaphore.Batch{Leave: []string{"second", "third", "fourth"}}).Earliest)
 }
+
+// A clock that was set back by an hour does not keep the state in many keys for an hour.
+func TestQuietAfterTheClockWentBack(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s := openRedis(t, client, 1)()
+	p, err := s.Acquire(ctx, 1)
+	require.NoError(t, err)
+	_, err = s.TryAcquire(ctx, 1, 10*time.Millisecond) // it waits
+	require.ErrorIs(t, err, semaphore.ErrRefused)
+	state := keyOf(t, client, "state")
+	require.Eventually(t, func() bool {
+		stats, err := s.Stats(ctx)
+		return err == nil && stats.Waiting == 0
+	}, 10*time.Second, time.Millisecond)
+	require.Nil(t, quietOf(t, client, state))
+	setBackRedis(t, client, strings.TrimSuffix(state, "state"), time.Hour.Microseconds())
+	require.NoError(t, p.Release(ctx))
+	require.Eventually(t, func() bool {
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		require.NoError(t, p.Release(ctx))
+		return quietOf(t, client, state) != nil
+	}, 5*time.Second, 100*time.Millisecond)
+}

@@ -2,7 +2,8 @@ package semaphore
 
 import "sync"
 
-// tasks counts goroutines. Unlike a sync.WaitGroup it may begin anew while somebody waits for its end.
+// tasks counts what is under way: goroutines, and callers' own trips. Unlike a sync.WaitGroup it may begin anew while somebody waits for
+// its end.
 type tasks struct {
 	mu    sync.Mutex
 	count int
@@ -10,23 +11,29 @@ type tasks struct {
 }
 
 func (t *tasks) run(f func()) {
-	t.mu.Lock()
-	t.count++
-	t.mu.Unlock()
+	t.begin()
 	go func() {
-		defer func() {
-			t.mu.Lock()
-			defer t.mu.Unlock()
-			if t.count--; t.count == 0 && t.idle != nil {
-				close(t.idle)
-				t.idle = nil
-			}
-		}()
+		defer t.end()
 		f()
 	}()
 }
 
-// ended is closed once none of them runs.
+func (t *tasks) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.count++
+}
+
+func (t *tasks) end() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.count--; t.count == 0 && t.idle != nil {
+		close(t.idle)
+		t.idle = nil
+	}
+}
+
+// ended is closed once none is under way.
 func (t *tasks) ended() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()

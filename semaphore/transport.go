@@ -29,7 +29,11 @@ func (t *transport) init(backend Backend, timeout time.Duration, run func(func()
 func (t *transport) ready(c *coordinator) { t.trips.Ready("", c) }
 
 // take is ready, but the caller may make the trip itself. The coordinator must not be locked.
-func (t *transport) take(ctx context.Context, c *coordinator) { t.trips.Take(ctx, "", c) }
+func (t *transport) take(ctx context.Context, c *coordinator) {
+	c.tasks.begin()
+	defer c.tasks.end()
+	t.trips.Take(ctx, "", c)
+}
 
 // send asks the backend in a goroutine of its own.
 func (t *transport) send(_ string, items []*batch.Item[*flight, *Report]) {

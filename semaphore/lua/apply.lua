@@ -89,6 +89,7 @@ end
 -- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
 if seen - now > STANDSTILL then
   local back = seen - now
+  busy = math.min(busy, now)
   local all = call('ZRANGE', held, 0, -1, 'WITHSCORES')
   for i = 1, #all, 2 do call('ZADD', held, int(all[i + 1] - back), all[i]) end
   local waiting = call('HGETALL', procs)
@@ -166,21 +167,25 @@ end
 
 -- Redis may have evicted one of the keys: then what is held is counted anew.
 local earliest = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
-if (used == 0) ~= not earliest then
+local function count()
   used = 0
   local all = call('ZRANGE', held, 0, -1)
   read(all, 1, #all, 1)
   for _, id in ipairs(all) do used = used + (size(id) or 1) end
 end
+if (used == 0) ~= not earliest then count() end
 
 if earliest and tonumber(earliest) <= now then -- leases that have expired
   local expired = call('ZRANGEBYSCORE', held, '-inf', int(now))
   read(expired, 1, #expired, 1)
+  local known = true
   for _, id in ipairs(expired) do
+    known = known and size(id)
     used = math.max(0, used - (size(id) or 0))
     forget(id)
   end
   send('ZREM', held, expired)
+  if not known then count() end
 end
 
 local at = 12

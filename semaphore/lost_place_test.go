@@ -1,0 +1,174 @@
+package semaphore_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// A waiter whose place the backend has lost, though it still knows the process, asks for it again by itself.
+func TestPlaceIsLost(t *testing.T) {
+	const heartbeat = time.Second
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var mu sync.Mutex
+		var ids []string
+		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+			mu.Lock()
+			defer mu.Unlock()
+			for _, e := range b.Enter {
+				ids = append(ids, e.ID)
+			}
+			return nil
+		}}
+		a, s := new(faulty).process(t, place, 1), f.process(t, place, 1)
+		held, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+		got := make(chan error, 3)
+		for range 3 {
+			go func() {
+				p, err := s.Acquire(ctx, 1)
+				if err == nil {
+					err = p.Release(ctx)
+				}
+				got <- err
+			}()
+		}
+		synctest.Wait()
+		mu.Lock()
+		lost := &semaphore.Batch{Process: "b", Permits: 1, LeaseMicros: 1, Leave: ids}
+		mu.Unlock()
+		_, err = place.Apply(ctx, lost)
+		require.NoError(t, err)
+		require.NoError(t, held.Release(ctx))
+		began := time.Now()
+		for range 3 {
+			select {
+			case err := <-got:
+				require.NoError(t, err)
+			case <-time.After(time.Hour):
+				t.Fatal("it waits for ever")
+			}
+		}
+		require.LessOrEqual(t, time.Since(began), 11*heartbeat)
+	})
+}
+
+// Whatever key Redis evicts, who waits is admitted.
+func TestEvictedKeysOfWaiters(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for _, part := range []string{"state", "held", "info", "queue", "procs", "idle"} {
+		t.Run(part, func(t *testing.T) {
+			t.Parallel()
+			process := openRedis(t, client, 1, semaphore.WithLease(500*time.Millisecond))
+			a, b := process(), process()
+			p, err := a.Acquire(ctx, 1)
+			require.NoError(t, err)
+			one := waits(t, b, 1)
+			idle := make(chan error, 1)
+			go func() { idle <- semaphore.NewGroup(b).Wait(ctx) }()
+			key := func(part string) string { return strings.TrimSuffix(keyOf(t, client, "state"), "state") + part }
+			require.Eventually(t, func() bool { return client.HLen(ctx, key("idle")).Val() == 1 }, 10*time.Second, time.Millisecond)
+			require.NoError(t, client.Del(ctx, key(part)).Err())
+			_ = p.Release(ctx)
+			for what, c := range map[string]<-chan error{"permit": one, "idle": idle} {
+				select {
+				case err := <-c:
+					require.NoError(t, err)
+				case <-time.After(5 * time.Second):
+					t.Error(what, "waits for ever")
+				}
+			}
+		})
+	}
+}
+
+// What was held when Redis evicted who holds it is free when the leases have ended, though others hold permits all the time.
+func TestEvictedInfo(t *testing.T) {
+	const lease = 300 * time.Millisecond
+	client := redistest.Shared(t).Client(t)
+	process := openRedis(t, client, 3, semaphore.WithLease(lease))
+	a, b := process().Labelled(spread), process().Labelled(spread)
+	for range 2 {
+		_, err := a.Acquire(ctx, 1)
+		require.NoError(t, err)
+	}
+	require.NoError(t, client.Del(ctx, keyOf(t, client, "info")).Err())
+	p, err := b.Acquire(ctx, 1)
+	require.NoError(t, err)
+	require.NoError(t, a.Close(ctx))
+	time.Sleep(2 * lease)
+	two, err := b.TryAcquire(ctx, 2, 0)
+	require.NoError(t, err)
+	_, _ = two.Release(ctx), p.Release(ctx) // a slow machine may have lost them
+}
+
+// A request that begins to wait in a batch that was taken for lost is taken back: it must not stand before others.
+func TestPlaceInALateAnswer(t *testing.T) {
+	const timeout = 200 * time.Millisecond
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		var first atomic.Bool
+		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+			if first.CompareAndSwap(false, true) {
+				time.Sleep(3 * timeout) // it has no Deadline, for what time it is there is not known yet
+			}
+			return decide()
+		}}, "x", 2, semaphore.WithTimeout(timeout))
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close(ctx)) }()
+		other := new(faulty).process(t, place, 2)
+		held, err := other.Acquire(ctx, 1)
+		require.NoError(t, err)
+		_, err = s.Acquire(ctx, 2)
+		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		time.Sleep(3 * timeout)
+		idle := make(chan error, 1)
+		go func() { idle <- semaphore.NewGroup(s).Wait(ctx) }() // so the process is one that waits
+		synctest.Wait()
+		p, err := other.TryAcquire(ctx, 1, 0)
+		require.NoError(t, err, "nobody waits for permits")
+		require.NoError(t, p.Release(ctx))
+		require.NoError(t, held.Release(ctx))
+		assert.NoError(t, <-idle)
+	})
+}
+
+// A leap of the server's clock takes no permit away, if it is less than two thirds of a lease, or a tenth of one that is fixed.
+func TestLeapOfTheClock(t *testing.T) {
+	const lease, jitter = 9 * time.Second, 20 * time.Millisecond
+	for _, c := range []struct {
+		held   semaphore.Option
+		leap   time.Duration
+		admits bool // another one, in the worst case
+	}{
+		{semaphore.WithLease(lease), lease*2/3 - jitter, false},
+		{semaphore.WithLease(lease), lease*2/3 + jitter, true},
+		{semaphore.WithFixedLease(lease), lease/10 - jitter, false},
+		{semaphore.WithFixedLease(lease), lease/10 + jitter, true},
+	} {
+		worst := false
+		for _, after := range []time.Duration{0, lease/3 - jitter/2, lease/3 + jitter/2, lease / 2, lease*2/3 - jitter/2, lease*9/10 - jitter/2} {
+			inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+				a, b := new(faulty).process(t, place, 1, c.held), new(faulty).process(t, place, 1)
+				p, err := a.Acquire(ctx, 1)
+				require.NoError(t, err)
+				time.Sleep(after)
+				place.Do(func(m *semaphoremodel.Model) { m.Shift(-c.leap.Microseconds()) })
+				q, err := b.TryAcquire(ctx, 1, 0)
+				worst = worst || err == nil && p.Err() == nil
+				_, _ = q.Release(ctx), p.Release(ctx)
+			})
+		}
+		require.Equal(t, c.admits, worst, "%+v", c)
+	}
+}
