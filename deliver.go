@@ -155,10 +155,15 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 // grant adds what the store has granted to what this process owns. If the caller has left, the permits go back, unless somebody else
 // here wants it. At received, or earlier, the store's clock had reached the time of the decision.
 //
-// A late answer of another epoch lapses: a newer one has told that the bucket was held back or begun anew, and these permits would fall due
-// as if it had not been.
+// What comes late goes back if nothing was heard in time: when it falls due by this process's clock is not known. It lapses if it is of
+// another epoch: a newer answer has told that the bucket was held back or begun anew, and these permits would fall due as if it had not been.
 func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received, now int64) {
-	if f.late && g.Place.Epoch != c.heard.epoch {
+	switch {
+	case f.late && c.heard.terms == nil:
+		r := &refund{limiter: f.limiter, give: g.Place.giveBack(&out.Bucket.setting, 0, out.NowMicros)}
+		c.refunds = slices.Insert(c.refunds, 0, r) // before what was granted before
+		return
+	case f.late && g.Place.Epoch != c.heard.epoch:
 		return
 	}
 	c.leases.asked += q.Permits
@@ -247,8 +252,8 @@ func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
 		}
 		c.fallback.served = true
 	}
-	if f.late && h.terms != nil {
-		return // what another answer has brought since is newer
+	if f.late {
+		return // another may have told since what is newer, and this one says too little of the server's clock
 	}
 	h.free = received + b.NextFreeTicketMicros - out.NowMicros
 	h.stored = 0

@@ -2,7 +2,9 @@ package tokenbucket
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
 // lagging is a store that decides every other batch by a time which has passed, as a prediction does.
@@ -110,4 +113,84 @@ func TestLateAnswerOfAnEarlierEpoch(t *testing.T) {
 			})
 		})
 	}
+}
+
+// delayed is a store whose batches take as long as trip says, there and back. Probes are answered at once.
+type delayed struct {
+	Store
+	trip func() (there, back time.Duration)
+}
+
+func (s *delayed) Apply(ctx context.Context, b *Batch) error {
+	there, back := s.trip()
+	if b.asked.probe {
+		there, back = 0, 0
+	}
+	time.Sleep(there)
+	defer time.Sleep(back)
+	return s.Store.Apply(ctx, b)
+}
+
+// All that a process has heard came after its timeout. What that granted does not say when it falls due by this process's clock, but later
+// than at its time: it goes back, and is not used beside what others are granted then.
+func TestFirstAnswerIsLate(t *testing.T) {
+	for _, alone := range []bool{false, true} {
+		t.Run(fmt.Sprintf("alone=%v", alone), func(t *testing.T) { firstAnswerIsLate(t, alone) })
+	}
+}
+
+func firstAnswerIsLate(t *testing.T, alone bool) {
+	bubble(t, func(t *testing.T) {
+		const rate, ms, timeout = 20.0, time.Millisecond, 100 * time.Millisecond
+		memory := NewMemoryStore()
+		open := func(trip func() (there, back time.Duration)) *RateLimiter {
+			l, err := NewSmoothBursty("x", rate, WithMaxPermits(0), WithStore(&delayed{memory, trip}), WithStoreTimeout(timeout), Logged(t))
+			require.NoError(t, err)
+			return l
+		}
+		began := time.Now()
+		other := open(func() (there, back time.Duration) { return 0, 0 })
+		l := open(func() (there, back time.Duration) {
+			switch asked := time.Since(began); {
+			case asked == 0:
+				return 0, 900 * ms
+			case asked < 900*ms:
+				return 10 * time.Second, 0
+			}
+			return 0, 99 * ms
+		})
+		var mu sync.Mutex
+		var used []event
+		var callers sync.WaitGroup
+		take := func(l *RateLimiter, n int) {
+			callers.Go(func() {
+				if ok, err := l.TryAcquire(background, n, 2*time.Second); err == nil && ok {
+					mu.Lock()
+					defer mu.Unlock()
+					used = append(used, event{time.Now().UnixMicro(), float64(n)})
+				}
+			})
+		}
+		if alone {
+			take(l, 40)
+		} else {
+			take(l, 20)
+			time.Sleep(10 * ms)
+			for range 20 {
+				take(other, 1)
+			}
+		}
+		for range 15 { // some of them wait when the answer comes
+			time.Sleep(80 * ms)
+			for range 20 {
+				take(l, 1)
+			}
+		}
+		callers.Wait()
+		t.Logf("%d permits were used", len(used))
+		if alone {
+			require.GreaterOrEqual(t, len(used), 40, "what went back is used: the last wait for two seconds")
+		}
+		require.LessOrEqual(t, worst(used, rate), 1+rate*(timeout.Seconds()+schedule.Tolerated/1e6))
+	})
 }

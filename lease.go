@@ -212,16 +212,7 @@ func (c *coordinator) giveUp(e *lease) *refund {
 	if used >= e.permits {
 		return nil
 	}
-	p := e.place
-	to, tail := p.before, p.Prev
-	if used > 0 {
-		to, _ = e.setting.after(e.setting.Kind, to, used)
-		tail = p.Tag
-	}
-	r := &refund{limiter: e.limiter, give: giveBack{
-		Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: to, end: p.after.Next,
-		spent: to.Stored - p.after.Stored, level: p.after.Stored, granted: e.granted,
-	}}
+	r := &refund{limiter: e.limiter, give: e.place.giveBack(e.setting, used, e.granted)}
 	c.refunds = append(c.refunds, r)
 	return r
 }

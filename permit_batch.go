@@ -38,6 +38,19 @@ type giveBack struct {
 	granted int64   // the time of that
 }
 
+// giveBack asks for the return of what was granted at a time of the store, but for the first permits that were used.
+func (p *place) giveBack(s *setting, used, granted int64) giveBack {
+	to, tail := p.before, p.Prev
+	if used > 0 {
+		to, _ = s.after(s.Kind, to, used)
+		tail = p.Tag
+	}
+	return giveBack{
+		Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: to, end: p.after.Next,
+		spent: to.Stored - p.after.Stored, level: p.after.Stored, granted: granted,
+	}
+}
+
 // op is what a [request] asks for.
 type op uint8
 

@@ -47,7 +47,7 @@ func (h *heard) due(now time.Duration) bool {
 // next is when it will be due.
 func (h *heard) next() time.Duration { return earlier(h.heartbeatAt, h.lookAt) }
 
-// check tells that it is time for all who wait to ask again: every ten beats. A place may be lost and nothing else, so that nobody would
+// check tells that it is time for all who wait to ask again: every ten heartbeats. A place may be lost and nothing else, so that nobody would
 // ever know: Redis has evicted the key of the queue, or a batch that was taken for lost was decided after the next, and its answer was lost.
 func (h *heard) check(now, heartbeat time.Duration) bool {
 	if now < h.checkAt {
