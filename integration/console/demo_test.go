@@ -60,13 +60,13 @@ func startDemo(t *testing.T) (at, token string) {
 //	TOKENBUCKET_PICTURES=../../docs go test ./console -run TestDemo
 func TestDemo(t *testing.T) {
 	if testing.Short() {
-		t.Skip("builds the demo, and looks at it for a minute")
+		t.Skip("builds the demo, and looks at it for a while")
 	}
 	at, token := startDemo(t)
 	dir := os.Getenv("TOKENBUCKET_PICTURES")
-	history := time.Second
+	history, look := time.Second, 500*time.Millisecond
 	if dir != "" {
-		history = 150 * time.Second
+		history, look = 150*time.Second, 5*time.Second
 	}
 	user := network.SetExtraHTTPHeaders(network.Headers{"Authorization": "Bearer " + token})
 	p := open(t, at, user, chromedp.EmulateViewport(1200, 760), scheme("light"))
@@ -76,7 +76,7 @@ func TestDemo(t *testing.T) {
 	time.Sleep(history)
 	take := func(name, path, colours string, w, h int64) {
 		p := open(t, at+path, user, chromedp.EmulateViewport(w, h), emulation.SetLocaleOverride().WithLocale("en-GB"), scheme(colours))
-		time.Sleep(5 * time.Second)
+		time.Sleep(look)
 		if dir != "" {
 			require.NoError(t, p.small(filepath.Join(dir, "console-"+name+".png")))
 		}
