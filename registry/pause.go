@@ -17,14 +17,14 @@ import (
 // the penalty for the fleet, and processes look at it with each load. So a row that gets a rate is still held back, and one that loses
 // its rate, too.
 type pause struct {
-	until atomic.Int64 // see clock.Mono: the wall clock may be set
+	until atomic.Int64 // see clock.Mono: the wall clock may be set; 0: it does not last
 
-	mu       sync.Mutex
-	keeper   *tokenbucket.RateLimiter // nil: not looked at yet
-	warm     bool                     // the bucket is one with a warm-up
-	shadow   bool                     // the keeper's is the bucket of the shadow
-	changes  int                      // begun and ended here: what the store has said meanwhile is no news
-	unstored bool                     // the store was not told of the last one
+	mu      sync.Mutex
+	keeper  *tokenbucket.RateLimiter // nil: not looked at yet
+	warm    bool                     // the bucket is one with a warm-up
+	shadow  bool                     // the keeper's is the bucket of the shadow
+	changes int                      // begun and ended here: what the store has said meanwhile is no news
+	untold  int64                    // until when it lasts by what the store was not told; see clock.Mono
 }
 
 // left is how long it lasts.
@@ -36,19 +36,23 @@ func (p *pause) left() time.Duration {
 	return max(0, until-clock.Mono())
 }
 
-// lasts makes it last so long at least.
-func (p *pause) lasts(d time.Duration) {
-	until := int64(clock.Mono() + d)
-	for old := p.until.Load(); old < until && !p.until.CompareAndSwap(old, until); old = p.until.Load() {
-	}
-}
-
-// changed notes that this process has begun or ended a penalty.
-func (p *pause) changed(stored bool) {
+// begins makes it last until then at least.
+func (p *pause) begins(until int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changes++
-	p.unstored = !stored
+	p.untold = max(p.untold, until)
+	p.until.Store(max(p.until.Load(), until))
+}
+
+// told notes that the store was told of one until then.
+func (p *pause) told(until int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.changes++
+	if p.untold <= until {
+		p.untold = 0
+	}
 }
 
 // ended notes that it was ended in the store.
@@ -56,7 +60,7 @@ func (p *pause) ended() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changes++
-	p.unstored = false
+	p.untold = 0
 	p.until.Store(0)
 }
 
@@ -67,33 +71,34 @@ func (p *pause) asks() (changes int) {
 	return p.changes
 }
 
-// learned takes over how long it lasts by what the store said.
+// learned takes over how long it lasts by what the store said. At no moment calls find less than before and after.
 func (p *pause) learned(left time.Duration, changes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if changes != p.changes {
 		return
 	}
-	if p.unstored = p.unstored && p.left() > 0; !p.unstored {
-		p.until.Store(0)
-	}
+	until := p.untold
 	if left > 0 {
-		p.lasts(left)
+		until = max(until, int64(clock.Mono()+left))
 	}
+	p.until.Store(until)
 }
 
-// keeperOf returns the bucket that keeps a row's penalty: that of its rate, if it had one. other: it is of the other kind than was thought.
-func (r *Registry) keeperOf(e *entry, other bool) (l *tokenbucket.RateLimiter, err error) {
+// keeperOf returns the bucket that keeps a row's penalty: that of its rate, if it had one. wrong is one that was returned before, and the
+// bucket is of the other kind; nil: none.
+func (r *Registry) keeperOf(e *entry, wrong *tokenbucket.RateLimiter) (l *tokenbucket.RateLimiter, err error) {
 	p, shadow := &e.slot.pause, r.shadows(&e.limit)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.keeper != nil && p.shadow == shadow && !other {
+	if p.keeper != nil && p.shadow == shadow && p.keeper != wrong {
 		return p.keeper, nil
 	}
 	if p.shadow != shadow { // a penalty in shadow holds nobody else back, and the other way round
+		p.untold = 0
 		p.until.Store(0)
 	}
-	p.shadow, p.warm = shadow, p.warm != other
+	p.shadow, p.warm = shadow, p.warm != (wrong != nil)
 	opts := append(slices.Clone(r.options), tokenbucket.WithStore(r.store),
 		tokenbucket.WithObserver(tokenbucket.Observer{})) // no call is decided there
 	if shadow {
@@ -114,14 +119,14 @@ func (r *Registry) keeperOf(e *entry, other bool) (l *tokenbucket.RateLimiter, e
 
 // ofKeeper asks or changes the bucket that keeps a row's penalty, of whatever kind it is.
 func (r *Registry) ofKeeper(e *entry, do func(keeper *tokenbucket.RateLimiter) error) error {
-	l, err := r.keeperOf(e, false)
+	l, err := r.keeperOf(e, nil)
 	if err != nil {
 		return err
 	}
 	if err = do(l); !errors.Is(err, tokenbucket.ErrInvalidConfig) {
 		return err
 	}
-	if l, err = r.keeperOf(e, true); err != nil {
+	if l, err = r.keeperOf(e, l); err != nil {
 		return err
 	}
 	return do(l)
@@ -129,18 +134,17 @@ func (r *Registry) ofKeeper(e *entry, do func(keeper *tokenbucket.RateLimiter) e
 
 // pause holds a row without a rate back: in this process at once, though its store may be away.
 func (r *Registry) pause(ctx context.Context, e *entry, d time.Duration) error {
-	l, err := r.keeperOf(e, false)
+	l, err := r.keeperOf(e, nil)
 	if err != nil {
 		return err
 	}
 	if d <= 0 || d > time.Hour {
 		return l.Penalize(ctx, d) // which says what is wrong
 	}
-	p := &e.slot.pause
-	p.changed(false)
-	p.lasts(d)
+	p, until := &e.slot.pause, int64(clock.Mono()+d)
+	p.begins(until)
 	if err = r.ofKeeper(e, func(l *tokenbucket.RateLimiter) error { return l.Penalize(ctx, d) }); err == nil {
-		p.changed(true)
+		p.told(until)
 	}
 	return err
 }

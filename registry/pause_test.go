@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
@@ -190,6 +192,82 @@ func TestPenaltyStaysInShadow(t *testing.T) {
 		require.True(t, enter(t, r, "/a").OK)
 		r.Close()
 	})
+}
+
+// A penalty that the store was not told of lasts, whatever shorter ones the store is told of later. One that another process ends is over, though
+// a shorter one was not told.
+func TestPenaltyUntold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &breakable{Store: tokenbucket.NewMemoryStore()}
+		process := func() *registry.Registry {
+			return open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, store, registry.WithLocalSemaphores(), registry.WithInterval(10*time.Second))
+		}
+		here, there := process(), process()
+		store.away.Store(true)
+		require.Error(t, here.Penalize(ctx, "/a", time.Hour))
+		store.away.Store(false)
+		require.NoError(t, here.Penalize(ctx, "/a", time.Second), "an answer to a call that was under way")
+		time.Sleep(10 * time.Second)
+		require.Equal(t, time.Hour-10*time.Second, here.Held("/a").Round(time.Millisecond))
+		require.NoError(t, here.Reset(ctx, "/a"))
+
+		require.NoError(t, here.Penalize(ctx, "/a", time.Hour))
+		store.away.Store(true)
+		require.Error(t, here.Penalize(ctx, "/a", time.Minute))
+		store.away.Store(false)
+		require.NoError(t, there.Reset(ctx, "/a"))
+		time.Sleep(10 * time.Second)
+		require.Equal(t, 50*time.Second, here.Held("/a").Round(time.Millisecond))
+		here.Close()
+		there.Close()
+	})
+}
+
+// Many hear at once that the bucket is one with a warm-up.
+func TestPenaltiesAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := tokenbucket.NewMemoryStore()
+		r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, &distant{store}, registry.WithLocalSemaphores(), registry.WithInterval(time.Hour))
+		other, err := tokenbucket.NewSmoothWarmingUp("/a", 10, time.Second, tokenbucket.WithStore(store))
+		require.NoError(t, err)
+		require.NoError(t, other.Penalize(ctx, time.Second))
+		defer r.Close()
+		var calls sync.WaitGroup
+		for range 4 {
+			calls.Go(func() { assert.NoError(t, r.Penalize(ctx, "/a", time.Minute)) })
+		}
+		calls.Wait()
+	})
+}
+
+// No call passes while a load looks at a penalty.
+func TestPenaltyLastsThroughLoads(t *testing.T) {
+	r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithInterval(time.Hour))
+	defer r.Close()
+	require.NoError(t, r.Penalize(ctx, "/a", time.Hour))
+	var over, passed atomic.Bool
+	var looks sync.WaitGroup
+	looks.Go(func() {
+		for !over.Load() {
+			if r.Held("/a") == 0 {
+				passed.Store(true)
+			}
+		}
+	})
+	for range 2000 {
+		assert.NoError(t, r.Reload(ctx))
+	}
+	over.Store(true)
+	looks.Wait()
+	require.False(t, passed.Load())
+}
+
+// distant is a store that takes its time.
+type distant struct{ tokenbucket.Store }
+
+func (s *distant) Apply(ctx context.Context, b *tokenbucket.Batch) error {
+	time.Sleep(time.Millisecond)
+	return s.Store.Apply(ctx, b)
 }
 
 // breakable is a store that is away at times.
