@@ -30,7 +30,7 @@ const (
 	notNow // nothing was written; Redis says that it cannot now
 )
 
-// commandError is the error of a command inside a script. It is a failure, not the commandError of a permit.
+// commandError is the error of a command inside a script. It is a failure, not the refusal of a permit.
 type commandError string
 
 func (r commandError) Error() string { return string(r) }
