@@ -54,7 +54,7 @@ func (l *RateLimiter) heardLately() bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.heard.at != 0 && c.now()-c.heard.at < snapshotAge.Microseconds()
+	return c.heard.told != 0 && c.now()-c.heard.told < snapshotAge.Microseconds()
 }
 
 // longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request

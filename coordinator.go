@@ -49,7 +49,7 @@ type coordinator struct {
 // heard is what the store's answers have told.
 type heard struct {
 	at       int64        // when it answered last, or was to; by the limiter's clock, as all times here
-	told     int64        // when an answer told of the bucket last
+	told     int64        // when an answer told of the bucket and its configuration last: a late one does not
 	epoch    int64        // the bucket's
 	paused   int64        // how long it was held back for altogether
 	heldTill int64        // until when it is held back

@@ -59,7 +59,7 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 		c.sending.cached = f.batch.cached
 	}
 	c.heard.at = now
-	if err == nil {
+	if err == nil && !f.late {
 		c.heard.told = now
 	}
 	if !c.inline() {

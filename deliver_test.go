@@ -139,6 +139,28 @@ func TestFirstAnswerIsLate(t *testing.T) {
 	}
 }
 
+// It says nothing of the configuration in force either: what that would grant is asked for.
+func TestFirstAnswerIsLateAndOlder(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const timeout, late = 100 * time.Millisecond, 900 * time.Millisecond
+		memory := NewMemoryStore()
+		newer, err := NewSmoothBursty("x", 10, WithVersion(2), WithMaxPermits(100), WithInitialPermits(100), WithStore(memory))
+		require.NoError(t, err)
+		require.NoError(t, newer.Reset(background))
+		back := late
+		store := &delayed{memory, func() (time.Duration, time.Duration) { return 0, back }}
+		l, err := NewSmoothBursty("x", 10, WithVersion(1), WithMaxPermits(0), WithStore(store), WithStoreTimeout(timeout), Logged(t))
+		require.NoError(t, err)
+		_, err = l.State(background)
+		require.ErrorIs(t, err, ErrStoreTimeout)
+		back = 0
+		time.Sleep(late - timeout + time.Millisecond)
+		ok, err := l.TryAcquire(background, 5, 0)
+		require.NoError(t, err)
+		require.True(t, ok)
+	})
+}
+
 func firstAnswerIsLate(t *testing.T, alone bool) {
 	bubble(t, func(t *testing.T) {
 		const rate, ms, timeout = 20.0, time.Millisecond, 100 * time.Millisecond
