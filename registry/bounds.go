@@ -181,7 +181,7 @@ func (b *backends) try(c *Limit, version int64) *RowError {
 	case c.Concurrent != 0 && b.semaphore == nil:
 		return missing("concurrent", c.Concurrent)
 	}
-	if _, err := b.bounds(c, version, nil); err != nil {
+	if _, err := b.bounds(c, version, version, nil); err != nil {
 		return &RowError{Row: c.Row, Name: c.Name, Err: err}
 	}
 	return nil
@@ -201,13 +201,14 @@ type bounds struct {
 }
 
 // bounds makes those of a row. What this process has counted goes on: a window that the row has not changed, since it knows what
-// passed while its backend was away, and any that is counted here alone. was: what there was before; nil: nothing.
-func (b *backends) bounds(c *Limit, version int64, was *bounds) (*bounds, error) {
+// passed while its backend was away, and any that is counted here alone. since: the version from which on the row has this window, for a
+// limit that was another meanwhile may be in force. was: what there was before; nil: nothing.
+func (b *backends) bounds(c *Limit, version, since int64, was *bounds) (*bounds, error) {
 	next := &bounds{version: version, name: c.Name, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
 	var err error
 	switch {
 	case c.Window == 0:
-	case was != nil && was.window != nil && was.name == c.Name && was.length == c.Window && was.limit == c.WindowLimit:
+	case was != nil && was.window != nil && was.version >= since && was.name == c.Name && was.length == c.Window && was.limit == c.WindowLimit:
 		next.window = was.window
 	case b.localWindow && was != nil && was.window != nil && was.length == c.Window:
 		next.window = was.window
@@ -249,7 +250,7 @@ func (s *slot) get(b *backends, e *entry, name string) (*bounds, error) {
 	}
 	row := e.limit
 	row.Name = name
-	next, err := b.bounds(&row, e.version, &s.last)
+	next, err := b.bounds(&row, e.version, e.counted, &s.last)
 	if err != nil {
 		return nil, fmt.Errorf("registry: bucket %.80q: %w", e.limit.Name, err)
 	}

@@ -656,6 +656,33 @@ func TestShareOutlivesChange(t *testing.T) {
 	require.Equal(t, registry.ByWindow, a.By)
 }
 
+// A limit that was another meanwhile is in force again with the first call, also in a process that was not asked then.
+func TestWindowChangedAndBack(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	source := new(fake)
+	row := registry.Limit{Name: fmt.Sprint("/back/", rand.Uint64()), NoRate: true, Window: time.Hour, WindowLimit: 2, Version: 1}
+	process := func() *registry.Registry {
+		return open(t, source, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithInterval(time.Hour),
+			registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
+				return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+			}))
+	}
+	source.set(row)
+	seldom, often := process(), process()
+	require.True(t, enter(t, seldom, row.Name).OK)
+	for _, limit := range []int{10, 2} {
+		row.WindowLimit = limit
+		row.Version++
+		source.set(row)
+		require.NoError(t, seldom.Reload(ctx))
+		if limit == 10 {
+			require.NoError(t, often.Reload(ctx))
+			require.True(t, enter(t, often, row.Name).OK)
+		}
+	}
+	require.False(t, enter(t, seldom, row.Name).OK)
+}
+
 // An error of the backend is the call's, whatever it says, if the row has no rate.
 func TestFaultyBackend(t *testing.T) {
 	made := 0
