@@ -147,6 +147,7 @@ func TestKeys(t *testing.T) {
 	upstream := echo(t)
 	for target, want := range map[string]string{
 		"/ibe/AvailFare": "/ibe/AvailFare", "//ibe/./x/../AvailFare": "/ibe/AvailFare", "/ibe/Avail%46are?x": "/ibe/AvailFare", "/%ff": "/\uFFFD",
+		"/ibe/..;/../AvailFare": "/ibe/AvailFare",
 	} {
 		var asked keys
 		server := newTestProxy(t, &asked, "--upstream", upstream.URL+"/base")
@@ -166,7 +167,8 @@ func TestSentOnAsItIs(t *testing.T) {
 	upstream := echo(t)
 	for target, want := range map[string]string{
 		"/x?a=1;b=2&c=%zz": "Path=/base/x\nQuery=a=1;b=2&c=%zz\n", "/x?": "Path=/base/x\nQuery=\n", "/../secret": "Path=/base/secret\n",
-		"/a/%2e%2E/../secret/": "Path=/base/secret/\n", "/a/./b%2Fc": "Path=/base/a/b/c\n", "//a/.b/..c/b%2Fc": "Path=/base//a/.b/..c/b%2Fc\n",
+		"/ibe/..;/../AvailFare": "Path=/base/ibe/AvailFare\n",
+		"/a/%2e%2E/../secret/":  "Path=/base/secret/\n", "/a/./b%2Fc": "Path=/base/a/b/c\n", "//a/.b/..c/b%2Fc": "Path=/base//a/.b/..c/b%2Fc\n",
 	} {
 		for _, way := range [][]string{nil, {"--inbound"}} {
 			server := newTestProxy(t, &keys{}, append([]string{"--upstream", upstream.URL + "/base"}, way...)...)
