@@ -132,6 +132,23 @@ func TestMeterCounts(t *testing.T) {
 	})
 }
 
+// So is a row without a rate, which an instance may also have heard of from another.
+func TestMeterSeesResetsWithoutRate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, limits := metered(t, &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", NoRate: true, Concurrent: 2}}}}, registry.WithLocalSemaphores())
+		held := func() time.Duration {
+			_, all := report(t, m)
+			return max(0, time.Until(all["/a"].Bucket.HeldUntil)).Round(time.Second)
+		}
+		require.NoError(t, limits.Penalize(t.Context(), "/a", time.Hour))
+		require.Equal(t, time.Hour, held())
+		m.Penalized("/a", time.Now().Add(time.Hour))
+		require.Equal(t, time.Hour, held())
+		require.NoError(t, limits.Reset(t.Context(), "/a"))
+		require.Zero(t, held())
+	})
+}
+
 // A bucket that was reset is not held back any more, whatever its instance was told before.
 func TestMeterSeesResets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -142,18 +142,20 @@ func (w *watch) report(ctx context.Context, m *Meter, limits *registry.Registry,
 	limiters := limits.Limiters()
 	w.look(ctx, m, limiters)
 	for i := range w.order {
-		w.limit(m, &w.order[i], false, limiters[w.order[i].Name], to)
+		name := w.order[i].Name
+		w.limit(m, &w.order[i], false, limiters[name], limits.Held(name), to)
 	}
 	bad := map[string]bool{}
 	for _, r := range to.Info.Rejected {
 		if r.Name != "" && w.rows[r.Name] == nil && !bad[r.Name] && limits.Has(r.Name) {
 			bad[r.Name] = true
-			w.limit(m, &registry.Limit{Name: r.Name, Row: r.Row}, true, nil, to)
+			w.limit(m, &registry.Limit{Name: r.Name, Row: r.Row}, true, nil, 0, to)
 		}
 	}
 }
 
-func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbucket.RateLimiter, to *Report) {
+// limit fills in one. held is for how long yet, of a row without a rate.
+func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbucket.RateLimiter, held time.Duration, to *Report) {
 	l := Limit{Name: row.Name, Decider: DeciderOf(row).String(), Config: ConfigOf(row), Bucket: w.seen[row.Name].Bucket}
 	switch {
 	case w.off:
@@ -164,9 +166,12 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
 		// A bucket that was seen since knows better: it may have been reset.
-		if p := c.held.Load(); p != nil && !p.told.Before(l.Bucket.At) && p.until.After(l.Bucket.HeldUntil) {
+		if p := c.held.Load(); p != nil && !row.NoRate && !p.told.Before(l.Bucket.At) && p.until.After(l.Bucket.HeldUntil) {
 			l.Bucket.HeldUntil = p.until
 		}
+	}
+	if held > 0 {
+		l.Bucket.HeldUntil = time.Now().Add(held)
 	}
 	if limiter != nil {
 		l.Bucket.Rate = limiter.Rate()
