@@ -155,15 +155,11 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 // grant adds what the store has granted to what this process owns. If the caller has left, the permits go back, unless somebody else
 // here wants it. At received, or earlier, the store's clock had reached the time of the decision.
 //
-// What comes late goes back if nothing was heard in time: when it falls due by this process's clock is not known. It lapses if it is of
-// another epoch: a newer answer has told that the bucket was held back or begun anew, and these permits would fall due as if it had not been.
+// What comes late goes back if nothing was heard in time, for when it falls due by this process's clock is not known; and if a newer answer
+// has told that the bucket was held back or begun anew, for it would fall due as if it had not been.
 func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received, now int64) {
-	switch {
-	case f.late && c.heard.terms == nil:
-		r := &refund{limiter: f.limiter, give: g.Place.giveBack(&out.Bucket.setting, 0, out.NowMicros)}
-		c.refunds = slices.Insert(c.refunds, 0, r) // before what was granted before
-		return
-	case f.late && g.Place.Epoch != c.heard.epoch:
+	if f.late && (c.heard.terms == nil || g.Place.Epoch != c.heard.epoch) {
+		c.giveBack(f.limiter, g.Place.giveBack(&out.Bucket.setting, 0, out.NowMicros))
 		return
 	}
 	c.leases.asked += q.Permits

@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"math"
+	"slices"
 	"sync/atomic"
 )
 
@@ -212,7 +213,12 @@ func (c *coordinator) giveUp(e *lease) *refund {
 	if used >= e.permits {
 		return nil
 	}
-	r := &refund{limiter: e.limiter, give: e.place.giveBack(e.setting, used, e.granted)}
-	c.refunds = append(c.refunds, r)
+	return c.giveBack(e.limiter, e.place.giveBack(e.setting, used, e.granted))
+}
+
+// giveBack returns permits to the store. What was granted last goes first: it stands before nobody.
+func (c *coordinator) giveBack(limiter *limiter, give giveBack) *refund {
+	r := &refund{limiter: limiter, give: give}
+	c.refunds = slices.Insert(c.refunds, 0, r)
 	return r
 }

@@ -16,7 +16,7 @@ func (c *config) rowOf(path string, match matcher) string {
 		_, exact, ok := match(name)
 		return ok && exact
 	}
-	clean := plainPath(exact) // of what is sent on: there .. is resolved before anybody drops parameters
+	clean := plainPath(exact)                                  // of what is sent on: there .. is resolved before anybody drops parameters
 	for _, name := range []string{exact, clean, clean + "/"} { // a row may have a slash at its end
 		if has(name) {
 			return name
