@@ -147,13 +147,17 @@ func TestFirstAnswerIsLateAndOlder(t *testing.T) {
 		newer, err := NewSmoothBursty("x", 10, WithVersion(2), WithMaxPermits(100), WithInitialPermits(100), WithStore(memory))
 		require.NoError(t, err)
 		require.NoError(t, newer.Reset(background))
-		back := late
-		store := &delayed{memory, func() (time.Duration, time.Duration) { return 0, back }}
+		began := time.Now()
+		store := &delayed{memory, func() (there, back time.Duration) {
+			if time.Since(began) < late {
+				return 0, late
+			}
+			return 0, 0
+		}}
 		l, err := NewSmoothBursty("x", 10, WithVersion(1), WithMaxPermits(0), WithStore(store), WithStoreTimeout(timeout), Logged(t))
 		require.NoError(t, err)
 		_, err = l.State(background)
 		require.ErrorIs(t, err, ErrStoreTimeout)
-		back = 0
 		time.Sleep(late - timeout + time.Millisecond)
 		ok, err := l.TryAcquire(background, 5, 0)
 		require.NoError(t, err)

@@ -82,12 +82,12 @@ func drive(l limiter, ld load) counts {
 	return total
 }
 
-// call is one caller. Callers begin at different keys and go round all of them.
+// call is one caller, who makes one call at least. Callers begin at different keys and go round all of them.
 func call(l limiter, ld load, caller int, stop *atomic.Bool, into *counts) {
 	var c counts // of its own, for the callers' counts lie side by side
 	c.Latencies = into.Latencies
 	key := caller * ld.Keys / ld.Callers
-	for !stop.Load() {
+	for first := true; first || !stop.Load(); first = false {
 		var began time.Time
 		if ld.Latencies {
 			began = time.Now()
