@@ -167,8 +167,8 @@ func (c *coordinator) closeLeases() (last *refund, coming bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for c.leases.current.Load() != nil {
-		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil {
-			last = r
+		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil && last == nil {
+			last = r // what is given back later is sent before it
 			r.done = make(chan struct{})
 		}
 		c.leases.next = nil
@@ -216,7 +216,7 @@ func (c *coordinator) giveUp(e *lease) *refund {
 	return c.giveBack(e.limiter, e.place.giveBack(e.setting, used, e.granted))
 }
 
-// giveBack returns permits to the store. What was granted last goes first: it stands before nobody.
+// giveBack returns permits to the store. What is given back last is sent first: it was granted last, and nobody stands behind it.
 func (c *coordinator) giveBack(limiter *limiter, give giveBack) *refund {
 	r := &refund{limiter: limiter, give: give}
 	c.refunds = slices.Insert(c.refunds, 0, r)

@@ -13,15 +13,15 @@ import (
 
 // line is those who wait for permits. Whoever has the turn asks for them; the others stand behind, first come, first served.
 type line struct {
-	turn    chan struct{} // of one; the runtime serves senders in their order
-	freed   chan struct{} // of one: something has changed in favour of who waits
-	waiting atomic.Int64
-	most    int64
-	timers  clockwork.Clock
+	turn     chan struct{} // of one; the runtime serves senders in their order
+	released chan struct{} // of one: something has changed in favour of who waits
+	waiting  atomic.Int64
+	most     int64
+	timers   clockwork.Clock
 }
 
 func (l *line) setUp(o *options) {
-	l.turn, l.freed, l.most, l.timers = make(chan struct{}, 1), make(chan struct{}, 1), int64(o.waiters), o.clock
+	l.turn, l.released, l.most, l.timers = make(chan struct{}, 1), make(chan struct{}, 1), int64(o.waiters), o.clock
 	if l.timers == nil {
 		l.timers = clockwork.NewRealClock()
 	}
@@ -30,7 +30,7 @@ func (l *line) setUp(o *options) {
 // wake has the first look again.
 func (l *line) wake() {
 	select {
-	case l.freed <- struct{}{}:
+	case l.released <- struct{}{}:
 	default:
 	}
 }
@@ -78,7 +78,7 @@ func (l *Limiter) wait(ctx context.Context, n int) (verdict, time.Duration, erro
 		timer := l.line.timers.NewTimer(l.untilLook(n))
 		select {
 		case <-timer.Chan():
-		case <-l.line.freed:
+		case <-l.line.released:
 		case <-ctx.Done():
 			timer.Stop()
 			return verdict{}, 0, ctx.Err()
