@@ -18,7 +18,7 @@ type Cluster struct {
 }
 
 // StartCluster starts a cluster that lives as long as the test, and waits until every slot is served and every replica
-// is in step.
+// is in step. Its nodes elect nobody if a busy machine silences a master for a second or ten: see [Cluster.ElectSoon].
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c := new(Cluster)
@@ -45,7 +45,21 @@ func StartCluster(t testing.TB) *Cluster {
 		}
 		return nil
 	}))
+	c.configure(t, "cluster-node-timeout", "15000") // by now: nodes that are patient are slow to join
 	return c
+}
+
+// ElectSoon makes the nodes elect the replica of a master that is silent for one second, not for fifteen.
+func (c *Cluster) ElectSoon(t testing.TB) {
+	t.Helper()
+	c.configure(t, "cluster-node-timeout", "1000")
+}
+
+func (c *Cluster) configure(t testing.TB, option, value string) {
+	t.Helper()
+	for _, node := range c.Nodes {
+		need(t, node.Client(t).ConfigSet(context.Background(), option, value).Err())
+	}
 }
 
 // joined tells what a node still waits for.

@@ -18,9 +18,6 @@ import (
 func TestB3Cluster(t *testing.T) {
 	noLeaks(t)
 	cluster := redistest.StartCluster(t)
-	for _, n := range cluster.Nodes { // no failover, also when the machine is busy
-		require.NoError(t, n.Client(t).ConfigSet(background, "cluster-node-timeout", "15000").Err())
-	}
 	for name, change := range map[string]func(*redis.ClusterOptions){
 		"default": func(*redis.ClusterOptions) {},
 		"hasty":   func(o *redis.ClusterOptions) { o.ReadTimeout = 100 * time.Millisecond },

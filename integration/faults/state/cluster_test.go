@@ -82,6 +82,7 @@ func watchAll(t *testing.T, cluster *redistest.Cluster) *ledger {
 func TestD7ClusterFailover(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
+	cluster.ElectSoon(t)
 	books, late := watchAll(t, cluster), faultlab.MeasureLateness(t)
 	victim := masters(t, cluster)[0]
 	node := victim.Client(t)
@@ -167,9 +168,13 @@ func TestD8SlotMigration(t *testing.T) {
 	for began, least := time.Now(), faultlab.Lasting(6*time.Second, 60*time.Second); time.Since(began) < least ||
 		within() == 0 && time.Since(began) < least+30*time.Second; moves++ {
 		from, to := ms[moves%2], ms[(moves+1)%2]
-		require.Eventually(t, func() bool { // the nodes tell each other of the last move after it has ended
-			return exec.CommandContext(background, cli, "--cluster", "check", from.Addr).Run() == nil
-		}, 60*time.Second, 10*time.Millisecond)
+		require.NoError(t, redistest.Poll(60*time.Second, func() error { // the nodes tell each other of the last move after it has ended
+			out, err := exec.CommandContext(background, cli, "--cluster", "check", from.Addr).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("%w: %s", err, out)
+			}
+			return nil
+		}))
 		ctx, cancel := context.WithTimeout(background, 60*time.Second)
 		out, err := exec.CommandContext(ctx, cli, "--cluster", "reshard", from.Addr, "--cluster-from", from.id, "--cluster-to", to.id,
 			"--cluster-slots", strconv.Itoa(slots), "--cluster-yes").CombinedOutput()

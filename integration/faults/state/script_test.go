@@ -16,6 +16,7 @@ import (
 // the client.
 func TestMasterDies(t *testing.T) {
 	cluster := redistest.StartCluster(t)
+	cluster.ElectSoon(t)
 	window, err := slidingwindow.New("x", 1_000_000, time.Minute, time.Second, slidingwindow.WithRedis(cluster.Client(t)))
 	require.NoError(t, err)
 	permits, err := semaphore.NewRedis(cluster.Client(t), "x", 1_000_000)
