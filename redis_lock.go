@@ -17,7 +17,7 @@ import (
 )
 
 // patience is for how long to wait for a lock between two attempts: first about as long as it is held by one who is alone,
-// then about as long as it is kept, and at last less and less, so that those who have waited for longest ask most often.
+// then about as long as it is kept, and at last half of that, so that those who have waited for longest ask most often.
 type patience struct {
 	tried int
 	seen  *atomic.Bool // that somebody has it
@@ -27,7 +27,10 @@ type patience struct {
 func (p *patience) NextBackoff() time.Duration {
 	p.tried++
 	p.seen.Store(true)
-	d := min(200*time.Microsecond<<min(p.tried, 4), 3*time.Millisecond) >> min(2, p.tried/8)
+	d := min(200*time.Microsecond<<min(p.tried, 4), 3*time.Millisecond)
+	if p.tried >= 8 {
+		d /= 2
+	}
 	return d/2 + rand.N(d)
 }
 
