@@ -4,9 +4,9 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"sync"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/gate"
 )
 
 // Entrance is a Gate that may hold something for a call until it has ended: a place among those that are under way at once. A
@@ -18,45 +18,15 @@ type Entrance interface {
 	Admit(ctx context.Context, key string) (permit *tokenbucket.Reservation, leave func(), err error)
 }
 
-// ask asks the gate.
-func ask(ctx context.Context, gate Gate, key string) (permit *tokenbucket.Reservation, l *leaving, err error) {
-	e, ok := gate.(Entrance)
-	if !ok {
-		permit, err = gate.Reserve(ctx, key)
-		return permit, nil, err
-	}
-	permit, end, err := e.Admit(ctx, key)
-	switch {
-	case end == nil:
-	case err == nil && permit != nil && permit.OK():
-		l = &leaving{end: end}
-	default: // the call does not begin
-		end()
-	}
-	return permit, l, err
-}
-
-// leaving is what a call has to do when it has ended; nil: nothing.
-type leaving struct {
-	end  func()
-	once sync.Once
-}
-
-func (l *leaving) leave() {
-	if l != nil {
-		l.once.Do(l.end)
-	}
-}
-
-// after leaves when the body of a response has been read or closed. A response that has none has ended.
-func (l *leaving) after(response *http.Response) {
-	if l == nil {
+// leaveAfter gives a place back when the body of a response has been read or closed. A response that has none has ended.
+func leaveAfter(response *http.Response, place *gate.Place) {
+	if place == nil {
 		return
 	}
-	body := &held{response.Body, l}
+	body := &held{response.Body, place}
 	switch stream, ok := response.Body.(io.ReadWriteCloser); {
 	case response.Body == nil || response.Body == http.NoBody:
-		l.leave()
+		place.Leave()
 	case ok: // of an upgrade, which whoever upgraded writes to
 		response.Body = &heldStream{body, stream}
 	default:
@@ -67,19 +37,19 @@ func (l *leaving) after(response *http.Response) {
 // held is the body of a response whose call holds something.
 type held struct {
 	io.ReadCloser
-	leaving *leaving
+	place *gate.Place
 }
 
 func (b *held) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	if err != nil {
-		b.leaving.leave()
+		b.place.Leave()
 	}
 	return n, err
 }
 
 func (b *held) Close() error {
-	defer b.leaving.leave()
+	defer b.place.Leave()
 	return b.ReadCloser.Close()
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/gate"
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
@@ -95,9 +96,9 @@ func refused(permit *tokenbucket.Reservation) bool { return permit != nil && !pe
 
 // admit takes a permit and waits until it is due. With a RefusedError comes the reservation that says so. When the call has ended, it
 // leaves, unless there was an error.
-func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation, *leaving, error) {
+func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation, *gate.Place, error) {
 	ctx := r.Context()
-	permit, leaving, err := reserve(ctx, s.gate, key)
+	permit, place, err := reserve(ctx, s.gate, key)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, nil, context.Cause(ctx)
@@ -116,31 +117,23 @@ func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation,
 		s.giveBack(ctx, key, permit)
 	}
 	if ctx.Err() != nil { // even if the permit is due: nothing would come of the request
-		leaving.leave()
+		place.Leave()
 		return nil, nil, context.Cause(ctx)
 	}
-	return permit, leaving, nil
+	return permit, place, nil
 }
 
 // reserve asks the gate. A wait that only the context is too short for is a refusal, not a failure.
-func reserve(ctx context.Context, gate Gate, key string) (*tokenbucket.Reservation, *leaving, error) {
-	permit, leaving, err := ask(ctx, gate, key)
+func reserve(ctx context.Context, g Gate, key string) (*tokenbucket.Reservation, *gate.Place, error) {
+	permit, place, err := gate.Ask(ctx, g, key)
 	var long *tokenbucket.WaitError
 	if errors.As(err, &long) && errors.Is(long.Reason, context.DeadlineExceeded) {
-		return Refused(sooner(ctx, long.Wait)), nil, nil
+		return Refused(gate.Sooner(ctx, long.Wait)), nil, nil
 	}
 	if err == nil && permit == nil {
 		err = errNothing
 	}
-	return permit, leaving, err
-}
-
-// sooner is when a wait will have become as short as ctx lasts. It is all of it if ctx lasts longer: the gate has a deadline of its own.
-func sooner(ctx context.Context, wait time.Duration) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait {
-		return wait - time.Until(deadline)
-	}
-	return wait
+	return permit, place, err
 }
 
 // giveBack cancels a permit, unless its time has come: then it is used. It returns when that is done, or when the caller has been

@@ -84,10 +84,10 @@ func WithRefusalHandler(h http.Handler) MiddlewareOption {
 type middleware struct{ settings }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	permit, leaving, err := m.admit(r, m.key(r))
+	permit, place, err := m.admit(r, m.key(r))
 	switch {
 	case err == nil:
-		defer leaving.leave()
+		defer place.Leave()
 		m.announce(w.Header(), permit)
 		next.ServeHTTP(w, r)
 	case refused(permit):

@@ -94,7 +94,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errZero
 	}
 	key := t.key(r)
-	permit, leaving, err := t.admit(r, key)
+	permit, place, err := t.admit(r, key)
 	if err != nil {
 		closeBody(r)
 		if t.respond && refused(permit) {
@@ -105,7 +105,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	sent := false
 	defer func() {
 		if !sent {
-			leaving.leave()
+			place.Leave()
 		}
 	}()
 	response, err := t.base.RoundTrip(r)
@@ -113,7 +113,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return response, err
 	}
 	sent = true
-	leaving.after(response)
+	leaveAfter(response, place)
 	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
 		if d := retryAfter(response.Header, time.Now(), t.longest); d > 0 {
 			t.penalize(r.Context(), key, d)

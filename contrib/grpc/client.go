@@ -33,7 +33,7 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	if err != nil {
 		return err
 	}
-	defer p.leave()
+	defer p.Leave()
 	err = invoker(ctx, method, req, reply, cc, opts...)
 	c.heed(err)
 	return err
@@ -59,7 +59,7 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	opened := false
 	defer func() {
 		if !opened {
-			p.leave()
+			p.Leave()
 		}
 	}()
 	stream, err := streamer(ctx, desc, cc, method, opts...)

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/gate"
 )
 
 const (
@@ -158,8 +159,8 @@ func (l *Limiter) begin(ctx context.Context, method string) (*call, error) {
 }
 
 // enter takes a permit and waits until it is due. What the call holds then it has to leave when it has ended.
-func (c *call) enter() (*place, error) {
-	r, p, err := ask(c.ctx, c.gate, c.key)
+func (c *call) enter() (*gate.Place, error) {
+	r, p, err := gate.Ask(c.ctx, c.gate, c.key)
 	if err == nil && r == nil {
 		err = errNothing
 	}
@@ -175,7 +176,7 @@ func (c *call) enter() (*place, error) {
 		c.giveBack(r)
 	}
 	if err := c.ctx.Err(); err != nil { // even if the permit is due: nothing would come of the call
-		p.leave()
+		p.Leave()
 		return nil, c.ended(err)
 	}
 	return p, nil
@@ -188,21 +189,13 @@ func (c *call) undecided(err error) error {
 	}
 	var late *tokenbucket.WaitError
 	if errors.As(err, &late) && errors.Is(late.Reason, context.DeadlineExceeded) {
-		return c.error(codes.ResourceExhausted, ErrRefused, sooner(c.ctx, late.Wait))
+		return c.error(codes.ResourceExhausted, ErrRefused, gate.Sooner(c.ctx, late.Wait))
 	}
 	err = c.error(codes.Unavailable, fmt.Errorf("%w: %w", ErrGate, err), 0)
 	if c.onError != nil {
 		return c.onError(c.ctx, c.method, err)
 	}
 	return err
-}
-
-// sooner is when a wait will have become as short as ctx lasts. It is all of it if ctx lasts longer: the gate has a deadline of its own.
-func sooner(ctx context.Context, wait time.Duration) time.Duration {
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < wait {
-		return wait - time.Until(deadline)
-	}
-	return wait
 }
 
 func (c *call) ended(err error) error {

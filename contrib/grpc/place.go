@@ -2,44 +2,13 @@ package grpclimit
 
 import (
 	"context"
-	"sync"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/gate"
 )
-
-// ask asks the gate.
-func ask(ctx context.Context, gate Gate, key string) (permit *tokenbucket.Reservation, p *place, err error) {
-	e, ok := gate.(Entrance)
-	if !ok {
-		permit, err = gate.Reserve(ctx, key)
-		return permit, nil, err
-	}
-	permit, leave, err := e.Admit(ctx, key)
-	switch {
-	case leave == nil:
-	case err == nil && permit != nil && permit.OK():
-		p = &place{end: leave}
-	default: // the call does not begin
-		leave()
-	}
-	return permit, p, err
-}
-
-// place is what a call holds until it has ended; nil: nothing.
-type place struct {
-	end  func()
-	once sync.Once
-}
-
-func (p *place) leave() {
-	if p != nil {
-		p.once.Do(p.end)
-	}
-}
 
 // clientStream gives back what its call holds when the stream has ended. gRPC asks of its user to make that known in one of these ways:
 // by reading until an error, or the one answer of a stream that has only one; by an error of SendMsg or Header; by the end of the
@@ -53,7 +22,7 @@ type clientStream struct {
 }
 
 // hold returns the stream, which leaves the place when it has ended, whoever ends it.
-func (c *call) hold(stream grpc.ClientStream, p *place, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
+func (c *call) hold(stream grpc.ClientStream, p *gate.Place, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
 	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: func() {}}
 	if p == nil {
 		return s
@@ -61,10 +30,10 @@ func (c *call) hold(stream grpc.ClientStream, p *place, desc *grpc.StreamDesc, c
 	ctx, cancel := context.WithCancel(c.ctx)
 	s.leave = func() {
 		cancel()
-		p.leave()
+		p.Leave()
 	}
 	if cc == nil {
-		context.AfterFunc(ctx, p.leave)
+		context.AfterFunc(ctx, p.Leave)
 		return s
 	}
 	go func() {

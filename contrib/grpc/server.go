@@ -10,6 +10,8 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/gate"
 )
 
 // pushback is the trailer by which a server tells a client with a retry policy when to try again (gRFC A6).
@@ -19,7 +21,7 @@ const pushback = "grpc-retry-pushback-ms"
 // caller does. A refusal has a RetryInfo, and the trailer by which clients with a retry policy know when to try again.
 func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	c, err := l.begin(ctx, info.FullMethod)
-	var p *place
+	var p *gate.Place
 	if err == nil && c != nil {
 		p, err = c.enter()
 	}
@@ -29,7 +31,7 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 		}
 		return nil, err
 	}
-	defer p.leave()
+	defer p.Leave()
 	return handler(ctx, req)
 }
 
@@ -52,7 +54,7 @@ func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.Str
 		stream.SetTrailer(retryLater(err))
 		return err
 	}
-	defer p.leave()
+	defer p.Leave()
 	return handler(srv, stream)
 }
 
@@ -63,8 +65,8 @@ type serverStream struct {
 	err  error
 
 	mu    sync.Mutex
-	place *place // of the last message
-	ended bool   // the service has returned, though it may still read
+	place *gate.Place // of the last message
+	ended bool        // the service has returned, though it may still read
 }
 
 // RecvMsg takes the permit after the message: while none arrives, none is taken, and the end of the stream costs none.
@@ -86,14 +88,14 @@ func (s *serverStream) RecvMsg(m any) error {
 }
 
 // holds leaves what the last message held, for that of the next.
-func (s *serverStream) holds(next *place) {
+func (s *serverStream) holds(next *gate.Place) {
 	s.mu.Lock()
 	last, ended := s.place, s.ended
 	s.place = next
 	s.mu.Unlock()
-	last.leave()
+	last.Leave()
 	if ended {
-		next.leave()
+		next.Leave()
 	}
 }
 
