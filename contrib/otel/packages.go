@@ -69,7 +69,7 @@ type calls struct {
 	failed             [telemetry.StoreKinds]labels // error.type
 
 	health sync.Mutex
-	down   bool
+	link   telemetry.Link
 
 	names *telemetry.Series[bucket]
 }
@@ -116,7 +116,7 @@ func (c *calls) make(meter metric.Meter) error {
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		c.health.Lock()
 		defer c.health.Unlock()
-		o.ObserveInt64(up, int64(telemetry.Index(!c.down)), c.plain.observe...)
+		o.ObserveInt64(up, int64(telemetry.Index(!c.link.Down)), c.plain.observe...)
 		return nil
 	}, up)
 	return err
@@ -176,18 +176,27 @@ func (c *calls) tripped(requests int, seconds float64, err error) {
 		l = c.failed[telemetry.StoreKindOf(err)]
 	}
 	c.trips.Record(ctx, seconds, l.record...)
+	c.health.Lock()
+	defer c.health.Unlock()
+	begins, ends, away := c.link.Tripped(err)
+	c.turned(begins, ends, away.Seconds())
 }
 
 // noticed goes by what was heard last, whichever limiter was told.
 func (c *calls) noticed(down bool, away float64) {
 	c.health.Lock()
 	defer c.health.Unlock()
+	begins, ends := c.link.Noticed(down)
+	c.turned(begins, ends, away)
+}
+
+// turned counts an outage that begins or ends.
+func (c *calls) turned(begins, ends bool, away float64) {
 	ctx := context.Background()
-	if down && !c.down {
+	if begins {
 		c.outages.Add(ctx, 1, c.plain.add...)
 	}
-	if !down && c.down {
+	if ends {
 		c.away.Add(ctx, max(0, away), c.plain.add...)
 	}
-	c.down = down
 }

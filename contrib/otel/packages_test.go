@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -93,4 +94,23 @@ func TestPackages(t *testing.T) {
 	require.Error(t, err)
 	_, err = tbotel.NewSemaphore(tbotel.WithMaxBuckets(0))
 	require.Error(t, err)
+}
+
+// A limiter that notices an outage and is used no more does not keep its store away for ever: others are answered.
+func TestStoreIsUpAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		x := newTelemetry(t)
+		window, err := tbotel.NewSlidingWindow(tbotel.WithMeterProvider(x.meters))
+		require.NoError(t, err)
+		window.Trip(slidingwindow.Trip{Limiter: "gone", Err: slidingwindow.ErrAway})
+		window.Health(slidingwindow.Health{Limiter: "gone", Down: true})
+		for _, up := range []float64{0, 1} {
+			window.Trip(slidingwindow.Trip{Limiter: "used"})
+			got := x.collect(t)
+			assert.Equal(t, up, got["slidingwindow.store.up{}"])
+			assert.Equal(t, 60*up, got["slidingwindow.store.away{}"])
+			assert.Equal(t, 1.0, got["slidingwindow.store.outages{}"])
+			time.Sleep(time.Minute)
+		}
+	})
 }

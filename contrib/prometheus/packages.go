@@ -24,7 +24,7 @@ func NewSlidingWindow(registerer prom.Registerer, opts ...Option) (slidingwindow
 			call := telemetry.WindowDecision(&d)
 			c.decided(o.label(d.Limiter), &call)
 		},
-		Trip:   func(t slidingwindow.Trip) { c.tripped(t.Requests, t.Elapsed.Seconds(), t.Err) },
+		Trip:   func(t slidingwindow.Trip) { c.heard(t.Requests, t.Elapsed.Seconds(), t.Err) },
 		Health: func(h slidingwindow.Health) { c.noticed(h.Down, h.After.Seconds()) },
 	}, nil
 }
@@ -44,7 +44,7 @@ func NewSemaphore(registerer prom.Registerer, opts ...Option) (semaphore.Observe
 		Lease: func(u semaphore.LeaseUse) {
 			c.held.WithLabelValues(c.names.Of(o.label(u.Semaphore)).Name, telemetry.EndOf(u.Err).String()).Observe(u.Held.Seconds())
 		},
-		Trip:   func(t semaphore.Trip) { c.tripped(t.Requests, t.Elapsed.Seconds(), t.Err) },
+		Trip:   func(t semaphore.Trip) { c.heard(t.Requests, t.Elapsed.Seconds(), t.Err) },
 		Health: func(h semaphore.Health) { c.noticed(h.Down, h.After.Seconds()) },
 	}, nil
 }
@@ -68,7 +68,7 @@ type calls struct {
 	all []prom.Collector
 
 	health sync.Mutex // an event of Health changes several metrics
-	down   bool
+	link   telemetry.Link
 
 	names *telemetry.Series[bucket]
 }
@@ -157,12 +157,22 @@ func (c *calls) tripped(requests int, seconds float64, err error) {
 	c.errors[telemetry.StoreKindOf(err)].Inc()
 }
 
+// heard is tripped, and says what the batch tells of the store.
+func (c *calls) heard(requests int, seconds float64, err error) {
+	c.tripped(requests, seconds, err)
+	c.health.Lock()
+	defer c.health.Unlock()
+	if begins, ends, away := c.link.Tripped(err); begins || ends {
+		c.turned(begins, ends, c.link.Down, away.Seconds())
+	}
+}
+
 // noticed goes by what was heard last, whichever limiter was told.
 func (c *calls) noticed(down bool, away float64) {
 	c.health.Lock()
 	defer c.health.Unlock()
-	c.turned(down && !c.down, !down && c.down, down, away)
-	c.down = down
+	begins, ends := c.link.Noticed(down)
+	c.turned(begins, ends, down, away)
 }
 
 // turned counts an outage that begins or ends.

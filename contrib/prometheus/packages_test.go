@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -65,6 +66,32 @@ func TestSlidingWindow(t *testing.T) {
 	got = scrape(t, registry)
 	assert.Equal(t, 1.0, got[`slidingwindow_store_outages_total{}`])
 	assert.GreaterOrEqual(t, telemetrytest.Sum(telemetrytest.Of(got, "slidingwindow_store_errors_total")), 1.0)
+}
+
+// A limiter, or a semaphore, that notices an outage and is used no more does not keep its store away for ever: others are answered.
+func TestStoreIsUpAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := prometheus.NewPedanticRegistry()
+		window, err := tbprometheus.NewSlidingWindow(registry)
+		require.NoError(t, err)
+		sem, err := tbprometheus.NewSemaphore(registry)
+		require.NoError(t, err)
+		window.Trip(slidingwindow.Trip{Limiter: "gone", Err: slidingwindow.ErrAway})
+		window.Health(slidingwindow.Health{Limiter: "gone", Down: true})
+		sem.Trip(semaphore.Trip{Semaphore: "gone", Err: semaphore.ErrTimeout})
+		sem.Health(semaphore.Health{Semaphore: "gone", Down: true})
+		for _, up := range []float64{0, 1} {
+			window.Trip(slidingwindow.Trip{Limiter: "used"})
+			sem.Trip(semaphore.Trip{Semaphore: "used"})
+			got := scrape(t, registry)
+			for _, of := range []string{"slidingwindow", "semaphore"} {
+				assert.Equal(t, up, got[of+"_store_up{}"], of)
+				assert.Equal(t, 60*up, got[of+"_store_away_seconds_total{}"], of)
+				assert.Equal(t, 1.0, got[of+"_store_outages_total{}"], of)
+			}
+			time.Sleep(time.Minute)
+		}
+	})
 }
 
 // A semaphore in Redis: what was held, for how long, and how it ended.
