@@ -23,10 +23,9 @@ type NewSemaphore func(name string, permits int, opts ...semaphore.Option) (*sem
 
 // backends are where windows are counted, and places are kept.
 type backends struct {
-	window      NewWindow                // nil: nowhere
-	semaphore   NewSemaphore             // nil: nowhere
-	localWindow bool                     // a window is counted in this process, so its limiter must live on
-	away        func(concurrent int) int // nil: without the semaphores' backend calls fail
+	window    NewWindow                // nil: nowhere
+	semaphore NewSemaphore             // nil: nowhere
+	away      func(concurrent int) int // nil: without the semaphores' backend calls fail
 }
 
 // WithWindows sets how the windows of rows are made that are counted for a whole fleet (Limit.Window): slidingwindow.New with
@@ -37,7 +36,7 @@ func WithWindows(f NewWindow) Option {
 		if f == nil {
 			return bad("windows", "nil", "a function")
 		}
-		s.backends.window, s.backends.localWindow = f, false
+		s.backends.window = f
 		return nil
 	}
 }
@@ -45,7 +44,6 @@ func WithWindows(f NewWindow) Option {
 // WithLocalWindows counts the windows of rows in this process alone.
 func WithLocalWindows(opts ...slidingwindow.Option) Option {
 	return func(s *settings) error {
-		s.backends.localWindow = true
 		s.backends.window = func(name string, limit int, window, resolution time.Duration, _ ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
 			return slidingwindow.New(name, limit, window, resolution, opts...)
 		}
@@ -181,7 +179,7 @@ func (b *backends) try(c *Limit, version int64) *RowError {
 	case c.Concurrent != 0 && b.semaphore == nil:
 		return missing("concurrent", c.Concurrent)
 	}
-	if _, err := b.bounds(c, version, version, nil); err != nil {
+	if _, err := b.bounds(c, version, nil); err != nil {
 		return &RowError{Row: c.Row, Name: c.Name, Err: err}
 	}
 	return nil
@@ -200,25 +198,19 @@ type bounds struct {
 	disputed int                    // so many loads in a row found something else in force
 }
 
-// bounds makes those of a row. What this process has counted goes on: a window that the row has not changed, since it knows what
-// passed while its backend was away, and any that is counted here alone. since: the version from which on the row has this window, for a
-// limit that was another meanwhile may be in force. was: what there was before; nil: nothing.
-func (b *backends) bounds(c *Limit, version, since int64, was *bounds) (*bounds, error) {
+// bounds makes those of a row. What this process has counted in a window of that name and length goes on, whatever else of the row has
+// changed: it knows what passed while the backend was away. was: what there was before; nil: nothing.
+func (b *backends) bounds(c *Limit, version int64, was *bounds) (*bounds, error) {
 	next := &bounds{version: version, name: c.Name, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
 	var err error
-	switch {
-	case c.Window == 0:
-	case was != nil && was.window != nil && was.version >= since && was.name == c.Name && was.length == c.Window && was.limit == c.WindowLimit:
-		next.window = was.window
-	case b.localWindow && was != nil && was.window != nil && was.length == c.Window:
-		next.window = was.window
-		err = next.window.SetLimit(context.Background(), c.WindowLimit)
-	default:
+	if c.Window != 0 {
 		length, resolution := counted(c.Window)
-		next.window, err = b.window(c.Name, c.WindowLimit, length, resolution, slidingwindow.WithVersion(version))
-	}
-	if err != nil {
-		return nil, err
+		if next.window, err = b.window(c.Name, c.WindowLimit, length, resolution, slidingwindow.WithVersion(version)); err != nil {
+			return nil, err
+		}
+		if was != nil && was.window != nil && was.name == c.Name && was.length == c.Window && was.window.Reconfigure(next.window) == nil {
+			next.window = was.window
+		}
 	}
 	if c.Concurrent != 0 {
 		next.places, err = b.semaphore(c.Name, c.Concurrent, semaphore.WithVersion(version))
@@ -250,7 +242,7 @@ func (s *slot) get(b *backends, e *entry, name string) (*bounds, error) {
 	}
 	row := e.limit
 	row.Name = name
-	next, err := b.bounds(&row, e.version, e.counted, &s.last)
+	next, err := b.bounds(&row, e.version, &s.last)
 	if err != nil {
 		return nil, fmt.Errorf("registry: bucket %.80q: %w", e.limit.Name, err)
 	}

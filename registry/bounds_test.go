@@ -212,7 +212,7 @@ func TestRowWins(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A row that changes while Redis is away has no further share of a window that it has not changed.
+// A row that changes while Redis is away has no further share of its window: what was counted goes on, though its limit is another.
 func TestShareOutlivesChange(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = client.Close() })
@@ -221,7 +221,7 @@ func TestShareOutlivesChange(t *testing.T) {
 	source.set(row)
 	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(),
 		registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithShare(2),
+			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithShare(limit/5),
 				slidingwindow.WithHook(func(error) {}))...)
 		}))
 	require.True(t, enter(t, r, "/a").OK)
@@ -233,6 +233,13 @@ func TestShareOutlivesChange(t *testing.T) {
 	a := enter(t, r, "/a")
 	require.False(t, a.OK)
 	require.Equal(t, registry.ByWindow, a.By)
+	for i, limit := range []int{15, 5} {
+		row.WindowLimit, row.Version = limit, int64(3+i)
+		source.set(row)
+		require.NoError(t, r.Reload(ctx))
+		require.Equal(t, limit == 15, enter(t, r, "/a").OK, "a share of 3, of 1: %d", limit)
+		require.False(t, enter(t, r, "/a").OK)
+	}
 }
 
 // A limit that was another meanwhile is in force again with the first call, also in a process that was not asked then.

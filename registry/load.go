@@ -123,9 +123,6 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 			e.version = max(c.Version, b.version+1)
 		}
 	}
-	if e.counted = e.version; was != nil && was.limit.sameWindow(c) {
-		e.counted = was.counted
-	}
 	if err := r.try(c, e.version); err != nil {
 		err.Shadow = c.Shadow
 		return nil, err

@@ -69,7 +69,6 @@ type settings struct {
 type entry struct {
 	limit    Limit
 	version  int64 // of the limiter's configuration; not below the row's own
-	counted  int64 // the version from which on the row has had its window
 	wait     time.Duration
 	bad      bool                                    // the row never was good: WithBadRows decides
 	limiter  atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet

@@ -78,12 +78,7 @@ func (c *Limit) sameLimiter(o *Limit) bool {
 	return c.Name == o.Name && c.Rate == o.Rate && c.Quota == o.Quota && c.Jitter == o.Jitter && c.Warmup == o.Warmup &&
 		c.ColdFactor == o.ColdFactor && (c.MaxPermits == nil) == (o.MaxPermits == nil) &&
 		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits) && c.PerKey == o.PerKey &&
-		c.sameWindow(o) && c.Concurrent == o.Concurrent && c.NoRate == o.NoRate
-}
-
-// sameWindow tells whether two rows of a name want the same window.
-func (c *Limit) sameWindow(o *Limit) bool {
-	return c.Shadow == o.Shadow && c.Window == o.Window && c.WindowLimit == o.WindowLimit
+		c.Shadow == o.Shadow && c.Window == o.Window && c.WindowLimit == o.WindowLimit && c.Concurrent == o.Concurrent && c.NoRate == o.NoRate
 }
 
 // wait is how long a call may wait: the cache is a share of a second.

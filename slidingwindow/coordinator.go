@@ -252,13 +252,24 @@ func (c *coordinator) setLimit(ctx context.Context, n int64) error {
 	return c.exchange(ctx, &call{asks: true, limit: n})
 }
 
-// adopt takes over a limit that an answer has brought. mu is held.
+// adopt takes over a limit that an answer has brought; version 0: none. mu is held.
 func (c *coordinator) adopt(limit, version int64) {
-	if version > c.version || version == c.version && version > 0 && limit < c.limit.Load() {
-		c.version = version
+	before := c.limit.Load()
+	if version == 0 {
+		return
+	}
+	if limit, c.version = c.newest(limit, version); limit != before {
 		c.limit.Store(limit)
 		c.line.wake()
 	}
+}
+
+// newest is which of two limits is in force: the one here, or this one. mu is held.
+func (c *coordinator) newest(limit, version int64) (int64, int64) {
+	if here := c.limit.Load(); version < c.version || version == c.version && version > 0 && limit > here {
+		return here, c.version
+	}
+	return limit, version
 }
 
 // refund gives back permits that were admitted at a time; see receipt. While Redis is away it keeps them.

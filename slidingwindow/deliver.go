@@ -15,6 +15,7 @@ type landed struct {
 	err   error
 	back  bool // Redis answers again, or something was repaired
 	down  bool // an outage was noticed
+	away  Away // what calls get until it ends
 	ended *outage.Outage
 }
 
@@ -22,6 +23,7 @@ type landed struct {
 func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 	received := c.now()
 	c.full.Store(nil)
+	l.away = c.policy.away
 	if err == nil {
 		var again bool
 		if again, err = c.resend(b, reply, received); again {

@@ -138,3 +138,62 @@ func TestShareOfALoweredLimit(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// A limiter that is configured anew knows what it has counted, and asks nobody.
+func TestReconfigure(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		client := new(fakeRedis)
+		open := func(limit int, opts ...Option) *Limiter {
+			l, err := New("x", limit, time.Hour, time.Minute, opts...)
+			require.NoError(t, err)
+			return l
+		}
+		for name, made := range map[string]func(limit int, share int, version int64) *Limiter{
+			"here": func(limit, _ int, _ int64) *Limiter { return open(limit) },
+			"Redis away": func(limit, share int, version int64) *Limiter {
+				return open(limit, WithRedis(client), WithShare(share), WithVersion(version))
+			},
+		} {
+			client.by(failing(refused))
+			l := made(4, 4, 1)
+			require.Equal(t, 4, passes(t, l), name)
+			waits := make(chan error)
+			go func() { waits <- l.Wait(ctx) }()
+			synctest.Wait()
+			require.NoError(t, l.Reconfigure(made(7, 7, 2)), name)
+			require.NoError(t, <-waits, "%s: who waits is let go", name)
+			require.Equal(t, 2, passes(t, l), name)
+			require.NoError(t, l.Reconfigure(made(3, 3, 3)), name)
+			require.Zero(t, passes(t, l), name)
+			require.Equal(t, 3, l.Limit(), name)
+			require.NoError(t, l.Reconfigure(l), name)
+			require.NoError(t, l.Reconfigure(made(9, 1, 4)), name)
+			require.Equal(t, 9, l.Limit(), name)
+			other, err := New("y", 9, time.Hour, time.Minute)
+			require.NoError(t, err)
+			for _, no := range []*Limiter{nil, other, open(9, WithMode(Approximate)), open(9, WithRedis(client), WithKeyPrefix("p:"))} {
+				require.ErrorIs(t, l.Reconfigure(no), ErrInvalid, name)
+			}
+			if name == "here" {
+				require.Equal(t, 2, passes(t, l))
+				continue
+			}
+			require.Zero(t, passes(t, l), "its share is 1")
+			require.NoError(t, l.Reconfigure(made(8, 8, 3)))
+			require.Equal(t, 9, l.Limit(), "an older version")
+			client.by(nil)
+			time.Sleep(2 * maxPause)
+			_, err = l.Remaining(ctx) // it looks
+			require.NoError(t, err)
+			synctest.Wait()
+			left, err := l.Remaining(ctx)
+			require.NoError(t, err)
+			require.Equal(t, 2, left, "Redis was told of the seven")
+			again := open(5, WithRedis(client))
+			_, err = again.Remaining(ctx)
+			require.NoError(t, err)
+			require.Equal(t, 9, again.Limit(), "and of the limit")
+			synctest.Wait()
+		}
+	})
+}

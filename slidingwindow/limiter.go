@@ -232,6 +232,43 @@ func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 	return nil
 }
 
+// Reconfigure has the limiter go on as if New had been told what it was told of another: the limit with its version (WithVersion), WithAway
+// and WithShare. What was counted stays counted, also what was admitted while Redis is away: a limiter that New makes anew knows
+// nothing of that. Redis is not asked. It hears of the limit with the next round trip, and the newest version is in force, as with New.
+//
+// An ErrInvalid: the other counts something else. Its name, window, resolution, mode and key must be the same. It is used no more.
+func (l *Limiter) Reconfigure(as *Limiter) error {
+	if as == nil || as.name != l.name || as.rule != l.rule || as.key() != l.key() {
+		return l.bad("other limiter", "of something else", "one that counts the same")
+	}
+	var version int64
+	var policy policy
+	as.mu.Lock()
+	limit := as.limit.Load()
+	if c := as.coordinator; c != nil {
+		version, policy = c.version, c.policy
+	}
+	as.mu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c := l.coordinator; c != nil {
+		c.policy.away, c.policy.share = policy.away, policy.share
+		limit, c.version = c.newest(limit, version)
+	}
+	l.limit.Store(limit)
+	l.stopRefusing()
+	l.line.wake()
+	return nil
+}
+
+// key is where it is counted; "": in this process.
+func (l *Limiter) key() string {
+	if l.coordinator == nil {
+		return ""
+	}
+	return l.coordinator.key
+}
+
 // Limit is the limit in force.
 func (l *Limiter) Limit() int { return int(l.limit.Load()) }
 

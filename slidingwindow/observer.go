@@ -96,10 +96,10 @@ func (t *told) of(c *coordinator, b *flight, l landed) {
 			o.Trip(Trip{c.name, len(b.calls), clock.Mono() - b.began, l.err})
 		}
 		if o.Health != nil && l.down {
-			o.Health(Health{Limiter: c.name, Down: true, Away: c.policy.away, Err: l.err})
+			o.Health(Health{Limiter: c.name, Down: true, Away: l.away, Err: l.err})
 		}
 		if o.Health != nil && l.ended != nil {
-			o.Health(Health{Limiter: c.name, Away: c.policy.away, After: time.Since(l.ended.Since)})
+			o.Health(Health{Limiter: c.name, Away: l.away, After: time.Since(l.ended.Since)})
 		}
 	}
 	if t.hook == nil || l.err == nil && !l.back {
