@@ -99,22 +99,59 @@ func (r *Registry) keeperOf(e *entry, wrong *tokenbucket.RateLimiter) (l *tokenb
 		p.until.Store(0)
 	}
 	p.shadow, p.warm = shadow, p.warm != (wrong != nil)
-	opts := append(slices.Clone(r.options), tokenbucket.WithStore(r.store),
-		tokenbucket.WithObserver(tokenbucket.Observer{})) // no call is decided there
-	if shadow {
-		opts = append(opts, tokenbucket.WithShadow())
-	}
-	// Without a version it leaves in force what the bucket has.
-	if p.warm {
-		l, err = tokenbucket.NewSmoothWarmingUp(e.limit.Name, 1, time.Second, opts...)
-	} else {
-		l, err = tokenbucket.NewSmoothBursty(e.limit.Name, 1, opts...)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("registry: bucket %.80q: %w", e.limit.Name, err)
+	if l, err = r.visitor(&e.limit, p.warm); err != nil {
+		return nil, err
 	}
 	p.keeper = l
 	return l, nil
+}
+
+// visitor looks after the penalty of a row's bucket, of the one kind or the other, and leaves in force what the bucket has: it has no
+// version.
+func (r *Registry) visitor(c *Limit, warm bool) (l *tokenbucket.RateLimiter, err error) {
+	opts := append(slices.Clone(r.options), tokenbucket.WithStore(r.store),
+		tokenbucket.WithObserver(tokenbucket.Observer{})) // no call is decided there
+	if r.shadows(c) {
+		opts = append(opts, tokenbucket.WithShadow())
+	}
+	if warm {
+		l, err = tokenbucket.NewSmoothWarmingUp(c.Name, 1, time.Second, opts...)
+	} else {
+		l, err = tokenbucket.NewSmoothBursty(c.Name, 1, opts...)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("registry: bucket %.80q: %w", c.Name, err)
+	}
+	return l, nil
+}
+
+// heldFor is how long a bucket is held back yet.
+func heldFor(ctx context.Context, l *tokenbucket.RateLimiter) (time.Duration, error) {
+	b, err := l.State(ctx)
+	if err != nil || b.HeldUntilMicros == 0 {
+		return 0, err
+	}
+	return max(0, time.Duration(b.HeldUntilMicros-b.SeenMicros)*time.Microsecond), nil
+}
+
+// renew begins a bucket anew that is of the other kind than its row says. A penalty goes on; whoever asks between the two steps does not
+// find it.
+func (r *Registry) renew(ctx context.Context, l *tokenbucket.RateLimiter, c *Limit) error {
+	before, err := r.visitor(c, c.Warmup == 0)
+	if err != nil {
+		return err
+	}
+	held, err := heldFor(ctx, before)
+	switch {
+	case errors.Is(err, tokenbucket.ErrInvalidConfig): // somebody else was faster
+		return nil
+	case err != nil:
+		return err
+	}
+	if err = l.Reset(ctx); err != nil || held == 0 {
+		return err
+	}
+	return l.Penalize(ctx, held)
 }
 
 // ofKeeper asks or changes the bucket that keeps a row's penalty, of whatever kind it is.
@@ -161,17 +198,13 @@ func (r *Registry) unpause(ctx context.Context, e *entry) error {
 // learnPause looks whether another process has held a row without a rate back, or has ended that.
 func (r *Registry) learnPause(ctx context.Context, e *entry) error {
 	changes := e.slot.pause.asks()
-	var b tokenbucket.PermitBucket
+	var left time.Duration
 	err := r.ofKeeper(e, func(l *tokenbucket.RateLimiter) (err error) {
-		b, err = l.State(ctx)
+		left, err = heldFor(ctx, l)
 		return err
 	})
 	if err != nil {
 		return err
-	}
-	left := time.Duration(0)
-	if b.HeldUntilMicros > 0 {
-		left = time.Duration(b.HeldUntilMicros-b.SeenMicros) * time.Microsecond
 	}
 	e.slot.pause.learned(left, changes)
 	return nil

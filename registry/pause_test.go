@@ -139,6 +139,8 @@ func TestPenaltyFollowsRow(t *testing.T) {
 		"loses a rate":      {rated, free},
 		"loses a slow rate": {both, free},
 		"loses a warm-up":   {warm, free},
+		"gets a warm-up":    {rated, warm},
+		"only its warm-up":  {warm, rated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -405,7 +405,7 @@ func (r *Registry) replace(ctx context.Context, name string, f found, cause erro
 	if now := time.Now(); now.Sub(f.entry.replaced) >= r.interval {
 		f.entry.replaced = now
 		r.log.Warn("registry: the bucket is of another kind than its row says; it begins anew", "bucket", name, "row", f.entry.limit.Row)
-		return f, f.limiter.Reset(ctx)
+		return f, r.renew(ctx, f.limiter, &f.entry.limit)
 	}
 	return f, cause
 }

@@ -113,7 +113,7 @@ func (r *Registry) renewShadow(ctx context.Context, e *entry) bool {
 	_, err := l.State(ctx)
 	if errors.Is(err, tokenbucket.ErrInvalidConfig) {
 		r.log.Warn("registry: the bucket of a shadow is of another kind than its row says; it begins anew", "bucket", e.limit.Name, "row", e.limit.Row)
-		err = l.Reset(ctx)
+		err = r.renew(ctx, l, &e.limit)
 	}
 	if err == nil {
 		e.asked = l
