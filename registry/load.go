@@ -109,7 +109,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 				if c.Disabled == was.limit.Disabled && c.Cache == was.limit.Cache && c.Row == was.limit.Row {
 					return was, nil
 				}
-				if e.wait == was.wait {
+				if e.wait == was.wait && !c.Disabled {
 					e.limiter.Store(was.limiter.Load())
 				}
 			}

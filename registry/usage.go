@@ -44,11 +44,11 @@ func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, er
 	return u, true, nil
 }
 
-// Held is how long a row without a rate is held back yet, as far as this process knows (see Registry.Penalize). Of one with a rate
-// RateLimiter.State tells it, and this is 0.
+// Held is how long a row without a rate is held back yet, as far as this process knows (see Registry.Penalize); 0 of one that is off. Of one
+// with a rate RateLimiter.State tells it, and this is 0.
 func (r *Registry) Held(name string) time.Duration {
 	e := r.limits.Load().rows[name]
-	if e == nil || e.slot == nil || !e.limit.NoRate {
+	if e == nil || e.slot == nil || !e.limit.NoRate || e.limit.Disabled {
 		return 0
 	}
 	return max(0, e.slot.pause.left())

@@ -102,7 +102,7 @@ func (m *metrics) usages(ctx context.Context, most int) map[string]registry.Usag
 	all := map[string]registry.Usage{}
 	var asking sync.WaitGroup
 	for _, l := range limits.Limits() {
-		if l.Window == 0 && l.Concurrent == 0 || m.label(l.Name) != l.Name {
+		if l.Disabled || l.Window == 0 && l.Concurrent == 0 || m.label(l.Name) != l.Name {
 			continue
 		}
 		if most--; most < 0 {

@@ -165,23 +165,17 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 		})
 	}
 	asking.Wait()
-	known := map[string]bool{} // better than what was told here: a bucket may have been reset
-	for name := range all {
-		known[name] = true
-	}
-	for _, l := range limits.Limits() {
-		if !l.NoRate || m.label(l.Name) != l.Name {
-			continue
-		}
-		if known[l.Name] = true; limits.Held(l.Name) > 0 {
-			all[l.Name] = view{held: time.Now().Add(limits.Held(l.Name))}
-		}
-	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for name, until := range m.helds {
-		if row, _, _ := limits.Match(name); row == name && !known[name] {
-			all[name] = view{held: until}
+	for _, l := range limits.Limits() {
+		_, known := all[l.Name] // better than what was told here: a bucket may have been reset
+		told, isTold := m.helds[l.Name]
+		switch held := limits.Held(l.Name); {
+		case l.Disabled || l.PerKey: // it holds nobody back, or one key
+		case l.NoRate && held > 0 && m.label(l.Name) == l.Name:
+			all[l.Name] = view{held: time.Now().Add(held)}
+		case !l.NoRate && isTold && !known:
+			all[l.Name] = view{held: told}
 		}
 	}
 	return all

@@ -68,16 +68,23 @@ func TestPenaltiesAreTold(t *testing.T) {
 	var text bytes.Buffer
 	m, err := newMetrics()
 	require.NoError(t, err)
-	limits, err := registry.New(registry.Static{{Name: "/few", NoRate: true, Concurrent: 3}, {Name: "/row", Rate: 1}, {Name: "/off", Rate: 1, Disabled: true}},
-		tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	rows := registry.Static{
+		{Name: "/few", NoRate: true, Concurrent: 3}, {Name: "/row", Rate: 1}, {Name: "/off", Rate: 1, Disabled: true},
+		{Name: "/key*", Rate: 1, PerKey: true}, {Name: "/later", Rate: 1}, {Name: "/lately", NoRate: true, Concurrent: 3},
+	}
+	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
 	m.limits.Store(limits)
 	g := &gate{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
-	for _, name := range []string{"/few", "/row", "/off", "/none"} {
+	for _, name := range []string{"/few", "/row", "/off", "/none", "/keyed", "/later", "/lately"} {
 		require.NoError(t, g.Penalize(t.Context(), name, time.Minute))
 	}
-	require.Equal(t, 2, strings.Count(text.String(), "\n"), text.String())
+	for i := range rows[4:] { // nothing limits them any more
+		rows[4+i].Disabled = true
+	}
+	require.NoError(t, limits.Reload(t.Context()))
+	require.Equal(t, 5, strings.Count(text.String(), "\n"), text.String())
 	require.Contains(t, text.String(), "key=/few")
 	held := func() map[string]bool {
 		all := map[string]bool{}
@@ -86,7 +93,8 @@ func TestPenaltiesAreTold(t *testing.T) {
 		}
 		return all
 	}
-	require.Equal(t, map[string]bool{"/few": true, "/row": true}, held())
+	require.Equal(t, map[string]bool{"/few": true, "/row": true}, held(), "a row for each key has no bucket of its own")
+	require.Equal(t, 1, limits.Stats().Limiters)
 	counted := m.counts(t.Context())
 	require.Equal(t, 1.0, counted["/few"].Penalties)
 	require.NotNil(t, counted["/few"].HeldUntil)
