@@ -2,19 +2,19 @@ package telemetry
 
 import "time"
 
-// forgotten is how long after the last batch that failed an answer to anybody tells that the store is back. A limiter that is away looks
+// forgotten is how long after the last batch that was not answered an answer to anybody tells that the store is back. A limiter that is away looks
 // again at least every 30 s while it is used.
 const forgotten = 40 * time.Second
 
 // Link is whether the store of several limiters is away, by what was heard last, whichever limiter was told.
 //
 // A limiter of package slidingwindow or semaphore notices that its store is back when it is used, and one may be used no more: a row of a
-// registry that has changed has another one. Then the answers to others tell it, once nobody's batch has failed for a while: the
+// registry that has changed has another one. Then the answers to others tell it, once every batch was answered for a while: the
 // servers of a cluster fail one by one, and an answer of one says nothing of another.
 type Link struct {
 	Down    bool
 	began   time.Time
-	failed  time.Time // the last batch
+	failed  time.Time // the last batch, as it was not answered
 	assumed bool      // that it is up: no limiter has said so
 }
 
@@ -34,8 +34,10 @@ func (l *Link) Tripped(err error) (begins, ends bool, away time.Duration) {
 	now := time.Now()
 	switch {
 	case err != nil:
-		l.failed = now
-		if kind := StoreKindOf(err); l.assumed && (kind == Timeout || kind == Unavailable) { // of one that has known it all the time
+		if kind := StoreKindOf(err); kind != Timeout && kind != Unavailable { // it has answered, or nobody knows
+			return false, false, 0
+		}
+		if l.failed = now; l.assumed { // of one that has known it all the time
 			begins, _ = l.Noticed(true)
 		}
 	case l.Down && now.Sub(l.failed) > forgotten:

@@ -35,6 +35,7 @@ func TestLink(t *testing.T) {
 			require.True(t, l.Down)
 		}
 		time.Sleep(forgotten)
+		require.Equal(t, turn{}, trip(denied))
 		require.Equal(t, turn{}, trip(nil))
 		time.Sleep(1)
 		require.Equal(t, turn{ends: true, away: 100*time.Second + forgotten + 1}, trip(nil))
