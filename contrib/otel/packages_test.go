@@ -108,9 +108,9 @@ func TestStoreIsUpAgain(t *testing.T) {
 			window.Trip(slidingwindow.Trip{Limiter: "used"})
 			got := x.collect(t)
 			assert.Equal(t, up, got["slidingwindow.store.up{}"])
-			assert.Equal(t, 60*up, got["slidingwindow.store.away{}"])
+			assert.Equal(t, 120*up, got["slidingwindow.store.away{}"])
 			assert.Equal(t, 1.0, got["slidingwindow.store.outages{}"])
-			time.Sleep(time.Minute)
+			time.Sleep(2 * time.Minute)
 		}
 	})
 }

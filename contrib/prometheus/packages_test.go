@@ -86,10 +86,10 @@ func TestStoreIsUpAgain(t *testing.T) {
 			got := scrape(t, registry)
 			for _, of := range []string{"slidingwindow", "semaphore"} {
 				assert.Equal(t, up, got[of+"_store_up{}"], of)
-				assert.Equal(t, 60*up, got[of+"_store_away_seconds_total{}"], of)
+				assert.Equal(t, 120*up, got[of+"_store_away_seconds_total{}"], of)
 				assert.Equal(t, 1.0, got[of+"_store_outages_total{}"], of)
 			}
-			time.Sleep(time.Minute)
+			time.Sleep(2 * time.Minute)
 		}
 	})
 }

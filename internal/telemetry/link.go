@@ -2,9 +2,9 @@ package telemetry
 
 import "time"
 
-// forgotten is how long after the last batch that was not answered an answer to anybody tells that the store is back. A limiter that is away looks
-// again at least every 30 s while it is used.
-const forgotten = 40 * time.Second
+// forgotten is how long after the last batch that was not answered an answer to anybody tells that the store is back. Who knows that the
+// store is away looks again at least every 45 s while it is used.
+const forgotten = time.Minute
 
 // Link is whether the store of several limiters is away, by what was heard last, whichever limiter was told.
 //
