@@ -97,7 +97,7 @@ func (a *attempt) run(ctx context.Context) (refused *Admission, err error) {
 		}
 		return a.take(ctx)
 	}
-	if !seam.Hopeless(a.limiter, a.lead) { // else the bucket refuses at the least cost, or it will be waited for
+	if !seam.Hopeless(a.limiter, min(a.lead, a.wait)) { // else the bucket refuses at the least cost, or it will be waited for
 		if refused, err = a.take(ctx); refused != nil || err != nil {
 			return refused, err
 		}

@@ -307,3 +307,22 @@ func TestEnterPlain(t *testing.T) {
 		r.Close()
 	})
 }
+
+// A call that its rate refuses by what is known is not counted in its window before, nor does it take another call's place.
+func TestRefusedByTheRateFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, counted := 1.0, 0
+		row := registry.Limit{Name: "/a", Rate: 100, MaxPermits: &one, Window: time.Hour, WindowLimit: 1000}
+		r := open(t, registry.Static{row}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(slidingwindow.WithObserver(slidingwindow.Observer{
+			Decision: func(context.Context, slidingwindow.Decision) { counted++ },
+		})))
+		defer r.Close()
+		require.True(t, enter(t, r, "/a").OK)
+		for range 10 {
+			a := enter(t, r, "/a")
+			require.False(t, a.OK)
+			require.Equal(t, registry.ByLimit, a.By)
+		}
+		require.Equal(t, 1, counted)
+	})
+}
