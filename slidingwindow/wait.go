@@ -13,21 +13,28 @@ import (
 
 // line is those who wait for permits. Whoever has the turn asks for them; the others stand behind, first come, first served.
 type line struct {
-	turn     chan struct{} // of one; the runtime serves senders in their order
-	released chan struct{} // of one: something has changed in favour of who waits
+	turn     chan struct{} // of one; the runtime serves senders in their order; nil: nobody has waited yet, as with most limiters
+	released chan struct{} // of one: something has changed in favour of who waits; nil with turn
 	waiting  atomic.Int64
 	most     int64
 	timers   clockwork.Clock
 }
 
 func (l *line) setUp(o *options) {
-	l.turn, l.released, l.most, l.timers = make(chan struct{}, 1), make(chan struct{}, 1), int64(o.waiters), o.clock
+	l.most, l.timers = int64(o.waiters), o.clock
 	if l.timers == nil {
 		l.timers = clockwork.NewRealClock()
 	}
 }
 
-// wake has the first look again.
+// open is for who waits first. mu is held.
+func (l *line) open() {
+	if l.turn == nil {
+		l.turn, l.released = make(chan struct{}, 1), make(chan struct{}, 1)
+	}
+}
+
+// wake has the first look again. mu is held.
 func (l *line) wake() {
 	select {
 	case l.released <- struct{}{}:
@@ -64,6 +71,9 @@ func (l *Limiter) wait(ctx context.Context, n int) (verdict, time.Duration, erro
 	if l.line.waiting.Add(1) > l.line.most {
 		return verdict{by: ByCheck}, 0, fmt.Errorf("%w: limiter %.80q: %d wait already", ErrTooManyWaiters, l.name, l.line.most)
 	}
+	l.mu.Lock()
+	l.line.open()
+	l.mu.Unlock()
 	select {
 	case l.line.turn <- struct{}{}:
 	case <-ctx.Done():
