@@ -224,7 +224,7 @@ type slot struct {
 	inside  atomic.Int64 // calls of this process that are in, or are asking for a place
 	outage  outage
 	pause   pause
-	told    atomic.Int64 // when it was last told that a place was lost, in nanoseconds since 1970
+	told    atomic.Int64 // when it was last told that a place was lost, see clock.Mono; 0: never
 
 	mu   sync.Mutex // held by who puts others in force
 	last bounds     // the last ones that had a window

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -242,8 +243,8 @@ func (a *attempt) cancel() {
 
 // lost tells that a call was no longer counted while it was under way.
 func (a *attempt) lost(err error) {
-	now, told := time.Now(), a.slot.told.Load()
-	if now.UnixNano()-told < int64(again) || !a.slot.told.CompareAndSwap(told, now.UnixNano()) {
+	now, told := int64(clock.Mono()), a.slot.told.Load()
+	if told != 0 && now-told < int64(again) || !a.slot.told.CompareAndSwap(told, now) {
 		return
 	}
 	a.registry.log.Warn("registry: the place of a call was lost before it ended: more may have been under way than its row says",

@@ -1,7 +1,10 @@
 package registry
 
 import (
+	"bytes"
 	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,5 +28,22 @@ func TestOutageAsksAgain(t *testing.T) {
 		require.ErrorIs(t, o.known(), away, "one asks")
 		o.ended()
 		require.NoError(t, o.known())
+	})
+}
+
+// A place that is lost is told once a minute, by a clock that nobody sets.
+func TestLostPlacesAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var text bytes.Buffer
+		r := &Registry{settings: settings{log: slog.New(slog.NewTextHandler(&text, nil))}}
+		a := &attempt{registry: r, slot: new(slot)}
+		for _, lines := range []int{1, 2} {
+			for range 3 {
+				a.lost(errors.New("expired"))
+				require.Equal(t, lines, strings.Count(text.String(), "\n"))
+			}
+			require.LessOrEqual(t, time.Duration(a.slot.told.Load()), clock.Mono(), "it is not the time of day")
+			time.Sleep(again)
+		}
 	})
 }
