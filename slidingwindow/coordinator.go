@@ -4,6 +4,7 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
@@ -184,6 +185,16 @@ func (c *coordinator) probe() {
 		c.look = true
 		c.start()
 	}
+}
+
+// untilProbe is how long it takes until somebody should look whether Redis is back; for ever, if it is not away.
+func (c *coordinator) untilProbe() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.redis.down() {
+		return math.MaxInt64
+	}
+	return max(minPause, c.redis.outage.UntilProbe()) // it may be on its way
 }
 
 // submit queues a call, which is to be sent, unless too many are there. mu is held.

@@ -39,7 +39,9 @@ func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 	l.done, l.err = b.calls, err
 	switch {
 	case err == nil:
-		l.ended, l.back = c.redis.answered()
+		if l.ended, l.back = c.redis.answered(); l.ended != nil {
+			c.line.wake() // there may be more room than a share had
+		}
 		c.hand(b)
 	case errors.Is(err, ErrAway):
 		l.down = !c.redis.down()

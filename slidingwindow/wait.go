@@ -53,8 +53,8 @@ func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 //
 // Those of a process who wait are served first come, first served: who wants many permits is not overtaken, and holds up those behind.
 // AllowN and Take do not stand in the line, and may take what was freed. Among processes there is no order. A waiter asks again
-// when the permits may be free (RetryAfter), and with Redis at least once in a sub-interval, since others may have refunded. At
-// most as many wait as WithMaxWaiters says, else it is ErrTooManyWaiters. It waits by the limiter's clock (WithClock).
+// when the permits may be free (RetryAfter), with Redis at least once in a sub-interval, since others may have refunded, and while Redis is
+// away to see whether it is back. At most as many wait as WithMaxWaiters says, else it is ErrTooManyWaiters. It waits by the limiter's clock (WithClock).
 func (l *Limiter) WaitN(ctx context.Context, n int) error {
 	_, err := l.observed(ctx, n, l.wait)
 	return err
@@ -104,7 +104,7 @@ func (l *Limiter) wait(ctx context.Context, n int) (verdict, time.Duration, erro
 func (l *Limiter) untilLook(n int) time.Duration {
 	d := l.RetryAfter(n)
 	if l.coordinator != nil {
-		return max(minLook, min(d, l.Resolution()))
+		return max(minLook, min(d, l.Resolution(), l.coordinator.untilProbe()))
 	}
 	return max(time.Microsecond, d)
 }

@@ -163,3 +163,23 @@ func TestWaitAway(t *testing.T) {
 		}
 	})
 }
+
+// Who waits for a share while Redis is away is let go soon after it is back, if there is room: also if nobody else asks.
+func TestWaitOutlivesOutage(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		client := new(fakeRedis)
+		l, err := New("x", 10, 24*time.Hour, time.Hour, WithRedis(client), WithShare(1))
+		require.NoError(t, err)
+		client.by(failing(refused))
+		require.Equal(t, 1, passes(t, l))
+		waits := make(chan error, 1)
+		go func() { waits <- l.Wait(ctx) }()
+		time.Sleep(5 * time.Minute)
+		require.Empty(t, waits)
+		client.by(nil)
+		began := time.Now()
+		require.NoError(t, <-waits)
+		require.LessOrEqual(t, time.Since(began), 2*maxPause)
+		synctest.Wait()
+	})
+}
