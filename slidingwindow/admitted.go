@@ -1,5 +1,7 @@
 package slidingwindow
 
+import "slices"
+
 // admitted is what this process has admitted, each at the latest that the server's time could be; until the server's clock was heard, at
 // times of its own. While Redis is away, a share goes by it. If Redis has lost the state, it is told this.
 type admitted struct {
@@ -63,6 +65,13 @@ func (a *admitted) report(r *rule) []part {
 	parts := a.unreported.list()
 	a.unreported = counts{}
 	return parts
+}
+
+// owes tells whether there is something that Redis does not know, and that is in the window yet.
+func (a *admitted) owes(r *rule, now int64) bool {
+	first := r.index(now) - r.parts
+	return a.unreported.size > 0 && r.index(a.unreported.at(a.unreported.size-1).last) >= first ||
+		slices.ContainsFunc(a.refunds, func(p part) bool { return r.index(p.last) >= first })
 }
 
 // restore takes back what could not be told.

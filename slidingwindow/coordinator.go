@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
@@ -61,13 +62,15 @@ type health struct {
 	fault     error // why the last probe has failed, while Redis is down
 	broken    bool  // somebody must repair something: the state, or the way to Redis
 	abandoned int   // round trips that were given up and have not ended
+	watched   bool  // a timer looks whether it is back; see tellLater
 }
 
 const (
 	// minPause and maxPause bound the time between two looks whether Redis is back.
 	minPause = 50 * time.Millisecond
 	maxPause = time.Second
-	// longPause is maxPause for a client that does not give up by itself: each look may cost a goroutine and a connection.
+	// longPause is maxPause for a client that does not give up by itself: each look may cost a goroutine and a connection. It is also about
+	// the time between two looks of a process that nobody asks.
 	longPause = 30 * time.Second
 )
 
@@ -187,6 +190,25 @@ func (c *coordinator) probe() {
 	}
 }
 
+// tellLater sees to it that Redis is told what it does not know when it is back, though nobody asks this process any more. mu is held.
+func (c *coordinator) tellLater() {
+	if c.redis.watched || !c.redis.down() {
+		return
+	}
+	if earliest, _ := c.known.bounds(c.now()); !c.admitted.owes(&c.rule, earliest) {
+		return
+	}
+	c.redis.watched = true
+	time.AfterFunc(longPause/2+rand.N(longPause), func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.redis.watched = false; c.redis.down() {
+			c.look = true
+			c.start()
+		}
+	})
+}
+
 // untilProbe is how long it takes until somebody should look whether Redis is back; for ever, if it is not away.
 func (c *coordinator) untilProbe() time.Duration {
 	c.mu.Lock()
@@ -291,6 +313,7 @@ func (c *coordinator) refund(ctx context.Context, at, n int64) error {
 	c.stopRefusing()
 	c.line.wake()
 	if len(a.refunds) == 0 || c.redis.down() || c.queue.full() {
+		c.tellLater()
 		c.start()
 		c.mu.Unlock()
 		return nil
@@ -327,5 +350,6 @@ func (c *coordinator) alone(n, now int64) (v verdict, err error) {
 	}
 	earliest, latest := c.known.bounds(now)
 	at, ok := c.admitted.take(c.rule.exact(), n, min(c.policy.share, c.limit.Load()), earliest, latest)
+	c.tellLater()
 	return verdict{ok, ByPolicy, at - c.admitted.counts.shifted}, nil
 }

@@ -61,6 +61,7 @@ func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 func (c *coordinator) goAlone(b *flight, err error, now int64) (done []*call) {
 	c.redis.failed(err)
 	c.admitted.restore(&c.rule, b.unreported)
+	c.tellLater()
 	done = append(b.calls, c.queue.takeAll()...)
 	c.look = false
 	for _, q := range done {

@@ -793,3 +793,47 @@ func TestCallerIsBackInTime(t *testing.T) {
 		return err == nil && ok
 	}, 20*time.Second, time.Millisecond)
 }
+
+// What was admitted while Redis was away is told when it is back, also by a process that is not asked any more; what is out of the window
+// is not.
+func TestIdleTellsWhatItAdmitted(t *testing.T) {
+	for _, c := range []struct {
+		name        string
+		away        time.Duration
+		policy      Option
+		admit, told int64
+		refund      bool
+	}{
+		{"a share", 10 * time.Minute, WithShare(5), 5, 5, false},
+		{"all", 10 * time.Minute, WithAway(Pass), 7, 7, false},
+		{"all but one, which is given back", 10 * time.Minute, WithShare(5), 5, 4, true},
+		{"in another window", 3 * time.Hour, WithShare(5), 5, 0, false},
+	} {
+		bubble(t, c.name, func(t *testing.T) {
+			client := &fakeRedis{way: failing(refused)}
+			l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), c.policy)
+			require.NoError(t, err)
+			var last Result
+			for range c.admit {
+				last, err = l.Take(ctx, 1)
+				require.NoError(t, err)
+				require.True(t, last.Allowed)
+			}
+			if c.refund {
+				require.NoError(t, l.Refund(ctx, last, 1))
+			}
+			time.Sleep(c.away)
+			client.by(nil)
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			other, err := New("x", 10, time.Hour, time.Minute, WithRedis(client))
+			require.NoError(t, err)
+			left, err := other.Remaining(ctx)
+			require.NoError(t, err)
+			require.EqualValues(t, 10-c.told, left)
+			scripts := client.executed()
+			time.Sleep(time.Hour)
+			require.Equal(t, scripts, client.executed(), "and that is all")
+		})
+	}
+}

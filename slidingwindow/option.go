@@ -99,9 +99,10 @@ func WithAway(a Away) Option { return func(o *options) { o.away = a } }
 
 // WithShare lets each process go on by itself while Redis is away. It then admits up to n permits in any window, or the limit if that is
 // lower by now. It counts exactly, and what it admitted before the outage counts, too. It refuses as long as the window is full by what
-// it knows. When Redis is back, it is told what was admitted. With a share of limit / processes, the fleet keeps to the limit if no
-// process had more than its share before. In a window in which the outage begins, at most limit + (processes − 1) × n are admitted.
-// What is no outage: see WithAway.
+// it knows. With a share of limit / processes, the fleet keeps to the limit if no process had more than its share before.
+//
+// When Redis is back, it is told what was admitted: by a process that is asked within 2 s, by one that nobody asks any more within 45 s.
+// In a window in which the outage begins or ends, at most limit + (processes − 1) × n are admitted. What is no outage: see WithAway.
 func WithShare(n int) Option { return func(o *options) { o.away, o.share = share, n } }
 
 // WithHook sets a function that is told of each failed round trip, and with nil when Redis answers again. It is called by one
