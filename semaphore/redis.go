@@ -88,6 +88,46 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 			return report, err
 		}
 	}
+	report, unfinished, err := r.step(ctx, b)
+	for err == nil && unfinished {
+		rest := *b
+		rest.Leave, rest.Renew, rest.SetPermits, rest.AddPermits = nil, nil, 0, 0 // they are done
+		before := report
+		if report, unfinished, err = r.step(ctx, &rest); err == nil && report.Late {
+			err = fmt.Errorf("the deadline passed on the way: %w", context.DeadlineExceeded) // not Late: something was done
+		} else if err == nil {
+			report.Fresh = report.Fresh || before.Fresh
+			if b.PatienceMicros == 0 { // the first has taken its leave
+				report.Fresh, report.Told = before.Fresh, before.Told
+			}
+			report.Left, report.Renewed, report.Unchanged = before.Left, before.Renewed, before.Unchanged
+			report.Grants = append(before.Grants, report.Grants...)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return report, nil
+}
+
+// step runs lua/apply.lua; unfinished: that is to be run again, for Enter.
+func (r *redisBackend) step(ctx context.Context, b *Batch) (_ *Report, unfinished bool, _ error) {
+	reply, err := applyScript.Run(ctx, r.client, len(r.keys), r.arguments(b)...)
+	if err != nil {
+		return nil, false, r.failed(err)
+	}
+	report, quiet, unfinished, ok := parse(b, reply)
+	if !ok {
+		return nil, false, r.unexpected(reply)
+	}
+	if r.quiet.Load() != quiet && !report.Late {
+		r.quiet.Store(quiet)
+	}
+	return report, unfinished, nil
+}
+
+// arguments are those of lua/apply.lua.
+func (r *redisBackend) arguments(b *Batch) []string {
 	args := make([]string, 0, len(r.keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
 	args = append(args, r.keys[:]...)
 	integers := func(ns ...int64) {
@@ -113,18 +153,7 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 		integers(int64(e.Permits), e.Ticket, wait)
 		args = append(args, e.Label)
 	}
-	reply, err := applyScript.Run(ctx, r.client, len(r.keys), args...)
-	if err != nil {
-		return nil, r.failed(err)
-	}
-	report, quiet, ok := parse(b, reply)
-	if !ok {
-		return nil, r.unexpected(reply)
-	}
-	if r.quiet.Load() != quiet && !report.Late {
-		r.quiet.Store(quiet)
-	}
-	return report, nil
+	return args
 }
 
 func (r *redisBackend) unexpected(reply []string) error {
@@ -166,17 +195,34 @@ func (r *redisBackend) Listen(ctx context.Context, process string, ready func(),
 
 // Holders implements Backend.
 func (r *redisBackend) Holders(ctx context.Context) ([]Holder, error) {
-	reply, err := holdersScript.Run(ctx, r.client, 3, r.keys[:3]...)
-	if err != nil {
-		return nil, r.failed(err)
-	}
 	var all []Holder
-	for ; len(reply) >= 3; reply = reply[3:] {
+	for cursor, more := "0", true; more; more = cursor != "0" {
+		part, next, err := r.someHolders(ctx, cursor)
+		if err != nil {
+			return nil, err
+		}
+		all, cursor = append(all, part...), next
+	}
+	slices.SortFunc(all, func(a, b Holder) int { return cmp.Or(cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.ID, b.ID)) })
+	return slices.CompactFunc(all, func(a, b Holder) bool { return a.ID == b.ID }), nil
+}
+
+// someHolders runs lua/holders.lua.
+func (r *redisBackend) someHolders(ctx context.Context, cursor string) (all []Holder, next string, _ error) {
+	reply, err := holdersScript.Run(ctx, r.client, 3, append(r.keys[:3:3], cursor)...)
+	if err != nil {
+		return nil, "", r.failed(err)
+	}
+	if len(reply)%3 != 1 {
+		return nil, "", r.unexpected(reply)
+	}
+	next = reply[0]
+	for reply = reply[1:]; len(reply) > 0; reply = reply[3:] {
 		fields := strings.SplitN(reply[2], " ", 5)
 		var h Holder
 		expires, err := strconv.ParseInt(reply[1], 10, 64)
 		if err != nil || len(fields) != 5 {
-			return nil, fmt.Errorf("%w: holder %.80q", ErrCorrupt, reply[:3])
+			return nil, "", fmt.Errorf("%w: holder %.80q", ErrCorrupt, reply[:3])
 		}
 		h.ID, h.Expires, h.Label = reply[0], time.UnixMicro(expires), fields[4]
 		h.Permits, _ = strconv.Atoi(fields[0])
@@ -185,8 +231,7 @@ func (r *redisBackend) Holders(ctx context.Context) ([]Holder, error) {
 		h.Since = time.UnixMicro(since)
 		all = append(all, h)
 	}
-	slices.SortFunc(all, func(a, b Holder) int { return cmp.Compare(a.Fence, b.Fence) })
-	return all, nil
+	return all, next, nil
 }
 
 // Stats implements Backend.

@@ -47,17 +47,17 @@ func (r *replyReader) numbersOf(text string, into ...*int64) {
 }
 
 // parse reads a reply of lua/apply.lua. quiet: the state is all in one field now.
-func parse(b *Batch, reply []string) (_ *Report, quiet, ok bool) {
+func parse(b *Batch, reply []string) (_ *Report, quiet, unfinished, ok bool) {
 	r := &replyReader{rest: reply}
 	var out Report
 	first := r.text()
 	if late, ok := strings.CutPrefix(first, "late "); ok {
 		out.Late = true
 		r.numbersOf(late, &out.Now)
-		return &out, false, !r.bad
+		return &out, false, false, !r.bad
 	}
-	var fresh, permits, limit, unchanged, packed int64
-	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told, &limit, &out.Limit.Version, &unchanged, &packed)
+	var fresh, permits, limit, unchanged, packed, rest int64
+	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told, &limit, &out.Limit.Version, &unchanged, &packed, &rest)
 	out.Fresh, out.Permits, out.Limit.Permits, out.Unchanged = fresh == 1, int(permits), int(limit), unchanged == 1
 	for range b.Leave {
 		var standing int64
@@ -67,7 +67,11 @@ func parse(b *Batch, reply []string) (_ *Report, quiet, ok bool) {
 	for range b.Renew {
 		out.Renewed = append(out.Renewed, r.text() == "1")
 	}
-	for range b.Enter {
+	enter := b.Enter
+	if rest == 1 {
+		enter = nil
+	}
+	for range enter {
 		var outcome int64
 		var a Answer
 		r.numbers(&outcome, &a.Fence, &a.Ticket)
@@ -79,7 +83,7 @@ func parse(b *Batch, reply []string) (_ *Report, quiet, ok bool) {
 		r.bad = r.bad || !ok
 		out.Grants = append(out.Grants, g)
 	}
-	return &out, packed == 1, !r.bad
+	return &out, packed == 1, rest == 1, !r.bad
 }
 
 // parseGrant reads 'id outcome fence expires'.

@@ -110,7 +110,8 @@ func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) e
 	return errors.Join(err, p.Release(context.WithoutCancel(ctx)))
 }
 
-// Holders lists who holds permits, the longest first. For operators: it takes time in proportion to their number.
+// Holders lists who holds permits, the longest first. For operators: it takes time in proportion to their number. In Redis more than a
+// thousand are listed in parts, so whoever begins or ends meanwhile may be in the list or not.
 func (s *Semaphore) Holders(ctx context.Context) ([]Holder, error) { return s.engine.holders(ctx) }
 
 // Labelled returns the same semaphore, whose permits Holders shows with this label rather than that of the process (WithLabel): up

@@ -2,7 +2,8 @@
 --
 -- KEYS      all in one slot:
 --   state   hash: fence, the highest handed out; ticket, likewise; used, permits that are held; seen, the latest time;
---           lives, until when all keys do; busy, when somebody waited last; permits: '3 limit version', where 3 is the format of all of this, and a limit of 0 means
+--           lives, until when all keys do; busy, when somebody waited last; sift, from which ticket on waiters may want more permits than
+--           there are in all (it may be missing: none does); permits: '3 limit version', where 3 is the format of all of this, and a limit of 0 means
 --           that each request has the number of its own process; quiet, in place of all else but permits, see below
 --   held    sorted set: id -> when its lease expires
 --   info    hash: id -> 'permits process lease own label' of waiters, where own is the number of its process,
@@ -21,8 +22,9 @@
 --           then counted lists: ids to leave; ids to renew; entries of id, permits, ticket, wait (0 or 1), label (empty: the process')
 -- All times are microseconds of the server's clock (TIME, read once).
 -- returns   'late now', or
---           'now fresh permits earliest told limit version unchanged quiet', the standings of leave, those of renew, the answers to enter as
---           'outcome fence ticket', and the grants as 'id outcome fence expires'
+--           'now fresh permits earliest told limit version unchanged quiet unfinished', the standings of leave, those of renew, the answers to enter as
+--           'outcome fence ticket', and the grants as 'id outcome fence expires'. If unfinished is 1, there are no answers to enter: it wants
+--           to be called again for that.
 
 local state, held, info, queue, procs, idle = unpack(KEYS)
 local process, label, lease, patience = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -33,6 +35,7 @@ local REFUSED, QUEUED, GRANTED, TOO_MANY = '0', '1', '2', '3'
 local GONE, WAITING, HOLDING = '0', '1', '2'
 local DEAD, SILENT, ALIVE = 0, 1, 2
 local MOST = 2147483648
+local left = 500 -- waiters, and leases that have expired, that this call may still look at: it must not occupy the server for long
 local STANDSTILL, SECOND, HOUR, DAY = 2000000, 1000000, 3600000000, 86400000000
 
 local t = call('TIME')
@@ -48,7 +51,7 @@ local function int(n)
 end
 if deadline ~= 0 and now > deadline then return {'late ' .. int(now)} end
 
-local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives', 'busy', 'quiet', 'solo')
+local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives', 'busy', 'quiet', 'solo', 'sift')
 local function whole(text) -- nothing else is ours: tonumber would take nan, inf and hexadecimal digits too
   local n = not text and 0 or text:find('^%d+$') and tonumber(text)
   return n and n <= 9007199254740992 and n
@@ -56,13 +59,13 @@ end
 local fence, ticket, used, seen, lives, busy = whole(s[1]), whole(s[2]), whole(s[3]), whole(s[4]), whole(s[6]), whole(s[7])
 local format, limited, dated = (s[5] or not s[4] and '3 0 0' or ''):match('^([23]) (%d+) (%d+)$')
 local stored, newest = whole(limited or ''), whole(dated or '')
-local quiet, solo = s[8] and parse(s[8]), nil
+local quiet, solo, sift = s[8] and parse(s[8]), nil, whole(s[10])
 if quiet then -- and nothing else
   if s[1] or s[2] or s[3] or s[4] or s[6] or s[7] or format ~= '3' or stored ~= quiet.head[1] or newest ~= quiet.head[2] then quiet = nil end
 end
 if quiet then stored, newest, lives, ticket, fence, seen, used = unpack(quiet.head) end
 if s[9] and format == '2' then solo = {s[9]:match('^%d+ (%S+) (%d+) (%d+)$')} end
-if not (fence and ticket and used and seen and stored and newest and lives and busy) or s[8] and not quiet or solo and not solo[1] then
+if not (fence and ticket and used and seen and stored and newest and lives and busy and sift) or s[8] and not quiet or solo and not solo[1] then
   return redis.error_reply('CORRUPT state')
 end
 
@@ -176,7 +179,8 @@ end
 if (used == 0) ~= not earliest then count() end
 
 if earliest and tonumber(earliest) <= now then -- leases that have expired
-  local expired = call('ZRANGEBYSCORE', held, '-inf', int(now))
+  local expired = call('ZRANGEBYSCORE', held, '-inf', int(now), 'LIMIT', 0, left)
+  left = left - #expired
   read(expired, 1, #expired, 1)
   local known = true
   for _, id in ipairs(expired) do
@@ -275,34 +279,38 @@ local function drop(id)
   forget(id)
 end
 
+local function dismiss(id, owner)
+  drop(id)
+  if heard(owner) ~= DEAD then tell(id, owner, TOO_MANY, 0, 0) end
+end
+
 -- After the limit has changed: who can never be admitted is told.
-local function dismiss()
-  local all = call('ZRANGE', queue, 0, -1)
-  read(all, 1, #all, 1)
-  for _, id in ipairs(all) do
-    local n, owner, _, there = about(id)
-    if n and n > there then
-      drop(id)
-      if heard(owner) ~= DEAD then tell(id, owner, TOO_MANY, 0, 0) end
-    end
+if changed then sift = 1 end
+if sift > 0 then
+  local all = call('ZRANGEBYSCORE', queue, int(sift), '+inf', 'WITHSCORES', 'LIMIT', 0, left)
+  read(all, 1, #all, 2)
+  sift = #all == 2 * left and #all > 0 and all[#all] + 1 or left == 0 and sift or 0
+  left = left - #all / 2
+  for i = 1, #all, 2 do
+    local n, owner, _, there = about(all[i])
+    if n and n > there then dismiss(all[i], owner) end
   end
   write()
 end
-if changed then dismiss() end
 
 -- Who waits for longest comes first, and nobody passes: who wants many is not starved.
 -- Returns whether anybody is left.
 local function admit()
-  local more = true
-  while more do
-    local most = math.min(256, math.max(0, total - used) + 1)
+  while left > 0 do
+    local most = math.min(256, left, math.max(0, total - used) + 1)
     local all = call('ZRANGE', queue, 0, most - 1)
     read(all, 1, #all, 1)
-    more = #all == most
     for _, id in ipairs(all) do
       local n, owner, lasts, there, whose = about(id)
       if not n or heard(owner) == DEAD then
         drop(id)
+      elseif n > there then
+        dismiss(id, owner)
       elseif used + n <= there and heard(owner) == ALIVE then
         dequeued[#dequeued + 1] = id
         tell(id, owner, GRANTED, grant(id, n, owner, lasts, whose), now + lasts)
@@ -311,17 +319,26 @@ local function admit()
       end
     end
     write()
+    left = left - #all
+    if #all < most then return false end
   end
-  return false
+  return true
 end
 local waiting = admit() -- whether anybody does
-if used == 0 then
-  local all = call('HGETALL', idle)
-  for i = 1, #all, 2 do
-    if heard(all[i + 1]) ~= DEAD then tell(all[i], all[i + 1], GRANTED, 0, 0) end
-  end
-  if #all > 0 then call('DEL', idle) end
+if used == 0 and left > 0 then
+  local cursor, gone = '0', {}
+  repeat
+    local found = call('HSCAN', idle, cursor, 'COUNT', left)
+    cursor, found = found[1], found[2]
+    for i = 1, #found, 2 do
+      if heard(found[i + 1]) ~= DEAD then tell(found[i], found[i + 1], GRANTED, 0, 0) end
+      gone[#gone + 1] = found[i]
+    end
+  until cursor == '0' or #gone >= left
+  if cursor ~= '0' then left = 0 end
+  send('HDEL', idle, gone)
 end
+local unfinished = left == 0
 
 local mine = ' ' .. process .. ' ' .. int(lease) .. ' ' .. int(permits) .. ' '
 local function first() -- the ticket of who waits for longest
@@ -329,7 +346,7 @@ local function first() -- the ticket of who waits for longest
   return tonumber(call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2])
 end
 
-local enters = tonumber(arg())
+local enters = unfinished and 0 or tonumber(arg())
 read(ARGV, at + 1, at + 5 * enters, 5)
 for i = 1, enters do
   local id, n, old, wait, whose = ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3]), ARGV[at + 4] == '1', ARGV[at + 5]
@@ -422,11 +439,12 @@ end
 local text = packed()
 if text then
   call('DEL', held, info, procs)
-  call('HDEL', state, 'fence', 'ticket', 'used', 'seen', 'lives', 'busy')
+  call('HDEL', state, 'fence', 'ticket', 'used', 'seen', 'lives', 'busy', 'sift')
   call('HSET', state, 'quiet', text)
 else
   call('HSET', state, 'fence', int(fence), 'ticket', int(ticket), 'used', int(used), 'seen', int(now), 'lives', int(lives),
     'busy', int(busy))
+  if sift > 0 then call('HSET', state, 'sift', int(sift)) elseif s[10] then call('HDEL', state, 'sift') end
 end
 for key in pairs(new) do
   if key == state or not text then call('PEXPIRE', key, int((lives - now) / 1000)) end
@@ -434,6 +452,6 @@ end
 for _, m in ipairs(messages) do call('PUBLISH', m[1], m[2]) end
 
 reply[1] = table.concat({int(now), int(fresh), int(total), int(first), int(told), int(stored), int(newest), int(unchanged),
-  text and '1' or '0'}, ' ')
+  text and '1' or '0', unfinished and '1' or '0'}, ' ')
 for _, g in ipairs(grants) do reply[#reply + 1] = g end
 return reply

@@ -1,5 +1,7 @@
--- Lists who holds permits of a semaphore; changes nothing. KEYS as in apply.lua: state, held, info.
--- returns for each holder three strings: id, when its lease expires (microseconds), and 'permits process fence since label'
+-- Lists who holds permits of a semaphore; changes nothing. Of thousands it lists a part, so as not to occupy the server for long.
+-- KEYS      as in apply.lua: state, held, info
+-- ARGV      0, or what it returned first: the next part. Somebody may be in two of them.
+-- returns   0 if that was the last, and for each holder three strings: id, when its lease expires (microseconds), and 'permits process fence since label'
 
 local call, int = redis.call, function(n) return string.format('%.0f', n) end
 local t = call('TIME')
@@ -8,7 +10,7 @@ local quiet = s[2] and parse(s[2])
 local seen = quiet and int(quiet.head[6]) or s[1] or '0'
 if not seen:find('^%d+$') or s[2] and not quiet then return redis.error_reply('CORRUPT state') end
 local now = math.max(t[1] * 1000000 + t[2], tonumber(seen) - 2000000)
-local reply = {}
+local reply = {'0'}
 local function add(id, expires, about)
   reply[#reply + 1] = id
   reply[#reply + 1] = int(expires)
@@ -21,9 +23,18 @@ if quiet then
   end
   return reply
 end
-local all = call('ZRANGEBYSCORE', KEYS[2], '(' .. int(now), '+inf', 'WITHSCORES')
-for i = 1, #all, 2 do
-  local text = call('HGET', KEYS[3], all[i])
-  if text then add(all[i], all[i + 1], text) end
+local all
+if ARGV[1] == '0' and call('ZCARD', KEYS[2]) <= 1000 then
+  all = call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
+else
+  reply[1], all = unpack(call('ZSCAN', KEYS[2], ARGV[1], 'COUNT', 1000))
+end
+for from = 1, #all, 2000 do
+  local ids = {}
+  for i = from, math.min(from + 1998, #all), 2 do ids[#ids + 1] = all[i] end
+  for j, text in ipairs(call('HMGET', KEYS[3], unpack(ids))) do
+    local expires = all[from + 2 * j - 1]
+    if text and tonumber(expires) > now then add(ids[j], expires, text) end
+  end
 end
 return reply

@@ -15,7 +15,8 @@ if quiet then
   end
   return {string.format('%s %s %.0f 0', limit, version, math.max(0, used))}
 end
-for _, id in ipairs(call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now))) do
-  used = used - (call('HGET', KEYS[3], id) or '0'):match('^%d*')
+local expired = call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now), 'LIMIT', 0, 1000) -- no more: the next batch ends them
+if #expired > 0 then
+  for _, text in ipairs(call('HMGET', KEYS[3], unpack(expired))) do used = used - (text or '0'):match('^%d*') end
 end
 return {string.format('%s %s %.0f %d', limit, version, math.max(0, used), call('ZCARD', KEYS[4]))}

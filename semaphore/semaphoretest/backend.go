@@ -46,6 +46,7 @@ func Backend(t *testing.T, open func(t *testing.T) Place) {
 		"patience ends":            patienceEnds,
 		"keeps its place":          keepsItsPlace,
 		"a full batch":             fullBatch,
+		"several steps":            severalSteps,
 		"too many":                 tooManyWanted,
 		"permits of the fleet":     permitsOfTheFleet,
 		"own numbers":              ownNumbers,
@@ -471,6 +472,98 @@ func fullBatch(f *fleet) {
 		require.NotContains(f, left[:many], semaphore.Waiting)
 	}
 	require.Equal(f, semaphore.Holding, a.leave("all").Left[0])
+}
+
+// severalSteps: so many are dismissed, admitted or dropped at once that a backend may need several steps; Enter comes last, whatever that takes.
+func severalSteps(f *fleet) {
+	const many = 1500
+	a, b := f.member("a"), f.listener("b")
+	is(f.T, semaphore.Granted, a.enter("all", 3, false))
+	queue := func(permits func(i int) int) (ids []string) {
+		f.T.Helper()
+		for i := range many {
+			ids = append(ids, fmt.Sprint("b", i))
+		}
+		for i := 0; i < many; i += 500 {
+			batch := semaphore.Batch{PatienceMicros: patience.Microseconds()}
+			for j, id := range ids[i : i+500] {
+				batch.Enter = append(batch.Enter, semaphore.Entry{ID: id, Permits: permits(i + j), Wait: true})
+			}
+			for _, answer := range b.do(batch).Entered {
+				require.Equal(f, semaphore.Queued, answer.Outcome)
+			}
+		}
+		return ids
+	}
+	waiting := func() int {
+		ctx, cancel := context.WithTimeout(background, 30*time.Second)
+		defer cancel()
+		s, err := a.backend.Stats(ctx)
+		require.NoError(f, err)
+		return s.Waiting
+	}
+	one := func(int) int { return 1 }
+	heard := 0 // of what b was told
+	told := func(outcome semaphore.Outcome, ids []string) {
+		f.T.Helper()
+		news := b.hears(heard + len(ids))[heard:]
+		heard += len(news)
+		require.Len(f, news, len(ids))
+		fence := int64(0)
+		for i, g := range news {
+			require.Equal(f, outcome, g.Outcome)
+			if outcome == semaphore.TooMany || ids[0] == "" {
+				continue
+			}
+			require.Equal(f, ids[i], g.ID)
+			require.Less(f, fence, g.Fence)
+			fence = g.Fence
+		}
+	}
+
+	// Of those who wait, all but the first few want more than there will be.
+	ids := queue(func(i int) int { return 1 + min(2, i/10) })
+	r := a.do(semaphore.Batch{SetPermits: 1, Enter: []semaphore.Entry{{ID: "two", Permits: 2, Wait: true}}})
+	is(f.T, semaphore.TooMany, r.Entered[0])
+	told(semaphore.TooMany, ids[10:])
+	require.Equal(f, 10, waiting())
+	a.leave(ids...)
+
+	// All are admitted, and after them who comes now.
+	a.do(semaphore.Batch{SetPermits: 3})
+	ids = queue(one)
+	r = a.do(semaphore.Batch{SetPermits: 3 + many + 1, Leave: []string{"nobody"}, Enter: []semaphore.Entry{{ID: "last", Permits: 2}, {ID: "fits", Permits: 1}}})
+	is(f.T, semaphore.Refused, r.Entered[0])
+	is(f.T, semaphore.Granted, r.Entered[1])
+	require.Equal(f, []semaphore.Standing{semaphore.Gone}, r.Left)
+	told(semaphore.Granted, ids)
+	ctx, cancel := context.WithTimeout(background, 30*time.Second)
+	defer cancel()
+	holders, err := a.backend.Holders(ctx)
+	require.NoError(f, err)
+	require.Len(f, holders, many+2)
+	for i, h := range holders[1 : many+1] {
+		require.Equal(f, ids[i], h.ID)
+	}
+
+	// The leases of all end, and everybody's place is free.
+	f.pass(lease + time.Second)
+	b.do(semaphore.Batch{PatienceMicros: patience.Microseconds()})
+	is(f.T, semaphore.Granted, a.enter("all again", 3+many+1, false))
+
+	// Who waits until nobody holds anything, in any order.
+	queue(func(int) int { return 0 })
+	r = a.do(semaphore.Batch{SetPermits: 3, Leave: []string{"all again"}, Enter: []semaphore.Entry{{ID: "all", Permits: 3}}})
+	is(f.T, semaphore.Granted, r.Entered[0])
+	require.Equal(f, []semaphore.Standing{semaphore.Holding}, r.Left)
+	told(semaphore.Granted, make([]string, many))
+
+	// The process of all who wait has died: nobody waits for them.
+	queue(one)
+	f.pass(patience + time.Second)
+	r = a.do(semaphore.Batch{Leave: []string{"all"}, Enter: []semaphore.Entry{{ID: "alone", Permits: 3}}})
+	is(f.T, semaphore.Granted, r.Entered[0])
+	require.Zero(f, waiting())
 }
 
 func tooManyWanted(f *fleet) {
