@@ -2,6 +2,7 @@ package semaphore_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -110,6 +111,25 @@ func TestEvictedInfo(t *testing.T) {
 	two, err := b.TryAcquire(ctx, 2, 20*time.Second)
 	require.NoError(t, err)
 	_, _ = two.Release(ctx), p.Release(ctx) // a slow machine may have lost them
+}
+
+// Redis has evicted info, and one of those ends whom it no longer knows: what the others hold stays taken.
+func TestEvictedInfoOfSeveral(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	s, err := semaphore.NewRedis(client, fmt.Sprint(t.Name(), time.Now().UnixNano()), 10)
+	require.NoError(t, err)
+	b := semaphore.BackendOf(s)
+	apply := func(lease time.Duration, entries ...semaphore.Entry) *semaphore.Report {
+		r, err := b.Apply(ctx, &semaphore.Batch{Process: "a", Label: spread, LeaseMicros: lease.Microseconds(), Permits: 10, Enter: entries})
+		require.NoError(t, err)
+		return r
+	}
+	apply(time.Minute, semaphore.Entry{ID: "five", Permits: 5})
+	apply(50*time.Millisecond, semaphore.Entry{ID: "two", Permits: 2})
+	require.NoError(t, client.Del(ctx, keyOf(t, client, "info")).Err())
+	time.Sleep(60 * time.Millisecond)
+	got := apply(time.Minute, semaphore.Entry{ID: "eight", Permits: 8}).Entered[0]
+	require.Equal(t, semaphore.Refused, got.Outcome)
 }
 
 // A request that begins to wait in a batch that was taken for lost is taken back: it must not stand before others.

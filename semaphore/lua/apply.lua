@@ -171,12 +171,18 @@ end
 -- Redis may have evicted one of the keys: then what is held is counted anew.
 local earliest = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 local function count()
-  used = 0
   local all = call('ZRANGE', held, 0, -1)
   read(all, 1, #all, 1)
-  for _, id in ipairs(all) do used = used + (size(id) or 1) end
+  local sum, unknown = 0, 0
+  for _, id in ipairs(all) do
+    if size(id) then sum = sum + size(id) else unknown = unknown + 1 end
+  end
+  return sum, unknown
 end
-if (used == 0) ~= not earliest then count() end
+if (used == 0) ~= not earliest then
+  local sum, unknown = count()
+  used = sum + unknown
+end
 
 if earliest and tonumber(earliest) <= now then -- leases that have expired
   local expired = call('ZRANGEBYSCORE', held, '-inf', int(now), 'LIMIT', 0, left)
@@ -185,11 +191,14 @@ if earliest and tonumber(earliest) <= now then -- leases that have expired
   local known = true
   for _, id in ipairs(expired) do
     known = known and size(id)
-    used = math.max(0, used - (size(id) or 0))
+    used = math.max(0, used - (size(id) or 1))
     forget(id)
   end
   send('ZREM', held, expired)
-  if not known then count() end
+  if not known then -- what others hold that are unknown is not known either, until the last of them has ended
+    local sum, unknown = count()
+    used = unknown > 0 and math.max(used, sum + unknown) or sum
+  end
 end
 
 local at = 12
