@@ -177,7 +177,7 @@ func (c *coordinator) settle(f *flight, report *Report, now time.Duration) {
 		c.entered(r, report.Entered[i], f.sent, now)
 	}
 	c.admittedHere(f, report, now)
-	if c.heard.lost(report.Told, f.resent > 0) {
+	if c.heard.lost(report.Told, f.resent > 0, now, c.heartbeat) {
 		c.waiters.askAgain(nil)
 		c.listener.stop() // on another connection: this one may hang
 	}

@@ -15,7 +15,8 @@ type heard struct {
 	heartbeatAt time.Duration // when it wants to hear from us again
 	lookAt      time.Duration // when the first lease of all expires; 0: nobody holds one
 	grants      int64         // through Listen, since this process was Fresh
-	missed      int64         // Report.Told, if that was more than grants when it was looked at last
+	missed      int64         // Report.Told, when it was more than grants; 0: it is not
+	missedAt    time.Duration // then
 	checkAt     time.Duration // when all who wait ask again whether they still do
 }
 
@@ -57,14 +58,14 @@ func (h *heard) check(now, heartbeat time.Duration) bool {
 	return true
 }
 
-// lost tells that a grant that was sent long enough ago, for a whole heartbeat, has not arrived. resent: the batch has asked again already.
-func (h *heard) lost(told int64, resent bool) bool {
+// lost tells that a grant that was sent half a heartbeat ago, or longer, has not arrived. resent: the batch has asked again already.
+func (h *heard) lost(told int64, resent bool, now, heartbeat time.Duration) bool {
 	switch {
 	case told <= h.grants:
 		h.missed = 0
-	case h.missed == 0 || h.missed > told:
-		h.missed = told
-	case h.grants < h.missed && !resent:
+	case h.missed <= h.grants || h.missed > told:
+		h.missed, h.missedAt = told, now
+	case !resent && now-h.missedAt >= heartbeat/2:
 		h.grants, h.missed = told, 0
 		return true
 	}

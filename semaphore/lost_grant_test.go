@@ -1,0 +1,92 @@
+package semaphore_test
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// slowly tells grants as its function likes: how much later, or never.
+type slowly struct {
+	semaphore.Backend
+	tell    func(g semaphore.Grant, wake func(semaphore.Grant))
+	listens atomic.Int64
+}
+
+func (s *slowly) Listen(ctx context.Context, process string, ready func(), wake func(semaphore.Grant)) error {
+	s.listens.Add(1)
+	return s.Backend.Listen(ctx, process, ready, func(g semaphore.Grant) { s.tell(g, wake) })
+}
+
+// A grant that is lost is noticed within two heartbeats, though one before it was merely late.
+func TestLostBehindALateOne(t *testing.T) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		grants := 0
+		slow := &slowly{Backend: place, tell: func(g semaphore.Grant, wake func(semaphore.Grant)) {
+			if grants++; grants == 1 {
+				time.Sleep(10 * time.Millisecond)
+				wake(g)
+			}
+		}}
+		s, err := semaphore.New(slow, "x", 2)
+		require.NoError(t, err)
+		other := new(faulty).process(t, place, 2)
+		one, err := other.Acquire(ctx, 1)
+		require.NoError(t, err)
+		two, err := other.Acquire(ctx, 1)
+		require.NoError(t, err)
+		got := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := s.Acquire(ctx, 1)
+				got <- err
+			}()
+		}
+		synctest.Wait()
+		require.NoError(t, one.Release(ctx))
+		_, err = s.TryAcquire(ctx, 1, 0) // its answer tells that there was a grant
+		require.ErrorIs(t, err, semaphore.ErrRefused)
+		require.NoError(t, <-got)
+		require.NoError(t, two.Release(ctx))
+		began := time.Now()
+		require.NoError(t, <-got)
+		require.LessOrEqual(t, time.Since(began), 2*time.Second)
+		require.NoError(t, s.Close(ctx))
+	})
+}
+
+// A grant that is on its way for longer than a batch is not taken for lost.
+func TestLateIsNotLost(t *testing.T) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		slow := &slowly{Backend: place, tell: func(g semaphore.Grant, wake func(semaphore.Grant)) {
+			time.Sleep(10 * time.Millisecond)
+			wake(g)
+		}}
+		s, err := semaphore.New(slow, "x", 1)
+		require.NoError(t, err)
+		other := new(faulty).process(t, place, 1)
+		p, err := other.Acquire(ctx, 1)
+		require.NoError(t, err)
+		got := make(chan error, 1)
+		go func() {
+			_, err := s.Acquire(ctx, 1)
+			got <- err
+		}()
+		synctest.Wait()
+		require.NoError(t, p.Release(ctx))
+		for range 3 {
+			_, err = s.TryAcquire(ctx, 1, 0)
+			require.ErrorIs(t, err, semaphore.ErrRefused)
+		}
+		require.NoError(t, <-got)
+		require.EqualValues(t, 1, slow.listens.Load(), "it does not listen anew")
+		require.NoError(t, s.Close(ctx))
+	})
+}
