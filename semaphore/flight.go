@@ -76,7 +76,7 @@ func (c *coordinator) build(now time.Duration) *flight {
 		f.change, c.changes = c.changes[0], c.changes[1:]
 	}
 	f.releases = c.releases.take(now, calm)
-	if calm && c.heard.check(now, c.heartbeat) {
+	if calm && c.heard.check(now, c.heartbeat, len(c.waiters.sent)) {
 		c.waiters.askAgain(nil)
 	}
 	f.enter, f.resent = c.waiters.take(calm)

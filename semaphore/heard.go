@@ -48,17 +48,19 @@ func (h *heard) due(now time.Duration) bool {
 // next is when it will be due.
 func (h *heard) next() time.Duration { return earlier(h.heartbeatAt, h.lookAt) }
 
-// check tells that it is time for all who wait to ask again: every ten heartbeats. A place may be lost and nothing else, so that nobody would
-// ever know: Redis has evicted the key of the queue, or a batch that was taken for lost was decided after the next, and its answer was lost.
-func (h *heard) check(now, heartbeat time.Duration) bool {
+// check tells that it is time for all who wait to ask again: every ten heartbeats, but 10,000 a second at most. A place may be lost and
+// nothing else, so that nobody would ever know: Redis has evicted the key of the queue, or a batch that was taken for lost was decided
+// after the next, and its answer was lost.
+func (h *heard) check(now, heartbeat time.Duration, waiting int) bool {
 	if now < h.checkAt {
 		return false
 	}
-	h.checkAt = now + 10*heartbeat
+	h.checkAt = now + max(10*heartbeat, time.Duration(waiting)*100*time.Microsecond)
 	return true
 }
 
-// lost tells that a grant that was sent a quarter of a heartbeat ago, or longer, has not arrived: heartbeats come twice as seldom. resent: the batch has asked again already.
+// lost tells that a grant that was sent a quarter of a heartbeat ago, or longer, has not arrived: heartbeats come twice as seldom.
+// resent: the batch has asked again already.
 func (h *heard) lost(told int64, resent bool, now, heartbeat time.Duration) bool {
 	switch {
 	case told <= h.grants:

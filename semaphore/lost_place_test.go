@@ -65,6 +65,40 @@ func TestPlaceIsLost(t *testing.T) {
 	})
 }
 
+// That many ask again whether they still wait does not keep the backend busy, however short the lease.
+func TestManyAskAgain(t *testing.T) {
+	const many, each = 20_000, 5
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		asked := 0
+		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+			asked += len(b.Enter)
+			return nil
+		}}
+		s := f.process(t, forgetful{place}, 1, semaphore.WithLease(100*time.Millisecond))
+		waiting, giveUp := context.WithCancel(ctx)
+		for range many {
+			go func() { _, _ = s.Acquire(waiting, 1) }()
+		}
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.Greater(t, asked, 3*many)
+		require.Less(t, asked, (1+each+1)*many)
+		giveUp()
+	})
+}
+
+// forgetful lets everybody wait, and keeps nobody's place.
+type forgetful struct{ semaphore.Backend }
+
+func (f forgetful) Apply(_ context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
+	now := time.Now().UnixMicro()
+	r := &semaphore.Report{Now: now, Permits: 1, Left: make([]semaphore.Standing, len(b.Leave)), Renewed: make([]bool, len(b.Renew))}
+	for i := range b.Enter {
+		r.Entered = append(r.Entered, semaphore.Answer{Outcome: semaphore.Queued, Ticket: now + int64(i)})
+	}
+	return r, nil
+}
+
 // Whatever key Redis evicts, who waits is admitted.
 func TestEvictedKeysOfWaiters(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
