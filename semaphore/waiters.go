@@ -65,8 +65,11 @@ func (w *waiters) take(calm bool) (enter []*request, resent int) {
 // depart notes that a request is sent.
 func (w *waiters) depart(r *request, f *flight) { w.sent[r.id], r.flight = r, f }
 
-// putBack undoes a take.
+// putBack undoes a take, and the departure.
 func (w *waiters) putBack(enter []*request, resent int) {
+	for _, r := range enter[resent:] {
+		w.forget(r)
+	}
 	w.resend = append(enter[:resent:resent], w.resend...)
 	w.fresh = append(enter[resent:], w.fresh...)
 }
