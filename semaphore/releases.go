@@ -47,11 +47,11 @@ func (l *releases) take(now time.Duration, calm bool) (next []*release) {
 		return next
 	}
 	l.list = slices.DeleteFunc(l.list, func(r *release) bool {
-		awaited := r.awaited()
-		if awaited {
+		wanted := r.awaited() && len(next) < maxBatch
+		if wanted {
 			next = append(next, r)
 		}
-		return awaited
+		return wanted
 	})
 	return next
 }

@@ -1,0 +1,77 @@
+package semaphore_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// Close may come when a batch was too late by the backend's clock, and what it asked for is about to be asked for again.
+func TestCloseAfterLate(t *testing.T) {
+	for range 1000 {
+		late := make(chan struct{})
+		var first atomic.Bool
+		s, err := semaphore.New(&wayward{new(semaphoremodel.Backend), func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+			if first.CompareAndSwap(false, true) {
+				close(late)
+				return &semaphore.Report{Now: 1, Late: true}, nil
+			}
+			return decide()
+		}}, "x", 1)
+		require.NoError(t, err)
+		var callers sync.WaitGroup
+		callers.Go(func() {
+			if _, err := s.Acquire(ctx, 1); err != nil {
+				assert.ErrorIs(t, err, semaphore.ErrClosed)
+			}
+		})
+		<-late
+		require.NoError(t, s.Close(ctx))
+		callers.Wait()
+	}
+}
+
+// However many give back what they hold just after a failure, a batch has no more than 512 of them.
+func TestManyReleasesAfterAnError(t *testing.T) {
+	const many = 2000
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		most, fail := 0, false
+		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+			most = max(most, len(b.Leave))
+			if fail {
+				fail = false
+				return errReset
+			}
+			time.Sleep(time.Millisecond)
+			return nil
+		}}
+		s := f.process(t, place, many)
+		var all []*semaphore.Permit
+		for range many {
+			p, err := s.Acquire(ctx, 1)
+			require.NoError(t, err)
+			all = append(all, p)
+		}
+		fail = true
+		_, err := s.TryAcquire(ctx, 1, 0)
+		require.ErrorIs(t, err, errReset)
+		began := time.Now()
+		var callers sync.WaitGroup
+		for _, p := range all {
+			callers.Go(func() { assert.NoError(t, p.Release(ctx)) })
+		}
+		callers.Wait()
+		synctest.Wait()
+		require.LessOrEqual(t, most, 512)
+		require.Less(t, time.Since(began), 100*time.Millisecond)
+	})
+}
