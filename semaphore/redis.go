@@ -30,7 +30,8 @@ type RedisClient interface {
 // Acquire and Release are one script each, of three commands while nobody waits. They travel together when many ask at once. Waiters are
 // told of their turn by Pub/Sub: while somebody waits, a process keeps one connection for it for each semaphore. A message that is lost is
 // noticed within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
-// two after it was used last.
+// two after it was used last. However many wait or hold permits, no script looks at more than a thousand of them, unless Redis has evicted
+// a key or its clock was set back.
 //
 // Time is the server's. If its clock is set back, time stands still, or leases keep their length. If it leaps forwards by more than
 // two thirds of a lease (a tenth of a fixed one), leases end, and until the next renewal (a third of a lease) others may hold permits,

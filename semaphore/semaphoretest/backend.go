@@ -479,7 +479,7 @@ func severalSteps(f *fleet) {
 	const many = 1500
 	a, b := f.member("a"), f.listener("b")
 	is(f.T, semaphore.Granted, a.enter("all", 3, false))
-	queue := func(permits func(i int) int) (ids []string) {
+	queue := func(ticket int64, permits func(i int) int) (ids []string) {
 		f.T.Helper()
 		for i := range many {
 			ids = append(ids, fmt.Sprint("b", i))
@@ -487,7 +487,7 @@ func severalSteps(f *fleet) {
 		for i := 0; i < many; i += 500 {
 			batch := semaphore.Batch{PatienceMicros: patience.Microseconds()}
 			for j, id := range ids[i : i+500] {
-				batch.Enter = append(batch.Enter, semaphore.Entry{ID: id, Permits: permits(i + j), Wait: true})
+				batch.Enter = append(batch.Enter, semaphore.Entry{ID: id, Permits: permits(i + j), Ticket: ticket, Wait: true})
 			}
 			for _, answer := range b.do(batch).Entered {
 				require.Equal(f, semaphore.Queued, answer.Outcome)
@@ -522,16 +522,22 @@ func severalSteps(f *fleet) {
 	}
 
 	// Of those who wait, all but the first few want more than there will be.
-	ids := queue(func(i int) int { return 1 + min(2, i/10) })
+	ids := queue(0, func(i int) int { return 1 + min(2, i/10) })
 	r := a.do(semaphore.Batch{SetPermits: 1, Enter: []semaphore.Entry{{ID: "two", Permits: 2, Wait: true}}})
 	is(f.T, semaphore.TooMany, r.Entered[0])
 	told(semaphore.TooMany, ids[10:])
 	require.Equal(f, 10, waiting())
 	a.leave(ids...)
 
+	// So do all, and they have the same place.
+	a.do(semaphore.Batch{SetPermits: 3})
+	ids = queue(1, func(int) int { return 2 })
+	a.do(semaphore.Batch{SetPermits: 1})
+	told(semaphore.TooMany, ids)
+
 	// All are admitted, and after them who comes now.
 	a.do(semaphore.Batch{SetPermits: 3})
-	ids = queue(one)
+	ids = queue(0, one)
 	r = a.do(semaphore.Batch{SetPermits: 3 + many + 1, Leave: []string{"nobody"}, Enter: []semaphore.Entry{{ID: "last", Permits: 2}, {ID: "fits", Permits: 1}}})
 	is(f.T, semaphore.Refused, r.Entered[0])
 	is(f.T, semaphore.Granted, r.Entered[1])
@@ -552,14 +558,14 @@ func severalSteps(f *fleet) {
 	is(f.T, semaphore.Granted, a.enter("all again", 3+many+1, false))
 
 	// Who waits until nobody holds anything, in any order.
-	queue(func(int) int { return 0 })
+	queue(0, func(int) int { return 0 })
 	r = a.do(semaphore.Batch{SetPermits: 3, Leave: []string{"all again"}, Enter: []semaphore.Entry{{ID: "all", Permits: 3}}})
 	is(f.T, semaphore.Granted, r.Entered[0])
 	require.Equal(f, []semaphore.Standing{semaphore.Holding}, r.Left)
 	told(semaphore.Granted, make([]string, many))
 
 	// The process of all who wait has died: nobody waits for them.
-	queue(one)
+	queue(0, one)
 	f.pass(patience + time.Second)
 	r = a.do(semaphore.Batch{Leave: []string{"all"}, Enter: []semaphore.Entry{{ID: "alone", Permits: 3}}})
 	is(f.T, semaphore.Granted, r.Entered[0])
