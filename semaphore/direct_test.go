@@ -2,8 +2,10 @@ package semaphore_test
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -121,4 +123,61 @@ func TestCallerIsBackInTime(t *testing.T) {
 		return err == nil && p.Release(ctx) == nil
 	}, 20*time.Second, time.Millisecond)
 	require.NoError(t, s.Close(ctx))
+}
+
+// stuck is a hook that holds a script up until its context ends, and delivers it later, as a network does.
+type stuck struct {
+	armed   atomic.Bool
+	deliver func(cmd redis.Cmder)
+}
+
+func (s *stuck) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (s *stuck) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (s *stuck) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" && s.armed.CompareAndSwap(true, false) {
+			<-ctx.Done()
+			go s.deliver(cmd.Clone())
+			cmd.SetErr(ctx.Err())
+			return ctx.Err()
+		}
+		return next(ctx, cmd)
+	}
+}
+
+// What a caller has asked Redis itself, and has given up on, is not decided any more: nobody would give the permit back.
+func TestCallersScriptComesLate(t *testing.T) {
+	const timeout = 2 * time.Second
+	server := redistest.Shared(t)
+	other := server.Client(t)
+	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true})
+	t.Cleanup(func() { _ = client.Close() })
+	var sent time.Time
+	delivered := make(chan error, 1)
+	s := &stuck{deliver: func(cmd redis.Cmder) {
+		time.Sleep(time.Until(sent.Add(timeout * 98 / 100)))
+		delivered <- other.Process(context.Background(), cmd)
+	}}
+	client.AddHook(s)
+	sem, err := semaphore.NewRedis(client, fmt.Sprint(t.Name(), time.Now().UnixNano()), 1, semaphore.WithTimeout(timeout))
+	require.NoError(t, err)
+	for range 3 { // then a caller asks itself, and the server's clock is known
+		p, err := sem.Acquire(ctx, 1)
+		require.NoError(t, err)
+		require.NoError(t, p.Release(ctx))
+	}
+	time.Sleep(50 * time.Millisecond) // a trip may be about to look who waits
+	s.armed.Store(true)
+	sent = time.Now()
+	_, err = sem.TryAcquire(ctx, 1, 0)
+	require.ErrorIs(t, err, semaphore.ErrTimeout)
+	require.NoError(t, <-delivered)
+	time.Sleep(100 * time.Millisecond)
+	stats, err := sem.Stats(ctx)
+	require.NoError(t, err)
+	require.Zero(t, stats.Used)
 }

@@ -45,9 +45,14 @@ func (t *transport) send(_ string, items []*batch.Item[*flight, *Report]) {
 	}
 }
 
-// direct is send in the goroutine of a caller.
+// direct is send in the goroutine of a caller. Its context ends before the deadline, and nothing is decided after that: what was asked
+// for is being given back.
 func (t *transport) direct(_ string, items []*batch.Item[*flight, *Report]) {
 	for _, i := range items {
-		i.Answer(t.backend.Apply(t.until.Context(i.Deadline), &i.Batch.batch))
+		ctx, b := t.until.Context(i.Deadline), &i.Batch.batch
+		if end, _ := ctx.Deadline(); b.Deadline != 0 {
+			b.Deadline -= i.Deadline.Sub(end).Microseconds()
+		}
+		i.Answer(t.backend.Apply(ctx, b))
 	}
 }
