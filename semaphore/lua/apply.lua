@@ -2,9 +2,9 @@
 --
 -- KEYS      all in one slot:
 --   state   hash: fence, the highest handed out; ticket, likewise; used, permits that are held; seen, the latest time;
---           lives, until when all keys do; busy, when somebody waited last; sift, from which ticket on waiters may want more permits than
---           there are in all (it may be missing: none does); permits: '3 limit version', where 3 is the format of all of this, and a limit of 0 means
---           that each request has the number of its own process; quiet, in place of all else but permits, see below
+--           lives, until when all keys do; busy, when somebody waited last; sift, from which ticket on waiters may want more permits
+--           than there are in all (it may be missing: none does); permits: '3 limit version', where 3 is the format of all of this, and
+--           a limit of 0 means that each request has the number of its own process; quiet, in place of all else but permits, see below
 --   held    sorted set: id -> when its lease expires
 --   info    hash: id -> 'permits process lease own label' of waiters, where own is the number of its process,
 --           'permits process fence since label' of holders
@@ -22,9 +22,9 @@
 --           then counted lists: ids to leave; ids to renew; entries of id, permits, ticket, wait (0 or 1), label (empty: the process')
 -- All times are microseconds of the server's clock (TIME, read once).
 -- returns   'late now', or
---           'now fresh permits earliest told limit version unchanged quiet unfinished', the standings of leave, those of renew, the answers to enter as
---           'outcome fence ticket', and the grants as 'id outcome fence expires'. If unfinished is 1, there are no answers to enter: it wants
---           to be called again for that.
+--           'now fresh permits earliest told limit version unchanged quiet unfinished', the standings of leave, those of renew, the
+--           answers to enter as 'outcome fence ticket', and the grants as 'id outcome fence expires'. If unfinished is 1, there are no
+--           answers to enter: it wants to be called again for that.
 
 local state, held, info, queue, procs, idle = unpack(KEYS)
 local process, label, lease, patience = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
