@@ -156,7 +156,7 @@ func (q *call) verdict() verdict {
 }
 
 // Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. Errors as
-// [RateLimiter.TryAcquire].
+// [RateLimiter.TryAcquire], but never [ErrNeverGranted].
 //
 // A process takes permits at most a second ahead, or four permits' time if that is longer, and less if it owns some already. So
 // processes at full demand get about equal parts of the rate, and a process that dies loses the fleet no more than that. Callers who
@@ -206,12 +206,15 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 // [Reservation.Delay], or gives the permits back with [Reservation.Cancel] before they are due. It does not stand in the line of its
 // process: it takes what the bucket has next. So it may pass, and delay, callers for whom their process has not taken permits yet
 // (see [RateLimiter.Acquire]).
+//
+// Permits that fall due after the context's deadline are a [*WaitError], and are not taken. What is reserved stays so when the context
+// ends. Other errors as [RateLimiter.Acquire].
 func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, error) {
 	return l.TryReserve(ctx, permits, math.MaxInt64)
 }
 
 // TryReserve takes permits if they fall due within the timeout, and returns at once. If not, the reservation is not OK
-// and says when to try again.
+// and says when to try again. Otherwise as [RateLimiter.Reserve]; errors as [RateLimiter.TryAcquire].
 func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
 	if l.plain {
 		r, _, err := l.tryReserve(ctx, permits, timeout)
@@ -369,8 +372,9 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 	return q, l.wait(ctx, q)
 }
 
-// Close gives back what the limiter has leased (WithLease), and waits for the store's answer as long as ctx lets it. A
-// limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
+// Close gives back what this process has leased of the bucket ([WithLease]), and waits for the store's answer as long as the context and
+// the store's timeout let it. A limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice
+// does nothing. Other limiters of the bucket may lease again.
 func (l *RateLimiter) Close(ctx context.Context) error {
 	l.closed.Store(true)
 	last, coming := l.coordinator.closeLeases()

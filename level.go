@@ -11,7 +11,7 @@ type Level struct {
 	MaxPermits, Rate float64
 	// Remaining permits could be taken without a wait.
 	Remaining float64
-	// Full is the time until MaxPermits could be, if nobody else asks.
+	// Full is the time until MaxPermits could be taken without a wait, if nobody asks meanwhile.
 	Full time.Duration
 }
 

@@ -14,9 +14,9 @@ type Observer struct {
 	// before it returns.
 	Decision func(context.Context, Decision)
 	// Trip is called when the store has answered a batch of requests, or was given up on. A batch is told to the limiter
-	// whose request is its first.
+	// whose request is its first. A MemoryStore makes no trips.
 	Trip func(Trip)
-	// Lease is called when a block of a bucket's permits (WithLease) is used up, given back or worthless, and told how many were
+	// Lease is called when a block of a bucket's permits (WithLease) is used up, given back or worthless. It is told how many were
 	// in it, and how many of them were used.
 	Lease func(bucket string, permits, used int)
 	// Health is called when this process notices that the store is away or back.
@@ -38,7 +38,7 @@ type Decision struct {
 	//   - lease: granted from permits that this process holds (WithLease).
 	//   - switch: it was off, and the call passed (WithSwitch).
 	//   - policy: the store could not be asked, and FailOpen or LocalShare decided.
-	//   - check: what was asked for is invalid, or its context had ended before.
+	//   - check: what was asked for is invalid or can never be granted, or its context had ended before.
 	By string
 	// Wait is, of a grant, from the decision until its permits were due; of a refusal, how long they would have taken, if
 	// that is known.

@@ -61,19 +61,19 @@ type PermitBucket struct {
 	NextFreeTicketMicros int64
 	// CarryMicros, below 1, is what costs were rounded up by and what the next request will pay less.
 	CarryMicros float64
-	// SeenMicros is the latest time seen.
+	// SeenMicros is the latest time that the bucket has seen; of what [RateLimiter.State] returns, the time of the answer.
 	SeenMicros int64
 	// Epoch names what refunds may refer to. It changes with a new state, a reset, a clock that was set back, a
 	// configuration replaced without a new version, and whenever the bucket overflows: from then on an older refund
 	// would add permits that the full bucket could not have kept.
 	Epoch int64
-	// Seq counts changes; it is the version that a fenced write compares, and numbers the places.
+	// Seq counts changes; it is the version that a fenced write compares, and numbers what is granted.
 	Seq int64
-	// Tail is the newest place if it was not given back, and 0 if that is unknown.
+	// Tail is the number of the newest grant if that was not given back, and 0 if that is unknown.
 	Tail int64
-	// HeldUntilMicros is until when Penalize holds the bucket back: nothing taken since falls due before.
+	// HeldUntilMicros is until when Penalize holds the bucket back: until then nothing falls due but what was due before.
 	HeldUntilMicros int64
-	// PausedMicros is the time that the bucket was held back for altogether: every place moved back by it.
+	// PausedMicros is the time that the bucket was held back for altogether: what was granted before falls due that much later.
 	PausedMicros int64
 	// ReturnedPermits came back into the store out of turn in this epoch.
 	ReturnedPermits float64

@@ -32,7 +32,8 @@ var always = func() <-chan struct{} {
 // OK is false if the reservation was refused: nothing was taken.
 func (r *Reservation) OK() bool { return !r.refused }
 
-// RetryAfter is, for a refusal, when such a request could be granted if nobody else asks; else 0.
+// RetryAfter is, for a refusal, how long it takes until such a request, with the same timeout, could be granted if nobody else asks;
+// else 0.
 func (r *Reservation) RetryAfter() time.Duration {
 	if !r.refused {
 		return 0
@@ -83,7 +84,8 @@ func (r *Reservation) Level() (Level, bool) {
 // Cancel gives the permits back if their time has not come. Callers who wait behind it in this process move up, and what nobody here
 // wants goes back to the store. If another process has taken permits behind it, they cannot go back: they serve whoever comes next in
 // this process, or lapse at their time. Permits whose time has come are used: cancelling them does nothing. Cancelling twice, or a
-// refusal, does nothing either. Cancel waits for the store as long as ctx lets it; on an error the permits may be lost.
+// refusal, does nothing either. Cancel waits for the store's answer as long as the context and the store's timeout let it
+// ([WithStoreTimeout]); on an error the permits may be lost.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if r.call == nil || r.refused {
 		return nil
