@@ -53,8 +53,8 @@ type config struct {
 	observer             *Observer
 }
 
-// New returns a semaphore whose permits a backend keeps: for backends outside of this package. label and limits: see the
-// options; those of Redis are ignored.
+// New returns a semaphore whose permits a backend keeps: for backends outside of this package. name is 1 to 512 bytes of UTF-8, permits 1
+// to 2^31. Options that are for Redis ([WithKeyPrefix]) do nothing.
 func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{name: name}
 	o, err := s.options(permits, opts)

@@ -16,7 +16,7 @@ var (
 	ErrRefused = errors.New("semaphore: no permits in time")
 	// ErrTooMany: more permits are wanted than there are in all. It also ends waits when the number is lowered.
 	ErrTooMany = errors.New("semaphore: more permits wanted than there are")
-	// ErrTooManyWaiters: so many callers of this process ask for the semaphore already (WithMaxWaiters).
+	// ErrTooManyWaiters: as many callers of this process as WithMaxWaiters allows ask for the semaphore already.
 	ErrTooManyWaiters = errors.New("semaphore: too many waiters")
 	// ErrExpired: the lease of a permit has ended, or is about to, without having been renewed.
 	ErrExpired = errors.New("semaphore: lease expired")
@@ -74,7 +74,9 @@ func (s *Semaphore) bad(field string, value any, want string) error {
 	return fmt.Errorf("%w: semaphore %.80q: %s %v: want %s", ErrInvalid, s.name, field, value, want)
 }
 
-// Acquire waits for n permits as long as ctx lets it. Nothing is held when it returns an error.
+// Acquire waits for n permits as long as ctx lets it. Nothing is held when it returns an error: ctx's, the backend's, or one that matches
+// [ErrTooMany] (n is more than there are), [ErrTooManyWaiters], [ErrTimeout] (the backend does not answer), [ErrCorrupt], [ErrClosed] or, if n
+// is below 1, [ErrInvalid].
 func (s *Semaphore) Acquire(ctx context.Context, n int) (*Permit, error) {
 	return s.acquire(ctx, n, -1)
 }
@@ -87,8 +89,7 @@ func (s *Semaphore) TryAcquire(ctx context.Context, n int, timeout time.Duration
 }
 
 // Do calls f with one permit held, waiting for it as Acquire does. The context of f ends when the permit is lost, with
-// the reason as its cause. Do returns f's error; if that is nil, why the permit could not be released, or was lost before f
-// had ended.
+// the reason as its cause. Do returns f's error, joined with why the permit could not be released, or was lost before f had ended.
 func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	p, err := s.Acquire(ctx, 1)
 	if err != nil {

@@ -18,7 +18,7 @@ var (
 	ErrTimeout = errors.New("slidingwindow: redis timeout")
 	// ErrClock: with WithLocalTime, this process's clock is more than 2 s behind that of another one. Nothing was decided or written.
 	ErrClock = errors.New("slidingwindow: clock behind")
-	// ErrTooManyWaiters: so many callers of this process wait for Redis already (WithMaxWaiters).
+	// ErrTooManyWaiters: as many callers of this process as WithMaxWaiters allows wait for Redis already.
 	ErrTooManyWaiters = errors.New("slidingwindow: too many waiters")
 	// ErrCorrupt: what is stored under the limiter's key is not a state that this release understands. Nothing was
 	// overwritten.
