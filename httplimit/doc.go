@@ -1,5 +1,5 @@
 // Package httplimit limits the rate of HTTP calls with the module's buckets: Transport those that a program makes,
-// NewMiddleware those that it serves. Both ask a Gate, by a key that a KeyFunc makes from the request.
+// [NewMiddleware] those that it serves. Both ask a Gate, by a key that a KeyFunc makes from the request.
 //
 //	transport, err := httplimit.NewTransport(httplimit.One(limiter, 500*time.Millisecond))
 //	client := &http.Client{Transport: transport}

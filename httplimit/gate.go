@@ -62,7 +62,7 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("%v: key %.80q: try again in %v", ErrRefused, e.Key, e.RetryAfter)
 }
 
-// Unwrap returns ErrRefused.
+// Unwrap returns [ErrRefused].
 func (e *RefusedError) Unwrap() error { return ErrRefused }
 
 // GateError tells that the gate failed: nothing could be decided about the request, and it was not sent.

@@ -19,11 +19,11 @@ import (
 //
 // What a gate holds for a call (Entrance) goes back when next returns.
 //
-// A refused request is answered 429 with Retry-After, in whole seconds (WithRefusalHandler). When the gate fails, the
-// answer is 503 with Retry-After: 1 (WithOnError).
+// A refused request is answered 429 with Retry-After, in whole seconds ([WithRefusalHandler]). When the gate fails, the
+// answer is 503 with Retry-After: 1 ([WithOnError]).
 //
 // These header fields are added to what else there is, unless limiting is off, so that several limits around one handler
-// show side by side, with a name each (WithPolicy):
+// show side by side, with a name each ([WithPolicy]):
 //
 //	RateLimit-Policy: "default";q=5;w=1
 //	RateLimit: "default";r=4;t=1

@@ -10,10 +10,10 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// TransportOption configures NewTransport.
+// TransportOption configures [NewTransport].
 type TransportOption interface{ transport(*settings) }
 
-// MiddlewareOption configures NewMiddleware.
+// MiddlewareOption configures [NewMiddleware].
 type MiddlewareOption interface{ middleware(*settings) }
 
 // Option configures either.
@@ -103,7 +103,7 @@ func WithOnError(f func(r *http.Request, err error) error) Option {
 }
 
 // WithLogger sets where it is logged that a permit was not given back, that a penalty was not told to the fleet, and,
-// by the middleware without WithOnError, that the gate failed. Default: slog.Default().
+// by the middleware without [WithOnError], that the gate failed. Default: slog.Default().
 func WithLogger(l *slog.Logger) Option {
 	return forBoth(func(s *settings) {
 		if l == nil {

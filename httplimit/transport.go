@@ -18,10 +18,10 @@ const (
 
 var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made by NewTransport", tokenbucket.ErrInvalidConfig)
 
-// Transport is an http.RoundTripper that takes a permit for each request before it leaves. NewTransport makes one.
+// Transport is an http.RoundTripper that takes a permit for each request before it leaves. [NewTransport] makes one.
 //
 // RoundTrip waits until the permit is due and then lets the base RoundTripper send the request. It returns a *RefusedError
-// if the permit would not be due in time (WithRefusalResponse), a *GateError if nothing could be decided (WithOnError), and
+// if the permit would not be due in time ([WithRefusalResponse]), a *GateError if nothing could be decided ([WithOnError]), and
 // the context's error if that ends first. http.Client wraps them in a *url.Error; errors.Is and errors.As see through it.
 // Only contexts end a wait, not the deprecated Request.Cancel.
 //
@@ -29,7 +29,7 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 // connection.
 //
 // A response 429 or 503 with Retry-After holds the request's bucket back for the whole fleet, before RoundTrip returns it
-// (WithMaxRetryAfter); requests that wait already wait that much longer. Responses are passed on as they are.
+// ([WithMaxRetryAfter]); requests that wait already wait that much longer. Responses are passed on as they are.
 //
 // What a gate holds for a call (Entrance) goes back when the response's body has been read to its end or closed, or with the error.
 // An upgraded stream (status 101, a WebSocket) is the caller's to end: the request's context does not end it any more. What it holds goes

@@ -20,7 +20,7 @@ const version = 1
 const migrationLock = 0x746f6b656e62
 
 // Migrate creates the schema or brings it up to date, in one transaction. It may be called by many processes at once, by
-// each at its start; when there is nothing to do it reads one row, and needs no right but to read. It fails with ErrNewer if
+// each at its start; when there is nothing to do it reads one row, and needs no right but to read. It fails with [ErrNewer] if
 // the schema is newer than this release. To create the schema it needs CREATE on the database, unless an empty one exists.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	o, err := configure(pool, opts)

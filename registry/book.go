@@ -20,7 +20,7 @@ func (r *Registry) entryOf(name string) *entry {
 }
 
 // Match returns the name of the row that decides about the calls of a name, good or bad. exact: it names all of it, or all of its
-// first parts (WithParts), without a * at its end. Of a bucket that a row has for one key, it is the row's name.
+// first parts ([WithParts]), without a * at its end. Of a bucket that a row has for one key, it is the row's name.
 func (r *Registry) Match(name string) (row string, exact, ok bool) {
 	b := r.limits.Load()
 	if b == nil {

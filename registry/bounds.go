@@ -29,8 +29,8 @@ type backends struct {
 }
 
 // WithWindows sets how the windows of rows are made that are counted for a whole fleet (Limit.Window): slidingwindow.New with
-// slidingwindow.WithRedis, for instance. The options that it is given say the version of the row. Without this and WithLocalWindows a
-// row with a window is bad (WithBadRows).
+// slidingwindow.WithRedis, for instance. The options that it is given say the version of the row. Without this and [WithLocalWindows] a
+// row with a window is bad ([WithBadRows]).
 func WithWindows(f NewWindow) Option {
 	return func(s *settings) error {
 		if f == nil {
@@ -53,7 +53,7 @@ func WithLocalWindows(opts ...slidingwindow.Option) Option {
 
 // WithSemaphores sets how the semaphores of rows are made that count the calls of a whole fleet (Limit.Concurrent):
 // semaphore.NewRedis with a client, for instance. The options that it is given say the version of the row. Without this and
-// WithLocalSemaphores a row with a concurrency is bad (WithBadRows).
+// [WithLocalSemaphores] a row with a concurrency is bad ([WithBadRows]).
 func WithSemaphores(f NewSemaphore) Option {
 	return func(s *settings) error {
 		if f == nil {

@@ -29,6 +29,6 @@
 //
 // The table decides: where a bucket follows something else than its row (tokenbucket.RateLimiter.SetRate, say), the row
 // wins after two loads. A source that is away, and a row that turns bad, leave in force what was there before. A name whose row
-// never was good is refused (WithBadRows), and so is one with a rate of 0. All of that is told to the log, again every minute, and
+// never was good is refused ([WithBadRows]), and so is one with a rate of 0. All of that is told to the log, again every minute, and
 // to the hook, each time.
 package registry

@@ -9,7 +9,7 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
-// Otherwise says what happens to calls of a name that no good row decides about (WithUnknown, WithBadRows).
+// Otherwise says what happens to calls of a name that no good row decides about ([WithUnknown], [WithBadRows]).
 type Otherwise struct {
 	refuse bool
 	limit  *Limit
@@ -22,7 +22,7 @@ func Pass() Otherwise { return Otherwise{} }
 func Refuse() Otherwise { return Otherwise{refuse: true} }
 
 // Default gives each name a bucket of its own, by this limit; its Name is ignored. Of names without a row so many limiters are
-// kept as WithMaxUnknown says; the bucket of one that was dropped is in the store, and goes on when the name comes back. Any
+// kept as [WithMaxUnknown] says; the bucket of one that was dropped is in the store, and goes on when the name comes back. Any
 // string will do for a name: what is no UTF-8 in it counts as "?", and so does an empty one; what is beyond 512 bytes does not count.
 func Default(limit Limit) Otherwise { return Otherwise{limit: &limit} }
 
@@ -165,7 +165,7 @@ func WithBypassHook(f func(name string, by Decider, pass bool)) Option {
 }
 
 // WithLogger sets where changes, rejected rows and outages are logged, each once, and where the limiters log, unless
-// WithLimiterOptions says otherwise. Default slog.Default().
+// [WithLimiterOptions] says otherwise. Default slog.Default().
 func WithLogger(l *slog.Logger) Option {
 	return func(s *settings) error {
 		if l == nil {

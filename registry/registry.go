@@ -79,8 +79,8 @@ type entry struct {
 	asked    *tokenbucket.RateLimiter                // that was asked for its kind (renewShadows); whoever loads
 }
 
-// New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded (ErrNotLoaded), or waits
-// (WithWait).
+// New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded ([ErrNotLoaded]), or waits
+// ([WithWait]).
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
 	r := &Registry{slots: map[string]*slot{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
@@ -193,7 +193,7 @@ func (r *Registry) Close() {
 
 // Allow asks for one permit for a call of that name, and waits for it at most as long as the row's cache says. It is false
 // when there is none in time: the call is refused. While the switch is off, the row is disabled, or there is none and the
-// policy says so (WithUnknown), the call passes at once. A row with a concurrency needs Enter: Allow fails with ErrNeedsEnter.
+// policy says so ([WithUnknown]), the call passes at once. A row with a concurrency needs Enter: Allow fails with [ErrNeedsEnter].
 func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 	f, err := r.find(name)
 	if err == nil && f.bounded() {
@@ -216,7 +216,7 @@ func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
 }
 
 // Reserve is Allow for callers that wait by themselves, or may have to give the permit back: the reservation is OK if its
-// permit falls due within the row's cache. A row with a window or a concurrency needs Enter: Reserve fails with ErrNeedsEnter.
+// permit falls due within the row's cache. A row with a window or a concurrency needs Enter: Reserve fails with [ErrNeedsEnter].
 func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reservation, error) {
 	f, err := r.find(name)
 	if err == nil && f.bounded() {

@@ -11,7 +11,7 @@ import (
 
 // WithShadow decides about every call and lets it pass: no limit, bad row or unknown name refuses. The limiters are shadows
 // (tokenbucket.WithShadow), with buckets of their own; the observer hears what would have been refused, with Decision.Shadow, and the
-// hook of WithBypassHook what would have been without a bucket (ByShadow). It is told to the log, again every minute. Limit.Shadow
+// hook of [WithBypassHook] what would have been without a bucket (ByShadow). It is told to the log, again every minute. Limit.Shadow
 // is the same for one row.
 func WithShadow() Option {
 	return func(s *settings) error {

@@ -141,7 +141,7 @@ func (c *Limit) String() string {
 	return text + fmt.Sprintf(", cache %v", c.Cache) + c.boundsText() + c.flags()
 }
 
-// RowError tells which row was rejected, and why. Nothing of the row is in force: see WithBadRows.
+// RowError tells which row was rejected, and why. Nothing of the row is in force: see [WithBadRows].
 type RowError struct {
 	// Row names the row; Name is the bucket that it is for, if that could be read.
 	Row, Name string

@@ -37,10 +37,10 @@ const (
 	defaultSwitchTimeout  = time.Second
 )
 
-// PolledSwitch is one switch for a whole fleet, kept where all of it can read: NewRedisSwitch, sqlsource.NewSwitch, or
-// whatever NewPolledSwitch is given. Enabled is one atomic load.
+// PolledSwitch is one switch for a whole fleet, kept where all of it can read: [NewRedisSwitch], sqlsource.NewSwitch, or
+// whatever [NewPolledSwitch] is given. Enabled is one atomic load.
 //
-// It is read in the background. Reads begin 3/4 to 1 interval apart (WithSwitchInterval, default 1 s), at random, so that a
+// It is read in the background. Reads begin 3/4 to 1 interval apart ([WithSwitchInterval], default 1 s), at random, so that a
 // fleet does not read in step: a flip is seen within one interval plus a round trip. After a slow read the next one still
 // waits a quarter of an interval. When reads fail, what was last read stays, for as long as that lasts: see Age and Err.
 //
@@ -110,7 +110,7 @@ func WithSwitchInitial(on bool) SwitchOption {
 
 // WithSwitchHook sets what is told of outages: the error of the first read that fails, and nil when a read succeeds again;
 // nothing in between. It is called by the reading goroutine and must neither block nor call Close. Default: they are logged,
-// see WithSwitchLogger.
+// see [WithSwitchLogger].
 func WithSwitchHook(hook func(error)) SwitchOption {
 	return func(o *switchOptions) {
 		if hook == nil {
@@ -120,7 +120,7 @@ func WithSwitchHook(hook func(error)) SwitchOption {
 	}
 }
 
-// WithSwitchLogger sets where outages are logged, their beginning and their end, if there is no WithSwitchHook. Default
+// WithSwitchLogger sets where outages are logged, their beginning and their end, if there is no [WithSwitchHook]. Default
 // slog.Default().
 func WithSwitchLogger(l *slog.Logger) SwitchOption {
 	return func(o *switchOptions) {
@@ -217,7 +217,7 @@ func (s *PolledSwitch) Err() error {
 }
 
 // Set turns the switch of the whole fleet on or off. This process sees it at once, others when they next read. It returns when
-// ctx ends, even if the write does not heed that. After an error it is unknown whether it was written. A switch without WithSwitchWrite returns errors.ErrUnsupported.
+// ctx ends, even if the write does not heed that. After an error it is unknown whether it was written. A switch without [WithSwitchWrite] returns errors.ErrUnsupported.
 func (s *PolledSwitch) Set(ctx context.Context, on bool) error {
 	if s.options.write == nil {
 		return fmt.Errorf("registry: set switch: %w", errors.ErrUnsupported)

@@ -3,7 +3,7 @@ package semaphore
 import "context"
 
 // Backend keeps what a fleet shares of one semaphore, and is the one seam between waiting, which is this package's, and
-// where the state lives: NewRedis has one on Redis, the module postgres one on PostgreSQL. The package semaphoretest holds
+// where the state lives: [NewRedis] has one on Redis, the module postgres one on PostgreSQL. The package semaphoretest holds
 // the conformance suite that every one must pass.
 //
 // All times are microseconds of the backend's one clock since 1970; it is read once per batch. Ids are made by the caller,

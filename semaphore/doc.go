@@ -1,5 +1,5 @@
 // Package semaphore limits how many things run at once: calls to an upstream that breaks under parallel load, licences,
-// connections. NewMemory counts for one process, NewRedis for all of a fleet, as does the module postgres.
+// connections. [NewMemory] counts for one process, [NewRedis] for all of a fleet, as does the module postgres.
 //
 // In a fleet a permit is a lease by the server's clock. Its process renews it while it is held. If the process dies, the permit is free
 // again when the lease ends. A waiter whose process has been silent for a third of a lease, or a second if that is less, is not

@@ -14,7 +14,7 @@ func NewGroup(s *Semaphore) *Group { return &Group{s} }
 // the place is given back, by whatever process, or lost.
 func (g *Group) Add(ctx context.Context) (*Permit, error) { return g.s.Acquire(ctx, 1) }
 
-// Done gives a place back, of whatever process. It is ErrNotHeld if there is none of that id: it was given back before, has
+// Done gives a place back, of whatever process. It is [ErrNotHeld] if there is none of that id: it was given back before, has
 // expired, or is another semaphore's.
 func (g *Group) Done(ctx context.Context, id string) error {
 	if id == "" || len(id) > maxName {

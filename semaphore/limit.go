@@ -17,8 +17,8 @@ type limitChange struct {
 	change
 }
 
-// SetPermits sets how many permits there are, for the whole fleet: it is the next version (see WithVersion). More than that may be held
-// until enough are released; who waits for more than n fails with ErrTooMany, wherever it stands.
+// SetPermits sets how many permits there are, for the whole fleet: it is the next version (see [WithVersion]). More than that may be held
+// until enough are released; who waits for more than n fails with [ErrTooMany], wherever it stands.
 func (s *Semaphore) SetPermits(ctx context.Context, n int) error {
 	if n < 1 || int64(n) > maxPermits {
 		return s.bad("permits", n, "1 to 2^31")
@@ -27,7 +27,7 @@ func (s *Semaphore) SetPermits(ctx context.Context, n int) error {
 }
 
 // AddPermits changes how many permits there are, for the whole fleet, by delta, which may be negative, from the number that is in force
-// then: for those who adjust it step by step. It fails with ErrInvalid if it would be below 1 or above 2^31. On any other error it is
+// then: for those who adjust it step by step. It fails with [ErrInvalid] if it would be below 1 or above 2^31. On any other error it is
 // unknown whether it was done.
 func (s *Semaphore) AddPermits(ctx context.Context, delta int) error {
 	if int64(delta) > maxPermits || int64(delta) < -maxPermits {
@@ -40,7 +40,7 @@ func (s *Semaphore) AddPermits(ctx context.Context, delta int) error {
 }
 
 // ResetPermits undoes SetPermits and AddPermits, for the whole fleet: what is configured counts again. If this Semaphore has a version
-// (WithVersion) it sets the number that it was made with, as the next version. If not, each process has its own again.
+// ([WithVersion]) it sets the number that it was made with, as the next version. If not, each process has its own again.
 func (s *Semaphore) ResetPermits(ctx context.Context) error {
 	return s.engine.changePermits(ctx, change{set: OwnPermits})
 }

@@ -38,7 +38,7 @@ func WithLease(d time.Duration) Option {
 	return func(o *options) { o.lease, o.fixed = d, false }
 }
 
-// WithFixedLease is WithLease for work that must end: a permit is not renewed, and is lost (ErrExpired) when its time is over, whether
+// WithFixedLease is [WithLease] for work that must end: a permit is not renewed, and is lost ([ErrExpired]) when its time is over, whether
 // its process lives or not. With WithLease a goroutine that hangs holds its permit for as long as its process lives. As nothing is asked
 // about it meanwhile, its process does not hear that another one has released it by its id (Group.Done): its context ends with the lease.
 // Not in memory.
@@ -61,7 +61,7 @@ func WithTimeout(d time.Duration) Option {
 }
 
 // WithMaxWaiters bounds how many callers of a process may wait for the semaphore, or for the backend's answer, at a time.
-// A call beyond that gets ErrTooManyWaiters at once. At least 1, default 131,072.
+// A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) { o.waiters = n }
 }

@@ -61,7 +61,7 @@ func (p *Permit) Fence() int64 {
 	return p.fence
 }
 
-// Err is nil while the permit is held, and else why it is not: ErrReleased, ErrExpired, ErrLost, ErrClosed. It compares this process'
+// Err is nil while the permit is held, and else why it is not: [ErrReleased], [ErrExpired], [ErrLost], [ErrClosed]. It compares this process'
 // monotonic clock with the end of the lease: so it is never nil when somebody else may have been admitted, also in a process that
 // was stopped for longer than a lease and has just gone on. (The monotonic clock of some systems stands still while the machine sleeps.)
 func (p *Permit) Err() error {
@@ -71,7 +71,7 @@ func (p *Permit) Err() error {
 	return p.engine.check(p)
 }
 
-// Context ends when the permit is released (ErrReleased), or is lost (ErrExpired, ErrLost): a tenth of the lease before
+// Context ends when the permit is released ([ErrReleased]), or is lost ([ErrExpired], [ErrLost]): a tenth of the lease before
 // anybody else can be admitted in its place, by this process' monotonic clock. Give it to the work under the permit, and the
 // work stops in time. See context.Cause. Each call of its methods compares the clock, as Err does; one that is derived from it may be
 // told a moment later.
@@ -97,7 +97,7 @@ func (p *Permit) Context() context.Context {
 }
 
 // Release gives the permits back, to who waits for them first. It waits for the backend's answer as long as ctx lets it, at most the
-// timeout (WithTimeout); on an error the lease ends by itself. Releasing a permit that was lost says so (ErrExpired, ErrLost).
+// timeout ([WithTimeout]); on an error the lease ends by itself. Releasing a permit that was lost says so ([ErrExpired], [ErrLost]).
 // Releasing twice does nothing, and returns the same.
 func (p *Permit) Release(ctx context.Context) error {
 	if p == nil {

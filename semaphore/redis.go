@@ -25,7 +25,7 @@ type RedisClient interface {
 }
 
 // NewRedis returns a semaphore in Redis. All processes that use the same name share it. permits is in force for all of them if its
-// version is the newest (WithVersion). As long as no process has a version, permits counts for the process' own requests.
+// version is the newest ([WithVersion]). As long as no process has a version, permits counts for the process' own requests.
 //
 // Acquire and Release are one script each, of three commands while nobody waits. They travel together when many ask at once. Waiters are
 // told of their turn by Pub/Sub: while somebody waits, a process keeps one connection for it for each semaphore. A message that is lost is
@@ -38,7 +38,7 @@ type RedisClient interface {
 // too: the fencing number tells the resource.
 //
 // A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way, it asks Redis in its own
-// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout (WithTimeout).
+// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout ([WithTimeout]).
 //
 // Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, DEL, PUBLISH and PEXPIRE; they use
 // the library struct.

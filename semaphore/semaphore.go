@@ -32,8 +32,8 @@ var (
 	ErrCorrupt = errors.New("semaphore: corrupt state")
 )
 
-// Semaphore limits how many permits are held at once: by the goroutines of this process (NewMemory), or by all processes
-// of a fleet that use the same name (NewRedis). All methods may be called by many goroutines at once.
+// Semaphore limits how many permits are held at once: by the goroutines of this process ([NewMemory]), or by all processes
+// of a fleet that use the same name ([NewRedis]). All methods may be called by many goroutines at once.
 //
 // Permits of a fleet are leases: they last as long as their process renews them, which it does by itself at a third of the
 // lease, until they are released. A process that dies, or is stopped for longer, loses them. Whoever waits is served first
@@ -81,8 +81,8 @@ func (s *Semaphore) Acquire(ctx context.Context, n int) (*Permit, error) {
 	return s.acquire(ctx, n, -1)
 }
 
-// TryAcquire waits for n permits at most the timeout; 0 or less: not at all. It returns ErrRefused when there are none in
-// time. However short the timeout, it waits for the backend's first answer (see WithTimeout; a deadline of ctx ends
+// TryAcquire waits for n permits at most the timeout; 0 or less: not at all. It returns [ErrRefused] when there are none in
+// time. However short the timeout, it waits for the backend's first answer (see [WithTimeout]; a deadline of ctx ends
 // that, too): what is free is acquired.
 func (s *Semaphore) TryAcquire(ctx context.Context, n int, timeout time.Duration) (*Permit, error) {
 	return s.acquire(ctx, n, max(0, timeout))
@@ -115,7 +115,7 @@ func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) e
 // thousand are listed in parts, so whoever begins or ends meanwhile may be in the list or not.
 func (s *Semaphore) Holders(ctx context.Context) ([]Holder, error) { return s.engine.holders(ctx) }
 
-// Labelled returns the same semaphore, whose permits Holders shows with this label rather than that of the process (WithLabel): up
+// Labelled returns the same semaphore, whose permits Holders shows with this label rather than that of the process ([WithLabel]): up
 // to 200 bytes of UTF-8. It shares everything else, and costs nothing to make.
 func (s *Semaphore) Labelled(label string) *Semaphore {
 	labelled := *s
@@ -141,7 +141,7 @@ type Holder struct {
 // ErrClosed: the semaphore was closed.
 var ErrClosed = errors.New("semaphore: closed")
 
-// Close releases what this process still holds of the semaphore: the contexts end (ErrClosed), and whoever waits fails with
+// Close releases what this process still holds of the semaphore: the contexts end ([ErrClosed]), and whoever waits fails with
 // ErrClosed. It waits for the backend as long as ctx lets it. One in memory has nothing to close.
 func (s *Semaphore) Close(ctx context.Context) error {
 	if c, ok := s.engine.(*coordinator); ok {

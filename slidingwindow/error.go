@@ -28,7 +28,7 @@ var (
 	ErrOverflow = errors.New("slidingwindow: count overflows")
 )
 
-// InvalidError tells which value was refused. It is an ErrInvalid.
+// InvalidError tells which value was refused. It is an [ErrInvalid].
 type InvalidError struct {
 	// Limiter is the name of the limiter.
 	Limiter string
@@ -43,5 +43,5 @@ func (e *InvalidError) Error() string {
 	return fmt.Sprintf("%v: limiter %.80q: %s %v: want %s", ErrInvalid, e.Limiter, e.Field, e.Value, e.Want)
 }
 
-// Unwrap returns ErrInvalid.
+// Unwrap returns [ErrInvalid].
 func (e *InvalidError) Unwrap() error { return ErrInvalid }

@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// Limiter admits at most a number of permits in any window of time: in this process, or with WithRedis in all processes
+// Limiter admits at most a number of permits in any window of time: in this process, or with [WithRedis] in all processes
 // together that use the same name, window and prefix. A request is decided at once; only Wait and WaitN wait for permits. A permit that
 // was admitted counts until it is out of the window, unless it is given back (Take, Refund).
 //
@@ -28,7 +28,7 @@ func named(name string) *Limiter { return &Limiter{window: &window{name: name}} 
 
 // New returns a limiter of at most so many permits (1 to 2^31) in any window. The window is counted in sub-intervals of the
 // resolution: whole microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more
-// exact, and costs memory: see Exact and Approximate. Without WithRedis counts are this process' own; limiters of one name
+// exact, and costs memory: see Exact and Approximate. Without [WithRedis] counts are this process' own; limiters of one name
 // do not share them. A name is any string of 1 to 512 bytes.
 func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
 	l := named(name)
@@ -95,8 +95,8 @@ func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx
 // since it could never be allowed.
 //
 // With Redis, what is allowed has been counted there: one round trip, shared with the others of this process that ask
-// meanwhile. What is refused by what this process knows costs none. While Redis is away, see WithAway and WithShare. It
-// returns when ctx ends, even if Redis hangs; permits may have been counted then. See WithRedis for when it notices a cancellation.
+// meanwhile. What is refused by what this process knows costs none. While Redis is away, see [WithAway] and [WithShare]. It
+// returns when ctx ends, even if Redis hangs; permits may have been counted then. See [WithRedis] for when it notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
 	if l.observer == nil && ctx.Err() == nil && n >= 1 && int64(n) <= l.limit.Load() && l.isFull() {
 		return false, nil // decide does the same, at twice the price
@@ -160,7 +160,7 @@ func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
 }
 
 // Remaining is how many permits could be admitted now. With Redis it asks, once in a sub-interval, and goes by what this
-// process knows in between; while Redis is away it is what this process may still admit by itself (WithShare), or an ErrAway.
+// process knows in between; while Redis is away it is what this process may still admit by itself ([WithShare]), or an [ErrAway].
 func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
@@ -211,9 +211,9 @@ func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
 //
 // The limit is part of the state in Redis, which lives for a window and about a minute after the last call that was allowed. When it is
 // gone, each process that has heard of the limit brings it back with its next round trip. If none has, the limits of New hold again:
-// to change them for good, change them there, with a newer version (WithVersion).
+// to change them for good, change them there, with a newer version ([WithVersion]).
 //
-// Without Redis it changes this limiter alone, at once. An ErrAway: Redis could not be asked, and the limit may have been set.
+// Without Redis it changes this limiter alone, at once. An [ErrAway]: Redis could not be asked, and the limit may have been set.
 func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 	if err := l.checkLimit(n); err != nil {
 		return err
@@ -272,7 +272,7 @@ func (l *Limiter) key() string {
 // Limit is the limit in force.
 func (l *Limiter) Limit() int { return int(l.limit.Load()) }
 
-// Name of the limiter; the number of one made with NewKey.
+// Name of the limiter; the number of one made with [NewKey].
 func (l *Limiter) Name() string { return l.name }
 
 // Window is the length of the window.

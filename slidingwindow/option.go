@@ -75,7 +75,7 @@ func WithMode(m Mode) Option { return func(o *options) { o.mode = m } }
 // itself. Redis 6 or later; the script uses GET, SET and TIME.
 //
 // A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way, it asks Redis in its own
-// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout (WithTimeout).
+// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout ([WithTimeout]).
 func WithRedis(c RedisClient) Option { return func(o *options) { o.client, o.given = c, true } }
 
 // WithKeyPrefix sets what the key in Redis begins with, up to 512 bytes without braces. Default "slidingwindow:".
@@ -86,15 +86,15 @@ func WithKeyPrefix(p string) Option { return func(o *options) { o.prefix = p } }
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithMaxWaiters bounds how many callers of a process may wait for Redis at a time, besides those of the batch under way (up to
-// 1024), and how many may Wait for permits. A call beyond that gets ErrTooManyWaiters at once. At least 1, default 131,072.
+// 1024), and how many may Wait for permits. A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option { return func(o *options) { o.waiters = n } }
 
-// WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See WithShare for something in between.
+// WithAway sets what happens while Redis is away: Refuse, the default, or Pass. See [WithShare] for something in between.
 //
-// Away means that it cannot be reached, does not answer in time (WithTimeout), or says that it cannot serve now: it is loading, a
+// Away means that it cannot be reached, does not answer in time ([WithTimeout]), or says that it cannot serve now: it is loading, a
 // replica, full, or its cluster is down. What somebody must repair is never taken for that, and is an error whatever is set
-// here: ErrUnusable (NOAUTH, WRONGPASS, NOPERM, MOVED, a script that fails, a certificate, an address, a closed client),
-// ErrCorrupt and ErrOverflow.
+// here: [ErrUnusable] (NOAUTH, WRONGPASS, NOPERM, MOVED, a script that fails, a certificate, an address, a closed client),
+// [ErrCorrupt] and [ErrOverflow].
 func WithAway(a Away) Option { return func(o *options) { o.away = a } }
 
 // WithShare lets each process go on by itself while Redis is away. It then admits up to n permits in any window, or the limit if that is
@@ -115,7 +115,7 @@ func WithHook(f func(err error)) Option { return func(o *options) { o.hook = f }
 func WithVersion(v int64) Option { return func(o *options) { o.version = v } }
 
 // WithClock sets the clock of a limiter without Redis, and of those who Wait. With Redis it is only used to tell how old an answer is,
-// unless WithLocalTime: only differences count, and if it is set back Redis is asked anew. Default: the system's monotonic clock; so
+// unless [WithLocalTime]: only differences count, and if it is set back Redis is asked anew. Default: the system's monotonic clock; so
 // is clockwork's real clock.
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
@@ -128,7 +128,7 @@ func WithClock(c clockwork.Clock) Option {
 
 // WithLocalTime decides by the limiter's clock instead of the Redis server's: for tests. In production the clocks of processes
 // differ. Time never goes back for the state. If a process's clock is up to 2 s behind the latest time seen, time stands still for it. If
-// it is further behind, its calls fail with ErrClock, whatever WithAway says. If it is ahead, the state's time goes ahead with it.
+// it is further behind, its calls fail with [ErrClock], whatever [WithAway] says. If it is ahead, the state's time goes ahead with it.
 func WithLocalTime() Option { return func(o *options) { o.local = true } }
 
 // noClock stands for a nil one.

@@ -28,7 +28,7 @@ type receipt struct {
 }
 
 // Take is AllowN that tells more, and whose permits can be given back (Refund). Like AllowN it never waits for permits. While Redis is away
-// Remaining is of this process's share (WithShare), or 0.
+// Remaining is of this process's share ([WithShare]), or 0.
 func (l *Limiter) Take(ctx context.Context, n int) (Result, error) {
 	v, err := l.observed(ctx, n, l.decide)
 	if err != nil {
@@ -56,7 +56,7 @@ func (l *Limiter) Take(ctx context.Context, n int) (Result, error) {
 // first they are given back nevertheless. Other processes notice with their next answer, at the latest for a request in the next
 // sub-interval.
 //
-// An ErrInvalid: n is below 1 or more than is left of the Result, or the Result is another limiter's, or was refused.
+// An [ErrInvalid]: n is below 1 or more than is left of the Result, or the Result is another limiter's, or was refused.
 func (l *Limiter) Refund(ctx context.Context, r Result, n int) error {
 	p := r.receipt
 	if p == nil || p.limiter != l {

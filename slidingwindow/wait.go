@@ -49,7 +49,7 @@ const minLook = time.Millisecond
 func (l *Limiter) Wait(ctx context.Context) error { return l.WaitN(ctx, 1) }
 
 // WaitN returns when n permits were admitted, all of them at once, or an error: that of ctx, when it ends first, or one that AllowN
-// returns. While Redis is away it is what WithAway or WithShare says; it does not wait for Redis.
+// returns. While Redis is away it is what [WithAway] or [WithShare] says; it does not wait for Redis.
 //
 // Those of a process who wait are served first come, first served: who wants many permits is not overtaken, and holds up those behind.
 // AllowN and Take do not stand in the line, and may take what was freed. Among processes there is no order. A waiter asks again

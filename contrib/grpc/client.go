@@ -14,7 +14,7 @@ import (
 // UnaryClient is a grpc.UnaryClientInterceptor: each call takes a permit before it leaves.
 //
 // When the upstream answers ResourceExhausted or Unavailable with a RetryInfo, the key is penalized before the call
-// returns (WithMaxPenalty). A permit that was due is used, whether or not the call then finds a connection. A call that is
+// returns ([WithMaxPenalty]). A permit that was due is used, whether or not the call then finds a connection. A call that is
 // given up before that gives its permit back.
 //
 // What a gate holds for a call (Entrance) goes back when the call has returned.

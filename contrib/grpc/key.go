@@ -19,7 +19,7 @@ func ByMethod(_ context.Context, fullMethod string) string { return fullMethod }
 
 // ByMetadata is for servers. It keys by a value that the caller sent, the first if there are several; calls without it
 // share the key "". Who can choose the value can choose a fresh bucket: check it first, or use a gate that knows its keys.
-// It is nil, which WithKey refuses, unless the name is one of gRPC metadata: letters, digits and "-_.".
+// It is nil, which [WithKey] refuses, unless the name is one of gRPC metadata: letters, digits and "-_.".
 func ByMetadata(name string) KeyFunc { return byMetadata(name, metadata.FromIncomingContext) }
 
 // ByOutgoingMetadata is for clients: ByMetadata, by what they are about to send.
@@ -54,7 +54,7 @@ func ByPeer(ctx context.Context, _ string) string {
 }
 
 // Join keys by several things at once: the parts with "|" between them; a "|" or a "\" in a part gets a "\" before it, so
-// that different parts never make one key. It is nil, which WithKey refuses, without parts or if a part is nil.
+// that different parts never make one key. It is nil, which [WithKey] refuses, without parts or if a part is nil.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 || slices.ContainsFunc(parts, func(f KeyFunc) bool { return f == nil }) {
 		return nil

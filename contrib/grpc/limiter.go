@@ -91,7 +91,7 @@ func WithSkip(skip func(ctx context.Context, fullMethod string) bool) Option {
 	}
 }
 
-// WithOnError sets what a failing gate means for the call: err is an *Error that matches ErrGate. If the function returns
+// WithOnError sets what a failing gate means for the call: err is an *Error that matches [ErrGate]. If the function returns
 // nil, the call passes without a permit; otherwise it ends with what was returned. It is not asked about refusals, nor when
 // the call's context has ended. It must be safe for concurrent use. Default: err itself, whose status is Unavailable. For a
 // store that is away prefer tokenbucket.WithFailurePolicy: this is asked about wrong passwords and corrupt states, too.

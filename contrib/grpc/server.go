@@ -35,7 +35,7 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 	return handler(ctx, req)
 }
 
-// StreamServer is a grpc.StreamServerInterceptor: each stream takes a permit before it is handled; WithMessages makes it
+// StreamServer is a grpc.StreamServerInterceptor: each stream takes a permit before it is handled; [WithMessages] makes it
 // one for each message received. All else is as with UnaryServer.
 func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	c, err := l.begin(stream.Context(), info.FullMethod)

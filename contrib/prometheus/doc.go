@@ -5,6 +5,6 @@
 //	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithStore(store), tokenbucket.WithObserver(observer))
 //
 // Times are in seconds. A series appears with the first thing that it counts. Those of the store begin at 0, so that an
-// alert sees the first error. The number of buckets that have series of their own is bounded (WithMaxBuckets); the rest
+// alert sees the first error. The number of buckets that have series of their own is bounded ([WithMaxBuckets]); the rest
 // share one label value.
 package prometheus

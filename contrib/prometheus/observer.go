@@ -71,7 +71,7 @@ func WithWaitBounds(seconds ...float64) Option {
 
 // New registers the collectors and returns an observer that feeds them; one observer may serve any number of limiters.
 //
-// A second New with the same registerer shares the collectors of the first, WithBuckets being its own; it must have the
+// A second New with the same registerer shares the collectors of the first, [WithBuckets] being its own; it must have the
 // same bound and the same wait bounds. Processes with several stores tell them apart by a registerer each:
 // prometheus.WrapRegistererWith(prometheus.Labels{"store": "eu"}, registerer).
 //

@@ -17,7 +17,7 @@ import (
 
 const defaultAuditTable = "t_ratelimite_audit"
 
-// WithAuditTable sets the name of an Editor's audit table. Default "t_ratelimite_audit". What names may be: see WithTable.
+// WithAuditTable sets the name of an Editor's audit table. Default "t_ratelimite_audit". What names may be: see [WithTable].
 func WithAuditTable(name string) Option {
 	return func(o *options) {
 		t, err := o.dialect.parseTable(name)

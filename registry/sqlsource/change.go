@@ -104,7 +104,7 @@ var (
 	ErrNoAudit = errors.New("sqlsource: no audit table (CreateAuditTable makes it)")
 )
 
-// ConflictError tells that somebody else was faster. Nothing was written. It matches ErrConflict.
+// ConflictError tells that somebody else was faster. Nothing was written. It matches [ErrConflict].
 type ConflictError struct {
 	Name string
 	// Now is what is there now; nil: nothing.
@@ -118,7 +118,7 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("%v: %.80q: row %.80s says something else now", ErrConflict, e.Name, e.Now.ID)
 }
 
-// Unwrap returns ErrConflict.
+// Unwrap returns [ErrConflict].
 func (e *ConflictError) Unwrap() error { return ErrConflict }
 
 // ColumnError tells that a column cannot be changed. Nothing was written.

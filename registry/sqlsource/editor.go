@@ -60,7 +60,7 @@ var furtherColumns = []string{shadowColumn, "window", "window_limit", "concurren
 // Columns are the names of the table's columns.
 func (e *Editor) Columns() Columns { return e.options.columns }
 
-// Get returns the row of a name; of several the one that is in force. ErrNoRow if there is none.
+// Get returns the row of a name; of several the one that is in force. [ErrNoRow] if there is none.
 func (e *Editor) Get(ctx context.Context, name string) (Row, error) {
 	s := &session{Editor: e, q: e.db}
 	if err := s.prepare(ctx); err != nil {

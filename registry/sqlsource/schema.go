@@ -12,7 +12,7 @@ import (
 var schemas embed.FS
 
 // Schema returns the statements that make the table, as CreateTable executes them: with the default names the text of the
-// package's file of the dialect. Optional columns are in it if WithColumns names them. Statements are apart by a blank line.
+// package's file of the dialect. Optional columns are in it if [WithColumns] names them. Statements are apart by a blank line.
 func Schema(dialect Dialect, opts ...Option) (string, error) {
 	o, err := newOptions(dialect, opts)
 	if err != nil {

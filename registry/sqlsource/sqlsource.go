@@ -150,7 +150,7 @@ func WithTable(name string) Option {
 	}
 }
 
-// WithColumns sets the names of columns; empty ones stay as they are. What names may be: see WithTable.
+// WithColumns sets the names of columns; empty ones stay as they are. What names may be: see [WithTable].
 func WithColumns(c Columns) Option {
 	return func(o *options) {
 		known := o.columns.fields()
@@ -176,7 +176,7 @@ func WithQuota(jitter time.Duration) Option {
 	}
 }
 
-// WithJitter sets the jitter of rows that say themselves that they are quotas, where the others are not: see WithQuota.
+// WithJitter sets the jitter of rows that say themselves that they are quotas, where the others are not: see [WithQuota].
 // Default 0.
 func WithJitter(jitter time.Duration) Option {
 	return func(o *options) {

@@ -17,7 +17,7 @@ const (
 	defaultSwitchName  = "global"
 )
 
-// SwitchOption configures NewSwitch. An option with a bad value makes it fail.
+// SwitchOption configures [NewSwitch]. An option with a bad value makes it fail.
 type SwitchOption func(*switchOptions)
 
 type switchOptions struct {
@@ -28,7 +28,7 @@ type switchOptions struct {
 	err     error
 }
 
-// WithSwitchTable sets the table's name. Default "t_ratelimite_switch". What names may be: see WithTable.
+// WithSwitchTable sets the table's name. Default "t_ratelimite_switch". What names may be: see [WithTable].
 func WithSwitchTable(name string) SwitchOption {
 	return func(o *switchOptions) {
 		t, err := o.dialect.parseTable(name)
@@ -72,7 +72,7 @@ func newSwitchOptions(d Dialect, opts []SwitchOption) (*switchOptions, error) {
 	return o, o.err
 }
 
-// SwitchSchema returns the statement that makes the table of NewSwitch.
+// SwitchSchema returns the statement that makes the table of [NewSwitch].
 func SwitchSchema(dialect Dialect, opts ...SwitchOption) (string, error) {
 	o, err := newSwitchOptions(dialect, opts)
 	if err != nil {
@@ -89,7 +89,7 @@ func (o *switchOptions) schema() (string, error) {
 	return strings.NewReplacer(renameTable(o.dialect, defaultSwitchTable, o.table)...).Replace(string(text)), nil
 }
 
-// CreateSwitchTable makes the table of NewSwitch where there is none. It may be called by many processes at once.
+// CreateSwitchTable makes the table of [NewSwitch] where there is none. It may be called by many processes at once.
 func CreateSwitchTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ...SwitchOption) error {
 	o, err := newSwitchOptions(dialect, opts)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // Undo changes back what an entry changed, and is an entry of its own. It fails with a *ConflictError if one of the columns was changed
-// since, and with ErrUndone if the entry was undone before. What was removed is added again, with all of its columns. An undo
+// since, and with [ErrUndone] if the entry was undone before. What was removed is added again, with all of its columns. An undo
 // can be undone.
 func (e *Editor) Undo(ctx context.Context, id int64, who, why string) (AuditEntry, error) {
 	if err := reasons("undo", who, why); err != nil {
@@ -70,7 +70,7 @@ func (s *session) back(a *AuditEntry, who, why string) *plan {
 	return p
 }
 
-// SetSwitch turns the switch of NewSwitch with these options, for the whole fleet. If its table has a column changedBy, that is who.
+// SetSwitch turns the switch of [NewSwitch] with these options, for the whole fleet. If its table has a column changedBy, that is who.
 func (e *Editor) SetSwitch(ctx context.Context, on bool, who, why string, opts ...SwitchOption) (AuditEntry, error) {
 	o, err := newSwitchOptions(e.options.dialect, opts)
 	if err != nil {
