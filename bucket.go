@@ -372,9 +372,8 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 	return q, l.wait(ctx, q)
 }
 
-// Close gives back what this process has leased of the bucket ([WithLease]), and waits for the store's answer as long as the context and
-// the store's timeout let it. A limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice
-// does nothing. Other limiters of the bucket may lease again.
+// Close gives back what the limiter has leased ([WithLease]), and waits for the store's answer as long as the context and the store's
+// timeout let it. A limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
 	l.closed.Store(true)
 	last, coming := l.coordinator.closeLeases()

@@ -235,8 +235,8 @@ const forgeryHeader = "X-Csrf-Token"
 
 const forged = "This page is out of date, or the request did not come from it: load it again."
 
-// forgery is what a page of who may write sends with each change. It counts for this person, today and tomorrow, at each console with the
-// same key. It does not follow from anybody's token: who sees a page cannot try tokens by it.
+// forgery is the token against forged requests: a page of somebody who may write sends it with each change. It counts for this person,
+// today and tomorrow, at each console with the same key. It does not follow from anybody's token: who sees a page cannot try tokens by it.
 func (g *gate) forgery(name string, day int64) string {
 	m := hmac.New(sha256.New, g.Key)
 	fmt.Fprintf(m, "tokenbucket console\n%d\n%s", day, name)

@@ -244,8 +244,8 @@ func TestOutageIsTold(t *testing.T) {
 	})
 }
 
-// That an instance was killed is said within five seconds, whenever between two beats it was; and one whose beats are as late as they may be
-// is not named.
+// An instance that was killed is named within five seconds, at whatever time between two beats it was killed. One whose beats are as late as
+// they may be is not named.
 func TestSilenceIsToldInTime(t *testing.T) {
 	for after := time.Duration(0); after < 2*time.Second; after += 100 * time.Millisecond {
 		synctest.Test(t, func(t *testing.T) {

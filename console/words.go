@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// overdue is after how long an instance is named that has not told of itself: it has missed a beat, which come 2.2 s apart at most.
+	// overdue is how long an instance may be silent before it is named: it has then missed a beat, which come 2.2 s apart at most.
 	// With a console's own beat of 2 s, somebody who looks knows within 5 s that an instance was killed.
 	overdue = 2900 * time.Millisecond
 	// mostNamed bounds a list of what is wrong.

@@ -165,7 +165,7 @@ func (r *Registry) start() error {
 	}
 }
 
-// over tells whether the time of a context is, or is about to be: what fails then may have failed for that, whatever it says.
+// over tells whether a context has ended or is about to. What fails then may have failed because of that, whatever the error says.
 func over(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(end)

@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// dice are random numbers that many goroutines throw.
+// dice are random numbers for many goroutines.
 type dice struct {
 	mu   sync.Mutex
 	rand *rand.Rand
@@ -105,7 +105,7 @@ func (u *unsteady) Listen(ctx context.Context, process string, ready func(), wak
 	})
 }
 
-// Whatever goes wrong, never more is held than there is; nobody waits for ever; and in the end all is free.
+// Whatever goes wrong, no more is held than there is, nobody waits for ever, and all is free in the end.
 func TestAnythingGoesWrong(t *testing.T) {
 	for seed := range uint64(3) {
 		inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) { anythingGoesWrong(t, place, seed) })

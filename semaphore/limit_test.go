@@ -151,8 +151,8 @@ func TestNewerVersionDismisses(t *testing.T) {
 	})
 }
 
-// What a waiter costs the others whose process has died: three and a half heartbeats, if it was silent for one when its turn came; else a
-// lease and that heartbeat.
+// A waiter whose process has died keeps the others waiting for three and a half heartbeats if the process was silent for one when its turn
+// came; else for a lease and that heartbeat.
 func TestDeadWaiter(t *testing.T) {
 	const lease, heartbeat = 10 * time.Second, time.Second
 	for _, c := range []struct {

@@ -154,7 +154,7 @@ func (w *watch) report(ctx context.Context, m *Meter, limits *registry.Registry,
 	}
 }
 
-// limit fills in one. held is for how long yet, of a row without a rate.
+// limit fills in one limit. held is how long a row without a rate is still held back.
 func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbucket.RateLimiter, held time.Duration, to *Report) {
 	l := Limit{Name: row.Name, Decider: DeciderOf(row).String(), Config: ConfigOf(row), Bucket: w.seen[row.Name].Bucket}
 	switch {

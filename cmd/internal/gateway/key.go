@@ -116,7 +116,7 @@ func (k *keyMaker) of(c *config, r *http.Request, match matcher) string {
 	return strings.Join(values, "|")
 }
 
-// partOf is what a row says of a part of a key: with a * at its end if only how that begins, and "" if nothing. all: it names the whole part.
+// partOf is what a row says of a part of a key; with a * at its end, only how the part begins; "": nothing. all: it names the whole part.
 func partOf(row string, i int) (says string, all bool) {
 	for ; i > 0; i-- {
 		end := endOfPart(row)

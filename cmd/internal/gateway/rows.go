@@ -99,7 +99,7 @@ func (k *checker) neverPart(i int, part string, begins bool) string {
 	return ""
 }
 
-// neverClient tells why no client is that, or begins with it.
+// neverClient tells why no client's address is this part of a row's name, or begins with it; "": one may.
 func neverClient(part string, begins bool) string {
 	addr, err := netip.ParseAddr(part)
 	switch {
@@ -113,7 +113,7 @@ func neverClient(part string, begins bool) string {
 	return ""
 }
 
-// neverPath tells why no path is that, or begins with it.
+// neverPath tells why no path is this, or begins with it; "": one may.
 func (k *checker) neverPath(path string, begins bool) string {
 	whole := path
 	if begins {

@@ -63,7 +63,7 @@ func TestPenaltiesOfManyKeys(t *testing.T) {
 	}
 }
 
-// A row without a rate is held back, too, and that is told, counted and in the metrics. Of one that has been reset they do not say so any more.
+// A row without a rate is held back, too. That is told, counted and shown in the metrics, which show it no more after a reset.
 func TestPenaltiesAreTold(t *testing.T) {
 	var text bytes.Buffer
 	m, err := newMetrics()
