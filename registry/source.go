@@ -49,11 +49,11 @@ type Limit struct {
 	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99: 0.5 is half a second, 0 is not at all. It
 	// is the table's word for what a limiter calls its longest wait (tokenbucket.WithMaxWait).
 	Cache float64
-	// Window: at most WindowLimit calls begin in any window of this length, whole milliseconds up to 90 days, in which they are counted
+	// Window: at most WindowLimit calls may begin in any window of this length, whole milliseconds up to 90 days, in which they are counted
 	// in hundredths (package slidingwindow). 0: there is none.
 	Window      time.Duration
 	WindowLimit int
-	// Concurrent: at most so many calls are under way at once (package semaphore). 0: any number.
+	// Concurrent is how many calls may be under way at once (package semaphore). 0: any number.
 	//
 	// A row with a window or a concurrency needs a place where it is counted (WithWindows, WithSemaphores), and all that it names must
 	// agree for a call to pass: see Registry.Enter.

@@ -26,7 +26,7 @@ type Limiter struct {
 
 func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
-// New returns a limiter of at most so many permits (1 to 2^31) in any window. The window is counted in sub-intervals of the
+// New returns a limiter of at most limit permits (1 to 2^31) in any window. The window is counted in sub-intervals of the
 // resolution: whole microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more
 // exact, and costs memory: see Exact and Approximate. Without [WithRedis] counts are this process' own; limiters of one name
 // do not share them. A name is any string of 1 to 512 bytes.

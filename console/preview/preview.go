@@ -18,7 +18,7 @@ type Limit struct {
 	ColdFactor float64
 	// MaxWait is how long a call may wait.
 	MaxWait time.Duration
-	// Window and WindowLimit: at most so many calls in any such window. 0: no window.
+	// WindowLimit is how many calls may begin in any Window. 0: no window.
 	Window      time.Duration
 	WindowLimit int
 	// Concurrent is how many calls may run at once; 0: any number.

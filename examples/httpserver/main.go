@@ -1,9 +1,9 @@
-// Command httpserver is an example: an HTTP server that answers each URL path at most so often in any window of time.
+// Command httpserver is an example: an HTTP server that limits the calls of each URL path in any window of time.
 //
 //	go run ./examples/httpserver --limit 3 --window 10s
 //	for i in 1 2 3 4; do curl -i http://127.0.0.1:8080/hello; done
 //
-// The fourth call is answered with 429 and the time after which another is worth it; other paths have limits of their own.
+// The fourth call is answered with 429, and told when to try again; other paths have limits of their own.
 // With --redis, start several, and they count together.
 package main
 
