@@ -58,8 +58,8 @@ func (l *RateLimiter) heardLately() bool {
 }
 
 // longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request
-// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force. Of a limiter
-// that warms up it tells only that a cold bucket could not (see certain).
+// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force. If the
+// limiter warms up, it tells only that a cold bucket could not (see certain).
 func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, never error) {
 	maxWait = min(max(0, timeout.Microseconds()), maxExact)
 	s := l.effective()

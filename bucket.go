@@ -332,7 +332,7 @@ const maxPenalty = time.Hour
 // Penalize holds the bucket back for the whole fleet: nothing falls due before d from now has passed by the store's clock.
 // It is for an upstream that asks for it (429 with Retry-After). All who wait already, in any process, wait that much longer, and
 // permits saved up are dropped. Other processes hear of it with their next answer: within half a second, while somebody waits there.
-// Calls that they let go before that have gone. Of several penalties the one that ends last counts. d is above 0 and at most an hour;
+// Calls that they let go before that have gone. If there are several, the one that ends last counts. d is above 0 and at most an hour;
 // [RateLimiter.Reset] ends the penalty at once. While the switch is off ([WithSwitch]) it does nothing.
 func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {

@@ -21,8 +21,8 @@ var (
 	// timeout. Such a request would be refused for ever, so it is an error. Nothing was taken. It comes in a [*WaitError], whose Wait
 	// is the shortest timeout that would do. Only [RateLimiter.TryAcquire], [RateLimiter.Try] and [RateLimiter.TryReserve] return it.
 	// Two examples: a bucket that saves nothing up is asked with a timeout of 0; more permits are asked for than the bucket can hold,
-	// and the timeout is too short for the rest. Of a limiter that warms up ([PayNow]) it tells only of a cold bucket, and the bucket was
-	// cold: a warm one may grant the request.
+	// and the timeout is too short for the rest. If a limiter warms up ([PayNow]), the bucket was cold, and it tells
+	// only of a cold one: a warm bucket may grant the request.
 	ErrNeverGranted = errors.New("tokenbucket: can never be granted")
 	// ErrLockNotObtained: the bucket's lock was held by others for longer than the caller or the store would wait.
 	ErrLockNotObtained = errors.New("tokenbucket: lock not obtained")

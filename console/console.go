@@ -23,7 +23,7 @@ type Config struct {
 	// Editor changes rows; nil: none can be changed.
 	Editor Editor
 	// Penalize holds a bucket back, Reset forgets its state, and Turn turns the switch, for the whole fleet. Nil: the pages do not
-	// offer it. Of the first two the Editor's audit is told; Turn sees to that itself (sqlsource.Editor.SetSwitch, or Act). Its error is an
+	// offer it. The Editor's audit is told of the first two; Turn sees to that itself (sqlsource.Editor.SetSwitch, or Act). Its error is an
 	// ErrNotAudited if the switch was turned all the same.
 	Penalize func(ctx context.Context, name string, d time.Duration) error
 	Reset    func(ctx context.Context, name string) error

@@ -30,8 +30,8 @@ import (
 //
 // The policy is q requests in w seconds: w is the time in which the bucket fills, in whole seconds, and long enough for one
 // permit; q is what the rate yields in that, rounded down. So q/w is never above the rate, and below it where it is no
-// whole number: 2.5/s is q=2;w=1, and one permit in ten seconds q=1;w=10. Of what remains, r permits could be used at once,
-// and the bucket is full again in t seconds, rounded up, at least 1. Of a refusal r is 0 and t is Retry-After. They are
+// whole number: 2.5/s is q=2;w=1, and one permit in ten seconds q=1;w=10. r permits could be used at once now,
+// and the bucket is full again in t seconds, rounded up, at least 1. With a refusal r is 0 and t is Retry-After. They are
 // hints: other clients may share the bucket.
 func NewMiddleware(gate Gate, opts ...MiddlewareOption) (func(http.Handler) http.Handler, error) {
 	m := &middleware{settings{key: ByPath, policy: `"default"`, refuse: http.HandlerFunc(tooMany)}}

@@ -70,7 +70,7 @@ func WithBase(base http.RoundTripper) TransportOption {
 }
 
 // WithRefusalResponse makes a refusal a response that was not sent by anybody, status 429 with Retry-After, instead of an
-// error. Of several Transports that wrap one another only the outermost should do so: one further out would take the
+// error. If several Transports wrap one another, only the outermost should do so: one further out would take the
 // response for the upstream's.
 func WithRefusalResponse() TransportOption {
 	return forTransport(func(s *settings) { s.respond = true })

@@ -100,7 +100,7 @@ func NewSemaphore(pool *pgxpool.Pool, name string, permits int, opts ...semaphor
 }
 
 // Semaphore returns a semaphore that all processes share which use the same name and schema. permits applies as long as
-// nobody has called SetPermits, to each process' own requests. Of the options, those of Redis are ignored. New ones are cheap.
+// nobody has called SetPermits, to each process' own requests. Options that are for Redis do nothing. New ones are cheap.
 func (s *Store) Semaphore(name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
 	return semaphore.New(&backend{store: s, name: name}, name, permits, opts...)
 }

@@ -7,7 +7,7 @@ type book struct {
 }
 
 // entryOf returns what decides about a name: the row of that name, or of those that hold for it the one that says most of it; nil
-// if there is none. Of a row for each key it is that of the key.
+// if there is none. If the row is for each key, it is the entry of the key.
 func (r *Registry) entryOf(name string) *entry {
 	b := r.limits.Load()
 	e := b.rows[name]
@@ -20,7 +20,7 @@ func (r *Registry) entryOf(name string) *entry {
 }
 
 // Match returns the name of the row that decides about the calls of a name, good or bad. exact: it names all of it, or all of its
-// first parts ([WithParts]), without a * at its end. Of a bucket that a row has for one key, it is the row's name.
+// first parts ([WithParts]), without a * at its end. A bucket that a row has for one key has the row's name here.
 func (r *Registry) Match(name string) (row string, exact, ok bool) {
 	b := r.limits.Load()
 	if b == nil {

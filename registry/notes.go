@@ -44,8 +44,7 @@ func (n *notes) age() time.Duration {
 // again is how often a trouble is told that lasts.
 const again = time.Minute
 
-// loaded keeps the figures of a load. Of the bad rows it returns those that were not told, and whether
-// other rows are in shadow than before.
+// loaded keeps the figures of a load. It returns the bad rows that were not told, and whether other rows are in shadow than before.
 func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh []RowError) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -118,7 +118,7 @@ func WithAllowEmpty() Option {
 
 // WithParts says that names are made of parts, as httplimit.Join makes them: a | is between two, and one that belongs to a part has a
 // \ before it, as a \ has. A row then holds for all names whose first parts it names: /a for /a|x and /a|y, and so does /a|x* for
-// /a|xyz. Of several the longest counts. All names have buckets of their own, also those that are too long or no UTF-8.
+// /a|xyz. If several do, the longest counts. All names have buckets of their own, also those that are too long or no UTF-8.
 func WithParts() Option {
 	return func(s *settings) error {
 		s.parts = true

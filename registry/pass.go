@@ -32,7 +32,7 @@ type Admission struct {
 }
 
 // Leave tells that the call has ended: its place is another's. It returns when that is done, or in a moment if the backend takes
-// longer. Of a refusal, and the second time, it does nothing.
+// longer. After a refusal, and the second time, it does nothing.
 func (p *Admission) Leave() {
 	if p.place != nil {
 		p.place.leave()

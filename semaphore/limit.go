@@ -56,7 +56,7 @@ type Stats struct {
 	Waiting int
 }
 
-// Stats tells how the semaphore is used now. Of a fleet it asks the backend, and changes nothing there.
+// Stats tells how the semaphore is used now. Unless it is in memory, it asks the backend, and changes nothing there.
 func (s *Semaphore) Stats(ctx context.Context) (Stats, error) { return s.engine.stats(ctx) }
 
 // Permits is the number in force for this process, as far as it has heard: it asks nobody.

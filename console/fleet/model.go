@@ -32,8 +32,8 @@ const (
 	Minute = time.Minute
 )
 
-// Counters are what calls came to. An upstream has got Through of them. Of a limit in shadow the calls that
-// would have been refused are WouldRefuse, and not among Refused.
+// Counters are what calls came to. An upstream has got Through of them. Calls that a limit in shadow would have refused are WouldRefuse,
+// and not among Refused.
 type Counters struct {
 	// Granted by the bucket, by a lease or by the failure policy. Waited of them had to wait, WaitSum together.
 	Granted int64

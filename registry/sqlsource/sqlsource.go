@@ -256,9 +256,9 @@ func (o *options) selected(missing ...string) []string {
 // table is no error, but a missing one is, and a result that breaks off. It returns when ctx ends, even if the driver does
 // not heed that; the next query then begins when the driver has given up this one.
 //
-// Of rows with one name the one with the newest time of modification stays, of equal times the one with the larger primary
-// key, and the others are rejected. A row that is rejected for what it says does not take part in that. Of a row with
-// status 0 nothing matters but name and time.
+// If rows have one name, the one with the newest time of modification stays; if times are equal, the one with the larger primary
+// key. The others are rejected. A row that is rejected for what it says does not take part in that. If the status of a row is 0,
+// nothing matters but name and time.
 func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	select {
 	case s.turn <- struct{}{}:

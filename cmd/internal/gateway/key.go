@@ -130,8 +130,8 @@ func partOf(row string, i int) (says string, all bool) {
 }
 
 // keyPart is a part as it stands in a joined key, of which it can be read back: a "|" or a "\" has a "\" before it, and a byte that is
-// no UTF-8 is \x and two digits. Of a part that is longer than mostOfPart there are so many bytes, and then \# and 128 bits of the
-// SHA-256 of all of it.
+// no UTF-8 is \x and two digits. A part that is longer than mostOfPart is cut to that, and ends with \# and 128 bits of the SHA-256 of all
+// of it.
 func keyPart(s string) string {
 	if len(s) <= mostOfPart {
 		return escaped(s)
