@@ -14,7 +14,7 @@ type snapshot struct {
 	local   int64 // the limiter's clock at sent
 }
 
-// snapshotAge is for how long a snapshot is believed.
+// snapshotAge is for how long a snapshot is used.
 const snapshotAge = 100 * time.Millisecond
 
 // see notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait. If this process

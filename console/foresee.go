@@ -68,7 +68,7 @@ func minutes(points []fleet.Point) (all []preview.Point) {
 	return all
 }
 
-// meaning is what values of a row mean. Whether the row would be accepted the editor knows better: it says so when it is saved.
+// meaning is what values of a row mean. The editor says whether the row is accepted when it is saved.
 func meaning(values sqlsource.Values, names sqlsource.Columns) (l preview.Limit, err error) {
 	number := func(column string, otherwise float64) float64 {
 		v := values[column]

@@ -239,8 +239,8 @@ func (v *view) limit(name string) *limit {
 	return &v.limits[i]
 }
 
-// ranked are the limits as the first page shows them: most refused first, then most granted, then by name. Of many only the first are
-// put in order.
+// ranked are the limits as the first page shows them: most refused first, then most granted, then by name. If there are many, only the first
+// are put in order.
 func (v *view) ranked(most int) []*limit {
 	before := func(a, b *limit) int {
 		return cmp.Or(cmp.Compare(b.turned(), a.turned()), cmp.Compare(b.through(), a.through()), cmp.Compare(a.name(), b.name()))

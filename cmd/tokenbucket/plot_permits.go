@@ -57,7 +57,7 @@ func (p *pictures) span() time.Duration {
 }
 
 // handedOut asks a limiter for one permit after another until they fall due after the end, and returns how many are
-// out by when. Of many permits it asks for several at once: the picture has no more than so many pixels.
+// out by when. If there are more permits than the picture has pixels, it asks for several at once.
 func (p *pictures) handedOut(l *tokenbucket.RateLimiter, end time.Duration) (plotter.XYs, error) {
 	const steps = 1000
 	each := int(math.Ceil(p.rate * end.Seconds() / steps))

@@ -101,7 +101,7 @@ func (l *Limit) mostInWindows(points []Point, step time.Duration) (granted float
 
 // leastGranted is how many are granted for sure. If a call is refused, then those before it have used up what there was: of the
 // bucket, in the step before and its own; of the window, in the steps that it reaches back to. Steps that have fewer calls than that
-// refuse none. Of the others those count that are so far apart that no call counts twice.
+// refuse none. Those of the others count that are so far apart that no call counts twice.
 func (l *Limit) leastGranted(points []Point, step time.Duration) float64 {
 	enough, back := math.Inf(1), 1
 	if !l.NoRate {

@@ -92,7 +92,7 @@ func (s *missing) add(err error) {
 	s.tests[err.Error()]++
 }
 
-// tell prints a line for each program that was missing. Of a package that passes, go test shows it only with -v or when it is
+// tell prints a line for each program that was missing. If the package passes, go test shows it only with -v or when it is
 // run in the package's directory.
 func (s *missing) tell() {
 	s.mu.Lock()

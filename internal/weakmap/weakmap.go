@@ -15,7 +15,7 @@ type Map[K comparable, V any] struct {
 	values sync.Map // K → weak.Pointer[V]
 }
 
-// Get returns the value of a key, and makes it if nobody holds one. Of several that are made at the same time all callers get the same.
+// Get returns the value of a key, and makes it if nobody holds one. If several are made at the same time, all callers get the same one.
 func (m *Map[K, V]) Get(key K, make func() *V) *V {
 	var own *V
 	var fresh weak.Pointer[V]

@@ -105,7 +105,7 @@ func (p *parser) reject(key string, n *yaml.Node, want string) *registry.RowErro
 	return &registry.RowError{Row: fmt.Sprint(p.file, ":", line), Name: p.limit.Name, Field: key, Value: show(n), Want: want, Shadow: p.limit.Shadow}
 }
 
-// read makes the limit, or tells why the item is rejected. Of an item that is disabled nothing matters but its name.
+// read makes the limit, or tells why the item is rejected. If the item is disabled, nothing matters but its name.
 func (p *parser) read(n *yaml.Node, jitter time.Duration) *registry.RowError {
 	item := resolve(n)
 	if item.Kind != yaml.MappingNode {
