@@ -245,7 +245,7 @@ func (s *RedisScriptStore) apply(ctx context.Context, a *attempt) error {
 				waited = clock.Mono()
 			}
 			if !pause.Wait(ctx) {
-				return fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.cached.lock, answer)
+				return fmt.Errorf("%w: key %q: held for %s ms more", ErrLockNotObtained, a.cached.lock, strings.TrimPrefix(answer, "locked "))
 			}
 		default:
 			return err

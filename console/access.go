@@ -161,7 +161,7 @@ func (g *gate) who(r *http.Request) (caller, error) {
 	if len(g.Users) > 0 {
 		return caller{}, &refusal{http.StatusUnauthorized, "A name and a token are needed."}
 	}
-	return caller{}, &refusal{http.StatusForbidden, "The console answers only the networks that it was told to: without further words, this machine."}
+	return caller{}, &refusal{http.StatusForbidden, "The console answers only the networks that it was told to; by default only this machine."}
 }
 
 // passedOn tells whether a proxy has taken part, so that the address says nothing of who asks. A header counts whatever it says: before

@@ -29,7 +29,7 @@ type consoleOptions struct {
 }
 
 func (o *consoleOptions) flags(f *pflag.FlagSet) {
-	f.BoolVar(&o.console, "console", true, "serve the console at /console of --admin; --console=false: not")
+	f.BoolVar(&o.console, "console", true, "serve the console at /console of --admin; do not with --console=false")
 	f.StringVar(&o.users, "console-users", "", "`file` of who may see the console from anywhere: lines of \"write NAME TOKEN\" or \"read NAME TOKEN\". "+
 		"Without it nobody can change anything, and only this machine may look")
 	f.StringSliceVar(&o.hosts, "console-host", nil, "`name` under which the console is asked, besides localhost and IP addresses; may be repeated")

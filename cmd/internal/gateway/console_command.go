@@ -26,7 +26,7 @@ const consoleLong = `A page for people: every limit of the fleet, what each gate
 through the Redis that they share. With --limits it also shows rows that no gateway has told of, and lets those change
 them whom --console-users or --console-proxy allows to: with a preview, a version check, a reason, an audit table, and undo.
 
-Without further words it is read-only and answers only this machine. It takes the file and the variables of tokenbucket gateway,
+By default it is read-only and answers only this machine. It takes the file and the variables of tokenbucket gateway,
 too, and passes over what it does not use.`
 
 const consoleExamples = `  tokenbucket console --redis localhost:6379
