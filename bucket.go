@@ -373,7 +373,7 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 // limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
 	l.closed.Store(true)
-	last, coming := l.coordinator.closeLeases()
+	last, coming := l.coordinator.closeLeases(&l.limiter)
 	if err := l.coordinator.confirmed(ctx, last, "close"); err != nil || !coming {
 		return err
 	}

@@ -162,18 +162,31 @@ func (c *coordinator) dropLeases() {
 	}
 }
 
-// closeLeases gives up all for who waits for the answer to the last refund; nil: nothing is left to give back. Another block may be coming.
-func (c *coordinator) closeLeases() (last *refund, coming bool) {
+// closeLeases gives up what was leased for a limiter, for one who waits for the answer to the last refund; nil: nothing is left to give
+// back. Another block may be coming.
+func (c *coordinator) closeLeases(limiter *limiter) (last *refund, coming bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.leases.current.Load() != nil {
-		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil && last == nil {
+	l := &c.leases
+	held := [...]*lease{l.current.Load(), l.next}
+	if e := l.next; e != nil && e.limiter == limiter {
+		l.next = nil
+	}
+	if e := l.current.Load(); e != nil && e.limiter == limiter {
+		l.current.Store(l.next)
+		l.next = nil
+	}
+	for _, e := range held {
+		if e == nil || e.limiter != limiter {
+			continue
+		}
+		if r := c.giveUp(e); r != nil && last == nil {
 			last = r // what is given back later is sent before it
 			r.done = make(chan struct{})
 		}
-		c.leases.next = nil
 	}
-	coming = c.sending.flight != nil && c.sending.flight.leased > 0
+	f := c.sending.flight
+	coming = f != nil && f.leased > 0 && f.limiter == limiter
 	c.dispatch(c.now())
 	return last, coming
 }
