@@ -149,3 +149,36 @@ func TestCloseLeavesOthersAlone(t *testing.T) {
 		require.NoError(t, l.Close(background))
 	})
 }
+
+// Close waits for what is on its way back already, and for what waits its turn to go back.
+func TestCloseWaitsForEarlierRefunds(t *testing.T) {
+	for what, pause := range map[string]time.Duration{"waits its turn": 150 * time.Millisecond, "on its way": 250 * time.Millisecond} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &returns{Store: NewMemoryStore()}
+				takes := time.Duration(0)
+				l, err := NewSmoothBursty("x", 1000, WithMaxPermits(9000), WithInitialPermits(500), WithLease(100*time.Millisecond),
+					WithStore(&delayed{store, func() (there, back time.Duration) { return takes, 0 }}))
+				require.NoError(t, err)
+				for holds(l) == 0 {
+					_, err := l.TryAcquire(background, 1, 0)
+					require.NoError(t, err)
+					synctest.Wait()
+				}
+				takes = 200 * time.Millisecond
+				go func() { _, _ = l.State(background) }()
+				time.Sleep(pause)
+				require.Zero(t, holds(l), "the block has had its time")
+				_, back := store.noted()
+				require.Empty(t, back)
+				require.NoError(t, l.Close(background))
+				_, back = store.noted()
+				require.NotEmpty(t, back)
+				require.NotContains(t, back, "9000 false")
+				time.Sleep(time.Second)
+				_, back = store.noted()
+				require.Empty(t, back)
+			})
+		})
+	}
+}
