@@ -316,7 +316,8 @@ func (c *coordinator) learn(f *flight, out *outcome) {
 	}
 	if out.Conflict && c.heard.conflict != config.Version {
 		c.heard.conflict = config.Version
-		f.limiter.logger.get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
+		// A handler may block, or ask the limiter: not under the lock.
+		go f.limiter.logger.get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
 			"bucket", c.label(), "version", config.Version, "in force", string(config.appendText(nil)))
 	}
 }
