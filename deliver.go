@@ -61,11 +61,9 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 	c.heard.at = now
 	if err == nil && !f.late {
 		c.heard.told = now
+		c.sending.since = at.mono
 	}
 	if !c.inline() {
-		if err == nil {
-			c.sending.since = at.mono
-		}
 		if !f.late {
 			c.report(f, out, err, at.mono-f.began)
 		}
