@@ -263,7 +263,11 @@ func TestNothingIsKeptOfThoseWhoLeave(t *testing.T) {
 				}
 				leave(2000)
 				before := heap()
-				leave(100_000)
+				if tb.Raced {
+					leave(10_000)
+				} else {
+					leave(100_000)
+				}
 				kept := heap() - before
 				end()
 				first.Wait()
