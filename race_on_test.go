@@ -2,5 +2,5 @@
 
 package tokenbucket
 
-// Raced tells that the race detector is on. Each goroutine then takes some 30 KB more.
+// Raced tells that the race detector is on. A goroutine that waits then takes some 40 KB.
 const Raced = true
