@@ -113,12 +113,12 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 	}
 	n := int64(permits)
 	maxWait, never := l.longest(n, timeout)
-	if never != nil {
-		if l.certain(never) && l.heardLately() {
+	if l.certain(never) {
+		if l.heardLately() {
 			return verdict{by: byCheck}, never
 		}
 	} else if l.coordinator.inline() {
-		if granted, decided := l.coordinator.takeNow(l.inForce(), n, maxWait); decided {
+		if granted, decided := l.coordinator.takeNow(l.inForce(), n, maxWait); decided && (granted || never == nil) {
 			return verdict{granted: granted}, nil
 		}
 	} else if l.coordinator.fromLease(&l.limiter, n) {
@@ -245,8 +245,8 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		return &Reservation{}, passedBy(true), nil
 	}
 	maxWait, never := l.longest(int64(permits), timeout)
-	if never != nil {
-		if l.certain(never) && l.heardLately() {
+	if l.certain(never) {
+		if l.heardLately() {
 			return nil, passedBy(false), never
 		}
 	} else if wait, refused := l.coordinator.refuses(&l.limiter, int64(permits), maxWait); refused {
@@ -376,7 +376,7 @@ func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error)
 // timeout let it. A limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
 	l.closed.Store(true)
-	last, coming := l.coordinator.closeLeases()
+	last, coming := l.coordinator.closeLeases(&l.limiter)
 	if err := l.coordinator.confirmed(ctx, last, "close"); err != nil || !coming {
 		return err
 	}

@@ -341,8 +341,11 @@ type alarm struct {
 	at    int64 // 0: not set
 }
 
-// setAlarm sets it.
+// setAlarm sets it, and lets newcomers know what they would find.
 func (c *coordinator) setAlarm() {
+	if c.waiters.line.Spare() { // somebody was refused, perhaps, for whom it came too late: the next caller may have it
+		c.dropSnapshot()
+	}
 	occupied := c.occupancy()
 	if occupied != c.occupied.Load() {
 		c.occupied.Store(occupied)

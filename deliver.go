@@ -61,11 +61,9 @@ func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
 	c.heard.at = now
 	if err == nil && !f.late {
 		c.heard.told = now
+		c.sending.since = at.mono
 	}
 	if !c.inline() {
-		if err == nil {
-			c.sending.since = at.mono
-		}
 		if !f.late {
 			c.report(f, out, err, at.mono-f.began)
 		}
@@ -316,7 +314,8 @@ func (c *coordinator) learn(f *flight, out *outcome) {
 	}
 	if out.Conflict && c.heard.conflict != config.Version {
 		c.heard.conflict = config.Version
-		f.limiter.logger.get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
+		// A handler may block, or ask the limiter: not under the lock.
+		go f.limiter.logger.get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
 			"bucket", c.label(), "version", config.Version, "in force", string(config.appendText(nil)))
 	}
 }

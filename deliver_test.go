@@ -220,3 +220,28 @@ func firstAnswerIsLate(t *testing.T, alone bool) {
 		require.LessOrEqual(t, worst(used, rate), 1+rate*(timeout.Seconds()+schedule.Tolerated/1e6))
 	})
 }
+
+// A late answer is none to those who came since: they are answered within their timeout all the same.
+func TestLateAnswerProlongsNobodysWait(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const ms, timeout = time.Millisecond, time.Second
+		began := time.Now()
+		l, err := NewSmoothBursty("x", 10, WithStoreTimeout(timeout), WithStore(&delayed{NewMemoryStore(), func() (there, back time.Duration) {
+			if time.Since(began) < timeout {
+				return 0, 1500 * ms
+			}
+			return 10 * time.Second, 0
+		}}))
+		require.NoError(t, err)
+		var callers sync.WaitGroup
+		for _, at := range []time.Duration{0, timeout / 2, timeout + 100*ms} {
+			callers.Go(func() {
+				time.Sleep(at)
+				_, err := l.TryAcquire(background, 1, 0)
+				require.ErrorIs(t, err, ErrStoreTimeout)
+				require.LessOrEqual(t, time.Since(began), at+timeout+ms)
+			})
+		}
+		callers.Wait()
+	})
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -157,24 +159,54 @@ func TestWithLogger(t *testing.T) {
 		})
 	})
 	t.Run("conflict", func(t *testing.T) {
-		var log recorder
-		store := NewMemoryStore()
-		for _, rate := range []float64{10, 20} {
-			l, err := NewSmoothBursty("x", rate, WithStore(store), WithVersion(1), log.option())
-			require.NoError(t, err)
-			for range 3 {
+		bubble(t, func(t *testing.T) {
+			var log recorder
+			store := NewMemoryStore()
+			for _, rate := range []float64{10, 20} {
+				l, err := NewSmoothBursty("x", rate, WithStore(store), WithVersion(1), log.option())
+				require.NoError(t, err)
+				for range 3 {
+					_, err = l.Reserve(background, 1)
+					require.NoError(t, err)
+				}
+			}
+			synctest.Wait()
+			lines := log.logged()
+			require.Len(t, lines, 1)
+			require.Contains(t, lines[0], `level=WARN msg="tokenbucket: two configurations have the same version`)
+			require.Contains(t, lines[0], "bucket=x version=1")
+		})
+	})
+	t.Run("a handler that asks the limiter", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			var l *RateLimiter
+			told := make(chan error, 1)
+			handler := slog.NewTextHandler(writer(func(line []byte) {
+				_, err := l.State(background)
+				told <- err
+			}), nil)
+			store := NewMemoryStore()
+			for _, rate := range []float64{10, 20} {
+				var err error
+				l, err = NewSmoothBursty("x", rate, WithStore(store), WithVersion(1), WithLogger(slog.New(handler)))
+				require.NoError(t, err)
 				_, err = l.Reserve(background, 1)
 				require.NoError(t, err)
 			}
-		}
-		lines := log.logged()
-		require.Len(t, lines, 1)
-		require.Contains(t, lines[0], `level=WARN msg="tokenbucket: two configurations have the same version`)
-		require.Contains(t, lines[0], "bucket=x version=1")
+			require.NoError(t, <-told)
+		})
 	})
 	_, err := NewSmoothBursty("x", 1, WithLogger(nil))
 	require.ErrorIs(t, err, ErrInvalidConfig)
 	require.ErrorContains(t, err, "logger")
+}
+
+// writer is a function that is given what is written.
+type writer func(line []byte)
+
+func (w writer) Write(line []byte) (int, error) {
+	w(line)
+	return len(line), nil
 }
 
 // forgetful is a store that loses one reply.

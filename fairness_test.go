@@ -214,12 +214,15 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 				waiting.Wait()
 				return time.Since(began)
 			}
-			const few, many = 5000, 40_000
+			few, many := 5000, 40_000
+			if tb.Raced {
+				few, many = 1000, 8000
+			}
 			var took string
 			for range 3 { // others may keep this machine busy
 				short, long := leave(few), leave(many)
 				took = fmt.Sprintf("%d leave within %v, %d within %v", few, short, many, long)
-				if long < 2*time.Second && long/many <= 4*max(short/few, 2*time.Microsecond) {
+				if long < 2*time.Second && (tb.Raced || long/time.Duration(many) <= 4*max(short/time.Duration(few), 2*time.Microsecond)) {
 					t.Log(took)
 					return
 				}
@@ -260,7 +263,11 @@ func TestNothingIsKeptOfThoseWhoLeave(t *testing.T) {
 				}
 				leave(2000)
 				before := heap()
-				leave(100_000)
+				if tb.Raced {
+					leave(10_000)
+				} else {
+					leave(100_000)
+				}
 				kept := heap() - before
 				end()
 				first.Wait()
@@ -396,7 +403,12 @@ func TestSizesShare(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inBubble(t, func(t *testing.T) {
-				const rate, warm, lasts = 1000.0, 4 * time.Second, 24 * time.Second // in which all callers come once
+				const rate, warm = 1000.0, 4 * time.Second
+				seconds := 24 // in which all callers come once
+				if tb.Raced {
+					seconds = 8
+				}
+				lasts := time.Duration(seconds) * time.Second
 				store := tb.NewMemoryStore()
 				began := time.Now()
 				var used [2]atomic.Int64
@@ -409,7 +421,7 @@ func TestSizesShare(t *testing.T) {
 					}
 					l, err := tb.NewSmoothWarmingUp("x", rate, 2*time.Second, tb.WithStore(own), tb.WithPayment(tb.PayNow))
 					require.NoError(t, err)
-					for range 12_000 / size {
+					for range seconds * int(rate) / 2 / size {
 						callers.Go(func() {
 							for {
 								if _, err := l.Acquire(until, size); err != nil {

@@ -162,18 +162,38 @@ func (c *coordinator) dropLeases() {
 	}
 }
 
-// closeLeases gives up all for who waits for the answer to the last refund; nil: nothing is left to give back. Another block may be coming.
-func (c *coordinator) closeLeases() (last *refund, coming bool) {
+// closeLeases gives up what was leased for a limiter, for one who waits for the answer to the refund of its leases that is sent last; nil:
+// nothing is left to give back, or on its way. Another block may be coming.
+func (c *coordinator) closeLeases(limiter *limiter) (last *refund, coming bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.leases.current.Load() != nil {
-		if r := c.giveUp(c.leases.current.Swap(c.leases.next)); r != nil && last == nil {
-			last = r // what is given back later is sent before it
-			r.done = make(chan struct{})
-		}
-		c.leases.next = nil
+	l := &c.leases
+	held := [...]*lease{l.current.Load(), l.next}
+	if e := l.next; e != nil && e.limiter == limiter {
+		l.next = nil
 	}
-	coming = c.sending.flight != nil && c.sending.flight.leased > 0
+	if e := l.current.Load(); e != nil && e.limiter == limiter {
+		l.current.Store(l.next)
+		l.next = nil
+	}
+	for _, e := range held {
+		if e != nil && e.limiter == limiter {
+			c.giveUp(e)
+		}
+	}
+	refunds := c.refunds
+	if f := c.sending.flight; f != nil {
+		coming = f.leased > 0 && f.limiter == limiter
+		refunds = slices.Concat(f.refunds, refunds)
+	}
+	for _, r := range refunds {
+		if r.line == nil && r.limiter == limiter {
+			last = r
+		}
+	}
+	if last != nil && last.done == nil {
+		last.done = make(chan struct{})
+	}
 	c.dispatch(c.now())
 	return last, coming
 }
@@ -202,23 +222,20 @@ func (c *coordinator) serveFromLease(now int64) {
 }
 
 // giveUp ends a lease, and returns what is left of it to the store.
-func (c *coordinator) giveUp(e *lease) *refund {
+func (c *coordinator) giveUp(e *lease) {
 	if e == nil {
-		return nil
+		return
 	}
 	used := e.used.Swap(retired)
 	if o := e.limiter.observer; o != nil && o.Lease != nil {
 		o.Lease(c.label(), int(e.permits), int(min(used, e.permits)))
 	}
-	if used >= e.permits {
-		return nil
+	if used < e.permits {
+		c.giveBack(e.limiter, e.place.giveBack(e.setting, used, e.granted))
 	}
-	return c.giveBack(e.limiter, e.place.giveBack(e.setting, used, e.granted))
 }
 
 // giveBack returns permits to the store. What is given back last is sent first: it was granted last, and nobody stands behind it.
-func (c *coordinator) giveBack(limiter *limiter, give giveBack) *refund {
-	r := &refund{limiter: limiter, give: give}
-	c.refunds = slices.Insert(c.refunds, 0, r)
-	return r
+func (c *coordinator) giveBack(limiter *limiter, give giveBack) {
+	c.refunds = slices.Insert(c.refunds, 0, &refund{limiter: limiter, give: give})
 }

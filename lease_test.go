@@ -263,8 +263,8 @@ func TestLeaseTakeOnce(t *testing.T) {
 		callers.Go(func() {
 			if rand.IntN(2) == 0 {
 				c := &coordinator{}
-				if b := c.giveUp(e); b != nil {
-					left = int64(b.give.spent)
+				if c.giveUp(e); len(c.refunds) > 0 {
+					left = int64(c.refunds[0].give.spent)
 				}
 			}
 		})

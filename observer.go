@@ -31,7 +31,7 @@ type Decision struct {
 	// Granted is false for a refusal and for a failure; Err is set only for a failure.
 	Granted bool
 	Err     error
-	// By is one word for who decided:
+	// By says who decided. It is one of these words:
 	//
 	//   - store: the bucket was asked. A failure under FailClosed is the store's, too.
 	//   - snapshot: refused without asking, since the bucket was seen to be empty.

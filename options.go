@@ -249,7 +249,8 @@ func WithShadow() Option {
 // WithLogger sets where the limiter logs. It logs at Warn that its store is away, that the instances of a [LocalShare] cannot
 // be counted, and that two configurations have the same version; and at Info that the store is back. Each is logged when it
 // begins, not with every call. Limiters of one store share its outages and its count: they are logged once, by the logger that
-// was set last. Default: slog.Default(), as it is when something is logged.
+// was set last. While a handler blocks that is told of an outage, the store is not probed. Default: slog.Default(), as it is when
+// something is logged.
 func WithLogger(l *slog.Logger) Option {
 	return func(o *options) {
 		if l == nil {

@@ -230,6 +230,33 @@ func TestHeldLockOpensNoGateToACrowd(t *testing.T) {
 	}
 }
 
+// That others held the lock once says nothing of a store that hangs later.
+func TestHangBehindAHeldLock(t *testing.T) {
+	for name, store := range map[string]func(*fakeRedis) Store{
+		"lock":        func(c *fakeRedis) Store { return NewRedisStore(c) },
+		"script":      func(c *fakeRedis) Store { return NewRedisScriptStore(c) },
+		"other names": func(c *fakeRedis) Store { return renaming{NewRedisStore(c)} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				client := new(fakeRedis)
+				client.locked.Store(true)
+				l, err := NewSmoothBursty("x", 10, WithStore(store(client)), WithStoreTimeout(200*time.Millisecond))
+				require.NoError(t, err)
+				_, err = l.TryAcquire(background, 1, 0)
+				require.ErrorIs(t, err, ErrLockNotObtained)
+				time.Sleep(time.Second)
+				client.locked.Store(false)
+				client.hangs.Store(true)
+				defer client.hangs.Store(false)
+				_, err = l.TryAcquire(background, 1, 0)
+				require.ErrorIs(t, err, ErrStoreUnavailable)
+				require.NotErrorIs(t, err, ErrLockNotObtained)
+			})
+		})
+	}
+}
+
 // collect runs the garbage collector until something has been collected. It waits outside of a bubble's time.
 func collect(t *testing.T, collected func() bool) {
 	t.Helper()

@@ -24,7 +24,11 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 		read = append(read, "")
 	}
 	args := read
-	m, _ := ctx.Value(storeCacheKey{}).(*cachedState)
+	m, ok := ctx.Value(storeCacheKey{}).(*cachedState)
+	if !ok {
+		m = new(cachedState)
+	}
+	m.held.Store(false) // it was, perhaps, when another batch waited
 	for pause := script.NewPause(); ; {
 		args[len(keys)] = s.now() // others may have decided since
 		asked := clock.Mono()
@@ -36,9 +40,7 @@ func (s *redisBase) exchange(ctx context.Context, b *Batch) error {
 		default:
 			return err
 		}
-		if m != nil {
-			m.held.Store(reply[0] == "locked")
-		}
+		m.held.Store(reply[0] == "locked")
 		switch reply[0] {
 		case "done":
 			return nil

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 	"pgregory.net/rapid"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
@@ -226,4 +228,24 @@ func TestRefusalForgetsAtOnce(t *testing.T) {
 			require.False(t, refused())
 		})
 	}
+}
+
+// What is spare serves the next who comes, whoever has left it: nobody is refused by what an answer showed before.
+func TestSpareDropsTheSnapshot(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l, err := NewSmoothBursty("x", 1, WithMaxPermits(0), WithStore(newApart()))
+		require.NoError(t, err)
+		c := l.coordinator
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		now, server := c.now(), c.micros()
+		c.snapshot.Store(&snapshot{setting: &l.own, at: balance{Next: server + 10_000_000}, clock: server, sent: mono(), local: now})
+		_, refused := c.refuses(&l.limiter, 1, 2_000_000)
+		require.True(t, refused)
+		c.waiters.line.Grant(new(schedule.Waiter[*call]), &schedule.Grant{Terms: &terms{&l.own, &l.limiter},
+			Before: schedule.Balance{Next: server}, Permits: 1, Epoch: 1, Tag: 2, Prev: 1, Offset: now - server}, now)
+		c.dispatch(now)
+		_, refused = c.refuses(&l.limiter, 1, 2_000_000)
+		require.False(t, refused)
+	})
 }

@@ -235,3 +235,24 @@ func TestWarmBucketIsAsked(t *testing.T) {
 		})
 	}
 }
+
+// While a bucket that warms up is in debt, what could not be granted in time even by a cold one is refused without asking, too.
+func TestDebtOfAWarmBucketIsRemembered(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		store := &distant{Store: NewMemoryStore()}
+		l, err := NewSmoothWarmingUp("x", 2, 4*time.Second, WithPayment(PayNow), WithStore(store))
+		require.NoError(t, err)
+		_, err = l.Reserve(background, 10)
+		require.NoError(t, err)
+		asked := store.calls.Load()
+		for range 100 {
+			ok, err := l.Try(background)
+			require.NoError(t, err)
+			require.False(t, ok)
+			r, err := l.TryReserve(background, 1, 0)
+			require.NoError(t, err)
+			require.False(t, r.OK())
+		}
+		require.Equal(t, asked, store.calls.Load())
+	})
+}

@@ -25,6 +25,7 @@ package batch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -34,6 +35,9 @@ import (
 
 // ErrLate is the error of a batch that was not answered by its deadline. It wraps context.DeadlineExceeded.
 var ErrLate = fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
+
+// errPanic is the error of a batch whose Send or Direct did not return.
+var errPanic = errors.New("the client of the backend panicked")
 
 // Source has batches to send. Its implementations embed a Place.
 //
@@ -253,7 +257,7 @@ func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(s
 	}
 	if len(c.items) > 0 {
 		c.watched(first)
-		send(r.name, c.items)
+		c.send(send)
 	}
 	landed := c.landed()
 	t.mu.Lock()

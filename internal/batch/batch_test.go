@@ -412,6 +412,46 @@ func TestTake(t *testing.T) {
 	})
 }
 
+// A client may call hooks that panic, or end the goroutine. If it is a caller's, the batch has failed, and nobody waits for it.
+func TestPanicInACallersTrip(t *testing.T) {
+	for what, hook := range map[string]func(){"panic": func() { panic("hook") }, "exit": runtime.Goexit} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				trips := &Trips[[]int, int]{Max: 1, Parallel: 1, Timeout: time.Second, Send: func(_ string, items []*Item[[]int, int]) {
+					if items[0].Batch[0] == 2 {
+						hook()
+					}
+					items[0].Answer(1, nil)
+				}}
+				trips.Direct = trips.Send
+				q, other := newQueue(), newQueue()
+				began := time.Now()
+				for n, want := range []string{"[1] 1 <nil> false", "[2] 0 " + errPanic.Error() + " false", "[3] 1 <nil> false"} {
+					q.put(n + 1)
+					var caller sync.WaitGroup
+					caller.Add(1)
+					go func() {
+						defer caller.Done()
+						defer func() { _ = recover() }()
+						trips.Take(context.Background(), "", q)
+					}()
+					caller.Wait()
+					require.Equal(t, want, <-q.landed)
+					synctest.Wait()
+				}
+				other.put(4)
+				trips.Ready("", other)
+				require.Equal(t, "[4] 1 <nil> false", <-other.landed)
+				require.Zero(t, time.Since(began))
+				synctest.Wait()
+				require.Empty(t, trips.route("").sent)
+				require.Zero(t, trips.route("").trips)
+				require.Zero(t, trips.route("").looking)
+			})
+		})
+	}
+}
+
 // With a route of its own nobody waits for another's backend.
 func TestRoutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -35,6 +35,28 @@ func (c *trip[B, A]) room(n int) []Item[B, A] {
 	return make([]Item[B, A], n)
 }
 
+// send sends the items. If that does not return, for a hook of the client panics, nobody waits for them: a caller whose goroutine it is may
+// recover.
+func (c *trip[B, A]) send(send func(string, []*Item[B, A])) {
+	returned := false
+	defer func() {
+		if !returned {
+			c.failed()
+		}
+	}()
+	send(c.route.name, c.items)
+	returned = true
+}
+
+// failed answers the items that are not answered, and ends the trip.
+func (c *trip[B, A]) failed() {
+	for _, i := range c.items {
+		var none A
+		i.Answer(none, errPanic)
+	}
+	c.giveUp(true)
+}
+
 // watched begins the watch over the deadlines of the items, the first of which is given.
 func (c *trip[B, A]) watched(first time.Time) {
 	if c.trips.Stall > 0 {

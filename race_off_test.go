@@ -1,0 +1,6 @@
+//go:build !race
+
+package tokenbucket
+
+// Raced tells that the race detector is on.
+const Raced = false
