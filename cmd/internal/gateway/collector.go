@@ -32,6 +32,7 @@ var about = map[string][]string{
 	"switch_age_seconds":                 {"Time since the switch was read."},
 	"redis_up":                           {"1 while Redis answers a PING every second."},
 	"draining":                           {"1 while the gateway drains."},
+	"console_failed_sign_ins_total":      {"Requests to the console with a name or a token that is not known."},
 	"limit_rate":                         {"Permits per second in force, of buckets that are in use.", "bucket"},
 	"limit_max_permits":                  {"Permits that a bucket can save up.", "bucket"},
 	"limit_stored_permits":               {"Permits that a bucket has saved up.", "bucket"},
@@ -71,6 +72,9 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	count("refused_total", float64(calls.refused.Load()))
 	count("failed_total", float64(calls.failed.Load()))
 	gauge("draining", number(c.draining.Load()))
+	if console := c.console.Load(); console != nil {
+		count("console_failed_sign_ins_total", float64(console.FailedSignIns()))
+	}
 	if c.pulse != nil {
 		gauge("redis_up", number(c.pulse.check(c.config.storeTimeout) == nil))
 	}

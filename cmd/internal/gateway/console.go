@@ -39,7 +39,7 @@ func (o *consoleOptions) flags(f *pflag.FlagSet) {
 
 // parseConsole reads who may see the console, and who may change something.
 func (c *config) parseConsole() (err error) {
-	c.access.Hosts = c.hosts
+	c.access.Hosts, c.access.Forwarders = c.hosts, c.proxies
 	if c.access.Readers, err = c.networks("console-reader", c.readers); err != nil {
 		return err
 	}
