@@ -20,6 +20,7 @@ var about = map[string][]string{
 	"calls_in_flight":                    {"Calls that have not been answered yet."},
 	"refused_total":                      {"Calls that were refused."},
 	"failed_total":                       {"Calls that the limiter could not decide about."},
+	"bad_bodies_total":                   {"Calls whose body the client did not send as it should, or not in time."},
 	"loads_total":                        {"Times that the limits were read, by result: good or failed.", "result"},
 	"limits":                             {"Limits in force."},
 	"limits_age_seconds":                 {"Time since the limits were read."},
@@ -71,6 +72,7 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	gauge("calls_in_flight", float64(calls.inFlight.Load()))
 	count("refused_total", float64(calls.refused.Load()))
 	count("failed_total", float64(calls.failed.Load()))
+	count("bad_bodies_total", float64(calls.badBodies.Load()))
 	gauge("draining", number(c.draining.Load()))
 	if console := c.console.Load(); console != nil {
 		count("console_failed_sign_ins_total", float64(console.FailedSignIns()))

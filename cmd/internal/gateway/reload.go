@@ -10,7 +10,7 @@ import (
 )
 
 // live are the settings that a running gateway can change. The others are read when it starts.
-var live = []string{"upstream", "key", "match", "unknown-status", "trusted-proxy", "max-age", "drain", "drain-delay", "log-level"}
+var live = []string{"upstream", "body-timeout", "key", "match", "unknown-status", "trusted-proxy", "max-age", "drain", "drain-delay", "log-level"}
 
 // again reads the settings anew: the command line as it was, the environment, and the file as it is now.
 func (o *options) again(given *pflag.FlagSet) (*config, error) {
