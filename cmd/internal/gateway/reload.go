@@ -68,6 +68,9 @@ func (s *service) reload(ctx context.Context) {
 			later = append(later, f.Name)
 		}
 	})
+	if regroup { // the next reload compares with what is in force
+		_ = next.given.Lookup("key").Value.Set(next.options.key) // it was good before
+	}
 	s.proxy.live.Store(next)
 	s.level.Set(next.level)
 	s.log.Info("the settings were reloaded", "changed", strings.Join(changed, ","))

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"log/slog"
 	"net/http/httptest"
 	"os"
@@ -32,13 +33,14 @@ func TestReloadedProxies(t *testing.T) {
 	c, err := o.parse()
 	require.NoError(t, err)
 	quiet := slog.New(slog.DiscardHandler)
+	var log bytes.Buffer
 	p, err := newProxy(c, quiet)
 	require.NoError(t, err)
 	limits, err := registry.New(registry.Static{{Name: "192.0.2.7", Rate: 1}}, tokenbucket.NewMemoryStore(), registry.WithLogger(quiet))
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
 	p.metrics.limits.Store(limits)
-	s := &service{config: c, log: quiet, level: new(slog.LevelVar), proxy: p}
+	s := &service{config: c, log: slog.New(slog.NewTextHandler(&log, nil)), level: new(slog.LevelVar), proxy: p}
 	r := httptest.NewRequest("GET", "/", nil)
 	r.RemoteAddr = "10.0.0.1:1"
 	r.Header.Set("X-Forwarded-For", "192.0.2.7")
@@ -52,7 +54,14 @@ func TestReloadedProxies(t *testing.T) {
 		s.reload(t.Context())
 		require.Equal(t, "192.0.2.7", key())
 	}
+	told := func() string {
+		was := log.Len()
+		s.reload(t.Context())
+		return log.String()[was:]
+	}
+	settings("key: client\ntrusted-proxy: 10.0.0.0/8\n")
+	require.Contains(t, told(), `changed=""`, "a key that was not taken over is taken back")
 	settings("key: path\n")
-	s.reload(t.Context())
+	require.Contains(t, told(), "changed=key,trusted-proxy")
 	require.Equal(t, "/", key())
 }
