@@ -123,7 +123,7 @@ func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch,
 func refused(err error) bool {
 	var right *sqlsource.RightError
 	var wrong *registry.RowError
-	return errors.Is(err, sqlsource.ErrNoAudit) || errors.As(err, &right) || errors.As(err, &wrong)
+	return errors.Is(err, sqlsource.ErrNoAudit) || errors.As(err, &right) || errors.As(err, &wrong) || misfits(err)
 }
 
 // openConsole puts the console at the admin port.
