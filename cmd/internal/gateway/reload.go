@@ -71,6 +71,9 @@ func (s *service) reload(ctx context.Context) {
 	if regroup { // the next reload compares with what is in force
 		_ = next.given.Lookup("key").Value.Set(next.options.key) // it was good before
 	}
+	if !slices.Equal(next.access.Users, s.config.access.Users) && !slices.Contains(later, "console-users") {
+		later = append(later, "console-users") // the same file, in which something else stands: who is no longer in it may still come in
+	}
 	s.proxy.live.Store(next)
 	s.level.Set(next.level)
 	s.log.Info("the settings were reloaded", "changed", strings.Join(changed, ","))

@@ -22,13 +22,15 @@ func TestReloadedProxies(t *testing.T) {
 		text := "upstream: http://u:1\nlimits: sqlite://f\nstore: memory\n" + more
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	}
+	users := filepath.Join(t.TempDir(), "users")
+	require.NoError(t, os.WriteFile(users, []byte("write ann a-token-of-hers-alone"), 0o600))
 	settings("key: client\n")
 	o := new(options)
 	flags := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	for _, g := range o.flags() {
 		flags.AddFlagSet(g.flags)
 	}
-	require.NoError(t, flags.Parse([]string{"--config", path}))
+	require.NoError(t, flags.Parse([]string{"--config", path, "--console-users", users}))
 	require.NoError(t, o.load(flags, nil))
 	c, err := o.parse()
 	require.NoError(t, err)
@@ -61,6 +63,9 @@ func TestReloadedProxies(t *testing.T) {
 	}
 	settings("key: client\ntrusted-proxy: 10.0.0.0/8\n")
 	require.Contains(t, told(), `changed=""`, "a key that was not taken over is taken back")
+	require.NotContains(t, log.String(), "console-users")
+	require.NoError(t, os.WriteFile(users, nil, 0o600))
+	require.Contains(t, told(), `msg="these settings need a new process" settings=console-users`, "ann can still come in")
 	settings("key: path\n")
 	require.Contains(t, told(), "changed=key,trusted-proxy")
 	require.Equal(t, "/", key())
