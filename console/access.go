@@ -22,7 +22,7 @@ type Access struct {
 	// Hosts are the names under which the console is asked, without a port, besides localhost and IP addresses.
 	Hosts []string
 	// Readers are the networks whose requests may read without a name. Empty: this machine. A request that a proxy has passed on is
-	// not one of theirs, wherever the proxy runs.
+	// not one of theirs, wherever the proxy runs, as far as it says so: with X-Forwarded-…, Forwarded, X-Real-IP, Via or ProxyHeader.
 	Readers []netip.Prefix
 	// Users may read from anywhere, and write if they are allowed to: see ParseUsers. They send their name and token as HTTP
 	// basic authentication, or the token alone as a bearer token.
