@@ -237,14 +237,9 @@ func TestRetryAfter(t *testing.T) {
 
 // Who has used up a bucket is told to try again, whatever the bucket is of: a row, a key without a row, or a bad row.
 func TestRefusedByABucket(t *testing.T) {
-	o, err := given(t, append(append([]string{}, enough...), "--unknown", "0.001", "--bad-rows", "0.001", "--inbound"), nil, "")
-	require.NoError(t, err)
-	c, err := o.parse()
-	require.NoError(t, err)
-	p, err := newProxy(c, slog.New(slog.DiscardHandler))
-	require.NoError(t, err)
+	p := openProxy(t, nil, "--upstream", "http://127.0.0.1:1", "--unknown", "0.001", "--bad-rows", "0.001", "--inbound")
 	rows := registry.Static{{Name: "/row", Rate: 0.001}, {Name: "/bad", Rate: -1}, {Name: "/zero"}}
-	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows),
+	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithUnknown(p.config.unknown), registry.WithBadRows(p.config.badRows),
 		registry.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
