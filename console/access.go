@@ -22,13 +22,16 @@ type Access struct {
 	// Hosts are the names under which the console is asked, without a port, besides localhost and IP addresses.
 	Hosts []string
 	// Readers are the networks whose requests may read without a name. Empty: this machine. A request that a proxy has passed on is
-	// not one of theirs, wherever the proxy runs.
+	// not one of theirs, wherever the proxy runs, as far as it says so: with X-Forwarded-…, Forwarded, X-Real-IP, Via or ProxyHeader.
 	Readers []netip.Prefix
 	// Users may read from anywhere, and write if they are allowed to: see ParseUsers. They send their name and token as HTTP
 	// basic authentication, or the token alone as a bearer token.
 	Users []User
 	// Proxies are the networks of proxies that know who asks: ProxyHeader of their requests names somebody who may read and write.
 	Proxies []netip.Prefix
+	// Forwarders are the networks of further proxies whose X-Forwarded-For is believed, in the log alone: it tells from where a failed
+	// sign-in came.
+	Forwarders []netip.Prefix
 	// ProxyHeader is X-Forwarded-User if it is empty.
 	ProxyHeader string
 	// Key is secret, random or made from a secret by a slow function, at least 16 bytes, and the same at all consoles behind one balancer:
@@ -154,7 +157,7 @@ func (g *gate) who(r *http.Request) (caller, error) {
 	case r.Header.Get("Authorization") != "":
 		return g.user(r)
 	case proxy && len(names) > 0:
-		return caller{}, &refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}
+		return caller{}, &strangerError{&refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}, strings.Join(names, ", ")}
 	case !proxy && within(g.readers, from) && !g.passedOn(r):
 		return caller{}, nil
 	}
@@ -182,17 +185,21 @@ func (g *gate) user(r *http.Request) (caller, error) {
 	if !basic {
 		token, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	}
-	given := sha256.Sum256([]byte(token))
+	given, called := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(name))
 	var found *User
+	said := name
 	for i := range g.Users {
 		u := &g.Users[i]
 		has := sha256.Sum256([]byte(u.Token))
 		if subtle.ConstantTimeCompare(given[:], has[:]) == 1 && (!basic || name == u.Name) {
 			found = u
 		}
+		if subtle.ConstantTimeCompare(called[:], has[:]) == 1 { // in the wrong field: it must not be logged
+			said = "(a token)"
+		}
 	}
 	if found == nil {
-		return caller{}, &refusal{http.StatusUnauthorized, "This name and token are not known."}
+		return caller{}, &strangerError{&refusal{http.StatusUnauthorized, "This name and token are not known."}, said}
 	}
 	return caller{name: found.Name, write: found.Write}, nil
 }

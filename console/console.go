@@ -35,7 +35,7 @@ type Config struct {
 	MaxStreams int
 	// StreamTime is when a stream ends, and the browser asks anew: 0: 10 minutes.
 	StreamTime time.Duration
-	// Log is told of changes; nil: slog.Default().
+	// Log is told of changes, and of sign-ins that fail; nil: slog.Default().
 	Log *slog.Logger
 }
 
@@ -48,6 +48,8 @@ type Console struct {
 	streams atomic.Int64
 	closed  chan struct{}
 	close   func()
+
+	strangers *strangers
 
 	mu    sync.Mutex
 	feeds map[string]*feed // that somebody looks at, besides the board's
@@ -91,7 +93,11 @@ func New(config Config) (*Console, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Console{config: config, gate: gate, closed: make(chan struct{}), feeds: map[string]*feed{}}
+	strangers := newStrangers(&config.Access)
+	if strangers.client == nil {
+		return nil, bad("Access", "Proxies or Forwarders", "valid networks")
+	}
+	c := &Console{config: config, gate: gate, closed: make(chan struct{}), feeds: map[string]*feed{}, strangers: strangers}
 	c.close = sync.OnceFunc(func() { close(c.closed) })
 	c.board = newBoard(config.Source, config.Rows, config.Beat)
 	c.routes()
@@ -146,6 +152,9 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	protect(w.Header())
 	asks, err := c.gate.who(r)
 	if err != nil {
+		if unknown := new(strangerError); errors.As(err, &unknown) {
+			c.tellStranger(r, unknown)
+		}
 		c.refuse(w, r, err)
 		return
 	}

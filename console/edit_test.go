@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -250,6 +251,24 @@ func TestSeveralConsoles(t *testing.T) {
 	}
 }
 
+// Who may no longer write cannot, though a page that was made before is still open.
+func TestWriterNoMore(t *testing.T) {
+	access := console.Access{Users: users(), Key: []byte("a key that both have")}
+	before := newEditable(t, access)
+	token := before.token(t, "ann", writerToken)
+	access.Users[0].Write = false
+	now := newEditable(t, access)
+	send := func(to http.Handler) *httptest.ResponseRecorder {
+		r := post("reset", orders["reset"], "X-Csrf-Token", token)
+		r.SetBasicAuth("ann", writerToken)
+		return ask(to, r)
+	}
+	require.Equal(t, 403, send(now).Code)
+	contains(t, send(now), "may read, and not write")
+	access.Users[0].Write = true
+	require.Equal(t, 200, send(newEditable(t, access)).Code)
+}
+
 // What is wrong is said, and nothing is written.
 func TestChangesAreRefused(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
@@ -387,4 +406,22 @@ func TestPreview(t *testing.T) {
 	require.Equal(t, 200, w.Code, "a value that is half written is no failure")
 	contains(t, w, `"error"`, "many")
 	require.Equal(t, 400, ask(c, local("GET", "/api/preview?name=x&values=x")).Code)
+}
+
+// shadowed is a fleet in which a limit is only tried: a call a second would be refused.
+type shadowed struct{ none }
+
+func (shadowed) History(context.Context, string, time.Time) (points []fleet.Point, err error) {
+	for i := range 60 {
+		points = append(points, fleet.Point{Minute: time.Now().Add(time.Duration(i-60) * time.Minute), Published: true, WouldRefuse: 60})
+	}
+	return points, nil
+}
+
+// Calls that a shadow would refuse have passed: they are traffic of which a new row would refuse some.
+func TestPreviewOfAShadow(t *testing.T) {
+	c := newConsole(t, console.Config{Editor: newTable(), Source: shadowed{}})
+	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"0.5","cache":"0"}`))
+	require.Equal(t, 200, w.Code, w.Body)
+	contains(t, w, "50 %")
 }

@@ -62,15 +62,21 @@ func (r *Registry) enter(ctx context.Context, name string, f *found) (*Admission
 	case f.limiter != nil:
 		return &Admission{OK: true, By: ByLimit, reservation: a.reservation, place: a.place}, nil
 	}
-	by := ByWindow
-	if b.window == nil {
-		by = ByConcurrency
-	}
-	a.tell(by, true)
+	by := a.tellPassed()
 	return &Admission{OK: true, By: by, place: a.place}, nil
 }
 
-// passed is the answer of a row in shadow: the call passes, and the hook hears if the window or the concurrency would refuse it.
+// tellPassed tells the hook that a row without a rate lets a call pass, which no observer is told.
+func (a *attempt) tellPassed() (by Decider) {
+	if by = ByWindow; a.window == nil {
+		by = ByConcurrency
+	}
+	a.tell(by, true)
+	return by
+}
+
+// passed is the answer of a row in shadow: the call passes, and the hook hears if the window or the concurrency would refuse it, or, of a
+// row without a rate, would let it pass.
 // What refuses it leaves no trace, as without shadow.
 func (a *attempt) passed(refused *Admission, err error) *Admission {
 	switch {
@@ -79,6 +85,8 @@ func (a *attempt) passed(refused *Admission, err error) *Admission {
 	case refused != nil:
 		a.giveBack()
 		a.tell(ByShadow, true)
+	case a.limiter == nil:
+		a.tellPassed()
 	}
 	return &Admission{OK: true, By: ByShadow, reservation: a.reservation, place: a.place}
 }

@@ -98,11 +98,11 @@ func (r *Registry) keeperOf(e *entry, wrong *tokenbucket.RateLimiter) (l *tokenb
 		p.untold = 0
 		p.until.Store(0)
 	}
-	p.shadow, p.warm = shadow, p.warm != (wrong != nil)
-	if l, err = r.visitor(&e.limit, p.warm); err != nil {
+	warm := p.warm != (wrong != nil)
+	if l, err = r.visitor(&e.limit, warm); err != nil {
 		return nil, err
 	}
-	p.keeper = l
+	p.keeper, p.shadow, p.warm = l, shadow, warm
 	return l, nil
 }
 

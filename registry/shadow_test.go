@@ -197,7 +197,7 @@ func TestShadowOfBounds(t *testing.T) {
 					require.Equal(t, registry.ByShadow, a.By)
 					defer a.Leave()
 				}
-				require.Equal(t, map[registry.Decider]int{registry.ByShadow: 3}, told, "two of five are within both")
+				require.Equal(t, map[registry.Decider]int{registry.ByShadow: 3, registry.ByWindow: 2}, told, "two of five are within both")
 			})
 		})
 	}

@@ -86,7 +86,7 @@ func TestConsoleOfAGateway(t *testing.T) {
 	t.Parallel()
 	_, _, args := newShared(t, 5)
 	args = append(args, "--interval", "200ms", "--create-table")
-	one := startGateway(t, append(args, "--console-users", usersFile(t))...)
+	one := startGateway(t, append(args, "--console-users", usersFile(t), "--trusted-proxy", "127.0.0.1")...)
 	two := startGateway(t, append(args, "--console=false")...)
 	status, _, text, err := get(two.admin + "/console/")
 	require.NoError(t, err)
@@ -102,12 +102,30 @@ func TestConsoleOfAGateway(t *testing.T) {
 	})
 	shows(t, console, "/a")
 	shows(t, console, `data-total="instances">2<`)
+	failToSignIn(t, one, console)
 	change(t, console, "/a", "7")
 	shows(t, console+"limit?name=/a", "7/s, no waiting")
 	shows(t, console+"changes", "rateLimit: 5 → 7")
 	_, _, _, err = get(two.url + "/a") // which tells what is in force
 	require.NoError(t, err)
 	shows(t, console+"limit?name=/a", `data-tile="rate">7<`)
+}
+
+// failToSignIn tries a token that is none: the log says from where, and there is a metric.
+func failToSignIn(t *testing.T, p *process, console string) {
+	r, err := http.NewRequest("GET", console, nil)
+	require.NoError(t, err)
+	r.SetBasicAuth("ann", "a token that is none")
+	r.Header.Set("X-Forwarded-For", "192.0.2.7")
+	res, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	require.NoError(t, res.Body.Close())
+	require.Equal(t, http.StatusUnauthorized, res.StatusCode)
+	p.waitFor(t, `msg="console: a sign-in failed" client=192.0.2.7 user="\"ann\""`)
+	require.NotContains(t, p.out.String(), "a token that is none")
+	family := p.scrape(t)["tokenbucket_gateway_console_failed_sign_ins_total"]
+	require.NotNil(t, family)
+	require.Equal(t, 1., family.GetMetric()[0].GetCounter().GetValue())
 }
 
 // The console by itself shows what gateways tell, and changes the same table.

@@ -73,19 +73,20 @@ func export(t *testing.T) exported {
 	t.Helper()
 	redis := redistest.Start(t)
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/busy" {
+		if r.URL.Path == "/busy" || r.URL.Path == "/busy/at/once" {
 			w.Header().Set("Retry-After", "30")
 			w.WriteHeader(http.StatusTooManyRequests)
 		}
 	}))
 	t.Cleanup(upstream.Close)
-	file := newLimitsFile(t, "limits:\n  - {name: /a, rate: 0.001, cache: 0}\n  - {name: /busy, rate: 1000}\n  - {name: /dead, rate: 1000}\n  - {name: /bad}\n")
+	file := newLimitsFile(t, "limits:\n  - {name: /a, rate: 0.001, cache: 0}\n  - {name: /busy, rate: 1000}\n  - {name: /dead, rate: 1000}\n  - {name: /bad}\n"+
+		"  - {name: /hourly, rate: none, window: 1h, window_limit: 1}\n  - {name: /busy/at/once, rate: none, concurrent: 1000}\n")
 	all := exported{"up": {"instance": {}, "job": {"tokenbucket": true}}}
 	var gateways []*process
 	for _, fail := range []string{"closed", "open"} {
 		p := startGateway(t, "--upstream", upstream.URL, "--upstream", "/dead=http://127.0.0.1:1", "--limits", "file://"+string(file), "--redis", redis.Addr,
 			"--switch", "redis:switch", "--fail", fail, "--interval", "50ms", "--store-timeout", "5s")
-		for _, path := range []string{"/a", "/busy", "/dead", "/bad", "/no/row"} {
+		for _, path := range []string{"/a", "/busy", "/dead", "/bad", "/no/row", "/hourly", "/busy/at/once"} {
 			p.calls(t, path)
 		}
 		all.add(p.scrape(t))
@@ -135,8 +136,14 @@ func (e exported) check(expression string) (labels map[string]bool, err error) {
 			if part == nil || has[part[1]] == nil {
 				return nil, fmt.Errorf("%s has no label %q: it has %v", m[1], text, slices.Sorted(maps.Keys(has)))
 			}
-			if part[2] == "=" && part[3] != "$job" && !has[part[1]][part[3]] {
-				return nil, fmt.Errorf("%s never has %s: it has %v", m[1], text, has[part[1]])
+			values := []string{part[3]}
+			if part[1] == "by" {
+				values = strings.Split(part[3], "|")
+			}
+			for _, value := range values {
+				if (part[2] == "=" || part[1] == "by") && value != "$job" && !has[part[1]][value] {
+					return nil, fmt.Errorf("%s never has %s: it has %v", m[1], text, has[part[1]])
+				}
 			}
 		}
 	}
@@ -265,7 +272,7 @@ func TestBoardAndAlerts(t *testing.T) {
 	t.Parallel()
 	all := export(t)
 	for _, wrong := range []string{
-		"tokenbucket_gateway_bad_row > 0", `tokenbucket_decisions_total{outcome="denied"}`, `tokenbucket_store_up{bucket="/a"}`, "rate(tokenbucket_store_up[5m]",
+		"tokenbucket_gateway_bad_row > 0", `tokenbucket_gateway_bypassed_total{by=~"window|places"}`, `tokenbucket_decisions_total{outcome="denied"}`, `tokenbucket_store_up{bucket="/a"}`, "rate(tokenbucket_store_up[5m]",
 		"sum by (buckets) (tokenbucket_gateway_limit_rate)", "summ(tokenbucket_store_up)", "tokenbucket_wait_duration_seconds > 1", "1 > 0",
 	} {
 		_, err := all.check(wrong)

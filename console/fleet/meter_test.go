@@ -146,6 +146,10 @@ func TestMeterSeesResetsWithoutRate(t *testing.T) {
 		require.Equal(t, time.Hour, held())
 		require.NoError(t, limits.Reset(t.Context(), "/a"))
 		require.Zero(t, held())
+		require.NoError(t, limits.Penalize(t.Context(), "/a", time.Minute))
+		m.Penalized("/a", time.Now().Add(time.Minute))
+		r, _ := report(t, m)
+		require.Equal(t, []EventKind{Penalized}, kinds(r.Events), "another one, though it is shorter than what was left of the one before")
 	})
 }
 
@@ -171,6 +175,11 @@ func TestMeterSeesResets(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		_, all = report(t, m)
 		require.Zero(t, all["/a"].Bucket.HeldUntil)
+		require.NoError(t, limits.Penalize(t.Context(), "/a", time.Minute))
+		m.Penalized("/a", time.Now().Add(time.Minute))
+		r, all := report(t, m)
+		require.Equal(t, []EventKind{Penalized}, kinds(r.Events), "another one, though it is shorter than what was left of the one before")
+		require.WithinDuration(t, time.Now().Add(time.Minute), all["/a"].Bucket.HeldUntil, time.Second)
 	})
 }
 

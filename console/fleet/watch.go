@@ -166,7 +166,11 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
 		// A bucket that was seen since knows better: it may have been reset.
-		if p := c.held.Load(); p != nil && !row.NoRate && !p.told.Before(l.Bucket.At) && p.until.After(l.Bucket.HeldUntil) {
+		switch p := c.held.Load(); {
+		case p == nil:
+		case row.NoRate && held == 0:
+			c.held.CompareAndSwap(p, nil) // it was reset, too
+		case !row.NoRate && !p.told.Before(l.Bucket.At) && p.until.After(l.Bucket.HeldUntil):
 			l.Bucket.HeldUntil = p.until
 		}
 	}
@@ -236,11 +240,17 @@ func (w *watch) look(ctx context.Context, m *Meter, limiters map[string]*tokenbu
 		if calls := c.calls(); calls != seen.calls || seen.Stored < seen.Max || seen.At.IsZero() || held {
 			looks++
 			asking.Go(func() {
-				if b, err := l.State(ctx); err == nil {
-					mu.Lock()
-					defer mu.Unlock()
-					found[name] = seenBucket{bucketOf(&b, now), calls}
+				b, err := l.State(ctx)
+				if err != nil {
+					return
 				}
+				is := bucketOf(&b, now)
+				if told != nil && told.told.Before(now) && is.HeldUntil.IsZero() {
+					c.held.CompareAndSwap(told, nil) // it was reset: the next penalty is another one
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				found[name] = seenBucket{is, calls}
 			})
 		}
 	}

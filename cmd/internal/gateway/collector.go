@@ -20,6 +20,7 @@ var about = map[string][]string{
 	"calls_in_flight":                    {"Calls that have not been answered yet."},
 	"refused_total":                      {"Calls that were refused."},
 	"failed_total":                       {"Calls that the limiter could not decide about."},
+	"bad_bodies_total":                   {"Calls whose body the client did not send as it should, or not in time."},
 	"loads_total":                        {"Times that the limits were read, by result: good or failed.", "result"},
 	"limits":                             {"Limits in force."},
 	"limits_age_seconds":                 {"Time since the limits were read."},
@@ -32,6 +33,7 @@ var about = map[string][]string{
 	"switch_age_seconds":                 {"Time since the switch was read."},
 	"redis_up":                           {"1 while Redis answers a PING every second."},
 	"draining":                           {"1 while the gateway drains."},
+	"console_failed_sign_ins_total":      {"Requests to the console with a name or a token that is not known."},
 	"limit_rate":                         {"Permits per second in force, of buckets that are in use.", "bucket"},
 	"limit_max_permits":                  {"Permits that a bucket can save up.", "bucket"},
 	"limit_stored_permits":               {"Permits that a bucket has saved up.", "bucket"},
@@ -70,7 +72,11 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 	gauge("calls_in_flight", float64(calls.inFlight.Load()))
 	count("refused_total", float64(calls.refused.Load()))
 	count("failed_total", float64(calls.failed.Load()))
+	count("bad_bodies_total", float64(calls.badBodies.Load()))
 	gauge("draining", number(c.draining.Load()))
+	if console := c.console.Load(); console != nil {
+		count("console_failed_sign_ins_total", float64(console.FailedSignIns()))
+	}
 	if c.pulse != nil {
 		gauge("redis_up", number(c.pulse.check(c.config.storeTimeout) == nil))
 	}

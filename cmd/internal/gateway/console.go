@@ -39,7 +39,7 @@ func (o *consoleOptions) flags(f *pflag.FlagSet) {
 
 // parseConsole reads who may see the console, and who may change something.
 func (c *config) parseConsole() (err error) {
-	c.access.Hosts = c.hosts
+	c.access.Hosts, c.access.Forwarders = c.hosts, c.proxies
 	if c.access.Readers, err = c.networks("console-reader", c.readers); err != nil {
 		return err
 	}
@@ -123,7 +123,7 @@ func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch,
 func refused(err error) bool {
 	var right *sqlsource.RightError
 	var wrong *registry.RowError
-	return errors.Is(err, sqlsource.ErrNoAudit) || errors.As(err, &right) || errors.As(err, &wrong)
+	return errors.Is(err, sqlsource.ErrNoAudit) || errors.As(err, &right) || errors.As(err, &wrong) || misfits(err)
 }
 
 // openConsole puts the console at the admin port.

@@ -35,7 +35,7 @@ const consoleExamples = `  tokenbucket console --redis localhost:6379
 
 // consoleFlags are shown in the help; the gateway's others are taken and passed over.
 var consoleFlags = []string{
-	"console-listen", "console-users", "console-host", "console-reader", "console-proxy", "redis", "key-prefix", "store-timeout", "limits", "table",
+	"console-listen", "console-users", "console-host", "console-reader", "console-proxy", "trusted-proxy", "redis", "key-prefix", "store-timeout", "limits", "table",
 	"columns", "quota", "jitter", "key", "shadow", "create-table", "interval", "wait", "switch", "config", "log-format", "log-level",
 }
 

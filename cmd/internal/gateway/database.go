@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/stdlib"
-	_ "modernc.org/sqlite" // the driver of that name
+	"modernc.org/sqlite" // also the driver of that name
 
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -178,4 +179,20 @@ func missingTable(err error) bool {
 		return pg.Code == "42P01"
 	}
 	return strings.Contains(err.Error(), "no such table")
+}
+
+// misfits tells whether a database is there, and has tables of another shape than what is read or written.
+func misfits(err error) bool {
+	var my *mysql.MySQLError
+	var pg *pgconn.PgError
+	var lite *sqlite.Error
+	switch {
+	case errors.As(err, &my): // no such column, one without a default, or one that cannot hold it
+		return slices.Contains([]uint16{1048, 1054, 1136, 1146, 1264, 1265, 1292, 1364, 1366, 1406, 3819, 4025}, my.Number)
+	case errors.As(err, &pg): // classes: what a name means, values, constraints
+		return len(pg.Code) == 5 && slices.Contains([]string{"42", "22", "23"}, pg.Code[:2])
+	case errors.As(err, &lite):
+		return slices.Contains([]int{1, 18, 19, 20}, lite.Code()&0xff) // ERROR, TOOBIG, CONSTRAINT, MISMATCH
+	}
+	return false
 }

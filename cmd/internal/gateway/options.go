@@ -39,6 +39,7 @@ type trafficOptions struct {
 	listen          string
 	upstreams       []string
 	upstreamTimeout time.Duration
+	bodyTimeout     time.Duration
 	key             string
 	match           string
 	unknownStatus   int
@@ -110,6 +111,8 @@ func (o *trafficOptions) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&o.upstreams, "upstream", nil, "`URL` to forward to, or /prefix=URL for some paths; may be repeated. The longest prefix "+
 		"counts, in whole segments; the path is sent on with its prefix, appended to that of the URL")
 	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "until an upstream's answer begins; 0: no limit")
+	f.DurationVar(&o.bodyTimeout, "body-timeout", time.Minute, "how long a client may send nothing of its body while that is waited for; then the "+
+		"call ends with 408. 0: no limit")
 	f.StringVar(&o.key, "key", "path", "what names a call's bucket: path, client (its address) or header:NAME, whose value then shows in "+
 		"Redis and in the log. Several with + between, such as path+header:X-Tenant, make keys with | between")
 	f.StringVar(&o.match, "match", "clean", "which row counts for a path: exact, of that name; clean, without a slash at the end and without "+
@@ -220,6 +223,7 @@ func (c *config) checkNumbers() error {
 		least, most time.Duration
 	}{
 		{"upstream-timeout", c.upstreamTimeout, 0, time.Hour},
+		{"body-timeout", c.bodyTimeout, 0, time.Hour},
 		{"max-retry-after", c.maxRetryAfter, 0, time.Hour},
 		{"jitter", c.jitter, 0, time.Second},
 		{"interval", c.interval, 10 * time.Millisecond, time.Hour},

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"math"
 	"net"
@@ -21,25 +20,11 @@ import (
 
 // call is what is known about a request from its arrival on.
 type call struct {
-	route  *route
-	key    string
-	by     registry.Decider // what has refused it
-	leave  func()           // gives back what it holds; nil: nothing
-	broken atomic.Bool      // its body could not be read
-}
-
-// incoming is the body of a call.
-type incoming struct {
-	io.ReadCloser
-	call *call
-}
-
-func (b *incoming) Read(p []byte) (int, error) {
-	n, err := b.ReadCloser.Read(p)
-	if err != nil && err != io.EOF && !errors.Is(err, http.ErrBodyReadAfterClose) { // closed by us, since the upstream has failed
-		b.call.broken.Store(true)
-	}
-	return n, err
+	route *route
+	key   string
+	by    registry.Decider // what has refused it
+	leave func()           // gives back what it holds; nil: nothing
+	body  *incoming        // nil: it has none
 }
 
 // end gives back what the call holds, also when nobody has closed its response.
@@ -66,7 +51,7 @@ type proxy struct {
 
 	running sync.WaitGroup // all requests, also those whose connection is no longer the server's
 	calls   struct {
-		received, inFlight, refused, failed, upstreamErrors atomic.Int64
+		received, inFlight, refused, failed, upstreamErrors, badBodies atomic.Int64
 	}
 }
 
@@ -133,6 +118,12 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 	handler := p.handler.Load()
 	settings := p.live.Load()
+	var body *incoming
+	if r.Body != nil && r.Body != http.NoBody {
+		body = &incoming{ReadCloser: r.Body, patience: settings.bodyTimeout, connection: http.NewResponseController(w), failures: &p.calls.badBodies}
+		body.allow()
+		defer body.leave()
+	}
 	route := settings.routes.find(cleanPath(r.URL.Path))
 	switch {
 	case handler == nil:
@@ -143,11 +134,11 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "no upstream for this path", http.StatusNotFound)
 	default:
 		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
-		c := &call{route: route, key: settings.key.of(settings, r, p.metrics.match)}
+		c := &call{route: route, key: settings.key.of(settings, r, p.metrics.match), body: body}
 		defer c.end()
 		r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
-		if r.Body != nil && r.Body != http.NoBody {
-			r.Body = &incoming{r.Body, c}
+		if body != nil {
+			r.Body = body
 		}
 		(*handler).ServeHTTP(w, r)
 	}
@@ -177,16 +168,18 @@ func (p *proxy) rewrite(r *httputil.ProxyRequest) {
 func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 	var refused *httplimit.RefusedError
 	var failed *httplimit.GateError
+	spoiled := callOf(r).body.spoiled(r.Context().Err())
 	switch {
 	case errors.As(err, &refused):
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64(math.Ceil(refused.RetryAfter.Seconds()))), 10))
 		p.refuse(w, r)
 	case errors.As(err, &failed):
 		unavailable(w, "the rate limiter is not available")
+	case spoiled != 0: // the upstream's answer was not waited for
+		p.log.Debug("a body could not be read", "key", callOf(r).key, "status", spoiled)
+		http.Error(w, "the body did not come as it should, or not in time", spoiled)
 	case r.Context().Err() != nil: // the client has gone, or the time to drain is over
 		unavailable(w, "the request was cancelled")
-	case callOf(r).broken.Load(): // the upstream's answer was not waited for
-		http.Error(w, "the body cannot be read", http.StatusBadRequest)
 	default:
 		p.calls.upstreamErrors.Add(1)
 		upstream, kind, status := callOf(r).route.target.String(), kindOf(err), http.StatusBadGateway

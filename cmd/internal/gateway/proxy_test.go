@@ -73,7 +73,8 @@ func (k *keys) Reserve(_ context.Context, key string) (*tokenbucket.Reservation,
 
 func (k *keys) Penalize(context.Context, string, time.Duration) error { return nil }
 
-func newTestProxy(t *testing.T, gate httplimit.Gate, args ...string) *httptest.Server {
+// openProxy makes a proxy, whose gate is open unless it is nil.
+func openProxy(t *testing.T, gate httplimit.Gate, args ...string) *proxy {
 	t.Helper()
 	o, err := given(t, append([]string{"--limits", "sqlite://f", "--store", "memory"}, args...), nil, "")
 	require.NoError(t, err)
@@ -85,7 +86,12 @@ func newTestProxy(t *testing.T, gate httplimit.Gate, args ...string) *httptest.S
 	if gate != nil {
 		require.NoError(t, p.open(gate))
 	}
-	server := httptest.NewServer(p)
+	return p
+}
+
+func newTestProxy(t *testing.T, gate httplimit.Gate, args ...string) *httptest.Server {
+	t.Helper()
+	server := httptest.NewServer(openProxy(t, gate, args...))
 	t.Cleanup(server.Close)
 	return server
 }
@@ -231,14 +237,9 @@ func TestRetryAfter(t *testing.T) {
 
 // Who has used up a bucket is told to try again, whatever the bucket is of: a row, a key without a row, or a bad row.
 func TestRefusedByABucket(t *testing.T) {
-	o, err := given(t, append(append([]string{}, enough...), "--unknown", "0.001", "--bad-rows", "0.001", "--inbound"), nil, "")
-	require.NoError(t, err)
-	c, err := o.parse()
-	require.NoError(t, err)
-	p, err := newProxy(c, slog.New(slog.DiscardHandler))
-	require.NoError(t, err)
+	p := openProxy(t, nil, "--upstream", "http://127.0.0.1:1", "--unknown", "0.001", "--bad-rows", "0.001", "--inbound")
 	rows := registry.Static{{Name: "/row", Rate: 0.001}, {Name: "/bad", Rate: -1}, {Name: "/zero"}}
-	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows),
+	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithUnknown(p.config.unknown), registry.WithBadRows(p.config.badRows),
 		registry.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
@@ -268,14 +269,7 @@ func TestBrokenBodies(t *testing.T) {
 		"the client has gone":  {"Content-Length: 1000\r\n\r\nshort", true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o, err := given(t, []string{"--upstream", upstream.URL, "--limits", "sqlite://f", "--store", "memory"}, nil, "")
-			require.NoError(t, err)
-			c, err := o.parse()
-			require.NoError(t, err)
-			p, err := newProxy(c, slog.New(slog.DiscardHandler))
-			require.NoError(t, err)
-			t.Cleanup(p.base.CloseIdleConnections)
-			require.NoError(t, p.open(&keys{}))
+			p := openProxy(t, &keys{}, "--upstream", upstream.URL)
 			server := httptest.NewServer(p)
 			conn, err := net.Dial("tcp", server.Listener.Addr().String())
 			require.NoError(t, err)
@@ -289,6 +283,7 @@ func TestBrokenBodies(t *testing.T) {
 			require.NoError(t, conn.Close())
 			server.Close()
 			require.Zero(t, p.calls.upstreamErrors.Load(), "%s", answer)
+			require.EqualValues(t, 1, p.calls.badBodies.Load())
 		})
 	}
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // live are the settings that a running gateway can change. The others are read when it starts.
-var live = []string{"upstream", "key", "match", "unknown-status", "trusted-proxy", "max-age", "drain", "drain-delay", "log-level"}
+var live = []string{"upstream", "body-timeout", "key", "match", "unknown-status", "trusted-proxy", "max-age", "drain", "drain-delay", "log-level"}
 
 // again reads the settings anew: the command line as it was, the environment, and the file as it is now.
 func (o *options) again(given *pflag.FlagSet) (*config, error) {
@@ -68,6 +68,12 @@ func (s *service) reload(ctx context.Context) {
 			later = append(later, f.Name)
 		}
 	})
+	if regroup { // the next reload compares with what is in force
+		_ = next.given.Lookup("key").Value.Set(next.options.key) // it was good before
+	}
+	if !slices.Equal(next.access.Users, s.config.access.Users) && !slices.Contains(later, "console-users") {
+		later = append(later, "console-users") // the same file, in which something else stands: who is no longer in it may still come in
+	}
 	s.proxy.live.Store(next)
 	s.level.Set(next.level)
 	s.log.Info("the settings were reloaded", "changed", strings.Join(changed, ","))

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"log/slog"
 	"net/http/httptest"
 	"os"
@@ -21,24 +22,27 @@ func TestReloadedProxies(t *testing.T) {
 		text := "upstream: http://u:1\nlimits: sqlite://f\nstore: memory\n" + more
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 	}
+	users := filepath.Join(t.TempDir(), "users")
+	require.NoError(t, os.WriteFile(users, []byte("write ann a-token-of-hers-alone"), 0o600))
 	settings("key: client\n")
 	o := new(options)
 	flags := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	for _, g := range o.flags() {
 		flags.AddFlagSet(g.flags)
 	}
-	require.NoError(t, flags.Parse([]string{"--config", path}))
+	require.NoError(t, flags.Parse([]string{"--config", path, "--console-users", users}))
 	require.NoError(t, o.load(flags, nil))
 	c, err := o.parse()
 	require.NoError(t, err)
 	quiet := slog.New(slog.DiscardHandler)
+	var log bytes.Buffer
 	p, err := newProxy(c, quiet)
 	require.NoError(t, err)
 	limits, err := registry.New(registry.Static{{Name: "192.0.2.7", Rate: 1}}, tokenbucket.NewMemoryStore(), registry.WithLogger(quiet))
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
 	p.metrics.limits.Store(limits)
-	s := &service{config: c, log: quiet, level: new(slog.LevelVar), proxy: p}
+	s := &service{config: c, log: slog.New(slog.NewTextHandler(&log, nil)), level: new(slog.LevelVar), proxy: p}
 	r := httptest.NewRequest("GET", "/", nil)
 	r.RemoteAddr = "10.0.0.1:1"
 	r.Header.Set("X-Forwarded-For", "192.0.2.7")
@@ -52,7 +56,17 @@ func TestReloadedProxies(t *testing.T) {
 		s.reload(t.Context())
 		require.Equal(t, "192.0.2.7", key())
 	}
+	told := func() string {
+		was := log.Len()
+		s.reload(t.Context())
+		return log.String()[was:]
+	}
+	settings("key: client\ntrusted-proxy: 10.0.0.0/8\n")
+	require.Contains(t, told(), `changed=""`, "a key that was not taken over is taken back")
+	require.NotContains(t, log.String(), "console-users")
+	require.NoError(t, os.WriteFile(users, nil, 0o600))
+	require.Contains(t, told(), `msg="these settings need a new process" settings=console-users`, "ann can still come in")
 	settings("key: path\n")
-	s.reload(t.Context())
+	require.Contains(t, told(), "changed=key,trusted-proxy")
 	require.Equal(t, "/", key())
 }

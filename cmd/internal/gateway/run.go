@@ -122,7 +122,8 @@ func (s *service) close() {
 
 // listen opens both ports: a gateway that waits for its limits says so, and one whose port is taken ends at once.
 //
-// There is no time limit for a whole request or response: they may be streams. Headers have one, and idle connections.
+// There is no time limit for a whole request or response: they may be streams. Headers have one, idle connections, and
+// clients that send nothing of a body (see incoming).
 func (s *service) listen() error {
 	requests, cut := context.WithCancel(context.Background())
 	s.cut = cut

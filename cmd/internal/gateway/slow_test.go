@@ -3,7 +3,6 @@ package gateway
 import (
 	"bufio"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"testing"
@@ -35,22 +34,13 @@ func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 // Whoever announces a body to the admin port and does not send it has no connection for ever.
 func TestSlowBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o, err := given(t, enough, nil, "")
-		require.NoError(t, err)
-		c, err := o.parse()
-		require.NoError(t, err)
-		p, err := newProxy(c, slog.New(slog.DiscardHandler))
-		require.NoError(t, err)
-		a := &admin{config: c, proxy: p}
+		p := openProxy(t, nil, "--upstream", "http://u:1")
+		a := &admin{config: p.config, proxy: p}
 		p.metrics.add(a)
-		l := &pipes{make(chan net.Conn), make(chan struct{})}
-		server := &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second}
-		go func() { _ = server.Serve(l) }()
-		defer func() { _ = server.Close() }()
-		ours, theirs := net.Pipe()
-		l.calls <- theirs
+		ours := inMemory(t, &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second})()
 		began := time.Now()
-		go func() { _, _ = io.WriteString(ours, "POST /healthz HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n") }()
+		_, err := io.WriteString(ours, "POST /healthz HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n")
+		require.NoError(t, err)
 		_, err = io.Copy(io.Discard, bufio.NewReader(ours))
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(began), time.Minute)

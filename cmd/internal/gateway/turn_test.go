@@ -3,10 +3,14 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
@@ -70,5 +74,48 @@ func TestTurnWithoutADatabase(t *testing.T) {
 				require.ErrorContains(t, err, test.says)
 			})
 		})
+	}
+}
+
+// An audit table of another shape is not a database that is away: somebody must repair it.
+func TestTurnWithAWrongAudit(t *testing.T) {
+	for name, wrong := range map[string]string{
+		"a column is missing":    "ALTER TABLE t_ratelimite_audit RENAME COLUMN why TO reason",
+		"a column without value": "DROP TABLE t_ratelimite_audit; CREATE TABLE t_ratelimite_audit (auditId INTEGER PRIMARY KEY, changedBy, why, ofTable, name, fromRow, toRow, ticket NOT NULL)",
+		"":                       "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, want := parseDSN("sqlite://"+filepath.Join(t.TempDir(), "limits.db"), true)
+			require.Empty(t, want)
+			limits, err := db.connect(t.Context(), false)
+			require.NoError(t, err)
+			defer func() { _ = limits.Close() }()
+			_, err = limits.ExecContext(t.Context(), wrong)
+			require.NoError(t, err)
+			editor, err := sqlsource.NewEditor(limits, db.dialect)
+			require.NoError(t, err)
+			sw, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return true, nil }, registry.WithSwitchInterval(time.Hour),
+				registry.WithSwitchWrite(func(context.Context, bool) error { return nil }))
+			require.NoError(t, err)
+			defer sw.Close()
+			err = turn(t.Context(), editor, sw, false, "ann", "an incident")
+			require.Equal(t, name == "", err == nil, "%v", err)
+			require.NotErrorIs(t, err, console.ErrNotAudited)
+			require.Equal(t, name != "", sw.Enabled())
+		})
+	}
+}
+
+// Whether a database is there, by what its drivers say.
+func TestMisfits(t *testing.T) {
+	for _, err := range []error{
+		&mysql.MySQLError{Number: 1054}, &mysql.MySQLError{Number: 1364}, &pgconn.PgError{Code: "42703"}, &pgconn.PgError{Code: "23502"}, &pgconn.PgError{Code: "22001"},
+	} {
+		require.True(t, misfits(fmt.Errorf("wrapped: %w", err)), "%v", err)
+	}
+	for _, err := range []error{
+		nil, errors.New("connection refused"), &mysql.MySQLError{Number: 1040}, &mysql.MySQLError{Number: 1205}, &pgconn.PgError{Code: "57P01"}, &pgconn.PgError{Code: "53300"},
+	} {
+		require.False(t, misfits(err), "%v", err)
 	}
 }

@@ -1,0 +1,94 @@
+package console_test
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/console"
+)
+
+// A sign-in that fails is logged, with where it came from, and without a token. One that succeeds is not, and who has not tried is not.
+func TestFailedSignIns(t *testing.T) {
+	for name, test := range map[string]struct {
+		headers      []string
+		user, secret string
+		want         string // the line's end; "": none
+	}{
+		"a wrong token":              {user: "ann", secret: "a guess of a token", want: `client=192.0.2.7 user="\"ann\"" why="This name and token are not known." omitted=0`},
+		"another user's token":       {user: "ann", secret: readerToken, want: `user="\"ann\""`},
+		"a token in place of a name": {user: readerToken, want: `user="\"(a token)\""`},
+		"a name of several lines":    {user: "ann\nlevel=INFO " + strings.Repeat("x", 100), secret: "a guess", want: `user="\"ann\\nlevel=INFO ` + strings.Repeat("x", 49) + `\"" why`},
+		"a wrong bearer token":       {headers: []string{"Authorization", "Bearer a guess of a token"}, want: `client=192.0.2.7 user="\"\""`},
+		"no header of ours":          {headers: []string{"Authorization", "a guess of a token"}, want: `user="\"\""`},
+		"a proxy without one name":   {headers: []string{"X-Forwarded-User", ""}, want: "The proxy's X-Forwarded-User is not one name."},
+		"nobody":                     {},
+		"who is known":               {user: "bob", secret: readerToken},
+		"a host that is not known":   {headers: []string{"Host", "evil.example"}, user: "ann", secret: "a guess"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			c := newConsole(t, console.Config{
+				Access: console.Access{Users: users(), Proxies: networks("10.9.0.0/16"), Forwarders: networks("10.8.0.0/16")},
+				Log:    slog.New(slog.NewTextHandler(&log, nil)),
+			})
+			r := local("GET", "/", append(test.headers, "X-Forwarded-For", "203.0.113.1, 192.0.2.7, 10.8.0.1")...)
+			r.RemoteAddr, r.Host = "10.9.0.1:1", "10.0.0.1"
+			if h := r.Header.Get("Host"); h != "" {
+				r.Host = h
+			}
+			if test.user != "" {
+				r.SetBasicAuth(test.user, test.secret)
+			}
+			ask(c, r)
+			for _, secret := range []string{"guess", readerToken, writerToken} {
+				require.NotContains(t, log.String(), secret)
+			}
+			if test.want == "" {
+				require.Empty(t, log.String())
+				require.Zero(t, c.FailedSignIns())
+				return
+			}
+			require.Contains(t, log.String(), "level=WARN msg=\"console: a sign-in failed\" client=")
+			require.Contains(t, log.String(), test.want)
+			require.Equal(t, 1, strings.Count(log.String(), "\n"))
+			require.EqualValues(t, 1, c.FailedSignIns())
+		})
+	}
+	_, err := console.New(console.Config{Source: none{}, Access: console.Access{Forwarders: make([]netip.Prefix, 1)}})
+	require.ErrorIs(t, err, console.ErrInvalid)
+}
+
+// Who tries many tokens does not flood the log: in no second it has more than five lines, and what is left out is counted.
+func TestManyFailedSignIns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		c := newConsole(t, console.Config{Access: console.Access{Users: users()}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+		lines := func(tries int) (lines int) {
+			was := strings.Count(log.String(), "\n")
+			for i := range tries {
+				w := ask(c, local("GET", "/api/history?name=x", "Authorization", fmt.Sprint("Bearer guess ", i)))
+				require.Equal(t, http.StatusUnauthorized, w.Code)
+			}
+			return strings.Count(log.String(), "\n") - was
+		}
+		require.Equal(t, 3, lines(3))
+		time.Sleep(900 * time.Millisecond)
+		require.Equal(t, 2, lines(100))
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, 3, lines(100), "three of the last second's are older than that")
+		require.Contains(t, log.String(), "omitted=98")
+		time.Sleep(time.Hour)
+		require.Equal(t, 1, lines(1))
+		require.True(t, strings.HasSuffix(log.String(), "omitted=97\n"), log.String())
+		require.EqualValues(t, 204, c.FailedSignIns())
+	})
+}
