@@ -158,6 +158,14 @@ func (b *bench) takes() string {
 	return "evalsha"
 }
 
+// refunds is a text that those requests contain that give permits back, unless several share a request.
+func (b *bench) refunds() string {
+	if b.which == "lock" {
+		return b.takes()
+	}
+	return "\nG "
+}
+
 // failure fails the test unless an error is one that a store which does not answer may cause.
 func failure(t *testing.T, err error) {
 	t.Helper()
