@@ -401,7 +401,8 @@ func TestOutageUnderALock(t *testing.T) {
 			store := redisStores(client, tb.WithLockTTL(time.Minute))[which]
 			const timeout = time.Second
 			var health told
-			l := open(t, "x", 1000, store, tb.WithFailurePolicy(tb.FailOpen), tb.WithStoreTimeout(timeout), health.option())
+			l := open(t, "x", 1000, store, tb.WithFailurePolicy(tb.FailOpen), tb.WithStoreTimeout(timeout), health.option(),
+				tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that nobody is refused without asking
 			_, err := l.Try(background)
 			require.NoError(t, err)
 			require.NoError(t, client.Set(background, "tokenbucket:{x}:lock", "other", time.Minute).Err())
@@ -420,7 +421,7 @@ func TestOutageUnderALock(t *testing.T) {
 				_, err := l.Try(background)
 				require.NoError(t, err)
 			}
-			closed := open(t, "x", 1000, store, tb.WithStoreTimeout(timeout))
+			closed := open(t, "x", 1000, store, tb.WithStoreTimeout(timeout), tb.WithMaxPermits(1000))
 			require.NoError(t, server.Stop())
 			_, err = closed.TryAcquire(background, 1, 0)
 			require.ErrorIs(t, err, tb.ErrStoreTimeout)
