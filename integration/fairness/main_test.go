@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	faultlab.Main()
-	faultlab.Parallel(4)
+	faultlab.Parallel(8)
 	redistest.Main(m)
 }
 

@@ -10,8 +10,9 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
-// Three processes 0, 5 and 20 ms away share a bucket of 1000/s. It comes first and alone, as it keeps a machine busy.
+// Three processes 0, 5 and 20 ms away share a bucket of 1000/s.
 func TestThreeDistances(t *testing.T) {
+	t.Parallel()
 	distances := []time.Duration{100 * time.Microsecond, 5 * time.Millisecond, 20 * time.Millisecond}
 	lasts, least := 20*time.Second, 0.75
 	if faultlab.Long() {
@@ -33,6 +34,7 @@ func TestThreeDistances(t *testing.T) {
 
 // A process that is 5 ms farther from the server gets its share all the same, at the rate of an airline's interface, too.
 func TestTwoDistances(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		rate    float64
 		callers int
