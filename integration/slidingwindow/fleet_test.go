@@ -22,6 +22,7 @@ const workerEnv = "TOKENBUCKET_WINDOW_WORKER"
 
 func TestMain(m *testing.M) {
 	worker.Main(workerEnv, work)
+	faultlab.Parallel(6)
 	redistest.Main(m)
 }
 

@@ -89,6 +89,7 @@ func TestD5SentinelKill(t *testing.T) {
 		before += 100
 		during -= int(f.calls.Load())
 	}
+	s.ReplaceSoon(t)
 	s.Master.Kill()
 	killed := time.Now()
 	s.AwaitFailover(t, s.Master)
@@ -141,6 +142,7 @@ func TestD6SentinelStopped(t *testing.T) {
 			}
 			role := s.Master.Client(t)
 			was := told(t, role)
+			s.ReplaceSoon(t)
 			require.NoError(t, s.Master.Stop())
 			t.Cleanup(func() { _ = s.Master.Continue() }) // so that a test that fails ends: some wait for it
 			stopped := time.Now()
