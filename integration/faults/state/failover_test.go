@@ -120,6 +120,7 @@ func TestD5SentinelKill(t *testing.T) {
 // seconds later. A client that holds on to it is granted permits of its own by it for so long: rate × that time and one
 // bucket, no more. If a master must have a replica in order to write, it grants none.
 func TestD6SentinelStopped(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string][]string{
 		"alone":        nil,
 		"min-replicas": {"--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"},
