@@ -264,7 +264,7 @@ func TestB4HungIsNoContention(t *testing.T) {
 // Without a deadline, and callers keep arriving: those whose batch is given up are told, whoever it is that notices first that it is
 // late.
 func TestB4Stream(t *testing.T) {
-	sideBySide(t, func(t *testing.T, b *bench) {
+	inTurn(t, func(t *testing.T, b *bench) {
 		const callers, timeout, apart = 4000, 200 * time.Millisecond, 300 * time.Microsecond
 		late := faultlab.MeasureLateness(t)
 		l := b.limiter(t, b.connect(t), slow, size, timeout)

@@ -20,7 +20,7 @@ import (
 // The network comes and goes every 200 ms: refused, silent, back again; and then it cuts connections only. Goroutines do not pile up, connections neither, each
 // caller returns by its deadline, no call is executed twice, and when it is over all is as before.
 func TestG3Flap(t *testing.T) {
-	sideBySide(t, func(t *testing.T, b *bench) {
+	inTurn(t, func(t *testing.T, b *bench) {
 		const callers, limit, beat = 16, 100 * time.Millisecond, 200 * time.Millisecond
 		lasting := faultlab.Lasting(3*time.Second, 15*time.Second)
 		random := faultlab.Seed(t)
