@@ -73,7 +73,6 @@ func TestD1RestartEmpty(t *testing.T) {
 // D2: a server that forgets, again and again, while it runs: by FLUSHALL, by DEL of the bucket, by eviction. No call fails,
 // and each loss forgives what was owed, and one permit comes.
 func TestD2Forgotten(t *testing.T) {
-	t.Parallel()
 	every := func(pause time.Duration, do func(client *redis.Client, fleets []*fleet) error) func(*testing.T, *redis.Client, []*fleet) {
 		return func(t *testing.T, client *redis.Client, fleets []*fleet) {
 			for began := time.Now(); time.Since(began) < faultlab.Lasting(4*time.Second, 30*time.Second); time.Sleep(pause) {
@@ -235,7 +234,6 @@ func TestD3ScriptFlushTrips(t *testing.T) {
 // D3: the same every 50 ms under load, also with a client whose batches travel in pipelines, where a script that is unknown
 // cannot be sent again in place.
 func TestD3ScriptFlushUnderLoad(t *testing.T) {
-	t.Parallel()
 	ring := func(t *testing.T, server *redistest.Server) tokenbucket.RedisClient {
 		r := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"one": server.Addr}})
 		t.Cleanup(func() { _ = r.Close() })
