@@ -116,7 +116,7 @@ func TestNamesAndSlots(t *testing.T) {
 	names = slices.Compact(names)
 	for which, store := range redisStores(client) {
 		for _, name := range names {
-			r, err := open(t, name, 1, store).Reserve(background, 1)
+			r, err := open(t, name, 1, store, tb.WithStoreTimeout(20*time.Second)).Reserve(background, 1)
 			require.NoError(t, err, "%s: %q", which, name)
 			require.True(t, r.OK())
 		}
