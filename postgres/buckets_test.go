@@ -70,6 +70,7 @@ func step(ctx context.Context, tx pgx.Tx, b *tokenbucket.Batch) error {
 
 // TestBuckets: a store that knows nothing of this library but Store and Batch passes what every store must.
 func TestBuckets(t *testing.T) {
+	t.Parallel()
 	var again atomic.Int64
 	storetest.Run(t, func(t *testing.T) func() tokenbucket.Store {
 		schema := fmt.Sprint("buckets", names.Add(1))

@@ -13,6 +13,7 @@ import (
 )
 
 func TestBackend(t *testing.T) {
+	t.Parallel()
 	pool, schema := opened(t)
 	testBackend(t, pool, schema)
 }
@@ -36,6 +37,7 @@ func testBackend(t *testing.T, pool *pgxpool.Pool, schema Option) {
 }
 
 func TestConformance(t *testing.T) {
+	t.Parallel()
 	pool, schema := opened(t)
 	testConformance(t, pool, schema)
 }

@@ -21,6 +21,7 @@ import (
 
 // TestSize: the tables stay small under steady use, though no vacuum ever runs. TOKENBUCKET_ACQUISITIONS sets how much use.
 func TestSize(t *testing.T) {
+	t.Parallel()
 	total := int64(20_000)
 	if text := os.Getenv("TOKENBUCKET_ACQUISITIONS"); text != "" {
 		n, err := strconv.ParseInt(text, 10, 64)

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	}
 	redis.SetLogger(silent{})
 	flag.Parse()
-	flag.Set("test.parallel", "5") // the demos wait more than they work
+	flag.Set("test.parallel", "8") // the demos wait more than they work
 	code := m.Run()
 	dbtest.StopShared()
 	if err := goleak.Find(); code == 0 && err != nil {

@@ -158,7 +158,7 @@ func (p *tab) waitFor(expression string) {
 		var v bool
 		err := chromedp.Run(p.ctx, chromedp.Evaluate("!!("+expression+")", &v))
 		return err == nil && v
-	}, 15*time.Second, 50*time.Millisecond, "%s", expression)
+	}, time.Minute, 50*time.Millisecond, "%s", expression)
 }
 
 // write replaces what a field says.

@@ -33,6 +33,7 @@ func TestThreeDistances(t *testing.T) {
 
 // A process that is 5 ms farther from the server gets its share all the same, at the rate of an airline's interface, too.
 func TestTwoDistances(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		rate    float64
 		callers int

@@ -31,6 +31,7 @@ func TestLeaseBound(t *testing.T) {
 		"lock":   func(c tb.RedisClient) tb.Store { return tb.NewRedisStore(c) },
 	} {
 		t.Run(which, func(t *testing.T) {
+			late := faultlab.MeasureLateness(t)
 			var (
 				mu       sync.Mutex
 				used     []faultlab.Span
@@ -39,7 +40,8 @@ func TestLeaseBound(t *testing.T) {
 				began    = time.Now()
 			)
 			for range processes {
-				l, err := tb.NewSmoothBursty(which, rate, tb.WithStore(open(server.Client(t))), tb.WithInitialPermits(rate), tb.WithLease(d))
+				l, err := tb.NewSmoothBursty(which, rate, tb.WithStore(open(server.Client(t))), tb.WithInitialPermits(rate), tb.WithLease(d),
+					tb.WithStoreTimeout(20*time.Second)) // a busy machine is no outage
 				require.NoError(t, err)
 				limiters = append(limiters, l)
 				for range 4 {
@@ -74,8 +76,11 @@ func TestLeaseBound(t *testing.T) {
 			t.Logf("%d used in %v, worst window %.0f of %.0f", len(used), took.Round(time.Millisecond), level, most)
 			require.LessOrEqual(t, float64(len(used)), rate+took.Seconds()*rate+1)
 			require.LessOrEqual(t, level, most+faultlab.Noise(rate))
-			// What the pauses let overflow is lost, and what a machine is too busy to ask for: half of it is plenty.
-			require.GreaterOrEqual(t, float64(len(used)), 0.5*rate*lasts.Seconds())
+			// What the pauses let overflow is lost, and what a machine is too busy to ask for: half of it is plenty, unless it is
+			// later than a lease lasts.
+			if late.Most() < d {
+				require.GreaterOrEqual(t, float64(len(used)), 0.5*rate*lasts.Seconds())
+			}
 		})
 	}
 }

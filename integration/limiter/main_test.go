@@ -22,7 +22,7 @@ import (
 func TestMain(m *testing.M) {
 	redis.SetLogger(silent{})
 	worker.Main(workerEnv, work) // this may be one of the processes that TestProcesses starts
-	faultlab.Parallel(4)
+	faultlab.Parallel(6)
 	redistest.Main(m)
 }
 

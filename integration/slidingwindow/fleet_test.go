@@ -22,6 +22,7 @@ const workerEnv = "TOKENBUCKET_WINDOW_WORKER"
 
 func TestMain(m *testing.M) {
 	worker.Main(workerEnv, work)
+	faultlab.Parallel(6)
 	redistest.Main(m)
 }
 
@@ -91,9 +92,11 @@ func (silent) Printf(context.Context, string, ...any) {}
 // Four processes at ten times the limit. In no window that the outage does not touch Exact admits more than the limit; in
 // one that it does touch, and in Approximate, it is within the bounds that are stated.
 func TestFleet(t *testing.T) {
+	t.Parallel()
 	length := faultlab.Lasting(8*time.Second, 30*time.Second)
 	for _, mode := range []slidingwindow.Mode{slidingwindow.Exact, slidingwindow.Approximate} {
 		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
 			server := redistest.Start(t)
 			var ends []func() []event
 			for range processes {

@@ -34,7 +34,7 @@ func TestServerHangs(t *testing.T) {
 				require.ErrorIs(t, err, context.DeadlineExceeded)
 				require.ErrorContains(t, err, conf)
 				require.Empty(t, table)
-				require.Less(t, time.Since(began), 2*time.Second)
+				require.Less(t, time.Since(began), 5*time.Second)
 			}
 			require.NoError(t, server.Continue())
 			require.Len(t, load(t, b, db).Limits, 10)
@@ -88,7 +88,7 @@ func TestCancelled(t *testing.T) {
 		began := time.Now()
 		_, err = source(t, b, db).Load(short(t, 200*time.Millisecond))
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Less(t, time.Since(began), 2*time.Second)
+		require.Less(t, time.Since(began), 5*time.Second)
 		unlock := "UNLOCK TABLES"
 		if b.dialect == sqlsource.PostgreSQL {
 			unlock = "ROLLBACK"
@@ -114,7 +114,7 @@ func TestSQLiteLocked(t *testing.T) {
 	_, err = source(t, b, db).Load(short(t, 200*time.Millisecond))
 	t.Log("returned after", time.Since(began), err)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Less(t, time.Since(began), 2*time.Second, "the driver waits for ten")
+	require.Less(t, time.Since(began), 5*time.Second, "the driver waits for ten")
 	_, err = c.ExecContext(ctx, "ROLLBACK")
 	require.NoError(t, err)
 	require.NoError(t, c.Close())

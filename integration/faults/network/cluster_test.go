@@ -16,7 +16,7 @@ import (
 // that loses patience sooner than that: a cluster's client has redirections to follow and so cannot be forbidden to try
 // again, but what takes permits is executed at most once a call.
 func TestB3Cluster(t *testing.T) {
-	noLeaks(t)
+	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	for name, change := range map[string]func(*redis.ClusterOptions){
 		"default": func(*redis.ClusterOptions) {},

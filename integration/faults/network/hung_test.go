@@ -143,7 +143,7 @@ func settled(t *testing.T, b *bench) {
 // when it goes on is bounded by what is in flight: one batch at a time, given up when its callers have left or the store's
 // timeout has passed; and what it took comes back, but for batches whose answer the client no longer waits for.
 func TestB4FirstCalls(t *testing.T) {
-	inTurn(t, func(t *testing.T, b *bench) {
+	sideBySide(t, func(t *testing.T, b *bench) {
 		const callers, timeout, storeTimeout, hang = 2000, 100 * time.Millisecond, 500 * time.Millisecond, 1200 * time.Millisecond
 		late := faultlab.MeasureLateness(t)
 		warm := b.limiter(t, b.direct, slow, size, 5*time.Second)
@@ -216,7 +216,7 @@ func (r *recorder) permits(t *testing.T) (all int) {
 
 // Callers without a deadline of their own return by the store's timeout, also the one that carries the batch itself.
 func TestB4NoDeadline(t *testing.T) {
-	inTurn(t, func(t *testing.T, b *bench) {
+	sideBySide(t, func(t *testing.T, b *bench) {
 		const callers, timeout = 500, 400 * time.Millisecond
 		late := faultlab.MeasureLateness(t)
 		l := b.limiter(t, b.connect(t), slow, size, timeout)

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -26,15 +25,9 @@ import (
 var background = context.Background()
 
 func TestMain(m *testing.M) {
-	redis.SetLogger(quiet{})
-	faultlab.Parallel(6)
-	os.Exit(m.Run())
+	faultlab.Parallel(12)
+	redistest.Main(m)
 }
-
-// quiet is the client's log, which a network like this fills with what is expected.
-type quiet struct{}
-
-func (quiet) Printf(context.Context, string, ...any) {}
 
 const prefix = "tokenbucket:"
 
@@ -62,10 +55,22 @@ type bench struct {
 	client string
 }
 
-// each runs a test with every store, the usual clients and more at the same time, and looks for goroutines that are left.
+// each runs a test with every store, the usual clients and more, at the same time as others. Main looks for goroutines that are left.
 func each(t *testing.T, test func(t *testing.T, b *bench), more ...string) {
 	t.Helper()
+	t.Parallel()
+	benches(t, test, more...)
+}
+
+// sideBySide is each beside no other test, and looks for goroutines that are left itself.
+func sideBySide(t *testing.T, test func(t *testing.T, b *bench)) {
+	t.Helper()
 	noLeaks(t)
+	benches(t, test)
+}
+
+func benches(t *testing.T, test func(t *testing.T, b *bench), more ...string) {
+	t.Helper()
 	for _, which := range stores {
 		for _, client := range append(more, usual...) {
 			t.Run(which+"/"+client, func(t *testing.T) {
@@ -76,7 +81,7 @@ func each(t *testing.T, test func(t *testing.T, b *bench), more ...string) {
 	}
 }
 
-// inTurn is each with the usual clients, one after another.
+// inTurn is each with the usual clients, one after another, and looks for goroutines that are left.
 func inTurn(t *testing.T, test func(t *testing.T, b *bench)) {
 	t.Helper()
 	for _, which := range stores {
@@ -156,6 +161,14 @@ func (b *bench) takes() string {
 		return "tb1 epoch=" // a new state: the commit
 	}
 	return "evalsha"
+}
+
+// refunds is a text that those requests contain that give permits back, unless several share a request.
+func (b *bench) refunds() string {
+	if b.which == "lock" {
+		return b.takes()
+	}
+	return "\nG "
 }
 
 // failure fails the test unless an error is one that a store which does not answer may cause.

@@ -89,6 +89,7 @@ func TestD5SentinelKill(t *testing.T) {
 		before += 100
 		during -= int(f.calls.Load())
 	}
+	s.ReplaceSoon(t)
 	s.Master.Kill()
 	killed := time.Now()
 	s.AwaitFailover(t, s.Master)
@@ -119,6 +120,7 @@ func TestD5SentinelKill(t *testing.T) {
 // seconds later. A client that holds on to it is granted permits of its own by it for so long: rate × that time and one
 // bucket, no more. If a master must have a replica in order to write, it grants none.
 func TestD6SentinelStopped(t *testing.T) {
+	t.Parallel()
 	for name, args := range map[string][]string{
 		"alone":        nil,
 		"min-replicas": {"--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"},
@@ -141,6 +143,7 @@ func TestD6SentinelStopped(t *testing.T) {
 			}
 			role := s.Master.Client(t)
 			was := told(t, role)
+			s.ReplaceSoon(t)
 			require.NoError(t, s.Master.Stop())
 			t.Cleanup(func() { _ = s.Master.Continue() }) // so that a test that fails ends: some wait for it
 			stopped := time.Now()

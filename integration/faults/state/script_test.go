@@ -15,6 +15,7 @@ import (
 // A cluster's master dies: when its replica is promoted, all who run scripts are soon served by that, with the default options of
 // the client.
 func TestMasterDies(t *testing.T) {
+	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	cluster.ElectSoon(t)
 	window, err := slidingwindow.New("x", 1_000_000, time.Minute, time.Second, slidingwindow.WithRedis(cluster.Client(t)))

@@ -55,7 +55,7 @@ type Job struct {
 
 // Permit is one request whose permits were used, or one failure; of a try a refusal, too. Times are by Micros. The server's time
 // of the decision is not to be had from outside of the library. Of a try and an acquire only Asked and Used are known: Granted,
-// Told and Due are as Used, Way and Woken are 0.
+// Told and Due are as Used, Way is 0, and Woken is from when the process began.
 type Permit struct {
 	// Permits is how many were asked for.
 	Permits int
@@ -376,6 +376,7 @@ func (w *working) returned(ctx context.Context, asked int64, ok bool, err error)
 		p.Refused = true
 		return p, time.Hour
 	}
+	p.Woken = w.late.Most().Microseconds()
 	return p, 0
 }
 

@@ -76,7 +76,7 @@ func field(info, name string) int64 {
 	return n
 }
 
-// Sentinel is a master, its replicas, and three sentinels that replace the master half a second after it was heard last.
+// Sentinel is a master, its replicas, and three sentinels that replace the master: see ReplaceSoon.
 type Sentinel struct {
 	// Name of the master.
 	Name string
@@ -90,13 +90,13 @@ type Sentinel struct {
 
 // sentinelConf is written for a sentinel: two of three must agree that the master is down.
 const sentinelConf = `sentinel monitor %[1]s %[2]s %[3]s 2
-sentinel down-after-milliseconds %[1]s 500
+sentinel down-after-milliseconds %[1]s 60000
 sentinel failover-timeout %[1]s 3000
 sentinel parallel-syncs %[1]s 1
 `
 
 // StartSentinel starts the servers, with arguments for all of them, and waits until replicas are in step and the sentinels know
-// of them and of each other. They live as long as the test.
+// of them and of each other. They live as long as the test. They replace no master that a busy machine silences for a second or ten.
 func StartSentinel(t testing.TB, replicas int, args ...string) *Sentinel {
 	t.Helper()
 	s := &Sentinel{Name: "main"}
@@ -123,6 +123,19 @@ func StartSentinel(t testing.TB, replicas int, args ...string) *Sentinel {
 		}
 	}
 	return s
+}
+
+// ReplaceSoon has the sentinels replace a master half a second after it was heard last.
+func (s *Sentinel) ReplaceSoon(t testing.TB) {
+	t.Helper()
+	for _, n := range s.Sentinels {
+		client := redis.NewSentinelClient(&redis.Options{Addr: n.Addr})
+		err := client.Set(context.Background(), s.Name, "down-after-milliseconds", "500").Err()
+		_ = client.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // knows tells what a sentinel has still to find out.
@@ -157,11 +170,12 @@ func (s *Sentinel) Current() *Node {
 	return nil
 }
 
-// AwaitFailover waits until the sentinels agree on a master other than the one that was, and returns it.
+// AwaitFailover waits until the sentinels agree on a master other than the one that was, and returns it. A sentinel whose machine stood
+// still for two seconds does nothing for thirty.
 func (s *Sentinel) AwaitFailover(t testing.TB, was *Node) *Node {
 	t.Helper()
 	var now *Node
-	err := redistest.Poll(30*time.Second, func() error {
+	err := redistest.Poll(2*time.Minute, func() error {
 		if now = s.Current(); now == nil || now == was {
 			return errors.New("faultlab: the sentinels have not replaced the master")
 		}

@@ -27,7 +27,8 @@ func TestNode(t *testing.T) {
 	n.Kill()
 }
 
-// A killed master is replaced, the client follows, and what was replicated is there.
+// A master that is silent for a second and a half stays the master, until a test wants it replaced; a killed one is replaced then,
+// the client follows, and what was replicated is there.
 func TestSentinel(t *testing.T) {
 	ctx := context.Background()
 	s := StartSentinel(t, 2)
@@ -37,6 +38,16 @@ func TestSentinel(t *testing.T) {
 	for _, r := range s.Replicas {
 		r.InStep(t, s.Master)
 	}
+	require.NoError(t, s.Master.Stop())
+	time.Sleep(1500 * time.Millisecond)
+	require.NoError(t, s.Master.Continue())
+	for _, n := range s.Sentinels {
+		sentinel := redis.NewSentinelClient(&redis.Options{Addr: n.Addr})
+		require.NoError(t, s.knows(sentinel), "as it did at first")
+		require.NoError(t, sentinel.Close())
+	}
+	require.Same(t, s.Master, s.Current())
+	s.ReplaceSoon(t)
 	s.Master.Kill()
 	now := s.AwaitFailover(t, s.Master)
 	require.Contains(t, s.Replicas, now)
