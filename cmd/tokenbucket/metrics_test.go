@@ -71,7 +71,7 @@ func TestMetrics(t *testing.T) {
 	for _, row := range []string{"('/a', 0.001, 0)", "('/waits', 10, 5)", "('/zero', 0, 0)", "('/bad', -1, 0)", "('/busy', 100, 0)"} {
 		execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES "+row)
 	}
-	execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, `window`, windowLimit, concurrent) VALUES ('/all', 100, 0, 60, 1, 5)")
+	execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, `window`, windowLimit, concurrent) VALUES ('/all', 100000, 0, 60, 1, 5)")
 	p.loads(t, 2)
 	require.Equal(t, map[int]int{200: 1, 429: 7}, p.calls(t, "/a"))
 	for _, want := range []int{http.StatusOK, http.StatusTooManyRequests} { // by the window
