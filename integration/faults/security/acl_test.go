@@ -103,6 +103,9 @@ func TestACL(t *testing.T) {
 			require.NoError(t, err)
 			require.Empty(t, refused)
 			for i, right := range rights {
+				if right == "+zscan" { // for more than a thousand holders
+					continue
+				}
 				refused, err := try(slices.Concat(rights[:i], rights[i+1:]))
 				require.Error(t, err, "without %s everything works", right)
 				require.NotEmpty(t, refused, right)
