@@ -179,12 +179,12 @@ func TestRefusedAfterAWhile(t *testing.T) {
 		reserve(24)
 		go func() {
 			c := l.coordinator
-			time.Sleep(time.Second)
+			time.Sleep(1100 * time.Millisecond) // between two times at which it listens
 			c.mu.Lock()
-			c.heard.at = c.now() + 800_000      // it does not listen meanwhile,
+			c.heard.at = c.now() + 700_000      // it does not listen meanwhile,
 			c.waiters.line.AskAfter(c.heard.at) // nor ask
 			c.mu.Unlock()
-			time.Sleep(700 * time.Millisecond) // the caller has 850 ms left, less than the reach
+			time.Sleep(600 * time.Millisecond) // the caller has 850 ms left, less than the reach
 			reserve(3)
 		}()
 		ctx, cancel := context.WithTimeout(background, time.Hour)
