@@ -38,26 +38,7 @@ func (b *backend) Apply(ctx context.Context, batch *semaphore.Batch) (*semaphore
 			}
 		}
 	}
-	report, unfinished, err := b.attempt(ctx, batch)
-	for err == nil && unfinished {
-		rest := *batch
-		rest.Leave, rest.Renew, rest.SetPermits, rest.AddPermits = nil, nil, 0, 0 // they are done
-		before := report
-		if report, unfinished, err = b.attempt(ctx, &rest); err == nil && report.Late {
-			err = fmt.Errorf("the deadline passed on the way: %w", context.DeadlineExceeded) // not Late: something was done
-		} else if err == nil {
-			report.Fresh = report.Fresh || before.Fresh
-			if batch.PatienceMicros == 0 { // the first has taken its leave
-				report.Fresh, report.Told = before.Fresh, before.Told
-			}
-			report.Left, report.Renewed, report.Unchanged = before.Left, before.Renewed, before.Unchanged
-			report.Grants = append(before.Grants, report.Grants...)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return report, nil
+	return batch.InSteps(func(rest *semaphore.Batch) (*semaphore.Report, bool, error) { return b.attempt(ctx, rest) })
 }
 
 // attempt makes one call, again if need be; unfinished: Enter wants another.

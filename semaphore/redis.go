@@ -89,26 +89,7 @@ func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
 			return report, err
 		}
 	}
-	report, unfinished, err := r.step(ctx, b)
-	for err == nil && unfinished {
-		rest := *b
-		rest.Leave, rest.Renew, rest.SetPermits, rest.AddPermits = nil, nil, 0, 0 // they are done
-		before := report
-		if report, unfinished, err = r.step(ctx, &rest); err == nil && report.Late {
-			err = fmt.Errorf("the deadline passed on the way: %w", context.DeadlineExceeded) // not Late: something was done
-		} else if err == nil {
-			report.Fresh = report.Fresh || before.Fresh
-			if b.PatienceMicros == 0 { // the first has taken its leave
-				report.Fresh, report.Told = before.Fresh, before.Told
-			}
-			report.Left, report.Renewed, report.Unchanged = before.Left, before.Renewed, before.Unchanged
-			report.Grants = append(before.Grants, report.Grants...)
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	return report, nil
+	return b.InSteps(func(b *Batch) (*Report, bool, error) { return r.step(ctx, b) })
 }
 
 // step runs lua/apply.lua; unfinished: that is to be run again, for Enter.
