@@ -11,7 +11,7 @@ import (
 	tb "github.com/go-tokenbucket/tokenbucket"
 )
 
-// It does not matter what time a limiter's clock shows: a caller is parked, or due, at 0 microseconds since 1970 as at any other time.
+// It does not matter what time a limiter's clock shows: a caller waits, or is due, at 0 microseconds since 1970 as at any other time.
 func TestClockAtZero(t *testing.T) {
 	for _, start := range []time.Duration{0, -time.Second, -6 * time.Second, -5850 * time.Millisecond, 400_000 * time.Hour} {
 		t.Run(start.String(), func(t *testing.T) {
@@ -29,7 +29,7 @@ func TestClockAtZero(t *testing.T) {
 					waited, err = l.Acquire(ctx, 1)
 					passed = clock.Since(began)
 				}()
-				synctest.Wait() // it is parked
+				synctest.Wait() // it waits
 				for clock.Since(began) < 8*time.Second {
 					clock.Advance(50 * time.Millisecond)
 					synctest.Wait()

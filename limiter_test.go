@@ -70,7 +70,7 @@ func TestContext(t *testing.T) {
 // Waiting, in a bubble where time passes only while everybody waits: each at its own time, first come first served.
 func TestWaitingIsExactAndInOrder(t *testing.T) {
 	t.Run("waiting", func(t *testing.T) { waitingIsExactAndInOrder(t, 50, 2) })
-	t.Run("parked beyond the horizon", func(t *testing.T) { waitingIsExactAndInOrder(t, 2500, 1) })
+	t.Run("uncovered beyond the horizon", func(t *testing.T) { waitingIsExactAndInOrder(t, 2500, 1) })
 }
 
 func waitingIsExactAndInOrder(t *testing.T, n, verbs int) {

@@ -64,7 +64,7 @@ func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reser
 		_, err := l.Acquire(gone, 1)
 		results <- err
 	}()
-	parked := func(n int) {
+	uncovered := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
 			l.coordinator.mu.Lock()
@@ -72,17 +72,17 @@ func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reser
 			return uncovered(l) == n
 		}, 10*time.Second, time.Millisecond)
 	}
-	parked(1)
+	uncovered(1)
 	for range 2 {
 		go func() {
 			_, err := l.Acquire(background, 1)
 			results <- err
 		}()
 	}
-	parked(3)
+	uncovered(3)
 	cancel()
 	require.ErrorIs(t, <-results, context.Canceled)
-	parked(2)
+	uncovered(2)
 	require.NoError(t, free(other, debt))
 	for range 2 {
 		select {
@@ -109,7 +109,7 @@ func TestParkedLeave(t *testing.T) {
 	require.NoError(t, err)
 	_, err = l.Reserve(background, 100)
 	require.NoError(t, err)
-	parked := func() int {
+	uncovered := func() int {
 		l.coordinator.mu.Lock()
 		defer l.coordinator.mu.Unlock()
 		return uncovered(l)
@@ -123,12 +123,12 @@ func TestParkedLeave(t *testing.T) {
 			_, err := l.Acquire(gone, 1)
 			left <- err
 		}()
-		require.Eventually(t, func() bool { return parked() == i+1 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return uncovered() == i+1 }, 10*time.Second, time.Millisecond)
 	}
-	for _, step := range []struct{ who, parked int }{{1, 4}, {0, 3}, {4, 2}, {3, 1}, {2, 0}} {
+	for _, step := range []struct{ who, uncovered int }{{1, 4}, {0, 3}, {4, 2}, {3, 1}, {2, 0}} {
 		leave[step.who]()
 		require.ErrorIs(t, <-left, context.Canceled)
-		require.Equal(t, step.parked, parked())
+		require.Equal(t, step.uncovered, uncovered())
 	}
 	require.Zero(t, l.coordinator.waiters.line.Wanted())
 }
