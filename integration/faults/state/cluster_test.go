@@ -92,7 +92,7 @@ func TestD7ClusterFailover(t *testing.T) {
 	for _, kind := range faultlab.Kinds {
 		for name, change := range map[string][]func(*redis.ClusterOptions){"default": nil, "reload-1s": {reload}} {
 			name = nameIn(t, node, kind+"-"+name, victim.first, victim.last)
-			fleets = append(fleets, startNamed(t, name, kind, cluster.Client(t, change...), cluster.Client(t, change...)))
+			fleets = append(fleets, startNamed(t, name, kind, storeTimeout, cluster.Client(t, change...), cluster.Client(t, change...)))
 		}
 	}
 	for _, f := range fleets {
@@ -153,7 +153,7 @@ func TestD8SlotMigration(t *testing.T) {
 	var fleets []*fleet
 	for _, kind := range faultlab.Kinds {
 		name := nameIn(t, nodes[0], kind, ms[0].first, ms[0].first+slots-1)
-		fleets = append(fleets, startNamed(t, name, kind, cluster.Client(t), cluster.Client(t)))
+		fleets = append(fleets, startNamed(t, name, kind, patient, cluster.Client(t), cluster.Client(t)))
 	}
 	before := 0
 	for _, f := range fleets {

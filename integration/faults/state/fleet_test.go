@@ -28,6 +28,9 @@ const (
 	longest = 500 * time.Millisecond
 	// storeTimeout is the library's default.
 	storeTimeout = time.Second
+	// patient is the store's timeout of callers who shall be told of nothing. With the default a machine that is slow to wake
+	// its processes is told of, too: a batch of the lock store that follows a slot wakes some forty, one after the other.
+	patient = 20 * time.Second
 )
 
 // key of a bucket in Redis. The names here have nothing to escape.
@@ -37,6 +40,7 @@ func key(name string) string { return "tokenbucket:{" + name + "}" }
 // take one permit, wait until it is due and use it, again and again.
 type fleet struct {
 	name     string
+	timeout  time.Duration // the store's
 	limiters []*tokenbucket.RateLimiter
 	stop     func()
 	over     chan struct{} // nobody is waited for any longer
@@ -54,12 +58,18 @@ type fleet struct {
 // startFleet starts callers that shall be enough to keep the bucket as deep in debt as they accept.
 func startFleet(t *testing.T, kind string, clients ...tokenbucket.RedisClient) *fleet {
 	t.Helper()
-	return startNamed(t, t.Name()+"/"+kind, kind, clients...)
+	return startNamed(t, t.Name()+"/"+kind, kind, storeTimeout, clients...)
 }
 
-func startNamed(t *testing.T, name, kind string, clients ...tokenbucket.RedisClient) *fleet {
+// startPatient starts callers who shall not notice what happens to their store: see [fleet.unnoticed].
+func startPatient(t *testing.T, kind string, clients ...tokenbucket.RedisClient) *fleet {
 	t.Helper()
-	f := &fleet{name: name, failed: map[string]int{}, over: make(chan struct{})}
+	return startNamed(t, t.Name()+"/"+kind, kind, patient, clients...)
+}
+
+func startNamed(t *testing.T, name, kind string, timeout time.Duration, clients ...tokenbucket.RedisClient) *fleet {
+	t.Helper()
+	f := &fleet{name: name, timeout: timeout, failed: map[string]int{}, over: make(chan struct{})}
 	quit := make(chan struct{})
 	var callers sync.WaitGroup
 	f.stop = sync.OnceFunc(func() {
@@ -69,7 +79,8 @@ func startNamed(t *testing.T, name, kind string, clients ...tokenbucket.RedisCli
 	})
 	t.Cleanup(f.stop)
 	for _, client := range clients {
-		l, err := tokenbucket.NewSmoothBursty(f.name, rate, tokenbucket.WithMaxPermits(burst), tokenbucket.WithStore(faultlab.Stores[kind](client)))
+		l, err := tokenbucket.NewSmoothBursty(f.name, rate, tokenbucket.WithMaxPermits(burst), tokenbucket.WithStore(faultlab.Stores[kind](client)),
+			tokenbucket.WithStoreTimeout(timeout))
 		require.NoError(t, err)
 		f.limiters = append(f.limiters, l)
 		for range 128 / len(clients) {
@@ -243,30 +254,25 @@ func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, move
 	assert.LessOrEqual(t, a.unearned(f.used), unheard, "%s: permits used that no server had granted by then", f.name)
 	assert.LessOrEqual(t, level, burst+a.extra()+faultlab.Noise(rate), f.name)
 	assert.Zero(t, f.failed["odd"], "%s: %v", f.name, f.odd)
-	assert.LessOrEqual(t, f.slowest, storeTimeout+time.Second+10*late.Most(), "%s: every call is answered in time", f.name)
+	assert.LessOrEqual(t, f.slowest, f.timeout+time.Second+10*late.Most(), "%s: every call is answered in time", f.name)
 	assert.LessOrEqual(t, f.overdue, 500*time.Millisecond+10*late.Most(), "%s: sooner than the store's timeout, by who has less", f.name)
 	return a
 }
 
-// unnoticed fails the test if callers were told of the fault. A server that is not given time by its machine may answer a few too
-// late, whatever else happens to it, and be taken for gone: one call in a hundred. One that stands still for a second has all
-// callers told so, which a machine that is this late does not rule out.
+// unnoticed fails the test if callers were told of the fault. Who has little time of his own may run out of it on a slow
+// machine, fault or not. Nobody else is told of anything, and nobody waits long: a batch that follows a slot wakes some forty
+// processes and goroutines, one after the other, each as late as the machine is.
 func (f *fleet) unnoticed(t *testing.T, late *faultlab.Lateness) {
 	t.Helper()
-	told := 0
+	require.Equal(t, patient, f.timeout, "who is impatient is told of a slow machine, too")
 	for kind, n := range f.failures() {
-		switch kind {
-		case "deadline", "store timeout", "lock not obtained", "unavailable":
-			told += n
-		default:
-			t.Errorf("%s: %d × %s", f.name, n, kind)
+		if kind == "deadline" {
+			faultlab.Figure(t, "had too little time", n)
+			continue
 		}
+		assert.Zero(t, n, "%s: %s", f.name, kind)
 	}
-	if late.Most() > storeTimeout/10 {
-		t.Logf("%s: whether the fault was noticed cannot be told; late by %v, failures %v", f.name, late.Most(), f.failures())
-		return
-	}
-	assert.LessOrEqual(t, told, int(f.calls.Load())/100, "%s: %v", f.name, f.failures())
+	assert.LessOrEqual(t, f.slowest, time.Second+40*late.Most(), "%s: slowest answer", f.name)
 }
 
 // debt is what a bucket may owe, in permits, since nobody reserves further ahead: the longest wait, and one permit for the

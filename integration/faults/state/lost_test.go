@@ -102,7 +102,7 @@ func TestD2Forgotten(t *testing.T) {
 			var fleets []*fleet
 			before := 0
 			for _, kind := range faultlab.Kinds {
-				fleets = append(fleets, startFleet(t, kind, server.Client(t), server.Client(t)))
+				fleets = append(fleets, startPatient(t, kind, server.Client(t), server.Client(t)))
 			}
 			for _, f := range fleets {
 				f.awaitGrants(t, 50)
@@ -251,7 +251,7 @@ func TestD3ScriptFlushUnderLoad(t *testing.T) {
 			books.watch(t, server.Addr)
 			var fleets []*fleet
 			for _, kind := range faultlab.Kinds {
-				fleets = append(fleets, startFleet(t, kind, open(t, server), open(t, server)))
+				fleets = append(fleets, startPatient(t, kind, open(t, server), open(t, server)))
 			}
 			for _, f := range fleets {
 				f.awaitGrants(t, 50)
