@@ -116,8 +116,8 @@ func (f *fleet) call(l *tokenbucket.RateLimiter) time.Duration {
 	r, err := l.TryReserve(background, 1, longest)
 	f.noted(time.Since(began), err == nil && r.OK(), err)
 	switch {
-	case err != nil:
-		return 5 * time.Millisecond
+	case err != nil: // sooner, a thousand callers would leave no time to anybody else in an outage
+		return 50 * time.Millisecond
 	case !r.OK():
 		return min(max(r.RetryAfter(), time.Millisecond), 20*time.Millisecond)
 	}
