@@ -167,19 +167,12 @@ func (c *coordinator) dropLeases() {
 func (c *coordinator) closeLeases(limiter *limiter) (last *refund, coming bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	l := &c.leases
-	held := [...]*lease{l.current.Load(), l.next}
-	if e := l.next; e != nil && e.limiter == limiter {
-		l.next = nil
+	for e := c.leases.current.Load(); e != nil && e.limiter == limiter; e = c.leases.current.Load() {
+		c.rotate()
 	}
-	if e := l.current.Load(); e != nil && e.limiter == limiter {
-		l.current.Store(l.next)
-		l.next = nil
-	}
-	for _, e := range held {
-		if e != nil && e.limiter == limiter {
-			c.giveUp(e)
-		}
+	if e := c.leases.next; e != nil && e.limiter == limiter {
+		c.leases.next = nil
+		c.giveUp(e)
 	}
 	refunds := c.refunds
 	if f := c.sending.flight; f != nil {
