@@ -62,7 +62,7 @@ func opened(t testing.TB) (pool *pgxpool.Pool, schema Option) {
 func oversleep(t testing.TB) func() time.Duration {
 	stop, worst := make(chan struct{}), make(chan time.Duration, 1)
 	go func() {
-		const nap = time.Millisecond
+		const pause = time.Millisecond
 		for most := time.Duration(0); ; {
 			select {
 			case <-stop:
@@ -71,8 +71,8 @@ func oversleep(t testing.TB) func() time.Duration {
 			default:
 			}
 			began := time.Now()
-			time.Sleep(nap)
-			most = max(most, time.Since(began)-nap)
+			time.Sleep(pause)
+			most = max(most, time.Since(began)-pause)
 		}
 	}()
 	halt := sync.OnceValue(func() time.Duration { close(stop); return <-worst })

@@ -502,7 +502,7 @@ func TestDeadHolder(t *testing.T) {
 	type outcome struct{ lease, kill, expiry time.Duration } // from the kill to the next grant, and from the expiry
 	outcomes := make([]outcome, 12)
 	var running sync.WaitGroup
-	late := oversleep()
+	late := faultlab.MeasureLateness(t)
 	random := faultlab.Seed(t)
 	for i := range outcomes {
 		s := spec{Name: fmt.Sprint("dead", i), Permits: 1, Lease: time.Duration(1+i%4) * chaosLease}
@@ -538,7 +538,7 @@ func TestDeadHolder(t *testing.T) {
 		})
 	}
 	running.Wait()
-	worst := late()
+	worst := late.Most()
 	t.Logf("woken at most %v late", worst)
 	for _, o := range outcomes {
 		t.Logf("lease %v: the next is admitted %v after the kill, %v after the lease", o.lease, o.kill, o.expiry)

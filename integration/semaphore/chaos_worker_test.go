@@ -153,3 +153,15 @@ func (w *chaosWorker) release(p *semaphore.Permit) {
 	}
 	w.tell(e)
 }
+
+// punctual tells how late this process was woken, each time that it was late, until ctx ends.
+func punctual(ctx context.Context, late func(from, to time.Time, by time.Duration)) {
+	const pause = 5 * time.Millisecond
+	for ctx.Err() == nil {
+		began := time.Now()
+		time.Sleep(pause)
+		if by := time.Since(began) - pause; by > time.Millisecond {
+			late(began, time.Now(), by)
+		}
+	}
+}

@@ -48,7 +48,7 @@ func TestLostWakeUp(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			late := oversleep()
+			late := faultlab.MeasureLateness(t)
 			random := faultlab.Seed(t)
 			below := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d))) }
 			waits := map[time.Duration][]time.Duration{}
@@ -89,7 +89,7 @@ func TestLostWakeUp(t *testing.T) {
 				})
 			}
 			running.Wait()
-			worst := late()
+			worst := late.Most()
 			for lease, all := range waits {
 				bound := 2 * min(lease/3, time.Second)
 				slices.Sort(all)
@@ -128,7 +128,7 @@ func TestRedisForgets(t *testing.T) {
 			s, client := server(t)
 			empty, _ := server(t)
 			g := startGate(t, s.Addr)
-			late := oversleep()
+			late := faultlab.MeasureLateness(t)
 			holder := open(t, g.addr, "forgets", 5, semaphore.WithLease(lease))
 			processes := []*semaphore.Semaphore{
 				open(t, g.addr, "forgets", 5, semaphore.WithLease(lease)), open(t, g.addr, "forgets", 5, semaphore.WithLease(lease)),
@@ -184,7 +184,7 @@ func TestRedisForgets(t *testing.T) {
 					}
 				}
 			}
-			worst := late()
+			worst := late.Most()
 			t.Logf("lease %v: holders told after %v; the first waiter served after %v, the last after %v; %d of %d pairs out of order, all of different processes; woken at most %v late",
 				lease, told, all[0].at.Sub(began), all[49].at.Sub(began), passed, 50*49/2, worst)
 			require.LessOrEqual(t, told, lease/3+200*time.Millisecond+worst)

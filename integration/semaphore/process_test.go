@@ -136,34 +136,6 @@ func work(text string) error {
 	return nil
 }
 
-// punctual tells how late this process was woken, each time that it was late, until ctx ends.
-func punctual(ctx context.Context, late func(from, to time.Time, by time.Duration)) {
-	const nap = 5 * time.Millisecond
-	for ctx.Err() == nil {
-		began := time.Now()
-		time.Sleep(nap)
-		if by := time.Since(began) - nap; by > time.Millisecond {
-			late(began, time.Now(), by)
-		}
-	}
-}
-
-// oversleep measures how late this process is woken at worst, until the function that it returns is called.
-func oversleep() func() time.Duration {
-	ctx, cancel := context.WithCancel(ctx)
-	done := make(chan struct{})
-	worst := time.Duration(0)
-	go func() {
-		defer close(done)
-		punctual(ctx, func(_, _ time.Time, by time.Duration) { worst = max(worst, by) })
-	}()
-	return func() time.Duration {
-		cancel()
-		<-done
-		return worst
-	}
-}
-
 // process is a running worker, as its parent sees it.
 type process struct {
 	job

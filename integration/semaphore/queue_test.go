@@ -45,7 +45,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	for _, p := range all {
 		p.expect(t, "ready")
 	}
-	late := oversleep()
+	late := faultlab.MeasureLateness(t)
 	begin := fmt.Sprint("go ", now()+200_000)
 	for _, p := range all {
 		p.command(begin)
@@ -59,7 +59,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 		p.expect(t, "end")
 		p.end(t)
 	}
-	worst := late()
+	worst := late.Most()
 	for _, s := range specs {
 		m := truths[s.Name]
 		m.end(t)

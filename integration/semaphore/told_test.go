@@ -28,7 +28,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	}
 	const repetitions = 25
 	outcomes := make([]outcome, repetitions)
-	late := oversleep()
+	late := faultlab.MeasureLateness(t)
 	random := faultlab.Seed(t)
 	var running sync.WaitGroup
 	for i := range repetitions {
@@ -75,7 +75,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 		})
 	}
 	running.Wait()
-	worst := late()
+	worst := late.Most()
 	least := slices.MinFunc(outcomes, func(a, b outcome) int { return int(a.margin - b.margin) })
 	counted := 0
 	for _, o := range outcomes {

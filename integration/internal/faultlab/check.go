@@ -211,7 +211,7 @@ type Lateness struct {
 
 	mu      sync.Mutex
 	stopped bool
-	due     time.Time   // when the nap at hand was to end
+	due     time.Time   // when the pause at hand was to end
 	lates   []awakening // that were late by a millisecond or more, in their order
 }
 
@@ -225,9 +225,9 @@ func MeasureLateness(t testing.TB) *Lateness {
 }
 
 func measureLateness() *Lateness {
-	const nap = time.Millisecond
+	const pause = time.Millisecond
 	stop, stopped := make(chan struct{}), make(chan struct{})
-	l := &Lateness{halt: sync.OnceFunc(func() { close(stop); <-stopped }), due: time.Now().Add(nap)}
+	l := &Lateness{halt: sync.OnceFunc(func() { close(stop); <-stopped }), due: time.Now().Add(pause)}
 	go func() {
 		defer close(stopped)
 		for {
@@ -239,14 +239,14 @@ func measureLateness() *Lateness {
 				return
 			default:
 			}
-			time.Sleep(nap)
+			time.Sleep(pause)
 			l.mu.Lock()
 			now := time.Now()
 			late := now.Sub(l.due)
-			if late >= nap {
+			if late >= pause {
 				l.lates = append(l.lates, awakening{l.due, now})
 			}
-			l.due = now.Add(nap)
+			l.due = now.Add(pause)
 			l.Note(late)
 			l.mu.Unlock()
 		}
