@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -229,6 +230,9 @@ func (r *results) line(test, text string) error {
 
 func parse(text string) (value, error) {
 	if n, err := strconv.ParseFloat(text, 64); err == nil {
+		if math.Abs(n) < 1e-6 { // what sums of floating point leave
+			n = 0
+		}
 		return value{number: n}, nil
 	}
 	d, err := time.ParseDuration(text)

@@ -38,6 +38,8 @@ func TestTable(t *testing.T) {
 	l.test = "TestC1Again"
 	faultlab.Figure(l, "served after, of 1.05s", 90*time.Microsecond)
 	faultlab.Figure(l, "share = part, %", 99.5)
+	faultlab.Figure(l, "permits over", -8.731e-9)
+	faultlab.Figure(l, "permits over", 0.0)
 	l.event("pass", "")
 	l.test = "TestC1HolderPausedPastTTL/lock"
 	l.event("pass", "")
@@ -58,7 +60,7 @@ func TestTable(t *testing.T) {
 	r.write(&b, header{Command: "x", Commit: "abc", Seed: "7"})
 	text := b.String()
 	require.Contains(t, text, "| C1 | a lock's holder is stopped beyond its time to live | 2 passed | "+
-		"served after, of 1.05s: 90µs to 1.3s; permits lost: 3; share = part, %: 99.5 |\n")
+		"served after, of 1.05s: 90µs to 1.3s; permits lost: 3; share = part, %: 99.5; permits over: 0 |\n")
 	require.Contains(t, text, "| K1 | all of it at random | 0 passed, **1 failed** |  |\n")
 	require.Contains(t, text, "| A1 | none: four processes, both stores, at full demand | 0 passed, **1 skipped** |  |\n")
 	require.Contains(t, text, "- Commit: abc\n")
