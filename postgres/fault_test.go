@@ -104,13 +104,14 @@ func TestTriesAgain(t *testing.T) {
 		pool, schema := opened(t)
 		s := store(t, pool, schema)
 		failing(t, s, "40001", 1<<30)
-		c, cancel := context.WithTimeout(ctx, time.Second)
+		const most = 3 * time.Second
+		c, cancel := context.WithTimeout(ctx, most)
 		defer cancel()
 		began := time.Now()
 		_, err := (&backend{store: s, name: "x"}).Apply(c, grab("a"))
 		require.Error(t, err)
-		require.GreaterOrEqual(t, time.Since(began), 500*time.Millisecond)
-		require.Less(t, time.Since(began), 5*time.Second)
+		require.GreaterOrEqual(t, time.Since(began), most/2)
+		require.Less(t, time.Since(began), patient)
 		require.Greater(t, value(t, s, "SELECT last_value FROM %s.failed"), int64(2))
 	})
 }
@@ -298,9 +299,8 @@ func TestDeadProcesses(t *testing.T) {
 func TestListens(t *testing.T) {
 	pool, schema := opened(t)
 	s := store(t, pool, schema)
-	listening := func() int64 {
-		return value(t, s, "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"tokenbucket_%'")
-	}
+	const listener = " FROM pg_stat_activity WHERE query LIKE 'LISTEN \"tokenbucket_%'"
+	listening := func() int64 { return value(t, s, "SELECT count(*)"+listener) }
 	eventually(t, "another test's", func() bool { return listening() == 0 })
 	var held, waiters []*semaphore.Semaphore
 	var permits []*semaphore.Permit
@@ -321,8 +321,11 @@ func TestListens(t *testing.T) {
 		})
 	}
 	eventually(t, "nobody listens", func() bool { return listening() == 1 })
-	exec(t, s, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN \"tokenbucket_%'")
-	eventually(t, "nobody listens again", func() bool { return listening() == 1 })
+	first := value(t, s, "SELECT pid"+listener)
+	exec(t, s, "SELECT pg_terminate_backend($1)", first)
+	eventually(t, "nobody listens again", func() bool {
+		return listening() == 1 && value(t, s, "SELECT count(*)"+listener+" AND pid <> $1", first) == 1
+	})
 	for _, p := range permits {
 		require.NoError(t, p.Release(ctx))
 	}
@@ -404,7 +407,7 @@ func TestManyDead(t *testing.T) {
 	pool, schema := opened(t)
 	s := store(t, pool, schema)
 	perish(t, s, "x", dead)
-	sem := opens(t, s, "x", 1)
+	sem := opens(t, s, "x", 1, semaphore.WithTimeout(time.Second)) // the default
 	began, errs := time.Now(), 0
 	var p *semaphore.Permit
 	eventually(t, "nobody gets through", func() bool { // a slow machine may need several calls, but none is in vain
@@ -417,7 +420,9 @@ func TestManyDead(t *testing.T) {
 	})
 	t.Log(dead, "dead", time.Since(began), errs, "errors")
 	require.Zero(t, value(t, s, "SELECT queued FROM %s.semaphore_state"))
-	require.NoError(t, p.Release(ctx))
+	if err := p.Release(ctx); !errors.Is(err, semaphore.ErrTimeout) {
+		require.NoError(t, err)
+	}
 }
 
 // TestSmallSteps runs the conformance suite with a function whose bounds are so small that every test crosses them.
@@ -644,7 +649,7 @@ func TestFaults(t *testing.T) {
 
 	worst := late()
 	t.Logf("the longest call took %v; woken at most %v late", longest, worst)
-	require.LessOrEqual(t, longest, limit+250*time.Millisecond+4*worst, "with a deadline of %v", limit)
+	require.LessOrEqual(t, longest, limit+250*time.Millisecond+8*worst, "with a deadline of %v", limit)
 	require.Zero(t, failures["overbooked"])
 	type event struct {
 		at      time.Time
@@ -668,7 +673,8 @@ func TestFaults(t *testing.T) {
 		most = max(most, held)
 	}
 	require.GreaterOrEqual(t, most, permits, "so many were held at once, as the processes saw it")
-	require.LessOrEqual(t, excess, max(0, worst-lease/10), "more for longer than this machine explains")
+	// Who is to stop is woken by who is woken by a timer: each may be late.
+	require.LessOrEqual(t, excess, max(0, 3*worst-lease/10), "more for longer than this machine explains")
 	last := opens(t, s, "x", permits, semaphore.WithLease(lease))
 	c, cancelled := context.WithTimeout(ctx, 30*time.Second)
 	defer cancelled()

@@ -118,9 +118,9 @@ func TestNames(t *testing.T) {
 		"\u00e9", "e\u0301", "NULL", strings.Repeat("漢", 170)}
 	for i, name := range hostile {
 		label := "label " + name
-		sem, err := NewSemaphore(pool, name, 1, semaphore.WithLabel(label[:min(len(label), 20)]), semaphore.WithLease(time.Minute))
+		sem, err := NewSemaphore(pool, name, 1, semaphore.WithLabel(label[:min(len(label), 20)]), semaphore.WithLease(time.Minute), semaphore.WithTimeout(patient))
 		if i == len(hostile)-1 {
-			sem, err = NewSemaphore(pool, name, 1, semaphore.WithLease(time.Minute))
+			sem, err = NewSemaphore(pool, name, 1, semaphore.WithLease(time.Minute), semaphore.WithTimeout(patient))
 		}
 		require.NoError(t, err)
 		t.Cleanup(func() { closes(t, sem) })

@@ -45,15 +45,14 @@ func TestConformance(t *testing.T) {
 func testConformance(t *testing.T, pool *pgxpool.Pool, schema Option) {
 	semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 		name := fmt.Sprint(t.Name(), " ", names.Add(1))
-		opts = append([]semaphore.Option{semaphore.WithTimeout(30 * time.Second)}, opts...) // a machine may be busy
 		return func() *semaphore.Semaphore { return opens(t, store(t, pool, schema), name, permits, opts...) }
 	})
 }
 
-// opens a semaphore that is closed with the test.
+// opens a semaphore that is closed with the test. Its timeout is long: a machine may be busy.
 func opens(t testing.TB, s *Store, name string, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
 	t.Helper()
-	sem, err := s.Semaphore(name, permits, opts...)
+	sem, err := s.Semaphore(name, permits, append([]semaphore.Option{semaphore.WithTimeout(patient)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() { closes(t, sem) })
 	return sem

@@ -127,7 +127,7 @@ func TestDeadProcessesAreForgotten(t *testing.T) {
 	state := keyOf(t, client, "state")
 	procs := strings.TrimSuffix(state, "state") + "procs"
 	const long = 61 * time.Minute
-	soon := time.Now().Add(30 * time.Second)
+	soon := time.Now().Add(2 * time.Minute)
 	for i := range 5 {
 		for j := range 4 {
 			name := fmt.Sprint("killed", i, j)

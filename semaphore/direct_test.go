@@ -98,10 +98,11 @@ func TestCallerAsksItself(t *testing.T) {
 
 // A caller that asks by itself is back within the timeout though the server hangs: on a connection that it has, or on a new one.
 func TestCallerIsBackInTime(t *testing.T) {
+	t.Parallel()
 	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: true, ReadTimeout: time.Minute})
 	defer func() { _ = client.Close() }()
-	s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(300*time.Millisecond))
+	s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(2*time.Second))
 	require.NoError(t, err)
 	patient, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
@@ -125,10 +126,10 @@ func TestCallerIsBackInTime(t *testing.T) {
 	require.NoError(t, s.Close(ctx))
 }
 
-// stuck is a hook that holds a script up until its context ends, and delivers it later, as a network does.
+// stuck is a hook that holds a script of a goroutine up until its context ends, and delivers it later, as a network does.
 type stuck struct {
-	armed   atomic.Bool
-	deliver func(cmd redis.Cmder)
+	whose   atomic.Pointer[string] // nil: nobody's
+	deliver func(cmd redis.Cmder, sent time.Time)
 }
 
 func (s *stuck) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -139,9 +140,10 @@ func (s *stuck) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 
 func (s *stuck) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == "evalsha" && s.armed.CompareAndSwap(true, false) {
+		if whose := s.whose.Load(); cmd.Name() == "evalsha" && whose != nil && *whose == goroutine() {
+			sent := time.Now()
 			<-ctx.Done()
-			go s.deliver(cmd.Clone())
+			go s.deliver(cmd.Clone(), sent)
 			cmd.SetErr(ctx.Err())
 			return ctx.Err()
 		}
@@ -156,9 +158,8 @@ func TestCallersScriptComesLate(t *testing.T) {
 	other := server.Client(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true})
 	t.Cleanup(func() { _ = client.Close() })
-	var sent time.Time
 	delivered := make(chan error, 1)
-	s := &stuck{deliver: func(cmd redis.Cmder) {
+	s := &stuck{deliver: func(cmd redis.Cmder, sent time.Time) {
 		time.Sleep(time.Until(sent.Add(timeout * 98 / 100)))
 		delivered <- other.Process(context.Background(), cmd)
 	}}
@@ -170,13 +171,21 @@ func TestCallersScriptComesLate(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, p.Release(ctx))
 	}
-	time.Sleep(50 * time.Millisecond) // a trip may be about to look who waits
-	s.armed.Store(true)
-	sent = time.Now()
-	_, err = sem.TryAcquire(ctx, 1, 0)
-	require.ErrorIs(t, err, semaphore.ErrTimeout)
+	self := goroutine()
+	s.whose.Store(&self)
+	for soon := time.Now().Add(20 * time.Second); ; { // a trip may be about to look who waits: then it asks for the caller
+		require.True(t, time.Now().Before(soon), "nobody asks himself")
+		p, err := sem.TryAcquire(ctx, 1, 0)
+		if err != nil {
+			require.ErrorIs(t, err, semaphore.ErrTimeout)
+			break
+		}
+		s.whose.Store(nil)
+		require.NoError(t, p.Release(ctx))
+		s.whose.Store(&self)
+	}
+	s.whose.Store(nil)
 	require.NoError(t, <-delivered)
-	time.Sleep(100 * time.Millisecond)
 	stats, err := sem.Stats(ctx)
 	require.NoError(t, err)
 	require.Zero(t, stats.Used)

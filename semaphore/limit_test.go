@@ -32,7 +32,7 @@ func everywhere(t *testing.T, test func(t *testing.T, open func(permits int, opt
 		client := redistest.Shared(t).Client(t)
 		name := fmt.Sprint("limit ", names.Add(1), time.Now().UnixNano())
 		test(t, func(permits int, opts ...semaphore.Option) *semaphore.Semaphore {
-			s, err := semaphore.NewRedis(client, name, permits, opts...)
+			s, err := semaphore.NewRedis(client, name, permits, append([]semaphore.Option{patient}, opts...)...)
 			require.NoError(t, err)
 			t.Cleanup(func() { _ = s.Close(ctx) })
 			return s

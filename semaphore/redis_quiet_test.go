@@ -186,7 +186,7 @@ func TestQuietAndBusy(t *testing.T) {
 		_, err := a.TryAcquire(ctx, 1, 0)
 		require.ErrorIs(t, err, semaphore.ErrRefused)
 		return quietOf(t, client, state) != nil
-	}, 10*time.Second, 100*time.Millisecond)
+	}, 30*time.Second, 100*time.Millisecond)
 	require.EqualValues(t, 1, client.Exists(ctx, state, strings.TrimSuffix(state, "state")+"held", strings.TrimSuffix(state, "state")+"info",
 		queue, strings.TrimSuffix(state, "state")+"procs", strings.TrimSuffix(state, "state")+"idle").Val(), "and nothing else")
 	stats(semaphore.Stats{Permits: 3, Used: 3})
@@ -325,5 +325,5 @@ func TestQuietAfterTheClockWentBack(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, p.Release(ctx))
 		return quietOf(t, client, state) != nil
-	}, 5*time.Second, 100*time.Millisecond)
+	}, 30*time.Second, 100*time.Millisecond)
 }

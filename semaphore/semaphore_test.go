@@ -35,10 +35,13 @@ var (
 	names atomic.Int64
 )
 
+// patient: who shall not be told that the machine is slow waits for an answer so long.
+var patient = semaphore.WithTimeout(30 * time.Second)
+
 func openRedis(t *testing.T, client semaphore.RedisClient, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 	name := fmt.Sprint(t.Name(), " {", names.Add(1), time.Now().UnixNano())
 	return func() *semaphore.Semaphore {
-		s, err := semaphore.NewRedis(client, name, permits, opts...)
+		s, err := semaphore.NewRedis(client, name, permits, append([]semaphore.Option{patient}, opts...)...)
 		require.NoError(t, err)
 		t.Cleanup(func() {
 			c, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -62,7 +65,7 @@ func TestConformance(t *testing.T) {
 	t.Run("redis", func(t *testing.T) {
 		client := redistest.Shared(t).Client(t)
 		semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
-			return openRedis(t, client, permits, append([]semaphore.Option{semaphore.WithTimeout(30 * time.Second)}, opts...)...)
+			return openRedis(t, client, permits, opts...)
 		})
 	})
 }
@@ -147,7 +150,7 @@ func TestHostileNames(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint("hostile", time.Now().UnixNano(), ":")
 	for _, name := range []string{"}", "{", "{}", "a}:held", "a", "%7D", "\x00", "a\nb", "é", "*", " ", strings.Repeat("x", 512)} {
-		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix))
+		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix), patient)
 		require.NoError(t, err)
 		label := ""
 		if name == "{" {
@@ -180,7 +183,7 @@ func TestForeignKeys(t *testing.T) {
 	} {
 		name := fmt.Sprint("n", i)
 		set(prefix + "{" + name + "}:")
-		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix))
+		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix), patient)
 		require.NoError(t, err)
 		_, err = s.TryAcquire(ctx, 1, 0)
 		require.ErrorIs(t, err, semaphore.ErrCorrupt)

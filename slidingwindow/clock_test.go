@@ -169,7 +169,7 @@ func TestLocalTimeBehind(t *testing.T) {
 	name := unique(t)
 	var behind atomic.Int64
 	local := func(now func() int64) *Limiter {
-		l, err := New(name, 3, time.Minute, time.Second, WithRedis(client), WithAway(Pass), WithClock(clockOf{now: now}), WithLocalTime())
+		l, err := New(name, 3, time.Minute, time.Second, WithRedis(client), patient, WithAway(Pass), WithClock(clockOf{now: now}), WithLocalTime())
 		require.NoError(t, err)
 		return l
 	}

@@ -84,7 +84,7 @@ func TestBadInput(t *testing.T) {
 // A count that would not be exact any more is an error, here and there.
 func TestOverflow(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	for _, opts := range [][]Option{nil, {WithRedis(client)}} {
+	for _, opts := range [][]Option{nil, {WithRedis(client), patient}} {
 		clock := &handClock{micros: begin}
 		if opts != nil {
 			opts = append(opts, WithLocalTime())
@@ -115,7 +115,7 @@ func TestOverflow(t *testing.T) {
 func TestCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	var told atomic.Int64
-	l, err := New(unique(t)+" {}", 5, time.Minute, time.Second, WithRedis(client), WithAway(Pass), WithHook(func(err error) {
+	l, err := New(unique(t)+" {}", 5, time.Minute, time.Second, WithRedis(client), patient, WithAway(Pass), WithHook(func(err error) {
 		if errors.Is(err, ErrCorrupt) {
 			told.Add(1)
 		}
@@ -585,7 +585,7 @@ func lostState(t *testing.T) {
 // A server's clock that has jumped ahead makes a script run after its deadline: it is asked once more.
 func TestLate(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(client))
+	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(client), patient)
 	require.NoError(t, err)
 	_, err = l.Allow(ctx)
 	require.NoError(t, err)
@@ -765,10 +765,11 @@ func TestMaxWaiters(t *testing.T) {
 
 // A caller that asks Redis by itself is back within the timeout though the server hangs: on a connection that it has, or on a new one.
 func TestCallerIsBackInTime(t *testing.T) {
+	t.Parallel()
 	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: true, ReadTimeout: time.Minute})
 	defer func() { _ = client.Close() }()
-	l, err := New(unique(t), 100, time.Hour, time.Minute, WithRedis(client), WithTimeout(300*time.Millisecond))
+	l, err := New(unique(t), 100, time.Hour, time.Minute, WithRedis(client), WithTimeout(2*time.Second))
 	require.NoError(t, err)
 	require.NotZero(t, l.coordinator.trips.Timeout)
 	patient, cancel := context.WithTimeout(ctx, time.Hour)

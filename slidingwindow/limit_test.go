@@ -31,7 +31,7 @@ func TestSetLimitOfFleet(t *testing.T) {
 			client := redistest.Shared(t).Client(t)
 			name := unique(t)
 			open := func(limit int, opts ...Option) *Limiter {
-				l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithMode(mode), WithRedis(client))...)
+				l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithMode(mode), WithRedis(client), patient)...)
 				require.NoError(t, err)
 				return l
 			}
@@ -78,7 +78,7 @@ func TestWithVersion(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	name := unique(t)
 	inForce := func(limit int, opts ...Option) int {
-		l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithRedis(client))...)
+		l, err := New(name, limit, time.Hour, time.Minute, append(opts, WithRedis(client), patient)...)
 		require.NoError(t, err)
 		_, err = l.Remaining(ctx)
 		require.NoError(t, err)
@@ -93,7 +93,7 @@ func TestWithVersion(t *testing.T) {
 	require.Equal(t, 8, inForce(8, WithVersion(3)))
 	require.Equal(t, 8, inForce(9, WithVersion(3)))
 	require.Equal(t, 30, inForce(30, WithVersion(4)))
-	l, err := New(name, 5, time.Hour, time.Minute, WithRedis(client))
+	l, err := New(name, 5, time.Hour, time.Minute, WithRedis(client), patient)
 	require.NoError(t, err)
 	require.NoError(t, l.SetLimit(ctx, 6))
 	require.Equal(t, 6, inForce(30, WithVersion(4)))

@@ -27,6 +27,9 @@ type redistestNone struct{}
 
 func (redistestNone) Process(context.Context, redis.Cmder) error { return errors.New("used") }
 
+// patient: who shall not be told that the machine is slow waits for a real server's answer so long.
+var patient = WithTimeout(30 * time.Second)
+
 // unique names are no other test's.
 func unique(t testing.TB) string { return fmt.Sprintf("%s:%d", t.Name(), rand.Uint64()) }
 
@@ -187,7 +190,7 @@ func processes(t require.TestingT, client RedisClient, name string, n, limit int
 			now := server.Load()
 			return now + off + int64(drift*float64(i)*float64(now-begin))
 		}}
-		l, err := New(name, limit, window, resolution, WithRedis(client), WithMode(mode), WithClock(clock), serverClock(server.Load))
+		l, err := New(name, limit, window, resolution, WithRedis(client), WithMode(mode), WithClock(clock), serverClock(server.Load), patient)
 		require.NoError(t, err)
 		all = append(all, l)
 	}
@@ -540,7 +543,7 @@ func TestNextSubInterval(t *testing.T) {
 // Refusing costs no memory, here and there.
 func TestRefusalAllocates(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	for _, opts := range [][]Option{nil, {WithMode(Approximate)}, {WithRedis(client)}, {WithRedis(client), WithMode(Approximate)}} {
+	for _, opts := range [][]Option{nil, {WithMode(Approximate)}, {WithRedis(client), patient}, {WithRedis(client), WithMode(Approximate), patient}} {
 		l, err := New(unique(t), 1, time.Hour, time.Hour/60, opts...)
 		require.NoError(t, err)
 		for range 2 {

@@ -21,7 +21,7 @@ func everywhere(t *testing.T, test func(t *testing.T, opts ...Option)) {
 	for _, mode := range []Mode{Exact, Approximate} {
 		t.Run("process/"+mode.String(), func(t *testing.T) { test(t, WithMode(mode)) })
 		t.Run("redis/"+mode.String(), func(t *testing.T) {
-			test(t, WithMode(mode), WithRedis(redistest.Shared(t).Client(t)))
+			test(t, WithMode(mode), WithRedis(redistest.Shared(t).Client(t)), patient)
 		})
 	}
 }

@@ -31,7 +31,7 @@ func TestLongGap(t *testing.T) {
 		require.Error(t, p.beat(background, false))
 	}
 	require.NoError(t, server.Restart())
-	require.NoError(t, redistest.Poll(5*time.Second, func() error { return p.beat(background, false) }))
+	require.NoError(t, redistest.Poll(30*time.Second, func() error { return p.beat(background, false) }))
 	require.Equal(t, int64(1005), w.snapshot().Total("/a").Granted)
 	require.Equal(t, int64(400), w.history("/a").Granted, "of the last seconds")
 	missed := w.publish(p).Missed
@@ -54,6 +54,6 @@ func TestShortOutage(t *testing.T) {
 	require.Error(t, <-hung)
 	require.NoError(t, server.Continue())
 	a.count("/a", 7, 0)
-	require.NoError(t, redistest.Poll(5*time.Second, func() error { return p.beat(background, false) }))
+	require.NoError(t, redistest.Poll(30*time.Second, func() error { return p.beat(background, false) }))
 	require.Equal(t, int64(12), w.history("/a").Granted)
 }

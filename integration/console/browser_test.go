@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // chromium is the one browser of this package's tests.
@@ -66,6 +67,7 @@ type tab struct {
 	mu         sync.Mutex
 	complaints []string
 	requests   int
+	slowest    time.Duration // answer of the page when it was asked for something that takes no time
 }
 
 // open opens a page. When the test ends it must not have complained, nor have asked another host.
@@ -156,9 +158,29 @@ func (p *tab) waitFor(expression string) {
 	p.t.Helper()
 	require.Eventually(p.t, func() bool {
 		var v bool
+		began := time.Now()
 		err := chromedp.Run(p.ctx, chromedp.Evaluate("!!("+expression+")", &v))
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.slowest = max(p.slowest, time.Since(began))
 		return err == nil && v
 	}, time.Minute, 50*time.Millisecond, "%s", expression)
+}
+
+// within fails the test if what is waited for takes longer, as a person sees it. On a machine that is slow it may: by its load, and by how
+// late the page answers meanwhile, which it does several times from a change until that is seen.
+func (p *tab) within(most time.Duration, what string, wait func()) {
+	p.t.Helper()
+	p.mu.Lock()
+	p.slowest = 0
+	p.mu.Unlock()
+	busy, began := redistest.Busy(), time.Now()
+	wait()
+	took := time.Since(began)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.t.Logf("%s after %v, when the page answered within %v", what, took.Round(10*time.Millisecond), p.slowest.Round(time.Millisecond))
+	require.Less(p.t, took, time.Duration(float64(most)*max(busy, redistest.Busy()))+10*p.slowest, what)
 }
 
 // write replaces what a field says.

@@ -157,7 +157,21 @@ func (f *fleet) giveBack(stop chan struct{}) {
 	}
 }
 
-// faults lets everything happen to the fleet that can, for so long, and returns how often it did.
+// enough tells whether so much has happened that faults and checks mean something. A slow machine takes longer for it.
+func (f *fleet) enough(counts map[string]int, seconds int) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	threes := 0
+	for _, b := range f.beliefs {
+		if b.released != nil && b.held.N == 3 {
+			threes++
+		}
+	}
+	return min(counts["killed"], counts["stopped"], f.dones[""]) > seconds/4 && min(counts["normal connections"], counts["pubsub connections"]) > seconds/2 &&
+		min(f.doubles, f.without["cancelled"], f.without["refused"]) > seconds && len(f.beliefs) > 20*seconds && threes > 12
+}
+
+// faults lets everything happen to the fleet that can, for so long, and longer if that is not enough, and returns how often it did.
 func (f *fleet) faults(long time.Duration) map[string]int {
 	counts := map[string]int{}
 	var next []string
@@ -172,7 +186,10 @@ func (f *fleet) faults(long time.Duration) map[string]int {
 		f.running = append(f.running, stopped)
 		stopped = nil
 	}
-	for ends := now() + long.Microseconds(); now() < ends; {
+	for began := now(); ; {
+		if lasts := micros(now() - began); lasts >= long && (lasts > 6*long || f.enough(counts, int(long.Seconds()))) {
+			break
+		}
 		time.Sleep(time.Duration(50+f.random.IntN(200)) * time.Millisecond)
 		if stopped != nil && micros(now()-stop.call) > chaosLease+time.Duration(100+f.random.IntN(500))*time.Millisecond {
 			resume()
@@ -256,7 +273,7 @@ func (f *fleet) poll(stop chan struct{}) (looks, most int) {
 
 // stoppedDuring returns when a process was stopped that was so between from and to, or had just gone on; nil: it was not.
 func (f *fleet) stoppedDuring(p *process, from, to int64) *span {
-	const catchUp = 250_000
+	const catchUp = 500_000
 	for i, s := range f.stops[p] {
 		if from <= s.back+catchUp && to >= s.call {
 			return &f.stops[p][i]
@@ -359,10 +376,11 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	if os.Getenv("TOKENBUCKET_LONG") != "" {
 		long = time.Minute
 	}
-	_, client := server(t)
+	s, client := server(t)
 	addr := client.Options().Addr
+	slow := measureSlowness(t, s)
 	f := &fleet{
-		t: t, redis: client, addr: addr, seed: faultlab.Seed(t).Uint64(), spec: spec{Name: "chaos", Permits: chaosPermits, Lease: chaosLease},
+		t: t, redis: client, addr: addr, seed: faultlab.Seed(t).Uint64(), spec: spec{Name: "chaos", Permits: chaosPermits, Lease: chaosLease, Timeout: time.Second},
 		beliefs: map[int64]*belief{}, byID: map[string]*belief{}, stops: map[*process][]span{},
 		without: map[string]int{}, dones: map[string]int{},
 	}
@@ -456,17 +474,18 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	t.Logf("held at most, of %d: %d as believed, %d by the server's commands, %d as polled %d times", chaosPermits, most, m.most, polled, looks)
 	require.Equal(t, chaosPermits, m.most, "all were in use")
 	require.LessOrEqual(t, polled, chaosPermits)
-	require.LessOrEqual(t, excess, max(0, worst-chaosMargin), "more is believed to be held for longer than this machine explains")
-	if worst < chaosMargin {
+	// Who is to stop is woken by who is woken by a timer: each may be late.
+	require.LessOrEqual(t, excess, max(0, 3*worst-chaosMargin), "more is believed to be held for longer than this machine explains")
+	if 3*worst < chaosMargin {
 		require.LessOrEqual(t, most, chaosPermits)
 	}
 	for _, b := range f.beliefs { // each belief for itself
 		if !b.cut {
 			require.GreaterOrEqual(t, b.held.At, b.truth.From, "%+v %+v", b.held, b.truth)
-			require.LessOrEqual(t, micros(b.until-b.truth.Until()), max(0, worst-chaosMargin), "%+v %s %+v", b.held, b.why, b.truth)
+			require.LessOrEqual(t, micros(b.until-b.truth.Until()), max(0, 3*worst-chaosMargin), "%+v %s %+v", b.held, b.why, b.truth)
 		}
 	}
-	require.LessOrEqual(t, back, chaosLease+100*time.Millisecond+worst)
+	require.LessOrEqual(t, back, chaosLease+100*time.Millisecond+10*max(worst, slow.most()))
 
 	began := time.Now()
 	stories := f.stories(m)
@@ -475,7 +494,7 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	require.Equal(t, porcupine.Ok, result)
 	planted := 0
 	last := stories[len(stories)-1].acquired.back
-	for _, s := range stories[len(stories)/2:] { // a violation for the checker to find: three permits were never given back
+	for _, s := range stories[:len(stories)*3/4] { // a violation for the checker to find: three permits were never given back
 		if s.ends[0].kind == release && planted < 3 && s.n == 3 {
 			kept := s.ends
 			s.ends = []end{{release, span{last, forever}}}
@@ -497,15 +516,20 @@ func renewals(m *truth) (n int) {
 
 // All permits are a dead process' and others wait: its place is theirs when the lease is over.
 func TestDeadHolder(t *testing.T) {
-	_, client := server(t)
+	t.Parallel()
+	s, client := server(t)
 	addr := client.Options().Addr
-	type outcome struct{ lease, kill, expiry time.Duration } // from the kill to the next grant, and from the expiry
-	outcomes := make([]outcome, 12)
+	specs := make([]spec, 12)
+	for i := range specs {
+		specs[i] = spec{Name: fmt.Sprint("dead", i), Permits: 1, Lease: time.Duration(4+i%3) * chaosLease}
+	}
+	truths := monitor(t, addr, specs...)
+	killed, got := make([]int64, len(specs)), make([]int64, len(specs))
+	slack := make([]time.Duration, len(specs))
 	var running sync.WaitGroup
-	late := faultlab.MeasureLateness(t)
+	slow := measureSlowness(t, s)
 	random := faultlab.Seed(t)
-	for i := range outcomes {
-		s := spec{Name: fmt.Sprint("dead", i), Permits: 1, Lease: time.Duration(1+i%4) * chaosLease}
+	for i, s := range specs {
 		p := start(t, job{Do: "crowd", Redis: addr, Label: "dead", Semaphores: []spec{s}}, nil)
 		p.command("quota 1 once")
 		p.expect(t, "set")
@@ -515,35 +539,30 @@ func TestDeadHolder(t *testing.T) {
 		// What next does at intervals is not in step with the renewals.
 		pause, life := time.Duration(random.Int64N(int64(s.Lease/3))), time.Duration(random.Int64N(int64(s.Lease)))
 		running.Go(func() {
-			killed := make(chan time.Time, 1)
-			expires := make(chan time.Time, 1)
 			time.Sleep(pause)
-			time.AfterFunc(life, func() {
-				at := time.Now()
+			running.Go(func() {
+				time.Sleep(life)
+				killed[i] = now()
 				p.kill()
-				killed <- at
-				held, err := next.Holders(ctx)
-				if assert.NoError(t, err) && assert.Len(t, held, 1) {
-					expires <- held[0].Expires
-				} else {
-					expires <- at
-				}
 			})
 			permit, err := next.Acquire(ctx, 1)
-			got := time.Now()
-			outcomes[i] = outcome{s.Lease, got.Sub(<-killed).Round(time.Millisecond), got.Sub(<-expires).Round(100 * time.Microsecond)}
+			got[i], slack[i] = now(), 50*time.Millisecond+10*slow.since(time.Now().Add(-time.Second))
 			if assert.NoError(t, err) {
 				assert.NoError(t, permit.Release(ctx))
 			}
 		})
 	}
 	running.Wait()
-	worst := late.Most()
-	t.Logf("woken at most %v late", worst)
-	for _, o := range outcomes {
-		t.Logf("lease %v: the next is admitted %v after the kill, %v after the lease", o.lease, o.kill, o.expiry)
-		require.Positive(t, o.expiry, "not before the lease is over")
-		require.LessOrEqual(t, o.expiry, 50*time.Millisecond+worst)
-		require.LessOrEqual(t, o.kill, o.lease+100*time.Millisecond+worst)
+	for i, s := range specs {
+		m := truths[s.Name]
+		m.end(t)
+		require.Len(t, m.grants, 2)
+		dead, next := m.grants[0], m.grants[1]
+		kill, expiry := micros(got[i]-killed[i]), micros(got[i]-dead.Expires)
+		t.Logf("lease %v: the next is admitted %v after the kill, %v after the lease, of %v", s.Lease, kill, expiry, slack[i])
+		require.GreaterOrEqual(t, next.From, dead.Expires, "not before the lease is over")
+		require.Positive(t, expiry)
+		require.LessOrEqual(t, expiry, slack[i])
+		require.LessOrEqual(t, kill, s.Lease+slack[i]+50*time.Millisecond)
 	}
 }

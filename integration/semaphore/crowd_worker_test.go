@@ -16,7 +16,8 @@ import (
 //	quota N once|again  the next N that acquire release at once, and want it again or not; then one keeps it: "reached".
 //	                    One that is kept is released: after "set".
 //	wait N MS           N more wait, who come one by one in so many milliseconds
-//	usage               "usage": Call is the processor time in microseconds, N the bytes of heap and stacks in use
+//	usage               "usage": N is the bytes of heap and stacks in use
+//	cpu                 "cpu": Call is the processor time in microseconds
 //	series              "turn" for each permit that was released: acquired At, released at Call; then "end"
 //	stop                nobody waits any more: "stopped"
 func crowd(c *child) error {
@@ -48,15 +49,15 @@ func crowd(c *child) error {
 			}
 		case "usage":
 			debug.FreeOSMemory()
+			var mem runtime.MemStats
+			runtime.ReadMemStats(&mem)
+			c.tell(event{What: "usage", N: int(mem.HeapAlloc + mem.StackInuse)})
+		case "cpu":
 			var used syscall.Rusage
 			if err := syscall.Getrusage(syscall.RUSAGE_SELF, &used); err != nil {
 				return err
 			}
-			var mem runtime.MemStats
-			runtime.ReadMemStats(&mem)
-			c.tell(event{
-				What: "usage", Call: (used.Utime.Nano() + used.Stime.Nano()) / 1000, N: int(mem.HeapAlloc + mem.StackInuse),
-			})
+			c.tell(event{What: "cpu", Call: (used.Utime.Nano() + used.Stime.Nano()) / 1000})
 		case "series":
 			w.turnsMu.Lock()
 			for _, e := range w.turns {

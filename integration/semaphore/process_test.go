@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,6 +28,9 @@ import (
 )
 
 var ctx = context.Background()
+
+// patient is how long callers wait for an answer who shall not be told that the machine is slow.
+const patient = 20 * time.Second
 
 const workerEnv = "TOKENBUCKET_SEMAPHORE_WORKER"
 
@@ -59,7 +63,7 @@ type spec struct {
 	Permits int
 	Lease   time.Duration
 	Version int64
-	Timeout time.Duration // 0: the default
+	Timeout time.Duration // 0: patient
 }
 
 // event is a line of a worker's output. Times are microseconds of this machine's one clock.
@@ -108,7 +112,7 @@ func work(text string) error {
 	defer func() { _ = client.Close() }()
 	for _, s := range c.Semaphores {
 		made, err := semaphore.NewRedis(client, s.Name, s.Permits, semaphore.WithLease(s.Lease), semaphore.WithLabel(c.Label),
-			semaphore.WithVersion(s.Version), semaphore.WithTimeout(cmp.Or(s.Timeout, time.Second)))
+			semaphore.WithVersion(s.Version), semaphore.WithTimeout(cmp.Or(s.Timeout, patient)))
 		if err != nil {
 			return err
 		}
@@ -241,11 +245,67 @@ func server(t *testing.T) (*redistest.Server, *redis.Client) {
 	return s, client
 }
 
-// open returns a semaphore that stands for a process of its own: with a client of its own.
+// slowness is how slow the machine is: for how long a test's process was not woken, or the server did not answer a PING, which takes a
+// few awakenings. What a test waits for takes dozens of them, one after the other.
+type slowness struct {
+	late *faultlab.Lateness
+
+	mu    sync.Mutex
+	trips []trip // in their order
+}
+
+type trip struct {
+	ended time.Time
+	took  time.Duration
+}
+
+// measureSlowness begins to measure, until the test ends.
+func measureSlowness(t *testing.T, server *redistest.Server) *slowness {
+	s := &slowness{late: faultlab.MeasureLateness(t)}
+	client := server.Client(t)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	t.Cleanup(func() { close(stop); <-stopped })
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			began := time.Now()
+			if client.Ping(ctx).Err() == nil { // it may have been killed
+				s.mu.Lock()
+				s.trips = append(s.trips, trip{time.Now(), time.Since(began)})
+				s.mu.Unlock()
+			}
+		}
+	}()
+	return s
+}
+
+// since is the worst that it was since then.
+func (s *slowness) since(then time.Time) time.Duration {
+	most := s.late.Since(then)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, t := range slices.Backward(s.trips) {
+		if t.ended.Before(then) {
+			break
+		}
+		most = max(most, t.took)
+	}
+	return most
+}
+
+// most is the worst that it was so far.
+func (s *slowness) most() time.Duration { return s.since(time.Time{}) }
+
+// open returns a semaphore that stands for a process of its own: with a client of its own. Its timeout is patient.
 func open(t *testing.T, addr, name string, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
 	t.Helper()
 	client := redis.NewClient(&redis.Options{Addr: addr, Username: fleetUser, Password: "any"})
-	s, err := semaphore.NewRedis(client, name, permits, opts...)
+	s, err := semaphore.NewRedis(client, name, permits, append([]semaphore.Option{semaphore.WithTimeout(patient)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)

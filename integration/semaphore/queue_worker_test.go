@@ -1,6 +1,7 @@
 package semaphore
 
 import (
+	"context"
 	"strconv"
 	"sync"
 	"time"
@@ -15,7 +16,7 @@ type arrival struct {
 }
 
 // queue is a process whose waiters come at known times: "ready"; then the command "go T" sets the start. For each "turn":
-// Acquire was called at Call, and returned At. Then "end".
+// Acquire was called at Call, and returned At. Then "end": N is how late the process was woken at worst, in microseconds.
 func queue(c *child) error {
 	c.tell(event{What: "ready"})
 	for command := range c.commands {
@@ -24,6 +25,12 @@ func queue(c *child) error {
 			return err
 		}
 		var running sync.WaitGroup
+		late := int64(0)
+		measured, stop := context.WithCancel(c.ctx)
+		var measuring sync.WaitGroup
+		measuring.Go(func() {
+			punctual(measured, func(_, _ time.Time, by time.Duration) { late = max(late, by.Microseconds()) })
+		})
 		for _, a := range c.Arrivals {
 			running.Go(func() {
 				time.Sleep(micros(start + a.At - now()))
@@ -42,7 +49,9 @@ func queue(c *child) error {
 			})
 		}
 		running.Wait()
-		c.tell(event{What: "end"})
+		stop()
+		measuring.Wait()
+		c.tell(event{What: "end", N: int(late)})
 	}
 	return nil
 }

@@ -25,6 +25,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	type outcome struct {
 		streams             []stream
 		lease, told, margin time.Duration
+		late                time.Duration // how late somebody was woken then
 	}
 	const repetitions = 25
 	outcomes := make([]outcome, repetitions)
@@ -32,17 +33,17 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	random := faultlab.Seed(t)
 	var running sync.WaitGroup
 	for i := range repetitions {
-		lease := time.Duration(300+100*i) * time.Millisecond
+		lease := time.Duration(3000+150*i) * time.Millisecond // renewed in time, however slow the machine
 		streams := []stream{requests, replies}
 		if i%5 == 4 { // Redis hears the renewals, and the process does not know
 			streams = streams[1:]
 		}
 		g := startGate(t, addr)
 		name := fmt.Sprint("told", i)
-		cut := open(t, g.addr, name, 1, semaphore.WithLease(lease), semaphore.WithTimeout(200*time.Millisecond))
+		cut := open(t, g.addr, name, 1, semaphore.WithLease(lease), semaphore.WithTimeout(lease/3))
 		other := open(t, addr, name, 1, semaphore.WithLease(lease))
 		p, err := cut.Acquire(ctx, 1)
-		for ; errors.Is(err, semaphore.ErrTimeout); p, err = cut.Acquire(ctx, 1) { // 200 ms are little for a busy machine
+		for ; errors.Is(err, semaphore.ErrTimeout); p, err = cut.Acquire(ctx, 1) { // a second is little for a busy machine
 		}
 		require.NoError(t, err)
 		pause := time.Duration(random.Int64N(int64(lease))) // it is renewed meanwhile, or not yet
@@ -63,7 +64,8 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 			<-p.Context().Done()
 			told := time.Now()
 			assert.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrExpired)
-			outcomes[i] = outcome{streams, lease, told.Sub(stopped), (<-admitted).Sub(told)}
+			margin := (<-admitted).Sub(told)
+			outcomes[i] = outcome{streams, lease, told.Sub(stopped), margin, late.Since(told.Add(-lease / 10))}
 			assert.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
 			g.stop(false, streams...)
 			p, err := cut.Acquire(ctx, 1)
@@ -75,19 +77,19 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 		})
 	}
 	running.Wait()
-	worst := late.Most()
 	least := slices.MinFunc(outcomes, func(a, b outcome) int { return int(a.margin - b.margin) })
 	counted := 0
 	for _, o := range outcomes {
 		t.Logf("lease %v: told %v after %v was cut off, %v before the next (%.2f leases)", o.lease, o.told.Round(time.Millisecond),
 			map[int]string{1: "replies", 2: "all"}[len(o.streams)], o.margin.Round(time.Millisecond), float64(o.margin)/float64(o.lease))
-		require.LessOrEqual(t, o.told, o.lease-o.lease/10+worst+200*time.Millisecond)
-		if worst < o.lease/10 { // else this machine cannot keep any such promise
+		// Who works is woken by who is woken by a timer: each may be late.
+		require.LessOrEqual(t, o.told, o.lease-o.lease/10+3*o.late+200*time.Millisecond)
+		require.GreaterOrEqual(t, o.margin, o.lease/10-3*o.late)
+		if 3*o.late < o.lease/10 { // else this machine cannot keep any such promise
 			counted++
-			require.GreaterOrEqual(t, o.margin, o.lease/10-worst)
 			require.Positive(t, o.margin)
 		}
 	}
-	t.Logf("the least margin was %v of a lease of %v; woken at most %v late", least.margin, least.lease, worst)
+	t.Logf("the least margin was %v of a lease of %v, when somebody was woken %v late; %d counted", least.margin, least.lease, least.late, counted)
 	require.GreaterOrEqual(t, counted, 5)
 }

@@ -15,7 +15,7 @@ import (
 func TestCluster(t *testing.T) {
 	cluster := redistest.StartCluster(t)
 	client := cluster.Client(t)
-	l, err := slidingwindow.NewKey(math.MaxUint64, 3, time.Hour, time.Minute, slidingwindow.WithRedis(client))
+	l, err := slidingwindow.NewKey(math.MaxUint64, 3, time.Hour, time.Minute, slidingwindow.WithRedis(client), patient)
 	require.NoError(t, err)
 	n := 0
 	for range 5 {
@@ -30,7 +30,7 @@ func TestCluster(t *testing.T) {
 	require.NotEmpty(t, client.Get(ctx, "slidingwindow:key:{ffffffffffffffff}:1h0m0s").Val())
 	moved := 0
 	for _, node := range cluster.Nodes { // of which one at most has the key
-		alone, err := slidingwindow.NewKey(math.MaxUint64, 5, time.Hour, time.Minute, slidingwindow.WithRedis(node.Client(t)), slidingwindow.WithAway(slidingwindow.Pass))
+		alone, err := slidingwindow.NewKey(math.MaxUint64, 5, time.Hour, time.Minute, slidingwindow.WithRedis(node.Client(t)), patient, slidingwindow.WithAway(slidingwindow.Pass))
 		require.NoError(t, err)
 		if _, err = alone.Allow(ctx); err != nil {
 			require.ErrorIs(t, err, slidingwindow.ErrUnusable)

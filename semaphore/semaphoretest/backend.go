@@ -683,9 +683,9 @@ func silentWaiters(f *fleet) {
 	// One who is not heard of any more blocks the others for its patience, and no lease.
 	b.leave("b1")
 	require.Equal(f, "c1", c.hears(1)[0].ID)
-	b.do(semaphore.Batch{PatienceMicros: 1e6, AliveMicros: 500, Enter: []semaphore.Entry{{ID: "b2", Permits: 3, Wait: true}}})
+	b.do(semaphore.Batch{PatienceMicros: 5e6, AliveMicros: 500, Enter: []semaphore.Entry{{ID: "b2", Permits: 3, Wait: true}}})
 	is(f.T, semaphore.Queued, a.enter("a3", 1, true))
-	f.pass(time.Second)
+	f.pass(5 * time.Second)
 	r = a.leave("c1")
 	require.Len(f, r.Grants, 1)
 	require.Equal(f, "a3", r.Grants[0].ID)
@@ -819,13 +819,24 @@ func clockGoesBack(f *fleet) {
 	}
 	a, b := f.member("a"), f.member("b")
 	before := a.do(semaphore.Batch{Enter: []semaphore.Entry{{ID: "a1", Permits: 3}}})
+	fence := before.Entered[0].Fence
 	b.enter("b1", 1, true)
 	// Up to two seconds it stands still: leases and patience last longer, no number goes back.
-	f.place.SetBack(f.T, 1900*time.Millisecond)
-	still := a.leave()
-	require.GreaterOrEqual(f, still.Now, before.Now+1_900_000)
-	require.Equal(f, before.Earliest+1_900_000, still.Earliest)
-	require.Equal(f, still.Now, a.leave().Now)
+	var still *semaphore.Report
+	for tries := 1; ; tries++ {
+		began := time.Now()
+		before = a.leave()
+		f.place.SetBack(f.T, 1900*time.Millisecond)
+		still = a.leave()
+		require.GreaterOrEqual(f, still.Now, before.Now+1_900_000)
+		require.Equal(f, before.Earliest+1_900_000, still.Earliest)
+		again := a.leave()
+		if time.Since(began) < 1900*time.Millisecond {
+			require.Equal(f, still.Now, again.Now)
+			break
+		}
+		require.Less(f, tries, 20, "the machine is too slow")
+	}
 	// Further back, ends move with it: what was left of a lease is left.
 	f.place.SetBack(f.T, time.Hour)
 	back := a.leave()
@@ -835,7 +846,7 @@ func clockGoesBack(f *fleet) {
 	r := b.leave("a1")
 	require.False(f, r.Fresh, "its patience has moved too")
 	require.Len(f, r.Grants, 1)
-	require.Greater(f, r.Grants[0].Fence, before.Entered[0].Fence)
+	require.Greater(f, r.Grants[0].Fence, fence)
 	require.Equal(f, r.Now+lease.Microseconds(), r.Earliest)
 }
 
