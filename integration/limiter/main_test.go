@@ -3,6 +3,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -115,6 +116,21 @@ func (w *told) away(t testing.TB, want bool) time.Duration {
 		return (downs > ups) == want
 	}, 20*time.Second, time.Millisecond, "away: %v", want)
 	return time.Since(began)
+}
+
+// once has a client try once to connect: trying again, it tells a call of what was refused before the server was back.
+func once(o *redis.Options) { o.DialerRetries = 1 }
+
+// served waits until a call is, after a server is back.
+func served(t testing.TB, call func() error) {
+	t.Helper()
+	require.NoError(t, redistest.Poll(20*time.Second, func() error {
+		err := call()
+		if !errors.Is(err, tb.ErrStoreUnavailable) {
+			require.NoError(t, err)
+		}
+		return err
+	}))
 }
 
 // beaten waits until there are so many instances, and each has shown so many times more that it lives: by then it has had the answers

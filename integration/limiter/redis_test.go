@@ -25,7 +25,8 @@ func TestHungRedis(t *testing.T) {
 	for _, which := range []string{"script", "lock"} {
 		t.Run(which, func(t *testing.T) {
 			server := redistest.Start(t)
-			store := redisStores(server.Client(t))[which]
+			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = patient }) // or the client tells of an outage after three seconds
+			store := redisStores(client)[which]
 			l := open(t, "x", 100, store, tb.WithStoreTimeout(patient))
 			impatient := open(t, "x", 100, store, tb.WithStoreTimeout(500*time.Millisecond))
 			ok, err := l.Try(background)
