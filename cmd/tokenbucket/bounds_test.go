@@ -121,12 +121,12 @@ func TestRowWithAllBounds(t *testing.T) {
 		t.Cleanup(place.Close)
 		args := []string{
 			"--upstream", place.URL, "--limits", table.dsn, "--create-table", "--redis", server.Addr, "--key-prefix", table.server + ":",
-			"--interval", "200ms", "--columns", boundColumns,
+			"--interval", "200ms", "--columns", boundColumns, "--store-timeout", "20s", // a busy machine is no outage
 		}
 		fleet := []*process{startGateway(t, args...), startGateway(t, args...)}
 		quote := map[string]string{"MariaDB": "`", "PostgreSQL": `"`}[table.server]
 		column := func(name string) string { return quote + name + quote }
-		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, %s, %s, %s, %s) VALUES ('/slow', 50, 0.05, 5, 5, 120, 4)",
+		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, %s, %s, %s, %s) VALUES ('/slow', 50, 0.01, 5, 5, 120, 4)",
 			column("burst"), column("window"), column("windowLimit"), column("concurrent")))
 		for _, p := range fleet {
 			p.loads(t, 2)

@@ -25,7 +25,7 @@ func TestStartErrorHasItsCause(t *testing.T) {
 			{nowhere, true, map[string]string{"MariaDB": "Unknown database 'nowhere_", "PostgreSQL": `database "nowhere_`}[table.server]},
 			{table.dsn, false, "--create-table creates a missing table"},
 		} {
-			args := []string{"--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", "memory", "--wait", "700ms", "--limits", c.dsn}
+			args := []string{"--upstream", "http://127.0.0.1:1", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--store", "memory", "--wait", "4s", "--limits", c.dsn} // within which a slow machine has asked, too
 			if c.create {
 				args = append(args, "--create-table")
 			}

@@ -67,7 +67,7 @@ func TestMetrics(t *testing.T) {
 	}))
 	defer upstream.Close()
 	p := startGateway(t, "--upstream", upstream.URL, "--upstream", "/dead=http://127.0.0.1:1", "--limits", dsn, "--redis", redis.Addr, "--create-table", "--interval", "100ms", "--switch", "sql",
-		"--unknown", "1000")
+		"--unknown", "1000", "--store-timeout", "20s") // a busy machine is no outage
 	for _, row := range []string{"('/a', 0.001, 0)", "('/waits', 10, 5)", "('/zero', 0, 0)", "('/bad', -1, 0)", "('/busy', 100, 0)"} {
 		execSQL(t, db, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES "+row)
 	}

@@ -294,7 +294,8 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	server := httptest.NewServer(upstream)
 	defer server.Close()
 	const interval = 300 * time.Millisecond
-	args := []string{"--upstream", server.URL, "--limits", dsn, "--redis", redis.Addr, "--create-table", "--interval", interval.String(), "--switch", "sql"}
+	args := []string{"--upstream", server.URL, "--limits", dsn, "--redis", redis.Addr, "--create-table", "--interval", interval.String(), "--switch", "sql",
+		"--store-timeout", "20s"} // a busy machine is no outage
 	var fleet []*process
 	for range 3 {
 		fleet = append(fleet, startGateway(t, args...))
@@ -304,12 +305,8 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	follow := func(rate float64) time.Duration {
 		began := time.Now()
 		for _, p := range fleet {
-			eventually(t, func() error {
-				if r := p.rate(t); r != rate {
-					return fmt.Errorf("rate %v, want %v", r, rate)
-				}
-				return nil
-			})
+			p.loads(t, 2) // the first of them may have begun before
+			require.Equal(t, rate, p.rate(t))
 		}
 		return time.Since(began)
 	}
@@ -321,7 +318,9 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	first := time.Since(upstream.began)
 	var answered atomic.Int64
 	go func() { done <- load(ctx, fleet, &answered) }()
+	loads := fleet[0].stats(t).Loads.Tried
 	time.Sleep(3 * time.Second) // the rate is measured for so long
+	loads = fleet[0].stats(t).Loads.Tried - loads
 	changed, demand := time.Since(upstream.began), answered.Load()
 	execSQL(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %d", after))
 	took := follow(after)
@@ -334,8 +333,9 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 
 	times := upstream.so()
 	slow, fast := within(times, first, changed), within(times, followed, last)
-	t.Logf("all followed within %v; %d calls in %v, then %d in %v; %v", took, slow, changed-first, fast, last-followed, statuses)
-	require.Less(t, took, interval+2*time.Second)
+	t.Logf("all followed within %v; %d loads and %d calls in %v, then %d in %v; %v", took, loads, slow, changed-first, fast, last-followed, statuses)
+	require.GreaterOrEqual(t, loads, 3, "of ten, on a machine that is not busy")
+	require.LessOrEqual(t, loads, int((changed-first)/(interval*8/10))+1)
 	require.LessOrEqual(t, float64(slow), before*((changed-first).Seconds()+0.2)+before, "the fleet keeps to the old rate")
 	require.GreaterOrEqual(t, float64(slow), 0.7*min(before*(changed-first).Seconds(), float64(demand)), "of what a busy machine asks for")
 	require.LessOrEqual(t, float64(fast), after*((last-followed).Seconds()+0.2)+after, "and to the new one")
@@ -354,8 +354,9 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 			})
 		}
 	}
-	execSQL(t, db, "UPDATE t_ratelimite_conf SET rateLimit = 1")
-	follow(1)
+	const seldom = 0.01 // so that of 30 calls some are refused, however long they take
+	execSQL(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %v", seldom))
+	follow(seldom)
 	execSQL(t, db, "INSERT INTO t_ratelimite_switch (name, enabled) VALUES ('global', 0)")
 	switched(false)
 	for range 30 {
@@ -379,7 +380,7 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	// A bad row leaves what was before in force.
 	execSQL(t, db, "UPDATE t_ratelimite_conf SET rateLimit = -5")
 	eventually(t, func() error {
-		if s := fleet[2].stats(t); len(s.Rejected) != 1 || len(s.Limits) != 1 || s.Limits[0].Rate != 1 {
+		if s := fleet[2].stats(t); len(s.Rejected) != 1 || len(s.Limits) != 1 || s.Limits[0].Rate != seldom {
 			return fmt.Errorf("stats %+v", s)
 		}
 		return nil
@@ -528,7 +529,7 @@ func memoryArgs(t *testing.T, upstream string, more ...string) []string {
 func TestGatewayDrains(t *testing.T) {
 	t.Parallel()
 	h, upstream := newHold(t)
-	p := startGateway(t, memoryArgs(t, upstream, "--drain", "1m", "--drain-delay", "3s")...)
+	p := startGateway(t, memoryArgs(t, upstream, "--drain", "1m", "--drain-delay", "8s")...)
 	held := h.ask(p)
 	p.becomes(t, http.StatusOK, "limits")
 	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
@@ -594,12 +595,12 @@ func TestGatewayWithoutRedis(t *testing.T) {
 	db, dsn := newLimits(t)
 	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer upstream.Close()
-	args := []string{"--upstream", upstream.URL, "--limits", dsn, "--create-table", "--redis", redis.Addr, "--store-timeout", "300ms", "--interval", "100ms"}
+	args := []string{"--upstream", upstream.URL, "--limits", dsn, "--create-table", "--redis", redis.Addr, "--store-timeout", "2s", "--interval", "100ms"}
 	closed := startGateway(t, args...)
 	open := startGateway(t, append(args, "--fail", "open")...)
 	share := startGateway(t, append(args, "--fail", "share:3")...)
 	all := []*process{closed, open, share}
-	execSQL(t, db, fmt.Sprintf(insertLimit, 1000, 0.5))
+	execSQL(t, db, fmt.Sprintf(insertLimit, 1000, 5.0)) // a second of which goes by while the store is asked whether it is there
 	for _, p := range all {
 		p.becomes(t, http.StatusOK, "redis: ok")
 		eventually(t, func() error {
@@ -615,6 +616,7 @@ func TestGatewayWithoutRedis(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, status)
 	}
+	began := time.Now()
 	require.NoError(t, redis.Stop())
 	closed.becomes(t, http.StatusServiceUnavailable, "redis: no answer for")
 	open.becomes(t, http.StatusOK, "calls pass without limits")
@@ -637,7 +639,9 @@ func TestGatewayWithoutRedis(t *testing.T) {
 			return nil
 		})
 	}
-	require.Equal(t, 1, strings.Count(closed.out.String(), "the limiter failed"), "one line for many calls")
+	lines := strings.Count(closed.out.String(), "the limiter failed")
+	require.Positive(t, lines)
+	require.LessOrEqual(t, lines, 1+int(time.Since(began)/(10*time.Second)), "one line in ten seconds for many calls")
 	require.NotContains(t, open.out.String(), "the limiter failed")
 	require.Contains(t, open.out.String(), `msg="tokenbucket: the store is away"`)
 
@@ -673,7 +677,7 @@ func TestGatewayWaitsForTheTable(t *testing.T) {
 
 	// Or it ends: what it waited for has not come in time.
 	missing := launch(t, nil, "--listen", "127.0.0.1:0", "--upstream", "http://127.0.0.1:1", "--limits", dsn, "--table", "missing", "--store", "memory",
-		"--wait", "500ms", "--admin", "127.0.0.1:0")
+		"--wait", "4s", "--admin", "127.0.0.1:0") // within which a slow machine has asked the database, too
 	require.Equal(t, exitUsage, missing.exit(t))
 	require.Contains(t, missing.out.String(), "no such table: missing")
 	absent := launch(t, nil, "--upstream", "http://127.0.0.1:1", "--limits", dsn+"x", "--store", "memory", "--listen", "127.0.0.1:0", "--admin", "")

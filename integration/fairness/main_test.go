@@ -31,6 +31,14 @@ type fleet struct {
 	began int64 // when all of them had asked
 }
 
+const (
+	// wakings is how many processes and goroutines an answer of the store wakes at most, one after the other, each as late as the
+	// machine is.
+	wakings = 40
+	// horizon is about how far ahead a process asks.
+	horizon = time.Second
+)
+
 // busy is the job of one process of it: so many callers who wait as long as it takes. A busy machine is no outage.
 func busy(rate float64, callers int) faultlab.Job {
 	return faultlab.Job{
@@ -90,7 +98,7 @@ func (f *fleet) end() [][]faultlab.Permit {
 		burst = max(burst, j.Permits)
 	}
 	worst := faultlab.Worst(faultlab.Used(all), rate)
-	woken := max(f.late.Most(), faultlab.MostWoken(all))
+	woken := f.woken(all)
 	late := 100*time.Millisecond + 2*woken // and late again by the others who were woken
 	f.t.Logf("this machine wakes up to %v late", woken)
 	faultlab.Figure(f.t, fmt.Sprintf("fullest window by use above rate × T, of %.4g", float64(burst)+rate*0.1), worst)
@@ -98,9 +106,15 @@ func (f *fleet) end() [][]faultlab.Permit {
 	return told
 }
 
-// stalled is for how long others on this machine have kept sleepers from going on, in a time: what falls due then may lapse.
+// stalled is for how long others on this machine have kept sleepers from going on, in a time, each time for so long that answers come
+// later than a process asks ahead: what falls due then may lapse.
 func (f *fleet) stalled(from int64, lasts time.Duration) time.Duration {
-	return f.late.Stalls(50*time.Millisecond, from, from+lasts.Microseconds())
+	return f.late.Stalls(horizon/wakings, from, from+lasts.Microseconds())
+}
+
+// woken is how late sleepers were woken at most, here or in a process.
+func (f *fleet) woken(all []faultlab.Permit) time.Duration {
+	return max(f.late.Most(), faultlab.MostWoken(all))
 }
 
 // used is how many permits each process has used in a time, and what share that is of all that the rate allows in it, without

@@ -101,21 +101,22 @@ func TestFollow(t *testing.T) {
 			}
 			ended := time.Now().UnixMicro()
 			var granted []faultlab.Event
-			late := time.Duration(0)
+			var slow slowness
 			followed := make([]int64, len(steps)) // when the last process had
 			slowest := time.Duration(0)           // to follow
-			for _, w := range workers {
+			events := make([][]event, len(workers))
+			for i, w := range workers {
 				var seen []int64
-				for _, e := range w.End() {
+				events[i] = w.End()
+				for _, e := range events[i] {
 					switch e.What {
 					case "granted":
 						granted = append(granted, faultlab.Event{At: e.At, Permits: 1})
 					case "followed":
 						seen = append(seen, e.At)
-					case "oversleep":
-						o, err := time.ParseDuration(e.Text)
-						require.NoError(t, err)
-						late = max(late, o)
+					case "slowest":
+						slow = slow.most(e.Slow)
+					case "stalled":
 					default:
 						t.Errorf("%d: %+v", w.Pid, e)
 					}
@@ -128,7 +129,10 @@ func TestFollow(t *testing.T) {
 					followed[i+1] = max(followed[i+1], at)
 				}
 			}
-			require.Less(t, slowest, interval+500*time.Millisecond+4*late, "the interval and a load")
+			late := slow.Woken
+			t.Logf("%+v", slow)
+			// A load may be under way when the row changes, and miss it.
+			require.Less(t, slowest, interval+500*time.Millisecond+4*late+2*slow.Load, "the interval and a load")
 			// What is in force from when: a raise at the earliest when the row says so, a lower rate at the latest when all
 			// know it.
 			type change struct {
@@ -155,7 +159,7 @@ func TestFollow(t *testing.T) {
 			}
 			worst, size := faultlab.WorstBy(granted, drained), 200.0
 			t.Logf("%d granted; fullest window %.1f, largest size of the bucket %v, woken at most %v late", len(granted), worst, size, late)
-			require.LessOrEqual(t, worst, size+size*late.Seconds()+1)
+			require.LessOrEqual(t, worst, size+2*size*late.Seconds()+1) // and late again by the others who were woken
 			count := func(from, to int64) (n float64) {
 				for _, e := range granted {
 					if e.At >= from && e.At < to {
@@ -172,8 +176,13 @@ func TestFollow(t *testing.T) {
 				if i == 0 {
 					from = steps[1].at - 1_500_000
 				}
-				n := count(from, to)
-				require.InDelta(t, steps[i].rate*float64(to-from)/1e6, n, 5+0.1*n+steps[i].rate*late.Seconds(), "at %v/s", steps[i].rate)
+				n, rate := count(from, to), steps[i].rate
+				want, stalled := rate*float64(to-from)/1e6, time.Duration(0)
+				for _, all := range events {
+					stalled = max(stalled, stalls(t, all, from, to))
+				}
+				require.LessOrEqual(t, n, want+5+0.1*n+2*rate*late.Seconds(), "at %v/s", rate)
+				require.GreaterOrEqual(t, n, want-5-0.1*n-rate*max(stalled, late).Seconds(), "at %v/s, stalled for %v", rate, stalled)
 			}
 		})
 	}
@@ -236,13 +245,16 @@ func TestRowsAndServers(t *testing.T) {
 			t.Run("server hung and back", func(t *testing.T) {
 				require.NoError(t, server.Stop())
 				until("noticed", func() bool { return r.Stats().Err != nil && r.Stats().Age > 500*time.Millisecond })
-				late := faultlab.MeasureLateness(t)
-				began := time.Now()
-				for range 1000 {
+				// Six of seven parts of the time some load is under way: for so long would callers wait who wait for it.
+				began, within := time.Now(), time.Duration(0)
+				for time.Since(began) < 2*time.Second {
+					asked := time.Now()
 					_, err := r.Allow(ctx, "/b")
+					within += time.Since(asked)
 					require.NoError(t, err)
+					time.Sleep(time.Millisecond)
 				}
-				require.Less(t, time.Since(began), 250*time.Millisecond+4*late.Most(), "no call waits for the database")
+				require.Less(t, within, time.Since(began)/2, "no call waits for the database")
 				require.Equal(t, 3.0, rate())
 				require.NoError(t, server.Continue())
 				until("recovered", func() bool { return r.Stats().Err == nil && r.Stats().Age < 500*time.Millisecond })

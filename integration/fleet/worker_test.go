@@ -53,14 +53,35 @@ type job struct {
 // event is a line of a worker's output. Times are microseconds of this machine's one clock.
 type event struct {
 	At   int64
-	What string // granted, followed (the row changed), failed; oversleep at the end
+	What string // granted, followed (the row changed), failed, stalled (At then, for Text); at the end slowest
 	Text string
+	Slow slowness // at the end
+}
+
+// slowness is how slow a machine was at most.
+type slowness struct {
+	Woken time.Duration // too late
+	Trip  time.Duration // to Redis
+	Load  time.Duration // of the limits
+	Way   time.Duration // of a call that nothing limits, until the upstream has it
+}
+
+// most is the slowest of each.
+func (s slowness) most(o slowness) slowness {
+	return slowness{max(s.Woken, o.Woken), max(s.Trip, o.Trip), max(s.Load, o.Load), max(s.Way, o.Way)}
 }
 
 func work(ctx context.Context, j *job, tell func(event)) error {
 	client := redis.NewClient(&redis.Options{Addr: j.Redis})
 	defer func() { _ = client.Close() }()
-	happened := func(what, text string) { tell(event{time.Now().UnixMicro(), what, text}) }
+	happened := func(what, text string) { tell(event{At: time.Now().UnixMicro(), What: what, Text: text}) }
+	var mu sync.Mutex
+	var slow slowness
+	slower := func(s slowness) {
+		mu.Lock()
+		defer mu.Unlock()
+		slow = slow.most(s)
+	}
 	var limits *registry.Registry
 	source := registry.Source(nil)
 	if j.Fixed != nil {
@@ -77,8 +98,10 @@ func work(ctx context.Context, j *job, tell func(event)) error {
 	}
 	limits, err := registry.New(source, tokenbucket.NewRedisScriptStore(client, tokenbucket.WithKeyPrefix(j.Prefix)),
 		registry.WithInterval(j.Interval), registry.WithUnknown(registry.Refuse()),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(20*time.Second), // a busy machine is no outage
+			tokenbucket.WithObserver(tokenbucket.Observer{Trip: func(trip tokenbucket.Trip) { slower(slowness{Trip: trip.Elapsed}) }})),
 		registry.WithHook(func(l registry.Load) {
-			if l.Changed > 0 {
+			if slower(slowness{Load: l.Took}); l.Changed > 0 {
 				happened("followed", "")
 			}
 		}))
@@ -130,14 +153,49 @@ func work(ctx context.Context, j *job, tell func(event)) error {
 		})
 	}
 	callers.Go(func() { // how punctual this process is woken
-		worst := time.Duration(0)
 		for ctx.Err() == nil {
-			began := time.Now()
+			due := time.Now().Add(5 * time.Millisecond)
 			time.Sleep(5 * time.Millisecond)
-			worst = max(worst, time.Since(began)-5*time.Millisecond)
+			late := time.Since(due)
+			if slower(slowness{Woken: late}); late >= 10*time.Millisecond {
+				tell(event{At: due.UnixMicro(), What: "stalled", Text: late.String()})
+			}
 		}
-		happened("oversleep", worst.String())
 	})
+	if j.Upstream != "" {
+		callers.Go(func() { // and how long it takes to the upstream
+			for ctx.Err() == nil {
+				if way, err := unlimited(ctx, j.Upstream); err == nil {
+					slower(slowness{Way: way})
+				}
+				time.Sleep(10 * time.Millisecond)
+			}
+		})
+	}
 	callers.Wait()
+	mu.Lock() // a trip may be told late
+	defer mu.Unlock()
+	tell(event{At: time.Now().UnixMicro(), What: "slowest", Slow: slow})
 	return nil
+}
+
+// sentHeader is when a call was sent that nothing limits; the upstream answers how long it took.
+const sentHeader = "X-Sent"
+
+func unlimited(ctx context.Context, upstream string) (way time.Duration, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, upstream, nil)
+	if err != nil {
+		return 0, err
+	}
+	request.Header.Set(sentHeader, fmt.Sprint(time.Now().UnixMicro()))
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		return 0, err
+	}
+	return time.ParseDuration(string(text))
 }

@@ -32,54 +32,61 @@ func TestLeaseBound(t *testing.T) {
 	} {
 		t.Run(which, func(t *testing.T) {
 			late := faultlab.MeasureLateness(t)
-			var (
-				mu       sync.Mutex
-				used     []faultlab.Span
-				callers  sync.WaitGroup
-				limiters []*tb.RateLimiter
-				began    = time.Now()
-			)
-			for range processes {
-				l, err := tb.NewSmoothBursty(which, rate, tb.WithStore(open(server.Client(t))), tb.WithInitialPermits(rate), tb.WithLease(d),
-					tb.WithStoreTimeout(20*time.Second)) // a busy machine is no outage
-				require.NoError(t, err)
-				limiters = append(limiters, l)
-				for range 4 {
-					callers.Go(func() {
-						var mine []faultlab.Span
-						for time.Since(began) < lasts {
-							if pause := time.Since(began) % (700 * time.Millisecond); pause < 200*time.Millisecond {
-								time.Sleep(200*time.Millisecond - pause) // the bucket fills up
+			round := func() (n int) {
+				var (
+					mu       sync.Mutex
+					used     []faultlab.Span
+					callers  sync.WaitGroup
+					limiters []*tb.RateLimiter
+					began    = time.Now()
+				)
+				for range processes {
+					l, err := tb.NewSmoothBursty(which, rate, tb.WithStore(open(server.Client(t))), tb.WithInitialPermits(rate), tb.WithLease(d),
+						tb.WithStoreTimeout(patient)) // a busy machine is no outage
+					require.NoError(t, err)
+					limiters = append(limiters, l)
+					for range 4 {
+						callers.Go(func() {
+							var mine []faultlab.Span
+							for time.Since(began) < lasts {
+								if pause := time.Since(began) % (700 * time.Millisecond); pause < 200*time.Millisecond {
+									time.Sleep(200*time.Millisecond - pause) // the bucket fills up
+								}
+								from := time.Since(began)
+								ok, err := l.TryAcquire(ctx, 1, 0)
+								if err != nil {
+									t.Error(err)
+									return
+								}
+								if ok {
+									mine = append(mine, faultlab.Span{From: from.Microseconds(), To: time.Since(began).Microseconds()})
+								}
 							}
-							from := time.Since(began)
-							ok, err := l.TryAcquire(ctx, 1, 0)
-							if err != nil {
-								t.Error(err)
-								return
-							}
-							if ok {
-								mine = append(mine, faultlab.Span{From: from.Microseconds(), To: time.Since(began).Microseconds()})
-							}
-						}
-						mu.Lock()
-						defer mu.Unlock()
-						used = append(used, mine...)
-					})
+							mu.Lock()
+							defer mu.Unlock()
+							used = append(used, mine...)
+						})
+					}
 				}
+				callers.Wait()
+				took := time.Since(began)
+				for _, l := range limiters {
+					require.NoError(t, l.Close(ctx))
+				}
+				level, most := faultlab.Surely(used, rate), rate+processes*d.Seconds()*rate
+				t.Logf("%d used in %v, worst window %.0f of %.0f", len(used), took.Round(time.Millisecond), level, most)
+				require.LessOrEqual(t, float64(len(used)), rate+took.Seconds()*rate+1)
+				require.LessOrEqual(t, level, most+faultlab.Noise(rate))
+				return len(used)
 			}
-			callers.Wait()
-			took := time.Since(began)
-			for _, l := range limiters {
-				require.NoError(t, l.Close(ctx))
+			// What the pauses let overflow is lost, and what a machine is too busy to ask for: half of it is plenty. A block takes some
+			// ten wakings one after the other, so a machine may be too busy that is never as late as a lease lasts, but not five times.
+			n := round()
+			for attempt := 1; float64(n) < 0.5*rate*lasts.Seconds() && attempt < 5; attempt++ {
+				n = round()
 			}
-			level, most := faultlab.Surely(used, rate), rate+processes*d.Seconds()*rate
-			t.Logf("%d used in %v, worst window %.0f of %.0f", len(used), took.Round(time.Millisecond), level, most)
-			require.LessOrEqual(t, float64(len(used)), rate+took.Seconds()*rate+1)
-			require.LessOrEqual(t, level, most+faultlab.Noise(rate))
-			// What the pauses let overflow is lost, and what a machine is too busy to ask for: half of it is plenty, unless it is
-			// later than a lease lasts.
 			if late.Most() < d {
-				require.GreaterOrEqual(t, float64(len(used)), 0.5*rate*lasts.Seconds())
+				require.GreaterOrEqual(t, float64(n), 0.5*rate*lasts.Seconds())
 			}
 		})
 	}

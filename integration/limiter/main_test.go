@@ -3,8 +3,10 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -69,6 +71,13 @@ func open(t testing.TB, name string, rate float64, store tb.Store, opts ...tb.Op
 	return l
 }
 
+// The store's timeouts of limiters that shall not take a slow machine for a fault: a stall of a second or two is none. Who has the
+// patient one is told of nothing but a fault that the client notices; who has the other waits it out when a server hangs.
+const (
+	patient   = 20 * time.Second
+	unhurried = 5 * time.Second
+)
+
 // told is what a limiter was told of its store.
 type told struct {
 	mu    sync.Mutex
@@ -109,16 +118,54 @@ func (w *told) away(t testing.TB, want bool) time.Duration {
 	return time.Since(began)
 }
 
+// once has a client try once to connect: trying again, it tells a call of what was refused before the server was back.
+func once(o *redis.Options) { o.DialerRetries = 1 }
+
+// served waits until a call is, after a server is back.
+func served(t testing.TB, call func() error) {
+	t.Helper()
+	require.NoError(t, redistest.Poll(20*time.Second, func() error {
+		err := call()
+		if !errors.Is(err, tb.ErrStoreUnavailable) {
+			require.NoError(t, err)
+		}
+		return err
+	}))
+}
+
+// beaten waits until there are so many instances, and each has shown so many times more that it lives: by then it has had the answers
+// to all but the last.
+func beaten(t testing.TB, client *redis.Client, instances, times int) {
+	t.Helper()
+	signs := func() []redis.Z { return client.ZRangeWithScores(background, "tokenbucket:instances", 0, -1).Val() }
+	require.Eventually(t, func() bool { return len(signs()) == instances }, 20*time.Second, time.Millisecond)
+	before := map[any]float64{}
+	for range times + 1 {
+		require.Eventually(t, func() bool {
+			all := signs()
+			return len(all) == instances && !slices.ContainsFunc(all, func(z redis.Z) bool { return z.Score <= before[z.Member] })
+		}, 20*time.Second, time.Millisecond)
+		for _, z := range signs() {
+			before[z.Member] = z.Score
+		}
+	}
+}
+
 // evalshas counts the calls of scripts that a server has got.
 func evalshas(t testing.TB, client *redis.Client) int {
-	info, err := client.Info(background, "commandstats").Result()
+	return counted(t, client, "commandstats", "cmdstat_evalsha:calls=")
+}
+
+// counted is the number that follows a text in a section of what a server tells of itself, 0 if the text is not there.
+func counted(t testing.TB, client *redis.Client, section, text string) int {
+	info, err := client.Info(background, section).Result()
 	require.NoError(t, err)
-	_, after, found := strings.Cut(info, "cmdstat_evalsha:calls=")
+	_, after, found := strings.Cut(info, text)
 	if !found {
 		return 0
 	}
 	n := 0
-	_, err = fmt.Sscan(strings.SplitN(after, ",", 2)[0], &n)
+	_, err = fmt.Sscanf(after, "%d", &n)
 	require.NoError(t, err)
 	return n
 }

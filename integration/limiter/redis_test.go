@@ -16,19 +16,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Callers return by their own deadlines when Redis hangs, ten thousand of them; without one, by the store's timeout. What
-// a batch took that nobody waited for comes back.
+// Callers return by their own deadlines when Redis hangs, ten thousand of them; without one, by the store's timeout, and not by another
+// limiter's. What a batch took that nobody waited for comes back.
 func TestHungRedis(t *testing.T) {
 	for _, which := range []string{"script", "lock"} {
 		t.Run(which, func(t *testing.T) {
-			late := faultlab.MeasureLateness(t)
 			server := redistest.Start(t)
-			store := redisStores(server.Client(t))[which]
-			l := open(t, "x", 100, store, tb.WithStoreTimeout(5*time.Second))
+			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = patient }) // or the client tells of an outage after three seconds
+			store := redisStores(client)[which]
+			l := open(t, "x", 100, store, tb.WithStoreTimeout(patient))
 			impatient := open(t, "x", 100, store, tb.WithStoreTimeout(500*time.Millisecond))
 			ok, err := l.Try(background)
 			require.NoError(t, err)
@@ -48,16 +47,16 @@ func TestHungRedis(t *testing.T) {
 			}
 			callers.Wait()
 			t.Logf("10,000 callers with 300 ms returned after %v", time.Since(began))
-			require.Less(t, time.Since(began), 3*time.Second+4*late.Most()) // far less when nothing else runs; see the log
+			require.Less(t, time.Since(began), patient*3/4) // far less when nothing else runs; see the log
 			began = time.Now()
 			_, err = impatient.TryAcquire(background, 1, 100*time.Millisecond)
 			require.ErrorIs(t, err, tb.ErrStoreTimeout)
-			require.Less(t, time.Since(began), 3*time.Second+4*late.Most())
+			require.Less(t, time.Since(began), patient*3/4)
 			require.NoError(t, server.Continue())
 			require.Eventually(t, func() bool {
 				r, err := impatient.TryReserve(background, 1, time.Second)
 				return err == nil && r.OK()
-			}, 10*time.Second, 10*time.Millisecond)
+			}, 20*time.Second, 10*time.Millisecond)
 		})
 	}
 }
@@ -214,7 +213,8 @@ func TestManyBuckets(t *testing.T) {
 	}
 }
 
-// A client that does not know that its server is one of a cluster is told, once, and goes on bucket by bucket.
+// A client that does not know that its server is one of a cluster is told, once, and goes on bucket by bucket. Two trips may be under
+// way when it is, and two more for each 250 ms: who has waited for so long counts no more.
 func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
@@ -230,30 +230,38 @@ func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 			mine = append(mine, open(t, name, 1000, store, tb.WithInitialPermits(1000), tb.WithStoreTimeout(20*time.Second)))
 		}
 	}
-	var wg sync.WaitGroup
-	for range 20 {
-		for _, l := range mine {
-			wg.Go(func() {
-				ok, err := l.TryAcquire(background, 1, 0)
-				require.NoError(t, err)
-				require.True(t, ok)
-			})
+	ask := func() {
+		var wg sync.WaitGroup
+		for range 20 {
+			for _, l := range mine {
+				wg.Go(func() {
+					ok, err := l.TryAcquire(background, 1, 0)
+					require.NoError(t, err)
+					require.True(t, ok)
+				})
+			}
 		}
+		wg.Wait()
 	}
-	wg.Wait()
-	require.Positive(t, hook.told.Load())
-	require.LessOrEqual(t, hook.told.Load(), int64(2), "once, and another call may have been under way")
+	began := time.Now()
+	ask()
+	told := hook.told.Load()
+	t.Logf("told %d times in %v", told, time.Since(began))
+	require.Positive(t, told)
+	require.LessOrEqual(t, told, 2*(1+int64(time.Since(began)/(250*time.Millisecond))))
+	ask()
+	require.Equal(t, told, hook.told.Load(), "it knows")
 	for _, l := range mine {
 		b, err := l.State(background)
 		require.NoError(t, err)
-		require.EqualValues(t, 21, b.Seq)
+		require.EqualValues(t, 41, b.Seq)
 	}
 }
 
 // A server of a cluster or a ring that hangs keeps no bucket of the others from its answers.
 func TestOneServerHangs(t *testing.T) {
 	t.Parallel()
-	const patience = 5 * time.Second // for which the client waits for a server
+	const patience = 15 * time.Second // for which the client waits for a server: nobody does to the end
 	type connected struct {
 		client tb.RedisClient
 		nodes  []*redistest.Server
@@ -326,16 +334,17 @@ func TestRefusingCostsNoRoundTrip(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			server := redistest.Start(t)
 			client := server.Client(t)
-			l := open(t, "x", 1, redisStores(server.Client(t))[which])
+			l := open(t, "x", 1, redisStores(server.Client(t))[which], tb.WithStoreTimeout(patient))
 			_, err := l.Reserve(background, 3600)
 			require.NoError(t, err)
 			before := evalshas(t, client)
 			var refused atomic.Int64
+			var enough atomic.Bool
 			var callers sync.WaitGroup
 			began := time.Now()
 			for range 64 {
 				callers.Go(func() {
-					for time.Since(began) < time.Second {
+					for !enough.Load() && time.Since(began) < time.Minute {
 						ok, err := l.TryAcquire(background, 1, time.Millisecond)
 						require.NoError(t, err)
 						require.False(t, ok)
@@ -343,9 +352,13 @@ func TestRefusingCostsNoRoundTrip(t *testing.T) {
 					}
 				})
 			}
+			for !enough.Load() && time.Since(began) < time.Minute { // a second, where nothing else runs
+				time.Sleep(time.Second)
+				enough.Store(refused.Load() > 10_000 && evalshas(t, client)-before >= 5)
+			}
 			callers.Wait()
 			asked := evalshas(t, client) - before
-			t.Logf("%d refused, %d scripts", refused.Load(), asked)
+			t.Logf("%d refused, %d scripts in %v", refused.Load(), asked, time.Since(began))
 			require.Greater(t, refused.Load(), int64(10_000))
 			scripts := 2 // a question: one, and one of those that came while it was under way
 			if which == "lock" {

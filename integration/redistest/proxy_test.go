@@ -14,18 +14,18 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Patience of clients: hasty ones are for tests that wait for it to end.
+// Patience of clients: only calls that will not be answered are hasty, and for them there is time enough to be sent.
 const (
-	hasty   = 400 * time.Millisecond
+	hasty   = time.Second
 	patient = 20 * time.Second
 )
 
 // through is a client that sends nothing twice, of a proxy to a server of its own.
-func through(t *testing.T, patience time.Duration) (server *redistest.Server, p *redistest.Proxy, client *redis.Client) {
+func through(t *testing.T) (server *redistest.Server, p *redistest.Proxy, client *redis.Client) {
 	server = redistest.Start(t)
 	p = redistest.StartProxy(t, server.Addr)
 	client = redis.NewClient(&redis.Options{
-		Addr: p.Addr, MaxRetries: -1, DialerRetries: 1, DialTimeout: patience, ReadTimeout: patience,
+		Addr: p.Addr, MaxRetries: -1, DialerRetries: 1, DialTimeout: patient, ReadTimeout: patient, ContextTimeoutEnabled: true,
 	})
 	t.Cleanup(func() { _ = client.Close() })
 	return server, p, client
@@ -51,7 +51,7 @@ func TestProxyFaults(t *testing.T) {
 			if c.timeout {
 				patience = hasty
 			}
-			server, p, client := through(t, patience)
+			server, p, client := through(t)
 			p.Match("incr", func(n int64, args []string) redistest.Fault {
 				if n != 3 {
 					return redistest.None
@@ -62,7 +62,9 @@ func TestProxyFaults(t *testing.T) {
 			for _, key := range []string{"a", "b"} {
 				require.NoError(t, client.Incr(ctx, key).Err())
 			}
-			n, err := client.Incr(ctx, "c").Result()
+			limited, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			n, err := client.Incr(limited, "c").Result()
 			var network net.Error
 			if c.passes {
 				require.NoError(t, err)
@@ -74,7 +76,8 @@ func TestProxyFaults(t *testing.T) {
 			n, err = client.Incr(ctx, "d").Result()
 			require.NoError(t, err)
 			require.EqualValues(t, 1, n, "the connection is in step, or another")
-			require.Equal(t, c.executed, server.Client(t).Get(ctx, "c").Val())
+			direct := server.Client(t)
+			require.Eventually(t, func() bool { return direct.Get(ctx, "c").Val() == c.executed }, 10*time.Second, time.Millisecond)
 			require.Equal(t, 4, p.Seen())
 			require.Equal(t, c.fault != redistest.None, p.Bit() == 1)
 			require.Equal(t, 1, p.Outstanding())
@@ -97,14 +100,16 @@ func TestProxyNetworks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
-			server, p, client := through(t, hasty)
+			server, p, client := through(t)
 			for round := range 2 {
 				direct := server.Client(t)
 				require.NoError(t, direct.Set(ctx, "x", 1, 0).Err())
 				require.Eventually(t, func() bool { return client.Ping(ctx).Err() == nil }, 10*time.Second, time.Millisecond)
 				require.Positive(t, p.Accepted())
 				p.Set(c.network)
-				require.Error(t, client.Incr(ctx, "x").Err())
+				limited, cancel := context.WithTimeout(ctx, hasty)
+				require.Error(t, client.Incr(limited, "x").Err())
+				cancel()
 				patience := patient
 				if c.network == redistest.Cut {
 					patience = 200 * time.Millisecond
