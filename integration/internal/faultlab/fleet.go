@@ -1,10 +1,12 @@
 package faultlab
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -99,6 +101,18 @@ func StartProcess(t testing.TB, job Job) *Process {
 	t.Helper()
 	w := worker.Start[Permit](t, jobEnv, job, job.Preload...)
 	return &Process{w.Pid, w}
+}
+
+// Stopped tells, by nil, that a process stands still: the kernel takes a moment for that.
+func Stopped(pid int) error {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return err
+	}
+	if state := stat[bytes.LastIndexByte(stat, ')')+2]; state != 'T' {
+		return fmt.Errorf("process %d is in state %c, not stopped", pid, state)
+	}
+	return nil
 }
 
 // Stop makes the process hang (SIGSTOP) until Continue.
