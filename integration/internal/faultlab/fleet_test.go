@@ -71,6 +71,9 @@ func TestMosts(t *testing.T) {
 	require.Equal(t, []Span{{10, 15}, {70, 90}, {10, 12}}, Due(permits))
 	require.Equal(t, 3*time.Microsecond, MostOverslept(permits))
 	require.Equal(t, 80*time.Microsecond, MostPutOff(permits))
+	require.False(t, MayLapse(permits))
+	require.True(t, MayLapse([]Permit{{Permits: 1, Told: 10, Due: 60_000, Used: 60_000}}), "put off")
+	require.True(t, MayLapse([]Permit{{Permits: 1, Way: 100_000}}), "an answer was late")
 	require.Equal(t, []Event{{17, 1}, {93, 1}, {12, 1}}, Used(permits))
 	require.Equal(t, map[string]int{"other": 1}, Failures(permits))
 }
