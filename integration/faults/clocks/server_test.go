@@ -41,7 +41,7 @@ func TestE1ServerClockForward(t *testing.T) {
 		r.bound("of 100", 0, always, 2*burst+rate*timeout.Seconds())
 		denied := r.denial(after, end)
 		faultlab.Figure(t, "no permit for", denied)
-		assert.LessOrEqual(t, denied, breath+r.late.Most())
+		assert.LessOrEqual(t, denied, r.most(0))
 		r.fewFailures(1)
 		r.complete(server.Client(t))
 	})
@@ -71,22 +71,23 @@ func setBack(t *testing.T, stores []string, by, denial time.Duration) {
 	r.bound("of 20", 0, always, burst)
 	denied := r.denial(after, end)
 	faultlab.Figure(t, "no permit for", denied)
-	assert.LessOrEqual(t, denied, denial+breath+r.late.Most())
+	assert.LessOrEqual(t, denied, r.most(denial))
 	r.fewFailures(1)
 	r.complete(server.Client(t))
 }
 
-// E2, with a lock whose holder has died: it would last for an hour and half a second.
+// E2, with a lock whose holder has died: it would last for an hour and half a second. That it was there half a second before the
+// step, with the time to live that it had then, is the same to the server as that it gets this one after the step.
 func TestE2DeadHoldersLock(t *testing.T) {
 	each(t, func(t *testing.T, stores []string) {
 		server, clock := faultlab.StartStepped(t)
 		client := server.Client(t)
 		r := start(t, server.Addr, stores)
 		lock := prefix + "{" + bucket + "}:lock"
-		require.Eventually(t, func() bool { // when nobody holds it
-			return client.SetNX(background, lock, "of the dead", 500*time.Millisecond).Val()
-		}, 20*time.Second, 100*time.Microsecond)
 		clock.Step(-time.Hour)
+		require.Eventually(t, func() bool { // when nobody holds it
+			return client.SetNX(background, lock, "of the dead", time.Hour+500*time.Millisecond).Val()
+		}, time.Minute, 100*time.Microsecond)
 		after := micros()
 		left := client.PTTL(background, lock).Val()
 		r.goOn(after, 1500*time.Millisecond, 10*time.Second)
@@ -95,11 +96,10 @@ func TestE2DeadHoldersLock(t *testing.T) {
 		r.bit(after, after)
 		r.bound("of 20", 0, always, burst)
 		denied := r.denial(after, end)
-		t.Logf("after the step the lock was to live for %v", left)
+		t.Logf("the lock was to live for %v", left) // for half a second if somebody has clipped it by then
 		faultlab.Figure(t, "no permit behind a dead holder's lock for", denied)
-		require.Positive(t, left, "it is there after the step; half a second if somebody has clipped it by now")
-		assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
-		assert.Empty(t, others(faultlab.Failures(r.told), "lock", "timeout", "unavailable"))
+		assert.LessOrEqual(t, denied, r.most(standstill))
+		assert.Empty(t, faultlab.Failures(r.told))
 		faultlab.CleanUp(t, client, prefix)
 	})
 }
@@ -135,7 +135,7 @@ func TestE3ServerClockSawTooth(t *testing.T) {
 		r.bound("of 20 + rate × standstill", 0, always, burst+rate*min(stood, standstill).Seconds())
 		denied := r.denial(before, end)
 		faultlab.Figure(t, "no permit for", denied)
-		assert.LessOrEqual(t, denied, standstill+breath+r.late.Most())
+		assert.LessOrEqual(t, denied, r.most(standstill))
 		r.fewFailures(1) // few steps meet a batch that is under way, and those are small
 		r.complete(server.Client(t))
 	})
@@ -156,15 +156,10 @@ func (r *run) bit(before, after int64) {
 	faultlab.Bit(r.t, early, later)
 }
 
-// fewFailures requires that at most one batch a step has failed, which read the time before it and was to write after it. On a
-// machine that stands still for about as long as a store may take to answer, more time out.
+// fewFailures requires that at most one batch a step has failed, which read the time before it and was to write after it.
 func (r *run) fewFailures(steps int) {
 	r.t.Helper()
 	failures := faultlab.Failures(r.told)
-	if slow := max(r.late.Most(), faultlab.MostOverslept(r.told)); slow > 200*time.Millisecond {
-		r.t.Logf("this machine stood still for %v", slow)
-		others(failures, "timeout", "lock", "unavailable")
-	}
 	assert.LessOrEqual(r.t, failures["timeout"], steps*80)
 	assert.Empty(r.t, others(failures, "timeout"))
 }

@@ -27,10 +27,11 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	for _, store := range []string{"lock", "script", "lock", "script"} {
 		fleet = append(fleet, faultlab.Job{
 			Addrs: []string{server.Addr}, Prefix: j.Prefix, Bucket: j.Name, Store: store, Rate: rate, Burst: burst, Callers: 64,
-			Timeout: time.Second,
+			Timeout: time.Second, StoreTimeout: time.Minute, // who shall not fail has no quarrel with a slow machine
 		})
 	}
 	client := server.Client(t)
+	trips := faultlab.MeasureTrips(t, client)
 	processes := faultlab.StartFleet(t, fleet...)
 	time.Sleep(faultlab.Lasting(10*time.Second, 3*time.Minute))
 	told := processes.End()
@@ -39,10 +40,11 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	b, err := j.open(t, client).State(background)
 	require.NoError(t, err)
 	lost := int(b.Seq) - 1 - len(used)
-	if woken := faultlab.MostWoken(told); woken < 50*time.Millisecond {
+	if !faultlab.MayLapse(told) {
 		require.Zero(t, lost, "what was taken reached its caller")
-	} else { // who oversleeps by 100 ms takes another
-		t.Logf("%d permits were taken and not used; sleepers were woken %v late, callers put off by %v", lost, woken, faultlab.MostPutOff(told))
+	} else {
+		t.Logf("%d permits were taken and not used; sleepers were woken %v late, answers %v, callers put off by %v",
+			lost, faultlab.MostWoken(told), trips.Most(), faultlab.MostPutOff(told))
 		require.GreaterOrEqual(t, lost, 0)
 	}
 
@@ -56,14 +58,16 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	t.Logf("%d permits in %.2f s", len(used), span)
 	faultlab.Figure(t, "% of the rate", 100*share)
 	require.LessOrEqual(t, share, 1+late/span+1e-3)
-	require.GreaterOrEqual(t, share+float64(lost)/(rate*span), 0.99-late/span)
+	stood := trips.Stalls(20*time.Millisecond, from, until).Seconds() // the machine, and nobody could ask
+	t.Logf("this machine stood still for %.2f s of it", stood)
+	require.GreaterOrEqual(t, share+float64(lost)/(rate*span), 0.99-(late+stood)/span)
 	faultlab.CleanUp(t, client, j.Prefix)
 }
 
 // withinBound requires that permits keep to the bucket's bound by the server's clock, with nothing on top, and that none is used
 // before it is due, or later than the machine makes it: twice as late as sleepers in those processes who have nothing to do with
-// the library. Nine in ten are no later than twice what sleepers were just then; of one, another thread may have stood still. By
-// use, rate × that may come on top.
+// the library. Nine in ten are no later than twice what sleepers were just then; of one, another thread than the sleeper's may have
+// stood still, for a second at most. By use, rate × that may come on top.
 func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	t.Helper()
 	due, woken, overslept := faultlab.Surely(faultlab.Due(told), rate), faultlab.MostWoken(told), faultlab.MostOverslept(told)
@@ -71,8 +75,8 @@ func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	faultlab.Figure(t, fmt.Sprintf("fullest window above rate × T, of %v", burst), due)
 	faultlab.Figure(t, "the same by use", faultlab.Worst(faultlab.Used(told), rate))
 	require.LessOrEqual(t, due, burst+faultlab.Noise(rate))
-	const prompt = 20 * time.Millisecond
-	require.LessOrEqual(t, overslept, prompt+2*woken)
+	const prompt, thread = 20 * time.Millisecond, time.Second
+	require.LessOrEqual(t, overslept, prompt+thread+2*woken)
 	late := 0
 	for _, p := range told {
 		if p.Used-p.Granted-(p.Due-p.Asked) > prompt.Microseconds()+2*p.Woken {
@@ -178,7 +182,11 @@ func TestH1RefusalsAreNeverWrong(t *testing.T) {
 			patient := tokenbucket.WithStoreTimeout(10 * time.Second)
 			l, other := j.open(t, c, patient), j.open(t, server.Client(t), patient)
 			local, asked, closest := 0, 0, time.Hour
-			for began := time.Now(); time.Since(began) < faultlab.Lasting(3*time.Second, 30*time.Second); {
+			const enoughLocal, enoughAsked = 100, 20
+			for began := time.Now(); ; {
+				if is := time.Since(began); is > time.Minute || is > faultlab.Lasting(3*time.Second, 30*time.Second) && local > enoughLocal && asked > enoughAsked {
+					break
+				}
 				if r.IntN(10) == 0 { // another process takes something
 					_, err := other.TryReserve(background, 1+r.IntN(10), 100*time.Millisecond)
 					require.NoError(t, err)
@@ -210,8 +218,8 @@ func TestH1RefusalsAreNeverWrong(t *testing.T) {
 			t.Logf("%d asked", asked)
 			faultlab.Figure(t, "refused without asking, none of them wrongly", local)
 			faultlab.Figure(t, "before it could have been granted, the closest", closest)
-			require.Greater(t, local, 100)
-			require.Greater(t, asked, 20)
+			require.Greater(t, local, enoughLocal)
+			require.Greater(t, asked, enoughAsked)
 		})
 	}
 }

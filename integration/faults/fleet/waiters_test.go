@@ -200,6 +200,15 @@ func TestG6ManyWaiters(t *testing.T) {
 	}
 }
 
+// patience is how long a caller waits, in microseconds: up to most, and one in ten as long as it takes, or on a slow machine all
+// would go away.
+func patience(r *rand.Rand, most int) time.Duration {
+	if r.IntN(10) == 0 {
+		return time.Minute
+	}
+	return time.Duration(r.IntN(most)) * time.Microsecond
+}
+
 // Callers go away at random instants: before they ask, while their request is under way, when they are answered. Nothing is
 // minted by it, and each of them loses no more than it asked for.
 func TestG9CancelRaces(t *testing.T) {
@@ -220,7 +229,7 @@ func TestG9CancelRaces(t *testing.T) {
 					for range calls / callers {
 						n := 1 + r.IntN(3)
 						ctx, cancel := context.WithCancel(background)
-						timer := time.AfterFunc(time.Duration(r.IntN(1500))*time.Microsecond, cancel)
+						timer := time.AfterFunc(patience(r, 1500), cancel)
 						_, err := l.Acquire(ctx, n)
 						switch {
 						case err == nil:
@@ -265,7 +274,7 @@ func TestG9CancelRacesSemaphore(t *testing.T) {
 	server := redistest.Start(t)
 	random := faultlab.Seed(t)
 	const permits = 8
-	s, err := semaphore.NewRedis(server.Client(t), "x", permits, semaphore.WithLease(30*time.Second))
+	s, err := semaphore.NewRedis(server.Client(t), "x", permits, semaphore.WithLease(30*time.Second), semaphore.WithTimeout(20*time.Second))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close(background)) }()
 	var held, granted, gone atomic.Int64
@@ -276,7 +285,7 @@ func TestG9CancelRacesSemaphore(t *testing.T) {
 			for range int(faultlab.Lasting(150, 3000)) {
 				n := 1 + r.IntN(2)
 				ctx, cancel := context.WithCancel(background)
-				timer := time.AfterFunc(time.Duration(r.IntN(5000))*time.Microsecond, cancel)
+				timer := time.AfterFunc(patience(r, 5000), cancel)
 				p, err := s.Acquire(ctx, n)
 				switch {
 				case err == nil:

@@ -47,8 +47,8 @@ func hold(ctx context.Context, j *job, tell func(told)) error {
 	if err != nil {
 		return err
 	}
-	take := func() {
-		ok, err := l.TryAcquire(background, 1, 0)
+	take := func(ctx context.Context) {
+		ok, err := l.TryAcquire(ctx, 1, 0)
 		a := told{Granted: ok}
 		if err != nil {
 			a.Err = err.Error()
@@ -56,7 +56,7 @@ func hold(ctx context.Context, j *job, tell func(told)) error {
 		answers <- a
 	}
 	for range j.Warm {
-		take()
+		take(background)
 		if a := <-answers; !a.Granted {
 			return fmt.Errorf("not granted: %s", a.Err)
 		}
@@ -78,8 +78,9 @@ func hold(ctx context.Context, j *job, tell func(told)) error {
 			stops++
 			if s == commit {
 				calls++
-				go take()
-				time.Sleep(100 * time.Millisecond) // it queues up
+				second := &joining{Context: background, joined: make(chan struct{})}
+				go take(second)
+				<-second.joined
 			}
 			stopSelf()
 		case s == commit && stops == 1:
@@ -88,7 +89,7 @@ func hold(ctx context.Context, j *job, tell func(told)) error {
 			stopSelf()
 		}
 	}
-	take()
+	take(background)
 	for range calls {
 		tell(<-answers)
 	}
@@ -119,8 +120,8 @@ var holds = map[string]job{
 // call is decided anew, and every permit is accounted for.
 func TestC1HolderPausedPastTTL(t *testing.T) {
 	server := redistest.Start(t)
-	late := faultlab.MeasureLateness(t)
-	const ttl = time.Second // a second one would not fit into what within allows
+	late := faultlab.MeasureTrips(t, server.Client(t))
+	const ttl = 2 * time.Second // a second one would not fit into what within allows
 	pause := faultlab.Lasting(ttl+200*time.Millisecond, 2*ttl)
 	for when, j := range holds {
 		for which := range faultlab.Stores {
@@ -202,8 +203,8 @@ func TestC1HolderPausedPastTTL(t *testing.T) {
 // and nothing that it was about to do is done.
 func TestC2HolderKilled(t *testing.T) {
 	server := redistest.Start(t)
-	late := faultlab.MeasureLateness(t)
-	const ttl = time.Second // see above
+	late := faultlab.MeasureTrips(t, server.Client(t))
+	const ttl = 2 * time.Second // see above
 	for when, j := range holds {
 		for which := range faultlab.Stores {
 			t.Run(fmt.Sprintf("%s, others by %s", when, which), func(t *testing.T) {

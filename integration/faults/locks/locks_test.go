@@ -3,7 +3,6 @@
 package locks
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"math/rand/v2"
@@ -34,16 +33,17 @@ func TestMain(m *testing.M) {
 
 var background = context.Background()
 
-// slack is for what a step takes that no figure speaks of: a process that is woken, a round trip, all on a machine that may
-// be busy with other things. The machine's own lateness comes on top.
-const slack = 200 * time.Millisecond
+// slack is for what a step takes that no figure speaks of: processes that are woken, round trips, all on a machine that may
+// be busy with other things. What the machine is late by comes on top. A lock that is not released, or a call that does not end
+// when it should, lasts much longer in these tests.
+const slack = time.Second
 
-// within fails the test if something took longer than it may, on a machine that wakes so late.
+// within fails the test if something took longer than it may, on a machine that is so late.
 func within(t *testing.T, what string, took, most time.Duration, late *faultlab.Lateness) {
 	t.Helper()
-	t.Logf("this machine wakes up to %v late", late.Most().Round(time.Microsecond))
+	t.Logf("this machine is up to %v late", late.Most().Round(time.Microsecond))
 	faultlab.Figure(t, fmt.Sprintf("%s, of %v", what, most), took)
-	require.LessOrEqual(t, took, most+slack+4*late.Most(), what)
+	require.LessOrEqual(t, took, most+slack+10*late.Most(), what)
 }
 
 // permits is what the buckets of these tests begin with. They hardly refill: a permit a day.
@@ -205,16 +205,7 @@ func answer(cmd redis.Cmder) string {
 // awaitStop returns when a process that stops itself stands still.
 func awaitStop(t *testing.T, pid int) {
 	t.Helper()
-	require.NoError(t, redistest.Poll(30*time.Second, func() error {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return err
-		}
-		if state := stat[bytes.LastIndexByte(stat, ')')+2]; state != 'T' {
-			return fmt.Errorf("process %d is in state %c, not stopped", pid, state)
-		}
-		return nil
-	}))
+	require.NoError(t, redistest.Poll(30*time.Second, func() error { return faultlab.Stopped(pid) }))
 }
 
 // stopSelf stops the calling process until somebody continues it. It returns then.

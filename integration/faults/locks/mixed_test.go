@@ -95,8 +95,9 @@ type judge struct {
 	contended int // a script came while the lock was live
 }
 
-// expiry is how inexactly the expiry of a key is known from outside.
-const expiry = 10_000
+// expiry is how inexactly the expiry of a key is known from outside, in microseconds: the server may be held up between a lock and
+// the line that tells of it. A lock that is held for half a second and more is held by somebody who stands still.
+const expiry = 250_000
 
 func (j *judge) live(at int64) bool { return j.holder != "" && !j.doubtful && at < j.until-expiry }
 
@@ -174,7 +175,7 @@ func TestC6LockAndScriptOnOneKey(t *testing.T) {
 	for _, store := range []string{"lock", "script", "lock", "script"} {
 		jobs = append(jobs, faultlab.Job{
 			Addrs: []string{server.Addr}, Prefix: p.Prefix, Bucket: p.Name, Store: store, Rate: rate, Burst: burst, Callers: 16,
-			Timeout: 500 * time.Millisecond,
+			Timeout: 500 * time.Millisecond, StoreTimeout: time.Minute,
 		})
 	}
 	fleet := faultlab.StartFleet(t, jobs...)
@@ -192,11 +193,11 @@ func TestC6LockAndScriptOnOneKey(t *testing.T) {
 	require.Greater(t, j.writes[commit], 100)
 	require.Greater(t, j.writes[decide], 100)
 	require.Greater(t, j.contended, 20, "a test without contention")
+	require.Empty(t, faultlab.Failures(all))
 	require.GreaterOrEqual(t, len(j.due), used, "what was granted was taken, once")
-	if off := faultlab.MostPutOff(all); off > 50*time.Millisecond {
-		t.Logf("a process stood still, so its callers were put off by up to %v and have taken others", off)
+	if faultlab.MayLapse(all) {
+		t.Logf("answers were late, or callers, by so much that they may have taken others; put off by up to %v", faultlab.MostPutOff(all))
 	} else {
-		require.Empty(t, faultlab.Failures(all))
 		require.Equal(t, len(j.due), used, "what was taken reached its caller")
 	}
 	span := float64(j.due[len(j.due)-1].At-j.due[0].At) / 1e6

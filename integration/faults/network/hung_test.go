@@ -21,9 +21,14 @@ import (
 )
 
 // slack is how much later than its deadline the last of many calls may return, and soon the half of them, on a machine that
-// wakes nobody late; how late this one does comes on top. Where a context's deadline is judged, all else that a call could
-// wait for takes five seconds or longer, but for the store's timeout in TestB4FirstCalls (half a second) and TestG3Flap (one).
-const slack, soon = 500 * time.Millisecond, 400 * time.Millisecond
+// wakes nobody late; how late this one is for others who wait as they do comes on top. So does the work that it is to let many go
+// at once, for each of them: two processors that others want too, and the race detector, make seconds of ten thousand. Where a
+// context's deadline is judged, all else that a call could wait for takes five seconds or longer, but for the store's timeout in
+// TestB4FirstCalls (half a second) and TestG3Flap (one).
+const (
+	slack, soon        = 500 * time.Millisecond, 400 * time.Millisecond
+	lastEach, halfEach = 250 * time.Microsecond, 150 * time.Microsecond
+)
 
 // inTime fails the test if a call took longer than it had.
 func inTime(t *testing.T, took, deadline time.Duration, late *faultlab.Lateness) {
@@ -35,13 +40,20 @@ func inTime(t *testing.T, took, deadline time.Duration, late *faultlab.Lateness)
 // contexts begin when the caller does. Among the callers there are a tenth as many who only wait for such a context. How late
 // these are, the machine is for one of a crowd, without the library: many times as late as for a single sleeper, if it is busy.
 func crowd(callers int, timeout time.Duration, late *faultlab.Lateness, call func(ctx context.Context) error) (took []time.Duration, told map[string]int, all []error) {
+	return crowdBeside(callers, timeout, timeout, late, call)
+}
+
+// crowdBeside is crowd, with others among them who only wait for so long: 0 means no others.
+func crowdBeside(
+	callers int, timeout, others time.Duration, late *faultlab.Lateness, call func(ctx context.Context) error,
+) (took []time.Duration, told map[string]int, all []error) {
 	took, all, told = make([]time.Duration, callers), make([]error, callers), map[string]int{}
 	var running sync.WaitGroup
 	for i := range callers {
-		if timeout > 0 && i%10 == 0 {
+		if others > 0 && i%10 == 0 {
 			running.Go(func() {
-				due := time.Now().Add(timeout)
-				ctx, cancel := context.WithTimeout(background, timeout)
+				due := time.Now().Add(others)
+				ctx, cancel := context.WithTimeout(background, others)
 				defer cancel()
 				<-ctx.Done()
 				late.Note(time.Since(due))
@@ -89,8 +101,8 @@ func logTimes(t *testing.T, what string, took []time.Duration, deadline time.Dur
 		took[n/2].Round(time.Millisecond), took[n*99/100].Round(time.Millisecond), took[n-1].Round(time.Millisecond),
 		late.Most().Round(time.Millisecond))
 	faultlab.Figure(t, fmt.Sprintf("slowest of %d calls with %v", n, deadline), took[n-1])
-	require.LessOrEqual(t, took[n/2], deadline+soon+2*late.Most(), "woken late, and late again by the others who were woken")
-	inTime(t, took[n-1], deadline, late)
+	require.LessOrEqual(t, took[n/2], deadline+soon+time.Duration(n)*halfEach+2*late.Most(), "woken late, and late again by the others who were woken")
+	inTime(t, took[n-1], deadline+time.Duration(n)*lastEach, late)
 }
 
 // The server hangs for 1.2 s, and ten thousand callers with 300 ms each return by then, though the client may wait for five
@@ -99,10 +111,11 @@ func TestB4TenThousandDeadlines(t *testing.T) {
 	inTurn(t, func(t *testing.T, b *bench) {
 		const callers, timeout, hang = 10_000, 300 * time.Millisecond, 1200 * time.Millisecond
 		late := faultlab.MeasureLateness(t)
-		l := b.limiter(t, b.connect(t), slow, size, 10*time.Second)
 		var calls outcomes
+		l := b.limiter(t, b.connect(t), slow, size, 10*time.Second, calls.count())
 		calls.warm(t, l)
 		b.disturb(t, &calls, l)
+		again := calls.again(1)
 		require.NoError(t, b.server.Stop())
 		began := time.Now()
 		took, told, all := crowd(callers, timeout, late, func(ctx context.Context) error {
@@ -124,7 +137,7 @@ func TestB4TenThousandDeadlines(t *testing.T) {
 		n := int64(taken(state(t, b.direct, slow, size), size))
 		t.Logf("%v; taken %d", &calls, n)
 		require.GreaterOrEqual(t, n, calls.received.Load())
-		require.LessOrEqual(t, n, calls.sent.Load(), "what arrived late took nothing")
+		require.LessOrEqual(t, n, calls.sent.Load()+again, "what arrived late took nothing")
 	})
 }
 
@@ -163,14 +176,20 @@ func TestB4FirstCalls(t *testing.T) {
 		b.proxy.Match("evalsha", sent.record)
 		require.NoError(t, b.server.Stop())
 		began := time.Now()
+		var spread atomic.Int64 // from when the first caller came to when the last did
 		took, told, all := crowd(callers, timeout, late, func(ctx context.Context) error {
+			for since := int64(time.Since(began)); ; {
+				if was := spread.Load(); since <= was || spread.CompareAndSwap(was, since) {
+					break
+				}
+			}
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})
 		for _, err := range all {
 			failure(t, err)
 		}
-		t.Logf("told %v", told)
+		t.Logf("told %v; they came within %v", told, time.Duration(spread.Load()))
 		logTimes(t, "first calls", took, timeout, late)
 		faultlab.Bit(t, int(before.received.Load()), callers-told["answered"])
 		time.Sleep(time.Until(began.Add(hang)))
@@ -184,6 +203,7 @@ func TestB4FirstCalls(t *testing.T) {
 		t.Logf("%v; %d requests while it hung; all for %d permits; taken %d", &before, requests, carried, n)
 		faultlab.Figure(t, "permits of first calls that nobody received", n-before.received.Load())
 		batches := 1 + callers/1024 + int(hung/storeTimeout) // the first caller's, those of all others, those after one that was given up
+		batches += int(spread.Load() / int64(timeout))       // and those of callers who came when others had left
 		if b.which == "lock" {
 			batches *= 2 // a lock that was asked for is released
 		} else {
@@ -223,7 +243,7 @@ func TestB4NoDeadline(t *testing.T) {
 		var calls outcomes
 		calls.warm(t, l)
 		require.NoError(t, b.server.Stop())
-		took, told, all := crowd(callers, 0, late, func(ctx context.Context) error {
+		took, told, all := crowdBeside(callers, 0, timeout, late, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
 		})
@@ -276,8 +296,10 @@ func TestB4Stream(t *testing.T) {
 		took := make([]time.Duration, callers)
 		_, told, all := crowd(callers, 0, late, func(context.Context) error {
 			n := arrived.Add(1) - 1
-			time.Sleep(time.Until(began.Add(time.Duration(n) * apart)))
+			due := began.Add(time.Duration(n) * apart)
+			time.Sleep(time.Until(due))
 			start := time.Now()
+			late.Note(start.Sub(due))
 			_, err := l.TryAcquire(background, 1, 0)
 			took[n] = time.Since(start)
 			return err
@@ -299,9 +321,9 @@ func TestB4Stream(t *testing.T) {
 // for a while, so that the next batch finds none; but it is batches that are told so, not callers by the thousand.
 func TestG5PoolExhausted(t *testing.T) {
 	inTurn(t, func(t *testing.T, b *bench) {
-		const callers, timeout = 10_000, 300 * time.Millisecond
+		const callers, timeout, poolTimeout = 10_000, 300 * time.Millisecond, 50 * time.Millisecond
 		late := faultlab.MeasureLateness(t)
-		client := b.connect(t, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 2, 50*time.Millisecond })
+		client := b.connect(t, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 2, poolTimeout })
 		l := b.limiter(t, client, slow, 3*callers, 20*time.Second)
 		new(outcomes).warm(t, l)
 		b.proxy.Delay(2*time.Millisecond, time.Millisecond, faultlab.Seed(t))
@@ -322,6 +344,7 @@ func TestG5PoolExhausted(t *testing.T) {
 
 		require.NoError(t, b.server.Stop())
 		b.proxy.Outstanding()
+		began := time.Now()
 		took, told, all := crowd(callers, timeout, late, func(ctx context.Context) error {
 			_, err := l.TryAcquire(ctx, 1, 0)
 			return err
@@ -333,7 +356,7 @@ func TestG5PoolExhausted(t *testing.T) {
 		}
 		timeouts = client.PoolStats().Timeouts
 		t.Logf("hung: told %v; %d times there was no connection", told, timeouts)
-		require.LessOrEqual(t, timeouts, uint32(10))
+		require.LessOrEqual(t, timeouts, 10+uint32(time.Since(began)/poolTimeout), "one batch after the other")
 		faultlab.Bit(t, callers, callers-told["answered"])
 		logTimes(t, "hung", took, timeout, late)
 		require.LessOrEqual(t, b.proxy.Outstanding(), 2, "the pool's connections")

@@ -16,25 +16,44 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// uses notes when permits were used, by this process's monotonic clock.
+// uses notes when permits were asked for and used, by this process's monotonic clock.
 type uses struct {
 	mu     sync.Mutex
 	origin time.Time
-	events []faultlab.Event
+	spans  []faultlab.Span
 }
 
-func (u *uses) add() {
+func (u *uses) add(asked time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.events = append(u.events, faultlab.Event{At: time.Since(u.origin).Microseconds(), Permits: 1})
+	u.spans = append(u.spans, faultlab.Span{From: asked.Sub(u.origin).Microseconds(), To: time.Since(u.origin).Microseconds()})
+}
+
+// count is how many permits were used so far.
+func (u *uses) count() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return len(u.spans)
+}
+
+// worst is the fullest window by when permits were used, and by what is certain: each was due between when it was asked for, or up
+// to 100 ms before that, as of when the last answer was given, and its use.
+func (u *uses) worst(rate float64) (byUse, surely float64) {
+	var events []faultlab.Event
+	var spans []faultlab.Span
+	for _, s := range u.spans {
+		events = append(events, faultlab.Event{At: s.To, Permits: 1})
+		spans = append(spans, faultlab.Span{From: s.From - (100 * time.Millisecond).Microseconds(), To: s.To})
+	}
+	return faultlab.Worst(events, rate), faultlab.Surely(spans, rate)
 }
 
 // between is how many permits were used in a part of the test.
 func (u *uses) between(from, to time.Time) (n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	for _, e := range u.events {
-		if at := u.origin.Add(time.Duration(e.At) * time.Microsecond); at.After(from) && at.Before(to) {
+	for _, s := range u.spans {
+		if at := u.origin.Add(time.Duration(s.To) * time.Microsecond); at.After(from) && at.Before(to) {
 			n++
 		}
 	}
@@ -58,7 +77,7 @@ func demand(
 				case err != nil:
 					failed(err, took)
 				case ok:
-					u.add()
+					u.add(began)
 					time.Sleep(pause)
 					continue
 				}
@@ -107,7 +126,7 @@ func TestG1Slow(t *testing.T) {
 			from, err := b.direct.Time(background).Result()
 			require.NoError(t, err)
 			began := time.Now()
-			ctx, cancel := context.WithTimeout(background, phase.lasting)
+			ctx, cancel := context.WithCancel(background)
 			var running sync.WaitGroup
 			demand(ctx, &running, callers, 0, l, time.Minute, 500*time.Millisecond, u, func(err error, _ time.Duration) {
 				suspect := phase.trip == 500*time.Millisecond && errors.Is(err, tokenbucket.ErrStoreUnavailable)
@@ -125,31 +144,43 @@ func TestG1Slow(t *testing.T) {
 				require.Zero(t, told["answered"])
 				require.GreaterOrEqual(t, took[len(took)/10], 95*time.Millisecond, "they were refused at once")
 			}
-			<-ctx.Done()
+			time.Sleep(time.Until(began.Add(phase.lasting)))
+			// What the trips allow in so many seconds, on a machine that is so late.
+			possible := func(seconds float64) float64 {
+				if phase.trip == 0 {
+					return rate * seconds
+				}
+				return min(rate*seconds, callers*seconds/(trips*(phase.trip+phase.jitter+2*late.Most()).Seconds()))
+			}
+			enough := func() bool {
+				if phase.trip == 0 {
+					return u.count() >= burst
+				}
+				return u.count() > int(possible(time.Since(began).Seconds())/6)
+			}
+			for !enough() && time.Since(began) < 10*phase.lasting { // a machine that stands still for a second or two makes up for it
+				time.Sleep(10 * time.Millisecond)
+			}
+			seconds := time.Since(began).Seconds()
+			n := float64(u.count())
 			cancel()
 			running.Wait()
-			seconds := time.Since(began).Seconds()
 			to, err := b.direct.Time(background).Result()
 			require.NoError(t, err)
 			seen := b.proxy.Seen()
 			b.proxy.Delay(0, 0, nil)
 			b.proxy.Throttle(0)
 
-			n := float64(len(u.events))
-			worst := faultlab.Worst(u.events, rate)
-			// Under a lock a decision is as of the read, a round trip before the commit's.
-			spread := 2 * (phase.trip + phase.jitter + late.Most()).Seconds()
-			possible := rate * seconds
-			if phase.trip > 0 {
-				possible = min(possible, callers*seconds/(trips*(phase.trip+phase.jitter+2*late.Most()).Seconds()))
-			}
-			t.Logf("trip %v ± %v: %.0f permits in %.1f s by %d scripts", phase.trip, phase.jitter, n, seconds, seen)
-			faultlab.Figure(t, "% of the permits that trips allow", 100*n/possible)
+			all := float64(u.count())
+			worst, surely := u.worst(rate)
+			t.Logf("trip %v ± %v: %.0f permits in %.1f s by %d scripts; for certain the fullest window has %.1f above rate × T",
+				phase.trip, phase.jitter, n, seconds, seen, surely)
+			faultlab.Figure(t, "% of the permits that trips allow", 100*n/possible(seconds))
 			faultlab.Figure(t, fmt.Sprintf("fullest window above rate × T, of %d + rate × trips", burst), worst)
-			require.LessOrEqual(t, n, burst+rate*(to.Sub(from)+time.Millisecond+500*time.Millisecond).Seconds(), "in all, by the server's clock")
+			require.LessOrEqual(t, all, burst+rate*(to.Sub(from)+time.Millisecond+500*time.Millisecond).Seconds(), "in all, by the server's clock")
+			require.LessOrEqual(t, surely, burst+faultlab.Noise(rate), "in any window")
 			if phase.trip > 0 {
-				require.LessOrEqual(t, worst, burst+faultlab.Noise(rate)+rate*spread, "in any window")
-				require.GreaterOrEqual(t, n, possible/6) // until four answers have shown how slow it is now, what fell due on the way lapses
+				require.GreaterOrEqual(t, n, possible(seconds)/6) // until four answers have shown how slow it is now, what fell due on the way lapses
 			} else {
 				require.GreaterOrEqual(t, n, float64(burst))
 			}
@@ -161,7 +192,7 @@ func TestG1Slow(t *testing.T) {
 // deadlines; what arrives when it goes on is too late and takes nothing; the service is back soon.
 func TestG2Stall(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
-		pause := faultlab.Lasting(700*time.Millisecond, 5*time.Second)
+		pause := faultlab.Lasting(1500*time.Millisecond, 5*time.Second)
 		command := func(args ...any) func(t *testing.T) {
 			return func(t *testing.T) {
 				c := b.server.Client(t, func(o *redis.Options) { o.ReadTimeout = time.Minute })
@@ -196,11 +227,13 @@ func TestG2Stall(t *testing.T) {
 			{"cut network", func(*testing.T) { b.proxy.Set(faultlab.Cut) }, func(*testing.T) { b.proxy.Set(faultlab.Up) }},
 		} {
 			late := faultlab.MeasureLateness(t)
-			l := b.limiter(t, b.connect(t), slow, size, 10*time.Second)
-			require.NoError(t, redistest.Poll(20*time.Second, func() error { return l.Reset(background) }))
 			var calls outcomes
+			l := b.limiter(t, b.connect(t), slow, size, 10*time.Second, calls.count())
+			require.NoError(t, redistest.Poll(20*time.Second, func() error { return l.Reset(background) }))
+			calls.answered.Store(0)
 			calls.warm(t, l)
 			b.disturb(t, &calls, l)
+			again := calls.again(1)
 			fault.begin(t)
 			began := time.Now()
 			took, told, all := crowd(200, 200*time.Millisecond, late, func(ctx context.Context) error {
@@ -223,9 +256,9 @@ func TestG2Stall(t *testing.T) {
 			faultlab.Figure(t, "back after", recovery)
 			// A lock that was obtained for nobody ends with its time to live, and a connection is tried again by the kernel
 			// after one second.
-			inTime(t, recovery, 1500*time.Millisecond, late)
+			inTime(t, recovery, 3*time.Second, late)
 			require.GreaterOrEqual(t, n, calls.received.Load())
-			require.LessOrEqual(t, n, calls.sent.Load(), "what arrived late took nothing")
+			require.LessOrEqual(t, n, calls.sent.Load()+again, "what arrived late took nothing")
 		}
 	})
 }

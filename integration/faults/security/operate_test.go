@@ -23,6 +23,9 @@ import (
 
 const patience = 20 * time.Second // with what goes well; a refused command ends the operation before
 
+// lockTTL is how long a lock lives that nobody releases: three round trips of a slow machine, and no longer than a test can wait.
+const lockTTL = 300 * time.Millisecond
+
 // client is what all packages can work with.
 type client interface {
 	tokenbucket.RedisClient
@@ -42,7 +45,7 @@ func (o *operator) fresh(ctx context.Context) error {
 	return errors.Join(o.admin.FlushAll(ctx).Err(), o.admin.ScriptFlush(ctx).Err())
 }
 
-// limiters calls all that a limiter has, on a store with a lock that lives for 50 ms.
+// limiters calls all that a limiter has, on a store with a lock that lives for lockTTL.
 func (o *operator) limiters(ctx context.Context, store tokenbucket.Store) error {
 	open := func(name string, opts ...tokenbucket.Option) *tokenbucket.RateLimiter {
 		l, err := tokenbucket.NewSmoothBursty(name, 1000, append(opts, tokenbucket.WithStore(store), tokenbucket.WithStoreTimeout(patience))...)
@@ -106,12 +109,12 @@ func all(verbs map[string]func() error) (failed error) {
 }
 
 func (o *operator) script(ctx context.Context) error {
-	store := tokenbucket.NewRedisScriptStore(o.client, tokenbucket.WithLockTTL(50*time.Millisecond))
+	store := tokenbucket.NewRedisScriptStore(o.client, tokenbucket.WithLockTTL(lockTTL))
 	return errors.Join(o.limiters(ctx, store), o.crowd(ctx, store))
 }
 
 func (o *operator) lock(ctx context.Context) error {
-	return o.limiters(ctx, tokenbucket.NewRedisStore(o.client, tokenbucket.WithLockTTL(50*time.Millisecond)))
+	return o.limiters(ctx, tokenbucket.NewRedisStore(o.client, tokenbucket.WithLockTTL(lockTTL)))
 }
 
 // crowd asks many buckets at once until some of them have shared a call of the script, if the client makes such.

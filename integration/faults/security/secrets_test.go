@@ -204,21 +204,21 @@ func tables(t *testing.T, d database, dsn string) map[string]error {
 		return map[string]error{"driver": err}
 	}
 	defer func() { _ = db.Close() }()
-	ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	source, err := sqlsource.New(db, d.dialect)
 	require.NoError(t, err)
 	errs := map[string]error{}
 	_, errs["load"] = source.Load(ctx)
 	errs["create"] = sqlsource.CreateTable(ctx, db, d.dialect)
-	_, errs["registry"] = registry.New(source, tokenbucket.NewMemoryStore(), registry.WithTimeout(500*time.Millisecond))
+	_, errs["registry"] = registry.New(source, tokenbucket.NewMemoryStore(), registry.WithTimeout(patience))
 	var told error
-	sw, err := sqlsource.NewSwitch(db, d.dialect, sqlsource.WithPolling(registry.WithSwitchTimeout(500*time.Millisecond),
+	sw, err := sqlsource.NewSwitch(db, d.dialect, sqlsource.WithPolling(registry.WithSwitchTimeout(patience),
 		registry.WithSwitchHook(func(err error) { told = err })))
 	require.NoError(t, err)
 	sw.Close()
 	errs["switch"], errs["switch's hook"] = sw.Err(), told
-	ctx, cancel = context.WithTimeout(context.Background(), 500*time.Millisecond)
+	ctx, cancel = context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	errs["set"] = sw.Set(ctx, false)
 	return errs
@@ -242,7 +242,7 @@ func TestNoPasswordOfDatabases(t *testing.T) {
 			require.NoError(t, err)
 			loads := make(chan registry.Load, 100)
 			limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithInterval(20*time.Millisecond),
-				registry.WithTimeout(500*time.Millisecond), registry.WithHook(func(l registry.Load) {
+				registry.WithTimeout(patience), registry.WithHook(func(l registry.Load) {
 					select {
 					case loads <- l:
 					default:

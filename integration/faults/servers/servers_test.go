@@ -18,8 +18,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
-// storeTimeout is the library's default.
-const storeTimeout = time.Second
+const (
+	// storeTimeout is long enough to be told from a caller's deadline, and its end from that of a client that waits for five seconds.
+	storeTimeout = 3 * time.Second
+	// slack is how much later than its limit a call may be answered; what the machine is late by comes on top.
+	slack = time.Second
+	// patient is the store's timeout where nobody shall be told of a slow machine.
+	patient = 20 * time.Second
+)
 
 // suffers has a limiter of each kind of store live through a fault: thirty permits before it; during it, calls with a deadline
 // and without one, all of which fail in time, with an error of a known kind, and some with the server's own word; afterwards the
@@ -31,7 +37,7 @@ func suffers(t *testing.T, name string) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			late := faultlab.MeasureLateness(t)
-			b := f.start(t, kind)
+			b := f.start(t, kind, tokenbucket.WithStoreTimeout(storeTimeout))
 			const before = 30
 			was := b.warm(t, before)
 			f.begin(t, b)
@@ -40,7 +46,7 @@ func suffers(t *testing.T, name string) {
 			faultlab.Bit(t, before, len(told))
 
 			f.end(t, b)
-			well := time.Now()
+			well, trips := time.Now(), faultlab.MeasureTrips(t, b.Client(t))
 			passed := 0
 			require.Eventually(t, func() bool {
 				if !f.lost && passed == 0 {
@@ -56,7 +62,7 @@ func suffers(t *testing.T, name string) {
 			}, 20*time.Second, time.Millisecond)
 			took := time.Since(well)
 			faultlab.Figure(t, "a permit after the server was well", took)
-			assert.LessOrEqual(t, took, 2*time.Second+10*late.Most())
+			assert.LessOrEqual(t, took, 2*time.Second+10*max(late.Most(), trips.Most()))
 			if !f.lost {
 				requireTaken(t, b, was, passed)
 			}
@@ -75,12 +81,12 @@ func requireTaken(t *testing.T, b *bench, was string, permits int) {
 	require.EqualValues(t, permits, now.Seq-old.Seq, "permits taken since the fault began")
 }
 
-// suffer calls for a second, and returns the errors.
+// suffer calls for a second, and at least once with and without a deadline, and returns the errors.
 func (b *bench) suffer(t *testing.T, f *fault, late *faultlab.Lateness) []error {
 	t.Helper()
 	var told []error
 	slowest, heard := time.Duration(0), false
-	for began := time.Now(); time.Since(began) < time.Second || len(told) < 3; {
+	for began := time.Now(); time.Since(began) < time.Second || len(told) < 4; {
 		ctx, cancel, limit := background, func() {}, storeTimeout
 		if len(told)%4 != 3 {
 			limit = 200 * time.Millisecond
@@ -105,10 +111,7 @@ func (b *bench) suffer(t *testing.T, f *fault, late *faultlab.Lateness) []error 
 	}
 	t.Logf("the machine was late by %v", late.Most())
 	faultlab.Figure(t, "slowest answer after its limit", slowest)
-	assert.LessOrEqual(t, slowest, 250*time.Millisecond+4*late.Most())
-	if late.Most() > 100*time.Millisecond { // no answer may have come in time
-		return told
-	}
+	assert.LessOrEqual(t, slowest, slack+4*late.Most())
 	assert.True(t, heard, "nobody was told %q, but %v", f.words, told[:min(8, len(told))])
 	return told
 }
@@ -127,7 +130,7 @@ func TestF1LockIsReleasedOutOfMemory(t *testing.T) {
 	end.scripts.Store(2)
 	client.AddHook(end)
 	l, err := tokenbucket.NewSmoothBursty(b.name, rate, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6),
-		tokenbucket.WithStore(tokenbucket.NewRedisStore(client, tokenbucket.WithLockTTL(30*time.Second))))
+		tokenbucket.WithStore(tokenbucket.NewRedisStore(client, tokenbucket.WithLockTTL(30*time.Second))), tokenbucket.WithStoreTimeout(patient))
 	require.NoError(t, err)
 	ok, err := l.TryAcquire(background, 1, 0)
 	require.True(t, end.done.Load())
@@ -195,7 +198,7 @@ func askedAgain(t *testing.T, f *fault, kind string) bool {
 	t.Helper()
 	const away = 300 * time.Millisecond
 	late := faultlab.MeasureLateness(t)
-	b := f.start(t, kind, tokenbucket.WithStoreTimeout(20*time.Second))
+	b := f.start(t, kind, tokenbucket.WithStoreTimeout(patient))
 	was := b.warm(t, 30)
 	f.begin(t, b)
 	answer := make(chan error, 1)

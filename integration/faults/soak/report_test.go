@@ -45,11 +45,14 @@ func (r *result) text(t *testing.T, s *soak) string {
 	p("| fullest window of all | %v | %.2f |", r.whole.most, r.whole.level)
 	p("| rate in %v without a fault (%d times) | at least 90 %% | %.1f %%; below it for itself in %d of them |", r.calm.Round(time.Millisecond), r.calmWindows, 100*r.used/r.due, r.tooLittle)
 	for _, group := range slices.Sorted(maps.Keys(r.slowest)) {
-		bound := map[string]time.Duration{"reserve": storeTimeout + patience, "hasty": hurry}[group]
+		bound, late := map[string]time.Duration{"reserve": storeTimeout + patience, "hasty": hurry}[group], long
+		if group == "hasty" {
+			late = slack
+		}
 		if bound == 0 {
 			bound = storeTimeout
 		}
-		p("| slowest answer, %s | %v + %v + 3 × its process' lateness | %v |", group, bound, slack, r.slowest[group].Round(time.Millisecond))
+		p("| slowest answer, %s | %v + %v + 3 × its process' lateness | %v |", group, bound, late, r.slowest[group].Round(time.Millisecond))
 	}
 	p("| overtaken in their process | 0 | %d, of %d (not counted: %d who asked again, %d who got what their process owned) |", r.overtaken, r.turns, r.again, r.owned)
 	p("| permits of the semaphore held at once | %d | %d, %d times held |", slots, r.crowd, r.held)

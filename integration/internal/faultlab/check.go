@@ -224,8 +224,19 @@ func MeasureLateness(t testing.TB) *Lateness {
 	return l
 }
 
-func measureLateness() *Lateness {
-	const pause = time.Millisecond
+// MeasureTrips begins to measure how late answers of a server come, as well as how late this process is woken: it sleeps for 5 ms,
+// asks the server for nothing, and what that takes counts as late. It shows what MeasureLateness does not: that the server is
+// not given time. It is no good where the test itself makes the server hang.
+func MeasureTrips(t testing.TB, client *redis.Client) *Lateness {
+	l := measure(5*time.Millisecond, func() { _ = client.Ping(context.Background()).Err() })
+	t.Cleanup(l.halt)
+	return l
+}
+
+func measureLateness() *Lateness { return measure(time.Millisecond, func() {}) }
+
+// measure measures how much longer than a pause it takes to pause and to do something, again and again.
+func measure(pause time.Duration, do func()) *Lateness {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	l := &Lateness{halt: sync.OnceFunc(func() { close(stop); <-stopped }), due: time.Now().Add(pause)}
 	go func() {
@@ -240,6 +251,7 @@ func measureLateness() *Lateness {
 			default:
 			}
 			time.Sleep(pause)
+			do()
 			l.mu.Lock()
 			now := time.Now()
 			late := now.Sub(l.due)

@@ -213,6 +213,18 @@ func TestLateness(t *testing.T) {
 	require.Zero(t, l.Since(now.Add(1)))
 }
 
+// A server that is not given time is seen in its answers, and in nothing else.
+func TestTrips(t *testing.T) {
+	server := redistest.Start(t)
+	trips := MeasureTrips(t, server.Client(t))
+	require.NoError(t, server.Stop())
+	time.Sleep(200 * time.Millisecond)
+	require.NoError(t, server.Continue())
+	Soon(t, 20*time.Second, func() bool { return trips.Most() >= 150*time.Millisecond })
+	trips.Stop()
+	require.GreaterOrEqual(t, trips.Stalls(50*time.Millisecond, 0, Micros()), 150*time.Millisecond)
+}
+
 func TestCleanUp(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t)
@@ -222,8 +234,9 @@ func TestCleanUp(t *testing.T) {
 	}
 	set("other:{b}:lock", time.Minute)
 	set("a*:{b}", time.Minute)
-	set("a*:{b}:lock", 100*time.Millisecond)
+	set("a*:{b}:lock", time.Minute)
 	assert.ErrorContains(t, left("a*:"), "lock")
+	require.NoError(t, client.PExpire(background, "a*:{b}:lock", 100*time.Millisecond).Err())
 	CleanUp(t, client, "a*:") // waits for it
 	set("ab:{b}", 0)
 	assert.NoError(t, left("a*:"), "the prefix is no pattern")

@@ -1,10 +1,12 @@
 package faultlab
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"sync"
@@ -99,6 +101,18 @@ func StartProcess(t testing.TB, job Job) *Process {
 	t.Helper()
 	w := worker.Start[Permit](t, jobEnv, job, job.Preload...)
 	return &Process{w.Pid, w}
+}
+
+// Stopped tells, by nil, that a process stands still: the kernel takes a moment for that.
+func Stopped(pid int) error {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return err
+	}
+	if state := stat[bytes.LastIndexByte(stat, ')')+2]; state != 'T' {
+		return fmt.Errorf("process %d is in state %c, not stopped", pid, state)
+	}
+	return nil
 }
 
 // Stop makes the process hang (SIGSTOP) until Continue.
@@ -210,6 +224,12 @@ func MostPutOff(permits []Permit) (most time.Duration) {
 		}
 	}
 	return most
+}
+
+// MayLapse tells whether permits may have lapsed unused: who hears of his more than 100 ms after it was due, or is woken so late,
+// takes another. It takes an answer, or a sleeper, that is so late.
+func MayLapse(permits []Permit) bool {
+	return MostPutOff(permits) > 50*time.Millisecond || slices.ContainsFunc(permits, func(p Permit) bool { return p.Way >= longestWay.Microseconds() })
 }
 
 // Main does the job and exits, if this process is one that StartProcess has started. See worker.Main.
@@ -380,9 +400,12 @@ func (w *working) returned(ctx context.Context, asked int64, ok bool, err error)
 	return p, 0
 }
 
+// longestWay is for how long the library believes that a time has surely come, and how late a permit may be used.
+const longestWay = 100 * time.Millisecond
+
 // Trips are the last answers of a store, for an Observer. A decision may be one of a time that had surely come when the request
 // left: what the last answer had said and what had passed since that arrived. So it may lie before the request by as long as
-// the answer was under way, but by no more than 100 ms.
+// the answer was under way, but by no more than longestWay.
 type Trips struct {
 	// Now is the clock, in microseconds.
 	Now func() int64
@@ -421,7 +444,7 @@ func (t *Trips) Way(asked int64) (most int64) {
 			break
 		}
 	}
-	return min(most, (100 * time.Millisecond).Microseconds())
+	return min(most, longestWay.Microseconds())
 }
 
 // rest sleeps, unless the context ends.

@@ -154,7 +154,7 @@ func (s *Sentinel) knows(client *redis.SentinelClient) error {
 func (s *Sentinel) Current() *Node {
 	votes := map[string]int{}
 	for _, addr := range s.Addrs {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		client := redis.NewSentinelClient(&redis.Options{Addr: addr, DialerRetries: 1, MaxRetries: -1})
 		if at, err := client.GetMasterAddrByName(ctx, s.Name).Result(); err == nil && len(at) == 2 {
 			votes[net.JoinHostPort(at[0], at[1])]++
