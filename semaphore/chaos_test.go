@@ -46,7 +46,7 @@ func (u *unsteady) one(in int) bool {
 	return !*u.calm && u.rand.IntN(in) == 0
 }
 
-// isCut tells whether nothing arrives now, which at times begins.
+// isCut tells whether nothing arrives now, which at times begins, and ends when it is calm.
 func (u *unsteady) isCut() bool {
 	begins := u.one(300)
 	lasts := u.upTo(10 * time.Second)
@@ -55,7 +55,7 @@ func (u *unsteady) isCut() bool {
 	if begins {
 		u.cut = time.Now().Add(lasts)
 	}
-	return time.Now().Before(u.cut)
+	return !*u.calm && time.Now().Before(u.cut)
 }
 
 func (u *unsteady) Apply(ctx context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
