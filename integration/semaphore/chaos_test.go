@@ -378,7 +378,7 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	}
 	s, client := server(t)
 	addr := client.Options().Addr
-	slow := measureSlowness(t, s)
+	slow := faultlab.MeasureTrips(t, s.Addr)
 	f := &fleet{
 		t: t, redis: client, addr: addr, seed: faultlab.Seed(t).Uint64(), spec: spec{Name: "chaos", Permits: chaosPermits, Lease: chaosLease, Timeout: time.Second},
 		beliefs: map[int64]*belief{}, byID: map[string]*belief{}, stops: map[*process][]span{},
@@ -485,7 +485,7 @@ func TestNeverMoreThanPermits(t *testing.T) {
 			require.LessOrEqual(t, micros(b.until-b.truth.Until()), max(0, 3*worst-chaosMargin), "%+v %s %+v", b.held, b.why, b.truth)
 		}
 	}
-	require.LessOrEqual(t, back, chaosLease+100*time.Millisecond+10*max(worst, slow.most()))
+	require.LessOrEqual(t, back, chaosLease+100*time.Millisecond+10*max(worst, slow.Most()))
 
 	began := time.Now()
 	stories := f.stories(m)
@@ -527,7 +527,7 @@ func TestDeadHolder(t *testing.T) {
 	killed, got := make([]int64, len(specs)), make([]int64, len(specs))
 	slack := make([]time.Duration, len(specs))
 	var running sync.WaitGroup
-	slow := measureSlowness(t, s)
+	slow := faultlab.MeasureTrips(t, s.Addr)
 	random := faultlab.Seed(t)
 	for i, s := range specs {
 		p := start(t, job{Do: "crowd", Redis: addr, Label: "dead", Semaphores: []spec{s}}, nil)
@@ -546,7 +546,7 @@ func TestDeadHolder(t *testing.T) {
 				p.kill()
 			})
 			permit, err := next.Acquire(ctx, 1)
-			got[i], slack[i] = now(), 50*time.Millisecond+10*slow.since(time.Now().Add(-time.Second))
+			got[i], slack[i] = now(), 50*time.Millisecond+10*slow.Since(time.Now().Add(-time.Second))
 			if assert.NoError(t, err) {
 				assert.NoError(t, permit.Release(ctx))
 			}

@@ -49,7 +49,7 @@ func TestLostWakeUp(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			slow := measureSlowness(t, s)
+			slow := faultlab.MeasureTrips(t, s.Addr)
 			random := faultlab.Seed(t)
 			below := func(d time.Duration) time.Duration { return time.Duration(random.Int64N(int64(d))) }
 			type wait struct{ Took, Slow time.Duration }
@@ -85,7 +85,7 @@ func TestLostWakeUp(t *testing.T) {
 						assert.NoError(t, p.Release(ctx))
 					}, one, other)
 					ended, began := <-got, <-released
-					w := wait{ended.Sub(began).Round(10 * time.Microsecond), slow.since(began).Round(10 * time.Microsecond)}
+					w := wait{ended.Sub(began).Round(10 * time.Microsecond), slow.Since(began).Round(10 * time.Microsecond)}
 					mu.Lock()
 					defer mu.Unlock()
 					waits[lease] = append(waits[lease], w)
@@ -132,7 +132,7 @@ func TestRedisForgets(t *testing.T) {
 			s, client := server(t)
 			empty, _ := server(t)
 			g := startGate(t, s.Addr)
-			slow := measureSlowness(t, s)
+			slow := faultlab.MeasureTrips(t, s.Addr)
 			holder := open(t, g.addr, "forgets", 5, semaphore.WithLease(lease))
 			processes := []*semaphore.Semaphore{
 				open(t, g.addr, "forgets", 5, semaphore.WithLease(lease)), open(t, g.addr, "forgets", 5, semaphore.WithLease(lease)),
@@ -188,7 +188,7 @@ func TestRedisForgets(t *testing.T) {
 					}
 				}
 			}
-			worst := slow.most()
+			worst := slow.Most()
 			t.Logf("lease %v: holders told after %v; the first waiter served after %v, the last after %v; %d of %d pairs out of order, all of different processes; slow by %v",
 				lease, told, all[0].at.Sub(began), all[49].at.Sub(began), passed, 50*49/2, worst)
 			require.LessOrEqual(t, told, lease/3+500*time.Millisecond+10*worst, "a renewal comes every third of a lease")

@@ -11,7 +11,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -244,62 +243,6 @@ func server(t *testing.T) (*redistest.Server, *redis.Client) {
 	require.NoError(t, client.Do(ctx, "ACL", "SETUSER", fleetUser, "on", "nopass", "~*", "&*", "+@all").Err())
 	return s, client
 }
-
-// slowness is how slow the machine is: for how long a test's process was not woken, or the server did not answer a PING, which takes a
-// few awakenings. What a test waits for takes dozens of them, one after the other.
-type slowness struct {
-	late *faultlab.Lateness
-
-	mu    sync.Mutex
-	trips []trip // in their order
-}
-
-type trip struct {
-	ended time.Time
-	took  time.Duration
-}
-
-// measureSlowness begins to measure, until the test ends.
-func measureSlowness(t *testing.T, server *redistest.Server) *slowness {
-	s := &slowness{late: faultlab.MeasureLateness(t)}
-	client := server.Client(t)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	t.Cleanup(func() { close(stop); <-stopped })
-	go func() {
-		defer close(stopped)
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-			began := time.Now()
-			if client.Ping(ctx).Err() == nil { // it may have been killed
-				s.mu.Lock()
-				s.trips = append(s.trips, trip{time.Now(), time.Since(began)})
-				s.mu.Unlock()
-			}
-		}
-	}()
-	return s
-}
-
-// since is the worst that it was since then.
-func (s *slowness) since(then time.Time) time.Duration {
-	most := s.late.Since(then)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, t := range slices.Backward(s.trips) {
-		if t.ended.Before(then) {
-			break
-		}
-		most = max(most, t.took)
-	}
-	return most
-}
-
-// most is the worst that it was so far.
-func (s *slowness) most() time.Duration { return s.since(time.Time{}) }
 
 // open returns a semaphore that stands for a process of its own: with a client of its own. Its timeout is patient.
 func open(t *testing.T, addr, name string, permits int, opts ...semaphore.Option) *semaphore.Semaphore {

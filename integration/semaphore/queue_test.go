@@ -45,7 +45,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	for _, p := range all {
 		p.expect(t, "ready")
 	}
-	slow := measureSlowness(t, s)
+	slow := faultlab.MeasureTrips(t, s.Addr)
 	begin := fmt.Sprint("go ", now()+200_000)
 	for _, p := range all {
 		p.command(begin)
@@ -59,7 +59,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 		worst = max(worst, micros(int64(p.expect(t, "end").N)))
 		p.end(t)
 	}
-	worst = max(worst, slow.most())
+	worst = max(worst, slow.Most())
 	for _, s := range specs {
 		m := truths[s.Name]
 		m.end(t)

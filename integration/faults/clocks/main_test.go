@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -55,7 +54,7 @@ type run struct {
 
 func start(t *testing.T, addr string, stores []string, change ...func(i int, j *faultlab.Job)) *run {
 	t.Helper()
-	r := &run{t: t, late: trips(t, addr), job: faultlab.Job{
+	r := &run{t: t, late: faultlab.MeasureTrips(t, addr), job: faultlab.Job{
 		Addrs: []string{addr}, Prefix: prefix, Bucket: bucket, Rate: rate, Burst: burst, Callers: 80 / len(stores),
 		Timeout: timeout, StoreTimeout: patient, Store: "script",
 	}}
@@ -78,14 +77,6 @@ func start(t *testing.T, addr string, stores []string, change ...func(i int, j *
 		return len(r.all.Permits()) > 100
 	}, time.Minute, 10*time.Millisecond, "all processes are at work")
 	return r
-}
-
-// trips measures how late this process is, and a server's answers.
-func trips(t *testing.T, addr string) *faultlab.Lateness {
-	t.Helper()
-	client := redis.NewClient(&redis.Options{Addr: addr})
-	t.Cleanup(func() { _ = client.Close() })
-	return faultlab.MeasureTrips(t, client)
 }
 
 // most is how long it may take what takes so long, on a machine that is so late: a batch wakes some ten processes and goroutines

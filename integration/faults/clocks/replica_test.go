@@ -40,8 +40,8 @@ func failover(t *testing.T, off time.Duration, stores []string) {
 	proxy := faultlab.StartProxy(t, master.Addr)
 	r := start(t, proxy.Addr, stores, func(_ int, j *faultlab.Job) { j.StoreTimeout = 0 }) // the default: a probe lasts as long
 	r.late.Stop()
-	r.late = trips(t, master.Addr) // past the proxy, which keeps those waiting who come that way
-	heirLate := trips(t, replica.Addr)
+	r.late = faultlab.MeasureTrips(t, master.Addr) // past the proxy, which keeps those waiting who come that way
+	heirLate := faultlab.MeasureTrips(t, replica.Addr)
 	r.last(200*time.Millisecond, 5*time.Second)
 
 	before := micros()

@@ -47,7 +47,7 @@ type crowd struct {
 // gateways begins with three of them, four callers each, who hold a permit for up to 150 ms, and waits until they have begun.
 func gateways(t *testing.T, addr string, lease time.Duration) *crowd {
 	t.Helper()
-	c := &crowd{t: t, late: trips(t, addr)}
+	c := &crowd{t: t, late: faultlab.MeasureTrips(t, addr)}
 	c.ctx, c.cancel = context.WithCancel(background)
 	r := faultlab.Seed(t)
 	for range 3 {

@@ -41,7 +41,7 @@ type visitors struct {
 // visit begins with three gateways of four callers each.
 func visit(t *testing.T, addr string) *visitors {
 	t.Helper()
-	v := &visitors{t: t, began: time.Now(), late: trips(t, addr)}
+	v := &visitors{t: t, began: time.Now(), late: faultlab.MeasureTrips(t, addr)}
 	ctx, cancel := context.WithCancel(background)
 	v.cancel = cancel
 	for range 3 {

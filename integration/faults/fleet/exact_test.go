@@ -31,7 +31,7 @@ func TestA1BaselineA3Drift(t *testing.T) {
 		})
 	}
 	client := server.Client(t)
-	trips := faultlab.MeasureTrips(t, client)
+	trips := faultlab.MeasureTrips(t, server.Addr)
 	processes := faultlab.StartFleet(t, fleet...)
 	time.Sleep(faultlab.Lasting(10*time.Second, 3*time.Minute))
 	told := processes.End()

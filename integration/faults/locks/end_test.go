@@ -108,7 +108,7 @@ func (p *place) take(ctx context.Context, store tokenbucket.Store) error {
 // would live. What was not committed is not taken, and a caller that goes away gets its permit back.
 func TestC4ContextEndsWhileHolding(t *testing.T) {
 	server := redistest.Start(t)
-	late := faultlab.MeasureTrips(t, server.Client(t))
+	late := faultlab.MeasureTrips(t, server.Addr)
 	const ttl, most = 30 * time.Second, 100 * time.Millisecond
 	for _, when := range []step{obtain, read, commit} {
 		t.Run(fmt.Sprint("the store's, after ", when), func(t *testing.T) {

@@ -120,7 +120,7 @@ var holds = map[string]job{
 // call is decided anew, and every permit is accounted for.
 func TestC1HolderPausedPastTTL(t *testing.T) {
 	server := redistest.Start(t)
-	late := faultlab.MeasureTrips(t, server.Client(t))
+	late := faultlab.MeasureTrips(t, server.Addr)
 	const ttl = 2 * time.Second // a second one would not fit into what within allows
 	pause := faultlab.Lasting(ttl+200*time.Millisecond, 2*ttl)
 	for when, j := range holds {
@@ -203,7 +203,7 @@ func TestC1HolderPausedPastTTL(t *testing.T) {
 // and nothing that it was about to do is done.
 func TestC2HolderKilled(t *testing.T) {
 	server := redistest.Start(t)
-	late := faultlab.MeasureTrips(t, server.Client(t))
+	late := faultlab.MeasureTrips(t, server.Addr)
 	const ttl = 2 * time.Second // see above
 	for when, j := range holds {
 		for which := range faultlab.Stores {

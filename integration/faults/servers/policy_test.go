@@ -132,7 +132,7 @@ func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy
 	faultlab.Bit(t, before, calls)
 	assert.LessOrEqual(t, slowest, min(timeout, storeTimeout)+slack+10*late.Most())
 	f.end(t, b)
-	well, trips := time.Now(), faultlab.MeasureTrips(t, b.Client(t))
+	well, trips := time.Now(), faultlab.MeasureTrips(t, b.Addr)
 	require.Eventually(t, func() bool { // the bucket is asked again, and is another than before
 		was := b.seq()
 		ok, err := b.limiter.TryAcquire(background, 1, 0)

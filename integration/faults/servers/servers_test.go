@@ -46,7 +46,7 @@ func suffers(t *testing.T, name string) {
 			faultlab.Bit(t, before, len(told))
 
 			f.end(t, b)
-			well, trips := time.Now(), faultlab.MeasureTrips(t, b.Client(t))
+			well, trips := time.Now(), faultlab.MeasureTrips(t, b.Addr)
 			passed := 0
 			require.Eventually(t, func() bool {
 				if !f.lost && passed == 0 {

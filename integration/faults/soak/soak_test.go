@@ -110,7 +110,7 @@ func TestSoak(t *testing.T) {
 	s.server, s.clock = faultlab.StartStepped(t)
 	s.proxy = faultlab.StartProxy(t, s.server.Addr)
 	s.control = s.server.Client(t)
-	s.trips = faultlab.MeasureTrips(t, s.server.Client(t))
+	s.trips = faultlab.MeasureTrips(t, s.server.Addr)
 	total := cmp.Or(*lasts, faultlab.Lasting(20*time.Second, 3*time.Minute))
 	require.GreaterOrEqual(t, total, 10*time.Second, "-soak")
 	for _, store := range []string{"script", "lock", "script"} {

@@ -216,7 +216,7 @@ func TestLateness(t *testing.T) {
 // A server that is not given time is seen in its answers, and in nothing else.
 func TestTrips(t *testing.T) {
 	server := redistest.Start(t)
-	trips := MeasureTrips(t, server.Client(t))
+	trips := MeasureTrips(t, server.Addr)
 	require.NoError(t, server.Stop())
 	time.Sleep(200 * time.Millisecond)
 	require.NoError(t, server.Continue())
