@@ -102,7 +102,7 @@ func TestCallerIsBackInTime(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
 	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: true, ReadTimeout: time.Minute})
 	defer func() { _ = client.Close() }()
-	s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(2*time.Second))
+	s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(time.Second))
 	require.NoError(t, err)
 	patient, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()

@@ -140,11 +140,12 @@ func keyOf(t *testing.T, client *redis.Client, part string) string {
 // Should Redis evict one of the keys, what is held is counted anew: neither is more than there is admitted, nor is the
 // semaphore shut for good.
 func TestEvictedKeys(t *testing.T) {
+	t.Parallel()
 	client := redistest.Shared(t).Client(t)
 	for what, label := range map[string]string{"quiet": "", "state": spread, "held": spread, "info": spread} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()                  // they wait for leases to end
-			const lease = 3 * time.Second // renewed in time, however slow the machine
+			const lease = 2 * time.Second // renewed in time, however slow the machine
 			process := openRedis(t, client, 3, semaphore.WithLease(lease))
 			a, b := process().Labelled(label), process()
 			part := what

@@ -101,11 +101,12 @@ func (f forgetful) Apply(_ context.Context, b *semaphore.Batch) (*semaphore.Repo
 
 // Whatever key Redis evicts, who waits is admitted.
 func TestEvictedKeysOfWaiters(t *testing.T) {
+	t.Parallel()
 	client := redistest.Shared(t).Client(t)
 	for _, part := range []string{"state", "held", "info", "queue", "procs", "idle"} {
 		t.Run(part, func(t *testing.T) {
 			t.Parallel()
-			process := openRedis(t, client, 1, semaphore.WithLease(3*time.Second)) // renewed in time, however slow the machine
+			process := openRedis(t, client, 1, semaphore.WithLease(time.Second))
 			a, b := process(), process()
 			p, err := a.Acquire(ctx, 1)
 			require.NoError(t, err)
