@@ -540,7 +540,7 @@ func TestFaults(t *testing.T) {
 	t.Parallel()
 	const permits, lease, limit = 3, time.Second, 400 * time.Millisecond
 	const timeout, hang = 3 * time.Second, 4 * time.Second // longer than any call may take: its caller has no more than the limit
-	late := oversleep(t)
+	late := measureLateness(t)
 	server := dbtest.PostgreSQL(t)
 	admin := pooled(t, server.DSN())
 	require.NoError(t, Migrate(ctx, admin))

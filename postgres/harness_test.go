@@ -74,8 +74,8 @@ func opened(t testing.TB) (pool *pgxpool.Pool, schema Option) {
 	return pool, schema
 }
 
-// oversleep measures how late this machine wakes those who sleep, at the worst, until it is asked.
-func oversleep(t testing.TB) func() time.Duration {
+// measureLateness measures how late this machine wakes those who sleep, at the worst, until it is asked.
+func measureLateness(t testing.TB) func() time.Duration {
 	stop, worst := make(chan struct{}), make(chan time.Duration, 1)
 	go func() {
 		const pause = time.Millisecond

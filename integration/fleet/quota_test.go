@@ -133,7 +133,7 @@ func (u *upstream) slowest(t *testing.T, workers []*worker.Worker[event]) (slow 
 	return slow, stalled
 }
 
-// stalls is for how long, together, a process overslept from one time to another.
+// stalls is for how long, together, a process was woken late from one time to another.
 func stalls(t *testing.T, events []event, from, to int64) (sum time.Duration) {
 	for _, e := range events {
 		if e.What == "stalled" {

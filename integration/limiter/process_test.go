@@ -56,8 +56,8 @@ type permit struct {
 	// Again is how often at most the permit was asked for again: a process that has no turn for 100 ms when a permit is due asks
 	// for all those again that its callers wait for, and each of these is put off if the first was lost.
 	Again int
-	// Overslept is by how much the process was woken too late at most; the last that it tells is this, and of no permit.
-	Overslept int64
+	// WokenLate is by how much the process was woken too late at most; the last that it tells is this, and of no permit.
+	WokenLate int64
 }
 
 const tolerated = 100 * time.Millisecond
@@ -94,16 +94,8 @@ func work(ctx context.Context, j *job, tell func(permit)) error {
 		tell(p)
 		return upstream.Call()
 	}
-	awake := make(chan time.Duration)
-	go func() {
-		worst := time.Duration(0)
-		for ctx.Err() == nil {
-			began := time.Now()
-			time.Sleep(time.Millisecond)
-			worst = max(worst, time.Since(began)-time.Millisecond)
-		}
-		awake <- worst
-	}()
+	late := faultlab.StartLateness()
+	defer late.Stop()
 	var callers sync.WaitGroup
 	failures := make(chan error, j.Callers)
 	for range j.Callers {
@@ -121,7 +113,7 @@ func work(ctx context.Context, j *job, tell func(permit)) error {
 	if err := <-failures; err != nil {
 		return err
 	}
-	tell(permit{Overslept: (<-awake).Microseconds()})
+	tell(permit{WokenLate: late.Most().Microseconds()})
 	return nil
 }
 
@@ -197,12 +189,12 @@ func TestProcesses(t *testing.T) {
 			var due []faultlab.Event
 			slowest := int64(0) // answer
 			mayBe := 0          // permits that were asked for again
-			overslept := late.Most()
+			wokenLate := late.Most()
 			for i, permits := range told {
 				t.Logf("process %d (%s store): %d permits", processes[i].Pid, faultlab.Kinds[i%2], len(permits)-1)
 				for _, p := range permits {
-					if p.Overslept > 0 {
-						overslept = max(overslept, time.Duration(p.Overslept)*time.Microsecond)
+					if p.WokenLate > 0 {
+						wokenLate = max(wokenLate, time.Duration(p.WokenLate)*time.Microsecond)
 						continue
 					}
 					due = append(due, faultlab.Event{At: p.Due, Permits: 1})
@@ -222,10 +214,10 @@ func TestProcesses(t *testing.T) {
 			if mayBe > 0 {
 				changes += 2 * len(processes) * j.Callers
 			}
-			t.Logf("%d changes of the bucket that nobody received, allowed %d; the machine wakes sleepers up to %v late", lost, changes, overslept)
+			t.Logf("%d changes of the bucket that nobody received, allowed %d; the machine wakes sleepers up to %v late", lost, changes, wokenLate)
 			require.GreaterOrEqual(t, lost, 0)
 			require.LessOrEqual(t, lost, changes)
-			if overslept < tolerated/2 {
+			if wokenLate < tolerated/2 {
 				require.Less(t, lost, taken/50, "no process had to wait so long for its turn")
 			}
 			require.EqualValues(t, 0, client.(redis.Cmdable).Exists(background, "tokenbucket:{"+j.Bucket+"}:lock").Val())

@@ -44,7 +44,7 @@ func (p *play) event() {
 		if p.r.IntN(3) == 0 {
 			w.Until = p.clock + p.r.Int64N(20*interval)
 		}
-		p.letGo()
+		p.released()
 		p.Join(w)
 		p.waiting = append(p.waiting, w)
 	case 2, 3:
@@ -54,7 +54,7 @@ func (p *play) event() {
 		}
 	case 4:
 		if len(p.waiting) > 0 {
-			p.letGo()
+			p.released()
 			p.Leave(p.waiting[p.r.IntN(len(p.waiting))], p.clock)
 		}
 	case 5:
@@ -67,12 +67,12 @@ func (p *play) event() {
 		}
 	case 7:
 		w := &Waiter[int]{Permits: 1 + p.r.Int64N(p.largest), Came: p.clock, Until: Forever}
-		p.letGo()
+		p.released()
 		p.GrantTo(w, p.bucket.grant(w.Permits), p.clock)
 		p.bought += w.Permits
 		p.waiting = append(p.waiting, w)
 	}
-	p.letGo()
+	p.released()
 }
 
 // answer is what the bucket answers to a refund: it takes back its end.
@@ -86,7 +86,7 @@ func (p *play) answer() {
 	p.Refunded(ok, true, p.clock)
 }
 
-func (p *play) letGo() {
+func (p *play) released() {
 	for w, at := p.Next(p.clock); w != nil; w, at = p.Next(p.clock) {
 		require.LessOrEqual(p, at, p.clock)
 		require.False(p, w.Waits())

@@ -116,8 +116,8 @@ func (r *run) end() {
 	r.t.Helper()
 	r.told = r.all.End()
 	r.late.Stop()
-	r.t.Logf("%d permits, failures %v; overslept by at most %v, others on this machine by %v", len(faultlab.Used(r.told)),
-		faultlab.Failures(r.told), faultlab.MostOverslept(r.told), r.late.Most())
+	r.t.Logf("%d permits, failures %v; woken late by at most %v, others on this machine by %v", len(faultlab.Used(r.told)),
+		faultlab.Failures(r.told), faultlab.MostLate(r.told), r.late.Most())
 }
 
 // bound requires that of the permits that were granted between two times no window holds more than rate × its length, and so

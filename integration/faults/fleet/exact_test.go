@@ -53,7 +53,7 @@ func TestA1BaselineA3Drift(t *testing.T) {
 		from, until = min(from, e.At), max(until, e.At)
 	}
 	withinBound(t, told, rate, burst)
-	span, late := float64(until-from)/1e6, faultlab.MostOverslept(told).Seconds()
+	span, late := float64(until-from)/1e6, faultlab.MostLate(told).Seconds()
 	share := (float64(len(used)) - burst) / (rate * span)
 	t.Logf("%d permits in %.2f s", len(used), span)
 	faultlab.Figure(t, "% of the rate", 100*share)
@@ -70,13 +70,13 @@ func TestA1BaselineA3Drift(t *testing.T) {
 // stood still, for a second at most. By use, rate × that may come on top.
 func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	t.Helper()
-	due, woken, overslept := faultlab.Surely(faultlab.Due(told), rate), faultlab.MostWoken(told), faultlab.MostOverslept(told)
-	t.Logf("callers overslept by up to %v, sleepers %v", overslept, woken)
+	due, woken, wokenLate := faultlab.Surely(faultlab.Due(told), rate), faultlab.MostWoken(told), faultlab.MostLate(told)
+	t.Logf("callers were woken late by up to %v, sleepers %v", wokenLate, woken)
 	faultlab.Figure(t, fmt.Sprintf("fullest window above rate × T, of %v", burst), due)
 	faultlab.Figure(t, "the same by use", faultlab.Worst(faultlab.Used(told), rate))
 	require.LessOrEqual(t, due, burst+faultlab.Noise(rate))
 	const prompt, thread = 20 * time.Millisecond, time.Second
-	require.LessOrEqual(t, overslept, prompt+thread+2*woken)
+	require.LessOrEqual(t, wokenLate, prompt+thread+2*woken)
 	late := 0
 	for _, p := range told {
 		if p.Used-p.Granted-(p.Due-p.Asked) > prompt.Microseconds()+2*p.Woken {

@@ -34,7 +34,7 @@ type fault struct {
 
 // A bucket that forgets, or that takes a leap of its clock for time without demand, is full, and forgives its debt: what was
 // reserved before is used on top. Debt is what callers accept, what those are owed who were promised a permit that their
-// process overslept, and one for the rounding.
+// process was woken late, and one for the rounding.
 const forgotten = burst + rate*float64(patience)/float64(time.Second) + 3*callers + 1
 
 // kinds of faults. Those without extra lose permits at most.

@@ -73,7 +73,7 @@ type event struct {
 	// Bytes that Go has of the system, and Goroutines: of "memory", about once a second.
 	Bytes      uint64 `json:"b,omitempty"`
 	Goroutines uint64 `json:"n,omitempty"`
-	// Again: the process had overslept, so its caller asked again.
+	// Again: the process had been woken late, so its caller asked again.
 	Again bool `json:"x,omitempty"`
 	// Owned: the store was not asked. The permit was granted earlier to somebody who has given up.
 	Owned bool `json:"o,omitempty"`

@@ -220,7 +220,7 @@ type awakening struct{ due, at time.Time }
 
 // MeasureLateness begins to measure, until the test ends or Stop.
 func MeasureLateness(t testing.TB) *Lateness {
-	l := measureLateness()
+	l := StartLateness()
 	t.Cleanup(l.halt)
 	return l
 }
@@ -241,7 +241,8 @@ func MeasureTrips(t testing.TB, addr string) *Lateness {
 	return l
 }
 
-func measureLateness() *Lateness { return measure(time.Millisecond, func() error { return nil }) }
+// StartLateness is MeasureLateness for a process that has no test: it measures until Stop.
+func StartLateness() *Lateness { return measure(time.Millisecond, func() error { return nil }) }
 
 // measure measures how much longer than a pause it takes to pause and to do something, again and again, where that does not fail.
 func measure(pause time.Duration, do func() error) *Lateness {
@@ -289,7 +290,7 @@ func (l *Lateness) Since(then time.Time) time.Duration {
 	return max(most, 0)
 }
 
-// Stalls is for how long, together, somebody overslept from one time to another, by Micros, each time by at least so much.
+// Stalls is for how long, together, somebody was woken late from one time to another, by Micros, each time by at least so much.
 func (l *Lateness) Stalls(least time.Duration, from, to int64) (sum time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

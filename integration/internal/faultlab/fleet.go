@@ -64,7 +64,7 @@ type Permit struct {
 	// Asked is when the caller asked, Granted when it had the answer: the decision lies between.
 	Asked, Granted int64
 	// Told is Asked and the wait that the answer told, Due is Asked and the wait as it was in the end: shorter if others before
-	// it gave up, longer if the bucket was held back, or if the process overslept by so much that its callers asked again.
+	// it gave up, longer if the bucket was held back, or if the process was woken late by so much that its callers asked again.
 	// Neither is later than the permit was due, but for Way.
 	Told, Due int64
 	// Way is by how much the decision may have been before Asked, see Trips.
@@ -204,9 +204,9 @@ func MostWoken(permits []Permit) (most time.Duration) {
 	return most
 }
 
-// MostOverslept is how much longer than told any caller waited, from the answer on. Late it may be by the way of the answer
+// MostLate is how much longer than told any caller waited, from the answer on. Late it may be by the way of the answer
 // too.
-func MostOverslept(permits []Permit) (most time.Duration) {
+func MostLate(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
 		if p.used() {
 			most = max(most, time.Duration(p.Used-p.Granted-(p.Due-p.Asked))*time.Microsecond)
@@ -216,7 +216,7 @@ func MostOverslept(permits []Permit) (most time.Duration) {
 }
 
 // MostPutOff is how much longer than told at first any caller was to wait in the end. More than 100 ms of it, without a
-// penalty, show a process that overslept: the permits that its callers had are taken and not used.
+// penalty, show a process that was woken late: the permits that its callers had are taken and not used.
 func MostPutOff(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
 		if p.used() {
@@ -298,7 +298,7 @@ func work(ctx context.Context, j *Job, tell func(Permit)) error {
 	if err != nil {
 		return err
 	}
-	late := measureLateness()
+	late := StartLateness()
 	defer late.Stop()
 	w := &working{job: j, limiter: limiter, trips: &trips, late: late, stuck: make(chan struct{})}
 	if w.job.Permits == 0 {

@@ -47,9 +47,9 @@ func TestFleet(t *testing.T) {
 	require.GreaterOrEqual(t, state.Seq-1, int64(len(all)), "what was granted was taken, once") // who was stopped takes others
 	level := Surely(Due(all), job.Rate)
 	t.Logf("%d permits; worst window %.2f of %v + rate × T, by use %.2f; at most %v late", len(all), level, job.Burst,
-		Worst(Used(all), job.Rate), MostOverslept(all))
+		Worst(Used(all), job.Rate), MostLate(all))
 	require.LessOrEqual(t, level, job.Burst+Noise(job.Rate))
-	require.LessOrEqual(t, MostOverslept(all), 20*time.Millisecond+2*MostWoken(all))
+	require.LessOrEqual(t, MostLate(all), 20*time.Millisecond+2*MostWoken(all))
 	for _, p := range all {
 		require.LessOrEqual(t, p.Asked, p.Granted)
 		require.LessOrEqual(t, p.Granted, p.Used)
@@ -69,7 +69,7 @@ func TestMosts(t *testing.T) {
 	permits = append(permits, refused)
 	require.Equal(t, 6*time.Microsecond, MostWoken(permits))
 	require.Equal(t, []Span{{10, 15}, {70, 90}, {10, 12}}, Due(permits))
-	require.Equal(t, 3*time.Microsecond, MostOverslept(permits))
+	require.Equal(t, 3*time.Microsecond, MostLate(permits))
 	require.Equal(t, 80*time.Microsecond, MostPutOff(permits))
 	require.False(t, MayLapse(permits))
 	require.True(t, MayLapse([]Permit{{Permits: 1, Told: 10, Due: 60_000, Used: 60_000}}), "put off")
