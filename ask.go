@@ -1,14 +1,13 @@
 package tokenbucket
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // check refuses what cannot be asked for. It tells when the switch is off: the request passes at once.
@@ -20,7 +19,7 @@ func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err err
 		return false, l.overflow(int64(permits))
 	}
 	if permits > 1 { // the constructor has seen to one
-		if _, ok := l.effective().after(l.own.Kind, balance{}, int64(permits)); !ok && l.heardLately() {
+		if _, ok := l.effective().after(l.own.Kind, permit.Balance{}, int64(permits)); !ok && l.heardLately() {
 			return false, l.overflow(int64(permits))
 		}
 	}
@@ -72,8 +71,35 @@ func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int
 	return maxWait, nil
 }
 
+// LeastWait returns how long one permit takes at least, whatever the state of the bucket, by the limiter's own configuration. With a shorter
+// timeout every call ends with [ErrNeverGranted]. It is 0 unless the bucket holds less than a permit, and for a limiter that warms up.
+func (l *RateLimiter) LeastWait() time.Duration {
+	if l.own.Kind != bursty || l.own.max >= 1 {
+		return 0
+	}
+	return time.Duration(l.own.leastWait(&l.own.curve, 1)) * time.Microsecond
+}
+
 // certain tells that no state of the bucket grants what longest says is never granted. One that warms up has to be asked: it may be warm.
 func (l *RateLimiter) certain(never error) bool { return never != nil && l.own.Kind == bursty }
+
+// refusesUnasked reports whether a call cannot be granted by what the last reply showed of the bucket, and the wait that it would have taken.
+// The error is set if only the context ends too soon, as of a call that the store was asked for (see hopeless).
+func (l *RateLimiter) refusesUnasked(ctx context.Context, permits, maxWait int64) (wait time.Duration, refused bool, err error) {
+	if l.coordinator.snapshot.Load() == nil {
+		return 0, false, nil
+	}
+	most := maxWait
+	if deadline := deadlineOf(ctx); deadline != 0 {
+		most = min(most, max(0, (deadline-mono()).Microseconds()))
+	}
+	micros, refused := l.coordinator.refuses(&l.limiter, permits, most)
+	wait = time.Duration(micros) * time.Microsecond
+	if refused && micros <= maxWait {
+		err = &WaitError{l.Name(), int(permits), wait, context.DeadlineExceeded}
+	}
+	return wait, refused, err
+}
 
 // wait blocks until the call is answered and its permits are due, or the context ends.
 func (l *RateLimiter) wait(ctx context.Context, q *call) error {
@@ -135,21 +161,19 @@ func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Du
 	}
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
-			Bucket: l.Name(), Permits: permits, Granted: err == nil && v.granted, Err: err, By: cmp.Or(v.by, "store"),
+			Bucket: l.Name(), Label: l.label, Permits: permits, Granted: err == nil && v.granted, Err: err, By: v.by,
 			Wait: v.wait, Elapsed: mono() - began, Shadow: l.shadow,
 		})
 	}
 	if l.shadow {
-		return verdict{granted: true}, nil
+		return verdict{granted: true, overruled: err != nil || !v.granted}, nil
 	}
 	return v, err
 }
 
-func init() { seam.Waiting = func(l any) (int, time.Duration) { return l.(*RateLimiter).waiting() } }
-
-// waiting is how many calls there are while somebody waits, and for how long the first in a line has. Those who only wait for the
-// store's answer are among them.
-func (l *RateLimiter) waiting() (calls int, longest time.Duration) {
+// Waiting returns how many calls of this process are in progress while the queue is not empty, and how long its head has waited. Calls
+// that wait for nothing but the store's reply are included. Both results are 0 if the queue is empty.
+func (l *RateLimiter) Waiting() (calls int, longest time.Duration) {
 	c := l.coordinator
 	c.mu.Lock()
 	defer c.mu.Unlock()

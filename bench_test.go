@@ -1,6 +1,7 @@
 package tokenbucket_test
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"sync/atomic"
@@ -53,6 +54,29 @@ func BenchmarkTryAcquire(b *testing.B) {
 				})
 			}
 		}
+	}
+}
+
+// BenchmarkLone is a lone caller of the script store, whose context can be cancelled, or cannot.
+func BenchmarkLone(b *testing.B) {
+	client := redistest.Shared(b).Client(b)
+	cancelled, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for _, bench := range []struct {
+		name string
+		ctx  context.Context
+	}{{"background", context.Background()}, {"cancel", cancelled}} {
+		b.Run(bench.name, func(b *testing.B) {
+			l, err := tb.NewSmoothBursty("lone", 1e9, tb.WithStore(tb.NewRedisScriptStore(client)), tb.WithInitialPermits(1e9))
+			require.NoError(b, err)
+			b.ReportAllocs()
+			for b.Loop() {
+				ok, err := l.TryAcquire(bench.ctx, 1, time.Second)
+				if !ok || err != nil {
+					b.Fatal(ok, err)
+				}
+			}
+		})
 	}
 }
 

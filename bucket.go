@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
@@ -39,35 +38,21 @@ type RateLimiter struct {
 // Name of the limiter and its bucket.
 func (l *RateLimiter) Name() string { return l.coordinator.label() }
 
-func init() {
-	seam.InForce = func(l any) seam.Force { return l.(*RateLimiter).force() }
-	seam.Hopeless = func(l any, timeout time.Duration) bool { return l.(*RateLimiter).knownHopeless(timeout) }
+// InForce describes the configuration in force in a bucket, as far as this process knows.
+type InForce struct {
+	// Own reports whether it is the limiter's own, apart from its version.
+	Own bool
+	// Rate in permits per second.
+	Rate float64
+	// Version of the configuration; 0 if it has none. See [WithVersion].
+	Version int64
 }
 
-// force is what the registry asks.
-func (l *RateLimiter) force() seam.Force {
+// InForce returns the configuration in force in the bucket, as the latest reply of the store showed it.
+func (l *RateLimiter) InForce() InForce {
 	own, there := l.own.config, l.effective().config
-	f := seam.Force{Config: l.own.text, OwnRate: own.Rate, Rate: there.Rate, Version: there.Version}
 	own.Version = there.Version
-	f.Own = own == there
-	return f
-}
-
-// knownHopeless tells whether one permit within the timeout is refused, without asking a store that is elsewhere.
-func (l *RateLimiter) knownHopeless(timeout time.Duration) bool {
-	if l.shadow || l.enabled != nil && !l.enabled() {
-		return false
-	}
-	if l.coordinator.inline() {
-		b, err := l.State(context.Background())
-		if err != nil {
-			return false
-		}
-		wait, ok := l.effective().wait(b.balance(), l.coordinator.micros(), 1)
-		return ok && wait > timeout.Microseconds()
-	}
-	_, refused := l.coordinator.refuses(&l.limiter, 1, max(0, timeout.Microseconds()))
-	return refused
+	return InForce{Own: own == there, Rate: there.Rate, Version: there.Version}
 }
 
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
@@ -83,7 +68,8 @@ func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 //
 // False mostly comes at once. It may come later if the timeout, or the wait of the callers ahead, is longer than a process may take
 // permits ahead (see [RateLimiter.Acquire]). Even then it comes at once in two cases: the bucket as last seen, at most 100 ms ago, and
-// the callers ahead leave no time; or the line of this process has moved too slowly. Else it comes as soon as an answer shows it.
+// the callers ahead leave no time; or the line of this process has moved too slowly. Else it comes as soon as an answer shows it, and at
+// the timeout at the latest.
 //
 // If the context ends before the permits are due, they are given back and the context's error is returned. A wait that would end after
 // the context's deadline is a [*WaitError] at once. So is a request that no state of the bucket could grant within the timeout
@@ -101,9 +87,10 @@ func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.
 
 // verdict is what a call has come to.
 type verdict struct {
-	granted bool
-	by      string        // as Decision.By, but for byStore
-	wait    time.Duration // as Decision.Wait
+	granted   bool
+	overruled bool          // a shadow let the call pass, and nothing was granted
+	by        Decider       // see Decision.By
+	wait      time.Duration // as Decision.Wait
 }
 
 func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
@@ -115,22 +102,22 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 	maxWait, never := l.longest(n, timeout)
 	if l.certain(never) {
 		if l.heardLately() {
-			return verdict{by: byCheck}, never
+			return verdict{by: ByCheck}, never
 		}
 	} else if l.coordinator.inline() {
-		if granted, decided := l.coordinator.takeNow(l.inForce(), n, maxWait); decided && (granted || never == nil) {
+		if granted, decided := l.coordinator.takeNow(&l.limiter, n, maxWait); decided && (granted || never == nil) {
 			return verdict{granted: granted}, nil
 		}
 	} else if l.coordinator.fromLease(&l.limiter, n) {
-		return verdict{granted: true, by: byLease}, nil
-	} else if wait, refused := l.coordinator.refuses(&l.limiter, n, maxWait); refused {
-		return verdict{by: bySnapshot, wait: time.Duration(wait) * time.Microsecond}, nil
+		return verdict{granted: true, by: ByLease}, nil
+	} else if wait, refused, err := l.refusesUnasked(ctx, n, maxWait); refused {
+		return verdict{by: BySnapshot, wait: wait}, err
 	}
 	q := l.newCall(ctx, tryAcquire, n, maxWait)
 	l.coordinator.submit(ctx, q)
 	switch err := l.wait(ctx, q); {
 	case l.certain(never) && away(err):
-		return verdict{by: byCheck}, never
+		return verdict{by: ByCheck}, never
 	case err != nil:
 		return verdict{}, err
 	}
@@ -142,9 +129,9 @@ func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.
 // passedBy is the verdict on a call for which no bucket is asked: the switch is off, or it is invalid.
 func passedBy(off bool) verdict {
 	if off {
-		return verdict{granted: true, by: bySwitch}
+		return verdict{granted: true, by: BySwitch}
 	}
-	return verdict{by: byCheck}
+	return verdict{by: ByCheck}
 }
 
 // verdict is what a call that was answered has come to.
@@ -183,11 +170,13 @@ func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error)
 		return passedBy(off), err
 	}
 	if l.coordinator.inline() {
-		if granted, _ := l.coordinator.takeNow(l.inForce(), int64(permits), 0); granted {
+		if granted, _ := l.coordinator.takeNow(&l.limiter, int64(permits), 0); granted {
 			return verdict{granted: true}, nil
 		}
 	} else if l.coordinator.fromLease(&l.limiter, int64(permits)) {
-		return verdict{granted: true, by: byLease}, nil
+		return verdict{granted: true, by: ByLease}, nil
+	} else if wait, refused, err := l.refusesUnasked(ctx, int64(permits), maxExact); refused {
+		return verdict{by: BySnapshot, wait: wait}, err
 	}
 	q := l.newCall(ctx, acquire, int64(permits), maxExact)
 	l.coordinator.submit(ctx, q)
@@ -231,7 +220,7 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 	case r != nil:
 		return r, nil
 	case v.granted:
-		return &Reservation{}, nil
+		return &Reservation{overruled: v.overruled}, nil
 	}
 	return refusedFor(v.wait - timeout), nil
 }
@@ -249,9 +238,12 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 		if l.heardLately() {
 			return nil, passedBy(false), never
 		}
-	} else if wait, refused := l.coordinator.refuses(&l.limiter, int64(permits), maxWait); refused {
-		return &Reservation{refused: true, retryAfter: time.Duration(wait-maxWait) * time.Microsecond, level: l.coordinator.seen()},
-			verdict{by: bySnapshot, wait: time.Duration(wait) * time.Microsecond}, nil
+	} else if wait, refused, err := l.refusesUnasked(ctx, int64(permits), maxWait); refused {
+		v := verdict{by: BySnapshot, wait: wait}
+		if err != nil {
+			return nil, v, err
+		}
+		return &Reservation{refused: true, retryAfter: wait - time.Duration(maxWait)*time.Microsecond, level: l.coordinator.seen()}, v, nil
 	}
 	q := l.newCall(ctx, reserve, int64(permits), maxWait) // it is the caller's from now on, and never reused
 	answer := make(chan struct{})
@@ -284,6 +276,12 @@ func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.
 // SetRate changes the rate for the whole fleet: it becomes the bucket's next version, and others learn it with their
 // next answer. Max permits keep their size in seconds, stored permits their share of it, and debt stays as it is: a bucket of
 // one permit at 0.01/s is one of 10,000 at 100/s. [RateLimiter.SetRateAndBurst] sets both.
+//
+// What SetRate sets is part of the bucket's state, and stays in force for as long as that lives: until [RateLimiter.Reset], a newer version
+// ([WithVersion]), or a day after the bucket is full and nobody has asked. Limiters without a version follow it, also those of a later
+// release of your program with another rate in its code; each process logs that once. If the state is lost, the next process to ask that
+// has heard of the rate restores it. If none has, the rate is lost with the state. For a rate that must outlast Redis, keep it where your
+// program reads its configuration, and give it a version.
 func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) error {
 	next := l.effective().config
 	next.Size = float64(next.Size*permitsPerSecond) / next.Rate
@@ -330,10 +328,12 @@ func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, max
 const maxPenalty = time.Hour
 
 // Penalize holds the bucket back for the whole fleet: nothing falls due before d from now has passed by the store's clock.
-// It is for an upstream that asks for it (429 with Retry-After). All who wait already, in any process, wait that much longer, and
-// permits saved up are dropped. Other processes hear of it with their next answer: within half a second, while somebody waits there.
-// Calls that they let go before that have gone. If there are several, the one that ends last counts. d is above 0 and at most an hour;
-// [RateLimiter.Reset] ends the penalty at once. While the switch is off ([WithSwitch]) it does nothing.
+// It is for an upstream that asks for it (429 with Retry-After). Reservations and callers without a limit, in any process, wait that much
+// longer. Timeouts and deadlines of contexts stay: a call that would now be late is refused as soon as its process learns of the penalty.
+// Permits saved up are dropped. Other processes learn of it with the next reply: within half a second, while a caller waits there, or half
+// a millisecond for each bucket that is waited for there, if that is longer. Calls that they let go before that have gone. If there are
+// several, the one that ends last counts. d is above 0 and at most an hour; [RateLimiter.Reset] ends the penalty at once. While the switch is
+// off ([WithSwitch]) it does nothing.
 func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if d <= 0 || d > maxPenalty {
 		return invalid(l.Name(), wanted("penalty", d, fmt.Sprintf("more than 0, at most %v", maxPenalty)))
@@ -356,7 +356,8 @@ func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 
 // Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what [RateLimiter.SetRate] set
 // are dropped, and a bucket of the other kind is replaced.
-// Reservations made before keep their times, and are not given back to the new bucket.
+// Reservations made before keep their times, less what was left of a penalty, and are not given back to the new bucket. So do callers whom
+// their process owns permits for.
 func (l *RateLimiter) Reset(ctx context.Context) error {
 	_, err := l.order(ctx, reset, order{})
 	return err

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
@@ -15,14 +17,15 @@ type sending struct {
 	flight   *flight          // under way
 	overdue  []*flight        // that were given up, and may still come back
 	spare    *flight          // for reuse
-	cached   storeCache       // what the store remembers of the bucket: it travels with the batch (M1)
+	cached   permit.Session   // what the store remembers of the bucket: it travels with the batch (M1)
 	answered *[]chan struct{} // while an answer is dealt with: who is let go after it
 	buffer   []chan struct{}  // for answered
+	observe  func()           // calls the observer's Trip once the lock is released; nil if there is nothing to observe
 }
 
 // flight is one batch under way, with the callers and the refunds in it.
 type flight struct {
-	batch   batch
+	batch   permit.Batch
 	refunds []*refund // the first requests
 	calls   []*call   // those of the next requests; then those who only read
 	limiter *limiter
@@ -36,7 +39,7 @@ type flight struct {
 // refund is permits on their way back to the store.
 type refund struct {
 	limiter *limiter
-	give    giveBack
+	give    permit.Refund
 	line    *schedule.Schedule[*call] // whose they are; nil: a lease's
 	done    chan struct{}             // closed when the store has answered; nil: nobody waits for that
 	err     error
@@ -53,12 +56,12 @@ func (r *refund) settle(accepted bool, err error, now int64) {
 }
 
 // kept tells that a lock is kept for the next batch.
-func (t *sending) kept() bool { return t.cached != nil && t.cached.kept() }
+func (t *sending) kept() bool { return t.cached != nil && t.cached.Kept() }
 
 // release gives up a lock that was kept for a next batch which does not come.
 func (t *sending) release() {
 	if t.cached != nil {
-		t.cached.release()
+		t.cached.Release()
 	}
 }
 
@@ -72,7 +75,7 @@ func (c *coordinator) begin() {
 }
 
 // Depart implements [transport.Source].
-func (c *coordinator) Depart() (b *batch, deadline time.Time, ok bool) {
+func (c *coordinator) Depart() (b *permit.Batch, deadline time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f := c.build(c.now())
@@ -99,24 +102,25 @@ func (c *coordinator) build(now int64) *flight {
 	c.sending.spare = nil
 	limiter := c.first(now)
 	f.limiter, f.given, f.leased, f.late, f.local, f.began = limiter, 0, 0, false, now, 0
-	f.batch = batch{
-		Name: c.name, config: limiter.own.config, Known: limiter.effective().config, Initial: limiter.initial,
-		Epoch: newEpoch(), Requests: f.batch.Requests[:0],
+	f.batch = permit.Batch{
+		Name: c.label(), Key: c.key, Terms: &limiter.own.terms, Known: &limiter.effective().terms, Initial: limiter.initial,
+		Transient: limiter.transient,
+		Epoch:     newEpoch(), Requests: f.batch.Requests[:0],
 		LocalMicros: c.micros,
-		own:         &limiter.own, cached: c.sending.cached, keep: true, public: f.batch.public,
+		Session:     c.sending.cached, Keep: true,
 	}
 	if c.heard.server.Known() {
 		micros, received := c.heard.server.Last()
 		f.batch.ServerMicros, f.batch.ServerRead = micros, clock.At(received)
 	}
-	if c.sending.cached = nil; f.batch.cached == nil {
-		f.batch.cached = new(cachedState)
+	if c.sending.cached = nil; f.batch.Session == nil {
+		f.batch.Session = new(redisbucket.Session)
 	}
 	if c.addRefunds(f) && c.addCalls(f, now) {
 		c.addLease(f, now)
 	}
 	if len(f.batch.Requests)+len(f.calls) == 0 {
-		c.sending.spare, c.sending.cached = f, f.batch.cached
+		c.sending.spare, c.sending.cached = f, f.batch.Session
 		return nil // no lease is wanted any more
 	}
 	if !c.inline() {
@@ -143,7 +147,7 @@ func (c *coordinator) first(now int64) *limiter {
 // addRefunds puts what goes back into a batch, and tells whether all of it fits.
 func (c *coordinator) addRefunds(f *flight) (all bool) {
 	n := 0
-	for ; n < len(c.refunds) && len(f.batch.Requests) < maxBatch && c.refunds[n].limiter.agrees(f.limiter); n++ {
+	for ; n < len(c.refunds) && len(f.batch.Requests) < permit.MaxBatch && c.refunds[n].limiter.agrees(f.limiter); n++ {
 		f.addRefund(c.refunds[n])
 	}
 	all = n == len(c.refunds)
@@ -163,7 +167,7 @@ func (c *coordinator) addRefunds(f *flight) (all bool) {
 	back := line.Refund()
 	t := back.Terms.(*terms)
 	r.line, r.limiter = line, t.limiter
-	r.give = giveBack{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: t.Version, to: balance(back.To), end: back.End.Next}
+	r.give = permit.Refund{Epoch: back.Epoch, Tag: back.Tag, Tail: back.Tail, Version: t.Version, To: back.To, End: back.End.Next}
 	f.addRefund(r)
 	return true
 }
@@ -171,7 +175,7 @@ func (c *coordinator) addRefunds(f *flight) (all bool) {
 func (f *flight) addRefund(r *refund) {
 	f.given++
 	f.refunds = append(f.refunds, r)
-	f.batch.Requests = append(f.batch.Requests, request{Op: opGiveBack, Back: r.give})
+	f.batch.Requests = append(f.batch.Requests, permit.Request{Op: permit.GiveBack, Back: r.give})
 }
 
 // nextCall is whose turn it is of the first order and the first of the waiters that are to be asked for: who came first. nil: nobody's.
@@ -198,11 +202,11 @@ func (c *coordinator) addCalls(f *flight, now int64) (all bool) {
 		ask.ahead, ask.stored = c.waiters.line.Ahead(now, 4*ask.horizon), c.heard.stored
 	}
 	q := c.nextCall(w)
-	for ; q != nil && len(f.batch.Requests) < maxBatch && q.limiter.agrees(f.limiter); q = c.nextCall(w) {
+	for ; q != nil && len(f.batch.Requests) < permit.MaxBatch && q.limiter.agrees(f.limiter); q = c.nextCall(w) {
 		if q.verb == penalize && len(f.calls) > 0 || q.verb == reset && len(f.batch.Requests) > 0 {
 			break // a penalty begins a batch, so that what an answer says of times is the whole of it; a reset, for the rest may not fit
 		}
-		r := request{Permits: q.Permits, MaxWaitMicros: q.remaining(now)}
+		r := permit.Request{Permits: q.Permits, MaxWaitMicros: q.remaining(now)}
 		if q.line != nil {
 			if w = w.Following(); !ask.more(q, &r) {
 				w = nil
@@ -215,18 +219,19 @@ func (c *coordinator) addCalls(f *flight, now int64) (all bool) {
 		c.aside[0] = nil
 		c.aside = c.aside[1:]
 		if q.flight = f; q.verb == read {
+			f.batch.Read = true
 			reads = append(reads, q)
 			continue
 		}
 		switch q.verb {
 		case setRate:
-			r.Op, r.Rate = opSetRate, q.rate
+			r.Op, r.Rate = permit.SetRate, q.rate
 		case setRateAndBurst:
-			r.Op, r.Rate, r.MaxPermits = opSetRateAndBurst, q.rate, q.most
+			r.Op, r.Rate, r.MaxPermits = permit.SetRateAndBurst, q.rate, q.most
 		case penalize:
-			r.Op, r.HoldMicros = opHold, q.micros
+			r.Op, r.HoldMicros = permit.Hold, q.micros
 		case reset:
-			r.Op = opReset
+			r.Op = permit.Reset
 		}
 		f.calls = append(f.calls, q)
 		f.batch.Requests = append(f.batch.Requests, r)
@@ -255,7 +260,7 @@ type asking struct {
 
 // more bounds the wait of one more request by the process's reach, and tells whether there is any use in asking for another. The reach is
 // computed anew in steps, so that most requests of a batch are equal, and travel as a count.
-func (a *asking) more(q *call, r *request) bool {
+func (a *asking) more(q *call, r *permit.Request) bool {
 	s := q.limiter.effective()
 	if a.permits != q.Permits || a.ahead-a.counted > a.horizon/16 {
 		a.permits, a.counted, a.reach = q.Permits, a.ahead, s.reach(q.Permits, a.ahead)
@@ -278,7 +283,7 @@ func (c *coordinator) addLease(f *flight, now int64) {
 	}
 	c.leases.refill = false
 	if f.leased = c.wanted(f.limiter, now); f.leased > 0 {
-		f.batch.Requests = append(f.batch.Requests, request{Op: opTakeStored, Permits: f.leased})
+		f.batch.Requests = append(f.batch.Requests, permit.Request{Op: permit.TakeStored, Permits: f.leased})
 	}
 }
 
@@ -295,5 +300,5 @@ func (f *flight) deadline(timeout time.Duration) {
 		}
 		until = max(until, last)
 	}
-	f.batch.until = clock.At(until)
+	f.batch.Until = clock.At(until)
 }

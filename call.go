@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
@@ -83,8 +84,9 @@ type order struct {
 
 // promise is what a reservation is told as soon as it is decided.
 type promise struct {
-	level  *Level        // how full the bucket was left
-	answer chan struct{} // closed when the reservation is granted, refused or failed; nil: it was
+	level  *Level         // how full the bucket was left
+	answer chan struct{}  // closed when the reservation is granted, refused or failed; nil: it was
+	unused *permit.Refund // the permits of a reservation that was due at once, for the case that its call does not begin; nil if none
 }
 
 // calls are reused. Their channels are not: one that was made in a bubble of testing/synctest must not leave it.

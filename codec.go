@@ -6,35 +6,29 @@ import (
 	"math"
 	"strconv"
 	"strings"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // The state as text: "tb1", then name=value in this order, one space between them, and the configuration:
 //
 //	tb1 epoch=8239 seq=12 tail=12 stored=4.5 next=1700000000000000 carry=0 debt=0 back=0: bursty now 5 5 1 0
 //
-// A person can read it in redis-cli, and lua/apply.lua writes the same bytes. 17 digits give every float64 back. It is
-// short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were. Epoch
-// and seq come first: no two states of a bucket have both in common, so a state is known by how it begins. Before the
-// configuration stands " hold=<until>:<paused>" if the bucket was ever held back.
+// A person can read it in redis-cli, and internal/redisbucket/lua/apply.lua writes the same bytes. 17 digits give every float64 back. It is
+// short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were. Before
+// the configuration stands " hold=<until>:<paused>" if the bucket was ever held back.
 const stateFormat = "tb1"
-
-func appendFloat(dst []byte, f float64) []byte {
-	if n := int64(f); f == float64(n) && n > -maxExact && n < maxExact && (n != 0 || !math.Signbit(f)) {
-		return strconv.AppendInt(dst, n, 10) // the same digits, much faster
-	}
-	return strconv.AppendFloat(dst, f, 'g', 17, 64)
-}
 
 // appendText appends the state in its stored form.
 func (b *PermitBucket) appendText(dst []byte) []byte {
 	dst = strconv.AppendInt(append(dst, stateFormat+" epoch="...), b.Epoch, 10)
 	dst = strconv.AppendInt(append(dst, " seq="...), b.Seq, 10)
 	dst = strconv.AppendInt(append(dst, " tail="...), b.Tail, 10)
-	dst = appendFloat(append(dst, " stored="...), b.StoredPermits)
+	dst = permit.AppendFloat(append(dst, " stored="...), b.StoredPermits)
 	dst = strconv.AppendInt(append(dst, " next="...), b.NextFreeTicketMicros, 10)
-	dst = appendFloat(append(dst, " carry="...), b.CarryMicros)
+	dst = permit.AppendFloat(append(dst, " carry="...), b.CarryMicros)
 	dst = strconv.AppendInt(append(dst, " debt="...), b.NextFreeTicketMicros-b.SeenMicros, 10)
-	dst = append(appendFloat(append(dst, " back="...), b.ReturnedPermits), ':')
+	dst = append(permit.AppendFloat(append(dst, " back="...), b.ReturnedPermits), ':')
 	for i, tag := range b.returned {
 		if i > 0 {
 			dst = append(dst, ',')
@@ -45,8 +39,11 @@ func (b *PermitBucket) appendText(dst []byte) []byte {
 		dst = strconv.AppendInt(append(dst, " hold="...), b.HeldUntilMicros, 10)
 		dst = strconv.AppendInt(append(dst, ':'), b.PausedMicros, 10)
 	}
-	return append(append(dst, ' '), b.setting.text...)
+	return append(append(dst, ' '), b.setting.terms.Text...)
 }
+
+// UnmarshalText reads a bucket as stores keep it, for tools that look into a store. Its Name is not part of that.
+func (b *PermitBucket) UnmarshalText(text []byte) error { return b.unmarshal(string(text)) }
 
 // unmarshal reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is
 // left as it was; empty text is a bucket that does not exist yet.
@@ -68,7 +65,7 @@ func corruptBucket(name string, err error) error {
 }
 
 // parse reads a stored state. A configuration that is expected need not be read anew. The error says what is corrupt.
-func (b *PermitBucket) parse(text string, expected *setting) error {
+func (b *PermitBucket) parse(text string, expected *permit.Terms) error {
 	if text == "" {
 		*b = PermitBucket{}
 		return nil
@@ -81,8 +78,8 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 	s := scanner{rest: text}
 	var n PermitBucket
 	s.account(&n)
-	if expected != nil && s.err == nil && s.rest == expected.text {
-		n.put(expected)
+	if expected != nil && s.err == nil && s.rest == expected.Text {
+		n.adopt(settingOf(expected))
 	} else {
 		c := s.config()
 		if s.rest != "" {
@@ -94,7 +91,7 @@ func (b *PermitBucket) parse(text string, expected *setting) error {
 		if err := c.validate(); err != nil {
 			return err
 		}
-		n.adopt(c)
+		n.adopt(newSetting(c))
 	}
 	n.Name = b.Name
 	*b = n

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 const (
-	// maxExact is the largest integer up to which every integer is a float64: Lua has no other numbers, so no
-	// time, version or permit count may exceed it, in either language.
-	maxExact = 1 << 53
+	// maxExact is the largest time, version or number of permits.
+	maxExact = permit.MaxExact
 
 	microsPerSecond = 1e6
 
@@ -47,7 +48,15 @@ const (
 	PayLater
 )
 
-// word is the name that the state uses.
+// String returns PayNow or PayLater.
+func (p Payment) String() string {
+	if p == PayLater {
+		return "PayLater"
+	}
+	return "PayNow"
+}
+
+// word returns the name of p in a stored state: now or later.
 func (p Payment) word() string {
 	if p == PayLater {
 		return "later"
@@ -72,6 +81,12 @@ type config struct {
 	ColdFactor float64
 	// Version: the newest configuration wins for the whole fleet; 0 means unversioned.
 	Version int64
+}
+
+// sameContent reports whether two configurations differ in nothing but their versions.
+func (c *config) sameContent(o *config) bool {
+	return c.Rate == o.Rate && c.Size == o.Size && c.Floor == o.Floor && c.WarmupMicros == o.WarmupMicros && c.ColdFactor == o.ColdFactor &&
+		c.Kind == o.Kind && c.Payment == o.Payment
 }
 
 // setMaxPermits sets the size of a bursty bucket. Less than one permit is what the user chose, so nothing rounds it up.
@@ -113,7 +128,7 @@ func (c *config) coolDown(interval, most float64) float64 {
 	return interval
 }
 
-// validate names the first field that is out of range, see wanted. lua/apply.lua repeats it for what it reads from Redis.
+// validate names the first field that is out of range, see wanted. internal/redisbucket/lua/apply.lua repeats it for what it reads from Redis.
 func (c *config) validate() error {
 	k := c.curve()
 	switch {
@@ -142,27 +157,42 @@ func (c *config) validate() error {
 	return nil
 }
 
-// setting is a configuration with what follows from it.
+// setting is a configuration with what follows from it. It is never changed, so all that have it share it.
 type setting struct {
 	config
 	curve
-	text string // its canonical form
+	terms permit.Terms // the same, as the engine and the stores know it
 }
 
-func newSetting(c config) setting { return setting{c, c.curve(), string(c.appendText(nil))} }
+func newSetting(c config) *setting {
+	s := &setting{config: c, curve: c.curve()}
+	s.terms = permit.Terms{Arithmetic: s, Text: string(c.appendText(nil)), Version: c.Version}
+	return s
+}
+
+// settingOf returns the setting that terms are of.
+func settingOf(t *permit.Terms) *setting { return t.Arithmetic.(*setting) }
+
+// After implements [permit.Arithmetic].
+func (s *setting) After(b permit.Balance, n int64) (permit.Balance, bool) {
+	return s.after(s.Kind, b, n)
+}
+
+// Resync implements [permit.Arithmetic].
+func (s *setting) Resync(b permit.Balance, now int64) permit.Balance { return s.resync(b, now, s.max) }
 
 // appendText appends the canonical form of the configuration, which is its part of the stored state: kind, payment,
 // rate, then size and floor or warm-up period and cold factor, and the version.
 func (c *config) appendText(dst []byte) []byte {
 	dst = append(append(dst, c.Kind.String()...), ' ')
 	dst = append(append(dst, c.Payment.word()...), ' ')
-	dst = append(appendFloat(dst, c.Rate), ' ')
+	dst = append(permit.AppendFloat(dst, c.Rate), ' ')
 	if c.Kind == warmingUp {
 		dst = append(strconv.AppendInt(dst, c.WarmupMicros, 10), ' ')
-		dst = append(appendFloat(dst, c.ColdFactor), ' ')
+		dst = append(permit.AppendFloat(dst, c.ColdFactor), ' ')
 	} else {
-		dst = append(appendFloat(dst, c.Size), ' ')
-		dst = append(appendFloat(dst, c.Floor), ' ')
+		dst = append(permit.AppendFloat(dst, c.Size), ' ')
+		dst = append(permit.AppendFloat(dst, c.Floor), ' ')
 	}
 	return strconv.AppendInt(dst, c.Version, 10)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
@@ -201,7 +202,7 @@ func TestWhoExpiresIsToldAtOnce(t *testing.T) {
 		require.NoError(t, err)
 		c := l.coordinator
 		now := c.now()
-		terms := &terms{&l.own, &l.limiter}
+		terms := &terms{l.own, &l.limiter}
 		var calls []*call
 		c.mu.Lock()
 		c.heard.at = now
@@ -215,7 +216,7 @@ func TestWhoExpiresIsToldAtOnce(t *testing.T) {
 			calls = append(calls, q)
 		}
 		for _, s := range []struct{ call, begins, permits int64 }{{0, 100_000, 2}, {1, 400_000, 1}, {2, 700_000, 2}, {4, 1_000_000, 3}} {
-			c.waiters.line.Grant(&calls[s.call].Waiter, &schedule.Grant{Terms: terms, Before: schedule.Balance{Next: now + s.begins},
+			c.waiters.line.Grant(&calls[s.call].Waiter, &schedule.Grant{Terms: terms, Before: permit.Balance{Next: now + s.begins},
 				Permits: s.permits, Epoch: 1, Tag: s.begins, Prev: s.begins - 1}, now)
 		}
 		require.Nil(t, c.waiters.line.Uncovered())

@@ -1,19 +1,34 @@
 package tokenbucket
 
 import (
-	"errors"
 	"slices"
 	"time"
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// Land implements [transport.Source]. Who is answered is let go only after the lock is released. So nobody finds it held when asking
-// again, and all see everything that the answer has brought.
-func (c *coordinator) Land(b *batch, out *outcome, err error, late bool) {
+// Land implements [transport.Source]. Callers are let go only after the lock is released. So they do not find it held when they ask
+// again, and all see everything that the reply has brought. The observer is called without the lock, too: it may block, or panic.
+func (c *coordinator) Land(b *permit.Batch, out *permit.Outcome, err error, late bool) {
+	answered, observe := c.settled(b, out, err, late)
+	defer func() {
+		for _, ready := range answered {
+			close(ready)
+		}
+		clear(answered)
+	}()
+	if observe != nil {
+		observe()
+	}
+}
+
+// settled settles a batch. It returns the callers to let go, and what to call for the observer, if anything.
+func (c *coordinator) settled(b *permit.Batch, out *permit.Outcome, err error, late bool) (answered []chan struct{}, observe func()) {
 	c.mu.Lock()
-	answered := c.sending.buffer[:0]
+	defer c.mu.Unlock()
+	answered = c.sending.buffer[:0]
 	if late {
 		answered = nil // another flight may land meanwhile
 	}
@@ -29,15 +44,12 @@ func (c *coordinator) Land(b *batch, out *outcome, err error, late bool) {
 	if !late {
 		c.sending.buffer = answered
 	}
-	c.mu.Unlock()
-	for _, ready := range answered {
-		close(ready)
-	}
-	clear(answered)
+	observe, c.sending.observe = c.sending.observe, nil
+	return answered, observe
 }
 
 // landed takes a flight out of those that are under way.
-func (c *coordinator) landed(b *batch, late bool) *flight {
+func (c *coordinator) landed(b *permit.Batch, late bool) *flight {
 	t := &c.sending
 	if !late {
 		f := t.flight
@@ -47,16 +59,16 @@ func (c *coordinator) landed(b *batch, late bool) *flight {
 	i := slices.IndexFunc(t.overdue, func(f *flight) bool { return &f.batch == b })
 	f := t.overdue[i]
 	t.overdue = slices.Delete(t.overdue, i, i+1)
-	f.batch.release()
+	f.batch.Release()
 	return f
 }
 
 // deliver hands out the answers of a batch, which came at a moment.
-func (c *coordinator) deliver(f *flight, out *outcome, err error, at moment) {
+func (c *coordinator) deliver(f *flight, out *permit.Outcome, err error, at moment) {
 	now := at.local
 	if c.sending.cached == nil || !f.late {
 		c.sending.release() // of one that came back too late
-		c.sending.cached = f.batch.cached
+		c.sending.cached = f.batch.Session
 	}
 	c.heard.at = now
 	if err == nil && !f.late {
@@ -99,10 +111,10 @@ func (q *call) arrived(f *flight) {
 }
 
 // settle hands out what the store has decided.
-func (c *coordinator) settle(f *flight, out *outcome, at moment) {
+func (c *coordinator) settle(f *flight, out *permit.Outcome, at moment) {
 	now, received := at.local, at.local
-	if out.local != 0 {
-		received = out.local
+	if out.Local != 0 {
+		received = out.Local
 	}
 	c.hear(f, out, received, at)
 	requests := f.batch.Requests
@@ -116,7 +128,7 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 		q.arrived(f)
 		switch {
 		case q.verb == read:
-			q.bucket = out.Bucket
+			q.bucket = *out.State.(*PermitBucket)
 			c.end(q, done, nil)
 		case !q.verb.takes():
 			if requests[i].Grant.OK {
@@ -155,9 +167,9 @@ func (c *coordinator) settle(f *flight, out *outcome, at moment) {
 //
 // What comes late goes back if nothing was heard in time, for when it falls due by this process's clock is not known; and if a newer answer
 // has told that the bucket was held back or begun anew, for it would fall due as if it had not been.
-func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received, now int64) {
+func (c *coordinator) grant(f *flight, q *call, g *permit.Grant, out *permit.Outcome, received, now int64) {
 	if f.late && (c.heard.terms == nil || g.Place.Epoch != c.heard.epoch) {
-		c.giveBack(f.limiter, g.Place.giveBack(&out.Bucket.setting, 0, out.NowMicros))
+		c.giveBack(f.limiter, g.Place.Refund(out.Bucket.Terms, 0, out.NowMicros))
 		return
 	}
 	c.leases.asked += q.Permits
@@ -170,7 +182,10 @@ func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received
 		q.note(&out.Bucket, out.NowMicros)
 	}
 	if g.WaitMicros == 0 && q.state == pending && (reserved && line.Idle() || !reserved && line.Serve(&q.Waiter)) {
-		q.due = received
+		if q.due = received; reserved {
+			back := g.Place.Refund(out.Bucket.Terms, 0, out.NowMicros)
+			q.unused = &back
+		}
 		c.end(q, done, nil)
 		return
 	}
@@ -179,7 +194,7 @@ func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received
 	offset := c.heard.offset.Micros()
 	asked := out.NowMicros + offset
 	p := &g.Place
-	grant := &schedule.Grant{Terms: c.heard.termsOf(f, &out.Bucket), Before: schedule.Balance(p.before), Permits: q.Permits,
+	grant := &schedule.Grant{Terms: c.heard.termsOf(f, &out.Bucket), Before: p.Before, Permits: q.Permits,
 		Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: offset}
 	if !reserved {
 		q.Came = min(q.Came, asked)
@@ -192,7 +207,7 @@ func (c *coordinator) grant(f *flight, q *call, g *grant, out *outcome, received
 }
 
 // refuseOrKeep ends a call that was refused, or tells that it is to wait.
-func (c *coordinator) refuseOrKeep(q *call, r *request, out *outcome, received, now int64) (waits bool) {
+func (c *coordinator) refuseOrKeep(q *call, r *permit.Request, out *permit.Outcome, received, now int64) (waits bool) {
 	switch {
 	case q.state.over(), q.covered():
 	case r.Grant.Overflow:
@@ -217,27 +232,32 @@ func (c *coordinator) refuseOrKeep(q *call, r *request, out *outcome, received, 
 }
 
 // note keeps for a Reservation how full the bucket was left.
-func (q *call) note(b *PermitBucket, now int64) {
+func (q *call) note(b *permit.Bucket, now int64) {
 	if q.verb == reserve {
-		s := b.setting
-		q.level = s.level(b.balance(), now)
+		q.level = settingOf(b.Terms).level(b.Balance, now)
 	}
 }
 
-// report tells what became of a batch within a time.
-func (c *coordinator) report(f *flight, out *outcome, err error, elapsed time.Duration) {
+// report notes what became of a batch within a time: for the health of the store, and for the observer. Without a reply there may be no
+// outcome.
+func (c *coordinator) report(f *flight, out *permit.Outcome, err error, elapsed time.Duration) {
+	lockWait := time.Duration(0)
+	if out != nil {
+		lockWait = out.LockWait
+	}
 	if err == nil {
-		c.health.Answered(elapsed - out.lockWait)
-	} else if away(err) || errors.Is(err, ErrLockNotObtained) {
+		c.health.Answered(elapsed - lockWait)
+	} else if away(err) || notAsked(err) {
 		c.health.failed(c)
 	}
 	if o := f.limiter.observer; o != nil && o.Trip != nil {
-		o.Trip(Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: elapsed, LockWait: out.lockWait, Err: err})
+		trip := Trip{Bucket: c.label(), Requests: len(f.batch.Requests), Elapsed: elapsed, LockWait: lockWait, Err: err}
+		c.sending.observe = func() { o.Trip(trip) }
 	}
 }
 
 // hear notes what an answer says of the bucket, of its configuration, and of the store's clock.
-func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
+func (c *coordinator) hear(f *flight, out *permit.Outcome, received int64, at moment) {
 	h := &c.heard
 	b := &out.Bucket
 	if !c.inline() {
@@ -249,10 +269,10 @@ func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
 	if f.late {
 		return // another may have told since what is newer, and this one says too little of the server's clock
 	}
-	h.free = received + b.NextFreeTicketMicros - out.NowMicros
+	h.free = received + b.Next - out.NowMicros
 	h.stored = 0
-	if b.setting.Kind == bursty {
-		h.stored = int64(b.StoredPermits)
+	if settingOf(b.Terms).Kind == bursty {
+		h.stored = int64(b.Stored)
 	}
 	h.offset.Observe(received-out.NowMicros, at.local-f.local)
 	if !c.inline() {
@@ -262,12 +282,7 @@ func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
 	if h.terms = h.termsOf(f, b); before != nil && h.terms.config != before.config {
 		c.waiters.pace.Forget()
 	}
-	if longer := b.PausedMicros - h.paused; longer > 0 { // less: another bucket, for the old one was lost, or reset
-		c.dropSnapshot()
-		c.dropLeases()
-		c.waiters.pause(longer, b.HeldUntilMicros)
-	}
-	h.paused = b.PausedMicros
+	c.heldBack(b, out.NowMicros, at.local)
 	if b.Epoch != h.epoch {
 		c.begunAnew(f, b)
 		h.epoch = b.Epoch
@@ -275,22 +290,38 @@ func (c *coordinator) hear(f *flight, out *outcome, received int64, at moment) {
 	c.learn(f, out)
 }
 
+// heldBack moves what this process owns if a reply shows that the bucket was held back, or is no longer. serverNow is the time of the reply
+// by the store's clock.
+func (c *coordinator) heldBack(b *permit.Bucket, serverNow, now int64) {
+	h := &c.heard
+	shorter, longer, held := h.penalty.Observe(b.PausedMicros, b.HeldUntilMicros, serverNow)
+	if shorter > 0 {
+		c.waiters.resume(shorter, now)
+	}
+	if held {
+		c.release(now) // what was due before it is not to fall due again in the penalty
+		c.dropSnapshot()
+		c.dropLeases()
+		c.waiters.pause(longer, b.HeldUntilMicros+h.offset.Micros(), now)
+		c.dropHopeless(h.terms.setting, now)
+	}
+}
+
 // termsOf are those that an answer's grants were made under.
-func (h *heard) termsOf(f *flight, b *PermitBucket) *terms {
-	if t := h.terms; t != nil && t.config == b.setting.config && t.limiter.agrees(f.limiter) {
+func (h *heard) termsOf(f *flight, b *permit.Bucket) *terms {
+	if t := h.terms; t != nil && t.terms.Same(b.Terms) && t.limiter.agrees(f.limiter) {
 		return t
 	}
-	s := b.setting
-	return &terms{&s, f.limiter}
+	return &terms{settingOf(b.Terms), f.limiter}
 }
 
 // begunAnew notes that the bucket has begun another epoch. If what it grants now falls due before what it granted until then, those who
 // were granted that keep their times.
-func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
-	begins := b.NextFreeTicketMicros
+func (c *coordinator) begunAnew(f *flight, b *permit.Bucket) {
+	begins := b.Next
 	for i, q := range f.calls {
 		if i += f.given; q.verb.takes() && f.batch.Requests[i].Grant.OK {
-			begins = f.batch.Requests[i].Grant.Place.before.Next
+			begins = f.batch.Requests[i].Grant.Place.Before.Next
 			break
 		}
 	}
@@ -302,8 +333,8 @@ func (c *coordinator) begunAnew(f *flight, b *PermitBucket) {
 }
 
 // learn notes the configuration in force and reports a disagreement once.
-func (c *coordinator) learn(f *flight, out *outcome) {
-	config, known := out.Bucket.setting.config, c.known.Load()
+func (c *coordinator) learn(f *flight, out *permit.Outcome) {
+	config, known := settingOf(out.Bucket.Terms).config, c.known.Load()
 	switch {
 	case config.Version == 0:
 		if known != nil {
@@ -315,21 +346,48 @@ func (c *coordinator) learn(f *flight, out *outcome) {
 	if out.Conflict && c.heard.conflict != config.Version {
 		c.heard.conflict = config.Version
 		// A handler may block, or ask the limiter: not under the lock.
-		go f.limiter.logger.get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
-			"bucket", c.label(), "version", config.Version, "in force", string(config.appendText(nil)))
+		log := &f.limiter.logger
+		bucket, version, text := c.label(), config.Version, string(config.appendText(nil))
+		go func() {
+			defer log.Recovered()
+			log.Get().Warn("tokenbucket: two configurations have the same version; the one with the larger hash is in force",
+				"bucket", bucket, "version", version, "in force", text)
+		}()
 	}
+	c.reportOverruled(f, config)
+}
+
+// reportOverruled logs once that another configuration than a limiter's own is in force, and that the limiter's has no version: SetRate, or a
+// limiter with a version, has set the other. SetRate in this process is not reported.
+func (c *coordinator) reportOverruled(f *flight, inForce config) {
+	own := f.limiter.own.config
+	own.Version = inForce.Version
+	if c.heard.overruled || f.limiter.own.Version > 0 || inForce.Version == 0 || own == inForce {
+		return
+	}
+	c.heard.overruled = true
+	if slices.ContainsFunc(f.calls, func(q *call) bool { return q.verb == setRate || q.verb == setRateAndBurst }) {
+		return
+	}
+	log := &f.limiter.logger
+	bucket, ownText, text := c.label(), f.limiter.own.terms.Text, string(inForce.appendText(nil))
+	go func() { // a handler may block, ask the limiter, or panic
+		defer log.Recovered()
+		log.Get().Warn("tokenbucket: the configuration of this limiter has no version, and another that has one is in force; "+
+			"Reset puts the limiter's own in force, WithVersion a newer one", "bucket", bucket, "own", ownText, "in force", text)
+	}()
 }
 
 // askSooner lets the first who is not covered ask at once if an answer shows that it could be granted by now: the bucket was begun anew,
 // got a higher rate, or permits back.
-func (c *coordinator) askSooner(out *outcome, now int64) {
+func (c *coordinator) askSooner(out *permit.Outcome, now int64) {
 	line := c.waiters.line
 	w := line.Uncovered()
 	if at, some := line.AskAt(); !some || at <= now {
 		return
 	}
 	s := c.heard.terms
-	if wait, ok := s.wait(out.Bucket.balance(), out.NowMicros, w.Permits); ok && wait <= s.reach(w.Permits, line.Ahead(now, 4*s.horizon())) {
+	if wait, ok := s.wait(out.Bucket.Balance, out.NowMicros, w.Permits); ok && wait <= s.reach(w.Permits, line.Ahead(now, 4*s.horizon())) {
 		line.AskNow()
 	}
 }

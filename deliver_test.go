@@ -29,12 +29,12 @@ func (s *lagging) Apply(ctx context.Context, b *Batch) error {
 		return s.Store.Apply(ctx, b)
 	}
 	now := b.asked.LocalMicros()
-	before := *b.asked
+	before := *b.asked.Batch
 	before.LocalMicros = func() int64 { return now - s.lag.Microseconds() }
-	out, err := before.ask(ctx, s.Store)
-	out.local = clock.FromMicros(now)
+	err := askStore(ctx, s.Store, &before)
+	before.Outcome.Local = clock.FromMicros(now)
 	time.Sleep(s.lag)
-	b.asked.out = *out
+	b.asked.Outcome = before.Outcome
 	return b.asked.answered(err)
 }
 
@@ -123,7 +123,7 @@ type delayed struct {
 
 func (s *delayed) Apply(ctx context.Context, b *Batch) error {
 	there, back := s.trip()
-	if b.asked.probe {
+	if b.asked.Probe {
 		there, back = 0, 0
 	}
 	time.Sleep(there)

@@ -1,11 +1,18 @@
 package tokenbucket
 
 import (
+	"bufio"
+	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"math/rand/v2"
+	"os"
+	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +22,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
@@ -55,28 +64,28 @@ func drawConfig(t *rapid.T, kind kind) config {
 	return c
 }
 
-func drawRequest(t *rapid.T, places []place) request {
+func drawRequest(t *rapid.T, places []permit.Place) permit.Request {
 	switch op := rapid.IntRange(0, 9).Draw(t, "op"); {
 	case op == 0 && rapid.Bool().Draw(t, "burst"):
-		return request{Op: opSetRateAndBurst, Rate: drawRate(t), MaxPermits: drawMaxPermits(t)}
+		return permit.Request{Op: permit.SetRateAndBurst, Rate: drawRate(t), MaxPermits: drawMaxPermits(t)}
 	case op == 0:
-		return request{Op: opSetRate, Rate: drawRate(t)}
+		return permit.Request{Op: permit.SetRate, Rate: drawRate(t)}
 	case op == 1 && rapid.IntRange(0, 9).Draw(t, "reset") == 0:
-		return request{Op: opReset}
+		return permit.Request{Op: permit.Reset}
 	case op == 1 && rapid.Bool().Draw(t, "hold"):
-		return request{Op: opHold, HoldMicros: rapid.Int64Range(1, rapid.SampledFrom([]int64{10, 1_000_000, 3_600_000_000}).Draw(t, "longest")).Draw(t, "micros")}
+		return permit.Request{Op: permit.Hold, HoldMicros: rapid.Int64Range(1, rapid.SampledFrom([]int64{10, 1_000_000, 3_600_000_000}).Draw(t, "longest")).Draw(t, "micros")}
 	case op == 2 && rapid.Bool().Draw(t, "stored"):
-		return request{Op: opTakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
+		return permit.Request{Op: permit.TakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
 	case op <= 4 && len(places) > 0:
 		p := rapid.SampledFrom(places[max(0, len(places)-3):]).Draw(t, "place")
 		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")
-		return request{Op: opGiveBack, Back: giveBack{
-			Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.Tag, to: p.before, end: p.after.Next,
-			spent: max(0, p.before.Stored-p.after.Stored), level: p.after.Stored, granted: p.before.Next,
+		return permit.Request{Op: permit.GiveBack, Back: permit.Refund{
+			Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.ID, To: p.Before, End: p.After.Next,
+			Spent: max(0, p.Before.Stored-p.After.Stored), Level: p.After.Stored, Granted: p.Before.Next,
 		}}
 	}
-	return request{
-		Op:            opTake,
+	return permit.Request{
+		Op:            permit.Take,
 		Permits:       rapid.OneOf(rapid.Int64Range(1, 20), rapid.Int64Range(1, maxExact)).Draw(t, "permits"),
 		MaxWaitMicros: rapid.OneOf(rapid.Just(int64(0)), rapid.Int64Range(0, 10_000_000), rapid.Just(int64(maxExact))).Draw(t, "wait"),
 	}
@@ -92,63 +101,115 @@ func drawTime(t *rapid.T, now int64) int64 {
 	).Draw(t, "step")
 }
 
-// pipeline sends batches to lua/apply.lua, many in one round trip, and none with a prediction.
-type pipeline struct {
-	redis.Pipeliner
-	store *RedisScriptStore
-}
-
-// patientClient waits a minute for an answer: on a busy machine, a pipeline of hundreds of batches takes longer than the three
-// seconds that are the default.
+// patientClient waits a minute for an answer: a busy machine is no outage.
 func patientClient(t *testing.T) *redis.Client {
 	return redistest.Shared(t).Client(t, func(o *redis.Options) { o.ReadTimeout, o.WriteTimeout = time.Minute, time.Minute })
 }
 
-func newPipeline(t *testing.T, store *RedisScriptStore, client *redis.Client) pipeline {
-	require.NoError(t, client.ScriptLoad(background, applyScript.Source).Err())
-	return pipeline{client.Pipeline(), store}
+// answering is a client that notes the answers of scripts.
+type answering struct {
+	RedisClient
+	answer []string // the last: the time, what was decided, and perhaps the time to live of what was written
 }
 
-// apply queues a batch. The answer is there after Exec.
-func (p pipeline) apply(b *batch) (*attempt, script.Call) {
-	a := &attempt{batch: b, cached: p.store.cacheOf(b)}
-	args := make([]string, 2+headArgs+bucketArgs)
-	args[0], args[1] = a.cached.bucket, a.cached.lock
-	p.store.head(args[2:], p.store.clockArg(b), 0, "")
-	a.encode(args[2+headArgs:], 0, "")
-	call := applyScript.Call(background, false, 2, args)
-	_ = p.Process(background, call)
-	return a, call
+func (c *answering) Process(ctx context.Context, cmd redis.Cmder) error {
+	c.answer = nil
+	err := c.RedisClient.Process(ctx, cmd)
+	if call, ok := cmd.(script.Call); ok && err == nil {
+		c.answer = call.Val()
+		call.SetVal(c.answer[:2])
+	}
+	return err
+}
+
+// ownLua is a client that has scripts run by a Lua of its own, see testdata/redis.lua.
+type ownLua struct {
+	redis.Scripter
+	in  io.Writer
+	out *bufio.Reader
+}
+
+func newOwnLua(t *testing.T, lua string) *ownLua {
+	process := exec.Command(redistest.Program(t, lua), "testdata/redis.lua", "internal/redisbucket/lua/apply.lua")
+	process.Stderr = os.Stderr
+	in, err := process.StdinPipe()
+	require.NoError(t, err)
+	out, err := process.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, process.Start())
+	t.Cleanup(func() {
+		_ = in.Close()
+		require.NoError(t, process.Wait())
+	})
+	return &ownLua{in: in, out: bufio.NewReader(out)}
+}
+
+func (c *ownLua) Process(_ context.Context, cmd redis.Cmder) error {
+	call, args := cmd.(script.Call), cmd.Args()[3:]
+	texts := []string{"2", strconv.Itoa(len(args) - 2)}
+	for _, arg := range args {
+		texts = append(texts, *arg.(*string))
+	}
+	var request bytes.Buffer
+	for _, text := range texts {
+		_, _ = fmt.Fprintf(&request, "%d\n%s\n", len(text), text)
+	}
+	if _, err := c.in.Write(request.Bytes()); err != nil {
+		return err
+	}
+	var answer []string
+	for range 3 {
+		text, err := c.read()
+		if err != nil {
+			return err
+		}
+		answer = append(answer, text)
+	}
+	call.SetVal(answer)
+	return nil
+}
+
+func (c *ownLua) read() (string, error) {
+	var length int
+	if _, err := fmt.Fscanf(c.out, "%d\n", &length); err != nil {
+		return "", err
+	}
+	text := make([]byte, length+1)
+	_, err := io.ReadFull(c.out, text)
+	return string(text[:length]), err
 }
 
 // The script and PermitBucket.Apply must compute the same, to the last bit. Go decides a chain of batches, each on the
-// state that the one before left. The script gets all of them in one pipeline, and every answer must be the text that Go
-// wrote. Grants follow from the account, and each moves the state's seq, so equal states are equal answers.
+// state that the one before left, and so does the script: every answer must be the text that Go wrote. Grants follow from the account, and each moves the state's seq, so equal states are equal answers.
 //
 // These are 25,000 batches in CI, and half of them elsewhere.
-func TestDifferential(t *testing.T) {
+func TestDifferential(t *testing.T) { differential(t, patientClient(t)) }
+
+// The same under Lua 5.4, which servers other than Redis have: it has integers, and no global unpack.
+func TestDifferentialLua54(t *testing.T) { differential(t, newOwnLua(t, "lua5.4")) }
+
+func differential(t *testing.T, by RedisClient) {
+	client := &answering{RedisClient: by}
+	store := NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
 	steps := sized(250, 125) // × rapid's 100 checks
-	client := patientClient(t)
-	pipe := newPipeline(t, NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":"))), client)
-	var chains, executed, granted, returned int
+	var chains, executed, granted, returned, renewed, forgotten int
 	rapid.Check(t, func(rt *rapid.T) {
 		which := kind(rapid.IntRange(0, 1).Draw(rt, "kind"))
 		configs := []config{drawConfig(rt, which), drawConfig(rt, which), drawConfig(rt, kind(rapid.IntRange(0, 1).Draw(rt, "other kind")))}
 		configs = append(configs, configs[0], configs[0], configs[0], configs[0], configs[0])
 		now := int64(1_700_000_000_000_000)
 		chains++
-		var places []place
-		var want []string // the answers
-		var calls []script.Call
+		var places []permit.Place
 		text := ""
 		for range steps {
 			now = drawTime(rt, now)
 			at := now
 			c := rapid.SampledFrom(configs).Draw(rt, "config")
-			b := &batch{
-				Name: fmt.Sprint(chains), config: c, Known: rapid.SampledFrom(configs).Draw(rt, "known"),
-				Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
+			b := &permit.Batch{
+				Name: fmt.Sprint(chains), Terms: termsOf(c), Known: termsOf(rapid.SampledFrom(configs).Draw(rt, "known")),
+				Initial: rapid.OneOf(rapid.Float64Range(0, max(c.Size, c.Floor)), rapid.Just(max(c.Size, c.Floor))).Draw(rt, "initial"),
 				Epoch:   rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return at },
+				Transient: rapid.Bool().Draw(rt, "transient"),
 			}
 			for range rapid.IntRange(0, 4).Draw(rt, "requests") {
 				r := drawRequest(rt, places)
@@ -156,15 +217,15 @@ func TestDifferential(t *testing.T) {
 					b.Requests = append(b.Requests, r)
 				}
 			}
-			_, call := pipe.apply(b)
-			calls = append(calls, call)
+			twin := *b
+			twin.Requests = slices.Clone(b.Requests)
 
 			found := text
 			var bucket PermitBucket
 			require.NoError(rt, bucket.parse(found, nil))
-			var out outcome
+			var out permit.Outcome
 			err := bucket.apply(now, b, &out)
-			written := ""
+			written, ttl := "", ""
 			switch {
 			case errors.Is(err, ErrInvalidConfig): // a bucket of the other kind
 			case err != nil:
@@ -174,32 +235,42 @@ func TestDifferential(t *testing.T) {
 					state := bucket.appendText(nil)
 					written = string(state)
 					text = written
+					millis, _ := bucket.ttlMillis(out.NowMicros, bucket.renewed(b))
+					ttl = strconv.FormatInt(millis, 10)
+					if bucket.renewed(b) {
+						renewed++
+						if bucket.Version > 0 || bucket.PausedMicros > 0 {
+							forgotten++
+						}
+					}
 				}
 				executed++
 				for i := range b.Requests {
-					if r := &b.Requests[i]; r.Grant.OK && r.Op == opTake {
+					if r := &b.Requests[i]; r.Grant.OK && r.Op == permit.Take {
 						granted++
 						places = append(places, r.Grant.Place)
-					} else if r.Grant.OK && r.Op == opGiveBack {
+					} else if r.Grant.OK && r.Op == permit.GiveBack {
 						returned++
 					}
 				}
 				places = places[max(0, len(places)-30):]
 			}
-			want = append(want, "decided\n"+found+"\n"+written)
-		}
-		_, err := pipe.Exec(background)
-		require.NoError(rt, err)
-		for i, call := range calls {
-			if got := call.Val(); len(got) != 2 || got[1] != want[i] {
-				rt.Fatalf("batch %d: Redis says %q, Go %q", i, got, want[i])
+			_, scripted := apply(background, store, &twin)
+			want := "decided\n" + found + "\n" + written
+			if got := client.answer; len(got) < 2 || got[1] != want || len(got) > 2 && got[2] != ttl {
+				rt.Fatalf("the script says %q, Go %q, kept for %s ms: %v", got, want, ttl, scripted)
+			}
+			if fmt.Sprint(scripted) != fmt.Sprint(err) {
+				rt.Fatalf("%v with the script, %v without", scripted, err)
 			}
 		}
 	})
-	t.Logf("%d batches executed by Redis and by Go, %d takes granted, %d places given back", executed, granted, returned)
+	t.Logf("%d batches executed by the script and by Go, %d takes granted, %d places given back", executed, granted, returned)
 	require.Greater(t, executed, 80*steps, "batches that compared anything")
 	require.Greater(t, granted, 80*steps)
 	require.Greater(t, returned, 2*steps)
+	require.Greater(t, renewed, steps/2, "kept for a minute only")
+	require.Greater(t, forgotten, steps/2, "though they had a version, or had been held back")
 }
 
 // A right prediction leaves the state that the script would have computed, to the last bit, and a wrong one changes nothing: a
@@ -218,8 +289,8 @@ func TestGuess(t *testing.T) {
 				s := newSetting(c)
 				name := fmt.Sprint(rapid.StringMatching(`[a-z]{12}`).Draw(rt, "name"), rand.Uint64())
 				now := int64(1_700_000_000_000_000)
-				memos := []*cachedState{{}, {}}
-				var places []place
+				sessions := []*redisbucket.Session{{}, {}}
+				var places []permit.Place
 				text := ""
 				for range steps {
 					if rapid.IntRange(0, 3).Draw(rt, "far") == 0 {
@@ -227,12 +298,12 @@ func TestGuess(t *testing.T) {
 					} else {
 						now += int64(rapid.Float64Range(0, 3).Draw(rt, "gap") * s.interval)
 					}
-					b := &batch{
-						Name: name, config: c, Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
-						Epoch: rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return now }, own: &s,
+					b := &permit.Batch{
+						Name: name, Terms: &s.terms, Initial: rapid.Float64Range(0, max(c.Size, c.Floor)).Draw(rt, "initial"),
+						Epoch: rapid.Int64Range(1, maxExact).Draw(rt, "epoch"), LocalMicros: func() int64 { return now },
 					}
 					for range rapid.IntRange(1, 3).Draw(rt, "requests") {
-						r := request{Permits: rapid.Int64Range(1, 3).Draw(rt, "permits"), MaxWaitMicros: maxExact}
+						r := permit.Request{Permits: rapid.Int64Range(1, 3).Draw(rt, "permits"), MaxWaitMicros: maxExact}
 						if rapid.IntRange(0, 9).Draw(rt, "any") == 0 {
 							r = drawRequest(rt, places)
 						}
@@ -244,20 +315,17 @@ func TestGuess(t *testing.T) {
 					}
 					twin := *b
 					twin.Requests = slices.Clone(b.Requests)
-					m := memos[min(1, rapid.IntRange(0, 12).Draw(rt, "process")/12)]
-					b.cached = m
-					known := m.text
+					b.Session = sessions[min(1, rapid.IntRange(0, 12).Draw(rt, "process")/12)]
 					out, err := apply(background, predict, b)
 					require.NoError(rt, err)
-					if out.local != 0 {
+					if out.Local != 0 {
 						predictions.Add(1)
-						require.NotEmpty(rt, known)
 					} else {
 						others.Add(1)
 					}
 					var bucket PermitBucket
 					require.NoError(rt, bucket.parse(text, nil))
-					var want outcome
+					var want permit.Outcome
 					require.NoError(rt, bucket.apply(now, &twin, &want))
 					if want.Changed {
 						state := bucket.appendText(nil)
@@ -269,7 +337,7 @@ func TestGuess(t *testing.T) {
 						if twin.Requests[i].Grant != b.Requests[i].Grant {
 							require.Equal(rt, twin.Requests[i].Grant, b.Requests[i].Grant)
 						}
-						if r := &b.Requests[i]; r.Grant.OK && r.Op == opTake {
+						if r := &b.Requests[i]; r.Grant.OK && r.Op == permit.Take {
 							places = append(places, r.Grant.Place)
 						}
 					}
@@ -289,11 +357,12 @@ func TestGuessClockAndLock(t *testing.T) {
 	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
 	for which, store := range redisStores(client, WithKeyPrefix(prefix), WithLockTTL(10*time.Second)) {
 		t.Run(which, func(t *testing.T) {
-			m := new(cachedState)
-			var out outcome
+			m, bucket := new(redisbucket.Session), prefix+"{"+which+"}"
+			var out decision
+			permits := int64(1)
 			ask := func(skew, timeout time.Duration) error {
-				b := takes(which, 1)
-				b.config.Rate, b.config.Size, b.cached = 1e6, 1e9, m
+				b := takes(which, permits)
+				b.Terms, b.Session = termsOf(config{Rate: 1e6, Size: 1e9, Floor: 1}), m
 				if out.ClockMicros != 0 {
 					b.ServerMicros, b.ServerRead = out.ClockMicros+skew.Microseconds(), time.Now()
 				}
@@ -307,7 +376,7 @@ func TestGuessClockAndLock(t *testing.T) {
 				t.Helper()
 				require.NoError(t, redistest.Poll(20*time.Second, func() error {
 					err := ask(0, 5*time.Second)
-					if err == nil && out.local == 0 {
+					if err == nil && out.Local == 0 {
 						err = errors.New("no prediction, or a wrong one")
 					}
 					return err
@@ -317,7 +386,7 @@ func TestGuessClockAndLock(t *testing.T) {
 			for _, skew := range []time.Duration{time.Hour, time.Second, -time.Hour, -time.Second} {
 				before := out
 				require.NoError(t, ask(skew, 5*time.Second))
-				require.Zero(t, out.local, skew)
+				require.Zero(t, out.Local, skew)
 				require.Equal(t, before.Bucket.Seq+1, out.Bucket.Seq)
 				require.GreaterOrEqual(t, out.NowMicros, before.NowMicros)
 				require.Less(t, out.NowMicros, before.NowMicros+5_000_000)
@@ -325,23 +394,24 @@ func TestGuessClockAndLock(t *testing.T) {
 			}
 
 			// A key that would not live long enough is prolonged, which a prediction does not do.
-			require.NoError(t, client.PExpire(background, m.bucket, time.Hour).Err())
-			m.expires = out.ClockMicros/1000 + time.Hour.Milliseconds()
+			left := client.PTTL(background, bucket).Val()
+			permits = 1e10 // a debt of 10,000 s
 			require.NoError(t, ask(0, 5*time.Second))
-			require.Zero(t, out.local)
-			require.Greater(t, client.PTTL(background, m.bucket).Val(), 24*time.Hour)
+			require.Zero(t, out.Local)
+			require.Greater(t, client.PTTL(background, bucket).Val(), left+2*time.Hour)
+			permits = 1
 			predicts()
 
-			state := client.Get(background, m.bucket).Val()
-			require.NoError(t, client.Set(background, m.lock, "somebody", time.Minute).Err())
+			state := client.Get(background, bucket).Val()
+			require.NoError(t, client.Set(background, bucket+":lock", "somebody", time.Minute).Err())
 			require.NoError(t, redistest.Poll(20*time.Second, func() error {
 				if err := ask(0, 100*time.Millisecond); !errors.Is(err, ErrLockNotObtained) {
 					return fmt.Errorf("in 100 ms: %w", err)
 				}
 				return nil
 			}))
-			require.Equal(t, state, client.Get(background, m.bucket).Val())
-			require.NoError(t, client.Del(background, m.lock).Err())
+			require.Equal(t, state, client.Get(background, bucket).Val())
+			require.NoError(t, client.Del(background, bucket+":lock").Err())
 		})
 	}
 }
@@ -350,25 +420,17 @@ func TestGuessClockAndLock(t *testing.T) {
 func TestDifferentialCorrupt(t *testing.T) {
 	client := patientClient(t)
 	store := NewRedisScriptStore(client, WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
-	pipe := newPipeline(t, store, client)
-	bucket, _ := store.keys("x")
+	bucket, _ := store.redis.Keys("x")
 	c := config{Rate: 5, Size: 5, Floor: 1}
-	type answer struct {
-		value string // of the key before
-		*attempt
-		call script.Call
-		left *redis.StringCmd // of the key afterwards
-	}
 	var accepted, refused int
 	rapid.Check(t, func(rt *rapid.T) {
-		var all []answer
 		var b PermitBucket
-		batch := &batch{Name: "x", config: c, Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
-			Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}}}
+		batch := &permit.Batch{Name: "x", Terms: termsOf(c), Initial: 1, Epoch: 7, LocalMicros: func() int64 { return 1_700_000_000_000_000 },
+			Requests: []permit.Request{{Permits: 3, MaxWaitMicros: maxExact}}}
 		if rapid.Bool().Draw(rt, "held") {
-			batch.Requests = append(batch.Requests, request{Op: opHold, HoldMicros: 1_000_000})
+			batch.Requests = append(batch.Requests, permit.Request{Op: permit.Hold, HoldMicros: 1_000_000})
 		}
-		err := b.apply(batch.LocalMicros(), batch, &batch.out)
+		err := b.apply(batch.LocalMicros(), batch, &batch.Outcome)
 		require.NoError(rt, err)
 		text := b.appendText(nil)
 		fields := strings.Split(string(text), " ")
@@ -382,28 +444,20 @@ func TestDifferentialCorrupt(t *testing.T) {
 				mutated = mutated[:i]
 			}
 			value := strings.Join(mutated, " ")
-			pipe.Set(background, bucket, value, time.Minute)
-			a, call := pipe.apply(batch)
-			all = append(all, answer{value, a, call, pipe.Get(background, bucket)})
-		}
-		_, err = pipe.Exec(background)
-		require.NoError(rt, err)
-		for _, a := range all {
-			clock, err := parseReply(a.call.Val(), 1)
-			require.NoError(rt, err)
-			_, err = a.decode(clock, a.call.Val()[1])
+			require.NoError(rt, client.Set(background, bucket, value, time.Minute).Err())
+			_, err := apply(background, store, batch)
 			switch {
 			case err == nil:
 				accepted++
 			case errors.Is(err, ErrCorruptState), errors.Is(err, ErrInvalidConfig):
 				refused++
-				require.Equal(rt, a.value, a.left.Val())
+				require.Equal(rt, value, client.Get(background, bucket).Val())
 				require.Contains(rt, err.Error(), "x")
 			default:
-				rt.Fatal(err, a.value)
+				rt.Fatal(err, value)
 			}
-			if a.value != "" {
-				require.Equal(rt, errors.Is(err, ErrCorruptState), errors.Is(b.unmarshal(a.value), ErrCorruptState), a.value)
+			if value != "" {
+				require.Equal(rt, errors.Is(err, ErrCorruptState), errors.Is(b.unmarshal(value), ErrCorruptState), value)
 			}
 		}
 	})
@@ -415,22 +469,22 @@ func TestDifferentialCorrupt(t *testing.T) {
 // Permits come back as often as they are given back, in one epoch, and no place twice, however many were.
 func TestManyReturns(t *testing.T) {
 	store := NewRedisScriptStore(redistest.Shared(t).Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
-	ask := func(requests ...request) *batch {
-		b := &batch{Name: "x", config: config{Rate: 1, Size: 1000, Floor: 1}, Initial: 500, Epoch: newEpoch(),
+	ask := func(requests ...permit.Request) *permit.Batch {
+		b := &permit.Batch{Name: "x", Terms: termsOf(config{Rate: 1, Size: 1000, Floor: 1}), Initial: 500, Epoch: newEpoch(),
 			LocalMicros: func() int64 { return 1_700_000_000_000_000 }, Requests: requests}
 		_, err := apply(background, store, b)
 		require.NoError(t, err)
 		return b
 	}
-	back := func(p place) request {
-		return request{Op: opGiveBack, Back: giveBack{
-			Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, Version: p.Version, ID: p.Tag, to: p.before, end: p.after.Next,
-			spent: p.before.Stored - p.after.Stored, level: p.after.Stored, granted: p.before.Next,
+	back := func(p permit.Place) permit.Request {
+		return permit.Request{Op: permit.GiveBack, Back: permit.Refund{
+			Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, Version: p.Version, ID: p.ID, To: p.Before, End: p.After.Next,
+			Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored, Granted: p.Before.Next,
 		}}
 	}
-	var places []place
+	var places []permit.Place
 	for i := range 4 * maxReturned {
-		b := ask(request{Permits: 2}, request{Permits: 1})
+		b := ask(permit.Request{Permits: 2}, permit.Request{Permits: 1})
 		first, second := b.Requests[0].Grant.Place, b.Requests[1].Grant.Place
 		places = append(places, first, second)
 		if i%2 == 0 {
@@ -440,7 +494,7 @@ func TestManyReturns(t *testing.T) {
 			require.True(t, r.Grant.OK, "%d", i)
 		}
 	}
-	state, err := apply(background, store, &batch{Name: "x", config: config{Rate: 1, Size: 1000, Floor: 1}, Epoch: 1, LocalMicros: func() int64 { return 1_700_000_000_000_000 }})
+	state, err := apply(background, store, &permit.Batch{Name: "x", Terms: termsOf(config{Rate: 1, Size: 1000, Floor: 1}), Epoch: 1, LocalMicros: func() int64 { return 1_700_000_000_000_000 }})
 	require.NoError(t, err)
 	require.Equal(t, 500.0, state.Bucket.StoredPermits)
 	require.Len(t, state.Bucket.returned, maxReturned)

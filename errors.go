@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -25,19 +27,26 @@ var (
 	// only of a cold one: a warm bucket may grant the request.
 	ErrNeverGranted = errors.New("tokenbucket: can never be granted")
 	// ErrLockNotObtained: the bucket's lock was held by others for longer than the caller or the store would wait.
-	ErrLockNotObtained = errors.New("tokenbucket: lock not obtained")
+	ErrLockNotObtained = permit.ErrLockNotObtained
 	// ErrCorruptState: what is stored under the bucket's key is not a state that this release understands. Nothing was
 	// overwritten.
-	ErrCorruptState = errors.New("tokenbucket: corrupt state")
+	ErrCorruptState = permit.ErrCorruptState
 	// ErrStoreTimeout: the store did not answer in time (WithStoreTimeout). If its answer comes later, the permits that it granted are
 	// given back. What a limiter returns matches ErrStoreUnavailable, too.
-	ErrStoreTimeout = errors.New("tokenbucket: store timeout")
+	ErrStoreTimeout = permit.ErrStoreTimeout
 	// ErrTooManyWaiters: as many callers of this process wait for the bucket as WithMaxWaiters allows.
 	ErrTooManyWaiters = errors.New("tokenbucket: too many waiters")
 	// ErrStoreUnavailable: the store cannot be reached, did not answer in time, or says that it cannot serve now. Or it failed
 	// just now and has not answered since, so it was not asked. An error of a limiter matches it if FailOpen or LocalShare would
 	// have decided the call instead. What wraps it names the failure. A Store of your own wraps it to say that it cannot be reached.
 	ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
+	// ErrPoolExhausted: the store was not asked, since all connections of its client were in use (PoolSize) for as long as the caller
+	// waited. That is this process's doing, so it is no outage: no [FailurePolicy] decides while the server answers.
+	ErrPoolExhausted = permit.ErrPoolExhausted
+	// ErrStoreUnusable: somebody must repair something before the store can be used. Examples are a wrong password (NOAUTH, WRONGPASS),
+	// missing rights (NOPERM), a certificate that is not trusted, a client that was closed or that panicked, a script that fails. It is
+	// never an outage, so no [FailurePolicy] decides. What wraps it names the bucket and the cause, which errors.Is finds, too.
+	ErrStoreUnusable = errors.New("tokenbucket: store unusable")
 )
 
 // wanted names what is wrong with a value. Who returns it to a user puts before it which error it is, and of which bucket.
@@ -82,7 +91,7 @@ func (e *WaitError) Unwrap() error { return e.Reason }
 func away(err error) bool {
 	var wait *WaitError
 	switch {
-	case err == nil, errors.As(err, &wait), errors.Is(err, ErrLockNotObtained), errors.Is(err, ErrCorruptState), script.Lasting(err):
+	case err == nil, errors.As(err, &wait), errors.Is(err, ErrLockNotObtained), errors.Is(err, ErrPoolExhausted), errors.Is(err, ErrCorruptState), script.Lasting(err):
 		return false
 	case errors.Is(err, ErrStoreTimeout), errors.Is(err, ErrStoreUnavailable):
 		return true
@@ -90,10 +99,24 @@ func away(err error) bool {
 	return script.Away(err)
 }
 
-// storeFailure is how a call has met a store that is away: it is what it says, and an ErrStoreUnavailable.
-type storeFailure struct{ err error }
+// notAsked tells whether an error means that the store could not be asked for what others do: they hold the bucket's lock, or use all
+// connections. Perhaps these wait for a store that is away; a probe shows.
+func notAsked(err error) bool {
+	return errors.Is(err, ErrLockNotObtained) || errors.Is(err, ErrPoolExhausted)
+}
 
-func (f *storeFailure) Error() string { return f.err.Error() }
+// storeFailure is how a call has met a store that is away: it is its cause, and an ErrStoreUnavailable.
+type storeFailure struct {
+	bucket string
+	err    error
+}
+
+func (f *storeFailure) Error() string {
+	if errors.Is(f.err, ErrStoreTimeout) { // which names the bucket
+		return f.err.Error()
+	}
+	return fmt.Sprintf("%v: bucket %q: %v", ErrStoreUnavailable, f.bucket, f.err)
+}
 
 // Is tells that it is an ErrStoreUnavailable.
 func (f *storeFailure) Is(target error) bool { return target == ErrStoreUnavailable }
@@ -104,12 +127,21 @@ func (f *storeFailure) Unwrap() error { return f.err }
 // StoreFailure is the failure, for those who count kinds of failures.
 func (f *storeFailure) StoreFailure() error { return f.err }
 
-// unavailable makes an error of a store match ErrStoreUnavailable, if it means that the store is away.
-func unavailable(err error) error {
-	if !away(err) || errors.Is(err, ErrStoreUnavailable) {
+// named are errors that name the bucket or its key, and what is wrong.
+var named = []error{
+	ErrStoreUnavailable, ErrStoreUnusable, ErrPoolExhausted, ErrInvalidConfig, ErrInvalidPermits, ErrNeverGranted, ErrCorruptState, ErrLockNotObtained,
+}
+
+// storeError returns an error of the store as callers of a bucket get it: it matches ErrStoreUnavailable if the store is away, and
+// ErrStoreUnusable if somebody must repair something. Both name the bucket.
+func storeError(bucket string, err error) error {
+	switch {
+	case err == nil, slices.ContainsFunc(named, func(sentinel error) bool { return errors.Is(err, sentinel) }):
 		return err
+	case !away(err):
+		return fmt.Errorf("%w: bucket %q: %w", ErrStoreUnusable, bucket, err)
 	}
-	return &storeFailure{err}
+	return &storeFailure{bucket, err}
 }
 
 // isNil tells that there is nothing: no value, or a nil pointer.

@@ -177,6 +177,40 @@ func TestWithLogger(t *testing.T) {
 			require.Contains(t, lines[0], "bucket=x version=1")
 		})
 	})
+	t.Run("overruled", func(t *testing.T) {
+		bubble(t, func(t *testing.T) {
+			shared := NewMemoryStore()
+			open := func(log *recorder) *RateLimiter { // in a process of its own
+				l, err := NewSmoothBursty("x", 10, WithStore(&Distant{shared, time.Millisecond}), log.option())
+				require.NoError(t, err)
+				return l
+			}
+			reserve := func(l *RateLimiter) {
+				for range 3 {
+					_, err := l.Reserve(background, 1)
+					require.NoError(t, err)
+				}
+				synctest.Wait()
+			}
+			var log, others recorder
+			sets := open(&log)
+			reserve(sets)
+			require.NoError(t, sets.SetRate(background, 20))
+			reserve(sets)
+			require.Empty(t, log.logged(), "this process did it")
+			overruled := open(&others)
+			reserve(overruled)
+			require.Equal(t, 20.0, overruled.Rate())
+			lines := others.logged()
+			require.Len(t, lines, 1)
+			require.Contains(t, lines[0], `level=WARN msg="tokenbucket: the configuration of this limiter has no version`)
+			require.Contains(t, lines[0], `bucket=x own="bursty now 10 10 1 0" "in force"="bursty now 20 20 1 1"`)
+			require.NoError(t, overruled.SetRate(background, 30))
+			reserve(sets)
+			require.Empty(t, log.logged())
+			require.Empty(t, others.logged(), "once")
+		})
+	})
 	t.Run("a handler that asks the limiter", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
 			var l *RateLimiter
@@ -280,7 +314,7 @@ func TestSlowIsNotAway(t *testing.T) {
 // What somebody must repair opens no gate.
 func TestAway(t *testing.T) {
 	for _, err := range []error{
-		&WaitError{Reason: context.DeadlineExceeded}, ErrLockNotObtained, wrongType("key"), redis.ErrClosed,
+		&WaitError{Reason: context.DeadlineExceeded}, ErrLockNotObtained, fmt.Errorf("%w: a list", ErrCorruptState), redis.ErrClosed,
 		errors.New("NOAUTH Authentication required."), errors.New("WRONGPASS invalid username-password pair"),
 		errors.New("NOPERM this user has no permissions"), errors.New("ERR The user executing the script can't run this command or subcommand"),
 		ErrInvalidConfig, ErrInvalidPermits, ErrTooManyWaiters, context.Canceled, &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")},
@@ -349,7 +383,7 @@ func TestUncountable(t *testing.T) {
 		client.hangs.Store(false)
 		require.Empty(t, log.logged())
 
-		repair := error(wrongType("tokenbucket:instances"))
+		repair := fmt.Errorf("%w: a list", ErrCorruptState)
 		client.refuses.Store(&repair)
 		time.Sleep(time.Minute)
 		require.InDelta(t, 6, rate(), 1e-9)
@@ -472,24 +506,24 @@ func TestObserver(t *testing.T) {
 			last := func() Decision { mu.Lock(); defer mu.Unlock(); return decisions[len(decisions)-1] }
 			_, err = l.TryAcquire(background, 1, 0)
 			require.NoError(t, err)
-			require.Equal(t, Decision{Bucket: which, Permits: 1, Granted: true, By: "store", Elapsed: last().Elapsed}, last())
+			require.Equal(t, Decision{Bucket: which, Permits: 1, Granted: true, By: ByStore, Elapsed: last().Elapsed}, last())
 			require.Positive(t, last().Elapsed)
 			require.Equal(t, 1, trips[0].Requests)
 			require.Positive(t, trips[0].Elapsed)
 			_, err = l.TryAcquire(background, 0, 0)
 			require.Error(t, err)
-			require.Equal(t, byCheck, last().By)
+			require.Equal(t, ByCheck, last().By)
 			require.ErrorIs(t, last().Err, ErrInvalidPermits)
 			off = true
 			_, err = l.Acquire(background, 1)
 			require.NoError(t, err)
-			require.Equal(t, bySwitch, last().By)
+			require.Equal(t, BySwitch, last().By)
 			off = false
-			for i := 0; i < 1000 && last().By != byLease; i++ {
+			for i := 0; i < 1000 && last().By != ByLease; i++ {
 				_, err = l.TryAcquire(background, 1, 0)
 				require.NoError(t, err)
 			}
-			require.Equal(t, byLease, last().By)
+			require.Equal(t, ByLease, last().By)
 			require.NoError(t, l.Close(background))
 			require.NotEmpty(t, leases)
 			require.Positive(t, leases[0])
@@ -498,11 +532,11 @@ func TestObserver(t *testing.T) {
 			require.Equal(t, r.Delay(), last().Wait)
 			_, err = l.Reserve(background, 6000) // a minute's worth
 			require.NoError(t, err)
-			for i := 0; i < 1000 && last().By != bySnapshot; i++ {
+			for i := 0; i < 1000 && last().By != BySnapshot; i++ {
 				_, err = l.TryAcquire(background, 1, time.Second)
 				require.NoError(t, err)
 			}
-			require.Equal(t, bySnapshot, last().By)
+			require.Equal(t, BySnapshot, last().By)
 			require.False(t, last().Granted)
 			require.Greater(t, last().Wait, time.Second)
 

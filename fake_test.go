@@ -18,13 +18,29 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
+// termsOf are the terms of a configuration.
+func termsOf(c config) *permit.Terms { return &newSetting(c).terms }
+
+// decision is an outcome with all of the bucket.
+type decision struct {
+	permit.Outcome
+	Bucket PermitBucket
+}
+
 // apply has a store decide a batch.
-func apply(ctx context.Context, s Store, b *batch) (outcome, error) {
-	out, err := b.ask(ctx, s)
-	return *out, err
+func apply(ctx context.Context, s Store, b *permit.Batch) (decision, error) {
+	b.Read, b.Key = true, keyName(b.Name)
+	err := askStore(ctx, s, b)
+	d := decision{Outcome: b.Outcome}
+	if b.Outcome.State != nil {
+		d.Bucket = *b.Outcome.State.(*PermitBucket)
+	}
+	return d, err
 }
 
 // patient is for limiters on a real server: a busy machine is no outage.
@@ -67,13 +83,37 @@ func (s *ailing) Apply(ctx context.Context, b *Batch) error {
 type sick struct {
 	ailing
 	stuck chan struct{} // probes wait for it; nil: they do not
+	trip  atomic.Int64  // how long it takes to answer whatever is asked
+}
+
+func (s *sick) Apply(ctx context.Context, b *Batch) error {
+	if err := s.travel(ctx); err != nil {
+		return err
+	}
+	return s.ailing.Apply(ctx, b)
+}
+
+func (s *sick) travel(ctx context.Context) error {
+	trip := time.Duration(s.trip.Load())
+	if trip == 0 {
+		return nil
+	}
+	select {
+	case <-time.After(trip):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (s *sick) describe() traits { return traits{self: s, probe: s.probe} }
 
-func (s *sick) probe(context.Context, string) error {
+func (s *sick) probe(ctx context.Context, _ string) error {
 	if s.stuck != nil {
 		<-s.stuck
+	}
+	if err := s.travel(ctx); err != nil {
+		return err
 	}
 	if s.ill.Load() {
 		return fmt.Errorf("%w: no", ErrStoreUnavailable)
@@ -129,12 +169,14 @@ type distant struct {
 
 func (s *distant) Apply(ctx context.Context, b *Batch) error {
 	s.calls.Add(1)
-	select {
-	case <-time.After(time.Duration(s.trip.Load())):
-		return s.Store.Apply(ctx, b)
-	case <-ctx.Done():
-		return ctx.Err()
+	if trip := time.Duration(s.trip.Load()); trip > 0 { // thousands of timers of 0 in a bubble crash the race detector
+		select {
+		case <-time.After(trip):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+	return s.Store.Apply(ctx, b)
 }
 
 // slow is a store whose requests and replies take their time, now and then longer than anybody waits. It blocks, so it is
@@ -182,7 +224,7 @@ func (c *fakeRedis) Process(ctx context.Context, cmd redis.Cmder) error {
 	switch cmd := cmd.(type) {
 	case script.Call:
 		cmd.SetVal(answer)
-	case once:
+	case script.Once:
 		cmd.SetVal(strings.Join(answer, " "))
 	}
 	cmd.SetErr(err)
@@ -195,7 +237,7 @@ func (c *fakeRedis) answer(cmd redis.Cmder) ([]string, error) {
 		return []string{"OK"}, nil
 	}
 	switch cmd.Args()[1] {
-	case applyScript.SHA:
+	case redisbucket.ApplyScript.SHA:
 		if c.late.Load() {
 			return []string{now, "late"}, nil
 		}
@@ -203,14 +245,14 @@ func (c *fakeRedis) answer(cmd redis.Cmder) ([]string, error) {
 			return []string{now, "locked 100"}, nil
 		}
 		return []string{now, "corrupt hello"}, nil
-	case exchangeScript.SHA:
+	case redisbucket.ExchangeScript.SHA:
 		if c.locked.Load() {
 			return []string{"locked", "100"}, nil
 		}
 		return []string{"read", now, "hello"}, nil
-	case readScript.SHA:
+	case redisbucket.ReadScript.SHA:
 		return []string{"found", now, "hello"}, nil
-	case commitScript.SHA, clipScript.SHA:
+	case redisbucket.CommitScript.SHA, redisbucket.ClipScript.SHA:
 		return []string{"done"}, nil
 	case instances.Script.SHA:
 		c.beats.Add(1)

@@ -9,33 +9,32 @@ import (
 // fallback is what the policy says when the store could not be asked: whether the call passes, after what wait. It returns the
 // error if the policy has nothing to say of it.
 func (l *RateLimiter) fallback(ctx context.Context, v verdict, err error, ask func(*RateLimiter) (verdict, error)) (verdict, error) {
-	locked := errors.Is(err, ErrLockNotObtained) // and perhaps its holder waits for a store that has gone
-	if l.policy == FailClosed || ctx.Err() != nil || !away(err) && !locked {
+	if l.policy == FailClosed || ctx.Err() != nil || !away(err) && !notAsked(err) {
 		return v, err
 	}
 	if l.coordinator.down() == nil { // a server that shuts out who has no right to be there looks like one that has gone
-		probed := l.coordinator.health.Ask(ctx, l.coordinator.probe())
+		probed := l.coordinator.askHealth(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return v, ctx.Err()
 		case probed != nil && !away(probed):
-			return v, fmt.Errorf("%w; %w", probed, err)
-		case locked && probed == nil:
+			return v, fmt.Errorf("%w; before that: %v", l.coordinator.failure(probed), err) // which was taken for an outage
+		case notAsked(err) && probed == nil:
 			return v, err
 		}
 	}
 	if l.policy == FailOpen {
-		return verdict{granted: true, by: byPolicy}, nil
+		return verdict{granted: true, by: ByPolicy}, nil
 	}
 	local, invalid := l.locally()
 	if invalid != nil {
 		return verdict{}, fmt.Errorf("%w; and no local share: %w", err, invalid)
 	}
 	v, invalid = ask(local)
-	v.by = byPolicy
+	v.by = ByPolicy
 	switch {
 	case errors.Is(invalid, ErrNeverGranted):
-		return verdict{by: byPolicy}, nil // the whole bucket could grant it in time
+		return verdict{by: ByPolicy}, nil // the whole bucket could grant it in time
 	case !errors.Is(invalid, ErrInvalidPermits):
 		return v, invalid
 	}
@@ -52,7 +51,7 @@ type share struct {
 
 // locally is the limiter that decides while the store is away.
 func (l *RateLimiter) locally() (*RateLimiter, error) {
-	n, _ := l.policy.instances()
+	n, _ := l.policy.Instances()
 	if l.member != nil {
 		if counted := l.member.Live(); counted > 0 {
 			n = int(counted)

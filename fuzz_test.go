@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // No two names share a key, and none leaves its braces.
@@ -15,10 +17,10 @@ func FuzzNames(f *testing.F) {
 	for _, name := range []string{"", "x", "{}", "a}{b", "%7B", "{", "\x00", "\r\n", "é", "\xff", strings.Repeat("x", 513)} {
 		f.Add(name, "{")
 	}
-	s := &redisBase{prefix: "tokenbucket:"}
+	s := NewRedisStore(nil).redis
 	f.Fuzz(func(t *testing.T, a, b string) {
-		bucket, lock := s.keys(a)
-		other, otherLock := s.keys(b)
+		bucket, lock := s.Keys(keyName(a))
+		other, otherLock := s.Keys(keyName(b))
 		if a != b && (bucket == other || lock == otherLock || bucket == otherLock || lock == other) {
 			t.Fatalf("%q and %q share a key", a, b)
 		}
@@ -40,7 +42,7 @@ func FuzzNames(f *testing.F) {
 func FuzzState(f *testing.F) {
 	for _, c := range []config{{Rate: 5, Size: 5, Floor: 1}, {Kind: warmingUp, Rate: 0.1, WarmupMicros: 4e6, ColdFactor: 3, Version: 7}} {
 		b := new(PermitBucket)
-		b.begin(1_700_000_000_000_000, &batch{Initial: 1, Epoch: 9}, c)
+		b.begin(1_700_000_000_000_000, &permit.Batch{Initial: 1, Epoch: 9}, newSetting(c))
 		b.returned = []int64{3, 4}
 		text := b.appendText(nil)
 		f.Add(text)
@@ -65,12 +67,12 @@ func FuzzState(f *testing.F) {
 		if twice := again.appendText(nil); string(twice) != string(written) {
 			t.Fatalf("%q is written as %q and as %q", text, written, twice)
 		}
-		batch := &batch{Name: "x", config: b.setting.config, Epoch: 1, Requests: []request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: opSetRate, Rate: 3},
-			{Op: opSetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
-		var out outcome
+		batch := &permit.Batch{Name: "x", Terms: &b.setting.terms, Epoch: 1, Requests: []permit.Request{{Permits: 3, MaxWaitMicros: maxExact}, {Op: permit.SetRate, Rate: 3},
+			{Op: permit.SetRateAndBurst, Rate: 7, MaxPermits: 0.5}}}
+		var out permit.Outcome
 		err := b.apply(1_700_000_000_000_000, batch, &out)
 		if err == nil && out.Changed {
-			after := out.Bucket.appendText(nil)
+			after := b.appendText(nil)
 			if err := again.unmarshal(string(after)); err != nil {
 				t.Fatalf("%q became %q: %v", text, after, err)
 			}

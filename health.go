@@ -3,10 +3,16 @@ package tokenbucket
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 	"weak"
 
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/logger"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
@@ -14,10 +20,24 @@ import (
 // coordinators use the store, how one of them asks it, and where outages are logged.
 type health struct {
 	*outage.Monitor
-	logger logger
+	logger logger.Logger
+
+	// longest is the longest store timeout of the coordinators that use the store. A probe is given that: the little time that one limiter
+	// has for its calls must not make an outage for the others.
+	longest atomic.Int64
 
 	mu   sync.Mutex
 	last weak.Pointer[coordinator] // that wanted to ask the store
+}
+
+// serves notes the store timeout of a coordinator that uses the store.
+func (h *health) serves(timeout time.Duration) {
+	for {
+		longest := h.longest.Load()
+		if int64(timeout) <= longest || h.longest.CompareAndSwap(longest, int64(timeout)) {
+			return
+		}
+	}
 }
 
 // healths are those of stores that are one server: one lives as long as a coordinator uses it.
@@ -68,24 +88,41 @@ func (h *health) next() (outage.Probe, bool) {
 
 // log is told of outages: of the many of a client the first is logged, and the end of the last.
 func (h *health) log(c outage.Change) {
+	defer h.logger.Recovered()
 	switch {
 	case c.Others > 0:
 	case c.Down:
-		h.logger.get().Warn("tokenbucket: the store is away", "error", c.Err)
+		h.logger.Get().Warn("tokenbucket: the store is away", "error", c.Err)
 	case !c.Forgotten:
-		h.logger.get().Info("tokenbucket: the store is back", "after", c.After)
+		h.logger.Get().Info("tokenbucket: the store is back", "after", c.After)
 	}
 }
 
 // probe asks whether the store answers for this bucket.
-func (c *coordinator) probe() outage.Probe { return outage.Probe{Ask: c.reach, Timeout: c.timeout} }
+func (c *coordinator) probe() outage.Probe {
+	return outage.Probe{Ask: c.reach, Timeout: time.Duration(c.health.longest.Load())}
+}
 
-func (c *coordinator) reach(ctx context.Context) error {
+// askHealth probes the store for a caller, who waits no longer than for a call.
+func (c *coordinator) askHealth(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	return c.health.Ask(ctx, c.probe())
+}
+
+func (c *coordinator) reach(ctx context.Context) (err error) {
+	log := &c.health.logger // and not c: a probe that hangs must not hold the coordinator
+	defer func() {
+		if value := recover(); value != nil { // of a hook; the goroutine is the probe's
+			log.Panicked(value)
+			err = fmt.Errorf("%w: %v", transport.ErrPanic, value)
+		}
+	}()
 	if probe := c.traits.probe; probe != nil {
-		return probe(ctx, c.name)
+		return probe(ctx, c.key)
 	}
-	question := batch{Name: c.name, config: placeholder, Epoch: newEpoch(), LocalMicros: c.micros, probe: true}
-	_, err := question.ask(ctx, c.store)
+	question := permit.Batch{Name: c.label(), Key: c.key, Terms: &placeholder.terms, Epoch: newEpoch(), LocalMicros: c.micros, Probe: true}
+	err = askStore(ctx, c.store, &question)
 	if errors.Is(err, ErrInvalidConfig) { // of a bucket of the other kind: it was read
 		return nil
 	}
@@ -93,4 +130,4 @@ func (c *coordinator) reach(ctx context.Context) error {
 }
 
 // placeholder is for asking a store that need not answer anything.
-var placeholder = config{Kind: bursty, Rate: 1, Size: 1, Floor: 1}
+var placeholder = newSetting(config{Kind: bursty, Rate: 1, Size: 1, Floor: 1})

@@ -4,13 +4,15 @@ import (
 	"math"
 	"slices"
 	"sync/atomic"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // lease is a block of permits that this process holds. All were due when it was taken.
 type lease struct {
 	limiter *limiter
 	setting *setting
-	place   place
+	place   permit.Place
 	granted int64 // store's time
 	permits int64
 	local   int64 // the limiter's clock when it was taken, or before
@@ -109,10 +111,9 @@ func (c *coordinator) measure(now int64) {
 
 // leased puts a block that was granted to use. It is as old as the question: how long the answer was under way is not known.
 // If nobody waited for the answer any more, another block may have been asked for since, or the bucket held back.
-func (c *coordinator) leased(f *flight, g *grant, out *outcome) {
-	setting := out.Bucket.setting
+func (c *coordinator) leased(f *flight, g *permit.Grant, out *permit.Outcome) {
 	e := &lease{
-		limiter: f.limiter, setting: &setting, place: g.Place, granted: out.NowMicros, permits: g.Permits,
+		limiter: f.limiter, setting: settingOf(out.Bucket.Terms), place: g.Place, granted: out.NowMicros, permits: g.Permits,
 		local: f.local, until: f.local + f.limiter.lease, half: (g.Permits + 1) / 2,
 	}
 	if f.late {
@@ -220,15 +221,13 @@ func (c *coordinator) giveUp(e *lease) {
 		return
 	}
 	used := e.used.Swap(retired)
-	if o := e.limiter.observer; o != nil && o.Lease != nil {
-		o.Lease(c.label(), int(e.permits), int(min(used, e.permits)))
-	}
+	e.limiter.observeLease(e.permits, min(used, e.permits))
 	if used < e.permits {
-		c.giveBack(e.limiter, e.place.giveBack(e.setting, used, e.granted))
+		c.giveBack(e.limiter, e.place.Refund(e.setting, used, e.granted))
 	}
 }
 
 // giveBack returns permits to the store. What is given back last is sent first: it was granted last, and nobody stands behind it.
-func (c *coordinator) giveBack(limiter *limiter, give giveBack) {
+func (c *coordinator) giveBack(limiter *limiter, give permit.Refund) {
 	c.refunds = slices.Insert(c.refunds, 0, &refund{limiter: limiter, give: give})
 }

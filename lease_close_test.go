@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // returns is a store behind a network that notes what is given back: under which max permits, and whether it was accepted.
@@ -25,8 +27,8 @@ func (s *returns) Apply(ctx context.Context, b *Batch) error {
 	defer s.mu.Unlock()
 	s.asked++
 	for i := range b.asked.Requests {
-		if r := &b.asked.Requests[i]; r.Op == opGiveBack {
-			s.back = append(s.back, fmt.Sprintf("%v %v", b.asked.config.Size, r.Grant.OK))
+		if r := &b.asked.Requests[i]; r.Op == permit.GiveBack {
+			s.back = append(s.back, fmt.Sprintf("%v %v", settingOf(b.asked.Terms).Size, r.Grant.OK))
 		}
 	}
 	return err
@@ -84,7 +86,7 @@ func TestCloseOfTwoThatDisagree(t *testing.T) {
 					newer := open(500)
 					of[newer] = store
 					stored := func() float64 { // under the newer one's configuration, by nobody's line
-						out, err := apply(background, memory, &batch{Name: "x", config: newer.own.config, LocalMicros: newer.coordinator.micros})
+						out, err := apply(background, memory, &permit.Batch{Name: "x", Terms: &newer.own.terms, LocalMicros: newer.coordinator.micros})
 						require.NoError(t, err)
 						return out.Bucket.StoredPermits
 					}

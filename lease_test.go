@@ -14,6 +14,7 @@ import (
 	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -242,7 +243,7 @@ func TestLeaseAccount(t *testing.T) {
 func TestLeaseTakeOnce(t *testing.T) {
 	for range 200 {
 		s := newSetting(config{Rate: 1, Size: 1000, Floor: 1})
-		e := &lease{limiter: new(limiter), permits: 1000, until: 1 << 60, half: 500, setting: &s, place: place{before: balance{Stored: 1000}}}
+		e := &lease{limiter: new(limiter), permits: 1000, until: 1 << 60, half: 500, setting: s, place: permit.Place{Before: permit.Balance{Stored: 1000}}}
 		var given, lows atomic.Int64
 		var callers sync.WaitGroup
 		for range 8 {
@@ -264,7 +265,7 @@ func TestLeaseTakeOnce(t *testing.T) {
 			if rand.IntN(2) == 0 {
 				c := &coordinator{}
 				if c.giveUp(e); len(c.refunds) > 0 {
-					left = int64(c.refunds[0].give.spent)
+					left = int64(c.refunds[0].give.Spent)
 				}
 			}
 		})
@@ -310,7 +311,7 @@ type tardy struct {
 
 func (s *tardy) Apply(ctx context.Context, b *Batch) error {
 	err := s.Store.Apply(ctx, b)
-	if len(b.asked.Requests) == 1 && b.asked.Requests[0].Op == opTakeStored {
+	if len(b.asked.Requests) == 1 && b.asked.Requests[0].Op == permit.TakeStored {
 		if pause := s.late.Swap(0); pause > 0 {
 			time.Sleep(time.Duration(pause))
 			s.answered.Store(true)
@@ -371,7 +372,7 @@ func TestCloseWaitsForALease(t *testing.T) {
 		require.NoError(t, err)
 		granted := s.drained(t, l, 300*time.Millisecond)
 		require.NoError(t, l.Close(background))
-		out, err := apply(background, s.Store, &batch{Name: "x", config: l.own.config, Epoch: 1, LocalMicros: l.coordinator.micros})
+		out, err := apply(background, s.Store, &permit.Batch{Name: "x", Terms: &l.own.terms, Epoch: 1, LocalMicros: l.coordinator.micros})
 		require.NoError(t, err)
 		require.Equal(t, size-granted, out.Bucket.StoredPermits)
 	})

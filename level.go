@@ -3,6 +3,8 @@ package tokenbucket
 import (
 	"math"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // Level is how full a bucket was after a decision.
@@ -16,7 +18,7 @@ type Level struct {
 }
 
 // level is how full a bucket is.
-func (s *setting) level(m balance, now int64) *Level {
+func (s *setting) level(m permit.Balance, now int64) *Level {
 	m = s.resync(m, now, s.max)
 	debt := m.Next - now
 	v := &Level{MaxPermits: 1, Rate: s.Rate, Full: time.Duration(debt) * time.Microsecond}

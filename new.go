@@ -47,22 +47,25 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	l := &RateLimiter{
 		limiter: limiter{
 			coordinator: coordinatorOf(o.store, name, o.clock, o.timeout),
-			own:         newSetting(o.config), initial: initial, maxWaiters: o.maxWaiters, observer: o.observer,
+			own:         newSetting(o.config), initial: initial, transient: o.transient, maxWaiters: o.maxWaiters, observer: o.observer, label: o.label,
 		},
 		maxWait: o.maxWait, enabled: o.enabled,
 		plain:  o.policy == FailClosed && o.observer == nil && !o.shadow,
 		policy: o.policy, shadow: o.shadow,
 	}
 	t := traitsOf(o.store)
-	if _, shares := o.policy.instances(); shares && t.join != nil {
+	if _, shares := o.policy.Instances(); shares && t.join != nil {
 		l.member = t.join()
 	}
-	l.logger.set(o.logger)
+	l.logger.Set(o.logger)
 	if t.logger != nil {
-		t.logger.set(o.logger)
+		t.logger.Set(o.logger)
+	}
+	if t.used != nil {
+		t.used(o.timeout)
 	}
 	if l.coordinator.health != nil {
-		l.coordinator.health.logger.set(o.logger)
+		l.coordinator.health.logger.Set(o.logger)
 	}
 	if o.observer != nil && o.observer.Health != nil && l.coordinator.health != nil {
 		l.watch()
@@ -76,8 +79,9 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 // watch has the observer told of outages.
 func (l *RateLimiter) watch() {
 	outage.Watch(l.coordinator.health.Monitor, l, func(l *RateLimiter) func(outage.Change) {
-		tell, bucket, policy := l.observer.Health, l.Name(), l.policy
+		tell, bucket, policy, log := l.observer.Health, l.Name(), l.policy, &l.coordinator.health.logger
 		return func(c outage.Change) {
+			defer log.Recovered()
 			tell(Health{Bucket: bucket, Policy: policy, Down: c.Down, Err: c.Err, After: c.After})
 		}
 	})

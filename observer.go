@@ -6,9 +6,9 @@ import (
 )
 
 // Observer is told what a limiter does, for metrics, traces and logs. Functions that are nil are not called, and an
-// observer that is not set costs nothing. They are called by many goroutines at once, some of them under a bucket's
-// lock: they must return quickly, must not call the limiter, and must not panic. contrib/prometheus and contrib/otel make one
-// of each kind.
+// observer that is not set costs nothing. They are called by many goroutines at once, Lease under a bucket's lock: they must return
+// quickly, must not call the limiter, and must not panic. A panic of Decision, or of Trip in a trip that a caller makes itself, reaches
+// that caller; any other is logged. Nobody else is harmed. contrib/prometheus and contrib/otel make one of each kind.
 type Observer struct {
 	// Decision is called once for every Try, TryAcquire, Acquire, Reserve and TryReserve, by its caller's goroutine, just
 	// before it returns.
@@ -17,7 +17,7 @@ type Observer struct {
 	// whose request is its first. A MemoryStore makes no trips.
 	Trip func(Trip)
 	// Lease is called when a block of a bucket's permits (WithLease) is used up, given back or worthless. It is told how many were
-	// in it, and how many of them were used.
+	// in it, and how many of them were used. bucket is its Label if it has one, see Decision.
 	Lease func(bucket string, permits, used int)
 	// Health is called when this process notices that the store is away or back.
 	Health func(Health)
@@ -28,18 +28,14 @@ type Decision struct {
 	// Bucket and Permits of the call.
 	Bucket  string
 	Permits int
+	// Label is what metrics count the bucket under, if that is not its name ([WithLabel]). For a registry's buckets of single keys
+	// (registry.Limit.PerKey), it is the name of their row.
+	Label string
 	// Granted is false for a refusal and for a failure; Err is set only for a failure.
 	Granted bool
 	Err     error
-	// By says who decided. It is one of these words:
-	//
-	//   - store: the bucket was asked. A failure under FailClosed is the store's, too.
-	//   - snapshot: refused without asking, since the bucket was seen to be empty.
-	//   - lease: granted from permits that this process holds (WithLease).
-	//   - switch: it was off, and the call passed (WithSwitch).
-	//   - policy: the store could not be asked, and FailOpen or LocalShare decided.
-	//   - check: what was asked for is invalid or can never be granted, or its context had ended before.
-	By string
+	// By is where the decision was made.
+	By Decider
 	// Wait is, of a grant, from the decision until its permits were due; of a refusal, how long they would have taken, if
 	// that is known.
 	Wait time.Duration
@@ -49,15 +45,33 @@ type Decision struct {
 	Shadow bool
 }
 
-// Who decided.
+// Decider is where a decision was made.
+type Decider uint8
+
 const (
-	byStore    = "" // told as store
-	bySnapshot = "snapshot"
-	byLease    = "lease"
-	bySwitch   = "switch"
-	byPolicy   = "policy"
-	byCheck    = "check"
+	// ByStore: in the bucket. A failure under FailClosed is ByStore.
+	ByStore Decider = iota
+	// BySnapshot: refused by the bucket's state in the last reply, without a round trip.
+	BySnapshot
+	// ByLease: granted from permits that this process holds, see [WithLease].
+	ByLease
+	// BySwitch: passed, since the switch was off, see [WithSwitch].
+	BySwitch
+	// ByPolicy: by FailOpen or a LocalShare, during an outage of the store.
+	ByPolicy
+	// ByCheck: the argument was invalid, no state of the bucket could grant the request in time, or the context had ended before the call.
+	ByCheck
 )
+
+var deciders = [...]string{"store", "snapshot", "lease", "switch", "policy", "check"}
+
+// String returns store, snapshot, lease, switch, policy or check.
+func (d Decider) String() string {
+	if int(d) < len(deciders) {
+		return deciders[d]
+	}
+	return "unknown"
+}
 
 // Trip is one batch on its way to the store and back.
 type Trip struct {

@@ -36,6 +36,9 @@ type options struct {
 	logger     *slog.Logger
 	shadow     bool
 	maxWaiters int
+	label      string
+	clip       bool // initial permits beyond what the bucket holds are clipped
+	transient  bool // see WithTransientState
 	err        error
 }
 
@@ -112,8 +115,14 @@ func WithMaxPermits(n float64) Option {
 func WithInitialPermits(n float64) Option {
 	return func(o *options) {
 		o.only(bursty, "initial permits", n)
-		o.initial = &n
+		o.initial, o.clip = &n, false
 	}
+}
+
+// WithInitialPermitsUpTo is [WithInitialPermits] for limiters of different sizes: a bucket that holds less than n permits starts full, and a
+// limiter that warms up ignores it.
+func WithInitialPermitsUpTo(n float64) Option {
+	return func(o *options) { o.initial, o.clip = &n, true }
 }
 
 // WithMaxWait sets how long [RateLimiter.Try] may wait for its permit. Default 500 ms; 0: it never waits.
@@ -224,11 +233,25 @@ func WithLease(d time.Duration) Option {
 // WithFailurePolicy sets what a call gets while the store is away. Default [FailClosed].
 func WithFailurePolicy(p FailurePolicy) Option {
 	return func(o *options) {
-		if n, shares := p.instances(); shares && n < 1 {
-			o.fail("failure policy", p.name(), "a local share of at least 1 instance")
+		if n, shares := p.Instances(); shares && n < 1 {
+			o.fail("failure policy", p, "a local share of at least 1 instance")
 		}
 		o.policy = p
 	}
+}
+
+// WithTransientState is for a bucket whose name a caller chooses, and whose configuration every process reads from the same table. Stores keep
+// such a bucket until a minute after it is full, whatever its version and its penalties. A limiter that finds none begins it with its own
+// configuration, and full, unless [WithInitialPermits] says otherwise. A bucket whose configuration in force is not its limiter's own
+// ([RateLimiter.SetRate]) is kept for a day, as others are.
+func WithTransientState() Option {
+	return func(o *options) { o.transient = true }
+}
+
+// WithLabel sets what metrics count the limiter's decisions under ([Decision].Label), if that is not its name. Use it where callers choose
+// the names of buckets, so that they cannot make up series.
+func WithLabel(label string) Option {
+	return func(o *options) { o.label = label }
 }
 
 // WithObserver sets who is told what the limiter does. Default: nobody.
@@ -312,8 +335,8 @@ func (o *options) checkLease() {
 // checkSeams refuses stores and clocks that could not work.
 func (o *options) checkSeams() {
 	o.err = traitsOf(o.store).err
-	if _, shares := o.policy.instances(); shares && !reflect.ValueOf(o.store).Comparable() {
-		o.fail("failure policy", o.policy.name(), fmt.Sprintf("a store that limiters can share, as pointers can be: %T", o.store))
+	if _, shares := o.policy.Instances(); shares && !reflect.ValueOf(o.store).Comparable() {
+		o.fail("failure policy", o.policy, fmt.Sprintf("a store that limiters can share, as pointers can be: %T", o.store))
 	}
 	if by := clock.New(o.clock); !by.InRange() {
 		o.fail("clock", o.clock.Now(), "a time within 292 years of now")
@@ -330,10 +353,15 @@ func (o *options) finish() float64 {
 		o.config.setMaxPermits(*o.maxPermits)
 	}
 	most := max(o.config.Size, o.config.Floor)
-	if o.initial == nil {
+	switch {
+	case o.initial == nil && o.transient:
+		return most
+	case o.initial == nil:
 		return min(1, most)
 	}
-	if n := *o.initial; !(n >= 0 && n <= most) {
+	if n := *o.initial; o.clip && n > most {
+		return most
+	} else if !(n >= 0 && n <= most) {
 		o.fail("initial permits", n, fmt.Sprintf("0 to max permits, %v", most))
 	}
 	return unsigned(*o.initial)

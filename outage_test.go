@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -174,7 +176,7 @@ func TestOutageCostsNoProcessor(t *testing.T) {
 func TestHeldLockOpensNoGate(t *testing.T) {
 	for _, which := range []string{"lock", "script"} {
 		for _, policy := range []FailurePolicy{FailClosed, FailOpen, LocalShare(1)} {
-			t.Run(which+" "+policy.name(), func(t *testing.T) {
+			t.Run(which+" "+policy.String(), func(t *testing.T) {
 				bubble(t, func(t *testing.T) {
 					client := new(fakeRedis)
 					client.locked.Store(true)
@@ -528,14 +530,22 @@ func TestLateMemo(t *testing.T) {
 	l, err := NewSmoothBursty("x", 5, WithStore(NewRedisStore(redistest.Shared(t).Client(t))))
 	require.NoError(t, err)
 	late, last := &flight{late: true, limiter: &l.limiter}, &flight{limiter: &l.limiter}
-	late.batch.cached, last.batch.cached = new(cachedState), &cachedState{token: "kept"}
+	late.batch.Session, last.batch.Session = new(keepsLock), new(keepsLock)
 	l.coordinator.mu.Lock()
 	defer l.coordinator.mu.Unlock()
-	l.coordinator.deliver(late, &outcome{}, ErrStoreTimeout, l.coordinator.moment())
-	l.coordinator.deliver(last, &outcome{}, ErrStoreTimeout, l.coordinator.moment())
-	require.Same(t, last.batch.cached, l.coordinator.sending.cached)
-	last.batch.cached.(*cachedState).token = ""
+	l.coordinator.deliver(late, &permit.Outcome{}, ErrStoreTimeout, l.coordinator.moment())
+	l.coordinator.deliver(last, &permit.Outcome{}, ErrStoreTimeout, l.coordinator.moment())
+	require.Same(t, last.batch.Session, l.coordinator.sending.cached)
+	require.True(t, late.batch.Session.(*keepsLock).released)
+	require.False(t, last.batch.Session.(*keepsLock).released)
 }
+
+// keepsLock is a session that keeps a lock until it is released.
+type keepsLock struct{ released bool }
+
+func (s *keepsLock) Release()   { s.released = true }
+func (s *keepsLock) Kept() bool { return !s.released }
+func (*keepsLock) Waits() bool  { return false }
 
 // refusing is a store whose probes are answered, with an error that somebody must repair.
 type refusing struct {
@@ -681,5 +691,52 @@ func TestProbeOfTheBucketWanted(t *testing.T) {
 			s.set(l.Name(), false)
 		}
 		healthy(t, all[0], true)
+	})
+}
+
+// A limiter with less time than the store needs costs others nothing: neither its calls nor the probes that they cause make an outage.
+func TestImpatientLimiter(t *testing.T) {
+	for _, policy := range []FailurePolicy{FailClosed, FailOpen} {
+		t.Run(policy.String(), func(t *testing.T) {
+			bubble(t, func(t *testing.T) {
+				s := newOneServer()
+				s.trip.Store(int64(10 * time.Millisecond))
+				patient, err := NewSmoothBursty("patient", 1e5, WithStore(s), Logged(t))
+				require.NoError(t, err)
+				hasty, err := NewSmoothBursty("hasty", 1e5, WithStore(s), WithStoreTimeout(5*time.Millisecond), WithFailurePolicy(policy), Logged(t))
+				require.NoError(t, err)
+				require.Same(t, patient.coordinator.health, hasty.coordinator.health)
+				began := time.Now()
+				for range 300 {
+					ok, err := patient.Try(background)
+					require.NoError(t, err)
+					require.True(t, ok)
+					for range 3 {
+						asked := time.Now()
+						ok, err = hasty.Try(background)
+						require.Equal(t, policy == FailOpen, ok)
+						require.Equal(t, policy == FailClosed, errors.Is(err, ErrStoreUnavailable), "%v", err)
+						require.LessOrEqual(t, time.Since(asked), 10*time.Millisecond, "its timeout, and one for the probe")
+					}
+					require.Nil(t, patient.coordinator.down())
+				}
+				t.Log(time.Since(began))
+			})
+		})
+	}
+}
+
+// If all limiters have little time, so have probes.
+func TestProbeOfImpatientLimiters(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		s := newOneServer()
+		l, err := NewSmoothBursty("x", 10, WithStore(s), WithStoreTimeout(5*time.Millisecond), Logged(t))
+		require.NoError(t, err)
+		s.trip.Store(int64(time.Second))
+		_, err = l.Try(background)
+		require.ErrorIs(t, err, ErrStoreTimeout)
+		require.LessOrEqual(t, healthy(t, l, false), 10*time.Millisecond)
+		s.trip.Store(0)
+		healthy(t, l, true) // no probe is in flight when the bubble ends
 	})
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
 func ready(r *tb.Reservation) bool {
@@ -211,11 +210,6 @@ func TestLevel(t *testing.T) {
 		require.Zero(t, v.Remaining)
 		require.Greater(t, v.Full, 400*time.Millisecond)
 		clock.Advance(v.Full + time.Second)
-		_, refused := httplimit.Refused(time.Second).Level()
-		require.False(t, refused)
-		require.Equal(t, time.Second, httplimit.Refused(time.Second).RetryAfter())
-		require.False(t, httplimit.Refused(-1).OK())
-		require.Zero(t, httplimit.Refused(-1).RetryAfter())
 	})
 }
 

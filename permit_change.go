@@ -1,6 +1,10 @@
 package tokenbucket
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
 
 // maxReturned bounds the list of stored permits given back out of turn; a longer list means that they lapse.
 const maxReturned = 32
@@ -18,23 +22,23 @@ const maxReturned = 32
 // Places with stored permits are listed, so that these come back once, in whichever of the two ways; that the list ends
 // with the epoch is safe since places of older epochs lapse. When the list is full, it forgets the oldest, and places older
 // than all that it has lapse.
-func (b *PermitBucket) giveBack(now int64, g *giveBack) bool {
+func (b *PermitBucket) giveBack(now int64, g *permit.Refund) bool {
 	if g.Epoch != b.Epoch {
 		return false
 	}
-	if g.spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
+	if g.Spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
 		return false
 	}
 	sameConfig, at := g.Version == b.setting.Version, b.balance()
 	if g.Tag == b.Tail && g.Tag != 0 {
-		to := g.to
+		to := g.To
 		if !sameConfig {
 			to.Stored = at.Stored
-			if at.Next != g.end {
+			if at.Next != g.End {
 				return false
 			}
 		}
-		if !to.before(at) && !(to.Stored > at.Stored) {
+		if !to.Before(at) && !(to.Stored > at.Stored) {
 			return false
 		}
 		b.set(to)
@@ -46,8 +50,8 @@ func (b *PermitBucket) giveBack(now int64, g *giveBack) bool {
 	if b.setting.Kind != bursty || !sameConfig || at.Next > now {
 		return false
 	}
-	room := b.MaxPermits - (g.level + b.ReturnedPermits + float64(now-g.granted)/b.IntervalMicros)
-	back := min(g.spent, room)
+	room := b.MaxPermits - (g.Level + b.ReturnedPermits + float64(now-g.Granted)/b.IntervalMicros)
+	back := min(g.Spent, room)
 	if !(back > 0) {
 		return false
 	}
@@ -59,8 +63,8 @@ func (b *PermitBucket) giveBack(now int64, g *giveBack) bool {
 }
 
 // list notes places whose stored permits came back: once, in whatever way.
-func (b *PermitBucket) list(g *giveBack) {
-	if g.spent > 0 {
+func (b *PermitBucket) list(g *permit.Refund) {
+	if g.Spent > 0 {
 		list := append(slices.Clone(b.returned), g.ID)
 		if len(list) > maxReturned {
 			oldest := slices.Index(list, slices.Min(list))
@@ -109,7 +113,7 @@ func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 	if !c.succeed(mine) {
 		return false
 	}
-	b.rescale(c)
+	b.rescale(newSetting(c))
 	return true
 }
 
@@ -122,7 +126,7 @@ func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) boo
 	if c.Kind != bursty || !c.succeed(mine) {
 		return false
 	}
-	b.adopt(c)
+	b.adopt(newSetting(c))
 	b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
 	b.Seq++
 	return true

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // event is permits that fell due at a time in microseconds.
@@ -51,6 +53,41 @@ func bound(c config, most, largest float64) float64 {
 	return b + c.Rate*1e-6 + 1e-6*(1+largest)
 }
 
+// Requests that travel in one batch get what they would get one by one: the same grants, the same waits, the same bucket.
+func TestBatchIsOneByOne(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		c := config{Kind: bursty, Rate: rapid.SampledFrom([]float64{0.3, 5, 7.7, 1000, 3e6}).Draw(t, "rate"), Floor: 1,
+			Payment: rapid.SampledFrom([]Payment{PayNow, PayLater}).Draw(t, "payment"), Size: rapid.Float64Range(0, 100).Draw(t, "size")}
+		if rapid.Bool().Draw(t, "warm-up") {
+			c.Kind, c.Size, c.ColdFactor, c.WarmupMicros = warmingUp, 0, 3, rapid.Int64Range(1000, 10_000_000).Draw(t, "period")
+		}
+		ask := func(b *PermitBucket, now int64, requests ...permit.Request) []permit.Grant {
+			asked := permit.Batch{Terms: termsOf(c), Initial: 1, Epoch: 7, Requests: requests}
+			if err := b.apply(now, &asked, &asked.Outcome); err != nil {
+				t.Fatal(err)
+			}
+			grants := make([]permit.Grant, len(requests))
+			for i := range requests {
+				grants[i] = requests[i].Grant
+			}
+			return grants
+		}
+		var combined, alone PermitBucket
+		now := int64(1_000_000)
+		for range rapid.IntRange(1, 20).Draw(t, "batches") {
+			now += rapid.Int64Range(0, 3_000_000).Draw(t, "later")
+			requests := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) permit.Request {
+				return permit.Request{Op: permit.Take, Permits: rapid.Int64Range(1, 50).Draw(t, "permits"), MaxWaitMicros: rapid.Int64Range(0, 10_000_000).Draw(t, "wait")}
+			}), 1, 20).Draw(t, "requests")
+			together := ask(&combined, now, slices.Clone(requests)...)
+			for i, r := range requests {
+				require.Equal(t, together[i], ask(&alone, now, r)[0], "request %d", i)
+			}
+			require.Equal(t, string(alone.appendText(nil)), string(combined.appendText(nil)))
+		}
+	})
+}
+
 func TestWorst(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		events := rapid.SliceOfN(rapid.Custom(func(t *rapid.T) event {
@@ -78,14 +115,14 @@ func TestWorst(t *testing.T) {
 func bucketOf(t require.TestingT, c config, initial float64, now int64) *PermitBucket {
 	b := new(PermitBucket)
 	require.NoError(t, c.validate())
-	b.begin(now, &batch{Name: "b", Initial: initial, Epoch: 1}, c)
+	b.begin(now, &permit.Batch{Name: "b", Initial: initial, Epoch: 1}, newSetting(c))
 	return b
 }
 
 // takeAt asks as a batch of one would.
-func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) grant {
-	batch := &batch{Name: "b", config: b.setting.config, Epoch: b.Epoch + 1, Requests: []request{{Permits: n, MaxWaitMicros: maxWait}}}
-	if err := b.apply(now, batch, &batch.out); err != nil { // require, asked a million times, takes longer than Apply
+func takeAt(t require.TestingT, b *PermitBucket, now, n, maxWait int64) permit.Grant {
+	batch := &permit.Batch{Name: "b", Terms: &b.setting.terms, Epoch: b.Epoch + 1, Requests: []permit.Request{{Permits: n, MaxWaitMicros: maxWait}}}
+	if err := b.apply(now, batch, &batch.Outcome); err != nil { // require, asked a million times, takes longer than Apply
 		require.NoError(t, err)
 	}
 	return batch.Requests[0].Grant
@@ -212,13 +249,13 @@ func TestShortfall(t *testing.T) {
 func TestExactLongRun(t *testing.T) {
 	for _, rate := range []float64{0.001, 3, 7, 80_000, 3e6, 1e7} {
 		b := bucketOf(t, config{Rate: rate, Size: 1, Floor: 1}, 0, 0)
-		batch := &batch{Name: "b", config: b.setting.config, Epoch: 2, Requests: make([]request, 1000)}
+		batch := &permit.Batch{Name: "b", Terms: &b.setting.terms, Epoch: 2, Requests: make([]permit.Request, 1000)}
 		for i := range batch.Requests {
-			batch.Requests[i] = request{Permits: 1, MaxWaitMicros: maxExact}
+			batch.Requests[i] = permit.Request{Permits: 1, MaxWaitMicros: maxExact}
 		}
 		const takes = 1_000_000
 		for range takes / 1000 {
-			err := b.apply(0, batch, &batch.out)
+			err := b.apply(0, batch, &batch.Outcome)
 			require.NoError(t, err)
 			require.True(t, batch.Requests[999].Grant.OK)
 		}
@@ -233,8 +270,8 @@ func TestNoMintingByTakingTurns(t *testing.T) {
 	var events []event
 	for now := int64(0); now < 10_000_000; now += 1000 {
 		for i, c := range []config{large, small} {
-			batch := &batch{Name: "b", config: c, Epoch: now + int64(i) + 1, Requests: []request{{Permits: 1}}}
-			err := b.apply(now, batch, &batch.out)
+			batch := &permit.Batch{Name: "b", Terms: termsOf(c), Epoch: now + int64(i) + 1, Requests: []permit.Request{{Permits: 1}}}
+			err := b.apply(now, batch, &batch.Outcome)
 			require.NoError(t, err)
 			if batch.Requests[0].Grant.OK {
 				events = append(events, event{now, 1})
@@ -292,31 +329,31 @@ func TestGiveBackTwice(t *testing.T) {
 		once, twice := bucketOf(t, c, c.Size, 0), bucketOf(t, c, c.Size, 0)
 		late := rapid.Bool().Draw(t, "late copies")
 		type held struct {
-			g         grant
+			g         permit.Grant
 			due, now  int64
 			n         float64
 			cancelled bool
 		}
 		var all []*held
-		var sent []giveBack
+		var sent []permit.Refund
 		now, epoch, largest := int64(0), int64(1), 0.0
-		send := func(b *PermitBucket, backs []giveBack) {
+		send := func(b *PermitBucket, backs []permit.Refund) {
 			epoch++
-			batch := &batch{Name: "b", config: c, Epoch: epoch}
+			batch := &permit.Batch{Name: "b", Terms: termsOf(c), Epoch: epoch}
 			for _, g := range backs {
-				batch.Requests = append(batch.Requests, request{Op: opGiveBack, Back: g})
+				batch.Requests = append(batch.Requests, permit.Request{Op: permit.GiveBack, Back: g})
 			}
-			err := b.apply(now, batch, &batch.out)
+			err := b.apply(now, batch, &batch.Outcome)
 			require.NoError(t, err)
 		}
 		for range 200 {
 			now += rapid.Int64Range(0, 300_000).Draw(t, "gap")
 			n := rapid.Int64Range(1, 7).Draw(t, "permits")
 			epoch++
-			var g [2]grant
+			var g [2]permit.Grant
 			for i, b := range []*PermitBucket{once, twice} {
-				batch := &batch{Name: "b", config: c, Epoch: epoch, Requests: []request{{Permits: n, MaxWaitMicros: 3_000_000}}}
-				err := b.apply(now, batch, &batch.out)
+				batch := &permit.Batch{Name: "b", Terms: termsOf(c), Epoch: epoch, Requests: []permit.Request{{Permits: n, MaxWaitMicros: 3_000_000}}}
+				err := b.apply(now, batch, &batch.Outcome)
 				require.NoError(t, err)
 				g[i] = batch.Requests[0].Grant
 			}
@@ -331,19 +368,19 @@ func TestGiveBackTwice(t *testing.T) {
 				if !h.cancelled { // also after its time: then it was not used
 					h.cancelled = true
 					p := h.g.Place
-					back := giveBack{
-						Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, ID: p.Tag, to: p.before, end: p.after.Next,
-						spent: p.before.Stored - p.after.Stored, level: p.after.Stored, granted: h.now,
+					back := permit.Refund{
+						Epoch: p.Epoch, Tag: p.Tag, Tail: p.Prev, ID: p.Tag, To: p.Before, End: p.After.Next,
+						Spent: p.Before.Stored - p.After.Stored, Level: p.After.Stored, Granted: h.now,
 					}
 					if !late {
-						send(once, []giveBack{back})
+						send(once, []permit.Refund{back})
 					}
 					sent = append(sent, back)
-					send(twice, []giveBack{back, back})
+					send(twice, []permit.Refund{back, back})
 				}
 			}
 			for late && len(sent) > 0 && rapid.IntRange(0, 2).Draw(t, "again") == 0 { // and once more, late
-				send(twice, []giveBack{rapid.SampledFrom(sent).Draw(t, "copy")})
+				send(twice, []permit.Refund{rapid.SampledFrom(sent).Draw(t, "copy")})
 			}
 			if !late {
 				require.Equal(t, once.balance(), twice.balance())
@@ -366,7 +403,7 @@ func TestTakeNow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := drawPlain(t)
 		k := c.curve()
-		b := bucketOf(t, c, rapid.Float64Range(0, k.max).Draw(t, "initial"), 0)
+		b, s := bucketOf(t, c, rapid.Float64Range(0, k.max).Draw(t, "initial"), 0), newSetting(c)
 		b.Name = "b"
 		now := int64(0)
 		for range 100 {
@@ -377,7 +414,7 @@ func TestTakeNow(t *testing.T) {
 			n := rapid.Int64Range(1, 5).Draw(t, "permits")
 			wait := int64(rapid.Float64Range(0, 3).Draw(t, "timeout") * k.interval)
 			short, before := *b, *b
-			ok, decided := short.takeNow(now, &c, n, wait)
+			ok, decided := short.takeNow(now, s, n, wait)
 			g := takeAt(t, b, now, n, wait)
 			switch {
 			case !decided:
@@ -390,6 +427,8 @@ func TestTakeNow(t *testing.T) {
 					require.NotEqual(t, before.Epoch, b.Epoch)
 					short.Epoch = b.Epoch
 				}
+				require.Zero(t, short.Tail)
+				short.Tail = b.Tail // a tag, for which takeNow has no nonce
 				require.Equal(t, *b, short)
 			default:
 				refused++
@@ -419,18 +458,18 @@ func TestWindowBoundWithHolds(t *testing.T) {
 		largest := 0.0
 		for range 200 {
 			now += int64(rapid.Float64Range(0, 3).Draw(rt, "gap") * s.interval)
-			r := request{Permits: rapid.Int64Range(1, 5).Draw(rt, "permits"), MaxWaitMicros: int64(20 * s.interval)}
+			r := permit.Request{Permits: rapid.Int64Range(1, 5).Draw(rt, "permits"), MaxWaitMicros: int64(20 * s.interval)}
 			if rapid.IntRange(0, 9).Draw(rt, "hold") == 0 {
-				r = request{Op: opHold, HoldMicros: 1 + int64(rapid.Float64Range(0, 30).Draw(rt, "intervals")*s.interval)}
+				r = permit.Request{Op: permit.Hold, HoldMicros: 1 + int64(rapid.Float64Range(0, 30).Draw(rt, "intervals")*s.interval)}
 			}
 			paused := b.PausedMicros
-			batch := &batch{config: c, Epoch: newEpoch(), Requests: []request{r}}
-			var out outcome
+			batch := &permit.Batch{Terms: termsOf(c), Epoch: newEpoch(), Requests: []permit.Request{r}}
+			var out permit.Outcome
 			err := b.apply(now, batch, &out)
 			require.NoError(rt, err)
 			g := batch.Requests[0].Grant
 			switch {
-			case r.Op == opHold && g.OK:
+			case r.Op == permit.Hold && g.OK:
 				holds++
 				for i := range due {
 					if due[i].at > now {

@@ -1,8 +1,6 @@
 package tokenbucket
 
 import (
-	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -50,22 +48,4 @@ func TestKeptLockIsReleased(t *testing.T) {
 		_, err := l.State(background)
 		require.NoError(t, err)
 	}
-}
-
-// A kept lock outlives a process that ends by little.
-func TestKeptLockEndsSoon(t *testing.T) {
-	client := redistest.Shared(t).Client(t)
-	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
-	b := takes("x", 1)
-	m := store.cacheOf(b)
-	token, waited, err := store.obtain(background, m.lock, new(atomic.Bool))
-	require.NoError(t, err)
-	require.False(t, waited)
-	require.Greater(t, client.PTTL(background, m.lock).Val(), time.Second)
-	m.batches = 1
-	done, err := store.underLock(background, b, m, token)
-	require.NoError(t, err)
-	require.True(t, done)
-	require.Equal(t, token, m.token)
-	require.LessOrEqual(t, client.PTTL(background, m.lock).Val(), keptTTL)
 }

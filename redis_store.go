@@ -2,23 +2,28 @@ package tokenbucket
 
 import (
 	"context"
-	_ "embed"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
-	"github.com/bsm/redislock"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/logger"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
-	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 )
 
 // RedisClient is the least that a store needs of a client. *redis.Client, *redis.ClusterClient, *redis.Ring, the
-// sentinel clients and *redis.AutoPipeliner have it.
+// sentinel clients and *redis.AutoPipeliner have it, and so has a struct that embeds one of them. A Pipeliner has it, too, but sends nothing
+// before Exec: the constructor of a limiter refuses it.
+//
+// A client's ReadTimeout must not be shorter than the store timeout of its limiters ([WithStoreTimeout]).
+//
+// A *redis.Ring of several shards must keep each key on its shard, or the constructor of a limiter returns [ErrInvalidConfig]. By default
+// it moves the keys of a shard that does not answer to other shards. A process that does not reach the shard would then take permits from
+// a bucket of its own. RingOptions.HeartbeatFn must return true for such a shard, too: func(context.Context, *redis.Client) bool { return
+// true }. Buckets on a shard that is away then have an outage, and the [FailurePolicy] decides.
 type RedisClient interface {
 	redis.Scripter
 	Process(ctx context.Context, cmd redis.Cmder) error
@@ -46,110 +51,103 @@ type RedisStore struct{ redisBase }
 //
 // With a *redis.Client, requests to different buckets travel in one call of the script; with clients that know which
 // server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server. A lone caller whose context cannot be
-// cancelled asks a *redis.Client in its own goroutine. The client's hooks see that only if it has ContextTimeoutEnabled.
+// cancelled asks a *redis.Client in its own goroutine. Of the client's hooks, those that were added before the store was made see that; all
+// do if it has ContextTimeoutEnabled. Commands pass by the queues of an *redis.AutoPipeliner: what it joins is joined already.
 type RedisScriptStore struct {
 	redisBase
-	trips redisTrips
+	store *redisbucket.ScriptStore
 }
 
-// redisBase is what the two stores share.
+// redisBase is what the two stores share. The zero value is a store that was not made by its constructor.
 type redisBase struct {
-	client  RedisClient
-	locker  *redislock.Client
-	prefix  string
-	local   bool
-	lockTTL time.Duration
+	redis   *redisbucket.Store
 	err     error
-	decider decider
-
-	outages   *outage.Group
-	oneServer bool // keeps all buckets
-	parts     *MemoryStore
-	instances *instances.Instances
-	logger    *logger
-}
-
-// decider is either store: it decides what the engine asks of a bucket.
-type decider interface {
-	decide(ctx context.Context, batch *batch) error
-}
-
-// Apply implements [Store].
-func (s *redisBase) Apply(ctx context.Context, b *Batch) error {
-	asked := b.native()
-	switch {
-	case s.decider == nil:
-		return errUnmade
-	case asked == nil:
-		return s.exchange(ctx, b)
-	}
-	return asked.answered(s.decider.decide(ctx, asked))
+	decide  func(context.Context, *permit.Batch) error
+	local   bool
+	outages *outage.Group
+	parts   *MemoryStore
+	logger  *logger.Logger
 }
 
 // RedisOption configures a store. A bad value is reported by the constructor of the limiter that uses the store.
-type RedisOption func(*redisBase)
+type RedisOption func(*redisOptions)
+
+// redisOptions are what the options of a store set.
+type redisOptions struct {
+	redisbucket.Options
+	err error // of the last option that is out of range
+}
 
 // WithLocalTime decides by the limiter's clock instead of the server's: for tests, and for servers that allow no TIME in
 // scripts. All processes' clocks must then agree.
-func WithLocalTime() RedisOption { return func(s *redisBase) { s.local = true } }
+func WithLocalTime() RedisOption { return func(o *redisOptions) { o.Local = true } }
 
 // WithKeyPrefix sets what the keys begin with. Default "tokenbucket:". Braces are not allowed.
 func WithKeyPrefix(p string) RedisOption {
-	return func(s *redisBase) {
+	return func(o *redisOptions) {
 		if strings.ContainsAny(p, "{}") || len(p) > maxName {
-			s.err = wanted("key prefix", fmt.Sprintf("%.40q", p), "at most 512 bytes without braces")
+			o.err = wanted("key prefix", fmt.Sprintf("%.40q", p), "at most 512 bytes without braces")
 		}
-		s.prefix = p
+		o.Prefix = p
 	}
 }
 
 // WithLockTTL sets how long a lock outlives a holder that died, 10 ms to 1 minute, default 500 ms. All stores of a fleet
 // must agree on it. It must be several round trips: a [RedisStore] whose lock expires between two of them decides nothing.
 func WithLockTTL(d time.Duration) RedisOption {
-	return func(s *redisBase) {
+	return func(o *redisOptions) {
 		if d < 10*time.Millisecond || d > time.Minute {
-			s.err = wanted("lock time to live", d, "10ms to 1m")
+			o.err = wanted("lock time to live", d, "10ms to 1m")
 		}
-		s.lockTTL = d
+		o.LockTTL = d
 	}
 }
 
 // NewRedisStore returns a store that decides under a distributed lock.
 func NewRedisStore(client RedisClient, opts ...RedisOption) *RedisStore {
-	s := &RedisStore{newRedisBase(client, opts)}
-	s.decider = s
-	return s
+	o := newRedisOptions(opts)
+	store, err := redisbucket.NewLockStore(client, o.Options)
+	return &RedisStore{newRedisBase(o, err, &store.Store, store.Decide)}
 }
 
 // NewRedisScriptStore returns a store that decides in one script.
 func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptStore {
-	s := &RedisScriptStore{redisBase: newRedisBase(client, opts)}
-	s.decider = s
-	s.initTrips()
-	return s
+	o := newRedisOptions(opts)
+	store, err := redisbucket.NewScriptStore(client, o.Options)
+	return &RedisScriptStore{newRedisBase(o, err, &store.Store, store.Decide), store}
 }
 
-func newRedisBase(client RedisClient, opts []RedisOption) redisBase {
-	s := redisBase{client: client, prefix: "tokenbucket:", lockTTL: 500 * time.Millisecond, instances: new(instances.Instances), logger: new(logger), parts: NewMemoryStore(),
-		outages: new(outage.Group)}
-	switch any(client).(type) {
-	case *redis.ClusterClient, *redis.Ring:
-	default:
-		s.oneServer = true
-	}
-	if isNil(client) {
-		s.err = wanted("redis client", "nil", "a client")
-	} else {
-		s.locker = redislock.New(runOnce{client})
-	}
+func newRedisOptions(opts []RedisOption) *redisOptions {
+	o := &redisOptions{Options: redisbucket.Options{
+		Prefix: "tokenbucket:", LockTTL: 500 * time.Millisecond, Logger: new(logger.Logger), NewBucket: func() redisbucket.Bucket { return new(account) },
+	}}
 	for _, opt := range opts {
 		if opt == nil {
-			s.err = wanted("redis option", "nil", "no nil options")
+			o.err = wanted("redis option", "nil", "no nil options")
 			continue
 		}
-		opt(&s)
+		opt(o)
 	}
-	return s
+	return o
+}
+
+func newRedisBase(o *redisOptions, err error, store *redisbucket.Store, decide func(context.Context, *permit.Batch) error) redisBase {
+	if o.err != nil {
+		err = o.err
+	}
+	return redisBase{redis: store, err: err, decide: decide, local: o.Local, outages: new(outage.Group), parts: NewMemoryStore(), logger: o.Logger}
+}
+
+// Apply implements [Store].
+func (s *redisBase) Apply(ctx context.Context, b *Batch) error {
+	asked := b.native()
+	switch {
+	case s.decide == nil:
+		return errUnmade
+	case asked == nil:
+		return s.redis.Exchange(ctx, b.Names, b.Decide)
+	}
+	return asked.answered(s.decide(ctx, asked.Batch))
 }
 
 func (s *RedisStore) describe() traits {
@@ -164,8 +162,10 @@ func (s *RedisScriptStore) describe() traits {
 		return traits{err: errUnmade}
 	}
 	t := s.traits(s)
-	if s.trips.pipeline != nil && !s.local {
-		t.trips, t.route = &s.trips.trips, s.route
+	if t.err == nil {
+		if t.trips = s.store.Trips(); t.trips != nil {
+			t.route = s.store.Route
+		}
 	}
 	return t
 }
@@ -173,12 +173,15 @@ func (s *RedisScriptStore) describe() traits {
 var errUnmade = wanted("store", "the zero value", "one made by its constructor")
 
 func (s *redisBase) traits(self Store) traits {
-	t := traits{
-		self: self, err: s.err, decides: bySystemTime, outages: s.outages, oneServer: s.oneServer, parts: s.parts, probe: s.probe, join: s.join,
-		logger: s.logger,
+	switch {
+	case s.decide == nil:
+		return traits{self: self, err: errUnmade}
+	case s.err != nil:
+		return traits{self: self, err: s.err}
 	}
-	if s.err == nil && s.client == nil {
-		t.err = errUnmade
+	t := traits{
+		self: self, decides: bySystemTime, outages: s.outages, oneServer: s.redis.OneServer(), parts: s.parts, probe: s.redis.Probe,
+		join: s.redis.Join, used: s.redis.Used, busy: s.redis.Busy, logger: s.logger,
 	}
 	if s.local {
 		t.decides = byLocalTime
@@ -186,137 +189,30 @@ func (s *redisBase) traits(self Store) traits {
 	return t
 }
 
-// keys returns the key of a bucket that the engine knows by a name, and its lock's.
-func (s *redisBase) keys(name string) (bucket, lock string) { return s.keysOf(keyName(name)) }
+// RedisKey returns the key that holds a bucket in Redis, for an operator who looks at it. keyPrefix is that of [WithKeyPrefix]; stores use
+// "tokenbucket:" by default.
+func RedisKey(keyPrefix, name string) string { return keyPrefix + "{" + keyName(name) + "}" }
 
-// keysOf returns a bucket's key and its lock's. What stands in braces is the same, so a cluster keeps them in one slot.
-func (s *redisBase) keysOf(keyName string) (bucket, lock string) {
-	bucket = s.prefix + "{" + keyName + "}"
-	return bucket, bucket + ":lock"
+// account is a bucket as internal/redisbucket asks for it.
+type account struct{ bucket PermitBucket }
+
+// Parse implements [redisbucket.Bucket].
+func (a *account) Parse(text string, expected *permit.Terms) error {
+	return a.bucket.parse(text, expected)
 }
 
-// join makes this process one of those that use this Redis and key prefix, and are counted.
-func (s *redisBase) join() *instances.Member {
-	return s.instances.Join(s.client, s.prefix+"instances", func(err error) {
-		s.logger.get().Warn("tokenbucket: instances cannot be counted; LocalShare goes by what it was given", "error", err)
-	})
+// Decide implements [redisbucket.Bucket].
+func (a *account) Decide(nowMicros int64, b *permit.Batch, out *permit.Outcome) error {
+	return a.bucket.apply(nowMicros, b, out)
 }
 
-// probe is a write in the bucket's slot, which a replica, a full server or one without enough replicas
-// refuses as it would a bucket's.
-func (s *redisBase) probe(ctx context.Context, name string) error {
-	bucket, _ := s.keys(name)
-	cmd := redis.NewCmd(ctx, "set", bucket+":probe", "", "px", 1000)
-	client := s.client
-	if c, ok := client.(*redis.Client); ok {
-		client = c.WithTimeout(time.Until(timeOf(ctx)))
-	}
-	err := client.Process(ctx, once{cmd})
-	if err == nil {
-		err = cmd.Err()
-	}
-	script.Reload(ctx, s.client, err)
-	return script.ShardsError(ctx, s.client, err)
+// AppendText implements [redisbucket.Bucket].
+func (a *account) AppendText(dst []byte) []byte { return a.bucket.appendText(dst) }
+
+// TTLMillis implements [redisbucket.Bucket].
+func (a *account) TTLMillis(nowMicros int64, b *permit.Batch) (ttl, least int64) {
+	return a.bucket.ttlMillis(nowMicros, a.bucket.renewed(b))
 }
 
-var (
-	//go:embed lua/apply.lua
-	applySource string
-	//go:embed lua/read.lua
-	readSource string
-	//go:embed lua/commit.lua
-	commitSource string
-	//go:embed lua/clip.lua
-	clipSource string
-	//go:embed lua/exchange.lua
-	exchangeSource string
-
-	applyScript    = script.New(applySource)
-	readScript     = script.New(readSource)
-	commitScript   = script.New(commitSource)
-	clipScript     = script.New(clipSource)
-	exchangeScript = script.New(exchangeSource)
-)
-
-// once is a command that the client must not send twice. With its default options go-redis sends a script whose
-// reply was lost up to four times: it would take the permits four times.
-type once struct{ *redis.Cmd }
-
-// NoRetry implements redis.Cmder.
-func (once) NoRetry() bool { return true }
-
-// Clone implements redis.Cmder: a copy must not be sent twice either.
-func (c once) Clone() redis.Cmder { return once{c.Cmd.Clone().(*redis.Cmd)} }
-
-// runOnce lets redislock run its scripts once, too.
-type runOnce struct{ RedisClient }
-
-func (r runOnce) do(ctx context.Context, command, source string, keys []string, args []any) *redis.Cmd {
-	all := make([]any, 0, 3+len(keys)+len(args))
-	all = append(all, command, source, len(keys))
-	for _, key := range keys {
-		all = append(all, key)
-	}
-	cmd := redis.NewCmd(ctx, append(all, args...)...)
-	cmd.SetFirstKeyPos(3)
-	if err := r.Process(ctx, once{cmd}); err != nil && cmd.Err() == nil {
-		cmd.SetErr(err)
-	}
-	script.Reload(ctx, r.RedisClient, cmd.Err())
-	return cmd
-}
-
-// Eval implements redis.Scripter.
-func (r runOnce) Eval(ctx context.Context, script string, keys []string, args ...any) *redis.Cmd {
-	return r.do(ctx, "eval", script, keys, args)
-}
-
-// EvalSha implements redis.Scripter.
-func (r runOnce) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
-	return r.do(ctx, "evalsha", sha, keys, args)
-}
-
-// run runs a script once; its keys are the first of the arguments.
-func (s *redisBase) run(ctx context.Context, sc *script.Script, keys int, args ...string) ([]string, error) {
-	return runBy(ctx, s.client, sc, keys, args)
-}
-
-func runBy(ctx context.Context, client RedisClient, sc *script.Script, keys int, args []string) ([]string, error) {
-	reply, err := sc.Run(ctx, client, keys, args...)
-	if err != nil && strings.Contains(err.Error(), "WRONGTYPE") {
-		return nil, wrongType(args[0])
-	}
-	return reply, err
-}
-
-// corruptKey is an ErrCorruptState of what is stored under a key.
-func corruptKey(key string, err error) error { return corrupt(fmt.Sprintf("key %q", key), err) }
-
-func wrongType(key string) error {
-	return fmt.Errorf("%w: key %q holds no string", ErrCorruptState, key)
-}
-
-// clockArg is the time for a script to decide by, "" for the server's.
-func (s *redisBase) clockArg(batch *batch) string {
-	if !s.local {
-		return ""
-	}
-	return strconv.FormatInt(batch.LocalMicros(), 10)
-}
-
-// deadlineArg is a deadline by the server's clock: perhaps early, but never too late.
-func (s *redisBase) deadlineArg(deadline time.Time, server *clock.Remote) string {
-	if deadline.IsZero() || s.local || !server.Known() {
-		return ""
-	}
-	return strconv.FormatInt(server.Earliest(clock.Of(deadline)), 10)
-}
-
-func timeOf(ctx context.Context) time.Time {
-	deadline, _ := ctx.Deadline()
-	return deadline
-}
-
-func (s *redisBase) tooLate(batch *batch) error {
-	return fmt.Errorf("%w: bucket %q: the script ran too late and took nothing", ErrStoreTimeout, label(batch.Name))
-}
+// Set implements [redisbucket.Bucket].
+func (a *account) Set(o redisbucket.Bucket) { a.bucket = o.(*account).bucket }

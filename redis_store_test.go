@@ -14,6 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
@@ -26,11 +28,11 @@ func redisStores(client RedisClient, opts ...RedisOption) map[string]Store {
 }
 
 // takes is a batch of one.
-func takes(name string, n int64) *batch {
-	return &batch{
-		Name: name, config: config{Rate: 5, Size: 5, Floor: 1}, Initial: 5, Epoch: rand.Int64N(maxExact) + 1,
+func takes(name string, n int64) *permit.Batch {
+	return &permit.Batch{
+		Name: name, Key: keyName(name), Terms: termsOf(config{Rate: 5, Size: 5, Floor: 1}), Initial: 5, Epoch: rand.Int64N(maxExact) + 1,
 		LocalMicros: func() int64 { return time.Now().UnixMicro() },
-		Requests:    []request{{Permits: n, MaxWaitMicros: maxExact}},
+		Requests:    []permit.Request{{Permits: n, MaxWaitMicros: maxExact}},
 	}
 }
 
@@ -62,7 +64,7 @@ func TestClients(t *testing.T) {
 					require.True(t, b.Requests[0].Grant.OK)
 				}
 			}
-			out, err := apply(background, NewRedisScriptStore(client), &batch{Name: bucket, config: takes("", 1).config, Epoch: 1})
+			out, err := apply(background, NewRedisScriptStore(client), &permit.Batch{Name: bucket, Terms: takes("", 1).Terms, Epoch: 1})
 			require.NoError(t, err)
 			require.EqualValues(t, 7, out.Bucket.Seq, "begun, and six taken")
 			require.EqualValues(t, 0, server.Client(t).Exists(background, "tokenbucket:{"+bucket+"}:lock").Val())
@@ -78,8 +80,8 @@ func TestScriptsRunOnce(t *testing.T) {
 			warm := redisStores(server.Client(t), WithKeyPrefix(prefix))[which]
 			_, err := apply(background, warm, takes("x", 1))
 			require.NoError(t, err)
-			for _, sc := range []script.Script{applyScript, readScript, commitScript} {
-				if which == "script" != (sc.SHA == applyScript.SHA) {
+			for _, sc := range []script.Script{redisbucket.ApplyScript, redisbucket.ReadScript, redisbucket.CommitScript} {
+				if which == "script" != (sc.SHA == redisbucket.ApplyScript.SHA) {
 					continue
 				}
 				proxy := redistest.StartProxy(t, server.Addr)
@@ -90,7 +92,7 @@ func TestScriptsRunOnce(t *testing.T) {
 				require.Error(t, err)
 				require.NoError(t, c.Err())
 				cancel()
-				if sc.SHA != commitScript.SHA { // of which a second one is the release that follows a failure
+				if sc.SHA != redisbucket.CommitScript.SHA { // of which a second one is the release that follows a failure
 					require.EqualValues(t, 1, proxy.Seen())
 				}
 				require.LessOrEqual(t, int(proxy.Seen()), 2)
@@ -99,7 +101,7 @@ func TestScriptsRunOnce(t *testing.T) {
 				}, 20*time.Second, time.Millisecond)
 				require.LessOrEqual(t, int(proxy.Seen()), 2)
 			}
-			out, err := apply(background, warm, &batch{Name: "x", config: takes("", 1).config, Epoch: 1})
+			out, err := apply(background, warm, &permit.Batch{Name: "x", Terms: takes("", 1).Terms, Epoch: 1})
 			require.NoError(t, err)
 			taken := out.Bucket.Seq - 1
 			require.EqualValues(t, 2, taken, "the first, and the one whose reply was lost")
@@ -189,61 +191,11 @@ func TestDeadlineInTheScript(t *testing.T) {
 		cancel()
 		require.Equal(t, want, err == nil, "%v: %v", skew, err)
 	}
-	reply, err := store.run(background, &applyScript, 2, "tokenbucket:{late}", "tokenbucket:{late}:lock",
-		"", "500", "", "1", "", encodeBatch(takes("late", 1), "1"))
+	reply, err := redisbucket.ApplyScript.Run(background, client, 2, "tokenbucket:{late}", "tokenbucket:{late}:lock",
+		"", "500", "", "1", "", "bursty now 5 5 1 0\n\n8239 5 lasting 1\nT 1 1 0 ")
 	require.NoError(t, err)
 	require.Equal(t, "late", reply[1])
 	require.EqualValues(t, 0, client.Exists(background, "tokenbucket:{late}").Val())
-}
-
-// A holder that lost its lock writes nothing, whatever happened meanwhile, and the state need not have changed for that.
-func TestFence(t *testing.T) {
-	client := redistest.Shared(t).Client(t)
-	store := NewRedisStore(client, WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")), WithLockTTL(10*time.Second))
-	bucket, lock := store.keys("x")
-	_, err := apply(background, store, takes("x", 1))
-	require.NoError(t, err)
-	for name, meanwhile := range map[string]func(){
-		"the lock expired":          func() { client.Del(background, lock) },
-		"somebody else took it":     func() { client.Set(background, lock, "other", time.Second) },
-		"the state was lost":        func() { client.Del(background, bucket) },
-		"somebody wrote without it": func() { client.Append(background, bucket, "1") },
-	} {
-		t.Run(name, func(t *testing.T) {
-			client.Del(background, bucket, lock)
-			_, err := apply(background, store, takes("x", 1))
-			require.NoError(t, err)
-			token, _, err := store.obtain(background, lock, new(atomic.Bool))
-			require.NoError(t, err)
-			paused := &pausing{RedisClient: client, before: commitScript.SHA, do: meanwhile}
-			stale := *store
-			stale.client = paused
-			done, err := stale.underLock(background, takes("x", 1), &cachedState{bucket: bucket, lock: lock}, token)
-			require.NoError(t, err)
-			require.True(t, paused.hit)
-			require.False(t, done)
-			require.NotContains(t, client.Get(background, bucket).Val(), "seq=3", "nothing was written")
-			if name == "somebody else took it" {
-				require.Equal(t, "other", client.Get(background, lock).Val(), "nor another's lock released")
-			}
-		})
-	}
-}
-
-// pausing does something in the middle of a read-modify-write.
-type pausing struct {
-	RedisClient
-	before string
-	do     func()
-	hit    bool
-}
-
-func (p *pausing) Process(ctx context.Context, cmd redis.Cmder) error {
-	if !p.hit && len(cmd.Args()) > 1 && cmd.Args()[1] == p.before {
-		p.hit = true
-		p.do()
-	}
-	return p.RedisClient.Process(ctx, cmd)
 }
 
 // The script waits while somebody holds the lock, until its deadline, and a lock left behind by a clock that was set back,
@@ -420,7 +372,7 @@ func TestNamesAndSlots(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, name := range names {
-		bucket, lock := store.keys(name)
+		bucket, lock := store.redis.Keys(keyName(name))
 		if other, ok := seen[bucket]; ok && other != name {
 			t.Fatalf("%q and %q share a key", name, other)
 		}
@@ -450,4 +402,87 @@ func TestTooLate(t *testing.T) {
 		client.late.Store(false)
 		healthy(t, l, true)
 	})
+}
+
+// Keys expire a minute after their bucket is full if a new one would equal it, else after a day and an hour.
+func TestTimeToLive(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	prefix := prefixOf(t)
+	for which, store := range redisStores(client, WithKeyPrefix(prefix)) {
+		for name, kind := range keptKinds {
+			t.Run(which+"/"+name, func(t *testing.T) {
+				l, err := NewSmoothBursty(t.Name(), 10, append(kind.opts, WithStore(store), patient)...)
+				require.NoError(t, err)
+				for range 5 { // with predictions, too
+					_, err = l.Acquire(background, 1)
+					require.NoError(t, err)
+				}
+				if kind.change != nil {
+					require.NoError(t, kind.change(l))
+				}
+				left := client.PTTL(background, prefix+"{"+keyName(t.Name())+"}").Val()
+				if kind.renewed {
+					require.LessOrEqual(t, left, 63*time.Second)
+					require.Greater(t, left, 20*time.Second)
+				} else {
+					require.Greater(t, left, 24*time.Hour)
+				}
+			})
+		}
+	}
+}
+
+// A large value of somebody else's under a bucket's key is an error that names the key, and is not copied to find that out.
+func TestLargeForeignValue(t *testing.T) {
+	const size = 64 << 20
+	server := redistest.Start(t)
+	client := server.Client(t)
+	peak := func() (bytes int64) {
+		info := client.InfoMap(background, "memory").Val()
+		_, err := fmt.Sscan(info["Memory"]["used_memory_peak"], &bytes)
+		require.NoError(t, err)
+		return bytes
+	}
+	script := NewRedisScriptStore(client, WithKeyPrefix("large:"))
+	stores := map[string]Store{
+		"script": script, "lock": NewRedisStore(client, WithKeyPrefix("large:")), "exchange": renamed{NewRedisStore(client, WithKeyPrefix("large:"))},
+	}
+	open := func(store Store, name string) *RateLimiter {
+		l, err := NewSmoothBursty(name, 1e5, WithStore(store), patient, quietly)
+		require.NoError(t, err)
+		return l
+	}
+	require.NoError(t, client.SetRange(background, "large:{x}", size, "x").Err())
+	for what, store := range stores {
+		l := open(store, "x")
+		for range 3 {
+			_, err := l.Try(background)
+			require.ErrorIs(t, err, ErrCorruptState, what)
+			require.ErrorContains(t, err, `key "large:{x}"`, what)
+		}
+	}
+	limiters := []*RateLimiter{open(script, "x")}
+	for i := range 20 {
+		limiters = append(limiters, open(script, fmt.Sprint("other", i)))
+	}
+	var wg sync.WaitGroup
+	for i, l := range limiters {
+		wg.Go(func() {
+			for range 20 {
+				if _, err := l.Try(background); errors.Is(err, ErrCorruptState) != (i == 0) || i > 0 && err != nil {
+					t.Error(i, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	require.Less(t, peak(), int64(size)*3/2)
+	require.EqualValues(t, size+1, client.StrLen(background, "large:{x}").Val())
+}
+
+// renamed is a store that makes batches of its own, for another.
+type renamed struct{ Store }
+
+func (s renamed) Apply(ctx context.Context, b *Batch) error {
+	return s.Store.Apply(ctx, &Batch{Names: b.Names, Decide: b.Decide})
 }

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -108,7 +109,8 @@ func ringOf[H redis.Hook](t *testing.T, hooks map[string]H) *redis.Ring {
 	_, port, err := net.SplitHostPort(server.Addr)
 	require.NoError(t, err)
 	addrs := map[string]string{"a": server.Addr, "b": net.JoinHostPort("localhost", port)}
-	ring := redis.NewRing(&redis.RingOptions{Addrs: addrs, NewClient: func(o *redis.Options) *redis.Client {
+	pinned := func(context.Context, *redis.Client) bool { return true }
+	ring := redis.NewRing(&redis.RingOptions{Addrs: addrs, HeartbeatFn: pinned, NewClient: func(o *redis.Options) *redis.Client {
 		client := redis.NewClient(o)
 		for name, hook := range hooks {
 			if addrs[name] == o.Addr {
@@ -365,27 +367,42 @@ func (c *tardyConn) Read(p []byte) (int, error) {
 	return c.Conn.Read(p)
 }
 
-// A lone caller returns in time, too, if the server is slow and has to be sent the script once more.
-func TestLoneCallerOfASlowServerWithoutScripts(t *testing.T) {
-	server := redistest.Start(t)
-	var by atomic.Int64
-	client := redis.NewClient(&redis.Options{Addr: server.Addr, ReadTimeout: time.Minute, Dialer: func(_ context.Context, network, addr string) (net.Conn, error) {
-		conn, err := net.Dial(network, addr)
-		return &tardyConn{Conn: conn, by: &by}, err
-	}})
-	t.Cleanup(func() { _ = client.Close() })
-	const timeout = time.Second
-	l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client)), WithStoreTimeout(timeout), Logged(t))
-	require.NoError(t, err)
-	for range 3 {
-		_, err = l.Try(background)
-		require.NoError(t, err)
-		time.Sleep(10 * time.Millisecond) // the trip is quite over
+// SyscallConn lets the client find out that the connection was closed.
+func (c *tardyConn) SyscallConn() (syscall.RawConn, error) {
+	return c.Conn.(syscall.Conn).SyscallConn()
+}
+
+// A lone caller returns in time, too, if its call takes several replies of a slow server: the script has to be sent once more, or a connection
+// has to be made and greeted.
+func TestLoneCallerOfASlowServer(t *testing.T) {
+	for name, unsettle := range map[string]func(server *redis.Client) error{
+		"without the script": func(c *redis.Client) error { return c.ScriptFlush(background).Err() },
+		"without a connection": func(c *redis.Client) error {
+			return c.ClientKillByFilter(background, "TYPE", "normal", "SKIPME", "yes").Err()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := redistest.Start(t)
+			var by atomic.Int64
+			client := redis.NewClient(&redis.Options{Addr: server.Addr, Dialer: func(_ context.Context, network, addr string) (net.Conn, error) {
+				conn, err := net.Dial(network, addr)
+				return &tardyConn{Conn: conn, by: &by}, err
+			}})
+			t.Cleanup(func() { _ = client.Close() })
+			const timeout = time.Second
+			l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client)), WithStoreTimeout(timeout), Logged(t))
+			require.NoError(t, err)
+			for range 3 {
+				_, err = l.Try(background)
+				require.NoError(t, err)
+				time.Sleep(10 * time.Millisecond) // the trip is quite over
+			}
+			require.NoError(t, unsettle(server.Client(t)))
+			by.Store(int64(timeout * 8 / 10))
+			began := time.Now()
+			_, err = l.Try(background)
+			require.ErrorIs(t, err, ErrStoreTimeout)
+			require.Less(t, time.Since(began), timeout*14/10)
+		})
 	}
-	require.NoError(t, server.Client(t).ScriptFlush(background).Err())
-	by.Store(int64(timeout * 8 / 10))
-	began := time.Now()
-	_, err = l.Try(background)
-	require.ErrorIs(t, err, ErrStoreTimeout)
-	require.Less(t, time.Since(began), timeout*14/10)
 }

@@ -3,8 +3,6 @@ package tokenbucket
 import (
 	"context"
 	"time"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // Reservation is permits that were taken from the bucket, and may fall due later; or the refusal of them. The zero Reservation passes
@@ -12,11 +10,10 @@ import (
 type Reservation struct {
 	call       *call // nil: no bucket was asked: the switch was off, or FailOpen or a shadow let it pass
 	refused    bool
+	overruled  bool // a shadow let it pass, and nothing was granted
 	retryAfter time.Duration
 	level      *Level
 }
-
-func init() { seam.Refused = func(retryAfter time.Duration) any { return refusedFor(retryAfter) } }
 
 // refusedFor returns a reservation that is not OK.
 func refusedFor(retryAfter time.Duration) *Reservation {
@@ -42,7 +39,7 @@ func (r *Reservation) RetryAfter() time.Duration {
 }
 
 // Delay is the time from the reservation until the permits are due. It shrinks when reservations before it are
-// cancelled. 0 for a refusal.
+// cancelled; soon after that if many wait, for different numbers of permits. A look costs little, however many wait. 0 for a refusal.
 func (r *Reservation) Delay() time.Duration {
 	if r.call == nil || r.refused {
 		return 0
@@ -92,4 +89,23 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	}
 	c := r.call.limiter.coordinator
 	return c.confirmed(ctx, c.cancel(r.call), "cancel")
+}
+
+// Overruled reports whether the reservation is OK only because its limiter is a shadow ([WithShadow]): the bucket refused the request, or
+// could not be asked.
+func (r *Reservation) Overruled() bool { return r.overruled }
+
+// Return is [Reservation.Cancel] for a call that another limit has refused before it began: it gives back permits that were due at once, too.
+// They cannot go back if other processes have taken permits behind them that are not due yet. Permits that fell due while the caller waited
+// lapse, as with Cancel.
+func (r *Reservation) Return(ctx context.Context) error {
+	if r.call == nil || r.refused {
+		return nil
+	}
+	c := r.call.limiter.coordinator
+	back := c.returnUnused(r.call)
+	if back == nil {
+		return r.Cancel(ctx)
+	}
+	return c.confirmed(ctx, back, "cancel")
 }

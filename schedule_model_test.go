@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
@@ -58,9 +59,11 @@ type actor struct {
 	offset    clock.Offset
 	order     int64
 	last      map[int64]int64 // the order of who was let go last, by size
-	paused    int64           // how long the bucket was held back, as last seen
-	due       int64           // when the next look is
-	free      int64           // the bucket owes nothing any more, as last heard
+	penalty   schedule.Penalty
+	until     int64 // when it ends, as was heard
+	epoch     int64
+	due       int64 // when the next look is
+	free      int64 // the bucket owes nothing any more, as last heard
 }
 
 type caller struct {
@@ -175,6 +178,9 @@ func (a *actor) look() {
 		a.used = append(a.used, use{a.now, float64(c.Permits), a.id})
 		a.served++
 		a.tell("%d: %d goes with %d, due at %d", a.id, c.order, c.Permits, at-1_000_000_000)
+		if early := a.until - at; early > schedule.Jitter && a.skew == 0 {
+			a.fail("process %d uses a permit %d µs before the end of a penalty", a.id, early)
+		}
 		if at > a.now {
 			a.fail("process %d uses a permit %d µs before it is due", a.id, at-a.now)
 		}
@@ -196,7 +202,14 @@ func (a *actor) look() {
 			a.at(a.now+c.again, func() { a.awake(func() { a.ask(c.Permits, -1, c.again) }) })
 		}
 	}
+	if a.line.Expire(a.now) {
+		a.look()
+		return
+	}
 	a.depart()
+	if timeout := a.line.Timeout(); timeout != 0 && (at == 0 || timeout < at) {
+		at = timeout
+	}
 	if next, ok := a.line.AskAt(); ok && !a.flying && (at == 0 || next < at) {
 		at = max(next, a.now+1)
 	}
@@ -211,18 +224,18 @@ func (a *actor) depart() {
 	if a.flying {
 		return
 	}
-	batch := &batch{Name: "x", config: a.terms.config, Epoch: a.random.Int64N(1<<40) + 1}
+	batch := &permit.Batch{Name: "x", Terms: &a.terms.setting.terms, Epoch: a.random.Int64N(1<<40) + 1}
 	refund := a.line.Refund()
 	if refund != nil {
-		batch.Requests = append(batch.Requests, request{Op: opGiveBack, Back: giveBack{
-			Epoch: refund.Epoch, Tag: refund.Tag, Tail: refund.Tail, to: balance(refund.To), end: refund.End.Next,
+		batch.Requests = append(batch.Requests, permit.Request{Op: permit.GiveBack, Back: permit.Refund{
+			Epoch: refund.Epoch, Tag: refund.Tag, Tail: refund.Tail, To: refund.To, End: refund.End.Next,
 		}})
 	}
 	var askers []*schedule.Waiter[*caller]
 	var reaches []int64
 	for _, c := range a.reserving {
 		askers, reaches = append(askers, &c.Waiter), append(reaches, maxExact)
-		batch.Requests = append(batch.Requests, request{Op: opTake, Permits: c.Permits, MaxWaitMicros: maxExact})
+		batch.Requests = append(batch.Requests, permit.Request{Op: permit.Take, Permits: c.Permits, MaxWaitMicros: maxExact})
 	}
 	a.reserving = nil
 	if at, ok := a.line.AskAt(); ok && at <= a.now {
@@ -236,7 +249,7 @@ func (a *actor) depart() {
 			ahead += cost
 			askers = append(askers, w)
 			reaches = append(reaches, reach)
-			batch.Requests = append(batch.Requests, request{Op: opTake, Permits: w.Permits, MaxWaitMicros: max(0, min(reach, w.Until-a.now))})
+			batch.Requests = append(batch.Requests, permit.Request{Op: permit.Take, Permits: w.Permits, MaxWaitMicros: max(0, min(reach, w.Until-a.now))})
 		}
 	}
 	if len(batch.Requests) == 0 {
@@ -255,7 +268,7 @@ func (a *actor) depart() {
 		back += 1_500_000
 	}
 	a.at(a.now+there, func() {
-		var out outcome
+		var out permit.Outcome
 		err := a.bucket.apply(a.now+a.skew, batch, &out)
 		if err != nil {
 			a.fail("%v", err)
@@ -282,18 +295,25 @@ func (a *actor) depart() {
 
 var lossRate = 0.0
 
-func (a *actor) land(number int64, batch *batch, refund bool, askers []*schedule.Waiter[*caller], reaches []int64, out *outcome) {
+func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*schedule.Waiter[*caller], reaches []int64, out *permit.Outcome) {
 	inTime := a.flying && a.flight == number && a.now-a.departed < 1_000_000
 	received := a.now
-	a.free = out.Bucket.NextFreeTicketMicros + received - out.NowMicros
+	a.free = out.Bucket.Next + received - out.NowMicros
 	if sample := received - out.NowMicros; inTime {
 		a.offset.Observe(sample, a.now-a.departed)
 	}
-	if p := out.Bucket.PausedMicros; p != a.paused && inTime {
-		if p > a.paused {
-			a.line.Pause(p-a.paused, out.Bucket.HeldUntilMicros)
+	if inTime {
+		a.epoch = out.Bucket.Epoch
+		shorter, longer, held := a.penalty.Observe(out.Bucket.PausedMicros, out.Bucket.HeldUntilMicros, out.NowMicros)
+		if shorter > 0 {
+			a.until = a.now
+			a.line.Resume(shorter, a.now)
 		}
-		a.paused = p
+		if held {
+			a.look() // who is due by now goes
+			a.until = out.Bucket.HeldUntilMicros + a.offset.Micros()
+			a.line.Pause(longer, a.until, a.now)
+		}
 	}
 	requests := batch.Requests
 	if refund {
@@ -306,9 +326,8 @@ func (a *actor) land(number int64, batch *batch, refund bool, askers []*schedule
 	for i := range requests {
 		g := &requests[i].Grant
 		a.tell("%d: ask of %d for %d within %d: %v %d", a.id, askers[i].Value.order, requests[i].Permits, requests[i].MaxWaitMicros, g.OK, g.WaitMicros)
-		if g.OK {
-			p := &g.Place
-			grant := &schedule.Grant{Terms: a.terms, Before: schedule.Balance(p.before), Permits: requests[i].Permits,
+		if p := &g.Place; g.OK && (inTime || p.Epoch == a.epoch) {
+			grant := &schedule.Grant{Terms: a.terms, Before: p.Before, Permits: requests[i].Permits,
 				Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: a.offset.Micros()}
 			if c := askers[i].Value; c.reserved && !c.granted {
 				c.granted = true
@@ -339,7 +358,7 @@ func (a *actor) land(number int64, batch *batch, refund bool, askers []*schedule
 
 func newWorld(seed uint64, c config) *world {
 	s := newSetting(c)
-	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: &terms{setting: &s}}
+	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: &terms{setting: s}}
 }
 
 func (w *world) actor(delay func() int64) *actor {
@@ -355,27 +374,43 @@ func (w *world) worstLevel() float64 {
 	return Worst(len(w.used), func(i int) (int64, float64) { return w.used[i].at, w.used[i].n }, w.terms.Rate)
 }
 
-// fault lets something happen: a process is stopped, the bucket held back or begun anew, or the store's clock set back.
+// fault lets something happen: a process is stopped, the bucket held back, begun anew or lost, or the store's clock set back.
 func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	pause := 50_000 + r.Int64N(3_000_000)
-	apply := func(q request) {
-		b := &batch{Name: "x", config: w.terms.config, Epoch: r.Int64N(1<<40) + 1, Requests: []request{q}}
-		if err := w.bucket.apply(w.now+w.skew, b, &b.out); err != nil {
+	apply := func(q permit.Request) {
+		b := &permit.Batch{Name: "x", Terms: &w.terms.setting.terms, Epoch: r.Int64N(1<<40) + 1, Requests: []permit.Request{q}}
+		if err := w.bucket.apply(w.now+w.skew, b, &b.Outcome); err != nil {
 			w.fail("%v", err)
 		}
 	}
-	switch r.IntN(6) {
+	hold := func() {
+		w.tell("held back for %d", pause)
+		w.extra += w.terms.Rate * float64(pause) / 1e6 // what is let go by those who have not heard of it
+		apply(permit.Request{Op: permit.Hold, HoldMicros: pause})
+	}
+	anew := func(lost bool) {
+		w.stepped = true
+		w.extra += 2*float64(max(0, w.bucket.NextFreeTicketMicros-w.now-w.skew))*w.terms.Rate/1e6 + w.terms.max + 20
+		if w.tell("begun anew, lost: %v", lost); lost {
+			w.bucket = PermitBucket{}
+		} else {
+			apply(permit.Request{Op: permit.Reset})
+		}
+	}
+	switch r.IntN(8) {
 	case 0:
-		w.at(at, func() {
-			w.tell("held back for %d", pause)
-			w.extra += w.terms.Rate * float64(pause) / 1e6 // what is let go by those who have not heard of it
-			apply(request{Op: opHold, HoldMicros: pause})
-		})
+		w.at(at, hold)
 	case 1:
-		w.at(at, func() {
-			w.stepped = true
-			w.extra += 2*float64(max(0, w.bucket.NextFreeTicketMicros-w.now-w.skew))*w.terms.Rate/1e6 + w.terms.max + 20
-			apply(request{Op: opReset})
+		w.at(at, func() { anew(false) })
+	case 6, 7: // another penalty after it, of which some processes hear without having heard of the loss
+		lost, length := r.IntN(2) == 0, pause
+		w.at(at, hold)
+		w.at(at+r.Int64N(2*pause), func() {
+			anew(lost)
+			if r.IntN(2) == 0 {
+				pause = length/2 + r.Int64N(length)
+			}
+			hold()
 		})
 	case 2:
 		w.at(at, func() {

@@ -1,6 +1,10 @@
 package tokenbucket
 
-import "time"
+import (
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
 
 // snapshot is the bucket as the last answer showed it. While a bucket only moves forward, whoever comes later waits no less
 // than this says: so a request that cannot fit is refused without asking the store. It is forgotten when this process
@@ -8,7 +12,7 @@ import "time"
 // refund, a raised rate or an emptied store shows.
 type snapshot struct {
 	setting *setting // in force
-	at      balance
+	at      permit.Balance
 	clock   int64 // the store's, which was read after sent
 	sent    time.Duration
 	local   int64 // the limiter's clock at sent
@@ -19,20 +23,20 @@ const snapshotAge = 100 * time.Millisecond
 
 // see notes what an answer showed of the bucket, if it is worth noting: if a request for one permit would have to wait. If this process
 // owns permits that nobody here wants, they serve the next caller, so it must not be refused.
-func (c *coordinator) see(f *flight, out *outcome) {
+func (c *coordinator) see(f *flight, out *permit.Outcome) {
 	b := &out.Bucket
-	if c.waiters.line.Spare() || b.NextFreeTicketMicros <= out.NowMicros && b.StoredPermits >= 1 {
+	if c.waiters.line.Spare() || b.Next <= out.NowMicros && b.Stored >= 1 {
 		c.dropSnapshot()
 		return
 	}
 	s := c.known.Load()
-	if s == nil || s.config != b.setting.config {
-		if s = f.batch.own; s == nil || s.config != b.setting.config {
+	if s == nil || !s.terms.Same(b.Terms) {
+		if s = settingOf(f.batch.Terms); !s.terms.Same(b.Terms) {
 			c.dropSnapshot()
 			return
 		}
 	}
-	c.snapshot.Store(&snapshot{setting: s, at: b.balance(), clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
+	c.snapshot.Store(&snapshot{setting: s, at: b.Balance, clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
 }
 
 // seen is how full the bucket was when it was last seen; nil: not known.
@@ -85,7 +89,7 @@ func (s *snapshot) refuses(limiter *limiter, n, maxWait int64, age time.Duration
 	}
 	now := s.clock + age.Microseconds()
 	e := limiter.effective()
-	if e != s.setting && e.config != s.setting.config || e.Version == limiter.own.Version && e.config != limiter.own.config {
+	if e != s.setting && e.config != s.setting.config || e != limiter.own && e.Version == limiter.own.Version && e.config != limiter.own.config {
 		return 0, false // the store must hear of it
 	}
 	if now > s.at.Next && s.setting.Kind == warmingUp {
@@ -96,7 +100,7 @@ func (s *snapshot) refuses(limiter *limiter, n, maxWait int64, age time.Duration
 }
 
 // wait is how long n permits of a bucket would take.
-func (s *setting) wait(m balance, now, n int64) (wait int64, ok bool) {
+func (s *setting) wait(m permit.Balance, now, n int64) (wait int64, ok bool) {
 	m = s.resync(m, now, s.max)
 	after, ok := s.after(s.Kind, m, n)
 	if s.Payment == PayLater {
@@ -120,7 +124,8 @@ func (c *coordinator) occupancy() uint32 {
 // takeNow decides on a request to a bucket in memory that need not wait, or must wait for too long, under a configuration
 // that is in force: without an allocation, a timer or a goroutine, with one lock and one look at the clock. While somebody waits already
 // it grants nothing.
-func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decided bool) {
+func (c *coordinator) takeNow(l *limiter, n, maxWait int64) (granted, decided bool) {
+	inForce := l.inForce()
 	found := c.occupied.Load()
 	if found == lineSpare {
 		return false, false
@@ -128,7 +133,7 @@ func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decide
 	now := c.time.Micros()
 	b := c.slot.Load()
 	if b == nil {
-		b = c.traits.memory.bucket(keyName(c.name), now)
+		b = c.traits.memory.bucket(c.key, now)
 		c.slot.Store(b)
 	}
 	b.mu.Lock()
@@ -140,11 +145,12 @@ func (c *coordinator) takeNow(config *config, n, maxWait int64) (granted, decide
 	defer b.mu.Unlock()
 	if found == lineBusy {
 		seen := b.state
-		granted, decided = seen.takeNow(now, config, n, maxWait)
+		granted, decided = seen.takeNow(now, inForce, n, maxWait)
 		return false, decided && !granted
 	}
-	if granted, decided = b.state.takeNow(now, config, n, maxWait); granted {
+	if granted, decided = b.state.takeNow(now, inForce, n, maxWait); granted {
 		b.touched = now
+		b.renewed = b.state.forgettable(l.initial, l.transient) && (inForce == l.own || inForce.sameContent(&l.own.config))
 	}
 	return granted, decided
 }

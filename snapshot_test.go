@@ -13,6 +13,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 	"pgregory.net/rapid"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -29,7 +30,7 @@ func TestRefusalIsNeverWrong(t *testing.T) {
 		for range 50 {
 			takeAt(rt, b, now, rapid.Int64Range(1, 20).Draw(rt, "taken"), maxExact)
 			// The answer is under way for a while, and the process waits for another while.
-			seen, passed := snapshot{setting: &s, at: b.balance(), clock: now}, rapid.Int64Range(0, 90_000).Draw(rt, "passed")
+			seen, passed := snapshot{setting: s, at: b.balance(), clock: now}, rapid.Int64Range(0, 90_000).Draw(rt, "passed")
 			n := rapid.Int64Range(1, 20).Draw(rt, "permits")
 			maxWait := int64(rapid.Float64Range(0, 30).Draw(rt, "timeout") * s.interval)
 			if wait, ok := s.wait(seen.at, now+passed, n); ok && rapid.Bool().Draw(rt, "barely") {
@@ -65,7 +66,7 @@ func TestRefusalOfAColderBucket(t *testing.T) {
 	b.StoredPermits = b.MaxPermits / 2
 	now := takeAt(t, b, 0, 1, maxExact).WaitMicros
 	l := &coordinator{}
-	l.snapshot.Store(&snapshot{setting: &s, at: balance{Stored: s.max / 2}, sent: mono() - 90*time.Millisecond})
+	l.snapshot.Store(&snapshot{setting: s, at: permit.Balance{Stored: s.max / 2}, sent: mono() - 90*time.Millisecond})
 	_, refused := l.refuses(&limiter{coordinator: l, own: s}, 1, now)
 	require.False(t, refused)
 }
@@ -239,11 +240,11 @@ func TestSpareDropsTheSnapshot(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		now, server := c.now(), c.micros()
-		c.snapshot.Store(&snapshot{setting: &l.own, at: balance{Next: server + 10_000_000}, clock: server, sent: mono(), local: now})
+		c.snapshot.Store(&snapshot{setting: l.own, at: permit.Balance{Next: server + 10_000_000}, clock: server, sent: mono(), local: now})
 		_, refused := c.refuses(&l.limiter, 1, 2_000_000)
 		require.True(t, refused)
-		c.waiters.line.Grant(new(schedule.Waiter[*call]), &schedule.Grant{Terms: &terms{&l.own, &l.limiter},
-			Before: schedule.Balance{Next: server}, Permits: 1, Epoch: 1, Tag: 2, Prev: 1, Offset: now - server}, now)
+		c.waiters.line.Grant(new(schedule.Waiter[*call]), &schedule.Grant{Terms: &terms{l.own, &l.limiter},
+			Before: permit.Balance{Next: server}, Permits: 1, Epoch: 1, Tag: 2, Prev: 1, Offset: now - server}, now)
 		c.dispatch(now)
 		_, refused = c.refuses(&l.limiter, 1, 2_000_000)
 		require.False(t, refused)

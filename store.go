@@ -2,9 +2,11 @@ package tokenbucket
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -33,8 +35,8 @@ import (
 //     say. It then decides anew, and the last call counts. It must not be called after Apply has returned.
 //   - Nil means that everything is written. An error means that perhaps nothing is: the permits are lost, since the batch is never sent
 //     again. If what keeps the states cannot be reached or does not answer, return an error that wraps [ErrStoreUnavailable] or
-//     [ErrStoreTimeout]: such an error, a network error or a [context.DeadlineExceeded] lets a [FailurePolicy] decide. What somebody must
-//     repair is another error.
+//     [ErrStoreTimeout]: such an error, a network error or a [context.DeadlineExceeded] lets a [FailurePolicy] decide. Any other
+//     error means that somebody must repair something; callers get it in an [ErrStoreUnusable].
 //   - ctx always has a deadline. Nobody waits for the step afterwards, so a store that can tell that it is over writes nothing. What was
 //     taken and nobody waited for is given back by a later step.
 //   - For one bucket, a process calls Apply from one goroutine at a time. There is one exception: a call that has outlived its deadline may
@@ -57,7 +59,7 @@ type Batch struct {
 	// some hundred bytes, which a person can read. Decide does not keep the states, and waits for nothing.
 	Decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
 
-	asked *batch // what the engine asks of one bucket; nil: nothing is known of the batch but names and Decide
+	asked *question // what the engine asks of one bucket; nil: nothing is known of the batch but names and Decide
 }
 
 // maxName bounds the bytes of a bucket's name.
@@ -69,4 +71,65 @@ func keyName(name string) string {
 		return "%shadow:" + script.EncodeName(public) // no encoded name has a % like this one
 	}
 	return script.EncodeName(name)
+}
+
+// question carries the batches of one bucket through a [Store], one at a time.
+type question struct {
+	*permit.Batch
+	public  Batch // the batch as stores know it
+	decided bool  // batch.out is this batch's
+}
+
+// askStore has a store decide a batch.
+func askStore(ctx context.Context, s Store, b *permit.Batch) error {
+	return new(question).ask(ctx, s, b)
+}
+
+func (q *question) ask(ctx context.Context, s Store, b *permit.Batch) error {
+	if q.public.asked != q {
+		q.public = Batch{Names: []string{b.Key}, Decide: q.decide, asked: q}
+	}
+	q.Batch, q.decided = b, false
+	b.Outcome = permit.Outcome{}
+	err := s.Apply(ctx, &q.public)
+	if err == nil && !q.decided {
+		err = fmt.Errorf("tokenbucket: bucket %q: %T has not called Decide", b.Name, s)
+	}
+	return err
+}
+
+// native is what the engine asks, if a batch came as the engine made it: a copy may have other names.
+func (b *Batch) native() *question {
+	if b.asked == nil || b != &b.asked.public {
+		return nil
+	}
+	return b.asked
+}
+
+// answered notes that a store of this module has decided by itself, and that the outcome is in place.
+func (q *question) answered(err error) error {
+	q.decided = err == nil
+	return err
+}
+
+// decide is its Decide.
+func (q *question) decide(now int64, states [][]byte) (next [][]byte, ttl time.Duration, err error) {
+	b := q.Batch
+	q.decided = false
+	if len(states) != 1 {
+		return nil, 0, fmt.Errorf("tokenbucket: bucket %q: %d states: want one for each name", b.Name, len(states))
+	}
+	var bucket PermitBucket
+	if err := bucket.parse(string(states[0]), b.Terms); err != nil {
+		return nil, 0, corruptBucket(b.Name, err)
+	}
+	if err = bucket.apply(now, b, &b.Outcome); err != nil {
+		return nil, 0, err
+	}
+	q.decided = true
+	if !b.Outcome.Changed {
+		return [][]byte{nil}, 0, nil
+	}
+	millis, _ := bucket.ttlMillis(b.Outcome.NowMicros, bucket.renewed(b))
+	return [][]byte{bucket.appendText(nil)}, time.Duration(millis) * time.Millisecond, nil
 }

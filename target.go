@@ -3,12 +3,15 @@ package tokenbucket
 import (
 	"context"
 	"reflect"
+	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
@@ -18,30 +21,41 @@ type target struct {
 	traits  traits // of the store
 	trips   *trips // to it; nil: it is a MemoryStore
 	name    string
+	key     string // of the bucket, as stores know it
 	clock   clockwork.Clock
 	time    clock.Local   // the same, in microseconds
 	timeout time.Duration // how long the store may take to answer
 	health  *health       // of the store; nil: it never fails
 	parts   *MemoryStore  // of processes' parts of buckets, while the store is away
 	micros  func() int64  // time.Micros
+
+	questions atomic.Pointer[question] // for the next batch; nil: another is to be made
 }
 
 // apply asks a store that takes one batch at a time. It implements [transport.Trips].Send.
 func (t *target) apply(_ string, items []*item) {
 	for _, i := range items {
-		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.until)
-		out, err := i.Batch.ask(context.WithValue(ctx, storeCacheKey{}, i.Batch.cached), t.store)
+		ctx, cancel := context.WithDeadline(context.Background(), i.Batch.Until)
+		q := t.questions.Swap(nil)
+		if q == nil {
+			q = new(question)
+		}
+		err := q.ask(redisbucket.WithSession(ctx, i.Batch.Session), t.store, i.Batch)
+		t.questions.Store(q)
 		cancel()
-		i.Answer(out, err)
+		i.Answer(&i.Batch.Outcome, err)
 	}
 }
+
+// panicked logs a panic of a store that is not of this module.
+func (t *target) panicked(value any) { t.health.logger.Panicked(value) }
 
 // route is the way to the bucket.
 func (t *target) route() string {
 	if t.traits.route == nil {
 		return ""
 	}
-	return t.traits.route(t.name)
+	return t.traits.route(t.key)
 }
 
 // inline tells that the store is a *MemoryStore: it decides at once, in the caller's goroutine.
@@ -67,6 +81,9 @@ func (t *target) moment() moment {
 
 // label is the bucket's name as its users know it.
 func (t *target) label() string { return label(t.name) }
+
+// failure returns an error of the store as callers get it.
+func (t *target) failure(err error) error { return storeError(t.label(), err) }
 
 // mono is the system's monotonic clock.
 func mono() time.Duration { return clock.Mono() }
@@ -95,20 +112,21 @@ func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time
 }
 
 func newCoordinator(store Store, traits traits, name string, by clockwork.Clock, timeout time.Duration) *coordinator {
-	c := &coordinator{target: target{store: store, traits: traits, name: name, clock: by, time: clock.New(by), timeout: timeout,
-		parts: traits.parts}}
-	c.micros, c.heard.stored = c.time.Micros, maxBatch // as far as is known
+	c := &coordinator{}
+	c.store, c.traits, c.name, c.key, c.clock, c.time, c.timeout, c.parts = store, traits, name, keyName(name), by, clock.New(by), timeout, traits.parts
+	c.micros, c.heard.stored = c.time.Micros, permit.MaxBatch // as far as is known
 	c.waiters.begin(c.time.System())
 	if c.inline() {
 		return c
 	}
 	if c.trips = traits.trips; c.trips == nil {
-		c.trips = &transport.Trips[*batch, *outcome]{Send: c.apply, Max: 1, Parallel: 1}
+		c.trips = &transport.Trips[*permit.Batch, *permit.Outcome]{Send: c.apply, Max: 1, Parallel: 1, Panicked: c.panicked}
 	}
 	if c.parts == nil {
 		c.parts = partsOf(store)
 	}
 	c.health = healthOf(&traits)
+	c.health.serves(timeout)
 	return c
 }
 

@@ -3,6 +3,9 @@ package tokenbucket
 import (
 	"fmt"
 	"time"
+	"weak"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // timeouts notices when the store does not answer.
@@ -11,13 +14,19 @@ type timeouts struct {
 	running bool
 }
 
-// startTimeouts makes sure that somebody notices.
+// startTimeouts makes sure that a store which does not answer is noticed. The timer does not hold the coordinator: it is not stopped when
+// the store has answered, and the store timeout may be long. Callers who wait hold it.
 func (c *coordinator) startTimeouts() {
 	switch t := &c.timeouts; {
 	case c.inline() || t.running:
 		return
 	case t.timer == nil:
-		t.timer = time.AfterFunc(c.timeout, c.checkTimeouts)
+		held := weak.Make(c)
+		t.timer = time.AfterFunc(c.timeout, func() {
+			if c := held.Value(); c != nil {
+				c.checkTimeouts()
+			}
+		})
 	default:
 		t.timer.Reset(c.timeout)
 	}
@@ -104,14 +113,19 @@ func (c *coordinator) expireFlight(f *flight, now time.Duration) {
 		r.settle(false, err, c.now()) // perhaps they come back, perhaps not
 	}
 	f.refunds, f.late = nil, true
-	c.report(f, &outcome{}, err, now-f.began)
+	c.report(f, &permit.Outcome{}, err, now-f.began)
 	c.sending.overdue = append(c.sending.overdue, f)
 }
 
-// timeoutError is why callers were not answered in time, while a flight is under way: that is waiting for a lock, or for an answer.
+// timeoutError is why callers were not answered in time, while a flight is under way: it waits for a lock, for a connection, or for a reply.
 func (c *coordinator) timeoutError(f *flight) error {
-	if f != nil && f.batch.cached != nil && f.batch.cached.waits() {
+	if f != nil && f.batch.Session != nil && f.batch.Session.Waits() {
 		return fmt.Errorf("%w: bucket %q: within %v", ErrLockNotObtained, c.label(), c.timeout)
+	}
+	if busy := c.traits.busy; busy != nil {
+		if err := busy(c.key); err != nil {
+			return err
+		}
 	}
 	return fmt.Errorf("%w: bucket %q: no answer within %v", ErrStoreTimeout, c.label(), c.timeout)
 }

@@ -2,10 +2,13 @@ package tokenbucket
 
 import (
 	"context"
+	"time"
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/logger"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // described is a Store that tells the engine what it can do beyond Apply. The stores of this module are, and so is a Store that
@@ -31,8 +34,12 @@ type traits struct {
 	probe func(ctx context.Context, name string) error
 	// join makes this process one of those that use the store and are counted; nil: nobody counts.
 	join func() *instances.Member
-	// logger is for what join finds wrong; nil: nothing is.
-	logger *logger
+	// busy is why the store cannot be asked for a bucket, if this process itself is the reason; nil: it never is.
+	busy func(name string) error
+	// used is called for each limiter with its store timeout; nil: it does not matter.
+	used func(timeout time.Duration)
+	// logger is for what join and used find wrong; nil: nothing is.
+	logger *logger.Logger
 
 	// memory and trips are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
 	// trips take batches of several buckets at once, on the route of each. nil: there is only Apply.
@@ -43,8 +50,8 @@ type traits struct {
 
 // trips take batches to a store, and item is one of them on its way.
 type (
-	trips = transport.Trips[*batch, *outcome]
-	item  = transport.Item[*batch, *outcome]
+	trips = transport.Trips[*permit.Batch, *permit.Outcome]
+	item  = transport.Item[*permit.Batch, *permit.Outcome]
 )
 
 // timing is which clock a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).

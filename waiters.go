@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
@@ -15,7 +16,7 @@ import (
 type waiters struct {
 	line    *schedule.Schedule[*call]
 	old     []*schedule.Schedule[*call]
-	due     int64                     // when the first of them all is; 0: never
+	due     int64                     // when the first of them all is due, or refused at its timeout; 0: never
 	late    []*schedule.Waiter[*call] // of old lines: whose permits would come too late
 	pace    schedule.Pace             // of the line, while some of it are beyond reach
 	confirm *refund                   // the next of line's that is sent: somebody waits for its answer; nil: nobody does
@@ -64,7 +65,8 @@ func (w *waiters) last() int64 {
 	return at
 }
 
-// next takes one who is due out of its line. If nobody is, it returns nil, and notes when somebody will be.
+// next takes one who is due out of its line. If nobody is, it returns nil, takes those out whose timeouts have ended, and notes when the
+// next is due, or its timeout ends.
 func (w *waiters) next(now int64) (q *call, at int64) {
 	w.due = 0
 	for i := len(w.old); i >= 0; i-- {
@@ -73,18 +75,30 @@ func (w *waiters) next(now int64) (q *call, at int64) {
 			s = w.old[i]
 		}
 		first, at := s.Next(now)
+		if first == nil && s.Expire(now) { // what they were gathering may be enough for another
+			first, at = s.Next(now)
+		}
 		if first != nil {
 			return first.Value, at
 		}
-		if at != 0 && (w.due == 0 || at < w.due) {
-			w.due = at
-		}
+		w.lookAt(at)
+		w.lookAt(s.Timeout())
 	}
 	if len(w.old) > 0 {
-		w.rejoin()
+		some := w.rejoin()
 		w.old = slices.DeleteFunc(w.old, func(s *schedule.Schedule[*call]) bool { return !s.Waiting() })
+		if some { // the line may own permits for them, which may be due first
+			return w.next(now)
+		}
 	}
 	return nil, 0
+}
+
+// lookAt notes that next is to be called at a time; 0: never.
+func (w *waiters) lookAt(at int64) {
+	if at != 0 && (w.due == 0 || at < w.due) {
+		w.due = at
+	}
 }
 
 // split notes that the bucket has begun anew.
@@ -102,16 +116,18 @@ func (w *waiters) split() {
 	}
 }
 
-// rejoin lets those ask again whose permits of a bucket that is no more have lapsed.
-func (w *waiters) rejoin() {
+// rejoin moves the waiters of old lines whose permits have lapsed to the line. It reports whether there were any.
+func (w *waiters) rejoin() (some bool) {
 	for _, s := range w.old {
 		for first := s.Uncovered(); first != nil; first = s.Uncovered() {
 			s.Leave(first, 0)
 			w.line.Join(first)
 			first.Value.line = w.line
+			some = true
 		}
 		w.late = append(w.late, s.Expired()...)
 	}
+	return some
 }
 
 // expired returns those of all lines whose permits would come too late: they have left.
@@ -123,11 +139,19 @@ func (w *waiters) expired() []*schedule.Waiter[*call] {
 	return late
 }
 
-// pause lets everybody wait longer, for the bucket was held back (Penalize), until a time of the store's clock.
-func (w *waiters) pause(micros, until int64) {
-	w.line.Pause(micros, until)
+// pause moves what every line owns: the bucket was held back (Penalize), until a time.
+func (w *waiters) pause(micros, until, now int64) {
+	w.line.Pause(micros, until, now)
 	for _, s := range w.old {
-		s.Pause(micros, until)
+		s.Pause(micros, until, now)
+	}
+}
+
+// resume ends a pause early, by micros: a Reset, or a lost state, has ended the penalty.
+func (w *waiters) resume(micros, now int64) {
+	w.line.Resume(micros, now)
+	for _, s := range w.old {
+		s.Resume(micros, now)
 	}
 }
 
@@ -153,18 +177,12 @@ type terms struct {
 	limiter *limiter
 }
 
-// After implements schedule.Terms.
-func (t *terms) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
-	m, ok := t.after(t.Kind, balance(b), n)
-	return schedule.Balance(m), ok
-}
-
 // PayLater implements schedule.Terms.
 func (t *terms) PayLater() bool { return t.Payment == PayLater }
 
 // costFromCold is what n permits take of a bucket that is as cold as can be, in microseconds.
 func (s *setting) costFromCold(n int64) int64 {
-	m := balance{}
+	m := permit.Balance{}
 	if s.Kind == warmingUp {
 		m.Stored = s.max
 	}
@@ -222,7 +240,7 @@ func (c *coordinator) join(q *call, now int64) {
 	if q.state == pending && q.verb == reserve { // of permits that nobody wants
 		if _, covered := line.DueOf(&q.Waiter); covered {
 			offset := c.heard.offset.Micros()
-			q.level = c.heard.terms.level(balance{Next: max(c.heard.free, line.Last()) - offset}, now-offset)
+			q.level = c.heard.terms.level(permit.Balance{Next: max(c.heard.free, line.Last()) - offset}, now-offset)
 			c.confirm(q, now)
 		} else {
 			line.Leave(&q.Waiter, now)
@@ -321,10 +339,15 @@ func (c *coordinator) refusedFor(q *call, beyond, received, now int64) {
 	if q.promised() {
 		c.waiters.line.AskAfter(received + retryMicros)
 	}
+	c.dropHopeless(s, now)
+	c.refuseExpired(now)
+}
+
+// dropHopeless takes the waiters out of the line that the process owns no permits for, and that cannot be in time by the last reply.
+func (c *coordinator) dropHopeless(s *setting, now int64) {
 	c.waiters.line.Hopeless(now, c.heard.free, s.Payment == PayLater, func(n int64) int64 {
 		return int64(min(float64(n)*s.interval, maxExact))
 	})
-	c.refuseExpired(now)
 }
 
 // asker is the first who is to be asked for; nil: nobody.

@@ -10,9 +10,12 @@ import (
 	"time"
 
 	"github.com/jonboulle/clockwork"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
 // Who waits beyond the horizon hears of it when the bucket is free much sooner, whoever has freed it.
@@ -92,6 +95,69 @@ func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reser
 			t.Fatal("nobody has told them")
 		}
 	}
+}
+
+// A reply that shows that there is room lets the first caller beyond its process's look-ahead go at once: it does not wait until the process
+// would ask for it again.
+func TestRoomIsUsedAtOnce(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const rate, trip = 100, time.Millisecond
+		memory := NewMemoryStore()
+		for after := time.Second; after < 1500*time.Millisecond; after += 70 * time.Millisecond {
+			open := func() *RateLimiter {
+				s := &distant{Store: memory}
+				s.trip.Store(int64(trip))
+				l, err := NewSmoothBursty(fmt.Sprint(after), rate, WithStore(s))
+				require.NoError(t, err)
+				return l
+			}
+			l := open()
+			_, err := open().Reserve(background, 3000*rate) // by another process: this one owns nothing
+			require.NoError(t, err)
+			var freed time.Time
+			time.AfterFunc(after, func() {
+				freed = time.Now()
+				assert.NoError(t, l.Reset(background))
+			})
+			_, err = l.Acquire(background, 1)
+			require.NoError(t, err)
+			require.LessOrEqual(t, time.Since(freed), 3*trip, "freed after %v", after)
+		}
+	})
+}
+
+// A process that waits for many buckets does not ask for each of them twice a second, and still learns of a penalty in time.
+func TestManyListen(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const buckets, seconds = 1500, 2
+		memory := NewMemoryStore()
+		s := &distant{Store: memory}
+		var all []*Reservation
+		for i := range buckets {
+			l, err := NewSmoothBursty(fmt.Sprint(i), 1, WithStore(s), WithMaxPermits(1))
+			require.NoError(t, err)
+			r, err := l.Reserve(background, 100)
+			require.NoError(t, err)
+			all = append(all, r)
+		}
+		before := s.calls.Load()
+		time.Sleep(seconds * time.Second)
+		rate := (s.calls.Load() - before) / seconds
+		t.Logf("%d batches a second for %d buckets", rate, buckets)
+		require.LessOrEqual(t, rate, int64(1.2*1e6/listenShare))
+
+		other, err := NewSmoothBursty(fmt.Sprint(buckets-1), 1, WithStore(&distant{Store: memory}), WithMaxPermits(1))
+		require.NoError(t, err)
+		last := all[buckets-1]
+		delay := last.Delay()
+		require.NoError(t, other.Penalize(background, time.Minute))
+		time.Sleep(buckets * listenShare * time.Microsecond)
+		require.Equal(t, delay+time.Minute, last.Delay())
+		for _, r := range all {
+			require.NoError(t, r.Cancel(background))
+		}
+		require.Less(t, listeners.Load(), int64(buckets/2), "they wait no more")
+	})
 }
 
 // uncovered is how many wait for whom the process owns no permits yet. It holds the lock.
@@ -195,6 +261,39 @@ func TestRefusedAfterAWhile(t *testing.T) {
 	})
 }
 
+// A call that the store has refused so far is refused at its timeout, though the store is not asked again until later.
+func TestRefusedAtTheTimeout(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const timeout, trip = 2550 * time.Millisecond, 10 * time.Millisecond
+		s := &distant{Store: NewMemoryStore()}
+		s.trip.Store(int64(trip))
+		l, err := NewSmoothBursty("x", 10, WithStore(s), WithMaxPermits(1), WithInitialPermits(0))
+		require.NoError(t, err)
+		_, err = l.Reserve(background, 20)
+		require.NoError(t, err)
+		time.AfterFunc(100*time.Millisecond, func() {
+			c := l.coordinator
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			c.heard.at = c.now() + 60_000_000   // it does not listen,
+			c.waiters.line.AskAfter(c.heard.at) // nor ask
+		})
+		var calls sync.WaitGroup
+		for i := range 5 { // the first is asked for, and the others come while it is under way, or waits
+			calls.Go(func() {
+				time.Sleep(time.Duration(i) * 6 * time.Millisecond)
+				own := timeout + time.Duration(i%3)*time.Millisecond
+				began := time.Now()
+				ok, err := l.TryAcquire(background, 1, own)
+				assert.NoError(t, err)
+				assert.False(t, ok)
+				assert.Equal(t, own, time.Since(began).Truncate(time.Millisecond), "call %d", i)
+			})
+		}
+		calls.Wait()
+	})
+}
+
 // A bucket that warms up grants in a short time what it would not while it is cold. Only of a cold one that is told as an error.
 func TestWarmBucketIsAsked(t *testing.T) {
 	for name, store := range map[string]func() Store{
@@ -255,4 +354,37 @@ func TestDebtOfAWarmBucketIsRemembered(t *testing.T) {
 		}
 		require.Equal(t, asked, store.calls.Load())
 	})
+}
+
+// A waiter whose permits of an old epoch have lapsed may get permits that its process owns of the new one. Its due time sets the alarm.
+func TestRejoinSetsTheAlarm(t *testing.T) {
+	var w waiters
+	w.begin(true)
+	own := newSetting(config{Kind: bursty, Rate: 1, Size: 1})
+	under := &terms{setting: own}
+	wait := func(came, due, epoch int64) *call {
+		q := &call{Waiter: schedule.Waiter[*call]{Permits: 1, Came: came, Until: schedule.Forever}, line: w.line}
+		q.Value = q
+		w.line.Join(&q.Waiter)
+		before := permit.Balance{Next: due}
+		if !under.PayLater() {
+			before.Next -= time.Second.Microseconds()
+		}
+		w.line.Grant(&q.Waiter, &schedule.Grant{Terms: under, Before: before, Permits: 1, Epoch: epoch, Tag: 1}, came)
+		return q
+	}
+	old := wait(1, 2_000_000, 1)
+	w.split()
+	left := wait(2, 3_000_000, 2)
+	left.line.Leave(&left.Waiter, 3)
+	require.True(t, w.line.Spare())
+
+	q, _ := w.next(2_500_000) // 500 ms late
+	require.Nil(t, q)
+	require.Same(t, w.line, old.line)
+	require.True(t, old.covered())
+	require.EqualValues(t, 3_000_000, w.due)
+	q, at := w.next(3_000_000)
+	require.Same(t, old, q)
+	require.EqualValues(t, 3_000_000, at)
 }

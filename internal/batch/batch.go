@@ -1,65 +1,66 @@
-// Package batch takes what many callers ask to the backend that decides it, and brings the answers back.
+// Package batch sends batches of requests to a backend, several batches in one round trip, and delivers the replies.
 //
-// What must hold:
+// Guarantees:
 //
-//   - A source of questions (a bucket, a semaphore, a window) has at most one batch under way, so that it is answered in the order in
-//     which it asked, unless that batch has outlived its deadline.
-//   - Every batch is answered by its deadline, even if the client hangs. An answer that comes later still arrives: it may have taken
-//     permits, which must be given back.
-//   - Whoever has something to send departs soon, whatever the others do.
+//   - A source of requests (a bucket, a semaphore, a window) has at most one batch in flight, so its batches are decided in the order in
+//     which it sent them. The exception is a batch whose deadline has passed: the next one does not wait for it.
+//   - Every batch has a result by its deadline, even if the client hangs. A late reply is delivered too, because it may have granted
+//     permits, which must be refunded.
+//   - A source that has requests departs soon, whatever the other sources do.
 //
-// The naive ways are a round trip for each caller, or a goroutine for each source, which sends what has come up since it sent last.
-// The first costs a round trip a permit. The second costs a round trip a source, though one call could decide for a thousand
-// sources of one server; and each batch passes through two goroutines, the source's and one that asks a client which may
-// hang: to wake a goroutine takes as long as a fast network takes to answer.
+// The naive designs are a round trip for each caller, or a goroutine for each source that sends the requests since its last batch. The first
+// costs a round trip per permit. The second costs a round trip per source, though one call could decide the batches of a thousand sources.
+// Besides, each batch then passes through two goroutines: that of the source, and one that calls the client, which may hang. Waking a
+// goroutine takes as long as a round trip in a fast network.
 //
-// Here a trip takes the batches of all sources that wait when it departs, up to Max. Up to Parallel trips of a route are under way;
-// what comes up meanwhile shares the next one. The goroutine of the trip asks the backend by itself. A timer watches the deadlines:
-// it tells the sources that were not answered in time, and lets the next trip begin without the one that hangs. While nobody is under
-// way, a caller may make the trip itself (Take), and no goroutine is woken at all. When a trip is back it lets other goroutines run
-// before it looks who waits: those who were just answered ask again, and share the next batch. Otherwise the first of
-// them would leave alone, and the rest would wait for it.
+// Here a trip takes the batches of all sources that are waiting when it departs, up to Max. Up to Parallel trips of a route are in flight;
+// later requests share the next trip. The goroutine of the trip calls the backend itself. A timer watches the deadlines. When one passes, it
+// reports ErrLate to the source, and the next trip begins without waiting for the one that hangs. If no trip is in flight, a caller may make
+// the trip in its own goroutine (Take), so none is woken. After a trip, its goroutine yields before it looks for waiting sources, so that
+// the callers just answered can share the next batch. Otherwise the first of them would depart alone, and the rest would wait for it.
 //
-// What goes into a batch, and what an answer means, stays with the source: it differs too much.
+// The sources build the batches and interpret the replies, because these differ too much between them.
 package batch
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 )
 
-// ErrLate is the error of a batch that was not answered by its deadline. It wraps context.DeadlineExceeded.
-var ErrLate = fmt.Errorf("no answer in time: %w", context.DeadlineExceeded)
+// ErrLate is the error of a batch without a reply by its deadline. It wraps context.DeadlineExceeded.
+var ErrLate = fmt.Errorf("no reply in time: %w", context.DeadlineExceeded)
 
-// errPanic is the error of a batch whose Send or Direct did not return.
-var errPanic = errors.New("the client of the backend panicked")
+// ErrPanic is wrapped by the error of a batch whose Send or Direct did not return, because a hook of the client panicked or ended the
+// goroutine.
+var ErrPanic = errors.New("the client of the backend panicked")
 
-// Source has batches to send. Its implementations embed a Place.
+// Source sends batches. Implementations embed a Place.
 //
-// Trips calls Depart and Land without a lock, so both may lock the source and call Ready. They are called by one goroutine at a time,
-// but for the Land of a batch that has outlived its deadline.
+// Trips calls Depart and Land without a lock, so both may lock the source and call Ready. At most one goroutine at a time calls them,
+// except for the late Land of a batch whose deadline has passed.
 type Source[B, A any] interface {
-	// Depart makes the next batch, and says until when it must be answered. It reports false if there is nothing to send. If it
-	// leaves anything behind, it or the Land of the batch calls Ready.
+	// Depart returns the next batch and the deadline of its reply. It reports false if there is nothing to send. If it leaves requests for
+	// a later batch, it or the Land of this batch must call Ready.
 	Depart() (b B, deadline time.Time, ok bool)
-	// Land takes the answer to a batch, or why there is none: ErrLate, if it did not come by the deadline. If it comes later, Land
-	// is called once more, with late set; other batches may have departed and landed in between.
+	// Land delivers the reply to a batch, or an error. The error is ErrLate if there was no reply by the deadline. If the reply arrives
+	// later, Land is called once more, with late set. Other batches may have departed and landed in between.
 	Land(b B, answer A, err error, late bool)
 
 	place() *Place
 }
 
-// Place is where a source is on its way. It belongs to the Trips; a source only embeds it. The zero value is idle. It must not be
-// copied.
+// Place is the state of a source, guarded by Trips.mu. Sources only embed it. The zero value is idle. A Place must not be copied.
 type Place struct {
 	state state
-	again bool   // away, and Ready was called meanwhile
-	route string // for which
+	again bool   // Ready was called while the source was away
+	route string // the route of that Ready
 }
 
 func (p *Place) place() *Place { return p }
@@ -69,49 +70,52 @@ type state uint8
 const (
 	idle    state = iota
 	waiting       // in the list of its route
-	away          // asked to depart, and neither landed nor without a batch
+	away          // departing or in flight
 )
 
-// Trips takes the batches of sources to where they are decided. Its fields are set before it is used first. It is safe for concurrent
-// use and must not be copied.
+// Trips sends the batches of sources to backends. Its fields must be set before its first use. It is safe for concurrent use and must not
+// be copied.
 //
-// No method of a source is called under mu. So mu is the last in the order of locks: a source may call Ready under its own.
+// No method of a source is called with mu held. So mu comes last in the lock order: a source may call Ready while it holds its own lock.
 type Trips[B, A any] struct {
-	// Send takes items to the end of a route and calls Answer of each, from any goroutine. It should return by the last of their
-	// deadlines. An item may be answered after Send has returned: only its own source waits for it.
+	// Send sends items by a route and calls Answer of each, from any goroutine. It should return by the last of their deadlines. An item
+	// may be answered after Send has returned: only its own source waits for it.
 	Send func(route string, items []*Item[B, A])
-	// Max is how many batches a trip takes at most, Parallel how many trips of a route are under way at most.
+	// Max is the maximum number of batches in a trip. Parallel is the maximum number of trips of a route in flight.
 	Max, Parallel int
-	// Size is what a batch counts for, if trips may have several. One that has batches of MaxSize or more takes no others along. nil:
-	// only Max counts.
+	// Size returns the size of a batch. A trip whose batches reach MaxSize takes no further batches. If Size is nil, only Max applies.
 	Size    func(B) int
 	MaxSize int
-	// Stall is how long a trip counts as under way; 0: until none of its batches has time left.
+	// Stall is how long a trip counts against Parallel. If it is 0, a trip counts until the deadlines of all its batches have passed.
 	Stall time.Duration
-	// Direct is Send for a trip of the caller's own (Take), which nothing calls back: it must return by the deadline of its one item.
-	// nil: nothing does, and Take is Ready.
+	// Direct is Send for a trip in the goroutine of a caller (Take). It must return by the deadline of its only item. If Direct is nil,
+	// Take is the same as Ready.
 	Direct func(route string, items []*Item[B, A])
-	// Timeout is how long a batch may take at most: a context that ends sooner makes Take Ready.
+	// Timeout is the longest duration of a batch. With a context that ends sooner, Take is the same as Ready.
 	Timeout time.Duration
-	// Go starts a goroutine; nil: the go statement does.
+	// Go starts a goroutine. If it is nil, the go statement is used.
 	Go func(func())
+	// Panicked is called with the panics of Send and Land in goroutines that no caller owns, where they would end the process. Panics in
+	// the goroutine of Take propagate to its caller. If Panicked is nil, panics are logged by slog.Default.
+	Panicked func(value any)
 
 	mu     sync.Mutex
 	routes map[string]*route[B, A]
 }
 
-// route is what Trips.mu guards of a way to a backend. If anybody waits, then trips is Parallel, or looking is not 0: so somebody will
-// call start or next.
+// route is the state of the way to one backend. Trips.mu guards it.
+//
+// Invariant: if a source is waiting, then trips equals Parallel or looking is positive. So start or next will be called.
 type route[B, A any] struct {
 	name    string
 	waiting []Source[B, A] // first come, first served
-	trips   int            // that are under way
-	looking int            // of these, the ones that have answers, or have not left: they are about to look who waits
-	prompt  bool           // the trip that came back last was in time
+	trips   int            // trips in flight
+	looking int            // trips that will look for waiting sources: they have replies, or have not departed
+	prompt  bool           // the last trip to return was in time
 
-	sent  []*trip[B, A] // whose deadlines are watched
+	sent  []*trip[B, A] // trips whose deadlines are watched
 	timer *time.Timer   // calls watch
-	at    time.Time     // when: no later than anything in sent is too late, or stalls; zero: it is not set
+	at    time.Time     // when the timer fires, not after the first deadline or stall in sent; zero if unset
 }
 
 // Ready makes sure that a Depart of the source begins after this call. It returns at once.
@@ -121,9 +125,9 @@ func (t *Trips[B, A]) Ready(route string, s Source[B, A]) {
 	t.ready(t.route(route), s)
 }
 
-// Take is Ready, but it makes the trip itself, and returns when that is over, if nobody is under way on the route, the last who was came
-// back in time, and ctx lasts for as long as the trip may take. Nothing calls it back: if ctx is cancelled meanwhile, Take returns
-// when Direct does. It must not be called with the source locked.
+// Take is Ready, except that it makes the trip in the goroutine of the caller and returns afterwards if three conditions hold: no trip of
+// the route is in flight, the last one returned in time, and ctx lasts for at least Timeout. Take does not return early: if ctx is cancelled
+// during the trip, Take returns when Direct does. The lock of the source must not be held.
 func (t *Trips[B, A]) Take(ctx context.Context, route string, s Source[B, A]) {
 	until, ends := ctx.Deadline()
 	lasts := t.Direct != nil && ctx.Err() == nil && (!ends || time.Until(until) >= t.Timeout)
@@ -137,7 +141,7 @@ func (t *Trips[B, A]) Take(ctx context.Context, route string, s Source[B, A]) {
 	r.trips++
 	p.state = away
 	t.mu.Unlock()
-	if t.depart(r, []Source[B, A]{s}, t.Direct) {
+	if t.depart(r, []Source[B, A]{s}, t.Direct, true) {
 		t.mu.Lock()
 		r.looking--
 		r.trips--
@@ -146,7 +150,7 @@ func (t *Trips[B, A]) Take(ctx context.Context, route string, s Source[B, A]) {
 	}
 }
 
-// route returns the route of that name. mu is held.
+// route returns the route with a name, and creates it if needed. t.mu must be held.
 func (t *Trips[B, A]) route(name string) *route[B, A] {
 	r := t.routes[name]
 	if r == nil {
@@ -159,7 +163,7 @@ func (t *Trips[B, A]) route(name string) *route[B, A] {
 	return r
 }
 
-// ready puts a source into the list of a route, now or when it has landed. mu is held.
+// ready adds a source to the waiting ones of a route, now or when it has landed. t.mu must be held.
 func (t *Trips[B, A]) ready(r *route[B, A], s Source[B, A]) {
 	switch p := s.place(); p.state {
 	case idle:
@@ -171,7 +175,7 @@ func (t *Trips[B, A]) ready(r *route[B, A], s Source[B, A]) {
 	}
 }
 
-// arrived notes that a source may depart again. mu is not held.
+// arrived lets a source depart again. t.mu must not be held.
 func (t *Trips[B, A]) arrived(s Source[B, A]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -183,7 +187,7 @@ func (t *Trips[B, A]) arrived(s Source[B, A]) {
 	}
 }
 
-// start begins another trip for those who wait, if there may be one and none is about to look. mu is held.
+// start starts a trip for the waiting sources, if Parallel allows one and no trip is about to look for them. t.mu must be held.
 func (t *Trips[B, A]) start(r *route[B, A]) {
 	if len(r.waiting) == 0 || r.looking > 0 || r.trips >= t.Parallel {
 		return
@@ -197,21 +201,22 @@ func (t *Trips[B, A]) start(r *route[B, A]) {
 	}
 }
 
-// run makes one trip after another, until nobody waits.
+// run makes trips until no source is waiting.
 func (t *Trips[B, A]) run(r *route[B, A]) {
 	var sources []Source[B, A]
 	for {
 		sources = t.next(r, sources)
-		if len(sources) == 0 || !t.depart(r, sources, t.Send) {
+		if len(sources) == 0 || !t.depart(r, sources, t.Send, false) {
 			return
 		}
-		for range 2 { // the first lets those run who were answered, the second those whom they woke
+		for range 2 { // the first lets the answered goroutines run, the second those that they woke
 			runtime.Gosched()
 		}
 	}
 }
 
-// next takes those whose turn it is off the list; if there are none, the trip is over. It uses a slice again.
+// next removes and returns the sources of the next trip. If there are none, it returns nil and the goroutine of the trip ends. It reuses the
+// slice.
 func (t *Trips[B, A]) next(r *route[B, A], sources []Source[B, A]) []Source[B, A] {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -230,10 +235,10 @@ func (t *Trips[B, A]) next(r *route[B, A], sources []Source[B, A]) []Source[B, A
 	return sources
 }
 
-// depart sends the batches of sources, and then is about to look who waits (route.looking). It reports false if the trip was given up:
-// then it does not count any more.
-func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(string, []*Item[B, A])) bool {
-	c := &trip[B, A]{trips: t, route: r}
+// depart sends the batches of sources. Afterwards the trip counts in route.looking. It reports false if the trip was given up, and so no
+// longer counts. own marks a trip in the goroutine of a caller, to which panics propagate.
+func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(string, []*Item[B, A]), own bool) bool {
+	c := &trip[B, A]{trips: t, route: r, own: own}
 	items := c.room(len(sources))
 	var first time.Time
 	size := 0
@@ -273,7 +278,7 @@ func (t *Trips[B, A]) depart(r *route[B, A], sources []Source[B, A], send func(s
 	return !c.givenUp
 }
 
-// putBack lets sources wait again that a trip has no room for: they are next.
+// putBack returns sources for which a trip has no room to the front of the waiting ones.
 func (t *Trips[B, A]) putBack(r *route[B, A], sources []Source[B, A]) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -284,7 +289,23 @@ func (t *Trips[B, A]) putBack(r *route[B, A], sources []Source[B, A]) {
 	t.start(r)
 }
 
-// earlier of two times, of which the zero time is none.
+// recovered recovers a panic in a goroutine that no caller owns. It must be deferred.
+func (t *Trips[B, A]) recovered() {
+	if value := recover(); value != nil {
+		t.panicked(value)
+	}
+}
+
+// panicked reports a recovered panic.
+func (t *Trips[B, A]) panicked(value any) {
+	if t.Panicked != nil {
+		t.Panicked(value)
+		return
+	}
+	slog.Default().Error("tokenbucket: recovered a panic while sending a batch or delivering its reply", "panic", value, "stack", string(debug.Stack()))
+}
+
+// earlier returns the earlier of two times. A zero a is ignored.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || b.Before(a) {
 		return b

@@ -2,29 +2,29 @@ package clock
 
 import "slices"
 
-// Offset is how far the clock here is ahead of a server's, in microseconds, never too small: the least difference that the last answers
-// have shown between their arrival and the time in them. One of them may have lain in a socket while this process was stopped,
-// so the last alone says little; and the way back may have become longer for good, so those before say little in the end. The
-// zero value knows nothing. It is not safe for concurrent use.
+// Offset estimates how far the local clock is ahead of a server's, in microseconds. The estimate is never too small. It is the least
+// difference between the arrival of a reply and the time in it, over the last few replies. The last reply alone does not suffice, because
+// it may have waited in a socket while this process was stopped. Old replies do not count, because the way back may have become longer for
+// good. The zero value has no estimate. An Offset is not safe for concurrent use.
 type Offset struct {
-	seen [4]int64
-	n    int
+	recent [4]int64 // a ring of the latest differences
+	n      int      // replies observed
 }
 
-// Observe notes an answer: the difference that it shows, and how long the way there and back has taken. The answer was no longer under
-// way than that: a greater difference means that a clock was set, and that what was seen before is worth nothing.
+// Observe adds the difference that a reply shows. trip is the duration of its round trip, which bounds the error of the difference. A
+// difference that exceeds the estimate by more than trip means that a clock was set, so the earlier differences are dropped.
 func (o *Offset) Observe(difference, trip int64) {
 	if o.n > 0 && o.Micros() < difference-trip {
 		o.n = 0
 	}
-	o.seen[o.n%len(o.seen)] = difference
+	o.recent[o.n%len(o.recent)] = difference
 	o.n++
 }
 
-// Micros is the least difference.
+// Micros returns the estimate, or 0 before the first reply.
 func (o *Offset) Micros() int64 {
 	if o.n == 0 {
 		return 0
 	}
-	return slices.Min(o.seen[:min(o.n, len(o.seen))])
+	return slices.Min(o.recent[:min(o.n, len(o.recent))])
 }

@@ -1,10 +1,11 @@
-// Package instances counts the processes that use a Redis and a key prefix: each shows every two seconds that it lives, and learns
-// how many others do.
+// Package instances counts the processes that share a Redis and a key prefix. Each process sends a heartbeat every two seconds, and the
+// reply contains the number of live instances.
 package instances
 
 import (
 	"context"
 	_ "embed"
+	"fmt"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -16,7 +17,7 @@ import (
 )
 
 const (
-	// heartbeatEvery is how often an instance shows that it lives; who was seen within LiveFor counts.
+	// heartbeatEvery is the mean interval between heartbeats of an instance. An instance counts for LiveFor after its last heartbeat.
 	heartbeatEvery = 2 * time.Second
 	LiveFor        = 7 * time.Second
 )
@@ -24,29 +25,31 @@ const (
 //go:embed heartbeat.lua
 var heartbeatSource string
 
-// Script is the heartbeat's, for those who stand in for Redis.
+// Script is the heartbeat's script. It is exported for fakes of Redis.
 var Script = script.New(heartbeatSource)
 
-// Member is this process among those that are counted. It shows that it lives as long as anybody holds it.
+// Member is this process as one of the counted instances. It sends heartbeats while it is reachable.
 type Member struct {
-	id   string
-	live atomic.Int64 // instances last known; 0: none yet
-	told bool         // that it does not work
+	id     string
+	live   atomic.Int64 // number of live instances; 0 if unknown
+	warned bool         // warn was called since the last success; used by the heartbeat only
 
-	mu   sync.Mutex
-	seen time.Time // when there were so many
+	mu        sync.Mutex
+	countedAt time.Time // when live was last confirmed or raised; guarded by mu
 }
 
-// Live is how many instances there are, as far as known; 0: it is not.
+// Live returns the number of live instances, this one included, or 0 if it is unknown.
 func (m *Member) Live() int64 { return m.live.Load() }
 
-// Instances are those that use a Redis and a key prefix. The zero value is ready; it is safe for concurrent use and must not be copied.
+// Instances holds this process's Member for one Redis and key prefix. The zero value is ready for use. It is safe for concurrent use and
+// must not be copied.
 type Instances struct {
 	mu     sync.Mutex
 	member weak.Pointer[Member]
 }
 
-// Join makes this process one of those that are counted under a key. As long as Redis refuses to count, warn is told once why.
+// Join counts this process under a key, and returns its Member. If Redis refuses the heartbeats, warn is called with the error, once until
+// a heartbeat succeeds.
 func (i *Instances) Join(client script.Client, key string, warn func(error)) *Member {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -60,28 +63,28 @@ func (i *Instances) Join(client script.Client, key string, warn func(error)) *Me
 	return m
 }
 
-// Count notes how many instances there are. Fewer than before are believed only when that has lasted for as long as one that
-// is silent counts: after Redis has lost its state, or its clock was set, each is the first of all to be seen again.
+// Count records the number of live instances. A decrease takes effect only after it has lasted for LiveFor: when Redis has lost its state,
+// or its clock was set, the instances join again one by one.
 func (m *Member) Count(n int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if now := time.Now(); n >= m.live.Load() || now.Sub(m.seen) > LiveFor {
+	if now := time.Now(); n >= m.live.Load() || now.Sub(m.countedAt) > LiveFor {
 		m.live.Store(n)
-		m.seen = now
+		m.countedAt = now
 	}
 }
 
-// unknown notes that Redis was not asked: until now nothing was learned. It forgets what was, if that is how it will stay.
+// unknown records a heartbeat without a count. The last count stays, unless forget is set, for errors that do not go away by themselves.
 func (m *Member) unknown(forget bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.seen = time.Now()
+	m.countedAt = time.Now()
 	if forget {
 		m.live.Store(0)
 	}
 }
 
-// heartbeat shows that a member lives, again and again.
+// heartbeat sends the heartbeats of a member while it is reachable.
 type heartbeat struct {
 	client script.Client
 	key    string
@@ -89,25 +92,37 @@ type heartbeat struct {
 	of     weak.Pointer[Member]
 }
 
+// after schedules the next heartbeat.
 func (h *heartbeat) after(pause time.Duration) { time.AfterFunc(pause, h.show) }
 
+// ask sends a heartbeat and returns the reply. A panic of the client's hooks becomes an error, because it would end the process.
+func (h *heartbeat) ask(m *Member) (reply []string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), heartbeatEvery)
+	defer cancel()
+	defer func() {
+		if value := recover(); value != nil {
+			err = fmt.Errorf("the client panicked: %v", value)
+		}
+	}()
+	return Script.Run(ctx, h.client, 1, h.key, m.id, strconv.FormatInt(LiveFor.Milliseconds(), 10))
+}
+
+// show sends a heartbeat, records the count, and schedules the next heartbeat.
 func (h *heartbeat) show() {
 	m := h.of.Value()
 	if m == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), heartbeatEvery)
-	defer cancel()
-	reply, err := Script.Run(ctx, h.client, 1, h.key, m.id, strconv.FormatInt(LiveFor.Milliseconds(), 10))
+	reply, err := h.ask(m)
 	if err == nil && len(reply) == 1 {
 		if n, err := strconv.ParseInt(reply[0], 10, 64); err == nil && n > 0 {
 			m.Count(n)
 		}
-		m.told = false
+		m.warned = false
 	} else {
 		m.unknown(!script.Away(err))
-		if !m.told && !script.Away(err) {
-			m.told = true
+		if !m.warned && !script.Away(err) {
+			m.warned = true
 			h.warn(err)
 		}
 	}

@@ -29,7 +29,7 @@ func TestCountOfInstances(t *testing.T) {
 		m.Count(n)
 		require.EqualValues(t, 10, m.Live())
 	}
-	m.seen = m.seen.Add(-LiveFor - 1)
+	m.countedAt = m.countedAt.Add(-LiveFor - 1)
 	m.Count(3)
 	require.EqualValues(t, 3, m.Live())
 	m.Count(4)
@@ -68,7 +68,7 @@ func TestHeartbeat(t *testing.T) {
 	runtime.KeepAlive(members)
 }
 
-// counter stands in for a Redis whose answer to a heartbeat is told.
+// counter is a fake of Redis with a scripted reply to heartbeats.
 type counter struct {
 	mu    sync.Mutex
 	live  string
@@ -141,4 +141,31 @@ func TestUncountedByRedis(t *testing.T) {
 	m := i.Join(client, key, func(err error) { warned <- err })
 	require.ErrorContains(t, <-warned, "WRONGTYPE")
 	require.Zero(t, m.Live())
+}
+
+// panicking is a client whose hooks panic.
+type panicking struct{ calls atomic.Int64 }
+
+func (p *panicking) Process(context.Context, redis.Cmder) error {
+	p.calls.Add(1)
+	panic("hook")
+}
+
+// A panic of the client is warned of once, and the heartbeat goes on.
+func TestClientPanics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var warned atomic.Int64
+		p := new(panicking)
+		m := new(Instances).Join(p, "key", func(err error) {
+			require.ErrorContains(t, err, "panicked: hook")
+			warned.Add(1)
+		})
+		time.Sleep(10 * heartbeatEvery)
+		require.Greater(t, p.calls.Load(), int64(5))
+		require.EqualValues(t, 1, warned.Load())
+		runtime.KeepAlive(m)
+		m = nil
+		runtime.GC()
+		time.Sleep(10 * heartbeatEvery)
+	})
 }

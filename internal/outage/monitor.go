@@ -1,4 +1,4 @@
-// Package outage notices that a backend is away and that it is back, and tells those who want to know.
+// Package outage detects when a backend stops replying and when it replies again, and notifies watchers of both.
 package outage
 
 import (
@@ -13,71 +13,74 @@ import (
 )
 
 const (
-	// ProbePause is about how long after a probe that has failed the next one is sent. Beyond manyOutages of a Group it is longer, up to
-	// ten times, and then an outage is forgotten if nobody has wanted to ask the backend for interest: who does next finds out.
+	// ProbePause is the mean pause after a failed probe. With more than manyOutages outages in a Group the pause grows, up to ten times.
+	// Then an outage is also abandoned once no call has needed the backend for the duration interest. The next call detects it again.
 	ProbePause  = 100 * time.Millisecond
 	manyOutages = 32
 	interest    = time.Minute
 )
 
-// Backend is what a Monitor is told of a backend.
+// Backend describes a backend to its Monitor.
 type Backend struct {
-	// Next is the probe to send. It reports false if nobody is left who would want to know.
+	// Next returns the probe to send. It reports false if the backend has no users left.
 	Next func() (Probe, bool)
-	// Away tells whether an error of a probe, or nil, means that the backend is away. Any other is an answer, whatever it says.
+	// Away reports whether the result of a probe, an error or nil, means that the backend is away. Any other result is a reply.
 	Away func(error) bool
-	// Timeout is what the error of a probe that was not answered in time wraps. It means away.
+	// Timeout is wrapped by the error of a probe that timed out. Away must report true for it.
 	Timeout error
-	// Changed is told of outages before everybody else.
+	// Changed is called for each change, before the watchers.
 	Changed func(Change)
 }
 
 // Change is the beginning of an outage, or its end.
 type Change struct {
 	Down      bool
-	Err       error         // why it has begun
-	After     time.Duration // how long it was, at its end
-	Forgotten bool          // at its end: whether the backend is back is not known
-	Others    int64         // outages of the Group besides
+	Err       error         // cause of the outage, at its beginning
+	After     time.Duration // duration of the outage, at its end
+	Forgotten bool          // at the end: probing was abandoned, so the backend may still be away
+	Others    int64         // other outages in the Group
 }
 
-// Group is the outages of all monitors of one client: with a cluster there are many. The zero value is ready; it must not be copied.
+// Group counts the outages of all monitors of one client; a cluster's client has many. The zero value is ready for use. A Group must not
+// be copied.
 type Group struct{ outages atomic.Int64 }
 
-// Outages is how many there are.
+// Outages returns the number of current outages.
 func (g *Group) Outages() int64 { return g.outages.Load() }
 
-// Monitor knows whether a backend is away. It is safe for concurrent use.
+// Monitor detects outages of one backend. It is safe for concurrent use.
 //
-// What must hold: a suspicion costs others nothing; only a probe that fails is an outage; the end of an outage is told to those to whom
-// its beginning was told, and to nobody else.
+// Invariants:
+//   - A suspicion does not delay or refuse other calls.
+//   - Only a failed probe starts an outage.
+//   - Exactly the watchers that were notified of the beginning of an outage are notified of its end.
 //
-// The obvious way is to take a call that fails for an outage, and to let a call through now and then to see whether it is over. But then
-// one lost reply shuts out everybody, so does one caller with little time, and the calls that are let through pay for what they find
-// out. So a call that fails is a suspicion, which has a probe sent at once. If that fails, too, the backend is down: calls need not be
-// sent, and more probes follow, until one is answered. An answer counts even if its probe was given up before: a backend that has become
-// slow is away for no longer than it takes to answer, and from then on probes are given as much time.
+// The obvious design is a circuit breaker: a failed call starts an outage, and an occasional trial call finds its end. Then one lost reply,
+// or one caller with a short timeout, shuts out all callers, and the trial calls bear the cost of detection. Here, a failed call is only a
+// suspicion, and a probe is sent at once. If the probe fails too, the backend is down: calls need not be sent, and probes follow until one
+// is answered. A reply counts even after its probe timed out. So a backend that has become slow is down only until its first late reply,
+// and later probes get a longer timeout.
 //
-// As long as the state is not up there is one prober, a goroutine or between two probes a timer. It alone ends suspicions and outages and
-// calls those who are told, so they hear of one outage after the other, of each its beginning and then its end. No function of
-// anybody else is called under a lock, so each may use the monitor.
+// While the state is not up there is one prober: a goroutine, or a timer between two probes. Only the prober ends suspicions and outages,
+// and only the prober calls watchers. So a watcher sees outages one after the other, each with its beginning and then its end. Callbacks
+// run without a lock, so they may use the monitor.
 type Monitor struct {
 	group   *Group
 	backend Backend
 	probes  probes
 
-	mu       sync.Mutex // guards what follows
-	status   Status
-	wantedAt time.Duration // when a call failed last, or was not sent; see clock.Mono
-	watchers map[*watcher]struct{}
+	mu          sync.Mutex // guards status, lastFailure and watchers
+	status      Status
+	lastFailure time.Duration // when a call last failed or was not sent, as clock.Mono
+	watchers    map[*watcher]struct{}
 
-	notified []func(Change) // the prober's alone: those who were told of the beginning
+	receivers []func(Change) // watchers of the current outage; used by the prober only
 }
 
-// watcher wants to be told of outages. It returns the function to tell, nil if its user is used no more.
+// watcher receives the changes of outages that begin while its user exists. notify returns the callback, or nil if the user is gone.
 type watcher struct{ notify func() func(Change) }
 
-// New returns the monitor of a backend that is up, as far as known.
+// New returns a monitor. The backend is up until a probe fails.
 func New(group *Group, backend Backend) *Monitor {
 	return &Monitor{
 		group: group, backend: backend, watchers: map[*watcher]struct{}{},
@@ -85,8 +88,9 @@ func New(group *Group, backend Backend) *Monitor {
 	}
 }
 
-// Watch has a user told of each outage that begins while it is used: notify returns the function that is told of the beginning, and of
-// the end even if the user is used no more by then. The monitor does not keep the user alive; notify must not either.
+// Watch notifies a user of each outage that begins while the user is reachable. notify returns the callback, which is called at the
+// beginning and at the end of the outage. The end is reported even if the user is unreachable by then. The monitor does not keep the user
+// reachable, and notify must not either.
 func Watch[T any](m *Monitor, user *T, notify func(*T) func(Change)) {
 	used := weak.Make(user)
 	w := &watcher{func() func(Change) {
@@ -101,22 +105,23 @@ func Watch[T any](m *Monitor, user *T, notify func(*T) func(Change)) {
 	runtime.AddCleanup(user, m.unwatch, w)
 }
 
+// unwatch removes a watcher.
 func (m *Monitor) unwatch(w *watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.watchers, w)
 }
 
-// Down is the outage that was noticed, or nil. It takes no lock.
+// Down returns the current outage, or nil. It takes no lock.
 func (m *Monitor) Down() *Outage { return m.status.Down() }
 
-// Answered notes that a call was answered, and after what time.
+// Answered records that a call was answered, and how long the reply took.
 func (m *Monitor) Answered(took time.Duration) { m.probes.answered(took) }
 
-// Failed notes that a call has failed, or was not sent since the backend is down. It makes sure that probes are sent.
+// Failed records that a call failed, or was not sent because the backend is down. It starts probing if no prober runs.
 func (m *Monitor) Failed() {
 	m.mu.Lock()
-	m.wantedAt = clock.Mono()
+	m.lastFailure = clock.Mono()
 	before := m.status.on(callFailed, nil)
 	m.mu.Unlock()
 	if before == up {
@@ -124,19 +129,19 @@ func (m *Monitor) Failed() {
 	}
 }
 
-// Ask is the error of the probe that is under way, or of this one. It waits as long as this one might take, and returns early if ctx
-// ends. What it learns is for its caller alone: Failed is for the others.
+// Ask returns the error of the probe in flight, or sends p if there is none. It waits at most for the timeout of p, and returns early if
+// ctx ends. It does not change the state; callers report failures by Failed.
 func (m *Monitor) Ask(ctx context.Context, p Probe) error {
-	ctx, cancel := context.WithTimeout(ctx, m.probes.patience(p.Timeout)) // the one under way may be given more
+	ctx, cancel := context.WithTimeout(ctx, m.probes.patience(p.Timeout)) // the probe in flight may have a longer timeout
 	defer cancel()
 	return m.probes.ask(ctx, p, m.Down() != nil)
 }
 
-// probe is the prober's next step.
+// probe is the next step of the prober: it sends a probe, then ends the outage or schedules the next step.
 func (m *Monitor) probe() {
 	p, wanted := m.next()
 	if !wanted {
-		m.end(forgotten)
+		m.end(abandoned)
 		return
 	}
 	err := m.probes.ask(context.Background(), p, m.Down() != nil)
@@ -147,22 +152,22 @@ func (m *Monitor) probe() {
 	time.AfterFunc(m.failed(err), m.probe)
 }
 
-// next is the probe to send. It reports false if nobody wants to know any more.
+// next returns the probe to send. It reports false if probing is to be abandoned.
 func (m *Monitor) next() (p Probe, wanted bool) {
 	m.mu.Lock()
-	unasked := clock.Mono() - m.wantedAt
+	idle := clock.Mono() - m.lastFailure
 	m.mu.Unlock()
-	if unasked > interest && m.group.Outages() > manyOutages {
+	if idle > interest && m.group.Outages() > manyOutages {
 		return Probe{}, false
 	}
 	return m.backend.Next()
 }
 
-// failed notes that a probe has failed, and returns the time until the next.
+// failed records a failed probe and returns the time until the next one.
 func (m *Monitor) failed(err error) (pause time.Duration) {
 	begins, others := m.Down() == nil, int64(0)
 	if begins {
-		m.probes.forgetLate() // of an earlier outage
+		m.probes.forgetLate() // it belongs to an earlier outage
 		others = m.group.outages.Add(1) - 1
 	}
 	pause = ProbePause * time.Duration(min(10, 1+m.group.Outages()/manyOutages))
@@ -171,13 +176,13 @@ func (m *Monitor) failed(err error) (pause time.Duration) {
 	pause = m.status.UntilProbe()
 	m.mu.Unlock()
 	if begins {
-		m.notified = m.audience()
-		m.tell(Change{Down: true, Err: err, Others: others})
+		m.receivers = m.audience()
+		m.notify(Change{Down: true, Err: err, Others: others})
 	}
 	return pause
 }
 
-// end ends the suspicion or the outage. It goes on to probe if a call has failed meanwhile.
+// end ends the suspicion or the outage. It keeps probing if a call failed while watchers were being notified.
 func (m *Monitor) end(e event) {
 	o := m.Down()
 	m.mu.Lock()
@@ -186,10 +191,10 @@ func (m *Monitor) end(e event) {
 	if o == nil {
 		return
 	}
-	m.tell(Change{After: time.Since(o.Since), Forgotten: e == forgotten, Others: m.group.outages.Add(-1)})
-	m.notified = nil
+	m.notify(Change{After: time.Since(o.Since), Forgotten: e == abandoned, Others: m.group.outages.Add(-1)})
+	m.receivers = nil
 	m.mu.Lock()
-	m.status.on(told, nil)
+	m.status.on(notified, nil)
 	again := m.status.state == suspected
 	m.mu.Unlock()
 	if again {
@@ -197,7 +202,7 @@ func (m *Monitor) end(e event) {
 	}
 }
 
-// audience is who is told of an outage that begins now.
+// audience returns the callbacks to notify of an outage that begins now.
 func (m *Monitor) audience() []func(Change) {
 	m.mu.Lock()
 	watchers := make([]*watcher, 0, len(m.watchers))
@@ -214,8 +219,9 @@ func (m *Monitor) audience() []func(Change) {
 	return all
 }
 
-func (m *Monitor) tell(c Change) {
-	for _, notify := range m.notified {
+// notify calls the receivers of the current outage.
+func (m *Monitor) notify(c Change) {
+	for _, notify := range m.receivers {
 		notify(c)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 var background = context.Background()
 
-// backend is one that is away, or takes its time, as it is told.
+// backend is a backend that is away or slow on demand.
 type backend struct {
 	*Monitor
 	timeout time.Duration // of calls
@@ -63,13 +63,13 @@ func (b *backend) ask(ctx context.Context) error {
 	return nil
 }
 
-// told returns what was told since it was called last.
-func (b *backend) told() []Change {
+// newChanges returns the changes since its last call.
+func (b *backend) newChanges() []Change {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	told := b.changes
+	changes := b.changes
 	b.changes = nil
-	return told
+	return changes
 }
 
 // until waits until the backend is known to be away, or back.
@@ -80,11 +80,11 @@ func (b *backend) until(t *testing.T, down bool) time.Duration {
 		require.Less(t, time.Since(began), time.Minute, "waiting for: down %v", down)
 		time.Sleep(time.Millisecond)
 	}
-	synctest.Wait() // for those who are told
+	synctest.Wait() // for the watchers
 	return time.Since(began)
 }
 
-// A call that fails has one probe sent. If that is answered, nobody is shut out and nobody is told.
+// A failed call causes one probe. If the probe is answered, no call is refused and no watcher is notified.
 func TestSuspicion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -97,7 +97,7 @@ func TestSuspicion(t *testing.T) {
 			}
 			time.Sleep(time.Hour)
 		}
-		require.Empty(t, b.told())
+		require.Empty(t, b.newChanges())
 		require.EqualValues(t, 3, b.sent.Load())
 	})
 }
@@ -113,7 +113,7 @@ func TestOutage(t *testing.T) {
 		o := b.Down()
 		require.ErrorIs(t, o.Err, errAway)
 		require.Equal(t, time.Now(), o.Since)
-		require.Equal(t, []Change{{Down: true, Err: o.Err}}, b.told())
+		require.Equal(t, []Change{{Down: true, Err: o.Err}}, b.newChanges())
 		require.EqualValues(t, 1, group.Outages())
 		time.Sleep(10 * time.Second)
 		require.InDelta(t, 100, b.sent.Load(), 25)
@@ -121,10 +121,10 @@ func TestOutage(t *testing.T) {
 		b.Failed()
 		b.away.Store(false)
 		require.LessOrEqual(t, b.until(t, false), 3*ProbePause/2)
-		told := b.told()
-		require.Len(t, told, 1)
-		require.InDelta(t, time.Since(o.Since), told[0].After, float64(time.Millisecond))
-		require.Equal(t, Change{After: told[0].After}, told[0])
+		changes := b.newChanges()
+		require.Len(t, changes, 1)
+		require.InDelta(t, time.Since(o.Since), changes[0].After, float64(time.Millisecond))
+		require.Equal(t, Change{After: changes[0].After}, changes[0])
 		require.Zero(t, group.Outages())
 		before := b.sent.Load()
 		time.Sleep(time.Hour)
@@ -181,11 +181,11 @@ func TestLateAnswer(t *testing.T) {
 		b.until(t, true)
 		b.until(t, false)
 		require.InDelta(t, trip, time.Since(began), float64(3*ProbePause/2), "the first probe's answer, as soon as one is under way again")
-		require.Len(t, b.told(), 2)
+		require.Len(t, b.newChanges(), 2)
 		time.Sleep(keepFor)
 		b.Failed()
 		time.Sleep(time.Minute)
-		require.Empty(t, b.told())
+		require.Empty(t, b.newChanges())
 	})
 }
 
@@ -202,13 +202,13 @@ func TestLateAnswerOfAnEarlierOutage(t *testing.T) {
 		b.trip.Store(0)
 		b.until(t, false)
 		time.Sleep(keepFor)
-		require.Len(t, b.told(), 2)
+		require.Len(t, b.newChanges(), 2)
 		require.Len(t, b.probes.late, 1, "one has come meanwhile")
 		b.away.Store(true)
 		b.Failed()
 		b.until(t, true)
 		time.Sleep(10 * time.Second)
-		require.Len(t, b.told(), 1)
+		require.Len(t, b.newChanges(), 1)
 		b.away.Store(false)
 		b.until(t, false)
 	})
@@ -275,14 +275,14 @@ func TestStuckProbes(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.EqualValues(t, maxPending, b.sent.Load())
 		require.EqualValues(t, maxPending, b.probes.pending.Load())
-		require.ErrorContains(t, b.Ask(background, b.probe()), "probes are not answered")
+		require.ErrorContains(t, b.Ask(background, b.probe()), "16 probes have no reply yet")
 		close(b.stuck)
 		time.Sleep(time.Second)
 		require.NotNil(t, b.Down(), "it says so")
 		require.Greater(t, b.sent.Load(), int64(maxPending))
 		b.away.Store(false)
 		b.until(t, false)
-		require.Len(t, b.told(), 2)
+		require.Len(t, b.newChanges(), 2)
 	})
 }
 
@@ -295,9 +295,9 @@ func manyAway(t *testing.T, many int) (*Group, []*backend) {
 		all[i].away.Store(true)
 		all[i].Failed()
 		all[i].until(t, true)
-		told := all[i].told()
-		require.Len(t, told, 1)
-		require.EqualValues(t, i, told[0].Others)
+		changes := all[i].newChanges()
+		require.Len(t, changes, 1)
+		require.EqualValues(t, i, changes[0].Others)
 	}
 	require.EqualValues(t, many, group.Outages())
 	return group, all
@@ -327,7 +327,7 @@ func TestPaceOfMany(t *testing.T) {
 	}
 }
 
-// One of many that nobody wants to ask for a minute is forgotten; one of few is not.
+// Among many outages, one that no call notices for a minute is abandoned; among few it is not.
 func TestForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const many = manyOutages + 5
@@ -339,13 +339,13 @@ func TestForgotten(t *testing.T) {
 		require.EqualValues(t, manyOutages, group.Outages(), "now they are few")
 		require.NotNil(t, all[0].Down(), "somebody wants to ask it")
 		for _, b := range all {
-			switch told := b.told(); {
+			switch changes := b.newChanges(); {
 			case b.Down() != nil:
-				require.Empty(t, told)
+				require.Empty(t, changes)
 			default:
-				require.Len(t, told, 1)
-				require.True(t, told[0].Forgotten)
-				require.InDelta(t, interest, told[0].After, float64(time.Second))
+				require.Len(t, changes, 1)
+				require.True(t, changes[0].Forgotten)
+				require.InDelta(t, interest, changes[0].After, float64(time.Second))
 			}
 			b.Failed() // who wants to ask finds out
 		}
@@ -357,13 +357,13 @@ func TestForgotten(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		require.Zero(t, group.Outages())
 		for _, b := range all {
-			told := b.told()
-			require.False(t, told[len(told)-1].Forgotten)
+			changes := b.newChanges()
+			require.False(t, changes[len(changes)-1].Forgotten)
 		}
 	})
 }
 
-// An outage of which nobody is left who would want to know is forgotten.
+// The outage of a backend without users is abandoned.
 func TestNobodyLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -372,16 +372,16 @@ func TestNobodyLeft(t *testing.T) {
 		b.until(t, true)
 		b.unused.Store(true)
 		b.until(t, false)
-		told := b.told()
-		require.Len(t, told, 2)
-		require.True(t, told[1].Forgotten)
+		changes := b.newChanges()
+		require.Len(t, changes, 2)
+		require.True(t, changes[1].Forgotten)
 		b.Failed()
 		time.Sleep(time.Minute)
-		require.Empty(t, b.told(), "a suspicion of nobody's")
+		require.Empty(t, b.newChanges(), "a suspicion notifies no watcher")
 	})
 }
 
-// user is one who wants to be told.
+// user is the user of a watcher.
 type user struct{ heard *atomic.Int64 } // 1 for a beginning, 1000 for an end
 
 func (b *backend) watch(u *user) {
@@ -407,7 +407,7 @@ func collect(t *testing.T, collected func() bool) {
 	}
 }
 
-// The end is told to those who were told of the beginning, whether they are used any more or not, and to nobody else.
+// Exactly the watchers that were notified of the beginning are notified of the end, reachable or not.
 func TestWhoIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -451,13 +451,13 @@ func TestWhoIsTold(t *testing.T) {
 			defer b.Monitor.mu.Unlock()
 			return len(b.watchers) == 2
 		})
-		require.Empty(t, b.notified)
+		require.Empty(t, b.receivers)
 		runtime.KeepAlive(stays)
 		runtime.KeepAlive(comes)
 	})
 }
 
-// A call that fails while the end of an outage is being told is a suspicion like any other; and the next beginning is told after the end.
+// A call that fails while watchers are being notified of the end of an outage is a suspicion. The next beginning is reported after the end.
 func TestFailsWhileTheEndIsTold(t *testing.T) {
 	for _, away := range []bool{true, false} {
 		t.Run(fmt.Sprint(away), func(t *testing.T) {
@@ -577,7 +577,7 @@ func TestNoCallUnderALock(t *testing.T) {
 	})
 }
 
-// Whatever happens at once, there is one prober, and each end is told once, after its beginning.
+// With concurrent events there is one prober, and each end is reported once, after its beginning.
 func TestAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -607,12 +607,12 @@ func TestAtOnce(t *testing.T) {
 		b.Failed()
 		time.Sleep(time.Minute)
 		require.Nil(t, b.Down())
-		told := b.told()
-		require.NotEmpty(t, told)
-		for i, c := range told {
+		changes := b.newChanges()
+		require.NotEmpty(t, changes)
+		for i, c := range changes {
 			require.Equal(t, i%2 == 0, c.Down)
 		}
-		require.Zero(t, len(told)%2)
+		require.Zero(t, len(changes)%2)
 		require.Zero(t, b.group.Outages())
 	})
 }

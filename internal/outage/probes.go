@@ -11,53 +11,53 @@ import (
 )
 
 const (
-	// A probe may take ProbeTimeout, or three times as long as answers took of late, but no longer than a call. As long as nothing was
-	// ever answered it may take firstTimeout.
+	// The timeout of a probe is ProbeTimeout or three times the slowest recent reply, whichever is longer, but at most the timeout of a
+	// call. Until the first reply it is firstTimeout.
 	ProbeTimeout = 250 * time.Millisecond
 	firstTimeout = time.Second
-	// maxTook bounds what is believed of how long an answer took: more may have been an outage.
+	// maxTook bounds the duration of a reply as it enters the estimate: a longer one may have spanned an outage.
 	maxTook = time.Second
-	// keepFor is how long an answer is awaited after all, unless calls are given up before: though late, it tells that the backend is
-	// only slow. At most maxPending probes are kept so.
+	// keepFor is how long a probe that timed out may still deliver its reply, within the timeout of a call. A late reply shows that the
+	// backend is slow, not away. At most maxPending probes are unfinished at a time.
 	keepFor    = 4 * time.Second
 	maxPending = 16
 )
 
-// Probe asks a backend whether it answers.
+// Probe is a request that shows whether a backend replies.
 type Probe struct {
 	Ask     func(context.Context) error
-	Timeout time.Duration // of a call: a probe is not given longer
+	Timeout time.Duration // the longest timeout of any caller, which bounds that of the probe
 }
 
-// probes sends probes, one at a time, and gives each up in time though it does not return. Those that were given up and have not returned
-// are few: a client that ignores contexts costs a goroutine and a connection for each.
+// probes sends one probe at a time, and gives it up when its timeout ends, even if the client does not return. The number of unfinished
+// probes is bounded, because each costs a goroutine and a connection if the client ignores contexts.
 type probes struct {
 	away    func(error) bool
-	timeout error // what the error of one that is given up wraps
+	timeout error // wrapped by the error of a probe that timed out
 
-	slowest atomic.Int64 // of the answers of late, in nanoseconds; 0: none yet
-	pending atomic.Int32 // those that have not returned
-	late    chan error   // what came of one that was given up, if it was an answer
+	slowest atomic.Int64 // decaying maximum of the duration of replies, in nanoseconds; 0 before the first reply
+	pending atomic.Int32 // probes that have not returned
+	late    chan error   // reply to a probe that had timed out
 
 	mu      sync.Mutex
-	current *round // nil: none is under way
+	current *round // the probe in flight, or nil; guarded by mu
 }
 
-// round is a probe that any number may wait for.
+// round is a probe in flight, which any number of callers may wait for.
 type round struct {
 	done chan struct{}
 	err  error
 }
 
-// answered notes how long an answer took.
+// answered adds the duration of a reply to the estimate.
 func (p *probes) answered(took time.Duration) {
 	before := p.slowest.Load()
 	if after := max(int64(min(took, maxTook)), before-before/16); after != before {
-		p.slowest.Store(after) // one that is lost to another goroutine's does not matter
+		p.slowest.Store(after) // losing a concurrent update does not matter
 	}
 }
 
-// patience is how long a probe may take.
+// patience returns the timeout of a probe.
 func (p *probes) patience(timeout time.Duration) time.Duration {
 	slowest := time.Duration(p.slowest.Load())
 	if slowest == 0 {
@@ -66,8 +66,8 @@ func (p *probes) patience(timeout time.Duration) time.Duration {
 	return min(timeout, max(ProbeTimeout, 3*slowest))
 }
 
-// ask waits for the probe that is under way, or sends one; lateToo: the answer to one that was given up will do. It returns early if ctx
-// ends.
+// ask waits for the probe in flight, or sends one if there is none, and returns its error. With lateToo, a late reply to an earlier probe
+// counts as well. ask returns early if ctx ends.
 func (p *probes) ask(ctx context.Context, probe Probe, lateToo bool) error {
 	p.mu.Lock()
 	r := p.current
@@ -91,9 +91,10 @@ func (p *probes) ask(ctx context.Context, probe Probe, lateToo bool) error {
 	}
 }
 
+// send sends a probe and waits for its reply, or until its timeout ends.
 func (p *probes) send(probe Probe, lateToo bool) error {
 	if p.pending.Load() >= maxPending {
-		return fmt.Errorf("%w: probes are not answered", p.timeout)
+		return fmt.Errorf("%w: %d probes have no reply yet", p.timeout, maxPending)
 	}
 	limit := p.patience(probe.Timeout)
 	timer := time.NewTimer(limit)
@@ -115,11 +116,11 @@ func (p *probes) send(probe Probe, lateToo bool) error {
 	case err := <-late:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("%w: a probe was not answered within %v", p.timeout, limit)
+		return fmt.Errorf("%w: no reply to a probe within %v", p.timeout, limit)
 	}
 }
 
-// run sends one probe, and says what came of it to whoever waits, or to a later one.
+// run sends one probe. It delivers the result to send, or, if send has given up and the result is a reply, to a later send.
 func (p *probes) run(probe Probe, limit time.Duration, result chan<- error, givenUp <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.Background(), max(limit, min(probe.Timeout, keepFor)))
 	defer cancel()
@@ -127,7 +128,7 @@ func (p *probes) run(probe Probe, limit time.Duration, result chan<- error, give
 	err := probe.Ask(ctx)
 	answer := !p.away(err)
 	if answer {
-		p.answered(clock.Mono() - sent) // or the next one is given up too early again
+		p.answered(clock.Mono() - sent) // a late reply counts too, so that the next probe is given enough time
 	}
 	select {
 	case result <- err:
@@ -135,13 +136,13 @@ func (p *probes) run(probe Probe, limit time.Duration, result chan<- error, give
 		if answer {
 			select {
 			case p.late <- err:
-			default: // one will do
+			default: // one late reply is enough
 			}
 		}
 	}
 }
 
-// forgetLate drops what came of probes that were given up.
+// forgetLate drops a late reply.
 func (p *probes) forgetLate() {
 	select {
 	case <-p.late:

@@ -27,26 +27,26 @@ func TestTransitions(t *testing.T) {
 		{up, callFailed, suspected},
 		{up, probeFailed, down}, // of one who takes calls for probes
 		{up, probeAnswered, up},
-		{up, forgotten, up},
-		{up, told, up},
+		{up, abandoned, up},
+		{up, notified, up},
 
 		{suspected, callFailed, suspected},
 		{suspected, probeFailed, down},
 		{suspected, probeAnswered, up},
-		{suspected, forgotten, up},
-		{suspected, told, suspected}, // a call has failed while the end was told
+		{suspected, abandoned, up},
+		{suspected, notified, suspected}, // a call has failed while watchers were being notified
 
 		{down, callFailed, down},
 		{down, probeFailed, down},
 		{down, probeAnswered, recovering},
-		{down, forgotten, recovering},
-		{down, told, down},
+		{down, abandoned, recovering},
+		{down, notified, down},
 
 		{recovering, callFailed, suspected},
 		{recovering, probeFailed, down},
 		{recovering, probeAnswered, recovering},
-		{recovering, forgotten, recovering},
-		{recovering, told, up},
+		{recovering, abandoned, recovering},
+		{recovering, notified, up},
 	} {
 		var s Status
 		for _, e := range reached[c.from] {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// Busy is by how much a machine that does other things may be slower: twice the load of each processor, at least 1. Bounds of what a
-// person waits for are multiplied by it.
+// Busy returns a factor by which a loaded machine may be slower: twice the load per processor, at least 1. Multiply bounds on durations that
+// a person would notice by it.
 func Busy() float64 {
 	text, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -17,8 +17,8 @@ type Cluster struct {
 	Nodes []*Server
 }
 
-// StartCluster starts a cluster that lives as long as the test, and waits until every slot is served and every replica
-// is in step. Its nodes elect nobody if a busy machine silences a master for a second or ten: see [Cluster.ElectSoon].
+// StartCluster starts a cluster for the duration of the test, and waits until every slot is served and every replica is in sync. Its node
+// timeout is long, so that a busy machine causes no failover. [Cluster.ElectSoon] shortens it.
 func StartCluster(t testing.TB) *Cluster {
 	t.Helper()
 	c := new(Cluster)
@@ -45,11 +45,11 @@ func StartCluster(t testing.TB) *Cluster {
 		}
 		return nil
 	}))
-	c.configure(t, "cluster-node-timeout", "15000") // by now: nodes that are patient are slow to join
+	c.configure(t, "cluster-node-timeout", "15000") // not earlier: with a long timeout nodes are slow to join
 	return c
 }
 
-// ElectSoon makes the nodes elect the replica of a master that is silent for one second, not for fifteen.
+// ElectSoon makes the nodes fail over to a replica when its master has been silent for one second instead of fifteen.
 func (c *Cluster) ElectSoon(t testing.TB) {
 	t.Helper()
 	c.configure(t, "cluster-node-timeout", "1000")
@@ -62,7 +62,7 @@ func (c *Cluster) configure(t testing.TB, option, value string) {
 	}
 }
 
-// joined tells what a node still waits for.
+// joined returns an error until a node has joined the cluster.
 func joined(client *redis.Client) error {
 	ctx := context.Background()
 	info, err := client.ClusterInfo(ctx).Result()
@@ -77,7 +77,7 @@ func joined(client *redis.Client) error {
 		return fmt.Errorf("redistest: cluster is not up:\n%s", info)
 	}
 	if strings.Contains(role, "role:slave") && !strings.Contains(role, "master_link_status:up") {
-		return fmt.Errorf("redistest: replica is not in step:\n%s", role)
+		return fmt.Errorf("redistest: replica is not in sync:\n%s", role)
 	}
 	if strings.Contains(role, "role:master") && !strings.Contains(role, "connected_slaves:1") {
 		return fmt.Errorf("redistest: master has no replica:\n%s", role)

@@ -15,17 +15,17 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Dialing has goleak overlook what go-redis leaves for a second after a client was closed whose server was away: a goroutine
-// that still tries to reach it.
+// Dialing makes goleak ignore a goroutine of go-redis: after a client was closed whose server was unreachable, the goroutine tries to connect
+// for another second.
 var Dialing = goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial")
 
-// Quiet silences go-redis, which has one logger in a program and writes a line for every failed dial. TestMain calls it, once
-// and before any client is made; Main does so itself.
+// Quiet disables the logger of go-redis, which is global and logs every failed dial. Main calls it. A TestMain without Main must call it once,
+// before the first client is created.
 func Quiet() { logging.Disable() }
 
-// Main is what TestMain does: it runs the tests, stops the shared server and what else there is to stop, fails if a goroutine is
-// left, tells how many tests were skipped, and exits. What is logged to slog.Default() is printed only if a test failed: on a busy
-// machine a store may be away for a moment, and a limiter that was given no logger says so.
+// Main is the body of TestMain. It runs the tests, stops the shared server and calls stop, fails if a goroutine is left, prints the number of
+// skipped tests, and exits. The output of slog.Default() is printed only if a test failed, because on a busy machine limiters may log short
+// outages.
 func Main(m *testing.M, stop ...func()) {
 	Quiet()
 	log := keepLog()
@@ -35,13 +35,13 @@ func Main(m *testing.M, stop ...func()) {
 		s()
 	}
 	if code == 0 {
-		// A batch that nobody waits for any more ends when its store's timeout does, and clients may sleep between their attempts.
+		// A batch without waiters ends with the timeout of its store, and clients may sleep between attempts.
 		if err := Poll(time.Minute, func() error { return goleak.Find(Dialing) }); err != nil {
 			fmt.Fprintln(os.Stderr, "FAIL:", err)
 			code = 1
 		}
 	}
-	skips.tell()
+	skips.print()
 	if code != 0 {
 		if lines := log.String(); lines != "" {
 			fmt.Fprintf(os.Stderr, "logged meanwhile:\n%s", lines)
@@ -50,13 +50,13 @@ func Main(m *testing.M, stop ...func()) {
 	os.Exit(code)
 }
 
-// keptLog is what was logged to slog.Default().
+// keptLog is the output of slog.Default().
 type keptLog struct {
 	mu    sync.Mutex
 	lines bytes.Buffer
 }
 
-// keepLog has slog.Default() write to the log that it returns.
+// keepLog redirects slog.Default() to the log that it returns.
 func keepLog() *keptLog {
 	l := &keptLog{}
 	slog.SetDefault(slog.New(slog.NewTextHandler(l, nil)))
@@ -75,7 +75,7 @@ func (l *keptLog) String() string {
 	return l.lines.String()
 }
 
-// skips are the tests that were skipped for want of a program, by what was missing.
+// skips counts the tests that were skipped, by the missing program.
 var skips missing
 
 type missing struct {
@@ -92,12 +92,12 @@ func (s *missing) add(err error) {
 	s.tests[err.Error()]++
 }
 
-// tell prints a line for each program that was missing. If the package passes, go test shows it only with -v or when it is
-// run in the package's directory.
-func (s *missing) tell() {
+// print prints a line for each missing program. If the package passes, go test shows the line only with -v or when it runs in the directory
+// of the package.
+func (s *missing) print() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, what := range slices.Sorted(maps.Keys(s.tests)) {
-		fmt.Printf("skipped: %d tests: %s\n", s.tests[what], what)
+	for _, cause := range slices.Sorted(maps.Keys(s.tests)) {
+		fmt.Printf("skipped: %d tests: %s\n", s.tests[cause], cause)
 	}
 }

@@ -17,19 +17,19 @@ import (
 	"time"
 )
 
-// Fault is what a Proxy does to one request.
+// Fault is a fault that a Proxy applies to one request.
 type Fault uint8
 
-// The faults. A request that is not asked about has none.
+// Faults. A request that does not match has none.
 const (
 	// None: request and reply pass.
 	None Fault = iota
-	// LoseReply: the server executes the request, and the reply is swallowed. The connection says nothing more until the
-	// client gives it up, as if a network had lost it.
+	// LoseReply: the server executes the request, and the reply is dropped. The connection stays silent until the client closes it, as if
+	// the network had lost the reply.
 	LoseReply
-	// CutAfter: the server executes the request, and in place of the reply the connection ends.
+	// CutAfter: the server executes the request, and the connection is closed instead of the reply.
 	CutAfter
-	// CutBefore: the connection is reset, and the server never sees the request.
+	// CutBefore: the connection is reset, and the server does not receive the request.
 	CutBefore
 	// Twice: the server executes the request twice in a row, and the client gets the first reply.
 	Twice
@@ -44,27 +44,27 @@ const (
 	Up Network = iota
 	// Stalled: connections are accepted, and no byte passes in either direction until the network is up again.
 	Stalled
-	// Cut: as Stalled, but nobody answers who wants to connect either, not even to refuse.
+	// Cut: as Stalled, but new connections are neither accepted nor refused.
 	Cut
 	// Down: connections are reset and refused.
 	Down
 )
 
-// Proxy stands between clients and a redis-server and does what a bad network does. All its settings are switched live,
-// and may be by many goroutines at once. It knows requests and replies by their frames, so a fault hits exactly one; what
-// has more than one reply (MONITOR, or SUBSCRIBE in RESP2) must not pass through it.
+// Proxy forwards between clients and a redis-server and simulates network faults. It is safe for concurrent use, and its settings take effect
+// at once. It parses requests and replies, so a fault applies to exactly one request. Commands with more than one reply (MONITOR, or SUBSCRIBE
+// in RESP2) must not be sent through it.
 type Proxy struct {
-	// Addr to connect to, which stays the same while the network is down.
+	// Addr is the address of the proxy. It does not change while the network is down.
 	Addr string
 
 	t testing.TB
 
 	mu          sync.Mutex
 	server      string
-	changed     *sync.Cond // by network, and by the end of connections
+	changed     *sync.Cond // signals changes of network and the end of connections
 	network     Network
 	listener    *net.TCPListener
-	fillers     []net.Conn // that keep others from being answered, while Cut
+	fillers     []net.Conn // fill the accept queue while Cut
 	links       map[*link]struct{}
 	running     sync.WaitGroup
 	match       string
@@ -76,8 +76,8 @@ type Proxy struct {
 	delay       time.Duration
 	jitter      time.Duration
 	random      *rand.Rand
-	speed       float64   // bytes per second; 0: no limit
-	clear       time.Time // when the wire is free again, at that speed
+	speed       float64   // bytes per second; 0 for no limit
+	clear       time.Time // when the bytes sent so far have been transmitted at that speed
 }
 
 // link is one client's connection and the proxy's own to the server.
@@ -90,25 +90,25 @@ type link struct {
 	closing        sync.Once
 
 	mu      sync.Mutex
-	pending []Fault // of the requests that the server has not answered, in order
+	pending []Fault // faults of the requests without a reply, in order
 	mute    bool
 	gone    bool
 }
 
-// frame is a request or a reply on its way.
+// frame is a request or a reply in transit.
 type frame struct {
 	data []byte
 	due  time.Time
-	cut  bool // instead of sending it
+	cut  bool // close the connection instead of sending
 }
 
-// For pending, besides the faults: a request that did not match, and the second sending of one, whose reply nobody waits for.
+// Further values in pending: a request that did not match, and the repetition of a request, whose reply is dropped.
 const (
 	ordinary Fault = 255 - iota
 	spare
 )
 
-// StartProxy starts a proxy to a server that lives as long as the test. At first it only passes on.
+// StartProxy starts a proxy to a server for the duration of the test. Initially it has no faults.
 func StartProxy(t testing.TB, server string) *Proxy {
 	t.Helper()
 	p := &Proxy{t: t, server: server, links: map[*link]struct{}{}}
@@ -123,16 +123,16 @@ func StartProxy(t testing.TB, server string) *Proxy {
 	return p
 }
 
-// Match sets the fault of every request that contains the text: fault is asked in order, n counts from 1, args are the
-// request's words. It is called by many goroutines, one at a time, and must not call the proxy. nil: no faults. Seen and
-// Bit begin anew.
+// Match applies faults to the requests that contain the text. fault returns the fault of the n-th of them, counted from 1; args are the
+// arguments of the request. Calls of fault do not overlap, and it must not call the proxy. A nil fault means no faults. Match resets Seen and
+// Bit.
 func (p *Proxy) Match(text string, fault func(n int64, args []string) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.match, p.fault, p.seen, p.bit = text, fault, 0, 0
 }
 
-// Only is for Match: the nth request has the fault, and no other.
+// Only returns a function for Match that applies a fault to the nth request only.
 func Only(nth int64, fault Fault) func(n int64, args []string) Fault {
 	return func(n int64, _ []string) Fault {
 		if n == nth {
@@ -142,28 +142,28 @@ func Only(nth int64, fault Fault) func(n int64, args []string) Fault {
 	}
 }
 
-// Seen is how many requests have matched.
+// Seen returns the number of requests that matched.
 func (p *Proxy) Seen() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return int(p.seen)
 }
 
-// Bit is how many of them were given a fault.
+// Bit returns the number of requests with a fault.
 func (p *Proxy) Bit() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return int(p.bit)
 }
 
-// Accepted is how many connections were accepted so far.
+// Accepted returns the number of connections accepted so far.
 func (p *Proxy) Accepted() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.accepted
 }
 
-// Outstanding is the most matching requests that were without their reply at one time, since it was asked last.
+// Outstanding returns the maximum number of matching requests without a reply since its last call.
 func (p *Proxy) Outstanding() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,23 +172,21 @@ func (p *Proxy) Outstanding() int {
 	return most
 }
 
-// Delay lets each request and each reply take that long, more or less by up to the jitter; frames of a connection keep
-// their order. random decides, and is the proxy's own from now on.
+// Delay delays each request and each reply by mean ± jitter. Frames of a connection keep their order. The proxy takes over random.
 func (p *Proxy) Delay(mean, jitter time.Duration, random *rand.Rand) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.delay, p.jitter, p.random = mean, jitter, random
 }
 
-// Throttle bounds the bytes per second of all connections together, both directions. 0 means no bound.
+// Throttle bounds the bytes per second of all connections together, in both directions. 0 means no bound.
 func (p *Proxy) Throttle(bytesPerSecond float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.speed, p.clear = bytesPerSecond, time.Time{}
 }
 
-// Set changes the network. What was under way while it was stalled or cut arrives when it is up again, as what a client's
-// kernel sends anew does.
+// Set changes the state of the network. Bytes in transit while it was stalled or cut arrive when it is up again, as with TCP retransmission.
 func (p *Proxy) Set(n Network) {
 	p.t.Helper()
 	p.mu.Lock()
@@ -222,15 +220,14 @@ func (p *Proxy) Set(n Network) {
 	p.changed.Broadcast()
 }
 
-// Lead lets connections that are accepted from now on go to another server, or end at once if it is "". Those that there are stay
-// where they are, until Reset.
+// Lead directs new connections to another server, or closes them if it is "". Existing connections stay until Reset.
 func (p *Proxy) Lead(server string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.server = server
 }
 
-// Reset cuts all connections that there are.
+// Reset closes all connections.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -244,7 +241,7 @@ func (p *Proxy) cutAll() {
 	p.changed.Broadcast()
 }
 
-// listen accepts connections. It holds mu, but for the first time.
+// listen starts to accept connections. p.mu must be held, except by StartProxy.
 func (p *Proxy) listen() error {
 	l, err := net.Listen("tcp", p.Addr)
 	if err != nil {
@@ -255,8 +252,7 @@ func (p *Proxy) listen() error {
 	return nil
 }
 
-// silence lets the kernel answer no more connections: none is accepted any more, and the queue of those that wait for that
-// is as short as can be, and full.
+// silence keeps the kernel from answering new connections: it stops accepting, and shortens and fills the accept queue. p.mu must be held.
 func (p *Proxy) silence() error {
 	raw, err := p.listener.SyscallConn()
 	if err != nil {
@@ -270,7 +266,7 @@ func (p *Proxy) silence() error {
 	if err := raw.Control(func(fd uintptr) { failed = syscall.Listen(int(fd), 0) }); err != nil || failed != nil {
 		return errors.Join(err, failed)
 	}
-	for silent := 0; ; { // on a busy machine this dial may be late itself: two in a row have no answer
+	for silent := 0; ; { // on a busy machine one dial may time out by itself, so require two in a row
 		c, err := net.DialTimeout("tcp", p.Addr, 100*time.Millisecond)
 		if err != nil {
 			var timeout net.Error
@@ -284,12 +280,12 @@ func (p *Proxy) silence() error {
 		}
 		silent = 0
 		if p.fillers = append(p.fillers, c); len(p.fillers) == 64 {
-			return fmt.Errorf("%s still answers", p.Addr)
+			return fmt.Errorf("%s still accepts connections", p.Addr)
 		}
 	}
 }
 
-// answer ends silence.
+// answer undoes silence. p.mu must be held.
 func (p *Proxy) answer() {
 	for _, c := range p.fillers {
 		_ = c.Close()
@@ -343,20 +339,20 @@ func (p *Proxy) accept(listener net.Listener) {
 	}
 }
 
-// filler tells whether the other end of a connection is the proxy's own.
+// filler reports whether a connection is one of p.fillers. p.mu must be held.
 func (p *Proxy) filler(c net.Conn) bool {
 	return slices.ContainsFunc(p.fillers, func(f net.Conn) bool { return f.LocalAddr().String() == c.RemoteAddr().String() })
 }
 
-// close ends the proxy. A connection that it still holds ends too.
+// close stops the proxy and closes its connections.
 func (p *Proxy) close() {
 	p.Set(Down)
 	p.running.Wait()
 }
 
 // The goroutines of a link: requests reads what the client sends and sendOn delivers it, replies and sendBack do the same
-// for the server. What ends on one side ends on the other when all that was under way has arrived: a request whose client
-// has gone is executed none the less.
+// for the server. When one side ends, the other ends after all frames in transit have arrived. So a request is executed even if its client
+// has gone.
 
 // reset closes a connection so that the other end gets an error, not an end of file.
 func reset(c net.Conn) {
@@ -379,7 +375,7 @@ func (l *link) close(abruptly bool) {
 	})
 }
 
-// leave forgets the link.
+// leave closes the link and removes it from the proxy.
 func (l *link) leave() {
 	l.close(false)
 	l.mu.Lock()
@@ -399,7 +395,7 @@ func (l *link) leave() {
 	p.changed.Broadcast()
 }
 
-// requests reads what the client sends.
+// requests reads the requests of the client.
 func (l *link) requests() {
 	defer close(l.toServer)
 	for in := bufio.NewReader(l.client); ; {
@@ -435,7 +431,7 @@ func (l *link) requests() {
 	}
 }
 
-// ask tells what happens to a request.
+// ask counts a request and returns its fault.
 func (p *Proxy) ask(data []byte, args []string) Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -462,7 +458,7 @@ func (p *Proxy) answered() {
 	p.outstanding--
 }
 
-// replies reads what the server sends.
+// replies reads the replies of the server.
 func (l *link) replies() {
 	defer close(l.toClient)
 	for in := bufio.NewReader(l.server); ; {
@@ -472,7 +468,7 @@ func (l *link) replies() {
 		}
 		fault := ordinary
 		l.mu.Lock()
-		if data[0] != '>' && len(l.pending) > 0 { // pushes answer nothing
+		if data[0] != '>' && len(l.pending) > 0 { // pushes are not replies
 			fault, l.pending = l.pending[0], l.pending[1:]
 		}
 		l.mute = l.mute || fault == LoseReply
@@ -487,7 +483,7 @@ func (l *link) replies() {
 	}
 }
 
-// queue sends a frame on its way, and reports false if the link has ended.
+// queue queues a frame for sending. It reports false if the link has ended.
 func (l *link) queue(way chan<- frame, f frame) bool {
 	f.due = l.proxy.arrives(len(f.data))
 	select {
@@ -498,7 +494,7 @@ func (l *link) queue(way chan<- frame, f frame) bool {
 	}
 }
 
-// arrives is when so many bytes that are sent now arrive.
+// arrives returns when bytes that are sent now arrive.
 func (p *Proxy) arrives(bytes int) time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -527,7 +523,7 @@ func (l *link) sendBack() {
 	l.leave()
 }
 
-// send delivers frames, each when it is due and the network is up. What the other end does not want is dropped.
+// send delivers frames, each when it is due and the network is up. Frames that cannot be written are dropped.
 func (l *link) send(to net.Conn, way <-chan frame) {
 	for f := range way {
 		timer := time.NewTimer(time.Until(f.due))
@@ -537,12 +533,12 @@ func (l *link) send(to net.Conn, way <-chan frame) {
 		}
 		timer.Stop()
 		if l.pass() && f.cut {
-			l.close(false) // a reset would take with it what the client has not read yet
+			l.close(false) // a reset would discard data that the client has not read yet
 		} else {
 			_, _ = to.Write(f.data)
 		}
 	}
-	l.pass() // the end is not known before either
+	l.pass() // the end of the connection is delayed too
 }
 
 // pass waits until the network is up, and reports false if the link has ended.
@@ -563,7 +559,7 @@ func (l *link) pass() bool {
 	}
 }
 
-// errProtocol says that a frame was not understood.
+// errProtocol means that a frame could not be parsed.
 var errProtocol = errors.New("redistest: not the Redis protocol")
 
 // readRequest reads a command as clients send it: an array of bulk strings.
@@ -587,7 +583,7 @@ func readRequest(in *bufio.Reader) (data []byte, args []string, err error) {
 	return data, args, nil
 }
 
-// readReply appends one value of RESP2 or RESP3, with all that is in it.
+// readReply reads one value of RESP2 or RESP3 with its elements, and appends it to data.
 func readReply(in *bufio.Reader, data []byte) ([]byte, error) {
 	begin := len(data)
 	data, n, err := readHead(in, data)
@@ -614,7 +610,7 @@ func readReply(in *bufio.Reader, data []byte) ([]byte, error) {
 	return data, nil
 }
 
-// readHead appends a frame's first line, and returns the number in it if its type has one.
+// readHead reads the first line of a frame, appends it to data, and returns its number if its type has one.
 func readHead(in *bufio.Reader, data []byte) (all []byte, n int, err error) {
 	line, err := in.ReadBytes('\n')
 	if err != nil {

@@ -1,9 +1,9 @@
-// Package redistest starts real redis-servers for tests, and proxies that do what a bad network does: each on a free port of
-// 127.0.0.1; a server has a directory of its own and is stopped by its process. Where a program is not installed a test is
-// skipped and says so, and Main tells at the end how many were; with CI=true it fails.
+// Package redistest starts real redis-servers for tests, and proxies that simulate network faults. Each has a free port of 127.0.0.1, and each
+// server has a separate directory. A test that needs a program that is not installed is skipped, and Main prints the number of skipped tests.
+// With CI=true such a test fails instead.
 //
-// TOKENBUCKET_REDIS_SERVER names the server to start, on the PATH or by its path; default redis-server. So suites run against
-// Valkey: TOKENBUCKET_REDIS_SERVER=valkey-server go test ./...
+// TOKENBUCKET_REDIS_SERVER is the name or path of the server to start, by default redis-server. To run the tests with Valkey:
+// TOKENBUCKET_REDIS_SERVER=valkey-server go test ./...
 package redistest
 
 import (
@@ -26,13 +26,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ErrMissing says that a program is not installed. What wraps it names the program.
+// ErrMissing means that a program is not installed. Errors that wrap it name the program.
 var ErrMissing = errors.New("redistest: not installed")
 
 // ServerEnv is the environment variable that names the server to start.
 const ServerEnv = "TOKENBUCKET_REDIS_SERVER"
 
-// serverName is the program that servers are started with.
+// serverName returns the name of the server's program.
 func serverName() string {
 	if name := os.Getenv(ServerEnv); name != "" {
 		return name
@@ -40,10 +40,10 @@ func serverName() string {
 	return "redis-server"
 }
 
-// cliName is the server's program for the command line: redis-cli, valkey-cli.
+// cliName returns the name of the server's command-line client: redis-cli or valkey-cli.
 func cliName() string { return strings.TrimSuffix(serverName(), "-server") + "-cli" }
 
-// look finds a program.
+// look returns the path of a program.
 func look(name string) (path string, err error) {
 	if path, err = exec.LookPath(name); err != nil {
 		return "", fmt.Errorf("%w: %s; on Debian: apt-get install %s", ErrMissing, name, strings.Replace(filepath.Base(name), "-cli", "-server", 1))
@@ -51,7 +51,7 @@ func look(name string) (path string, err error) {
 	return path, nil
 }
 
-// Program finds a program that a test runs. Without it the test is skipped; with CI=true it fails.
+// Program returns the path of a program. If it is not installed, the test is skipped, or fails with CI=true.
 func Program(t testing.TB, name string) (path string) {
 	t.Helper()
 	path, err := look(name)
@@ -59,29 +59,29 @@ func Program(t testing.TB, name string) (path string) {
 	return path
 }
 
-// Server is a redis-server, or a sentinel, that can be killed and started again at its address, with nothing of what it knew.
-// Its methods may be called by many goroutines at once.
+// Server is a redis-server or a sentinel that can be killed and restarted, empty, at the same address. Its methods are safe for concurrent
+// use.
 type Server struct {
 	Addr string
-	Pid  int // another after Restart
+	Pid  int // changes with Restart
 
 	env, args []string
 	conf      string
 
 	mu  sync.Mutex
 	cmd *exec.Cmd
-	dir string // "": it does not run
+	dir string // empty while the server is not running
 	log *bytes.Buffer
 }
 
-// Start starts a server that lives as long as the test.
+// Start starts a server for the duration of the test.
 func Start(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return StartWith(t, nil, "", args...)
 }
 
-// StartWith is Start with more of the environment, as "NAME=value", and with lines of configuration in a file that the server
-// may rewrite, as a sentinel does.
+// StartWith is Start with additional environment variables ("NAME=value") and a configuration file, which the server may rewrite, as a
+// sentinel does.
 func StartWith(t testing.TB, env []string, conf string, args ...string) *Server {
 	t.Helper()
 	s, err := startMain(&Server{env: env, conf: conf, args: args})
@@ -90,7 +90,7 @@ func StartWith(t testing.TB, env []string, conf string, args ...string) *Server 
 	return s
 }
 
-// need fails the test, or skips it if all that is wrong is a missing program and this is not CI.
+// need fails the test if err is not nil. For a missing program it skips the test, except with CI=true.
 func need(t testing.TB, err error) {
 	t.Helper()
 	if errors.Is(err, ErrMissing) && os.Getenv("CI") != "true" {
@@ -102,7 +102,7 @@ func need(t testing.TB, err error) {
 	}
 }
 
-// StartMain starts a server for a program that is not a test. The caller closes it.
+// StartMain starts a server outside of a test. The caller must close it.
 func StartMain(args ...string) (*Server, error) { return startMain(&Server{args: args}) }
 
 func startMain(s *Server) (*Server, error) {
@@ -112,14 +112,14 @@ func startMain(s *Server) (*Server, error) {
 		if err == nil {
 			return s, nil
 		}
-		if errors.Is(err, ErrMissing) || attempt == 5 { // somebody else may have taken the port
+		if errors.Is(err, ErrMissing) || attempt == 5 { // another program may have taken the port
 			return nil, err
 		}
 	}
 }
 
-// freeAddr is below the ports that Linux gives to connections by itself (from 32768), so that nobody gets it while its server
-// is dead or its network down, and so is the port of a cluster's bus, 10000 higher; that one is never anybody's own.
+// freeAddr returns a free address. Its port and that of the cluster bus, 10000 higher, are below the ephemeral ports of Linux (from 32768).
+// So no connection takes the port while the server is dead or the network is down. No server's port is another one's bus port.
 func freeAddr() string {
 	const least, bus = 12_000, 10_000
 	for {
@@ -140,7 +140,7 @@ func free(port int) bool {
 	return err == nil
 }
 
-// Poll calls until it returns nil, every few milliseconds, and returns the last error after the limit.
+// Poll repeats a call every few milliseconds until it returns nil. After the limit it returns the last error.
 func Poll(limit time.Duration, call func() error) error {
 	deadline := time.Now().Add(limit)
 	for {
@@ -152,8 +152,8 @@ func Poll(limit time.Duration, call func() error) error {
 	}
 }
 
-// Restart starts a server that was killed: on its old port, in a new directory, and empty; one that runs is killed before. It
-// returns when the server answers.
+// Restart kills the server if it is running and starts it again on the same port, empty, in a new directory. It returns when the server
+// replies.
 func (s *Server) Restart() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -194,7 +194,7 @@ func (s *Server) Restart() error {
 	client := redis.NewClient(&redis.Options{Addr: s.Addr})
 	defer func() { _ = client.Close() }()
 	err = Poll(10*time.Second, func() error {
-		conn, err := net.Dial("tcp", s.Addr) // the client would log that nobody answers yet, and try again later
+		conn, err := net.Dial("tcp", s.Addr) // without this, the client would log the failure and retry later
 		if err != nil {
 			return err
 		}
@@ -207,19 +207,19 @@ func (s *Server) Restart() error {
 	})
 	if err != nil {
 		s.end()
-		return fmt.Errorf("redistest: %v does not answer: %w; its log:\n%s", cmd.Args, err, s.log)
+		return fmt.Errorf("redistest: no reply from %v: %w; its log:\n%s", cmd.Args, err, s.log)
 	}
 	return nil
 }
 
-// Close kills the server, also one that is stopped, and removes its directory.
+// Close kills the server, even a stopped one, and removes its directory.
 func (s *Server) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end()
 }
 
-// end holds mu.
+// end kills the server. s.mu must be held.
 func (s *Server) end() {
 	if s.dir == "" {
 		return
@@ -230,13 +230,13 @@ func (s *Server) end() {
 	s.dir = ""
 }
 
-// Kill is Close, as a fault that Restart ends. Killing it twice does nothing.
+// Kill is Close as a fault that Restart ends. A second Kill has no effect.
 func (s *Server) Kill() error {
 	s.Close()
 	return nil
 }
 
-// Stop makes the server hang (SIGSTOP) until Continue.
+// Stop suspends the server (SIGSTOP) until Continue.
 func (s *Server) Stop() error { return s.signal(syscall.SIGSTOP) }
 
 // Continue ends Stop.
@@ -266,8 +266,7 @@ var shared struct {
 	err    error
 }
 
-// Shared returns one server for all tests of the program. TestMain stops it with Main or StopShared. Tests keep to keys of their
-// own.
+// Shared returns one server for all tests of the program. TestMain must stop it by Main or StopShared. Each test must use its own keys.
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	shared.Lock()

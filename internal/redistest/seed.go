@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Seed returns the source of all that a test leaves to chance. The seed is logged, and TOKENBUCKET_SEED sets it.
+// Seed returns the source of all random numbers of a test. The seed is logged. TOKENBUCKET_SEED sets it.
 func Seed(t testing.TB) *rand.Rand {
 	t.Helper()
 	seed := rand.Uint64()

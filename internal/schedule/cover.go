@@ -1,6 +1,6 @@
 package schedule
 
-// cover finds the first waiter for whom the segments do not suffice, after there is more of them, or fewer wait.
+// cover promotes uncovered waiters for which the segments suffice, after a grant or after waiters have left.
 func (s *Schedule[V]) cover() {
 	for w := s.first; w != nil && s.owned-s.promised >= w.Permits; w = s.first {
 		if s.mixed() {
@@ -13,41 +13,48 @@ func (s *Schedule[V]) cover() {
 			s.expire(w, due)
 		} else {
 			s.promote(w)
-			w.due, w.known = due, s.changes+1
+			w.due = due
 		}
 	}
 }
 
-// dueOf is when the first who is not covered would go, if there is one segment, or nobody in the line wants more than one permit: it
-// takes the first of what is left over, which is at the end.
-func (s *Schedule[V]) dueOf(w *Waiter[V]) int64 {
-	over := s.owned - s.promised
+// dueOf returns the due time of the first uncovered waiter, unless requests are mixed. The waiter takes the first permits beyond those of
+// the covered waiters, which are at the end.
+func (s *Schedule[V]) dueOf(w *Waiter[V]) int64 { return s.dueAt(s.owned-s.promised, w.Permits) }
+
+// dueAt returns the due time of the first permits among the last over owned ones.
+func (s *Schedule[V]) dueAt(over, permits int64) int64 {
 	for i := len(s.segments) - 1; i >= 0; i-- {
 		g := s.segments[i]
 		if g.left >= over || i == 0 {
 			ahead := *g
 			ahead.take(g.left - over)
-			return ahead.due(w.Permits)
+			return ahead.due(permits)
 		}
 		over -= g.left
 	}
 	return 0
 }
 
-// tooLate tells that permits are of no use to a waiter. Those that are due by now are: a timeout counts from the decision.
+// tooLate reports whether permits are due after the timeout of a waiter. Permits that are due already are never too late, because a timeout
+// counts from the decision.
 func (s *Schedule[V]) tooLate(w *Waiter[V], due int64) bool {
 	return w.Until != Forever && due > max(w.Until, s.now)
 }
 
-// expire takes a waiter out of the line whose permits would come too late.
+// expire removes a waiter whose permits would be too late. The permits that it was gathering lapse as in Leave.
 func (s *Schedule[V]) expire(w *Waiter[V], due int64) {
 	w.due = due
+	if g := w.at; g != nil {
+		g.from = max(g.from, g.reached(s.now))
+		s.lapse(g, g.from)
+	}
 	s.unlink(w)
 	s.expired = append(s.expired, w)
 }
 
-// Hopeless takes those out of the line who are not covered, and will not be in time by what is known: the bucket owes nothing any
-// more at free, by this process's clock, and cost is what so many permits take.
+// Hopeless removes the uncovered waiters whose permits cannot be due in time. free is when the bucket's debt ends, by the local clock, and
+// cost returns the time that permits take.
 func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits int64) int64) {
 	if s.now = now; s.limited == 0 {
 		return
@@ -69,7 +76,7 @@ func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits
 	}
 }
 
-// Expired returns those who have left the line since their permits would come too late.
+// Expired returns the waiters that were removed since the last call because their permits would be too late.
 func (s *Schedule[V]) Expired() []*Waiter[V] {
 	w := s.expired
 	if w != nil {

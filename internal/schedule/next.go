@@ -1,9 +1,9 @@
 package schedule
 
-// Next returns a waiter whose permits are due, and takes it out of the line. If nobody is due, it returns nil and when to look
-// again; 0: there is nobody to look for.
+// Next removes and returns a waiter whose permits are due. If there is none, it returns nil and when to call it again, or 0 if no waiter is
+// covered.
 func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
-	if s.now = now; s.head == nil || s.owned == 0 && s.promised == 0 { // the store has to be asked first
+	if s.now = now; s.head == nil || s.owned == 0 && s.promised == 0 { // the store must grant permits first
 		s.round++
 		s.forget()
 		return nil, 0
@@ -37,25 +37,25 @@ func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
 	}
 }
 
-// earliest finds who goes next and when: the head, by the first segment that has enough for it, or somebody behind it, by
-// permits of a segment before that. Permits that nobody gathers lapse at their time.
+// earliest returns the waiter that is served next, and when its permits are due. That is the head, by the first segment that has enough
+// permits for it, or a waiter behind it, by a segment before that. Permits that no waiter gathers lapse when they are due.
 func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 	s.forget()
 	if s.head == nil {
 		return nil, 0
 	}
-	looked := 0
+	scanned := 0
 	s.round++
 	for _, g := range s.segments {
 		if g.left == 0 {
 			continue
 		}
 		s.lapse(g, max(g.from, g.came(s.head.Came)))
-		taker := s.taker(g, &looked)
-		if g.passed || taker == nil {
+		taker := s.taker(g, &scanned)
+		if g.unclaimed || taker == nil {
 			g.from = max(g.from, g.reached(now))
 		}
-		if g.passed = taker == nil; g.passed {
+		if g.unclaimed = taker == nil; g.unclaimed {
 			continue
 		}
 		if s.lapse(g, g.from); taker.Permits > g.left {
@@ -75,11 +75,12 @@ func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 	return next, at
 }
 
-// taker is the first in the line for whom a segment has enough, and no segment before it.
-func (s *Schedule[V]) taker(g *segment, looked *int) *Waiter[V] {
-	for w := s.head; w != nil && (w == s.head || *looked < scan); w = w.next {
+// taker returns the first waiter for which g has enough permits and no earlier segment has. It adds the waiters behind the head that it
+// examined to *scanned, which is bounded by scan.
+func (s *Schedule[V]) taker(g *segment, scanned *int) *Waiter[V] {
+	for w := s.head; w != nil && (w == s.head || *scanned < scan); w = w.next {
 		if w != s.head {
-			*looked++
+			*scanned++
 		}
 		if w.Permits > g.left || w.round == s.round {
 			continue
@@ -92,7 +93,7 @@ func (s *Schedule[V]) taker(g *segment, looked *int) *Waiter[V] {
 	return nil
 }
 
-// forget drops segments at the front that are used up. The last one may still grow while somebody waits.
+// forget drops empty segments from the front. The last segment may still grow while there are waiters.
 func (s *Schedule[V]) forget() {
 	for len(s.segments) > 0 {
 		g := s.segments[0]
@@ -104,7 +105,7 @@ func (s *Schedule[V]) forget() {
 	}
 }
 
-// lapse drops the permits of a segment that are due before a time of the store's clock.
+// lapse drops the permits of a segment that are due before a time by the store's clock.
 func (s *Schedule[V]) lapse(g *segment, before int64) {
 	if n := g.lapsing(before); n > 0 {
 		s.changes++
@@ -113,7 +114,7 @@ func (s *Schedule[V]) lapse(g *segment, before int64) {
 	}
 }
 
-// lapseAll drops the permits that were due before somebody came.
+// lapseAll drops the permits that were due before a waiter arrived.
 func (s *Schedule[V]) lapseAll(came int64) {
 	for _, g := range s.segments {
 		s.lapse(g, g.came(came))

@@ -4,12 +4,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // every are terms under which a permit takes so many microseconds.
 type every int64
 
-func (e every) After(b Balance, n int64) (Balance, bool) {
+func (e every) After(b permit.Balance, n int64) (permit.Balance, bool) {
 	b.Next += n * int64(e)
 	return b, true
 }
@@ -25,7 +27,7 @@ func TestBetterOffset(t *testing.T) {
 		s.Join(&Waiter[int]{Value: i, Permits: 1, Until: Forever})
 	}
 	join := func(w *Waiter[int], permits, before, tag, offset int64) {
-		s.Grant(w, &Grant{Terms: interval, Before: Balance{Next: before}, Permits: permits, Epoch: 1, Tag: tag, Prev: tag - 1, Offset: offset}, 0)
+		s.Grant(w, &Grant{Terms: interval, Before: permit.Balance{Next: before}, Permits: permits, Epoch: 1, Tag: tag, Prev: tag - 1, Offset: offset}, 0)
 	}
 	first := s.Head()
 	join(first, 2, 0, 1, 5000)
@@ -50,7 +52,7 @@ func TestOffsetOfAnotherTime(t *testing.T) {
 	for i := range 2 {
 		w := &Waiter[int]{Value: i, Permits: 1, Until: Forever}
 		s.Join(w)
-		s.Grant(w, &Grant{Terms: every(500), Before: Balance{Next: int64(i) * 1_000_000}, Permits: 1, Epoch: 1, Tag: int64(3 * i), Prev: int64(3*i - 1),
+		s.Grant(w, &Grant{Terms: every(500), Before: permit.Balance{Next: int64(i) * 1_000_000}, Permits: 1, Epoch: 1, Tag: int64(3 * i), Prev: int64(3*i - 1),
 			Offset: int64(1-i) * 1_000_000}, 0)
 	}
 	for _, g := range s.segments {

@@ -2,14 +2,14 @@ package schedule
 
 import "math"
 
-// Pace is how fast a line moved of late: the process's part of the rate, which others want too, and those who left. It is measured
-// only while the process always wants more than it gets. The zero value knows nothing.
+// Pace measures how fast a queue moves. That is this process's part of the rate, plus the waiters that leave. It is measured only while the
+// demand is full: the process always wants more permits than it gets. The zero value has no measurement.
 type Pace struct {
-	permits, micros float64 // of late: what is longer ago counts less
-	last            int64   // when the line moved last; 0: it is not measured
+	permits, micros float64 // exponentially decaying sums
+	last            int64   // when the queue last moved; 0 if the pace is not being measured
 }
 
-// Serve notes that n permits were used, or are not wanted any more, at full demand. What is longer ago than over counts little.
+// Serve records, at full demand, that n permits were used or are no longer wanted. over is the averaging window.
 func (p *Pace) Serve(now, n, over int64) {
 	if p.last == 0 {
 		p.last = now
@@ -22,20 +22,20 @@ func (p *Pace) Serve(now, n, over int64) {
 	p.permits += float64(n)
 }
 
-// Forget begins to measure anew: the demand is not full any more, or the process or the bucket has stood still.
+// Forget restarts the measurement. It is for a demand that is no longer full, and for a pause of the process or the bucket.
 func (p *Pace) Forget() {
 	if p.last != 0 {
 		*p = Pace{}
 	}
 }
 
-// Cost is how long n permits take at this pace; false: that is not known, as it was not measured for at least so long.
+// Cost returns how long n permits take at this pace. It returns false if the measurement covers less than the time least, or too few permits.
 func (p *Pace) Cost(n int64, least int64) (micros float64, ok bool) {
-	if p.micros < float64(least) || p.permits < evidence {
+	if p.micros < float64(least) || p.permits < minPermits {
 		return 0, false
 	}
 	return float64(n) * p.micros / p.permits, true
 }
 
-// evidence is how many permits tell of a pace.
-const evidence = 4
+// minPermits is the least number of permits for a usable measurement.
+const minPermits = 4

@@ -1,17 +1,19 @@
 package schedule
 
-// queue is the line itself. It begins with the covered: those for whom the segments suffice.
+// queue is the list of waiters. The covered waiters, for which the segments suffice, come first.
 type queue[V any] struct {
 	head, tail *Waiter[V]
-	first      *Waiter[V] // the first who is not covered; nil: all are
+	first      *Waiter[V] // the first uncovered waiter, or nil
 	waiters    int
-	promised   int64 // what the covered want
-	wanted     int64 // what the others want
-	large      int   // waiters who want more than one permit
-	limited    int   // waiters for whom permits may come too late
+	promised   int64 // permits that the covered waiters need
+	wanted     int64 // permits that the uncovered waiters need
+	large      int   // waiters that need more than one permit
+	limited    int   // waiters with a timeout
+	parked     parked[V]
+	ranks      ranks
 }
 
-// link puts a waiter into the line, behind another (nil: in front).
+// link inserts w behind another waiter, or at the front if that is nil.
 func (q *queue[V]) link(w, behind *Waiter[V]) {
 	w.prev = behind
 	if behind == nil {
@@ -33,7 +35,7 @@ func (q *queue[V]) link(w, behind *Waiter[V]) {
 	}
 }
 
-// unlink takes a waiter out of the line.
+// unlink removes w from the queue.
 func (q *queue[V]) unlink(w *Waiter[V]) {
 	if q.first == w {
 		q.first = w.next
@@ -50,6 +52,7 @@ func (q *queue[V]) unlink(w *Waiter[V]) {
 	}
 	if w.state == covered {
 		q.promised -= w.Permits
+		q.unrank(w)
 	} else {
 		q.wanted -= w.Permits
 	}
@@ -60,22 +63,26 @@ func (q *queue[V]) unlink(w *Waiter[V]) {
 	if w.Until != Forever {
 		q.limited--
 	}
+	q.unpark(w)
 	w.next, w.prev, w.state, w.at = nil, nil, absent, nil
 }
 
-// promote notes that the first who is not covered is.
+// promote marks w, the first uncovered waiter, as covered.
 func (q *queue[V]) promote(w *Waiter[V]) {
-	w.state, w.known = covered, 0
+	q.unpark(w)
+	q.rank(w)
+	w.state = covered
 	q.promised += w.Permits
 	q.wanted -= w.Permits
 	q.first = w.next
 }
 
-// demote notes that a waiter is not covered any more, nor those behind it.
+// demote marks w and all covered waiters behind it as uncovered.
 func (q *queue[V]) demote(w *Waiter[V]) {
 	for q.first = w; w != nil && w.state == covered; w = w.next {
 		w.state = uncovered
 		q.promised -= w.Permits
+		q.unrank(w)
 		q.wanted += w.Permits
 	}
 }

@@ -1,15 +1,17 @@
 package schedule
 
-// Refund is what goes back to the bucket: all from To to End.
+import "github.com/go-tokenbucket/tokenbucket/internal/permit"
+
+// Refund is a stretch of permits that returns to the bucket, from the balance To to the balance End.
 type Refund struct {
 	Terms            Terms
-	To, End          Balance
-	Epoch, Tag, Tail int64 // Tail is what the bucket's tail is afterwards
+	To, End          permit.Balance
+	Epoch, Tag, Tail int64 // Tag is the bucket's tail before the refund, Tail the one after it
 	Permits          int64
 	segment          *segment
 }
 
-// Refundable is what Refund would return, or a part of it; nil: nothing. It will be given back, and not be used.
+// Refundable returns the refund that Refund would return, or a part of it, or nil. Its permits are no longer owned.
 func (s *Schedule[V]) Refundable() *Refund {
 	if s.sent {
 		return nil
@@ -20,8 +22,8 @@ func (s *Schedule[V]) Refundable() *Refund {
 	return s.refund
 }
 
-// Refund takes what is owned beyond what is wanted from the end of the last segment, to be sent to the store. It is nil if there
-// is nothing, if others have taken behind it, or if another is under way.
+// Refund takes spare permits from the end of the last segment, to be sent to the store. It returns nil if there are none, if another
+// process has taken permits behind them, or if a refund is in flight.
 func (s *Schedule[V]) Refund() *Refund {
 	if s.sent {
 		return nil
@@ -31,7 +33,7 @@ func (s *Schedule[V]) Refund() *Refund {
 	return s.refund
 }
 
-// prepare makes a refund, or one that has not been sent yet larger.
+// prepare creates a refund, or enlarges one that was not sent yet.
 func (s *Schedule[V]) prepare() {
 	n := len(s.segments)
 	spare := s.owned - s.promised
@@ -42,12 +44,12 @@ func (s *Schedule[V]) prepare() {
 	spare = min(spare, g.left)
 	if s.mixed() {
 		m := mark{s.changes, s.owned - s.promised, g, g.end}
-		if m == s.walks.vain || !s.mayWalk() {
+		if m == s.walks.futile || !s.mayWalk() {
 			return
 		}
 		s.recover()
 		if spare = s.walks.plan[n-1].left; spare == 0 {
-			s.walks.vain = m
+			s.walks.futile = m
 			return
 		}
 	}
@@ -65,12 +67,12 @@ func (s *Schedule[V]) prepare() {
 	s.owned -= spare
 }
 
-// Refunded settles a refund: the store has accepted it or refused it, or nobody knows (then it is lost).
+// Refunded settles the refund in flight. If its result is not known, because the reply was lost, the permits are lost too.
 func (s *Schedule[V]) Refunded(accepted, known bool, now int64) {
 	s.now = now
 	r := s.refund
 	if r == nil {
-		return // of a bucket that is no more
+		return // it belonged to a bucket that was reset
 	}
 	g := r.segment
 	s.refund, s.sent = nil, false
@@ -80,13 +82,13 @@ func (s *Schedule[V]) Refunded(accepted, known bool, now int64) {
 		if n := len(s.segments); r.Tail != r.Tag && s.segments[n-1] == g {
 			s.segments = s.segments[:n-1]
 		}
-	case known: // somebody has taken behind it: it stays for the next who come, but for what is due already
+	case known: // another process took permits behind it: keep it for the next waiters, except for permits that are due already
 		g.end, g.settled = r.End, true
 		g.left += r.Permits
 		s.owned += r.Permits
 		s.changes++
 		if g.left == r.Permits {
-			s.lapse(g, now-g.offset)
+			s.lapse(g, g.reached(now))
 		}
 		s.cover()
 	default:

@@ -181,7 +181,7 @@ func TestT5Pause(t *testing.T) {
 	first := granted(s, b, 1)
 	b.grant(1)
 	second, third := granted(s, b, 1), granted(s, b, 1)
-	s.Pause(10*interval, 10*interval)
+	s.Pause(10*interval, 10*interval, 0)
 	s.Leave(third, 0)
 	require.Nil(t, s.Refund())
 	goes(t, s, first, 11*interval)
@@ -190,7 +190,7 @@ func TestT5Pause(t *testing.T) {
 	s = new(Schedule[int]) // what was gathered before falls due again, but only for who has gathered it
 	first, second = granted(s, &bucket{}, 3), join(s, 1, 0)
 	_, _ = s.Next(2*interval + 1)
-	s.Pause(interval, 3*interval+1)
+	s.Pause(interval, 3*interval+1, 2*interval+1)
 	s.Leave(first, 2*interval+2)
 	goes(t, s, second, 4*interval)
 }

@@ -1,72 +1,79 @@
-// Package schedule decides when the callers of one process who wait for permits of one bucket may go.
+// Package schedule decides when the waiters of one process receive their permits of one bucket.
 //
-// The obvious way binds each caller to the place that the store granted it. Then a caller who leaves wastes its place, or all
-// behind it must be booked again; and a process that was stopped for a moment finds all its callers late, and must ask for each
-// of them anew. So here the process owns stretches of the bucket's time (segments), and its callers own positions in one line.
-// When its time has come, the head of the line takes the next permits of the first segment that has enough of them. Leaving the
-// line costs nothing, those behind move up by themselves, and a pause costs what fell due in it, and no more.
+// The obvious design binds each waiter to the permits that the store granted for it. Then a waiter that leaves wastes its permits, or all
+// waiters behind it must be granted again. And a process that was stopped for a moment finds all its waiters late, and must request permits
+// for each of them again. Here the process owns segments, which are stretches of the bucket's time, and waiters own positions in one
+// queue. The head of the queue takes the next permits of the first segment that has enough of them, when they are due. So leaving the
+// queue costs nothing, the waiters behind move up, and a pause costs only the permits that fell due during it.
 package schedule
 
+import "container/heap"
+
 const (
-	// Tolerated, in microseconds, is how late a permit may be used on a machine that is merely busy. It adds at most
-	// rate × lateness permits to a window at the upstream.
+	// Tolerated, in microseconds, is how late a permit may be used, to allow for a busy machine. It adds at most rate × lateness permits
+	// to a window at the upstream.
 	Tolerated = 100_000
 
-	// Jitter, in microseconds, is how far apart the store's clock may seem through answers that take different times.
+	// Jitter, in microseconds, bounds the difference between clock offsets that is due to the varying duration of round trips.
 	Jitter = 100_000
 
-	// scan bounds how many waiters are looked at for permits that are too few for the head.
+	// scan bounds how many waiters are examined for permits that are too few for the head.
 	scan = 32
 
-	// A process asks again for those who wait beyond its reach after horizon/retryShare, or retryLeast if that is longer, times 0.5 to
-	// 1.5; later if the refusal says so, but not after more than retryMost. In microseconds.
+	// For waiters beyond its look-ahead, a process asks the store again after horizon/retryShare or retryLeast, whichever is longer, times
+	// 0.5 to 1.5. A refusal may require a longer pause, of at most retryMost. In microseconds.
 	retryShare = 20
 	retryLeast = 50_000
 	retryMost  = 500_000
 )
 
-// Schedule is the line of one bucket's waiters and the segments that are for them. The zero value is empty. It has no lock, no
-// clock and no network: now is an argument, and what is to be done is returned.
+// Schedule is the queue of one bucket's waiters, with the segments that the process owns for them. The zero value is empty. It has no
+// lock, no clock and no network: the time is an argument, and actions are returned to the caller. The owner's lock must be held.
+//
+// Waiters are covered or uncovered: the segments suffice for the covered waiters, which come first in the queue. Permits that are too few
+// for the head are gathered: they fall due before they suffice for a request, and are kept for the waiter that takes them later. Permits
+// that fall due unused lapse.
 //
 // Invariants:
-//   - T1: a segment is contiguous, and its tag is the bucket's tail as far as this process knows, unless it is settled.
-//   - T2: at most one refund is under way.
-//   - T3: nobody is delayed by somebody behind, unless the store's clock or the bucket's epoch has stepped.
-//   - T4: a request is served from one segment, by permits that were not due before it came.
-//   - T5: after a pause of the bucket all segments move by the same time, and what is left over of them lapses.
-//   - T6: permits overdue by more than 100 ms lapse, and no others that somebody waits for.
-//   - owned is the sum of what is left of the segments, and what the covered want is at most that.
+//   - T1: a segment is contiguous. Unless it is settled, its tag is the tail of the bucket as far as this process has learned.
+//   - T2: at most one refund is in flight.
+//   - T3: no waiter is delayed by one behind it, unless the store's clock or the bucket's epoch has stepped.
+//   - T4: a request is served from one segment, by permits that were not due before it joined the queue.
+//   - T5: after a pause of the bucket all segments move by the same time, and the permits that are left over lapse. No permit that was not
+//     due before the pause falls due before its end.
+//   - T6: permits overdue by more than 100 ms lapse. No other permits lapse while a waiter needs them.
+//   - owned is the sum of the permits left in all segments. The covered waiters need at most that.
 type Schedule[V any] struct {
-	// Strict: the clock is real, so a permit that is overdue by more than 100 ms is not used any more (T6).
+	// Strict enforces T6. It requires a real clock.
 	Strict bool
 
 	queue[V]
-	now      int64      // the latest time that it was told
+	now      int64      // the latest time passed to a method
 	segments []*segment // in order of time
-	owned    int64
-	refund   *Refund // prepared or under way
-	sent     bool    // it is under way
-	stepped  bool    // a segment was put in front of others
-	askAt    int64   // when to ask for those who are not covered; 0: at once
+	owned    int64      // permits left in all segments
+	refund   *Refund    // prepared or in flight; nil if there is none
+	sent     bool       // refund is in flight
+	stepped  bool       // a segment was inserted before others
+	askAt    int64      // when to ask the store for the uncovered waiters; 0 means at once
 	expired  []*Waiter[V]
-	round    uint64
-	changes  uint64 // that let others move up, or back
+	round    uint64 // number of the current search by earliest
+	changes  uint64 // counts changes that move other waiters up or back
 	walks    walks
 }
 
-// Waiting tells whether anybody waits.
+// Waiting reports whether the queue has waiters.
 func (s *Schedule[V]) Waiting() bool { return s.head != nil }
 
-// Head is the first in the line; nil: nobody waits.
+// Head returns the first waiter of the queue, or nil if it is empty.
 func (s *Schedule[V]) Head() *Waiter[V] { return s.head }
 
-// Owns tells whether anything is owned, or is on its way back.
+// Owns reports whether the process owns permits or has a refund.
 func (s *Schedule[V]) Owns() bool { return s.owned > 0 || s.refund != nil }
 
-// Spare tells whether more is owned than is wanted, or something is on its way back.
+// Spare reports whether the process owns more permits than the covered waiters need, or has a refund.
 func (s *Schedule[V]) Spare() bool { return s.owned > s.promised || s.refund != nil }
 
-// Last is when the last of what is owned falls due; 0: nothing is owned.
+// Last returns when the last owned permit is due, or 0 if none is owned.
 func (s *Schedule[V]) Last() int64 {
 	if s.owned == 0 {
 		return 0
@@ -75,8 +82,8 @@ func (s *Schedule[V]) Last() int64 {
 	return g.end.Next + g.offset
 }
 
-// Split returns a schedule of what is owned and of those who are covered by it, and leaves behind the others: the bucket has begun
-// anew, and what it grants now falls due before what it granted then.
+// Split returns a schedule with the segments and the covered waiters, and keeps the uncovered waiters. It is for a bucket that was reset:
+// its new grants are due before its old ones.
 func (s *Schedule[V]) Split() *Schedule[V] {
 	old := &Schedule[V]{Strict: s.Strict}
 	*old, *s = *s, *old
@@ -93,8 +100,9 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 	}
 	s.head, s.first, old.first = w, w, nil
 	s.wanted, old.wanted = old.wanted, 0
+	s.parked, old.parked = old.parked, nil
 	for ; w != nil; w = w.next {
-		w.at, w.round, w.known = nil, 0, 0
+		w.at, w.round = nil, 0
 		s.waiters++
 		old.waiters--
 		if w.Permits > 1 {
@@ -112,12 +120,13 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 	return old
 }
 
-// Forget drops what a bucket has forgotten that begins another epoch. Those who wait keep their times.
+// Forget settles the segments of other epochs, because a bucket in a new epoch accepts no refunds of them. If the queue is empty it drops
+// their permits; otherwise the waiters keep their due times.
 func (s *Schedule[V]) Forget(epoch int64) {
 	for i := len(s.segments) - 1; i >= 0; i-- {
 		g := s.segments[i]
 		if g.settled && s.head != nil {
-			break // those before it are, too, or cannot be given back any more
+			break // the segments before it are settled too, or not refundable
 		}
 		if g.epoch != epoch {
 			if g.settled = true; s.head == nil && (s.refund == nil || s.refund.segment != g) {
@@ -128,33 +137,44 @@ func (s *Schedule[V]) Forget(epoch int64) {
 	}
 }
 
-// DueOf is when a waiter would go if nothing changes; false: it is not in the line, or not covered.
+// maxExactWalk bounds the waiters and segments that DueOf walks through.
+const maxExactWalk = 64
+
+// DueOf returns the due time of a covered waiter, and false if the waiter is not covered. It changes nothing, and its cost hardly grows
+// with the queue. For requests of mixed sizes over several segments only a walk finds the exact time. If there are too many of them, DueOf
+// returns the time of the last walk or grant.
 func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
-	if w.state != covered {
+	switch {
+	case w.state != covered:
 		return 0, false
+	case !s.mixed():
+		return s.dueAt(s.owned-s.ranks.wants.until(w.rank)+w.Permits, w.Permits), true
+	case s.waiters+len(s.segments) > maxExactWalk:
+		return w.due, true
 	}
-	if w.known != s.changes+1 { // all at once, for the next who ask
-		s.walk(func(w *Waiter[V], g *segment) bool {
-			w.due, w.known = g.due(w.Permits), s.changes+1
-			return true
-		})
-	}
-	return w.due, w.known == s.changes+1
+	at = w.due
+	s.walk(func(other *Waiter[V], g *segment) bool {
+		if other == w {
+			at = g.due(w.Permits)
+		}
+		return true
+	})
+	return at, true
 }
 
-// Idle tells that nobody waits and nothing is owned: a request may pass by the schedule.
+// Idle reports whether the queue is empty and nothing is owned. Then a request may bypass the schedule.
 func (s *Schedule[V]) Idle() bool { return s.head == nil && s.owned == 0 && s.refund == nil }
 
-// Quiet tells that Next and Expired would return nothing, whenever it is.
+// Quiet reports whether Next and Expired would return nothing at any time.
 func (s *Schedule[V]) Quiet() bool { return s.head == nil && s.expired == nil }
 
-// Uncovered is the first waiter for whom the process owns no permits yet; nil: there is none.
+// Uncovered returns the first uncovered waiter, or nil if there is none.
 func (s *Schedule[V]) Uncovered() *Waiter[V] { return s.first }
 
-// Wanted is how many permits those who are not covered want altogether.
+// Wanted returns the number of permits that the uncovered waiters need.
 func (s *Schedule[V]) Wanted() int64 { return s.wanted }
 
-// Join appends a waiter to the line.
+// Join appends a waiter to the queue.
 func (s *Schedule[V]) Join(w *Waiter[V]) {
 	s.now = max(s.now, w.Came)
 	if s.head == nil {
@@ -167,10 +187,12 @@ func (s *Schedule[V]) Join(w *Waiter[V]) {
 	if s.first == nil {
 		s.first, s.askAt = w, 0
 		s.cover()
+	} else if s.askAt > w.Came && w.prev.refused {
+		s.park(w)
 	}
 }
 
-// begin makes way for a first waiter: what was due before it came is not for it. If that can go back, it does.
+// begin runs before a waiter joins an empty queue. Permits due before the waiter arrived are refunded if possible; otherwise they lapse.
 func (s *Schedule[V]) begin(came int64) {
 	if n := len(s.segments); n > 0 {
 		if g := s.segments[n-1]; g.lapsing(g.came(came)) > 0 {
@@ -180,10 +202,10 @@ func (s *Schedule[V]) begin(came int64) {
 	s.lapseAll(came)
 }
 
-// Leave takes a waiter who gives up out of the line. Those who are due must have gone before.
+// Leave removes a waiter that gives up. The caller must have taken all waiters that are due by Next before.
 //
-// The permits that it was gathering lapse as far as they are due, unless all of them go back: somebody else would use them later
-// than at their time.
+// The permits that the waiter was gathering lapse as far as they are due, because another waiter would use them late. They are kept only
+// if the queue becomes empty and they can be refunded.
 func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
 	s.now = max(s.now, now)
 	if w.state == absent {
@@ -199,21 +221,22 @@ func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
 	s.cover()
 }
 
-// Promise lets a waiter have its permits however late they come.
+// Promise removes the timeout of a waiter: it accepts its permits however late they are due.
 func (s *Schedule[V]) Promise(w *Waiter[V]) {
 	if w.state != absent && w.Until != Forever {
 		s.limited--
+		s.unpark(w)
 	}
 	w.Until = Forever
 }
 
-// returnable tells whether the end of a segment can go back.
+// returnable reports whether the end of a segment can be refunded.
 func (s *Schedule[V]) returnable(g *segment) bool {
 	return (s.refund == nil || !s.sent && s.refund.segment == g) && g.left > 0 && !g.settled && g == s.segments[len(s.segments)-1]
 }
 
-// Serve takes the head of the line out of it, to be let go at once by what the store has granted: permits that are due. It does
-// nothing and returns false if something is owned, or w is not the head: then the grant is to be added.
+// Serve removes the head of the queue, for which the store has granted permits that are due. It does nothing and returns false if w is not
+// the head or the process owns permits or has a refund. Then the caller must add the grant by Grant.
 func (s *Schedule[V]) Serve(w *Waiter[V]) bool {
 	if w != s.head || s.owned > 0 || s.refund != nil {
 		return false
@@ -222,25 +245,29 @@ func (s *Schedule[V]) Serve(w *Waiter[V]) bool {
 	return true
 }
 
-// Grant adds what the store has granted for the request of a waiter, who may have left the line since.
+// Grant adds the permits granted for the request of a waiter, which may have left the queue since.
 func (s *Schedule[V]) Grant(w *Waiter[V], g *Grant, now int64) {
 	s.now = now
 	if w.state == uncovered {
-		w.Until = max(w.Until, g.due()) // its timeout counts from the store's decision
+		w.due = g.due()
+		w.Until = max(w.Until, w.due) // its timeout counts from the store's decision
+		if w.place != 0 {
+			heap.Fix(&s.parked, w.place-1)
+		}
 	}
 	s.walks.earn()
 	if s.own(g); w == s.first {
 		s.promote(w)
 	}
-	if s.stepped { // the head takes what is earlier: the others' permits may be too late for them now
+	if s.stepped { // the head takes the earlier permits, so those of other waiters may be too late now
 		s.stepped = false
 		s.recover()
 	}
 	s.cover()
 }
 
-// GrantTo adds what the store has granted for a request that was not in the line, and puts its waiter in: in front of those who
-// are not covered, for their permits will be later ones.
+// GrantTo adds the permits granted for a request that was not in the queue, and inserts its waiter. The waiter goes before the uncovered
+// waiters, because their permits will be due later.
 func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 	if s.head == nil {
 		s.begin(now)
@@ -252,14 +279,15 @@ func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 		behind = s.first.prev
 	}
 	for i, other := 0, s.first; other != nil && i <= scan; i, other = i+1, other.next {
-		if g := other.at; g != nil { // it may gather no more there: w comes first
+		if g := other.at; g != nil { // it stops gathering, because w goes before it
 			g.from = max(g.from, g.reached(now))
 		}
 	}
 	s.link(w, behind)
-	if w.due, w.known = g.due(), s.changes+1; !s.mixed() { // of different sizes it is that or sooner
+	if w.due = g.due(); !s.mixed() { // with mixed sizes this is an upper bound
 		w.due = s.dueOf(w)
 	}
+	s.rank(w)
 	w.state = covered
 	if s.promised += w.Permits; s.stepped {
 		s.stepped = false
@@ -267,7 +295,7 @@ func (s *Schedule[V]) GrantTo(w *Waiter[V], g *Grant, now int64) {
 	}
 }
 
-// own adds a grant to the segments: to the last one, or as one more.
+// own adds a grant to the last segment if it continues that, and otherwise as a new segment.
 func (s *Schedule[V]) own(grant *Grant) {
 	after, _ := grant.Terms.After(grant.Before, grant.Permits)
 	s.owned += grant.Permits
@@ -299,39 +327,45 @@ func (s *Schedule[V]) own(grant *Grant) {
 	}
 }
 
-// adjust lets what was granted before fall due by a newer offset if that is smaller: an offset is never too small, so the smaller is the
-// better. Otherwise what falls due later might seem to fall due sooner, and somebody might wait for the wrong permits. An offset that is
-// smaller by more than answers may differ is of a clock that was set forward, and says nothing of what was granted before.
+// adjust applies a newer clock offset to earlier segments if it is smaller than theirs. An offset is never too small, so the smaller one is
+// better. With different offsets, later permits might seem to be due before earlier ones, and a waiter might wait for the wrong ones. An
+// offset that is smaller by more than Jitter comes from a clock that was set forward. It does not apply to earlier segments.
 func (s *Schedule[V]) adjust(offset int64) {
 	for i := len(s.segments) - 1; i >= 0; i-- {
 		g := s.segments[i]
 		if g.offset <= offset || g.offset > offset+Jitter {
-			return // those before it are no larger, or of another time
+			return // the offsets before it are no larger, or from before the clock was set
 		}
 		g.offset = offset
 		s.changes++
 	}
 }
 
-// Refused notes that the store would not grant the next request of the line yet: it would have had to wait for longer than its
-// reach, by beyond. It is asked for again when it may be granted, or after a pause: chance, from 0 to 1, keeps processes apart
-// that would be granted at the same time. Otherwise the nearest would always be first.
+// Refused records that the store refused the next request of the queue, because its permits would be due after the look-ahead, by beyond.
+// The process asks again when the request may be granted, or after a pause. chance, from 0 to 1, spreads processes whose requests may be
+// granted at the same time. Otherwise the process nearest to the store would always be first.
 func (s *Schedule[V]) Refused(now, horizon, beyond int64, chance float64) {
 	pause := max(float64(horizon)/retryShare, retryLeast)
-	beyond = beyond * 2 / 3 // what the process owns shrinks meanwhile, and its reach grows by half of that
+	beyond = beyond * 2 / 3 // meanwhile the owned time shrinks, and the look-ahead grows by half of that
 	s.askAt = now + min(max(int64(pause*(0.5+chance)), beyond+int64(pause*chance)), retryMost)
+	for w := s.first; w != nil && !w.refused; w = w.next { // waiters that were covered before
+		s.park(w)
+	}
+	for w := s.tail; w != nil && w.state == uncovered && !w.refused; w = w.prev { // waiters that have joined since
+		s.park(w)
+	}
 }
 
-// AskAt is when to ask the store for those who are not covered; false: there are none.
+// AskAt returns when to ask the store for the uncovered waiters, and false if there are none.
 func (s *Schedule[V]) AskAt() (at int64, ok bool) { return s.askAt, s.first != nil }
 
-// AskAfter lets nobody ask before a time.
+// AskAfter postpones the next request for uncovered waiters until a time.
 func (s *Schedule[V]) AskAfter(at int64) { s.askAt = max(s.askAt, at) }
 
-// AskNow lets the next batch ask for those who are not covered: the store has got room.
+// AskNow lets the next batch ask for the uncovered waiters, because the bucket has room again.
 func (s *Schedule[V]) AskNow() { s.askAt = 0 }
 
-// Ahead is how much of the bucket's time this process owns that lies ahead, in microseconds, or at least most.
+// Ahead returns how much of the bucket's future time this process owns, in microseconds. It stops counting at most.
 func (s *Schedule[V]) Ahead(now, most int64) (micros int64) {
 	for _, g := range s.segments {
 		if micros += g.ahead(now); micros >= most {
@@ -341,21 +375,44 @@ func (s *Schedule[V]) Ahead(now, most int64) (micros int64) {
 	return micros
 }
 
-// Pause moves all segments: the bucket was held back, until a time of the store's clock. Those for whom they are wait that much longer.
-// What they had gathered until then moves, too, and falls due again before that time: nobody else may use it.
-func (s *Schedule[V]) Pause(micros, until int64) {
-	s.changes++
-	for w := s.head; w != s.first; w = w.next {
-		if w.Until != Forever {
-			w.Until += micros
+// Pause moves all segments by micros, for a bucket that is paused until a time. It moves them by more if a permit that is not due yet would
+// otherwise fall due before until. Waiters whose permits are then too late leave the queue.
+//
+// Permits that were gathered before the pause move too, and fall due again before until. No other waiter may use them.
+func (s *Schedule[V]) Pause(micros, until, now int64) {
+	s.now = now
+	for _, g := range s.segments {
+		if n := g.lapsing(g.reached(now)); n < g.left {
+			micros = max(micros, until-g.offset-g.permit(n+1))
 		}
 	}
+	s.move(micros, until)
+}
+
+// Resume ends a pause early: permits fall due as if it had been shorter by micros.
+func (s *Schedule[V]) Resume(micros, now int64) {
+	s.now = now
+	s.move(-micros, now)
+}
+
+// move delays all segments of a bucket that is paused until a time by micros, or advances them if micros is negative.
+func (s *Schedule[V]) move(micros, until int64) {
+	s.changes++
 	for _, g := range s.segments {
 		g.cursor.Next += micros
 		g.end.Next += micros
-		g.settled, g.paused = true, until
+		g.from += micros
+		g.settled, g.paused = true, until-g.offset
 	}
-	if s.refund != nil { // it will be refused
+	if s.refund != nil { // the store will refuse it
 		s.refund.End.Next += micros
+	}
+	for w := s.head; w != s.first; w = w.next {
+		w.due += micros
+	}
+	if before := s.waiters; s.limited > 0 {
+		if s.recover(); s.waiters < before { // the permits that the leaving waiters gathered have lapsed
+			s.recover()
+		}
 	}
 }

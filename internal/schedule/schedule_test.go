@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // steady are terms under which a permit takes 100 ms and nothing is stored.
@@ -12,7 +14,7 @@ type steady struct{}
 
 const interval = 100_000
 
-func (steady) After(b Balance, n int64) (Balance, bool) {
+func (steady) After(b permit.Balance, n int64) (permit.Balance, bool) {
 	b.Next += n * interval
 	return b, true
 }
@@ -25,7 +27,7 @@ type bucket struct {
 }
 
 func (b *bucket) grant(n int64) *Grant {
-	g := &Grant{Terms: steady{}, Before: Balance{Next: b.next}, Permits: n, Epoch: 1, Tag: b.tag + 1, Prev: b.tag}
+	g := &Grant{Terms: steady{}, Before: permit.Balance{Next: b.next}, Permits: n, Epoch: 1, Tag: b.tag + 1, Prev: b.tag}
 	b.next += n * interval
 	b.tag++
 	return g
@@ -137,7 +139,7 @@ func TestHopeless(t *testing.T) {
 	require.Empty(t, s.Expired())
 }
 
-// Who was promised permits is not looked at any more when some come too late for others.
+// Waiters without a timeout are not examined again when permits are too late for others.
 func TestPromise(t *testing.T) {
 	s := new(Schedule[int])
 	w := &Waiter[int]{Permits: 1, Until: interval}

@@ -1,41 +1,32 @@
 package schedule
 
-import "sort"
+import (
+	"sort"
 
-// Balance is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
-// Next − Carry.
-type Balance struct {
-	Stored float64 // permits
-	Next   int64   // microseconds of the store's clock
-	Carry  float64 // microseconds, below 1
-}
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
 
-// Before orders balances by their exact time.
-func (b Balance) Before(o Balance) bool {
-	return b.Next < o.Next || b.Next == o.Next && b.Carry > o.Carry
-}
-
-// Terms are what a segment was granted under. Two segments can be one only under the same Terms, compared by ==.
+// Terms are the conditions of a grant. Grants with different Terms, compared by ==, are separate segments.
 type Terms interface {
-	// After is the balance once n permits were taken. Costs are additive: After(b, m+n) is After(After(b, m), n).
-	// It is false when n permits would leave the range of exact numbers.
-	After(b Balance, n int64) (Balance, bool)
-	// PayLater: permits are due at the balance before the first of them, not after the last.
+	// After returns the balance after n permits are taken from b. Costs are additive: After(b, m+n) is After(After(b, m), n).
+	// It returns false if n permits would exceed the range of exact numbers.
+	After(b permit.Balance, n int64) (permit.Balance, bool)
+	// PayLater reports whether a request is due at the balance before its first permit. Otherwise it is due at the balance after its last.
 	PayLater() bool
 }
 
-// Grant is what the store has granted for one request.
+// Grant is a stretch of permits that the store granted for one request.
 type Grant struct {
 	Terms   Terms
-	Before  Balance // the bucket's balance before the request
+	Before  permit.Balance // the bucket's balance before the request
 	Permits int64
-	// Epoch, Tag and Prev name the place on the bucket's account: its epoch, the place itself, and the one before it.
+	// Epoch is the bucket's epoch, Tag its tail after this grant, and Prev its tail before.
 	Epoch, Tag, Prev int64
-	// Offset is the caller's clock less the store's, never too small.
+	// Offset is the caller's clock minus the store's, never too small.
 	Offset int64
 }
 
-// due is when the permits are due, by this process's clock.
+// due returns when the permits are due, by the local clock.
 func (g *Grant) due() int64 {
 	at := g.Before
 	if !g.Terms.PayLater() {
@@ -44,42 +35,42 @@ func (g *Grant) due() int64 {
 	return at.Next + g.Offset
 }
 
-// segment is a contiguous stretch of a bucket's account that this process owns. Nobody else's permits lie within.
+// segment is a contiguous stretch of a bucket's time that this process owns. No other process owns permits within it.
 type segment struct {
 	terms  Terms
-	cursor Balance // before the first permit that is left
-	end    Balance // after the last
-	left   int64
-	from   int64 // permits due before it, by the store's clock, are not used
-	paused int64 // until when the bucket was held back, by the store's clock
-	offset int64
-	widest int64 // the largest offset that it had
+	cursor permit.Balance // balance before the first permit that is left
+	end    permit.Balance // balance after the last permit
+	left   int64          // permits that are left
+	from   int64          // permits due before this time of the store's clock are not used
+	paused int64          // end of the bucket's last pause, by the store's clock
+	offset int64          // local clock minus the store's
+	widest int64          // the largest offset so far
 	epoch  int64
-	tag    int64 // what the bucket calls the end
-	prev   int64 // what it calls the start
+	tag    int64 // the bucket's tail after the segment
+	prev   int64 // the bucket's tail before the segment
 
-	used    bool // a part of it was used, or has lapsed
-	settled bool // it can neither grow nor be given back: others took behind it, or the bucket was paused
-	passed  bool // its permits went by, and nobody was there to gather them
+	used      bool // some of its permits were used or have lapsed
+	settled   bool // it can neither grow nor be refunded: another process took permits behind it, or the bucket was paused
+	unclaimed bool // its permits fell due while no waiter gathered them
 }
 
-// due is when the next n permits are due, by this process's clock.
+// due returns when the next n permits are due, by the local clock. None is due before the end of a penalty.
 func (g *segment) due(n int64) int64 {
 	at := g.cursor
 	if !g.terms.PayLater() {
 		at, _ = g.terms.After(at, n)
 	}
-	return at.Next + g.offset
+	return max(at.Next, g.paused) + g.offset
 }
 
-// take uses the next n permits.
+// take removes the next n permits.
 func (g *segment) take(n int64) {
 	g.cursor, _ = g.terms.After(g.cursor, n)
 	g.left -= n
 	g.used = true
 }
 
-// lapsing is how many permits are due before a time of the store's clock.
+// lapsing returns how many permits are due before a time of the store's clock.
 func (g *segment) lapsing(before int64) int64 {
 	if g.left == 0 || g.permit(1) >= before {
 		return 0
@@ -87,7 +78,7 @@ func (g *segment) lapsing(before int64) int64 {
 	return int64(sort.Search(int(g.left), func(i int) bool { return g.permit(int64(i)+1) >= before }))
 }
 
-// permit is when the j-th permit that is left is due, by the store's clock.
+// permit returns when the j-th permit that is left is due, by the store's clock.
 func (g *segment) permit(j int64) int64 {
 	if g.terms.PayLater() {
 		j--
@@ -96,21 +87,22 @@ func (g *segment) permit(j int64) int64 {
 	return at.Next
 }
 
-// came is the store's time when somebody came, or sooner: the offset may have been larger then.
+// came converts the arrival of a waiter to the store's clock. The result is never too late: it uses the largest offset so far.
 func (g *segment) came(at int64) int64 { return at - g.widest }
 
-// reached is the time, by the store's clock, before which permits are only for who has gathered them.
+// reached returns the current time of the store's clock, or the end of the pause if that is later. Permits due before it may be used only
+// by the waiter that gathered them.
 func (g *segment) reached(now int64) int64 { return max(now-g.offset, g.paused) }
 
-// ahead is how much of the account's time lies ahead.
+// ahead returns how much of the segment's time lies in the future.
 func (g *segment) ahead(now int64) int64 {
 	return max(0, g.end.Next-max(g.cursor.Next, now-g.offset))
 }
 
-// ends is when the last permit falls due, or is paid for, by this process's clock.
+// ends returns the end of the segment by the local clock.
 func (g *segment) ends() int64 { return g.end.Next + g.offset }
 
-// continues tells whether a grant is the rest of the segment.
+// continues reports whether a grant begins where the segment ends, under the same terms.
 func (g *segment) continues(grant *Grant) bool {
 	return !g.settled && g.terms == grant.Terms && g.epoch == grant.Epoch && g.tag == grant.Prev && g.end == grant.Before
 }

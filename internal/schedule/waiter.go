@@ -1,21 +1,23 @@
 package schedule
 
-// Forever is the Until of a waiter whose permits cannot come too late.
+// Forever is the Until of a waiter without a timeout.
 const Forever = 1 << 62
 
-// Waiter is a caller in the line.
+// Waiter is a call that waits in the queue.
 type Waiter[V any] struct {
 	Value   V
 	Permits int64
-	Came    int64 // when it joined the line, by this process's clock
-	Until   int64 // permits due later are of no use to it; changed in the line by [Schedule.Promise] only
+	Came    int64 // when it joined the queue, by the local clock
+	Until   int64 // end of its timeout: permits due later are too late; in the queue only [Schedule.Promise] and a grant change it
 
 	next, prev *Waiter[V]
 	state      state
-	at         *segment // whose next permits it would take; nil: not decided
-	round      uint64   // of the search that has found that
-	due        int64    // as known
-	known      uint64   // after so many changes, and one
+	at         *segment // the segment that it gathers permits of, or nil
+	round      uint64   // the search that determined at
+	refused    bool     // the store has refused it, or a waiter ahead of it
+	place      int      // position in parked, from 1; 0 if it is not parked
+	rank       int      // rank among the covered waiters; 0 if it is uncovered
+	due        int64    // when its permits are due, as of its promotion, its grant or the last walk
 }
 
 type state uint8
@@ -26,14 +28,14 @@ const (
 	covered
 )
 
-// Waits tells whether a waiter is in the line.
+// Waits reports whether w is in the queue.
 func (w *Waiter[V]) Waits() bool { return w.state != absent }
 
-// Covered tells whether the process owns permits for a waiter.
+// Covered reports whether the process owns permits for w.
 func (w *Waiter[V]) Covered() bool { return w.state == covered }
 
-// Due is when a waiter's permits would be due that has left the line since they would come too late.
+// Due returns when the permits of an expired waiter would have been due.
 func (w *Waiter[V]) Due() int64 { return w.due }
 
-// Following is the waiter behind w.
+// Following returns the waiter behind w, or nil.
 func (w *Waiter[V]) Following() *Waiter[V] { return w.next }

@@ -1,40 +1,44 @@
 package schedule
 
-// walks bounds how often the whole line is gone through, for the sake of those of different sizes who wait for several segments: which
-// of them the segments suffice for, and what is left over, only shows if each takes what it will. Each change of the line and each
-// while earns some steps. Until there are enough, who is not covered asks the store, and what is left over goes back later.
+import "github.com/go-tokenbucket/tokenbucket/internal/permit"
+
+// walks rate-limits full scans of the queue. Only mixed request sizes spread over several segments need one: which waiters are covered, and
+// which permits are spare, shows only if each waiter takes its permits in turn. Changes of the queue and the passing of time earn steps.
+// Until there are enough for a scan, uncovered waiters ask the store, and spare permits are refunded later.
 type walks struct {
-	plan  []segment // what the last left of the segments
-	steps int64     // earned; below 0: more were taken
-	since int64     // until then time has earned them
-	vain  mark      // when a walk has found nothing to give back
-	taken int64     // altogether
+	plan   []segment // the segments after the last walk
+	steps  int64     // balance of steps; negative after a walk that was not affordable
+	since  int64     // time up to which steps were earned
+	futile mark      // state at the last walk that found nothing to refund
+	total  int64     // steps of all walks
 }
 
-// mark is all by which a walk may find something to give back that one before has not.
+// mark is the state that decides what a walk finds to refund.
 type mark struct {
 	changes uint64
 	spare   int64
 	last    *segment
-	end     Balance
+	end     permit.Balance
 }
 
 const (
-	perChange     = 64 // steps that each change earns
-	microsPerStep = 8  // a step takes about 0.01 of it
+	perChange     = 64 // steps earned by a change of the queue
+	microsPerStep = 8  // microseconds that earn a step; the step itself takes about a hundredth of that
 )
 
+// earn adds the steps of one change of the queue.
 func (w *walks) earn() { w.steps += perChange }
 
+// spend subtracts the steps of a walk.
 func (w *walks) spend(steps int) {
 	w.steps -= int64(steps)
-	w.taken += int64(steps)
+	w.total += int64(steps)
 }
 
-// mixed tells that only a walk shows who is covered.
+// mixed reports whether only a walk shows which waiters are covered.
 func (s *Schedule[V]) mixed() bool { return s.large > 0 && len(s.segments) > 1 }
 
-// mayWalk tells whether enough steps were earned. More than enough are not saved up.
+// mayWalk reports whether there are enough steps for a walk. The balance is limited to two walks.
 func (s *Schedule[V]) mayWalk() bool {
 	w, need := &s.walks, int64(s.waiters+len(s.segments))
 	if earned := (s.now - w.since) / microsPerStep; earned > 0 {
@@ -45,10 +49,9 @@ func (s *Schedule[V]) mayWalk() bool {
 	return w.steps >= need
 }
 
-// recover finds anew who is covered, going through the line as the waiters will: each takes from the first segment that has
-// enough. Whom that would serve too late leaves the line.
+// recover determines again which waiters are covered, by a walk. Waiters whose permits would be too late leave the queue.
 func (s *Schedule[V]) recover() {
-	w := s.walk(func(w *Waiter[V], g *segment) bool {
+	w, steps := s.walk(func(w *Waiter[V], g *segment) bool {
 		due := g.due(w.Permits)
 		if s.tooLate(w, due) {
 			s.expire(w, due)
@@ -57,25 +60,26 @@ func (s *Schedule[V]) recover() {
 		if w.state == uncovered {
 			s.promote(w)
 		}
-		w.due, w.known = due, s.changes+1
+		w.due = due
 		return true
 	})
+	s.walks.spend(steps)
 	if w != nil && w.state == covered {
 		s.askAt = 0
 	}
 	s.demote(w)
 }
 
-// walk goes through the line as the waiters will: each takes from the first segment that has enough for it, if take agrees. It
-// returns the first for whom none has.
-func (s *Schedule[V]) walk(take func(w *Waiter[V], g *segment) bool) *Waiter[V] {
+// walk simulates how waiters are served: each takes its permits from the first segment that has enough, if take returns true. It returns
+// the first waiter for which no segment has enough, and the number of steps.
+func (s *Schedule[V]) walk(take func(w *Waiter[V], g *segment) bool) (first *Waiter[V], steps int) {
 	plan := s.walks.plan[:0]
 	for _, g := range s.segments {
 		plan = append(plan, *g)
 	}
 	s.walks.plan = plan
-	begin, steps := 0, len(plan)
-	defer func() { s.walks.spend(steps) }()
+	begin := 0
+	steps = len(plan)
 	for w := s.head; w != nil; {
 		for begin < len(plan) && plan[begin].left == 0 {
 			begin++
@@ -91,7 +95,7 @@ func (s *Schedule[V]) walk(take func(w *Waiter[V], g *segment) bool) *Waiter[V] 
 			}
 		}
 		if g == nil {
-			return w
+			return w, steps
 		}
 		behind := w.next
 		if take(w, g) {
@@ -99,5 +103,5 @@ func (s *Schedule[V]) walk(take func(w *Waiter[V], g *segment) bool) *Waiter[V] 
 		}
 		w = behind
 	}
-	return nil
+	return nil, steps
 }

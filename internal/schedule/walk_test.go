@@ -24,7 +24,7 @@ func TestStepsAreBounded(t *testing.T) {
 	for i := range count {
 		waiters = append(waiters, join(int64(1+i%3)))
 	}
-	before := s.walks.taken
+	before := s.walks.total
 	for i := range changes {
 		s.Leave(waiters[(i*7919)%count], 0)
 		_ = s.Refundable()
@@ -32,7 +32,7 @@ func TestStepsAreBounded(t *testing.T) {
 		waiters[(i*7919)%count] = join(int64(1 + i%2))
 		_ = s.Refundable()
 	}
-	steps := float64(s.walks.taken-before) / changes
+	steps := float64(s.walks.total-before) / changes
 	t.Logf("%.0f steps a change, %d segments", steps, len(s.segments))
 	require.LessOrEqual(t, steps, 4.0*perChange)
 
@@ -48,4 +48,80 @@ func TestStepsAreBounded(t *testing.T) {
 	}
 	require.Positive(t, now)
 	require.GreaterOrEqual(t, s.Refund().Permits, int64(2))
+}
+
+// manySegments returns a queue of many waiters with as many segments, since other processes take permits in between.
+func manySegments(count int, permits func(i int) int64) (s *Schedule[int], waiters []*Waiter[int]) {
+	b := &bucket{next: interval}
+	s = new(Schedule[int])
+	for i := range count {
+		b.grant(1)
+		w := &Waiter[int]{Permits: permits(i), Until: Forever}
+		s.Join(w)
+		s.Grant(w, b.grant(w.Permits), 0)
+		waiters = append(waiters, w)
+	}
+	return s, waiters
+}
+
+// However often callers look when they are due, what is left over goes back no later, and however many leave, a look shows where the
+// others are.
+func TestALookCostsNothing(t *testing.T) {
+	for name, permits := range map[string]func(i int) int64{
+		"one size":   func(int) int64 { return 1 },
+		"many sizes": func(i int) int64 { return int64(1 + i%3) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const count = 4000
+			s, waiters := manySegments(count, permits)
+			steps := s.walks.total
+			for i := 0; i < count; i += 2 {
+				s.Leave(waiters[i], 0)
+				before := s.walks
+				last, ok := s.DueOf(waiters[count-1])
+				require.True(t, ok)
+				require.LessOrEqual(t, last, s.Last())
+				require.Equal(t, before.steps, s.walks.steps)
+			}
+			require.Equal(t, steps, s.walks.total)
+			if name == "many sizes" {
+				return
+			}
+			due := map[*Waiter[int]]int64{}
+			s.walk(func(w *Waiter[int], g *segment) bool { due[w] = g.due(w.Permits); return true })
+			for w := s.head; w != nil; w = w.next {
+				at, ok := s.DueOf(w)
+				require.True(t, ok)
+				require.Equal(t, due[w], at)
+			}
+		})
+	}
+}
+
+// The time of a look, with 10,000 who wait.
+func BenchmarkLook(b *testing.B) {
+	for _, bench := range []struct {
+		name    string
+		permits func(i int) int64
+		others  bool
+	}{
+		{"one size and segment", func(int) int64 { return 1 }, false},
+		{"one size", func(int) int64 { return 1 }, true},
+		{"many sizes", func(i int) int64 { return int64(1 + i%3) }, true},
+	} {
+		b.Run(bench.name, func(b *testing.B) {
+			s, waiters := manySegments(10_000, bench.permits)
+			if !bench.others {
+				s, waiters = new(Schedule[int]), nil
+				own := &bucket{}
+				for range 10_000 {
+					waiters = append(waiters, granted(s, own, 1))
+				}
+			}
+			for i := 0; b.Loop(); i++ {
+				s.changes++
+				_, _ = s.DueOf(waiters[i%len(waiters)])
+			}
+		})
+	}
 }

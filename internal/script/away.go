@@ -15,10 +15,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Away tells whether an error of a client means that Redis cannot be asked now: it cannot be reached, does not answer in time,
-// or says that it cannot serve now. A name that DNS does not know is one, too: it may come back. What somebody must repair is
-// none: a wrong password (NOAUTH, WRONGPASS), missing rights (NOPERM), a key of another server (MOVED), a script that fails, a
-// certificate that is not trusted, an address that is none, a socket that may not be opened, a client that was closed.
+// Away reports whether an error of a client means that Redis is temporarily unavailable: it cannot be reached, does not reply in time, or
+// replies that it cannot serve now. A name unknown to DNS counts too, because it may return.
+//
+// Errors that an operator must repair do not count: a wrong password (NOAUTH, WRONGPASS), missing rights (NOPERM), a key of another server
+// (MOVED), a failing script, an untrusted certificate, an invalid address, a socket without permission, a closed client.
 func Away(err error) bool {
 	var reply redis.Error
 	switch {
@@ -34,8 +35,8 @@ func Away(err error) bool {
 	return errors.As(err, &network) || CannotServe(err.Error()) || Unreachable(err.Error())
 }
 
-// Lasting tells whether an error is none that time mends, whatever else it wraps: the client or its caller has given up, or the
-// way to Redis is wrong.
+// Lasting reports whether an error does not go away by itself, whatever else it wraps: the client is closed, the caller has given up, or the
+// connection is misconfigured.
 func Lasting(err error) bool {
 	var remote *net.OpError
 	var address *net.AddrError
@@ -48,7 +49,7 @@ func Lasting(err error) bool {
 		errors.As(err, &remote) && remote.Op == "remote error" // a TLS alert: the server does not accept the client
 }
 
-// Unreachable tells whether a client says, in words only, that it knows no server that is well.
+// Unreachable reports whether the text of an error means that the client has no healthy server. go-redis has no value for these errors.
 func Unreachable(text string) bool {
 	for _, words := range []string{"all sentinels", "all ring shards are down", "cluster has no nodes"} {
 		if strings.Contains(text, words) {
@@ -58,9 +59,9 @@ func Unreachable(text string) bool {
 	return false
 }
 
-// Explain asks what is behind an error that says little: that of a ring (see ShardsError), and a connection that was closed. A
-// server that wants a password says so to a short command; a long one is a protocol error, upon which it closes the connection,
-// at times before anybody has read that.
+// Explain returns the cause of an unspecific error if a further command can find it: the error of a ring (see ShardsError), or that of a
+// closed connection. A server that requires a password replies NOAUTH to a short command only. It treats a long one as a protocol error and
+// closes the connection, sometimes before the client has read the reply.
 func Explain(ctx context.Context, client Client, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
 		redis.HasErrorPrefix(err, "Protocol error: unauthenticated") {
@@ -71,8 +72,28 @@ func Explain(ctx context.Context, client Client, err error) error {
 	return ShardsError(ctx, client, err)
 }
 
-// ShardsError is what is wrong with the shards of a ring which only says that all are down: those that do not answer its
-// heartbeats, and those that refuse them. Of any other client or error, and if a shard answers, it is the error itself.
+// Apart returns a client of the same server with a separate connection. The caller must close it.
+func Apart(o *redis.Options) *redis.Client {
+	return redis.NewClient(apart(&redis.Options{
+		Network: o.Network, Addr: o.Addr, Dialer: o.Dialer, OnConnect: o.OnConnect, Protocol: o.Protocol, DB: o.DB, TLSConfig: o.TLSConfig,
+		Username: o.Username, Password: o.Password, CredentialsProvider: o.CredentialsProvider,
+		CredentialsProviderContext: o.CredentialsProviderContext, StreamingCredentialsProvider: o.StreamingCredentialsProvider,
+		DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout, WriteTimeout: o.WriteTimeout,
+	}))
+}
+
+// apart changes options to those of a client for one command, which returns when its context ends. The exception is a client that must not
+// set deadlines: a timeout of −2, which the options of a client show as −1.
+func apart(o *redis.Options) *redis.Options {
+	if min(o.ReadTimeout, o.WriteTimeout) == -1 {
+		o.ReadTimeout, o.WriteTimeout = -2, -2
+	}
+	o.PoolSize, o.MaxRetries, o.DialerRetries, o.DisableIdentity, o.ContextTimeoutEnabled = 1, -1, 1, true, true
+	return o
+}
+
+// ShardsError returns the error of a shard in place of a ring's error that all shards are down. An error that an operator must repair takes
+// precedence. For any other client or error, and if a shard replies, it returns err.
 func ShardsError(ctx context.Context, client Client, err error) error {
 	ring, ok := client.(*redis.Ring)
 	if !ok || err == nil || !Unreachable(err.Error()) {
@@ -85,12 +106,12 @@ func ShardsError(ctx context.Context, client Client, err error) error {
 	}
 	found := err
 	for _, addr := range o.Addrs {
-		client := connect(&redis.Options{
+		client := connect(apart(&redis.Options{
 			Addr: addr, Dialer: o.Dialer, OnConnect: o.OnConnect, Protocol: o.Protocol, DB: o.DB, TLSConfig: o.TLSConfig,
 			Username: o.Username, Password: o.Password, CredentialsProvider: o.CredentialsProvider,
 			CredentialsProviderContext: o.CredentialsProviderContext, DialTimeout: o.DialTimeout, ReadTimeout: o.ReadTimeout,
-			WriteTimeout: o.WriteTimeout, MaxRetries: -1, DialerRetries: 1, DisableIdentity: true, ContextTimeoutEnabled: true,
-		})
+			WriteTimeout: o.WriteTimeout,
+		}))
 		shard := client.Ping(ctx).Err()
 		_ = client.Close()
 		switch {

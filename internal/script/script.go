@@ -1,4 +1,4 @@
-// Package script runs Lua scripts on Redis: once each, though clients send again what was not answered.
+// Package script runs Lua scripts on Redis at most once per call, although clients retry commands without a reply.
 package script
 
 import (
@@ -12,36 +12,28 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client is the least that is needed of a client of go-redis.
+// Client is the part of a go-redis client that scripts need.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
-// HeedsDeadline tells that every call of a client returns at its context's deadline at the latest. One of a single server does so with
-// ContextTimeoutEnabled; others read for as long as their ReadTimeout. (A copy with another ReadTimeout would lose the hooks: see
-// redis.Client.WithTimeout.)
-func HeedsDeadline(client Client) bool {
-	c, ok := client.(*redis.Client)
-	return ok && c.Options().ContextTimeoutEnabled
-}
-
-// Script is a script and the hash that Redis knows it by.
+// Script is a script and its hash, by which Redis caches it.
 type Script struct{ Source, SHA string }
 
 // New returns a script.
 func New(source string) Script { return Script{source, redis.NewScript(source).Hash()} }
 
-// Call is a command that must not be sent twice, whose reply is a list of strings. With its default options go-redis sends
-// a script whose reply was lost up to four times: it would take permits four times.
+// Call is a command with a list of strings as reply, which the client must not retry. By default, go-redis sends a command whose reply was
+// lost up to four times. A script would take its permits four times.
 type Call struct{ *redis.StringSliceCmd }
 
 // NoRetry implements redis.Cmder.
 func (Call) NoRetry() bool { return true }
 
-// Clone implements redis.Cmder: a copy must not be sent twice either.
+// Clone implements redis.Cmder. A copy must not be retried either.
 func (c Call) Clone() redis.Cmder { return Call{c.StringSliceCmd.Clone().(*redis.StringSliceCmd)} }
 
-// Call is a call of the script by its hash, or with its source. Its keys are the first of the arguments.
+// Call returns a call of the script by its hash, or with its source. The keys are the first of the arguments.
 func (s *Script) Call(ctx context.Context, source bool, keys int, args []string) Call {
 	all := make([]any, 3, 3+len(args))
 	all[0], all[1], all[2] = "evalsha", s.SHA, keys
@@ -56,8 +48,8 @@ func (s *Script) Call(ctx context.Context, source bool, keys int, args []string)
 	return Call{cmd}
 }
 
-// Run runs the script once; its keys are the first of the arguments. Only what Redis says it has not executed is sent
-// again, until the context's deadline.
+// Run runs the script at most once. The keys are the first of the arguments. Until the context's deadline, Run retries calls that Redis
+// reports it has not executed, and no others.
 func (s *Script) Run(ctx context.Context, client Client, keys int, args ...string) ([]string, error) {
 	source := false
 	for pause := NewPause(); ; {
@@ -78,8 +70,8 @@ func (s *Script) Run(ctx context.Context, client Client, keys int, args ...strin
 	}
 }
 
-// Reload has a cluster's client look anew where the keys are, after a connection has failed: of a command that must not be sent
-// twice it does not do so by itself, and would ask a server that has died for a minute. Run does it; who sends a Call must.
+// Reload makes a cluster's client reload the slots after a connection has failed. For commands without retries the client does not do so
+// itself, so it would use a dead server for a minute. Run calls Reload; other senders of a Call must do so too.
 func Reload(ctx context.Context, client Client, err error) {
 	var reply redis.Error
 	if err == nil || errors.As(err, &reply) {
@@ -90,39 +82,63 @@ func Reload(ctx context.Context, client Client, err error) {
 	}
 }
 
-// notNow is how replies begin that refuse a command for the state the server is in, before any of it is run.
+// Locate makes a cluster's client find the server of a key again, after its server did not reply. A wrapper may hide the client's
+// ReloadState, and the client then reloads its slots only when it is redirected. So Locate sends a read of the key to a random server, by
+// declaring its last argument to be the key: that server redirects it. Locate takes a second at most.
+func Locate(client Client, key string) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if c, ok := client.(interface{ ReloadState(context.Context) }); ok {
+		c.ReloadState(ctx)
+		return
+	}
+	cmd := redis.NewCmd(ctx, "getrange", key, 0, rand.IntN(1000))
+	cmd.SetFirstKeyPos(3)
+	_ = client.Process(ctx, Once{Cmd: cmd})
+}
+
+// Once is a command with any reply, which the client must not retry. See Call.
+type Once struct{ *redis.Cmd }
+
+// NoRetry implements redis.Cmder.
+func (Once) NoRetry() bool { return true }
+
+// Clone implements redis.Cmder. A copy must not be retried either.
+func (c Once) Clone() redis.Cmder { return Once{c.Cmd.Clone().(*redis.Cmd)} }
+
+// notNow are the prefixes of replies that refuse a command because of the state of the server, before any of it is executed.
 var notNow = []string{"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS"}
 
-// CannotServe tells whether a reply of Redis says that the server cannot serve now.
+// CannotServe reports whether a reply means that the server cannot serve now.
 func CannotServe(reply string) bool {
 	reply = refusal(reply)
 	return begins(reply, notNow) || begins(reply, []string{"OOM", "MISCONF", "BUSY", "UNKILLABLE", "max number of clients"})
 }
 
-// NotExecuted tells whether Redis refused a command without running any of it, so that it may be sent again.
+// NotExecuted reports whether Redis refused a command without executing any of it, so that it may be sent again.
 //
-// Of a script that is true although reads before the refused command were run: READONLY and NOREPLICAS refuse its first
-// write or none, since a server does not change its role while a script runs. (Redis before 7.0.3 can refuse a later one
-// with NOREPLICAS, but only of a script that has run for seconds.) So it holds for every script whose effects are all
-// writes.
+// A script may have executed reads before the refused command. READONLY and NOREPLICAS refuse its first write or none, because a server
+// does not change its role while a script runs. So NotExecuted is correct for every script whose effects are all writes. (Redis before 7.0.3
+// can refuse a later write with NOREPLICAS, but only after the script has run for seconds.)
 func NotExecuted(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply) && begins(refusal(reply.Error()), notNow)
 }
 
+// begins reports whether s begins with one of the prefixes.
 func begins(s string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s, p) })
 }
 
-// refusal is a reply from its code on. Before Redis 7 a command refused in a script is told with its places, once by
-// redis.pcall and twice by redis.call:
+// refusal returns a reply without the text before its error code. Before Redis 7, the error of a command in a script begins with its
+// location, once for redis.pcall and twice for redis.call:
 //
 //	@user_script: 34: -READONLY You can't write against a read only replica.
 //	ERR Error running script (call to f_…): @user_script:34: @user_script: 34: -READONLY You can't …
 //
-// What a script says itself begins otherwise: an excerpt of a key in it is no refusal, whatever it holds.
+// Errors that a script returns itself begin differently. So an excerpt of a key in them is never taken for a refusal.
 func refusal(reply string) string {
-	reply = strings.TrimPrefix(reply, "ERR ") // KVRocks has it before every code
+	reply = strings.TrimPrefix(reply, "ERR ") // KVRocks puts it before every code
 	if strings.HasPrefix(reply, "@user_script") || strings.HasPrefix(reply, "Error running script (call to ") {
 		at := max(0, strings.LastIndex(reply, "@user_script"))
 		if _, code, ok := strings.Cut(reply[at:], ": -"); ok {
@@ -132,23 +148,24 @@ func refusal(reply string) string {
 	return reply
 }
 
-// Pause grows from 0.2 ms to 10 ms, each with jitter, so that a fleet does not ask at the same times.
+// Pause is a pause between retries that doubles from 0.2 ms to 10 ms. Jitter keeps the processes of a fleet apart.
 type Pause time.Duration
 
-// NewPause returns the shortest.
+// NewPause returns the shortest pause.
 func NewPause() *Pause {
 	p := Pause(200 * time.Microsecond)
 	return &p
 }
 
-// Wait reports false if the context ends first.
+// Wait waits for the pause and doubles it. It reports false if the context ends first.
 func (p *Pause) Wait(ctx context.Context) bool {
 	d := time.Duration(*p)
 	*p = Pause(min(2*d, 10*time.Millisecond))
 	return Sleep(ctx, d/2+rand.N(d))
 }
 
-// Sleep reports false if the context ends first, and at once if its deadline is sooner: so there is time to tell why.
+// Sleep waits for d. It reports false if the context ends first. If the context's deadline is sooner, it does so at once, which leaves the
+// caller time to return the cause.
 func Sleep(ctx context.Context, d time.Duration) bool {
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) <= d {
 		return false
@@ -163,7 +180,8 @@ func Sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// EncodeName escapes what could leave the braces of a key or disturb a person's terminal, and the escape itself, as in URLs.
+// EncodeName escapes a name for use within the braces of a key, as in URLs. It escapes braces, control characters, spaces and the percent
+// sign.
 func EncodeName(name string) string {
 	const hex = "0123456789ABCDEF"
 	plain := func(c byte) bool { return c > ' ' && c != '%' && c != '{' && c != '}' && c != 0x7f }

@@ -7,18 +7,17 @@ import (
 	"time"
 )
 
-// Until makes contexts of calls: those with about as much time left share one, and with it one timer. Deadlines may differ as callers'
-// do: a context of its own for each call would last until the deadline, long after the call. It is safe for concurrent use.
+// Until creates the contexts of calls. Calls with about the same time left share a context, and so a timer. A separate context for each call
+// would keep its timer until the deadline, long after most calls have returned. An Until is safe for concurrent use.
 type Until struct {
 	mu    sync.Mutex
-	kinds map[int]context.Context // the newest, by the magnitude of the time left
+	kinds map[int]context.Context // the latest context, by the logarithm of the time left; guarded by mu
 }
 
-// magnitude is by how much times may differ that are of a kind.
+// magnitude is the relative difference between the durations of one kind.
 const magnitude = 0.01
 
-// Context returns one that ends a twentieth to a tenth of the time that is left before a deadline: in time to tell why there is no
-// answer.
+// Context returns a context that ends before the deadline, by 5 % to 10 % of the time left. That leaves the caller time to return the cause.
 func (u *Until) Context(deadline time.Time) context.Context {
 	left := max(1, time.Until(deadline))
 	kind := int(math.Log(float64(left)) / magnitude)
@@ -32,7 +31,7 @@ func (u *Until) Context(deadline time.Time) context.Context {
 	}
 	least := math.Exp(float64(kind) * magnitude)
 	ctx, cancel := context.WithDeadline(context.Background(), deadline.Add(time.Duration(0.95*least)-left))
-	context.AfterFunc(ctx, cancel) // others may be under way with it
+	context.AfterFunc(ctx, cancel) // not earlier: other calls may share it
 	if u.kinds == nil {
 		u.kinds = map[int]context.Context{}
 	}

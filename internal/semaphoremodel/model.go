@@ -1,5 +1,5 @@
-// Package semaphoremodel is what a semaphore.Backend must do, written down plainly: the conformance suite compares backends with
-// it, and tests of what is above a backend have it as one that lives in the process, with time as they like.
+// Package semaphoremodel implements the contract of store.Store in its plainest form. The conformance suite compares stores with it. Tests
+// of the code above a store use it as a store in memory, with a clock that they control.
 package semaphoremodel
 
 import (
@@ -8,15 +8,14 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// Model is what semaphore.Backend says, in its plainest form: with the times of the reports as the clock. The zero value is a
-// semaphore of which nothing is there yet.
+// Model is the state of one semaphore. Its clock is the time of the reports. The zero value is a semaphore that was never used.
 type Model struct {
 	Seen          int64 // the latest time
 	fence, ticket int64
-	limit         semaphore.Limit
+	limit         store.Limit
 	held          []lease
 	queue         []waiter // by ticket
 	idle          []waiter
@@ -36,17 +35,17 @@ type waiter struct {
 	id, process string
 	permits     int
 	ticket      int64
-	own         int   // what its process is configured with
+	own         int   // the number that its process is configured with
 	lease       int64 // of its process
 	label       string
 }
 
-type process struct{ until, alive, told int64 }
+type process struct{ until, alive, notified int64 }
 
-// Told is a grant for another process.
-type Told struct {
+// Notice is a grant for another process.
+type Notice struct {
 	Process string
-	Grant   semaphore.Grant
+	Grant   store.Grant
 }
 
 func (m *Model) used() (n int) {
@@ -64,7 +63,7 @@ func (m *Model) holder(id string) *lease {
 	return &m.held[i]
 }
 
-// Shift moves what is stored as if the clock had been set back by d µs.
+// Shift changes the state as if the clock had been set back by d µs.
 func (m *Model) Shift(d int64) {
 	m.Seen += d
 	for i := range m.held {
@@ -76,8 +75,8 @@ func (m *Model) Shift(d int64) {
 	}
 }
 
-// Apply decides a batch at a time that a report gives; the error is what is wrong with that.
-func (m *Model) Apply(b *semaphore.Batch, now int64) (*semaphore.Report, []Told, error) {
+// Apply decides a batch at the time that a report gives. It returns an error if that time is invalid.
+func (m *Model) Apply(b *store.Batch, now int64) (*store.Report, []Notice, error) {
 	if back := m.Seen - now; back > 2_000_000 {
 		m.Shift(-back)
 	} else if back > 0 {
@@ -88,7 +87,7 @@ func (m *Model) Apply(b *semaphore.Batch, now int64) (*semaphore.Report, []Told,
 		m.waiting = map[string]*process{}
 	}
 	before := m.limit
-	r := &semaphore.Report{Now: now, Unchanged: m.change(b)}
+	r := &store.Report{Now: now, Unchanged: m.change(b)}
 	r.Limit, r.Permits = m.limit, m.total(b.Permits)
 	m.held = slices.DeleteFunc(m.held, func(l lease) bool { return l.expires <= now })
 	for _, id := range b.Leave {
@@ -104,29 +103,29 @@ func (m *Model) Apply(b *semaphore.Batch, now int64) (*semaphore.Report, []Told,
 	own := m.waiting[b.Process]
 	r.Fresh = own == nil
 	if own != nil {
-		r.Told = own.told
+		r.Notified = own.notified
 	}
-	told := &told{process: b.Process, report: r, model: m}
+	to := &notices{process: b.Process, report: r, model: m}
 	if m.limit != before {
-		m.dismiss(b, now, told)
+		m.dismiss(b, now, to)
 	}
-	m.admit(b, now, told)
+	m.admit(b, now, to)
 	for _, e := range b.Enter {
 		r.Entered = append(r.Entered, m.enter(b, e, now))
 	}
 	delete(m.waiting, b.Process)
 	if b.PatienceMicros != 0 {
-		m.waiting[b.Process] = &process{now + b.PatienceMicros, now + b.AliveMicros, r.Told}
+		m.waiting[b.Process] = &process{now + b.PatienceMicros, now + b.AliveMicros, r.Notified}
 	}
 	for _, l := range m.held {
 		if r.Earliest == 0 || l.expires < r.Earliest {
 			r.Earliest = l.expires
 		}
 	}
-	return r, told.others, nil
+	return r, to.others, nil
 }
 
-// total is how many permits there are for a process that is configured with so many.
+// total returns the number of permits for a process that is configured with own.
 func (m *Model) total(own int) int {
 	if m.limit.Permits > 0 {
 		return m.limit.Permits
@@ -134,8 +133,8 @@ func (m *Model) total(own int) int {
 	return own
 }
 
-// change brings the limit up to date, and tells whether a change was not possible.
-func (m *Model) change(b *semaphore.Batch) (unchanged bool) {
+// change updates the limit, and reports whether a change was out of range.
+func (m *Model) change(b *store.Batch) (unchanged bool) {
 	if b.Limit.Version > m.limit.Version {
 		m.limit = b.Limit
 	}
@@ -147,12 +146,12 @@ func (m *Model) change(b *semaphore.Batch) (unchanged bool) {
 		}
 	}
 	if b.SetPermits != 0 || b.AddPermits != 0 {
-		m.limit = semaphore.Limit{Permits: n, Version: m.limit.Version + 1}
+		m.limit = store.Limit{Permits: n, Version: m.limit.Version + 1}
 	}
 	return false
 }
 
-func (m *Model) leave(id string) semaphore.Standing {
+func (m *Model) leave(id string) store.Standing {
 	before := len(m.held) + len(m.queue) + len(m.idle)
 	held := len(m.held)
 	m.held = slices.DeleteFunc(m.held, func(l lease) bool { return l.id == id })
@@ -160,13 +159,14 @@ func (m *Model) leave(id string) semaphore.Standing {
 	m.idle = slices.DeleteFunc(m.idle, func(w waiter) bool { return w.id == id })
 	switch {
 	case len(m.held) < held:
-		return semaphore.Holding
+		return store.Holding
 	case len(m.held)+len(m.queue)+len(m.idle) < before:
-		return semaphore.Waiting
+		return store.Waiting
 	}
-	return semaphore.Gone
+	return store.Gone
 }
 
+// condition is whether the waiters of a process may be admitted.
 type condition int
 
 const (
@@ -175,8 +175,8 @@ const (
 	alive
 )
 
-// heard is how a process is that waits.
-func (m *Model) heard(b *semaphore.Batch, name string, now int64) condition {
+// condition returns the condition of a process with waiters.
+func (m *Model) condition(b *store.Batch, name string, now int64) condition {
 	p := m.waiting[name]
 	switch {
 	case name == b.Process && b.PatienceMicros != 0:
@@ -192,54 +192,54 @@ func (m *Model) heard(b *semaphore.Batch, name string, now int64) condition {
 	return alive
 }
 
-// told gathers who is to be told what in a batch of a process.
-type told struct {
+// notices collects the grants that a batch sends.
+type notices struct {
 	process string
-	report  *semaphore.Report
+	report  *store.Report
 	model   *Model
-	others  []Told
+	others  []Notice
 }
 
-func (t *told) tell(w waiter, g semaphore.Grant) {
+func (t *notices) send(w waiter, g store.Grant) {
 	if w.process == t.process {
 		t.report.Grants = append(t.report.Grants, g)
 		return
 	}
-	t.model.waiting[w.process].told++
-	t.others = append(t.others, Told{w.process, g})
+	t.model.waiting[w.process].notified++
+	t.others = append(t.others, Notice{w.process, g})
 }
 
-// dismiss tells those who want more than there are now.
-func (m *Model) dismiss(b *semaphore.Batch, now int64, told *told) {
+// dismiss ends the waits of requests that want more permits than there are now.
+func (m *Model) dismiss(b *store.Batch, now int64, to *notices) {
 	m.queue = slices.DeleteFunc(m.queue, func(w waiter) bool {
 		if w.permits <= m.total(w.own) {
 			return false
 		}
-		if m.heard(b, w.process, now) != dead {
-			told.tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.TooMany})
+		if m.condition(b, w.process, now) != dead {
+			to.send(w, store.Grant{ID: w.id, Outcome: store.TooMany})
 		}
 		return true
 	})
 }
 
-// admit lets in who waits.
-func (m *Model) admit(b *semaphore.Batch, now int64, told *told) {
+// admit grants permits to waiters.
+func (m *Model) admit(b *store.Batch, now int64, to *notices) {
 	for len(m.queue) > 0 {
 		w := m.queue[0]
-		is := m.heard(b, w.process, now)
+		is := m.condition(b, w.process, now)
 		if is == silent || is == alive && m.used()+w.permits > m.total(w.own) {
 			break
 		}
 		m.queue = m.queue[1:]
 		if is == alive {
 			l := m.grant(w.id, w.permits, now, w.lease, w.label)
-			told.tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted, Fence: l.fence, Expires: l.expires})
+			to.send(w, store.Grant{ID: w.id, Outcome: store.Granted, Fence: l.fence, Expires: l.expires})
 		}
 	}
 	if len(m.held) == 0 {
 		for _, w := range m.idle {
-			if m.heard(b, w.process, now) != dead {
-				told.tell(w, semaphore.Grant{ID: w.id, Outcome: semaphore.Granted})
+			if m.condition(b, w.process, now) != dead {
+				to.send(w, store.Grant{ID: w.id, Outcome: store.Granted})
 			}
 		}
 		m.idle = nil
@@ -253,29 +253,29 @@ func (m *Model) grant(id string, permits int, now, lasts int64, label string) le
 	return l
 }
 
-func (m *Model) enter(b *semaphore.Batch, e semaphore.Entry, now int64) semaphore.Answer {
+func (m *Model) enter(b *store.Batch, e store.Entry, now int64) store.Result {
 	total, label := m.total(b.Permits), cmp.Or(e.Label, b.Label)
 	waits := slices.IndexFunc(m.queue, func(w waiter) bool { return w.id == e.ID })
 	l := m.holder(e.ID)
 	switch {
 	case e.Permits == 0 && len(m.held) == 0:
-		return semaphore.Answer{Outcome: semaphore.Granted}
+		return store.Result{Outcome: store.Granted}
 	case e.Permits == 0:
 		if !slices.ContainsFunc(m.idle, func(w waiter) bool { return w.id == e.ID }) {
 			m.idle = append(m.idle, waiter{id: e.ID, process: b.Process})
 		}
-		return semaphore.Answer{Outcome: semaphore.Queued}
+		return store.Result{Outcome: store.Queued}
 	case l != nil:
 		l.expires = max(l.expires, now+b.LeaseMicros)
-		return semaphore.Answer{Outcome: semaphore.Granted, Fence: l.fence}
+		return store.Result{Outcome: store.Granted, Fence: l.fence}
 	case e.Permits > total:
-		return semaphore.Answer{Outcome: semaphore.TooMany}
+		return store.Result{Outcome: store.TooMany}
 	case waits >= 0:
-		return semaphore.Answer{Outcome: semaphore.Queued, Ticket: m.queue[waits].ticket}
+		return store.Result{Outcome: store.Queued, Ticket: m.queue[waits].ticket}
 	case m.used()+e.Permits <= total && (len(m.queue) == 0 || e.Ticket != 0 && e.Ticket < m.queue[0].ticket):
-		return semaphore.Answer{Outcome: semaphore.Granted, Fence: m.grant(e.ID, e.Permits, now, b.LeaseMicros, label).fence}
+		return store.Result{Outcome: store.Granted, Fence: m.grant(e.ID, e.Permits, now, b.LeaseMicros, label).fence}
 	case !e.Wait:
-		return semaphore.Answer{Outcome: semaphore.Refused}
+		return store.Result{Outcome: store.Refused}
 	}
 	ticket := e.Ticket
 	if ticket == 0 {
@@ -286,34 +286,34 @@ func (m *Model) enter(b *semaphore.Batch, e semaphore.Entry, now int64) semaphor
 	slices.SortFunc(m.queue, func(a, b waiter) int {
 		return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.id, b.id))
 	})
-	return semaphore.Answer{Outcome: semaphore.Queued, Ticket: ticket}
+	return store.Result{Outcome: store.Queued, Ticket: ticket}
 }
 
-// Holders lists who holds permits at a time.
-func (m *Model) Holders(now int64) (all []semaphore.Holder) {
+// Holders returns the holders of permits at a time.
+func (m *Model) Holders(now int64) (all []store.Holder) {
 	for _, l := range m.held {
 		if l.expires > now {
-			all = append(all, semaphore.Holder{ID: l.id, Permits: l.permits, Fence: l.fence, Label: l.label,
+			all = append(all, store.Holder{ID: l.id, Permits: l.permits, Fence: l.fence, Label: l.label,
 				Since: time.UnixMicro(l.since), Expires: time.UnixMicro(l.expires)})
 		}
 	}
 	return all
 }
 
-// Drop forgets what is held, as a place does that has lost it.
+// Drop loses all permits that are held.
 func (m *Model) Drop() { m.held = nil }
 
-// Waiting is how many wait for permits.
+// Waiting returns the number of requests that wait for permits.
 func (m *Model) Waiting() int { return len(m.queue) }
 
-// Stats is what semaphore.Backend says.
-func (m *Model) Stats(now int64) semaphore.Stats {
-	s := semaphore.Stats{Permits: m.limit.Permits, Version: m.limit.Version, Waiting: len(m.queue)}
+// Stats returns the use of the semaphore at a time.
+func (m *Model) Stats(now int64) store.Stats {
+	s := store.Stats{Permits: m.limit.Permits, Version: m.limit.Version, Waiting: len(m.queue)}
 	for _, h := range m.Holders(now) {
 		s.Used += h.Permits
 	}
 	return s
 }
 
-// Lose forgets everything, as a place does that has lost it; but time does not go back.
+// Lose loses the whole state. Time does not go back.
 func (m *Model) Lose() { *m = Model{Seen: m.Seen} }

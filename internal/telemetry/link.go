@@ -2,47 +2,47 @@ package telemetry
 
 import "time"
 
-// forgotten is how long after the last batch that was not answered an answer to anybody tells that the store is back. Who knows that the
-// store is away looks again at least every 45 s while it is used.
-const forgotten = time.Minute
+// recovery is how long batches must succeed without a failure before the store counts as up again, if no limiter reports so. A limiter that
+// is in use during an outage probes at least every 45 s.
+const recovery = time.Minute
 
-// Link is whether the store of several limiters is away, by what was heard last, whichever limiter was told.
+// link is the state of the store that several limiters share. The latest event decides, whichever limiter reported it.
 //
-// A limiter of package slidingwindow or semaphore notices that its store is back when it is used, and one may be used no more: a row of a
-// registry that has changed has another one. Then the answers to others tell it, once every batch was answered for a while: the
-// servers of a cluster fail one by one, and an answer of one says nothing of another.
-type Link struct {
-	Down    bool
-	began   time.Time
-	failed  time.Time // the last batch, as it was not answered
-	assumed bool      // that it is up: no limiter has said so
+// A limiter of package slidingwindow or semaphore notices the end of an outage only while it is used. One that is never used again, such as
+// that of a row that has changed, would keep the store down forever. So successful batches of other limiters end an outage too, once no
+// batch has failed for a while. A single success is not enough: the servers of a cluster fail one by one.
+type link struct {
+	down    bool
+	began   time.Time // of the outage
+	failed  time.Time // when the last batch failed
+	assumed bool      // successful batches ended the outage; no limiter has reported its end
 }
 
-// Noticed takes over what a limiter has noticed. It tells whether an outage begins or ends.
-func (l *Link) Noticed(down bool) (begins, ends bool) {
-	begins, ends = down && !l.Down, !down && l.Down
+// reported records that a limiter reports the beginning or the end of an outage. It reports whether the state of the store changed.
+func (l *link) reported(down bool) (begins, ends bool) {
+	begins, ends = down && !l.down, !down && l.down
 	if begins {
 		l.began = time.Now()
 		l.failed = l.began
 	}
-	l.Down, l.assumed = down, false
+	l.down, l.assumed = down, false
 	return begins, ends
 }
 
-// Tripped takes over what came of a batch. It tells whether an outage begins or ends, and how long the store was away then.
-func (l *Link) Tripped(err error) (begins, ends bool, away time.Duration) {
+// tripped records the result of a batch. It reports whether the state of the store changed, and how long an outage lasted that ended.
+func (l *link) tripped(kind Kind) (begins, ends bool, lasted time.Duration) {
 	now := time.Now()
-	switch {
-	case err != nil:
-		if kind := StoreKindOf(err); kind != Timeout && kind != Unavailable { // it has answered, or nobody knows
-			return false, false, 0
+	switch kind {
+	case NoError:
+		if l.down && now.Sub(l.failed) > recovery {
+			l.down, l.assumed = false, true
+			return false, true, now.Sub(l.began)
 		}
-		if l.failed = now; l.assumed { // of one that has known it all the time
-			begins, _ = l.Noticed(true)
+	case Timeout, Unavailable:
+		l.failed = now
+		if l.assumed { // the limiter that began the outage will not report it again
+			begins, _ = l.reported(true)
 		}
-	case l.Down && now.Sub(l.failed) > forgotten:
-		l.Down, l.assumed = false, true
-		return false, true, now.Sub(l.began)
 	}
 	return begins, false, 0
 }

@@ -1,51 +1,47 @@
 package telemetry
 
 import (
-	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// A limiter that notices an outage and is used no more does not keep the store away for ever. One that is still used does, though others
-// are answered: theirs may be another server.
+// A limiter that notices an outage and is never used again does not keep the store down. One that is still used does, although batches of
+// others succeed: those may go to another server.
 func TestLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		type turn struct {
+		type change struct {
 			begins, ends bool
-			away         time.Duration
+			lasted       time.Duration
 		}
-		var l Link
-		trip := func(err error) (is turn) {
-			is.begins, is.ends, is.away = l.Tripped(err)
-			return is
+		var l link
+		trip := func(kind Kind) (c change) {
+			c.begins, c.ends, c.lasted = l.tripped(kind)
+			return c
 		}
-		away, denied := slidingwindow.ErrAway, errors.New("NOPERM")
-		require.Equal(t, turn{}, trip(away), "its Health follows")
-		begins, ends := l.Noticed(true)
+		require.Equal(t, change{}, trip(Unavailable), "the limiter will report the outage itself")
+		begins, ends := l.reported(true)
 		require.True(t, begins && !ends)
-		for range 100 { // it is used, and others are answered
+		for range 100 { // the limiter is in use, and batches of others succeed
 			time.Sleep(time.Second)
-			require.Equal(t, turn{}, trip(away))
-			require.Equal(t, turn{}, trip(nil))
-			require.True(t, l.Down)
+			require.Equal(t, change{}, trip(Timeout))
+			require.Equal(t, change{}, trip(NoError))
+			require.True(t, l.down)
 		}
-		time.Sleep(forgotten)
-		require.Equal(t, turn{}, trip(denied))
-		require.Equal(t, turn{}, trip(nil))
+		time.Sleep(recovery)
+		require.Equal(t, change{}, trip(Other))
+		require.Equal(t, change{}, trip(NoError))
 		time.Sleep(time.Nanosecond)
-		require.Equal(t, turn{ends: true, away: 100*time.Second + forgotten + 1}, trip(nil))
-		require.False(t, l.Down)
-		require.Equal(t, turn{}, trip(denied), "no outage")
-		require.Equal(t, turn{begins: true}, trip(away), "it was not back")
-		require.True(t, l.Down)
-		begins, ends = l.Noticed(false)
+		require.Equal(t, change{ends: true, lasted: 100*time.Second + recovery + 1}, trip(NoError))
+		require.False(t, l.down)
+		require.Equal(t, change{}, trip(Other), "the server replied")
+		require.Equal(t, change{begins: true}, trip(Unavailable), "the outage was not over")
+		require.True(t, l.down)
+		begins, ends = l.reported(false)
 		require.True(t, !begins && ends)
-		require.Equal(t, turn{}, trip(away), "Health tells of an outage")
-		require.False(t, l.Down)
+		require.Equal(t, change{}, trip(Unavailable), "the limiter will report the outage itself")
+		require.False(t, l.down)
 	})
 }

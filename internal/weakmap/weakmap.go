@@ -1,4 +1,4 @@
-// Package weakmap keeps the one value that all who want it share, as long as any of them lives.
+// Package weakmap provides a concurrent map that shares one value per key for as long as the value is reachable.
 package weakmap
 
 import (
@@ -7,15 +7,15 @@ import (
 	"weak"
 )
 
-// Map holds at most one value a key, weakly: it is forgotten when nobody else holds it any more. A value must not hold on to its own
-// key if that is how it would be kept alive. The zero value is empty. It is safe for concurrent use and must not be copied.
+// Map holds at most one value per key, by a weak pointer. An entry is removed when its value is no longer reachable from elsewhere. So a
+// key must not keep its own value reachable. The zero value is empty. A Map is safe for concurrent use and must not be copied.
 //
-// The values are found without a lock, for every limiter that is made looks for one.
+// Lookups take no lock, because every new limiter looks up a value.
 type Map[K comparable, V any] struct {
 	values sync.Map // K → weak.Pointer[V]
 }
 
-// Get returns the value of a key, and makes it if nobody holds one. If several are made at the same time, all callers get the same one.
+// Get returns the value of a key. It calls make if there is none. Concurrent callers get the same value, even if several of them call make.
 func (m *Map[K, V]) Get(key K, make func() *V) *V {
 	var own *V
 	var fresh weak.Pointer[V]
@@ -37,7 +37,7 @@ func (m *Map[K, V]) Get(key K, make func() *V) *V {
 	}
 }
 
-// All calls a function with each value that is held, until it returns false.
+// All calls yield with each reachable value, until yield returns false.
 func (m *Map[K, V]) All(yield func(*V) bool) {
 	m.values.Range(func(_, p any) bool {
 		v := p.(weak.Pointer[V]).Value()

@@ -1,0 +1,82 @@
+// Package permit has the values that the arithmetic of buckets, the engine and the stores share. They have no behaviour but their own.
+package permit
+
+// Balance is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
+// Next − Carry.
+type Balance struct {
+	Stored float64 // permits
+	Next   int64   // microseconds of the store's clock
+	Carry  float64 // microseconds, below 1
+}
+
+// Before orders balances by their exact time.
+func (m Balance) Before(o Balance) bool {
+	return m.Next < o.Next || m.Next == o.Next && m.Carry > o.Carry
+}
+
+// Arithmetic computes balances of a bucket under one configuration.
+type Arithmetic interface {
+	// After returns the balance once n permits were taken. It reports false if that would leave the range of exact numbers.
+	After(b Balance, n int64) (Balance, bool)
+	// Resync returns the balance at a time: what has passed since the bucket owed nothing has become stored permits.
+	Resync(b Balance, now int64) Balance
+}
+
+// Terms are a configuration of a bucket as the engine and the stores know it. They are never changed, so all that have them share them.
+type Terms struct {
+	Arithmetic
+	// Text is the canonical form of the configuration: equal configurations have equal texts.
+	Text string
+	// Version of the configuration; 0 if it has none.
+	Version int64
+}
+
+// Same reports whether two terms are those of equal configurations.
+func (t *Terms) Same(o *Terms) bool { return t == o || t.Text == o.Text }
+
+// Place is what one granted request occupies: the account before and after it. A later refund needs all of it.
+type Place struct {
+	// Epoch names the life of the bucket that the place belongs to.
+	Epoch int64
+	// Tag names the place; Prev is the bucket's tail before it. A tag never repeats, not even if the store falls back to an older state, as
+	// in a failover to a stale replica: it is the place's number plus the random nonce of its batch. So a refund cannot take another
+	// process's place for its own.
+	Tag, Prev int64
+	// ID is the place's number, which rises within the epoch.
+	ID int64
+	// Version of the configuration in force.
+	Version int64
+
+	Before, After Balance
+}
+
+// Refund asks for the return of places: if Tag is still the bucket's tail, the account goes back to a balance.
+type Refund struct {
+	// Epoch of the places. Nothing is given back to a bucket that has forgotten.
+	Epoch int64
+	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards.
+	Tag, Tail int64
+	// Version of the configuration that the places were granted under; stored permits of another are not comparable.
+	Version int64
+	// ID is the place's number, under which its stored permits come back at most once.
+	ID int64
+
+	To      Balance // the account as it shall be
+	End     int64   // the end of the places' time
+	Spent   float64 // stored permits in the places
+	Level   float64 // stored permits left after the places were granted
+	Granted int64   // the time of that
+}
+
+// Refund asks for the return of what was granted at a time of the store, but for the first permits that were used.
+func (p *Place) Refund(a Arithmetic, used, granted int64) Refund {
+	to, tail := p.Before, p.Prev
+	if used > 0 {
+		to, _ = a.After(to, used)
+		tail = p.Tag
+	}
+	return Refund{
+		Epoch: p.Epoch, Tag: p.Tag, Tail: tail, Version: p.Version, ID: p.ID, To: to, End: p.After.Next,
+		Spent: to.Stored - p.After.Stored, Level: p.After.Stored, Granted: granted,
+	}
+}

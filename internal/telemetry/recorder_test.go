@@ -1,0 +1,113 @@
+package telemetry_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+)
+
+// library is a metrics library that keeps sums in a map, by the metric's name and the values of its labels.
+type library struct {
+	mu      sync.Mutex
+	created map[string]int // how often each series was created
+	sums    map[string]float64
+}
+
+func observe(t *testing.T, opts telemetry.Options) (*library, tokenbucket.Observer) {
+	l := &library{created: map[string]int{}, sums: map[string]float64{}}
+	r, err := telemetry.NewRecorder(telemetry.Limiter, telemetry.Prometheus, &opts, l.create)
+	require.NoError(t, err)
+	return l, r.Limiter(&opts)
+}
+
+func (l *library) create(m telemetry.Metric) (telemetry.Instrument, error) {
+	return func(values []string) telemetry.Series {
+		key := m.Name + " " + strings.Join(values, " ")
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.created[key]++
+		return func(_ context.Context, value float64) {
+			l.mu.Lock()
+			defer l.mu.Unlock()
+			l.sums[key] += value
+		}
+	}, nil
+}
+
+// Decisions that differ in any label are counted apart, and the series of each is created once.
+func TestDecisions(t *testing.T) {
+	l, observer := observe(t, telemetry.NewOptions("test"))
+	errs := map[string]error{
+		"timeout": tokenbucket.ErrStoreTimeout, "unavailable": tokenbucket.ErrStoreUnavailable, "lock": tokenbucket.ErrLockNotObtained,
+		"corrupt": tokenbucket.ErrCorruptState, "other": telemetrytest.ErrOther, "canceled": context.Canceled,
+		"deadline": context.DeadlineExceeded, "invalid": tokenbucket.ErrInvalidPermits, "crowded": tokenbucket.ErrTooManyWaiters,
+	}
+	deciders := []tokenbucket.Decider{tokenbucket.ByStore, tokenbucket.BySnapshot, tokenbucket.ByLease, tokenbucket.BySwitch, tokenbucket.ByPolicy, tokenbucket.ByCheck, 99}
+	for range 2 {
+		for _, by := range deciders {
+			for _, shadow := range []bool{false, true} {
+				d := tokenbucket.Decision{Bucket: "x", Permits: 1, By: by, Shadow: shadow}
+				observer.Decision(t.Context(), d)
+				d.Granted = true
+				observer.Decision(t.Context(), d)
+				d.Granted = false
+				for _, d.Err = range errs {
+					observer.Decision(t.Context(), d)
+				}
+			}
+		}
+	}
+	for _, by := range deciders {
+		for _, shadow := range []string{"false", "true"} {
+			for outcome, want := range map[string]float64{"granted": 2, "refused": 2, "failed": 2 * float64(len(errs))} {
+				require.Equal(t, want, l.sums[fmt.Sprintf("tokenbucket_decisions_total x %s %s %s", outcome, by, shadow)])
+			}
+			require.Equal(t, 1, l.created[fmt.Sprintf("tokenbucket_decisions_total x granted %s %s", by, shadow)])
+		}
+	}
+	for kind := range errs {
+		require.Equal(t, float64(2*len(deciders)), l.sums[fmt.Sprintf("tokenbucket_failures_total x %s false", kind)])
+	}
+}
+
+// Deciders that this version does not know share a series.
+func TestUnknownDeciders(t *testing.T) {
+	l, observer := observe(t, telemetry.NewOptions("test"))
+	for i := range 10 {
+		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "x", By: tokenbucket.Decider(100 + i)})
+	}
+	require.Equal(t, 10.0, l.sums["tokenbucket_decisions_total x refused unknown false"])
+}
+
+// A bucket has series of its own up to the bound, in the order of first use.
+func TestMaxBuckets(t *testing.T) {
+	opts := telemetry.NewOptions("test")
+	opts.SetMaxBuckets(2)
+	l, observer := observe(t, opts)
+	for range 2 {
+		for _, name := range []string{"a", "\xff", "b", "c"} {
+			observer.Decision(t.Context(), tokenbucket.Decision{Bucket: name})
+		}
+	}
+	for name, want := range map[string]float64{"a": 2, "\uFFFD": 2, "other": 4, "b": 0} {
+		require.Equal(t, want, l.sums["tokenbucket_decisions_total "+name+" refused store false"], name)
+	}
+}
+
+// No name has the label value that all others share, nor that of another name.
+func TestNamed(t *testing.T) {
+	seen := map[string]bool{telemetry.OtherBuckets: true}
+	for _, name := range []string{"/a", "others", `other"x`, "other", `"other"`, `""other""`} {
+		require.False(t, seen[telemetry.Named(name)], "%s", name)
+		seen[telemetry.Named(name)] = true
+	}
+	require.Equal(t, "/a", telemetry.Named("/a"))
+}
