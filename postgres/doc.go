@@ -1,7 +1,7 @@
-// Package postgres keeps in PostgreSQL what a fleet shares: semaphores, whose permits are leases by the database's clock.
-// It is a module of its own, so that only who uses PostgreSQL depends on its driver.
+// Package postgres keeps the shared state of a fleet in PostgreSQL: semaphores, whose permits are leases by the database's clock. It is a
+// module of its own, so that only programs that use PostgreSQL depend on its driver.
 //
-// Everything is in a schema of its own, which Migrate creates and brings up to date:
+// Everything is in a schema of its own, which Migrate creates and updates:
 //
 //	if err := postgres.Migrate(ctx, pool); err != nil { … }
 //	s, err := postgres.NewSemaphore(pool, "fares", 5)

@@ -18,28 +18,29 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-func entry(id string, permits int) []semaphore.Entry {
-	return []semaphore.Entry{{ID: id, Permits: permits}}
+func entry(id string, permits int) []store.Entry {
+	return []store.Entry{{ID: id, Permits: permits}}
 }
 
 // grab is a batch that takes one permit of one.
-func grab(id string) *semaphore.Batch {
-	return &semaphore.Batch{Process: "p", LeaseMicros: 60e6, Permits: 1, Enter: entry(id, 1)}
+func grab(id string) *store.Batch {
+	return &store.Batch{Process: "p", LeaseMicros: 60e6, Permits: 1, Enter: entry(id, 1)}
 }
 
 // TestLateBehindLock: the deadline counts when the row is ours, not when the batch was sent.
 func TestLateBehindLock(t *testing.T) {
 	pool, schema := opened(t)
-	b := &backend{store: store(t, pool, schema), name: "x"}
+	b := &semaphoreStore{store: newStore(t, pool, schema), name: "x"}
 	_, err := b.Apply(ctx, grab("a"))
 	require.NoError(t, err)
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, "SELECT FROM "+b.store.schema+".semaphore FOR UPDATE")
 	require.NoError(t, err)
-	reports := make(chan *semaphore.Report)
+	reports := make(chan *store.Report)
 	clock := func() int64 {
 		return value(t, b.store, "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint")
 	}
@@ -85,8 +86,8 @@ func TestTriesAgain(t *testing.T) {
 	}{{"40001", true}, {"40P01", true}, {"57014", true}, {"55P03", true}, {"22012", false}, {"53100", false}} {
 		t.Run(c.code, func(t *testing.T) {
 			pool, schema := opened(t)
-			s := store(t, pool, schema)
-			b := &backend{store: s, name: "x"}
+			s := newStore(t, pool, schema)
+			b := &semaphoreStore{store: s, name: "x"}
 			failing(t, s, c.code, 3)
 			r, err := b.Apply(ctx, grab("a"))
 			if !c.again {
@@ -95,20 +96,20 @@ func TestTriesAgain(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.Equal(t, semaphore.Granted, r.Entered[0].Outcome)
+			require.Equal(t, store.Granted, r.Entered[0].Outcome)
 			require.EqualValues(t, 4, value(t, s, "SELECT last_value FROM %s.failed"))
 			exec(t, s, "SELECT setval('%s.failed', 1); DROP TRIGGER fail ON %s.semaphore_state")
 		})
 	}
 	t.Run("until the deadline", func(t *testing.T) {
 		pool, schema := opened(t)
-		s := store(t, pool, schema)
+		s := newStore(t, pool, schema)
 		failing(t, s, "40001", 1<<30)
 		const most = 3 * time.Second
 		c, cancel := context.WithTimeout(ctx, most)
 		defer cancel()
 		began := time.Now()
-		_, err := (&backend{store: s, name: "x"}).Apply(c, grab("a"))
+		_, err := (&semaphoreStore{store: s, name: "x"}).Apply(c, grab("a"))
 		require.Error(t, err)
 		require.GreaterOrEqual(t, time.Since(began), most/2)
 		require.Less(t, time.Since(began), patient)
@@ -120,9 +121,9 @@ func TestTriesAgain(t *testing.T) {
 // sent again.
 func TestTerminated(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
-	b := &backend{store: s, name: "x"}
-	_, err := b.Apply(ctx, &semaphore.Batch{Process: "p", LeaseMicros: 1, Permits: 1})
+	s := newStore(t, pool, schema)
+	b := &semaphoreStore{store: s, name: "x"}
+	_, err := b.Apply(ctx, &store.Batch{Process: "p", LeaseMicros: 1, Permits: 1})
 	require.NoError(t, err)
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
@@ -142,7 +143,7 @@ func TestTerminated(t *testing.T) {
 	require.NoError(t, tx.Commit(ctx))
 	r, err := b.Apply(ctx, grab("b"))
 	require.NoError(t, err)
-	require.Equal(t, semaphore.Granted, r.Entered[0].Outcome, "nobody has it")
+	require.Equal(t, store.Granted, r.Entered[0].Outcome, "nobody has it")
 }
 
 // TestIsolation: a role whose transactions are serializable by default, read-committed all the same; at the price of
@@ -153,11 +154,11 @@ func TestIsolation(t *testing.T) {
 		pool := pooled(t, dbtest.SharedPostgreSQL(t).DSN(), func(c *pgxpool.Config) {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = level
 		})
-		s := opens(t, store(t, pool, schema), level, 4)
+		s := opens(t, newStore(t, pool, schema), level, 4)
 		var all sync.WaitGroup
 		var failed atomic.Value
 		for range 4 {
-			other := opens(t, store(t, pool, schema), level, 4)
+			other := opens(t, newStore(t, pool, schema), level, 4)
 			all.Go(func() {
 				for range 20 {
 					if err := other.Do(ctx, func(context.Context) error { return nil }); err != nil {
@@ -198,7 +199,7 @@ func TestIsolationIsRemembered(t *testing.T) {
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 		c.ConnConfig.Tracer = refused
 	})
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	for _, name := range []string{"a", "b"} {
 		sem := opens(t, s, name, 1)
 		for range 5 {
@@ -211,13 +212,13 @@ func TestIsolationIsRemembered(t *testing.T) {
 // TestCommitIsDurable though the role's are not by default.
 func TestCommitIsDurable(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
 	_, err = tx.Exec(ctx, "SET LOCAL synchronous_commit = off")
 	require.NoError(t, err)
-	b := &backend{store: s, name: "x"}
+	b := &semaphoreStore{store: s, name: "x"}
 	_, _, err = b.call(ctx, tx, b.arguments(grab("a")), grab("a"))
 	require.NoError(t, err)
 	var is string
@@ -234,7 +235,7 @@ func TestCorrupt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool, schema := opened(t)
-			s := store(t, pool, schema)
+			s := newStore(t, pool, schema)
 			sem := opens(t, s, "the name", 3)
 			p, err := sem.Acquire(ctx, 1)
 			require.NoError(t, err)
@@ -243,10 +244,10 @@ func TestCorrupt(t *testing.T) {
 			require.NotNil(t, p)
 			exec(t, s, damage)
 			before := value(t, s, "SELECT sum(fence + ticket + seen + slots + used) FROM %s.semaphore_state")
-			_, err = (&backend{store: s, name: "the name"}).Apply(ctx, &semaphore.Batch{
+			_, err = (&semaphoreStore{store: s, name: "the name"}).Apply(ctx, &store.Batch{
 				Process: "p", LeaseMicros: 1e6, Permits: 9, Leave: []string{p.ID()},
 				Enter: append(entry("a", 1), entry("b", 1)...)})
-			require.ErrorIs(t, err, semaphore.ErrCorrupt)
+			require.ErrorIs(t, err, semaphore.ErrCorruptState)
 			require.ErrorContains(t, err, "the name")
 			require.Equal(t, before, value(t, s, "SELECT sum(fence + ticket + seen + slots + used) FROM %s.semaphore_state"))
 		})
@@ -256,9 +257,9 @@ func TestCorrupt(t *testing.T) {
 // TestSweep: what nobody has used for a day goes when others come; what is held does not.
 func TestSweep(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	for i := range 30 {
-		_, err := (&backend{store: s, name: fmt.Sprint(i)}).Apply(ctx, grab("a"))
+		_, err := (&semaphoreStore{store: s, name: fmt.Sprint(i)}).Apply(ctx, grab("a"))
 		require.NoError(t, err)
 	}
 	day := 25 * time.Hour.Microseconds()
@@ -269,7 +270,7 @@ func TestSweep(t *testing.T) {
 	i := 0
 	for ; value(t, s, "SELECT count(*) FROM %s.semaphore WHERE name < 'n'") > 2; i++ {
 		require.Less(t, i, 500, "they stay")
-		_, err := (&backend{store: s, name: fmt.Sprint("n", i)}).Apply(ctx, &semaphore.Batch{Process: "p", LeaseMicros: 1, Permits: 1})
+		_, err := (&semaphoreStore{store: s, name: fmt.Sprint("n", i)}).Apply(ctx, &store.Batch{Process: "p", LeaseMicros: 1, Permits: 1})
 		require.NoError(t, err)
 	}
 	require.EqualValues(t, i, value(t, s, "SELECT count(*) FROM %s.semaphore WHERE name > 'n'"), "the new ones stay")
@@ -280,10 +281,10 @@ func TestSweep(t *testing.T) {
 // TestDeadProcesses: a process that died leaves nothing for good, though the semaphore is used all the time.
 func TestDeadProcesses(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
-	b := &backend{store: s, name: "x"}
+	s := newStore(t, pool, schema)
+	b := &semaphoreStore{store: s, name: "x"}
 	come := func(process string) {
-		_, err := b.Apply(ctx, &semaphore.Batch{Process: process, LeaseMicros: 1, PatienceMicros: 1e6, AliveMicros: 1e6, Permits: 1})
+		_, err := b.Apply(ctx, &store.Batch{Process: process, LeaseMicros: 1, PatienceMicros: 1e6, AliveMicros: 1e6, Permits: 1})
 		require.NoError(t, err)
 	}
 	for i := range 20 {
@@ -298,14 +299,14 @@ func TestDeadProcesses(t *testing.T) {
 // TestListens: one connection for all semaphores of a store, which comes back when it was cut.
 func TestListens(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	const listener = " FROM pg_stat_activity WHERE query LIKE 'LISTEN \"tokenbucket_%'"
 	listening := func() int64 { return value(t, s, "SELECT count(*)"+listener) }
 	eventually(t, "another test's", func() bool { return listening() == 0 })
 	var held, waiters []*semaphore.Semaphore
 	var permits []*semaphore.Permit
 	for i := range 5 {
-		held = append(held, opens(t, store(t, pool, schema), fmt.Sprint(i), 1))
+		held = append(held, opens(t, newStore(t, pool, schema), fmt.Sprint(i), 1))
 		p, err := held[i].Acquire(ctx, 1)
 		require.NoError(t, err)
 		permits = append(permits, p)
@@ -341,28 +342,28 @@ func TestListens(t *testing.T) {
 // took are given up.
 func TestManySlots(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
-	b := &backend{store: s, name: "x"}
-	apply := func(batch *semaphore.Batch) *semaphore.Report {
+	s := newStore(t, pool, schema)
+	b := &semaphoreStore{store: s, name: "x"}
+	apply := func(batch *store.Batch) *store.Report {
 		t.Helper()
 		batch.LeaseMicros = 60e6
 		r, err := b.Apply(ctx, batch)
 		require.NoError(t, err)
 		return r
 	}
-	apply(&semaphore.Batch{Process: "holder", Permits: 400, Enter: entry("h", 400)})
+	apply(&store.Batch{Process: "holder", Permits: 400, Enter: entry("h", 400)})
 	const members, each = 7, 60
 	for p := range members {
-		batch := &semaphore.Batch{Process: fmt.Sprint(p), Permits: 400, PatienceMicros: 60e6, AliveMicros: 60e6}
+		batch := &store.Batch{Process: fmt.Sprint(p), Permits: 400, PatienceMicros: 60e6, AliveMicros: 60e6}
 		if p%3 == 1 {
 			batch.PatienceMicros = 1
 		}
 		for i := range each {
-			batch.Enter = append(batch.Enter, semaphore.Entry{ID: fmt.Sprint(p, "-", i), Permits: 1, Wait: true})
+			batch.Enter = append(batch.Enter, store.Entry{ID: fmt.Sprint(p, "-", i), Permits: 1, Wait: true})
 		}
 		apply(batch)
 	}
-	r := apply(&semaphore.Batch{Process: "0", Permits: 400, PatienceMicros: 60e6, AliveMicros: 60e6, Leave: []string{"h"}})
+	r := apply(&store.Batch{Process: "0", Permits: 400, PatienceMicros: 60e6, AliveMicros: 60e6, Leave: []string{"h"}})
 	require.Len(t, r.Grants, each)
 	holders, err := b.Holders(ctx)
 	require.NoError(t, err)
@@ -373,25 +374,25 @@ func TestManySlots(t *testing.T) {
 		p := []int{0, 2, 3, 5, 6}[i/each] // 1 and 4 are dead
 		require.Equal(t, fmt.Sprint(p, "-", i%each), h.ID, "in the order of the queue")
 	}
-	require.EqualValues(t, each, apply(&semaphore.Batch{Process: "6", Permits: 400, PatienceMicros: 60e6, AliveMicros: 60e6}).Told)
+	require.EqualValues(t, each, apply(&store.Batch{Process: "6", Permits: 400, PatienceMicros: 60e6, AliveMicros: 60e6}).Notified)
 	require.Greater(t, value(t, s, "SELECT slots FROM %s.semaphore_state"), int64(members*each))
 	for chunk := range slices.Chunk(ids, 100) {
-		r = apply(&semaphore.Batch{Process: "0", Permits: 400, Leave: chunk})
+		r = apply(&store.Batch{Process: "0", Permits: 400, Leave: chunk})
 		for _, standing := range r.Left {
-			require.Equal(t, semaphore.Holding, standing)
+			require.Equal(t, store.Holding, standing)
 		}
 	}
 	slots := value(t, s, "SELECT slots FROM %s.semaphore_state")
 	require.LessOrEqual(t, slots, int64(256))
 	require.EqualValues(t, slots, value(t, s, "SELECT count(*) FROM %s.semaphore_slot"))
-	apply(&semaphore.Batch{Process: "0", Permits: 400, Enter: entry("z", 400)})
+	apply(&store.Batch{Process: "0", Permits: 400, Enter: entry("z", 400)})
 }
 
 // perish lets a process die of which n wait for a permit that it held until just now.
 func perish(t testing.TB, s *Store, name string, n int) {
 	t.Helper()
-	b := &backend{store: s, name: name}
-	_, err := b.Apply(ctx, &semaphore.Batch{Process: "dead", LeaseMicros: 1, PatienceMicros: 1, Permits: 1, Enter: entry("held", 1)})
+	b := &semaphoreStore{store: s, name: name}
+	_, err := b.Apply(ctx, &store.Batch{Process: "dead", LeaseMicros: 1, PatienceMicros: 1, Permits: 1, Enter: entry("held", 1)})
 	require.NoError(t, err)
 	exec(t, s, `INSERT INTO %s.semaphore_slot (home, slot, kind, id, permits, number, since, process)
 		SELECT t.home, t.slots + i, 2, 'dead-' || i, 1, t.seen + i, t.seen, 'dead'
@@ -405,22 +406,22 @@ func perish(t testing.TB, s *Store, name string, n int) {
 func TestManyDead(t *testing.T) {
 	const dead = 30_000
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	perish(t, s, "x", dead)
-	sem := opens(t, s, "x", 1, semaphore.WithTimeout(time.Second)) // the default
+	sem := opens(t, s, "x", 1, semaphore.WithStoreTimeout(time.Second)) // the default
 	began, errs := time.Now(), 0
 	var p *semaphore.Permit
 	eventually(t, "nobody gets through", func() bool { // a slow machine may need several calls, but none is in vain
 		var err error
 		if p, err = sem.TryAcquire(ctx, 1, 0); err != nil && !errors.Is(err, semaphore.ErrRefused) {
-			require.ErrorIs(t, err, semaphore.ErrTimeout)
+			require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 			errs++
 		}
 		return p != nil
 	})
 	t.Log(dead, "dead", time.Since(began), errs, "errors")
 	require.Zero(t, value(t, s, "SELECT queued FROM %s.semaphore_state"))
-	if err := p.Release(ctx); !errors.Is(err, semaphore.ErrTimeout) {
+	if err := p.Release(ctx); !errors.Is(err, semaphore.ErrStoreTimeout) {
 		require.NoError(t, err)
 	}
 }
@@ -428,10 +429,10 @@ func TestManyDead(t *testing.T) {
 // TestSmallSteps runs the conformance suite with a function whose bounds are so small that every test crosses them.
 func TestSmallSteps(t *testing.T) {
 	pool, schema := opened(t)
-	changed(t, store(t, pool, schema), [][2]string{{"{100, ", "{2, "}, {"s.slots > 256 AND ", ""},
+	changed(t, newStore(t, pool, schema), [][2]string{{"{100, ", "{2, "}, {"s.slots > 256 AND ", ""},
 		{"s.slots > 4 * busy", "s.slots > busy"}, {"2 * busy, 128", "busy, 0"},
 		{"IF more > 8 + s.slots / 4 THEN", "IF random() < 0.3 THEN"}})
-	testBackend(t, pool, schema)
+	testSemaphoreStore(t, pool, schema)
 }
 
 // changed replaces parts of semaphore_apply_1.
@@ -453,19 +454,19 @@ var inParts = [][2]string{{"{100, 10000}", "{2, 1}"}, {"s.slots > 256 AND ", ""}
 // TestConformanceInParts: who uses it does not notice.
 func TestConformanceInParts(t *testing.T) {
 	pool, schema := opened(t)
-	changed(t, store(t, pool, schema), inParts)
+	changed(t, newStore(t, pool, schema), inParts)
 	testConformance(t, pool, schema)
 }
 
 // TestLateInParts: when the deadline passes between two calls something was done, so it is an error, not Late.
 func TestLateInParts(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	changed(t, s, append([][2]string{{"a_deadline <> 0 AND", "a_set = 0 AND a_deadline <> 0 AND"}}, inParts...))
 	perish(t, s, "x", 100)
 	batch := grab("a")
 	batch.Deadline, batch.SetPermits = 1, 1
-	_, err := (&backend{store: s, name: "x"}).Apply(ctx, batch)
+	_, err := (&semaphoreStore{store: s, name: "x"}).Apply(ctx, batch)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.EqualValues(t, 97, value(t, s, "SELECT queued FROM %s.semaphore_state"), "the first call stays done")
 }
@@ -475,16 +476,16 @@ func TestInParts(t *testing.T) {
 	pool, whole := opened(t)
 	parts := WithSchema(fmt.Sprint("test ", names.Add(1)))
 	require.NoError(t, Migrate(ctx, pool, parts))
-	changed(t, store(t, pool, parts), inParts)
-	backs := []*backend{{store: store(t, pool, whole), name: "x"}, {store: store(t, pool, parts), name: "x"}}
+	changed(t, newStore(t, pool, parts), inParts)
+	backs := []*semaphoreStore{{store: newStore(t, pool, whole), name: "x"}, {store: newStore(t, pool, parts), name: "x"}}
 	rapid.Check(t, func(r *rapid.T) {
 		for _, b := range backs {
 			b.name = fmt.Sprint("x", names.Add(1))
 		}
 		tickets := [2]map[string]int64{{}, {}}
-		ids, entries := []string{"none"}, map[string][]semaphore.Entry{}
+		ids, entries := []string{"none"}, map[string][]store.Entry{}
 		for range rapid.IntRange(1, 12).Draw(r, "batches") {
-			batch := &semaphore.Batch{
+			batch := &store.Batch{
 				Process: rapid.SampledFrom([]string{"a", "b", "c", "d"}).Draw(r, "process"), LeaseMicros: 3600e6, Permits: 3,
 				PatienceMicros: rapid.SampledFrom([]int64{0, 1, 3600e6, 3600e6}).Draw(r, "patience"), // 1: it dies
 				AliveMicros:    rapid.SampledFrom([]int64{1, 3600e6, 3600e6}).Draw(r, "alive"),       // 1: it is silent
@@ -493,7 +494,7 @@ func TestInParts(t *testing.T) {
 				Renew:          rapid.SliceOfN(rapid.SampledFrom(ids), 0, 2).Draw(r, "renew"),
 			}
 			for range rapid.IntRange(0, 5).Draw(r, "enters") {
-				e := semaphore.Entry{
+				e := store.Entry{
 					ID:      fmt.Sprint(batch.Process, len(ids)),
 					Permits: rapid.SampledFrom([]int{0, 1, 1, 1, 2, 3}).Draw(r, "wants"), Wait: rapid.Bool().Draw(r, "wait"),
 				}
@@ -513,7 +514,7 @@ func TestInParts(t *testing.T) {
 				}
 				got, err := b.Apply(ctx, &own)
 				require.NoError(r, err)
-				text := fmt.Sprint(got.Fresh, got.Permits, got.Told, got.Earliest > 0, got.Left, got.Renewed, " entered")
+				text := fmt.Sprint(got.Fresh, got.Permits, got.Notified, got.Earliest > 0, got.Left, got.Renewed, " entered")
 				for j, a := range got.Entered {
 					text += fmt.Sprint(" ", own.Enter[j].ID, a.Outcome, a.Fence > 0)
 					tickets[i][own.Enter[j].ID] = a.Ticket
@@ -544,7 +545,7 @@ func TestFaults(t *testing.T) {
 	server := dbtest.PostgreSQL(t)
 	admin := pooled(t, server.DSN())
 	require.NoError(t, Migrate(ctx, admin))
-	s := store(t, admin)
+	s := newStore(t, admin)
 	exec(t, s, fmt.Sprintf(`CREATE FUNCTION %%s.watch() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
 			IF (SELECT sum(permits) FROM %%s.semaphore_slot WHERE kind = 1) > %d THEN
@@ -567,7 +568,7 @@ func TestFaults(t *testing.T) {
 	var running sync.WaitGroup
 	for range 3 {
 		pool := pooled(t, server.DSN(), func(c *pgxpool.Config) { c.MaxConns = 4 })
-		sem := opens(t, store(t, pool), "x", permits, semaphore.WithLease(lease), semaphore.WithTimeout(timeout))
+		sem := opens(t, newStore(t, pool), "x", permits, semaphore.WithLease(lease), semaphore.WithStoreTimeout(timeout))
 		for g := range 4 {
 			running.Go(func() {
 				for load.Err() == nil {
@@ -685,7 +686,7 @@ func TestFaults(t *testing.T) {
 
 // kind sorts errors.
 func kind(err error) string {
-	for _, known := range []error{semaphore.ErrTimeout, context.DeadlineExceeded, semaphore.ErrExpired, semaphore.ErrLost} {
+	for _, known := range []error{semaphore.ErrStoreTimeout, context.DeadlineExceeded, semaphore.ErrExpired, semaphore.ErrLost} {
 		if errors.Is(err, known) {
 			return known.Error()
 		}

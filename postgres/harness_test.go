@@ -96,7 +96,7 @@ func measureLateness(t testing.TB) func() time.Duration {
 	return halt
 }
 
-func store(t testing.TB, pool *pgxpool.Pool, opts ...Option) *Store {
+func newStore(t testing.TB, pool *pgxpool.Pool, opts ...Option) *Store {
 	t.Helper()
 	s, err := New(pool, opts...)
 	require.NoError(t, err)

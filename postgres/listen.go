@@ -13,57 +13,57 @@ import (
 )
 
 const (
-	listenTimeout = 5 * time.Second  // for each thing that is asked on the connection
-	listenPing    = 10 * time.Second // after so long a silence it is asked whether it is still there
-	listenPause   = time.Second      // after it could not be made
-	proxyPause    = time.Minute      // after it turned out to be a proxy's
+	listenTimeout = 5 * time.Second  // of each operation on the connection
+	listenPing    = 10 * time.Second // the connection is checked after this long without a notification
+	listenPause   = time.Second      // after it failed
+	proxyPause    = time.Minute      // after it turned out to lead to a proxy
 )
 
-// errProxy: the connection is not the server's own.
-var errProxy = errors.New("postgres: cannot listen through a proxy that shares out connections: see WithListenConfig")
+// errProxy: the connection does not lead directly to the server.
+var errProxy = errors.New("postgres: LISTEN does not work through a proxy that pools connections by transaction: see WithListenConfig")
 
-// listener is the one connection on which a process listens, for all who do; it is there as long as anybody does.
+// listener is the one connection on which a process listens, for all its subscriptions. It exists while there are any.
 type listener struct {
-	connect func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error)
+	connect func(ctx context.Context, receive func(*pgconn.Notification)) (*pgx.Conn, error)
 
 	mu         sync.Mutex
-	connection *connection // nil: nobody listens
+	connection *connection // nil without subscriptions
 }
 
-// connection is one to the server, from when the first listens until the last has left. Its fields are guarded by the listener's mu.
+// connection is a connection to the server, from the first subscription to the last. The listener's mu guards its fields.
 type connection struct {
 	subscribed map[*subscription]bool
 	ctx        context.Context
 	close      context.CancelFunc
-	interrupt  context.CancelFunc // of the wait under way: who listens has changed
+	interrupt  context.CancelFunc // ends the wait for a notification, because the subscriptions have changed
 }
 
-// subscription is one who listens on a channel.
+// subscription receives the notifications of one channel.
 type subscription struct {
 	channel string
-	ready   chan struct{} // receives when there is anything to take
+	ready   chan struct{} // receives when take has something to return
 
-	mu    sync.Mutex
-	known bool // that it has begun
-	begun bool // and has not been taken
-	news  []string
-	err   error
+	mu      sync.Mutex
+	started bool // the server listens on the channel
+	begun   bool // and take has not returned that yet
+	news    []string
+	err     error
 }
 
 func newListener(pool *pgxpool.Pool, own *pgx.ConnConfig) *listener {
-	return &listener{connect: func(ctx context.Context, heard func(*pgconn.Notification)) (*pgx.Conn, error) {
+	return &listener{connect: func(ctx context.Context, receive func(*pgconn.Notification)) (*pgx.Conn, error) {
 		c := own
 		if own == nil {
 			config := pool.Config()
 			c = config.ConnConfig
-			if config.BeforeConnect != nil { // it may know the password
+			if config.BeforeConnect != nil { // it may set the password
 				if err := config.BeforeConnect(ctx, c); err != nil {
 					return nil, err
 				}
 			}
 		}
 		c = c.Copy()
-		c.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { heard(n) }
+		c.OnNotification = func(_ *pgconn.PgConn, n *pgconn.Notification) { receive(n) }
 		conn, err := pgx.ConnectConfig(ctx, c)
 		if err != nil || own != nil {
 			return conn, err
@@ -87,7 +87,7 @@ func closeConn(conn *pgx.Conn) {
 	_ = conn.Close(ctx)
 }
 
-// join begins to listen. Whoever joins leaves.
+// join adds a subscription. Its caller must call leave.
 func (h *listener) join(channel string) *subscription {
 	e := &subscription{channel: channel, ready: make(chan struct{}, 1)}
 	h.mu.Lock()
@@ -128,7 +128,7 @@ func (h *listener) run(l *connection) {
 	} else if connectError := new(pgconn.ConnectError); errors.As(err, &connectError) {
 		pause = listenPause/2 + rand.N(listenPause)
 	}
-	select { // before those who listen try again
+	select { // before the listeners try again
 	case <-time.After(pause):
 	case <-l.ctx.Done():
 	}
@@ -139,14 +139,14 @@ func (h *listener) run(l *connection) {
 		h.connection = nil
 	}
 	for e := range l.subscribed {
-		e.tell(func() { e.err = err })
+		e.update(func() { e.err = err })
 	}
 }
 
 // talk returns why the connection could not be made, or was lost.
 func (h *listener) talk(l *connection) error {
 	ctx, cancel := context.WithTimeout(l.ctx, 2*listenTimeout)
-	conn, err := h.connect(ctx, func(n *pgconn.Notification) { h.heard(l, n) })
+	conn, err := h.connect(ctx, func(n *pgconn.Notification) { h.received(l, n) })
 	cancel()
 	if err != nil {
 		return err
@@ -181,7 +181,7 @@ func (h *listener) talk(l *connection) error {
 	}
 }
 
-// subscribe listens on the channels that somebody wants, and no others.
+// subscribe listens on the channels of the subscriptions, and on no others.
 func subscribe(ctx context.Context, conn *pgx.Conn, listening map[string]bool, subscribed map[string][]*subscription) error {
 	for channel := range listening {
 		if subscribed[channel] == nil {
@@ -212,28 +212,28 @@ func ask(ctx context.Context, conn *pgx.Conn, sql string) error {
 	return err
 }
 
-func (h *listener) heard(l *connection, n *pgconn.Notification) {
+func (h *listener) received(l *connection, n *pgconn.Notification) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for e := range l.subscribed {
 		if e.channel == n.Channel {
-			e.tell(func() { e.news = append(e.news, n.Payload) })
+			e.update(func() { e.news = append(e.news, n.Payload) })
 		}
 	}
 }
 
 func (e *subscription) begin() {
 	e.mu.Lock()
-	known := e.known
-	e.known = true
+	started := e.started
+	e.started = true
 	e.mu.Unlock()
-	if !known {
-		e.tell(func() { e.begun = true })
+	if !started {
+		e.update(func() { e.begun = true })
 	}
 }
 
-// tell changes what there is to take.
-func (e *subscription) tell(change func()) {
+// update changes the result of take.
+func (e *subscription) update(change func()) {
 	e.mu.Lock()
 	change()
 	e.mu.Unlock()
@@ -243,7 +243,7 @@ func (e *subscription) tell(change func()) {
 	}
 }
 
-// take returns what has come since the last time.
+// take returns what has arrived since the last call.
 func (e *subscription) take() (begun bool, news []string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -12,16 +12,16 @@ import (
 //go:embed sql/*.sql
 var migrations embed.FS
 
-// version is that of the newest migration. A migration that has been released is never changed, and functions have their
-// version in their names: processes of an older release go on with theirs while a fleet is being renewed.
+// version is the number of the newest migration. A released migration never changes, and functions have their version in their names: while
+// a fleet is being updated, processes of the older release use the functions of theirs.
 const version = 1
 
-// migrationLock keeps processes that migrate at once apart; it ends with the transaction.
+// migrationLock is the advisory lock under which processes migrate one after the other. It ends with the transaction.
 const migrationLock = 0x746f6b656e62
 
-// Migrate creates the schema or brings it up to date, in one transaction. It may be called by many processes at once, by
-// each at its start; when there is nothing to do it reads one row, and needs no right but to read. It fails with [ErrNewer] if
-// the schema is newer than this release. To create the schema it needs CREATE on the database, unless an empty one exists.
+// Migrate creates or updates the schema, in one transaction. Many processes may call it at once, each when it starts. If there is nothing
+// to do, it reads one row, and needs no right but to read. It fails with [ErrNewer] if the schema is newer than this release. To create the
+// schema it needs CREATE on the database, unless an empty one exists.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	o, err := configure(pool, opts)
 	if err != nil {
@@ -48,16 +48,16 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 			return err
 		}
 		at, err := migrated(ctx, tx, schema)
-		if err != nil || at == version { // somebody else was first
+		if err != nil || at == version { // another process was first
 			return err
 		}
 		return steps(ctx, tx, schema, at)
 	})
 }
 
-// migrated reads the version of the schema; 0: there is none yet.
+// migrated returns the version of the schema; 0 if there is none yet.
 func migrated(ctx context.Context, q querier, schema string) (at int, err error) {
-	var found bool // not by to_regclass: it would not see what was committed after this transaction began
+	var found bool // not by to_regclass, which does not see what was committed after this transaction began
 	err = q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace "+
 		"WHERE nspname = $1 AND relname = 'migrated')", pgx.QueryExecModeExec, schema).Scan(&found)
 	if err != nil || !found {
@@ -73,7 +73,7 @@ func migrated(ctx context.Context, q querier, schema string) (at int, err error)
 	return at, nil
 }
 
-// steps brings the schema from a version to the newest.
+// steps migrates the schema from a version to the newest.
 func steps(ctx context.Context, tx pgx.Tx, schema string, from int) error {
 	exec := func(sql string) error {
 		_, err := tx.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)

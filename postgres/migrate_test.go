@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
 // TestMigrateAtOnce: many processes migrate at the same time, under a name that wants quoting.
@@ -23,7 +24,7 @@ func TestMigrateAtOnce(t *testing.T) {
 		all.Go(func() { assert.NoError(t, Migrate(ctx, pool, schema)) })
 	}
 	all.Wait()
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	require.EqualValues(t, version, value(t, s, "SELECT count(*) FROM %s.migrated"))
 	require.NoError(t, Migrate(ctx, pool, schema))
 	p, err := opens(t, s, "x", 1).Acquire(ctx, 1)
@@ -33,7 +34,7 @@ func TestMigrateAtOnce(t *testing.T) {
 
 func TestMigrateNewer(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	exec(t, s, "INSERT INTO %s.migrated (version) VALUES (99)")
 	err := Migrate(ctx, pool, schema)
 	require.ErrorIs(t, err, ErrNewer)
@@ -45,7 +46,7 @@ func TestMigrateNewer(t *testing.T) {
 // TestSchemaMissing: the error says what to do.
 func TestSchemaMissing(t *testing.T) {
 	pool := pooled(t, dbtest.SharedPostgreSQL(t).DSN())
-	s := store(t, pool, WithSchema("nowhere"))
+	s := newStore(t, pool, WithSchema("nowhere"))
 	sem := opens(t, s, "x", 1)
 	_, err := sem.TryAcquire(ctx, 1, 0)
 	require.ErrorIs(t, err, ErrSchema)
@@ -64,12 +65,12 @@ func TestSchemaMissing(t *testing.T) {
 // TestFewRights: a role that may only use the schema works, and may call Migrate when there is nothing to do.
 func TestFewRights(t *testing.T) {
 	admin, schema := opened(t)
-	s := store(t, admin, schema)
+	s := newStore(t, admin, schema)
 	exec(t, s, `CREATE ROLE app LOGIN; GRANT USAGE ON SCHEMA %s TO app;
 		GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA %s TO app`)
 	app := pooled(t, dbtest.SharedPostgreSQL(t).DSN(), func(c *pgxpool.Config) { c.ConnConfig.User = "app" })
 	require.NoError(t, Migrate(ctx, app, schema))
-	p, err := opens(t, store(t, app, schema), "x", 1).Acquire(ctx, 1)
+	p, err := opens(t, newStore(t, app, schema), "x", 1).Acquire(ctx, 1)
 	require.NoError(t, err)
 	require.NoError(t, p.Release(ctx))
 	err = Migrate(ctx, app, WithSchema("not there"))
@@ -87,22 +88,22 @@ func TestBadInput(t *testing.T) {
 		"63 bytes":   Migrate(ctx, pool, WithSchema(strings.Repeat("x", 64))),
 		`"pg_x"`:     Migrate(ctx, pool, WithSchema("pg_x")),
 	} {
-		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorIs(t, err, ErrInvalidConfig)
 		require.ErrorContains(t, err, name)
 	}
 	_, err := NewSemaphore(pool, "", 1)
-	require.ErrorIs(t, err, semaphore.ErrInvalid)
+	require.ErrorIs(t, err, semaphore.ErrInvalidConfig)
 	_, err = NewSemaphore(nil, "x", 1)
-	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorIs(t, err, ErrInvalidConfig)
 	_, err = NewSemaphore(pool, "x", 0)
-	require.ErrorIs(t, err, semaphore.ErrInvalid)
-	b := &backend{store: store(t, pool, schema), name: "x"}
+	require.ErrorIs(t, err, semaphore.ErrInvalidConfig)
+	b := &semaphoreStore{store: newStore(t, pool, schema), name: "x"}
 	long := strings.Repeat("é", 257)
-	for _, batch := range []*semaphore.Batch{
-		{Process: long}, {Leave: []string{long}}, {Renew: []string{long}}, {Enter: []semaphore.Entry{{ID: long}}},
+	for _, batch := range []*store.Batch{
+		{Process: long}, {Leave: []string{long}}, {Renew: []string{long}}, {Enter: []store.Entry{{ID: long}}},
 	} {
 		_, err = b.Apply(ctx, batch)
-		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorIs(t, err, ErrInvalidConfig)
 	}
 }
 
@@ -111,16 +112,16 @@ func second[T any](_ T, err error) error { return err }
 // TestNames: any name is one of its own, in a database of any encoding.
 func TestNames(t *testing.T) {
 	admin := pooled(t, dbtest.SharedPostgreSQL(t).DSN())
-	exec(t, store(t, admin), "CREATE DATABASE latin ENCODING LATIN1 TEMPLATE template0 LOCALE 'C'")
+	exec(t, newStore(t, admin), "CREATE DATABASE latin ENCODING LATIN1 TEMPLATE template0 LOCALE 'C'")
 	pool := pooled(t, dbtest.SharedPostgreSQL(t).DSN(), func(c *pgxpool.Config) { c.ConnConfig.Database = "latin" })
 	require.NoError(t, Migrate(ctx, pool))
 	hostile := []string{"a", "A", "a\x00", "%61", "a ", " a", "a\n", "'; DROP SCHEMA tokenbucket CASCADE; --", `"`, `\`, "{a}", "漢字",
 		"\u00e9", "e\u0301", "NULL", strings.Repeat("漢", 170)}
 	for i, name := range hostile {
 		label := "label " + name
-		sem, err := NewSemaphore(pool, name, 1, semaphore.WithLabel(label[:min(len(label), 20)]), semaphore.WithLease(time.Minute), semaphore.WithTimeout(patient))
+		sem, err := NewSemaphore(pool, name, 1, semaphore.WithLabel(label[:min(len(label), 20)]), semaphore.WithLease(time.Minute), semaphore.WithStoreTimeout(patient))
 		if i == len(hostile)-1 {
-			sem, err = NewSemaphore(pool, name, 1, semaphore.WithLease(time.Minute), semaphore.WithTimeout(patient))
+			sem, err = NewSemaphore(pool, name, 1, semaphore.WithLease(time.Minute), semaphore.WithStoreTimeout(patient))
 		}
 		require.NoError(t, err)
 		t.Cleanup(func() { closes(t, sem) })

@@ -155,7 +155,7 @@ func TestBehindProxy(t *testing.T) {
 			}
 			close(admitted)
 		}()
-		backend := &backend{store: s, name: name}
+		kept := &semaphoreStore{store: s, name: name}
 		eventually(t, "nobody queues", func() bool {
 			return value(t, s, "SELECT count(*) FROM %s.semaphore_slot WHERE kind = 2") == 1
 		})
@@ -165,7 +165,7 @@ func TestBehindProxy(t *testing.T) {
 					JOIN pg_stat_activity ON query = 'LISTEN "' || p.label || '"' AND state = 'idle' WHERE w.kind = 2`) == 1
 			})
 		}
-		holders, err := backend.Holders(ctx)
+		holders, err := kept.Holders(ctx)
 		require.NoError(t, err)
 		require.Len(t, holders, 1)
 		released := time.Now()
@@ -175,9 +175,9 @@ func TestBehindProxy(t *testing.T) {
 		return at.Sub(released)
 	}
 	for name, open := range map[string]func() *Store{
-		"nobody listens": func() *Store { return store(t, pool, schema) },
-		"past the proxy": func() *Store { return store(t, pool, schema, WithListenConfig(direct.Config().ConnConfig)) },
-		"no proxy":       func() *Store { return store(t, direct, schema) },
+		"nobody listens": func() *Store { return newStore(t, pool, schema) },
+		"past the proxy": func() *Store { return newStore(t, pool, schema, WithListenConfig(direct.Config().ConnConfig)) },
+		"no proxy":       func() *Store { return newStore(t, direct, schema) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			longest := time.Duration(0)
@@ -194,7 +194,7 @@ func TestBehindProxy(t *testing.T) {
 	}
 	// Nothing of a session is left in the server's connections.
 	for range len(p.all) {
-		require.Zero(t, value(t, store(t, pool, schema), `SELECT (SELECT count(*) FROM pg_prepared_statements WHERE NOT from_sql) +
+		require.Zero(t, value(t, newStore(t, pool, schema), `SELECT (SELECT count(*) FROM pg_prepared_statements WHERE NOT from_sql) +
 			(SELECT count(*) FROM pg_listening_channels()) +
 			(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory')`))
 	}

@@ -17,48 +17,49 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// backend keeps one semaphore: semaphore.Backend.
-type backend struct {
+// semaphoreStore is the store of one semaphore.
+type semaphoreStore struct {
 	store *Store
 	name  string
 }
 
 const maxID = 512 // bytes; escaped, an id must fit into a notification
 
-// Apply implements semaphore.Backend: one call of a function, one round trip, which is its own transaction. Statements are
-// unnamed and there is no other state of the session, so any proxy will do. Only a queue with thousands to admit or to drop
-// takes several: each stays done, so there is an end to it even when calls run out of time.
-func (b *backend) Apply(ctx context.Context, batch *semaphore.Batch) (*semaphore.Report, error) {
+// Apply implements store.Store by one call of a function: one round trip, in a transaction of its own. Statements are unnamed and the
+// session has no other state, so it works through any proxy. Only a queue with thousands of waiters to admit or to drop takes several
+// calls. Each of them is committed, so the work ends even if calls time out.
+func (s *semaphoreStore) Apply(ctx context.Context, batch *store.Batch) (*store.Report, error) {
 	for _, ids := range [][]string{{batch.Process}, batch.Leave, batch.Renew, entered(batch.Enter)} {
 		for _, id := range ids {
 			if len(id) > maxID {
-				return nil, fmt.Errorf("%w: id %.80q of %d bytes: want at most %d", ErrInvalid, id, len(id), maxID)
+				return nil, fmt.Errorf("%w: id %.80q of %d bytes: want at most %d", ErrInvalidConfig, id, len(id), maxID)
 			}
 		}
 	}
-	return batch.InSteps(func(rest *semaphore.Batch) (*semaphore.Report, bool, error) { return b.attempt(ctx, rest) })
+	return batch.InSteps(func(rest *store.Batch) (*store.Report, bool, error) { return s.attempt(ctx, rest) })
 }
 
-// attempt makes one call, again if need be; unfinished: Enter wants another.
-func (b *backend) attempt(ctx context.Context, batch *semaphore.Batch) (r *semaphore.Report, unfinished bool, err error) {
-	args := b.arguments(batch)
+// attempt makes one call, and repeats it if that may help. It returns unfinished if Enter needs another call.
+func (s *semaphoreStore) attempt(ctx context.Context, batch *store.Batch) (r *store.Report, unfinished bool, err error) {
+	args := s.arguments(batch)
 	for pause := script.NewPause(); ; {
-		explicit := b.store.explicit.Load()
-		r, unfinished, err = b.apply(ctx, explicit, args, batch)
+		explicit := s.store.explicit.Load()
+		r, unfinished, err = s.apply(ctx, explicit, args, batch)
 		switch {
 		case err == nil:
 			return r, unfinished, nil
-		case code(err) == "TB001" && !explicit: // the role's or the database's default is another isolation
-			b.store.explicit.Store(true)
+		case code(err) == "TB001" && !explicit: // the default isolation of the role or the database is another
+			s.store.explicit.Store(true)
 		case !notExecuted(err) || !pause.Wait(ctx):
-			return nil, false, b.explained(err)
+			return nil, false, s.explained(err)
 		}
 	}
 }
 
-func entered(entries []semaphore.Entry) []string {
+func entered(entries []store.Entry) []string {
 	ids := make([]string, len(entries))
 	for i, e := range entries {
 		ids[i] = e.ID
@@ -66,8 +67,8 @@ func entered(entries []semaphore.Entry) []string {
 	return ids
 }
 
-// arguments are those of semaphore_apply_1.
-func (b *backend) arguments(batch *semaphore.Batch) []any {
+// arguments returns the arguments of semaphore_apply_1.
+func (s *semaphoreStore) arguments(batch *store.Batch) []any {
 	n := len(batch.Enter)
 	wants, tickets, waits, labels := make([]int64, n), make([]int64, n), make([]bool, n), make([]string, n)
 	for i, e := range batch.Enter {
@@ -75,40 +76,40 @@ func (b *backend) arguments(batch *semaphore.Batch) []any {
 	}
 	return []any{
 		pgx.QueryExecModeExec,
-		encode(b.name), encode(batch.Process), encode(batch.Label), b.channel(batch.Process),
+		encode(s.name), encode(batch.Process), encode(batch.Label), s.channel(batch.Process),
 		batch.LeaseMicros, batch.PatienceMicros, batch.AliveMicros, int64(batch.Permits), int64(batch.Limit.Permits),
 		batch.Limit.Version, int64(batch.SetPermits), int64(batch.AddPermits), batch.Deadline,
 		encodeAll(batch.Leave), encodeAll(batch.Renew), encodeAll(entered(batch.Enter)), wants, tickets, waits, encodeAll(labels),
 	}
 }
 
-func (b *backend) apply(
-	ctx context.Context, explicit bool, args []any, batch *semaphore.Batch,
-) (r *semaphore.Report, unfinished bool, err error) {
+func (s *semaphoreStore) apply(
+	ctx context.Context, explicit bool, args []any, batch *store.Batch,
+) (r *store.Report, unfinished bool, err error) {
 	if !explicit {
-		return b.call(ctx, b.store.pool, args, batch)
+		return s.call(ctx, s.store.pool, args, batch)
 	}
-	err = pgx.BeginTxFunc(ctx, b.store.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
-		r, unfinished, err = b.call(ctx, tx, args, batch)
+	err = pgx.BeginTxFunc(ctx, s.store.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
+		r, unfinished, err = s.call(ctx, tx, args, batch)
 		return err
 	})
 	return r, unfinished, err
 }
 
-func (b *backend) call(
-	ctx context.Context, q querier, args []any, batch *semaphore.Batch,
-) (r *semaphore.Report, unfinished bool, err error) {
+func (s *semaphoreStore) call(
+	ctx context.Context, q querier, args []any, batch *store.Batch,
+) (r *store.Report, unfinished bool, err error) {
 	const columns = "at, late, fresh, total, earliest, told, limited, version, unchanged, standings, renewed, unfinished, " +
 		"outcomes, fences, places, grants"
-	sql := "SELECT " + columns + " FROM " + b.store.schema + ".semaphore_apply_1(" +
+	sql := "SELECT " + columns + " FROM " + s.store.schema + ".semaphore_apply_1(" +
 		"$1::text, $2::text, $3::text, $4::text, $5::bigint, $6::bigint, $7::bigint, $8::bigint, $9::bigint, $10::bigint, " +
 		"$11::bigint, $12::bigint, $13::bigint, $14::text[], $15::text[], $16::text[], $17::bigint[], $18::bigint[], " +
 		"$19::boolean[], $20::text[])"
-	var out semaphore.Report
+	var out store.Report
 	var standings, outcomes []int32
 	var fences, places []int64
 	var grants []string
-	err = q.QueryRow(ctx, sql, args...).Scan(&out.Now, &out.Late, &out.Fresh, &out.Permits, &out.Earliest, &out.Told,
+	err = q.QueryRow(ctx, sql, args...).Scan(&out.Now, &out.Late, &out.Fresh, &out.Permits, &out.Earliest, &out.Notified,
 		&out.Limit.Permits, &out.Limit.Version, &out.Unchanged, &standings, &out.Renewed, &unfinished, &outcomes, &fences, &places, &grants)
 	if err != nil || out.Late {
 		return &out, false, err
@@ -119,58 +120,58 @@ func (b *backend) call(
 	}
 	if len(standings) != len(batch.Leave) || len(out.Renewed) != len(batch.Renew) ||
 		len(outcomes) != n || len(fences) != n || len(places) != n {
-		return nil, false, fmt.Errorf("%w: unexpected report", semaphore.ErrCorrupt)
+		return nil, false, fmt.Errorf("%w: unexpected report", semaphore.ErrCorruptState)
 	}
 	for _, standing := range standings {
-		out.Left = append(out.Left, semaphore.Standing(standing))
+		out.Left = append(out.Left, store.Standing(standing))
 	}
 	for i := range outcomes {
-		out.Entered = append(out.Entered, semaphore.Answer{
-			Outcome: semaphore.Outcome(outcomes[i]), Fence: fences[i], Ticket: places[i],
+		out.Entered = append(out.Entered, store.Result{
+			Outcome: store.Outcome(outcomes[i]), Fence: fences[i], Ticket: places[i],
 		})
 	}
 	for _, text := range grants {
 		g, ok := parseGrant(text)
 		if !ok {
-			return nil, false, fmt.Errorf("%w: unexpected grant %.80q", semaphore.ErrCorrupt, text)
+			return nil, false, fmt.Errorf("%w: unexpected grant %.80q", semaphore.ErrCorruptState, text)
 		}
 		out.Grants = append(out.Grants, g)
 	}
 	return &out, unfinished, nil
 }
 
-// Holders implements semaphore.Backend.
-func (b *backend) Holders(ctx context.Context) ([]semaphore.Holder, error) {
-	rows, err := b.store.pool.Query(ctx, "SELECT id, permits, fence, since, expires, label FROM "+
-		b.store.schema+".semaphore_holders_1($1::text)", pgx.QueryExecModeExec, encode(b.name))
+// Holders implements store.Store.
+func (s *semaphoreStore) Holders(ctx context.Context) ([]store.Holder, error) {
+	rows, err := s.store.pool.Query(ctx, "SELECT id, permits, fence, since, expires, label FROM "+
+		s.store.schema+".semaphore_holders_1($1::text)", pgx.QueryExecModeExec, encode(s.name))
 	if err != nil {
-		return nil, b.explained(err)
+		return nil, s.explained(err)
 	}
-	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h semaphore.Holder, err error) {
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h store.Holder, err error) {
 		var since, expires int64
 		err = row.Scan(&h.ID, &h.Permits, &h.Fence, &since, &expires, &h.Label)
 		h.ID, h.Label = decode(h.ID), decode(h.Label)
 		h.Since, h.Expires = time.UnixMicro(since), time.UnixMicro(expires)
 		return h, err
 	})
-	return all, b.explained(err)
+	return all, s.explained(err)
 }
 
-// Stats implements semaphore.Backend.
-func (b *backend) Stats(ctx context.Context) (semaphore.Stats, error) {
-	var s semaphore.Stats
-	err := b.store.pool.QueryRow(ctx, "SELECT permits, version, used, waiting FROM "+b.store.schema+".semaphore_stats_1($1::text)",
-		pgx.QueryExecModeExec, encode(b.name)).Scan(&s.Permits, &s.Version, &s.Used, &s.Waiting)
+// Stats implements store.Store.
+func (s *semaphoreStore) Stats(ctx context.Context) (store.Stats, error) {
+	var stats store.Stats
+	err := s.store.pool.QueryRow(ctx, "SELECT permits, version, used, waiting FROM "+s.store.schema+".semaphore_stats_1($1::text)",
+		pgx.QueryExecModeExec, encode(s.name)).Scan(&stats.Permits, &stats.Version, &stats.Used, &stats.Waiting)
 	if errors.Is(err, pgx.ErrNoRows) {
-		err = nil // nobody has used it yet
+		err = nil // it was never used
 	}
-	return s, b.explained(err)
+	return stats, s.explained(err)
 }
 
-// Listen implements semaphore.Backend. All semaphores of a store share one connection.
-func (b *backend) Listen(ctx context.Context, process string, ready func(), wake func(semaphore.Grant)) error {
-	e := b.store.listener.join(b.channel(process))
-	defer b.store.listener.leave(e)
+// Listen implements store.Store. All semaphores of a store share one connection.
+func (s *semaphoreStore) Listen(ctx context.Context, process string, ready func(), wake func(store.Grant)) error {
+	e := s.store.listener.join(s.channel(process))
+	defer s.store.listener.leave(e)
 	for {
 		select {
 		case <-ctx.Done():
@@ -187,19 +188,20 @@ func (b *backend) Listen(ctx context.Context, process string, ready func(), wake
 			}
 		}
 		if err != nil {
-			return b.explained(err)
+			return s.explained(err)
 		}
 	}
 }
 
-// channel is where the process is told of this semaphore: channels are the whole database's, and of at most 63 bytes.
-func (b *backend) channel(process string) string {
-	sum := sha256.Sum256([]byte(strings.Join([]string{b.store.schema, encode(b.name), encode(process)}, " ")))
+// channel returns the channel on which the process receives grants of this semaphore. Channels belong to the whole database, and have at
+// most 63 bytes.
+func (s *semaphoreStore) channel(process string) string {
+	sum := sha256.Sum256([]byte(strings.Join([]string{s.store.schema, encode(s.name), encode(process)}, " ")))
 	return "tokenbucket_" + hex.EncodeToString(sum[:20])
 }
 
-// parseGrant reads 'id outcome fence expires'.
-func parseGrant(text string) (g semaphore.Grant, ok bool) {
+// parseGrant decodes 'id outcome fence expires'.
+func parseGrant(text string) (g store.Grant, ok bool) {
 	fields := strings.Fields(text)
 	if len(fields) != 4 {
 		return g, false
@@ -207,11 +209,11 @@ func parseGrant(text string) (g semaphore.Grant, ok bool) {
 	outcome, err1 := strconv.ParseUint(fields[1], 10, 8)
 	fence, err2 := strconv.ParseInt(fields[2], 10, 64)
 	expires, err3 := strconv.ParseInt(fields[3], 10, 64)
-	g = semaphore.Grant{ID: decode(fields[0]), Outcome: semaphore.Outcome(outcome), Fence: fence, Expires: expires}
+	g = store.Grant{ID: decode(fields[0]), Outcome: store.Outcome(outcome), Fence: fence, Expires: expires}
 	return g, err1 == nil && err2 == nil && err3 == nil
 }
 
-// encode writes any bytes as printable ASCII without spaces, which a database of any encoding holds.
+// encode returns any bytes as printable ASCII without spaces, which a database of any encoding can store.
 func encode(s string) string {
 	s = script.EncodeName(s)
 	if strings.IndexFunc(s, func(r rune) bool { return r >= utf8.RuneSelf }) < 0 {
@@ -229,14 +231,14 @@ func encode(s string) string {
 }
 
 func encodeAll(all []string) []string {
-	out := make([]string, len(all)) // never nil: that were NULL
+	out := make([]string, len(all)) // never nil: pgx sends nil as NULL
 	for i, s := range all {
 		out[i] = encode(s)
 	}
 	return out
 }
 
-// decode undoes encode.
+// decode reverses encode.
 func decode(s string) string {
 	if plain, err := url.PathUnescape(s); err == nil {
 		return plain
@@ -244,7 +246,7 @@ func decode(s string) string {
 	return s
 }
 
-// code of an error that the server reports; empty: it is another.
+// code returns the SQLSTATE of an error of the server; "" for other errors.
 func code(err error) string {
 	if e := new(pgconn.PgError); errors.As(err, &e) {
 		return e.Code
@@ -252,7 +254,7 @@ func code(err error) string {
 	return ""
 }
 
-// notExecuted tells whether the transaction was certainly undone, or never begun, and may do better next time.
+// notExecuted reports whether the transaction was certainly undone or never begun, and may succeed if it is repeated.
 func notExecuted(err error) bool {
 	switch code(err) {
 	case "40001", "40P01": // serialization failure, deadlock
@@ -260,16 +262,22 @@ func notExecuted(err error) bool {
 	case "55P03", "57014": // lock_timeout, statement_timeout: shorter than what the caller allows
 		return true
 	}
-	return pgconn.SafeToRetry(err) // the connection was dead before
+	return pgconn.SafeToRetry(err) // nothing was sent
 }
 
-// explained says what to do about errors of the schema and the state.
-func (b *backend) explained(err error) error {
+// explained returns err with the semaphore's error that it means: the store is unavailable, the schema is missing, or the state is corrupt.
+// Package semaphore classifies errors of the connection itself.
+func (s *semaphoreStore) explained(err error) error {
 	switch code(err) {
 	case "3F000", "42883", "42P01": // no such schema, function, table
-		return fmt.Errorf("%w (schema %s): %w", ErrSchema, b.store.schema, err)
+		return fmt.Errorf("%w (schema %s): %w", ErrSchema, s.store.schema, err)
 	case "TB002", "23505", "23514": // counters and slots disagree, and what follows from that
-		return fmt.Errorf("%w: schema %s, table semaphore, name %.80q: %w", semaphore.ErrCorrupt, b.store.schema, b.name, err)
+		return fmt.Errorf("%w: schema %s, table semaphore, name %.80q: %w", semaphore.ErrCorruptState, s.store.schema, s.name, err)
+	case "25006", // a standby, or read-only for another reason
+		"53100", "53200", "53300", // no space, memory or connection left
+		"57P01", "57P02", "57P03", // shutting down, crashed or starting
+		"55P03", "57014": // lock_timeout, statement_timeout
+		return fmt.Errorf("%w: %w", semaphore.ErrStoreUnavailable, err)
 	}
 	return err
 }

@@ -10,20 +10,21 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/semaphore/semaphoretest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-func TestBackend(t *testing.T) {
+func TestSemaphoreStore(t *testing.T) {
 	t.Parallel()
 	pool, schema := opened(t)
-	testBackend(t, pool, schema)
+	testSemaphoreStore(t, pool, schema)
 }
 
-func testBackend(t *testing.T, pool *pgxpool.Pool, schema Option) {
-	semaphoretest.Backend(t, func(t *testing.T) semaphoretest.Place {
-		name := fmt.Sprint("backend ", names.Add(1))
-		s := store(t, pool, schema)
-		return semaphoretest.Place{
-			Process: func() semaphore.Backend { return &backend{store: store(t, pool, schema), name: name} },
+func testSemaphoreStore(t *testing.T, pool *pgxpool.Pool, schema Option) {
+	semaphoretest.Store(t, func(t *testing.T) semaphoretest.Fixture {
+		name := fmt.Sprint("store ", names.Add(1))
+		s := newStore(t, pool, schema)
+		return semaphoretest.Fixture{
+			Process: func() store.Store { return &semaphoreStore{store: newStore(t, pool, schema), name: name} },
 			SetBack: func(t *testing.T, d time.Duration) {
 				home := value(t, s, "SELECT id * 4294967296 + era FROM %s.semaphore WHERE name = $1", encode(name))
 				exec(t, s, "UPDATE %s.semaphore_state SET seen = seen + $2, earliest = CASE held WHEN 0 THEN 0 "+
@@ -45,14 +46,14 @@ func TestConformance(t *testing.T) {
 func testConformance(t *testing.T, pool *pgxpool.Pool, schema Option) {
 	semaphoretest.Semaphore(t, func(t *testing.T, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 		name := fmt.Sprint(t.Name(), " ", names.Add(1))
-		return func() *semaphore.Semaphore { return opens(t, store(t, pool, schema), name, permits, opts...) }
+		return func() *semaphore.Semaphore { return opens(t, newStore(t, pool, schema), name, permits, opts...) }
 	})
 }
 
 // opens a semaphore that is closed with the test. Its timeout is long: a machine may be busy.
 func opens(t testing.TB, s *Store, name string, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
 	t.Helper()
-	sem, err := s.Semaphore(name, permits, append([]semaphore.Option{semaphore.WithTimeout(patient)}, opts...)...)
+	sem, err := s.Semaphore(name, permits, append([]semaphore.Option{semaphore.WithStoreTimeout(patient)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() { closes(t, sem) })
 	return sem

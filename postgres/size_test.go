@@ -31,7 +31,7 @@ func TestSize(t *testing.T) {
 	server := dbtest.PostgreSQL(t, "-c", "autovacuum=off")
 	pool := pooled(t, server.DSN())
 	require.NoError(t, Migrate(ctx, pool))
-	s := store(t, pool)
+	s := newStore(t, pool)
 
 	size := func(at int64) (bytes int64) {
 		var heap, index, dead, updated, hot, deleted int64
@@ -47,7 +47,7 @@ func TestSize(t *testing.T) {
 	var processes sync.WaitGroup
 	began := time.Now()
 	for range 4 {
-		sem := opens(t, store(t, pool), "x", 10, semaphore.WithTimeout(30*time.Second))
+		sem := opens(t, newStore(t, pool), "x", 10, semaphore.WithStoreTimeout(30*time.Second))
 		for range 16 {
 			processes.Go(func() {
 				for n.Add(1) <= total {
@@ -90,7 +90,7 @@ func TestSize(t *testing.T) {
 // would make each batch slower than the one before. The semaphore moves out of their way.
 func TestOldSnapshot(t *testing.T) {
 	pool, schema := opened(t)
-	s := store(t, pool, schema)
+	s := newStore(t, pool, schema)
 	sem := opens(t, s, "x", 3)
 	use := func(n int) {
 		for range n {
@@ -132,7 +132,7 @@ func TestOldSnapshot(t *testing.T) {
 // BenchmarkTryAcquire is one process that takes a permit and gives it back: two round trips.
 func BenchmarkTryAcquire(b *testing.B) {
 	pool, schema := opened(b)
-	s := opens(b, store(b, pool, schema), "x", 1)
+	s := opens(b, newStore(b, pool, schema), "x", 1)
 	for b.Loop() {
 		p, err := s.TryAcquire(ctx, 1, 0)
 		if err != nil || p == nil || p.Release(ctx) != nil {
@@ -146,8 +146,8 @@ func BenchmarkManySlots(b *testing.B) {
 	for _, many := range []int{100, 1000, 10_000} {
 		b.Run(fmt.Sprint(many), func(b *testing.B) {
 			pool, schema := opened(b)
-			s := store(b, pool, schema)
-			back := &backend{store: s, name: "x"}
+			s := newStore(b, pool, schema)
+			back := &semaphoreStore{store: s, name: "x"}
 			for i := range many / 100 {
 				batch := grab(fmt.Sprint(i))
 				batch.Permits, batch.Enter = many+1, nil

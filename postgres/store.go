@@ -13,24 +13,24 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// Errors, to be matched with errors.Is. What wraps them names the field and the value.
+// Errors, to be matched with errors.Is. An error that wraps one of them names the field and the value.
 var (
-	// ErrInvalid: an argument or an option is out of range.
-	ErrInvalid = errors.New("postgres: invalid argument")
-	// ErrSchema: the schema, or something in it, is missing. Call Migrate.
+	// ErrInvalidConfig: a pool, a schema, an option or the id of a permit is out of range.
+	ErrInvalidConfig = errors.New("postgres: invalid configuration")
+	// ErrSchema: the schema or a part of it is missing. Call Migrate.
 	ErrSchema = errors.New("postgres: schema missing or too old: call Migrate")
-	// ErrNewer: the schema was migrated by a newer release. What it keeps of this one's goes on working.
+	// ErrNewer: a newer release has migrated the schema. Its tables and functions for this release go on working.
 	ErrNewer = errors.New("postgres: schema is newer than this release")
 )
 
-// Store is a place in a database, as one process sees it. Its methods may be called by many goroutines at once. A process
-// should have one for all that it shares there, since each has a connection of its own to listen on; that is there only
-// while anybody waits. Nothing need be closed but the pool.
+// Store is a schema in a database, as one process uses it. Its methods may be called by many goroutines at once. A process should have one
+// Store for everything that it shares there, because each has a connection of its own for LISTEN, which exists only while requests wait.
+// Only the pool needs to be closed.
 type Store struct {
 	pool     *pgxpool.Pool
 	schema   string // quoted
 	listener *listener
-	explicit atomic.Bool // transactions are begun, and are READ COMMITTED: by default they are not
+	explicit atomic.Bool // begin transactions as READ COMMITTED, because the default is another isolation
 }
 
 // Option configures a Store, or Migrate. An option with a bad value makes them fail.
@@ -41,21 +41,20 @@ type options struct {
 	listen *pgx.ConnConfig
 }
 
-// DefaultSchema is where tables and functions are, unless WithSchema says otherwise.
+// DefaultSchema is the schema of the tables and functions without WithSchema.
 const DefaultSchema = "tokenbucket"
 
-const maxIdentifier = 63 // bytes, of PostgreSQL
+const maxIdentifier = 63 // bytes; a limit of PostgreSQL
 
-// WithSchema sets the schema in which the package keeps all that is its, 1 to 63 bytes; default DefaultSchema. Upper and
-// lower case are told apart.
+// WithSchema sets the schema of the package's tables and functions, 1 to 63 bytes; default DefaultSchema. Upper and lower case differ.
 func WithSchema(name string) Option {
 	return func(o *options) { o.schema = name }
 }
 
-// WithListenConfig sets how to connect for LISTEN, on which whoever waits is woken: straight to the server, when the pool
-// goes through a proxy that shares out connections by transaction, which LISTEN does not survive. By default it is the
-// pool's own configuration; if that turns out to lead to such a proxy, nobody listens, and a grant is found within two
-// seconds (two thirds of a lease, if that is less) instead of at once.
+// WithListenConfig sets how to connect for LISTEN, which wakes waiters. Set it to connect directly to the server if the pool goes through a
+// proxy that pools connections by transaction, where LISTEN does not work. The default is the pool's own configuration. If that turns out
+// to lead to such a proxy, the process does not listen, and a grant is found within two seconds (two thirds of a lease, if that is less)
+// instead of at once.
 func WithListenConfig(c *pgx.ConnConfig) Option {
 	return func(o *options) { o.listen = c }
 }
@@ -72,25 +71,25 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Store, error) {
 func configure(pool *pgxpool.Pool, opts []Option) (*options, error) {
 	o := &options{schema: DefaultSchema}
 	if pool == nil {
-		return nil, fmt.Errorf("%w: pool nil: want a pool", ErrInvalid)
+		return nil, fmt.Errorf("%w: pool nil: want a pool", ErrInvalidConfig)
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, fmt.Errorf("%w: option nil: want no nil options", ErrInvalid)
+			return nil, fmt.Errorf("%w: option nil: want no nil options", ErrInvalidConfig)
 		}
 		opt(o)
 	}
 	if len(o.schema) < 1 || len(o.schema) > maxIdentifier || !utf8.ValidString(o.schema) ||
 		strings.ContainsRune(o.schema, 0) || strings.HasPrefix(o.schema, "pg_") {
-		return nil, fmt.Errorf("%w: schema %.80q: want 1 to 63 bytes of UTF-8 that do not begin with pg_", ErrInvalid, o.schema)
+		return nil, fmt.Errorf("%w: schema %.80q: want 1 to 63 bytes of UTF-8 that do not begin with pg_", ErrInvalidConfig, o.schema)
 	}
 	return o, nil
 }
 
 func quoted(identifier string) string { return pgx.Identifier{identifier}.Sanitize() }
 
-// NewSemaphore returns a semaphore that all processes share which use the same name, in the default schema: Semaphore of
-// a store of its own. A process with several should have one store for all.
+// NewSemaphore returns a semaphore in the default schema, which all processes share that use the same name. It makes a Store of its own; a
+// process with several semaphores should have one Store for all.
 func NewSemaphore(pool *pgxpool.Pool, name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
 	s, err := New(pool)
 	if err != nil {
@@ -99,8 +98,8 @@ func NewSemaphore(pool *pgxpool.Pool, name string, permits int, opts ...semaphor
 	return s.Semaphore(name, permits, opts...)
 }
 
-// Semaphore returns a semaphore that all processes share which use the same name and schema. permits applies as long as
-// nobody has called SetPermits, to each process' own requests. Options that are for Redis do nothing. New ones are cheap.
+// Semaphore returns a semaphore which all processes share that use the same name and schema. permits is the number for this process's own
+// requests, unless a version is set ([semaphore.WithVersion], SetPermits). Options for Redis have no effect. It is cheap to call.
 func (s *Store) Semaphore(name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
-	return semaphore.New(&backend{store: s, name: name}, name, permits, opts...)
+	return semaphore.New(&semaphoreStore{store: s, name: name}, name, permits, opts...)
 }

@@ -2,14 +2,15 @@ package semaphore
 
 import "time"
 
-// alarm calls ring once, at the earliest of the times that were set since it rang last. Its owner's lock guards it, and ring sets
-// at to 0.
+// alarm calls ring once, at the earliest of the times that were set since it last rang. The coordinator's mu guards it; ring must set at to
+// 0.
 type alarm struct {
 	ring  func()
 	timer *time.Timer
-	at    time.Duration // 0: it is not set
+	at    time.Duration // 0 if unset
 }
 
+// set makes the alarm ring at the given time at the latest.
 func (a *alarm) set(at, now time.Duration) {
 	switch {
 	case a.at != 0 && a.at <= at:
@@ -22,6 +23,7 @@ func (a *alarm) set(at, now time.Duration) {
 	a.at = at
 }
 
+// stop unsets the alarm.
 func (a *alarm) stop() {
 	if a.at != 0 {
 		a.timer.Stop()
@@ -29,7 +31,7 @@ func (a *alarm) stop() {
 	}
 }
 
-// earlier of two times, of which 0 is none.
+// earlier returns the earlier of two times. 0 means no time.
 func earlier(a, b time.Duration) time.Duration {
 	if a == 0 || b != 0 && b < a {
 		return b

@@ -13,17 +13,18 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// Close may come when a batch was too late by the backend's clock, and what it asked for is about to be asked for again.
+// Close may come when a batch was too late by the store's clock, and what it asked for is about to be asked for again.
 func TestCloseAfterLate(t *testing.T) {
 	for range 1000 {
 		late := make(chan struct{})
 		var first atomic.Bool
-		s, err := semaphore.New(&wayward{new(semaphoremodel.Backend), func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+		s, err := semaphore.New(&wayward{new(semaphoremodel.Store), func(decide func() (*store.Report, error)) (*store.Report, error) {
 			if first.CompareAndSwap(false, true) {
 				close(late)
-				return &semaphore.Report{Now: 1, Late: true}, nil
+				return &store.Report{Now: 1, Late: true}, nil
 			}
 			return decide()
 		}}, "x", 1)
@@ -43,9 +44,9 @@ func TestCloseAfterLate(t *testing.T) {
 // However many give back what they hold just after a failure, a batch has no more than 512 of them.
 func TestManyReleasesAfterAnError(t *testing.T) {
 	const many = 2000
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		most, fail := 0, false
-		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+		f := &faulty{apply: func(_ context.Context, b *store.Batch) error {
 			most = max(most, len(b.Leave))
 			if fail {
 				fail = false

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
 // dice are random numbers for many goroutines.
@@ -29,10 +30,10 @@ func (d *dice) below(n int) int {
 
 func (d *dice) upTo(most time.Duration) time.Duration { return time.Duration(d.below(int(most))) }
 
-// unsteady is a backend where anything goes wrong that may: batches are slow, lost, or decided after they were taken for lost; answers
+// unsteady is a store where anything goes wrong that may: batches are slow, lost, or decided after they were taken for lost; answers
 // are lost; of grants some are never told, and some late.
 type unsteady struct {
-	semaphore.Backend
+	store.Store
 	*dice
 	calm *bool     // under dice.mu
 	cut  time.Time // until when nothing arrives, likewise
@@ -58,8 +59,8 @@ func (u *unsteady) isCut() bool {
 	return !*u.calm && time.Now().Before(u.cut)
 }
 
-func (u *unsteady) Apply(ctx context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
-	decide := func() (*semaphore.Report, error) { return u.Backend.Apply(context.WithoutCancel(ctx), b) }
+func (u *unsteady) Apply(ctx context.Context, b *store.Batch) (*store.Report, error) {
+	decide := func() (*store.Report, error) { return u.Store.Apply(context.WithoutCancel(ctx), b) }
 	time.Sleep(u.upTo(2 * time.Millisecond))
 	switch {
 	case u.isCut(), u.one(30):
@@ -85,7 +86,7 @@ func (u *unsteady) Apply(ctx context.Context, b *semaphore.Batch) (*semaphore.Re
 	return r, err
 }
 
-func (u *unsteady) Listen(ctx context.Context, process string, ready func(), wake func(semaphore.Grant)) error {
+func (u *unsteady) Listen(ctx context.Context, process string, ready func(), wake func(store.Grant)) error {
 	if u.one(10) {
 		return errReset
 	}
@@ -94,7 +95,7 @@ func (u *unsteady) Listen(ctx context.Context, process string, ready func(), wak
 	if u.one(5) {
 		time.AfterFunc(u.upTo(5*time.Second), cancel)
 	}
-	return u.Backend.Listen(ctx, process, ready, func(g semaphore.Grant) {
+	return u.Store.Listen(ctx, process, ready, func(g store.Grant) {
 		switch {
 		case u.one(10):
 			return
@@ -108,7 +109,7 @@ func (u *unsteady) Listen(ctx context.Context, process string, ready func(), wak
 // Whatever goes wrong, no more is held than there is, nobody waits for ever, and all is free in the end.
 func TestAnythingGoesWrong(t *testing.T) {
 	for seed := range uint64(3) {
-		inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) { anythingGoesWrong(t, place, seed) })
+		inBubble(t, func(t *testing.T, place *semaphoremodel.Store) { anythingGoesWrong(t, place, seed) })
 		if t.Failed() {
 			t.Log("seed", seed)
 			return
@@ -126,7 +127,7 @@ func bounded(call func(ctx context.Context) error) error {
 	return nil
 }
 
-func anythingGoesWrong(t *testing.T, place *semaphoremodel.Backend, seed uint64) {
+func anythingGoesWrong(t *testing.T, place *semaphoremodel.Store, seed uint64) {
 	const permits, lease, heartbeat = 3, 2 * time.Second, 2 * time.Second / 3
 	calm := false
 	d := &dice{rand: rand.New(rand.NewPCG(seed, 2))}
@@ -158,7 +159,7 @@ func anythingGoesWrong(t *testing.T, place *semaphoremodel.Backend, seed uint64)
 	var callers sync.WaitGroup
 	var all []*semaphore.Semaphore
 	for range 3 {
-		s, err := semaphore.New(&unsteady{Backend: place, dice: d, calm: &calm}, "x", permits, semaphore.WithLease(lease), semaphore.WithTimeout(500*time.Millisecond))
+		s, err := semaphore.New(&unsteady{Store: place, dice: d, calm: &calm}, "x", permits, semaphore.WithLease(lease), semaphore.WithStoreTimeout(500*time.Millisecond))
 		require.NoError(t, err)
 		all = append(all, s)
 		for range 4 {

@@ -44,7 +44,7 @@ func TestCloseBesideACaller(t *testing.T) {
 	g := &gate{arrived: make(chan struct{}), open: make(chan struct{})}
 	client.AddHook(g)
 	open := func(client semaphore.RedisClient) *semaphore.Semaphore {
-		s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(10*time.Second))
+		s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithStoreTimeout(10*time.Second))
 		require.NoError(t, err)
 		return s
 	}

@@ -2,6 +2,7 @@ package semaphore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -11,51 +12,55 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// coordinator is the engine of a semaphore whose permits a Backend keeps: this process's end of it. It is a batch.Source: at most one
-// batch is under way, and what comes up meanwhile travels together in the next.
+// coordinator is the engine of a semaphore whose permits are kept in a store: the part that runs in each process. It is a batch.Source: at
+// most one batch is in flight, and requests that arrive meanwhile travel together in the next.
 //
-// The naive way is a round trip for each call, and polling by those who wait. Here calls share batches (flight.go), those who wait are
-// told through Listen (listener.go), and what was told to nobody is found missing (heard.go).
+// A simpler engine would make a round trip for each call, and its waiters would poll. Here calls share batches (batch.go), waiters are
+// woken through Listen (listener.go), and lost notifications are detected (view.go).
 type coordinator struct {
 	batch.Place
 	config
 	transport transport
+	monitor   *outage.Monitor // detects outages of the store
 	tasks     tasks
-	ids       atomic.Int64 // of requests, so far
+	ids       atomic.Int64 // number of request ids made so far
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	closed   bool
-	waiters  waiters        // who wants permits
-	held     holdings       // permits of this process
-	releases releases       // ids to be ended
-	changes  []*limitChange // to be sent
-	heard    heard          // what the backend has said
+	waiters  waiters        // requests for permits
+	held     holdings       // permits that this process holds
+	releases releases       // ids to be removed from the store
+	changes  []*limitChange // to be sent, in this order
+	view     view           // what the last reports showed
 	health   health
 	listener listener
-	alarm    alarm         // the next thing that is to be done by itself
-	flight   *flight       // the batch under way; nil: there is none, or it has outlived its deadline
-	answerBy time.Duration // the first who waits for an answer must have one by then, or later; 0: nobody waits
+	alarm    alarm         // rings when the next thing is due that no call triggers
+	flight   *flight       // the batch in flight; nil if there is none, or if it has outlived its deadline
+	replyBy  time.Duration // no later than the deadline of any caller that waits for a reply; 0 if unset
 }
 
-// config does not change. All times see clock.Mono.
+// config does not change after New. All times are those of clock.Mono.
 type config struct {
 	name, label, process string
 	lease                time.Duration
-	margin               time.Duration // before the end of a lease its work must have stopped
-	heartbeat            time.Duration // while somebody waits the backend has a sign of life that is not older
+	margin               time.Duration // work under a permit must stop this long before its lease ends
+	heartbeat            time.Duration // while requests wait, the last sign of life in the store is at most this old
 	timeout              time.Duration
 	maxWaiters           int
 	permits              int
 	version              int64 // of permits
 	fixed                bool  // leases are not renewed
+	policy               FailurePolicy
 	observer             *Observer
 }
 
-// New returns a semaphore whose permits a backend keeps: for backends outside of this package. name is 1 to 512 bytes of UTF-8, permits 1
-// to 2^31. Options that are for Redis ([WithKeyPrefix]) do nothing.
-func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore, error) {
+// New returns a semaphore whose permits are kept in a store; it is meant for stores outside of this package. name is 1 to 512 bytes of
+// UTF-8, permits 1 to 2^31. Options for Redis ([WithKeyPrefix]) have no effect.
+func New(st store.Store, name string, permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{name: name}
 	o, err := s.options(permits, opts)
 	if err != nil {
@@ -64,21 +69,22 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 	if err := s.checkName(); err != nil {
 		return nil, err
 	}
-	if backend == nil {
-		return nil, s.bad("backend", "nil", "a backend")
+	if st == nil {
+		return nil, s.bad("store", "nil", "a store")
 	}
 	c := &coordinator{
 		config: config{
 			name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), permits: permits, version: o.version,
-			fixed: o.fixed, observer: o.observer, lease: o.lease, margin: o.lease / 10, heartbeat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
+			fixed: o.fixed, policy: o.policy, observer: o.observer, lease: o.lease, margin: o.lease / 10, heartbeat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
 		},
-		waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, heard: heard{permits: permits},
+		waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, view: view{permits: permits},
 	}
 	if o.version > 0 {
-		c.heard.limit = Limit{permits, o.version}
+		c.view.limit = store.Limit{Permits: permits, Version: o.version}
 	}
 	c.alarm.ring = c.onAlarm
-	c.transport.init(backend, o.timeout, c.tasks.run)
+	c.transport.init(st, o.timeout, c.tasks.run)
+	c.watch()
 	s.engine = c
 	return s, nil
 }
@@ -86,10 +92,19 @@ func New(backend Backend, name string, permits int, opts ...Option) (*Semaphore,
 func (c *coordinator) lock() *sync.Mutex { return &c.mu }
 
 func (c *coordinator) acquire(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error) {
-	r := &request{
-		n: n, label: label, wait: wait != 0, ready: make(chan struct{}), id: c.process + "-" + strconv.FormatInt(c.ids.Add(1), 36),
-		since: clock.Mono(),
+	p, err := c.request(ctx, n, wait, label)
+	if err != nil && c.policy == FailOpen && n > 0 && errors.Is(err, ErrStoreUnavailable) {
+		return c.pass(n)
 	}
+	return p, err
+}
+
+// newID returns an id that no other request of the fleet has.
+func (c *coordinator) newID() string { return c.process + "-" + strconv.FormatInt(c.ids.Add(1), 36) }
+
+// request asks the store for permits and waits for them.
+func (c *coordinator) request(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error) {
+	r := &request{n: n, label: label, wait: wait != 0, ready: make(chan struct{}), id: c.newID(), since: clock.Mono()}
 	var timeout <-chan time.Time
 	if wait > 0 {
 		timer := time.NewTimer(wait)
@@ -104,7 +119,7 @@ func (c *coordinator) acquire(ctx context.Context, n int, wait time.Duration, la
 	case <-r.ready:
 		return r.permit, r.err
 	case <-timeout:
-		if c.unanswered(r) {
+		if c.awaitsReply(r) {
 			select {
 			case <-r.ready:
 				return r.permit, r.err
@@ -118,7 +133,7 @@ func (c *coordinator) acquire(ctx context.Context, n int, wait time.Duration, la
 	return c.giveUp(r, err)
 }
 
-// giveUp takes a request back, unless it was answered in the same instant.
+// giveUp withdraws a request, unless it has got its result in the same instant.
 func (c *coordinator) giveUp(r *request, why error) (*Permit, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -135,8 +150,8 @@ func (c *coordinator) giveUp(r *request, why error) (*Permit, error) {
 	return r.permit, r.err
 }
 
-// unanswered tells that the backend has not said yet whether there is a place for a request. It will wait no longer than that.
-func (c *coordinator) unanswered(r *request) bool {
+// awaitsReply reports whether the store has not yet decided a request. From then on the request does not wait for a place.
+func (c *coordinator) awaitsReply(r *request) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r.done || r.queued {
@@ -151,7 +166,7 @@ func (c *coordinator) idle(ctx context.Context) error {
 	return err
 }
 
-// submit queues a request, if there is any point.
+// submit queues a request and has it sent.
 func (c *coordinator) submit(ctx context.Context, r *request) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -163,20 +178,26 @@ func (c *coordinator) submit(ctx context.Context, r *request) error {
 	return nil
 }
 
+// enqueue queues a request, unless the semaphore is closed, the store is away or too many requests wait.
 func (c *coordinator) enqueue(r *request) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return fmt.Errorf("%w: semaphore %.80q", ErrClosed, c.name)
+		return c.errClosed()
+	}
+	if err := c.away(); err != nil {
+		return err
 	}
 	if !c.waiters.add(r, c.maxWaiters) {
 		return crowded(c.name, c.maxWaiters)
 	}
-	c.expectAnswer(r.since)
+	c.expectReply(r.since)
 	return nil
 }
 
-// abandon takes back what somebody wanted who has given up. mu is held.
+func (c *coordinator) errClosed() error { return fmt.Errorf("%w: semaphore %.80q", ErrClosed, c.name) }
+
+// abandon withdraws a request whose caller has given up: if it was sent, its id is removed from the store. c.mu must be held.
 func (c *coordinator) abandon(r *request) {
 	if c.waiters.forget(r) {
 		c.releases.add(r.id, clock.Mono(), c.lease)
@@ -184,15 +205,31 @@ func (c *coordinator) abandon(r *request) {
 	}
 }
 
-// drop ends a permit that nobody will use, or keep; it is to be sent. mu is held.
+// drop ends a permit and returns its release, which is queued. c.mu must be held.
 func (c *coordinator) drop(p *Permit, why error) *release {
 	c.end(p, why)
 	now := clock.Mono()
-	c.expectAnswer(now)
-	return c.releases.await(p.more.id, now, c.lease)
+	if p.more.passed { // the store does not have it
+		r := &release{pending: newPending(now), id: p.more.id, was: store.Holding}
+		r.finish(nil)
+		return r
+	}
+	return c.leave(p.more.id, now, c.lease)
 }
 
-// end takes a permit from those that are held. mu is held.
+// leave queues the release of an id that lasts for the given time. The caller waits for it, except during an outage; then the id is removed
+// when the outage ends. c.mu must be held.
+func (c *coordinator) leave(id string, now, lasts time.Duration) *release {
+	r := c.releases.await(id, now, lasts)
+	if err := c.away(); err != nil {
+		r.finish(err)
+	} else {
+		c.expectReply(now)
+	}
+	return r
+}
+
+// end removes a permit from the holdings. c.mu must be held.
 func (c *coordinator) end(p *Permit, why error) {
 	delete(c.held.permits, p.more.id)
 	if p.end(why) {
@@ -200,7 +237,7 @@ func (c *coordinator) end(p *Permit, why error) {
 	}
 }
 
-// check ends a permit whose time has come.
+// check ends a permit whose deadline has passed, and returns why the permit is over.
 func (c *coordinator) check(p *Permit) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -234,7 +271,7 @@ func (c *coordinator) release(ctx context.Context, p *Permit) error {
 		c.transport.ready(c)
 	}
 	if err == nil {
-		if err = m.leaving.wait(ctx); err == nil && m.leaving.was != Holding {
+		if err = m.leaving.wait(ctx); err == nil && m.leaving.was != store.Holding {
 			err = ErrLost
 		}
 	}
@@ -250,56 +287,75 @@ func (c *coordinator) releaseID(ctx context.Context, id string) error {
 	if p := c.held.permits[id]; p != nil {
 		l = c.drop(p, ErrLost)
 	} else {
-		now := clock.Mono()
-		c.expectAnswer(now)
-		l = c.releases.await(id, now, c.timeout)
+		l = c.leave(id, clock.Mono(), c.timeout)
 	}
 	c.mu.Unlock()
 	c.transport.take(ctx, c)
 	err := l.wait(ctx)
-	if err == nil && l.was != Holding {
+	if err == nil && l.was != store.Holding {
 		err = fmt.Errorf("%w: semaphore %.80q: id %.80q", ErrNotHeld, c.name, id)
 	}
 	return err
 }
 
-// submitChange queues a change of how many permits there are.
+// submitChange queues a change of the number of permits.
 func (c *coordinator) submitChange(change change) *limitChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := clock.Mono()
-	l := &limitChange{newAnswer(now), change}
+	l := &limitChange{newPending(now), change}
+	if err := c.away(); err != nil {
+		l.finish(err)
+		return l
+	}
 	c.changes = append(c.changes, l)
-	c.expectAnswer(now)
+	c.expectReply(now)
 	return l
 }
 
 func (c *coordinator) holders(ctx context.Context) ([]Holder, error) {
-	return ask(ctx, c, c.transport.backend.Holders)
+	held, err := ask(ctx, c, c.transport.store.Holders)
+	var all []Holder
+	for _, h := range held {
+		all = append(all, Holder(h))
+	}
+	return all, err
 }
 
-// ask asks the backend beside the batches. It returns in time, even if the backend's client does not heed its context.
+// ask sends a question to the store, outside of the batches. It returns in time even if the store's client ignores its context.
 func ask[T any](ctx context.Context, c *coordinator, question func(context.Context) (T, error)) (T, error) {
-	asking, cancel := context.WithTimeout(ctx, c.timeout)
-	defer cancel()
-	var answer, none T
-	var err error
-	answered := make(chan struct{})
-	c.tasks.run(func() {
-		defer close(answered)
-		answer, err = question(asking)
-	})
-	select {
-	case <-answered:
-		if err == nil || asking.Err() == nil {
-			return answer, err
-		}
-	case <-asking.Done():
-	}
-	if err := ctx.Err(); err != nil {
+	var none T
+	if err := c.away(); err != nil {
 		return none, err
 	}
-	return none, fmt.Errorf("semaphore %.80q: %w", c.name, ErrTimeout)
+	asking, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	type reply struct {
+		what T
+		err  error
+	}
+	replies := make(chan reply, 1)
+	c.tasks.run(func() {
+		what, err := question(asking)
+		replies <- reply{what, err}
+	})
+	var err error
+	select {
+	case a := <-replies:
+		if a.err == nil {
+			return a.what, nil
+		}
+		err = a.err
+	case <-asking.Done():
+		err = asking.Err()
+	}
+	if ended := ctx.Err(); ended != nil {
+		return none, ended
+	}
+	if err = wrap(c.name, err); errors.Is(err, ErrStoreUnavailable) {
+		c.monitor.Failed()
+	}
+	return none, err
 }
 
 func (c *coordinator) close(ctx context.Context) error {
@@ -316,15 +372,14 @@ func (c *coordinator) close(ctx context.Context) error {
 	}
 }
 
-// endAll ends all waits and permits, and returns the releases to wait for.
+// endAll ends all requests and permits, and returns the releases to wait for.
 func (c *coordinator) endAll() (last []*release) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	err := fmt.Errorf("%w: semaphore %.80q", ErrClosed, c.name)
 	for _, r := range c.waiters.all() {
 		c.abandon(r)
-		c.waiters.finish(r, nil, err)
+		c.waiters.finish(r, nil, c.errClosed())
 	}
 	for _, p := range c.held.permits {
 		last = append(last, c.drop(p, ErrClosed))
@@ -334,7 +389,7 @@ func (c *coordinator) endAll() (last []*release) {
 	return last
 }
 
-// setAlarm makes sure that what there is to do by itself is done in time: now, or later. mu is held.
+// setAlarm sends a batch if one is due, and sets the alarm for whatever is due next. c.mu must be held.
 func (c *coordinator) setAlarm(now time.Duration) {
 	next := c.nextBatch(now)
 	if next != 0 && next <= now {
@@ -348,10 +403,10 @@ func (c *coordinator) setAlarm(now time.Duration) {
 			next = earlier(next, c.listener.until)
 		}
 	}
-	switch next = earlier(earlier(next, c.answerBy), c.held.ends()); {
+	switch next = earlier(earlier(next, c.replyBy), c.held.ends()); {
 	case next != 0:
 		c.alarm.set(next, now)
-	case c.closed: // else it may ring for nothing: to stop it each time costs more
+	case c.closed: // otherwise it may ring in vain: stopping it each time costs more
 		c.alarm.stop()
 	}
 }
@@ -366,10 +421,11 @@ func (c *coordinator) onAlarm() {
 	c.setAlarm(now)
 }
 
-// expire ends the permits that could not be renewed in time. mu is held.
+// expire ends the permits that were not renewed in time. c.mu must be held.
 func (c *coordinator) expire(now time.Duration) {
 	for _, p := range c.held.expired(now) {
-		c.end(p, ErrExpired)
-		c.releases.add(p.more.id, now, c.margin)
+		if c.end(p, ErrExpired); !p.more.passed {
+			c.releases.add(p.more.id, now, c.margin)
+		}
 	}
 }

@@ -45,8 +45,8 @@ func goroutine() string {
 	return string(buf[:runtime.Stack(buf, false)])
 }
 
-// A lone caller asks Redis itself if the client heeds deadlines and the caller may wait as long as the timeout, and no longer though
-// the server hangs. The client's hooks see what it sends.
+// A lone caller asks Redis itself if it may wait as long as the timeout, with a client as everybody makes it and with one that was made to
+// heed deadlines. Of that one the hooks see what is sent, of the other they do not.
 func TestCallerAsksItself(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
 	open := func(heeds bool) (*semaphore.Semaphore, *who) {
@@ -54,7 +54,7 @@ func TestCallerAsksItself(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		w := new(who)
 		client.AddHook(w)
-		s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(10*time.Second))
+		s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithStoreTimeout(10*time.Second))
 		require.NoError(t, err)
 		return s, w
 	}
@@ -77,10 +77,17 @@ func TestCallerAsksItself(t *testing.T) {
 	defer cancel()
 
 	s, w := open(false)
-	for range 3 {
-		a, r := direct(s, w, ctx)
-		require.False(t, a || r, "the client does not heed deadlines")
+	unseen := func(ctx context.Context) bool {
+		w.mu.Lock()
+		w.sent = ""
+		w.mu.Unlock()
+		_, _ = direct(s, w, ctx)
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.sent == ""
 	}
+	require.Eventually(t, func() bool { return unseen(cancelled) }, 10*time.Second, time.Millisecond)
+	require.False(t, unseen(short), "the goroutine of a trip has asked")
 	require.NoError(t, s.Close(ctx))
 	s, w = open(true)
 	_, _ = direct(s, w, ctx) // now the server is known to answer
@@ -96,34 +103,40 @@ func TestCallerAsksItself(t *testing.T) {
 	require.NoError(t, s.Close(ctx))
 }
 
-// A caller that asks by itself is back within the timeout though the server hangs: on a connection that it has, or on a new one.
+// A caller that asks by itself is back within the timeout though the server hangs, on a connection that it has or on a new one, and
+// whether its client was made to heed deadlines or as everybody makes it.
 func TestCallerIsBackInTime(t *testing.T) {
 	t.Parallel()
-	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
-	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: true, ReadTimeout: time.Minute})
-	defer func() { _ = client.Close() }()
-	s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithTimeout(time.Second))
-	require.NoError(t, err)
-	patient, cancel := context.WithTimeout(ctx, time.Hour)
-	defer cancel()
-	for range 2 {
-		p, err := s.Acquire(ctx, 1)
-		require.NoError(t, err)
-		require.NoError(t, p.Release(ctx))
+	for _, heeds := range []bool{false, true} {
+		t.Run(fmt.Sprint(heeds), func(t *testing.T) {
+			t.Parallel()
+			proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
+			client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: heeds, ReadTimeout: time.Minute})
+			defer func() { _ = client.Close() }()
+			s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithStoreTimeout(time.Second))
+			require.NoError(t, err)
+			patient, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			for range 2 {
+				p, err := s.Acquire(ctx, 1)
+				require.NoError(t, err)
+				require.NoError(t, p.Release(ctx))
+			}
+			proxy.Set(redistest.Stalled)
+			began := time.Now()
+			for range 2 {
+				_, err = s.Acquire(patient, 1)
+				require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
+			}
+			require.Less(t, time.Since(began), 20*time.Second)
+			proxy.Set(redistest.Up)
+			require.Eventually(t, func() bool {
+				p, err := s.Acquire(patient, 1)
+				return err == nil && p.Release(ctx) == nil
+			}, 20*time.Second, time.Millisecond)
+			require.NoError(t, s.Close(ctx))
+		})
 	}
-	proxy.Set(redistest.Stalled)
-	began := time.Now()
-	for range 2 {
-		_, err = s.Acquire(patient, 1)
-		require.ErrorIs(t, err, semaphore.ErrTimeout)
-	}
-	require.Less(t, time.Since(began), 20*time.Second)
-	proxy.Set(redistest.Up)
-	require.Eventually(t, func() bool {
-		p, err := s.Acquire(patient, 1)
-		return err == nil && p.Release(ctx) == nil
-	}, 20*time.Second, time.Millisecond)
-	require.NoError(t, s.Close(ctx))
 }
 
 // stuck is a hook that holds a script of a goroutine up until its context ends, and delivers it later, as a network does.
@@ -164,7 +177,7 @@ func TestCallersScriptComesLate(t *testing.T) {
 		delivered <- other.Process(context.Background(), cmd)
 	}}
 	client.AddHook(s)
-	sem, err := semaphore.NewRedis(client, fmt.Sprint(t.Name(), time.Now().UnixNano()), 1, semaphore.WithTimeout(timeout))
+	sem, err := semaphore.NewRedis(client, fmt.Sprint(t.Name(), time.Now().UnixNano()), 1, semaphore.WithStoreTimeout(timeout))
 	require.NoError(t, err)
 	for range 3 { // then a caller asks itself, and the server's clock is known
 		p, err := sem.Acquire(ctx, 1)
@@ -177,7 +190,7 @@ func TestCallersScriptComesLate(t *testing.T) {
 		require.True(t, time.Now().Before(soon), "nobody asks himself")
 		p, err := sem.TryAcquire(ctx, 1, 0)
 		if err != nil {
-			require.ErrorIs(t, err, semaphore.ErrTimeout)
+			require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 			break
 		}
 		s.whose.Store(nil)

@@ -58,7 +58,7 @@ func Example_both() {
 		if ok, err := rate.Try(ctx); !ok || err != nil {
 			return errors.Join(errors.New("too many"), err)
 		}
-		return running.Do(ctx, book) // the rate first: who waits for a permit holds no place meanwhile
+		return running.Do(ctx, book) // the rate first: a call that waits for it holds no permit
 	}
 	fmt.Println(search())
 	// Output: <nil>

@@ -1,7 +1,9 @@
 package semaphore
 
-// BackendOf is where a fleet's semaphore is kept.
-func BackendOf(s *Semaphore) Backend { return s.engine.(*coordinator).transport.backend }
+import "github.com/go-tokenbucket/tokenbucket/semaphore/store"
+
+// StoreOf is where a fleet's semaphore is kept.
+func StoreOf(s *Semaphore) store.Store { return s.engine.(*coordinator).transport.store }
 
 // LeavesOf is how many ids are still to be ended.
 func LeavesOf(s *Semaphore) int {

@@ -18,26 +18,37 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// faulty is a backend to which something happens.
+// faulty is a store to which something happens.
 type faulty struct {
-	semaphore.Backend
-	apply func(ctx context.Context, b *semaphore.Batch) error // before it decides
-	told  func(g *semaphore.Grant)                            // before a waiter hears of it
+	store.Store
+	apply func(ctx context.Context, b *store.Batch) error // before it decides
+	asked func() error                                    // before it is asked beside the batches
+	told  func(g *store.Grant)                            // before a waiter hears of it
 }
 
-func (f *faulty) Apply(ctx context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
+func (f *faulty) Stats(ctx context.Context) (store.Stats, error) {
+	if f.asked != nil {
+		if err := f.asked(); err != nil {
+			return store.Stats{}, err
+		}
+	}
+	return f.Store.Stats(ctx)
+}
+
+func (f *faulty) Apply(ctx context.Context, b *store.Batch) (*store.Report, error) {
 	if f.apply != nil {
 		if err := f.apply(ctx, b); err != nil {
 			return nil, err
 		}
 	}
-	return f.Backend.Apply(ctx, b)
+	return f.Store.Apply(ctx, b)
 }
 
-func (f *faulty) Listen(ctx context.Context, process string, ready func(), wake func(semaphore.Grant)) error {
-	return f.Backend.Listen(ctx, process, ready, func(g semaphore.Grant) {
+func (f *faulty) Listen(ctx context.Context, process string, ready func(), wake func(store.Grant)) error {
+	return f.Store.Listen(ctx, process, ready, func(g store.Grant) {
 		if f.told != nil {
 			f.told(&g)
 		}
@@ -47,16 +58,16 @@ func (f *faulty) Listen(ctx context.Context, process string, ready func(), wake 
 
 // inBubble runs a test in a bubble of synctest, where time is exact. Its clock begins in the year 2000, which is before this process
 // began, a time that the package never meets: so it moves on first. Permits are kept in the process.
-func inBubble(t *testing.T, test func(t *testing.T, b *semaphoremodel.Backend)) {
+func inBubble(t *testing.T, test func(t *testing.T, b *semaphoremodel.Store)) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(50 * 365 * 24 * time.Hour)
-		test(t, new(semaphoremodel.Backend))
+		test(t, new(semaphoremodel.Store))
 	})
 }
 
-// process is another process' semaphore in the same place, through a faulty backend.
-func (f *faulty) process(t *testing.T, at semaphore.Backend, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
-	f.Backend = at
+// process is another process' semaphore in the same place, through a faulty store.
+func (f *faulty) process(t *testing.T, at store.Store, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
+	f.Store = at
 	s, err := semaphore.New(f, "x", permits, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
@@ -70,10 +81,10 @@ func (f *faulty) process(t *testing.T, at semaphore.Backend, permits int, opts .
 // A permit that is held quietly outlives renewals that fail, as long as some succeed within its lease.
 func TestRenewalsThatFail(t *testing.T) {
 	const lease = 600 * time.Millisecond
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		other := new(faulty).process(t, b, 1)
 		var failed atomic.Int64
-		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+		f := &faulty{apply: func(_ context.Context, b *store.Batch) error {
 			if len(b.Renew) > 0 && failed.Add(1)%2 == 1 {
 				return errors.New("connection reset")
 			}
@@ -219,10 +230,10 @@ func TestNoRightToPublish(t *testing.T) {
 	require.NoError(t, q.Release(ctx))
 }
 
-// What callers leave behind while the backend is away is bounded.
+// What callers leave behind while the store is away is bounded.
 func TestLeavesAreBounded(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
-		f := &faulty{apply: func(context.Context, *semaphore.Batch) error { return errors.New("connection refused") }}
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
+		f := &faulty{apply: func(context.Context, *store.Batch) error { return errors.New("connection refused") }}
 		s := f.process(t, b, 1, semaphore.WithLease(time.Hour))
 		var calls sync.WaitGroup
 		for range 64 {
@@ -239,18 +250,18 @@ func TestLeavesAreBounded(t *testing.T) {
 	})
 }
 
-// When the backend hangs, who stands behind many others is told as soon as they are.
-func TestHungBackend(t *testing.T) {
+// When the store hangs, who stands behind many others is told as soon as they are.
+func TestHungStore(t *testing.T) {
 	const timeout, callers = 200 * time.Millisecond, 20_000
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
-		f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error { <-ctx.Done(); return ctx.Err() }}
-		s := f.process(t, b, 1, semaphore.WithTimeout(timeout))
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
+		f := &faulty{apply: func(ctx context.Context, _ *store.Batch) error { <-ctx.Done(); return ctx.Err() }}
+		s := f.process(t, b, 1, semaphore.WithStoreTimeout(timeout))
 		var calls sync.WaitGroup
 		began := time.Now()
 		for range callers {
 			calls.Go(func() {
 				_, err := s.TryAcquire(ctx, 1, 0)
-				assert.ErrorIs(t, err, semaphore.ErrTimeout)
+				assert.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 			})
 		}
 		calls.Wait()
@@ -260,16 +271,16 @@ func TestHungBackend(t *testing.T) {
 
 // Who has given up does not count among those who wait.
 func TestWaitersThatHaveGone(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		release := make(chan struct{})
-		f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error {
+		f := &faulty{apply: func(ctx context.Context, _ *store.Batch) error {
 			select {
 			case <-release:
 			case <-ctx.Done():
 			}
 			return nil
 		}}
-		s := f.process(t, b, 1, semaphore.WithTimeout(time.Minute), semaphore.WithMaxWaiters(5))
+		s := f.process(t, b, 1, semaphore.WithStoreTimeout(time.Minute), semaphore.WithMaxWaiters(5))
 		for range 20 {
 			short, cancel := context.WithTimeout(ctx, time.Millisecond)
 			_, err := s.Acquire(short, 1)
@@ -283,13 +294,13 @@ func TestWaitersThatHaveGone(t *testing.T) {
 	})
 }
 
-// A grant of a backend whose clock has leapt since it was heard last is renewed at once: how long it lasts is not known.
+// A grant of a store whose clock has leapt since it was heard last is renewed at once: how long it lasts is not known.
 func TestGrantAfterALeap(t *testing.T) {
 	const lease = 500 * time.Millisecond
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		a, b := new(faulty).process(t, place, 1, semaphore.WithLease(lease)), new(faulty).process(t, place, 1, semaphore.WithLease(lease))
 		var leapt atomic.Bool
-		f := &faulty{told: func(g *semaphore.Grant) {
+		f := &faulty{told: func(g *store.Grant) {
 			g.Expires += time.Hour.Microseconds()
 			leapt.Store(true)
 		}}
@@ -316,7 +327,7 @@ func TestGrantAfterALeap(t *testing.T) {
 
 // Permits may be released while the semaphore closes.
 func TestCloseBesideReleases(t *testing.T) {
-	b := new(semaphoremodel.Backend)
+	b := new(semaphoremodel.Store)
 	for range 200 {
 		s := new(faulty).process(t, b, 100)
 		var calls sync.WaitGroup
@@ -337,7 +348,7 @@ func TestCloseBesideReleases(t *testing.T) {
 // A permit is renewed as long as it is held, and no longer: what its process leaves behind expires.
 func TestLease(t *testing.T) {
 	const lease = 300 * time.Millisecond
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		gone := &faulty{}
 		a, b := gone.process(t, place, 1, semaphore.WithLease(lease)), new(faulty).process(t, place, 1, semaphore.WithLease(lease))
 		p, err := a.Acquire(ctx, 1)
@@ -361,7 +372,7 @@ func TestLease(t *testing.T) {
 
 		// A process that says nothing more: its lease ends, and not before.
 		began := time.Now()
-		_, err = place.Apply(ctx, &semaphore.Batch{Process: "dead", Permits: 1, LeaseMicros: lease.Microseconds(), Enter: []semaphore.Entry{{ID: "x", Permits: 1}}})
+		_, err = place.Apply(ctx, &store.Batch{Process: "dead", Permits: 1, LeaseMicros: lease.Microseconds(), Enter: []store.Entry{{ID: "x", Permits: 1}}})
 		require.NoError(t, err)
 		q, err = b.Acquire(ctx, 1)
 		require.NoError(t, err)
@@ -371,13 +382,13 @@ func TestLease(t *testing.T) {
 	})
 }
 
-// When the backend is away, the work is told before its lease ends; calls fail by their deadline.
-func TestBackendAway(t *testing.T) {
+// When the store is away, the work is told before its lease ends; calls fail by their deadline.
+func TestStoreUnavailable(t *testing.T) {
 	const lease, timeout = 500 * time.Millisecond, 200 * time.Millisecond
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var mu sync.Mutex
 		var stopped chan struct{} // not nil: until it is closed nothing is answered, whatever contexts say
-		hang := &faulty{apply: func(context.Context, *semaphore.Batch) error {
+		hang := &faulty{apply: func(context.Context, *store.Batch) error {
 			mu.Lock()
 			open := stopped
 			mu.Unlock()
@@ -386,8 +397,8 @@ func TestBackendAway(t *testing.T) {
 			}
 			return nil
 		}}
-		a := hang.process(t, place, 1, semaphore.WithLease(lease), semaphore.WithTimeout(timeout))
-		b := hang.process(t, place, 1, semaphore.WithLease(lease), semaphore.WithTimeout(timeout))
+		a := hang.process(t, place, 1, semaphore.WithLease(lease), semaphore.WithStoreTimeout(timeout))
+		b := hang.process(t, place, 1, semaphore.WithLease(lease), semaphore.WithStoreTimeout(timeout))
 		p, err := a.Acquire(ctx, 1)
 		require.NoError(t, err)
 		mu.Lock()
@@ -404,7 +415,7 @@ func TestBackendAway(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.Equal(t, 100*time.Millisecond, time.Since(began))
 		_, err = b.Acquire(ctx, 1)
-		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 		require.LessOrEqual(t, time.Since(began), 100*time.Millisecond+timeout)
 		require.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
 		mu.Lock()
@@ -418,32 +429,32 @@ func TestBackendAway(t *testing.T) {
 	})
 }
 
-// wayward is a backend on whose way something happens, and which heeds no context.
+// wayward is a store on whose way something happens, and which heeds no context.
 type wayward struct {
-	semaphore.Backend
-	way func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error)
+	store.Store
+	way func(decide func() (*store.Report, error)) (*store.Report, error)
 }
 
-func (w *wayward) Apply(ctx context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
-	return w.way(func() (*semaphore.Report, error) { return w.Backend.Apply(context.WithoutCancel(ctx), b) })
+func (w *wayward) Apply(ctx context.Context, b *store.Batch) (*store.Report, error) {
+	return w.way(func() (*store.Report, error) { return w.Store.Apply(context.WithoutCancel(ctx), b) })
 }
 
 // A batch that is decided after everybody was told that it is too late gives back what it took.
 func TestAnswerAfterTheTimeout(t *testing.T) {
 	const timeout = 200 * time.Millisecond
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var first atomic.Bool
-		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+		s, err := semaphore.New(&wayward{place, func(decide func() (*store.Report, error)) (*store.Report, error) {
 			if first.CompareAndSwap(false, true) {
 				time.Sleep(3 * timeout) // it has no Deadline, for what time it is there is not known yet
 			}
 			return decide()
-		}}, "x", 1, semaphore.WithTimeout(timeout), semaphore.WithLease(time.Hour))
+		}}, "x", 1, semaphore.WithStoreTimeout(timeout), semaphore.WithLease(time.Hour))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, s.Close(ctx)) }()
 		began := time.Now()
 		_, err = s.Acquire(ctx, 1)
-		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 		require.Equal(t, timeout, time.Since(began))
 		time.Sleep(3 * timeout)
 		p, err := new(faulty).process(t, place, 1).TryAcquire(ctx, 1, 0)
@@ -455,9 +466,9 @@ func TestAnswerAfterTheTimeout(t *testing.T) {
 
 // A waiter whose grant came with an answer that was lost has its permit all the same.
 func TestGrantInALostAnswer(t *testing.T) {
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var lose atomic.Bool
-		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+		s, err := semaphore.New(&wayward{place, func(decide func() (*store.Report, error)) (*store.Report, error) {
 			r, err := decide()
 			if lose.CompareAndSwap(true, false) {
 				return nil, errors.New("connection reset")

@@ -2,7 +2,8 @@ package semaphore_test
 
 import (
 	"context"
-	"errors"
+	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,21 +15,22 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
 // Every call is answered within the timeout though a batch under way hangs: also those that came after it had departed.
 func TestTimeoutBehindABatch(t *testing.T) {
 	const timeout = time.Second
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		var hang atomic.Bool
-		f := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error {
+		f := &faulty{apply: func(ctx context.Context, _ *store.Batch) error {
 			if hang.Load() {
 				<-ctx.Done()
 				return ctx.Err()
 			}
 			return nil
 		}}
-		s := f.process(t, b, 5, semaphore.WithTimeout(timeout))
+		s := f.process(t, b, 5, semaphore.WithStoreTimeout(timeout))
 		p, err := s.Acquire(ctx, 1)
 		require.NoError(t, err)
 		hang.Store(true)
@@ -45,7 +47,7 @@ func TestTimeoutBehindABatch(t *testing.T) {
 				calls.Go(func() {
 					time.Sleep(later * time.Millisecond)
 					began := time.Now()
-					assert.ErrorIs(t, call(), semaphore.ErrTimeout, name)
+					assert.ErrorIs(t, call(), semaphore.ErrStoreTimeout, name)
 					if took := time.Since(began); name != "release" || later == 0 { // a second one has its answer with the first
 						assert.LessOrEqual(t, took, timeout, "%s %v later", name, later)
 					}
@@ -63,7 +65,7 @@ func TestTimeoutBehindABatch(t *testing.T) {
 
 // A release by its id ends the context of a permit as lost, also that of Do, in this process too.
 func TestReleasedByItsID(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		memory, err := semaphore.NewMemory(1)
 		require.NoError(t, err)
 		for _, s := range []*semaphore.Semaphore{memory, new(faulty).process(t, b, 1)} {
@@ -82,7 +84,7 @@ func TestReleasedByItsID(t *testing.T) {
 
 // Whoever looks at a permit after the end of its lease is told so, though no timer has had its turn yet.
 func TestStoppedHolder(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		for name, look := range map[string]func(p *semaphore.Permit, ctx context.Context) error{
 			"permit":  func(p *semaphore.Permit, _ context.Context) error { return p.Err() },
 			"context": func(_ *semaphore.Permit, ctx context.Context) error { return ctx.Err() },
@@ -118,8 +120,8 @@ func TestStoppedHolder(t *testing.T) {
 // A lease that is not renewed ends, and the place is another's then.
 func TestFixedLease(t *testing.T) {
 	const lease = time.Second
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
-		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
+		f := &faulty{apply: func(_ context.Context, b *store.Batch) error {
 			assert.Empty(t, b.Renew)
 			return nil
 		}}
@@ -135,7 +137,7 @@ func TestFixedLease(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, q.Release(ctx))
 		_, err = semaphore.NewMemory(1, semaphore.WithFixedLease(lease))
-		require.ErrorIs(t, err, semaphore.ErrInvalid)
+		require.ErrorIs(t, err, semaphore.ErrInvalidConfig)
 	})
 }
 
@@ -181,16 +183,17 @@ func (w *watcher) option() semaphore.Option {
 }
 
 func TestObserver(t *testing.T) {
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		var fail atomic.Bool
-		away := errors.New("connection refused")
-		f := &faulty{apply: func(context.Context, *semaphore.Batch) error {
+		away := fmt.Errorf("%w: connection refused", semaphore.ErrStoreUnavailable)
+		refuse := func() error {
 			time.Sleep(time.Millisecond)
 			if fail.Load() {
 				return away
 			}
 			return nil
-		}}
+		}
+		f := &faulty{apply: func(context.Context, *store.Batch) error { return refuse() }, asked: refuse}
 		var w watcher
 		s := f.process(t, b, 2, w.option(), semaphore.WithFixedLease(time.Second))
 		p, err := s.Acquire(ctx, 2)
@@ -202,7 +205,7 @@ func TestObserver(t *testing.T) {
 		_, err = s.TryAcquire(ctx, 1, 0)
 		require.ErrorIs(t, err, semaphore.ErrRefused)
 		_, err = s.Acquire(ctx, 0)
-		require.ErrorIs(t, err, semaphore.ErrInvalid)
+		require.ErrorIs(t, err, semaphore.ErrInvalidPermits)
 		events := w.take()
 		require.Equal(t, semaphore.Decision{Semaphore: "x", Permits: 1, Elapsed: time.Millisecond}, events[1])
 		require.Equal(t, semaphore.Decision{Semaphore: "x", Err: err}, events[2])
@@ -214,21 +217,25 @@ func TestObserver(t *testing.T) {
 		require.NoError(t, err)
 		w.take()
 		<-p.Context().Done()
+		synctest.Wait()
 		require.Equal(t, semaphore.LeaseUse{Semaphore: "x", Permits: 1, Held: 899 * time.Millisecond, Err: semaphore.ErrExpired}, w.take()[0])
 		fail.Store(true)
 		_, err = s.Acquire(ctx, 1)
 		require.ErrorIs(t, err, away)
+		time.Sleep(time.Second) // for the probe
+		synctest.Wait()
 		events = w.take()
-		decision := events[len(events)-1].(semaphore.Decision)
-		require.False(t, decision.Granted)
-		require.Equal(t, err, decision.Err)
+		told := slices.IndexFunc(events, func(e any) bool { d, ok := e.(semaphore.Decision); return ok && d.Err == err && !d.Granted })
+		require.NotEqual(t, -1, told, events) // before or after the news of the outage
 		health := healthOf(events)
 		require.Len(t, health, 1)
 		require.True(t, health[0].Down)
 		require.ErrorIs(t, health[0].Err, away)
 		fail.Store(false)
+		time.Sleep(time.Second)
 		p, err = s.Acquire(ctx, 1)
 		require.NoError(t, err)
+		synctest.Wait()
 		health = healthOf(w.take())
 		require.Len(t, health, 1)
 		require.False(t, health[0].Down)
@@ -263,35 +270,36 @@ func TestObserverInMemory(t *testing.T) {
 // reason.
 func TestTimeoutOfQuestions(t *testing.T) {
 	const timeout = time.Second
-	inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
-		s, err := semaphore.New(deaf{b}, "x", 5, semaphore.WithTimeout(timeout))
-		require.NoError(t, err)
-		for name, ask := range map[string]func(context.Context) error{
-			"stats":   func(ctx context.Context) error { _, err := s.Stats(ctx); return err },
-			"holders": func(ctx context.Context) error { _, err := s.Holders(ctx); return err },
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
+		for name, ask := range map[string]func(*semaphore.Semaphore, context.Context) error{
+			"stats":   func(s *semaphore.Semaphore, ctx context.Context) error { _, err := s.Stats(ctx); return err },
+			"holders": func(s *semaphore.Semaphore, ctx context.Context) error { _, err := s.Holders(ctx); return err },
 		} {
-			began := time.Now()
-			require.ErrorIs(t, ask(ctx), semaphore.ErrTimeout, name)
-			require.Equal(t, timeout, time.Since(began), name)
+			s, err := semaphore.New(deaf{b}, "x", 5, semaphore.WithStoreTimeout(timeout))
+			require.NoError(t, err)
 			soon, cancel := context.WithTimeout(ctx, timeout/2)
-			err := ask(soon)
+			err = ask(s, soon)
 			require.ErrorIs(t, err, context.DeadlineExceeded, name)
-			require.NotErrorIs(t, err, semaphore.ErrTimeout, name)
+			require.NotErrorIs(t, err, semaphore.ErrStoreTimeout, name)
 			cancel()
+			began := time.Now()
+			require.ErrorIs(t, ask(s, ctx), semaphore.ErrStoreTimeout, name)
+			require.Equal(t, timeout, time.Since(began), name)
+			require.NoError(t, s.Close(ctx))
 		}
-		synctest.Wait()
+		time.Sleep(timeout) // for the probe
 	})
 }
 
-// deaf is a backend that answers no question, and heeds its context.
-type deaf struct{ semaphore.Backend }
+// deaf is a store that answers no question, and heeds its context.
+type deaf struct{ store.Store }
 
-func (deaf) Stats(ctx context.Context) (semaphore.Stats, error) {
+func (deaf) Stats(ctx context.Context) (store.Stats, error) {
 	<-ctx.Done()
-	return semaphore.Stats{}, ctx.Err()
+	return store.Stats{}, ctx.Err()
 }
 
-func (deaf) Holders(ctx context.Context) ([]semaphore.Holder, error) {
+func (deaf) Holders(ctx context.Context) ([]store.Holder, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }

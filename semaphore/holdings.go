@@ -1,26 +1,35 @@
 package semaphore
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
-// holdings are the permits that this process holds of a fleet's semaphore. renewAt and firstEnd are never later than the first of
-// permits needs, and may be earlier: to find that again at each release would cost a pass over all. The coordinator's lock guards it.
+// never is the deadline of a permit without a lease.
+const never = math.MaxInt64
+
+// holdings are the permits of a fleet's semaphore that this process holds. renewAt and firstEnd may be earlier than needed, but never
+// later: finding the exact times at each release would take a pass over all permits. The coordinator's mu guards it.
 type holdings struct {
 	permits  map[string]*Permit // by id
-	fixed    bool               // they are not renewed
-	renewAt  time.Duration      // 0: none
-	firstEnd time.Duration      // 0: none
+	fixed    bool               // leases are not renewed
+	renewAt  time.Duration      // when the next renewal is due; 0 if none is
+	firstEnd time.Duration      // the first deadline; 0 if there is none
 }
 
-// add notes a permit, or that it was renewed.
+// add records a permit that was granted or renewed.
 func (h *holdings) add(p *Permit, lease time.Duration) {
 	h.permits[p.more.id] = p
+	if p.more.deadline == never {
+		return
+	}
 	if !h.fixed {
 		h.renewAt = earlier(h.renewAt, p.more.renewed+lease/3)
 	}
 	h.firstEnd = earlier(h.firstEnd, p.more.deadline)
 }
 
-// due returns the permits that want to be renewed, at most a batch of them.
+// due returns the permits whose renewal is due, at most a batch of them.
 func (h *holdings) due(now, lease time.Duration) (due []*Permit) {
 	if len(h.permits) == 0 {
 		h.renewAt = 0
@@ -30,6 +39,9 @@ func (h *holdings) due(now, lease time.Duration) (due []*Permit) {
 	}
 	h.renewAt = 0
 	for _, p := range h.permits {
+		if p.more.passed {
+			continue
+		}
 		if at := p.more.renewed + lease/3; at > now {
 			h.renewAt = earlier(h.renewAt, at)
 		} else if due = append(due, p); len(due) == maxBatch {
@@ -40,7 +52,7 @@ func (h *holdings) due(now, lease time.Duration) (due []*Permit) {
 	return due
 }
 
-// nextRenewal is when the first wants to be renewed; 0: none does.
+// nextRenewal returns when the next renewal is due; 0 if none is.
 func (h *holdings) nextRenewal() time.Duration {
 	if len(h.permits) == 0 {
 		return 0
@@ -48,7 +60,7 @@ func (h *holdings) nextRenewal() time.Duration {
 	return h.renewAt
 }
 
-// ends is when the first may have to end; 0: none does.
+// ends returns the earliest deadline; 0 if there is none.
 func (h *holdings) ends() time.Duration {
 	if len(h.permits) == 0 {
 		h.firstEnd = 0
@@ -56,7 +68,7 @@ func (h *holdings) ends() time.Duration {
 	return h.firstEnd
 }
 
-// expired takes out the permits whose time has come.
+// expired removes and returns the permits whose deadline has passed.
 func (h *holdings) expired(now time.Duration) (over []*Permit) {
 	if h.ends() == 0 || now < h.firstEnd {
 		return nil
@@ -66,7 +78,7 @@ func (h *holdings) expired(now time.Duration) (over []*Permit) {
 		if now >= p.more.deadline {
 			delete(h.permits, id)
 			over = append(over, p)
-		} else {
+		} else if p.more.deadline != never {
 			h.firstEnd = earlier(h.firstEnd, p.more.deadline)
 		}
 	}

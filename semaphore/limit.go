@@ -3,35 +3,37 @@ package semaphore
 import (
 	"context"
 	"fmt"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// change is what becomes of the number of permits: one of its fields is not 0.
+// change is a change of the number of permits. One of its fields is not 0.
 type change struct {
-	set int // OwnPermits: as configured
+	set int // store.OwnPermits: as configured
 	add int
 }
 
-// limitChange is one that somebody waits for.
+// limitChange is a change that a caller waits for.
 type limitChange struct {
-	answer
+	pending
 	change
 }
 
-// SetPermits sets how many permits there are, for the whole fleet: it is the next version (see [WithVersion]). More than that may be held
-// until enough are released; who waits for more than n fails with [ErrTooMany], wherever it stands.
+// SetPermits sets the number of permits for the whole fleet, as the next version (see [WithVersion]). If more permits are held, none is
+// granted until enough are released. Waiters that want more than n fail with [ErrTooMany], wherever they are in the queue.
 func (s *Semaphore) SetPermits(ctx context.Context, n int) error {
 	if n < 1 || int64(n) > maxPermits {
-		return s.bad("permits", n, "1 to 2^31")
+		return s.badPermits("permits", n, "1 to 2^31")
 	}
 	return s.engine.changePermits(ctx, change{set: n})
 }
 
-// AddPermits changes how many permits there are, for the whole fleet, by delta, which may be negative, from the number that is in force
-// then: for those who adjust it step by step. It fails with [ErrInvalid] if it would be below 1 or above 2^31. On any other error it is
-// unknown whether it was done.
+// AddPermits adds delta, which may be negative, to the number of permits in force, for the whole fleet. It serves callers that adjust the
+// number step by step. It fails with [ErrInvalidPermits] if the sum is below 1 or above 2^31. After any other error it is unknown whether
+// the number was changed.
 func (s *Semaphore) AddPermits(ctx context.Context, delta int) error {
 	if int64(delta) > maxPermits || int64(delta) < -maxPermits {
-		return s.bad("permits to add", delta, "-2^31 to 2^31")
+		return s.badPermits("permits to add", delta, "-2^31 to 2^31")
 	}
 	if delta == 0 {
 		return nil
@@ -39,37 +41,37 @@ func (s *Semaphore) AddPermits(ctx context.Context, delta int) error {
 	return s.engine.changePermits(ctx, change{add: delta})
 }
 
-// ResetPermits undoes SetPermits and AddPermits, for the whole fleet: what is configured counts again. If this Semaphore has a version
-// ([WithVersion]) it sets the number that it was made with, as the next version. If not, each process has its own again.
+// ResetPermits undoes SetPermits and AddPermits for the whole fleet, so that the configured numbers are in force again. If this Semaphore
+// has a version ([WithVersion]), the number that it was made with becomes the next version. Otherwise each process uses its own number.
 func (s *Semaphore) ResetPermits(ctx context.Context) error {
-	return s.engine.changePermits(ctx, change{set: OwnPermits})
+	return s.engine.changePermits(ctx, change{set: store.OwnPermits})
 }
 
-// Stats is how a semaphore is used.
+// Stats is the use of a semaphore.
 type Stats struct {
-	// Permits in force, for this process, and their version; 0: nobody has set one. In memory there is none.
+	// Permits in force for this process, and their version. The version is 0 if none was set; in memory there are no versions.
 	Permits int
 	Version int64
-	// Used are the permits that are held, in the whole fleet.
+	// Used is the number of permits that the whole fleet holds.
 	Used int
-	// Waiting is how many requests for permits wait, in the whole fleet.
+	// Waiting is the number of requests in the queue of the whole fleet.
 	Waiting int
 }
 
-// Stats tells how the semaphore is used now. Unless it is in memory, it asks the backend, and changes nothing there.
+// Stats returns the use of the semaphore. Except in memory, it asks the store, and changes nothing there.
 func (s *Semaphore) Stats(ctx context.Context) (Stats, error) { return s.engine.stats(ctx) }
 
-// Permits is the number in force for this process, as far as it has heard: it asks nobody.
-func (s *Semaphore) Permits() int { return s.engine.known() }
+// Permits returns the number in force for this process according to the last reply. It makes no round trip.
+func (s *Semaphore) Permits() int { return s.engine.permitsInForce() }
 
-func (c *coordinator) known() int {
+func (c *coordinator) permitsInForce() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.heard.permits
+	return c.view.permits
 }
 
 func (c *coordinator) changePermits(ctx context.Context, change change) error {
-	if change.set == OwnPermits && c.version > 0 {
+	if change.set == store.OwnPermits && c.version > 0 {
 		change.set = c.permits
 	}
 	l := c.submitChange(change)
@@ -78,14 +80,14 @@ func (c *coordinator) changePermits(ctx context.Context, change change) error {
 }
 
 func (c *coordinator) stats(ctx context.Context) (Stats, error) {
-	stats, err := ask(ctx, c, c.transport.backend.Stats)
-	if err == nil && stats.Permits == 0 {
-		stats.Permits = c.permits
+	used, err := ask(ctx, c, c.transport.store.Stats)
+	if err == nil && used.Permits == 0 {
+		used.Permits = c.permits
 	}
-	return stats, err
+	return Stats(used), err
 }
 
-// outOfRange is why AddPermits was not possible.
+// outOfRange returns the error of an AddPermits whose sum is out of range.
 func outOfRange(name string, permits, add int) error {
-	return fmt.Errorf("%w: semaphore %.80q: permits %d + %d: want 1 to 2^31", ErrInvalid, name, permits, add)
+	return fmt.Errorf("%w: semaphore %.80q: permits %d + %d: want 1 to 2^31", ErrInvalidPermits, name, permits, add)
 }

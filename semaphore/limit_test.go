@@ -16,13 +16,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
 // everywhere runs a test in a bubble, where permits are kept in the process, and on a real server. open opens a process' semaphore;
 // lose makes the place forget everything.
 func everywhere(t *testing.T, test func(t *testing.T, open func(permits int, opts ...semaphore.Option) *semaphore.Semaphore, lose func())) {
 	t.Run("bubble", func(t *testing.T) {
-		inBubble(t, func(t *testing.T, b *semaphoremodel.Backend) {
+		inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 			test(t, func(permits int, opts ...semaphore.Option) *semaphore.Semaphore {
 				return new(faulty).process(t, b, permits, opts...)
 			}, func() { b.Do(func(m *semaphoremodel.Model) { m.Lose() }) })
@@ -132,7 +133,7 @@ func TestVersions(t *testing.T) {
 		require.NoError(t, plain.ResetPermits(ctx))
 		require.Equal(t, 7, free(t, plain))
 		_, err = semaphore.NewMemory(1, semaphore.WithVersion(-1))
-		require.ErrorIs(t, err, semaphore.ErrInvalid)
+		require.ErrorIs(t, err, semaphore.ErrInvalidConfig)
 	})
 }
 
@@ -158,14 +159,14 @@ func TestDeadWaiter(t *testing.T) {
 	for _, c := range []struct {
 		died, bound time.Duration // before its turn; the others' wait after that
 	}{{0, lease + 50*time.Millisecond}, {heartbeat, 2*heartbeat + heartbeat/2 + 50*time.Millisecond}, {5 * heartbeat, 0}} {
-		inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+		inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 			var dead atomic.Bool
-			dies := &faulty{apply: func(ctx context.Context, _ *semaphore.Batch) error {
+			dies := &faulty{apply: func(ctx context.Context, _ *store.Batch) error {
 				if dead.Load() {
 					return errors.New("dead")
 				}
 				return nil
-			}, told: func(g *semaphore.Grant) {
+			}, told: func(g *store.Grant) {
 				if dead.Load() {
 					g.ID = "nobody hears of it"
 				}

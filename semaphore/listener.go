@@ -5,17 +5,20 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// keepListening is for how long a process goes on listening when nobody waits any more: to begin costs two round trips.
+// keepListening is how long a process goes on listening after its last waiter has left. To subscribe again costs two round trips.
 const keepListening = 5 * time.Second
 
-// listener is the goroutine that hears of grants, while anybody waits and a while longer. The coordinator's lock guards it.
+// listener controls the goroutine that receives grants. It runs while requests wait, and for keepListening after that. The coordinator's mu
+// guards it.
 type listener struct {
-	cancel context.CancelFunc // nil: nobody listens
-	until  time.Duration      // it goes on until then though nobody waits
+	cancel context.CancelFunc // nil if the goroutine is not running
+	until  time.Duration      // when the goroutine may stop
 }
 
+// stop stops the goroutine.
 func (l *listener) stop() {
 	if l.cancel != nil {
 		l.cancel()
@@ -23,7 +26,7 @@ func (l *listener) stop() {
 	}
 }
 
-// listen makes sure that somebody listens if anybody waits. mu is held.
+// listen starts the listener if requests wait and it is not running. c.mu must be held.
 func (c *coordinator) listen(now time.Duration) {
 	if c.closed || len(c.waiters.sent) == 0 {
 		return
@@ -36,7 +39,7 @@ func (c *coordinator) listen(now time.Duration) {
 	c.listener.cancel = cancel
 	c.tasks.run(func() {
 		for ctx.Err() == nil {
-			_ = c.transport.backend.Listen(ctx, c.process, c.onReady, c.onGrant)
+			_ = c.transport.store.Listen(ctx, c.process, c.onReady, c.onGrant)
 			select {
 			case <-time.After(100 * time.Millisecond):
 			case <-ctx.Done():
@@ -45,7 +48,7 @@ func (c *coordinator) listen(now time.Duration) {
 	})
 }
 
-// onReady is called when the backend has begun to tell: what it told before is lost.
+// onReady runs when the store has begun to send grants. Earlier ones may have been missed.
 func (c *coordinator) onReady() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -53,16 +56,16 @@ func (c *coordinator) onReady() {
 	c.transport.ready(c)
 }
 
-// onGrant is called for each grant that the backend tells.
-func (c *coordinator) onGrant(g Grant) {
+// onGrant runs for each grant that the store sends.
+func (c *coordinator) onGrant(g store.Grant) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := clock.Mono()
-	c.heard.grants++
-	latest := c.heard.server.Latest(now)
+	c.view.grants++
+	latest := c.view.server.Latest(now)
 	r := c.waiters.sent[g.ID]
-	if r != nil && !r.done && g.Outcome == Granted && g.Expires-c.lease.Microseconds() > latest {
-		c.waiters.askAgainOne(r) // its clock has leapt: how long the lease will last is not known, until it is renewed
+	if r != nil && !r.done && g.Outcome == store.Granted && g.Expires-c.lease.Microseconds() > latest {
+		c.waiters.askAgainOne(r) // the store's clock has leapt, so the end of the lease is unknown until the next report
 		c.transport.ready(c)
 		return
 	}

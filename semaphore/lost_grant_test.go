@@ -11,25 +11,26 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
 // slowly tells grants as its function likes: how much later, or never.
 type slowly struct {
-	semaphore.Backend
-	tell    func(g semaphore.Grant, wake func(semaphore.Grant))
+	store.Store
+	tell    func(g store.Grant, wake func(store.Grant))
 	listens atomic.Int64
 }
 
-func (s *slowly) Listen(ctx context.Context, process string, ready func(), wake func(semaphore.Grant)) error {
+func (s *slowly) Listen(ctx context.Context, process string, ready func(), wake func(store.Grant)) error {
 	s.listens.Add(1)
-	return s.Backend.Listen(ctx, process, ready, func(g semaphore.Grant) { s.tell(g, wake) })
+	return s.Store.Listen(ctx, process, ready, func(g store.Grant) { s.tell(g, wake) })
 }
 
 // A grant that is lost is noticed within two heartbeats, though one before it was merely late.
 func TestLostBehindALateOne(t *testing.T) {
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		grants := 0
-		slow := &slowly{Backend: place, tell: func(g semaphore.Grant, wake func(semaphore.Grant)) {
+		slow := &slowly{Store: place, tell: func(g store.Grant, wake func(store.Grant)) {
 			if grants++; grants == 1 {
 				time.Sleep(10 * time.Millisecond)
 				wake(g)
@@ -64,8 +65,8 @@ func TestLostBehindALateOne(t *testing.T) {
 
 // A grant that is on its way for longer than a batch is not taken for lost.
 func TestLateIsNotLost(t *testing.T) {
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
-		slow := &slowly{Backend: place, tell: func(g semaphore.Grant, wake func(semaphore.Grant)) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
+		slow := &slowly{Store: place, tell: func(g store.Grant, wake func(store.Grant)) {
 			time.Sleep(10 * time.Millisecond)
 			wake(g)
 		}}

@@ -16,15 +16,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// A waiter whose place the backend has lost, though it still knows the process, asks for it again by itself.
+// A waiter whose place the store has lost, though it still knows the process, asks for it again by itself.
 func TestPlaceIsLost(t *testing.T) {
 	const heartbeat = time.Second
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var mu sync.Mutex
 		var ids []string
-		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+		f := &faulty{apply: func(_ context.Context, b *store.Batch) error {
 			mu.Lock()
 			defer mu.Unlock()
 			for _, e := range b.Enter {
@@ -47,7 +48,7 @@ func TestPlaceIsLost(t *testing.T) {
 		}
 		synctest.Wait()
 		mu.Lock()
-		lost := &semaphore.Batch{Process: "b", Permits: 1, LeaseMicros: 1, Leave: ids}
+		lost := &store.Batch{Process: "b", Permits: 1, LeaseMicros: 1, Leave: ids}
 		mu.Unlock()
 		_, err = place.Apply(ctx, lost)
 		require.NoError(t, err)
@@ -65,12 +66,12 @@ func TestPlaceIsLost(t *testing.T) {
 	})
 }
 
-// That many ask again whether they still wait does not keep the backend busy, however short the lease.
+// That many ask again whether they still wait does not keep the store busy, however short the lease.
 func TestManyAskAgain(t *testing.T) {
 	const many, each = 20_000, 5
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		asked := 0
-		f := &faulty{apply: func(_ context.Context, b *semaphore.Batch) error {
+		f := &faulty{apply: func(_ context.Context, b *store.Batch) error {
 			asked += len(b.Enter)
 			return nil
 		}}
@@ -88,13 +89,13 @@ func TestManyAskAgain(t *testing.T) {
 }
 
 // forgetful lets everybody wait, and keeps nobody's place.
-type forgetful struct{ semaphore.Backend }
+type forgetful struct{ store.Store }
 
-func (f forgetful) Apply(_ context.Context, b *semaphore.Batch) (*semaphore.Report, error) {
+func (f forgetful) Apply(_ context.Context, b *store.Batch) (*store.Report, error) {
 	now := time.Now().UnixMicro()
-	r := &semaphore.Report{Now: now, Permits: 1, Left: make([]semaphore.Standing, len(b.Leave)), Renewed: make([]bool, len(b.Renew))}
+	r := &store.Report{Now: now, Permits: 1, Left: make([]store.Standing, len(b.Leave)), Renewed: make([]bool, len(b.Renew))}
 	for i := range b.Enter {
-		r.Entered = append(r.Entered, semaphore.Answer{Outcome: semaphore.Queued, Ticket: now + int64(i)})
+		r.Entered = append(r.Entered, store.Result{Outcome: store.Queued, Ticket: now + int64(i)})
 	}
 	return r, nil
 }
@@ -153,38 +154,38 @@ func TestEvictedInfoOfSeveral(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s, err := semaphore.NewRedis(client, fmt.Sprint(t.Name(), time.Now().UnixNano()), 10, patient)
 	require.NoError(t, err)
-	b := semaphore.BackendOf(s)
-	apply := func(lease time.Duration, entries ...semaphore.Entry) *semaphore.Report {
-		r, err := b.Apply(ctx, &semaphore.Batch{Process: "a", Label: spread, LeaseMicros: lease.Microseconds(), Permits: 10, Enter: entries})
+	b := semaphore.StoreOf(s)
+	apply := func(lease time.Duration, entries ...store.Entry) *store.Report {
+		r, err := b.Apply(ctx, &store.Batch{Process: "a", Label: spread, LeaseMicros: lease.Microseconds(), Permits: 10, Enter: entries})
 		require.NoError(t, err)
 		return r
 	}
-	apply(time.Minute, semaphore.Entry{ID: "five", Permits: 5})
-	apply(50*time.Millisecond, semaphore.Entry{ID: "two", Permits: 2})
+	apply(time.Minute, store.Entry{ID: "five", Permits: 5})
+	apply(50*time.Millisecond, store.Entry{ID: "two", Permits: 2})
 	require.NoError(t, client.Del(ctx, keyOf(t, client, "info")).Err())
 	time.Sleep(60 * time.Millisecond)
-	got := apply(time.Minute, semaphore.Entry{ID: "eight", Permits: 8}).Entered[0]
-	require.Equal(t, semaphore.Refused, got.Outcome)
+	got := apply(time.Minute, store.Entry{ID: "eight", Permits: 8}).Entered[0]
+	require.Equal(t, store.Refused, got.Outcome)
 }
 
 // A request that begins to wait in a batch that was taken for lost is taken back: it must not stand before others.
 func TestPlaceInALateAnswer(t *testing.T) {
 	const timeout = 200 * time.Millisecond
-	inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var first atomic.Bool
-		s, err := semaphore.New(&wayward{place, func(decide func() (*semaphore.Report, error)) (*semaphore.Report, error) {
+		s, err := semaphore.New(&wayward{place, func(decide func() (*store.Report, error)) (*store.Report, error) {
 			if first.CompareAndSwap(false, true) {
 				time.Sleep(3 * timeout) // it has no Deadline, for what time it is there is not known yet
 			}
 			return decide()
-		}}, "x", 2, semaphore.WithTimeout(timeout))
+		}}, "x", 2, semaphore.WithStoreTimeout(timeout))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, s.Close(ctx)) }()
 		other := new(faulty).process(t, place, 2)
 		held, err := other.Acquire(ctx, 1)
 		require.NoError(t, err)
 		_, err = s.Acquire(ctx, 2)
-		require.ErrorIs(t, err, semaphore.ErrTimeout)
+		require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 		time.Sleep(3 * timeout)
 		idle := make(chan error, 1)
 		go func() { idle <- semaphore.NewGroup(s).Wait(ctx) }() // so the process is one that waits
@@ -212,7 +213,7 @@ func TestLeapOfTheClock(t *testing.T) {
 	} {
 		worst := false
 		for _, after := range []time.Duration{0, lease/3 - jitter/2, lease/3 + jitter/2, lease / 2, lease*2/3 - jitter/2, lease*9/10 - jitter/2} {
-			inBubble(t, func(t *testing.T, place *semaphoremodel.Backend) {
+			inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 				a, b := new(faulty).process(t, place, 1, c.held), new(faulty).process(t, place, 1)
 				p, err := a.Acquire(ctx, 1)
 				require.NoError(t, err)

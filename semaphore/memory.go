@@ -10,46 +10,46 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// memory keeps permits in this process, where nobody dies alone: nothing expires.
+// memory is the engine of a semaphore in memory. Nothing expires, because all holders end with the process.
 type memory struct {
 	label, process string
 	observer       *Observer
 
 	mu      sync.Mutex
 	permits int
-	own     int // as configured
+	own     int // the number that the semaphore was made with
 	used    int
 	fence   int64
-	first   waiter  // a ring: first.next waits for longest
-	waiters int     // in it
-	most    int     // of them and idlers
-	held    *Permit // held.next, and so on: newest first
+	first   waiter  // head of a ring; first.next is the oldest
+	waiters int     // in the ring
+	most    int     // of waiters and idlers together
+	held    *Permit // head of a list, the newest first
 	spare   []Permit
 	idlers  []chan struct{}
 }
 
-// waiter is one who waits; a ring links them.
+// waiter is a call that waits for permits, an element of the ring.
 type waiter struct {
 	prev, next *waiter
 	n          int
 	label      string
-	permit     *Permit // when granted
+	permit     *Permit // set when it is granted
 	err        error
 	ready      chan struct{}
 }
 
-// NewMemory returns a semaphore of this process. Waiting costs no goroutine, and whoever waits is served first come, first
-// served.
+// NewMemory returns a semaphore of this process. A waiting call costs no goroutine, and waiters are served first come, first served.
 func NewMemory(permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{}
 	o, err := s.options(permits, opts)
 	if err != nil {
 		return nil, err
 	}
-	if o.fixed {
-		return nil, s.bad("fixed lease", o.lease, "a semaphore of a fleet: in memory permits have no lease")
+	if o.leased != "" {
+		return nil, s.bad(o.leased, o.lease, "a semaphore of a fleet: in memory permits have no lease")
 	}
 	m := &memory{permits: permits, own: permits, most: o.waiters, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), held: new(Permit),
 		observer: o.observer}
@@ -89,7 +89,8 @@ func (m *memory) acquire(ctx context.Context, n int, wait time.Duration, label s
 	return m.giveUp(w, err)
 }
 
-// enqueue lets a caller wait for n permits; nil: it need not, with the error or without a permit. mu is held.
+// enqueue adds a waiter for n permits to the ring. It returns nil if the call need not wait: with an error, or with nil for a refusal. m.mu
+// must be held.
 func (m *memory) enqueue(n int, wait time.Duration, label string) (*waiter, error) {
 	if n > m.permits {
 		return nil, tooMany("", n, m.permits)
@@ -106,13 +107,13 @@ func (m *memory) enqueue(n int, wait time.Duration, label string) (*waiter, erro
 	return w, nil
 }
 
-// giveUp takes a waiter back, unless it was granted in the same instant.
+// giveUp removes a waiter, unless it was granted in the same instant.
 func (m *memory) giveUp(w *waiter, why error) (*Permit, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if w.next != nil {
 		m.unlink(w)
-		m.admit() // those behind it may fit
+		m.admit() // waiters behind it may fit
 		return nil, why
 	}
 	if why != nil && w.permit != nil {
@@ -122,7 +123,7 @@ func (m *memory) giveUp(w *waiter, why error) (*Permit, error) {
 	return w.permit, w.err
 }
 
-// room is an error if as many wait as may. mu is held.
+// room returns an error if no further call may wait. m.mu must be held.
 func (m *memory) room() error {
 	if m.waiters+len(m.idlers) >= m.most {
 		return crowded("", m.most)
@@ -130,17 +131,18 @@ func (m *memory) room() error {
 	return nil
 }
 
+// unlink removes a waiter from the ring. m.mu must be held.
 func (m *memory) unlink(w *waiter) {
 	m.waiters--
 	w.prev.next, w.next.prev = w.next, w.prev
 	w.prev, w.next = nil, nil
 }
 
-// grant lends n permits. mu is held.
+// grant returns a permit. m.mu must be held.
 func (m *memory) grant(n int, label string) *Permit {
 	m.used += n
 	m.fence++
-	if len(m.spare) == 0 { // made by the dozen
+	if len(m.spare) == 0 { // allocated in blocks of 16
 		m.spare = make([]Permit, 16)
 	}
 	p := &m.spare[0]
@@ -157,7 +159,7 @@ func (m *memory) grant(n int, label string) *Permit {
 	return p
 }
 
-// take takes permits back, and gives them to who waits. mu is held.
+// take ends a permit and admits waiters. m.mu must be held.
 func (m *memory) take(p *Permit, why error) {
 	p.end(why)
 	m.observer.ended("", p, why)
@@ -170,7 +172,7 @@ func (m *memory) take(p *Permit, why error) {
 	m.admit()
 }
 
-// admit lets in who waits for longest, as long as they fit. mu is held.
+// admit grants permits to the oldest waiters, as long as they fit. m.mu must be held.
 func (m *memory) admit() {
 	for w := m.first.next; w != &m.first; w = m.first.next {
 		if m.used > m.permits-w.n {
@@ -217,7 +219,7 @@ func (m *memory) releaseID(_ context.Context, id string) error {
 	defer m.mu.Unlock()
 	text, _ := strings.CutPrefix(id, m.process+"-")
 	fence, _ := strconv.ParseInt(text, 36, 64)
-	for p := m.held.next; p != nil; p = p.next { // to make the id of each costs as much as a hundred looks
+	for p := m.held.next; p != nil; p = p.next { // comparing fences first: making the id of each permit costs a hundred times as much
 		if p.fence == fence && p.ID() == id {
 			m.take(p, ErrLost)
 			return nil
@@ -231,7 +233,7 @@ func (m *memory) changePermits(_ context.Context, change change) error {
 	defer m.mu.Unlock()
 	n := int64(change.set)
 	switch {
-	case change.set == OwnPermits:
+	case change.set == store.OwnPermits:
 		n = int64(m.own)
 	case change.add != 0:
 		n = int64(m.permits) + int64(change.add)
@@ -253,7 +255,7 @@ func (m *memory) changePermits(_ context.Context, change change) error {
 	return nil
 }
 
-func (m *memory) known() int {
+func (m *memory) permitsInForce() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.permits
@@ -312,8 +314,9 @@ func (m *memory) idle(ctx context.Context) error {
 	}
 }
 
+// tooMany returns the error of a request for more permits than there are.
 func tooMany(name string, n, permits int) error {
-	if n <= permits { // as far as is known here
+	if n <= permits { // according to the last reply
 		return fmt.Errorf("%w: semaphore %.80q: %d wanted", ErrTooMany, name, n)
 	}
 	return fmt.Errorf("%w: semaphore %.80q: %d wanted of %d", ErrTooMany, name, n, permits)

@@ -13,9 +13,11 @@ type Option func(*options)
 
 type options struct {
 	lease    time.Duration
-	fixed    bool // it is not renewed
+	fixed    bool   // the lease is not renewed
+	leased   string // the option that has set the lease; "" if none has
 	version  int64
 	timeout  time.Duration
+	policy   FailurePolicy
 	waiters  int
 	label    string
 	prefix   string
@@ -33,45 +35,51 @@ const (
 	maxVersion     = 1 << 52
 )
 
-// WithLease sets how long a permit outlives its process, 100 ms to 1 hour, default 10 s. It is renewed every third of it.
+// WithLease sets how long a permit outlives its process, 100 ms to 1 hour, default 10 s. The process renews it every third of that. It is
+// invalid in memory, where permits have no lease.
 func WithLease(d time.Duration) Option {
-	return func(o *options) { o.lease, o.fixed = d, false }
+	return func(o *options) { o.lease, o.fixed, o.leased = d, false, "WithLease" }
 }
 
-// WithFixedLease is [WithLease] for work that must end: a permit is not renewed, and is lost ([ErrExpired]) when its time is over, whether
-// its process lives or not. With WithLease a goroutine that hangs holds its permit for as long as its process lives. As nothing is asked
-// about it meanwhile, its process does not hear that another one has released it by its id (Group.Done): its context ends with the lease.
-// Not in memory.
+// WithFixedLease is [WithLease] for work that must end: a permit is not renewed, and is lost ([ErrExpired]) when its lease ends, whether
+// its process lives or not. With WithLease, a goroutine that hangs holds its permit as long as its process lives. Since the process does
+// not ask the store about the permit meanwhile, it does not notice that another process released it by its id (Group.Done): the permit's
+// context ends with the lease. It is invalid in memory.
 func WithFixedLease(d time.Duration) Option {
-	return func(o *options) { o.lease, o.fixed = d, true }
+	return func(o *options) { o.lease, o.fixed, o.leased = d, true, "WithFixedLease" }
 }
 
-// WithVersion says which configuration of the number of permits is the newest: it is in force for the whole fleet, also for processes
-// that were configured otherwise, which learn of it with their next answer. SetPermits and AddPermits make the next version. 0, the
-// default, means none: as long as nobody sets a version, each process' number counts for its own requests. At most 2^52.
+// WithVersion gives the number of permits a version, at most 2^52. The number with the highest version is in force for the whole fleet;
+// processes that are configured with another number adopt it with their next reply. SetPermits and AddPermits make the next version. With
+// 0, the default, the number has no version: as long as no version is set, the number of each process decides its own requests.
 //
-// The number in force is kept in the backend. If the backend loses it, the first process that asks and has heard of it restores it.
+// The store keeps the number in force. If the store loses it, the first process that asks and has seen it restores it.
 func WithVersion(v int64) Option {
 	return func(o *options) { o.version = v }
 }
 
-// WithTimeout bounds how long a call waits for an answer of the backend, 10 ms to 1 minute, default 1 s.
-func WithTimeout(d time.Duration) Option {
+// WithStoreTimeout bounds how long a call waits for a reply of the store, 10 ms to 1 minute, default 1 s.
+func WithStoreTimeout(d time.Duration) Option {
 	return func(o *options) { o.timeout = d }
 }
 
-// WithMaxWaiters bounds how many callers of a process may wait for the semaphore, or for the backend's answer, at a time.
-// A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default 131,072.
+// WithFailurePolicy sets how requests for permits are decided during an outage of the store: [FailClosed], the default, or [FailOpen].
+func WithFailurePolicy(p FailurePolicy) Option {
+	return func(o *options) { o.policy = p }
+}
+
+// WithMaxWaiters bounds how many callers of a process may wait at a time, for permits or for the store's reply. A call beyond that gets
+// [ErrTooManyWaiters] at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) { o.waiters = n }
 }
 
-// WithLabel sets what Holders shows of this process, up to 200 bytes of UTF-8. Default: its host and process id.
+// WithLabel sets the label of this process in Holders, up to 200 bytes of UTF-8. Default: its host and process id.
 func WithLabel(label string) Option {
 	return func(o *options) { o.label = label }
 }
 
-// WithKeyPrefix sets what the keys in Redis begin with. Default "semaphore:". Braces are not allowed.
+// WithKeyPrefix sets the prefix of the keys in Redis. Default "semaphore:". Braces are invalid.
 func WithKeyPrefix(p string) Option {
 	return func(o *options) { o.prefix = p }
 }
@@ -97,6 +105,8 @@ func (s *Semaphore) options(permits int, opts []Option) (*options, error) {
 		return nil, s.bad("timeout", o.timeout, "10ms to 1m")
 	case o.version < 0 || o.version > maxVersion:
 		return nil, s.bad("version", o.version, "0 (none) to 2^52")
+	case o.policy > FailOpen:
+		return nil, s.bad("failure policy", o.policy, "FailClosed or FailOpen")
 	case o.waiters < 1:
 		return nil, s.bad("max waiters", o.waiters, "at least 1")
 	case !validLabel(o.label):

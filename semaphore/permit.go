@@ -6,34 +6,35 @@ import (
 	"time"
 )
 
-// Permit is permits that are held. Its methods may be called by many goroutines at once. Those of a nil Permit tell that nothing is
-// held.
+// Permit is a number of permits that a caller holds. Its methods may be called by many goroutines at once. The methods of a nil Permit
+// behave as those of one that is not held.
 type Permit struct {
 	engine  engine
 	permits int
 	fence   int64
-	over    bool // it is no longer held, see more.ended
-	since   time.Duration
+	over    bool          // no longer held; more.ended tells why
+	since   time.Duration // when it was granted; see clock.Mono
 
-	// In memory the holders are a list, and most permits need no more.
+	// Neighbours in the list of holders; only in memory.
 	prev, next *Permit
 	more       *more
 }
 
-// more is what not every permit needs. The engine's lock guards it.
+// more is the part of a Permit that most permits in memory do not need. The engine's lock guards it.
 type more struct {
 	id, label string
-	ended     error // why it is no longer held; nil: it was released
+	ended     error // why the permit is no longer held; nil if it was released
 	ctx       *permitContext
 
-	// Of a fleet's; both times see clock.Mono.
-	deadline time.Duration // when its work must have stopped
-	renewed  time.Duration // when the backend was asked for the lease in force
-	leaving  *release      // Release has been called,
-	lost     error         // and this was known then
+	// Only of a fleet's permits. Times are those of clock.Mono.
+	deadline time.Duration // when work under the permit must have stopped
+	renewed  time.Duration // when the batch was sent that granted or renewed the lease
+	leaving  *release      // set by the first call of Release,
+	lost     error         // with the reason if the permit was lost before that call
+	passed   bool          // granted by FailOpen; the store does not have it
 }
 
-// ID names the permit: unique in the fleet.
+// ID returns the name of the permit, which is unique in the fleet.
 func (p *Permit) ID() string {
 	if p == nil {
 		return ""
@@ -44,7 +45,7 @@ func (p *Permit) ID() string {
 	return p.more.id
 }
 
-// Permits is how many were acquired.
+// Permits returns how many permits were acquired.
 func (p *Permit) Permits() int {
 	if p == nil {
 		return 0
@@ -52,8 +53,8 @@ func (p *Permit) Permits() int {
 	return p.permits
 }
 
-// Fence is a number that is higher than that of every permit of this semaphore granted before: for a resource that
-// refuses what is lower than it has seen.
+// Fence returns a number that is higher than that of every permit of this semaphore granted before. A resource can refuse callers whose
+// fence is lower than the highest it has received.
 func (p *Permit) Fence() int64 {
 	if p == nil {
 		return 0
@@ -61,9 +62,14 @@ func (p *Permit) Fence() int64 {
 	return p.fence
 }
 
-// Err is nil while the permit is held, and else why it is not: [ErrReleased], [ErrExpired], [ErrLost], [ErrClosed]. It compares this process'
-// monotonic clock with the end of the lease: so it is never nil when somebody else may have been admitted, also in a process that
-// was stopped for longer than a lease and has just gone on. (The monotonic clock of some systems stands still while the machine sleeps.)
+// Passed reports whether the permit was granted by [FailOpen], during an outage of the store. Such a permit has no lease, no other process
+// counts it, and its Fence is 0.
+func (p *Permit) Passed() bool { return p != nil && p.more != nil && p.more.passed }
+
+// Err returns nil while the permit is held, and otherwise why it is not: [ErrReleased], [ErrExpired], [ErrLost], [ErrClosed]. It compares
+// this process's monotonic clock with the end of the lease. So it is not nil whenever another request may have been granted in the permit's
+// place, even in a process that was stopped for longer than a lease and has just gone on. (The monotonic clock of some systems stands still
+// while the machine sleeps.)
 func (p *Permit) Err() error {
 	if p == nil {
 		return ErrNotHeld
@@ -71,10 +77,9 @@ func (p *Permit) Err() error {
 	return p.engine.check(p)
 }
 
-// Context ends when the permit is released ([ErrReleased]), or is lost ([ErrExpired], [ErrLost]): a tenth of the lease before
-// anybody else can be admitted in its place, by this process' monotonic clock. Give it to the work under the permit, and the
-// work stops in time. See context.Cause. Each call of its methods compares the clock, as Err does; one that is derived from it may be
-// told a moment later.
+// Context returns a context that ends when the permit is released ([ErrReleased]) or lost ([ErrExpired], [ErrLost]); see context.Cause. It
+// ends a tenth of the lease before another request can be granted in the permit's place, by this process's monotonic clock. Work that heeds
+// it stops in time. Each call of its methods compares the clock, as Err does; a context derived from it may end a moment later.
 func (p *Permit) Context() context.Context {
 	if p == nil {
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -96,9 +101,9 @@ func (p *Permit) Context() context.Context {
 	return p.more.ctx
 }
 
-// Release gives the permits back, to who waits for them first. It waits for the backend's answer as long as ctx lets it, at most the
-// timeout ([WithTimeout]); on an error the lease ends by itself. Releasing a permit that was lost says so ([ErrExpired], [ErrLost]).
-// Releasing twice does nothing, and returns the same.
+// Release returns the permits, and the oldest waiter gets them first. It waits for the store's reply until ctx ends, at most the timeout
+// ([WithStoreTimeout]). After an error the lease ends by itself. Releasing a permit that was lost returns [ErrExpired] or [ErrLost]. A
+// second Release has no effect, and returns the same.
 func (p *Permit) Release(ctx context.Context) error {
 	if p == nil {
 		return ErrNotHeld
@@ -106,7 +111,7 @@ func (p *Permit) Release(ctx context.Context) error {
 	return p.engine.release(ctx, p)
 }
 
-// end notes why the permit is no longer held, and tells whether it was until now. The engine's lock is held.
+// end marks the permit as over, and reports whether it was held until now. The engine's lock must be held.
 func (p *Permit) end(why error) bool {
 	if p.over {
 		return false
@@ -125,7 +130,7 @@ func (p *Permit) end(why error) bool {
 	return true
 }
 
-// why the permit is over. The engine's lock is held.
+// why returns the reason why the permit is over. The engine's lock must be held.
 func (p *Permit) why() error {
 	if p.more == nil || p.more.ended == nil {
 		return ErrReleased
@@ -133,20 +138,21 @@ func (p *Permit) why() error {
 	return p.more.ended
 }
 
-// permitContext is a context that ends with a permit at the latest. It is asked by its holder, who may have been stopped, before a timer
-// has had its turn: so it compares the clock each time.
+// permitContext is a context that ends with a permit at the latest. A process that was stopped may use it before its timers have fired, so
+// its methods compare the clock each time.
 type permitContext struct {
 	context.Context
 	cancel context.CancelCauseFunc
 	permit *Permit
 }
 
+// under returns a permitContext derived from parent.
 func (p *Permit) under(parent context.Context) *permitContext {
 	ctx, cancel := context.WithCancelCause(parent)
 	return &permitContext{ctx, cancel, p}
 }
 
-// look ends the context if the permit's time has come.
+// look ends the context if the permit is over.
 func (c *permitContext) look() {
 	if err := c.permit.Err(); err != nil {
 		c.cancel(err)
@@ -165,7 +171,7 @@ func (c *permitContext) Err() error {
 	return c.Context.Err()
 }
 
-// Value implements context.Context; context.Cause asks for one.
+// Value implements context.Context. It looks because context.Cause uses it.
 func (c *permitContext) Value(key any) any {
 	c.look()
 	return c.Context.Value(key)

@@ -5,7 +5,6 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,55 +14,62 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// RedisClient is the least that is needed of a client. *redis.Client, *redis.ClusterClient, *redis.Ring and the sentinel
-// clients have it.
+// RedisClient is the part of a client that a semaphore uses. *redis.Client, *redis.ClusterClient, *redis.Ring and the sentinel clients have
+// it. A *redis.Ring of several shards also needs a RingOptions.HeartbeatFn that returns true for a shard that does not reply. Otherwise it
+// moves keys to other shards, and NewRedis returns an error.
 type RedisClient interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// NewRedis returns a semaphore in Redis. All processes that use the same name share it. permits is in force for all of them if its
-// version is the newest ([WithVersion]). As long as no process has a version, permits counts for the process' own requests.
+// NewRedis returns a semaphore in Redis. All processes that use the same name share it. permits is in force for all of them if its version
+// is the highest ([WithVersion]). As long as no process has a version, each process's number decides its own requests.
 //
-// Acquire and Release are one script each, of three commands while nobody waits. They travel together when many ask at once. Waiters are
-// told of their turn by Pub/Sub: while somebody waits, a process keeps one connection for it for each semaphore. A message that is lost is
-// noticed within two seconds (two thirds of a lease, if that is less). All keys of a semaphore are in one slot, and expire a day or
-// two after it was used last. However many wait or hold permits, no script looks at more than a thousand of them, unless Redis has evicted
-// a key or its clock was set back.
+// Acquire and Release run one script each, of three commands while no request waits. Concurrent calls share scripts. Grants to waiters are
+// published by Pub/Sub: while requests wait, a process keeps one connection for each semaphore. A lost message is detected within two
+// seconds, or two thirds of a lease if that is less. All keys of a semaphore are in one slot, and expire one or two days after its last
+// use. However many requests wait or hold permits, no script looks at more than a thousand of them, unless Redis has evicted a key or its
+// clock was set back.
 //
-// Time is the server's. If its clock is set back, time stands still, or leases keep their length. If it leaps forwards by more than
-// two thirds of a lease (a tenth of a fixed one), leases end, and until the next renewal (a third of a lease) others may hold permits,
-// too: the fencing number tells the resource.
+// Times are those of the server. If its clock is set back, time stands still, or leases keep their length. If it leaps forwards by more
+// than two thirds of a lease (a tenth of a fixed one), leases end early. Until the next renewal (a third of a lease) other requests may
+// then be granted as well; the fence lets the resource refuse the older holder.
 //
-// A *redis.Client with ContextTimeoutEnabled makes a lone caller faster: while nobody else is under way, it asks Redis in its own
-// goroutine. If its context is cancelled meanwhile, it returns when Redis has answered, or after the timeout ([WithTimeout]).
+// While no other call of the process is in flight, a lone caller with a *redis.Client runs the script in its own goroutine, which is
+// faster. If its context is cancelled meanwhile, it returns when Redis has replied, or after the timeout ([WithStoreTimeout]). The client's
+// hooks are called for it only if the client has ContextTimeoutEnabled.
 //
-// Redis 6 or later; the commands in the scripts are TIME and those of hashes and sorted sets, DEL, PUBLISH and PEXPIRE; they use
-// the library struct.
+// NewRedis needs Redis 6 or later. The scripts use TIME, the commands of hashes and sorted sets, DEL, PUBLISH and PEXPIRE. They also run on
+// stand-ins without the Lua library struct, such as miniredis.
 func NewRedis(client RedisClient, name string, permits int, opts ...Option) (*Semaphore, error) {
 	s := &Semaphore{name: name}
 	o, err := s.options(permits, opts)
 	if err != nil {
 		return nil, err
 	}
-	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
-		return nil, s.bad("client", "nil", "a redis client")
+	if err := script.Usable(client); err != nil {
+		return nil, s.bad("client", err, "a redis client")
+	}
+	if script.MovesKeys(client) {
+		return nil, s.bad("client", script.MovingRing, script.PinnedRing)
 	}
 	base := o.prefix + "{" + script.EncodeName(name) + "}:"
-	b := &redisBackend{client: client, channel: base + "wake:"}
+	b := &redisStore{client: client, channel: base + "wake:"}
 	for i, part := range []string{"state", "held", "info", "queue", "procs", "idle"} {
 		b.keys[i] = base + part
 	}
 	return New(b, name, permits, opts...)
 }
 
-type redisBackend struct {
+// redisStore keeps a semaphore in Redis.
+type redisStore struct {
 	client  RedisClient
 	keys    [6]string
 	channel string
-	quiet   atomic.Bool // the last answer said that lua/quiet.lua may decide
+	quiet   atomic.Bool // according to the last reply, lua/quiet.lua can decide the next batch
 }
 
 var (
@@ -79,24 +85,30 @@ var (
 	applyScript   = script.New(parseSource + applySource)
 	holdersScript = script.New(parseSource + holdersSource)
 	statsScript   = script.New(parseSource + statsSource)
+	probeScript   = script.New("redis.call('HSET', KEYS[1], '', '') redis.call('PEXPIRE', KEYS[1], 1000) return {}")
 )
 
-// Apply implements Backend.
-func (r *redisBackend) Apply(ctx context.Context, b *Batch) (*Report, error) {
+// Apply implements store.Store.
+func (r *redisStore) Apply(ctx context.Context, b *store.Batch) (*store.Report, error) {
+	return r.applyBy(ctx, r.client, b)
+}
+
+// applyBy is Apply with another client of the same server.
+func (r *redisStore) applyBy(ctx context.Context, client script.Client, b *store.Batch) (*store.Report, error) {
 	if r.quiet.Load() {
-		report, err := r.quietly(ctx, b)
+		report, err := r.quietly(ctx, client, b)
 		if report != nil || err != nil {
 			return report, err
 		}
 	}
-	return b.InSteps(func(b *Batch) (*Report, bool, error) { return r.step(ctx, b) })
+	return b.InSteps(func(b *store.Batch) (*store.Report, bool, error) { return r.step(ctx, client, b) })
 }
 
-// step runs lua/apply.lua; unfinished: that is to be run again, for Enter.
-func (r *redisBackend) step(ctx context.Context, b *Batch) (_ *Report, unfinished bool, _ error) {
-	reply, err := applyScript.Run(ctx, r.client, len(r.keys), r.arguments(b)...)
+// step runs lua/apply.lua. If it returns unfinished, the script must run again for Enter.
+func (r *redisStore) step(ctx context.Context, client script.Client, b *store.Batch) (_ *store.Report, unfinished bool, _ error) {
+	reply, err := applyScript.Run(ctx, client, len(r.keys), r.arguments(b)...)
 	if err != nil {
-		return nil, false, r.failed(err)
+		return nil, false, r.failed(ctx, client, err)
 	}
 	report, quiet, unfinished, ok := parse(b, reply)
 	if !ok {
@@ -108,8 +120,8 @@ func (r *redisBackend) step(ctx context.Context, b *Batch) (_ *Report, unfinishe
 	return report, unfinished, nil
 }
 
-// arguments are those of lua/apply.lua.
-func (r *redisBackend) arguments(b *Batch) []string {
+// arguments returns the keys and arguments of lua/apply.lua.
+func (r *redisStore) arguments(b *store.Batch) []string {
 	args := make([]string, 0, len(r.keys)+15+len(b.Leave)+len(b.Renew)+5*len(b.Enter))
 	args = append(args, r.keys[:]...)
 	integers := func(ns ...int64) {
@@ -138,23 +150,24 @@ func (r *redisBackend) arguments(b *Batch) []string {
 	return args
 }
 
-func (r *redisBackend) unexpected(reply []string) error {
-	return fmt.Errorf("%w: unexpected reply %.80q", ErrCorrupt, reply)
+// unexpected returns the error of a reply that does not parse.
+func (r *redisStore) unexpected(reply []string) error {
+	return fmt.Errorf("%w: unexpected reply %.80q", ErrCorruptState, reply)
 }
 
-// failed tells errors of the state from others.
-func (r *redisBackend) failed(err error) error {
+// failed returns the error of a script. It recognises corrupt states, and looks for the cause of errors without details.
+func (r *redisStore) failed(ctx context.Context, client script.Client, err error) error {
 	if strings.Contains(err.Error(), "WRONGTYPE") || redis.HasErrorPrefix(err, "CORRUPT") {
-		return fmt.Errorf("%w: keys %s*", ErrCorrupt, strings.TrimSuffix(r.keys[0], "state"))
+		return fmt.Errorf("%w: keys %s*", ErrCorruptState, strings.TrimSuffix(r.keys[0], "state"))
 	}
-	return err
+	return script.Explain(ctx, client, err)
 }
 
-// Listen implements Backend.
-func (r *redisBackend) Listen(ctx context.Context, process string, ready func(), wake func(Grant)) error {
+// Listen implements store.Store.
+func (r *redisStore) Listen(ctx context.Context, process string, ready func(), wake func(store.Grant)) error {
 	sub := r.client.Subscribe(ctx, r.channel+process)
 	defer func() { _ = sub.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = sub.Close() }) // a read does not heed its context
+	stop := context.AfterFunc(ctx, func() { _ = sub.Close() }) // Receive ignores its context while it reads
 	defer stop()
 	for {
 		message, err := sub.Receive(ctx) // after an error it connects and subscribes anew
@@ -175,9 +188,9 @@ func (r *redisBackend) Listen(ctx context.Context, process string, ready func(),
 	}
 }
 
-// Holders implements Backend.
-func (r *redisBackend) Holders(ctx context.Context) ([]Holder, error) {
-	var all []Holder
+// Holders implements store.Store.
+func (r *redisStore) Holders(ctx context.Context) ([]store.Holder, error) {
+	var all []store.Holder
 	for cursor, more := "0", true; more; more = cursor != "0" {
 		part, next, err := r.someHolders(ctx, cursor)
 		if err != nil {
@@ -185,15 +198,15 @@ func (r *redisBackend) Holders(ctx context.Context) ([]Holder, error) {
 		}
 		all, cursor = append(all, part...), next
 	}
-	slices.SortFunc(all, func(a, b Holder) int { return cmp.Or(cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.ID, b.ID)) })
-	return slices.CompactFunc(all, func(a, b Holder) bool { return a.ID == b.ID }), nil
+	slices.SortFunc(all, func(a, b store.Holder) int { return cmp.Or(cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.ID, b.ID)) })
+	return slices.CompactFunc(all, func(a, b store.Holder) bool { return a.ID == b.ID }), nil
 }
 
 // someHolders runs lua/holders.lua.
-func (r *redisBackend) someHolders(ctx context.Context, cursor string) (all []Holder, next string, _ error) {
+func (r *redisStore) someHolders(ctx context.Context, cursor string) (all []store.Holder, next string, _ error) {
 	reply, err := holdersScript.Run(ctx, r.client, 3, append(r.keys[:3:3], cursor)...)
 	if err != nil {
-		return nil, "", r.failed(err)
+		return nil, "", r.failed(ctx, r.client, err)
 	}
 	if len(reply)%3 != 1 {
 		return nil, "", r.unexpected(reply)
@@ -201,10 +214,10 @@ func (r *redisBackend) someHolders(ctx context.Context, cursor string) (all []Ho
 	next = reply[0]
 	for reply = reply[1:]; len(reply) > 0; reply = reply[3:] {
 		fields := strings.SplitN(reply[2], " ", 5)
-		var h Holder
+		var h store.Holder
 		expires, err := strconv.ParseInt(reply[1], 10, 64)
 		if err != nil || len(fields) != 5 {
-			return nil, "", fmt.Errorf("%w: holder %.80q", ErrCorrupt, reply[:3])
+			return nil, "", fmt.Errorf("%w: holder %.80q", ErrCorruptState, reply[:3])
 		}
 		h.ID, h.Expires, h.Label = reply[0], time.UnixMicro(expires), fields[4]
 		h.Permits, _ = strconv.Atoi(fields[0])
@@ -216,17 +229,32 @@ func (r *redisBackend) someHolders(ctx context.Context, cursor string) (all []Ho
 	return all, next, nil
 }
 
-// Stats implements Backend.
-func (r *redisBackend) Stats(ctx context.Context) (Stats, error) {
+// reach sends a probe: a write in the semaphore's slot, which a replica, a full server or one without enough replicas refuses as it would
+// refuse a batch. It needs no rights besides those of a batch, and is not sent twice.
+func (r *redisStore) reach(ctx context.Context) error {
+	cmd := probeScript.Call(ctx, true, 1, []string{strings.TrimSuffix(r.keys[0], "state") + "probe"})
+	err := r.client.Process(ctx, cmd)
+	if err == nil {
+		err = cmd.Err()
+	}
+	if err != nil {
+		script.Reload(ctx, r.client, err)
+		return r.failed(ctx, r.client, err)
+	}
+	return nil
+}
+
+// Stats implements store.Store.
+func (r *redisStore) Stats(ctx context.Context) (store.Stats, error) {
 	reply, err := statsScript.Run(ctx, r.client, 4, r.keys[:4]...)
 	if err != nil {
-		return Stats{}, r.failed(err)
+		return store.Stats{}, r.failed(ctx, r.client, err)
 	}
 	var permits, used, waiting int64
-	var s Stats
+	var s store.Stats
 	in := &replyReader{rest: reply}
 	if in.numbers(&permits, &s.Version, &used, &waiting); in.bad {
-		return Stats{}, r.unexpected(reply)
+		return store.Stats{}, r.unexpected(reply)
 	}
 	s.Permits, s.Used, s.Waiting = int(permits), int(used), int(waiting)
 	return s, nil

@@ -14,6 +14,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
 // quietState is the field quiet, see lua/apply.lua.
@@ -206,7 +207,7 @@ func TestFormat2(t *testing.T) {
 	name := fmt.Sprint("format2-", time.Now().UnixNano())
 	s, err := semaphore.NewRedis(client, name, 2)
 	require.NoError(t, err)
-	b := semaphore.BackendOf(s)
+	b := semaphore.StoreOf(s)
 	base := "semaphore:{" + name + "}:"
 	now := time.Now().UnixMicro()
 	expires := now + time.Hour.Microseconds()
@@ -214,15 +215,15 @@ func TestFormat2(t *testing.T) {
 		"lives", now+48*time.Hour.Microseconds(), "solo", fmt.Sprint(expires, " old ", now+time.Minute.Microseconds(), " 3")).Err())
 	require.NoError(t, client.ZAdd(ctx, base+"held", redis.Z{Score: float64(expires), Member: "old-1"}).Err())
 	require.NoError(t, client.HSet(ctx, base+"info", "old-1", fmt.Sprintf("2 old %d %d its label", now, now)).Err())
-	r, err := b.Apply(ctx, &semaphore.Batch{Process: "old", LeaseMicros: 1e6, Permits: 1, Enter: []semaphore.Entry{{ID: "new", Permits: 1}}})
+	r, err := b.Apply(ctx, &store.Batch{Process: "old", LeaseMicros: 1e6, Permits: 1, Enter: []store.Entry{{ID: "new", Permits: 1}}})
 	require.NoError(t, err)
 	require.False(t, r.Fresh)
-	require.EqualValues(t, 3, r.Told)
-	require.Equal(t, semaphore.Limit{Permits: 2, Version: 5}, r.Limit)
-	require.Equal(t, semaphore.Refused, r.Entered[0].Outcome)
+	require.EqualValues(t, 3, r.Notified)
+	require.Equal(t, store.Limit{Permits: 2, Version: 5}, r.Limit)
+	require.Equal(t, store.Refused, r.Entered[0].Outcome)
 	held, err := b.Holders(ctx)
 	require.NoError(t, err)
-	require.Equal(t, []semaphore.Holder{{ID: "old-1", Permits: 2, Fence: now, Since: time.UnixMicro(now), Expires: time.UnixMicro(expires), Label: "its label"}}, held)
+	require.Equal(t, []store.Holder{{ID: "old-1", Permits: 2, Fence: now, Since: time.UnixMicro(now), Expires: time.UnixMicro(expires), Label: "its label"}}, held)
 	require.Equal(t, "3 2 5", client.HGet(ctx, base+"state", "permits").Val(), "no older release takes it for its own")
 	require.NotNil(t, quietOf(t, client, base+"state"))
 	require.False(t, client.HExists(ctx, base+"state", "solo").Val())
@@ -232,24 +233,24 @@ func TestFormat2(t *testing.T) {
 func TestCorruptQuietState(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := openRedis(t, client, 3)()
-	b := semaphore.BackendOf(s)
-	apply := func(e ...semaphore.Entry) error {
-		_, err := b.Apply(ctx, &semaphore.Batch{Process: "p", LeaseMicros: 1e9, PatienceMicros: 1e9, Permits: 3, Enter: e})
+	b := semaphore.StoreOf(s)
+	apply := func(e ...store.Entry) error {
+		_, err := b.Apply(ctx, &store.Batch{Process: "p", LeaseMicros: 1e9, PatienceMicros: 1e9, Permits: 3, Enter: e})
 		return err
 	}
-	require.NoError(t, apply(semaphore.Entry{ID: "a", Permits: 1}))
-	require.NoError(t, apply(semaphore.Entry{ID: "b", Permits: 1, Label: "label"}))
+	require.NoError(t, apply(store.Entry{ID: "a", Permits: 1}))
+	require.NoError(t, apply(store.Entry{ID: "b", Permits: 1, Label: "label"}))
 	state := keyOf(t, client, "state")
 	good := client.HGet(ctx, state, "quiet").Val()
 	check := func(bad string) {
 		t.Helper()
 		require.NoError(t, client.HSet(ctx, state, "quiet", bad).Err())
 		_, err := b.Holders(ctx)
-		require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", bad)
+		require.ErrorIs(t, err, semaphore.ErrCorruptState, "%q", bad)
 		_, err = b.Stats(ctx)
-		require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", bad)
-		err = apply(semaphore.Entry{ID: "never"}) // lua/apply.lua decides it
-		require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", bad)
+		require.ErrorIs(t, err, semaphore.ErrCorruptState, "%q", bad)
+		err = apply(store.Entry{ID: "never"}) // lua/apply.lua decides it
+		require.ErrorIs(t, err, semaphore.ErrCorruptState, "%q", bad)
 		require.Equal(t, bad, client.HGet(ctx, state, "quiet").Val())
 	}
 	for n := range len(good) {
@@ -261,8 +262,8 @@ func TestCorruptQuietState(t *testing.T) {
 			require.NoError(t, client.HSet(ctx, state, "quiet", good).Err())
 			require.NoError(t, apply())
 			require.NoError(t, client.HSet(ctx, state, "quiet", good[:n]).Err())
-			if err := apply(semaphore.Entry{ID: id, Permits: 1}); err != nil {
-				require.ErrorIs(t, err, semaphore.ErrCorrupt, "%q", good[:n])
+			if err := apply(store.Entry{ID: id, Permits: 1}); err != nil {
+				require.ErrorIs(t, err, semaphore.ErrCorruptState, "%q", good[:n])
 			}
 		}
 	}
@@ -273,14 +274,14 @@ func TestCorruptQuietState(t *testing.T) {
 		}
 	}
 	require.NoError(t, client.HSet(ctx, state, "quiet", good).Err())
-	require.NoError(t, apply(semaphore.Entry{ID: "c", Permits: 1}))
+	require.NoError(t, apply(store.Entry{ID: "c", Permits: 1}))
 }
 
 // Also while nobody waits a report tells when the first lease ends, whatever becomes of the others.
 func TestEarliestWhileQuiet(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	b := semaphore.BackendOf(openRedis(t, client, 9)())
-	apply := func(lease time.Duration, batch semaphore.Batch) *semaphore.Report {
+	b := semaphore.StoreOf(openRedis(t, client, 9)())
+	apply := func(lease time.Duration, batch store.Batch) *store.Report {
 		t.Helper()
 		batch.Process, batch.LeaseMicros, batch.Permits = "p", lease.Microseconds(), 9
 		r, err := b.Apply(ctx, &batch)
@@ -288,20 +289,20 @@ func TestEarliestWhileQuiet(t *testing.T) {
 		require.NotNil(t, quietOf(t, client, keyOf(t, client, "state")))
 		return r
 	}
-	ends := func(r *semaphore.Report, lease time.Duration) int64 { return r.Now + lease.Microseconds() }
-	enter := func(id string) semaphore.Batch {
-		return semaphore.Batch{Enter: []semaphore.Entry{{ID: id, Permits: 1}}}
+	ends := func(r *store.Report, lease time.Duration) int64 { return r.Now + lease.Microseconds() }
+	enter := func(id string) store.Batch {
+		return store.Batch{Enter: []store.Entry{{ID: id, Permits: 1}}}
 	}
 	apply(time.Minute, enter("first"))
 	second := apply(2*time.Minute, enter("second"))
 	third := apply(3*time.Minute, enter("third"))
 	require.Less(t, third.Earliest, ends(second, 2*time.Minute))
-	left := apply(time.Minute, semaphore.Batch{Leave: []string{"first"}})
+	left := apply(time.Minute, store.Batch{Leave: []string{"first"}})
 	require.Equal(t, ends(second, 2*time.Minute), left.Earliest)
-	require.Equal(t, ends(third, 3*time.Minute), apply(time.Hour, semaphore.Batch{Renew: []string{"second"}}).Earliest)
+	require.Equal(t, ends(third, 3*time.Minute), apply(time.Hour, store.Batch{Renew: []string{"second"}}).Earliest)
 	fourth := apply(time.Minute, enter("fourth"))
 	require.Equal(t, ends(fourth, time.Minute), fourth.Earliest)
-	require.Zero(t, apply(time.Minute, semaphore.Batch{Leave: []string{"second", "third", "fourth"}}).Earliest)
+	require.Zero(t, apply(time.Minute, store.Batch{Leave: []string{"second", "third", "fourth"}}).Earliest)
 }
 
 // A clock that was set back by an hour does not keep the state in many keys for an hour.

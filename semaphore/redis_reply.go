@@ -3,9 +3,11 @@ package semaphore
 import (
 	"strconv"
 	"strings"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// replyReader reads the strings of a reply one after the other; after one that is not as it should be, bad is set.
+// replyReader reads the strings of a reply one after the other. bad is set after a string that does not parse.
 type replyReader struct {
 	rest []string
 	bad  bool
@@ -20,14 +22,14 @@ func (r *replyReader) text() (text string) {
 	return text
 }
 
-// number reads an integer that is a string of its own.
+// number reads a string with one integer.
 func (r *replyReader) number() int64 {
 	n, err := strconv.ParseInt(r.text(), 10, 64)
 	r.bad = r.bad || err != nil
 	return n
 }
 
-// numbers reads integers that one string has.
+// numbers reads a string with several integers.
 func (r *replyReader) numbers(into ...*int64) { r.numbersOf(r.text(), into...) }
 
 func (r *replyReader) numbersOf(text string, into ...*int64) {
@@ -46,10 +48,10 @@ func (r *replyReader) numbersOf(text string, into ...*int64) {
 	}
 }
 
-// parse reads a reply of lua/apply.lua. quiet: the state is all in one field now.
-func parse(b *Batch, reply []string) (_ *Report, quiet, unfinished, ok bool) {
+// parse decodes a reply of lua/apply.lua. quiet reports whether the state is in one field now.
+func parse(b *store.Batch, reply []string) (_ *store.Report, quiet, unfinished, ok bool) {
 	r := &replyReader{rest: reply}
-	var out Report
+	var out store.Report
 	first := r.text()
 	if late, ok := strings.CutPrefix(first, "late "); ok {
 		out.Late = true
@@ -57,12 +59,12 @@ func parse(b *Batch, reply []string) (_ *Report, quiet, unfinished, ok bool) {
 		return &out, false, false, !r.bad
 	}
 	var fresh, permits, limit, unchanged, packed, rest int64
-	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Told, &limit, &out.Limit.Version, &unchanged, &packed, &rest)
+	r.numbersOf(first, &out.Now, &fresh, &permits, &out.Earliest, &out.Notified, &limit, &out.Limit.Version, &unchanged, &packed, &rest)
 	out.Fresh, out.Permits, out.Limit.Permits, out.Unchanged = fresh == 1, int(permits), int(limit), unchanged == 1
 	for range b.Leave {
 		var standing int64
 		r.numbers(&standing)
-		out.Left = append(out.Left, Standing(standing))
+		out.Left = append(out.Left, store.Standing(standing))
 	}
 	for range b.Renew {
 		out.Renewed = append(out.Renewed, r.text() == "1")
@@ -73,9 +75,9 @@ func parse(b *Batch, reply []string) (_ *Report, quiet, unfinished, ok bool) {
 	}
 	for range enter {
 		var outcome int64
-		var a Answer
+		var a store.Result
 		r.numbers(&outcome, &a.Fence, &a.Ticket)
-		a.Outcome = Outcome(outcome)
+		a.Outcome = store.Outcome(outcome)
 		out.Entered = append(out.Entered, a)
 	}
 	for _, text := range r.rest {
@@ -86,8 +88,8 @@ func parse(b *Batch, reply []string) (_ *Report, quiet, unfinished, ok bool) {
 	return &out, packed == 1, rest == 1, !r.bad
 }
 
-// parseGrant reads 'id outcome fence expires'.
-func parseGrant(text string) (g Grant, ok bool) {
+// parseGrant decodes 'id outcome fence expires'.
+func parseGrant(text string) (g store.Grant, ok bool) {
 	fields := strings.Fields(text)
 	if len(fields) != 4 {
 		return g, false
@@ -95,5 +97,6 @@ func parseGrant(text string) (g Grant, ok bool) {
 	outcome, err1 := strconv.ParseUint(fields[1], 10, 8)
 	fence, err2 := strconv.ParseInt(fields[2], 10, 64)
 	expires, err3 := strconv.ParseInt(fields[3], 10, 64)
-	return Grant{fields[0], Outcome(outcome), fence, expires}, err1 == nil && err2 == nil && err3 == nil
+	g = store.Grant{ID: fields[0], Outcome: store.Outcome(outcome), Fence: fence, Expires: expires}
+	return g, err1 == nil && err2 == nil && err3 == nil
 }

@@ -8,57 +8,68 @@ import (
 	"time"
 )
 
-// Errors, to be matched with errors.Is. What wraps them names the semaphore, the field and the value.
+// Errors, to be matched with errors.Is. An error that wraps one of them names the semaphore, the field and the value.
 var (
-	// ErrInvalid: a name, a number or an option is out of range.
-	ErrInvalid = errors.New("semaphore: invalid argument")
+	// ErrInvalidConfig: a name, a label, a number of permits or an option of a constructor is out of range.
+	ErrInvalidConfig = errors.New("semaphore: invalid configuration")
+	// ErrInvalidPermits: the number of permits of a call is out of range.
+	ErrInvalidPermits = errors.New("semaphore: invalid permits")
 	// ErrRefused: TryAcquire found no permits in time.
 	ErrRefused = errors.New("semaphore: no permits in time")
-	// ErrTooMany: more permits are wanted than there are in all. It also ends waits when the number is lowered.
-	ErrTooMany = errors.New("semaphore: more permits wanted than there are")
-	// ErrTooManyWaiters: as many callers of this process as WithMaxWaiters allows ask for the semaphore already.
+	// ErrTooMany: a request wants more permits than the semaphore has. A waiter gets it, too, when the number is lowered.
+	ErrTooMany = errors.New("semaphore: more permits requested than there are")
+	// ErrTooManyWaiters: as many callers of this process are waiting as [WithMaxWaiters] allows.
 	ErrTooManyWaiters = errors.New("semaphore: too many waiters")
-	// ErrExpired: the lease of a permit has ended, or is about to, without having been renewed.
+	// ErrExpired: the lease of a permit ended, or was about to end, before it was renewed.
 	ErrExpired = errors.New("semaphore: lease expired")
-	// ErrLost: the backend no longer knows the permit: it was released by its id, or its state was lost.
+	// ErrLost: the store no longer has the permit. It was released by its id, or the state was lost.
 	ErrLost = errors.New("semaphore: permit lost")
-	// ErrReleased is why the context of a permit ends that was released.
+	// ErrReleased is the cause of the context of a permit that was released.
 	ErrReleased = errors.New("semaphore: permit released")
 	// ErrNotHeld: no permit with this id is held, or the Permit is nil.
 	ErrNotHeld = errors.New("semaphore: not held")
-	// ErrTimeout: the backend did not answer in time.
-	ErrTimeout = errors.New("semaphore: backend timeout")
-	// ErrCorrupt: what is stored under the semaphore's name is not what this release understands.
-	ErrCorrupt = errors.New("semaphore: corrupt state")
+	// ErrClosed: the semaphore was closed.
+	ErrClosed = errors.New("semaphore: closed")
+	// ErrStoreUnavailable: the store cannot be reached, did not reply in time, or replied that it cannot serve now: it is loading, a replica
+	// or full. Or it failed just now and has not replied since, so it was not asked. The error wraps the failure. A store wraps
+	// ErrStoreUnavailable in the errors that mean this.
+	ErrStoreUnavailable = errors.New("semaphore: store unavailable")
+	// ErrStoreUnusable: the store can only be used after a repair. Examples are a wrong password, missing rights, a certificate that is not
+	// trusted, a missing script or function, a closed client. The error wraps the failure. No [FailurePolicy] applies.
+	ErrStoreUnusable = errors.New("semaphore: store unusable")
+	// ErrStoreTimeout: the store did not reply in time ([WithStoreTimeout]). It comes wrapped in an ErrStoreUnavailable.
+	ErrStoreTimeout = errors.New("semaphore: store timeout")
+	// ErrCorruptState: the store holds a state under the semaphore's name that this release does not understand.
+	ErrCorruptState = errors.New("semaphore: corrupt state")
 )
 
-// Semaphore limits how many permits are held at once: by the goroutines of this process ([NewMemory]), or by all processes
-// of a fleet that use the same name ([NewRedis]). All methods may be called by many goroutines at once.
+// Semaphore limits how many permits are held at once: by the goroutines of this process ([NewMemory]), or by all processes of a fleet that
+// use the same name ([NewRedis]). All methods may be called by many goroutines at once.
 //
-// Permits of a fleet are leases: they last as long as their process renews them, which it does by itself at a third of the
-// lease, until they are released. A process that dies, or is stopped for longer, loses them. Whoever waits is served first
-// come, first served across the fleet: in the order in which the requests arrived at the backend; a request for many permits
-// is not passed by smaller ones.
+// The permits of a fleet are leases. Their process renews them at a third of the lease until they are released. A process that dies, or is
+// stopped for longer, loses them. Waiters are served first come, first served across the fleet, in the order in which their requests
+// reached the store. A request for many permits is not passed by smaller ones.
 //
-// A semaphore of one permit is a mutex. As with every lock that expires, its holder may be stopped at any moment and go on
-// when the permit is another's; give Permit.Fence to the resource, which refuses what is lower than it has seen.
+// A semaphore of one permit is a mutex. As with every lock that expires, its holder may be stopped at any moment and go on when another
+// holds the permit. To guard against that, give Permit.Fence to the resource, which then refuses callers whose fence is lower than the
+// highest it has received.
 type Semaphore struct {
 	engine   engine
 	name     string
-	label    string // of its permits; empty: of the process
+	label    string // of its permits; "" for the label of the process
 	observer *Observer
 }
 
-// engine is one of the two ways that permits are kept: in this process, or by a Backend.
+// engine keeps the permits: in this process, or in a store.
 type engine interface {
-	// acquire returns nil, nil if it refuses; wait < 0: as long as it takes; label "": the semaphore's.
+	// acquire returns nil, nil for a refusal. wait < 0 means without a timeout, label "" the label of the process.
 	acquire(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error)
 	check(p *Permit) error
 	release(ctx context.Context, p *Permit) error
 	releaseID(ctx context.Context, id string) error
 	changePermits(ctx context.Context, change change) error
 	stats(ctx context.Context) (Stats, error)
-	known() int
+	permitsInForce() int
 	holders(ctx context.Context) ([]Holder, error)
 	idle(ctx context.Context) error
 	lock() *sync.Mutex
@@ -66,30 +77,41 @@ type engine interface {
 
 const maxPermits = 1 << 31
 
+// crowded returns the error of a call for which there is no room to wait.
 func crowded(name string, waiters int) error {
-	return fmt.Errorf("%w: semaphore %.80q: %d wait already", ErrTooManyWaiters, name, waiters)
+	return fmt.Errorf("%w: semaphore %.80q: %d are waiting", ErrTooManyWaiters, name, waiters)
 }
 
+// bad returns an ErrInvalidConfig.
 func (s *Semaphore) bad(field string, value any, want string) error {
-	return fmt.Errorf("%w: semaphore %.80q: %s %v: want %s", ErrInvalid, s.name, field, value, want)
+	return s.invalid(ErrInvalidConfig, field, value, want)
 }
 
-// Acquire waits for n permits as long as ctx lets it. Nothing is held when it returns an error: ctx's, the backend's, or one that matches
-// [ErrTooMany] (n is more than there are), [ErrTooManyWaiters], [ErrTimeout] (the backend does not answer), [ErrCorrupt], [ErrClosed] or, if n
-// is below 1, [ErrInvalid].
+// badPermits returns an ErrInvalidPermits.
+func (s *Semaphore) badPermits(field string, value any, want string) error {
+	return s.invalid(ErrInvalidPermits, field, value, want)
+}
+
+func (s *Semaphore) invalid(reason error, field string, value any, want string) error {
+	return fmt.Errorf("%w: semaphore %.80q: %s %v: want %s", reason, s.name, field, value, want)
+}
+
+// Acquire waits until n permits are granted or ctx ends. After an error no permit is held. The error is ctx's, or one that matches
+// [ErrInvalidPermits] (n is below 1), [ErrTooMany] (n is more than the semaphore has), [ErrTooManyWaiters], [ErrStoreUnavailable] (see
+// [FailurePolicy]), [ErrStoreUnusable], [ErrCorruptState] or [ErrClosed].
 func (s *Semaphore) Acquire(ctx context.Context, n int) (*Permit, error) {
 	return s.acquire(ctx, n, -1)
 }
 
-// TryAcquire waits for n permits at most the timeout; 0 or less: not at all. It returns [ErrRefused] when there are none in
-// time. However short the timeout, it waits for the backend's first answer (see [WithTimeout]; a deadline of ctx ends
-// that, too): what is free is acquired.
+// TryAcquire waits for n permits, at most for the timeout; if it is 0 or less, it does not wait for a place. It returns [ErrRefused] if no
+// permits were free in time. However short the timeout, it waits for the store's first reply (see [WithStoreTimeout]), unless ctx ends:
+// free permits are always granted.
 func (s *Semaphore) TryAcquire(ctx context.Context, n int, timeout time.Duration) (*Permit, error) {
 	return s.acquire(ctx, n, max(0, timeout))
 }
 
-// Do calls f with one permit held, waiting for it as Acquire does. The context of f ends when the permit is lost, with
-// the reason as its cause. Do returns f's error, joined with why the permit could not be released, or was lost before f had ended.
+// Do acquires a permit as Acquire does, calls f and releases the permit. The context of f ends when the permit is lost, with the reason as
+// its cause. Do returns f's error, joined with the error of the release or, if the permit was lost before f returned, with the reason.
 func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) error {
 	p, err := s.Acquire(ctx, 1)
 	if err != nil {
@@ -101,7 +123,7 @@ func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) e
 	unlink := context.AfterFunc(held, func() { under.cancel(context.Cause(held)) })
 	done := false
 	defer func() {
-		if unlink(); !done { // f has panicked
+		if unlink(); !done { // f panicked
 			_ = p.Release(context.WithoutCancel(ctx))
 		}
 	}()
@@ -111,11 +133,11 @@ func (s *Semaphore) Do(ctx context.Context, f func(ctx context.Context) error) e
 	return errors.Join(err, p.Release(context.WithoutCancel(ctx)))
 }
 
-// Holders lists who holds permits, the longest first. For operators: it takes time in proportion to their number. In Redis more than a
-// thousand are listed in parts, so whoever begins or ends meanwhile may be in the list or not.
+// Holders returns the holders of permits, the oldest first. It is meant for operators: it takes time in proportion to their number. In
+// Redis more than a thousand holders are read in parts, so a permit that is granted or released meanwhile may be missing or listed.
 func (s *Semaphore) Holders(ctx context.Context) ([]Holder, error) { return s.engine.holders(ctx) }
 
-// Labelled returns the same semaphore, whose permits Holders shows with this label rather than that of the process ([WithLabel]): up
+// Labelled returns the same semaphore with another label for its permits in Holders, in place of the label of the process ([WithLabel]): up
 // to 200 bytes of UTF-8. It shares everything else, and costs nothing to make.
 func (s *Semaphore) Labelled(label string) *Semaphore {
 	labelled := *s
@@ -123,26 +145,24 @@ func (s *Semaphore) Labelled(label string) *Semaphore {
 	return &labelled
 }
 
-// Name of the semaphore; empty in memory.
+// Name returns the name of the semaphore; "" in memory.
 func (s *Semaphore) Name() string { return s.name }
 
-// Holder is somebody who holds permits.
+// Holder is one permit that is held.
 type Holder struct {
 	ID      string
 	Permits int
-	// Fence is the permit's number.
+	// Fence is the permit's fence.
 	Fence int64
-	// Since when, and until when if it is not renewed; by the backend's clock. In memory there is no end.
+	// Since is when the permit was granted, and Expires is when it ends if it is not renewed, both by the store's clock. In memory Expires
+	// is zero.
 	Since, Expires time.Time
-	// Label of the permit (Semaphore.Labelled) or of its process (WithLabel): by default its host and process id.
+	// Label of the permit (Semaphore.Labelled) or, if it has none, of its process (WithLabel).
 	Label string
 }
 
-// ErrClosed: the semaphore was closed.
-var ErrClosed = errors.New("semaphore: closed")
-
-// Close releases what this process still holds of the semaphore: the contexts end ([ErrClosed]), and whoever waits fails with
-// ErrClosed. It waits for the backend as long as ctx lets it. One in memory has nothing to close.
+// Close releases all permits that this process holds of the semaphore: their contexts end ([ErrClosed]), and its waiters fail with
+// ErrClosed. It waits for the store until ctx ends. A semaphore in memory has nothing to close.
 func (s *Semaphore) Close(ctx context.Context) error {
 	if c, ok := s.engine.(*coordinator); ok {
 		return c.close(ctx)

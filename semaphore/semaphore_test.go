@@ -36,7 +36,7 @@ var (
 )
 
 // patient: who shall not be told that the machine is slow waits for an answer so long.
-var patient = semaphore.WithTimeout(30 * time.Second)
+var patient = semaphore.WithStoreTimeout(30 * time.Second)
 
 func openRedis(t *testing.T, client semaphore.RedisClient, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 	name := fmt.Sprint(t.Name(), " {", names.Add(1), time.Now().UnixNano())
@@ -104,6 +104,8 @@ func TestMemoryWaits(t *testing.T) {
 
 func TestBadOptions(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1", "b": "127.0.0.1:2"}})
+	defer func() { _ = ring.Close() }()
 	for want, f := range map[string]func() (*semaphore.Semaphore, error){
 		"permits 0":        func() (*semaphore.Semaphore, error) { return semaphore.NewRedis(client, "x", 0) },
 		"permits -1":       func() (*semaphore.Semaphore, error) { return semaphore.NewMemory(-1) },
@@ -117,15 +119,19 @@ func TestBadOptions(t *testing.T) {
 		"redis client": func() (*semaphore.Semaphore, error) {
 			return semaphore.NewRedis((*redis.Client)(nil), "x", 1)
 		},
-		"backend nil": func() (*semaphore.Semaphore, error) { return semaphore.New(nil, "x", 1) },
+		"HeartbeatFn": func() (*semaphore.Semaphore, error) { return semaphore.NewRedis(ring, "x", 1) },
+		"store nil":   func() (*semaphore.Semaphore, error) { return semaphore.New(nil, "x", 1) },
 		"lease 99ms": func() (*semaphore.Semaphore, error) {
 			return semaphore.NewRedis(client, "x", 1, semaphore.WithLease(99*time.Millisecond))
 		},
 		"lease 1h0m1s": func() (*semaphore.Semaphore, error) {
-			return semaphore.NewMemory(1, semaphore.WithLease(time.Hour+time.Second))
+			return semaphore.NewRedis(client, "x", 1, semaphore.WithLease(time.Hour+time.Second))
 		},
 		"timeout 1ms": func() (*semaphore.Semaphore, error) {
-			return semaphore.NewMemory(1, semaphore.WithTimeout(time.Millisecond))
+			return semaphore.NewMemory(1, semaphore.WithStoreTimeout(time.Millisecond))
+		},
+		"failure policy FailurePolicy(2): want FailClosed or FailOpen": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(1, semaphore.WithFailurePolicy(semaphore.FailOpen+1))
 		},
 		"max waiters 0": func() (*semaphore.Semaphore, error) {
 			return semaphore.NewMemory(1, semaphore.WithMaxWaiters(0))
@@ -138,11 +144,33 @@ func TestBadOptions(t *testing.T) {
 			return semaphore.NewRedis(client, "x", 1, semaphore.WithKeyPrefix("a{b"))
 		},
 		"option nil": func() (*semaphore.Semaphore, error) { return semaphore.NewMemory(1, nil) },
+		"client pipeline": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewRedis(pipeline{client.Pipeline(), client}, "x", 1)
+		},
+		"WithLease 10s: want a semaphore of a fleet": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(1, semaphore.WithLease(10*time.Second))
+		},
+		"WithFixedLease 10s: want a semaphore of a fleet": func() (*semaphore.Semaphore, error) {
+			return semaphore.NewMemory(1, semaphore.WithFixedLease(10*time.Second))
+		},
 	} {
 		_, err := f()
-		require.ErrorIs(t, err, semaphore.ErrInvalid, want)
+		require.ErrorIs(t, err, semaphore.ErrInvalidConfig, want)
 		require.ErrorContains(t, err, want)
 	}
+	require.Equal(t, "FailClosed FailOpen", fmt.Sprint(semaphore.FailClosed, " ", semaphore.FailOpen))
+}
+
+// pipeline is what a user makes of one that should be a client.
+type pipeline struct {
+	redis.Pipeliner
+	subscriber interface {
+		Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+	}
+}
+
+func (p pipeline) Subscribe(ctx context.Context, channels ...string) *redis.PubSub {
+	return p.subscriber.Subscribe(ctx, channels...)
 }
 
 // Names that try to leave their braces, or a terminal, are names like others, each with its own permits.
@@ -186,7 +214,7 @@ func TestForeignKeys(t *testing.T) {
 		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix), patient)
 		require.NoError(t, err)
 		_, err = s.TryAcquire(ctx, 1, 0)
-		require.ErrorIs(t, err, semaphore.ErrCorrupt)
+		require.ErrorIs(t, err, semaphore.ErrCorruptState)
 		require.ErrorContains(t, err, prefix+"{"+name+"}:")
 		c, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()

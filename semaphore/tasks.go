@@ -2,14 +2,15 @@ package semaphore
 
 import "sync"
 
-// tasks counts what is under way: goroutines, and callers' own trips. Unlike a sync.WaitGroup it may begin anew while somebody waits for
-// its end.
+// tasks counts the goroutines of a coordinator and the trips that its callers make themselves. Unlike a sync.WaitGroup, it may count up
+// from 0 while a caller waits for its end.
 type tasks struct {
-	mu    sync.Mutex
+	mu    sync.Mutex // guards the fields below
 	count int
-	idle  chan struct{} // closed when count is 0; nil: nobody waits
+	idle  chan struct{} // closed when count is 0; nil if no caller waits
 }
 
+// run calls f in a goroutine.
 func (t *tasks) run(f func()) {
 	t.begin()
 	go func() {
@@ -18,12 +19,14 @@ func (t *tasks) run(f func()) {
 	}()
 }
 
+// begin counts a task that has begun.
 func (t *tasks) begin() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.count++
 }
 
+// end counts a task that has ended.
 func (t *tasks) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -33,7 +36,7 @@ func (t *tasks) end() {
 	}
 }
 
-// ended is closed once none is under way.
+// ended returns a channel that is closed as soon as no task is running.
 func (t *tasks) ended() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()

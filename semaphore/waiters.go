@@ -6,27 +6,27 @@ import (
 	"time"
 )
 
-// request is somebody who wants permits; 0: until nobody holds any.
+// request is a call that waits for permits, or, with n = 0, until no permit is held.
 type request struct {
 	id     string
 	n      int
 	wait   bool
-	label  string // empty: of the process
-	queued bool   // the backend has said that it waits there,
-	ticket int64  // in this place
+	label  string // "" for the label of the process
+	queued bool   // it waits in the store's queue,
+	ticket int64  // with this ticket
 	permit *Permit
 	err    error
 	since  time.Duration
-	flight *flight // the last it was sent with
-	done   bool    // answered, or given up
+	flight *flight // the batch that it was last sent with
+	done   bool    // it has its result, or its caller has given up
 	ready  chan struct{}
 }
 
-// waiters are the requests for permits of this process. A request is in fresh until it is sent, and in sent until it is answered for
-// good; in resend are those of sent of which it is unknown what became of them. Who has given up may still be in the lists, and is
-// done. The coordinator's lock guards it.
+// waiters are the requests of this process. A request is in fresh until it is sent, then in sent until it has its result. Those of sent
+// whose state in the store is unknown are in resend, too. Requests whose callers have given up may stay in the lists; they are done. The
+// coordinator's mu guards it.
 type waiters struct {
-	live   int // neither answered nor given up
+	live   int // requests that are not done
 	fresh  []*request
 	resend []*request
 	sent   map[string]*request
@@ -34,12 +34,12 @@ type waiters struct {
 
 func newWaiters() waiters { return waiters{sent: map[string]*request{}} }
 
-// add queues a request, unless so many are there already.
+// add queues a request. It returns false if most requests are live already.
 func (w *waiters) add(r *request, most int) bool {
 	if w.live >= most {
 		return false
 	}
-	if len(w.fresh) >= 2*most { // most of them have given up
+	if len(w.fresh) >= 2*most { // most of them are done
 		w.fresh = slices.DeleteFunc(w.fresh, func(r *request) bool { return r.done })
 	}
 	w.live++
@@ -47,7 +47,8 @@ func (w *waiters) add(r *request, most int) bool {
 	return true
 }
 
-// take returns those that are sent next, of which the first so many were sent before: of these none unless calm.
+// take removes and returns the requests of the next batch. The first resent of them were sent before; if calm is false, there are none of
+// these.
 func (w *waiters) take(calm bool) (enter []*request, resent int) {
 	wanted := func(r *request) bool { return !r.done }
 	if calm {
@@ -62,10 +63,10 @@ func (w *waiters) take(calm bool) (enter []*request, resent int) {
 	return append(enter, fresh...), resent
 }
 
-// depart notes that a request is sent.
+// depart records that a request was sent with f.
 func (w *waiters) depart(r *request, f *flight) { w.sent[r.id], r.flight = r, f }
 
-// putBack undoes a take, and the departure.
+// putBack undoes take and depart.
 func (w *waiters) putBack(enter []*request, resent int) {
 	for _, r := range enter[resent:] {
 		w.forget(r)
@@ -74,7 +75,7 @@ func (w *waiters) putBack(enter []*request, resent int) {
 	w.fresh = append(enter[resent:], w.fresh...)
 }
 
-// patient tells whether any of those that are sent waits.
+// patient reports whether any request that was sent waits for a place.
 func (w *waiters) patient() bool {
 	for _, r := range w.sent {
 		if r.wait {
@@ -84,13 +85,13 @@ func (w *waiters) patient() bool {
 	return false
 }
 
-// end notes that somebody has given up.
+// end marks a request as done.
 func (w *waiters) end(r *request) {
 	r.done = true
 	w.live--
 }
 
-// finish answers a request.
+// finish ends a request with a result and wakes its caller.
 func (w *waiters) finish(r *request, p *Permit, err error) {
 	delete(w.sent, r.id)
 	r.permit, r.err = p, err
@@ -98,7 +99,7 @@ func (w *waiters) finish(r *request, p *Permit, err error) {
 	close(r.ready)
 }
 
-// forget takes a request back, and tells whether it was sent.
+// forget removes a request from sent, and reports whether it was there.
 func (w *waiters) forget(r *request) bool {
 	sent := w.sent[r.id] == r
 	if sent {
@@ -107,7 +108,7 @@ func (w *waiters) forget(r *request) bool {
 	return sent
 }
 
-// all takes out all who are not answered.
+// all removes and returns all requests that are not done.
 func (w *waiters) all() (all []*request) {
 	for _, r := range w.sent {
 		all = append(all, r)
@@ -117,7 +118,7 @@ func (w *waiters) all() (all []*request) {
 	return all
 }
 
-// askAgain asks anew what became of all who were sent, but for those of a flight, in their order.
+// askAgain queues all requests that were sent to be sent again, in the order of their tickets, except those of the given flight.
 func (w *waiters) askAgain(but *flight) {
 	w.resend = w.resend[:0]
 	for _, r := range w.sent {
@@ -126,21 +127,21 @@ func (w *waiters) askAgain(but *flight) {
 		}
 	}
 	slices.SortFunc(w.resend, func(a, b *request) int {
-		if a.ticket == 0 || b.ticket == 0 { // not heard of yet: behind all others
+		if a.ticket == 0 || b.ticket == 0 { // without a ticket: behind all others
 			return cmp.Compare(b.ticket, a.ticket)
 		}
 		return cmp.Compare(a.ticket, b.ticket)
 	})
 }
 
-// askAgainOne is askAgain for one of them.
+// askAgainOne queues one request to be sent again.
 func (w *waiters) askAgainOne(r *request) {
 	if !slices.Contains(w.resend, r) {
 		w.resend = append(w.resend, r)
 	}
 }
 
-// notOf tells whether anybody was sent with another flight than this.
+// notOf reports whether any request was sent with another flight than f.
 func (w *waiters) notOf(f *flight) bool {
 	for _, r := range w.sent {
 		if r.flight != f {
@@ -150,9 +151,9 @@ func (w *waiters) notOf(f *flight) bool {
 	return false
 }
 
-// failFresh fails those who are not sent yet and are overdue.
+// failFresh ends the requests that were not sent yet and are overdue.
 func (w *waiters) failFresh(overdue func(since time.Duration) bool, err error) {
-	for len(w.fresh) > 0 { // who has waited for longest is first
+	for len(w.fresh) > 0 { // the oldest is first
 		r := w.fresh[0]
 		if !r.done {
 			if !overdue(r.since) {
@@ -162,23 +163,4 @@ func (w *waiters) failFresh(overdue func(since time.Duration) bool, err error) {
 		}
 		w.fresh = w.fresh[1:]
 	}
-}
-
-// maxBatch bounds each part of a batch, and with it how long it occupies the backend.
-const maxBatch = 512
-
-// cut takes up to a batch's worth of those that are wanted off the front. The list is not to be used any more.
-func cut[T any](list []T, wanted func(T) bool) (head, rest []T) {
-	if len(list) == 1 && wanted(list[0]) {
-		return list, nil
-	}
-	for i, x := range list {
-		if len(head) == maxBatch {
-			return head, list[i:]
-		}
-		if wanted(x) {
-			head = append(head, x)
-		}
-	}
-	return head, nil
 }

@@ -2,53 +2,48 @@ package slidingwindow
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// maxBatch bounds the requests of a batch.
+// maxBatch is the most calls of a batch.
 const maxBatch = 1024
 
-// flight is one batch under way. (Package tokenbucket calls that a flight.)
+// flight is a batch.
 type flight struct {
 	calls      []*call
-	told       int64  // permits of calls that do not ask
-	asked      []ask  // runs of equal calls that do
-	unreported []part // what is told late
-	refunds    []part // what is given back
-	limit      int64  // to be set; 0: none
+	reported   int64  // permits of the calls that were admitted by the view
+	asked      []ask  // runs of equal calls that Redis decides
+	unreported []part // permits admitted earlier, reported late
+	refunds    []part // permits to refund
+	limit      int64  // to be set; 0 if none
 	args       []string
-	sent       int64
-	began      time.Duration // by the system's monotonic clock
+	sent       int64         // by the coordinator's clock
+	began      time.Duration // by clock.Mono
 	granted    []int64
-	at         int64 // when, by the server's clock
+	at         int64 // when it was decided, by the server's clock
 }
 
-// ask is a number of calls for so many permits each.
+// ask is a number of calls for n permits each.
 type ask struct{ n, times int64 }
 
-// add puts a call into the batch.
+// add adds a call to the batch.
 func (b *flight) add(q *call) {
 	q.sent = true
 	b.calls = append(b.calls, q)
-	if q.limit > 0 { // of several at once the last
+	if q.limit > 0 { // if several set one, the last counts
 		b.limit = q.limit
 	}
 	switch last := len(b.asked) - 1; {
 	case !q.asks:
-		b.told += q.n
+		b.reported += q.n
 	case q.n == 0:
 	case last >= 0 && b.asked[last].n == q.n:
 		b.asked[last].times++
@@ -57,7 +52,7 @@ func (b *flight) add(q *call) {
 	}
 }
 
-// source is a coordinator's batches: a batch.Source.
+// source is the batch.Source of a coordinator.
 type source struct {
 	batch.Place
 	coordinator *coordinator
@@ -72,37 +67,12 @@ func (s *source) Depart() (*flight, time.Time, bool) {
 	return b, time.Now().Add(c.policy.timeout), b != nil
 }
 
-// Land implements batch.Source.
-func (s *source) Land(b *flight, reply []string, err error, late bool) {
-	c := s.coordinator
-	c.mu.Lock()
-	if late {
-		if c.redis.abandoned--; err == nil { // it is back
-			c.redis.outage.ProbeNow()
-		}
-		c.mu.Unlock()
-		return
-	}
-	if errors.Is(err, batch.ErrLate) {
-		c.redis.abandoned++
-	}
-	landed := c.settle(b, reply, err)
-	if len(c.queue.calls) > 0 || c.look || c.mustReport() {
-		c.start()
-	}
-	c.mu.Unlock()
-	for _, q := range landed.done {
-		close(q.ready)
-	}
-	c.told.of(c, b, landed)
-}
-
-// mustReport tells that there is something to tell Redis, and that it can be told. mu is held.
+// mustReport reports whether Redis lacks permits or refunds of this process and can be sent them. mu must be held.
 func (c *coordinator) mustReport() bool {
 	return (c.admitted.unreported.size > 0 || len(c.admitted.refunds) > 0) && !c.redis.broken && !c.redis.down()
 }
 
-// build makes the next batch; nil: there is nothing to send. mu is held.
+// build returns the next batch, or nil if there is nothing to send. mu must be held.
 func (c *coordinator) build() *flight {
 	b := &flight{sent: c.now(), began: clock.Mono()}
 	limit, kept := c.limit.Load(), int64(0)
@@ -112,11 +82,11 @@ func (c *coordinator) build() *flight {
 		if q == nil {
 			break
 		}
-		if q.asks && q.n > 0 && c.known.heard && c.known.counts.used(&c.rule, c.known.latest(b.sent))+kept+q.n > limit { // the last answer has shown it
+		if q.asks && !q.recheck && q.n > 0 && c.view.valid && c.view.counts.used(&c.rule, c.view.latest(b.sent))+kept+q.n > limit { // the last reply showed it
 			refused = append(refused, q)
 			continue
 		}
-		kept += q.n
+		kept += q.holds()
 		b.add(q)
 	}
 	c.queue.settle(refused...)
@@ -136,14 +106,14 @@ func (c *coordinator) build() *flight {
 	return b
 }
 
-// arguments are those of lua/apply.lua.
+// arguments returns the key and arguments of lua/apply.lua.
 func (c *coordinator) arguments(b *flight) []string {
 	r := &c.rule
 	at, deadline, steady, limit := "", "", "", ""
 	if c.server != nil {
 		at = decimal(c.server())
-	} else if c.known.heard {
-		deadline = decimal(c.known.latest(b.sent) + c.policy.timeout.Microseconds())
+	} else if c.view.valid {
+		deadline = decimal(c.view.latest(b.sent) + c.policy.timeout.Microseconds())
 	}
 	if c.policy.local {
 		steady = "1"
@@ -159,52 +129,29 @@ func (c *coordinator) arguments(b *flight) []string {
 	}
 	refunds := slices.Clone(b.refunds)
 	for i := range refunds {
-		refunds[i].last += c.known.back
+		refunds[i].last += c.view.back
 	}
-	const grace = 60_000 // ms beyond what is needed, for a server whose clock steps
+	const grace = 60_000 // ms beyond the least time to live, for a server whose clock is set back
 	return []string{
 		c.key, at, decimal(r.window), decimal(r.resolution), r.mode.String(), decimal(c.limit.Load()),
 		decimal((r.window+r.resolution+standstill)/1000 + grace), deadline, decimal(1 + rand.Int64N(1<<40)),
-		decimal(b.told), strings.TrimPrefix(formatParts(b.unreported), " "), string(asked),
-		decimal(c.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(c.known.epoch), steady,
+		decimal(b.reported), strings.TrimPrefix(formatParts(b.unreported), " "), string(asked),
+		decimal(c.version), limit, strings.TrimPrefix(formatParts(refunds), " "), decimal(c.view.epoch), steady,
 	}
 }
 
-// send takes a batch to Redis.
-func (c *coordinator) send(_ string, items []*batch.Item[*flight, []string]) {
+// send runs the scripts of batches in a goroutine of c.trips.
+func (c *coordinator) send(_ string, items []*batch.Item[*flight, []string]) { c.ask(c.client, items) }
+
+// ask runs the scripts of batches with a client. A caller may run it in its own goroutine only if the client returns by the deadline.
+func (c *coordinator) ask(client script.Client, items []*batch.Item[*flight, []string]) {
 	for _, i := range items {
 		ctx, cancel := context.WithDeadline(context.Background(), i.Deadline)
-		reply, err := applyScript.Run(ctx, c.client, 1, i.Batch.args...)
+		reply, err := applyScript.Run(ctx, client, 1, i.Batch.args...)
 		if err != nil {
-			err = c.explain(ctx, err)
+			err = c.explain(ctx, client, err)
 		}
 		cancel()
 		i.Answer(reply, err)
 	}
-}
-
-// explain finds out what is behind an error. It has half the time, so that a server which hangs makes no abandoned trip.
-func (c *coordinator) explain(ctx context.Context, err error) error {
-	ctx, cancel := context.WithTimeout(ctx, c.policy.timeout/2)
-	defer cancel()
-	return script.Explain(ctx, c.client, err)
-}
-
-// wrap is an error of the script, or of the way to it, as a caller gets it.
-func (c *coordinator) wrap(err error) error {
-	switch {
-	case errors.Is(err, ErrAway), errors.Is(err, ErrClock):
-		return err
-	case redis.HasErrorPrefix(err, "CORRUPT"):
-		return fmt.Errorf("%w: limiter %.80q: key %s: %w", ErrCorrupt, c.name, c.key, err)
-	case strings.Contains(err.Error(), "WRONGTYPE"):
-		return fmt.Errorf("%w: limiter %.80q: key %s holds no string", ErrCorrupt, c.name, c.key)
-	case redis.HasErrorPrefix(err, "OVERFLOW"):
-		return fmt.Errorf("%w: limiter %.80q: key %s", ErrOverflow, c.name, c.key)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return fmt.Errorf("%w: limiter %.80q: %w: %w", ErrAway, c.name, ErrTimeout, err)
-	case errors.Is(err, ErrTimeout), script.Away(err):
-		return fmt.Errorf("%w: limiter %.80q: %w", ErrAway, c.name, err)
-	}
-	return fmt.Errorf("%w: limiter %.80q: %w", ErrUnusable, c.name, err)
 }

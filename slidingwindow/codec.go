@@ -9,26 +9,26 @@ import (
 //
 //	sw1 epoch=734561 seen=1763724915123456 1763724914000123:17 1763724915123456:3
 //
-// is a window in which 17 permits were admitted in one sub-interval, the last of them at 1763724914.000123 s since 1970, and
-// three in a later one. seen is the time of the last decision. The epoch is a random number that a state keeps as long as it
-// lives. Times rise, counts are positive. The resolution is not part of it: each reader finds its own sub-intervals.
+// is a window in which 17 permits were admitted in one sub-interval, the last of them at 1763724914.000123 s since 1970, and three in a
+// later one. seen is the time of the last decision. The epoch is a random number that a state keeps as long as it lives. Times rise, counts
+// are positive. The resolution is not part of it: each reader has its own sub-intervals.
 //
-// Two fields are there if they are needed, in this order: back=B, by how many microseconds the clock was set back so far, and
-// limit=L version=V, a limit that has a version.
+// Two fields are optional, in this order: back=B, by how many microseconds the clock was set back so far, and limit=L version=V, a limit
+// that has a version.
 const (
 	maxText    = 1 << 16
 	maxInteger = 1 << 53
 )
 
-// state is what is stored of a window.
+// state is the stored state of a window.
 type state struct {
 	epoch, seen    int64
 	back           int64
-	limit, version int64 // 0: none
+	limit, version int64 // 0 if there is none
 	parts          []part
 }
 
-// parse reads a state. It accepts what lua/apply.lua does.
+// parse decodes a state. It accepts the same texts as lua/apply.lua.
 func parse(text string) (s state, ok bool) {
 	if len(text) > maxText {
 		return s, false
@@ -62,12 +62,13 @@ func parse(text string) (s state, ok bool) {
 	return s, true
 }
 
-// fields reads words one after the other.
+// fields reads words one after the other. bad is set after a word that does not parse.
 type fields struct {
 	rest      string
 	more, bad bool
 }
 
+// word reads a word and returns it without the prefix.
 func (f *fields) word(prefix string) (rest string) {
 	word, after, more := cut(f.rest)
 	rest, ok := strings.CutPrefix(word, prefix)
@@ -76,14 +77,17 @@ func (f *fields) word(prefix string) (rest string) {
 	return rest
 }
 
+// has reports whether the next word has a prefix.
 func (f *fields) has(prefix string) bool { return f.more && strings.HasPrefix(f.rest, prefix) }
 
+// number reads a word of a prefix and an integer.
 func (f *fields) number(prefix string, least, most int64) int64 {
 	n, ok := integer(f.word(prefix), least, most)
 	f.bad = f.bad || !ok
 	return n
 }
 
+// parseParts parses words of the form last:count.
 func parseParts(rest string, more bool) (parts []part, ok bool) {
 	if more {
 		parts = make([]part, 0, strings.Count(rest, " ")+1)
@@ -104,7 +108,7 @@ func parseParts(rest string, more bool) (parts []part, ok bool) {
 
 func cut(s string) (word, rest string, more bool) { return strings.Cut(s, " ") }
 
-// integer reads a decimal number; Lua knows no plus sign and no underscores either.
+// integer parses a decimal number without a plus sign or underscores, as Lua does.
 func integer(s string, least, most int64) (int64, bool) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	return n, err == nil && s[0] != '+' && n >= least && n <= most
@@ -121,6 +125,7 @@ func (s *state) String() string {
 	return text + formatParts(s.parts)
 }
 
+// formatParts formats parts, each with a leading space.
 func formatParts(parts []part) string {
 	b := make([]byte, 0, 24*len(parts))
 	for _, p := range parts {

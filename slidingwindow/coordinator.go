@@ -4,12 +4,9 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
-	"math"
-	"math/rand/v2"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/batch"
-	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -18,115 +15,68 @@ var applySource string
 
 var applyScript = script.New(applySource)
 
-// coordinator is this process's side of a window that is counted in Redis. At most one batch is under way (see source); calls that come
+// coordinator is the part of a limiter in Redis that runs in each process. At most one batch is in flight (see source); calls that arrive
 // meanwhile travel together in the next.
 //
-// Answers bring the server's clock, which is estimated from then on, whatever time of day the process believes it is.
+// Replies bring the server's clock. From the first reply on, times are those of that clock, whatever time of day this process has.
 type coordinator struct {
 	*window
-	client RedisClient
-	key    string
-	server func() int64 // see options
-	policy policy
-	told   told
-	source source
-	trips  batch.Trips[*flight, []string]
+	client   RedisClient
+	key      string
+	server   func() int64 // see options
+	policy   policy
+	observer *Observer
+	source   source
+	trips    batch.Trips[*flight, []string]
 
-	// window.mu guards these.
-	queue    queue    // who asks
-	look     bool     // somebody wants to know the counts
+	// window.mu guards the fields below.
+	queue    queue    // calls that wait to be sent
+	look     bool     // send a batch even without calls, for its reply
+	asked    int64    // the sub-interval whose first request was sent although the view refuses it; 0 if none
 	version  int64    // of the limit
-	known    known    // what the last answer has shown
-	admitted admitted // what this process has admitted
-	redis    health   // whether Redis answers
+	view     view     // what the last reply showed
+	admitted admitted // permits that this process has admitted
+	redis    health   // whether Redis replies
 	steady   steady   // the clock of all these
 }
 
-// policy is what users have set of Redis and its outages.
+// policy is the configuration of round trips and outages.
 type policy struct {
 	timeout time.Duration
-	away    Away
-	share   int64
-	local   bool // the clock of the limiter decides
+	failure FailurePolicy
+	local   bool // scripts decide by the limiter's clock
 }
 
-// told is who is told what happens.
-type told struct {
-	hook     func(error)
-	observer *Observer
-}
-
-// health is whether Redis answers. Every round trip is a probe.
-type health struct {
-	outage    outage.Status
-	fault     error // why the last probe has failed, while Redis is down
-	broken    bool  // somebody must repair something: the state, or the way to Redis
-	abandoned int   // round trips that were given up and have not ended
-	watched   bool  // a timer looks whether it is back; see tellLater
-}
-
-const (
-	// minPause and maxPause bound the time between two looks whether Redis is back.
-	minPause = 50 * time.Millisecond
-	maxPause = time.Second
-	// longPause is maxPause for a client that does not give up by itself: each look may cost a goroutine and a connection. It is also about
-	// the time between two looks of a process that nobody asks.
-	longPause = 30 * time.Second
-)
-
-func (h *health) down() bool { return h.outage.Down() != nil }
-
-// failed notes an outage, or that it goes on.
-func (h *health) failed(err error) {
-	h.fault = err
-	longest := maxPause
-	if h.abandoned > 2 {
-		longest = longPause
-	}
-	h.outage.ProbeFailed(err, minPause, longest)
-}
-
-// answered notes that Redis has answered. It returns the outage that has ended, if there was one, and reports whether there was that or
-// something to repair.
-func (h *health) answered() (ended *outage.Outage, back bool) {
-	ended = h.outage.ProbeAnswered()
-	back = ended != nil || h.broken
-	h.broken = false
-	return ended, back
-}
-
-// now is the limiter's clock without its steps back. What is known must be heard anew after one: nobody can tell how much time has passed.
-// mu is held.
+// now returns the limiter's clock without its steps back. After such a step it is unknown how much time has passed, so the view becomes
+// invalid. mu must be held.
 func (c *coordinator) now() int64 {
 	now, stepped := c.steady.read(c.window.now())
 	if stepped {
-		c.known.heard, c.known.server.fresh = false, false
+		c.view.valid, c.view.offset.fresh = false, false
 	}
 	return now
 }
 
 func newCoordinator(w *window, o *options, key string) *coordinator {
 	c := &coordinator{
-		window: w, client: o.client, key: key, server: o.server, told: told{o.hook, o.observer}, version: o.version,
-		policy: policy{timeout: o.timeout, away: o.away, local: o.local},
+		window: w, client: o.client, key: key, server: o.server, observer: o.observer, version: o.version,
+		policy: policy{timeout: o.timeout, failure: o.policy, local: o.local},
 		queue:  queue{most: o.waiters},
-	}
-	if o.away == share {
-		c.policy.share = int64(o.share)
 	}
 	c.source.coordinator = c
 	c.trips = batch.Trips[*flight, []string]{Send: c.send, Max: 1, Parallel: 1}
-	if script.HeedsDeadline(o.client) {
-		c.trips.Direct, c.trips.Timeout = c.send, o.timeout
+	if bounded := script.Bounded(o.client); bounded != nil {
+		c.trips.Timeout = o.timeout
+		c.trips.Direct = func(_ string, items []*batch.Item[*flight, []string]) { c.ask(bounded, items) }
 	}
 	return c
 }
 
-// allow refuses what cannot be by what is known, and takes the rest to Redis.
+// allow refuses requests that the view excludes, and sends the others to Redis.
 //
-// What is known only lacks what others have admitted since, so a refusal by it is right, as long as the state is not lost and
-// the server's clock does not jump: both show at the next sub-interval. What this process has already asked for counts as if
-// it were granted. While Redis is away what is known stays true.
+// The view only lacks permits that others have admitted since. So a refusal by it is right, as long as the state is not lost and the
+// server's clock does not jump. Both show at the next sub-interval, whose first request is sent whatever the view is. Permits that this
+// process has requested count as granted. During an outage of Redis the view stays true.
 func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 	c.mu.Lock()
 	c.stopRefusing()
@@ -135,20 +85,20 @@ func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 	if down {
 		c.probe()
 	}
-	asks := true
-	if c.known.heard && (!down || c.policy.away != Pass) {
+	asks, recheck := true, false
+	if c.view.valid && (!down || c.policy.failure != FailOpen) {
 		var refused bool
-		if refused, asks = c.foresee(n, now, down); refused {
+		if refused, asks, recheck = c.checkView(n, now, down); refused {
 			c.mu.Unlock()
 			return verdict{by: BySnapshot}, nil
 		}
 	}
 	if down {
-		v, err := c.alone(n, now)
+		v, err := c.decideLocally(n, now)
 		c.mu.Unlock()
 		return v, err
 	}
-	q := &call{n: n, asks: asks, ready: make(chan struct{})}
+	q := &call{n: n, asks: asks, recheck: recheck, ready: make(chan struct{})}
 	err := c.submit(q)
 	c.mu.Unlock()
 	if err != nil {
@@ -157,80 +107,49 @@ func (c *coordinator) allow(ctx context.Context, n int64) (verdict, error) {
 	return c.sendAndAwait(ctx, q)
 }
 
-// sendAndAwait has a call that was submitted sent, and returns its answer.
+// sendAndAwait sends a call that was submitted, and returns its result.
 func (c *coordinator) sendAndAwait(ctx context.Context, q *call) (verdict, error) {
 	c.trips.Take(ctx, "", &c.source)
 	return c.await(ctx, q)
 }
 
-// foresee decides by what is known: permits are refused, or Redis is asked for them, or it is only told that they were admitted. mu is held.
-func (c *coordinator) foresee(n, now int64, down bool) (refused, asks bool) {
-	k, r := &c.known, &c.rule
+// checkView decides by the view: it refuses a request, or has Redis decide it (asks), or admits it and only reports it to Redis. recheck is
+// set if Redis decides a request that the view refuses: the first in a sub-interval, because others may have raised the limit or refunded
+// permits. The other requests do not wait for it. If they did and Redis hung, a flood of requests to refuse would hang too. mu must be
+// held.
+func (c *coordinator) checkView(n, now int64, down bool) (refused, asks, recheck bool) {
+	k, r := &c.view, &c.rule
 	limit, earliest, latest := c.limit.Load(), k.earliest(now), k.latest(now)
 	used := k.counts.used(r, latest) + c.queue.pending
 	if used+n <= limit {
-		return false, r.mode == Exact || k.stale(r, latest) || k.counts.used(r, earliest)+c.queue.pending+n > limit
+		return false, r.mode == Exact || k.stale(r, latest) || k.counts.used(r, earliest)+c.queue.pending+n > limit, false
 	}
-	if k.stale(r, earliest) && !down { // by the latest it might be looked twice
-		c.look = true
-		c.start()
+	if k.stale(r, earliest) && !down { // not by the latest, which might send two
+		if in := r.index(earliest); in != c.asked {
+			c.asked = in
+			return false, true, true
+		}
 	}
 	if used+1 > limit {
-		next := (r.index(earliest)+1)*r.resolution - earliest // to look then
+		next := (r.index(earliest)+1)*r.resolution - earliest // until a request is sent again
 		c.refuseFor(min(next, k.counts.until(r, latest, limit-1-c.queue.pending)-latest))
 	}
-	return true, false
+	return true, false, false
 }
 
-// probe looks whether Redis is back, if it is time to. mu is held.
-func (c *coordinator) probe() {
-	if c.redis.outage.UntilProbe() == 0 {
-		c.look = true
-		c.start()
-	}
-}
-
-// tellLater sees to it that Redis is told what it does not know when it is back, though nobody asks this process any more. mu is held.
-func (c *coordinator) tellLater() {
-	if c.redis.watched || !c.redis.down() {
-		return
-	}
-	if earliest, _ := c.known.bounds(c.now()); !c.admitted.owes(&c.rule, earliest) {
-		return
-	}
-	c.redis.watched = true
-	time.AfterFunc(longPause/2+rand.N(longPause), func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.redis.watched = false; c.redis.down() {
-			c.look = true
-			c.start()
-		}
-	})
-}
-
-// untilProbe is how long it takes until somebody should look whether Redis is back; for ever, if it is not away.
-func (c *coordinator) untilProbe() time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.redis.down() {
-		return math.MaxInt64
-	}
-	return max(minPause, c.redis.outage.UntilProbe()) // it may be on its way
-}
-
-// submit queues a call, which is to be sent, unless too many are there. mu is held.
+// submit queues a call, unless too many are queued. mu must be held.
 func (c *coordinator) submit(q *call) error {
 	if c.queue.full() {
-		return fmt.Errorf("%w: limiter %.80q: %d wait already", ErrTooManyWaiters, c.name, c.queue.most)
+		return fmt.Errorf("%w: limiter %.80q: %d are waiting", ErrTooManyWaiters, c.name, c.queue.most)
 	}
 	c.queue.push(q)
 	return nil
 }
 
-// start makes sure that what there is to send is sent.
+// start makes sure that a batch departs if there is something to send.
 func (c *coordinator) start() { c.trips.Ready("", &c.source) }
 
+// await returns the result of a call, or withdraws it when ctx ends.
 func (c *coordinator) await(ctx context.Context, q *call) (verdict, error) {
 	select {
 	case <-q.ready:
@@ -240,31 +159,34 @@ func (c *coordinator) await(ctx context.Context, q *call) (verdict, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {
-	case <-q.ready: // answered in the same instant: it counts
+	case <-q.ready: // its result came in the same instant and counts
 		return q.verdict, q.err
 	default:
 	}
-	c.queue.cancel(q)
+	if c.queue.cancel(q); q.recheck && !q.sent {
+		c.asked = 0 // the next request is sent in its place
+	}
 	return verdict{}, ctx.Err()
 }
 
-// refresh returns when the counts of this sub-interval are known.
-func (c *coordinator) refresh(ctx context.Context) error {
+// refresh returns when the counts of this sub-interval are known; with force, after a round trip, except during an outage.
+func (c *coordinator) refresh(ctx context.Context, force bool) error {
 	c.mu.Lock()
 	down := c.redis.down()
+	_, shares := c.policy.failure.share()
 	switch {
-	case down && c.policy.away == share:
+	case down && shares:
 		c.probe()
 		c.mu.Unlock()
 		return nil
-	case !down && c.known.heard && !c.known.stale(&c.rule, c.known.earliest(c.now())):
+	case !force && !down && c.view.valid && !c.view.stale(&c.rule, c.view.earliest(c.now())):
 		c.mu.Unlock()
 		return nil
 	}
 	return c.exchange(ctx, &call{asks: true})
 }
 
-// exchange sends a call that wants no permits, unless Redis is away. It unlocks mu, which is held.
+// exchange sends a call without permits, except during an outage. mu must be held; exchange unlocks it.
 func (c *coordinator) exchange(ctx context.Context, q *call) error {
 	if c.redis.down() && c.redis.outage.UntilProbe() > 0 {
 		defer c.mu.Unlock()
@@ -279,13 +201,13 @@ func (c *coordinator) exchange(ctx context.Context, q *call) error {
 	return err
 }
 
-// setLimit makes a limit the next version of all processes.
+// setLimit makes a limit the next version for all processes.
 func (c *coordinator) setLimit(ctx context.Context, n int64) error {
 	c.mu.Lock()
 	return c.exchange(ctx, &call{asks: true, limit: n})
 }
 
-// adopt takes over a limit that an answer has brought; version 0: none. mu is held.
+// adopt adopts a limit from a reply, unless its version is 0. mu must be held.
 func (c *coordinator) adopt(limit, version int64) {
 	before := c.limit.Load()
 	if version == 0 {
@@ -293,11 +215,11 @@ func (c *coordinator) adopt(limit, version int64) {
 	}
 	if limit, c.version = c.newest(limit, version); limit != before {
 		c.limit.Store(limit)
-		c.line.wake()
+		c.waiters.wake()
 	}
 }
 
-// newest is which of two limits is in force: the one here, or this one. mu is held.
+// newest returns which of two limits is in force: this process's or the given one. mu must be held.
 func (c *coordinator) newest(limit, version int64) (int64, int64) {
 	if here := c.limit.Load(); version < c.version || version == c.version && version > 0 && limit > here {
 		return here, c.version
@@ -305,15 +227,15 @@ func (c *coordinator) newest(limit, version int64) (int64, int64) {
 	return limit, version
 }
 
-// refund gives back permits that were admitted at a time; see receipt. While Redis is away it keeps them.
+// refund refunds permits that were admitted at a time; see receipt. During an outage it keeps the refunds until Redis replies.
 func (c *coordinator) refund(ctx context.Context, at, n int64) error {
 	c.mu.Lock()
 	a := &c.admitted
 	a.refund(&c.rule, at+a.counts.shifted, n)
 	c.stopRefusing()
-	c.line.wake()
+	c.waiters.wake()
 	if len(a.refunds) == 0 || c.redis.down() || c.queue.full() {
-		c.tellLater()
+		c.reportLater()
 		c.start()
 		c.mu.Unlock()
 		return nil
@@ -325,31 +247,21 @@ func (c *coordinator) refund(ctx context.Context, at, n int64) error {
 	return err
 }
 
-// standing: see Limiter.standing. mu is held.
+// standing implements Limiter.standing. mu must be held.
 func (c *coordinator) standing(limit int64) (int64, int64, func(int64) int64) {
 	now, down := c.now(), c.redis.down()
-	if down && c.policy.away != share {
+	share, shares := c.policy.failure.share()
+	if down && !shares {
 		return limit, limit, func(int64) int64 { return c.redis.outage.UntilProbe().Microseconds() }
 	}
 	if down {
 		own, counts := c.rule.exact(), &c.admitted.counts
-		earliest, _ := c.known.bounds(now)
+		earliest, _ := c.view.bounds(now)
 		at := max(counts.seen, earliest)
-		return min(c.policy.share, limit), counts.used(own, at), func(room int64) int64 { return counts.until(own, at, room) - at }
+		return min(int64(share), limit), counts.used(own, at), func(room int64) int64 { return counts.until(own, at, room) - at }
 	}
-	counts, latest, pending := &c.known.counts, c.known.latest(now), c.queue.pending
+	counts, latest, pending := &c.view.counts, c.view.latest(now), c.queue.pending
 	return limit, counts.used(&c.rule, latest) + pending, func(room int64) int64 {
 		return counts.until(&c.rule, latest, room-pending) - latest
 	}
-}
-
-// alone decides while Redis is away. mu is held.
-func (c *coordinator) alone(n, now int64) (v verdict, err error) {
-	if c.policy.away == Refuse {
-		return v, c.redis.fault
-	}
-	earliest, latest := c.known.bounds(now)
-	at, ok := c.admitted.take(c.rule.exact(), n, min(c.policy.share, c.limit.Load()), earliest, latest)
-	c.tellLater()
-	return verdict{ok, ByPolicy, at - c.admitted.counts.shifted}, nil
 }

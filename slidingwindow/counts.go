@@ -5,16 +5,16 @@ import (
 	"slices"
 )
 
-// Mode is how a limiter counts what the edge of the window cuts. See Exact and Approximate.
+// Mode is how a limiter counts the sub-interval that the window's edge cuts. See Exact and Approximate.
 type Mode uint8
 
 const (
-	// Exact never admits more than the limit in any window, by the clock that decides: the Redis server's, or the process'
-	// own. A sub-interval counts in full until the last that was admitted in it is out of the window, so one that was admitted
-	// earlier in it counts for up to one resolution too long; that is the price.
+	// Exact never admits more than the limit in any window, by the clock that decides: the Redis server's, or the process's own. A
+	// sub-interval counts in full until the last permit that was admitted in it is out of the window. So permits admitted earlier in it
+	// count for up to one resolution too long.
 	Exact Mode = iota
-	// Approximate assumes that what was admitted in a sub-interval was spread evenly over it, and decides by what the process
-	// knows of the others: it may admit more than the limit, as much as the package's documentation says.
+	// Approximate assumes that the permits of a sub-interval were spread evenly over it, and decides by what the process knows of the
+	// others. It may admit more than the limit; the package's documentation gives the bound.
 	Approximate
 )
 
@@ -29,18 +29,18 @@ func (m Mode) String() string {
 }
 
 const (
-	// maxLimit, maxCount: of a window, and of what is counted in one sub-interval. maxCount × shares is 2^53.
+	// maxLimit is the most permits of a window, maxCount those of a sub-interval. maxCount × shares is 2^53.
 	maxLimit = 1 << 31
 	maxCount = 1 << 37
-	// shares: the part of the trailing sub-interval that the window still covers is rounded up to so many shares of it.
+	// shares is how finely the covered part of the trailing sub-interval is measured. It is rounded up.
 	shares = 1 << 16
-	// maxParts bounds the sub-intervals of a window, and with them the state and what a script costs.
+	// maxParts bounds the sub-intervals of a window, and so the size of the state and the cost of a script.
 	maxParts = 1440
-	// standstill is how far back in µs a clock may step, and time just stands still until it is there again.
+	// standstill is how far a clock may step back, in µs, before the counts move with it. Up to that, time stands still.
 	standstill = 2_000_000
 )
 
-// rule is what a window is like. Times are in microseconds.
+// rule is the shape of a window. Times are in microseconds.
 type rule struct {
 	mode       Mode
 	window     int64
@@ -48,14 +48,14 @@ type rule struct {
 	parts      int64 // window / resolution
 }
 
-// exact is the rule that a share goes by.
+// exact returns the rule of a local share.
 func (r *rule) exact() *rule {
 	e := *r
 	e.mode = Exact
 	return &e
 }
 
-// index is the number of the sub-interval that a time is in.
+// index returns the number of the sub-interval of a time.
 func (r *rule) index(t int64) int64 {
 	i := t / r.resolution
 	if t%r.resolution < 0 {
@@ -64,30 +64,32 @@ func (r *rule) index(t int64) int64 {
 	return i
 }
 
-// part is what was admitted in one sub-interval: how much, and when the last of it.
+// part is the permits admitted in one sub-interval: the time of the last one, and their number.
 type part struct{ last, count int64 }
 
-// counts is what was admitted of late: a ring of the sub-intervals in which anything was, the oldest first, which may be the
-// one that the window's edge cuts. Its sub-intervals begin at multiples of the resolution of the clock that decides, so all
-// processes have the same. At most rule.parts + 1 are kept, however many requests there are.
+// counts are the permits that were admitted recently: a ring of the sub-intervals in which any were, the oldest first, which may be the one
+// that the window's edge cuts. Sub-intervals begin at multiples of the resolution of the clock that decides, so they are the same for all
+// processes. At most rule.parts + 1 are kept, however many requests there are. counts has no lock of its own.
 //
-// Why Exact is exact. Let something be admitted at the time t, in the sub-interval k, and let r be the resolution and B the
-// number of parts, so that the window is B × r. What else lies in [t − B×r, t] was admitted in the sub-intervals k − B to k:
-// t − B×r lies in k − B. Of these all count, but for k − B when its last is older than t − B×r, and then all of it is. So the
-// limit is not exceeded in any window that ends with something admitted, and hence in none. What is counted though it is out
-// of the window lies in k − B, before the last of that sub-interval: it counts for less than r longer than it must. A burst
-// at one instant counts for exactly the window.
+// Why Exact is exact. Let a permit be admitted at the time t, in the sub-interval k, and let r be the resolution and B the number of parts,
+// so that the window is B × r. All other permits in [t − B×r, t] were admitted in the sub-intervals k − B to k, for t − B×r lies in k − B.
+// All of these count, except k − B when its last permit is older than t − B×r, and then the whole of it is older. So the limit is not
+// exceeded in any window that ends with an admission, and hence in none. Permits that count although they are out of the window lie in k −
+// B, before the last permit of that sub-interval: they count for less than r longer than they must. A burst at one instant counts for
+// exactly the window.
 type counts struct {
-	known bool  // seen is a time
-	seen  int64 // the latest time of a decision
-	ring  []part
-	head  int
-	size  int
-	sum   int64 // of all counts
+	started bool  // seen is set
+	seen    int64 // the latest time of a decision
+	ring    []part
+	head    int
+	size    int
+	sum     int64 // of all parts
 
-	shifted int64 // by how much everything was moved in time so far
+	shifted int64 // by how much everything was moved in time in total
+	moved   int64 // seen less shifted, when everything was last moved
 }
 
+// at returns the i-th part, from the oldest.
 func (c *counts) at(i int) *part {
 	if i += c.head; i >= len(c.ring) {
 		i -= len(c.ring)
@@ -95,13 +97,13 @@ func (c *counts) at(i int) *part {
 	return &c.ring[i]
 }
 
-// advance moves on to a time of the clock and forgets what is out of the window. A clock up to 2 s behind the latest time
-// seen makes time stand still; further behind, what is counted goes back along with it.
+// advance moves on to a time of the clock and drops the parts that are out of the window. It returns the time of the decision. A clock up
+// to 2 s behind the latest time seen makes time stand still; if it is further behind, the counts move back with it.
 func (c *counts) advance(r *rule, clock int64) (now int64) {
-	if behind := c.seen - clock; c.known && behind > standstill {
+	if behind := c.seen - clock; c.started && behind > standstill {
 		c.shift(r, -behind)
-	} else if !c.known || clock > c.seen {
-		c.known, c.seen = true, clock
+	} else if !c.started || clock > c.seen {
+		c.started, c.seen = true, clock
 	}
 	for first := r.index(c.seen) - r.parts; c.size > 0 && r.index(c.at(0).last) < first; {
 		c.drop()
@@ -111,9 +113,10 @@ func (c *counts) advance(r *rule, clock int64) (now int64) {
 
 // shift moves everything in time.
 func (c *counts) shift(r *rule, by int64) {
-	if !c.known {
+	if !c.started || by == 0 {
 		return
 	}
+	c.moved = c.seen - c.shifted
 	c.shifted += by
 	parts := c.list()
 	for i := range parts {
@@ -122,6 +125,7 @@ func (c *counts) shift(r *rule, by int64) {
 	c.load(r, c.seen+by, parts)
 }
 
+// drop removes the oldest part.
 func (c *counts) drop() {
 	c.sum -= c.at(0).count
 	c.size--
@@ -130,10 +134,10 @@ func (c *counts) drop() {
 	}
 }
 
-// load takes over parts that were counted with any resolution, oldest first. Each belongs to where its last is: so all of it
-// counts for as long as it must.
+// load replaces the counts by parts that were counted with any resolution, oldest first. Each belongs to the sub-interval of its last
+// permit, so all of it counts for as long as it must.
 func (c *counts) load(r *rule, seen int64, parts []part) {
-	c.known, c.seen, c.head, c.size, c.sum = true, seen, 0, 0, 0
+	c.started, c.seen, c.head, c.size, c.sum = true, seen, 0, 0, 0
 	first := r.index(seen) - r.parts
 	for _, p := range parts {
 		if r.index(p.last) >= first {
@@ -142,7 +146,7 @@ func (c *counts) load(r *rule, seen int64, parts []part) {
 	}
 }
 
-// list is a copy of the parts.
+// list returns a copy of the parts.
 func (c *counts) list() []part {
 	parts := make([]part, c.size)
 	for i := range parts {
@@ -151,7 +155,7 @@ func (c *counts) list() []part {
 	return parts
 }
 
-// push counts what was admitted after everything else, or as if it were.
+// push adds permits that were admitted after all others, or that count as if they were.
 func (c *counts) push(r *rule, p part) {
 	c.sum += p.count
 	if c.size > 0 {
@@ -169,10 +173,10 @@ func (c *counts) push(r *rule, p part) {
 	*c.at(c.size - 1) = p
 }
 
-// add counts what was admitted at the latest time seen. It reports false, and does nothing, if that is too much to count.
+// add counts permits admitted at the latest time seen. If they are too many to count, it returns false and has no effect.
 func (c *counts) add(r *rule, n int64) bool { return c.addAt(r, c.seen, n) }
 
-// addAt counts what may have been admitted as late as that.
+// addAt counts permits that may have been admitted as late as the given time.
 func (c *counts) addAt(r *rule, at, n int64) bool {
 	if c.size > 0 && n > maxCount-c.at(c.size-1).count {
 		return false
@@ -181,9 +185,13 @@ func (c *counts) addAt(r *rule, at, n int64) bool {
 	return true
 }
 
-// remove takes back up to n of what was admitted in the sub-interval of a time. It returns how much. What was admitted in another one is
-// never taken instead: it counts for another time.
+// remove removes up to n of the permits that were admitted in the sub-interval of a time, and returns how many. Permits of another
+// sub-interval are never removed instead, because they count for another time. When everything is moved in time, permits move to other
+// sub-intervals. So a time before that, which is out of the window, may lie in the sub-interval of permits that were admitted later.
 func (c *counts) remove(r *rule, at, n int64) int64 {
+	if at-c.shifted < c.moved && at < c.seen-r.window {
+		return 0
+	}
 	for i := range c.size {
 		p := c.at(i)
 		if r.index(p.last) != r.index(at) {
@@ -200,8 +208,8 @@ func (c *counts) remove(r *rule, at, n int64) int64 {
 	return 0
 }
 
-// used is what counts against the limit at a time that is not before the latest seen. As long as nothing is added it never
-// rises with time.
+// used returns the permits that count against the limit at a time, which must not be before the latest seen. As long as no permit is added,
+// it never rises with time.
 func (c *counts) used(r *rule, now int64) int64 {
 	here := r.index(now)
 	first, sum := here-r.parts, c.sum
@@ -221,7 +229,7 @@ func (c *counts) used(r *rule, now int64) int64 {
 	return sum
 }
 
-// until is the first time, not before from, at which at most so much is used if nothing is added.
+// until returns the first time, not before from, at which at most room permits are used if none are added.
 func (c *counts) until(r *rule, from, room int64) int64 {
 	if c.size == 0 {
 		return from

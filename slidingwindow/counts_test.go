@@ -19,7 +19,7 @@ import (
 var ctx = context.Background()
 
 func TestMain(m *testing.M) {
-	redistest.Main(m)
+	redistest.Main(m, server.stop)
 }
 
 // handClock is a clock that a test sets, backwards too.
@@ -130,7 +130,7 @@ func TestLog(t *testing.T) {
 						gate := l.full.Load()
 						ok, err := l.AllowN(ctx, n)
 						if n > limit {
-							require.ErrorIs(t, err, ErrInvalid)
+							require.ErrorIs(t, err, ErrInvalidPermits)
 							continue
 						}
 						if gate == nil || clock.micros < gate.from || clock.micros >= gate.until {
@@ -282,7 +282,7 @@ func FuzzName(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a, b string, number uint64) {
 		key := func(l *Limiter, err error) string {
 			if err != nil {
-				if !errors.Is(err, ErrInvalid) {
+				if !errors.Is(err, ErrInvalidConfig) {
 					t.Fatal(err)
 				}
 				return ""

@@ -38,8 +38,10 @@ func ExampleWithRedis() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	fares, err := slidingwindow.New("/ibe/AvailFare", 100, time.Minute, time.Second,
 		slidingwindow.WithRedis(client),
-		slidingwindow.WithShare(25),
-		slidingwindow.WithHook(func(err error) { log.Println("redis is back, or why not:", err) }))
+		slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(25)),
+		slidingwindow.WithObserver(slidingwindow.Observer{Health: func(h slidingwindow.Health) {
+			log.Printf("redis down: %t, %v", h.Down, h.Err)
+		}}))
 	if err != nil {
 		panic(err)
 	}

@@ -3,12 +3,14 @@ package slidingwindow
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net"
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -42,12 +44,14 @@ func TestBadInput(t *testing.T) {
 		"resolution 1ms:":      make(1, time.Minute, time.Millisecond),
 		"mode Mode(7):":        make(1, time.Minute, time.Second, WithMode(7)),
 		"redis client nil:":    make(1, time.Minute, time.Second, WithRedis((*redis.Client)(nil))),
+		"client pipeline:":     make(1, time.Minute, time.Second, WithRedis(new(redis.Pipeline))),
+		"share 5: want WithRe": make(1, time.Minute, time.Second, WithFailurePolicy(LocalShare(5))),
 		"option nil:":          make(1, time.Minute, time.Second, nil),
-		"timeout 0s:":          make(1, time.Minute, time.Second, WithTimeout(0)),
-		"timeout 1h0m0s:":      make(1, time.Minute, time.Second, WithTimeout(time.Hour)),
+		"timeout 0s:":          make(1, time.Minute, time.Second, WithStoreTimeout(0)),
+		"timeout 1h0m0s:":      make(1, time.Minute, time.Second, WithStoreTimeout(time.Hour)),
 		"max waiters 0:":       make(1, time.Minute, time.Second, WithMaxWaiters(0)),
-		"share 0:":             make(1, time.Minute, time.Second, WithShare(0)),
-		"away 7:":              make(1, time.Minute, time.Second, WithAway(7)),
+		"share 0:":             make(1, time.Minute, time.Second, WithFailurePolicy(LocalShare(0))),
+		"share -6:":            make(1, time.Minute, time.Second, WithFailurePolicy(LocalShare(-6))),
 		"clock nil:":           make(1, time.Minute, time.Second, WithClock(nil)),
 		"local time without R": make(1, time.Minute, time.Second, WithLocalTime()),
 		`key prefix "{x}":`:    make(1, time.Minute, time.Second, WithRedis(client), WithKeyPrefix("{x}")),
@@ -55,12 +59,18 @@ func TestBadInput(t *testing.T) {
 		"of 513 bytes:":        func() (*Limiter, error) { return New(strings.Repeat("x", 513), 1, time.Minute, time.Second) },
 		"limiter \"7\": limit": func() (*Limiter, error) { return NewKey(7, 0, time.Minute, time.Second) },
 	} {
-		_, err := f()
+		l, err := f()
+		require.Nil(t, l, want)
 		var invalid *InvalidError
-		require.ErrorIs(t, err, ErrInvalid, want)
+		require.ErrorIs(t, err, ErrInvalidConfig, want)
 		require.ErrorAs(t, err, &invalid, want)
 		require.ErrorContains(t, err, want)
 	}
+	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "127.0.0.1:1", "b": "127.0.0.1:2"}})
+	defer func() { _ = ring.Close() }()
+	_, err := New("x", 1, time.Minute, time.Second, WithRedis(ring))
+	require.ErrorIs(t, err, ErrInvalidConfig)
+	require.ErrorContains(t, err, "HeartbeatFn")
 	l, err := New("x", 5, 3*time.Millisecond, time.Millisecond)
 	require.NoError(t, err)
 	require.Equal(t, 3*time.Millisecond, l.Window())
@@ -68,9 +78,9 @@ func TestBadInput(t *testing.T) {
 	for _, n := range []int{0, -1, 6, math.MaxInt, math.MinInt} {
 		ok, err := l.AllowN(ctx, n)
 		require.False(t, ok)
-		require.ErrorIs(t, err, ErrInvalid, "%d", n)
+		require.ErrorIs(t, err, ErrInvalidPermits, "%d", n)
 	}
-	require.ErrorIs(t, l.SetLimit(ctx, 0), ErrInvalid)
+	require.ErrorIs(t, l.SetLimit(ctx, 0), ErrInvalidPermits)
 	require.Equal(t, time.Duration(math.MaxInt64), l.RetryAfter(6))
 	require.Equal(t, 5, l.Limit())
 	done, cancel := context.WithCancel(ctx)
@@ -103,7 +113,7 @@ func TestOverflow(t *testing.T) {
 			require.NoError(t, client.Set(ctx, l.coordinator.key, (&state{epoch: 7, seen: now, parts: []part{{now, maxCount}}}).String(), time.Minute).Err())
 			l.rule.mode = Approximate
 			l.mu.Lock()
-			l.coordinator.known.counts = counts{known: true, seen: now}
+			l.coordinator.view.counts = counts{started: true, seen: now}
 			l.mu.Unlock()
 		}
 		_, err = l.Allow(ctx)
@@ -111,12 +121,27 @@ func TestOverflow(t *testing.T) {
 	}
 }
 
+// withFailures returns an option that calls f with the error of each failed round trip, and with nil for the first one that succeeds after a
+// failure.
+func withFailures(f func(error)) Option {
+	var mu sync.Mutex
+	failing := false
+	return WithObserver(Observer{Trip: func(trip Trip) {
+		mu.Lock()
+		defer mu.Unlock()
+		if failing || trip.Err != nil {
+			f(trip.Err)
+		}
+		failing = trip.Err != nil
+	}})
+}
+
 // What is not a state is named, and left alone.
 func TestCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	var told atomic.Int64
-	l, err := New(unique(t)+" {}", 5, time.Minute, time.Second, WithRedis(client), patient, WithAway(Pass), WithHook(func(err error) {
-		if errors.Is(err, ErrCorrupt) {
+	l, err := New(unique(t)+" {}", 5, time.Minute, time.Second, WithRedis(client), patient, WithFailurePolicy(FailOpen), withFailures(func(err error) {
+		if errors.Is(err, ErrCorruptState) {
 			told.Add(1)
 		}
 	}))
@@ -126,13 +151,13 @@ func TestCorrupt(t *testing.T) {
 	require.NoError(t, client.LPush(ctx, key, "x").Err())
 	for range 2 {
 		_, err = l.Allow(ctx)
-		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorIs(t, err, ErrCorruptState)
 		require.ErrorContains(t, err, key)
 	}
 	require.Equal(t, []string{"x"}, client.LRange(ctx, key, 0, -1).Val())
 	require.NoError(t, client.Set(ctx, key, "tb1 epoch=5", 0).Err())
 	_, err = l.Allow(ctx)
-	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorIs(t, err, ErrCorruptState)
 	require.ErrorContains(t, err, "tb1 epoch=5", "it is shown")
 	require.Equal(t, "tb1 epoch=5", client.Get(ctx, key).Val())
 	for text, shown := range map[string]string{
@@ -141,11 +166,11 @@ func TestCorrupt(t *testing.T) {
 	} {
 		require.NoError(t, client.Set(ctx, key, text, 0).Err())
 		_, err = l.Allow(ctx)
-		require.ErrorIs(t, err, ErrCorrupt)
+		require.ErrorIs(t, err, ErrCorruptState)
 		require.ErrorContains(t, err, shown)
 	}
 	_, err = l.Remaining(ctx)
-	require.ErrorIs(t, err, ErrCorrupt)
+	require.ErrorIs(t, err, ErrCorruptState)
 	require.NoError(t, client.Del(ctx, key).Err())
 	ok, err := l.Allow(ctx)
 	require.NoError(t, err)
@@ -165,20 +190,20 @@ func TestUnusable(t *testing.T) {
 		"missing port in address": &net.OpError{Op: "dial", Net: "tcp", Err: &net.AddrError{Err: "missing port in address", Addr: "localhost"}},
 	} {
 		bubble(t, says, func(t *testing.T) {
-			for _, policy := range []Option{WithAway(Refuse), WithAway(Pass), WithShare(5)} {
-				client := &fakeRedis{way: failing(err)}
+			for _, policy := range []Option{WithFailurePolicy(FailClosed), WithFailurePolicy(FailOpen), WithFailurePolicy(LocalShare(5))} {
+				client := &bubbleRedis{way: failing(err)}
 				l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), policy)
 				require.NoError(t, err)
 				for range 10 {
 					ok, err := l.Allow(ctx)
 					require.False(t, ok)
-					require.ErrorIs(t, err, ErrUnusable)
-					require.NotErrorIs(t, err, ErrAway)
+					require.ErrorIs(t, err, ErrStoreUnusable)
+					require.NotErrorIs(t, err, ErrStoreUnavailable)
 					require.ErrorContains(t, err, says)
 					require.ErrorContains(t, err, "limiter")
 				}
 				_, err = l.Remaining(ctx)
-				require.ErrorIs(t, err, ErrUnusable)
+				require.ErrorIs(t, err, ErrStoreUnusable)
 				client.by(nil)
 				ok, err := l.Allow(ctx)
 				require.NoError(t, err)
@@ -188,12 +213,12 @@ func TestUnusable(t *testing.T) {
 	}
 }
 
-// Whatever the hook was told of, it is told when Redis answers again, once.
-func TestHookBack(t *testing.T) {
+// The observer receives every failed trip, and the reply that ends the failures.
+func TestFailedTrips(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
+		client := new(bubbleRedis)
 		var told []error
-		l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), WithHook(func(err error) { told = append(told, err) }))
+		l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), withFailures(func(err error) { told = append(told, err) }))
 		require.NoError(t, err)
 		allow := func(want error, hears ...error) {
 			t.Helper()
@@ -208,18 +233,18 @@ func TestHookBack(t *testing.T) {
 		}
 		allow(nil)
 		client.put(l.coordinator.key, "spoiled")
-		allow(ErrCorrupt, ErrCorrupt)
+		allow(ErrCorruptState, ErrCorruptState)
 		client.forget()
 		allow(nil, nil)
 		allow(nil)
 
 		client.by(failing(refused))
-		allow(ErrAway, ErrAway)
+		allow(ErrStoreUnavailable, ErrStoreUnavailable)
 		client.put(l.coordinator.key, "spoiled")
 		client.by(nil)
 		time.Sleep(maxPause)
-		allow(ErrAway, ErrCorrupt) // this one makes it look
-		allow(ErrCorrupt, ErrCorrupt)
+		allow(ErrStoreUnavailable, ErrCorruptState) // this one makes it look
+		allow(ErrCorruptState, ErrCorruptState)
 		client.forget()
 		allow(nil, nil)
 		allow(nil)
@@ -232,22 +257,22 @@ func TestLostReply(t *testing.T) {
 		client, limiter time.Duration
 		err             error
 	}{
-		"the limiter gives up": {5 * time.Second, 200 * time.Millisecond, ErrTimeout},
+		"the limiter gives up": {5 * time.Second, 200 * time.Millisecond, ErrStoreTimeout},
 		"the client gives up":  {300 * time.Millisecond, 5 * time.Second, os.ErrDeadlineExceeded},
 	} {
 		bubble(t, name, func(t *testing.T) {
-			client := new(fakeRedis)
+			client := new(bubbleRedis)
 			l, err := New("x", 5, time.Minute, time.Second, WithRedis(client))
 			require.NoError(t, err)
 			_, err = l.Allow(ctx)
 			require.NoError(t, err)
-			m, err := New("x", 5, time.Minute, time.Second, WithRedis(client), WithTimeout(c.limiter))
+			m, err := New("x", 5, time.Minute, time.Second, WithRedis(client), WithStoreTimeout(c.limiter))
 			require.NoError(t, err)
 			client.by(lost(c.client, os.ErrDeadlineExceeded))
 			began := time.Now()
 			_, err = m.Allow(ctx)
 			require.Equal(t, min(c.client, c.limiter), time.Since(began))
-			require.ErrorIs(t, err, ErrAway)
+			require.ErrorIs(t, err, ErrStoreUnavailable)
 			require.ErrorIs(t, err, c.err)
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
@@ -266,7 +291,7 @@ func TestLostReply(t *testing.T) {
 func (l *Limiter) refreshed(t *testing.T) (int, error) {
 	t.Helper()
 	l.mu.Lock()
-	l.coordinator.known.heard = false
+	l.coordinator.view.valid = false
 	l.mu.Unlock()
 	return l.Remaining(ctx)
 }
@@ -282,14 +307,14 @@ func TestAway(t *testing.T) {
 		err      error
 		retained int // of the limit of 10, when it is back
 	}{
-		{"refuse", WithAway(Refuse), 0, ErrAway, 9},
-		{"pass", WithAway(Pass), 10, nil, 0},
-		{"share", WithShare(4), 3, nil, 6}, // one was admitted before
+		{"refuse", WithFailurePolicy(FailClosed), 0, ErrStoreUnavailable, 9},
+		{"pass", WithFailurePolicy(FailOpen), 10, nil, 0},
+		{"share", WithFailurePolicy(LocalShare(4)), 3, nil, 6}, // one was admitted before
 	} {
 		bubble(t, c.name, func(t *testing.T) {
-			client := new(fakeRedis)
+			client := new(bubbleRedis)
 			var told []error
-			l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(timeout), c.opt, WithHook(func(err error) {
+			l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithStoreTimeout(timeout), c.opt, withFailures(func(err error) {
 				told = append(told, err)
 			}))
 			require.NoError(t, err)
@@ -327,7 +352,7 @@ func TestAway(t *testing.T) {
 			}
 			synctest.Wait()
 			require.GreaterOrEqual(t, len(told), 2)
-			require.ErrorIs(t, told[0], ErrAway)
+			require.ErrorIs(t, told[0], ErrStoreUnavailable)
 			for _, err := range told {
 				require.Error(t, err)
 			}
@@ -359,20 +384,20 @@ func TestAway(t *testing.T) {
 func TestAwayPauses(t *testing.T) {
 	away := func(t *testing.T, w way) (l *Limiter, looks *atomic.Int64) {
 		looks = new(atomic.Int64)
-		client := &fakeRedis{way: func(ctx context.Context, run func() error) error {
+		client := &bubbleRedis{way: func(ctx context.Context, run func() error) error {
 			looks.Add(1)
 			return w(ctx, run)
 		}}
-		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond))
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithStoreTimeout(100*time.Millisecond))
 		require.NoError(t, err)
 		_, err = l.Allow(ctx)
-		require.ErrorIs(t, err, ErrAway)
+		require.ErrorIs(t, err, ErrStoreUnavailable)
 		return l, looks
 	}
 	asked := func(t *testing.T, l *Limiter, span time.Duration) {
 		for began := time.Now(); time.Since(began) < span; time.Sleep(10 * time.Millisecond) {
 			_, err := l.Allow(ctx)
-			require.ErrorIs(t, err, ErrAway)
+			require.ErrorIs(t, err, ErrStoreUnavailable)
 			synctest.Wait()
 		}
 	}
@@ -386,7 +411,7 @@ func TestAwayPauses(t *testing.T) {
 			require.Equal(t, before, looks.Load())
 			time.Sleep(10 * time.Millisecond)
 			_, err := l.Allow(ctx)
-			require.ErrorIs(t, err, ErrAway)
+			require.ErrorIs(t, err, ErrStoreUnavailable)
 			synctest.Wait()
 			require.Equal(t, before+1, looks.Load())
 		}
@@ -406,9 +431,9 @@ func TestAwayPauses(t *testing.T) {
 // What is refused by what is known is so while Redis is away, and as cheaply.
 func TestAwayFull(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		for _, opt := range []Option{WithAway(Refuse), WithShare(5), WithAway(Pass)} {
-			client := new(fakeRedis)
-			l, err := New("x", 3, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond), opt)
+		for _, opt := range []Option{WithFailurePolicy(FailClosed), WithFailurePolicy(LocalShare(5)), WithFailurePolicy(FailOpen)} {
+			client := new(bubbleRedis)
+			l, err := New("x", 3, time.Hour, time.Minute, WithRedis(client), WithStoreTimeout(100*time.Millisecond), opt)
 			require.NoError(t, err)
 			for range 2 {
 				_, err = l.Allow(ctx)
@@ -416,10 +441,10 @@ func TestAwayFull(t *testing.T) {
 			}
 			client.by(failing(refused))
 			_, err = l.AllowN(ctx, 1)
-			require.Equal(t, l.coordinator.policy.away == Refuse, errors.Is(err, ErrAway))
+			require.Equal(t, l.coordinator.policy.failure == FailClosed, errors.Is(err, ErrStoreUnavailable))
 			ok, err := l.AllowN(ctx, 2)
 			require.NoError(t, err)
-			require.Equal(t, l.coordinator.policy.away == Pass, ok)
+			require.Equal(t, l.coordinator.policy.failure == FailOpen, ok)
 		}
 	})
 }
@@ -429,11 +454,11 @@ func TestAwayFull(t *testing.T) {
 func TestShareIsExact(t *testing.T) { inBubble(t, shareIsExact) }
 
 func shareIsExact(t *testing.T) {
-	client := new(fakeRedis)
+	client := new(bubbleRedis)
 	h := &holding{RedisClient: client, open: make(chan struct{})}
 	var clock, ahead atomic.Int64 // ahead: of what is sent
 	clock.Store(begin)
-	l, err := New("x", 100, time.Minute, time.Second, WithRedis(h), WithTimeout(time.Minute), WithShare(5),
+	l, err := New("x", 100, time.Minute, time.Second, WithRedis(h), WithStoreTimeout(time.Minute), WithFailurePolicy(LocalShare(5)),
 		WithClock(clockOf{now: clock.Load}), serverClock(func() int64 { return clock.Load() + ahead.Load() }))
 	require.NoError(t, err)
 	const trip = 5_400_000 // µs, so that the clock leaves the sub-interval
@@ -496,13 +521,13 @@ func shareIsExact(t *testing.T) {
 // So is one that began before Redis was ever heard, by the process' own clock: how far that is from Redis' is known
 // only within a round trip, during which more was admitted.
 func TestShareBeforeRedis(t *testing.T) {
-	l, err := New("x", 100, time.Minute, time.Second, WithRedis(redistestNone{}), WithShare(5))
+	l, err := New("x", 100, time.Minute, time.Second, WithRedis(redistestNone{}), WithFailurePolicy(LocalShare(5)))
 	require.NoError(t, err)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	allow := func(n, now int64, want bool) {
 		t.Helper()
-		v, err := l.coordinator.alone(n, now)
+		v, err := l.coordinator.decideLocally(n, now)
 		require.NoError(t, err)
 		require.Equal(t, want, v.ok)
 	}
@@ -511,7 +536,7 @@ func TestShareBeforeRedis(t *testing.T) {
 	allow(3, begin, true)
 	allow(2, received, true) // before it was settled
 	raw := received + hour   // the script ran late
-	require.NoError(t, l.coordinator.learn(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
+	require.NoError(t, l.coordinator.adoptReply(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
 	require.Equal(t, begin+hour+trip, l.coordinator.admitted.unreported.at(0).last)
 	allow(1, begin+minute+trip, false)
 	allow(4, begin+minute+trip+1, false)
@@ -523,14 +548,14 @@ func TestShareBeforeRedis(t *testing.T) {
 // What Redis comes to only when nobody waits for it any more takes nothing.
 func TestTooLate(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
-		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithTimeout(100*time.Millisecond))
+		client := new(bubbleRedis)
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithStoreTimeout(100*time.Millisecond))
 		require.NoError(t, err)
 		_, err = l.Allow(ctx)
 		require.NoError(t, err)
 		goOn := client.hang()
 		_, err = l.AllowN(ctx, 5)
-		require.ErrorIs(t, err, ErrTimeout)
+		require.ErrorIs(t, err, ErrStoreTimeout)
 		time.Sleep(time.Millisecond)
 		require.EqualValues(t, 1, client.executed())
 		goOn()
@@ -549,7 +574,7 @@ func TestTooLate(t *testing.T) {
 func TestLostState(t *testing.T) { inBubble(t, lostState) }
 
 func lostState(t *testing.T) {
-	client := new(fakeRedis)
+	client := new(bubbleRedis)
 	var all []*Limiter
 	for range 2 {
 		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client))
@@ -591,8 +616,8 @@ func TestLate(t *testing.T) {
 	require.NoError(t, err)
 	l.mu.Lock()
 	at := l.coordinator.now()
-	l.coordinator.known.server.hear(l.coordinator.known.earliest(at)-10_000_000, at, at)
-	l.coordinator.known.counts.seen -= 10_000_000
+	l.coordinator.view.offset.update(l.coordinator.view.earliest(at)-10_000_000, at, at)
+	l.coordinator.view.counts.seen -= 10_000_000
 	l.mu.Unlock()
 	ok, err := l.Allow(ctx)
 	require.NoError(t, err)
@@ -605,7 +630,7 @@ func TestLate(t *testing.T) {
 // A caller that gives up before its request has left takes nothing.
 func TestGiveUp(t *testing.T) {
 	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
-	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(h), WithTimeout(time.Minute))
+	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute))
 	require.NoError(t, err)
 	h.hold.Store(true)
 	first := make(chan error)
@@ -635,7 +660,7 @@ func TestManyGiveUp(t *testing.T) {
 	const many = 20_000
 	client := redistest.Shared(t).Client(t)
 	h := &holding{RedisClient: client, open: make(chan struct{})}
-	l, err := New(unique(t), many, time.Hour, time.Minute, WithRedis(h), WithTimeout(time.Minute), WithMaxWaiters(many))
+	l, err := New(unique(t), many, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute), WithMaxWaiters(many))
 	require.NoError(t, err)
 	h.hold.Store(true)
 	submit := func() (*call, error) {
@@ -729,7 +754,7 @@ func TestGiveUpAnswered(t *testing.T) {
 // While Redis is slow, a caller too many is told so at once.
 func TestMaxWaiters(t *testing.T) {
 	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
-	l, err := New(unique(t), 10, time.Hour, time.Minute, WithRedis(h), WithTimeout(time.Minute), WithMaxWaiters(2))
+	l, err := New(unique(t), 10, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute), WithMaxWaiters(2))
 	require.NoError(t, err)
 	h.hold.Store(true)
 	passed := make(chan bool, 3)
@@ -763,36 +788,42 @@ func TestMaxWaiters(t *testing.T) {
 	require.Equal(t, 7, left, "who was turned away took nothing")
 }
 
-// A caller that asks Redis by itself is back within the timeout though the server hangs: on a connection that it has, or on a new one.
+// A caller that asks Redis by itself is back within the timeout though the server hangs, on a connection that it has or on a new one, and
+// whether its client was made to heed deadlines or as everybody makes it.
 func TestCallerIsBackInTime(t *testing.T) {
 	t.Parallel()
-	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
-	client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: true, ReadTimeout: time.Minute})
-	defer func() { _ = client.Close() }()
-	l, err := New(unique(t), 100, time.Hour, time.Minute, WithRedis(client), WithTimeout(2*time.Second))
-	require.NoError(t, err)
-	require.NotZero(t, l.coordinator.trips.Timeout)
-	patient, cancel := context.WithTimeout(ctx, time.Hour)
-	defer cancel()
-	for range 2 {
-		_, err = l.Allow(patient)
-		require.NoError(t, err)
+	for _, heeds := range []bool{false, true} {
+		t.Run(fmt.Sprint(heeds), func(t *testing.T) {
+			t.Parallel()
+			proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
+			client := redis.NewClient(&redis.Options{Addr: proxy.Addr, ContextTimeoutEnabled: heeds, ReadTimeout: time.Minute})
+			defer func() { _ = client.Close() }()
+			l, err := New(unique(t), 100, time.Hour, time.Minute, WithRedis(client), WithStoreTimeout(2*time.Second))
+			require.NoError(t, err)
+			require.NotZero(t, l.coordinator.trips.Timeout)
+			patient, cancel := context.WithTimeout(ctx, time.Hour)
+			defer cancel()
+			for range 2 {
+				_, err = l.Allow(patient)
+				require.NoError(t, err)
+			}
+			proxy.Set(redistest.Stalled)
+			began := time.Now()
+			for range 2 {
+				l.mu.Lock()
+				l.coordinator.redis.outage = outage.Status{} // it asks though Redis is away
+				l.mu.Unlock()
+				_, err = l.Allow(patient)
+				require.ErrorIs(t, err, ErrStoreTimeout)
+			}
+			require.Less(t, time.Since(began), 20*time.Second)
+			proxy.Set(redistest.Up)
+			require.Eventually(t, func() bool {
+				ok, err := l.Allow(patient)
+				return err == nil && ok
+			}, 20*time.Second, time.Millisecond)
+		})
 	}
-	proxy.Set(redistest.Stalled)
-	began := time.Now()
-	for range 2 {
-		l.mu.Lock()
-		l.coordinator.redis.outage = outage.Status{} // it asks though Redis is away
-		l.mu.Unlock()
-		_, err = l.Allow(patient)
-		require.ErrorIs(t, err, ErrTimeout)
-	}
-	require.Less(t, time.Since(began), 20*time.Second)
-	proxy.Set(redistest.Up)
-	require.Eventually(t, func() bool {
-		ok, err := l.Allow(patient)
-		return err == nil && ok
-	}, 20*time.Second, time.Millisecond)
 }
 
 // What was admitted while Redis was away is told when it is back, also by a process that is not asked any more; what is out of the window
@@ -805,13 +836,13 @@ func TestIdleTellsWhatItAdmitted(t *testing.T) {
 		admit, told int64
 		refund      bool
 	}{
-		{"a share", 10 * time.Minute, WithShare(5), 5, 5, false},
-		{"all", 10 * time.Minute, WithAway(Pass), 7, 7, false},
-		{"all but one, which is given back", 10 * time.Minute, WithShare(5), 5, 4, true},
-		{"in another window", 3 * time.Hour, WithShare(5), 5, 0, false},
+		{"a share", 10 * time.Minute, WithFailurePolicy(LocalShare(5)), 5, 5, false},
+		{"all", 10 * time.Minute, WithFailurePolicy(FailOpen), 7, 7, false},
+		{"all but one, which is given back", 10 * time.Minute, WithFailurePolicy(LocalShare(5)), 5, 4, true},
+		{"in another window", 3 * time.Hour, WithFailurePolicy(LocalShare(5)), 5, 0, false},
 	} {
 		bubble(t, c.name, func(t *testing.T) {
-			client := &fakeRedis{way: failing(refused)}
+			client := &bubbleRedis{way: failing(refused)}
 			l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), c.policy)
 			require.NoError(t, err)
 			var last Result

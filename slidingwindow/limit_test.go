@@ -62,10 +62,7 @@ func TestSetLimitOfFleet(t *testing.T) {
 
 			require.NoError(t, c.SetLimit(ctx, 20))
 			_, err = a.AllowN(ctx, 21)
-			require.ErrorIs(t, err, ErrInvalid)
-			a.coordinator.mu.Lock()
-			a.coordinator.known.heard = false // as in the next sub-interval
-			a.coordinator.mu.Unlock()
+			require.ErrorIs(t, err, ErrInvalidPermits)
 			_, err = a.AllowN(ctx, 12)
 			require.NoError(t, err, "more than it knew of: it asks first")
 			require.Equal(t, 20, a.Limit())
@@ -100,19 +97,19 @@ func TestWithVersion(t *testing.T) {
 	require.Equal(t, 7, inForce(7, WithVersion(6)), "SetLimit made it 5")
 	for _, v := range []int64{-1, maxInteger + 1} {
 		_, err = New(name, 5, time.Hour, time.Minute, WithVersion(v))
-		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorIs(t, err, ErrInvalidConfig)
 	}
 }
 
 // While Redis is away a limit cannot be set, and stays as it is.
 func TestSetLimitAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
-		l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), WithAway(Pass))
+		client := new(bubbleRedis)
+		l, err := New("x", 5, time.Hour, time.Minute, WithRedis(client), WithFailurePolicy(FailOpen))
 		require.NoError(t, err)
 		client.by(failing(refused))
 		for range 2 {
-			require.ErrorIs(t, l.SetLimit(ctx, 7), ErrAway)
+			require.ErrorIs(t, l.SetLimit(ctx, 7), ErrStoreUnavailable)
 		}
 		require.Equal(t, 5, l.Limit())
 		client.by(nil)
@@ -126,8 +123,8 @@ func TestSetLimitAway(t *testing.T) {
 // A share is of the limit in force: when that was lowered since, no process admits more by itself than all may together.
 func TestShareOfALoweredLimit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
-		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithShare(10))
+		client := new(bubbleRedis)
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithFailurePolicy(LocalShare(10)))
 		require.NoError(t, err)
 		require.NoError(t, l.SetLimit(ctx, 3))
 		client.by(failing(refused))
@@ -142,7 +139,7 @@ func TestShareOfALoweredLimit(t *testing.T) {
 // A limiter that is configured anew knows what it has counted, and asks nobody.
 func TestReconfigure(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
+		client := new(bubbleRedis)
 		open := func(limit int, opts ...Option) *Limiter {
 			l, err := New("x", limit, time.Hour, time.Minute, opts...)
 			require.NoError(t, err)
@@ -151,7 +148,7 @@ func TestReconfigure(t *testing.T) {
 		for name, made := range map[string]func(limit int, share int, version int64) *Limiter{
 			"here": func(limit, _ int, _ int64) *Limiter { return open(limit) },
 			"Redis away": func(limit, share int, version int64) *Limiter {
-				return open(limit, WithRedis(client), WithShare(share), WithVersion(version))
+				return open(limit, WithRedis(client), WithFailurePolicy(LocalShare(share)), WithVersion(version))
 			},
 		} {
 			client.by(failing(refused))
@@ -172,7 +169,7 @@ func TestReconfigure(t *testing.T) {
 			other, err := New("y", 9, time.Hour, time.Minute)
 			require.NoError(t, err)
 			for _, no := range []*Limiter{nil, other, open(9, WithMode(Approximate)), open(9, WithRedis(client), WithKeyPrefix("p:"))} {
-				require.ErrorIs(t, l.Reconfigure(no), ErrInvalid, name)
+				require.ErrorIs(t, l.Reconfigure(no), ErrInvalidConfig, name)
 			}
 			if name == "here" {
 				require.Equal(t, 2, passes(t, l))

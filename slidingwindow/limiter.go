@@ -11,101 +11,96 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// Limiter admits at most a number of permits in any window of time: in this process, or with [WithRedis] in all processes
-// together that use the same name, window and prefix. A request is decided at once; only Wait and WaitN wait for permits. A permit that
-// was admitted counts until it is out of the window, unless it is given back (Take, Refund).
+// Limiter admits at most a number of permits in any window of time: in this process, or with [WithRedis] in all processes together that use
+// the same name, window and prefix. Requests are decided at once; only Wait and WaitN wait for permits. A permit that was admitted counts
+// until it is out of the window, unless it is refunded (Take, Refund).
 //
-// A refusal is an answer (false), a failure is an error. Most callers want Allow. All methods may be called by many goroutines
-// at once. There is nothing to close.
+// A refusal is a result (false), a failure is an error. Most callers want Allow. All methods may be called by many goroutines at once. A
+// Limiter need not be closed.
 type Limiter struct {
 	*window
 	observer    *Observer
-	coordinator *coordinator // nil: counts are local
-	counts      counts       // local: what was admitted
+	coordinator *coordinator // nil if the counts are local
+	counts      counts       // of permits that were admitted; only if the counts are local
 }
 
 func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
-// New returns a limiter of at most limit permits (1 to 2^31) in any window. The window is counted in sub-intervals of the
-// resolution: whole microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more
-// exact, and costs memory: see Exact and Approximate. Without [WithRedis] counts are this process' own; limiters of one name
-// do not share them. A name is any string of 1 to 512 bytes.
+// New returns a limiter of at most limit permits (1 to 2^31) in any window. The window is counted in sub-intervals of the resolution: whole
+// microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more exact, and costs memory: see
+// Exact and Approximate. Without [WithRedis] each Limiter has counts of its own, even if another has the same name. A name is any string of
+// 1 to 512 bytes.
 func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
 	l := named(name)
 	if len(name) < 1 || len(name) > maxName {
 		return nil, l.bad("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes")
 	}
-	return l, l.setUp("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
+	return l.setUp("{"+script.EncodeName(name)+"}", limit, window, resolution, opts)
 }
 
-// NewKey is New for a resource that a number names. It shares nothing with a limiter whose name is that number as text.
+// NewKey is New for a resource with a number as its name. Its counts are not those of a limiter whose name is the number as text.
 func NewKey(key uint64, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
 	l := named(strconv.FormatUint(key, 10))
-	return l, l.setUp(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
+	return l.setUp(fmt.Sprintf("key:{%016x}", key), limit, window, resolution, opts)
 }
 
-// maxName is the most bytes that a name may have.
+// maxName is the most bytes of a name.
 const maxName = 512
 
-func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration, opts []Option) (err error) {
-	defer func() {
-		if err != nil {
-			*l = *named("")
-		}
-	}()
-	if err := l.checkLimit(limit); err != nil {
-		return err
+// setUp configures a limiter that has a name. It returns nil with an error.
+func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration, opts []Option) (*Limiter, error) {
+	if !validLimit(limit) {
+		return nil, l.bad("limit", limit, limitRange)
 	}
 	const finest, coarsest = time.Millisecond, 24 * time.Hour
 	switch {
 	case window <= 0:
-		return l.bad("window", window, "a positive duration")
+		return nil, l.bad("window", window, "a positive duration")
 	case resolution < finest || resolution > coarsest || resolution%time.Microsecond != 0:
-		return l.bad("resolution", resolution, "whole microseconds from 1ms to 24h")
+		return nil, l.bad("resolution", resolution, "whole microseconds from 1ms to 24h")
 	case window%resolution != 0:
-		return l.bad("resolution", resolution, fmt.Sprintf("a divisor of the window, %v", window))
+		return nil, l.bad("resolution", resolution, fmt.Sprintf("a divisor of the window, %v", window))
 	case window/resolution > maxParts:
-		return l.bad("resolution", resolution, fmt.Sprintf("at least the window / %d, %v", maxParts, window/maxParts))
+		return nil, l.bad("resolution", resolution, fmt.Sprintf("at least the window / %d, %v", maxParts, window/maxParts))
 	}
 	o, err := l.options(opts)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	l.rule = rule{o.mode, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
 	l.limit.Store(int64(limit))
 	l.clock, l.observer = clock.New(o.clock), o.observer
-	l.line.setUp(o)
+	l.waiters.setUp(o)
 	if o.client != nil {
 		l.coordinator = newCoordinator(l.window, o, o.prefix+key+":"+window.String())
 	}
-	return nil
+	return l, nil
 }
 
-func (l *Limiter) checkLimit(n int) error {
-	if n < 1 || int64(n) > maxLimit {
-		return l.bad("limit", n, "1 to 2^31")
-	}
-	return nil
-}
+// limitRange describes the limits that validLimit accepts.
+const limitRange = "1 to 2^31"
+
+func validLimit(n int) bool { return n >= 1 && int64(n) <= maxLimit }
 
 // Allow is AllowN of one permit.
 func (l *Limiter) Allow(ctx context.Context) (bool, error) { return l.AllowN(ctx, 1) }
 
-// AllowN tells whether n permits may be used now, and counts them if so: all of them or none. More than the limit is an error,
-// since it could never be allowed.
+// AllowN reports whether n permits may be used now, and counts them if so: all of them or none. More than the limit is an error, since it
+// could never be allowed.
 //
-// With Redis, what is allowed has been counted there: one round trip, shared with the others of this process that ask
-// meanwhile. What is refused by what this process knows costs none. While Redis is away, see [WithAway] and [WithShare]. It
-// returns when ctx ends, even if Redis hangs; permits may have been counted then. See [WithRedis] for when it notices a cancellation.
+// With Redis, permits that are allowed have been counted there, in one round trip that concurrent callers of this process share. A refusal
+// from the last reply costs no round trip; the first request in a sub-interval is never refused so. For outages of Redis, see
+// [FailurePolicy]. AllowN returns when ctx ends, even if Redis hangs; the permits may have been counted then. See [WithRedis] for when it
+// notices a cancellation.
 func (l *Limiter) AllowN(ctx context.Context, n int) (bool, error) {
 	if l.observer == nil && ctx.Err() == nil && n >= 1 && int64(n) <= l.limit.Load() && l.isFull() {
-		return false, nil // decide does the same, at twice the price
+		return false, nil // as decide does, which costs twice as much
 	}
 	v, err := l.observed(ctx, n, l.decide)
 	return v.ok, err
 }
 
-// decide is AllowN.
+// decide implements AllowN.
 func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration, err error) {
 	v.by = ByCheck
 	if err := ctx.Err(); err != nil {
@@ -127,10 +122,10 @@ func (l *Limiter) decide(ctx context.Context, n int) (v verdict, _ time.Duration
 	return v, 0, err
 }
 
-// checkPermits looks what the limit is by now if it seems to be less than what is asked for.
+// checkPermits checks n. It asks for the limit in force if n seems to exceed it.
 func (l *Limiter) checkPermits(ctx context.Context, n int) error {
 	if c := l.coordinator; c != nil && n >= 1 && int64(n) <= maxLimit {
-		if err := c.refresh(ctx); err != nil && ctx.Err() != nil {
+		if err := c.refresh(ctx, true); err != nil && ctx.Err() != nil {
 			return err
 		}
 	}
@@ -144,7 +139,7 @@ func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.stopRefusing()
-	limit := l.limit.Load() // SetLimit may have opened it
+	limit := l.limit.Load() // SetLimit may have ended the span
 	at := l.counts.advance(&l.rule, l.now())
 	used := l.counts.used(&l.rule, at)
 	if used+n > limit {
@@ -159,14 +154,14 @@ func (l *Limiter) allowLocal(n int64) (v verdict, err error) {
 	return verdict{true, ByStore, at - l.counts.shifted}, nil
 }
 
-// Remaining is how many permits could be admitted now. With Redis it asks, once in a sub-interval, and goes by what this
-// process knows in between; while Redis is away it is what this process may still admit by itself ([WithShare]), or an [ErrAway].
+// Remaining returns how many permits could be admitted now. With Redis it makes one round trip in a sub-interval, and uses the last reply
+// in between. During an outage of Redis it returns the rest of this process's share ([LocalShare]), or an [ErrStoreUnavailable].
 func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 	if err := ctx.Err(); err != nil {
 		return 0, err
 	}
 	if l.coordinator != nil {
-		if err := l.coordinator.refresh(ctx); err != nil {
+		if err := l.coordinator.refresh(ctx, false); err != nil {
 			return 0, err
 		}
 	}
@@ -176,8 +171,8 @@ func (l *Limiter) Remaining(ctx context.Context) (int, error) {
 	return int(max(0, limit-used)), nil
 }
 
-// RetryAfter is how long it takes at least until n permits can be admitted, as far as this process knows: 0 if they might be
-// now. It asks nobody. More than the limit take for ever: the longest duration.
+// RetryAfter returns the least time until n permits can be admitted, according to the last reply: 0 if they might be admitted now. It makes
+// no round trip. For more than the limit it returns the longest duration.
 func (l *Limiter) RetryAfter(n int) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -191,8 +186,8 @@ func (l *Limiter) RetryAfter(n int) time.Duration {
 	return time.Duration(until(limit-int64(n))) * time.Microsecond
 }
 
-// standing is what counts now against which limit, and a function that tells for how many microseconds more than so much of
-// it will be used. mu is held.
+// standing returns the limit, the permits that count against it now, and a function that returns for how many microseconds more than room
+// will be used. mu must be held.
 func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
 	limit = l.limit.Load()
 	if l.coordinator != nil {
@@ -202,21 +197,21 @@ func (l *Limiter) standing() (limit, used int64, until func(room int64) int64) {
 	return limit, l.counts.used(&l.rule, at), func(room int64) int64 { return l.counts.until(&l.rule, at, room) - at }
 }
 
-// SetLimit changes the limit, with Redis of all processes: it becomes the next version, and the newest version is in force wherever a limiter
-// of this name and window asks, whatever New was told. It is in force when SetLimit returns: Redis decides by it from then on.
-// Other processes hear of it with their next answer, at the latest for a request in the next sub-interval; until then they may refuse what
-// a higher limit allows, and with Approximate admit what a lower one does not.
+// SetLimit changes the limit, with Redis for all processes: it becomes the next version, and the newest version is in force for every
+// limiter of this name and window, whatever limit New was given. It is in force in Redis when SetLimit returns. Other processes adopt it
+// with their next reply, at the latest with their first request in the next sub-interval. Until then they may refuse requests that a higher
+// limit allows, and with Approximate admit requests that a lower one does not.
 //
-// What was admitted stays counted: less than a lower limit is admitted only when it is out of the window.
+// Permits that were admitted stay counted: under a lower limit, none are admitted until enough of them are out of the window.
 //
-// The limit is part of the state in Redis, which lives for a window and about a minute after the last call that was allowed. When it is
-// gone, each process that has heard of the limit brings it back with its next round trip. If none has, the limits of New hold again:
-// to change them for good, change them there, with a newer version ([WithVersion]).
+// The limit is part of the state in Redis, which lives for a window and about a minute after the last call that was allowed. After that,
+// each process that knows the limit restores it with its next round trip. If none does, the limits of New are in force again: to change the
+// limit for good, change it there, with a newer version ([WithVersion]).
 //
-// Without Redis it changes this limiter alone, at once. An [ErrAway]: Redis could not be asked, and the limit may have been set.
+// Without Redis it changes this limiter alone, at once. After an [ErrStoreUnavailable] it is unknown whether the limit was set.
 func (l *Limiter) SetLimit(ctx context.Context, n int) error {
-	if err := l.checkLimit(n); err != nil {
-		return err
+	if !validLimit(n) {
+		return l.badPermits("limit", n, limitRange)
 	}
 	if err := ctx.Err(); err != nil {
 		return err
@@ -228,15 +223,16 @@ func (l *Limiter) SetLimit(ctx context.Context, n int) error {
 	defer l.mu.Unlock()
 	l.limit.Store(int64(n))
 	l.stopRefusing()
-	l.line.wake()
+	l.waiters.wake()
 	return nil
 }
 
-// Reconfigure has the limiter go on as if New had been told what it was told of another: the limit with its version (WithVersion), WithAway
-// and WithShare. What was counted stays counted, also what was admitted while Redis is away: a limiter that New makes anew knows
-// nothing of that. Redis is not asked. It hears of the limit with the next round trip, and the newest version is in force, as with New.
+// Reconfigure adopts the limit of another limiter, with its version ([WithVersion]), and its [FailurePolicy]. The counts stay, including
+// the permits that were admitted during an outage of Redis, which a limiter newly made by New would not know. It makes no round trip. The
+// next one reports the limit to Redis, and the newest version is in force, as with New.
 //
-// An ErrInvalid: the other counts something else. Its name, window, resolution, mode and key must be the same. It is used no more.
+// It returns an ErrInvalidConfig if the other limiter counts something else: its name, window, resolution, mode and key must be the same.
+// The other limiter must not be used afterwards.
 func (l *Limiter) Reconfigure(as *Limiter) error {
 	if as == nil || as.name != l.name || as.rule != l.rule || as.key() != l.key() {
 		return l.bad("other limiter", "of something else", "one that counts the same")
@@ -252,16 +248,16 @@ func (l *Limiter) Reconfigure(as *Limiter) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c := l.coordinator; c != nil {
-		c.policy.away, c.policy.share = policy.away, policy.share
+		c.policy.failure = policy.failure
 		limit, c.version = c.newest(limit, version)
 	}
 	l.limit.Store(limit)
 	l.stopRefusing()
-	l.line.wake()
+	l.waiters.wake()
 	return nil
 }
 
-// key is where it is counted; "": in this process.
+// key returns the key in Redis; "" without Redis.
 func (l *Limiter) key() string {
 	if l.coordinator == nil {
 		return ""
@@ -269,16 +265,16 @@ func (l *Limiter) key() string {
 	return l.coordinator.key
 }
 
-// Limit is the limit in force.
+// Limit returns the limit in force.
 func (l *Limiter) Limit() int { return int(l.limit.Load()) }
 
-// Name of the limiter; the number of one made with [NewKey].
+// Name returns the name of the limiter; for one made with [NewKey], the number.
 func (l *Limiter) Name() string { return l.name }
 
-// Window is the length of the window.
+// Window returns the length of the window.
 func (l *Limiter) Window() time.Duration { return time.Duration(l.rule.window) * time.Microsecond }
 
-// Resolution is the length of a sub-interval.
+// Resolution returns the length of a sub-interval.
 func (l *Limiter) Resolution() time.Duration {
 	return time.Duration(l.rule.resolution) * time.Microsecond
 }

@@ -7,52 +7,52 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// Observer is told what a limiter does, for metrics, traces and logs. Functions that are nil are not called, and an observer that
-// is not set costs nothing. They are called by many goroutines at once, without a lock of the limiter: they should return quickly, and
-// must not panic. contrib/prometheus and contrib/otel make one of each kind.
+// Observer receives the events of a limiter, for metrics, traces and logs. Functions that are nil are not called, and a limiter without an
+// observer pays nothing for it. The functions are called by many goroutines at once, without a lock of the limiter: they should return
+// quickly, and must not panic. contrib/prometheus and contrib/otel have one each.
 type Observer struct {
-	// Decision is called once for every Allow, AllowN, Take, Wait and WaitN, by its caller's goroutine, just before it returns.
+	// Decision is called once for every Allow, AllowN, Take, Wait and WaitN, in its caller's goroutine, just before it returns.
 	Decision func(context.Context, Decision)
-	// Trip is called when Redis has answered a batch of requests, or was given up on.
+	// Trip is called when a round trip to Redis has ended or has exceeded its timeout.
 	Trip func(Trip)
-	// Health is called when this limiter notices that Redis is away or back.
+	// Health is called when an outage of Redis begins or ends for this limiter.
 	Health func(Health)
 }
 
-// Decision is the answer to one call.
+// Decision is the result of one call.
 type Decision struct {
 	// Limiter and Permits of the call.
 	Limiter string
 	Permits int
-	// Granted is false for a refusal and for a failure; Err is set only for a failure.
+	// Granted is false for a refusal and for a failure. Err is set only for a failure.
 	Granted bool
 	Err     error
-	// By tells who decided.
+	// By is where it was decided.
 	By Decider
-	// Wait is how long a Wait or WaitN took until its permits were admitted, 0 of other calls; of a refusal, how long it takes at
-	// least until they could be (Limiter.RetryAfter).
+	// Wait of a Wait or WaitN is how long it took until the permits were admitted. Of a refusal it is the least time until they could be
+	// (Limiter.RetryAfter). It is 0 otherwise.
 	Wait time.Duration
-	// Elapsed is the time that the call took.
+	// Elapsed is the duration of the call.
 	Elapsed time.Duration
 }
 
-// Decider is who made a decision.
+// Decider is where a decision was made.
 type Decider uint8
 
 const (
 	// ByStore: where the window is counted, in Redis or in this process.
 	ByStore Decider = iota
-	// BySnapshot: refused without asking Redis, by what this process knows.
+	// BySnapshot: refused by the last reply, without a round trip.
 	BySnapshot
-	// ByPolicy: Redis was away, and Pass or a share decided. A failure under Refuse is ByStore.
+	// ByPolicy: by FailOpen or a LocalShare, during an outage of Redis. A failure under FailClosed is ByStore.
 	ByPolicy
-	// ByCheck: what was asked for is invalid, its context had ended before, or too many wait.
+	// ByCheck: the argument was invalid, ctx had ended before the call, or too many calls wait.
 	ByCheck
 )
 
 var deciders = [...]string{"store", "snapshot", "policy", "check"}
 
-// String is one word: store, snapshot, policy, check.
+// String returns store, snapshot, policy or check.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]
@@ -60,55 +60,53 @@ func (d Decider) String() string {
 	return "unknown"
 }
 
-// Trip is one batch on its way to Redis and back.
+// Trip is one round trip of a batch to Redis.
 type Trip struct {
 	// Limiter of the batch.
 	Limiter string
-	// Requests that shared it; 0 if it only told or looked.
+	// Requests in the batch; 0 if it only reported permits or was a probe.
 	Requests int
-	// Elapsed until its answer, or until it was given up.
+	// Elapsed until the reply or the timeout.
 	Elapsed time.Duration
-	// Err of Redis; nil: answered.
+	// Err is the failure; nil if Redis replied.
 	Err error
 }
 
-// Health is what a limiter thinks of Redis.
+// Health is the beginning or the end of an outage of Redis.
 type Health struct {
-	// Limiter that has noticed.
+	// Limiter that noticed it.
 	Limiter string
-	// Down: Redis does not answer, and calls get what WithAway or WithShare says until it does.
+	// Down is true when an outage of Redis begins, false when it ends.
 	Down bool
-	// Away is what that is.
-	Away Away
-	// Err is the failure that was noticed.
+	// Policy decides requests during the outage.
+	Policy FailurePolicy
+	// Err is the failure that began the outage.
 	Err error
-	// After is, when Redis is back, how long it was away.
+	// After is how long the outage lasted, when it ends.
 	After time.Duration
 }
 
-// WithObserver sets who is told of decisions, round trips and outages. Default: nobody.
+// WithObserver sets the observer of the limiter.
 func WithObserver(o Observer) Option { return func(op *options) { op.observer = &o } }
 
-// of tells what came of a batch. mu is not held.
-func (t *told) of(c *coordinator, b *flight, l landed) {
-	if o := t.observer; o != nil {
-		if o.Trip != nil {
-			o.Trip(Trip{c.name, len(b.calls), clock.Mono() - b.began, l.err})
-		}
-		if o.Health != nil && l.down {
-			o.Health(Health{Limiter: c.name, Down: true, Away: l.away, Err: l.err})
-		}
-		if o.Health != nil && l.ended != nil {
-			o.Health(Health{Limiter: c.name, Away: l.away, After: time.Since(l.ended.Since)})
-		}
-	}
-	if t.hook == nil || l.err == nil && !l.back {
+// observe reports a batch that has landed to the observer. mu must not be held.
+func (c *coordinator) observe(b *flight, l landed) {
+	o := c.observer
+	if o == nil {
 		return
 	}
-	t.hook(l.err)
+	if o.Trip != nil {
+		o.Trip(Trip{c.name, len(b.calls), clock.Mono() - b.began, l.err})
+	}
+	if o.Health != nil && l.down {
+		o.Health(Health{Limiter: c.name, Down: true, Policy: l.policy, Err: l.err})
+	}
+	if o.Health != nil && l.ended != nil {
+		o.Health(Health{Limiter: c.name, Policy: l.policy, After: time.Since(l.ended.Since)})
+	}
 }
 
-// observed makes a decision and tells it.
+// observed makes a decision and reports it to the observer.
 func (l *Limiter) observed(ctx context.Context, n int, decide func(context.Context, int) (verdict, time.Duration, error)) (verdict, error) {
 	if l.observer == nil || l.observer.Decision == nil {
 		v, _, err := decide(ctx, n)

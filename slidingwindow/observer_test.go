@@ -2,6 +2,7 @@ package slidingwindow
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -51,8 +52,8 @@ func (e *events) last(t *testing.T, n int) Decision {
 func TestObserver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var e events
-		client := &fakeRedis{way: slow(time.Millisecond)}
-		l, err := New("x", 2, time.Minute, time.Second, WithRedis(client), WithAway(Pass), e.option())
+		client := &bubbleRedis{way: slow(time.Millisecond)}
+		l, err := New("x", 2, time.Minute, time.Second, WithRedis(client), WithFailurePolicy(FailOpen), e.option())
 		require.NoError(t, err)
 		_, _ = l.AllowN(ctx, 2)
 		require.Equal(t, Decision{Limiter: "x", Permits: 2, Granted: true, By: ByStore, Elapsed: time.Millisecond}, e.last(t, 1))
@@ -62,7 +63,7 @@ func TestObserver(t *testing.T) {
 		require.InDelta(t, time.Minute, d.Wait, float64(time.Second))
 		_, _ = l.AllowN(ctx, 3)
 		d = e.last(t, 3)
-		require.ErrorIs(t, d.Err, ErrInvalid)
+		require.ErrorIs(t, d.Err, ErrInvalidPermits)
 		require.Equal(t, ByCheck, d.By)
 		_ = l.Wait(ctx)
 		d = e.last(t, 4)
@@ -90,10 +91,10 @@ func TestObserver(t *testing.T) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		require.Len(t, e.health, 2)
-		require.ErrorIs(t, e.health[0].Err, ErrAway)
-		require.Equal(t, []any{"x", true, Pass}, []any{e.health[0].Limiter, e.health[0].Down, e.health[0].Away})
-		require.Equal(t, Health{Limiter: "x", Away: Pass, After: 3 * maxPause}, e.health[1])
-		require.ErrorIs(t, e.trips[0].Err, ErrAway)
+		require.ErrorIs(t, e.health[0].Err, ErrStoreUnavailable)
+		require.Equal(t, []any{"x", true, FailOpen}, []any{e.health[0].Limiter, e.health[0].Down, e.health[0].Policy})
+		require.Equal(t, Health{Limiter: "x", Policy: FailOpen, After: 3 * maxPause}, e.health[1])
+		require.ErrorIs(t, e.trips[0].Err, ErrStoreUnavailable)
 		require.NoError(t, e.trips[len(e.trips)-1].Err)
 	})
 }
@@ -113,5 +114,5 @@ func TestObserverOfProcess(t *testing.T) {
 	_, err = New("x", 1, time.Minute, time.Second, WithObserver(Observer{}))
 	require.NoError(t, err)
 	require.Equal(t, "store snapshot policy check unknown", ByStore.String()+" "+BySnapshot.String()+" "+ByPolicy.String()+" "+ByCheck.String()+" "+Decider(9).String())
-	require.Equal(t, "Refuse Pass Share Away(9)", Refuse.String()+" "+Pass.String()+" "+share.String()+" "+Away(9).String())
+	require.Equal(t, "FailClosed FailOpen LocalShare(9) LocalShare(-9)", fmt.Sprint(FailClosed, FailOpen, LocalShare(9), LocalShare(-9)))
 }

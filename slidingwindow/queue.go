@@ -2,19 +2,20 @@ package slidingwindow
 
 import "slices"
 
-// verdict is the answer to a request for permits.
+// verdict is the result of a request for permits.
 type verdict struct {
 	ok bool
 	by Decider
-	at int64 // when they were admitted; see receipt
+	at int64 // when the permits were admitted; see receipt
 }
 
-// call is one request on its way.
+// call is one request to be sent.
 type call struct {
-	n         int64 // permits; 0: it only wants an answer
-	limit     int64 // to be set; 0: none
-	asks      bool  // the server decides; else it was admitted and is only told
-	sent      bool  // or settled: it is in the queue no more
+	n         int64 // permits; 0 if it only needs a reply
+	limit     int64 // to be set; 0 if none
+	asks      bool  // Redis decides it; otherwise it was admitted by the view and is only reported
+	recheck   bool  // Redis decides it although the view refuses it; it counts for no other request until it is granted
+	sent      bool  // or has its result: it is not queued
 	cancelled bool  // its caller has given up
 	tries     int
 	verdict   verdict
@@ -22,22 +23,32 @@ type call struct {
 	ready     chan struct{}
 }
 
-// queue is the calls that wait to be sent, first come, first served. It has no lock of its own.
+// holds returns how many permits other requests cannot have while the call is pending.
+func (c *call) holds() int64 {
+	if c.recheck {
+		return 0
+	}
+	return c.n
+}
+
+// queue holds the calls to be sent, first come, first served. The coordinator's mu guards it.
 type queue struct {
 	calls     []*call
-	cancelled int   // of these
-	pending   int64 // permits of the calls that were pushed and not settled
-	most      int   // how many may wait
+	cancelled int   // of calls
+	pending   int64 // permits of calls without a result
+	most      int   // calls that may be queued
 }
 
+// full reports whether no further call may be queued.
 func (q *queue) full() bool { return len(q.calls)-q.cancelled >= q.most }
 
+// push adds a call.
 func (q *queue) push(c *call) {
 	q.calls = append(q.calls, c)
-	q.pending += c.n
+	q.pending += c.holds()
 }
 
-// next takes the first call off; nil: there is none.
+// next removes and returns the first call; nil if there is none.
 func (q *queue) next() *call {
 	for len(q.calls) > 0 {
 		c := q.calls[0]
@@ -51,20 +62,20 @@ func (q *queue) next() *call {
 	return nil
 }
 
-// cancel notes that the caller of a call has given up. What is under way stays pending. The cancelled are dropped when they are most of
-// the queue: so for each that is moved another one has gone.
+// cancel withdraws a call whose caller has given up. A call in flight stays pending. Cancelled calls are removed when they are most of the
+// queue, so the cost of each removal is constant on average.
 func (q *queue) cancel(c *call) {
 	if c.cancelled = true; c.sent {
 		return
 	}
-	q.pending -= c.n
+	q.pending -= c.holds()
 	if q.cancelled++; 2*q.cancelled > len(q.calls) {
 		q.calls = slices.DeleteFunc(q.calls, func(c *call) bool { return c.cancelled })
 		q.cancelled = 0
 	}
 }
 
-// putBack queues calls that were sent in vain, before all others.
+// putBack queues calls again, before all others.
 func (q *queue) putBack(calls []*call) {
 	for _, c := range calls {
 		c.sent = false
@@ -72,14 +83,14 @@ func (q *queue) putBack(calls []*call) {
 	q.calls = append(calls, q.calls...)
 }
 
-// settle notes that calls are pending no more.
+// settle marks calls as no longer pending.
 func (q *queue) settle(calls ...*call) {
 	for _, c := range calls {
-		q.pending -= c.n
+		q.pending -= c.holds()
 	}
 }
 
-// takeAll takes and settles all calls.
+// takeAll removes, settles and returns all calls.
 func (q *queue) takeAll() (all []*call) {
 	for c := q.next(); c != nil; c = q.next() {
 		c.sent = true

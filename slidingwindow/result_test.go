@@ -45,7 +45,7 @@ func TestTake(t *testing.T) {
 		require.True(t, r.Allowed)
 		require.Zero(t, r.Remaining)
 		_, err = l.Take(ctx, 6)
-		require.ErrorIs(t, err, ErrInvalid)
+		require.ErrorIs(t, err, ErrInvalidPermits)
 	})
 }
 
@@ -62,11 +62,11 @@ func TestRefund(t *testing.T) {
 		require.False(t, refused.Allowed)
 		require.NoError(t, l.Refund(ctx, all, 2))
 		for _, n := range []int{-1, 0, 4} {
-			require.ErrorIs(t, l.Refund(ctx, all, n), ErrInvalid)
+			require.ErrorIs(t, l.Refund(ctx, all, n), ErrInvalidPermits)
 		}
-		require.ErrorIs(t, l.Refund(ctx, refused, 1), ErrInvalid)
-		require.ErrorIs(t, l.Refund(ctx, Result{Allowed: true}, 1), ErrInvalid)
-		require.ErrorIs(t, other.Refund(ctx, all, 1), ErrInvalid)
+		require.ErrorIs(t, l.Refund(ctx, refused, 1), ErrInvalidPermits)
+		require.ErrorIs(t, l.Refund(ctx, Result{Allowed: true}, 1), ErrInvalidPermits)
+		require.ErrorIs(t, other.Refund(ctx, all, 1), ErrInvalidPermits)
 		left, err := l.Remaining(ctx)
 		require.NoError(t, err)
 		require.Equal(t, 2, left)
@@ -109,7 +109,7 @@ func TestRefundLog(t *testing.T) {
 }
 
 func refundLog(t *testing.T, shared bool) {
-	client := new(fakeRedis)
+	client := new(bubbleRedis)
 	var admitted, refused, refunds, effective int
 	rapid.Check(noDeadline{t}, func(rt *rapid.T) {
 		window, resolution := drawRule(rt)
@@ -184,7 +184,7 @@ func refundLog(t *testing.T, shared bool) {
 				synctest.Wait()
 				now := time()
 				if n > limit && err != nil {
-					require.ErrorIs(rt, err, ErrInvalid)
+					require.ErrorIs(rt, err, ErrInvalidPermits)
 					continue
 				}
 				if n > known && err != nil {
@@ -214,8 +214,8 @@ func refundLog(t *testing.T, shared bool) {
 // While Redis is away a refund is kept, and of a share it is in force at once. What Redis was not told yet it never hears of.
 func TestRefundAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
-		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithShare(4))
+		client := new(bubbleRedis)
+		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client), WithFailurePolicy(LocalShare(4)))
 		require.NoError(t, err)
 		before, err := l.Take(ctx, 3)
 		require.NoError(t, err)
@@ -246,7 +246,7 @@ func TestRefundAway(t *testing.T) {
 // A refund whose round trip fails may have been lost: it is not sent again, for it might be executed twice.
 func TestRefundIsNotRepeated(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
+		client := new(bubbleRedis)
 		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client))
 		require.NoError(t, err)
 		other, err := New("x", 10, time.Hour, time.Minute, WithRedis(client))
@@ -256,7 +256,7 @@ func TestRefundIsNotRepeated(t *testing.T) {
 		_, err = other.Take(ctx, 3)
 		require.NoError(t, err)
 		client.by(lost(time.Millisecond, refused))
-		require.ErrorIs(t, l.Refund(ctx, mine, 3), ErrAway)
+		require.ErrorIs(t, l.Refund(ctx, mine, 3), ErrStoreUnavailable)
 		client.by(nil)
 		time.Sleep(2 * maxPause)
 		for range 3 {
@@ -272,7 +272,7 @@ func TestRefundIsNotRepeated(t *testing.T) {
 // What Redis has lost is told anew without what was given back.
 func TestRefundLostState(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
+		client := new(bubbleRedis)
 		l, err := New("x", 10, time.Hour, time.Minute, WithRedis(client))
 		require.NoError(t, err)
 		r, err := l.Take(ctx, 6)
@@ -340,7 +340,7 @@ type granted struct {
 func TestRefundUnderLoad(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const limit, window, resolution, length = 20, time.Second, 100 * time.Millisecond, 20 * time.Second
-		client := &fakeRedis{way: func(_ context.Context, run func() error) error {
+		client := &bubbleRedis{way: func(_ context.Context, run func() error) error {
 			time.Sleep(rand.N(5 * time.Millisecond))
 			err := run()
 			time.Sleep(rand.N(5 * time.Millisecond))
@@ -354,7 +354,7 @@ func TestRefundUnderLoad(t *testing.T) {
 		var wg sync.WaitGroup
 		end := time.Now().Add(length)
 		for range 3 {
-			l, err := New("x", limit, window, resolution, WithRedis(client), WithTimeout(time.Second))
+			l, err := New("x", limit, window, resolution, WithRedis(client), WithStoreTimeout(time.Second))
 			require.NoError(t, err)
 			for range 6 {
 				wg.Go(func() {
@@ -397,4 +397,29 @@ func TestRefundUnderLoad(t *testing.T) {
 		require.Greater(t, refunded, limit*int(length/window)/4)
 		require.Greater(t, used+refunded, limit*int(length/window)*5/4, "what was given back is used by others")
 	})
+}
+
+// A refund of what is out of the window takes nothing from what was admitted later, also if the clock was set back since, which moves
+// both into one sub-interval.
+func TestRefundAfterTheClockWasSetBack(t *testing.T) {
+	var clock atomic.Int64
+	now := begin - 2_000_000
+	l, err := New("x", 3, 1500*time.Microsecond, 1500*time.Microsecond, WithClock(clockOf{now: func() int64 { return clock.Load() }}))
+	require.NoError(t, err)
+	take := func(step int64) Result {
+		now += step
+		clock.Store(now)
+		r, err := l.Take(ctx, 1)
+		require.NoError(t, err)
+		return r
+	}
+	first := take(1000)
+	for _, step := range []int64{2, 499, 1499} {
+		require.True(t, take(step).Allowed)
+	}
+	require.True(t, take(-1).Allowed, "three in the window, with the last two")
+	now -= standstill
+	clock.Store(now)
+	require.NoError(t, l.Refund(ctx, first, 1))
+	require.False(t, take(0).Allowed, "the fourth")
 }

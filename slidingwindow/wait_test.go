@@ -17,7 +17,7 @@ import (
 // waitEverywhere runs a test in a bubble, with counts in the process and in Redis.
 func waitEverywhere(t *testing.T, test func(t *testing.T, opts ...Option)) {
 	bubble(t, "process", func(t *testing.T) { test(t) })
-	bubble(t, "redis", func(t *testing.T) { test(t, WithRedis(&fakeRedis{way: slow(100 * time.Microsecond)})) })
+	bubble(t, "redis", func(t *testing.T) { test(t, WithRedis(&bubbleRedis{way: slow(100 * time.Microsecond)})) })
 }
 
 // Those who wait are served first come, first served, each as soon as the window has room, and never more than the limit.
@@ -27,25 +27,20 @@ func TestWait(t *testing.T) {
 		l, err := New("x", limit, time.Second, 100*time.Millisecond, opts...)
 		require.NoError(t, err)
 		began := time.Now()
-		var mu sync.Mutex
-		var order []int
-		var at []time.Duration
+		at := make([]time.Duration, many) // those of one instant wake in any order
 		var wg sync.WaitGroup
 		for i := range many {
 			wg.Go(func() {
 				if err := l.Wait(ctx); err != nil {
 					panic(err)
 				}
-				mu.Lock()
-				defer mu.Unlock()
-				order = append(order, i)
-				at = append(at, time.Since(began))
+				at[i] = time.Since(began)
 			})
 			synctest.Wait()
 			time.Sleep(time.Millisecond)
 		}
 		wg.Wait()
-		require.True(t, slices.IsSorted(order), "%v", order)
+		require.True(t, slices.IsSorted(at), "%v", at)
 		for i := limit; i < many; i++ {
 			require.GreaterOrEqual(t, at[i]-at[i-limit], time.Second-2*time.Millisecond)
 			require.Less(t, at[i], time.Duration(i/limit)*1100*time.Millisecond+200*time.Millisecond)
@@ -59,7 +54,7 @@ func TestWaitGivesUp(t *testing.T) {
 		l, err := New("x", 2, time.Hour, time.Minute, append(opts, WithMaxWaiters(2))...)
 		require.NoError(t, err)
 		require.NoError(t, l.WaitN(ctx, 2))
-		require.ErrorIs(t, l.WaitN(ctx, 3), ErrInvalid)
+		require.ErrorIs(t, l.WaitN(ctx, 3), ErrInvalidPermits)
 		short, cancel := context.WithTimeout(ctx, time.Second)
 		defer cancel()
 		got := make(chan error, 2)
@@ -90,7 +85,7 @@ func TestWaitIsWoken(t *testing.T) {
 			for _, shared := range []bool{false, true} {
 				var opts []Option
 				if shared {
-					opts = append(opts, WithRedis(&fakeRedis{way: slow(time.Millisecond)}))
+					opts = append(opts, WithRedis(&bubbleRedis{way: slow(time.Millisecond)}))
 				}
 				l, err := New("x", 2, time.Hour, time.Minute, opts...)
 				require.NoError(t, err)
@@ -153,8 +148,8 @@ func TestWaitByClock(t *testing.T) {
 // While Redis is away, a wait does what the policy says, and does not wait for Redis.
 func TestWaitAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		for away, want := range map[Away]error{Refuse: ErrAway, Pass: nil} {
-			l, err := New("x", 1, time.Minute, time.Second, WithRedis(&fakeRedis{way: failing(refused)}), WithAway(away))
+		for policy, want := range map[FailurePolicy]error{FailClosed: ErrStoreUnavailable, FailOpen: nil} {
+			l, err := New("x", 1, time.Minute, time.Second, WithRedis(&bubbleRedis{way: failing(refused)}), WithFailurePolicy(policy))
 			require.NoError(t, err)
 			for range 3 {
 				err = l.Wait(ctx)
@@ -167,8 +162,8 @@ func TestWaitAway(t *testing.T) {
 // Who waits for a share while Redis is away is let go soon after it is back, if there is room: also if nobody else asks.
 func TestWaitOutlivesOutage(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
-		client := new(fakeRedis)
-		l, err := New("x", 10, 24*time.Hour, time.Hour, WithRedis(client), WithShare(1))
+		client := new(bubbleRedis)
+		l, err := New("x", 10, 24*time.Hour, time.Hour, WithRedis(client), WithFailurePolicy(LocalShare(1)))
 		require.NoError(t, err)
 		client.by(failing(refused))
 		require.Equal(t, 1, passes(t, l))

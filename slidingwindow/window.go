@@ -8,27 +8,27 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// window is what every limiter has, wherever it counts.
+// window is the common part of limiters in a process and in Redis.
 type window struct {
 	name  string
 	rule  rule
 	clock clock.Local
 	limit atomic.Int64
-	// full is a time during which not even one permit can be admitted: refusing in it takes no lock. nil: none.
+	// full is a span in which not even one permit can be admitted, so refusals take no lock. nil if there is none.
 	full atomic.Pointer[span]
 
-	line line
+	waiters waiters
 
-	mu sync.Mutex // guards the counts of a Limiter, or what its coordinator says
+	mu sync.Mutex // guards the counts of a Limiter, or the fields of its coordinator
 }
 
-// span is from a time until before another, by the limiter's clock in microseconds.
+// span is from a time up to, and without, another, by the limiter's clock in microseconds.
 type span struct{ from, until int64 }
 
-// now is the limiter's clock in microseconds since 1970.
+// now returns the time by the limiter's clock, in microseconds since 1970.
 func (w *window) now() int64 { return w.clock.Micros() }
 
-// isFull tells that nothing can be admitted now.
+// isFull reports whether no permit can be admitted now.
 func (w *window) isFull() bool {
 	c := w.full.Load()
 	if c == nil {
@@ -38,7 +38,7 @@ func (w *window) isFull() bool {
 	return now < c.until && now >= c.from
 }
 
-// refuseFor refuses everything for so many microseconds, unless the clock is set back. mu is held.
+// refuseFor refuses all requests for the given time, unless the clock is set back. mu must be held.
 func (w *window) refuseFor(micros int64) {
 	if micros > 0 {
 		now := w.now()
@@ -46,25 +46,32 @@ func (w *window) refuseFor(micros int64) {
 	}
 }
 
-// stopRefusing ends that: without it, a clock that is set back would bring the refusals back. mu is held.
+// stopRefusing ends that span. Otherwise a clock that is set back would begin it again. mu must be held.
 func (w *window) stopRefusing() {
 	if w.full.Load() != nil {
 		w.full.Store(nil)
 	}
 }
 
+// bad returns an ErrInvalidConfig.
 func (w *window) bad(field string, value any, want string) error {
-	return &InvalidError{w.name, field, value, want}
+	return &InvalidError{w.name, field, value, want, ErrInvalidConfig}
 }
 
+// badPermits returns an ErrInvalidPermits.
+func (w *window) badPermits(field string, value any, want string) error {
+	return &InvalidError{w.name, field, value, want, ErrInvalidPermits}
+}
+
+// tooMany returns the error of a request above the limit.
 func (w *window) tooMany(n, limit int64) error {
-	return w.bad("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
+	return w.badPermits("permits", n, fmt.Sprintf("1 to the limit, %d", limit))
 }
 
-// steady reads a clock that may be set back as one that never is: it goes on from where it was. It takes no notice of steps ahead.
+// steady turns a clock that may be set back into one that never is. Steps ahead remain.
 type steady struct{ last, back int64 }
 
-// read takes what the clock shows. It reports whether that is less than what it has shown before.
+// read takes the time of the clock and returns the steady time. It reports whether the clock was set back.
 func (s *steady) read(micros int64) (now int64, stepped bool) {
 	if now = micros + s.back; now < s.last {
 		s.back += s.last - now

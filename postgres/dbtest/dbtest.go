@@ -1,6 +1,6 @@
-// Package dbtest starts real MariaDB and PostgreSQL servers for tests: each on a free port of 127.0.0.1, with a directory
-// of its own, stopped by its process. Where the programs are not installed a test is skipped and says so; with CI=true it
-// fails. It knows no drivers. It is for the tests of this repository's modules, and promises nobody else anything.
+// Package dbtest starts MariaDB and PostgreSQL servers for tests: each on a free port of 127.0.0.1, with a directory of its own, stopped by
+// its process. If the programs are not installed, a test is skipped with that reason; with CI=true it fails. The package depends on no
+// drivers. It serves the tests of this repository's modules, and its API may change.
 package dbtest
 
 import (
@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// ErrMissing says that a program is not installed.
+// ErrMissing means that a program is not installed.
 var ErrMissing = errors.New("dbtest: a program is not installed")
 
 // Server is a running database server.
@@ -26,35 +26,35 @@ type Server struct {
 	// Addr is 127.0.0.1 and the port.
 	Addr string
 	Port int
-	// Pid of the server's (first) process, of the present life.
+	// Pid of the server's first process, since its last start.
 	Pid int
 
 	kind kind
-	args []string // of the test
+	args []string // from the test
 	dir  string
 	cmd  *exec.Cmd
 	dead chan struct{} // closed when cmd has ended
 }
 
-// kind is what differs between MariaDB and PostgreSQL.
+// kind is the difference between MariaDB and PostgreSQL.
 type kind interface {
 	// install creates the data directory, dir/data.
 	install(dir string) error
-	// command starts a server on it.
+	// command returns the command that starts a server on it.
 	command(dir string, port int) (*exec.Cmd, error)
-	// ready is what the log says once the port is the server's own.
+	// ready is the line in the log that shows that the server has its port.
 	ready() string
 	dsn(addr string) string
-	// quit ends the server in order, but at once.
+	// quit is the signal that shuts the server down at once, but cleanly.
 	quit() syscall.Signal
-	// swept removes what a killed server has left outside of its directory.
+	// swept removes the files and memory outside of its directory that a killed server leaves.
 	swept(dir string)
 }
 
-// MariaDB starts a server that lives as long as the test; args are mariadbd's.
+// MariaDB starts a server that lives as long as the test; args are those of mariadbd.
 func MariaDB(t testing.TB, args ...string) *Server { t.Helper(); return tested(t, mariaDB{}, args) }
 
-// PostgreSQL starts a server that lives as long as the test; args are postgres'.
+// PostgreSQL starts a server that lives as long as the test; args are those of postgres.
 func PostgreSQL(t testing.TB, args ...string) *Server {
 	t.Helper()
 	return tested(t, postgreSQL{}, args)
@@ -74,7 +74,7 @@ func tested(t testing.TB, k kind, args []string) *Server {
 	return s
 }
 
-// need fails the test, or skips it if all that is wrong is a missing program and this is not CI.
+// need fails the test, or skips it if the only fault is a missing program and this is not CI.
 func need(t testing.TB, err error) {
 	t.Helper()
 	if errors.Is(err, ErrMissing) && os.Getenv("CI") != "true" {
@@ -103,7 +103,7 @@ func start(k kind, args []string) (*Server, error) {
 		if err == nil {
 			return s, nil
 		}
-		if attempt == 5 { // somebody else may have taken the port
+		if attempt == 5 { // another process may have taken the port
 			s.Close()
 			return nil, err
 		}
@@ -119,7 +119,7 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// run starts the process and waits until the port is its own.
+// run starts the process and waits until it has its port.
 func (s *Server) run() error {
 	logged := filepath.Join(s.dir, "log")
 	log, err := os.Create(logged)
@@ -156,23 +156,23 @@ func (s *Server) run() error {
 	}
 }
 
-// DSN is the server's address with user and database, in the form of its usual Go driver: root@tcp(address)/test for
-// MariaDB, a URL for PostgreSQL. Both end in parameters, so that "&name=value" may be appended.
+// DSN returns the server's address with user and database, in the form of its usual Go driver: root@tcp(address)/test for MariaDB, a URL
+// for PostgreSQL. Both end in parameters, so that "&name=value" may be appended.
 func (s *Server) DSN() string { return s.kind.dsn(s.Addr) }
 
-// Stop makes the server hang (SIGSTOP), all its processes, until Continue.
+// Stop stops all processes of the server (SIGSTOP) until Continue.
 func (s *Server) Stop() error { return s.signal(syscall.SIGSTOP) }
 
 // Continue ends Stop.
 func (s *Server) Continue() error { return s.signal(syscall.SIGCONT) }
 
-// Kill ends the server as a crash does (SIGKILL), also one that is stopped.
+// Kill ends the server as a crash does (SIGKILL), even if it is stopped.
 func (s *Server) Kill() {
 	_ = s.signal(syscall.SIGKILL)
 	<-s.dead
 }
 
-// Restart starts a server that was killed again, with the same data on the same port; one that runs is killed before.
+// Restart starts the server again, with the same data on the same port. If it runs, it is killed first.
 func (s *Server) Restart() error {
 	s.Kill()
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
@@ -183,7 +183,7 @@ func (s *Server) Restart() error {
 	}
 }
 
-// Close ends the server, also one that is stopped, and removes its directory.
+// Close ends the server, even if it is stopped, and removes its directory.
 func (s *Server) Close() {
 	if s.cmd != nil {
 		_ = s.signal(s.kind.quit())
@@ -198,14 +198,14 @@ func (s *Server) Close() {
 	_ = os.RemoveAll(s.dir)
 }
 
-// signal reaches the first process before its children, so that it starts no more of them meanwhile.
+// signal signals the first process before its children, so that it starts no more of them meanwhile.
 func (s *Server) signal(sig syscall.Signal) error {
 	children := childrenOf(s.Pid)
 	if err := s.cmd.Process.Signal(sig); err != nil {
 		return err
 	}
 	if sig == s.kind.quit() {
-		return nil // which it tells its children itself
+		return nil // the server signals its children itself
 	}
 	if sig == syscall.SIGSTOP {
 		children = childrenOf(s.Pid)
@@ -216,7 +216,7 @@ func (s *Server) signal(sig syscall.Signal) error {
 	return nil
 }
 
-// childrenOf asks ps, which every Unix has. PostgreSQL's children are sessions of their own: no group holds them all.
+// childrenOf runs ps, which every Unix has. PostgreSQL's children are sessions of their own, so no process group contains them all.
 func childrenOf(pid int) (children []int) {
 	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=").Output()
 	if err != nil {
@@ -238,8 +238,7 @@ var shared struct {
 	errs    map[kind]error
 }
 
-// SharedMariaDB returns one server for all tests of the program. TestMain stops it with StopShared. Tests keep to tables of
-// their own.
+// SharedMariaDB returns one server for all tests of the program. TestMain must stop it with StopShared. Tests use tables of their own.
 func SharedMariaDB(t testing.TB) *Server { t.Helper(); return sharedServer(t, mariaDB{}) }
 
 // SharedPostgreSQL is SharedMariaDB for PostgreSQL.
@@ -259,7 +258,7 @@ func sharedServer(t testing.TB, k kind) *Server {
 	return shared.servers[k]
 }
 
-// StopShared stops the shared servers that there are.
+// StopShared stops the shared servers that were started.
 func StopShared() {
 	shared.Lock()
 	defer shared.Unlock()
@@ -271,7 +270,7 @@ func StopShared() {
 	}
 }
 
-// program finds a program in PATH or in the other places, the last in order first.
+// program returns the path of a program, from PATH or one of the other places, of which the last in order comes first.
 func program(name, advice string, elsewhere ...string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil

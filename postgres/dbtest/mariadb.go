@@ -11,7 +11,7 @@ import (
 
 type mariaDB struct{}
 
-// settings make the server small and quick: what is committed outlives the process, not the machine.
+// settings makes the server small and fast: committed data outlives the process, but not the machine.
 func (mariaDB) settings(dir string) []string {
 	args := []string{
 		"--no-defaults", "--datadir=" + filepath.Join(dir, "data"), "--skip-name-resolve",
@@ -20,7 +20,7 @@ func (mariaDB) settings(dir string) []string {
 		"--performance-schema=0", "--character-set-server=utf8mb4",
 	}
 	if os.Geteuid() == 0 {
-		args = append(args, "--user=root") // which it refuses to be unless told
+		args = append(args, "--user=root") // it refuses to run as root otherwise
 	}
 	return args
 }

@@ -11,7 +11,7 @@ import (
 	"syscall"
 )
 
-// postgreSQL refuses to be root, so root runs it as another user.
+// postgreSQL refuses to run as root, so root runs it as another user.
 type postgreSQL struct{}
 
 const postgresPrograms = "/usr/lib/postgresql/*/bin"
@@ -42,7 +42,7 @@ func (k postgreSQL) command(dir string, port int) (*exec.Cmd, error) {
 	return cmd, k.unprivileged(cmd, dir)
 }
 
-// unprivileged lets the command run as another user if this process is root's, in a directory that is that user's.
+// unprivileged makes the command run as another user if this process runs as root, in a directory that belongs to that user.
 func (postgreSQL) unprivileged(cmd *exec.Cmd, dir string) error {
 	cmd.Dir = dir
 	if os.Geteuid() != 0 {
@@ -74,11 +74,11 @@ func (postgreSQL) dsn(addr string) string {
 
 func (postgreSQL) quit() syscall.Signal { return syscall.SIGQUIT }
 
-// swept removes the segment of shared memory that a killed server leaves; its number is in what was its lock file.
+// swept removes the shared memory segment that a killed server leaves. Its number is in the lock file.
 func (postgreSQL) swept(dir string) {
 	text, err := os.ReadFile(filepath.Join(dir, "data", "postmaster.pid"))
 	if err != nil {
-		return // it ended in order
+		return // the server was shut down cleanly
 	}
 	if lines := strings.Split(string(text), "\n"); len(lines) > 6 {
 		if f := strings.Fields(lines[6]); len(f) == 2 {

@@ -59,7 +59,7 @@ CREATE TABLE semaphore_slot (
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 5000);
 
--- Decides one batch of one process: Backend.Apply of the package semaphore says how. Enter comes as five arrays.
+-- Decides one batch of one process: Store.Apply of the package semaphore/store specifies how. Enter comes as five arrays.
 -- If it leaves off unfinished, all is done but Enter, to which those ahead come first: it wants to be called again for that.
 -- Errors: TB001: the transaction is not READ COMMITTED; TB002: the counters of the semaphore and its slots disagree.
 CREATE FUNCTION semaphore_apply_1(

@@ -1,30 +1,32 @@
--- Decides one batch of one process on one semaphore: Backend.Apply of backend.go.
+-- Decides one batch of one process on one semaphore: Store.Apply of package store.
 --
 -- KEYS      all in one slot:
---   state   hash: fence, the highest handed out; ticket, likewise; used, permits that are held; seen, the latest time;
---           lives, until when all keys do; busy, when somebody waited last; sift, from which ticket on waiters may want more permits
---           than there are in all (it may be missing: none does); permits: '3 limit version', where 3 is the format of all of this, and
---           a limit of 0 means that each request has the number of its own process; quiet, in place of all else but permits, see below
+--   state   hash: fence, the highest fence granted; ticket, the highest ticket; used, the number of permits held; seen, the latest time;
+--           lives, until when all keys live; busy, when a request last waited; sift, the ticket from which on waiters may want more
+--           permits than there are in all (missing if none does); permits, '3 limit version', where 3 is the format of the whole state
+--           and a limit of 0 means the number of each request's process; quiet, which replaces everything else but permits, see below
 --   held    sorted set: id -> when its lease expires
 --   info    hash: id -> 'permits process lease own label' of waiters, where own is the number of its process,
 --           'permits process fence since label' of holders
---   queue   sorted set: id -> ticket, of who waits
---   procs   hash: process -> 'until told alive', of processes that wait: until when its waiters stay, grants that it was told,
---           until when they may be admitted
---   idle    hash: id -> process, of who waits until nobody holds anything
--- While nobody has waited for a while, all is in state's field quiet, and the other keys are not there (quiet.lua then needs three
--- commands): '<dddddddd' of limit, version, lives, ticket, fence, seen, used and the first expiry (0: none);
--- '\nprocess ' process '\0' and '<dd' of until, told; '\nholder ' id '\0' label '\0' and '<dddd' of permits, expires, fence, since.
--- Each of these begins as no number can, for the last byte of a number is '\0', '?' or '@' to 'C'; and no name has '\n' or '\0'.
--- In format 2 a field solo, 'earliest process until told', was in place of the one process in procs (-: none).
--- ARGV      process, label, lease, patience, alive, permits, the limit and the version that the process knows of, permits to set
---           (0: none; -1: each process its own), permits to add (0: none), deadline (0: none), channel prefix,
---           then counted lists: ids to leave; ids to renew; entries of id, permits, ticket, wait (0 or 1), label (empty: the process')
+--   queue   sorted set: id -> ticket, of waiters
+--   procs   hash: process -> 'until notified alive', of processes with waiters: until when the waiters stay, how many grants were
+--           published to it, until when its waiters may be admitted
+--   idle    hash: id -> process, of requests that wait until no permit is held
+-- While no request has waited for a second, all is in the field quiet of state, and the other keys do not exist. quiet.lua then needs
+-- three commands. The field is '<dddddddd' of limit, version, lives, ticket, fence, seen, used and the first expiry (0 if there is none);
+-- '\nprocess ' process '\0' and '<dd' of until, notified; '\nholder ' id '\0' label '\0' and '<dddd' of permits, expires, fence, since.
+-- The library struct encodes these numbers. A server without it, such as a stand-in for Redis in tests, keeps the state in all keys.
+-- Each prefix begins with a byte that no number begins with, for the last byte of a number is '\0', '?' or '@' to 'C'; and no name
+-- contains '\n' or '\0'.
+-- In format 2 a field solo, 'earliest process until notified', replaced the one process in procs (- for none).
+-- ARGV      process, label, lease, patience, alive, permits, the limit and the version that the process knows, permits to set
+--           (0: none; -1: the number of each process), permits to add (0: none), deadline (0: none), channel prefix,
+--           then counted lists: ids to leave; ids to renew; entries of id, permits, ticket, wait (0 or 1), label ('': the process's)
 -- All times are microseconds of the server's clock (TIME, read once).
 -- returns   'late now', or
---           'now fresh permits earliest told limit version unchanged quiet unfinished', the standings of leave, those of renew, the
---           answers to enter as 'outcome fence ticket', and the grants as 'id outcome fence expires'. If unfinished is 1, there are no
---           answers to enter: it wants to be called again for that.
+--           'now fresh permits earliest notified limit version unchanged quiet unfinished', the standings of leave, the results of
+--           renew, the results of enter as 'outcome fence ticket', and the grants as 'id outcome fence expires'. If unfinished is 1,
+--           there are no results of enter: the script must run again for it.
 
 local state, held, info, queue, procs, idle = unpack(KEYS)
 local process, label, lease, patience = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -35,24 +37,24 @@ local REFUSED, QUEUED, GRANTED, TOO_MANY = '0', '1', '2', '3'
 local GONE, WAITING, HOLDING = '0', '1', '2'
 local DEAD, SILENT, ALIVE = 0, 1, 2
 local MOST = 2147483648
-local left = 500 -- waiters, and leases that have expired, that this call may still look at: it must not occupy the server for long
+local left = 500 -- waiters and expired leases that this call may still handle, so that it does not occupy the server for long
 local STANDSTILL, SECOND, HOUR, DAY = 2000000, 1000000, 3600000000, 86400000000
 
 local t = call('TIME')
 local now = t[1] * 1000000 + t[2]
-local texts = {} -- of numbers: to format one costs as much as a command, and most occur often
+local texts = {} -- by number: formatting one costs as much as a command, and most occur often
 local function int(n)
-  local text = texts[n]
+  local text = texts[-n] -- negative, because miniredis would fill an array of n slots: a lease has 10 million microseconds
   if not text then
     text = fmt('%.0f', n)
-    texts[n] = text
+    texts[-n] = text
   end
   return text
 end
 if deadline ~= 0 and now > deadline then return {'late ' .. int(now)} end
 
 local s = call('HMGET', state, 'fence', 'ticket', 'used', 'seen', 'permits', 'lives', 'busy', 'quiet', 'solo', 'sift')
-local function whole(text) -- nothing else is ours: tonumber would take nan, inf and hexadecimal digits too
+local function whole(text) -- tonumber would accept nan, inf and hexadecimal digits too
   local n = not text and 0 or text:find('^%d+$') and tonumber(text)
   return n and n <= 9007199254740992 and n
 end
@@ -69,10 +71,10 @@ if not (fence and ticket and used and seen and stored and newest and lives and b
   return redis.error_reply('CORRUPT state')
 end
 
-local new = {} -- keys that may have been made by this call
-local function remember(who, till, told)
-  if who ~= process and till < now - HOUR then return end -- it was killed, and nobody would ever look for it
-  call('HSET', procs, who, fmt('%s %s %s', int(till), int(told), int(till)))
+local new = {} -- keys that this call may have created
+local function remember(who, till, notified)
+  if who ~= process and till < now - HOUR then return end -- it was killed, and no later batch would remove it
+  call('HSET', procs, who, fmt('%s %s %s', int(till), int(notified), int(till)))
   new[procs] = true
 end
 if quiet then
@@ -89,7 +91,7 @@ elseif solo then
   if solo[1] ~= '-' then remember(solo[1], tonumber(solo[2]), tonumber(solo[3])) end
 end
 
--- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
+-- Up to two seconds behind the latest time seen, the clock stands still; further behind, it was set back.
 if seen - now > STANDSTILL then
   local back = seen - now
   busy = math.min(busy, now)
@@ -104,7 +106,7 @@ elseif now < seen then
   now = seen
 end
 
--- The newest limit is in force.
+-- The limit with the highest version is in force.
 local changed, unchanged = version > newest, 0
 if changed then stored, newest = limit, version end
 if set ~= 0 or add ~= 0 then
@@ -118,10 +120,10 @@ end
 if changed or not s[5] or format == '2' then call('HSET', state, 'permits', fmt('3 %s %s', int(stored), int(newest))) end
 local total = stored > 0 and stored or permits
 
-local messages = {} -- sent when all is written: should they be refused, what was decided holds all the same
+local messages = {} -- published when the state is written: if they fail, the decisions hold all the same
 
--- What is written of the ids of a batch waits in lists, so that many share a command. write sends it, before any of it is read.
-local rows = {} -- of info, as far as they were read, or written here; false: there is none
+-- Writes are collected in lists, so that many ids share a command. write sends them, and must run before any of them is read.
+local rows = {} -- of info, as far as they were read or written here; false if there is none
 local enqueued, dequeued, granted, noted, forgotten = {}, {}, {}, {}, {}
 local function send(command, key, list)
   for i = 1, #list, 1000 do call(command, key, unpack(list, i, math.min(i + 999, #list))) end
@@ -134,7 +136,7 @@ local function write()
   if noted[1] then send('HSET', info, noted); noted = {} end
 end
 
--- Reads rows of some of the ids in a list: of each which is so many after the one before.
+-- Reads the rows of every step-th id in a list.
 local function read(list, from, to, step)
   write()
   local ids = list
@@ -158,17 +160,17 @@ local function forget(id)
   forgotten[#forgotten + 1] = id
 end
 
-local function size(id) -- permits of a waiter or a holder that was read
+local function size(id) -- permits of a waiter or a holder whose row was read
   return rows[id] and tonumber(rows[id]:match('^%d+'))
 end
 
-local function about(id) -- of a waiter that was read: permits, process, lease, the number that there are, label
+local function about(id) -- permits, process, lease, number of permits in force, and label of a waiter whose row was read
   if not rows[id] then return end
   local n, owner, lasts, own, rest = rows[id]:match('^(%d+) (%S+) (%d+) (%d+) ?(.*)$')
   return tonumber(n), owner, tonumber(lasts), stored > 0 and stored or tonumber(own), rest
 end
 
--- Redis may have evicted one of the keys: then what is held is counted anew.
+-- Redis may have evicted one of the keys. Then used is counted again.
 local earliest = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 local function count()
   local all = call('ZRANGE', held, 0, -1)
@@ -195,7 +197,7 @@ if earliest and tonumber(earliest) <= now then -- leases that have expired
     forget(id)
   end
   send('ZREM', held, expired)
-  if not known then -- what others hold that are unknown is not known either, until the last of them has ended
+  if not known then -- the permits of unknown holders stay unknown until the last of them has expired
     local sum, unknown = count()
     used = unknown > 0 and math.max(used, sum + unknown) or sum
   end
@@ -207,7 +209,7 @@ local function arg()
   return ARGV[at]
 end
 
-local reply, grants = {''}, {} -- the first is known when all is decided
+local reply, grants = {''}, {} -- the first string is set at the end
 local leaves, ended = tonumber(arg()), {}
 read(ARGV, at + 1, at + leaves, 1)
 for i = 1, leaves do
@@ -238,24 +240,24 @@ for i = 1, tonumber(arg()) do
   if score and tonumber(score) < now + lease then call('ZADD', held, int(now + lease), id) end
 end
 
--- The process, as one that waits.
-local fresh, told = 0, 0
+-- The process as one with waiters.
+local fresh, notified = 0, 0
 local known = call('HGET', procs, process)
-if known then told = tonumber(known:match('^%d+ (%d+)')) else fresh = 1 end
-if fresh == 1 and patience > 0 and now % 16 == 0 then -- at times: those that have died without a farewell
+if known then notified = tonumber(known:match('^%d+ (%d+)')) else fresh = 1 end
+if fresh == 1 and patience > 0 and now % 16 == 0 then -- now and then: remove processes that died
   local all = call('HGETALL', procs)
   for i = 1, #all, 2 do
     if tonumber(all[i + 1]:match('^%d+')) < now - HOUR then call('HDEL', procs, all[i]) end
   end
 end
-local others = {} -- processes that were asked for: till, told, alive, as procs has them; is: their condition; changed: they were told here
-local function heard(owner)
+local others = {} -- processes that were looked up: till, notified, alive as in procs; is: the condition; changed: a grant was published
+local function condition(owner)
   if owner == process then return patience > 0 and ALIVE or DEAD end
   local p = others[owner]
   if not p then
     local text = call('HGET', procs, owner)
     local till, count, awake = (text or '0 0 0'):match('^(%d+) (%d+) (%d+)$')
-    p = {till = till, told = tonumber(count), alive = awake}
+    p = {till = till, notified = tonumber(count), alive = awake}
     p.is = tonumber(till) < now and DEAD or tonumber(awake) < now and SILENT or ALIVE
     if text and p.is == DEAD then call('HDEL', procs, owner) end
     others[owner] = p
@@ -263,14 +265,14 @@ local function heard(owner)
   return p.is
 end
 
-local function tell(id, owner, outcome, number, expires)
+local function notify(id, owner, outcome, number, expires)
   local text = id .. ' ' .. outcome .. ' ' .. int(number) .. ' ' .. int(expires)
   if owner == process then
     grants[#grants + 1] = text
     return
   end
   local p = others[owner]
-  p.told, p.changed = p.told + 1, true
+  p.notified, p.changed = p.notified + 1, true
   messages[#messages + 1] = {channel .. owner, text}
 end
 
@@ -290,10 +292,10 @@ end
 
 local function dismiss(id, owner)
   drop(id)
-  if heard(owner) ~= DEAD then tell(id, owner, TOO_MANY, 0, 0) end
+  if condition(owner) ~= DEAD then notify(id, owner, TOO_MANY, 0, 0) end
 end
 
--- After the limit has changed: who can never be admitted is told.
+-- After the limit has changed: waiters that can never be admitted are dismissed.
 if changed then sift = 1 end
 if sift > 0 then
   local all = call('ZRANGEBYSCORE', queue, int(sift), '+inf', 'WITHSCORES', 'LIMIT', 0, left)
@@ -307,8 +309,8 @@ if sift > 0 then
   write()
 end
 
--- Who waits for longest comes first, and nobody passes: who wants many is not starved.
--- Returns whether anybody is left.
+-- Admits waiters in the order of their tickets. No waiter passes another, so that large requests do not starve. Returns whether any waiter
+-- is left.
 local function admit()
   while left > 0 do
     local most = math.min(256, left, math.max(0, total - used) + 1)
@@ -316,13 +318,13 @@ local function admit()
     read(all, 1, #all, 1)
     for _, id in ipairs(all) do
       local n, owner, lasts, there, whose = about(id)
-      if not n or heard(owner) == DEAD then
+      if not n or condition(owner) == DEAD then
         drop(id)
       elseif n > there then
         dismiss(id, owner)
-      elseif used + n <= there and heard(owner) == ALIVE then
+      elseif used + n <= there and condition(owner) == ALIVE then
         dequeued[#dequeued + 1] = id
-        tell(id, owner, GRANTED, grant(id, n, owner, lasts, whose), now + lasts)
+        notify(id, owner, GRANTED, grant(id, n, owner, lasts, whose), now + lasts)
       else
         return true
       end
@@ -333,14 +335,14 @@ local function admit()
   end
   return true
 end
-local waiting = admit() -- whether anybody does
+local waiting = admit() -- whether any request waits
 if used == 0 and left > 0 then
   local cursor, gone = '0', {}
   repeat
     local found = call('HSCAN', idle, cursor, 'COUNT', left)
     cursor, found = found[1], found[2]
     for i = 1, #found, 2 do
-      if heard(found[i + 1]) ~= DEAD then tell(found[i], found[i + 1], GRANTED, 0, 0) end
+      if condition(found[i + 1]) ~= DEAD then notify(found[i], found[i + 1], GRANTED, 0, 0) end
       gone[#gone + 1] = found[i]
     end
   until cursor == '0' or #gone >= left
@@ -350,7 +352,7 @@ end
 local unfinished = left == 0
 
 local mine = ' ' .. process .. ' ' .. int(lease) .. ' ' .. int(permits) .. ' '
-local function first() -- the ticket of who waits for longest
+local function first() -- the ticket of the oldest waiter
   write()
   return tonumber(call('ZRANGE', queue, 0, 0, 'WITHSCORES')[2])
 end
@@ -365,7 +367,7 @@ for i = 1, enters do
   local row = n > 0 and rows[id]
   if row then write() end
   local score = row and call('ZSCORE', held, id)
-  if score then -- granted before; its answer was lost
+  if score then -- granted before, but the reply was lost
     outcome, number = GRANTED, tonumber(row:match('^%d+ %S+ (%d+)'))
     if tonumber(score) < now + lease then call('ZADD', held, int(now + lease), id) end
   elseif n == 0 then
@@ -402,26 +404,28 @@ for i = 1, enters do
 end
 write()
 
-local waiters = {} -- to be written to procs
+local waiters = {} -- fields of procs to write
 for owner, p in pairs(others) do
-  if p.changed then waiters[#waiters + 1], waiters[#waiters + 2] = owner, fmt('%s %s %s', p.till, int(p.told), p.alive) end
+  if p.changed then waiters[#waiters + 1], waiters[#waiters + 2] = owner, fmt('%s %s %s', p.till, int(p.notified), p.alive) end
 end
 if patience > 0 then
-  waiters[#waiters + 1], waiters[#waiters + 2] = process, fmt('%s %s %s', int(now + patience), int(told), int(now + alive))
+  waiters[#waiters + 1], waiters[#waiters + 2] = process, fmt('%s %s %s', int(now + patience), int(notified), int(now + alive))
   if not known then new[procs] = true end
 elseif known then
   call('HDEL', procs, process)
 end
 send('HSET', procs, waiters)
-if lives - now < DAY then -- all live for another day at least
+if lives - now < DAY then -- all keys live for another day at least
   lives = now + 2 * DAY
   for _, key in ipairs(KEYS) do new[key] = true end
 end
 local ends = call('ZRANGE', held, 0, 0, 'WITHSCORES')[2]
 local first = ends and tonumber(ends) or 0
 
--- All of the state in one field; nil if somebody waits or did so just now, if there is too much, or a name that cannot be in it.
+-- Returns the state as the field quiet; nil if a request waits or did so within a second, if the state is too large, or if a name cannot be
+-- in the field.
 local function packed()
+  if not struct then return end
   if waiting or call('HLEN', idle) > 0 then busy = now end
   if now - busy <= SECOND then return end
   if call('ZCARD', held) > 64 or call('HLEN', procs) > 64 then return end
@@ -460,7 +464,7 @@ for key in pairs(new) do
 end
 for _, m in ipairs(messages) do call('PUBLISH', m[1], m[2]) end
 
-reply[1] = table.concat({int(now), int(fresh), int(total), int(first), int(told), int(stored), int(newest), int(unchanged),
+reply[1] = table.concat({int(now), int(fresh), int(total), int(first), int(notified), int(stored), int(newest), int(unchanged),
   text and '1' or '0', unfinished and '1' or '0'}, ' ')
 for _, g in ipairs(grants) do reply[#reply + 1] = g end
 return reply

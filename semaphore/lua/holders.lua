@@ -1,9 +1,10 @@
--- Lists who holds permits of a semaphore; changes nothing. Of thousands it lists a part, so as not to occupy the server for long.
+-- Lists the holders of a semaphore; changes nothing. If there are thousands it returns a part, so as not to occupy the server for long.
 -- KEYS      as in apply.lua: state, held, info
--- ARGV      0, or what it returned first: the next part. Somebody may be in two of them.
--- returns   0 if that was the last, and for each holder three strings: id, when its lease expires (microseconds), and 'permits process fence since label'
+-- ARGV      the cursor: 0 for the first part, then the cursor that it returned. A holder may be in two parts.
+-- returns   the next cursor, 0 after the last part, and for each holder three strings: id, when its lease expires (microseconds), and
+--           'permits process fence since label'
 
-local call, int = redis.call, function(n) return string.format('%.0f', n) end
+local call, int = redis.call, function(n) return string.format('%.0f', tonumber(n)) end
 local t = call('TIME')
 local s = call('HMGET', KEYS[1], 'seen', 'quiet')
 local quiet = s[2] and parse(s[2])

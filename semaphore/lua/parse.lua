@@ -1,5 +1,10 @@
--- What the scripts begin with that read all of state's field quiet, which apply.lua tells of: nil if it is not that.
+-- The head of all scripts that read the field quiet of state, which apply.lua describes.
+
+local struct = rawget(_G, 'struct') -- nil on stand-ins for Redis without this library, which never write the field
+
+-- parse returns the numbers and names of the field, or nil if it is corrupt.
 local function parse(text)
+  if not struct then return end
   local at, all = 1, {processes = {}, holders = {}}
   local function numbers(count)
     local list = {}

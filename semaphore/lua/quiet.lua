@@ -1,11 +1,11 @@
--- Decides a batch as apply.lua does, with three commands, while nobody waits and all of the state is in one field (quiet, see there).
--- What is unusual it leaves as it is, for apply.lua. Functions and tables would cost as much as a command: there are none.
+-- Decides a batch as apply.lua does, with three commands, while no request waits and the whole state is in one field (quiet, see there).
+-- It leaves unusual batches to apply.lua and changes nothing then. It has no functions and tables, for each would cost as much as a command.
 --
 -- KEYS      state
--- ARGV      process, '<dddddddd' of deadline (0: none), lease, patience, permits, version that the process knows of, and the numbers of
---           what follows: ids to leave, ids to renew, and entries of id, permits (below 0: it does not wait), label
--- returns   nothing, or '<ddddddd' of now, fresh, permits, earliest, told, limit, version; the standings, what was renewed, and
---           of each entry outcome and fence
+-- ARGV      process, '<dddddddd' of deadline (0: none), lease, patience, permits, version that the process knows, and the numbers of
+--           the following ids to leave, ids to renew, and entries of id, permits (below 0: it does not wait), label
+-- returns   nothing, or '<ddddddd' of now, fresh, permits, earliest, notified, limit, version; the standings of leave, the results of
+--           renew, and outcome and fence of each entry
 
 local call, pack, unpack, find, sub, process = redis.call, struct.pack, struct.unpack, string.find, string.sub, ARGV[1]
 local deadline, lease, patience, permits, version, leaves, renews, enters = unpack('<dddddddd', ARGV[2])
@@ -17,19 +17,19 @@ local limit, newest, lives, ticket, fence, seen, used, first = unpack('<dddddddd
 if not (version <= newest and seen <= now and lives - now >= 86400000000 and fence < 9007199254740992 and
   (used == 0 or used > 0 and first > now)) then return {} end
 local total, rest, ends = limit == 0 and permits or limit, sub(text, 65), now + lease
-local reply, n, at, changed = {'', 0, 0}, 1, 2, false -- changed: the lease that was the first to end, maybe
+local reply, n, at, changed = {'', 0, 0}, 1, 2, false -- changed: the lease that expires first may have changed
 
-local fresh, told, waits = 1, 0, ''
+local fresh, notified, waits = 1, 0, ''
 if rest ~= '' then
   local a, b = find(rest, '\nprocess ' .. process .. '\0', 1, true)
   if a then
     if #rest < b + 16 then return {} end
-    fresh, told = 0, unpack('<d', rest, b + 9)
+    fresh, notified = 0, unpack('<d', rest, b + 9)
     rest = sub(rest, 1, a - 1) .. sub(rest, b + 17)
   end
-  if now % 256 == 0 and find(rest, '\nprocess ', 1, true) then return {} end -- some may have died long ago: apply.lua forgets them
+  if now % 256 == 0 and find(rest, '\nprocess ', 1, true) then return {} end -- now and then: apply.lua removes processes that died
 end
-if patience > 0 then waits = pack('<c0c0c0dd', '\nprocess ', process, '\0', now + patience, told) end
+if patience > 0 then waits = pack('<c0c0c0dd', '\nprocess ', process, '\0', now + patience, notified) end
 
 for i = 3, leaves + 2 do
   local a, b = find(rest, '\nholder ' .. ARGV[i] .. '\0', 1, true)
@@ -58,7 +58,7 @@ end
 for i = leaves + renews + 3, leaves + renews + 3 * enters + 2, 3 do
   local id, size, outcome, number = ARGV[i], tonumber(ARGV[i + 1]), 0, 0 -- REFUSED
   local want = size < 0 and -size or size
-  if used > 0 and find(rest, '\nholder ' .. id .. '\0', 1, true) then return {} end -- granted before; its answer was lost
+  if used > 0 and find(rest, '\nholder ' .. id .. '\0', 1, true) then return {} end -- granted before, but the reply was lost
   if want > total then
     outcome = 3 -- TOO_MANY
   elseif used + want <= total then
@@ -67,7 +67,7 @@ for i = leaves + renews + 3, leaves + renews + 3 * enters + 2, 3 do
     if used == 0 or ends < first then first = ends end
     used, outcome, number = used + want, 2, fence -- GRANTED
   elseif size > 0 then
-    return {} -- it queues up
+    return {} -- it enters the queue
   end
   reply[n + 1], reply[n + 2] = outcome, number
   n = n + 2
@@ -88,6 +88,6 @@ elseif changed then
   end
 end
 call('HSET', KEYS[1], 'quiet', pack('<dddddddd', limit, newest, lives, ticket, fence, now, used, first) .. waits .. rest)
-reply[1] = pack('<ddddddd', now, fresh, total, first, told, limit, newest)
+reply[1] = pack('<ddddddd', now, fresh, total, first, notified, limit, newest)
 for i = n + 1, 3 do reply[i] = nil end
 return reply

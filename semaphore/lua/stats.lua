@@ -1,4 +1,4 @@
--- Tells how a semaphore is used; changes nothing. KEYS as in apply.lua: state, held, info, queue.
+-- Returns the use of a semaphore; changes nothing. KEYS as in apply.lua: state, held, info, queue.
 -- returns   'limit version used waiting'
 
 local call = redis.call
@@ -15,7 +15,7 @@ if quiet then
   end
   return {string.format('%s %s %.0f 0', limit, version, math.max(0, used))}
 end
-local expired = call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now), 'LIMIT', 0, 1000) -- no more: the next batch ends them
+local expired = call('ZRANGEBYSCORE', KEYS[2], '-inf', string.format('%.0f', now), 'LIMIT', 0, 1000) -- at most 1000: the next batch removes them
 if #expired > 0 then
   for _, text in ipairs(call('HMGET', KEYS[3], unpack(expired))) do used = used - (text or '0'):match('^%d*') end
 end

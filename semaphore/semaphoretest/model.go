@@ -12,15 +12,15 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/semaphoremodel"
-	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// anySequence lets three processes send random batches, in half of the sequences mostly one process one request at a time, and compares
-// each report with the model's, and at the end what they were told.
-func anySequence(t *testing.T, open func(t *testing.T) Place) {
+// anySequence sends random batches of three processes. In half of the sequences most batches hold one request of one process. It compares
+// each report with the model's, and at the end the grants that each process has received.
+func anySequence(t *testing.T, open func(t *testing.T) Fixture) {
 	rapid.Check(t, func(r *rapid.T) {
 		f := newFleet(t, open(t))
-		g := &sequence{T: r, f: f, ids: map[string]semaphore.Entry{}, owner: map[string]int{}, lone: rapid.Bool().Draw(r, "lone")}
+		g := &sequence{T: r, f: f, ids: map[string]store.Entry{}, owner: map[string]int{}, lone: rapid.Bool().Draw(r, "lone")}
 		for i := range 3 {
 			m := f.member(string(rune('a' + i)))
 			g.members = append(g.members, m)
@@ -31,8 +31,8 @@ func anySequence(t *testing.T, open func(t *testing.T) Place) {
 		}
 		for i, m := range g.members {
 			want := g.told[i]
-			got := m.hears(len(want))
-			byID := func(a, b semaphore.Grant) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) }
+			got := m.receives(len(want))
+			byID := func(a, b store.Grant) int { return cmp.Compare(fmt.Sprint(a), fmt.Sprint(b)) }
 			slices.SortFunc(got, byID)
 			slices.SortFunc(want, byID)
 			if !slices.Equal(got, want) {
@@ -42,14 +42,14 @@ func anySequence(t *testing.T, open func(t *testing.T) Place) {
 	})
 }
 
-// sequence is a random test's state.
+// sequence is the state of a random test.
 type sequence struct {
 	*rapid.T
 	f       *fleet
 	model   semaphoremodel.Model
 	members []*member
-	told    [3][]semaphore.Grant
-	ids     map[string]semaphore.Entry // as last sent
+	told    [3][]store.Grant
+	ids     map[string]store.Entry // as last sent
 	owner   map[string]int
 	lone    bool
 }
@@ -65,7 +65,7 @@ func (g *sequence) step() {
 		from = rapid.SampledFrom([]int{0, 0, 0, 0, 0, 1}).Draw(g.T, "lone process")
 	}
 	m := g.members[from]
-	b := &semaphore.Batch{
+	b := &store.Batch{
 		Process: m.name, Label: "label", Permits: rapid.SampledFrom([]int{3, 3, 2}).Draw(g.T, "permits"),
 		LeaseMicros:    rapid.SampledFrom([]int64{1000, 10e6, 20e6}).Draw(g.T, "lease"),
 		PatienceMicros: rapid.SampledFrom([]int64{0, 1000, 5e6, 10e6, 10e6, 10e6}).Draw(g.T, "patience"),
@@ -78,7 +78,7 @@ func (g *sequence) step() {
 		b.Leave = []string{g.anyID("leave").Draw(g.T, "leave")}
 		b.PatienceMicros = rapid.SampledFrom([]int64{0, 0, 0, 10e6}).Draw(g.T, "patience of who leaves")
 	case lone:
-		b.Enter = []semaphore.Entry{g.entry(from)}
+		b.Enter = []store.Entry{g.entry(from)}
 	default:
 		b.Leave = rapid.SliceOfN(g.anyID("leave"), 0, 3).Draw(g.T, "leaves")
 		b.Renew = rapid.SliceOfN(g.anyID("renew"), 0, 3).Draw(g.T, "renews")
@@ -92,11 +92,11 @@ func (g *sequence) step() {
 		b.AddPermits = rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 1, -1}).Draw(g.T, "add")
 	}
 	if rapid.IntRange(0, 4).Draw(g.T, "knows a limit") == 0 {
-		b.Limit = semaphore.Limit{Permits: rapid.SampledFrom([]int{0, 2, 3}).Draw(g.T, "limit"), Version: rapid.Int64Range(1, 9).Draw(g.T, "version")}
+		b.Limit = store.Limit{Permits: rapid.SampledFrom([]int{0, 2, 3}).Draw(g.T, "limit"), Version: rapid.Int64Range(1, 9).Draw(g.T, "version")}
 	}
 	ctx, cancel := context.WithTimeout(background, 30*time.Second)
 	defer cancel()
-	got, err := m.backend.Apply(ctx, b)
+	got, err := m.store.Apply(ctx, b)
 	if err != nil {
 		g.Fatal(err)
 	}
@@ -122,16 +122,16 @@ func (g *sequence) step() {
 		e.Ticket = max(a.Ticket, e.Ticket)
 		g.ids[e.ID] = e
 	}
-	byFence := func(a, b semaphore.Grant) int { return cmp.Or(cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.ID, b.ID)) }
-	slices.SortFunc(got.Grants, byFence) // those who waited for nobody to hold come in any order
+	byFence := func(a, b store.Grant) int { return cmp.Or(cmp.Compare(a.Fence, b.Fence), cmp.Compare(a.ID, b.ID)) }
+	slices.SortFunc(got.Grants, byFence) // requests that waited until no permit was held come in any order
 	slices.SortFunc(want.Grants, byFence)
 	if got, want := fmt.Sprintf("%+v", *got), fmt.Sprintf("%+v", *want); got != want {
-		holders, err := m.backend.Holders(ctx)
+		holders, err := m.store.Holders(ctx)
 		g.Fatalf("batch %+v: report\n%s, want\n%s\nholders %+v (%v), want\n%+v", *b, got, want, holders, err, g.model.Holders(g.model.Seen))
 	}
 }
 
-// clock lets time pass, or sets it back.
+// clock lets time pass, or sets the clock back.
 func (g *sequence) clock() {
 	if g.f.place.SetBack == nil {
 		time.Sleep(rapid.SampledFrom([]time.Duration{2, 10}).Draw(g.T, "sleep") * time.Millisecond)
@@ -146,14 +146,14 @@ func (g *sequence) clock() {
 	}
 }
 
-// anyID is one that was sent, or one that never was.
+// anyID returns an id that was sent, or one that never was.
 func (g *sequence) anyID(label string) *rapid.Generator[string] {
 	known := slices.Sorted(maps.Keys(g.ids))
 	return rapid.SampledFrom(append(known, "nobody's"))
 }
 
-// entry is a new request, or one of the process' own that was sent before.
-func (g *sequence) entry(from int) semaphore.Entry {
+// entry returns a new request, or one of the process that was sent before.
+func (g *sequence) entry(from int) store.Entry {
 	var own []string
 	for _, id := range slices.Sorted(maps.Keys(g.ids)) {
 		if g.owner[id] == from {
@@ -169,7 +169,7 @@ func (g *sequence) entry(from int) semaphore.Entry {
 		}
 		return e
 	}
-	e := semaphore.Entry{
+	e := store.Entry{
 		ID: fmt.Sprintf("%d-%d", from, len(g.ids)), Permits: rapid.SampledFrom([]int{0, 1, 1, 1, 2, 2, 3, 4}).Draw(g.T, "permits"), Wait: wait,
 		Label: rapid.SampledFrom([]string{"", "its own"}).Draw(g.T, "label"),
 	}

@@ -1,22 +1,22 @@
--- Counts what was admitted, decides what is asked for, and tells the whole window. It is counts of counts.go in Lua: change
--- both or none; TestDifferential compares them. All numbers are integers below 2^53.
+-- Counts permits, decides requests, and returns the whole window. It is counts of counts.go in Lua: change both or none;
+-- TestDifferential compares them. All numbers are integers below 2^53.
 --
 -- KEYS[1]   the limiter's key, a string: sw1 epoch=E seen=T [back=B] [limit=L version=V] last:count last:count …, see codec.go
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   window, ARGV[3] resolution, in microseconds; the second divides the first
 -- ARGV[4]   exact | approximate
--- ARGV[5]   limit, ARGV[12] its version: the newest is in force, and of two of one version the lower; 0: what the state says, if anything
+-- ARGV[5]   limit, ARGV[12] its version: the newest is in force, and of two of one version the lower; 0: the state's, if it has one
 -- ARGV[6]   time to live in milliseconds
--- ARGV[7]   deadline in microseconds of that clock, '' for none: run later, nothing happens
--- ARGV[8]   the epoch of a state that is begun: a random integer
--- ARGV[9]   count that was admitted already
--- ARGV[10]  last:count … that were admitted earlier and could not be told; '' for none
+-- ARGV[7]   deadline in microseconds of that clock, '' for none: after it the script does nothing
+-- ARGV[8]   the epoch of a new state: a random integer
+-- ARGV[9]   permits that the process has admitted
+-- ARGV[10]  last:count … that it admitted earlier and could not report; '' for none
 -- ARGV[11]  permits:times … requests to decide, in their order; '' for none
 -- ARGV[13]  a limit that becomes the next version, '' for none
--- ARGV[14]  time:count … to give back, '' for none: of the sub-intervals of these times, which count what the clock was set back (back=B)
--- ARGV[15]  the epoch of the state that they were admitted in; in another nothing is given back
--- ARGV[16]  1: ARGV[1] is never set back: if it is more than 2 s behind, nothing happens
--- returns   clock and the time of the decision; the state, '' if there is none; how many of each of ARGV[11] are granted
+-- ARGV[14]  time:count … to refund, '' for none: in the sub-intervals of these times, to which all steps back of the clock (back=B) are added
+-- ARGV[15]  the epoch of the state that they were admitted in; in another, nothing is refunded
+-- ARGV[16]  1: ARGV[1] is never set back: if it is more than 2 s behind, the script does nothing
+-- returns   clock and the time of the decision; the state, '' if there is none; how many of each of ARGV[11] were granted
 --           | late, clock | behind, how far | error CORRUPT or OVERFLOW; then nothing was written
 
 local MAX, MOST, LIMIT, PARTS, STANDSTILL, SIZE = 9007199254740992, 137438953472, 2147483648, 1441, 2000000, 65536
@@ -35,7 +35,7 @@ local window, resolution, exact, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), A
 local old = redis.call('GET', KEYS[1])
 local function corrupt() return redis.error_reply('CORRUPT ' .. fmt('%q', old:sub(1, 80)):gsub('[^%w%p ]', '?')) end
 
--- The parts, oldest first: one for a sub-interval in which anything was admitted.
+-- The parts, oldest first: one for each sub-interval in which permits were admitted.
 local now, epoch, back, changed = clock, ARGV[8], 0, false
 local version = 0
 local index, last, count, text, n, sum = {}, {}, {}, {}, 0, 0
@@ -78,7 +78,7 @@ if old then
   if b and (back < 1 or back > MAX) then return corrupt() end
   local shift = seen - clock
   local behind = shift > STANDSTILL and ARGV[16] == '1'
-  if shift > STANDSTILL then -- the clock was set back: what is counted goes along
+  if shift > STANDSTILL then -- the clock was set back: the counts move with it
     at(clock)
     back, changed = back + shift, true
     if back > MAX then back, epoch = 0, ARGV[8] end
@@ -107,7 +107,7 @@ if ARGV[13] ~= '' and version < MAX then
   limit, version, changed = tonumber(ARGV[13]), version + 1, true
 end
 
--- used is what counts against the limit now.
+-- used returns the permits that count against the limit now.
 local function used()
   if n == 0 or index[1] ~= first then return sum end
   if exact then
@@ -131,9 +131,10 @@ end
 
 if epoch == ARGV[15] then
   for t, c in ARGV[14]:gmatch('(%-?%d+):(%d+)') do
-    local i, j = floor((tonumber(t) - back) / resolution), 1
+    local at, j = tonumber(t) - back, 1
+    local i = floor(at / resolution)
     while j <= n and index[j] < i do j = j + 1 end
-    if j <= n and index[j] == i then
+    if j <= n and index[j] == i and (back == 0 or at >= now - window) then -- see counts.remove
       c = math.min(tonumber(c), count[j])
       count[j], text[j], sum, changed = count[j] - c, nil, sum - c, true
       if count[j] == 0 then

@@ -6,24 +6,24 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
-// landed is what came of a batch: whom to wake and what to tell when mu is free.
+// landed is the outcome of a batch: the calls to wake and the events to report when mu is free.
 type landed struct {
-	done  []*call
-	err   error
-	back  bool // Redis answers again, or something was repaired
-	down  bool // an outage was noticed
-	away  Away // what calls get until it ends
-	ended *outage.Outage
+	done   []*call
+	err    error
+	down   bool          // an outage began
+	policy FailurePolicy // in force until the outage ends
+	ended  *outage.Outage
 }
 
-// settle takes over what an answer says, and decides the calls of its batch. mu is held.
+// settle handles a reply and decides the calls of its batch. mu must be held.
 func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 	received := c.now()
 	c.full.Store(nil)
-	l.away = c.policy.away
+	l.policy = c.policy.failure
 	if err == nil {
 		var again bool
 		if again, err = c.resend(b, reply, received); again {
@@ -31,24 +31,27 @@ func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 		}
 	}
 	if err == nil {
-		err = c.learn(b, reply, received)
+		err = c.adoptReply(b, reply, received)
 	} else {
 		err = c.wrap(err)
+	}
+	if err != nil {
+		c.asked = 0
 	}
 	c.queue.settle(b.calls...)
 	l.done, l.err = b.calls, err
 	switch {
 	case err == nil:
-		if l.ended, l.back = c.redis.answered(); l.ended != nil {
-			c.line.wake() // there may be more room than a share had
+		if l.ended = c.redis.replied(); l.ended != nil {
+			c.waiters.wake() // there may be more room than a share had
 		}
-		c.hand(b)
-	case errors.Is(err, ErrAway):
+		c.deliver(b)
+	case errors.Is(err, ErrStoreUnavailable):
 		l.down = !c.redis.down()
-		l.done = c.goAlone(b, err, received)
-	default: // no other answer is to be had until somebody repairs something
+		l.done = c.fallBack(b, err, received)
+	default: // a repair is needed, so every policy returns the error
 		l.ended = c.redis.outage.ProbeAnswered()
-		c.known.heard, c.redis.broken = false, true
+		c.view.valid, c.redis.broken = false, true
 		for _, q := range b.calls {
 			q.err = err
 		}
@@ -57,37 +60,20 @@ func (c *coordinator) settle(b *flight, reply []string, err error) (l landed) {
 	return l
 }
 
-// goAlone notes that Redis is away, and decides the calls of a batch, which are settled, and all that wait. mu is held.
-func (c *coordinator) goAlone(b *flight, err error, now int64) (done []*call) {
-	c.redis.failed(err)
-	c.admitted.restore(&c.rule, b.unreported)
-	c.tellLater()
-	done = append(b.calls, c.queue.takeAll()...)
-	c.look = false
-	for _, q := range done {
-		if q.n == 0 {
-			q.err = err
-			continue
-		}
-		q.verdict, q.err = c.alone(q.n, now)
-	}
-	return done
-}
-
-// resend reads an answer which says that nothing was decided, since the time was not right: it ran later than its deadline, by a
-// clock that has stepped perhaps, or it was told a time that is over. Now that is known, the calls are queued once more. If it has
-// happened to some of them before it returns why they fail, and only those are left of the batch. mu is held.
+// resend handles a reply whose script decided nothing: it ran after its deadline, perhaps by a clock that has stepped, or its time was too
+// far in the past. The view now has the right time, so the calls are queued again. A call to which it has happened before is not: then
+// resend returns an error, and only such calls are left in the batch. mu must be held.
 func (c *coordinator) resend(b *flight, reply []string, received int64) (again bool, err error) {
 	if len(reply) != 2 {
 		return false, nil
 	}
 	micros, ok := integer(reply[1], -maxInteger, 2*maxInteger)
-	switch k := &c.known; {
+	switch k := &c.view; {
 	case !ok:
 		return false, nil
 	case reply[0] == "late":
-		err = fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrAway, c.name, ErrTimeout)
-		k.server.hear(micros, b.sent, received)
+		err = fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrStoreUnavailable, c.name, ErrStoreTimeout)
+		k.offset.update(micros, b.sent, received)
 		if micros < k.counts.seen {
 			k.counts.advance(&c.rule, micros)
 		}
@@ -99,7 +85,7 @@ func (c *coordinator) resend(b *flight, reply []string, received int64) (again b
 	var rest, tired []*call
 	for _, q := range b.calls {
 		switch q.tries++; {
-		case q.cancelled: // nothing was taken for it
+		case q.cancelled: // no permits were taken for it
 			c.queue.settle(q)
 		case q.tries > 1:
 			tired = append(tired, q)
@@ -118,42 +104,43 @@ func (c *coordinator) resend(b *flight, reply []string, received int64) (again b
 	return true, nil
 }
 
-// learn takes over what an answer shows. mu is held.
-func (c *coordinator) learn(b *flight, reply []string, received int64) error {
-	a, ok := readAnswer(b, reply)
+// adoptReply updates the view from a reply. mu must be held.
+func (c *coordinator) adoptReply(b *flight, reply []string, received int64) error {
+	a, ok := decodeReply(b, reply)
 	if !ok {
-		return fmt.Errorf("%w: limiter %.80q: key %s: unexpected reply %.120q", ErrCorrupt, c.name, c.key, reply)
+		return fmt.Errorf("%w: limiter %.80q: key %s: unexpected reply %.120q", ErrCorruptState, c.name, c.key, reply)
 	}
 	b.granted, b.at = a.granted, a.seen
-	k, r, own := &c.known, &c.rule, &c.admitted
+	k, r, own := &c.view, &c.rule, &c.admitted
 	switch {
-	case !k.server.known: // until now this process went by its own clock
+	case !k.offset.measured: // until now this process went by its own clock
 		own.shift(r, a.clock-b.sent)
 	case a.epoch == k.epoch:
 		own.shift(r, k.back-a.back)
 	}
 	k.counts.load(r, a.seen, a.parts)
 	own.advance(r, a.seen)
-	if k.server.known && a.epoch != k.epoch { // Redis has lost the state
+	if k.offset.measured && a.epoch != k.epoch { // Redis has lost the state
 		own.lost(r, b.unreported)
 	}
-	k.heard, k.epoch, k.back = true, a.epoch, a.back
-	k.server.hear(a.clock, b.sent, received)
+	k.valid, k.epoch, k.back = true, a.epoch, a.back
+	k.offset.update(a.clock, b.sent, received)
 	c.adopt(a.limit, a.version)
 	if len(b.refunds) > 0 {
-		c.line.wake()
+		c.waiters.wake()
 	}
 	return nil
 }
 
-// answer is what lua/apply.lua returns.
-type answer struct {
+// decodedReply is a reply of lua/apply.lua.
+type decodedReply struct {
 	state           // epoch 0: there is none
 	clock   int64   // the server's
 	granted []int64 // how many of each ask
 }
 
-func readAnswer(b *flight, reply []string) (a answer, ok bool) {
+// decodeReply decodes the reply to a batch.
+func decodeReply(b *flight, reply []string) (a decodedReply, ok bool) {
 	if len(reply) != 3 {
 		return a, false
 	}
@@ -182,9 +169,9 @@ func readAnswer(b *flight, reply []string) (a answer, ok bool) {
 	return a, true
 }
 
-// hand answers the calls of a batch. mu is held.
-func (c *coordinator) hand(b *flight) {
-	own, k := b.told, 0
+// deliver gives the calls of a batch their results. mu must be held.
+func (c *coordinator) deliver(b *flight) {
+	own, k := b.reported, 0
 	for _, q := range b.calls {
 		q.verdict = verdict{true, ByStore, b.at - c.admitted.counts.shifted}
 		if !q.asks || q.n == 0 {
@@ -204,4 +191,29 @@ func (c *coordinator) hand(b *flight) {
 	if own > 0 {
 		c.admitted.counts.push(&c.rule, part{b.at, own}) // beyond 2^37 nothing was granted
 	}
+}
+
+// Land implements batch.Source.
+func (s *source) Land(b *flight, reply []string, err error, late bool) {
+	c := s.coordinator
+	c.mu.Lock()
+	if late {
+		if c.redis.abandoned--; err == nil { // it is back
+			c.redis.outage.ProbeNow()
+		}
+		c.mu.Unlock()
+		return
+	}
+	if errors.Is(err, batch.ErrLate) {
+		c.redis.abandoned++
+	}
+	landed := c.settle(b, reply, err)
+	if len(c.queue.calls) > 0 || c.look || c.mustReport() {
+		c.start()
+	}
+	c.mu.Unlock()
+	for _, q := range landed.done {
+		close(q.ready)
+	}
+	c.observe(b, landed)
 }

@@ -1,24 +1,25 @@
-package semaphore
+package store
 
 import (
 	"context"
 	"fmt"
 )
 
-// InSteps is for a [Backend] that may take several steps for a batch, since thousands are to be admitted or dropped. Step decides what it is
-// given, or is unfinished: then all but Enter is done, and it is called again for that. Each step stays done.
+// InSteps applies a batch in several steps, for a [Store] that admits or drops a bounded number of waiters in one step. step decides the
+// batch that it is given. If it returns unfinished, everything but Enter is done, and step is called again for the rest. Steps are not
+// undone, even if a later one fails.
 func (b *Batch) InSteps(step func(*Batch) (r *Report, unfinished bool, err error)) (*Report, error) {
 	report, unfinished, err := step(b)
 	for err == nil && unfinished {
 		rest := *b
-		rest.Leave, rest.Renew, rest.SetPermits, rest.AddPermits = nil, nil, 0, 0 // they are done
+		rest.Leave, rest.Renew, rest.SetPermits, rest.AddPermits = nil, nil, 0, 0 // already done
 		before := report
 		if report, unfinished, err = step(&rest); err == nil && report.Late {
 			err = fmt.Errorf("the deadline passed on the way: %w", context.DeadlineExceeded) // not Late: something was done
 		} else if err == nil {
 			report.Fresh = report.Fresh || before.Fresh
-			if b.PatienceMicros == 0 { // the first has taken its leave
-				report.Fresh, report.Told = before.Fresh, before.Told
+			if b.PatienceMicros == 0 { // the first step has removed the process
+				report.Fresh, report.Notified = before.Fresh, before.Notified
 			}
 			report.Left, report.Renewed, report.Unchanged = before.Left, before.Renewed, before.Unchanged
 			report.Grants = append(before.Grants, report.Grants...)

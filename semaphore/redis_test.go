@@ -12,17 +12,18 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/semaphore/semaphoretest"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-func TestRedisBackend(t *testing.T) {
+func TestRedisStore(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	semaphoretest.Backend(t, func(t *testing.T) semaphoretest.Place {
-		name := fmt.Sprint("backend ", names.Add(1), time.Now().UnixNano())
-		return semaphoretest.Place{
-			Process: func() semaphore.Backend {
+	semaphoretest.Store(t, func(t *testing.T) semaphoretest.Fixture {
+		name := fmt.Sprint("store ", names.Add(1), time.Now().UnixNano())
+		return semaphoretest.Fixture{
+			Process: func() store.Store {
 				s, err := semaphore.NewRedis(client, name, 1)
 				require.NoError(t, err)
-				return semaphore.BackendOf(s)
+				return semaphore.StoreOf(s)
 			},
 			SetBack: func(t *testing.T, d time.Duration) {
 				setBackRedis(t, client, "semaphore:{"+strings.ReplaceAll(name, " ", "%20")+"}:", d.Microseconds())
@@ -87,12 +88,12 @@ func TestKeysExpire(t *testing.T) {
 // So do those that are there because somebody waits.
 func TestKeysOfWaitersExpire(t *testing.T) {
 	client := redistest.Start(t).Client(t)
-	b := semaphore.BackendOf(openRedis(t, client, 1)())
+	b := semaphore.StoreOf(openRedis(t, client, 1)())
 	for i := range 3 {
-		enter := []semaphore.Entry{
+		enter := []store.Entry{
 			{ID: fmt.Sprint("holder", i), Permits: 1}, {ID: fmt.Sprint("waiter", i), Permits: 1, Wait: true}, {ID: "idle", Wait: true},
 		}
-		for _, batch := range []semaphore.Batch{{PatienceMicros: 1e7, Enter: enter}, {Leave: []string{enter[0].ID, enter[1].ID, enter[2].ID}}} {
+		for _, batch := range []store.Batch{{PatienceMicros: 1e7, Enter: enter}, {Leave: []string{enter[0].ID, enter[1].ID, enter[2].ID}}} {
 			batch.Process, batch.LeaseMicros, batch.AliveMicros, batch.Permits = "p", 1e7, 1e7, 1
 			_, err := b.Apply(ctx, &batch)
 			require.NoError(t, err)
@@ -115,10 +116,10 @@ const spread = "two\nlines"
 func TestDeadProcessesAreForgotten(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := openRedis(t, client, 2)()
-	b := semaphore.BackendOf(s)
-	apply := func(process string, patience time.Duration, e ...semaphore.Entry) {
+	b := semaphore.StoreOf(s)
+	apply := func(process string, patience time.Duration, e ...store.Entry) {
 		t.Helper()
-		_, err := b.Apply(ctx, &semaphore.Batch{
+		_, err := b.Apply(ctx, &store.Batch{
 			Process: process, LeaseMicros: 1000, PatienceMicros: patience.Microseconds(), AliveMicros: patience.Microseconds(), Permits: 2, Enter: e,
 		})
 		require.NoError(t, err)
@@ -131,7 +132,7 @@ func TestDeadProcessesAreForgotten(t *testing.T) {
 	for i := range 5 {
 		for j := range 4 {
 			name := fmt.Sprint("killed", i, j)
-			apply(name, time.Minute, semaphore.Entry{ID: name, Permits: 1, Wait: true})
+			apply(name, time.Minute, store.Entry{ID: name, Permits: 1, Wait: true})
 			time.Sleep(3 * time.Millisecond) // its lease is over
 		}
 		q := quietOf(t, client, state)
@@ -144,18 +145,18 @@ func TestDeadProcessesAreForgotten(t *testing.T) {
 			apply("other", 0)
 		}
 	}
-	apply("holder", 0, semaphore.Entry{ID: "keeps it busy", Permits: 1, Label: spread})
+	apply("holder", 0, store.Entry{ID: "keeps it busy", Permits: 1, Label: spread})
 	require.Nil(t, quietOf(t, client, state))
 	for i := range 20 {
 		name := fmt.Sprint("gone", i)
 		apply(name, time.Minute)
 		old := fmt.Sprint(time.Now().Add(-long).UnixMicro())
 		require.NoError(t, client.HSet(ctx, procs, name, old+" 0 "+old).Err())
-		apply("holder", 0, semaphore.Entry{ID: "keeps it busy", Permits: 1, Label: spread})
+		apply("holder", 0, store.Entry{ID: "keeps it busy", Permits: 1, Label: spread})
 	}
 	for client.HLen(ctx, procs).Val() > 0 {
 		require.True(t, time.Now().Before(soon))
-		apply("alive", time.Minute, semaphore.Entry{ID: "keeps it busy", Permits: 1, Label: spread})
+		apply("alive", time.Minute, store.Entry{ID: "keeps it busy", Permits: 1, Label: spread})
 		apply("alive", 0)
 	}
 }

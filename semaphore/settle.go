@@ -1,0 +1,190 @@
+package semaphore
+
+import (
+	"errors"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
+)
+
+// Land implements batch.Source.
+func (c *coordinator) Land(f *flight, report *store.Report, err error, late bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := clock.Mono()
+	if c.flight == f {
+		c.flight = nil
+	}
+	err = wrap(c.name, err)
+	if !late {
+		c.transport.note(err)
+		c.landed(f, err, now)
+	}
+	switch {
+	case late:
+		c.settleLate(f, report, err, now)
+	case err != nil:
+		c.failed(f, err, now)
+	case report.Late:
+		c.putBack(f, report, now)
+	default:
+		c.settle(f, report, now)
+	}
+	c.setAlarm(now)
+}
+
+// putBack queues the requests of a batch again that was too late by the store's clock. That clock has stepped; the view has it now. c.mu
+// must be held.
+func (c *coordinator) putBack(f *flight, report *store.Report, now time.Duration) {
+	c.view.server.Heard(report.Now, f.sent, now)
+	c.waiters.putBack(f.enter, f.resent)
+	c.releases.putBack(f.releases)
+	if f.change != nil && f.change.waiting() {
+		c.changes = append([]*limitChange{f.change}, c.changes...)
+	}
+	if len(f.renew) > 0 {
+		c.held.renewAt = now
+	}
+}
+
+// settle hands out the results of a batch. c.mu must be held.
+func (c *coordinator) settle(f *flight, report *store.Report, now time.Duration) {
+	c.health.notUntil = 0
+	c.view.update(report, f.sent, now, c.heartbeat)
+	if f.change != nil && report.Unchanged {
+		f.change.finish(outOfRange(c.name, report.Permits, f.change.add))
+	} else if f.change != nil {
+		f.change.finish(nil)
+	}
+	for i, l := range f.releases {
+		l.was = report.Left[i]
+		l.finish(nil)
+	}
+	for i, p := range f.renew {
+		c.renewed(p, report.Renewed[i], f.sent)
+	}
+	if report.Fresh {
+		c.view.grants = 0
+		if c.waiters.notOf(f) { // the store has lost all waiters that are not of this batch
+			c.waiters.askAgain(f)
+		}
+	}
+	for i, r := range f.enter {
+		c.entered(r, report.Entered[i], f.sent, now)
+	}
+	c.admittedHere(f, report, now)
+	if c.view.lost(report.Notified, f.resent > 0, now, c.heartbeat) {
+		c.waiters.askAgain(nil)
+		c.listener.stop() // it starts again on another connection: this one may hang
+	}
+	c.listen(now)
+}
+
+// renewed records whether the batch that was sent at the given time has renewed a permit. c.mu must be held.
+func (c *coordinator) renewed(p *Permit, ok bool, sent time.Duration) {
+	switch {
+	case c.held.permits[p.more.id] != p: // released meanwhile
+	case ok:
+		p.more.renewed, p.more.deadline = sent, sent+c.lease-c.margin
+		c.held.add(p, c.lease)
+	default:
+		c.end(p, ErrLost)
+	}
+}
+
+// entered handles the result of a request. c.mu must be held.
+func (c *coordinator) entered(r *request, a store.Result, sent, now time.Duration) {
+	switch {
+	case r.done && a.Outcome == store.Granted && c.held.permits[r.id] == nil:
+		c.releases.add(r.id, now, c.lease) // its caller has given up, and the release may have been decided before the request
+	case r.done:
+	case a.Outcome == store.Granted:
+		c.grant(r, a.Fence, sent+c.lease, now)
+	case a.Outcome == store.Queued && !r.wait: // its timeout passed on the way
+		c.abandon(r)
+		c.waiters.finish(r, nil, nil)
+	case a.Outcome == store.Queued:
+		r.queued, r.ticket = true, a.Ticket
+	case a.Outcome == store.TooMany:
+		c.waiters.finish(r, nil, tooMany(c.name, r.n, c.view.permits))
+	default:
+		c.waiters.finish(r, nil, nil)
+	}
+}
+
+// admittedHere handles the grants to waiters of this process that its own batch has admitted. c.mu must be held.
+func (c *coordinator) admittedHere(f *flight, report *store.Report, now time.Duration) {
+	for _, g := range report.Grants {
+		c.admitted(g, f.sent+time.Duration(g.Expires-report.Now)*time.Microsecond, now)
+	}
+}
+
+// settleLate releases what a batch was granted whose report came after its deadline. c.mu must be held.
+func (c *coordinator) settleLate(f *flight, report *store.Report, err error, now time.Duration) {
+	if err != nil || report.Late {
+		return
+	}
+	for i, r := range f.enter {
+		if o := report.Entered[i].Outcome; r.done && (o == store.Granted || o == store.Queued) && c.held.permits[r.id] == nil {
+			c.releases.add(r.id, now, c.lease)
+		}
+	}
+	c.admittedHere(f, report, now)
+}
+
+// failed handles a batch that failed. It is unknown whether the store has decided it. c.mu must be held.
+func (c *coordinator) failed(f *flight, err error, now time.Duration) {
+	c.health.notUntil = now + min(c.heartbeat/4, 50*time.Millisecond)
+	if f.change != nil {
+		f.change.finish(err)
+	}
+	for _, l := range f.releases {
+		l.finish(err)
+		if now < l.until && !c.closed && !errors.Is(err, ErrCorruptState) { // sent again, although no caller waits
+			c.releases.readd(&release{id: l.id, until: l.until}, now)
+		}
+	}
+	if len(f.renew) > 0 {
+		c.held.renewAt = now
+	}
+	for i, r := range f.enter {
+		if !r.done && (i >= f.resent || !r.wait) {
+			c.abandon(r)
+			c.waiters.finish(r, nil, err)
+		}
+	}
+	c.waiters.askAgain(nil) // the other waiters too: their grants may have been in the lost report
+	c.view.pause(c.health.notUntil)
+}
+
+// grant gives a request its permit, whose lease lasts until ends. c.mu must be held.
+func (c *coordinator) grant(r *request, fence int64, ends, now time.Duration) {
+	if r.n == 0 {
+		c.waiters.finish(r, nil, nil)
+		return
+	}
+	deadline := ends - c.margin
+	if now >= deadline { // the process was stopped, and the lease is nearly over; the request still has its ticket
+		c.waiters.askAgainOne(r)
+		return
+	}
+	p := &Permit{engine: c, permits: r.n, fence: fence, since: now, more: &more{id: r.id, renewed: ends - c.lease, deadline: deadline}}
+	c.held.add(p, c.lease)
+	c.waiters.finish(r, p, nil)
+}
+
+// admitted handles a grant from the queue. c.mu must be held.
+func (c *coordinator) admitted(g store.Grant, ends, now time.Duration) {
+	r := c.waiters.sent[g.ID]
+	switch {
+	case r == nil || r.done:
+		if c.held.permits[g.ID] == nil && g.Outcome == store.Granted { // granted after the request was withdrawn
+			c.releases.add(g.ID, now, c.lease)
+		}
+	case g.Outcome == store.TooMany:
+		c.waiters.finish(r, nil, tooMany(c.name, r.n, c.view.permits))
+	default:
+		c.grant(r, g.Fence, ends, now)
+	}
+}
