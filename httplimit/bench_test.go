@@ -8,6 +8,7 @@ import (
 	"time"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
@@ -17,7 +18,7 @@ import (
 func BenchmarkTransport(b *testing.B) {
 	response := &http.Response{StatusCode: http.StatusOK, Body: http.NoBody}
 	var nothing base = func(*http.Request) (*http.Response, error) { return response, nil }
-	granting, refusing := httplimit.One(bursty(b, 1e7, tb.WithInitialPermits(1e7)), time.Minute), httplimit.One(bursty(b, 0.001, tb.WithInitialPermits(0)), 0)
+	granting, refusing := gate.One(bursty(b, 1e7, tb.WithInitialPermits(1e7)), time.Minute), gate.One(bursty(b, 0.001, tb.WithInitialPermits(0)), 0)
 	for _, c := range []struct {
 		name string
 		tr   http.RoundTripper
@@ -42,7 +43,7 @@ func BenchmarkTransport(b *testing.B) {
 // BenchmarkMiddleware is what a permit costs beside a handler that does nothing.
 func BenchmarkMiddleware(b *testing.B) {
 	nothing := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-	granting, refusing := httplimit.One(bursty(b, 1e7, tb.WithInitialPermits(1e7)), time.Minute), httplimit.One(bursty(b, 0.001, tb.WithInitialPermits(0)), 0)
+	granting, refusing := gate.One(bursty(b, 1e7, tb.WithInitialPermits(1e7)), time.Minute), gate.One(bursty(b, 0.001, tb.WithInitialPermits(0)), 0)
 	for _, c := range []struct {
 		name string
 		h    http.Handler
@@ -68,11 +69,11 @@ func BenchmarkMiddleware(b *testing.B) {
 }
 
 // free is a gate that costs nothing.
-type free struct{ httplimit.Gate }
+type free struct{ gate.Gate }
 
-func (free) Reserve(context.Context, string) (*tb.Reservation, error) { return pass, nil }
+func (free) Enter(context.Context, string) (*gate.Admission, error) { return pass, nil }
 
-var pass = &tb.Reservation{}
+var pass = &gate.Admission{OK: true}
 
 type discard struct{ header http.Header }
 

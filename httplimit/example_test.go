@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
@@ -21,7 +22,7 @@ func ExampleNewTransport() {
 	if err != nil {
 		panic(err)
 	}
-	transport, err := httplimit.NewTransport(httplimit.One(limiter, 500*time.Millisecond))
+	transport, err := httplimit.NewTransport(gate.One(limiter, 500*time.Millisecond))
 	if err != nil {
 		panic(err)
 	}
@@ -53,7 +54,7 @@ func ExampleNewMiddleware() {
 	if err != nil {
 		panic(err)
 	}
-	limit, err := httplimit.NewMiddleware(httplimit.One(limiter, 0),
+	limit, err := httplimit.NewMiddleware(gate.One(limiter, 0),
 		httplimit.WithKey(httplimit.ByClient(netip.MustParsePrefix("10.0.0.0/8"))))
 	if err != nil {
 		panic(err)

@@ -7,47 +7,21 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/gate"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// Gate decides about calls by key. A *registry.Registry is one; One makes one from a single limiter. It is called by many
-// goroutines at once. The gate must bound how many keys it keeps: a key may contain anything that a request contains.
-type Gate interface {
-	// Reserve takes a permit for the key, if it falls due within what the key's configuration allows; a refusal is a
-	// reservation that is not OK. An error tells that nothing could be decided.
-	Reserve(ctx context.Context, key string) (*tokenbucket.Reservation, error)
-	// Penalize holds the key's bucket back for the whole fleet for d, which is positive and at most an hour.
-	Penalize(ctx context.Context, key string, d time.Duration) error
-}
-
-// One is the gate in which every key is one bucket. A permit may fall due up to timeout later; 0 or less: it must be due at
-// once. If no state of the bucket can meet the timeout, every request is a failure, tokenbucket.ErrNeverGranted. A nil
-// limiter makes the constructor that is given the gate fail.
-func One(l *tokenbucket.RateLimiter, timeout time.Duration) Gate { return one{l, timeout} }
-
-// Refused returns a reservation that is not OK, for a gate that refuses without a bucket. One that passes without a bucket is the
-// zero Reservation.
-func Refused(retryAfter time.Duration) *tokenbucket.Reservation {
-	return seam.Refused(retryAfter).(*tokenbucket.Reservation)
-}
-
-type one struct {
-	limiter *tokenbucket.RateLimiter
-	timeout time.Duration
-}
-
-func (g one) Reserve(ctx context.Context, _ string) (*tokenbucket.Reservation, error) {
-	return g.limiter.TryReserve(ctx, 1, g.timeout)
-}
-
-func (g one) Penalize(ctx context.Context, _ string, d time.Duration) error {
-	return g.limiter.Penalize(ctx, d)
+// PenaltyPolicy is implemented by gates that decide which responses of an upstream hold a key's bucket back. With other gates, 429 and 503 do.
+type PenaltyPolicy interface {
+	// Penalizes reports whether a response of that status, 429 or 503, with a Retry-After holds the key's bucket back. It may be called by
+	// many goroutines at once.
+	Penalizes(key string, status int) bool
 }
 
 // ErrRefused is what every RefusedError is, to be matched with errors.Is.
 var ErrRefused = errors.New("httplimit: refused")
+
+// ErrNoKey is returned for a request whose key is [NoKey]. Nothing was sent and nothing was taken.
+var ErrNoKey = errors.New("httplimit: the request has no key that limits it")
 
 // RefusedError tells that no permit falls due in time: within what the gate allows, or before the request's deadline.
 // Nothing was sent and nothing was taken.
@@ -78,89 +52,37 @@ func (e *GateError) Error() string { return fmt.Sprintf("httplimit: key %.80q: %
 // Unwrap returns Err.
 func (e *GateError) Unwrap() error { return e.Err }
 
-const (
-	// aside bounds what is done for the gate after a request is over, whose own context may have ended.
-	aside = time.Second
-	// patience is how long a caller is kept for its permit to be given back. In nearly all cases it is by then, and a call
-	// that follows at once finds it.
-	patience = 20 * time.Millisecond
-)
+// penaltyTimeout bounds how long a penalty may take, whose request may have ended.
+const penaltyTimeout = time.Second
 
-// errNothing is of a gate that breaks its contract.
-var errNothing = errors.New("the gate returned neither a reservation nor an error")
+// refused reports whether enter failed because the gate refused the call.
+func refused(a *gate.Admission) bool { return a != nil && !a.OK }
 
-// unlimited is the permit of a call that passes though nothing was decided.
-var unlimited = &tokenbucket.Reservation{}
-
-func refused(permit *tokenbucket.Reservation) bool { return permit != nil && !permit.OK() }
-
-// admit takes a permit and waits until it is due. With a RefusedError comes the reservation that says so. When the call has ended, it
-// leaves, unless there was an error.
-func (s *settings) admit(r *http.Request, key string) (*tokenbucket.Reservation, *gate.Place, error) {
+// enter blocks until the call may begin. With a *RefusedError comes the admission that it is made of. Unless enter fails, the caller must
+// call Leave when the call has ended.
+func (s *settings) enter(r *http.Request, key string) (*gate.Admission, error) {
 	ctx := r.Context()
-	permit, place, err := reserve(ctx, s.gate, key)
+	a, err := gate.Ask(ctx, s.gate, key)
 	switch {
 	case err != nil && ctx.Err() != nil:
-		return nil, nil, context.Cause(ctx)
+		return nil, context.Cause(ctx)
 	case err != nil:
 		err = &GateError{key, err}
 		if s.onError != nil {
 			err = s.onError(r, err)
 		}
-		return unlimited, nil, err
-	case !permit.OK():
-		return permit, nil, &RefusedError{key, permit.RetryAfter()}
+		return &gate.Admission{OK: true}, err
+	case !a.OK:
+		return a, &RefusedError{key, a.RetryAfter}
 	}
-	select {
-	case <-permit.Ready():
-	case <-ctx.Done():
-		s.giveBack(ctx, key, permit)
-	}
-	if ctx.Err() != nil { // even if the permit is due: nothing would come of the request
-		place.Leave()
-		return nil, nil, context.Cause(ctx)
-	}
-	return permit, place, nil
-}
-
-// reserve asks the gate. A wait that only the context is too short for is a refusal, not a failure.
-func reserve(ctx context.Context, g Gate, key string) (*tokenbucket.Reservation, *gate.Place, error) {
-	permit, place, err := gate.Ask(ctx, g, key)
-	var long *tokenbucket.WaitError
-	if errors.As(err, &long) && errors.Is(long.Reason, context.DeadlineExceeded) {
-		return Refused(gate.Sooner(ctx, long.Wait)), nil, nil
-	}
-	if err == nil && permit == nil {
-		err = errNothing
-	}
-	return permit, place, err
-}
-
-// giveBack cancels a permit, unless its time has come: then it is used. It returns when that is done, or when the caller has been
-// patient enough.
-func (s *settings) giveBack(ctx context.Context, key string, permit *tokenbucket.Reservation) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aside)
-		defer cancel()
-		if err := permit.Cancel(ctx); err != nil {
-			s.log().WarnContext(ctx, "httplimit: a permit may be lost", "key", key, "error", err)
-		}
-	}()
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
-	}
+	return a, nil
 }
 
 // penalize holds the key's bucket back, whether or not the request's context has ended.
 func (s *settings) penalize(ctx context.Context, key string, d time.Duration) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), aside)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), penaltyTimeout)
 	defer cancel()
 	if err := s.gate.Penalize(ctx, key, d); err != nil {
-		s.log().WarnContext(ctx, "httplimit: Retry-After could not be told to the fleet", "key", key, "retryAfter", d, "error", err)
+		s.log().WarnContext(ctx, "httplimit: penalty failed, so the upstream's Retry-After may not hold the bucket back", "key", key, "retryAfter", d, "error", err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -44,24 +45,24 @@ func take(t testing.TB, l *tb.RateLimiter) bool {
 	return r.OK()
 }
 
-func transport(t testing.TB, gate httplimit.Gate, opts ...httplimit.TransportOption) *httplimit.Transport {
+func transport(t testing.TB, gate gate.Gate, opts ...httplimit.TransportOption) *httplimit.Transport {
 	t.Helper()
 	tr, err := httplimit.NewTransport(gate, opts...)
 	require.NoError(t, err)
 	return tr
 }
 
-func limited(t testing.TB, gate httplimit.Gate, next http.Handler, opts ...httplimit.MiddlewareOption) http.Handler {
+func limited(t testing.TB, gate gate.Gate, next http.Handler, opts ...httplimit.MiddlewareOption) http.Handler {
 	t.Helper()
 	limit, err := httplimit.NewMiddleware(gate, opts...)
 	require.NoError(t, err)
 	return limit(next)
 }
 
-// spy is a gate that notes what it is asked. Reserve and Penalize may be replaced.
+// spy is a gate that notes what it is asked. Enter and Penalize may be replaced.
 type spy struct {
-	httplimit.Gate
-	reserve  func(ctx context.Context, key string) (*tb.Reservation, error)
+	gate.Gate
+	enter    func(ctx context.Context, key string) (*gate.Admission, error)
 	penalize func(ctx context.Context, key string, d time.Duration) error
 
 	mu        sync.Mutex
@@ -69,17 +70,17 @@ type spy struct {
 	penalties []time.Duration
 }
 
-func (g *spy) Reserve(ctx context.Context, key string) (*tb.Reservation, error) {
+func (g *spy) Enter(ctx context.Context, key string) (*gate.Admission, error) {
 	g.mu.Lock()
 	g.keys = append(g.keys, key)
 	g.mu.Unlock()
 	switch {
-	case g.reserve != nil:
-		return g.reserve(ctx, key)
+	case g.enter != nil:
+		return g.enter(ctx, key)
 	case g.Gate != nil:
-		return g.Gate.Reserve(ctx, key)
+		return g.Gate.Enter(ctx, key)
 	}
-	return &tb.Reservation{}, nil
+	return &gate.Admission{OK: true}, nil
 }
 
 func (g *spy) Penalize(ctx context.Context, key string, d time.Duration) error {
@@ -102,7 +103,7 @@ func (g *spy) asked() []string {
 }
 
 func failing(err error) *spy {
-	return &spy{reserve: func(context.Context, string) (*tb.Reservation, error) { return nil, err }}
+	return &spy{enter: func(context.Context, string) (*gate.Admission, error) { return nil, err }}
 }
 
 // base is a RoundTripper that is a function.
@@ -173,15 +174,15 @@ var errAway = errors.New("redis is away")
 
 // Every bad argument fails in the constructor, with the field and the value in the message.
 func TestBadConfiguration(t *testing.T) {
-	good := httplimit.One(single(t), 0)
+	good := gate.One(single(t), 0)
 	for name, c := range map[string]struct {
-		gate       httplimit.Gate
+		gate       gate.Gate
 		transport  httplimit.TransportOption
 		middleware httplimit.MiddlewareOption
 		want       string
 	}{
 		"no gate":             {nil, httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
-		"no limiter":          {httplimit.One(nil, 0), httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
+		"no limiter":          {gate.One(nil, 0), httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
 		"no registry":         {(*registry.Registry)(nil), httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
 		"typed nil base":      {good, httplimit.WithBase((*http.Transport)(nil)), nil, "base nil"},
 		"nil option":          {good, nil, nil, "option nil"},
@@ -193,8 +194,8 @@ func TestBadConfiguration(t *testing.T) {
 		"error function":      {good, httplimit.WithOnError(nil), httplimit.WithOnError(nil), "error function nil"},
 		"logger":              {good, httplimit.WithLogger(nil), httplimit.WithLogger(nil), "logger nil"},
 		"base":                {good, httplimit.WithBase(nil), nil, "base nil"},
-		"negative":            {good, httplimit.WithMaxRetryAfter(-1), nil, "max Retry-After -1ns"},
-		"too long":            {good, httplimit.WithMaxRetryAfter(time.Hour + 1), nil, "max Retry-After 1h0m0.000000001s"},
+		"negative":            {good, httplimit.WithMaxPenalty(-1), nil, "max penalty -1ns"},
+		"too long":            {good, httplimit.WithMaxPenalty(time.Hour + 1), nil, "max penalty 1h0m0.000000001s"},
 		"no policy":           {good, nil, httplimit.WithPolicy(""), `policy ""`},
 		"policy not ASCII":    {good, nil, httplimit.WithPolicy("grün"), `policy "grün"`},
 		"policy with newline": {good, nil, httplimit.WithPolicy("a\r\nb"), `policy "a\r\nb"`},

@@ -5,36 +5,65 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// KeyFunc makes the key of a request: requests of one key share a bucket. It must be safe for concurrent use and must not
-// change the request.
+// KeyFunc makes the key of a request: requests of one key share a bucket. It returns [NoKey] if the request must not pass. It must be safe
+// for concurrent use and must not change the request.
 type KeyFunc func(*http.Request) string
 
-// ByPath keys by the URL's path, unescaped and without the query; an empty one is "/", as it is sent.
+// ByPath keys by the URL's path, unescaped and without the query. A request that a program makes without a path has the key "/", as it is
+// sent. A target with an opaque part or without a path, such as * or that of CONNECT, has [NoKey]: what it leads to is not in its path.
+//
+// The path is not cleaned. If what is behind resolves //, dots or escapes, clients can write a path in several ways: put
+// [CanonicalHandler] in front.
 func ByPath(r *http.Request) string {
-	if r.URL == nil || r.URL.Path == "" {
+	switch u := r.URL; {
+	case u == nil:
 		return "/"
+	case u.Opaque != "" || r.Method == http.MethodConnect:
+		return NoKey
+	case u.Path == "" && r.RequestURI == "":
+		return "/"
+	case !strings.HasPrefix(u.Path, "/"):
+		return NoKey
+	default:
+		return u.Path
 	}
-	return r.URL.Path
 }
 
-// ByHeader keys by a header field, the first if there are several; requests without it share the key "". Who can choose
-// the field's value can choose a fresh bucket: check it first, or use a gate that knows its keys. It is nil, which
-// constructors refuse, if the name is empty.
+// ByHeader keys by a header field; requests without it share the key "". One that has it several times has [NoKey], because upstreams
+// differ in which of them they read. A client that chooses the field's value chooses its bucket: check it first, or use a gate that knows
+// its keys. It is nil, which constructors refuse, if the name is empty.
+//
+// A Host has no case and may end with a dot: its key is in lower case and without the dot. A port stays.
 func ByHeader(name string) KeyFunc {
 	switch name = http.CanonicalHeaderKey(name); name {
 	case "":
 		return nil
 	case "Host": // a server keeps it apart
-		return func(r *http.Request) string { return r.Host }
+		return func(r *http.Request) string { return canonicalHost(r.Host) }
 	}
 	return func(r *http.Request) string {
-		if values := r.Header[name]; len(values) > 0 {
+		switch values := r.Header[name]; len(values) {
+		case 0:
+			return ""
+		case 1:
 			return values[0]
 		}
-		return ""
+		return NoKey
 	}
+}
+
+// canonicalHost returns a host, perhaps with a port, in lower case and without the dot that may end its name.
+func canonicalHost(host string) string {
+	host = strings.ToLower(host)
+	port := ""
+	if i := strings.LastIndexByte(host, ':'); i > strings.LastIndexByte(host, ']') {
+		host, port = host[:i], host[i:]
+	}
+	return strings.TrimSuffix(host, ".") + port
 }
 
 // ByClient keys requests that are served by the client's IP address. That is the connection's peer, unless the peer is a
@@ -48,17 +77,27 @@ func ByHeader(name string) KeyFunc {
 // A client with IPv6 commonly has 2^64 addresses, and as many keys: ByClientNetwork counts them as one.
 //
 // It is nil, which constructors refuse, if a prefix is not valid.
-func ByClient(trusted ...netip.Prefix) KeyFunc { return byClient(32, 128, false, trusted) }
+func ByClient(trusted ...netip.Prefix) KeyFunc {
+	return byClient(forwardedFor, 32, 128, false, trusted)
+}
 
 // ByClientNetwork is ByClient, keyed by the network of the client's address, such as 2001:db8:1:2::/64: that of its first
 // v4 bits (1 to 32), or v6 bits (1 to 128). 32 and 64 is one key for each IPv4 address, and one for each IPv6 customer; but
 // where many hosts share a network, they share the key.
 func ByClientNetwork(v4, v6 int, trusted ...netip.Prefix) KeyFunc {
-	return byClient(v4, v6, true, trusted)
+	return byClient(forwardedFor, v4, v6, true, trusted)
 }
 
-func byClient(v4, v6 int, network bool, trusted []netip.Prefix) KeyFunc {
-	if v4 < 1 || v4 > 32 || v6 < 1 || v6 > 128 {
+// ByClientField is ByClientNetwork for trusted proxies that write the client's address into another header field than X-Forwarded-For, such
+// as X-Real-IP. It is nil, which constructors refuse, if the name is empty.
+func ByClientField(field string, v4, v6 int, trusted ...netip.Prefix) KeyFunc {
+	return byClient(http.CanonicalHeaderKey(field), v4, v6, true, trusted)
+}
+
+const forwardedFor = "X-Forwarded-For"
+
+func byClient(field string, v4, v6 int, network bool, trusted []netip.Prefix) KeyFunc {
+	if field == "" || v4 < 1 || v4 > 32 || v6 < 1 || v6 > 128 {
 		return nil
 	}
 	trusted = slices.Clone(trusted)
@@ -71,7 +110,7 @@ func byClient(v4, v6 int, network bool, trusted []netip.Prefix) KeyFunc {
 		}
 	}
 	return func(r *http.Request) string {
-		client := clientAddr(r.RemoteAddr, r.Header["X-Forwarded-For"], trusted)
+		client := clientAddr(r.RemoteAddr, r.Header[field], trusted)
 		switch {
 		case !client.IsValid():
 			return r.RemoteAddr
@@ -120,23 +159,20 @@ func parseAddr(s string) netip.Addr {
 	return addr.WithZone("").Unmap()
 }
 
-// Join keys by several things at once: the parts with "|" between them; a "|" or a "\" in a part gets a "\" before it, so
-// that different parts never make one key. It is nil, which constructors refuse, without parts or if a part is nil.
+// Join keys by several things at once: the key is gate.Key of the parts. It is [NoKey] if a part is. The function is nil, which
+// constructors refuse, without parts or if a part is nil.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 || slices.ContainsFunc(parts, func(f KeyFunc) bool { return f == nil }) {
 		return nil
 	}
 	parts = slices.Clone(parts)
 	return func(r *http.Request) string {
-		var key strings.Builder
+		keys := make([]string, len(parts))
 		for i, part := range parts {
-			if i > 0 {
-				key.WriteByte('|')
+			if keys[i] = part(r); keys[i] == NoKey {
+				return NoKey
 			}
-			_, _ = escape.WriteString(&key, part(r))
 		}
-		return key.String()
+		return gate.Key(keys...)
 	}
 }
-
-var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -81,6 +82,14 @@ func TestByClientNetwork(t *testing.T) {
 	require.Equal(t, "2001:db8:1:2::/64", key(from("10.0.0.1:80", "2001:db8:1:2:ffff::1")))
 	require.Equal(t, "203.0.113.7/32", httplimit.ByClientNetwork(32, 64)(from("[::ffff:203.0.113.7]:80")))
 	require.Equal(t, "@", key(from("@")))
+
+	real := httplimit.ByClientField("x-real-ip", 32, 64, proxies...)
+	r := from("10.0.0.1:80", "192.0.2.1")
+	r.Header.Set("X-Real-IP", "203.0.113.7")
+	require.Equal(t, "203.0.113.7/32", real(r))
+	r.RemoteAddr = "192.0.2.9:80"
+	require.Equal(t, "192.0.2.9/32", real(r), "of a peer that is not trusted")
+	require.Nil(t, httplimit.ByClientField("", 32, 64))
 }
 
 func TestByPathAndHeader(t *testing.T) {
@@ -88,13 +97,26 @@ func TestByPathAndHeader(t *testing.T) {
 	require.Equal(t, "/ibe/Avail Fare", httplimit.ByPath(at("/ibe/Avail%20Fare?from=FRA")))
 	require.Equal(t, "/", httplimit.ByPath(get(t, "http://upstream.test")))
 	require.Equal(t, "/", httplimit.ByPath(&http.Request{}))
+	for _, target := range []string{"http:http://h/ibe/AvailFare", "h:a", "*", "http://h"} {
+		require.Equal(t, httplimit.NoKey, httplimit.ByPath(at(target)), target)
+	}
+	require.Equal(t, httplimit.NoKey, httplimit.ByPath(&http.Request{Method: http.MethodConnect, URL: &url.URL{Host: "h:443"}}))
 
 	r := at("http://shop.test/")
 	r.Header.Add("X-Api-Key", "one")
 	r.Header.Add("X-Api-Key", "two")
+	require.Equal(t, httplimit.NoKey, httplimit.ByHeader("x-api-key")(r), "upstreams differ in which of them they read")
+	require.Equal(t, httplimit.NoKey, httplimit.Join(httplimit.ByPath, httplimit.ByHeader("x-api-key"))(r))
+	r.Header.Set("X-Api-Key", "one")
 	require.Equal(t, "one", httplimit.ByHeader("x-api-key")(r))
 	require.Equal(t, "", httplimit.ByHeader("Authorization")(r))
-	require.Equal(t, "shop.test", httplimit.ByHeader("host")(r))
+	for host, want := range map[string]string{
+		"shop.test": "shop.test", "SHOP.Test.": "shop.test", "Shop.test.:8080": "shop.test:8080", "shop.test..": "shop.test.",
+		"[2001:DB8::1]": "[2001:db8::1]", "[2001:DB8::1]:80": "[2001:db8::1]:80", "": "", ".": "", ":80": ":80",
+	} {
+		r.Host = host
+		require.Equal(t, want, httplimit.ByHeader("host")(r), host)
+	}
 }
 
 // Different parts never make one key.

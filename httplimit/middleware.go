@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // NewMiddleware returns what makes a limited handler of a handler; nil stands for http.DefaultServeMux. It fails with
@@ -17,9 +17,9 @@ import (
 // streams, upgrades and http.ResponseController work as without. When the request's context ends during the wait, the permit
 // goes back and next is not called; the answer is 503, should anybody read it.
 //
-// What a gate holds for a call (Entrance) goes back when next returns.
+// What the gate's admission holds goes back when next returns.
 //
-// A refused request is answered 429 with Retry-After, in whole seconds ([WithRefusalHandler]). When the gate fails, the
+// A request without a key ([NoKey]) is answered 400. A refused request is answered 429 with Retry-After, in whole seconds ([WithRefusalHandler]). When the gate fails, the
 // answer is 503 with Retry-After: 1 ([WithOnError]).
 //
 // These header fields are added to what else there is, unless limiting is off, so that several limits around one handler
@@ -33,9 +33,9 @@ import (
 // whole number: 2.5/s is q=2;w=1, and one permit in ten seconds q=1;w=10. r permits could be used at once now,
 // and the bucket is full again in t seconds, rounded up, at least 1. With a refusal r is 0 and t is Retry-After. They are
 // hints: other clients may share the bucket.
-func NewMiddleware(gate Gate, opts ...MiddlewareOption) (func(http.Handler) http.Handler, error) {
+func NewMiddleware(g gate.Gate, opts ...MiddlewareOption) (func(http.Handler) http.Handler, error) {
 	m := &middleware{settings{key: ByPath, policy: `"default"`, refuse: http.HandlerFunc(tooMany)}}
-	m.begin(gate)
+	m.begin(g)
 	for _, opt := range opts {
 		if opt == nil {
 			m.fail("option", "nil", "no nil options")
@@ -84,14 +84,19 @@ func WithRefusalHandler(h http.Handler) MiddlewareOption {
 type middleware struct{ settings }
 
 func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	permit, place, err := m.admit(r, m.key(r))
+	key := m.key(r)
+	if key == NoKey {
+		http.Error(w, "the request has no key that limits it", http.StatusBadRequest)
+		return
+	}
+	admission, err := m.enter(r, key)
 	switch {
 	case err == nil:
-		defer place.Leave()
-		m.announce(w.Header(), permit)
+		defer admission.Leave()
+		m.announce(w.Header(), admission)
 		next.ServeHTTP(w, r)
-	case refused(permit):
-		m.announce(w.Header(), permit)
+	case refused(admission):
+		m.announce(w.Header(), admission)
 		m.refuse.ServeHTTP(w, r)
 	case r.Context().Err() != nil: // without a status, who still listens would take it for a success
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -105,21 +110,21 @@ func tooMany(w http.ResponseWriter, _ *http.Request) {
 	http.Error(w, "too many requests: try again in "+w.Header().Get("Retry-After")+" s", http.StatusTooManyRequests)
 }
 
-// announce adds the header fields that tell about the bucket.
-func (m *middleware) announce(h http.Header, permit *tokenbucket.Reservation) {
-	level, known := permit.Level()
-	if known {
+// announce adds the header fields that describe the bucket.
+func (m *middleware) announce(h http.Header, a *gate.Admission) {
+	level := a.Level
+	if level != nil {
 		seconds := max(1, whole(math.Ceil(max(1, level.MaxPermits)/level.Rate-noise)))
 		quota := max(1, whole(level.Rate*float64(seconds)+noise))
 		h.Add("Ratelimit-Policy", m.item("q", quota, "w", seconds))
 	}
 	switch {
-	case !permit.OK(): // a client is to wait for both fields' sake, so they must agree
-		after := wholeSeconds(permit.RetryAfter())
+	case !a.OK: // a client waits for both fields, so they must agree
+		after := wholeSeconds(a.RetryAfter)
 		h.Set("Retry-After", strconv.FormatInt(after, 10))
 		h.Add("Ratelimit", m.item("r", 0, "t", after))
-	case known: // as of the decision, and the wait is over
-		h.Add("Ratelimit", m.item("r", whole(level.Remaining), "t", wholeSeconds(level.Full-permit.Delay())))
+	case level != nil:
+		h.Add("Ratelimit", m.item("r", whole(level.Remaining), "t", wholeSeconds(level.Full)))
 	}
 }
 

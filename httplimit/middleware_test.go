@@ -24,6 +24,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -49,7 +50,7 @@ func text(t testing.TB, r *http.Response) string {
 func TestMiddlewareFieldsWithoutNoise(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bursty(t, 7, tb.WithInitialPermits(0))
-		h := limited(t, httplimit.One(l, 0), ok)
+		h := limited(t, gate.One(l, 0), ok)
 		require.Equal(t, http.StatusTooManyRequests, serve(t, h).StatusCode)
 		time.Sleep(400 * time.Millisecond)
 		require.Equal(t, []string{`"default";r=1;t=1`}, serve(t, h).Header["Ratelimit"])
@@ -64,7 +65,7 @@ func TestMiddlewareFieldsWithoutNoise(t *testing.T) {
 // The fields over the life of a bucket of five at five a second, of which up to 200 ms may be waited.
 func TestMiddlewareFields(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := limited(t, httplimit.One(bursty(t, 5, tb.WithInitialPermits(5)), 200*time.Millisecond), ok)
+		h := limited(t, gate.One(bursty(t, 5, tb.WithInitialPermits(5)), 200*time.Millisecond), ok)
 		start := time.Now()
 		for i, want := range []string{
 			`"default";r=4;t=1`, `"default";r=3;t=1`, `"default";r=2;t=1`, `"default";r=1;t=1`, `"default";r=0;t=1`,
@@ -113,7 +114,7 @@ func TestMiddlewarePolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				h := limited(t, httplimit.One(bursty(t, c.rate, c.opts...), 0), ok)
+				h := limited(t, gate.One(bursty(t, c.rate, c.opts...), 0), ok)
 				response := serve(t, h)
 				require.Equal(t, http.StatusOK, response.StatusCode)
 				require.Equal(t, `"default";`+c.policy, response.Header.Get("RateLimit-Policy"))
@@ -131,7 +132,7 @@ func TestMiddlewarePolicy(t *testing.T) {
 	}
 	t.Run("nothing saved up", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			h := limited(t, httplimit.One(bursty(t, 0.4, tb.WithMaxPermits(0)), time.Minute), ok)
+			h := limited(t, gate.One(bursty(t, 0.4, tb.WithMaxPermits(0)), time.Minute), ok)
 			response := serve(t, h)
 			require.Equal(t, `"default";q=1;w=3`, response.Header.Get("RateLimit-Policy"))
 			require.Equal(t, "r=0", strings.Split(response.Header.Get("RateLimit"), ";")[1])
@@ -141,16 +142,16 @@ func TestMiddlewarePolicy(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l, err := tb.NewSmoothWarmingUp("warm", 5, 4*time.Second)
 			require.NoError(t, err)
-			response := serve(t, limited(t, httplimit.One(l, 0), ok))
+			response := serve(t, limited(t, gate.One(l, 0), ok))
 			require.Equal(t, `"default";q=5;w=1`, response.Header.Get("RateLimit-Policy"))
 			require.Equal(t, `"default";r=0;t=1`, response.Header.Get("RateLimit"))
 		})
 	})
 	t.Run("refused by no bucket", func(t *testing.T) {
-		gate := &spy{reserve: func(context.Context, string) (*tb.Reservation, error) {
-			return httplimit.Refused(2500 * time.Millisecond), nil
+		refusing := &spy{enter: func(context.Context, string) (*gate.Admission, error) {
+			return &gate.Admission{RetryAfter: 2500 * time.Millisecond}, nil
 		}}
-		response := serve(t, limited(t, gate, ok))
+		response := serve(t, limited(t, refusing, ok))
 		require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
 		require.Empty(t, response.Header["Ratelimit-Policy"])
 		require.Equal(t, `"default";r=0;t=3`, response.Header.Get("RateLimit"))
@@ -158,7 +159,7 @@ func TestMiddlewarePolicy(t *testing.T) {
 	})
 	t.Run("switched off", func(t *testing.T) {
 		l := bursty(t, 5, tb.WithSwitch(func() bool { return false }))
-		response := serve(t, limited(t, httplimit.One(l, 0), ok))
+		response := serve(t, limited(t, gate.One(l, 0), ok))
 		require.Equal(t, http.StatusOK, response.StatusCode)
 		require.Empty(t, response.Header["Ratelimit-Policy"])
 		require.Empty(t, response.Header["Ratelimit"])
@@ -168,8 +169,8 @@ func TestMiddlewarePolicy(t *testing.T) {
 // Several limits show side by side; a name is quoted as RFC 9651 wants it.
 func TestNestedPolicies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := limited(t, httplimit.One(bursty(t, 1), 0), ok, httplimit.WithPolicy(`the "inner" \ one`))
-		h = limited(t, httplimit.One(bursty(t, 10, tb.WithInitialPermits(10)), 0), h, httplimit.WithPolicy("outer"))
+		h := limited(t, gate.One(bursty(t, 1), 0), ok, httplimit.WithPolicy(`the "inner" \ one`))
+		h = limited(t, gate.One(bursty(t, 10, tb.WithInitialPermits(10)), 0), h, httplimit.WithPolicy("outer"))
 		response := serve(t, h)
 		require.Equal(t, http.StatusOK, response.StatusCode)
 		require.Equal(t, []string{`"outer";q=10;w=1`, `"the \"inner\" \\ one";q=1;w=1`}, response.Header["Ratelimit-Policy"])
@@ -184,7 +185,7 @@ func TestNestedPolicies(t *testing.T) {
 func TestRefusalHandler(t *testing.T) {
 	l := single(t)
 	require.True(t, take(t, l))
-	h := limited(t, httplimit.One(l, 0), ok, httplimit.WithRefusalHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := limited(t, gate.One(l, 0), ok, httplimit.WithRefusalHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusServiceUnavailable)
 		_, _ = fmt.Fprintf(w, "come back to %s in %s", r.URL.Path, w.Header().Get("Retry-After"))
 	})))
@@ -200,7 +201,7 @@ func TestClientGone(t *testing.T) {
 		l := bursty(t, 1, tb.WithMaxPermits(1))
 		require.True(t, take(t, l))
 		called := false
-		h := limited(t, httplimit.One(l, time.Minute), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
+		h := limited(t, gate.One(l, time.Minute), http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(100*time.Millisecond, cancel)
 		w := httptest.NewRecorder()
@@ -222,7 +223,7 @@ func TestClientGoneFromServer(t *testing.T) {
 	l := bursty(t, 0.1, tb.WithMaxPermits(1))
 	require.True(t, take(t, l))
 	var called atomic.Bool
-	gate := &spy{Gate: httplimit.One(l, time.Hour)}
+	gate := &spy{Gate: gate.One(l, time.Hour)}
 	server := httptest.NewServer(limited(t, gate, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called.Store(true) })))
 	defer server.Close()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -248,7 +249,7 @@ func TestTimeoutHandler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := bursty(t, 0.2, tb.WithMaxPermits(1))
 		require.True(t, take(t, l))
-		h := http.TimeoutHandler(limited(t, httplimit.One(l, time.Minute), ok), 2*time.Second, "too slow")
+		h := http.TimeoutHandler(limited(t, gate.One(l, time.Minute), ok), 2*time.Second, "too slow")
 		start := time.Now()
 		response := serve(t, h)
 		require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
@@ -311,7 +312,7 @@ func onBothVersions(t *testing.T, h http.Handler, f func(t *testing.T, client *h
 // Events arrive one by one, while the handler still runs.
 func TestServerSentEvents(t *testing.T) {
 	heard := make(chan struct{})
-	h := limited(t, httplimit.One(bursty(t, 1000), time.Second), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	h := limited(t, gate.One(bursty(t, 1000), time.Second), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for i := range 3 {
 			_, _ = fmt.Fprintf(w, "data: %d\n\n", i)
@@ -341,12 +342,12 @@ func TestServerSentEvents(t *testing.T) {
 // Thirty-two megabytes there and back, whole.
 func TestLargeBodies(t *testing.T) {
 	const size = 8 << 20 // several times what a connection holds
-	h := limited(t, httplimit.One(bursty(t, 1000), time.Second), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := limited(t, gate.One(bursty(t, 1000), time.Second), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1.1 wants to be told
 		_, _ = io.Copy(w, r.Body)
 	}))
 	onBothVersions(t, h, func(t *testing.T, client *http.Client, url string) {
-		tr := transport(t, httplimit.One(bursty(t, 1000), time.Second), httplimit.WithBase(client.Transport))
+		tr := transport(t, gate.One(bursty(t, 1000), time.Second), httplimit.WithBase(client.Transport))
 		sent, received := sha256.New(), sha256.New()
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, io.TeeReader(io.LimitReader(rand.Reader, size), sent))
 		require.NoError(t, err)
@@ -362,7 +363,7 @@ func TestLargeBodies(t *testing.T) {
 
 // An upgraded connection is the handler's.
 func TestUpgrade(t *testing.T) {
-	server := httptest.NewServer(limited(t, httplimit.One(bursty(t, 1000), time.Second), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	server := httptest.NewServer(limited(t, gate.One(bursty(t, 1000), time.Second), http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, both, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			panic(err)
@@ -425,22 +426,22 @@ func serverFor(t *testing.T, address string, h http.Handler) *httptest.Server {
 func TestBrowsersBehindAProxy(t *testing.T) {
 	keys := map[string]*tb.RateLimiter{}
 	store := tb.NewMemoryStore()
-	gate := &spy{}
-	gate.reserve = func(ctx context.Context, key string) (*tb.Reservation, error) {
-		gate.mu.Lock()
+	clients := &spy{}
+	clients.enter = func(ctx context.Context, key string) (*gate.Admission, error) {
+		clients.mu.Lock()
 		if keys[key] == nil {
 			l, err := tb.NewSmoothBursty(key, 0.001, tb.WithStore(store), tb.WithMaxPermits(3), tb.WithInitialPermits(3))
 			if err != nil {
-				gate.mu.Unlock()
+				clients.mu.Unlock()
 				return nil, err
 			}
 			keys[key] = l
 		}
 		l := keys[key]
-		gate.mu.Unlock()
-		return l.TryReserve(ctx, 1, 0)
+		clients.mu.Unlock()
+		return gate.One(l, 0).Enter(ctx, key)
 	}
-	h := limited(t, gate, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	h := limited(t, clients, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		visits := "1"
 		if c, err := r.Cookie("visits"); err == nil {
 			visits = c.Value + "1"
@@ -572,13 +573,13 @@ func TestGateway(t *testing.T) {
 		outbound, err := tb.NewSmoothBursty("outbound", 10, tb.WithStore(store))
 		require.NoError(t, err)
 		calls := 0
-		tr := transport(t, httplimit.One(outbound, time.Second), httplimit.WithBase(base(func(r *http.Request) (*http.Response, error) {
+		tr := transport(t, gate.One(outbound, time.Second), httplimit.WithBase(base(func(r *http.Request) (*http.Response, error) {
 			if calls++; calls == 1 {
 				return respond(r, http.StatusServiceUnavailable, "Retry-After", "5"), nil
 			}
 			return respond(r, http.StatusOK), nil
 		})))
-		h := limited(t, httplimit.One(inbound, time.Second), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := limited(t, gate.One(inbound, time.Second), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			out := r.Clone(r.Context())
 			out.URL.Scheme, out.URL.Host = "http", "upstream.test"
 			response, err := tr.RoundTrip(out)

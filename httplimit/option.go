@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // TransportOption configures [NewTransport].
@@ -35,14 +36,14 @@ func (o forBoth) middleware(s *settings)       { o(s) }
 
 // settings is what a gate and options come to. An option with a bad value makes the constructor fail.
 type settings struct {
-	gate    Gate
+	gate    gate.Gate
 	key     KeyFunc
 	onError func(*http.Request, error) error
 	logger  *slog.Logger
 
-	base    http.RoundTripper // the transport's own
-	respond bool
-	longest time.Duration
+	base       http.RoundTripper // the transport's own
+	respond    bool
+	maxPenalty time.Duration
 
 	policy string // the middleware's own: a serialized String
 	refuse http.Handler
@@ -56,11 +57,11 @@ func (s *settings) fail(field string, value any, want string) {
 	}
 }
 
-func (s *settings) begin(gate Gate) {
-	if g, ok := gate.(one); isNil(gate) || ok && g.limiter == nil {
-		s.fail("gate", "nil", "a gate with a limiter")
+func (s *settings) begin(g gate.Gate) {
+	if isNil(g) {
+		s.fail("gate", "nil", "a gate (gate.One makes none of a nil limiter)")
 	}
-	s.gate = gate
+	s.gate = g
 }
 
 func isNil(v any) bool {
@@ -102,8 +103,8 @@ func WithOnError(f func(r *http.Request, err error) error) Option {
 	})
 }
 
-// WithLogger sets where it is logged that a permit was not given back, that a penalty was not told to the fleet, and,
-// by the middleware without [WithOnError], that the gate failed. Default: slog.Default().
+// WithLogger sets where failed penalties are logged and, by a middleware without [WithOnError], failures of the gate. Default:
+// slog.Default().
 func WithLogger(l *slog.Logger) Option {
 	return forBoth(func(s *settings) {
 		if l == nil {

@@ -9,11 +9,12 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 const (
-	defaultRetryAfter = time.Minute
-	maxRetryAfter     = time.Hour // what a bucket can be held back for
+	defaultMaxPenalty = time.Minute
+	longestPenalty    = time.Hour // for which a bucket can be held back
 )
 
 var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made by NewTransport", tokenbucket.ErrInvalidConfig)
@@ -21,17 +22,18 @@ var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made
 // Transport is an http.RoundTripper that takes a permit for each request before it leaves. [NewTransport] makes one.
 //
 // RoundTrip waits until the permit is due and then lets the base RoundTripper send the request. It returns a *RefusedError
-// if the permit would not be due in time ([WithRefusalResponse]), a *GateError if nothing could be decided ([WithOnError]), and
-// the context's error if that ends first. http.Client wraps them in a *url.Error; errors.Is and errors.As see through it.
+// if the permit would not be due in time ([WithRefusalResponse]), a *GateError if nothing could be decided ([WithOnError]), [ErrNoKey] if
+// its key is NoKey, and the context's error if that ends first. http.Client wraps them in a *url.Error; errors.Is and errors.As see through it.
 // Only contexts end a wait, not the deprecated Request.Cancel.
 //
 // A wait that is given up gives its permit back. A permit whose time has come is used, whether or not the request then finds a
 // connection.
 //
 // A response 429 or 503 with Retry-After holds the request's bucket back for the whole fleet, before RoundTrip returns it
-// ([WithMaxRetryAfter]); requests that wait already wait that much longer. Responses are passed on as they are.
+// ([WithMaxPenalty]), unless the gate decides otherwise ([PenaltyPolicy]); requests that wait already wait that much longer.
+// Responses are passed on as they are.
 //
-// What a gate holds for a call (Entrance) goes back when the response's body has been read to its end or closed, or with the error.
+// What the gate's admission holds goes back when the response's body has been read to its end or closed, or with the error.
 // An upgraded stream (status 101, a WebSocket) is the caller's to end: the request's context does not end it any more. What it holds goes
 // back when it is closed, or reading from it fails, and never if neither happens.
 //
@@ -43,9 +45,9 @@ type Transport struct{ settings }
 
 // NewTransport returns a Transport that asks the gate. It fails with tokenbucket.ErrInvalidConfig if the gate is nil or an
 // option has a bad value. Whoever upgrades a connection with it must Close the stream, which holds its place until then.
-func NewTransport(gate Gate, opts ...TransportOption) (*Transport, error) {
-	t := &Transport{settings{key: ByPath, base: http.DefaultTransport, longest: defaultRetryAfter}}
-	t.begin(gate)
+func NewTransport(g gate.Gate, opts ...TransportOption) (*Transport, error) {
+	t := &Transport{settings{key: ByPath, base: http.DefaultTransport, maxPenalty: defaultMaxPenalty}}
+	t.begin(g)
 	for _, opt := range opts {
 		if opt == nil {
 			t.fail("option", "nil", "no nil options")
@@ -76,14 +78,14 @@ func WithRefusalResponse() TransportOption {
 	return forTransport(func(s *settings) { s.respond = true })
 }
 
-// WithMaxRetryAfter sets for how long at most a Retry-After holds the bucket back; a longer one is clipped. 0 ignores
-// Retry-After; at most 1 hour; default 1 minute.
-func WithMaxRetryAfter(d time.Duration) TransportOption {
+// WithMaxPenalty bounds for how long a Retry-After holds the bucket back; a longer one is clipped. 0 ignores Retry-After; at most 1 hour;
+// default 1 minute.
+func WithMaxPenalty(d time.Duration) TransportOption {
 	return forTransport(func(s *settings) {
-		if d < 0 || d > maxRetryAfter {
-			s.fail("max Retry-After", d, "0 to 1h")
+		if d < 0 || d > longestPenalty {
+			s.fail("max penalty", d, "0 to 1h")
 		}
-		s.longest = d
+		s.maxPenalty = d
 	})
 }
 
@@ -94,18 +96,22 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, errZero
 	}
 	key := t.key(r)
-	permit, place, err := t.admit(r, key)
+	if key == NoKey {
+		closeBody(r)
+		return nil, ErrNoKey
+	}
+	admission, err := t.enter(r, key)
 	if err != nil {
 		closeBody(r)
-		if t.respond && refused(permit) {
-			return refusal(r, permit.RetryAfter()), nil
+		if t.respond && refused(admission) {
+			return refusal(r, admission.RetryAfter), nil
 		}
 		return nil, err
 	}
 	sent := false
 	defer func() {
 		if !sent {
-			place.Leave()
+			admission.Leave()
 		}
 	}()
 	response, err := t.base.RoundTrip(r)
@@ -113,13 +119,19 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return response, err
 	}
 	sent = true
-	leaveAfter(response, place)
+	leaveAfter(response, admission)
 	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
-		if d := retryAfter(response.Header, time.Now(), t.longest); d > 0 {
+		if d := retryAfter(response.Header, time.Now(), t.maxPenalty); d > 0 && t.penalizes(key, s) {
 			t.penalize(r.Context(), key, d)
 		}
 	}
 	return response, nil
+}
+
+// penalizes reports whether a response of that status holds the key's bucket back.
+func (t *Transport) penalizes(key string, status int) bool {
+	policy, ok := t.gate.(PenaltyPolicy)
+	return !ok || policy.Penalizes(key, status)
 }
 
 // CloseIdleConnections closes the base's, if it can.

@@ -9,29 +9,30 @@ import (
 	"sync/atomic"
 	"time"
 
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// NewWindow makes the window of a row: slidingwindow.New, with options of the caller's.
-type NewWindow func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error)
+// WindowFactory makes the window of a row: slidingwindow.New, with options of the caller's.
+type WindowFactory func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error)
 
-// NewSemaphore makes the semaphore of a row: semaphore.NewRedis of a client, say.
-type NewSemaphore func(name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error)
+// SemaphoreFactory makes the semaphore of a row: semaphore.NewRedis of a client, say.
+type SemaphoreFactory func(name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error)
 
 // backends are where windows are counted, and places are kept.
 type backends struct {
-	window    NewWindow                // nil: nowhere
-	semaphore NewSemaphore             // nil: nowhere
-	away      func(concurrent int) int // nil: without the semaphores' backend calls fail
+	window    WindowFactory             // nil: nowhere
+	semaphore SemaphoreFactory          // nil: nowhere
+	policy    tokenbucket.FailurePolicy // of the semaphores
 }
 
 // WithWindows sets how the windows of rows are made that are counted for a whole fleet (Limit.Window): slidingwindow.New with
 // slidingwindow.WithRedis, for instance. The options that it is given say the version of the row. Without this and [WithLocalWindows] a
 // row with a window is bad ([WithBadRows]).
-func WithWindows(f NewWindow) Option {
+func WithWindows(f WindowFactory) Option {
 	return func(s *settings) error {
 		if f == nil {
 			return bad("windows", "nil", "a function")
@@ -54,7 +55,7 @@ func WithLocalWindows(opts ...slidingwindow.Option) Option {
 // WithSemaphores sets how the semaphores of rows are made that count the calls of a whole fleet (Limit.Concurrent):
 // semaphore.NewRedis with a client, for instance. The options that it is given say the version of the row. Without this and
 // [WithLocalSemaphores] a row with a concurrency is bad ([WithBadRows]).
-func WithSemaphores(f NewSemaphore) Option {
+func WithSemaphores(f SemaphoreFactory) Option {
 	return func(s *settings) error {
 		if f == nil {
 			return bad("semaphores", "nil", "a function")
@@ -74,17 +75,30 @@ func WithLocalSemaphores(opts ...semaphore.Option) Option {
 	}
 }
 
-// WithPlacesAway sets how many calls at once of a row with a concurrency this process lets in by itself while the backend of the semaphores
-// is away, those that were in before included. Without it such calls fail then. What windows do then their own options say
-// (slidingwindow.WithAway, WithShare), and what rates do tokenbucket.WithFailurePolicy.
-func WithPlacesAway(share func(concurrent int) int) Option {
+// WithSemaphoreFailurePolicy sets what calls of rows with a concurrency get during an outage of the semaphores' backend. Under
+// tokenbucket.FailClosed, the default, they fail. Under FailOpen each process admits by itself up to the row's concurrency; under
+// LocalShare(n) the nth part of it, at least one call. Calls that were admitted before the outage count. Windows and rates have failure
+// policies of their own: slidingwindow.WithFailurePolicy, tokenbucket.WithFailurePolicy.
+func WithSemaphoreFailurePolicy(p tokenbucket.FailurePolicy) Option {
 	return func(s *settings) error {
-		if share == nil {
-			return bad("places away", "nil", "a function")
+		if n, shares := p.Instances(); shares && n < 1 {
+			return bad("semaphore failure policy", fmt.Sprintf("LocalShare(%d)", n), "a local share of at least 1 instance")
 		}
-		s.backends.away = share
+		s.backends.policy = p
 		return nil
 	}
+}
+
+// localShare returns how many calls of a row this process admits by itself during an outage of the semaphores' backend.
+func (b *backends) localShare(concurrent int) int {
+	n, shares := b.policy.Instances()
+	switch {
+	case shares:
+		return max(1, concurrent/n)
+	case b.policy == tokenbucket.FailOpen:
+		return concurrent
+	}
+	return 0
 }
 
 const (
@@ -93,8 +107,10 @@ const (
 	maxConcurrent  = math.MaxInt32
 	// parts is how finely a window is counted.
 	parts = 100
-	// longestLead is how long before it may begin a call that waits for its rate is counted in its window, and asks for its place.
-	longestLead = 20 * time.Millisecond
+	// longestLead and shortestLead bound how long before its permit is due a call asks for its place, and is counted in its window. What
+	// that takes in a slot is measured (slot.took), since a place that is held ahead is of no use to others.
+	longestLead  = 20 * time.Millisecond
+	shortestLead = time.Millisecond
 )
 
 // bounded tells whether a row names more than a rate.
@@ -225,10 +241,29 @@ type slot struct {
 	outage  outage
 	pause   pause
 	told    atomic.Int64 // when it was last told that a place was lost, see clock.Mono; 0: never
+	takes   atomic.Int64 // what it takes to get a place and to be counted, in nanoseconds; 0 if that is not known
 
 	mu   sync.Mutex // held by who puts others in force
 	last bounds     // the last ones that had a window
 }
+
+// lead returns how long before its permit is due a call asks for the rest: twice what that took lately.
+func (s *slot) lead(b *bounds) time.Duration {
+	takes := time.Duration(s.takes.Load())
+	if takes == 0 {
+		return b.lead
+	}
+	return min(b.lead, shortestLead+2*takes)
+}
+
+// took notes what it took to get a place and to be counted. A longer time counts at once, shorter ones by and by.
+func (s *slot) took(d time.Duration) {
+	before := time.Duration(s.takes.Load())
+	s.takes.Store(max(1, int64(d), int64(before-before/8)))
+}
+
+// crowded reports whether this process alone has as many calls under way as there may be.
+func (s *slot) crowded(b *bounds) bool { return b.places != nil && s.inside.Load() >= int64(b.most) }
 
 // get returns what is in force, counted by a name. Calls that found an older row have what the newest one says.
 func (s *slot) get(b *backends, e *entry, name string) (*bounds, error) {
@@ -319,5 +354,5 @@ func (o *outage) ended() {
 
 // isOutage tells whether an error of a semaphore is that its backend cannot be reached, or does not answer in time.
 func isOutage(ctx context.Context, err error) bool {
-	return ctx.Err() == nil && (errors.Is(err, semaphore.ErrTimeout) || script.Away(err))
+	return ctx.Err() == nil && (errors.Is(err, semaphore.ErrStoreTimeout) || script.Away(err))
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -19,10 +20,10 @@ import (
 type began struct{ at, until time.Time }
 
 // arrivals has calls come at random, and returns those that passed, and when which one was refused by what.
-func arrivals(t *testing.T, r *registry.Registry, random *rand.Rand, gaveUp bool) (passed []began, refused map[registry.Decider][]time.Time) {
+func arrivals(t *testing.T, r *registry.Registry, random *rand.Rand, gaveUp bool) (passed []began, refused map[gate.Decider][]time.Time) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	refused = map[registry.Decider][]time.Time{}
+	refused = map[gate.Decider][]time.Time{}
 	for range 300 {
 		comes := time.Duration(random.Float64() * float64(6*time.Second))
 		lasts := time.Duration(random.ExpFloat64() * float64(150*time.Millisecond))
@@ -64,13 +65,13 @@ func arrivals(t *testing.T, r *registry.Registry, random *rand.Rand, gaveUp bool
 // Whatever comes when, none of the three bounds is exceeded; and none refuses that is not reached, since what a call has taken goes back
 // if it is refused by another.
 func TestBoundsHold(t *testing.T) {
-	all := map[registry.Decider]int{}
+	all := map[gate.Decider]int{}
 	for seed := range uint64(60) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(seed, 1))
 			size := float64(1 + random.IntN(6))
 			row := registry.Limit{
-				Name: "/a", Rate: float64(5 + random.IntN(60)), MaxPermits: &size, Cache: float64(random.IntN(4)) / 10, Version: 1,
+				Name: "/a", Rate: float64(5 + random.IntN(60)), MaxPermits: &size, WaitShare: float64(random.IntN(4)) / 10, Version: 1,
 				Window: time.Duration(200+random.IntN(2000)) * time.Millisecond, WindowLimit: 3 + random.IntN(30), Concurrent: 1 + random.IntN(6),
 			}
 			gaveUp := seed%2 == 1
@@ -92,7 +93,7 @@ func TestBoundsHold(t *testing.T) {
 			r.Close()
 		})
 	}
-	for _, by := range []registry.Decider{registry.ByLimit, registry.ByWindow, registry.ByConcurrency} {
+	for _, by := range []gate.Decider{gate.ByLimit, gate.ByWindow, gate.ByConcurrency} {
 		require.Greater(t, all[by], 500, "each of them was put to the test: %s", by)
 	}
 }
@@ -118,10 +119,10 @@ func checkBounds(t *testing.T, row *registry.Limit, passed []began, note string)
 
 // checkRefusals tells whether windows and places refused only when they were full. A call may have been counted 20 ms before it began, and
 // counts for up to a hundredth of the window longer than it must.
-func checkRefusals(t *testing.T, row *registry.Limit, passed []began, refused map[registry.Decider][]time.Time, note string) {
+func checkRefusals(t *testing.T, row *registry.Limit, passed []began, refused map[gate.Decider][]time.Time, note string) {
 	t.Helper()
 	const lead = 20 * time.Millisecond
-	for _, at := range refused[registry.ByWindow] {
+	for _, at := range refused[gate.ByWindow] {
 		n := 0
 		for _, p := range passed {
 			if ago := at.Sub(p.at); ago >= -lead && ago <= row.Window*102/100+2*lead {
@@ -130,7 +131,7 @@ func checkRefusals(t *testing.T, row *registry.Limit, passed []began, refused ma
 		}
 		require.GreaterOrEqual(t, n, row.WindowLimit, "refused by the window: %s", note)
 	}
-	for _, at := range refused[registry.ByConcurrency] {
+	for _, at := range refused[gate.ByConcurrency] {
 		n := 0
 		for _, p := range passed {
 			if at.Sub(p.at) >= -lead && !p.until.Before(at) {

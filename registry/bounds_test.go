@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
@@ -54,7 +55,7 @@ func TestBadBounds(t *testing.T) {
 		_, err := registry.New(registry.Static{}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores(), o)
 		require.ErrorContains(t, err, "window or concurrency 5 in any 2s, 3 at once: want none but in a row")
 	}
-	for _, o := range []registry.Option{registry.WithWindows(nil), registry.WithSemaphores(nil), registry.WithPlacesAway(nil)} {
+	for _, o := range []registry.Option{registry.WithWindows(nil), registry.WithSemaphores(nil), registry.WithSemaphoreFailurePolicy(tokenbucket.LocalShare(0))} {
 		_, err := registry.New(registry.Static{}, tokenbucket.NewMemoryStore(), o)
 		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
 	}
@@ -85,30 +86,30 @@ func TestBoundsFollowRow(t *testing.T) {
 		}
 		source.set(row(func(*registry.Limit) {}))
 		r := openLocal(t, source, registry.WithAllowEmpty())
-		inside := []*registry.Admission{enter(t, r, "/a"), enter(t, r, "/a")}
+		inside := []*gate.Admission{enter(t, r, "/a"), enter(t, r, "/a")}
 		for _, step := range []struct {
 			title  string
 			change func(*registry.Limit)
-			by     registry.Decider
+			by     gate.Decider
 		}{
-			{"fewer places", func(l *registry.Limit) { l.Concurrent = 2 }, registry.ByConcurrency},
-			{"more places, window full", func(l *registry.Limit) { l.Concurrent, l.WindowLimit = 9, 2 }, registry.ByWindow},
-			{"off and on again", func(l *registry.Limit) { l.Disabled = true }, registry.ByDisabled},
-			{"the same", func(l *registry.Limit) { l.Concurrent = 2 }, registry.ByConcurrency},
+			{"fewer places", func(l *registry.Limit) { l.Concurrent = 2 }, gate.ByConcurrency},
+			{"more places, window full", func(l *registry.Limit) { l.Concurrent, l.WindowLimit = 9, 2 }, gate.ByWindow},
+			{"off and on again", func(l *registry.Limit) { l.Disabled = true }, gate.ByDisabled},
+			{"the same", func(l *registry.Limit) { l.Concurrent = 2 }, gate.ByConcurrency},
 		} {
 			source.set(row(step.change))
 			require.NoError(t, r.Reload(ctx))
 			a := enter(t, r, "/a")
 			require.Equal(t, step.by, a.By, step.title)
-			require.Equal(t, step.by == registry.ByDisabled, a.OK, step.title)
+			require.Equal(t, step.by == gate.ByDisabled, a.OK, step.title)
 			time.Sleep(time.Millisecond)
 		}
 		source.set()
 		require.NoError(t, r.Reload(ctx))
-		require.Equal(t, registry.ByUnknown, enter(t, r, "/a").By)
+		require.Equal(t, gate.ByUnknown, enter(t, r, "/a").By)
 		source.set(row(func(l *registry.Limit) { l.Concurrent = 2 }))
 		require.NoError(t, r.Reload(ctx))
-		require.Equal(t, registry.ByConcurrency, enter(t, r, "/a").By, "back again")
+		require.Equal(t, gate.ByConcurrency, enter(t, r, "/a").By, "back again")
 		for _, a := range inside {
 			a.Leave()
 		}
@@ -118,7 +119,7 @@ func TestBoundsFollowRow(t *testing.T) {
 }
 
 // While the backend of the semaphores is away calls fail, or this process lets in its share.
-func TestPlacesAway(t *testing.T) {
+func TestSemaphoreFailurePolicy(t *testing.T) {
 	nobody := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = nobody.Close() })
 	away := registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
@@ -131,13 +132,19 @@ func TestPlacesAway(t *testing.T) {
 		require.ErrorContains(t, err, `registry: bucket "/a": concurrency: `)
 		require.ErrorContains(t, err, "connection refused")
 	}
-	r = open(t, row, tokenbucket.NewMemoryStore(), away, registry.WithPlacesAway(func(n int) int { return n / 2 }))
+	r = open(t, row, tokenbucket.NewMemoryStore(), away, registry.WithSemaphoreFailurePolicy(tokenbucket.LocalShare(2)))
 	first := enter(t, r, "/a")
 	require.True(t, first.OK)
 	require.True(t, enter(t, r, "/a").OK)
-	require.Equal(t, registry.ByConcurrency, enter(t, r, "/a").By)
+	require.Equal(t, gate.ByConcurrency, enter(t, r, "/a").By)
 	first.Leave()
 	require.True(t, enter(t, r, "/a").OK)
+	for policy, admitted := range map[tokenbucket.FailurePolicy]int{tokenbucket.FailOpen: 4, tokenbucket.LocalShare(5): 1} {
+		r = open(t, row, tokenbucket.NewMemoryStore(), away, registry.WithSemaphoreFailurePolicy(policy))
+		for i := range 6 {
+			require.Equal(t, i < admitted, enter(t, r, "/a").OK)
+		}
+	}
 }
 
 // Two processes share the window and the places of a row in Redis, and the newest row's bounds are in force in both.
@@ -157,20 +164,20 @@ func TestBoundsOfFleet(t *testing.T) {
 	behind.set(row)
 	a := open(t, registry.Static{row}, tokenbucket.NewMemoryStore(), shared...)
 	b := open(t, behind, tokenbucket.NewMemoryStore(), shared...)
-	inside := []*registry.Admission{entered(t, a, name), entered(t, b, name), entered(t, a, name)}
-	require.Equal(t, registry.ByConcurrency, enter(t, a, name).By)
-	require.Equal(t, registry.ByConcurrency, enter(t, b, name).By)
+	inside := []*gate.Admission{entered(t, a, name), entered(t, b, name), entered(t, a, name)}
+	require.Equal(t, gate.ByConcurrency, enter(t, a, name).By)
+	require.Equal(t, gate.ByConcurrency, enter(t, b, name).By)
 	inside[1].Leave()
 	entered(t, a, name).Leave()
 
 	row.WindowLimit, row.Concurrent, row.Version = 5, 4, 6
 	c := open(t, registry.Static{row}, tokenbucket.NewMemoryStore(), shared...) // a process that has read a newer row
 	entered(t, c, name)
-	require.Equal(t, registry.ByWindow, enter(t, b, name).By, "five have begun, and five is in force for all")
-	require.Equal(t, registry.ByWindow, enter(t, c, name).By)
+	require.Equal(t, gate.ByWindow, enter(t, b, name).By, "five have begun, and five is in force for all")
+	require.Equal(t, gate.ByWindow, enter(t, c, name).By)
 	behind.set(row)
 	require.NoError(t, b.Reload(ctx))
-	require.Equal(t, registry.ByWindow, enter(t, b, name).By)
+	require.Equal(t, gate.ByWindow, enter(t, b, name).By)
 }
 
 // What somebody else has set in Redis gives way to the row after two loads; Usage tells what is in force, and in use.
@@ -221,8 +228,7 @@ func TestShareOutlivesChange(t *testing.T) {
 	source.set(row)
 	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(),
 		registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithShare(limit/5),
-				slidingwindow.WithHook(func(error) {}))...)
+			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(limit/5)))...)
 		}))
 	require.True(t, enter(t, r, "/a").OK)
 	require.True(t, enter(t, r, "/a").OK)
@@ -232,7 +238,7 @@ func TestShareOutlivesChange(t *testing.T) {
 	require.NoError(t, r.Reload(ctx))
 	a := enter(t, r, "/a")
 	require.False(t, a.OK)
-	require.Equal(t, registry.ByWindow, a.By)
+	require.Equal(t, gate.ByWindow, a.By)
 	for i, limit := range []int{15, 5} {
 		row.WindowLimit, row.Version = limit, int64(3+i)
 		source.set(row)

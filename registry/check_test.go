@@ -11,12 +11,12 @@ import (
 // TestCheck: what no registry would put in force is told by the field.
 func TestCheck(t *testing.T) {
 	size := 3.0
-	for _, good := range []registry.Limit{{Name: "a", Rate: 5}, {Name: "a"}, {Name: "a", Disabled: true, Cache: 77}, {Name: "a", Rate: 5, MaxPermits: &size}} {
+	for _, good := range []registry.Limit{{Name: "a", Rate: 5}, {Name: "a"}, {Name: "a", Disabled: true, WaitShare: 77}, {Name: "a", Rate: 5, MaxPermits: &size}} {
 		require.NoError(t, good.Check())
 	}
 	var bad *registry.RowError
 	for field, limit := range map[string]registry.Limit{
-		"name": {Rate: 5}, "cache": {Name: "a", Cache: 10}, "rate": {Name: "a", Rate: 0.5, Quota: true}, "max permits": {Name: "a", Rate: 1, MaxPermits: &size, Warmup: 1},
+		"name": {Rate: 5}, "cache": {Name: "a", WaitShare: 10}, "rate": {Name: "a", Rate: 0.5, Quota: true}, "max permits": {Name: "a", Rate: 1, MaxPermits: &size, Warmup: 1},
 	} {
 		require.ErrorAs(t, limit.Check(), &bad)
 		require.Equal(t, field, bad.Field)

@@ -3,24 +3,12 @@
 //
 //	source, err := sqlsource.New(db, sqlsource.MySQL)
 //	limits, err := registry.New(source, tokenbucket.NewRedisScriptStore(client), registry.WithInterval(5*time.Second))
-//	ok, err := limits.Allow(ctx, "/ibe/AvailFare")
+//	a, err := limits.Enter(ctx, "/ibe/AvailFare") // waits until the call may begin
+//	…
+//	defer a.Leave()
 //
-// Which call to use:
-//
-//	                  what                               waits      rows with a window   with a concurrency
-//	Registry.Enter    Admission; Leave when the call     yes        yes                  yes
-//	                  has ended
-//	Registry.Allow    true or false                      yes        yes                  ErrNeedsEnter
-//	Registry.Begin    Enter for those who wait for the   no (¹)     yes                  yes
-//	                  rate by themselves
-//	Registry.Reserve  Begin for rows with a rate only    no         ErrNeedsEnter        ErrNeedsEnter
-//	Registry.Admit    Begin for httplimit and grpclimit  no (¹)     yes                  yes
-//
-// Enter is right for every row, and Allow is the short form where no row has a concurrency. HTTP and gRPC take the Registry as it is:
-// httplimit.NewTransport, httplimit.NewMiddleware and contrib/grpc call what they need.
-//
-// (¹) for a row that names nothing but a rate. With a window or a concurrency they wait as Enter does: what is counted must be counted
-// just before the call begins.
+// [Registry.Enter] is the one call for every row, whatever it names: a rate, a window, a concurrency. A Registry is a gate.Gate, so
+// httplimit.NewTransport, httplimit.NewMiddleware and contrib/grpc take it as it is.
 //
 // A Source says what the limits are. Every instance of a fleet asks it by itself, every interval, and puts in force what has
 // changed; the shared buckets follow the newest version, so an instance that has not asked yet learns a new rate with its next

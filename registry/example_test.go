@@ -19,7 +19,7 @@ import (
 // Limits by name, from a fixed list; package sqlsource reads them from a table.
 func ExampleNew() {
 	limits, err := registry.New(registry.Static{
-		{Name: "/ibe/AvailFare", Rate: 5, Cache: 0.5},
+		{Name: "/ibe/AvailFare", Rate: 5, WaitShare: 0.5},
 		{Name: "/ibe/Ticket", Rate: 1, Quota: true},
 		{Name: "/ibe/Ping", Disabled: true},
 	}, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()))
@@ -28,20 +28,24 @@ func ExampleNew() {
 	}
 	defer limits.Close()
 	for _, name := range []string{"/ibe/AvailFare", "/ibe/Ticket", "/ibe/Ticket", "/ibe/Ping", "/ibe/Other"} {
-		ok, err := limits.Allow(context.Background(), name)
-		fmt.Println(name, ok, err)
+		a, err := limits.Enter(context.Background(), name)
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(name, a.OK, a.By)
+		a.Leave() // when the call has ended
 	}
 	// Output:
-	// /ibe/AvailFare true <nil>
-	// /ibe/Ticket true <nil>
-	// /ibe/Ticket false <nil>
-	// /ibe/Ping true <nil>
-	// /ibe/Other false <nil>
+	// /ibe/AvailFare true limit
+	// /ibe/Ticket true limit
+	// /ibe/Ticket false limit
+	// /ibe/Ping true disabled
+	// /ibe/Other false unknown
 }
 
 // A row with a rate, a window and a concurrency: all must agree, and the call gives its place back when it has ended.
 func ExampleRegistry_Enter() {
-	source := registry.Static{{Name: "/ibe/Order", Rate: 5, Cache: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 1}}
+	source := registry.Static{{Name: "/ibe/Order", Rate: 5, WaitShare: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 1}}
 	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
 	if err != nil {
 		panic(err)
@@ -88,6 +92,6 @@ func Example_gateway() {
 	upstream := &http.Client{Transport: transport}
 	_, err = upstream.Post("http://ibe.example/ibe/AvailFare", "application/json", nil)
 	if errors.Is(err, httplimit.ErrRefused) {
-		fmt.Println("no permit within the row's cache")
+		fmt.Println("no permit in time")
 	}
 }

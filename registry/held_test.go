@@ -58,42 +58,23 @@ func TestEnterLeavesNothing(t *testing.T) {
 	}
 }
 
-// A call by Allow that has found a row without a concurrency keeps no place of one that came meanwhile.
-func TestAllowKeepsNoPlace(t *testing.T) {
-	source := &table{[]Limit{{Name: "/a", Row: "1", NoRate: true, Window: time.Second, WindowLimit: 100}}}
-	r := local(t, source)
-	f, err := r.find("/a")
-	require.NoError(t, err)
-	source.rows = []Limit{{Name: "/a", Row: "1", NoRate: true, Concurrent: 1}}
-	ctx := context.Background()
-	require.NoError(t, r.Reload(ctx))
-	a, err := r.Enter(ctx, "/a")
-	require.NoError(t, err)
-	a.Leave()
-	_, err = r.allowBounded(ctx, "/a", &f)
-	require.ErrorIs(t, err, ErrNeedsEnter)
-	a, err = r.Enter(ctx, "/a")
-	require.NoError(t, err)
-	require.True(t, a.OK, "the place is free")
-}
-
-// A bucket of another kind begins anew, also if Allow asks for a row with a window.
-func TestAllowReplacesTheBucket(t *testing.T) {
+// A bucket of another kind begins anew, also of a row with a window.
+func TestEnterReplacesTheBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := Limit{Name: "/a", Row: "1", Rate: 100, Window: time.Second, WindowLimit: 100}
 		source := &table{[]Limit{row}}
 		r := local(t, source)
 		ctx := context.Background()
-		ok, err := r.Allow(ctx, "/a")
+		a, err := r.Enter(ctx, "/a")
 		require.NoError(t, err)
-		require.True(t, ok)
+		require.True(t, a.OK)
 		row.Warmup = time.Second
 		source.rows = []Limit{row}
 		require.NoError(t, r.Reload(ctx))
 		time.Sleep(time.Minute)
-		ok, err = r.Allow(ctx, "/a")
+		a, err = r.Enter(ctx, "/a")
 		require.NoError(t, err)
-		require.True(t, ok)
+		require.True(t, a.OK)
 		r.Close()
 	})
 }
@@ -101,7 +82,7 @@ func TestAllowReplacesTheBucket(t *testing.T) {
 // In shadow, too, a call that the concurrency would refuse does not count in the window.
 func TestShadowGivesBack(t *testing.T) {
 	r := local(t, Static{{Name: "/a", Row: "1", NoRate: true, Window: time.Minute, WindowLimit: 10, Concurrent: 1, Shadow: true}},
-		WithPlacesAway(func(int) int { return 1 }))
+		WithSemaphoreFailurePolicy(tokenbucket.FailOpen))
 	ctx := context.Background()
 	for range 3 {
 		a, err := r.Enter(ctx, "/a")

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // Reload asks the source now. Many callers share a load, but for one that is given up as its caller's ctx ends. On an error everything
@@ -28,7 +26,11 @@ func (r *Registry) Reload(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.timeout)
 	defer cancel()
 	began := time.Now()
+	slow := time.AfterFunc(slowLoad, r.logSlow)
 	table, err := r.source.Load(ctx)
+	if slow.Stop() {
+		r.slow.Store(false)
+	}
 	load := Load{Took: time.Since(began), Err: err}
 	switch {
 	case err == nil:
@@ -44,6 +46,16 @@ func (r *Registry) Reload(ctx context.Context) error {
 		r.settle(ctx)
 	}
 	return err
+}
+
+// slowLoad is after what time the log has that a load takes long.
+const slowLoad = 5 * time.Second
+
+// logSlow logs that a load takes long, unless the one before did.
+func (r *Registry) logSlow() {
+	if !r.slow.Swap(true) {
+		r.log.Warn("registry: a load takes long and goes on; what was before stays in force meanwhile", "for", slowLoad, "timeout", r.timeout)
+	}
 }
 
 // apply puts a table in force.
@@ -76,8 +88,10 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	r.keep(old, next, load)
 	r.limits.Store(&book{next, newWide(next, r.parts)})
 	r.forgetSlots(next)
+	r.faults.drop(func(f *Fault) bool { return f.Name != "" && next[f.Name] == nil })
 	load.Limits = len(next) - load.Bad
 	r.countShadows(next, load)
+	r.countUnmatched(next, load)
 	r.renewShadows(ctx, next)
 }
 
@@ -106,7 +120,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		if was.limit.sameLimiter(c) {
 			e.version = r.dispute(was)
 			if e.version == was.version {
-				if c.Disabled == was.limit.Disabled && c.Cache == was.limit.Cache && c.Row == was.limit.Row {
+				if c.Disabled == was.limit.Disabled && c.WaitShare == was.limit.WaitShare && c.Row == was.limit.Row && c.Penalty == was.limit.Penalty {
 					return was, nil
 				}
 				if e.wait == was.wait && !c.Disabled {
@@ -127,6 +141,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 		err.Shadow = c.Shadow
 		return nil, err
 	}
+	e.unmatched = r.unmatchedBy(c)
 	return e, nil
 }
 
@@ -138,7 +153,7 @@ func (r *Registry) dispute(e *entry) int64 {
 	if l == nil {
 		return r.disputeKeys(e)
 	}
-	there := seam.InForce(l)
+	there := l.InForce()
 	if there.Own {
 		e.disputed = 0
 		return e.version
@@ -147,7 +162,7 @@ func (r *Registry) dispute(e *entry) int64 {
 		return e.version
 	}
 	r.log.Warn("registry: the bucket follows something else than its row; the row wins", "bucket", e.limit.Name, "row", e.limit.Row,
-		"bucket's rate", there.Rate, "row's", there.OwnRate, "version", there.Version+1)
+		"bucket's rate", there.Rate, "row says", e.limit.String(), "version", there.Version+1)
 	return there.Version + 1
 }
 
@@ -168,54 +183,37 @@ func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 	for i := range load.Rejected {
 		r.rule(&load.Rejected[i], old, next, rows, load)
 	}
-	var gone []*entry
-	for name, e := range old {
+	var gone []string
+	for name := range old {
 		if next[name] == nil {
-			gone = append(gone, e)
+			gone = append(gone, name)
 		}
 	}
-	if r.doubtful(len(gone), len(next)) {
+	has := func(name string) bool { return next[name] != nil }
+	event := r.lost.load(time.Now(), gone, len(next), has)
+	r.tellLoss(event)
+	if event == lossHeld {
 		load.Held = len(gone)
-		for _, e := range gone {
-			next[e.limit.Name] = e
-			if e.bad {
+		for _, name := range gone {
+			if next[name] = old[name]; old[name].bad {
 				load.Bad++
 			}
 		}
 		return
 	}
-	for _, e := range gone {
+	for _, name := range gone {
+		e := old[name]
 		if e.bad {
 			continue
 		}
 		if load.Removed++; load.Removed <= mostTold {
-			r.log.Info("registry: a limit is gone", "bucket", e.limit.Name, "row", e.limit.Row)
+			r.log.Info("registry: a limit is gone", "bucket", name, "row", e.limit.Row)
 		}
-		r.past.put(e.limit.Name, e.version)
+		r.past.put(name, e.version)
 	}
 	if load.Removed > mostTold {
 		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostTold)
 	}
-}
-
-// confirmed is how many loads in a row must agree that more than half of the limits are gone.
-const confirmed = 3
-
-// doubtful tells whether a loss is more likely a mistake than meant: a DELETE without WHERE, a table that is just being filled.
-func (r *Registry) doubtful(gone, left int) bool {
-	of := r.believed
-	if gone*2 <= of || r.allowEmpty {
-		r.losses, r.believed = 0, left
-		return false
-	}
-	if r.losses++; r.losses < confirmed {
-		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until further loads agree",
-			"gone", gone, "of", of, "loads", confirmed-r.losses)
-		return true
-	}
-	r.losses, r.believed = 0, left
-	r.log.Warn("registry: more than half of the limits are gone", "gone", gone, "of", of)
-	return false
 }
 
 // rule decides about the name of a bad row: its last good limit stays; if there is none, WithBadRows decides.

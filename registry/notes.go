@@ -44,8 +44,9 @@ func (n *notes) age() time.Duration {
 // again is how often a trouble is told that lasts.
 const again = time.Minute
 
-// loaded keeps the figures of a load. It returns the bad rows that were not told, and whether other rows are in shadow than before.
-func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh []RowError) {
+// loaded keeps the figures of a load. It returns the bad rows and the unmatched ones that were not told, and whether other rows are in shadow
+// than before.
+func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh, unmatched []RowError) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := time.Now()
@@ -55,27 +56,32 @@ func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh []Row
 	n.failing = load.Err != nil
 	if load.Err != nil {
 		n.stats.Failures++
-		return failed, recovered, false, nil
+		return failed, recovered, false, nil, nil
 	}
 	n.stats.LastGood = now
 	n.stats.Limits, n.stats.Bad, n.stats.Held, n.stats.Rejected = load.Limits, load.Bad, load.Held, load.Rejected
+	n.stats.Unmatched = load.Unmatched
 	seen := map[string]bool{}
-	for _, e := range load.Rejected {
-		text := e.Error() + e.Consequence
-		seen[text] = true
-		if !n.reported[text] {
-			fresh = append(fresh, e)
+	unreported := func(rows []RowError) (fresh []RowError) {
+		for _, e := range rows {
+			text := e.Error() + e.Consequence
+			seen[text] = true
+			if !n.reported[text] {
+				fresh = append(fresh, e)
+			}
 		}
+		return fresh
 	}
+	fresh, unmatched = unreported(load.Rejected), unreported(load.Unmatched)
 	n.reported = seen
 	shadows = !slices.Equal(n.stats.Shadow, load.Shadow)
 	n.stats.Shadow = load.Shadow
-	return failed, recovered, shadows, fresh
+	return failed, recovered, shadows, fresh, unmatched
 }
 
 // note keeps the figures of a load and tells of it, of each trouble once; remind tells of it again.
 func (r *Registry) note(load *Load) {
-	failed, recovered, shadows, fresh := r.notes.loaded(load)
+	failed, recovered, shadows, fresh, unmatched := r.notes.loaded(load)
 	if failed && r.limits.Load() == nil {
 		r.log.Error("registry: limits cannot be loaded yet", "error", load.Err)
 	} else if failed {
@@ -85,6 +91,7 @@ func (r *Registry) note(load *Load) {
 		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
 	}
 	r.tellBad(fresh)
+	r.tellUnmatched(unmatched)
 	r.tellShadows(load, shadows)
 	if load.Err == nil {
 		if s := r.Stats(); s.Loads-s.Failures == 1 {
@@ -119,12 +126,12 @@ func (r *Registry) remind() {
 	if s.Err != nil {
 		r.log.Error("registry: limits still cannot be loaded; what was before stays in force", "age", s.Age.Round(time.Second), "error", s.Err)
 	}
-	if s.Held > 0 {
-		r.log.Warn("registry: limits stay in force though their rows are gone", "limits", s.Held)
-	}
+	r.remindLoss(&s.Loss)
 	r.tellEmpty(&s)
 	r.remindShadows(&s)
 	r.tellBad(s.Rejected)
+	r.tellUnmatched(s.Unmatched)
+	r.logFaults(s.Faults)
 }
 
 func (r *Registry) tellEmpty(s *Stats) {
@@ -176,6 +183,8 @@ func (r *Registry) mind() {
 		select {
 		case now := <-ticker.C:
 			r.watchSwitch()
+			r.logFaults(r.faults.unlogged())
+			r.watchLoss(r.ctx)
 			if now.Sub(told) >= again {
 				told = now
 				r.remind()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // Otherwise says what happens to calls of a name that no good row decides about ([WithUnknown], [WithBadRows]).
@@ -56,8 +57,9 @@ func WithInterval(d time.Duration) Option {
 	}
 }
 
-// WithTimeout bounds one load. At least 1 ms, default 5 s.
-func WithTimeout(d time.Duration) Option {
+// WithLoadTimeout bounds one load. At least 1 ms, default one minute: a table of hundreds of thousands of rows takes some seconds. The log has a
+// load that takes more than five seconds.
+func WithLoadTimeout(d time.Duration) Option {
 	return func(s *settings) error {
 		if d < time.Millisecond {
 			return bad("timeout", d, "at least 1ms")
@@ -95,8 +97,7 @@ func WithBadRows(o Otherwise) Option {
 	}
 }
 
-// WithMaxUnknown bounds how many limiters are kept for names without a row (Default), and how many for the keys of rows
-// (Limit.PerKey). At least 2, default 10,000.
+// WithMaxUnknown bounds how many limiters are kept for names without a row ([Default]). At least 2, default 10,000.
 func WithMaxUnknown(n int) Option {
 	return func(s *settings) error {
 		if n < 2 {
@@ -107,11 +108,45 @@ func WithMaxUnknown(n int) Option {
 	}
 }
 
+// WithMaxKeyLimiters bounds how many limiters are kept for the keys of all rows (Limit.PerKey). The bucket of a limiter that was dropped is
+// in the store, and goes on when the key comes back. At least 2, default 10,000.
+func WithMaxKeyLimiters(n int) Option {
+	return func(s *settings) error {
+		if n < 2 {
+			return bad("max key limiters", n, "at least 2")
+		}
+		s.maxKeyLimiters = n
+		return nil
+	}
+}
+
+// WithMaxKeys bounds how many keys of a row (Limit.PerKey), and how many names without a row (Default), begin to have buckets of their own
+// within an hour. Those of the hour before keep theirs; together there are at most twice as many. All others share one bucket with the row's limit until the hour is over; this is
+// logged, and Stats.Shared counts their calls. At least 1, default 10,000.
+func WithMaxKeys(n int) Option {
+	return func(s *settings) error {
+		if n < 1 {
+			return bad("max keys", n, "at least 1")
+		}
+		s.maxKeys = n
+		return nil
+	}
+}
+
 // WithAllowEmpty believes a table at once that is empty, or has lost more than half of its rows since the load before. Without it
-// the limits that are gone stay in force until three loads in a row agree.
+// the limits that are gone stay in force until three loads in a row agree, and the loss lasts until a person confirms it (Loss). It
+// excludes [WithConfirmedLosses].
 func WithAllowEmpty() Option {
 	return func(s *settings) error {
-		s.allowEmpty = true
+		return s.believe(atOnce, "allow empty")
+	}
+}
+
+// WithStrict makes New fail with [ErrBadRows] if any row is bad: for limits that the program brings along ([Static]), where a bad one is a
+// mistake of its own. Rows that turn bad later are as without it: their last good limits stay.
+func WithStrict() Option {
+	return func(s *settings) error {
+		s.strict = true
 		return nil
 	}
 }
@@ -139,7 +174,9 @@ func WithSwitch(sw Switch) Option {
 }
 
 // WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithLease. A row that they do not fit is
-// rejected.
+// rejected: tokenbucket.WithInitialPermitsUpTo fits all, where WithInitialPermits may be beyond what a row's bucket holds. Without either,
+// the buckets of keys (Limit.PerKey) and of names without a row (Default) begin full, and stores drop them a minute after they are full again.
+// All others begin with one permit.
 func WithLimiterOptions(opts ...tokenbucket.Option) Option {
 	return func(s *settings) error {
 		s.options = append(s.options, opts...)
@@ -157,7 +194,7 @@ func WithHook(f func(Load)) Option {
 
 // WithBypassHook sets a function that is told of every call that passes or is refused without a bucket: what a
 // tokenbucket.Observer does not hear of. Calls are told by their own goroutines; it must return quickly.
-func WithBypassHook(f func(name string, by Decider, pass bool)) Option {
+func WithBypassHook(f func(name string, by gate.Decider, pass bool)) Option {
 	return func(s *settings) error {
 		s.bypass = f
 		return nil

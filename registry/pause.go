@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -109,8 +108,7 @@ func (r *Registry) keeperOf(e *entry, wrong *tokenbucket.RateLimiter) (l *tokenb
 // visitor looks after the penalty of a row's bucket, of the one kind or the other, and leaves in force what the bucket has: it has no
 // version.
 func (r *Registry) visitor(c *Limit, warm bool) (l *tokenbucket.RateLimiter, err error) {
-	opts := append(slices.Clone(r.options), tokenbucket.WithStore(r.store),
-		tokenbucket.WithObserver(tokenbucket.Observer{})) // no call is decided there
+	opts := append(r.limiterOptions(), tokenbucket.WithObserver(tokenbucket.Observer{})) // no call is decided there
 	if r.shadows(c) {
 		opts = append(opts, tokenbucket.WithShadow())
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
@@ -45,15 +46,15 @@ func TestPenaltyWithoutRate(t *testing.T) {
 			t.Helper()
 			a := enter(t, r, name)
 			require.False(t, a.OK)
-			require.Equal(t, registry.ByPenalty, a.By)
+			require.Equal(t, gate.ByPenalty, a.By)
 			require.Equal(t, left, a.RetryAfter.Round(time.Millisecond))
 		}
 		refused(here, "/a", 30*time.Second)
 		refused(here, "/b", 30*time.Second)
-		ok, err := here.Allow(ctx, "/b")
+		ok, err := allow(ctx, here, "/b")
 		require.NoError(t, err)
 		require.False(t, ok)
-		require.Equal(t, registry.ByShadow, enter(t, here, "/shadow").By)
+		require.Equal(t, gate.ByShadow, enter(t, here, "/shadow").By)
 		require.True(t, enter(t, there, "/a").OK, "it has not heard of it")
 		time.Sleep(10 * time.Second)
 		refused(there, "/a", 20*time.Second)
@@ -294,7 +295,7 @@ func (broken) Apply(context.Context, *tokenbucket.Batch) error { return errors.N
 func TestPenaltyWithoutStore(t *testing.T) {
 	r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, broken{tokenbucket.NewMemoryStore()}, registry.WithLocalSemaphores())
 	require.ErrorContains(t, r.Penalize(ctx, "/a", time.Minute), "away")
-	require.Equal(t, registry.ByPenalty, enter(t, r, "/a").By)
+	require.Equal(t, gate.ByPenalty, enter(t, r, "/a").By)
 }
 
 // trips counts round trips.

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"io"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -52,7 +53,11 @@ func (r *Registry) ofKey(e *entry, name string) *entry {
 	if !ok {
 		return e
 	}
-	return r.keys.of(e, unique(e.limit.Name+string(separator)+rest))
+	bucket := unique(e.limit.Name + string(separator) + rest)
+	if !r.callers.own(e.limit.Name, bucket, time.Now()) {
+		bucket = e.limit.Name + string(separator) + othersMark
+	}
+	return r.keys.of(e, bucket)
 }
 
 // of returns the entry of a row's key by the name of its bucket. One that was made by an earlier content of the row is made anew.
@@ -123,6 +128,9 @@ func (c *Limit) flags() string {
 	}
 	if c.Shadow {
 		text += ", in shadow: it refuses nothing"
+	}
+	if c.Penalty != PenaltyDefault {
+		text += ", held back by " + c.Penalty.String()
 	}
 	return text
 }

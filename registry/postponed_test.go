@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -14,11 +15,13 @@ import (
 func TestPostponedHoldsNothing(t *testing.T) {
 	for _, at := range []time.Duration{0, 40, 79, 80, 85, 95, 99} { // it asks for a place after 80 ms, and is due after 100
 		synctest.Test(t, func(t *testing.T) {
-			row := bounded("/a", func(l *registry.Limit) { l.Concurrent, l.WindowLimit, l.Window, l.Cache = 1, 100, 20*time.Second, 1 })
+			row := bounded("/a", func(l *registry.Limit) {
+				l.Concurrent, l.WindowLimit, l.Window, l.WaitShare = 1, 100, 20*time.Second, 1
+			})
 			*row.MaxPermits = 1
 			r := openLocal(t, registry.Static{row})
 			enter(t, r, "/a").Leave()
-			waiting := make(chan *registry.Admission, 1)
+			waiting := make(chan *gate.Admission, 1)
 			go func() { waiting <- enter(t, r, "/a") }()
 			synctest.Wait()
 			time.Sleep(at * time.Millisecond)

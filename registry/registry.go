@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -13,11 +14,15 @@ import (
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// ErrNotLoaded: the limits could not be loaded, and there are none from before.
-var ErrNotLoaded = errors.New("registry: limits not loaded")
+var (
+	// ErrNotLoaded: the limits could not be loaded, and there are none from before.
+	ErrNotLoaded = errors.New("registry: limits not loaded")
+	// ErrBadRows: New has found bad rows, which WithStrict does not allow. Their *RowErrors are wrapped.
+	ErrBadRows = errors.New("registry: bad rows")
+)
 
 // Registry keeps one limiter for each name that its Source knows, made when it is asked for first, and follows the Source
 // while it runs. All methods may be called by many goroutines at once. Close it when it is no longer used.
@@ -29,11 +34,12 @@ type Registry struct {
 	limits  atomic.Pointer[book]
 	strange cache // limiters of names without a row
 	keys    cache // limiters of the keys of rows (Limit.PerKey)
+	callers callers
 	past    past
 	slots   map[string]*slot // of rows with more than a rate, also of those that are gone; whoever has turn
 
-	believed int // names of the last table that was not doubted
-	losses   int // so many loads in a row have lost more than half of them
+	lost       losses
+	lossUnread time.Time // when it was last logged that confirmations cannot be read; mind's
 
 	turn    chan struct{} // holds the right to load
 	kinds   chan struct{} // holds the right to replace a bucket of the other kind
@@ -41,50 +47,59 @@ type Registry struct {
 	close   context.CancelFunc
 	polling sync.WaitGroup
 
-	notes notes
+	notes  notes
+	faults faults
+	slow   atomic.Bool // the log has that loads take long
 }
 
 // settings are what the options say.
 type settings struct {
-	source     Source
-	store      tokenbucket.Store
-	sw         Switch
-	unknown    Otherwise
-	badRows    Otherwise
-	maxUnknown int
-	allowEmpty bool
-	parts      bool
-	shadow     bool
-	interval   time.Duration
-	timeout    time.Duration
-	wait       context.Context
-	options    []tokenbucket.Option
-	hook       func(Load)
-	bypass     func(name string, by Decider, pass bool)
-	log        *slog.Logger
-	backends   backends
+	source         Source
+	store          tokenbucket.Store
+	sw             Switch
+	unknown        Otherwise
+	badRows        Otherwise
+	maxUnknown     int
+	maxKeyLimiters int
+	lossPolicy     lossPolicy
+	confirmations  Confirmations // nil: of this process alone
+	maxKeys        int
+	strict         bool
+	unmatched      func(row string) (why string) // nil: any name may be one of a call
+	parts          bool
+	shadow         bool
+	interval       time.Duration
+	timeout        time.Duration
+	wait           context.Context
+	options        []tokenbucket.Option
+	hook           func(Load)
+	bypass         func(name string, by gate.Decider, pass bool)
+	log            *slog.Logger
+	backends       backends
 }
 
 // entry is one row in force.
 type entry struct {
-	limit    Limit
-	version  int64 // of the limiter's configuration; not below the row's own
-	wait     time.Duration
-	bad      bool                                    // the row never was good: WithBadRows decides
-	limiter  atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
-	slot     *slot                                   // nil: the row names nothing but a rate
-	disputed int                                     // so many loads in a row found something else in force in the bucket
-	replaced time.Time                               // when a bucket of the other kind was; whoever has kinds
-	of       *entry                                  // of a row's key: the row's own
-	asked    *tokenbucket.RateLimiter                // that was asked for its kind (renewShadows); whoever loads
+	limit     Limit
+	version   int64 // of the limiter's configuration; not below the row's own
+	wait      time.Duration
+	bad       bool                                    // the row never was good: WithBadRows decides
+	limiter   atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
+	slot      *slot                                   // nil: the row names nothing but a rate
+	disputed  int                                     // so many loads in a row found something else in force in the bucket
+	replaced  time.Time                               // when a bucket of the other kind was; whoever has kinds
+	of        *entry                                  // of a row's key: the row's own
+	unmatched *RowError                               // why it holds for no call; nil: it may
+	strange   bool                                    // of a name without a row (Default)
+	asked     *tokenbucket.RateLimiter                // that was asked for its kind (renewShadows); whoever loads
 }
 
 // New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded ([ErrNotLoaded]), or waits
-// ([WithWait]).
+// ([WithWait]). Bad rows are no error, unless [WithStrict] says so.
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
 	r := &Registry{slots: map[string]*slot{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
-		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, interval: 10 * time.Second, timeout: 5 * time.Second, log: slog.Default(),
+		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, maxKeyLimiters: 10_000, maxKeys: 10_000, interval: 10 * time.Second, timeout: time.Minute, log: slog.Default(),
 	}
 	if source == nil {
 		return nil, bad("source", "nil", "a source")
@@ -105,7 +120,9 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 			return nil, fmt.Errorf("registry: the limit for %s: %w", whose, err)
 		}
 	}
-	r.strange.most, r.keys.most = r.maxUnknown, r.maxUnknown
+	r.lost.policy = r.lossPolicy
+	r.strange.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
+	r.callers = callers{most: r.maxKeys, seed: maphash.MakeSeed(), log: r.log}
 	if r.strange.name = bucketName; r.parts {
 		r.strange.name = unique
 	}
@@ -150,7 +167,7 @@ func (r *Registry) start() error {
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, r.interval) {
 		err := r.Reload(ctx)
 		if err == nil {
-			return nil
+			return r.strictly()
 		}
 		if cause == nil || !over(ctx) {
 			cause = err
@@ -163,6 +180,19 @@ func (r *Registry) start() error {
 		case <-time.After(time.Duration((0.5 + rand.Float64()/2) * float64(pause))):
 		}
 	}
+}
+
+// strictly returns an error for the bad rows of the first load, if there may be none.
+func (r *Registry) strictly() error {
+	rejected := r.Stats().Rejected
+	if !r.strict || len(rejected) == 0 {
+		return nil
+	}
+	errs := make([]error, len(rejected))
+	for i := range rejected {
+		errs[i] = &rejected[i]
+	}
+	return fmt.Errorf("%w: %w", ErrBadRows, errors.Join(errs...))
 }
 
 // over tells whether a context has ended or is about to. What fails then may have failed because of that, whatever the error says.
@@ -189,72 +219,6 @@ func (r *Registry) poll() {
 func (r *Registry) Close() {
 	r.close()
 	r.polling.Wait()
-}
-
-// Allow asks for one permit for a call of that name, and waits for it at most as long as the row's cache says. It is false
-// when there is none in time: the call is refused. While the switch is off, the row is disabled, or there is none and the
-// policy says so ([WithUnknown]), the call passes at once. A row with a concurrency needs Enter: Allow fails with [ErrNeedsEnter].
-func (r *Registry) Allow(ctx context.Context, name string) (bool, error) {
-	f, err := r.find(name)
-	if err == nil && f.bounded() {
-		return r.allowBounded(ctx, name, &f)
-	}
-	if err != nil || f.limiter == nil {
-		return r.bypassed(name, &f, err)
-	}
-	ok, err := f.limiter.TryAcquire(ctx, 1, f.entry.wait)
-	if err != nil && errors.Is(err, tokenbucket.ErrInvalidConfig) {
-		if f, err = r.replace(ctx, name, f, err); err == nil && f.bounded() {
-			return r.allowBounded(ctx, name, &f)
-		}
-		if err != nil || f.limiter == nil {
-			return r.bypassed(name, &f, err)
-		}
-		return f.limiter.TryAcquire(ctx, 1, f.entry.wait)
-	}
-	return ok, err
-}
-
-// Reserve is Allow for callers that wait by themselves, or may have to give the permit back: the reservation is OK if its
-// permit falls due within the row's cache. A row with a window or a concurrency needs Enter: Reserve fails with [ErrNeedsEnter].
-func (r *Registry) Reserve(ctx context.Context, name string) (*tokenbucket.Reservation, error) {
-	f, err := r.find(name)
-	if err == nil && f.bounded() {
-		return nil, needsEnter(name, &f.entry.limit)
-	}
-	return r.reserve(ctx, name, f, err)
-}
-
-// reserve is Reserve for a row that names nothing but a rate, as far as was found.
-func (r *Registry) reserve(ctx context.Context, name string, f found, err error) (*tokenbucket.Reservation, error) {
-	if err == nil && f.limiter != nil {
-		var place *tokenbucket.Reservation
-		place, err = f.limiter.TryReserve(ctx, 1, f.entry.wait)
-		if err == nil || !errors.Is(err, tokenbucket.ErrInvalidConfig) {
-			return place, err
-		}
-		if f, err = r.replace(ctx, name, f, err); err == nil && f.bounded() {
-			return nil, needsEnter(name, &f.entry.limit)
-		}
-		if err == nil && f.limiter != nil {
-			return f.limiter.TryReserve(ctx, 1, f.entry.wait)
-		}
-	}
-	switch pass, err := r.bypassed(name, &f, err); {
-	case err != nil:
-		return nil, err
-	case pass:
-		return &tokenbucket.Reservation{}, nil
-	}
-	return seam.Refused(0).(*tokenbucket.Reservation), nil
-}
-
-// bypassed is the answer to a call without a bucket, or to none.
-func (r *Registry) bypassed(name string, f *found, err error) (bool, error) {
-	if err == nil && r.bypass != nil {
-		r.bypass(name, f.by, f.pass)
-	}
-	return f.pass && err == nil, err
 }
 
 // Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Calls of a row without a rate
@@ -300,40 +264,43 @@ func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {
 type found struct {
 	entry   *entry // nil: no row and no limit of its own
 	limiter *tokenbucket.RateLimiter
-	by      Decider
+	by      gate.Decider
 	pass    bool // without a limiter: all calls pass, or all are refused
 }
 
 func (r *Registry) find(name string) (found, error) {
 	if r.sw != nil && !r.sw.Enabled() {
-		return found{by: BySwitch, pass: true}, nil
+		return found{by: gate.BySwitch, pass: true}, nil
 	}
-	by, otherwise := ByLimit, (*Otherwise)(nil)
+	by, otherwise := gate.ByLimit, (*Otherwise)(nil)
 	e := r.entryOf(name)
 	switch {
 	case e == nil:
-		by, otherwise = ByUnknown, &r.unknown
+		by, otherwise = gate.ByUnknown, &r.unknown
 	case e.bad:
-		by, otherwise = ByBadRow, &r.badRows
+		by, otherwise = gate.ByBadRow, &r.badRows
 	}
 	if otherwise != nil && otherwise.limit == nil {
 		return r.inShadow(found{entry: e, by: by, pass: !otherwise.refuse}), nil
 	}
 	if e == nil {
+		if !r.callers.own("", name, time.Now()) {
+			name = othersMark
+		}
 		e = r.strange.get(name, r.unknown.limit)
 	}
 	switch {
 	case e.limit.Disabled:
-		return found{entry: e, by: ByDisabled, pass: true}, nil
+		return found{entry: e, by: gate.ByDisabled, pass: true}, nil
 	case e.limit.NoRate:
-		return found{entry: e, by: ByLimit}, nil
+		return found{entry: e, by: gate.ByLimit}, nil
 	case e.limit.Rate == 0:
-		return r.inShadow(found{entry: e, by: ByZero}), nil
+		return r.inShadow(found{entry: e, by: gate.ByZero}), nil
 	}
 	l := e.limiter.Load()
 	if l == nil {
 		var err error
-		if l, err = r.limiter(&e.limit, e.version); err != nil {
+		if l, err = r.limiter(&e.limit, e.version, e.limiterOptions()...); err != nil {
 			return found{}, err
 		}
 		if !e.limiter.CompareAndSwap(nil, l) {
@@ -352,17 +319,49 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 	if sample.Rate == 0 { // nothing passes; the rest of it must be right all the same
 		sample.Rate = 1
 	}
-	if _, err := s.limiter(&sample, version); err != nil {
+	l, err := s.limiter(&sample, version)
+	if err != nil {
 		return &RowError{Row: c.Row, Name: c.Name, Err: err}
+	}
+	if least := l.LeastWait(); c.Rate != 0 && least > c.wait() {
+		return &RowError{Row: c.Row, Name: c.Name, Field: "cache", Value: fmt.Sprint(c.WaitShare),
+			Want: fmt.Sprintf("at least %v: its bucket saves up less than a permit, so every call waits for so long", least.Seconds())}
 	}
 	return s.backends.try(c, version)
 }
 
-// limiter makes the limiter of a row. Limiters of one name share their bucket's queue, so callers that wait keep their
+// limiterOptions returns those of every limiter, in a slice of its own.
+func (s *settings) limiterOptions() []tokenbucket.Option {
+	return append(slices.Clone(s.options), tokenbucket.WithStore(s.store))
+}
+
+// label is what the metrics of a limiter are counted under: its row, rather than one of the keys that clients bring along; empty of a row's
+// own bucket.
+func (e *entry) label() string {
+	if e.of == nil {
+		return ""
+	}
+	return e.of.limit.Name
+}
+
+// chosenByCaller reports whether callers choose the bucket's name: it is a key of a row, or a name without a row.
+func (e *entry) chosenByCaller() bool { return e.of != nil || e.strange }
+
+// limiterOptions returns what the entry adds to the options of its limiter. Buckets whose names callers choose may be many, so each is
+// dropped once it is full.
+func (e *entry) limiterOptions() []tokenbucket.Option {
+	opts := []tokenbucket.Option{tokenbucket.WithLabel(e.label())}
+	if e.chosenByCaller() {
+		opts = append(opts, tokenbucket.WithTransientState())
+	}
+	return opts
+}
+
+// limiter returns a new limiter for a row. Limiters of one name share their bucket's queue, so callers that wait keep their
 // order when another takes over.
-func (s *settings) limiter(c *Limit, version int64) (*tokenbucket.RateLimiter, error) {
-	opts := append(slices.Clone(s.options), tokenbucket.WithStore(s.store), tokenbucket.WithVersion(version),
-		tokenbucket.WithMaxWait(c.wait()))
+func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
+	opts := append(s.limiterOptions(), tokenbucket.WithVersion(version), tokenbucket.WithMaxWait(c.wait()))
+	opts = append(opts, more...)
 	if s.shadows(c) {
 		opts = append(opts, tokenbucket.WithShadow())
 	}
@@ -394,7 +393,9 @@ func (r *Registry) replace(ctx context.Context, name string, f found, cause erro
 		return f, ctx.Err()
 	}
 	if r.notes.age() > r.interval/10 {
-		_ = r.Reload(ctx) // on an error, with what there is
+		soon, cancel := context.WithTimeout(ctx, slowLoad)
+		_ = r.Reload(soon) // on an error, with what there is
+		cancel()
 	}
 	if newer, err := r.find(name); err != nil || newer.entry != f.entry {
 		return newer, err

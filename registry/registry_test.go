@@ -71,7 +71,7 @@ func (f *fake) fail(err error) {
 
 // row is a limit as a table has it.
 func row(name string, rate float64, version int64) registry.Limit {
-	return registry.Limit{Name: name, Row: "row of " + name, Rate: rate, Cache: 0.5, Version: version}
+	return registry.Limit{Name: name, Row: "row of " + name, Rate: rate, WaitShare: 0.5, Version: version}
 }
 
 func with(l registry.Limit, change func(*registry.Limit)) registry.Limit {
@@ -92,23 +92,50 @@ func open(t testing.TB, source registry.Source, store tokenbucket.Store, opts ..
 func pass(t testing.TB, r *registry.Registry, name string, n int) (passed int) {
 	t.Helper()
 	for range n {
-		place, err := r.Reserve(ctx, name)
+		l, err := r.Limiter(name)
 		require.NoError(t, err)
-		if place.OK() && place.Delay() == 0 {
+		if l == nil {
+			if ok, err := allow(ctx, r, name); ok {
+				require.NoError(t, err)
+				passed++
+			}
+			continue
+		}
+		permit, err := l.TryReserve(ctx, 1, 500*time.Millisecond)
+		if errors.Is(err, tokenbucket.ErrInvalidConfig) { // of another kind: a call replaces it
+			ok, err := allow(ctx, r, name)
+			require.NoError(t, err)
+			if ok {
+				passed++
+			}
+			continue
+		}
+		require.NoError(t, err)
+		if permit.OK() && permit.Delay() == 0 {
 			passed++
 		} else {
-			require.NoError(t, place.Cancel(ctx))
+			require.NoError(t, permit.Cancel(ctx))
 		}
 	}
 	return passed
 }
 
+// allow has a call begin and end at once, and reports whether it was let through.
+func allow(ctx context.Context, r *registry.Registry, name string) (bool, error) {
+	a, err := r.Enter(ctx, name)
+	if err != nil {
+		return false, err
+	}
+	a.Leave()
+	return a.OK, nil
+}
+
 // A call waits for its permit at most the row's cache × 1 s, and is refused if that is not enough.
 func TestAllow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := open(t, registry.Static{row("/a", 5, 1), with(row("/patient", 5, 1), func(l *registry.Limit) { l.Cache = 2 })}, tokenbucket.NewMemoryStore())
+		r := open(t, registry.Static{row("/a", 5, 1), with(row("/patient", 5, 1), func(l *registry.Limit) { l.WaitShare = 2 })}, tokenbucket.NewMemoryStore())
 		for name, waits := range map[string]int{"/a": 2, "/patient": 10} {
-			ok, err := r.Allow(ctx, name)
+			ok, err := allow(ctx, r, name)
 			require.NoError(t, err)
 			require.True(t, ok, "the first permit is there")
 			began := time.Now()
@@ -116,7 +143,7 @@ func TestAllow(t *testing.T) {
 			var wg sync.WaitGroup
 			for range 20 {
 				wg.Go(func() {
-					if ok, err := r.Allow(ctx, name); ok && err == nil {
+					if ok, err := allow(ctx, r, name); ok && err == nil {
 						passed.Add(1)
 					} else if err == nil {
 						refused.Add(1)
@@ -142,7 +169,9 @@ func TestZeroValueLimits(t *testing.T) {
 func TestTryWaitsAsTheRowSays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := &fake{}
-		set := func(cache float64) { source.set(with(row("/a", 5, 1), func(l *registry.Limit) { l.Cache = cache })) }
+		set := func(cache float64) {
+			source.set(with(row("/a", 5, 1), func(l *registry.Limit) { l.WaitShare = cache }))
+		}
 		set(0.3)
 		r := open(t, source, tokenbucket.NewMemoryStore())
 		defer r.Close()
@@ -181,7 +210,7 @@ func TestPolicies(t *testing.T) {
 			require.Equal(t, 9, pass(t, r, "/off", 9))
 			require.Equal(t, c.unknown, pass(t, r, "/unknown", 9))
 			require.Equal(t, c.unknown, pass(t, r, "/another", 9), "a bucket of its own")
-			ok, err := r.Allow(ctx, "/third")
+			ok, err := allow(ctx, r, "/third")
 			require.NoError(t, err)
 			require.Equal(t, c.unknown > 0, ok)
 			require.NoError(t, r.Penalize(ctx, "/unknown", time.Second))
@@ -226,7 +255,7 @@ func TestLastGood(t *testing.T) {
 		var loads []registry.Load
 		source := &fake{}
 		source.set(row("/a", 2, 1), row("/b", 3, 1))
-		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Second), registry.WithTimeout(500*time.Millisecond),
+		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Second), registry.WithLoadTimeout(500*time.Millisecond),
 			registry.WithUnknown(registry.Refuse()), registry.WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
 			registry.WithHook(func(l registry.Load) { loads = append(loads, l) }))
 		rate := func(name string) float64 {
@@ -346,16 +375,17 @@ func TestBadOptions(t *testing.T) {
 	var nobody context.Context
 	store, source := tokenbucket.NewMemoryStore(), registry.Static{}
 	for want, opt := range map[string]registry.Option{
-		"interval 1ms":     registry.WithInterval(time.Millisecond),
-		"timeout 0s":       registry.WithTimeout(0),
-		"wait nil":         registry.WithWait(nobody),
-		"max unknown 1":    registry.WithMaxUnknown(1),
-		"switch nil":       registry.WithSwitch(nil),
-		"logger nil":       registry.WithLogger(nil),
-		"option nil":       nil,
-		"without a row":    registry.WithUnknown(registry.Default(row("", -1, 0))),
-		"cache 10: want a": registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.Cache = 10 }))),
-		"max waiters 0: w": registry.WithUnknown(registry.Default(row("", 1, 0))),
+		"interval 1ms":       registry.WithInterval(time.Millisecond),
+		"timeout 0s":         registry.WithLoadTimeout(0),
+		"wait nil":           registry.WithWait(nobody),
+		"max unknown 1":      registry.WithMaxUnknown(1),
+		"max key limiters 1": registry.WithMaxKeyLimiters(1),
+		"switch nil":         registry.WithSwitch(nil),
+		"logger nil":         registry.WithLogger(nil),
+		"option nil":         nil,
+		"without a row":      registry.WithUnknown(registry.Default(row("", -1, 0))),
+		"cache 10: want a":   registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.WaitShare = 10 }))),
+		"max waiters 0: w":   registry.WithUnknown(registry.Default(row("", 1, 0))),
 	} {
 		opts := []registry.Option{opt}
 		if strings.HasPrefix(want, "max waiters") {
@@ -382,9 +412,9 @@ func TestRejected(t *testing.T) {
 		"permits per second NaN": row("/x", math.NaN(), 1),
 		"permits per second +In": row("/x", math.Inf(1), 1),
 		"permits per second 1e+": row("/x", 1e300, 1),
-		"cache 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = 10 }),
-		"cache -0.1":             with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = -0.1 }),
-		"cache NaN":              with(row("/x", 1, 1), func(l *registry.Limit) { l.Cache = math.NaN() }),
+		"cache 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = 10 }),
+		"cache -0.1":             with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = -0.1 }),
+		"cache NaN":              with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = math.NaN() }),
 		"rate 1.5":               with(row("/x", 1.5, 1), func(l *registry.Limit) { l.Quota = true }),
 		"quota -1":               with(row("/x", -1, 1), func(l *registry.Limit) { l.Quota = true }),
 		"quota jitter -1ns":      with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Jitter = true, -1 }),
@@ -419,7 +449,7 @@ func TestChangedContentWins(t *testing.T) {
 			store := tokenbucket.NewMemoryStore()
 			here, there := &fake{}, &fake{}
 			now := func(rate float64, version int64) registry.Limit {
-				return with(row("/a", rate, version), func(l *registry.Limit) { l.Cache = 0 })
+				return with(row("/a", rate, version), func(l *registry.Limit) { l.WaitShare = 0 })
 			}
 			here.set(now(5, times[0]))
 			there.set(now(5, times[0]))
@@ -429,7 +459,7 @@ func TestChangedContentWins(t *testing.T) {
 			rates := func(a, b float64) {
 				t.Helper()
 				for i, r := range []*registry.Registry{first, second, first, second} {
-					_, err := r.Allow(ctx, "/a")
+					_, err := allow(ctx, r, "/a")
 					require.NoError(t, err)
 					l, err := r.Limiter("/a")
 					require.NoError(t, err)
@@ -445,7 +475,7 @@ func TestChangedContentWins(t *testing.T) {
 			here.set(now(50, times[1]))
 			require.NoError(t, first.Reload(ctx))
 			if times[0] != 0 { // without versions each process' own configuration applies until it has heard of one
-				_, err := first.Allow(ctx, "/a")
+				_, err := allow(ctx, first, "/a")
 				require.NoError(t, err)
 			}
 			rates(50, 50)
@@ -467,12 +497,12 @@ func TestTableIsTheTruth(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := tokenbucket.NewMemoryStore()
 				old := open(t, registry.Static{row("/a", 50, 5000)}, store)
-				_, err := old.Allow(ctx, "/a")
+				_, err := allow(ctx, old, "/a")
 				require.NoError(t, err)
 				old.Close()
 				r := open(t, registry.Static{row("/a", 7, then)}, store)
 				asked := func() float64 {
-					_, err := r.Allow(ctx, "/a")
+					_, err := allow(ctx, r, "/a")
 					require.NoError(t, err)
 					l, err := r.Limiter("/a")
 					require.NoError(t, err)
@@ -503,12 +533,12 @@ func TestTableIsTheTruth(t *testing.T) {
 func TestWaitersKeepTheirPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		patient := func(rate float64, version int64) registry.Limit {
-			return with(row("/a", rate, version), func(l *registry.Limit) { l.Cache = 9 })
+			return with(row("/a", rate, version), func(l *registry.Limit) { l.WaitShare = 9 })
 		}
 		source := &fake{}
 		source.set(patient(1, 1))
 		r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
-		_, err := r.Allow(ctx, "/a")
+		_, err := allow(ctx, r, "/a")
 		require.NoError(t, err)
 		began := time.Now()
 		var mu sync.Mutex
@@ -516,7 +546,7 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 		var at []time.Duration
 		ask := func(i int) {
 			go func() {
-				ok, err := r.Allow(ctx, "/a")
+				ok, err := allow(ctx, r, "/a")
 				mu.Lock()
 				defer mu.Unlock()
 				if ok && err == nil {
@@ -561,7 +591,7 @@ func TestKindChanges(t *testing.T) {
 				wg.Go(func() {
 					for done.Err() == nil {
 						calls.Add(1)
-						if _, err := r.Allow(ctx, "/a"); err != nil {
+						if _, err := allow(ctx, r, "/a"); err != nil {
 							t.Log(err)
 							failed.Add(1)
 						}
@@ -693,7 +723,7 @@ func TestFollows(t *testing.T) {
 				next := map[string]float64{}
 				for _, name := range rapid.SliceOfDistinct(rapid.SampledFrom([]string{"a", "b", "c", "d"}), func(s string) string { return s }).Draw(t, "names") {
 					l := row(name, rapid.SampledFrom([]float64{1, 2, 5, -1, math.Inf(1)}).Draw(t, "rate"), rapid.Int64Range(0, 3).Draw(t, "version"))
-					l.Cache = 0
+					l.WaitShare = 0
 					limits = append(limits, l)
 					if l.Rate > 0 && l.Rate < 10 {
 						next[name] = l.Rate
@@ -708,7 +738,7 @@ func TestFollows(t *testing.T) {
 			got := map[string]float64{}
 			for _, l := range r.Limits() {
 				got[l.Name] = l.Rate
-				_, err := r.Allow(ctx, l.Name)
+				_, err := allow(ctx, r, l.Name)
 				require.NoError(t, err)
 				limiter, err := r.Limiter(l.Name)
 				require.NoError(t, err)
@@ -769,7 +799,7 @@ func BenchmarkAllow(b *testing.B) {
 	b.Run("by name", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			_, _ = r.Allow(ctx, "/ibe/7")
+			_, _ = allow(ctx, r, "/ibe/7")
 		}
 	})
 	for i := range limits {
@@ -778,14 +808,14 @@ func BenchmarkAllow(b *testing.B) {
 	b.Run("many names", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := 0; b.Loop(); i++ {
-			_, _ = r.Allow(ctx, limits[i%10_000].Name)
+			_, _ = allow(ctx, r, limits[i%10_000].Name)
 		}
 	})
 	sw.Set(false)
 	b.Run("off", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			_, _ = r.Allow(ctx, "/ibe/7")
+			_, _ = allow(ctx, r, "/ibe/7")
 		}
 	})
 }
@@ -809,7 +839,7 @@ func TestRowThatComesBack(t *testing.T) {
 	for i, rate := range []float64{5, 50, 5, 50} {
 		source.set(row("/a", rate, 7))
 		require.NoError(t, r.Reload(ctx))
-		_, err := r.Allow(ctx, "/a")
+		_, err := allow(ctx, r, "/a")
 		require.NoError(t, err)
 		l, err := r.Limiter("/a")
 		require.NoError(t, err)

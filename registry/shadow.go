@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // WithShadow decides about every call and lets it pass: no limit, bad row or unknown name refuses. The limiters are shadows
@@ -26,7 +27,7 @@ func (s *settings) shadows(c *Limit) bool { return s.shadow || c.Shadow }
 // inShadow lets pass what would be refused without a bucket.
 func (r *Registry) inShadow(f found) found {
 	if !f.pass && (r.shadow || f.entry != nil && f.entry.limit.Shadow) {
-		f.by, f.pass = ByShadow, true
+		f.by, f.pass = gate.ByShadow, true
 	}
 	return f
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -32,8 +33,8 @@ func (h *heard) options() []registry.Option {
 		}
 	}}
 	return []registry.Option{registry.WithLimiterOptions(tokenbucket.WithObserver(observer)),
-		registry.WithBypassHook(func(_ string, by registry.Decider, pass bool) {
-			if by == registry.ByShadow && pass {
+		registry.WithBypassHook(func(_ string, by gate.Decider, pass bool) {
+			if by == gate.ByShadow && pass {
 				h.bypassed.Add(1)
 			}
 		})}
@@ -55,11 +56,11 @@ func TestShadowOfARow(t *testing.T) {
 	require.Equal(t, int64(3*8), h.shadowed.Load())
 	require.Zero(t, h.bypassed.Load())
 	for i, name := range []string{"/zero", "/bad", "/read"} {
-		ok, err := r.Allow(ctx, name)
+		ok, err := allow(ctx, r, name)
 		require.NoError(t, err)
 		require.True(t, ok, name)
 		by, pass := r.Decider(name)
-		require.Equal(t, registry.ByShadow, by)
+		require.Equal(t, gate.ByShadow, by)
 		require.True(t, pass)
 		require.Equal(t, int64(i+1), h.bypassed.Load())
 	}
@@ -178,8 +179,8 @@ func TestShadowOfBounds(t *testing.T) {
 	for name, opt := range map[string]registry.Option{"the row": nil, "all": registry.WithShadow()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				told := map[registry.Decider]int{}
-				opts := []registry.Option{registry.WithLocalWindows(), registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithBypassHook(func(name string, by registry.Decider, pass bool) {
+				told := map[gate.Decider]int{}
+				opts := []registry.Option{registry.WithLocalWindows(), registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithBypassHook(func(name string, by gate.Decider, pass bool) {
 					require.Equal(t, "x", name)
 					require.True(t, pass)
 					told[by]++
@@ -194,10 +195,10 @@ func TestShadowOfBounds(t *testing.T) {
 					a, err := r.Enter(t.Context(), "x")
 					require.NoError(t, err)
 					require.True(t, a.OK)
-					require.Equal(t, registry.ByShadow, a.By)
+					require.Equal(t, gate.ByShadow, a.By)
 					defer a.Leave()
 				}
-				require.Equal(t, map[registry.Decider]int{registry.ByShadow: 3, registry.ByWindow: 2}, told, "two of five are within both")
+				require.Equal(t, map[gate.Decider]int{gate.ByShadow: 3, gate.ByWindow: 2}, told, "two of five are within both")
 			})
 		})
 	}

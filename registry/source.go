@@ -46,9 +46,9 @@ type Limit struct {
 	Warmup time.Duration
 	// ColdFactor is for Warmup, above 1; 0: the default, 3.
 	ColdFactor float64
-	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99: 0.5 is half a second, 0 is not at all. It
+	// WaitShare is the share of a second that a call may wait for its permit, 0 to 9.99: 0.5 is half a second, 0 is not at all. It
 	// is the table's word for what a limiter calls its longest wait (tokenbucket.WithMaxWait).
-	Cache float64
+	WaitShare float64
 	// Window: at most WindowLimit calls may begin in any window of this length, whole milliseconds up to 90 days, in which they are counted
 	// in hundredths (package slidingwindow). 0: there is none.
 	Window      time.Duration
@@ -66,6 +66,8 @@ type Limit struct {
 	// PerKey gives each value of what the row's name leaves open a bucket of its own, with this limit: of the further parts of a name
 	// (WithParts), or else of what the * at its end stands for. The name has at most 256 bytes then.
 	PerKey bool
+	// Penalty is which answers of an upstream hold the bucket back: see Registry.Penalizes.
+	Penalty Penalty
 	// Shadow decides and counts, and lets every call pass (WithShadow). A bad row refuses nothing either.
 	Shadow bool
 }
@@ -83,7 +85,7 @@ func (c *Limit) sameLimiter(o *Limit) bool {
 
 // wait is how long a call may wait: the cache is a share of a second.
 func (c *Limit) wait() time.Duration {
-	return time.Duration(math.Round(c.Cache * float64(time.Second)))
+	return time.Duration(math.Round(c.WaitShare * float64(time.Second)))
 }
 
 // check finds what a limiter's constructor cannot: what it is not told of.
@@ -102,8 +104,8 @@ func (c *Limit) check() *RowError {
 		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "at most 256 bytes, for a limit per key")
 	case c.PerKey && c.bounded():
 		return bad("per key", c.PerKey, "false beside a window or a concurrency: give single keys rows of their own")
-	case !(c.Cache >= 0 && c.Cache <= 9.99):
-		return bad("cache", c.Cache, "a share of a second from 0 to 9.99")
+	case !(c.WaitShare >= 0 && c.WaitShare <= 9.99):
+		return bad("cache", c.WaitShare, "a share of a second from 0 to 9.99")
 	case c.Quota && (c.Rate != math.Trunc(c.Rate) || c.Rate > math.MaxInt32):
 		return bad("rate", c.Rate, "a whole number of calls a second, for a quota")
 	case c.Quota && (c.Warmup != 0 || c.MaxPermits != nil):
@@ -129,16 +131,16 @@ func (c *Limit) String() string {
 	if c.Rate == 0 {
 		return "nothing passes" + c.flags()
 	}
-	text := fmt.Sprintf("%v/s", c.Rate)
+	text := number(c.Rate) + "/s"
 	switch {
 	case c.Quota:
 		text += fmt.Sprintf(" (quota, jitter %v)", c.Jitter)
 	case c.Warmup != 0:
 		text += fmt.Sprintf(" (warm-up %v, cold factor %v)", c.Warmup, c.ColdFactor)
 	case c.MaxPermits != nil:
-		text += fmt.Sprintf(" (bucket of %v)", *c.MaxPermits)
+		text += " (bucket of " + number(*c.MaxPermits) + ")"
 	}
-	return text + fmt.Sprintf(", cache %v", c.Cache) + c.boundsText() + c.flags()
+	return text + fmt.Sprintf(", cache %v", c.WaitShare) + c.boundsText() + c.flags()
 }
 
 // RowError tells which row was rejected, and why. Nothing of the row is in force: see [WithBadRows].
@@ -172,7 +174,7 @@ type Switch interface {
 	Enabled() bool
 }
 
-// Static is a Source with a fixed list of limits.
+// Static is a Source with a fixed list of limits. [WithStrict] makes New fail if one of them is bad.
 type Static []Limit
 
 // Load implements Source.

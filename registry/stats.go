@@ -26,6 +26,8 @@ type Load struct {
 	Shadow []string
 	// Rejected rows, each with its consequence.
 	Rejected []RowError
+	// Unmatched rows are in force and hold for no call (WithNames).
+	Unmatched []RowError
 }
 
 // Stats are the figures of a Registry.
@@ -39,16 +41,23 @@ type Stats struct {
 	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default, and
 	// Keys have that of a row (Limit.PerKey).
 	Limits, Limiters, Unknown, Keys int
+	// Shared counts calls whose keys had no bucket of their own: see WithMaxKeys.
+	Shared int
 	// Bad names and Held limits: see Load.
 	Bad, Held int
+	// Loss of limits that was not confirmed; the zero Loss if there is none.
+	Loss Loss
 	// Shadow names the limits that count and refuse nothing (Limit.Shadow); with AllShadow no call is refused (WithShadow).
 	Shadow    []string
 	AllShadow bool
 	// Off since then, by its Origin: the switch; zero if it is on.
 	Off    time.Time
 	Origin string
-	// Rejected rows of the last good load.
-	Rejected []RowError
+	// Rejected rows of the last good load, and Unmatched ones, which are in force and hold for no call (WithNames).
+	Rejected, Unmatched []RowError
+	// Faults that last, at most 100: somebody must repair them. Faulty calls have failed so since New.
+	Faults []Fault
+	Faulty int
 }
 
 // Stats returns the figures as of now.
@@ -56,14 +65,17 @@ func (r *Registry) Stats() Stats {
 	r.notes.mu.Lock()
 	s := r.notes.stats
 	r.notes.mu.Unlock()
+	s.Unmatched = slices.Clone(s.Unmatched)
 	s.Rejected, s.Shadow, s.AllShadow = slices.Clone(s.Rejected), slices.Clone(s.Shadow), r.shadow
+	s.Faults, s.Faulty = r.faults.all()
+	s.Loss = r.lost.now()
 	s.Age = time.Since(s.LastGood)
 	for _, e := range r.limits.Load().rows {
 		if e.limiter.Load() != nil {
 			s.Limiters++
 		}
 	}
-	s.Unknown, s.Keys = r.strange.len(), r.keys.len()
+	s.Unknown, s.Keys, s.Shared = r.strange.len(), r.keys.len(), r.callers.sharedCalls()
 	return s
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"slices"
 	"strings"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // byDefault are the columns that a created table has, and one of an earlier release perhaps has not: they are read where they are.
@@ -13,7 +15,7 @@ func (o *options) byDefault() []string {
 	var names []string
 	for _, c := range [][2]string{
 		{own.Window, o.columns.Window}, {own.WindowLimit, o.columns.WindowLimit}, {own.Concurrent, o.columns.Concurrent},
-		{own.Shadow, o.columns.Shadow}, {own.PerKey, o.columns.PerKey},
+		{own.Shadow, o.columns.Shadow}, {own.PerKey, o.columns.PerKey}, {own.Penalty, o.columns.Penalty},
 	} {
 		if c[0] == c[1] && !slices.Contains(o.named, c[1]) {
 			names = append(names, c[1])
@@ -28,29 +30,30 @@ func (o *options) there(columns []string) string {
 	switch o.dialect {
 	case MySQL:
 		schema := "DATABASE()"
-		if o.table.schema != "" {
-			schema = "'" + o.table.schema + "'"
+		if o.table.Schema != "" {
+			schema = "'" + o.table.Schema + "'"
 		}
-		return "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = " + schema + " AND TABLE_NAME = '" + o.table.name +
+		return "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = " + schema + " AND TABLE_NAME = '" + o.table.Name +
 			"' AND COLUMN_NAME" + in
 	case PostgreSQL:
-		return "SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = to_regclass('" + o.dialect.quoteTable(o.table) +
+		return "SELECT attname FROM pg_catalog.pg_attribute WHERE attrelid = to_regclass('" + o.dialect.QuoteTable(o.table) +
 			"') AND attnum > 0 AND NOT attisdropped AND attname" + in
 	}
-	table := "'" + o.table.name + "'"
-	if o.table.schema != "" {
-		table += ", '" + o.table.schema + "'"
+	table := "'" + o.table.Name + "'"
+	if o.table.Schema != "" {
+		table += ", '" + o.table.Schema + "'"
 	}
 	return "SELECT name FROM pragma_table_info(" + table + ") WHERE name COLLATE NOCASE" + in
 }
 
-// has finds the columns that the table has now: one that is added is read at the next load.
-func (s *Source) has(ctx context.Context) (missing []string, err error) {
+// has finds the columns that the table does not have now: one that is added is read at the next load. That a column may not be read is a
+// *RightError: the rows would lose what it says.
+func (s *Source) has(ctx context.Context, q Querier) (missing []string, err error) {
 	missing = s.options.byDefault()
 	if len(missing) == 0 {
 		return nil, nil
 	}
-	rows, err := s.db.QueryContext(ctx, s.options.there(missing))
+	rows, err := q.QueryContext(ctx, s.options.there(missing))
 	if err != nil {
 		return nil, err
 	}
@@ -62,17 +65,92 @@ func (s *Source) has(ctx context.Context) (missing []string, err error) {
 		}
 		missing = slices.DeleteFunc(missing, func(m string) bool { return strings.EqualFold(m, name) })
 	}
-	return missing, rows.Err()
+	if err := rows.Err(); err != nil {
+		return nil, err
+	}
+	return missing, s.options.hidden(ctx, q, missing)
+}
+
+// CheckColumns returns an error if Load could not read the table through q because of its columns: one of them does not exist, or the
+// user may not read it, which is a *[RightError]. MySQL does not even list a column that the user may not read, so that rows would seem to
+// have no such column.
+func (s *Source) CheckColumns(ctx context.Context, q Querier) error {
+	missing, err := s.has(ctx, q)
+	if err != nil {
+		return err
+	}
+	d, t := s.options.dialect, s.options.table
+	rows, err := q.QueryContext(ctx, "SELECT "+strings.Join(s.options.selected(missing...), ", ")+" FROM "+d.QuoteTable(t)+" WHERE 1 = 0")
+	if err != nil {
+		return s.options.unreadable(ctx, q, err)
+	}
+	defer func() { _ = rows.Close() }()
+	return rows.Err()
+}
+
+// hidden returns a *RightError if one of the columns that seem to be missing is there, and may not be read. MySQL does not show such columns,
+// so each is asked for.
+func (o *options) hidden(ctx context.Context, q Querier, missing []string) error {
+	if o.dialect != MySQL {
+		return nil
+	}
+	for _, column := range missing {
+		err := o.readable(ctx, q, column)
+		if err != nil && FaultOf(err) != NoColumn {
+			return o.mayNotRead(column, err)
+		}
+	}
+	return nil
+}
+
+// readable asks for nothing of a column.
+func (o *options) readable(ctx context.Context, q Querier, column string) error {
+	rows, err := q.QueryContext(ctx, "SELECT "+o.dialect.Quote(column)+" FROM "+o.dialect.QuoteTable(o.table)+" WHERE 1 = 0")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rows.Close() }()
+	return rows.Err()
+}
+
+// mayNotRead is an error of reading a column, as a *RightError if a right is missing.
+func (o *options) mayNotRead(column string, err error) error {
+	if FaultOf(err) != Denied {
+		return err
+	}
+	return &RightError{Right: "SELECT", Table: o.table.String(), Column: column, Err: err}
+}
+
+// unreadable finds the column to which an error about a missing right is due, as databases name the table alone.
+func (o *options) unreadable(ctx context.Context, q Querier, err error) error {
+	if FaultOf(err) != Denied {
+		return err
+	}
+	for _, f := range o.columns.fields() {
+		if *f.name == "" {
+			continue
+		}
+		if why := o.readable(ctx, q, *f.name); FaultOf(why) == Denied {
+			return o.mayNotRead(*f.name, err)
+		}
+	}
+	return o.mayNotRead("", err)
 }
 
 // flags reads what else a row says of itself. want is empty if all is well.
-func (p *parser) flags(r *raw) (field string, value []byte, want string) {
+func (p *parser) flags(r *raw, l *registry.Limit) (field string, value []byte, want string) {
 	const flags = "0, 1 or NULL"
 	switch {
 	case r.shadow != nil && flag(r.shadow) == neither:
 		return p.columns.Shadow, r.shadow, flags
 	case r.perKey != nil && flag(r.perKey) == neither:
 		return p.columns.PerKey, r.perKey, flags
+	case r.penalty == nil:
+		return "", nil, ""
 	}
-	return "", nil, ""
+	if penalty, ok := registry.ParsePenalty(string(r.penalty)); ok {
+		l.Penalty = penalty
+		return "", nil, ""
+	}
+	return p.columns.Penalty, r.penalty, registry.WantPenalty + ", or NULL"
 }

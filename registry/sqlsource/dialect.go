@@ -15,6 +15,7 @@ const (
 	SQLite
 )
 
+// String returns the dialect's name.
 func (d Dialect) String() string {
 	switch d {
 	case MySQL:
@@ -34,9 +35,9 @@ func (d Dialect) known() error {
 	return nil
 }
 
-// identifier tells what is wrong with the name of a column or table. None that passes could be anything but a name, even
-// unquoted; they are quoted so that reserved words are names too.
-func (d Dialect) identifier(field, name string) error {
+// CheckIdentifier returns an error if name cannot name a column or a table: it must be letters, digits, _ and $, so that it cannot be
+// anything but a name even without quotes. field is what it names, for the error.
+func (d Dialect) CheckIdentifier(field, name string) error {
 	most := 64
 	if d == PostgreSQL {
 		most = 63 // it would cut off the rest
@@ -51,44 +52,48 @@ func (d Dialect) identifier(field, name string) error {
 	return nil
 }
 
-// quote quotes an identifier. SQLite takes a name in double quotes that it does not find for a text; not so in back quotes.
-func (d Dialect) quote(name string) string {
+// Quote quotes an identifier, so that it may be a reserved word. (SQLite takes a name in double quotes that it does not find for a text;
+// hence back quotes.)
+func (d Dialect) Quote(name string) string {
 	if d == PostgreSQL {
 		return `"` + name + `"`
 	}
 	return "`" + name + "`"
 }
 
-// tableName is the name of a table, in a schema (MySQL: database; SQLite: attached database) or not.
-type tableName struct{ schema, name string }
+// TableName is the name of a table, and of its schema (MySQL: database; SQLite: attached database), which may be empty.
+type TableName struct{ Schema, Name string }
 
-func (t tableName) String() string { return strings.TrimPrefix(t.schema+"."+t.name, ".") }
+// String returns schema.name, or the name alone.
+func (t TableName) String() string { return strings.TrimPrefix(t.Schema+"."+t.Name, ".") }
 
-func (d Dialect) parseTable(s string) (tableName, error) {
-	var t tableName
+// ParseTable returns the table that schema.name or name means, or an error if the database could not have it.
+func (d Dialect) ParseTable(s string) (TableName, error) {
+	var t TableName
 	schema, name, qualified := strings.Cut(s, ".")
 	if !qualified {
-		t.name = s
-		return t, d.identifier("table", s)
+		t.Name = s
+		return t, d.CheckIdentifier("table", s)
 	}
-	t.schema, t.name = schema, name
-	if err := d.identifier("schema of table", schema); err != nil {
+	t.Schema, t.Name = schema, name
+	if err := d.CheckIdentifier("schema of table", schema); err != nil {
 		return t, err
 	}
-	return t, d.identifier("table", name)
+	return t, d.CheckIdentifier("table", name)
 }
 
-func (d Dialect) quoteTable(t tableName) string {
-	if t.schema == "" {
-		return d.quote(t.name)
+// QuoteTable returns the table's name as it stands in a statement.
+func (d Dialect) QuoteTable(t TableName) string {
+	if t.Schema == "" {
+		return d.Quote(t.Name)
 	}
-	return d.quote(t.schema) + "." + d.quote(t.name)
+	return d.Quote(t.Schema) + "." + d.Quote(t.Name)
 }
 
-// text is the expression for a column as text, as the database writes it: numbers in decimal, with no more digits than they
+// cast is the expression for a column as text, as the database writes it: numbers in decimal, with no more digits than they
 // mean, whatever the driver would make of them.
-func (d Dialect) text(column string) string {
-	switch q := d.quote(column); d {
+func (d Dialect) cast(column string) string {
+	switch q := d.Quote(column); d {
 	case MySQL:
 		return "CAST(" + q + " AS CHAR)"
 	case PostgreSQL:
@@ -98,29 +103,29 @@ func (d Dialect) text(column string) string {
 	}
 }
 
-// name is the expression for a text that may hold anything: in UTF-8, whatever the session's character set.
-func (d Dialect) name(column string) string {
+// Text returns the expression that selects a column as text in UTF-8, whatever its type and the session's character set.
+func (d Dialect) Text(column string) string {
 	if d != MySQL {
-		return d.text(column)
+		return d.cast(column)
 	}
-	q := d.quote(column)
+	q := d.Quote(column)
 	return "CASE CHARSET(" + q + ") WHEN 'binary' THEN CAST(" + q + " AS BINARY) ELSE CAST(CONVERT(" + q + " USING utf8mb4) AS BINARY) END"
 }
 
-// micros is the expression for a time as microseconds since 1970, the same in every session whatever its time zone; NULL
-// if it is not a time. What has no zone of its own is taken for UTC.
-func (d Dialect) micros(t tableName, column string) string {
-	q := d.quote(column)
+// Micros returns the expression that selects a time as microseconds since 1970, the same in every session whatever its time zone. A
+// column type without a zone is read as UTC. What is not a time is NULL.
+func (d Dialect) Micros(t TableName, column string) string {
+	q := d.Quote(column)
 	switch d {
 	case MySQL:
 		// A DATETIME is digits, the same for all. A TIMESTAMP is an instant that each session sees in its own zone, but for
 		// UNIX_TIMESTAMP; which one a column is, the schema knows.
 		schema := "DATABASE()"
-		if t.schema != "" {
-			schema = "'" + t.schema + "'"
+		if t.Schema != "" {
+			schema = "'" + t.Schema + "'"
 		}
 		return "CASE (SELECT MAX(DATA_TYPE) FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = " + schema +
-			" AND TABLE_NAME = '" + t.name + "' AND COLUMN_NAME = '" + column + "')" +
+			" AND TABLE_NAME = '" + t.Name + "' AND COLUMN_NAME = '" + column + "')" +
 			" WHEN 'timestamp' THEN CAST(UNIX_TIMESTAMP(" + q + ") * 1000000 AS SIGNED)" +
 			" ELSE TIMESTAMPDIFF(MICROSECOND, '1970-01-01', " + q + ") END"
 	case PostgreSQL:
@@ -134,11 +139,11 @@ func (d Dialect) micros(t tableName, column string) string {
 	}
 }
 
-// unread is the expression for the text of what should be a time and is none; NULL if all is well. What MySQL cannot read, a
-// zero date, is as good as NULL.
-func (d Dialect) unread(t tableName, column string) string {
+// Unread returns the expression that selects the text of what should be a time and is not; NULL otherwise. A zero date of MySQL counts as
+// NULL.
+func (d Dialect) Unread(t TableName, column string) string {
 	if d == MySQL {
 		return "NULL"
 	}
-	return "CASE WHEN " + d.micros(t, column) + " IS NULL THEN " + d.text(column) + " END"
+	return "CASE WHEN " + d.Micros(t, column) + " IS NULL THEN " + d.cast(column) + " END"
 }

@@ -4,107 +4,108 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"strings"
-
-	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// kind is what a database says is wrong.
-type kind uint8
+// Fault is what a database reports as wrong with a statement.
+type Fault uint8
 
+// The faults.
 const (
-	other    kind = iota
-	denied        // the user may not
-	readOnly      // nobody may write
-	noTable       // there is no such table
-	badValue      // a column cannot hold it, or a constraint forbids it
+	Unknown  Fault = iota
+	Denied         // the user lacks a right
+	ReadOnly       // nobody may write
+	NoTable        // the table does not exist
+	NoColumn       // the table has no such column
+	BadValue       // a column cannot hold the value, or a constraint forbids it
+	Locked         // another transaction holds the row or the table
 )
+
+// String returns the fault's name.
+func (f Fault) String() string {
+	switch f {
+	case Unknown:
+		return "unknown"
+	case Denied:
+		return "denied"
+	case ReadOnly:
+		return "read-only"
+	case NoTable:
+		return "no table"
+	case NoColumn:
+		return "no column"
+	case BadValue:
+		return "bad value"
+	case Locked:
+		return "locked"
+	}
+	return fmt.Sprintf("Fault(%d)", uint8(f))
+}
 
 // Numbers of errors of MySQL and MariaDB; codes of SQLite, without their upper half.
 var (
-	mysqlKinds = map[uint64]kind{
-		1044: denied, 1142: denied, 1143: denied, 1227: denied, 1290: readOnly, 1792: readOnly, 1836: readOnly, 1146: noTable,
-		1048: badValue, 1062: badValue, 1264: badValue, 1265: badValue, 1292: badValue, 1364: badValue, 1366: badValue, 1367: badValue,
-		1406: badValue, 1441: badValue, 1452: badValue, 1451: badValue, 3819: badValue, 4025: badValue,
+	mysqlFaults = map[uint64]Fault{
+		1044: Denied, 1142: Denied, 1143: Denied, 1227: Denied, 1290: ReadOnly, 1792: ReadOnly, 1836: ReadOnly, 1146: NoTable, 1054: NoColumn, 1205: Locked, 1222: Locked,
+		1048: BadValue, 1062: BadValue, 1264: BadValue, 1265: BadValue, 1292: BadValue, 1364: BadValue, 1366: BadValue, 1367: BadValue,
+		1406: BadValue, 1441: BadValue, 1452: BadValue, 1451: BadValue, 3819: BadValue, 4025: BadValue,
 	}
-	sqliteKinds = map[int64]kind{8: readOnly, 18: badValue, 19: badValue, 20: badValue, 23: denied}
+	sqliteFaults = map[int64]Fault{5: Locked, 6: Locked, 8: ReadOnly, 18: BadValue, 19: BadValue, 20: BadValue, 23: Denied}
 )
 
 // kindOf asks an error of a driver by what all drivers of a database have in common: no driver is imported here.
-func kindOf(err error) kind {
+func FaultOf(err error) Fault {
 	for ; err != nil; err = errors.Unwrap(err) {
 		switch e := err.(type) {
 		case interface{ SQLState() string }: // PostgreSQL
-			return stateKind(e.SQLState())
+			return stateFault(e.SQLState())
 		case interface{ Code() int }: // modernc.org/sqlite
-			return sqliteKinds[int64(e.Code()&0xff)]
+			return sqliteFaults[int64(e.Code()&0xff)]
 		}
 		v := reflect.Indirect(reflect.ValueOf(err))
 		if v.Kind() != reflect.Struct {
 			continue
 		}
 		if n := v.FieldByName("Number"); n.IsValid() && n.CanUint() { // go-sql-driver/mysql
-			return mysqlKinds[n.Uint()]
+			return mysqlFaults[n.Uint()]
 		}
 		if n := v.FieldByName("Code"); n.IsValid() && n.CanInt() { // mattn/go-sqlite3
-			return sqliteKinds[n.Int()&0xff]
+			return sqliteFaults[n.Int()&0xff]
 		}
 	}
-	return other
+	return Unknown
 }
 
-func stateKind(state string) kind {
+func stateFault(state string) Fault {
 	switch state {
 	case "42501":
-		return denied
+		return Denied
 	case "25006":
-		return readOnly
+		return ReadOnly
+	case "55P03":
+		return Locked
 	case "42P01", "3F000":
-		return noTable
+		return NoTable
 	}
 	if len(state) == 5 && (state[:2] == "22" || state[:2] == "23") {
-		return badValue
+		return BadValue
 	}
-	return other
+	return Unknown
 }
 
-// wrong says which right is missing, if one is.
-func (e *Editor) wrong(right string, t tableName, err error) error {
-	switch {
-	case err == nil:
-		return nil
-	case kindOf(err) == denied:
-		return &RightError{Right: right, Table: t.String(), Err: err}
-	case kindOf(err) == readOnly:
-		return &RightError{Right: "WRITE", Table: t.String(), Err: err}
-	}
-	return err
+// RightError tells which right the database's user does not have. Nothing was written.
+type RightError struct {
+	// Right is SELECT, INSERT, UPDATE or DELETE, or WRITE if the whole database may only be read.
+	Right, Table string
+	// Column that the right is missing for; empty if it is missing for the table, or the database does not tell.
+	Column string
+	Err    error
 }
 
-// failed says what was tried.
-func (e *Editor) failed(what string, t tableName, err error) error {
-	var right *RightError
-	if err == nil || errors.As(err, &right) {
-		return err
+func (e *RightError) Error() string {
+	if e.Column != "" {
+		return fmt.Sprintf("sqlsource: the user has no right to %s column %s of table %s: %v", e.Right, e.Column, e.Table, e.Err)
 	}
-	return fmt.Errorf("sqlsource: %s table %s: %w", what, t, err)
+	return fmt.Sprintf("sqlsource: the user has no right to %s in table %s: %v", e.Right, e.Table, e.Err)
 }
 
-// refused makes an error of the database about a value one that names the field, as far as that is known.
-func (e *Editor) refused(p *plan, was *Row, cells []cell, err error) error {
-	if kindOf(err) != badValue {
-		return e.failed("change", e.options.table, err)
-	}
-	bad := &registry.RowError{Row: was.id(), Name: p.name, Err: err}
-	var named []cell
-	for _, c := range cells {
-		if len(cells) == 1 || strings.Contains(err.Error(), c.column.name) {
-			named = append(named, c)
-		}
-	}
-	if len(named) == 1 {
-		bad.Err, bad.Field, bad.Value = nil, named[0].column.name, plainValue(named[0].value)
-		bad.Want = "what the column can hold: " + err.Error()
-	}
-	return bad
-}
+// Unwrap returns Err, the driver's.
+func (e *RightError) Unwrap() error { return e.Err }

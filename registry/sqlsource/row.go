@@ -24,12 +24,12 @@ const (
 
 // raw is a row as texts; NULL is nil. They are valid until the next row is read.
 type raw struct {
-	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota, shadow, perKey, window, windowLimit, concurrent sql.RawBytes
+	id, name, rate, cache, status, micros, unread, burst, warmup, cold, quota, shadow, perKey, window, windowLimit, concurrent, penalty sql.RawBytes
 }
 
 func (r *raw) cells() []any {
 	return []any{&r.id, &r.name, &r.rate, &r.cache, &r.status, &r.micros, &r.unread, &r.burst, &r.warmup, &r.cold, &r.quota, &r.shadow, &r.perKey,
-		&r.window, &r.windowLimit, &r.concurrent}
+		&r.window, &r.windowLimit, &r.concurrent, &r.penalty}
 }
 
 // parser makes limits of rows.
@@ -43,7 +43,7 @@ type parser struct {
 func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	l := registry.Limit{Row: rowName(r.id), Shadow: flag(r.shadow) == yes, PerKey: flag(r.perKey) == yes}
 	reject := func(field string, value []byte, want string) (registry.Limit, *registry.RowError) {
-		return registry.Limit{}, &registry.RowError{Row: l.Row, Name: l.Name, Field: field, Value: shorten(value), Want: want, Shadow: l.Shadow}
+		return registry.Limit{}, &registry.RowError{Row: l.Row, Name: l.Name, Field: field, Value: registry.ShortValue(value), Want: want, Shadow: l.Shadow}
 	}
 	if len(r.name) < 1 || len(r.name) > maxName || !utf8.Valid(r.name) {
 		return reject(p.columns.Name, r.name, "a name, 1 to 512 bytes of UTF-8")
@@ -68,7 +68,7 @@ func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	off := l
 	field, value, want := p.numbers(r, &l)
 	if want == "" {
-		field, value, want = p.flags(r)
+		field, value, want = p.flags(r, &l)
 	}
 	if want == "" {
 		return l, nil
@@ -89,9 +89,9 @@ func (p *parser) numbers(r *raw, l *registry.Limit) (field string, value []byte,
 	if l.Rate, ok = number(r.rate); !ok || l.Rate != 0 && l.Rate < 1e-9 || l.Rate > maxExact {
 		return c.Rate, r.rate, "a number of permits per second from 1e-9 to 2^53, or 0: nothing passes"
 	}
-	l.Cache = defaultCache
+	l.WaitShare = defaultCache
 	if r.cache != nil {
-		if l.Cache, ok = number(r.cache); !ok || l.Cache < 0 || l.Cache > maxCache {
+		if l.WaitShare, ok = number(r.cache); !ok || l.WaitShare < 0 || l.WaitShare > maxCache {
 			return c.Cache, r.cache, "a share of a second from 0 to 9.99, or NULL"
 		}
 	}
@@ -145,6 +145,37 @@ func (p *parser) shape(r *raw, l *registry.Limit) (field string, value []byte, w
 	return "", nil, ""
 }
 
+// Limit returns the limit that a row is whose columns have these texts, or the *[registry.RowError] with which Load rejects it. A nil text
+// is NULL, and so is a column that is missing. The time of the last modification is in microseconds since 1970, as [Dialect.Micros] selects
+// it. It does not query the database.
+func (s *Source) Limit(values map[string]*string) (registry.Limit, error) {
+	var r raw
+	cells := r.cells()
+	for i, f := range s.options.columns.fields() {
+		v := values[*f.name]
+		if i > modifiedCell {
+			i++ // the cell after it is the text of what is no time
+		}
+		if v == nil || *f.name == "" {
+			continue
+		}
+		if i == modifiedCell {
+			if _, err := strconv.ParseInt(*v, 10, 64); err != nil {
+				i++
+			}
+		}
+		*cells[i].(*sql.RawBytes) = []byte(*v)
+	}
+	limit, bad := s.parser.limit(&r)
+	if bad != nil {
+		return registry.Limit{}, bad
+	}
+	return limit, nil
+}
+
+// modifiedCell is the index of Columns.Modified among the fields, and of raw.micros among the cells; raw.unread is the next.
+const modifiedCell = 5
+
 // number reads a decimal number. Infinite ones, those that are not numbers, and Go's notations of its own are not ok.
 func number(b []byte) (f float64, ok bool) {
 	for _, c := range b {
@@ -154,6 +185,15 @@ func number(b []byte) (f float64, ok bool) {
 	}
 	f, err := strconv.ParseFloat(string(b), 64)
 	return f, err == nil
+}
+
+// ParseNumber returns the number that a text is for Load: a decimal number, or not ok.
+func ParseNumber(text string) (f float64, ok bool) { return number([]byte(text)) }
+
+// ParseFlag returns what a text is for Load: on or off, as 1 and 0 of any database, or not ok.
+func ParseFlag(text string) (on, ok bool) {
+	f := flag([]byte(text))
+	return f == yes, f != neither
 }
 
 type truth uint8
@@ -180,30 +220,7 @@ func rowName(id []byte) string {
 	if !utf8.Valid(id) {
 		return "0x" + hex.EncodeToString(id[:min(len(id), 64)])
 	}
-	return shorten(id)
-}
-
-// shorten makes a value fit for a message: on one line, and not long.
-func shorten(b []byte) string {
-	const most = 40
-	if b == nil {
-		return "NULL"
-	}
-	plain := len(b) > 0 && len(b) <= most
-	for _, c := range b[:min(len(b), most)] {
-		plain = plain && c > ' ' && c < 0x7f
-	}
-	if plain {
-		return string(b)
-	}
-	if len(b) <= most {
-		return strconv.Quote(string(b))
-	}
-	cut := most
-	for cut > most-utf8.UTFMax && !utf8.RuneStart(b[cut]) { // not within a character
-		cut--
-	}
-	return fmt.Sprintf("%s… (%d bytes)", strconv.Quote(string(b[:cut])), len(b))
+	return registry.ShortValue(id)
 }
 
 // table collects limits, one for each name.
@@ -223,16 +240,16 @@ func (t *table) add(l registry.Limit, nameColumn string) {
 		return
 	}
 	stays, goes := t.Limits[i], l
-	if newer(&goes, &stays) {
+	if Newer(&goes, &stays) {
 		stays, goes = goes, stays
 	}
 	t.Limits[i] = stays
-	t.Rejected = append(t.Rejected, registry.RowError{Row: goes.Row, Name: goes.Name, Field: nameColumn, Value: shorten([]byte(goes.Name)),
+	t.Rejected = append(t.Rejected, registry.RowError{Row: goes.Row, Name: goes.Name, Field: nameColumn, Value: registry.ShortValue([]byte(goes.Name)),
 		Want: fmt.Sprintf("one row for each name: row %s is newer, or has a larger key", stays.Row)})
 }
 
-// newer is the order of rows with one name, the same in every process.
-func newer(a, b *registry.Limit) bool {
+// Newer reports whether a, and not b, is in force if the rows of both have one name: the order is the same in every process.
+func Newer(a, b *registry.Limit) bool {
 	if a.Version != b.Version {
 		return a.Version > b.Version
 	}

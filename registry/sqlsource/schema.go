@@ -48,9 +48,9 @@ func (o *options) schema() (string, error) {
 	var added strings.Builder
 	for i, f := range o.columns.fields() {
 		if name := *known[i].name; name != "" {
-			renamed = append(renamed, d.quote(name), d.quote(*f.name))
+			renamed = append(renamed, d.Quote(name), d.Quote(*f.name))
 		} else if *f.name != "" {
-			fmt.Fprintf(&added, "%s %s NULL,\n  ", d.quote(*f.name), d.optionalType(f.field))
+			fmt.Fprintf(&added, "%s %s NULL,\n  ", d.Quote(*f.name), d.optionalType(f.field))
 		}
 	}
 	renamed = append(renamed, "PRIMARY KEY (", added.String()+"PRIMARY KEY (")
@@ -72,16 +72,16 @@ func (s *Source) WholeRates(ctx context.Context) (bool, error) {
 
 // wholeRates is the query for that. Names were checked, and can be in quotes.
 func (o *options) wholeRates() string {
-	schema := "'" + o.table.schema + "'"
+	schema := "'" + o.table.Schema + "'"
 	switch {
 	case o.dialect == SQLite:
 		return ""
-	case o.table.schema == "" && o.dialect == MySQL:
+	case o.table.Schema == "" && o.dialect == MySQL:
 		schema = "DATABASE()"
-	case o.table.schema == "":
+	case o.table.Schema == "":
 		schema = "ANY (current_schemas(false))"
 	}
-	return "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = " + schema + " AND table_name = '" + o.table.name +
+	return "SELECT COUNT(*) FROM information_schema.columns WHERE table_schema = " + schema + " AND table_name = '" + o.table.Name +
 		"' AND column_name = '" + o.columns.Rate + "' AND numeric_scale = 0"
 }
 
@@ -100,29 +100,29 @@ func (d Dialect) optionalType(field string) string {
 }
 
 // renameTable is old and new of every form in which the table's name is in a schema.
-func renameTable(d Dialect, old string, t tableName) []string {
+func renameTable(d Dialect, old string, t TableName) []string {
 	trigger := t
-	trigger.name = t.name[:min(len(t.name), 54)] + "_modified" // 63 in all
-	pairs := []string{d.quote(old+"_modified") + "()", d.quoteTable(trigger) + "()"}
+	trigger.Name = t.Name[:min(len(t.Name), 54)] + "_modified" // 63 in all
+	pairs := []string{d.Quote(old+"_modified") + "()", d.QuoteTable(trigger) + "()"}
 	switch d {
 	case PostgreSQL: // a trigger is in its table's schema anyway, and may not say so
-		pairs = append(pairs, d.quote(old+"_modified"), d.quote(trigger.name))
+		pairs = append(pairs, d.Quote(old+"_modified"), d.Quote(trigger.Name))
 	case SQLite: // there it is the table that may not say so
-		pairs = append(pairs, d.quote(old+"_modified"), d.quoteTable(trigger),
-			"ON "+d.quote(old), "ON "+d.quote(t.name), "UPDATE "+d.quote(old), "UPDATE "+d.quote(t.name))
+		pairs = append(pairs, d.Quote(old+"_modified"), d.QuoteTable(trigger),
+			"ON "+d.Quote(old), "ON "+d.Quote(t.Name), "UPDATE "+d.Quote(old), "UPDATE "+d.Quote(t.Name))
 	}
-	return append(pairs, d.quote(old), d.quoteTable(t))
+	return append(pairs, d.Quote(old), d.QuoteTable(t))
 }
 
 // createLock is the advisory lock that CREATE ... IF NOT EXISTS of PostgreSQL needs to be safe among many.
 const createLock = 0x746f6b656e62 // "tokenb"
 
-func create(ctx context.Context, db *sql.DB, d Dialect, t tableName, text string) error {
+func create(ctx context.Context, db *sql.DB, d Dialect, t TableName, text string) error {
 	if db == nil {
 		return errNilDB
 	}
 	failed := func(err error) error {
-		return fmt.Errorf("sqlsource: create table %s: %w", strings.TrimPrefix(t.schema+"."+t.name, "."), err)
+		return fmt.Errorf("sqlsource: create table %s: %w", strings.TrimPrefix(t.Schema+"."+t.Name, "."), err)
 	}
 	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {

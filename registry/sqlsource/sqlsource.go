@@ -74,11 +74,13 @@ type Columns struct {
 	Shadow string
 	// PerKey is 1 if each key has a bucket of its own (registry.Limit), "perKey". NULL: 0.
 	PerKey string
+	// Penalty is which answers of an upstream hold the row back, "penalty": none, 503, 429 or 429,503 (registry.Limit). NULL: the default.
+	Penalty string
 }
 
 func (d Dialect) columns() Columns {
 	c := Columns{ID: "configId", Name: "interfaceUrl", Rate: "rateLimit", Cache: "cache", Status: "status", Modified: "lastModifyTime",
-		Window: "window", WindowLimit: "windowLimit", Concurrent: "concurrent", Shadow: "shadow", PerKey: "perKey"}
+		Window: "window", WindowLimit: "windowLimit", Concurrent: "concurrent", Shadow: "shadow", PerKey: "perKey", Penalty: "penalty"}
 	if d == PostgreSQL {
 		for _, f := range c.fields() {
 			*f.name = strings.ToLower(*f.name)
@@ -98,8 +100,19 @@ func (c *Columns) fields() []columnField {
 		{"ID", &c.ID}, {"Name", &c.Name}, {"Rate", &c.Rate}, {"Cache", &c.Cache}, {"Status", &c.Status}, {"Modified", &c.Modified},
 		{"Burst", &c.Burst}, {"WarmupMillis", &c.WarmupMillis}, {"ColdFactor", &c.ColdFactor}, {"Quota", &c.Quota},
 		{"Shadow", &c.Shadow}, {"PerKey", &c.PerKey},
-		{"Window", &c.Window}, {"WindowLimit", &c.WindowLimit}, {"Concurrent", &c.Concurrent},
+		{"Window", &c.Window}, {"WindowLimit", &c.WindowLimit}, {"Concurrent", &c.Concurrent}, {"Penalty", &c.Penalty},
 	}
+}
+
+// Names returns the names that are not empty.
+func (c *Columns) Names() []string {
+	var names []string
+	for _, f := range c.fields() {
+		if *f.name != "" {
+			names = append(names, *f.name)
+		}
+	}
+	return names
 }
 
 // Option configures a Source. An option with a bad value makes New fail.
@@ -107,13 +120,11 @@ type Option func(*options)
 
 type options struct {
 	dialect Dialect
-	table   tableName
+	table   TableName
 	columns Columns
 	quota   bool
 	jitter  time.Duration
 	named   []string // columns that were named
-	audit   tableName
-	further []string // columns that an Editor may change
 	err     error
 }
 
@@ -127,7 +138,7 @@ func newOptions(d Dialect, opts []Option) (*options, error) {
 	if err := d.known(); err != nil {
 		return nil, err
 	}
-	o := &options{dialect: d, table: tableName{name: defaultTable}, columns: d.columns(), audit: tableName{name: defaultAuditTable}}
+	o := &options{dialect: d, table: TableName{Name: defaultTable}, columns: d.columns()}
 	for _, opt := range opts {
 		if opt == nil {
 			o.fail(invalid("option", "nil", "no nil options"))
@@ -142,7 +153,7 @@ func newOptions(d Dialect, opts []Option) (*options, error) {
 // letters, digits, _ and $, at most 64 bytes (PostgreSQL: 63).
 func WithTable(name string) Option {
 	return func(o *options) {
-		t, err := o.dialect.parseTable(name)
+		t, err := o.dialect.ParseTable(name)
 		if err != nil {
 			o.fail(err)
 		}
@@ -158,7 +169,7 @@ func WithColumns(c Columns) Option {
 			if *f.name == "" {
 				continue
 			}
-			if err := o.dialect.identifier("column "+f.field, *f.name); err != nil {
+			if err := o.dialect.CheckIdentifier("column "+f.field, *f.name); err != nil {
 				o.fail(err)
 			}
 			*known[i].name = *f.name
@@ -208,7 +219,7 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{db: db, options: o, wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.schema+"."+o.table.name, ".")}
+	s := &Source{db: db, options: o, wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.Schema+"."+o.table.Name, ".")}
 	s.parser = parser{columns: o.columns, quota: o.quota, jitter: o.jitter}
 	var names []string
 	for _, f := range o.columns.fields() {
@@ -220,6 +231,20 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	return s, nil
 }
 
+// Dialect returns the dialect of the database.
+func (s *Source) Dialect() Dialect { return s.options.dialect }
+
+// Table returns the name of the table.
+func (s *Source) Table() TableName { return s.options.table }
+
+// Columns returns the names of the table's columns. Those that were neither given nor have a default are empty.
+func (s *Source) Columns() Columns { return s.options.columns }
+
+// Querier is a *sql.DB, a *sql.Conn or a *sql.Tx.
+type Querier interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
 var errNilDB = invalid("db", "nil", "a database")
 
 func invalid(field string, value any, want string) error {
@@ -228,9 +253,9 @@ func invalid(field string, value any, want string) error {
 
 // query selects all rows; NULL for the columns that are missing.
 func (o *options) query(missing ...string) string {
-	d, from := o.dialect, o.dialect.quoteTable(o.table)
+	d, from := o.dialect, o.dialect.QuoteTable(o.table)
 	// A key without its table would be the one that was selected, as a text.
-	return "SELECT " + strings.Join(o.selected(missing...), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.quote(o.columns.ID)
+	return "SELECT " + strings.Join(o.selected(missing...), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.Quote(o.columns.ID)
 }
 
 // selected is all that a row says, as texts, in the order of the fields of raw; NULL for the columns that are missing.
@@ -240,20 +265,21 @@ func (o *options) selected(missing ...string) []string {
 		if column == "" || slices.Contains(missing, column) {
 			return "NULL"
 		}
-		return d.text(column)
+		return d.cast(column)
 	}
 	return []string{
-		d.name(c.ID), d.name(c.Name), d.text(c.Rate), d.text(c.Cache), d.text(c.Status),
-		d.micros(o.table, c.Modified), d.unread(o.table, c.Modified),
+		d.Text(c.ID), d.Text(c.Name), d.cast(c.Rate), d.cast(c.Cache), d.cast(c.Status),
+		d.Micros(o.table, c.Modified), d.Unread(o.table, c.Modified),
 		optional(c.Burst), optional(c.WarmupMillis), optional(c.ColdFactor), optional(c.Quota),
 		optional(c.Shadow), optional(c.PerKey),
-		optional(c.Window), optional(c.WindowLimit), optional(c.Concurrent),
+		optional(c.Window), optional(c.WindowLimit), optional(c.Concurrent), optional(c.Penalty),
 	}
 }
 
 // Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key; before it one that
 // asks which columns there are. An empty
-// table is no error, but a missing one is, and a result that breaks off. It returns when ctx ends, even if the driver does
+// table is no error, but a missing one is, and a result that breaks off. So is a column that the table has and the user may not read, a
+// *RightError. It returns when ctx ends, even if the driver does
 // not heed that; the next query then begins when the driver has given up this one.
 //
 // If rows have one name, the one with the newest time of modification stays; if times are equal, the one with the larger primary
@@ -282,13 +308,13 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 }
 
 func (s *Source) load(ctx context.Context) (registry.Table, error) {
-	missing, err := s.has(ctx)
+	missing, err := s.has(ctx, s.db)
 	if err != nil {
 		return registry.Table{}, s.failed(ctx, err)
 	}
 	rows, err := s.db.QueryContext(ctx, s.options.query(missing...))
 	if err != nil {
-		return registry.Table{}, s.failed(ctx, err)
+		return registry.Table{}, s.failed(ctx, s.options.unreadable(ctx, s.db, err))
 	}
 	defer func() { _ = rows.Close() }()
 	var r raw
@@ -313,7 +339,7 @@ func (s *Source) load(ctx context.Context) (registry.Table, error) {
 
 // failed says what was tried. Drivers have errors of their own for a context that ended; it is one of its kind all the same.
 func (s *Source) failed(ctx context.Context, err error) error {
-	err = fmt.Errorf("sqlsource: read table %s with columns %s (CreateTable makes the default table): %w", s.table, s.columns, err)
+	err = fmt.Errorf("sqlsource: read table %s with columns %s: %w", s.table, s.columns, err)
 	if end := ctx.Err(); end != nil && !errors.Is(err, end) {
 		err = fmt.Errorf("%w: %w", err, end)
 	}

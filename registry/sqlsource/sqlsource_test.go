@@ -86,7 +86,7 @@ func TestBrokenOff(t *testing.T) {
 	f := &fakeDB{rows: [][]driver.Value{{"1", "a", "5", nil, "1"}, {int64(2), []byte("b"), 6.5, nil, int64(1)}}}
 	table, err := open(t, f).Load(context.Background())
 	require.NoError(t, err)
-	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Rate: 5, Cache: 0.5}, {Name: "b", Row: "2", Rate: 6.5, Cache: 0.5}},
+	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Rate: 5, WaitShare: 0.5}, {Name: "b", Row: "2", Rate: 6.5, WaitShare: 0.5}},
 		table.Limits, "whatever types the driver has")
 	f.err = errors.New("connection lost")
 	table, err = open(t, f).Load(context.Background())
@@ -147,7 +147,7 @@ func TestConfiguration(t *testing.T) {
 // TestSchema: with the default names the text is the file, and other names are put in everywhere.
 func TestSchema(t *testing.T) {
 	renamed := WithColumns(Columns{ID: "c1", Name: "c2", Rate: "c3", Cache: "c4", Status: "c5", Modified: "c6",
-		Burst: "c7", WarmupMillis: "c8", ColdFactor: "c9", Quota: "c10", Shadow: "c11", PerKey: "c12",
+		Burst: "c7", WarmupMillis: "c8", ColdFactor: "c9", Quota: "c10", Shadow: "c11", PerKey: "c12", Penalty: "c16",
 		Window: "c13", WindowLimit: "c14", Concurrent: "c15"})
 	for _, d := range dialects {
 		text, err := Schema(d)
@@ -163,7 +163,7 @@ func TestSchema(t *testing.T) {
 
 		text, err = Schema(d, WithTable("s.t"), renamed)
 		require.NoError(t, err)
-		q := d.quote
+		q := d.Quote
 		for _, gone := range []string{"t_ratelimite_conf", q("configId"), q("interfaceUrl"), q("lastmodifytime"), q("lastModifyTime"), q("cache"), q("status"), q("shadow"), q("perKey"), q("perkey")} {
 			require.NotContains(t, text, gone)
 		}
@@ -225,7 +225,7 @@ func TestAnyRow(t *testing.T) {
 	})
 	// In the order of raw's cells, so that most rows are good but for one cell or two.
 	good := [][]string{{"17"}, {"a", "b c"}, {"5", "0.5"}, {"0.5", "0"}, {"1", "1", "1", "0"}, {"1700000000000000"}, {}, {"20"}, {"0", "1500"}, {"2", "3.5"}, {"0", "1"},
-		{"0", "1"}, {"0", "1"}, {"5", "0.25"}, {"100"}, {"0", "4"}}
+		{"0", "1"}, {"0", "1"}, {"5", "0.25"}, {"100"}, {"0", "4"}, {"none", "503", "429,503"}}
 	var loaded, rejected int
 	rapid.Check(t, func(t *rapid.T) {
 		p.quota = rapid.Bool().Draw(t, "quota")
@@ -251,7 +251,7 @@ func TestAnyRow(t *testing.T) {
 		finite := func(f, from, to float64) bool { return f >= from && f <= to }
 		ok := len(l.Name) > 0 && len(l.Name) <= 512 && l.Version >= 0 && l.Version <= 1<<53
 		if !l.Disabled {
-			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.Cache, 0, 9.99) && l.Warmup >= 0 &&
+			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.WaitShare, 0, 9.99) && l.Warmup >= 0 &&
 				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.MaxPermits == nil || finite(*l.MaxPermits, 0, 1<<53)) &&
 				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0) &&
 				l.Window >= 0 && l.Window <= 90*24*time.Hour && (l.Window == 0) == (l.WindowLimit == 0) && l.WindowLimit >= 0 && l.Concurrent >= 0 &&
@@ -299,7 +299,7 @@ func TestDuplicatesInAnyOrder(t *testing.T) {
 			t.Fatalf("%v %v, then %v %v", stay, gone, stay2, gone2)
 		}
 	})
-	require.True(t, newer(&registry.Limit{Version: 2, Row: "1"}, &registry.Limit{Version: 1, Row: "2"}))
+	require.True(t, Newer(&registry.Limit{Version: 2, Row: "1"}, &registry.Limit{Version: 1, Row: "2"}))
 	require.Positive(t, compareKeys("10", "9"))
 	require.Positive(t, compareKeys("100000000000000000000", "99999999999999999999"))
 	require.Positive(t, compareKeys("9a", "10"))
@@ -314,4 +314,32 @@ func BenchmarkRow(b *testing.B) {
 			b.Fatal(bad)
 		}
 	}
+}
+
+// Texts mean for Limit what the cells of a row mean for Load.
+func TestLimitOfTexts(t *testing.T) {
+	s := open(t, new(fakeDB))
+	text := func(s string) *string { return &s }
+	l, err := s.Limit(map[string]*string{"configId": text("7"), "interfaceUrl": text("/a"), "rateLimit": text("5.50"), "status": text("1"),
+		"lastModifyTime": text("1700000000000000"), "shadow": text("1"), "cache": nil, "another": text("x")})
+	require.NoError(t, err)
+	require.Equal(t, registry.Limit{Row: "7", Name: "/a", Rate: 5.5, WaitShare: 0.5, Version: 1700000000000000, Shadow: true}, l)
+	for field, value := range map[string]string{"rateLimit": "-1", "status": "2", "lastModifyTime": "yesterday", "penalty": "all"} {
+		row := map[string]*string{"interfaceUrl": text("/a"), "rateLimit": text("5"), "status": text("1")}
+		row[field] = &value
+		_, err := s.Limit(row)
+		var bad *registry.RowError
+		require.ErrorAs(t, err, &bad)
+		require.Equal(t, [2]string{field, value}, [2]string{bad.Field, bad.Value})
+	}
+}
+
+// TestCells: fields, cells of a row and the expressions of a query are in one order.
+func TestCells(t *testing.T) {
+	o, err := newOptions(MySQL, nil)
+	require.NoError(t, err)
+	fields, cells := o.columns.fields(), new(raw).cells()
+	require.Len(t, cells, len(fields)+1)
+	require.Len(t, o.selected(), len(cells))
+	require.Equal(t, "Modified", fields[modifiedCell].field)
 }

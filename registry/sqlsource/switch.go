@@ -22,7 +22,7 @@ type SwitchOption func(*switchOptions)
 
 type switchOptions struct {
 	dialect Dialect
-	table   tableName
+	table   TableName
 	name    string
 	polling []registry.SwitchOption
 	err     error
@@ -31,7 +31,7 @@ type switchOptions struct {
 // WithSwitchTable sets the table's name. Default "t_ratelimite_switch". What names may be: see [WithTable].
 func WithSwitchTable(name string) SwitchOption {
 	return func(o *switchOptions) {
-		t, err := o.dialect.parseTable(name)
+		t, err := o.dialect.ParseTable(name)
 		if err != nil && o.err == nil {
 			o.err = err
 		}
@@ -62,7 +62,7 @@ func newSwitchOptions(d Dialect, opts []SwitchOption) (*switchOptions, error) {
 	if err := d.known(); err != nil {
 		return nil, err
 	}
-	o := &switchOptions{dialect: d, table: tableName{name: defaultSwitchTable}, name: defaultSwitchName}
+	o := &switchOptions{dialect: d, table: TableName{Name: defaultSwitchTable}, name: defaultSwitchName}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, invalid("switch option", "nil", "no nil options")
@@ -70,6 +70,15 @@ func newSwitchOptions(d Dialect, opts []SwitchOption) (*switchOptions, error) {
 		opt(o)
 	}
 	return o, o.err
+}
+
+// SwitchRow returns the row that a switch with these options is: its table, and its name.
+func SwitchRow(dialect Dialect, opts ...SwitchOption) (table TableName, name string, err error) {
+	o, err := newSwitchOptions(dialect, opts)
+	if err != nil {
+		return TableName{}, "", err
+	}
+	return o.table, o.name, nil
 }
 
 // SwitchSchema returns the statement that makes the table of [NewSwitch].
@@ -113,16 +122,16 @@ func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.Pol
 	if err != nil {
 		return nil, err
 	}
-	where := o.dialect.quoteTable(o.table)
-	name, enabled := o.dialect.quote("name"), o.dialect.quote("enabled")
+	where := o.dialect.QuoteTable(o.table)
+	name, enabled := o.dialect.Quote("name"), o.dialect.Quote("enabled")
 	// The whole table, which is a few rows: a parameter would cost some drivers two more round trips.
-	query := "SELECT " + o.dialect.name("name") + ", " + o.dialect.text("enabled") + ", t.* FROM " + where + " AS t"
+	query := "SELECT " + o.dialect.Text("name") + ", " + o.dialect.cast("enabled") + ", t.* FROM " + where + " AS t"
 	var origin atomic.Value // string
 	origin.Store("")
 	read := func(ctx context.Context) (bool, error) {
 		row, err := readSwitch(ctx, db, query, o.name)
 		if err != nil {
-			return false, fmt.Errorf("table %s, name %s (CreateSwitchTable makes the table): %w", where, o.name, err)
+			return false, fmt.Errorf("table %s, name %s: %w", where, o.name, err)
 		}
 		origin.Store(row.origin())
 		return row.on, nil
@@ -193,7 +202,7 @@ func readSwitch(ctx context.Context, db *sql.DB, query, name string) (row switch
 		}
 		f := flag(value)
 		if f == neither {
-			return row, fmt.Errorf("enabled %s: want 0 or 1", shorten(value))
+			return row, fmt.Errorf("enabled %s: want 0 or 1", registry.ShortValue(value))
 		}
 		row.on = f == yes
 		for i, column := range columns[2:] {
@@ -216,7 +225,7 @@ func plain(v any) string {
 	case time.Time:
 		return v.Format(time.RFC3339)
 	case []byte:
-		return strings.Trim(shorten(v), `"`)
+		return strings.Trim(registry.ShortValue(v), `"`)
 	}
-	return strings.Trim(shorten(fmt.Append(nil, v)), `"`)
+	return strings.Trim(registry.ShortValue(fmt.Append(nil, v)), `"`)
 }

@@ -3,11 +3,13 @@
 -- (NULL: 0.5); status is 1 (limited) or 0 (off); shadow is 1 if nothing is refused, only counted; perKey is 1
 -- if each key has a bucket of its own; lastModifyTime is UTC.
 -- At most windowLimit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number. Beside these a NULL rate is none.
+-- penalty is which answers of an upstream with Retry-After hold the bucket back: none, 503, 429 or 429,503; NULL: 503, and 429 where it is
+-- one key's own.
 CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `configId` INTEGER NOT NULL,
   `channelType` VARCHAR(24) NULL,
   `interfaceNo` VARCHAR(24) NULL,
-  `interfaceUrl` VARCHAR(128) NULL,
+  `interfaceUrl` VARCHAR(512) NULL,
   `rateLimit` DECIMAL(16,6) NULL,
   `cache` FLOAT NULL,
   `status` TINYINT DEFAULT 1 NOT NULL,
@@ -16,6 +18,7 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `concurrent` INTEGER NULL,
   `shadow` TINYINT DEFAULT 0 NOT NULL,
   `perKey` TINYINT DEFAULT 0 NOT NULL,
+  `penalty` TEXT NULL,
   `lastModifyTime` DATETIME DEFAULT (strftime('%Y-%m-%d %H:%M:%f', 'now')),
   PRIMARY KEY (`configId` AUTOINCREMENT)
 );

@@ -14,22 +14,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// places is a gate that a call holds a place of, of so many.
-type places struct {
-	httplimit.Gate
-	free, left int
-}
+// places is a gate with so many free places, of which each call holds one.
+type places struct{ free, left int }
 
-func (p *places) Admit(context.Context, string) (*tb.Reservation, func(), error) {
+func (p *places) Enter(context.Context, string) (*gate.Admission, error) {
 	if p.free == 0 {
-		return httplimit.Refused(3 * time.Second), nil, nil
+		return &gate.Admission{RetryAfter: 3 * time.Second}, nil
 	}
 	p.free--
-	return &tb.Reservation{}, func() { p.free++; p.left++ }, nil
+	return &gate.Admission{OK: true, Release: func() { p.free++; p.left++ }}, nil
 }
 
 func (p *places) Penalize(context.Context, string, time.Duration) error { return nil }
@@ -111,9 +109,9 @@ type leaver struct {
 	cancel func()
 }
 
-func (l *leaver) Admit(ctx context.Context, key string) (*tb.Reservation, func(), error) {
+func (l *leaver) Enter(ctx context.Context, key string) (*gate.Admission, error) {
 	l.cancel()
-	return l.places.Admit(ctx, key)
+	return l.places.Enter(ctx, key)
 }
 
 // A call whose context has ended holds nothing.
@@ -127,16 +125,17 @@ func TestEndedWhenAdmitted(t *testing.T) {
 	require.Equal(t, 1, gate.left)
 }
 
-// holder is a gate that holds a place for each call, whatever else it answers.
+// holder is a gate that holds a place for each call, also beside a refusal or an error.
 type holder struct {
 	places
-	permit *tb.Reservation
+	refuse bool
 	err    error
 }
 
-func (g *holder) Admit(ctx context.Context, key string) (*tb.Reservation, func(), error) {
-	_, leave, _ := g.places.Admit(ctx, key)
-	return g.permit, leave, g.err
+func (g *holder) Enter(ctx context.Context, key string) (*gate.Admission, error) {
+	a, _ := g.places.Enter(ctx, key)
+	a.OK = !g.refuse
+	return a, g.err
 }
 
 // What a gate holds for a call that it does not let through goes back at once.
@@ -144,8 +143,7 @@ func TestNotLetThrough(t *testing.T) {
 	for name, gate := range map[string]*holder{
 		"failed":   {err: errors.New("away")},
 		"too long": {err: &tb.WaitError{Wait: time.Hour, Reason: context.DeadlineExceeded}},
-		"refused":  {permit: httplimit.Refused(time.Second)},
-		"nothing":  {},
+		"refused":  {refuse: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gate.free = 1
@@ -187,13 +185,13 @@ func TestMiddlewareHoldsItsPlace(t *testing.T) {
 	require.Equal(t, 2, gate.left)
 }
 
-// A row with a concurrency is limited through httplimit, and a gate that hides Admit refuses rather than to skip it.
+// A row with a concurrency is limited through httplimit, also behind a gate that wraps the registry.
 func TestRowWithConcurrency(t *testing.T) {
 	quiet := registry.WithLogger(slog.New(slog.DiscardHandler))
 	limits, err := registry.New(registry.Static{{Name: "/fares", NoRate: true, Concurrent: 1}}, tb.NewMemoryStore(), quiet, registry.WithLocalSemaphores())
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
-	tr := transport(t, limits, httplimit.WithBase(fine))
+	tr := transport(t, struct{ gate.Gate }{limits}, httplimit.WithBase(fine))
 	call := func(tr *httplimit.Transport) (*http.Response, error) {
 		r, err := http.NewRequest(http.MethodGet, "http://upstream.test/fares", nil)
 		require.NoError(t, err)
@@ -208,16 +206,11 @@ func TestRowWithConcurrency(t *testing.T) {
 	require.NoError(t, first.Body.Close())
 	_, err = call(tr)
 	require.NoError(t, err)
-
-	_, err = call(transport(t, struct{ httplimit.Gate }{limits}, httplimit.WithBase(fine)))
-	var failed *httplimit.GateError
-	require.ErrorAs(t, err, &failed)
-	require.ErrorIs(t, err, registry.ErrNeedsEnter)
 }
 
 // A gate with a deadline of its own refuses, and says when to come again, whether or not the request has a deadline.
 func TestGateWithDeadline(t *testing.T) {
-	gate := &holder{err: &tb.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}}
+	gate := &holder{places: places{free: 2}, err: &tb.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}}
 	long, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	for _, ctx := range []context.Context{context.Background(), long} {

@@ -1,0 +1,104 @@
+package registry_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+)
+
+// A key of the wrong type under a rate, a window or a concurrency makes the calls of its row fail until somebody repairs it: Stats has it,
+// and the log, until a call passes again.
+func TestFaults(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	name := fmt.Sprint("/fault/", rand.Uint64())
+	for by, row := range map[gate.Decider]registry.Limit{
+		gate.ByLimit:       {Name: name + "/rate", Row: "7", Rate: 1000},
+		gate.ByWindow:      {Name: name + "/window", Row: "8", NoRate: true, Window: time.Hour, WindowLimit: 1000},
+		gate.ByConcurrency: {Name: name + "/places", Row: "9", Rate: 1000, Concurrent: 1000},
+	} {
+		t.Run(by.String(), func(t *testing.T) {
+			log := new(logged)
+			r := open(t, registry.Static{row, {Name: "/other", Rate: 5}}, tokenbucket.NewRedisScriptStore(client), log.option(),
+				registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
+					return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+				}),
+				registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
+					return semaphore.NewRedis(client, name, n, opts...)
+				}))
+			a := enter(t, r, row.Name)
+			require.True(t, a.OK)
+			require.Empty(t, r.Stats().Faults)
+			a.Leave()
+			keys, err := client.Keys(ctx, "*"+name[len("/fault/"):]+"*").Result()
+			require.NoError(t, err)
+			require.NotEmpty(t, keys)
+			for _, key := range keys {
+				if by != gate.ByConcurrency || strings.HasPrefix(key, "semaphore") {
+					require.NoError(t, client.Del(ctx, key).Err())
+					require.NoError(t, client.RPush(ctx, key, "what another program has written").Err())
+				}
+			}
+			var failed error
+			require.Eventually(t, func() bool {
+				_, failed = r.Enter(ctx, row.Name)
+				return failed != nil
+			}, 10*time.Second, time.Millisecond)
+			_, err = r.Enter(ctx, row.Name)
+			require.Error(t, err)
+			s := r.Stats()
+			require.Len(t, s.Faults, 1)
+			f := s.Faults[0]
+			require.Equal(t, row.Name, f.Name)
+			require.Equal(t, by, f.By)
+			require.Equal(t, 2, f.Calls)
+			require.Equal(t, 2, s.Faulty)
+			require.ErrorContains(t, f.Err, "corrupt state")
+			require.WithinDuration(t, time.Now(), f.Since, time.Minute)
+			const line = "calls of a row fail until somebody repairs what it is counted in"
+			require.Eventually(t, func() bool { return strings.Count(log.String(), line) == 1 }, 30*time.Second, 10*time.Millisecond)
+			require.Contains(t, log.String(), "by="+by.String())
+
+			require.NoError(t, client.Del(ctx, keys...).Err())
+			require.Eventually(t, func() bool {
+				a, err := r.Enter(ctx, row.Name)
+				return err == nil && a.OK
+			}, 10*time.Second, time.Millisecond)
+			s = r.Stats()
+			require.Empty(t, s.Faults)
+			require.GreaterOrEqual(t, s.Faulty, 2, "it counts all there were")
+		})
+	}
+}
+
+// Outages, and errors that are the caller's own, are no faults.
+func TestNoFaults(t *testing.T) {
+	store := &breakable{Store: tokenbucket.NewMemoryStore()}
+	r := open(t, registry.Static{{Name: "/a", Rate: 5, Concurrent: 1}}, store, registry.WithLocalSemaphores())
+	ended, cancel := context.WithCancel(ctx)
+	cancel()
+	_, err := r.Enter(ended, "/a")
+	require.ErrorIs(t, err, context.Canceled)
+	require.Empty(t, r.Stats().Faults)
+	r = open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 1}}, store,
+		registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
+			nobody := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
+			t.Cleanup(func() { _ = nobody.Close() })
+			return semaphore.NewRedis(nobody, name, n, opts...)
+		}))
+	_, err = r.Enter(ctx, "/a")
+	require.Error(t, err)
+	require.Empty(t, r.Stats().Faults, "an outage")
+}

@@ -1,0 +1,77 @@
+package registry
+
+import (
+	"net/http"
+	"strings"
+)
+
+// Penalty is which answers of an upstream with Retry-After hold a row's bucket back. The zero value leaves it to the gate that asks.
+type Penalty uint8
+
+// The penalties of a row.
+const (
+	PenaltyDefault Penalty = iota
+	PenaltyNone
+	Penalty503
+	Penalty429
+	PenaltyBoth
+)
+
+var penalties = [...]string{PenaltyDefault: "", PenaltyNone: "none", Penalty503: "503", Penalty429: "429", PenaltyBoth: "429,503"}
+
+// WantPenalty is what ParsePenalty takes, for messages.
+const WantPenalty = "none, 503, 429 or 429,503"
+
+// String returns the text of the column; "" for the default.
+func (p Penalty) String() string {
+	if int(p) < len(penalties) {
+		return penalties[p]
+	}
+	return "invalid"
+}
+
+// ParsePenalty reads none, 503, 429 or 429,503. ok is false for anything else.
+func ParsePenalty(text string) (p Penalty, ok bool) {
+	for p, name := range penalties {
+		if name != "" && name == text {
+			return Penalty(p), true
+		}
+	}
+	return PenaltyDefault, false
+}
+
+// Covers reports whether a response of that status holds the bucket back; the default penalty does if byDefault is set.
+func (p Penalty) Covers(status int, byDefault bool) bool {
+	switch p {
+	case PenaltyDefault:
+		return byDefault
+	case PenaltyBoth:
+		return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
+	case Penalty429:
+		return status == http.StatusTooManyRequests
+	case Penalty503:
+		return status == http.StatusServiceUnavailable
+	}
+	return false
+}
+
+// Penalty returns the penalty of the row that decides about a name. own reports whether the name's bucket is for that name alone, and not
+// shared by others for which the row holds.
+func (r *Registry) Penalty(name string) (p Penalty, own bool) {
+	e := r.entryOf(name)
+	switch {
+	case e == nil:
+		return PenaltyDefault, !r.callers.shares("", name)
+	case e.of != nil:
+		return e.limit.Penalty, !strings.HasSuffix(e.limit.Name, othersMark)
+	}
+	_, open := e.limit.rest(name, r.parts)
+	return e.limit.Penalty, !open
+}
+
+// Penalizes reports whether an upstream's answer of that status, with Retry-After, holds the name's bucket back; by default any does
+// (Limit.Penalty). A httplimit.Transport asks it.
+func (r *Registry) Penalizes(name string, status int) bool {
+	p, _ := r.Penalty(name)
+	return p.Covers(status, true)
+}
