@@ -6,6 +6,7 @@ require (
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/go-tokenbucket/tokenbucket/console v0.0.0
 	github.com/go-tokenbucket/tokenbucket/postgres v0.0.0
 	github.com/jackc/pgx/v5 v5.8.0
 	github.com/jedib0t/go-pretty/v6 v6.8.3
@@ -94,6 +95,7 @@ require (
 
 replace (
 	github.com/go-tokenbucket/tokenbucket => ../
+	github.com/go-tokenbucket/tokenbucket/console => ../console
 	github.com/go-tokenbucket/tokenbucket/postgres => ../postgres
 )
 

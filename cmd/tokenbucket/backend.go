@@ -12,18 +12,18 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// backend is where the demo's bucket lives.
+// backend is the storage of the demo's bucket.
 type backend struct {
 	about    string
-	newStore func() tokenbucket.Store // one for each gateway
-	prefix   string                   // of the keys
-	connect  func() *redis.Client     // nil in memory
+	newStore func() tokenbucket.Store // called once for each gateway
+	prefix   string                   // prefix of the keys
+	connect  func() *redis.Client     // nil for --store memory
 	closers  []func()
 }
 
 func (b *backend) onClose(f func()) { b.closers = append(b.closers, f) }
 
-// close undoes what was opened, last first.
+// close runs the closers, the last one first.
 func (b *backend) close() {
 	for i := len(b.closers) - 1; i >= 0; i-- {
 		b.closers[i]()
@@ -68,14 +68,14 @@ func memoryBackend() *backend {
 
 func embeddedRedis() (*miniredis.Miniredis, error) {
 	m := miniredis.NewMiniRedis()
-	m.ClockTTL(true) // keys and locks expire as in a real one
+	m.ClockTTL(true) // keys and locks expire as in a real Redis
 	if err := m.Start(); err != nil {
 		return nil, fmt.Errorf("embedded Redis: %w", err)
 	}
 	return m, nil
 }
 
-// overRedis gives each store a connection of its own, and all of them keys that no other run uses.
+// overRedis configures stores in Redis, each with a connection of its own. Their keys have a random prefix, which no other run uses.
 func (b *backend) overRedis(ctx context.Context, store string, opts *redis.Options) error {
 	client := redis.NewClient(opts)
 	b.onClose(func() { client.Close() })
@@ -103,7 +103,7 @@ func (b *backend) overRedis(ctx context.Context, store string, opts *redis.Optio
 	return nil
 }
 
-// removeKeys leaves a Redis as it was. What it cannot reach expires.
+// removeKeys deletes the demo's keys. Keys that it cannot delete expire.
 func removeKeys(client *redis.Client, prefix string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -111,7 +111,7 @@ func removeKeys(client *redis.Client, prefix string) {
 	client.Del(ctx, bucket, bucket+":lock")
 }
 
-// removeAll is removeKeys for --console, which has more than one bucket.
+// removeAll deletes all keys with the prefix, for --console, which has several buckets.
 func removeAll(client *redis.Client, prefix string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()

@@ -48,7 +48,7 @@ func TestConsoleAudit(t *testing.T) {
 	}
 	_, page, err = ask("GET", console+"changes", "", "")
 	require.NoError(t, err)
-	for _, text := range []string{"hold back for 30 s", "the upstream is down", "it is back", "switch off: every call passes", "an incident", "<td>ann</td>"} {
+	for _, text := range []string{"hold back for 30 s", "the upstream is down", "it is back", "switch off: every call passes", "an incident", ">ann</td>"} {
 		require.Contains(t, page, text)
 	}
 	shows(t, console, "The switch is off")

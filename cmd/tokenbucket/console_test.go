@@ -104,11 +104,11 @@ func TestConsoleOfAGateway(t *testing.T) {
 	shows(t, console, `data-total="instances">2<`)
 	failToSignIn(t, one, console)
 	change(t, console, "/a", "7")
-	shows(t, console+"limit?name=/a", "7/s, no waiting")
-	shows(t, console+"changes", "rateLimit: 5 → 7")
+	shows(t, console+"limit?name=/a", "7/s, saves up 7, does not wait")
+	shows(t, console+"changes", "Rate 5/s → 7/s")
 	_, _, _, err = get(two.url + "/a") // which tells what is in force
 	require.NoError(t, err)
-	shows(t, console+"limit?name=/a", `data-tile="rate">7<`)
+	shows(t, console+"limit?name=/a", `<dt>Rate in force</dt><dd class="number">7<`)
 }
 
 // failToSignIn tries a token that is none: the log says from where, and there is a metric.
@@ -149,9 +149,9 @@ func TestConsoleByItself(t *testing.T) {
 		return nil
 	})
 	shows(t, console, "No instance has reported yet")
-	shows(t, console, "5/s, no waiting")
+	shows(t, console, "5/s, saves up 5, does not wait")
 	change(t, console, "/a", "7")
-	shows(t, console+"changes", "rateLimit: 5 → 7")
+	shows(t, console+"changes", "Rate 5/s → 7/s")
 	var rate float64
 	require.NoError(t, db.QueryRow("SELECT rateLimit FROM t_ratelimite_conf").Scan(&rate))
 	require.Equal(t, 7., rate)
@@ -232,7 +232,7 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 	shows(t, console, `data-total="instances">2<`)
 	eventually(t, func() error {
 		_, _, page, err := get(console + "limit?name=/a")
-		if err == nil && (!strings.Contains(page, `data-tile="granted">`) || strings.Contains(page, `data-tile="granted">0<`)) {
+		if err == nil && !strings.Contains(page, `<dt>Granted</dt><dd class="number good">`) {
 			err = fmt.Errorf("nothing is granted: %.2000s", page[max(0, strings.Index(page, "<main")):])
 		}
 		return err

@@ -13,15 +13,15 @@ import (
 
 const demoLong = `Starts an embedded Redis (or uses --redis), a stub upstream, and several gateways that share one bucket. Each
 has a connection, a store and a limiter of its own, as if it ran on a machine of its own. Together they offer
-about twelve times the rate. The upstream notes when each call reaches it, and the verdict compares that with the bound:
+about twelve times the rate. The upstream records when each call reaches it, and the verdict compares that with the bound:
 
   in any window of T seconds at most  max(burst, 1) + rate × T  calls   (with --warmup: 1 + rate × T)
 
-With --console it goes on until Ctrl-C, with more limits, and shows them as docs/console.md tells.
+With --console it runs until Ctrl-C, with more limits, and shows them in the console: see docs/console.md.
 
 Exit status: 0 the bound was kept, 1 it was broken or calls failed, 2 the demo could not run.`
 
-// limiterFunc makes the limiter of one gateway. It is options.limiter, but a test has one that lets too much through.
+// limiterFunc creates the limiter of one gateway. It is options.limiter, except in a test, whose limiter grants too many calls.
 type limiterFunc func(options, tokenbucket.Store, ...tokenbucket.Option) (*tokenbucket.RateLimiter, error)
 
 func demoCommand(limit limiterFunc) *cobra.Command {
@@ -55,7 +55,7 @@ func demoCommand(limit limiterFunc) *cobra.Command {
 	return cmd
 }
 
-// demo is one run of the demo. All times in it are since origin, on the monotonic clock.
+// demo is one run of the demo. All its times are durations since origin, on the monotonic clock.
 type demo struct {
 	options
 	newLimiter limiterFunc
@@ -86,8 +86,8 @@ func (d *demo) run(ctx context.Context) error {
 	return d.report(fleet, up, ended)
 }
 
-// load offers calls until the duration is over or ctx ends, waits for those under way, and returns when it stopped
-// offering.
+// load offers calls until the duration is over or ctx ends, and then waits for the calls in flight. It returns the time at which it stopped
+// offering calls.
 func (d *demo) load(ctx context.Context, fleet *fleet, up *upstream) (ended time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d.duration)
 	defer cancel()
@@ -107,7 +107,7 @@ func (d *demo) load(ctx context.Context, fleet *fleet, up *upstream) (ended time
 	return ended
 }
 
-// demand is the calls a second that all gateways together offer.
+// demand returns the calls per second that all gateways together offer.
 func (o *options) demand() float64 { return max(30, 12*o.rate) }
 
 func (d *demo) introduce(b *backend, up *upstream) {
@@ -144,7 +144,7 @@ func plural(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// conclude says in plain words what was to be seen.
+// conclude prints a summary of the run in plain words.
 func (d *demo) conclude() {
 	who := "one gateway took its permits from one bucket"
 	if d.instances > 1 {

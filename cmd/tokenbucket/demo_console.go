@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	consolefleet "github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -31,17 +32,17 @@ import (
 type show struct {
 	out       io.Writer
 	backend   *backend
-	client    *redis.Client // for what is not a bucket
+	client    *redis.Client // for everything except buckets
 	db        *sql.DB
 	exports   *semaphore.Semaphore
 	letters   *slidingwindow.Limiter
 	columns   sqlsource.Option
 	instances int
-	demand    float64 // times what the rows below say
+	demand    float64 // factor for the demand of demoRows
 	closers   []func()
 }
 
-// demoRows are the limits of the demo: /ibe/AvailFare is that of the flags. Demand is in calls per second, by all gateways.
+// demoRows are the limits of the demo besides /ibe/AvailFare, whose limit the flags set. Demand is in calls per second, of all gateways.
 var demoRows = []struct {
 	name, row string // rate, cache, burst, warmup_ms, quota
 	demand    float64
@@ -77,7 +78,7 @@ func (d *demo) showConsole(ctx context.Context) error {
 	}
 	s.onClose(b.close)
 	defer s.close()
-	slog.SetDefault(slog.New(slog.DiscardHandler)) // rows that are bad on purpose
+	slog.SetDefault(slog.New(slog.DiscardHandler)) // some rows are bad on purpose
 	if err := s.openTable(ctx, d); err != nil {
 		return err
 	}
@@ -92,7 +93,7 @@ func (d *demo) showConsole(ctx context.Context) error {
 	return s.serve(ctx, d.consoleAt)
 }
 
-// openTable makes the table of limits, in a file of its own.
+// openTable creates the table of limits, in a temporary SQLite file.
 func (s *show) openTable(ctx context.Context, d *demo) error {
 	dir, err := os.MkdirTemp("", "tokenbucket-demo")
 	if err != nil {
@@ -104,7 +105,7 @@ func (s *show) openTable(ctx context.Context, d *demo) error {
 		return err
 	}
 	s.onClose(func() { _ = s.db.Close() })
-	err = errors.Join(sqlsource.CreateTable(ctx, s.db, sqlsource.SQLite, s.columns), sqlsource.CreateAuditTable(ctx, s.db, sqlsource.SQLite, s.columns))
+	err = errors.Join(sqlsource.CreateTable(ctx, s.db, sqlsource.SQLite, s.columns), editor.CreateAuditTable(ctx, s.db, sqlsource.SQLite))
 	if err != nil {
 		return err
 	}
@@ -118,7 +119,7 @@ func (s *show) openTable(ctx context.Context, d *demo) error {
 	return err
 }
 
-// openOthers makes a semaphore and a window, that the console has something to show of them.
+// openOthers creates a semaphore and a window for the console to show.
 func (s *show) openOthers() (err error) {
 	s.client = s.backend.connect()
 	s.onClose(func() { removeAll(s.client, s.backend.prefix); _ = s.client.Close() })
@@ -129,7 +130,7 @@ func (s *show) openOthers() (err error) {
 	return err
 }
 
-// startGateway starts one: it has a store and a registry of its own, as if it ran on a machine of its own.
+// startGateway starts one gateway. It has a store and a registry of its own, as if it ran on a machine of its own.
 func (s *show) startGateway(ctx context.Context, i int) error {
 	source, err := sqlsource.New(s.db, sqlsource.SQLite, s.columns)
 	if err != nil {
@@ -161,7 +162,7 @@ func (s *show) startGateway(ctx context.Context, i int) error {
 	return nil
 }
 
-// others tells of the semaphore and the window.
+// others adds the semaphore and the window to the published state.
 func (s *show) others(info *consolefleet.Info) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -178,11 +179,11 @@ func (s *show) others(info *consolefleet.Info) {
 
 // serve serves the console until ctx ends.
 func (s *show) serve(ctx context.Context, at string) error {
-	editor, err := sqlsource.NewEditor(s.db, sqlsource.SQLite, s.columns)
+	source, err := sqlsource.New(s.db, sqlsource.SQLite, s.columns)
 	if err != nil {
 		return err
 	}
-	source, err := sqlsource.New(s.db, sqlsource.SQLite, s.columns)
+	edit, err := editor.New(s.db, source)
 	if err != nil {
 		return err
 	}
@@ -193,7 +194,10 @@ func (s *show) serve(ctx context.Context, at string) error {
 	s.onClose(limits.Close)
 	token := rand.Text()
 	c, err := console.New(console.Config{
-		Source: console.NewRedisSource(s.client, s.backend.prefix), Rows: limits.Limits, Editor: editor, Penalize: console.PenalizeIn(limits), Reset: console.ResetIn(limits),
+		Source: console.NewRedisSource(s.client, s.backend.prefix), Rows: limits.Limits, Editor: edit, Penalize: console.PenalizeIn(limits), Reset: console.ResetIn(limits),
+		Announce: func(ctx context.Context, e consolefleet.Event) error {
+			return consolefleet.Announce(ctx, s.client, e, consolefleet.WithKeyPrefix(s.backend.prefix))
+		},
 		Access: console.Access{Users: []console.User{{Name: "demo", Token: token, Write: true}}},
 	})
 	if err != nil {

@@ -154,7 +154,7 @@ func TestBrokenLimiter(t *testing.T) {
 		}, []string{"but only 0 permits were taken", "the bound was BROKEN"}},
 		{"a store that fails", func(o options, _ tokenbucket.Store) (*limiter, error) {
 			return patient(o, failing{})
-		}, []string{"│ errors │", "calls failed, the first: out of order", "nothing reached the upstream"}},
+		}, []string{"│ errors │", "calls failed, the first: tokenbucket: store unusable: bucket \"/ibe/AvailFare\": out of order", "nothing reached the upstream"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()

@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	tide        = 90 * time.Second // from one flood of the traffic to the next
-	held        = 8 * time.Second  // for so long a penalty holds the slow upstream back,
-	heldEvery   = 75 * time.Second // so often
-	mostPending = 200              // calls of a limit and gateway that wait at once
+	tide        = 90 * time.Second // period of the traffic
+	held        = 8 * time.Second  // length of a penalty of the slow upstream
+	heldEvery   = 75 * time.Second // time between two penalties
+	mostPending = 200              // maximum number of waiting calls, for each limit and gateway
 )
 
-// traffic has one gateway called, until ctx ends.
+// traffic sends calls to one gateway until ctx ends.
 func (s *show) traffic(ctx context.Context, limits *registry.Registry, meter *consolefleet.Meter, gateway int) {
 	var running sync.WaitGroup
 	ctx, cancel := context.WithCancel(ctx)
@@ -39,7 +39,7 @@ func (s *show) traffic(ctx context.Context, limits *registry.Registry, meter *co
 	}
 }
 
-// callers call at random times, more and fewer of them as time goes by.
+// callers makes calls at random times, at a rate that rises and falls with tide.
 func callers(ctx context.Context, limits *registry.Registry, name string, demand float64, offset int) {
 	var calls sync.WaitGroup
 	defer calls.Wait()
@@ -55,14 +55,14 @@ func callers(ctx context.Context, limits *registry.Registry, name string, demand
 		case pending <- struct{}{}:
 			calls.Go(func() {
 				defer func() { <-pending }()
-				_, _ = limits.Allow(ctx, name) // counted by the meter
+				_, _ = limits.Enter(ctx, name) // the meter counts it
 			})
-		default: // as many wait as may
+		default: // mostPending calls wait already
 		}
 	}
 }
 
-// penalties hold the slow upstream back now and then, as its Retry-After would.
+// penalties penalizes the slow upstream from time to time, as its Retry-After would.
 func (s *show) penalties(ctx context.Context, limits *registry.Registry, meter *consolefleet.Meter) {
 	for next := time.Now().Add(20 * time.Second); sleepUntil(ctx, next); next = next.Add(heldEvery) {
 		if limits.Penalize(ctx, "/slow/Upstream", held) == nil {
@@ -71,7 +71,7 @@ func (s *show) penalties(ctx context.Context, limits *registry.Registry, meter *
 	}
 }
 
-// work takes places of the semaphore, and sends letters.
+// work acquires places of the semaphore, and counts letters in the window.
 func (s *show) work(ctx context.Context, gateway int) {
 	exports := s.exports.Labelled(fmt.Sprintf("export of gateway-%d", gateway+1))
 	var jobs sync.WaitGroup

@@ -75,7 +75,7 @@ func export(t *testing.T) exported {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/busy" || r.URL.Path == "/busy/at/once" {
 			w.Header().Set("Retry-After", "30")
-			w.WriteHeader(http.StatusTooManyRequests)
+			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
 	t.Cleanup(upstream.Close)
@@ -103,14 +103,14 @@ func export(t *testing.T) exported {
 var (
 	selector  = regexp.MustCompile(`\b(tokenbucket_\w+|up)\b(?:\{([^}]*)\})?`)
 	matcher   = regexp.MustCompile(`^(\w+)(=~|!~|!=|=)"([^"]*)"$`)
-	aggregate = regexp.MustCompile(`\bby \(([^)]*)\)`)
+	aggregate = regexp.MustCompile(`\b(?:by|on) \(([^)]*)\)`)
 	quoted    = regexp.MustCompile(`"[^"]*"`)
 	interval  = regexp.MustCompile(`\[(\w+|\$__rate_interval)\]`)
 	word      = regexp.MustCompile(`[a-z_]\w+`)
 )
 
 // words are all of PromQL that the rules and the board use, besides metrics, labels and durations.
-var words = strings.Fields("sum min max count rate increase histogram_quantile clamp_min time by or unless")
+var words = strings.Fields("sum min max count rate increase histogram_quantile clamp_min min_over_time time by on and or unless")
 
 // check tells what is wrong with an expression: a metric, a label or a label's value that is never exported. It returns the labels that
 // the result may have.
@@ -314,8 +314,9 @@ func TestComposeFile(t *testing.T) {
 			require.True(t, about.IsDir(), "a file that is mounted does not follow a rename: %s", v)
 		}
 	}
-	for _, name := range []string{"gateway-a", "gateway-b"} {
+	for name, port := range map[string]string{"gateway-a": "127.0.0.1:8081:8081", "gateway-b": "127.0.0.1:8091:8081"} {
 		s := file.Services[name]
+		require.Contains(t, s.Rest["ports"], port, "the console of %s cannot be reached", name)
 		require.FileExists(t, filepath.Join(deploy, s.Build["context"], s.Build["dockerfile"]))
 		var args []string
 		for variable, value := range s.Environment {
@@ -363,7 +364,7 @@ func TestDockerfile(t *testing.T) {
 	require.NoError(t, err)
 	version := regexp.MustCompile(`(?m)^go (\d+\.\d+)`).FindSubmatch(module)[1]
 	require.Contains(t, stages[0][1], "golang:"+string(version))
-	require.Contains(t, string(text), "cd cmd && GOWORK=off CGO_ENABLED=0 go build -o /tokenbucket ./tokenbucket\n")
+	require.Contains(t, string(text), "cd cmd && GOWORK=off CGO_ENABLED=0 go build -trimpath -ldflags=\"-s -w\" -o /tokenbucket ./tokenbucket\n")
 	ignored, err := os.ReadFile(deploy + "Dockerfile.dockerignore")
 	require.NoError(t, err)
 	sent := map[string]bool{"*.go": true}

@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// gateway is one instance of the fleet. It shares nothing with the others but the bucket.
+// gateway is one instance of the fleet. It shares only the bucket with the others.
 type gateway struct {
 	limiter *tokenbucket.RateLimiter
 	client  *http.Client
@@ -19,7 +19,7 @@ type gateway struct {
 	calls   *tally
 }
 
-// fleet is all gateways, with what the demo notes about them.
+// fleet is all gateways, with the records of their calls and permits.
 type fleet struct {
 	gateways []*gateway
 	ledgers  []*ledger
@@ -53,10 +53,10 @@ func (f *fleet) close() {
 	}
 }
 
-// permits are all that were taken, and how often some were given back.
+// permits returns all permits taken, and how often permits were refunded.
 func (f *fleet) permits() (all []permit, back int) {
 	for _, l := range f.ledgers {
-		l.mu.Lock() // a call that failed may have left a request under way
+		l.mu.Lock() // a failed call may have left a request in flight
 		all = append(all, l.permits...)
 		back += l.back
 		l.mu.Unlock()
@@ -64,12 +64,11 @@ func (f *fleet) permits() (all []permit, back int) {
 	return all, back
 }
 
-// offer makes calls at random times, perSecond of them on average, until ctx ends, and returns when the last has come
-// to its end.
+// offer makes calls at random times until ctx ends, on average perSecond of them. It returns when all calls have ended.
 func (g *gateway) offer(ctx context.Context, perSecond float64) {
 	var calls sync.WaitGroup
 	defer calls.Wait()
-	last := context.WithoutCancel(ctx) // calls that wait already may do so to their end
+	last := context.WithoutCancel(ctx) // waiting calls are not cancelled
 	for next := time.Now(); ; {
 		next = next.Add(time.Duration(rand.ExpFloat64() / perSecond * float64(time.Second)))
 		if !sleepUntil(ctx, next) {
@@ -90,7 +89,7 @@ func sleepUntil(ctx context.Context, t time.Time) bool {
 	}
 }
 
-// call is what a gateway does with each of its calls.
+// call asks the limiter for a permit, and forwards the call if it gets one.
 func (g *gateway) call(ctx context.Context) {
 	c := g.calls.begin()
 	ok, err := g.limiter.Try(ctx)

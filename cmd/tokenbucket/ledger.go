@@ -6,24 +6,23 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
-// ledger is a store that notes when each permit taken through it falls due. The verdict needs that to tell what is
-// late from what is too much: a call cannot be released before its permit is due, only after.
+// ledger is a store that records the due time of each permit taken through it. With these the verdict distinguishes late calls from excess
+// calls: a call is released after its permit is due, never before.
 type ledger struct {
 	tokenbucket.Store
 	origin time.Time
 
 	mu      sync.Mutex
 	permits []permit
-	back    int // requests that gave permits back: calls that failed while their permits were under way
+	back    int // refunds, of calls that failed while their request was in flight
 }
 
 // permit is one permit's due time on two clocks.
 type permit struct {
-	store time.Duration // exactly, by the store's clock
-	here  time.Duration // at the earliest, by ours: as if the store had decided the moment it was asked
+	store time.Duration // exact, by the store's clock
+	here  time.Duration // lower bound by the local clock, as if the store had decided at the moment of the request
 }
 
 // Apply implements tokenbucket.Store.
@@ -32,17 +31,16 @@ func (l *ledger) Apply(ctx context.Context, batch *tokenbucket.Batch) error {
 	if err := l.Store.Apply(ctx, batch); err != nil {
 		return err
 	}
-	decided := seam.DecidedIn(batch)
+	now, decisions, refunds := batch.Decided()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.back += decided.Refunds
-	for _, t := range decided.Takes {
-		if !t.Granted {
+	l.back += refunds
+	for _, d := range decisions {
+		if !d.Granted {
 			continue
 		}
-		wait := time.Duration(t.WaitMicros) * time.Microsecond
-		due := permit{store: time.Duration(decided.NowMicros)*time.Microsecond + wait, here: asked + wait}
-		for range t.Permits {
+		due := permit{store: time.Duration(now)*time.Microsecond + d.Wait, here: asked + d.Wait}
+		for range d.Permits {
 			l.permits = append(l.permits, due)
 		}
 	}

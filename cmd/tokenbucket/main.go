@@ -1,11 +1,12 @@
-// Command tokenbucket shows the token bucket at work, and puts it to work.
+// Command tokenbucket demonstrates the token bucket, and runs a gateway that uses it.
 //
 //	tokenbucket demo     three gateways, one bucket, one upstream: watch the fleet keep to the rate
 //	tokenbucket plot     draws the warm-up curve and the permits handed out over time
 //	tokenbucket gateway  a reverse proxy whose limits are in a database or a file
-//	tokenbucket check    what a gateway with these settings would do, and what is wrong
-//	tokenbucket console  every limit of a fleet, for people
-//	tokenbucket version  which build this is
+//	tokenbucket check    shows what a gateway with these settings would do, and reports faults
+//	tokenbucket console  web pages that show every limit of a fleet
+//	tokenbucket confirm  confirms that a table which has lost most of its rows is correct
+//	tokenbucket version  prints the version of this build
 package main
 
 import (
@@ -26,21 +27,21 @@ import (
 // Exit statuses.
 const (
 	exitOK     = 0
-	exitBroken = 1 // the demo's bound was broken, or calls failed; the gateway cut calls off; the check found a fault
-	exitUsage  = 2 // a bad flag, or something that the command needs could not be started
+	exitBroken = 1 // the demo's bound was broken, or calls failed; the gateway cut off calls; the check found a fault
+	exitUsage  = 2 // a flag is invalid, or a dependency of the command could not start
 )
 
-// errBroken is the verdict that the bound does not hold. It has been printed already.
+// errBroken is returned if the demo's verdict is bad. The verdict has been printed already.
 var errBroken = errors.New("bound broken")
 
 func main() {
 	redis.SetLogger(silent{})
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // the first Ctrl-C ends the demo early, with its table, and drains the gateway; the second one ends the process
+	context.AfterFunc(ctx, stop) // the first Ctrl-C ends the demo early, with its table, or drains the gateway; the second one ends the process
 	os.Exit(run(ctx, options.limiter, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// silent keeps go-redis from writing into the demo's output: every error reaches a call, which counts it.
+// silent discards go-redis' log, which would disturb the demo's output. No error is lost: a call returns and counts each one.
 type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
@@ -70,12 +71,11 @@ func rootCommand(limit limiterFunc) *cobra.Command {
 		Version:       version(),
 	}
 	cmd.SetVersionTemplate("tokenbucket {{.Version}}\n")
-	cmd.CompletionOptions.HiddenDefaultCmd = true
-	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command(), gatewaycmd.CheckCommand(), gatewaycmd.ConsoleCommand(), versionCommand())
+	cmd.AddCommand(demoCommand(limit), plotCommand(), gatewaycmd.Command(), gatewaycmd.CheckCommand(), gatewaycmd.ConsoleCommand(), gatewaycmd.ConfirmCommand(), versionCommand())
 	return cmd
 }
 
-// flagError names a flag, its value and what was wanted.
+// flagError returns an error that names a flag, its value and what is accepted.
 func flagError(flag string, value any, want string) error {
 	return fmt.Errorf("--%s %v: want %s", flag, value, want)
 }

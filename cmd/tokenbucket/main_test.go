@@ -97,7 +97,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"dmeo"}, []string{"dmeo"}},
 		{[]string{"gateway", "--upstream", "http://127.0.0.1:1", "--limits", "sqlite://x"}, []string{"--redis missing"}},
 		{[]string{"gateway", "--upstram", "http://127.0.0.1:1"}, []string{"--upstram"}},
-		{[]string{"gateway", "extra"}, []string{"1 arguments too many"}},
+		{[]string{"gateway", "extra"}, []string{"1 unexpected arguments"}},
 		{[]string{"plot", "--rate", "0"}, []string{"--rate 0"}},
 		{[]string{"plot", "--rate", "NaN"}, []string{"--rate NaN"}},
 		{[]string{"plot", "--warmup", "0s"}, []string{"--warmup 0s"}},
@@ -141,4 +141,18 @@ func TestRedacted(t *testing.T) {
 	status, _, stderr := execute(t.Context(), "demo", "--redis", "redis://:secret@127.0.0.1:no")
 	require.Equal(t, exitUsage, status)
 	require.NotContains(t, stderr, "secret")
+}
+
+// The help names every command, completion too, and a build without a tag is called unreleased.
+func TestHelpAndVersion(t *testing.T) {
+	status, out, _ := execute(context.Background(), "--help")
+	require.Equal(t, exitOK, status)
+	for _, name := range []string{"demo", "plot", "gateway", "check", "console", "confirm", "completion", "version"} {
+		require.Regexp(t, `(?m)^  `+name+` `, out)
+	}
+	require.Equal(t, "unreleased", release("(devel)"))
+	require.Equal(t, "v1.2.3", release("v1.2.3"))
+	status, out, _ = execute(context.Background(), "version")
+	require.Equal(t, exitOK, status)
+	require.NotContains(t, out, "(devel)")
 }

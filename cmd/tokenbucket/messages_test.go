@@ -65,7 +65,7 @@ func TestReadyTellsOfRedis(t *testing.T) {
 		redis.Addr:             `level=INFO msg=ready .* redis=ok`,
 		"127.0.0.1:1":          `level=WARN msg=ready .* redis="dial tcp 127.0.0.1:1: connect: connection refused"`,
 		"nowhere.invalid:6379": `level=WARN msg=ready .* redis=".*nowhere.invalid.*"`,
-		hung.Addr:              `level=WARN msg=ready .* redis="has not answered yet"`,
+		hung.Addr:              `level=WARN msg=ready .* redis="no reply yet"`,
 	} {
 		t.Run(want, func(t *testing.T) {
 			_, dsn := newLimits(t)

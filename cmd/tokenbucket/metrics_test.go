@@ -62,7 +62,7 @@ func TestMetrics(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/busy" {
 			w.Header().Set("Retry-After", "30")
-			w.WriteHeader(http.StatusTooManyRequests)
+			w.WriteHeader(http.StatusServiceUnavailable)
 		}
 	}))
 	defer upstream.Close()
@@ -121,6 +121,11 @@ func TestMetrics(t *testing.T) {
 		"tokenbucket_gateway_limit_concurrent_limit bucket=/all":                             5,
 		"tokenbucket_gateway_limits":                                                         5,
 		"tokenbucket_gateway_limits_held":                                                    0,
+		"tokenbucket_gateway_limits_lost":                                                    0,
+		"tokenbucket_gateway_limits_before_loss":                                             0,
+		"tokenbucket_gateway_admissions_total":                                               56,
+		"tokenbucket_gateway_admissions_total result=refused":                                24,
+		"tokenbucket_gateway_limit_longest_wait_seconds bucket=/waits":                       5,
 		"tokenbucket_gateway_bad_rows":                                                       1,
 		"tokenbucket_gateway_bad_names":                                                      1,
 		"tokenbucket_gateway_loads_total result=failed":                                      0,
@@ -156,12 +161,12 @@ func TestMetrics(t *testing.T) {
 		limits[l.Name] = l
 	}
 	require.Equal(t, []float64{1, 7}, []float64{limits["/a"].Granted, limits["/a"].Refused})
-	require.Equal(t, 8.0, limits["/zero"].Bypassed)
+	require.Equal(t, []float64{8, 0}, []float64{limits["/zero"].Refused, limits["/zero"].Bypassed})
 	require.Equal(t, 10.0, limits["/waits"].RateInForce)
 	require.Greater(t, limits["/waits"].WaitedSeconds, 0.3)
 	require.WithinDuration(t, now.Add(30*time.Second), limits["/busy"].HeldUntil, 10*time.Second)
 	require.Equal(t, 21.0, p.stats(t).Others.Granted)
-	require.Regexp(t, `level=INFO msg="an upstream's Retry-After holds a bucket back" key=/busy retryAfter=30s until=\S+ times=1`, p.out.String())
+	require.Regexp(t, `level=INFO msg="an upstream's Retry-After penalizes a bucket, so the fleet sends no call of it until then" key=/busy retryAfter=30s until=\S+ times=1`, p.out.String())
 
 	execSQL(t, db, "INSERT INTO t_ratelimite_switch (name, enabled) VALUES ('global', 0)")
 	p.becomes(t, http.StatusOK, "switch: off")

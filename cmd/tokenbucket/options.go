@@ -18,7 +18,7 @@ const (
 	bucketName = "/ibe/AvailFare"
 	coldFactor = 3
 
-	// Beyond these the demo would measure the machine that it runs on.
+	// Above these bounds the demo would measure the speed of its machine.
 	maxRate      = 1000
 	maxInstances = 100
 	maxDuration  = time.Minute
@@ -40,18 +40,18 @@ type options struct {
 
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&o.rate, "rate", 5, "permits per second, for all gateways together")
-	f.Float64Var(&o.burst, "burst", 0, "permits that a bucket saves up while nobody asks (default one second's worth, at least 1)")
+	f.Float64Var(&o.burst, "burst", 0, "permits that an idle bucket stores (default one second's worth, at least 1)")
 	f.Float64Var(&o.cache, "cache", 0.5, "share of a second that a call may wait")
 	f.IntVar(&o.instances, "instances", 3, "number of gateways")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long calls are offered")
 	f.StringVar(&o.store, "store", "script", "script: one round trip to Redis; lock: a distributed lock; memory: one process only")
-	f.DurationVar(&o.warmup, "warmup", 0, "warm-up period: start slow and get faster for so long (default none)")
+	f.DurationVar(&o.warmup, "warmup", 0, "warm-up period, in which the rate rises from cold to full (default none)")
 	f.StringVar(&o.redis, "redis", "", "host:port or redis:// URL of a Redis to use (default an embedded one)")
 	f.BoolVar(&o.console, "console", false, "show several limits with moving charts in a browser, until Ctrl-C")
 	f.StringVar(&o.consoleAt, "console-listen", "127.0.0.1:8090", "address of the console")
 }
 
-// validate checks everything before anything is started.
+// validate checks all flags before the demo starts.
 func (o *options) validate(burstGiven bool) error {
 	switch {
 	case !(o.rate > 0 && o.rate <= maxRate):
@@ -69,9 +69,9 @@ func (o *options) validate(burstGiven bool) error {
 	case o.warmup < 0 || o.warmup > time.Hour:
 		return flagError("warmup", o.warmup, "a duration of at most 1h, or 0 for none")
 	case o.warmup > 0 && burstGiven:
-		return flagError("burst", o.burst, "none together with --warmup, which saves nothing up for free")
+		return flagError("burst", o.burst, "none together with --warmup, whose stored permits are not free")
 	case o.console && o.store == "memory":
-		return flagError("store", `"memory"`, "script or lock together with --console, which is told through Redis")
+		return flagError("store", `"memory"`, "script or lock together with --console, which reads its data from Redis")
 	case o.console && o.warmup > 0:
 		return flagError("warmup", o.warmup, "none together with --console, which has a limit of its own that warms up")
 	case o.redis != "" && o.store == "memory":
@@ -83,8 +83,7 @@ func (o *options) validate(burstGiven bool) error {
 	return o.rehearse()
 }
 
-// rehearse lets the library judge what the flags mean together: a bucket that could never grant a call is an error
-// there.
+// rehearse creates a limiter to check the combination of flags: the library rejects a bucket that could never grant a call.
 func (o *options) rehearse() error {
 	l, err := o.limiter(tokenbucket.NewMemoryStore())
 	if err == nil {
@@ -100,23 +99,23 @@ func (o *options) rehearse() error {
 	}
 }
 
-// limiter is what each gateway calls.
+// limiter returns the limiter of one gateway.
 func (o options) limiter(s tokenbucket.Store, opts ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	opts = append(opts, tokenbucket.WithStore(s), tokenbucket.WithMaxWait(o.patience()))
 	if o.warmup > 0 {
 		return tokenbucket.NewSmoothWarmingUp(bucketName, o.rate, o.warmup, append(opts, tokenbucket.WithColdFactor(coldFactor))...)
 	}
-	// Full at the start, so that the burst shows: the demo never leaves the bucket alone for long enough to fill up.
+	// The bucket starts full so that the burst is visible. The demo's demand would never let it fill up.
 	opts = append(opts, tokenbucket.WithMaxPermits(o.burst), tokenbucket.WithInitialPermits(o.burst))
 	return tokenbucket.NewSmoothBursty(bucketName, o.rate, opts...)
 }
 
-// patience is how long a call may wait.
+// patience returns how long a call may wait.
 func (o *options) patience() time.Duration {
 	return time.Duration(math.Round(o.cache * float64(time.Second)))
 }
 
-// bound is what the library promises: in any window of T seconds at most so many calls, plus rate × T.
+// bound returns the constant part of the library's guarantee: any window of T seconds has at most bound + rate × T calls.
 func (o *options) bound() float64 {
 	if o.warmup > 0 {
 		return 1 // stored permits are not free; one call may go before its permit is paid
@@ -124,7 +123,7 @@ func (o *options) bound() float64 {
 	return max(o.burst, 1)
 }
 
-// redisOptions is how to reach --redis; nil without one.
+// redisOptions parses --redis. It returns nil if the flag is empty.
 func (o *options) redisOptions() (*redis.Options, error) {
 	if o.redis == "" {
 		return nil, nil
@@ -147,7 +146,7 @@ func parseRedis(addr string) (*redis.Options, error) {
 	return &redis.Options{Addr: addr}, err
 }
 
-// redacted hides the password of a URL, even of one that cannot be parsed, for messages that end up in a log.
+// redacted hides the password of a URL, even of an invalid one, for messages that may be logged.
 func redacted(addr string) string {
 	scheme, rest, isURL := strings.Cut(addr, "://")
 	if at := strings.LastIndexByte(rest, '@'); isURL && at >= 0 {

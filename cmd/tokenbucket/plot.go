@@ -25,7 +25,7 @@ const plotLong = `Writes four pictures:
 
 All but the curve show decisions of the library, by simulated clocks.`
 
-// pictures are the flags of the command.
+// pictures holds the flags of the command.
 type pictures struct {
 	rate       float64
 	warmup     time.Duration
@@ -51,8 +51,8 @@ func plotCommand() *cobra.Command {
 	f := cmd.Flags()
 	f.Float64Var(&p.rate, "rate", 5, "permits per second")
 	f.DurationVar(&p.warmup, "warmup", 4*time.Second, "warm-up period")
-	f.Float64Var(&p.coldFactor, "cold-factor", coldFactor, "how many times longer the interval is when cold")
-	f.StringVar(&p.out, "out", ".", "directory for the pictures, made if missing")
+	f.Float64Var(&p.coldFactor, "cold-factor", coldFactor, "ratio of the cold interval to the stable one")
+	f.StringVar(&p.out, "out", ".", "directory for the pictures, created if missing")
 	f.StringVar(&p.format, "format", "svg", "svg or png")
 	return cmd
 }
@@ -121,7 +121,7 @@ func (p *pictures) render(picture *plot.Plot) []byte {
 	c.Fill(vg.Rectangle{Max: vg.Point{X: width, Y: height}}.Path())
 	picture.Draw(margin(draw.New(c)))
 	c.WriteTo(&b)
-	// Whoever looks at it may not have the font: name some that are as wide.
+	// The viewer may lack the font, so name some of the same width.
 	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"),
 		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;"))
 }

@@ -51,8 +51,7 @@ func (p *pictures) curve() (*plot.Plot, error) {
 	return pic, nil
 }
 
-// labelThreshold writes to the right of the line if there is room: a browser may choose a wider font, and there the text
-// may grow.
+// labelThreshold puts the label to the right of the line if there is room for a wider font, which a browser may choose.
 func labelThreshold(threshold, most float64) *plotter.Labels {
 	s := "threshold: " + short(threshold)
 	if most-threshold < most/5 {

@@ -15,10 +15,10 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// The fleet of the picture, whatever the flags say. Each gateway starts so many seconds after the one before.
+// The fleet of the picture does not depend on the flags. Each gateway starts fleetStep seconds after the previous one.
 const (
-	fleetRate     = 10 // permits per second of the bucket that they share
-	fleetOffered  = 15 // calls per second that each offers
+	fleetRate     = 10 // permits per second of the shared bucket
+	fleetOffered  = 15 // calls per second that each gateway offers
 	fleetGateways = 3
 	fleetStep     = 4
 	fleetSeconds  = fleetGateways * fleetStep
@@ -27,7 +27,7 @@ const (
 
 var green = color.RGBA{R: 0x00, G: 0x9e, B: 0x73, A: 0xff}
 
-// gateways draws how many calls per second each gateway of a growing fleet gets through.
+// gateways draws the calls per second that pass through each gateway of a growing fleet.
 func gateways() (*plot.Plot, error) {
 	passed, err := fleetCalls()
 	if err != nil {
@@ -68,8 +68,8 @@ func gateways() (*plot.Plot, error) {
 	return pic, nil
 }
 
-// fleetCalls lets each gateway offer calls at random times, by a clock that the simulation sets, and counts those that
-// pass in each second. A call passes when its permit falls due.
+// fleetCalls simulates gateways that offer calls at random times, on a fake clock. It counts the calls that pass in each second. A call passes
+// when its permit is due.
 func fleetCalls() ([fleetGateways]plotter.Values, error) {
 	var passed [fleetGateways]plotter.Values
 	clock := clockwork.NewFakeClock()
@@ -84,7 +84,7 @@ func fleetCalls() ([fleetGateways]plotter.Values, error) {
 		}
 		passed[i] = make(plotter.Values, fleetSeconds)
 	}
-	random := rand.New(rand.NewPCG(1, 2)) // always the same calls, so that the picture is always the same
+	random := rand.New(rand.NewPCG(1, 2)) // a fixed seed, so that the picture is always the same
 	const tick = time.Millisecond
 	for now := time.Duration(0); now < fleetSeconds*time.Second; now += tick {
 		for i := range limiters {

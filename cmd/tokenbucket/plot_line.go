@@ -8,26 +8,27 @@ import (
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 
+	permits "github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// The bucket of the picture, whatever the flags say: 10 permits a second.
+// The bucket of the picture has 10 permits a second, independent of the flags.
 const (
 	lineInterval = 100_000       // microseconds
-	lineGranted  = "AAAABBBAAAA" // to which process, in the order of the account
+	lineGranted  = "AAAABBBAAAA" // the process of each grant, in order of due time
 	linePermits  = len(lineGranted)
-	lineWaiters  = 8 // of A
+	lineWaiters  = 8 // waiters of process A
 	stopFrom     = 150_000
 	stopUntil    = 450_000
 )
 
 var paleOrange = color.RGBA{R: 0xf9, G: 0xdc, B: 0xc4, A: 0xff}
 
-// even are terms under which every permit takes the same time, and is paid for before it is used.
+// even are terms with a constant interval between permits, each paid for before it is used.
 type even struct{}
 
 // After implements schedule.Terms.
-func (even) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
+func (even) After(b permits.Balance, n int64) (permits.Balance, bool) {
 	b.Next += n * lineInterval
 	return b, true
 }
@@ -35,24 +36,24 @@ func (even) After(b schedule.Balance, n int64) (schedule.Balance, bool) {
 // PayLater implements schedule.Terms.
 func (even) PayLater() bool { return false }
 
-// owners says for each permit of the account, in the order in which they fall due, who uses it, or what becomes of it.
+// owners holds the waiter that uses each permit, or the fate of a permit that no waiter of A uses. Permits are in order of due time.
 type owners [linePermits]string
 
-// What becomes of a permit that no waiter of A uses.
+// Fates of permits that no waiter of A uses.
 const (
 	ofB      = "B"
 	returned = "returned"
 	lapsed   = "lapsed"
 )
 
-// processA is what A owns, and its waiters.
+// processA is process A: its queue, its waiters and its permits.
 type processA struct {
 	line    schedule.Schedule[string]
 	waiters []*schedule.Waiter[string]
 	owners  owners
 }
 
-// newProcessA lets the waiters line up, and the store grant permits for them.
+// newProcessA enqueues the waiters and grants them permits of the store.
 func newProcessA() *processA {
 	p := &processA{line: schedule.Schedule[string]{Strict: true}}
 	for i := range lineWaiters {
@@ -67,18 +68,18 @@ func newProcessA() *processA {
 			continue
 		}
 		tag := int64(i)
-		p.line.Grant(p.waiters[next], &schedule.Grant{Terms: even{}, Before: schedule.Balance{Next: tag * lineInterval}, Permits: 1,
+		p.line.Grant(p.waiters[next], &schedule.Grant{Terms: even{}, Before: permits.Balance{Next: tag * lineInterval}, Permits: 1,
 			Epoch: 1, Tag: tag + 1, Prev: tag}, 0)
-		p.owners[i] = lapsed // unless somebody uses it
+		p.owners[i] = lapsed // unless a waiter uses it
 		next++
 	}
 	return p
 }
 
-// use notes that a waiter uses the permit that falls due at a time.
+// use records that a waiter uses the permit with a due time.
 func (p *processA) use(w *schedule.Waiter[string], due int64) { p.owners[due/lineInterval-1] = w.Value }
 
-// plan notes what those who wait will use.
+// plan records the permits that the remaining waiters will use.
 func (p *processA) plan() owners {
 	for _, w := range p.waiters {
 		if due, covered := p.line.DueOf(w); covered {
@@ -88,7 +89,7 @@ func (p *processA) plan() owners {
 	return p.owners
 }
 
-// leave lets a waiter give up, and returns to the bucket what nobody wants then.
+// leave removes waiter i, and refunds the permit that is left over.
 func (p *processA) leave(i int) {
 	p.line.Leave(p.waiters[i], 0)
 	if r := p.line.Refund(); r != nil {
@@ -98,14 +99,14 @@ func (p *processA) leave(i int) {
 	}
 }
 
-// run lets those go who are due. A waiter that is late uses a permit all the same, if it is not overdue by more than 100 ms.
+// run releases the waiters that are due. A late waiter still uses its permit if that is overdue by at most 100 ms.
 func (p *processA) run(now int64) {
 	for w, due := p.line.Next(now); w != nil; w, due = p.line.Next(now) {
 		p.use(w, due)
 	}
 }
 
-// lineScenes are what the picture shows: the decisions of the package that the limiter goes by.
+// lineScenes returns the scenes of the picture, as decided by package schedule, which the limiter uses, too.
 func lineScenes() (granted, left, stopped owners) {
 	granted = newProcessA().plan()
 
@@ -119,7 +120,7 @@ func lineScenes() (granted, left, stopped owners) {
 	return granted, left, p.plan()
 }
 
-// lines draws the line of one process, and the stretches of the bucket's time that it owns.
+// lines draws the queue of one process, and the segments that it owns.
 func lines() *plot.Plot {
 	granted, left, stopped := lineScenes()
 	pic := newPlot("Processes own stretches of the bucket's time, waiters own positions in a line",

@@ -13,10 +13,10 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// permits draws what limiters hand out under full demand.
+// permits draws the permits that limiters grant under full demand.
 func (p *pictures) permits() (*plot.Plot, error) {
 	end := p.span()
-	// The clock stands still: at one instant, somebody asks for all permits there will be until the end.
+	// The clock stands still: one caller reserves, at one instant, all permits until the end.
 	clock := tokenbucket.WithClock(clockwork.NewFakeClock())
 	warming, err := p.warmingUp(clock)
 	if err != nil {
@@ -51,13 +51,13 @@ func (p *pictures) permits() (*plot.Plot, error) {
 	return pic, nil
 }
 
-// span is how long the picture shows: well beyond the warm-up, and ten permits at least.
+// span returns the length of the time axis: well beyond the warm-up, and at least ten permits.
 func (p *pictures) span() time.Duration {
 	return time.Duration(math.Ceil(max(2.5*float64(p.warmup), 10/p.rate*float64(time.Second))))
 }
 
-// handedOut asks a limiter for one permit after another until they fall due after the end, and returns how many are
-// out by when. If there are more permits than the picture has pixels, it asks for several at once.
+// handedOut reserves permits until they are due after the end, and returns the number of permits over due time. If there are more permits
+// than pixels, it reserves several at once.
 func (p *pictures) handedOut(l *tokenbucket.RateLimiter, end time.Duration) (plotter.XYs, error) {
 	const steps = 1000
 	each := int(math.Ceil(p.rate * end.Seconds() / steps))

@@ -12,7 +12,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// Colours that the colour-blind tell apart too (Okabe and Ito).
+// Colours that colour-blind readers can distinguish (Okabe and Ito).
 var (
 	blue      = color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}
 	vermilion = color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}
@@ -43,7 +43,7 @@ func newPlot(title, x, y string) *plot.Plot {
 	return p
 }
 
-// ticks marks about six round numbers.
+// ticks returns about six ticks at round numbers.
 func ticks(lo, hi float64) []plot.Tick {
 	step := math.Pow(10, math.Floor(math.Log10(hi-lo)))
 	for _, smaller := range []float64{0.5, 0.4, 0.5} { // steps of 10, 5, 2 and 1
@@ -88,7 +88,7 @@ func area(c color.Color, points ...plotter.XY) *plotter.Polygon {
 	return p
 }
 
-// label writes beside a point: align says which part of the text is at the point, the offset is in points.
+// label returns a text beside a point. align selects which part of the text is at the point; the offset is in points.
 func label(at plotter.XY, s string, align draw.XAlignment, dx, dy float64) *plotter.Labels {
 	l, err := plotter.NewLabels(plotter.XYLabels{XYs: plotter.XYs{at}, Labels: []string{s}})
 	if err != nil {

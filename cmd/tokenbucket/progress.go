@@ -10,8 +10,7 @@ import (
 	"golang.org/x/term"
 )
 
-// watch tells how far the demo is until done is closed: a bar that fills up on a terminal, else a line a second. It
-// writes no escape codes.
+// watch shows the demo's progress until done is closed: a bar on a terminal, otherwise a line a second. It writes no escape codes.
 func watch(out io.Writer, duration time.Duration, t *tally, up *upstream, done <-chan struct{}) {
 	every, show := time.Second, printLine
 	if isTerminal(out) {
@@ -55,7 +54,7 @@ func elapsed(duration time.Duration, t *tally) time.Duration {
 	return min(time.Since(t.origin), duration)
 }
 
-// counts only grow, so a line never is shorter than the one it overwrites.
+// counts formats the counts so far. They only grow, so a line is never shorter than the one that it overwrites.
 func counts(t *tally, up *upstream) string {
 	offered, by := t.sofar()
 	s := fmt.Sprintf("offered %d   passed %d   refused %d   seen by upstream %d", offered, by[passed], by[refused], up.seen())

@@ -12,7 +12,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/text"
 )
 
-// report prints what happened and returns errBroken unless all went well.
+// report prints the results. It returns errBroken unless the bound was kept and no call failed.
 func (d *demo) report(f *fleet, up *upstream, ended time.Duration) error {
 	if ended < d.duration {
 		fmt.Fprintf(d.out, "Ended early, after %v.\n", round(ended))
@@ -31,7 +31,7 @@ func (d *demo) report(f *fleet, up *upstream, ended time.Duration) error {
 	return nil
 }
 
-// printTable prints a line a second.
+// printTable prints the table, one line for each second.
 func printTable(out io.Writer, lines []row, t *tally) {
 	n := len(lines) - 2
 	w := table.NewWriter()
@@ -65,7 +65,7 @@ func alignRight(columns int) []table.ColumnConfig {
 	return configs
 }
 
-// cells has a cell for each column; the errors are the last.
+// cells returns one cell for each column; the last one is the errors.
 func (r *row) cells(second string, columns int) table.Row {
 	p50, p99 := "-", "-"
 	if len(r.waits) > 0 {
@@ -75,7 +75,7 @@ func (r *row) cells(second string, columns int) table.Row {
 	return all[:columns]
 }
 
-// verdict compares what reached the upstream with what the library promises.
+// verdict compares the calls that reached the upstream with the library's guarantee.
 type verdict struct {
 	rate, most float64 // the bound: most + rate × T
 	seen       int
@@ -83,8 +83,8 @@ type verdict struct {
 	second     bound.Window  // the busiest second at the upstream
 	arrived    bound.Window  // the fullest window at the upstream
 	due        bound.Window  // the fullest window by the store's clock
-	back       int           // times that permits were given back; then the ledger's due times are not those that were used
-	late       time.Duration // from a permit's due time to the upstream, at most
+	back       int           // number of refunds; if there are any, the ledger's due times may differ from those used
+	late       time.Duration // longest delay from a permit's due time to the upstream
 	errors     int
 	err        error
 }
@@ -101,7 +101,7 @@ func judge(rate, most float64, arrivals []time.Duration, permits []permit, t *ta
 	}
 }
 
-// allowed is what a window of this length may hold, were nothing late. Due times are in whole microseconds.
+// allowed returns how many calls a window of this length may hold if none is late. Due times are in whole microseconds.
 func (v *verdict) allowed(w bound.Window) float64 {
 	return v.most + float64(v.rate*(w.Length()+time.Microsecond).Seconds())
 }
@@ -161,12 +161,12 @@ func keptOrBroken(ok bool) string {
 	return "BROKEN"
 }
 
-// number shows at most three decimals.
+// number formats f with at most three decimals.
 func number(f float64) string {
 	return strconv.FormatFloat(math.Round(f*1000)/1000, 'f', -1, 64)
 }
 
-// roundUp makes a small allowance show.
+// roundUp rounds up to hundredths, so that a small allowance is visible.
 func roundUp(f float64) float64 { return math.Ceil(f*100) / 100 }
 
 func milliseconds(d time.Duration) string {

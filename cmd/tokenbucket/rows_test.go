@@ -184,7 +184,7 @@ func TestTableVanishes(t *testing.T) {
 		slow.loads(t, 1)
 		quick := table.start(t, "--allow-empty")
 		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf")
-		slow.becomes(t, http.StatusOK, "limits: 3 are in force though their rows are gone")
+		slow.becomes(t, http.StatusOK, "limits: 3 of 3 are gone from the table since ")
 		require.Positive(t, slow.calls(t, "/a")[http.StatusTooManyRequests])
 		require.Equal(t, 3, slow.stats(t).Loads.Held)
 		require.Contains(t, slow.out.String(), `level=WARN msg="registry: more than half of the limits are gone from the table; they stay in force until further loads agree" gone=3 of=3 loads=2`)

@@ -166,14 +166,15 @@ func (p *process) becomes(t *testing.T, want int, text string) {
 }
 
 type limitStats struct {
-	Name                       string
-	Rate                       float64
-	Granted, Refused, Bypassed float64
-	WouldRefuse                float64 `json:"would_refuse"`
-	Shadow                     bool
-	RateInForce                float64   `json:"rate_in_force"`
-	WaitedSeconds              float64   `json:"waited_seconds"`
-	HeldUntil                  time.Time `json:"held_until"`
+	Name                     string
+	Rate                     float64
+	Granted, Refused, Failed float64
+	Bypassed                 float64
+	WouldRefuse              float64 `json:"would_refuse"`
+	Shadow                   bool
+	RateInForce              float64   `json:"rate_in_force"`
+	WaitedSeconds            float64   `json:"waited_seconds"`
+	HeldUntil                time.Time `json:"held_until"`
 }
 
 type stats struct {
@@ -618,9 +619,9 @@ func TestGatewayWithoutRedis(t *testing.T) {
 	}
 	began := time.Now()
 	require.NoError(t, redis.Stop())
-	closed.becomes(t, http.StatusServiceUnavailable, "redis: no answer for")
+	closed.becomes(t, http.StatusServiceUnavailable, "redis: no reply for")
 	open.becomes(t, http.StatusOK, "calls pass without limits")
-	share.becomes(t, http.StatusOK, "share this gateway's part")
+	share.becomes(t, http.StatusOK, "calls use this gateway's local share")
 	for range 2 {
 		check(closed, http.StatusServiceUnavailable)
 		check(open, http.StatusOK)
@@ -753,7 +754,7 @@ func TestGatewayStreams(t *testing.T) {
 		}
 	}))
 	defer upstream.Close()
-	p := startGateway(t, memoryArgs(t, upstream.URL, "--drain", "1m", "--unknown", "100")...)
+	p := startGateway(t, memoryArgs(t, upstream.URL, "--drain", "1m", "--unknown", "100", "--upgrade", "echo")...)
 
 	curl, missing := exec.LookPath("curl")
 	require.False(t, missing != nil && os.Getenv("CI") == "true", "curl is not installed; on Debian: apt-get install curl")

@@ -68,10 +68,10 @@ func TestGatewayReloads(t *testing.T) {
 		return nil
 	})
 	settings("ftp://nowhere", "")
-	hangUp(p, `level=ERROR msg="the settings were not reloaded; what was before stays in force" error="`+path)
+	hangUp(p, `level=ERROR msg="the settings could not be reloaded, so the previous ones stay in force" error="`+path)
 	is("second")
 	settings(named(t, "third"), "interval: 30m\ninbound: true\nlog-level: debug\n")
-	hangUp(p, `level=WARN msg="these settings need a new process" settings=inbound,interval`)
+	hangUp(p, `level=WARN msg="changed settings take effect only after a restart" settings=inbound,interval`)
 	is("third")
 	close(h.release)
 	require.Equal(t, answer{http.StatusOK, "in the end", nil}, <-underWay, "nobody was cut off")

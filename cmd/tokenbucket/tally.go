@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// outcome is how a call at the limiter ended.
+// outcome is the limiter's decision about a call.
 type outcome int
 
 const (
@@ -23,7 +23,7 @@ type call struct {
 	outcome        outcome
 }
 
-// tally notes what became of the calls of all gateways.
+// tally records the calls of all gateways and their outcomes.
 type tally struct {
 	origin time.Time
 
@@ -31,11 +31,11 @@ type tally struct {
 	offered int
 	counts  [outcomes]int
 	calls   []call
-	lost    int   // passed, but the upstream did not answer
-	err     error // the first
+	lost    int   // calls that passed, but got no response
+	err     error // the first error
 }
 
-// begin notes that a call is offered.
+// begin records that a call is offered.
 func (t *tally) begin() call {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -43,7 +43,7 @@ func (t *tally) begin() call {
 	return call{offered: time.Since(t.origin)}
 }
 
-// end notes the limiter's answer.
+// end records the outcome of a call.
 func (t *tally) end(c call, o outcome, err error) {
 	c.ended, c.outcome = time.Since(t.origin), o
 	t.mu.Lock()
@@ -53,7 +53,7 @@ func (t *tally) end(c call, o outcome, err error) {
 	t.note(err)
 }
 
-// lose notes a call that passed in vain.
+// lose records a call that passed, but got no response.
 func (t *tally) lose(err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -67,7 +67,7 @@ func (t *tally) note(err error) {
 	}
 }
 
-// sofar returns the counts of a run under way.
+// sofar returns the counts up to now.
 func (t *tally) sofar() (offered int, counts [outcomes]int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -79,11 +79,10 @@ type row struct {
 	offered int
 	counts  [outcomes]int
 	seen    int
-	waits   []time.Duration // of those that passed, sorted
+	waits   []time.Duration // of the calls that passed, sorted
 }
 
-// rows sorts calls and arrivals into seconds, n of them; what came after the last one goes into one row more. The row
-// after that holds the totals.
+// rows groups calls and arrivals into n seconds. One more row holds later ones, and the last row holds the totals.
 func rows(calls []call, arrivals []time.Duration, n int) []row {
 	table := make([]row, n+2)
 	add := func(at time.Duration, count func(*row)) {
@@ -108,7 +107,7 @@ func rows(calls []call, arrivals []time.Duration, n int) []row {
 	return table
 }
 
-// quantile is the smallest of the sorted values that a share q of them does not exceed.
+// quantile returns the smallest of the sorted values that a share q of them does not exceed.
 func quantile(sorted []time.Duration, q float64) time.Duration {
 	return sorted[max(0, int(math.Ceil(q*float64(len(sorted))))-1)]
 }

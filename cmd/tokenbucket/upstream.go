@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// upstream is what the gateways protect: a real server that notes when each call reaches it.
+// upstream is the server that the gateways protect. It records when each call reaches it.
 type upstream struct {
 	url    string
 	origin time.Time

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is the module's version, the commit and the Go that made this build, as far as the build knows them.
+// version returns the module's version, the commit and the Go version of this build, as far as the build info has them.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -22,13 +22,21 @@ func version() string {
 			commit += "modified, "
 		}
 	}
-	return fmt.Sprintf("%s (%s%s)", info.Main.Version, commit, info.GoVersion)
+	return fmt.Sprintf("%s (%s%s)", release(info.Main.Version), commit, info.GoVersion)
+}
+
+// release returns a module's version, or a placeholder for a build of a checkout without a tag.
+func release(version string) string {
+	if version == "" || version == "(devel)" {
+		return "unreleased"
+	}
+	return version
 }
 
 func versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Print which build this is",
+		Short: "Print the version of this build",
 		Args:  cobra.NoArgs,
 		Run:   func(cmd *cobra.Command, _ []string) { fmt.Fprintln(cmd.OutOrStdout(), "tokenbucket", version()) },
 	}

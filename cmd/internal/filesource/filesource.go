@@ -12,7 +12,6 @@
 package filesource
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -37,22 +36,25 @@ type Source struct {
 	Jitter time.Duration
 }
 
-// Load implements registry.Source. The version of all limits is the time at which the file was modified.
-func (s *Source) Load(context.Context) (registry.Table, error) {
+// Load implements registry.Source. It returns soon after ctx ends. The version of all limits is the time at which the file was modified.
+func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	text, modified, err := s.read()
 	if err != nil {
 		return registry.Table{}, fmt.Errorf("filesource: %w", err)
 	}
-	items, err := itemsOf(text)
+	items, err := itemsOf(ctx, text)
 	if err != nil {
 		return registry.Table{}, fmt.Errorf("filesource: %s: %w", s.Path, err)
 	}
 	var t registry.Table
 	lines := map[string]int{} // of names
 	for _, n := range items {
+		if err := ctx.Err(); err != nil {
+			return registry.Table{}, fmt.Errorf("filesource: %s: %w", s.Path, err)
+		}
 		p := parser{file: filepath.Base(s.Path), line: n.Line}
 		// The line is no part of Row: limits do not change because a line was added above them.
-		p.limit = registry.Limit{Row: p.file, Version: max(modified.UnixMicro(), 0), Cache: defaultCache, Quota: s.Quota}
+		p.limit = registry.Limit{Row: p.file, Version: max(modified.UnixMicro(), 0), WaitShare: defaultCache, Quota: s.Quota}
 		bad := p.read(n, s.Jitter)
 		if first, twice := lines[p.limit.Name]; bad == nil && twice {
 			bad = p.reject("name", p.nodes["name"], fmt.Sprintf("a name of its own: line %d has it, and stays in force", first))
@@ -93,20 +95,20 @@ func (s *Source) read() (text []byte, modified time.Time, err error) {
 }
 
 // itemsOf returns the items of the list, each with its line. Its errors say which line is wrong, and what was wanted.
-func itemsOf(text []byte) ([]*yaml.Node, error) {
-	decoder := yaml.NewDecoder(bytes.NewReader(text))
-	var document, more yaml.Node
-	switch err := decoder.Decode(&document); {
-	case errors.Is(err, io.EOF):
-		return nil, errors.New(`line 1: the document is empty: want "limits:" and a list; "limits: []" for none`)
+func itemsOf(ctx context.Context, text []byte) ([]*yaml.Node, error) {
+	var document *yaml.Node
+	err := decode(ctx, text, func(n *yaml.Node) error {
+		if document != nil {
+			return fmt.Errorf("line %d: a second document: want one", n.Line)
+		}
+		document = n
+		return nil
+	})
+	switch {
 	case err != nil:
-		return nil, syntaxError(text, err)
-	}
-	switch err := decoder.Decode(&more); {
-	case err == nil:
-		return nil, fmt.Errorf("line %d: a second document: want one", more.Line)
-	case !errors.Is(err, io.EOF):
-		return nil, syntaxError(text, err)
+		return nil, err
+	case document == nil:
+		return nil, errors.New(`line 1: the document is empty: want "limits:" and a list; "limits: []" for none`)
 	}
 	root := resolve(document.Content[0])
 	if root.Kind != yaml.MappingNode {

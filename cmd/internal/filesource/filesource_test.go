@@ -35,15 +35,15 @@ func TestExample(t *testing.T) {
 	}
 	const row = "example.yaml"
 	require.Equal(t, []registry.Limit{
-		{Name: "/ibe/AvailFare", Row: row, Rate: 5, Cache: 0.3},
-		{Name: "/ibe/Book", Row: row, Rate: 2.5, Cache: 0.5, MaxPermits: &size},
-		{Name: "/ibe/Price", Row: row, Rate: 100, Cache: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
-		{Name: "/partner/quote", Row: row, Rate: 20, Cache: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
-		{Name: "/ibe/Order", Row: row, Rate: 5, Cache: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20},
-		{Name: "/ibe/Report", Row: row, Cache: 0.5, NoRate: true, Concurrent: 2},
-		{Name: "/ibe/Search", Row: row, Cache: 0.5, Disabled: true},
-		{Name: "/ibe/Offer", Row: row, Rate: 50, Cache: 0.5, Shadow: true},
-		{Name: "/ibe/*", Row: row, Rate: 20, Cache: 0.5, PerKey: true},
+		{Name: "/ibe/AvailFare", Row: row, Rate: 5, WaitShare: 0.3},
+		{Name: "/ibe/Book", Row: row, Rate: 2.5, WaitShare: 0.5, MaxPermits: &size},
+		{Name: "/ibe/Price", Row: row, Rate: 100, WaitShare: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
+		{Name: "/partner/quote", Row: row, Rate: 20, WaitShare: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
+		{Name: "/ibe/Order", Row: row, Rate: 5, WaitShare: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20, Penalty: registry.PenaltyBoth},
+		{Name: "/ibe/Report", Row: row, WaitShare: 0.5, NoRate: true, Concurrent: 2},
+		{Name: "/ibe/Search", Row: row, WaitShare: 0.5, Disabled: true},
+		{Name: "/ibe/Offer", Row: row, Rate: 50, WaitShare: 0.5, Shadow: true},
+		{Name: "/ibe/*", Row: row, Rate: 20, WaitShare: 0.5, PerKey: true},
 	}, table.Limits)
 	limits, err := registry.New(&Source{Path: "example.yaml"}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
 	require.NoError(t, err)
@@ -87,20 +87,68 @@ func TestBadDocuments(t *testing.T) {
 func TestLineOfSyntaxError(t *testing.T) {
 	const item = "  - name: /a\n    rate: 5\n"
 	for wrong, line := range map[string]int{
-		"  - name: /a\n   rate: 5\n":         2,
-		"  - name: /a\n    rate: 5: 6\n":     2,
-		"  - name: /a\n\trate: 5\n":          2,
-		"  - name: \"/a\n    rate: 5\n":      1,
-		"  - {name: /a,\n    rate: 5\n":      1,
-		"  - {\n    name: /a, rate: 5}}\n":   1, // where the braces begin
-		"  - name: /a\n    rate: *nowhere\n": 2,
-		" - name: /a\n":                      1,
+		"  - name: /a\n   rate: 5\n":                             2,
+		"  - name: /a\n    rate: 5: 6\n":                         2,
+		"  - name: /a\n\trate: 5\n":                              2,
+		"  - name: \"/a\n    rate: 5\n":                          1,
+		"  - {name: /a,\n    rate: 5\n":                          3, // the next item, which is no part of it
+		"  - {\n    name: /a, rate: 5}}\n":                       2,
+		"  - {name: /a rate: 5}\n":                               1,
+		"  - {\n    name: /a,\n    rate: 5\n    cache: 1}\n":     4,
+		"  - {\n    name: /a\n\n    \"b\": 5}\n":                 4,
+		"  - name: 'x\n":                                         1,
+		"  - name: /a\n    rate: 5\n    cache\n\n  - name: /b\n": 3,
+		"  - name: /a\n    rate: *nowhere\n":                     2,
+		" - name: /a\n":                                          1,
 	} {
 		for _, n := range []int{1, 10, 500} {
 			text := "limits:\n" + strings.Repeat(item, n) + wrong
 			_, err := write(t, text+strings.Repeat(item, 10)).Load(t.Context())
 			require.ErrorContains(t, err, fmt.Sprintf("yaml: line %d: ", 1+2*n+line), "%q", wrong)
 		}
+	}
+}
+
+// The missing comma of a list in brackets is found in one pass, however long the list is, and the message tells where the list begins.
+func TestMissingComma(t *testing.T) {
+	for _, n := range []int{100, 5000} {
+		items := make([]string, n)
+		for i := range items {
+			items[i] = fmt.Sprintf("  {name: /a/%d, rate: 5},\n", i)
+		}
+		items[n/2] = strings.Replace(items[n/2], "},", "}", 1)
+		began := time.Now()
+		_, err := write(t, "limits:\n [\n"+strings.Join(items, "")+" ]\n").Load(t.Context())
+		require.ErrorContains(t, err, fmt.Sprintf("line %d: did not find expected ',' or ']' of what begins on line 2: want YAML", 2+n/2+2))
+		require.Less(t, time.Since(began), time.Minute, "by lines it took hours")
+	}
+}
+
+// countdown is a context that ends when it has been asked so often whether it has.
+type countdown struct {
+	context.Context
+	left, asked int
+}
+
+func (c *countdown) Err() error {
+	if c.asked++; c.asked > c.left {
+		return context.Canceled
+	}
+	return nil
+}
+
+// A load asks often whether its context has ended, and ends as soon as it has: while it parses, and while it looks for the line that is wrong.
+func TestLoadHeedsItsContext(t *testing.T) {
+	s := write(t, "limits:\n"+strings.Repeat("  - {name: /a, rate: 5}\n", 2000)+"  junk\n")
+	whole := &countdown{t.Context(), math.MaxInt, 0}
+	_, err := s.Load(whole)
+	require.ErrorContains(t, err, "want YAML")
+	require.Greater(t, whole.asked, 1000)
+	for _, part := range []int{1, 10, whole.asked / 2, whole.asked * 9 / 10} {
+		ends := &countdown{t.Context(), part, 0}
+		_, err := s.Load(ends)
+		require.ErrorIs(t, err, context.Canceled)
+		require.Less(t, ends.asked, part+20)
 	}
 }
 
@@ -268,7 +316,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for _, l := range table.Limits {
 			require.NotEmpty(t, l.Name)
-			require.True(t, l.Rate >= 0 && l.Cache >= 0 && l.Cache <= maxCache && !math.IsInf(l.Rate, 0))
+			require.True(t, l.Rate >= 0 && l.WaitShare >= 0 && l.WaitShare <= maxCache && !math.IsInf(l.Rate, 0))
 		}
 	})
 }

@@ -45,7 +45,7 @@ var fields = []field{
 		}
 		return number(&l.Rate, text, 0, maxExact) && (l.Rate == 0 || l.Rate >= 1e-9)
 	}},
-	{"cache", "a share of a second from 0 to 9.99", func(l *registry.Limit, text string) bool { return number(&l.Cache, text, 0, maxCache) }},
+	{"cache", "a share of a second from 0 to 9.99", func(l *registry.Limit, text string) bool { return number(&l.WaitShare, text, 0, maxCache) }},
 	{"burst", "a number of permits from 0 to 2^53", func(l *registry.Limit, text string) bool {
 		l.MaxPermits = new(float64)
 		return number(l.MaxPermits, text, 0, maxExact)
@@ -62,6 +62,10 @@ var fields = []field{
 		return duration(&l.Window, text, maxWindow) && l.Window > 0 && l.Window%time.Millisecond == 0
 	}},
 	{"window_limit", "a whole number of calls, 1 to 2147483647", func(l *registry.Limit, text string) bool { return calls(&l.WindowLimit, text) }},
+	{"penalty", registry.WantPenalty, func(l *registry.Limit, text string) (ok bool) {
+		l.Penalty, ok = registry.ParsePenalty(text)
+		return ok
+	}},
 	{"concurrent", "a whole number of calls, 1 to 2147483647", func(l *registry.Limit, text string) bool { return calls(&l.Concurrent, text) }},
 }
 

@@ -10,51 +10,53 @@ import (
 	"time"
 )
 
-// incoming is the body of a call. Whoever waits for what the client sends next of it waits for so long at most: who reads it, and the
-// server, which looks for its end before it answers. At its end the server ends the limit itself.
+// incoming is the request body of a call. Every wait for the client's next bytes is bounded by pace: reads by the handler, and the server's
+// own read to the end of the body before it responds. At the end of the body the server clears the deadline itself.
 type incoming struct {
 	io.ReadCloser
-	patience   time.Duration // 0: for ever
 	connection *http.ResponseController
 	failures   *atomic.Int64
 
-	reading sync.Mutex // held while it is read
-	ended   bool       // its end was read
+	reading sync.Mutex // held during each read; guards pace and ended
+	pace    pace
+	ended   bool // Read has returned io.EOF
 
 	mu     sync.Mutex
-	left   bool // the call is over, and the connection the server's
-	status int  // of the answer, since it could not be read; 0: it could
+	left   bool // the call is over; the connection belongs to the server again
+	status int  // response status for a body that could not be read; 0 if there was no such error
 }
 
-// Read implements io.Reader. Bytes that come begin the patience anew.
+// Read implements io.Reader.
 func (b *incoming) Read(p []byte) (int, error) {
 	b.reading.Lock()
 	defer b.reading.Unlock()
-	if b.ended { // a transport looks twice, and meanwhile the server may have closed it, which would end the response
+	if b.ended { // the transport reads again at the end; the server may have closed the body by then, and that error would end the response
 		return 0, io.EOF
 	}
 	b.allow()
+	began := time.Now()
 	n, err := b.ReadCloser.Read(p)
+	b.pace.note(n, time.Since(began))
 	if b.ended = err == io.EOF; !b.ended && err != nil {
 		b.note(err)
 	}
 	return n, err
 }
 
-// allow gives the client time.
+// allow sets the read deadline for the client's next bytes. b.reading must be held once reads have begun.
 func (b *incoming) allow() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.patience > 0 && !b.left {
-		_ = b.connection.SetReadDeadline(time.Now().Add(b.patience)) // it can, but in tests
+	if d, limited := b.pace.left(0); limited && !b.left {
+		_ = b.connection.SetReadDeadline(time.Now().Add(d)) // fails only in tests
 	}
 }
 
-// note says why it cannot be read.
+// note records the first read error as a response status.
 func (b *incoming) note(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.left || b.status != 0 || errors.Is(err, http.ErrBodyReadAfterClose) { // closed by us, since the upstream has failed
+	if b.left || b.status != 0 || errors.Is(err, http.ErrBodyReadAfterClose) { // the gateway closed the body because the upstream failed
 		return
 	}
 	b.failures.Add(1)
@@ -63,20 +65,20 @@ func (b *incoming) note(err error) {
 	}
 }
 
-// leave ends the call.
+// leave marks the call as over: no deadline is set and no error is recorded after it.
 func (b *incoming) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.left = true
 }
 
-// spoiled is how a call is answered whose body could not be read; 0: it could. A read that fails ends the call's context before it
-// returns: then it is waited for.
-func (b *incoming) spoiled(context error) (status int) {
+// failureStatus returns the response status for a body that could not be read, or 0 if there was no read error. contextErr is the error of
+// the call's context: a failing read cancels the context before it returns, so failureStatus waits for a read in flight.
+func (b *incoming) failureStatus(contextErr error) (status int) {
 	if b == nil {
 		return 0
 	}
-	if context != nil {
+	if contextErr != nil {
 		b.reading.Lock()
 		defer b.reading.Unlock()
 	}

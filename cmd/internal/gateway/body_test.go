@@ -176,7 +176,7 @@ func TestPatienceWithBodies(t *testing.T) {
 		args     []string
 		pause    time.Duration
 	}{
-		"a byte now and then":          {upstream: read, pause: 59 * time.Second},
+		"a byte now and then":          {upstream: read, pause: 59 * time.Second, args: []string{"--body-rate", "0"}},
 		"the answer takes long":        {upstream: slow},
 		"the answer takes long to end": {upstream: stream},
 		"no limit":                     {upstream: read, pause: time.Hour, args: []string{"--body-timeout", "0"}},

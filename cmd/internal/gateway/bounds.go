@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -19,32 +19,29 @@ import (
 
 // Windows and concurrency of rows.
 
-// backends are where windows are counted, and calls that are under way.
+// backends returns the options that place windows and semaphores in Redis, or in memory with --store memory.
 func (c *config) backends(client redis.UniversalClient) []registry.Option {
 	if c.store == "memory" {
 		return []registry.Option{registry.WithLocalWindows(), registry.WithLocalSemaphores()}
 	}
 	all := []registry.Option{
 		registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-			opts = append(opts, slidingwindow.WithRedis(client), slidingwindow.WithKeyPrefix(c.keyPrefix+"window:"), slidingwindow.WithTimeout(c.storeTimeout))
+			opts = append(opts, slidingwindow.WithRedis(client), slidingwindow.WithKeyPrefix(c.keyPrefix+"window:"), slidingwindow.WithStoreTimeout(c.storeTimeout))
 			if share := c.share(); share != nil {
-				opts = append(opts, slidingwindow.WithShare(share(limit)))
+				opts = append(opts, slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(share(limit))))
 			}
 			return slidingwindow.New(name, limit, window, resolution, opts...)
 		}),
 		registry.WithSemaphores(func(name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
 			const shortest = 10 * time.Millisecond
 			return semaphore.NewRedis(client, name, permits, append(opts, semaphore.WithKeyPrefix(c.keyPrefix+"semaphore:"),
-				semaphore.WithTimeout(max(shortest, c.storeTimeout)))...)
+				semaphore.WithStoreTimeout(max(shortest, c.storeTimeout)))...)
 		}),
 	}
-	if share := c.share(); share != nil {
-		all = append(all, registry.WithPlacesAway(share))
-	}
-	return all
+	return append(all, registry.WithSemaphoreFailurePolicy(c.policy))
 }
 
-// share is how much of a window or a concurrency this gateway has while Redis is away; nil: nothing.
+// share returns the function that computes this gateway's local share of a window during an outage of Redis, or nil if calls are refused then.
 func (c *config) share() func(of int) int {
 	if c.policy == tokenbucket.FailOpen {
 		return func(int) int { return math.MaxInt32 }
@@ -57,40 +54,8 @@ func (c *config) share() func(of int) int {
 	return func(of int) int { return max(1, of/instances) }
 }
 
-// beginner is what the gate asks of a registry.
-type beginner interface {
-	Begin(ctx context.Context, name string) (*registry.Admission, error)
-}
-
-// Admit implements httplimit.Entrance.
-func (g *gate) Admit(ctx context.Context, key string) (permit *tokenbucket.Reservation, leave func(), err error) {
-	limits, ok := g.Gate.(beginner)
-	if !ok {
-		permit, err := g.Reserve(ctx, key)
-		return permit, nil, err
-	}
-	a, err := limits.Begin(ctx, key)
-	if err != nil {
-		return nil, nil, err
-	}
-	if a.Holds() {
-		leave = a.Leave
-	}
-	if !a.OK {
-		g.metrics.refusals.WithLabelValues(g.metrics.label(key), a.By.String()).Inc()
-	}
-	if c, ok := ctx.Value(callKey{}).(*call); ok {
-		c.leave = leave
-		if !a.OK {
-			c.by = a.By
-		}
-	}
-	return a.Reservation(), leave, nil
-}
-
-var _ httplimit.Entrance = (*gate)(nil)
-
-// usages are how much is in use of the windows and concurrencies of the first rows that have them. Those that cannot be asked are left out.
+// usages returns the usage of windows and concurrencies, by row name, of at most most rows that have them. Rows whose usage cannot be read
+// are omitted.
 func (m *metrics) usages(ctx context.Context, most int) map[string]registry.Usage {
 	limits := m.limits.Load()
 	if limits == nil {
@@ -102,7 +67,7 @@ func (m *metrics) usages(ctx context.Context, most int) map[string]registry.Usag
 	all := map[string]registry.Usage{}
 	var asking sync.WaitGroup
 	for _, l := range limits.Limits() {
-		if l.Disabled || l.Window == 0 && l.Concurrent == 0 || m.label(l.Name) != l.Name {
+		if l.Disabled || l.Window == 0 && l.Concurrent == 0 || !m.hasSeries(l.Name) {
 			continue
 		}
 		if most--; most < 0 {
@@ -122,7 +87,7 @@ func (m *metrics) usages(ctx context.Context, most int) map[string]registry.Usag
 	return all
 }
 
-// boundsOf is what /stats says of a row besides its rate.
+// boundsOf is the part of /stats that describes a row's window and concurrency.
 type boundsOf struct {
 	NoRate        bool           `json:"no_rate,omitempty"`
 	WindowSeconds float64        `json:"window_seconds,omitempty"`
@@ -132,7 +97,7 @@ type boundsOf struct {
 	*inUse
 }
 
-// inUse is what is in use in the whole fleet, and in force.
+// inUse is the usage in the whole fleet, and the bounds in force.
 type inUse struct {
 	WindowUsed         int `json:"window_used"`
 	WindowLimit        int `json:"window_limit_in_force"`
@@ -141,11 +106,11 @@ type inUse struct {
 	Concurrent         int `json:"concurrent_in_force"`
 }
 
-// boundsOf returns that of each row.
+// boundsOf returns a function that builds the boundsOf of a row. Usages and refusals are read once, here.
 func (m *metrics) boundsOf(ctx context.Context) func(l *registry.Limit) boundsOf {
 	usages, refused := m.usages(ctx, math.MaxInt), m.refusedBy()
 	return func(l *registry.Limit) boundsOf {
-		b := boundsOf{l.NoRate, l.Window.Seconds(), l.WindowLimit, l.Concurrent, refused[l.Name], nil}
+		b := boundsOf{l.NoRate, l.Window.Seconds(), l.WindowLimit, l.Concurrent, refused[telemetry.Named(l.Name)], nil}
 		if u, ok := usages[l.Name]; ok {
 			b.inUse = &inUse{u.WindowUsed, u.WindowLimit, u.Places, u.Inside, u.Concurrent}
 		}
@@ -153,16 +118,16 @@ func (m *metrics) boundsOf(ctx context.Context) func(l *registry.Limit) boundsOf
 	}
 }
 
-// refusedBy is how many calls of each limit what has refused.
+// refusedBy returns the refused calls of each limit, by the bound that refused them.
 func (m *metrics) refusedBy() map[string]map[string]int {
 	all := map[string]map[string]int{}
-	families, _ := m.calls.Gather() // what could be gathered
+	families, _ := m.calls.Gather() // on an error, the families that could be gathered
 	for _, family := range families {
 		if family.GetName() != "tokenbucket_gateway_refusals_total" {
 			continue
 		}
 		for _, metric := range family.GetMetric() {
-			bucket, by := metric.GetLabel()[0].GetValue(), metric.GetLabel()[1].GetValue() // in the order of their names
+			bucket, by := metric.GetLabel()[0].GetValue(), metric.GetLabel()[1].GetValue() // labels are sorted by name
 			if all[bucket] == nil {
 				all[bucket] = map[string]int{}
 			}
@@ -172,7 +137,7 @@ func (m *metrics) refusedBy() map[string]map[string]int {
 	return all
 }
 
-// tryBounds does with a window and a semaphore of its own what a gateway does.
+// tryBounds runs a gateway's operations on a window and a semaphore of its own, to check the rights in Redis.
 func (k *checker) tryBounds(ctx context.Context, client redis.UniversalClient) error {
 	own := *k.config
 	own.keyPrefix += "check:"

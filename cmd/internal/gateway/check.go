@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"time"
@@ -13,25 +14,26 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// ErrFaulty: the check has found something that must be repaired. It was printed.
+// ErrFaulty is returned if the check has found, and printed, a fault that must be repaired.
 var ErrFaulty = errors.New("gateway: faulty")
 
-const checkLong = `Tells whether a gateway with these settings would do what its table says. It changes nothing: no table is created, and the bucket
-that is tried in Redis is one of its own, which expires. It takes the flags of tokenbucket gateway, its file and its variables.
+const checkLong = `Checks whether a gateway with these settings would do what its table says. It changes nothing: it creates no table, and in Redis
+it tries a bucket of its own, which expires. It takes the flags, the file and the variables of tokenbucket gateway.
 
-Each line begins with ok, warn (it works, but perhaps not as meant) or FAIL. Exit status: 0, or 1 if there is a FAIL, 2 if the settings
-cannot be read.`
+Each line begins with ok, warn (works, but perhaps not as intended) or FAIL. Exit status: 0 without a FAIL, 1 with one, 2 if the settings
+are invalid.`
 
-// CheckCommand is the cobra command.
+// CheckCommand returns the command tokenbucket check.
 func CheckCommand() *cobra.Command {
 	o := new(options)
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Tell what a gateway with these settings would do, row by row, and what is wrong",
+		Short: "Show what a gateway with these settings would do, row by row, and report faults",
 		Long:  checkLong,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,22 +55,27 @@ func CheckCommand() *cobra.Command {
 	return cmd
 }
 
-// checker prints what it finds.
+// checker runs the checks and prints a line for each.
 type checker struct {
 	*config
 	to     io.Writer
 	faulty bool
-	bound  bool // there are rows with a window or a concurrency
+	bound  bool // at least one row has a window or a concurrency
 }
 
-func (k *checker) ok(format string, args ...any)   { fmt.Fprintf(k.to, "ok    "+format+"\n", args...) }
-func (k *checker) warn(format string, args ...any) { fmt.Fprintf(k.to, "warn  "+format+"\n", args...) }
+func (k *checker) ok(format string, args ...any)   { k.line("ok    "+format, args...) }
+func (k *checker) warn(format string, args ...any) { k.line("warn  "+format, args...) }
 func (k *checker) fail(format string, args ...any) {
 	k.faulty = true
-	fmt.Fprintf(k.to, "FAIL  "+format+"\n", args...)
+	k.line("FAIL  "+format, args...)
 }
 
-// result says what became of a step.
+// line prints a line. Control characters in names and errors are escaped.
+func (k *checker) line(format string, args ...any) {
+	fmt.Fprintln(k.to, figure.Name(fmt.Sprintf(format, args...)))
+}
+
+// result prints the result of a step and reports whether it succeeded.
 func (k *checker) result(what string, err error) bool {
 	if err != nil {
 		k.fail("%s: %v", what, err)
@@ -81,10 +88,10 @@ func (k *checker) result(what string, err error) bool {
 func (c *config) check(ctx context.Context, to io.Writer) error {
 	k := &checker{config: c, to: to}
 	k.ok("settings")
-	for _, name := range c.strangers {
-		k.warn("variable %s is no setting%s", name, nearest(": did you mean ", name, c.variables))
+	for _, name := range c.unknownVariables {
+		k.warn("variable %s is not a setting and is ignored%s", name, nearest(": did you mean ", name, c.variables))
 	}
-	slog.SetDefault(silent) // what is found is printed
+	slog.SetDefault(silent) // findings are printed instead
 	k.inTime(ctx, k.table)
 	if c.redis != nil {
 		k.inTime(ctx, k.buckets)
@@ -95,20 +102,20 @@ func (c *config) check(ctx context.Context, to io.Writer) error {
 	return nil
 }
 
-// silent is a logger of what is printed anyway.
+// silent discards logs whose content is printed anyway.
 var silent = slog.New(slog.DiscardHandler)
 
-// patience is how long each step waits.
+// patience returns the time limit of each step.
 func (k *checker) patience() time.Duration { return min(k.config.wait, 10*time.Second) }
 
-// inTime makes a step. Each has a time of its own: what hangs must not make the next one fail.
+// inTime runs a step with a time limit of its own, so that a step that hangs does not make the next one fail.
 func (k *checker) inTime(ctx context.Context, step func(context.Context)) {
 	ctx, cancel := context.WithTimeout(ctx, k.patience())
 	defer cancel()
 	step(ctx)
 }
 
-// table tells what the rows would come to.
+// table checks the source of the limits and prints the limit of each row.
 func (k *checker) table(ctx context.Context) {
 	if k.config.file != nil {
 		k.rows("file "+k.config.file.Path, k.config.file)
@@ -118,6 +125,10 @@ func (k *checker) table(ctx context.Context) {
 	d := *k.database
 	d.create = false
 	db, err := d.connect(ctx, false)
+	if err != nil && k.createTable && errors.Is(err, fs.ErrNotExist) {
+		k.warn("%s: the file does not exist yet: a gateway creates it (--create-table)", from)
+		return
+	}
 	if err != nil {
 		k.fail("%s: %v", from, err)
 		return
@@ -129,18 +140,22 @@ func (k *checker) table(ctx context.Context) {
 		return
 	}
 	if whole, err := source.WholeRates(ctx); err == nil && whole {
-		k.warn("%s: the column of the rate holds no fractions: 2.5 becomes 3, and 0.4 becomes 0; DECIMAL(16,6) does", from)
+		k.warn("%s: the rate column stores whole numbers only: 2.5 becomes 3, and 0.4 becomes 0; use DECIMAL(16,6)", from)
 	}
-	k.rows(from, hinting{source})
+	if _, err := source.Load(ctx); k.createTable && missingTable(err) {
+		k.warn("%s: the table does not exist yet: a gateway creates it (--create-table)", from)
+	} else {
+		k.rows(from, hinting{source})
+	}
 	if k.config.switchAt == "sql" {
 		k.turned(sqlsource.NewSwitch(db, d.dialect))
 	}
 }
 
-// rows tells what a source's rows would come to.
+// rows prints the limit of each row of a source.
 func (k *checker) rows(from string, source registry.Source) {
 	opts := []registry.Option{registry.WithLogger(silent), registry.WithBadRows(k.badRows), registry.WithUnknown(k.unknown),
-		registry.WithTimeout(k.patience()), registry.WithLocalWindows(), registry.WithLocalSemaphores()}
+		registry.WithLoadTimeout(k.patience()), registry.WithLocalWindows(), registry.WithLocalSemaphores()}
 	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), append(opts, k.registryOptions()...)...)
 	if !k.result(from, err) {
 		return
@@ -151,18 +166,18 @@ func (k *checker) rows(from string, source registry.Source) {
 		k.row(limits, &l)
 	}
 	if k.shadow {
-		k.warn("shadow: all calls are counted, and none is refused")
+		k.warn("shadow: all calls are counted, none is refused")
 	}
 	s := limits.Stats()
 	for i := range s.Rejected {
 		k.fail("%v; %s", &s.Rejected[i], s.Rejected[i].Consequence)
 	}
 	if s.Limits+s.Bad == 0 {
-		k.warn("there are no limits: calls have what --unknown says, %s", k.options.unknown)
+		k.warn("there are no limits: --unknown decides about all calls: %s", k.options.unknown)
 	}
 }
 
-// turned tells how the switch is.
+// turned prints the state of the switch.
 func (k *checker) turned(sw *registry.PolledSwitch, err error) {
 	if err == nil {
 		defer sw.Close()
@@ -170,6 +185,8 @@ func (k *checker) turned(sw *registry.PolledSwitch, err error) {
 	}
 	what := "switch " + k.options.switchAt
 	switch {
+	case k.createTable && missingTable(err):
+		k.warn("%s: the table does not exist yet: a gateway creates it (--create-table)", what)
 	case err != nil:
 		k.fail("%s: %v", what, err)
 	case sw.Enabled():
@@ -179,10 +196,10 @@ func (k *checker) turned(sw *registry.PolledSwitch, err error) {
 	}
 }
 
-// mostSkew is by how much a server's clock may differ before it is told.
+// mostSkew is the clock offset of a server up to which no warning is printed.
 const mostSkew = 2 * time.Second
 
-// buckets tells whether Redis does what a store needs.
+// buckets checks that Redis supports what the store, the windows and the switch need.
 func (k *checker) buckets(ctx context.Context) {
 	client := k.redis.open()
 	defer func() { _ = client.Close() }()
@@ -193,7 +210,7 @@ func (k *checker) buckets(ctx context.Context) {
 	if now, err := client.Time(ctx).Result(); err != nil {
 		k.fail("redis: its clock: %v", err)
 	} else if skew := now.Sub(asked).Round(time.Millisecond); skew.Abs() > mostSkew {
-		k.warn("redis: its clock differs from this machine's by %v; its own counts", skew)
+		k.warn("redis: its clock differs from this machine's by %v; limits use the clock of Redis", skew)
 	} else {
 		k.ok("redis: its clock")
 	}
@@ -209,21 +226,21 @@ func (k *checker) buckets(ctx context.Context) {
 	}
 }
 
-// eviction tells whether buckets may be thrown away.
+// eviction checks whether Redis may evict buckets.
 func (k *checker) eviction(ctx context.Context, client redis.UniversalClient) {
 	settings, err := client.ConfigGet(ctx, "maxmemory*").Result()
 	policy := settings["maxmemory-policy"]
 	switch {
 	case err != nil:
-		k.warn("redis: its eviction policy is not known: %v", err)
+		k.warn("redis: its eviction policy cannot be read: %v", err)
 	case settings["maxmemory"] == "0" || policy == "noeviction":
 		k.ok("redis: evicts nothing (maxmemory %s, %s)", settings["maxmemory"], policy)
 	default:
-		k.warn("redis: maxmemory-policy %s throws buckets away when memory is short: a bucket that is lost forgets its debt", policy)
+		k.warn("redis: maxmemory-policy %s evicts buckets when memory is short: an evicted bucket loses its debt", policy)
 	}
 }
 
-// tryBucket does with a bucket of its own what a gateway does.
+// tryBucket runs a gateway's operations on a bucket of its own, to check the rights in Redis.
 func (k *checker) tryBucket(ctx context.Context, client redis.UniversalClient) error {
 	own := *k.config
 	own.keyPrefix += "check:"

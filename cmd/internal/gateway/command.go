@@ -1,5 +1,5 @@
-// Package gateway is the command tokenbucket gateway: a reverse proxy that makes no more calls than the limits in a table
-// of a database, or in a file, allow, together with all other instances that share its Redis.
+// Package gateway implements the command tokenbucket gateway, a reverse proxy. Together with all other instances on the same Redis, it makes
+// no more calls than the limits allow. The limits are in a database table or in a file.
 package gateway
 
 import (
@@ -13,15 +13,15 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// ErrCutOff: the gateway ended, but not in order: requests were cut off when the time to drain was over, or a server failed.
+// ErrCutOff is returned if the gateway did not shut down cleanly: calls were cut off after --drain, or a server failed.
 var ErrCutOff = errors.New("gateway: cut off")
 
 const long = `A reverse proxy that makes no more calls than the limits in a table or a file allow.
 
 A row of the table, or an item of the file, is a bucket: a path (--key), permits per second, and the share of a second that a call may wait. All
-gateways with the same Redis share the buckets. It may be changed while they run: each looks every --interval.
-A call that gets no permit in time is answered 429 with Retry-After, and a 429 or 503 with Retry-After from an upstream
-holds its bucket back for the whole fleet.`
+gateways with the same Redis share the buckets. Rows may change while gateways run: each gateway reads them every --interval.
+A call that gets no permit in time is answered with 429 and Retry-After. A 429 or 503 with Retry-After from an upstream
+penalizes its bucket: the whole fleet sends no call of it until then.`
 
 const examples = `  tokenbucket gateway --upstream http://localhost:9000 --limits sqlite://limits.db --redis localhost:6379 --create-table
   tokenbucket gateway --upstream http://localhost:9000 --limits file:///etc/tokenbucket/limits.yaml --redis localhost:6379
@@ -30,28 +30,28 @@ const examples = `  tokenbucket gateway --upstream http://localhost:9000 --limit
 var settingsHelp = `Settings:
   Each flag may also be a key of the file that --config names, or an environment variable: interval: 2s is
   TOKENBUCKET_INTERVAL=2s is --interval 2s. Flags win over the environment, the environment over the file. A list is a list
-  in the file, with commas in the environment. Passwords belong into the file or the environment, not into flags, which
-  every user of the machine can see; the gateway prints none.
+  in the file, with commas in the environment. Put passwords into the file or the environment: every user of the machine
+  can see flags. The gateway prints no passwords.
 
 Admin:
   /healthz  200 while the process lives
-  /readyz   200 if limits are loaded, and Redis answers (or --fail lets calls go on without it); 503 if not, while draining, and
+  /readyz   200 if limits are loaded and Redis replies (or --fail allows calls without it); otherwise 503, as while draining and
             beyond --max-age
   /stats    limits in force, loads and calls, in JSON
-  /metrics  the same for Prometheus; docs/operations.md says what to alert on
+  /metrics  the same for Prometheus; docs/operations.md lists what to alert on
   /console  every limit of the fleet, for people: docs/console.md
 
 Signals:
   SIGHUP reads the settings and the limits again. These change at once: ` + strings.Join(live, ", ") + `.
-  The others need a new process, and the log names those that have changed. What is wrong changes nothing.
-  The first SIGTERM or Ctrl-C drains: no new connections, and what is under way may end within --drain. The second one ends
+  The others need a restart, and the log names those that have changed. If a setting is invalid, none changes.
+  The first SIGTERM or Ctrl-C drains: no new connections, and calls in flight may end within --drain. The second one ends
   the process at once.
 
 Exit status:
-  0 in order, 1 calls were cut off, 2 could not start; 143 or 130 (128 and the signal) after a second SIGTERM or Ctrl-C
+  0 clean shutdown, 1 calls were cut off, 2 could not start; 143 or 130 (128 and the signal) after a second SIGTERM or Ctrl-C
 `
 
-// Command is the cobra command.
+// Command returns the command tokenbucket gateway.
 func Command() *cobra.Command {
 	o := new(options)
 	groups := o.flags()
@@ -61,8 +61,8 @@ func Command() *cobra.Command {
 		Long:    long,
 		Example: examples,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 { // which may well be a DSN: not printed
-				return fmt.Errorf("gateway: %d arguments too many: want flags only, each value after its flag", len(args))
+			if len(args) > 0 { // not printed: an argument may be a DSN
+				return fmt.Errorf("gateway: %d unexpected arguments: want flags only, each value after its flag", len(args))
 			}
 			return nil
 		},
@@ -86,7 +86,7 @@ func Command() *cobra.Command {
 	return cmd
 }
 
-// complete tells a shell the values of flags that have few.
+// complete registers shell completions for flags with few values.
 func complete(cmd *cobra.Command) {
 	for flag, values := range map[string][]string{
 		"store": {"script", "lock", "memory"}, "fail": {"closed", "open", "share:"}, "log-format": {"text", "json"},
@@ -101,14 +101,14 @@ func complete(cmd *cobra.Command) {
 	must(cmd.MarkFlagFilename("console-users"))
 }
 
-// must is for what only a mistake in this package can make fail.
+// must panics on an error that only a mistake in this package can cause.
 func must(err error) {
 	if err != nil {
 		panic(err)
 	}
 }
 
-// group is flags under one title.
+// group is a set of flags under one title of the help.
 type group struct {
 	title string
 	flags *pflag.FlagSet

@@ -10,12 +10,15 @@ import (
 	"log/slog"
 	"net/http"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/spf13/pflag"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -29,17 +32,20 @@ type consoleOptions struct {
 }
 
 func (o *consoleOptions) flags(f *pflag.FlagSet) {
-	f.BoolVar(&o.console, "console", true, "serve the console at /console of --admin; do not with --console=false")
-	f.StringVar(&o.users, "console-users", "", "`file` of who may see the console from anywhere: lines of \"write NAME TOKEN\" or \"read NAME TOKEN\". "+
-		"Without it nobody can change anything, and only this machine may look")
-	f.StringSliceVar(&o.hosts, "console-host", nil, "`name` under which the console is asked, besides localhost and IP addresses; may be repeated")
-	f.StringSliceVar(&o.readers, "console-reader", nil, "`CIDR` of who may look without a name; may be repeated; none: this machine")
-	f.StringSliceVar(&o.forwarded, "console-proxy", nil, "`CIDR` of proxies whose X-Forwarded-User names somebody who may look and change; may be repeated")
+	f.BoolVar(&o.console, "console", true, "serve the console at /console of --admin; disable it with --console=false")
+	f.StringVar(&o.users, "console-users", "", "`file` of the console's users: lines of \"write NAME TOKEN\" or \"read NAME TOKEN\". "+
+		"Without it the console is read-only, and for this machine alone")
+	f.StringSliceVar(&o.hosts, "console-host", nil, "host `name` of the console, besides localhost and IP addresses; may be repeated")
+	f.StringSliceVar(&o.readers, "console-reader", nil, "`CIDR` of clients that may read without signing in; may be repeated; default: this machine")
+	f.StringSliceVar(&o.forwarded, "console-proxy", nil, "`CIDR` of proxies whose X-Forwarded-User names a user who may read and change; may be repeated")
 }
 
-// parseConsole reads who may see the console, and who may change something.
+// parseConsole parses the settings of the console's access control.
 func (c *config) parseConsole() (err error) {
-	c.access.Hosts, c.access.Forwarders = c.hosts, c.proxies
+	c.access.Hosts, c.access.Forwarders = slices.Concat(c.hosts, c.adminHosts), c.proxies
+	if own, err := os.Hostname(); err == nil {
+		c.access.Hosts = append(c.access.Hosts, own)
+	}
 	if c.access.Readers, err = c.networks("console-reader", c.readers); err != nil {
 		return err
 	}
@@ -62,17 +68,24 @@ func (c *config) parseConsole() (err error) {
 	return nil
 }
 
-// formKey is the key of forms: the same wherever the file of users is the same. It is slow on purpose, so that nobody who sees a form can
-// try what the file may say.
+// formKey derives the key that signs forms. It is the same on all instances with the same users file. It is slow on purpose: a user who has a
+// form could otherwise guess the tokens in the file offline.
 func formKey(users []byte) ([]byte, error) {
 	return pbkdf2.Key(sha256.New, string(users), []byte("tokenbucket console"), 100_000, sha256.Size)
 }
 
-// consoleOf makes a console. What it may not do is nil: without a database there is no editor.
-func (c *config) consoleOf(source console.Source, limits *registry.Registry, editor *sqlsource.Editor, sw *registry.PolledSwitch, log *slog.Logger) (*console.Console, error) {
-	about := console.Config{Source: source, Access: c.access, Log: log}
-	if editor != nil {
-		about.Editor = editor
+// consoleOf returns a console. Features that the settings do not provide stay nil: without a database there is no editor.
+func (c *config) consoleOf(client redis.UniversalClient, limits *registry.Registry, edit *editor.Editor, sw *registry.PolledSwitch, log *slog.Logger) (*console.Console, error) {
+	confirmations, err := c.confirmations(client)
+	if err != nil {
+		return nil, err
+	}
+	about := console.Config{Source: console.NewRedisSource(client, c.keyPrefix), Access: c.access, Log: log, Confirm: confirmations.Confirm}
+	about.Announce = func(ctx context.Context, e fleet.Event) error {
+		return fleet.Announce(ctx, client, e, fleet.WithKeyPrefix(c.keyPrefix))
+	}
+	if edit != nil {
+		about.Editor = edit
 	}
 	if limits != nil {
 		about.Rows = limits.Limits
@@ -80,37 +93,38 @@ func (c *config) consoleOf(source console.Source, limits *registry.Registry, edi
 		about.Reset = console.ResetIn(limits)
 	}
 	switch {
-	case c.switchAt == "sql" && editor != nil:
+	case c.switchAt == "sql" && edit != nil:
 		about.Turn = func(ctx context.Context, on bool, who, why string) error {
-			_, err := editor.SetSwitch(ctx, on, who, why)
+			_, err := edit.SetSwitch(ctx, on, who, why)
 			return err
 		}
-	case c.switchAt != "" && sw != nil && editor != nil:
-		about.Turn = func(ctx context.Context, on bool, who, why string) error { return turn(ctx, editor, sw, on, who, why) }
+	case c.switchAt != "" && sw != nil && edit != nil:
+		about.Turn = func(ctx context.Context, on bool, who, why string) error { return turn(ctx, edit, sw, on, who, why) }
 	case c.switchAt != "" && sw != nil:
 		about.Turn = func(ctx context.Context, on bool, _, _ string) error { return sw.Set(ctx, on) }
 	}
 	return console.New(about)
 }
 
-// auditWait is how long a switch waits for the audit: an outage of the database, in which it may hang, is when it is needed.
+// auditWait bounds how long turning the switch waits for the audit. The switch is needed most during an outage of the database, which may
+// hang.
 const auditWait = 2 * time.Second
 
-// turn turns a switch that is in no table, and has it in the audit. A database that is away does not keep it from being turned: then the
-// error is a console.ErrNotAudited.
-func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch, on bool, who, why string) error {
+// turn turns a switch that is not in the database, and writes it to the audit. An outage of the database does not prevent that: turn then
+// returns a console.ErrNotAudited.
+func turn(ctx context.Context, edit console.Editor, sw *registry.PolledSwitch, on bool, who, why string) error {
 	what := "switch off: every call passes"
 	if on {
 		what = "switch on: limits apply"
 	}
-	noted := false
+	attempted := false
 	inTime, cancel := context.WithTimeout(ctx, auditWait)
 	defer cancel()
-	_, err := editor.Act(inTime, sqlsource.Action{What: what, Who: who, Why: why}, func(context.Context) error {
-		noted = true
+	_, err := edit.Act(inTime, editor.Action{What: what, Who: who, Why: why}, func(context.Context) error {
+		attempted = true
 		return sw.Set(ctx, on)
 	})
-	if err == nil || noted || refused(err) {
+	if err == nil || attempted || refused(err) {
 		return err
 	}
 	if failed := sw.Set(ctx, on); failed != nil {
@@ -119,20 +133,20 @@ func turn(ctx context.Context, editor console.Editor, sw *registry.PolledSwitch,
 	return fmt.Errorf("%w: %w", console.ErrNotAudited, err)
 }
 
-// refused tells whether an audit that could be asked says no, which somebody must repair.
+// refused reports whether the audit is reachable and refused the entry, which needs a repair.
 func refused(err error) bool {
 	var right *sqlsource.RightError
 	var wrong *registry.RowError
-	return errors.Is(err, sqlsource.ErrNoAudit) || errors.As(err, &right) || errors.As(err, &wrong) || misfits(err)
+	return errors.Is(err, editor.ErrNoAudit) || errors.As(err, &right) || errors.As(err, &wrong) || misfits(err)
 }
 
-// openConsole puts the console at the admin port.
+// openConsole adds the console to the admin port.
 func (s *service) openConsole(client redis.UniversalClient, limits *registry.Registry) error {
 	c := s.config
 	if !c.console || c.options.admin == "" || client == nil || !c.published() {
 		return nil
 	}
-	made, err := c.consoleOf(console.NewRedisSource(client, c.keyPrefix), limits, s.editor, s.admin.sw.Load(), s.log)
+	made, err := c.consoleOf(client, limits, s.editor, s.admin.sw.Load(), s.log)
 	if err != nil {
 		return err
 	}
@@ -141,7 +155,7 @@ func (s *service) openConsole(client redis.UniversalClient, limits *registry.Reg
 	return nil
 }
 
-// serveConsole answers what is asked of the console.
+// serveConsole serves /console/, with 503 while there is no console.
 func (a *admin) serveConsole(w http.ResponseWriter, r *http.Request) {
 	c := a.console.Load()
 	if c == nil {
@@ -156,11 +170,15 @@ func (a *admin) serveConsole(w http.ResponseWriter, r *http.Request) {
 	http.StripPrefix("/console", c).ServeHTTP(w, r)
 }
 
-// newEditor makes what changes rows; nil where there is no database, or nobody who may.
-func (s *service) newEditor(db *sql.DB) (*sqlsource.Editor, error) {
+// newEditor returns the editor of the rows, or nil if there is no database or no user who may change rows.
+func (s *service) newEditor(db *sql.DB) (*editor.Editor, error) {
 	if db == nil || len(s.config.access.Users)+len(s.config.access.Proxies) == 0 {
 		return nil, nil
 	}
 	d := s.config.database
-	return sqlsource.NewEditor(db, d.dialect, d.options...)
+	source, err := sqlsource.New(db, d.dialect, d.options...)
+	if err != nil {
+		return nil, err
+	}
+	return editor.New(db, source)
 }

@@ -18,28 +18,27 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-const consoleLong = `A page for people: every limit of the fleet, what each gateway does, who waits, and what has changed. Gateways tell of themselves
-through the Redis that they share. With --limits it also shows rows that no gateway has told of, and lets those change
-them whom --console-users or --console-proxy allows to: with a preview, a version check, a reason, an audit table, and undo.
+const consoleLong = `Serves web pages that show every limit of the fleet, the state of each gateway, waiting calls and recent changes. Gateways publish
+these through the Redis that they share. With --limits it also shows rows that no gateway has published, and users allowed by
+--console-users or --console-proxy can change rows: with a preview, a version check, a reason, an audit table, and undo.
 
-By default it is read-only and answers only this machine. It takes the file and the variables of tokenbucket gateway,
-too, and passes over what it does not use.`
+By default it is read-only and serves only this machine. It accepts the file and the variables of tokenbucket gateway,
+too, and ignores settings that it does not use.`
 
 const consoleExamples = `  tokenbucket console --redis localhost:6379
   tokenbucket console --redis localhost:6379 --limits sqlite://limits.db --create-table --console-users users.txt
   tokenbucket console --config gateway.yaml --console-listen :8090 --console-host console.example.com --console-users users.txt`
 
-// consoleFlags are shown in the help; the gateway's others are taken and passed over.
+// consoleFlags are the flags that the help shows. The gateway's other flags are accepted and ignored.
 var consoleFlags = []string{
 	"console-listen", "console-users", "console-host", "console-reader", "console-proxy", "trusted-proxy", "redis", "key-prefix", "store-timeout", "limits", "table",
-	"columns", "quota", "jitter", "key", "shadow", "create-table", "interval", "wait", "switch", "config", "log-format", "log-level",
+	"columns", "quota", "jitter", "key", "shadow", "create-table", "interval", "load-timeout", "wait", "switch", "config", "log-format", "log-level",
 }
 
-// ConsoleCommand is the cobra command.
+// ConsoleCommand returns the command tokenbucket console.
 func ConsoleCommand() *cobra.Command {
 	o := new(options)
 	var listen string
@@ -68,17 +67,17 @@ func ConsoleCommand() *cobra.Command {
 	return cmd
 }
 
-// parseForConsole checks what a console uses.
+// parseForConsole parses the settings that a console uses.
 func (o *options) parseForConsole(listen string) (*config, error) {
 	c := &config{options: *o}
 	if !listenable(listen) {
 		return nil, c.bad("console-listen", fmt.Sprintf("%q", listen), "host:port or :port")
 	}
 	if c.options.redis == "" {
-		return nil, c.bad("redis", "missing", wantRedis+": what the gateways tell is there")
+		return nil, c.bad("redis", "missing", wantRedis+": the Redis that the gateways publish to")
 	}
 	if c.store == "memory" {
-		return nil, c.bad("store", `"memory"`, "script or lock: gateways with memory tell nobody")
+		return nil, c.bad("store", `"memory"`, "script or lock: gateways with --store memory publish nothing")
 	}
 	checks := []func() error{c.checkNumbers, c.checkWords, c.parseKeys, c.parseBuckets, c.parseConsole}
 	if c.limits != "" {
@@ -109,12 +108,12 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 	if err != nil {
 		return err
 	}
-	made, err := c.consoleOf(console.NewRedisSource(client, c.keyPrefix), limits, s.editor, s.admin.sw.Load(), log)
+	made, err := c.consoleOf(client, limits, s.editor, s.admin.sw.Load(), log)
 	if err != nil {
 		return err
 	}
 	s.onClose(made.Close)
-	server := &http.Server{Handler: bodiesInTime(made), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
+	server := &http.Server{Handler: bodiesInTime(made), ReadHeaderTimeout: 10 * time.Second, WriteTimeout: answerTime, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn)}
 	stop := context.AfterFunc(ctx, func() { made.Close(); _ = server.Close() })
 	defer stop()
 	log.Info("ready", "console", "http://"+l.Addr().String()+"/", "changes", strings.Join(c.mayChange(s, limits != nil), ", "))
@@ -124,7 +123,7 @@ func (c *config) runConsole(ctx context.Context, listen string, logTo io.Writer)
 	return nil
 }
 
-// mayChange is what can be changed here.
+// mayChange returns what users can change on this console, for the log.
 func (c *config) mayChange(s *service, limits bool) (all []string) {
 	if len(c.access.Users)+len(c.access.Proxies) == 0 {
 		return []string{"none: read-only"}
@@ -144,7 +143,7 @@ func (c *config) mayChange(s *service, limits bool) (all []string) {
 	return all
 }
 
-// rowsForConsole follows the rows, if there are any.
+// rowsForConsole opens a registry of the rows; nil without --limits.
 func (s *service) rowsForConsole(ctx context.Context, client redis.UniversalClient) (*registry.Registry, error) {
 	c := s.config
 	if c.limits == "" {
@@ -168,9 +167,13 @@ func (s *service) rowsForConsole(ctx context.Context, client redis.UniversalClie
 		s.onClose(sw.Close)
 		s.admin.sw.Store(sw)
 	}
-	opts := append(c.registryOptions(), registry.WithInterval(c.interval), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithWait(ctx),
+	opts := append(c.registryOptions(), registry.WithInterval(c.interval), registry.WithLoadTimeout(c.loadTimeout), registry.WithLogger(slog.New(slog.DiscardHandler)), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout)))
-	limits, err := registry.New(source, c.newStore(client), append(opts, c.backends(client)...)...)
+	lossOptions, err := c.lossOptions(client)
+	if err != nil {
+		return nil, err
+	}
+	limits, err := registry.New(source, c.newStore(client), slices.Concat(opts, lossOptions, c.backends(client))...)
 	if err != nil {
 		return nil, fail(err)
 	}

@@ -19,26 +19,27 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 	"modernc.org/sqlite" // also the driver of that name
 
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
 const (
 	wantDSN = "sqlite://FILE, mysql://user:password@host:3306/database or postgres://user:password@host:5432/database; or file://FILE of a YAML file"
-	// quickly is how long connecting to a database may take, unless its DSN says otherwise.
-	quickly = 5 * time.Second
+	// connectTimeout is the default time limit for connecting to a database. The DSN may set another.
+	connectTimeout = 5 * time.Second
 )
 
-// database is where the limits are.
+// database is a database that holds the limits.
 type database struct {
 	dialect sqlsource.Dialect
 	options []sqlsource.Option
 	open    func() (*sql.DB, error)
-	file    string // of SQLite
-	create  bool
+	file    string // path of a SQLite file, otherwise ""
+	create  bool   // create missing tables
 }
 
-// parseDSN returns what was wanted instead if the DSN cannot be used.
+// parseDSN parses a DSN. If it is invalid, want describes what is accepted.
 func parseDSN(dsn string, create bool) (db *database, want string) {
 	scheme, rest, ok := strings.Cut(dsn, "://")
 	if !ok {
@@ -65,7 +66,7 @@ func parseDSN(dsn string, create bool) (db *database, want string) {
 			return nil, "postgres://user:password@host:5432/database?parameters, special characters of the password as %XX"
 		}
 		if c.ConnectTimeout == 0 {
-			c.ConnectTimeout = quickly
+			c.ConnectTimeout = connectTimeout
 		}
 		return &database{dialect: sqlsource.PostgreSQL, create: create, open: func() (*sql.DB, error) { return stdlib.OpenDB(*c), nil }}, ""
 	}
@@ -78,7 +79,7 @@ func parseSQLite(rest string, create bool) (*database, string) {
 	if path == "" || err != nil {
 		return nil, "sqlite://FILE, such as sqlite://limits.db or sqlite:///var/lib/limits.db"
 	}
-	if !parameters.Has("mode") { // a mistyped name must not become a new database
+	if !parameters.Has("mode") { // a mistyped name must not create a new database
 		parameters.Set("mode", "rw")
 		if create {
 			parameters.Set("mode", "rwc")
@@ -89,13 +90,13 @@ func parseSQLite(rest string, create bool) (*database, string) {
 	return &database{dialect: sqlsource.SQLite, file: path, create: create, open: func() (*sql.DB, error) { return sql.Open("sqlite", dsn) }}, ""
 }
 
-var driversOwn = regexp.MustCompile(`(^|@)[a-z]+\(`)
+var driverDSN = regexp.MustCompile(`(^|@)[a-z]+\(`)
 
-// parseMySQL reads a URL, or what the driver itself calls a DSN: user:password@tcp(host:3306)/database, for sockets.
+// parseMySQL parses a URL or the driver's own DSN format, user:password@tcp(host:3306)/database, which sockets need.
 func parseMySQL(rest string) (*mysql.Config, string) {
 	const want = "mysql://user:password@host:3306/database?parameters, special characters of the password as %XX"
 	var c *mysql.Config
-	if driversOwn.MatchString(rest) {
+	if driverDSN.MatchString(rest) {
 		var err error
 		if c, err = mysql.ParseDSN(rest); err != nil {
 			return nil, want
@@ -120,16 +121,16 @@ func parseMySQL(rest string) (*mysql.Config, string) {
 		return nil, want
 	}
 	if c.Timeout == 0 {
-		c.Timeout = quickly
+		c.Timeout = connectTimeout
 	}
-	c.Logger = &mysql.NopLogger{} // every error reaches a load
+	c.Logger = &mysql.NopLogger{} // every error is returned by a load
 	return c, ""
 }
 
-// connect opens the database and creates what is missing, if it was asked for.
+// connect opens the database and, with --create-table, creates missing tables.
 func (d *database) connect(ctx context.Context, withSwitch bool) (*sql.DB, error) {
 	if d.file != "" && !d.create {
-		if _, err := os.Stat(d.file); err != nil { // SQLite's own message says less
+		if _, err := os.Stat(d.file); err != nil { // clearer than SQLite's own message
 			return nil, fmt.Errorf("%w (--create-table creates it)", err)
 		}
 	}
@@ -137,12 +138,12 @@ func (d *database) connect(ctx context.Context, withSwitch bool) (*sql.DB, error
 	if err != nil {
 		return nil, err
 	}
-	db.SetMaxOpenConns(4) // for the limits and the switch, and again if those hang
+	db.SetMaxOpenConns(4) // two for the limits and the switch, two more if those hang
 	db.SetConnMaxLifetime(5 * time.Minute)
 	if d.create {
 		err = sqlsource.CreateTable(ctx, db, d.dialect, d.options...)
 		if err == nil {
-			err = sqlsource.CreateAuditTable(ctx, db, d.dialect, d.options...)
+			err = editor.CreateAuditTable(ctx, db, d.dialect)
 		}
 		if err == nil && withSwitch {
 			err = sqlsource.CreateSwitchTable(ctx, db, d.dialect)
@@ -155,7 +156,7 @@ func (d *database) connect(ctx context.Context, withSwitch bool) (*sql.DB, error
 	return db, nil
 }
 
-// hinting adds to an error what an operator may do about it.
+// hinting is a source that adds to an error what an operator can do about it.
 type hinting struct{ registry.Source }
 
 // Load implements registry.Source.
@@ -181,15 +182,15 @@ func missingTable(err error) bool {
 	return strings.Contains(err.Error(), "no such table")
 }
 
-// misfits tells whether a database is there, and has tables of another shape than what is read or written.
+// misfits reports whether a reachable database rejected a statement because its tables have another structure than the gateway expects.
 func misfits(err error) bool {
 	var my *mysql.MySQLError
 	var pg *pgconn.PgError
 	var lite *sqlite.Error
 	switch {
-	case errors.As(err, &my): // no such column, one without a default, or one that cannot hold it
+	case errors.As(err, &my): // unknown column, column without a default, value that does not fit
 		return slices.Contains([]uint16{1048, 1054, 1136, 1146, 1264, 1265, 1292, 1364, 1366, 1406, 3819, 4025}, my.Number)
-	case errors.As(err, &pg): // classes: what a name means, values, constraints
+	case errors.As(err, &pg): // classes: syntax or unknown name, invalid value, constraint
 		return len(pg.Code) == 5 && slices.Contains([]string{"42", "22", "23"}, pg.Code[:2])
 	case errors.As(err, &lite):
 		return slices.Contains([]int{1, 18, 19, 20}, lite.Code()&0xff) // ERROR, TOOBIG, CONSTRAINT, MISMATCH

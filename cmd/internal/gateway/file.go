@@ -13,7 +13,7 @@ import (
 
 const fileScheme = "file://"
 
-// parseFile is parseLimits for a file. Settings that only a database could heed are told.
+// parseFile parses --limits file://path. It rejects settings that apply only to a database.
 func (c *config) parseFile(path string) error {
 	if path == "" || strings.ContainsAny(path, "?#") {
 		return c.bad("limits", fmt.Sprintf("%q", c.limits), "file://FILE without parameters, such as file:///etc/tokenbucket/limits.yaml")
@@ -30,7 +30,7 @@ func (c *config) parseFile(path string) error {
 	return nil
 }
 
-// openLimits opens what the limits are read from. db is nil if that is a file.
+// openLimits opens the source of the limits. db is nil if that is a file.
 func (s *service) openLimits(ctx context.Context) (source registry.Source, db *sql.DB, err error) {
 	if s.config.file != nil {
 		return s.config.file, nil, nil

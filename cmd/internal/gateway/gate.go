@@ -3,29 +3,68 @@ package gateway
 import (
 	"context"
 	"log/slog"
+	"net/http"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// gate tells of the penalties that go through it.
-type gate struct {
-	httplimit.Gate
+// counter is a gate that counts the calls and the penalties that go through it.
+type counter struct {
+	gate.Gate
 	log     *slog.Logger
 	metrics *metrics
-	told    seldom
+	logged  seldom
+	callers func() bool // whether keys name callers
 }
 
-// Penalize implements httplimit.Gate.
-func (g *gate) Penalize(ctx context.Context, key string, d time.Duration) error {
-	err := g.Gate.Penalize(ctx, key, d)
-	if err != nil || !g.metrics.limited(key) {
+// Enter implements gate.Gate.
+func (c *counter) Enter(ctx context.Context, key string) (*gate.Admission, error) {
+	a, err := c.Gate.Enter(ctx, key)
+	switch {
+	case err == nil:
+		c.metrics.admitted(key, a.By.String(), resultOf(a.OK))
+		if call, ok := ctx.Value(callKey{}).(*call); ok {
+			if release := a.Release; release != nil {
+				a.Release = func() { call.leaveAfterUpstream(release) }
+			}
+			call.admission = a
+		}
+	case ctx.Err() != nil: // the client left while its call waited
+		c.metrics.admitted(key, "none", cancelledCall)
+	default:
+		c.metrics.admitted(key, "none", failedCall)
+	}
+	return a, err
+}
+
+// Penalizes implements httplimit.PenaltyPolicy. By default a 503 penalizes any bucket, and a 429 only the bucket of a single caller: an upstream
+// may mean that caller alone.
+func (c *counter) Penalizes(key string, status int) bool {
+	rows, ok := c.Gate.(interface {
+		Penalty(name string) (p registry.Penalty, own bool)
+	})
+	if !ok {
+		return true
+	}
+	p, own := rows.Penalty(key)
+	return p.Covers(status, status == http.StatusServiceUnavailable || own && c.callers())
+}
+
+var _ httplimit.PenaltyPolicy = (*counter)(nil)
+
+// Penalize implements gate.Gate.
+func (c *counter) Penalize(ctx context.Context, key string, d time.Duration) error {
+	err := c.Gate.Penalize(ctx, key, d)
+	if err != nil || !c.metrics.limited(key) {
 		return err
 	}
 	until := time.Now().Add(d)
-	g.metrics.penalized(key, until)
-	if n, tell := g.told.note(g.metrics.label(key)); tell { // keys without a row are as many as clients like
-		g.log.Info("an upstream's Retry-After holds a bucket back", "key", key, "retryAfter", d, "until", until, "times", n)
+	c.metrics.penalized(key, until)
+	if n, ok := c.logged.note(c.metrics.label(key)); ok { // by label, since clients can invent any number of keys
+		c.log.Info("an upstream's Retry-After penalizes a bucket, so the fleet sends no call of it until then", "key", key, "retryAfter", d, "until", until, "times", n)
 	}
 	return nil
 }

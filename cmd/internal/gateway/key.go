@@ -13,11 +13,11 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
-// KeyError tells which part of a key is none.
+// KeyError reports an invalid part of a key.
 type KeyError struct {
-	// Setting names where the key is from, and Key is all of it.
+	// Setting names the setting that holds the key. Key is the whole key.
 	Setting, Key string
-	// Part is what is wrong, Want what would be right, and Nearest what was probably meant; "": nothing is near.
+	// Part is the invalid part, and Want describes valid ones. Nearest is the closest valid part, or "" if none is close.
 	Part, Want, Nearest string
 }
 
@@ -37,20 +37,25 @@ const (
 	wantKey = "path, client or header:NAME, or several of them with + between"
 	// mostParts bounds the parts of a key.
 	mostParts = 8
-	// mostOfPart is how much of a part of a key stands in it. It is more than a row's name can have.
+	// mostOfPart bounds the bytes of a part that a key contains. It exceeds the length of any row's name.
 	mostOfPart = 1024
 )
 
-// keyMaker makes the keys of requests.
+// keyMaker derives keys from requests.
 type keyMaker struct {
-	parts []httplimit.KeyFunc
-	path  int // which of them is the path, for which rows are looked up; -1: none
+	parts  []httplimit.KeyFunc
+	path   int // index of the path in parts, for which rows are looked up; -1 if the key has no path
+	fields fields
 }
 
-// joined tells whether keys have several parts.
+// callers reports whether keys identify callers, not only paths.
+func (k *keyMaker) callers() bool { return k.joined() || k.path < 0 }
+
+// joined reports whether keys have several parts.
 func (k *keyMaker) joined() bool { return len(k.parts) > 1 }
 
-func parseKey(key string, proxies []netip.Prefix) (*keyMaker, *KeyError) {
+// parseKey parses --key. client derives the part "client".
+func parseKey(key string, client httplimit.KeyFunc) (*keyMaker, *KeyError) {
 	k := &keyMaker{path: -1}
 	seen := map[string]bool{}
 	texts := strings.Split(key, "+")
@@ -65,10 +70,11 @@ func parseKey(key string, proxies []netip.Prefix) (*keyMaker, *KeyError) {
 			k.path = i
 			k.parts = append(k.parts, httplimit.ByPath)
 		case text == "client":
-			k.parts = append(k.parts, httplimit.ByClient(proxies...))
+			k.parts = append(k.parts, client)
 		case name == "header" && isHeader && validHeader(header):
 			same = "header:" + http.CanonicalHeaderKey(header)
 			k.parts = append(k.parts, httplimit.ByHeader(header))
+			k.fields.keys = append(k.fields.keys, http.CanonicalHeaderKey(header))
 		default:
 			e := &KeyError{Key: key, Part: text, Want: wantKey, Nearest: strings.TrimSuffix(nearest("", name, []string{"path", "client", "header"}), "?")}
 			if e.Nearest == "header" || name == "header" {
@@ -86,22 +92,44 @@ func parseKey(key string, proxies []netip.Prefix) (*keyMaker, *KeyError) {
 	return k, nil
 }
 
-// matcher tells which row decides about a name: see registry.Registry.Match.
+// clientKey returns the function that derives a client's key: its address, or its network if the prefix is shorter than the address.
+func (c *config) clientKey() httplimit.KeyFunc {
+	network := httplimit.ByClientField(c.clientHeader, c.clientIPv4, c.clientIPv6, c.proxies...)
+	return func(r *http.Request) string {
+		key := network(r)
+		if prefix, err := netip.ParsePrefix(key); err == nil && prefix.IsSingleIP() {
+			return prefix.Addr().String()
+		}
+		return key
+	}
+}
+
+// matcher finds the row that decides about a name: see registry.Registry.Match.
 type matcher func(name string) (row string, exact, ok bool)
 
-// of is the key of a request: one part as it is, several joined. What the path stands for in it follows from the rows.
+// of returns the key of a request, whose URL must be canonical: a single part unchanged, several parts joined. The path in it is the name by
+// which its row is found. of returns httplimit.NoKey if a part is httplimit.NoKey.
 func (k *keyMaker) of(c *config, r *http.Request, match matcher) string {
 	if !k.joined() {
 		if k.path < 0 {
-			return fit(k.parts[0](r))
+			key := k.parts[0](r)
+			if key == httplimit.NoKey {
+				return key
+			}
+			return fit(key)
 		}
 		return fit(c.rowOf(r.URL.Path, match))
 	}
 	values := make([]string, len(k.parts))
 	for i, part := range k.parts {
-		if i != k.path {
-			values[i] = keyPart(part(r))
+		if i == k.path {
+			continue
 		}
+		value := part(r)
+		if value == httplimit.NoKey {
+			return value
+		}
+		values[i] = keyPart(value)
 	}
 	if k.path < 0 {
 		return strings.Join(values, "|")
@@ -109,15 +137,16 @@ func (k *keyMaker) of(c *config, r *http.Request, match matcher) string {
 	path := c.rowOf(r.URL.Path, func(path string) (string, bool, bool) {
 		values[k.path] = escaped(path[:min(len(path), mostOfPart+1)]) // no row has a longer name
 		row, _, ok := match(strings.Join(values, "|"))
-		says, all := partOf(row, k.path)
-		return says, all, ok
+		name, all := partOf(row, k.path)
+		return name, all, ok
 	})
 	values[k.path] = keyPart(path)
 	return strings.Join(values, "|")
 }
 
-// partOf is what a row says of a part of a key; with a * at its end, only how the part begins; "": nothing. all: it names the whole part.
-func partOf(row string, i int) (says string, all bool) {
+// partOf returns part i of a row's name, or "" if the row does not name that part. all reports whether it names the whole part; otherwise it
+// is a prefix that ends with *.
+func partOf(row string, i int) (name string, all bool) {
 	for ; i > 0; i-- {
 		end := endOfPart(row)
 		if end == len(row) {
@@ -129,9 +158,9 @@ func partOf(row string, i int) (says string, all bool) {
 	return unescaped(row[:end], true), end < len(row) || !strings.HasSuffix(row, "*")
 }
 
-// keyPart is a part as it stands in a joined key, of which it can be read back: a "|" or a "\" has a "\" before it, and a byte that is
-// no UTF-8 is \x and two digits. A part that is longer than mostOfPart is cut to that, and ends with \# and 128 bits of the SHA-256 of all
-// of it.
+// keyPart escapes a part for a joined key, so that different parts never give the same key. It puts a "\" before each "|" and "\", and writes
+// a byte that is not UTF-8 as \x and two digits. It cuts a part longer than mostOfPart, and appends \# and 128 bits of the SHA-256 of the
+// whole part.
 func keyPart(s string) string {
 	if len(s) <= mostOfPart {
 		return escaped(s)

@@ -5,8 +5,8 @@ import "strings"
 // matches are the values of --match.
 var matches = []string{"exact", "clean", "prefix"}
 
-// rowOf returns the name by which the row that counts for a path is found, or what is its key if there is none. A row of the very
-// name comes first, then the longest that holds for it: with a * at its end, or, with --match prefix, without.
+// rowOf returns the name by which the row of a path is found, or the path's own key if no row matches. A row with exactly that name comes
+// first, then the longest row that matches: one that ends with *, or, with --match prefix, also one without.
 func (c *config) rowOf(path string, match matcher) string {
 	exact := cleanPath(path)
 	if c.match == "exact" {
@@ -16,7 +16,7 @@ func (c *config) rowOf(path string, match matcher) string {
 		_, exact, ok := match(name)
 		return ok && exact
 	}
-	clean := plainPath(exact)                                  // of what is sent on: there .. is resolved before anybody drops parameters
+	clean := plainPath(exact)                                  // of the forwarded path: upstreams resolve .. before they drop parameters
 	for _, name := range []string{exact, clean, clean + "/"} { // a row may have a slash at its end
 		if has(name) {
 			return name
@@ -42,8 +42,8 @@ func (c *config) rowOf(path string, match matcher) string {
 	return pattern
 }
 
-// below returns the name by which a row with a * is found that holds for all below a path, and so for the path, and how long the row is
-// without its *. The name is "" if the path's own will do, or if there is no such row.
+// below looks for a row with a * that matches everything below a path, and so the path itself. It returns the name by which that row is found,
+// and the row's length without its *. The name is "" if the path itself finds the row, or if there is no such row.
 func below(path string, match matcher) (name string, length int) {
 	name = strings.TrimSuffix(path, "/") + "/"
 	row, exact, ok := match(name)
@@ -56,7 +56,7 @@ func below(path string, match matcher) (name string, length int) {
 	return name, len(row) - 1
 }
 
-// plainPath is a path without parameters (;x=1) in its segments, and without a slash at its end.
+// plainPath removes parameters (;x=1) from the segments of a path, and a slash at its end.
 func plainPath(path string) string {
 	if strings.Contains(path, ";") {
 		segments := strings.Split(path, "/")

@@ -15,34 +15,37 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
+	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // mostSeries is how many limits have series of their own.
 const mostSeries = 1000
 
-// metrics are what /metrics and /stats tell of calls.
+// metrics counts calls, for /metrics and /stats.
 type metrics struct {
-	calls    *prom.Registry // what calls came to
-	all      prom.Gatherers // with how the gateway is
+	calls    *prom.Registry // metrics of calls
+	all      prom.Gatherers // calls and the state of the gateway
 	observer tokenbucket.Observer
 	limits   atomic.Pointer[registry.Registry]
-	meter    *fleet.Meter // nil: consoles are told nothing
+	meter    *fleet.Meter // nil unless the gateway publishes
 
-	bypassed  *prom.CounterVec // bucket, by, result
-	refusals  *prom.CounterVec // bucket, by
-	penalties *prom.CounterVec // bucket
-	upstreams *prom.CounterVec // upstream, kind
+	admissions *prom.CounterVec // bucket, by, result
+	bypassed   *prom.CounterVec // bucket, by, result
+	refusals   *prom.CounterVec // bucket, by
+	penalties  *prom.CounterVec // bucket
+	upstreams  *prom.CounterVec // upstream, kind
 
-	labels sync.Map // values of the label bucket
-	known  atomic.Int64
+	labels     sync.Map // set of the values of the label bucket
+	labelCount atomic.Int64
 
-	mu    sync.Mutex
-	helds map[string]time.Time // until when buckets are held back, as this gateway was told
+	mu        sync.Mutex
+	heldUntil map[string]time.Time // by label: when the last penalty that this gateway received ends; guarded by mu
 }
 
 func newMetrics() (*metrics, error) {
-	m := &metrics{calls: prom.NewRegistry(), helds: map[string]time.Time{}}
+	m := &metrics{calls: prom.NewRegistry(), heldUntil: map[string]time.Time{}}
 	var err error
 	if m.observer, err = tbprometheus.New(m.calls, tbprometheus.WithBuckets(m.label), tbprometheus.WithMaxBuckets(mostSeries)); err != nil {
 		return nil, err
@@ -52,14 +55,16 @@ func newMetrics() (*metrics, error) {
 		m.calls.MustRegister(v)
 		return v
 	}
+	m.admissions = counter("admissions_total", "Calls, each counted once, by what decided about them.", "bucket", "by", "result")
+	m.admissions.WithLabelValues(tbprometheus.Other, gate.ByUnknown.String(), passed) // so that charts have a series before the first call
 	m.bypassed = counter("bypassed_total", "Calls that passed or were refused without a bucket.", "bucket", "by", "result")
 	m.refusals = counter("refusals_total", "Calls that were refused, by what refused them.", "bucket", "by")
-	m.penalties = counter("penalties_total", "Answers of upstreams with a Retry-After that held a bucket back.", "bucket")
-	m.upstreams = counter("upstream_errors_total", "Calls that got no answer from their upstream.", "upstream", "kind")
+	m.penalties = counter("penalties_total", "Responses of upstreams whose Retry-After penalized a bucket.", "bucket")
+	m.upstreams = counter("upstream_errors_total", "Calls that got no response from their upstream.", "upstream", "kind")
 	return m, nil
 }
 
-// add adds how the gateway is.
+// add adds the metrics of the gateway's state.
 func (m *metrics) add(a *admin) {
 	others := prom.NewRegistry()
 	others.MustRegister(newCollector(a), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -70,7 +75,7 @@ func (m *metrics) handler() http.Handler {
 	return promhttp.HandlerFor(m.all, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
 }
 
-// match finds the row that decides about a name.
+// match returns the row that decides about a name.
 func (m *metrics) match(name string) (row string, exact, ok bool) {
 	limits := m.limits.Load()
 	if limits == nil {
@@ -79,40 +84,60 @@ func (m *metrics) match(name string) (row string, exact, ok bool) {
 	return limits.Match(name)
 }
 
-// limited tells whether calls of a key can be held back: by a bucket, or by the penalty of a row without a rate.
+// limited reports whether a penalty applies to calls of a key: to their bucket, or to their row if it has no rate.
 func (m *metrics) limited(key string) bool {
 	limits := m.limits.Load()
 	if limits == nil {
 		return false
 	}
 	by, _ := limits.Decider(key)
-	return by == registry.ByLimit
+	return by == gate.ByLimit
 }
 
-// label is the name of the row that decides about a name or a bucket, and one for all others: nobody makes series by calling.
+// label returns the name of the row that decides about a name or a bucket, or tbprometheus.Other if there is none. So clients cannot create
+// series.
 func (m *metrics) label(name string) string {
 	name, _, ok := m.match(name)
 	if !ok {
 		return tbprometheus.Other
 	}
+	name = telemetry.Named(name)
 	if _, ok := m.labels.Load(name); ok {
 		return name
 	}
-	if m.known.Load() >= mostSeries {
+	if m.labelCount.Load() >= mostSeries {
 		return tbprometheus.Other
 	}
 	if _, ok := m.labels.LoadOrStore(strings.Clone(name), true); !ok {
-		m.known.Add(1)
+		m.labelCount.Add(1)
 	}
 	return name
 }
 
-func (m *metrics) bypass(name string, by registry.Decider, pass bool) {
-	result := "refused"
+// hasSeries reports whether a row has series of its own.
+func (m *metrics) hasSeries(row string) bool { return m.label(row) == telemetry.Named(row) }
+
+func (m *metrics) bypass(name string, by gate.Decider, pass bool) {
+	m.bypassed.WithLabelValues(m.label(name), by.String(), resultOf(pass)).Inc()
+}
+
+// Values of the label result.
+const passed, refusedCall, failedCall, cancelledCall = "passed", "refused", "failed", "cancelled"
+
+func resultOf(pass bool) string {
 	if pass {
-		result = "passed"
+		return passed
 	}
-	m.bypassed.WithLabelValues(m.label(name), by.String(), result).Inc()
+	return refusedCall
+}
+
+// admitted counts a call by its result. by is what decided about it, or "none" for a call that failed.
+func (m *metrics) admitted(name, by, result string) {
+	label := m.label(name)
+	m.admissions.WithLabelValues(label, by, result).Inc()
+	if result == refusedCall {
+		m.refusals.WithLabelValues(label, by).Inc()
+	}
 }
 
 func (m *metrics) penalized(key string, until time.Time) {
@@ -123,19 +148,20 @@ func (m *metrics) penalized(key string, until time.Time) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if until.After(m.helds[label]) {
-		m.helds[label] = until
+	if until.After(m.heldUntil[label]) {
+		m.heldUntil[label] = until
 	}
 }
 
-// view is what a bucket looks like. Without a rate it is only known until when calls are held back.
+// view is the state of a bucket. For a row without a rate only held is set.
 type view struct {
 	rate, maxPermits float64
-	stored           float64 // permits
-	held             time.Time
+	stored           float64       // permits
+	wait             time.Duration // how long a call may wait, by the row
+	held             time.Time     // when the penalty ends
 }
 
-// views asks for the buckets that are in use. Those that cannot be asked are left out, but for what is known here.
+// views reads the buckets in use, by row name. Of buckets that cannot be read it returns only penalties that this gateway has received.
 func (m *metrics) views(ctx context.Context) map[string]view {
 	limits := m.limits.Load()
 	if limits == nil {
@@ -147,10 +173,10 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 	all := map[string]view{}
 	var asking sync.WaitGroup
 	for name, l := range limits.Limiters() {
-		if m.label(name) != name {
+		if !m.hasSeries(name) {
 			continue
 		}
-		asking.Go(func() { // those that are under way together share trips
+		asking.Go(func() { // concurrent reads share round trips
 			b, err := l.State(ctx)
 			if err != nil {
 				return
@@ -168,14 +194,18 @@ func (m *metrics) views(ctx context.Context) map[string]view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, l := range limits.Limits() {
-		_, known := all[l.Name] // better than what was told here: a bucket may have been reset
-		told, isTold := m.helds[l.Name]
+		v, read := all[l.Name] // takes precedence over heldUntil: the bucket may have been reset
+		if read {
+			v.wait = time.Duration(l.WaitShare * float64(time.Second))
+			all[l.Name] = v
+		}
+		until, penalized := m.heldUntil[telemetry.Named(l.Name)]
 		switch held := limits.Held(l.Name); {
-		case l.Disabled || l.PerKey: // it holds nobody back, or one key
-		case l.NoRate && held > 0 && m.label(l.Name) == l.Name:
+		case l.Disabled || l.PerKey: // no penalty applies, or to one key only
+		case l.NoRate && held > 0 && m.hasSeries(l.Name):
 			all[l.Name] = view{held: time.Now().Add(held)}
-		case !l.NoRate && isTold && !known:
-			all[l.Name] = view{held: told}
+		case !l.NoRate && penalized && !read:
+			all[l.Name] = view{held: until}
 		}
 	}
 	return all

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// nearest returns the name that was probably meant, with something before it; "" if none is near.
+// nearest returns before + the name closest to the misspelt one + "?", or "" if none is close.
 func nearest(before, name string, names []string) string {
 	best, least := "", 3
 	for _, n := range slices.Sorted(slices.Values(names)) {
@@ -26,7 +26,8 @@ func nearest(before, name string, names []string) string {
 	return before + best + "?"
 }
 
-// distance is how many letters must be inserted, removed, replaced or swapped with their neighbour to make one word of another.
+// distance returns the Damerau–Levenshtein distance: the fewest insertions, deletions, replacements and swaps of neighbouring letters that turn
+// one word into the other.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {
@@ -56,7 +57,7 @@ func flagNames(flags *pflag.FlagSet) (names []string) {
 	return names
 }
 
-// wanted is what a flag's type wants.
+// wanted describes the values that a flag's type accepts.
 func wanted(f *pflag.Flag) string {
 	switch f.Value.Type() {
 	case "duration":
@@ -67,7 +68,7 @@ func wanted(f *pflag.Flag) string {
 	return f.Value.Type()
 }
 
-// flagError says of an error of the command line what was meant, and hides passwords.
+// flagError rewrites an error of the command line to say what is accepted or probably meant, and hides passwords.
 func flagError(flags *pflag.FlagSet, err error) error {
 	var value *pflag.InvalidValueError
 	var missing *pflag.NotExistError
@@ -81,23 +82,23 @@ func flagError(flags *pflag.FlagSet, err error) error {
 	return errors.New(hideUserinfo(message))
 }
 
-// clusters is what Kubernetes sets for a service named tokenbucket.
-var clusters = regexp.MustCompile(`^TOKENBUCKET_(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)$`)
+// kubernetesVariables matches the variables that Kubernetes sets for a service named tokenbucket.
+var kubernetesVariables = regexp.MustCompile(`^TOKENBUCKET_(SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// tellStrangers logs variables that are no setting, since one may be misspelt.
-func (c *config) tellStrangers(log *slog.Logger) {
-	for _, name := range c.strangers {
-		log.Warn("a variable is no setting, and was ignored"+nearest(": did you mean ", name, c.variables), "variable", name)
+// logUnknownVariables warns of variables that look like settings but are none: they may be misspelt.
+func (c *config) logUnknownVariables(log *slog.Logger) {
+	for _, name := range c.unknownVariables {
+		log.Warn("an environment variable is not a setting and is ignored"+nearest(": did you mean ", name, c.variables), "variable", name)
 	}
 }
 
-// notKnown finds the variables that are no setting.
-func (o *options) notKnown(known map[string]string, environ []string) {
+// findUnknownVariables collects the variables with the settings' prefix that are not settings. known maps variables to flags.
+func (o *options) findUnknownVariables(known map[string]string, environ []string) {
 	o.variables = slices.Collect(maps.Keys(known))
 	for _, variable := range environ {
 		name, value, _ := strings.Cut(variable, "=")
-		if strings.HasPrefix(name, envPrefix) && value != "" && known[name] == "" && !clusters.MatchString(name) {
-			o.strangers = append(o.strangers, name)
+		if strings.HasPrefix(name, envPrefix) && value != "" && known[name] == "" && !kubernetesVariables.MatchString(name) {
+			o.unknownVariables = append(o.unknownVariables, name)
 		}
 	}
 }

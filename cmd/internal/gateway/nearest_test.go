@@ -49,9 +49,9 @@ func TestStrangers(t *testing.T) {
 	c, err := o.parse()
 	require.NoError(t, err)
 	var log bytes.Buffer
-	c.tellStrangers(slog.New(slog.NewTextHandler(&log, nil)))
-	require.Contains(t, log.String(), `msg="a variable is no setting, and was ignored: did you mean TOKENBUCKET_FAIL?" variable=TOKENBUCKET_FIAL`)
-	require.Contains(t, log.String(), `msg="a variable is no setting, and was ignored" variable=TOKENBUCKET_WHATEVER`)
+	c.logUnknownVariables(slog.New(slog.NewTextHandler(&log, nil)))
+	require.Contains(t, log.String(), `msg="an environment variable is not a setting and is ignored: did you mean TOKENBUCKET_FAIL?" variable=TOKENBUCKET_FIAL`)
+	require.Contains(t, log.String(), `msg="an environment variable is not a setting and is ignored" variable=TOKENBUCKET_WHATEVER`)
 	require.Equal(t, 2, bytes.Count(log.Bytes(), []byte("WARN")))
 	require.NotContains(t, log.String(), "hush")
 }

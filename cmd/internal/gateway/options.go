@@ -21,7 +21,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// options are the settings as they are given.
+// options are the settings as given by flags, environment and file.
 type options struct {
 	trafficOptions
 	limitOptions
@@ -29,10 +29,10 @@ type options struct {
 	operationOptions
 	consoleOptions
 
-	given     *pflag.FlagSet    // with what load has put into it
-	from      map[string]string // flag → where its value is from, if it is not from a flag
-	variables []string          // that are settings
-	strangers []string          // variables that begin as settings do, and are none
+	given            *pflag.FlagSet    // the flags, including the values that load has set
+	from             map[string]string // flag → source of its value, unless that is the command line
+	variables        []string          // environment variables that are settings
+	unknownVariables []string          // environment variables with the settings' prefix that are not settings
 }
 
 type trafficOptions struct {
@@ -40,10 +40,23 @@ type trafficOptions struct {
 	upstreams       []string
 	upstreamTimeout time.Duration
 	bodyTimeout     time.Duration
+	bodyRate        int
+	responseTimeout time.Duration
+	responseRate    int
+	headerTimeout   time.Duration
+	idleTimeout     time.Duration
+	maxHeaderBytes  int
+	maxConnections  int
+	upgrades        []string
+	upgradeTimeout  time.Duration
 	key             string
+	clientIPv4      int
+	clientIPv6      int
+	clientHeader    string
 	match           string
 	unknownStatus   int
 	trusted         []string
+	dropHeaders     []string
 	inbound         bool
 	unknown         string
 	maxRetryAfter   time.Duration
@@ -58,9 +71,12 @@ type limitOptions struct {
 	createTable bool
 	badRows     string
 	allowEmpty  bool
+	confirm     bool
 	shadow      bool
 	interval    time.Duration
+	loadTimeout time.Duration
 	maxAge      time.Duration
+	maxKeys     int
 	wait        time.Duration
 	switchAt    string
 }
@@ -76,6 +92,7 @@ type bucketOptions struct {
 type operationOptions struct {
 	config       string
 	admin        string
+	adminHosts   []string
 	publish      bool
 	otlp         string
 	otlpInterval time.Duration
@@ -85,7 +102,7 @@ type operationOptions struct {
 	logLevel     string
 }
 
-// flags declares all of them, in the order of the help.
+// flags declares all flags, in the order of the help.
 func (o *options) flags() []group {
 	var groups []group
 	for _, g := range []struct {
@@ -109,43 +126,65 @@ func (o *options) flags() []group {
 func (o *trafficOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.listen, "listen", ":8080", "`address` to serve on")
 	f.StringArrayVar(&o.upstreams, "upstream", nil, "`URL` to forward to, or /prefix=URL for some paths; may be repeated. The longest prefix "+
-		"counts, in whole segments; the path is sent on with its prefix, appended to that of the URL")
-	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "until an upstream's answer begins; 0: no limit")
-	f.DurationVar(&o.bodyTimeout, "body-timeout", time.Minute, "how long a client may send nothing of its body while that is waited for; then the "+
+		"wins, in whole segments; the path is forwarded with its prefix, appended to that of the URL")
+	f.DurationVar(&o.upstreamTimeout, "upstream-timeout", 30*time.Second, "time until an upstream's response begins; 0: no limit")
+	f.DurationVar(&o.bodyTimeout, "body-timeout", time.Minute, "how long a client may send no byte of its body while the gateway waits for it; then the "+
 		"call ends with 408. 0: no limit")
-	f.StringVar(&o.key, "key", "path", "what names a call's bucket: path, client (its address) or header:NAME, whose value then shows in "+
-		"Redis and in the log. Several with + between, such as path+header:X-Tenant, make keys with | between")
-	f.StringVar(&o.match, "match", "clean", "which row counts for a path: exact, of that name; clean, without a slash at the end and without "+
-		"parameters (;x=1); prefix, or else the longest that holds it, in whole segments. Letter case counts. A row with a * at its end "+
-		"holds for all that begins so, with each of these")
-	f.StringSliceVar(&o.trusted, "trusted-proxy", nil, "`CIDR` of proxies in front, whose X-Forwarded-* are believed; may be repeated")
-	f.BoolVar(&o.inbound, "inbound", false, "take the permit when a call arrives, not when it is sent on: clients are told with RateLimit "+
-		"header fields, and an upstream's Retry-After holds nothing back")
-	f.StringVar(&o.unknown, "unknown", "pass", "calls without a row: pass, refuse, or permits per second for a bucket of each key's own")
-	f.IntVar(&o.unknownStatus, "unknown-status", http.StatusNotFound, "what calls without a row are answered if they are refused, 400 to 599")
-	f.DurationVar(&o.maxRetryAfter, "max-retry-after", time.Minute, "how long an upstream's Retry-After may hold a bucket back, at most 1h; "+
-		"0: not at all")
+	f.IntVar(&o.bodyRate, "body-rate", 1000, "bytes per second of its body that a client must send while the gateway waits for them; "+
+		"it may be --body-timeout behind; 0: no minimum")
+	f.DurationVar(&o.responseTimeout, "response-timeout", time.Minute, "how long a client may read no byte of its response while the gateway waits for it; then its "+
+		"connection is closed. 0: no limit")
+	f.IntVar(&o.responseRate, "response-rate", 1000, "bytes per second of its response that a client must read, as with --body-rate; 0: no minimum")
+	f.DurationVar(&o.headerTimeout, "header-timeout", 10*time.Second, "time until a request's header must be complete")
+	f.DurationVar(&o.idleTimeout, "idle-timeout", 2*time.Minute, "how long a connection may wait for its next request")
+	f.IntVar(&o.maxHeaderBytes, "max-header-bytes", 64<<10, "maximum size of a request's line and header, 1024 to 1048576 bytes")
+	f.IntVar(&o.maxConnections, "max-connections", 10_000, "maximum number of open client connections; a new one closes the longest idle one, or waits if none is idle. 0: no limit")
+	f.StringSliceVar(&o.upgrades, "upgrade", []string{"websocket"}, "`protocol` to which a connection may be upgraded; may be repeated. Requests for others "+
+		"are forwarded without the upgrade, as HTTP allows; none: --upgrade=")
+	f.DurationVar(&o.upgradeTimeout, "upgrade-timeout", 10*time.Minute, "how long an upgraded connection may be silent in both directions; 0: no limit")
+	f.StringVar(&o.key, "key", "path", "what names a call's bucket: path, client (its address) or header:NAME, whose value is then visible in "+
+		"Redis and in the log. Several joined by +, such as path+header:X-Tenant, give keys joined by |")
+	f.IntVar(&o.clientIPv4, "client-ipv4", 32, "how many bits of an IPv4 address name a client, 8 to 32")
+	f.IntVar(&o.clientIPv6, "client-ipv6", 64, "how many bits of an IPv6 address name a client, 16 to 128")
+	f.StringVar(&o.clientHeader, "client-header", "X-Forwarded-For", "`field` in which trusted proxies write the client's address; read from its end up to the "+
+		"first address that is not trusted")
+	f.StringVar(&o.match, "match", "clean", "which row matches a path: exact, the row of that name; clean, the same without a slash at the end and "+
+		"parameters (;x=1); prefix, or else the longest row that is a prefix, in whole segments. Names are case-sensitive. A row that ends with "+
+		"* matches all names that begin so, in each mode")
+	f.StringSliceVar(&o.trusted, "trusted-proxy", nil, "`CIDR` of proxies in front of the gateway whose X-Forwarded-* fields are trusted; may be repeated")
+	f.StringSliceVar(&o.dropHeaders, "drop-header", nil, "`field` that, like X-Forwarded-* and others, only trusted proxies may send; may be repeated")
+	f.BoolVar(&o.inbound, "inbound", false, "take the permit when a call arrives, not when it is forwarded: clients get RateLimit header "+
+		"fields, and an upstream's Retry-After penalizes no bucket")
+	f.StringVar(&o.unknown, "unknown", "pass", "calls without a row: pass, refuse, or permits per second for a bucket for each key")
+	f.IntVar(&o.unknownStatus, "unknown-status", http.StatusNotFound, "response status of refused calls without a row, 400 to 599")
+	f.DurationVar(&o.maxRetryAfter, "max-retry-after", time.Minute, "longest penalty that an upstream's Retry-After may give a bucket, at most 1h; "+
+		"0: no penalties")
 }
 
 func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.limits, "limits", "", "`DSN` of the database: sqlite://FILE, mysql://user:password@host:3306/database (MariaDB too) or "+
 		"postgres://user:password@host:5432/database; ?parameters are the driver's. Or file://FILE, a YAML file, such as file:///etc/tokenbucket/limits.yaml")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
-	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` where the table has other names; may be repeated. Fields are id, name, rate, "+
+	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` for columns with other names; may be repeated. Fields are id, name, rate, "+
 		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here; window (in seconds), window_limit, concurrent, "+
-		"shadow and per_key also if the table has columns window, windowLimit, concurrent, shadow and perKey")
-	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: nothing is saved up")
-	f.DurationVar(&o.jitter, "jitter", 0, "how unevenly calls reach a quota's upstream, at most 1s")
-	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the table, that of the audit, the switch's, a SQLite file")
-	f.StringVar(&o.badRows, "bad-rows", "refuse", "calls of a row that is bad, and was bad when it was first seen: refuse, pass, or permits "+
-		"per second; a row that turns bad later leaves its last good limit in force")
-	f.BoolVar(&o.allowEmpty, "allow-empty", false, "believe at once that a table is empty, or has lost more than half of its rows; without it "+
-		"their limits stay in force until three loads in a row agree")
-	f.BoolVar(&o.shadow, "shadow", false, "a dry run: decide, count and tell, but refuse nothing; the column shadow says so for one row")
+		"shadow, per_key and penalty also if the table has columns window, windowLimit, concurrent, shadow, perKey and penalty")
+	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: no permits are stored")
+	f.DurationVar(&o.jitter, "jitter", 0, "how much later than released a quota's calls may reach the upstream, at most 1s")
+	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the tables of limits, audit and switch, a SQLite file")
+	f.StringVar(&o.badRows, "bad-rows", "refuse", "calls of a row that was never valid: refuse, pass, or permits "+
+		"per second; a row that becomes bad later leaves its last valid limit in force")
+	f.BoolVar(&o.allowEmpty, "allow-empty", false, "accept at once a table that is empty, or has lost more than half of its rows; without it "+
+		"the lost limits stay in force until three loads in a row agree, and the loss is reported until it is confirmed (tokenbucket confirm)")
+	f.BoolVar(&o.confirm, "confirm-losses", false, "never accept by itself a table that is empty, or has lost more than half of its rows: "+
+		"the lost limits stay in force until the loss is confirmed (tokenbucket confirm, or the console)")
+	f.BoolVar(&o.shadow, "shadow", false, "a dry run: decide and count, but refuse no call; the column shadow does so for one row")
 	f.DurationVar(&o.interval, "interval", 5*time.Second, "how often the table or the file is read")
-	f.DurationVar(&o.maxAge, "max-age", 0, "beyond this age of the limits /readyz says 503, though they stay in force: a database that is away then "+
-		"takes the whole fleet out of service; 0: any age will do")
-	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at the start")
+	f.DurationVar(&o.loadTimeout, "load-timeout", time.Minute, "how long reading it may take")
+	f.DurationVar(&o.maxAge, "max-age", 0, "/readyz responds 503 if the limits are older, although they stay in force: an outage of the database then "+
+		"takes the whole fleet out of service; 0: no maximum")
+	f.IntVar(&o.maxKeys, "max-keys", 10_000, "how many new keys of a row with perKey, or without a row, get buckets of their own per hour; "+
+		"further keys share one bucket until the hour is over")
+	f.DurationVar(&o.wait, "wait", 30*time.Second, "how long to wait for the database at startup")
 	f.StringVar(&o.switchAt, "switch", "none", "`place` of the fleet's switch: none, redis:KEY, or sql for the row 'global' of "+
 		"t_ratelimite_switch. 0 there lets all calls pass; 1, or nothing, limits them")
 }
@@ -153,32 +192,34 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 func (o *bucketOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.redis, "redis", "", "`address` of Redis: host:port, or a URL redis://, rediss:// or unix://; of a cluster host:port,host:port or "+
 		"redis+cluster://host:port?addr=host:port; of sentinels redis+sentinel://host:port?master_name=NAME")
-	f.StringVar(&o.store, "store", "script", "how buckets are kept: script, lock, or memory, for one gateway without Redis")
-	f.StringVar(&o.keyPrefix, "key-prefix", "tokenbucket:", "what the keys in Redis begin with")
-	f.DurationVar(&o.storeTimeout, "store-timeout", time.Second, "how long a call waits for Redis before that counts as down")
-	f.StringVar(&o.fail, "fail", "closed", "calls while Redis is down: closed, they are answered 503; open, they pass; share:N, each gateway goes on with "+
-		"its part of the rates, of N gateways until they have counted themselves. What must be repaired (a password, a right, a corrupt key) is 503 with all")
+	f.StringVar(&o.store, "store", "script", "where buckets are stored: in Redis by script or lock, or in memory, for one gateway without Redis")
+	f.StringVar(&o.keyPrefix, "key-prefix", "tokenbucket:", "prefix of the keys in Redis")
+	f.DurationVar(&o.storeTimeout, "store-timeout", time.Second, "how long a call waits for Redis before it counts as an outage")
+	f.StringVar(&o.fail, "fail", "closed", "calls during an outage of Redis: closed, they are answered with 503; open, they pass; share:N, each gateway uses its "+
+		"local share of the rates, of N gateways until they have counted themselves. Faults that need a repair (a password, a right, a corrupt key) give 503 in any case")
 }
 
 func (o *operationOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.config, "config", "", "YAML `file` with settings")
 	f.StringVar(&o.admin, "admin", "127.0.0.1:8081", "`address` of /healthz, /readyz, /stats, /metrics and /console; empty: none")
-	f.BoolVar(&o.publish, "publish", true, "tell consoles through Redis, every two seconds, what this gateway does, with a history of a day; --publish=false: "+
-		"not at all")
-	f.StringVar(&o.otlp, "otlp", "", "`URL` of an OpenTelemetry collector, http://host:4318, that gets what /metrics has")
-	f.DurationVar(&o.otlpInterval, "otlp-interval", 15*time.Second, "how often it gets that")
-	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long calls under way may take to end")
-	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new calls are still served while /readyz says 503 already")
+	f.StringSliceVar(&o.adminHosts, "admin-host", nil, "host `name` of --admin, such as that of a target of Prometheus, besides IP addresses, "+
+		"localhost, this machine's host name and --console-host; may be repeated. Requests for other names get 421")
+	f.BoolVar(&o.publish, "publish", true, "publish this gateway's state to consoles through Redis, every two seconds, with a history of a day; disable it with "+
+		"--publish=false")
+	f.StringVar(&o.otlp, "otlp", "", "`URL` of an OpenTelemetry collector, http://host:4318, that receives the metrics of /metrics")
+	f.DurationVar(&o.otlpInterval, "otlp-interval", 15*time.Second, "how often metrics are exported")
+	f.DurationVar(&o.drain, "drain", 30*time.Second, "how long calls in flight may take to end")
+	f.DurationVar(&o.drainDelay, "drain-delay", 0, "how long new calls are still served while /readyz already responds 503")
 	f.StringVar(&o.logFormat, "log-format", "text", "text or json, on standard error")
 	f.StringVar(&o.logLevel, "log-level", "info", "debug, info, warn or error")
 }
 
-// bad names a setting as it was given, its value and what was wanted.
+// bad returns an error that names a setting as it was given, its value, and what is accepted.
 func (o *options) bad(flag string, value any, want string) error {
 	return fmt.Errorf("%s %v: want %s", o.nameOf(flag), value, want)
 }
 
-// nameOf is a setting as it was given.
+// nameOf returns the name of a setting in the source that gave it: flag, variable or file.
 func (o *options) nameOf(flag string) string {
 	if name := o.from[flag]; name != "" {
 		return name
@@ -186,7 +227,7 @@ func (o *options) nameOf(flag string) string {
 	return "--" + flag
 }
 
-// config is the settings as they are used.
+// config holds the parsed settings.
 type config struct {
 	options
 	routes   routes
@@ -194,16 +235,16 @@ type config struct {
 	proxies  []netip.Prefix
 	unknown  registry.Otherwise
 	badRows  registry.Otherwise
-	database *database          // nil: the limits are in a file
-	file     *filesource.Source // nil: they are in a database
-	redis    *redisTarget       // nil: none is needed
+	database *database          // nil if the limits are in a file
+	file     *filesource.Source // nil if the limits are in a database
+	redis    *redisTarget       // nil if no setting needs Redis
 	switchAt string             // "", "sql" or a key in Redis
 	policy   tokenbucket.FailurePolicy
 	level    slog.Level
 	access   console.Access
 }
 
-// parse checks everything before anything is started.
+// parse checks all settings, before any part of the gateway starts.
 func (o *options) parse() (*config, error) {
 	c := &config{options: *o}
 	for _, check := range []func() error{
@@ -224,9 +265,14 @@ func (c *config) checkNumbers() error {
 	}{
 		{"upstream-timeout", c.upstreamTimeout, 0, time.Hour},
 		{"body-timeout", c.bodyTimeout, 0, time.Hour},
+		{"response-timeout", c.responseTimeout, 0, time.Hour},
+		{"header-timeout", c.headerTimeout, time.Second, time.Hour},
+		{"idle-timeout", c.idleTimeout, time.Second, time.Hour},
+		{"upgrade-timeout", c.upgradeTimeout, 0, 24 * time.Hour},
 		{"max-retry-after", c.maxRetryAfter, 0, time.Hour},
 		{"jitter", c.jitter, 0, time.Second},
 		{"interval", c.interval, 10 * time.Millisecond, time.Hour},
+		{"load-timeout", c.loadTimeout, 10 * time.Millisecond, time.Hour},
 		{"max-age", c.maxAge, 0, math.MaxInt64},
 		{"wait", c.wait, 100 * time.Millisecond, time.Hour},
 		{"store-timeout", c.storeTimeout, time.Millisecond, time.Minute},
@@ -240,6 +286,22 @@ func (c *config) checkNumbers() error {
 				want = "a duration that is not negative"
 			}
 			return c.bad(d.flag, d.value, want)
+		}
+	}
+	for _, n := range []struct {
+		flag               string
+		value, least, most int
+	}{
+		{"body-rate", c.bodyRate, 0, 1 << 30},
+		{"response-rate", c.responseRate, 0, 1 << 30},
+		{"max-header-bytes", c.maxHeaderBytes, 1 << 10, 1 << 20},
+		{"max-keys", c.maxKeys, 1, 10_000_000},
+		{"max-connections", c.maxConnections, 0, 1 << 20},
+		{"client-ipv4", c.clientIPv4, 8, 32},
+		{"client-ipv6", c.clientIPv6, 16, 128},
+	} {
+		if n.value < n.least || n.value > n.most {
+			return c.bad(n.flag, n.value, fmt.Sprintf("%d to %d", n.least, n.most))
 		}
 	}
 	return nil
@@ -281,17 +343,30 @@ func listenable(addr string) bool {
 	return err == nil
 }
 
-// parseKeys reads what keys are made of.
+// parseKeys parses the settings of keys and of trusted proxies.
 func (c *config) parseKeys() (err error) {
 	if c.proxies, err = c.networks("trusted-proxy", c.trusted); err != nil {
 		return err
 	}
-	key, wrong := parseKey(c.options.key, c.proxies)
-	if wrong != nil {
-		wrong.Setting = c.nameOf("key")
-		return wrong
+	for _, names := range []struct {
+		flag  string
+		names []string
+	}{{"client-header", []string{c.clientHeader}}, {"drop-header", c.dropHeaders}, {"upgrade", c.upgrades}} {
+		for _, name := range names.names {
+			if !validHeader(name) {
+				return c.bad(names.flag, fmt.Sprintf("%q", name), "a name of letters, digits and hyphens")
+			}
+		}
+	}
+	key, keyErr := parseKey(c.options.key, c.clientKey())
+	if keyErr != nil {
+		keyErr.Setting = c.nameOf("key")
+		return keyErr
 	}
 	c.key = key
+	for _, name := range append(slices.Clone(c.dropHeaders), c.clientHeader) {
+		c.key.fields.proxies = append(c.key.fields.proxies, http.CanonicalHeaderKey(name))
+	}
 	return nil
 }
 
@@ -317,7 +392,7 @@ func (c *config) parseTraffic() error {
 	return nil
 }
 
-// networks reads addresses and CIDRs.
+// networks parses addresses and CIDRs.
 func (c *config) networks(flag string, list []string) (all []netip.Prefix, err error) {
 	for _, s := range list {
 		p, err := netip.ParsePrefix(s)
@@ -335,7 +410,7 @@ func (c *config) networks(flag string, list []string) (all []netip.Prefix, err e
 	return all, nil
 }
 
-// otherwise reads what happens to calls that no good row decides about.
+// otherwise parses a setting that decides about calls without a valid row.
 func (c *config) otherwise(flag, value string) (registry.Otherwise, error) {
 	switch value {
 	case "pass":
@@ -347,10 +422,10 @@ func (c *config) otherwise(flag, value string) (registry.Otherwise, error) {
 	if err != nil || !(rate >= 0.001 && rate <= 10_000_000) {
 		return registry.Otherwise{}, c.bad(flag, fmt.Sprintf("%q", value), "pass, refuse or a rate, 0.001 to 10000000 permits per second")
 	}
-	return registry.Default(registry.Limit{Rate: rate, Cache: 0.5}), nil
+	return registry.Default(registry.Limit{Rate: rate, WaitShare: 0.5}), nil
 }
 
-// validHeader tells whether a name is a token of RFC 9110.
+// validHeader reports whether a name is a token of RFC 9110.
 func validHeader(name string) bool {
 	for _, b := range []byte(name) {
 		if (b|0x20 < 'a' || b|0x20 > 'z') && (b < '0' || b > '9') && !strings.ContainsRune("!#$%&'*+-.^_`|~", rune(b)) {
@@ -366,16 +441,19 @@ func (c *config) parseLimits() error {
 		"id": &names.ID, "name": &names.Name, "rate": &names.Rate, "cache": &names.Cache, "status": &names.Status,
 		"modified": &names.Modified, "burst": &names.Burst, "warmup_ms": &names.WarmupMillis, "cold_factor": &names.ColdFactor,
 		"quota": &names.Quota, "shadow": &names.Shadow, "per_key": &names.PerKey,
-		"window": &names.Window, "window_limit": &names.WindowLimit, "concurrent": &names.Concurrent,
+		"window": &names.Window, "window_limit": &names.WindowLimit, "concurrent": &names.Concurrent, "penalty": &names.Penalty,
 	}
 	for _, s := range c.columns {
 		field, column, ok := strings.Cut(s, "=")
 		if fields[field] == nil || !ok || column == "" {
 			return c.bad("columns", fmt.Sprintf("%q", s),
 				"field=column with a field of id, name, rate, cache, status, modified, burst, warmup_ms, cold_factor, quota, window, window_limit, "+
-					"concurrent, shadow, per_key")
+					"concurrent, shadow, per_key, penalty")
 		}
 		*fields[field] = column
+	}
+	if c.allowEmpty && c.confirm {
+		return c.bad("confirm-losses", true, "false together with --allow-empty, which accepts losses at once")
 	}
 	if c.limits == "" {
 		return c.bad("limits", "missing", wantDSN)
@@ -392,12 +470,12 @@ func (c *config) parseLimits() error {
 	case c.quota:
 		db.options = append(db.options, sqlsource.WithQuota(c.jitter))
 	case c.jitter != 0 && names.Quota == "":
-		return c.bad("jitter", c.jitter, "none without --quota or a column for it")
+		return c.bad("jitter", c.jitter, "none without --quota or a column quota")
 	default:
 		db.options = append(db.options, sqlsource.WithJitter(c.jitter))
 	}
 	if _, err := sqlsource.Schema(db.dialect, db.options...); err != nil {
-		return c.bad("table", fmt.Sprintf("%q --columns %q", c.table, c.columns), "names that the database knows: "+err.Error())
+		return c.bad("table", fmt.Sprintf("%q --columns %q", c.table, c.columns), "valid names for the database: "+err.Error())
 	}
 	c.database = db
 	return nil

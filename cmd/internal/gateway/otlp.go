@@ -29,21 +29,21 @@ func (c *config) checkOTLP() error {
 	return nil
 }
 
-// export sends what /metrics has to a collector, again and again, and a last time at the end.
+// export starts to send the metrics of /metrics to a collector, at every --otlp-interval. stop sends them a last time.
 func (m *metrics) export(c *config, log *slog.Logger) (stop func(), err error) {
 	exporter, err := otlpmetrichttp.New(context.Background(), otlpmetrichttp.WithEndpointURL(c.otlp))
 	if err != nil {
 		return nil, fmt.Errorf("--otlp %s: %w", c.otlp, err)
 	}
-	var told seldom
+	var failures seldom
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
-		if n, tell := told.note(""); tell {
+		if n, ok := failures.note(""); ok {
 			log.Warn("metrics could not be exported", "to", c.otlp, "times", n, "error", err)
 		}
 	}))
-	host, _ := os.Hostname() // without it the instance has only its port
-	who := resource.NewWithAttributes(semconv.SchemaURL, semconv.ServiceName("tokenbucket-gateway"), semconv.ServiceInstanceID(host+c.listen))
-	provider := metric.NewMeterProvider(metric.WithResource(who), metric.WithReader(metric.NewPeriodicReader(exporter,
+	host, _ := os.Hostname() // on an error the instance is identified by its port alone
+	instance := resource.NewWithAttributes(semconv.SchemaURL, semconv.ServiceName("tokenbucket-gateway"), semconv.ServiceInstanceID(host+c.listen))
+	provider := metric.NewMeterProvider(metric.WithResource(instance), metric.WithReader(metric.NewPeriodicReader(exporter,
 		metric.WithInterval(c.otlpInterval), metric.WithProducer(prometheus.NewMetricProducer(prometheus.WithGatherer(m.all))))))
 	return func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)

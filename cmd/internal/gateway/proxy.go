@@ -8,30 +8,41 @@ import (
 	"net"
 	"net/http"
 	"net/http/httputil"
+	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
-	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// call is what is known about a request from its arrival on.
+// call is the state of a request from its arrival on.
 type call struct {
-	route *route
-	key   string
-	by    registry.Decider // what has refused it
-	leave func()           // gives back what it holds; nil: nothing
-	body  *incoming        // nil: it has none
+	proxy     *proxy
+	settings  *config // the settings when the request arrived
+	route     *route
+	target    *url.URL // canonical; the same target is limited and forwarded
+	key       string
+	admission *gate.Admission // nil until the call has entered the gate
+	upstream  <-chan struct{} // closed when the upstream has finished a call whose body broke off; nil if the call does not wait for that
+	body      *incoming       // nil for a request without a body
+
+	response *outgoing
 }
 
-// end gives back what the call holds, also when nobody has closed its response.
-func (c *call) end() {
-	if c.leave != nil {
-		c.leave()
+// end releases what the call holds, even if its response was never closed.
+func (c *call) end() { c.admission.Leave() }
+
+// refusedBy returns what refused the call. If only its context is too short for the wait, that is the rate.
+func (c *call) refusedBy() gate.Decider {
+	if c.admission == nil {
+		return gate.ByLimit
 	}
+	return c.admission.By
 }
 
 type callKey struct{}
@@ -40,18 +51,20 @@ func callOf(r *http.Request) *call { return r.Context().Value(callKey{}).(*call)
 
 // proxy forwards requests, once it has been opened.
 type proxy struct {
-	config  *config                // as it was when the gateway started
-	live    atomic.Pointer[config] // with what was changed since, of which little counts
+	config  *config                // the settings at the start
+	live    atomic.Pointer[config] // the settings after the last reload; only those in the list live apply
 	log     *slog.Logger
-	handler atomic.Pointer[http.Handler] // nil: limits are not loaded yet
+	handler atomic.Pointer[http.Handler] // nil until the limits are loaded
 	base    *http.Transport
 	metrics *metrics
-	faults  seldom // kinds of failures
-	dead    seldom // upstreams and kinds of failures
+	faults  seldom // for log lines of failed limiters
+	dead    seldom // for log lines of failed upstreams, by upstream and kind
 
-	running sync.WaitGroup // all requests, also those whose connection is no longer the server's
+	requests context.Context // cancelled to cut off all requests
+
+	running sync.WaitGroup // all requests, including upgraded connections
 	calls   struct {
-		received, inFlight, refused, failed, upstreamErrors, badBodies atomic.Int64
+		received, inFlight, refused, failed, upstreamErrors, badBodies, badTargets, slowClients atomic.Int64
 	}
 }
 
@@ -61,44 +74,51 @@ func newProxy(c *config, log *slog.Logger) (*proxy, error) {
 		return nil, err
 	}
 	base := http.DefaultTransport.(*http.Transport).Clone()
-	base.DialContext = (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}).DialContext
+	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 30 * time.Second}
+	base.DialContext = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dialer.DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &upstreamConn{Conn: conn}, nil
+	}
 	base.ResponseHeaderTimeout = c.upstreamTimeout
 	base.MaxIdleConns, base.MaxIdleConnsPerHost = 0, 256
-	base.DisableCompression = true // bodies pass as they are
-	p := &proxy{config: c, log: log, base: base, metrics: m}
+	base.DisableCompression = true // bodies are forwarded unchanged
+	p := &proxy{config: c, log: log, base: base, metrics: m, requests: context.Background()}
 	p.live.Store(c)
 	return p, nil
 }
 
-// open lets requests pass, limited by the gate.
-func (p *proxy) open(limits httplimit.Gate) error {
-	gate := &gate{Gate: limits, log: p.log, metrics: p.metrics}
+// open starts to forward requests, limited by the gate.
+func (p *proxy) open(limits gate.Gate) error {
+	counted := &counter{Gate: limits, log: p.log, metrics: p.metrics, callers: func() bool { return p.live.Load().key.callers() }}
 	key := httplimit.WithKey(func(r *http.Request) string { return callOf(r).key })
 	onError := httplimit.WithOnError(func(r *http.Request, err error) error {
 		p.calls.failed.Add(1)
-		if n, tell := p.faults.note("limiter"); tell {
-			p.log.Error("the limiter failed", "calls", n, "error", err)
+		if n, ok := p.faults.note("limiter"); ok {
+			p.log.Error("the limiter failed, so calls were answered with 503", "calls", n, "error", err)
 		}
 		return err
 	})
 	logger := httplimit.WithLogger(p.log)
 	reverse := &httputil.ReverseProxy{
 		Rewrite:      p.rewrite,
-		Transport:    p.base,
+		Transport:    sender{p},
 		ErrorHandler: p.answer,
 		ErrorLog:     slog.NewLogLogger(p.log.Handler(), slog.LevelWarn),
 		BufferPool:   &buffers{},
 	}
 	var handler http.Handler = reverse
 	if p.config.inbound {
-		limit, err := httplimit.NewMiddleware(gate, key, onError, logger, httplimit.WithRefusalHandler(http.HandlerFunc(p.refuse)))
+		limit, err := httplimit.NewMiddleware(counted, key, onError, logger, httplimit.WithRefusalHandler(http.HandlerFunc(p.refuse)))
 		if err != nil {
 			return err
 		}
 		handler = limit(reverse)
 	} else {
-		transport, err := httplimit.NewTransport(gate, key, onError, logger,
-			httplimit.WithBase(p.base), httplimit.WithMaxRetryAfter(p.config.maxRetryAfter))
+		transport, err := httplimit.NewTransport(counted, key, onError, logger,
+			httplimit.WithBase(sender{p}), httplimit.WithMaxPenalty(p.config.maxRetryAfter))
 		if err != nil {
 			return err
 		}
@@ -118,67 +138,114 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}()
 	handler := p.handler.Load()
 	settings := p.live.Load()
+	connection := http.NewResponseController(w)
+	response := &outgoing{ResponseWriter: w, connection: connection, silence: settings.upgradeTimeout, slow: &p.calls.slowClients,
+		pace: pace{patience: settings.responseTimeout, rate: settings.responseRate}}
 	var body *incoming
 	if r.Body != nil && r.Body != http.NoBody {
-		body = &incoming{ReadCloser: r.Body, patience: settings.bodyTimeout, connection: http.NewResponseController(w), failures: &p.calls.badBodies}
+		body = &incoming{ReadCloser: r.Body, connection: connection, failures: &p.calls.badBodies,
+			pace: pace{patience: settings.bodyTimeout, rate: settings.bodyRate}}
 		body.allow()
 		defer body.leave()
+		response.body = settings.bodyTimeout
 	}
-	route := settings.routes.find(cleanPath(r.URL.Path))
-	switch {
-	case handler == nil:
+	response.allow(0)
+	defer response.leave()
+	w = response
+	if handler == nil {
 		unavailable(w, "limits are not loaded yet")
-	case r.Method == http.MethodConnect:
-		http.Error(w, "this is no forward proxy", http.StatusMethodNotAllowed)
-	case route == nil:
-		http.Error(w, "no upstream for this path", http.StatusNotFound)
-	default:
-		// The key is made here: the request that is sent on has another path, and its X-Forwarded-For is ours.
-		c := &call{route: route, key: settings.key.of(settings, r, p.metrics.match), body: body}
-		defer c.end()
-		r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
-		if body != nil {
-			r.Body = body
-		}
-		(*handler).ServeHTTP(w, r)
+		return
 	}
+	c, status, why := p.newCall(settings, r)
+	if c == nil {
+		if status == http.StatusBadRequest {
+			p.calls.badTargets.Add(1)
+			p.log.Debug("a malformed request was rejected", "target", r.RequestURI, "why", why)
+		}
+		http.Error(w, why, status)
+		return
+	}
+	defer c.end()
+	c.proxy, c.body, c.response = p, body, response
+	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
+	r.URL = c.target
+	if body != nil {
+		r.Body = body
+	}
+	(*handler).ServeHTTP(w, r)
 }
 
-// rewrite makes the request for the upstream: its own Host, and X-Forwarded-* as they are true. A path with . and .. is sent on as it was
-// limited: it must not lead to what has another limit, or out of the upstream's base.
-func (p *proxy) rewrite(r *httputil.ProxyRequest) {
-	if dotted(r.In.URL.Path) {
-		r.Out.URL.Path, r.Out.URL.RawPath = cleanPath(r.In.URL.Path), ""
+// newCall returns the call of a request, or the status and the reason with which to reject it. Only newCall derives target and key, from the
+// request as the client sent it. The key is derived from the target, and the same target is forwarded.
+func (p *proxy) newCall(settings *config, r *http.Request) (c *call, status int, why string) {
+	if r.Method == http.MethodConnect {
+		return nil, http.StatusMethodNotAllowed, "this server is not a forward proxy"
 	}
-	r.SetURL(callOf(r.In).route.target)
-	r.Out.URL.RawQuery = r.In.URL.RawQuery // also what Go cannot parse: nothing here depends on it
-	proxied := believed(r.In, p.live.Load().proxies)
-	if proxied {
+	target, err := httplimit.Canonical(r.URL)
+	if err != nil {
+		return nil, http.StatusBadRequest, "the request target has no path with one meaning"
+	}
+	if settings.key.fields.hopByHop(r.Header) {
+		return nil, http.StatusBadRequest, "a header field that names the limit must not be listed in Connection"
+	}
+	canonical := *r
+	canonical.URL = target
+	canonical.Header = settings.key.fields.counted(r.Header, fromTrustedProxy(r, settings.proxies))
+	key := settings.key.of(settings, &canonical, p.metrics.match)
+	if key == httplimit.NoKey {
+		return nil, http.StatusBadRequest, "a header field that names the limit was sent twice"
+	}
+	route := settings.routes.find(target.Path)
+	if route == nil {
+		return nil, http.StatusNotFound, "no upstream for this path"
+	}
+	return &call{settings: settings, route: route, key: key, target: target}, 0, ""
+}
+
+// rewrite builds the request for the upstream: the canonical target below the upstream's URL, the upstream's Host, and of the proxy fields
+// only those that the gateway or a trusted proxy vouches for. docs/gateway.md has a table of all changes.
+func (p *proxy) rewrite(r *httputil.ProxyRequest) {
+	c := callOf(r.In)
+	settings := c.settings
+	r.SetURL(c.route.target)
+	r.Out.URL.RawQuery = r.In.URL.RawQuery // unchanged, even if Go cannot parse it: no limit depends on it
+	r.Out.Trailer = nil                    // some upstreams would merge it into the header
+	r.Out.Close = c.body != nil && slices.Contains(bodyless, r.Out.Method)
+	trusted := fromTrustedProxy(r.In, settings.proxies)
+	settings.key.fields.scrub(r.Out.Header, trusted)
+	restrictUpgrade(r.Out.Header, settings.upgrades)
+	if trusted {
 		r.Out.Header["X-Forwarded-For"] = r.In.Header["X-Forwarded-For"]
 	}
 	r.SetXForwarded()
 	for _, field := range []string{"X-Forwarded-Host", "X-Forwarded-Proto"} {
-		if values := r.In.Header[field]; proxied && len(values) > 0 {
+		if values := r.In.Header[field]; trusted && len(values) > 0 {
 			r.Out.Header[field] = values
 		}
 	}
 }
 
-// answer answers a request that has got no response.
+// bodyless are the methods whose bodies have no meaning. Some upstreams respond without reading such a body, and then take it for the next
+// request of the connection. Calls smuggled that way would not be counted, and other clients would get their responses.
+var bodyless = []string{http.MethodGet, http.MethodHead, http.MethodDelete, http.MethodOptions, http.MethodTrace}
+
+// answer responds to a request that failed before its response began.
 func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 	var refused *httplimit.RefusedError
 	var failed *httplimit.GateError
-	spoiled := callOf(r).body.spoiled(r.Context().Err())
+	badBody := callOf(r).body.failureStatus(r.Context().Err())
 	switch {
 	case errors.As(err, &refused):
 		w.Header().Set("Retry-After", strconv.FormatInt(max(1, int64(math.Ceil(refused.RetryAfter.Seconds()))), 10))
 		p.refuse(w, r)
 	case errors.As(err, &failed):
 		unavailable(w, "the rate limiter is not available")
-	case spoiled != 0: // the upstream's answer was not waited for
-		p.log.Debug("a body could not be read", "key", callOf(r).key, "status", spoiled)
-		http.Error(w, "the body did not come as it should, or not in time", spoiled)
-	case r.Context().Err() != nil: // the client has gone, or the time to drain is over
+	case badBody != 0:
+		p.log.Debug("a request body could not be read", "key", callOf(r).key, "status", badBody)
+		http.Error(w, "the request body was malformed or late", badBody)
+	case callOf(r).response.hijacked: // the client did not read the 101 response in time
+		p.calls.slowClients.Add(1)
+	case r.Context().Err() != nil: // the client has disconnected, or the drain period is over
 		unavailable(w, "the request was cancelled")
 	default:
 		p.calls.upstreamErrors.Add(1)
@@ -187,14 +254,14 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 			status = http.StatusGatewayTimeout
 		}
 		p.metrics.upstreams.WithLabelValues(upstream, kind).Inc()
-		if n, tell := p.dead.note(kind + " " + upstream); tell {
+		if n, ok := p.dead.note(kind + " " + upstream); ok {
 			p.log.Warn("an upstream failed", "upstream", upstream, "kind", kind, "calls", n, "status", status, "error", err)
 		}
 		http.Error(w, http.StatusText(status), status)
 	}
 }
 
-// kindOf is what an upstream's failure is counted as.
+// kindOf returns the value of the label kind for an upstream's failure.
 func kindOf(err error) string {
 	var slow net.Error
 	var name *net.DNSError
@@ -209,19 +276,19 @@ func kindOf(err error) string {
 	return "other"
 }
 
-// refuse answers a request that got no permit; Retry-After is set. What can never pass is not told to try again.
+// refuse responds to a request that got no permit. Retry-After must be set; refuse removes it if a retry can never pass.
 func (p *proxy) refuse(w http.ResponseWriter, r *http.Request) {
 	p.calls.refused.Add(1)
-	by, after := callOf(r).by, w.Header().Get("Retry-After")
+	by, after := callOf(r).refusedBy(), w.Header().Get("Retry-After")
 	p.log.Debug("refused", "key", callOf(r).key, "by", by.String(), "retryAfter", after)
 	status, why := http.StatusTooManyRequests, "too many requests: try again in "+after+" s"
 	switch by {
-	case registry.ByUnknown:
+	case gate.ByUnknown:
 		status, why = p.live.Load().unknownStatus, "there is no limit for this path"
-	case registry.ByZero:
-		status, why = http.StatusServiceUnavailable, "nothing may pass: the limit is 0"
-	case registry.ByBadRow:
-		status, why = http.StatusServiceUnavailable, "nothing may pass: the limit is misconfigured"
+	case gate.ByZero:
+		status, why = http.StatusServiceUnavailable, "no call may pass: the limit is 0"
+	case gate.ByBadRow:
+		status, why = http.StatusServiceUnavailable, "no call may pass: the limit is misconfigured"
 	}
 	if status != http.StatusTooManyRequests {
 		w.Header().Del("Retry-After")
@@ -234,7 +301,7 @@ func unavailable(w http.ResponseWriter, why string) {
 	http.Error(w, why, http.StatusServiceUnavailable)
 }
 
-// buffers are what bodies are copied through.
+// buffers is a pool of buffers through which bodies are copied.
 type buffers struct{ pool sync.Pool }
 
 // Get implements httputil.BufferPool.

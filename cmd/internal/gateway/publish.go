@@ -11,13 +11,14 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// published tells whether consoles are told through Redis what this gateway does.
+// published reports whether the gateway publishes its state to consoles, through Redis.
 func (c *config) published() bool { return c.publish && c.redis != nil }
 
-// meter is the part of the metrics that consoles see.
+// meter returns the meter whose counts the gateway publishes, or nil if it does not publish.
 func (s *service) meter() *fleet.Meter {
 	if !s.config.published() {
 		return nil
@@ -32,10 +33,10 @@ func (s *service) meter() *fleet.Meter {
 	}))
 }
 
-// mostInUse bounds what is asked at each beat.
+// mostInUse bounds the rows whose usage is read for each report.
 const mostInUse = 100
 
-// inUse is how much of the first rows' windows and concurrencies is in use in the fleet.
+// inUse returns the fleet's usage of windows and concurrencies, of at most mostInUse rows.
 func (s *service) inUse() (windows []fleet.Window, semaphores []fleet.Semaphore) {
 	for name, u := range s.proxy.metrics.usages(context.Background(), mostInUse) {
 		if u.Window != 0 {
@@ -50,15 +51,24 @@ func (s *service) inUse() (windows []fleet.Window, semaphores []fleet.Semaphore)
 	return windows, semaphores
 }
 
-// build is the version of the program, as far as it knows it.
+// build returns the version of the program, its commit if it has no version, or "" if neither is known.
 func build() string {
-	if info, ok := debug.ReadBuildInfo(); ok {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	if info.Main.Version != "(devel)" {
 		return info.Main.Version
 	}
-	return ""
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value[:min(len(s.Value), 12)]
+		}
+	}
+	return "unreleased"
 }
 
-// counted are the options by which a registry's calls are counted, for /metrics and for consoles.
+// counted returns the options with which a registry counts calls, for /metrics and for consoles.
 func (s *service) counted() []registry.Option {
 	m := s.proxy.metrics
 	if m.meter = s.meter(); m.meter == nil {
@@ -67,15 +77,15 @@ func (s *service) counted() []registry.Option {
 	return []registry.Option{
 		registry.WithLimiterOptions(tokenbucket.WithObserver(m.meter.Observer(m.observer))),
 		registry.WithHook(m.meter.Loaded),
-		registry.WithBypassHook(func(name string, by registry.Decider, pass bool) {
+		registry.WithBypassHook(func(name string, by gate.Decider, pass bool) {
 			m.bypass(name, by, pass)
 			m.meter.Bypassed(name, by, pass)
 		}),
 	}
 }
 
-// tell has consoles told what the gateway does.
-func (s *service) tell(client redis.UniversalClient, limits *registry.Registry) error {
+// startPublisher starts to publish the gateway's state to consoles, if published.
+func (s *service) startPublisher(client redis.UniversalClient, limits *registry.Registry) error {
 	if s.proxy.metrics.meter == nil {
 		return nil
 	}
@@ -87,7 +97,7 @@ func (s *service) tell(client redis.UniversalClient, limits *registry.Registry) 
 	s.onClose(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = p.Close(ctx) // consoles see that the gateway is silent
+		_ = p.Close(ctx) // without the final report, consoles see a silent gateway
 	})
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 
 const wantRedis = "host:port, host:port,host:port, or a URL redis://, rediss://, unix://, redis+cluster:// or redis+sentinel://"
 
-// redisTarget is how to reach Redis: one of these.
+// redisTarget holds the options of a Redis client. Exactly one field is set.
 type redisTarget struct {
 	single   *redis.Options
 	cluster  *redis.ClusterOptions
@@ -83,35 +83,35 @@ func (c *config) newStore(client redis.UniversalClient) tokenbucket.Store {
 	return tokenbucket.NewMemoryStore()
 }
 
-// pulse asks Redis for a sign of life, every second.
+// pulse sends a PING to Redis at every heartbeat, and keeps the result.
 type pulse struct {
 	mu   sync.Mutex
-	last time.Time // of an answer
-	err  error     // since then
+	last time.Time // of the last reply
+	err  error     // of the last PING
 
-	first chan struct{} // closed when there was an answer, or none in time
+	first chan struct{} // closed after the first PING has succeeded or failed
 }
 
 const heartbeat = time.Second
 
 func newPulse() *pulse { return &pulse{err: unanswered(0), first: make(chan struct{})} }
 
-// unanswered is for how long Redis has not answered.
+// unanswered is the error of a Redis that has not replied for a time, or never if 0.
 type unanswered time.Duration
 
 func (s unanswered) Error() string {
 	if s == 0 {
-		return "has not answered yet"
+		return "no reply yet"
 	}
-	return "no answer for " + time.Duration(s).Round(time.Second).String()
+	return "no reply for " + time.Duration(s).Round(time.Second).String()
 }
 
-// Unwrap tells that it is an outage.
+// Unwrap makes the error an outage.
 func (unanswered) Unwrap() error { return tokenbucket.ErrStoreTimeout }
 
-// run returns when ctx ends.
+// run sends PINGs until ctx ends.
 func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
-	heard := sync.OnceFunc(func() { close(p.first) })
+	replied := sync.OnceFunc(func() { close(p.first) })
 	for timer := time.NewTimer(0); ; {
 		select {
 		case <-ctx.Done():
@@ -125,13 +125,13 @@ func (p *pulse) run(ctx context.Context, client redis.UniversalClient) {
 			p.last = time.Now()
 		}
 		p.mu.Unlock()
-		heard()
+		replied()
 		timer.Reset(heartbeat)
 	}
 }
 
-// begins waits for the first answer, but not for long, and returns what became of it.
-func (p *pulse) begins(ctx context.Context) error {
+// waitFirst blocks until the first PING has a result, for at most three heartbeats, and returns its error.
+func (p *pulse) waitFirst(ctx context.Context) error {
 	timer := time.NewTimer(3 * heartbeat)
 	defer timer.Stop()
 	select {
@@ -142,7 +142,7 @@ func (p *pulse) begins(ctx context.Context) error {
 	return p.check(3 * heartbeat)
 }
 
-// check tells whether Redis is there: an answer may be so much late.
+// check returns nil if Redis has replied within two heartbeats and late, otherwise the reason.
 func (p *pulse) check(late time.Duration) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

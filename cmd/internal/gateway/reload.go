@@ -9,11 +9,12 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// live are the settings that a running gateway can change. The others are read when it starts.
-var live = []string{"upstream", "body-timeout", "key", "match", "unknown-status", "trusted-proxy", "max-age", "drain", "drain-delay", "log-level"}
+// live lists the settings that a running gateway can change. The others apply at the start.
+var live = []string{"upstream", "body-timeout", "body-rate", "response-rate", "upgrade", "upgrade-timeout",
+	"key", "client-ipv4", "client-ipv6", "client-header", "match", "unknown-status", "trusted-proxy", "drop-header", "max-age", "drain", "drain-delay", "log-level"}
 
-// again reads the settings anew: the command line as it was, the environment, and the file as it is now.
-func (o *options) again(given *pflag.FlagSet) (*config, error) {
+// reread parses the settings again: the same command line, the environment, and the file as it is now.
+func (o *options) reread(given *pflag.FlagSet) (*config, error) {
 	n := new(options)
 	flags := pflag.NewFlagSet("gateway", pflag.ContinueOnError)
 	for _, g := range n.flags() {
@@ -44,18 +45,20 @@ func (o *options) again(given *pflag.FlagSet) (*config, error) {
 	return n.parse()
 }
 
-// reload puts in force what can change while the gateway runs, and reads the limits at once. What is wrong changes nothing.
+// reload rereads the settings, applies those in the list live, and loads the limits at once. If a setting is invalid, none changes.
 func (s *service) reload(ctx context.Context) {
-	next, err := s.config.again(s.config.given)
+	next, err := s.config.reread(s.config.given)
 	if err != nil {
-		s.log.Error("the settings were not reloaded; what was before stays in force", "error", err)
+		s.log.Error("the settings could not be reloaded, so the previous ones stay in force", "error", err)
 		return
 	}
-	// Whether keys have parts is the registry's to know from the beginning.
+	// The registry is created for keys of one part, or of several. That cannot change later.
 	regroup := next.key.joined() != s.config.key.joined()
 	if regroup {
 		next.options.key = s.proxy.live.Load().options.key
-		next.key, _ = parseKey(next.options.key, next.proxies) // it was good before
+		fields := next.key.fields
+		next.key, _ = parseKey(next.options.key, next.clientKey()) // valid before
+		next.key.fields.proxies = fields.proxies
 	}
 	var changed, later []string
 	inForce := s.proxy.live.Load().given
@@ -68,18 +71,18 @@ func (s *service) reload(ctx context.Context) {
 			later = append(later, f.Name)
 		}
 	})
-	if regroup { // the next reload compares with what is in force
-		_ = next.given.Lookup("key").Value.Set(next.options.key) // it was good before
+	if regroup { // the next reload compares with the key in force
+		_ = next.given.Lookup("key").Value.Set(next.options.key) // valid before
 	}
 	if !slices.Equal(next.access.Users, s.config.access.Users) && !slices.Contains(later, "console-users") {
-		later = append(later, "console-users") // the same file, in which something else stands: who is no longer in it may still come in
+		later = append(later, "console-users") // the file's path is unchanged, but its content differs: removed users can still sign in
 	}
 	s.proxy.live.Store(next)
 	s.level.Set(next.level)
 	s.log.Info("the settings were reloaded", "changed", strings.Join(changed, ","))
 	if len(later) > 0 {
-		s.log.Warn("these settings need a new process", "settings", strings.Join(later, ","))
+		s.log.Warn("changed settings take effect only after a restart", "settings", strings.Join(later, ","))
 	}
-	next.tellStrangers(s.log)
-	_ = s.proxy.metrics.limits.Load().Reload(ctx) // its errors are logged
+	next.logUnknownVariables(s.log)
+	_ = s.proxy.metrics.limits.Load().Reload(ctx) // the registry logs its errors
 }

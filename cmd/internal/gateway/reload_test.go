@@ -65,7 +65,7 @@ func TestReloadedProxies(t *testing.T) {
 	require.Contains(t, told(), `changed=""`, "a key that was not taken over is taken back")
 	require.NotContains(t, log.String(), "console-users")
 	require.NoError(t, os.WriteFile(users, nil, 0o600))
-	require.Contains(t, told(), `msg="these settings need a new process" settings=console-users`, "ann can still come in")
+	require.Contains(t, told(), `msg="changed settings take effect only after a restart" settings=console-users`, "ann can still come in")
 	settings("key: path\n")
 	require.Contains(t, told(), "changed=key,trusted-proxy")
 	require.Equal(t, "/", key())

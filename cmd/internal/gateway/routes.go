@@ -9,15 +9,15 @@ import (
 	"unicode/utf8"
 )
 
-// route is an upstream and the paths that go there.
+// route is an upstream and the prefix of its paths.
 type route struct {
-	prefix string // "" is all; without a slash at its end
+	prefix string // without a slash at its end; "" matches all paths
 	target *url.URL
 }
 
 type routes []route
 
-// add adds [prefix=]URL. It returns what was wanted if that is something else.
+// add adds [prefix=]URL. If that is invalid, want describes what is accepted.
 func (rs *routes) add(s string) (want string) {
 	want = "http://host:port or https://host, or /prefix= before that"
 	var r route
@@ -42,7 +42,7 @@ func (rs *routes) add(s string) (want string) {
 	return ""
 }
 
-// find returns the route with the longest prefix that holds the path, in whole segments; nil if there is none.
+// find returns the route with the longest prefix of the path, in whole segments, or nil if there is none.
 func (rs routes) find(path string) *route {
 	var best *route
 	for i := range rs {
@@ -55,8 +55,7 @@ func (rs routes) find(path string) *route {
 	return best
 }
 
-// cleanPath is a path as an upstream understands it: /ibe//./AvailFare must not have another bucket than /ibe/AvailFare. A
-// slash at its end stays.
+// cleanPath resolves // and dot segments, as httplimit.Canonical does for requests. It keeps a slash at the end.
 func cleanPath(p string) string {
 	if p == "" || p[0] != '/' {
 		p = "/" + p
@@ -68,19 +67,9 @@ func cleanPath(p string) string {
 	return clean
 }
 
-// dotted tells whether a path has segments that stand for others.
-func dotted(path string) bool {
-	for segment := range strings.SplitSeq(path, "/") {
-		if segment == "." || segment == ".." {
-			return true
-		}
-	}
-	return false
-}
-
 const maxKey = 512
 
-// fit makes any text the name of a bucket: what a client sends must not make the limiter fail.
+// fit turns any text into a valid name of a bucket, so that no text from a client makes the limiter fail.
 func fit(key string) string {
 	if key == "" {
 		return "-"
@@ -96,8 +85,8 @@ func fit(key string) string {
 	return key[:cut]
 }
 
-// believed tells whether X-Forwarded-* of a request were written by a proxy that is ours.
-func believed(r *http.Request, proxies []netip.Prefix) bool {
+// fromTrustedProxy reports whether a trusted proxy has sent the request.
+func fromTrustedProxy(r *http.Request, proxies []netip.Prefix) bool {
 	peer, err := netip.ParseAddrPort(r.RemoteAddr)
 	if err != nil {
 		return false

@@ -16,20 +16,22 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// run serves until ctx ends, and then drains.
+// run serves until ctx ends, then drains.
 func (c *config) run(ctx context.Context, logTo io.Writer) error {
 	hangups := make(chan os.Signal, 1)
-	signal.Notify(hangups, syscall.SIGHUP) // which would end the process
+	signal.Notify(hangups, syscall.SIGHUP) // by default SIGHUP ends the process
 	defer signal.Stop(hangups)
 	level := new(slog.LevelVar)
 	level.Set(c.level)
 	log := c.newLog(logTo, level)
-	slog.SetDefault(log) // what the library has to say goes there too
-	c.tellStrangers(log)
+	slog.SetDefault(log) // the library logs there too
+	c.logUnknownVariables(log)
 	p, err := newProxy(c, log)
 	if err != nil {
 		return err
@@ -50,12 +52,12 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 	}
 	if err := s.start(ctx); err != nil {
 		if ctx.Err() != nil {
-			log.Info("ended before the limits were loaded")
+			log.Info("the gateway has stopped before its limits were loaded")
 			return nil
 		}
 		return err
 	}
-	s.tellReady(ctx)
+	s.logReady(ctx)
 	for {
 		select {
 		case <-hangups:
@@ -63,19 +65,19 @@ func (c *config) run(ctx context.Context, logTo io.Writer) error {
 		case <-ctx.Done():
 			return s.drain()
 		case err := <-s.broken:
-			log.Error("a server failed", "error", err)
+			log.Error("a server of the gateway failed, so the gateway stops and cuts off its calls", "error", err)
 			return fmt.Errorf("%w: %w", ErrCutOff, err)
 		}
 	}
 }
 
-// tellReady tells that calls are served, and how Redis is.
-func (s *service) tellReady(ctx context.Context) {
+// logReady logs that the gateway serves calls, with the state of Redis.
+func (s *service) logReady(ctx context.Context) {
 	level, c := slog.LevelInfo, s.config
 	about := []any{"limits", len(s.proxy.metrics.limits.Load().Limits()), "from", hideDSN(c.limits), "store", c.store}
 	if s.admin.pulse != nil {
 		state := "ok"
-		if err := s.admin.pulse.begins(ctx); err != nil {
+		if err := s.admin.pulse.waitFirst(ctx); err != nil {
 			level, state = slog.LevelWarn, err.Error()
 		}
 		about = append(about, "redis", state)
@@ -85,7 +87,7 @@ func (s *service) tellReady(ctx context.Context) {
 
 func (c *config) newLog(w io.Writer, level slog.Leveler) *slog.Logger {
 	options := &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
-		if a.Value.Kind() == slog.KindDuration { // JSON would have nanoseconds
+		if a.Value.Kind() == slog.KindDuration { // JSON would show nanoseconds
 			a.Value = slog.StringValue(a.Value.Duration().String())
 		}
 		return a
@@ -96,48 +98,51 @@ func (c *config) newLog(w io.Writer, level slog.Leveler) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, options))
 }
 
-// service is a gateway that runs.
+// service is a running gateway.
 type service struct {
 	config *config
 	log    *slog.Logger
 	level  *slog.LevelVar
 	proxy  *proxy
 	admin  *admin
-	editor *sqlsource.Editor // nil: the console changes no rows
+	editor *editor.Editor // nil if the console cannot change rows
 
 	public, private *http.Server
-	cut             context.CancelFunc // ends all requests
+	cut             context.CancelFunc // cancels all requests
 	broken          chan error
 	closers         []func()
 }
 
 func (s *service) onClose(f func()) { s.closers = append(s.closers, f) }
 
-// close undoes what was opened, last first.
+// close runs the closers, the last one first.
 func (s *service) close() {
 	for i := len(s.closers) - 1; i >= 0; i-- {
 		s.closers[i]()
 	}
 }
 
-// listen opens both ports: a gateway that waits for its limits says so, and one whose port is taken ends at once.
+// listen opens both ports before the limits are loaded: a waiting gateway already responds on /readyz, and one whose port is taken ends at
+// once.
 //
-// There is no time limit for a whole request or response: they may be streams. Headers have one, idle connections, and
-// clients that send nothing of a body (see incoming).
+// Requests and responses have no time limit as a whole, since they may be streams. Headers, idle connections and waits for clients (see pace)
+// have one. WriteTimeout covers what the server writes by itself; each call sets its own deadline.
 func (s *service) listen() error {
 	requests, cut := context.WithCancel(context.Background())
 	s.cut = cut
 	s.broken = make(chan error, 2)
 	errorLog := slog.NewLogLogger(s.log.Handler(), slog.LevelWarn)
-	serve := func(name, addr string, h http.Handler) (*http.Server, error) {
+	serve := func(name, addr string, server *http.Server, connections int) (*http.Server, error) {
 		l, err := net.Listen("tcp", addr)
 		if err != nil {
 			return nil, s.config.bad(name, fmt.Sprintf("%q", addr), "an address that can be listened on: "+err.Error())
 		}
-		server := &http.Server{
-			Handler: h, ErrorLog: errorLog, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
-			BaseContext: func(net.Listener) context.Context { return requests },
+		if connections > 0 {
+			bounded := newConnections(l, connections)
+			server.ConnState, server.ConnContext, server.Handler = bounded.note, bounded.context, bounded.handler(server.Handler)
+			l = bounded
 		}
+		server.ErrorLog, server.BaseContext = errorLog, func(net.Listener) context.Context { return requests }
 		s.onClose(func() { _ = server.Close() })
 		s.log.Info("listening", "for", name, "address", l.Addr().String())
 		go func() {
@@ -148,21 +153,39 @@ func (s *service) listen() error {
 		return server, nil
 	}
 	s.onClose(cut)
+	s.proxy.requests = requests
 	s.onClose(s.proxy.base.CloseIdleConnections)
 	if s.config.redis != nil {
 		s.admin.pulse = newPulse()
 	}
 	var err error
 	if s.config.options.admin != "" {
-		if s.private, err = serve("admin", s.config.options.admin, s.admin.handler()); err != nil {
+		if s.private, err = serve("admin", s.config.options.admin, s.config.adminServer(s.admin), 0); err != nil {
 			return err
 		}
 	}
-	s.public, err = serve("listen", s.config.listen, s.proxy)
+	public := s.config.server(s.proxy)
+	public.WriteTimeout = s.config.responseTimeout
+	s.public, err = serve("listen", s.config.listen, public, s.config.maxConnections)
 	return err
 }
 
-// start loads the limits and lets requests pass.
+// server returns a server with the limits of all requests. It passes OPTIONS * to the handler, too.
+func (c *config) server(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: h, ReadHeaderTimeout: c.headerTimeout, IdleTimeout: c.idleTimeout, MaxHeaderBytes: c.maxHeaderBytes,
+		DisableGeneralOptionsHandler: true,
+	}
+}
+
+// adminServer returns the server of the admin port.
+func (c *config) adminServer(a *admin) *http.Server {
+	server := c.server(a.handler())
+	server.WriteTimeout = answerTime
+	return server
+}
+
+// start loads the limits and opens the proxy.
 func (s *service) start(ctx context.Context) error {
 	c := s.config
 	var client redis.UniversalClient
@@ -183,14 +206,16 @@ func (s *service) start(ctx context.Context) error {
 		return fmt.Errorf("--limits %s: the audit table: %w", hideDSN(c.limits), err)
 	}
 	opts := []registry.Option{
-		registry.WithInterval(c.interval), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
+		registry.WithInterval(c.interval), registry.WithLoadTimeout(c.loadTimeout), registry.WithUnknown(c.unknown), registry.WithBadRows(c.badRows), registry.WithLogger(s.log), registry.WithWait(ctx),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(c.storeTimeout), tokenbucket.WithFailurePolicy(c.policy)),
 	}
 	opts = append(opts, c.registryOptions()...)
 	opts = append(opts, c.backends(client)...)
-	if c.allowEmpty {
-		opts = append(opts, registry.WithAllowEmpty())
+	lossOptions, err := c.lossOptions(client)
+	if err != nil {
+		return err
 	}
+	opts = append(opts, lossOptions...)
 	sw, err := s.newSwitch(client, db)
 	if err != nil {
 		return fmt.Errorf("--switch %s: %w", c.options.switchAt, err)
@@ -198,7 +223,11 @@ func (s *service) start(ctx context.Context) error {
 	if sw != nil {
 		s.onClose(sw.Close)
 		s.admin.sw.Store(sw)
-		opts = append(opts, registry.WithSwitch(sw))
+		if client == nil {
+			opts = append(opts, registry.WithSwitch(sw))
+		} else {
+			opts = append(opts, registry.WithSwitch(&namedSwitch{PolledSwitch: sw, events: fleet.NewReader(client, fleet.WithKeyPrefix(c.keyPrefix)).Events}))
+		}
 	}
 	limits, err := registry.New(source, c.newStore(client), append(opts, s.counted()...)...)
 	if err != nil {
@@ -206,7 +235,7 @@ func (s *service) start(ctx context.Context) error {
 	}
 	s.onClose(limits.Close)
 	s.proxy.metrics.limits.Store(limits)
-	if err := s.tell(client, limits); err != nil {
+	if err := s.startPublisher(client, limits); err != nil {
 		return err
 	}
 	if err := s.openConsole(client, limits); err != nil {
@@ -215,10 +244,10 @@ func (s *service) start(ctx context.Context) error {
 	return s.proxy.open(limits)
 }
 
-// connect opens the database. To create a table it must be there, and so it may have to be waited for.
+// connect opens the database. To create tables the database must be reachable, so connect retries until ctx ends.
 func (s *service) connect(ctx context.Context) (*sql.DB, error) {
-	var cause error // rather than that the time to wait is over
-	for told := false; ; told = true {
+	var cause error // the last error that is not due to the end of ctx
+	for logged := false; ; logged = true {
 		db, err := s.config.database.connect(ctx, s.config.switchAt == "sql")
 		if err == nil || s.config.database.file != "" {
 			return db, err
@@ -230,8 +259,8 @@ func (s *service) connect(ctx context.Context) (*sql.DB, error) {
 		if ctx.Err() != nil {
 			return nil, cause
 		}
-		if !told {
-			s.log.Error("the database cannot be used yet", "error", err)
+		if !logged {
+			s.log.Error("the database cannot be used yet; the gateway retries for at most --wait", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -244,7 +273,7 @@ func (s *service) connect(ctx context.Context) (*sql.DB, error) {
 func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*registry.PolledSwitch, error) {
 	hook := registry.WithSwitchHook(func(err error) {
 		if err != nil {
-			s.log.Warn("the switch cannot be read; what it said last stays", "error", err)
+			s.log.Warn("the switch cannot be read, so its last known state stays in force", "error", err)
 			return
 		}
 		s.log.Info("the switch can be read again")
@@ -258,7 +287,7 @@ func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*registry
 	return registry.NewRedisSwitch(client, s.config.switchAt[len("redis:"):], hook)
 }
 
-// drain ends in order: /readyz says 503, then nothing new is accepted, and what is under way ends.
+// drain shuts down gracefully: /readyz responds 503, then no new calls are accepted, and calls in flight may end.
 func (s *service) drain() error {
 	s.admin.draining.Store(true)
 	settings := s.proxy.live.Load()
@@ -267,7 +296,7 @@ func (s *service) drain() error {
 	ctx, stop := context.WithTimeout(context.Background(), settings.drain)
 	defer stop()
 	err := s.public.Shutdown(ctx)
-	if err == nil { // upgraded connections are no longer the server's, but they are requests still
+	if err == nil { // Shutdown does not wait for upgraded connections, which are calls in flight
 		ended := make(chan struct{})
 		go func() { s.proxy.running.Wait(); close(ended) }()
 		select {
@@ -278,11 +307,11 @@ func (s *service) drain() error {
 	}
 	if err != nil {
 		left := s.proxy.calls.inFlight.Load()
-		s.log.Warn("the time to drain is over", "cutOff", left)
+		s.log.Warn("the drain period is over, so calls in flight are cut off", "cutOff", left)
 		s.cut()
 		_ = s.public.Close()
 		return fmt.Errorf("%w: %d calls after %v", ErrCutOff, left, settings.drain)
 	}
-	s.log.Info("ended")
+	s.log.Info("the gateway has stopped")
 	return nil
 }

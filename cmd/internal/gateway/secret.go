@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// What a password may be in is never printed as it was given, and neither are parsers' errors, which quote it. Where it
-// cannot be told for certain what is a password, nothing is shown.
+// Settings that may contain a password are never printed as given, and neither are parsers' errors, which quote them. If it is not certain
+// which part is the password, the whole setting is hidden.
 
 const hidden = "xxxxx"
 
-// hideURL shows scheme, host and path of a URL; what is no URL is shown if it cannot hold a password.
+// hideURL reduces a URL to scheme, host and path. It returns other text unchanged if that cannot contain a password.
 func hideURL(s string) string {
 	scheme, rest, isURL := strings.Cut(s, "://")
 	switch {
@@ -34,7 +34,7 @@ func hideURL(s string) string {
 	return shown + u.Host + u.Path
 }
 
-// hideDSN is hideURL for databases. A file name has no password.
+// hideDSN is hideURL for the DSN of a database. A file name contains no password.
 func hideDSN(s string) string {
 	if strings.HasPrefix(s, fileScheme) {
 		return s
@@ -48,5 +48,5 @@ func hideDSN(s string) string {
 
 var userinfo = regexp.MustCompile(`://\S*@`)
 
-// hideUserinfo is for messages of others that quote the command line.
+// hideUserinfo hides user and password of URLs in a message, such as an error of the flag parser that quotes the command line.
 func hideUserinfo(message string) string { return userinfo.ReplaceAllString(message, "://"+hidden+"@") }

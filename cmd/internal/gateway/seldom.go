@@ -6,41 +6,41 @@ import (
 )
 
 const (
-	// quiet is for how long events of a kind are only counted after one was logged.
+	// quiet is the minimum time between two log lines of a kind. Events in between are only counted.
 	quiet = 10 * time.Second
-	// mostKinds bounds what is remembered.
+	// mostKinds bounds the kinds that are tracked.
 	mostKinds = 1000
 )
 
-// seldom keeps events that may be many from flooding the log. The zero value is ready.
+// seldom rate-limits log lines, by kind of event. The zero value is ready to use.
 type seldom struct {
 	mu    sync.Mutex
-	kinds map[string]*silence
+	kinds map[string]*eventCount // guarded by mu
 }
 
-// silence is what is known of one kind of event.
-type silence struct {
-	told  time.Time
-	count int // since then
+// eventCount counts the events of one kind.
+type eventCount struct {
+	logged time.Time // when an event was last logged
+	count  int       // events since then
 }
 
-// note counts an event, and tells whether to log it, and for how many it stands.
-func (s *seldom) note(kind string) (count int, tell bool) {
+// note counts an event. It reports whether to log it, and how many events the log line stands for.
+func (s *seldom) note(kind string) (count int, log bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[kind]
 	if k == nil {
 		if s.kinds == nil || len(s.kinds) >= mostKinds {
-			s.kinds = map[string]*silence{}
+			s.kinds = map[string]*eventCount{}
 		}
-		k = new(silence)
+		k = new(eventCount)
 		s.kinds[kind] = k
 	}
 	k.count++
 	now := time.Now()
-	if now.Sub(k.told) < quiet {
+	if now.Sub(k.logged) < quiet {
 		return 0, false
 	}
-	count, k.count, k.told = k.count, 0, now
+	count, k.count, k.logged = k.count, 0, now
 	return count, true
 }

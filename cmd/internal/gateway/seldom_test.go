@@ -51,14 +51,14 @@ func TestPenaltiesOfManyKeys(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(limits.Close)
 			m.limits.Store(limits)
-			g := &gate{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
+			g := &counter{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
 			for i := range 50 {
 				require.NoError(t, g.Penalize(t.Context(), "/row", time.Second))
 				require.NoError(t, g.Penalize(t.Context(), fmt.Sprint("/", i), time.Second))
 			}
 			require.Equal(t, want.lines, strings.Count(text.String(), "\n"), text.String())
 			require.Contains(t, text.String(), "key=/row")
-			require.Len(t, m.helds, want.lines)
+			require.Len(t, m.heldUntil, want.lines)
 		})
 	}
 }
@@ -76,7 +76,7 @@ func TestPenaltiesAreTold(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
 	m.limits.Store(limits)
-	g := &gate{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
+	g := &counter{Gate: limits, log: slog.New(slog.NewTextHandler(&text, nil)), metrics: m}
 	for _, name := range []string{"/few", "/row", "/off", "/none", "/keyed", "/later", "/lately"} {
 		require.NoError(t, g.Penalize(t.Context(), name, time.Minute))
 	}

@@ -20,7 +20,7 @@ func envName(flag string) string {
 	return envPrefix + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// load gives flags that are not on the command line their value from the environment, and else from the file.
+// load sets the flags that are not on the command line, from the environment or else from the file. The environment takes precedence.
 func (o *options) load(flags *pflag.FlagSet, environ []string) error {
 	o.given, o.from = flags, map[string]string{}
 	known := map[string]string{}
@@ -29,16 +29,16 @@ func (o *options) load(flags *pflag.FlagSet, environ []string) error {
 			known[envName(f.Name)] = f.Name
 		}
 	})
-	o.notKnown(known, environ)
+	o.findUnknownVariables(known, environ)
 	environment := koanf.New(".")
 	provider := env.Provider(".", env.Opt{
 		Prefix:      envPrefix,
 		EnvironFunc: func() []string { return environ },
 		TransformFunc: func(name, value string) (string, any) {
-			if value == "" { // what a compose file makes of a variable that is not set
+			if value == "" { // a compose file passes an unset variable as an empty one
 				return "", nil
 			}
-			return known[name], value // others may be a cluster's own, of a service named tokenbucket
+			return known[name], value // unknown names may be Kubernetes variables of a service named tokenbucket
 		},
 	})
 	if err := environment.Load(provider, nil); err != nil {
@@ -70,14 +70,14 @@ func readFile(path string) (*koanf.Koanf, error) {
 	}
 	k := koanf.New(".")
 	if err := k.Load(rawbytes.Provider(text), yaml.Parser()); err != nil {
-		message, _, _ := strings.Cut(err.Error(), "'") // what it quotes may be part of a password
+		message, _, _ := strings.Cut(err.Error(), "'") // the quoted text may be part of a password
 		message, _, _ = strings.Cut(message, "`")
 		return nil, fmt.Errorf("%s", strings.TrimSpace(message))
 	}
 	return k, nil
 }
 
-// apply sets the flags that nothing before has set. source names a setting for messages.
+// apply sets the flags that are not set yet. source names a setting for messages.
 func (o *options) apply(flags *pflag.FlagSet, from *koanf.Koanf, source func(flag string) string) error {
 	for flag, value := range from.Raw() {
 		f := flags.Lookup(flag)
@@ -93,7 +93,7 @@ func (o *options) apply(flags *pflag.FlagSet, from *koanf.Koanf, source func(fla
 	return nil
 }
 
-// set sets a flag from a scalar or a list; a map is a list of key=value. What it returns is the value that does not fit.
+// set sets a flag from a scalar, a list, or a map, which it reads as a list of key=value. The error's text is the rejected value.
 func set(f *pflag.Flag, value any) error {
 	list, isList := f.Value.(pflag.SliceValue)
 	var items []string

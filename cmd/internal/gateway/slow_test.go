@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"io"
 	"net"
-	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,7 +36,7 @@ func TestSlowBodies(t *testing.T) {
 		p := openProxy(t, nil, "--upstream", "http://u:1")
 		a := &admin{config: p.config, proxy: p}
 		p.metrics.add(a)
-		ours := inMemory(t, &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second})()
+		ours := inMemory(t, p.config.adminServer(a))()
 		began := time.Now()
 		_, err := io.WriteString(ours, "POST /healthz HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\n\r\n")
 		require.NoError(t, err)
@@ -45,4 +44,24 @@ func TestSlowBodies(t *testing.T) {
 		require.NoError(t, err)
 		require.LessOrEqual(t, time.Since(began), time.Minute)
 	})
+}
+
+// A client that does not read what it has asked the admin port for has its connection closed.
+func TestSlowReadersOfTheAdminPort(t *testing.T) {
+	for _, path := range []string{"/healthz", "/readyz", "/stats", "/metrics", "/console/"} {
+		t.Run(path, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				p := openProxy(t, nil, "--upstream", "http://u:1")
+				a := &admin{config: p.config, proxy: p}
+				p.metrics.add(a)
+				ours := inMemory(t, p.config.adminServer(a))()
+				_, err := io.WriteString(ours, "GET "+path+" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+				require.NoError(t, err)
+				time.Sleep(answerTime + time.Second)
+				synctest.Wait()
+				_, err = ours.Read(make([]byte, 1))
+				require.ErrorIs(t, err, io.EOF, "nothing is written any more")
+			})
+		})
+	}
 }

@@ -4,14 +4,17 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
 
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// Statistics in JSON. Durations are in seconds.
+// statistics and its parts are the JSON of /stats. Durations are in seconds.
 type (
 	statistics struct {
 		UptimeSeconds float64      `json:"uptime_seconds"`
@@ -37,10 +40,19 @@ type (
 		AgeSeconds float64 `json:"age_seconds"`
 		BadNames   int     `json:"bad_names"`
 		Held       int     `json:"held"`
-		Shadow     int     `json:"shadow,omitempty"` // limits that refuse nothing
+		Shadow     int     `json:"shadow,omitempty"` // limits in shadow
 		AllShadow  bool    `json:"all_shadow,omitempty"`
-		Keys       int     `json:"keys,omitempty"` // with a bucket of their own
+		Keys       int     `json:"keys,omitempty"` // keys with a bucket of their own
 		Error      string  `json:"error,omitempty"`
+		Loss       *loss   `json:"loss,omitempty"`
+	}
+	// loss describes limits that the table has lost, until the loss is confirmed or the rows are back.
+	loss struct {
+		Since  time.Time `json:"since"`
+		Before int       `json:"before"`
+		Gone   int       `json:"gone"`
+		Held   bool      `json:"held"` // the limits are still in force
+		Names  []string  `json:"names"`
 	}
 	badRow struct {
 		Row         string `json:"row"`
@@ -62,6 +74,7 @@ type (
 		Disabled      bool     `json:"disabled,omitempty"`
 		Shadow        bool     `json:"shadow,omitempty"`
 		PerKey        bool     `json:"per_key,omitempty"`
+		Penalty       string   `json:"penalty,omitempty"`
 		Rate          float64  `json:"rate"`
 		Quota         bool     `json:"quota,omitempty"`
 		JitterSeconds float64  `json:"jitter_seconds,omitempty"`
@@ -72,19 +85,19 @@ type (
 		Version       int64    `json:"version"`
 		boundsOf
 	}
-	// counts are what calls of a limit came to, as /metrics has it.
+	// counts are the calls of a limit, by result. Granted, Refused, Failed, WouldRefuse and Bypassed add up to all of its calls.
 	counts struct {
-		Granted       float64 `json:"granted"`
-		Refused       float64 `json:"refused"`
+		Granted       float64 `json:"granted"` // by the rate, the window or the concurrency
+		Refused       float64 `json:"refused"` // refused_by has the reasons
 		Failed        float64 `json:"failed"`
-		WouldRefuse   float64 `json:"would_refuse,omitempty"` // in shadow: they passed
-		Bypassed      float64 `json:"bypassed,omitempty"`     // passed or were refused without a bucket
+		WouldRefuse   float64 `json:"would_refuse,omitempty"` // passed, in shadow only
+		Bypassed      float64 `json:"bypassed,omitempty"`     // passed without a limit: by the switch, a disabled row or no row
 		WaitedSeconds float64 `json:"waited_seconds"`
 		Penalties     float64 `json:"penalties,omitempty"`
 		*inForce
 		HeldUntil *time.Time `json:"held_until,omitempty"`
 	}
-	// inForce is what a bucket in use looks like.
+	// inForce is the state of a bucket in use.
 	inForce struct {
 		Rate          float64 `json:"rate_in_force"`
 		StoredPermits float64 `json:"stored_permits"`
@@ -103,7 +116,7 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 	}
 	if limits := a.proxy.metrics.limits.Load(); limits != nil {
 		stats := limits.Stats()
-		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), stats.Bad, stats.Held, len(stats.Shadow), stats.AllShadow, stats.Keys, message(stats.Err)}
+		s.Loads = &loadCounts{stats.Loads, stats.Failures, stats.Age.Seconds(), stats.Bad, stats.Held, len(stats.Shadow), stats.AllShadow, stats.Keys, message(stats.Err), lossOf(&stats.Loss)}
 		for i := range stats.Rejected {
 			e := &stats.Rejected[i]
 			s.Rejected = append(s.Rejected, badRow{e.Row, e.Name, e.Error(), e.Consequence})
@@ -113,15 +126,15 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 		bounds := a.proxy.metrics.boundsOf(r.Context())
 		for _, l := range limits.Limits() {
 			s.Limits = append(s.Limits, limit{
-				counted[l.Name], l.Name, l.Row, l.Disabled, l.Shadow || stats.AllShadow, l.PerKey, l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.Cache, l.Version, bounds(&l),
+				counted[telemetry.Named(l.Name)], l.Name, l.Row, l.Disabled, l.Shadow || stats.AllShadow, l.PerKey, l.Penalty.String(), l.Rate, l.Quota, l.Jitter.Seconds(), l.MaxPermits, l.Warmup.Seconds(), l.ColdFactor, l.WaitShare, l.Version, bounds(&l),
 			})
 		}
 	}
 	if sw := a.sw.Load(); sw != nil {
 		s.Switch = &switchState{On: sw.Enabled(), AgeSeconds: sw.Age().Seconds(), Error: message(sw.Err()), Origin: sw.Origin()}
 		if limits := a.proxy.metrics.limits.Load(); limits != nil {
-			if off := limits.Stats().Off; !off.IsZero() {
-				s.Switch.OffSeconds = time.Since(off).Seconds()
+			if stats := limits.Stats(); !stats.Off.IsZero() {
+				s.Switch.OffSeconds, s.Switch.Origin = time.Since(stats.Off).Seconds(), stats.Origin
 			}
 		}
 	}
@@ -138,6 +151,13 @@ func (a *admin) stats(w http.ResponseWriter, r *http.Request) {
 	_ = encoder.Encode(s) // the client may have gone
 }
 
+func lossOf(l *registry.Loss) *loss {
+	if l.Since.IsZero() {
+		return nil
+	}
+	return &loss{l.Since, l.Before, l.Gone, l.Held, l.Names}
+}
+
 func message(err error) string {
 	if err == nil {
 		return ""
@@ -145,23 +165,23 @@ func message(err error) string {
 	return err.Error()
 }
 
-// counts are what the metrics say of each limit.
+// counts returns the counts of each limit, by label, from the metrics.
 func (m *metrics) counts(ctx context.Context) map[string]*counts {
 	all := map[string]*counts{}
-	families, _ := m.calls.Gather() // what could be gathered
+	families, _ := m.calls.Gather() // on an error, the families that could be gathered
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
-			bucket, outcome, shadow := "", "", false
+			bucket, outcome, by, shadow := "", "", "", false
 			for _, l := range metric.GetLabel() {
 				switch l.GetName() {
 				case "bucket":
 					bucket = l.GetValue()
-				case "outcome":
+				case "outcome", "result":
 					outcome = l.GetValue()
 				case "shadow":
 					shadow = l.GetValue() == "true"
 				case "by":
-					shadow = shadow || l.GetValue() == "shadow"
+					by = l.GetValue()
 				}
 			}
 			if bucket == "" {
@@ -170,10 +190,15 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 			if all[bucket] == nil {
 				all[bucket] = new(counts)
 			}
-			all[bucket].add(family.GetName(), outcome, shadow, metric)
+			all[bucket].add(family.GetName(), outcome, by, shadow, metric)
 		}
 	}
-	for name, v := range m.views(ctx) {
+	for _, c := range all {
+		c.WouldRefuse = min(c.WouldRefuse, c.Granted) // a shadow's refusal is counted before its call
+		c.Granted -= c.WouldRefuse
+	}
+	for row, v := range m.views(ctx) {
+		name := telemetry.Named(row)
 		if all[name] == nil {
 			all[name] = new(counts)
 		}
@@ -187,26 +212,32 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 	return all
 }
 
-func (c *counts) add(family, outcome string, shadow bool, metric *dto.Metric) {
+// add adds a metric. Calls that a shadow would have refused also count as granted; counts subtracts them.
+func (c *counts) add(family, outcome, by string, shadow bool, metric *dto.Metric) {
 	switch n := metric.GetCounter().GetValue(); family {
-	case "tokenbucket_decisions_total":
+	case "tokenbucket_gateway_admissions_total":
 		switch {
-		case outcome == "granted":
-			c.Granted += n
-		case outcome == "refused" && shadow:
-			c.WouldRefuse += n
-		case outcome == "refused":
+		case outcome == refusedCall:
 			c.Refused += n
-		default:
+		case outcome == failedCall:
 			c.Failed += n
+		case outcome == cancelledCall: // its client left while it waited
+		case slices.Contains([]string{"switch", "disabled", "bad_row", "unknown"}, by):
+			c.Bypassed += n
+		default:
+			c.Granted += n
 		}
-	case "tokenbucket_wait_duration_seconds":
-		if !shadow { // nobody waited
-			c.WaitedSeconds += metric.GetHistogram().GetSampleSum()
+	case "tokenbucket_decisions_total":
+		if shadow && outcome == "refused" {
+			c.WouldRefuse += n
 		}
 	case "tokenbucket_gateway_bypassed_total":
-		if c.Bypassed += n; shadow {
+		if by == "shadow" {
 			c.WouldRefuse += n
+		}
+	case "tokenbucket_wait_duration_seconds":
+		if !shadow { // no call waits in shadow
+			c.WaitedSeconds += metric.GetHistogram().GetSampleSum()
 		}
 	case "tokenbucket_gateway_penalties_total":
 		c.Penalties += n

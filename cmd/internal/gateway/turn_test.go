@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -25,15 +26,15 @@ type notes struct {
 	hangs bool
 }
 
-func (n *notes) Act(ctx context.Context, _ sqlsource.Action, do func(context.Context) error) (sqlsource.AuditEntry, error) {
+func (n *notes) Act(ctx context.Context, _ editor.Action, do func(context.Context) error) (editor.AuditEntry, error) {
 	if n.hangs {
 		<-ctx.Done()
-		return sqlsource.AuditEntry{}, ctx.Err()
+		return editor.AuditEntry{}, ctx.Err()
 	}
 	if n.err != nil {
-		return sqlsource.AuditEntry{}, n.err
+		return editor.AuditEntry{}, n.err
 	}
-	return sqlsource.AuditEntry{}, do(ctx)
+	return editor.AuditEntry{}, do(ctx)
 }
 
 // A switch in Redis is turned also when the database is away, and it is told that the audit does not say so. An audit that says no is heeded.
@@ -49,7 +50,7 @@ func TestTurnWithoutADatabase(t *testing.T) {
 		"away":           {audit: notes{err: errors.New("connection refused")}, turned: true, unaudited: true, says: "connection refused"},
 		"hangs":          {audit: notes{hangs: true}, turned: true, unaudited: true, says: "deadline"},
 		"no right":       {audit: notes{err: &sqlsource.RightError{Right: "INSERT", Table: "t", Err: errors.New("denied")}}, says: "denied"},
-		"no audit table": {audit: notes{err: sqlsource.ErrNoAudit}, says: sqlsource.ErrNoAudit.Error()},
+		"no audit table": {audit: notes{err: editor.ErrNoAudit}, says: editor.ErrNoAudit.Error()},
 		"a bad reason":   {audit: notes{err: &registry.RowError{Field: "why", Want: "a reason"}}, says: "a reason"},
 		"Redis is away":  {write: errors.New("broken pipe"), says: "broken pipe"},
 		"both are away":  {audit: notes{err: errors.New("connection refused")}, write: errors.New("broken pipe"), says: "connection refused"},
@@ -92,13 +93,15 @@ func TestTurnWithAWrongAudit(t *testing.T) {
 			defer func() { _ = limits.Close() }()
 			_, err = limits.ExecContext(t.Context(), wrong)
 			require.NoError(t, err)
-			editor, err := sqlsource.NewEditor(limits, db.dialect)
+			source, err := sqlsource.New(limits, db.dialect)
+			require.NoError(t, err)
+			edit, err := editor.New(limits, source)
 			require.NoError(t, err)
 			sw, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return true, nil }, registry.WithSwitchInterval(time.Hour),
 				registry.WithSwitchWrite(func(context.Context, bool) error { return nil }))
 			require.NoError(t, err)
 			defer sw.Close()
-			err = turn(t.Context(), editor, sw, false, "ann", "an incident")
+			err = turn(t.Context(), edit, sw, false, "ann", "an incident")
 			require.Equal(t, name == "", err == nil, "%v", err)
 			require.NotErrorIs(t, err, console.ErrNotAudited)
 			require.Equal(t, name != "", sw.Enabled())

@@ -1,0 +1,216 @@
+package gateway
+
+import (
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// places is a gateway on a real connection, with a row of three places and an upstream of endless answers.
+func places(t *testing.T, args ...string) (limits *registry.Registry, addr string) {
+	t.Helper()
+	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/endless":
+			for block := make([]byte, 64<<10); ; {
+				if _, err := w.Write(block); err != nil {
+					return
+				}
+			}
+		case "/socket":
+			c, _, err := w.(http.Hijacker).Hijack()
+			if err == nil {
+				_, err = io.WriteString(c, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+				for err == nil {
+					_, err = c.Write(make([]byte, 64<<10))
+				}
+				_ = c.Close()
+			}
+		case "/events":
+			w.Header().Set("Content-Type", "text/event-stream")
+			for i := range 10 {
+				_, _ = fmt.Fprintf(w, "data: %d\n\n", i)
+				_ = http.NewResponseController(w).Flush()
+				time.Sleep(300 * time.Millisecond)
+			}
+		default:
+			_, _ = io.Copy(io.Discard, r.Body)
+		}
+	}))
+	t.Cleanup(upstream.Close)
+	limits, err := registry.New(registry.Static{{Name: "/*", NoRate: true, Concurrent: 3}}, tokenbucket.NewMemoryStore(),
+		registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	p := openProxy(t, limits, append([]string{"--upstream", upstream.URL, "--listen", "127.0.0.1:0", "--admin", ""}, args...)...)
+	s := &service{config: p.config, log: p.log, proxy: p, admin: &admin{config: p.config, proxy: p}}
+	t.Cleanup(s.close)
+	p.config.listen = freeAddr(t)
+	require.NoError(t, s.listen())
+	return limits, p.config.listen
+}
+
+// Clients that are slow on purpose, in every way, do not keep a row of three places longer than the timeouts say.
+func TestPlacesOfSlowClients(t *testing.T) {
+	for name, request := range map[string]string{
+		"read nothing":             "GET /endless HTTP/1.1\r\nHost: h\r\n\r\n",
+		"read nothing of a socket": "GET /socket HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+		"read slowly":              "GET /endless?slowly HTTP/1.1\r\nHost: h\r\n\r\n",
+		"send nothing":             "POST /body HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n",
+		"send slowly":              "POST /body?slowly HTTP/1.1\r\nHost: h\r\nContent-Length: 100000\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			limits, addr := places(t, "--response-timeout", "3s", "--body-timeout", "3s", "--response-rate", "1000000", "--body-rate", "1000")
+			inside := func() int {
+				u, _, err := limits.Usage(t.Context(), "/*")
+				require.NoError(t, err)
+				return u.Inside
+			}
+			stop := make(chan struct{})
+			var clients sync.WaitGroup
+			defer clients.Wait()
+			defer close(stop)
+			for range 3 {
+				c, err := net.Dial("tcp", addr)
+				require.NoError(t, err)
+				defer func() { _ = c.Close() }()
+				_, err = io.WriteString(c, request)
+				require.NoError(t, err)
+				if !strings.Contains(request, "slowly") {
+					continue
+				}
+				clients.Go(func() {
+					for err := error(nil); err == nil; {
+						if strings.HasPrefix(request, "POST") {
+							_, err = c.Write([]byte("x"))
+						} else {
+							_, err = c.Read(make([]byte, 100))
+						}
+						select {
+						case <-stop:
+							return
+						case <-time.After(10 * time.Millisecond):
+						}
+					}
+				})
+			}
+			require.Eventually(t, func() bool { return inside() == 3 }, 30*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return inside() == 0 }, 60*time.Second, 10*time.Millisecond, "the places are free again")
+			response, err := http.Get("http://" + addr + "/other")
+			require.NoError(t, err)
+			_ = response.Body.Close()
+			require.Equal(t, http.StatusOK, response.StatusCode)
+		})
+	}
+}
+
+// 10,000 connections that send nothing, or half a header, keep nobody out for long, and cost memory for --max-connections of them.
+func TestManyConnections(t *testing.T) {
+	const most = 2000
+	var files syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files))
+	all := min(10_000, int(files.Cur)-2*most) // each that was accepted has two
+	require.Greater(t, all, most, "%d files may be open (ulimit -n)", files.Cur)
+	_, addr := places(t, "--max-connections", fmt.Sprint(most), "--header-timeout", "1s", "--idle-timeout", "1s")
+	memory := func() uint64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapInuse + m.StackInuse
+	}
+	before := memory()
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+	}()
+	dialer := net.Dialer{Timeout: 5 * time.Second}
+	for i := range all {
+		c, err := dialer.Dial("tcp", addr)
+		if err != nil { // the queue of the kernel is full
+			break
+		}
+		open = append(open, c)
+		if i%2 == 0 {
+			_, _ = io.WriteString(c, "GET / HTTP/1.1\r\nHost: h\r\nX: "+strings.Repeat("x", 4000))
+		}
+	}
+	grown := int64(memory()) - int64(before)
+	t.Logf("%d connections, %d MB", len(open), grown>>20)
+	require.Greater(t, len(open), most)
+	require.Less(t, grown, int64(most*64<<10), "64 KB for each that was accepted, those of the test included")
+	require.Eventually(t, func() bool {
+		client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+		response, err := client.Get("http://" + addr + "/other")
+		if err != nil {
+			return false
+		}
+		_ = response.Body.Close()
+		return response.StatusCode == http.StatusOK
+	}, 2*time.Minute, 100*time.Millisecond)
+}
+
+// An upgraded connection keeps its place until it ends.
+func TestUpgradedConnectionsKeepTheirPlace(t *testing.T) {
+	for _, way := range []string{"--inbound=false", "--inbound"} {
+		limits, addr := places(t, way)
+		inside := func() int {
+			u, _, err := limits.Usage(t.Context(), "/*")
+			require.NoError(t, err)
+			return u.Inside
+		}
+		var sockets []net.Conn
+		for range 3 {
+			c, err := net.Dial("tcp", addr)
+			require.NoError(t, err)
+			defer func() { _ = c.Close() }()
+			_, err = io.WriteString(c, "GET /socket HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+			require.NoError(t, err)
+			status := make([]byte, len("HTTP/1.1 101"))
+			_, err = io.ReadFull(c, status)
+			require.NoError(t, err)
+			require.Equal(t, "HTTP/1.1 101", string(status))
+			sockets = append(sockets, c)
+		}
+		require.Equal(t, 3, inside())
+		response, err := http.Get("http://" + addr + "/other")
+		require.NoError(t, err)
+		_ = response.Body.Close()
+		require.Equal(t, http.StatusTooManyRequests, response.StatusCode)
+		for _, c := range sockets {
+			require.NoError(t, c.Close())
+		}
+		require.Eventually(t, func() bool { return inside() == 0 }, 30*time.Second, time.Millisecond)
+	}
+}
+
+// A stream of events outlasts --response-timeout, and so does the connection's next call.
+func TestStreamsOutlastTheTimeout(t *testing.T) {
+	_, addr := places(t, "--response-timeout", "1s")
+	client := http.Client{Transport: &http.Transport{MaxIdleConns: 1}}
+	defer client.CloseIdleConnections()
+	for range 2 {
+		response, err := client.Get("http://" + addr + "/events")
+		require.NoError(t, err)
+		text, err := io.ReadAll(response.Body)
+		require.NoError(t, err)
+		require.Equal(t, 10, strings.Count(string(text), "data: "))
+		_ = response.Body.Close()
+	}
+}
