@@ -138,16 +138,17 @@ func newGate(a Access) (*gate, error) {
 
 // refusal is why a request is not answered.
 type refusal struct {
-	status int
-	text   string
+	status  int
+	text    string
+	changes []string // of a row that was changed meanwhile, for the page
 }
 
 func (r *refusal) Error() string { return r.text }
 
 // who tells who asks, or why nobody is answered.
 func (g *gate) who(r *http.Request) (caller, error) {
-	if !g.knownHost(r.Host) {
-		return caller{}, &refusal{http.StatusMisdirectedRequest, fmt.Sprintf(
+	if !KnownHost(r.Host, g.Hosts) {
+		return caller{}, &refusal{status: http.StatusMisdirectedRequest, text: fmt.Sprintf(
 			"The console is not known under the name %.100q. Ask for it by an IP address or as localhost, or have the name allowed.", r.Host)}
 	}
 	from, names := address(r.RemoteAddr), r.Header.Values(g.ProxyHeader)
@@ -157,14 +158,14 @@ func (g *gate) who(r *http.Request) (caller, error) {
 	case r.Header.Get("Authorization") != "":
 		return g.user(r)
 	case proxy && len(names) > 0:
-		return caller{}, &strangerError{&refusal{http.StatusForbidden, "The proxy's " + g.ProxyHeader + " is not one name."}, strings.Join(names, ", ")}
+		return caller{}, &strangerError{&refusal{status: http.StatusForbidden, text: "The proxy's " + g.ProxyHeader + " is not one name."}, strings.Join(names, ", ")}
 	case !proxy && within(g.readers, from) && !g.passedOn(r):
 		return caller{}, nil
 	}
 	if len(g.Users) > 0 {
-		return caller{}, &refusal{http.StatusUnauthorized, "A name and a token are needed."}
+		return caller{}, &refusal{status: http.StatusUnauthorized, text: "A name and a token are needed."}
 	}
-	return caller{}, &refusal{http.StatusForbidden, "The console answers only the networks that it was told to; by default only this machine."}
+	return caller{}, &refusal{status: http.StatusForbidden, text: "The console answers only the networks that it was told to; by default only this machine."}
 }
 
 // passedOn tells whether a proxy has taken part, so that the address says nothing of who asks. A header counts whatever it says: before
@@ -199,13 +200,14 @@ func (g *gate) user(r *http.Request) (caller, error) {
 		}
 	}
 	if found == nil {
-		return caller{}, &strangerError{&refusal{http.StatusUnauthorized, "This name and token are not known."}, said}
+		return caller{}, &strangerError{&refusal{status: http.StatusUnauthorized, text: "This name and token are not known."}, said}
 	}
 	return caller{name: found.Name, write: found.Write}, nil
 }
 
-// knownHost keeps out names that somebody else may have pointed here.
-func (g *gate) knownHost(hostport string) bool {
+// KnownHost reports whether a request's Host is an IP address, localhost or one of the names. Any other name could be one that a foreign
+// page has had point here (DNS rebinding).
+func KnownHost(hostport string, names []string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
 		host = h
@@ -214,7 +216,7 @@ func (g *gate) knownHost(hostport string) bool {
 	if _, err := netip.ParseAddr(host); err == nil || host == "localhost" || strings.HasSuffix(host, ".localhost") {
 		return true
 	}
-	for _, h := range g.Hosts {
+	for _, h := range names {
 		if strings.EqualFold(h, host) {
 			return true
 		}
@@ -257,17 +259,17 @@ func (g *gate) today() int64 { return g.now().Unix() / (24 * 60 * 60) }
 func (g *gate) mayWrite(c caller, r *http.Request) error {
 	if !c.write {
 		if c.name == "" {
-			return &refusal{http.StatusForbidden, "Changes need a name and a token: sign in."}
+			return &refusal{status: http.StatusForbidden, text: "Changes need a name and a token: sign in."}
 		}
-		return &refusal{http.StatusForbidden, fmt.Sprintf("%q may read, and not write.", c.name)}
+		return &refusal{status: http.StatusForbidden, text: fmt.Sprintf("%q may read, and not write.", c.name)}
 	}
 	if err := g.cross.Check(r); err != nil {
-		return &refusal{http.StatusForbidden, forged}
+		return &refusal{status: http.StatusForbidden, text: forged}
 	}
 	given := []byte(r.Header.Get(forgeryHeader))
 	day := g.today()
 	if !hmac.Equal(given, []byte(g.forgery(c.name, day))) && !hmac.Equal(given, []byte(g.forgery(c.name, day-1))) {
-		return &refusal{http.StatusForbidden, forged}
+		return &refusal{status: http.StatusForbidden, text: forged}
 	}
 	return nil
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 )
 
 // Who may read.
@@ -150,12 +150,12 @@ func TestNoSecrets(t *testing.T) {
 
 // A token tells who has it: two users have two.
 func TestTokensAreDifferent(t *testing.T) {
-	_, err := console.New(console.Config{Source: fakefleet.Example(), Access: console.Access{Users: []console.User{
+	_, err := console.New(console.Config{Source: fleettest.Example(), Access: console.Access{Users: []console.User{
 		{Name: "ann", Token: writerToken, Write: true}, {Name: "bob", Token: writerToken},
 	}}})
 	require.ErrorContains(t, err, "same token")
 	require.NotContains(t, err.Error(), writerToken)
-	_, err = console.New(console.Config{Source: fakefleet.Example(), Access: console.Access{Key: []byte("too short")}})
+	_, err = console.New(console.Config{Source: fleettest.Example(), Access: console.Access{Key: []byte("too short")}})
 	require.ErrorContains(t, err, "key of 9 bytes: want at least 16")
 	require.NotContains(t, err.Error(), "too short")
 }

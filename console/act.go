@@ -10,15 +10,19 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	limitgate "github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
-	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
 // order is what a page sends to change something.
 type order struct {
 	Name    string             `json:"name"`
-	From    sqlsource.Version  `json:"from"`
+	From    editor.Version     `json:"from"`
 	Values  map[string]*string `json:"values"` // null: NULL
+	Was     map[string]*string `json:"was"`    // what the page showed, for the report of a conflict
 	Why     string             `json:"why"`
 	ID      int64              `json:"id"`
 	On      bool               `json:"on"`
@@ -33,7 +37,7 @@ const (
 // acts are what can be changed: each does it, and says in words what was done.
 func (c *Console) acts() map[string]func(context.Context, caller, *order) (string, error) {
 	return map[string]func(context.Context, caller, *order) (string, error){
-		"save": c.save, "remove": c.remove, "shadow": c.shadow, "undo": c.undo, "switch": c.turn, "penalize": c.penalize, "reset": c.reset,
+		"save": c.save, "remove": c.remove, "shadow": c.shadow, "undo": c.undo, "switch": c.turn, "penalize": c.penalize, "reset": c.reset, "confirm": c.confirm,
 	}
 }
 
@@ -65,13 +69,13 @@ func (c *Console) read(w http.ResponseWriter, r *http.Request) (*order, error) {
 		return nil, err
 	}
 	if kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); kind != "application/json" {
-		return nil, &refusal{http.StatusUnsupportedMediaType, "Changes are sent as application/json."}
+		return nil, &refusal{status: http.StatusUnsupportedMediaType, text: "Changes are sent as application/json."}
 	}
 	o := new(order)
 	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxOrder))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(o); err != nil {
-		return nil, &refusal{http.StatusBadRequest, "What was sent cannot be read: " + err.Error()}
+		return nil, &refusal{status: http.StatusBadRequest, text: "What was sent cannot be read: " + err.Error()}
 	}
 	if len(o.Name) > maxName {
 		return nil, errName
@@ -92,11 +96,11 @@ func PenalizeIn(limits *registry.Registry) func(ctx context.Context, name string
 
 // used tells why no call uses a bucket of that name.
 func used(limits *registry.Registry, name string) error {
-	if by, _ := limits.Decider(name); by != registry.ByLimit {
-		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%.80q has no bucket that calls use now: %s decides about them.", name, by)}
+	if by, _ := limits.Decider(name); by != limitgate.ByLimit {
+		return &refusal{status: http.StatusUnprocessableEntity, text: fmt.Sprintf("%.80q has no bucket that calls use now: %s decides about them.", name, by)}
 	}
 	if slices.ContainsFunc(limits.Limits(), func(l registry.Limit) bool { return l.Name == name && l.PerKey }) {
-		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%.80q has a bucket for each key, and none of its own.", name)}
+		return &refusal{status: http.StatusUnprocessableEntity, text: fmt.Sprintf("%.80q has a bucket for each key, and none of its own.", name)}
 	}
 	return nil
 }
@@ -111,20 +115,68 @@ func ResetIn(limits *registry.Registry) func(ctx context.Context, name string) e
 	}
 }
 
-var errMissing = &refusal{http.StatusNotFound, "This cannot be done here: the console was not given what it takes."}
+var errMissing = &refusal{status: http.StatusNotFound, text: "This cannot be done here: the console was not given what it takes."}
 
 func (c *Console) save(ctx context.Context, asks caller, o *order) (string, error) {
 	if c.config.Editor == nil {
 		return "", errNoEditor
 	}
 	if len(o.Values) == 0 { // to an Editor, nothing that a row shall say means that there shall be none
-		return "", &refusal{http.StatusUnprocessableEntity, "What the row shall say was not said."}
+		return "", &refusal{status: http.StatusUnprocessableEntity, text: "What the row shall say was not said."}
 	}
-	a, err := c.config.Editor.Change(ctx, sqlsource.Change{Name: o.Name, From: o.From, To: o.Values, Who: asks.name, Why: o.Why})
+	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, To: o.Values, Who: asks.name, Why: o.Why})
 	if err != nil {
-		return "", said(err)
+		return "", c.conflict(ctx, o, err)
 	}
-	return fmt.Sprintf("Saved as change %d.", a.ID), nil
+	return c.outcome(&a), nil
+}
+
+// outcome is what a change has done.
+func (c *Console) outcome(a *editor.AuditEntry) string {
+	what := strings.Join(c.list([]editor.AuditEntry{*a})[0].What, ", ")
+	return fmt.Sprintf("Saved as change %d: %s. Each gateway takes it up at its next load.", a.ID, what)
+}
+
+// conflict returns the error for a row that was changed meanwhile: by whom, if the audit shows it, and in what it differs from what the
+// page showed. Other errors are returned as they are said.
+func (c *Console) conflict(ctx context.Context, o *order, err error) error {
+	var conflict *editor.ConflictError
+	if !errors.As(err, &conflict) {
+		return c.said(err)
+	}
+	r := &refusal{status: http.StatusConflict}
+	if conflict.Now == nil {
+		r.text = "The row was removed meanwhile"
+	} else {
+		r.text = "The row was changed meanwhile"
+		was := editor.Values{}
+		for column, v := range o.Was {
+			was[column] = v
+		}
+		now := editor.Values{}
+		for column := range was {
+			now[column] = conflict.Now.Values[column]
+		}
+		r.changes = c.differences(was, now)
+	}
+	entries, _ := c.config.Editor.History(ctx, o.Name, 1)
+	switch {
+	case len(entries) == 0 || entries[0].Action != "" || !c.led(&entries[0], conflict.Now):
+		r.text += ", not by an editor that writes the audit table"
+	default:
+		e := &entries[0]
+		r.text += fmt.Sprintf(" by %s on %s (%s)", e.Who, figure.Clock(e.At), e.Why)
+	}
+	r.text += ". Nothing was written."
+	return r
+}
+
+// led reports whether a row is what an entry of the audit made of it.
+func (c *Console) led(e *editor.AuditEntry, now *editor.Row) bool {
+	if now == nil || e.To == nil {
+		return now == nil && e.To == nil
+	}
+	return len(c.differences(e.To, now.Values)) == 0
 }
 
 func (c *Console) remove(ctx context.Context, asks caller, o *order) (string, error) {
@@ -132,11 +184,16 @@ func (c *Console) remove(ctx context.Context, asks caller, o *order) (string, er
 	case c.config.Editor == nil:
 		return "", errNoEditor
 	case o.From == "":
-		return "", &refusal{http.StatusUnprocessableEntity, "Which version of the row is removed was not said."}
+		return "", &refusal{status: http.StatusUnprocessableEntity, text: "Which version of the row is removed was not said."}
 	}
-	a, err := c.config.Editor.Change(ctx, sqlsource.Change{Name: o.Name, From: o.From, Who: asks.name, Why: o.Why})
+	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, Who: asks.name, Why: o.Why})
 	if err != nil {
-		return "", said(err)
+		return "", c.conflict(ctx, o, err)
+	}
+	if left := a.Left; left != nil && left.Bad != nil {
+		return fmt.Sprintf("Removed by change %d. The table has another row of that name, %s, which is bad: %v.", a.ID, left.ID, left.Bad), nil
+	} else if left != nil {
+		return fmt.Sprintf("Removed by change %d. The table has another row of that name, %s, which is in force now: %s.", a.ID, left.ID, left.Limit.String()), nil
 	}
 	return fmt.Sprintf("Removed by change %d.", a.ID), nil
 }
@@ -147,9 +204,9 @@ func (c *Console) shadow(ctx context.Context, asks caller, o *order) (string, er
 	}
 	a, err := c.config.Editor.SetShadow(ctx, o.Name, o.From, o.On, asks.name, o.Why)
 	if err != nil {
-		return "", said(err)
+		return "", c.conflict(ctx, o, err)
 	}
-	return fmt.Sprintf("Saved as change %d.", a.ID), nil
+	return c.outcome(&a), nil
 }
 
 func (c *Console) undo(ctx context.Context, asks caller, o *order) (string, error) {
@@ -158,7 +215,7 @@ func (c *Console) undo(ctx context.Context, asks caller, o *order) (string, erro
 	}
 	a, err := c.config.Editor.Undo(ctx, o.ID, asks.name, o.Why)
 	if err != nil {
-		return "", said(err)
+		return "", c.said(err)
 	}
 	return fmt.Sprintf("Undone by change %d.", a.ID), nil
 }
@@ -174,15 +231,20 @@ func (c *Console) turn(ctx context.Context, asks caller, o *order) (string, erro
 	case errors.Is(err, ErrNotAudited):
 		c.config.Log.Warn("console: the switch was turned, and the audit table does not say so", "on", o.On, "who", asks.name, "why", o.Why, "error", err)
 	case err != nil:
-		return "", said(err)
+		return "", c.said(err)
 	}
+	kind := fleet.SwitchOff
+	if o.On {
+		kind = fleet.SwitchOn
+	}
+	c.announce(ctx, &fleet.Event{Kind: kind, Who: asks.name, Why: o.Why})
 	if o.On {
 		return "The switch is on: limits apply.", nil
 	}
 	return "The switch is off: every call passes.", nil
 }
 
-var errWhy = &refusal{http.StatusUnprocessableEntity, "A reason is needed."}
+var errWhy = &refusal{status: http.StatusUnprocessableEntity, text: "A reason is needed."}
 
 func (c *Console) penalize(ctx context.Context, asks caller, o *order) (string, error) {
 	d := time.Duration(o.Seconds * float64(time.Second))
@@ -190,13 +252,14 @@ func (c *Console) penalize(ctx context.Context, asks caller, o *order) (string, 
 	case c.config.Penalize == nil:
 		return "", errMissing
 	case !(o.Seconds > 0) || d > maxPenalty || d <= 0:
-		return "", &refusal{http.StatusUnprocessableEntity, "A limit can be held back for more than 0 and at most 3600 seconds."}
+		return "", &refusal{status: http.StatusUnprocessableEntity, text: "A limit can be held back for more than 0 and at most 3600 seconds."}
 	}
-	err := c.audited(ctx, asks, o, "hold back for "+span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
+	err := c.audited(ctx, asks, o, "hold back for "+figure.Span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
 	if err != nil {
 		return "", err
 	}
-	return "Held back for " + span(d) + ".", nil
+	c.announce(ctx, &fleet.Event{Kind: fleet.Penalized, Limit: o.Name, For: d, Who: asks.name, Why: o.Why})
+	return "Held back for " + figure.Span(d) + ".", nil
 }
 
 func (c *Console) reset(ctx context.Context, asks caller, o *order) (string, error) {
@@ -207,7 +270,40 @@ func (c *Console) reset(ctx context.Context, asks caller, o *order) (string, err
 	if err != nil {
 		return "", err
 	}
+	c.announce(ctx, &fleet.Event{Kind: fleet.LimitReset, Limit: o.Name, Who: asks.name, Why: o.Why})
 	return "Reset.", nil
+}
+
+// announce adds what a person has done to the fleet's events. It is done already, so a failure is only logged.
+func (c *Console) announce(ctx context.Context, e *fleet.Event) {
+	if c.config.Announce == nil {
+		return
+	}
+	if err := c.config.Announce(ctx, *e); err != nil {
+		c.config.Log.Warn("console: what was done is missing among the events", "what", string(e.Kind), "limit", e.Limit, "who", e.Who, "error", err)
+	}
+}
+
+// confirm accepts that the table has lost more than half of its limits.
+func (c *Console) confirm(ctx context.Context, asks caller, o *order) (string, error) {
+	if c.config.Confirm == nil {
+		return "", errMissing
+	}
+	if strings.TrimSpace(o.Why) == "" {
+		return "", errWhy
+	}
+	do := func(ctx context.Context) error { return c.config.Confirm(ctx, asks.name, o.Why) }
+	var err error
+	if c.config.Editor == nil {
+		err = do(ctx)
+	} else {
+		_, err = c.config.Editor.Act(ctx, editor.Action{What: "confirm that limits are gone from the table", Who: asks.name, Why: o.Why}, do)
+	}
+	if err != nil {
+		return "", c.said(err)
+	}
+	c.announce(ctx, &fleet.Event{Kind: fleet.LossConfirmed, Who: asks.name, Why: o.Why})
+	return "Confirmed. Gateways take it over within two seconds.", nil
 }
 
 // audited does what changes no row, and has it in the audit. Without an Editor the log has it alone.
@@ -221,10 +317,10 @@ func (c *Console) audited(ctx context.Context, asks caller, o *order, what strin
 	case c.config.Editor == nil:
 		err = do(ctx)
 	default:
-		_, err = c.config.Editor.Act(ctx, sqlsource.Action{Name: o.Name, What: what, Who: asks.name, Why: o.Why}, do)
+		_, err = c.config.Editor.Act(ctx, editor.Action{Name: o.Name, What: what, Who: asks.name, Why: o.Why}, do)
 	}
 	if err != nil {
-		return said(err)
+		return c.said(err)
 	}
 	return nil
 }

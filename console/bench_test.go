@@ -7,12 +7,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 )
 
 // The first page of ten thousand limits, when the figures are there.
 func BenchmarkFirstPage(b *testing.B) {
-	c, err := console.New(console.Config{Source: fakefleet.New(3, fakefleet.Many(10_000)...), Beat: time.Minute})
+	c, err := console.New(console.Config{Source: fleettest.New(3, fleettest.Many(10_000)...), Beat: time.Minute})
 	require.NoError(b, err)
 	defer c.Close()
 	ask(c, local("GET", "/"))
@@ -23,7 +23,7 @@ func BenchmarkFirstPage(b *testing.B) {
 
 // One beat of a console of ten thousand limits in three instances, without the source's share.
 func BenchmarkBeat(b *testing.B) {
-	source := fakefleet.New(3, fakefleet.Many(10_000)...)
+	source := fleettest.New(3, fleettest.Many(10_000)...)
 	past, err := source.Snapshot(b.Context())
 	require.NoError(b, err)
 	time.Sleep(100 * time.Millisecond)

@@ -30,6 +30,7 @@ type board struct {
 	fixed  [][]byte // of each row: what changes with its configuration
 	sent   [][]byte // of each row: the figures that all have been sent
 	cursor int
+	used   map[use][]float64 // of the last beats
 	last   []*fleet.Snapshot // of the last seconds, the oldest first
 }
 
@@ -79,9 +80,10 @@ func (b *board) forget() {
 // frame is what a browser is sent. Rows stand in the order of the names.
 type frame struct {
 	At       int64                      `json:"at"` // milliseconds since 1970
-	Problems []string                   `json:"problems"`
+	Problems []problem                  `json:"problems"`
 	Totals   totals                     `json:"totals"`
-	Rows     []json.RawMessage          `json:"rows,omitempty"`    // all: name, configuration, figures
+	Strip    []notice                   `json:"strip"`
+	Rows     []json.RawMessage          `json:"rows,omitzero"`     // all, also if there are none: name, configuration, figures
 	Changed  map[string]json.RawMessage `json:"changed,omitempty"` // by place: figures
 	Sparks   map[string][]float64       `json:"sparks,omitempty"`  // by place: granted and refused in turns
 }
@@ -94,6 +96,10 @@ type totals struct {
 	Measured  bool    `json:"measured"`
 	Waiting   int     `json:"waiting"`
 	SwitchOff bool    `json:"off"`
+	// Calls without a row, which are among Granted and Refused.
+	Unlimited        float64 `json:"unlimited"`
+	UnlimitedRefused float64 `json:"unlimited_refused"`
+	Empty            string  `json:"empty,omitempty"` // the text of a list without limits
 }
 
 // look asks the source, and makes a view of what has happened since some seconds ago.
@@ -103,7 +109,7 @@ func (b *board) look(ctx context.Context) (*view, error) {
 		return nil, err
 	}
 	if n := len(b.last); n > 0 && now.At.Sub(b.last[n-1].At) > over+2*b.feed.beat { // nobody has looked meanwhile
-		b.last = nil
+		b.last, b.used = nil, nil
 		b.mu.Lock()
 		clear(b.past)
 		b.mu.Unlock()
@@ -113,8 +119,15 @@ func (b *board) look(ctx context.Context) (*view, error) {
 		b.last = b.last[1:]
 	}
 	v := newView(b.last[0], now)
+	b.used = v.remembered(b.used)
+	v.used = b.used
 	if b.rows != nil {
 		v.include(b.rows())
+	}
+	if v.wants() {
+		if events, err := b.source.Events(ctx, now.At.Add(-fleet.Day)); err == nil { // else it is not known who did it
+			v.attribute(events)
+		}
 	}
 	return v, nil
 }
@@ -140,8 +153,8 @@ func (b *board) read(ctx context.Context) (change []byte, whole func() []byte) {
 
 // frames are what has changed since the last beat, and everything.
 func (b *board) frames(v *view) (change []byte, whole func() []byte) {
-	f := frame{At: v.at.UnixMilli(), Problems: v.problems(), Totals: v.totals()}
-	same := len(v.limits) == len(b.names)
+	f := frame{At: v.at.UnixMilli(), Problems: v.problems(), Totals: v.totals(), Strip: v.strip()}
+	same := b.names != nil && len(v.limits) == len(b.names)
 	fixed, figures := make([][]byte, len(v.limits)), make([][]byte, len(v.limits))
 	for i := range v.limits {
 		l := &v.limits[i]
@@ -223,8 +236,8 @@ func (l *limit) fixed() []byte {
 	return slices.Concat(must(json.Marshal(l.name())), []byte(","), must(json.Marshal(describe(l.total.Newest))))
 }
 
-// figures is the row's other part: rate in force, granted, refused, waiting, fill, p99 in milliseconds, state, held until. Granted and
-// refused are null as long as they are not known.
+// figures is the row's other part: rate in force, granted, refused, waiting, fill, p99 in milliseconds, state, held until, by whom and
+// why, what is in use and what refuses. Granted and refused are null as long as they are not known.
 func (l *limit) figures(v *view) []byte {
 	held := int64(0)
 	if until := l.total.Newest.Bucket.HeldUntil; until.After(v.at) {
@@ -236,24 +249,21 @@ func (l *limit) figures(v *view) []byte {
 	}
 	text := must(json.Marshal([]any{
 		round(l.total.Newest.Bucket.Rate), granted, refused, l.total.Waiting.Count, round(l.fill()),
-		round(l.rate.P99.Seconds() * 1000), strings.Join(l.words(v), ", "), held,
+		round(l.rate.P99.Seconds() * 1000), strings.Join(l.words(v), ", "), held, v.heldBy(l.name()), v.inUseOf(l.name()),
 	}))
 	return text[1 : len(text)-1]
 }
 
 func (v *view) totals() totals {
-	t := totals{Limits: len(v.limits), Measured: v.measured(), SwitchOff: v.sw != nil && v.sw.Off}
-	for i := range v.instances {
-		if !v.instances[i].Silent(v.at) {
-			t.Instances++
-		}
-	}
+	t := totals{Limits: len(v.limits), Instances: v.living(), Measured: v.measured(), SwitchOff: v.sw != nil && v.sw.Off}
 	for i := range v.limits {
 		l := &v.limits[i]
 		t.Granted += l.through()
 		t.Refused += l.turned()
 		t.Waiting += l.total.Waiting.Count
 	}
-	t.Granted, t.Refused = round(t.Granted), round(t.Refused)
+	t.Unlimited, t.UnlimitedRefused = round(v.others.Granted+v.others.Passed), round(v.others.Refused+v.others.WouldRefuse)
+	t.Granted, t.Refused = round(t.Granted+v.others.Granted+v.others.Passed), round(t.Refused+v.others.Refused+v.others.WouldRefuse)
+	t.Empty = v.empty()
 	return t
 }

@@ -92,9 +92,9 @@ func TestTooManyLimitsAreTold(t *testing.T) {
 	now := counted(time.Unix(1_800_000_000, 0), fleet.Counters{})
 	now.Instances[0].MoreLimits, now.Instances[0].Crowded = 2000, true
 	v := newView(now, now)
-	require.Contains(t, strings.Join(v.problems(), "\n"), "does not tell of all its limits: see Health")
-	said := v.instances[0].health(v.at).Loads
-	require.Contains(t, said, "2000 limits are not shown: an instance tells of at most 10000")
+	require.Contains(t, texts(v), "does not tell of all its limits: see Health")
+	said := v.health(&v.instances[0]).Loads
+	require.Contains(t, said, "2,000 limits are not shown: an instance tells of at most 10,000")
 	require.Contains(t, said, "counted with all others")
 }
 
@@ -154,13 +154,14 @@ func TestRowWithoutARate(t *testing.T) {
 // A row is told with all that it limits to, whether an instance has told of it or not.
 func TestRowInWords(t *testing.T) {
 	for want, row := range map[string]registry.Limit{
-		"5/s, at most 120 in any 5 s, at most 3 under way, waits up to 0.5 s": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, Cache: 0.5},
-		"any rate, at most 1000 in any 90 s":                                  {NoRate: true, Window: 90 * time.Second, WindowLimit: 1000},
-		"any rate, at most 3 under way":                                       {NoRate: true, Concurrent: 3},
-		"2/s for each key, no waiting":                                        {Rate: 2, PerKey: true},
-		"0/s: nothing passes":                                                 {},
-		"5/s, warms up in 4 s, at most 10 in any 1 d, no waiting":             {Rate: 5, Warmup: 4 * time.Second, Window: 24 * time.Hour, WindowLimit: 10},
-		"7/s, quota, no waiting":                                              {Rate: 7, Quota: true},
+		"5/s, saves up 5, at most 120 in any 5 s, at most 3 at once, waits up to 500 ms": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, WaitShare: 0.5},
+		"at most 1,000 in any 90 s":                      {NoRate: true, Window: 90 * time.Second, WindowLimit: 1000},
+		"at most 3 at once":                              {NoRate: true, Concurrent: 3},
+		"2/s for each key, saves up 2, does not wait":    {Rate: 2, PerKey: true},
+		"1,000,000/s, saves up 1,000,000, does not wait": {Rate: 1e6},
+		"nothing passes":                                 {},
+		"5/s, warms up from 1.67/s in 4 s, at most 10 in any 1 d, does not wait": {Rate: 5, Warmup: 4 * time.Second, Window: 24 * time.Hour, WindowLimit: 10},
+		"at most 7 in any second, does not wait":                                 {Rate: 7, Quota: true},
 	} {
 		v := newView(&fleet.Snapshot{}, &fleet.Snapshot{})
 		row.Name = "x"
@@ -178,6 +179,173 @@ func TestUses(t *testing.T) {
 	now.Instances[0].Windows = []fleet.Window{{Name: "x", Limit: 120, Used: 30, Length: 5 * time.Second}, {Name: "y", Limit: 1, Length: time.Second}}
 	now.Instances[0].Semaphores = []fleet.Semaphore{{Name: "x", Permits: 3, Used: 2}}
 	v := newView(now, now)
-	require.Equal(t, "30 of 120 calls in the last 5 s, 2 of 3 calls under way", v.detail("x").Uses)
-	require.Empty(t, v.detail("z").Uses)
+	require.Equal(t, "30 of 120 in 5 s, 2 of 3 at once", v.uses["x"])
+	require.Empty(t, v.uses["z"])
+	require.Equal(t, []tile{{"In the last 5 s", "30", "of 120 calls", "", 30, 120, nil}, {"At once", "2", "of 3 calls", "", 2, 3, nil}}, v.useTiles("x"))
+	require.Subset(t, v.detail("x").Tiles, v.useTiles("x"))
+	require.Empty(t, v.useTiles("z"))
+}
+
+// TestUseOverTime: the page of a limit has what was in use of its window and its concurrency while a console was open, in bounds.
+func TestUseOverTime(t *testing.T) {
+	source := &told{}
+	b := newBoard(source, nil, 2*time.Second)
+	look := func(after time.Duration, window int64, places int) [][]float64 {
+		source.now = counted(noon.Add(after), fleet.Counters{})
+		source.now.Instances[0].Windows = []fleet.Window{{Name: "x", Limit: 120, Used: window, Length: 5 * time.Second}}
+		source.now.Instances[0].Semaphores = []fleet.Semaphore{{Name: "x", Permits: 3, Used: places}}
+		b.read(t.Context())
+		var all [][]float64
+		for _, tile := range b.seen.useTiles("x") {
+			all = append(all, tile.Past)
+		}
+		return all
+	}
+	require.Equal(t, [][]float64{{5}, {1}}, look(0, 5, 1))
+	first := b.seen
+	require.Equal(t, [][]float64{{5, 7}, {1, 3}}, look(2*time.Second, 7, 3))
+	for i := range mostUses {
+		look(time.Duration(4+2*i)*time.Second, int64(i), 2)
+	}
+	last := look(time.Hour-time.Minute, 1, 1)
+	require.Equal(t, [][]float64{{1}, {1}}, last, "what was before a time in which nobody looked does not belong to it")
+	require.Equal(t, []float64{5}, first.useTiles("x")[0].Past, "a view does not change")
+	for i := range mostUses + 5 {
+		last = look(time.Hour+time.Duration(2*i)*time.Second, int64(i), 2)
+	}
+	require.Len(t, last[0], mostUses)
+	require.Equal(t, float64(mostUses+4), last[0][mostUses-1])
+	source.now = counted(noon.Add(time.Hour+mostUses*3*time.Second), fleet.Counters{})
+	b.read(t.Context())
+	require.Empty(t, b.used)
+}
+
+// TestRefusedByInWords: the list, the strip and the page of a limit name which of its bounds refuses calls now.
+func TestRefusedByInWords(t *testing.T) {
+	past, now := counted(noon, fleet.Counters{}), counted(noon.Add(10*time.Second), fleet.Counters{Granted: 50, Refused: 293})
+	look := func(all ...fleet.Refusal) *view {
+		now.Instances[0].Refusals = all
+		return newView(past, now)
+	}
+	refused := func(v *view) tile {
+		tiles := v.detail("x").Tiles
+		return tiles[slices.IndexFunc(tiles, func(t tile) bool { return t.Title == "Refused" })]
+	}
+	v := look()
+	require.Equal(t, tile{Title: "Refused", Value: "29.3", Unit: "/s", Tone: "bad"}, refused(v), "an instance of an older version")
+	require.Equal(t, "x refuses", v.strip()[0].Text)
+	v = look(fleet.Refusal{Limit: "x", By: "window", Count: 293})
+	require.Equal(t, "/s, by: window", refused(v).Unit)
+	require.Equal(t, "x refuses, by: window", v.strip()[0].Text)
+	require.Contains(t, string(v.limit("x").figures(v)), `"refused by: window"`)
+	v = look(fleet.Refusal{Limit: "x", By: "limit", Count: 93}, fleet.Refusal{Limit: "x", By: "window", Count: 200}, fleet.Refusal{Limit: "x", By: "moon\n", Count: 1})
+	require.Equal(t, `/s, by: window 20, rate 9.3, moon\n 0.1`, refused(v).Unit)
+	now.Instances[0].Windows = []fleet.Window{{Name: "x", Limit: 120, Used: 120, Length: 5 * time.Second}}
+	v = look(fleet.Refusal{Limit: "x", By: "limit", Count: 93}, fleet.Refusal{Limit: "x", By: "window", Count: 200})
+	require.Contains(t, string(v.limit("x").figures(v)), `"refused by: rate, window · 120 of 120 in 5 s"`)
+	require.Empty(t, newView(now, now).refusers("x"), "what was refused before does not refuse now")
+}
+
+// TestStrip: what is not as usual stands on top, that first which concerns most calls, with a link to whose it is.
+func TestStrip(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0)
+	past, now := counted(begin, fleet.Counters{}), counted(begin.Add(10*time.Second), fleet.Counters{})
+	add := func(name string, l fleet.Limit) {
+		past.Instances[0].Limits[name] = &fleet.Limit{Name: name}
+		l.Name = name
+		now.Instances[0].Limits[name] = &l
+	}
+	texts := func() (all []string) {
+		v := newView(past, now)
+		for _, n := range v.strip() {
+			all = append(all, n.Tone+" "+n.Text+" "+n.Calls+" "+n.Link)
+		}
+		return all
+	}
+	delete(past.Instances[0].Limits, "x")
+	delete(now.Instances[0].Limits, "x")
+	add("/well", fleet.Limit{Counters: fleet.Counters{Granted: 100}})
+	require.Empty(t, texts())
+	add("/a", fleet.Limit{Counters: fleet.Counters{Granted: 10, Refused: 20}})
+	add("/b", fleet.Limit{Counters: fleet.Counters{Granted: 10, Refused: 30}})
+	add("/dry\n", fleet.Limit{Config: fleet.Config{Shadow: true}, Counters: fleet.Counters{Granted: 10, WouldRefuse: 900}})
+	add("/held", fleet.Limit{Bucket: fleet.Bucket{HeldUntil: now.At.Add(90 * time.Second)}, Counters: fleet.Counters{Refused: 40}})
+	add("/bad", fleet.Limit{Decider: "bad_row", Counters: fleet.Counters{Refused: 10}})
+	add("/none", fleet.Limit{})
+	add("/none too", fleet.Limit{})
+	now.Instances[0].Store = fleet.Store{Down: true}
+	now.Instances[0].Host, now.Instances[0].PID = "gw", 7
+	require.Equal(t, []string{
+		"bad No store: gw:7 113/s health",
+		`warm /dry\n is in shadow and would refuse 90/s limit?name=%2Fdry%0A`,
+		"warm 2 limits refuse 5/s ./?sort=-refused",
+		"bad /held is held back for another 90 s 4/s limit?name=%2Fheld",
+		"bad /bad has a row that is rejected 1/s limit?name=%2Fbad",
+		"quiet 2 limits have no traffic  ./?q=no+traffic",
+	}, texts())
+}
+
+// TestChartBeginsWithWholeMinutes: the minute in which the first instance began, and the present one at first, have no rate: it would be
+// that of a part.
+func TestChartBeginsWithWholeMinutes(t *testing.T) {
+	begin := time.Unix(1_800_000_000, 0).Truncate(fleet.Minute)
+	var points []fleet.Point
+	for i := range 5 {
+		points = append(points, fleet.Point{Minute: begin.Add(time.Duration(i) * fleet.Minute), Published: i > 0, Granted: 300})
+	}
+	points[1].Granted = 20 // an instance began 4 s before its end
+	rates := func(now time.Duration) (all []any) {
+		for _, f := range columns(points, begin.Add(now)).Granted {
+			if f == nil {
+				all = append(all, nil)
+			} else {
+				all = append(all, *f)
+			}
+		}
+		return all
+	}
+	require.Equal(t, []any{5.0, 5.0, nil}, rates(4*fleet.Minute+9*time.Second))
+	require.Equal(t, []any{5.0, 5.0, 10.0}, rates(4*fleet.Minute+30*time.Second))
+	points[0].Published, points[2].Published = true, false // an outage: the minute after it is a part, too
+	require.Equal(t, []any{nil, nil, 10.0}, rates(4*fleet.Minute + 30*time.Second)[2:])
+	points[2].Published = true
+	points[1].Granted = 300
+	require.Equal(t, []any{5.0, 5.0, 5.0, 5.0, 10.0}, rates(4*fleet.Minute+30*time.Second))
+}
+
+// TestRefusedWithoutKeys: a limit that refuses calls has keys, or the page says why there are none.
+func TestRefusedWithoutKeys(t *testing.T) {
+	now := counted(time.Unix(1_800_000_000, 0), fleet.Counters{Granted: 5})
+	require.Equal(t, "No call was refused since the instances started.", newView(now, now).detail("x").NoKeys)
+	now = counted(now.At, fleet.Counters{Refused: 293})
+	require.Contains(t, newView(now, now).detail("x").NoKeys, "Keys are not counted for this row")
+	now.Instances[0].Refused = []fleet.Key{{Limit: "x", Key: "10.0.0.7", Count: 293}}
+	require.Empty(t, newView(now, now).detail("x").NoKeys)
+}
+
+// TestTilesOfALimit: a limit has the tiles of what it has, and no empty ones.
+func TestTilesOfALimit(t *testing.T) {
+	for _, test := range []struct {
+		limit fleet.Limit
+		want  []string
+	}{
+		{fleet.Limit{Config: fleet.Config{Kind: fleet.Quota, Rate: 5}, Bucket: fleet.Bucket{Rate: 5, Max: 5}}, []string{"Rate in force", "Granted", "Refused"}},
+		{fleet.Limit{Config: fleet.Config{NoRate: true, Concurrent: 3}}, []string{"Granted", "Refused", "At once"}},
+		{fleet.Limit{Config: fleet.Config{Kind: fleet.Bursty, Rate: 5, Wait: time.Second, Shadow: true}, Bucket: fleet.Bucket{Rate: 5, Max: 5}},
+			[]string{"Rate in force", "Granted", "Would be refused", "Waited", "p99 wait", "Waiting now", "Saved up"}},
+	} {
+		now := counted(time.Unix(1_800_000_000, 0), fleet.Counters{})
+		test.limit.Name = "x"
+		now.Instances[0].Limits["x"] = &test.limit
+		if test.limit.Config.Concurrent > 0 {
+			now.Instances[0].Semaphores = []fleet.Semaphore{{Name: "x", Permits: 3, Used: 3}}
+		}
+		var titles []string
+		for _, tile := range newView(now, now).detail("x").Tiles {
+			titles = append(titles, tile.Title)
+			require.NotEmpty(t, tile.Value)
+		}
+		require.Equal(t, test.want, titles)
+	}
+	require.Equal(t, []string{"", "warm", "bad", "bad"}, []string{full(7, 10), full(8, 10), full(200, 200), full(3, 2)})
 }

@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -23,11 +24,16 @@ type Config struct {
 	// Editor changes rows; nil: none can be changed.
 	Editor Editor
 	// Penalize holds a bucket back, Reset forgets its state, and Turn turns the switch, for the whole fleet. Nil: the pages do not
-	// offer it. The Editor's audit is told of the first two; Turn sees to that itself (sqlsource.Editor.SetSwitch, or Act). Its error is an
+	// offer it. The Editor's audit is told of the first two; Turn sees to that itself (editor.Editor.SetSwitch, or Act). Its error is an
 	// ErrNotAudited if the switch was turned all the same.
 	Penalize func(ctx context.Context, name string, d time.Duration) error
 	Reset    func(ctx context.Context, name string) error
 	Turn     func(ctx context.Context, on bool, who, why string) error
+	// Confirm accepts that tables have lost more than half of their limits, for the whole fleet (registry.Confirmations). Nil: the pages do
+	// not offer it.
+	Confirm func(ctx context.Context, who, why string) error
+	// Announce adds what a person has done, besides changing rows, to the events of the fleet (fleet.Announce). Nil: it is in the log alone.
+	Announce func(ctx context.Context, e fleet.Event) error
 	Access   Access
 	// Beat is how often the Source is asked while somebody looks: 100 ms to 1 minute, 0: 2 s.
 	Beat time.Duration

@@ -4,45 +4,53 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
 // detail is what the page of one limit is sent, once in a beat.
 type detail struct {
-	At       int64    `json:"at"` // milliseconds since 1970
-	Problems []string `json:"problems"`
-	Known    bool     `json:"known"` // an instance has the limit
-	Measured bool     `json:"measured"`
-	Config   string   `json:"config"`
-	Uses     string   `json:"uses"` // of its window and its concurrency
-	State    string   `json:"state"`
-	Rejected string   `json:"rejected,omitempty"`
-	Held     int64    `json:"held,omitempty"` // until then, in milliseconds since 1970
-	Figures  figures  `json:"figures"`
-	Shares   []share  `json:"shares"`
-	Keys     []key    `json:"keys"`
-	Bucket   *bucket  `json:"bucket,omitempty"`
-	Curve    *curve   `json:"curve,omitempty"`
+	At       int64     `json:"at"` // milliseconds since 1970
+	Problems []problem `json:"problems"`
+	Known    bool      `json:"known"` // an instance has the limit
+	Measured bool      `json:"measured"`
+	Config   string    `json:"config"`
+	State    string    `json:"state"`
+	Rejected string    `json:"rejected,omitempty"`
+	Held     int64     `json:"held,omitempty"` // until then, in milliseconds since 1970
+	HeldBy   string    `json:"held_by,omitempty"`
+	Figures  figures   `json:"figures"`
+	Tiles    []tile    `json:"tiles"`
+	Shares   []share   `json:"shares"`
+	Keys     []key     `json:"keys"`
+	NoKeys   string    `json:"no_keys"` // why there are none
+	Bucket   *bucket   `json:"bucket,omitempty"`
+	Curve    *curve    `json:"curve,omitempty"`
 }
 
-// figures are per second; those in milliseconds are named so.
+// figures are what the chart shows, per second.
 type figures struct {
 	Granted float64 `json:"granted"`
 	Refused float64 `json:"refused"`
 	Waited  float64 `json:"waited"`
-	Failed  float64 `json:"failed"`
 	Rate    float64 `json:"rate"`
-	Waiting int     `json:"waiting"`
-	Oldest  float64 `json:"oldest_ms"`
-	P99     float64 `json:"p99_ms"`
-	Stored  float64 `json:"stored"`
-	Max     float64 `json:"max"`
+}
+
+// tile is a figure in words. Of, if it is positive, is what Used is a part of.
+type tile struct {
+	Title string  `json:"title"`
+	Value string  `json:"value"`
+	Unit  string  `json:"unit"`
+	Tone  string  `json:"tone"` // good, bad, or none
+	Used  float64 `json:"used"`
+	Of    float64 `json:"of"`
+	// Past is what Used was, the oldest first; of a window or a concurrency only.
+	Past []float64 `json:"past,omitempty"`
 }
 
 // share is what one instance does of a limit.
@@ -83,10 +91,10 @@ const mostKeys = 20
 
 // detail is one limit as the view has it.
 func (v *view) detail(name string) *detail {
-	d := &detail{At: v.at.UnixMilli(), Measured: v.measured(), Problems: v.problems(), Shares: []share{}, Keys: v.keys(name)}
+	d := &detail{At: v.at.UnixMilli(), Measured: v.measured(), Problems: v.problems(), Shares: []share{}, Tiles: []tile{}, Keys: v.keys(name)}
 	for i := range v.rejected {
 		if v.rejected[i].Name == name {
-			d.Rejected = reason(&v.rejected[i]) + "; " + v.rejected[i].Consequence
+			d.Rejected = formWords.Replace(reason(&v.rejected[i])) + "; " + v.rejected[i].Consequence
 		}
 	}
 	l := v.limit(name)
@@ -96,13 +104,17 @@ func (v *view) detail(name string) *detail {
 	b := &l.total.Newest.Bucket
 	d.Known, d.Config, d.State = true, describe(l.total.Newest), strings.Join(l.words(v), ", ")
 	if b.HeldUntil.After(v.at) {
-		d.Held = b.HeldUntil.UnixMilli()
+		d.Held, d.HeldBy = b.HeldUntil.UnixMilli(), v.heldBy(name)
 	}
-	d.Figures = figures{
-		Granted: round(l.through()), Refused: round(l.turned()), Waited: round(l.rate.Waited), Failed: round(l.rate.Failed), Rate: round(b.Rate),
-		Waiting: l.total.Waiting.Count, Oldest: v.since(l.total.Waiting.Since), P99: millis(l.rate.P99), Stored: round(b.Stored), Max: round(b.Max),
+	d.Figures = figures{Granted: round(l.through()), Refused: round(l.turned()), Waited: round(l.rate.Waited), Rate: round(b.Rate)}
+	d.Tiles = v.tiles(l)
+	switch refused := l.total.Refused + l.total.WouldRefuse; {
+	case len(d.Keys) > 0:
+	case refused == 0:
+		d.NoKeys = "No call was refused since the instances started."
+	default:
+		d.NoKeys = "Keys are not counted for this row: its calls have no other key than its name."
 	}
-	d.Uses = v.uses(name)
 	d.Shares = v.shares(name)
 	if c, ok := l.config().Curve(cmp.Or(b.Rate, l.config().Rate)); ok && !b.At.IsZero() {
 		d.Curve = &curve{millis(c.Stable), millis(c.Cold), c.Threshold, c.Max, b.Stored, millis(c.Interval(b.Stored))}
@@ -110,21 +122,80 @@ func (v *view) detail(name string) *detail {
 	return d
 }
 
-// uses is how much is in use of what a limit has besides its rate, in the whole fleet; empty: nobody has told.
-func (v *view) uses(name string) string {
-	var parts []string
+// heldBy returns who holds a limit back, and why, if that is known.
+func (v *view) heldBy(name string) string {
+	if e, ok := v.held[name]; ok {
+		return author(&e)
+	}
+	return ""
+}
+
+// tiles are the figures that a limit has: one without a window has no tile for it, and one that does not wait none for waits.
+func (v *view) tiles(l *limit) (all []tile) {
+	c, b, r := l.config(), &l.total.Newest.Bucket, &l.rate
+	add := func(t tile) { all = append(all, t) }
+	perSecond := func(title string, f float64, tone string) {
+		text := "–"
+		if v.measured() {
+			text = figure.Number(f)
+		}
+		if f == 0 {
+			tone = ""
+		}
+		add(tile{Title: title, Value: text, Unit: "/s", Tone: tone})
+	}
+	if !c.NoRate && b.Rate > 0 {
+		add(tile{Title: "Rate in force", Value: figure.Number(b.Rate), Unit: "/s"})
+	}
+	perSecond("Granted", l.through(), "good")
+	if c.Shadow {
+		perSecond("Would be refused", l.turned(), "bad")
+	} else {
+		perSecond("Refused", l.turned(), "bad")
+		if by := v.refusedRates(l.name()); by != "" {
+			all[len(all)-1].Unit += ", by: " + by
+		}
+	}
+	if r.Failed > 0 {
+		perSecond("Failed", r.Failed, "bad")
+	}
+	all = append(all, v.useTiles(l.name())...)
+	if waiting := l.total.Waiting; c.Wait > 0 && !c.NoRate || waiting.Count > 0 || r.Waited > 0 {
+		perSecond("Waited", r.Waited, "")
+		p99 := tile{Title: "p99 wait", Value: "–"}
+		if r.P99 > 0 {
+			p99.Value, p99.Unit, _ = strings.Cut(figure.Span(r.P99), " ")
+		}
+		add(p99)
+		now := tile{Title: "Waiting now", Value: figure.Count(waiting.Count)}
+		if !waiting.Since.IsZero() {
+			now.Unit = "oldest " + figure.Span(v.at.Sub(waiting.Since))
+		}
+		add(now)
+	}
+	if b.Max > 0 && c.Kind != fleet.Quota {
+		add(tile{Title: "Saved up", Value: figure.Number(b.Stored), Unit: "of " + figure.Number(b.Max), Used: min(b.Stored, b.Max), Of: b.Max})
+	}
+	return all
+}
+
+// useTiles are how much is in use of what a limit has besides its rate, in the whole fleet; nothing: no instance has reported it.
+func (v *view) useTiles(name string) (all []tile) {
+	add := func(title string, used, of int64, key use) {
+		all = append(all, tile{title, figure.Count(used), "of " + figure.Count(of) + " calls", full(used, of), float64(used), float64(of), v.used[key]})
+	}
 	h := v.holders()
 	for _, w := range h.Windows {
 		if w.Name == name {
-			parts = append(parts, fmt.Sprintf("%d of %d calls in the last %s", w.Used, w.Limit, exact(w.Length)))
+			add("In the last "+figure.Exact(w.Length), w.Used, w.Limit, use{name, true})
 		}
 	}
 	for _, s := range h.Semaphores {
 		if s.Name == name {
-			parts = append(parts, fmt.Sprintf("%d of %d calls under way", s.Used, s.Permits))
+			add("At once", int64(s.Used), int64(s.Permits), use{name, false})
 		}
 	}
-	return strings.Join(parts, ", ")
+	return all
 }
 
 func millis(d time.Duration) float64 { return round(d.Seconds() * 1000) }
@@ -149,7 +220,7 @@ func (v *view) shares(name string) []share {
 		r := rates[one.ID]
 		s := share{
 			Instance: one.title(), Granted: round(r.Granted + r.Passed), Refused: round(r.Refused + r.WouldRefuse), Failed: round(r.Failed),
-			Waiting: l.Waiting.Count, Oldest: v.since(l.Waiting.Since), Config: describe(l), Problem: one.trouble(v.at),
+			Waiting: l.Waiting.Count, Oldest: v.since(l.Waiting.Since), Config: describe(l), Problem: v.trouble(one),
 		}
 		if one.Ended {
 			s.Problem = "has ended"

@@ -1,31 +1,35 @@
 package console
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// Editor changes rows of the table of limits: a *sqlsource.Editor.
+// Editor changes rows of the table of limits: a *editor.Editor.
 type Editor interface {
 	Columns() sqlsource.Columns
-	Get(ctx context.Context, name string) (sqlsource.Row, error)
-	Change(ctx context.Context, c sqlsource.Change) (sqlsource.AuditEntry, error)
-	SetShadow(ctx context.Context, name string, from sqlsource.Version, on bool, who, why string) (sqlsource.AuditEntry, error)
-	Undo(ctx context.Context, id int64, who, why string) (sqlsource.AuditEntry, error)
-	Act(ctx context.Context, a sqlsource.Action, do func(context.Context) error) (sqlsource.AuditEntry, error)
-	History(ctx context.Context, name string, limit int) ([]sqlsource.AuditEntry, error)
+	Get(ctx context.Context, name string) (editor.Row, error)
+	Limit(name string, values editor.Values) (registry.Limit, error)
+	Change(ctx context.Context, c editor.Change) (editor.AuditEntry, error)
+	SetShadow(ctx context.Context, name string, from editor.Version, on bool, who, why string) (editor.AuditEntry, error)
+	Undo(ctx context.Context, id int64, who, why string) (editor.AuditEntry, error)
+	Act(ctx context.Context, a editor.Action, do func(context.Context) error) (editor.AuditEntry, error)
+	History(ctx context.Context, name string, limit int) ([]editor.AuditEntry, error)
 }
 
 // editable tells whether anything can be changed, by whoever may.
 func (c *Console) editable() bool {
-	return c.config.Editor != nil || c.config.Penalize != nil || c.config.Reset != nil || c.config.Turn != nil
+	return c.config.Editor != nil || c.config.Penalize != nil || c.config.Reset != nil || c.config.Turn != nil || c.config.Confirm != nil
 }
 
 const (
@@ -36,19 +40,32 @@ const (
 // rowData is the screen Change.
 type rowData struct {
 	There   bool // there is a row; else one may be added
-	Version sqlsource.Version
+	Version editor.Version
 	ID, Bad string
+	Means   string // the row in words
 	Fields  []editField
 	Shadow  string // on, off, or "" if the table has no column for it
 	Entries []entryData
+	All     bool   // there are no older entries than those that were looked through
+	Filter  string // of the entries
+	Most    int    // entries that are looked through
 	Problem string
 }
 
-// editField is a column that may be changed.
+// editField is a field of the form.
 type editField struct {
-	Column, Label, Hint string
-	Value               string
-	Null                bool
+	Column, Label, Hint, Unit, Empty string
+	Scale                            float64
+	Value                            string // as it is entered
+	Was                              string // as the column has it
+	Null, Flag, Checked              bool
+	Options                          []option // of a select; else there are none
+}
+
+// option is a choice in a form.
+type option struct {
+	choice
+	Chosen bool
 }
 
 // entryData is a line of the audit.
@@ -57,47 +74,36 @@ type entryData struct {
 	At       time.Time
 	Who, Why string
 	Name     string
+	Link     bool   // it names a limit; else Of is what it names
+	Of       string // switch, or another table
 	What     []string
 	UndoneBy int64
 	Final    bool // it cannot be undone
 }
 
-// labels say what the columns mean, by the field of sqlsource.Columns.
-type label struct{ text, hint string }
-
-// labels are what people call the columns, by name.
-func labels(c sqlsource.Columns) map[string]label {
-	all := map[string]label{
-		c.Rate:         {"Rate", "permits per second; 0: nothing passes"},
-		c.Cache:        {"Longest wait", "share of a second that a call may wait: 0.5 is 500 ms; empty: 0.5"},
-		c.Status:       {"Status", "1: the limit is on; 0: every call passes"},
-		c.Burst:        {"Saves up", "permits; empty: one second's worth"},
-		c.WarmupMillis: {"Warm-up", "milliseconds; empty: none"},
-		c.ColdFactor:   {"Cold factor", "above 1; empty: 3"},
-		c.Quota:        {"Quota", "1: counted in any sliding second, nothing is saved up"},
-		c.Shadow:       {"Shadow", "1: only tried, nobody is refused"},
-		c.PerKey:       {"Each key by itself", "1: each key has a bucket of its own"},
-		c.Window:       {"Window", "its length in seconds; empty: none"},
-		c.WindowLimit:  {"Calls in a window", "that may begin in any such window"},
-		c.Concurrent:   {"At once", "calls that may be under way; empty: any number"},
-	}
-	delete(all, "")
-	return all
-}
-
-// fields are the columns that may be changed, in the order of the table.
-func (c *Console) fields(columns []string, values sqlsource.Values) []editField {
-	known := labels(c.config.Editor.Columns())
+// form returns the fields that may be changed. Flags of a row that is not bad are what the row means, also where the column is NULL.
+func (c *Console) form(columns []string, row *editor.Row) []editField {
+	names := c.config.Editor.Columns()
+	means := map[string]bool{names.Status: !row.Limit.Disabled, names.Shadow: row.Limit.Shadow, names.Quota: row.Limit.Quota, names.PerKey: row.Limit.PerKey}
 	var all []editField
-	for _, column := range columns {
-		f := editField{Column: column, Label: known[column].text, Hint: known[column].hint, Null: values[column] == nil}
-		if f.Label == "" {
-			f.Label = column
+	place := map[string]int{}
+	for i, f := range fields(names) {
+		place[f.column] = i - 1000 // before all that are not known
+	}
+	for _, column := range slices.SortedStableFunc(slices.Values(columns), func(a, b string) int { return cmp.Compare(place[a], place[b]) }) {
+		f, v := c.fieldOf(column), row.Values[column]
+		e := editField{Column: column, Label: f.label, Hint: f.hint, Unit: f.unit, Empty: f.empty, Scale: f.scale, Value: f.entered(v), Null: v == nil, Options: f.options(v)}
+		if v != nil {
+			e.Was = *v
 		}
-		if v := values[column]; v != nil {
-			f.Value = *v
+		yes, known := truth(v)
+		if e.Flag = f.flag && known; e.Flag {
+			e.Checked = yes
+			if row.Bad == nil {
+				e.Checked = means[column]
+			}
 		}
-		all = append(all, f)
+		all = append(all, e)
 	}
 	return all
 }
@@ -106,7 +112,7 @@ func (c *Console) fields(columns []string, values sqlsource.Values) []editField 
 func (c *Console) newRow() []string {
 	names := c.config.Editor.Columns()
 	all := []string{names.Rate, names.Cache, names.Status, names.Burst, names.WarmupMillis, names.ColdFactor, names.Quota, names.Shadow, names.PerKey,
-		names.Window, names.WindowLimit, names.Concurrent}
+		names.Window, names.WindowLimit, names.Concurrent, names.Penalty}
 	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
 }
 
@@ -122,24 +128,26 @@ func (c *Console) changePage(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), editTimeout)
 	defer cancel()
-	p := c.page(r, "change", name)
+	p := c.page(r, "change", figure.Name(name))
 	p.Name = name
-	d := &rowData{}
+	c.look(r, p)
+	d := &rowData{Most: mostEntries}
 	row, err := c.config.Editor.Get(ctx, name)
 	switch {
 	case err == nil:
-		d.There, d.Version, d.ID, d.Fields = true, row.Version, row.ID, c.fields(row.Editable, row.Values)
+		d.There, d.Version, d.ID, d.Fields = true, row.Version, row.ID, c.form(row.Editable, &row)
 		if row.Bad != nil {
-			d.Bad = row.Bad.Error()
+			d.Bad = c.wrong(row.Bad)
 		}
+		d.Means = c.words(name, row.Values)
 		d.Shadow = c.shadowOf(&row)
-	case errors.Is(err, sqlsource.ErrNoRow):
-		d.Fields = c.fields(c.newRow(), nil)
+	case errors.Is(err, editor.ErrNoRow):
+		d.Fields = c.form(c.newRow(), &editor.Row{})
 	default:
 		d.Problem = err.Error()
 	}
 	if entries, err := c.config.Editor.History(ctx, name, mostEntries); err == nil {
-		d.Entries = list(entries)
+		d.Entries = c.list(entries)
 	} else if d.Problem == "" {
 		d.Problem = "What was changed cannot be read: " + err.Error()
 	}
@@ -147,48 +155,79 @@ func (c *Console) changePage(w http.ResponseWriter, r *http.Request) {
 	c.render(w, r, http.StatusOK, p)
 }
 
-func (c *Console) shadowOf(row *sqlsource.Row) string {
+func (c *Console) shadowOf(row *editor.Row) string {
 	column := c.config.Editor.Columns().Shadow
 	if !slices.Contains(row.Editable, column) {
 		return ""
 	}
-	if v := row.Values[column]; v != nil && (*v == "1" || *v == "true") {
+	if yes, _ := truth(row.Values[column]); yes {
 		return "on"
 	}
 	return "off"
 }
 
 // list are entries of the audit for people.
-func list(entries []sqlsource.AuditEntry) []entryData {
+func (c *Console) list(entries []editor.AuditEntry) []entryData {
 	var all []entryData
 	for i := range entries {
 		a := &entries[i]
 		e := entryData{ID: a.ID, At: a.At, Who: a.Who, Why: a.Why, Name: a.Name, UndoneBy: a.UndoneBy, Final: a.Action != ""}
+		e.Link, e.Of = c.names(a)
 		switch {
 		case e.Final:
 			e.What = []string{a.Action}
+		case a.From == nil && !e.Link:
+			e.What = append([]string{"added"}, c.differences(nil, a.To)...)
+		case a.To == nil && !e.Link:
+			e.What = append([]string{"removed"}, c.differences(a.From, nil)...)
 		case a.From == nil:
-			e.What = []string{"added"}
+			e.What = []string{"added: " + c.words(a.Name, a.To)}
 		case a.To == nil:
-			e.What = []string{"removed"}
-		}
-		if a.To != nil {
-			for _, column := range a.Changed() {
-				if a.From != nil || a.To[column] != nil {
-					e.What = append(e.What, column+": "+plain(a.From[column])+" → "+plain(a.To[column]))
-				}
-			}
+			e.What = []string{"removed; it was " + c.words(a.Name, a.From)}
+		default:
+			e.What = c.differences(a.From, a.To)
 		}
 		all = append(all, e)
 	}
 	return all
 }
 
-func plain(v *string) string {
-	if v == nil {
-		return "–"
+// names reports whether an entry is about a limit of this table, and else what it is about: its audit is that of other tables, too.
+func (c *Console) names(a *editor.AuditEntry) (limit bool, of string) {
+	values := a.To
+	if values == nil {
+		values = a.From
 	}
-	return *v
+	_, limit = values[c.config.Editor.Columns().Rate]
+	_, isSwitch := values["enabled"]
+	switch {
+	case a.Name != "" && (limit || a.Action != ""):
+		return true, ""
+	case isSwitch:
+		return false, "switch"
+	}
+	return false, a.Table
+}
+
+// words are what a row of these values means.
+func (c *Console) words(name string, values editor.Values) string {
+	l, err := c.config.Editor.Limit(name, values)
+	if err != nil {
+		return "a row that is rejected, " + c.wrong(err)
+	}
+	means := judged(&l)
+	return means.Words()
+}
+
+// has reports whether an entry has all words of a filter.
+func (e *entryData) has(filter string) bool {
+	text := strings.ToLower(strings.Join(append([]string{e.Of, e.Name, e.Who, e.Why}, e.What...), "\n"))
+	for _, word := range strings.Fields(strings.ToLower(filter)) {
+		if !strings.Contains(text, word) {
+			return false
+		}
+	}
+	return true
 }
 
 // changesPage is the audit of all rows.
@@ -200,36 +239,39 @@ func (c *Console) changesPage(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), editTimeout)
 	defer cancel()
 	p := c.page(r, "changes", "Changes")
-	d := &rowData{}
+	c.look(r, p)
+	d := &rowData{Most: mostEntries}
 	entries, err := c.config.Editor.History(ctx, "", mostEntries)
 	if err != nil {
 		d.Problem = "What was changed cannot be read: " + err.Error()
 	}
-	d.Entries = list(entries)
+	d.Filter = r.URL.Query().Get("q")
+	d.Entries = slices.DeleteFunc(c.list(entries), func(e entryData) bool { return !e.has(d.Filter) })
+	d.All = len(entries) < mostEntries
 	p.Data = d
 	c.render(w, r, http.StatusOK, p)
 }
 
-var errNoEditor = &refusal{http.StatusNotFound, "Rows cannot be changed here: the console was given no database, or nobody may."}
+var errNoEditor = &refusal{status: http.StatusNotFound, text: "Rows cannot be changed here: the console was given no database, or nobody may."}
 
 // said is an error of an Editor as people read it, and its status.
-func said(err error) error {
-	var conflict *sqlsource.ConflictError
+func (c *Console) said(err error) error {
+	var conflict *editor.ConflictError
 	var row *registry.RowError
-	var column *sqlsource.ColumnError
+	var column *editor.ColumnError
 	var right *sqlsource.RightError
 	var why *refusal
 	switch {
 	case errors.As(err, &why):
 		return why
 	case errors.As(err, &conflict):
-		return &refusal{http.StatusConflict, "Somebody has changed it meanwhile: nothing was written. Look at what it says now, and try again."}
+		return &refusal{status: http.StatusConflict, text: "The row was changed meanwhile. Nothing was written."}
 	case errors.As(err, &row):
-		return &refusal{http.StatusUnprocessableEntity, fmt.Sprintf("%s %s: want %s", row.Field, row.Value, row.Want)}
-	case errors.As(err, &column), errors.Is(err, sqlsource.ErrUndone), errors.Is(err, sqlsource.ErrAction), errors.Is(err, sqlsource.ErrNoEntry), errors.Is(err, sqlsource.ErrNoRow), errors.Is(err, sqlsource.ErrNoAudit):
-		return &refusal{http.StatusUnprocessableEntity, err.Error()}
+		return &refusal{status: http.StatusUnprocessableEntity, text: c.wrong(row)}
+	case errors.As(err, &column), errors.Is(err, editor.ErrUndone), errors.Is(err, editor.ErrAction), errors.Is(err, editor.ErrNoEntry), errors.Is(err, editor.ErrNoRow), errors.Is(err, editor.ErrNoAudit):
+		return &refusal{status: http.StatusUnprocessableEntity, text: err.Error()}
 	case errors.As(err, &right):
-		return &refusal{http.StatusForbidden, err.Error()}
+		return &refusal{status: http.StatusForbidden, text: err.Error()}
 	}
-	return &refusal{http.StatusBadGateway, err.Error()}
+	return &refusal{status: http.StatusBadGateway, text: err.Error()}
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -17,8 +18,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -26,81 +28,101 @@ import (
 // table is an Editor without a database: one row for each name.
 type table struct {
 	mu      sync.Mutex
-	rows    map[string]sqlsource.Values
+	rows    map[string]editor.Values
 	version int
-	audit   []sqlsource.AuditEntry
+	audit   []editor.AuditEntry
 	err     error
 }
 
 func newTable() *table {
-	return &table{rows: map[string]sqlsource.Values{"/ibe/AvailFare": {"rate": sqlsource.Text(5), "cache": nil, "status": sqlsource.Text(1)}}}
+	return &table{rows: map[string]editor.Values{"/ibe/AvailFare": {"rate": editor.Text(5), "cache": nil, "status": editor.Text(1)}}}
 }
 
 func (t *table) Columns() sqlsource.Columns {
-	return sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "modified", Shadow: "shadow"}
+	return sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache: "cache", Status: "status", Modified: "modified", Shadow: "shadow", Penalty: "penalty"}
 }
 
-func (t *table) at(name string) sqlsource.Version {
+func (t *table) at(name string) editor.Version {
 	if t.rows[name] == nil {
 		return ""
 	}
-	return sqlsource.Version(fmt.Sprint("v", t.version))
+	return editor.Version(fmt.Sprint("v", t.version))
 }
 
-func (t *table) Get(_ context.Context, name string) (sqlsource.Row, error) {
+func (t *table) row(name string) editor.Row {
+	r := editor.Row{Name: name, ID: "7", Version: t.at(name), Values: t.rows[name], Editable: []string{"rate", "cache", "status", "shadow", "penalty"}}
+	r.Limit, _ = t.Limit(name, r.Values)
+	return r
+}
+
+func (t *table) Get(_ context.Context, name string) (editor.Row, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.rows[name] == nil {
-		return sqlsource.Row{}, sqlsource.ErrNoRow
+		return editor.Row{}, editor.ErrNoRow
 	}
-	return sqlsource.Row{Name: name, ID: "7", Version: t.at(name), Values: t.rows[name], Editable: []string{"rate", "cache", "status", "shadow"}}, t.err
+	return t.row(name), t.err
 }
 
-func (t *table) Change(_ context.Context, c sqlsource.Change) (sqlsource.AuditEntry, error) {
+// Limit knows a rate and a wait.
+func (t *table) Limit(name string, values editor.Values) (l registry.Limit, err error) {
+	l = registry.Limit{Name: name, WaitShare: 0.5, Disabled: values["status"] != nil && *values["status"] == "0"}
+	for column, to := range map[string]*float64{"rate": &l.Rate, "cache": &l.WaitShare} {
+		if v := values[column]; v != nil && err == nil {
+			if *to, err = strconv.ParseFloat(*v, 64); err != nil || *to < 0 {
+				err = &registry.RowError{Row: "7", Name: name, Field: column, Value: *v, Want: "a number of permits"}
+			}
+		}
+	}
+	return l, err
+}
+
+func (t *table) Change(_ context.Context, c editor.Change) (editor.AuditEntry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch rate := c.To["rate"]; {
 	case t.err != nil:
-		return sqlsource.AuditEntry{}, t.err
+		return editor.AuditEntry{}, t.err
 	case c.From != t.at(c.Name):
-		return sqlsource.AuditEntry{}, &sqlsource.ConflictError{Name: c.Name}
+		now := t.row(c.Name)
+		return editor.AuditEntry{}, &editor.ConflictError{Name: c.Name, Now: &now}
 	case rate != nil && *rate == "-1":
-		return sqlsource.AuditEntry{}, &registry.RowError{Field: "rate", Value: "-1", Want: "a number of permits"}
+		return editor.AuditEntry{}, &registry.RowError{Field: "rate", Value: "-1", Want: "a number of permits"}
 	}
 	t.version++
 	was := t.rows[c.Name]
 	if t.rows[c.Name] = c.To; c.To == nil {
 		delete(t.rows, c.Name)
 	}
-	t.audit = append([]sqlsource.AuditEntry{{ID: int64(t.version), At: time.Now(), Who: c.Who, Why: c.Why, Name: c.Name, From: was, To: c.To}}, t.audit...)
+	t.audit = append([]editor.AuditEntry{{ID: int64(t.version), At: time.Now(), Who: c.Who, Why: c.Why, Name: c.Name, From: was, To: c.To}}, t.audit...)
 	return t.audit[0], nil
 }
 
-func (t *table) SetShadow(ctx context.Context, name string, from sqlsource.Version, on bool, who, why string) (sqlsource.AuditEntry, error) {
-	return t.Change(ctx, sqlsource.Change{Name: name, From: from, To: sqlsource.Values{"shadow": sqlsource.Text(on)}, Who: who, Why: why})
+func (t *table) SetShadow(ctx context.Context, name string, from editor.Version, on bool, who, why string) (editor.AuditEntry, error) {
+	return t.Change(ctx, editor.Change{Name: name, From: from, To: editor.Values{"shadow": editor.Text(on)}, Who: who, Why: why})
 }
 
-func (t *table) Undo(_ context.Context, id int64, _, _ string) (sqlsource.AuditEntry, error) {
+func (t *table) Undo(_ context.Context, id int64, _, _ string) (editor.AuditEntry, error) {
 	if id != 1 {
-		return sqlsource.AuditEntry{}, fmt.Errorf("%w: %d", sqlsource.ErrNoEntry, id)
+		return editor.AuditEntry{}, fmt.Errorf("%w: %d", editor.ErrNoEntry, id)
 	}
-	return sqlsource.AuditEntry{ID: 2}, nil
+	return editor.AuditEntry{ID: 2}, nil
 }
 
-func (t *table) Act(ctx context.Context, a sqlsource.Action, do func(context.Context) error) (sqlsource.AuditEntry, error) {
+func (t *table) Act(ctx context.Context, a editor.Action, do func(context.Context) error) (editor.AuditEntry, error) {
 	t.mu.Lock()
 	err := t.err
 	if err == nil {
-		t.audit = append([]sqlsource.AuditEntry{{ID: 1, At: time.Now(), Who: a.Who, Why: a.Why, Name: a.Name, Action: a.What}}, t.audit...)
+		t.audit = append([]editor.AuditEntry{{ID: 1, At: time.Now(), Who: a.Who, Why: a.Why, Name: a.Name, Action: a.What}}, t.audit...)
 	}
 	t.mu.Unlock()
 	if err != nil {
-		return sqlsource.AuditEntry{}, err
+		return editor.AuditEntry{}, err
 	}
-	return sqlsource.AuditEntry{ID: 1}, do(ctx)
+	return editor.AuditEntry{ID: 1}, do(ctx)
 }
 
-func (t *table) History(context.Context, string, int) ([]sqlsource.AuditEntry, error) {
+func (t *table) History(context.Context, string, int) ([]editor.AuditEntry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.audit, nil
@@ -127,6 +149,10 @@ func newEditable(t *testing.T, access console.Access) *editable {
 		},
 		Turn: func(_ context.Context, on bool, who, why string) error {
 			e.done = append(e.done, fmt.Sprint("turn ", on, " ", who, " ", why))
+			return nil
+		},
+		Confirm: func(_ context.Context, who, why string) error {
+			e.done = append(e.done, "confirm "+who+" "+why)
 			return nil
 		},
 	})
@@ -164,6 +190,7 @@ var orders = map[string]string{
 	"switch":   `{"on":false,"why":"incident"}`,
 	"penalize": `{"name":"/ibe/AvailFare","seconds":30,"why":"incident"}`,
 	"reset":    `{"name":"/ibe/AvailFare","why":"stuck"}`,
+	"confirm":  `{"why":"moved"}`,
 }
 
 // Who may write: a user who may, from a page of this console that was made for that user. Nobody else, by the pages or without.
@@ -278,9 +305,9 @@ func TestChangesAreRefused(t *testing.T) {
 		want       int
 		says       string
 	}{
-		"somebody was faster":       {"save", `{"name":"/ibe/AvailFare","from":"old","values":{"rate":"7"},"why":"x"}`, 409, "Somebody has changed it meanwhile"},
-		"it is there already":       {"save", `{"name":"/ibe/AvailFare","from":"","values":{"rate":"7"},"why":"x"}`, 409, "Somebody"},
-		"a bad value":               {"save", `{"name":"/ibe/AvailFare","from":"v0","values":{"rate":"-1"},"why":"x"}`, 422, "rate -1: want a number of permits"},
+		"somebody was faster":       {"save", `{"name":"/ibe/AvailFare","from":"old","values":{"rate":"7"},"why":"x"}`, 409, "meanwhile, not by an editor that writes the audit table. Nothing was written."},
+		"it is there already":       {"save", `{"name":"/ibe/AvailFare","from":"","values":{"rate":"7"},"why":"x"}`, 409, "meanwhile"},
+		"a bad value":               {"save", `{"name":"/ibe/AvailFare","from":"v0","values":{"rate":"-1"},"why":"x"}`, 422, "Rate -1/s: want a number of permits"},
 		"saved without values":      {"save", `{"name":"/ibe/AvailFare","from":"v0","why":"x"}`, 422, "What the row shall say"},
 		"saved with no values":      {"save", `{"name":"/ibe/AvailFare","from":"v0","values":null,"why":"x"}`, 422, "What the row shall say"},
 		"for a blank reason":        {"penalize", `{"name":"x","seconds":3,"why":" "}`, 422, "A reason is needed"},
@@ -335,7 +362,7 @@ func TestActionsAreAudited(t *testing.T) {
 		contains(t, w, "hold back for 30 s", "incident", "reset", "stuck")
 		require.NotContains(t, w.Body.String(), "Undo …")
 	}
-	e.rows.err = sqlsource.ErrNoAudit
+	e.rows.err = editor.ErrNoAudit
 	require.Equal(t, 422, send("penalize").Code)
 	require.Len(t, e.done, 2)
 }
@@ -387,9 +414,9 @@ func TestChangePage(t *testing.T) {
 	contains(t, page("%2Fibe%2FAvailFare"), `data-from="v0"`, `value="5"`, "Rate", "Row 7", "shadow on", "Nothing yet.")
 	contains(t, page("%2Fnew"), `data-from=""`, "becomes a new one", ">Add<")
 	require.Equal(t, 400, page("").Code)
-	_, err := e.rows.Change(t.Context(), sqlsource.Change{Name: "/ibe/AvailFare", From: "v0", To: sqlsource.Values{"rate": sqlsource.Text(7)}, Who: "<b>ann</b>", Why: "<script>more</script>"})
+	_, err := e.rows.Change(t.Context(), editor.Change{Name: "/ibe/AvailFare", From: "v0", To: editor.Values{"rate": editor.Text(7)}, Who: "<b>ann</b>", Why: "<script>more</script>"})
 	require.NoError(t, err)
-	contains(t, page("%2Fibe%2FAvailFare"), "rate: 5 → 7", "&lt;script&gt;more&lt;/script&gt;", "&lt;b&gt;ann")
+	contains(t, page("%2Fibe%2FAvailFare"), "Rate 5/s → 7/s", "&lt;script&gt;more&lt;/script&gt;", "&lt;b&gt;ann")
 	r := local("GET", "/change?name=%2Fibe%2FAvailFare")
 	w := ask(e, r)
 	contains(t, w, "You may look, and not change anything", "readonly")
@@ -398,7 +425,7 @@ func TestChangePage(t *testing.T) {
 
 // A preview says what a row would mean for the last day's traffic.
 func TestPreview(t *testing.T) {
-	c := newConsole(t, console.Config{Editor: newTable(), Source: fakefleet.New(1, fakefleet.Limit{Name: "/ibe/AvailFare", Rate: 5, Granted: 5, Refused: 2})})
+	c := newConsole(t, console.Config{Editor: newTable(), Source: fleettest.New(1, fleettest.Limit{Name: "/ibe/AvailFare", Rate: 5, Granted: 5, Refused: 2})})
 	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"1","cache":"0.25"}`))
 	require.Equal(t, 200, w.Code, w.Body)
 	contains(t, w, "1/s", "250 ms", "the last day", "refused")
@@ -424,4 +451,85 @@ func TestPreviewOfAShadow(t *testing.T) {
 	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"0.5","cache":"0"}`))
 	require.Equal(t, 200, w.Code, w.Body)
 	contains(t, w, "50 %")
+}
+
+// What a person does beside changing rows is announced to the fleet; that it cannot be announced does not undo it.
+func TestActionsAreAnnounced(t *testing.T) {
+	var told []fleet.Event
+	var confirmed []string
+	failing := false
+	c := newConsole(t, console.Config{
+		Access: console.Access{Users: users()}, Editor: newTable(),
+		Penalize: func(context.Context, string, time.Duration) error { return nil },
+		Reset:    func(context.Context, string) error { return nil },
+		Turn:     func(context.Context, bool, string, string) error { return nil },
+		Confirm:  func(_ context.Context, who, why string) error { confirmed = append(confirmed, who+" "+why); return nil },
+		Announce: func(_ context.Context, e fleet.Event) error {
+			told = append(told, e)
+			if failing {
+				return errors.New("connection refused")
+			}
+			return nil
+		},
+	})
+	e := &editable{Console: c}
+	token := e.token(t, "ann", writerToken)
+	do := func(what, body string) int {
+		r := post(what, body, "X-Csrf-Token", token)
+		r.SetBasicAuth("ann", writerToken)
+		return ask(c, r).Code
+	}
+	require.Equal(t, 200, do("penalize", `{"name":"x","seconds":30,"why":"they ring"}`))
+	require.Equal(t, 200, do("reset", `{"name":"x","why":"over"}`))
+	require.Equal(t, 200, do("switch", `{"on":false,"why":"incident"}`))
+	failing = true
+	require.Equal(t, 200, do("switch", `{"on":true,"why":"over"}`))
+	require.Equal(t, 200, do("confirm", `{"why":"moved"}`))
+	require.Equal(t, 422, do("confirm", `{"why":" "}`))
+	require.Equal(t, []fleet.Event{
+		{Kind: fleet.Penalized, Limit: "x", For: 30 * time.Second, Who: "ann", Why: "they ring"}, {Kind: fleet.LimitReset, Limit: "x", Who: "ann", Why: "over"},
+		{Kind: fleet.SwitchOff, Who: "ann", Why: "incident"}, {Kind: fleet.SwitchOn, Who: "ann", Why: "over"}, {Kind: fleet.LossConfirmed, Who: "ann", Why: "moved"},
+	}, told)
+	require.Equal(t, []string{"ann moved"}, confirmed)
+}
+
+// A confirmation is in the audit first.
+func TestConfirmationIsAudited(t *testing.T) {
+	rows := newTable()
+	confirmed := 0
+	c := newConsole(t, console.Config{Access: console.Access{Users: users()}, Editor: rows, Confirm: func(context.Context, string, string) error { confirmed++; return nil }})
+	token := (&editable{Console: c}).token(t, "ann", writerToken)
+	do := func() int {
+		r := post("confirm", `{"why":"moved"}`, "X-Csrf-Token", token)
+		r.SetBasicAuth("ann", writerToken)
+		return ask(c, r).Code
+	}
+	require.Equal(t, 200, do())
+	require.Equal(t, "confirm that limits are gone from the table", rows.audit[0].Action)
+	require.Equal(t, []string{"ann", "moved"}, []string{rows.audit[0].Who, rows.audit[0].Why})
+	rows.err = errors.New("connection refused")
+	require.Equal(t, 502, do())
+	require.Equal(t, 1, confirmed)
+}
+
+// Changes and the form have what is wrong with the fleet, too, and the switch among the changes is no link to a limit of its name.
+func TestProblemsOnEveryPage(t *testing.T) {
+	source := fleettest.Example()
+	source.Adjust(func(i *fleet.Instance) { i.Store = fleet.Store{Down: true, Policy: "closed"} })
+	rows := newTable()
+	on, off := editor.Values{"name": editor.Text("global"), "enabled": editor.Text(1)}, editor.Values{"name": editor.Text("global"), "enabled": editor.Text(0)}
+	rows.audit = []editor.AuditEntry{
+		{ID: 2, Who: "ann", Why: "incident", Table: "t_ratelimite_switch", Name: "global", From: on, To: off},
+		{ID: 1, Who: "ann", Why: "first", Table: "t_ratelimite_switch", Name: "global", To: on},
+	}
+	c := newConsole(t, console.Config{Source: source, Access: console.Access{Users: users()}, Editor: rows})
+	for _, page := range []string{"/", "/limit?name=%2Fibe%2FAvailFare", "/health", "/holders", "/changes", "/change?name=%2Fibe%2FAvailFare"} {
+		contains(t, ask(c, local("GET", page)), "the store does not answer")
+	}
+	contains(t, ask(c, local("GET", "/changes")), "switch global")
+	changes := ask(c, local("GET", "/changes")).Body.String()
+	require.NotContains(t, changes, `?name=global"`)
+	require.Contains(t, changes, "<div>enabled 1 → 0</div>")
+	require.Contains(t, changes, "<div>added</div><div>enabled not set → 1</div>", "it is no row of limits that is rejected")
+	contains(t, ask(c, local("GET", "/changes?q=switch+enabled")), "switch global")
 }

@@ -3,24 +3,28 @@ package console
 import (
 	"context"
 	"encoding/json"
-	"fmt"
+	"errors"
 	"math"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/console/preview"
-	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // foreseen is what a row would mean, in words.
 type foreseen struct {
+	Now   string   `json:"now"` // what the row means that is there
 	Text  string   `json:"text"`
 	Notes []string `json:"notes"`
 	Error string   `json:"error,omitempty"` // of a value that no row may have: it is perhaps half written
 }
+
+// nearlyDay is how much of the last day must be in the history for it to be called so.
+const nearlyDay = 23 * time.Hour
 
 // foresee answers what a row with these values would mean for the traffic of the last day. It changes nothing.
 func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
@@ -29,36 +33,77 @@ func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	name := r.URL.Query().Get("name")
-	var values sqlsource.Values
+	var values editor.Values
 	if err := json.Unmarshal([]byte(r.URL.Query().Get("values")), &values); err != nil || name == "" || len(name) > maxName {
-		c.refuse(w, r, &refusal{http.StatusBadRequest, "A preview wants a name, and values as a JSON object."})
+		c.refuse(w, r, &refusal{status: http.StatusBadRequest, text: "A preview wants a name, and values as a JSON object."})
 		return
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
 	defer cancel()
-	names := c.config.Editor.Columns()
-	wanted, err := meaning(values, names)
-	if err != nil {
-		writeJSON(w, http.StatusOK, foreseen{Error: err.Error()})
-		return
-	}
-	in := preview.Input{Limit: wanted, Period: "the last day's traffic"}
-	if row, err := c.config.Editor.Get(ctx, name); err == nil {
-		if before, err := meaning(row.Values, names); err == nil {
-			in.Before = &before
-		}
-	}
 	points, err := c.config.Source.History(ctx, name, time.Now().Add(-fleet.Day))
 	if err != nil {
-		c.refuse(w, r, &refusal{http.StatusBadGateway, "The history cannot be read: " + err.Error()})
+		c.refuse(w, r, &refusal{status: http.StatusBadGateway, text: "The history cannot be read: " + err.Error()})
 		return
 	}
-	in.Minutes = minutes(points)
+	events, err := c.config.Source.Events(ctx, time.Now().Add(-fleet.Day))
+	if err != nil {
+		c.refuse(w, r, &refusal{status: http.StatusBadGateway, text: "What happened cannot be read: " + err.Error()})
+		return
+	}
+	in := preview.Input{Minutes: minutes(points)}
+	if len(in.Minutes) > int(nearlyDay/fleet.Minute) {
+		in.Period = "the last day's traffic"
+	}
+	var said foreseen
+	switch row, err := c.config.Editor.Get(ctx, name); {
+	case err != nil:
+	case row.Bad != nil:
+		said.Now = "The row is rejected: " + c.wrong(row.Bad) + "."
+	default:
+		before := judged(&row.Limit)
+		in.Before, in.BeforeMinutes = &before, underLimit(points, lastChange(events, name), &before)
+	}
+	wanted, err := c.config.Editor.Limit(name, values)
+	in.Limit = judged(&wanted)
 	result := preview.Of(in)
-	writeJSON(w, http.StatusOK, foreseen{Text: result.Text, Notes: append([]string{}, result.Notes...)})
+	if in.Before != nil {
+		said.Now = result.Before
+	}
+	if err != nil {
+		said.Error = c.wrong(err)
+	} else {
+		said.Text, said.Notes = result.Text, append([]string{}, result.Notes...)
+	}
+	writeJSON(w, http.StatusOK, said)
 }
 
-// minutes are those in which an instance has told of itself. The last one is not over.
+// wrong returns what is wrong with a row, with the name of the field in place of that of its column.
+func (c *Console) wrong(err error) string {
+	var row *registry.RowError
+	if !errors.As(err, &row) || row.Field == "" {
+		return err.Error()
+	}
+	f := c.fieldOf(row.Field)
+	want := f.want
+	if want == "" {
+		want = formWords.Replace(row.Want)
+	}
+	return f.label + " " + f.told(&row.Value) + ": want " + want
+}
+
+// formWords puts what a row's error wants into the words of a form.
+var formWords = strings.NewReplacer("2^53 / 1000", "9 × 10^12", "2^53", "9 × 10^15", "1e-9", "0.000000001", "or NULL", "or empty", "NULL", "empty", "0, 1", "yes, no")
+
+// judged returns a row as the preview takes it.
+func judged(l *registry.Limit) preview.Limit {
+	return preview.Limit{
+		Rate: l.Rate, NoRate: l.NoRate, Burst: l.MaxPermits, Quota: l.Quota, Warmup: l.Warmup, ColdFactor: l.ColdFactor,
+		MaxWait: time.Duration(l.WaitShare * float64(time.Second)), Window: l.Window, WindowLimit: l.WindowLimit, Concurrent: l.Concurrent,
+		PerKey: l.PerKey, Off: l.Disabled, Shadow: l.Shadow,
+	}
+}
+
+// minutes are those in which an instance has published. The last one is not over.
 func minutes(points []fleet.Point) (all []preview.Point) {
 	for i := range points[:max(0, len(points)-1)] {
 		if p := &points[i]; p.Published {
@@ -68,35 +113,30 @@ func minutes(points []fleet.Point) (all []preview.Point) {
 	return all
 }
 
-// meaning is what values of a row mean. The editor says whether the row is accepted when it is saved.
-func meaning(values sqlsource.Values, names sqlsource.Columns) (l preview.Limit, err error) {
-	number := func(column string, otherwise float64) float64 {
-		v := values[column]
-		if column == "" || v == nil || strings.TrimSpace(*v) == "" {
-			return otherwise
+// lastChange returns when the limit was changed last, or the switch was turned; zero: neither within the events.
+func lastChange(events []fleet.Event, name string) (at time.Time) {
+	for i := range events {
+		switch e := &events[i]; e.Kind {
+		case fleet.LimitAdded, fleet.LimitChanged, fleet.LimitRemoved:
+			if e.Limit == name {
+				at = e.At
+			}
+		case fleet.SwitchOff, fleet.SwitchOn:
+			at = e.At
 		}
-		f, e := strconv.ParseFloat(strings.TrimSpace(*v), 64)
-		if (e != nil || math.IsNaN(f) || math.IsInf(f, 0) || f < 0) && err == nil {
-			err = fmt.Errorf("%s %.40q: want a number that is not negative", column, *v)
+	}
+	return at
+}
+
+// underLimit returns the minutes in which no other limit was in force than this one, as far as the history shows: those after the last
+// change whose rate in force is the limit's, or not known. What a shadow would have refused counts as refused.
+func underLimit(points []fleet.Point, since time.Time, l *preview.Limit) (all []preview.Point) {
+	for i := range points[:max(0, len(points)-1)] {
+		p := &points[i]
+		other := p.Rate > 0 && !l.NoRate && math.Abs(p.Rate-l.Rate) > 1e-6*l.Rate
+		if p.Published && !p.Minute.Before(since) && !other {
+			all = append(all, preview.Point{Granted: p.Granted + p.Passed, Refused: p.Refused + p.WouldRefuse, Waited: p.Waited})
 		}
-		return f
 	}
-	truth := func(column string) bool {
-		v := values[column]
-		return v != nil && (*v == "1" || *v == "true")
-	}
-	l.Rate = number(names.Rate, 0)
-	l.MaxWait = time.Duration(number(names.Cache, 0.5) * float64(time.Second))
-	l.Off = names.Status != "" && values[names.Status] != nil && !truth(names.Status)
-	l.Quota, l.Shadow, l.PerKey = truth(names.Quota), truth(names.Shadow), truth(names.PerKey)
-	l.Warmup = time.Duration(number(names.WarmupMillis, 0) * float64(time.Millisecond))
-	l.ColdFactor = number(names.ColdFactor, 0)
-	l.Concurrent = int(min(number(names.Concurrent, 0), math.MaxInt32))
-	l.Window = time.Duration(number(names.Window, 0) * float64(time.Second))
-	l.WindowLimit = int(min(number(names.WindowLimit, 0), math.MaxInt32))
-	l.NoRate = values[names.Rate] == nil && (l.Window > 0 || l.Concurrent > 0)
-	if burst := number(names.Burst, -1); burst >= 0 && err == nil {
-		l.Burst = &burst
-	}
-	return l, err
+	return all
 }

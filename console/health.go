@@ -3,17 +3,17 @@ package console
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
 // healthData is the screen Health, for a template and as JSON.
 type healthData struct {
 	At        time.Time        `json:"at"`
-	Problems  []string         `json:"problems"`
+	Problems  []problem        `json:"problems"`
 	Instances []instanceHealth `json:"instances"`
 	Rejected  []fleet.Rejected `json:"rejected"`
 	Skipped   []string         `json:"skipped"`
@@ -42,51 +42,55 @@ const mostEvents = 100
 
 func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 	h := &healthData{At: v.at, Problems: v.problems(), Instances: []instanceHealth{}, Rejected: []fleet.Rejected{}, Skipped: []string{}, Events: []mark{}}
-	h.Rejected = append(h.Rejected, v.rejected...)
+	for _, r := range v.rejected {
+		r.Want = formWords.Replace(r.Want)
+		h.Rejected = append(h.Rejected, r)
+	}
 	h.Skipped = append(h.Skipped, v.skipped...)
 	for i := range v.instances {
-		h.Instances = append(h.Instances, v.instances[i].health(v.at))
+		h.Instances = append(h.Instances, v.health(&v.instances[i]))
 	}
 	switch {
 	case v.sw == nil:
 		h.Switch = "There is none: limits always apply."
 	case v.sw.Off:
 		h.Off = true
-		h.Switch = "Off since " + span(v.at.Sub(v.sw.Since)) + ": every call passes."
+		h.Switch = "Off for " + figure.Span(v.at.Sub(v.sw.Since).Truncate(time.Second)) + v.turnedBy() + ": every call passes."
 	default:
 		h.Switch = "On: limits apply."
 	}
 	events, err := c.config.Source.Events(ctx, v.at.Add(-fleet.Day))
 	if err != nil {
-		h.Problems = append(h.Problems, "What happened cannot be read: "+err.Error())
+		h.Problems = append(h.Problems, problem{Text: "What happened cannot be read: " + err.Error()})
 	}
 	for i := len(events) - 1; i >= 0 && len(h.Events) < mostEvents; i-- {
 		text := say(&events[i])
 		if events[i].Limit != "" {
-			text = events[i].Limit + ": " + text
+			text = figure.Name(events[i].Limit) + ": " + text
 		}
-		h.Events = append(h.Events, mark{events[i].At.Unix(), string(events[i].Kind), text})
+		h.Events = append(h.Events, mark{events[i].At.Unix(), title(events[i].Kind), text})
 	}
 	return h
 }
 
-func (i *instance) health(now time.Time) instanceHealth {
+func (v *view) health(i *instance) instanceHealth {
+	now := v.at
 	h := instanceHealth{
 		Name: i.title(), Version: i.Version, Started: i.Started, Beat: i.Beat, Granted: round(i.granted), Refused: round(i.refused),
-		Limits: len(i.Limits) + i.MoreLimits, Problem: i.trouble(now), Ended: i.Ended,
+		Limits: len(i.Limits) + i.MoreLimits, Problem: v.trouble(i), Ended: i.Ended || v.replaced[i.ID],
 	}
 	h.Loads = count(i.Loads.Tried, "load", "loads")
 	if i.Loads.Failed > 0 {
 		h.Loads += ", " + count(i.Loads.Failed, "failed", "failed")
 	}
 	if !i.Loads.Last.IsZero() {
-		h.Loads += ", the last good one " + span(now.Sub(i.Loads.Last).Truncate(time.Second)) + " ago"
+		h.Loads += ", the last good one " + figure.Span(now.Sub(i.Loads.Last).Truncate(time.Second)) + " ago"
 	}
 	if i.Loads.Held > 0 {
 		h.Loads += "; " + count(i.Loads.Held, "limit is held though its row is gone", "limits are held though their rows are gone")
 	}
 	if i.MoreLimits > 0 {
-		h.Loads += "; " + count(i.MoreLimits, "limit is", "limits are") + fmt.Sprintf(" not shown: an instance tells of at most %d", fleet.MostLimits)
+		h.Loads += "; " + count(i.MoreLimits, "limit is", "limits are") + " not shown: an instance tells of at most " + figure.Count(fleet.MostLimits)
 	}
 	if i.Crowded {
 		h.Loads += "; limits that are new are counted with all others: too many names came and went since it started, a restart gives them counters of their own"
@@ -95,7 +99,7 @@ func (i *instance) health(now time.Time) instanceHealth {
 	case i.Store.Down:
 		h.Store = "away: " + i.Store.Err
 	case i.Store.Outages > 0:
-		h.Store = "answers; " + count(i.Store.Outages, "outage", "outages") + " of " + span(i.Store.Away) + " in all"
+		h.Store = "answers; " + count(i.Store.Outages, "outage", "outages") + " of " + figure.Span(i.Store.Away) + " in all"
 	default:
 		h.Store = "answers"
 	}
@@ -103,7 +107,7 @@ func (i *instance) health(now time.Time) instanceHealth {
 		h.Store = i.Store.Kind + ": " + h.Store
 	}
 	if i.Missed.Beats > 0 {
-		h.Missed = count(int(i.Missed.Beats), "beat", "beats") + " could not be published: " + i.Missed.Err
+		h.Missed = count(int(i.Missed.Beats), "report", "reports") + " could not be published: " + i.Missed.Err
 	}
 	return h
 }

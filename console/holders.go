@@ -4,20 +4,66 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
 // holdersData is the screen Semaphores and windows.
 type holdersData struct {
 	At         time.Time         `json:"at"`
-	Problems   []string          `json:"problems"`
+	Problems   []problem         `json:"problems"`
 	Semaphores []fleet.Semaphore `json:"semaphores"`
 	Windows    []fleet.Window    `json:"windows"`
+}
+
+// inUse is how much is in use of what limits have besides a rate, in words: 312 of 10,000 in 1 d, 7 of 8 at once.
+func (v *view) inUse() map[string]string {
+	all := map[string]string{}
+	h := v.holders()
+	for _, w := range h.Windows {
+		all[w.Name] = fmt.Sprintf("%s of %s in %s", figure.Count(w.Used), figure.Count(w.Limit), figure.Exact(w.Length))
+	}
+	for _, s := range h.Semaphores {
+		text := fmt.Sprintf("%s of %s at once", figure.Count(s.Used), figure.Count(s.Permits))
+		if all[s.Name] != "" {
+			text = all[s.Name] + ", " + text
+		}
+		all[s.Name] = text
+	}
+	return all
+}
+
+// use is what is in use of a limit's window, or of its concurrency.
+type use struct {
+	limit  string
+	window bool
+}
+
+// mostUses bounds what is kept of each use: 15 minutes at a beat of 2 s.
+const mostUses = 450
+
+// remembered returns what is in use now, each after what was in use before. What is no longer reported is left out. Views share the
+// slices, so their elements never change.
+func (v *view) remembered(before map[use][]float64) map[use][]float64 {
+	all := map[use][]float64{}
+	add := func(key use, used int64) {
+		past := append(before[key], float64(used))
+		all[key] = past[max(0, len(past)-mostUses):]
+	}
+	h := v.holders()
+	for _, w := range h.Windows {
+		add(use{w.Name, true}, w.Used)
+	}
+	for _, s := range h.Semaphores {
+		add(use{s.Name, false}, int64(s.Used))
+	}
+	return all
 }
 
 // holders are what the instances say of semaphores and windows: each is one thing in the whole fleet, so of each the word of the
@@ -61,4 +107,15 @@ func (c *Console) holdersFrame(ctx context.Context) []byte {
 		return event("lost", must(json.Marshal(lost(err))))
 	}
 	return event("holders", must(json.Marshal(v.holders())))
+}
+
+// full is the tone of a bar: a bound that is used up refuses, and one that nearly is soon will.
+func full[T int | int64](used, of T) string {
+	switch {
+	case used >= of:
+		return "bad"
+	case float64(used) >= 0.8*float64(of):
+		return "warm"
+	}
+	return ""
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 )
 
 const (
@@ -26,7 +26,7 @@ func users() []console.User {
 // newConsole makes one of the example's figures.
 func newConsole(t *testing.T, config console.Config) *console.Console {
 	if config.Source == nil {
-		config.Source = fakefleet.Example()
+		config.Source = fleettest.Example()
 	}
 	if config.Log == nil {
 		config.Log = slog.New(slog.DiscardHandler)

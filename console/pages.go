@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"html/template"
@@ -13,9 +14,10 @@ import (
 	"mime"
 	"net/http"
 	"path"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 )
 
 //go:embed assets templates
@@ -45,6 +47,9 @@ func (c *Console) routes() {
 	c.mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) {
 		c.stream(w, r, func() *feed { return c.board.feed })
 	})
+	c.mux.HandleFunc("GET /stream/problems", func(w http.ResponseWriter, r *http.Request) {
+		c.stream(w, r, func() *feed { return c.feedOf("problems", c.problemsFrame) })
+	})
 	c.mux.HandleFunc("GET /stream/limit", c.limitStream)
 	c.mux.HandleFunc("GET /stream/health", func(w http.ResponseWriter, r *http.Request) {
 		c.stream(w, r, func() *feed { return c.feedOf("health", c.healthFrame) })
@@ -53,7 +58,7 @@ func (c *Console) routes() {
 		c.stream(w, r, func() *feed { return c.feedOf("holders", c.holdersFrame) })
 	})
 	c.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		c.refuse(w, r, &refusal{http.StatusNotFound, "There is no such page."})
+		c.refuse(w, r, &refusal{status: http.StatusNotFound, text: "There is no such page."})
 	})
 }
 
@@ -66,20 +71,21 @@ type page struct {
 	Rows          bool // rows can be changed
 	Acts          acts
 	Token         string // against forged requests; only for who may write
-	Problems      []string
+	Problems      []problem
 	Totals        *totals
+	Strip         []notice
 	Name          string // of the limit that the page is about
 	Data          any
 	V             string // of the assets
 }
 
 // acts are what can be done besides changing rows.
-type acts struct{ Penalize, Reset, Turn bool }
+type acts struct{ Penalize, Reset, Turn, Confirm bool }
 
 func (c *Console) page(r *http.Request, screen, title string) *page {
 	asks := who(r)
 	p := &page{Title: title, Screen: screen, User: asks.name, Write: asks.write && c.editable(), Editable: c.editable(), V: assets.version}
-	p.Rows, p.Acts = c.config.Editor != nil, acts{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil}
+	p.Rows, p.Acts = c.config.Editor != nil, acts{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil, c.config.Confirm != nil}
 	if p.Write {
 		p.Token = c.gate.forgery(asks.name, c.gate.today())
 	}
@@ -92,13 +98,22 @@ func (c *Console) look(r *http.Request, p *page) *view {
 	defer cancel()
 	v, err := c.board.now(ctx)
 	if err != nil {
-		p.Problems = []string{lost(err)}
+		p.Problems = []problem{{Text: lost(err)}}
 		return nil
 	}
 	p.Problems = v.problems()
 	t := v.totals()
 	p.Totals = &t
 	return v
+}
+
+// problemsFrame is what is wrong, for pages that show nothing else of the fleet.
+func (c *Console) problemsFrame(ctx context.Context) []byte {
+	v, err := c.board.now(ctx)
+	if err != nil {
+		return event("lost", must(json.Marshal(lost(err))))
+	}
+	return event("problems", must(json.Marshal(v.problems())))
 }
 
 func lost(err error) string {
@@ -109,12 +124,12 @@ func lost(err error) string {
 }
 
 var pages = template.Must(template.New("").Funcs(template.FuncMap{
-	"number": number, "span": span, "millis": millis, "describe": describe,
-	"percent": func(v float64) string { return strconv.Itoa(int(v*100+0.5)) + " %" },
-	"ago":     func(t, now time.Time) string { return span(now.Sub(t).Truncate(time.Second)) },
-	"unix":    func(t time.Time) int64 { return t.Unix() },
-	"iso":     func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
-	"words":   func(s string) []string { return strings.Split(s, ", ") },
+	"number": figure.Number, "span": figure.Span, "exact": figure.Exact, "clock": figure.Clock, "name": figure.Name,
+	"count": figure.Count[int], "count64": figure.Count[int64], "full": full[int], "full64": full[int64],
+	"ago":   func(t, now time.Time) string { return figure.Span(now.Sub(t).Truncate(time.Second)) },
+	"iso":   func(t time.Time) string { return t.UTC().Format(time.RFC3339) },
+	"stamp": func(unix int64) string { return time.Unix(unix, 0).UTC().Format(time.RFC3339) },
+	"words": func(s string) []string { return strings.Split(s, ", ") },
 }).ParseFS(files, "templates/*.html"))
 
 func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, p *page) {
@@ -136,7 +151,7 @@ type limitRow struct {
 	Name, Config, State        string
 	Rate, Granted, Refused     string
 	Waiting                    int
-	Fill, P99                  string
+	Fill, P99, Uses            string
 	RefusedSome, WaitsSomebody bool
 }
 
@@ -144,20 +159,22 @@ func (c *Console) limitsPage(w http.ResponseWriter, r *http.Request) {
 	p := c.page(r, "limits", "Limits")
 	var rows []limitRow
 	if v := c.look(r, p); v != nil {
+		p.Strip = v.strip()
 		for _, l := range v.ranked(firstRows) {
 			row := limitRow{
-				Name: l.name(), Config: describe(l.total.Newest), State: strings.Join(l.words(v), ", "), Rate: number(l.total.Newest.Bucket.Rate),
-				Granted: number(l.through()), Refused: number(l.turned()), Waiting: l.total.Waiting.Count, Fill: "–", P99: "–",
+				Name: l.name(), Config: describe(l.total.Newest), State: strings.Join(l.words(v), ", "), Rate: figure.Number(l.total.Newest.Bucket.Rate),
+				Granted: figure.Number(l.through()), Refused: figure.Number(l.turned()), Waiting: l.total.Waiting.Count, Fill: "–", P99: "–",
 				RefusedSome: l.turned() > 0, WaitsSomebody: l.total.Waiting.Count > 0,
 			}
 			if !v.measured() {
 				row.Granted, row.Refused = "–", "–"
 			}
 			if f := l.fill(); f >= 0 {
-				row.Fill = strconv.Itoa(int(f*100+0.5)) + " %"
+				row.Fill = figure.Share(f)
 			}
+			row.Uses = v.inUseOf(l.name())
 			if l.rate.P99 > 0 {
-				row.P99 = span(l.rate.P99)
+				row.P99 = figure.Span(l.rate.P99)
 			}
 			rows = append(rows, row)
 		}
@@ -172,7 +189,7 @@ func (c *Console) limitPage(w http.ResponseWriter, r *http.Request) {
 		c.refuse(w, r, errName)
 		return
 	}
-	p := c.page(r, "limit", name)
+	p := c.page(r, "limit", figure.Name(name))
 	p.Name = name
 	status := http.StatusOK
 	if v := c.look(r, p); v != nil {
@@ -187,16 +204,16 @@ func (c *Console) limitPage(w http.ResponseWriter, r *http.Request) {
 
 const maxName = 512
 
-var errName = &refusal{http.StatusBadRequest, "A limit's page wants its name, 1 to 512 bytes."}
+var errName = &refusal{status: http.StatusBadRequest, text: "A limit's page wants its name, 1 to 512 bytes."}
 
 // signIn asks the browser for a name and a token. It then sends them with all that it asks of the console.
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	if who(r).name == "" {
 		if len(c.gate.Users) == 0 {
-			c.refuse(w, r, &refusal{http.StatusForbidden, "Nobody can sign in: the console was given no users."})
+			c.refuse(w, r, &refusal{status: http.StatusForbidden, text: "Nobody can sign in: the console was given no users."})
 			return
 		}
-		c.refuse(w, r, &refusal{http.StatusUnauthorized, "A name and a token are needed."})
+		c.refuse(w, r, &refusal{status: http.StatusUnauthorized, text: "A name and a token are needed."})
 		return
 	}
 	w.Header().Set("Location", "./")
@@ -214,7 +231,11 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", `Basic realm="tokenbucket console", charset="UTF-8"`)
 	}
 	if strings.Contains(r.URL.Path, "/api/") || r.Method != http.MethodGet && r.Method != http.MethodHead {
-		writeJSON(w, status, map[string]string{"error": text})
+		said := map[string]any{"error": text}
+		if why != nil && len(why.changes) > 0 {
+			said["changes"] = why.changes
+		}
+		writeJSON(w, status, said)
 		return
 	}
 	c.render(w, r, status, &page{Title: http.StatusText(status), Screen: "refused", Data: text, V: assets.version})
@@ -250,7 +271,7 @@ func (c *Console) asset(w http.ResponseWriter, r *http.Request) {
 	version, name, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/assets/"), "/")
 	text, ok := assets.content[name]
 	if !ok || version != assets.version {
-		c.refuse(w, r, &refusal{http.StatusNotFound, "There is no such file, or not any more: load the page again."})
+		c.refuse(w, r, &refusal{status: http.StatusNotFound, text: "There is no such file, or not any more: load the page again."})
 		return
 	}
 	kind := mime.TypeByExtension(path.Ext(name))

@@ -21,7 +21,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 )
 
 // none is a fleet of which nothing is known.
@@ -127,14 +127,14 @@ func TestUnderAPrefix(t *testing.T) {
 // A page says in words what is wrong, and comes all the same.
 func TestSaysWhatIsWrong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		fail := fakefleet.Example()
+		fail := fleettest.Example()
 		fail.Fail(errors.New("dial tcp 10.0.0.1:6379: connection refused"))
-		silent := fakefleet.New(0)
+		silent := fleettest.New(0)
 		for says, source := range map[string]console.Source{
 			"Nothing is known of the fleet: dial tcp 10.0.0.1:6379: connection refused": fail,
 			"Redis has not answered in time":                                            hangs{},
 			"No instance has reported yet":                                              silent,
-			"1 row is rejected":                                                         fakefleet.Example(),
+			"1 row is rejected":                                                         fleettest.Example(),
 		} {
 			c := newConsole(t, console.Config{Source: source})
 			for _, path := range []string{"/", "/limit?name=%2Fibe%2FAvailFare", "/health"} {
@@ -163,9 +163,9 @@ func TestHostileNames(t *testing.T) {
 		for _, name := range []string{
 			`<img src=x onerror="alert(1)">`, `"><script>alert(1)</script>`, `'onmouseover='alert(1)`, "</title><script>", "{{.Token}}", "javascript:alert(1)", `\u003cscript\u003e`, "a&name=b#c%00", " data: x", "\u202eetouq",
 		} {
-			c := newConsole(t, console.Config{Source: fakefleet.New(1, fakefleet.Limit{
+			c := newConsole(t, console.Config{Source: fleettest.New(1, fleettest.Limit{
 				Name: name, Rate: 1, Granted: 1, Refused: 1, Keys: []string{name}, Rejected: nil,
-			}, fakefleet.Limit{Name: name + "2", Rejected: &fleet.Rejected{Row: name, Name: name, Field: name, Value: name, Want: name, Consequence: name}})})
+			}, fleettest.Limit{Name: name + "2", Rejected: &fleet.Rejected{Row: name, Name: name, Field: name, Value: name, Want: name, Consequence: name}})})
 			list := ask(c, local("GET", "/"))
 			require.Equal(t, 200, list.Code)
 			m := regexp.MustCompile(`<a href="(limit\?name=[^"]*)">`).FindStringSubmatch(list.Body.String())
@@ -198,10 +198,10 @@ func TestNoSuchPage(t *testing.T) {
 // Ten thousand limits: the page has the first of them, those that are refused most first.
 func TestManyLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newConsole(t, console.Config{Source: fakefleet.New(3, fakefleet.Many(10_000)...)})
+		c := newConsole(t, console.Config{Source: fleettest.New(3, fleettest.Many(10_000)...)})
 		w := ask(c, local("GET", "/"))
 		require.Equal(t, 50, strings.Count(w.Body.String(), `<a href="limit?name=`))
-		contains(t, w, "10000 limits")
+		contains(t, w, "10,000 limits")
 		require.Less(t, w.Body.Len(), 100_000)
 	})
 }

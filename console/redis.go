@@ -6,6 +6,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
@@ -27,7 +28,7 @@ const mostBucket = 16 << 10
 
 // Bucket implements Buckets: the words of the state, as redis-cli get shows them.
 func (s *redisSource) Bucket(ctx context.Context, name string) (key string, fields [][2]string, err error) {
-	key = s.prefix + "{" + name + "}"
+	key = tokenbucket.RedisKey(s.prefix, name)
 	get := redis.NewStringCmd(ctx, "getrange", key, 0, mostBucket-1)
 	if err := s.client.Process(ctx, get); err != nil || get.Val() == "" {
 		return key, nil, err

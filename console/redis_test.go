@@ -29,11 +29,15 @@ func (k keys) Process(_ context.Context, cmd redis.Cmder) error {
 
 // A bucket is shown by its fields; of something large in its place, only the beginning.
 func TestBucketInRedis(t *testing.T) {
-	source := console.NewRedisSource(keys{"tb:{a}": "v1 rate=5: stored=2 bursty", "tb:{large}": strings.Repeat("x=1 ", 1<<20)}, "tb:").(console.Buckets)
+	source := console.NewRedisSource(keys{"tb:{a}": "v1 rate=5: stored=2 bursty", "tb:{two%20words}": "v1 rate=5: stored=2 bursty", "tb:{large}": strings.Repeat("x=1 ", 1<<20)}, "tb:").(console.Buckets)
 	key, fields, err := source.Bucket(t.Context(), "a")
 	require.NoError(t, err)
 	require.Equal(t, "tb:{a}", key)
 	require.Equal(t, [][2]string{{"format", "v1"}, {"rate", "5"}, {"stored", "2"}, {"configuration", "bursty"}}, fields)
+	key, named, err := source.Bucket(t.Context(), "two words")
+	require.NoError(t, err)
+	require.Equal(t, "tb:{two%20words}", key, "as the stores encode it")
+	require.Equal(t, fields, named)
 	_, fields, err = source.Bucket(t.Context(), "large")
 	require.NoError(t, err)
 	require.Less(t, len(fields), 5000)

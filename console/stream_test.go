@@ -15,7 +15,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 )
 
 // viewer is a browser's end of a stream. One that is stuck takes nothing.
@@ -79,7 +79,7 @@ func look(c http.Handler, path string, v *viewer) (leave func(), gone chan struc
 // However many look, the fleet is asked once in a beat, and nobody asks when nobody looks.
 func TestManyViewersShareOneReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := fakefleet.Example()
+		source := fleettest.Example()
 		c := newConsole(t, console.Config{Source: source})
 		viewers := make([]*viewer, 1000)
 		var leave []func()
@@ -166,7 +166,7 @@ func TestCloseEndsStreams(t *testing.T) {
 // Who asks after Close gets a page without figures, and nothing begins to read.
 func TestNobodyReadsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := fakefleet.Example()
+		source := fleettest.Example()
 		c := newConsole(t, console.Config{Source: source})
 		c.Close()
 		contains(t, ask(c, local("GET", "/")), "Nothing is known of the fleet")
@@ -178,9 +178,9 @@ func TestNobodyReadsAfterClose(t *testing.T) {
 // Only what has changed is sent, and everything again when a limit comes, goes or is changed.
 func TestFramesHaveWhatChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		busy := fakefleet.Limit{Name: "/busy", Rate: 5, Granted: 5}
-		quiet := fakefleet.Limit{Name: "/quiet", Rate: 5}
-		source := fakefleet.New(1, busy, quiet)
+		busy := fleettest.Limit{Name: "/busy", Rate: 5, Granted: 5}
+		quiet := fleettest.Limit{Name: "/quiet", Rate: 5}
+		source := fleettest.New(1, busy, quiet)
 		c := newConsole(t, console.Config{Source: source})
 		v := &viewer{}
 		leave, _ := look(c, "/stream", v)
@@ -203,11 +203,11 @@ func TestFramesHaveWhatChanged(t *testing.T) {
 // Of many that change at once some are sent in each beat, all in the end.
 func TestFramesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		many := fakefleet.Many(2500)
+		many := fleettest.Many(2500)
 		for i := range many {
 			many[i].Granted = 5
 		}
-		source := fakefleet.New(1, many...)
+		source := fleettest.New(1, many...)
 		c := newConsole(t, console.Config{Source: source})
 		v := &viewer{}
 		leave, _ := look(c, "/stream", v)
@@ -226,7 +226,7 @@ func TestFramesAreBounded(t *testing.T) {
 // A source that fails is told of, and what it says afterwards is shown.
 func TestOutageIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := fakefleet.Example()
+		source := fleettest.Example()
 		c := newConsole(t, console.Config{Source: source})
 		v := &viewer{}
 		leave, _ := look(c, "/stream", v)
@@ -286,7 +286,7 @@ func (*beating) Events(context.Context, time.Time) ([]fleet.Event, error)       
 // Who comes during an outage is sent everything when it is over, though nothing has changed for the others.
 func TestWhoComesInAnOutageIsSentEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		source := fakefleet.Example()
+		source := fleettest.Example()
 		c := newConsole(t, console.Config{Source: source})
 		first, second := &viewer{}, &viewer{}
 		leave, _ := look(c, "/stream", first)

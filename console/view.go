@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/console/preview"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -19,7 +22,15 @@ type view struct {
 	sw        *fleet.Switch // of the living instance that has read it last; nil: there is none
 	rejected  []fleet.Rejected
 	skipped   []string
+	others    fleet.Rate                    // calls of names without a limit of their own
+	uses      map[string]string             // how much is in use of windows and concurrencies, by limit
+	used      map[use][]float64             // the same in the last beats, the oldest first
+	refusedBy map[string]map[string]float64 // calls per second, by limit and by what refuses them
+	replaced  map[string]bool               // instances that are silent, and whose place another one of the host has taken, by ID
+	held      map[string]fleet.Event        // penalties by a person that last, by limit
+	turned    *fleet.Event                  // how the switch was turned off; nil: on, or not known
 	now, past *fleet.Snapshot
+	strip     func() []notice // what is not as usual, worked out once
 }
 
 // measured tells whether rates are known: they need two looks.
@@ -68,8 +79,79 @@ func newView(past, now *fleet.Snapshot) *view {
 	for _, s := range now.Skipped {
 		v.skipped = append(v.skipped, s.Error())
 	}
+	v.others = fleet.OthersRate(past, now)
+	v.refusedBy = fleet.RefusedBy(past, now)
 	v.instances = shares(past, now)
+	v.replaced = replaced(now)
+	v.uses = v.inUse()
+	v.strip = sync.OnceValue(v.newStrip)
 	return v
+}
+
+// replaced returns the silent instances, by ID, whose place a later instance of the same host has taken, one for one.
+func replaced(now *fleet.Snapshot) map[string]bool {
+	all := map[string]bool{}
+	taken := map[string]bool{}
+	for i := range now.Instances {
+		gone := &now.Instances[i]
+		if gone.Host == "" || now.At.Sub(gone.Beat) <= overdue {
+			continue
+		}
+		for j := range now.Instances {
+			n := &now.Instances[j]
+			if n.Host == gone.Host && !taken[n.ID] && n.Started.After(gone.Beat) {
+				taken[n.ID], all[gone.ID] = true, true
+				break
+			}
+		}
+	}
+	return all
+}
+
+// attribute takes the names behind penalties and behind the switch from events, the oldest first.
+func (v *view) attribute(events []fleet.Event) {
+	v.held = map[string]fleet.Event{}
+	for i := range events {
+		switch e := &events[i]; {
+		case e.Kind == fleet.LimitReset:
+			delete(v.held, e.Limit)
+		case e.Kind == fleet.Penalized && e.Who != "" && e.At.Add(e.For).After(v.at):
+			v.held[e.Limit] = *e
+		case e.Kind == fleet.SwitchOn:
+			v.turned = nil
+		case e.Kind == fleet.SwitchOff && e.Who != "":
+			v.turned = e
+		}
+	}
+}
+
+// wants reports whether the events of the fleet may explain a penalty or the switch.
+func (v *view) wants() bool {
+	return v.sw != nil && v.sw.Off || slices.ContainsFunc(v.limits, func(l limit) bool { return l.total.Newest.Bucket.HeldUntil.After(v.at) })
+}
+
+// living returns how many instances report.
+func (v *view) living() (n int) {
+	for i := range v.instances {
+		if !v.instances[i].Silent(v.at) {
+			n++
+		}
+	}
+	return n
+}
+
+// empty returns the text of a list without limits; empty if there are some.
+func (v *view) empty() string {
+	switch {
+	case len(v.limits) > 0:
+		return ""
+	case v.living() == 0:
+		return "No limit is known yet."
+	case !v.measured():
+		return "There are no limits: calls have what --unknown says."
+	}
+	return fmt.Sprintf("There are no limits: %s calls a second pass without one, and %s are refused.",
+		figure.Number(v.others.Granted+v.others.Passed+v.others.WouldRefuse), figure.Number(v.others.Refused))
 }
 
 // include adds rows that no instance has told of.
@@ -124,6 +206,9 @@ func (i *instance) since(was *fleet.Instance) (granted, refused float64) {
 		granted += float64(gained.Granted + gained.Passed)
 		refused += float64(gained.Refused + gained.WouldRefuse)
 	}
+	others := i.Others.Minus(&was.Others)
+	granted += float64(others.Granted + others.Passed)
+	refused += float64(others.Refused + others.WouldRefuse)
 	return granted / over, refused / over
 }
 
@@ -189,46 +274,26 @@ func (l *limit) words(v *view) []string {
 	return all
 }
 
-// describe is a row in words: 5/s, saves up 10, at most 120 in any 5 s, at most 3 under way, waits up to 500 ms.
+// describe is a row in words: see preview.Limit.Words.
 func describe(l *fleet.Limit) string {
 	c := &l.Config
-	var parts []string
 	switch {
 	case l.Decider == "bad_row":
 		return "the row is bad"
-	case c.NoRate:
-		parts = append(parts, "any rate")
-	case l.Decider == "zero" || c.Kind != fleet.NoLimit && c.Rate == 0:
-		return "0/s: nothing passes"
-	case c.Kind == fleet.NoLimit:
+	case c.Kind == fleet.NoLimit && !c.NoRate && l.Decider != "zero" && c.Rate != 0:
 		return "no bucket"
-	default:
-		parts = append(parts, number(c.Rate)+"/s")
 	}
-	if c.PerKey {
-		parts[0] += " for each key"
+	means := preview.Limit{
+		Rate: c.Rate, NoRate: c.NoRate, Quota: c.Kind == fleet.Quota, Warmup: c.Warmup, ColdFactor: c.ColdFactor, MaxWait: c.Wait,
+		Window: c.Window, WindowLimit: c.WindowLimit, Concurrent: c.Concurrent, PerKey: c.PerKey,
 	}
-	switch {
-	case c.Kind == fleet.Quota:
-		parts = append(parts, "quota")
-	case c.Kind == fleet.WarmUp:
-		parts = append(parts, "warms up in "+span(c.Warmup))
-	case c.MaxPermits > 0:
-		parts = append(parts, "saves up "+number(c.MaxPermits))
+	if c.MaxPermits > 0 {
+		means.Burst = &c.MaxPermits
 	}
-	if c.Window > 0 {
-		parts = append(parts, fmt.Sprintf("at most %d in any %s", c.WindowLimit, exact(c.Window)))
+	if l.Decider == "zero" {
+		means.Rate = 0
 	}
-	if c.Concurrent > 0 {
-		parts = append(parts, fmt.Sprintf("at most %d under way", c.Concurrent))
-	}
-	switch {
-	case c.Wait > 0:
-		parts = append(parts, "waits up to "+span(c.Wait))
-	case !c.NoRate:
-		parts = append(parts, "no waiting")
-	}
-	return strings.Join(parts, ", ")
+	return means.Words()
 }
 
 func (v *view) limit(name string) *limit {

@@ -4,7 +4,12 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 )
 
 const (
@@ -15,66 +20,120 @@ const (
 	mostNamed = 5
 )
 
+// problem is something that is wrong, and what can be done about it: the name of an act, or nothing.
+type problem struct {
+	Text string `json:"text"`
+	Act  string `json:"act,omitempty"`
+}
+
 // problems are what is wrong, in words.
-func (v *view) problems() []string {
-	all := []string{}
+func (v *view) problems() []problem {
+	all := []problem{}
+	add := func(text string) { all = append(all, problem{Text: text}) }
 	if v.sw != nil && v.sw.Off {
-		text := "The switch is off: every call passes"
-		if v.sw.Origin != "" {
-			text += " (" + v.sw.Origin + ")"
-		}
-		all = append(all, text+".")
+		add("The switch is off: every call passes" + v.turnedBy() + ".")
 	}
-	living, named := 0, 0
+	if text := v.lossText(); text != "" {
+		all = append(all, problem{text, "confirm"})
+	}
+	if text := v.empty(); text != "" && v.living() > 0 {
+		add(text)
+	}
+	living, named := v.living(), 0
 	for i := range v.instances {
 		one := &v.instances[i]
-		if !one.Silent(v.at) {
-			living++
-		}
-		text := one.trouble(v.at)
+		text := v.trouble(one)
 		if text == "" {
 			continue
 		}
 		if named++; named <= mostNamed {
-			all = append(all, fmt.Sprintf("Instance %s: %s.", one.title(), text))
+			add(fmt.Sprintf("Instance %s: %s.", one.title(), text))
 		}
 	}
 	if named > mostNamed {
-		all = append(all, fmt.Sprintf("%d further instances have problems: see Health.", named-mostNamed))
+		add(fmt.Sprintf("%d further instances have problems: see Health.", named-mostNamed))
 	}
 	switch {
 	case len(v.instances) == 0:
-		all = append(all, "No instance has reported yet. Gateways report every two seconds to the Redis that they share.")
+		add("No instance has reported yet. Gateways report every two seconds to the Redis that they share.")
 	case living == 0:
-		all = append(all, "No instance reports any more: figures are those of the last ten minutes.")
+		add("No instance reports any more: figures are those of the last ten minutes.")
+	}
+	faults := v.faulty()
+	for i := range faults[:min(len(faults), mostNamed)] {
+		f := &faults[i]
+		add(fmt.Sprintf("%s, and %s: %s.", v.faultText(f), count(int(f.Calls), "call has failed", "calls have failed"), f.Err))
+	}
+	if n := len(faults) - mostNamed; n > 0 {
+		add(count(n, "further bucket, window or concurrency", "further buckets, windows or concurrencies") + " cannot be used.")
 	}
 	if n := len(v.rejected); n > 0 {
-		all = append(all, fmt.Sprintf("%s rejected: see Health.", count(n, "row is", "rows are")))
+		add(fmt.Sprintf("%s rejected: see Health.", count(n, "row is", "rows are")))
 	}
 	if n := len(v.skipped); n > 0 {
-		all = append(all, fmt.Sprintf("%s in Redis cannot be read: see Health.", count(n, "entry", "entries")))
+		add(fmt.Sprintf("%s in Redis cannot be read: see Health.", count(n, "entry", "entries")))
 	}
 	return all
 }
 
+// turnedBy returns who has turned the switch off, when and why, as far as the table or an event has it.
+func (v *view) turnedBy() string {
+	text := v.sw.Origin
+	if v.turned != nil && !strings.Contains(text, v.turned.Who) {
+		text = strings.TrimPrefix(text+", "+author(v.turned), ", ")
+	}
+	if text == "" {
+		return ""
+	}
+	return " (" + text + ")"
+}
+
+// loss returns the unconfirmed loss of the table, and how many instances report one; nil if there is none. If instances differ, the
+// largest loss counts.
+func (v *view) loss() (worst *fleet.Loads, tellers int) {
+	for i := range v.instances {
+		if l := &v.instances[i].Loads; l.Gone > 0 && !v.instances[i].Silent(v.at) {
+			if tellers++; worst == nil || l.Gone > worst.Gone {
+				worst = l
+			}
+		}
+	}
+	return worst, tellers
+}
+
+// lossText returns the text of an unconfirmed loss; empty if there is none.
+func (v *view) lossText() string {
+	worst, tellers := v.loss()
+	if worst == nil {
+		return ""
+	}
+	state := "They are no longer in force"
+	if worst.Held > 0 {
+		state = "They are still in force"
+	}
+	return fmt.Sprintf("%s since %s (%s), as %s. %s. Restore the rows, or confirm that this is meant.",
+		lostOf(worst), figure.Span(v.at.Sub(worst.Lost).Truncate(time.Second)), figure.Name(worst.Names), count(tellers, "instance reports", "instances report"), state)
+}
+
 // trouble is what is wrong with an instance; empty: nothing.
-func (i *instance) trouble(now time.Time) string {
+func (v *view) trouble(i *instance) string {
+	now := v.at
 	switch {
-	case i.Ended:
+	case i.Ended || v.replaced[i.ID]:
 		return ""
 	case now.Sub(i.Beat) > overdue:
-		return "nothing heard for " + span(now.Sub(i.Beat).Truncate(time.Second))
+		return "nothing heard for " + figure.Span(now.Sub(i.Beat).Truncate(time.Second))
 	case i.Store.Down:
 		text := "the store does not answer"
 		if !i.Store.Since.IsZero() {
-			text += " since " + span(now.Sub(i.Store.Since).Truncate(time.Second))
+			text = "the store has not answered for " + figure.Span(now.Sub(i.Store.Since).Truncate(time.Second))
 		}
 		if i.Store.Policy != "" {
 			text += ", calls get what the policy says (" + i.Store.Policy + ")"
 		}
 		return text
 	case i.Loads.Err != "":
-		return fmt.Sprintf("its limits are %s old, since loads fail: %s", span(now.Sub(i.Loads.Last).Truncate(time.Second)), i.Loads.Err)
+		return fmt.Sprintf("its limits are %s old, since loads fail: %s", figure.Span(now.Sub(i.Loads.Last).Truncate(time.Second)), i.Loads.Err)
 	case i.Switch.Err != "":
 		return "the switch cannot be read: " + i.Switch.Err
 	case i.MoreLimits > 0 || i.Crowded:
@@ -83,46 +142,11 @@ func (i *instance) trouble(now time.Time) string {
 	return ""
 }
 
-// span is a duration as people say it: 4 s, 3 min, 2 h, 5 d.
-func span(d time.Duration) string {
-	switch {
-	case d < 0:
-		return "0 s"
-	case d < 10*time.Second && d != d.Truncate(time.Second):
-		return number(d.Seconds()) + " s"
-	case d < 2*time.Minute:
-		return strconv.Itoa(int(d.Seconds())) + " s"
-	case d < 2*time.Hour:
-		return strconv.Itoa(int(d.Minutes())) + " min"
-	case d < 48*time.Hour:
-		return strconv.Itoa(int(d.Hours())) + " h"
-	}
-	return strconv.Itoa(int(d.Hours()/24)) + " d"
-}
-
-// exact is a duration of which nothing may be left out: 90 s, 5 min, 1 d.
-func exact(d time.Duration) string {
-	for _, u := range []struct {
-		of   time.Duration
-		name string
-	}{{24 * time.Hour, " d"}, {time.Hour, " h"}, {time.Minute, " min"}} {
-		if d >= u.of && d%u.of == 0 {
-			return strconv.FormatInt(int64(d/u.of), 10) + u.name
-		}
-	}
-	return strconv.FormatFloat(d.Seconds(), 'f', -1, 64) + " s"
-}
-
 func count(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
 	}
-	return strconv.Itoa(n) + " " + many
-}
-
-// number has three digits that mean something, and no exponent where people read it.
-func number(v float64) string {
-	return strconv.FormatFloat(round(v), 'f', -1, 64)
+	return figure.Count(n) + " " + many
 }
 
 // round keeps three digits; whole numbers stay whole.

@@ -21,8 +21,8 @@ import (
 //
 // Zeros at the end of a part are left out, and empty parts at the end. A record of which nothing is left is not written.
 
-// deciders are the words for what decides, those of registry.Decider. Their places are written.
-var deciders = []string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency", "penalty"}
+// deciders are the words for what decides, those of gate.Decider. Their places are written.
+var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency", "penalty"}
 
 // ordered are the counters as they are written.
 func (c *Counters) ordered() [7]int64 {
@@ -82,7 +82,7 @@ func appendRecord(b []byte, l *Limit, k clock) []byte {
 		b = strconv.AppendInt(b, n, 10)
 	}
 	state := [...]float64{
-		float64(max(0, slices.Index(deciders, l.Decider))), l.Bucket.Rate, rounded(l.Bucket.Stored), l.Bucket.Max, k.millis(l.Bucket.At),
+		float64(max(0, slices.Index(deciders[:], l.Decider))), l.Bucket.Rate, rounded(l.Bucket.Stored), l.Bucket.Max, k.millis(l.Bucket.At),
 		k.millis(l.Bucket.HeldUntil), float64(l.Waiting.Count), k.millis(l.Waiting.Since),
 	}
 	last := len(state)

@@ -24,9 +24,6 @@ type sized struct {
 func (s *sized) Process(ctx context.Context, cmd redis.Cmder) error {
 	for _, arg := range cmd.Args() {
 		text := fmt.Sprint(arg)
-		if p, ok := arg.(*string); ok {
-			text = *p
-		}
 		s.bytes += len(text) + len(strconv.Itoa(len(text))) + 5 // as Redis reads it
 	}
 	s.writes++
@@ -193,7 +190,7 @@ type listed struct {
 func (l *listed) Process(ctx context.Context, cmd redis.Cmder) error {
 	if args := cmd.Args(); len(args) > 2 && strings.HasPrefix(strings.ToLower(args[0].(string)), "eval") {
 		for _, key := range args[3 : 3+args[2].(int)] {
-			l.keys = append(l.keys, *key.(*string))
+			l.keys = append(l.keys, key.(string))
 		}
 	}
 	return l.Client.Process(ctx, cmd)

@@ -125,19 +125,35 @@ func (d *decoder) json(field string, into any) bool {
 // info reads what an instance says of itself. Its clock may be wrong: times are moved to Redis'.
 func (d *decoder) info(i *Info, started time.Time) {
 	var own infoText
+	wrong := time.Duration(0)
 	if d.json(infoField, &own) {
 		*i = own.Info
 		i.Semaphores, i.Windows = nil, nil
-		wrong := started.Sub(time.UnixMilli(min(max(own.Clock, 0), math.MaxUint32*1000)))
-		for _, t := range []*time.Time{&i.Loads.Last, &i.Switch.Since, &i.Switch.Read, &i.Store.Since} {
+		wrong = started.Sub(time.UnixMilli(min(max(own.Clock, 0), math.MaxUint32*1000)))
+		for _, t := range []*time.Time{&i.Loads.Last, &i.Loads.Lost, &i.Switch.Since, &i.Switch.Read, &i.Store.Since} {
 			if !t.IsZero() {
 				*t = t.Add(wrong)
 			}
 		}
 	}
-	i.Rejected, i.Refused = nil, nil
+	i.Rejected, i.Refused, i.Refusals, i.Faults = nil, nil, nil, nil
 	d.json(rejectedField, &i.Rejected)
 	d.json(refusedField, &i.Refused)
+	d.json(refusalsField, &i.Refusals)
+	i.Refusals = cut(i.Refusals, MostRefusals)
+	for n := range i.Refusals {
+		r := &i.Refusals[n]
+		r.Limit, r.By, r.Count = shortened(r.Limit, mostName), shortened(r.By, mostText), max(0, r.Count)
+	}
+	d.json(faultsField, &i.Faults)
+	i.Faults = cut(i.Faults, MostFaults)
+	for n := range i.Faults {
+		f := &i.Faults[n]
+		f.shorten()
+		if f.Calls = max(0, f.Calls); !f.Since.IsZero() {
+			f.Since = f.Since.Add(wrong)
+		}
+	}
 	i.Rejected, i.Refused = cut(i.Rejected, MostRejected), cut(i.Refused, MostKeys)
 	for n := range i.Rejected {
 		i.Rejected[n].shorten()
@@ -146,7 +162,7 @@ func (d *decoder) info(i *Info, started time.Time) {
 		k := &i.Refused[n]
 		k.Limit, k.Key = shortened(k.Limit, mostName), shortened(k.Key, mostName)
 	}
-	for _, s := range []*string{&i.Host, &i.Version, &i.Loads.Err, &i.Switch.Err, &i.Switch.Origin, &i.Store.Err, &i.Missed.Err, &i.Store.Kind, &i.Store.Policy} {
+	for _, s := range []*string{&i.Host, &i.Version, &i.Loads.Err, &i.Loads.Names, &i.Switch.Err, &i.Switch.Origin, &i.Store.Err, &i.Missed.Err, &i.Store.Kind, &i.Store.Policy} {
 		*s = shortened(*s, mostText)
 	}
 }

@@ -15,7 +15,7 @@ import (
 // A Go gateway of its own tells consoles what it does.
 func ExampleNewPublisher() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
-	source := registry.Static{{Name: "/ibe/AvailFare", Rate: 5, Cache: 0.5}}
+	source := registry.Static{{Name: "/ibe/AvailFare", Rate: 5, WaitShare: 0.5}}
 
 	meter := fleet.NewMeter()
 	limits, err := registry.New(source, tokenbucket.NewRedisScriptStore(client),

@@ -39,7 +39,7 @@ func (r *Reader) History(ctx context.Context, name string, from time.Time) ([]Po
 	for hour := begin; hour <= end; hour++ {
 		keys = append(keys, r.publishedKey(hour), r.historyKey(hour, name))
 	}
-	reply, err := historyScript.Run(ctx, r.client, len(keys), keys...)
+	reply, err := historyScript.run(ctx, r.client, len(keys), keys...)
 	if err != nil {
 		return nil, err
 	}
@@ -115,6 +115,6 @@ func parseEvent(m member) (e Event, ok bool) {
 		return Event{}, false
 	}
 	e.At = time.UnixMilli(int64(m.score))
-	e.Limit = shortened(e.Limit, mostName)
+	e.shorten()
 	return e, true
 }

@@ -151,7 +151,7 @@ func FuzzDecode(f *testing.F) {
 		rows := decoder{fields: map[string]string{"/a": row, "": row}}
 		d := decoder{
 			fields: map[string]string{
-				"beat": "1", "started": "1700000000000", "seen": "1700000001000", "=/a": record, "=": record, infoField: info, rejectedField: list, refusedField: list,
+				"beat": "1", "started": "1700000000000", "seen": "1700000001000", "=/a": record, "=": record, infoField: info, rejectedField: list, refusedField: list, refusalsField: list, faultsField: list,
 				semaphorePrefix + "s": info, windowPrefix + "w": info, semaphorePrefix: list,
 			},
 			rows: rows.limits(),
@@ -160,7 +160,7 @@ func FuzzDecode(f *testing.F) {
 		if i == nil {
 			t.Fatal("its own fields are right")
 		}
-		if len(i.Rejected) > MostRejected || len(i.Refused) > MostKeys || len(i.Limits) > 1 || len(d.skipped) > mostSkipped {
+		if len(i.Rejected) > MostRejected || len(i.Refused) > MostKeys || len(i.Refusals) > MostRefusals || len(i.Faults) > MostFaults || len(i.Limits) > 1 || len(d.skipped) > mostSkipped {
 			t.Fatal("more than there may be")
 		}
 		if l := i.Limits["/a"]; l != nil {

@@ -163,6 +163,11 @@ func (r *Rejected) shorten() {
 	r.Name = shortened(r.Name, mostName)
 }
 
+func (f *Fault) shorten() {
+	f.Limit, f.Bucket = shortened(f.Limit, mostName), shortened(f.Bucket, mostName)
+	f.By, f.Err = shortened(f.By, mostText), shortened(f.Err, mostText)
+}
+
 func named(name string) bool { return name != "" && len(name) <= mostName && utf8.ValidString(name) }
 
 // base is what of the counters need not go into the history: what is there already. While Redis knows that, it need not be told.
@@ -189,9 +194,9 @@ func (e *entry) counted() bool { return e.said.Counters != e.now.Counters }
 // info says how the instance is.
 func (l *ledger) info(i Info, k clock) {
 	own := i
-	own.Refused, own.Rejected, own.Semaphores, own.Windows = nil, nil, nil, nil
+	own.Refused, own.Refusals, own.Faults, own.Rejected, own.Semaphores, own.Windows = nil, nil, nil, nil, nil, nil
 	own.MoreRejected += max(0, len(i.Rejected)-MostRejected)
-	for _, s := range []*string{&own.Host, &own.Version, &own.Loads.Err, &own.Switch.Err, &own.Switch.Origin, &own.Store.Err, &own.Missed.Err} {
+	for _, s := range []*string{&own.Host, &own.Version, &own.Loads.Err, &own.Loads.Names, &own.Switch.Err, &own.Switch.Origin, &own.Store.Err, &own.Missed.Err} {
 		*s = shortened(*s, mostText)
 	}
 	l.fields.json(infoField, infoText{own, k.began.UnixMilli()})
@@ -205,6 +210,12 @@ func (l *ledger) info(i Info, k clock) {
 	} else {
 		l.fields.keep(refusedField)
 	}
+	l.fields.json(refusalsField, cut(i.Refusals, MostRefusals))
+	faults := slices.Clone(cut(i.Faults, MostFaults))
+	for n := range faults {
+		faults[n].shorten()
+	}
+	l.fields.json(faultsField, faults)
 	for _, s := range cut(i.Semaphores, MostSemaphores) {
 		if named(s.Name) {
 			s.MoreHolders += max(0, len(s.Holders)-MostHolders)
@@ -230,15 +241,19 @@ func (l *ledger) event(e *Event) {
 		l.overflow++
 		return
 	}
-	for _, s := range []*string{&e.From, &e.To, &e.Err, &e.Host} {
-		*s = shortened(*s, mostText)
-	}
-	e.Limit = shortened(e.Limit, mostName)
+	e.shorten()
 	text, err := json.Marshal(e)
 	if err != nil {
 		return
 	}
 	l.events = append(l.events, told{e.At, string(text)})
+}
+
+func (e *Event) shorten() {
+	for _, s := range []*string{&e.From, &e.To, &e.Err, &e.Host, &e.Who, &e.Why} {
+		*s = shortened(*s, mostText)
+	}
+	e.Limit = shortened(e.Limit, mostName)
 }
 
 // write is what one script does.

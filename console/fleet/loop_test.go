@@ -32,7 +32,7 @@ func (a *answering) Process(ctx context.Context, cmd redis.Cmder) error {
 	hangs, err := a.hangs, a.err
 	a.at = append(a.at, time.Now())
 	args := cmd.Args()
-	if keys := args[2].(int); *args[3+keys+5].(*string) == "1" {
+	if keys := args[2].(int); args[3+keys+5].(string) == "1" {
 		a.ends++
 	}
 	a.mu.Unlock()
@@ -155,7 +155,7 @@ func TestHangingRedis(t *testing.T) {
 func TestRefusedWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &strings.Builder{}
-		a, s := &answering{err: errors.New("NOPERM nothing for you")}, newStub("/a")
+		a, s := &answering{err: reply("NOPERM nothing for you")}, newStub("/a")
 		p, err := NewPublisher(a, s, WithLogger(logTo(log)))
 		require.NoError(t, err)
 		time.Sleep(time.Minute)
@@ -166,7 +166,7 @@ func TestRefusedWrites(t *testing.T) {
 		a.mu.Unlock()
 		time.Sleep(5 * time.Second)
 		a.mu.Lock()
-		a.err = errors.New("NOPERM once more")
+		a.err = reply("NOPERM once more")
 		a.mu.Unlock()
 		time.Sleep(time.Minute)
 		synctest.Wait()

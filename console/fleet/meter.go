@@ -1,14 +1,17 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -36,9 +39,11 @@ type counter struct {
 
 	granted, waited, waitNanos, refused, failed, passed, wouldRefuse atomic.Int64
 
-	waits [len(Histogram{})]atomic.Int64
-	gone  atomic.Bool // it has no row any more
-	held  atomic.Pointer[penalty]
+	waits     [len(Histogram{})]atomic.Int64
+	refusedBy [len(deciders)]atomic.Int64 // calls of refused, by gate.Decider
+	gone      atomic.Bool                 // it has no row any more
+	held      atomic.Pointer[penalty]
+	heldUntil atomic.Int64 // when the bucket's penalty ends, in microseconds since 1970; 0 if there is none
 }
 
 // penalty holds until then, as was told then.
@@ -137,26 +142,61 @@ func each1[T any](a, b func(T)) func(T) {
 }
 
 // decided counts a call.
-func (m *Meter) decided(_ context.Context, d tokenbucket.Decision) {
+func (m *Meter) decided(ctx context.Context, d tokenbucket.Decision) {
 	c := m.of(d.Bucket)
 	switch {
 	case d.Err != nil && !d.Shadow:
 		c.failed.Add(1)
-	case d.By == "switch" || d.Err != nil:
+	case d.By == tokenbucket.BySwitch || d.Err != nil:
 		c.passed.Add(1)
+	case d.Granted && registry.Tentative(ctx, func() { c.grant(d.Wait) }):
 	case d.Granted:
-		c.granted.Add(1)
-		if d.Wait > 0 {
-			c.waited.Add(1)
-			c.waitNanos.Add(int64(d.Wait))
-			c.waits[placeOf(d.Wait)].Add(1)
-		}
+		c.grant(d.Wait)
 	case d.Shadow:
 		c.wouldRefuse.Add(1)
 		m.note(c, d.Bucket)
 	default:
-		c.refused.Add(1)
+		c.refuse(c.byRate(time.Now()))
 		m.note(c, d.Bucket)
+	}
+}
+
+// refuse counts a call that was refused.
+func (c *counter) refuse(by gate.Decider) {
+	c.refused.Add(1)
+	if int(by) < len(c.refusedBy) {
+		c.refusedBy[by].Add(1)
+	}
+}
+
+// byRate returns what refuses when the bucket does: its rate, or the penalty that it has.
+func (c *counter) byRate(now time.Time) gate.Decider {
+	if p := c.held.Load(); p != nil && now.Before(p.until) || now.UnixMicro() < c.heldUntil.Load() {
+		return gate.ByPenalty
+	}
+	return gate.ByLimit
+}
+
+// refusals appends the calls that were refused, by decider.
+func (c *counter) refusals(to []Refusal) []Refusal {
+	if c.refused.Load() == 0 {
+		return to
+	}
+	for i := range c.refusedBy {
+		if n := c.refusedBy[i].Load(); n > 0 {
+			to = append(to, Refusal{Limit: c.name, By: deciders[i], Count: n})
+		}
+	}
+	return to
+}
+
+// grant counts a call that was granted after a wait.
+func (c *counter) grant(wait time.Duration) {
+	c.granted.Add(1)
+	if wait > 0 {
+		c.waited.Add(1)
+		c.waitNanos.Add(int64(wait))
+		c.waits[placeOf(wait)].Add(1)
 	}
 }
 
@@ -179,7 +219,7 @@ func (m *Meter) note(c *counter, name string) {
 }
 
 // Bypassed counts a call that passed or was refused without a bucket: it is for registry.WithBypassHook.
-func (m *Meter) Bypassed(name string, by registry.Decider, pass bool) {
+func (m *Meter) Bypassed(name string, by gate.Decider, pass bool) {
 	c, word := m.of(name), by.String()
 	switch {
 	case word == "shadow":
@@ -190,7 +230,7 @@ func (m *Meter) Bypassed(name string, by registry.Decider, pass bool) {
 	case pass:
 		c.passed.Add(1)
 	default:
-		c.refused.Add(1)
+		c.refuse(by)
 		m.note(c, name)
 	}
 }
@@ -253,6 +293,19 @@ func rowOf(limits interface{ Has(name string) bool }, name string) (row string, 
 		return row, ok
 	}
 	return "", false
+}
+
+// refusals returns those of limits that have rows, the most frequent first.
+func (m *Meter) refusals() (all []Refusal) {
+	for _, c := range m.counters.all() {
+		if !c.gone.Load() {
+			all = c.refusals(all)
+		}
+	}
+	slices.SortFunc(all, func(a, b Refusal) int {
+		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.By, b.By))
+	})
+	return cut(all, MostRefusals)
 }
 
 // retire has calls of names that have no row any more counted with all others, until they have one again, and has rows found anew.

@@ -13,10 +13,12 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -74,7 +76,7 @@ func TestMeterCounts(t *testing.T) {
 		ten := 10.0
 		source := &table{table: registry.Table{
 			Limits: []registry.Limit{
-				{Name: "/some", Row: "1", Rate: 2, MaxPermits: &ten, Cache: 1, Version: 7},
+				{Name: "/some", Row: "1", Rate: 2, MaxPermits: &ten, WaitShare: 1, Version: 7},
 				{Name: "/warm", Rate: 4, Warmup: 2 * time.Second},
 				{Name: "/quota", Rate: 4, Quota: true},
 				{Name: "/off", Rate: 1, Disabled: true},
@@ -85,7 +87,7 @@ func TestMeterCounts(t *testing.T) {
 		m, limits := metered(t, source, registry.WithSwitch(sw))
 		call := func(name string, times int) (passed int) {
 			for range times {
-				if ok, err := limits.Allow(t.Context(), name); ok && err == nil {
+				if a, err := limits.Enter(t.Context(), name); err == nil && a.OK {
 					passed++
 				}
 			}
@@ -156,8 +158,8 @@ func TestMeterSeesResetsWithoutRate(t *testing.T) {
 // A bucket that was reset is not held back any more, whatever its instance was told before.
 func TestMeterSeesResets(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, limits := metered(t, &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 5, Cache: 1}}}})
-		_, err := limits.Allow(t.Context(), "/a")
+		m, limits := metered(t, &table{table: registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 5, WaitShare: 1}}}})
+		_, err := limits.Enter(t.Context(), "/a")
 		require.NoError(t, err)
 		time.Sleep(5 * time.Second)
 		_, all := report(t, m)
@@ -197,7 +199,7 @@ func TestMeterFollows(t *testing.T) {
 		m, limits := metered(t, source, registry.WithInterval(time.Second))
 		r, _ := report(t, m)
 		require.Empty(t, r.Events, "what was there before is no event")
-		_, err := limits.Allow(t.Context(), "/b")
+		_, err := limits.Enter(t.Context(), "/b")
 		require.NoError(t, err)
 		source.set(func(s *table) {
 			s.table.Limits = []registry.Limit{{Name: "/a", Rate: 7, Version: 2}, {Name: "/c", Rate: 1}}
@@ -210,7 +212,7 @@ func TestMeterFollows(t *testing.T) {
 			{Kind: LimitRemoved, Limit: "/b", From: "5/s, cache 0"},
 		}, r.Events)
 		require.NotContains(t, all, "/b")
-		_, err = limits.Allow(t.Context(), "/b")
+		_, err = limits.Enter(t.Context(), "/b")
 		require.NoError(t, err)
 		source.set(func(s *table) { s.err = errors.New("away") })
 		time.Sleep(2 * time.Second)
@@ -230,16 +232,16 @@ func TestMeterFollows(t *testing.T) {
 // Who waits is counted, with the time of the one who came first.
 func TestMeterSeesWhoWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m, limits := metered(t, registry.Static{{Name: "/a", Rate: 1, Cache: 5}})
+		m, limits := metered(t, registry.Static{{Name: "/a", Rate: 1, WaitShare: 5}})
 		began := time.Now()
 		var waiting sync.WaitGroup
 		for range 4 { // one has its permit at once
-			waiting.Go(func() { _, _ = limits.Allow(context.Background(), "/a") })
+			waiting.Go(func() { _, _ = limits.Enter(context.Background(), "/a") })
 		}
 		time.Sleep(time.Second / 2)
 		_, all := report(t, m)
 		require.Equal(t, Waiting{3, began}, all["/a"].Waiting)
-		require.EqualValues(t, 1, all["/a"].Granted)
+		require.EqualValues(t, 4, all["/a"].Granted, "three of them fall due later")
 		waiting.Wait()
 		_, all = report(t, m)
 		require.Equal(t, Waiting{}, all["/a"].Waiting)
@@ -278,7 +280,7 @@ func TestMeterAlone(t *testing.T) {
 	})
 	for _, d := range []tokenbucket.Decision{
 		{Bucket: "a", Granted: true}, {Bucket: "a", Granted: true, Shadow: true}, {Bucket: "a", Shadow: true},
-		{Bucket: "a"}, {Bucket: "a", Err: errors.New("x")}, {Bucket: "a", By: "switch", Granted: true},
+		{Bucket: "a"}, {Bucket: "a", Err: errors.New("x")}, {Bucket: "a", By: tokenbucket.BySwitch, Granted: true},
 		{Bucket: "a", Err: errors.New("x"), Shadow: true}, {Bucket: "a", Granted: true, Wait: time.Minute},
 	} {
 		o.Decision(t.Context(), d)
@@ -328,7 +330,19 @@ func TestMostOfLongKeys(t *testing.T) {
 		m.add("limit", long)
 		m.add("limit", "\xff")
 	}
-	require.Equal(t, []Key{{Limit: "limit", Key: long[:mostName], Count: 100}, {Limit: "limit", Key: "\uFFFD", Count: 100}}, m.first(50))
+	require.Equal(t, []Key{{Limit: "limit", Key: long[:mostName-3] + "…", Count: 100}, {Limit: "limit", Key: "\uFFFD", Count: 100}}, m.first(50))
+}
+
+// TestShortened: a text that is too long ends at a word, and within its bytes, whatever they are.
+func TestShortened(t *testing.T) {
+	require.Equal(t, "dial tcp: connection…", shortened("dial tcp: connection refused", 25))
+	require.Equal(t, "dial tcp: connection refused", shortened("dial tcp: connection refused", 28))
+	for _, s := range []string{strings.Repeat("é", 40), strings.Repeat("\xff ", 40), strings.Repeat("東", 40)} {
+		got := shortened(s, 20)
+		require.LessOrEqual(t, len(got), 20)
+		require.True(t, utf8.ValidString(got))
+		require.True(t, strings.HasSuffix(got, "…"), got)
+	}
 }
 
 // Who has a row by another name than its own is counted as the row's, and those refused most are told by their own names.
@@ -437,4 +451,74 @@ func TestTooManyNames(t *testing.T) {
 	require.True(t, r.Info.Crowded)
 	require.NotContains(t, all, "/c")
 	require.Equal(t, int64(1), r.Info.Others.Granted)
+}
+
+// A call that gets a permit of the rate, and is then refused by the window or the concurrency, is refused and not granted,
+// too. In shadow, a call that both would refuse counts once.
+func TestRefusedAfterTheRateIsNotGranted(t *testing.T) {
+	meter := NewMeter()
+	rows := registry.Static{{Name: "/window", Rate: 20, WaitShare: 1, Window: time.Hour, WindowLimit: 3}, {Name: "/trial", Rate: 20, WaitShare: 1, Window: time.Hour, WindowLimit: 3, Shadow: true},
+		{Name: "/places", Rate: 20, WaitShare: 1, Concurrent: 1},
+		{Name: "/both", Rate: 0.001, WaitShare: 1, Window: time.Hour, WindowLimit: 3, Concurrent: 1, Shadow: true}}
+	limits, err := registry.New(rows, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores(),
+		registry.WithLimiterOptions(tokenbucket.WithObserver(meter.Observer())), registry.WithBypassHook(meter.Bypassed), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	meter.Follow(limits)
+	passed := map[string]int64{}
+	for _, row := range rows {
+		for range 8 {
+			a, err := limits.Enter(t.Context(), row.Name)
+			require.NoError(t, err)
+			if a.OK {
+				passed[row.Name]++
+			}
+			t.Cleanup(a.Leave)
+		}
+	}
+	require.Equal(t, map[string]int64{"/window": 3, "/trial": 8, "/places": 1, "/both": 8}, passed)
+	var report Report
+	meter.Report(t.Context(), &report)
+	for _, l := range report.Limits {
+		require.Equal(t, passed[l.Name], l.Through(), l.Name)
+		require.Equal(t, int64(8), l.Calls(), l.Name)
+	}
+	require.Len(t, report.Limits, 4)
+	used, _, err := limits.Usage(t.Context(), "/both")
+	require.NoError(t, err)
+	require.Equal(t, 1, used.WindowUsed, "what the rate of a shadow would refuse does not count in its window")
+}
+
+// A bucket that cannot be used until it is repaired is reported with its limit, its error and since when, until a call passes.
+func TestMeterReportsFaults(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	name := fmt.Sprint("/fault/", rand.Uint64())
+	meter := NewMeter()
+	limits, err := registry.New(registry.Static{{Name: name, Rate: 1000}}, tokenbucket.NewRedisScriptStore(client), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	require.NoError(t, err)
+	t.Cleanup(limits.Close)
+	meter.Follow(limits)
+	_, err = limits.Enter(t.Context(), name)
+	require.NoError(t, err)
+	r, _ := report(t, meter)
+	require.Empty(t, r.Info.Faults)
+	keys, err := client.Keys(t.Context(), "*"+name+"*").Result()
+	require.NoError(t, err)
+	require.NotEmpty(t, keys)
+	for _, key := range keys {
+		require.NoError(t, client.Del(t.Context(), key).Err())
+		require.NoError(t, client.RPush(t.Context(), key, "what another program has written").Err())
+	}
+	require.Eventually(t, func() bool { _, err := limits.Enter(t.Context(), name); return err != nil }, 10*time.Second, time.Millisecond)
+	r, _ = report(t, meter)
+	require.Len(t, r.Info.Faults, 1)
+	f := r.Info.Faults[0]
+	require.Equal(t, []string{name, name, "limit"}, []string{f.Limit, f.Bucket, f.By})
+	require.Contains(t, f.Err, "corrupt state")
+	require.Positive(t, f.Calls)
+	require.WithinDuration(t, time.Now(), f.Since, time.Minute)
+	require.NoError(t, client.Del(t.Context(), keys...).Err())
+	require.Eventually(t, func() bool { _, err := limits.Enter(t.Context(), name); return err == nil }, 10*time.Second, time.Millisecond)
+	r, _ = report(t, meter)
+	require.Empty(t, r.Info.Faults)
 }

@@ -9,9 +9,11 @@ import "time"
 const (
 	// MostLimits of an instance are published.
 	MostLimits = 10_000
-	// MostRejected rows, MostKeys refused keys, MostHolders of a semaphore, MostSemaphores and MostWindows are.
+	// MostRejected rows, MostKeys refused keys, MostRefusals, MostFaults, MostHolders of a semaphore, MostSemaphores and MostWindows are.
 	MostRejected   = 100
 	MostKeys       = 100
+	MostRefusals   = 200
+	MostFaults     = 100
 	MostHolders    = 100
 	MostSemaphores = 200
 	MostWindows    = 200
@@ -120,7 +122,7 @@ type Waiting struct {
 // Limit is what one instance says of one limit.
 type Limit struct {
 	Name string
-	// Decider tells what decides about its calls, as registry.Decider.String does: limit, switch, disabled, zero,
+	// Decider tells what decides about its calls, as gate.Decider.String does: limit, switch, disabled, zero,
 	// bad_row, unknown, shadow, window, concurrency.
 	Decider string
 	Counters
@@ -143,9 +145,13 @@ type Info struct {
 	Rejected     []Rejected `json:"rejected,omitempty"`
 	MoreRejected int        `json:"more_rejected,omitempty"`
 	// Refused keys, those refused most first.
-	Refused    []Key       `json:"refused,omitempty"`
+	Refused []Key `json:"refused,omitempty"`
+	// Refusals of limits, by what refuses, the most frequent first. An instance of an older version has none.
+	Refusals   []Refusal   `json:"refusals,omitempty"`
 	Semaphores []Semaphore `json:"semaphores,omitempty"`
 	Windows    []Window    `json:"windows,omitempty"`
+	// Faults that last (registry.Fault).
+	Faults []Fault `json:"faults,omitempty"`
 	// Others are the calls of names that have no limit of their own here. They have no history.
 	Others Counters `json:"others,omitzero"`
 	// MoreLimits are not published: there are more than MostLimits.
@@ -168,6 +174,12 @@ type Loads struct {
 	Limits int `json:"limits,omitempty"`
 	Bad    int `json:"bad,omitempty"`
 	Held   int `json:"held,omitempty"`
+	// Gone limits of the Before that the table had, since then: it has lost more than half of them, and that is not confirmed. Names
+	// are some of them. They are in force if there are Held ones.
+	Gone   int       `json:"gone,omitempty"`
+	Before int       `json:"before,omitempty"`
+	Lost   time.Time `json:"lost,omitzero"`
+	Names  string    `json:"names,omitempty"`
 }
 
 // Switch is the fleet's switch as an instance has read it.
@@ -214,6 +226,24 @@ type Key struct {
 	Key   string `json:"key,omitempty"`
 	Count int64  `json:"count"`
 	Error int64  `json:"error,omitempty"`
+}
+
+// Refusal counts the calls of a limit that were refused By one of its bounds: as gate.Decider has it, limit is its rate. A call in
+// shadow is not refused.
+type Refusal struct {
+	Limit string `json:"limit"`
+	By    string `json:"by"`
+	Count int64  `json:"count"`
+}
+
+// Fault is a bucket, a window or a concurrency that cannot be used until a person repairs it: its Calls have failed since then.
+type Fault struct {
+	Limit  string    `json:"limit,omitempty"`
+	Bucket string    `json:"bucket,omitempty"`
+	By     string    `json:"by"` // limit, window or concurrency
+	Err    string    `json:"err,omitempty"`
+	Since  time.Time `json:"since,omitzero"`
+	Calls  int64     `json:"calls"`
 }
 
 // Semaphore is how a semaphore is used, in the whole fleet.
@@ -309,6 +339,8 @@ const (
 	LoadedAgain    EventKind = "loaded_again"
 	InstanceBegins EventKind = "begins"
 	InstanceEnds   EventKind = "ends"
+	LimitReset     EventKind = "reset"
+	LossConfirmed  EventKind = "confirmed"
 )
 
 // noticed tells whether it is something that one instance has noticed of itself or of its upstream, and Event.Host is that instance's.
@@ -337,6 +369,9 @@ type Event struct {
 	For time.Duration `json:"for,omitempty"`
 	// Err is what went wrong; of a switch, who turned it.
 	Err string `json:"err,omitempty"`
+	// Who did it, and Why, if that was a person at a console (Announce).
+	Who string `json:"who,omitempty"`
+	Why string `json:"why,omitempty"`
 }
 
 // DataError is content of a key in Redis that no Publisher has written.

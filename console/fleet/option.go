@@ -9,8 +9,6 @@ import (
 	"strings"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // Client is the least that is needed of a client of go-redis: any of them will do.
@@ -56,11 +54,15 @@ var (
 	rangeSource string
 	//go:embed history.lua
 	historySource string
+	//go:embed announce.lua
+	announceSource string
 
-	beatScript    = script.New(beatSource)
-	scanScript    = script.New(scanSource)
-	rangeScript   = script.New(rangeSource)
-	historyScript = script.New(historySource)
+	beatScript    = newScript(beatSource)
+	scanScript    = newScript(scanSource)
+	rangeScript   = newScript(rangeSource)
+	historyScript = newScript(historySource)
+
+	announceScript = script{source: announceSource, hash: redis.NewScript(announceSource).Hash(), once: true} // sent twice, it adds two events
 )
 
 // All keys have one hash tag, so that in a cluster they are on one server: what an instance says of a limit and what that adds to
@@ -83,6 +85,8 @@ const (
 	infoField     = "info"
 	rejectedField = "rejected"
 	refusedField  = "refused"
+	refusalsField = "refusals"
+	faultsField   = "faults"
 	rowsField     = "rows" // changes when the rows of the limits have
 
 	recordPrefix    = "=" // and the limit's name

@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"sync"
 	"time"
-
-	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // Source tells what one instance has to say. A Meter is one. If it has a method News() <-chan struct{}, it is asked at once when that
@@ -201,7 +199,7 @@ func (p *Publisher) answered(err error, now time.Time, calledOff bool) {
 		p.missed.Gap += since
 		p.good = now
 	}
-	if !p.warned && !script.Away(err) {
+	if !p.warned && refused(err) {
 		p.warned = true
 		p.log.Warn("fleet: Redis refuses what this instance publishes for consoles", slog.Any("error", err))
 	}
@@ -248,7 +246,7 @@ func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends boo
 	p.number++
 	for range 3 {
 		keys, args := p.arguments(w, now, ends)
-		reply, err := beatScript.Run(ctx, p.client, len(keys), append(keys, args...)...)
+		reply, err := beatScript.run(ctx, p.client, len(keys), append(keys, args...)...)
 		if err != nil {
 			return "", err
 		}

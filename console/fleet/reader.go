@@ -123,7 +123,7 @@ func (r *Reader) forget(there map[string]bool) {
 func (r *Reader) hash(ctx context.Context, key string, s *Snapshot) (map[string]string, error) {
 	fields, large := map[string]string{}, 0
 	for cursor := "0"; ; {
-		reply, err := scanScript.Run(ctx, r.client, 1, key, cursor, strconv.Itoa(pageFields), strconv.Itoa(mostFieldSize), strconv.Itoa(mostPageSize))
+		reply, err := scanScript.run(ctx, r.client, 1, key, cursor, strconv.Itoa(pageFields), strconv.Itoa(mostFieldSize), strconv.Itoa(mostPageSize))
 		if alien(err) {
 			s.skip(key, "", err.Error())
 			return nil, nil
@@ -163,7 +163,7 @@ type member struct {
 
 // members are those of a sorted set from a score on, the highest first, and Redis' clock in milliseconds.
 func (r *Reader) members(ctx context.Context, key, least string, most, size int, s *Snapshot) (list []member, at int64, err error) {
-	reply, err := rangeScript.Run(ctx, r.client, 1, key, least, strconv.Itoa(most), strconv.Itoa(size))
+	reply, err := rangeScript.run(ctx, r.client, 1, key, least, strconv.Itoa(most), strconv.Itoa(size))
 	if alien(err) {
 		s.skip(key, "", err.Error())
 		at, err = r.time(ctx)

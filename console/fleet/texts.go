@@ -106,19 +106,20 @@ func split[T any](list []T, most int) (head, tail []T) {
 
 func cut[T any](list []T, most int) []T { return list[:min(most, len(list))] }
 
-// shortened is at most so many bytes of valid UTF-8.
+// shortened is at most so many bytes of valid UTF-8. A text that is longer ends at a word, with an ellipsis.
 func shortened(s string, most int) string {
-	if len(s) > most {
-		s = s[:most]
+	if s = strings.ToValidUTF8(s[:min(len(s), most+1)], "\uFFFD"); len(s) <= most {
+		return s
 	}
-	if !utf8.ValidString(s) {
-		s = strings.ToValidUTF8(s, "\uFFFD")
-		for len(s) > most {
-			_, n := utf8.DecodeLastRuneInString(s)
-			s = s[:len(s)-n]
-		}
+	const ellipsis = "…"
+	end := most - len(ellipsis)
+	for !utf8.RuneStart(s[end]) {
+		end--
 	}
-	return s
+	if blank := strings.LastIndexByte(s[:end], ' '); blank > end/2 {
+		end = blank
+	}
+	return s[:end] + ellipsis
 }
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', -1, 64) }

@@ -50,7 +50,10 @@ func (c *Counters) numbers() (all [6 + len(Histogram{})]*int64) {
 
 // Quantile estimates how long a granted call waited that is slower than a share q of them: 0.99 is the p99. One that had its
 // permit at once has waited for 0. Between two bounds waits count as spread evenly; beyond the last it is the last.
-func (c *Counters) Quantile(q float64) time.Duration {
+func (c *Counters) Quantile(q float64) time.Duration { return c.QuantileWithin(q, math.MaxInt64) }
+
+// QuantileWithin is Quantile of calls that wait for at most so long: waits are spread evenly up to there.
+func (c *Counters) QuantileWithin(q float64, longest time.Duration) time.Duration {
 	var waited int64
 	for _, n := range c.Waits {
 		waited += n
@@ -67,12 +70,13 @@ func (c *Counters) Quantile(q float64) time.Duration {
 			break
 		}
 		if n > 0 && rank <= below+float64(n) {
-			return lower + time.Duration((rank-below)/float64(n)*float64(waitBounds[i]-lower))
+			lower, upper := min(lower, longest), min(waitBounds[i], longest)
+			return lower + time.Duration((rank-below)/float64(n)*float64(upper-lower))
 		}
 		below += float64(n)
 		lower = waitBounds[i]
 	}
-	return lower
+	return min(lower, longest)
 }
 
 // Curve is that of a limit that warms up: what a permit takes, by how many are stored.
@@ -197,21 +201,22 @@ func (l *Limit) newer(o *Limit) bool {
 // Rate is what happens in a second.
 type Rate struct {
 	Granted, Waited, Refused, Failed, Passed, WouldRefuse float64
-	// P99 of the waits of granted calls.
+	// P99 of the waits of granted calls. It is not above what the row allows.
 	P99 time.Duration
 }
 
 // Rates are those of all limits between two snapshots, by name; of those that nobody called there is none. Take them 5 to 15 s apart: closer, an instance may not have
 // published in between; its rate then is 0.
 func Rates(before, now *Snapshot) map[string]Rate {
-	all, counts := map[string]Rate{}, map[string]Counters{}
-	each(before, now, func(_ *Instance, name string, d Counters, over time.Duration) {
+	all, counts, longest := map[string]Rate{}, map[string]Counters{}, map[string]time.Duration{}
+	each(before, now, func(i *Instance, name string, d Counters, over time.Duration) {
 		all[name] = all[name].plus(&d, over)
 		counts[name] = d.Plus(ref(counts[name]))
+		longest[name] = max(longest[name], i.Limits[name].longestWait())
 	})
 	for name, c := range counts {
 		r := all[name]
-		r.P99 = c.Quantile(0.99)
+		r.P99 = c.QuantileWithin(0.99, longest[name])
 		all[name] = r
 	}
 	return all
@@ -222,8 +227,57 @@ func RatesOf(before, now *Snapshot, name string) map[string]Rate {
 	all := map[string]Rate{}
 	each(before.only(name), now.only(name), func(i *Instance, _ string, d Counters, over time.Duration) {
 		r := Rate{}.plus(&d, over)
-		r.P99 = d.Quantile(0.99)
+		r.P99 = d.QuantileWithin(0.99, i.Limits[name].longestWait())
 		all[i.ID] = r
+	})
+	return all
+}
+
+// longestWait is how long a call waits at most, by the row; without a row there is no bound.
+func (l *Limit) longestWait() time.Duration {
+	if l.Config.Wait > 0 {
+		return l.Config.Wait
+	}
+	return math.MaxInt64
+}
+
+// OthersRate is what happens in a second to calls of names that have no limit of their own.
+func OthersRate(before, now *Snapshot) (sum Rate) {
+	var counts Counters
+	spans(before, now, func(i, was *Instance, over time.Duration) {
+		var earlier Counters
+		if was != nil {
+			earlier = was.Others
+		}
+		d := i.Others.Minus(&earlier)
+		sum, counts = sum.plus(&d, over), counts.Plus(&d)
+	})
+	sum.P99 = counts.Quantile(0.99)
+	return sum
+}
+
+// RefusedBy returns how many calls of each limit were refused in a second, by what refused them (Refusal). An instance publishes the most
+// frequent of them: others, and those of older versions, are missing.
+func RefusedBy(before, now *Snapshot) map[string]map[string]float64 {
+	type bound struct{ limit, by string }
+	all := map[string]map[string]float64{}
+	spans(before, now, func(i, was *Instance, over time.Duration) {
+		earlier, whole := map[bound]int64{}, true
+		if was != nil {
+			for _, r := range was.Refusals {
+				earlier[bound{r.Limit, r.By}] = r.Count
+			}
+			whole = len(was.Refusals) < MostRefusals
+		}
+		for _, r := range i.Refusals {
+			n, known := earlier[bound{r.Limit, r.By}]
+			if gained := r.Count - n; gained > 0 && (known || whole) { // else it may have been counted before, and not published
+				if all[r.Limit] == nil {
+					all[r.Limit] = map[string]float64{}
+				}
+				all[r.Limit][r.By] += float64(gained) / over.Seconds()
+			}
+		}
 	})
 	return all
 }
@@ -255,9 +309,28 @@ func (s *Snapshot) only(name string) *Snapshot {
 	return few
 }
 
-// each calls f for each limit that has changed of each instance that has published in between, with what was counted, and in which time. What an
-// instance that was not there before has counted is new if it has started since: Redis may just have forgotten it.
+// each calls f for each limit that has changed of each instance that has published in between, with what was counted, and in which time.
 func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, over time.Duration)) {
+	spans(before, now, func(n, was *Instance, over time.Duration) {
+		for name, l := range n.Limits {
+			var earlier Counters
+			if was != nil {
+				w := was.Limits[name]
+				if w == l { // it has not changed: see Instance.Limits
+					continue
+				}
+				if w != nil {
+					earlier = w.Counters
+				}
+			}
+			f(n, name, l.Minus(&earlier), over)
+		}
+	})
+}
+
+// spans calls f for each instance that has published in between, with what it was before, and the time from then on. An instance that
+// was not there before counts from nothing if it has started since: Redis may just have forgotten it.
+func spans(before, now *Snapshot, f func(i, was *Instance, over time.Duration)) {
 	past := map[string]*Instance{}
 	for i := range before.Instances {
 		past[before.Instances[i].ID] = &before.Instances[i]
@@ -271,22 +344,8 @@ func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, ov
 		} else if n.Started.Before(before.At.Add(-BeatEvery)) {
 			continue
 		}
-		over := n.Beat.Sub(since)
-		if over <= 0 {
-			continue
-		}
-		for name, l := range n.Limits {
-			var earlier Counters
-			if was != nil {
-				w := was.Limits[name]
-				if w == l { // it has not changed: see Instance.Limits
-					continue
-				}
-				if w != nil {
-					earlier = w.Counters
-				}
-			}
-			f(n, name, l.Minus(&earlier), over)
+		if over := n.Beat.Sub(since); over > 0 {
+			f(n, was, over)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -119,7 +120,49 @@ func TestRowIsToldWhole(t *testing.T) {
 	require.Equal(t, Config{Row: "7", Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, NoRate: true, PerKey: true, Shadow: true, Version: 9}, c)
 	d := decoder{fields: map[string]string{"/a": rowText(c)}}
 	require.Equal(t, c, d.limits()["/a"].Config)
-	require.Equal(t, registry.ByLimit, DeciderOf(&row))
-	require.Equal(t, registry.ByZero, DeciderOf(&registry.Limit{}))
-	require.Equal(t, registry.ByDisabled, DeciderOf(&registry.Limit{Disabled: true}))
+	require.Equal(t, gate.ByLimit, DeciderOf(&row))
+	require.Equal(t, gate.ByZero, DeciderOf(&registry.Limit{}))
+	require.Equal(t, gate.ByDisabled, DeciderOf(&registry.Limit{Disabled: true}))
+}
+
+// No quantile is above what a row lets a call wait, whatever the bounds of the histogram are.
+func TestQuantileIsNotAboveTheRow(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	waits := func(n int64) Counters {
+		c := Counters{Granted: n, Waited: n}
+		c.Waits[placeOf(290*time.Millisecond)] = n // between 200 and 500 ms
+		return c
+	}
+	at2 := at.Add(10 * time.Second)
+	fleetOf := func(at time.Time, wait time.Duration, n int64) *Snapshot {
+		return &Snapshot{At: at, Instances: []Instance{{ID: "i", Beat: at, Limits: map[string]*Limit{"/a": {Name: "/a", Config: Config{Wait: wait}, Counters: waits(n)}}}}}
+	}
+	for wait, want := range map[time.Duration][2]time.Duration{
+		300 * time.Millisecond: {295 * time.Millisecond, 300 * time.Millisecond},
+		100 * time.Millisecond: {100 * time.Millisecond, 100 * time.Millisecond}, // calls that waited by an earlier row
+		time.Second:            {490 * time.Millisecond, 500 * time.Millisecond},
+		0:                      {490 * time.Millisecond, 500 * time.Millisecond}, // it is not known
+	} {
+		before, now := fleetOf(at, wait, 0), fleetOf(at2, wait, 1000)
+		p99 := Rates(before, now)["/a"].P99
+		require.True(t, want[0] <= p99 && p99 <= want[1], "%v: %v", wait, p99)
+		require.Equal(t, p99, RatesOf(before, now, "/a")["i"].P99)
+	}
+	beyond := Counters{Granted: 1}
+	beyond.Waits[len(beyond.Waits)-1] = 1
+	require.Equal(t, 300*time.Millisecond, beyond.QuantileWithin(0.99, 300*time.Millisecond))
+}
+
+// Calls without a row have a rate, of all instances that have published in between.
+func TestOthersRate(t *testing.T) {
+	at := time.Unix(1_800_000_000, 0)
+	one := func(id string, at time.Time, c Counters) Instance {
+		return Instance{ID: id, Beat: at, Info: Info{Others: c, Started: at.Add(-time.Hour)}}
+	}
+	later := at.Add(10 * time.Second)
+	before := &Snapshot{At: at, Instances: []Instance{one("a", at, Counters{Passed: 100}), one("b", at, Counters{}), one("silent", at, Counters{Passed: 5})}}
+	now := &Snapshot{At: later, Instances: []Instance{one("a", later, Counters{Passed: 1900}), one("b", later, Counters{Refused: 50}), one("silent", at, Counters{Passed: 5}),
+		{ID: "long known", Beat: later, Info: Info{Others: Counters{Passed: 1e6}, Started: at.Add(-time.Hour)}}}}
+	require.Equal(t, Rate{Passed: 180, Refused: 5}, OthersRate(before, now))
+	require.Zero(t, OthersRate(now, now))
 }

@@ -4,12 +4,12 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -47,6 +47,7 @@ func (m *Meter) Report(ctx context.Context, to *Report) {
 	to.Info.Host, to.Info.PID = m.watch.host, os.Getpid()
 	to.Info.Store = m.store.now()
 	to.Info.Refused = m.refused.first(MostKeys)
+	to.Info.Refusals = m.refusals()
 	to.Info.Others = m.others.load()
 	limits := m.limits.Load()
 	if limits == nil {
@@ -85,7 +86,8 @@ func (w *watch) follow(m *Meter, limits *registry.Registry, to *Report) {
 		w.load(limits, event)
 		m.retire(limits)
 	}
-	to.Info.Loads = Loads{Tried: s.Loads, Failed: s.Failures, Last: s.LastGood, Limits: s.Limits, Bad: s.Bad, Held: s.Held}
+	to.Info.Loads = Loads{Tried: s.Loads, Failed: s.Failures, Last: s.LastGood, Limits: s.Limits, Bad: s.Bad, Held: s.Held,
+		Gone: s.Loss.Gone, Before: s.Loss.Before, Lost: s.Loss.Since, Names: someOf(s.Loss.Names)}
 	if s.Err != nil {
 		to.Info.Loads.Err = s.Err.Error()
 	}
@@ -112,7 +114,20 @@ func (w *watch) follow(m *Meter, limits *registry.Registry, to *Report) {
 		}
 		to.Info.Rejected = append(to.Info.Rejected, r)
 	}
+	for i := range s.Faults {
+		e := &s.Faults[i]
+		to.Info.Faults = append(to.Info.Faults, Fault{Limit: e.Name, Bucket: e.Bucket, By: e.By.String(), Err: e.Err.Error(), Since: e.Since, Calls: int64(e.Calls)})
+	}
 	w.begun = true
+}
+
+// someOf are a few names, for a message.
+func someOf(names []string) string {
+	const most = 5
+	if len(names) > most {
+		return strings.Join(names[:most], ", ") + ", …"
+	}
+	return strings.Join(names, ", ")
 }
 
 // load finds what has changed in the table.
@@ -159,9 +174,9 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	l := Limit{Name: row.Name, Decider: DeciderOf(row).String(), Config: ConfigOf(row), Bucket: w.seen[row.Name].Bucket}
 	switch {
 	case w.off:
-		l.Decider = registry.BySwitch.String()
+		l.Decider = gate.BySwitch.String()
 	case bad:
-		l.Decider = registry.ByBadRow.String()
+		l.Decider = gate.ByBadRow.String()
 	}
 	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
@@ -179,7 +194,7 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	}
 	if limiter != nil {
 		l.Bucket.Rate = limiter.Rate()
-		if n, longest := seam.Waiting(limiter); longest >= leastWait {
+		if n, longest := limiter.Waiting(); longest >= leastWait {
 			l.Waiting = Waiting{Count: n, Since: time.Now().Add(-longest)}
 		}
 	}
@@ -187,20 +202,20 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 }
 
 // DeciderOf is what decides about the calls of a row, as long as the switch is on.
-func DeciderOf(row *registry.Limit) registry.Decider {
+func DeciderOf(row *registry.Limit) gate.Decider {
 	switch {
 	case row.Disabled:
-		return registry.ByDisabled
+		return gate.ByDisabled
 	case row.Rate == 0 && !row.NoRate:
-		return registry.ByZero
+		return gate.ByZero
 	}
-	return registry.ByLimit
+	return gate.ByLimit
 }
 
 // ConfigOf is a row as instances tell of it.
 func ConfigOf(row *registry.Limit) Config {
 	c := Config{
-		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.Cache * float64(time.Second)),
+		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.WaitShare * float64(time.Second)),
 		Window: row.Window, WindowLimit: row.WindowLimit, Concurrent: row.Concurrent, NoRate: row.NoRate, PerKey: row.PerKey,
 		Version: row.Version, Shadow: row.Shadow,
 	}
@@ -245,6 +260,7 @@ func (w *watch) look(ctx context.Context, m *Meter, limiters map[string]*tokenbu
 					return
 				}
 				is := bucketOf(&b, now)
+				c.heldUntil.Store(max(0, is.HeldUntil.UnixMicro()))
 				if told != nil && told.told.Before(now) && is.HeldUntil.IsZero() {
 					c.held.CompareAndSwap(told, nil) // it was reset: the next penalty is another one
 				}
@@ -280,7 +296,6 @@ func bucketOf(b *tokenbucket.PermitBucket, now time.Time) Bucket {
 // outages are those of the store.
 type outages struct {
 	mu    sync.Mutex
-	state telemetry.Store
 	store Store
 }
 
@@ -288,17 +303,16 @@ type outages struct {
 func (o *outages) noticed(h tokenbucket.Health) (Event, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	begins, ends := o.state.Noticed(h)
 	why := ""
 	if h.Err != nil {
 		why = h.Err.Error()
 	}
 	switch now := time.Now(); {
-	case begins:
+	case h.Down && !o.store.Down:
 		o.store.Down, o.store.Since, o.store.Err = true, now, why
 		o.store.Outages++
 		return Event{At: now, Kind: StoreDown, Err: why}, true
-	case ends:
+	case !h.Down && o.store.Down:
 		o.store.Down, o.store.Since, o.store.Err = false, time.Time{}, ""
 		o.store.Away += h.After
 		return Event{At: now, Kind: StoreBack, For: h.After}, true

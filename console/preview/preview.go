@@ -38,8 +38,10 @@ type Point struct {
 // Input is the question.
 type Input struct {
 	Limit Limit
-	// Before is the limit that the traffic had; nil: unknown.
-	Before *Limit
+	// Before is the limit that is in force now, before the change; nil: there is none. BeforeMinutes are those minutes of the past in
+	// which no other limit was in force: what was refused in others is not its doing.
+	Before        *Limit
+	BeforeMinutes []Point
 	// Minutes are the traffic of past minutes, one after the other without a gap, the oldest first.
 	Minutes []Point
 	// Seconds are that of past seconds, if anybody has counted them, the oldest first. They are simulated: of more than 50,000 calls
@@ -51,8 +53,10 @@ type Input struct {
 
 // Result is the answer.
 type Result struct {
-	// Text is all of it: "5/s, at most 5 at once, waits up to 500 ms; today's traffic of 7.2/s would be refused to 31 %".
+	// Text is all of it: "5/s, saves up 5, waits up to 500 ms; today's traffic of 7.2/s would be refused to 31 %".
 	Text string
+	// Before is what the limit before the change means, and what it has refused: a sentence; empty: there is none.
+	Before string
 	// Limit is the limit in words, Effect is what becomes of the traffic.
 	Limit, Effect string
 	// Notes are what the figures cannot show, each a sentence.
@@ -63,13 +67,16 @@ type Result struct {
 	// Least and Most of the calls would be refused, 0 to 1. From Minutes: whatever the bursts within them. Simulated: with the calls of
 	// each second spread evenly, and all at once. In shadow: would be refused without.
 	Least, Most float64
+	// Unknown: the limit has a concurrency, and the history does not show how many calls ran at once. Most then is for calls that never
+	// end, and Least is what the other bounds would refuse.
+	Unknown bool
 	// Simulated: Seconds were played through. Else Least and Most follow from Minutes alone.
 	Simulated bool
 }
 
 // Of says what a limit would mean.
 func Of(in Input) Result {
-	r := Result{Limit: in.Limit.words()}
+	r := Result{Limit: in.Limit.Words(), Before: before(&in)}
 	points, step := in.Minutes, time.Minute
 	name := in.Period
 	if len(in.Seconds) > 0 {
@@ -96,6 +103,10 @@ func Of(in Input) Result {
 	}
 	if in.Limit.spread() {
 		r.Least = 0
+	}
+	if c := in.Limit.Concurrent; c > 0 && !in.Limit.Off && r.Calls > int64(c) && r.Least < 1 {
+		r.Unknown = true
+		r.Most = max(r.Most, float64(r.Calls-int64(c))/float64(r.Calls))
 	}
 	r.Effect = effect(&in.Limit, &r, name)
 	r.Text = r.Limit + "; " + r.Effect

@@ -33,6 +33,9 @@ func limits(t *rapid.T) Limit {
 		l.Window = time.Duration(rapid.SampledFrom([]int{1, 7, 60, 90, 180}).Draw(t, "window")) * time.Second
 		l.WindowLimit = rapid.IntRange(1, 300).Draw(t, "window limit")
 	}
+	if rapid.IntRange(0, 3).Draw(t, "bounded") == 0 {
+		l.Concurrent = rapid.IntRange(1, 20).Draw(t, "at once")
+	}
 	return l
 }
 
@@ -47,7 +50,7 @@ func steps(t *rapid.T, n, most int) (points []Point) {
 
 // raise makes a limit higher in one respect.
 func raise(t *rapid.T, l Limit) Limit {
-	switch rapid.IntRange(0, 4).Draw(t, "raised") {
+	switch rapid.IntRange(0, 5).Draw(t, "raised") {
 	case 0:
 		size := l.size() // by default it grows with the rate, and not else
 		if l.Burst != nil {
@@ -65,6 +68,10 @@ func raise(t *rapid.T, l Limit) Limit {
 		l.WindowLimit += rapid.IntRange(0, 100).Draw(t, "window")
 	case 4:
 		l.Window, l.WindowLimit = 0, 0
+	case 5:
+		if l.Concurrent > 0 {
+			l.Concurrent += rapid.IntRange(1, 10).Draw(t, "more at once")
+		}
 	}
 	return l
 }
@@ -79,6 +86,16 @@ func TestTruthIsWithin(t *testing.T) {
 		trial, err := newTrial(&l)
 		require.NoError(t, err)
 		var refused float64
+		lasts := time.Duration(rapid.SampledFrom([]int{1, 1000, 10_000, 600_000}).Draw(t, "lasts")) * time.Millisecond
+		var ends []time.Duration // of the calls that run
+		call := func(at time.Duration) bool {
+			ends = slices.DeleteFunc(ends, func(end time.Duration) bool { return end <= at })
+			if l.Concurrent > 0 && len(ends) >= l.Concurrent || !trial.call(at) {
+				return false
+			}
+			ends = append(ends, at+time.Duration(random.Int64N(int64(lasts))))
+			return true
+		}
 		for i := range points {
 			var times []time.Duration
 			for range points[i].calls() {
@@ -90,15 +107,22 @@ func TestTruthIsWithin(t *testing.T) {
 			}
 			slices.Sort(times)
 			for _, at := range times {
-				if !trial.call(time.Duration(i)*time.Minute + at) {
+				if !call(time.Duration(i)*time.Minute + at) {
 					refused++
 				}
 			}
 		}
-		least, most := l.bounds(points, time.Minute)
+		r := Of(Input{Limit: l, Minutes: points})
+		least, most := r.Least, r.Most
 		share := refused / max(1, float64(total(points)))
 		if share < least-1e-9 || share > most+1e-9 {
-			t.Fatalf("%s: %v of %v refused: %v, not from %v to %v", l.words(), refused, points, share, least, most)
+			t.Fatalf("%s: %v of %v refused: %v, not from %v to %v", l.Words(), refused, points, share, least, most)
+		}
+		if l.Concurrent > 0 {
+			if !r.Unknown && most-least > 1e-9 && total(points) > int64(l.Concurrent) {
+				t.Fatalf("%s", r.Text)
+			}
+			return
 		}
 		if known++; least == 0 && most > 0.99 {
 			wide++
@@ -189,7 +213,7 @@ func TestWaitIsSize(t *testing.T) {
 			}
 		}
 		if one-other < -1 || one-other > 1 { // each rounds to microseconds
-			t.Fatalf("%s: %d, %d", l.words(), one, other)
+			t.Fatalf("%s: %d, %d", l.Words(), one, other)
 		}
 	})
 }
@@ -210,7 +234,7 @@ func TestHigherRefusesNoMore(t *testing.T) {
 			is := Of(in)
 			require.Equal(t, in.Seconds != nil, is.Simulated)
 			if is.Least > was.Least+1e-9 || is.Most > was.Most+1e-9 {
-				t.Fatalf("%s: %v to %v; %s: %v to %v", low.words(), was.Least, was.Most, high.words(), is.Least, is.Most)
+				t.Fatalf("%s: %v to %v; %s: %v to %v", low.Words(), was.Least, was.Most, high.Words(), is.Least, is.Most)
 			}
 		}
 	})
@@ -229,13 +253,13 @@ func TestExtremes(t *testing.T) {
 				t.Fatalf("%+v", r)
 			}
 			all := l
-			all.Rate, all.WindowLimit, all.Warmup, all.Quota = float64(calls+1), int(calls+1), 0, false
+			all.Rate, all.WindowLimit, all.Concurrent, all.Warmup, all.Quota = float64(calls+1), int(calls+1), int(calls+1), 0, false
 			if all.Burst != nil {
 				all.Burst = &all.Rate
 			}
 			in.Limit = all
 			if r := Of(in); r.Least != 0 || r.Most != 0 {
-				t.Fatalf("%s: %+v", all.words(), r)
+				t.Fatalf("%s: %+v", all.Words(), r)
 			}
 			off := l
 			off.Off = true

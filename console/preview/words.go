@@ -2,14 +2,14 @@ package preview
 
 import (
 	"fmt"
-	"math"
-	"strconv"
 	"strings"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/console/figure"
 )
 
-// words are the limit for a person: 5/s, at most 5 at once, waits up to 500 ms.
-func (l *Limit) words() string {
+// Words returns the limit for a person: 5/s, saves up 5, at most 3 at once, waits up to 500 ms.
+func (l *Limit) Words() string {
 	var parts []string
 	switch {
 	case l.Off:
@@ -21,24 +21,26 @@ func (l *Limit) words() string {
 	case l.Rate <= 0:
 		return l.shadowed("nothing passes")
 	case l.Quota:
-		parts = append(parts, "at most "+figure(l.Rate)+" in any second")
+		parts = append(parts, "at most "+figure.Number(l.Rate)+" in any second")
 	case l.Warmup > 0:
-		parts = append(parts, figure(l.Rate)+"/s", "warms up from "+figure(l.Rate/l.cold())+"/s in "+duration(l.Warmup))
+		parts = append(parts, figure.Number(l.Rate)+"/s", "warms up from "+figure.Number(l.Rate/l.cold())+"/s in "+figure.Exact(l.Warmup))
 	default:
-		parts = append(parts, figure(l.Rate)+"/s", "at most "+figure(max(l.size(), 1))+" at once")
+		parts = append(parts, figure.Number(l.Rate)+"/s", "saves up "+figure.Number(max(l.size(), 1)))
 	}
 	if l.spread() {
 		parts[0] += " for each key"
 	}
 	if l.windowed() {
-		parts = append(parts, fmt.Sprintf("at most %d in any %s", l.WindowLimit, duration(l.Window)))
+		parts = append(parts, fmt.Sprintf("at most %s in any %s", figure.Count(l.WindowLimit), figure.Exact(l.Window)))
 	}
 	if l.Concurrent > 0 {
-		parts = append(parts, fmt.Sprintf("at most %d under way at the same time", l.Concurrent))
+		parts = append(parts, fmt.Sprintf("at most %s at once", figure.Count(l.Concurrent)))
 	}
-	if l.MaxWait > 0 {
-		parts = append(parts, "waits up to "+duration(l.MaxWait))
-	} else {
+	switch {
+	case l.NoRate:
+	case l.MaxWait > 0:
+		parts = append(parts, "waits up to "+figure.Exact(l.MaxWait))
+	default:
 		parts = append(parts, "does not wait")
 	}
 	return l.shadowed(strings.Join(parts, ", "))
@@ -56,12 +58,15 @@ func effect(l *Limit, r *Result, name string) string {
 	if r.Calls == 0 {
 		return "there was no call in " + name
 	}
-	demand := name + " of " + figure(r.Demand) + "/s"
+	demand := name + " of " + figure.Number(r.Demand) + "/s"
 	would := "would be refused"
 	if l.Shadow {
 		would = "would be refused if it were not in shadow"
 	}
-	least, most := share(r.Least), share(r.Most)
+	least, most := figure.Share(r.Least), figure.Share(r.Most)
+	if r.Unknown {
+		return unknown(r, demand, would)
+	}
 	switch {
 	case r.Most == 0:
 		return "none of " + demand + " " + would
@@ -83,29 +88,55 @@ func effect(l *Limit, r *Result, name string) string {
 	return demand + " " + would + " to at least " + least
 }
 
+// unknown is the effect of a limit with a concurrency that the history cannot be held against.
+func unknown(r *Result, demand, would string) string {
+	const why = "the history does not show how many calls ran at once"
+	if r.Least == 0 {
+		return "how many of " + demand + " " + would + " is not known: " + why
+	}
+	return "at least " + figure.Share(r.Least) + " of " + demand + " " + would + ", how many more is not known: " + why
+}
+
+// before is what the limit has refused that was in force before.
+func before(in *Input) string {
+	l := in.Before
+	calls := total(in.BeforeMinutes)
+	switch {
+	case l == nil:
+		return ""
+	case l.Off:
+		return sentence(l.Words())
+	case len(in.BeforeMinutes) == 0:
+		return sentence(l.Words() + "; it has not been in force for a whole minute yet")
+	case calls == 0:
+		return sentence(l.Words() + "; there was no call in " + traffic(time.Duration(len(in.BeforeMinutes))*time.Minute))
+	}
+	name := traffic(time.Duration(len(in.BeforeMinutes)) * time.Minute)
+	rate := float64(calls) / (time.Duration(len(in.BeforeMinutes)) * time.Minute).Seconds()
+	was := " was refused"
+	if l.Shadow {
+		was = " would have been refused if it were not in shadow"
+	}
+	return sentence(l.Words() + "; " + figure.Share(float64(refused(in.BeforeMinutes))/float64(calls)) + " of " + name + " of " + figure.Number(rate) + "/s" + was)
+}
+
 // notes are what the figures cannot show.
 func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []string) {
 	l := &in.Limit
 	if r.Calls == 0 {
 		return nil
 	}
-	if now := float64(refused(points)) / float64(r.Calls); in.Before != nil && !in.Before.Off {
-		notes = append(notes, fmt.Sprintf("With the limit before, %s, %s of it was refused.", in.Before.words(), share(now)))
+	if !l.Off && !r.Unknown && !r.Simulated && r.Most > r.Least {
+		notes = append(notes, fmt.Sprintf("What came within each %s is not known: if it came in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
 	}
-	if !l.Off && !r.Simulated && r.Most > r.Least {
-		notes = append(notes, fmt.Sprintf("What came within each %s is not known: if it came in bursts, up to %s would be refused.", unit(step), share(r.Most)))
-	}
-	if !l.Off && r.Simulated && r.Most > r.Least {
+	if !l.Off && !r.Unknown && r.Simulated && r.Most > r.Least {
 		notes = append(notes, "What came within each second is not known: the one figure is for calls spread evenly, the other for all at once.")
 	}
 	if most := busiest(points); float64(most)/step.Seconds() > r.Demand*1.05 {
-		notes = append(notes, fmt.Sprintf("The busiest %s had %s/s.", unit(step), figure(float64(most)/step.Seconds())))
+		notes = append(notes, fmt.Sprintf("The busiest %s had %s/s.", unit(step), figure.Number(float64(most)/step.Seconds())))
 	}
 	if l.spread() {
 		notes = append(notes, "How many keys the calls had is not known: each has a bucket of its own, so the more keys, the fewer are refused.")
-	}
-	if l.Concurrent > 0 && !l.Off {
-		notes = append(notes, "How many calls were under way at the same time is not known: that bound may refuse more.")
 	}
 	if len(in.Seconds) > 0 && len(in.Minutes) > 0 && total(in.Minutes) > 0 {
 		minutes := Of(Input{Limit: in.Limit, Minutes: in.Minutes, Period: in.Period})
@@ -138,55 +169,12 @@ func unit(step time.Duration) string {
 	return "minute"
 }
 
-// share is a part of all in percent. What is not nothing is never told as nothing, nor what is not all as all.
-func share(f float64) string {
-	percent := math.Round(f * 100)
-	switch {
-	case f > 0 && percent == 0:
-		return "less than 1 %"
-	case f < 1 && percent == 100:
-		return "more than 99 %"
-	}
-	return strconv.Itoa(int(percent)) + " %"
-}
-
-// figure is a number with three digits, or more if it is whole.
-func figure(f float64) string {
-	if f == math.Trunc(f) && math.Abs(f) < 1e15 {
-		return strconv.FormatFloat(f, 'f', -1, 64)
-	}
-	if f >= 100 {
-		return strconv.FormatFloat(math.Round(f), 'f', -1, 64)
-	}
-	text := strconv.FormatFloat(f, 'g', 3, 64)
-	if !strings.Contains(text, "e") {
-		return text
-	}
-	return strconv.FormatFloat(f, 'f', -1, 64)
-}
-
-// duration is a time in its largest unit: 500 ms, 1.5 s, 2 min.
-func duration(d time.Duration) string {
-	for _, u := range []struct {
-		size time.Duration
-		name string
-	}{{24 * time.Hour, " d"}, {time.Hour, " h"}, {time.Minute, " min"}} {
-		if d >= u.size && d%u.size == 0 {
-			return strconv.Itoa(int(d/u.size)) + u.name
-		}
-	}
-	if d >= time.Second {
-		return figure(d.Seconds()) + " s"
-	}
-	return figure(float64(d)/float64(time.Millisecond)) + " ms"
-}
-
 // traffic is what that of a length of time is called: the last 24 hours' traffic.
 func traffic(d time.Duration) string {
 	n, name := int(d/time.Second), "second"
 	switch {
-	case d >= time.Hour && d%time.Hour == 0:
-		n, name = int(d/time.Hour), "hour"
+	case d >= time.Hour && d%time.Hour == 0, d > 3*time.Hour: // of a long time, about
+		n, name = int(d.Round(time.Hour)/time.Hour), "hour"
 	case d >= time.Minute && d%time.Minute == 0:
 		n, name = int(d/time.Minute), "minute"
 	}

@@ -1,18 +1,19 @@
 // What changes something besides a row: asked for by a button, confirmed in a dialog that names the consequence and wants a reason.
 import { element } from "./dom.js";
+import { shown } from "./format.js";
 import { send } from "./send.js";
 
-const name = document.body.dataset.name;
+const name = document.body.dataset.name, title = shown(name);
 
 const acts = {
   penalize: () => ({
-    title: `Hold back ${name}?`, danger: "Hold back",
+    title: `Hold back ${title}?`, danger: "Hold back",
     says: "No call of this limit gets a permit in the whole fleet until the time is over. Calls that wait now wait longer, or are refused. It cannot be taken back, but for a reset.",
-    fields: [["seconds", "Seconds", { type: "number", min: "1", max: "3600", value: "30", required: true }]],
+    fields: [["seconds", "For so many seconds", { type: "number", min: "1", max: "3600", value: "30", required: true }]],
     order: (f) => ({ name, seconds: Number(f.seconds), why: f.why }),
   }),
   reset: () => ({
-    title: `Reset ${name}?`, danger: "Reset",
+    title: `Reset ${title}?`, danger: "Reset",
     says: "The bucket forgets what is saved up, what is reserved and whether it is held back, in the whole fleet. Calls that wait ask anew. For a moment up to a full bucket more than the rate may pass.",
     order: (f) => ({ name, why: f.why }),
   }),
@@ -25,17 +26,38 @@ const acts = {
       order: (f) => ({ on, why: f.why }),
     };
   },
+  confirm: () => ({
+    title: "Confirm that limits are gone?", danger: "Confirm",
+    says: "The table is taken as it is now, by the whole fleet: limits whose rows are gone are no longer in force, and the loss is no longer reported.",
+    order: (f) => ({ why: f.why }),
+  }),
   undo: (button) => ({
     title: `Undo change ${button.dataset.id}?`, danger: "Undo",
     says: "The row says again what it said before this change, in the whole fleet within one interval of the gateways. If it was changed since, nothing is written.",
     order: (f) => ({ id: Number(button.dataset.id), why: f.why }),
   }),
   remove: (button) => ({
-    title: `Remove ${name}?`, danger: "Remove",
+    title: `Remove ${title}?`, danger: "Remove",
     says: "The row is taken out of the table. Calls of this name then have no limit of their own: each gateway's --unknown decides about them. The removal can be undone.",
     order: (f) => ({ name, from: button.dataset.from, why: f.why }),
   }),
 };
+
+// leave loads the page again, which then shows what was done.
+export function leave(done) {
+  try { sessionStorage.setItem("tokenbucket-done", done); } catch { /* the page shows the change anyway */ }
+  location.reload();
+}
+
+// showDone shows what was done on the page before it was loaded again.
+export function showDone() {
+  const box = document.getElementById("done");
+  try {
+    box.textContent = sessionStorage.getItem("tokenbucket-done") ?? "";
+    sessionStorage.removeItem("tokenbucket-done");
+  } catch { /* storage may be forbidden */ }
+  box.hidden = !box.textContent;
+}
 
 // confirm asks, sends, and loads the page again when it is done.
 export function confirm(what, button) {
@@ -54,8 +76,7 @@ export function confirm(what, button) {
     e.preventDefault();
     go.disabled = true;
     try {
-      await send(what, about.order(Object.fromEntries(new FormData(form))));
-      location.reload();
+      leave(await send(what, about.order(Object.fromEntries(new FormData(form)))));
     } catch (error) {
       failed.textContent = error.message;
       go.disabled = false;

@@ -1,41 +1,57 @@
 // The screen Change: what a row would mean, while it is written, and saving it against the version that was read.
-import { confirm } from "./act.js";
-import { element } from "./dom.js";
+import { confirm, leave } from "./act.js";
+import { element, setText } from "./dom.js";
 import { send } from "./send.js";
 
 const name = document.body.dataset.name;
-const form = document.getElementById("form"), said = document.getElementById("preview"), failed = document.getElementById("error"), why = document.getElementById("why");
-const inputs = form ? [...form.querySelectorAll("input[name]")] : [];
+const by = (id) => document.getElementById(id);
+const form = by("form"), failed = by("error"), why = by("why");
+const inputs = form ? [...form.querySelectorAll("input[name], select[name]")] : [];
 
-// An empty field is NULL.
-const value = (i) => (i.value.trim() === "" ? null : i.value.trim());
-// What a field cannot hold, a line break or blanks around it, does not count as a change: nobody has made it.
-const changed = (i) => i.value.trim() !== i.dataset.was.replace(/[\r\n]/g, "").trim();
-const values = (list) => Object.fromEntries(list.map((i) => [i.name, value(i)]));
+const isFlag = (i) => i.type === "checkbox";
+// What a field cannot hold, a line break or blanks around it, does not count as a change.
+const chosen = (i) => [...i.options].find((o) => o.defaultSelected)?.value ?? "";
+const changed = (i) => (isFlag(i) ? i.checked !== i.defaultChecked : i.options ? i.value !== chosen(i) : i.value.trim() !== i.defaultValue.replace(/[\r\n]/g, "").trim());
+const before = (i) => (i.dataset.null ? null : i.dataset.was);
+
+// entered is what the column shall have. An empty field is NULL.
+function entered(i) {
+  if (isFlag(i)) return i.checked ? "1" : "0";
+  const text = i.value.trim(), scale = Number(i.dataset.scale ?? 1);
+  if (text === "") return null;
+  return scale === 1 || !Number.isFinite(Number(text)) ? text : (Number(text) / scale).toFixed(9).replace(/\.?0+$/, "");
+}
+
+const values = (list) => Object.fromEntries(list.map((i) => [i.name, changed(i) ? entered(i) : before(i)]));
+const was = () => Object.fromEntries(inputs.map((i) => [i.name, before(i)]));
 
 let asked = 0;
 async function foresee() {
-  const now = ++asked;
-  if (!inputs.some(changed)) return;
+  const now = ++asked, some = inputs.some(changed);
+  const list = form.dataset.from ? inputs : inputs.filter(changed);
   try {
-    const answer = await fetch(`api/preview?name=${encodeURIComponent(name)}&values=${encodeURIComponent(JSON.stringify(values(inputs)))}`);
+    const answer = await fetch(`api/preview?name=${encodeURIComponent(name)}&values=${encodeURIComponent(JSON.stringify(values(list)))}`);
     const d = await answer.json();
     if (now !== asked) return; // something else was written meanwhile
-    if (d.error) said.replaceChildren(element("span", { class: "error" }, d.error));
-    else said.replaceChildren(element("strong", {}, d.text), ...d.notes.map((n) => element("p", { class: "muted" }, n)));
+    if (d.now) setText(by("now"), d.now);
+    const title = element("b", {}, "After the change: ");
+    if (!some) by("preview").replaceChildren();
+    else if (d.error) by("preview").replaceChildren(element("p", {}, title, element("span", { class: "error" }, d.error)));
+    else by("preview").replaceChildren(element("p", {}, title, element("strong", {}, d.text)), ...(d.notes ?? []).map((n) => element("p", { class: "muted" }, n)));
   } catch { /* the preview is a help, and the console says itself that it is away */ }
 }
 
 async function act(what, order, button) {
   if (!why.reportValidity()) return;
   button.disabled = true;
-  failed.textContent = "";
+  failed.replaceChildren();
   try {
-    await send(what, { name, from: form.dataset.from, why: why.value, ...order });
-    location.reload();
+    leave(await send(what, { name, from: form.dataset.from, was: was(), why: why.value, ...order }));
   } catch (error) {
-    failed.textContent = error.message;
-    if (error.status === 409) failed.append(" ", element("a", { href: location.href }, "Load what it says now"));
+    failed.append(element("p", {}, error.message));
+    if (error.status === 409) {
+      failed.append(element("ul", {}, ...(error.changes ?? []).map((c) => element("li", {}, c))), element("a", { href: location.href }, "Load the row as it is now"));
+    }
     button.disabled = false;
   }
 }
@@ -50,12 +66,13 @@ export function start() {
   });
   form.addEventListener("submit", (e) => {
     e.preventDefault();
-    const list = form.dataset.from ? inputs.filter(changed) : inputs.filter((i) => value(i) !== null);
+    const list = inputs.filter(changed);
     if (!list.length) { failed.textContent = "Nothing is changed yet."; return; }
-    act("save", { values: values(list) }, document.getElementById("save"));
+    act("save", { values: values(list) }, by("save"));
   });
-  const shadow = document.getElementById("shadow");
+  const shadow = by("shadow");
   shadow?.addEventListener("click", () => act("shadow", { on: shadow.dataset.on === "yes" }, shadow));
-  const remove = document.getElementById("remove");
+  const remove = by("remove");
   remove?.addEventListener("click", () => { remove.dataset.from = form.dataset.from; confirm("remove", remove); });
+  foresee();
 }

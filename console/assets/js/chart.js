@@ -1,10 +1,11 @@
-// A chart of calls per second by uPlot: granted, refused and waited, the rate in force as a line, and what happened as marks.
+// A chart of calls per second by uPlot: areas one above the other, granted at once, granted after a wait and refused, so that their top
+// is all calls; the rate in force as a line; and what happened as marks.
 /* global uPlot */
 import { number, tick, time } from "./format.js";
 
-const colour = (name) => {
+const colour = (css) => {
   const probe = document.createElement("span");
-  probe.style.color = `var(${name})`;
+  probe.style.color = css;
   document.body.append(probe);
   const c = getComputedStyle(probe).color;
   probe.remove();
@@ -12,8 +13,7 @@ const colour = (name) => {
 };
 
 const widest = 84; // pixels: of a label of the time axis, as 12:00:00 PM
-
-const faint = (c) => c.replace("rgb(", "rgba(").replace(")", ", 0.12)");
+const columns = ["granted", "refused", "waited", "rate"];
 
 export class Chart {
   // data has columns at (seconds), granted, refused, waited and rate, and marks of {at, kind, text}.
@@ -21,51 +21,55 @@ export class Chart {
     Object.assign(this, { box, data });
     this.make();
     document.addEventListener("theme", () => this.make());
-    new ResizeObserver(() => this.plot.setSize(this.size())).observe(box);
+    new ResizeObserver(() => { if (this.plot.width !== this.size().width) this.plot.setSize(this.size()); }).observe(box);
   }
 
   size() {
-    return { width: Math.max(200, this.box.clientWidth), height: Math.max(120, this.box.clientHeight - 34) };
+    const width = Math.max(200, this.box.clientWidth);
+    return { width, height: width < 500 ? 200 : 260 };
   }
 
   make() {
     this.plot?.destroy();
-    const value = (u, v) => (v == null ? "–" : `${number(v)}/s`);
-    const series = (label, name, more) => ({ label, value, width: 1.5, stroke: colour(name), points: { show: false }, spanGaps: false, ...more });
-    const axis = { stroke: colour("--muted"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line"), width: 1 } };
+    const value = (of) => (u, v, i, at) => { const n = this.data[of][at]; return n == null ? "–" : `${number(n)}/s`; };
+    const area = (label, of, name, strength) => ({
+      label, value: value(of), width: 1, stroke: colour(`var(${name})`), fill: colour(`color-mix(in srgb, var(${name}) ${strength}%, var(--card))`),
+      points: { show: false }, spanGaps: false,
+    });
+    const axis = { stroke: colour("var(--muted)"), grid: { stroke: colour("var(--line)"), width: 1 }, ticks: { stroke: colour("var(--line)"), width: 1 } };
     this.plot = new uPlot({
       ...this.size(),
       series: [
         { label: "Time", value: (u, v) => (v == null ? "–" : time(v * 1000)) },
-        series("Granted", "--good", { fill: faint(colour("--good")) }),
-        series("Refused", "--bad", { width: 2 }),
-        series("Waited", "--wait", { dash: [2, 3] }),
-        series("Rate in force", "--muted", { dash: [8, 4], paths: uPlot.paths.stepped({ align: 1 }) }),
+        area("Refused", "refused", "--bad", 45), area("Granted after a wait", "waited", "--wait", 45), area("Granted at once", "atOnce", "--good", 30),
+        { label: "Rate in force", value: value("rate"), width: 1.5, stroke: colour("var(--text)"), dash: [8, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) },
       ],
       padding: [null, widest / 2, null, null], // the last label may stand at the right edge
-      axes: [{ ...axis, space: widest + 10, values: (u, list, i, space, step) => list.map((v) => tick(v, step)) }, { ...axis, size: 56, values: (u, list) => list.map((v) => number(v)) }],
-      scales: { y: { range: (u, low, high) => [0, Math.max(1, (high || 0) * 1.08)] } },
+      axes: [{ ...axis, space: widest + 10, values: (u, list, i, space, step) => list.map((v) => tick(v, step)) }, { ...axis, size: 64, values: (u, list) => list.map((v) => number(v)) }],
+      scales: { y: { range: (u, low, high) => [0, (high || 1) * 1.08] } },
       cursor: { points: { size: 6 }, drag: { x: true, y: false } },
       hooks: { draw: [(u) => this.marks(u)], setCursor: [(u) => { if (u.cursor.idx == null) this.last(); }] },
-    }, this.columns(), this.box);
+    }, this.stacked(), this.box);
     this.last();
   }
 
-  // last shows the newest figures in the legend, as long as nobody points at others.
+  // last shows the newest figures in the legend, as long as the cursor is at no others.
   last() {
     if (this.data.at.length) this.plot.setLegend({ idx: this.data.at.length - 1 });
   }
 
-  columns() {
-    const d = this.data;
-    return [d.at, d.granted, d.refused, d.waited, d.rate];
+  // stacked are the tops of the areas.
+  stacked() {
+    const d = this.data, known = (i) => d.granted[i] != null;
+    d.atOnce = d.at.map((_, i) => (known(i) ? Math.max(0, d.granted[i] - d.waited[i]) : null));
+    return [d.at, d.at.map((_, i) => (known(i) ? d.granted[i] + d.refused[i] : null)), d.granted, d.atOnce, d.rate];
   }
 
   // marks are drawn as lines with a foot.
   marks(u) {
     const { ctx, bbox } = u, ratio = devicePixelRatio || 1;
     ctx.save();
-    ctx.strokeStyle = ctx.fillStyle = colour("--warm");
+    ctx.strokeStyle = ctx.fillStyle = colour("var(--warm)");
     ctx.lineWidth = ratio;
     ctx.setLineDash([4 * ratio, 3 * ratio]);
     for (const m of this.data.marks ?? []) {
@@ -89,16 +93,15 @@ export class Chart {
     const d = this.data;
     if (d.at.length && at <= d.at.at(-1)) return;
     d.at.push(at);
-    for (const k of ["granted", "refused", "waited", "rate"]) d[k].push(point[k]);
+    for (const k of columns) d[k].push(point[k]);
     const old = d.at.findIndex((t) => t >= at - span);
-    for (const k of ["at", "granted", "refused", "waited", "rate"]) d[k].splice(0, old);
-    this.plot.setData(this.columns());
-    if (this.plot.cursor.idx == null) this.last();
+    for (const k of ["at", ...columns]) d[k].splice(0, old);
+    this.set(d);
   }
 
   set(data) {
     this.data = data;
-    this.plot.setData(this.columns());
+    this.plot.setData(this.stacked());
     if (this.plot.cursor.idx == null) this.last();
   }
 }

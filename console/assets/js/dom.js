@@ -1,3 +1,5 @@
+import { fullTime, time } from "./format.js";
+
 // Elements without markup: names of limits are others' words, and never become HTML.
 export function element(tag, attributes = {}, ...children) {
   const e = document.createElement(tag);
@@ -26,25 +28,38 @@ export function setText(e, text) {
 export function tags(e, state) {
   if (e.dataset.words === state) return;
   e.dataset.words = state;
-  e.replaceChildren(...(state ? state.split(", ") : []).map((word) => element("span", { class: "tag", "data-word": word }, word)));
+  e.replaceChildren(...(state ? state.split(", ") : []).map((word) => element("span", { class: "tag", "data-word": word.split(" until ")[0] }, word)));
 }
 
-// rows fills a table's body: each row is a list of cells, a cell a text or an object of text, class and so on.
+// rows fills a table's body: each row is a list of cells, a cell a text, an element, or an object of text and class. A narrow screen
+// shows the column's title beside each cell.
 export function rows(body, list, empty, columns) {
   if (!list.length) {
     body.replaceChildren(element("tr", {}, element("td", { colspan: columns }, empty)));
     return;
   }
-  body.replaceChildren(...list.map((cells) => element("tr", {}, ...cells.map((c) =>
-    (c instanceof Node ? element("td", {}, c) : typeof c === "object" ? element("td", { class: c.class }, c.text) : element("td", {}, c))))));
+  const titles = [...(body.parentNode.tHead?.rows[0].cells ?? [])].map((th) => th.textContent);
+  const cell = (c, i) => {
+    const td = element("td", { "data-title": titles[i], class: c instanceof Node ? "" : c?.class ?? "" });
+    td.append(typeof c === "object" && !(c instanceof Node) ? c.text : c);
+    return td;
+  };
+  body.replaceChildren(...list.map((cells) => element("tr", {}, ...cells.map(cell))));
 }
 
-// problems are shown above every page.
+// stamp is a time in the reader's zone. ms since 1970.
+export const stamp = (ms) => element("time", { datetime: new Date(ms).toISOString(), title: fullTime(ms) }, time(ms));
+
+// What can be done about a problem, by those who may change something.
+const remedies = { confirm: "Confirm …" };
+
+// problems are shown above every page: each has a text, and perhaps an act.
 export function problems(list) {
-  const box = document.getElementById("problems");
-  const text = list.join("\n");
+  const box = document.getElementById("problems"), write = document.body.dataset.write && document.body.dataset.confirm;
+  const text = list.map((p) => p.text).join("\n");
   if (box.dataset.text === text) return;
   box.dataset.text = text;
-  box.replaceChildren(...list.map((p) => element("li", {}, p)));
+  box.replaceChildren(...list.map((p) => element("li", {}, p.text, p.act && write ? " " : null,
+    p.act && write ? element("button", { type: "button", class: "button", "data-act": p.act }, remedies[p.act]) : null)));
   box.hidden = list.length === 0;
 }

@@ -1,34 +1,65 @@
-// Numbers and times as people read them. Numbers keep their width as far as they can, so that they do not jump.
-const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
-const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
-const small = new Intl.NumberFormat("en", { maximumSignificantDigits: 2 });
+// Numbers, durations, names and times as people read them. console/figure formats the same on the server: its table
+// testdata/figures.json holds for both.
+const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 12 });
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
-const day = new Intl.DateTimeFormat(undefined, { weekday: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const dated = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const full = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
-// number: 0, 0.05, 4.9, 1,234.
+// number has three significant digits, or all digits of its whole part: 0, 0.05, 4.9, 1,234.
 export function number(v) {
-  if (v === 0) return "0";
-  if (Math.abs(v) < 0.1) return small.format(v);
-  return (Math.abs(v) < 100 ? tenth : whole).format(v);
+  const size = Math.abs(v);
+  if (!Number.isFinite(v)) return "–";
+  if (size < 1e-9) return "0";
+  if (size >= 1e15) {
+    const [digits, power] = v.toExponential(2).split("e+");
+    return `${Number(digits)} × 10^${power}`;
+  }
+  return grouped.format(size >= 100 ? Math.sign(v) * Math.round(size) : Number(v.toPrecision(3)));
 }
 
-export const count = (n) => whole.format(n);
+export const count = number;
 
+// span is about how long so many milliseconds are, in their largest unit.
 export function span(ms) {
-  if (ms < 1) return `${number(ms)} ms`;
-  if (ms < 1000) return `${whole.format(ms)} ms`;
-  if (ms < 120_000) return `${tenth.format(ms / 1000)} s`;
-  if (ms < 7_200_000) return `${whole.format(ms / 60_000)} min`;
-  return `${whole.format(ms / 3_600_000)} h`;
+  const within = (unit, name) => `${number(Math.round(ms / unit))} ${name}`;
+  if (!(ms > 0)) return "0 s";
+  if (ms < 999.5) return `${number(ms)} ms`;
+  if (ms < 10_000) return `${number(Math.round(ms / 100) / 10)} s`;
+  if (ms < 120_000) return within(1000, "s");
+  if (ms < 7_200_000) return within(60_000, "min");
+  if (ms < 172_800_000) return within(3_600_000, "h");
+  return within(86_400_000, "d");
 }
 
-export const percent = (share) => (share < 0 ? "–" : `${Math.round(share * 100)} %`);
+// exact is a duration of which nothing may be left out, in its largest unit.
+export function exact(ms) {
+  for (const [unit, name] of [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"]]) {
+    if (ms >= unit && ms % unit === 0) return `${number(ms / unit)} ${name}`;
+  }
+  return ms >= 1000 ? `${ms / 1000} s` : `${ms} ms`;
+}
+
+// share is a part of all, 0 to 1; negative: not known.
+export function share(f) {
+  if (!(f >= 0)) return "–";
+  const percent = Math.round(f * 100);
+  if (f > 0 && percent === 0) return "less than 1 %";
+  if (f < 1 && percent === 100) return "more than 99 %";
+  return `${percent} %`;
+}
+
+const escapes = { "\x07": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v" };
+
+// shown is a name without characters that end the line or change the direction of the text.
+export const shown = (name) => name.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) => {
+  const code = c.codePointAt(0), hex = (n) => code.toString(16).padStart(n, "0");
+  return escapes[c] ?? (code < 0x80 ? `\\x${hex(2)}` : code < 0x10000 ? `\\u${hex(4)}` : `\\U${hex(8)}`);
+});
 
 // time is in the reader's zone and language. ms since 1970.
 export function time(ms) {
   const then = new Date(ms);
-  return (then.toDateString() === new Date().toDateString() ? clock : day).format(then);
+  return (then.toDateString() === new Date().toDateString() ? clock : dated).format(then);
 }
 
 export const ago = (ms) => (ms < 1000 ? "just now" : `${span(ms)} ago`);
@@ -45,14 +76,11 @@ export function tick(seconds, step) {
 
 export const fullTime = (ms) => full.format(new Date(ms));
 
-// showTimes gives times that the page came with the reader's zone.
+// showTimes shows the times that the page came with in the reader's zone.
 export function showTimes(root) {
-  for (const t of root.querySelectorAll("time[data-at]")) {
-    if (t.textContent) continue;
-    const ms = Number(t.dataset.at) * 1000;
-    t.dateTime = new Date(ms).toISOString();
-    t.textContent = time(ms);
+  for (const t of root.querySelectorAll("time[datetime]:not([title])")) {
+    const ms = Date.parse(t.dateTime);
     t.title = fullTime(ms);
+    if (t.hasAttribute("data-clock")) t.textContent = time(ms);
   }
-  for (const t of root.querySelectorAll("time[datetime]:not([title])")) t.title = fullTime(Date.parse(t.dateTime));
 }

@@ -1,6 +1,6 @@
 // The screen Health.
-import { element, problems, rows, setText } from "./dom.js";
-import { ago, fullTime, number, time } from "./format.js";
+import { element, problems, rows, setText, stamp } from "./dom.js";
+import { ago, count, fullTime, number, shown } from "./format.js";
 import { follow } from "./stream.js";
 
 const by = (id) => document.getElementById(id);
@@ -16,11 +16,11 @@ function show(h) {
   const figure = (v) => ({ text: number(v), class: "number" });
   rows(by("instances").tBodies[0], h.instances.map((i) => [
     i.name, i.problem ? element("strong", { class: "bad" }, i.problem) : i.ended ? "ended" : "well", i.missed ? `${i.store}; ${i.missed}` : i.store,
-    `${i.limits}; ${i.loads}`, figure(i.granted), figure(i.refused), since(i.beat), since(i.started), i.version,
+    `${count(i.limits)} in all; ${i.loads}`, figure(i.granted), figure(i.refused), since(i.beat), since(i.started), i.version,
   ]), "No instance has reported yet.", 9);
-  rows(by("rejected").tBodies[0], h.rejected.map((r) => [r.row ?? "", r.name ?? "", r.field ?? "", { text: r.value ?? "", class: "code" }, r.want ?? r.err ?? "", r.consequence ?? ""]), "None.", 6);
+  rows(by("rejected").tBodies[0], h.rejected.map((r) => [r.row ?? "", shown(r.name ?? ""), r.field ?? "", { text: shown(r.value ?? ""), class: "code" }, r.want ?? r.err ?? "", r.consequence ?? ""]), "None.", 6);
   if (h.events.length) by("events").replaceChildren(...h.events.map((e) => element("li", {},
-    element("time", { datetime: new Date(e.at * 1000).toISOString(), title: fullTime(e.at * 1000) }, time(e.at * 1000)), " ", element("span", { class: "tag" }, e.kind), " ", e.text)));
+    stamp(e.at * 1000), " ", element("span", { class: "tag" }, e.kind), " ", e.text)));
 }
 
 export function start() {

@@ -1,46 +1,52 @@
 // The screen of one limit.
 import { Chart } from "./chart.js";
 import { drawCurve } from "./curve.js";
-import { element, problems, rows, setText, tags } from "./dom.js";
-import { count, fullTime, number, span, time } from "./format.js";
+import { element, problems, rows, setText, stamp, tags } from "./dom.js";
+import { count, fullTime, number, shown, span, time } from "./format.js";
+import { drawTrend, newTrend } from "./spark.js";
 import { follow } from "./stream.js";
+import { param, setParam } from "./state.js";
 
 const name = document.body.dataset.name;
-const minutes = 15 * 60; // seconds in the live chart
-const refresh = 60_000; // milliseconds: the day's chart
+const live = 15 * 60; // seconds: of the chart to which the present is added
+const refresh = 60_000; // milliseconds: the history is read again
 const by = (id) => document.getElementById(id);
+const figure = (text) => ({ text, class: "number" });
 
-function tiles(f) {
-  const box = by("tiles");
-  if (!box.children.length) {
-    const tile = (title, key, unit, tone = "", unitKey) => element("div", {}, element("dt", {}, title),
-      element("dd", { class: `number ${tone}`, "data-tile": key }), element("dd", { "data-tile": unitKey }, unit));
-    box.append(tile("Rate in force", "rate", "/s"), tile("Granted", "granted", "/s", "good"), tile("Refused", "refused", "/s", "bad"),
-      tile("Waited", "waited", "/s"), tile("p99 wait", "p99_ms", "ms"), tile("Waiting now", "waiting", "", "", "oldest"), tile("Saved up", "stored", "", "", "max"));
+function tiles(list) {
+  const box = by("tiles"), titles = list.map((t) => `${t.title}${t.past ? " over time" : ""}`).join("\n");
+  if (box.dataset.titles !== titles) {
+    box.dataset.titles = titles;
+    box.replaceChildren(...list.map((t) => element("div", {}, element("dt", {}, t.title), element("dd"), element("dd"),
+      t.of ? element("dd", { class: "use" }, element("progress", { "aria-hidden": "true" }), t.past ? newTrend() : null) : null)));
   }
-  const texts = { ...Object.fromEntries(Object.entries(f).map(([k, v]) => [k, number(v)])), oldest: f.oldest_ms ? `oldest ${span(f.oldest_ms)}` : "", max: `of ${number(f.max)}`, waiting: count(f.waiting) };
-  if (!f.rate) texts.rate = "–";
-  for (const e of box.querySelectorAll("[data-tile]")) if (e.dataset.tile in texts) setText(e, texts[e.dataset.tile]);
+  list.forEach((t, i) => {
+    const [, value, unit, use] = box.children[i].children;
+    value.className = `number ${t.tone}`;
+    setText(value, t.value);
+    setText(unit, t.unit);
+    if (use) Object.assign(use.firstChild, { max: t.of, value: t.used }).dataset.tone = t.tone;
+    if (t.past) drawTrend(use.lastChild, t.past, t.of);
+  });
 }
 
-function show(d, chart) {
+function show(d) {
   problems(d.problems);
   setText(by("config"), d.known ? d.config : "No instance has reported a limit of this name.");
-  setText(by("uses"), d.uses);
   tags(by("state"), d.state);
   by("state").title = d.held ? `held back until ${fullTime(d.held)}` : "";
+  by("held").hidden = !d.held;
+  setText(by("held"), d.held ? `Held back until ${time(d.held)}${d.held_by ? `, ${d.held_by}` : ""}.` : "");
   by("rejected").hidden = !d.rejected;
   setText(by("rejected"), d.rejected ?? "");
-  tiles(d.figures);
-  if (d.measured) chart?.add(Math.round(d.at / 1000), { ...d.figures, rate: d.figures.rate || null }, minutes);
-  const figure = (text) => ({ text, class: "number" });
+  tiles(d.tiles);
   rows(by("shares").tBodies[0], d.shares.map((s) => [
-    s.instance, figure(number(s.granted)), figure(number(s.refused)), figure(s.waiting), figure(s.oldest_ms ? span(s.oldest_ms) : ""),
+    s.instance, figure(number(s.granted)), figure(number(s.refused)), figure(count(s.waiting)), figure(s.oldest_ms ? span(s.oldest_ms) : "–"),
     element("span", {}, s.config, s.problem ? element("strong", { class: "bad" }, ` ${s.problem}`) : null),
   ]), "No instance.", 6);
-  rows(by("keys").tBodies[0], d.keys.map((k) => [{ text: k.key, class: "code" }, figure(k.error ? `${k.count} (±${k.error})` : k.count)]), "Nobody was refused.", 2);
+  rows(by("keys").tBodies[0], d.keys.map((k) => [{ text: shown(k.key), class: "code" }, figure(k.error ? `${count(k.count)}, or up to ${count(k.error)} less` : count(k.count))]), d.no_keys, 2);
   if (d.bucket) {
-    setText(by("bucket-key"), d.bucket.key);
+    setText(by("bucket-key"), shown(d.bucket.key));
     rows(by("bucket").tBodies[0], d.bucket.fields.map(([k, v]) => [{ text: k, class: "code" }, { text: v, class: "code" }]), d.bucket.problem || "Not in use: there is no such key.", 2);
   }
   by("curve-card").hidden = !d.curve;
@@ -50,38 +56,53 @@ function show(d, chart) {
   }
 }
 
-async function past(spanName) {
-  const answer = await fetch(`api/history?span=${spanName}&name=${encodeURIComponent(name)}`);
+async function past(range) {
+  const answer = await fetch(`api/history?range=${range}&name=${encodeURIComponent(name)}`);
   const data = await answer.json();
   if (!answer.ok) throw new Error(data.error);
   return data;
 }
 
 function listMarks(marks) {
-  const box = by("marks");
-  if (!marks.length) return;
-  box.replaceChildren(...marks.slice().reverse().map((m) =>
-    element("li", {}, element("time", { datetime: new Date(m.at * 1000).toISOString(), title: fullTime(m.at * 1000) }, time(m.at * 1000)), m.text)));
+  by("marks").replaceChildren(...(marks.length ? marks.slice().reverse().map((m) => element("li", {}, stamp(m.at * 1000), " ", m.text))
+    : [element("li", { class: "muted" }, "Nothing in this time.")]));
 }
 
 export function start() {
-  let live, day, waiting;
-  const empty = () => ({ at: [], granted: [], refused: [], waited: [], rate: [], marks: [] });
-  follow(`stream/limit?name=${encodeURIComponent(name)}`, { limit: (d) => { waiting = d; show(d, live); } });
+  let chart, range = param("range") ?? "15m", asked = 0;
   const load = async () => {
+    const now = ++asked;
+    let data = { at: [], granted: [], refused: [], waited: [], rate: [], marks: [] };
     try {
-      const [m, d] = await Promise.all([live ? null : past("minutes"), past("day")]);
-      if (!live) live = new Chart(by("minutes"), m);
-      if (day) day.set(d);
-      else day = new Chart(by("day"), d);
-      live.data.marks = d.marks;
-      listMarks(d.marks);
+      data = await past(range);
     } catch (e) {
-      live ??= new Chart(by("minutes"), empty());
-      problems([`The history cannot be shown: ${e.message}`]);
+      problems([{ text: `The history cannot be shown: ${e.message}` }]);
     }
-    if (waiting) show(waiting, live);
+    if (now !== asked) return; // another time was chosen meanwhile
+    if (chart && chart.range === range && range === "15m") chart.data.marks = data.marks; // it has the present by itself
+    else if (chart) chart.set(data);
+    else chart = new Chart(by("chart"), data);
+    chart.range = range;
+    listMarks(data.marks);
   };
-  load();
+  const choose = (to) => {
+    range = to;
+    for (const b of by("ranges").children) b.setAttribute("aria-pressed", String(b.dataset.range === to));
+    load();
+  };
+  by("ranges").hidden = false;
+  by("ranges").addEventListener("click", (e) => {
+    const to = e.target.dataset?.range;
+    if (!to) return;
+    setParam("range", to === "15m" ? "" : to);
+    choose(to);
+  });
+  choose(["15m", "1h", "1d"].includes(range) ? range : "15m");
   setInterval(load, refresh);
+  follow(`stream/limit?name=${encodeURIComponent(name)}`, {
+    limit: (d) => {
+      show(d);
+      if (d.measured && chart?.range === "15m") chart.add(Math.round(d.at / 1000), { ...d.figures, rate: d.figures.rate || null }, live);
+    },
+  });
 }

@@ -1,24 +1,26 @@
 // The screen Limits: all of them, those refused most first, as they are now.
 import { element, problems, setText, tags } from "./dom.js";
-import { count, number, percent, span, time } from "./format.js";
+import { count, number, share, shown, span, time } from "./format.js";
 import { drawSpark, newSpark, push } from "./spark.js";
+import { param, setParam } from "./state.js";
 import { follow } from "./stream.js";
 import { VirtualList } from "./table.js";
 
 // The order of what a row has on the wire: see figures in board.go.
-const fields = ["rate", "granted", "refused", "waiting", "fill", "p99", "state", "held"];
+const fields = ["rate", "granted", "refused", "waiting", "fill", "p99", "state", "held", "holder", "uses"];
 const resort = 10_000; // milliseconds: the order is renewed so often while nobody points at it
 
 const filter = document.getElementById("filter"), found = document.getElementById("found"), box = document.getElementById("rows");
-let limits = [], order = [], sorted = 0, measured = false, list;
+let empty = "", limits = [], order = [], sorted = 0, measured = false, list;
 const sort = { by: "refused", down: true };
+const usual = "-refused"; // the order of a page without one in its address
 
 function makeRow() {
   const cell = (name, ...children) => element("span", { role: "cell", class: `c-${name}${numeric.has(name) ? " number" : ""}` }, ...children);
   return element("div", { role: "row" },
     cell("name", element("a"), element("small")), cell("spark", newSpark()), ...["rate", "granted", "refused", "waiting", "fill", "p99", "state"].map((n) => cell(n)));
 }
-const rates = ["granted", "refused"]; // of the totals: per second
+const rates = ["granted", "refused", "unlimited", "unlimited_refused"]; // of the totals: per second
 const numeric = new Set(["rate", "granted", "refused", "waiting", "fill", "p99"]);
 
 function fillRow(row, index) {
@@ -26,11 +28,11 @@ function fillRow(row, index) {
   const [name, spark, rate, granted, refused, waiting, fill, p99, state] = row.children;
   if (row.dataset.name !== l.name) {
     row.dataset.name = l.name;
-    name.firstChild.textContent = l.name;
-    name.firstChild.title = l.name;
+    name.firstChild.textContent = shown(l.name);
+    name.firstChild.title = shown(l.name);
     name.firstChild.href = `limit?name=${encodeURIComponent(l.name)}`;
   }
-  setText(name.lastChild, l.config);
+  setText(name.lastChild, l.uses ? `${l.config} · ${l.uses}` : l.config);
   if (spark.drawn !== l.beat || spark.of !== l.name) {
     drawSpark(spark.firstChild, l.spark);
     Object.assign(spark, { drawn: l.beat, of: l.name });
@@ -40,10 +42,11 @@ function fillRow(row, index) {
   setText(refused, l.refused == null ? "–" : number(l.refused));
   refused.classList.toggle("bad", l.refused > 0);
   setText(waiting, count(l.waiting));
-  setText(fill, percent(l.fill));
+  waiting.toggleAttribute("data-none", !l.waiting);
+  setText(fill, share(l.fill));
   setText(p99, l.p99 ? span(l.p99) : "–");
-  tags(state, l.state);
-  if (l.held) state.title = `held back until ${time(l.held)}`;
+  tags(state, l.held ? l.state.replace("penalised", `penalised until ${time(l.held)}`) : l.state);
+  if (l.held) state.title = `held back until ${time(l.held)}${l.holder ? `, ${l.holder}` : ""}`;
   else state.removeAttribute("title");
 }
 
@@ -64,8 +67,8 @@ function arrange() {
   });
   sorted = Date.now();
   document.getElementById("limits").setAttribute("aria-rowcount", order.length + 1);
-  const all = `${limits.length.toLocaleString("en")} ${limits.length === 1 ? "limit" : "limits"}`;
-  setText(found, words.length ? `${order.length.toLocaleString("en")} of ${all}` : all);
+  const all = `${count(limits.length)} ${limits.length === 1 ? "limit" : "limits"}`;
+  setText(found, words.length ? `${count(order.length)} of ${all}` : all);
   show();
 }
 
@@ -75,12 +78,44 @@ function show() {
   if (order.length) none?.remove();
   else {
     if (!none) box.append(none = element("div", { class: "row none", role: "row" }, element("span", { role: "cell" })));
-    setText(none.firstChild, limits.length ? "No limit has these words in its name, configuration or state." : "No limit is known yet.");
+    setText(none.firstChild, limits.length ? "No limit has these words in its name, configuration or state." : empty);
+    none.firstChild.classList.toggle("bad", !limits.length);
   }
 }
 
+// strip shows what is not as usual. A link stays the same element while its notice does, since somebody may be about to click it: others
+// come and go around it.
+function strip(list) {
+  const box = document.getElementById("strip"), before = new Map();
+  if (!list.length) {
+    if (!box.querySelector(".well")) box.replaceChildren(element("li", { class: "well" }, "All is as usual."));
+    return;
+  }
+  for (const item of [...box.children]) {
+    if (item.dataset.notice && !before.has(item.dataset.notice)) before.set(item.dataset.notice, item);
+    else item.remove();
+  }
+  const items = list.map((n) => {
+    const notice = `${n.tone} ${n.link}`, item = before.get(notice);
+    before.delete(notice);
+    return item ?? element("li", { "data-notice": notice }, element("a", { href: n.link, "data-tone": n.tone }, element("span"), " ", element("b")));
+  });
+  before.forEach((item) => item.remove());
+  items.forEach((item, i) => {
+    if (box.children[i] !== item) box.insertBefore(item, box.children[i] ?? null);
+  });
+  list.forEach((n, i) => {
+    const [text, calls] = box.children[i].firstChild.children;
+    setText(text, n.text);
+    setText(calls, n.calls);
+  });
+}
+
 function common(frame) {
+  empty = frame.totals.empty ?? "";
+  document.getElementById("others").classList.toggle("bad", Boolean(empty));
   problems(frame.problems);
+  strip(frame.strip ?? []);
   for (const e of document.querySelectorAll("[data-total]")) {
     const known = frame.totals.measured || !rates.includes(e.dataset.total);
     setText(e, known ? (rates.includes(e.dataset.total) ? number : count)(frame.totals[e.dataset.total]) : "–");
@@ -115,30 +150,39 @@ function some(frame) {
 }
 
 function sortable(title) {
-  const text = title.textContent;
-  const button = element("button", { type: "button" }, text);
+  const button = element("button", { type: "button" }, title.textContent);
   title.replaceChildren(button);
   button.addEventListener("click", () => {
     const by = title.dataset.sort;
-    sort.down = sort.by === by ? !sort.down : by !== "name" && by !== "state";
-    sort.by = by;
-    for (const t of document.querySelectorAll("[data-sort]")) t.removeAttribute("aria-sort");
-    title.setAttribute("aria-sort", sort.down ? "descending" : "ascending");
+    orderBy(by, sort.by === by ? !sort.down : by !== "name" && by !== "state");
+    const now = (sort.down ? "-" : "") + sort.by;
+    setParam("sort", now === usual ? "" : now);
     arrange();
     box.scrollTop = 0;
   });
 }
 
+// orderBy sets the order, of a column that there is.
+function orderBy(by, down) {
+  const title = document.querySelector(`[data-sort="${CSS.escape(by)}"]`);
+  if (!title) return;
+  Object.assign(sort, { by, down });
+  for (const t of document.querySelectorAll("[data-sort]")) t.removeAttribute("aria-sort");
+  title.setAttribute("aria-sort", down ? "descending" : "ascending");
+}
+
 function bindFilter() {
   filter.disabled = false;
-  filter.value = new URLSearchParams(location.search).get("q") ?? "";
+  filter.value = param("q") ?? "";
+  const by = param("sort") ?? usual;
+  orderBy(by.replace(/^-/, ""), by.startsWith("-"));
   filter.addEventListener("input", () => {
-    history.replaceState(null, "", filter.value ? `?q=${encodeURIComponent(filter.value)}` : location.pathname);
+    setParam("q", filter.value);
     arrange();
     box.scrollTop = 0;
   });
   filter.addEventListener("keydown", (e) => {
-    if (e.key === "Escape") { filter.value = ""; arrange(); }
+    if (e.key === "Escape") { filter.value = ""; setParam("q", ""); arrange(); }
     if (e.key === "ArrowDown" && order.length) { e.preventDefault(); list.focus(0); }
   });
   document.addEventListener("keydown", (e) => {

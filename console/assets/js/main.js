@@ -1,6 +1,8 @@
 // What all pages have, and the module of the page's screen.
 import { showTimes } from "./format.js";
-import { bind } from "./act.js";
+import { bind, showDone } from "./act.js";
+import { problems } from "./dom.js";
+import { follow } from "./stream.js";
 
 const screens = {
   limits: "./limits.js", limit: "./limit.js", health: "./health.js", holders: "./holders.js", change: "./change.js",
@@ -28,5 +30,7 @@ function themeButton() {
 themeButton();
 showTimes(document);
 bind();
+showDone();
 const screen = screens[document.body.dataset.screen];
 if (screen) (await import(screen)).start();
+if (["change", "changes"].includes(document.body.dataset.screen)) follow("stream/problems", { problems });

@@ -5,6 +5,6 @@ export async function send(what, order) {
     method: "POST", headers: { "Content-Type": "application/json", "X-Csrf-Token": token }, body: JSON.stringify(order),
   });
   const said = await answer.json().catch(() => ({ error: `The console answered ${answer.status}.` }));
-  if (!answer.ok) throw Object.assign(new Error(said.error), { status: answer.status });
+  if (!answer.ok) throw Object.assign(new Error(said.error), { status: answer.status, changes: said.changes });
   return said.done;
 }

@@ -24,6 +24,18 @@ export function drawSpark(spark, pairs) {
   spark.lastChild.setAttribute("d", n > 1 && pairs.some((v, i) => i % 2 && v) ? path(1) : "");
 }
 
+export function newTrend() {
+  return svg("svg", { class: "trend", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, svg("path"));
+}
+
+// drawTrend shows what was in use, the oldest first, as an area of a scale up to a bound.
+export function drawTrend(trend, values, bound) {
+  const top = Math.max(bound, ...values, 1e-9), last = Math.max(values.length - 1, most - 1); // few values do not fill the width
+  const x = (i) => (width - (values.length - 1 - i) * (width / last)).toFixed(1);
+  const line = values.map((v, i) => `L${x(i)} ${(height - (v / top) * (height - 1)).toFixed(1)}`).join("");
+  trend.firstChild.setAttribute("d", values.length > 1 ? `M${x(0)} ${height}${line}L${width} ${height}Z` : "");
+}
+
 // push adds a beat to pairs.
 export function push(pairs, granted, refused) {
   pairs.push(granted, refused);

@@ -21,12 +21,21 @@ export function follow(url, handlers) {
     heard = 0;
     const own = source = new EventSource(url);
     for (const [name, handle] of Object.entries(handlers)) {
-      own.addEventListener(name, (e) => { heard = Date.now(); say("live", "live"); handle(JSON.parse(e.data)); });
+      own.addEventListener(name, (e) => {
+        heard = Date.now();
+        try {
+          handle(JSON.parse(e.data));
+        } catch (error) {
+          say("lost", "not shown: load the page again"); // what is on the page is old
+          throw error;
+        }
+        say("live", "live");
+      });
     }
     own.addEventListener("lost", (e) => {
       heard = Date.now();
       say("lost", "no figures");
-      problems([JSON.parse(e.data)]);
+      problems([{ text: JSON.parse(e.data) }]);
     });
     own.onerror = () => {
       if (own !== source) return;

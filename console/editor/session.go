@@ -1,0 +1,368 @@
+package editor
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"database/sql/driver"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// session is one transaction of an Editor, or a reading without.
+type session struct {
+	*Editor
+	q       sqlsource.Querier
+	tx      *sql.Tx // nil: nothing is locked
+	columns layout
+}
+
+const (
+	// turnWait is how long an editor waits for its turn, if its context does not end before.
+	turnWait = 5 * time.Second
+	// lockWait is how long it then waits for a row that another transaction holds.
+	lockWait = 2 * time.Second
+)
+
+// turn is held by the one that may go on, among those of this process.
+type turn chan struct{}
+
+// take waits for the turn, holding no connection.
+func (t turn) take(ctx context.Context) error {
+	timer := time.NewTimer(turnWait)
+	defer timer.Stop()
+	select {
+	case t <- struct{}{}:
+		return nil
+	case <-timer.C:
+		return fmt.Errorf("%w: another change of this process waits for it", ErrLocked)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (t turn) leave() { <-t }
+
+// transact calls do in a transaction. Editors of one table take turns, so that two do not add the same row.
+func (e *Editor) transact(ctx context.Context, do func(*session) error) error {
+	d := e.dialect
+	if err := e.changes.take(ctx); err != nil {
+		return e.failed("change", e.table, err)
+	}
+	defer e.changes.leave()
+	if err := e.audited(ctx); err != nil {
+		return err
+	}
+	conn, err := e.db.Conn(ctx)
+	if err != nil {
+		return e.failed("begin a change of", e.table, err)
+	}
+	defer func() { _ = conn.Close() }()
+	if d == sqlsource.MySQL {
+		if err := e.transactional(ctx, conn); err != nil {
+			return err
+		}
+		free, err := e.turn(ctx, conn)
+		if err != nil {
+			return err
+		}
+		defer free()
+		unbind, err := e.boundLocks(ctx, conn)
+		if err != nil {
+			return err
+		}
+		defer unbind()
+	}
+	var isolation sql.TxOptions
+	if d == sqlsource.PostgreSQL {
+		isolation.Isolation = sql.LevelReadCommitted
+	}
+	tx, err := conn.BeginTx(ctx, &isolation)
+	if err != nil {
+		return e.failed("begin a change of", e.table, err)
+	}
+	defer func() { _ = tx.Rollback() }() // nothing, after Commit
+	s := &session{Editor: e, q: tx, tx: tx}
+	switch d {
+	case sqlsource.PostgreSQL:
+		if err = s.waitForLocks(ctx, turnWait); err == nil {
+			_, err = s.exec(ctx, "lock", e.table, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, hashtext($1::text))", turnLock), e.table.String())
+		}
+		if err == nil {
+			err = s.waitForLocks(ctx, lockWait)
+		}
+	case sqlsource.SQLite: // a transaction that reads before it writes may fail to
+		_, err = s.exec(ctx, "INSERT", e.audit, "DELETE FROM "+d.QuoteTable(e.audit)+" WHERE 0")
+	}
+	if err == nil {
+		err = s.prepare(ctx)
+	}
+	if err == nil {
+		err = do(s)
+	}
+	if err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return e.failed("commit a change of", e.table, err)
+	}
+	return nil
+}
+
+// transactional tells if a table of MySQL is of an engine without transactions, such as MyISAM.
+func (e *Editor) transactional(ctx context.Context, q sqlsource.Querier) error {
+	for _, t := range []sqlsource.TableName{e.table, e.audit} {
+		schema := "DATABASE()"
+		if t.Schema != "" {
+			schema = "'" + t.Schema + "'"
+		}
+		s := &session{Editor: e, q: q}
+		engines, err := s.query(ctx, "SELECT", t, "SELECT t.ENGINE FROM information_schema.TABLES AS t JOIN information_schema.ENGINES AS e ON e.ENGINE = t.ENGINE"+
+			" WHERE t.TABLE_SCHEMA = "+schema+" AND t.TABLE_NAME = '"+t.Name+"' AND e.TRANSACTIONS = 'NO'")
+		if err == nil && len(engines) > 0 {
+			err = fmt.Errorf("its engine, %s, has no transactions", plainValue(engines[0][0]))
+		}
+		if err != nil {
+			return e.failed("change", t, err)
+		}
+	}
+	return nil
+}
+
+// turnLock is the first half of an advisory lock's key.
+const turnLock = 0x746f6b65 // "toke"
+
+// turn waits for the lock of MySQL that belongs to a connection, and not to a transaction. It is before the transaction's first read,
+// which then sees what whoever had it before has committed.
+func (e *Editor) turn(ctx context.Context, conn *sql.Conn) (free func(), err error) {
+	const name = "CONCAT('tokenbucket ', SHA1(CONCAT(COALESCE(DATABASE(), ''), '.', ?)))" // of 64 letters at most
+	var got sql.NullInt64
+	table := e.table.String()
+	err = conn.QueryRowContext(ctx, "SELECT GET_LOCK("+name+", ?)", table, int(turnWait/time.Second)).Scan(&got)
+	if err != nil {
+		return nil, e.failed("lock", e.table, err)
+	}
+	if got.Int64 != 1 {
+		return nil, e.failed("lock", e.table, fmt.Errorf("%w: another editor is at work", ErrLocked))
+	}
+	return func() { undo(ctx, conn, "DO RELEASE_LOCK("+name+")", table) }, nil
+}
+
+// boundLocks bounds how long the statements of a connection to MySQL wait for rows and for tables.
+func (e *Editor) boundLocks(ctx context.Context, conn *sql.Conn) (unbind func(), err error) {
+	const set = "SET SESSION innodb_lock_wait_timeout = %[1]s, SESSION lock_wait_timeout = %[1]s"
+	if _, err := conn.ExecContext(ctx, fmt.Sprintf(set, fmt.Sprint(int(lockWait/time.Second)))); err != nil {
+		return nil, e.failed("lock", e.table, err)
+	}
+	return func() { undo(ctx, conn, fmt.Sprintf(set, "DEFAULT")) }, nil
+}
+
+// undo executes a statement that ends what was set for a connection, or closes the connection.
+func undo(ctx context.Context, conn *sql.Conn, statement string, args ...any) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if _, err := conn.ExecContext(ctx, statement, args...); err != nil {
+		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
+}
+
+// waitForLocks sets how long the statements of a transaction of PostgreSQL wait for a lock.
+func (s *session) waitForLocks(ctx context.Context, d time.Duration) error {
+	_, err := s.tx.ExecContext(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.Milliseconds()))
+	return s.failed("lock", s.table, err)
+}
+
+// prepare reads which columns there are. Known ones have the names that they were given.
+func (s *session) prepare(ctx context.Context) error {
+	l, err := s.layoutOf(ctx, s.table)
+	if err != nil {
+		return err
+	}
+	d := s.dialect
+	for _, name := range s.names.Names() {
+		for i := range l {
+			if d != sqlsource.PostgreSQL && strings.EqualFold(l[i].name, name) {
+				l[i].name = name
+			}
+		}
+	}
+	s.columns = l
+	return s.failed("read the columns of", s.table, s.wrong("SELECT", s.table, s.source.CheckColumns(ctx, s.q)))
+}
+
+// layoutOf reads which columns a table has. That there is none is an error, which tells why.
+func (s *session) layoutOf(ctx context.Context, t sqlsource.TableName) (layout, error) {
+	l, err := readLayout(ctx, s.q, s.dialect, t)
+	if err == nil && len(l) == 0 {
+		if _, err = s.query(ctx, "SELECT", t, "SELECT 1 FROM "+s.dialect.QuoteTable(t)+" WHERE 1 = 0"); err == nil {
+			err = errors.New("no columns")
+		}
+	}
+	if err != nil {
+		return nil, s.failed("read the columns of", t, err)
+	}
+	return l, nil
+}
+
+// rowOf returns the row of a name: the one with that key, or if id is nil the one that is in force; nil if there is none. In a transaction
+// nobody else changes it until its end.
+func (s *session) rowOf(ctx context.Context, name string, id *string) (*Row, error) {
+	c := &s.names
+	column, ok := s.columns.find(s.dialect, c.Name)
+	if !ok {
+		return nil, &ColumnError{Table: s.table.String(), Column: c.Name}
+	}
+	p := params{d: s.dialect}
+	rows, err := s.rows(ctx, "SELECT", p.equals(column, name), &p)
+	if err != nil {
+		return nil, err
+	}
+	if id != nil {
+		rows = slices.DeleteFunc(rows, func(r Row) bool { return !same(r.Values[c.ID], id) })
+	}
+	best := inForce(rows)
+	if best == nil || s.tx == nil {
+		return best, nil
+	}
+	locked, err := s.locked(ctx, best)
+	if locked == nil || locked.Name != name {
+		return nil, err
+	}
+	return locked, err
+}
+
+// inForce returns the one of the rows of one name that is in force; nil if there are none.
+func inForce(rows []Row) (best *Row) {
+	for i := range rows {
+		r := &rows[i]
+		if best == nil || r.Bad == nil && (best.Bad != nil || sqlsource.Newer(&r.Limit, &best.Limit)) {
+			best = r
+		}
+	}
+	return best
+}
+
+// locked reads a row again, by its key, so that nobody else changes it; nil if it is gone.
+func (s *session) locked(ctx context.Context, r *Row) (*Row, error) {
+	p := &params{d: s.dialect}
+	where, err := s.key(r, p)
+	if err != nil {
+		return nil, err
+	}
+	right := "SELECT"
+	if s.dialect != sqlsource.SQLite {
+		where += " FOR UPDATE"
+		right = "UPDATE" // PostgreSQL asks for it already here
+	}
+	rows, err := s.rows(ctx, right, where, p)
+	if err != nil || len(rows) == 0 {
+		return nil, err
+	}
+	if len(rows) > 1 {
+		return nil, s.failed("change", s.table, fmt.Errorf("%d rows have the key %s", len(rows), r.ID))
+	}
+	return &rows[0], nil
+}
+
+// key is the condition for exactly this row.
+func (s *session) key(r *Row, p *params) (string, error) {
+	column, ok := s.columns.find(p.d, s.names.ID)
+	id := r.Values[column.name]
+	if !ok || id == nil {
+		return "", s.failed("change", s.table, errors.New("the row has no key"))
+	}
+	if p.d != sqlsource.MySQL {
+		return p.equals(column, *id), nil
+	}
+	// By the first an index can be used, and no other rows are locked; the second tells A from a.
+	first := p.d.Quote(column.name) + " = " + p.mark(*id)
+	return first + " AND " + p.equals(column, *id), nil
+}
+
+// rows reads the rows for which a condition holds.
+func (s *session) rows(ctx context.Context, right, where string, p *params) ([]Row, error) {
+	d, t := s.dialect, s.table
+	selected := []string{d.Micros(t, s.names.Modified), d.Unread(t, s.names.Modified)}
+	for _, c := range s.columns {
+		selected = append(selected, read(d, c))
+	}
+	table, err := s.query(ctx, right, t, "SELECT "+strings.Join(selected, ", ")+" FROM "+d.QuoteTable(t)+" WHERE "+where, p.values...)
+	if err != nil {
+		return nil, err
+	}
+	rows := make([]Row, 0, len(table))
+	for _, cells := range table {
+		rows = append(rows, s.parse(cells))
+	}
+	return rows, nil
+}
+
+// parse makes a row of the texts that rows selects.
+func (s *session) parse(cells []*string) Row {
+	modified, unread, cells := cells[0], cells[1], cells[2:]
+	row := Row{Values: Values{}}
+	seen := [][2]*string{{modified, unread}}
+	for i, c := range s.columns {
+		value := cells[i]
+		row.Values[c.name] = value
+		if s.editable(c.name) && c.writable {
+			row.Editable = append(row.Editable, c.name)
+		}
+		if c.name != s.names.Modified { // whose text depends on the session's time zone
+			seen = append(seen, [2]*string{&c.name, value})
+		}
+	}
+	row.read(s.source, cmp.Or(modified, unread))
+	text, _ := json.Marshal(seen) // it has texts only
+	sum := sha256.Sum256(text)
+	row.Version = Version(hex.EncodeToString(sum[:16]))
+	return row
+}
+
+// query returns all rows as texts; NULL is nil.
+func (s *session) query(ctx context.Context, right string, t sqlsource.TableName, query string, args ...any) ([][]*string, error) {
+	rows, err := s.q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, s.wrong(right, t, err)
+	}
+	defer func() { _ = rows.Close() }()
+	columns, err := rows.Columns()
+	if err != nil {
+		return nil, s.wrong(right, t, err)
+	}
+	var table [][]*string
+	for rows.Next() {
+		texts, cells := make([]sql.NullString, len(columns)), make([]any, len(columns))
+		for i := range texts {
+			cells[i] = &texts[i]
+		}
+		if err := rows.Scan(cells...); err != nil {
+			return nil, s.wrong(right, t, err)
+		}
+		row := make([]*string, len(columns))
+		for i := range texts {
+			if texts[i].Valid {
+				row[i] = &texts[i].String
+			}
+		}
+		table = append(table, row)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, s.wrong(right, t, err)
+	}
+	return table, nil
+}
+
+// exec executes a statement that needs a right.
+func (s *session) exec(ctx context.Context, right string, t sqlsource.TableName, statement string, args ...any) (sql.Result, error) {
+	result, err := s.tx.ExecContext(ctx, statement, args...)
+	return result, s.wrong(right, t, err)
+}

@@ -1,0 +1,167 @@
+package editor
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+)
+
+// unfit tells what a column of furtherColumns should say, if it shall say something else. What Columns name, the parser checks.
+func (e *Editor) unfit(c cell) (want string) {
+	if slices.Contains(e.names.Names(), c.column.name) || c.value == nil || !slices.Contains(furtherColumns, strings.ToLower(c.column.name)) {
+		return ""
+	}
+	if strings.EqualFold(c.column.name, shadowColumn) {
+		if _, ok := sqlsource.ParseFlag(*c.value); !ok {
+			return "0, 1 or NULL"
+		}
+	} else if n, ok := sqlsource.ParseNumber(*c.value); !ok || n < 0 {
+		return "a number, at least 0, or NULL"
+	}
+	return ""
+}
+
+// newRow is how errors call a row that is not there yet.
+const newRow = "new"
+
+func (r *Row) id() string {
+	if r == nil {
+		return newRow
+	}
+	return r.ID
+}
+
+// check tells what is wrong with what a row shall say, by the rules of the registry, before it is written. What is not known yet is
+// taken to be right.
+func (s *session) check(name string, was *Row, cells []cell) error {
+	row, values := was.id(), Values{}
+	if was != nil {
+		maps.Copy(values, was.Values)
+	} else {
+		values[s.names.Rate], values[s.names.Status] = Text(1), Text(1)
+	}
+	asked := map[string]*string{}
+	for _, c := range cells {
+		asked[c.column.name] = c.value
+		if want := s.unfit(c); want != "" {
+			return &registry.RowError{Row: row, Name: name, Field: c.column.name, Value: plainValue(c.value), Want: want}
+		}
+		if c.value != nil && strings.Contains(*c.value, "\x00") {
+			return &registry.RowError{Row: row, Name: name, Field: c.column.name, Value: registry.ShortValue([]byte(*c.value)), Want: "a text without NUL"}
+		}
+	}
+	maps.Copy(values, asked)
+	delete(values, s.names.Modified)
+	values[s.names.ID], values[s.names.Name] = &row, &name
+	limit, err := s.source.Limit(values)
+	if err == nil && limit.Disabled { // what it says is not in force, but must be right when it is
+		values[s.names.Status] = Text(1)
+		_, hidden := s.source.Limit(values)
+		var bad *registry.RowError
+		if errors.As(hidden, &bad) {
+			if _, ok := asked[bad.Field]; ok {
+				err = hidden
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return limit.Check()
+}
+
+// Limit returns the limit that a row with these values would be, or a *registry.RowError if the registry would reject the row. A column
+// without a value is NULL; without a status the row is enabled. It asks the database nothing.
+func (e *Editor) Limit(name string, values Values) (registry.Limit, error) {
+	row := Values{e.names.Status: Text(1)}
+	maps.Copy(row, values)
+	delete(row, e.names.Modified)
+	row[e.names.ID], row[e.names.Name] = Text(newRow), &name
+	limit, err := e.source.Limit(row)
+	if err != nil {
+		return registry.Limit{}, err
+	}
+	return limit, limit.Check()
+}
+
+// fit tells which column of PostgreSQL cannot hold what it shall say, which its error for the row would not.
+func (s *session) fit(ctx context.Context, p *plan, was *Row, cells []cell) error {
+	if s.dialect != sqlsource.PostgreSQL {
+		return nil
+	}
+	for _, c := range cells {
+		if c.value == nil {
+			continue
+		}
+		held, err := s.query(ctx, "SELECT", s.table, "SELECT ($1::text::"+c.column.exact+")::text", *c.value)
+		switch {
+		case err != nil:
+			return s.refused(p, was, []cell{c}, err)
+		case !same(c.value, held[0][0]) && s.editable(c.column.name):
+			return s.cannotHold(p, was, c, held[0][0])
+		}
+	}
+	return nil
+}
+
+func (s *session) cannotHold(p *plan, was *Row, c cell, held *string) error {
+	return &registry.RowError{Row: was.id(), Name: p.name, Field: c.column.name, Value: plainValue(c.value),
+		Want: "what the column can hold: it would hold " + plainValue(held)}
+}
+
+// written reads a row that was just written, and tells if the columns do not hold what they should.
+func (s *session) written(ctx context.Context, p *plan, was *Row, cells []cell) (*Row, error) {
+	var is *Row
+	var err error
+	if was == nil {
+		is, err = s.rowOf(ctx, p.name, nil)
+	} else {
+		is, err = s.locked(ctx, was)
+	}
+	switch {
+	case err != nil:
+		return nil, err
+	case is == nil:
+		return nil, s.failed("change", s.table, errors.New("the row is not there after it was written"))
+	}
+	for _, c := range cells {
+		if got := is.Values[c.column.name]; !same(c.value, got) && s.editable(c.column.name) {
+			return nil, s.cannotHold(p, was, c, got)
+		}
+	}
+	if is.Bad != nil {
+		return nil, is.Bad
+	}
+	if err := is.Limit.Check(); err != nil {
+		return nil, err
+	}
+	modified, _ := s.columns.find(s.dialect, s.names.Modified)
+	if was != nil && is.Limit.Version <= was.Limit.Version && later(s.dialect, modified) != "" {
+		return nil, s.failed("change", s.table, errLate)
+	}
+	return is, nil
+}
+
+func plainValue(v *string) string {
+	if v == nil {
+		return "NULL"
+	}
+	return registry.ShortValue([]byte(*v))
+}
+
+// same tells whether two values are the same text, number or flag.
+func same(a, b *string) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	x, xNumber := sqlsource.ParseNumber(*a)
+	y, yNumber := sqlsource.ParseNumber(*b)
+	on, onFlag := sqlsource.ParseFlag(*a)
+	other, otherFlag := sqlsource.ParseFlag(*b)
+	return *a == *b || xNumber && yNumber && x == y || onFlag && otherFlag && on == other
+}

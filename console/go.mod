@@ -1,0 +1,22 @@
+module github.com/go-tokenbucket/tokenbucket/console
+
+go 1.25
+
+require (
+	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/jonboulle/clockwork v0.5.0
+	github.com/redis/go-redis/v9 v9.22.0
+	github.com/stretchr/testify v1.12.1
+	go.uber.org/goleak v1.3.0
+	pgregory.net/rapid v1.3.0
+)
+
+require (
+	github.com/bsm/redislock v0.9.4 // indirect
+	github.com/cespare/xxhash/v2 v2.3.0 // indirect
+	go.uber.org/atomic v1.12.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
+	golang.org/x/sys v0.40.0 // indirect
+)
+
+replace github.com/go-tokenbucket/tokenbucket => ../
