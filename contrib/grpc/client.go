@@ -17,7 +17,7 @@ import (
 // returns ([WithMaxPenalty]). A permit that was due is used, whether or not the call then finds a connection. A call that is
 // given up before that gives its permit back.
 //
-// What a gate holds for a call (Entrance) goes back when the call has returned.
+// What the gate's admission holds goes back when the call has returned.
 //
 // What a retry policy of the service configuration sends again happens below all interceptors, and takes no further
 // permit. Retries by an interceptor take one each if that interceptor is outside this one.
@@ -29,11 +29,11 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	if c == nil {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	p, err := c.enter()
+	a, err := c.enter()
 	if err != nil {
 		return err
 	}
-	defer p.Leave()
+	defer a.Leave()
 	err = invoker(ctx, method, req, reply, cc, opts...)
 	c.heed(err)
 	return err
@@ -42,7 +42,7 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 // StreamClient is a grpc.StreamClientInterceptor: each stream takes a permit before it is opened, its messages none. All
 // else is as with UnaryClient; the upstream's RetryInfo is heeded when RecvMsg returns it.
 //
-// What a gate holds for a call (Entrance) goes back when the stream has ended. As gRPC demands of whoever opens a stream, read it until
+// What the gate's admission holds goes back when the stream has ended. As gRPC demands of whoever opens a stream, read it until
 // there is an error, or the answer of one that has only one; or end its context.
 func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	c, err := l.begin(ctx, method)
@@ -52,14 +52,14 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	if c == nil {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
-	p, err := c.enter()
+	a, err := c.enter()
 	if err != nil {
 		return nil, err
 	}
 	opened := false
 	defer func() {
 		if !opened {
-			p.Leave()
+			a.Leave()
 		}
 	}()
 	stream, err := streamer(ctx, desc, cc, method, opts...)
@@ -68,7 +68,7 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 		return nil, err
 	}
 	opened = true
-	return c.hold(stream, p, desc, cc), nil
+	return c.hold(stream, a, desc, cc), nil
 }
 
 // heed penalizes the key if the upstream asks for that.
@@ -77,7 +77,7 @@ func (c *call) heed(err error) {
 	if d <= 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), penaltyPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), penaltyTimeout)
 	defer cancel()
 	if err := c.gate.Penalize(ctx, c.key, d); err != nil {
 		c.warn("grpclimit: the upstream's RetryInfo was not passed on to the fleet", err)

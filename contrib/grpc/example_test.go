@@ -21,6 +21,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // A gateway that calls an upstream no more than five times a second, all its instances together.
@@ -30,7 +31,7 @@ func Example() {
 	if err != nil {
 		panic(err) // the configuration is wrong; the message names the field
 	}
-	limit, err := grpclimit.New(grpclimit.One(limiter, 500*time.Millisecond)) // how long a call may wait
+	limit, err := grpclimit.New(gate.One(limiter, 500*time.Millisecond)) // how long a call may wait
 	if err != nil {
 		panic(err)
 	}
@@ -55,7 +56,7 @@ func ExampleNew() {
 	if err != nil {
 		panic(err)
 	}
-	limit, err := grpclimit.New(grpclimit.One(limiter, 0))
+	limit, err := grpclimit.New(gate.One(limiter, 0))
 	if err != nil {
 		panic(err)
 	}
@@ -94,7 +95,7 @@ func ExampleWithOnError() {
 	if err != nil {
 		panic(err)
 	}
-	limit, err := grpclimit.New(grpclimit.One(limiter, time.Second),
+	limit, err := grpclimit.New(gate.One(limiter, time.Second),
 		grpclimit.WithOnError(func(_ context.Context, fullMethod string, err error) error {
 			fmt.Println("not limited:", fullMethod, err)
 			return nil
@@ -109,10 +110,10 @@ func ExampleJoin() {
 	if err != nil {
 		panic(err)
 	}
-	_, err = grpclimit.New(grpclimit.One(limiter, time.Second), // a registry, more likely
+	_, err = grpclimit.New(gate.One(limiter, time.Second), // a registry, more likely
 		grpclimit.WithKey(grpclimit.Join(grpclimit.ByMetadata("x-tenant"), grpclimit.ByMethod)))
 	fmt.Println(err)
-	_, err = grpclimit.New(grpclimit.One(limiter, time.Second), grpclimit.WithKey(grpclimit.ByMetadata("no such name")))
+	_, err = grpclimit.New(gate.One(limiter, time.Second), grpclimit.WithKey(grpclimit.ByMetadata("no such name")))
 	fmt.Println(errors.Is(err, tokenbucket.ErrInvalidConfig))
 	// Output:
 	// <nil>

@@ -20,6 +20,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -184,7 +185,7 @@ func dial(t *testing.T, addr string, opts ...grpc.DialOption) pb.TestServiceClie
 	return pb.NewTestServiceClient(conn)
 }
 
-func interceptors(t *testing.T, gate grpclimit.Gate, opts ...grpclimit.Option) *grpclimit.Limiter {
+func interceptors(t *testing.T, gate gate.Gate, opts ...grpclimit.Option) *grpclimit.Limiter {
 	t.Helper()
 	l, err := grpclimit.New(gate, opts...)
 	require.NoError(t, err)
@@ -245,9 +246,9 @@ func full(t *testing.T, limiter *tokenbucket.RateLimiter) bool {
 
 // stub is a gate that answers what a test wants, and remembers what it was asked.
 type stub struct {
-	reserve   func() (*tokenbucket.Reservation, error) // nil: OK, due at once
+	enter     func() (*gate.Admission, error) // nil: every call may begin
 	penalize  func(ctx context.Context, key string, d time.Duration) error
-	keys      []string // of Reserve
+	keys      []string // of Enter
 	penalties []penalty
 }
 
@@ -256,12 +257,12 @@ type penalty struct {
 	d   time.Duration
 }
 
-func (g *stub) Reserve(_ context.Context, key string) (*tokenbucket.Reservation, error) {
+func (g *stub) Enter(_ context.Context, key string) (*gate.Admission, error) {
 	g.keys = append(g.keys, key)
-	if g.reserve == nil {
-		return &tokenbucket.Reservation{}, nil
+	if g.enter == nil {
+		return &gate.Admission{OK: true}, nil
 	}
-	return g.reserve()
+	return g.enter()
 }
 
 func (g *stub) Penalize(ctx context.Context, key string, d time.Duration) error {

@@ -8,6 +8,8 @@ import (
 
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
+
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // KeyFunc makes the key of a call: calls of one key share a bucket. ctx is the call's: a server finds the caller's metadata
@@ -53,8 +55,8 @@ func ByPeer(ctx context.Context, _ string) string {
 	return addr.Addr().WithZone("").Unmap().String()
 }
 
-// Join keys by several things at once: the parts with "|" between them; a "|" or a "\" in a part gets a "\" before it, so
-// that different parts never make one key. It is nil, which [WithKey] refuses, without parts or if a part is nil.
+// Join keys by several things at once: the key is gate.Key of the parts. It is nil, which [WithKey] refuses, without parts or if a part is
+// nil.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 || slices.ContainsFunc(parts, func(f KeyFunc) bool { return f == nil }) {
 		return nil
@@ -63,10 +65,8 @@ func Join(parts ...KeyFunc) KeyFunc {
 	return func(ctx context.Context, fullMethod string) string {
 		keys := make([]string, len(parts))
 		for i, part := range parts {
-			keys[i] = escape.Replace(part(ctx, fullMethod))
+			keys[i] = part(ctx, fullMethod)
 		}
-		return strings.Join(keys, "|")
+		return gate.Key(keys...)
 	}
 }
-
-var escape = strings.NewReplacer(`\`, `\\`, `|`, `\|`)

@@ -10,24 +10,22 @@ import (
 
 	"google.golang.org/grpc/codes"
 
-	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/gate"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 const (
 	defaultMaxPenalty = time.Minute
 	longestPenalty    = time.Hour
 
-	// What was not asked for by the call must not hold it up when the store hangs. A permit goes back without anybody
-	// waiting for it; a penalty that nobody waits for would come after the caller's next attempt.
-	giveBackPatience = 100 * time.Millisecond
-	penaltyPatience  = time.Second
+	// penaltyTimeout bounds how long a call waits for the penalty that it causes. Without the wait, the penalty would come after the
+	// caller's next attempt.
+	penaltyTimeout = time.Second
 )
 
-// Limiter is four interceptors around a Gate. Its methods are what grpc.WithChainUnaryInterceptor, ChainStreamInterceptor
+// Limiter is four interceptors around a gate.Gate. Its methods are what grpc.WithChainUnaryInterceptor, ChainStreamInterceptor
 // and the like take; one Limiter may serve any number of clients and servers at once. New makes it.
 type Limiter struct {
-	gate       Gate
+	gate       gate.Gate
 	key        KeyFunc
 	skip       func(ctx context.Context, fullMethod string) bool
 	onError    func(ctx context.Context, fullMethod string, err error) error
@@ -41,10 +39,10 @@ type Limiter struct {
 type Option func(*Limiter)
 
 // New returns the interceptors for a gate. Errors are *ConfigError.
-func New(gate Gate, opts ...Option) (*Limiter, error) {
-	l := &Limiter{gate: gate, key: ByMethod, maxPenalty: defaultMaxPenalty}
-	if g, ok := gate.(one); isNil(gate) || ok && g.limiter == nil {
-		l.fail("gate", "nil", "a gate with a limiter")
+func New(g gate.Gate, opts ...Option) (*Limiter, error) {
+	l := &Limiter{gate: g, key: ByMethod, maxPenalty: defaultMaxPenalty}
+	if isNil(g) {
+		l.fail("gate", "nil", "a gate (gate.One makes none of a nil limiter)")
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -118,14 +116,13 @@ func WithMaxPenalty(d time.Duration) Option {
 // WithMessages makes StreamServer take a permit for each message that it receives, in place of one for the stream: it is
 // handed to the service when its permit is due, and the next one is read only then. A refused message is lost; RecvMsg
 // returns the *Error from then on, and the handler ought to end the stream with it. A call with one request costs one
-// permit either way. Streams themselves cost nothing then: limit their number in another way. What a gate holds for a message
-// (Entrance) goes back when the service asks for the next one, or has returned.
+// permit either way. Streams themselves cost nothing then: limit their number in another way. What the gate's
+// admission of a message holds goes back when the service asks for the next one, or has returned.
 func WithMessages() Option {
 	return func(l *Limiter) { l.messages = true }
 }
 
-// WithLogger sets who is told, as a warning, of what the gate failed at and no caller sees: a penalty that was not imposed,
-// a permit that was not given back. Default: slog.Default().
+// WithLogger sets where failed penalties are logged, which no caller sees. Default: slog.Default().
 func WithLogger(logger *slog.Logger) Option {
 	return func(l *Limiter) {
 		if logger == nil {
@@ -142,10 +139,7 @@ type call struct {
 	method, key string
 }
 
-var (
-	errNotMade = errors.New("the Limiter was not made by New")
-	errNothing = errors.New("the gate returned neither a reservation nor an error")
-)
+var errNotMade = errors.New("the Limiter was not made by New")
 
 // begin returns nil for a call that is to be skipped.
 func (l *Limiter) begin(ctx context.Context, method string) (*call, error) {
@@ -158,44 +152,22 @@ func (l *Limiter) begin(ctx context.Context, method string) (*call, error) {
 	return &call{Limiter: l, ctx: ctx, method: method, key: l.key(ctx, method)}, nil
 }
 
-// enter takes a permit and waits until it is due. What the call holds then it has to leave when it has ended.
-func (c *call) enter() (*gate.Place, error) {
-	r, p, err := gate.Ask(c.ctx, c.gate, c.key)
-	if err == nil && r == nil {
-		err = errNothing
+// enter blocks until the call may begin. Unless it fails, the caller must call Leave when the call has ended.
+func (c *call) enter() (*gate.Admission, error) {
+	a, err := gate.Ask(c.ctx, c.gate, c.key)
+	switch {
+	case err != nil && c.ctx.Err() != nil:
+		return nil, c.ended(c.ctx.Err())
+	case err != nil:
+		err = c.error(codes.Unavailable, fmt.Errorf("%w: %w", ErrGate, err), 0)
+		if c.onError != nil {
+			err = c.onError(c.ctx, c.method, err)
+		}
+		return &gate.Admission{OK: true}, err
+	case !a.OK:
+		return nil, c.error(codes.ResourceExhausted, ErrRefused, a.RetryAfter)
 	}
-	if err != nil {
-		return nil, c.undecided(err)
-	}
-	if !r.OK() {
-		return nil, c.error(codes.ResourceExhausted, ErrRefused, r.RetryAfter())
-	}
-	select {
-	case <-r.Ready():
-	case <-c.ctx.Done():
-		c.giveBack(r)
-	}
-	if err := c.ctx.Err(); err != nil { // even if the permit is due: nothing would come of the call
-		p.Leave()
-		return nil, c.ended(err)
-	}
-	return p, nil
-}
-
-// undecided tells why there is neither a permit nor a refusal: the context has ended or would, or the gate failed.
-func (c *call) undecided(err error) error {
-	if ended := c.ctx.Err(); ended != nil {
-		return c.ended(ended)
-	}
-	var late *tokenbucket.WaitError
-	if errors.As(err, &late) && errors.Is(late.Reason, context.DeadlineExceeded) {
-		return c.error(codes.ResourceExhausted, ErrRefused, gate.Sooner(c.ctx, late.Wait))
-	}
-	err = c.error(codes.Unavailable, fmt.Errorf("%w: %w", ErrGate, err), 0)
-	if c.onError != nil {
-		return c.onError(c.ctx, c.method, err)
-	}
-	return err
+	return a, nil
 }
 
 func (c *call) ended(err error) error {
@@ -207,15 +179,6 @@ func (c *call) ended(err error) error {
 
 func (c *call) error(code codes.Code, err error, retryAfter time.Duration) error {
 	return &Error{Method: c.method, Key: c.key, Code: code, RetryAfter: retryAfter, Err: err}
-}
-
-// giveBack returns a permit, unless its time has come: then it is used. The context of the call has ended.
-func (c *call) giveBack(permit *tokenbucket.Reservation) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), giveBackPatience)
-	defer cancel()
-	if err := permit.Cancel(ctx); err != nil {
-		c.warn("grpclimit: a permit may be lost", err)
-	}
 }
 
 func (c *call) warn(msg string, err error) {

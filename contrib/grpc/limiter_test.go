@@ -1,11 +1,9 @@
 package grpclimit_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -18,7 +16,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
-	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -26,12 +24,12 @@ func TestBadInput(t *testing.T) {
 	good := &stub{}
 	for _, test := range []struct {
 		field string
-		gate  grpclimit.Gate
+		gate  gate.Gate
 		opts  []grpclimit.Option
 	}{
 		{"gate", nil, nil},
 		{"gate", (*stub)(nil), nil},
-		{"gate", grpclimit.One(nil, time.Second), nil},
+		{"gate", gate.One(nil, time.Second), nil},
 		{"option", good, []grpclimit.Option{nil}},
 		{"key", good, []grpclimit.Option{grpclimit.WithKey(nil)}},
 		{"key", good, []grpclimit.Option{grpclimit.WithKey(grpclimit.ByMetadata(""))}},
@@ -66,7 +64,7 @@ func TestRefused(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, received int64) {
 		limiter, clock := bucket(t)
 		s := &service{}
-		call := start(s, interceptors(t, grpclimit.One(limiter, 0)))
+		call := start(s, interceptors(t, gate.One(limiter, 0)))
 		require.NoError(t, call(limit(t)))
 		clock.Advance(800 * time.Millisecond)
 
@@ -90,7 +88,7 @@ func TestWaits(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
 		limiter, clock := bucket(t)
 		s := &service{}
-		call := start(s, interceptors(t, grpclimit.One(limiter, time.Second)))
+		call := start(s, interceptors(t, gate.One(limiter, time.Second)))
 		require.NoError(t, call(limit(t)))
 		ended := make(chan error, 1)
 		go func() { ended <- call(limit(t)) }()
@@ -108,7 +106,7 @@ func TestCancelled(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
 		limiter, clock := bucket(t)
 		s := &service{}
-		call := start(s, interceptors(t, grpclimit.One(limiter, 10*time.Second)))
+		call := start(s, interceptors(t, gate.One(limiter, 10*time.Second)))
 		require.NoError(t, call(limit(t)))
 		ctx, cancel := context.WithCancel(limit(t))
 		ended := make(chan error, 1)
@@ -137,7 +135,7 @@ func TestDeadline(t *testing.T) {
 		limiter, err := tokenbucket.NewSmoothBursty("calls", 0.001)
 		require.NoError(t, err)
 		s := &service{}
-		call := start(s, interceptors(t, grpclimit.One(limiter, time.Hour)))
+		call := start(s, interceptors(t, gate.One(limiter, time.Hour)))
 		require.NoError(t, call(limit(t)))
 		err = call(limit(t))
 		require.Equal(t, codes.ResourceExhausted, status.Code(err), err)
@@ -153,7 +151,7 @@ func TestDeadlinePasses(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
 		limiter, clock := bucket(t) // its clock stands still, so the wait outlasts what it looked like
 		s := &service{}
-		call := start(s, interceptors(t, grpclimit.One(limiter, time.Hour)))
+		call := start(s, interceptors(t, gate.One(limiter, time.Hour)))
 		require.NoError(t, call(limit(t)))
 		clock.Advance(time.Second - time.Millisecond)
 		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -177,11 +175,11 @@ func TestDeadlinePasses(t *testing.T) {
 func TestEndedWhenDue(t *testing.T) {
 	limiter, _ := bucket(t)
 	ctx, cancel := context.WithCancel(t.Context())
-	gate := &stub{reserve: func() (*tokenbucket.Reservation, error) {
+	ending := &stub{enter: func() (*gate.Admission, error) {
 		defer cancel()
-		return limiter.TryReserve(ctx, 1, 0)
+		return gate.One(limiter, 0).Enter(ctx, unary)
 	}}
-	_, err := interceptors(t, gate).UnaryServer(ctx, nil, &grpc.UnaryServerInfo{}, nil)
+	_, err := interceptors(t, ending).UnaryServer(ctx, nil, &grpc.UnaryServerInfo{}, nil)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, codes.Canceled, status.Code(err))
 	require.False(t, full(t, limiter))
@@ -189,30 +187,30 @@ func TestEndedWhenDue(t *testing.T) {
 
 // What the interceptor returns to its own process says more than the status.
 func TestErrors(t *testing.T) {
-	call := func(gate grpclimit.Gate) error {
-		return interceptors(t, gate).UnaryClient(t.Context(), unary, nil, nil, nil, nil)
+	call := func(g gate.Gate) error {
+		return interceptors(t, g).UnaryClient(t.Context(), unary, nil, nil, nil, nil)
 	}
 	away := errors.New("dial tcp 192.0.2.1:6379: refused")
 
-	err := call(&stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(3 * time.Second), nil }})
+	err := call(&stub{enter: func() (*gate.Admission, error) { return &gate.Admission{RetryAfter: 3 * time.Second}, nil }})
 	require.ErrorIs(t, err, grpclimit.ErrRefused)
 	var refusal *grpclimit.Error
 	require.ErrorAs(t, err, &refusal)
 	assert.Equal(t, &grpclimit.Error{Method: unary, Key: unary, Code: codes.ResourceExhausted, RetryAfter: 3 * time.Second, Err: grpclimit.ErrRefused}, refusal)
 	assert.EqualError(t, err, `grpclimit: refused: /grpc.testing.TestService/UnaryCall: key "/grpc.testing.TestService/UnaryCall": retry after 3s`)
 
-	err = call(&stub{reserve: func() (*tokenbucket.Reservation, error) { return nil, away }})
+	err = call(&stub{enter: func() (*gate.Admission, error) { return nil, away }})
 	require.ErrorIs(t, err, grpclimit.ErrGate)
 	require.ErrorIs(t, err, away)
 	require.NotErrorIs(t, err, grpclimit.ErrRefused)
 	assert.Contains(t, err.Error(), "192.0.2.1")
 
-	err = call(&stub{reserve: func() (*tokenbucket.Reservation, error) { return nil, nil }})
+	err = call(&stub{enter: func() (*gate.Admission, error) { return nil, nil }})
 	require.ErrorIs(t, err, grpclimit.ErrGate)
 	assert.Equal(t, codes.Unavailable, status.Code(err))
 
 	// The store's own timeout is not the caller's deadline.
-	err = call(&stub{reserve: func() (*tokenbucket.Reservation, error) { return nil, context.DeadlineExceeded }})
+	err = call(&stub{enter: func() (*gate.Admission, error) { return nil, context.DeadlineExceeded }})
 	require.ErrorIs(t, err, grpclimit.ErrGate)
 	assert.Equal(t, codes.Unavailable, status.Code(err))
 }
@@ -220,21 +218,21 @@ func TestErrors(t *testing.T) {
 // A gate that fails does not let calls pass, nor tell the other end about the gate, unless it is told to.
 func TestGateFails(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
-		gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return nil, errors.New("redis at 192.0.2.1") }}
+		failing := &stub{enter: func() (*gate.Admission, error) { return nil, errors.New("redis at 192.0.2.1") }}
 		s := &service{}
-		err := start(s, interceptors(t, gate))(limit(t))
+		err := start(s, interceptors(t, failing))(limit(t))
 		require.Equal(t, codes.Unavailable, status.Code(err), err)
 		require.NotContains(t, status.Convert(err).Message(), "192.0.2.1")
 		require.Zero(t, s.calls.Load())
 
 		var told error
 		pass := grpclimit.WithOnError(func(_ context.Context, _ string, err error) error { told = err; return nil })
-		require.NoError(t, start(s, interceptors(t, gate, pass))(limit(t)))
+		require.NoError(t, start(s, interceptors(t, failing, pass))(limit(t)))
 		require.ErrorIs(t, told, grpclimit.ErrGate)
 		require.EqualValues(t, 1, s.calls.Load())
 
 		other := grpclimit.WithOnError(func(context.Context, string, error) error { return status.Error(codes.Aborted, "no") })
-		require.Equal(t, codes.Aborted, status.Code(start(s, interceptors(t, gate, other))(limit(t))))
+		require.Equal(t, codes.Aborted, status.Code(start(s, interceptors(t, failing, other))(limit(t))))
 	})
 }
 
@@ -244,17 +242,17 @@ func TestGateFailsWithContext(t *testing.T) {
 	pass := grpclimit.WithOnError(func(context.Context, string, error) error { return nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := interceptors(t, grpclimit.One(limiter, 0), pass).UnaryClient(ctx, unary, nil, nil, nil, nil)
+	err := interceptors(t, gate.One(limiter, 0), pass).UnaryClient(ctx, unary, nil, nil, nil, nil)
 	require.Equal(t, codes.Canceled, status.Code(err))
 	require.ErrorIs(t, err, context.Canceled)
 }
 
 func TestSkip(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
-		gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(0), nil }}
+		g := &stub{enter: func() (*gate.Admission, error) { return &gate.Admission{}, nil }}
 		skip := grpclimit.WithSkip(func(_ context.Context, method string) bool { return method != "/another" })
-		require.NoError(t, start(&service{}, interceptors(t, gate, skip))(limit(t)))
-		require.Empty(t, gate.keys)
+		require.NoError(t, start(&service{}, interceptors(t, g, skip))(limit(t)))
+		require.Empty(t, g.keys)
 	})
 }
 
@@ -263,7 +261,7 @@ func TestSwitchedOff(t *testing.T) {
 	limiter, err := tokenbucket.NewSmoothBursty("calls", 0.001, tokenbucket.WithSwitch(func() bool { return false }))
 	require.NoError(t, err)
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
-		call := start(&service{}, interceptors(t, grpclimit.One(limiter, 0)))
+		call := start(&service{}, interceptors(t, gate.One(limiter, 0)))
 		for range 5 {
 			require.NoError(t, call(limit(t)))
 		}
@@ -277,7 +275,7 @@ func TestFleet(t *testing.T) {
 		limiter, err := tokenbucket.NewSmoothBursty("calls", 0.001, tokenbucket.WithMaxPermits(5), tokenbucket.WithInitialPermits(5),
 			tokenbucket.WithStore(tokenbucket.NewRedisScriptStore(server.Client(t))), tokenbucket.WithStoreTimeout(20*time.Second)) // a busy machine is no outage
 		require.NoError(t, err)
-		return interceptors(t, grpclimit.One(limiter, 0))
+		return interceptors(t, gate.One(limiter, 0))
 	}
 	s := &service{}
 	addr, limited := serve(t, s), serve(t, s, onServer(instance())...)
@@ -319,9 +317,15 @@ func TestCancelledWhileRedisHangs(t *testing.T) {
 		tokenbucket.WithStoreTimeout(time.Minute), tokenbucket.WithInitialPermits(0))
 	require.NoError(t, err)
 	reserved := make(chan struct{})
-	log := new(bytes.Buffer)
-	l := interceptors(t, announce{grpclimit.One(limiter, time.Minute), reserved}, grpclimit.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 	ctx, cancel := context.WithCancel(t.Context())
+	l := interceptors(t, &stub{enter: func() (*gate.Admission, error) {
+		r, err := limiter.TryReserve(ctx, 1, time.Minute)
+		if err != nil {
+			return nil, err
+		}
+		close(reserved)
+		return gate.Wait(ctx, r)
+	}})
 	ended := make(chan error, 1)
 	go func() { ended <- l.UnaryClient(ctx, unary, nil, nil, nil, nil) }()
 	<-reserved
@@ -334,22 +338,10 @@ func TestCancelledWhileRedisHangs(t *testing.T) {
 		t.Error("the call waits for Redis")
 	}
 	require.NoError(t, server.Continue())
-	require.Contains(t, log.String(), "a permit may be lost")
 	r, err := limiter.Reserve(limit(t), 1) // it was not lost
 	require.NoError(t, err)
 	require.LessOrEqual(t, r.Delay(), 10*time.Second)
 	require.NoError(t, r.Cancel(limit(t)))
-}
-
-// announce tells when it has reserved.
-type announce struct {
-	grpclimit.Gate
-	reserved chan struct{}
-}
-
-func (g announce) Reserve(ctx context.Context, key string) (*tokenbucket.Reservation, error) {
-	defer close(g.reserved)
-	return g.Gate.Reserve(ctx, key)
 }
 
 func BenchmarkUnaryClient(b *testing.B) {
@@ -357,8 +349,8 @@ func BenchmarkUnaryClient(b *testing.B) {
 	require.NoError(b, err)
 	for _, bench := range []struct {
 		name string
-		gate grpclimit.Gate
-	}{{"no bucket", &passing{}}, {"memory store", grpclimit.One(limiter, time.Second)}} {
+		gate gate.Gate
+	}{{"no bucket", &passing{gate.Admission{OK: true}}}, {"memory store", gate.One(limiter, time.Second)}} {
 		b.Run(bench.name, func(b *testing.B) {
 			l, err := grpclimit.New(bench.gate)
 			require.NoError(b, err)
@@ -373,20 +365,18 @@ func BenchmarkUnaryClient(b *testing.B) {
 	}
 }
 
-type passing struct{ tokenbucket.Reservation }
+type passing struct{ gate.Admission }
 
-func (g *passing) Reserve(context.Context, string) (*tokenbucket.Reservation, error) {
-	return &g.Reservation, nil
-}
+func (g *passing) Enter(context.Context, string) (*gate.Admission, error) { return &g.Admission, nil }
 
 func (g *passing) Penalize(context.Context, string, time.Duration) error { return nil }
 
 // A gate with a deadline of its own refuses, and says when to come again, whether or not the call has a deadline.
 func TestGateWithDeadline(t *testing.T) {
-	gate := &stub{reserve: func() (*tokenbucket.Reservation, error) {
+	g := &stub{enter: func() (*gate.Admission, error) {
 		return nil, &tokenbucket.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}
 	}}
-	l := interceptors(t, gate)
+	l := interceptors(t, g)
 	long, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	for _, ctx := range []context.Context{context.Background(), long} {

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/gate"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // clientStream gives back what its call holds when the stream has ended. gRPC asks of its user to make that known in one of these ways:
@@ -21,19 +21,19 @@ type clientStream struct {
 	leave  func()
 }
 
-// hold returns the stream, which leaves the place when it has ended, whoever ends it.
-func (c *call) hold(stream grpc.ClientStream, p *gate.Place, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
+// hold returns the stream, which leaves when it has ended, whichever side ends it.
+func (c *call) hold(stream grpc.ClientStream, a *gate.Admission, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
 	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: func() {}}
-	if p == nil {
+	if !a.Holds() {
 		return s
 	}
 	ctx, cancel := context.WithCancel(c.ctx)
 	s.leave = func() {
 		cancel()
-		p.Leave()
+		a.Leave()
 	}
 	if cc == nil {
-		context.AfterFunc(ctx, p.Leave)
+		context.AfterFunc(ctx, a.Leave)
 		return s
 	}
 	go func() {

@@ -22,7 +22,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
-	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -85,7 +85,7 @@ func TestConcurrency(t *testing.T) {
 // A row with a window counts calls, and one with a rate besides makes them wait.
 func TestWindow(t *testing.T) {
 	onEverySide(t, func(t *testing.T, start func(*service, *grpclimit.Limiter) func(context.Context) error, _ int64) {
-		r := rows(t, registry.Limit{Name: "calls", Rate: 50, Cache: 1, Window: time.Hour, WindowLimit: 3, Concurrent: 5})
+		r := rows(t, registry.Limit{Name: "calls", Rate: 50, WaitShare: 1, Window: time.Hour, WindowLimit: 3, Concurrent: 5})
 		s := &service{}
 		call := start(s, interceptors(t, r, keyed("calls")))
 		for range 3 {
@@ -327,14 +327,14 @@ func TestStreamEnds(t *testing.T) {
 	}
 }
 
-// places is a gate with a place for everybody, which hears of all who leave.
+// places is a gate that gives each call a place, and counts those that are given back.
 type places struct {
 	stub
 	left chan struct{}
 }
 
-func (g *places) Admit(context.Context, string) (*tokenbucket.Reservation, func(), error) {
-	return &tokenbucket.Reservation{}, func() { g.left <- struct{}{} }, nil
+func (g *places) Enter(context.Context, string) (*gate.Admission, error) {
+	return &gate.Admission{OK: true, Release: func() { g.left <- struct{}{} }}, nil
 }
 
 // A call that never begins holds nothing, and neither does one that panics.
@@ -366,16 +366,17 @@ func TestNotOpened(t *testing.T) {
 	require.Len(t, gate.left, 4)
 }
 
-// holder is a gate that holds a place for each call, whatever else it answers.
+// holder is a gate that holds a place for each call, also beside a refusal or an error.
 type holder struct {
 	places
-	permit *tokenbucket.Reservation
+	refuse bool
 	err    error
 }
 
-func (g *holder) Admit(ctx context.Context, key string) (*tokenbucket.Reservation, func(), error) {
-	_, leave, _ := g.places.Admit(ctx, key)
-	return g.permit, leave, g.err
+func (g *holder) Enter(ctx context.Context, key string) (*gate.Admission, error) {
+	a, _ := g.places.Enter(ctx, key)
+	a.OK = !g.refuse
+	return a, g.err
 }
 
 // What a gate holds for a call that it does not let through goes back at once.
@@ -383,8 +384,7 @@ func TestNotLetThrough(t *testing.T) {
 	for name, gate := range map[string]*holder{
 		"failed":   {err: errors.New("away")},
 		"too long": {err: &tokenbucket.WaitError{Wait: time.Hour, Reason: context.DeadlineExceeded}},
-		"refused":  {permit: httplimit.Refused(time.Second)},
-		"nothing":  {},
+		"refused":  {refuse: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			gate.left = make(chan struct{}, 10)
@@ -412,14 +412,3 @@ func TestMessagesHold(t *testing.T) {
 	require.NoError(t, late.RecvMsg(nil))
 	require.Len(t, gate.left, 4)
 }
-
-// A gate that hides what it can admit refuses rather than to skip something.
-func TestNeedsEntrance(t *testing.T) {
-	r := rows(t, registry.Limit{Name: "calls", NoRate: true, Concurrent: 1})
-	l := interceptors(t, struct{ grpclimit.Gate }{r}, keyed("calls"))
-	err := l.UnaryClient(t.Context(), unary, nil, nil, nil, nil)
-	require.ErrorIs(t, err, grpclimit.ErrGate)
-	require.ErrorIs(t, err, registry.ErrNeedsEnter)
-}
-
-var _ httplimit.Entrance = grpclimit.Entrance(nil)

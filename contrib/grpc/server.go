@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/gate"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // pushback is the trailer by which a server tells a client with a retry policy when to try again (gRFC A6).
@@ -21,9 +21,9 @@ const pushback = "grpc-retry-pushback-ms"
 // caller does. A refusal has a RetryInfo, and the trailer by which clients with a retry policy know when to try again.
 func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	c, err := l.begin(ctx, info.FullMethod)
-	var p *gate.Place
+	var a *gate.Admission
 	if err == nil && c != nil {
-		p, err = c.enter()
+		a, err = c.enter()
 	}
 	if err != nil {
 		if md := retryLater(err); md != nil {
@@ -31,7 +31,7 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 		}
 		return nil, err
 	}
-	defer p.Leave()
+	defer a.Leave()
 	return handler(ctx, req)
 }
 
@@ -49,12 +49,12 @@ func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.Str
 		defer s.end()
 		return handler(srv, s)
 	}
-	p, err := c.enter()
+	a, err := c.enter()
 	if err != nil {
 		stream.SetTrailer(retryLater(err))
 		return err
 	}
-	defer p.Leave()
+	defer a.Leave()
 	return handler(srv, stream)
 }
 
@@ -64,9 +64,9 @@ type serverStream struct {
 	call *call
 	err  error
 
-	mu    sync.Mutex
-	place *gate.Place // of the last message
-	ended bool        // the service has returned, though it may still read
+	mu        sync.Mutex
+	admission *gate.Admission // of the last message
+	ended     bool            // the service has returned, though it may still read
 }
 
 // RecvMsg takes the permit after the message: while none arrives, none is taken, and the end of the stream costs none.
@@ -78,20 +78,20 @@ func (s *serverStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	p, err := s.call.enter()
+	a, err := s.call.enter()
 	if s.err = err; err != nil {
 		s.SetTrailer(retryLater(err))
 		return err
 	}
-	s.holds(p)
+	s.holds(a)
 	return nil
 }
 
 // holds leaves what the last message held, for that of the next.
-func (s *serverStream) holds(next *gate.Place) {
+func (s *serverStream) holds(next *gate.Admission) {
 	s.mu.Lock()
-	last, ended := s.place, s.ended
-	s.place = next
+	last, ended := s.admission, s.ended
+	s.admission = next
 	s.mu.Unlock()
 	last.Leave()
 	if ended {

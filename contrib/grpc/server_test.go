@@ -14,7 +14,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
-	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // With WithMessages, a permit is taken for each message that a service receives: it reads no faster than permits come.
@@ -23,7 +23,7 @@ func TestMessages(t *testing.T) {
 		t.Run(kind.name, func(t *testing.T) {
 			limiter, clock := bucket(t)
 			s := &service{}
-			l := interceptors(t, grpclimit.One(limiter, time.Second), grpclimit.WithMessages())
+			l := interceptors(t, gate.One(limiter, time.Second), grpclimit.WithMessages())
 			client := dial(t, serve(t, s, onServer(l)...))
 			ended := make(chan error, 1)
 			go func() { ended <- kind.call(limit(t), client) }()
@@ -45,7 +45,7 @@ func TestMessages(t *testing.T) {
 func TestMessageRefused(t *testing.T) {
 	limiter, _ := bucket(t)
 	s := &service{}
-	client := dial(t, serve(t, s, onServer(interceptors(t, grpclimit.One(limiter, 0), grpclimit.WithMessages()))...))
+	client := dial(t, serve(t, s, onServer(interceptors(t, gate.One(limiter, 0), grpclimit.WithMessages()))...))
 	stream, err := client.FullDuplexCall(limit(t))
 	require.NoError(t, err)
 	require.NoError(t, stream.Send(&pb.StreamingOutputCallRequest{}))
@@ -63,8 +63,8 @@ func TestMessageRefused(t *testing.T) {
 
 // A service that reads on after a refusal gets the same answer, and asks the gate no more.
 func TestMessageRefusedForGood(t *testing.T) {
-	gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(time.Second), nil }}
-	l := interceptors(t, gate, grpclimit.WithMessages())
+	g := &stub{enter: func() (*gate.Admission, error) { return &gate.Admission{RetryAfter: time.Second}, nil }}
+	l := interceptors(t, g, grpclimit.WithMessages())
 	err := l.StreamServer(nil, &fakeStream{ctx: t.Context()}, &grpc.StreamServerInfo{FullMethod: unary}, func(_ any, stream grpc.ServerStream) error {
 		first := stream.RecvMsg(nil)
 		require.ErrorIs(t, first, grpclimit.ErrRefused)
@@ -72,7 +72,7 @@ func TestMessageRefusedForGood(t *testing.T) {
 		return first
 	})
 	require.ErrorIs(t, err, grpclimit.ErrRefused)
-	require.Len(t, gate.keys, 1)
+	require.Len(t, g.keys, 1)
 }
 
 type fakeStream struct {
@@ -96,8 +96,8 @@ func TestPushback(t *testing.T) {
 		{time.Millisecond + 1, "2"},
 		{1<<63 - 1, "2147483647"},
 	} {
-		gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return httplimit.Refused(test.after), nil }}
-		client := dial(t, serve(t, &service{}, onServer(interceptors(t, gate))...))
+		g := &stub{enter: func() (*gate.Admission, error) { return &gate.Admission{RetryAfter: test.after}, nil }}
+		client := dial(t, serve(t, &service{}, onServer(interceptors(t, g))...))
 		var trailer metadata.MD
 		_, err := client.UnaryCall(limit(t), &pb.SimpleRequest{}, grpc.Trailer(&trailer))
 		require.Equal(t, codes.ResourceExhausted, status.Code(err))
@@ -109,8 +109,8 @@ func TestPushback(t *testing.T) {
 		require.Equal(t, codes.ResourceExhausted, status.Code(err))
 		require.Equal(t, []string{test.want}, stream.Trailer()["grpc-retry-pushback-ms"])
 	}
-	gate := &stub{reserve: func() (*tokenbucket.Reservation, error) { return nil, context.Canceled }}
-	client := dial(t, serve(t, &service{}, onServer(interceptors(t, gate))...))
+	g := &stub{enter: func() (*gate.Admission, error) { return nil, context.Canceled }}
+	client := dial(t, serve(t, &service{}, onServer(interceptors(t, g))...))
 	var trailer metadata.MD
 	_, err := client.UnaryCall(limit(t), &pb.SimpleRequest{}, grpc.Trailer(&trailer))
 	require.Equal(t, codes.Unavailable, status.Code(err))
@@ -124,7 +124,7 @@ func TestRetryPolicy(t *testing.T) {
 			limiter, err := tokenbucket.NewSmoothBursty("calls", 20)
 			require.NoError(t, err)
 			s := &service{}
-			client := dial(t, serve(t, s, onServer(interceptors(t, grpclimit.One(limiter, 0)))...), grpc.WithDefaultServiceConfig(
+			client := dial(t, serve(t, s, onServer(interceptors(t, gate.One(limiter, 0)))...), grpc.WithDefaultServiceConfig(
 				`{"methodConfig": [{"name": [{}], "retryPolicy": {"maxAttempts": 5, "initialBackoff": "3600s", "maxBackoff": "3600s",
 				"backoffMultiplier": 1, "retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`))
 			require.NoError(t, kind.call(limit(t), client))

@@ -12,16 +12,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
 )
 
-// The real SDK, spans recorded and thrown away: a span is made for what waited or failed.
+// BenchmarkObserver measures the events with the SDK. Spans of calls that waited or failed are recorded and discarded.
 func BenchmarkObserver(b *testing.B) {
 	ctx := context.Background()
 	granted := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true}
-	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: "snapshot"}
+	refused := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, By: tokenbucket.BySnapshot}
 	waited := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Granted: true, Wait: 20 * time.Millisecond}
 	failed := tokenbucket.Decision{Bucket: "/ibe/AvailFare", Permits: 1, Err: telemetrytest.Wrap(tokenbucket.ErrStoreTimeout)}
 	trip := tokenbucket.Trip{Bucket: "/ibe/AvailFare", Requests: 8, Elapsed: 100 * time.Microsecond}
 
-	x := newTelemetry(b)
+	x := newSDK(b)
 	recorded := sdktrace.NewTracerProvider()
 	b.Cleanup(func() { _ = recorded.Shutdown(ctx) })
 	observer := x.observe(b, tbotel.WithTracerProvider(recorded))

@@ -1,53 +1,64 @@
 package otel
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
+	semconv "go.opentelemetry.io/otel/semconv/v1.39.0"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
-// Attributes. Those of spans alone are the last two.
+// spanName is the same for all buckets, because backends group spans by name.
+const spanName = "tokenbucket.acquire"
+
+// Attributes that only spans have.
 const (
-	bucketKey  = attribute.Key("tokenbucket.bucket")
-	outcomeKey = attribute.Key("tokenbucket.outcome")
-	deciderKey = attribute.Key("tokenbucket.decider")
-	shadowKey  = attribute.Key("tokenbucket.shadow")
-	useKey     = attribute.Key("tokenbucket.lease.use")
-	policyKey  = attribute.Key("tokenbucket.policy")
 	permitsKey = attribute.Key("tokenbucket.permits")
 	waitKey    = attribute.Key("tokenbucket.wait")
 )
 
-// spanName is the same for all buckets, as names of spans are grouped by.
-const spanName = "tokenbucket.acquire"
+// Attributes that metrics have too.
+var (
+	bucketKey  = metricKey(telemetry.BucketLabel)
+	outcomeKey = metricKey(telemetry.OutcomeLabel)
+	deciderKey = metricKey(telemetry.DeciderLabel)
+	shadowKey  = metricKey(telemetry.ShadowLabel)
+)
 
+func metricKey(l telemetry.Label) attribute.Key {
+	return attribute.Key(telemetry.Limiter.LabelName(telemetry.OpenTelemetry, l))
+}
+
+// spans creates the spans of decisions.
 type spans struct {
 	tracer     trace.Tracer
 	which      Spans
-	attributes []attribute.KeyValue
+	attributes []attribute.KeyValue // of all spans
 }
 
-// decided makes the span when the call is over. One begun before would be made for every call, of which most need none; and
-// whoever looks at the trace sees no difference.
-func (s *spans) decided(ctx context.Context, d *tokenbucket.Decision) {
+func newSpans(o *options) *spans {
+	return &spans{o.tracers.Tracer(Scope, trace.WithSchemaURL(semconv.SchemaURL)), o.spans, o.attributes}
+}
+
+// record creates the span of a decision. It runs when the call is over, because most calls need no span, and a span that starts in the past
+// looks the same in a trace.
+func (s *spans) record(ctx context.Context, d *tokenbucket.Decision) {
 	waited := d.Granted && d.Wait > 0 && !d.Shadow
 	if s.which == NoSpans || s.which == SpansOfWaits && !waited && d.Err == nil {
 		return
 	}
-	end := time.Now()
+	end, labels := time.Now(), telemetry.LabelsOf(d)
 	attributes := append(slices.Clip(s.attributes),
-		bucketKey.String(d.Bucket), permitsKey.Int(d.Permits), outcomeKey.String(telemetry.OutcomeOf(d).String()),
-		deciderKey.String(cmp.Or(d.By, telemetry.Deciders[0])), shadowKey.Bool(d.Shadow), waitKey.Float64(d.Wait.Seconds()))
+		bucketKey.String(d.Bucket), permitsKey.Int(d.Permits), outcomeKey.String(labels.Outcome.String()),
+		deciderKey.String(labels.Decider.String()), shadowKey.Bool(d.Shadow), waitKey.Float64(d.Wait.Seconds()))
 	if d.Err != nil {
-		attributes = append(attributes, errorType(telemetry.KindOf(d.Err)))
+		attributes = append(attributes, semconv.ErrorTypeKey.String(labels.Kind.ErrorType()))
 	}
 	_, span := s.tracer.Start(ctx, spanName, trace.WithTimestamp(end.Add(-d.Elapsed)), trace.WithAttributes(attributes...))
 	if d.Err != nil {

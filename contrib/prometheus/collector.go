@@ -1,56 +1,92 @@
 package prometheus
 
 import (
+	"context"
+	"errors"
+	"fmt"
+
 	prom "github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
-// collector is all metrics of package tokenbucket in a registerer: those of calls, and what only buckets have.
+// collector holds all metrics of one package in a registerer.
 type collector struct {
-	calls
-	leases    *prom.CounterVec // bucket, use
-	lockWaits prom.Observer
-	inForce   *prom.GaugeVec // policy
-	store     telemetry.Store
+	*telemetry.Recorder
+	options *options // of the observer that registered it
+	vectors []prom.Collector
+	gauges  map[string]*prom.Desc // by name; their values are collected from the recorder
 }
 
-func newCollector(maxBuckets int, bounds []float64) *collector {
-	c := &collector{calls: calls{of: telemetry.Limiter, maxBuckets: maxBuckets, bounds: bounds}}
-	c.make()
-	c.leases = c.counters("lease_permits_total", telemetry.HelpLeases, "bucket", "use")
-	c.lockWaits = c.histograms("lock_wait_duration_seconds", telemetry.HelpLockWaits, telemetry.LockWaits).WithLabelValues()
-	c.inForce = c.gauges("policy_in_force", telemetry.HelpInForce, "policy")
-	for _, p := range telemetry.Policies {
-		c.inForce.WithLabelValues(p)
+func newCollector(p telemetry.Package, o *options) *collector {
+	c := &collector{options: o, gauges: map[string]*prom.Desc{}}
+	r, err := telemetry.NewRecorder(p, telemetry.Prometheus, &o.Options, c.create)
+	if err != nil {
+		panic(err) // create returns no error
 	}
+	c.Recorder = r
 	return c
 }
 
-func (c *collector) leased(name string, permits, spent int) {
-	b := c.names.Of(name)
-	l := b.Lease(func() leases {
-		return leases{c.leases.WithLabelValues(b.Name, "used"), c.leases.WithLabelValues(b.Name, "unused")}
+func (c *collector) create(m telemetry.Metric) (telemetry.Instrument, error) {
+	switch m.Type {
+	case telemetry.Counter:
+		v := prom.NewCounterVec(prom.CounterOpts{Name: m.Name, Help: m.Help}, m.LabelNames)
+		c.vectors = append(c.vectors, v)
+		return func(values []string) telemetry.Series {
+			counter := v.WithLabelValues(values...)
+			return func(_ context.Context, value float64) { counter.Add(value) }
+		}, nil
+	case telemetry.Histogram:
+		v := prom.NewHistogramVec(prom.HistogramOpts{Name: m.Name, Help: m.Help, Buckets: m.Bounds}, m.LabelNames)
+		c.vectors = append(c.vectors, v)
+		return func(values []string) telemetry.Series {
+			histogram := v.WithLabelValues(values...)
+			return func(_ context.Context, value float64) { histogram.Observe(value) }
+		}, nil
+	}
+	c.gauges[m.Name] = prom.NewDesc(m.Name, m.Help, m.LabelNames, nil)
+	return nil, nil
+}
+
+// Describe sends the descriptions of all metrics to the registry.
+func (c *collector) Describe(to chan<- *prom.Desc) {
+	for _, v := range c.vectors {
+		v.Describe(to)
+	}
+	for _, d := range c.gauges {
+		to <- d
+	}
+}
+
+// Collect sends all series to the registry.
+func (c *collector) Collect(to chan<- prom.Metric) {
+	for _, v := range c.vectors {
+		v.Collect(to)
+	}
+	c.Gauges(func(m *telemetry.Metric, labels []string, value int) {
+		to <- prom.MustNewConstMetric(c.gauges[m.Name], prom.GaugeValue, float64(value), labels...)
 	})
-	used, unused := telemetry.Lease(permits, spent)
-	l.used.Add(float64(used))
-	l.unused.Add(float64(unused))
 }
 
-func (c *collector) tripped(t tokenbucket.Trip) {
-	if t.LockWait > 0 { // the zeros would be all that the script store has to tell
-		c.lockWaits.Observe(t.LockWait.Seconds())
+// register returns a collector of a package's events that is registered: the one that an earlier call registered, if its bounds are the same.
+func register(registerer prom.Registerer, p telemetry.Package, o *options) (*collector, error) {
+	c := newCollector(p, o)
+	err := registerer.Register(c)
+	if err == nil {
+		return c, nil
 	}
-	c.calls.tripped(t.Requests, t.Elapsed.Seconds(), t.Err)
-}
-
-func (c *collector) noticed(h tokenbucket.Health) {
-	c.health.Lock()
-	defer c.health.Unlock()
-	begins, ends := c.store.Noticed(h)
-	c.turned(begins, ends, c.store.Away, h.After.Seconds())
-	for i, p := range telemetry.Policies {
-		c.inForce.WithLabelValues(p).Set(float64(telemetry.Index(c.store.InForce[i])))
+	var already prom.AlreadyRegisteredError
+	if !errors.As(err, &already) {
+		return nil, fmt.Errorf("prometheus: %w: %w", tokenbucket.ErrInvalidConfig, err)
 	}
+	before, ok := already.ExistingCollector.(*collector)
+	if !ok {
+		return nil, fmt.Errorf("prometheus: %w: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
+	}
+	if !before.options.SameBounds(&o.Options) {
+		return nil, fmt.Errorf("prometheus: %w: %v: want %v, as registered before", tokenbucket.ErrInvalidConfig, &o.Options, &before.options.Options)
+	}
+	return before, nil
 }

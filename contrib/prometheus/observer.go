@@ -1,138 +1,94 @@
 package prometheus
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"slices"
 
 	prom "github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
 // Other is the label value that buckets beyond the bound share.
 const Other = telemetry.OtherBuckets
 
-// Option configures an observer. An option with a bad value makes New fail.
+// Option configures an observer. An invalid value makes the constructor fail.
 type Option func(*options)
 
-type options struct {
-	label      func(string) string
-	maxBuckets int
-	waits      []float64
-	err        error
-}
+type options struct{ telemetry.Options }
 
-func (o *options) fail(field string, value any, want string) {
-	if o.err == nil {
-		o.err = fmt.Errorf("prometheus: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
-	}
-}
-
-// WithBuckets sets how the name of a bucket becomes the value of the label bucket: many buckets may share one, and ""
-// leaves the label out. It is called for every decision, by many goroutines at once, so it must be fast. Default: the name
-// itself.
-func WithBuckets(label func(name string) string) Option {
-	return func(o *options) {
-		if label == nil {
-			o.fail("buckets", "nil", "a function")
-		}
-		o.label = label
-	}
-}
-
-// WithMaxBuckets bounds how many values the label bucket has, from 1 to 10,000: the first n that come have their own, all
-// further ones are Other. A value costs about 30 series. Default 200.
-func WithMaxBuckets(n int) Option {
-	return func(o *options) {
-		if n < 1 || n > telemetry.MostBuckets {
-			o.fail("max buckets", n, "1 to 10000")
-		}
-		o.maxBuckets = n
-	}
-}
-
-// WithWaitBounds sets the upper bounds, in seconds and ascending, of the histogram of waits. Default: 15 bounds from 1 ms
-// to 60 s.
-func WithWaitBounds(seconds ...float64) Option {
-	return func(o *options) {
-		ascending := len(seconds) > 0
-		for i, s := range seconds {
-			ascending = ascending && s > 0 && (i == 0 || s > seconds[i-1])
-		}
-		if !ascending {
-			o.fail("wait bounds", seconds, "at least one, above 0 and ascending")
-		}
-		o.waits = slices.Clone(seconds)
-	}
-}
-
-// New registers the collectors and returns an observer that feeds them; one observer may serve any number of limiters.
+// WithBuckets sets the function that returns the value of the label bucket for the name of a bucket. Several buckets may share a value; ""
+// leaves the label out. The function is called for every decision, concurrently, so it must be fast.
 //
-// A second New with the same registerer shares the collectors of the first, [WithBuckets] being its own; it must have the
-// same bound and the same wait bounds. Processes with several stores tell them apart by a registerer each:
+// Default: the name itself, or for a registry's buckets of single keys (registry.Limit.PerKey) the name of their row, so that callers cannot
+// create series. A function that returns the name gives each key series of its own. By default, a bucket whose name is Other is in quotes.
+func WithBuckets(label func(name string) string) Option {
+	return func(o *options) { o.SetBuckets(label) }
+}
+
+// WithMaxBuckets bounds how many values the label bucket has, from 1 to 10,000: the first n get their own, all further ones become Other. A
+// value costs about 30 series. Default 200.
+func WithMaxBuckets(n int) Option {
+	return func(o *options) { o.SetMaxBuckets(n) }
+}
+
+// WithWaitBounds sets the upper bounds of the histogram of waits, in seconds and ascending. Default: 15 bounds from 1 ms to 60 s.
+func WithWaitBounds(seconds ...float64) Option {
+	return func(o *options) { o.SetWaits(slices.Clone(seconds)) }
+}
+
+// New registers the collector of package tokenbucket's metrics and returns an observer that feeds it. One observer may serve any number of
+// limiters.
+//
+// A second New with the same registerer shares the collector of the first. It may have [WithBuckets] of its own, but must have the same
+// bound and the same wait bounds. A process with several stores tells them apart by a registerer for each:
 // prometheus.WrapRegistererWith(prometheus.Labels{"store": "eu"}, registerer).
 //
-// Errors match tokenbucket.ErrInvalidConfig; what the registerer objected to, a metric of the same name say, is wrapped.
+// Errors match tokenbucket.ErrInvalidConfig. They wrap the registerer's error, for instance about a metric of the same name.
 func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, error) {
-	o, err := settle(registerer, opts)
+	c, o, err := observe(registerer, telemetry.Limiter, opts)
 	if err != nil {
 		return tokenbucket.Observer{}, err
 	}
-	c, err := register(registerer, newCollector(o.maxBuckets, o.waits))
-	if err != nil {
-		return tokenbucket.Observer{}, err
-	}
-	return tokenbucket.Observer{
-		Decision: func(_ context.Context, d tokenbucket.Decision) { c.decided(o.label(d.Bucket), &d) },
-		Lease:    func(bucket string, permits, used int) { c.leased(o.label(bucket), permits, used) },
-		Trip:     c.tripped,
-		Health:   c.noticed,
-	}, nil
+	return c.Limiter(&o.Options), nil
 }
 
-// settle is the options of a constructor.
-func settle(registerer prom.Registerer, opts []Option) (*options, error) {
-	o := &options{label: func(name string) string { return name }, maxBuckets: telemetry.DefaultMaxBuckets, waits: telemetry.Waits}
+// NewSlidingWindow is New for package slidingwindow. What the options call a bucket is a limiter here.
+func NewSlidingWindow(registerer prom.Registerer, opts ...Option) (slidingwindow.Observer, error) {
+	c, o, err := observe(registerer, telemetry.SlidingWindow, opts)
+	if err != nil {
+		return slidingwindow.Observer{}, err
+	}
+	return c.SlidingWindow(&o.Options), nil
+}
+
+// NewSemaphore is New for package semaphore. What the options call a bucket is a semaphore here.
+func NewSemaphore(registerer prom.Registerer, opts ...Option) (semaphore.Observer, error) {
+	c, o, err := observe(registerer, telemetry.Semaphore, opts)
+	if err != nil {
+		return semaphore.Observer{}, err
+	}
+	return c.Semaphore(&o.Options), nil
+}
+
+// observe returns the registered collector of a package's events, and the options of the new observer.
+func observe(registerer prom.Registerer, p telemetry.Package, opts []Option) (*collector, *options, error) {
+	o := &options{telemetry.NewOptions("prometheus")}
 	if telemetry.IsNil(registerer) {
-		o.fail("registerer", "nil", "a registerer")
+		o.Fail("registerer", "nil", "a registerer")
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			o.fail("option", "nil", "no nil options")
+			o.Fail("option", "nil", "no nil options")
 			break
 		}
 		opt(o)
 	}
-	return o, o.err
-}
-
-// bounded is a collector, with how many names it tells apart and the bounds of its waits.
-type bounded interface {
-	prom.Collector
-	bound() (maxBuckets int, waits []float64)
-}
-
-// register returns the collector, or the one that is registered in its place already.
-func register[C bounded](registerer prom.Registerer, c C) (none C, err error) {
-	if err = registerer.Register(c); err == nil {
-		return c, nil
+	if err := o.Err(); err != nil {
+		return nil, nil, err
 	}
-	var already prom.AlreadyRegisteredError
-	if !errors.As(err, &already) {
-		return none, fmt.Errorf("prometheus: %w: %w", tokenbucket.ErrInvalidConfig, err)
-	}
-	before, ok := already.ExistingCollector.(C)
-	if !ok {
-		return none, fmt.Errorf("prometheus: %w: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
-	}
-	if !sameBounds(before, c) {
-		n, waits := c.bound()
-		m, registered := before.bound()
-		return none, fmt.Errorf("prometheus: %w: max buckets %d and wait bounds %v: want %d and %v, as registered before",
-			tokenbucket.ErrInvalidConfig, n, waits, m, registered)
-	}
-	return before, nil
+	c, err := register(registerer, p, o)
+	return c, o, err
 }
