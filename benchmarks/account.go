@@ -9,19 +9,19 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// tolerance, in permits: the buckets' arithmetic is in float64, and overlooks the lack of a billionth of a permit.
+// tolerance returns the allowed error, in permits. The buckets' arithmetic is in float64, and ignores a missing billionth of a permit.
 func tolerance(granted int64) float64 { return 1e-3 + 1e-9*float64(granted) }
 
-// account audits buckets of this library while they are measured.
+// account audits buckets of this library during a measurement.
 type account struct {
 	buckets *tokenBuckets
 	begun   []tokenbucket.PermitBucket // before the first permit was taken
-	since   []tokenbucket.PermitBucket // after it
-	first   int64                      // permits taken between the two
-	granted int64                      // and after that
+	since   []tokenbucket.PermitBucket // after the first permit was taken
+	first   int64                      // permits taken between begun and since
+	granted int64                      // permits taken after since
 }
 
-// openAccount takes a permit from each bucket, so that all exist, and notes what they hold.
+// openAccount takes a permit from each bucket, so that all exist, and records their state.
 func openAccount(t *tokenBuckets) (*account, error) {
 	a := &account{buckets: t}
 	var err error
@@ -41,7 +41,7 @@ func openAccount(t *tokenBuckets) (*account, error) {
 	return a, err
 }
 
-// states looks at all buckets, at many at a time: there may be thousands.
+// states reads the state of all buckets, many of them concurrently, since there may be thousands.
 func (t *tokenBuckets) states() ([]tokenbucket.PermitBucket, error) {
 	all := make([]tokenbucket.PermitBucket, len(t.limiters))
 	var next atomic.Int64
@@ -64,7 +64,7 @@ func (t *tokenBuckets) states() ([]tokenbucket.PermitBucket, error) {
 	return all, nil
 }
 
-// check holds what was granted against what the buckets say.
+// check compares the granted permits with the state of the buckets.
 func (a *account) check() error {
 	now, err := a.buckets.states()
 	if err != nil {
@@ -79,7 +79,7 @@ func (a *account) check() error {
 	return a.checkSum(now)
 }
 
-// checkBound: no more than the buckets held and what has accrued, and one permit.
+// checkBound checks that no more permits were granted than the buckets held, plus what has accrued, plus one.
 func (a *account) checkBound(now []tokenbucket.PermitBucket) error {
 	var most float64
 	for i := range now {
@@ -92,8 +92,8 @@ func (a *account) checkBound(now []tokenbucket.PermitBucket) error {
 	return nil
 }
 
-// checkSum: what is missing from the buckets was granted, to the permit. A bucket that was full meanwhile has lost what
-// accrued; it began a new epoch then.
+// checkSum checks that the permits missing from the buckets equal the granted ones exactly. A bucket that was full in between has lost what
+// accrued; its new epoch shows that.
 func (a *account) checkSum(now []tokenbucket.PermitBucket) error {
 	var missing float64
 	for i := range now {
@@ -112,7 +112,7 @@ func (a *account) checkSum(now []tokenbucket.PermitBucket) error {
 	return nil
 }
 
-// worth is what the bucket holds, less its debt.
+// worth returns the stored permits of a bucket minus its debt.
 func worth(b *tokenbucket.PermitBucket) float64 {
 	owed := float64(b.NextFreeTicketMicros-b.SeenMicros) - b.CarryMicros
 	return b.StoredPermits - owed/b.IntervalMicros

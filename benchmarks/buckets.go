@@ -16,14 +16,14 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// sampled is how many of the buckets are asked, spread evenly over all: more than fit a processor's nearest caches, and
-// few enough that this process' own memory does not grow with Redis'.
+// sampled is the number of buckets that are called, spread evenly over all. They exceed a processor's nearest caches, but are few enough that
+// the memory of this process does not grow with that of Redis.
 const sampled = 20_000
 
-// expiryLimit is how long Redis may take to expire everything.
+// expiryLimit bounds the time that Redis takes to expire all keys.
 const expiryLimit = time.Minute
 
-// keyPrefix makes our keys as long as redis_rate's, which begin with "rate:".
+// keyPrefix makes this library's keys as long as those of redis_rate, which begin with "rate:".
 const keyPrefix = "rate"
 
 // crowd is a redis-server with very many buckets.
@@ -34,9 +34,9 @@ type crowd struct {
 	empty  int64 // used_memory before the last database was filled
 }
 
-// manyBuckets measures what a bucket costs in Redis, what a call costs beside many others, and that they go away.
+// manyBuckets measures the memory of a bucket in Redis and the time of a call beside many other buckets. It checks that all buckets expire.
 func manyBuckets(b *bench, o *outcome) error {
-	server, err := redistest.StartMain() // of its own, whose memory is the buckets' alone
+	server, err := redistest.StartMain() // a server of its own, which holds only the buckets
 	if err != nil {
 		return err
 	}
@@ -51,7 +51,7 @@ func manyBuckets(b *bench, o *outcome) error {
 	return nil
 }
 
-// client of one database of the server. Databases keep their keys in tables of their own.
+// client returns a client of one database of the server. Each database has its own key table.
 func (c *crowd) client(db int) *redis.Client {
 	client := redis.NewClient(&redis.Options{Addr: c.server.Addr, DB: db, PoolSize: connections, PoolTimeout: time.Minute})
 	c.opened = append(c.opened, client)
@@ -64,7 +64,7 @@ func (c *crowd) close() {
 	}
 }
 
-// memory compares what a bucket takes in Redis with a redis_rate key of the same length and limit.
+// memory compares the memory of a bucket in Redis with that of a redis_rate key of the same length and limit.
 func (c *crowd) memory(o *outcome) error {
 	l := limit{Rate: 5, Burst: 100}
 	client := c.client(0)
@@ -94,7 +94,7 @@ func (c *crowd) memory(o *outcome) error {
 
 func tokenBucketKey(name string) string { return keyPrefix + "{" + name + "}" }
 
-// bytes is the memory that each of many buckets takes, and the length of its key.
+// bytes returns the mean memory of many buckets, and the length of their keys.
 func (c *crowd) bytes(client *redis.Client, format string, open func(string) (limiter, error), key func(string) string) (float64, int, error) {
 	before, err := usedMemory(c.ctx, client)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c *crowd) bytes(client *redis.Client, format string, open func(string) (li
 	if err != nil {
 		return 0, 0, err
 	}
-	for range 3 { // so that the state has the digits that states have
+	for range 3 { // so that the state has a typical number of digits
 		if err := mustGrant(l); err != nil {
 			return 0, 0, err
 		}
@@ -131,10 +131,9 @@ func mustGrant(l limiter) error {
 	return err
 }
 
-// multiply copies the state of bucket 0, which exists, to n−1 others, and checks that they exist, take no less than it
-// and will expire.
+// multiply copies the state of bucket 0, which must exist, to n−1 others. It checks that the copies exist, are no smaller and have an expiry.
 func (c *crowd) multiply(db, n int, key func(int) string) error {
-	client := c.client(db) // of its own: its buffers are gone when memory is measured
+	client := c.client(db) // a client of its own, whose buffers are freed before memory is measured
 	defer client.Close()
 	state, err := client.Get(c.ctx, key(0)).Result()
 	if err != nil {
@@ -162,7 +161,7 @@ func (c *crowd) multiply(db, n int, key func(int) string) error {
 	return c.checkKeys(client, db, n)
 }
 
-// pipeline calls for each number up to n, a thousand commands a round trip.
+// pipeline calls add for each number below n, and sends a thousand commands in each round trip.
 func (c *crowd) pipeline(client *redis.Client, n int, what string, add func(redis.Pipeliner, int)) error {
 	const batch = 1000
 	for i := 0; i < n; i += batch {
@@ -182,7 +181,7 @@ func (c *crowd) pipeline(client *redis.Client, n int, what string, add func(redi
 
 var keyspace = regexp.MustCompile(`(?m)^db(\d+):keys=(\d+),expires=(\d+)`)
 
-// checkKeys: the database has n keys, each with an expiry.
+// checkKeys checks that the database has n keys, each with an expiry.
 func (c *crowd) checkKeys(client *redis.Client, db, n int) error {
 	info, err := client.Info(c.ctx, "keyspace").Result()
 	if err != nil {
@@ -214,14 +213,14 @@ func usedMemory(ctx context.Context, client *redis.Client) (int64, error) {
 	return strconv.ParseInt(m[1], 10, 64)
 }
 
-// sizes are how many buckets there are, each in a database of its own.
+// sizes returns the numbers of buckets to measure. Each number uses a database of its own.
 func (c *crowd) sizes() []int {
 	return slices.Compact([]int{1, 1000, max(1000, c.buckets/10), c.buckets})
 }
 
 func crowdName(i int) string { return fmt.Sprintf("t%07d", i) }
 
-// times measures one caller beside more and more buckets.
+// times measures the calls of one caller beside increasing numbers of buckets.
 func (c *crowd) times(o *outcome) error {
 	var cs []*contender
 	for db, n := range c.sizes() {
@@ -238,7 +237,7 @@ func (c *crowd) times(o *outcome) error {
 	for range cs {
 		total = append(total, counts{})
 	}
-	// A lone caller's time depends on which core answers; more rounds even that out.
+	// The time of a single caller depends on the core that the server runs on. More rounds average that out.
 	err := c.alternate(cs, 3*c.rounds, under, func(ct *contender, n counts) { total[slices.Index(cs, ct)].add(&n) })
 	if err != nil {
 		return err
@@ -257,7 +256,7 @@ func (c *crowd) times(o *outcome) error {
 	return nil
 }
 
-// settleIn fills a database and opens the sample that is asked.
+// settleIn fills a database and opens the sample of buckets that is called.
 func (c *crowd) settleIn(db, n int) (*contender, error) {
 	name := fmt.Sprintf("%d buckets", n)
 	if n == 1 {
@@ -287,13 +286,13 @@ func (c *crowd) settleIn(db, n int) (*contender, error) {
 	return ct, err
 }
 
-// expiry lets all buckets expire and waits until Redis has its memory back.
+// expiry expires all buckets, and waits until Redis has freed their memory.
 func (c *crowd) expiry(o *outcome) error {
 	sizes := c.sizes()
 	db, n := len(sizes)-1, c.buckets
 	client := c.client(db)
 	defer client.Close()
-	if err := c.checkKeys(client, db, n); err != nil { // those that were asked since have been written anew
+	if err := c.checkKeys(client, db, n); err != nil { // the sampled buckets have been written again
 		o.violate(err)
 	}
 	full, err := usedMemory(c.ctx, client)
@@ -325,7 +324,7 @@ func (c *crowd) gone(client *redis.Client) error {
 	return err
 }
 
-// memoryBack compares with the server before the last database was filled. Redis takes a moment to shrink its tables.
+// memoryBack waits until the server's memory is back to that before the last database was filled. Redis takes a moment to shrink its tables.
 func (c *crowd) memoryBack(o *outcome, client *redis.Client, full int64) error {
 	const enough = 0.95
 	share := math.NaN()

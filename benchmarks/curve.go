@@ -2,7 +2,7 @@ package main
 
 import "slices"
 
-// point is a rival's throughput with so many callers.
+// point is a rival's throughput at a number of callers.
 type point struct {
 	callers   int
 	perSecond float64
@@ -14,10 +14,10 @@ type line struct {
 	points []point
 }
 
-// curveCallers double up to where most servers' connections end.
+// curveCallers double up to the usual limit of a server's connections.
 var curveCallers = []int{1, 2, 4, 8, 16, 32, 64, 128, 256, 512}
 
-// curve measures the throughput on one bucket over the number of callers. It has many points, and each is shorter.
+// curve measures the throughput on one bucket over the number of callers. Its rounds are shorter, since there are many points.
 func curve(b *bench, o *outcome) error {
 	callers := curveCallers
 	if b.quick {

@@ -23,7 +23,7 @@ const (
 	fleetLongest   = 3 * time.Second
 )
 
-// assignment is what a child is told, on a line of its standard input.
+// assignment is the work of a child. It is sent as a line of the child's standard input.
 type assignment struct {
 	Addr  string
 	Rival string
@@ -32,12 +32,12 @@ type assignment struct {
 	Load  load
 }
 
-// report is what it answers.
+// report is the child's reply, a line of its standard output.
 type report struct {
 	Warmup, Run counts
 }
 
-// child works off an assignment: it connects, says that it is ready, waits for the next line, and begins.
+// child runs an assignment: it connects, reports that it is ready, waits for the next line, and begins.
 func child(in io.Reader, out, stderr io.Writer) int {
 	lines := bufio.NewReader(in)
 	if err := work(lines, json.NewEncoder(out)); err != nil {
@@ -122,11 +122,11 @@ func (p *process) read(into any) error {
 	return nil
 }
 
-// runFleet lets processes ask one bucket at the same time.
+// runFleet runs n processes that call one bucket at the same time.
 func runFleet(ctx context.Context, a *assignment, n int) ([]report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var all []*process
-	defer func() { // ends those that are left after an error
+	defer func() { // ends the processes that are left after an error
 		cancel()
 		for _, p := range all {
 			_ = p.cmd.Wait()
@@ -162,15 +162,15 @@ func runFleet(ctx context.Context, a *assignment, n int) ([]report, error) {
 	return reports, nil
 }
 
-// shared is a rival's bucket that a fleet uses, and what the rounds brought.
+// shared is a rival's bucket that a fleet uses, with the results of the rounds.
 type shared struct {
 	*contender
 	assignment assignment
 	nanos, p99 []float64
-	slowest    []float64 // share of the mean that the slowest process got
+	slowest    []float64 // throughput of the slowest process, as a share of the mean
 }
 
-// fleet measures processes that share a bucket.
+// fleet measures rivals whose bucket several processes share.
 func fleet(b *bench, o *outcome) error {
 	o.base = redisRate
 	processes := fleetProcesses
@@ -203,7 +203,7 @@ func fleet(b *bench, o *outcome) error {
 	for _, s := range all {
 		f := s.figure()
 		f.nanos = median(s.nanos)
-		f.allocs = math.NaN() // of other processes
+		f.allocs = math.NaN() // the allocations are in other processes
 		o.figures = append(o.figures, f)
 		o.violate(f.wrong)
 	}

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// stepBits: durations are told apart to a sixteenth.
+// stepBits sets the resolution of the histogram to 1/16 of a duration.
 const stepBits = 4
 
-// histogram counts durations in steps that grow with them, so that adding is cheap and processes can be added up.
+// histogram counts durations in steps of constant relative width. Adding is cheap, and histograms of several processes can be merged.
 type histogram struct {
 	Counts []int64
 }
@@ -17,7 +17,7 @@ func newHistogram() histogram { return histogram{make([]int64, 64<<stepBits)} }
 
 func (h *histogram) add(d time.Duration) { h.Counts[step(d)]++ }
 
-// step numbers a duration: its highest bit, then the bits that follow.
+// step returns the step of a duration, from its highest bit and the stepBits that follow.
 func step(d time.Duration) int {
 	n := uint64(max(1, d))
 	top := bits.Len64(n) - 1
@@ -27,7 +27,7 @@ func step(d time.Duration) int {
 	return (top-stepBits+1)<<stepBits + int(n>>(top-stepBits))&(1<<stepBits-1)
 }
 
-// ceiling is the longest duration of a step.
+// ceiling returns the longest duration of a step.
 func ceiling(step int) time.Duration {
 	if step < 1<<stepBits {
 		return time.Duration(step)
@@ -43,7 +43,7 @@ func (h *histogram) merge(o histogram) {
 	}
 }
 
-// quantile is the duration that a share q of all do not exceed, rounded up to its step; 0 if there are none.
+// quantile returns the duration that a share q of all durations does not exceed, rounded up to its step. It returns 0 if there are none.
 func (h *histogram) quantile(q float64) time.Duration {
 	var total, sum int64
 	for _, n := range h.Counts {

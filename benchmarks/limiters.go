@@ -19,38 +19,38 @@ import (
 	xrate "golang.org/x/time/rate"
 )
 
-// background is the context of every measured call: none of the rivals has to watch for its end.
+// background is the context of every measured call. It is never cancelled, so no rival has to watch it.
 var background = context.Background()
 
-// limiter is what all rivals are measured by: one permit from one of many buckets, now or never.
+// limiter is the interface through which all rivals are measured: one permit from one of many buckets, without waiting.
 type limiter interface {
 	Take(key int) (granted bool, err error)
 }
 
-// limit is what every rival is asked to enforce on each bucket.
+// limit is the limit of each bucket, for every rival.
 type limit struct {
 	Rate  float64 // permits a second
 	Burst int64
-	// Start is what a bucket of this library holds at the beginning, if not all of the burst: a bucket that cannot
-	// overflow can be audited to the permit. The rivals start full.
+	// Start is the number of initial permits of a bucket of this library; 0 means a full bucket. A bucket that cannot overflow can be audited
+	// exactly. The rivals start full.
 	Start int64
 }
 
-// unlimited grants whatever a benchmark can ask for, and is still counted.
+// unlimited grants every call of a benchmark, but still counts it.
 var unlimited = limit{Rate: 1e6, Burst: 2e12, Start: 1e12}
 
-// exhausted is one permit an hour: once that is gone, everything is refused.
+// exhausted is one permit an hour: after the first call, all calls are refused.
 var exhausted = limit{Rate: 1. / 3600, Burst: 1}
 
-// every is the time between two permits.
+// every returns the time between two permits.
 func (l limit) every() time.Duration { return time.Duration(float64(time.Second) / l.Rate) }
 
-// window is the time in which a burst accrues, for rivals that count in windows.
+// window returns the time in which a burst accrues, for rivals that count in windows.
 func (l limit) window() time.Duration {
 	return time.Duration(float64(l.Burst) / l.Rate * float64(time.Second))
 }
 
-// The rivals' names, as the tables show them.
+// Names of the rivals in the tables.
 const (
 	memoryStore   = "memory store"
 	lockStore     = "lock store"
@@ -67,18 +67,18 @@ const (
 	ping          = "PING"
 )
 
-// rival is one way to limit a rate.
+// rival is a rate limiter to compare.
 type rival struct {
 	name string
-	// redis: its buckets are in Redis.
+	// redis reports whether its buckets are in Redis.
 	redis bool
-	// refuses: false for those that let callers wait, or that limit nothing.
+	// refuses reports whether it can refuse a call. Rivals that make callers wait, or limit nothing, cannot.
 	refuses bool
-	// open returns a limiter of the named buckets. It touches none of them.
+	// open returns a limiter of the named buckets. It accesses none of them.
 	open func(c *clients, names []string, l limit) (limiter, error)
 }
 
-// rivals are all that are compared, this library's stores first.
+// rivals lists all rivals, this library's stores first.
 var rivals = []rival{
 	{memoryStore, false, true, openMemoryStore},
 	{lockStore, true, true, openLockStore},
@@ -108,7 +108,7 @@ func named(names ...string) []rival {
 	return found
 }
 
-// such returns the names of rivals of a kind.
+// such returns the names of the rivals for which want returns true.
 func such(want func(rival) bool) []string {
 	var names []string
 	for _, r := range rivals {
@@ -121,7 +121,7 @@ func such(want func(rival) bool) []string {
 
 func onRedis(r rival) bool { return r.redis && r.name != leaseStore }
 
-// bucketNames are of equal length, so that no bucket is dearer than another.
+// bucketNames returns names of equal length, so that no bucket costs more than another.
 func bucketNames(prefix string, n int) []string {
 	names := make([]string, n)
 	for i := range names {
@@ -134,7 +134,7 @@ func bucketNames(prefix string, n int) []string {
 type tokenBuckets struct {
 	limiters []*tokenbucket.RateLimiter
 	limit    limit
-	// exact: nothing is held back in the process, so that the buckets' accounts show each permit.
+	// exact reports whether the buckets' accounts show each permit, because the process prefetches none.
 	exact bool
 }
 
@@ -172,7 +172,7 @@ func openScriptStore(c *clients, names []string, l limit) (limiter, error) {
 	return newTokenBuckets(tokenbucket.NewRedisScriptStore(c.plain), names, l)
 }
 
-// leaseTime is how long the benchmark's leases last, if that is two permits' worth.
+// leaseTime is the prefetch period of the benchmark, if it covers at least two permits.
 const leaseTime = 100 * time.Millisecond
 
 func openLease(c *clients, names []string, l limit) (limiter, error) {
@@ -180,11 +180,11 @@ func openLease(c *clients, names []string, l limit) (limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	t.exact = false // what is leased and not yet handed out is missing from the bucket
+	t.exact = false // prefetched permits that are not granted yet are missing from the bucket
 	return t, nil
 }
 
-// taker makes a limiter of a function.
+// taker is a function that implements limiter.
 type taker func(key int) (bool, error)
 
 // Take implements limiter.
@@ -223,7 +223,7 @@ func openThrottled(c *clients, names []string, l limit) (limiter, error) {
 	if err != nil {
 		return nil, err
 	}
-	// It compares and swaps, and by default gives up after ten attempts: too few for hundreds of callers of one key.
+	// This rival uses compare-and-swap, and by default gives up after ten attempts: too few for hundreds of callers of one key.
 	r.SetMaxCASAttemptsLimit(1 << 20)
 	return taker(func(key int) (bool, error) {
 		limited, _, err := r.RateLimitCtx(background, names[key], 1)
@@ -263,8 +263,7 @@ func openXTimeRate(_ *clients, names []string, l limit) (limiter, error) {
 	return taker(func(key int) (bool, error) { return limiters[key].Allow(), nil }), nil
 }
 
-// openUber opens limiters that have no burst and never refuse: where nothing is to be waited for, they need a rate that
-// nobody reaches.
+// openUber opens limiters that have no burst and never refuse. For a workload without waits they need a rate that no caller reaches.
 func openUber(_ *clients, names []string, l limit) (limiter, error) {
 	per := l.every()
 	if l.Burst >= unlimited.Burst {
@@ -280,7 +279,7 @@ func openUber(_ *clients, names []string, l limit) (limiter, error) {
 	}), nil
 }
 
-// openPing limits nothing: it is the floor of a round trip.
+// openPing limits nothing: it measures the lower bound, one round trip.
 func openPing(c *clients, _ []string, _ limit) (limiter, error) {
 	return taker(func(int) (bool, error) {
 		err := c.plain.Ping(background).Err()
@@ -288,20 +287,20 @@ func openPing(c *clients, _ []string, _ limit) (limiter, error) {
 	}), nil
 }
 
-// connections is how many each client may open. More do not help: they only queue up in the server instead of here.
+// connections bounds the connections of each client. With more, calls only queue in the server instead of in the client.
 const connections = 64
 
 // clients are the connections that the rivals share.
 type clients struct {
 	plain      *redis.Client
-	pipelining *redis.AutoPipeliner // with go-redis' own settings, the best for few callers
-	waiting    *redis.AutoPipeliner // with those that were found best for hundreds of callers
+	pipelining *redis.AutoPipeliner // with go-redis' default settings, best for few callers
+	waiting    *redis.AutoPipeliner // with settings that were found best for hundreds of callers
 	pool       *redigo.Pool
 
 	opened []*redis.Client
 }
 
-// connect prepares the clients. None opens a connection before it is used.
+// connect creates the clients. Each opens its connections on first use.
 func connect(addr string) (*clients, error) {
 	c := &clients{pool: &redigo.Pool{
 		MaxActive: connections, MaxIdle: connections, Wait: true,
@@ -319,7 +318,7 @@ func connect(addr string) (*clients, error) {
 }
 
 func (c *clients) open(addr string) *redis.Client {
-	// To queue for a connection is not an error here.
+	// Waiting for a connection is not an error here.
 	client := redis.NewClient(&redis.Options{Addr: addr, PoolSize: connections, PoolTimeout: time.Minute})
 	c.opened = append(c.opened, client)
 	return client

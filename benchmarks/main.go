@@ -1,11 +1,11 @@
-// Command benchmarks measures this library beside its rivals, on a real redis-server of its own:
+// Command benchmarks compares this library with its rivals, on its own redis-server:
 //
 //	go run ./benchmarks            everything: a few minutes, then a table; writes RESULTS.md and throughput.svg
 //	go run ./benchmarks --quick    a small run that writes no files
 //	go run ./benchmarks --draw     only throughput.svg, from the table in RESULTS.md
 //
-// Rivals take turns, each round begins with another one, and medians are compared, so that a machine that is slow for a
-// while is slow for all of them. What is granted is audited while it is measured.
+// Rivals take turns, each round begins with another rival, and medians are compared. So a machine that is slow for a while slows all rivals
+// alike. Granted permits are audited during the measurement.
 package main
 
 import (
@@ -28,11 +28,11 @@ import (
 // Exit statuses. A target that was missed is a result, not a failure.
 const (
 	exitOK     = 0
-	exitBroken = 1 // a limiter granted what it must not, or its account is wrong
-	exitUsage  = 2 // a bad flag, or something that the program needs could not be started
+	exitBroken = 1 // a limiter granted too much, or its account is wrong
+	exitUsage  = 2 // a flag is invalid, or a dependency of the program could not start
 )
 
-// measuredModules are the rivals, and what all of them stand on.
+// measuredModules are the modules of the rivals and of their Redis clients.
 var measuredModules = []string{
 	"github.com/redis/go-redis/v9", "github.com/go-redis/redis_rate/v10", "github.com/throttled/throttled/v2",
 	"github.com/ulule/limiter/v3", "github.com/sethvargo/go-redisstore", "github.com/gomodule/redigo",
@@ -75,7 +75,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 }
 
-// settings are the flags.
+// settings holds the flags.
 type settings struct {
 	args     []string
 	rounds   int
@@ -114,7 +114,7 @@ func parse(args []string, stderr io.Writer) (*settings, error) {
 	return s, s.validate(f)
 }
 
-// shrink leaves alone what was given explicitly.
+// shrink reduces the settings for --quick, except those given explicitly.
 func (s *settings) shrink(f *pflag.FlagSet) {
 	if !f.Changed("rounds") {
 		s.rounds = 2
@@ -152,7 +152,7 @@ func (s *settings) validate(f *pflag.FlagSet) error {
 	return nil
 }
 
-// flagError names a flag, its value and what was wanted.
+// flagError returns an error that names a flag, its value and what is accepted.
 func flagError(flag string, value any, want string) error {
 	return fmt.Errorf("--%s %v: want %s", flag, value, want)
 }
@@ -164,7 +164,7 @@ type bench struct {
 	server   *redistest.Server
 	clients  *clients
 	progress *progress
-	opened   int // limiters so far, for names that nobody else has
+	opened   int // number of limiters so far, for unique names
 	lines    []line
 }
 

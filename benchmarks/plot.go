@@ -14,8 +14,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/benchmarks/internal/picture"
 )
 
-// Colours that the colour-blind tell apart too (Okabe and Ito), this library's first; dashes and marks help where
-// there are more lines than colours.
+// Colours that colour-blind readers can distinguish (Okabe and Ito), this library's first. Dashes and marks distinguish lines of the same
+// colour.
 var colours = map[string]color.Color{
 	scriptStore:   picture.Blue,
 	lockStore:     picture.Vermilion,
@@ -31,7 +31,7 @@ var colours = map[string]color.Color{
 
 // throughputPicture draws the curves, both axes logarithmic.
 func throughputPicture(lines []line) []byte {
-	// The title says what stands on the Y axis: gonum puts the label of a logarithmic axis into the room for the title.
+	// The title names the quantity of the Y axis: gonum puts the label of a logarithmic axis into the space of the title.
 	p := picture.New("Granted calls per second, one bucket", "callers at once", "")
 	p.X.Scale, p.Y.Scale = plot.LogScale{}, plot.LogScale{}
 	p.X.Tick.Marker, p.Y.Tick.Marker = plot.TickerFunc(doublings), plot.TickerFunc(decades)
@@ -59,7 +59,7 @@ func throughputPicture(lines []line) []byte {
 	return picture.SVG(5.2*vg.Inch, compose(p, legends))
 }
 
-// bounds leave room around the lines.
+// bounds returns the ranges of the axes, with space around the lines.
 func bounds(lines []line) (loX, hiX, loY, hiY float64) {
 	loX, loY = math.Inf(1), math.Inf(1)
 	for _, l := range lines {
@@ -84,8 +84,8 @@ func style(rival string, i int, curve *plotter.Line, marks *plotter.Scatter) {
 	}
 }
 
-// legendColumns is how many names stand side by side below the picture, where no line crosses them. Two leave room for
-// fonts that are wider than the one that the picture was composed with.
+// legendColumns is the number of columns of the legend, which is below the picture, where no line crosses it. Two columns leave space for a
+// wider font than that with which the picture was composed.
 const legendColumns = 2
 
 func doublings(lo, hi float64) []plot.Tick {
@@ -98,7 +98,7 @@ func doublings(lo, hi float64) []plot.Tick {
 	return marks
 }
 
-// decades marks the powers of ten. Few and short labels can be read at a glance.
+// decades returns ticks at the powers of ten, with few and short labels.
 func decades(lo, hi float64) []plot.Tick {
 	var marks []plot.Tick
 	for v := math.Pow(10, math.Ceil(math.Log10(lo))); v <= hi; v *= 10 {
@@ -120,7 +120,7 @@ func thousands(f float64) string {
 	return s
 }
 
-// compose draws the picture and, below it, the legends side by side.
+// compose returns a function that draws the picture and, below it, the legends side by side.
 func compose(p *plot.Plot, legends [legendColumns]plot.Legend) func(draw.Canvas) {
 	const below = 76 // points
 	return func(c draw.Canvas) {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// progress is a line a workload, and one every few seconds within it.
+// progress prints a line for each workload, and one every few seconds within it.
 type progress struct {
 	out   io.Writer
 	began time.Time

@@ -17,14 +17,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/benchmarks/internal/machine"
 )
 
-// results are what the program found.
+// results holds the outcomes of all workloads.
 type results struct {
 	outcomes []outcome
 	lines    []line
 	machine  machine.Facts
 }
 
-// broken names all violations, wrapped in errBroken.
+// broken returns all violations, wrapped in errBroken.
 func (r *results) broken() error {
 	var all []error
 	for _, o := range r.outcomes {
@@ -54,7 +54,7 @@ func alignRight(w table.Writer, columns ...int) {
 	w.SetColumnConfigs(configs)
 }
 
-// targetTable has a row for each number that shall be reached.
+// targetTable returns a table with a row for each target.
 func (r *results) targetTable() table.Writer {
 	w := newTable("workload", "what", "measured", "target", "reached")
 	alignRight(w, 3, 4)
@@ -71,7 +71,7 @@ func (r *results) targetTable() table.Writer {
 	return w
 }
 
-// figureTable has a row for each rival of each workload.
+// figureTable returns a table with a row for each rival of each workload.
 func (r *results) figureTable() table.Writer {
 	w := newTable("workload", "rival", "µs/call", "calls/s", "× base", "base", "allocs/call", "remarks")
 	alignRight(w, 3, 4, 5, 7)
@@ -111,7 +111,7 @@ func (f *figure) remarks() string {
 	return strings.Join(all, "; ")
 }
 
-// lineTable is the picture in numbers.
+// lineTable returns the points of the picture as a table.
 func (r *results) lineTable() table.Writer {
 	header := []any{"callers"}
 	for _, l := range r.lines {
@@ -157,11 +157,11 @@ func (r *results) notes() []string {
 	return all
 }
 
-// Files that are written.
+// Files of the results.
 const (
 	resultsFile = "RESULTS.md"
 	pictureFile = "throughput.svg"
-	notesFile   = "notes.md" // read, if it is there
+	notesFile   = "notes.md" // read if it exists
 )
 
 func (r *results) write(dir string, out io.Writer) error {
@@ -192,7 +192,7 @@ func (r *results) write(dir string, out io.Writer) error {
 	return nil
 }
 
-// redraw draws the picture of results that were written before. Their table has all of its points.
+// redraw draws the picture from the table of results that were written before.
 func redraw(dir string, out io.Writer) error {
 	text, err := os.ReadFile(filepath.Join(dir, resultsFile))
 	if err != nil {
@@ -210,7 +210,7 @@ func redraw(dir string, out io.Writer) error {
 	return nil
 }
 
-// readLineTable reads what lineTable has written as Markdown.
+// readLineTable parses the Markdown of a lineTable.
 func readLineTable(text string) ([]line, error) {
 	_, text, found := strings.Cut(text, "\n| callers |")
 	if !found {
@@ -242,7 +242,7 @@ func readLineTable(text string) ([]line, error) {
 	return lines, nil
 }
 
-// cells of a row of a Markdown table.
+// cells returns the cells of a row of a Markdown table.
 func cells(row string) []string {
 	all := strings.Split(strings.Trim(strings.TrimSpace(row), "|"), "|")
 	for i := range all {
@@ -271,7 +271,7 @@ func (r *results) markdown(notes []byte) []byte {
 	return b.Bytes()
 }
 
-// missed lists the targets that were not reached, with what is written about them elsewhere.
+// missed lists the targets that were not reached, with the notes about them.
 func (r *results) missed(b *bytes.Buffer, notes []byte) {
 	fmt.Fprintf(b, "## Targets not reached\n\n")
 	none := true

@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// load is a closed loop: every caller asks again as soon as it is answered.
+// load is a closed loop: every caller makes its next call as soon as the last one has returned.
 type load struct {
 	Callers   int
 	Keys      int
 	Duration  time.Duration
-	Latencies bool // costs two looks at the clock a call
+	Latencies bool // record latencies, at the cost of two clock reads for each call
 }
 
-// counts is what came of a load.
+// counts is the result of a load.
 type counts struct {
 	Granted, Refused, Errors int64
 	FirstError               string
@@ -28,7 +28,7 @@ type counts struct {
 
 func (c *counts) calls() int64 { return c.Granted + c.Refused + c.Errors }
 
-// answered are the calls that did what they were for.
+// answered returns the number of calls that were granted or refused.
 func (c *counts) answered() int64 { return c.Granted + c.Refused }
 
 func (c *counts) add(o *counts) {
@@ -47,7 +47,7 @@ func (c *counts) add(o *counts) {
 	c.Latencies.merge(o.Latencies)
 }
 
-// drive puts the load on the limiter.
+// drive runs the load against the limiter.
 func drive(l limiter, ld load) counts {
 	var stop atomic.Bool
 	start := make(chan struct{})
@@ -82,9 +82,9 @@ func drive(l limiter, ld load) counts {
 	return total
 }
 
-// call is one caller, who makes one call at least. Callers begin at different keys and go round all of them.
+// call runs one caller, which makes at least one call. Callers start at different keys and cycle through all of them.
 func call(l limiter, ld load, caller int, stop *atomic.Bool, into *counts) {
-	var c counts // of its own, for the callers' counts lie side by side
+	var c counts // a local copy: the callers' counts share cache lines
 	c.Latencies = into.Latencies
 	key := caller * ld.Keys / ld.Callers
 	for first := true; first || !stop.Load(); first = false {
@@ -113,25 +113,25 @@ func call(l limiter, ld load, caller int, stop *atomic.Bool, into *counts) {
 	*into = c
 }
 
-// contender is a rival at work on one workload.
+// contender is a rival in one workload.
 type contender struct {
 	rival
 	limiter limiter
-	account *account // of this library's buckets, else nil
+	account *account // for buckets of this library, otherwise nil
 	rounds  []counts
 	wrong   []error
 }
 
-// answers says what a workload's calls must be answered.
+// answers is the expected result of a workload's calls.
 type answers int
 
 const (
 	allGranted answers = iota
 	allRefused
-	either // as the limit has it
+	either // both grants and refusals, as the limit decides
 )
 
-// enter opens a rival and makes sure that its buckets are what the workload wants.
+// enter opens a rival and brings its buckets into the state that the workload needs.
 func (b *bench) enter(r rival, l limit, ld load, want answers) (*contender, error) {
 	b.opened++
 	names := bucketNames(fmt.Sprintf("b%02d:", b.opened), ld.Keys)
@@ -150,12 +150,12 @@ func (b *bench) enter(r rival, l limit, ld load, want answers) (*contender, erro
 			return nil, fmt.Errorf("%s: %w", r.name, err)
 		}
 	}
-	ld.Duration /= 5 // connections, caches and pools fill up before anything is measured
+	ld.Duration /= 5 // a warm-up run for connections, caches and pools
 	c.settle(drive(lim, ld), want)
 	return c, nil
 }
 
-// exhaust takes what each bucket holds.
+// exhaust takes all permits of each bucket.
 func exhaust(l limiter, lim limit, keys int, a *account) error {
 	for key := range keys {
 		for n := int64(0); ; n++ {
@@ -177,7 +177,7 @@ func exhaust(l limiter, lim limit, keys int, a *account) error {
 	return nil
 }
 
-// settle judges what came of a load.
+// settle checks the result of a load.
 func (c *contender) settle(n counts, want answers) {
 	switch {
 	case want == allGranted && n.Refused > 0:
@@ -199,7 +199,7 @@ func (c *contender) settle(n counts, want answers) {
 	}
 }
 
-// compete measures rivals in turn, each round beginning with another one.
+// compete measures rivals in turn. Each round begins with another rival.
 func (b *bench) compete(rivals []rival, rounds int, l limit, ld load, want answers) ([]*contender, error) {
 	var cs []*contender
 	for _, r := range rivals {
@@ -216,7 +216,7 @@ func (b *bench) compete(rivals []rival, rounds int, l limit, ld load, want answe
 	return cs, b.clients.plain.FlushDB(b.ctx).Err()
 }
 
-// alternate drives the contenders in turn.
+// alternate runs the load of each contender in turn.
 func (b *bench) alternate(cs []*contender, rounds int, under func(*contender) load, settle func(*contender, counts)) error {
 	for round := range rounds {
 		for i := range cs {
@@ -234,7 +234,7 @@ func (b *bench) alternate(cs []*contender, rounds int, under func(*contender) lo
 	return nil
 }
 
-// figure condenses the rounds.
+// figure returns the medians over the rounds.
 func (c *contender) figure() figure {
 	f := figure{rival: c.name}
 	var calls, mallocs, p50, p99 []float64

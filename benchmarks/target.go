@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// figure is what was measured of one rival: medians over the rounds.
+// figure is the measurement of one rival: medians over the rounds.
 type figure struct {
 	rival    string
-	nanos    float64 // wall-clock time a call: of n callers at once, each waits n times as long
-	allocs   float64 // a call
+	nanos    float64 // wall-clock time divided by calls; with n concurrent callers, each call takes n times as long
+	allocs   float64 // allocations for each call
 	p50, p99 time.Duration
 	errors   int64
 	wrong    error
@@ -20,14 +20,14 @@ type figure struct {
 
 func (f *figure) perSecond() float64 { return 1e9 / f.nanos }
 
-// target is one number that shall be reached.
+// target is a number to reach.
 type target struct {
 	what    string
-	value   float64 // NaN: it could not be measured
+	value   float64 // NaN if it could not be measured
 	limit   float64
-	atLeast bool // else at most
+	atLeast bool // whether limit is a minimum; otherwise it is a maximum
 	unit    string
-	why     string // it could not be measured
+	why     string // why it could not be measured
 }
 
 func (t *target) reached() bool {
@@ -62,15 +62,15 @@ func (t *target) wanted() string {
 	return "≤ " + short(t.limit) + " " + t.unit
 }
 
-// goal becomes a target when the rivals' figures are known.
+// goal computes a target from the rivals' figures.
 type goal func([]figure) target
 
-// timeAtMost: a call of one takes at most so many times as long as one of the other.
+// timeAtMost returns the goal that a call of rival takes at most times as long as one of other.
 func timeAtMost(rival string, times float64, other string) goal {
 	return compare(rival, "time", times, false, []string{other})
 }
 
-// throughputAtLeast: one answers so many times as many calls as the best of the others.
+// throughputAtLeast returns the goal that rival answers at least times as many calls as the best of others.
 func throughputAtLeast(rival string, times float64, others ...string) goal {
 	return compare(rival, "throughput", times, true, others)
 }
@@ -96,7 +96,7 @@ func compare(rival, of string, times float64, atLeast bool, others []string) goa
 	}
 }
 
-// noAllocations allows for what the runtime allocates meanwhile.
+// noAllocations returns the goal of no allocation for each call. It tolerates allocations of the runtime.
 func noAllocations(rival string) goal {
 	return func(all []figure) target {
 		t := target{what: rival + ": allocations", value: math.NaN(), limit: 0.01, unit: "a call"}
@@ -126,7 +126,7 @@ func fastest(all []figure, rivals []string) *figure {
 	return best
 }
 
-// median of nothing is NaN; of an even number, the mean of the middle two.
+// median returns the median: NaN for no numbers, the mean of the middle two for an even count.
 func median(all []float64) float64 {
 	if len(all) == 0 {
 		return math.NaN()
@@ -135,7 +135,7 @@ func median(all []float64) float64 {
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// short shows three digits, and no powers of ten below a billion.
+// short formats f with three digits, without an exponent below a billion.
 func short(f float64) string {
 	s := strconv.FormatFloat(f, 'g', 3, 64)
 	if f, err := strconv.ParseFloat(s, 64); err == nil && math.Abs(f) < 1e9 && (f == 0 || math.Abs(f) >= 1e-3) {

@@ -13,14 +13,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// waiter is one of many callers that wait at the same bucket.
+// waiter is one of many callers that wait for the same bucket.
 type waiter struct {
-	from, to int64 // microseconds since the first came, between which it came
+	from, to int64 // bounds of its arrival, in microseconds since the first arrival
 	waited   time.Duration
 	err      error
 }
 
-// queue is a bucket far in debt, with a crowd in front of it.
+// queue is a bucket far in debt, with many waiters.
 type queue struct {
 	limiter  *tokenbucket.RateLimiter
 	debt     *tokenbucket.Reservation
@@ -31,10 +31,10 @@ type queue struct {
 
 const (
 	queueRate = 50_000
-	queueDebt = 1000 * time.Second // far more than the measurement takes
+	queueDebt = 1000 * time.Second // much longer than the measurement
 )
 
-// manyWaiters measures what waiting costs, and whether those who wait are served in the order in which they came.
+// manyWaiters measures the cost of waiting, and checks that waiters are served in order of arrival.
 func manyWaiters(b *bench, o *outcome) error {
 	bare, err := bareWaiters(b.waiters)
 	if err != nil {
@@ -64,16 +64,16 @@ func manyWaiters(b *bench, o *outcome) error {
 	return nil
 }
 
-// memoryInUse is heap and stacks, without what is garbage.
+// memoryInUse returns the bytes of heap and stacks, without garbage.
 func memoryInUse() int64 {
 	runtime.GC()
-	runtime.GC() // for what the first one left to finalizers and pools
+	runtime.GC() // the second run frees finalizers' objects and pools
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc + m.StackInuse)
 }
 
-// bareWaiters is the memory of a goroutine that waits for a timer, or to be called off.
+// bareWaiters returns the memory of a goroutine that waits for a timer or a cancellation.
 func bareWaiters(n int) (float64, error) {
 	release := make(chan struct{})
 	var started, done sync.WaitGroup
@@ -107,7 +107,7 @@ func openQueue(n int) (*queue, error) {
 	return q, err
 }
 
-// arrival is a context that never ends. It tells when a call has lined up: then it is asked for its end.
+// arrival is a context that never ends. It reports when a call is in the queue: the call then asks for Done.
 type arrival struct {
 	context.Context
 	lined sync.Once
@@ -121,7 +121,7 @@ func (a *arrival) Done() <-chan struct{} {
 
 var never = make(chan struct{})
 
-// fill starts the waiters one by one: the next one when the one before has lined up.
+// fill starts the waiters one by one, each after the previous one is in the queue.
 func (q *queue) fill(b *bench) error {
 	began := time.Now()
 	for i := range q.waiters {
@@ -145,7 +145,7 @@ func (q *queue) fill(b *bench) error {
 	return nil
 }
 
-// cpuShare is the processor time that this process uses meanwhile, of one core.
+// cpuShare returns the processor time that this process uses in a period, as a share of one core.
 func cpuShare(meanwhile time.Duration) (float64, error) {
 	before, err := cpuTime()
 	if err != nil {
@@ -165,7 +165,7 @@ func cpuTime() (time.Duration, error) {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
 }
 
-// release gives the debt back: those behind it move up and are served at the bucket's rate.
+// release refunds the debt: the waiters move up and are served at the bucket's rate.
 func (q *queue) release(b *bench) error {
 	if err := q.debt.Cancel(b.ctx); err != nil {
 		return err
@@ -179,11 +179,11 @@ func (q *queue) release(b *bench) error {
 	return nil
 }
 
-// inversions counts the waiters whose permit fell due before that of somebody who had come earlier. When each came is
-// known to within a few microseconds, and only what is certain counts.
+// inversions counts the waiters whose permit was due before that of an earlier waiter. Arrival times are known to within a few microseconds;
+// only certain inversions count.
 func (q *queue) inversions() int {
 	found := 0
-	var latest int64 // due time, at least, of those before
+	var latest int64 // lower bound of the latest due time so far
 	for i := range q.waiters {
 		w := &q.waiters[i]
 		if w.to+w.waited.Microseconds() < latest {

@@ -11,17 +11,17 @@ type row struct {
 	run  func(b *bench, o *outcome) error
 }
 
-// outcome is what came of a row.
+// outcome is the result of a workload.
 type outcome struct {
 	row     string
-	base    string // the rival that the others are divided by
+	base    string // the rival to which the others are compared
 	figures []figure
 	targets []target
 	notes   []string
-	broken  []error // what must hold whatever the machine: it makes the program fail
+	broken  []error // violations of what must hold on any machine; they make the program fail
 }
 
-// violate notes what must never happen.
+// violate records a violation of what must hold on any machine.
 func (o *outcome) violate(err error) {
 	if err != nil {
 		o.broken = append(o.broken, err)
@@ -57,7 +57,7 @@ func inProcess() []string {
 	return such(func(r rival) bool { return !r.redis })
 }
 
-// closed is a workload in which everything is granted.
+// closed returns a workload of closed-loop callers whose calls are all granted.
 func closed(name string, callers, keys int, rivals []string, base string, goals ...goal) row {
 	return row{name, func(b *bench, o *outcome) error {
 		o.base = base
@@ -82,7 +82,7 @@ func (b *bench) closedLoop(o *outcome, rivals []string, l limit, ld load, want a
 	return nil
 }
 
-// leased needs a rate that a lease can live on.
+// leased measures prefetched permits. It needs a rate high enough for prefetching.
 func leased(b *bench, o *outcome) error {
 	o.base = redisRate
 	fast := unlimited
@@ -92,7 +92,7 @@ func leased(b *bench, o *outcome) error {
 	})
 }
 
-// refused leaves out who cannot refuse.
+// refused returns a workload whose calls are all refused. It omits rivals that cannot refuse.
 func refused(name string, callers int) row {
 	return row{name, func(b *bench, o *outcome) error {
 		o.base = redisRate
@@ -104,8 +104,7 @@ func refused(name string, callers int) row {
 	}}
 }
 
-// overload asks far more than the rate of each of this library's stores. It is there for the bound, which is checked
-// after every round.
+// overload offers far more than the rate to each of this library's stores. Its purpose is the bound, which is checked after every round.
 func overload(b *bench, o *outcome) error {
 	o.base = scriptStore
 	ours := such(func(r rival) bool {
@@ -119,7 +118,7 @@ func overload(b *bench, o *outcome) error {
 	return nil
 }
 
-// pinged is the time of a PING by one caller on a machine that does nothing else.
+// pinged measures a PING by one caller on an otherwise idle machine.
 func (b *bench) pinged() (time.Duration, error) {
 	l, err := openPing(b.clients, nil, limit{})
 	if err != nil {

@@ -8,6 +8,7 @@ require (
 	github.com/chromedp/chromedp v0.14.2
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/go-tokenbucket/tokenbucket/console v0.0.0
 	github.com/go-tokenbucket/tokenbucket/postgres v0.0.0
 	github.com/jackc/pgx/v5 v5.8.0
 	github.com/jonboulle/clockwork v0.5.0
@@ -20,6 +21,7 @@ require (
 
 require (
 	filippo.io/edwards25519 v1.2.0 // indirect
+	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/bsm/redislock v0.9.4 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/chromedp/sysutil v1.1.0 // indirect
@@ -35,6 +37,7 @@ require (
 	github.com/mattn/go-isatty v0.0.20 // indirect
 	github.com/ncruces/go-strftime v1.0.0 // indirect
 	github.com/remyoudompheng/bigfft v0.0.0-20230129092748-24d4a6f8daec // indirect
+	github.com/yuin/gopher-lua v1.1.1 // indirect
 	go.uber.org/atomic v1.12.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/exp v0.0.0-20251023183803-a4bb9ffd2546 // indirect
@@ -48,5 +51,6 @@ require (
 
 replace (
 	github.com/go-tokenbucket/tokenbucket => ../
+	github.com/go-tokenbucket/tokenbucket/console => ../console
 	github.com/go-tokenbucket/tokenbucket/postgres => ../postgres
 )

@@ -13,10 +13,10 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 )
 
-// load is what a run of wrk came to.
+// load is the result of a run of wrk.
 type load struct {
-	perSecond float64 // calls
-	processor float64 // microseconds of the gateway's, a call
+	perSecond float64 // calls per second
+	processor float64 // processor time of the gateway for each call, in microseconds
 }
 
 var (
@@ -25,7 +25,7 @@ var (
 	failed    = regexp.MustCompile(`Non-2xx or 3xx responses|Socket errors`)
 )
 
-// load has wrk call a gateway.
+// load runs wrk against a gateway.
 func (g *gateway) load(ctx context.Context, o *options) (load, error) {
 	before, err := g.processor()
 	if err != nil {
@@ -58,7 +58,7 @@ func cost(ctx context.Context, l *lab, o *options) error {
 		}
 		pair[i] = g
 	}
-	for _, g := range pair { // connections are made, and code is warm
+	for _, g := range pair { // warm-up
 		if _, err := g.load(ctx, o); err != nil {
 			return err
 		}
@@ -97,7 +97,7 @@ func (g *gateway) readers(ctx context.Context, n int) error {
 	return nil
 }
 
-// inTurns is a round: one run with readers, and one without; which of them is first changes.
+// inTurns runs one round: a run with readers and one without, in alternating order.
 func inTurns(ctx context.Context, o *options, round int, watched, alone *gateway, with, without *[]load) error {
 	for turn := range 2 {
 		g, to := watched, with
@@ -114,7 +114,7 @@ func inTurns(ctx context.Context, o *options, round int, watched, alone *gateway
 }
 
 func show(o *options, with, without []load) {
-	var rates, times []float64 // of each round
+	var rates, times []float64 // one for each round
 	for i := range with {
 		rates = append(rates, with[i].perSecond/without[i].perSecond)
 		times = append(times, with[i].processor/without[i].processor)

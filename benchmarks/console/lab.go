@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// lab has an upstream, and starts gateways.
+// lab runs an upstream, and starts gateways.
 type lab struct {
 	program, dir, redis, upstream string
 	closers                       []func()
@@ -41,7 +41,7 @@ func (l *lab) startUpstream() error {
 	return nil
 }
 
-// gateway is a process.
+// gateway is a gateway process.
 type gateway struct {
 	url, admin string
 	command    *exec.Cmd
@@ -49,7 +49,7 @@ type gateway struct {
 
 var listening = regexp.MustCompile(`msg=listening for=(\w+) address=(\S+)`)
 
-// start starts a gateway with so many limits: that of /full lets everything pass.
+// start starts a gateway with a number of limits. That of /full grants all calls.
 func (l *lab) start(name string, limits int) (*gateway, error) {
 	var rows strings.Builder
 	rows.WriteString("limits:\n  - name: /full\n    rate: 1000000\n    cache: 0\n")
@@ -84,7 +84,7 @@ func (l *lab) start(name string, limits int) (*gateway, error) {
 		}
 		if strings.Contains(lines.Text(), "msg=ready") {
 			go func() {
-				for lines.Scan() { // until it ends
+				for lines.Scan() { // until the process ends
 				}
 			}()
 			return g, nil
@@ -93,13 +93,13 @@ func (l *lab) start(name string, limits int) (*gateway, error) {
 	return nil, fmt.Errorf("the gateway has ended: %v: %s", g.command.Wait(), strings.Join(said, "\n"))
 }
 
-// processor is how much of the processor's time a gateway has taken.
+// processor returns the processor time that a gateway has used.
 func (g *gateway) processor() (time.Duration, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", g.command.Process.Pid))
 	if err != nil {
 		return 0, err
 	}
-	_, after, _ := strings.Cut(string(text), ") ") // the name may have blanks
+	_, after, _ := strings.Cut(string(text), ") ") // the name may contain blanks
 	f := strings.Fields(after)
 	if len(f) < 13 {
 		return 0, errors.New("/proc/…/stat is short")
@@ -115,7 +115,7 @@ func (g *gateway) processor() (time.Duration, error) {
 	return time.Duration(ticks) * 10 * time.Millisecond, nil // USER_HZ is 100
 }
 
-// read follows a stream of a console until ctx ends. It returns when the first event is there.
+// read follows a stream of a console until ctx ends. It returns when the first event has arrived.
 func read(ctx context.Context, url string) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -1,11 +1,12 @@
-// Command console measures what a console costs, with a redis-server, wrk and gateways of its own:
+// Command console measures the cost of a console, with its own redis-server, wrk and gateways:
 //
 //	go run ./benchmarks/console                ten minutes; prints three tables
 //	go run ./benchmarks/console --only page    one of them: page, viewers, cost
 //	go run ./benchmarks/console --quick        a small run
 //
-// The first table is the first page of a gateway with 10,000 limits, the second what 1000 viewers cost. For the third two gateways are equal but for ten readers of the console of one of them, half of all limits and half of one; wrk calls them in turns.
-// After half of the rounds the readers change over, so that a difference between the processes is none in the end.
+// The first table shows the first page of a gateway with 10,000 limits, the second the cost of 1000 viewers. The third compares two equal gateways.
+// Ten readers follow the console of one of them: five the page of all limits, five that of one limit. wrk calls both in turn. After half of
+// the rounds the readers move to the other gateway, which cancels differences between the processes.
 package main
 
 import (
@@ -23,7 +24,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// options are what is measured.
+// options holds the flags.
 type options struct {
 	rounds, limits, readers, connections int
 	length, change, watch                time.Duration

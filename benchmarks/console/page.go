@@ -14,11 +14,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// looked is one look at a page.
+// looked is the result of one request for a page.
 type looked struct {
-	first, whole time.Duration // until its first byte, until its last
+	first, whole time.Duration // time to the first byte and to the last
 	bytes        int
-	commands     int // of Redis, all that came meanwhile
+	commands     int // number of commands that Redis received in that time
 }
 
 var processed = regexp.MustCompile(`total_commands_processed:(\d+)`)
@@ -51,7 +51,7 @@ func look(ctx context.Context, client *redis.Client, url string) (l looked, err 
 	return l, err
 }
 
-// firstPage measures the page of so many limits: when nobody has looked before, and when somebody has.
+// firstPage measures the page of a number of limits: for the first viewer, and for a later one.
 func firstPage(ctx context.Context, l *lab, limits int) error {
 	client := redis.NewClient(&redis.Options{Addr: l.redis})
 	defer func() { _ = client.Close() }()
@@ -69,7 +69,7 @@ func firstPage(ctx context.Context, l *lab, limits int) error {
 		if err != nil {
 			return err
 		}
-		time.Sleep(5 * time.Second) // it has told of its limits
+		time.Sleep(5 * time.Second) // the gateway has published its limits
 		o, err := look(ctx, client, g.admin+"/console/")
 		if err != nil {
 			return err

@@ -10,7 +10,7 @@ import (
 	"github.com/jedib0t/go-pretty/v6/table"
 )
 
-// viewers measures how much of a core a gateway takes while nobody looks at its console, and while many do. A few calls come all the time.
+// viewers measures the share of a core that a gateway uses without viewers of its console, and with many. A few calls arrive all the time.
 func viewers(ctx context.Context, l *lab, o *options, many int) error {
 	g, err := l.start("viewers", o.limits)
 	if err != nil {

@@ -1,11 +1,10 @@
-// Command quota counts the calls that an upstream sees in its busiest second, behind limiters of 5 calls a second:
+// Command quota counts the calls that reach an upstream in its busiest second, behind limiters of 5 calls a second:
 //
 //	go run ./benchmarks/quota    a quarter of a minute, then a table
 //
-// Each limiter has three callers with connections of their own, as three processes have. They call as often as they may for
-// ten seconds, pause for two, in which a limiter may save something up, and call again. All limiters run at the same time, on
-// one redis-server that the program starts. On a busy machine callers wake late, some by more than ForQuota was told to leave
-// room for: how late timers were stands below the table.
+// Each limiter has three callers with connections of their own, like three processes. They call as often as the limiter allows for ten seconds,
+// pause for two, in which a limiter may store permits, and call again. All limiters run at the same time, on one redis-server that the program
+// starts. On a busy machine callers wake late, some by more than the jitter of ForQuota. The line below the table shows how late timers were.
 package main
 
 import (
@@ -41,10 +40,10 @@ func main() {
 	}
 }
 
-// wait returns when a call may pass, or with the error of a context that ends before.
+// wait blocks until a call may pass. It returns an error if the context ends before.
 type wait func(context.Context) error
 
-// rival is a limiter, as one of its callers opens it.
+// rival is a limiter. Each of its callers opens it.
 type rival struct {
 	name string
 	open func(*redis.Client) (wait, error)
@@ -62,7 +61,7 @@ var rivals = []rival{
 	}},
 }
 
-// openRedisRate asks again when redis_rate says so: it does not wait itself.
+// openRedisRate returns a wait that retries after redis_rate's RetryAfter, since redis_rate has no blocking call.
 func openRedisRate(client *redis.Client) (wait, error) {
 	l := redis_rate.NewLimiter(client)
 	return func(ctx context.Context) error {
@@ -115,7 +114,7 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// latest watches how late timers are, until the function that it returns is called for the worst.
+// latest measures how late timers fire. stop ends the measurement and returns the maximum.
 func latest() (stop func() time.Duration) {
 	done, worst := make(chan struct{}), make(chan time.Duration)
 	go func() {
@@ -161,7 +160,7 @@ func (r *rival) measure(ctx context.Context, addr string) (table.Row, error) {
 	return table.Row{r.name, passed, busiest(first), busiest(append(first, second...))}, nil
 }
 
-// call lets all callers call as often as they may, and returns the times at which they were let go.
+// call runs all callers as fast as the limiter allows, and returns the times at which their calls passed.
 func call(ctx context.Context, waits []wait, d time.Duration) ([]time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
@@ -195,7 +194,7 @@ func call(ctx context.Context, waits []wait, d time.Duration) ([]time.Time, erro
 	return times, failed
 }
 
-// busiest returns the most calls that lie within less than a second, as an upstream counts them.
+// busiest returns the largest number of calls within less than a second, as an upstream counts them.
 func busiest(times []time.Time) int {
 	most, first := 0, 0
 	for i, t := range times {

@@ -39,7 +39,7 @@ func (o *ours) done(ctx context.Context, id string) error {
 
 func (o *ours) close() { _ = o.s.Close(context.Background()) }
 
-// waitGroup takes a worker's place under a lock, and waits under it until there is one.
+// waitGroup acquires a place under a distributed lock, and holds the lock while it waits for a free place.
 type waitGroup struct {
 	client *redis.Client
 	name   string
@@ -105,7 +105,7 @@ func (w *waitGroup) done(ctx context.Context, id string) error {
 
 func (w *waitGroup) close() {}
 
-// list is a list of items; who has one may go.
+// list is a semaphore made of a Redis list: a caller that has popped an item holds a permit.
 type list struct {
 	client *redis.Client
 	name   string

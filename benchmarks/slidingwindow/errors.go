@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// hand is a clock that the program sets.
+// hand is a clock that the program sets by hand.
 type hand struct {
 	clockwork.Clock
 	micros int64
@@ -27,7 +27,7 @@ func (h *hand) Since(t time.Time) time.Duration { return h.Now().Sub(t) }
 
 var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixMicro()
 
-// errorTable compares with the log of all that was allowed.
+// errorTable compares the limiter's counts with a log of all granted calls.
 func errorTable(client *redis.Client, steps int) (string, error) {
 	const limit, window, atOnce = 100, time.Minute, 8
 	t := table.NewWriter()
@@ -62,8 +62,8 @@ type simulation struct {
 	window, resolution time.Duration
 
 	mean  float64
-	worst int // above the limit
-	crowd int // the most in one sub-interval
+	worst int // most calls above the limit
+	crowd int // most calls in one sub-interval
 }
 
 func (s *simulation) run(mode slidingwindow.Mode, processes, steps int) error {
@@ -84,7 +84,7 @@ func (s *simulation) run(mode slidingwindow.Mode, processes, steps int) error {
 	measured := 0
 	s.worst = math.MinInt
 	for range steps {
-		clock.micros += int64(random.ExpFloat64() * 0.96e6) // five times the limit
+		clock.micros += int64(random.ExpFloat64() * 0.96e6) // demand of five times the limit
 		l := all[random.IntN(processes)]
 		var ok atomic.Int64
 		var failed atomic.Pointer[error]
@@ -103,7 +103,7 @@ func (s *simulation) run(mode slidingwindow.Mode, processes, steps int) error {
 		if err := failed.Load(); err != nil {
 			return *err
 		}
-		// Refusals begin reads that nobody waits for; the clock must not go on under them.
+		// A refusal starts a read in the background. Wait for it before the clock advances.
 		if _, err := l.Remaining(ctx); err != nil {
 			return err
 		}

@@ -1,11 +1,11 @@
-// Command slidingwindow measures the sliding window: how far from the truth it counts, what refusing and allowing cost beside
-// go-redis/redis_rate, and memory. It draws what passes of bursts beside a token bucket.
+// Command slidingwindow measures the sliding window: the error of its counts, the cost of grants and refusals compared with
+// go-redis/redis_rate, and memory. It also draws which calls of bursts pass, compared with a token bucket.
 //
 //	go run ./benchmarks/slidingwindow            two minutes; writes slidingwindow/RESULTS.md and docs/slidingwindow.svg
 //	go run ./benchmarks/slidingwindow --quick    a small run that writes nothing
 //	go run ./benchmarks/slidingwindow --draw     only the picture
 //
-// It starts a redis-server of its own.
+// It starts its own redis-server.
 package main
 
 import (
@@ -150,7 +150,7 @@ A window of 60 sub-intervals, in all of which something was allowed.
 %s
 `
 
-// allowedTable is the throughput of 64 callers.
+// allowedTable measures the throughput of 64 callers whose calls are granted.
 func allowedTable(client *redis.Client, rounds int, length time.Duration) (string, error) {
 	const callers, limit = 64, math.MaxInt32
 	window := func(m slidingwindow.Mode, name string) (func() error, error) {
@@ -231,7 +231,7 @@ func throughput(call func() error, callers int, length time.Duration) (float64, 
 	return float64(done.Load()) / took.Seconds(), nil
 }
 
-// refusedTable is what a refusal costs.
+// refusedTable measures the cost of a refusal.
 func refusedTable(client *redis.Client, rounds int) (string, error) {
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"counts in", "mode", "ns", "allocations"})
@@ -280,12 +280,12 @@ func median(all []float64) float64 {
 	return all[len(all)/2]
 }
 
-// memoryTable is what a limiter takes after few requests and after many.
+// memoryTable measures the memory of a limiter after few requests and after many.
 func memoryTable(client *redis.Client) (string, error) {
 	const limiters = 1000
 	t := table.NewWriter()
 	t.AppendHeader(table.Row{"requests in the window", "bytes in the process", "bytes in the process, counts in Redis", "bytes in Redis"})
-	for _, each := range []int{1, 100} { // in each sub-interval
+	for _, each := range []int{1, 100} { // requests in each sub-interval
 		row := table.Row{60 * each}
 		var inRedis int64
 		for _, shared := range []bool{false, true} {
@@ -298,7 +298,7 @@ func memoryTable(client *redis.Client) (string, error) {
 			}
 			all := make([]*slidingwindow.Limiter, n)
 			var before, after runtime.MemStats
-			for i := range all { // connections and buffers first
+			for i := range all { // connections and buffers are allocated before the measurement
 				name := fmt.Sprint("memory", each, "-", i)
 				if i == 1 || i == 0 {
 					runtime.GC()

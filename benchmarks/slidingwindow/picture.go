@@ -14,10 +14,10 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// bursts are so many calls, one after another every 10 ms, from a second on.
+// bursts are series of calls, one every 10 ms, each from the second at on.
 var bursts = []struct{ at, calls int }{{5, 60}, {35, 60}, {50, 60}, {70, 60}, {95, 60}, {110, 60}, {140, 60}}
 
-// draw is a picture of what passes of bursts, with a limit of 100 a minute.
+// draw returns a picture of the calls of bursts that pass a limit of 100 a minute.
 func draw() ([]byte, error) {
 	const limit, window = 100, time.Minute
 	clock := &hand{micros: begin - begin%60_000_000}
@@ -101,7 +101,7 @@ func draw() ([]byte, error) {
 	return picture.SVG(4.2*vg.Inch, p.Draw), nil
 }
 
-// every marks the multiples of a step, with something after each label.
+// every returns ticks at the multiples of a step. after is appended to each label.
 func every(step float64, after string) plot.TickerFunc {
 	return func(lo, hi float64) []plot.Tick {
 		var marks []plot.Tick

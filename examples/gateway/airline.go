@@ -10,12 +10,12 @@ import (
 	"time"
 )
 
-// airline is a stub of a booking system. It takes so many calls of each kind in any sliding second, and refuses the rest.
+// airline is a stub of a booking system. It accepts a fixed number of calls of each kind in any sliding second, and refuses the rest.
 type airline struct {
 	mux *http.ServeMux
 
 	mu      sync.Mutex
-	taken   map[string][]time.Time // in the last second
+	taken   map[string][]time.Time // calls accepted in the last second
 	served  map[string]int
 	refused map[string]int
 }
@@ -51,7 +51,7 @@ func newAirline() *airline {
 
 func (a *airline) ServeHTTP(w http.ResponseWriter, r *http.Request) { a.mux.ServeHTTP(w, r) }
 
-// take notes a call. If there were too many within a second, it says how long until another is taken.
+// take accepts a call, and returns 0. If there were too many within the last second, it returns how long until another is accepted.
 func (a *airline) take(path string, limit int) (wait time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -70,7 +70,7 @@ func (a *airline) take(path string, limit int) (wait time.Duration) {
 	return 0
 }
 
-// counts are the calls so far.
+// counts returns the number of calls so far, by result.
 func (a *airline) counts(path string) (served, refused int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -13,14 +13,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// rows are written as all three databases understand them: a name, calls in any second, and the share of a second that a
-// call may wait.
+// rows inserts the limits, in SQL that all three databases accept. A row has a name, calls in any second, and the share of a second that a call
+// may wait.
 const rows = `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES
 	('/ibe/AvailFare', 5, 0.5, 1),
 	('/ibe/PnrRetrieve', 3, 0.5, 1),
 	('/ibe/Ticket', 1, 2, 1)`
 
-// createLimits makes the tables, and rows if there are none.
+// createLimits creates the tables, and inserts rows into empty ones.
 func createLimits(ctx context.Context, db *sql.DB, d sqlsource.Dialect) error {
 	if err := sqlsource.CreateTable(ctx, db, d); err != nil {
 		return err
@@ -68,7 +68,7 @@ A call, and ten at once, of which the row lets some pass:
   curl -i -X POST %[1]s/ibe/AvailFare
   for i in 1 2 3 4 5 6 7 8 9 10; do curl -s -o /dev/null -w '%%{http_code} ' -X POST %[1]s/ibe/AvailFare & done; wait
 
-Change the limit, and within a second ten at once pass differently. The airline takes no more than 10 a second:
+Change the limit: within a second, another number of the ten passes. The airline accepts no more than 10 a second:
 
   %[3]s "UPDATE t_ratelimite_conf SET rateLimit = 1 WHERE interfaceUrl = '/ibe/AvailFare'"
 

@@ -1,10 +1,10 @@
-// Command gateway is an example: a reverse proxy in front of an airline's booking system that makes no more calls than the
-// limits in a database allow. The limits are rows, which you change while it runs.
+// Command gateway is an example of a reverse proxy in front of an airline's booking system. It makes no more calls than the limits in a
+// database allow. The limits are rows, which you change while it runs.
 //
 //	go run ./examples/gateway
 //
-// needs nothing else: the limits are in a SQLite file that it creates, the buckets in an embedded Redis, and the airline is
-// a stub that counts its callers. It prints what to try. With --redis, start several, and they share the buckets.
+// needs no other program. The limits are in a SQLite file that it creates, the buckets are in an embedded Redis, and the airline is a stub that
+// counts its callers. The command prints what to try. With --redis, start several: they share the buckets.
 package main
 
 import (
@@ -34,12 +34,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// options say where things are. Empty ones are made.
+// options hold the addresses of database and Redis. Empty ones are created.
 type options struct {
 	listen                string
-	file, mysql, postgres string // of these one
+	file, mysql, postgres string // at most one is set
 	redis                 string
-	statement             string // to execute instead of running
+	statement             string // SQL to execute instead of running
 }
 
 func main() {
@@ -79,7 +79,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	return nil
 }
 
-// gateway is all that runs.
+// gateway holds everything that runs.
 type gateway struct {
 	options options
 	url     string
@@ -96,7 +96,7 @@ func start(ctx context.Context, o options) (_ *gateway, err error) {
 		}
 	}()
 
-	// The limits: rows of a table, which everybody who may write to it can change.
+	// The limits are rows of a table. Any client that may write to the table can change them.
 	if g.options.file == "" && o.mysql == "" && o.postgres == "" {
 		dir, err := os.MkdirTemp("", "gateway")
 		if err != nil {
@@ -114,10 +114,10 @@ func start(ctx context.Context, o options) (_ *gateway, err error) {
 		return nil, err
 	}
 
-	// The buckets: keys in Redis, one for each row, shared by all gateways.
+	// The buckets are keys in Redis, one for each row, shared by all gateways.
 	if o.redis == "" {
 		embedded := miniredis.NewMiniRedis()
-		embedded.ClockTTL(true) // keys expire as in a real one
+		embedded.ClockTTL(true) // keys expire as in a real Redis
 		if err := embedded.Start(); err != nil {
 			return nil, err
 		}
@@ -127,8 +127,8 @@ func start(ctx context.Context, o options) (_ *gateway, err error) {
 	client := redis.NewClient(&redis.Options{Addr: o.redis})
 	g.onClose(func() { _ = client.Close() })
 
-	// The registry makes a limiter of each row, and follows the table. The airline counts its callers in any sliding second,
-	// so the rows are quotas: see tokenbucket.ForQuota. The switch is a row, too.
+	// The registry creates a limiter for each row, and polls the table. The airline counts its callers in any sliding second, so the rows are
+	// quotas: see tokenbucket.ForQuota. The switch is a row, too.
 	source, err := sqlsource.New(db, g.options.dialect(), sqlsource.WithQuota(20*time.Millisecond))
 	if err != nil {
 		return nil, err
@@ -145,8 +145,8 @@ func start(ctx context.Context, o options) (_ *gateway, err error) {
 	}
 	g.onClose(g.limits.Close)
 
-	// The airline, and the proxy in front of it. The transport takes a permit for each call before it leaves: its bucket is
-	// the one that is named like the call's path.
+	// The airline, and the proxy in front of it. The transport takes a permit for each call before it sends the call. The bucket has the name of
+	// the call's path.
 	g.airline = newAirline()
 	airlineURL, err := g.serve("127.0.0.1:0", g.airline)
 	if err != nil {
@@ -162,16 +162,21 @@ func start(ctx context.Context, o options) (_ *gateway, err error) {
 	if err != nil {
 		return nil, err
 	}
-	g.url, err = g.serve(o.listen, &httputil.ReverseProxy{
-		Rewrite:      func(r *httputil.ProxyRequest) { r.SetURL(target); r.SetXForwarded() },
+	g.url, err = g.serve(o.listen, httplimit.CanonicalHandler(&httputil.ReverseProxy{ // limit and forward the same path
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.SetXForwarded()
+			r.Out.Header.Del("Upgrade") // calls of another protocol would not be counted
+			r.Out.Header.Del("Connection")
+		},
 		Transport:    transport,
 		ErrorHandler: unavailable,
-	})
+	}))
 	return g, err
 }
 
-// unavailable answers when nothing could be decided, since Redis is away, or when the airline is. Letting calls pass
-// meanwhile would be the other possibility: registry.WithLimiterOptions(tokenbucket.WithFailurePolicy(tokenbucket.FailOpen)).
+// unavailable responds with 503 during an outage of Redis or of the airline. To let calls pass during an outage of Redis instead, use
+// registry.WithLimiterOptions(tokenbucket.WithFailurePolicy(tokenbucket.FailOpen)).
 func unavailable(w http.ResponseWriter, _ *http.Request, err error) {
 	slog.Warn("a call failed", "error", err)
 	status := http.StatusBadGateway
@@ -187,7 +192,7 @@ func (g *gateway) serve(addr string, h http.Handler) (url string, err error) {
 	if err != nil {
 		return "", err
 	}
-	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, DisableGeneralOptionsHandler: true}
 	ended := make(chan struct{})
 	go func() { defer close(ended); _ = server.Serve(l) }()
 	g.onClose(func() {
@@ -202,7 +207,7 @@ func (g *gateway) serve(addr string, h http.Handler) (url string, err error) {
 
 func (g *gateway) onClose(f func()) { g.closers = append(g.closers, f) }
 
-// close undoes what was opened, last first.
+// close runs the closers, the last one first.
 func (g *gateway) close() {
 	for i := len(g.closers) - 1; i >= 0; i-- {
 		g.closers[i]()

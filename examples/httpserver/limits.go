@@ -8,18 +8,18 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// limits are the limiters of the paths that were called of late: a client can make up as many paths as it likes, so their
-// number is bounded. The one that was idle the longest makes room, but only when its window is over: forgotten earlier, it
-// would forget what it has admitted. When all are busy, further paths share one limiter.
+// limits holds the limiters of recently called paths. Their number is bounded, because a client can invent any number of paths. At the bound, the
+// limiter that has been idle longest is dropped, but only after its window is over: before that, its counts would be lost. If no limiter can be
+// dropped, further paths share one.
 type limits struct {
 	most int
-	idle time.Duration // after that nothing is lost
+	idle time.Duration // after this idle time a limiter's window is empty
 	open func(path string) (*slidingwindow.Limiter, error)
 	rest *slidingwindow.Limiter
 
 	mu     sync.Mutex
 	byPath map[string]*list.Element
-	recent list.List // of *entry, the one used last at the front
+	recent list.List // of *entry, the most recently used at the front
 }
 
 type entry struct {
@@ -29,11 +29,11 @@ type entry struct {
 }
 
 func newLimits(most int, idle time.Duration, open func(path string) (*slidingwindow.Limiter, error)) (*limits, error) {
-	rest, err := open("the rest") // no path is called that: they begin with a slash
+	rest, err := open("the rest") // not a path, since paths begin with a slash
 	return &limits{most: most, idle: idle, open: open, rest: rest, byPath: map[string]*list.Element{}}, err
 }
 
-// of is the limiter of a path.
+// of returns the limiter of a path.
 func (l *limits) of(path string) *slidingwindow.Limiter {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,10 +1,10 @@
-// Command httpserver is an example: an HTTP server that limits the calls of each URL path in any window of time.
+// Command httpserver is an example of an HTTP server that limits the calls of each URL path in any window of time.
 //
 //	go run ./examples/httpserver --limit 3 --window 10s
 //	for i in 1 2 3 4; do curl -i http://127.0.0.1:8080/hello; done
 //
-// The fourth call is answered with 429, and told when to try again; other paths have limits of their own.
-// With --redis, start several, and they count together.
+// The fourth call is answered with 429 and Retry-After; other paths have limits of their own. With --redis, start several: they count calls
+// together.
 package main
 
 import (
@@ -58,21 +58,21 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if o.resolution == 0 {
 		o.resolution = o.window / 10
 	}
-	opts := []slidingwindow.Option{slidingwindow.WithHook(func(err error) {
-		if err == nil {
-			slog.Info("redis is back")
+	opts := []slidingwindow.Option{slidingwindow.WithObserver(slidingwindow.Observer{Health: func(h slidingwindow.Health) {
+		if h.Down {
+			slog.Warn("httpserver: Redis is unavailable, using the local share", "error", h.Err)
 		} else {
-			slog.Warn("redis is away", "error", err)
+			slog.Info("httpserver: Redis is available again", "after", h.After)
 		}
-	})}
+	}})}
 	if o.approximate {
 		opts = append(opts, slidingwindow.WithMode(slidingwindow.Approximate))
 	}
 	if o.redis != "" {
 		client := redis.NewClient(&redis.Options{Addr: o.redis})
 		defer func() { _ = client.Close() }()
-		// Should Redis be away, this process goes on with a third of the limit: there are about three of them.
-		opts = append(opts, slidingwindow.WithRedis(client), slidingwindow.WithShare(max(1, o.limit/3)))
+		// During an outage of Redis, this process uses a third of the limit, since there are about three processes.
+		opts = append(opts, slidingwindow.WithRedis(client), slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(max(1, o.limit/3))))
 	}
 	limits, err := newLimits(o.paths, o.window+o.resolution, func(path string) (*slidingwindow.Limiter, error) {
 		return slidingwindow.New(path, o.limit, o.window, o.resolution, opts...)
@@ -101,14 +101,14 @@ func run(ctx context.Context, o options, out io.Writer) error {
 
 func hello(w http.ResponseWriter, r *http.Request) { fmt.Fprintf(w, "hello from %s\n", r.URL.Path) }
 
-// limited lets calls through to a handler that the limit of their path allows.
+// limited returns a handler that passes a call to next if the limit of its path grants it.
 func limited(limits *limits, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		limiter := limits.of(r.URL.Path)
 		switch ok, err := limiter.Allow(r.Context()); {
-		case errors.Is(err, context.Canceled): // the client has gone
+		case errors.Is(err, context.Canceled): // the client has disconnected
 		case err != nil:
-			slog.Warn("not decided", "path", r.URL.Path, "error", err)
+			slog.Warn("the limiter failed, so the call was answered with 503", "path", r.URL.Path, "error", err)
 			http.Error(w, http.StatusText(http.StatusServiceUnavailable), http.StatusServiceUnavailable)
 		case !ok:
 			seconds := (limiter.RetryAfter(1) + time.Second - 1) / time.Second

@@ -103,7 +103,7 @@ func TestCurl(t *testing.T) {
 
 func TestBadFlags(t *testing.T) {
 	o := options{listen: "127.0.0.1:0", limit: 0, window: time.Second, paths: 1}
-	require.ErrorIs(t, run(t.Context(), o, new(output)), slidingwindow.ErrInvalid)
+	require.ErrorIs(t, run(t.Context(), o, new(output)), slidingwindow.ErrInvalidConfig)
 }
 
 // However many paths are called, no more limiters are kept than that; none that still counts is forgotten.

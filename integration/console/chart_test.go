@@ -11,11 +11,11 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 )
 
 // young is a fleet that has been there for three minutes.
-type young struct{ *fakefleet.Fleet }
+type young struct{ *fleettest.Fleet }
 
 func (young) History(_ context.Context, _ string, _ time.Time) (all []fleet.Point, _ error) {
 	for i := range 4 {
@@ -36,12 +36,12 @@ CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
   }
   return fill.apply(this, arguments);
 };`
-	at := serve(t, console.Config{Source: young{fakefleet.Example()}})
+	at := serve(t, console.Config{Source: young{fleettest.Example()}})
 	p := open(t, at+"limit?name=%2Fibe%2FAvailFare", chromedp.EmulateViewport(1200, 1150), chromedp.ActionFunc(func(ctx context.Context) error {
 		_, err := page.AddScriptToEvaluateOnNewDocument(record).Do(ctx)
 		return err
 	}))
-	p.waitFor(`document.querySelectorAll("#day canvas").length === 1 && drawn.length > 4`)
+	p.waitFor(`document.querySelectorAll("#chart canvas").length === 1 && drawn.length > 1`)
 	drawn := eval[[]struct {
 		Text           string
 		Y              int

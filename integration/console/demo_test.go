@@ -84,24 +84,25 @@ func TestDemo(t *testing.T) {
 	}
 	const limit = "limit?name=%2Fibe%2FAvailFare"
 	take("limits", "", "light", 1200, 700)
-	take("limit", limit, "light", 1200, 1150)
-	take("warm-up", "limit?name=%2Fcold%2FReport", "dark", 1200, 1150)
-	take("narrow", "", "dark", 390, 760)
-	take("semaphores", "holders", "light", 1000, 520)
+	take("limit", limit+"&range=15m", "light", 1200, 1000)
+	take("warm-up", "limit?name=%2Fcold%2FReport", "dark", 1200, 1000)
+	take("narrow", "", "dark", 360, 760)
+	take("semaphores", "holders", "light", 1000, 540)
 
-	p.do(page.BringToFront(), chromedp.Navigate(at+"change?name="+url.QueryEscape("/ibe/AvailFare")))
+	p.do(page.BringToFront(), chromedp.EmulateViewport(1200, 860), chromedp.Navigate(at+"change?name="+url.QueryEscape("/ibe/AvailFare")))
 	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "5"`)
 	p.write(`input[name="rateLimit"]`, "8")
 	p.waitFor(`document.getElementById("preview").textContent.includes("8/s")`)
 	p.do(chromedp.SendKeys("#why", "more of them were agreed"))
+	p.waitFor(`document.getElementById("now").textContent.includes("traffic") || document.getElementById("now").textContent.includes("whole minute")`)
 	if dir != "" {
 		require.NoError(t, p.small(filepath.Join(dir, "console-change.png")))
 	}
 	changed := time.Now()
 	p.do(chromedp.Click("#save"))
-	p.waitFor(`document.querySelector("#entries")?.textContent.includes("rateLimit: 5")`)
+	p.waitFor(`document.querySelector("#entries")?.textContent.includes("Rate 5/s → 8/s")`)
 	p.do(chromedp.Navigate(at + limit))
-	p.waitFor(`document.querySelector('[data-tile="rate"]')?.textContent === "8.0"`)
+	p.waitFor(`document.querySelector("#tiles dd")?.textContent === "8"`)
 	t.Logf("in force, and seen, %v after it was saved", time.Since(changed).Round(100*time.Millisecond))
 	take("health", "health", "light", 1200, 800)
 }

@@ -12,7 +12,8 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/go-tokenbucket/tokenbucket/console"
-	"github.com/go-tokenbucket/tokenbucket/internal/fakefleet"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
+	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -26,21 +27,35 @@ func (r *table) rate(t *testing.T, name string) (rate string) {
 
 // serveTable serves a console that may change everything, of the example's fleet.
 func serveTable(t *testing.T) (at string, rows *table) {
+	config, rows := withTable(t)
+	return serve(t, config), rows
+}
+
+// editorOf returns an editor of the table in a database of SQLite.
+func editorOf(t *testing.T, db *sql.DB) *editor.Editor {
+	source, err := sqlsource.New(db, sqlsource.SQLite)
+	require.NoError(t, err)
+	e, err := editor.New(db, source)
+	require.NoError(t, err)
+	return e
+}
+
+// withTable is the configuration of a console that may change everything, of the example's fleet.
+func withTable(t *testing.T) (config console.Config, rows *table) {
 	db, err := sql.Open("sqlite", "file:"+filepath.Join(t.TempDir(), "limits.db")+"?_pragma=busy_timeout(5000)")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
-	require.NoError(t, sqlsource.CreateAuditTable(t.Context(), db, sqlsource.SQLite))
+	require.NoError(t, editor.CreateAuditTable(t.Context(), db, sqlsource.SQLite))
 	_, err = db.Exec("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/ibe/AvailFare', 5, 0.5)")
 	require.NoError(t, err)
-	editor, err := sqlsource.NewEditor(db, sqlsource.SQLite)
-	require.NoError(t, err)
-	return serve(t, console.Config{
-		Source: fakefleet.Example(), Editor: editor, Access: writers(),
+	return console.Config{
+		Source: fleettest.Example(), Editor: editorOf(t, db), Access: writers(),
 		Penalize: func(context.Context, string, time.Duration) error { return nil },
 		Reset:    func(context.Context, string) error { return nil },
 		Turn:     func(context.Context, bool, string, string) error { return nil },
-	}), &table{db}
+		Confirm:  func(context.Context, string, string) error { return nil },
+	}, &table{db}
 }
 
 // A row is changed with a preview and a reason, somebody else's change is not overwritten, and a change is undone.
@@ -58,15 +73,17 @@ func TestEditConflictUndo(t *testing.T) {
 	require.Equal(t, "5", rows.rate(t, "/ibe/AvailFare"), "not without a reason")
 	p.do(chromedp.SendKeys("#why", "the upstream asks for it"), chromedp.Click("#save"))
 	p.waitFor(`document.querySelector("#entries")?.textContent.includes("the upstream asks for it")`)
+	p.waitFor(`document.getElementById("done").textContent.includes("Saved as change 1: Rate 5/s → 2/s")`) // a script shows it, later than the table
 	require.Equal(t, "2", rows.rate(t, "/ibe/AvailFare"))
-	require.Contains(t, eval[string](p, `document.querySelector("#entries").textContent`), "rateLimit: 5 → 2")
+	require.Contains(t, eval[string](p, `document.querySelector("#entries").textContent`), "Rate 5/s → 2/s")
 
 	_, err := rows.db.Exec("UPDATE t_ratelimite_conf SET rateLimit = 9 WHERE interfaceUrl = '/ibe/AvailFare'")
 	require.NoError(t, err)
 	set("3")
 	p.do(chromedp.SendKeys("#why", "late"), chromedp.Click("#save"))
-	p.waitFor(`document.getElementById("error").textContent.includes("Somebody has changed it meanwhile")`)
+	p.waitFor(`document.getElementById("error").textContent.includes("changed meanwhile, not by an editor")`)
 	p.forgive("409")
+	require.Equal(t, "Rate 2/s → 9/s", eval[string](p, `document.querySelector("#error li").textContent`))
 	require.Equal(t, "9", rows.rate(t, "/ibe/AvailFare"))
 	p.do(chromedp.Click("#error a"))
 	p.waitFor(`document.querySelector('input[name="rateLimit"]')?.value === "9"`)
@@ -78,7 +95,7 @@ func TestEditConflictUndo(t *testing.T) {
 
 	set("4")
 	p.do(chromedp.Click("#save"))
-	p.waitFor(`document.querySelector("#entries")?.textContent.includes("rateLimit: 9 → 4")`)
+	p.waitFor(`document.querySelector("#entries")?.textContent.includes("Rate 9/s → 4/s")`)
 	p.do(chromedp.Click(`#entries [data-act="undo"]`))
 	p.waitFor(`document.querySelector("dialog[open]")?.textContent.includes("says again what it said before")`)
 	p.do(chromedp.SendKeys(`dialog input[name="why"]`, "back"), chromedp.Click("dialog .danger"))
@@ -96,4 +113,21 @@ func TestWrongToken(t *testing.T) {
 	p.waitFor(`document.getElementById("error").textContent.includes("out of date")`)
 	p.forgive("403")
 	require.Equal(t, "5", rows.rate(t, "/ibe/AvailFare"))
+}
+
+// The replies that hold a row back are chosen from a list, and the default is NULL.
+func TestPenaltyIsChosen(t *testing.T) {
+	at, rows := serveTable(t)
+	p := open(t, at+"change?name=%2Fibe%2FAvailFare", signedIn())
+	p.waitFor(`document.querySelector('select[name="penalty"]')?.value === ""`)
+	choose := func(value, done string) (is sql.NullString) {
+		p.do(chromedp.SetValue(`select[name="penalty"]`, value, chromedp.ByQuery), chromedp.SendKeys("#why", "try"), chromedp.Click("#save"))
+		p.waitFor(`document.getElementById("done")?.textContent.includes("` + done + `")`)
+		require.NoError(t, rows.db.QueryRow("SELECT penalty FROM t_ratelimite_conf WHERE interfaceUrl = '/ibe/AvailFare'").Scan(&is))
+		return is
+	}
+	require.Equal(t, sql.NullString{String: "429,503", Valid: true}, choose("429,503", "429 and 503"))
+	p.waitFor(`document.querySelector('select[name="penalty"]')?.value === "429,503"`)
+	p.accessible()
+	require.Equal(t, sql.NullString{}, choose("", "429 and 503 → 503, and 429 if each key has a bucket"))
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
@@ -202,13 +201,13 @@ func TestRowsAndServers(t *testing.T) {
 			source, err := sqlsource.New(db, d.dialect)
 			require.NoError(t, err)
 			r, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Refuse()),
-				registry.WithInterval(50*time.Millisecond), registry.WithTimeout(300*time.Millisecond))
+				registry.WithInterval(50*time.Millisecond), registry.WithLoadTimeout(300*time.Millisecond))
 			require.NoError(t, err)
 			defer r.Close()
 			passing := func(n int) bool {
 				ok := 0
 				for range n {
-					if pass, err := r.Allow(ctx, "/a"); err == nil && pass {
+					if a, err := r.Enter(ctx, "/a"); err == nil && a.OK {
 						ok++
 					}
 				}
@@ -219,12 +218,12 @@ func TestRowsAndServers(t *testing.T) {
 				require.Eventually(t, condition, 20*time.Second, 5*time.Millisecond, what)
 			}
 			rate := func() float64 {
-				l, err := r.Limiter("/a")
-				require.NoError(t, err)
-				if l == nil {
-					return 0
+				for _, l := range r.Limits() {
+					if l.Name == "/a" && !l.Disabled {
+						return l.Rate
+					}
 				}
-				return seam.InForce(l).OwnRate
+				return 0
 			}
 			require.False(t, passing(3))
 			exec1(t, db, "UPDATE t_ratelimite_conf SET status = 0 WHERE interfaceUrl = '/a'")
@@ -249,7 +248,7 @@ func TestRowsAndServers(t *testing.T) {
 				began, within := time.Now(), time.Duration(0)
 				for time.Since(began) < 2*time.Second {
 					asked := time.Now()
-					_, err := r.Allow(ctx, "/b")
+					_, err := r.Enter(ctx, "/b")
 					within += time.Since(asked)
 					require.NoError(t, err)
 					time.Sleep(time.Millisecond)

@@ -130,8 +130,8 @@ func work(ctx context.Context, j *job, tell func(event)) error {
 	}
 	if j.Upstream == "" {
 		call = func() error {
-			ok, err := limits.Allow(ctx, j.Path)
-			if ok && err == nil {
+			a, err := limits.Enter(ctx, j.Path)
+			if err == nil && a.OK {
 				happened("granted", "")
 			} else if err == nil {
 				err = httplimit.ErrRefused

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/goleak"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
@@ -31,7 +32,7 @@ func bursty(t *testing.T, rate float64, opts ...tb.Option) *tb.RateLimiter {
 	return l
 }
 
-func limited(t *testing.T, gate httplimit.Gate, next http.Handler, opts ...httplimit.MiddlewareOption) http.Handler {
+func limited(t *testing.T, gate gate.Gate, next http.Handler, opts ...httplimit.MiddlewareOption) http.Handler {
 	t.Helper()
 	limit, err := httplimit.NewMiddleware(gate, opts...)
 	require.NoError(t, err)
@@ -43,7 +44,7 @@ var ok = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = 
 // What a client that is not ours sees.
 func TestCurl(t *testing.T) {
 	curl := redistest.Program(t, "curl")
-	server := httptest.NewServer(limited(t, httplimit.One(bursty(t, 0.1, tb.WithMaxPermits(2), tb.WithInitialPermits(2)), 0), ok))
+	server := httptest.NewServer(limited(t, gate.One(bursty(t, 0.1, tb.WithMaxPermits(2), tb.WithInitialPermits(2)), 0), ok))
 	defer server.Close()
 	for _, want := range []string{ // and the seconds that pass between the calls
 		`^HTTP/1\.1 200 OK\r\n.*RateLimit: "default";r=1;t=10\r\nRateLimit-Policy: "default";q=2;w=20\r\n.*\r\n\r\nok$`,
@@ -73,7 +74,7 @@ func TestUnderLoad(t *testing.T) {
 			count := func(n *atomic.Int64, status int) http.Handler {
 				return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { n.Add(1); w.WriteHeader(status) })
 			}
-			server := httptest.NewServer(limited(t, httplimit.One(l, wait), count(&passed, http.StatusOK),
+			server := httptest.NewServer(limited(t, gate.One(l, wait), count(&passed, http.StatusOK),
 				httplimit.WithRefusalHandler(count(&refused, http.StatusTooManyRequests))))
 			defer server.Close()
 

@@ -41,3 +41,47 @@ func TestPenaltyIsHeard(t *testing.T) {
 	require.GreaterOrEqual(t, waits.Delay(), 6*time.Second-reserved)
 	require.LessOrEqual(t, waits.Delay(), 7*time.Second+2*late.Most())
 }
+
+// Nothing falls due before the end of a penalty, though the bucket was begun anew, or lost, since the one before, and the process that waits
+// has not noticed.
+func TestSecondPenalty(t *testing.T) {
+	t.Parallel()
+	const penalty = 2 * time.Second
+	ctx := context.Background()
+	server := redistest.Start(t)
+	for what, between := range map[string]func(t *testing.T, l *tb.RateLimiter){
+		"reset": func(t *testing.T, l *tb.RateLimiter) { require.NoError(t, l.Reset(ctx)) },
+		"lost": func(t *testing.T, _ *tb.RateLimiter) {
+			require.EqualValues(t, 1, server.Client(t).Del(ctx, "tokenbucket:{lost}").Val())
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			open := func() *tb.RateLimiter {
+				l, err := tb.NewSmoothBursty(what, 2, tb.WithMaxPermits(1), tb.WithStore(tb.NewRedisScriptStore(server.Client(t))),
+					tb.WithStoreTimeout(patient))
+				require.NoError(t, err)
+				return l
+			}
+			here, there := open(), open()
+			require.NoError(t, there.Penalize(ctx, penalty))
+			_, err := here.State(ctx)
+			require.NoError(t, err)
+			time.Sleep(penalty)
+			_, err = here.Reserve(ctx, 2) // more than is stored
+			require.NoError(t, err)
+			var reserved []*tb.Reservation
+			for range 4 {
+				r, err := here.Reserve(ctx, 1)
+				require.NoError(t, err)
+				reserved = append(reserved, r)
+			}
+			between(t, there)
+			began := time.Now()
+			require.NoError(t, there.Penalize(ctx, penalty))
+			for i, r := range reserved {
+				<-r.Ready()
+				require.GreaterOrEqual(t, time.Since(began), penalty, "reservation %d", i)
+			}
+		})
+	}
+}

@@ -276,7 +276,8 @@ func TestOneServerHangs(t *testing.T) {
 		"ring": func(t *testing.T) connected {
 			nodes := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
 			addrs := map[string]string{"a": nodes[0].Addr, "b": nodes[1].Addr}
-			ring := redis.NewRing(&redis.RingOptions{Addrs: addrs, ReadTimeout: patience})
+			pinned := func(context.Context, *redis.Client) bool { return true }
+			ring := redis.NewRing(&redis.RingOptions{Addrs: addrs, ReadTimeout: patience, HeartbeatFn: pinned})
 			t.Cleanup(func() { _ = ring.Close() })
 			return connected{ring, nodes, ring.GetShardClientForKey}
 		},

@@ -123,7 +123,7 @@ func (w *chaosWorker) acquire() (*semaphore.Permit, string) {
 	switch {
 	case err == nil:
 		return p, ""
-	case errors.Is(err, semaphore.ErrTimeout):
+	case errors.Is(err, semaphore.ErrStoreTimeout):
 		return nil, "no answer"
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return nil, "cancelled"

@@ -32,7 +32,7 @@ func TestCluster(t *testing.T) {
 			what := fmt.Sprintf("%.20q", name)
 			var processes []*semaphore.Semaphore
 			for i, client := range clients {
-				s, err := semaphore.NewRedis(client, name, permits, semaphore.WithLease(lease), semaphore.WithTimeout(timeout), semaphore.WithLabel(fmt.Sprint(i)))
+				s, err := semaphore.NewRedis(client, name, permits, semaphore.WithLease(lease), semaphore.WithStoreTimeout(timeout), semaphore.WithLabel(fmt.Sprint(i)))
 				if !assert.NoError(t, err, what) {
 					return
 				}

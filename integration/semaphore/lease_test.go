@@ -17,7 +17,7 @@ import (
 // openRedis is a semaphore of the test's own; each call of what it returns is another process.
 func openRedis(t *testing.T, client semaphore.RedisClient, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
 	return func() *semaphore.Semaphore {
-		s, err := semaphore.NewRedis(client, t.Name(), permits, append([]semaphore.Option{semaphore.WithTimeout(patient)}, opts...)...)
+		s, err := semaphore.NewRedis(client, t.Name(), permits, append([]semaphore.Option{semaphore.WithStoreTimeout(patient)}, opts...)...)
 		require.NoError(t, err)
 		t.Cleanup(func() {
 			c, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -64,7 +64,7 @@ func TestRedisAway(t *testing.T) {
 	const lease, timeout = 6 * time.Second, 2 * time.Second
 	late := faultlab.MeasureLateness(t)
 	server := redistest.Start(t)
-	process := openRedis(t, server.Client(t), 1, semaphore.WithLease(lease), semaphore.WithTimeout(timeout))
+	process := openRedis(t, server.Client(t), 1, semaphore.WithLease(lease), semaphore.WithStoreTimeout(timeout))
 	a, b := process(), process()
 	p, err := a.Acquire(ctx, 1)
 	require.NoError(t, err)
@@ -80,15 +80,15 @@ func TestRedisAway(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Less(t, time.Since(began), timeout/2+5*late.Most())
 	_, err = b.Acquire(ctx, 1)
-	require.ErrorIs(t, err, semaphore.ErrTimeout)
+	require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 	require.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
 	require.NoError(t, server.Continue())
 	q, err := b.TryAcquire(ctx, 1, 20*time.Second)
-	for ; errors.Is(err, semaphore.ErrTimeout); q, err = b.TryAcquire(ctx, 1, 20*time.Second) { // it takes a moment
+	for ; errors.Is(err, semaphore.ErrStoreTimeout); q, err = b.TryAcquire(ctx, 1, 20*time.Second) { // it takes a moment
 	}
 	require.NoError(t, err)
 	require.NotNil(t, q)
-	if err := q.Release(ctx); !errors.Is(err, semaphore.ErrTimeout) {
+	if err := q.Release(ctx); !errors.Is(err, semaphore.ErrStoreTimeout) {
 		require.NoError(t, err)
 	}
 }

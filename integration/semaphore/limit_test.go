@@ -188,7 +188,7 @@ func TestFirstLook(t *testing.T) {
 func TestTimeoutWhileRedisHangs(t *testing.T) {
 	s, client := server(t)
 	const timeout = 2 * time.Second
-	sem := open(t, client.Options().Addr, "x", 5, semaphore.WithTimeout(timeout))
+	sem := open(t, client.Options().Addr, "x", 5, semaphore.WithStoreTimeout(timeout))
 	p, err := sem.Acquire(ctx, 1)
 	require.NoError(t, err)
 	require.NoError(t, s.Stop())
@@ -204,7 +204,7 @@ func TestTimeoutWhileRedisHangs(t *testing.T) {
 			mu.Lock()
 			defer mu.Unlock()
 			worst = max(worst, time.Since(began))
-			if !errors.Is(err, semaphore.ErrTimeout) {
+			if !errors.Is(err, semaphore.ErrStoreTimeout) {
 				t.Error(err)
 			}
 		})

@@ -230,7 +230,7 @@ func TestForgottenWhileAskingAgain(t *testing.T) {
 		},
 	}
 	defer func() { _ = waiting.Close() }()
-	s, err := semaphore.NewRedis(waiting, name, 1, semaphore.WithTimeout(patient))
+	s, err := semaphore.NewRedis(waiting, name, 1, semaphore.WithStoreTimeout(patient))
 	require.NoError(t, err)
 	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -273,7 +273,7 @@ func TestReleasedTwiceAtOnce(t *testing.T) {
 		},
 	}
 	defer func() { _ = holding.Close() }()
-	s, err := semaphore.NewRedis(holding, name, 1, semaphore.WithTimeout(patient))
+	s, err := semaphore.NewRedis(holding, name, 1, semaphore.WithStoreTimeout(patient))
 	require.NoError(t, err)
 	p, err := s.Acquire(ctx, 1)
 	require.NoError(t, err)

@@ -111,7 +111,7 @@ func work(text string) error {
 	defer func() { _ = client.Close() }()
 	for _, s := range c.Semaphores {
 		made, err := semaphore.NewRedis(client, s.Name, s.Permits, semaphore.WithLease(s.Lease), semaphore.WithLabel(c.Label),
-			semaphore.WithVersion(s.Version), semaphore.WithTimeout(cmp.Or(s.Timeout, patient)))
+			semaphore.WithVersion(s.Version), semaphore.WithStoreTimeout(cmp.Or(s.Timeout, patient)))
 		if err != nil {
 			return err
 		}
@@ -248,7 +248,7 @@ func server(t *testing.T) (*redistest.Server, *redis.Client) {
 func open(t *testing.T, addr, name string, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
 	t.Helper()
 	client := redis.NewClient(&redis.Options{Addr: addr, Username: fleetUser, Password: "any"})
-	s, err := semaphore.NewRedis(client, name, permits, append([]semaphore.Option{semaphore.WithTimeout(patient)}, opts...)...)
+	s, err := semaphore.NewRedis(client, name, permits, append([]semaphore.Option{semaphore.WithStoreTimeout(patient)}, opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		limited, cancel := context.WithTimeout(ctx, 5*time.Second)

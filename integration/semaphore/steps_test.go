@@ -41,7 +41,7 @@ func TestNoScriptTakesLong(t *testing.T) {
 	_, client := server(t)
 	require.NoError(t, client.ConfigSet(ctx, "slowlog-log-slower-than", "1000").Err())
 	require.NoError(t, client.ConfigSet(ctx, "slowlog-max-len", "10000").Err())
-	options := []semaphore.Option{semaphore.WithLease(5 * time.Minute), semaphore.WithTimeout(time.Minute)}
+	options := []semaphore.Option{semaphore.WithLease(5 * time.Minute), semaphore.WithStoreTimeout(time.Minute)}
 	operator := open(t, client.Options().Addr, name, 2, options...)
 	s := open(t, client.Options().Addr, name, 2, options...)
 	held, err := operator.Acquire(ctx, 2)

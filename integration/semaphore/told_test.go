@@ -40,10 +40,10 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 		}
 		g := startGate(t, addr)
 		name := fmt.Sprint("told", i)
-		cut := open(t, g.addr, name, 1, semaphore.WithLease(lease), semaphore.WithTimeout(lease/3))
+		cut := open(t, g.addr, name, 1, semaphore.WithLease(lease), semaphore.WithStoreTimeout(lease/3))
 		other := open(t, addr, name, 1, semaphore.WithLease(lease))
 		p, err := cut.Acquire(ctx, 1)
-		for ; errors.Is(err, semaphore.ErrTimeout); p, err = cut.Acquire(ctx, 1) { // a second is little for a busy machine
+		for ; errors.Is(err, semaphore.ErrStoreTimeout); p, err = cut.Acquire(ctx, 1) { // a second is little for a busy machine
 		}
 		require.NoError(t, err)
 		pause := time.Duration(random.Int64N(int64(lease))) // it is renewed meanwhile, or not yet
@@ -69,7 +69,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 			assert.ErrorIs(t, p.Release(ctx), semaphore.ErrExpired)
 			g.stop(false, streams...)
 			p, err := cut.Acquire(ctx, 1)
-			for ; errors.Is(err, semaphore.ErrTimeout); p, err = cut.Acquire(ctx, 1) { // it takes a moment
+			for ; errors.Is(err, semaphore.ErrStoreTimeout); p, err = cut.Acquire(ctx, 1) { // it takes a moment
 			}
 			if assert.NoError(t, err) {
 				assert.NoError(t, p.Release(ctx))

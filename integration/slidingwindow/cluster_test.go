@@ -30,10 +30,10 @@ func TestCluster(t *testing.T) {
 	require.NotEmpty(t, client.Get(ctx, "slidingwindow:key:{ffffffffffffffff}:1h0m0s").Val())
 	moved := 0
 	for _, node := range cluster.Nodes { // of which one at most has the key
-		alone, err := slidingwindow.NewKey(math.MaxUint64, 5, time.Hour, time.Minute, slidingwindow.WithRedis(node.Client(t)), patient, slidingwindow.WithAway(slidingwindow.Pass))
+		alone, err := slidingwindow.NewKey(math.MaxUint64, 5, time.Hour, time.Minute, slidingwindow.WithRedis(node.Client(t)), patient, slidingwindow.WithFailurePolicy(slidingwindow.FailOpen))
 		require.NoError(t, err)
 		if _, err = alone.Allow(ctx); err != nil {
-			require.ErrorIs(t, err, slidingwindow.ErrUnusable)
+			require.ErrorIs(t, err, slidingwindow.ErrStoreUnusable)
 			require.ErrorContains(t, err, "MOVED")
 			moved++
 		}

@@ -25,7 +25,7 @@ import (
 var ctx = context.Background()
 
 // patient: who shall not be told that the machine is slow waits for an answer so long.
-var patient = slidingwindow.WithTimeout(20 * time.Second)
+var patient = slidingwindow.WithStoreTimeout(20 * time.Second)
 
 // counted is how many permits of x are left by what the server has counted.
 func counted(t *testing.T, server *redistest.Server, limit int, window, resolution time.Duration) int {
@@ -85,37 +85,37 @@ func TestUnusable(t *testing.T) {
 			if client, ok := c.client.(*redis.Client); ok {
 				defer func() { _ = client.Close() }()
 			}
-			for _, policy := range []slidingwindow.Option{slidingwindow.WithAway(slidingwindow.Refuse), slidingwindow.WithAway(slidingwindow.Pass), slidingwindow.WithShare(5)} {
+			for _, policy := range []slidingwindow.Option{slidingwindow.WithFailurePolicy(slidingwindow.FailClosed), slidingwindow.WithFailurePolicy(slidingwindow.FailOpen), slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(5))} {
 				l, err := slidingwindow.New(t.Name(), 5, time.Hour, time.Minute, slidingwindow.WithRedis(c.client), patient, policy)
 				require.NoError(t, err)
 				for range 10 {
 					ok, err := l.Allow(ctx)
 					require.False(t, ok)
-					require.ErrorIs(t, err, slidingwindow.ErrUnusable)
-					require.NotErrorIs(t, err, slidingwindow.ErrAway)
+					require.ErrorIs(t, err, slidingwindow.ErrStoreUnusable)
+					require.NotErrorIs(t, err, slidingwindow.ErrStoreUnavailable)
 					require.ErrorContains(t, err, c.says)
 					require.ErrorContains(t, err, "limiter")
 				}
 				_, err = l.Remaining(ctx)
-				require.ErrorIs(t, err, slidingwindow.ErrUnusable)
+				require.ErrorIs(t, err, slidingwindow.ErrStoreUnusable)
 			}
 		})
 	}
-	l, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(server.Client(t, as("poor", "right"))), patient, slidingwindow.WithShare(5))
+	l, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(server.Client(t, as("poor", "right"))), patient, slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(5)))
 	require.NoError(t, err)
 	_, err = l.Allow(ctx)
-	require.ErrorIs(t, err, slidingwindow.ErrUnusable)
+	require.ErrorIs(t, err, slidingwindow.ErrStoreUnusable)
 	require.NoError(t, admin.Do(ctx, "acl", "setuser", "poor", "+@all").Err())
 	ok, err := l.Allow(ctx)
 	require.NoError(t, err)
 	require.True(t, ok, "as soon as it is repaired")
 }
 
-// Whatever the hook was told of, it is told when Redis answers again, once.
-func TestHookBack(t *testing.T) {
+// The observer receives every failed trip, and the reply that ends the failures.
+func TestFailedTrips(t *testing.T) {
 	server := redistest.Start(t)
 	told := make(chan error, 100)
-	l, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(server.Client(t)), patient, slidingwindow.WithHook(func(err error) { told <- err }))
+	l, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(server.Client(t)), patient, withFailures(func(err error) { told <- err }))
 	require.NoError(t, err)
 	const key = "slidingwindow:{x}:1h0m0s"
 	hears := func(want error) {
@@ -137,19 +137,19 @@ func TestHookBack(t *testing.T) {
 
 	require.NoError(t, allow())
 	spoil()
-	require.ErrorIs(t, allow(), slidingwindow.ErrCorrupt)
-	hears(slidingwindow.ErrCorrupt)
+	require.ErrorIs(t, allow(), slidingwindow.ErrCorruptState)
+	hears(slidingwindow.ErrCorruptState)
 	mend()
 	require.NoError(t, allow())
 	hears(nil)
 
 	require.NoError(t, server.Kill())
-	require.ErrorIs(t, allow(), slidingwindow.ErrAway)
-	hears(slidingwindow.ErrAway)
+	require.ErrorIs(t, allow(), slidingwindow.ErrStoreUnavailable)
+	hears(slidingwindow.ErrStoreUnavailable)
 	require.NoError(t, server.Restart())
 	spoil()
-	require.Eventually(t, func() bool { return errors.Is(allow(), slidingwindow.ErrCorrupt) }, 20*time.Second, 10*time.Millisecond)
-	for heard := error(nil); !errors.Is(heard, slidingwindow.ErrCorrupt); {
+	require.Eventually(t, func() bool { return errors.Is(allow(), slidingwindow.ErrCorruptState) }, 20*time.Second, 10*time.Millisecond)
+	for heard := error(nil); !errors.Is(heard, slidingwindow.ErrCorruptState); {
 		select {
 		case heard = <-told:
 			require.Error(t, heard)
@@ -178,7 +178,7 @@ func TestLostReply(t *testing.T) {
 		client, limiter time.Duration
 		err             error
 	}{
-		"the limiter gives up": {20 * time.Second, 2 * time.Second, slidingwindow.ErrTimeout},
+		"the limiter gives up": {20 * time.Second, 2 * time.Second, slidingwindow.ErrStoreTimeout},
 		"the client gives up":  {2 * time.Second, 20 * time.Second, os.ErrDeadlineExceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -192,10 +192,10 @@ func TestLostReply(t *testing.T) {
 			proxy.Match("evalsha", redistest.Only(1, redistest.LoseReply))
 			lossy := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: c.client})
 			defer func() { _ = lossy.Close() }() // and with it the read that still waits
-			m, err := slidingwindow.New("x", 5, time.Minute, time.Second, slidingwindow.WithRedis(lossy), slidingwindow.WithTimeout(c.limiter))
+			m, err := slidingwindow.New("x", 5, time.Minute, time.Second, slidingwindow.WithRedis(lossy), slidingwindow.WithStoreTimeout(c.limiter))
 			require.NoError(t, err)
 			_, err = m.Allow(ctx)
-			require.ErrorIs(t, err, slidingwindow.ErrAway)
+			require.ErrorIs(t, err, slidingwindow.ErrStoreUnavailable)
 			require.ErrorIs(t, err, c.err)
 			require.Eventually(t, func() bool {
 				return counted(t, server, 5, time.Minute, time.Second) == 3
@@ -217,9 +217,9 @@ func TestAway(t *testing.T) {
 		err      error
 		retained int // of the limit of 10, when it is back
 	}{
-		{"refuse", slidingwindow.WithAway(slidingwindow.Refuse), 0, slidingwindow.ErrAway, 9},
-		{"pass", slidingwindow.WithAway(slidingwindow.Pass), 10, nil, 0},
-		{"share", slidingwindow.WithShare(4), 3, nil, 6}, // one was admitted before
+		{"refuse", slidingwindow.WithFailurePolicy(slidingwindow.FailClosed), 0, slidingwindow.ErrStoreUnavailable, 9},
+		{"pass", slidingwindow.WithFailurePolicy(slidingwindow.FailOpen), 10, nil, 0},
+		{"share", slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(4)), 3, nil, 6}, // one was admitted before
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -228,7 +228,7 @@ func TestAway(t *testing.T) {
 			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 20 * time.Second })
 			var mu sync.Mutex
 			var told []error
-			l, err := slidingwindow.New("x", 10, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(timeout), c.opt, slidingwindow.WithHook(func(err error) {
+			l, err := slidingwindow.New("x", 10, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(timeout), c.opt, withFailures(func(err error) {
 				mu.Lock()
 				defer mu.Unlock()
 				told = append(told, err)
@@ -281,7 +281,7 @@ func TestAway(t *testing.T) {
 			require.Eventually(t, func() bool { return counted(t, server, 10, time.Hour, time.Minute) <= c.retained }, time.Minute, 20*time.Millisecond)
 			require.GreaterOrEqual(t, counted(t, server, 10, time.Hour, time.Minute), c.retained-passed-1)
 			mu.Lock()
-			require.ErrorIs(t, told[0], slidingwindow.ErrAway)
+			require.ErrorIs(t, told[0], slidingwindow.ErrStoreUnavailable)
 			mu.Unlock()
 		})
 	}
@@ -292,7 +292,7 @@ func TestTooLate(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = 20 * time.Second })
-	l, err := slidingwindow.New("x", 10, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(3*time.Second))
+	l, err := slidingwindow.New("x", 10, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(3*time.Second))
 	require.NoError(t, err)
 	began := time.Now()
 	_, err = l.Allow(ctx)
@@ -300,7 +300,7 @@ func TestTooLate(t *testing.T) {
 	took := time.Since(began)
 	require.NoError(t, server.Stop())
 	_, err = l.AllowN(ctx, 5)
-	require.ErrorIs(t, err, slidingwindow.ErrTimeout)
+	require.ErrorIs(t, err, slidingwindow.ErrStoreTimeout)
 	time.Sleep(50*time.Millisecond + took) // the server's clock may lag behind what is known of it, by no more than an answer took
 	require.NoError(t, server.Continue())
 	require.Equal(t, 9, counted(t, server, 10, time.Hour, time.Minute))
@@ -309,4 +309,19 @@ func TestTooLate(t *testing.T) {
 		return ok && err == nil
 	}, 30*time.Second, 10*time.Millisecond)
 	require.Equal(t, 8, counted(t, server, 10, time.Hour, time.Minute))
+}
+
+// withFailures returns an option that calls f with the error of each failed round trip, and with nil for the first one that succeeds after a
+// failure.
+func withFailures(f func(error)) slidingwindow.Option {
+	var mu sync.Mutex
+	failing := false
+	return slidingwindow.WithObserver(slidingwindow.Observer{Trip: func(trip slidingwindow.Trip) {
+		mu.Lock()
+		defer mu.Unlock()
+		if failing || trip.Err != nil {
+			f(trip.Err)
+		}
+		failing = trip.Err != nil
+	}})
 }

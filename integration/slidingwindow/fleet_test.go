@@ -56,8 +56,8 @@ func work(ctx context.Context, j *job, tell func(event)) error {
 	client := redis.NewClient(&redis.Options{Addr: j.Redis})
 	defer func() { _ = client.Close() }()
 	l, err := slidingwindow.New("/fares", limit, window, resolution, slidingwindow.WithRedis(client), slidingwindow.WithMode(j.Mode),
-		slidingwindow.WithTimeout(timeout), slidingwindow.WithShare(limit/processes),
-		slidingwindow.WithHook(func(err error) {
+		slidingwindow.WithStoreTimeout(timeout), slidingwindow.WithFailurePolicy(slidingwindow.LocalShare(limit/processes)),
+		withFailures(func(err error) {
 			now := time.Now().UnixMicro()
 			if tell(event{faultlab.Span{From: now, To: now}, fmt.Sprint(err)}); err == nil {
 				tell(event{faultlab.Span{From: now, To: now}, "back"})

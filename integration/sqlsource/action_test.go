@@ -8,19 +8,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 )
 
 // TestAct: who did what to a bucket, and why, is written down before it is done, and cannot be undone. What cannot be written down is not done.
 func TestAct(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
-		e, err := sqlsource.NewEditor(db, b.dialect)
-		require.NoError(t, err)
-		reset := sqlsource.Action{Name: "/a", What: `held "back" for 30 s`, Who: "ann", Why: "a fault"}
-		_, err = e.Act(ctx, reset, func(context.Context) error { t.Error("it was done"); return nil })
-		require.ErrorIs(t, err, sqlsource.ErrNoAudit)
+		e := editorOf(t, b, db)
+		reset := editor.Action{Name: "/a", What: `held "back" for 30 s`, Who: "ann", Why: "a fault"}
+		_, err := e.Act(ctx, reset, func(context.Context) error { t.Error("it was done"); return nil })
+		require.ErrorIs(t, err, editor.ErrNoAudit)
 
-		e = editor(t, b, db)
+		e = newEditor(t, b, db)
 		done, err := e.Act(ctx, reset, func(ctx context.Context) error {
 			history, err := e.History(ctx, "/a", 10)
 			require.Len(t, history, 1, "it is written down before")
@@ -31,13 +30,13 @@ func TestAct(t *testing.T) {
 		require.Empty(t, done.From)
 		require.Empty(t, done.To)
 		_, err = e.Undo(ctx, done.ID, "ben", "back")
-		require.ErrorIs(t, err, sqlsource.ErrAction)
+		require.ErrorIs(t, err, editor.ErrAction)
 
 		away := errors.New("no connection")
 		stopped, stop := context.WithCancel(ctx)
-		_, err = e.Act(stopped, sqlsource.Action{Name: "/a", What: "reset", Who: "ben", Why: "stuck"}, func(context.Context) error { stop(); return away })
+		_, err = e.Act(stopped, editor.Action{Name: "/a", What: "reset", Who: "ben", Why: "stuck"}, func(context.Context) error { stop(); return away })
 		require.ErrorIs(t, err, away)
-		_, err = e.Act(ctx, sqlsource.Action{What: "switched off", Who: "ben", Why: "an emergency"}, func(context.Context) error { return nil })
+		_, err = e.Act(ctx, editor.Action{What: "switched off", Who: "ben", Why: "an emergency"}, func(context.Context) error { return nil })
 		require.NoError(t, err)
 
 		var said []string

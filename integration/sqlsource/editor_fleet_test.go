@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
@@ -24,13 +25,13 @@ import (
 // what is there now.
 func TestEditorsRace(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, dsn string) {
-		editor(t, b, db)
-		editors := make([]*sqlsource.Editor, 6)
+		newEditor(t, b, db)
+		editors := make([]*editor.Editor, 6)
 		for i := range editors { // processes of their own
-			editors[i], _ = sqlsource.NewEditor(open(t, b.driver, dsn), b.dialect)
+			editors[i] = editorOf(t, b, open(t, b.driver, dsn))
 		}
-		race := func(from sqlsource.Version, remove bool) (won sqlsource.AuditEntry) {
-			entries, errs := make([]sqlsource.AuditEntry, len(editors)), make([]error, len(editors))
+		race := func(from editor.Version, remove bool) (won editor.AuditEntry) {
+			entries, errs := make([]editor.AuditEntry, len(editors)), make([]error, len(editors))
 			var running sync.WaitGroup
 			for i, e := range editors {
 				running.Go(func() {
@@ -38,7 +39,7 @@ func TestEditorsRace(t *testing.T) {
 					if remove {
 						values = nil
 					}
-					entries[i], errs[i] = e.Change(ctx, sqlsource.Change{Name: "/a", From: from, To: values, Who: fmt.Sprint("editor ", i), Why: "to be first"})
+					entries[i], errs[i] = e.Change(ctx, editor.Change{Name: "/a", From: from, To: values, Who: fmt.Sprint("editor ", i), Why: "to be first"})
 				})
 			}
 			running.Wait()
@@ -51,11 +52,11 @@ func TestEditorsRace(t *testing.T) {
 			}
 			require.NotEqual(t, -1, winner, "%v", errs)
 			for i, err := range errs {
-				var conflict *sqlsource.ConflictError
+				var conflict *editor.ConflictError
 				if i == winner {
 					continue
 				}
-				require.ErrorIs(t, err, sqlsource.ErrConflict)
+				require.ErrorIs(t, err, editor.ErrConflict)
 				require.True(t, errors.As(err, &conflict))
 				if remove {
 					require.Nil(t, conflict.Now)
@@ -86,21 +87,21 @@ func TestEditorsRace(t *testing.T) {
 // TestUndoRace: an entry is undone once.
 func TestUndoRace(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, dsn string) {
-		e := editor(t, b, db)
-		_, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
+		e := newEditor(t, b, db)
+		_, err := e.Change(ctx, editor.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
 		require.NoError(t, err)
-		changed, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: get(t, e, "/a").Version, To: to(e, 6, nil), Who: "ann", Why: "more"})
+		changed, err := e.Change(ctx, editor.Change{Name: "/a", From: get(t, e, "/a").Version, To: to(e, 6, nil), Who: "ann", Why: "more"})
 		require.NoError(t, err)
 		var undone atomic.Int32
 		var running sync.WaitGroup
 		for range 6 {
-			other, _ := sqlsource.NewEditor(open(t, b.driver, dsn), b.dialect)
+			other := editorOf(t, b, open(t, b.driver, dsn))
 			running.Go(func() {
 				_, err := other.Undo(ctx, changed.ID, "ben", "back")
 				if err == nil {
 					undone.Add(1)
 				} else {
-					assert.ErrorIs(t, err, sqlsource.ErrUndone)
+					assert.ErrorIs(t, err, editor.ErrUndone)
 				}
 			})
 		}
@@ -113,17 +114,17 @@ func TestUndoRace(t *testing.T) {
 // TestEditByHand: whoever changes a row by SQL between reading and writing is not overwritten; not even a change and back.
 func TestEditByHand(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
-		e := editor(t, b, db)
-		_, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
+		e := newEditor(t, b, db)
+		_, err := e.Change(ctx, editor.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
 		require.NoError(t, err)
 		for _, statement := range []string{"UPDATE " + conf + " SET cache = 0.1", "UPDATE " + conf + " SET channelType = 'web'", "DELETE FROM " + conf} {
 			row := get(t, e, "/a")
 			exec(t, db, statement)
-			_, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "ben", Why: "more"})
-			require.ErrorIs(t, err, sqlsource.ErrConflict, statement)
+			_, err := e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "ben", Why: "more"})
+			require.ErrorIs(t, err, editor.ErrConflict, statement)
 		}
-		_, err = e.Change(ctx, sqlsource.Change{Name: "/a", From: "x", Who: "ben", Why: "no longer"})
-		require.ErrorIs(t, err, sqlsource.ErrConflict, "to remove what is gone")
+		_, err = e.Change(ctx, editor.Change{Name: "/a", From: "x", Who: "ben", Why: "no longer"})
+		require.ErrorIs(t, err, editor.ErrConflict, "to remove what is gone")
 	})
 }
 
@@ -131,8 +132,8 @@ func TestEditByHand(t *testing.T) {
 // loads beside the edits see rows from before or after, and no others.
 func TestFleetFollows(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
-		e := editor(t, b, db)
-		_, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 1, 0.01), Who: "ann", Why: "new"})
+		e := newEditor(t, b, db)
+		_, err := e.Change(ctx, editor.Change{Name: "/a", To: to(e, 1, 0.01), Who: "ann", Why: "new"})
 		require.NoError(t, err)
 		store := tokenbucket.NewMemoryStore()
 		fleet := make([]*registry.Registry, 2)
@@ -140,7 +141,7 @@ func TestFleetFollows(t *testing.T) {
 			fleet[i], err = registry.New(source(t, b, db), store, registry.WithInterval(time.Hour))
 			require.NoError(t, err)
 			defer fleet[i].Close()
-			_, err = fleet[i].Allow(ctx, "/a")
+			_, err = fleet[i].Enter(ctx, "/a")
 			require.NoError(t, err)
 		}
 		inForce := func(r *registry.Registry) float64 {
@@ -163,7 +164,7 @@ func TestFleetFollows(t *testing.T) {
 					}
 					table, err := s.Load(ctx)
 					if !assert.NoError(t, err) || !assert.Empty(t, table.Rejected) || !assert.Len(t, table.Limits, 1) ||
-						!assert.InDelta(t, table.Limits[0].Rate/100, table.Limits[0].Cache, 1e-9) {
+						!assert.InDelta(t, table.Limits[0].Rate/100, table.Limits[0].WaitShare, 1e-9) {
 						return
 					}
 				}
@@ -171,7 +172,7 @@ func TestFleetFollows(t *testing.T) {
 		}
 		for i := range 6 { // cache goes with the rate
 			rate := 200 - 10*i
-			_, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: get(t, e, "/a").Version, To: to(e, rate, float64(rate)/100), Who: "ben", Why: "less"})
+			_, err := e.Change(ctx, editor.Change{Name: "/a", From: get(t, e, "/a").Version, To: to(e, rate, float64(rate)/100), Who: "ben", Why: "less"})
 			require.NoError(t, err)
 			require.Equal(t, float64(rate), inForce(fleet[i%2]))
 			require.Equal(t, float64(rate), inForce(fleet[(i+1)%2]))
@@ -183,7 +184,7 @@ func TestFleetFollows(t *testing.T) {
 		late, err := registry.New(source(t, b, db), store, registry.WithInterval(time.Hour))
 		require.NoError(t, err)
 		defer late.Close()
-		_, err = late.Allow(ctx, "/a")
+		_, err = late.Enter(ctx, "/a")
 		require.NoError(t, err)
 		require.Equal(t, 150.0, inForce(late))
 		require.Equal(t, 150.0, inForce(fleet[0]))
@@ -247,25 +248,24 @@ func (c *cutConn) CheckNamedValue(v *driver.NamedValue) error {
 // TestCrashBetween: if the connection breaks between the change and its audit entry, or before either, there is neither.
 func TestCrashBetween(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, dsn string) {
-		e := editor(t, b, db)
-		_, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
+		e := newEditor(t, b, db)
+		_, err := e.Change(ctx, editor.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
 		require.NoError(t, err)
 		row := get(t, e, "/a")
 		c := &cutting{driver: db.Driver(), dsn: dsn}
 		c.at.Store("")
 		breaking := sql.OpenDB(c)
 		defer func() { require.NoError(t, breaking.Close()) }()
-		other, err := sqlsource.NewEditor(breaking, b.dialect)
-		require.NoError(t, err)
+		other := editorOf(t, b, breaking)
 		quote := "`"
 		if b.dialect == sqlsource.PostgreSQL {
 			quote = `"`
 		}
-		change := sqlsource.Change{Name: "/a", From: row.Version, To: to(e, 6, nil)}
-		remove := sqlsource.Change{Name: "/a", From: row.Version}
-		add := sqlsource.Change{Name: "/b", To: to(e, 6, nil)}
+		change := editor.Change{Name: "/a", From: row.Version, To: to(e, 6, nil)}
+		remove := editor.Change{Name: "/a", From: row.Version}
+		add := editor.Change{Name: "/b", To: to(e, 6, nil)}
 		for _, test := range []struct {
-			change sqlsource.Change
+			change editor.Change
 			at     string
 		}{
 			{change, "UPDATE " + quote + conf}, {change, "INSERT INTO " + quote + audit},
@@ -276,12 +276,12 @@ func TestCrashBetween(t *testing.T) {
 			test.change.Who, test.change.Why = "ben", "to see"
 			_, err := other.Change(ctx, test.change)
 			require.Error(t, err)
-			require.NotErrorIs(t, err, sqlsource.ErrConflict)
+			require.NotErrorIs(t, err, editor.ErrConflict)
 			require.Equal(t, row, get(t, e, "/a"))
 			require.Len(t, load(t, b, db).Limits, 1)
 		}
 		c.at.Store("")
-		_, err = other.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: to(e, 7, nil), Who: "ben", Why: "now"})
+		_, err = other.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: to(e, 7, nil), Who: "ben", Why: "now"})
 		require.NoError(t, err)
 		history, err := e.History(ctx, "", 100)
 		require.NoError(t, err)

@@ -8,23 +8,32 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
 const audit = "t_ratelimite_audit"
 
-// editor makes the tables, and an editor of them.
-func editor(t testing.TB, b backend, db *sql.DB, opts ...sqlsource.Option) *sqlsource.Editor {
+// editorOf returns an editor of the table that these options mean. It makes no tables.
+func editorOf(t testing.TB, b backend, db *sql.DB, opts ...sqlsource.Option) *editor.Editor {
 	t.Helper()
-	require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect, opts...))
-	require.NoError(t, sqlsource.CreateAuditTable(ctx, db, b.dialect, opts...))
-	e, err := sqlsource.NewEditor(db, b.dialect, opts...)
+	source, err := sqlsource.New(db, b.dialect, opts...)
+	require.NoError(t, err)
+	e, err := editor.New(db, source)
 	require.NoError(t, err)
 	return e
 }
 
-func get(t testing.TB, e *sqlsource.Editor, name string) sqlsource.Row {
+// newEditor makes the tables, and returns an editor of them.
+func newEditor(t testing.TB, b backend, db *sql.DB, opts ...sqlsource.Option) *editor.Editor {
+	t.Helper()
+	require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect, opts...))
+	require.NoError(t, editor.CreateAuditTable(ctx, db, b.dialect))
+	return editorOf(t, b, db, opts...)
+}
+
+func get(t testing.TB, e *editor.Editor, name string) editor.Row {
 	t.Helper()
 	row, err := e.Get(ctx, name)
 	require.NoError(t, err)
@@ -32,11 +41,11 @@ func get(t testing.TB, e *sqlsource.Editor, name string) sqlsource.Row {
 }
 
 // to are values for the columns of an editor, by the names of MySQL's default table.
-func to(e *sqlsource.Editor, rate, cache any) sqlsource.Values {
+func to(e *editor.Editor, rate, cache any) editor.Values {
 	c := e.Columns()
-	v := sqlsource.Values{c.Rate: sqlsource.Text(rate)}
+	v := editor.Values{c.Rate: editor.Text(rate)}
 	if cache != nil {
-		v[c.Cache] = sqlsource.Text(cache)
+		v[c.Cache] = editor.Text(cache)
 	}
 	return v
 }
@@ -44,30 +53,30 @@ func to(e *sqlsource.Editor, rate, cache any) sqlsource.Values {
 // TestEdit: add, change, remove, and all of it back; what the source loads, and what the audit table says.
 func TestEdit(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
-		e := editor(t, b, db)
+		e := newEditor(t, b, db)
 		_, err := e.Get(ctx, "/a")
-		require.ErrorIs(t, err, sqlsource.ErrNoRow)
+		require.ErrorIs(t, err, editor.ErrNoRow)
 		began := time.Now().Add(-time.Second)
 
-		added, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 5, 0.25), Who: "ann", Why: "a new partner"})
+		added, err := e.Change(ctx, editor.Change{Name: "/a", To: to(e, 5, 0.25), Who: "ann", Why: "a new partner"})
 		require.NoError(t, err)
 		require.Nil(t, added.From)
 		require.WithinRange(t, added.At, began, time.Now().Add(time.Second))
 		first := get(t, e, "/a")
 		require.Equal(t, 5.0, first.Limit.Rate)
-		require.Equal(t, 0.25, first.Limit.Cache)
+		require.Equal(t, 0.25, first.Limit.WaitShare)
 		exec(t, db, "UPDATE "+conf+" SET channelType = 'web'") // what the editor knows nothing of
 		old := get(t, e, "/a")
 		require.NotEqual(t, first.Version, old.Version)
 
 		for i := range 5 { // within one second
 			was := get(t, e, "/a")
-			_, err = e.Change(ctx, sqlsource.Change{Name: "/a", From: was.Version, To: to(e, 6+i, nil), Who: "ben", Why: "more"})
+			_, err = e.Change(ctx, editor.Change{Name: "/a", From: was.Version, To: to(e, 6+i, nil), Who: "ben", Why: "more"})
 			require.NoError(t, err)
 			is := get(t, e, "/a")
 			require.Greater(t, is.Limit.Version, was.Limit.Version)
 			require.NotEqual(t, was.Version, is.Version)
-			require.Equal(t, was.Limit.Cache, is.Limit.Cache)
+			require.Equal(t, was.Limit.WaitShare, is.Limit.WaitShare)
 		}
 		require.Equal(t, 10.0, load(t, b, db).Limits[0].Rate)
 
@@ -82,17 +91,17 @@ func TestEdit(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 9.0, get(t, e, "/a").Limit.Rate)
 		_, err = e.Undo(ctx, history[0].ID, "cat", "again")
-		require.ErrorIs(t, err, sqlsource.ErrUndone)
+		require.ErrorIs(t, err, editor.ErrUndone)
 		_, err = e.Undo(ctx, history[2].ID, "cat", "an older one")
-		require.ErrorIs(t, err, sqlsource.ErrConflict)
+		require.ErrorIs(t, err, editor.ErrConflict)
 		_, err = e.Undo(ctx, undone.ID, "cat", "the undo")
 		require.NoError(t, err)
 		require.Equal(t, 10.0, get(t, e, "/a").Limit.Rate)
 		_, err = e.Undo(ctx, 1_000_000, "cat", "what never was")
-		require.ErrorIs(t, err, sqlsource.ErrNoEntry)
+		require.ErrorIs(t, err, editor.ErrNoEntry)
 
 		was := get(t, e, "/a")
-		removed, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: was.Version, Who: "dan", Why: "no longer"})
+		removed, err := e.Change(ctx, editor.Change{Name: "/a", From: was.Version, Who: "dan", Why: "no longer"})
 		require.NoError(t, err)
 		require.Nil(t, removed.To)
 		require.Empty(t, load(t, b, db).Limits)
@@ -114,34 +123,34 @@ func TestEdit(t *testing.T) {
 // TestEditRefused: what is refused is told by a type, and leaves no trace.
 func TestEditRefused(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
-		e := editor(t, b, db)
+		e := newEditor(t, b, db)
 		c := e.Columns()
-		text := sqlsource.Text
-		_, err := e.Change(ctx, sqlsource.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
+		text := editor.Text
+		_, err := e.Change(ctx, editor.Change{Name: "/a", To: to(e, 5, nil), Who: "ann", Why: "new"})
 		require.NoError(t, err)
 		row := get(t, e, "/a")
 		for _, test := range []struct {
-			to         sqlsource.Values
+			to         editor.Values
 			field, was string // RowError
 			column     string // ColumnError
 		}{
-			{to: sqlsource.Values{c.Rate: text(-1)}, field: c.Rate, was: "-1"},
-			{to: sqlsource.Values{c.Rate: text("five")}, field: c.Rate, was: "five"},
-			{to: sqlsource.Values{c.Rate: text("1'; DROP TABLE x; --")}, field: c.Rate, was: `"1'; DROP TABLE x; --"`},
-			{to: sqlsource.Values{c.Rate: nil}, field: c.Rate, was: "NULL"},
-			{to: sqlsource.Values{c.Cache: text(10)}, field: c.Cache, was: "10"},
-			{to: sqlsource.Values{c.Status: text(2)}, field: c.Status, was: "2"},
-			{to: sqlsource.Values{c.Status: text(0), c.Rate: text("junk")}, field: c.Rate, was: "junk"},
-			{to: sqlsource.Values{}, field: "change", was: "nothing"},
-			{to: sqlsource.Values{"elsewhere": text(1)}, column: "elsewhere"},
-			{to: sqlsource.Values{c.Name: text("/b")}, column: c.Name},
-			{to: sqlsource.Values{c.Modified: text("2020-01-01")}, column: c.Modified},
-			{to: sqlsource.Values{b.column("channelType"): text("web")}, column: b.column("channelType")},
-			{to: sqlsource.Values{"a`b\"c'd": text(1)}, column: "a`b\"c'd"},
+			{to: editor.Values{c.Rate: text(-1)}, field: c.Rate, was: "-1"},
+			{to: editor.Values{c.Rate: text("five")}, field: c.Rate, was: "five"},
+			{to: editor.Values{c.Rate: text("1'; DROP TABLE x; --")}, field: c.Rate, was: `"1'; DROP TABLE x; --"`},
+			{to: editor.Values{c.Rate: nil}, field: c.Rate, was: "NULL"},
+			{to: editor.Values{c.Cache: text(10)}, field: c.Cache, was: "10"},
+			{to: editor.Values{c.Status: text(2)}, field: c.Status, was: "2"},
+			{to: editor.Values{c.Status: text(0), c.Rate: text("junk")}, field: c.Rate, was: "junk"},
+			{to: editor.Values{}, field: "change", was: "nothing"},
+			{to: editor.Values{"elsewhere": text(1)}, column: "elsewhere"},
+			{to: editor.Values{c.Name: text("/b")}, column: c.Name},
+			{to: editor.Values{c.Modified: text("2020-01-01")}, column: c.Modified},
+			{to: editor.Values{b.column("channelType"): text("web")}, column: b.column("channelType")},
+			{to: editor.Values{"a`b\"c'd": text(1)}, column: "a`b\"c'd"},
 		} {
-			_, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: test.to, Who: "ben", Why: "to see"})
+			_, err := e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: test.to, Who: "ben", Why: "to see"})
 			var bad *registry.RowError
-			var column *sqlsource.ColumnError
+			var column *editor.ColumnError
 			switch {
 			case test.column != "":
 				require.True(t, errors.As(err, &column), "%v %v", test.to, err)
@@ -154,24 +163,24 @@ func TestEditRefused(t *testing.T) {
 		}
 		if b.dialect != sqlsource.SQLite { // which keeps what it is given
 			for value, want := range map[string]string{"0.304": "0.30", "9.991": "9.99"} {
-				_, err := e.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: sqlsource.Values{c.Cache: text(value)}, Who: "ben", Why: "to see"})
+				_, err := e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: editor.Values{c.Cache: text(value)}, Who: "ben", Why: "to see"})
 				var bad *registry.RowError
 				require.True(t, errors.As(err, &bad), "%v", err)
 				require.Equal(t, [2]string{c.Cache, value}, [2]string{bad.Field, bad.Value})
 				_ = want
 			}
-			_, err = e.Change(ctx, sqlsource.Change{Name: "/a", From: row.Version, To: sqlsource.Values{c.Rate: text(1e12), c.Cache: text(1)}, Who: "ben", Why: "to see"})
+			_, err = e.Change(ctx, editor.Change{Name: "/a", From: row.Version, To: editor.Values{c.Rate: text(1e12), c.Cache: text(1)}, Who: "ben", Why: "to see"})
 			var bad *registry.RowError
 			require.True(t, errors.As(err, &bad), "%v", err)
 			t.Log(bad)
 		}
-		for _, change := range []sqlsource.Change{
+		for _, change := range []editor.Change{
 			{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "", Why: "x"},
 			{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "x", Why: " "},
 			{Name: "/a", From: row.Version, To: to(e, 6, nil), Who: "x\x00", Why: "x"},
 			{Name: "", To: to(e, 6, nil), Who: "x", Why: "x"},
 			{Name: "/c", Who: "x", Why: "x"},
-			{Name: "/c", To: sqlsource.Values{}, Who: "x", Why: "x"},
+			{Name: "/c", To: editor.Values{}, Who: "x", Why: "x"},
 		} {
 			_, err := e.Change(ctx, change)
 			var bad *registry.RowError

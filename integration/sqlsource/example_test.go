@@ -36,7 +36,7 @@ func Example() {
 		panic(err)
 	}
 	for _, l := range table.Limits {
-		fmt.Println(l.Name, l.Disabled, l.Rate, l.Cache)
+		fmt.Println(l.Name, l.Disabled, l.Rate, l.WaitShare)
 	}
 	for _, e := range table.Rejected {
 		fmt.Println(e.Error())

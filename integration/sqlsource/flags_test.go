@@ -76,6 +76,30 @@ func TestTableWithoutShadow(t *testing.T) {
 	}
 }
 
+// A created table has a column for what holds a row back, and a table of an earlier release is read without.
+func TestPenaltyColumn(t *testing.T) {
+	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
+		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
+		b.insert(t, db, conf, "interfaceUrl, rateLimit", "/default", 5)
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, penalty", "/both", 5, "429,503")
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, penalty", "/none", 5, "none")
+		b.insert(t, db, conf, "interfaceUrl, rateLimit, penalty", "/bad", 5, "418")
+		table := load(t, b, db)
+		require.Len(t, table.Limits, 3)
+		for i, want := range []registry.Penalty{registry.PenaltyDefault, registry.PenaltyBoth, registry.PenaltyNone} {
+			require.Equal(t, want, table.Limits[i].Penalty)
+		}
+		require.Len(t, table.Rejected, 1)
+		require.Equal(t, []string{"penalty", "418", "none, 503, 429 or 429,503, or NULL"},
+			[]string{table.Rejected[0].Field, table.Rejected[0].Value, table.Rejected[0].Want})
+		exec(t, db, "ALTER TABLE "+conf+" DROP COLUMN penalty")
+		table = load(t, b, db)
+		require.Empty(t, table.Rejected)
+		require.Len(t, table.Limits, 4)
+		require.Equal(t, registry.PenaltyDefault, table.Limits[1].Penalty)
+	})
+}
+
 // A created table has columns for a window and a concurrency, and one that is added is read from then on.
 func TestBoundColumns(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {

@@ -42,11 +42,11 @@ func TestDefaultTable(t *testing.T) {
 			table.Limits[i].Version = 0
 		}
 		require.Equal(t, []registry.Limit{
-			{Name: "/ibe/AvailFare", Row: "1", Rate: 5, Cache: 0.3}, // exactly, also from a FLOAT
-			{Name: "/ibe/Book", Row: "2", Rate: 10_000, Cache: 0.5},
+			{Name: "/ibe/AvailFare", Row: "1", Rate: 5, WaitShare: 0.3}, // exactly, also from a FLOAT
+			{Name: "/ibe/Book", Row: "2", Rate: 10_000, WaitShare: 0.5},
 			{Name: "/ibe/Off", Row: "3", Disabled: true},
-			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, Cache: 0.5}, // who does not say that it is off wants a limit
-			{Name: "/ibe/Slow", Row: "5", Rate: 0.4, Cache: 0.5},
+			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, WaitShare: 0.5}, // who does not say that it is off wants a limit
+			{Name: "/ibe/Slow", Row: "5", Rate: 0.4, WaitShare: 0.5},
 		}, table.Limits)
 
 		quota := load(t, b, db, sqlsource.WithQuota(2*time.Millisecond))
@@ -92,7 +92,7 @@ var looseColumns = sqlsource.Columns{ID: "id", Name: "name", Rate: "rate", Cache
 func size(n float64) *float64 { return &n }
 
 func TestRows(t *testing.T) {
-	good := registry.Limit{Rate: 5, Cache: 0.5}
+	good := registry.Limit{Rate: 5, WaitShare: 0.5}
 	with := func(change func(*registry.Limit)) *registry.Limit {
 		l := good
 		change(&l)
@@ -113,8 +113,8 @@ func TestRows(t *testing.T) {
 		{title: "good", row: row{rate: "5", status: "1"}, want: &good},
 		{title: "fraction", row: row{rate: "0.25", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0.25 })},
 		{title: "rate 0", row: row{rate: "0.0", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0 })},
-		{title: "cache 0", row: row{rate: "5", cache: "0", status: "1"}, want: with(func(l *registry.Limit) { l.Cache = 0 })},
-		{title: "cache 9.99", row: row{rate: "5", cache: "9.99", status: "1"}, want: with(func(l *registry.Limit) { l.Cache = 9.99 })},
+		{title: "cache 0", row: row{rate: "5", cache: "0", status: "1"}, want: with(func(l *registry.Limit) { l.WaitShare = 0 })},
+		{title: "cache 9.99", row: row{rate: "5", cache: "9.99", status: "1"}, want: with(func(l *registry.Limit) { l.WaitShare = 9.99 })},
 		{title: "all columns", row: row{rate: "5", status: "1", burst: "20", quota: "0"}, want: with(func(l *registry.Limit) { l.MaxPermits = size(20) })},
 		{title: "burst 0", row: row{rate: "5", status: "1", burst: "0"}, want: with(func(l *registry.Limit) { l.MaxPermits = size(0) })},
 		{title: "warm-up", row: row{rate: "5", status: "1", warm: "1500.5", cold: "2.5"}, want: with(func(l *registry.Limit) { l.Warmup, l.ColdFactor = 1500500*time.Microsecond, 2.5 })},
@@ -131,7 +131,7 @@ func TestRows(t *testing.T) {
 		{title: "last time", row: row{rate: "5", status: "1", at: "2255-06-05 23:47:34.740000"}, want: with(func(l *registry.Limit) { l.Version = 9007199254740000 })},
 		{title: "off", row: row{status: "0"}, want: &registry.Limit{Disabled: true}},
 		{title: "off and bad", row: row{rate: "-1", cache: "junk", status: "0", burst: "NaN", at: "1970-01-02 00:00:00"}, want: &registry.Limit{Disabled: true, Version: 86_400_000_000}},
-		{title: "off and good", row: row{rate: "7", cache: "0.25", status: "0"}, want: &registry.Limit{Disabled: true, Rate: 7, Cache: 0.25}},
+		{title: "off and good", row: row{rate: "7", cache: "0.25", status: "0"}, want: &registry.Limit{Disabled: true, Rate: 7, WaitShare: 0.25}},
 
 		{title: "rate NULL", row: row{status: "1"}, field: "rate", value: "NULL"},
 		{title: "rate negative", row: row{rate: "-5", status: "1"}, field: "rate", value: "-5"},
@@ -335,7 +335,7 @@ func TestMissing(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		_, err := source(t, b, db).Load(ctx)
 		require.ErrorContains(t, err, "table t_ratelimite_conf")
-		require.ErrorContains(t, err, "CreateTable")
+		require.ErrorContains(t, err, "t_ratelimite_conf")
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))
 		b.insert(t, db, conf, "interfaceUrl, rateLimit, status", "a", 5, 1)
 		require.Len(t, load(t, b, db).Limits, 1)
@@ -395,8 +395,8 @@ func TestLatin(t *testing.T) {
 	for _, params := range b.zones {
 		limits := load(t, b, open(t, b.driver, dsn+params), sqlsource.WithTable("latin")).Limits
 		require.Len(t, limits, 2)
-		require.Equal(t, registry.Limit{Name: "Füße", Row: "1", Rate: 5, Cache: 0.3}, limits[0], params)
-		require.Equal(t, []float64{0.1, 9.99}, []float64{limits[1].Rate, limits[1].Cache})
+		require.Equal(t, registry.Limit{Name: "Füße", Row: "1", Rate: 5, WaitShare: 0.3}, limits[0], params)
+		require.Equal(t, []float64{0.1, 9.99}, []float64{limits[1].Rate, limits[1].WaitShare})
 		require.True(t, limits[1].Disabled)
 	}
 }
@@ -439,7 +439,7 @@ func TestLarge(t *testing.T) {
 		require.Len(t, table.Limits, 10_000)
 		require.Empty(t, table.Rejected)
 		require.Equal(t, "/interface/9999", table.Limits[9999].Name)
-		require.Less(t, math.Abs(table.Limits[7].Cache-0.3), 1e-15)
+		require.Less(t, math.Abs(table.Limits[7].WaitShare-0.3), 1e-15)
 	})
 }
 

@@ -39,7 +39,7 @@ func TestSwitch(t *testing.T) {
 		s, err := sqlsource.NewSwitch(db, b.dialect, polling(func(err error) { outages <- err }))
 		require.NoError(t, err)
 		defer s.Close()
-		require.ErrorContains(t, told(t, outages), "CreateSwitchTable", "a missing table is an error")
+		require.ErrorContains(t, told(t, outages), "t_ratelimite_switch", "a missing table is an error")
 		require.True(t, s.Enabled())
 		require.NoError(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect))
 		require.NoError(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect), "twice changes nothing")

@@ -1,4 +1,4 @@
-// Package machine says what numbers depend on.
+// Package machine describes the machine and the software on which measurements depend.
 package machine
 
 import (
@@ -12,11 +12,11 @@ import (
 	"time"
 )
 
-// Facts of the machine and the program, each with its name.
+// Facts are pairs of a name and a fact about the machine or the program.
 type Facts [][2]string
 
-// Read returns them. info is what a redis-server says of itself, command what the user has typed, and modules are those whose
-// versions matter.
+// Read returns the facts. info is the INFO of the redis-server, command is the command line, and modules are the modules whose versions to
+// list.
 func Read(info, command string, modules ...string) Facts {
 	m := Facts{
 		{"CPU", firstMatch("/proc/cpuinfo", `(?m)^model name\s*:\s*(.*)$`)},

@@ -1,4 +1,4 @@
-// Package picture gives the pictures of the benchmarks the style of those that `tokenbucket plot` draws.
+// Package picture draws the pictures of the benchmarks in the style of `tokenbucket plot`.
 package picture
 
 import (
@@ -13,7 +13,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// Colours that the colour-blind tell apart too (Okabe and Ito).
+// Colours that colour-blind readers can distinguish (Okabe and Ito).
 var (
 	Blue      = color.RGBA{R: 0x00, G: 0x72, B: 0xb2, A: 0xff}
 	Vermilion = color.RGBA{R: 0xd5, G: 0x5e, B: 0x00, A: 0xff}
@@ -22,10 +22,10 @@ var (
 	Grey      = color.RGBA{R: 0x70, G: 0x70, B: 0x70, A: 0xff}
 )
 
-// Width of every picture.
+// Width is the width of every picture.
 const Width = 7.5 * vg.Inch
 
-// Gap at the end of a label beside the Y axis keeps it clear of the axis' marks, even in a font that is wider.
+// Gap separates a label beside the Y axis from the axis' marks, even in a wider font. It is appended to the label.
 const Gap = "\u00a0\u00a0"
 
 // New returns a plot with the fonts of all pictures and a legend at the top left.
@@ -68,7 +68,7 @@ func SVG(height vg.Length, paint func(draw.Canvas)) []byte {
 	paint(draw.Crop(draw.New(c), vg.Points(8), vg.Points(-16), vg.Points(6), vg.Points(-10)))
 	var b bytes.Buffer // writing to it never fails
 	c.WriteTo(&b)
-	// Whoever looks at it may not have the font: name some that are as wide.
+	// The viewer may lack the font, so name some of the same width.
 	return bytes.ReplaceAll(b.Bytes(), []byte("font-family:Liberation Sans;"),
 		[]byte("font-family:Liberation Sans,Arial,Helvetica,sans-serif;"))
 }

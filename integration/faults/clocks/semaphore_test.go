@@ -74,7 +74,7 @@ func open(t *testing.T, addr string, lease time.Duration) *semaphore.Semaphore {
 	job := faultlab.Job{Addrs: []string{addr}}
 	client := job.Client()
 	s, err := semaphore.NewRedis(client, bucket, permits, semaphore.WithLease(lease), semaphore.WithKeyPrefix(prefix),
-		semaphore.WithTimeout(patient))
+		semaphore.WithStoreTimeout(patient))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		_ = s.Close(background)
@@ -184,7 +184,7 @@ func TestJ1SemaphoreClockBack(t *testing.T) {
 	t.Parallel()
 	server, clock := faultlab.StartStepped(t)
 	dead := server.Client(t)
-	s, err := semaphore.NewRedis(dead, bucket, permits, semaphore.WithLease(lease), semaphore.WithKeyPrefix(prefix), semaphore.WithTimeout(patient))
+	s, err := semaphore.NewRedis(dead, bucket, permits, semaphore.WithLease(lease), semaphore.WithKeyPrefix(prefix), semaphore.WithStoreTimeout(patient))
 	require.NoError(t, err)
 	_, err = s.Acquire(background, 1)
 	require.NoError(t, err)

@@ -49,7 +49,7 @@ func visit(t *testing.T, addr string) *visitors {
 		client := job.Client()
 		t.Cleanup(func() { _ = client.Close() })
 		l, err := slidingwindow.New(bucket, limit, window, resolution, slidingwindow.WithRedis(client), slidingwindow.WithKeyPrefix(prefix),
-			slidingwindow.WithTimeout(patient))
+			slidingwindow.WithStoreTimeout(patient))
 		require.NoError(t, err)
 		for range 4 {
 			v.running.Go(func() {

@@ -2,8 +2,6 @@ package fleet
 
 import (
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +11,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // Four processes with either store on one bucket, at full demand for as long as it takes to see a drift: the rate is kept to
@@ -95,29 +92,24 @@ func TestA3DriftSimulated(t *testing.T) {
 	const asked = 50 // while no more than 49 come: the bucket is never full
 	for _, rate := range []float64{3, 7.7, 1000, 80_000, 3e6} {
 		for _, wait := range []float64{100, 0} { // in permits
-			q := seam.Question{Config: fmt.Sprintf("bursty now %.17g %d 1 0", rate, asked), Epoch: 1}
-			takes := make([]seam.Take, asked)
-			var b tokenbucket.PermitBucket
-			now, granted, saved := int64(0), 0, 0
+			l, err := tokenbucket.NewSmoothBursty("b", rate, tokenbucket.WithMaxPermits(asked), tokenbucket.WithInitialPermits(0))
+			require.NoError(t, err)
+			b, err := l.State(background)
+			require.NoError(t, err)
+			began := b.SeenMicros
+			now, granted, saved := began, 0, 0
 			for granted < permits {
-				for i := range takes {
-					takes[i] = seam.Take{Permits: 1, MaxWaitMicros: int64(wait * 1e6 / rate)}
-				}
 				if b.NextFreeTicketMicros < now {
 					saved++
 				}
-				var err error
-				q.State, err = seam.Answer(q, now, takes)
-				require.NoError(t, err)
-				require.NoError(t, seam.Read(&b, q.State))
-				for _, t := range takes {
-					if t.Granted {
+				for range asked {
+					if _, ok := b.Take(now, 1, time.Duration(wait*1e9/rate)); ok {
 						granted++
 					}
 				}
 				now += int64(random.Float64() * (asked - 1) * 1e6 / rate)
 			}
-			made := (float64(b.NextFreeTicketMicros)-b.CarryMicros)/1e6*rate - b.StoredPermits
+			made := (float64(b.NextFreeTicketMicros-began)-b.CarryMicros)/1e6*rate - b.StoredPermits
 			t.Logf("%v/s, waiting for up to %v: saved up %d times", rate, wait, saved)
 			faultlab.Figure(t, "permits granted", granted)
 			faultlab.Figure(t, "permits beyond the rate, of 0.001", float64(granted)-made)
@@ -125,48 +117,6 @@ func TestA3DriftSimulated(t *testing.T) {
 			require.Equal(t, wait == 0, saved > 10_000)
 		}
 	}
-}
-
-// Requests that travel in one batch get what they would have got one by one: the same grants, the same waits, the same bucket.
-func TestH4CombinedIsOneByOne(t *testing.T) {
-	r := faultlab.Seed(t)
-	granted, refused := 0, 0
-	for range int(faultlab.Lasting(2000, 50_000)) {
-		rate, payment := []float64{0.3, 5, 7.7, 1000, 3e6}[r.IntN(5)], []string{"now", "later"}[r.IntN(2)]
-		size := 100 * r.Float64()
-		q := seam.Question{Config: fmt.Sprintf("bursty %s %.17g %.17g 1 0", payment, rate, size), Initial: min(1, size), Epoch: 7}
-		if r.IntN(2) == 0 {
-			q.Config = fmt.Sprintf("warmup %s %.17g %d 3 0", payment, rate, 1000+r.Int64N(10_000_000))
-		}
-		combined, alone := q, q
-		now := int64(1_000_000)
-		for range 1 + r.IntN(20) {
-			now += r.Int64N(3_000_000)
-			var takes []seam.Take
-			for range 1 + r.IntN(20) {
-				takes = append(takes, seam.Take{Permits: 1 + r.Int64N(50), MaxWaitMicros: r.Int64N(10_000_000)})
-			}
-			together := slices.Clone(takes)
-			var err error
-			combined.State, err = seam.Answer(combined, now, together)
-			require.NoError(t, err)
-			for i := range takes {
-				alone.State, err = seam.Answer(alone, now, takes[i:i+1])
-				require.NoError(t, err)
-				require.Equal(t, takes[i], together[i], "%s: request %d", q.Config, i)
-				if takes[i].Granted {
-					granted++
-				} else {
-					refused++
-				}
-			}
-			require.Equal(t, alone.State, combined.State)
-		}
-	}
-	faultlab.Figure(t, "requests granted", granted)
-	faultlab.Figure(t, "refused", refused)
-	require.Greater(t, granted, 1000)
-	require.Greater(t, refused, 1000)
 }
 
 // While nobody gives back, what is refused without asking would have been refused by the server too: every such refusal is
@@ -194,10 +144,10 @@ func TestH1RefusalsAreNeverWrong(t *testing.T) {
 				stored := func() string { return c.RedisClient.(*redis.Client).Get(background, j.Prefix+"{"+j.Name+"}").Val() }
 				text := stored()
 				for range r.IntN(10) {
-					n, timeout := int64(1+r.IntN(10)), time.Duration(r.IntN(30_000))*time.Microsecond
+					n, timeout := 1+r.IntN(10), time.Duration(r.IntN(30_000))*time.Microsecond
 					time.Sleep(time.Duration(r.IntN(500)) * time.Microsecond)
 					began, trips := time.Now().UnixMicro(), c.begun.Load() // the server's clock is this machine's
-					reservation, err := l.TryReserve(background, int(n), timeout)
+					reservation, err := l.TryReserve(background, n, timeout)
 					require.NoError(t, err)
 					if trips != c.begun.Load() {
 						asked++
@@ -206,13 +156,11 @@ func TestH1RefusalsAreNeverWrong(t *testing.T) {
 					}
 					require.False(t, reservation.OK())
 					local++
-					takes := []seam.Take{{Permits: n, MaxWaitMicros: timeout.Microseconds()}}
-					fields := strings.Fields(text)
-					_, err = seam.Answer(seam.Question{State: text, Config: strings.Join(fields[len(fields)-6:], " "), Epoch: 1}, began, takes)
-					require.NoError(t, err)
-					grant := takes[0]
-					require.False(t, grant.Granted, "%d permits within %v were refused without asking; the server would have granted them: %s", n, timeout, text)
-					closest = min(closest, time.Duration(grant.WaitMicros-timeout.Microseconds())*time.Microsecond)
+					var b tokenbucket.PermitBucket
+					require.NoError(t, b.UnmarshalText([]byte(text)))
+					wait, granted := b.Take(began, n, timeout)
+					require.False(t, granted, "%d permits within %v were refused without asking; the server would have granted them: %s", n, timeout, text)
+					closest = min(closest, wait-timeout)
 				}
 			}
 			t.Logf("%d asked", asked)

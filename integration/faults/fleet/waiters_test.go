@@ -274,7 +274,7 @@ func TestG9CancelRacesSemaphore(t *testing.T) {
 	server := redistest.Start(t)
 	random := faultlab.Seed(t)
 	const permits = 8
-	s, err := semaphore.NewRedis(server.Client(t), "x", permits, semaphore.WithLease(30*time.Second), semaphore.WithTimeout(20*time.Second))
+	s, err := semaphore.NewRedis(server.Client(t), "x", permits, semaphore.WithLease(30*time.Second), semaphore.WithStoreTimeout(20*time.Second))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, s.Close(background)) }()
 	var held, granted, gone atomic.Int64

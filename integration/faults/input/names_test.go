@@ -96,7 +96,7 @@ func TestI3Names(t *testing.T) {
 			// Semaphores and windows of the same names under the same prefix.
 			keys := len(before)
 			for _, name := range hostile {
-				s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix), semaphore.WithTimeout(limit))
+				s, err := semaphore.NewRedis(client, name, 1, semaphore.WithKeyPrefix(prefix), semaphore.WithStoreTimeout(limit))
 				require.NoError(t, err)
 				p, err := s.TryAcquire(ctx, 1, 0)
 				require.NoError(t, err)
@@ -113,7 +113,7 @@ func TestI3Names(t *testing.T) {
 				require.NoError(t, err)
 				require.Len(t, held, 1)
 				w, err := slidingwindow.New(name, 1, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithKeyPrefix(prefix),
-					slidingwindow.WithTimeout(limit))
+					slidingwindow.WithStoreTimeout(limit))
 				require.NoError(t, err)
 				for _, want := range []bool{true, false} {
 					ok, err := w.Allow(ctx)
@@ -139,11 +139,11 @@ func TestI3Names(t *testing.T) {
 				_, err = tokenbucket.NewSmoothWarmingUp(name, 5, time.Second, tokenbucket.WithStore(buckets))
 				require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
 				_, err = semaphore.NewRedis(client, name, 1)
-				require.ErrorIs(t, err, semaphore.ErrInvalid)
+				require.ErrorIs(t, err, semaphore.ErrInvalidConfig)
 				readable(t, err)
 				if len(name) == 0 || len(name) > 512 { // a window's may be any bytes
 					_, err = slidingwindow.New(name, 1, time.Second, time.Second, slidingwindow.WithRedis(client))
-					require.ErrorIs(t, err, slidingwindow.ErrInvalid)
+					require.ErrorIs(t, err, slidingwindow.ErrInvalidConfig)
 					readable(t, err)
 				}
 			}
@@ -166,7 +166,7 @@ func TestI3Requests(t *testing.T) {
 	server := redistest.Start(t)
 	client, _ := counted(t, server)
 	admin := server.Client(t, patient)
-	limits, err := registry.New(registry.Static{{Name: "/victim", Rate: 1000, Cache: 0.5}},
+	limits, err := registry.New(registry.Static{{Name: "/victim", Rate: 1000, WaitShare: 0.5}},
 		tokenbucket.NewRedisScriptStore(client), registry.WithUnknown(registry.Default(registry.Limit{Rate: 0.001})),
 		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(limit)))
 	require.NoError(t, err)

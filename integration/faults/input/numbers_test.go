@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
@@ -115,7 +113,7 @@ func TestI1Numbers(t *testing.T) {
 						require.GreaterOrEqual(t, r.Delay(), time.Duration(0), asked)
 						require.LessOrEqual(t, r.Delay().Microseconds(), max(0, timeout.Microseconds()), asked)
 						require.LessOrEqual(t, r.Delay().Microseconds(), int64(exact), asked)
-						if first && burst && strings.Contains(seam.InForce(l).Config, " now ") {
+						if first && burst {
 							require.InDelta(t, cost(n, initial, rate), r.Delay().Microseconds(), 1, asked)
 						}
 						require.NoError(t, r.Cancel(ctx), asked)
@@ -275,14 +273,14 @@ func TestI1Others(t *testing.T) {
 		valid := n >= 1 && n <= 1<<31
 		unasked(func() {
 			_, err := semaphore.NewRedis(client, fmt.Sprint("n", i), n)
-			require.Equal(t, !valid, errors.Is(err, semaphore.ErrInvalid), n)
+			require.Equal(t, !valid, errors.Is(err, semaphore.ErrInvalidConfig), n)
 			_, err = slidingwindow.New(fmt.Sprint("n", i), n, time.Second, time.Second, slidingwindow.WithRedis(client))
-			require.Equal(t, !valid, errors.Is(err, slidingwindow.ErrInvalid), n)
+			require.Equal(t, !valid, errors.Is(err, slidingwindow.ErrInvalidConfig), n)
 		})
 	}
-	s, err := semaphore.NewRedis(client, "x", 5, semaphore.WithTimeout(limit))
+	s, err := semaphore.NewRedis(client, "x", 5, semaphore.WithStoreTimeout(limit))
 	require.NoError(t, err)
-	w, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(limit))
+	w, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(limit))
 	require.NoError(t, err)
 	for _, n := range integers {
 		for _, timeout := range durations {
@@ -290,9 +288,9 @@ func TestI1Others(t *testing.T) {
 			case n < 1:
 				unasked(func() {
 					_, err := s.TryAcquire(ctx, n, timeout)
-					require.ErrorIs(t, err, semaphore.ErrInvalid)
+					require.ErrorIs(t, err, semaphore.ErrInvalidPermits)
 					_, err = s.Acquire(ctx, n)
-					require.ErrorIs(t, err, semaphore.ErrInvalid)
+					require.ErrorIs(t, err, semaphore.ErrInvalidPermits)
 				})
 			case timeout > 0 && timeout < time.Minute: // in which the answer need not arrive
 				p, err := s.TryAcquire(ctx, n, timeout)
@@ -313,12 +311,12 @@ func TestI1Others(t *testing.T) {
 			}
 		}
 		if n < 1 || n > 1<<31 {
-			unasked(func() { require.ErrorIs(t, s.SetPermits(ctx, n), semaphore.ErrInvalid) })
-			require.ErrorIs(t, w.SetLimit(ctx, n), slidingwindow.ErrInvalid)
+			unasked(func() { require.ErrorIs(t, s.SetPermits(ctx, n), semaphore.ErrInvalidPermits) })
+			require.ErrorIs(t, w.SetLimit(ctx, n), slidingwindow.ErrInvalidPermits)
 		}
 		if n < 1 || n > 5 {
 			_, err := w.AllowN(ctx, n) // Redis may be asked whether the limit was raised
-			require.ErrorIs(t, err, slidingwindow.ErrInvalid)
+			require.ErrorIs(t, err, slidingwindow.ErrInvalidPermits)
 		}
 	}
 	require.NoError(t, redistest.Poll(limit, func() error { // what nobody waited for any more is given back in the background
@@ -336,7 +334,7 @@ func TestI1Others(t *testing.T) {
 			unasked(func() {
 				_, err := slidingwindow.New("y", 1, window, resolution, slidingwindow.WithRedis(client))
 				if window <= 0 || resolution < time.Millisecond {
-					require.ErrorIs(t, err, slidingwindow.ErrInvalid, "%v of %v", resolution, window)
+					require.ErrorIs(t, err, slidingwindow.ErrInvalidConfig, "%v of %v", resolution, window)
 				}
 			})
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// I2: what is not a semaphore's is semaphore.ErrCorrupt, with nothing of the script in it, and is left as it is: a count that is
+// I2: what is not a semaphore's is semaphore.ErrCorruptState, with nothing of the script in it, and is left as it is: a count that is
 // no number must neither admit anybody nor shut everybody out in silence.
 func TestI2Semaphore(t *testing.T) {
 	server := redistest.Start(t)
@@ -34,7 +34,7 @@ func TestI2Semaphore(t *testing.T) {
 	check := func(what, key, field string) {
 		value := client.Dump(ctx, key).Val()
 		shown := client.HGet(ctx, key, field).Val()
-		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithLease(100*time.Millisecond), semaphore.WithTimeout(limit))
+		s, err := semaphore.NewRedis(client, name, 1, semaphore.WithLease(100*time.Millisecond), semaphore.WithStoreTimeout(limit))
 		require.NoError(t, err)
 		short, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
@@ -46,7 +46,7 @@ func TestI2Semaphore(t *testing.T) {
 			wrong = append(wrong, what+": refuses, as if it were full")
 		default:
 			require.Nil(t, p, what)
-			if !errors.Is(err, semaphore.ErrCorrupt) || !strings.Contains(err.Error(), base) {
+			if !errors.Is(err, semaphore.ErrCorruptState) || !strings.Contains(err.Error(), base) {
 				wrong = append(wrong, fmt.Sprintf("%s: %.120v", what, err))
 			}
 			if strings.Contains(err.Error(), "script") {
@@ -111,13 +111,13 @@ func TestI2Lock(t *testing.T) {
 func TestI2Window(t *testing.T) {
 	client := redistest.Start(t).Client(t, patient)
 	const key = "slidingwindow:{x}:1h0m0s"
-	w, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(limit),
-		slidingwindow.WithAway(slidingwindow.Pass))
+	w, err := slidingwindow.New("x", 5, time.Hour, time.Minute, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(limit),
+		slidingwindow.WithFailurePolicy(slidingwindow.FailOpen))
 	require.NoError(t, err)
 	require.NoError(t, client.RPush(ctx, key, 1).Err())
 	for range 3 {
 		_, err = w.Allow(ctx)
-		require.ErrorIs(t, err, slidingwindow.ErrCorrupt)
+		require.ErrorIs(t, err, slidingwindow.ErrCorruptState)
 		require.ErrorContains(t, err, key)
 		require.NotContains(t, err.Error(), "script")
 	}

@@ -121,7 +121,7 @@ func TestI4OldestFormat(t *testing.T) {
 		client := redistest.Start(t).Client(t, patient)
 		key := "slidingwindow:{x}:1h0m0s"
 		open := func(opts ...slidingwindow.Option) *slidingwindow.Limiter {
-			l, err := slidingwindow.New("x", 20, time.Hour, time.Minute, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithTimeout(limit))...)
+			l, err := slidingwindow.New("x", 20, time.Hour, time.Minute, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(limit))...)
 			require.NoError(t, err)
 			return l
 		}
@@ -134,8 +134,8 @@ func TestI4OldestFormat(t *testing.T) {
 		require.False(t, ok)
 		later := "sw2 everything=else"
 		require.NoError(t, client.Set(ctx, key, later, time.Hour).Err())
-		_, err = open(slidingwindow.WithAway(slidingwindow.Pass)).Allow(ctx)
-		require.ErrorIs(t, err, slidingwindow.ErrCorrupt)
+		_, err = open(slidingwindow.WithFailurePolicy(slidingwindow.FailOpen)).Allow(ctx)
+		require.ErrorIs(t, err, slidingwindow.ErrCorruptState)
 		require.Equal(t, later, client.Get(ctx, key).Val())
 	})
 	t.Run("semaphore", func(t *testing.T) {
@@ -145,7 +145,7 @@ func TestI4OldestFormat(t *testing.T) {
 		require.NoError(t, client.HSet(ctx, base+"state", "fence", now, "ticket", 0, "used", 1, "seen", now, "permits", "2 0 0", "lives", now+172_800_000_000).Err())
 		require.NoError(t, client.Do(ctx, "ZADD", base+"held", fmt.Sprintf("%.0f", expires), "p-1").Err())
 		require.NoError(t, client.HSet(ctx, base+"info", "p-1", fmt.Sprintf("1 p %d %d a host", now, now)).Err())
-		s, err := semaphore.NewRedis(client, "x", 1, semaphore.WithTimeout(limit))
+		s, err := semaphore.NewRedis(client, "x", 1, semaphore.WithStoreTimeout(limit))
 		require.NoError(t, err)
 		defer func() { require.NoError(t, s.Close(ctx)) }()
 		held, err := s.Holders(ctx)

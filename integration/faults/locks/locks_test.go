@@ -19,7 +19,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 const holderEnv = "TOKENBUCKET_LOCKS_HOLDER"
@@ -90,7 +89,7 @@ func (p *place) open(which string, ttl time.Duration, opts ...tokenbucket.Option
 // state is the bucket as it is stored.
 func (p *place) state() (b tokenbucket.PermitBucket) {
 	p.t.Helper()
-	require.NoError(p.t, seam.Read(&b, p.text()))
+	require.NoError(p.t, b.UnmarshalText([]byte(p.text())))
 	return b
 }
 
@@ -131,7 +130,7 @@ const (
 var known = func() map[string]step {
 	all := map[string]step{}
 	for file, step := range map[string]step{"read": read, "commit": commit, "apply": decide} {
-		source, err := os.ReadFile("../../../lua/" + file + ".lua")
+		source, err := os.ReadFile("../../../internal/redisbucket/lua/" + file + ".lua")
 		if err != nil {
 			panic(err)
 		}

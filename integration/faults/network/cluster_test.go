@@ -1,13 +1,17 @@
 package network
 
 import (
+	"errors"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
@@ -80,4 +84,115 @@ func TestB3Cluster(t *testing.T) {
 			})
 		}
 	}
+}
+
+// embedding and wrapping are clients of a user's own: one has all methods of a cluster's client, the other the two that a store needs.
+type (
+	embedding struct{ *redis.ClusterClient }
+	wrapping  struct{ tokenbucket.RedisClient }
+)
+
+// A master that is dead takes no bucket of another master with it, whatever the client of the cluster is.
+func TestOutageServerByServer(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t)
+	direct := cluster.Client(t)
+	var healthy, dead string // buckets
+	var victim string
+	for i := 0; healthy == "" || dead == ""; i++ {
+		name := fmt.Sprint("bucket", i)
+		master, err := direct.MasterForKey(background, prefix+"{"+name+"}")
+		require.NoError(t, err)
+		switch addr := master.Options().Addr; {
+		case victim == "" || victim == addr:
+			victim, dead = addr, name
+		default:
+			healthy = name
+		}
+	}
+	clients := map[string]tokenbucket.RedisClient{"cluster": cluster.Client(t)}
+	clients["embedding"] = embedding{cluster.Client(t)}
+	clients["wrapping"] = wrapping{cluster.Client(t)}
+	joining, err := cluster.Client(t).AutoPipeline()
+	require.NoError(t, err)
+	clients["AutoPipeliner"] = joining
+	type pair struct{ healthy, dead *tokenbucket.RateLimiter }
+	pairs := map[string]pair{}
+	for what, client := range clients {
+		for _, which := range stores {
+			store := faultlab.Stores[which](client)
+			open := func(name string) *tokenbucket.RateLimiter {
+				l, err := tokenbucket.NewSmoothBursty(name, 1e5, tokenbucket.WithStore(store))
+				require.NoError(t, err)
+				_, err = l.Try(background)
+				require.NoError(t, err, what)
+				return l
+			}
+			pairs[which+"/"+what] = pair{open(healthy), open(dead)}
+		}
+	}
+	for _, node := range cluster.Nodes {
+		if node.Addr == victim {
+			require.NoError(t, node.Kill())
+		}
+	}
+	var all sync.WaitGroup
+	for what, p := range pairs {
+		all.Go(func() {
+			var calls, failed, unavailable atomic.Int64
+			began := time.Now()
+			var callers sync.WaitGroup
+			for range 4 {
+				callers.Go(func() {
+					for time.Since(began) < 6*time.Second {
+						_, err := p.dead.Try(background)
+						if errors.Is(err, tokenbucket.ErrStoreUnavailable) {
+							unavailable.Add(1)
+						} else {
+							t.Errorf("%s: the dead master: %v", what, err)
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+				})
+				callers.Go(func() {
+					for time.Since(began) < 6*time.Second {
+						calls.Add(1)
+						if _, err := p.healthy.Try(background); err != nil {
+							if failed.Add(1) == 1 {
+								t.Logf("%s: %v", what, err)
+							}
+						}
+						time.Sleep(10 * time.Millisecond)
+					}
+				})
+			}
+			callers.Wait()
+			t.Logf("%s: of %d calls for a bucket on a healthy master %d failed; %d on the dead one", what, calls.Load(), failed.Load(), unavailable.Load())
+			if calls.Load() < 100 || unavailable.Load() < 10 {
+				t.Errorf("%s: too few calls", what)
+			}
+			if failed.Load() > 0 {
+				t.Errorf("%s: %d of %d calls failed", what, failed.Load(), calls.Load())
+			}
+		})
+	}
+	all.Wait()
+	for _, node := range cluster.Nodes { // a replica is elected
+		if node.Addr != victim {
+			require.NoError(t, node.Client(t).ConfigSet(background, "cluster-node-timeout", "1000").Err())
+		}
+	}
+	began := time.Now()
+	for what, p := range pairs {
+		all.Go(func() {
+			if err := redistest.Poll(40*time.Second, func() error {
+				_, err := p.dead.Try(background)
+				return err
+			}); err != nil {
+				t.Errorf("%s: after the failover: %v", what, err)
+			}
+			t.Logf("%s: served again after %v", what, time.Since(began).Round(time.Millisecond))
+		})
+	}
+	all.Wait()
 }

@@ -81,7 +81,7 @@ func crowdBeside(
 func kind(err error) string {
 	for name, is := range map[string]error{
 		"unavailable": tokenbucket.ErrStoreUnavailable, "store timeout": tokenbucket.ErrStoreTimeout,
-		"lock": tokenbucket.ErrLockNotObtained, "deadline": context.DeadlineExceeded, "pool timeout": redis.ErrPoolTimeout,
+		"lock": tokenbucket.ErrLockNotObtained, "deadline": context.DeadlineExceeded, "pool timeout": tokenbucket.ErrPoolExhausted,
 	} {
 		if errors.Is(err, is) {
 			return name
@@ -350,7 +350,7 @@ func TestG5PoolExhausted(t *testing.T) {
 			return err
 		})
 		for _, err := range all {
-			if !errors.Is(err, redis.ErrPoolTimeout) {
+			if !errors.Is(err, tokenbucket.ErrPoolExhausted) {
 				failure(t, err)
 			}
 		}

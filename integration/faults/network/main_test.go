@@ -179,6 +179,7 @@ func (b *bench) refunds() string {
 func failure(t *testing.T, err error) {
 	t.Helper()
 	if !errors.Is(err, tokenbucket.ErrStoreTimeout) && !errors.Is(err, tokenbucket.ErrStoreUnavailable) &&
+		!errors.Is(err, tokenbucket.ErrPoolExhausted) &&
 		!errors.Is(err, tokenbucket.ErrLockNotObtained) && !errors.Is(err, context.DeadlineExceeded) && !network(err) {
 		t.Errorf("unexpected: %v", err)
 	}

@@ -158,7 +158,7 @@ func (o *operator) crowd(ctx context.Context, store tokenbucket.Store) error {
 
 func (o *operator) semaphore(ctx context.Context) error {
 	open := func() *semaphore.Semaphore {
-		s, err := semaphore.NewRedis(o.client, "x", 2, semaphore.WithTimeout(patience))
+		s, err := semaphore.NewRedis(o.client, "x", 2, semaphore.WithStoreTimeout(patience))
 		if err != nil {
 			panic(err)
 		}
@@ -234,7 +234,7 @@ func (o *operator) window(ctx context.Context) error {
 	verbs := map[string]func() error{}
 	for _, mode := range []slidingwindow.Mode{slidingwindow.Exact, slidingwindow.Approximate} {
 		l, err := slidingwindow.New(fmt.Sprint(mode), 3, time.Second, 100*time.Millisecond, slidingwindow.WithMode(mode),
-			slidingwindow.WithRedis(o.client), slidingwindow.WithTimeout(patience))
+			slidingwindow.WithRedis(o.client), slidingwindow.WithStoreTimeout(patience))
 		if err != nil {
 			return err
 		}

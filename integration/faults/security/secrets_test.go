@@ -40,26 +40,26 @@ func failures(t *testing.T, open func() *redis.Client, timeout time.Duration) ma
 		_, errs[name] = l.Try(ctx)
 		errs[name+" again"] = l.SetRate(ctx, 7)
 	}
-	s, err := semaphore.NewRedis(open(), "x", 1, semaphore.WithTimeout(timeout), semaphore.WithLease(100*time.Millisecond))
+	s, err := semaphore.NewRedis(open(), "x", 1, semaphore.WithStoreTimeout(timeout), semaphore.WithLease(100*time.Millisecond))
 	require.NoError(t, err)
 	short, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	_, errs["semaphore"] = s.Acquire(short, 1)
 	_ = s.Close(ctx)
 	told := make(chan error, 1)
-	w, err := slidingwindow.New("x", 5, time.Second, time.Second, slidingwindow.WithRedis(open()), slidingwindow.WithTimeout(timeout),
-		slidingwindow.WithHook(func(err error) {
+	w, err := slidingwindow.New("x", 5, time.Second, time.Second, slidingwindow.WithRedis(open()), slidingwindow.WithStoreTimeout(timeout),
+		slidingwindow.WithObserver(slidingwindow.Observer{Trip: func(trip slidingwindow.Trip) {
 			select {
-			case told <- err:
+			case told <- trip.Err:
 			default:
 			}
-		}))
+		}}))
 	require.NoError(t, err)
 	_, errs["window"] = w.Allow(ctx)
-	select { // the hook is called when the caller may have its answer
-	case errs["window's hook"] = <-told:
+	select { // the observer is called when the caller may have returned
+	case errs["window's trip"] = <-told:
 	case <-time.After(patience):
-		t.Error("the hook was not told")
+		t.Error("the observer was not called")
 	}
 	sw, err := registry.NewRedisSwitch(open(), "switch", registry.WithSwitchTimeout(timeout))
 	require.NoError(t, err)
@@ -211,7 +211,7 @@ func tables(t *testing.T, d database, dsn string) map[string]error {
 	errs := map[string]error{}
 	_, errs["load"] = source.Load(ctx)
 	errs["create"] = sqlsource.CreateTable(ctx, db, d.dialect)
-	_, errs["registry"] = registry.New(source, tokenbucket.NewMemoryStore(), registry.WithTimeout(patience))
+	_, errs["registry"] = registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLoadTimeout(patience))
 	var told error
 	sw, err := sqlsource.NewSwitch(db, d.dialect, sqlsource.WithPolling(registry.WithSwitchTimeout(patience),
 		registry.WithSwitchHook(func(err error) { told = err })))
@@ -242,7 +242,7 @@ func TestNoPasswordOfDatabases(t *testing.T) {
 			require.NoError(t, err)
 			loads := make(chan registry.Load, 100)
 			limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithInterval(20*time.Millisecond),
-				registry.WithTimeout(patience), registry.WithHook(func(l registry.Load) {
+				registry.WithLoadTimeout(patience), registry.WithHook(func(l registry.Load) {
 					select {
 					case loads <- l:
 					default:

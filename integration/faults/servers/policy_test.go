@@ -14,7 +14,6 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // share is a policy of one of two instances: it takes itself for one of three until it has counted them.
@@ -47,7 +46,7 @@ type observed map[outcome]int
 
 func (o observed) option() tokenbucket.Option {
 	return tokenbucket.WithObserver(tokenbucket.Observer{Decision: func(_ context.Context, d tokenbucket.Decision) {
-		o[outcome{d.Granted, d.Err != nil, d.Shadow, d.By}]++
+		o[outcome{d.Granted, d.Err != nil, d.Shadow, d.By.String()}]++
 	}})
 }
 
@@ -151,7 +150,7 @@ func (b *bench) awaitInstances(t *testing.T, n int64) {
 // seq counts the changes of the stored bucket; 0 while there is none.
 func (b *bench) seq() int64 {
 	var is tokenbucket.PermitBucket
-	if text, err := b.admin.Get(background, b.key()).Bytes(); err != nil || seam.Read(&is, string(text)) != nil {
+	if text, err := b.admin.Get(background, b.key()).Bytes(); err != nil || is.UnmarshalText(text) != nil {
 		return 0
 	}
 	return is.Seq

@@ -2,6 +2,7 @@ package servers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -15,7 +16,6 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 const (
@@ -75,9 +75,9 @@ func suffers(t *testing.T, name string) {
 func requireTaken(t *testing.T, b *bench, was string, permits int) {
 	t.Helper()
 	var old, now tokenbucket.PermitBucket
-	require.NoError(t, seam.Read(&old, was))
+	require.NoError(t, old.UnmarshalText([]byte(was)))
 	time.Sleep(50 * time.Millisecond) // for what may still be under way
-	require.NoError(t, seam.Read(&now, b.stored(t)))
+	require.NoError(t, now.UnmarshalText([]byte(b.stored(t))))
 	require.EqualValues(t, permits, now.Seq-old.Seq, "permits taken since the fault began")
 }
 
@@ -104,7 +104,7 @@ func (b *bench) suffer(t *testing.T, f *fault, late *faultlab.Lateness) []error 
 		if !typed(err) {
 			t.Fatalf("an error of no kind: %v", err)
 		}
-		if f.config {
+		if f.config && (late.Most() < limit/2 || !errors.Is(err, tokenbucket.ErrStoreTimeout)) { // on a machine that is late the reply may come too late
 			assert.NotErrorIs(t, err, tokenbucket.ErrStoreUnavailable, "it must be set right, not waited for")
 		}
 		time.Sleep(5 * time.Millisecond)

@@ -289,9 +289,9 @@ func why(err error) string {
 		err  error
 		name string
 	}{
-		{tokenbucket.ErrStoreUnavailable, "unavailable"}, {slidingwindow.ErrAway, "unavailable"},
+		{tokenbucket.ErrStoreUnavailable, "unavailable"}, {slidingwindow.ErrStoreUnavailable, "unavailable"},
 		{tokenbucket.ErrLockNotObtained, "lock"},
-		{tokenbucket.ErrStoreTimeout, "timeout"}, {semaphore.ErrTimeout, "timeout"}, {slidingwindow.ErrTimeout, "timeout"},
+		{tokenbucket.ErrStoreTimeout, "timeout"}, {semaphore.ErrStoreTimeout, "timeout"}, {slidingwindow.ErrStoreTimeout, "timeout"},
 		{context.DeadlineExceeded, "deadline"}, {io.EOF, "network"}, {io.ErrUnexpectedEOF, "network"}, {net.ErrClosed, "network"},
 		{semaphore.ErrExpired, "expired"},
 	} {

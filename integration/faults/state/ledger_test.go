@@ -19,7 +19,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/internal/seam"
 )
 
 // A ledger holds every state of every bucket that any of the servers wrote, as MONITOR shows it: the servers' own truth, of
@@ -146,7 +145,7 @@ func (l *ledger) note(t *testing.T, addr, line string) {
 		return // the script's own call, of which the SET is a line of its own
 	}
 	e := entry{text: args[2], own: strings.HasSuffix(head, " lua")}
-	if err := seam.Read(&e.PermitBucket, e.text); err != nil {
+	if err := e.PermitBucket.UnmarshalText([]byte(e.text)); err != nil {
 		t.Errorf("a server wrote %q: %v", e.text, err)
 		return
 	}

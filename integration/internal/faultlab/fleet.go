@@ -34,6 +34,8 @@ type Job struct {
 	Prefix, Bucket, Store string
 	// Rate is in permits per second; Burst is the most permits stored.
 	Rate, Burst float64
+	// Version of the configuration; with one, the bucket's state is kept for a day.
+	Version int64
 	// Warmup is how long the bucket warms up, with PayNow and without a Burst. 0: it is bursty.
 	Warmup  time.Duration
 	Callers int
@@ -273,6 +275,9 @@ func (j *Job) Limiter(client redis.UniversalClient, more ...tokenbucket.Option) 
 	}
 	if len(j.Skew) > 0 {
 		opts = append(opts, tokenbucket.WithClock(Skewed(j.Skew...)))
+	}
+	if j.Version > 0 {
+		opts = append(opts, tokenbucket.WithVersion(j.Version))
 	}
 	opts = append(opts, more...)
 	if j.Warmup > 0 {
