@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -59,7 +60,7 @@ func places(t *testing.T, args ...string) (limits *registry.Registry, addr strin
 	p := openProxy(t, limits, append([]string{"--upstream", upstream.URL, "--listen", "127.0.0.1:0", "--admin", ""}, args...)...)
 	s := &service{config: p.config, log: p.log, proxy: p, admin: &admin{config: p.config, proxy: p}}
 	t.Cleanup(s.close)
-	p.config.listen = freeAddr(t)
+	p.config.listen = redistest.FreeAddr()
 	require.NoError(t, s.listen())
 	return limits, p.config.listen
 }
