@@ -65,6 +65,26 @@ func call(t *testing.T, g *gateway, during time.Duration) (r result) {
 	return r
 }
 
+// lateness measures how late this process wakes. The returned function ends that, and returns the most.
+func lateness() (end func() time.Duration) {
+	stop, most := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		const nap = 5 * time.Millisecond
+		var worst time.Duration
+		for {
+			due := time.Now().Add(nap)
+			select {
+			case <-stop:
+				most <- worst
+				return
+			case <-time.After(nap):
+				worst = max(worst, time.Since(due))
+			}
+		}
+	}()
+	return func() time.Duration { close(stop); return <-most }
+}
+
 // execute is another run of the program, with --exec.
 func execute(t *testing.T, g *gateway, statement string) {
 	t.Helper()
@@ -110,12 +130,22 @@ func follow(t *testing.T, o options) {
 		}
 		follows(t, g, float64(rate))
 		const seconds = 2
-		r := call(t, g, seconds*time.Second)
-		t.Logf("%d a second: %+v", rate, r)
-		require.LessOrEqual(t, r.passed, rate*(seconds+1)+1, "two seconds, and half a second of waiting at the end")
-		require.GreaterOrEqual(t, r.passed, rate*seconds/2)
-		require.Positive(t, r.ours)
-		require.Zero(t, r.theirs, "the airline has nothing to refuse")
+		for round := 1; ; round++ {
+			began, late := time.Now(), lateness()
+			r := call(t, g, seconds*time.Second)
+			took, most := time.Since(began), late()
+			t.Logf("%d a second: %+v in %v, late by %v", rate, r, took, most)
+			require.LessOrEqual(t, float64(r.passed), float64(rate)*(took.Seconds()+1)+1)
+			if most > 100*time.Millisecond && round < 10 {
+				continue // calls that stood still reach the airline at once: how many it takes is not for the gateway to say
+			}
+			require.GreaterOrEqual(t, r.passed, rate*seconds/2)
+			require.Positive(t, r.ours)
+			if most <= 100*time.Millisecond {
+				require.Zero(t, r.theirs, "the airline has nothing to refuse")
+			}
+			break
+		}
 	}
 
 	// Off: the airline defends itself, and what it says is passed on.
