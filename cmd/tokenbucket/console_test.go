@@ -258,12 +258,12 @@ func keepBusy(t *testing.T, fleet []*process, wrk string) {
 }
 
 // newShared is what gateways share: Redis, an upstream, and a table in which /a has that rate.
-func newShared(t *testing.T, rate int) (server *redistest.Server, db *sql.DB, args []string) {
+func newShared(t *testing.T, rate float64) (server *redistest.Server, db *sql.DB, args []string) {
 	server = redistest.Start(t)
 	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	t.Cleanup(upstream.Close)
 	db, dsn := newLimits(t)
 	require.NoError(t, sqlsource.CreateTable(t.Context(), db, sqlsource.SQLite))
-	execSQL(t, db, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', %d, 0)", rate))
+	execSQL(t, db, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', %v, 0)", rate))
 	return server, db, []string{"--upstream", upstream.URL, "--limits", dsn, "--redis", server.Addr, "--store-timeout", "20s"} // a busy machine is no outage
 }

@@ -139,7 +139,7 @@ type loss struct {
 // With --confirm-losses limits whose rows are gone stay in force until that is confirmed at the console; it excludes --allow-empty.
 func TestLossIsConfirmedAtTheConsole(t *testing.T) {
 	t.Parallel()
-	_, db, args := newShared(t, 1)
+	_, db, args := newShared(t, 0.01)
 	p := startGateway(t, append(args, "--interval", "50ms", "--create-table", "--confirm-losses", "--console-users", usersFile(t))...)
 	require.Less(t, p.calls(t, "/a")[http.StatusOK], 8)
 	execSQL(t, db, "DELETE FROM t_ratelimite_conf")
