@@ -127,7 +127,12 @@ func Fields() []Field { return slices.Clone(fields[:]) }
 func fieldOf(key string) *Field { return &fields[index(key)] }
 
 func index(key string) int {
-	return slices.IndexFunc(fields[:], func(f Field) bool { return f.Key == key })
+	for i := range fields {
+		if fields[i].Key == key {
+			return i
+		}
+	}
+	panic("registry: no field " + key)
 }
 
 // Want returns which texts the field accepts, for messages.

@@ -777,7 +777,7 @@ func TestTenThousandRows(t *testing.T) {
 	require.Same(t, l, same)
 	require.Equal(t, 1, r.Stats().Limiters)
 	t.Logf("first load %v, again %v", took, again)
-	require.Less(t, took, 5*time.Second)
+	require.Less(t, took, time.Minute)
 }
 
 func BenchmarkAllow(b *testing.B) {
