@@ -193,7 +193,7 @@ func TestRowWithAllBounds(t *testing.T) {
 		})
 		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = NULL, "+column("burst")+" = NULL, "+column("window")+" = 3600, "+column("windowLimit")+" = 1 WHERE interfaceUrl = '/slow'") // eight calls do not outlast an hour
 		for _, p := range fleet {
-			p.waitFor(t, `to="any rate, 1 in any 1h, 4 at once"`)
+			p.waitFor(t, `to="at most 1 in any 1 h, at most 4 at once"`)
 			require.GreaterOrEqual(t, p.calls(t, "/slow")[http.StatusTooManyRequests], 7, "the window is full, or one call fills it")
 			_, header, _, err := get(p.url + "/slow")
 			require.NoError(t, err)
