@@ -9,7 +9,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// TestValuesInWords: a value of a column is told in the form's unit, and as a person writes it.
+// TestValuesInWords: a column's value is shown in the form's unit, and as a person writes it.
 func TestValuesInWords(t *testing.T) {
 	names := sqlsource.Columns{Rate: "rate", Cache: "cache", Status: "status", Window: "window", Concurrent: "concurrent", ColdFactor: "cold"}
 	for _, test := range []struct{ column, value, want string }{

@@ -222,12 +222,12 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 		require.Less(t, took, within, text)
 	}
 	require.NoError(t, fleet[2].Process.Kill())
-	told("nothing heard for ")
+	told("no report for ")
 	execSQL(t, db, "ALTER TABLE t_ratelimite_conf RENAME TO elsewhere")
 	told("since loads fail: ")
 	execSQL(t, db, "ALTER TABLE elsewhere RENAME TO t_ratelimite_conf")
 	require.NoError(t, server.Kill())
-	told("Nothing is known of the fleet")
+	told("The state of the fleet cannot be read")
 	require.NoError(t, server.Restart())
 	shows(t, console, `data-total="instances">2<`)
 	eventually(t, func() error {

@@ -97,7 +97,7 @@ func TestEditConflictUndo(t *testing.T) {
 	p.do(chromedp.Click("#save"))
 	p.waitFor(`document.querySelector("#entries")?.textContent.includes("Rate 9/s → 4/s")`)
 	p.do(chromedp.Click(`#entries [data-act="undo"]`))
-	p.waitFor(`document.querySelector("dialog[open]")?.textContent.includes("says again what it said before")`)
+	p.waitFor(`document.querySelector("dialog[open]")?.textContent.includes("gets its values from before")`)
 	p.do(chromedp.SendKeys(`dialog input[name="why"]`, "back"), chromedp.Click("dialog .danger"))
 	p.waitFor(`document.querySelector("#entries")?.textContent.includes("undone by")`)
 	require.Equal(t, "9", rows.rate(t, "/ibe/AvailFare"))
