@@ -239,7 +239,7 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 	})
 }
 
-// keepBusy has each gateway of a fleet called until the test ends, by wrk, or without it by somebody who calls seldom.
+// keepBusy calls each gateway of a fleet until the test ends: with wrk, or without it at a low rate.
 func keepBusy(t *testing.T, fleet []*process, wrk string) {
 	ctx, stop := context.WithCancel(t.Context())
 	var callers sync.WaitGroup

@@ -23,7 +23,7 @@ const (
 	maxWindow    = 90 * 24 * time.Hour
 )
 
-// field is a key of an item. read is false if the text is not what is wanted.
+// field is a key of an item. read returns false if the text is not a valid value.
 type field struct {
 	key, want string
 	read      func(l *registry.Limit, text string) bool
@@ -109,7 +109,7 @@ func (p *parser) reject(key string, n *yaml.Node, want string) *registry.RowErro
 	return &registry.RowError{Row: fmt.Sprint(p.file, ":", line), Name: p.limit.Name, Field: key, Value: show(n), Want: want, Shadow: p.limit.Shadow}
 }
 
-// read makes the limit, or tells why the item is rejected. If the item is disabled, nothing matters but its name.
+// read converts the item, or returns the reason for rejecting it. Of a disabled item only the name is checked.
 func (p *parser) read(n *yaml.Node, jitter time.Duration) *registry.RowError {
 	item := resolve(n)
 	if item.Kind != yaml.MappingNode {
@@ -142,7 +142,7 @@ func (p *parser) read(n *yaml.Node, jitter time.Duration) *registry.RowError {
 	return p.shape()
 }
 
-// take puts a value into the limit, if it is what is wanted.
+// take stores a value in the limit, and reports whether it is valid.
 func (p *parser) take(f *field, value *yaml.Node) bool {
 	return value != nil && value.Kind == yaml.ScalarNode && value.ShortTag() != "!!null" && f.read(&p.limit, value.Value)
 }
