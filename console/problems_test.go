@@ -188,7 +188,7 @@ func TestStripHasSinceWhen(t *testing.T) {
 	}
 	require.Equal(t, []string{"Store unavailable for 5 min: gw:1, gw:2"}, one(fleet.Info{Store: fleet.Store{Down: true, Since: noon.Add(-5 * time.Minute)}}))
 	require.Equal(t, []string{"Store unavailable: gw:1, gw:2"}, one(fleet.Info{Store: fleet.Store{Down: true}}))
-	require.Equal(t, []string{"Loads of limits fail for 4 min, the old ones stay in force: gw:1, gw:2"}, one(fleet.Info{Loads: fleet.Loads{Err: "away", Last: noon.Add(-4 * time.Minute)}}))
+	require.Equal(t, []string{"Loads fail for 4 min, the old limits stay in force: gw:1, gw:2"}, one(fleet.Info{Loads: fleet.Loads{Err: "away", Last: noon.Add(-4 * time.Minute)}}))
 	require.Equal(t, []string{"The switch is off for 2 h"}, one(fleet.Info{Switch: fleet.Switch{Known: true, Off: true, Since: noon.Add(-2 * time.Hour), Read: noon}}))
 	now.Instances[1].Switch = fleet.Switch{}
 	now.Instances[0].Switch = fleet.Switch{}

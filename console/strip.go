@@ -161,7 +161,7 @@ func (v *view) faults() (all []notice) {
 	group(func(who, over string) string { return "Store unavailable" + over + ": " + who },
 		func(i *instance) bool { return !silent(i) && i.Store.Down }, func(i *instance) time.Time { return i.Store.Since })
 	group(func(who, over string) string {
-		return "Loads of limits fail" + over + ", the old ones stay in force: " + who
+		return "Loads fail" + over + ", the old limits stay in force: " + who
 	},
 		func(i *instance) bool { return !silent(i) && i.Loads.Err != "" }, func(i *instance) time.Time { return i.Loads.Last })
 	group(func(who, _ string) string { return "Rows are gone whose limits are held: " + who },

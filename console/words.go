@@ -132,7 +132,7 @@ func (v *view) trouble(i *instance) string {
 		}
 		return text
 	case i.Loads.Err != "":
-		return fmt.Sprintf("loads of limits fail, those loaded %s ago stay in force: %s", figure.Span(now.Sub(i.Loads.Last).Truncate(time.Second)), i.Loads.Err)
+		return fmt.Sprintf("loads fail, the limits loaded %s ago stay in force: %s", figure.Span(now.Sub(i.Loads.Last).Truncate(time.Second)), i.Loads.Err)
 	case i.Switch.Err != "":
 		return "the switch cannot be read: " + i.Switch.Err
 	case i.MoreLimits > 0 || i.Crowded:

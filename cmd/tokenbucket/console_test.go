@@ -209,7 +209,7 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 	keepBusy(t, fleet, wrk)
 	console := fleet[0].admin + "/console/"
 	shows(t, console, `data-total="instances">3<`)
-	told := func(text string) {
+	showsInTime := func(text string) {
 		t.Helper()
 		began := time.Now()
 		shows(t, console, text)
@@ -222,12 +222,12 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 		require.Less(t, took, within, text)
 	}
 	require.NoError(t, fleet[2].Process.Kill())
-	told("no report for ")
+	showsInTime("no report for ")
 	execSQL(t, db, "ALTER TABLE t_ratelimite_conf RENAME TO elsewhere")
-	told("since loads fail: ")
+	showsInTime("loads fail, the limits loaded ")
 	execSQL(t, db, "ALTER TABLE elsewhere RENAME TO t_ratelimite_conf")
 	require.NoError(t, server.Kill())
-	told("The state of the fleet cannot be read")
+	showsInTime("The state of the fleet cannot be read")
 	require.NoError(t, server.Restart())
 	shows(t, console, `data-total="instances">2<`)
 	eventually(t, func() error {
