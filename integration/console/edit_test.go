@@ -81,7 +81,7 @@ func TestEditConflictUndo(t *testing.T) {
 	require.NoError(t, err)
 	set("3")
 	p.do(chromedp.SendKeys("#why", "late"), chromedp.Click("#save"))
-	p.waitFor(`document.getElementById("error").textContent.includes("changed meanwhile, not by an editor")`)
+	p.waitFor(`document.getElementById("error").textContent.includes("changed meanwhile. The audit table has no entry for that change")`)
 	p.forgive("409")
 	require.Equal(t, "Rate 2/s → 9/s", eval[string](p, `document.querySelector("#error li").textContent`))
 	require.Equal(t, "9", rows.rate(t, "/ibe/AvailFare"))
