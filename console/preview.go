@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
@@ -26,7 +25,7 @@ type previewReply struct {
 // nearlyDay is how much of the last day the history must cover for the text to speak of the last day.
 const nearlyDay = 23 * time.Hour
 
-// preview describes what a row with these values would do to the traffic of the last day. It changes nothing.
+// servePreview describes the effect of a row with these values on the traffic of the last day. It changes nothing.
 func (c *Console) servePreview(w http.ResponseWriter, r *http.Request) {
 	if c.config.Editor == nil {
 		c.refuse(w, r, errNoEditor)
@@ -60,11 +59,10 @@ func (c *Console) servePreview(w http.ResponseWriter, r *http.Request) {
 	case row.Bad != nil:
 		reply.Now = "The row is rejected: " + c.wrong(row.Bad) + "."
 	default:
-		before := previewLimit(&row.Limit)
-		in.Before, in.BeforeMinutes = &before, underLimit(points, lastChange(events, name), &before)
+		in.Before, in.BeforeMinutes = &row.Limit, underLimit(points, lastChange(events, name), &row.Limit)
 	}
 	wanted, err := c.config.Editor.Limit(name, values)
-	in.Limit = previewLimit(&wanted)
+	in.Limit = wanted
 	result := preview.Of(in)
 	if in.Before != nil {
 		reply.Now = result.Before
@@ -77,30 +75,14 @@ func (c *Console) servePreview(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, reply)
 }
 
-// wrong returns the error in a row, with the field's label instead of the column's name.
+// wrong returns the error in a row for people: with the field's label, and in the unit of the form.
 func (c *Console) wrong(err error) string {
 	var row *registry.RowError
 	if !errors.As(err, &row) || row.Field == "" {
 		return err.Error()
 	}
 	f := c.fieldOf(row.Field)
-	want := f.want
-	if want == "" {
-		want = formWords.Replace(row.Want)
-	}
-	return f.label + " " + f.told(&row.Value) + ": want " + want
-}
-
-// formWords rewrites the "want" of a row's error for people who see a form and not a table.
-var formWords = strings.NewReplacer("2^53 / 1000", "9 × 10^12", "2^53", "9 × 10^15", "1e-9", "0.000000001", "or NULL", "or empty", "NULL", "empty", "0, 1", "yes, no")
-
-// previewLimit converts a row for the preview.
-func previewLimit(l *registry.Limit) preview.Limit {
-	return preview.Limit{
-		Rate: l.Rate, NoRate: l.NoRate, Burst: l.MaxPermits, Quota: l.Quota, Warmup: l.Warmup, ColdFactor: l.ColdFactor,
-		MaxWait: time.Duration(l.WaitShare * float64(time.Second)), Window: l.Window, WindowLimit: l.WindowLimit, Concurrent: l.Concurrent,
-		PerKey: l.PerKey, Off: l.Disabled, Shadow: l.Shadow,
-	}
+	return f.Label + " " + f.inWords(&row.Value) + ": want " + formWant(row.Want)
 }
 
 // minutes returns the minutes in which an instance published, without the last one, which is incomplete.
@@ -130,7 +112,7 @@ func lastChange(events []fleet.Event, name string) (at time.Time) {
 
 // underLimit returns the minutes in which this limit was in force, as far as the history shows: those after the last change,
 // with the limit's rate or an unknown one. What a shadow limit would have refused counts as refused.
-func underLimit(points []fleet.Point, since time.Time, l *preview.Limit) (all []preview.Point) {
+func underLimit(points []fleet.Point, since time.Time, l *registry.Limit) (all []preview.Point) {
 	for i := range points[:max(0, len(points)-1)] {
 		p := &points[i]
 		other := p.Rate > 0 && !l.NoRate && math.Abs(p.Rate-l.Rate) > 1e-6*l.Rate

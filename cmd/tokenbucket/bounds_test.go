@@ -179,7 +179,7 @@ func TestRowWithAllBounds(t *testing.T) {
 		})
 		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = NULL, "+column("burst")+" = NULL, "+column("windowLimit")+" = 1")
 		for _, p := range fleet {
-			p.waitFor(t, `to="any rate, 1 in any 5s, 4 at once"`)
+			p.waitFor(t, `to="at most 1 in any 5 s, at most 4 at once"`)
 			require.GreaterOrEqual(t, p.calls(t, "/slow")[http.StatusTooManyRequests], 7, "the window is full, or one call fills it")
 			_, header, _, err := get(p.url + "/slow")
 			require.NoError(t, err)

@@ -137,7 +137,7 @@ func TestBadRows(t *testing.T) {
 		statuses := first.calls(t, "/live")
 		require.Positive(t, statuses[http.StatusOK])
 		require.Positive(t, statuses[http.StatusTooManyRequests])
-		require.Contains(t, first.out.String(), "its last good limit, 1/s, cache 0, stays in force; in a process that starts now, its calls are refused")
+		require.Contains(t, first.out.String(), "its last good limit, 1/s, saves up 1, does not wait, stays in force; in a process that starts now, its calls are refused")
 		second := table.start(t)
 		check(second)
 		require.Equal(t, refused, second.calls(t, "/live"))

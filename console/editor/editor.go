@@ -6,7 +6,6 @@
 package editor
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -117,8 +116,7 @@ func WithAuditTable(name string) Option {
 	}
 }
 
-// WithEditable names further columns that an Editor may change and the source does not read. The columns shadow, window,
-// window_limit and concurrent can be changed without it, in every table that has them.
+// WithEditable names further columns that an Editor may change and the source does not read. All other columns keep their values.
 func WithEditable(columns ...string) Option {
 	return func(o *options) {
 		for _, c := range columns {
@@ -129,12 +127,6 @@ func WithEditable(columns ...string) Option {
 		o.further = append(o.further, columns...)
 	}
 }
-
-// shadowColumn is the default name of the column that puts a row's limit in shadow.
-const shadowColumn = "shadow"
-
-// furtherColumns may be changed in every table that has them.
-var furtherColumns = []string{shadowColumn, "window", "window_limit", "concurrent"}
 
 // Columns returns the names of the table's columns.
 func (e *Editor) Columns() sqlsource.Columns { return e.names }
@@ -173,10 +165,8 @@ func (e *Editor) Change(ctx context.Context, c Change) (AuditEntry, error) {
 // SetShadow turns a row's shadow on or off. A limit in shadow is evaluated and refuses no call. The table needs a column for
 // it.
 func (e *Editor) SetShadow(ctx context.Context, name string, from Version, on bool, who, why string) (AuditEntry, error) {
-	return e.Change(ctx, Change{Name: name, From: from, To: Values{e.shadowColumn(): Text(on)}, Who: who, Why: why})
+	return e.Change(ctx, Change{Name: name, From: from, To: Values{e.names.Shadow: Text(on)}, Who: who, Why: why})
 }
-
-func (e *Editor) shadowColumn() string { return cmp.Or(e.names.Shadow, shadowColumn) }
 
 // plan describes a change of one row.
 type plan struct {
@@ -300,8 +290,7 @@ func (e *Editor) editable(name string) bool {
 	is := func(other string) bool {
 		return other == name || d != sqlsource.PostgreSQL && strings.EqualFold(other, name)
 	}
-	return slices.Contains(c.Names(), name) ||
-		slices.ContainsFunc(furtherColumns, is) || slices.ContainsFunc(e.further, is)
+	return slices.Contains(c.Names(), name) || slices.ContainsFunc(e.further, is)
 }
 
 // rowError is an error about a name.

@@ -123,7 +123,7 @@ func (s *session) switchBack(ctx context.Context, a *AuditEntry, who, why string
 // enabled returns the state of a switch's row.
 func (v Values) enabled() (on, ok bool) {
 	if value := v["enabled"]; value != nil {
-		return sqlsource.ParseFlag(*value)
+		return registry.ParseFlag(*value)
 	}
 	return false, false
 }

@@ -364,7 +364,7 @@ type Event struct {
 	// Instance that noticed it; empty if it concerns the whole fleet.
 	Instance string `json:"instance,omitempty"`
 	Host     string `json:"host,omitempty"`
-	// Version of the row, and the row before and after a change (5/s, cache 0.5).
+	// Version of the row, and the row before and after a change (5/s, saves up 5, waits up to 500 ms).
 	Version int64  `json:"version,omitempty"`
 	From    string `json:"from,omitempty"`
 	To      string `json:"to,omitempty"`
