@@ -136,7 +136,7 @@ type loss struct {
 	Held         bool
 }
 
-// With --confirm-losses limits whose rows are gone stay in force until that is confirmed at the console; it excludes --allow-empty.
+// With --confirm-losses limits whose rows are gone stay in force until the loss is confirmed at the console. It excludes --allow-empty.
 func TestLossIsConfirmedAtTheConsole(t *testing.T) {
 	t.Parallel()
 	_, db, args := newShared(t, 0.01)
