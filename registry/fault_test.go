@@ -19,7 +19,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// A key of the wrong type under a rate, a window or a concurrency makes the calls of its row fail until somebody repairs it: Stats has it,
+// A key of the wrong type under a rate, a window or a concurrency makes the calls of its row fail until it is repaired: Stats has it,
 // and the log, until a call passes again.
 func TestFaults(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
@@ -67,7 +67,7 @@ func TestFaults(t *testing.T) {
 			require.Equal(t, 2, s.Faulty)
 			require.ErrorContains(t, f.Err, "corrupt state")
 			require.WithinDuration(t, time.Now(), f.Since, time.Minute)
-			const line = "calls of a row fail until somebody repairs what it is counted in"
+			const line = "calls of a row fail until its bucket, window or concurrency is repaired"
 			require.Eventually(t, func() bool { return strings.Count(log.String(), line) == 1 }, 30*time.Second, 10*time.Millisecond)
 			require.Contains(t, log.String(), "by="+by.String())
 

@@ -26,7 +26,7 @@ type outcome struct {
 	refused map[gate.Decider][]time.Duration // each with its RetryAfter
 }
 
-// burst sends calls at once, which each last so long, and waits until all have ended.
+// burst starts calls at once that each last for the given time, and waits until all have ended.
 func (o *outcome) burst(t *testing.T, r *registry.Registry, name string, calls int, lasts time.Duration) {
 	t.Helper()
 	var wg sync.WaitGroup

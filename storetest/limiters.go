@@ -15,10 +15,11 @@ import (
 
 var background = context.Background()
 
-// slow is a permit a day: what a bucket has is all there is.
+// slow is a permit a day, so that the permits of a bucket do not increase during a test.
 const slow = 1.0 / 86_400
 
-// limiter is one of a bucket with so many permits, in a process of its own. A slow store is no outage.
+// limiter returns a limiter of a bucket with a number of permits, as another process would have it. A slow store does not
+// count as an outage.
 func limiter(t testing.TB, s tokenbucket.Store, name string, permits float64) *tokenbucket.RateLimiter {
 	t.Helper()
 	l, err := tokenbucket.NewSmoothBursty(name, slow, tokenbucket.WithStore(s), tokenbucket.WithMaxPermits(permits),
@@ -29,7 +30,7 @@ func limiter(t testing.TB, s tokenbucket.Store, name string, permits float64) *t
 	return l
 }
 
-// try takes permits that must be there now.
+// try takes permits that must be available now.
 func try(t testing.TB, l *tokenbucket.RateLimiter, permits int) bool {
 	t.Helper()
 	ok, err := l.TryAcquire(background, permits, 0)
@@ -48,7 +49,7 @@ func state(t testing.TB, l *tokenbucket.RateLimiter) tokenbucket.PermitBucket {
 	return b
 }
 
-// Eight processes ask for a thousand permits, several callers in each, far more than there are: a thousand are granted.
+// Eight processes, with several callers each, ask for more than the thousand permits that there are: a thousand are granted.
 func exactlyWhatThereIs(t *testing.T, store func() tokenbucket.Store) {
 	const permits = 1000
 	var granted atomic.Int64
@@ -71,7 +72,7 @@ func exactlyWhatThereIs(t *testing.T, store func() tokenbucket.Store) {
 	}
 }
 
-// What is stored is read back to the last bit, for awkward numbers too.
+// A stored state is read back to the last bit, awkward numbers included.
 func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
 	for i := range 30 {
 		name, rate := fmt.Sprint("digits", i), math.Pow(10, rand.Float64()*10-3)
@@ -88,7 +89,7 @@ func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
 			return l
 		}
 		l := open()
-		debt, err := l.Reserve(background, 1000*(i+1)) // so that time only moves what was seen last
+		debt, err := l.Reserve(background, 1000*(i+1)) // so that only the time changes between the readings
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +144,7 @@ func kindsDoNotMix(t *testing.T, store func() tokenbucket.Store) {
 	}
 }
 
-// Names are the buckets', whatever is in them.
+// Names are used as they are, whatever they contain.
 func oneBucketForAll(t *testing.T, store func() tokenbucket.Store) {
 	for _, name := range []string{"a", "a:lock", "a{b}", "{a}", "%7Ba%7D", "a\x00", "a\r\n", " ", "é"} {
 		if !try(t, limiter(t, store(), name, 1), 1) || try(t, limiter(t, store(), name, 1), 1) {

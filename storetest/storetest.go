@@ -7,8 +7,8 @@
 //		})
 //	}
 //
-// Most of its batches decide on bytes of their own, so that what a store does is seen to the last byte; the others are a
-// limiter's.
+// Most of its batches decide about bytes of their own, so that every byte of a store's work is checked. The others come from
+// limiters.
 package storetest
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// Run checks a store. open is called once a test for an empty place to keep states in; what it returns makes stores on
-// that place, each as another process would have it. The store's clock must be real.
+// Run checks a store. open is called once per test for an empty place to keep states in. The function that it returns makes
+// stores for that place, each as another process would have it. The store's clock must be real.
 func Run(t *testing.T, open func(t *testing.T) func() tokenbucket.Store) {
 	for name, test := range map[string]func(t *testing.T, store func() tokenbucket.Store){
 		"a missing state is nil":            missingState,

@@ -95,7 +95,7 @@ func TestTableIsLost(t *testing.T) {
 		})
 
 		execSQL(t, table.DB, "ALTER TABLE t_ratelimite_conf RENAME TO elsewhere")
-		one.reports(t, "ago; loads fail: ", "since loads fail: ", "limits could not be loaded")
+		one.reports(t, "ago; loads fail: ", "loads fail, the limits loaded ", "limits could not be loaded")
 		require.Equal(t, 17.0, value(one.scrape(t), "tokenbucket_gateway_limits"))
 		execSQL(t, table.DB, "ALTER TABLE elsewhere RENAME TO t_ratelimite_conf")
 		eventually(t, func() error {
@@ -136,7 +136,7 @@ type loss struct {
 	Held         bool
 }
 
-// With --confirm-losses limits whose rows are gone stay in force until that is confirmed at the console; it excludes --allow-empty.
+// With --confirm-losses limits whose rows are gone stay in force until the loss is confirmed at the console. It excludes --allow-empty.
 func TestLossIsConfirmedAtTheConsole(t *testing.T) {
 	t.Parallel()
 	_, db, args := newShared(t, 0.01)

@@ -1,4 +1,4 @@
-// The screen Health.
+// The page Health.
 import { element, problems, rows, setText, stamp } from "./dom.js";
 import { ago, count, fullTime, number, shown } from "./format.js";
 import { follow } from "./stream.js";
@@ -7,10 +7,10 @@ const by = (id) => document.getElementById(id);
 
 function show(h) {
   problems(h.problems);
-  if (!by("instances")) { location.reload(); return; } // the page came without figures
+  if (!by("instances")) { location.reload(); return; } // the page was served without figures
   setText(by("switch"), h.switch);
   const turn = document.querySelector('[data-act="switch"]');
-  if (turn && (turn.dataset.on === "yes") !== h.off && !document.querySelector("dialog")) location.reload(); // somebody else has turned it
+  if (turn && (turn.dataset.on === "yes") !== h.off && !document.querySelector("dialog")) location.reload(); // the switch was turned elsewhere
   const now = Date.parse(h.at);
   const since = (t) => element("time", { datetime: t, title: fullTime(Date.parse(t)) }, ago(now - Date.parse(t)));
   const figure = (v) => ({ text: number(v), class: "number" });
