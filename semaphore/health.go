@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"reflect"
-	"runtime/debug"
 	"time"
 	"weak"
 
@@ -107,8 +105,8 @@ func newMonitor(c *coordinator) *outage.Monitor {
 func (t *transport) probe(ctx context.Context) (err error) {
 	defer func() {
 		if value := recover(); value != nil { // of the store, or of a hook of its client
-			slog.Default().Error("semaphore: recovered a panic of a probe, the store is probed again", "panic", value, "stack", string(debug.Stack()))
-			err = fmt.Errorf("semaphore %.80q: %w: %v", t.name, batch.ErrPanic, value)
+			batch.LogPanic("a probe", value)
+			err = fmt.Errorf("semaphore %.80q: %w", t.name, batch.PanicError(value))
 		}
 	}()
 	if r, ok := t.store.(*redisStore); ok {

@@ -616,7 +616,7 @@ func TestLate(t *testing.T) {
 	require.NoError(t, err)
 	l.mu.Lock()
 	at := l.coordinator.now()
-	l.coordinator.view.offset.update(l.coordinator.view.earliest(at)-10_000_000, at, at)
+	l.coordinator.view.server.Observe(l.coordinator.view.earliest(at)-10_000_000, at, at)
 	l.coordinator.view.counts.seen -= 10_000_000
 	l.mu.Unlock()
 	ok, err := l.Allow(ctx)
