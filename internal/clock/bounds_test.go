@@ -23,7 +23,7 @@ func TestBounds(t *testing.T) {
 	show(ahead+420, 400, 440, ahead-20, ahead+20)    // a faster round trip, within the bounds
 	show(ahead+600, 500, 1500, ahead-21, ahead+21)   // a slower one narrows nothing; 1060 µs later the clocks may be 1 µs apart
 	show(ahead+1590, 1520, 1600, ahead-10, ahead+22) // only its lower bound is narrower
-	const later = 1600 + 100<<drift
+	const later = 1600 + 100*8192
 	show(ahead+later, later-500, later+500, ahead-10-101, ahead+22+101) // 1 µs of drift in 2^13 µs, and one for rounding
 	const set = later + 1000
 	show(ahead+set+5000, set-10, set+10, ahead+4990, ahead+5010) // the server's clock was set ahead
@@ -32,6 +32,10 @@ func TestBounds(t *testing.T) {
 	require.True(t, b.Known())
 	show(ahead+set+30, set-400, set+200, ahead-170, ahead+430) // by another local clock: the earlier bounds do not count
 	show(ahead+set+300, set+290, set+310, ahead-10, ahead+10)
+	// The clocks may have moved apart since a reply was received, not since its request was sent.
+	const slow = set + 310 + 10*8192
+	show(ahead+slow-10, set+310, slow, ahead-10, ahead+10+11)
+	show(ahead+slow+100, slow, slow+200, ahead-11, ahead+22)
 }
 
 // While neither clock is set, the server's clock stays within the bounds, and they are never wider than those of the last reply.
