@@ -94,7 +94,9 @@ func (v *view) detail(name string) *detail {
 	d := &detail{At: v.at.UnixMilli(), Measured: v.measured(), Problems: v.problems(), Shares: []share{}, Tiles: []tile{}, Keys: v.keys(name)}
 	for i := range v.rejected {
 		if v.rejected[i].Name == name {
-			d.Rejected = formWords.Replace(reason(&v.rejected[i])) + "; " + v.rejected[i].Consequence
+			bad := v.rejected[i]
+			bad.Want = formWant(bad.Want)
+			d.Rejected = reason(&bad) + "; " + bad.Consequence
 		}
 	}
 	l := v.limit(name)

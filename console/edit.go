@@ -64,7 +64,7 @@ type editField struct {
 
 // option is a choice in a form.
 type option struct {
-	choice
+	registry.Choice
 	Chosen bool
 }
 
@@ -83,16 +83,14 @@ type entryData struct {
 
 // form returns the fields that may be changed. Flags of a row that is not bad are what the row means, also where the column is NULL.
 func (c *Console) form(columns []string, row *editor.Row) []editField {
-	names := c.config.Editor.Columns()
-	means := map[string]bool{names.Status: !row.Limit.Disabled, names.Shadow: row.Limit.Shadow, names.Quota: row.Limit.Quota, names.PerKey: row.Limit.PerKey}
 	var all []editField
 	place := map[string]int{}
-	for i, f := range fields(names) {
+	for i, f := range fields(c.config.Editor.Columns()) {
 		place[f.column] = i - 1000 // before all that are not known
 	}
 	for _, column := range slices.SortedStableFunc(slices.Values(columns), func(a, b string) int { return cmp.Compare(place[a], place[b]) }) {
 		f, v := c.fieldOf(column), row.Values[column]
-		e := editField{Column: column, Label: f.label, Hint: f.hint, Unit: f.unit, Empty: f.empty, Scale: f.scale, Value: f.entered(v), Null: v == nil, Options: f.options(v)}
+		e := editField{Column: column, Label: f.Label, Hint: f.Hint, Unit: f.Unit, Empty: f.Empty, Scale: f.Scale, Value: f.entered(v), Null: v == nil, Options: f.options(v)}
 		if v != nil {
 			e.Was = *v
 		}
@@ -100,7 +98,7 @@ func (c *Console) form(columns []string, row *editor.Row) []editField {
 		if e.Flag = f.flag && known; e.Flag {
 			e.Checked = yes
 			if row.Bad == nil {
-				e.Checked = means[column]
+				e.Checked, _ = f.Flag(&row.Limit)
 			}
 		}
 		all = append(all, e)
@@ -108,12 +106,12 @@ func (c *Console) form(columns []string, row *editor.Row) []editField {
 	return all
 }
 
-// newRow are the columns of a row that is yet to be.
-func (c *Console) newRow() []string {
-	names := c.config.Editor.Columns()
-	all := []string{names.Rate, names.Cache, names.Status, names.Burst, names.WarmupMillis, names.ColdFactor, names.Quota, names.Shadow, names.PerKey,
-		names.Window, names.WindowLimit, names.Concurrent, names.Penalty}
-	return slices.DeleteFunc(all, func(s string) bool { return s == "" })
+// newRow returns the columns of a row that is to be added.
+func (c *Console) newRow() (columns []string) {
+	for _, f := range fields(c.config.Editor.Columns()) {
+		columns = append(columns, f.column)
+	}
+	return columns
 }
 
 func (c *Console) changePage(w http.ResponseWriter, r *http.Request) {
@@ -215,8 +213,7 @@ func (c *Console) words(name string, values editor.Values) string {
 	if err != nil {
 		return "a row that is rejected, " + c.wrong(err)
 	}
-	means := judged(&l)
-	return means.Words()
+	return l.String()
 }
 
 // has reports whether an entry has all words of a filter.

@@ -64,13 +64,23 @@ func (t *table) Get(_ context.Context, name string) (editor.Row, error) {
 	return t.row(name), t.err
 }
 
+// wanted returns the values that a field accepts, as the editor's errors have them.
+func wanted(key string) string {
+	for _, f := range registry.Fields() {
+		if f.Key == key {
+			return f.Want(registry.InTable)
+		}
+	}
+	return ""
+}
+
 // Limit knows a rate and a wait.
 func (t *table) Limit(name string, values editor.Values) (l registry.Limit, err error) {
 	l = registry.Limit{Name: name, WaitShare: 0.5, Disabled: values["status"] != nil && *values["status"] == "0"}
 	for column, to := range map[string]*float64{"rate": &l.Rate, "cache": &l.WaitShare} {
 		if v := values[column]; v != nil && err == nil {
 			if *to, err = strconv.ParseFloat(*v, 64); err != nil || *to < 0 {
-				err = &registry.RowError{Row: "7", Name: name, Field: column, Value: *v, Want: "a number of permits"}
+				err = &registry.RowError{Row: "7", Name: name, Field: column, Value: *v, Want: wanted(column)}
 			}
 		}
 	}

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -31,7 +32,8 @@ func TestValuesInWords(t *testing.T) {
 // Each choice of the column penalty is one that a row may have.
 func TestPenaltyChoices(t *testing.T) {
 	all := map[registry.Penalty]bool{}
-	for _, c := range penalties {
+	i := slices.IndexFunc(registry.Fields(), func(f registry.Field) bool { return f.Key == "penalty" })
+	for _, c := range registry.Fields()[i].Choices {
 		p, ok := registry.ParsePenalty(c.Value)
 		require.True(t, ok, c.Value)
 		all[p] = true

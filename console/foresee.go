@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math"
 	"net/http"
-	"strings"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
@@ -60,11 +59,10 @@ func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
 	case row.Bad != nil:
 		said.Now = "The row is rejected: " + c.wrong(row.Bad) + "."
 	default:
-		before := judged(&row.Limit)
-		in.Before, in.BeforeMinutes = &before, underLimit(points, lastChange(events, name), &before)
+		in.Before, in.BeforeMinutes = &row.Limit, underLimit(points, lastChange(events, name), &row.Limit)
 	}
 	wanted, err := c.config.Editor.Limit(name, values)
-	in.Limit = judged(&wanted)
+	in.Limit = wanted
 	result := preview.Of(in)
 	if in.Before != nil {
 		said.Now = result.Before
@@ -77,30 +75,14 @@ func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, said)
 }
 
-// wrong returns what is wrong with a row, with the name of the field in place of that of its column.
+// wrong returns the error of a row for people: with the label of the field and in the unit of the form.
 func (c *Console) wrong(err error) string {
 	var row *registry.RowError
 	if !errors.As(err, &row) || row.Field == "" {
 		return err.Error()
 	}
 	f := c.fieldOf(row.Field)
-	want := f.want
-	if want == "" {
-		want = formWords.Replace(row.Want)
-	}
-	return f.label + " " + f.told(&row.Value) + ": want " + want
-}
-
-// formWords puts what a row's error wants into the words of a form.
-var formWords = strings.NewReplacer("2^53 / 1000", "9 × 10^12", "2^53", "9 × 10^15", "1e-9", "0.000000001", "or NULL", "or empty", "NULL", "empty", "0, 1", "yes, no")
-
-// judged returns a row as the preview takes it.
-func judged(l *registry.Limit) preview.Limit {
-	return preview.Limit{
-		Rate: l.Rate, NoRate: l.NoRate, Burst: l.MaxPermits, Quota: l.Quota, Warmup: l.Warmup, ColdFactor: l.ColdFactor,
-		MaxWait: time.Duration(l.WaitShare * float64(time.Second)), Window: l.Window, WindowLimit: l.WindowLimit, Concurrent: l.Concurrent,
-		PerKey: l.PerKey, Off: l.Disabled, Shadow: l.Shadow,
-	}
+	return f.Label + " " + f.told(&row.Value) + ": want " + formWant(row.Want)
 }
 
 // minutes are those in which an instance has published. The last one is not over.
@@ -130,7 +112,7 @@ func lastChange(events []fleet.Event, name string) (at time.Time) {
 
 // underLimit returns the minutes in which no other limit was in force than this one, as far as the history shows: those after the last
 // change whose rate in force is the limit's, or not known. What a shadow would have refused counts as refused.
-func underLimit(points []fleet.Point, since time.Time, l *preview.Limit) (all []preview.Point) {
+func underLimit(points []fleet.Point, since time.Time, l *registry.Limit) (all []preview.Point) {
 	for i := range points[:max(0, len(points)-1)] {
 		p := &points[i]
 		other := p.Rate > 0 && !l.NoRate && math.Abs(p.Rate-l.Rate) > 1e-6*l.Rate

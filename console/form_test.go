@@ -152,7 +152,7 @@ func TestPreviewBefore(t *testing.T) {
 	require.Equal(t, "20/s, saves up 20, waits up to 500 ms; up to 98 % of the last hour's traffic of 10/s would be refused, perhaps nothing", said.Text)
 	require.Equal(t, said, look(`{"rate":"20"}`, versions{forgotten: true}), "the rate in force shows it, too")
 	said = look(`{"rate":"-3"}`, versions{})
-	require.Equal(t, "Rate -3/s: want a number of permits", said.Error)
+	require.Equal(t, "Rate -3/s: want a number of permits per second from 0.000000001 to 9 × 10^15, or 0: nothing passes", said.Error)
 	require.Empty(t, said.Text, "of a row that is rejected nothing follows")
 	require.Contains(t, said.Now, "5/s")
 	require.Equal(t, "Longest wait many: want 0 to 9,990 ms, or empty", look(`{"cache":"many"}`, versions{}).Error)

@@ -43,7 +43,7 @@ const mostEvents = 100
 func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 	h := &healthData{At: v.at, Problems: v.problems(), Instances: []instanceHealth{}, Rejected: []fleet.Rejected{}, Skipped: []string{}, Events: []mark{}}
 	for _, r := range v.rejected {
-		r.Want = formWords.Replace(r.Want)
+		r.Want = formWant(r.Want)
 		h.Rejected = append(h.Rejected, r)
 	}
 	h.Skipped = append(h.Skipped, v.skipped...)

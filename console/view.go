@@ -10,7 +10,6 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	"github.com/go-tokenbucket/tokenbucket/console/preview"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
@@ -274,7 +273,7 @@ func (l *limit) words(v *view) []string {
 	return all
 }
 
-// describe is a row in words: see preview.Limit.Words.
+// describe returns a row in words: see registry.Limit.String.
 func describe(l *fleet.Limit) string {
 	c := &l.Config
 	switch {
@@ -283,17 +282,17 @@ func describe(l *fleet.Limit) string {
 	case c.Kind == fleet.NoLimit && !c.NoRate && l.Decider != "zero" && c.Rate != 0:
 		return "no bucket"
 	}
-	means := preview.Limit{
-		Rate: c.Rate, NoRate: c.NoRate, Quota: c.Kind == fleet.Quota, Warmup: c.Warmup, ColdFactor: c.ColdFactor, MaxWait: c.Wait,
+	means := registry.Limit{
+		Rate: c.Rate, NoRate: c.NoRate, Quota: c.Kind == fleet.Quota, Warmup: c.Warmup, ColdFactor: c.ColdFactor, WaitShare: c.Wait.Seconds(),
 		Window: c.Window, WindowLimit: c.WindowLimit, Concurrent: c.Concurrent, PerKey: c.PerKey,
 	}
 	if c.MaxPermits > 0 {
-		means.Burst = &c.MaxPermits
+		means.MaxPermits = &c.MaxPermits
 	}
 	if l.Decider == "zero" {
 		means.Rate = 0
 	}
-	return means.Words()
+	return means.String()
 }
 
 func (v *view) limit(name string) *limit {

@@ -106,7 +106,7 @@ func TestRowTurnsBad(t *testing.T) {
 	require.Equal(t, 1, pass(t, r, "/a", 9))
 	s := r.Stats()
 	require.Equal(t, []int{1, 0}, []int{s.Limits, s.Bad})
-	require.Equal(t, "its last good limit, 1/s, cache 0.5, stays in force; in a process that starts now, its calls are refused", s.Rejected[0].Consequence)
+	require.Equal(t, "its last good limit, 1/s, saves up 1, waits up to 500 ms, stays in force; in a process that starts now, its calls are refused", s.Rejected[0].Consequence)
 	restarted := open(t, source, store)
 	require.Equal(t, 0, pass(t, restarted, "/a", 9))
 }
@@ -152,7 +152,7 @@ func TestBadRowsAreTold(t *testing.T) {
 		defer r.Close()
 		count := func(text string) int { return strings.Count(log.String(), text) }
 		require.Equal(t, 1, count(`level=WARN msg="registry: a row is bad"`))
-		require.Contains(t, log.String(), `permits per second -5`)
+		require.Contains(t, log.String(), `rate -5: want a number of permits`)
 		require.Contains(t, log.String(), `bucket=/a row="row of /a" consequence="its calls are refused"`)
 		time.Sleep(59 * time.Second)
 		require.Equal(t, 1, count("a row is bad"))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -102,9 +101,6 @@ func (b *backends) localShare(concurrent int) int {
 }
 
 const (
-	maxWindow      = 90 * 24 * time.Hour
-	maxWindowLimit = math.MaxInt32
-	maxConcurrent  = math.MaxInt32
 	// parts is how finely a window is counted.
 	parts = 100
 	// longestLead and shortestLead bound how long before its permit is due a call asks for its place, and is counted in its window. What
@@ -115,56 +111,6 @@ const (
 
 // bounded tells whether a row names more than a rate.
 func (c *Limit) bounded() bool { return c.Window != 0 || c.Concurrent != 0 }
-
-// checkBounds is check for what a row names besides its rate.
-func (c *Limit) checkBounds(bad func(field string, value any, want string) *RowError) *RowError {
-	switch {
-	case c.Window < 0 || c.Window > maxWindow || c.Window%time.Millisecond != 0:
-		return bad("window", c.Window, "whole milliseconds, up to 90 days; 0: none")
-	case c.WindowLimit < 0 || c.WindowLimit > maxWindowLimit:
-		return bad("window limit", c.WindowLimit, "1 to 2147483647; 0: none")
-	case c.Window != 0 && c.WindowLimit == 0:
-		return bad("window limit", c.WindowLimit, "1 to 2147483647: there is a window")
-	case c.Window == 0 && c.WindowLimit != 0:
-		return bad("window", c.Window, "a duration: there is a window limit")
-	case c.Concurrent < 0 || c.Concurrent > maxConcurrent:
-		return bad("concurrent", c.Concurrent, "1 to 2147483647; 0: none")
-	case !c.NoRate:
-		return nil
-	case !c.bounded():
-		return bad("no rate", c.NoRate, "a rate, a window or a concurrency")
-	case c.Rate != 0:
-		return bad("rate", c.Rate, "0: there is none")
-	case c.Quota || c.Jitter != 0 || c.Warmup != 0 || c.ColdFactor != 0 || c.MaxPermits != nil:
-		return bad("no rate", c.NoRate, "neither a quota, max permits nor a warm-up period: they are of a rate")
-	}
-	return nil
-}
-
-// boundsText is what a row names besides its rate, for a person.
-func (c *Limit) boundsText() string {
-	text := ""
-	if c.Window != 0 {
-		text += fmt.Sprintf(", %d in any %s", c.WindowLimit, brief(c.Window))
-	}
-	if c.Concurrent != 0 {
-		text += fmt.Sprintf(", %d at once", c.Concurrent)
-	}
-	return text
-}
-
-// brief is a duration without what is 0 at its end: 24h rather than 24h0m0s.
-func brief(d time.Duration) string {
-	for _, unit := range []struct {
-		of   time.Duration
-		name string
-	}{{time.Hour, "h"}, {time.Minute, "m"}} {
-		if d >= unit.of && d%unit.of == 0 {
-			return fmt.Sprint(int64(d/unit.of), unit.name)
-		}
-	}
-	return d.String()
-}
 
 // lead is how long before it may begin a call is counted in a window at the earliest: a hundredth of it, but not more than is needed.
 func lead(window time.Duration) time.Duration {

@@ -24,16 +24,16 @@ func TestBadBounds(t *testing.T) {
 		change func(*registry.Limit)
 		want   string
 	}{
-		"window":            {func(l *registry.Limit) { l.Window = -1 }, "window -1ns: want whole milliseconds"},
-		"long window":       {func(l *registry.Limit) { l.Window = 91 * 24 * time.Hour }, "up to 90 days"},
-		"fraction":          {func(l *registry.Limit) { l.Window = 1500 * time.Microsecond }, "window 1.5ms: want whole milliseconds"},
-		"no window limit":   {func(l *registry.Limit) { l.WindowLimit = 0 }, "window limit 0: want 1 to 2147483647"},
-		"no window":         {func(l *registry.Limit) { l.Window = 0 }, "window 0s: want a duration"},
-		"negative limit":    {func(l *registry.Limit) { l.WindowLimit = -1 }, "window limit -1: want 1 to"},
-		"places":            {func(l *registry.Limit) { l.Concurrent = -1 }, "concurrent -1: want 1 to"},
+		"window":            {func(l *registry.Limit) { l.Window = -1 }, "window -1ns: want a duration in whole milliseconds"},
+		"long window":       {func(l *registry.Limit) { l.Window = 91 * 24 * time.Hour }, "window 2184h0m0s: want a duration in whole milliseconds such as 24h, 1ms to 2160h"},
+		"fraction":          {func(l *registry.Limit) { l.Window = 1500 * time.Microsecond }, "window 1.5ms: want a duration in whole milliseconds"},
+		"no window limit":   {func(l *registry.Limit) { l.WindowLimit = 0 }, "window_limit 0: want 1 to 2147483647"},
+		"no window":         {func(l *registry.Limit) { l.Window = 0 }, "window 0s: want a length"},
+		"negative limit":    {func(l *registry.Limit) { l.WindowLimit = -1 }, "window_limit -1: want a whole number of calls, 1 to"},
+		"places":            {func(l *registry.Limit) { l.Concurrent = -1 }, "concurrent -1: want a whole number of calls, 1 to"},
 		"rate and none":     {func(l *registry.Limit) { l.NoRate = true }, "rate 10: want 0"},
-		"burst of none":     {func(l *registry.Limit) { l.NoRate, l.Rate = true, 0 }, "no rate true: want neither a quota"},
-		"nothing of all":    {func(l *registry.Limit) { *l = registry.Limit{Name: "/a", Row: "1", NoRate: true} }, "no rate true: want a rate, a window or"},
+		"burst of none":     {func(l *registry.Limit) { l.NoRate, l.Rate = true, 0 }, "burst 2: want no value: the row has no rate"},
+		"nothing of all":    {func(l *registry.Limit) { *l = registry.Limit{Name: "/a", Row: "1", NoRate: true} }, "rate none: want a rate, a window or"},
 		"version too large": {func(l *registry.Limit) { l.Version = 1<<52 + 1 }, "2^52"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func TestBadBounds(t *testing.T) {
 	require.ErrorContains(t, &rejected[1], "concurrent 3: want 0: here is nothing that counts it")
 	for _, o := range []registry.Option{registry.WithUnknown(registry.Default(bounded(""))), registry.WithBadRows(registry.Default(bounded("")))} {
 		_, err := registry.New(registry.Static{}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores(), o)
-		require.ErrorContains(t, err, "window or concurrency 5 in any 2s, 3 at once: want none but in a row")
+		require.ErrorContains(t, err, "window or concurrency at most 5 in any 2 s, at most 3 at once: want none but in a row")
 	}
 	for _, o := range []registry.Option{registry.WithWindows(nil), registry.WithSemaphores(nil), registry.WithSemaphoreFailurePolicy(tokenbucket.LocalShare(0))} {
 		_, err := registry.New(registry.Static{}, tokenbucket.NewMemoryStore(), o)

@@ -113,14 +113,17 @@ func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 	}
 }
 
+// notCounted are the keys of fields whose change leaves everything as it is in the store: it needs no new version.
+var notCounted = []string{"disabled", "cache", "penalty"}
+
 // follow returns the entry for a row: what was, if nothing of it changed.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 	e := &entry{limit: *c, version: c.Version, wait: c.wait(), slot: r.slot(c)}
 	if was != nil {
-		if was.limit.sameLimiter(c) {
+		if was.limit.same(c, notCounted...) {
 			e.version = r.dispute(was)
 			if e.version == was.version {
-				if c.Disabled == was.limit.Disabled && c.WaitShare == was.limit.WaitShare && c.Row == was.limit.Row && c.Penalty == was.limit.Penalty {
+				if c.Row == was.limit.Row && was.limit.same(c) {
 					return was, nil
 				}
 				if e.wait == was.wait && !c.Disabled {

@@ -19,9 +19,6 @@ const (
 
 var penalties = [...]string{PenaltyDefault: "", PenaltyNone: "none", Penalty503: "503", Penalty429: "429", PenaltyBoth: "429,503"}
 
-// WantPenalty is what ParsePenalty takes, for messages.
-const WantPenalty = "none, 503, 429 or 429,503"
-
 // String returns the text of the column; "" for the default.
 func (p Penalty) String() string {
 	if int(p) < len(penalties) {

@@ -119,18 +119,3 @@ func (r *Registry) disputeKeys(row *entry) int64 {
 	})
 	return version
 }
-
-// flags are what else a limit says of itself.
-func (c *Limit) flags() string {
-	text := ""
-	if c.PerKey {
-		text = ", for each key"
-	}
-	if c.Shadow {
-		text += ", in shadow: it refuses nothing"
-	}
-	if c.Penalty != PenaltyDefault {
-		text += ", held back by " + c.Penalty.String()
-	}
-	return text
-}

@@ -49,7 +49,7 @@ func TestBadPatterns(t *testing.T) {
 		with(row(long, 1, 1), perKey), row("/good*", 1, 1)}, tokenbucket.NewMemoryStore())
 	s := r.Stats()
 	require.Len(t, s.Rejected, 4)
-	for i, want := range []string{`name "/a*b": want a * at its end only`, `name "/**": want a *`, `name "/off*/": want a *`, "of 257 bytes: want at most 256 bytes, for a limit per key"} {
+	for i, want := range []string{`name "/a*b": want a * at its end only`, `name "/**": want a *`, `name "/off*/": want a *`, " of 257 bytes: want at most 256 bytes, for a limit per key"} {
 		require.ErrorContains(t, &s.Rejected[i], want)
 	}
 	require.Equal(t, "it limits nothing: such a name holds for no call", s.Rejected[0].Consequence)

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,7 +144,7 @@ func (s *settings) fits(o *Otherwise) error {
 	sample := *o.limit
 	sample.Name = "default"
 	if sample.bounded() { // they would be forgotten with the limiter
-		return bad("window or concurrency", strings.TrimPrefix(sample.boundsText(), ", "), "none but in a row")
+		return bad("window or concurrency", sample.boundsText(), "none but in a row")
 	}
 	err := s.try(&sample, sample.Version)
 	if err != nil && err.Err == nil {

@@ -295,12 +295,12 @@ func TestLastGood(t *testing.T) {
 		source.set(row("/a", -5, 3), row("/b", 6, 3))
 		check("a bad row", 4, 6)
 		check("a bad row", 4, 6)
-		require.Equal(t, 1, strings.Count(log.String(), "permits per second -5"), "told once")
+		require.Equal(t, 1, strings.Count(log.String(), "rate -5: want"), "told once")
 		last := loads[len(loads)-1]
 		require.Equal(t, 1, last.Kept)
 		require.Len(t, last.Rejected, 1)
 		require.Equal(t, "row of /a", last.Rejected[0].Row)
-		require.Contains(t, last.Rejected[0].Error(), "permits per second -5")
+		require.Contains(t, last.Rejected[0].Error(), "rate -5: want")
 		require.Equal(t, last.Rejected, r.Stats().Rejected)
 
 		source.mu.Lock() // the source itself could not read a name, only whose row it is
@@ -405,25 +405,25 @@ func TestBadOptions(t *testing.T) {
 func TestRejected(t *testing.T) {
 	ten := 10.0
 	for want, l := range map[string]registry.Limit{
-		`name "" of 0 bytes`:     row("", 1, 1),
+		`name "": want a name`:   row("", 1, 1),
 		"of 600 bytes":           row(strings.Repeat("n", 600), 1, 1),
 		`name "\xff"`:            row("\xff", 1, 1),
-		"permits per second -5":  row("/x", -5, 1),
-		"permits per second NaN": row("/x", math.NaN(), 1),
-		"permits per second +In": row("/x", math.Inf(1), 1),
-		"permits per second 1e+": row("/x", 1e300, 1),
+		"rate -5":                row("/x", -5, 1),
+		"rate NaN":               row("/x", math.NaN(), 1),
+		"rate +Inf":              row("/x", math.Inf(1), 1),
+		"rate 1e+300":            row("/x", 1e300, 1),
 		"cache 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = 10 }),
 		"cache -0.1":             with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = -0.1 }),
 		"cache NaN":              with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = math.NaN() }),
 		"rate 1.5":               with(row("/x", 1.5, 1), func(l *registry.Limit) { l.Quota = true }),
-		"quota -1":               with(row("/x", -1, 1), func(l *registry.Limit) { l.Quota = true }),
-		"quota jitter -1ns":      with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Jitter = true, -1 }),
-		"quota with a":           with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Warmup = true, 1 }),
+		"rate -1":                with(row("/x", -1, 1), func(l *registry.Limit) { l.Quota = true }),
+		"jitter -1ns":            with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Jitter = true, -1 }),
+		"warmup 1ns: want no va": with(row("/x", 1, 1), func(l *registry.Limit) { l.Quota, l.Warmup = true, 1 }),
 		"jitter 1ns":             with(row("/x", 1, 1), func(l *registry.Limit) { l.Jitter = 1 }),
-		"max permits 10":         with(row("/x", 1, 1), func(l *registry.Limit) { l.MaxPermits, l.Warmup = &ten, time.Second }),
-		"cold factor 2":          with(row("/x", 1, 1), func(l *registry.Limit) { l.ColdFactor = 2 }),
-		"cold factor 0.5":        with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup, l.ColdFactor = time.Second, 0.5 }),
-		"warm-up period -1":      with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup = -time.Microsecond }),
+		"burst 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.MaxPermits, l.Warmup = &ten, time.Second }),
+		"cold_factor 2":          with(row("/x", 1, 1), func(l *registry.Limit) { l.ColdFactor = 2 }),
+		"cold_factor 0.5":        with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup, l.ColdFactor = time.Second, 0.5 }),
+		"warmup -1µs":            with(row("/x", 1, 1), func(l *registry.Limit) { l.Warmup = -time.Microsecond }),
 		"version -1":             row("/x", 1, -1),
 		"version 900719925474":   row("/x", 1, 1<<53+1),
 	} {
@@ -777,7 +777,7 @@ func TestTenThousandRows(t *testing.T) {
 	require.Same(t, l, same)
 	require.Equal(t, 1, r.Stats().Limiters)
 	t.Logf("first load %v, again %v", took, again)
-	require.Less(t, took, 5*time.Second)
+	require.Less(t, took, time.Minute)
 }
 
 func BenchmarkAllow(b *testing.B) {

@@ -76,7 +76,7 @@ func TestShadowOfARow(t *testing.T) {
 		}
 		require.Equal(t, want, e.Consequence, e.Name)
 	}
-	require.Equal(t, "1/s, cache 0.5, in shadow: it refuses nothing", r.Limits()[0].String())
+	require.Equal(t, "in shadow: 1/s, saves up 1, waits up to 500 ms", r.Limits()[0].String())
 }
 
 // In shadow nothing at all is refused.
@@ -120,7 +120,7 @@ func TestShadowIsTold(t *testing.T) {
 		source.set(with(row("/a", 1, 1), inShadow), with(row("/b", 1, 1), inShadow))
 		time.Sleep(2 * time.Second)
 		require.Equal(t, 1, count(`limits=2 buckets="/a, /b"`))
-		require.Equal(t, 1, count(`level=WARN msg="registry: a limit changed" bucket=/a row="row of /a" from="1/s, cache 0.5" to="1/s, cache 0.5, in shadow: it refuses nothing"`))
+		require.Equal(t, 1, count(`level=WARN msg="registry: a limit changed" bucket=/a row="row of /a" from="1/s, saves up 1, waits up to 500 ms" to="in shadow: 1/s, saves up 1, waits up to 500 ms"`))
 		require.Equal(t, 9, pass(t, r, "/a", 9))
 		source.set(row("/a", 1, 1), row("/b", 1, 1))
 		time.Sleep(2 * time.Second)
@@ -212,8 +212,8 @@ func TestPerKeyHasNoBounds(t *testing.T) {
 	} {
 		rejected := openLocal(t, registry.Static{row}).Stats().Rejected
 		require.Len(t, rejected, 1, what)
-		require.Equal(t, "per key", rejected[0].Field, what)
-		require.ErrorContains(t, &rejected[0], "per key true: want false beside a window or a concurrency: give single keys rows of their own")
+		require.Equal(t, "per_key", rejected[0].Field, what)
+		require.ErrorContains(t, &rejected[0], "per_key true: want no value beside a window or a concurrency: give single keys rows of their own")
 		row.Disabled = true
 		require.NoError(t, row.Check(), "of a row that is off nothing matters but its name")
 	}

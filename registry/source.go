@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"math"
-	"strings"
 	"time"
-	"unicode/utf8"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // Source is where limits come from: a database table (package sqlsource), a file, a service, a fixed list (Static).
@@ -75,72 +75,9 @@ type Limit struct {
 // maxName is the most bytes that a bucket's name may have.
 const maxName = 512
 
-// sameLimiter tells whether two rows want the same of their bucket, whatever their versions.
-func (c *Limit) sameLimiter(o *Limit) bool {
-	return c.Name == o.Name && c.Rate == o.Rate && c.Quota == o.Quota && c.Jitter == o.Jitter && c.Warmup == o.Warmup &&
-		c.ColdFactor == o.ColdFactor && (c.MaxPermits == nil) == (o.MaxPermits == nil) &&
-		(c.MaxPermits == nil || *c.MaxPermits == *o.MaxPermits) && c.PerKey == o.PerKey &&
-		c.Shadow == o.Shadow && c.Window == o.Window && c.WindowLimit == o.WindowLimit && c.Concurrent == o.Concurrent && c.NoRate == o.NoRate
-}
-
 // wait is how long a call may wait: the cache is a share of a second.
 func (c *Limit) wait() time.Duration {
 	return time.Duration(math.Round(c.WaitShare * float64(time.Second)))
-}
-
-// check finds what a limiter's constructor cannot: what it is not told of.
-func (c *Limit) check() *RowError {
-	bad := func(field string, value any, want string) *RowError {
-		return &RowError{Row: c.Row, Name: c.Name, Field: field, Value: fmt.Sprint(value), Want: want}
-	}
-	switch {
-	case len(c.Name) < 1 || len(c.Name) > maxName || !utf8.ValidString(c.Name):
-		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "1 to 512 bytes of UTF-8")
-	case strings.Contains(strings.TrimSuffix(c.Name, "*"), "*"):
-		return bad("name", fmt.Sprintf("%.80q", c.Name), "a * at its end only, for all names that begin so")
-	case c.Disabled:
-		return nil
-	case c.PerKey && len(c.Name) > maxPerKeyName:
-		return bad("name", fmt.Sprintf("%.40q of %d bytes", c.Name, len(c.Name)), "at most 256 bytes, for a limit per key")
-	case c.PerKey && c.bounded():
-		return bad("per key", c.PerKey, "false beside a window or a concurrency: give single keys rows of their own")
-	case !(c.WaitShare >= 0 && c.WaitShare <= 9.99):
-		return bad("cache", c.WaitShare, "a share of a second from 0 to 9.99")
-	case c.Quota && (c.Rate != math.Trunc(c.Rate) || c.Rate > math.MaxInt32):
-		return bad("rate", c.Rate, "a whole number of calls a second, for a quota")
-	case c.Quota && (c.Warmup != 0 || c.MaxPermits != nil):
-		return bad("quota", "with a warm-up period or max permits", "neither: a quota saves nothing up")
-	case c.Jitter != 0 && !c.Quota:
-		return bad("jitter", c.Jitter, "0, or a quota")
-	case c.Warmup != 0 && c.MaxPermits != nil:
-		return bad("max permits", *c.MaxPermits, "none with a warm-up period: they follow from it")
-	case c.ColdFactor != 0 && c.Warmup == 0:
-		return bad("cold factor", c.ColdFactor, "none without a warm-up period")
-	}
-	return c.checkBounds(bad)
-}
-
-// String is the limit for a person: 5/s, cache 0.5.
-func (c *Limit) String() string {
-	if c.Disabled {
-		return "off"
-	}
-	if c.NoRate {
-		return "any rate" + c.boundsText() + c.flags()
-	}
-	if c.Rate == 0 {
-		return "nothing passes" + c.flags()
-	}
-	text := number(c.Rate) + "/s"
-	switch {
-	case c.Quota:
-		text += fmt.Sprintf(" (quota, jitter %v)", c.Jitter)
-	case c.Warmup != 0:
-		text += fmt.Sprintf(" (warm-up %v, cold factor %v)", c.Warmup, c.ColdFactor)
-	case c.MaxPermits != nil:
-		text += " (bucket of " + number(*c.MaxPermits) + ")"
-	}
-	return text + fmt.Sprintf(", cache %v", c.WaitShare) + c.boundsText() + c.flags()
 }
 
 // RowError tells which row was rejected, and why. Nothing of the row is in force: see [WithBadRows].
@@ -159,8 +96,13 @@ type RowError struct {
 	Consequence string
 }
 
-// Unwrap returns Err.
-func (e *RowError) Unwrap() error { return e.Err }
+// Unwrap returns Err; if a field is wrong, tokenbucket.ErrInvalidConfig.
+func (e *RowError) Unwrap() error {
+	if e.Err == nil {
+		return tokenbucket.ErrInvalidConfig
+	}
+	return e.Err
+}
 
 func (e *RowError) Error() string {
 	if e.Err != nil {

@@ -79,7 +79,7 @@ func TestCheckFile(t *testing.T) {
 	good := "file://" + string(file)
 	status, out := check(good)
 	require.Equal(t, exitOK, status, out)
-	require.Equal(t, "ok    settings\nok    file "+string(file)+"\nok    row limits.yaml: /a: 2.5/s, cache 0.3\n", out)
+	require.Equal(t, "ok    settings\nok    file "+string(file)+"\nok    row limits.yaml: /a: 2.5/s, saves up 2.5, waits up to 300 ms\n", out)
 	status, out = check(good, "--quota")
 	require.Equal(t, 1, status, out)
 	require.Contains(t, out, `FAIL  registry: row limits.yaml:2: bucket "/a": rate "2.5": want a whole number of calls in any second`)

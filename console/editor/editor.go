@@ -6,7 +6,6 @@
 package editor
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -115,8 +114,7 @@ func WithAuditTable(name string) Option {
 	}
 }
 
-// WithEditable names further columns that an Editor may change, which the source does not know. Others stay as they are, but that
-// those of the package are known wherever a table has them: shadow, window, window_limit, concurrent.
+// WithEditable names further columns that an Editor may change, which the source does not read. Others stay as they are.
 func WithEditable(columns ...string) Option {
 	return func(o *options) {
 		for _, c := range columns {
@@ -127,12 +125,6 @@ func WithEditable(columns ...string) Option {
 		o.further = append(o.further, columns...)
 	}
 }
-
-// shadowColumn has 1 if the row's limit is only tried.
-const shadowColumn = "shadow"
-
-// furtherColumns may be changed wherever a table has them.
-var furtherColumns = []string{shadowColumn, "window", "window_limit", "concurrent"}
 
 // Columns are the names of the table's columns.
 func (e *Editor) Columns() sqlsource.Columns { return e.names }
@@ -170,10 +162,8 @@ func (e *Editor) Change(ctx context.Context, c Change) (AuditEntry, error) {
 
 // SetShadow turns the shadow of a row on or off: its limit is only tried, and refuses nobody. The table must have a column for it.
 func (e *Editor) SetShadow(ctx context.Context, name string, from Version, on bool, who, why string) (AuditEntry, error) {
-	return e.Change(ctx, Change{Name: name, From: from, To: Values{e.shadowColumn(): Text(on)}, Who: who, Why: why})
+	return e.Change(ctx, Change{Name: name, From: from, To: Values{e.names.Shadow: Text(on)}, Who: who, Why: why})
 }
-
-func (e *Editor) shadowColumn() string { return cmp.Or(e.names.Shadow, shadowColumn) }
 
 // plan is what shall become of one row.
 type plan struct {
@@ -297,8 +287,7 @@ func (e *Editor) editable(name string) bool {
 	is := func(other string) bool {
 		return other == name || d != sqlsource.PostgreSQL && strings.EqualFold(other, name)
 	}
-	return slices.Contains(c.Names(), name) ||
-		slices.ContainsFunc(furtherColumns, is) || slices.ContainsFunc(e.further, is)
+	return slices.Contains(c.Names(), name) || slices.ContainsFunc(e.further, is)
 }
 
 // rowError is an error about a name.

@@ -122,7 +122,7 @@ func (s *session) switchBack(ctx context.Context, a *AuditEntry, who, why string
 // enabled returns what the row of a switch says.
 func (v Values) enabled() (on, ok bool) {
 	if value := v["enabled"]; value != nil {
-		return sqlsource.ParseFlag(*value)
+		return registry.ParseFlag(*value)
 	}
 	return false, false
 }

@@ -4,27 +4,11 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"slices"
 	"strings"
 
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
-
-// unfit tells what a column of furtherColumns should say, if it shall say something else. What Columns name, the parser checks.
-func (e *Editor) unfit(c cell) (want string) {
-	if slices.Contains(e.names.Names(), c.column.name) || c.value == nil || !slices.Contains(furtherColumns, strings.ToLower(c.column.name)) {
-		return ""
-	}
-	if strings.EqualFold(c.column.name, shadowColumn) {
-		if _, ok := sqlsource.ParseFlag(*c.value); !ok {
-			return "0, 1 or NULL"
-		}
-	} else if n, ok := sqlsource.ParseNumber(*c.value); !ok || n < 0 {
-		return "a number, at least 0, or NULL"
-	}
-	return ""
-}
 
 // newRow is how errors call a row that is not there yet.
 const newRow = "new"
@@ -48,9 +32,6 @@ func (s *session) check(name string, was *Row, cells []cell) error {
 	asked := map[string]*string{}
 	for _, c := range cells {
 		asked[c.column.name] = c.value
-		if want := s.unfit(c); want != "" {
-			return &registry.RowError{Row: row, Name: name, Field: c.column.name, Value: plainValue(c.value), Want: want}
-		}
 		if c.value != nil && strings.Contains(*c.value, "\x00") {
 			return &registry.RowError{Row: row, Name: name, Field: c.column.name, Value: registry.ShortValue([]byte(*c.value)), Want: "a text without NUL"}
 		}
@@ -159,9 +140,9 @@ func same(a, b *string) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	x, xNumber := sqlsource.ParseNumber(*a)
-	y, yNumber := sqlsource.ParseNumber(*b)
-	on, onFlag := sqlsource.ParseFlag(*a)
-	other, otherFlag := sqlsource.ParseFlag(*b)
+	x, xNumber := registry.ParseNumber(*a)
+	y, yNumber := registry.ParseNumber(*b)
+	on, onFlag := registry.ParseFlag(*a)
+	other, otherFlag := registry.ParseFlag(*b)
 	return *a == *b || xNumber && yNumber && x == y || onFlag && otherFlag && on == other
 }

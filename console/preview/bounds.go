@@ -12,9 +12,9 @@ type bucket struct{ rate, size, leastRate, leastSize float64 }
 // slack is for the rounding of times to microseconds.
 const slack = 1e-6
 
-func (l *Limit) bucket() bucket {
+func (l *limit) bucket() bucket {
 	rate, size := l.Rate, l.size()
-	wait := rate * l.MaxWait.Seconds()
+	wait := rate * l.WaitShare
 	if l.Warmup <= 0 {
 		return bucket{rate, size + wait, rate, size + wait}
 	}
@@ -23,7 +23,7 @@ func (l *Limit) bucket() bucket {
 	return bucket{rate, 1 + wait, rate / cold, wait / cold}
 }
 
-func (l *Limit) cold() float64 {
+func (l *limit) cold() float64 {
 	if l.ColdFactor > 1 {
 		return l.ColdFactor
 	}
@@ -31,20 +31,20 @@ func (l *Limit) cold() float64 {
 }
 
 // size is what can be saved up.
-func (l *Limit) size() float64 {
+func (l *limit) size() float64 {
 	switch {
 	case l.Quota:
 		return 1
-	case l.Burst != nil:
-		return *l.Burst
+	case l.MaxPermits != nil:
+		return *l.MaxPermits
 	}
 	return max(l.Rate, 1)
 }
 
 // bounds are the least and the most of the calls that would be refused, 0 to 1, whenever within its step each call came.
-func (l *Limit) bounds(points []Point, step time.Duration) (least, most float64) {
+func (l *limit) bounds(points []Point, step time.Duration) (least, most float64) {
 	calls := float64(total(points))
-	if calls == 0 || l.Off {
+	if calls == 0 || l.Disabled {
 		return 0, 0
 	}
 	if l.Rate <= 0 && !l.NoRate {
@@ -62,9 +62,9 @@ func (l *Limit) bounds(points []Point, step time.Duration) (least, most float64)
 }
 
 // spread tells whether calls find more buckets than one.
-func (l *Limit) spread() bool { return l.PerKey && !l.Off && !l.NoRate && l.Rate > 0 }
+func (l *limit) spread() bool { return l.PerKey && !l.Disabled && !l.NoRate && l.Rate > 0 }
 
-func (l *Limit) windowed() bool { return l.Window > 0 && l.WindowLimit > 0 }
+func (l *limit) windowed() bool { return l.Window > 0 && l.WindowLimit > 0 }
 
 // mostGranted is how many the bucket grants if they come when it has most.
 func (b bucket) mostGranted(points []Point, step time.Duration) (granted float64) {
@@ -79,7 +79,7 @@ func (b bucket) mostGranted(points []Point, step time.Duration) (granted float64
 }
 
 // mostInWindows is how many the windows grant: no more in all steps that lie within one window, or in a step as its windows have.
-func (l *Limit) mostInWindows(points []Point, step time.Duration) (granted float64) {
+func (l *limit) mostInWindows(points []Point, step time.Duration) (granted float64) {
 	within := int(l.Window / step) // steps in a window
 	limit := float64(l.WindowLimit)
 	if within == 0 {
@@ -102,7 +102,7 @@ func (l *Limit) mostInWindows(points []Point, step time.Duration) (granted float
 // leastGranted is how many are granted for sure. If a call is refused, then those before it have used up what there was: of the
 // bucket, in the step before and its own; of the window, in the steps that it reaches back to. Steps that have fewer calls than that
 // refuse none. Those of the others count that are so far apart that no call counts twice.
-func (l *Limit) leastGranted(points []Point, step time.Duration) float64 {
+func (l *limit) leastGranted(points []Point, step time.Duration) float64 {
 	enough, back := math.Inf(1), 1
 	if !l.NoRate {
 		b := l.bucket()

@@ -2,32 +2,14 @@
 // figures passes them in.
 package preview
 
-import "time"
+import (
+	"time"
 
-// Limit is the limit to be judged.
-type Limit struct {
-	// Rate in permits per second; with Quota, a whole number of calls in any second. 0: nothing passes.
-	Rate float64
-	// NoRate: there is no rate, and Rate does not matter.
-	NoRate bool
-	// Burst is what can be saved up; nil: one second's worth, at least 1.
-	Burst *float64
-	Quota bool
-	// Warmup is the period in which a cold upstream gets warm; 0: none. ColdFactor 0: 3.
-	Warmup     time.Duration
-	ColdFactor float64
-	// MaxWait is how long a call may wait.
-	MaxWait time.Duration
-	// WindowLimit is how many calls may begin in any Window. 0: no window.
-	Window      time.Duration
-	WindowLimit int
-	// Concurrent is how many calls may run at once; 0: any number.
-	Concurrent int
-	// PerKey: each key has a bucket of its own. Most then is for one key alone; with many, perhaps nothing is refused.
-	PerKey bool
-	// Off lets every call pass. Shadow counts, and refuses nobody.
-	Off, Shadow bool
-}
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
+
+// limit is a registry.Limit, as the arithmetic here needs it.
+type limit registry.Limit
 
 // Point is how many calls came in a stretch of time, and what became of them.
 type Point struct {
@@ -37,10 +19,10 @@ type Point struct {
 
 // Input is the question.
 type Input struct {
-	Limit Limit
+	Limit registry.Limit
 	// Before is the limit that is in force now, before the change; nil: there is none. BeforeMinutes are those minutes of the past in
 	// which no other limit was in force: what was refused in others is not its doing.
-	Before        *Limit
+	Before        *registry.Limit
 	BeforeMinutes []Point
 	// Minutes are the traffic of past minutes, one after the other without a gap, the oldest first.
 	Minutes []Point
@@ -76,14 +58,15 @@ type Result struct {
 
 // Of says what a limit would mean.
 func Of(in Input) Result {
-	r := Result{Limit: in.Limit.Words(), Before: before(&in)}
+	l := (*limit)(&in.Limit)
+	r := Result{Limit: in.Limit.String(), Before: before(&in)}
 	points, step := in.Minutes, time.Minute
 	name := in.Period
 	if len(in.Seconds) > 0 {
 		if points, step = newest(in.Seconds), time.Second; len(in.Minutes) > 0 {
 			name = ""
 		}
-		r.Simulated = len(points) > 0 && in.Limit.simulable()
+		r.Simulated = len(points) > 0 && l.simulable()
 		if len(points) == 0 {
 			points = in.Seconds
 		}
@@ -97,18 +80,18 @@ func Of(in Input) Result {
 	}
 	switch {
 	case r.Simulated:
-		r.Least, r.Most = in.Limit.simulate(points)
+		r.Least, r.Most = l.simulate(points)
 	default:
-		r.Least, r.Most = in.Limit.bounds(points, step)
+		r.Least, r.Most = l.bounds(points, step)
 	}
-	if in.Limit.spread() {
+	if l.spread() {
 		r.Least = 0
 	}
-	if c := in.Limit.Concurrent; c > 0 && !in.Limit.Off && r.Calls > int64(c) && r.Least < 1 {
+	if c := l.Concurrent; c > 0 && !l.Disabled && r.Calls > int64(c) && r.Least < 1 {
 		r.Unknown = true
 		r.Most = max(r.Most, float64(r.Calls-int64(c))/float64(r.Calls))
 	}
-	r.Effect = effect(&in.Limit, &r, name)
+	r.Effect = effect(l, &r, name)
 	r.Text = r.Limit + "; " + r.Effect
 	r.Notes = notes(&in, &r, points, step)
 	return r

@@ -24,15 +24,15 @@ func newest(points []Point) []Point {
 }
 
 // simulable tells whether a limiter can be made of it.
-func (l *Limit) simulable() bool {
+func (l *limit) simulable() bool {
 	_, err := newTrial(l)
 	return err == nil
 }
 
 // simulate plays seconds through, twice, and returns the shares that are refused.
-func (l *Limit) simulate(seconds []Point) (least, most float64) {
+func (l *limit) simulate(seconds []Point) (least, most float64) {
 	calls := float64(total(seconds))
-	if calls == 0 || l.Off {
+	if calls == 0 || l.Disabled {
 		return 0, 0
 	}
 	spread, atOnce := l.play(seconds, true)/calls, l.play(seconds, false)/calls
@@ -40,7 +40,7 @@ func (l *Limit) simulate(seconds []Point) (least, most float64) {
 }
 
 // play returns how many are refused.
-func (l *Limit) play(seconds []Point, spread bool) (refused float64) {
+func (l *limit) play(seconds []Point, spread bool) (refused float64) {
 	t, err := newTrial(l)
 	if err != nil {
 		return 0
@@ -63,16 +63,16 @@ func (l *Limit) play(seconds []Point, spread bool) (refused float64) {
 
 // trial is a limit at work, on a clock of its own.
 type trial struct {
-	limit   *Limit
+	limit   *limit
 	limiter *tokenbucket.RateLimiter // nil: no rate
 	clock   *clockwork.FakeClock
 	now     time.Duration
 	granted []time.Duration // within the window
 }
 
-func newTrial(l *Limit) (*trial, error) {
+func newTrial(l *limit) (*trial, error) {
 	t := &trial{limit: l, clock: clockwork.NewFakeClock()}
-	if l.Off || l.NoRate || l.Rate <= 0 {
+	if l.Disabled || l.NoRate || l.Rate <= 0 {
 		return t, nil
 	}
 	opts := []tokenbucket.Option{tokenbucket.WithStore(tokenbucket.NewMemoryStore()), tokenbucket.WithClock(t.clock)}
@@ -83,7 +83,7 @@ func newTrial(l *Limit) (*trial, error) {
 	}
 	// Who may wait is granted a permit as long as the bucket owes no more than what falls due in that time: as many more can be
 	// saved up, and nobody waits. That is decided at once, and 100 times as fast.
-	size := l.size() + l.Rate*l.MaxWait.Seconds()
+	size := l.size() + l.Rate*l.WaitShare
 	t.limiter, err = tokenbucket.NewSmoothBursty("preview", l.Rate, append(opts, tokenbucket.WithMaxPermits(size), tokenbucket.WithInitialPermits(size))...)
 	return t, err
 }
@@ -121,6 +121,11 @@ func (t *trial) permit() bool {
 		ok, err := t.limiter.TryAcquire(ctx, 1, 0)
 		return ok && err == nil
 	}
-	r, err := t.limiter.TryReserve(ctx, 1, t.limit.MaxWait)
+	r, err := t.limiter.TryReserve(ctx, 1, t.limit.wait())
 	return err == nil && r.OK()
+}
+
+// wait returns how long a call may wait.
+func (l *limit) wait() time.Duration {
+	return time.Duration(math.Round(l.WaitShare * float64(time.Second)))
 }

@@ -8,53 +8,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 )
 
-// Words returns the limit for a person: 5/s, saves up 5, at most 3 at once, waits up to 500 ms.
-func (l *Limit) Words() string {
-	var parts []string
-	switch {
-	case l.Off:
-		return "off: every call passes"
-	case l.NoRate:
-		if !l.windowed() && l.Concurrent <= 0 {
-			return "no limit: every call passes"
-		}
-	case l.Rate <= 0:
-		return l.shadowed("nothing passes")
-	case l.Quota:
-		parts = append(parts, "at most "+figure.Number(l.Rate)+" in any second")
-	case l.Warmup > 0:
-		parts = append(parts, figure.Number(l.Rate)+"/s", "warms up from "+figure.Number(l.Rate/l.cold())+"/s in "+figure.Exact(l.Warmup))
-	default:
-		parts = append(parts, figure.Number(l.Rate)+"/s", "saves up "+figure.Number(max(l.size(), 1)))
-	}
-	if l.spread() {
-		parts[0] += " for each key"
-	}
-	if l.windowed() {
-		parts = append(parts, fmt.Sprintf("at most %s in any %s", figure.Count(l.WindowLimit), figure.Exact(l.Window)))
-	}
-	if l.Concurrent > 0 {
-		parts = append(parts, fmt.Sprintf("at most %s at once", figure.Count(l.Concurrent)))
-	}
-	switch {
-	case l.NoRate:
-	case l.MaxWait > 0:
-		parts = append(parts, "waits up to "+figure.Exact(l.MaxWait))
-	default:
-		parts = append(parts, "does not wait")
-	}
-	return l.shadowed(strings.Join(parts, ", "))
-}
-
-func (l *Limit) shadowed(text string) string {
-	if l.Shadow {
-		return "in shadow: " + text
-	}
-	return text
-}
-
 // effect says what becomes of the traffic.
-func effect(l *Limit, r *Result, name string) string {
+func effect(l *limit, r *Result, name string) string {
 	if r.Calls == 0 {
 		return "there was no call in " + name
 	}
@@ -104,12 +59,12 @@ func before(in *Input) string {
 	switch {
 	case l == nil:
 		return ""
-	case l.Off:
-		return sentence(l.Words())
+	case l.Disabled:
+		return sentence(l.String())
 	case len(in.BeforeMinutes) == 0:
-		return sentence(l.Words() + "; it has not been in force for a whole minute yet")
+		return sentence(l.String() + "; it has not been in force for a whole minute yet")
 	case calls == 0:
-		return sentence(l.Words() + "; there was no call in " + traffic(time.Duration(len(in.BeforeMinutes))*time.Minute))
+		return sentence(l.String() + "; there was no call in " + traffic(time.Duration(len(in.BeforeMinutes))*time.Minute))
 	}
 	name := traffic(time.Duration(len(in.BeforeMinutes)) * time.Minute)
 	rate := float64(calls) / (time.Duration(len(in.BeforeMinutes)) * time.Minute).Seconds()
@@ -117,19 +72,19 @@ func before(in *Input) string {
 	if l.Shadow {
 		was = " would have been refused if it were not in shadow"
 	}
-	return sentence(l.Words() + "; " + figure.Share(float64(refused(in.BeforeMinutes))/float64(calls)) + " of " + name + " of " + figure.Number(rate) + "/s" + was)
+	return sentence(l.String() + "; " + figure.Share(float64(refused(in.BeforeMinutes))/float64(calls)) + " of " + name + " of " + figure.Number(rate) + "/s" + was)
 }
 
 // notes are what the figures cannot show.
 func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []string) {
-	l := &in.Limit
+	l := (*limit)(&in.Limit)
 	if r.Calls == 0 {
 		return nil
 	}
-	if !l.Off && !r.Unknown && !r.Simulated && r.Most > r.Least {
+	if !l.Disabled && !r.Unknown && !r.Simulated && r.Most > r.Least {
 		notes = append(notes, fmt.Sprintf("What came within each %s is not known: if it came in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
 	}
-	if !l.Off && !r.Unknown && r.Simulated && r.Most > r.Least {
+	if !l.Disabled && !r.Unknown && r.Simulated && r.Most > r.Least {
 		notes = append(notes, "What came within each second is not known: the one figure is for calls spread evenly, the other for all at once.")
 	}
 	if most := busiest(points); float64(most)/step.Seconds() > r.Demand*1.05 {
@@ -142,7 +97,7 @@ func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []st
 		minutes := Of(Input{Limit: in.Limit, Minutes: in.Minutes, Period: in.Period})
 		notes = append(notes, sentence(minutes.Effect))
 	}
-	if !l.Off && r.Most > 0 && !l.Shadow {
+	if !l.Disabled && r.Most > 0 && !l.Shadow {
 		notes = append(notes, "Callers that are refused may come again: then there are more calls than there were.")
 	}
 	return notes

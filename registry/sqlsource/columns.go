@@ -4,8 +4,6 @@ import (
 	"context"
 	"slices"
 	"strings"
-
-	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // byDefault are the columns that a created table has, and one of an earlier release perhaps has not: they are read where they are.
@@ -13,12 +11,11 @@ import (
 func (o *options) byDefault() []string {
 	own := o.dialect.columns()
 	var names []string
-	for _, c := range [][2]string{
-		{own.Window, o.columns.Window}, {own.WindowLimit, o.columns.WindowLimit}, {own.Concurrent, o.columns.Concurrent},
-		{own.Shadow, o.columns.Shadow}, {own.PerKey, o.columns.PerKey}, {own.Penalty, o.columns.Penalty},
-	} {
-		if c[0] == c[1] && !slices.Contains(o.named, c[1]) {
-			names = append(names, c[1])
+	for i := range inTable {
+		f := &inTable[i]
+		name := *o.columns.Column(f.Column)
+		if f.Later && name == *own.Column(f.Column) && !slices.Contains(o.named, name) {
+			names = append(names, name)
 		}
 	}
 	return names
@@ -126,31 +123,10 @@ func (o *options) unreadable(ctx context.Context, q Querier, err error) error {
 	if FaultOf(err) != Denied {
 		return err
 	}
-	for _, f := range o.columns.fields() {
-		if *f.name == "" {
-			continue
-		}
-		if why := o.readable(ctx, q, *f.name); FaultOf(why) == Denied {
-			return o.mayNotRead(*f.name, err)
+	for _, column := range o.columns.Names() {
+		if why := o.readable(ctx, q, column); FaultOf(why) == Denied {
+			return o.mayNotRead(column, err)
 		}
 	}
 	return o.mayNotRead("", err)
-}
-
-// flags reads what else a row says of itself. want is empty if all is well.
-func (p *parser) flags(r *raw, l *registry.Limit) (field string, value []byte, want string) {
-	const flags = "0, 1 or NULL"
-	switch {
-	case r.shadow != nil && flag(r.shadow) == neither:
-		return p.columns.Shadow, r.shadow, flags
-	case r.perKey != nil && flag(r.perKey) == neither:
-		return p.columns.PerKey, r.perKey, flags
-	case r.penalty == nil:
-		return "", nil, ""
-	}
-	if penalty, ok := registry.ParsePenalty(string(r.penalty)); ok {
-		l.Penalty = penalty
-		return "", nil, ""
-	}
-	return p.columns.Penalty, r.penalty, registry.WantPenalty + ", or NULL"
 }

@@ -5,7 +5,10 @@ import (
 	"database/sql"
 	"embed"
 	"fmt"
+	"slices"
 	"strings"
+
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 //go:embed schema/*.sql
@@ -44,13 +47,13 @@ func (o *options) schema() (string, error) {
 	}
 	d, defaults := o.dialect, o.dialect.columns()
 	renamed := renameTable(d, defaultTable, o.table)
-	known := defaults.fields()
 	var added strings.Builder
-	for i, f := range o.columns.fields() {
-		if name := *known[i].name; name != "" {
-			renamed = append(renamed, d.Quote(name), d.Quote(*f.name))
-		} else if *f.name != "" {
-			fmt.Fprintf(&added, "%s %s NULL,\n  ", d.Quote(*f.name), d.optionalType(f.field))
+	for _, key := range ColumnKeys() {
+		standard, name := *defaults.Column(key), *o.columns.Column(key)
+		if standard != "" {
+			renamed = append(renamed, d.Quote(standard), d.Quote(name))
+		} else if name != "" {
+			fmt.Fprintf(&added, "%s %s NULL,\n  ", d.Quote(name), d.optionalType(key))
 		}
 	}
 	renamed = append(renamed, "PRIMARY KEY (", added.String()+"PRIMARY KEY (")
@@ -85,18 +88,20 @@ func (o *options) wholeRates() string {
 		"' AND column_name = '" + o.columns.Rate + "' AND numeric_scale = 0"
 }
 
-func (d Dialect) optionalType(field string) string {
-	flag, floating := "TINYINT(1)", "DOUBLE"
-	if d == PostgreSQL {
-		flag, floating = "smallint", "double precision"
-	}
-	switch field {
-	case "Quota":
-		return flag
-	case "WarmupMillis":
+// optionalType returns the type of a column that only [WithColumns] adds to the created table.
+func (d Dialect) optionalType(key string) string {
+	isFlag := slices.ContainsFunc(inTable, func(f registry.Field) bool { return f.Column == key && f.IsFlag() })
+	switch {
+	case isFlag && d == PostgreSQL:
+		return "smallint"
+	case isFlag:
+		return "TINYINT(1)"
+	case key == "warmup_ms":
 		return "INT"
+	case d == PostgreSQL:
+		return "double precision"
 	}
-	return floating
+	return "DOUBLE"
 }
 
 // renameTable is old and new of every form in which the table's name is in a schema.

@@ -78,38 +78,82 @@ type Columns struct {
 	Penalty string
 }
 
+// columns returns the names that the dialect's created table has.
 func (d Dialect) columns() Columns {
-	c := Columns{ID: "configId", Name: "interfaceUrl", Rate: "rateLimit", Cache: "cache", Status: "status", Modified: "lastModifyTime",
-		Window: "window", WindowLimit: "windowLimit", Concurrent: "concurrent", Shadow: "shadow", PerKey: "perKey", Penalty: "penalty"}
+	c := Columns{ID: "configId", Modified: "lastModifyTime"}
+	for i := range inTable {
+		*c.Column(inTable[i].Column) = inTable[i].Default
+	}
 	if d == PostgreSQL {
-		for _, f := range c.fields() {
-			*f.name = strings.ToLower(*f.name)
+		for _, key := range ColumnKeys() {
+			*c.Column(key) = strings.ToLower(*c.Column(key))
 		}
 	}
 	return c
 }
 
-type columnField struct {
-	field string
-	name  *string
+// ColumnKeys returns the keys of all columns: id, modified, and the Column of each registry.Field.
+func ColumnKeys() []string {
+	keys := []string{"id", "modified"}
+	for i := range inTable {
+		keys = append(keys, inTable[i].Column)
+	}
+	return keys
 }
 
-// fields are all columns, the optional ones last, in the order of a query.
-func (c *Columns) fields() []columnField {
-	return []columnField{
-		{"ID", &c.ID}, {"Name", &c.Name}, {"Rate", &c.Rate}, {"Cache", &c.Cache}, {"Status", &c.Status}, {"Modified", &c.Modified},
-		{"Burst", &c.Burst}, {"WarmupMillis", &c.WarmupMillis}, {"ColdFactor", &c.ColdFactor}, {"Quota", &c.Quota},
-		{"Shadow", &c.Shadow}, {"PerKey", &c.PerKey},
-		{"Window", &c.Window}, {"WindowLimit", &c.WindowLimit}, {"Concurrent", &c.Concurrent}, {"Penalty", &c.Penalty},
+// Column returns where c has the name of the column with a key (see [ColumnKeys]); nil for other keys.
+func (c *Columns) Column(key string) *string {
+	switch key {
+	case "id":
+		return &c.ID
+	case "modified":
+		return &c.Modified
+	case "name":
+		return &c.Name
+	case "rate":
+		return &c.Rate
+	case "cache":
+		return &c.Cache
+	case "status":
+		return &c.Status
+	case "burst":
+		return &c.Burst
+	case "warmup_ms":
+		return &c.WarmupMillis
+	case "cold_factor":
+		return &c.ColdFactor
+	case "quota":
+		return &c.Quota
+	case "window":
+		return &c.Window
+	case "window_limit":
+		return &c.WindowLimit
+	case "concurrent":
+		return &c.Concurrent
+	case "shadow":
+		return &c.Shadow
+	case "per_key":
+		return &c.PerKey
+	case "penalty":
+		return &c.Penalty
 	}
+	return nil
+}
+
+// nameOf returns the name of a field's column, or the field's key if it has none.
+func (c *Columns) nameOf(f *registry.Field) string {
+	if name := c.Column(f.Column); name != nil && *name != "" {
+		return *name
+	}
+	return f.Key
 }
 
 // Names returns the names that are not empty.
 func (c *Columns) Names() []string {
 	var names []string
-	for _, f := range c.fields() {
-		if *f.name != "" {
-			names = append(names, *f.name)
+	for _, key := range ColumnKeys() {
+		if name := *c.Column(key); name != "" {
+			names = append(names, name)
 		}
 	}
 	return names
@@ -164,16 +208,16 @@ func WithTable(name string) Option {
 // WithColumns sets the names of columns; empty ones stay as they are. What names may be: see [WithTable].
 func WithColumns(c Columns) Option {
 	return func(o *options) {
-		known := o.columns.fields()
-		for i, f := range c.fields() {
-			if *f.name == "" {
+		for _, key := range ColumnKeys() {
+			name := *c.Column(key)
+			if name == "" {
 				continue
 			}
-			if err := o.dialect.CheckIdentifier("column "+f.field, *f.name); err != nil {
+			if err := o.dialect.CheckIdentifier("column "+key, name); err != nil {
 				o.fail(err)
 			}
-			*known[i].name = *f.name
-			o.named = append(o.named, *f.name)
+			*o.columns.Column(key) = name
+			o.named = append(o.named, name)
 		}
 	}
 }
@@ -221,13 +265,8 @@ func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	}
 	s := &Source{db: db, options: o, wholeRates: o.wholeRates(), turn: make(chan struct{}, 1), table: strings.TrimPrefix(o.table.Schema+"."+o.table.Name, ".")}
 	s.parser = parser{columns: o.columns, quota: o.quota, jitter: o.jitter}
-	var names []string
-	for _, f := range o.columns.fields() {
-		if *f.name != "" && !slices.Contains(o.byDefault(), *f.name) {
-			names = append(names, *f.name)
-		}
-	}
-	s.columns = strings.Join(names, ", ")
+	later := o.byDefault()
+	s.columns = strings.Join(slices.DeleteFunc(o.columns.Names(), func(name string) bool { return slices.Contains(later, name) }), ", ")
 	return s, nil
 }
 
@@ -258,22 +297,21 @@ func (o *options) query(missing ...string) string {
 	return "SELECT " + strings.Join(o.selected(missing...), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.Quote(o.columns.ID)
 }
 
-// selected is all that a row says, as texts, in the order of the fields of raw; NULL for the columns that are missing.
+// selected returns the expressions for what raw.cells scans, as texts; NULL for the columns that are missing.
 func (o *options) selected(missing ...string) []string {
 	d, c := o.dialect, &o.columns
-	optional := func(column string) string {
-		if column == "" || slices.Contains(missing, column) {
-			return "NULL"
+	all := []string{d.Text(c.ID), d.Micros(o.table, c.Modified), d.Unread(o.table, c.Modified)}
+	for i := range inTable {
+		switch column := *c.Column(inTable[i].Column); {
+		case column == "" || slices.Contains(missing, column):
+			all = append(all, "NULL")
+		case column == c.Name:
+			all = append(all, d.Text(column))
+		default:
+			all = append(all, d.cast(column))
 		}
-		return d.cast(column)
 	}
-	return []string{
-		d.Text(c.ID), d.Text(c.Name), d.cast(c.Rate), d.cast(c.Cache), d.cast(c.Status),
-		d.Micros(o.table, c.Modified), d.Unread(o.table, c.Modified),
-		optional(c.Burst), optional(c.WarmupMillis), optional(c.ColdFactor), optional(c.Quota),
-		optional(c.Shadow), optional(c.PerKey),
-		optional(c.Window), optional(c.WindowLimit), optional(c.Concurrent), optional(c.Penalty),
-	}
+	return all
 }
 
 // Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key; before it one that
@@ -317,14 +355,14 @@ func (s *Source) load(ctx context.Context) (registry.Table, error) {
 		return registry.Table{}, s.failed(ctx, s.options.unreadable(ctx, s.db, err))
 	}
 	defer func() { _ = rows.Close() }()
-	var r raw
 	var t table
+	r := newRaw()
 	cells := r.cells()
 	for rows.Next() {
 		if err := rows.Scan(cells...); err != nil {
 			return registry.Table{}, s.failed(ctx, err)
 		}
-		limit, bad := s.parser.limit(&r)
+		limit, bad := s.parser.limit(r)
 		if bad != nil {
 			t.Rejected = append(t.Rejected, *bad)
 			continue

@@ -200,11 +200,11 @@ func readSwitch(ctx context.Context, db *sql.DB, query, name string) (row switch
 		if string(of) != name {
 			continue
 		}
-		f := flag(value)
-		if f == neither {
+		on, ok := registry.ParseFlag(string(value))
+		if !ok {
 			return row, fmt.Errorf("enabled %s: want 0 or 1", registry.ShortValue(value))
 		}
-		row.on = f == yes
+		row.on = on
 		for i, column := range columns[2:] {
 			switch strings.ToLower(column) {
 			case "changedby":
