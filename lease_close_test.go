@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
@@ -45,14 +46,7 @@ func (s *returns) noted() (asked int, back []string) {
 
 // holds is how many permits are held in blocks that were leased for a limiter.
 func holds(l *RateLimiter) (left int64) {
-	c := l.coordinator
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range []*lease{c.leases.current.Load(), c.leases.next} {
-		if e != nil && e.limiter == &l.limiter {
-			left += e.left(c.now())
-		}
-	}
+	l.limiter.Coordinator.Inspect(func(s engine.State) { left = s.LeasedFor(&l.limiter) })
 	return left
 }
 
@@ -86,7 +80,7 @@ func TestCloseOfTwoThatDisagree(t *testing.T) {
 					newer := open(500)
 					of[newer] = store
 					stored := func() float64 { // under the newer one's configuration, by nobody's line
-						out, err := apply(background, memory, &permit.Batch{Name: "x", Terms: &newer.own.terms, LocalMicros: newer.coordinator.micros})
+						out, err := apply(background, memory, &permit.Batch{Name: "x", Terms: &newer.own.terms, LocalMicros: newer.limiter.Coordinator.Micros})
 						require.NoError(t, err)
 						return out.Bucket.StoredPermits
 					}
