@@ -138,7 +138,7 @@ func (l *RateLimiter) neverGranted(n, maxWait int64, reply *engine.Result) error
 func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (got verdict, decided bool) {
 	c := l.limiter.Coordinator
 	if e := c.FromLease(&l.limiter, n); e != nil {
-		if got = (verdict{granted: true, by: ByLease}); v == reserve {
+		if got = (verdict{granted: true, by: ByPrefetch}); v == reserve {
 			var seen engine.Seen
 			r := new(Reservation)
 			r.call, seen = e.Reserved(&l.limiter, n)

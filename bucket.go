@@ -19,7 +19,7 @@ import (
 //
 // Rates are in permits per second; times are decided by the store's clock, and callers sleep by the limiter's
 // ([WithClock]). Callers of one process are served first come, first served. All methods may be called by many
-// goroutines at once. There is nothing to close, but for [WithLease].
+// goroutines at once. There is nothing to close, but for [WithPrefetch].
 //
 // Most callers want [RateLimiter.Try], [RateLimiter.TryAcquire] or [RateLimiter.Acquire]. A refusal is an answer (false), a
 // failure is an error: what a failed store means for the call behind the limiter is the caller's decision.
@@ -249,7 +249,7 @@ func (l *RateLimiter) operate(ctx context.Context, o *engine.Operation) (done bo
 	return r.Granted, r.Err
 }
 
-// Close gives back what the limiter has leased ([WithLease]), and waits for the store's answer as long as the context and the store's
+// Close gives back what the limiter has leased ([WithPrefetch]), and waits for the store's answer as long as the context and the store's
 // timeout let it. A limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
 	if coming, err := l.limiter.Coordinator.CloseLeases(ctx, &l.limiter); err != nil || !coming {

@@ -494,10 +494,10 @@ func TestObserver(t *testing.T) {
 			var leases []int // permits, and how many were used
 			off := false
 			l, err := NewSmoothBursty(which, 100, WithStore(store), patient, WithInitialPermits(100),
-				WithSwitch(func() bool { return !off }), WithLease(100*time.Millisecond), WithObserver(Observer{
+				WithSwitch(func() bool { return !off }), WithPrefetch(100*time.Millisecond), WithObserver(Observer{
 					Decision: func(_ context.Context, d Decision) { mu.Lock(); decisions = append(decisions, d); mu.Unlock() },
 					Trip:     func(trip Trip) { mu.Lock(); trips = append(trips, trip); mu.Unlock() },
-					Lease:    func(_ string, permits, used int) { mu.Lock(); leases = append(leases, permits, used); mu.Unlock() },
+					Prefetch: func(_ string, permits, used int) { mu.Lock(); leases = append(leases, permits, used); mu.Unlock() },
 				}))
 			require.NoError(t, err)
 			last := func() Decision { mu.Lock(); defer mu.Unlock(); return decisions[len(decisions)-1] }
@@ -516,11 +516,11 @@ func TestObserver(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, BySwitch, last().By)
 			off = false
-			for i := 0; i < 1000 && last().By != ByLease; i++ {
+			for i := 0; i < 1000 && last().By != ByPrefetch; i++ {
 				_, err = l.TryAcquire(background, 1, 0)
 				require.NoError(t, err)
 			}
-			require.Equal(t, ByLease, last().By)
+			require.Equal(t, ByPrefetch, last().By)
 			require.NoError(t, l.Close(background))
 			require.NotEmpty(t, leases)
 			require.Positive(t, leases[0])

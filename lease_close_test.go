@@ -61,7 +61,7 @@ func TestCloseOfTwoThatDisagree(t *testing.T) {
 					memory := NewMemoryStore()
 					store := &returns{Store: memory}
 					open := func(size float64) *RateLimiter {
-						l, err := NewSmoothBursty("x", 100, WithMaxPermits(size), WithInitialPermits(size), WithLease(time.Second), WithStore(store))
+						l, err := NewSmoothBursty("x", 100, WithMaxPermits(size), WithInitialPermits(size), WithPrefetch(time.Second), WithStore(store))
 						require.NoError(t, err)
 						for taken := 0; holds(l) == 0; taken++ {
 							require.Less(t, taken, 100)
@@ -123,7 +123,7 @@ func TestCloseLeavesOthersAlone(t *testing.T) {
 			require.NoError(t, err)
 			return l
 		}
-		l, other := open(WithLease(10*time.Second)), open()
+		l, other := open(WithPrefetch(10*time.Second)), open()
 		for holds(l) == 0 {
 			_, err := l.TryAcquire(background, 1, 0)
 			require.NoError(t, err)
@@ -153,7 +153,7 @@ func TestCloseWaitsForEarlierRefunds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &returns{Store: NewMemoryStore()}
 				takes := time.Duration(0)
-				l, err := NewSmoothBursty("x", 1000, WithMaxPermits(9000), WithInitialPermits(500), WithLease(100*time.Millisecond),
+				l, err := NewSmoothBursty("x", 1000, WithMaxPermits(9000), WithInitialPermits(500), WithPrefetch(100*time.Millisecond),
 					WithStore(&delayed{store, func() (there, back time.Duration) { return takes, 0 }}))
 				require.NoError(t, err)
 				for holds(l) == 0 {

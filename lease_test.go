@@ -21,34 +21,34 @@ import (
 func TestLeaseOptions(t *testing.T) {
 	store := NewRedisScriptStore(redistest.Shared(t).Client(t))
 	for want, make := range map[string]func() (*RateLimiter, error){
-		"lease 0s": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithStore(store), WithLease(0)) },
+		"lease 0s": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(0)) },
 		"lease -1s": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 1000, WithStore(store), WithLease(-time.Second))
+			return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(-time.Second))
 		},
 		"want 1ms to 10s": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 1000, WithStore(store), WithLease(time.Minute))
+			return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(time.Minute))
 		},
 		"warms up": func() (*RateLimiter, error) {
-			return NewSmoothWarmingUp("x", 1000, time.Second, WithStore(store), WithLease(time.Second))
+			return NewSmoothWarmingUp("x", 1000, time.Second, WithStore(store), WithPrefetch(time.Second))
 		},
 		"PayNow": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 1000, WithStore(store), WithPayment(PayLater), WithLease(time.Second))
+			return NewSmoothBursty("x", 1000, WithStore(store), WithPayment(PayLater), WithPrefetch(time.Second))
 		},
-		"no network": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithLease(time.Second)) },
+		"no network": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithPrefetch(time.Second)) },
 		"2 permits' worth at 5": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 5, WithStore(store), WithLease(100*time.Millisecond))
+			return NewSmoothBursty("x", 5, WithStore(store), WithPrefetch(100*time.Millisecond))
 		},
 		"a burst that the bucket forbids": func() (*RateLimiter, error) {
 			rate, quota := ForQuota(1000, time.Second, time.Millisecond)
-			return NewSmoothBursty("x", rate, quota, WithStore(store), WithLease(100*time.Millisecond))
+			return NewSmoothBursty("x", rate, quota, WithStore(store), WithPrefetch(100*time.Millisecond))
 		},
 	} {
 		_, err := make()
 		require.ErrorIs(t, err, ErrInvalidConfig, want)
 		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, err, "lease")
+		require.ErrorContains(t, err, "prefetch")
 	}
-	l, err := NewSmoothBursty("x", 1000, WithStore(store), WithLease(time.Second))
+	l, err := NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(time.Second))
 	require.NoError(t, err, "a block of a full bucket")
 	require.NoError(t, l.Close(background))
 	require.NoError(t, l.Close(background))
@@ -95,7 +95,7 @@ func TestLeaseBound(t *testing.T) {
 		var callers sync.WaitGroup
 		var limiters []*RateLimiter
 		for range processes {
-			l, err := NewSmoothBursty("x", rate, WithStore(&Distant{shared, answer}), WithInitialPermits(rate), WithLease(d))
+			l, err := NewSmoothBursty("x", rate, WithStore(&Distant{shared, answer}), WithInitialPermits(rate), WithPrefetch(d))
 			require.NoError(t, err)
 			limiters = append(limiters, l)
 			for range 4 {
@@ -150,7 +150,7 @@ func TestLeaseAccount(t *testing.T) {
 			clock := clockwork.NewFakeClock()
 			const size, rate = 1000.0, 100.0
 			store := redisStores(server.Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(rand.Uint64(), ":")))[which]
-			l, err := NewSmoothBursty("x", rate, WithStore(store), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithLease(time.Second), WithStoreTimeout(10*time.Second))
+			l, err := NewSmoothBursty("x", rate, WithStore(store), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithPrefetch(time.Second), WithStoreTimeout(10*time.Second))
 			require.NoError(t, err)
 			stored := func() float64 {
 				b, err := l.State(background)
@@ -229,7 +229,7 @@ func TestLeaseAccount(t *testing.T) {
 // A demand of now and then leases nothing.
 func TestLeaseFollowsDemand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := NewSmoothBursty("x", 1000, WithStore(&Distant{NewMemoryStore(), time.Millisecond}), WithInitialPermits(1000), WithLease(100*time.Millisecond))
+		l, err := NewSmoothBursty("x", 1000, WithStore(&Distant{NewMemoryStore(), time.Millisecond}), WithInitialPermits(1000), WithPrefetch(100*time.Millisecond))
 		require.NoError(t, err)
 		take := func() {
 			ok, err := l.TryAcquire(background, 1, 0)
@@ -289,7 +289,7 @@ func TestLateLease(t *testing.T) {
 		const timeout, block = 300 * time.Millisecond, 20
 		s := &tardy{Store: NewMemoryStore()}
 		clock := clockwork.NewFakeClock()
-		l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1000), WithInitialPermits(1000), WithLease(2*time.Second), WithStoreTimeout(timeout))
+		l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1000), WithInitialPermits(1000), WithPrefetch(2*time.Second), WithStoreTimeout(timeout))
 		require.NoError(t, err)
 		s.drained(t, l, 3*timeout)
 		held := func() int64 { return leased(l) }
@@ -315,7 +315,7 @@ func TestCloseWaitsForALease(t *testing.T) {
 		const size = 1000.0
 		s := &tardy{Store: NewMemoryStore()}
 		clock := clockwork.NewFakeClock()
-		l, err := NewSmoothBursty("x", 100, WithStore(s), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithLease(10*time.Second))
+		l, err := NewSmoothBursty("x", 100, WithStore(s), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithPrefetch(10*time.Second))
 		require.NoError(t, err)
 		granted := s.drained(t, l, 300*time.Millisecond)
 		require.NoError(t, l.Close(background))

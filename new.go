@@ -77,8 +77,8 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	if o.observer != nil {
 		l.observe(o.observer)
 	}
-	if o.lease != nil && !o.shadow { // a shadow lets every call pass, so it needs no permits sooner
-		e.Prefetch = o.lease.Microseconds()
+	if o.prefetch != nil && !o.shadow { // a shadow lets every call pass, so it needs no permits sooner
+		e.Prefetch = o.prefetch.Microseconds()
 	}
 	return l, nil
 }
@@ -91,7 +91,7 @@ func (l *RateLimiter) observe(o *Observer) {
 			trip(Trip{Bucket: name, Requests: t.Requests, Elapsed: t.Elapsed, LockWait: t.LockWait, Err: t.Err})
 		}
 	}
-	if prefetch := o.Lease; prefetch != nil {
+	if prefetch := o.Prefetch; prefetch != nil {
 		label := cmp.Or(l.label, name)
 		e.OnPrefetch = func(permits, used int) { prefetch(label, permits, used) }
 	}
@@ -147,7 +147,9 @@ func newCoordinator(store Store, t traits, name string, by clockwork.Clock, time
 	config.Store, config.Health = &bucketStore{store: store}, healthOf(&t)
 	if config.Probe == nil {
 		local := clock.New(by)
-		config.Probe = func(ctx context.Context, key string) error { return probeStore(ctx, store, label(name), key, local.Micros) }
+		config.Probe = func(ctx context.Context, key string) error {
+			return probeStore(ctx, store, label(name), key, local.Micros)
+		}
 	}
 	return engine.New(config)
 }

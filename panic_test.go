@@ -186,11 +186,11 @@ func TestPanicOfAnObserver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var decision, lease, health, enabled bomb
 		s := &sick{}
-		l, err := NewSmoothBursty("x", 1e5, WithStore(s), WithInitialPermits(1e5), WithLease(time.Second),
+		l, err := NewSmoothBursty("x", 1e5, WithStore(s), WithInitialPermits(1e5), WithPrefetch(time.Second),
 			WithLogger(slog.New(&handler{})), WithSwitch(func() bool { enabled.pass(); return true }),
 			WithObserver(Observer{
 				Decision: func(context.Context, Decision) { decision.pass() },
-				Lease:    func(string, int, int) { lease.pass() },
+				Prefetch: func(string, int, int) { lease.pass() },
 				Health:   func(Health) { health.pass() },
 			}))
 		require.NoError(t, err)

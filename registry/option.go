@@ -173,7 +173,7 @@ func WithSwitch(sw Switch) Option {
 	}
 }
 
-// WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithLease. A row that they do not fit is
+// WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithPrefetch. A row that they do not fit is
 // rejected: tokenbucket.WithInitialPermitsUpTo fits all, where WithInitialPermits may be beyond what a row's bucket holds. Without either,
 // the buckets of keys (Limit.PerKey) and of names without a row (Default) begin full, and stores drop them a minute after they are full again.
 // All others begin with one permit.
