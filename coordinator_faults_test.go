@@ -166,8 +166,8 @@ func TestFailureIsNoRefusal(t *testing.T) {
 	p := &stoppable{RateLimiter: l}
 	p.ask(reserves, 1, 0, 0)
 	r := p.ask(reserves, 1, 0, 1)
+	s.fails.Store(true) // before the alarm rings, whose goroutine asks again
 	whileStopped(l, func() { clock.Advance(time.Second) })
-	s.fails.Store(true)
 	p.run()
 	require.True(t, r.promised())
 	clock.Advance(10 * time.Millisecond)

@@ -1,6 +1,7 @@
 package console
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,7 +10,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// TestValuesInWords: a value of a column is told in the form's unit, and as a person writes it.
+// TestValuesInWords: a column's value is shown in the form's unit, and as a person writes it.
 func TestValuesInWords(t *testing.T) {
 	names := sqlsource.Columns{Rate: "rate", Cache: "cache", Status: "status", Window: "window", Concurrent: "concurrent", ColdFactor: "cold"}
 	for _, test := range []struct{ column, value, want string }{
@@ -19,19 +20,20 @@ func TestValuesInWords(t *testing.T) {
 	} {
 		for _, f := range fields(names) {
 			if f.column == test.column {
-				require.Equal(t, test.want, f.told(&test.value), test.column)
+				require.Equal(t, test.want, f.inWords(&test.value), test.column)
 			}
 		}
 	}
 	for _, f := range fields(names) {
-		require.NotEmpty(t, f.told(nil))
+		require.NotEmpty(t, f.inWords(nil))
 	}
 }
 
 // Each choice of the column penalty is one that a row may have.
 func TestPenaltyChoices(t *testing.T) {
 	all := map[registry.Penalty]bool{}
-	for _, c := range penalties {
+	i := slices.IndexFunc(registry.Fields(), func(f registry.Field) bool { return f.Key == "penalty" })
+	for _, c := range registry.Fields()[i].Choices {
 		p, ok := registry.ParsePenalty(c.Value)
 		require.True(t, ok, c.Value)
 		all[p] = true

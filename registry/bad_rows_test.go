@@ -40,7 +40,7 @@ func (l *logged) option() registry.Option {
 	return registry.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
 }
 
-// A row that never was good does not mean that its calls pass: they are refused, or what WithBadRows says, until it is repaired.
+// Calls of a row that never was valid are refused, or handled by WithBadRows, until the row is repaired.
 func TestBadRows(t *testing.T) {
 	for what, c := range map[string]struct {
 		opts   []registry.Option
@@ -95,7 +95,7 @@ func TestBadRows(t *testing.T) {
 	}
 }
 
-// The last good limit of a row that turns bad stays in force, and what happens after a restart is told.
+// The last valid limit of a row that turns bad stays in force. The error has the consequence of a restart.
 func TestRowTurnsBad(t *testing.T) {
 	source := &fake{}
 	source.set(row("/a", 1, 1))
@@ -106,7 +106,7 @@ func TestRowTurnsBad(t *testing.T) {
 	require.Equal(t, 1, pass(t, r, "/a", 9))
 	s := r.Stats()
 	require.Equal(t, []int{1, 0}, []int{s.Limits, s.Bad})
-	require.Equal(t, "its last good limit, 1/s, cache 0.5, stays in force; in a process that starts now, its calls are refused", s.Rejected[0].Consequence)
+	require.Equal(t, "its last good limit, 1/s, saves up 1, waits up to 500 ms, stays in force; in a process that starts now, its calls are refused", s.Rejected[0].Consequence)
 	restarted := open(t, source, store)
 	require.Equal(t, 0, pass(t, restarted, "/a", 9))
 }
@@ -142,7 +142,7 @@ func TestRateZero(t *testing.T) {
 	nothing()
 }
 
-// Bad rows are told at once and again every minute, with their consequence; so is a source that is away.
+// Bad rows are logged at once and again every minute, with their consequence. So is a source that fails.
 func TestBadRowsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logged
@@ -152,7 +152,7 @@ func TestBadRowsAreTold(t *testing.T) {
 		defer r.Close()
 		count := func(text string) int { return strings.Count(log.String(), text) }
 		require.Equal(t, 1, count(`level=WARN msg="registry: a row is bad"`))
-		require.Contains(t, log.String(), `permits per second -5`)
+		require.Contains(t, log.String(), `rate -5: want a number of permits`)
 		require.Contains(t, log.String(), `bucket=/a row="row of /a" consequence="its calls are refused"`)
 		time.Sleep(59 * time.Second)
 		require.Equal(t, 1, count("a row is bad"))
@@ -176,7 +176,7 @@ func TestBadRowsAreTold(t *testing.T) {
 	})
 }
 
-// Calls that no bucket decides about are told, each once.
+// The hook is called once for each call that no bucket decides about.
 func TestBypassIsTold(t *testing.T) {
 	told := map[string]int{}
 	sw := registry.NewSwitch(true)
@@ -200,7 +200,7 @@ func TestBypassIsTold(t *testing.T) {
 	require.False(t, r.Has("/unknown"))
 }
 
-// Of two rows of one name the first counts, though it is the one that was in force before: nothing is said of a last good limit.
+// Of two rows of one name the first counts, also if it was in force before: the error mentions no last valid limit.
 func TestSecondRowOfAName(t *testing.T) {
 	source := new(fake)
 	source.set(row("/a", 5, 1))

@@ -8,7 +8,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// TestCheck: what no registry would put in force is told by the field.
+// TestCheck: Check returns the wrong field of a limit that no registry would put in force.
 func TestCheck(t *testing.T) {
 	size := 3.0
 	for _, good := range []registry.Limit{{Name: "a", Rate: 5}, {Name: "a"}, {Name: "a", Disabled: true, WaitShare: 77}, {Name: "a", Rate: 5, MaxPermits: &size}} {
@@ -16,12 +16,12 @@ func TestCheck(t *testing.T) {
 	}
 	var bad *registry.RowError
 	for field, limit := range map[string]registry.Limit{
-		"name": {Rate: 5}, "cache": {Name: "a", WaitShare: 10}, "rate": {Name: "a", Rate: 0.5, Quota: true}, "max permits": {Name: "a", Rate: 1, MaxPermits: &size, Warmup: 1},
+		"name": {Rate: 5}, "cache": {Name: "a", WaitShare: 10}, "rate": {Name: "a", Rate: 0.5, Quota: true}, "burst": {Name: "a", Rate: 1, MaxPermits: &size, Warmup: 1},
 	} {
 		require.ErrorAs(t, limit.Check(), &bad)
 		require.Equal(t, field, bad.Field)
 	}
-	require.ErrorAs(t, (&registry.Limit{Name: "a", Rate: -1, Row: "7"}).Check(), &bad)
+	require.ErrorAs(t, (&registry.Limit{Name: "a", Rate: 1, Version: -1, Row: "7"}).Check(), &bad)
 	require.Equal(t, "7", bad.Row)
-	require.Error(t, bad.Err)
+	require.ErrorContains(t, bad.Err, "version -1")
 }

@@ -331,7 +331,7 @@ func TestComposeFile(t *testing.T) {
 			args = append(args, "--"+flag, value)
 		}
 		out := checked(t, args...)
-		require.Contains(t, out, "ok    row limits.yaml: /ibe/AvailFare: 5/s, cache 0.3")
+		require.Contains(t, out, "ok    row limits.yaml: /ibe/AvailFare: 5/s, saves up 5, waits up to 300 ms")
 		require.NotContains(t, out, "warn")
 	}
 	var scraped struct {

@@ -1,89 +1,75 @@
-// Package preview says in plain words what a limit would mean for the traffic of the past. It asks nobody anything: whoever has the
-// figures passes them in.
+// Package preview describes in plain words what a limit would have done to past traffic. It reads nothing by itself: the
+// caller passes in the figures.
 package preview
 
-import "time"
+import (
+	"time"
 
-// Limit is the limit to be judged.
-type Limit struct {
-	// Rate in permits per second; with Quota, a whole number of calls in any second. 0: nothing passes.
-	Rate float64
-	// NoRate: there is no rate, and Rate does not matter.
-	NoRate bool
-	// Burst is what can be saved up; nil: one second's worth, at least 1.
-	Burst *float64
-	Quota bool
-	// Warmup is the period in which a cold upstream gets warm; 0: none. ColdFactor 0: 3.
-	Warmup     time.Duration
-	ColdFactor float64
-	// MaxWait is how long a call may wait.
-	MaxWait time.Duration
-	// WindowLimit is how many calls may begin in any Window. 0: no window.
-	Window      time.Duration
-	WindowLimit int
-	// Concurrent is how many calls may run at once; 0: any number.
-	Concurrent int
-	// PerKey: each key has a bucket of its own. Most then is for one key alone; with many, perhaps nothing is refused.
-	PerKey bool
-	// Off lets every call pass. Shadow counts, and refuses nobody.
-	Off, Shadow bool
-}
+	"github.com/go-tokenbucket/tokenbucket/registry"
+)
 
-// Point is how many calls came in a stretch of time, and what became of them.
+// limit is a registry.Limit with the arithmetic of this package.
+type limit registry.Limit
+
+// Point counts the calls of a step of time by their outcome.
 type Point struct {
-	// Granted at last, Refused at last; of the granted ones so many Waited.
+	// Granted and Refused calls. Waited of the granted ones had to wait.
 	Granted, Refused, Waited int64
 }
 
-// Input is the question.
+// Input is the limit and the traffic.
 type Input struct {
-	Limit Limit
-	// Before is the limit that is in force now, before the change; nil: there is none. BeforeMinutes are those minutes of the past in
-	// which no other limit was in force: what was refused in others is not its doing.
-	Before        *Limit
+	Limit registry.Limit
+	// Before is the limit in force before the change; nil if there is none. BeforeMinutes are the minutes in which no other
+	// limit was in force, because it is not responsible for refusals in others.
+	Before        *registry.Limit
 	BeforeMinutes []Point
-	// Minutes are the traffic of past minutes, one after the other without a gap, the oldest first.
+	// Minutes has the traffic of past minutes without gaps, the oldest first.
 	Minutes []Point
-	// Seconds are that of past seconds, if anybody has counted them, the oldest first. They are simulated: of more than 50,000 calls
-	// the newest.
+	// Seconds has the traffic of past seconds if it was counted, the oldest first. It is simulated; of more than 50,000 calls
+	// only the newest are.
 	Seconds []Point
-	// Period is what the traffic of Minutes is called: "today's traffic"; without Minutes, that of Seconds. Empty: it is named by its length.
+	// Period names the traffic of Minutes, or without Minutes that of Seconds: "today's traffic". If empty, the length names
+	// it.
 	Period string
 }
 
-// Result is the answer.
+// Result describes the effect.
 type Result struct {
-	// Text is all of it: "5/s, saves up 5, waits up to 500 ms; today's traffic of 7.2/s would be refused to 31 %".
+	// Text is the whole description: "5/s, saves up 5, waits up to 500 ms; today's traffic of 7.2/s would be refused to 31
+	// %".
 	Text string
-	// Before is what the limit before the change means, and what it has refused: a sentence; empty: there is none.
+	// Before describes the limit before the change and what it refused, in a sentence; empty if there was none.
 	Before string
-	// Limit is the limit in words, Effect is what becomes of the traffic.
+	// Limit is the limit in words, and Effect its effect on the traffic.
 	Limit, Effect string
-	// Notes are what the figures cannot show, each a sentence.
+	// Notes are sentences about what the figures cannot show.
 	Notes []string
-	// Calls that the history has, and how many that is in a second.
+	// Calls in the history, and Demand in calls per second.
 	Calls  int64
 	Demand float64
-	// Least and Most of the calls would be refused, 0 to 1. From Minutes: whatever the bursts within them. Simulated: with the calls of
-	// each second spread evenly, and all at once. In shadow: would be refused without.
+	// Least and Most bound the share of refused calls, 0 to 1. From Minutes they hold whatever the bursts within them. From a
+	// simulation they are the results with the calls of each second spread evenly, and all at once. In shadow, they are the
+	// share that would be refused otherwise.
 	Least, Most float64
-	// Unknown: the limit has a concurrency, and the history does not show how many calls ran at once. Most then is for calls that never
-	// end, and Least is what the other bounds would refuse.
+	// Unknown is set if the limit has a concurrency, because the history does not show how many calls ran at once. Most then
+	// assumes calls that never end, and Least counts the refusals of the other bounds.
 	Unknown bool
-	// Simulated: Seconds were played through. Else Least and Most follow from Minutes alone.
+	// Simulated is set if Seconds were simulated. Otherwise Least and Most are computed from Minutes.
 	Simulated bool
 }
 
-// Of says what a limit would mean.
+// Of describes the effect of a limit.
 func Of(in Input) Result {
-	r := Result{Limit: in.Limit.Words(), Before: before(&in)}
+	l := (*limit)(&in.Limit)
+	r := Result{Limit: in.Limit.String(), Before: before(&in)}
 	points, step := in.Minutes, time.Minute
 	name := in.Period
 	if len(in.Seconds) > 0 {
 		if points, step = newest(in.Seconds), time.Second; len(in.Minutes) > 0 {
 			name = ""
 		}
-		r.Simulated = len(points) > 0 && in.Limit.simulable()
+		r.Simulated = len(points) > 0 && l.simulable()
 		if len(points) == 0 {
 			points = in.Seconds
 		}
@@ -97,24 +83,24 @@ func Of(in Input) Result {
 	}
 	switch {
 	case r.Simulated:
-		r.Least, r.Most = in.Limit.simulate(points)
+		r.Least, r.Most = l.simulate(points)
 	default:
-		r.Least, r.Most = in.Limit.bounds(points, step)
+		r.Least, r.Most = l.bounds(points, step)
 	}
-	if in.Limit.spread() {
+	if l.spread() {
 		r.Least = 0
 	}
-	if c := in.Limit.Concurrent; c > 0 && !in.Limit.Off && r.Calls > int64(c) && r.Least < 1 {
+	if c := l.Concurrent; c > 0 && !l.Disabled && r.Calls > int64(c) && r.Least < 1 {
 		r.Unknown = true
 		r.Most = max(r.Most, float64(r.Calls-int64(c))/float64(r.Calls))
 	}
-	r.Effect = effect(&in.Limit, &r, name)
+	r.Effect = effect(l, &r, name)
 	r.Text = r.Limit + "; " + r.Effect
 	r.Notes = notes(&in, &r, points, step)
 	return r
 }
 
-// calls is how many came.
+// calls returns the number of all calls.
 func (p *Point) calls() int64 { return max(p.Granted, 0) + max(p.Refused, 0) }
 
 func total(points []Point) (calls int64) {

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console/preview"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // flat is traffic that is the same in every step.
@@ -18,7 +19,7 @@ func flat(steps int, calls int64) []preview.Point {
 }
 
 func Example() {
-	five := preview.Limit{Rate: 5, MaxWait: 500 * time.Millisecond}
+	five := registry.Limit{Rate: 5, WaitShare: 0.5}
 	day := preview.Of(preview.Input{Limit: five, Minutes: flat(1440, 432), Period: "today's traffic"})
 	fmt.Println(day.Text)
 	fmt.Println(strings.Join(day.Notes, "\n"))
@@ -27,13 +28,13 @@ func Example() {
 	fmt.Println(minute.Text)
 	// Output:
 	// 5/s, saves up 5, waits up to 500 ms; today's traffic of 7.2/s would be refused to at least 31 %
-	// What came within each minute is not known: if it came in bursts, up to 99 % would be refused.
-	// Callers that are refused may come again: then there are more calls than there were.
+	// The times of the calls within each minute are not known: in bursts, up to 99 % would be refused.
+	// Refused callers may try again: that would add calls.
 	// 5/s, saves up 5, waits up to 500 ms; the last minute's traffic of 7.2/s would be refused to between 29 % and 30 %
 }
 
 func ExampleOf_quota() {
-	limit := preview.Limit{Rate: 2, Quota: true, Window: time.Hour, WindowLimit: 1000, Concurrent: 3, Shadow: true}
+	limit := registry.Limit{Rate: 2, Quota: true, Window: time.Hour, WindowLimit: 1000, Concurrent: 3, Shadow: true}
 	r := preview.Of(preview.Input{Limit: limit, Minutes: flat(120, 60)})
 	fmt.Println(r.Text)
 	// Output:
@@ -44,25 +45,25 @@ func ExampleOf_quota() {
 func TestWords(t *testing.T) {
 	size := func(n float64) *float64 { return &n }
 	for want, in := range map[string]preview.Input{
-		"off: every call passes; none of the last minute's traffic of 10/s would be refused": {Limit: preview.Limit{Off: true}, Minutes: flat(1, 600)},
-		"no limit: every call passes; none of":                                               {Limit: preview.Limit{NoRate: true}, Minutes: flat(1, 600)},
-		"nothing passes; all of the last 3 minutes' traffic of 0.0167/s":                     {Limit: preview.Limit{}, Minutes: flat(3, 1)},
-		"nothing passes; there was no call in the last 2 minutes' traffic":                   {Limit: preview.Limit{}, Minutes: flat(2, 0)},
+		"off: every call passes; none of the last minute's traffic of 10/s would be refused": {Limit: registry.Limit{Disabled: true}, Minutes: flat(1, 600)},
+		"no limit: every call passes; none of":                                               {Limit: registry.Limit{NoRate: true}, Minutes: flat(1, 600)},
+		"nothing passes; all of the last 3 minutes' traffic of 0.0167/s":                     {Limit: registry.Limit{}, Minutes: flat(3, 1)},
+		"nothing passes; there was no call in the last 2 minutes' traffic":                   {Limit: registry.Limit{}, Minutes: flat(2, 0)},
 		"nothing passes; there was no call":                                                  {},
-		"2.5/s, saves up 20, does not wait; ":                                                {Limit: preview.Limit{Rate: 2.5, Burst: size(20)}},
-		"0.4/s, saves up 1, waits up to 1.25 s; ":                                            {Limit: preview.Limit{Rate: 0.4, MaxWait: 1250 * time.Millisecond}},
-		"3/s, warms up from 1/s in 2 min, does not wait; ":                                   {Limit: preview.Limit{Rate: 3, Warmup: 2 * time.Minute}},
-		"less than 1 % of the last 101 seconds' traffic of 10/s would be refused":            {Limit: preview.Limit{Rate: 10}, Seconds: append(flat(100, 10), flat(1, 13)...)},
-		"would be refused to more than 99 %":                                                 {Limit: preview.Limit{Rate: 0.01}, Minutes: flat(10, 100_000)},
-		"some of the last 2 minutes' traffic of 100/s would be refused, up to 99 %":          {Limit: preview.Limit{Rate: 98.9}, Minutes: flat(2, 6000)},
+		"2.5/s, saves up 20, does not wait; ":                                                {Limit: registry.Limit{Rate: 2.5, MaxPermits: size(20)}},
+		"0.4/s, saves up 1, waits up to 1.25 s; ":                                            {Limit: registry.Limit{Rate: 0.4, WaitShare: 1.25}},
+		"3/s, warms up from 1/s in 2 min, does not wait; ":                                   {Limit: registry.Limit{Rate: 3, Warmup: 2 * time.Minute}},
+		"less than 1 % of the last 101 seconds' traffic of 10/s would be refused":            {Limit: registry.Limit{Rate: 10}, Seconds: append(flat(100, 10), flat(1, 13)...)},
+		"would be refused to more than 99 %":                                                 {Limit: registry.Limit{Rate: 0.01}, Minutes: flat(10, 100_000)},
+		"some of the last 2 minutes' traffic of 100/s would be refused, up to 99 %":          {Limit: registry.Limit{Rate: 98.9}, Minutes: flat(2, 6000)},
 		"2/s for each key, saves up 2, does not wait; up to more than 99 % of the last 2 minutes' traffic": {
-			Limit: preview.Limit{Rate: 2, PerKey: true}, Minutes: flat(2, 600)},
-		"at most 100 in any 1 min; up to": {Limit: preview.Limit{NoRate: true, Window: time.Minute, WindowLimit: 100}, Minutes: flat(60, 99)},
+			Limit: registry.Limit{Rate: 2, PerKey: true}, Minutes: flat(2, 600)},
+		"at most 100 in any 1 min; up to": {Limit: registry.Limit{NoRate: true, Window: time.Minute, WindowLimit: 100}, Minutes: flat(60, 99)},
 	} {
 		require.Contains(t, preview.Of(in).Text, want)
 	}
-	five, minutes := preview.Limit{Rate: 5}, []preview.Point{{Granted: 300, Refused: 100}, {}}
-	r := preview.Of(preview.Input{Limit: preview.Limit{Rate: 10}, Before: &five, BeforeMinutes: minutes, Minutes: minutes,
+	five, minutes := registry.Limit{Rate: 5}, []preview.Point{{Granted: 300, Refused: 100}, {}}
+	r := preview.Of(preview.Input{Limit: registry.Limit{Rate: 10}, Before: &five, BeforeMinutes: minutes, Minutes: minutes,
 		Seconds: []preview.Point{{Granted: 3}, {Granted: 1}}, Period: "today's traffic"})
 	require.Equal(t, "10/s, saves up 10, does not wait; none of the last 2 seconds' traffic of 2/s would be refused", r.Text)
 	require.Equal(t, "5/s, saves up 5, does not wait; 25 % of the last 2 minutes' traffic of 3.33/s was refused.", r.Before)
@@ -74,13 +75,13 @@ func TestWords(t *testing.T) {
 func TestConcurrency(t *testing.T) {
 	for want, in := range map[string]preview.Input{
 		"at most 1 at once; how many of the last 2 minutes' traffic of 10/s would be refused is not known: the history": {
-			Limit: preview.Limit{NoRate: true, Concurrent: 1}, Minutes: []preview.Point{{Granted: 250, Refused: 350}, {Granted: 250, Refused: 350}}},
+			Limit: registry.Limit{NoRate: true, Concurrent: 1}, Minutes: []preview.Point{{Granted: 250, Refused: 350}, {Granted: 250, Refused: 350}}},
 		"1/s, saves up 1, at most 8 at once, does not wait; at least 90 % of the last 2 minutes' traffic of 10/s would be refused, how many more": {
-			Limit: preview.Limit{Rate: 1, Concurrent: 8}, Minutes: flat(2, 600)},
+			Limit: registry.Limit{Rate: 1, Concurrent: 8}, Minutes: flat(2, 600)},
 		"at most 8 at once; none of the last 2 minutes' traffic of 0.0667/s would be refused": {
-			Limit: preview.Limit{NoRate: true, Concurrent: 8}, Minutes: flat(2, 4)},
+			Limit: registry.Limit{NoRate: true, Concurrent: 8}, Minutes: flat(2, 4)},
 		"at most 8 at once; how many of the last 2 seconds' traffic of 10/s would be refused is not known": {
-			Limit: preview.Limit{NoRate: true, Concurrent: 8}, Seconds: flat(2, 10)},
+			Limit: registry.Limit{NoRate: true, Concurrent: 8}, Seconds: flat(2, 10)},
 	} {
 		r := preview.Of(in)
 		require.Contains(t, r.Text, want)
@@ -92,12 +93,12 @@ func TestConcurrency(t *testing.T) {
 
 // TestBefore: what the limit has refused that is in force now counts by the minutes in which it was, and no others.
 func TestBefore(t *testing.T) {
-	five := preview.Limit{Rate: 5}
-	in := func(before *preview.Limit, minutes ...preview.Point) string {
-		return preview.Of(preview.Input{Limit: preview.Limit{Rate: 9}, Before: before, BeforeMinutes: minutes, Minutes: flat(60, 100)}).Before
+	five := registry.Limit{Rate: 5}
+	in := func(before *registry.Limit, minutes ...preview.Point) string {
+		return preview.Of(preview.Input{Limit: registry.Limit{Rate: 9}, Before: before, BeforeMinutes: minutes, Minutes: flat(60, 100)}).Before
 	}
 	require.Empty(t, in(nil))
-	require.Equal(t, "Off: every call passes.", in(&preview.Limit{Off: true}))
+	require.Equal(t, "Off: every call passes.", in(&registry.Limit{Disabled: true}))
 	require.Equal(t, "5/s, saves up 5, does not wait; it has not been in force for a whole minute yet.", in(&five))
 	require.Equal(t, "5/s, saves up 5, does not wait; there was no call in the last minute's traffic.", in(&five, preview.Point{}))
 	require.Equal(t, "5/s, saves up 5, does not wait; 75 % of the last minute's traffic of 4/s was refused.", in(&five, preview.Point{Granted: 60, Refused: 180}))

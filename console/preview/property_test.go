@@ -12,18 +12,19 @@ import (
 	"pgregory.net/rapid"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
 // limits draws a limit with everything that can refuse.
-func limits(t *rapid.T) Limit {
-	l := Limit{
-		Rate:    rapid.SampledFrom([]float64{0.1, 0.5, 1, 2, 3.7, 5, 10, 25}).Draw(t, "rate"),
-		MaxWait: time.Duration(rapid.IntRange(0, 4).Draw(t, "wait")) * 250 * time.Millisecond,
+func limits(t *rapid.T) limit {
+	l := limit{
+		Rate:      rapid.SampledFrom([]float64{0.1, 0.5, 1, 2, 3.7, 5, 10, 25}).Draw(t, "rate"),
+		WaitShare: float64(rapid.IntRange(0, 4).Draw(t, "wait")) * 0.25,
 	}
 	switch rapid.IntRange(0, 4).Draw(t, "kind") {
 	case 0:
 		size := float64(rapid.IntRange(0, 40).Draw(t, "burst"))
-		l.Burst = &size
+		l.MaxPermits = &size
 	case 1:
 		l.Quota, l.Rate = true, float64(int(l.Rate)+1)
 	case 2:
@@ -49,21 +50,21 @@ func steps(t *rapid.T, n, most int) (points []Point) {
 }
 
 // raise makes a limit higher in one respect.
-func raise(t *rapid.T, l Limit) Limit {
+func raise(t *rapid.T, l limit) limit {
 	switch rapid.IntRange(0, 5).Draw(t, "raised") {
 	case 0:
 		size := l.size() // by default it grows with the rate, and not else
-		if l.Burst != nil {
-			l.Burst = &size
+		if l.MaxPermits != nil {
+			l.MaxPermits = &size
 		}
 		l.Rate *= float64(rapid.IntRange(2, 3).Draw(t, "times"))
 	case 1:
-		if l.Burst != nil {
-			size := *l.Burst + float64(rapid.IntRange(1, 9).Draw(t, "more"))
-			l.Burst = &size
+		if l.MaxPermits != nil {
+			size := *l.MaxPermits + float64(rapid.IntRange(1, 9).Draw(t, "more"))
+			l.MaxPermits = &size
 		}
 	case 2:
-		l.MaxWait += time.Duration(rapid.IntRange(1, 2000).Draw(t, "longer")) * time.Millisecond
+		l.WaitShare += float64(rapid.IntRange(1, 2000).Draw(t, "longer")) / 1000
 	case 3:
 		l.WindowLimit += rapid.IntRange(0, 100).Draw(t, "window")
 	case 4:
@@ -112,11 +113,11 @@ func TestTruthIsWithin(t *testing.T) {
 				}
 			}
 		}
-		r := Of(Input{Limit: l, Minutes: points})
+		r := Of(Input{Limit: registry.Limit(l), Minutes: points})
 		least, most := r.Least, r.Most
 		share := refused / max(1, float64(total(points)))
 		if share < least-1e-9 || share > most+1e-9 {
-			t.Fatalf("%s: %v of %v refused: %v, not from %v to %v", l.Words(), refused, points, share, least, most)
+			t.Fatalf("%s: %v of %v refused: %v, not from %v to %v", (*registry.Limit)(&l).String(), refused, points, share, least, most)
 		}
 		if l.Concurrent > 0 {
 			if !r.Unknown && most-least > 1e-9 && total(points) > int64(l.Concurrent) {
@@ -131,29 +132,29 @@ func TestTruthIsWithin(t *testing.T) {
 	require.Less(t, wide, known/2, "bounds that say nothing")
 }
 
-// TestTight: there are times of the calls at which what is known for sure is what happens, but for two calls.
+// TestTight: the bounds are reached within two calls at certain times of the calls.
 func TestTight(t *testing.T) {
-	wait := func(l Limit, d time.Duration) Limit {
-		l.MaxWait = d
+	wait := func(l limit, d time.Duration) limit {
+		l.WaitShare = d.Seconds()
 		return l
 	}
 	size := 5.0
-	window := func(d time.Duration, n int) Limit { return Limit{NoRate: true, Window: d, WindowLimit: n} }
+	window := func(d time.Duration, n int) limit { return limit{NoRate: true, Window: d, WindowLimit: n} }
 	for name, test := range map[string]struct {
-		limit Limit
+		limit limit
 		calls []int64
 		flood bool // spread evenly, for the least; else at the end of the first and the beginning of the others, for the most
 	}{
-		"flood":               {Limit{Rate: 1}, []int64{600, 600}, true},
-		"flood that waits":    {wait(Limit{Rate: 1}, 5*time.Second), []int64{600, 600}, true},
-		"flood of a burst":    {Limit{Rate: 1, Burst: &size}, []int64{600}, true},
-		"flood of a quota":    {Limit{Rate: 2, Quota: true}, []int64{6000, 6000}, true},
+		"flood":               {limit{Rate: 1}, []int64{600, 600}, true},
+		"flood that waits":    {wait(limit{Rate: 1}, 5*time.Second), []int64{600, 600}, true},
+		"flood of a burst":    {limit{Rate: 1, MaxPermits: &size}, []int64{600}, true},
+		"flood of a quota":    {limit{Rate: 2, Quota: true}, []int64{6000, 6000}, true},
 		"flood of 7 s":        {window(7*time.Second, 10), []int64{600}, true},
 		"flood of a minute":   {window(time.Minute, 50), []int64{600, 600}, true},
 		"flood of 3 minutes":  {window(3*time.Minute, 100), []int64{600, 600, 600, 600}, true},
-		"edges":               {Limit{Rate: 1, Burst: &size}, []int64{5, 5}, false},
-		"edges that wait":     {wait(Limit{Rate: 1, Burst: &size}, 5*time.Second), []int64{20, 20}, false},
-		"edges, all is well":  {Limit{Rate: 10}, []int64{5, 5, 5, 5}, false},
+		"edges":               {limit{Rate: 1, MaxPermits: &size}, []int64{5, 5}, false},
+		"edges that wait":     {wait(limit{Rate: 1, MaxPermits: &size}, 5*time.Second), []int64{20, 20}, false},
+		"edges, all is well":  {limit{Rate: 10}, []int64{5, 5, 5, 5}, false},
 		"edges of a minute":   {window(time.Minute, 50), []int64{50, 50}, false},
 		"edges of 3 minutes":  {window(3*time.Minute, 100), []int64{100, 0, 0, 100}, false},
 		"edges of 90 seconds": {window(90*time.Second, 100), []int64{100, 0, 100}, false},
@@ -205,7 +206,7 @@ func TestWaitIsSize(t *testing.T) {
 			pause := time.Duration(rapid.SampledFrom([]int{0, 0, 1, 90_001, 700_001, 5_000_001}).Draw(t, "pause")) * time.Microsecond
 			at += pause
 			clock.Advance(pause)
-			if r, err := limiter.TryReserve(context.Background(), 1, l.MaxWait); err == nil && r.OK() { // an error: it never would be
+			if r, err := limiter.TryReserve(context.Background(), 1, l.wait()); err == nil && r.OK() { // an error: it never would be
 				one++
 			}
 			if trial.call(at) {
@@ -213,7 +214,7 @@ func TestWaitIsSize(t *testing.T) {
 			}
 		}
 		if one-other < -1 || one-other > 1 { // each rounds to microseconds
-			t.Fatalf("%s: %d, %d", l.Words(), one, other)
+			t.Fatalf("%s: %d, %d", (*registry.Limit)(&l).String(), one, other)
 		}
 	})
 }
@@ -228,19 +229,19 @@ func TestHigherRefusesNoMore(t *testing.T) {
 		minutes := Input{Minutes: steps(t, 8, 400)}
 		seconds := Input{Seconds: steps(t, 20, 30)}
 		for _, in := range []Input{minutes, seconds} {
-			in.Limit = low
+			in.Limit = registry.Limit(low)
 			was := Of(in)
-			in.Limit = high
+			in.Limit = registry.Limit(high)
 			is := Of(in)
 			require.Equal(t, in.Seconds != nil, is.Simulated)
 			if is.Least > was.Least+1e-9 || is.Most > was.Most+1e-9 {
-				t.Fatalf("%s: %v to %v; %s: %v to %v", low.Words(), was.Least, was.Most, high.Words(), is.Least, is.Most)
+				t.Fatalf("%s: %v to %v; %s: %v to %v", (*registry.Limit)(&low).String(), was.Least, was.Most, (*registry.Limit)(&high).String(), is.Least, is.Most)
 			}
 		}
 	})
 }
 
-// TestExtremes: 0 refuses all, and what is above the demand refuses none.
+// TestExtremes: a rate of 0 refuses all calls, and one above the demand refuses none.
 func TestExtremes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits(t)
@@ -248,22 +249,22 @@ func TestExtremes(t *testing.T) {
 			calls := total(append(slices.Clone(in.Minutes), in.Seconds...))
 			none := l
 			none.Rate, none.NoRate = 0, false
-			in.Limit = none
+			in.Limit = registry.Limit(none)
 			if r := Of(in); calls > 0 && (r.Least != 1 || r.Most != 1) {
 				t.Fatalf("%+v", r)
 			}
 			all := l
 			all.Rate, all.WindowLimit, all.Concurrent, all.Warmup, all.Quota = float64(calls+1), int(calls+1), int(calls+1), 0, false
-			if all.Burst != nil {
-				all.Burst = &all.Rate
+			if all.MaxPermits != nil {
+				all.MaxPermits = &all.Rate
 			}
-			in.Limit = all
+			in.Limit = registry.Limit(all)
 			if r := Of(in); r.Least != 0 || r.Most != 0 {
-				t.Fatalf("%s: %+v", all.Words(), r)
+				t.Fatalf("%s: %+v", (*registry.Limit)(&all).String(), r)
 			}
 			off := l
-			off.Off = true
-			in.Limit = off
+			off.Disabled = true
+			in.Limit = registry.Limit(off)
 			if r := Of(in); r.Least != 0 || r.Most != 0 {
 				t.Fatalf("%+v", r)
 			}
@@ -274,12 +275,12 @@ func TestExtremes(t *testing.T) {
 // TestManySeconds: of many calls only the newest are simulated, and of too many in one second none.
 func TestManySeconds(t *testing.T) {
 	began := time.Now()
-	r := Of(Input{Limit: Limit{Rate: 100}, Seconds: slices.Repeat([]Point{{Granted: 200}}, 10_000)})
+	r := Of(Input{Limit: registry.Limit{Rate: 100}, Seconds: slices.Repeat([]Point{{Granted: 200}}, 10_000)})
 	t.Log(time.Since(began), r.Text)
 	require.Equal(t, int64(mostSimulated), r.Calls)
 	require.True(t, r.Simulated)
 	require.InDelta(t, 0.5, r.Least, 0.01)
-	r = Of(Input{Limit: Limit{Rate: 100}, Seconds: []Point{{Granted: 1_000_000}}})
+	r = Of(Input{Limit: registry.Limit{Rate: 100}, Seconds: []Point{{Granted: 1_000_000}}})
 	require.False(t, r.Simulated)
 	require.Greater(t, r.Least, 0.99)
 }

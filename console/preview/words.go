@@ -8,53 +8,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 )
 
-// Words returns the limit for a person: 5/s, saves up 5, at most 3 at once, waits up to 500 ms.
-func (l *Limit) Words() string {
-	var parts []string
-	switch {
-	case l.Off:
-		return "off: every call passes"
-	case l.NoRate:
-		if !l.windowed() && l.Concurrent <= 0 {
-			return "no limit: every call passes"
-		}
-	case l.Rate <= 0:
-		return l.shadowed("nothing passes")
-	case l.Quota:
-		parts = append(parts, "at most "+figure.Number(l.Rate)+" in any second")
-	case l.Warmup > 0:
-		parts = append(parts, figure.Number(l.Rate)+"/s", "warms up from "+figure.Number(l.Rate/l.cold())+"/s in "+figure.Exact(l.Warmup))
-	default:
-		parts = append(parts, figure.Number(l.Rate)+"/s", "saves up "+figure.Number(max(l.size(), 1)))
-	}
-	if l.spread() {
-		parts[0] += " for each key"
-	}
-	if l.windowed() {
-		parts = append(parts, fmt.Sprintf("at most %s in any %s", figure.Count(l.WindowLimit), figure.Exact(l.Window)))
-	}
-	if l.Concurrent > 0 {
-		parts = append(parts, fmt.Sprintf("at most %s at once", figure.Count(l.Concurrent)))
-	}
-	switch {
-	case l.NoRate:
-	case l.MaxWait > 0:
-		parts = append(parts, "waits up to "+figure.Exact(l.MaxWait))
-	default:
-		parts = append(parts, "does not wait")
-	}
-	return l.shadowed(strings.Join(parts, ", "))
-}
-
-func (l *Limit) shadowed(text string) string {
-	if l.Shadow {
-		return "in shadow: " + text
-	}
-	return text
-}
-
-// effect says what becomes of the traffic.
-func effect(l *Limit, r *Result, name string) string {
+// effect describes what happens to the traffic.
+func effect(l *limit, r *Result, name string) string {
 	if r.Calls == 0 {
 		return "there was no call in " + name
 	}
@@ -88,7 +43,7 @@ func effect(l *Limit, r *Result, name string) string {
 	return demand + " " + would + " to at least " + least
 }
 
-// unknown is the effect of a limit with a concurrency that the history cannot be held against.
+// unknown describes the effect of a limit with a concurrency that the history cannot show.
 func unknown(r *Result, demand, would string) string {
 	const why = "the history does not show how many calls ran at once"
 	if r.Least == 0 {
@@ -97,19 +52,19 @@ func unknown(r *Result, demand, would string) string {
 	return "at least " + figure.Share(r.Least) + " of " + demand + " " + would + ", how many more is not known: " + why
 }
 
-// before is what the limit has refused that was in force before.
+// before describes what the limit before the change refused.
 func before(in *Input) string {
 	l := in.Before
 	calls := total(in.BeforeMinutes)
 	switch {
 	case l == nil:
 		return ""
-	case l.Off:
-		return sentence(l.Words())
+	case l.Disabled:
+		return sentence(l.String())
 	case len(in.BeforeMinutes) == 0:
-		return sentence(l.Words() + "; it has not been in force for a whole minute yet")
+		return sentence(l.String() + "; it has not been in force for a whole minute yet")
 	case calls == 0:
-		return sentence(l.Words() + "; there was no call in " + traffic(time.Duration(len(in.BeforeMinutes))*time.Minute))
+		return sentence(l.String() + "; there was no call in " + traffic(time.Duration(len(in.BeforeMinutes))*time.Minute))
 	}
 	name := traffic(time.Duration(len(in.BeforeMinutes)) * time.Minute)
 	rate := float64(calls) / (time.Duration(len(in.BeforeMinutes)) * time.Minute).Seconds()
@@ -117,20 +72,20 @@ func before(in *Input) string {
 	if l.Shadow {
 		was = " would have been refused if it were not in shadow"
 	}
-	return sentence(l.Words() + "; " + figure.Share(float64(refused(in.BeforeMinutes))/float64(calls)) + " of " + name + " of " + figure.Number(rate) + "/s" + was)
+	return sentence(l.String() + "; " + figure.Share(float64(refused(in.BeforeMinutes))/float64(calls)) + " of " + name + " of " + figure.Number(rate) + "/s" + was)
 }
 
-// notes are what the figures cannot show.
+// notes returns what the figures cannot show.
 func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []string) {
-	l := &in.Limit
+	l := (*limit)(&in.Limit)
 	if r.Calls == 0 {
 		return nil
 	}
-	if !l.Off && !r.Unknown && !r.Simulated && r.Most > r.Least {
-		notes = append(notes, fmt.Sprintf("What came within each %s is not known: if it came in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
+	if !l.Disabled && !r.Unknown && !r.Simulated && r.Most > r.Least {
+		notes = append(notes, fmt.Sprintf("The times of the calls within each %s are not known: in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
 	}
-	if !l.Off && !r.Unknown && r.Simulated && r.Most > r.Least {
-		notes = append(notes, "What came within each second is not known: the one figure is for calls spread evenly, the other for all at once.")
+	if !l.Disabled && !r.Unknown && r.Simulated && r.Most > r.Least {
+		notes = append(notes, "The times of the calls within each second are not known: one figure is for calls spread evenly, the other for all at once.")
 	}
 	if most := busiest(points); float64(most)/step.Seconds() > r.Demand*1.05 {
 		notes = append(notes, fmt.Sprintf("The busiest %s had %s/s.", unit(step), figure.Number(float64(most)/step.Seconds())))
@@ -142,8 +97,8 @@ func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []st
 		minutes := Of(Input{Limit: in.Limit, Minutes: in.Minutes, Period: in.Period})
 		notes = append(notes, sentence(minutes.Effect))
 	}
-	if !l.Off && r.Most > 0 && !l.Shadow {
-		notes = append(notes, "Callers that are refused may come again: then there are more calls than there were.")
+	if !l.Disabled && r.Most > 0 && !l.Shadow {
+		notes = append(notes, "Refused callers may try again: that would add calls.")
 	}
 	return notes
 }
@@ -169,7 +124,7 @@ func unit(step time.Duration) string {
 	return "minute"
 }
 
-// traffic is what that of a length of time is called: the last 24 hours' traffic.
+// traffic names the traffic of a length of time: the last 24 hours' traffic.
 func traffic(d time.Duration) string {
 	n, name := int(d/time.Second), "second"
 	switch {

@@ -34,7 +34,7 @@ func TestShadowAndPerKey(t *testing.T) {
 		require.Equal(t, map[string][2]bool{"/plain": {}, "/shadow": {true, false}, "/each/*": {false, true}, "/off": {}}, flagsOf(table))
 		require.Len(t, table.Rejected, 2)
 		require.True(t, table.Rejected[0].Shadow)
-		require.Equal(t, "shadow 2: want 0, 1 or NULL", strings.Join([]string{table.Rejected[1].Field, table.Rejected[1].Value + ": want", table.Rejected[1].Want}, " "))
+		require.Equal(t, "shadow 2: want 0 or 1, or NULL", strings.Join([]string{table.Rejected[1].Field, table.Rejected[1].Value + ": want", table.Rejected[1].Want}, " "))
 	})
 }
 
@@ -109,11 +109,11 @@ func TestBoundColumns(t *testing.T) {
 		b.insert(t, db, conf, "interfaceUrl, concurrent", "/places", 2)
 		limits := load(t, b, db).Limits
 		require.Len(t, limits, 2)
-		require.Equal(t, "5/s, cache 0.5, 10000 in any 24h, 20 at once", limits[0].String())
-		require.Equal(t, "any rate, 2 at once", limits[1].String())
+		require.Equal(t, "5/s, saves up 5, at most 10,000 in any 1 d, at most 20 at once, waits up to 500 ms", limits[0].String())
+		require.Equal(t, "at most 2 at once", limits[1].String())
 		exec(t, db, "ALTER TABLE "+conf+" DROP COLUMN concurrent")
 		table := load(t, b, db)
-		require.Equal(t, "5/s, cache 0.5, 10000 in any 24h", table.Limits[0].String())
+		require.Equal(t, "5/s, saves up 5, at most 10,000 in any 1 d, waits up to 500 ms", table.Limits[0].String())
 		require.Len(t, table.Rejected, 1, "a NULL rate, and nothing else")
 	})
 }

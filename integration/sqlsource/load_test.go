@@ -314,7 +314,7 @@ func TestRenamed(t *testing.T) {
 				b.insert(t, db, quoted, q("select", "limit", "table", "window", "rows"), "d", 5, 1, 0.001, 1)
 				limits := load(t, b, db, opts...).Limits
 				require.Len(t, limits, 4)
-				require.Equal(t, "any rate, 2147483647 in any 2160h, 2147483647 at once", limits[2].String())
+				require.Equal(t, "at most 2,147,483,647 in any 90 d, at most 2,147,483,647 at once", limits[2].String())
 				require.Equal(t, time.Millisecond, limits[3].Window)
 				require.Equal(t, size(7.5), limits[0].MaxPermits)
 				require.Equal(t, 250*time.Millisecond, limits[1].Warmup)
@@ -416,7 +416,7 @@ func TestHostileIdentifiers(t *testing.T) {
 			require.Error(t, err)
 			if name != "" { // which leaves the default
 				_, err = sqlsource.New(db, b.dialect, sqlsource.WithColumns(sqlsource.Columns{ColdFactor: name}))
-				require.ErrorContains(t, err, "column ColdFactor", "%q", name)
+				require.ErrorContains(t, err, "column cold_factor", "%q", name)
 			}
 		}
 		most := 64

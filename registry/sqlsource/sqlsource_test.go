@@ -10,6 +10,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -58,7 +60,7 @@ type fakeRows struct {
 	next int
 }
 
-func (r *fakeRows) Columns() []string { return make([]string, len(new(raw).cells())) }
+func (r *fakeRows) Columns() []string { return make([]string, len(newRaw().cells())) }
 func (r *fakeRows) Next(dst []driver.Value) error {
 	if r.next == len(r.rows) {
 		if r.err != nil {
@@ -83,7 +85,7 @@ func open(t *testing.T, f *fakeDB) *Source {
 
 // TestBrokenOff: a part of the table is not the table.
 func TestBrokenOff(t *testing.T) {
-	f := &fakeDB{rows: [][]driver.Value{{"1", "a", "5", nil, "1"}, {int64(2), []byte("b"), 6.5, nil, int64(1)}}}
+	f := &fakeDB{rows: [][]driver.Value{{"1", nil, nil, "a", "1", nil, "5"}, {int64(2), nil, nil, []byte("b"), int64(1), nil, 6.5}}}
 	table, err := open(t, f).Load(context.Background())
 	require.NoError(t, err)
 	require.Equal(t, []registry.Limit{{Name: "a", Row: "1", Rate: 5, WaitShare: 0.5}, {Name: "b", Row: "2", Rate: 6.5, WaitShare: 0.5}},
@@ -130,7 +132,7 @@ func TestConfiguration(t *testing.T) {
 		"quota jitter 2s":             func() error { _, err := New(db, MySQL, WithJitter(2*time.Second)); return err },
 		`table "a b"`:                 func() error { _, err := New(db, MySQL, WithTable("a b")); return err },
 		`schema of table "a-b"`:       func() error { _, err := New(db, MySQL, WithTable("a-b.c")); return err },
-		`column Rate "a\nb"`:          func() error { _, err := New(db, MySQL, WithColumns(Columns{Rate: "a\nb"})); return err },
+		`column rate "a\nb"`:          func() error { _, err := New(db, MySQL, WithColumns(Columns{Rate: "a\nb"})); return err },
 		`switch name ""`:              func() error { _, err := NewSwitch(db, MySQL, WithSwitchName("")); return err },
 		`switch name "a b"`:           func() error { _, err := NewSwitch(db, MySQL, WithSwitchName("a b")); return err },
 		"switch interval 0s":          func() error { _, err := NewSwitch(db, MySQL, WithPolling(registry.WithSwitchInterval(0))); return err },
@@ -223,23 +225,31 @@ func TestAnyRow(t *testing.T) {
 		}
 		return rapid.SliceOfN(rapid.Byte(), 0, 600).Draw(t, "bytes")
 	})
-	// In the order of raw's cells, so that most rows are good but for one cell or two.
-	good := [][]string{{"17"}, {"a", "b c"}, {"5", "0.5"}, {"0.5", "0"}, {"1", "1", "1", "0"}, {"1700000000000000"}, {}, {"20"}, {"0", "1500"}, {"2", "3.5"}, {"0", "1"},
-		{"0", "1"}, {"0", "1"}, {"5", "0.25"}, {"100"}, {"0", "4"}, {"none", "503", "429,503"}}
+	// Most rows are valid except for one cell or two.
+	good := map[string][]string{"name": {"a", "b c"}, "rate": {"5", "0.5"}, "cache": {"0.5", "0"}, "disabled": {"1", "1", "1", "0"}, "burst": {"20"},
+		"warmup": {"0", "1500"}, "cold_factor": {"2", "3.5"}, "quota": {"0", "1"}, "shadow": {"0", "1"}, "per_key": {"0", "1"}, "window": {"5", "0.25"},
+		"window_limit": {"100"}, "concurrent": {"0", "4"}, "penalty": {"none", "503", "429,503"}}
+	require.Len(t, good, len(inTable))
 	var loaded, rejected int
 	rapid.Check(t, func(t *rapid.T) {
 		p.quota = rapid.Bool().Draw(t, "quota")
-		var r raw
-		for i, c := range r.cells() {
-			cell := c.(*sql.RawBytes)
+		r := newRaw()
+		fill := func(cell *sql.RawBytes, needed bool, good ...string) {
 			n := rapid.IntRange(0, 9).Draw(t, "goodness")
 			if n == 0 {
 				*cell = anything.Draw(t, "cell")
-			} else if g := good[i]; len(g) > 0 && (n < 6 || i < 5) {
-				*cell = []byte(rapid.SampledFrom(g).Draw(t, "good"))
+			} else if len(good) > 0 && (n < 6 || needed) {
+				*cell = []byte(rapid.SampledFrom(good).Draw(t, "good"))
 			}
 		}
-		l, bad := p.limit(&r)
+		fill(&r.id, true, "17")
+		fill(&r.micros, false, "1700000000000000")
+		fill(&r.unread, false)
+		for i := range inTable {
+			key := inTable[i].Key
+			fill(&r.values[i], slices.Contains([]string{"name", "disabled", "rate", "cache"}, key), good[key]...)
+		}
+		l, bad := p.limit(r)
 		if bad != nil {
 			rejected++
 			if bad.Row == "" || bad.Field == "" || bad.Value == "" || bad.Want == "" || len(bad.Value) > 400 || strings.ContainsAny(bad.Row+bad.Value+bad.Field, "\n\x00") {
@@ -307,10 +317,14 @@ func TestDuplicatesInAnyOrder(t *testing.T) {
 
 func BenchmarkRow(b *testing.B) {
 	p := parser{columns: MySQL.columns()}
-	r := raw{id: []byte("123"), name: []byte("/ibe/AvailFare"), rate: []byte("5"), cache: []byte("0.30"), status: []byte("1"), micros: []byte("1700000000000000")}
+	r := newRaw()
+	r.id, r.micros = []byte("123"), []byte("1700000000000000")
+	for key, text := range map[string]string{"name": "/ibe/AvailFare", "rate": "5", "cache": "0.30", "disabled": "1"} {
+		r.values[cellOf[key]] = []byte(text)
+	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, bad := p.limit(&r); bad != nil {
+		if _, bad := p.limit(r); bad != nil {
 			b.Fatal(bad)
 		}
 	}
@@ -334,12 +348,37 @@ func TestLimitOfTexts(t *testing.T) {
 	}
 }
 
-// TestCells: fields, cells of a row and the expressions of a query are in one order.
-func TestCells(t *testing.T) {
+// TestColumnKeys: each key is a field of Columns and each field has a key. A query selects one expression for each cell.
+func TestColumnKeys(t *testing.T) {
 	o, err := newOptions(MySQL, nil)
 	require.NoError(t, err)
-	fields, cells := o.columns.fields(), new(raw).cells()
-	require.Len(t, cells, len(fields)+1)
-	require.Len(t, o.selected(), len(cells))
-	require.Equal(t, "Modified", fields[modifiedCell].field)
+	require.Len(t, o.selected(), len(newRaw().cells()))
+	names := map[*string]bool{}
+	for _, key := range ColumnKeys() {
+		name := o.columns.Column(key)
+		require.NotNil(t, name, key)
+		names[name] = true
+	}
+	require.Len(t, names, reflect.TypeFor[Columns]().NumField())
+	require.Nil(t, o.columns.Column("jitter"))
+}
+
+// TestSchemaHasFields: a created table has a column for each field of a row that has a default name, and no other but two for notes.
+func TestSchemaHasFields(t *testing.T) {
+	for _, d := range dialects {
+		text, err := Schema(d)
+		require.NoError(t, err)
+		table, _, _ := strings.Cut(text, "\n);")
+		q := regexp.QuoteMeta(d.Quote("")[:1])
+		var there []string
+		for _, m := range regexp.MustCompile(`(?m)^  `+q+`(\w+)`+q).FindAllStringSubmatch(table, -1) {
+			there = append(there, strings.ToLower(m[1]))
+		}
+		want := []string{"channeltype", "interfaceno"}
+		own := d.columns()
+		for _, name := range own.Names() {
+			want = append(want, strings.ToLower(name))
+		}
+		require.ElementsMatch(t, want, there, d)
+	}
 }

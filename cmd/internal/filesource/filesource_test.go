@@ -40,8 +40,8 @@ func TestExample(t *testing.T) {
 		{Name: "/ibe/Price", Row: row, Rate: 100, WaitShare: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
 		{Name: "/partner/quote", Row: row, Rate: 20, WaitShare: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
 		{Name: "/ibe/Order", Row: row, Rate: 5, WaitShare: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20, Penalty: registry.PenaltyBoth},
-		{Name: "/ibe/Report", Row: row, WaitShare: 0.5, NoRate: true, Concurrent: 2},
-		{Name: "/ibe/Search", Row: row, WaitShare: 0.5, Disabled: true},
+		{Name: "/ibe/Report", Row: row, NoRate: true, Concurrent: 2},
+		{Name: "/ibe/Search", Row: row, Rate: 50, WaitShare: 0.5, Disabled: true},
 		{Name: "/ibe/Offer", Row: row, Rate: 50, WaitShare: 0.5, Shadow: true},
 		{Name: "/ibe/*", Row: row, Rate: 20, WaitShare: 0.5, PerKey: true},
 	}, table.Limits)
@@ -168,29 +168,29 @@ func TestBadItems(t *testing.T) {
 		"{name: /b, rate: 5, burst: many}":                   `burst "many": want a number of permits`,
 		"{name: /b, rate: 5, warmup: 4}":                     `warmup "4": want a duration such as 4s`,
 		"{name: /b, rate: 5, warmup: 4s, cold_factor: 1}":    `cold_factor "1": want a number above 1`,
-		"{name: /b, rate: 5, cold_factor: 2}":                `cold_factor "2": want none without a warm-up`,
-		"{name: /b, rate: 5, warmup: 4s, burst: 1}":          `burst "1": want none: the item has a warm-up`,
+		"{name: /b, rate: 5, cold_factor: 2}":                `cold_factor "2": want no value without a warm-up`,
+		"{name: /b, rate: 5, warmup: 4s, burst: 1}":          `burst "1": want no value: the row has a warm-up`,
 		"{name: /b, rate: 5, quota: yes}":                    `quota "yes": want true or false`,
 		"{name: /b, rate: 2.5, quota: true}":                 `rate "2.5": want a whole number`,
-		"{name: /b, rate: 5, quota: true, burst: 2}":         `burst "2": want none: the item is a quota`,
-		"{name: /b, rate: 5, quota: true, warmup: 2s}":       `warmup "2s": want none: the item is a quota`,
-		"{name: /b, rate: 5, jitter: 1ms}":                   `jitter "1ms": want none: the item is no quota`,
+		"{name: /b, rate: 5, quota: true, burst: 2}":         `burst "2": want no value: the row is a quota`,
+		"{name: /b, rate: 5, quota: true, warmup: 2s}":       `warmup "2s": want no value: the row is a quota`,
+		"{name: /b, rate: 5, jitter: 1ms}":                   `jitter "1ms": want no value: the row is no quota`,
 		"{name: /b, rate: 5, quota: true, jitter: 2s}":       `jitter "2s": want a duration such as 50ms`,
 		"{name: /b, rate: 5, window: 1}":                     `window "1": want a duration in whole milliseconds such as 24h`,
 		"{name: /b, rate: 5, window: 0s, window_limit: 1}":   `window "0s": want a duration`,
 		"{name: /b, rate: 5, window: 1us, window_limit: 1}":  `window "1us": want a duration`,
-		"{name: /b, rate: 5, window: 1s}":                    `window_limit missing: want 1 to 2147483647: the item has a window`,
-		"{name: /b, rate: 5, window_limit: 1}":               `window missing: want a duration: the item has a limit for a window`,
+		"{name: /b, rate: 5, window: 1s}":                    `window_limit missing: want 1 to 2147483647: the row has a window`,
+		"{name: /b, rate: 5, window_limit: 1}":               `window missing: want a length: the row has a limit for a window`,
 		"{name: /b, rate: 5, window: 1s, window_limit: 0}":   `window_limit "0": want a whole number of calls, 1 to`,
 		"{name: /b, rate: 5, concurrent: 1.5}":               `concurrent "1.5": want a whole number of calls`,
 		"{name: /b, rate: 5, concurrent: 0}":                 `concurrent "0": want a whole number of calls`,
 		"{name: /b, concurrent: 1}":                          `rate missing: want a number of permits per second`,
-		"{name: /b, rate: none}":                             `rate "none": want a rate, a window or concurrent`,
-		"{name: /b, rate: none, concurrent: 1, burst: 1}":    `burst "1": want none: the item has no rate`,
-		"{name: /b, rate: none, concurrent: 1, warmup: 1s}":  `warmup "1s": want none: the item has no rate`,
-		"{name: /b, rate: none, concurrent: 1, quota: true}": `quota "true": want none: the item has no rate`,
+		"{name: /b, rate: none}":                             `rate "none": want a rate, a window or a concurrency`,
+		"{name: /b, rate: none, concurrent: 1, burst: 1}":    `burst "1": want no value: the row has no rate`,
+		"{name: /b, rate: none, concurrent: 1, warmup: 1s}":  `warmup "1s": want no value: the row has no rate`,
+		"{name: /b, rate: none, concurrent: 1, quota: true}": `quota "true": want no value: the row has no rate`,
 		"{name: /b, rate: 5, disabled: 1}":                   `disabled "1": want true or false`,
-		"{name: /b, rat: 5}":                                 `bucket "/b": key "rat": want one of name, disabled, rate, cache`,
+		"{name: /b, rat: 5}":                                 `bucket "/b": key "rat": want one of name, disabled, shadow, rate, cache`,
 		"{name: /b, rate: 5, rate: 6}":                       `bucket "/b": key "rate": want each key once`,
 		"{name: /a, rate: 6}":                                `bucket "/a": name "/a": want a name of its own: line 2 has it, and stays in force`,
 		"{rate: 5}":                                          `bucket "": name missing: want a name`,
@@ -316,7 +316,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for _, l := range table.Limits {
 			require.NotEmpty(t, l.Name)
-			require.True(t, l.Rate >= 0 && l.WaitShare >= 0 && l.WaitShare <= maxCache && !math.IsInf(l.Rate, 0))
+			require.True(t, l.Rate >= 0 && l.WaitShare >= 0 && l.WaitShare <= 9.99 && !math.IsInf(l.Rate, 0))
 		}
 	})
 }

@@ -437,20 +437,13 @@ func validHeader(name string) bool {
 
 func (c *config) parseLimits() error {
 	var names sqlsource.Columns
-	fields := map[string]*string{
-		"id": &names.ID, "name": &names.Name, "rate": &names.Rate, "cache": &names.Cache, "status": &names.Status,
-		"modified": &names.Modified, "burst": &names.Burst, "warmup_ms": &names.WarmupMillis, "cold_factor": &names.ColdFactor,
-		"quota": &names.Quota, "shadow": &names.Shadow, "per_key": &names.PerKey,
-		"window": &names.Window, "window_limit": &names.WindowLimit, "concurrent": &names.Concurrent, "penalty": &names.Penalty,
-	}
 	for _, s := range c.columns {
-		field, column, ok := strings.Cut(s, "=")
-		if fields[field] == nil || !ok || column == "" {
-			return c.bad("columns", fmt.Sprintf("%q", s),
-				"field=column with a field of id, name, rate, cache, status, modified, burst, warmup_ms, cold_factor, quota, window, window_limit, "+
-					"concurrent, shadow, per_key, penalty")
+		key, column, ok := strings.Cut(s, "=")
+		name := names.Column(key)
+		if name == nil || !ok || column == "" {
+			return c.bad("columns", fmt.Sprintf("%q", s), "field=column with a field of "+strings.Join(sqlsource.ColumnKeys(), ", "))
 		}
-		*fields[field] = column
+		*name = column
 	}
 	if c.allowEmpty && c.confirm {
 		return c.bad("confirm-losses", true, "false together with --allow-empty, which accepts losses at once")

@@ -21,7 +21,7 @@ func TestNamesOnATerminal(t *testing.T) {
 
 	var out bytes.Buffer
 	(&checker{config: c, to: &out}).rows("a list", rows)
-	require.Contains(t, out.String(), `row 1: /a\nok    all is well \x1b[2J\u202etxt: 5/s, cache 0`)
+	require.Contains(t, out.String(), `row 1: /a\nok    all is well \x1b[2J\u202etxt: 5/s, saves up 5, does not wait`)
 	r := new(readiness)
 	r.shadows(&registry.Stats{Shadow: []string{name}})
 	for _, text := range []string{out.String(), r.text.String()} {
