@@ -115,7 +115,7 @@ func TestTenCancelledWaiters(t *testing.T) {
 						require.ErrorIs(t, err, context.Canceled)
 					}
 				})
-				require.Eventually(t, func() bool { return tb.Waiting(l) == i+1 }, 5*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return tb.Waiting(l) == i+1 }, 20*time.Second, time.Millisecond)
 			}
 			rand.Shuffle(10, func(i, j int) { cancels[i], cancels[j] = cancels[j], cancels[i] })
 			for _, cancel := range cancels {

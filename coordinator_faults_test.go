@@ -185,12 +185,15 @@ func TestFailureIsNoRefusal(t *testing.T) {
 	p := &stoppable{RateLimiter: l}
 	p.ask(reserve, 1, 0, 0)
 	r := p.ask(reserve, 1, 0, 1)
+	s.fails.Store(true) // before the alarm rings, whose goroutine asks again
 	l.coordinator.mu.Lock()
 	clock.Advance(time.Second)
 	l.coordinator.mu.Unlock()
-	s.fails.Store(true)
 	p.run()
-	require.True(t, r.promised())
+	l.coordinator.mu.Lock()
+	promised := r.promised()
+	l.coordinator.mu.Unlock()
+	require.True(t, promised)
 	clock.Advance(10 * time.Millisecond)
 	ok, err := l.TryAcquire(background, 1, 0)
 	require.Error(t, err, "refused: %v", !ok)

@@ -271,10 +271,10 @@ func TestForQuota(t *testing.T) {
 	}
 }
 
-// soon calls until it returns nil, and returns the error of the last call after ten seconds.
+// soon calls until it returns nil, and returns the error of the last call after thirty seconds.
 func soon(call func() error) error {
 	for began := time.Now(); ; time.Sleep(20 * time.Microsecond) {
-		if err := call(); err == nil || time.Since(began) > 10*time.Second {
+		if err := call(); err == nil || time.Since(began) > 30*time.Second {
 			return err
 		}
 	}

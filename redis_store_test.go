@@ -250,7 +250,7 @@ func TestForeignValues(t *testing.T) {
 				}
 				require.Equal(t, before, client.Dump(background, bucket).Val())
 				require.Eventually(t, func() bool { return client.Exists(background, bucket+":lock").Val() == 0 },
-					time.Second, time.Millisecond)
+					20*time.Second, time.Millisecond)
 			})
 		}
 	}

@@ -336,8 +336,7 @@ func TestLoneCallerReturnsInTime(t *testing.T) {
 	l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client, WithKeyPrefix(prefixOf(t)))), WithStoreTimeout(timeout))
 	require.NoError(t, err)
 	for range 2 {
-		_, err = l.Try(background)
-		require.NoError(t, err)
+		require.Eventually(t, func() bool { _, err := l.Try(background); return err == nil }, 20*time.Second, time.Millisecond)
 	}
 	proxy.Set(redistest.Stalled)
 	began := time.Now()
@@ -383,26 +382,35 @@ func TestLoneCallerOfASlowServer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			server := redistest.Start(t)
-			var by atomic.Int64
-			client := redis.NewClient(&redis.Options{Addr: server.Addr, Dialer: func(_ context.Context, network, addr string) (net.Conn, error) {
-				conn, err := net.Dial(network, addr)
-				return &tardyConn{Conn: conn, by: &by}, err
-			}})
-			t.Cleanup(func() { _ = client.Close() })
 			const timeout = time.Second
-			l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client)), WithStoreTimeout(timeout), Logged(t))
-			require.NoError(t, err)
-			for range 3 {
-				_, err = l.Try(background)
+			once := func() (took time.Duration) {
+				var by atomic.Int64
+				client := redis.NewClient(&redis.Options{Addr: server.Addr, Dialer: func(_ context.Context, network, addr string) (net.Conn, error) {
+					conn, err := net.Dial(network, addr)
+					return &tardyConn{Conn: conn, by: &by}, err
+				}})
+				defer func() { _ = client.Close() }()
+				l, err := NewSmoothBursty("x", 1000, WithStore(NewRedisScriptStore(client)), WithStoreTimeout(timeout), Logged(t))
 				require.NoError(t, err)
-				time.Sleep(10 * time.Millisecond) // the trip is quite over
+				for range 3 {
+					require.Eventually(t, func() bool { _, err := l.Try(background); return err == nil }, 20*time.Second, time.Millisecond)
+					time.Sleep(10 * time.Millisecond) // the trip is quite over
+				}
+				require.NoError(t, unsettle(server.Client(t)))
+				by.Store(int64(timeout * 8 / 10))
+				began := time.Now()
+				_, err = l.Try(background)
+				require.ErrorIs(t, err, ErrStoreTimeout)
+				return time.Since(began)
 			}
-			require.NoError(t, unsettle(server.Client(t)))
-			by.Store(int64(timeout * 8 / 10))
-			began := time.Now()
-			_, err = l.Try(background)
-			require.ErrorIs(t, err, ErrStoreTimeout)
-			require.Less(t, time.Since(began), timeout*14/10)
+			var took []time.Duration
+			for range 5 { // others may keep this machine busy
+				took = append(took, once())
+				if took[len(took)-1] < timeout*14/10 {
+					return
+				}
+			}
+			t.Error("the caller returned after", took)
 		})
 	}
 }

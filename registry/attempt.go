@@ -15,24 +15,24 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// attempt is a call that wants to begin, and what it holds.
+// attempt is a call that asks to begin. It has the permit, the place and the count that the call holds so far.
 type attempt struct {
 	*bounds
 	registry    *Registry
 	name        string
 	slot        *slot
-	limiter     *tokenbucket.RateLimiter // nil: no rate
-	wait        time.Duration            // how long it may wait for that; 0 without a rate
-	counted     slidingwindow.Result     // in the window, if it was allowed
+	limiter     *tokenbucket.RateLimiter // nil if the row has no rate
+	wait        time.Duration            // longest wait for the rate; 0 without a rate
+	counted     slidingwindow.Result     // the count in the window; zero if there is none
 	countedAt   time.Time
-	asked       gate.Decider // what was asked last
+	asked       gate.Decider // the limit that was asked last
 	place       *place
 	reservation *tokenbucket.Reservation
 	reserved    time.Time
-	grant       tentative // of the rate
+	grant       tentative // the grant of the rate
 }
 
-// enterBounded is Enter for a row that names more than a rate.
+// enterBounded implements Enter for a row that has a window or a concurrency.
 func (r *Registry) enterBounded(ctx context.Context, name string, f *found) (*gate.Admission, error) {
 	b, err := f.entry.slot.get(&r.backends, f.entry, r.countedAs(&f.entry.limit))
 	if err != nil {
@@ -65,13 +65,13 @@ func (r *Registry) enterBounded(ctx context.Context, name string, f *found) (*ga
 		return nil, err
 	case refused != nil:
 		if refused.By != gate.ByLimit {
-			a.tell(refused.By, false)
+			a.report(refused.By, false)
 		}
 		return refused, nil
 	case f.limiter != nil:
 		return a.admitted(gate.ByLimit), nil
 	}
-	return a.admitted(a.tellPassed()), nil
+	return a.admitted(a.reportPassed()), nil
 }
 
 // admitted returns the admission of a call that may begin.
@@ -87,57 +87,56 @@ func (a *attempt) admitted(by gate.Decider) *gate.Admission {
 	return admission
 }
 
-// tellPassed tells the hook that a row without a rate lets a call pass, which no observer is told.
-func (a *attempt) tellPassed() (by gate.Decider) {
+// reportPassed calls the hook for a call that a row without a rate lets pass. No observer is called for it.
+func (a *attempt) reportPassed() (by gate.Decider) {
 	if by = gate.ByWindow; a.window == nil {
 		by = gate.ByConcurrency
 	}
-	a.tell(by, true)
+	a.report(by, true)
 	return by
 }
 
-// passed is the answer of a row in shadow: the call passes, and the hook hears if the window or the concurrency would refuse it, or, of a
-// row without a rate, would let it pass.
-// What refuses it leaves no trace, as without shadow.
+// passed returns the admission of a call of a row in shadow: the call passes. It calls the hook if the window or the concurrency would
+// refuse the call, or if a row without a rate would let it pass. A call that would be refused gives everything back, as without shadow.
 func (a *attempt) passed(refused *gate.Admission, err error) *gate.Admission {
 	switch {
 	case err != nil:
-		a.registry.log.Debug("registry: what is in shadow was not counted", "bucket", a.name, "error", err)
+		a.registry.log.Debug("registry: a call in shadow was not counted", "bucket", a.name, "error", err)
 	case refused != nil:
 		a.giveBack()
-		if refused.By != gate.ByLimit { // else the limiter's observer has counted it
-			a.tell(gate.ByShadow, true)
+		if refused.By != gate.ByLimit { // the limiter's observer counts refusals by the rate
+			a.report(gate.ByShadow, true)
 		}
 	case a.limiter == nil:
-		a.tellPassed()
+		a.reportPassed()
 	}
 	return a.admitted(gate.ByShadow)
 }
 
-// tell tells the hook of what no bucket has decided.
-func (a *attempt) tell(by gate.Decider, pass bool) {
+// report calls the hook for a decision that no bucket has made.
+func (a *attempt) report(by gate.Decider, pass bool) {
 	if a.registry.bypass != nil {
 		a.registry.bypass(a.name, by, pass)
 	}
 }
 
-// A call begins when its rate, its concurrency and its window all agree. Each of them is asked by itself, so their order decides what a
-// refusal by one costs in the others:
+// A call begins when its rate, its concurrency and its window all grant it. They are asked one after the other, so the order decides what
+// a refusal by one costs in the others:
 //
-//	step              when                             a refusal gives back       what others may see until then
-//	1. what is known  at once, for nothing             nothing                    nothing
+//	step              when                             a refusal gives back       until then other calls see
+//	1. local state    at once, without a round trip    nothing                    nothing
 //	2. rate           at once; then the call waits     nothing                    nothing
 //	3. concurrency    a lead before the permit is due  the permit                 the bucket without the permit
 //	4. window         right after that                 the permit and the place   the same, and one place fewer
 //
-// A call that waits holds its permit alone: others use its place, and count in the window. The window is last because a count costs others
-// most: they are refused for the window's whole length. Nothing refuses after it. A place is held in vain only while the window is full,
-// when every other call is refused as well.
+// A waiting call holds its permit and nothing else, so others can use the place and the count. The window comes last because a count costs
+// others most: it refuses them for the whole length of the window. A place is held in vain only while the window is full, and then every
+// other call is refused as well.
 //
-// A permit goes back while it is not due. One that was due at once goes back, too, unless others have taken permits behind it that are not
-// due yet. It is lost if it falls due while the concurrency and the window are asked, that is if they take longer than the lead.
+// A permit is refunded while it is not due. A permit that was due at once is refunded, too, unless others have taken permits behind it
+// that are not due yet. It lapses if it falls due while the concurrency and the window are asked, if they take longer than the lead.
 
-// run asks for all that the row names, and returns when the call may begin, or with the refusal of the first that refuses.
+// run asks the limits of the row in turn. It returns when the call may begin, or with the first refusal.
 func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) {
 	if refused = a.known(ctx); refused != nil {
 		return refused, nil
@@ -162,8 +161,8 @@ func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) 
 	return a.recount(ctx)
 }
 
-// known refuses a call by what this process knows: a penalty that lasts, a window that is full for longer than the call may wait, or, if the
-// call may not wait at all, places that are all taken.
+// known returns a refusal that follows from local state: a penalty, a window that stays full for longer than the call may wait, or, if the
+// call may not wait, a lack of places. It returns nil if the limits must be asked.
 func (a *attempt) known(ctx context.Context) *gate.Admission {
 	if left := a.slot.pause.left(); left > 0 && a.limiter == nil {
 		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}
@@ -174,8 +173,8 @@ func (a *attempt) known(ctx context.Context) *gate.Admission {
 	if a.windowFull() <= a.wait {
 		return nil
 	}
-	if _, err := a.window.Remaining(ctx); err != nil { // it asks once in a hundredth of the window at most
-		return nil // what happens then is the window's policy: take asks it
+	if _, err := a.window.Remaining(ctx); err != nil { // at most one round trip in a hundredth of the window
+		return nil // take applies the window's policy
 	}
 	if full := a.windowFull(); full > a.wait {
 		return &gate.Admission{By: gate.ByWindow, RetryAfter: full}
@@ -183,7 +182,7 @@ func (a *attempt) known(ctx context.Context) *gate.Admission {
 	return nil
 }
 
-// windowFull returns for how long the window has no room, as far as this process knows.
+// windowFull returns the time until the window has room, by the last reply.
 func (a *attempt) windowFull() time.Duration {
 	if a.window == nil {
 		return 0
@@ -191,7 +190,7 @@ func (a *attempt) windowFull() time.Duration {
 	return a.window.RetryAfter(1)
 }
 
-// reserve takes a permit of the rate that falls due in time, if the row has a rate.
+// reserve reserves a permit of the rate that falls due in time, if the row has a rate.
 func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err error) {
 	if a.limiter == nil {
 		return nil, nil
@@ -211,8 +210,8 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 	return nil, nil
 }
 
-// awaitLead waits until the permit of the rate is due in a lead. That may be sooner than it was, as callers in front give up, and later, as
-// the bucket is held back.
+// awaitLead blocks until a lead before the permit is due. The due time moves earlier if callers ahead give up, and later if a penalty holds
+// the bucket back.
 func (a *attempt) awaitLead(ctx context.Context, lead time.Duration) error {
 	if a.reservation == nil {
 		return nil
@@ -235,7 +234,7 @@ func (a *attempt) awaitLead(ctx context.Context, lead time.Duration) error {
 	}
 }
 
-// awaitDue waits until the permit of the rate is due. It returns false as soon as that will be later than the longest lead.
+// awaitDue blocks until the permit is due. It returns false as soon as the due time has moved beyond the longest lead.
 func (a *attempt) awaitDue(ctx context.Context) (due bool, err error) {
 	if a.reservation == nil || isClosed(a.reservation.Ready()) {
 		return true, ctx.Err()
@@ -265,15 +264,15 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// ahead returns how long it takes until the permit of the rate is due.
+// ahead returns the time until the permit is due.
 func (a *attempt) ahead() time.Duration { return a.reservation.Delay() - time.Since(a.reserved) }
 
-// noPlace is a refusal by the concurrency. When a place will be free is not known.
+// noPlace returns a refusal by the concurrency. The time until a place is free is not known, so RetryAfter is one second.
 func noPlace() *gate.Admission {
 	return &gate.Admission{By: gate.ByConcurrency, RetryAfter: time.Second}
 }
 
-// take gives the call a place, and counts it in the window: at once or not at all.
+// take acquires a place for the call and counts it in the window. It does not wait for either to become free.
 func (a *attempt) take(ctx context.Context) (refused *gate.Admission, err error) {
 	asked := time.Now()
 	if a.places != nil {
@@ -295,7 +294,7 @@ func (a *attempt) take(ctx context.Context) (refused *gate.Admission, err error)
 	return refused, err
 }
 
-// count has the call counted in the window, if there is one.
+// count counts the call in the window, if there is one.
 func (a *attempt) count(ctx context.Context) (refused *gate.Admission, err error) {
 	if a.window == nil {
 		return nil, nil
@@ -309,11 +308,11 @@ func (a *attempt) count(ctx context.Context) (refused *gate.Admission, err error
 	if !counted.Allowed {
 		return &gate.Admission{By: gate.ByWindow, RetryAfter: counted.RetryAfter}, nil
 	}
-	a.counted, a.countedAt = counted, asked // the reply may come long after the call was counted
+	a.counted, a.countedAt = counted, asked // the reply may arrive long after the store counted the call
 	return nil, nil
 }
 
-// recount counts a call anew that was counted much earlier than it can begin: the window's reply took long.
+// recount counts a call again if the window's reply took so long that the count is much older than the beginning of the call.
 func (a *attempt) recount(ctx context.Context) (refused *gate.Admission, err error) {
 	if !a.counted.Allowed || time.Since(a.countedAt) <= latest(a.lead) {
 		return nil, nil
@@ -323,13 +322,13 @@ func (a *attempt) recount(ctx context.Context) (refused *gate.Admission, err err
 }
 
 func (a *attempt) uncount() {
-	if a.counted.Allowed { // on an error it counts until it is out of the window
+	if a.counted.Allowed { // after an error the count stays until the window has passed
 		_ = aside(func(ctx context.Context) error { return a.window.Refund(ctx, a.counted, 1) })
 	}
 	a.counted = slidingwindow.Result{}
 }
 
-// giveBack returns all that the call holds, each without waiting for the reply of another.
+// giveBack gives back the permit, the place and the count, in parallel.
 func (a *attempt) giveBack() {
 	var giving sync.WaitGroup
 	giving.Go(a.untake)
@@ -337,7 +336,7 @@ func (a *attempt) giveBack() {
 	giving.Wait()
 }
 
-// untake undoes take.
+// untake reverses take.
 func (a *attempt) untake() {
 	var leaving sync.WaitGroup
 	if a.place != nil {
@@ -348,30 +347,30 @@ func (a *attempt) untake() {
 	a.place = nil
 }
 
-// cancel gives the permit of the rate back, unless it fell due while the call waited.
+// cancel refunds the permit of the rate, unless it fell due while the call waited.
 func (a *attempt) cancel() {
 	if a.reservation == nil {
 		return
 	}
 	if err := aside(a.reservation.Return); err != nil {
-		a.registry.log.Debug("registry: a permit may be lost", "bucket", a.name, "error", err)
+		a.registry.log.Debug("registry: a permit could not be returned, and may be lost", "bucket", a.name, "error", err)
 	}
 }
 
-// lost tells that a call was no longer counted while it was under way.
+// lost logs that a call in flight has lost its place, at most once a minute for each row.
 func (a *attempt) lost(err error) {
-	now, told := int64(clock.Mono()), a.slot.told.Load()
-	if told != 0 && now-told < int64(again) || !a.slot.told.CompareAndSwap(told, now) {
+	now, last := int64(clock.Mono()), a.slot.logged.Load()
+	if last != 0 && now-last < int64(again) || !a.slot.logged.CompareAndSwap(last, now) {
 		return
 	}
-	a.registry.log.Warn("registry: the place of a call was lost before it ended: more may have been under way than its row says",
+	a.registry.log.Warn("registry: the place of a call was lost before it ended: more calls may have been under way than its row allows",
 		"bucket", a.name, "error", err)
 }
 
-// place is one among the calls that are under way.
+// place is a call's place among those in flight.
 type place struct {
 	slot   *slot
-	permit *semaphore.Permit // nil: the backend is away
+	permit *semaphore.Permit // nil if the place was taken during an outage of the backend
 	lost   func(error)
 	left   atomic.Bool
 }
@@ -390,7 +389,7 @@ func (p *place) leave() {
 	}
 }
 
-// enter returns a place, or nil if none is free. During an outage of the backend this process has share places of its own; if share is 0,
+// enter returns a place, or nil if none is free. During an outage of the backend the process grants share places by itself; if share is 0,
 // enter fails.
 func (s *slot) enter(ctx context.Context, b *bounds, share int) (*place, error) {
 	n := s.inside.Add(1)
@@ -413,7 +412,7 @@ func (s *slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 	return nil, err
 }
 
-// acquire asks for a permit, unless its backend was away a moment ago.
+// acquire asks the backend for a permit. During an outage it returns the outage's error, and only one call in a while asks.
 func (s *slot) acquire(ctx context.Context, b *bounds) (*semaphore.Permit, error) {
 	if err := s.outage.known(); err != nil {
 		return nil, err

@@ -40,7 +40,7 @@ func (l *logged) option() registry.Option {
 	return registry.WithLogger(slog.New(slog.NewTextHandler(l, nil)))
 }
 
-// A row that never was good does not mean that its calls pass: they are refused, or what WithBadRows says, until it is repaired.
+// Calls of a row that never was valid are refused, or handled by WithBadRows, until the row is repaired.
 func TestBadRows(t *testing.T) {
 	for what, c := range map[string]struct {
 		opts   []registry.Option
@@ -95,7 +95,7 @@ func TestBadRows(t *testing.T) {
 	}
 }
 
-// The last good limit of a row that turns bad stays in force, and what happens after a restart is told.
+// The last valid limit of a row that turns bad stays in force. The error has the consequence of a restart.
 func TestRowTurnsBad(t *testing.T) {
 	source := &fake{}
 	source.set(row("/a", 1, 1))
@@ -142,7 +142,7 @@ func TestRateZero(t *testing.T) {
 	nothing()
 }
 
-// Bad rows are told at once and again every minute, with their consequence; so is a source that is away.
+// Bad rows are logged at once and again every minute, with their consequence. So is a source that fails.
 func TestBadRowsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logged
@@ -176,7 +176,7 @@ func TestBadRowsAreTold(t *testing.T) {
 	})
 }
 
-// Calls that no bucket decides about are told, each once.
+// The hook is called once for each call that no bucket decides about.
 func TestBypassIsTold(t *testing.T) {
 	told := map[string]int{}
 	sw := registry.NewSwitch(true)
@@ -200,7 +200,7 @@ func TestBypassIsTold(t *testing.T) {
 	require.False(t, r.Has("/unknown"))
 }
 
-// Of two rows of one name the first counts, though it is the one that was in force before: nothing is said of a last good limit.
+// Of two rows of one name the first counts, also if it was in force before: the error mentions no last valid limit.
 func TestSecondRowOfAName(t *testing.T) {
 	source := new(fake)
 	source.set(row("/a", 5, 1))

@@ -1,13 +1,13 @@
 package registry
 
-// book is what is in force, replaced as a whole: who reads it sees one load.
+// book is the table in force. Each load replaces it as a whole, so a reader sees the rows of one load.
 type book struct {
 	rows map[string]*entry // by name
-	wide wide              // those that hold for more names than their own
+	wide wide              // the rows that match more names than their own
 }
 
-// entryOf returns what decides about a name: the row of that name, or of those that hold for it the one that says most of it; nil
-// if there is none. If the row is for each key, it is the entry of the key.
+// entryOf returns the entry that decides about a name: of the row with that name, or of the longest row that matches it; nil if there is
+// none. If the row has a bucket for each key, it is the entry of the key.
 func (r *Registry) entryOf(name string) *entry {
 	b := r.limits.Load()
 	e := b.rows[name]
@@ -19,8 +19,8 @@ func (r *Registry) entryOf(name string) *entry {
 	return r.ofKey(e, name)
 }
 
-// Match returns the name of the row that decides about the calls of a name, good or bad. exact: it names all of it, or all of its
-// first parts ([WithParts]), without a * at its end. A bucket that a row has for one key has the row's name here.
+// Match returns the name of the row that decides about the calls of a name, also if the row is bad. exact reports whether the row has the
+// whole name, or all of its first parts ([WithParts]), rather than a * at its end. For the bucket of a key it returns the name of the row.
 func (r *Registry) Match(name string) (row string, exact, ok bool) {
 	b := r.limits.Load()
 	if b == nil {

@@ -15,22 +15,22 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// WindowFactory makes the window of a row: slidingwindow.New, with options of the caller's.
+// WindowFactory makes the window of a row, by slidingwindow.New with options of the caller for instance.
 type WindowFactory func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error)
 
-// SemaphoreFactory makes the semaphore of a row: semaphore.NewRedis of a client, say.
+// SemaphoreFactory makes the semaphore of a row, by semaphore.NewRedis for instance.
 type SemaphoreFactory func(name string, permits int, opts ...semaphore.Option) (*semaphore.Semaphore, error)
 
-// backends are where windows are counted, and places are kept.
+// backends make the windows and the semaphores of rows.
 type backends struct {
-	window    WindowFactory             // nil: nowhere
-	semaphore SemaphoreFactory          // nil: nowhere
+	window    WindowFactory             // nil if rows cannot have a window
+	semaphore SemaphoreFactory          // nil if rows cannot have a concurrency
 	policy    tokenbucket.FailurePolicy // of the semaphores
 }
 
-// WithWindows sets how the windows of rows are made that are counted for a whole fleet (Limit.Window): slidingwindow.New with
-// slidingwindow.WithRedis, for instance. The options that it is given say the version of the row. Without this and [WithLocalWindows] a
-// row with a window is bad ([WithBadRows]).
+// WithWindows sets the function that makes the windows of rows (Limit.Window) and counts them for the whole fleet, such as slidingwindow.New
+// with slidingwindow.WithRedis. Its options contain the version of the row. Without WithWindows or [WithLocalWindows] a row with a
+// window is bad ([WithBadRows]).
 func WithWindows(f WindowFactory) Option {
 	return func(s *settings) error {
 		if f == nil {
@@ -41,7 +41,7 @@ func WithWindows(f WindowFactory) Option {
 	}
 }
 
-// WithLocalWindows counts the windows of rows in this process alone.
+// WithLocalWindows counts the windows of rows in this process only.
 func WithLocalWindows(opts ...slidingwindow.Option) Option {
 	return func(s *settings) error {
 		s.backends.window = func(name string, limit int, window, resolution time.Duration, _ ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
@@ -51,9 +51,9 @@ func WithLocalWindows(opts ...slidingwindow.Option) Option {
 	}
 }
 
-// WithSemaphores sets how the semaphores of rows are made that count the calls of a whole fleet (Limit.Concurrent):
-// semaphore.NewRedis with a client, for instance. The options that it is given say the version of the row. Without this and
-// [WithLocalSemaphores] a row with a concurrency is bad ([WithBadRows]).
+// WithSemaphores sets the function that makes the semaphores of rows (Limit.Concurrent) and counts calls of the whole fleet, such as
+// semaphore.NewRedis with a client. Its options contain the version of the row. Without WithSemaphores or [WithLocalSemaphores] a row with
+// a concurrency is bad ([WithBadRows]).
 func WithSemaphores(f SemaphoreFactory) Option {
 	return func(s *settings) error {
 		if f == nil {
@@ -64,7 +64,7 @@ func WithSemaphores(f SemaphoreFactory) Option {
 	}
 }
 
-// WithLocalSemaphores counts the calls of rows in this process alone.
+// WithLocalSemaphores counts the calls of rows in this process only.
 func WithLocalSemaphores(opts ...semaphore.Option) Option {
 	return func(s *settings) error {
 		s.backends.semaphore = func(_ string, permits int, _ ...semaphore.Option) (*semaphore.Semaphore, error) {
@@ -74,9 +74,9 @@ func WithLocalSemaphores(opts ...semaphore.Option) Option {
 	}
 }
 
-// WithSemaphoreFailurePolicy sets what calls of rows with a concurrency get during an outage of the semaphores' backend. Under
-// tokenbucket.FailClosed, the default, they fail. Under FailOpen each process admits by itself up to the row's concurrency; under
-// LocalShare(n) the nth part of it, at least one call. Calls that were admitted before the outage count. Windows and rates have failure
+// WithSemaphoreFailurePolicy sets the policy for calls of rows with a concurrency during an outage of the semaphores' backend. Under
+// tokenbucket.FailClosed, the default, they fail. Under FailOpen each process admits calls up to the row's concurrency; under
+// LocalShare(n) up to an nth of it, at least one call. Calls that were admitted before the outage count. Windows and rates have failure
 // policies of their own: slidingwindow.WithFailurePolicy, tokenbucket.WithFailurePolicy.
 func WithSemaphoreFailurePolicy(p tokenbucket.FailurePolicy) Option {
 	return func(s *settings) error {
@@ -88,7 +88,7 @@ func WithSemaphoreFailurePolicy(p tokenbucket.FailurePolicy) Option {
 	}
 }
 
-// localShare returns how many calls of a row this process admits by itself during an outage of the semaphores' backend.
+// localShare returns the number of calls of a row that this process admits during an outage of the semaphores' backend.
 func (b *backends) localShare(concurrent int) int {
 	n, shares := b.policy.Instances()
 	switch {
@@ -101,18 +101,18 @@ func (b *backends) localShare(concurrent int) int {
 }
 
 const (
-	// parts is how finely a window is counted.
+	// parts is the number of steps in which a window is counted.
 	parts = 100
-	// longestLead and shortestLead bound how long before its permit is due a call asks for its place, and is counted in its window. What
-	// that takes in a slot is measured (slot.took), since a place that is held ahead is of no use to others.
+	// longestLead and shortestLead bound the lead: the time before its permit is due at which a call asks for its place and its count. A
+	// place that is held ahead is useless to others, so the lead is as short as these round trips allow (slot.took).
 	longestLead  = 20 * time.Millisecond
 	shortestLead = time.Millisecond
 )
 
-// bounded tells whether a row names more than a rate.
+// bounded reports whether a row has a window or a concurrency.
 func (c *Limit) bounded() bool { return c.Window != 0 || c.Concurrent != 0 }
 
-// lead is how long before it may begin a call is counted in a window at the earliest: a hundredth of it, but not more than is needed.
+// lead returns the longest time before its beginning at which a call is counted: a hundredth of the window, at most longestLead.
 func lead(window time.Duration) time.Duration {
 	if window == 0 {
 		return longestLead
@@ -120,20 +120,20 @@ func lead(window time.Duration) time.Duration {
 	return min(longestLead, (window/parts + time.Millisecond - 1).Truncate(time.Millisecond))
 }
 
-// latest is how long after it was counted a call begins at the latest: it wants to after a lead, and answers and timers come late.
+// latest returns the longest time from the count of a call to its beginning: twice the lead, as replies and timers are late.
 func latest(lead time.Duration) time.Duration { return 2 * lead }
 
-// counted is how a window is counted: longer by what a call may begin after it was counted. So in no window of the row's length more
-// calls begin than its limit.
+// counted returns the length and the resolution of the window in the store. The window is longer than the row's, by the time from a count
+// to the beginning of its call. So in no window of the row's length do more calls begin than its limit.
 func counted(window time.Duration) (length, resolution time.Duration) {
 	length = window + latest(lead(window))
 	return length, max(time.Millisecond, length/parts)
 }
 
-// try tells why the bounds of a row cannot be put in force.
+// try returns an error if the window or the concurrency of a row cannot be put in force.
 func (b *backends) try(c *Limit, version int64) *RowError {
 	missing := func(field string, value any) *RowError {
-		return &RowError{Row: c.Row, Name: c.Name, Field: field, Value: fmt.Sprint(value), Want: "0: here is nothing that counts it"}
+		return &RowError{Row: c.Row, Name: c.Name, Field: field, Value: fmt.Sprint(value), Want: "no value: the registry counts none (WithWindows, WithSemaphores)"}
 	}
 	switch {
 	case c.Window != 0 && b.window == nil:
@@ -147,21 +147,21 @@ func (b *backends) try(c *Limit, version int64) *RowError {
 	return nil
 }
 
-// bounds are what a row names besides its rate, of a version of the row.
+// bounds are the window and the concurrency of one version of a row.
 type bounds struct {
 	version  int64
-	name     string // that the window is counted by
+	name     string // under which the window and the concurrency are counted
 	lead     time.Duration
-	window   *slidingwindow.Limiter // nil: none
-	length   time.Duration          // of the window, as the row says
-	limit    int                    // of it
-	places   *semaphore.Semaphore   // nil: none
-	most     int                    // of them
-	disputed int                    // so many loads in a row found something else in force
+	window   *slidingwindow.Limiter // nil if there is none
+	length   time.Duration          // of the window, in the row
+	limit    int                    // of the window
+	places   *semaphore.Semaphore   // nil if there is none
+	most     int                    // of the concurrency
+	disputed int                    // consecutive loads that found other limits in force
 }
 
-// bounds makes those of a row. What this process has counted in a window of that name and length goes on, whatever else of the row has
-// changed: it knows what passed while the backend was away. was: what there was before; nil: nothing.
+// bounds makes the window and the concurrency of a row. A window of the same name and length as in was keeps its local counts, which
+// include the calls that passed during an outage of the backend. was may be nil.
 func (b *backends) bounds(c *Limit, version int64, was *bounds) (*bounds, error) {
 	next := &bounds{version: version, name: c.Name, lead: lead(c.Window), length: c.Window, limit: c.WindowLimit, most: c.Concurrent}
 	var err error
@@ -180,20 +180,20 @@ func (b *backends) bounds(c *Limit, version int64, was *bounds) (*bounds, error)
 	return next, err
 }
 
-// slot is what rows of one name have besides a bucket, one after another: what they count outlives a change of the row.
+// slot has the counts of a row with a window or a concurrency. It outlives changes and removals of the row.
 type slot struct {
 	inForce atomic.Pointer[bounds]
-	inside  atomic.Int64 // calls of this process that are in, or are asking for a place
+	inside  atomic.Int64 // calls of this process that are in flight or ask for a place
 	outage  outage
 	pause   pause
-	told    atomic.Int64 // when it was last told that a place was lost, see clock.Mono; 0: never
-	takes   atomic.Int64 // what it takes to get a place and to be counted, in nanoseconds; 0 if that is not known
+	logged  atomic.Int64 // when the loss of a place was last logged, by clock.Mono; 0 if never
+	takes   atomic.Int64 // duration of the round trips for place and count, in nanoseconds; 0 if not known
 
-	mu   sync.Mutex // held by who puts others in force
-	last bounds     // the last ones that had a window
+	mu   sync.Mutex // guards last, and changes of inForce
+	last bounds     // the last bounds with a window
 }
 
-// lead returns how long before its permit is due a call asks for the rest: twice what that took lately.
+// lead returns the time before its permit is due at which a call asks for its place and its count: twice the recent duration.
 func (s *slot) lead(b *bounds) time.Duration {
 	takes := time.Duration(s.takes.Load())
 	if takes == 0 {
@@ -202,16 +202,16 @@ func (s *slot) lead(b *bounds) time.Duration {
 	return min(b.lead, shortestLead+2*takes)
 }
 
-// took notes what it took to get a place and to be counted. A longer time counts at once, shorter ones by and by.
+// took records the duration of the round trips for place and count. A longer one counts at once, shorter ones by an eighth each.
 func (s *slot) took(d time.Duration) {
 	before := time.Duration(s.takes.Load())
 	s.takes.Store(max(1, int64(d), int64(before-before/8)))
 }
 
-// crowded reports whether this process alone has as many calls under way as there may be.
+// crowded reports whether the calls of this process alone take all places.
 func (s *slot) crowded(b *bounds) bool { return b.places != nil && s.inside.Load() >= int64(b.most) }
 
-// get returns what is in force, counted by a name. Calls that found an older row have what the newest one says.
+// get returns the bounds in force, counted under a name. A call that found an older row gets the bounds of the newest one.
 func (s *slot) get(b *backends, e *entry, name string) (*bounds, error) {
 	if is := s.inForce.Load(); is != nil && is.version >= e.version {
 		return is, nil
@@ -234,7 +234,8 @@ func (s *slot) get(b *backends, e *entry, name string) (*bounds, error) {
 	return next, nil
 }
 
-// countedAs is the name by which a row's window and concurrency are counted: in shadow apart, so that nobody else is refused for it.
+// countedAs returns the name under which a row's window and concurrency are counted. Rows in shadow have another one, so that processes
+// without the shadow refuse no call because of it.
 func (r *Registry) countedAs(c *Limit) string {
 	if r.shadows(c) {
 		return unique("%shadow:" + c.Name)
@@ -242,7 +243,7 @@ func (r *Registry) countedAs(c *Limit) string {
 	return c.Name
 }
 
-// slot returns that of a row; nil: it has nothing but a rate.
+// slot returns the slot of a row; nil if the row has a rate only.
 func (r *Registry) slot(c *Limit) *slot {
 	if !c.bounded() {
 		return nil
@@ -253,7 +254,7 @@ func (r *Registry) slot(c *Limit) *slot {
 	return r.slots[c.Name]
 }
 
-// forgetSlots forgets those of rows that are gone, once they are many, except where calls are under way.
+// forgetSlots drops the slots of removed rows, once there are many, but not those with calls in flight.
 func (r *Registry) forgetSlots(rows map[string]*entry) {
 	if len(r.slots) <= len(rows)+maxPast {
 		return
@@ -265,16 +266,16 @@ func (r *Registry) forgetSlots(rows map[string]*entry) {
 	}
 }
 
-// outage is what is known of semaphores whose backend does not answer: one call in a while asks it, and the others do not wait for it.
+// outage is an outage of the semaphores' backend. One call in a while asks the backend; the others fail at once.
 type outage struct {
-	until atomic.Int64 // see clock.Mono: the wall clock may be set; 0: it answers
+	until atomic.Int64 // when the next call asks, by clock.Mono; 0 if there is no outage
 	err   atomic.Pointer[error]
 }
 
-// askAgain is how often a backend is asked that was away.
+// askAgain is the time between two calls that ask during an outage.
 const askAgain = time.Second
 
-// known returns the error of an outage, unless it is this call's turn to see whether it is over.
+// known returns the error of the outage. It returns nil if there is none, and for the one call that shall ask the backend.
 func (o *outage) known() error {
 	until := o.until.Load()
 	if until == 0 {
@@ -298,7 +299,7 @@ func (o *outage) ended() {
 	}
 }
 
-// isOutage tells whether an error of a semaphore is that its backend cannot be reached, or does not answer in time.
+// isOutage reports whether an error of a semaphore means that its backend is unreachable or does not reply in time.
 func isOutage(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && (errors.Is(err, semaphore.ErrStoreTimeout) || script.Away(err))
 }

@@ -117,7 +117,7 @@ func checkBounds(t *testing.T, row *registry.Limit, passed []began, note string)
 	}
 }
 
-// checkRefusals tells whether windows and places refused only when they were full. A call may have been counted 20 ms before it began, and
+// checkRefusals checks that windows and places refused only when they were full. A call may have been counted 20 ms before it began, and
 // counts for up to a hundredth of the window longer than it must.
 func checkRefusals(t *testing.T, row *registry.Limit, passed []began, refused map[gate.Decider][]time.Time, note string) {
 	t.Helper()

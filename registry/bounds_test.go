@@ -49,8 +49,8 @@ func TestBadBounds(t *testing.T) {
 	r := open(t, registry.Static{bounded("/a"), bounded("/b", func(l *registry.Limit) { l.Window, l.WindowLimit = 0, 0 })}, tokenbucket.NewMemoryStore())
 	rejected := r.Stats().Rejected
 	require.Len(t, rejected, 2)
-	require.ErrorContains(t, &rejected[0], "window 2s: want 0: here is nothing that counts it")
-	require.ErrorContains(t, &rejected[1], "concurrent 3: want 0: here is nothing that counts it")
+	require.ErrorContains(t, &rejected[0], "window 2s: want no value: the registry counts none (WithWindows, WithSemaphores)")
+	require.ErrorContains(t, &rejected[1], "concurrent 3: want no value: the registry counts none (WithWindows, WithSemaphores)")
 	for _, o := range []registry.Option{registry.WithUnknown(registry.Default(bounded(""))), registry.WithBadRows(registry.Default(bounded("")))} {
 		_, err := registry.New(registry.Static{}, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores(), o)
 		require.ErrorContains(t, err, "window or concurrency at most 5 in any 2 s, at most 3 at once: want none but in a row")
@@ -77,7 +77,7 @@ func TestWindowLengths(t *testing.T) {
 	}
 }
 
-// What is counted in this process outlives a change of the row, and its removal.
+// Local counts outlive a change of the row, and its removal.
 func TestBoundsFollowRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := new(fake)
@@ -152,10 +152,10 @@ func TestBoundsOfFleet(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	shared := []registry.Option{
 		registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 		}),
 		registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
-			return semaphore.NewRedis(client, name, n, opts...)
+			return semaphore.NewRedis(client, name, n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 		}),
 	}
 	name := fmt.Sprint("/fleet/", rand.Uint64())
@@ -180,7 +180,7 @@ func TestBoundsOfFleet(t *testing.T) {
 	require.Equal(t, gate.ByWindow, enter(t, b, name).By)
 }
 
-// What somebody else has set in Redis gives way to the row after two loads; Usage tells what is in force, and in use.
+// A limit that another program sets in Redis is replaced by the row's after two loads. Usage has the limits in force and their use.
 func TestRowWins(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	name := fmt.Sprint("/wins/", rand.Uint64())
@@ -189,17 +189,17 @@ func TestRowWins(t *testing.T) {
 	row := registry.Limit{Name: name, Row: "1", NoRate: true, Window: time.Hour, WindowLimit: 6, Concurrent: 3, Version: 5}
 	r := open(t, registry.Static{row, bounded("/plain", func(l *registry.Limit) { l.Window, l.WindowLimit, l.Concurrent = 0, 0, 0 })}, tokenbucket.NewMemoryStore(),
 		registry.WithWindows(func(name string, limit int, length, resolution time.Duration, opts ...slidingwindow.Option) (l *slidingwindow.Limiter, err error) {
-			l, err = slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client))...)
+			l, err = slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 			window = l
 			return l, err
 		}),
 		registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (s *semaphore.Semaphore, err error) {
-			places, err = semaphore.NewRedis(client, name, n, opts...)
+			places, err = semaphore.NewRedis(client, name, n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 			return places, err
 		}))
 	_, ok, err := r.Usage(ctx, name)
 	require.NoError(t, err)
-	require.False(t, ok, "nobody has asked for it yet")
+	require.False(t, ok, "no call has asked for it yet")
 	entered(t, r, name)
 	require.NoError(t, window.SetLimit(ctx, 60))
 	require.NoError(t, places.SetPermits(ctx, 30))
@@ -219,7 +219,7 @@ func TestRowWins(t *testing.T) {
 	require.False(t, ok)
 }
 
-// A row that changes while Redis is away has no further share of its window: what was counted goes on, though its limit is another.
+// A row that changes during an outage of Redis gets no further share of its window: the count continues under the new limit.
 func TestShareOutlivesChange(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", MaxRetries: -1})
 	t.Cleanup(func() { _ = client.Close() })
@@ -256,7 +256,7 @@ func TestWindowChangedAndBack(t *testing.T) {
 	process := func() *registry.Registry {
 		return open(t, source, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithInterval(time.Hour),
 			registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-				return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+				return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 			}))
 	}
 	source.set(row)
@@ -275,7 +275,7 @@ func TestWindowChangedAndBack(t *testing.T) {
 	require.False(t, enter(t, seldom, row.Name).OK)
 }
 
-// An error of the backend is the call's, whatever it says, if the row has no rate.
+// If the row has no rate, the call returns any error of the backend.
 func TestFaultyBackend(t *testing.T) {
 	made := 0
 	r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 1}}, tokenbucket.NewMemoryStore(),

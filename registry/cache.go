@@ -5,16 +5,17 @@ import (
 	"sync"
 )
 
-// cache keeps entries for names that no row names, at most so many: in two generations, of which the older is forgotten
-// when the newer is full. What is in use moves up, and what is forgotten costs no more than to be made again.
+// cache keeps entries for names that callers choose, at most `most` of them. It has two generations: the older is dropped when the newer is
+// full, and an entry in use moves to the newer. A dropped entry is made again by the next call.
 type cache struct {
 	most int
-	name func(string) string // of the bucket
+	name func(string) string // returns the bucket's name for a caller's name
 
 	mu       sync.RWMutex
 	new, old map[string]*entry
 }
 
+// get returns the entry of a name, and makes it by limit if there is none.
 func (c *cache) get(name string, limit *Limit) *entry {
 	c.mu.RLock()
 	e := c.new[name]
@@ -29,14 +30,14 @@ func (c *cache) get(name string, limit *Limit) *entry {
 		return e
 	}
 	if e = c.old[name]; e == nil {
-		e = &entry{limit: *limit, version: limit.Version, wait: limit.wait(), strange: true}
+		e = &entry{limit: *limit, version: limit.Version, wait: limit.wait(), unnamed: true}
 		e.limit.Name = strings.Clone(name) // it may be part of a request
 	}
 	c.put(e)
 	return e
 }
 
-// put makes an entry the newest of its name. The lock is held.
+// put adds an entry to the newer generation. c.mu must be held.
 func (c *cache) put(e *entry) {
 	delete(c.old, e.limit.Name)
 	if c.new == nil || len(c.new) >= c.most/2 {
@@ -45,7 +46,7 @@ func (c *cache) put(e *entry) {
 	c.new[e.limit.Name] = e
 }
 
-// bucketName makes a bucket's name of any string, so that nobody escapes the limit by sending what is no name.
+// bucketName returns a valid bucket's name for any string, so that no client can avoid the limit by an invalid name.
 func bucketName(s string) string {
 	if len(s) > maxName {
 		s = s[:maxName]

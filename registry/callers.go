@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// callers bounds how many keys of a row get buckets of their own: most new ones in an hour, and those of the hour before. A client that
-// makes up keys would otherwise fill the store, whose failure would be that of all limits.
+// callers bounds the number of keys of a row with a bucket of their own: at most `most` new keys in an hour, beside those of the hour before.
+// Otherwise a client with invented keys could fill the store, and all limits would fail with it.
 type callers struct {
 	most int
 	seed maphash.Seed
@@ -16,18 +16,18 @@ type callers struct {
 
 	mu     sync.Mutex
 	rows   map[string]*callersOfRow // "" has the names without a row
-	shared int                      // calls beyond the bound
+	shared int                      // number of calls beyond the bound
 }
 
-// callersOfRow are hashes of keys. Two keys with one hash are counted as one.
+// callersOfRow has the hashes of a row's keys. Two keys with one hash count as one.
 type callersOfRow struct {
-	began    time.Time           // the hour of new
-	new, old map[uint64]struct{} // at most two times callers.most each: all of old may come again
-	fresh    int                 // how many of new were not in old when they came
-	told     bool
+	began    time.Time           // the beginning of the hour of new
+	new, old map[uint64]struct{} // of this hour and the hour before, at most 2 × callers.most each
+	fresh    int                 // the number of keys in new that are not in old
+	logged   bool
 }
 
-// othersMark is what a bucket's name has for all keys beyond the bound. unique changes a key that has it.
+// othersMark is part of the name of the bucket that all keys beyond the bound share. unique changes a key that contains it.
 const othersMark = hashMark + "others"
 
 // own reports whether a key may have a bucket of its own.
@@ -51,14 +51,14 @@ func (c *callers) own(row, key string, now time.Time) bool {
 		return true
 	}
 	c.shared++
-	if !of.told {
-		of.told = true
+	if !of.logged {
+		of.logged = true
 		c.log.Warn("registry: too many keys in an hour; new ones share a bucket until it is over", "row", row, "most", c.most, "until", of.began.Add(time.Hour))
 	}
 	return false
 }
 
-// shares reports whether a key shares the bucket of those beyond the bound, as things are. It counts nothing.
+// shares reports whether a key would share the bucket of the keys beyond the bound now. It counts nothing.
 func (c *callers) shares(row, key string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,10 +72,10 @@ func (c *callers) shares(row, key string) bool {
 	return !is && !was && of.fresh >= c.room(of)
 }
 
-// room is how many new keys an hour of a row admits: with all those of the hour before they are at most twice c.most.
+// room returns the number of new keys in an hour of a row. With those of the hour before they are at most 2 × c.most.
 func (c *callers) room(of *callersOfRow) int { return min(c.most, 2*c.most-len(of.old)) }
 
-// begin begins an hour of a row, and forgets rows without calls. c.mu must be held.
+// begin starts an hour of a row, and drops rows without calls. c.mu must be held.
 func (c *callers) begin(row string, before *callersOfRow, now time.Time) *callersOfRow {
 	for name, of := range c.rows {
 		if now.Sub(of.began) >= 2*time.Hour {

@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// A client that makes up keys gets so many buckets, and keys that were there before keep theirs.
+// A client with invented keys gets a bounded number of buckets. Keys of the hour before keep theirs.
 func TestMadeUpKeys(t *testing.T) {
 	for name, table := range map[string]struct {
 		limits registry.Static

@@ -2,8 +2,8 @@ package registry
 
 import tokenbucket "github.com/go-tokenbucket/tokenbucket"
 
-// Check tells why no Registry would put the limit in force, by a *RowError; nil if there is no reason. What a Registry adds of its own,
-// such as limiter options, it does not know.
+// Check returns a *RowError if no Registry would put the limit in force, and nil otherwise. The options of a Registry, such as
+// WithLimiterOptions, may reject further limits.
 func (c *Limit) Check() error {
 	s := settings{store: tokenbucket.NewMemoryStore()}
 	for _, opt := range []Option{WithLocalWindows(), WithLocalSemaphores()} {

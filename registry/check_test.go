@@ -8,7 +8,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// TestCheck: what no registry would put in force is told by the field.
+// TestCheck: Check returns the wrong field of a limit that no registry would put in force.
 func TestCheck(t *testing.T) {
 	size := 3.0
 	for _, good := range []registry.Limit{{Name: "a", Rate: 5}, {Name: "a"}, {Name: "a", Disabled: true, WaitShare: 77}, {Name: "a", Rate: 5, MaxPermits: &size}} {

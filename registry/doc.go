@@ -7,16 +7,16 @@
 //	…
 //	defer a.Leave()
 //
-// [Registry.Enter] is the one call for every row, whatever it names: a rate, a window, a concurrency. A Registry is a gate.Gate, so
-// httplimit.NewTransport, httplimit.NewMiddleware and contrib/grpc take it as it is.
+// [Registry.Enter] is the call for every row, whether it has a rate, a window, a concurrency or several of them. A Registry is a gate.Gate,
+// so httplimit.NewTransport, httplimit.NewMiddleware and contrib/grpc accept it.
 //
-// A Source says what the limits are. Every instance of a fleet asks it by itself, every interval, and puts in force what has
-// changed; the shared buckets follow the newest version, so an instance that has not asked yet learns a new rate with its next
-// answer. A row's version is the time of its last modification, but a changed content is put in force whatever that says: a
-// time of whole seconds does not tell two changes in one second apart, and a clock set back repeats an hour.
+// A [Source] loads the table of limits. Every process of a fleet loads it by itself, at every interval, and puts changed rows in force.
+// Shared buckets follow the newest version, so a process that has not loaded yet gets a new rate with the next reply of the store. The
+// version of a row is the time of its last modification. A changed row gets a higher version even if that time has not risen: two changes may
+// fall into one second of a coarse clock, and a clock that is set back repeats an hour.
 //
-// The table decides: where a bucket follows something else than its row (tokenbucket.RateLimiter.SetRate, say), the row
-// wins after two loads. A source that is away, and a row that turns bad, leave in force what was there before. A name whose row
-// never was good is refused ([WithBadRows]), and so is one with a rate of 0. All of that is told to the log, again every minute, and
-// to the hook, each time.
+// The table has precedence. If the configuration of a bucket differs from its row, for instance after tokenbucket.RateLimiter.SetRate, the
+// row is put in force again after two loads. If a load fails, or a row turns bad, the earlier limits stay in force. Calls of a name whose row
+// never was valid are refused ([WithBadRows]), and so are calls of a row with a rate of 0. All of this is logged, again every minute, and
+// each load is passed to the hook ([WithHook]).
 package registry

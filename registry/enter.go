@@ -9,16 +9,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// Enter blocks until a call of that name may begin, at most as long as the row's WaitShare allows. Then the Admission is OK, and Leave must
-// be called when the call has ended. A refusal is an Admission that is not OK: it names the limit that refused, and nothing is taken. Calls
-// pass at once while the switch is off, the row is disabled, or there is none and the policy lets them pass ([WithUnknown]). Enter makes a
-// Registry a gate.Gate.
+// Enter blocks until a call of that name may begin, at most as long as the row's WaitShare allows. Then the Admission is OK, and the caller
+// must call Leave when the call has ended. A refusal is an Admission that is not OK: it names the limit that refused, and takes nothing.
+// Calls pass at once while the switch is off, if the row is disabled, and if the name has no row and the policy lets it pass
+// ([WithUnknown]). Enter makes a Registry a gate.Gate.
 //
-// Only the rate is waited for. A call that waits holds its permit alone, so others may use its place, and count in its window. Shortly before
-// the permit is due it asks for its place, and last it is counted in the window. If one of them refuses, permit and place go back. A window
-// that is full for longer than the call may wait refuses at once.
+// Calls wait for the rate only. A waiting call holds its permit and nothing else, so others can use the place and the count meanwhile.
+// Shortly before the permit is due, the call asks for its place, and then it is counted in the window. If either refuses, permit and place
+// are given back. If the window stays full for longer than the call may wait, the call is refused at once.
 //
-// A place of a fleet is a lease that is renewed until Leave (package semaphore). The log tells if one is lost before.
+// A place of a fleet is a lease that is renewed until Leave (package semaphore). A lease that is lost earlier is logged.
 func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, error) {
 	f, err := r.find(name)
 	for attempt := 1; err == nil; attempt++ {
@@ -39,7 +39,7 @@ func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, err
 	return nil, err
 }
 
-// enterRate is Enter for a row that names nothing but a rate.
+// enterRate implements Enter for a row that has a rate only.
 func (r *Registry) enterRate(ctx context.Context, f *found) (*gate.Admission, error) {
 	permit, err := f.limiter.TryReserve(ctx, 1, f.entry.wait)
 	r.decided(f.entry, err == nil && permit.OK(), err)
@@ -49,7 +49,7 @@ func (r *Registry) enterRate(ctx context.Context, f *found) (*gate.Admission, er
 	return gate.Wait(ctx, permit)
 }
 
-// decided records what became of a call that a row's bucket alone decides about.
+// decided records the outcome of a call of a row that has a rate only.
 func (r *Registry) decided(e *entry, ok bool, err error) {
 	if ok && err == nil {
 		r.faults.passed(e)
@@ -58,7 +58,7 @@ func (r *Registry) decided(e *entry, ok bool, err error) {
 	}
 }
 
-// bypassed returns the reply to a call of a name without a bucket.
+// bypassed returns the admission of a call for which no bucket is asked.
 func (r *Registry) bypassed(name string, f *found) *gate.Admission {
 	if r.bypass != nil {
 		r.bypass(name, f.by, f.pass)
@@ -66,14 +66,14 @@ func (r *Registry) bypassed(name string, f *found) *gate.Admission {
 	return &gate.Admission{OK: f.pass, By: f.by}
 }
 
-// bounded reports whether more than a bucket decides.
+// bounded reports whether a window or a concurrency decides, too.
 func (f *found) bounded() bool { return f.by == gate.ByLimit && f.entry != nil && f.entry.slot != nil }
 
-// patience bounds how long a caller waits until what it gives back has arrived. It nearly always has by then, and a call that follows at
-// once finds it.
+// patience bounds how long a caller waits for the reply to a refund. The reply is nearly always there by then, so a call that follows at
+// once finds the permit.
 const patience = 20 * time.Millisecond
 
-// aside gives something back, whether or not the call's context has ended.
+// aside calls giveBack with a context of its own, since the call's context may have ended.
 func aside(giveBack func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()

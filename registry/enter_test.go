@@ -42,7 +42,7 @@ func enter(t testing.TB, r *registry.Registry, name string) *gate.Admission {
 	return a
 }
 
-// entered asks until a call is admitted: on a busy machine what was given back to Redis may be there a moment later.
+// entered asks until a call is admitted: on a busy machine a refund may reach Redis a moment later.
 func entered(t testing.TB, r *registry.Registry, name string) *gate.Admission {
 	t.Helper()
 	var a *gate.Admission
@@ -55,7 +55,7 @@ func entered(t testing.TB, r *registry.Registry, name string) *gate.Admission {
 	return a
 }
 
-// Each of the three refuses in its turn, and says so; Leave gives the place back, once.
+// Each of the three limits refuses in its turn, and is named in the admission. Leave gives the place back once.
 func TestEnter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var told []string
@@ -209,7 +209,7 @@ func (s *stopping) Since(t time.Time) time.Duration {
 	return since
 }
 
-// A call counts in its window from when it begins, though it was told late that it counts: its process was stopped, or the answer was lost once.
+// A call counts in its window from its beginning, also if the reply was late: the process was stopped, or a reply was lost.
 func TestCountedWhenItIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		clock := &stopping{Clock: clockwork.NewRealClock()}
@@ -284,7 +284,7 @@ func TestEnterPlain(t *testing.T) {
 	})
 }
 
-// A call that its rate refuses by what is known is not counted in its window before, nor does it take another call's place.
+// A call that its rate refuses from local state is not counted in the window first, nor does it take a place.
 func TestRefusedByTheRateFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, counted := 1.0, 0

@@ -11,38 +11,39 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 )
 
-// Fault is a bucket, a window or a concurrency that cannot be used until somebody repairs it: its key is of another type, its state is none of
-// this library, a right is missing. Its calls fail, under every policy. An outage of a store is no fault.
+// Fault is a bucket, a window or a concurrency that must be repaired by an operator: its key has another type, its state was not written by
+// this library, or a right is missing. Its calls fail under every policy. An outage of a store is not a fault.
 type Fault struct {
-	// Name of the row, and of the Bucket: another one if the row has one for each key. Name is empty if no row decides (Default).
+	// Name of the row, empty if no row decides (Default), and of the Bucket, which differs if the row has a bucket for each key.
 	Name, Bucket string
-	// By is what cannot be used: ByLimit, ByWindow or ByConcurrency.
+	// By is the limit that fails: ByLimit, ByWindow or ByConcurrency.
 	By gate.Decider
-	// Err of the last call that failed so, of so many Calls since then.
+	// Err of the last failed call; Calls have failed Since then.
 	Err   error
 	Since time.Time
 	Calls int
 }
 
-// mostFaults bounds how many faults are kept, as a row may have a bucket for each key. Calls of others are counted.
+// mostFaults bounds the number of faults that are kept, as a row may have a bucket for each key. Calls of further faults are only counted.
 const mostFaults = 100
 
-// faults are those that last: each ends with a call of its bucket that passes.
+// faults are the present faults. Each ends with the next call of its bucket that passes.
 type faults struct {
-	some atomic.Bool // whether there are any
+	some atomic.Bool // whether kept has any
 
-	mu    sync.Mutex // guards these
+	mu    sync.Mutex // guards the fields below
 	kept  map[faulty]*Fault
-	fresh []faulty // that were not logged yet
+	fresh []faulty // not logged yet
 	calls int
 }
 
+// faulty identifies a fault.
 type faulty struct {
 	bucket string
 	by     gate.Decider
 }
 
-// isFault reports whether an error is one that neither time nor the caller mends.
+// isFault reports whether an error means a fault: neither an outage nor a mistake of the caller.
 func isFault(err error) bool {
 	if err == nil {
 		return false
@@ -51,7 +52,7 @@ func isFault(err error) bool {
 	return kind == telemetry.Corrupt || kind == telemetry.Other
 }
 
-// failed notes the error of a call that by has failed.
+// failed records a call that has failed with err when it asked the limit by.
 func (f *faults) failed(e *entry, by gate.Decider, err error) {
 	if !isFault(err) {
 		return
@@ -77,14 +78,14 @@ func (f *faults) failed(e *entry, by gate.Decider, err error) {
 	known.Calls++
 }
 
-// passed notes that a call has passed: all that it asked can be used.
+// passed ends the faults of a bucket after a call that has passed.
 func (f *faults) passed(e *entry) {
 	if f.some.Load() {
 		f.drop(func(fault *Fault) bool { return fault.Bucket == e.limit.Name })
 	}
 }
 
-// drop forgets the faults for which ended is true.
+// drop removes the faults for which ended returns true.
 func (f *faults) drop(ended func(*Fault) bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -96,7 +97,7 @@ func (f *faults) drop(ended func(*Fault) bool) {
 	f.some.Store(len(f.kept) > 0)
 }
 
-// all returns the faults that last, by bucket, and how many calls have failed so in all.
+// all returns the present faults, sorted by bucket, and the number of calls that have failed by faults so far.
 func (f *faults) all() (last []Fault, calls int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -112,7 +113,7 @@ func (f *faults) all() (last []Fault, calls int) {
 	return last, f.calls
 }
 
-// unlogged returns the faults that last and were not logged yet.
+// unlogged returns the present faults that were not logged yet.
 func (f *faults) unlogged() (fresh []Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -125,12 +126,12 @@ func (f *faults) unlogged() (fresh []Fault) {
 	return fresh
 }
 
-// row is the name of the row that an entry is of; empty if there is none.
+// row returns the name of the entry's row; empty if it has none.
 func (e *entry) row() string {
 	switch {
 	case e.of != nil:
 		return e.of.limit.Name
-	case e.strange:
+	case e.unnamed:
 		return ""
 	}
 	return e.limit.Name
@@ -138,12 +139,12 @@ func (e *entry) row() string {
 
 func (r *Registry) logFaults(faults []Fault) {
 	for i := range faults {
-		if i == mostTold {
+		if i == mostLogged {
 			r.log.Error("registry: calls of further rows fail, see Stats", "faults", len(faults)-i)
 			return
 		}
 		f := &faults[i]
-		r.log.Error("registry: calls of a row fail until somebody repairs what it is counted in", "bucket", f.Bucket, "by", f.By.String(),
+		r.log.Error("registry: calls of a row fail until its bucket, window or concurrency is repaired", "bucket", f.Bucket, "by", f.By.String(),
 			"calls", f.Calls, "error", f.Err)
 	}
 }

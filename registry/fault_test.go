@@ -19,7 +19,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// A key of the wrong type under a rate, a window or a concurrency makes the calls of its row fail until somebody repairs it: Stats has it,
+// A key of the wrong type under a rate, a window or a concurrency makes the calls of its row fail until it is repaired: Stats has it,
 // and the log, until a call passes again.
 func TestFaults(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
@@ -31,12 +31,12 @@ func TestFaults(t *testing.T) {
 	} {
 		t.Run(by.String(), func(t *testing.T) {
 			log := new(logged)
-			r := open(t, registry.Static{row, {Name: "/other", Rate: 5}}, tokenbucket.NewRedisScriptStore(client), log.option(),
+			r := open(t, registry.Static{row, {Name: "/other", Rate: 5}}, tokenbucket.NewRedisScriptStore(client), log.option(), registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(20*time.Second)), // a slow machine is no fault
 				registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-					return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+					return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 				}),
 				registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
-					return semaphore.NewRedis(client, name, n, opts...)
+					return semaphore.NewRedis(client, name, n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 				}))
 			a := enter(t, r, row.Name)
 			require.True(t, a.OK)
@@ -55,7 +55,7 @@ func TestFaults(t *testing.T) {
 			require.Eventually(t, func() bool {
 				_, failed = r.Enter(ctx, row.Name)
 				return failed != nil
-			}, 10*time.Second, time.Millisecond)
+			}, 20*time.Second, time.Millisecond)
 			_, err = r.Enter(ctx, row.Name)
 			require.Error(t, err)
 			s := r.Stats()
@@ -67,7 +67,7 @@ func TestFaults(t *testing.T) {
 			require.Equal(t, 2, s.Faulty)
 			require.ErrorContains(t, f.Err, "corrupt state")
 			require.WithinDuration(t, time.Now(), f.Since, time.Minute)
-			const line = "calls of a row fail until somebody repairs what it is counted in"
+			const line = "calls of a row fail until its bucket, window or concurrency is repaired"
 			require.Eventually(t, func() bool { return strings.Count(log.String(), line) == 1 }, 30*time.Second, 10*time.Millisecond)
 			require.Contains(t, log.String(), "by="+by.String())
 
@@ -75,7 +75,7 @@ func TestFaults(t *testing.T) {
 			require.Eventually(t, func() bool {
 				a, err := r.Enter(ctx, row.Name)
 				return err == nil && a.OK
-			}, 10*time.Second, time.Millisecond)
+			}, 20*time.Second, time.Millisecond)
 			s = r.Stats()
 			require.Empty(t, s.Faults)
 			require.GreaterOrEqual(t, s.Faulty, 2, "it counts all there were")

@@ -248,7 +248,7 @@ func (l *Limit) conflict() (f *Field, want string) {
 	return nil, ""
 }
 
-// check returns what is wrong with a limit, whatever made it; nil if its fields are right.
+// check returns the error of the first wrong field of a limit; nil if all are right.
 func (l *Limit) check() *RowError {
 	reject := func(f *Field, want string) *RowError {
 		return &RowError{Row: l.Row, Name: l.Name, Field: f.Key, Value: f.value.text(l), Want: want}
@@ -264,7 +264,7 @@ func (l *Limit) check() *RowError {
 	return nil
 }
 
-// same reports whether two rows have the same values, but for those of the given keys.
+// same reports whether two rows have the same values, except in the fields with the given keys.
 func (l *Limit) same(o *Limit, but ...string) bool {
 	for i := range fields {
 		f := &fields[i]
@@ -429,8 +429,8 @@ func (factorValue) want(n Notation) string { return "a number above 1, at most "
 type durationValue struct {
 	at          func(*Limit) *time.Duration
 	unit        time.Duration // of a table's number
-	step        time.Duration // of which the duration is a multiple; 0: any
-	least, most time.Duration // 0 is valid, too
+	step        time.Duration // the duration is a multiple of it; 0 if any duration is valid
+	least, most time.Duration // bounds of the duration; 0 is valid, too
 	example     string
 }
 

@@ -26,7 +26,7 @@ func local(t *testing.T, source Source, opts ...Option) *Registry {
 	return r
 }
 
-// fading is a context that ends as soon as it was asked so many times whether it has.
+// fading is a context that ends after a number of calls of Err.
 type fading struct {
 	context.Context
 	end   context.CancelFunc
@@ -58,7 +58,7 @@ func TestEnterLeavesNothing(t *testing.T) {
 	}
 }
 
-// A bucket of another kind begins anew, also of a row with a window.
+// A bucket of another kind is reset, also of a row with a window.
 func TestEnterReplacesTheBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := Limit{Name: "/a", Row: "1", Rate: 100, Window: time.Second, WindowLimit: 100}
@@ -125,7 +125,7 @@ func TestSlotsAreForgotten(t *testing.T) {
 	a.Leave()
 }
 
-// A row that comes back with an older version, and was forgotten, has what it says, not what it said.
+// A row that returns with an older version, after its version was dropped, is in force as it is now, not as it was.
 func TestForgottenRowComesBack(t *testing.T) {
 	old := Limit{Name: "/a", Row: "1", NoRate: true, Concurrent: 1, Version: 100}
 	source := &table{[]Limit{old}}

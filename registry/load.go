@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Reload asks the source now. Many callers share a load, but for one that is given up as its caller's ctx ends. On an error everything
-// stays as it was.
+// Reload loads the table now. Concurrent callers share a load, unless it is given up because the ctx of its caller ends. After an error the
+// earlier limits stay in force.
 func (r *Registry) Reload(ctx context.Context) error {
 	asked := time.Now()
 	select {
@@ -37,8 +37,8 @@ func (r *Registry) Reload(ctx context.Context) error {
 		r.apply(ctx, table, &load)
 	case r.ctx.Err() != nil: // closed
 		return err
-	case caller.Err() != nil: // it was given up, and says nothing of the source
-		r.notes.givenUp()
+	case caller.Err() != nil: // the caller gave up, which is no failure of the source
+		r.notes.undo()
 		return err
 	}
 	r.note(&load)
@@ -48,13 +48,13 @@ func (r *Registry) Reload(ctx context.Context) error {
 	return err
 }
 
-// slowLoad is after what time the log has that a load takes long.
+// slowLoad is the time after which a load is logged as slow.
 const slowLoad = 5 * time.Second
 
-// logSlow logs that a load takes long, unless the one before did.
+// logSlow logs that a load takes long, unless the load before did, too.
 func (r *Registry) logSlow() {
 	if !r.slow.Swap(true) {
-		r.log.Warn("registry: a load takes long and goes on; what was before stays in force meanwhile", "for", slowLoad, "timeout", r.timeout)
+		r.log.Warn("registry: a load takes long and goes on; the earlier limits stay in force meanwhile", "for", slowLoad, "timeout", r.timeout)
 	}
 }
 
@@ -82,7 +82,7 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 			continue
 		}
 		next[c.Name] = e
-		r.tellChange(was, e, load, old == nil)
+		r.logChange(was, e, load, old == nil)
 	}
 	load.Rows = len(table.Limits) + len(table.Rejected)
 	r.keep(old, next, load)
@@ -95,8 +95,8 @@ func (r *Registry) apply(ctx context.Context, table Table, load *Load) {
 	r.renewShadows(ctx, next)
 }
 
-// tellChange counts and logs what a row does.
-func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
+// logChange counts and logs a row that is new or has changed.
+func (r *Registry) logChange(was, e *entry, load *Load, first bool) {
 	level := slog.LevelInfo
 	if e.limit.Disabled || e.limit.Shadow {
 		level = slog.LevelWarn // less is limited than before
@@ -113,14 +113,14 @@ func (r *Registry) tellChange(was, e *entry, load *Load, first bool) {
 	}
 }
 
-// notCounted are the keys of fields whose change leaves everything as it is in the store: it needs no new version.
-var notCounted = []string{"disabled", "cache", "penalty"}
+// unversioned are the keys of fields that no store keeps, so that a change of them needs no new version.
+var unversioned = []string{"disabled", "cache", "penalty"}
 
-// follow returns the entry for a row: what was, if nothing of it changed.
+// follow returns the entry of a row. If the row has not changed, it is the earlier entry, was.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 	e := &entry{limit: *c, version: c.Version, wait: c.wait(), slot: r.slot(c)}
 	if was != nil {
-		if was.limit.same(c, notCounted...) {
+		if was.limit.same(c, unversioned...) {
 			e.version = r.dispute(was)
 			if e.version == was.version {
 				if c.Row == was.limit.Row && was.limit.same(c) {
@@ -130,12 +130,12 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 					e.limiter.Store(was.limiter.Load())
 				}
 			}
-		} else { // whatever its time says: seconds are coarse, and clocks change
+		} else { // also if the time of modification has not risen: it may count whole seconds, and clocks are set
 			e.version = max(c.Version, was.version+1)
 		}
 	} else if version, ok := r.past.get(c.Name); ok {
 		e.version = max(c.Version, version+1)
-	} else if e.slot != nil { // it was forgotten, but what it counts was not
+	} else if e.slot != nil { // the version was dropped, but the slot was not
 		if b := e.slot.inForce.Load(); b != nil {
 			e.version = max(c.Version, b.version+1)
 		}
@@ -148,9 +148,9 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 	return e, nil
 }
 
-// dispute returns the version that an unchanged row should have. Something else may be in force in the bucket for good: the
-// row was changed within a second, or in the hour that a clock repeats, and nobody is left who saw it. What two loads in a
-// row find so is settled by the table.
+// dispute returns the version that an unchanged row needs. Another configuration may stay in force in the bucket: the row was changed twice
+// within one second of a coarse clock, or in the hour that a clock repeats at the end of summer time, and no process that loaded the
+// change is left. After two consecutive loads with such a difference the row gets a higher version, and takes effect.
 func (r *Registry) dispute(e *entry) int64 {
 	l := e.limiter.Load()
 	if l == nil {
@@ -164,15 +164,15 @@ func (r *Registry) dispute(e *entry) int64 {
 	if e.disputed++; e.disputed < 2 {
 		return e.version
 	}
-	r.log.Warn("registry: the bucket follows something else than its row; the row wins", "bucket", e.limit.Name, "row", e.limit.Row,
+	r.log.Warn("registry: the bucket has differed from its row for two loads; the row is put in force again", "bucket", e.limit.Name, "row", e.limit.Row,
 		"bucket's rate", there.Rate, "row says", e.limit.String(), "version", there.Version+1)
 	return there.Version + 1
 }
 
-// keep decides about the names whose rows are bad, and counts the limits that are gone.
+// keep decides about the names whose rows are bad, and counts the limits that are no longer in the table.
 func (r *Registry) keep(old, next map[string]*entry, load *Load) {
-	rows := map[string]*entry{} // those that are not among the next, by row
-	named := map[string]int{}   // how many limits a row's name stood for: a file has one for all
+	rows := map[string]*entry{} // entries that are not among the next, by row
+	named := map[string]int{}   // number of limits of one row: a file has one name for all its rows
 	for name, e := range old {
 		if named[e.limit.Row]++; next[name] == nil {
 			rows[e.limit.Row] = e
@@ -194,7 +194,7 @@ func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 	}
 	has := func(name string) bool { return next[name] != nil }
 	event := r.lost.load(time.Now(), gone, len(next), has)
-	r.tellLoss(event)
+	r.logLoss(event)
 	if event == lossHeld {
 		load.Held = len(gone)
 		for _, name := range gone {
@@ -209,24 +209,24 @@ func (r *Registry) keep(old, next map[string]*entry, load *Load) {
 		if e.bad {
 			continue
 		}
-		if load.Removed++; load.Removed <= mostTold {
+		if load.Removed++; load.Removed <= mostLogged {
 			r.log.Info("registry: a limit is gone", "bucket", name, "row", e.limit.Row)
 		}
 		r.past.put(name, e.version)
 	}
-	if load.Removed > mostTold {
-		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostTold)
+	if load.Removed > mostLogged {
+		r.log.Info("registry: further limits are gone", "limits", load.Removed-mostLogged)
 	}
 }
 
-// rule decides about the name of a bad row: its last good limit stays; if there is none, WithBadRows decides.
+// rule decides about the name of a bad row: its last valid limit stays in force; if there is none, WithBadRows decides.
 func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *Load) {
 	name, was := bad.Name, old[bad.Name]
 	if strings.Contains(strings.TrimSuffix(name, "*"), "*") {
-		name = "" // no call is meant
+		name = "" // it matches no call
 	}
 	if was == nil || was.bad {
-		if e := rows[bad.Row]; e != nil && !e.bad { // the row had another name, or has none that can be read
+		if e := rows[bad.Row]; e != nil && !e.bad { // the row had another name, or its name cannot be read now
 			next[e.limit.Name] = e
 			load.Kept++
 			bad.Consequence = fmt.Sprintf("the last good limit of the row, %s for %.80q, stays in force", e.limit.String(), e.limit.Name)
@@ -236,7 +236,7 @@ func (r *Registry) rule(bad *RowError, old, next, rows map[string]*entry, load *
 	case name == "" && bad.Consequence != "":
 	case name == "":
 		if bad.Consequence = "it limits nothing, since it has no name"; bad.Name != "" {
-			bad.Consequence = "it limits nothing: such a name holds for no call"
+			bad.Consequence = "it limits nothing: such a name matches no call"
 		}
 	case e != nil && !e.bad && e.limit.Row != bad.Row:
 		bad.Consequence = fmt.Sprintf("row %.80s is in force for the name", e.limit.Row)

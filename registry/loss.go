@@ -15,48 +15,47 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Loss is what a table has lost when a load finds more than half of its limits gone. It lasts until a person confirms it
-// (Registry.Confirm, [WithConfirmations]), or until no more than half of them are missing any longer.
+// Loss describes the limits that a table has lost, after a load that finds more than half of them gone. It ends when a person confirms it
+// (Registry.Confirm, [WithConfirmations]), or when at most half of the limits are missing.
 type Loss struct {
-	// Since is when a load found the rows gone first; zero: nothing is lost.
+	// Since is the time of the first load without the rows; zero if no limits are lost.
 	Since time.Time
-	// Before is how many limits the table had, Gone how many of these are missing.
+	// Before is the number of limits that the table had, Gone the number of these that are missing.
 	Before, Gone int
 	// Names of the missing limits, in order, at most 20 of them.
 	Names []string
 	// Held reports whether the missing limits are still in force.
 	Held bool
 
-	loads int // in a row that found them gone
+	loads int // consecutive loads that found the limits gone
 }
 
-// Confirmation is a person's word that a table is meant as it is, see [WithConfirmations].
+// Confirmation is a person's statement that a loss of limits was intended, see [WithConfirmations].
 type Confirmation struct {
-	// ID is another one for each confirmation; empty: there was none.
+	// ID differs for each confirmation; it is empty if there was none.
 	ID string `json:"id"`
 	// Who confirmed the table, and Why.
 	Who string `json:"who"`
 	Why string `json:"why"`
-	// Age is how long ago, by the clock of the place that keeps it.
+	// Age is the time since the confirmation, by the clock of its store.
 	Age time.Duration `json:"-"`
 }
 
-// Confirmations is where a fleet keeps its last Confirmation: [NewRedisConfirmations], for instance.
+// Confirmations keeps the last Confirmation of a fleet. [NewRedisConfirmations] is one.
 type Confirmations interface {
-	// Last returns the last one; the zero Confirmation if there is none.
+	// Last returns the last confirmation; the zero Confirmation if there is none.
 	Last(ctx context.Context) (Confirmation, error)
-	// Confirm replaces it by a new one.
+	// Confirm stores a new confirmation in place of the last one.
 	Confirm(ctx context.Context, who, why string) error
 }
 
-// WithConfirmations sets where the fleet keeps confirmations of tables that have lost more than half of their limits. While there is
-// such a loss, the Registry reads them every second. A confirmation counts once, for a loss that was found before it, or at most two
-// intervals after it: not all processes load at the same time. Without this option only Confirm of this Registry ends a loss, or the
-// rows do that come back.
+// WithConfirmations sets the store of the fleet's confirmations of lost limits. During a loss the Registry reads it every second. A
+// confirmation counts once, for a loss that was found before it or at most two intervals after it, since processes load at different times.
+// Without this option a loss ends only by Confirm of this Registry, or by rows that return.
 func WithConfirmations(c Confirmations) Option {
 	return func(s *settings) error {
 		if c == nil {
-			return bad("confirmations", "nil", "a place for them")
+			return bad("confirmations", "nil", "a store of confirmations")
 		}
 		s.confirmations = c
 		return nil
@@ -80,9 +79,8 @@ func (s *settings) believe(policy lossPolicy, field string) error {
 	return nil
 }
 
-// Confirm accepts the table as it is: limits whose rows are gone with more than half of the table are no longer in force after the next
-// load, which begins at once, and the loss is over. With [WithConfirmations] it does so for the fleet. who and why are for the log.
-// Without a loss it does nothing here.
+// Confirm accepts a loss of limits: the lost limits are no longer in force after the next load, which begins at once. With
+// [WithConfirmations] it does so for the fleet. who and why are for the log. If this Registry has no loss, nothing changes in it.
 func (r *Registry) Confirm(ctx context.Context, who, why string) error {
 	if r.confirmations != nil {
 		if err := r.confirmations.Confirm(ctx, who, why); err != nil {
@@ -92,7 +90,7 @@ func (r *Registry) Confirm(ctx context.Context, who, why string) error {
 	return r.confirmed(ctx, Confirmation{Who: who, Why: why})
 }
 
-// confirmed ends the loss by a confirmation.
+// confirmed ends the loss after a confirmation.
 func (r *Registry) confirmed(ctx context.Context, c Confirmation) error {
 	loss := r.lost.confirm()
 	if loss.Since.IsZero() {
@@ -105,7 +103,7 @@ func (r *Registry) confirmed(ctx context.Context, c Confirmation) error {
 	return nil
 }
 
-// watchLoss reads the fleet's confirmations while there is a loss. Only mind calls it.
+// watchLoss reads the fleet's confirmations during a loss. Only mind calls it.
 func (r *Registry) watchLoss(ctx context.Context) {
 	if r.confirmations == nil || r.lost.now().Since.IsZero() {
 		return
@@ -125,12 +123,12 @@ func (r *Registry) watchLoss(ctx context.Context) {
 	}
 }
 
-// tellLoss logs what a load means for a loss.
-func (r *Registry) tellLoss(event lossEvent) {
+// logLoss logs the effect of a load on a loss.
+func (r *Registry) logLoss(event lossEvent) {
 	l := r.lost.now()
 	switch {
 	case event == lossHeld && r.lossPolicy == onceConfirmed && l.loads == 1:
-		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until that is confirmed", "gone", l.Gone, "of", l.Before)
+		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until the loss is confirmed", "gone", l.Gone, "of", l.Before)
 	case event == lossHeld && r.lossPolicy == afterLoads:
 		r.log.Warn("registry: more than half of the limits are gone from the table; they stay in force until further loads agree",
 			"gone", l.Gone, "of", l.Before, "loads", agreeing-l.loads)
@@ -141,57 +139,57 @@ func (r *Registry) tellLoss(event lossEvent) {
 	}
 }
 
-// remindLoss logs a loss that lasts.
+// remindLoss logs a loss again.
 func (r *Registry) remindLoss(l *Loss) {
-	text := "registry: more than half of the limits are gone, and not in force any more; confirm it, or restore the rows"
+	text := "registry: more than half of the limits are gone, and no longer in force; confirm the loss, or restore the rows"
 	switch {
 	case l.Since.IsZero():
 		return
 	case l.Held:
-		text = "registry: more than half of the limits are gone from the table, and still in force; confirm it, or restore the rows"
+		text = "registry: more than half of the limits are gone from the table, and still in force; confirm the loss, or restore the rows"
 	}
 	r.log.Warn(text, "gone", l.Gone, "of", l.Before, "buckets", first(l.Names), "for", time.Since(l.Since).Round(time.Second))
 }
 
-// lossPolicy is when a table is believed that has lost more than half of its limits.
+// lossPolicy decides when a table is accepted that has lost more than half of its limits.
 type lossPolicy uint8
 
 const (
-	afterLoads    lossPolicy = iota // when enough loads in a row agree: see agreeing
+	afterLoads    lossPolicy = iota // after enough consecutive loads, see agreeing
 	atOnce                          // WithAllowEmpty
 	onceConfirmed                   // WithConfirmedLosses
 )
 
-// agreeing is how many loads in a row must find more than half of the limits gone.
+// agreeing is the number of consecutive loads that must find more than half of the limits gone.
 const agreeing = 3
 
-// losses decides whether a table is believed that has lost more than half of its limits, and keeps what was lost until that is
-// confirmed or restored. The zero value has no table yet. Its methods may be called by many goroutines at once.
+// losses decides whether a table that has lost more than half of its limits is accepted. It keeps the names of the lost limits until the
+// loss is confirmed or the rows return. The zero value has no table yet. All methods are safe for concurrent use.
 type losses struct {
 	policy lossPolicy
 
 	mu      sync.Mutex
-	trusted int                 // names of the last table that was believed
-	loads   int                 // in a row that found more than half of them gone
-	accept  bool                // the next table is believed, since a person has confirmed it
+	trusted int                 // number of names in the last table that was accepted
+	loads   int                 // consecutive loads that found more than half of them gone
+	accept  bool                // whether the next table is accepted, because a person has confirmed it
 	since   time.Time           // when the loss was found
-	before  int                 // names of the table before the loss
-	missing map[string]struct{} // names that are gone since then; nil: nothing is lost
-	held    bool                // they are still in force
-	last    string              // the ID of the last confirmation that counted
+	before  int                 // number of names in the table before the loss
+	missing map[string]struct{} // names that are gone since then; nil if there is no loss
+	held    bool                // whether they are still in force
+	last    string              // ID of the last confirmation that counted
 }
 
-// lossEvent is what a table means for a loss.
+// lossEvent is the effect of a load on a loss.
 type lossEvent uint8
 
 const (
-	noLoss       lossEvent = iota // nothing new
+	noLoss       lossEvent = iota // no effect
 	lossHeld                      // more than half is gone, and stays in force for now
 	lossBelieved                  // more than half is gone, and no longer in force
 	lossRestored                  // the rows are back
 )
 
-// load takes in a table with so many names: gone are those in force that are not in it, and has reports which are.
+// load decides about a table with that number of names. gone are the names in force that the table lacks; has reports whether it has a name.
 func (l *losses) load(now time.Time, gone []string, names int, has func(name string) bool) lossEvent {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -222,7 +220,7 @@ func (l *losses) load(now time.Time, gone []string, names int, has func(name str
 	return noLoss
 }
 
-// lose adds names to the loss, which begins now if there is none. l.mu must be held.
+// lose adds names to the loss, and begins a loss if there is none. l.mu must be held.
 func (l *losses) lose(now time.Time, gone []string) {
 	l.loads++
 	if l.missing == nil {
@@ -233,7 +231,7 @@ func (l *losses) lose(now time.Time, gone []string) {
 	}
 }
 
-// confirm ends the loss, and returns it. If the limits are still in force, it ends with the next load.
+// confirm ends the loss, and returns it. If the lost limits are still in force, the loss ends with the next load.
 func (l *losses) confirm() Loss {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -244,7 +242,7 @@ func (l *losses) confirm() Loss {
 	return was
 }
 
-// confirmedBy reports whether a confirmation is of this loss: it has not counted yet, and is older than the loss by grace at most.
+// confirmedBy reports whether a confirmation is for this loss: it has not counted yet, and is at most grace older than the loss.
 func (l *losses) confirmedBy(c *Confirmation, now time.Time, grace time.Duration) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -255,23 +253,23 @@ func (l *losses) confirmedBy(c *Confirmation, now time.Time, grace time.Duration
 	return true
 }
 
-// now returns what is lost.
+// now returns the present loss.
 func (l *losses) now() Loss {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.loss()
 }
 
-// loss returns what is lost. l.mu must be held.
+// loss returns the present loss. l.mu must be held.
 func (l *losses) loss() Loss {
 	if l.missing == nil {
 		return Loss{}
 	}
 	names := slices.Sorted(maps.Keys(l.missing))
-	return Loss{Since: l.since, Before: l.before, Gone: len(names), Names: names[:min(len(names), mostTold)], Held: l.held, loads: l.loads}
+	return Loss{Since: l.since, Before: l.before, Gone: len(names), Names: names[:min(len(names), mostLogged)], Held: l.held, loads: l.loads}
 }
 
-// RedisConfirmations is a key in Redis, for a whole fleet. It lives for a day.
+// RedisConfirmations keeps the confirmation of a fleet under a key in Redis, for a day.
 type RedisConfirmations struct {
 	client SwitchClient
 	key    string
@@ -279,7 +277,7 @@ type RedisConfirmations struct {
 
 const confirmationLives = 24 * time.Hour
 
-// NewRedisConfirmations returns confirmations that are kept under a key in Redis.
+// NewRedisConfirmations returns a store of confirmations under a key in Redis.
 func NewRedisConfirmations(client SwitchClient, key string) (*RedisConfirmations, error) {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, bad("redis client", "nil", "a client")

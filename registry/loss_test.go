@@ -79,7 +79,7 @@ func TestLossIsReportedUntilItIsConfirmed(t *testing.T) {
 				require.Equal(t, "/16", s.Loss.Names[16-left])
 			}
 			require.Equal(t, 5, strings.Count(log.String(), "confirmations of lost limits cannot be read"), "once a minute")
-			require.Equal(t, 5, strings.Count(log.String(), "not in force any more; confirm it, or restore the rows"), "once a minute")
+			require.Equal(t, 5, strings.Count(log.String(), "no longer in force; confirm the loss, or restore the rows"), "once a minute")
 			require.NoError(t, shared.failWith(nil).Confirm(ctx, "ann", "moved elsewhere"))
 			time.Sleep(1001 * time.Millisecond)
 			require.Zero(t, r.Stats().Loss)
@@ -150,7 +150,7 @@ func TestLossIsNeverBelieved(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.Equal(t, 17, r.Stats().Limits)
 		require.True(t, r.Stats().Loss.Held)
-		require.Equal(t, 1, strings.Count(log.String(), "until that is confirmed"))
+		require.Equal(t, 1, strings.Count(log.String(), "until the loss is confirmed"))
 		require.NoError(t, shared.Confirm(ctx, "ann", "meant"))
 		time.Sleep(1001 * time.Millisecond)
 		require.Zero(t, r.Stats().Limits)

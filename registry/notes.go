@@ -6,17 +6,17 @@ import (
 	"time"
 )
 
-// notes are what is remembered of loads, and of what was told.
+// notes keeps the figures of loads, and which bad rows were logged.
 type notes struct {
 	mu       sync.Mutex
 	stats    Stats
-	began    time.Time // of the last load
-	before   time.Time // of the one before that
+	began    time.Time // when the last load began
+	before   time.Time // when the load before that began
 	reported map[string]bool
 	failing  bool
 }
 
-// begin begins a load, unless one has begun since it was asked for: then that one's error is the answer.
+// begin starts a load. If another load has begun since asked, the caller shares that one: done is true, and err is its error.
 func (n *notes) begin(asked time.Time) (done bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -27,25 +27,25 @@ func (n *notes) begin(asked time.Time) (done bool, err error) {
 	return false, nil
 }
 
-// givenUp notes that a load has not taken place: who waits for it loads by himself.
-func (n *notes) givenUp() {
+// undo reverses begin: the load was given up, so the callers that share it must load themselves.
+func (n *notes) undo() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.began = n.before
 }
 
-// age is the time since the last load began.
+// age returns the time since the last load began.
 func (n *notes) age() time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return time.Since(n.began)
 }
 
-// again is how often a trouble is told that lasts.
+// again is the time between two log lines about a lasting problem.
 const again = time.Minute
 
-// loaded keeps the figures of a load. It returns the bad rows and the unmatched ones that were not told, and whether other rows are in shadow
-// than before.
+// loaded records the figures of a load. It returns the bad rows and the unmatched rows that were not logged yet, and whether other rows are
+// in shadow than before.
 func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh, unmatched []RowError) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -79,24 +79,24 @@ func (n *notes) loaded(load *Load) (failed, recovered, shadows bool, fresh, unma
 	return failed, recovered, shadows, fresh, unmatched
 }
 
-// note keeps the figures of a load and tells of it, of each trouble once; remind tells of it again.
+// note records and logs a load, each problem once; remind logs it again.
 func (r *Registry) note(load *Load) {
 	failed, recovered, shadows, fresh, unmatched := r.notes.loaded(load)
 	if failed && r.limits.Load() == nil {
 		r.log.Error("registry: limits cannot be loaded yet", "error", load.Err)
 	} else if failed {
-		r.log.Error("registry: limits could not be loaded; what was before stays in force", "error", load.Err)
+		r.log.Error("registry: limits could not be loaded, so the earlier limits stay in force", "error", load.Err)
 	}
 	if recovered {
 		r.log.Info("registry: limits are loaded again", "limits", load.Limits)
 	}
-	r.tellBad(fresh)
-	r.tellUnmatched(unmatched)
-	r.tellShadows(load, shadows)
+	r.logBad(fresh)
+	r.logUnmatched(unmatched)
+	r.logShadows(load, shadows)
 	if load.Err == nil {
 		if s := r.Stats(); s.Loads-s.Failures == 1 {
-			r.tellEmpty(&s)
-			r.tellAllShadow(&s)
+			r.logEmpty(&s)
+			r.logAllShadow(&s)
 		}
 	}
 	if r.hook != nil {
@@ -104,12 +104,13 @@ func (r *Registry) note(load *Load) {
 	}
 }
 
-// mostTold is how many bad rows are told of at once.
-const mostTold = 20
+// mostLogged bounds the rows that are logged at a time.
+const mostLogged = 20
 
-func (r *Registry) tellBad(rows []RowError) {
+// logBad logs bad rows.
+func (r *Registry) logBad(rows []RowError) {
 	for i := range rows {
-		if i == mostTold {
+		if i == mostLogged {
 			r.log.Warn("registry: further rows are bad, see Stats", "rows", len(rows)-i)
 			return
 		}
@@ -117,30 +118,31 @@ func (r *Registry) tellBad(rows []RowError) {
 	}
 }
 
-// remind tells again what troubles last.
+// remind logs all lasting problems again.
 func (r *Registry) remind() {
 	s := r.Stats()
 	if !s.Off.IsZero() {
 		r.log.Warn("registry: the switch is still off: every call passes", "for", time.Since(s.Off).Round(time.Second), "origin", s.Origin)
 	}
 	if s.Err != nil {
-		r.log.Error("registry: limits still cannot be loaded; what was before stays in force", "age", s.Age.Round(time.Second), "error", s.Err)
+		r.log.Error("registry: limits still cannot be loaded, so the earlier limits stay in force", "age", s.Age.Round(time.Second), "error", s.Err)
 	}
 	r.remindLoss(&s.Loss)
-	r.tellEmpty(&s)
+	r.logEmpty(&s)
 	r.remindShadows(&s)
-	r.tellBad(s.Rejected)
-	r.tellUnmatched(s.Unmatched)
+	r.logBad(s.Rejected)
+	r.logUnmatched(s.Unmatched)
 	r.logFaults(s.Faults)
 }
 
-func (r *Registry) tellEmpty(s *Stats) {
+// logEmpty logs that there are no limits, if calls pass then.
+func (r *Registry) logEmpty(s *Stats) {
 	if s.Limits+s.Bad == 0 && !r.unknown.refuse && r.unknown.limit == nil {
 		r.log.Warn("registry: there are no limits: every call passes")
 	}
 }
 
-// watchSwitch tells when the switch is turned.
+// watchSwitch logs when the switch is turned.
 func (r *Registry) watchSwitch() {
 	if r.sw == nil {
 		return
@@ -158,7 +160,7 @@ func (r *Registry) watchSwitch() {
 	}
 }
 
-// switched tells whether the switch was turned.
+// switched records the state of the switch, and reports whether it was turned.
 func (n *notes) switched(off bool, origin string) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -174,19 +176,19 @@ func (n *notes) switched(off bool, origin string) bool {
 	return true
 }
 
-// mind looks after what lasts.
+// mind watches the switch, faults and losses every second, and logs lasting problems again, until Close.
 func (r *Registry) mind() {
 	const look = time.Second
 	ticker := time.NewTicker(look)
 	defer ticker.Stop()
-	for told := time.Now(); ; {
+	for logged := time.Now(); ; {
 		select {
 		case now := <-ticker.C:
 			r.watchSwitch()
 			r.logFaults(r.faults.unlogged())
 			r.watchLoss(r.ctx)
-			if now.Sub(told) >= again {
-				told = now
+			if now.Sub(logged) >= again {
+				logged = now
 				r.remind()
 			}
 		case <-r.ctx.Done():

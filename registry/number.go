@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// number formats f for a person: up to 15 significant digits, which distinguish any two settings that somebody would write, thousands
+// number formats f for a person: up to 15 significant digits, which distinguish any two settings in practice, thousands
 // separated, no exponent. 0.1234, 1,000,000.
 func number(f float64) string {
 	f, _ = strconv.ParseFloat(strconv.FormatFloat(f, 'e', 14, 64), 64)

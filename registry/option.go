@@ -10,7 +10,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// Otherwise says what happens to calls of a name that no good row decides about ([WithUnknown], [WithBadRows]).
+// Otherwise is the policy for calls of names without a valid row ([WithUnknown], [WithBadRows]).
 type Otherwise struct {
 	refuse bool
 	limit  *Limit
@@ -22,12 +22,12 @@ func Pass() Otherwise { return Otherwise{} }
 // Refuse refuses the calls.
 func Refuse() Otherwise { return Otherwise{refuse: true} }
 
-// Default gives each name a bucket of its own, by this limit; its Name is ignored. Of names without a row so many limiters are
-// kept as [WithMaxUnknown] says; the bucket of one that was dropped is in the store, and goes on when the name comes back. Any
-// string will do for a name: what is no UTF-8 in it counts as "?", and so does an empty one; what is beyond 512 bytes does not count.
+// Default gives each name a bucket of its own with this limit; its Name is ignored. [WithMaxUnknown] bounds the limiters for names without a
+// row. If a limiter is dropped, its bucket stays in the store and is used again when the name returns. Any string is accepted as a name:
+// invalid UTF-8 and an empty name become "?", and only the first 512 bytes count.
 func Default(limit Limit) Otherwise { return Otherwise{limit: &limit} }
 
-// describe is what happens to the calls, for a person.
+// describe returns the outcome of the calls, in words.
 func (o *Otherwise) describe() string {
 	switch {
 	case o.refuse:
@@ -45,8 +45,8 @@ func bad(field string, value any, want string) error {
 	return fmt.Errorf("registry: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
-// WithInterval sets how often the source is asked: each time after a random time between four fifths of d and d, so that a
-// fleet does not ask in step. At least 10 ms, default 10 s.
+// WithInterval sets the time between two loads: a random time from 0.8 d to d, so that a fleet does not load in step. At least 10 ms,
+// default 10 s.
 func WithInterval(d time.Duration) Option {
 	return func(s *settings) error {
 		if d < 10*time.Millisecond {
@@ -57,8 +57,8 @@ func WithInterval(d time.Duration) Option {
 	}
 }
 
-// WithLoadTimeout bounds one load. At least 1 ms, default one minute: a table of hundreds of thousands of rows takes some seconds. The log has a
-// load that takes more than five seconds.
+// WithLoadTimeout bounds one load. At least 1 ms, default one minute: a table of hundreds of thousands of rows takes some seconds. A load of
+// more than five seconds is logged.
 func WithLoadTimeout(d time.Duration) Option {
 	return func(s *settings) error {
 		if d < time.Millisecond {
@@ -69,7 +69,7 @@ func WithLoadTimeout(d time.Duration) Option {
 	}
 }
 
-// WithWait lets New wait for a source that cannot be read yet, until ctx is done. Without it New fails at once.
+// WithWait makes New retry the first load until ctx ends. Without it New fails if the first load fails.
 func WithWait(ctx context.Context) Option {
 	return func(s *settings) error {
 		if ctx == nil {
@@ -80,7 +80,7 @@ func WithWait(ctx context.Context) Option {
 	}
 }
 
-// WithUnknown sets what happens to names without a row. Default: Pass.
+// WithUnknown sets the policy for names without a row. Default: Pass.
 func WithUnknown(o Otherwise) Option {
 	return func(s *settings) error {
 		s.unknown = o
@@ -88,8 +88,8 @@ func WithUnknown(o Otherwise) Option {
 	}
 }
 
-// WithBadRows sets what happens to a name whose row is bad, and was bad when it was first seen: a row that turns bad later
-// leaves its last good limit in force. It lasts until the row is repaired or removed. Default: Refuse.
+// WithBadRows sets the policy for names whose row was bad from its first load on, until the row is repaired or removed. If a valid row turns
+// bad, its last valid limit stays in force instead. Default: Refuse.
 func WithBadRows(o Otherwise) Option {
 	return func(s *settings) error {
 		s.badRows = o
@@ -97,7 +97,7 @@ func WithBadRows(o Otherwise) Option {
 	}
 }
 
-// WithMaxUnknown bounds how many limiters are kept for names without a row ([Default]). At least 2, default 10,000.
+// WithMaxUnknown bounds the number of limiters for names without a row ([Default]). At least 2, default 10,000.
 func WithMaxUnknown(n int) Option {
 	return func(s *settings) error {
 		if n < 2 {
@@ -108,8 +108,8 @@ func WithMaxUnknown(n int) Option {
 	}
 }
 
-// WithMaxKeyLimiters bounds how many limiters are kept for the keys of all rows (Limit.PerKey). The bucket of a limiter that was dropped is
-// in the store, and goes on when the key comes back. At least 2, default 10,000.
+// WithMaxKeyLimiters bounds the number of limiters for the keys of all rows (Limit.PerKey). If a limiter is dropped, its bucket stays in the
+// store and is used again when the key returns. At least 2, default 10,000.
 func WithMaxKeyLimiters(n int) Option {
 	return func(s *settings) error {
 		if n < 2 {
@@ -120,9 +120,9 @@ func WithMaxKeyLimiters(n int) Option {
 	}
 }
 
-// WithMaxKeys bounds how many keys of a row (Limit.PerKey), and how many names without a row (Default), begin to have buckets of their own
-// within an hour. Those of the hour before keep theirs; together there are at most twice as many. All others share one bucket with the row's limit until the hour is over; this is
-// logged, and Stats.Shared counts their calls. At least 1, default 10,000.
+// WithMaxKeys bounds the number of keys of a row (Limit.PerKey), and of names without a row (Default), that get a bucket of their own in an
+// hour. Keys of the hour before keep theirs; together they are at most twice the bound. Until the hour is over, all further keys share one
+// bucket with the row's limit. This is logged, and Stats.Shared counts their calls. At least 1, default 10,000.
 func WithMaxKeys(n int) Option {
 	return func(s *settings) error {
 		if n < 1 {
@@ -133,17 +133,17 @@ func WithMaxKeys(n int) Option {
 	}
 }
 
-// WithAllowEmpty believes a table at once that is empty, or has lost more than half of its rows since the load before. Without it
-// the limits that are gone stay in force until three loads in a row agree, and the loss lasts until a person confirms it (Loss). It
-// excludes [WithConfirmedLosses].
+// WithAllowEmpty accepts at once a table that is empty, or has lost more than half of its rows since the load before. Without it the lost
+// limits stay in force until three consecutive loads agree, and the loss is reported until a person confirms it (Loss). It excludes
+// [WithConfirmedLosses].
 func WithAllowEmpty() Option {
 	return func(s *settings) error {
 		return s.believe(atOnce, "allow empty")
 	}
 }
 
-// WithStrict makes New fail with [ErrBadRows] if any row is bad: for limits that the program brings along ([Static]), where a bad one is a
-// mistake of its own. Rows that turn bad later are as without it: their last good limits stay.
+// WithStrict makes New fail with [ErrBadRows] if any row is bad. It is for limits in the program itself ([Static]), where a bad row is a
+// mistake of the program. It has no effect on later loads: if a row turns bad, its last valid limit stays in force.
 func WithStrict() Option {
 	return func(s *settings) error {
 		s.strict = true
@@ -151,9 +151,9 @@ func WithStrict() Option {
 	}
 }
 
-// WithParts says that names are made of parts, as httplimit.Join makes them: a | is between two, and one that belongs to a part has a
-// \ before it, as a \ has. A row then holds for all names whose first parts it names: /a for /a|x and /a|y, and so does /a|x* for
-// /a|xyz. If several do, the longest counts. All names have buckets of their own, also those that are too long or no UTF-8.
+// WithParts declares that names have parts, as httplimit.Join makes them: separated by |, with | and \ within a part escaped by \. A row then
+// matches all names whose first parts it has: /a matches /a|x and /a|y, and /a|x* matches /a|xyz. If several rows match, the longest
+// counts. Different names have different buckets, also names that are too long or not UTF-8.
 func WithParts() Option {
 	return func(s *settings) error {
 		s.parts = true
@@ -161,8 +161,8 @@ func WithParts() Option {
 	}
 }
 
-// WithSwitch sets the global switch: while it is off every call passes, and no store is touched. That it is off is told to the
-// log, again every minute, with its Origin() string if it has that method.
+// WithSwitch sets the global switch. While it is off, every call passes, and no store is used. The log has it every minute, with the result
+// of the switch's method Origin() string if there is one.
 func WithSwitch(sw Switch) Option {
 	return func(s *settings) error {
 		if sw == nil {
@@ -173,10 +173,10 @@ func WithSwitch(sw Switch) Option {
 	}
 }
 
-// WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithLease. A row that they do not fit is
-// rejected: tokenbucket.WithInitialPermitsUpTo fits all, where WithInitialPermits may be beyond what a row's bucket holds. Without either,
-// the buckets of keys (Limit.PerKey) and of names without a row (Default) begin full, and stores drop them a minute after they are full again.
-// All others begin with one permit.
+// WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithLease. A row that they do not fit is rejected: prefer
+// tokenbucket.WithInitialPermitsUpTo, since WithInitialPermits may exceed the size of a row's bucket. Without either, the buckets of keys
+// (Limit.PerKey) and of names without a row (Default) begin full, and stores drop them a minute after they are full again. All others begin
+// with one permit.
 func WithLimiterOptions(opts ...tokenbucket.Option) Option {
 	return func(s *settings) error {
 		s.options = append(s.options, opts...)
@@ -184,7 +184,7 @@ func WithLimiterOptions(opts ...tokenbucket.Option) Option {
 	}
 }
 
-// WithHook sets a function that is told of every load, by the goroutine that loads.
+// WithHook sets a function that is called after every load, by the goroutine that loads.
 func WithHook(f func(Load)) Option {
 	return func(s *settings) error {
 		s.hook = f
@@ -192,8 +192,8 @@ func WithHook(f func(Load)) Option {
 	}
 }
 
-// WithBypassHook sets a function that is told of every call that passes or is refused without a bucket: what a
-// tokenbucket.Observer does not hear of. Calls are told by their own goroutines; it must return quickly.
+// WithBypassHook sets a function that is called for every call that passes or is refused without a bucket, and so without a
+// tokenbucket.Observer. The goroutine of the call calls it, so it must return quickly.
 func WithBypassHook(f func(name string, by gate.Decider, pass bool)) Option {
 	return func(s *settings) error {
 		s.bypass = f
@@ -201,8 +201,7 @@ func WithBypassHook(f func(name string, by gate.Decider, pass bool)) Option {
 	}
 }
 
-// WithLogger sets where changes, rejected rows and outages are logged, each once, and where the limiters log, unless
-// [WithLimiterOptions] says otherwise. Default slog.Default().
+// WithLogger sets the logger of the Registry and, unless [WithLimiterOptions] has another, of its limiters. Default slog.Default().
 func WithLogger(l *slog.Logger) Option {
 	return func(s *settings) error {
 		if l == nil {

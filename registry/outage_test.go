@@ -14,7 +14,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// One call in a second asks a backend that was away, by a clock that nobody sets.
+// During an outage one call in a second asks the backend, by the monotonic clock.
 func TestOutageAsksAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var o outage
@@ -31,7 +31,7 @@ func TestOutageAsksAgain(t *testing.T) {
 	})
 }
 
-// A place that is lost is told once a minute, by a clock that nobody sets.
+// The loss of a place is logged once a minute, by the monotonic clock.
 func TestLostPlacesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
@@ -42,7 +42,7 @@ func TestLostPlacesAreTold(t *testing.T) {
 				a.lost(errors.New("expired"))
 				require.Equal(t, lines, strings.Count(text.String(), "\n"))
 			}
-			require.LessOrEqual(t, time.Duration(a.slot.told.Load()), clock.Mono(), "it is not the time of day")
+			require.LessOrEqual(t, time.Duration(a.slot.logged.Load()), clock.Mono(), "it is not the time of day")
 			time.Sleep(again)
 		}
 	})

@@ -1,13 +1,12 @@
 package registry
 
-// past is the versions of limits that are gone, for the case that they come back with an older one: in two generations, of which the
-// older is forgotten when the newer is full. A limit that was forgotten and comes back is settled by dispute, two loads later, or
-// finds that its bucket has expired.
+// past has the versions of removed limits, because a row may return with an older version. It has two generations: the older is dropped when
+// the newer is full. If a limit returns after that, dispute gives it a higher version two loads later, unless its bucket has expired.
 type past struct {
 	new, old map[string]int64
 }
 
-// maxPast is how many limits that are gone are remembered at least.
+// maxPast is the number of removed limits that are kept at least.
 const maxPast = 10_000
 
 func (p *past) put(name string, version int64) {

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is gone is remembered, the latest version of each, but not for ever.
+// The latest version of each removed limit is kept, but not for ever.
 func TestPastIsBounded(t *testing.T) {
 	var p past
 	p.put("early", 1)

@@ -12,21 +12,20 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// pause is until when no call of a row without a rate may begin (Registry.Penalize). Its bucket, which such a row has for nothing else, keeps
-// the penalty for the fleet, and processes look at it with each load. So a row that gets a rate is still held back, and one that loses
-// its rate, too.
+// pause is the penalty of a row without a rate (Registry.Penalize). The store keeps the penalty for the fleet in the row's bucket, which such a
+// row uses for nothing else, and each load reads it. So a penalty outlasts a change of the row that adds or removes a rate.
 type pause struct {
-	until atomic.Int64 // see clock.Mono: the wall clock may be set; 0: it does not last
+	until atomic.Int64 // when the penalty ends, by clock.Mono, since the wall clock may be set; 0 if there is none
 
 	mu      sync.Mutex
-	keeper  *tokenbucket.RateLimiter // nil: not looked at yet
-	warm    bool                     // the bucket is one with a warm-up
-	shadow  bool                     // the keeper's is the bucket of the shadow
-	changes int                      // begun and ended here: what the store has said meanwhile is no news
-	untold  int64                    // until when it lasts by what the store was not told; see clock.Mono
+	keeper  *tokenbucket.RateLimiter // the limiter of the bucket; nil until it is needed
+	warm    bool                     // whether keeper is of the warm-up kind
+	shadow  bool                     // whether keeper is the bucket of the shadow
+	changes int                      // number of penalties begun and ended here; a state that was read before a change is outdated
+	unsent  int64                    // end of the longest penalty that the store has not acknowledged, by clock.Mono
 }
 
-// left is how long it lasts.
+// left returns the time until the penalty ends.
 func (p *pause) left() time.Duration {
 	until := time.Duration(p.until.Load())
 	if until == 0 {
@@ -35,57 +34,57 @@ func (p *pause) left() time.Duration {
 	return max(0, until-clock.Mono())
 }
 
-// begins makes it last until then at least.
+// begins extends the penalty to the given time.
 func (p *pause) begins(until int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changes++
-	p.untold = max(p.untold, until)
+	p.unsent = max(p.unsent, until)
 	p.until.Store(max(p.until.Load(), until))
 }
 
-// told notes that the store was told of one until then.
-func (p *pause) told(until int64) {
+// stored records that the store keeps a penalty until the given time.
+func (p *pause) stored(until int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changes++
-	if p.untold <= until {
-		p.untold = 0
+	if p.unsent <= until {
+		p.unsent = 0
 	}
 }
 
-// ended notes that it was ended in the store.
+// ended records that the penalty was ended in the store.
 func (p *pause) ended() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changes++
-	p.untold = 0
+	p.unsent = 0
 	p.until.Store(0)
 }
 
-// asks returns what learned wants to know of the time before the store is asked.
-func (p *pause) asks() (changes int) {
+// asking returns the number of changes before the store is read, for learned.
+func (p *pause) asking() (changes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.changes
 }
 
-// learned takes over how long it lasts by what the store said. At no moment calls find less than before and after.
+// learned takes over the rest of the penalty from the store's reply, unless the penalty has changed here since the store was read.
 func (p *pause) learned(left time.Duration, changes int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if changes != p.changes {
 		return
 	}
-	until := p.untold
+	until := p.unsent
 	if left > 0 {
 		until = max(until, int64(clock.Mono()+left))
 	}
 	p.until.Store(until)
 }
 
-// keeperOf returns the bucket that keeps a row's penalty: that of its rate, if it had one. wrong is one that was returned before, and the
-// bucket is of the other kind; nil: none.
+// keeperOf returns the limiter of the bucket that keeps a row's penalty, which is the bucket of the row's rate if the row gets one. wrong is
+// an earlier result that turned out to be of the other kind, or nil.
 func (r *Registry) keeperOf(e *entry, wrong *tokenbucket.RateLimiter) (l *tokenbucket.RateLimiter, err error) {
 	p, shadow := &e.slot.pause, r.shadows(&e.limit)
 	p.mu.Lock()
@@ -93,8 +92,8 @@ func (r *Registry) keeperOf(e *entry, wrong *tokenbucket.RateLimiter) (l *tokenb
 	if p.keeper != nil && p.shadow == shadow && p.keeper != wrong {
 		return p.keeper, nil
 	}
-	if p.shadow != shadow { // a penalty in shadow holds nobody else back, and the other way round
-		p.untold = 0
+	if p.shadow != shadow { // the shadow's bucket has penalties of its own
+		p.unsent = 0
 		p.until.Store(0)
 	}
 	warm := p.warm != (wrong != nil)
@@ -105,10 +104,9 @@ func (r *Registry) keeperOf(e *entry, wrong *tokenbucket.RateLimiter) (l *tokenb
 	return l, nil
 }
 
-// visitor looks after the penalty of a row's bucket, of the one kind or the other, and leaves in force what the bucket has: it has no
-// version.
+// visitor returns a limiter of one kind for the penalty of a row's bucket. It has no version, so the bucket's configuration stays in force.
 func (r *Registry) visitor(c *Limit, warm bool) (l *tokenbucket.RateLimiter, err error) {
-	opts := append(r.limiterOptions(), tokenbucket.WithObserver(tokenbucket.Observer{})) // no call is decided there
+	opts := append(r.limiterOptions(), tokenbucket.WithObserver(tokenbucket.Observer{})) // it decides no call
 	if r.shadows(c) {
 		opts = append(opts, tokenbucket.WithShadow())
 	}
@@ -123,7 +121,7 @@ func (r *Registry) visitor(c *Limit, warm bool) (l *tokenbucket.RateLimiter, err
 	return l, nil
 }
 
-// heldFor is how long a bucket is held back yet.
+// heldFor returns the rest of a bucket's penalty.
 func heldFor(ctx context.Context, l *tokenbucket.RateLimiter) (time.Duration, error) {
 	b, err := l.State(ctx)
 	if err != nil || b.HeldUntilMicros == 0 {
@@ -132,8 +130,7 @@ func heldFor(ctx context.Context, l *tokenbucket.RateLimiter) (time.Duration, er
 	return max(0, time.Duration(b.HeldUntilMicros-b.SeenMicros)*time.Microsecond), nil
 }
 
-// renew begins a bucket anew that is of the other kind than its row says. A penalty goes on; whoever asks between the two steps does not
-// find it.
+// renew resets a bucket that is of the other kind than its row, and restores its penalty. Between the two steps there is no penalty.
 func (r *Registry) renew(ctx context.Context, l *tokenbucket.RateLimiter, c *Limit) error {
 	before, err := r.visitor(c, c.Warmup == 0)
 	if err != nil {
@@ -141,7 +138,7 @@ func (r *Registry) renew(ctx context.Context, l *tokenbucket.RateLimiter, c *Lim
 	}
 	held, err := heldFor(ctx, before)
 	switch {
-	case errors.Is(err, tokenbucket.ErrInvalidConfig): // somebody else was faster
+	case errors.Is(err, tokenbucket.ErrInvalidConfig): // another process has reset it
 		return nil
 	case err != nil:
 		return err
@@ -152,7 +149,7 @@ func (r *Registry) renew(ctx context.Context, l *tokenbucket.RateLimiter, c *Lim
 	return l.Penalize(ctx, held)
 }
 
-// ofKeeper asks or changes the bucket that keeps a row's penalty, of whatever kind it is.
+// ofKeeper calls do with the limiter of the bucket that keeps a row's penalty, of either kind.
 func (r *Registry) ofKeeper(e *entry, do func(keeper *tokenbucket.RateLimiter) error) error {
 	l, err := r.keeperOf(e, nil)
 	if err != nil {
@@ -167,24 +164,24 @@ func (r *Registry) ofKeeper(e *entry, do func(keeper *tokenbucket.RateLimiter) e
 	return do(l)
 }
 
-// pause holds a row without a rate back: in this process at once, though its store may be away.
+// pause begins a penalty of a row without a rate, in this process at once, even if the store is unavailable.
 func (r *Registry) pause(ctx context.Context, e *entry, d time.Duration) error {
 	l, err := r.keeperOf(e, nil)
 	if err != nil {
 		return err
 	}
 	if d <= 0 || d > time.Hour {
-		return l.Penalize(ctx, d) // which says what is wrong
+		return l.Penalize(ctx, d) // returns the error
 	}
 	p, until := &e.slot.pause, int64(clock.Mono()+d)
 	p.begins(until)
 	if err = r.ofKeeper(e, func(l *tokenbucket.RateLimiter) error { return l.Penalize(ctx, d) }); err == nil {
-		p.told(until)
+		p.stored(until)
 	}
 	return err
 }
 
-// unpause ends that, for the whole fleet.
+// unpause ends the penalty of a row without a rate, for the whole fleet.
 func (r *Registry) unpause(ctx context.Context, e *entry) error {
 	err := r.ofKeeper(e, func(l *tokenbucket.RateLimiter) error { return l.Reset(ctx) })
 	if err == nil {
@@ -193,9 +190,9 @@ func (r *Registry) unpause(ctx context.Context, e *entry) error {
 	return err
 }
 
-// learnPause looks whether another process has held a row without a rate back, or has ended that.
+// learnPause reads the penalty of a row without a rate from the store, as other processes may have begun or ended it.
 func (r *Registry) learnPause(ctx context.Context, e *entry) error {
-	changes := e.slot.pause.asks()
+	changes := e.slot.pause.asking()
 	var left time.Duration
 	err := r.ofKeeper(e, func(l *tokenbucket.RateLimiter) (err error) {
 		left, err = heldFor(ctx, l)

@@ -23,7 +23,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// An upstream's Retry-After holds a row without a rate back: in the process that heard of it at once, in others with their next load.
+// An upstream's Retry-After holds a row without a rate back: in the process that received it at once, in others with their next load.
 func TestPenaltyWithoutRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := tokenbucket.NewMemoryStore()
@@ -55,7 +55,7 @@ func TestPenaltyWithoutRate(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, ok)
 		require.Equal(t, gate.ByShadow, enter(t, here, "/shadow").By)
-		require.True(t, enter(t, there, "/a").OK, "it has not heard of it")
+		require.True(t, enter(t, there, "/a").OK, "it has not loaded since")
 		time.Sleep(10 * time.Second)
 		refused(there, "/a", 20*time.Second)
 		refused(there, "/never", 20*time.Second) // by its first call
@@ -77,7 +77,7 @@ func TestPenaltyWithoutRate(t *testing.T) {
 	})
 }
 
-// Reset ends a penalty: in this process at once, in others with their next load. One that a process could not tell the store stays there.
+// Reset ends a penalty: in this process at once, in others with their next load. A penalty that did not reach the store stays in its process.
 func TestResetEndsPenalty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &breakable{Store: tokenbucket.NewMemoryStore()}
@@ -102,7 +102,7 @@ func TestResetEndsPenalty(t *testing.T) {
 		require.Equal(t, time.Hour-10*time.Second, held(here))
 		require.NoError(t, here.Reset(ctx, "/a"))
 		require.Zero(t, held(here))
-		require.NotZero(t, held(there), "it has not heard of it")
+		require.NotZero(t, held(there), "it has not loaded since")
 		time.Sleep(10 * time.Second)
 		require.Zero(t, held(there))
 
@@ -180,7 +180,7 @@ func TestPenaltyFollowsRow(t *testing.T) {
 	}
 }
 
-// A penalty of a row in shadow holds nobody back when it leaves the shadow, as that of a row with a rate does not.
+// A penalty of a row in shadow has no effect after the row leaves the shadow, as for a row with a rate.
 func TestPenaltyStaysInShadow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := registry.Limit{Name: "/a", NoRate: true, Concurrent: 2, Shadow: true}
@@ -197,8 +197,8 @@ func TestPenaltyStaysInShadow(t *testing.T) {
 	})
 }
 
-// A penalty that the store was not told of lasts, whatever shorter ones the store is told of later. One that another process ends is over, though
-// a shorter one was not told.
+// A penalty that did not reach the store lasts, also if shorter ones reach it later. A penalty that another process ends is over, also if
+// a shorter one did not reach the store.
 func TestPenaltyUntold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := &breakable{Store: tokenbucket.NewMemoryStore()}
@@ -226,7 +226,7 @@ func TestPenaltyUntold(t *testing.T) {
 	})
 }
 
-// Many hear at once that the bucket is one with a warm-up.
+// Many calls find at once that the bucket is one with a warm-up.
 func TestPenaltiesAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := tokenbucket.NewMemoryStore()
@@ -291,7 +291,7 @@ type broken struct{ tokenbucket.Store }
 
 func (broken) Apply(context.Context, *tokenbucket.Batch) error { return errors.New("away") }
 
-// While the store is away the process that heard of a penalty keeps to it, and says that the others do not.
+// During an outage of the store, the process that received a penalty keeps it, and returns an error because the others do not.
 func TestPenaltyWithoutStore(t *testing.T) {
 	r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, broken{tokenbucket.NewMemoryStore()}, registry.WithLocalSemaphores())
 	require.ErrorContains(t, r.Penalize(ctx, "/a", time.Minute), "away")
@@ -330,7 +330,7 @@ func TestTripsOfLoad(t *testing.T) {
 	}
 	r := open(t, rows, tokenbucket.NewRedisScriptStore(client), registry.WithInterval(time.Hour),
 		registry.WithSemaphores(func(name string, most int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
-			return semaphore.NewRedis(client, name, most, opts...)
+			return semaphore.NewRedis(client, name, most, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 		}))
 	for _, row := range rows {
 		entered(t, r, row.Name).Leave()

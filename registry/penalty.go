@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Penalty is which answers of an upstream with Retry-After hold a row's bucket back. The zero value leaves it to the gate that asks.
+// Penalty selects the replies of an upstream, with Retry-After, that hold a row's bucket back. The zero value leaves the choice to the gate.
 type Penalty uint8
 
 // The penalties of a row.
@@ -19,7 +19,7 @@ const (
 
 var penalties = [...]string{PenaltyDefault: "", PenaltyNone: "none", Penalty503: "503", Penalty429: "429", PenaltyBoth: "429,503"}
 
-// String returns the text of the column; "" for the default.
+// String returns the value of the column; it is empty for the default.
 func (p Penalty) String() string {
 	if int(p) < len(penalties) {
 		return penalties[p]
@@ -27,7 +27,7 @@ func (p Penalty) String() string {
 	return "invalid"
 }
 
-// ParsePenalty reads none, 503, 429 or 429,503. ok is false for anything else.
+// ParsePenalty returns the penalty of a text: none, 503, 429 or 429,503. ok is false for other texts.
 func ParsePenalty(text string) (p Penalty, ok bool) {
 	for p, name := range penalties {
 		if name != "" && name == text {
@@ -37,7 +37,7 @@ func ParsePenalty(text string) (p Penalty, ok bool) {
 	return PenaltyDefault, false
 }
 
-// Covers reports whether a response of that status holds the bucket back; the default penalty does if byDefault is set.
+// Covers reports whether a reply with that status holds the bucket back. For PenaltyDefault it returns byDefault.
 func (p Penalty) Covers(status int, byDefault bool) bool {
 	switch p {
 	case PenaltyDefault:
@@ -52,8 +52,8 @@ func (p Penalty) Covers(status int, byDefault bool) bool {
 	return false
 }
 
-// Penalty returns the penalty of the row that decides about a name. own reports whether the name's bucket is for that name alone, and not
-// shared by others for which the row holds.
+// Penalty returns the penalty of the row that decides about a name. own reports whether the name has its bucket alone, rather than with
+// other names that the row matches.
 func (r *Registry) Penalty(name string) (p Penalty, own bool) {
 	e := r.entryOf(name)
 	switch {
@@ -66,8 +66,8 @@ func (r *Registry) Penalty(name string) (p Penalty, own bool) {
 	return e.limit.Penalty, !open
 }
 
-// Penalizes reports whether an upstream's answer of that status, with Retry-After, holds the name's bucket back; by default any does
-// (Limit.Penalty). A httplimit.Transport asks it.
+// Penalizes reports whether an upstream's reply with that status and Retry-After holds the name's bucket back (Limit.Penalty). By default
+// every status does. httplimit.Transport calls it.
 func (r *Registry) Penalizes(name string, status int) bool {
 	p, _ := r.Penalty(name)
 	return p.Covers(status, true)

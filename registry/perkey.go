@@ -9,11 +9,11 @@ import (
 	"unicode/utf8"
 )
 
-// maxPerKeyName bounds the name of a row for each key: the bucket's name is the row's and the key.
+// maxPerKeyName is the longest name of a row with a bucket for each key: the bucket's name is the row's name and the key.
 const maxPerKeyName = 256
 
-// rest returns what a row leaves open of a name that it holds for: the parts that it does not name, or else what its * stands for.
-// It is false if the row names all of it.
+// rest returns the part of a matching name that the row leaves open: the further parts, or the text that its * matches. It is false if the
+// row has the whole name.
 func (c *Limit) rest(name string, parts bool) (rest string, ok bool) {
 	text, star := strings.CutSuffix(c.Name, "*")
 	if !star {
@@ -31,7 +31,7 @@ func (c *Limit) rest(name string, parts bool) (rest string, ok bool) {
 	return rest, true
 }
 
-// nextPart is where the first separator is that is not escaped; -1 if there is none.
+// nextPart returns the index of the first separator that is not escaped; -1 if there is none.
 func nextPart(s string) int {
 	for i := 0; i < len(s); i++ {
 		switch s[i] {
@@ -44,7 +44,7 @@ func nextPart(s string) int {
 	return -1
 }
 
-// ofKey returns what decides about a name by its row: the row's own bucket, or that of the key.
+// ofKey returns the entry that decides about a name with a row: the row's own, or that of the key.
 func (r *Registry) ofKey(e *entry, name string) *entry {
 	if !e.limit.PerKey || e.bad || e.limit.Disabled || e.limit.Rate == 0 {
 		return e
@@ -60,7 +60,7 @@ func (r *Registry) ofKey(e *entry, name string) *entry {
 	return r.keys.of(e, bucket)
 }
 
-// of returns the entry of a row's key by the name of its bucket. One that was made by an earlier content of the row is made anew.
+// of returns the entry of a row's key, by the name of its bucket. After a change of the row it makes a new entry.
 func (c *cache) of(row *entry, bucket string) *entry {
 	c.mu.RLock()
 	e := c.new[bucket]
@@ -94,11 +94,11 @@ func (c *cache) each(row *entry, f func(*entry)) {
 	}
 }
 
-// hashMark is in every name that unique has changed, and in no other that it returns.
+// hashMark is part of every name that unique has changed, and of no other name that it returns.
 const hashMark = `\#`
 
-// unique makes a bucket's name of any string, a different one of each: what is too long or no UTF-8 is changed, and ends with 128 bits of
-// its SHA-256.
+// unique returns a valid bucket's name for any string, and different names for different strings. It changes strings that are too long or
+// not UTF-8, and appends 128 bits of their SHA-256.
 func unique(s string) string {
 	if s != "" && len(s) <= maxName && !strings.Contains(s, hashMark) && utf8.ValidString(s) {
 		return s
@@ -109,7 +109,7 @@ func unique(s string) string {
 	return strings.ToValidUTF8(s[:min(len(s), maxName-len(tail))], "") + tail
 }
 
-// disputeKeys returns the version that a row for each key should have, as dispute does of others: the highest that any key needs.
+// disputeKeys implements dispute for a row with a bucket for each key: it returns the highest version that any key needs.
 func (r *Registry) disputeKeys(row *entry) int64 {
 	version := row.version
 	r.keys.each(row, func(e *entry) {

@@ -52,7 +52,7 @@ func TestBadPatterns(t *testing.T) {
 	for i, want := range []string{`name "/a*b": want a * at its end only`, `name "/**": want a *`, `name "/off*/": want a *`, " of 257 bytes: want at most 256 bytes, for a limit per key"} {
 		require.ErrorContains(t, &s.Rejected[i], want)
 	}
-	require.Equal(t, "it limits nothing: such a name holds for no call", s.Rejected[0].Consequence)
+	require.Equal(t, "it limits nothing: such a name matches no call", s.Rejected[0].Consequence)
 	require.Equal(t, "its calls are refused", s.Rejected[3].Consequence)
 	require.Equal(t, 9, pass(t, r, "/axb", 9))
 	require.Equal(t, 9, pass(t, r, "/a*b", 9))
@@ -70,7 +70,7 @@ func TestBadRowOfAFile(t *testing.T) {
 	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithInterval(time.Hour))
 	source.set(of(row("/a*b", 1, 1)), of(row("/a", 1, 1)), of(row("/b", 1, 1)))
 	require.NoError(t, r.Reload(ctx))
-	require.Equal(t, "it limits nothing: such a name holds for no call", r.Stats().Rejected[0].Consequence)
+	require.Equal(t, "it limits nothing: such a name matches no call", r.Stats().Rejected[0].Consequence)
 	require.Equal(t, 9, pass(t, r, "/gone", 9))
 }
 
@@ -136,7 +136,7 @@ func TestPerKey(t *testing.T) {
 	})
 }
 
-// What a row says does not reach the buckets of keys that may pass or may not.
+// A disabled row and a row with a rate of 0 have no buckets of keys.
 func TestPerKeyWithoutBuckets(t *testing.T) {
 	r := open(t, registry.Static{with(row("/zero*", 0, 1), perKey), with(row("/off*", 1, 1), func(l *registry.Limit) { l.PerKey, l.Disabled = true, true })}, tokenbucket.NewMemoryStore())
 	require.Equal(t, 0, pass(t, r, "/zero/a", 9))
@@ -144,7 +144,7 @@ func TestPerKeyWithoutBuckets(t *testing.T) {
 	require.Zero(t, r.Stats().Keys)
 }
 
-// A change of a row reaches the buckets of all its keys, in all processes, whatever the row's time says.
+// A change of a row reaches the buckets of all its keys, in all processes, also if the row's time has not risen.
 func TestPerKeyFollowsItsRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source, store := &fake{}, tokenbucket.NewMemoryStore()
@@ -196,7 +196,7 @@ func TestPerKeyDisputed(t *testing.T) {
 	})
 }
 
-// However many keys come, so many are kept, and none gets more than its limit for having been forgotten.
+// The number of limiters for keys is bounded, and a key whose limiter was dropped gets no more than its limit.
 func TestKeysAreBounded(t *testing.T) {
 	r := open(t, registry.Static{with(row("/a/*", 0.001, 1), perKey)}, tokenbucket.NewMemoryStore(), registry.WithMaxKeyLimiters(10))
 	require.Equal(t, 1, pass(t, r, "/a/first", 9))

@@ -17,41 +17,41 @@ import (
 )
 
 var (
-	// ErrNotLoaded: the limits could not be loaded, and there are none from before.
+	// ErrNotLoaded: the limits could not be loaded, and none were loaded before.
 	ErrNotLoaded = errors.New("registry: limits not loaded")
-	// ErrBadRows: New has found bad rows, which WithStrict does not allow. Their *RowErrors are wrapped.
+	// ErrBadRows: the first load has bad rows, and WithStrict allows none. It wraps a *RowError for each of them.
 	ErrBadRows = errors.New("registry: bad rows")
 )
 
-// Registry keeps one limiter for each name that its Source knows, made when it is asked for first, and follows the Source
-// while it runs. All methods may be called by many goroutines at once. Close it when it is no longer used.
+// Registry limits calls by name, each by the row of its name in a table, and follows the table while it runs. A limiter is made by the
+// first call of its name. All methods are safe for concurrent use. Close a Registry that is no longer used.
 //
-// Most callers want Enter, or Allow where no row has a concurrency. The packages httplimit and contrib/grpc take a Registry as it is.
+// Most callers need Enter only. A Registry is a gate.Gate, so packages httplimit and contrib/grpc accept it.
 type Registry struct {
 	settings
 
 	limits  atomic.Pointer[book]
-	strange cache // limiters of names without a row
+	unnamed cache // limiters of names without a row
 	keys    cache // limiters of the keys of rows (Limit.PerKey)
 	callers callers
 	past    past
-	slots   map[string]*slot // of rows with more than a rate, also of those that are gone; whoever has turn
+	slots   map[string]*slot // of rows with more than a rate, removed ones included; guarded by turn
 
 	lost       losses
-	lossUnread time.Time // when it was last logged that confirmations cannot be read; mind's
+	lossUnread time.Time // when unreadable confirmations were last logged; used by mind only
 
-	turn    chan struct{} // holds the right to load
-	kinds   chan struct{} // holds the right to replace a bucket of the other kind
+	turn    chan struct{} // a lock for loads
+	kinds   chan struct{} // a lock for the reset of buckets of the other kind
 	ctx     context.Context
 	close   context.CancelFunc
 	polling sync.WaitGroup
 
 	notes  notes
 	faults faults
-	slow   atomic.Bool // the log has that loads take long
+	slow   atomic.Bool // the last load was logged as slow
 }
 
-// settings are what the options say.
+// settings are the values of the options.
 type settings struct {
 	source         Source
 	store          tokenbucket.Store
@@ -61,10 +61,10 @@ type settings struct {
 	maxUnknown     int
 	maxKeyLimiters int
 	lossPolicy     lossPolicy
-	confirmations  Confirmations // nil: of this process alone
+	confirmations  Confirmations // nil if confirmations count in this process only
 	maxKeys        int
 	strict         bool
-	unmatched      func(row string) (why string) // nil: any name may be one of a call
+	unmatched      func(row string) (why string) // nil if calls may have any name
 	parts          bool
 	shadow         bool
 	interval       time.Duration
@@ -80,21 +80,21 @@ type settings struct {
 // entry is one row in force.
 type entry struct {
 	limit     Limit
-	version   int64 // of the limiter's configuration; not below the row's own
+	version   int64 // version of the limiter's configuration, at least the row's own
 	wait      time.Duration
-	bad       bool                                    // the row never was good: WithBadRows decides
-	limiter   atomic.Pointer[tokenbucket.RateLimiter] // nil: not asked for yet
-	slot      *slot                                   // nil: the row names nothing but a rate
-	disputed  int                                     // so many loads in a row found something else in force in the bucket
-	replaced  time.Time                               // when a bucket of the other kind was; whoever has kinds
-	of        *entry                                  // of a row's key: the row's own
-	unmatched *RowError                               // why it holds for no call; nil: it may
-	strange   bool                                    // of a name without a row (Default)
-	asked     *tokenbucket.RateLimiter                // that was asked for its kind (renewShadows); whoever loads
+	bad       bool                                    // no version of the row was valid, so WithBadRows decides
+	limiter   atomic.Pointer[tokenbucket.RateLimiter] // nil until the first call
+	slot      *slot                                   // nil if the row has a rate only
+	disputed  int                                     // consecutive loads that found another configuration in force in the bucket
+	replaced  time.Time                               // when a bucket of the other kind was last reset; guarded by kinds
+	of        *entry                                  // the entry of the row, for a key of a row; else nil
+	unmatched *RowError                               // why the row matches no call; nil if it may match one
+	unnamed   bool                                    // made for a name without a row (Default)
+	asked     *tokenbucket.RateLimiter                // the last limiter whose kind renewShadows checked; guarded by turn
 }
 
-// New loads the limits and keeps them up to date until Close. It fails when they cannot be loaded ([ErrNotLoaded]), or waits
-// ([WithWait]). Bad rows are no error, unless [WithStrict] says so.
+// New loads the limits and keeps them up to date until Close. If they cannot be loaded, it fails with [ErrNotLoaded], or waits
+// ([WithWait]). Bad rows are an error only with [WithStrict].
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
 	r := &Registry{slots: map[string]*slot{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
@@ -120,10 +120,10 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 		}
 	}
 	r.lost.policy = r.lossPolicy
-	r.strange.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
+	r.unnamed.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
 	r.callers = callers{most: r.maxKeys, seed: maphash.MakeSeed(), log: r.log}
-	if r.strange.name = bucketName; r.parts {
-		r.strange.name = unique
+	if r.unnamed.name = bucketName; r.parts {
+		r.unnamed.name = unique
 	}
 	r.ctx, r.close = context.WithCancel(context.Background())
 	if err := r.start(); err != nil {
@@ -136,14 +136,14 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 	return r, nil
 }
 
-// fits tells what is wrong with the limit of a Default.
+// fits returns an error if the limit of a Default cannot be put in force.
 func (s *settings) fits(o *Otherwise) error {
 	if o.limit == nil {
 		return nil
 	}
 	sample := *o.limit
 	sample.Name = "default"
-	if sample.bounded() { // they would be forgotten with the limiter
+	if sample.bounded() { // their counts would be lost with the limiter
 		return bad("window or concurrency", sample.boundsText(), "none but in a row")
 	}
 	err := s.try(&sample, sample.Version)
@@ -156,13 +156,13 @@ func (s *settings) fits(o *Otherwise) error {
 	return nil
 }
 
-// start loads for the first time.
+// start runs the first load.
 func (r *Registry) start() error {
 	ctx := r.ctx
 	if r.wait != nil {
 		ctx = r.wait
 	}
-	var cause error // rather than that the time to wait is over, which ends the last attempt
+	var cause error // the last error that is not due to the end of ctx
 	for pause := 50 * time.Millisecond; ; pause = min(2*pause, r.interval) {
 		err := r.Reload(ctx)
 		if err == nil {
@@ -181,7 +181,7 @@ func (r *Registry) start() error {
 	}
 }
 
-// strictly returns an error for the bad rows of the first load, if there may be none.
+// strictly returns an error for the bad rows of the first load if WithStrict is set.
 func (r *Registry) strictly() error {
 	rejected := r.Stats().Rejected
 	if !r.strict || len(rejected) == 0 {
@@ -194,13 +194,13 @@ func (r *Registry) strictly() error {
 	return fmt.Errorf("%w: %w", ErrBadRows, errors.Join(errs...))
 }
 
-// over tells whether a context has ended or is about to. What fails then may have failed because of that, whatever the error says.
+// over reports whether a context has ended, or is past its deadline. An error may then be due to that, whatever its text.
 func over(ctx context.Context) bool {
 	end, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(end)
 }
 
-// poll follows the source.
+// poll loads at every interval until Close.
 func (r *Registry) poll() {
 	for {
 		timer := time.NewTimer(time.Duration((0.8 + 0.2*rand.Float64()) * float64(r.interval)))
@@ -214,15 +214,15 @@ func (r *Registry) poll() {
 	}
 }
 
-// Close stops following the source. The limiters go on with what they have.
+// Close ends the loading. The limiters keep the configuration that they have.
 func (r *Registry) Close() {
 	r.close()
 	r.polling.Wait()
 }
 
-// Penalize holds the bucket of that name back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Calls of a row without a rate
-// (Limit.NoRate) are refused until the penalty is over (ByPenalty): in this process from now on, in others from their next load on.
-// Without a limit in force it does nothing.
+// Penalize holds the name's bucket back for the whole fleet, see tokenbucket.RateLimiter.Penalize. Calls of a row without a rate
+// (Limit.NoRate) are refused until the penalty ends (ByPenalty), in this process at once, in others from their next load on.
+// If no limit is in force for the name, Penalize does nothing.
 func (r *Registry) Penalize(ctx context.Context, name string, d time.Duration) error {
 	f, err := r.find(name)
 	switch {
@@ -236,9 +236,9 @@ func (r *Registry) Penalize(ctx context.Context, name string, d time.Duration) e
 	return nil
 }
 
-// Reset begins the bucket of that name anew for the whole fleet, see tokenbucket.RateLimiter.Reset. It ends a penalty, also that of a row
-// without a rate: in this process at once, in others with their next load. What counts in a window, and who is under way, stays. It is an
-// error if no limit is in force.
+// Reset resets the name's bucket for the whole fleet, see tokenbucket.RateLimiter.Reset. It ends a penalty: for a row without a rate in this
+// process at once, in others with their next load. Counts of windows and calls in flight stay. If no limit is in force for the name, Reset
+// fails.
 func (r *Registry) Reset(ctx context.Context, name string) error {
 	f, err := r.find(name)
 	switch {
@@ -249,24 +249,25 @@ func (r *Registry) Reset(ctx context.Context, name string) error {
 	case f.bounded():
 		return r.unpause(ctx, f.entry)
 	}
-	return fmt.Errorf("registry: %.80q has no bucket: nothing limits it by one now", name)
+	return fmt.Errorf("registry: reset %.80q: no limit with a bucket is in force for the name", name)
 }
 
-// Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. It does not
-// follow later changes.
+// Limiter returns the limiter that calls of that name use now; nil if they pass or are refused without one. Later changes of the row may
+// replace the limiter.
 func (r *Registry) Limiter(name string) (*tokenbucket.RateLimiter, error) {
 	f, err := r.find(name)
 	return f.limiter, err
 }
 
-// found is what decides about the calls of a name.
+// found has the limit that decides about the calls of a name.
 type found struct {
-	entry   *entry // nil: no row and no limit of its own
+	entry   *entry // nil if the name has neither a row nor a limit by Default
 	limiter *tokenbucket.RateLimiter
 	by      gate.Decider
-	pass    bool // without a limiter: all calls pass, or all are refused
+	pass    bool // whether calls pass if limiter is nil
 }
 
+// find returns the limit that decides about the calls of a name, and makes its limiter if there is none yet.
 func (r *Registry) find(name string) (found, error) {
 	if r.sw != nil && !r.sw.Enabled() {
 		return found{by: gate.BySwitch, pass: true}, nil
@@ -286,7 +287,7 @@ func (r *Registry) find(name string) (found, error) {
 		if !r.callers.own("", name, time.Now()) {
 			name = othersMark
 		}
-		e = r.strange.get(name, r.unknown.limit)
+		e = r.unnamed.get(name, r.unknown.limit)
 	}
 	switch {
 	case e.limit.Disabled:
@@ -309,13 +310,13 @@ func (r *Registry) find(name string) (found, error) {
 	return found{entry: e, limiter: l, by: by}, nil
 }
 
-// try tells why a limit cannot be put in force.
+// try returns an error if a limit cannot be put in force.
 func (s *settings) try(c *Limit, version int64) *RowError {
 	if err := c.check(); err != nil || c.Disabled {
 		return err
 	}
 	sample := *c
-	if sample.Rate == 0 { // nothing passes; the rest of it must be right all the same
+	if sample.Rate == 0 { // nothing passes, but the other fields must be valid
 		sample.Rate = 1
 	}
 	l, err := s.limiter(&sample, version)
@@ -329,13 +330,13 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 	return s.backends.try(c, version)
 }
 
-// limiterOptions returns those of every limiter, in a slice of its own.
+// limiterOptions returns the options of every limiter, in a new slice.
 func (s *settings) limiterOptions() []tokenbucket.Option {
 	return append(slices.Clone(s.options), tokenbucket.WithStore(s.store))
 }
 
-// label is what the metrics of a limiter are counted under: its row, rather than one of the keys that clients bring along; empty of a row's
-// own bucket.
+// label returns the name under which the metrics of a limiter are counted: for a key the name of its row, since clients choose keys. It is
+// empty for the bucket of a row itself.
 func (e *entry) label() string {
 	if e.of == nil {
 		return ""
@@ -343,11 +344,11 @@ func (e *entry) label() string {
 	return e.of.limit.Name
 }
 
-// chosenByCaller reports whether callers choose the bucket's name: it is a key of a row, or a name without a row.
-func (e *entry) chosenByCaller() bool { return e.of != nil || e.strange }
+// chosenByCaller reports whether callers choose the bucket's name, because it is a key of a row or a name without a row.
+func (e *entry) chosenByCaller() bool { return e.of != nil || e.unnamed }
 
-// limiterOptions returns what the entry adds to the options of its limiter. Buckets whose names callers choose may be many, so each is
-// dropped once it is full.
+// limiterOptions returns the options that the entry adds for its limiter. Callers can choose many names, so a store drops their buckets
+// once they are full.
 func (e *entry) limiterOptions() []tokenbucket.Option {
 	opts := []tokenbucket.Option{tokenbucket.WithLabel(e.label())}
 	if e.chosenByCaller() {
@@ -356,8 +357,8 @@ func (e *entry) limiterOptions() []tokenbucket.Option {
 	return opts
 }
 
-// limiter returns a new limiter for a row. Limiters of one name share their bucket's queue, so callers that wait keep their
-// order when another takes over.
+// limiter returns a new limiter for a row. Limiters of one name share the bucket's queue, so waiting callers keep their order when a new
+// limiter replaces the old one.
 func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	opts := append(s.limiterOptions(), tokenbucket.WithVersion(version), tokenbucket.WithMaxWait(c.wait()))
 	opts = append(opts, more...)
@@ -381,9 +382,8 @@ func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) 
 	return tokenbucket.NewSmoothBursty(c.Name, rate, opts...)
 }
 
-// replace deals with a bucket of another kind: a row that changed between bursty and warm-up. Either this process has not
-// heard of the change, and the table says so, or the bucket is still the old one and begins anew: the price is its debt, at
-// most once in an interval and process.
+// replace handles a bucket of the other kind, bursty or warm-up, than its row. If this process has an old row, a load brings the new
+// one. Otherwise the bucket is old, and is reset. A reset cancels the bucket's debt, at most once per interval and process.
 func (r *Registry) replace(ctx context.Context, name string, f found, cause error) (found, error) {
 	select {
 	case r.kinds <- struct{}{}:
@@ -393,18 +393,18 @@ func (r *Registry) replace(ctx context.Context, name string, f found, cause erro
 	}
 	if r.notes.age() > r.interval/10 {
 		soon, cancel := context.WithTimeout(ctx, slowLoad)
-		_ = r.Reload(soon) // on an error, with what there is
+		_ = r.Reload(soon) // after an error the present row decides
 		cancel()
 	}
 	if newer, err := r.find(name); err != nil || newer.entry != f.entry {
 		return newer, err
 	}
 	if _, err := f.limiter.State(ctx); !errors.Is(err, tokenbucket.ErrInvalidConfig) {
-		return f, err // somebody else was faster
+		return f, err // another process has reset it
 	}
 	if now := time.Now(); now.Sub(f.entry.replaced) >= r.interval {
 		f.entry.replaced = now
-		r.log.Warn("registry: the bucket is of another kind than its row says; it begins anew", "bucket", name, "row", f.entry.limit.Row)
+		r.log.Warn("registry: the bucket is of another kind than its row; it is reset", "bucket", name, "row", f.entry.limit.Row)
 		return f, r.renew(ctx, f.limiter, &f.entry.limit)
 	}
 	return f, cause

@@ -159,7 +159,7 @@ func TestAllow(t *testing.T) {
 	})
 }
 
-// A limit of which nothing is said but name and rate limits.
+// A limit with only a name and a rate limits.
 func TestZeroValueLimits(t *testing.T) {
 	r := open(t, registry.Static{{Name: "/a", Rate: 1}}, tokenbucket.NewMemoryStore())
 	require.Equal(t, 1, pass(t, r, "/a", 9))
@@ -227,7 +227,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// Names that nobody configured cannot fill the memory, and a bucket that is in use keeps its account.
+// Names without a row cannot fill the memory, and a bucket in use keeps its balance.
 func TestUnknownIsBounded(t *testing.T) {
 	r := open(t, registry.Static{}, tokenbucket.NewMemoryStore(), registry.WithUnknown(registry.Default(row("", 0.001, 0))), registry.WithMaxUnknown(100))
 	require.Equal(t, 1, pass(t, r, "used", 1))
@@ -248,7 +248,7 @@ func TestUnknownIsBounded(t *testing.T) {
 	}
 }
 
-// A source that is away or hangs changes nothing; a bad row loses only itself, and what it said before stays.
+// A source that fails or hangs changes nothing. A bad row affects only itself, and its last valid limit stays in force.
 func TestLastGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
@@ -277,7 +277,7 @@ func TestLastGood(t *testing.T) {
 		source.fail(errors.New("connection refused"))
 		check("away", 2, 3)
 		check("still away", 2, 3)
-		require.Equal(t, 1, strings.Count(log.String(), "connection refused"), "told once")
+		require.Equal(t, 1, strings.Count(log.String(), "connection refused"), "logged once")
 		require.Greater(t, r.Stats().Age, 2*time.Second)
 		require.ErrorContains(t, r.Stats().Err, "connection refused")
 
@@ -295,7 +295,7 @@ func TestLastGood(t *testing.T) {
 		source.set(row("/a", -5, 3), row("/b", 6, 3))
 		check("a bad row", 4, 6)
 		check("a bad row", 4, 6)
-		require.Equal(t, 1, strings.Count(log.String(), "rate -5: want"), "told once")
+		require.Equal(t, 1, strings.Count(log.String(), "rate -5: want"), "logged once")
 		last := loads[len(loads)-1]
 		require.Equal(t, 1, last.Kept)
 		require.Len(t, last.Rejected, 1)
@@ -347,7 +347,7 @@ func TestStart(t *testing.T) {
 	})
 }
 
-// A start that waited in vain tells why, and not that the last attempt was cut off, whatever a driver makes of that.
+// If New has waited in vain, its error is the cause, and not that its context ended during the last attempt.
 func TestStartTellsTheCause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		loads := 0
@@ -401,7 +401,7 @@ func TestBadOptions(t *testing.T) {
 	require.ErrorContains(t, err, "store nil")
 }
 
-// Rows that say what no limiter can be are rejected one by one, with the field.
+// Invalid rows are rejected one by one, with the wrong field.
 func TestRejected(t *testing.T) {
 	ten := 10.0
 	for want, l := range map[string]registry.Limit{
@@ -436,8 +436,8 @@ func TestRejected(t *testing.T) {
 	}
 }
 
-// A changed row reaches the shared bucket, whatever its modification time says, and the one who still has the old row learns
-// the new rate with its next answer.
+// A changed row reaches the shared bucket, whatever its time of modification. A process that still has the old row gets
+// the new rate with its next reply.
 func TestChangedContentWins(t *testing.T) {
 	for what, times := range map[string][3]int64{
 		"newer":              {1000, 2000, 3000},
@@ -489,8 +489,8 @@ func TestChangedContentWins(t *testing.T) {
 	}
 }
 
-// A row was changed within a second, or in the hour that a clock repeats, and nobody is left who saw it: what two loads find
-// is settled by the table. So is SetRate.
+// A row was changed within a second, or in the hour that a clock repeats, and no process is left that loaded it: after two loads
+// the table is in force again. The same holds after SetRate.
 func TestTableIsTheTruth(t *testing.T) {
 	for what, then := range map[string]int64{"same time": 5000, "earlier": 1000, "unknown": 0} {
 		t.Run(what, func(t *testing.T) {
@@ -529,7 +529,7 @@ func TestTableIsTheTruth(t *testing.T) {
 	}
 }
 
-// Who waits keeps the place when the row changes: nobody is lost, passes anybody, or is let go twice.
+// Waiting callers keep their order when the row changes: none is lost, overtakes another, or is granted twice.
 func TestWaitersKeepTheirPlaces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		patient := func(rate float64, version int64) registry.Limit {
@@ -569,8 +569,8 @@ func TestWaitersKeepTheirPlaces(t *testing.T) {
 	})
 }
 
-// A row that turns from a rate into a warm-up and back reaches the bucket, without an error for any call, also of those who
-// have not heard of it.
+// A row that turns from a rate into a warm-up and back reaches the bucket, without an error for any call, also in processes that
+// have not loaded it.
 func TestKindChanges(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const interval = 100 * time.Millisecond
@@ -623,7 +623,7 @@ func TestKindChanges(t *testing.T) {
 	})
 }
 
-// A fleet does not ask in step, and nobody asks less often than the interval says.
+// A fleet does not load in step, and each process loads at least once in an interval.
 func TestJitter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const processes = 20
@@ -652,7 +652,7 @@ func TestJitter(t *testing.T) {
 	})
 }
 
-// A load that ends with its caller's context is no failure of the source, and whoever waits for it loads.
+// A load that ends with its caller's context is no failure of the source, and the callers that share it load themselves.
 func TestReloadGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := new(fake)

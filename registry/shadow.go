@@ -10,10 +10,10 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// WithShadow decides about every call and lets it pass: no limit, bad row or unknown name refuses. The limiters are shadows
-// (tokenbucket.WithShadow), with buckets of their own; the observer hears what would have been refused, with Decision.Shadow, and the
-// hook of [WithBypassHook] what would have been without a bucket (ByShadow). It is told to the log, again every minute. Limit.Shadow
-// is the same for one row.
+// WithShadow evaluates every call and then lets it pass. Neither a limit nor a bad row nor an unknown name refuses it. The limiters are
+// shadows (tokenbucket.WithShadow), with buckets of their own. Calls that would have been refused go to the observer, with
+// Decision.Shadow, or without a bucket to the hook of [WithBypassHook] (ByShadow). The log has the shadow every minute. Limit.Shadow is the
+// same for one row.
 func WithShadow() Option {
 	return func(s *settings) error {
 		s.shadow = true
@@ -21,10 +21,10 @@ func WithShadow() Option {
 	}
 }
 
-// shadows tells whether a row only counts.
+// shadows reports whether a row is in shadow.
 func (s *settings) shadows(c *Limit) bool { return s.shadow || c.Shadow }
 
-// inShadow lets pass what would be refused without a bucket.
+// inShadow lets calls of a row in shadow pass that would be refused without a bucket.
 func (r *Registry) inShadow(f found) found {
 	if !f.pass && (r.shadow || f.entry != nil && f.entry.limit.Shadow) {
 		f.by, f.pass = gate.ByShadow, true
@@ -32,7 +32,7 @@ func (r *Registry) inShadow(f found) found {
 	return f
 }
 
-// consequence is what happens to the calls of a bad row without a good limit from before.
+// consequence returns the outcome of calls of a bad row without an earlier valid limit, in words.
 func (r *Registry) consequence(bad *RowError) string {
 	if r.badRows.refuse && (r.shadow || bad.Shadow) {
 		return "its calls pass, and count as refused: it is in shadow"
@@ -40,7 +40,7 @@ func (r *Registry) consequence(bad *RowError) string {
 	return r.badRows.describe()
 }
 
-// countShadows finds the rows that only count, of those that would limit, in order.
+// countShadows records the names of the rows in shadow that are not disabled, sorted.
 func (r *Registry) countShadows(next map[string]*entry, load *Load) {
 	for name, e := range next {
 		if e.limit.Shadow && !e.limit.Disabled {
@@ -50,32 +50,33 @@ func (r *Registry) countShadows(next map[string]*entry, load *Load) {
 	slices.Sort(load.Shadow)
 }
 
-// tellShadows tells which rows are in shadow, if that is something else than before.
-func (r *Registry) tellShadows(load *Load, changed bool) {
+// logShadows logs the rows in shadow if they have changed.
+func (r *Registry) logShadows(load *Load, changed bool) {
 	switch n := len(load.Shadow); {
 	case !changed || r.shadow:
 	case n > 0:
-		r.log.Warn("registry: limits are in shadow: they count, and refuse nothing", "limits", n, "buckets", first(load.Shadow))
+		r.log.Warn("registry: limits are in shadow: they count calls and refuse none", "limits", n, "buckets", first(load.Shadow))
 	default:
-		r.log.Warn("registry: no limit is in shadow any more: all refuse")
+		r.log.Warn("registry: no limit is in shadow any longer: all refuse calls")
 	}
 }
 
-// remindShadows tells again what lasts.
+// remindShadows logs the rows in shadow again.
 func (r *Registry) remindShadows(s *Stats) {
-	r.tellAllShadow(s)
+	r.logAllShadow(s)
 	if n := len(s.Shadow); n > 0 && !r.shadow {
-		r.log.Warn("registry: limits are still in shadow: they count, and refuse nothing", "limits", n, "buckets", first(s.Shadow))
+		r.log.Warn("registry: limits are still in shadow: they count calls and refuse none", "limits", n, "buckets", first(s.Shadow))
 	}
 }
 
-func (r *Registry) tellAllShadow(s *Stats) {
+// logAllShadow logs that all rows are in shadow, if they are.
+func (r *Registry) logAllShadow(s *Stats) {
 	if r.shadow {
-		r.log.Warn("registry: all is in shadow: limits count, and refuse nothing", "limits", s.Limits)
+		r.log.Warn("registry: every limit is in shadow: it counts calls and refuses none", "limits", s.Limits)
 	}
 }
 
-// first is the first few names, for a message.
+// first returns the first few names, for a message.
 func first(names []string) string {
 	const most = 5
 	if len(names) > most {
@@ -84,8 +85,8 @@ func first(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// renewShadows begins the buckets of shadows anew that are of another kind than their rows. No call hears of that, since a shadow's
-// calls have no errors. Each limiter is asked once.
+// renewShadows resets the buckets of shadows that are of another kind than their rows. Calls cannot find such a bucket, because a shadow hides
+// errors. Each limiter is checked once.
 func (r *Registry) renewShadows(ctx context.Context, rows map[string]*entry) {
 	for _, e := range rows {
 		if !r.shadows(&e.limit) {
@@ -105,7 +106,7 @@ func (r *Registry) renewShadows(ctx context.Context, rows map[string]*entry) {
 	}
 }
 
-// renewShadow is false if the store does not answer.
+// renewShadow checks one limiter. It returns false if the store fails.
 func (r *Registry) renewShadow(ctx context.Context, e *entry) bool {
 	l := e.limiter.Load()
 	if l == nil || e.asked == l {
@@ -113,7 +114,7 @@ func (r *Registry) renewShadow(ctx context.Context, e *entry) bool {
 	}
 	_, err := l.State(ctx)
 	if errors.Is(err, tokenbucket.ErrInvalidConfig) {
-		r.log.Warn("registry: the bucket of a shadow is of another kind than its row says; it begins anew", "bucket", e.limit.Name, "row", e.limit.Row)
+		r.log.Warn("registry: the bucket of a shadow is of another kind than its row; it is reset", "bucket", e.limit.Name, "row", e.limit.Row)
 		err = r.renew(ctx, l, &e.limit)
 	}
 	if err == nil {

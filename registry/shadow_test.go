@@ -18,7 +18,7 @@ import (
 
 func inShadow(l *registry.Limit) { l.Shadow = true }
 
-// heard is what an observer and the hook of calls without a bucket were told.
+// heard records the calls of an observer and of the hook for calls without a bucket.
 type heard struct{ granted, refused, shadowed, bypassed atomic.Int64 }
 
 func (h *heard) options() []registry.Option {
@@ -91,7 +91,7 @@ func TestShadowOfAll(t *testing.T) {
 	require.Equal(t, int64(8), h.shadowed.Load())
 	require.Equal(t, int64(3*9), h.bypassed.Load())
 	require.True(t, r.Stats().AllShadow)
-	require.Contains(t, out.String(), `level=WARN msg="registry: all is in shadow: limits count, and refuse nothing" limits=2`)
+	require.Contains(t, out.String(), `level=WARN msg="registry: every limit is in shadow: it counts calls and refuses none" limits=2`)
 	require.NotContains(t, out.String(), "limits are in shadow")
 }
 
@@ -106,16 +106,16 @@ func TestShadowHasABucketOfItsOwn(t *testing.T) {
 	require.Equal(t, 1, pass(t, real, "/a", 9))
 }
 
-// That limits are in shadow is told when it begins, every minute while it lasts, and when it ends.
+// Limits in shadow are logged at the beginning, every minute, and at the end.
 func TestShadowIsTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		out, source := new(logged), &fake{}
 		source.set(row("/a", 1, 1), with(row("/b", 1, 1), inShadow), with(row("/off", 1, 1), func(l *registry.Limit) { l.Shadow, l.Disabled = true, true }))
 		r := open(t, source, tokenbucket.NewMemoryStore(), out.option(), registry.WithInterval(time.Second))
 		count := func(text string) int { return strings.Count(out.String(), text) }
-		require.Equal(t, 1, count(`level=WARN msg="registry: limits are in shadow: they count, and refuse nothing" limits=1 buckets=/b`))
+		require.Equal(t, 1, count(`level=WARN msg="registry: limits are in shadow: they count calls and refuse none" limits=1 buckets=/b`))
 		time.Sleep(5*time.Minute + 30*time.Second)
-		require.Equal(t, 5, count(`level=WARN msg="registry: limits are still in shadow: they count, and refuse nothing" limits=1 buckets=/b`))
+		require.Equal(t, 5, count(`level=WARN msg="registry: limits are still in shadow: they count calls and refuse none" limits=1 buckets=/b`))
 		require.Equal(t, 1, count("limits are in shadow"))
 		source.set(with(row("/a", 1, 1), inShadow), with(row("/b", 1, 1), inShadow))
 		time.Sleep(2 * time.Second)
@@ -124,7 +124,7 @@ func TestShadowIsTold(t *testing.T) {
 		require.Equal(t, 9, pass(t, r, "/a", 9))
 		source.set(row("/a", 1, 1), row("/b", 1, 1))
 		time.Sleep(2 * time.Second)
-		require.Equal(t, 1, count(`level=WARN msg="registry: no limit is in shadow any more: all refuse"`))
+		require.Equal(t, 1, count(`level=WARN msg="registry: no limit is in shadow any longer: all refuse calls"`))
 		require.Equal(t, 1, pass(t, r, "/a", 9))
 		require.Equal(t, 1, pass(t, r, "/b", 9))
 		before := count("shadow")
@@ -134,7 +134,7 @@ func TestShadowIsTold(t *testing.T) {
 	})
 }
 
-// A row in shadow that turns from a rate into a warm-up counts by what it says now, though no call sees the error.
+// A row in shadow that changes from a rate to a warm-up counts by its new limit, although a shadow's calls return no error.
 func TestShadowOfAnotherKind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var h heard
@@ -174,7 +174,7 @@ func TestBadRowComesIntoShadow(t *testing.T) {
 	}
 }
 
-// A row in shadow refuses nothing by its window and its concurrency, either: what they would refuse is told, and counted apart.
+// A row in shadow refuses no call by its window or its concurrency, either. Calls that they would refuse go to the hook, and are counted apart.
 func TestShadowOfBounds(t *testing.T) {
 	for name, opt := range map[string]registry.Option{"the row": nil, "all": registry.WithShadow()} {
 		t.Run(name, func(t *testing.T) {

@@ -9,90 +9,91 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
-// Source is where limits come from: a database table (package sqlsource), a file, a service, a fixed list (Static).
+// Source loads the table of limits: from a database (package sqlsource), a file, a service or a fixed list (Static).
 //
-// Load returns all limits there are, or an error if they cannot be known: an error never means that there are none. It is
-// called by one goroutine at a time, and ctx always has a deadline.
+// Load returns all limits, or an error if it cannot read them. An error never means that there are none. One goroutine at a time calls
+// Load, and ctx always has a deadline.
 type Source interface {
 	Load(ctx context.Context) (Table, error)
 }
 
-// Table is what a Source has loaded.
+// Table is the result of Source.Load.
 type Table struct {
 	// Limits, one for each name.
 	Limits []Limit
-	// Rejected rows, which the source itself could not read: see WithBadRows.
+	// Rejected has the rows that the source could not read: see WithBadRows.
 	Rejected []RowError
 }
 
 // Limit is the configuration of one bucket: a row of the table.
 type Limit struct {
-	// Name of the bucket, 1 to 512 bytes of UTF-8. One with a * at its end holds for all names that begin as it does, and have no row
-	// of their own; the longest counts. A * elsewhere is refused. See also WithParts.
+	// Name of the bucket, 1 to 512 bytes of UTF-8. A name with a * at its end matches all names with that prefix and without a row of their
+	// own; the longest match counts. A * elsewhere is invalid. See also WithParts.
 	Name string
-	// Row names where the limit comes from, for messages: the primary key, say.
+	// Row identifies the row in messages, usually by its primary key.
 	Row string
-	// Disabled lets every call pass at once. The zero value limits.
+	// Disabled lets every call pass at once.
 	Disabled bool
-	// Rate in permits per second; with Quota, a whole number of calls in any second. 0: nothing passes.
+	// Rate in permits per second, 1e-9 to 2^53; with Quota, a whole number of calls in any second. If it is 0, no call passes.
 	Rate float64
-	// Quota: the upstream counts calls in any sliding second, so nothing is saved up (tokenbucket.ForQuota).
+	// Quota is for an upstream that counts calls in any sliding second, so that nothing may be saved up (tokenbucket.ForQuota).
 	Quota bool
-	// Jitter is how much later a call may arrive than it was let go; only with Quota.
+	// Jitter is the variation of the time from a grant to the call's arrival at the upstream, up to 1 s; only with Quota.
 	Jitter time.Duration
-	// MaxPermits is the size of the bucket; nil: one second's worth, at least 1.
+	// MaxPermits is the size of the bucket; nil means one second's worth, at least 1.
 	MaxPermits *float64
-	// Warmup is the period in which a cold upstream gets warm; 0: none (a bursty limiter).
+	// Warmup is the warm-up period of a cold upstream; 0 means none (a bursty limiter).
 	Warmup time.Duration
-	// ColdFactor is for Warmup, above 1; 0: the default, 3.
+	// ColdFactor of a warm-up, above 1; 0 means 3.
 	ColdFactor float64
-	// WaitShare is the share of a second that a call may wait for its permit, 0 to 9.99: 0.5 is half a second, 0 is not at all. It
-	// is the table's word for what a limiter calls its longest wait (tokenbucket.WithMaxWait).
+	// WaitShare is the longest wait of a call for its permit, as a share of a second, 0 to 9.99: 0.5 is half a second, 0 means no wait. It
+	// sets tokenbucket.WithMaxWait.
 	WaitShare float64
-	// Window: at most WindowLimit calls may begin in any window of this length, whole milliseconds up to 90 days, in which they are counted
-	// in hundredths (package slidingwindow). 0: there is none.
+	// At most WindowLimit calls may begin in any time of length Window, which is counted in hundredths (package slidingwindow). Window is in
+	// whole milliseconds, up to 90 days. 0 in both means no window.
 	Window      time.Duration
 	WindowLimit int
-	// Concurrent is how many calls may be under way at once (package semaphore). 0: any number.
+	// Concurrent is the number of calls that may be in flight at once (package semaphore); 0 means any number.
 	//
-	// A row with a window or a concurrency needs a place where it is counted (WithWindows, WithSemaphores), and all that it names must
-	// agree for a call to pass: see Registry.Enter.
+	// A row with a window or a concurrency needs a function that makes it (WithWindows, WithSemaphores). A call passes if all limits of the
+	// row grant it: see Registry.Enter.
 	Concurrent int
-	// NoRate: there is no rate, and Rate is 0; a window or a concurrency limits alone. Without it a Rate of 0 lets nothing pass.
+	// NoRate reports that the row has no rate, so that a window or a concurrency limits alone. Rate is 0 then. Without NoRate, a Rate of 0
+	// lets no call pass.
 	NoRate bool
-	// Version: of two contents of one name the one with the higher version wins in the whole fleet. Usually the time of the
-	// last modification, in microseconds since 1970, UTC. 0: unknown.
+	// Version decides which of two contents of one name is in force in the whole fleet: the higher one. It is usually the time of the last
+	// modification, in microseconds since 1970, UTC; 0 means unknown.
 	Version int64
-	// PerKey gives each value of what the row's name leaves open a bucket of its own, with this limit: of the further parts of a name
-	// (WithParts), or else of what the * at its end stands for. The name has at most 256 bytes then.
+	// PerKey gives each key a bucket of its own, with this limit. A key is the part of a name that the row's name leaves open: the further
+	// parts (WithParts), or the text that the * matches. With PerKey the row's name has at most 256 bytes.
 	PerKey bool
-	// Penalty is which answers of an upstream hold the bucket back: see Registry.Penalizes.
+	// Penalty selects the replies of an upstream that hold the bucket back: see Registry.Penalizes.
 	Penalty Penalty
-	// Shadow decides and counts, and lets every call pass (WithShadow). A bad row refuses nothing either.
+	// Shadow evaluates and counts every call, and then lets it pass (WithShadow). It does so for a bad row, too.
 	Shadow bool
 }
 
 // maxName is the most bytes that a bucket's name may have.
 const maxName = 512
 
-// wait is how long a call may wait: the cache is a share of a second.
+// wait returns the longest wait of a call.
 func (c *Limit) wait() time.Duration {
 	return time.Duration(math.Round(c.WaitShare * float64(time.Second)))
 }
 
-// RowError tells which row was rejected, and why. Nothing of the row is in force: see [WithBadRows].
+// RowError is the error of a rejected row. Nothing of the row is in force: see [WithBadRows].
 type RowError struct {
-	// Row names the row; Name is the bucket that it is for, if that could be read.
+	// Row identifies the row. Name is the name of its bucket, if that could be read.
 	Row, Name string
-	// Field and Value are what is wrong.
+	// Field is the wrong field, by its name in the table or file, and Value its value.
 	Field, Value string
-	// Want says what would be right.
+	// Want has the values that are accepted.
 	Want string
-	// Err is why no limiter can be made of the row; Field, Value and Want are empty then.
+	// Err is the error of the limiter's constructor, if that rejected the row. Field, Value and Want are empty then.
 	Err error
-	// Shadow: the row says that it refuses nothing (Limit.Shadow), as far as that could be read.
+	// Shadow reports whether the row is in shadow (Limit.Shadow), if that could be read.
 	Shadow bool
-	// Consequence says what happens to the calls of the name; the Registry fills it in.
+	// Consequence is the outcome for calls of the name, in words. The Registry sets it.
 	Consequence string
 }
 
@@ -111,7 +112,7 @@ func (e *RowError) Error() string {
 	return fmt.Sprintf("registry: row %.80s: bucket %.80q: %s %.80s: want %s", e.Row, e.Name, e.Field, e.Value, e.Want)
 }
 
-// Switch is the global on and off of limiting. Enabled is asked at every call: it must be fast, and safe for concurrent use.
+// Switch turns all limits on or off. Every call asks Enabled, so it must be fast and safe for concurrent use.
 type Switch interface {
 	Enabled() bool
 }

@@ -9,58 +9,58 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
-// Load tells how one load went.
+// Load has the results of one load.
 type Load struct {
-	// Err of the source; nothing changed then.
+	// Err of the source. If it is not nil, the earlier limits stay in force.
 	Err error
-	// Took is how long the source took.
+	// Took is the duration of Source.Load.
 	Took time.Duration
-	// Rows that there were, Limits in force afterwards; of these Added, Changed, and Kept though their row is bad now; Removed
-	// ones are no longer in force.
+	// Rows in the table, and Limits in force afterwards. Of these, Added are new, Changed have changed, and Kept are in force although their
+	// row is bad now. Removed limits are no longer in force.
 	Rows, Limits, Added, Changed, Kept, Removed int
-	// Bad names: their rows never were good, and WithBadRows decides about their calls.
+	// Bad is the number of names whose rows never were valid, so that WithBadRows decides about their calls.
 	Bad int
-	// Held limits are in force though their rows are gone: with them, more than half of the table is (WithAllowEmpty).
+	// Held is the number of limits that are in force although their rows are gone, because more than half of the table is (WithAllowEmpty).
 	Held int
-	// Shadow names the limits that count and refuse nothing (Limit.Shadow).
+	// Shadow has the names of the limits in shadow, which refuse no call (Limit.Shadow).
 	Shadow []string
 	// Rejected rows, each with its consequence.
 	Rejected []RowError
-	// Unmatched rows are in force and hold for no call (WithNames).
+	// Unmatched rows are in force and match no call (WithNames).
 	Unmatched []RowError
 }
 
 // Stats are the figures of a Registry.
 type Stats struct {
-	// Loads were tried, Failures of them failed; Err is the last one's error, nil if it succeeded.
+	// Loads and failed loads (Failures) so far. Err is the error of the last load, nil if it succeeded.
 	Loads, Failures int
 	Err             error
-	// LastLoad was tried then; LastGood succeeded, and is so old.
+	// LastLoad and LastGood are the times of the last load and of the last load that succeeded. Age is the time since LastGood.
 	LastLoad, LastGood time.Time
 	Age                time.Duration
-	// Limits in force; Limiters of them have been asked for. Unknown names have a limiter by default, and
-	// Keys have that of a row (Limit.PerKey).
+	// Limits in force, and Limiters made for them so far. Unknown and Keys are the limiters kept for names without a row (Default) and for
+	// keys of rows (Limit.PerKey).
 	Limits, Limiters, Unknown, Keys int
-	// Shared counts calls whose keys had no bucket of their own: see WithMaxKeys.
+	// Shared is the number of calls whose keys had no bucket of their own: see WithMaxKeys.
 	Shared int
 	// Bad names and Held limits: see Load.
 	Bad, Held int
-	// Loss of limits that was not confirmed; the zero Loss if there is none.
+	// Loss of limits that is not confirmed yet; the zero Loss if there is none.
 	Loss Loss
-	// Shadow names the limits that count and refuse nothing (Limit.Shadow); with AllShadow no call is refused (WithShadow).
+	// Shadow has the names of the limits in shadow (Limit.Shadow). AllShadow reports whether all limits are (WithShadow).
 	Shadow    []string
 	AllShadow bool
-	// Off since then, by its Origin: the switch; zero if it is on.
+	// Off is the time since which the switch is off, zero if it is on. Origin is its Origin() string.
 	Off    time.Time
 	Origin string
-	// Rejected rows of the last good load, and Unmatched ones, which are in force and hold for no call (WithNames).
+	// Rejected rows of the last load that succeeded, and Unmatched rows, which are in force and match no call (WithNames).
 	Rejected, Unmatched []RowError
-	// Faults that last, at most 100: somebody must repair them. Faulty calls have failed so since New.
+	// Faults that an operator must repair, at most 100. Faulty is the number of calls that faults have failed since New.
 	Faults []Fault
 	Faulty int
 }
 
-// Stats returns the figures as of now.
+// Stats returns the present figures.
 func (r *Registry) Stats() Stats {
 	r.notes.mu.Lock()
 	s := r.notes.stats
@@ -75,17 +75,17 @@ func (r *Registry) Stats() Stats {
 			s.Limiters++
 		}
 	}
-	s.Unknown, s.Keys, s.Shared = r.strange.len(), r.keys.len(), r.callers.sharedCalls()
+	s.Unknown, s.Keys, s.Shared = r.unnamed.len(), r.keys.len(), r.callers.sharedCalls()
 	return s
 }
 
-// Has tells whether there is a row of that very name, good or bad; Match finds those that hold for it.
+// Has reports whether the table has a row with exactly that name, valid or bad. Match finds the row that matches a name.
 func (r *Registry) Has(name string) bool {
 	limits := r.limits.Load()
 	return limits != nil && limits.rows[name] != nil
 }
 
-// Limiters returns the limiters of rows that have been asked for, by name. Those of a row's keys (Limit.PerKey) are not among them.
+// Limiters returns the limiters of rows that have had a call, by name, without those of keys (Limit.PerKey).
 func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
 	all := map[string]*tokenbucket.RateLimiter{}
 	for name, e := range r.limits.Load().rows {
@@ -96,7 +96,7 @@ func (r *Registry) Limiters() map[string]*tokenbucket.RateLimiter {
 	return all
 }
 
-// Limits returns what is in force, by name. Names whose rows are bad are not among them: see Stats.
+// Limits returns the limits in force, sorted by name. It omits names whose rows never were valid: see Stats.
 func (r *Registry) Limits() []Limit {
 	var all []Limit
 	for e := range maps.Values(r.limits.Load().rows) {

@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// Bad rows make New fail if they may not be, and are each in the error. Later ones leave in force what was there.
+// With WithStrict, bad rows make New fail, and each is in the error. If a row turns bad later, its last valid limit stays in force.
 func TestStrict(t *testing.T) {
 	bad := registry.Static{{Name: "/a", Row: "1", Rate: 5}, {Name: "/b", Row: "2", Rate: -5}, {Name: "/c", Row: "3", Rate: 5, WaitShare: 10}}
 	_, err := registry.New(bad, tokenbucket.NewMemoryStore(), registry.WithStrict())

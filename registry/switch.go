@@ -15,8 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// AtomicSwitch is a switch of this process, for tests, signals and admin pages. The zero value is off. Its methods may be
-// called by many goroutines at once.
+// AtomicSwitch is a switch of this process, for tests, signals and admin pages. The zero value is off. It is safe for concurrent use.
 type AtomicSwitch struct{ on atomic.Bool }
 
 // NewSwitch returns a switch that is on or off.
@@ -37,29 +36,30 @@ const (
 	defaultSwitchTimeout  = time.Second
 )
 
-// PolledSwitch is one switch for a whole fleet, kept where all of it can read: [NewRedisSwitch], sqlsource.NewSwitch, or
-// whatever [NewPolledSwitch] is given. Enabled is one atomic load.
+// PolledSwitch is one switch for a whole fleet, in a store that all processes read: [NewRedisSwitch], sqlsource.NewSwitch, or a function
+// ([NewPolledSwitch]). Enabled is one atomic load.
 //
-// It is read in the background. Reads begin 3/4 to 1 interval apart ([WithSwitchInterval], default 1 s), at random, so that a
-// fleet does not read in step: a flip is seen within one interval plus a round trip. After a slow read the next one still
-// waits a quarter of an interval. When reads fail, what was last read stays, for as long as that lasts: see Age and Err.
+// A goroutine reads the store. Reads begin 3/4 to 1 interval apart ([WithSwitchInterval], default 1 s), at random, so that a fleet does not
+// read in step. A change takes effect within one interval plus a round trip. After a slow read the next one waits at least a quarter of an
+// interval. While reads fail, the last known state stays in force: see Age and Err.
 //
-// The methods may be called by many goroutines at once. Close ends the reading.
+// It is safe for concurrent use. Close ends the reading.
 type PolledSwitch struct {
 	read    func(context.Context) (bool, error)
 	options switchOptions
 	on      atomic.Bool
 	cancel  context.CancelFunc
 	done    chan struct{}
-	late    chan answer // of a read that was given up but has not returned; used by the reading goroutine only
+	late    chan reply // reply of a read that was given up but has not returned; used by the reading goroutine only
 
 	mu     sync.Mutex
-	sets   int       // Sets that have succeeded; a read that began before one is worth nothing
-	readAt time.Time // the last successful read or Set, or else the beginning
+	sets   int       // number of successful Sets; a read that began before one is outdated
+	readAt time.Time // time of the last successful read or Set, or of the constructor
 	err    error
 }
 
-type answer struct {
+// reply is the result of one read.
+type reply struct {
 	on  bool
 	err error
 }
@@ -83,7 +83,7 @@ func (o *switchOptions) fail(field string, value any, want string) {
 	}
 }
 
-// WithSwitchInterval sets how far apart reads are at most. 10 ms to 1 hour, default 1 s.
+// WithSwitchInterval sets the longest time between the beginnings of two reads, 10 ms to 1 hour. Default 1 s.
 func WithSwitchInterval(d time.Duration) SwitchOption {
 	return func(o *switchOptions) {
 		if d < 10*time.Millisecond || d > time.Hour {
@@ -93,7 +93,7 @@ func WithSwitchInterval(d time.Duration) SwitchOption {
 	}
 }
 
-// WithSwitchTimeout bounds one read, the first in the constructor included. 1 ms to 1 minute, default 1 s.
+// WithSwitchTimeout bounds one read, also the first in the constructor: 1 ms to 1 minute. Default 1 s.
 func WithSwitchTimeout(d time.Duration) SwitchOption {
 	return func(o *switchOptions) {
 		if d < time.Millisecond || d > time.Minute {
@@ -103,14 +103,14 @@ func WithSwitchTimeout(d time.Duration) SwitchOption {
 	}
 }
 
-// WithSwitchInitial sets what the switch says until it has been read for the first time. Default true: limits apply.
+// WithSwitchInitial sets the state of the switch until the first successful read. Default true: limits apply.
 func WithSwitchInitial(on bool) SwitchOption {
 	return func(o *switchOptions) { o.initial = on }
 }
 
-// WithSwitchHook sets what is told of outages: the error of the first read that fails, and nil when a read succeeds again;
-// nothing in between. It is called by the reading goroutine and must neither block nor call Close. Default: they are logged,
-// see [WithSwitchLogger].
+// WithSwitchHook sets a function that is called at the beginning of an outage, with the error of the first read that fails, and at its end,
+// with nil. The reading goroutine calls it, so it must neither block nor call Close. By default outages are logged, see
+// [WithSwitchLogger].
 func WithSwitchHook(hook func(error)) SwitchOption {
 	return func(o *switchOptions) {
 		if hook == nil {
@@ -120,8 +120,7 @@ func WithSwitchHook(hook func(error)) SwitchOption {
 	}
 }
 
-// WithSwitchLogger sets where outages are logged, their beginning and their end, if there is no [WithSwitchHook]. Default
-// slog.Default().
+// WithSwitchLogger sets the logger for the beginning and the end of outages, if there is no [WithSwitchHook]. Default slog.Default().
 func WithSwitchLogger(l *slog.Logger) SwitchOption {
 	return func(o *switchOptions) {
 		if l == nil {
@@ -131,7 +130,7 @@ func WithSwitchLogger(l *slog.Logger) SwitchOption {
 	}
 }
 
-// WithSwitchWrite sets how Set writes.
+// WithSwitchWrite sets the function by which Set writes.
 func WithSwitchWrite(write func(ctx context.Context, on bool) error) SwitchOption {
 	return func(o *switchOptions) {
 		if write == nil {
@@ -141,7 +140,7 @@ func WithSwitchWrite(write func(ctx context.Context, on bool) error) SwitchOptio
 	}
 }
 
-// WithSwitchOrigin sets who knows by whom the switch was turned last, and when, for messages; it returns "" if that is not known.
+// WithSwitchOrigin sets a function that returns, for messages, the author and the time of the last change; it returns "" if they are not known.
 func WithSwitchOrigin(origin func() string) SwitchOption {
 	return func(o *switchOptions) {
 		if origin == nil {
@@ -151,20 +150,20 @@ func WithSwitchOrigin(origin func() string) SwitchOption {
 	}
 }
 
-// logOutage is what is told of outages by default.
+// logOutage returns the default hook, which logs.
 func logOutage(log *slog.Logger) func(error) {
 	return func(err error) {
 		if err != nil {
-			log.Warn("registry: switch cannot be read, the last value stays", "error", err)
+			log.Warn("registry: the switch cannot be read, so its last known state stays in force", "error", err)
 			return
 		}
-		log.Info("registry: switch can be read again")
+		log.Info("registry: the switch can be read again")
 	}
 }
 
-// NewPolledSwitch returns a switch that read is asked for, by one goroutine at a time. It reads once before it returns, and
-// waits for that no longer than the timeout of a read: a failure goes to the hook, not to the caller, since a gateway must
-// start without its switch. Errors are those of the configuration.
+// NewPolledSwitch returns a switch whose state read returns. One goroutine at a time calls read. NewPolledSwitch reads once before it
+// returns, within the timeout of a read. If that fails, the hook gets the error, because a gateway must be able to start without its switch.
+// NewPolledSwitch fails only if an option is invalid.
 func NewPolledSwitch(read func(ctx context.Context) (on bool, err error), opts ...SwitchOption) (*PolledSwitch, error) {
 	o := switchOptions{interval: defaultSwitchInterval, timeout: defaultSwitchTimeout, initial: true, log: slog.Default()}
 	if read == nil {
@@ -194,7 +193,7 @@ func NewPolledSwitch(read func(ctx context.Context) (on bool, err error), opts .
 // Enabled implements Switch.
 func (s *PolledSwitch) Enabled() bool { return s.on.Load() }
 
-// Origin tells by whom the switch was turned last, and when, as far as that is known where it is kept; "" if it is not.
+// Origin returns the author and the time of the last change, as far as the store has them; "" if it has neither.
 func (s *PolledSwitch) Origin() string {
 	if s.options.origin == nil {
 		return ""
@@ -202,22 +201,22 @@ func (s *PolledSwitch) Origin() string {
 	return s.options.origin()
 }
 
-// Age is the time since the switch was last read or set; if it never was, since it was made.
+// Age returns the time since the last successful read or Set; if there was none, since the constructor.
 func (s *PolledSwitch) Age() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return time.Since(s.readAt)
 }
 
-// Err is the error of the last read; nil if it succeeded.
+// Err returns the error of the last read; nil if it succeeded.
 func (s *PolledSwitch) Err() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// Set turns the switch of the whole fleet on or off. This process sees it at once, others when they next read. It returns when
-// ctx ends, even if the write does not heed that. After an error it is unknown whether it was written. A switch without [WithSwitchWrite] returns errors.ErrUnsupported.
+// Set turns the switch of the whole fleet on or off: in this process at once, in others with their next read. It returns when ctx ends, even
+// if the write ignores ctx. After an error the write may have succeeded or not. Without [WithSwitchWrite], Set returns errors.ErrUnsupported.
 func (s *PolledSwitch) Set(ctx context.Context, on bool) error {
 	if s.options.write == nil {
 		return fmt.Errorf("registry: set switch: %w", errors.ErrUnsupported)
@@ -241,8 +240,8 @@ func (s *PolledSwitch) Set(ctx context.Context, on bool) error {
 	return nil
 }
 
-// Close ends the reading; the last value stays. A read that is under way is cancelled, and not waited for if it does not
-// heed its context. Closing twice does nothing.
+// Close ends the reading. The last known state stays in force. Close cancels a read in flight, and does not wait for a read that ignores its
+// context. A second Close does nothing.
 func (s *PolledSwitch) Close() {
 	s.cancel()
 	<-s.done
@@ -264,7 +263,7 @@ func (s *PolledSwitch) run(ctx context.Context) {
 	}
 }
 
-// poll reads once and takes note of the result.
+// poll reads once and records the result.
 func (s *PolledSwitch) poll(ctx context.Context) {
 	s.mu.Lock()
 	sets, before := s.sets, s.err
@@ -285,21 +284,21 @@ func (s *PolledSwitch) poll(ctx context.Context) {
 	}
 }
 
-// ask returns within the timeout even if read does not. No read begins while another is under way.
-func (s *PolledSwitch) ask(ctx context.Context) answer {
+// ask calls read. It returns within the timeout even if read does not. It begins no read while another is in flight.
+func (s *PolledSwitch) ask(ctx context.Context) reply {
 	ctx, cancel := context.WithTimeout(ctx, s.options.timeout)
 	defer cancel()
 	if s.late != nil {
 		select {
-		case <-s.late: // too old to be of use
+		case <-s.late: // outdated
 		case <-ctx.Done():
-			return answer{err: fmt.Errorf("registry: read switch: an earlier read has not returned: %w", ctx.Err())}
+			return reply{err: fmt.Errorf("registry: read switch: an earlier read has not returned: %w", ctx.Err())}
 		}
 	}
-	s.late = make(chan answer, 1)
-	go func(to chan<- answer) {
+	s.late = make(chan reply, 1)
+	go func(to chan<- reply) {
 		on, err := s.read(ctx)
-		to <- answer{on, err}
+		to <- reply{on, err}
 	}(s.late)
 	select {
 	case a := <-s.late:
@@ -309,18 +308,18 @@ func (s *PolledSwitch) ask(ctx context.Context) answer {
 		}
 		return a
 	case <-ctx.Done():
-		return answer{err: fmt.Errorf("registry: read switch: %w", ctx.Err())}
+		return reply{err: fmt.Errorf("registry: read switch: %w", ctx.Err())}
 	}
 }
 
-// SwitchClient is the least that a Redis switch needs of a client; all clients of go-redis have it.
+// SwitchClient is the method of a client that a Redis switch needs. All clients of go-redis have it.
 type SwitchClient interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
-// NewRedisSwitch returns a switch that is one key in Redis, for the whole fleet: 1, on and true turn it on, 0, off and false
-// turn it off, in any case; Set writes 1 or 0, without expiry. A missing key means on: limits apply. Anything else is an
-// error, and the last value stays. One GET a read.
+// NewRedisSwitch returns a switch of the whole fleet under one key in Redis. The values 1, on and true turn it on, 0, off and false turn it
+// off, in upper or lower case. Set writes 1 or 0, without expiry. A missing key means on: limits apply. Any other value is an error, and the
+// last known state stays in force. A read is one GET.
 func NewRedisSwitch(client SwitchClient, key string, opts ...SwitchOption) (*PolledSwitch, error) {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, bad("redis client", "nil", "a client")
@@ -358,6 +357,6 @@ func NewRedisSwitch(client SwitchClient, key string, opts ...SwitchOption) (*Pol
 		}
 		return nil
 	}
-	// An option of the caller's may replace write, as it may anything else.
+	// The caller's options come last, so they may replace write.
 	return NewPolledSwitch(read, append([]SwitchOption{WithSwitchWrite(write)}, opts...)...)
 }

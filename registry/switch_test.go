@@ -107,7 +107,7 @@ func TestPollTimes(t *testing.T) {
 	})
 }
 
-// TestSlowReads: the time that a read takes is part of the interval, but for a quarter of it.
+// TestSlowReads: the duration of a read is part of the interval, except for its last quarter.
 func TestSlowReads(t *testing.T) {
 	const interval = 200 * time.Millisecond
 	for takes, want := range map[time.Duration][2]time.Duration{
@@ -136,7 +136,7 @@ func TestSlowReads(t *testing.T) {
 	}
 }
 
-// TestOutage: the last value stays, its age grows, and the hook is told once of the beginning and once of the end.
+// TestOutage: the last known state stays in force, its age grows, and the hook is called once at the beginning and once at the end.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := new(remoteSwitch)
@@ -256,7 +256,7 @@ func TestSetPasses(t *testing.T) {
 	})
 }
 
-// TestSetDeadline: a write that does not heed its context keeps nobody.
+// TestSetDeadline: Set returns when its context ends, also if the write ignores it.
 func TestSetDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stuck := make(chan struct{})
@@ -373,7 +373,7 @@ func (r *keyRedis) Process(ctx context.Context, cmd redis.Cmder) error {
 
 const pollEvery = 100 * time.Millisecond
 
-// The server is in a bubble of synctest: whoever reads, sees within an interval what was written.
+// The server is in a bubble of synctest: each process reads a written value within an interval.
 func TestRedisSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
@@ -515,7 +515,7 @@ func TestRedisAway(t *testing.T) {
 	}
 }
 
-// TestSwitchLog: without a hook outages are logged, each once, where WithSwitchLogger says.
+// TestSwitchLog: without a hook each outage is logged once, by the logger of WithSwitchLogger.
 func TestSwitchLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer

@@ -2,28 +2,28 @@ package registry
 
 import "context"
 
-// tentative is a grant of a row's rate that another bound of the row may still refuse.
+// tentative is a grant of a row's rate that the row's concurrency or window may still refuse.
 type tentative struct {
-	count func() // counts it; nil: no rate has granted it yet
+	count func() // counts the grant; nil if the rate has not granted the call
 }
 
 type tentativeKey struct{}
 
-// under returns a context in which Tentative keeps the grant.
+// under returns a context in which Tentative finds t.
 func (t *tentative) under(ctx context.Context) context.Context {
 	return context.WithValue(ctx, tentativeKey{}, t)
 }
 
-// admitted counts the grant: the whole row has agreed.
+// admitted counts the grant, once all limits of the row have granted the call.
 func (t *tentative) admitted() {
 	if t.count != nil {
 		t.count()
 	}
 }
 
-// Tentative is for observers of decisions that count calls (tokenbucket.Observer): it reports whether the grant of ctx's call is one that
-// the row's window or concurrency may still refuse. Then count is called once the whole row has agreed, by the caller's goroutine, and
-// not at all if it has not: that refusal goes to the hook of [WithBypassHook].
+// Tentative is for a tokenbucket.Observer that counts calls. It reports whether the row's window or concurrency may still refuse the call
+// of ctx, which the rate has granted. If so, the Registry calls count from the caller's goroutine once all limits have granted the call.
+// It does not call count for a call that is refused: that refusal goes to the hook of [WithBypassHook].
 func Tentative(ctx context.Context, count func()) bool {
 	t, ok := ctx.Value(tentativeKey{}).(*tentative)
 	if ok {

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// WithNames sets a function that reports why no call has the name of a row, or one that its * stands for: a path that ends with a blank,
-// say. It returns "" if there may be such a call. Such a row is in force, and limits nothing: it is in the log, again every minute, and
-// in Stats.Unmatched. The function is called once for each content of a row.
+// WithNames sets a function that returns why no call can match the name of a row, for instance a path with a trailing blank. It returns ""
+// if a call can match. A row that matches no call is in force without effect. It is logged, again every minute, and is in
+// Stats.Unmatched. The function is called once for each version of a row.
 func WithNames(why func(row string) string) Option {
 	return func(s *settings) error {
 		if why == nil {
@@ -19,7 +19,7 @@ func WithNames(why func(row string) string) Option {
 	}
 }
 
-// unmatchedBy returns what is wrong with the name of a row that holds for no call; nil if it may hold for some.
+// unmatchedBy returns the error of a row that matches no call; nil if a call may match.
 func (s *settings) unmatchedBy(c *Limit) *RowError {
 	if s.unmatched == nil || c.Disabled {
 		return nil
@@ -29,10 +29,10 @@ func (s *settings) unmatchedBy(c *Limit) *RowError {
 		return nil
 	}
 	return &RowError{Row: c.Row, Name: c.Name, Field: "name", Value: fmt.Sprintf("%.80q", c.Name), Want: "one that calls have: " + why,
-		Consequence: "it is in force, and holds for no call"}
+		Consequence: "it is in force, and matches no call"}
 }
 
-// countUnmatched finds the rows that hold for no call, in order.
+// countUnmatched records the rows that match no call, sorted by name.
 func (r *Registry) countUnmatched(next map[string]*entry, load *Load) {
 	for _, e := range next {
 		if e.unmatched != nil {
@@ -42,12 +42,13 @@ func (r *Registry) countUnmatched(next map[string]*entry, load *Load) {
 	slices.SortFunc(load.Unmatched, func(a, b RowError) int { return strings.Compare(a.Name, b.Name) })
 }
 
-func (r *Registry) tellUnmatched(rows []RowError) {
+// logUnmatched logs rows that match no call.
+func (r *Registry) logUnmatched(rows []RowError) {
 	for i := range rows {
-		if i == mostTold {
-			r.log.Warn("registry: further rows hold for no call, see Stats", "rows", len(rows)-i)
+		if i == mostLogged {
+			r.log.Warn("registry: further rows match no call, see Stats", "rows", len(rows)-i)
 			return
 		}
-		r.log.Warn("registry: a row holds for no call", "error", &rows[i], "bucket", rows[i].Name, "row", rows[i].Row)
+		r.log.Warn("registry: a row matches no call", "error", &rows[i], "bucket", rows[i].Name, "row", rows[i].Row)
 	}
 }

@@ -13,7 +13,7 @@ import (
 // A row that holds for no call is in force, and in the log once and in Stats, until its name is mended or it is off.
 func TestUnmatched(t *testing.T) {
 	source, log := new(fake), new(logged)
-	const line = "registry: a row holds for no call"
+	const line = "registry: a row matches no call"
 	asked := 0
 	r := func() *registry.Registry {
 		source.set(registry.Limit{Name: "/a ", Row: "7", Rate: 5}, registry.Limit{Name: "/b", Row: "8", Rate: 5})

@@ -6,17 +6,16 @@ import (
 	"time"
 )
 
-// Usage is how much is in use of what a row names besides its rate, in the whole fleet.
+// Usage is the usage of a row's window and concurrency, by the whole fleet.
 type Usage struct {
-	// Window of the row; 0: none. WindowUsed of WindowLimit, which is in force, count in it.
+	// Window is the length of the row's window; 0 if it has none. WindowUsed calls count in it, of the WindowLimit in force.
 	Window                  time.Duration
 	WindowUsed, WindowLimit int
-	// Inside are the calls of this process that are under way, Places those of the fleet, of Concurrent, which is in force; 0: any number.
+	// Inside is the number of this process' calls in flight, Places the fleet's, of the Concurrent in force; 0 if any number is allowed.
 	Inside, Places, Concurrent int
 }
 
-// Usage returns what is in use of the row of a name. It is false if the row names nothing but a rate, or has not been asked for yet. It
-// asks where that is counted.
+// Usage asks the stores for the usage of the row with that name. ok is false if the row has a rate only, or has had no call yet.
 func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, err error) {
 	e := r.limits.Load().rows[name]
 	if e == nil || e.slot == nil {
@@ -44,8 +43,8 @@ func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, er
 	return u, true, nil
 }
 
-// Held is how long a row without a rate is held back yet, as far as this process knows (see Registry.Penalize); 0 of one that is off. Of one
-// with a rate RateLimiter.State tells it, and this is 0.
+// Held returns the rest of the penalty of a row without a rate, as of the last load (see Registry.Penalize). It is 0 for a disabled row, and
+// for a row with a rate, whose penalty is in RateLimiter.State.
 func (r *Registry) Held(name string) time.Duration {
 	e := r.limits.Load().rows[name]
 	if e == nil || e.slot == nil || !e.limit.NoRate || e.limit.Disabled {
@@ -54,14 +53,14 @@ func (r *Registry) Held(name string) time.Duration {
 	return max(0, e.slot.pause.left())
 }
 
-// mostAsked is how many rows are asked for at a time: a few trips' worth.
+// mostAsked bounds the rows whose penalties are read at a time, so that they share a few round trips.
 const mostAsked = 256
 
-// settle puts rows in force again where two loads in a row found something else to be: a limit that somebody has set, or one that is in
-// force by its version though the table has another (see dispute). It also looks for the penalties of rows without a rate.
+// settle puts the windows and concurrencies of rows in force again if two consecutive loads found other limits in force: they were set by
+// another program, or have a higher version than the row (see dispute). It also reads the penalties of rows without a rate.
 func (r *Registry) settle(ctx context.Context) {
 	unknown := func(name string, err error) {
-		r.log.Debug("registry: what is in force cannot be known", "bucket", name, "error", err)
+		r.log.Debug("registry: the limits in force cannot be read", "bucket", name, "error", err)
 	}
 	var asking sync.WaitGroup
 	defer asking.Wait()
@@ -70,9 +69,9 @@ func (r *Registry) settle(ctx context.Context) {
 		if e.slot == nil {
 			continue
 		}
-		if e.limit.NoRate && !e.limit.Disabled { // also of those that were not asked for yet: the first call must know
+		if e.limit.NoRate && !e.limit.Disabled { // also of rows without a call yet, as a penalty must refuse the first call
 			turns <- struct{}{}
-			asking.Go(func() { // those that are under way together share trips
+			asking.Go(func() { // reads in flight together share round trips
 				defer func() { <-turns }()
 				if err := r.learnPause(ctx, e); err != nil {
 					unknown(name, err)
@@ -90,8 +89,9 @@ func (r *Registry) settle(ctx context.Context) {
 	}
 }
 
+// settleBounds is settle for one row.
 func (r *Registry) settleBounds(ctx context.Context, name string, b *bounds) error {
-	limit, most := b.limit, b.most // in force as far as this process has heard: what nobody here asks for is another's to settle
+	limit, most := b.limit, b.most // by the last replies: a process that has no calls of the row leaves it to others
 	if b.window != nil {
 		limit = b.window.Limit()
 	}
@@ -105,7 +105,7 @@ func (r *Registry) settleBounds(ctx context.Context, name string, b *bounds) err
 	if b.disputed++; b.disputed < 2 {
 		return nil
 	}
-	r.log.Warn("registry: the window or the concurrency follows something else than the row; the row wins", "bucket", name,
+	r.log.Warn("registry: the window or the concurrency has differed from its row for two loads; the row is put in force again", "bucket", name,
 		"window's limit", limit, "row's", b.limit, "concurrency", most, "row says", b.most)
 	if limit != b.limit {
 		if err := b.window.SetLimit(ctx, b.limit); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// A table that is empty, or has lost more than half of its rows, is believed when three loads in a row say so.
+// A table that is empty, or has lost more than half of its rows, is accepted after three consecutive loads.
 func TestTableVanishes(t *testing.T) {
 	rows := func(from, to int) (limits []registry.Limit) {
 		for i := from; i < to; i++ {
@@ -57,7 +57,7 @@ func TestTableVanishes(t *testing.T) {
 	}
 }
 
-// The rows come back before they were given up; or a load fails meanwhile, which says nothing either way.
+// The rows return before the loss is accepted, or a load fails meanwhile, which does not count.
 func TestTableComesBack(t *testing.T) {
 	source := &fake{}
 	source.set(row("/a", 1, 1))
@@ -92,7 +92,7 @@ type originSwitch struct{ *registry.AtomicSwitch }
 
 func (originSwitch) Origin() string { return "by alice" }
 
-// That the switch is off, or that there are no limits, is told at once and again every minute.
+// A switch that is off, and a table without limits, are logged at once and again every minute.
 func TestVanishedLimitsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logged

@@ -6,30 +6,31 @@ import (
 	"strings"
 )
 
-// separator is between the parts of a name (WithParts); one that belongs to a part has a \ before it.
+// separator separates the parts of a name (WithParts). Within a part it is escaped by a \.
 const separator = '|'
 
-// isPattern tells whether a row holds for all names that begin as its own does.
+// isPattern reports whether a row matches all names with its prefix.
 func isPattern(name string) bool { return strings.HasSuffix(name, "*") }
 
-// wide are the rows that hold for more names than their own: of those that begin as a text, sorted. What is before a text in this
-// order and begins it is found by going up, so a name costs one search and a few steps, however many rows there are.
+// wide has the rows that match more names than their own, sorted by their prefix. Each prefix has a link to the longest other prefix that
+// begins it, so a name costs one binary search and a few steps, however many rows there are.
 type wide struct {
 	begins []beginning
 }
 
+// beginning is a row and the prefix of the names that it matches.
 type beginning struct {
 	text string
 	row  *entry
-	up   int // the longest of the others that begins this one; -1: none
+	up   int // index of the longest other prefix that begins this one; -1 if there is none
 }
 
-// newWide finds those rows. parts: a row holds for all names whose first parts are its own.
+// newWide returns the rows that match more names than their own. With parts, a row matches all names whose first parts are its own.
 func newWide(rows map[string]*entry, parts bool) wide {
 	var w wide
 	for name, e := range rows {
 		switch text, star := strings.CutSuffix(name, "*"); {
-		case strings.Contains(text, "*"): // no good row's name
+		case strings.Contains(text, "*"): // not a valid name
 		case star:
 			w.begins = append(w.begins, beginning{text, e, -1})
 		case parts:
@@ -40,7 +41,7 @@ func newWide(rows map[string]*entry, parts bool) wide {
 		if a.text != b.text {
 			return strings.Compare(a.text, b.text)
 		}
-		return strings.Compare(b.row.limit.Name, a.row.limit.Name) // /a| of /a comes after that of /a|*, and is found
+		return strings.Compare(b.row.limit.Name, a.row.limit.Name) // the prefix /a| of /a comes after that of /a|*, so find returns /a
 	})
 	for i := 1; i < len(w.begins); i++ {
 		up := i - 1
@@ -52,12 +53,12 @@ func newWide(rows map[string]*entry, parts bool) wide {
 	return w
 }
 
-// find returns the row with the longest text that begins the name; nil if there is none.
+// find returns the row with the longest prefix of the name; nil if there is none.
 func (w *wide) find(name string) *entry {
 	if len(w.begins) == 0 {
 		return nil
 	}
-	name = name[:min(len(name), maxName+1)] // no text is longer, and a path may have a megabyte
+	name = name[:min(len(name), maxName+1)] // no prefix is longer, but a path may have a megabyte
 	i := sort.Search(len(w.begins), func(i int) bool { return w.begins[i].text > name }) - 1
 	if i < 0 {
 		return nil
@@ -71,7 +72,7 @@ func (w *wide) find(name string) *entry {
 	return nil
 }
 
-// samePrefix is how many bytes at the beginning are the same.
+// samePrefix returns the length of the common prefix.
 func samePrefix(a, b string) int {
 	n := min(len(a), len(b))
 	for i := range n {

@@ -86,7 +86,7 @@ func TestWide(t *testing.T) {
 	require.Empty(t, foundIn(rowsOf("/b*", "/d"), "/d/", true))
 }
 
-// Which row counts for a name is what a look at all of them says.
+// The row that matches a name is the one that a look at all rows finds.
 func FuzzWide(f *testing.F) {
 	f.Add("*,/a*,/a/b*,/a/b|c*,/a/b", "/a/b|c", true)
 	f.Add("aa*,ab*,aab*,a*", "aabb", false)

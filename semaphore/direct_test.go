@@ -54,7 +54,7 @@ func TestCallerAsksItself(t *testing.T) {
 		t.Cleanup(func() { _ = client.Close() })
 		w := new(who)
 		client.AddHook(w)
-		s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithStoreTimeout(10*time.Second))
+		s, err := semaphore.NewRedis(client, t.Name(), 1, semaphore.WithStoreTimeout(20*time.Second))
 		require.NoError(t, err)
 		return s, w
 	}
@@ -73,8 +73,11 @@ func TestCallerAsksItself(t *testing.T) {
 	defer cancel()
 	patient, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
-	short, cancel := context.WithTimeout(ctx, 9*time.Second)
-	defer cancel()
+	short := func() context.Context { // for a call now
+		short, cancel := context.WithTimeout(ctx, 19*time.Second)
+		t.Cleanup(cancel)
+		return short
+	}
 
 	s, w := open(false)
 	unseen := func(ctx context.Context) bool {
@@ -86,19 +89,22 @@ func TestCallerAsksItself(t *testing.T) {
 		defer w.mu.Unlock()
 		return w.sent == ""
 	}
-	require.Eventually(t, func() bool { return unseen(cancelled) }, 10*time.Second, time.Millisecond)
-	require.False(t, unseen(short), "the goroutine of a trip has asked")
+	require.Eventually(t, func() bool { return unseen(cancelled) }, 20*time.Second, time.Millisecond)
+	require.False(t, unseen(short()), "the goroutine of a trip has asked")
 	require.NoError(t, s.Close(ctx))
 	s, w = open(true)
 	_, _ = direct(s, w, ctx) // now the server is known to answer
 	for _, c := range []struct {
-		ctx  context.Context
+		ctx  func() context.Context
 		want bool
-	}{{ctx, true}, {cancelled, true}, {patient, true}, {short, false}} {
+	}{
+		{func() context.Context { return ctx }, true}, {func() context.Context { return cancelled }, true},
+		{func() context.Context { return patient }, true}, {short, false},
+	} {
 		require.Eventually(t, func() bool { // a trip may be about to look who waits
-			a, r := direct(s, w, c.ctx)
+			a, r := direct(s, w, c.ctx())
 			return a == c.want && r == c.want
-		}, 10*time.Second, time.Millisecond)
+		}, 20*time.Second, time.Millisecond)
 	}
 	require.NoError(t, s.Close(ctx))
 }
@@ -118,9 +124,10 @@ func TestCallerIsBackInTime(t *testing.T) {
 			patient, cancel := context.WithTimeout(ctx, time.Hour)
 			defer cancel()
 			for range 2 {
-				p, err := s.Acquire(ctx, 1)
-				require.NoError(t, err)
-				require.NoError(t, p.Release(ctx))
+				require.Eventually(t, func() bool { // a second may be too short
+					p, err := s.Acquire(ctx, 1)
+					return err == nil && p.Release(ctx) == nil
+				}, 20*time.Second, time.Millisecond)
 			}
 			proxy.Set(redistest.Stalled)
 			began := time.Now()

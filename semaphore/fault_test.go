@@ -216,7 +216,7 @@ func TestNoRightToPublish(t *testing.T) {
 		waits <- p
 	}()
 	queue := strings.TrimSuffix(keyOf(t, admin, "state"), "state") + "queue"
-	require.Eventually(t, func() bool { return admin.ZCard(ctx, queue).Val() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return admin.ZCard(ctx, queue).Val() == 1 }, 20*time.Second, time.Millisecond)
 	err = p.Release(ctx)
 	require.Error(t, err)
 	require.Regexp(t, "NOPERM|ACL failure|publish|access a channel", err.Error(), "worded by each version in its own way")

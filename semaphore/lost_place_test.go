@@ -107,7 +107,7 @@ func TestEvictedKeysOfWaiters(t *testing.T) {
 	for _, part := range []string{"state", "held", "info", "queue", "procs", "idle"} {
 		t.Run(part, func(t *testing.T) {
 			t.Parallel()
-			process := openRedis(t, client, 1, semaphore.WithLease(time.Second))
+			process := openRedis(t, client, 1, semaphore.WithLease(3*time.Second)) // renewed in time, however slow the machine
 			a, b := process(), process()
 			p, err := a.Acquire(ctx, 1)
 			require.NoError(t, err)
@@ -115,7 +115,7 @@ func TestEvictedKeysOfWaiters(t *testing.T) {
 			idle := make(chan error, 1)
 			go func() { idle <- semaphore.NewGroup(b).Wait(ctx) }()
 			key := func(part string) string { return strings.TrimSuffix(keyOf(t, client, "state"), "state") + part }
-			require.Eventually(t, func() bool { return client.HLen(ctx, key("idle")).Val() == 1 }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return client.HLen(ctx, key("idle")).Val() == 1 }, 20*time.Second, time.Millisecond)
 			require.NoError(t, client.Del(ctx, key(part)).Err())
 			_ = p.Release(ctx)
 			for what, c := range map[string]<-chan error{"permit": one, "idle": idle} {

@@ -377,7 +377,7 @@ func TestAwayForWrites(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	admin := server.Client(t)
-	s, err := semaphore.NewRedis(server.Client(t), "writes", 1)
+	s, err := semaphore.NewRedis(server.Client(t), "writes", 1, patient)
 	require.NoError(t, err)
 	p, err := s.Acquire(ctx, 1)
 	require.NoError(t, err)

@@ -56,7 +56,8 @@ func (u *slowUpstream) seen() (times []time.Duration, most int, late time.Durati
 	return bound.Sorted(u.times, func(d time.Duration) time.Duration { return d }), u.most, u.late
 }
 
-// probe finds out how late calls reach the upstream that nothing limits, since the machine has other things to do.
+// probe measures how late the calls of a gateway reach the upstream because the machine has other things to do. The row /free has the same
+// kinds of bounds as the row under test, so the calls need the same round trips, but it never refuses or delays a call.
 func (u *slowUpstream) probe(ctx context.Context, p *process) {
 	for ctx.Err() == nil {
 		_, _, _, _ = get(fmt.Sprintf("%s/free?sent=%s", p.url, time.Since(u.began)))
@@ -88,8 +89,13 @@ func (p *process) boundStats(t *testing.T) boundStats {
 	_, _, body, err := get(p.admin + "/stats")
 	require.NoError(t, err)
 	require.NoError(t, json.Unmarshal([]byte(body), &s))
-	require.Len(t, s.Limits, 1)
-	return s.Limits[0]
+	for _, l := range s.Limits {
+		if l.Name == "/slow" {
+			return l
+		}
+	}
+	require.Fail(t, "no row /slow", body)
+	return boundStats{}
 }
 
 // loadBy has wrk call each gateway for so long.
@@ -126,14 +132,16 @@ func TestRowWithAllBounds(t *testing.T) {
 		fleet := []*process{startGateway(t, args...), startGateway(t, args...)}
 		quote := map[string]string{"MariaDB": "`", "PostgreSQL": `"`}[table.server]
 		column := func(name string) string { return quote + name + quote }
-		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, %s, %s, %s, %s) VALUES ('/slow', 50, 0.01, 5, 5, 120, 4)",
+		execSQL(t, table.DB, fmt.Sprintf("INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, %s, %s, %s, %s) VALUES ('/slow', 50, 0.01, 5, 5, 120, 4), ('/free', 1000000, 0.01, 1000000, 5, 1000000, 1000)",
 			column("burst"), column("window"), column("windowLimit"), column("concurrent")))
 		for _, p := range fleet {
 			p.loads(t, 2)
 		}
 		probing, stop := context.WithCancel(t.Context())
 		defer stop()
-		go upstream.probe(probing, fleet[0])
+		for _, p := range fleet {
+			go upstream.probe(probing, p)
+		}
 		calls := 0
 		for round := 0; calls < 240 && round < 3; round++ { // 120 in each of two windows, unless the machine has other things to do
 			from := time.Since(upstream.began)
@@ -157,13 +165,19 @@ func TestRowWithAllBounds(t *testing.T) {
 		require.LessOrEqual(t, rate.Excess(50), 5+50*jitter.Seconds())
 		refused := map[string]int{}
 		for _, p := range fleet {
-			s := p.boundStats(t)
+			var s boundStats
+			eventually(t, func() error { // what Redis has to say is missing if it takes more than a second
+				if s = p.boundStats(t); s.WindowInForce == 0 {
+					return fmt.Errorf("%+v", s)
+				}
+				return nil
+			})
 			for by, n := range s.RefusedBy {
 				refused[by] += n
 			}
 			require.Equal(t, 5.0, s.WindowSeconds)
 			require.Equal(t, []int{120, 120, 4, 4}, []int{s.WindowLimit, s.WindowInForce, s.Concurrent, s.ConcurrentInForce})
-			require.Positive(t, s.WindowUsed)
+			require.True(t, starved || s.WindowUsed > 0, "%+v", s)
 		}
 		t.Logf("refused by %v", refused)
 		for _, by := range []string{"window", "concurrency", "limit"} {
@@ -177,13 +191,13 @@ func TestRowWithAllBounds(t *testing.T) {
 			}
 			return nil
 		})
-		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = NULL, "+column("burst")+" = NULL, "+column("windowLimit")+" = 1")
+		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET rateLimit = NULL, "+column("burst")+" = NULL, "+column("window")+" = 3600, "+column("windowLimit")+" = 1 WHERE interfaceUrl = '/slow'") // eight calls do not outlast an hour
 		for _, p := range fleet {
-			p.waitFor(t, `to="at most 1 in any 5 s, at most 4 at once"`)
+			p.waitFor(t, `to="at most 1 in any 1 h, at most 4 at once"`)
 			require.GreaterOrEqual(t, p.calls(t, "/slow")[http.StatusTooManyRequests], 7, "the window is full, or one call fills it")
 			_, header, _, err := get(p.url + "/slow")
 			require.NoError(t, err)
-			require.Contains(t, []string{"1", "2", "3", "4", "5", "6"}, header.Get("Retry-After"))
+			require.Regexp(t, "^[1-9][0-9]{0,3}$", header.Get("Retry-After"))
 			require.True(t, p.boundStats(t).NoRate)
 		}
 		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET "+column("windowLimit")+" = NULL")

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // The commands of docs/gateway.md run as they stand there, but on free ports, and leave nothing behind.
@@ -29,11 +31,8 @@ func TestDocumentedCommands(t *testing.T) {
 	commands := script.String()
 	require.Contains(t, commands, "kill ")
 	for _, port := range []string{"8080", "8081", "9000", "6379"} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		_, free, err := net.SplitHostPort(redistest.FreeAddr())
 		require.NoError(t, err)
-		_, free, err := net.SplitHostPort(l.Addr().String())
-		require.NoError(t, err)
-		require.NoError(t, l.Close())
 		commands = regexp.MustCompile(`\b`+port+`\b`).ReplaceAllString(commands, free)
 		switch port {
 		case "8080":

@@ -53,7 +53,7 @@ func TestLimitsFromFile(t *testing.T) {
 	require.Equal(t, passes, p.calls(t, "/bad"))
 	require.Equal(t, refused, p.calls(t, "/zero"))
 	file.write(t, "limits:\n  - {name: /zero, rate: 10000\n")
-	p.waitFor(t, "registry: limits could not be loaded; what was before stays in force")
+	p.waitFor(t, "registry: limits could not be loaded, so the earlier limits stay in force")
 	require.Contains(t, p.out.String(), "limits.yaml: line 2: did not find expected ',' or '}': want YAML")
 	require.Equal(t, refused, p.calls(t, "/zero"))
 	file.write(t, "limits: []\n")

@@ -62,7 +62,7 @@ func TestShadowRow(t *testing.T) {
 		require.False(t, real.Shadow)
 		require.Equal(t, 3, s.Loads.Shadow)
 		require.Equal(t, 7, s.Calls.Refused)
-		require.Contains(t, p.out.String(), `level=WARN msg="registry: limits are in shadow: they count, and refuse nothing" limits=3 buckets="/bad, /dry, /zero"`)
+		require.Contains(t, p.out.String(), `level=WARN msg="registry: limits are in shadow: they count calls and refuse none" limits=3 buckets="/bad, /dry, /zero"`)
 		_, text := p.readiness()
 		require.Contains(t, text, "shadow: 3 limits refuse no call: /bad, /dry, /zero")
 		require.Contains(t, text, "its calls pass, and count as refused: it is in shadow")
@@ -76,7 +76,7 @@ func TestShadowRow(t *testing.T) {
 		}
 
 		execSQL(t, table.DB, "UPDATE t_ratelimite_conf SET shadow = 0")
-		p.waitFor(t, `level=WARN msg="registry: no limit is in shadow any more: all refuse"`)
+		p.waitFor(t, `level=WARN msg="registry: no limit is in shadow any longer: all refuse calls"`)
 		require.Equal(t, onePass, p.calls(t, "/dry"), "the bucket of a shadow is its own")
 		require.Equal(t, map[int]int{http.StatusServiceUnavailable: 8}, p.calls(t, "/bad"))
 
@@ -88,7 +88,7 @@ func TestShadowRow(t *testing.T) {
 		require.True(t, s.Loads.AllShadow)
 		require.Equal(t, 7.0, s.of("/dry").WouldRefuse)
 		require.Equal(t, 8.0, s.Others.WouldRefuse)
-		require.Contains(t, all.out.String(), `level=WARN msg="registry: all is in shadow: limits count, and refuse nothing" limits=3`)
+		require.Contains(t, all.out.String(), `level=WARN msg="registry: every limit is in shadow: it counts calls and refuses none" limits=3`)
 		_, text = all.readiness()
 		require.Contains(t, text, "shadow: all limits, by --shadow: calls are counted, none is refused")
 	})
@@ -149,7 +149,7 @@ func TestEachClient(t *testing.T) {
 	require.Equal(t, allPass, p.answers(t, "/a", "vip"))
 	file.write(t, "limits:\n  - {name: 'a*b', rate: 1}\n  - {name: '*', rate: 0.001, cache: 0, per_key: true}\n")
 	p.waitFor(t, "want a * at its end only, for all names that begin so")
-	p.waitFor(t, `consequence="it limits nothing: such a name holds for no call"`)
+	p.waitFor(t, `consequence="it limits nothing: such a name matches no call"`)
 }
 
 // What names a bucket can change while a gateway runs, but not from one part to several: that needs a new process.

@@ -136,10 +136,10 @@ type loss struct {
 	Held         bool
 }
 
-// With --confirm-losses limits whose rows are gone stay in force until that is confirmed at the console; it excludes --allow-empty.
+// With --confirm-losses limits whose rows are gone stay in force until the loss is confirmed at the console. It excludes --allow-empty.
 func TestLossIsConfirmedAtTheConsole(t *testing.T) {
 	t.Parallel()
-	_, db, args := newShared(t, 1)
+	_, db, args := newShared(t, 0.01)
 	p := startGateway(t, append(args, "--interval", "50ms", "--create-table", "--confirm-losses", "--console-users", usersFile(t))...)
 	require.Less(t, p.calls(t, "/a")[http.StatusOK], 8)
 	execSQL(t, db, "DELETE FROM t_ratelimite_conf")
@@ -206,7 +206,8 @@ func TestStatsAddUp(t *testing.T) {
 	file := newLimitsFile(t, "limits:\n  - {name: /window, rate: none, window: 1h, window_limit: 3}\n  - {name: /rate, rate: 0.001, cache: 0}\n"+
 		"  - {name: /both, rate: 1000, window: 1h, window_limit: 2}\n  - {name: /waits, rate: 10, cache: 1, window: 1h, window_limit: 4}\n"+
 		"  - {name: /off, rate: 1, disabled: true}\n  - {name: /zero, rate: 0}\n  - {name: /trial, rate: 0.001, cache: 0, shadow: true}\n  - {name: /tried, rate: 0.001, cache: 0, window: 1h, window_limit: 3, shadow: true}\n  - {name: /bad}\n")
-	p := startGateway(t, "--upstream", upstream.URL, "--limits", "file://"+string(file), "--redis", redis.Addr)
+	p := startGateway(t, "--upstream", upstream.URL, "--limits", "file://"+string(file), "--redis", redis.Addr,
+		"--store-timeout", "20s") // a busy machine is no outage
 	want := map[string][5]float64{ // granted, refused, failed, would refuse, bypassed
 		"/window": {3, 5}, "/rate": {1, 7}, "/both": {2, 6}, "/waits": {4, 4}, "/off": {0, 0, 0, 0, 8}, "/zero": {0, 8}, "/trial": {1, 0, 0, 7}, "/tried": {1, 0, 0, 7},
 	}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -65,10 +64,7 @@ func startPrometheus(t *testing.T, every time.Duration, targets ...string) *prom
 	config := fmt.Sprintf("global: {scrape_interval: %v, evaluation_interval: %v}\nrule_files: [%s]\nscrape_configs:\n  - job_name: tokenbucket\n    static_configs: [{targets: [%s]}]\n",
 		every, every, rules, strings.Join(targets, ", "))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "prometheus.yml"), []byte(config), 0o600))
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	address := l.Addr().String()
-	require.NoError(t, l.Close())
+	address := redistest.FreeAddr()
 	log := new(output)
 	c := exec.Command(program, "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
 	c.Stdout, c.Stderr = log, log

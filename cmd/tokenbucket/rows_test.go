@@ -95,7 +95,7 @@ func TestRowWithoutStatus(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		p := table.start(t)
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/x', 1, 0)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/x', 0.01, 0)")
 		p.loads(t, 2)
 		require.Less(t, p.calls(t, "/x")[http.StatusOK], 8)
 	})
@@ -106,7 +106,7 @@ func TestBadRows(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		first := table.start(t)
-		for _, row := range []string{"('/zero', 0, 0, 1)", "('/null', NULL, 0, 1)", "('/minus', -5, 0, 1)", "('/status', 5, 0, 2)", "('/good', 1, 0, 1)", "('/live', 1, 0, 1)"} {
+		for _, row := range []string{"('/zero', 0, 0, 1)", "('/null', NULL, 0, 1)", "('/minus', -5, 0, 1)", "('/status', 5, 0, 2)", "('/good', 0.01, 0, 1)", "('/live', 1, 0, 1)"} {
 			execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES "+row)
 		}
 		refused := map[int]int{http.StatusServiceUnavailable: 8}
@@ -180,7 +180,7 @@ func TestTableVanishes(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
 		slow := table.start(t, "--interval", "3s")
-		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 1, 0), ('/b', 1, 0), ('/c', 1, 0)")
+		execSQL(t, table.DB, "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache) VALUES ('/a', 0.01, 0), ('/b', 1, 0), ('/c', 1, 0)")
 		slow.loads(t, 1)
 		quick := table.start(t, "--allow-empty")
 		execSQL(t, table.DB, "DELETE FROM t_ratelimite_conf")

@@ -494,7 +494,8 @@ func TestMeterReportsFaults(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	name := fmt.Sprint("/fault/", rand.Uint64())
 	meter := NewMeter()
-	limits, err := registry.New(registry.Static{{Name: name, Rate: 1000}}, tokenbucket.NewRedisScriptStore(client), registry.WithLogger(slog.New(slog.DiscardHandler)))
+	limits, err := registry.New(registry.Static{{Name: name, Rate: 1000}}, tokenbucket.NewRedisScriptStore(client), registry.WithLogger(slog.New(slog.DiscardHandler)),
+		registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(20*time.Second))) // a slow machine is no fault
 	require.NoError(t, err)
 	t.Cleanup(limits.Close)
 	meter.Follow(limits)
@@ -509,7 +510,7 @@ func TestMeterReportsFaults(t *testing.T) {
 		require.NoError(t, client.Del(t.Context(), key).Err())
 		require.NoError(t, client.RPush(t.Context(), key, "what another program has written").Err())
 	}
-	require.Eventually(t, func() bool { _, err := limits.Enter(t.Context(), name); return err != nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := limits.Enter(t.Context(), name); return err != nil }, 20*time.Second, time.Millisecond)
 	r, _ = report(t, meter)
 	require.Len(t, r.Info.Faults, 1)
 	f := r.Info.Faults[0]
@@ -518,7 +519,7 @@ func TestMeterReportsFaults(t *testing.T) {
 	require.Positive(t, f.Calls)
 	require.WithinDuration(t, time.Now(), f.Since, time.Minute)
 	require.NoError(t, client.Del(t.Context(), keys...).Err())
-	require.Eventually(t, func() bool { _, err := limits.Enter(t.Context(), name); return err == nil }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, err := limits.Enter(t.Context(), name); return err == nil }, 20*time.Second, time.Millisecond)
 	r, _ = report(t, meter)
 	require.Empty(t, r.Info.Faults)
 }

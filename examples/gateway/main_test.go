@@ -24,12 +24,23 @@ func TestMain(m *testing.M) {
 
 const fares = "/ibe/AvailFare"
 
-// result is how calls went: those that passed, those that the gateway refused, and those that the airline did.
-type result struct{ passed, ours, theirs int }
+// result is how calls went: those that passed, those that the gateway refused, those that the airline did, and those that Redis did not
+// decide in time, which happens only on a machine that stands still.
+type result struct {
+	passed, ours, theirs, undecided int
+	took, late                      time.Duration // late is by how much this process was woken late, at most
+}
 
 // call makes calls from a few callers at once for so long.
 func call(t *testing.T, g *gateway, during time.Duration) (r result) {
 	t.Helper()
+	began, late := time.Now(), lateness()
+	defer func() {
+		r.took, r.late = time.Since(began), late()
+		if r.undecided > 0 && r.late < 300*time.Millisecond {
+			t.Errorf("%d calls were not decided: %+v", r.undecided, r)
+		}
+	}()
 	client := &http.Client{Transport: &http.Transport{}, Timeout: 30 * time.Second}
 	defer client.CloseIdleConnections()
 	var mu sync.Mutex
@@ -49,6 +60,8 @@ func call(t *testing.T, g *gateway, during time.Duration) (r result) {
 				switch {
 				case response.StatusCode == http.StatusOK:
 					r.passed++
+				case response.StatusCode == http.StatusServiceUnavailable:
+					r.undecided++
 				case response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") == "":
 					t.Errorf("%s: %s", response.Status, body)
 				case strings.HasPrefix(string(body), "the airline"):
@@ -63,6 +76,26 @@ func call(t *testing.T, g *gateway, during time.Duration) (r result) {
 	}
 	callers.Wait()
 	return r
+}
+
+// lateness measures how late this process wakes. The returned function ends that, and returns the most.
+func lateness() (end func() time.Duration) {
+	stop, most := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		const nap = 5 * time.Millisecond
+		var worst time.Duration
+		for {
+			due := time.Now().Add(nap)
+			select {
+			case <-stop:
+				most <- worst
+				return
+			case <-time.After(nap):
+				worst = max(worst, time.Since(due))
+			}
+		}
+	}()
+	return func() time.Duration { close(stop); return <-most }
 }
 
 // execute is another run of the program, with --exec.
@@ -110,12 +143,21 @@ func follow(t *testing.T, o options) {
 		}
 		follows(t, g, float64(rate))
 		const seconds = 2
-		r := call(t, g, seconds*time.Second)
-		t.Logf("%d a second: %+v", rate, r)
-		require.LessOrEqual(t, r.passed, rate*(seconds+1)+1, "two seconds, and half a second of waiting at the end")
-		require.GreaterOrEqual(t, r.passed, rate*seconds/2)
-		require.Positive(t, r.ours)
-		require.Zero(t, r.theirs, "the airline has nothing to refuse")
+		for round := 1; ; round++ {
+			r := call(t, g, seconds*time.Second)
+			t.Logf("%d a second: %+v", rate, r)
+			require.LessOrEqual(t, float64(r.passed), float64(rate)*(r.took.Seconds()+1)+1)
+			if r.late > 100*time.Millisecond { // calls that stood still reach the airline at once, and it may refuse some
+				if round < 10 {
+					continue
+				}
+				break
+			}
+			require.GreaterOrEqual(t, r.passed, rate*seconds/2)
+			require.Positive(t, r.ours)
+			require.Zero(t, r.theirs, "the airline has nothing to refuse")
+			break
+		}
 	}
 
 	// Off: the airline defends itself, and what it says is passed on.

@@ -185,10 +185,10 @@ func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
 				calls, seconds, 100*float64(calls)/(quota*seconds), refused, slow, stalled, processes)
 			require.Len(t, processes, 3)
 			require.GreaterOrEqual(t, float64(calls), 0.95*quota*(seconds-max(5*slow.Woken, stalled).Seconds())) // it may be late more than once
-			if late := slow.Woken + slow.Way; late < jitter {
+			if late := slow.Woken + slow.Way; 2*late < jitter {                                                  // samples: a call in between may have been later
 				require.Zero(t, refused)
-			} else { // the machine was later than the jitter that was provided for
-				require.LessOrEqual(t, float64(refused), 5+3*quota*late.Seconds())
+			} else { // the machine may have been later than the jitter that was provided for, in each second again
+				require.LessOrEqual(t, float64(refused), 5+seconds*quota*late.Seconds())
 			}
 		})
 	}

@@ -114,7 +114,7 @@ func StartProxy(t testing.TB, server string) *Proxy {
 	p := &Proxy{t: t, server: server, links: map[*link]struct{}{}}
 	p.changed = sync.NewCond(&p.mu)
 	for attempt := 0; p.listener == nil; attempt++ {
-		p.Addr = freeAddr()
+		p.Addr = FreeAddr()
 		if err := p.listen(); err != nil && attempt == 50 {
 			t.Fatal(err)
 		}

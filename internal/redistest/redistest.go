@@ -107,7 +107,7 @@ func StartMain(args ...string) (*Server, error) { return startMain(&Server{args:
 
 func startMain(s *Server) (*Server, error) {
 	for attempt := 0; ; attempt++ {
-		s.Addr = freeAddr()
+		s.Addr = FreeAddr()
 		err := s.Restart()
 		if err == nil {
 			return s, nil
@@ -118,9 +118,9 @@ func startMain(s *Server) (*Server, error) {
 	}
 }
 
-// freeAddr returns a free address. Its port and that of the cluster bus, 10000 higher, are below the ephemeral ports of Linux (from 32768).
+// FreeAddr returns a free address. Its port and that of the cluster bus, 10000 higher, are below the ephemeral ports of Linux (from 32768).
 // So no connection takes the port while the server is dead or the network is down. No server's port is another one's bus port.
-func freeAddr() string {
+func FreeAddr() string {
 	const least, bus = 12_000, 10_000
 	for {
 		port := least + rand.IntN(bus)

@@ -34,7 +34,7 @@ func TestServers(t *testing.T) {
 	require.NoError(t, a.Client(t).Ping(context.Background()).Err())
 
 	impatient := a.Client(t, func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = 100*time.Millisecond, -1 })
-	require.NoError(t, impatient.Ping(context.Background()).Err())
+	require.NoError(t, Poll(20*time.Second, func() error { return impatient.Ping(context.Background()).Err() }))
 	require.NoError(t, a.Stop())
 	require.Error(t, impatient.Ping(context.Background()).Err())
 	require.NoError(t, a.Continue())

@@ -60,7 +60,7 @@ func TestForgotten(t *testing.T) {
 		return n
 	}
 	require.Equal(t, 2, count())
-	require.Eventually(t, func() bool { runtime.GC(); return count() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { runtime.GC(); return count() == 1 }, 30*time.Second, time.Millisecond)
 	require.Same(t, kept, m.Get("kept", func() *value { return new(value) }))
 	m.All(func(v *value) bool {
 		require.Same(t, kept, v)

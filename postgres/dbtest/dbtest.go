@@ -6,6 +6,7 @@ package dbtest
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -110,13 +111,19 @@ func start(k kind, args []string) (*Server, error) {
 	}
 }
 
+// freePort returns a free port below the ephemeral ports of Linux (from 32768), so no connection takes the port while the server is down.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+	const least, ports = 32_000, 768
+	var last error
+	for range ports {
+		port := least + rand.IntN(ports)
+		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
+		if err == nil {
+			return port, l.Close()
+		}
+		last = err
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, last
 }
 
 // run starts the process and waits until it has its port.

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// byDefault are the columns that a created table has, and one of an earlier release perhaps has not: they are read where they are.
-// Those that WithColumns names must be there.
+// byDefault returns the columns that a table of an earlier release may lack. They are read if the table has them. Columns that WithColumns
+// names are not among them, since they must exist.
 func (o *options) byDefault() []string {
 	own := o.dialect.columns()
 	var names []string
@@ -21,7 +21,7 @@ func (o *options) byDefault() []string {
 	return names
 }
 
-// there is the query for those of some columns that the table has. Names were checked, and can be in quotes.
+// there returns the query for those of the columns that the table has. Names were checked, so they can be quoted.
 func (o *options) there(columns []string) string {
 	in := " IN ('" + strings.Join(columns, "', '") + "')"
 	switch o.dialect {
@@ -43,8 +43,8 @@ func (o *options) there(columns []string) string {
 	return "SELECT name FROM pragma_table_info(" + table + ") WHERE name COLLATE NOCASE" + in
 }
 
-// has finds the columns that the table does not have now: one that is added is read at the next load. That a column may not be read is a
-// *RightError: the rows would lose what it says.
+// has returns those of the optional columns that the table lacks now. A column that is added is read by the next load. If the table has a
+// column that the user may not read, has returns a *RightError, since rows would silently lose its values.
 func (s *Source) has(ctx context.Context, q Querier) (missing []string, err error) {
 	missing = s.options.byDefault()
 	if len(missing) == 0 {
@@ -68,9 +68,8 @@ func (s *Source) has(ctx context.Context, q Querier) (missing []string, err erro
 	return missing, s.options.hidden(ctx, q, missing)
 }
 
-// CheckColumns returns an error if Load could not read the table through q because of its columns: one of them does not exist, or the
-// user may not read it, which is a *[RightError]. MySQL does not even list a column that the user may not read, so that rows would seem to
-// have no such column.
+// CheckColumns returns an error if Load could not read the table through q because a column does not exist, or because the user may not read
+// it (a *[RightError]). MySQL does not list a column that the user may not read, so it would look like a missing one.
 func (s *Source) CheckColumns(ctx context.Context, q Querier) error {
 	missing, err := s.has(ctx, q)
 	if err != nil {
@@ -85,8 +84,8 @@ func (s *Source) CheckColumns(ctx context.Context, q Querier) error {
 	return rows.Err()
 }
 
-// hidden returns a *RightError if one of the columns that seem to be missing is there, and may not be read. MySQL does not show such columns,
-// so each is asked for.
+// hidden returns a *RightError if one of the columns that seem to be missing exists and may not be read. MySQL does not list such columns, so
+// each is selected once.
 func (o *options) hidden(ctx context.Context, q Querier, missing []string) error {
 	if o.dialect != MySQL {
 		return nil
@@ -100,7 +99,7 @@ func (o *options) hidden(ctx context.Context, q Querier, missing []string) error
 	return nil
 }
 
-// readable asks for nothing of a column.
+// readable selects no row of a column, and returns the database's error.
 func (o *options) readable(ctx context.Context, q Querier, column string) error {
 	rows, err := q.QueryContext(ctx, "SELECT "+o.dialect.Quote(column)+" FROM "+o.dialect.QuoteTable(o.table)+" WHERE 1 = 0")
 	if err != nil {
@@ -110,7 +109,7 @@ func (o *options) readable(ctx context.Context, q Querier, column string) error 
 	return rows.Err()
 }
 
-// mayNotRead is an error of reading a column, as a *RightError if a right is missing.
+// mayNotRead returns an error of reading a column, as a *RightError if a right is missing.
 func (o *options) mayNotRead(column string, err error) error {
 	if FaultOf(err) != Denied {
 		return err
@@ -118,7 +117,7 @@ func (o *options) mayNotRead(column string, err error) error {
 	return &RightError{Right: "SELECT", Table: o.table.String(), Column: column, Err: err}
 }
 
-// unreadable finds the column to which an error about a missing right is due, as databases name the table alone.
+// unreadable returns an error about a missing right with the column that lacks it, since databases name only the table.
 func (o *options) unreadable(ctx context.Context, q Querier, err error) error {
 	if FaultOf(err) != Denied {
 		return err

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Dialect is the kind of SQL that a database speaks. The zero value is none, and refused.
+// Dialect is the SQL dialect of a database. The zero value is invalid.
 type Dialect uint8
 
 // The dialects: MySQL 5.7 or MariaDB 10.2 or later, PostgreSQL 14 or later, SQLite 3.25 or later.
@@ -90,8 +90,8 @@ func (d Dialect) QuoteTable(t TableName) string {
 	return d.Quote(t.Schema) + "." + d.Quote(t.Name)
 }
 
-// cast is the expression for a column as text, as the database writes it: numbers in decimal, with no more digits than they
-// mean, whatever the driver would make of them.
+// cast returns the expression that selects a column as text, as the database writes it: numbers in decimal, with the digits of their type,
+// whatever the driver would return.
 func (d Dialect) cast(column string) string {
 	switch q := d.Quote(column); d {
 	case MySQL:
@@ -113,13 +113,13 @@ func (d Dialect) Text(column string) string {
 }
 
 // Micros returns the expression that selects a time as microseconds since 1970, the same in every session whatever its time zone. A
-// column type without a zone is read as UTC. What is not a time is NULL.
+// column type without a zone is read as UTC. Values that are not a time are NULL.
 func (d Dialect) Micros(t TableName, column string) string {
 	q := d.Quote(column)
 	switch d {
 	case MySQL:
-		// A DATETIME is digits, the same for all. A TIMESTAMP is an instant that each session sees in its own zone, but for
-		// UNIX_TIMESTAMP; which one a column is, the schema knows.
+		// A DATETIME has the same digits in every session. A TIMESTAMP is an instant that each session reads in its own zone, except by
+		// UNIX_TIMESTAMP. The schema has the type of the column.
 		schema := "DATABASE()"
 		if t.Schema != "" {
 			schema = "'" + t.Schema + "'"
@@ -129,7 +129,7 @@ func (d Dialect) Micros(t TableName, column string) string {
 			" WHEN 'timestamp' THEN CAST(UNIX_TIMESTAMP(" + q + ") * 1000000 AS SIGNED)" +
 			" ELSE TIMESTAMPDIFF(MICROSECOND, '1970-01-01', " + q + ") END"
 	case PostgreSQL:
-		// Beyond these years, infinity among them, the cast would fail, and the whole query with it.
+		// Beyond these years, and for infinity, the cast would fail, and with it the whole query.
 		return "CASE WHEN " + q + " > '0001-01-01' AND " + q + " < '10000-01-01' THEN (extract(epoch FROM " + q + ") * 1000000)::bigint END"
 	default:
 		// Days since noon of -4713-11-24 as a double: exact to the millisecond, to which SQLite reads times. The pattern keeps
@@ -139,8 +139,8 @@ func (d Dialect) Micros(t TableName, column string) string {
 	}
 }
 
-// Unread returns the expression that selects the text of what should be a time and is not; NULL otherwise. A zero date of MySQL counts as
-// NULL.
+// Unread returns the expression that selects the text of a value that should be a time and is not; NULL otherwise. A zero date of MySQL
+// counts as NULL.
 func (d Dialect) Unread(t TableName, column string) string {
 	if d == MySQL {
 		return "NULL"

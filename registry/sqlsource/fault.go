@@ -6,14 +6,14 @@ import (
 	"reflect"
 )
 
-// Fault is what a database reports as wrong with a statement.
+// Fault is the kind of an error that a database returns for a statement.
 type Fault uint8
 
 // The faults.
 const (
 	Unknown  Fault = iota
 	Denied         // the user lacks a right
-	ReadOnly       // nobody may write
+	ReadOnly       // the database or the transaction is read-only
 	NoTable        // the table does not exist
 	NoColumn       // the table has no such column
 	BadValue       // a column cannot hold the value, or a constraint forbids it
@@ -41,7 +41,7 @@ func (f Fault) String() string {
 	return fmt.Sprintf("Fault(%d)", uint8(f))
 }
 
-// Numbers of errors of MySQL and MariaDB; codes of SQLite, without their upper half.
+// mysqlFaults has error numbers of MySQL and MariaDB, sqliteFaults error codes of SQLite without their upper half.
 var (
 	mysqlFaults = map[uint64]Fault{
 		1044: Denied, 1142: Denied, 1143: Denied, 1227: Denied, 1290: ReadOnly, 1792: ReadOnly, 1836: ReadOnly, 1146: NoTable, 1054: NoColumn, 1205: Locked, 1222: Locked,
@@ -51,7 +51,7 @@ var (
 	sqliteFaults = map[int64]Fault{5: Locked, 6: Locked, 8: ReadOnly, 18: BadValue, 19: BadValue, 20: BadValue, 23: Denied}
 )
 
-// kindOf asks an error of a driver by what all drivers of a database have in common: no driver is imported here.
+// FaultOf returns the fault of a driver's error. It uses methods and fields that all drivers of a database have, so it imports no driver.
 func FaultOf(err error) Fault {
 	for ; err != nil; err = errors.Unwrap(err) {
 		switch e := err.(type) {
@@ -91,11 +91,11 @@ func stateFault(state string) Fault {
 	return Unknown
 }
 
-// RightError tells which right the database's user does not have. Nothing was written.
+// RightError is the error for a right that the database's user lacks. Nothing was written.
 type RightError struct {
 	// Right is SELECT, INSERT, UPDATE or DELETE, or WRITE if the whole database may only be read.
 	Right, Table string
-	// Column that the right is missing for; empty if it is missing for the table, or the database does not tell.
+	// Column is the column that lacks the right; it is empty if the right is missing for the table, or if the column is not known.
 	Column string
 	Err    error
 }

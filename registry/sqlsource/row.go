@@ -28,7 +28,7 @@ type raw struct {
 
 func newRaw() *raw { return &raw{values: make([]sql.RawBytes, len(inTable))} }
 
-// cells returns where a row of a query is scanned to, in the order of options.selected.
+// cells returns the destinations for scanning a row, in the order of options.selected.
 func (r *raw) cells() []any {
 	cells := []any{&r.id, &r.micros, &r.unread}
 	for i := range r.values {
@@ -37,7 +37,7 @@ func (r *raw) cells() []any {
 	return cells
 }
 
-// cellOf is the index in raw.values by the key of a field.
+// cellOf has the index in raw.values of each field, by its key.
 var cellOf = func() map[string]int {
 	cells := map[string]int{}
 	for i := range inTable {
@@ -61,7 +61,7 @@ type parser struct {
 	jitter  time.Duration
 }
 
-// limit returns the limit of a row, or why the row is rejected.
+// limit returns the limit of a row, or the error with which the row is rejected.
 func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	l := registry.Limit{Row: rowName(r.id), WaitShare: registry.DefaultWaitShare, Quota: p.quota, Jitter: p.jitter}
 	wrong, want := l.Read(registry.InTable, func(f *registry.Field) (string, bool) {
@@ -95,9 +95,9 @@ func version(micros []byte) (v int64, ok bool) {
 	return v, err == nil && v >= 0 && v <= maxTime
 }
 
-// Limit returns the limit that a row is whose columns have these texts, or the *[registry.RowError] with which Load rejects it. A nil text
-// is NULL, and so is a column that is missing. The time of the last modification is in microseconds since 1970, as [Dialect.Micros] selects
-// it. It does not query the database.
+// Limit returns the limit of a row with these texts, by column, or the *[registry.RowError] with which Load rejects the row. A nil text and a
+// missing column are NULL. The time of the last modification is in microseconds since 1970, as [Dialect.Micros] selects it. Limit does not
+// query the database.
 func (s *Source) Limit(values map[string]*string) (registry.Limit, error) {
 	columns, r := &s.options.columns, newRaw()
 	set := func(cell *sql.RawBytes, column string) {
@@ -120,7 +120,7 @@ func (s *Source) Limit(values map[string]*string) (registry.Limit, error) {
 	return limit, nil
 }
 
-// rowName is a primary key as text; what is not UTF-8 is in hexadecimal.
+// rowName returns a primary key as text, in hexadecimal if it is not UTF-8.
 func rowName(id []byte) string {
 	if !utf8.Valid(id) {
 		return "0x" + hex.EncodeToString(id[:min(len(id), 64)])
@@ -153,7 +153,7 @@ func (t *table) add(l registry.Limit, nameColumn string) {
 		Want: fmt.Sprintf("one row for each name: row %s is newer, or has a larger key", stays.Row)})
 }
 
-// Newer reports whether a, and not b, is in force if the rows of both have one name: the order is the same in every process.
+// Newer reports whether a rather than b is in force if both rows have one name. The order is the same in every process.
 func Newer(a, b *registry.Limit) bool {
 	if a.Version != b.Version {
 		return a.Version > b.Version
@@ -161,7 +161,7 @@ func Newer(a, b *registry.Limit) bool {
 	return compareKeys(a.Row, b.Row) > 0
 }
 
-// compareKeys compares as whole numbers if both are, else as text, which is after every number. So it is an order.
+// compareKeys compares two keys as whole numbers if both are, and otherwise as texts. Texts come after all numbers.
 func compareKeys(a, b string) int {
 	x, aNumber := new(big.Int).SetString(a, 10)
 	y, bNumber := new(big.Int).SetString(b, 10)

@@ -14,8 +14,8 @@ import (
 //go:embed schema/*.sql
 var schemas embed.FS
 
-// Schema returns the statements that make the table, as CreateTable executes them: with the default names the text of the
-// package's file of the dialect. Optional columns are in it if [WithColumns] names them. Statements are apart by a blank line.
+// Schema returns the statements by which CreateTable makes the table. With the default names they are the package's file for the dialect.
+// Optional columns are added if [WithColumns] names them. Blank lines separate the statements.
 func Schema(dialect Dialect, opts ...Option) (string, error) {
 	o, err := newOptions(dialect, opts)
 	if err != nil {
@@ -24,10 +24,8 @@ func Schema(dialect Dialect, opts ...Option) (string, error) {
 	return o.schema()
 }
 
-// CreateTable makes the table where there is none; one that exists stays as it is. Where the database does not keep the time
-// of the last modification by itself (PostgreSQL, SQLite) a trigger does, and the time rises with every change.
-//
-// It may be called by many processes at once.
+// CreateTable makes the table if it does not exist. In PostgreSQL and SQLite it also makes a trigger that keeps the time of the last
+// modification, so that the time rises with every change. Many processes may call CreateTable at once.
 func CreateTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ...Option) error {
 	o, err := newOptions(dialect, opts)
 	if err != nil {
@@ -60,7 +58,7 @@ func (o *options) schema() (string, error) {
 	return strings.NewReplacer(renamed...).Replace(string(text)), nil
 }
 
-// WholeRates tells whether the column of the rate holds whole numbers only: 2.5 would become 3, and 0.4 would become 0. SQLite keeps
+// WholeRates reports whether the column of the rate has an integer type, in which 2.5 would become 3, and 0.4 would become 0. SQLite keeps
 // fractions in any column.
 func (s *Source) WholeRates(ctx context.Context) (bool, error) {
 	if s.wholeRates == "" {
@@ -73,7 +71,7 @@ func (s *Source) WholeRates(ctx context.Context) (bool, error) {
 	return columns > 0, nil
 }
 
-// wholeRates is the query for that. Names were checked, and can be in quotes.
+// wholeRates returns the query of WholeRates. Names were checked, so they can be quoted.
 func (o *options) wholeRates() string {
 	schema := "'" + o.table.Schema + "'"
 	switch {
@@ -104,7 +102,7 @@ func (d Dialect) optionalType(key string) string {
 	return "DOUBLE"
 }
 
-// renameTable is old and new of every form in which the table's name is in a schema.
+// renameTable returns pairs of old and new text, for every form in which a schema has the table's name.
 func renameTable(d Dialect, old string, t TableName) []string {
 	trigger := t
 	trigger.Name = t.Name[:min(len(t.Name), 54)] + "_modified" // 63 in all
@@ -119,7 +117,7 @@ func renameTable(d Dialect, old string, t TableName) []string {
 	return append(pairs, d.Quote(old), d.QuoteTable(t))
 }
 
-// createLock is the advisory lock that CREATE ... IF NOT EXISTS of PostgreSQL needs to be safe among many.
+// createLock is the key of an advisory lock. In PostgreSQL, CREATE ... IF NOT EXISTS fails if two processes run it at once.
 const createLock = 0x746f6b656e62 // "tokenb"
 
 func create(ctx context.Context, db *sql.DB, d Dialect, t TableName, text string) error {

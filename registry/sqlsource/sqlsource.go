@@ -1,21 +1,19 @@
 // Package sqlsource reads the limits of a gateway from a table of a SQL database, as a registry.Source, and the fleet's
 // switch from another. It works with any driver of database/sql for MySQL, MariaDB, PostgreSQL or SQLite, and brings none.
 //
-// A row is a bucket: its name, permits per second, the share of a second that a call may wait, and whether it is limited at
-// all. CreateTable makes the table, Schema shows it. One bad row never hides the others: it is rejected, with a
-// registry.RowError that names it; what its bucket had before stays in force, and without that its calls are refused
-// (registry.WithBadRows).
+// A row configures one bucket: its name, the permits per second, the longest wait of a call, and whether the limit applies. CreateTable makes
+// the table, and Schema returns its statements. A bad row does not affect the others. It is rejected with a registry.RowError, and its last
+// valid limit stays in force; if there is none, its calls are refused (registry.WithBadRows).
 //
 // # The time of the last modification
 //
-// It is the version of a limit: of two processes that read the table at different times, the one with the newer row wins in
-// the whole fleet. It is read to the microsecond (SQLite: millisecond), and as the same number in every session, whatever
-// the time zones of server, session and driver. Two things are up to the table:
+// The time is the version of a limit: if two processes have loaded different versions, the newer one is in force in the whole fleet. It is
+// read to the microsecond (SQLite: millisecond), as the same number in every session, whatever the time zones of server, session and driver.
+// Two properties depend on the column's type:
 //
-//   - A DATETIME of MySQL without fraction counts seconds: of two edits within one second it cannot tell the newer.
-//     DATETIME(6) can.
-//   - A DATETIME holds the wall clock of the session that wrote it. If sessions write in different zones, or in one with
-//     summer time, an older edit may seem newer; TIMESTAMP(6) holds the instant.
+//   - A DATETIME of MySQL without fraction counts seconds, so two changes within one second have one version. DATETIME(6) avoids that.
+//   - A DATETIME holds the wall clock of the session that wrote it. If sessions write in different zones, or in a zone with summer time, an
+//     older change may seem newer. TIMESTAMP(6) holds the instant.
 package sqlsource
 
 import (
@@ -33,14 +31,14 @@ import (
 
 const defaultTable = "t_ratelimite_conf"
 
-// Columns names the columns of the table. Empty fields keep the default, given here; PostgreSQL's defaults are in lower
-// case, as it stores names that are not quoted. Names are quoted in every query: they are written as the database has them.
+// Columns has the names of the table's columns. Empty fields keep the defaults given here; the defaults of PostgreSQL are in lower case, as it
+// stores unquoted names. Queries quote all names, so they must be written as the database has them.
 type Columns struct {
-	// ID is the primary key, of any type, "configId". It names the row in errors.
+	// ID is the primary key, of any type, "configId". It identifies the row in errors.
 	ID string
 	// Name of the bucket, "interfaceUrl".
 	Name string
-	// Rate in permits per second, "rateLimit"; of a quota, whole calls in any second. 0: nothing passes.
+	// Rate in permits per second, "rateLimit"; for a quota, whole calls in any second. If it is 0, no call passes.
 	Rate string
 	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99, "cache": 0.5 is half a second (see
 	// registry.Limit). NULL: 0.5.
@@ -50,7 +48,7 @@ type Columns struct {
 	// Modified is the time of the last modification, "lastModifyTime". NULL: unknown.
 	Modified string
 
-	// The others are optional: there is no such column unless it is named here. NULL means the default of each.
+	// The following columns are read only if they are named here. NULL means the default.
 
 	// Burst is the permits that can be saved up. NULL: one second's worth, at least 1.
 	Burst string
@@ -61,20 +59,21 @@ type Columns struct {
 	// Quota is 1 if the row is a hard quota and 0 if it is a rate. NULL: what the source says (WithQuota).
 	Quota string
 
-	// These are read where the table has them: the created one has, one of an earlier release may have not.
+	// The following columns are read if the table has them. Tables of an earlier release may lack them.
 
-	// Window is the length of a window in seconds, "window", and WindowLimit how many calls may begin in any such window, "windowLimit".
-	// NULL or 0 in both: none.
+	// Window is the length of a window in seconds, "window", and WindowLimit the number of calls that may begin in any such window,
+	// "windowLimit". NULL or 0 in both means no window.
 	Window, WindowLimit string
-	// Concurrent is how many calls may be under way at once, "concurrent". NULL or 0: any number.
+	// Concurrent is the number of calls that may be in flight at once, "concurrent". NULL or 0 means any number.
 	//
-	// In a row with a window or a concurrency a NULL rate means that there is none. A rate of 0 lets nothing pass there, too.
+	// In a row with a window or a concurrency a NULL rate means no rate. With a rate of 0 no call passes there, either.
 	Concurrent string
-	// Shadow is 1 if the row only counts, and refuses nothing (registry.Limit), "shadow". NULL: 0.
+	// Shadow is 1 if the row refuses no call and only counts (registry.Limit), "shadow". NULL: 0.
 	Shadow string
 	// PerKey is 1 if each key has a bucket of its own (registry.Limit), "perKey". NULL: 0.
 	PerKey string
-	// Penalty is which answers of an upstream hold the row back, "penalty": none, 503, 429 or 429,503 (registry.Limit). NULL: the default.
+	// Penalty selects the replies of an upstream that hold the bucket back, "penalty": none, 503, 429 or 429,503 (registry.Limit). NULL: the
+	// default.
 	Penalty string
 }
 
@@ -222,8 +221,8 @@ func WithColumns(c Columns) Option {
 	}
 }
 
-// WithQuota says that the rows are hard quotas, of an upstream that counts calls in any sliding second, unless a row says
-// otherwise (Columns.Quota): nothing is saved up. jitter is how much later a call may arrive than it was let go, 0 to 1 s.
+// WithQuota makes rows hard quotas, for an upstream that counts calls in any sliding second, unless a row has another value
+// (Columns.Quota). jitter is the variation of the time from a grant to the call's arrival at the upstream, 0 to 1 s.
 func WithQuota(jitter time.Duration) Option {
 	return func(o *options) {
 		o.quota = true
@@ -231,8 +230,7 @@ func WithQuota(jitter time.Duration) Option {
 	}
 }
 
-// WithJitter sets the jitter of rows that say themselves that they are quotas, where the others are not: see [WithQuota].
-// Default 0.
+// WithJitter sets the jitter of rows that are quotas by their own column, without making the others quotas: see [WithQuota]. Default 0.
 func WithJitter(jitter time.Duration) Option {
 	return func(o *options) {
 		if jitter < 0 || jitter > time.Second {
@@ -242,8 +240,8 @@ func WithJitter(jitter time.Duration) Option {
 	}
 }
 
-// Source is a registry.Source that is a table. There is nothing to close; the database is the caller's. It may be used by
-// many goroutines at once, which then take turns.
+// Source is a registry.Source that reads a table. It needs no Close; the database belongs to the caller. It is safe for concurrent use, one
+// query at a time.
 type Source struct {
 	db         *sql.DB
 	options    *options
@@ -254,7 +252,7 @@ type Source struct {
 	turn       chan struct{} // of the one query at a time
 }
 
-// New returns a source that reads the table through db. It does not ask the database anything yet.
+// New returns a source that reads the table through db. New does not query the database.
 func New(db *sql.DB, dialect Dialect, opts ...Option) (*Source, error) {
 	if db == nil {
 		return nil, errNilDB
@@ -293,11 +291,11 @@ func invalid(field string, value any, want string) error {
 // query selects all rows; NULL for the columns that are missing.
 func (o *options) query(missing ...string) string {
 	d, from := o.dialect, o.dialect.QuoteTable(o.table)
-	// A key without its table would be the one that was selected, as a text.
+	// A key without its table would refer to the selected text of the key.
 	return "SELECT " + strings.Join(o.selected(missing...), ", ") + " FROM " + from + " ORDER BY " + from + "." + d.Quote(o.columns.ID)
 }
 
-// selected returns the expressions for what raw.cells scans, as texts; NULL for the columns that are missing.
+// selected returns the expressions for raw.cells, as texts; NULL for the missing columns.
 func (o *options) selected(missing ...string) []string {
 	d, c := o.dialect, &o.columns
 	all := []string{d.Text(c.ID), d.Micros(o.table, c.Modified), d.Unread(o.table, c.Modified)}
@@ -314,15 +312,12 @@ func (o *options) selected(missing ...string) []string {
 	return all
 }
 
-// Load implements registry.Source: one SELECT, and so one state of the table, in the order of the primary key; before it one that
-// asks which columns there are. An empty
-// table is no error, but a missing one is, and a result that breaks off. So is a column that the table has and the user may not read, a
-// *RightError. It returns when ctx ends, even if the driver does
-// not heed that; the next query then begins when the driver has given up this one.
+// Load implements registry.Source. It runs one SELECT for the columns that the table has, and one for all rows, which is one state of the
+// table. An empty table is no error. A missing table, an incomplete result, and a column that the user may not read (a *RightError) are.
+// Load returns when ctx ends, even if the driver ignores ctx; the next query then begins when the driver has returned.
 //
-// If rows have one name, the one with the newest time of modification stays; if times are equal, the one with the larger primary
-// key. The others are rejected. A row that is rejected for what it says does not take part in that. If the status of a row is 0,
-// nothing matters but name and time.
+// Of several valid rows with one name, the one with the latest time of modification is in force; if times are equal, the one with the larger
+// primary key. The others are rejected. In a row with a status of 0 only name and time must be valid.
 func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 	select {
 	case s.turn <- struct{}{}:
@@ -375,7 +370,7 @@ func (s *Source) load(ctx context.Context) (registry.Table, error) {
 	return t.Table, nil
 }
 
-// failed says what was tried. Drivers have errors of their own for a context that ended; it is one of its kind all the same.
+// failed wraps an error with the table and its columns. If ctx has ended, it also wraps ctx's error, since drivers return errors of their own.
 func (s *Source) failed(ctx context.Context, err error) error {
 	err = fmt.Errorf("sqlsource: read table %s with columns %s: %w", s.table, s.columns, err)
 	if end := ctx.Err(); end != nil && !errors.Is(err, end) {

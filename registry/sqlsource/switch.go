@@ -39,7 +39,7 @@ func WithSwitchTable(name string) SwitchOption {
 	}
 }
 
-// WithSwitchName says which row is the switch: 1 to 64 bytes of ASCII. Default "global".
+// WithSwitchName sets the name of the switch's row: 1 to 64 bytes of ASCII. Default "global".
 func WithSwitchName(name string) SwitchOption {
 	return func(o *switchOptions) {
 		ok := len(name) >= 1 && len(name) <= 64
@@ -53,7 +53,7 @@ func WithSwitchName(name string) SwitchOption {
 	}
 }
 
-// WithPolling sets how the switch is read: registry.WithSwitchInterval and others.
+// WithPolling adds options for reading the switch, such as registry.WithSwitchInterval.
 func WithPolling(opts ...registry.SwitchOption) SwitchOption {
 	return func(o *switchOptions) { o.polling = append(o.polling, opts...) }
 }
@@ -72,7 +72,7 @@ func newSwitchOptions(d Dialect, opts []SwitchOption) (*switchOptions, error) {
 	return o, o.err
 }
 
-// SwitchRow returns the row that a switch with these options is: its table, and its name.
+// SwitchRow returns the table and the name of the row of a switch with these options.
 func SwitchRow(dialect Dialect, opts ...SwitchOption) (table TableName, name string, err error) {
 	o, err := newSwitchOptions(dialect, opts)
 	if err != nil {
@@ -81,7 +81,7 @@ func SwitchRow(dialect Dialect, opts ...SwitchOption) (table TableName, name str
 	return o.table, o.name, nil
 }
 
-// SwitchSchema returns the statement that makes the table of [NewSwitch].
+// SwitchSchema returns the statements that make the table of [NewSwitch].
 func SwitchSchema(dialect Dialect, opts ...SwitchOption) (string, error) {
 	o, err := newSwitchOptions(dialect, opts)
 	if err != nil {
@@ -98,7 +98,7 @@ func (o *switchOptions) schema() (string, error) {
 	return strings.NewReplacer(renameTable(o.dialect, defaultSwitchTable, o.table)...).Replace(string(text)), nil
 }
 
-// CreateSwitchTable makes the table of [NewSwitch] where there is none. It may be called by many processes at once.
+// CreateSwitchTable makes the table of [NewSwitch] if it does not exist. Many processes may call it at once.
 func CreateSwitchTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ...SwitchOption) error {
 	o, err := newSwitchOptions(dialect, opts)
 	if err != nil {
@@ -111,9 +111,10 @@ func CreateSwitchTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ..
 	return create(ctx, db, dialect, o.table, text)
 }
 
-// NewSwitch returns a switch for a whole fleet that is a row of a table with the columns name and enabled, 1 or 0. If the table has
-// columns changedAt and changedBy, in any case, they are its origin; the created table keeps changedAt by itself. A missing row means on; a missing table is an error, as anything else in the column, and the last value stays. Set writes the row.
-// When flips are seen, and what happens while the database is away: see registry.PolledSwitch.
+// NewSwitch returns a switch of the whole fleet in one row of a table, with the columns name and enabled (1 or 0). A missing row means on. A
+// missing table or another value is an error, and the last known state stays in force. Set writes the row. If the table has columns
+// changedAt and changedBy, in upper or lower case, they are the switch's origin; the created table keeps changedAt by itself. For the times of
+// reads and for outages of the database see registry.PolledSwitch.
 func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.PolledSwitch, error) {
 	if db == nil {
 		return nil, errNilDB
@@ -124,7 +125,7 @@ func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.Pol
 	}
 	where := o.dialect.QuoteTable(o.table)
 	name, enabled := o.dialect.Quote("name"), o.dialect.Quote("enabled")
-	// The whole table, which is a few rows: a parameter would cost some drivers two more round trips.
+	// It selects the whole table of a few rows, because a parameter would cost some drivers two more round trips.
 	query := "SELECT " + o.dialect.Text("name") + ", " + o.dialect.cast("enabled") + ", t.* FROM " + where + " AS t"
 	var origin atomic.Value // string
 	origin.Store("")
@@ -160,7 +161,7 @@ func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.Pol
 	}, o.polling...)...)
 }
 
-// switchRow is what a row of the table says.
+// switchRow is the state of a switch in the table, with its origin.
 type switchRow struct {
 	on     bool
 	by, at string
@@ -217,7 +218,7 @@ func readSwitch(ctx context.Context, db *sql.DB, query, name string) (row switch
 	return row, rows.Err()
 }
 
-// plain is a value for a message.
+// plain returns a value as text, for a message.
 func plain(v any) string {
 	switch v := v.(type) {
 	case nil:

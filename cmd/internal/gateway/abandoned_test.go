@@ -38,16 +38,17 @@ func TestAbandonedCalls(t *testing.T) {
 			registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
 		server := newTestProxy(t, limits, "--upstream", upstream.URL, way)
-		for range 50 {
+		const request = "GET /slow HTTP/1.1\r\nHost: h\r\n\r\n"
+		for i := range 3 {
 			c, err := net.Dial("tcp", server.Listener.Addr().String())
 			require.NoError(t, err)
-			before := now.Load()
-			_, _ = io.WriteString(c, "GET /slow HTTP/1.1\r\nHost: h\r\n\r\n")
-			for i := 0; i < 20 && now.Load() == before; i++ {
-				time.Sleep(time.Millisecond)
-			}
-			_ = c.Close()
-			time.Sleep(2 * time.Millisecond)
+			_, _ = io.WriteString(c, request)
+			require.Eventually(t, func() bool { return int(now.Load()) == i+1 }, 30*time.Second, time.Millisecond, "the upstream has the call")
+			require.NoError(t, c.Close())
+		}
+		for range 20 {
+			status, _ := raw(t, server, request)
+			require.Equal(t, http.StatusTooManyRequests, status)
 		}
 		require.EqualValues(t, 3, most.Load())
 		close(end)

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -17,11 +19,28 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
+// entered is a registry that counts the calls it has let pass.
+type entered struct {
+	*registry.Registry
+	calls atomic.Int64
+}
+
+// Enter implements gate.Gate.
+func (e *entered) Enter(ctx context.Context, key string) (*gate.Admission, error) {
+	a, err := e.Registry.Enter(ctx, key)
+	if err == nil && a.OK {
+		e.calls.Add(1)
+	}
+	return a, err
+}
+
 // places is a gateway on a real connection, with a row of three places and an upstream of endless answers.
-func places(t *testing.T, args ...string) (limits *registry.Registry, addr string) {
+func places(t *testing.T, args ...string) (limits *entered, addr string) {
 	t.Helper()
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -52,14 +71,15 @@ func places(t *testing.T, args ...string) (limits *registry.Registry, addr strin
 		}
 	}))
 	t.Cleanup(upstream.Close)
-	limits, err := registry.New(registry.Static{{Name: "/*", NoRate: true, Concurrent: 3}}, tokenbucket.NewMemoryStore(),
+	rows, err := registry.New(registry.Static{{Name: "/*", NoRate: true, Concurrent: 3}}, tokenbucket.NewMemoryStore(),
 		registry.WithLocalSemaphores(), registry.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
-	t.Cleanup(limits.Close)
+	t.Cleanup(rows.Close)
+	limits = &entered{Registry: rows}
 	p := openProxy(t, limits, append([]string{"--upstream", upstream.URL, "--listen", "127.0.0.1:0", "--admin", ""}, args...)...)
 	s := &service{config: p.config, log: p.log, proxy: p, admin: &admin{config: p.config, proxy: p}}
 	t.Cleanup(s.close)
-	p.config.listen = freeAddr(t)
+	p.config.listen = redistest.FreeAddr()
 	require.NoError(t, s.listen())
 	return limits, p.config.listen
 }
@@ -109,7 +129,7 @@ func TestPlacesOfSlowClients(t *testing.T) {
 					}
 				})
 			}
-			require.Eventually(t, func() bool { return inside() == 3 }, 30*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return limits.calls.Load() == 3 }, 30*time.Second, time.Millisecond, "each has had a place")
 			require.Eventually(t, func() bool { return inside() == 0 }, 60*time.Second, 10*time.Millisecond, "the places are free again")
 			response, err := http.Get("http://" + addr + "/other")
 			require.NoError(t, err)

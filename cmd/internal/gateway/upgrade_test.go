@@ -36,6 +36,6 @@ func TestUnaskedUpgradeKeepsNoPlace(t *testing.T) {
 		require.Eventually(t, func() bool {
 			u, _, err := limits.Usage(context.Background(), "/a")
 			return err == nil && u.Inside == 0
-		}, 10*time.Second, time.Millisecond, "the call has ended")
+		}, 30*time.Second, time.Millisecond, "the call has ended")
 	}
 }
