@@ -21,8 +21,8 @@ import (
 func TestLeaseOptions(t *testing.T) {
 	store := NewRedisScriptStore(redistest.Shared(t).Client(t))
 	for want, make := range map[string]func() (*RateLimiter, error){
-		"lease 0s": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(0)) },
-		"lease -1s": func() (*RateLimiter, error) {
+		"prefetch 0s": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(0)) },
+		"prefetch -1s": func() (*RateLimiter, error) {
 			return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(-time.Second))
 		},
 		"want 1ms to 10s": func() (*RateLimiter, error) {

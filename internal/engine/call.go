@@ -113,14 +113,24 @@ var always = func() chan struct{} {
 	return c
 }()
 
-// Reserved returns a reservation that was granted without a batch, and is due. back refunds its permits.
+// Reserved returns a reservation that was granted without a batch, and is due. back refunds its permits, if it is not nil.
 func Reserved(l *Limiter, back *permit.Refund) *Call {
-	return &Call{limiter: l, state: done, ready: always, promise: &promise{unused: back}}
+	r := &struct { // one allocation
+		call    Call
+		promise promise
+		back    permit.Refund
+	}{}
+	r.call.limiter, r.call.state, r.call.ready, r.call.promise = l, done, always, &r.promise
+	if back != nil {
+		r.back = *back
+		r.promise.unused = &r.back
+	}
+	return &r.call
 }
 
-// Recycle lets an ended call be reused. Its caller must have received the result.
+// Recycle lets a call be reused whose caller has received the result. Reservations are not reused, and may not have ended yet.
 func (q *Call) Recycle() {
-	if q.err == nil && !q.shared && q.promise == nil {
+	if q.promise == nil && q.err == nil && !q.shared {
 		*q = Call{}
 		calls.Put(q)
 	}
