@@ -207,9 +207,9 @@ func TestMeterFollows(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		r, all := report(t, m)
 		require.ElementsMatch(t, []Event{
-			{Kind: LimitChanged, Limit: "/a", Version: 2, From: "5/s, cache 0", To: "7/s, cache 0"},
-			{Kind: LimitAdded, Limit: "/c", To: "1/s, cache 0"},
-			{Kind: LimitRemoved, Limit: "/b", From: "5/s, cache 0"},
+			{Kind: LimitChanged, Limit: "/a", Version: 2, From: "5/s, saves up 5, does not wait", To: "7/s, saves up 7, does not wait"},
+			{Kind: LimitAdded, Limit: "/c", To: "1/s, saves up 1, does not wait"},
+			{Kind: LimitRemoved, Limit: "/b", From: "5/s, saves up 5, does not wait"},
 		}, r.Events)
 		require.NotContains(t, all, "/b")
 		_, err = limits.Enter(t.Context(), "/b")

@@ -361,7 +361,7 @@ type Event struct {
 	// Instance that noticed; empty: it concerns the whole fleet.
 	Instance string `json:"instance,omitempty"`
 	Host     string `json:"host,omitempty"`
-	// Version, and From and To what the limit was changed (5/s, cache 0.5).
+	// Version, and From and To what the limit was changed (5/s, saves up 5, waits up to 500 ms).
 	Version int64  `json:"version,omitempty"`
 	From    string `json:"from,omitempty"`
 	To      string `json:"to,omitempty"`

@@ -238,7 +238,7 @@ func Example() *Fleet {
 		{Name: "exports", Permits: 3},
 	}
 	f.windows = []fleet.Window{{Name: "/pay/Capture", Limit: 10_000, Used: 8_312, Length: 24 * time.Hour}, {Name: "letters", Limit: 100, Used: 12, Length: time.Minute}}
-	f.Happen(fleet.Event{At: now.Add(-5 * time.Hour), Kind: fleet.LimitChanged, Limit: "/ibe/AvailFare", From: "8/s, cache 0.5", To: "5/s, cache 0.5"})
+	f.Happen(fleet.Event{At: now.Add(-5 * time.Hour), Kind: fleet.LimitChanged, Limit: "/ibe/AvailFare", From: "8/s, saves up 8, waits up to 500 ms", To: "5/s, saves up 5, waits up to 500 ms"})
 	f.Happen(fleet.Event{At: now.Add(-8 * time.Minute), Kind: fleet.Penalized, Limit: "/ibe/AvailFare", For: 30 * time.Second})
 	f.Happen(fleet.Event{At: now.Add(-2 * time.Hour), Kind: fleet.StoreDown, Host: "gateway-2", Err: "connection refused"})
 	return f
