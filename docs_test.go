@@ -18,14 +18,12 @@ import (
 	tb "github.com/go-tokenbucket/tokenbucket"
 )
 
-// Every name in backquotes in docs/architecture.md exists: a file, a folder, or something that a file declares. In "`name` in `file.go`"
-// that file declares it.
+// Every name in backquotes in the pages about architecture exists: a file, a folder, or something that a file declares. In
+// "`name` in `file.go`" that file declares it.
 func TestArchitecture(t *testing.T) {
 	if tb.Raced {
 		t.Skip("one goroutine has no race")
 	}
-	page, err := os.ReadFile("docs/architecture.md")
-	require.NoError(t, err)
 	in, anywhere := map[string]map[string]bool{}, map[string]bool{}
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".go") {
@@ -37,12 +35,19 @@ func TestArchitecture(t *testing.T) {
 		return err
 	}))
 	quoted := regexp.MustCompile("`([\\w./]+)`(?: in `([\\w/]+\\.go)`)?")
-	for _, m := range quoted.FindAllStringSubmatch(string(page), -1) {
-		if name, file := m[1], m[2]; file != "" {
-			assert.True(t, in[file][name], "%s declares no %s", file, name)
-		} else if !anywhere[name] {
-			_, err := os.Stat(name)
-			assert.NoError(t, err, "nothing is called %s", name)
+	pages, err := filepath.Glob("docs/architecture*.md")
+	require.NoError(t, err)
+	require.Subset(t, pages, []string{"docs/architecture.md", "docs/architecture-console.md", "docs/architecture-gateway.md"})
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		require.NoError(t, err)
+		for _, m := range quoted.FindAllStringSubmatch(string(text), -1) {
+			if name, file := m[1], m[2]; file != "" {
+				assert.True(t, in[file][name], "%s: %s declares no %s", page, file, name)
+			} else if !anywhere[name] {
+				_, err := os.Stat(name)
+				assert.NoError(t, err, "%s: nothing is called %s", page, name)
+			}
 		}
 	}
 }

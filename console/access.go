@@ -14,38 +14,41 @@ import (
 	"time"
 )
 
-// Access says who may read and who may write. The zero value: everybody on this machine may read, nobody may write.
+// Access decides which requests may read and which may write. With the zero value, this machine may read and no request may
+// write.
 //
-// A request's Host must be an IP address, localhost or one of Hosts, whoever asks: else a page of somebody else's could have its
-// own name point here (DNS rebinding).
+// The Host of every request must be an IP address, localhost or one of Hosts. Otherwise a foreign page could let a name of
+// its own resolve to the console (DNS rebinding).
 type Access struct {
-	// Hosts are the names under which the console is asked, without a port, besides localhost and IP addresses.
+	// Hosts are further names of the console, without a port.
 	Hosts []string
-	// Readers are the networks whose requests may read without a name. Empty: this machine. A request that a proxy has passed on is
-	// not one of theirs, wherever the proxy runs, as far as it says so: with X-Forwarded-…, Forwarded, X-Real-IP, Via or ProxyHeader.
+	// Readers are the networks whose requests may read without a name; if empty, this machine only. A request that came
+	// through a proxy is not one of them, wherever the proxy runs. A proxy is recognised by the headers X-Forwarded-…,
+	// Forwarded, X-Real-IP, Via or ProxyHeader.
 	Readers []netip.Prefix
-	// Users may read from anywhere, and write if they are allowed to: see ParseUsers. They send their name and token as HTTP
+	// Users may read from any address, and write if their entry allows it: see ParseUsers. They send name and token as HTTP
 	// basic authentication, or the token alone as a bearer token.
 	Users []User
-	// Proxies are the networks of proxies that know who asks: ProxyHeader of their requests names somebody who may read and write.
+	// Proxies are the networks of authenticating proxies. The user that such a proxy names in ProxyHeader may read and write.
 	Proxies []netip.Prefix
-	// Forwarders are the networks of further proxies whose X-Forwarded-For is believed, in the log alone: it tells from where a failed
-	// sign-in came.
+	// Forwarders are the networks of further proxies whose X-Forwarded-For is trusted, for logging the client of a failed
+	// sign-in only.
 	Forwarders []netip.Prefix
-	// ProxyHeader is X-Forwarded-User if it is empty.
+	// ProxyHeader names the user of a request from Proxies; X-Forwarded-User if empty.
 	ProxyHeader string
-	// Key is secret, random or made from a secret by a slow function, at least 16 bytes, and the same at all consoles behind one balancer:
-	// then a page that one of them has made can change something at any other. Empty: a random one, so at that one only.
+	// Key signs the tokens against forged requests. It is secret, random or derived from a secret by a slow function, and at
+	// least 16 bytes long. Consoles behind one load balancer need the same Key, or a page from one cannot change anything at
+	// another. If empty, a random key is made.
 	Key []byte
 }
 
-// User is somebody with a token.
+// User is a person or program with a token.
 type User struct {
-	// Name is what the audit says of a change.
+	// Name is recorded in the audit of each change.
 	Name string
-	// Token is secret: at least 16 bytes.
+	// Token is the secret, at least 16 bytes.
 	Token string
-	// Write: changes are allowed.
+	// Write allows changes.
 	Write bool
 }
 
@@ -54,8 +57,8 @@ const (
 	maxUser  = 100
 )
 
-// ParseUsers reads a file of users, a line each: "write NAME TOKEN" or "read NAME TOKEN". Empty lines and those that begin with #
-// are passed over. No error quotes anything of a line: what stands in the place of a name may be a token.
+// ParseUsers parses a file of users with a line each: "write NAME TOKEN" or "read NAME TOKEN". Empty lines and lines that
+// begin with # are ignored. Errors never quote the line, because the field in the name's place may be a token.
 func ParseUsers(text []byte) ([]User, error) {
 	var users []User
 	seen := map[string]int{}
@@ -81,7 +84,7 @@ func ParseUsers(text []byte) ([]User, error) {
 	return users, nil
 }
 
-// check tells what is wrong with a user. It quotes nothing.
+// check returns the error in a user's fields, without quoting any of them.
 func (u *User) check() error {
 	switch {
 	case u.Name == "" || len(u.Name) > maxUser || strings.ContainsAny(u.Name, ":\x00"):
@@ -92,86 +95,86 @@ func (u *User) check() error {
 	return nil
 }
 
-// caller is who asks.
-type caller struct {
-	name  string // "" of somebody who only reads from a trusted network
+// principal is the authenticated sender of a request.
+type principal struct {
+	name  string // empty for a request from a trusted network, which may only read
 	write bool
 }
 
-// gate decides who may come in.
-type gate struct {
+// authenticator identifies the sender of each request and decides what it may do.
+type authenticator struct {
 	Access
 	readers []netip.Prefix
 	now     func() time.Time
 	cross   http.CrossOriginProtection
 }
 
-func newGate(a Access) (*gate, error) {
-	g := &gate{Access: a, readers: a.Readers, now: time.Now}
-	if g.ProxyHeader == "" {
-		g.ProxyHeader = "X-Forwarded-User"
+func newAuthenticator(access Access) (*authenticator, error) {
+	a := &authenticator{Access: access, readers: access.Readers, now: time.Now}
+	if a.ProxyHeader == "" {
+		a.ProxyHeader = "X-Forwarded-User"
 	}
-	if len(g.readers) == 0 {
-		g.readers = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
+	if len(a.readers) == 0 {
+		a.readers = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")}
 	}
 	tokens := map[string]int{}
-	for i := range a.Users {
-		u := &a.Users[i]
+	for i := range access.Users {
+		u := &access.Users[i]
 		if err := u.check(); err != nil {
 			return nil, fmt.Errorf("console: users: user %d: %w", i+1, err)
 		}
-		if other := tokens[u.Token]; other > 0 { // a bearer token would not tell who it is
+		if other := tokens[u.Token]; other > 0 { // a bearer token must identify one user
 			return nil, fmt.Errorf("console: users: users %d and %d have the same token: want one each", other, i+1)
 		}
 		tokens[u.Token] = i + 1
 	}
 	switch {
-	case len(g.Key) == 0:
-		g.Key = make([]byte, sha256.Size)
-		_, err := rand.Read(g.Key)
-		return g, err
-	case len(g.Key) < minToken:
-		return nil, fmt.Errorf("console: key of %d bytes: want at least %d", len(g.Key), minToken)
+	case len(a.Key) == 0:
+		a.Key = make([]byte, sha256.Size)
+		_, err := rand.Read(a.Key)
+		return a, err
+	case len(a.Key) < minToken:
+		return nil, fmt.Errorf("console: key of %d bytes: want at least %d", len(a.Key), minToken)
 	}
-	return g, nil
+	return a, nil
 }
 
-// refusal is why a request is not answered.
+// refusal is the error of a request that is not served, with its HTTP status.
 type refusal struct {
 	status  int
 	text    string
-	changes []string // of a row that was changed meanwhile, for the page
+	changes []string // in the row since the page was made, for the error's details
 }
 
 func (r *refusal) Error() string { return r.text }
 
-// who tells who asks, or why nobody is answered.
-func (g *gate) who(r *http.Request) (caller, error) {
-	if !KnownHost(r.Host, g.Hosts) {
-		return caller{}, &refusal{status: http.StatusMisdirectedRequest, text: fmt.Sprintf(
+// identify returns the sender of a request, or a refusal.
+func (a *authenticator) identify(r *http.Request) (principal, error) {
+	if !KnownHost(r.Host, a.Hosts) {
+		return principal{}, &refusal{status: http.StatusMisdirectedRequest, text: fmt.Sprintf(
 			"The console is not known under the name %.100q. Ask for it by an IP address or as localhost, or have the name allowed.", r.Host)}
 	}
-	from, names := address(r.RemoteAddr), r.Header.Values(g.ProxyHeader)
-	switch proxy := within(g.Proxies, from); {
-	case proxy && len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser: // it may have passed on the password that it asked for
-		return caller{name: names[0], write: true}, nil
+	from, names := address(r.RemoteAddr), r.Header.Values(a.ProxyHeader)
+	switch proxy := within(a.Proxies, from); {
+	case proxy && len(names) == 1 && names[0] != "" && len(names[0]) <= maxUser: // an Authorization header beside it may be the password that the proxy asked for
+		return principal{name: names[0], write: true}, nil
 	case r.Header.Get("Authorization") != "":
-		return g.user(r)
+		return a.byToken(r)
 	case proxy && len(names) > 0:
-		return caller{}, &strangerError{&refusal{status: http.StatusForbidden, text: "The proxy's " + g.ProxyHeader + " is not one name."}, strings.Join(names, ", ")}
-	case !proxy && within(g.readers, from) && !g.passedOn(r):
-		return caller{}, nil
+		return principal{}, &signInError{&refusal{status: http.StatusForbidden, text: "The proxy's " + a.ProxyHeader + " is not one name."}, strings.Join(names, ", ")}
+	case !proxy && within(a.readers, from) && !a.forwarded(r):
+		return principal{}, nil
 	}
-	if len(g.Users) > 0 {
-		return caller{}, &refusal{status: http.StatusUnauthorized, text: "A name and a token are needed."}
+	if len(a.Users) > 0 {
+		return principal{}, &refusal{status: http.StatusUnauthorized, text: "A name and a token are needed."}
 	}
-	return caller{}, &refusal{status: http.StatusForbidden, text: "The console answers only the networks that it was told to; by default only this machine."}
+	return principal{}, &refusal{status: http.StatusForbidden, text: "This address may not read the console. By default only this machine may; the option for readers names other networks."}
 }
 
-// passedOn tells whether a proxy has taken part, so that the address says nothing of who asks. A header counts whatever it says: before
-// the one that a proxy adds, who asks may have sent an empty one.
-func (g *gate) passedOn(r *http.Request) bool {
-	own := http.CanonicalHeaderKey(g.ProxyHeader)
+// forwarded reports whether the request came through a proxy, so that its address does not identify the sender. Any such
+// header counts, also an empty one: the sender may have added it before the proxy added its own.
+func (a *authenticator) forwarded(r *http.Request) bool {
+	own := http.CanonicalHeaderKey(a.ProxyHeader)
 	for h := range r.Header {
 		if strings.HasPrefix(h, "X-Forwarded-") || h == "Forwarded" || h == "X-Real-Ip" || h == "Via" || h == own {
 			return true
@@ -180,33 +183,34 @@ func (g *gate) passedOn(r *http.Request) bool {
 	return false
 }
 
-// user is who has the token. All tokens are compared, so that the time tells nothing.
-func (g *gate) user(r *http.Request) (caller, error) {
+// byToken returns the user with the request's token. All tokens are compared in constant time, so that timing reveals
+// nothing.
+func (a *authenticator) byToken(r *http.Request) (principal, error) {
 	name, token, basic := r.BasicAuth()
 	if !basic {
 		token, _ = strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	}
 	given, called := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(name))
 	var found *User
-	said := name
-	for i := range g.Users {
-		u := &g.Users[i]
+	logName := name
+	for i := range a.Users {
+		u := &a.Users[i]
 		has := sha256.Sum256([]byte(u.Token))
 		if subtle.ConstantTimeCompare(given[:], has[:]) == 1 && (!basic || name == u.Name) {
 			found = u
 		}
-		if subtle.ConstantTimeCompare(called[:], has[:]) == 1 { // in the wrong field: it must not be logged
-			said = "(a token)"
+		if subtle.ConstantTimeCompare(called[:], has[:]) == 1 { // a token in the place of the name must not be logged
+			logName = "(a token)"
 		}
 	}
 	if found == nil {
-		return caller{}, &strangerError{&refusal{status: http.StatusUnauthorized, text: "This name and token are not known."}, said}
+		return principal{}, &signInError{&refusal{status: http.StatusUnauthorized, text: "There is no user with this name and token."}, logName}
 	}
-	return caller{name: found.Name, write: found.Write}, nil
+	return principal{name: found.Name, write: found.Write}, nil
 }
 
-// KnownHost reports whether a request's Host is an IP address, localhost or one of the names. Any other name could be one that a foreign
-// page has had point here (DNS rebinding).
+// KnownHost reports whether a request's Host is an IP address, localhost or one of the names. A foreign page could let any
+// other name resolve to this server (DNS rebinding).
 func KnownHost(hostport string, names []string) bool {
 	host := hostport
 	if h, _, err := net.SplitHostPort(hostport); err == nil {
@@ -244,31 +248,32 @@ const forgeryHeader = "X-Csrf-Token"
 
 const forged = "This page is out of date, or the request did not come from it: load it again."
 
-// forgery is the token against forged requests: a page of somebody who may write sends it with each change. It counts for this person,
-// today and tomorrow, at each console with the same key. It does not follow from anybody's token: who sees a page cannot try tokens by it.
-func (g *gate) forgery(name string, day int64) string {
-	m := hmac.New(sha256.New, g.Key)
+// forgery returns the token against forged requests, which a page sends with each change. It is valid for one user, today and
+// tomorrow, at every console with the same Key. It does not depend on the user's own token, so it cannot be used to guess
+// that.
+func (a *authenticator) forgery(name string, day int64) string {
+	m := hmac.New(sha256.New, a.Key)
 	fmt.Fprintf(m, "tokenbucket console\n%d\n%s", day, name)
 	return base64.RawURLEncoding.EncodeToString(m.Sum(nil))
 }
 
-func (g *gate) today() int64 { return g.now().Unix() / (24 * 60 * 60) }
+func (a *authenticator) today() int64 { return a.now().Unix() / (24 * 60 * 60) }
 
-// mayWrite tells why a change is refused: the browser must say that it comes from this console's own page, and the page must have
-// been made for this person.
-func (g *gate) mayWrite(c caller, r *http.Request) error {
-	if !c.write {
-		if c.name == "" {
+// mayWrite returns a refusal unless the user may write and the request comes from a page of this console that was made for
+// this user.
+func (a *authenticator) mayWrite(p principal, r *http.Request) error {
+	if !p.write {
+		if p.name == "" {
 			return &refusal{status: http.StatusForbidden, text: "Changes need a name and a token: sign in."}
 		}
-		return &refusal{status: http.StatusForbidden, text: fmt.Sprintf("%q may read, and not write.", c.name)}
+		return &refusal{status: http.StatusForbidden, text: fmt.Sprintf("%q may only read. Changes need a user with the right to write.", p.name)}
 	}
-	if err := g.cross.Check(r); err != nil {
+	if err := a.cross.Check(r); err != nil {
 		return &refusal{status: http.StatusForbidden, text: forged}
 	}
 	given := []byte(r.Header.Get(forgeryHeader))
-	day := g.today()
-	if !hmac.Equal(given, []byte(g.forgery(c.name, day))) && !hmac.Equal(given, []byte(g.forgery(c.name, day-1))) {
+	day := a.today()
+	if !hmac.Equal(given, []byte(a.forgery(p.name, day))) && !hmac.Equal(given, []byte(a.forgery(p.name, day-1))) {
 		return &refusal{status: http.StatusForbidden, text: forged}
 	}
 	return nil

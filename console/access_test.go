@@ -12,7 +12,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet/fleettest"
 )
 
-// Who may read.
+// TestWhoMayRead checks which requests may read.
 func TestWhoMayRead(t *testing.T) {
 	open := console.Access{Users: users(), Readers: networks("127.0.0.0/8", "10.1.0.0/16"), Proxies: networks("10.9.0.0/16"), Hosts: []string{"console.example.com"}}
 	for name, test := range map[string]struct {
@@ -42,7 +42,7 @@ func TestWhoMayRead(t *testing.T) {
 		"through a proxy that tells only how it was asked": {from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Forwarded-Proto", "https"}, want: 403},
 		"through a proxy with a header of its own":         {access: console.Access{ProxyHeader: "x-who"}, from: "127.0.0.1:1", host: "localhost", headers: []string{"X-Who", "ann"}, want: 403},
 		"a user from anywhere":                             {access: open, from: "192.0.2.1:1", host: "10.1.0.1", user: "bob", secret: readerToken, want: 200},
-		"a wrong token":                                    {access: open, from: "127.0.0.1:1", host: "localhost", user: "bob", secret: writerToken, want: 401, says: "not known"},
+		"a wrong token":                                    {access: open, from: "127.0.0.1:1", host: "localhost", user: "bob", secret: writerToken, want: 401, says: "no user with this name and token"},
 		"an empty token":                                   {access: open, from: "127.0.0.1:1", host: "localhost", user: "bob", want: 401},
 		"a bearer token":                                   {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer " + readerToken}, want: 200},
 		"a wrong bearer token":                             {access: open, from: "192.0.2.1:1", host: "10.1.0.1", headers: []string{"Authorization", "Bearer nonsense"}, want: 401},
@@ -135,7 +135,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// Secrets are in no page, not even in those of who has them.
+// No page contains a secret, not even a page for its owner.
 func TestNoSecrets(t *testing.T) {
 	c := newConsole(t, console.Config{Access: console.Access{Users: users()}})
 	for _, path := range []string{"/", "/limit?name=%2Fibe%2FAvailFare", "/health", "/api/history?name=x", "/nowhere"} {
@@ -148,7 +148,7 @@ func TestNoSecrets(t *testing.T) {
 	}
 }
 
-// A token tells who has it: two users have two.
+// A token identifies one user, so two users cannot share one.
 func TestTokensAreDifferent(t *testing.T) {
 	_, err := console.New(console.Config{Source: fleettest.Example(), Access: console.Access{Users: []console.User{
 		{Name: "ann", Token: writerToken, Write: true}, {Name: "bob", Token: writerToken},

@@ -13,16 +13,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	limitgate "github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// order is what a page sends to change something.
-type order struct {
+// changeRequest is the body of a request that changes something.
+type changeRequest struct {
 	Name    string             `json:"name"`
 	From    editor.Version     `json:"from"`
-	Values  map[string]*string `json:"values"` // null: NULL
-	Was     map[string]*string `json:"was"`    // what the page showed, for the report of a conflict
+	Values  map[string]*string `json:"values"` // null for SQL NULL
+	Was     map[string]*string `json:"was"`    // the values that the page showed, to explain a conflict
 	Why     string             `json:"why"`
 	ID      int64              `json:"id"`
 	On      bool               `json:"on"`
@@ -30,21 +30,22 @@ type order struct {
 }
 
 const (
-	maxOrder   = 64 << 10
-	maxPenalty = time.Hour
+	maxChangeRequest = 64 << 10
+	maxPenalty       = time.Hour
 )
 
-// acts are what can be changed: each does it, and says in words what was done.
-func (c *Console) acts() map[string]func(context.Context, caller, *order) (string, error) {
-	return map[string]func(context.Context, caller, *order) (string, error){
+// actions returns the functions behind /api/…. Each makes one kind of change and returns a sentence that describes it.
+func (c *Console) actions() map[string]func(context.Context, principal, *changeRequest) (string, error) {
+	return map[string]func(context.Context, principal, *changeRequest) (string, error){
 		"save": c.save, "remove": c.remove, "shadow": c.shadow, "undo": c.undo, "switch": c.turn, "penalize": c.penalize, "reset": c.reset, "confirm": c.confirm,
 	}
 }
 
-// act makes a handler of one: who asks must be allowed to, and the request must be a page's of this console.
-func (c *Console) act(what string, do func(context.Context, caller, *order) (string, error)) http.HandlerFunc {
+// act returns the handler of one action. The user must be allowed to write, and the request must come from a page of this
+// console.
+func (c *Console) act(what string, do func(context.Context, principal, *changeRequest) (string, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		asks := who(r)
+		user := principalOf(r)
 		o, err := c.read(w, r)
 		if err != nil {
 			c.refuse(w, r, err)
@@ -52,27 +53,27 @@ func (c *Console) act(what string, do func(context.Context, caller, *order) (str
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), editTimeout)
 		defer cancel()
-		done, err := do(ctx, asks, o)
+		done, err := do(ctx, user, o)
 		if err != nil {
-			c.config.Log.Warn("console: a change was refused", "what", what, "who", asks.name, "limit", o.Name, "error", err)
+			c.config.Log.Warn("console: change refused", "what", what, "who", user.name, "limit", o.Name, "error", err)
 			c.refuse(w, r, err)
 			return
 		}
-		c.config.Log.Info("console: changed", "what", what, "who", asks.name, "limit", o.Name, "why", o.Why, "done", done)
+		c.config.Log.Info("console: changed", "what", what, "who", user.name, "limit", o.Name, "why", o.Why, "done", done)
 		writeJSON(w, http.StatusOK, map[string]string{"done": done})
 	}
 }
 
-// read checks that a request may change something, and reads what.
-func (c *Console) read(w http.ResponseWriter, r *http.Request) (*order, error) {
-	if err := c.gate.mayWrite(who(r), r); err != nil {
+// read checks that the request may change something, and decodes its body.
+func (c *Console) read(w http.ResponseWriter, r *http.Request) (*changeRequest, error) {
+	if err := c.auth.mayWrite(principalOf(r), r); err != nil {
 		return nil, err
 	}
 	if kind, _, _ := strings.Cut(r.Header.Get("Content-Type"), ";"); kind != "application/json" {
 		return nil, &refusal{status: http.StatusUnsupportedMediaType, text: "Changes are sent as application/json."}
 	}
-	o := new(order)
-	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxOrder))
+	o := new(changeRequest)
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxChangeRequest))
 	decoder.DisallowUnknownFields()
 	if err := decoder.Decode(o); err != nil {
 		return nil, &refusal{status: http.StatusBadRequest, text: "What was sent cannot be read: " + err.Error()}
@@ -83,8 +84,8 @@ func (c *Console) read(w http.ResponseWriter, r *http.Request) (*order, error) {
 	return o, nil
 }
 
-// PenalizeIn holds buckets of a registry back, for Config.Penalize. It fails where calls would not notice. The registry must have the
-// options that those of the instances have.
+// PenalizeIn returns a function for Config.Penalize that holds buckets of a registry back. It fails if calls do not use such
+// a bucket now. The registry needs the same options as those of the gateways.
 func PenalizeIn(limits *registry.Registry) func(ctx context.Context, name string, d time.Duration) error {
 	return func(ctx context.Context, name string, d time.Duration) error {
 		if err := used(limits, name); err != nil {
@@ -94,9 +95,9 @@ func PenalizeIn(limits *registry.Registry) func(ctx context.Context, name string
 	}
 }
 
-// used tells why no call uses a bucket of that name.
+// used returns a refusal if calls do not use a bucket of that name.
 func used(limits *registry.Registry, name string) error {
-	if by, _ := limits.Decider(name); by != limitgate.ByLimit {
+	if by, _ := limits.Decider(name); by != gate.ByLimit {
 		return &refusal{status: http.StatusUnprocessableEntity, text: fmt.Sprintf("%.80q has no bucket that calls use now: %s decides about them.", name, by)}
 	}
 	if slices.ContainsFunc(limits.Limits(), func(l registry.Limit) bool { return l.Name == name && l.PerKey }) {
@@ -105,7 +106,7 @@ func used(limits *registry.Registry, name string) error {
 	return nil
 }
 
-// ResetIn resets buckets of a registry, for Config.Reset, as PenalizeIn does.
+// ResetIn returns a function for Config.Reset that resets buckets of a registry. It fails like PenalizeIn.
 func ResetIn(limits *registry.Registry) func(ctx context.Context, name string) error {
 	return func(ctx context.Context, name string) error {
 		if err := used(limits, name); err != nil {
@@ -115,34 +116,34 @@ func ResetIn(limits *registry.Registry) func(ctx context.Context, name string) e
 	}
 }
 
-var errMissing = &refusal{status: http.StatusNotFound, text: "This cannot be done here: the console was not given what it takes."}
+var errMissing = &refusal{status: http.StatusNotFound, text: "This console is not configured for this action."}
 
-func (c *Console) save(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) save(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	if c.config.Editor == nil {
 		return "", errNoEditor
 	}
-	if len(o.Values) == 0 { // to an Editor, nothing that a row shall say means that there shall be none
-		return "", &refusal{status: http.StatusUnprocessableEntity, text: "What the row shall say was not said."}
+	if len(o.Values) == 0 { // the Editor would take an empty set of values for a removal
+		return "", &refusal{status: http.StatusUnprocessableEntity, text: "The request has no values for the row."}
 	}
-	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, To: o.Values, Who: asks.name, Why: o.Why})
+	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, To: o.Values, Who: user.name, Why: o.Why})
 	if err != nil {
 		return "", c.conflict(ctx, o, err)
 	}
 	return c.outcome(&a), nil
 }
 
-// outcome is what a change has done.
+// outcome describes a change that was made.
 func (c *Console) outcome(a *editor.AuditEntry) string {
 	what := strings.Join(c.list([]editor.AuditEntry{*a})[0].What, ", ")
-	return fmt.Sprintf("Saved as change %d: %s. Each gateway takes it up at its next load.", a.ID, what)
+	return fmt.Sprintf("Saved as change %d: %s. Each gateway applies it with its next load.", a.ID, what)
 }
 
-// conflict returns the error for a row that was changed meanwhile: by whom, if the audit shows it, and in what it differs from what the
-// page showed. Other errors are returned as they are said.
-func (c *Console) conflict(ctx context.Context, o *order, err error) error {
+// conflict returns the error for a row that was changed meanwhile. It names the author, if the audit has the change, and the
+// values that differ from those on the page. Other errors are converted by refusalOf.
+func (c *Console) conflict(ctx context.Context, o *changeRequest, err error) error {
 	var conflict *editor.ConflictError
 	if !errors.As(err, &conflict) {
-		return c.said(err)
+		return c.refusalOf(err)
 	}
 	r := &refusal{status: http.StatusConflict}
 	if conflict.Now == nil {
@@ -161,8 +162,8 @@ func (c *Console) conflict(ctx context.Context, o *order, err error) error {
 	}
 	entries, _ := c.config.Editor.History(ctx, o.Name, 1)
 	switch {
-	case len(entries) == 0 || entries[0].Action != "" || !c.led(&entries[0], conflict.Now):
-		r.text += ", not by an editor that writes the audit table"
+	case len(entries) == 0 || entries[0].Action != "" || !c.matches(&entries[0], conflict.Now):
+		r.text += ". The audit table has no entry for that change"
 	default:
 		e := &entries[0]
 		r.text += fmt.Sprintf(" by %s on %s (%s)", e.Who, figure.Clock(e.At), e.Why)
@@ -171,73 +172,73 @@ func (c *Console) conflict(ctx context.Context, o *order, err error) error {
 	return r
 }
 
-// led reports whether a row is what an entry of the audit made of it.
-func (c *Console) led(e *editor.AuditEntry, now *editor.Row) bool {
+// matches reports whether a row has the values that an audit entry gave it.
+func (c *Console) matches(e *editor.AuditEntry, now *editor.Row) bool {
 	if now == nil || e.To == nil {
 		return now == nil && e.To == nil
 	}
 	return len(c.differences(e.To, now.Values)) == 0
 }
 
-func (c *Console) remove(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) remove(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	switch {
 	case c.config.Editor == nil:
 		return "", errNoEditor
 	case o.From == "":
-		return "", &refusal{status: http.StatusUnprocessableEntity, text: "Which version of the row is removed was not said."}
+		return "", &refusal{status: http.StatusUnprocessableEntity, text: "The request has no version of the row to remove."}
 	}
-	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, Who: asks.name, Why: o.Why})
+	a, err := c.config.Editor.Change(ctx, editor.Change{Name: o.Name, From: o.From, Who: user.name, Why: o.Why})
 	if err != nil {
 		return "", c.conflict(ctx, o, err)
 	}
 	if left := a.Left; left != nil && left.Bad != nil {
-		return fmt.Sprintf("Removed by change %d. The table has another row of that name, %s, which is bad: %v.", a.ID, left.ID, left.Bad), nil
+		return fmt.Sprintf("Removed by change %d. The table has another row of that name, %s, which is rejected: %v.", a.ID, left.ID, left.Bad), nil
 	} else if left != nil {
 		return fmt.Sprintf("Removed by change %d. The table has another row of that name, %s, which is in force now: %s.", a.ID, left.ID, left.Limit.String()), nil
 	}
 	return fmt.Sprintf("Removed by change %d.", a.ID), nil
 }
 
-func (c *Console) shadow(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) shadow(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	if c.config.Editor == nil {
 		return "", errNoEditor
 	}
-	a, err := c.config.Editor.SetShadow(ctx, o.Name, o.From, o.On, asks.name, o.Why)
+	a, err := c.config.Editor.SetShadow(ctx, o.Name, o.From, o.On, user.name, o.Why)
 	if err != nil {
 		return "", c.conflict(ctx, o, err)
 	}
 	return c.outcome(&a), nil
 }
 
-func (c *Console) undo(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) undo(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	if c.config.Editor == nil {
 		return "", errNoEditor
 	}
-	a, err := c.config.Editor.Undo(ctx, o.ID, asks.name, o.Why)
+	a, err := c.config.Editor.Undo(ctx, o.ID, user.name, o.Why)
 	if err != nil {
-		return "", c.said(err)
+		return "", c.refusalOf(err)
 	}
 	return fmt.Sprintf("Undone by change %d.", a.ID), nil
 }
 
-func (c *Console) turn(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) turn(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	if c.config.Turn == nil {
 		return "", errMissing
 	}
 	if strings.TrimSpace(o.Why) == "" {
 		return "", errWhy
 	}
-	switch err := c.config.Turn(ctx, o.On, asks.name, o.Why); {
+	switch err := c.config.Turn(ctx, o.On, user.name, o.Why); {
 	case errors.Is(err, ErrNotAudited):
-		c.config.Log.Warn("console: the switch was turned, and the audit table does not say so", "on", o.On, "who", asks.name, "why", o.Why, "error", err)
+		c.config.Log.Warn("console: switch turned, but not recorded in the audit table", "on", o.On, "who", user.name, "why", o.Why, "error", err)
 	case err != nil:
-		return "", c.said(err)
+		return "", c.refusalOf(err)
 	}
 	kind := fleet.SwitchOff
 	if o.On {
 		kind = fleet.SwitchOn
 	}
-	c.announce(ctx, &fleet.Event{Kind: kind, Who: asks.name, Why: o.Why})
+	c.announce(ctx, &fleet.Event{Kind: kind, Who: user.name, Why: o.Why})
 	if o.On {
 		return "The switch is on: limits apply.", nil
 	}
@@ -246,7 +247,7 @@ func (c *Console) turn(ctx context.Context, asks caller, o *order) (string, erro
 
 var errWhy = &refusal{status: http.StatusUnprocessableEntity, text: "A reason is needed."}
 
-func (c *Console) penalize(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) penalize(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	d := time.Duration(o.Seconds * float64(time.Second))
 	switch {
 	case c.config.Penalize == nil:
@@ -254,60 +255,60 @@ func (c *Console) penalize(ctx context.Context, asks caller, o *order) (string, 
 	case !(o.Seconds > 0) || d > maxPenalty || d <= 0:
 		return "", &refusal{status: http.StatusUnprocessableEntity, text: "A limit can be held back for more than 0 and at most 3600 seconds."}
 	}
-	err := c.audited(ctx, asks, o, "hold back for "+figure.Span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
+	err := c.audited(ctx, user, o, "hold back for "+figure.Span(d), func(ctx context.Context) error { return c.config.Penalize(ctx, o.Name, d) })
 	if err != nil {
 		return "", err
 	}
-	c.announce(ctx, &fleet.Event{Kind: fleet.Penalized, Limit: o.Name, For: d, Who: asks.name, Why: o.Why})
+	c.announce(ctx, &fleet.Event{Kind: fleet.Penalized, Limit: o.Name, For: d, Who: user.name, Why: o.Why})
 	return "Held back for " + figure.Span(d) + ".", nil
 }
 
-func (c *Console) reset(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) reset(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	if c.config.Reset == nil {
 		return "", errMissing
 	}
-	err := c.audited(ctx, asks, o, "reset", func(ctx context.Context) error { return c.config.Reset(ctx, o.Name) })
+	err := c.audited(ctx, user, o, "reset", func(ctx context.Context) error { return c.config.Reset(ctx, o.Name) })
 	if err != nil {
 		return "", err
 	}
-	c.announce(ctx, &fleet.Event{Kind: fleet.LimitReset, Limit: o.Name, Who: asks.name, Why: o.Why})
+	c.announce(ctx, &fleet.Event{Kind: fleet.LimitReset, Limit: o.Name, Who: user.name, Why: o.Why})
 	return "Reset.", nil
 }
 
-// announce adds what a person has done to the fleet's events. It is done already, so a failure is only logged.
+// announce adds a person's action to the fleet's events. A failure is only logged, since the action is complete.
 func (c *Console) announce(ctx context.Context, e *fleet.Event) {
 	if c.config.Announce == nil {
 		return
 	}
 	if err := c.config.Announce(ctx, *e); err != nil {
-		c.config.Log.Warn("console: what was done is missing among the events", "what", string(e.Kind), "limit", e.Limit, "who", e.Who, "error", err)
+		c.config.Log.Warn("console: action not recorded among the events", "what", string(e.Kind), "limit", e.Limit, "who", e.Who, "error", err)
 	}
 }
 
 // confirm accepts that the table has lost more than half of its limits.
-func (c *Console) confirm(ctx context.Context, asks caller, o *order) (string, error) {
+func (c *Console) confirm(ctx context.Context, user principal, o *changeRequest) (string, error) {
 	if c.config.Confirm == nil {
 		return "", errMissing
 	}
 	if strings.TrimSpace(o.Why) == "" {
 		return "", errWhy
 	}
-	do := func(ctx context.Context) error { return c.config.Confirm(ctx, asks.name, o.Why) }
+	do := func(ctx context.Context) error { return c.config.Confirm(ctx, user.name, o.Why) }
 	var err error
 	if c.config.Editor == nil {
 		err = do(ctx)
 	} else {
-		_, err = c.config.Editor.Act(ctx, editor.Action{What: "confirm that limits are gone from the table", Who: asks.name, Why: o.Why}, do)
+		_, err = c.config.Editor.Act(ctx, editor.Action{What: "confirm that limits are gone from the table", Who: user.name, Why: o.Why}, do)
 	}
 	if err != nil {
-		return "", c.said(err)
+		return "", c.refusalOf(err)
 	}
-	c.announce(ctx, &fleet.Event{Kind: fleet.LossConfirmed, Who: asks.name, Why: o.Why})
-	return "Confirmed. Gateways take it over within two seconds.", nil
+	c.announce(ctx, &fleet.Event{Kind: fleet.LossConfirmed, Who: user.name, Why: o.Why})
+	return "Confirmed. Gateways apply it within two seconds.", nil
 }
 
-// audited does what changes no row, and has it in the audit. Without an Editor the log has it alone.
-func (c *Console) audited(ctx context.Context, asks caller, o *order, what string, do func(context.Context) error) error {
+// audited runs an action that changes no row, and records it in the audit. Without an Editor only the log records it.
+func (c *Console) audited(ctx context.Context, user principal, o *changeRequest, what string, do func(context.Context) error) error {
 	var err error
 	switch {
 	case strings.TrimSpace(o.Why) == "":
@@ -317,10 +318,10 @@ func (c *Console) audited(ctx context.Context, asks caller, o *order, what strin
 	case c.config.Editor == nil:
 		err = do(ctx)
 	default:
-		_, err = c.config.Editor.Act(ctx, editor.Action{Name: o.Name, What: what, Who: asks.name, Why: o.Why}, do)
+		_, err = c.config.Editor.Act(ctx, editor.Action{Name: o.Name, What: what, Who: user.name, Why: o.Why}, do)
 	}
 	if err != nil {
-		return c.said(err)
+		return c.refusalOf(err)
 	}
 	return nil
 }

@@ -13,51 +13,51 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// board is what all limits are now: the rows of the first page, for pages and for streams.
+// board keeps the current figures of all limits: the rows of the first page, for pages and streams.
 type board struct {
 	source Source
-	rows   func() []registry.Limit // nil: none
+	rows   func() []registry.Limit // the configured limits; may be nil
 	feed   *feed
 
 	mu     sync.Mutex
-	seen   *view // of the last beat that succeeded; nil before
+	latest *view // of the last successful beat; nil before the first
 	err    error // of the last beat
 	rounds chan struct{}
-	past   map[string][]float64 // of each limit with traffic: granted and refused of the last beats, in turns
+	sparks map[string][]float64 // of each limit with traffic: granted and refused of the last beats, alternating
 
 	// Used by the reading goroutine only.
 	names  []string
-	fixed  [][]byte // of each row: what changes with its configuration
-	sent   [][]byte // of each row: the figures that all have been sent
+	fixed  [][]byte // of each row: the part that changes with the configuration only
+	sent   [][]byte // of each row: the figures last sent
 	cursor int
 	used   map[use][]float64 // of the last beats
 	last   []*fleet.Snapshot // of the last seconds, the oldest first
 }
 
 const (
-	// maxChanged bounds a frame: of more rows that change at once, the rest is sent in the next ones, in turns.
+	// maxChanged bounds the rows of a frame. If more rows change at once, the others follow in the next frames, in turns.
 	maxChanged = 1000
-	// over is the time that a rate is taken over: each instance has told of itself more than once in it.
-	over = 6 * time.Second
-	// sparkBeats are in a sparkline.
+	// rateWindow is the time over which rates are computed. Each instance reports more than once within it.
+	rateWindow = 6 * time.Second
+	// sparkBeats is the length of a sparkline, in beats.
 	sparkBeats = 30
-	// linger is how long a reader goes on when nobody looks any more: who comes back finds everything in place.
+	// linger is how long the reader continues without viewers, so that a page that is opened again has its figures at once.
 	linger = time.Minute
 )
 
 func newBoard(source Source, rows func() []registry.Limit, beat time.Duration) *board {
-	b := &board{source: source, rows: rows, rounds: make(chan struct{}), past: map[string][]float64{}}
+	b := &board{source: source, rows: rows, rounds: make(chan struct{}), sparks: map[string][]float64{}}
 	b.feed = &feed{beat: beat, linger: linger, read: b.read, ended: b.forget}
 	return b
 }
 
-// now waits for the fleet as it is, if nobody has looked before.
+// now returns the latest view, and waits for the first one if necessary.
 func (b *board) now(ctx context.Context) (*view, error) {
 	looks := b.feed.join()
 	defer b.feed.leave(looks)
 	for {
 		b.mu.Lock()
-		v, err, round := b.seen, b.err, b.rounds
+		v, err, round := b.latest, b.err, b.rounds
 		b.mu.Unlock()
 		if v != nil || err != nil {
 			return v, err
@@ -70,22 +70,22 @@ func (b *board) now(ctx context.Context) (*view, error) {
 	}
 }
 
-// forget is called when the reading ends: what is known gets old.
+// forget drops the view when the reader ends, because it becomes stale.
 func (b *board) forget() {
 	b.mu.Lock()
-	b.seen, b.err = nil, nil
+	b.latest, b.err = nil, nil
 	b.mu.Unlock()
 }
 
-// frame is what a browser is sent. Rows stand in the order of the names.
+// frame is one message to a browser. Rows are sorted by name.
 type frame struct {
 	At       int64                      `json:"at"` // milliseconds since 1970
 	Problems []problem                  `json:"problems"`
 	Totals   totals                     `json:"totals"`
 	Strip    []notice                   `json:"strip"`
-	Rows     []json.RawMessage          `json:"rows,omitzero"`     // all, also if there are none: name, configuration, figures
-	Changed  map[string]json.RawMessage `json:"changed,omitempty"` // by place: figures
-	Sparks   map[string][]float64       `json:"sparks,omitempty"`  // by place: granted and refused in turns
+	Rows     []json.RawMessage          `json:"rows,omitzero"`     // every row as name, configuration and figures; also if empty
+	Changed  map[string]json.RawMessage `json:"changed,omitempty"` // figures by row number
+	Sparks   map[string][]float64       `json:"sparks,omitempty"`  // granted and refused, alternating, by row number
 }
 
 type totals struct {
@@ -96,26 +96,26 @@ type totals struct {
 	Measured  bool    `json:"measured"`
 	Waiting   int     `json:"waiting"`
 	SwitchOff bool    `json:"off"`
-	// Calls without a row, which are among Granted and Refused.
+	// Unlimited and UnlimitedRefused are calls without a row. They are included in Granted and Refused.
 	Unlimited        float64 `json:"unlimited"`
 	UnlimitedRefused float64 `json:"unlimited_refused"`
-	Empty            string  `json:"empty,omitempty"` // the text of a list without limits
+	Empty            string  `json:"empty,omitempty"` // the text shown in place of an empty list
 }
 
-// look asks the source, and makes a view of what has happened since some seconds ago.
+// look reads a snapshot from the source and compares it with the one some seconds ago.
 func (b *board) look(ctx context.Context) (*view, error) {
 	now, err := b.source.Snapshot(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if n := len(b.last); n > 0 && now.At.Sub(b.last[n-1].At) > over+2*b.feed.beat { // nobody has looked meanwhile
+	if n := len(b.last); n > 0 && now.At.Sub(b.last[n-1].At) > rateWindow+2*b.feed.beat { // there were no viewers meanwhile
 		b.last, b.used = nil, nil
 		b.mu.Lock()
-		clear(b.past)
+		clear(b.sparks)
 		b.mu.Unlock()
 	}
 	b.last = append(b.last, now)
-	for len(b.last) > 2 && now.At.Sub(b.last[1].At) >= over {
+	for len(b.last) > 2 && now.At.Sub(b.last[1].At) >= rateWindow {
 		b.last = b.last[1:]
 	}
 	v := newView(b.last[0], now)
@@ -124,8 +124,8 @@ func (b *board) look(ctx context.Context) (*view, error) {
 	if b.rows != nil {
 		v.include(b.rows())
 	}
-	if v.wants() {
-		if events, err := b.source.Events(ctx, now.At.Add(-fleet.Day)); err == nil { // else it is not known who did it
+	if v.needsEvents() {
+		if events, err := b.source.Events(ctx, now.At.Add(-fleet.Day)); err == nil { // without the events, only the name of the person is missing
 			v.attribute(events)
 		}
 	}
@@ -135,7 +135,7 @@ func (b *board) look(ctx context.Context) (*view, error) {
 func (b *board) read(ctx context.Context) (change []byte, whole func() []byte) {
 	v, err := b.look(ctx)
 	b.mu.Lock()
-	b.seen = v
+	b.latest = v
 	if err == nil && v.measured() {
 		for i := range v.limits {
 			b.remember(&v.limits[i])
@@ -151,7 +151,7 @@ func (b *board) read(ctx context.Context) (change []byte, whole func() []byte) {
 	return b.frames(v)
 }
 
-// frames are what has changed since the last beat, and everything.
+// frames returns the frame with the changes since the last beat, and a function for the full frame.
 func (b *board) frames(v *view) (change []byte, whole func() []byte) {
 	f := frame{At: v.at.UnixMilli(), Problems: v.problems(), Totals: v.totals(), Strip: v.strip()}
 	same := b.names != nil && len(v.limits) == len(b.names)
@@ -175,13 +175,13 @@ func (b *board) frames(v *view) (change []byte, whole func() []byte) {
 	return event("some", must(json.Marshal(f))), whole
 }
 
-// all is the frame of who comes now.
+// all returns the full frame, for a new viewer.
 func (b *board) all(f frame, v *view, fixed, figures [][]byte) []byte {
 	f.Rows, f.Sparks = make([]json.RawMessage, len(figures)), map[string][]float64{}
 	b.mu.Lock()
 	for i := range figures {
 		f.Rows[i] = slices.Concat([]byte("["), fixed[i], []byte(","), figures[i], []byte("]"))
-		if past := b.past[v.limits[i].name()]; len(past) > 2 && len(f.Sparks) < maxChanged {
+		if past := b.sparks[v.limits[i].name()]; len(past) > 2 && len(f.Sparks) < maxChanged {
 			f.Sparks[itoa(i)] = slices.Clone(past)
 		}
 	}
@@ -189,7 +189,7 @@ func (b *board) all(f frame, v *view, fixed, figures [][]byte) []byte {
 	return event("all", must(json.Marshal(f)))
 }
 
-// changed are the figures that are not what has been sent, if there are many only those whose turn it is.
+// changed returns the figures that differ from those sent. If there are too many, the rows take turns.
 func (b *board) changed(figures [][]byte) map[string]json.RawMessage {
 	rows := map[string]json.RawMessage{}
 	from := b.cursor
@@ -207,37 +207,37 @@ func (b *board) changed(figures [][]byte) map[string]json.RawMessage {
 	return rows
 }
 
-// remember keeps what a sparkline shows, of those that have had traffic.
+// remember adds a beat to the limit's sparkline, once the limit has had traffic.
 func (b *board) remember(l *limit) {
-	past := b.past[l.name()]
-	if past == nil && l.through() == 0 && l.turned() == 0 {
+	past := b.sparks[l.name()]
+	if past == nil && l.granted() == 0 && l.refused() == 0 {
 		return
 	}
-	past = append(past, round(l.through()), round(l.turned()))
+	past = append(past, round(l.granted()), round(l.refused()))
 	if len(past) > 2*sparkBeats {
 		past = append(past[:0], past[2:]...)
 	}
-	b.past[l.name()] = past
+	b.sparks[l.name()] = past
 }
 
-// prune forgets the limits that are no more.
+// prune drops the sparklines of limits that no longer exist.
 func (b *board) prune(v *view) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for name := range b.past {
+	for name := range b.sparks {
 		if v.limit(name) == nil {
-			delete(b.past, name)
+			delete(b.sparks, name)
 		}
 	}
 }
 
-// fixed is the row's part that changes with its configuration, as elements of a JSON array.
+// fixed returns the part of a row that changes with the configuration only, as elements of a JSON array.
 func (l *limit) fixed() []byte {
 	return slices.Concat(must(json.Marshal(l.name())), []byte(","), must(json.Marshal(describe(l.total.Newest))))
 }
 
-// figures is the row's other part: rate in force, granted, refused, waiting, fill, p99 in milliseconds, state, held until, by whom and
-// why, what is in use and what refuses. Granted and refused are null as long as they are not known.
+// figures returns the rest of a row: rate in force, granted, refused, waiting, fill, p99 in milliseconds, states, held until,
+// by whom and why, and usage of windows and concurrency. Granted and refused are null until they are measured.
 func (l *limit) figures(v *view) []byte {
 	held := int64(0)
 	if until := l.total.Newest.Bucket.HeldUntil; until.After(v.at) {
@@ -245,11 +245,11 @@ func (l *limit) figures(v *view) []byte {
 	}
 	var granted, refused any
 	if v.measured() {
-		granted, refused = round(l.through()), round(l.turned())
+		granted, refused = round(l.granted()), round(l.refused())
 	}
 	text := must(json.Marshal([]any{
 		round(l.total.Newest.Bucket.Rate), granted, refused, l.total.Waiting.Count, round(l.fill()),
-		round(l.rate.P99.Seconds() * 1000), strings.Join(l.words(v), ", "), held, v.heldBy(l.name()), v.inUseOf(l.name()),
+		round(l.rate.P99.Seconds() * 1000), strings.Join(l.states(v), ", "), held, v.heldBy(l.name()), v.inUseOf(l.name()),
 	}))
 	return text[1 : len(text)-1]
 }
@@ -258,8 +258,8 @@ func (v *view) totals() totals {
 	t := totals{Limits: len(v.limits), Instances: v.living(), Measured: v.measured(), SwitchOff: v.sw != nil && v.sw.Off}
 	for i := range v.limits {
 		l := &v.limits[i]
-		t.Granted += l.through()
-		t.Refused += l.turned()
+		t.Granted += l.granted()
+		t.Refused += l.refused()
 		t.Waiting += l.total.Waiting.Count
 	}
 	t.Unlimited, t.UnlimitedRefused = round(v.others.Granted+v.others.Passed), round(v.others.Refused+v.others.WouldRefuse)

@@ -26,7 +26,7 @@ func counted(at time.Time, c fleet.Counters) *fleet.Snapshot {
 	}}}}
 }
 
-// told is a Source that says what it is told to.
+// told is a Source that returns fixed snapshots.
 type told struct{ now *fleet.Snapshot }
 
 func (s *told) Snapshot(context.Context) (*fleet.Snapshot, error) { return s.now, nil }
@@ -35,7 +35,7 @@ func (*told) History(context.Context, string, time.Time) ([]fleet.Point, error) 
 }
 func (*told) Events(context.Context, time.Time) ([]fleet.Event, error) { return nil, nil }
 
-// When nobody has looked for an hour, that hour is not what happens now.
+// After an hour without viewers, rates are those of the present and not of that hour.
 func TestRatesAreOfThePresent(t *testing.T) {
 	begin := time.Unix(1_800_000_000, 0)
 	source := &told{}
@@ -43,15 +43,15 @@ func TestRatesAreOfThePresent(t *testing.T) {
 	look := func(after time.Duration, granted int64) *view {
 		source.now = counted(begin.Add(after), fleet.Counters{Granted: granted})
 		b.read(t.Context())
-		return b.seen
+		return b.latest
 	}
 	look(0, 0)
-	require.Equal(t, 10.0, look(2*time.Second, 20).limit("x").through())
-	require.Len(t, b.past, 1)
+	require.Equal(t, 10.0, look(2*time.Second, 20).limit("x").granted())
+	require.Len(t, b.sparks, 1)
 	v := look(time.Hour, 36_000)
 	require.False(t, v.measured(), "10/s in the last hour say nothing of the present")
-	require.Empty(t, b.past)
-	require.Equal(t, 1.0, look(time.Hour+2*time.Second, 36_002).limit("x").through())
+	require.Empty(t, b.sparks)
+	require.Equal(t, 1.0, look(time.Hour+2*time.Second, 36_002).limit("x").granted())
 }
 
 // The first limits of a page are those that a whole order would have first.
@@ -67,13 +67,13 @@ func TestRanked(t *testing.T) {
 	all := v.ranked(1000)
 	require.Len(t, all, 501)
 	require.True(t, slices.IsSortedFunc(all, func(a, b *limit) int {
-		return cmp.Or(cmp.Compare(b.turned(), a.turned()), cmp.Compare(b.through(), a.through()), cmp.Compare(a.name(), b.name()))
+		return cmp.Or(cmp.Compare(b.refused(), a.refused()), cmp.Compare(b.granted(), a.granted()), cmp.Compare(a.name(), b.name()))
 	}))
-	require.Positive(t, all[0].turned())
+	require.Positive(t, all[0].refused())
 	require.Equal(t, all[:50], v.ranked(50))
 }
 
-// What is remembered of limits goes with them.
+// Sparklines are dropped with their limits.
 func TestRemovedLimitsAreForgotten(t *testing.T) {
 	begin := time.Unix(1_800_000_000, 0)
 	source := &told{}
@@ -84,18 +84,18 @@ func TestRemovedLimitsAreForgotten(t *testing.T) {
 		limits["own "+itoa(i/5)] = limits["x"]
 		b.read(t.Context())
 	}
-	require.ElementsMatch(t, []string{"x", "own 1"}, slices.Collect(maps.Keys(b.past)))
+	require.ElementsMatch(t, []string{"x", "own 1"}, slices.Collect(maps.Keys(b.sparks)))
 }
 
-// That an instance does not tell of all its limits is said on every page, and how many on Health.
-func TestTooManyLimitsAreTold(t *testing.T) {
+// An instance that reports only some of its limits is named on every page, and Health has their number.
+func TestTooManyLimitsAreReported(t *testing.T) {
 	now := counted(time.Unix(1_800_000_000, 0), fleet.Counters{})
 	now.Instances[0].MoreLimits, now.Instances[0].Crowded = 2000, true
 	v := newView(now, now)
-	require.Contains(t, texts(v), "does not tell of all its limits: see Health")
+	require.Contains(t, texts(v), "does not report all of its limits: see Health")
 	said := v.health(&v.instances[0]).Loads
-	require.Contains(t, said, "2,000 limits are not shown: an instance tells of at most 10,000")
-	require.Contains(t, said, "counted with all others")
+	require.Contains(t, said, "2,000 limits are not shown: an instance reports at most 10,000")
+	require.Contains(t, said, "new limits share one counter")
 }
 
 // A limit in shadow has the same figures in all places: what would be refused is refused, and not granted.
@@ -104,7 +104,7 @@ func TestShadowHasTheSameFiguresEverywhere(t *testing.T) {
 	c := fleet.Counters{Granted: 50, Passed: 10, WouldRefuse: 30, Refused: 20}
 	v := newView(counted(begin, fleet.Counters{}), counted(begin.Add(10*time.Second), c))
 	l := v.limit("x")
-	require.Equal(t, []float64{6, 5}, []float64{l.through(), l.turned()})
+	require.Equal(t, []float64{6, 5}, []float64{l.granted(), l.refused()})
 	require.Equal(t, []float64{6, 5}, []float64{v.instances[0].granted, v.instances[0].refused})
 	share := v.shares("x")[0]
 	require.Equal(t, []float64{6, 5}, []float64{share.Granted, share.Refused})
@@ -112,7 +112,7 @@ func TestShadowHasTheSameFiguresEverywhere(t *testing.T) {
 	require.Equal(t, []float64{6, 5}, []float64{*h.Granted[0], *h.Refused[0]})
 }
 
-// Whatever numbers are in Redis, what is sent can be encoded.
+// Frames can be encoded, whatever numbers are in Redis.
 func TestAnyNumberCanBeSent(t *testing.T) {
 	begin := time.Unix(1_800_000_000, 0)
 	for _, f := range []float64{0, 5e-324, 1e-310, 1e-300, 1e-9, 1, math.MaxFloat32, 1e308, math.MaxFloat64} {
@@ -151,7 +151,7 @@ func TestRowWithoutARate(t *testing.T) {
 	require.False(t, strings.Contains(describe(v.limit("x").total.Newest), "nothing passes"))
 }
 
-// A row is told with all that it limits to, whether an instance has told of it or not.
+// A row is described with all of its bounds, whether an instance reports it or not.
 func TestRowInWords(t *testing.T) {
 	for want, row := range map[string]registry.Limit{
 		"5/s, saves up 5, at most 120 in any 5 s, at most 3 at once, waits up to 500 ms": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, WaitShare: 0.5},
@@ -170,10 +170,10 @@ func TestRowInWords(t *testing.T) {
 	}
 	off := newView(&fleet.Snapshot{}, &fleet.Snapshot{})
 	off.include([]registry.Limit{{Name: "x", Rate: 5, Disabled: true, Shadow: true}})
-	require.Subset(t, off.limit("x").words(off), []string{"off", "shadow"})
+	require.Subset(t, off.limit("x").states(off), []string{"off", "shadow"})
 }
 
-// One limit's page says how much of its window and its concurrency is in use.
+// A limit's page shows the usage of its window and its concurrency.
 func TestUses(t *testing.T) {
 	now := counted(time.Unix(1_800_000_000, 0), fleet.Counters{})
 	now.Instances[0].Windows = []fleet.Window{{Name: "x", Limit: 120, Used: 30, Length: 5 * time.Second}, {Name: "y", Limit: 1, Length: time.Second}}
@@ -186,7 +186,8 @@ func TestUses(t *testing.T) {
 	require.Empty(t, v.useTiles("z"))
 }
 
-// TestUseOverTime: the page of a limit has what was in use of its window and its concurrency while a console was open, in bounds.
+// TestUseOverTime: a limit's page shows the usage of its window and its concurrency since the console was opened, in bounded
+// memory.
 func TestUseOverTime(t *testing.T) {
 	source := &told{}
 	b := newBoard(source, nil, 2*time.Second)
@@ -196,13 +197,13 @@ func TestUseOverTime(t *testing.T) {
 		source.now.Instances[0].Semaphores = []fleet.Semaphore{{Name: "x", Permits: 3, Used: places}}
 		b.read(t.Context())
 		var all [][]float64
-		for _, tile := range b.seen.useTiles("x") {
+		for _, tile := range b.latest.useTiles("x") {
 			all = append(all, tile.Past)
 		}
 		return all
 	}
 	require.Equal(t, [][]float64{{5}, {1}}, look(0, 5, 1))
-	first := b.seen
+	first := b.latest
 	require.Equal(t, [][]float64{{5, 7}, {1, 3}}, look(2*time.Second, 7, 3))
 	for i := range mostUses {
 		look(time.Duration(4+2*i)*time.Second, int64(i), 2)
@@ -246,7 +247,7 @@ func TestRefusedByInWords(t *testing.T) {
 	require.Empty(t, newView(now, now).refusers("x"), "what was refused before does not refuse now")
 }
 
-// TestStrip: what is not as usual stands on top, that first which concerns most calls, with a link to whose it is.
+// TestStrip: unusual states are on top, those that concern most calls first, each with a link.
 func TestStrip(t *testing.T) {
 	begin := time.Unix(1_800_000_000, 0)
 	past, now := counted(begin, fleet.Counters{}), counted(begin.Add(10*time.Second), fleet.Counters{})
@@ -276,7 +277,7 @@ func TestStrip(t *testing.T) {
 	now.Instances[0].Store = fleet.Store{Down: true}
 	now.Instances[0].Host, now.Instances[0].PID = "gw", 7
 	require.Equal(t, []string{
-		"bad No store: gw:7 113/s health",
+		"bad Store unavailable: gw:7 113/s health",
 		`warm /dry\n is in shadow and would refuse 90/s limit?name=%2Fdry%0A`,
 		"warm 2 limits refuse 5/s ./?sort=-refused",
 		"bad /held is held back for another 90 s 4/s limit?name=%2Fheld",

@@ -9,13 +9,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 )
 
-// bounds are what refuses a call, in words, by gate.Decider. A word of a newer gateway is shown as it is.
+// bounds has the words for deciders (gate.Decider). A decider of a newer gateway is shown by its name.
 var bounds = map[string]string{"limit": "rate", "zero": "rate of 0", "bad_row": "rejected row", "penalty": "hold-back", "unknown": "no row"}
 
 // bound returns a decider in words.
 func bound(by string) string { return cmp.Or(bounds[by], figure.Name(by)) }
 
-// refusers returns which bounds of a limit refuse calls now, in words and by name, so that the text stays the same while they do.
+// refusers returns the bounds of a limit that refuse calls now, in words. They are sorted by name, so that the text does not
+// change with the rates.
 func (v *view) refusers(name string) string {
 	var all []string
 	for by := range v.refusedBy[name] {
@@ -25,8 +26,8 @@ func (v *view) refusers(name string) string {
 	return strings.Join(all, ", ")
 }
 
-// refusedRates returns which bounds of a limit refuse calls now, the most frequent first, with how many if there are several:
-// window 20, rate 9.3.
+// refusedRates returns the bounds of a limit that refuse calls now, the most frequent first. If there are several, it adds
+// their rates: "window 20, rate 9.3".
 func (v *view) refusedRates(name string) string {
 	rates := v.refusedBy[name]
 	var all []string
@@ -42,8 +43,8 @@ func (v *view) refusedRates(name string) string {
 	return strings.Join(all, ", ")
 }
 
-// inUseOf returns what refuses the calls of a limit, and what of it is in use: refused by: window · 312 of 10,000 in 1 d. A narrow list has
-// room for the beginning only.
+// inUseOf returns the bounds that refuse calls of a limit, and its usage: "refused by: window · 312 of 10,000 in 1 d". A
+// narrow list shows only the beginning.
 func (v *view) inUseOf(name string) string {
 	by, text := v.refusers(name), v.uses[name]
 	if by != "" {

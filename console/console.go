@@ -16,58 +16,60 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// Config is what a Console needs. Only Source must be there.
+// Config configures a Console. Only Source is required.
 type Config struct {
 	Source Source
-	// Rows are the limits as they should be in force: those that no instance has told of are shown, too. Nil: none.
+	// Rows returns the limits that should be in force; may be nil. Those that no instance reports are shown, too.
 	Rows func() []registry.Limit
-	// Editor changes rows; nil: none can be changed.
+	// Editor changes rows. If nil, the pages cannot change any.
 	Editor Editor
-	// Penalize holds a bucket back, Reset forgets its state, and Turn turns the switch, for the whole fleet. Nil: the pages do not
-	// offer it. The Editor's audit is told of the first two; Turn sees to that itself (editor.Editor.SetSwitch, or Act). Its error is an
-	// ErrNotAudited if the switch was turned all the same.
+	// Penalize holds a bucket back, Reset drops its state, and Turn turns the switch, for the whole fleet. The pages do not
+	// offer a function that is nil. The console records the first two in the Editor's audit; Turn must record itself
+	// (editor.Editor.SetSwitch, or Act). Turn returns ErrNotAudited if it turned the switch and could not record it.
 	Penalize func(ctx context.Context, name string, d time.Duration) error
 	Reset    func(ctx context.Context, name string) error
 	Turn     func(ctx context.Context, on bool, who, why string) error
-	// Confirm accepts that tables have lost more than half of their limits, for the whole fleet (registry.Confirmations). Nil: the pages do
-	// not offer it.
+	// Confirm accepts that the tables have lost more than half of their limits, for the whole fleet (registry.Confirmations).
+	// If nil, the pages do not offer it.
 	Confirm func(ctx context.Context, who, why string) error
-	// Announce adds what a person has done, besides changing rows, to the events of the fleet (fleet.Announce). Nil: it is in the log alone.
+	// Announce adds a person's actions, except changes of rows, to the fleet's events (fleet.Announce). If nil, only the log
+	// has them.
 	Announce func(ctx context.Context, e fleet.Event) error
 	Access   Access
-	// Beat is how often the Source is asked while somebody looks: 100 ms to 1 minute, 0: 2 s.
+	// Beat is the interval at which the Source is read while there are viewers: 100 ms to 1 minute; 2 s if 0.
 	Beat time.Duration
-	// MaxStreams is how many may look at once: 0: 2000.
+	// MaxStreams bounds the streams open at once; 2000 if 0.
 	MaxStreams int
-	// StreamTime is when a stream ends, and the browser asks anew: 0: 10 minutes.
+	// StreamTime is how long a stream lasts before the browser must reconnect; 10 minutes if 0.
 	StreamTime time.Duration
-	// Log is told of changes, and of sign-ins that fail; nil: slog.Default().
+	// Log records changes and failed sign-ins; slog.Default() if nil.
 	Log *slog.Logger
 }
 
-// Console is an http.Handler: see New. All methods may be called by many goroutines at once.
+// Console is an http.Handler; New makes one. All methods may be called concurrently.
 type Console struct {
 	config  Config
-	gate    *gate
+	auth    *authenticator
 	mux     *http.ServeMux
 	board   *board
 	streams atomic.Int64
 	closed  chan struct{}
 	close   func()
 
-	strangers *strangers
+	signIns *failedSignIns
 
 	mu    sync.Mutex
-	feeds map[string]*feed // that somebody looks at, besides the board's
+	feeds map[string]*feed // with viewers, except the board's
 }
 
-// ErrInvalid: a field of Config is out of range.
+// ErrInvalid is returned by New if a field of Config is out of range.
 var ErrInvalid = errors.New("console: invalid configuration")
 
-// ErrNotAudited: the switch was turned, and only the log says so: the audit could not be written.
+// ErrNotAudited is returned by Config.Turn if the switch was turned and the audit could not be written, so that only the log
+// has it.
 var ErrNotAudited = errors.New("console: not in the audit table")
 
-// New makes a console. Close it when it is no longer used.
+// New returns a Console. Call Close when it is no longer used.
 func New(config Config) (*Console, error) {
 	bad := func(field string, value any, want string) error {
 		return fmt.Errorf("%w: %s %v: want %s", ErrInvalid, field, value, want)
@@ -95,22 +97,22 @@ func New(config Config) (*Console, error) {
 	case config.StreamTime < 0:
 		return nil, bad("StreamTime", config.StreamTime, "a duration, or 0")
 	}
-	gate, err := newGate(config.Access)
+	auth, err := newAuthenticator(config.Access)
 	if err != nil {
 		return nil, err
 	}
-	strangers := newStrangers(&config.Access)
-	if strangers.client == nil {
+	signIns := newFailedSignIns(&config.Access)
+	if signIns.client == nil {
 		return nil, bad("Access", "Proxies or Forwarders", "valid networks")
 	}
-	c := &Console{config: config, gate: gate, closed: make(chan struct{}), feeds: map[string]*feed{}, strangers: strangers}
+	c := &Console{config: config, auth: auth, closed: make(chan struct{}), feeds: map[string]*feed{}, signIns: signIns}
 	c.close = sync.OnceFunc(func() { close(c.closed) })
 	c.board = newBoard(config.Source, config.Rows, config.Beat)
 	c.routes()
 	return c, nil
 }
 
-// Close ends all streams, and the reading.
+// Close ends all streams and stops reading the Source.
 func (c *Console) Close() {
 	c.close()
 	c.board.feed.close()
@@ -123,7 +125,7 @@ func (c *Console) Close() {
 	}
 }
 
-// feedOf is the feed of that name, made for who looks first; it ends with who looks last.
+// feedOf returns the feed of that name. It starts with its first viewer and ends with its last.
 func (c *Console) feedOf(name string, read func(context.Context) []byte) *feed {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,35 +147,35 @@ func (c *Console) feedOf(name string, read func(context.Context) []byte) *feed {
 	return f
 }
 
-// callerKey is where a request's context has who asks.
-type callerKey struct{}
+// principalKey is the key of a request's principal in its context.
+type principalKey struct{}
 
-func who(r *http.Request) caller {
-	c, _ := r.Context().Value(callerKey{}).(caller)
+func principalOf(r *http.Request) principal {
+	c, _ := r.Context().Value(principalKey{}).(principal)
 	return c
 }
 
 // ServeHTTP implements http.Handler.
 func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	protect(w.Header())
-	asks, err := c.gate.who(r)
+	user, err := c.auth.identify(r)
 	if err != nil {
-		if unknown := new(strangerError); errors.As(err, &unknown) {
-			c.tellStranger(r, unknown)
+		if unknown := new(signInError); errors.As(err, &unknown) {
+			c.logFailedSignIn(r, unknown)
 		}
 		c.refuse(w, r, err)
 		return
 	}
-	if r.URL.Path == "" { // what http.StripPrefix leaves of a prefix without a slash
+	if r.URL.Path == "" { // http.StripPrefix leaves an empty path if the prefix has no slash at its end
 		asked, _, _ := strings.Cut(r.RequestURI, "?")
 		w.Header().Set("Location", "./"+path.Base(asked)+"/")
 		w.WriteHeader(http.StatusMovedPermanently)
 		return
 	}
-	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), callerKey{}, asks)))
+	c.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), principalKey{}, user)))
 }
 
-// protect sets what keeps a page's names from becoming its scripts, and others from framing it.
+// protect sets the headers that keep names in a page from running as scripts, and other sites from framing it.
 func protect(h http.Header) {
 	h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "+
 		"form-action 'self'; base-uri 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'")

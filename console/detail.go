@@ -13,27 +13,27 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// detail is what the page of one limit is sent, once in a beat.
+// detail is the message to a limit's page, sent once per beat.
 type detail struct {
 	At       int64     `json:"at"` // milliseconds since 1970
 	Problems []problem `json:"problems"`
-	Known    bool      `json:"known"` // an instance has the limit
+	Known    bool      `json:"known"` // whether an instance has the limit
 	Measured bool      `json:"measured"`
 	Config   string    `json:"config"`
 	State    string    `json:"state"`
 	Rejected string    `json:"rejected,omitempty"`
-	Held     int64     `json:"held,omitempty"` // until then, in milliseconds since 1970
+	Held     int64     `json:"held,omitempty"` // until when, in milliseconds since 1970; 0 if not held back
 	HeldBy   string    `json:"held_by,omitempty"`
 	Figures  figures   `json:"figures"`
 	Tiles    []tile    `json:"tiles"`
 	Shares   []share   `json:"shares"`
 	Keys     []key     `json:"keys"`
-	NoKeys   string    `json:"no_keys"` // why there are none
+	NoKeys   string    `json:"no_keys"` // why Keys is empty
 	Bucket   *bucket   `json:"bucket,omitempty"`
 	Curve    *curve    `json:"curve,omitempty"`
 }
 
-// figures are what the chart shows, per second.
+// figures are the chart's values, per second.
 type figures struct {
 	Granted float64 `json:"granted"`
 	Refused float64 `json:"refused"`
@@ -41,7 +41,7 @@ type figures struct {
 	Rate    float64 `json:"rate"`
 }
 
-// tile is a figure in words. Of, if it is positive, is what Used is a part of.
+// tile is a figure in words. If Of is positive, it has a bar of Used out of Of.
 type tile struct {
 	Title string  `json:"title"`
 	Value string  `json:"value"`
@@ -49,11 +49,11 @@ type tile struct {
 	Tone  string  `json:"tone"` // good, bad, or none
 	Used  float64 `json:"used"`
 	Of    float64 `json:"of"`
-	// Past is what Used was, the oldest first; of a window or a concurrency only.
+	// Past has the earlier values of Used, the oldest first; for windows and concurrency only.
 	Past []float64 `json:"past,omitempty"`
 }
 
-// share is what one instance does of a limit.
+// share is one instance's part in a limit.
 type share struct {
 	Instance string  `json:"instance"`
 	Granted  float64 `json:"granted"`
@@ -77,7 +77,7 @@ type bucket struct {
 	Problem string      `json:"problem,omitempty"`
 }
 
-// curve is that of a warm-up: milliseconds that a permit takes, by stored permits.
+// curve is a warm-up curve: milliseconds per permit by the number of stored permits.
 type curve struct {
 	Stable    float64 `json:"stable_ms"`
 	Cold      float64 `json:"cold_ms"`
@@ -89,7 +89,7 @@ type curve struct {
 
 const mostKeys = 20
 
-// detail is one limit as the view has it.
+// detail returns one limit of the view.
 func (v *view) detail(name string) *detail {
 	d := &detail{At: v.at.UnixMilli(), Measured: v.measured(), Problems: v.problems(), Shares: []share{}, Tiles: []tile{}, Keys: v.keys(name)}
 	for i := range v.rejected {
@@ -104,11 +104,11 @@ func (v *view) detail(name string) *detail {
 		return d
 	}
 	b := &l.total.Newest.Bucket
-	d.Known, d.Config, d.State = true, describe(l.total.Newest), strings.Join(l.words(v), ", ")
+	d.Known, d.Config, d.State = true, describe(l.total.Newest), strings.Join(l.states(v), ", ")
 	if b.HeldUntil.After(v.at) {
 		d.Held, d.HeldBy = b.HeldUntil.UnixMilli(), v.heldBy(name)
 	}
-	d.Figures = figures{Granted: round(l.through()), Refused: round(l.turned()), Waited: round(l.rate.Waited), Rate: round(b.Rate)}
+	d.Figures = figures{Granted: round(l.granted()), Refused: round(l.refused()), Waited: round(l.rate.Waited), Rate: round(b.Rate)}
 	d.Tiles = v.tiles(l)
 	switch refused := l.total.Refused + l.total.WouldRefuse; {
 	case len(d.Keys) > 0:
@@ -124,7 +124,7 @@ func (v *view) detail(name string) *detail {
 	return d
 }
 
-// heldBy returns who holds a limit back, and why, if that is known.
+// heldBy returns the person who holds a limit back, and the reason; empty if not known.
 func (v *view) heldBy(name string) string {
 	if e, ok := v.held[name]; ok {
 		return author(&e)
@@ -132,7 +132,7 @@ func (v *view) heldBy(name string) string {
 	return ""
 }
 
-// tiles are the figures that a limit has: one without a window has no tile for it, and one that does not wait none for waits.
+// tiles returns the figures that apply to a limit. One without a window has no tile for it, for example.
 func (v *view) tiles(l *limit) (all []tile) {
 	c, b, r := l.config(), &l.total.Newest.Bucket, &l.rate
 	add := func(t tile) { all = append(all, t) }
@@ -149,11 +149,11 @@ func (v *view) tiles(l *limit) (all []tile) {
 	if !c.NoRate && b.Rate > 0 {
 		add(tile{Title: "Rate in force", Value: figure.Number(b.Rate), Unit: "/s"})
 	}
-	perSecond("Granted", l.through(), "good")
+	perSecond("Granted", l.granted(), "good")
 	if c.Shadow {
-		perSecond("Would be refused", l.turned(), "bad")
+		perSecond("Would be refused", l.refused(), "bad")
 	} else {
-		perSecond("Refused", l.turned(), "bad")
+		perSecond("Refused", l.refused(), "bad")
 		if by := v.refusedRates(l.name()); by != "" {
 			all[len(all)-1].Unit += ", by: " + by
 		}
@@ -181,7 +181,7 @@ func (v *view) tiles(l *limit) (all []tile) {
 	return all
 }
 
-// useTiles are how much is in use of what a limit has besides its rate, in the whole fleet; nothing: no instance has reported it.
+// useTiles returns the usage of a limit's window and concurrency in the whole fleet. It is empty if no instance reports any.
 func (v *view) useTiles(name string) (all []tile) {
 	add := func(title string, used, of int64, key use) {
 		all = append(all, tile{title, figure.Count(used), "of " + figure.Count(of) + " calls", full(used, of), float64(used), float64(of), v.used[key]})
@@ -202,7 +202,7 @@ func (v *view) useTiles(name string) (all []tile) {
 
 func millis(d time.Duration) float64 { return round(d.Seconds() * 1000) }
 
-// since is how many milliseconds ago something was.
+// since returns the milliseconds from t until the view was made.
 func (v *view) since(t time.Time) float64 {
 	if t.IsZero() {
 		return 0
@@ -212,7 +212,7 @@ func (v *view) since(t time.Time) float64 {
 
 func (v *view) shares(name string) []share {
 	all := []share{}
-	rates := fleet.RatesOf(v.past, v.now, name)
+	rates := fleet.RatesOf(v.earlier, v.now, name)
 	for i := range v.instances {
 		one := &v.instances[i]
 		l := one.Limits[name]
@@ -235,7 +235,7 @@ func (v *view) shares(name string) []share {
 	return all
 }
 
-// keys are those of a limit that were refused most, by all instances.
+// keys returns the keys of a limit with the most refusals, summed over all instances.
 func (v *view) keys(name string) []key {
 	sums := map[string]*key{}
 	for i := range v.instances {
@@ -259,7 +259,7 @@ func (v *view) keys(name string) []key {
 	return all[:min(len(all), mostKeys)]
 }
 
-// limitStream is for who looks at one limit.
+// limitStream streams the page of one limit.
 func (c *Console) limitStream(w http.ResponseWriter, r *http.Request) {
 	name := r.URL.Query().Get("name")
 	if name == "" || len(name) > maxName {

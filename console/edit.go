@@ -27,28 +27,28 @@ type Editor interface {
 	History(ctx context.Context, name string, limit int) ([]editor.AuditEntry, error)
 }
 
-// editable tells whether anything can be changed, by whoever may.
+// editable reports whether the console is configured to change anything at all.
 func (c *Console) editable() bool {
 	return c.config.Editor != nil || c.config.Penalize != nil || c.config.Reset != nil || c.config.Turn != nil || c.config.Confirm != nil
 }
 
 const (
-	mostEntries = 200 // of the audit on a page
+	mostEntries = 200 // in the audit shown on a page
 	editTimeout = 5 * time.Second
 )
 
-// rowData is the screen Change.
+// rowData is the data of the page Change.
 type rowData struct {
-	There   bool // there is a row; else one may be added
+	There   bool // the row exists; otherwise it can be added
 	Version editor.Version
 	ID, Bad string
 	Means   string // the row in words
 	Fields  []editField
 	Shadow  string // on, off, or "" if the table has no column for it
 	Entries []entryData
-	All     bool   // there are no older entries than those that were looked through
-	Filter  string // of the entries
-	Most    int    // entries that are looked through
+	All     bool   // Entries reaches back to the first change
+	Filter  string // on the entries
+	Most    int    // number of entries searched
 	Problem string
 }
 
@@ -57,12 +57,12 @@ type editField struct {
 	Column, Label, Hint, Unit, Empty string
 	Scale                            float64
 	Value                            string // as it is entered
-	Was                              string // as the column has it
+	Was                              string // as stored in the column
 	Null, Flag, Checked              bool
-	Options                          []option // of a select; else there are none
+	Options                          []option // of a select; empty for other fields
 }
 
-// option is a choice in a form.
+// option is a choice in a select.
 type option struct {
 	registry.Choice
 	Chosen bool
@@ -74,19 +74,19 @@ type entryData struct {
 	At       time.Time
 	Who, Why string
 	Name     string
-	Link     bool   // it names a limit; else Of is what it names
+	Link     bool   // Name is a limit; otherwise Of is the entry's subject
 	Of       string // switch, or another table
 	What     []string
 	UndoneBy int64
 	Final    bool // it cannot be undone
 }
 
-// form returns the fields that may be changed. Flags of a row that is not bad are what the row means, also where the column is NULL.
+// form returns the editable fields. The flags of a valid row show their effective value, also where the column is NULL.
 func (c *Console) form(columns []string, row *editor.Row) []editField {
 	var all []editField
 	place := map[string]int{}
 	for i, f := range fields(c.config.Editor.Columns()) {
-		place[f.column] = i - 1000 // before all that are not known
+		place[f.column] = i - 1000 // unknown columns come last
 	}
 	for _, column := range slices.SortedStableFunc(slices.Values(columns), func(a, b string) int { return cmp.Compare(place[a], place[b]) }) {
 		f, v := c.fieldOf(column), row.Values[column]
@@ -164,7 +164,7 @@ func (c *Console) shadowOf(row *editor.Row) string {
 	return "off"
 }
 
-// list are entries of the audit for people.
+// list converts audit entries for the page.
 func (c *Console) list(entries []editor.AuditEntry) []entryData {
 	var all []entryData
 	for i := range entries {
@@ -190,7 +190,8 @@ func (c *Console) list(entries []editor.AuditEntry) []entryData {
 	return all
 }
 
-// names reports whether an entry is about a limit of this table, and else what it is about: its audit is that of other tables, too.
+// names reports whether an entry is about a limit of this table. If not, it returns the entry's subject, because tables can
+// share an audit.
 func (c *Console) names(a *editor.AuditEntry) (limit bool, of string) {
 	values := a.To
 	if values == nil {
@@ -207,7 +208,7 @@ func (c *Console) names(a *editor.AuditEntry) (limit bool, of string) {
 	return false, a.Table
 }
 
-// words are what a row of these values means.
+// words describes a row of these values.
 func (c *Console) words(name string, values editor.Values) string {
 	l, err := c.config.Editor.Limit(name, values)
 	if err != nil {
@@ -216,7 +217,7 @@ func (c *Console) words(name string, values editor.Values) string {
 	return l.String()
 }
 
-// has reports whether an entry has all words of a filter.
+// has reports whether an entry contains all words of a filter.
 func (e *entryData) has(filter string) bool {
 	text := strings.ToLower(strings.Join(append([]string{e.Of, e.Name, e.Who, e.Why}, e.What...), "\n"))
 	for _, word := range strings.Fields(strings.ToLower(filter)) {
@@ -227,7 +228,7 @@ func (e *entryData) has(filter string) bool {
 	return true
 }
 
-// changesPage is the audit of all rows.
+// changesPage serves the audit of all rows.
 func (c *Console) changesPage(w http.ResponseWriter, r *http.Request) {
 	if c.config.Editor == nil {
 		c.refuse(w, r, errNoEditor)
@@ -249,10 +250,10 @@ func (c *Console) changesPage(w http.ResponseWriter, r *http.Request) {
 	c.render(w, r, http.StatusOK, p)
 }
 
-var errNoEditor = &refusal{status: http.StatusNotFound, text: "Rows cannot be changed here: the console was given no database, or nobody may."}
+var errNoEditor = &refusal{status: http.StatusNotFound, text: "Rows cannot be changed here: this console has no database, or no user with the right to write."}
 
-// said is an error of an Editor as people read it, and its status.
-func (c *Console) said(err error) error {
+// refusalOf converts an error of an Editor into a message for people and an HTTP status.
+func (c *Console) refusalOf(err error) error {
 	var conflict *editor.ConflictError
 	var row *registry.RowError
 	var column *editor.ColumnError

@@ -169,7 +169,7 @@ func newEditable(t *testing.T, access console.Access) *editable {
 	return e
 }
 
-// token is that of a page for who has these credentials.
+// token returns the token of a page for the user with these credentials.
 func (e *editable) token(t *testing.T, user, secret string) string {
 	r := local("GET", "/change?name=%2Fibe%2FAvailFare")
 	r.SetBasicAuth(user, secret)
@@ -203,7 +203,7 @@ var orders = map[string]string{
 	"confirm":  `{"why":"moved"}`,
 }
 
-// Who may write: a user who may, from a page of this console that was made for that user. Nobody else, by the pages or without.
+// Only a user with the right to write may write, and only from a page of this console that was made for that user.
 func TestWhoMayWrite(t *testing.T) {
 	for what, body := range orders {
 		e := newEditable(t, console.Access{Users: users(), Proxies: networks("10.9.0.0/16")})
@@ -245,7 +245,7 @@ func TestWhoMayWrite(t *testing.T) {
 	}
 }
 
-// A proxy that is trusted says who writes.
+// A trusted proxy names the user who writes.
 func TestProxyUserWrites(t *testing.T) {
 	e := newEditable(t, console.Access{Proxies: networks("10.9.0.0/16")})
 	r := local("GET", "/change?name=%2Fibe%2FAvailFare", "X-Forwarded-User", "eve")
@@ -288,7 +288,7 @@ func TestSeveralConsoles(t *testing.T) {
 	}
 }
 
-// Who may no longer write cannot, though a page that was made before is still open.
+// A user who has lost the right to write cannot use a page that was made before.
 func TestWriterNoMore(t *testing.T) {
 	access := console.Access{Users: users(), Key: []byte("a key that both have")}
 	before := newEditable(t, access)
@@ -301,12 +301,12 @@ func TestWriterNoMore(t *testing.T) {
 		return ask(to, r)
 	}
 	require.Equal(t, 403, send(now).Code)
-	contains(t, send(now), "may read, and not write")
+	contains(t, send(now), "may only read")
 	access.Users[0].Write = true
 	require.Equal(t, 200, send(newEditable(t, access)).Code)
 }
 
-// What is wrong is said, and nothing is written.
+// Errors are reported, and nothing is written.
 func TestChangesAreRefused(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
 	token := e.token(t, "ann", writerToken)
@@ -315,13 +315,13 @@ func TestChangesAreRefused(t *testing.T) {
 		want       int
 		says       string
 	}{
-		"somebody was faster":       {"save", `{"name":"/ibe/AvailFare","from":"old","values":{"rate":"7"},"why":"x"}`, 409, "meanwhile, not by an editor that writes the audit table. Nothing was written."},
+		"somebody was faster":       {"save", `{"name":"/ibe/AvailFare","from":"old","values":{"rate":"7"},"why":"x"}`, 409, "meanwhile. The audit table has no entry for that change. Nothing was written."},
 		"it is there already":       {"save", `{"name":"/ibe/AvailFare","from":"","values":{"rate":"7"},"why":"x"}`, 409, "meanwhile"},
 		"a bad value":               {"save", `{"name":"/ibe/AvailFare","from":"v0","values":{"rate":"-1"},"why":"x"}`, 422, "Rate -1/s: want a number of permits"},
-		"saved without values":      {"save", `{"name":"/ibe/AvailFare","from":"v0","why":"x"}`, 422, "What the row shall say"},
-		"saved with no values":      {"save", `{"name":"/ibe/AvailFare","from":"v0","values":null,"why":"x"}`, 422, "What the row shall say"},
+		"saved without values":      {"save", `{"name":"/ibe/AvailFare","from":"v0","why":"x"}`, 422, "has no values for the row"},
+		"saved with no values":      {"save", `{"name":"/ibe/AvailFare","from":"v0","values":null,"why":"x"}`, 422, "has no values for the row"},
 		"for a blank reason":        {"penalize", `{"name":"x","seconds":3,"why":" "}`, 422, "A reason is needed"},
-		"removed without a version": {"remove", `{"name":"/ibe/AvailFare","why":"x"}`, 422, "Which version"},
+		"removed without a version": {"remove", `{"name":"/ibe/AvailFare","why":"x"}`, 422, "has no version of the row"},
 		"no such entry":             {"undo", `{"id":17,"why":"x"}`, 422, "no such audit entry"},
 		"for too long":              {"penalize", `{"name":"x","seconds":3601,"why":"x"}`, 422, "at most 3600 seconds"},
 		"for no time":               {"penalize", `{"name":"x","seconds":0,"why":"x"}`, 422, "at most 3600 seconds"},
@@ -349,8 +349,8 @@ func TestChangesAreRefused(t *testing.T) {
 	require.Equal(t, 403, ask(e, r).Code)
 }
 
-// Who had a limit held back or reset, and why, is in the audit, which cannot undo it. What cannot be written down is not done, and what is
-// written down before it is done is no claim that it was.
+// The audit records penalties and resets with their author and reason, and cannot undo them. An action that cannot be recorded is not
+// done, and one that fails gets a second entry.
 func TestActionsAreAudited(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
 	token := e.token(t, "ann", writerToken)
@@ -377,7 +377,7 @@ func TestActionsAreAudited(t *testing.T) {
 	require.Len(t, e.done, 2)
 }
 
-// A switch that was turned without an entry in the audit has been turned, and the log says what the audit does not.
+// If the switch was turned and the audit could not be written, the log has the entry.
 func TestTurnedWithoutAudit(t *testing.T) {
 	var log bytes.Buffer
 	c := newConsole(t, console.Config{
@@ -400,7 +400,7 @@ func TestTurnedWithoutAudit(t *testing.T) {
 	}
 }
 
-// Without an editor there is nothing to change, whoever asks.
+// Without an editor there is nothing to change, whoever user.
 func TestNothingToChange(t *testing.T) {
 	c := newConsole(t, console.Config{Access: console.Access{Users: users()}})
 	for _, path := range []string{"/change?name=x", "/changes", "/api/preview?name=x&values={}"} {
@@ -413,7 +413,7 @@ func TestNothingToChange(t *testing.T) {
 	require.NotContains(t, ask(c, r).Body.String(), "csrf")
 }
 
-// The page has the row, what it means, and what was changed.
+// The page has the row, its meaning and its history.
 func TestChangePage(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
 	page := func(name string) *httptest.ResponseRecorder {
@@ -421,19 +421,19 @@ func TestChangePage(t *testing.T) {
 		r.SetBasicAuth("ann", writerToken)
 		return ask(e, r)
 	}
-	contains(t, page("%2Fibe%2FAvailFare"), `data-from="v0"`, `value="5"`, "Rate", "Row 7", "shadow on", "Nothing yet.")
-	contains(t, page("%2Fnew"), `data-from=""`, "becomes a new one", ">Add<")
+	contains(t, page("%2Fibe%2FAvailFare"), `data-from="v0"`, `value="5"`, "Rate", "Row 7", "shadow on", "No changes yet.")
+	contains(t, page("%2Fnew"), `data-from=""`, "saving adds one", ">Add<")
 	require.Equal(t, 400, page("").Code)
 	_, err := e.rows.Change(t.Context(), editor.Change{Name: "/ibe/AvailFare", From: "v0", To: editor.Values{"rate": editor.Text(7)}, Who: "<b>ann</b>", Why: "<script>more</script>"})
 	require.NoError(t, err)
 	contains(t, page("%2Fibe%2FAvailFare"), "Rate 5/s → 7/s", "&lt;script&gt;more&lt;/script&gt;", "&lt;b&gt;ann")
 	r := local("GET", "/change?name=%2Fibe%2FAvailFare")
 	w := ask(e, r)
-	contains(t, w, "You may look, and not change anything", "readonly")
+	contains(t, w, "This page is read-only for you", "readonly")
 	require.NotContains(t, w.Body.String(), "Undo …")
 }
 
-// A preview says what a row would mean for the last day's traffic.
+// A preview describes the effect of a row on the last day's traffic.
 func TestPreview(t *testing.T) {
 	c := newConsole(t, console.Config{Editor: newTable(), Source: fleettest.New(1, fleettest.Limit{Name: "/ibe/AvailFare", Rate: 5, Granted: 5, Refused: 2})})
 	w := ask(c, local("GET", "/api/preview?name=%2Fibe%2FAvailFare&values="+`{"rate":"1","cache":"0.25"}`))
@@ -522,7 +522,8 @@ func TestConfirmationIsAudited(t *testing.T) {
 	require.Equal(t, 1, confirmed)
 }
 
-// Changes and the form have what is wrong with the fleet, too, and the switch among the changes is no link to a limit of its name.
+// The pages Changes and Change show the fleet's problems, too. The switch among the changes does not link to a limit of that
+// name.
 func TestProblemsOnEveryPage(t *testing.T) {
 	source := fleettest.Example()
 	source.Adjust(func(i *fleet.Instance) { i.Store = fleet.Store{Down: true, Policy: "closed"} })
@@ -534,7 +535,7 @@ func TestProblemsOnEveryPage(t *testing.T) {
 	}
 	c := newConsole(t, console.Config{Source: source, Access: console.Access{Users: users()}, Editor: rows})
 	for _, page := range []string{"/", "/limit?name=%2Fibe%2FAvailFare", "/health", "/holders", "/changes", "/change?name=%2Fibe%2FAvailFare"} {
-		contains(t, ask(c, local("GET", page)), "the store does not answer")
+		contains(t, ask(c, local("GET", page)), "the store does not reply")
 	}
 	contains(t, ask(c, local("GET", "/changes")), "switch global")
 	changes := ask(c, local("GET", "/changes")).Body.String()

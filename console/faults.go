@@ -11,8 +11,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// faulty are the faults that living instances report, each once, those with most failed calls first. Of several instances the first Since
-// counts, and all calls.
+// faulty returns the faults that living instances report, each once, sorted by the number of failed calls. Reports of the
+// same fault are merged: the earliest Since, and the sum of all calls.
 func (v *view) faulty() []fleet.Fault {
 	type key struct{ limit, bucket, by string }
 	places := map[key]int{}
@@ -42,7 +42,7 @@ func (v *view) faulty() []fleet.Fault {
 	return all
 }
 
-// faultText returns what cannot be used, and for how long: /a: its window cannot be used for 3 min.
+// faultText returns what cannot be used, and for how long: "/a: its window cannot be used for 3 min".
 func (v *view) faultText(f *fleet.Fault) string {
 	what := bound(f.By)
 	if f.By == "limit" {
@@ -54,7 +54,7 @@ func (v *view) faultText(f *fleet.Fault) string {
 	return fmt.Sprintf("%s: its %s cannot be used%s", figure.Name(cmp.Or(f.Limit, f.Bucket)), what, v.over(f.Since))
 }
 
-// over returns for how long something has lasted, as the end of a sentence; empty if that is not known.
+// over returns how long something has lasted, as the end of a sentence; empty if not known.
 func (v *view) over(since time.Time) string {
 	if since.IsZero() {
 		return ""
@@ -62,7 +62,7 @@ func (v *view) over(since time.Time) string {
 	return " for " + figure.Span(max(0, v.at.Sub(since)).Truncate(time.Second))
 }
 
-// faultNotices are the faults of the strip. A limit has one, whatever of it cannot be used.
+// faultNotices returns the faults for the strip, one per limit.
 func (v *view) faultNotices() (all []notice) {
 	seen := map[string]bool{}
 	for _, f := range v.faulty() {

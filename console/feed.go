@@ -7,28 +7,29 @@ import (
 	"time"
 )
 
-// feed is one reader for all who look at the same: it asks once in a beat while anybody looks, and for linger afterwards, and gives
-// each viewer the same bytes.
+// feed has one reader for all viewers of the same data. It reads once per beat while there are viewers, and for linger
+// afterwards, and sends every viewer the same bytes.
 type feed struct {
 	beat, linger time.Duration
-	// read returns what to send to those who look already (nothing: nil), and what makes what somebody who comes now, or has missed
-	// something, must be sent instead; nil: that cannot be had now, so they still miss it. The context has a deadline.
+	// read returns the change for current viewers (nil if there is none), and a function for the full frame, which new
+	// viewers and those that missed a frame need. The function is nil if there is no full frame now; such viewers then wait
+	// for the next beat. The context has a deadline.
 	read func(ctx context.Context) (change []byte, whole func() []byte)
 
 	mu      sync.Mutex
 	viewers map[*viewer]struct{}
 	whole   func() []byte      // of the last beat; nil before the first
-	stop    context.CancelFunc // nil: nobody reads
+	stop    context.CancelFunc // ends the reader; nil if none runs
 	done    chan struct{}
-	idle    time.Time // since when nobody looks
-	ended   func()    // told when the reading ends
-	closed  bool      // nobody reads any more
+	idle    time.Time // when the last viewer left
+	ended   func()    // called when the reader ends
+	closed  bool      // no reader starts any more
 }
 
-// viewer is somebody who looks. It has place for a few frames; to whom they are too many is sent the whole instead, later.
+// viewer is one stream. It buffers a few frames; if the buffer is full, it is sent the full frame later.
 type viewer struct {
 	frames chan []byte
-	missed bool // under the feed's lock
+	missed bool // it needs a full frame; guarded by feed.mu
 }
 
 const (
@@ -36,7 +37,7 @@ const (
 	readTimeout = 5 * time.Second
 )
 
-// errFull: as many look as may.
+// errFull is returned if MaxStreams streams are open.
 var errFull = errors.New("console: too many streams")
 
 func (f *feed) join() *viewer {
@@ -67,7 +68,7 @@ func (f *feed) leave(v *viewer) {
 	f.idle = time.Now()
 }
 
-// run reads until nobody has looked for a while, or ctx ends.
+// run reads once per beat until there have been no viewers for a while, or ctx ends.
 func (f *feed) run(ctx context.Context, done chan struct{}) {
 	defer close(done)
 	ticker := time.NewTicker(f.beat)
@@ -76,7 +77,7 @@ func (f *feed) run(ctx context.Context, done chan struct{}) {
 		reading, cancel := context.WithTimeout(ctx, readTimeout)
 		change, whole := f.read(reading)
 		cancel()
-		if !f.hand(change, whole) {
+		if !f.broadcast(change, whole) {
 			return
 		}
 		select {
@@ -87,8 +88,9 @@ func (f *feed) run(ctx context.Context, done chan struct{}) {
 	}
 }
 
-// hand gives all viewers what they need. It is false when nobody has looked for a while: then the reading ends.
-func (f *feed) hand(change []byte, whole func() []byte) bool {
+// broadcast sends each viewer the frame that it needs. It returns false, and ends the reader, if there have been no viewers
+// for a while.
+func (f *feed) broadcast(change []byte, whole func() []byte) bool {
 	f.mu.Lock()
 	if len(f.viewers) == 0 && time.Since(f.idle) >= f.linger {
 		f.stop()
@@ -118,7 +120,7 @@ func (f *feed) hand(change []byte, whole func() []byte) bool {
 	return true
 }
 
-// close ends the reading.
+// close ends the reader.
 func (f *feed) close() {
 	f.mu.Lock()
 	stop, done := f.stop, f.done

@@ -12,14 +12,14 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// field is a column of the table of limits. Of one that the registry does not know, only column and Label are set.
+// field is a column of the table of limits. For a column that the registry does not know, only column and Label are set.
 type field struct {
 	registry.Field
 	column string
 	flag   bool // yes or no
 }
 
-// fields returns the columns that a form has, in its order: all but the name, which a change does not touch.
+// fields returns the columns of a form in its order: all but the name, which a change does not touch.
 func fields(c sqlsource.Columns) (all []field) {
 	for _, f := range registry.Fields() {
 		if name := c.Column(f.Column); name != nil && *name != "" && f.Key != "name" {
@@ -29,7 +29,7 @@ func fields(c sqlsource.Columns) (all []field) {
 	return all
 }
 
-// fieldOf returns the field of a column; of a column that is not known, its name is the label.
+// fieldOf returns the field of a column. The label of an unknown column is its name.
 func (c *Console) fieldOf(column string) field {
 	if c.config.Editor != nil {
 		for _, f := range fields(c.config.Editor.Columns()) {
@@ -41,7 +41,7 @@ func (c *Console) fieldOf(column string) field {
 	return field{column: column, Field: registry.Field{Label: column}}
 }
 
-// formWant returns what a field should be in the words of a form. A text that is none of a field's stays as it is.
+// formWant converts the "want" of a field's error into the words of a form. Other texts are returned as they are.
 func formWant(want string) string {
 	for _, f := range registry.Fields() {
 		if want == f.Want(registry.InTable) || want == f.Want(registry.InFile) {
@@ -51,7 +51,7 @@ func formWant(want string) string {
 	return want
 }
 
-// entered returns a value as it stands in the form.
+// entered returns a value as the form shows it.
 func (f *field) entered(v *string) string {
 	switch {
 	case v == nil:
@@ -66,8 +66,8 @@ func (f *field) entered(v *string) string {
 	return figure.Decimal(strconv.FormatFloat(n*f.Scale, 'f', 9, 64))
 }
 
-// told returns a value in words: 8/s, 500 ms, yes.
-func (f *field) told(v *string) string {
+// inWords returns a value in words: 8/s, 500 ms, yes.
+func (f *field) inWords(v *string) string {
 	text := f.entered(v)
 	yes, known := truth(v)
 	n, err := strconv.ParseFloat(text, 64)
@@ -88,7 +88,7 @@ func (f *field) told(v *string) string {
 	return figure.Name(text)
 }
 
-// chosen returns a value's choice in words; empty if it is none.
+// chosen returns the text of a value's choice; empty if the value is not a choice.
 func (f *field) chosen(value string) string {
 	for _, c := range f.Choices {
 		if c.Value == value {
@@ -98,7 +98,8 @@ func (f *field) chosen(value string) string {
 	return ""
 }
 
-// options returns the choices of a select: the default first, and a value that is none of them as it is, so that it can be seen.
+// options returns the choices of a select: the default first, and at the end a value that is none of the others, so that it
+// is visible.
 func (f *field) options(v *string) []option {
 	if f.Choices == nil {
 		return nil
@@ -113,7 +114,7 @@ func (f *field) options(v *string) []option {
 	return all
 }
 
-// truth returns what a flag is; known is false if it is neither yes nor no.
+// truth returns the value of a flag. known is false if the text is neither yes nor no.
 func truth(v *string) (yes, known bool) {
 	if v == nil {
 		return false, true
@@ -127,8 +128,8 @@ func truth(v *string) (yes, known bool) {
 	return false, false
 }
 
-// differences are what the fields of two rows differ in, in the order of the form: "Rate 5/s → 8/s". Columns that the database fills in
-// by itself are not among them.
+// differences describes the fields in which two rows differ, in the order of the form: "Rate 5/s → 8/s". It omits columns
+// that the database fills in by itself.
 func (c *Console) differences(from, to editor.Values) (all []string) {
 	columns := c.config.Editor.Columns()
 	entry := editor.AuditEntry{From: from, To: to}
@@ -138,12 +139,12 @@ func (c *Console) differences(from, to editor.Values) (all []string) {
 	for _, f := range fields(columns) {
 		if i := slices.Index(changed, f.column); i >= 0 {
 			changed = slices.Delete(changed, i, i+1)
-			all = append(all, f.Label+" "+f.told(from[f.column])+" → "+f.told(to[f.column]))
+			all = append(all, f.Label+" "+f.inWords(from[f.column])+" → "+f.inWords(to[f.column]))
 		}
 	}
 	for _, column := range changed {
 		f := field{Field: registry.Field{Label: column}}
-		all = append(all, f.Label+" "+f.told(from[column])+" → "+f.told(to[column]))
+		all = append(all, f.Label+" "+f.inWords(from[column])+" → "+f.inWords(to[column]))
 	}
 	return all
 }

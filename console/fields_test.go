@@ -10,7 +10,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// TestValuesInWords: a value of a column is told in the form's unit, and as a person writes it.
+// TestValuesInWords: a column's value is shown in the form's unit, and as a person writes it.
 func TestValuesInWords(t *testing.T) {
 	names := sqlsource.Columns{Rate: "rate", Cache: "cache", Status: "status", Window: "window", Concurrent: "concurrent", ColdFactor: "cold"}
 	for _, test := range []struct{ column, value, want string }{
@@ -20,12 +20,12 @@ func TestValuesInWords(t *testing.T) {
 	} {
 		for _, f := range fields(names) {
 			if f.column == test.column {
-				require.Equal(t, test.want, f.told(&test.value), test.column)
+				require.Equal(t, test.want, f.inWords(&test.value), test.column)
 			}
 		}
 	}
 	for _, f := range fields(names) {
-		require.NotEmpty(t, f.told(nil))
+		require.NotEmpty(t, f.inWords(nil))
 	}
 }
 

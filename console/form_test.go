@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// byAnn asks as a user who may write.
+// byAnn requests a page as a user who may write.
 func byAnn(e *editable, path string) *httptest.ResponseRecorder {
 	r := local("GET", path)
 	r.SetBasicAuth("ann", writerToken)
@@ -35,7 +35,7 @@ func TestForm(t *testing.T) {
 		require.NotContains(t, w.Body.String(), no)
 	}
 	e.rows.rows["/ibe/AvailFare"]["status"] = editor.Text("7")
-	contains(t, byAnn(e, "/change?name=%2Fibe%2FAvailFare"), `<input name="status" value="7"`) // a checkbox would hide what is wrong
+	contains(t, byAnn(e, "/change?name=%2Fibe%2FAvailFare"), `<input name="status" value="7"`) // a checkbox would hide the error
 }
 
 // TestPenaltyIsChosen: the replies that hold a row back are chosen in words. The default is NULL, and a value that is none of them is shown.
@@ -54,7 +54,8 @@ func TestPenaltyIsChosen(t *testing.T) {
 	contains(t, byAnn(e, "/changes"), "Held back by no reply → 503, and 429 if each key has a bucket")
 }
 
-// TestConflict: the page gets who has changed the row, when and why, and in what it differs from what the page showed.
+// TestConflict: the response names the author of the other change, its time and reason, and the values that differ from the
+// page.
 func TestConflict(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
 	token := e.token(t, "ann", writerToken)
@@ -78,17 +79,17 @@ func TestConflict(t *testing.T) {
 	require.Regexp(t, `^The row was changed meanwhile by bob on .* UTC \(it was too low\)\. Nothing was written\.$`, said.Error)
 	e.rows.rows["/ibe/AvailFare"] = editor.Values{"rate": editor.Text(3), "cache": editor.Text("0.1"), "status": editor.Text(1)} // by hand
 	said = save()
-	require.Equal(t, "The row was changed meanwhile, not by an editor that writes the audit table. Nothing was written.", said.Error)
+	require.Equal(t, "The row was changed meanwhile. The audit table has no entry for that change. Nothing was written.", said.Error)
 	require.Contains(t, said.Changes, "Rate 5/s → 3/s")
 }
 
-// TestOutcome: after a change the page has what was done, in the words of the form.
+// TestOutcome: the response describes the change in the words of the form.
 func TestOutcome(t *testing.T) {
 	e := newEditable(t, console.Access{Users: users()})
 	e.rows.rows["/ibe/AvailFare"] = editor.Values{"rate": editor.Text(5)}
 	r := post("save", orders["save"], "X-Csrf-Token", e.token(t, "ann", writerToken))
 	r.SetBasicAuth("ann", writerToken)
-	contains(t, ask(e, r), "Saved as change 1: Rate 5/s → 7/s. Each gateway takes it up at its next load.")
+	contains(t, ask(e, r), "Saved as change 1: Rate 5/s → 7/s. Each gateway applies it with its next load.")
 }
 
 // TestChangesInWords: the history has sentences, without the columns that the database fills in, and a filter in its address.
@@ -108,7 +109,7 @@ func TestChangesInWords(t *testing.T) {
 	w = byAnn(e, "/changes?q=ANN+8.5")
 	contains(t, w, "8.5/s", `value="ANN 8.5"`)
 	require.NotContains(t, w.Body.String(), "removed")
-	contains(t, byAnn(e, "/changes?q=nowhere"), "No change has these words")
+	contains(t, byAnn(e, "/changes?q=nowhere"), "No change matches the filter")
 }
 
 // versions is a fleet in which a limit had 50/s until ten minutes ago, and refused nearly all; since then it has 5/s.

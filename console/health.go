@@ -10,7 +10,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// healthData is the screen Health, for a template and as JSON.
+// healthData is the data of the page Health, for a template and as JSON.
 type healthData struct {
 	At        time.Time        `json:"at"`
 	Problems  []problem        `json:"problems"`
@@ -22,7 +22,7 @@ type healthData struct {
 	Off       bool             `json:"off"`
 }
 
-// instanceHealth is an instance in words.
+// instanceHealth describes an instance in words.
 type instanceHealth struct {
 	Name    string    `json:"name"`
 	Version string    `json:"version"`
@@ -52,10 +52,10 @@ func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 	}
 	switch {
 	case v.sw == nil:
-		h.Switch = "There is none: limits always apply."
+		h.Switch = "No switch is configured: limits always apply."
 	case v.sw.Off:
 		h.Off = true
-		h.Switch = "Off for " + figure.Span(v.at.Sub(v.sw.Since).Truncate(time.Second)) + v.turnedBy() + ": every call passes."
+		h.Switch = "Off for " + figure.Span(v.at.Sub(v.sw.Since).Truncate(time.Second)) + v.switchedOffBy() + ": every call passes."
 	default:
 		h.Switch = "On: limits apply."
 	}
@@ -64,7 +64,7 @@ func (c *Console) readHealth(ctx context.Context, v *view) *healthData {
 		h.Problems = append(h.Problems, problem{Text: "What happened cannot be read: " + err.Error()})
 	}
 	for i := len(events) - 1; i >= 0 && len(h.Events) < mostEvents; i-- {
-		text := say(&events[i])
+		text := eventText(&events[i])
 		if events[i].Limit != "" {
 			text = figure.Name(events[i].Limit) + ": " + text
 		}
@@ -90,18 +90,18 @@ func (v *view) health(i *instance) instanceHealth {
 		h.Loads += "; " + count(i.Loads.Held, "limit is held though its row is gone", "limits are held though their rows are gone")
 	}
 	if i.MoreLimits > 0 {
-		h.Loads += "; " + count(i.MoreLimits, "limit is", "limits are") + " not shown: an instance tells of at most " + figure.Count(fleet.MostLimits)
+		h.Loads += "; " + count(i.MoreLimits, "limit is", "limits are") + " not shown: an instance reports at most " + figure.Count(fleet.MostLimits)
 	}
 	if i.Crowded {
-		h.Loads += "; limits that are new are counted with all others: too many names came and went since it started, a restart gives them counters of their own"
+		h.Loads += "; new limits share one counter, because too many names came and went since the instance started; a restart gives them counters of their own"
 	}
 	switch {
 	case i.Store.Down:
-		h.Store = "away: " + i.Store.Err
+		h.Store = "unavailable: " + i.Store.Err
 	case i.Store.Outages > 0:
-		h.Store = "answers; " + count(i.Store.Outages, "outage", "outages") + " of " + figure.Span(i.Store.Away) + " in all"
+		h.Store = "replies; " + count(i.Store.Outages, "outage", "outages") + " of " + figure.Span(i.Store.Away) + " in all"
 	default:
-		h.Store = "answers"
+		h.Store = "replies"
 	}
 	if i.Store.Kind != "" {
 		h.Store = i.Store.Kind + ": " + h.Store
@@ -123,7 +123,7 @@ func (c *Console) healthPage(w http.ResponseWriter, r *http.Request) {
 	c.render(w, r, http.StatusOK, p)
 }
 
-// healthFrame is the same for who looks on.
+// healthFrame returns the same data for the stream.
 func (c *Console) healthFrame(ctx context.Context) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// history is what a chart begins with: columns, as uPlot wants them. Rates are per second; null: not known.
+// history is the initial data of a chart, in columns as uPlot takes them. Rates are per second, and null where not known.
 type history struct {
 	At      []int64    `json:"at"` // seconds since 1970
 	Granted []*float64 `json:"granted"`
@@ -22,17 +22,17 @@ type history struct {
 	Marks   []mark     `json:"marks"`
 }
 
-// mark is something that happened.
+// mark is an event on the chart.
 type mark struct {
 	At   int64  `json:"at"` // seconds since 1970
 	Kind string `json:"kind"`
 	Text string `json:"text"`
 }
 
-// ranges are the times that a chart can show.
+// ranges are the periods that a chart can show.
 var ranges = map[string]time.Duration{"15m": 15 * time.Minute, "1h": time.Hour, "1d": fleet.Day}
 
-// history answers what became of a limit's calls in the last 15 minutes, hour or day.
+// history serves the outcome of a limit's calls in the last 15 minutes, hour or day.
 func (c *Console) history(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
 	defer cancel()
@@ -56,20 +56,21 @@ func (c *Console) history(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, h)
 }
 
-// leastOfMinute is how much of the present minute must be over for a rate: instances publish every two seconds.
+// leastOfMinute is how much of the present minute must have passed before its rate is shown. Instances publish every two
+// seconds.
 const leastOfMinute = 10 * time.Second
 
-// columns returns the points of a chart.
+// columns converts the history for a chart.
 func columns(points []fleet.Point, now time.Time) *history {
 	h := &history{At: []int64{}, Granted: []*float64{}, Refused: []*float64{}, Waited: []*float64{}, Rate: []*float64{}}
 	for i := range points {
 		p := &points[i]
 		length := min(fleet.Minute, now.Sub(p.Minute)).Seconds()
-		// The first minute in which an instance published has only the calls of its last part, and so has the present one its first
-		// seconds: as rates they would be a ramp that never was.
+		// The first published minute has only the calls of its last part, and the present one only those of its first
+		// seconds. As rates they would show a ramp that never was.
 		part := i > 0 && !points[i-1].Published || length < leastOfMinute.Seconds()
 		if len(h.At) == 0 && (!p.Published || part) {
-			continue // the chart begins where something is known
+			continue // the chart begins with the first known minute
 		}
 		perSecond := func(n int64) *float64 {
 			if !p.Published || part {
@@ -91,19 +92,19 @@ func columns(points []fleet.Point, now time.Time) *history {
 	return h
 }
 
-// marks are what concerns a limit.
+// marks returns the events that concern a limit.
 func marks(events []fleet.Event, name string) []mark {
 	all := []mark{}
 	for i := range events {
 		if e := &events[i]; e.Limit == "" || e.Limit == name {
-			all = append(all, mark{e.At.Unix(), title(e.Kind), say(e)})
+			all = append(all, mark{e.At.Unix(), title(e.Kind), eventText(e)})
 		}
 	}
 	return all
 }
 
-// say is an event in words.
-func say(e *fleet.Event) string {
+// eventText describes an event.
+func eventText(e *fleet.Event) string {
 	who := e.Host
 	if who == "" {
 		who = e.Instance
@@ -145,7 +146,7 @@ func say(e *fleet.Event) string {
 	return string(e.Kind)
 }
 
-// by returns who did it, and why; otherwise, if it was no person.
+// by returns who did it and why, or otherwise if no person did.
 func by(e *fleet.Event, otherwise string) string {
 	if e.Who == "" {
 		return otherwise
@@ -153,7 +154,7 @@ func by(e *fleet.Event, otherwise string) string {
 	return ", " + author(e)
 }
 
-// author returns the person behind an event, and the reason: by ann: they ring.
+// author returns the person behind an event, and the reason: "by ann: too many calls".
 func author(e *fleet.Event) string {
 	text := "by " + figure.Name(e.Who)
 	if e.Why != "" {
@@ -162,7 +163,7 @@ func author(e *fleet.Event) string {
 	return text
 }
 
-// title is a kind of event as a tag.
+// title returns the tag of a kind of event.
 func title(k fleet.EventKind) string {
 	switch k {
 	case fleet.LimitAdded, fleet.LimitChanged, fleet.LimitRemoved:

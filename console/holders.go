@@ -14,7 +14,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// holdersData is the screen Semaphores and windows.
+// holdersData is the data of the page Semaphores and windows.
 type holdersData struct {
 	At         time.Time         `json:"at"`
 	Problems   []problem         `json:"problems"`
@@ -22,7 +22,7 @@ type holdersData struct {
 	Windows    []fleet.Window    `json:"windows"`
 }
 
-// inUse is how much is in use of what limits have besides a rate, in words: 312 of 10,000 in 1 d, 7 of 8 at once.
+// inUse describes the usage of windows and concurrency, by limit: "312 of 10,000 in 1 d, 7 of 8 at once".
 func (v *view) inUse() map[string]string {
 	all := map[string]string{}
 	h := v.holders()
@@ -39,16 +39,16 @@ func (v *view) inUse() map[string]string {
 	return all
 }
 
-// use is what is in use of a limit's window, or of its concurrency.
+// use identifies a limit's window or its concurrency.
 type use struct {
 	limit  string
 	window bool
 }
 
-// mostUses bounds what is kept of each use: 15 minutes at a beat of 2 s.
+// mostUses bounds the values kept of each use: 15 minutes with a beat of 2 s.
 const mostUses = 450
 
-// remembered returns what is in use now, each after what was in use before. What is no longer reported is left out. Views share the
+// remembered appends the present usage to the earlier values. Uses that are no longer reported are dropped. Views share the
 // slices, so their elements never change.
 func (v *view) remembered(before map[use][]float64) map[use][]float64 {
 	all := map[use][]float64{}
@@ -66,20 +66,20 @@ func (v *view) remembered(before map[use][]float64) map[use][]float64 {
 	return all
 }
 
-// holders are what the instances say of semaphores and windows: each is one thing in the whole fleet, so of each the word of the
-// instance counts that lives and was heard last.
+// holders returns the state of semaphores and windows. Each is one thing in the whole fleet, so the newest report of a living
+// instance counts.
 func (v *view) holders() *holdersData {
 	h := &holdersData{At: v.at, Problems: v.problems(), Semaphores: []fleet.Semaphore{}, Windows: []fleet.Window{}}
-	heard := slices.Clone(v.instances)
-	slices.SortStableFunc(heard, func(a, b instance) int {
+	byBeat := slices.Clone(v.instances)
+	slices.SortStableFunc(byBeat, func(a, b instance) int {
 		return cmp.Or(cmp.Compare(rank(b.Silent(v.at)), rank(a.Silent(v.at))), a.Beat.Compare(b.Beat))
 	})
 	semaphores, windows := map[string]fleet.Semaphore{}, map[string]fleet.Window{}
-	for i := range heard {
-		for _, s := range heard[i].Semaphores {
+	for i := range byBeat {
+		for _, s := range byBeat[i].Semaphores {
 			semaphores[s.Name] = s
 		}
-		for _, w := range heard[i].Windows {
+		for _, w := range byBeat[i].Windows {
 			windows[w.Name] = w
 		}
 	}
@@ -100,7 +100,7 @@ func (c *Console) holdersPage(w http.ResponseWriter, r *http.Request) {
 	c.render(w, r, http.StatusOK, p)
 }
 
-// holdersFrame is the same for who looks on.
+// holdersFrame returns the same data for the stream.
 func (c *Console) holdersFrame(ctx context.Context) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
@@ -109,7 +109,7 @@ func (c *Console) holdersFrame(ctx context.Context) []byte {
 	return event("holders", must(json.Marshal(v.holders())))
 }
 
-// full is the tone of a bar: a bound that is used up refuses, and one that nearly is soon will.
+// full returns the tone of a bar: bad if it is used up and refuses, warm from 80 %.
 func full[T int | int64](used, of T) string {
 	switch {
 	case used >= of:

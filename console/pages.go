@@ -23,10 +23,10 @@ import (
 //go:embed assets templates
 var files embed.FS
 
-// firstRows are in the page itself: what is seen before any script has run.
+// firstRows is the number of rows in the page itself, which is shown before any script runs.
 const firstRows = 50
 
-// pageTimeout is how long a page waits for the figures. It comes without them then, and says so.
+// pageTimeout is how long a page waits for the figures. After that it is served without them, and says so.
 const pageTimeout = time.Second
 
 func (c *Console) routes() {
@@ -37,13 +37,13 @@ func (c *Console) routes() {
 	c.mux.HandleFunc("GET /holders", c.holdersPage)
 	c.mux.HandleFunc("GET /change", c.changePage)
 	c.mux.HandleFunc("GET /changes", c.changesPage)
-	for what, do := range c.acts() {
+	for what, do := range c.actions() {
 		c.mux.HandleFunc("POST /api/"+what, c.act(what, do))
 	}
 	c.mux.HandleFunc("GET /signin", c.signIn)
 	c.mux.HandleFunc("GET /assets/", c.asset)
 	c.mux.HandleFunc("GET /api/history", c.history)
-	c.mux.HandleFunc("GET /api/preview", c.foresee)
+	c.mux.HandleFunc("GET /api/preview", c.servePreview)
 	c.mux.HandleFunc("GET /stream", func(w http.ResponseWriter, r *http.Request) {
 		c.stream(w, r, func() *feed { return c.board.feed })
 	})
@@ -62,37 +62,37 @@ func (c *Console) routes() {
 	})
 }
 
-// page is what a template gets.
+// page is the data of a template.
 type page struct {
 	Title, Screen string
 	User          string
-	Write         bool // this caller may change things
-	Editable      bool // there is somebody who could
+	Write         bool // this user may change things
+	Editable      bool // the console is configured for changes
 	Rows          bool // rows can be changed
-	Acts          acts
-	Token         string // against forged requests; only for who may write
+	Acts          actions
+	Token         string // against forged requests; empty for users who may not write
 	Problems      []problem
 	Totals        *totals
 	Strip         []notice
-	Name          string // of the limit that the page is about
+	Name          string // of the page's limit
 	Data          any
-	V             string // of the assets
+	V             string // version of the assets
 }
 
-// acts are what can be done besides changing rows.
-type acts struct{ Penalize, Reset, Turn, Confirm bool }
+// actions are the configured actions, besides changing rows.
+type actions struct{ Penalize, Reset, Turn, Confirm bool }
 
 func (c *Console) page(r *http.Request, screen, title string) *page {
-	asks := who(r)
-	p := &page{Title: title, Screen: screen, User: asks.name, Write: asks.write && c.editable(), Editable: c.editable(), V: assets.version}
-	p.Rows, p.Acts = c.config.Editor != nil, acts{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil, c.config.Confirm != nil}
+	user := principalOf(r)
+	p := &page{Title: title, Screen: screen, User: user.name, Write: user.write && c.editable(), Editable: c.editable(), V: assets.version}
+	p.Rows, p.Acts = c.config.Editor != nil, actions{c.config.Penalize != nil, c.config.Reset != nil, c.config.Turn != nil, c.config.Confirm != nil}
 	if p.Write {
-		p.Token = c.gate.forgery(asks.name, c.gate.today())
+		p.Token = c.auth.forgery(user.name, c.auth.today())
 	}
 	return p
 }
 
-// look is the fleet for a page, which also comes without it.
+// look adds the state of the fleet to a page. The page is served without it if it cannot be read in time.
 func (c *Console) look(r *http.Request, p *page) *view {
 	ctx, cancel := context.WithTimeout(r.Context(), pageTimeout)
 	defer cancel()
@@ -107,7 +107,7 @@ func (c *Console) look(r *http.Request, p *page) *view {
 	return v
 }
 
-// problemsFrame is what is wrong, for pages that show nothing else of the fleet.
+// problemsFrame returns the list of problems, for pages that show nothing else of the fleet.
 func (c *Console) problemsFrame(ctx context.Context) []byte {
 	v, err := c.board.now(ctx)
 	if err != nil {
@@ -118,9 +118,9 @@ func (c *Console) problemsFrame(ctx context.Context) []byte {
 
 func lost(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
-		return "Nothing is known of the fleet: Redis has not answered in time."
+		return "The state of the fleet cannot be read: Redis has not replied in time."
 	}
-	return "Nothing is known of the fleet: " + err.Error()
+	return "The state of the fleet cannot be read: " + err.Error()
 }
 
 var pages = template.Must(template.New("").Funcs(template.FuncMap{
@@ -135,8 +135,8 @@ var pages = template.Must(template.New("").Funcs(template.FuncMap{
 func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, p *page) {
 	var text bytes.Buffer
 	if err := pages.ExecuteTemplate(&text, p.Screen+".html", p); err != nil {
-		c.config.Log.Error("console: a page cannot be made", "page", p.Screen, "error", err)
-		http.Error(w, "This page cannot be made.", http.StatusInternalServerError)
+		c.config.Log.Error("console: page not rendered", "page", p.Screen, "error", err)
+		http.Error(w, "This page cannot be rendered; the console's log has the error.", http.StatusInternalServerError)
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
@@ -146,13 +146,13 @@ func (c *Console) render(w http.ResponseWriter, r *http.Request, status int, p *
 	}
 }
 
-// limitRow is a row of the first page as it is before any script has run.
+// limitRow is a row of the first page before any script runs.
 type limitRow struct {
-	Name, Config, State        string
-	Rate, Granted, Refused     string
-	Waiting                    int
-	Fill, P99, Uses            string
-	RefusedSome, WaitsSomebody bool
+	Name, Config, State    string
+	Rate, Granted, Refused string
+	Waiting                int
+	Fill, P99, Uses        string
+	Refuses, Waits         bool
 }
 
 func (c *Console) limitsPage(w http.ResponseWriter, r *http.Request) {
@@ -162,9 +162,9 @@ func (c *Console) limitsPage(w http.ResponseWriter, r *http.Request) {
 		p.Strip = v.strip()
 		for _, l := range v.ranked(firstRows) {
 			row := limitRow{
-				Name: l.name(), Config: describe(l.total.Newest), State: strings.Join(l.words(v), ", "), Rate: figure.Number(l.total.Newest.Bucket.Rate),
-				Granted: figure.Number(l.through()), Refused: figure.Number(l.turned()), Waiting: l.total.Waiting.Count, Fill: "–", P99: "–",
-				RefusedSome: l.turned() > 0, WaitsSomebody: l.total.Waiting.Count > 0,
+				Name: l.name(), Config: describe(l.total.Newest), State: strings.Join(l.states(v), ", "), Rate: figure.Number(l.total.Newest.Bucket.Rate),
+				Granted: figure.Number(l.granted()), Refused: figure.Number(l.refused()), Waiting: l.total.Waiting.Count, Fill: "–", P99: "–",
+				Refuses: l.refused() > 0, Waits: l.total.Waiting.Count > 0,
 			}
 			if !v.measured() {
 				row.Granted, row.Refused = "–", "–"
@@ -206,11 +206,11 @@ const maxName = 512
 
 var errName = &refusal{status: http.StatusBadRequest, text: "A limit's page wants its name, 1 to 512 bytes."}
 
-// signIn asks the browser for a name and a token. It then sends them with all that it asks of the console.
+// signIn makes the browser ask for a name and a token, which it then sends with every request to the console.
 func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
-	if who(r).name == "" {
-		if len(c.gate.Users) == 0 {
-			c.refuse(w, r, &refusal{status: http.StatusForbidden, text: "Nobody can sign in: the console was given no users."})
+	if principalOf(r).name == "" {
+		if len(c.auth.Users) == 0 {
+			c.refuse(w, r, &refusal{status: http.StatusForbidden, text: "Signing in is not possible: this console has no users."})
 			return
 		}
 		c.refuse(w, r, &refusal{status: http.StatusUnauthorized, text: "A name and a token are needed."})
@@ -220,7 +220,7 @@ func (c *Console) signIn(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// refuse answers in the form that was asked for.
+// refuse sends an error as JSON or as a page, whichever the request expects.
 func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	status, text := http.StatusInternalServerError, err.Error()
 	var why *refusal
@@ -231,17 +231,17 @@ func (c *Console) refuse(w http.ResponseWriter, r *http.Request, err error) {
 		w.Header().Set("WWW-Authenticate", `Basic realm="tokenbucket console", charset="UTF-8"`)
 	}
 	if strings.Contains(r.URL.Path, "/api/") || r.Method != http.MethodGet && r.Method != http.MethodHead {
-		said := map[string]any{"error": text}
+		answer := map[string]any{"error": text}
 		if why != nil && len(why.changes) > 0 {
-			said["changes"] = why.changes
+			answer["changes"] = why.changes
 		}
-		writeJSON(w, status, said)
+		writeJSON(w, status, answer)
 		return
 	}
 	c.render(w, r, status, &page{Title: http.StatusText(status), Screen: "refused", Data: text, V: assets.version})
 }
 
-// assets are the files that pages need, by path, and what changes with any of them.
+// assets are the files that pages load, by path, and a version that changes with any of them.
 var assets = loadAssets()
 
 type assetFiles struct {
@@ -266,7 +266,7 @@ func loadAssets() assetFiles {
 	return a
 }
 
-// asset answers assets/VERSION/PATH. The version makes it another address when anything has changed, so it may be kept for ever.
+// asset serves assets/VERSION/PATH. A changed file has another address, so browsers may cache it for ever.
 func (c *Console) asset(w http.ResponseWriter, r *http.Request) {
 	version, name, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/assets/"), "/")
 	text, ok := assets.content[name]

@@ -42,7 +42,7 @@ func (hangs) Snapshot(ctx context.Context) (*fleet.Snapshot, error) {
 	return nil, ctx.Err()
 }
 
-// What is vendored is what npm has: see SHA256SUMS.
+// The vendored files are those of npm: see SHA256SUMS.
 func TestVendored(t *testing.T) {
 	list, err := os.Open("assets/vendor/SHA256SUMS")
 	require.NoError(t, err)
@@ -124,17 +124,17 @@ func TestUnderAPrefix(t *testing.T) {
 	require.Equal(t, "/x/", res.Request.URL.Path)
 }
 
-// A page says in words what is wrong, and comes all the same.
-func TestSaysWhatIsWrong(t *testing.T) {
+// A page names its problem, and is served all the same.
+func TestProblemsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fail := fleettest.Example()
 		fail.Fail(errors.New("dial tcp 10.0.0.1:6379: connection refused"))
 		silent := fleettest.New(0)
 		for says, source := range map[string]console.Source{
-			"Nothing is known of the fleet: dial tcp 10.0.0.1:6379: connection refused": fail,
-			"Redis has not answered in time":                                            hangs{},
-			"No instance has reported yet":                                              silent,
-			"1 row is rejected":                                                         fleettest.Example(),
+			"The state of the fleet cannot be read: dial tcp 10.0.0.1:6379: connection refused": fail,
+			"Redis has not replied in time": hangs{},
+			"No instance has reported yet":  silent,
+			"1 row is rejected":             fleettest.Example(),
 		} {
 			c := newConsole(t, console.Config{Source: source})
 			for _, path := range []string{"/", "/limit?name=%2Fibe%2FAvailFare", "/health"} {

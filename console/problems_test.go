@@ -47,12 +47,12 @@ func TestEmptyTable(t *testing.T) {
 	require.NotNil(t, f.Rows)
 	require.Equal(t, totals{Instances: 1, Granted: 200, Refused: 5, Unlimited: 200, UnlimitedRefused: 5, Measured: true,
 		Empty: "There are no limits: 200 calls a second pass without one, and 5 are refused."}, f.Totals)
-	require.Equal(t, f.Totals.Empty, texts(b.seen))
+	require.Equal(t, f.Totals.Empty, texts(b.latest))
 	require.Equal(t, []notice{{Text: "There are no limits", Calls: "205/s", Tone: "bad", Link: "health"}}, f.Strip)
-	require.Equal(t, []float64{200, 5}, []float64{b.seen.instances[0].granted, b.seen.instances[0].refused})
+	require.Equal(t, []float64{200, 5}, []float64{b.latest.instances[0].granted, b.latest.instances[0].refused})
 	source.now = counted(noon.Add(4*time.Second), fleet.Counters{})
 	b.read(t.Context())
-	require.Empty(t, texts(b.seen), "gone when it is over")
+	require.Empty(t, texts(b.latest), "gone when it is over")
 }
 
 // Calls without a row are counted beside limits, too.
@@ -103,7 +103,7 @@ func TestRestartedInstance(t *testing.T) {
 			v := newView(s, s)
 			var silent []string
 			for i := range v.instances {
-				if strings.HasPrefix(v.trouble(&v.instances[i]), "nothing heard for") {
+				if strings.HasPrefix(v.trouble(&v.instances[i]), "no report for") {
 					silent = append(silent, v.instances[i].ID)
 				}
 			}
@@ -113,7 +113,7 @@ func TestRestartedInstance(t *testing.T) {
 	}
 }
 
-// Who holds a limit back, and who has turned the switch off, is known from the events.
+// The persons behind a penalty and the switch are taken from the events.
 func TestWhoDidIt(t *testing.T) {
 	now := counted(noon, fleet.Counters{})
 	now.Instances[0].Limits["x"].Bucket.HeldUntil = noon.Add(20 * time.Second)
@@ -121,7 +121,7 @@ func TestWhoDidIt(t *testing.T) {
 	penalty := fleet.Event{At: noon.Add(-10 * time.Second), Kind: fleet.Penalized, Limit: "x", For: 30 * time.Second, Who: "ann", Why: "they ring"}
 	off := fleet.Event{At: noon.Add(-2 * time.Second), Kind: fleet.SwitchOff, Who: "bob", Why: "incident 7"}
 	v := newView(now, now)
-	require.True(t, v.wants())
+	require.True(t, v.needsEvents())
 	v.attribute([]fleet.Event{penalty, off})
 	d := v.detail("x")
 	require.Equal(t, []any{"by ann: they ring", noon.Add(20 * time.Second).UnixMilli()}, []any{d.HeldBy, d.Held})
@@ -131,14 +131,14 @@ func TestWhoDidIt(t *testing.T) {
 	v.sw.Origin = "at 12:00 by bob: incident 7"
 	require.Equal(t, "The switch is off: every call passes (at 12:00 by bob: incident 7).", texts(v), "once is enough")
 	require.Equal(t, []string{"held back for 30 s, by ann: they ring", "switched off: every call passes, by bob: incident 7", "held back for 30 s as an upstream asked"},
-		[]string{say(&penalty), say(&off), say(&fleet.Event{Kind: fleet.Penalized, For: 30 * time.Second})})
-	require.Equal(t, `reset, by a\nn: \u202e`, say(&fleet.Event{Kind: fleet.LimitReset, Who: "a\nn", Why: "\u202e"}))
+		[]string{eventText(&penalty), eventText(&off), eventText(&fleet.Event{Kind: fleet.Penalized, For: 30 * time.Second})})
+	require.Equal(t, `reset, by a\nn: \u202e`, eventText(&fleet.Event{Kind: fleet.LimitReset, Who: "a\nn", Why: "\u202e"}))
 	v.attribute([]fleet.Event{penalty, {Kind: fleet.LimitReset, Limit: "x"}, off, {Kind: fleet.SwitchOn}})
 	v.sw.Origin = ""
 	require.Empty(t, v.detail("x").HeldBy)
 	require.Equal(t, "The switch is off: every call passes.", texts(v))
 	quiet := counted(noon, fleet.Counters{})
-	require.False(t, newView(quiet, quiet).wants())
+	require.False(t, newView(quiet, quiet).needsEvents())
 }
 
 // What cannot be used until it is repaired is on top of each page and in the strip, with how long, whose it is and how many calls have
@@ -186,9 +186,9 @@ func TestStripHasSinceWhen(t *testing.T) {
 		}
 		return all
 	}
-	require.Equal(t, []string{"No store for 5 min: gw:1, gw:2"}, one(fleet.Info{Store: fleet.Store{Down: true, Since: noon.Add(-5 * time.Minute)}}))
-	require.Equal(t, []string{"No store: gw:1, gw:2"}, one(fleet.Info{Store: fleet.Store{Down: true}}))
-	require.Equal(t, []string{"Old limits for 4 min, since loads fail: gw:1, gw:2"}, one(fleet.Info{Loads: fleet.Loads{Err: "away", Last: noon.Add(-4 * time.Minute)}}))
+	require.Equal(t, []string{"Store unavailable for 5 min: gw:1, gw:2"}, one(fleet.Info{Store: fleet.Store{Down: true, Since: noon.Add(-5 * time.Minute)}}))
+	require.Equal(t, []string{"Store unavailable: gw:1, gw:2"}, one(fleet.Info{Store: fleet.Store{Down: true}}))
+	require.Equal(t, []string{"Loads fail for 4 min, the old limits stay in force: gw:1, gw:2"}, one(fleet.Info{Loads: fleet.Loads{Err: "away", Last: noon.Add(-4 * time.Minute)}}))
 	require.Equal(t, []string{"The switch is off for 2 h"}, one(fleet.Info{Switch: fleet.Switch{Known: true, Off: true, Since: noon.Add(-2 * time.Hour), Read: noon}}))
 	now.Instances[1].Switch = fleet.Switch{}
 	now.Instances[0].Switch = fleet.Switch{}

@@ -10,23 +10,23 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// redisSource is a fleet's Reader that also shows buckets.
+// redisSource is a fleet.Reader that also shows buckets.
 type redisSource struct {
 	*fleet.Reader
 	client fleet.Client
 	prefix string
 }
 
-// NewRedisSource returns a Source of what the instances publish through a Redis, and of its buckets. The prefix is that of the limiters'
-// keys; tokenbucket: by default.
+// NewRedisSource returns a Source that reads what the instances publish through a Redis, and its buckets. The prefix is that
+// of the limiters' keys, by default "tokenbucket:".
 func NewRedisSource(client fleet.Client, keyPrefix string) Source {
 	return &redisSource{fleet.NewReader(client, fleet.WithKeyPrefix(keyPrefix)), client, keyPrefix}
 }
 
-// mostBucket is more than a bucket has: somebody else's text in its place may be of any length.
+// mostBucket exceeds the size of any bucket. A foreign value under the key may be of any length.
 const mostBucket = 16 << 10
 
-// Bucket implements Buckets: the words of the state, as redis-cli get shows them.
+// Bucket implements Buckets: it returns the fields of the state as redis-cli get shows them.
 func (s *redisSource) Bucket(ctx context.Context, name string) (key string, fields [][2]string, err error) {
 	key = tokenbucket.RedisKey(s.prefix, name)
 	get := redis.NewStringCmd(ctx, "getrange", key, 0, mostBucket-1)

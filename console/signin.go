@@ -11,55 +11,55 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 )
 
-// strangerError is a refusal of somebody who has said who he is, and is not known by that.
-type strangerError struct {
+// signInError is the refusal of a request whose name or token does not match any user.
+type signInError struct {
 	*refusal
 	user string // as given
 }
 
 // Unwrap returns the refusal.
-func (e *strangerError) Unwrap() error { return e.refusal }
+func (e *signInError) Unwrap() error { return e.refusal }
 
-// mostTold is how many failed sign-ins are logged in any second: who tries tokens must not fill the disk.
-const mostTold = 5
+// maxLogged bounds the failed sign-ins logged in any second, so that an attack does not fill the disk.
+const maxLogged = 5
 
-// strangers tells of sign-ins that have failed.
-type strangers struct {
+// failedSignIns counts failed sign-ins and limits how many are logged.
+type failedSignIns struct {
 	client httplimit.KeyFunc
 	count  atomic.Int64
 
 	mu      sync.Mutex
-	told    [mostTold]time.Time // the last ones
-	next    int                 // of told, the oldest
-	omitted int                 // since then
+	logged  [maxLogged]time.Time // when the last ones were logged
+	next    int                  // index of the oldest of logged
+	omitted int                  // not logged since the last one that was
 }
 
-func newStrangers(a *Access) *strangers {
-	return &strangers{client: httplimit.ByClient(slices.Concat(a.Proxies, a.Forwarders)...)}
+func newFailedSignIns(a *Access) *failedSignIns {
+	return &failedSignIns{client: httplimit.ByClient(slices.Concat(a.Proxies, a.Forwarders)...)}
 }
 
-// note counts one, and tells whether to log it, and how many were not logged before it.
-func (s *strangers) note(now time.Time) (omitted int, tell bool) {
+// note counts a failed sign-in. It reports whether to log it, and how many before it were not logged.
+func (s *failedSignIns) note(now time.Time) (omitted int, log bool) {
 	s.count.Add(1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if now.Sub(s.told[s.next]) < time.Second {
+	if now.Sub(s.logged[s.next]) < time.Second {
 		s.omitted++
 		return 0, false
 	}
-	s.told[s.next], s.next = now, (s.next+1)%mostTold
+	s.logged[s.next], s.next = now, (s.next+1)%maxLogged
 	omitted, s.omitted = s.omitted, 0
 	return omitted, true
 }
 
-// tellStranger logs a failed sign-in. What was given as the user is anybody's text: it is quoted and cut, and no token.
-func (c *Console) tellStranger(r *http.Request, e *strangerError) {
-	omitted, tell := c.strangers.note(time.Now())
-	if !tell {
+// logFailedSignIn logs a failed sign-in. The name comes from the sender, so it is quoted and cut; it is never a token.
+func (c *Console) logFailedSignIn(r *http.Request, e *signInError) {
+	omitted, log := c.signIns.note(time.Now())
+	if !log {
 		return
 	}
-	c.config.Log.Warn("console: a sign-in failed", "client", c.strangers.client(r), "user", fmt.Sprintf("%.64q", e.user), "why", e.text, "omitted", omitted)
+	c.config.Log.Warn("console: a sign-in failed", "client", c.signIns.client(r), "user", fmt.Sprintf("%.64q", e.user), "why", e.text, "omitted", omitted)
 }
 
-// FailedSignIns is how many requests came with a name or a token that is not known.
-func (c *Console) FailedSignIns() int64 { return c.strangers.count.Load() }
+// FailedSignIns returns the number of requests whose name or token did not match any user.
+func (c *Console) FailedSignIns() int64 { return c.signIns.count.Load() }

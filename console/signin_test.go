@@ -16,14 +16,15 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console"
 )
 
-// A sign-in that fails is logged, with where it came from, and without a token. One that succeeds is not, and who has not tried is not.
+// A failed sign-in is logged with the client's address and without a token. Successful ones are not, nor are requests without
+// credentials.
 func TestFailedSignIns(t *testing.T) {
 	for name, test := range map[string]struct {
 		headers      []string
 		user, secret string
 		want         string // the line's end; "": none
 	}{
-		"a wrong token":              {user: "ann", secret: "a guess of a token", want: `client=192.0.2.7 user="\"ann\"" why="This name and token are not known." omitted=0`},
+		"a wrong token":              {user: "ann", secret: "a guess of a token", want: `client=192.0.2.7 user="\"ann\"" why="There is no user with this name and token." omitted=0`},
 		"another user's token":       {user: "ann", secret: readerToken, want: `user="\"ann\""`},
 		"a token in place of a name": {user: readerToken, want: `user="\"(a token)\""`},
 		"a name of several lines":    {user: "ann\nlevel=INFO " + strings.Repeat("x", 100), secret: "a guess", want: `user="\"ann\\nlevel=INFO ` + strings.Repeat("x", 49) + `\"" why`},
@@ -67,7 +68,7 @@ func TestFailedSignIns(t *testing.T) {
 	require.ErrorIs(t, err, console.ErrInvalid)
 }
 
-// Who tries many tokens does not flood the log: in no second it has more than five lines, and what is left out is counted.
+// Many attempts do not flood the log: it has at most five lines in any second, and counts the others.
 func TestManyFailedSignIns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer

@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// writeTimeout is how long one write to a viewer may take: whose buffers are full for longer is stuck, and dropped.
+	// writeTimeout bounds one write to a viewer. A viewer whose buffers stay full for longer is dropped.
 	writeTimeout = 5 * time.Second
-	// silence is after how long a comment is sent, so that a viewer who has gone is noticed.
+	// silence is the interval of comments on an idle stream, so that a closed connection is noticed.
 	silence = 15 * time.Second
 )
 
-// stream sends a feed to a viewer, as server-sent events, until one of them ends or the time is over. The browser then asks again.
-// There is a feed only if there is room: one that nobody joins would never end.
+// stream sends a feed to a viewer as server-sent events, until either ends or StreamTime is over. The browser then
+// reconnects. The feed is created only once there is room for the stream, because a feed without viewers would never end.
 func (c *Console) stream(w http.ResponseWriter, r *http.Request, of func() *feed) {
 	if !c.enter() {
 		w.Header().Set("Retry-After", "10")
@@ -32,7 +32,7 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request, of func() *feed
 		return err == nil && out.Flush() == nil
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	w.Header().Set("X-Accel-Buffering", "no") // nginx would collect what it can
+	w.Header().Set("X-Accel-Buffering", "no") // or nginx would buffer the stream
 	w.WriteHeader(http.StatusOK)
 	ctx, cancel := context.WithTimeout(r.Context(), c.config.StreamTime)
 	defer cancel()
@@ -62,7 +62,7 @@ func (c *Console) stream(w http.ResponseWriter, r *http.Request, of func() *feed
 	}
 }
 
-// enter counts a stream, if there is room.
+// enter counts a stream, and reports whether there is room for it.
 func (c *Console) enter() bool {
 	if c.streams.Add(1) <= int64(c.config.MaxStreams) {
 		return true
@@ -71,7 +71,7 @@ func (c *Console) enter() bool {
 	return false
 }
 
-// event is a server-sent event. data is JSON without a line break.
+// event encodes a server-sent event. data must be JSON without a line break.
 func event(name string, data []byte) []byte {
 	out := make([]byte, 0, len(data)+len(name)+16)
 	out = append(out, "event: "...)

@@ -76,7 +76,7 @@ func look(c http.Handler, path string, v *viewer) (leave func(), gone chan struc
 	return cancel, gone
 }
 
-// However many look, the fleet is asked once in a beat, and nobody asks when nobody looks.
+// The fleet is read once per beat, whatever the number of viewers, and not at all without viewers.
 func TestManyViewersShareOneReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := fleettest.Example()
@@ -106,7 +106,7 @@ func TestManyViewersShareOneReader(t *testing.T) {
 	})
 }
 
-// Who takes nothing is dropped, and holds nobody up.
+// A stuck viewer is dropped, and delays no other.
 func TestStuckViewerIsDropped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConsole(t, console.Config{})
@@ -163,19 +163,19 @@ func TestCloseEndsStreams(t *testing.T) {
 	})
 }
 
-// Who asks after Close gets a page without figures, and nothing begins to read.
-func TestNobodyReadsAfterClose(t *testing.T) {
+// A request after Close gets a page without figures, and starts no reader.
+func TestNoReaderAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := fleettest.Example()
 		c := newConsole(t, console.Config{Source: source})
 		c.Close()
-		contains(t, ask(c, local("GET", "/")), "Nothing is known of the fleet")
+		contains(t, ask(c, local("GET", "/")), "The state of the fleet cannot be read")
 		time.Sleep(5 * time.Second)
 		require.Zero(t, source.Asked())
 	})
 }
 
-// Only what has changed is sent, and everything again when a limit comes, goes or is changed.
+// Frames contain only changes, and everything when a limit is added, removed or changed.
 func TestFramesHaveWhatChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		busy := fleettest.Limit{Name: "/busy", Rate: 5, Granted: 5}
@@ -223,8 +223,8 @@ func TestFramesAreBounded(t *testing.T) {
 	})
 }
 
-// A source that fails is told of, and what it says afterwards is shown.
-func TestOutageIsTold(t *testing.T) {
+// A failing source is reported, and its figures are shown again afterwards.
+func TestOutageIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := fleettest.Example()
 		c := newConsole(t, console.Config{Source: source})
@@ -234,11 +234,11 @@ func TestOutageIsTold(t *testing.T) {
 		source.Fail(context.DeadlineExceeded)
 		time.Sleep(2 * time.Second)
 		require.Equal(t, 1, v.events("lost"))
-		contains(t, ask(c, local("GET", "/")), "Nothing is known of the fleet")
+		contains(t, ask(c, local("GET", "/")), "The state of the fleet cannot be read")
 		source.Fail(nil)
 		time.Sleep(2 * time.Second)
 		require.Equal(t, 3, v.events("some")+v.events("all"))
-		require.NotContains(t, ask(c, local("GET", "/")).Body.String(), "Nothing is known of the fleet")
+		require.NotContains(t, ask(c, local("GET", "/")).Body.String(), "The state of the fleet cannot be read")
 		leave()
 		c.Close()
 	})
@@ -246,7 +246,7 @@ func TestOutageIsTold(t *testing.T) {
 
 // An instance that was killed is named within five seconds, at whatever time between two beats it was killed. One whose beats are as late as
 // they may be is not named.
-func TestSilenceIsToldInTime(t *testing.T) {
+func TestSilenceIsShownInTime(t *testing.T) {
 	for after := time.Duration(0); after < 2*time.Second; after += 100 * time.Millisecond {
 		synctest.Test(t, func(t *testing.T) {
 			source := &beating{began: time.Now(), every: fleet.BeatEvery * 11 / 10, dies: 20*time.Second + after}
@@ -256,7 +256,7 @@ func TestSilenceIsToldInTime(t *testing.T) {
 			said := func() bool {
 				v.mu.Lock()
 				defer v.mu.Unlock()
-				return strings.Contains(v.text.String(), "nothing heard for")
+				return strings.Contains(v.text.String(), "no report for")
 			}
 			time.Sleep(source.dies)
 			require.False(t, said())
@@ -283,8 +283,8 @@ func (b *beating) Snapshot(context.Context) (*fleet.Snapshot, error) {
 func (*beating) History(context.Context, string, time.Time) ([]fleet.Point, error) { return nil, nil }
 func (*beating) Events(context.Context, time.Time) ([]fleet.Event, error)          { return nil, nil }
 
-// Who comes during an outage is sent everything when it is over, though nothing has changed for the others.
-func TestWhoComesInAnOutageIsSentEverything(t *testing.T) {
+// A viewer that comes during an outage gets the full frame afterwards, even if nothing has changed for the others.
+func TestViewerOfAnOutageGetsEverything(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		source := fleettest.Example()
 		c := newConsole(t, console.Config{Source: source})

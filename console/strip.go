@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// notice is something that is not as usual, on top of the first page: what it is, since when, whose, and how many calls it concerns.
+// notice is an unusual state, shown on top of the first page: what, since when, where, and how many calls it concerns.
 type notice struct {
 	Text  string `json:"text"`
 	Calls string `json:"calls"` // 12.5/s
@@ -21,9 +21,9 @@ type notice struct {
 	rate float64
 }
 
-// kind is a state that a limit can be in, and the notice for those that are.
+// kind is a state of limits that deserves a notice.
 type kind struct {
-	word      string // of limit.words; empty: refuses
+	state     string // one of limit.states; empty for limits that refuse
 	one, many string
 	tone      string
 	calls     func(*limit) float64
@@ -32,28 +32,28 @@ type kind struct {
 var kinds = []kind{
 	{"rejected row", "has a row that is rejected", "rows are rejected", "bad", (*limit).calls},
 	{"failing", "gets no decision", "limits get no decision", "bad", func(l *limit) float64 { return l.rate.Failed }},
-	{"nothing passes", "lets nothing pass", "limits let nothing pass", "bad", (*limit).turned},
-	{"penalised", "is held back", "limits are held back", "bad", (*limit).turned},
+	{"nothing passes", "lets nothing pass", "limits let nothing pass", "bad", (*limit).refused},
+	{"penalised", "is held back", "limits are held back", "bad", (*limit).refused},
 	{"no instance", "is in no instance", "limits are in no instance", "bad", (*limit).calls},
-	{"", "refuses", "limits refuse", "warm", (*limit).turned},
-	{"off", "is off", "limits are off", "warm", (*limit).through},
-	{"shadow", "is in shadow and would refuse", "limits are in shadow and would refuse", "warm", (*limit).turned},
+	{"", "refuses", "limits refuse", "warm", (*limit).refused},
+	{"off", "is off", "limits are off", "warm", (*limit).granted},
+	{"shadow", "is in shadow and would refuse", "limits are in shadow and would refuse", "warm", (*limit).refused},
 	{"no traffic", "has no traffic", "limits have no traffic", "quiet", func(*limit) float64 { return 0 }},
 }
 
-// calls is how many calls a limit gets, per second.
-func (l *limit) calls() float64 { return l.through() + l.turned() + l.rate.Failed }
+// calls returns the calls of a limit, per second.
+func (l *limit) calls() float64 { return l.granted() + l.refused() + l.rate.Failed }
 
-// has reports whether a limit in a state of these words is of the kind. Limits that refuse for another reason do not count among those that
-// just refuse.
+// has reports whether a limit in these states belongs to the kind. A limit that refuses for a reason with a kind of its own
+// is not counted among those that just refuse.
 func (k *kind) has(l *limit, words []string) bool {
-	if k.word != "" {
-		return slices.Contains(words, k.word)
+	if k.state != "" {
+		return slices.Contains(words, k.state)
 	}
-	return l.turned() > 0 && !slices.ContainsFunc(words, func(w string) bool { return w != "failing" })
+	return l.refused() > 0 && !slices.ContainsFunc(words, func(w string) bool { return w != "failing" })
 }
 
-// newStrip returns the notices, those first that concern most calls. view.strip calls it once.
+// newStrip returns the notices, sorted by the calls that they concern. view.strip caches the result.
 func (v *view) newStrip() []notice {
 	all := v.faults()
 	broken := map[string]bool{}
@@ -63,7 +63,7 @@ func (v *view) newStrip() []notice {
 	of := make([][]*limit, len(kinds))
 	for i := range v.limits {
 		l := &v.limits[i]
-		words := l.words(v)
+		words := l.states(v)
 		if broken[l.name()] { // it has a notice of its own
 			words = slices.DeleteFunc(words, func(w string) bool { return w == "failing" })
 		}
@@ -78,17 +78,17 @@ func (v *view) newStrip() []notice {
 		if len(limits) == 0 {
 			continue
 		}
-		n := notice{Text: figure.Count(len(limits)) + " " + k.many, Tone: k.tone, Link: "./?q=" + url.QueryEscape(k.word)}
-		if k.word == "" {
+		n := notice{Text: figure.Count(len(limits)) + " " + k.many, Tone: k.tone, Link: "./?q=" + url.QueryEscape(k.state)}
+		if k.state == "" {
 			n.Link = "./?sort=-refused"
 		}
 		if len(limits) == 1 {
 			l := limits[0]
 			n.Text, n.Link = figure.Name(l.name())+" "+k.one, "limit?name="+url.QueryEscape(l.name())
-			if by := v.refusers(l.name()); k.word == "" && by != "" {
+			if by := v.refusers(l.name()); k.state == "" && by != "" {
 				n.Text += ", by: " + by
 			}
-			if until := l.total.Newest.Bucket.HeldUntil; k.word == "penalised" {
+			if until := l.total.Newest.Bucket.HeldUntil; k.state == "penalised" {
 				n.Text += " for another " + figure.Span(until.Sub(v.at))
 				if by := v.heldBy(l.name()); by != "" {
 					n.Text += ", " + by
@@ -113,13 +113,13 @@ func (v *view) newStrip() []notice {
 	return all
 }
 
-// faults are the notices about the switch, about the table and about instances.
+// faults returns the notices about the switch, the table and instances.
 func (v *view) faults() (all []notice) {
 	total := v.totals()
 	if v.sw != nil && v.sw.Off {
 		all = append(all, notice{Text: "The switch is off" + v.over(v.sw.Since), Tone: "bad", Link: "health", rate: total.Granted})
 	}
-	// Without a limit of its own, a call has what --unknown says: these are the calls that a lost row concerns.
+	// Calls without a limit of their own are decided by --unknown. These are the calls that a lost row concerns.
 	unlimited := v.others.Granted + v.others.Passed + v.others.Refused + v.others.WouldRefuse
 	switch lost, _ := v.loss(); {
 	case lost != nil && lost.Held > 0:
@@ -132,7 +132,7 @@ func (v *view) faults() (all []notice) {
 		all = append(all, notice{Text: "No instance has reported yet", Tone: "bad", Link: "health"})
 	}
 	all = append(all, v.faultNotices()...)
-	// group is a notice of all instances of which something is true, with the time of the first.
+	// group adds one notice for all instances of which is returns true, with the earliest time.
 	group := func(text func(names, over string) string, is func(*instance) bool, began func(*instance) time.Time) {
 		var names []string
 		var since time.Time
@@ -158,16 +158,18 @@ func (v *view) faults() (all []notice) {
 	}
 	silent := func(i *instance) bool { return v.at.Sub(i.Beat) > overdue }
 	group(func(who, over string) string { return "No report from " + who + over }, silent, func(i *instance) time.Time { return i.Beat })
-	group(func(who, over string) string { return "No store" + over + ": " + who },
+	group(func(who, over string) string { return "Store unavailable" + over + ": " + who },
 		func(i *instance) bool { return !silent(i) && i.Store.Down }, func(i *instance) time.Time { return i.Store.Since })
-	group(func(who, over string) string { return "Old limits" + over + ", since loads fail: " + who },
+	group(func(who, over string) string {
+		return "Loads fail" + over + ", the old limits stay in force: " + who
+	},
 		func(i *instance) bool { return !silent(i) && i.Loads.Err != "" }, func(i *instance) time.Time { return i.Loads.Last })
 	group(func(who, _ string) string { return "Rows are gone whose limits are held: " + who },
 		func(i *instance) bool { return !silent(i) && i.Loads.Held > 0 && i.Loads.Gone == 0 }, func(*instance) time.Time { return time.Time{} })
 	return all
 }
 
-// lostOf returns what a table has lost: 16 of 17 limits are gone from the table.
+// lostOf describes a loss: "16 of 17 limits are gone from the table".
 func lostOf(l *fleet.Loads) string {
 	return figure.Count(l.Gone) + " of " + figure.Count(l.Before) + " limits are gone from the table"
 }

@@ -13,45 +13,45 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// view is the fleet as the pages show it. It does not change any more.
+// view is an immutable picture of the fleet, as the pages show it.
 type view struct {
-	at        time.Time
-	limits    []limit // by name, each once
-	instances []instance
-	sw        *fleet.Switch // of the living instance that has read it last; nil: there is none
-	rejected  []fleet.Rejected
-	skipped   []string
-	others    fleet.Rate                    // calls of names without a limit of their own
-	uses      map[string]string             // how much is in use of windows and concurrencies, by limit
-	used      map[use][]float64             // the same in the last beats, the oldest first
-	refusedBy map[string]map[string]float64 // calls per second, by limit and by what refuses them
-	replaced  map[string]bool               // instances that are silent, and whose place another one of the host has taken, by ID
-	held      map[string]fleet.Event        // penalties by a person that last, by limit
-	turned    *fleet.Event                  // how the switch was turned off; nil: on, or not known
-	now, past *fleet.Snapshot
-	strip     func() []notice // what is not as usual, worked out once
+	at           time.Time
+	limits       []limit // sorted by name, without duplicates
+	instances    []instance
+	sw           *fleet.Switch // as the living instance with the newest reading has it; nil if there is no switch
+	rejected     []fleet.Rejected
+	skipped      []string
+	others       fleet.Rate                    // calls of names without a limit of their own
+	uses         map[string]string             // the usage of windows and concurrency in words, by limit
+	used         map[use][]float64             // the usage in the last beats, the oldest first
+	refusedBy    map[string]map[string]float64 // calls per second, by limit and by the bound that refuses them
+	replaced     map[string]bool               // silent instances, by ID, that another one of the same host has replaced
+	held         map[string]fleet.Event        // penalties in force that a person gave, by limit
+	switchedOff  *fleet.Event                  // how the switch was turned off; nil if it is on, or not known
+	now, earlier *fleet.Snapshot
+	strip        func() []notice // the notices, computed once
 }
 
-// measured tells whether rates are known: they need two looks.
-func (v *view) measured() bool { return v.now != v.past }
+// measured reports whether rates are known. They need two snapshots.
+func (v *view) measured() bool { return v.now != v.earlier }
 
 // limit is one limit in the whole fleet. Rates are per second.
 type limit struct {
 	total *fleet.Total
 	rate  fleet.Rate
-	// rejected says what is wrong with the row that should be in force; empty: nothing.
+	// rejected is the error in the row that should be in force; empty if there is none.
 	rejected string
 }
 
-// instance is a process that limits.
+// instance is a process of the fleet.
 type instance struct {
 	*fleet.Instance
 	granted, refused float64
 }
 
-// newView makes a view of two snapshots some seconds apart.
+// newView returns the view of two snapshots some seconds apart.
 func newView(past, now *fleet.Snapshot) *view {
-	v := &view{at: now.At, past: past, now: now}
+	v := &view{at: now.At, earlier: past, now: now}
 	rates := fleet.Rates(past, now)
 	wrong := map[string]string{}
 	seen := map[string]bool{}
@@ -107,7 +107,7 @@ func replaced(now *fleet.Snapshot) map[string]bool {
 	return all
 }
 
-// attribute takes the names behind penalties and behind the switch from events, the oldest first.
+// attribute takes the persons behind penalties and the switch from events, the oldest first.
 func (v *view) attribute(events []fleet.Event) {
 	v.held = map[string]fleet.Event{}
 	for i := range events {
@@ -117,19 +117,19 @@ func (v *view) attribute(events []fleet.Event) {
 		case e.Kind == fleet.Penalized && e.Who != "" && e.At.Add(e.For).After(v.at):
 			v.held[e.Limit] = *e
 		case e.Kind == fleet.SwitchOn:
-			v.turned = nil
+			v.switchedOff = nil
 		case e.Kind == fleet.SwitchOff && e.Who != "":
-			v.turned = e
+			v.switchedOff = e
 		}
 	}
 }
 
-// wants reports whether the events of the fleet may explain a penalty or the switch.
-func (v *view) wants() bool {
+// needsEvents reports whether events may explain a penalty or the switch.
+func (v *view) needsEvents() bool {
 	return v.sw != nil && v.sw.Off || slices.ContainsFunc(v.limits, func(l limit) bool { return l.total.Newest.Bucket.HeldUntil.After(v.at) })
 }
 
-// living returns how many instances report.
+// living returns the number of instances that report.
 func (v *view) living() (n int) {
 	for i := range v.instances {
 		if !v.instances[i].Silent(v.at) {
@@ -139,7 +139,7 @@ func (v *view) living() (n int) {
 	return n
 }
 
-// empty returns the text of a list without limits; empty if there are some.
+// empty returns the text in place of an empty list of limits; empty if there are limits.
 func (v *view) empty() string {
 	switch {
 	case len(v.limits) > 0:
@@ -153,12 +153,12 @@ func (v *view) empty() string {
 		figure.Number(v.others.Granted+v.others.Passed+v.others.WouldRefuse), figure.Number(v.others.Refused))
 }
 
-// include adds rows that no instance has told of.
+// include adds rows that no instance reports.
 func (v *view) include(rows []registry.Limit) {
-	told := len(v.limits)
+	reported := len(v.limits)
 	for i := range rows {
 		r := &rows[i]
-		if (&view{limits: v.limits[:told]}).limit(r.Name) != nil {
+		if (&view{limits: v.limits[:reported]}).limit(r.Name) != nil {
 			continue
 		}
 		by := fleet.DeciderOf(r).String()
@@ -169,7 +169,7 @@ func (v *view) include(rows []registry.Limit) {
 	slices.SortFunc(v.limits, func(a, b limit) int { return strings.Compare(a.name(), b.name()) })
 }
 
-// shares are the instances, with what each lets through and refuses.
+// shares returns the instances, with the rates at which each grants and refuses.
 func shares(past, now *fleet.Snapshot) []instance {
 	before := map[string]*fleet.Instance{}
 	for i := range past.Instances {
@@ -189,13 +189,13 @@ func shares(past, now *fleet.Snapshot) []instance {
 	return all
 }
 
-// since is what an instance has let through and refused since then, per second.
+// since returns the rates at which an instance has granted and refused since an earlier snapshot.
 func (i *instance) since(was *fleet.Instance) (granted, refused float64) {
 	over := i.Beat.Sub(was.Beat).Seconds()
 	for name, l := range i.Limits {
 		var earlier fleet.Counters
 		w := was.Limits[name]
-		if w == l { // it has not changed: see fleet.Instance
+		if w == l { // unchanged: see fleet.Instance
 			continue
 		}
 		if w != nil {
@@ -218,7 +218,7 @@ func rank(b bool) int {
 	return 0
 }
 
-// title is an instance's name for people.
+// title returns an instance's name for people.
 func (i *instance) title() string {
 	if i.Host == "" {
 		return i.ID
@@ -237,12 +237,12 @@ func (l *limit) name() string { return l.total.Name }
 
 func (l *limit) config() *fleet.Config { return &l.total.Newest.Config }
 
-// through and turned are what the columns show: of a limit in shadow, what would be refused counts as refused.
-func (l *limit) through() float64 { return l.rate.Granted + l.rate.Passed }
+// granted and refused return the rates of the columns. For a shadow limit, calls that would be refused count as refused.
+func (l *limit) granted() float64 { return l.rate.Granted + l.rate.Passed }
 
-func (l *limit) turned() float64 { return l.rate.Refused + l.rate.WouldRefuse }
+func (l *limit) refused() float64 { return l.rate.Refused + l.rate.WouldRefuse }
 
-// fill is the share of the bucket that is saved up, 0 to 1; negative: not known, or nothing can be saved up.
+// fill returns the stored share of the bucket, 0 to 1; negative if not known, or if nothing can be stored.
 func (l *limit) fill() float64 {
 	b := &l.total.Newest.Bucket
 	if b.At.IsZero() || b.Max <= 0 {
@@ -251,8 +251,8 @@ func (l *limit) fill() float64 {
 	return min(max(b.Stored/b.Max, 0), 1)
 }
 
-// words say what is special about a limit.
-func (l *limit) words(v *view) []string {
+// states returns the labels of everything unusual about a limit.
+func (l *limit) states(v *view) []string {
 	var all []string
 	add := func(is bool, word string) {
 		if is {
@@ -303,11 +303,11 @@ func (v *view) limit(name string) *limit {
 	return &v.limits[i]
 }
 
-// ranked are the limits as the first page shows them: most refused first, then most granted, then by name. If there are many, only the first
-// are put in order.
+// ranked returns the limits in the order of the first page: by refusals, then by grants, then by name. It sorts only as many
+// as are shown.
 func (v *view) ranked(most int) []*limit {
 	before := func(a, b *limit) int {
-		return cmp.Or(cmp.Compare(b.turned(), a.turned()), cmp.Compare(b.through(), a.through()), cmp.Compare(a.name(), b.name()))
+		return cmp.Or(cmp.Compare(b.refused(), a.refused()), cmp.Compare(b.granted(), a.granted()), cmp.Compare(a.name(), b.name()))
 	}
 	var top []*limit
 	for i := range v.limits {

@@ -13,25 +13,25 @@ import (
 )
 
 const (
-	// overdue is how long an instance may be silent before it is named: it has then missed a beat, which come 2.2 s apart at most.
-	// With a console's own beat of 2 s, somebody who looks knows within 5 s that an instance was killed.
+	// overdue is how long an instance may be silent before it is reported. Beats come at most 2.2 s apart, so it has then
+	// missed one. With a beat of 2 s, the pages report a killed instance within 5 s.
 	overdue = 2900 * time.Millisecond
-	// mostNamed bounds a list of what is wrong.
+	// mostNamed bounds a list of problems.
 	mostNamed = 5
 )
 
-// problem is something that is wrong, and what can be done about it: the name of an act, or nothing.
+// problem is a problem in words, with the name of an action that can solve it; Act is empty if there is none.
 type problem struct {
 	Text string `json:"text"`
 	Act  string `json:"act,omitempty"`
 }
 
-// problems are what is wrong, in words.
+// problems returns the problems of the fleet, in words.
 func (v *view) problems() []problem {
 	all := []problem{}
 	add := func(text string) { all = append(all, problem{Text: text}) }
 	if v.sw != nil && v.sw.Off {
-		add("The switch is off: every call passes" + v.turnedBy() + ".")
+		add("The switch is off: every call passes" + v.switchedOffBy() + ".")
 	}
 	if text := v.lossText(); text != "" {
 		all = append(all, problem{text, "confirm"})
@@ -55,7 +55,7 @@ func (v *view) problems() []problem {
 	}
 	switch {
 	case len(v.instances) == 0:
-		add("No instance has reported yet. Gateways report every two seconds to the Redis that they share.")
+		add("No instance has reported yet. Gateways report every two seconds to the Redis that they share: check that one runs, and that it uses the Redis and the key prefix of this console.")
 	case living == 0:
 		add("No instance reports any more: figures are those of the last ten minutes.")
 	}
@@ -76,11 +76,11 @@ func (v *view) problems() []problem {
 	return all
 }
 
-// turnedBy returns who has turned the switch off, when and why, as far as the table or an event has it.
-func (v *view) turnedBy() string {
+// switchedOffBy returns who turned the switch off, when and why, as far as the table or an event has it.
+func (v *view) switchedOffBy() string {
 	text := v.sw.Origin
-	if v.turned != nil && !strings.Contains(text, v.turned.Who) {
-		text = strings.TrimPrefix(text+", "+author(v.turned), ", ")
+	if v.switchedOff != nil && !strings.Contains(text, v.switchedOff.Who) {
+		text = strings.TrimPrefix(text+", "+author(v.switchedOff), ", ")
 	}
 	if text == "" {
 		return ""
@@ -88,22 +88,21 @@ func (v *view) turnedBy() string {
 	return " (" + text + ")"
 }
 
-// loss returns the unconfirmed loss of the table, and how many instances report one; nil if there is none. If instances differ, the
-// largest loss counts.
-func (v *view) loss() (worst *fleet.Loads, tellers int) {
+// loss returns the largest unconfirmed loss of the table, and the number of instances that report one; nil if there is none.
+func (v *view) loss() (worst *fleet.Loads, reporting int) {
 	for i := range v.instances {
 		if l := &v.instances[i].Loads; l.Gone > 0 && !v.instances[i].Silent(v.at) {
-			if tellers++; worst == nil || l.Gone > worst.Gone {
+			if reporting++; worst == nil || l.Gone > worst.Gone {
 				worst = l
 			}
 		}
 	}
-	return worst, tellers
+	return worst, reporting
 }
 
-// lossText returns the text of an unconfirmed loss; empty if there is none.
+// lossText describes an unconfirmed loss; empty if there is none.
 func (v *view) lossText() string {
-	worst, tellers := v.loss()
+	worst, reporting := v.loss()
 	if worst == nil {
 		return ""
 	}
@@ -112,32 +111,32 @@ func (v *view) lossText() string {
 		state = "They are still in force"
 	}
 	return fmt.Sprintf("%s since %s (%s), as %s. %s. Restore the rows, or confirm that this is meant.",
-		lostOf(worst), figure.Span(v.at.Sub(worst.Lost).Truncate(time.Second)), figure.Name(worst.Names), count(tellers, "instance reports", "instances report"), state)
+		lostOf(worst), figure.Span(v.at.Sub(worst.Lost).Truncate(time.Second)), figure.Name(worst.Names), count(reporting, "instance reports", "instances report"), state)
 }
 
-// trouble is what is wrong with an instance; empty: nothing.
+// trouble describes an instance's problem; empty if it has none.
 func (v *view) trouble(i *instance) string {
 	now := v.at
 	switch {
 	case i.Ended || v.replaced[i.ID]:
 		return ""
 	case now.Sub(i.Beat) > overdue:
-		return "nothing heard for " + figure.Span(now.Sub(i.Beat).Truncate(time.Second))
+		return "no report for " + figure.Span(now.Sub(i.Beat).Truncate(time.Second))
 	case i.Store.Down:
-		text := "the store does not answer"
+		text := "the store does not reply"
 		if !i.Store.Since.IsZero() {
-			text = "the store has not answered for " + figure.Span(now.Sub(i.Store.Since).Truncate(time.Second))
+			text = "the store has not replied for " + figure.Span(now.Sub(i.Store.Since).Truncate(time.Second))
 		}
 		if i.Store.Policy != "" {
-			text += ", calls get what the policy says (" + i.Store.Policy + ")"
+			text += ", the failure policy decides (" + i.Store.Policy + ")"
 		}
 		return text
 	case i.Loads.Err != "":
-		return fmt.Sprintf("its limits are %s old, since loads fail: %s", figure.Span(now.Sub(i.Loads.Last).Truncate(time.Second)), i.Loads.Err)
+		return fmt.Sprintf("loads fail, the limits loaded %s ago stay in force: %s", figure.Span(now.Sub(i.Loads.Last).Truncate(time.Second)), i.Loads.Err)
 	case i.Switch.Err != "":
 		return "the switch cannot be read: " + i.Switch.Err
 	case i.MoreLimits > 0 || i.Crowded:
-		return "it does not tell of all its limits: see Health"
+		return "it does not report all of its limits: see Health"
 	}
 	return ""
 }
@@ -149,7 +148,7 @@ func count(n int, one, many string) string {
 	return figure.Count(n) + " " + many
 }
 
-// round keeps three digits; whole numbers stay whole.
+// round keeps three significant digits; whole numbers stay whole.
 func round(v float64) float64 {
 	if math.Abs(v) < 1e-300 || math.IsNaN(v) || math.IsInf(v, 0) { // below that the scale would be infinite
 		return 0
@@ -163,7 +162,7 @@ func round(v float64) float64 {
 
 func itoa(i int) string { return strconv.Itoa(i) }
 
-// must is for what only a mistake in this package can make fail.
+// must panics on an error that only a mistake in this package can cause.
 func must[T any](v T, err error) T {
 	if err != nil {
 		panic(err)

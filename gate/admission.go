@@ -7,32 +7,33 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// Admission is the reply of a [Gate]: whether a call may begin, and why. A gate of your own returns &Admission{OK: true} for a call that no
-// bucket limits, and sets RetryAfter alone for a refusal.
+// Admission is the reply of a [Gate]: whether a call may begin, and why. Your own gate returns &Admission{OK: true} for a
+// call that no bucket limits, and sets only RetryAfter for a refusal.
 type Admission struct {
 	// OK reports whether the call may begin now.
 	OK bool
-	// By names the limit that decided; of a refusal, the one that refused.
+	// By names the limit that decided; for a refusal, the one that refused.
 	By Decider
-	// RetryAfter is the time until such a call could pass if nobody else asks, as far as that is known; 0 unless the call is refused.
+	// RetryAfter is, for a refusal, the time until such a call could pass if there are no other calls, as far as that is
+	// known; otherwise 0.
 	RetryAfter time.Duration
-	// Level is how full the rate's bucket was as the call began, or was refused; nil if no bucket was asked.
+	// Level is the level of the rate's bucket when the call began or was refused; nil if no bucket decided.
 	Level *tokenbucket.Level
-	// Release gives back what the call holds while it is under way: a place among those that are under way at once. It is nil if the call
-	// holds nothing. Leave calls it.
+	// Release returns what the call holds while it is in progress, such as a place of the concurrency limit. It is nil if the
+	// call holds nothing. Leave calls it.
 	Release func()
 
 	left  atomic.Bool
-	level tokenbucket.Level // that Level points to, to save an allocation
+	level tokenbucket.Level // the target of Level, to save an allocation
 }
 
-// Leave ends the call, and gives back what it holds. It has to be called once the call has ended; until then the call counts as under way.
-// Calling it again, or for a refusal, does nothing.
+// Leave ends the call, and returns what it holds. Call it once the call has ended; until then the call counts as in progress.
+// A second Leave, or one for a refusal, does nothing.
 func (a *Admission) Leave() {
 	if a != nil && a.Release != nil && !a.left.Swap(true) {
 		a.Release()
 	}
 }
 
-// Holds reports whether Leave gives something back.
+// Holds reports whether Leave returns anything.
 func (a *Admission) Holds() bool { return a.Release != nil }

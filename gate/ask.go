@@ -8,15 +8,15 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// errNothing is of a gate that breaks its contract.
+// errNothing is the error for a gate that breaks its contract.
 var errNothing = errors.New("the gate returned neither an admission nor an error")
 
-// Ask enters a gate for an adapter such as httplimit or contrib/grpc, so that all adapters read a gate's reply alike:
+// Ask enters a gate on behalf of an adapter such as httplimit or contrib/grpc, so that all adapters interpret its reply alike:
 //
-//   - A call that does not begin holds nothing, whatever the gate returned beside the refusal or the error.
-//   - A wait that only ctx is too short for is a refusal, not a failure. Its RetryAfter is when the rest of the wait is as short as what is
-//     left of ctx.
-//   - If ctx has ended, the error is the context's, even if the call was admitted: nothing would come of it.
+//   - A call that does not begin holds nothing, even if the gate returned an Admission beside the refusal or the error.
+//   - If the deadline of ctx is before the end of the wait, the call is refused, not failed. RetryAfter is the time until the remaining
+//     wait fits into what is left of ctx.
+//   - If ctx has ended, the error is that of the context, even if the call was admitted, because its result could not be used.
 func Ask(ctx context.Context, g Gate, key string) (*Admission, error) {
 	a, err := g.Enter(ctx, key)
 	if err == nil && a == nil {

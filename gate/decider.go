@@ -1,10 +1,10 @@
 package gate
 
-// Decider is what decides about a call: a limit of its row, or the reason why no limit was asked.
+// Decider is the reason for a decision: a limit of the call's row, or the reason why none was evaluated.
 type Decider uint8
 
 const (
-	// ByLimit: the bucket of the row, or of a default limit. If the row has further limits, its rate.
+	// ByLimit: the bucket of the row, or of a default limit. In a row with further limits, it stands for the rate.
 	ByLimit Decider = iota
 	// BySwitch: the global switch is off, and every call passes.
 	BySwitch

@@ -2,8 +2,8 @@ package gate
 
 import "strings"
 
-// Key makes one key of several parts: "|" stands between them, and "\" before a "|" or "\" within a part, so that different parts never
-// make the same key. registry.WithParts reads such keys.
+// Key joins parts to one key, with "|" between them. It writes "\" before a "|" or "\" within a part, so that different parts
+// never make the same key. registry.WithParts reads such keys.
 func Key(parts ...string) string {
 	var key strings.Builder
 	for i, part := range parts {

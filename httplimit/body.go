@@ -7,7 +7,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// leaveAfter leaves when the body of a response has been read or closed. A response without a body has ended.
+// leaveAfter makes the admission end with the response's body: when it is read to its end, fails or is closed. A response
+// without a body has ended.
 func leaveAfter(response *http.Response, a *gate.Admission) {
 	if !a.Holds() {
 		return
@@ -16,14 +17,14 @@ func leaveAfter(response *http.Response, a *gate.Admission) {
 	switch stream, ok := response.Body.(io.ReadWriteCloser); {
 	case response.Body == nil || response.Body == http.NoBody:
 		a.Leave()
-	case ok: // of an upgrade: the caller writes to it
+	case ok: // an upgraded connection, to which the caller writes
 		response.Body = &heldStream{body, stream}
 	default:
 		response.Body = body
 	}
 }
 
-// held is the body of a response whose call holds something.
+// held is a response body that ends its admission.
 type held struct {
 	io.ReadCloser
 	admission *gate.Admission

@@ -10,25 +10,26 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// PenaltyPolicy is implemented by gates that decide which responses of an upstream hold a key's bucket back. With other gates, 429 and 503 do.
+// PenaltyPolicy is an optional interface of gates: it decides which responses of an upstream hold a key's bucket back. With
+// other gates, 429 and 503 do.
 type PenaltyPolicy interface {
-	// Penalizes reports whether a response of that status, 429 or 503, with a Retry-After holds the key's bucket back. It may be called by
-	// many goroutines at once.
+	// Penalizes reports whether a response with that status, 429 or 503, and a Retry-After holds the key's bucket back. It
+	// may be called concurrently.
 	Penalizes(key string, status int) bool
 }
 
-// ErrRefused is what every RefusedError is, to be matched with errors.Is.
+// ErrRefused is matched by every RefusedError, with errors.Is.
 var ErrRefused = errors.New("httplimit: refused")
 
-// ErrNoKey is returned for a request whose key is [NoKey]. Nothing was sent and nothing was taken.
+// ErrNoKey is returned for a request whose key is [NoKey]. The request was not sent, and no permit was taken.
 var ErrNoKey = errors.New("httplimit: the request has no key that limits it")
 
-// RefusedError tells that no permit falls due in time: within what the gate allows, or before the request's deadline.
-// Nothing was sent and nothing was taken.
+// RefusedError is returned if no permit falls due in time: within the time that the gate allows, or before the request's
+// deadline. The request was not sent, and no permit was taken.
 type RefusedError struct {
 	// Key of the request.
 	Key string
-	// RetryAfter is when such a request could pass if nobody else asks.
+	// RetryAfter is the time after which such a request could pass if there are no others.
 	RetryAfter time.Duration
 }
 
@@ -39,11 +40,11 @@ func (e *RefusedError) Error() string {
 // Unwrap returns [ErrRefused].
 func (e *RefusedError) Unwrap() error { return ErrRefused }
 
-// GateError tells that the gate failed: nothing could be decided about the request, and it was not sent.
+// GateError is returned if the gate failed. There was no decision about the request, and it was not sent.
 type GateError struct {
 	// Key of the request.
 	Key string
-	// Err is the gate's.
+	// Err is the gate's error.
 	Err error
 }
 
@@ -52,14 +53,14 @@ func (e *GateError) Error() string { return fmt.Sprintf("httplimit: key %.80q: %
 // Unwrap returns Err.
 func (e *GateError) Unwrap() error { return e.Err }
 
-// penaltyTimeout bounds how long a penalty may take, whose request may have ended.
+// penaltyTimeout bounds a penalty, because the request that causes it may have ended.
 const penaltyTimeout = time.Second
 
 // refused reports whether enter failed because the gate refused the call.
 func refused(a *gate.Admission) bool { return a != nil && !a.OK }
 
-// enter blocks until the call may begin. With a *RefusedError comes the admission that it is made of. Unless enter fails, the caller must
-// call Leave when the call has ended.
+// enter blocks until the call may begin. A *RefusedError is returned together with the refusal. Unless enter fails, the
+// caller must call Leave when the call has ended.
 func (s *settings) enter(r *http.Request, key string) (*gate.Admission, error) {
 	ctx := r.Context()
 	a, err := gate.Ask(ctx, s.gate, key)
@@ -78,11 +79,11 @@ func (s *settings) enter(r *http.Request, key string) (*gate.Admission, error) {
 	return a, nil
 }
 
-// penalize holds the key's bucket back, whether or not the request's context has ended.
+// penalize holds the key's bucket back, even if the request's context has ended.
 func (s *settings) penalize(ctx context.Context, key string, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), penaltyTimeout)
 	defer cancel()
 	if err := s.gate.Penalize(ctx, key, d); err != nil {
-		s.log().WarnContext(ctx, "httplimit: penalty failed, so the upstream's Retry-After may not hold the bucket back", "key", key, "retryAfter", d, "error", err)
+		s.log().WarnContext(ctx, "httplimit: penalty failed, further calls may reach the upstream before its Retry-After is over", "key", key, "retryAfter", d, "error", err)
 	}
 }

@@ -9,15 +9,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// KeyFunc makes the key of a request: requests of one key share a bucket. It returns [NoKey] if the request must not pass. It must be safe
-// for concurrent use and must not change the request.
+// KeyFunc returns the key of a request. Requests with the same key share a bucket. It returns [NoKey] if the request must not
+// pass. It must be safe for concurrent use and must not change the request.
 type KeyFunc func(*http.Request) string
 
-// ByPath keys by the URL's path, unescaped and without the query. A request that a program makes without a path has the key "/", as it is
-// sent. A target with an opaque part or without a path, such as * or that of CONNECT, has [NoKey]: what it leads to is not in its path.
+// ByPath returns the URL's path, unescaped and without the query. For an outgoing request without a path it returns "/",
+// which is what is sent. For a target with an opaque part or without a path, such as * or the target of CONNECT, it returns
+// [NoKey], because the path does not identify the resource.
 //
-// The path is not cleaned. If what is behind resolves //, dots or escapes, clients can write a path in several ways: put
-// [CanonicalHandler] in front.
+// The path is not cleaned. If the handlers or upstreams behind it resolve //, dots or escapes, clients can write one path in
+// several ways: use [CanonicalHandler] in front.
 func ByPath(r *http.Request) string {
 	switch u := r.URL; {
 	case u == nil:
@@ -33,16 +34,17 @@ func ByPath(r *http.Request) string {
 	}
 }
 
-// ByHeader keys by a header field; requests without it share the key "". One that has it several times has [NoKey], because upstreams
-// differ in which of them they read. A client that chooses the field's value chooses its bucket: check it first, or use a gate that knows
-// its keys. It is nil, which constructors refuse, if the name is empty.
+// ByHeader returns a KeyFunc for the value of a header field; requests without the field share the key "". A request with
+// several values gets [NoKey], because upstreams differ in which of them they read. A client that chooses the value chooses
+// its bucket: validate it first, or use a gate with known keys only. ByHeader returns nil, which constructors refuse, if the
+// name is empty.
 //
-// A Host has no case and may end with a dot: its key is in lower case and without the dot. A port stays.
+// The key of a Host is in lower case and without a dot at its end, which hosts may have. A port is kept.
 func ByHeader(name string) KeyFunc {
 	switch name = http.CanonicalHeaderKey(name); name {
 	case "":
 		return nil
-	case "Host": // a server keeps it apart
+	case "Host": // net/http keeps it apart from the header
 		return func(r *http.Request) string { return canonicalHost(r.Host) }
 	}
 	return func(r *http.Request) string {
@@ -56,7 +58,7 @@ func ByHeader(name string) KeyFunc {
 	}
 }
 
-// canonicalHost returns a host, perhaps with a port, in lower case and without the dot that may end its name.
+// canonicalHost returns a host, with or without a port, in lower case and without the dot that may end its name.
 func canonicalHost(host string) string {
 	host = strings.ToLower(host)
 	port := ""
@@ -66,30 +68,31 @@ func canonicalHost(host string) string {
 	return strings.TrimSuffix(host, ".") + port
 }
 
-// ByClient keys requests that are served by the client's IP address. That is the connection's peer, unless the peer is a
-// trusted proxy: then X-Forwarded-For is read from its end, where each trusted proxy has put who it was called by, up to the
-// first address that is not trusted, or the last that there is. So what an untrusted peer writes into the field is not
-// looked at. An entry that is no address ends the walk at the proxy that passed it on.
+// ByClient returns a KeyFunc for the client's IP address, for requests that are served. That is the connection's peer, unless
+// the peer is a trusted proxy. Then X-Forwarded-For is read from its end, where each trusted proxy has added the address of
+// its own client. The key is the first address that is not trusted, or the first of the list if all are trusted. So an
+// untrusted peer cannot choose its key with that field. An entry that is not an address ends the walk, and the key is the
+// proxy that passed it on.
 //
-// Ports and IPv6 zones are dropped, and IPv4 addresses in IPv6 form are IPv4 addresses. A peer without an address, on a
+// Ports and IPv6 zones are dropped, and IPv4 addresses in IPv6 form count as IPv4 addresses. A peer without an address, on a
 // Unix socket, is never trusted, and its RemoteAddr is the key. The field Forwarded of RFC 7239 is not read.
 //
 // A client with IPv6 commonly has 2^64 addresses, and as many keys: ByClientNetwork counts them as one.
 //
-// It is nil, which constructors refuse, if a prefix is not valid.
+// ByClient returns nil, which constructors refuse, if a prefix is not valid.
 func ByClient(trusted ...netip.Prefix) KeyFunc {
 	return byClient(forwardedFor, 32, 128, false, trusted)
 }
 
-// ByClientNetwork is ByClient, keyed by the network of the client's address, such as 2001:db8:1:2::/64: that of its first
-// v4 bits (1 to 32), or v6 bits (1 to 128). 32 and 64 is one key for each IPv4 address, and one for each IPv6 customer; but
-// where many hosts share a network, they share the key.
+// ByClientNetwork is like ByClient, but the key is the network of the client's address, such as 2001:db8:1:2::/64: its first
+// v4 bits (1 to 32) or v6 bits (1 to 128). With 32 and 64 there is one key for each IPv4 address and one for each IPv6
+// customer. Hosts of one network share a key.
 func ByClientNetwork(v4, v6 int, trusted ...netip.Prefix) KeyFunc {
 	return byClient(forwardedFor, v4, v6, true, trusted)
 }
 
-// ByClientField is ByClientNetwork for trusted proxies that write the client's address into another header field than X-Forwarded-For, such
-// as X-Real-IP. It is nil, which constructors refuse, if the name is empty.
+// ByClientField is like ByClientNetwork, for trusted proxies that write the client's address to another header field than
+// X-Forwarded-For, such as X-Real-IP. It returns nil, which constructors refuse, if the name is empty.
 func ByClientField(field string, v4, v6 int, trusted ...netip.Prefix) KeyFunc {
 	return byClient(http.CanonicalHeaderKey(field), v4, v6, true, trusted)
 }
@@ -123,7 +126,7 @@ func byClient(field string, v4, v6 int, network bool, trusted []netip.Prefix) Ke
 	}
 }
 
-// clientAddr walks the forwarded addresses from the end, as ByClient says. It is not valid if the peer is no address.
+// clientAddr returns the client's address as described at ByClient. The result is not valid if the peer has no address.
 func clientAddr(peer string, forwarded []string, trusted []netip.Prefix) netip.Addr {
 	client := parseAddr(peer)
 	for i := len(forwarded) - 1; i >= 0; i-- {
@@ -146,7 +149,7 @@ func clientAddr(peer string, forwarded []string, trusted []netip.Prefix) netip.A
 	return client
 }
 
-// parseAddr reads an address with or without a port; one of IPv6 with or without brackets.
+// parseAddr parses an address with or without a port; an IPv6 address may be in brackets.
 func parseAddr(s string) netip.Addr {
 	addr, err := netip.ParseAddr(s)
 	if err != nil {
@@ -159,8 +162,8 @@ func parseAddr(s string) netip.Addr {
 	return addr.WithZone("").Unmap()
 }
 
-// Join keys by several things at once: the key is gate.Key of the parts. It is [NoKey] if a part is. The function is nil, which
-// constructors refuse, without parts or if a part is nil.
+// Join returns a KeyFunc that combines several: its key is gate.Key of the parts, or [NoKey] if a part is. It returns nil,
+// which constructors refuse, without parts or if a part is nil.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 || slices.ContainsFunc(parts, func(f KeyFunc) bool { return f == nil }) {
 		return nil

@@ -10,28 +10,28 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// NewMiddleware returns what makes a limited handler of a handler; nil stands for http.DefaultServeMux. It fails with
+// NewMiddleware returns a function that wraps a handler in a limited one; nil stands for http.DefaultServeMux. It fails with
 // tokenbucket.ErrInvalidConfig if the gate is nil or an option has a bad value.
 //
-// A request waits until its permit is due; next is then called with the very ResponseWriter that the server made, so
-// streams, upgrades and http.ResponseController work as without. When the request's context ends during the wait, the permit
-// goes back and next is not called; the answer is 503, should anybody read it.
+// A request waits until its permit is due. Then next is called with the server's own ResponseWriter, so that streams,
+// upgrades and http.ResponseController work as without the middleware. If the request's context ends during the wait, the
+// permit is refunded and next is not called; the status is 503, if the client still reads it.
 //
-// What the gate's admission holds goes back when next returns.
+// The admission ends when next returns.
 //
-// A request without a key ([NoKey]) is answered 400. A refused request is answered 429 with Retry-After, in whole seconds ([WithRefusalHandler]). When the gate fails, the
-// answer is 503 with Retry-After: 1 ([WithOnError]).
+// A request without a key ([NoKey]) gets 400. A refused request gets 429 with Retry-After in whole seconds
+// ([WithRefusalHandler]). If the gate fails, the request gets 503 with Retry-After: 1 ([WithOnError]).
 //
-// These header fields are added to what else there is, unless limiting is off, so that several limits around one handler
-// show side by side, with a name each ([WithPolicy]):
+// These header fields are added to those that are there, unless limiting is off. Several limits around one handler therefore
+// appear side by side, each with its name ([WithPolicy]):
 //
 //	RateLimit-Policy: "default";q=5;w=1
 //	RateLimit: "default";r=4;t=1
 //
-// The policy is q requests in w seconds: w is the time in which the bucket fills, in whole seconds, and long enough for one
-// permit; q is what the rate yields in that, rounded down. So q/w is never above the rate, and below it where it is no
-// whole number: 2.5/s is q=2;w=1, and one permit in ten seconds q=1;w=10. r permits could be used at once now,
-// and the bucket is full again in t seconds, rounded up, at least 1. With a refusal r is 0 and t is Retry-After. They are
+// The policy is q requests in w seconds. w is the time in which the bucket fills, in whole seconds, and long enough for one
+// permit. q is the number of permits of the rate in that time, rounded down. So q/w never exceeds the rate, and is lower if
+// the rate is not a whole number: 2.5/s is q=2;w=1, and one permit in ten seconds q=1;w=10. r permits could be used at once
+// now, and the bucket is full in t seconds, rounded up, at least 1. For a refusal r is 0 and t is Retry-After. The fields are
 // hints: other clients may share the bucket.
 func NewMiddleware(g gate.Gate, opts ...MiddlewareOption) (func(http.Handler) http.Handler, error) {
 	m := &middleware{settings{key: ByPath, policy: `"default"`, refuse: http.HandlerFunc(tooMany)}}
@@ -60,7 +60,7 @@ func NewMiddleware(g gate.Gate, opts ...MiddlewareOption) (func(http.Handler) ht
 	}, nil
 }
 
-// WithPolicy sets the name of the policy in the header fields, printable ASCII. Default: "default".
+// WithPolicy sets the name of the policy in the header fields, in printable ASCII. The default is "default".
 func WithPolicy(name string) MiddlewareOption {
 	return forMiddleware(func(s *settings) {
 		if name == "" || strings.ContainsFunc(name, func(c rune) bool { return c < ' ' || c > '~' }) {
@@ -70,8 +70,8 @@ func WithPolicy(name string) MiddlewareOption {
 	})
 }
 
-// WithRefusalHandler sets what answers a refused request. The header fields are set when it is called, Retry-After
-// included; the status is its own to write. Default: 429 and a line of text.
+// WithRefusalHandler sets the handler of refused requests. The header fields are already set, Retry-After included; the
+// handler writes the status. The default is 429 and a line of text.
 func WithRefusalHandler(h http.Handler) MiddlewareOption {
 	return forMiddleware(func(s *settings) {
 		if isNil(h) {
@@ -98,7 +98,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	case refused(admission):
 		m.announce(w.Header(), admission)
 		m.refuse.ServeHTTP(w, r)
-	case r.Context().Err() != nil: // without a status, who still listens would take it for a success
+	case r.Context().Err() != nil: // without a status, a client that still reads would see a success
 		w.WriteHeader(http.StatusServiceUnavailable)
 	default:
 		w.Header().Set("Retry-After", "1")
@@ -128,10 +128,10 @@ func (m *middleware) announce(h http.Header, a *gate.Admission) {
 	}
 }
 
-// noise is what two float64 that mean the same may differ by.
+// noise bounds the difference of two float64 that mean the same.
 const noise = 1e-9
 
-// item is the policy's name with two parameters, as RFC 9651 writes it.
+// item returns the policy's name with two parameters, encoded by RFC 9651.
 func (m *middleware) item(a string, x int64, b string, y int64) string {
 	field := make([]byte, 0, len(m.policy)+24)
 	field = append(append(append(append(field, m.policy...), ';'), a...), '=')

@@ -17,7 +17,7 @@ type TransportOption interface{ transport(*settings) }
 // MiddlewareOption configures [NewMiddleware].
 type MiddlewareOption interface{ middleware(*settings) }
 
-// Option configures either.
+// Option configures both.
 type Option interface {
 	TransportOption
 	MiddlewareOption
@@ -34,18 +34,18 @@ func (o forMiddleware) middleware(s *settings) { o(s) }
 func (o forBoth) transport(s *settings)        { o(s) }
 func (o forBoth) middleware(s *settings)       { o(s) }
 
-// settings is what a gate and options come to. An option with a bad value makes the constructor fail.
+// settings are a gate and the options. A bad value makes the constructor fail.
 type settings struct {
 	gate    gate.Gate
 	key     KeyFunc
 	onError func(*http.Request, error) error
 	logger  *slog.Logger
 
-	base       http.RoundTripper // the transport's own
+	base       http.RoundTripper // of transports
 	respond    bool
 	maxPenalty time.Duration
 
-	policy string // the middleware's own: a serialized String
+	policy string // of middlewares: a serialized String
 	refuse http.Handler
 
 	err error
@@ -79,7 +79,7 @@ func (s *settings) log() *slog.Logger {
 	return slog.Default()
 }
 
-// WithKey sets what makes a request's key. Default: ByPath.
+// WithKey sets the function that returns a request's key. The default is ByPath.
 func WithKey(key KeyFunc) Option {
 	return forBoth(func(s *settings) {
 		if key == nil {
@@ -89,11 +89,11 @@ func WithKey(key KeyFunc) Option {
 	})
 }
 
-// WithOnError sets what becomes of a request when the gate fails: err is a *GateError. If the function returns nil, the
-// request passes without a permit; otherwise what it returns is the Transport's error, or makes the middleware answer 503.
-// It is not asked about refusals, nor when the request's context has ended. It must be safe for concurrent use. Default: no
-// request passes, and the middleware logs why. For a store that is away prefer tokenbucket.WithFailurePolicy: this is asked
-// about wrong passwords and corrupt states, too.
+// WithOnError sets the function that decides about a request when the gate fails: err is a *GateError. If it returns nil, the
+// request passes without a permit. Otherwise a Transport returns its error, and a middleware sends 503. It is not called for
+// refusals, nor if the request's context has ended. It must be safe for concurrent use. By default no request passes, and the
+// middleware logs the error. For an unavailable store prefer tokenbucket.WithFailurePolicy, because this function is also
+// called for wrong passwords and corrupt states.
 func WithOnError(f func(r *http.Request, err error) error) Option {
 	return forBoth(func(s *settings) {
 		if f == nil {
@@ -103,8 +103,8 @@ func WithOnError(f func(r *http.Request, err error) error) Option {
 	})
 }
 
-// WithLogger sets where failed penalties are logged and, by a middleware without [WithOnError], failures of the gate. Default:
-// slog.Default().
+// WithLogger sets the logger for failed penalties and, in a middleware without [WithOnError], for failures of the gate. The
+// default is slog.Default().
 func WithLogger(l *slog.Logger) Option {
 	return forBoth(func(s *settings) {
 		if l == nil {

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// NoKey is returned by a KeyFunc for a request that must not pass, because no key limits what it asks for. The middleware answers it 400,
-// and the Transport returns [ErrNoKey]. [Join] returns it if one of its parts does.
+// NoKey is returned by a KeyFunc for a request that must not pass, because no key can limit it. The middleware responds with
+// 400, and the Transport returns [ErrNoKey]. [Join] returns it if one of its parts does.
 const NoKey = "\x00"
 
 // TargetError reports a request target that has no canonical form.
 type TargetError struct {
-	// Target is the URL as it came.
+	// Target is the URL as it was received.
 	Target string
-	// Part is what is wrong with it, Want what would be right.
+	// Part is the invalid part, and Want is what would be valid.
 	Part, Want string
 }
 
@@ -57,9 +57,10 @@ func Canonical(u *url.URL) (*url.URL, error) {
 	return &url.URL{Path: path, RawPath: escaped, RawQuery: u.RawQuery, ForceQuery: u.ForceQuery}, nil
 }
 
-// CanonicalHandler calls next with the canonical URL of each request, and answers 400 to requests that have none ([Canonical]). It belongs
-// around a reverse proxy that is limited by path, so that what was limited is what is sent. CONNECT is answered 400, and so is OPTIONS *
-// unless the server answers it (http.Server.DisableGeneralOptionsHandler).
+// CanonicalHandler calls next with the canonical URL of each request, and responds with 400 to requests without one
+// ([Canonical]). Use it around a reverse proxy that is limited by path, so that the path that is limited is also the one that
+// is sent. CONNECT gets 400, and so does OPTIONS * unless the server responds to it
+// (http.Server.DisableGeneralOptionsHandler).
 func CanonicalHandler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		u, err := Canonical(r.URL)
@@ -75,7 +76,7 @@ func CanonicalHandler(next http.Handler) http.Handler {
 
 const badTarget = "the request target has no path with one meaning"
 
-// rawPath returns the path as it was escaped in the request, also where that is not how Go would escape it.
+// rawPath returns the path as escaped in the request, even if Go would escape it differently.
 func rawPath(u *url.URL) string {
 	if u.RawPath != "" {
 		if path, err := url.PathUnescape(u.RawPath); err == nil && path == u.Path {
@@ -85,7 +86,7 @@ func rawPath(u *url.URL) string {
 	return (&url.URL{Path: u.Path}).EscapedPath()
 }
 
-// canonicalPath returns the canonical form of an escaped path, or what is wrong with it.
+// canonicalPath returns the canonical form of an escaped path, or the name of the part that is wrong.
 func canonicalPath(escaped string) (path, wrong string) {
 	if plain(escaped) {
 		return escaped, ""
@@ -113,13 +114,14 @@ func canonicalPath(escaped string) (path, wrong string) {
 			continue
 		}
 		if last {
-			kept = append(kept, "") // the slash at the end stays
+			kept = append(kept, "") // keeps the slash at the end
 		}
 	}
 	return "/" + strings.Join(kept, "/"), ""
 }
 
-// plain reports whether a path is its own canonical form, as most are: segments of letters, digits, _, ~ and -, with dots within.
+// plain reports whether a path is its own canonical form, as most are: segments of letters, digits, _, ~ and -, with dots
+// within.
 func plain(path string) bool {
 	for i := range len(path) {
 		switch c := path[i]; {
@@ -134,7 +136,8 @@ func plain(path string) bool {
 	return path != "" && path[0] == '/'
 }
 
-// normalized returns an escaped path with every byte either as it is or escaped by capitals, or what is wrong with it.
+// normalized returns an escaped path with every byte either unescaped or escaped with capital digits, or the name of the part
+// that is wrong.
 func normalized(escaped string) (path, wrong string) {
 	var b strings.Builder
 	for i := 0; i < len(escaped); i++ {
@@ -164,7 +167,7 @@ func normalized(escaped string) (path, wrong string) {
 
 const capitals = "0123456789ABCDEF"
 
-// unreserved reports whether an escape of the byte means the same as the byte, by RFC 3986.
+// unreserved reports whether the escaped and the unescaped byte mean the same, by RFC 3986.
 func unreserved(c byte) bool {
 	return 'a' <= c|0x20 && c|0x20 <= 'z' || '0' <= c && c <= '9' || c == '-' || c == '.' || c == '_' || c == '~'
 }

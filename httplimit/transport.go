@@ -14,37 +14,37 @@ import (
 
 const (
 	defaultMaxPenalty = time.Minute
-	longestPenalty    = time.Hour // for which a bucket can be held back
+	longestPenalty    = time.Hour // the longest time for which a bucket can be held back
 )
 
 var errZero = fmt.Errorf("httplimit: %w: transport the zero value: want one made by NewTransport", tokenbucket.ErrInvalidConfig)
 
-// Transport is an http.RoundTripper that takes a permit for each request before it leaves. [NewTransport] makes one.
+// Transport is an http.RoundTripper that takes a permit for each request before sending it. [NewTransport] makes one.
 //
-// RoundTrip waits until the permit is due and then lets the base RoundTripper send the request. It returns a *RefusedError
-// if the permit would not be due in time ([WithRefusalResponse]), a *GateError if nothing could be decided ([WithOnError]), [ErrNoKey] if
-// its key is NoKey, and the context's error if that ends first. http.Client wraps them in a *url.Error; errors.Is and errors.As see through it.
-// Only contexts end a wait, not the deprecated Request.Cancel.
+// RoundTrip waits until the permit is due and then calls the base RoundTripper. It returns a *RefusedError if the permit
+// would not be due in time ([WithRefusalResponse]), a *GateError if no decision was possible ([WithOnError]), [ErrNoKey] if
+// the key is NoKey, and the context's error if the context ends first. http.Client wraps them in a *url.Error; use errors.Is
+// and errors.As. Only contexts end a wait, not the deprecated Request.Cancel.
 //
-// A wait that is given up gives its permit back. A permit whose time has come is used, whether or not the request then finds a
+// A wait that is cancelled refunds its permit. A permit whose due time has passed is used, even if the request then finds no
 // connection.
 //
 // A response 429 or 503 with Retry-After holds the request's bucket back for the whole fleet, before RoundTrip returns it
-// ([WithMaxPenalty]), unless the gate decides otherwise ([PenaltyPolicy]); requests that wait already wait that much longer.
-// Responses are passed on as they are.
+// ([WithMaxPenalty]), unless the gate decides otherwise ([PenaltyPolicy]). Requests that already wait, wait that much longer.
+// Responses are passed on unchanged.
 //
-// What the gate's admission holds goes back when the response's body has been read to its end or closed, or with the error.
-// An upgraded stream (status 101, a WebSocket) is the caller's to end: the request's context does not end it any more. What it holds goes
-// back when it is closed, or reading from it fails, and never if neither happens.
+// The admission ends with an error, or when the response's body is read to its end or closed. An upgraded stream (status 101,
+// a WebSocket) belongs to the caller: the request's context no longer ends it. Its admission ends when it is closed, or when
+// reading from it fails, and never if neither happens.
 //
-// Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. What
-// http.Transport sends again because an idle connection was found dead is one.
+// Each redirect that http.Client follows, and each retry by a caller, is a request with a permit of its own. A request that
+// http.Transport repeats because an idle connection was dead is one request.
 //
-// A Transport may be used by many goroutines at once. It has nothing to close.
+// A Transport may be used concurrently. It need not be closed.
 type Transport struct{ settings }
 
-// NewTransport returns a Transport that asks the gate. It fails with tokenbucket.ErrInvalidConfig if the gate is nil or an
-// option has a bad value. Whoever upgrades a connection with it must Close the stream, which holds its place until then.
+// NewTransport returns a Transport with that gate. It fails with tokenbucket.ErrInvalidConfig if the gate is nil or an option
+// has a bad value. A caller that upgrades a connection must close the stream, which holds its place until then.
 func NewTransport(g gate.Gate, opts ...TransportOption) (*Transport, error) {
 	t := &Transport{settings{key: ByPath, base: http.DefaultTransport, maxPenalty: defaultMaxPenalty}}
 	t.begin(g)
@@ -61,7 +61,7 @@ func NewTransport(g gate.Gate, opts ...TransportOption) (*Transport, error) {
 	return t, nil
 }
 
-// WithBase sets what sends the requests. Default: http.DefaultTransport.
+// WithBase sets the RoundTripper that sends the requests. The default is http.DefaultTransport.
 func WithBase(base http.RoundTripper) TransportOption {
 	return forTransport(func(s *settings) {
 		if isNil(base) {
@@ -71,15 +71,15 @@ func WithBase(base http.RoundTripper) TransportOption {
 	})
 }
 
-// WithRefusalResponse makes a refusal a response that was not sent by anybody, status 429 with Retry-After, instead of an
-// error. If several Transports wrap one another, only the outermost should do so: one further out would take the
-// response for the upstream's.
+// WithRefusalResponse makes RoundTrip return a refusal as a response with status 429 and Retry-After, instead of an error. No
+// server has sent that response. If several Transports wrap one another, use it for the outermost only: an outer one would
+// take the response for the upstream's.
 func WithRefusalResponse() TransportOption {
 	return forTransport(func(s *settings) { s.respond = true })
 }
 
-// WithMaxPenalty bounds for how long a Retry-After holds the bucket back; a longer one is clipped. 0 ignores Retry-After; at most 1 hour;
-// default 1 minute.
+// WithMaxPenalty bounds the time for which a Retry-After holds the bucket back; a longer one is clipped. 0 ignores
+// Retry-After. The maximum is 1 hour, the default 1 minute.
 func WithMaxPenalty(d time.Duration) TransportOption {
 	return forTransport(func(s *settings) {
 		if d < 0 || d > longestPenalty {
@@ -128,26 +128,26 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	return response, nil
 }
 
-// penalizes reports whether a response of that status holds the key's bucket back.
+// penalizes reports whether a response with that status holds the key's bucket back.
 func (t *Transport) penalizes(key string, status int) bool {
 	policy, ok := t.gate.(PenaltyPolicy)
 	return !ok || policy.Penalizes(key, status)
 }
 
-// CloseIdleConnections closes the base's, if it can.
+// CloseIdleConnections closes the idle connections of the base, if it has such a method.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
 	}
 }
 
-// retryAfter is how long a response asks to be left alone: at most longest, 0 if it does not ask or not understandably.
-// A date counts from the response's own, so that clocks need not agree.
+// retryAfter returns the delay that a response asks for, at most longest; 0 if it has none or an invalid one. A date is
+// relative to the response's own Date, so that clocks need not agree.
 func retryAfter(h http.Header, now time.Time, longest time.Duration) time.Duration {
 	value := h.Get("Retry-After")
 	if digits := strings.TrimLeft(value, "0123456789"); digits == "" && value != "" {
 		seconds, err := strconv.ParseUint(value, 10, 32)
-		if err != nil { // all digits: too many of them
+		if err != nil { // more digits than fit
 			return longest
 		}
 		return min(time.Duration(seconds)*time.Second, longest)
@@ -164,7 +164,7 @@ func retryAfter(h http.Header, now time.Time, longest time.Duration) time.Durati
 
 const refusedText = "Too Many Requests: the rate limit of this client\n"
 
-// refusal is a response as http.Transport would return it, had somebody sent it.
+// refusal returns a response like one of http.Transport.
 func refusal(r *http.Request, after time.Duration) *http.Response {
 	body := io.NopCloser(strings.NewReader(refusedText))
 	if r.Method == http.MethodHead {
@@ -186,7 +186,7 @@ func refusal(r *http.Request, after time.Duration) *http.Response {
 	}
 }
 
-// wholeSeconds rounds up, for a Retry-After: at least 1.
+// wholeSeconds rounds up to whole seconds, at least 1, for Retry-After.
 func wholeSeconds(d time.Duration) int64 {
 	n := int64(d / time.Second)
 	if d%time.Second > 0 {

@@ -243,7 +243,7 @@ func (e *subscription) update(change func()) {
 	}
 }
 
-// take returns what has arrived since the last call.
+// take returns the notifications since the last call.
 func (e *subscription) take() (begun bool, news []string, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

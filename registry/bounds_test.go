@@ -152,10 +152,10 @@ func TestBoundsOfFleet(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	shared := []registry.Option{
 		registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+			return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 		}),
 		registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
-			return semaphore.NewRedis(client, name, n, opts...)
+			return semaphore.NewRedis(client, name, n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 		}),
 	}
 	name := fmt.Sprint("/fleet/", rand.Uint64())
@@ -189,12 +189,12 @@ func TestRowWins(t *testing.T) {
 	row := registry.Limit{Name: name, Row: "1", NoRate: true, Window: time.Hour, WindowLimit: 6, Concurrent: 3, Version: 5}
 	r := open(t, registry.Static{row, bounded("/plain", func(l *registry.Limit) { l.Window, l.WindowLimit, l.Concurrent = 0, 0, 0 })}, tokenbucket.NewMemoryStore(),
 		registry.WithWindows(func(name string, limit int, length, resolution time.Duration, opts ...slidingwindow.Option) (l *slidingwindow.Limiter, err error) {
-			l, err = slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client))...)
+			l, err = slidingwindow.New(name, limit, length, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 			window = l
 			return l, err
 		}),
 		registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (s *semaphore.Semaphore, err error) {
-			places, err = semaphore.NewRedis(client, name, n, opts...)
+			places, err = semaphore.NewRedis(client, name, n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 			return places, err
 		}))
 	_, ok, err := r.Usage(ctx, name)
@@ -256,7 +256,7 @@ func TestWindowChangedAndBack(t *testing.T) {
 	process := func() *registry.Registry {
 		return open(t, source, tokenbucket.NewMemoryStore(), registry.WithLocalSemaphores(), registry.WithInterval(time.Hour),
 			registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-				return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+				return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 			}))
 	}
 	source.set(row)

@@ -31,12 +31,12 @@ func TestFaults(t *testing.T) {
 	} {
 		t.Run(by.String(), func(t *testing.T) {
 			log := new(logged)
-			r := open(t, registry.Static{row, {Name: "/other", Rate: 5}}, tokenbucket.NewRedisScriptStore(client), log.option(),
+			r := open(t, registry.Static{row, {Name: "/other", Rate: 5}}, tokenbucket.NewRedisScriptStore(client), log.option(), registry.WithLimiterOptions(tokenbucket.WithStoreTimeout(20*time.Second)), // a slow machine is no fault
 				registry.WithWindows(func(name string, limit int, window, resolution time.Duration, opts ...slidingwindow.Option) (*slidingwindow.Limiter, error) {
-					return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client))...)
+					return slidingwindow.New(name, limit, window, resolution, append(opts, slidingwindow.WithRedis(client), slidingwindow.WithStoreTimeout(20*time.Second))...)
 				}),
 				registry.WithSemaphores(func(name string, n int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
-					return semaphore.NewRedis(client, name, n, opts...)
+					return semaphore.NewRedis(client, name, n, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 				}))
 			a := enter(t, r, row.Name)
 			require.True(t, a.OK)
@@ -55,7 +55,7 @@ func TestFaults(t *testing.T) {
 			require.Eventually(t, func() bool {
 				_, failed = r.Enter(ctx, row.Name)
 				return failed != nil
-			}, 10*time.Second, time.Millisecond)
+			}, 20*time.Second, time.Millisecond)
 			_, err = r.Enter(ctx, row.Name)
 			require.Error(t, err)
 			s := r.Stats()
@@ -75,7 +75,7 @@ func TestFaults(t *testing.T) {
 			require.Eventually(t, func() bool {
 				a, err := r.Enter(ctx, row.Name)
 				return err == nil && a.OK
-			}, 10*time.Second, time.Millisecond)
+			}, 20*time.Second, time.Millisecond)
 			s = r.Stats()
 			require.Empty(t, s.Faults)
 			require.GreaterOrEqual(t, s.Faulty, 2, "it counts all there were")

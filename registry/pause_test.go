@@ -330,7 +330,7 @@ func TestTripsOfLoad(t *testing.T) {
 	}
 	r := open(t, rows, tokenbucket.NewRedisScriptStore(client), registry.WithInterval(time.Hour),
 		registry.WithSemaphores(func(name string, most int, opts ...semaphore.Option) (*semaphore.Semaphore, error) {
-			return semaphore.NewRedis(client, name, most, opts...)
+			return semaphore.NewRedis(client, name, most, append(opts, semaphore.WithStoreTimeout(20*time.Second))...)
 		}))
 	for _, row := range rows {
 		entered(t, r, row.Name).Leave()

@@ -95,7 +95,7 @@ func TestConsoleOfAGateway(t *testing.T) {
 
 	console := one.admin + "/console/"
 	shows(t, one.admin+"/console", "<title>Limits")
-	shows(t, console+"health", "script: answers")
+	shows(t, console+"health", "script: replies")
 	eventually(t, func() error {
 		_, _, _, err := get(two.url + "/a")
 		return err
@@ -210,7 +210,7 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 	keepBusy(t, fleet, wrk)
 	console := fleet[0].admin + "/console/"
 	shows(t, console, `data-total="instances">3<`)
-	told := func(text string) {
+	showsInTime := func(text string) {
 		t.Helper()
 		began := time.Now()
 		shows(t, console, text)
@@ -221,12 +221,12 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 		}
 	}
 	require.NoError(t, fleet[2].Process.Kill())
-	told("nothing heard for ")
+	showsInTime("no report for ")
 	execSQL(t, db, "ALTER TABLE t_ratelimite_conf RENAME TO elsewhere")
-	told("since loads fail: ")
+	showsInTime("loads fail, the limits loaded ")
 	execSQL(t, db, "ALTER TABLE elsewhere RENAME TO t_ratelimite_conf")
 	require.NoError(t, server.Kill())
-	told("Nothing is known of the fleet")
+	showsInTime("The state of the fleet cannot be read")
 	require.NoError(t, server.Restart())
 	shows(t, console, `data-total="instances">2<`)
 	eventually(t, func() error {
@@ -238,7 +238,7 @@ func TestConsoleTellsOfFaults(t *testing.T) {
 	})
 }
 
-// keepBusy has each gateway of a fleet called until the test ends, by wrk, or without it by somebody who calls seldom.
+// keepBusy calls each gateway of a fleet until the test ends: with wrk, or without it at a low rate.
 func keepBusy(t *testing.T, fleet []*process, wrk string) {
 	ctx, stop := context.WithCancel(t.Context())
 	var callers sync.WaitGroup

@@ -95,7 +95,7 @@ func TestTableIsLost(t *testing.T) {
 		})
 
 		execSQL(t, table.DB, "ALTER TABLE t_ratelimite_conf RENAME TO elsewhere")
-		one.reports(t, "ago; loads fail: ", "since loads fail: ", "limits could not be loaded")
+		one.reports(t, "ago; loads fail: ", "loads fail, the limits loaded ", "limits could not be loaded")
 		require.Equal(t, 17.0, value(one.scrape(t), "tokenbucket_gateway_limits"))
 		execSQL(t, table.DB, "ALTER TABLE elsewhere RENAME TO t_ratelimite_conf")
 		eventually(t, func() error {

@@ -11,11 +11,11 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// Action is something that was done to a bucket, or to the whole fleet, without a change of a row: a penalty, a reset.
+// Action is something done to a bucket or to the whole fleet without changing a row: a penalty, a reset.
 type Action struct {
-	// Name of the bucket; empty: the whole fleet.
+	// Name of the bucket; empty for the whole fleet.
 	Name string
-	// What was done, 1 to 500 bytes.
+	// What is done, 1 to 500 bytes.
 	What string
 	// Who does it, 1 to 256 bytes, and Why, 1 to 2000 bytes.
 	Who, Why string
@@ -23,8 +23,8 @@ type Action struct {
 
 const maxAction = 500
 
-// Act writes an action into the audit table, and then does it: what cannot be written down is not done. If do fails, an entry of its own
-// says so. The action cannot be undone by Undo.
+// Act records an action in the audit table, and then performs it by calling do. If it cannot be recorded, do is not called.
+// If do fails, a second entry records the failure. Undo cannot reverse an action.
 func (e *Editor) Act(ctx context.Context, a Action, do func(context.Context) error) (AuditEntry, error) {
 	if err := a.check(); err != nil {
 		return AuditEntry{}, err
@@ -37,7 +37,7 @@ func (e *Editor) Act(ctx context.Context, a Action, do func(context.Context) err
 	if failed == nil {
 		return entry, nil
 	}
-	// What do was told to end by may have ended.
+	// The context of do may have ended.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), actionWait)
 	defer cancel()
 	a.What = shortenText(fmt.Sprintf("%s: failed: %v", a.What, failed), maxAction)
@@ -45,7 +45,7 @@ func (e *Editor) Act(ctx context.Context, a Action, do func(context.Context) err
 	return entry, errors.Join(failed, err)
 }
 
-// actionWait is how long the note that an action failed may take.
+// actionWait bounds the time to record that an action failed.
 const actionWait = 2 * time.Second
 
 func (a *Action) check() error {
@@ -62,7 +62,7 @@ func (a *Action) check() error {
 	return nil
 }
 
-// note writes an entry of an action.
+// note writes the entry of an action.
 func (e *Editor) note(ctx context.Context, a *Action) (entry AuditEntry, err error) {
 	if err := e.notes.take(ctx); err != nil {
 		return entry, e.failed("write", e.audit, err)
@@ -75,7 +75,7 @@ func (e *Editor) note(ctx context.Context, a *Action) (entry AuditEntry, err err
 	if err != nil {
 		return entry, e.failed("begin a change of", e.audit, err)
 	}
-	defer func() { _ = tx.Rollback() }() // nothing, after Commit
+	defer func() { _ = tx.Rollback() }() // has no effect after Commit
 	s := &session{Editor: e, q: tx, tx: tx}
 	entry, err = s.record(ctx, &AuditEntry{Who: a.Who, Why: a.Why, Table: e.table.String(), Name: a.Name, Action: a.What}, 0)
 	if err == nil {
@@ -87,13 +87,13 @@ func (e *Editor) note(ctx context.Context, a *Action) (entry AuditEntry, err err
 	return entry, nil
 }
 
-// actionText is an action in the column toRow: a JSON text, where a row is a JSON object.
+// actionText encodes an action for the column toRow: a JSON string, where a row is a JSON object.
 func actionText(what string) *string {
-	text, _ := json.Marshal(strings.ToValidUTF8(what, "?")) // of a text
+	text, _ := json.Marshal(strings.ToValidUTF8(what, "?")) // a string always encodes
 	return Text(string(text))
 }
 
-// parseAction reads it back; false: it is a row.
+// parseAction is the inverse of actionText. It returns false for a row.
 func parseAction(text *string) (what string, ok bool) {
 	if text == nil || !strings.HasPrefix(*text, `"`) {
 		return "", false

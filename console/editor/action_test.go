@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// What was done comes back from the audit table as it was said, and is no row.
+// An action is read from the audit table as it was written, and is not taken for a row.
 func TestActionText(t *testing.T) {
 	for _, what := range []string{"reset", `held "back"`, "<&>\u2028", "a\xffb", strings.Repeat("ä", 200)} {
 		entry, err := parseEntry([]*string{Text(1), Text(1), Text("ann"), Text("why"), Text("t"), Text("/a"), nil, actionText(what), nil})
@@ -26,7 +26,7 @@ func TestActionText(t *testing.T) {
 	require.True(t, strings.HasSuffix(long, "ä…"), long)
 }
 
-// An action without who, why or what is not done.
+// An action without an author, a reason or a text is rejected.
 func TestActionIsChecked(t *testing.T) {
 	e := newEditor(t, sqlsource.SQLite)
 	good := Action{Name: "/a", What: "reset", Who: "ann", Why: "stuck"}

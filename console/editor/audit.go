@@ -22,7 +22,7 @@ const defaultAuditTable = "t_ratelimite_audit"
 //go:embed schema/*.sql
 var schemas embed.FS
 
-// AuditSchema returns the statement that makes the audit table.
+// AuditSchema returns the statement that creates the audit table.
 func AuditSchema(dialect sqlsource.Dialect, opts ...Option) (string, error) {
 	o, err := newOptions(dialect, opts)
 	if err != nil {
@@ -39,10 +39,10 @@ func (o *options) schema() (string, error) {
 	return strings.ReplaceAll(string(text), o.dialect.Quote(defaultAuditTable), o.dialect.QuoteTable(o.audit)), nil
 }
 
-// createLock is the advisory lock that CREATE ... IF NOT EXISTS of PostgreSQL needs to be safe among many.
+// createLock is an advisory lock: without it, concurrent CREATE ... IF NOT EXISTS can fail in PostgreSQL.
 const createLock = 0x746f6b656e62 // "tokenb"
 
-// CreateAuditTable makes the audit table where there is none. It may be called by many processes at once.
+// CreateAuditTable creates the audit table if it does not exist. Many processes may call it at once.
 func CreateAuditTable(ctx context.Context, db *sql.DB, dialect sqlsource.Dialect, opts ...Option) error {
 	o, err := newOptions(dialect, opts)
 	if err != nil {
@@ -60,7 +60,7 @@ func CreateAuditTable(ctx context.Context, db *sql.DB, dialect sqlsource.Dialect
 	if err != nil {
 		return failed(err)
 	}
-	defer func() { _ = tx.Rollback() }() // nothing, after Commit
+	defer func() { _ = tx.Rollback() }() // has no effect after Commit
 	if dialect == sqlsource.PostgreSQL {
 		if _, err := tx.ExecContext(ctx, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d)", int64(createLock))); err != nil {
 			return failed(err)
@@ -75,10 +75,10 @@ func CreateAuditTable(ctx context.Context, db *sql.DB, dialect sqlsource.Dialect
 	return nil
 }
 
-// auditColumns are the columns of the audit table, in the order in which entries are read.
+// auditColumns are the columns of the audit table, in the order in which entries read them.
 var auditColumns = [...]string{"auditId", "changedAt", "changedBy", "why", "ofTable", "name", "fromRow", "toRow", "undoneBy"}
 
-// auditColumn is one of them, as the dialect writes it.
+// auditColumn returns the name of a column in the dialect's case.
 func auditColumn(d sqlsource.Dialect, name string) string {
 	if d == sqlsource.PostgreSQL {
 		return strings.ToLower(name)
@@ -86,7 +86,7 @@ func auditColumn(d sqlsource.Dialect, name string) string {
 	return name
 }
 
-// audited tells if there is no audit table.
+// audited returns ErrNoAudit if the audit table does not exist.
 func (e *Editor) audited(ctx context.Context) error {
 	s := &session{Editor: e, q: e.db}
 	_, err := s.query(ctx, "SELECT", e.audit, "SELECT 1 FROM "+e.dialect.QuoteTable(e.audit)+" WHERE 1 = 0")
@@ -96,7 +96,7 @@ func (e *Editor) audited(ctx context.Context) error {
 	return e.failed("read", e.audit, err)
 }
 
-// record writes an entry, and returns it as it is in the table.
+// record writes an entry, and returns it as the table has it.
 func (s *session) record(ctx context.Context, a *AuditEntry, undoes int64) (AuditEntry, error) {
 	d, t := s.dialect, s.audit
 	p := params{d: d}
@@ -147,7 +147,7 @@ func (s *session) insert(ctx context.Context, statement string, args []any) (int
 	return strconv.ParseInt(*keys[0][0], 10, 64)
 }
 
-// entry reads one entry; in a transaction nobody else changes it until its end.
+// entry reads one entry. In a transaction, lock keeps others from changing it.
 func (s *session) entry(ctx context.Context, id int64, lock bool) (AuditEntry, error) {
 	where := fmt.Sprintf(" WHERE %s = %d", s.dialect.Quote(auditColumn(s.dialect, "auditId")), id)
 	right := "SELECT"
@@ -191,7 +191,7 @@ func (s *session) entries(ctx context.Context, right, where string, args ...any)
 	return entries, nil
 }
 
-// parseEntry reads a row of the audit table, in which anything may stand.
+// parseEntry decodes a row of the audit table. Its content is not trusted.
 func parseEntry(row []*string) (a AuditEntry, err error) {
 	text := func(i int) string {
 		if row[i] == nil {
@@ -224,8 +224,8 @@ func parseEntry(row []*string) (a AuditEntry, err error) {
 	return a, err
 }
 
-// History returns what was changed of a row, and what else was done to its bucket (Act), the newest first, at most limit entries. With an
-// empty name it is that of all rows, of the switch and of the whole fleet.
+// History returns at most limit entries about a row and its bucket (Act), the newest first. With an empty name it returns
+// those of all rows, of the switch and of the whole fleet.
 func (e *Editor) History(ctx context.Context, name string, limit int) ([]AuditEntry, error) {
 	if err := e.audited(ctx); err != nil {
 		return nil, err
@@ -237,15 +237,15 @@ func (e *Editor) History(ctx context.Context, name string, limit int) ([]AuditEn
 		where = " WHERE " + p.equals(column{name: auditColumn(d, "name")}, name) + " AND " +
 			p.equals(column{name: auditColumn(d, "ofTable")}, e.table.String())
 	}
-	// A key without its table would be the one that was selected, as a text.
+	// Without its table, the name would mean the selected column, which is a text.
 	where += fmt.Sprintf(" ORDER BY %s.%s DESC LIMIT %d", d.QuoteTable(e.audit), d.Quote(auditColumn(d, "auditId")), max(limit, 1))
 	return s.entries(ctx, "SELECT", where, p.values...)
 }
 
-// maxName is how many bytes a bucket's name may have, as for a registry.
+// maxName bounds the name of a bucket in bytes, as in a registry.
 const maxName = 512
 
-// reasons tells what is wrong with who changes what, and why.
+// reasons validates the name, the author and the reason of a change.
 func reasons(name, who, why string) error {
 	for _, f := range []struct {
 		field, text string
@@ -260,7 +260,7 @@ func reasons(name, who, why string) error {
 	return nil
 }
 
-// json writes values for the audit table: texts, null, and what is no UTF-8 in hexadecimal, as {"hex": "ff"}.
+// json encodes values for the audit table: strings and null. Values that are not UTF-8 become {"hex": "ff"}.
 func (v Values) json() *string {
 	if v == nil {
 		return nil
@@ -278,8 +278,8 @@ func (v Values) json() *string {
 	}
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)
-	encoder.SetEscapeHTML(false) // it is read by people
-	_ = encoder.Encode(plain)    // it has texts only
+	encoder.SetEscapeHTML(false) // people read it
+	_ = encoder.Encode(plain)    // maps of strings always encode
 	text := strings.TrimSpace(b.String())
 	return &text
 }
@@ -307,7 +307,7 @@ func parseValues(text *string) (Values, error) {
 			}
 			s := string(b)
 			v[column] = &s
-		default: // written by hand
+		default: // written by a person
 			v[column] = Text(value)
 		}
 	}

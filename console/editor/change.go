@@ -11,15 +11,15 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// Version is what a row said when it was read: a hash of all of its columns. It differs after every change, also of two within one
-// second, and is the same in every process. The empty Version is that of no row.
+// Version identifies the content of a row: a hash of all of its columns. It differs after every change, even of two within
+// one second, and is the same in every process. The empty Version stands for a row that does not exist.
 type Version string
 
-// Values are what columns say, by column, as the database writes it; nil is NULL. What is written is text too, also of numbers:
-// Text makes one.
+// Values are the values of columns, by column, as texts of the database; nil stands for NULL. New values are texts, too, also
+// for numbers: see Text.
 type Values map[string]*string
 
-// Text is a value of Values: 5, "0.25", true.
+// Text converts a value to an element of Values: 5, "0.25", true.
 func Text(v any) *string {
 	text := fmt.Sprint(v)
 	switch v {
@@ -35,18 +35,18 @@ func Text(v any) *string {
 type Row struct {
 	// Name of the bucket, and the primary key.
 	Name, ID string
-	// Version of what the row says, for Change.From.
+	// Version of the row, for Change.From.
 	Version Version
 	// Values of all columns.
 	Values Values
 	// Editable are the columns that Change.To may name, in the order of the table.
 	Editable []string
-	// Limit is what the row means, unless it is Bad.
+	// Limit is the limit of the row, unless the row is Bad.
 	Limit registry.Limit
 	Bad   *registry.RowError
 }
 
-// read fills in what the row means to the source, of which the time of the last modification is given.
+// read sets Limit, Bad and the names from Values, with the given time of modification.
 func (r *Row) read(source *sqlsource.Source, modified *string) {
 	names, values := source.Columns(), maps.Clone(r.Values)
 	values[names.Modified] = modified
@@ -64,9 +64,9 @@ func (r *Row) read(source *sqlsource.Source, modified *string) {
 type Change struct {
 	// Name of the bucket.
 	Name string
-	// From is the Version of the row that was read. Empty: there is no row, and one is added.
+	// From is the Version of the row that was read; empty to add a row.
 	From Version
-	// To is what columns shall say; others stay as they are. Nil: the row is removed.
+	// To has the new values; other columns keep theirs. Nil removes the row.
 	To Values
 	// Who changes it, 1 to 256 bytes, and Why, 1 to 2000 bytes.
 	Who, Why string
@@ -75,23 +75,23 @@ type Change struct {
 // AuditEntry is one row of the audit table.
 type AuditEntry struct {
 	ID int64
-	// At is when, by the database's clock.
+	// At is the time of the change, by the database's clock.
 	At       time.Time
 	Who, Why string
-	// Table that was changed, and the Name of the bucket, or of the switch.
+	// Table is the changed table, and Name the name of the bucket or the switch.
 	Table, Name string
-	// From and To are all columns of the row before and after. Nil: there was none, there is none.
+	// From and To have all columns of the row before and after. From is nil for an added row, To for a removed one.
 	From, To Values
-	// Action is what was done without a change of a row (Act); empty: it is a change.
+	// Action describes an action that changed no row (Act); empty for a change.
 	Action string
-	// UndoneBy is the ID of the entry that undid this one; 0: none.
+	// UndoneBy is the ID of the entry that undid this one, or 0.
 	UndoneBy int64
-	// Left is of a removal the row that is in force for the name now, since the table had several of it; nil if there is none. Change and
-	// Undo set it; the audit table does not keep it.
+	// Left is set by a removal if the table has another row of the name: the one that is now in force. Change and Undo set
+	// it; the audit table does not contain it.
 	Left *Row
 }
 
-// Changed are the columns in which From and To differ, in alphabetical order.
+// Changed returns the columns in which From and To differ, in alphabetical order.
 func (a *AuditEntry) Changed() []string {
 	var changed []string
 	for column, from := range a.From {
@@ -109,7 +109,7 @@ func (a *AuditEntry) Changed() []string {
 }
 
 var (
-	// ErrConflict: the row is not what it was when it was read. Errors of this kind are a *ConflictError.
+	// ErrConflict: the row has changed since it was read. Errors of this kind are a *ConflictError.
 	ErrConflict = errors.New("editor: changed meanwhile")
 	// ErrNoRow: the table has no row of that name.
 	ErrNoRow = errors.New("editor: no such row")
@@ -121,14 +121,14 @@ var (
 	ErrAction = errors.New("editor: an action cannot be undone")
 	// ErrLocked: another transaction or another editor holds the row for longer than an editor waits. Nothing was written.
 	ErrLocked = errors.New("editor: locked by another transaction")
-	// ErrNoAudit: there is no audit table, and nothing is changed without. CreateAuditTable makes it.
+	// ErrNoAudit: there is no audit table, and without it nothing is changed. CreateAuditTable creates it.
 	ErrNoAudit = errors.New("editor: no audit table: it must be created")
 )
 
-// ConflictError tells that somebody else was faster. Nothing was written. It matches [ErrConflict].
+// ConflictError is returned if the row was changed meanwhile. Nothing was written. It matches [ErrConflict].
 type ConflictError struct {
 	Name string
-	// Now is what is there now; nil: nothing.
+	// Now is the present row; nil if there is none.
 	Now *Row
 }
 
@@ -136,16 +136,16 @@ func (e *ConflictError) Error() string {
 	if e.Now == nil {
 		return fmt.Sprintf("%v: %.80q: the row is gone", ErrConflict, e.Name)
 	}
-	return fmt.Sprintf("%v: %.80q: row %.80s says something else now", ErrConflict, e.Name, e.Now.ID)
+	return fmt.Sprintf("%v: %.80q: row %.80s has other values now", ErrConflict, e.Name, e.Now.ID)
 }
 
 // Unwrap returns [ErrConflict].
 func (e *ConflictError) Unwrap() error { return ErrConflict }
 
-// ColumnError tells that a column cannot be changed. Nothing was written.
+// ColumnError is returned for a column that cannot be changed. Nothing was written.
 type ColumnError struct {
 	Table, Column string
-	// There tells whether the table has the column; if so the editor does not know what it means (WithEditable).
+	// There reports whether the table has the column. If it does, the editor may not change it without WithEditable.
 	There bool
 }
 

@@ -34,8 +34,8 @@ import (
 // An editor changes one row at a time. It holds at most one connection while it waits for a lock, and one more for an action
 // ([Editor.Act]), so that loads and the switch find the others free.
 //
-// Every change gives its row a later time of modification, even in a column that counts whole seconds: the fleet decides by it which of
-// two configurations is newer. Columns that a change does not name keep their values.
+// Every change gives its row a later time of modification, even in a column of whole seconds, because the fleet takes the
+// later one of two configurations as the newer. Columns that a change does not name keep their values.
 type Editor struct {
 	db      *sql.DB
 	source  *sqlsource.Source
@@ -43,12 +43,13 @@ type Editor struct {
 	table   sqlsource.TableName
 	names   sqlsource.Columns
 	audit   sqlsource.TableName
-	further []string // columns that may be changed though the source does not read them
-	changes turn     // of the one transaction at a time that changes rows
-	notes   turn     // of the one that writes down an action
+	further []string // may be changed although the source does not read them
+	changes turn     // serialises transactions that change rows
+	notes   turn     // serialises transactions that record actions
 }
 
-// New returns an editor of the table that source reads, which db may be another way to. It does not ask the database anything yet.
+// New returns an editor of the table that source reads. db may be another connection pool to the same database. New does not
+// use it yet.
 func New(db *sql.DB, source *sqlsource.Source, opts ...Option) (*Editor, error) {
 	if db == nil {
 		return nil, errNilDB
@@ -103,7 +104,8 @@ func invalid(field string, value any, want string) error {
 	return fmt.Errorf("editor: %w: %s %v: want %s", tokenbucket.ErrInvalidConfig, field, value, want)
 }
 
-// WithAuditTable sets the name of the audit table. Default "t_ratelimite_audit". What names may be: see [sqlsource.WithTable].
+// WithAuditTable sets the name of the audit table. The default is "t_ratelimite_audit". For valid names see
+// [sqlsource.WithTable].
 func WithAuditTable(name string) Option {
 	return func(o *options) {
 		t, err := o.dialect.ParseTable(name)
@@ -114,7 +116,7 @@ func WithAuditTable(name string) Option {
 	}
 }
 
-// WithEditable names further columns that an Editor may change, which the source does not read. Others stay as they are.
+// WithEditable names further columns that an Editor may change and the source does not read. All other columns keep their values.
 func WithEditable(columns ...string) Option {
 	return func(o *options) {
 		for _, c := range columns {
@@ -126,10 +128,10 @@ func WithEditable(columns ...string) Option {
 	}
 }
 
-// Columns are the names of the table's columns.
+// Columns returns the names of the table's columns.
 func (e *Editor) Columns() sqlsource.Columns { return e.names }
 
-// Get returns the row of a name; of several the one that is in force. [ErrNoRow] if there is none.
+// Get returns the row of a name; if there are several, the one in force. It fails with [ErrNoRow] if there is none.
 func (e *Editor) Get(ctx context.Context, name string) (Row, error) {
 	s := &session{Editor: e, q: e.db}
 	if err := s.prepare(ctx); err != nil {
@@ -160,23 +162,24 @@ func (e *Editor) Change(ctx context.Context, c Change) (AuditEntry, error) {
 	return e.apply(ctx, &p)
 }
 
-// SetShadow turns the shadow of a row on or off: its limit is only tried, and refuses nobody. The table must have a column for it.
+// SetShadow turns a row's shadow on or off. A limit in shadow is evaluated and refuses no call. The table needs a column for
+// it.
 func (e *Editor) SetShadow(ctx context.Context, name string, from Version, on bool, who, why string) (AuditEntry, error) {
 	return e.Change(ctx, Change{Name: name, From: from, To: Values{e.names.Shadow: Text(on)}, Who: who, Why: why})
 }
 
-// plan is what shall become of one row.
+// plan describes a change of one row.
 type plan struct {
 	name, who, why string
-	id             *string // the key of the row; nil: the one of the name that is in force
+	id             *string // the key of the row; nil for the row of the name that is in force
 	to             Values
 	remove         bool
-	fresh          func(now *Row) bool // whether the row is what it should be before; nil: there is none
-	restore        bool                // to is a row that was removed, with columns that are not editable
-	undoes         int64               // an entry, or 0
+	fresh          func(now *Row) bool // reports whether the row is as expected; now is nil if there is none
+	restore        bool                // to is a removed row, including columns that are not editable
+	undoes         int64               // the entry that it reverses, or 0
 }
 
-// apply does it, in one transaction.
+// apply makes a change in one transaction.
 func (e *Editor) apply(ctx context.Context, p *plan) (entry AuditEntry, err error) {
 	if err := reasons(p.name, p.who, p.why); err != nil {
 		return entry, err
@@ -186,7 +189,7 @@ func (e *Editor) apply(ctx context.Context, p *plan) (entry AuditEntry, err erro
 		entry, clash, err = s.apply(ctx, p)
 		return err
 	})
-	if clash { // a unique key, of somebody who is no editor
+	if clash { // a unique key of a writer without an editor
 		if now, gone := e.Get(ctx, p.name); gone == nil {
 			return AuditEntry{}, &ConflictError{Name: p.name, Now: &now}
 		}
@@ -242,13 +245,13 @@ func (s *session) apply(ctx context.Context, p *plan) (entry AuditEntry, clash b
 	return entry, false, err
 }
 
-// cell is what a column shall say.
+// cell is a column and its new value.
 type cell struct {
 	column column
 	value  *string
 }
 
-// cells are what shall be written, in the order of the table, and validated.
+// cells returns the values to write, in the order of the table's columns, validated.
 func (s *session) cells(p *plan, was *Row) ([]cell, error) {
 	if p.remove {
 		return nil, nil
@@ -260,7 +263,7 @@ func (s *session) cells(p *plan, was *Row) ([]cell, error) {
 		may := c.writable && (p.restore && c.name != names.Modified || s.editable(c.name) || was == nil && c.name == names.ID)
 		switch {
 		case p.restore && there && (!may || c.name == names.Name):
-			continue // the database's, or written anyway
+			continue // set by the database, or written in any case
 		case !may:
 			return nil, &ColumnError{Table: s.table.String(), Column: name, There: there}
 		}
@@ -299,5 +302,5 @@ type rowError struct {
 func (e *rowError) Error() string { return e.err.Error() + ": " + registry.ShortValue([]byte(e.name)) }
 func (e *rowError) Unwrap() error { return e.err }
 
-// errLate is for a column that cannot hold a later time than it does.
-var errLate = errors.New("editor: the time of the last modification does not rise")
+// errLate is returned if the column cannot hold a later time of modification.
+var errLate = errors.New("editor: the column of the modification time cannot hold a later time")

@@ -59,7 +59,7 @@ func TestEditorConfiguration(t *testing.T) {
 	}
 }
 
-// TestValuesStay: what the audit table holds is what was there, whatever it is.
+// TestValuesStay: values are read from the audit table as they were written, whatever they contain.
 func TestValuesStay(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		v := Values{}
@@ -82,7 +82,7 @@ func TestValuesStay(t *testing.T) {
 	none, err := parseValues(Values(nil).json())
 	require.NoError(t, err)
 	require.Nil(t, none)
-	for _, text := range []string{"", "[]", "{", `{"a":{"hex":"x"}}`, `"a"`} { // somebody has edited it
+	for _, text := range []string{"", "[]", "{", `{"a":{"hex":"x"}}`, `"a"`} { // edited by hand
 		_, err := parseValues(&text)
 		require.Error(t, err, text)
 	}
@@ -108,7 +108,7 @@ func TestSame(t *testing.T) {
 	require.Equal(t, []string{"b", "gone", "new"}, entry.Changed())
 }
 
-// A row is checked with what it says, and what it shall say.
+// A row is validated with its present and its new values.
 func TestCells(t *testing.T) {
 	e := newEditor(t, sqlsource.SQLite, sqlsource.WithColumns(sqlsource.Columns{
 		ID: "f0", Name: "f1", Rate: "f2", Cache: "f3", Status: "f4", Modified: "f5", Burst: "f6", WarmupMillis: "f7", ColdFactor: "f8", Quota: "f9",

@@ -9,7 +9,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// wrong says which right is missing, if one is.
+// wrong converts an error of the database into the missing right or ErrLocked, if it is one of them.
 func (e *Editor) wrong(right string, t sqlsource.TableName, err error) error {
 	switch {
 	case err == nil:
@@ -24,7 +24,7 @@ func (e *Editor) wrong(right string, t sqlsource.TableName, err error) error {
 	return err
 }
 
-// failed says what was tried.
+// failed adds the attempted operation to an error.
 func (e *Editor) failed(what string, t sqlsource.TableName, err error) error {
 	var right *sqlsource.RightError
 	if err == nil || errors.As(err, &right) {
@@ -33,7 +33,7 @@ func (e *Editor) failed(what string, t sqlsource.TableName, err error) error {
 	return fmt.Errorf("editor: %s table %s: %w", what, t, err)
 }
 
-// refused makes an error of the database about a value one that names the field, as far as that is known.
+// refused converts a database's error about a value into one that names the field, if the field can be identified.
 func (e *Editor) refused(p *plan, was *Row, cells []cell, err error) error {
 	if sqlsource.FaultOf(err) != sqlsource.BadValue {
 		return e.failed("change", e.table, err)

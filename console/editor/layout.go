@@ -10,13 +10,13 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// layout is what columns a table has, in their order.
+// layout has the columns of a table in their order.
 type layout []column
 
 type column struct {
 	name, kind string
-	exact      string // PostgreSQL: the kind with its precision
-	digits     int    // of the fraction of a second that a time has
+	exact      string // in PostgreSQL the type with its precision
+	digits     int    // of a time's fraction of a second
 	writable   bool
 }
 
@@ -39,7 +39,7 @@ func readLayout(ctx context.Context, q sqlsource.Querier, d sqlsource.Dialect, t
 	return l, rows.Err()
 }
 
-// layout is the query for it. Names were checked, and can be in quotes.
+// layoutQuery returns the query for a layout. The names are validated, so they can be quoted.
 func layoutQuery(d sqlsource.Dialect, t sqlsource.TableName) string {
 	switch d {
 	case sqlsource.MySQL:
@@ -61,7 +61,7 @@ func layoutQuery(d sqlsource.Dialect, t sqlsource.TableName) string {
 	return "SELECT name, lower(type), '', 3, 1 FROM pragma_table_info('" + t.Name + "'" + schema + ") ORDER BY cid"
 }
 
-// find returns the column that a name means. Only PostgreSQL tells A from a.
+// find returns the column of that name. Names are case-sensitive in PostgreSQL only.
 func (l layout) find(d sqlsource.Dialect, name string) (column, bool) {
 	i := slices.IndexFunc(l, func(c column) bool {
 		return c.name == name || d != sqlsource.PostgreSQL && strings.EqualFold(c.name, name)
@@ -72,7 +72,7 @@ func (l layout) find(d sqlsource.Dialect, name string) (column, bool) {
 	return l[i], true
 }
 
-// read is the expression for what a column says.
+// read returns the expression for a column's value as a text.
 func read(d sqlsource.Dialect, c column) string {
 	if d == sqlsource.MySQL && c.kind == "bit" {
 		return "CAST(" + d.Quote(escape(d, c.name)) + " + 0 AS CHAR)"
@@ -80,7 +80,7 @@ func read(d sqlsource.Dialect, c column) string {
 	return d.Text(escape(d, c.name))
 }
 
-// escape makes the name of a column that is in the table, whatever it is, fit for quote.
+// escape escapes the name of an existing column for Quote.
 func escape(d sqlsource.Dialect, name string) string {
 	q := d.Quote("")[:1]
 	return strings.ReplaceAll(name, q, q+q)
@@ -100,7 +100,7 @@ func (p *params) mark(v any) string {
 	return "?"
 }
 
-// text is the expression for a text parameter, the same in every session whatever its character set.
+// text returns the expression for a text parameter that does not depend on the session's character set.
 func (p *params) text(v string) string {
 	switch m := p.mark(v); p.d {
 	case sqlsource.MySQL:
@@ -112,7 +112,7 @@ func (p *params) text(v string) string {
 	}
 }
 
-// value is the expression for what a column shall say.
+// value returns the expression for the new value of a column.
 func (p *params) value(c column, v *string) string {
 	switch {
 	case v == nil:
@@ -122,12 +122,12 @@ func (p *params) value(c column, v *string) string {
 	case p.d == sqlsource.MySQL && !utf8.ValidString(*v):
 		return "CAST(" + p.mark(*v) + " AS BINARY)"
 	case p.d == sqlsource.PostgreSQL:
-		return p.text(*v) + "::" + c.kind // a driver may give a parameter a type of its own
+		return p.text(*v) + "::" + c.kind // a driver may give the parameter another type
 	}
 	return p.text(*v)
 }
 
-// equals is the condition that a column says exactly that.
+// equals returns the condition that a column has exactly this value.
 func (p *params) equals(c column, v string) string {
 	if p.d == sqlsource.MySQL {
 		return read(p.d, c) + " = CAST(" + p.mark(v) + " AS BINARY)"
@@ -135,7 +135,8 @@ func (p *params) equals(c column, v string) string {
 	return read(p.d, c) + " = " + p.text(v)
 }
 
-// later is the expression for the time of a modification: now, but always after what the column of q says; empty if the column is no time.
+// later returns the expression for the time of a modification: now, but later than the value in the column; empty if the
+// column has no time.
 func later(d sqlsource.Dialect, c column) string {
 	q, step := d.Quote(c.name), 1
 	for range 6 - min(c.digits, 6) {
@@ -154,7 +155,7 @@ func later(d sqlsource.Dialect, c column) string {
 	return ""
 }
 
-// now is later for a row that is new.
+// now returns the expression of later for a new row.
 func now(d sqlsource.Dialect, c column) string {
 	switch {
 	case later(d, c) == "":

@@ -17,25 +17,25 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// session is one transaction of an Editor, or a reading without.
+// session is one transaction of an Editor, or reading without one.
 type session struct {
 	*Editor
 	q       sqlsource.Querier
-	tx      *sql.Tx // nil: nothing is locked
+	tx      *sql.Tx // nil without locks
 	columns layout
 }
 
 const (
-	// turnWait is how long an editor waits for its turn, if its context does not end before.
+	// turnWait bounds the wait for a turn, unless the context ends earlier.
 	turnWait = 5 * time.Second
-	// lockWait is how long it then waits for a row that another transaction holds.
+	// lockWait bounds the wait for a row that another transaction has locked.
 	lockWait = 2 * time.Second
 )
 
-// turn is held by the one that may go on, among those of this process.
+// turn serialises transactions of this process.
 type turn chan struct{}
 
-// take waits for the turn, holding no connection.
+// take waits for the turn, without holding a connection.
 func (t turn) take(ctx context.Context) error {
 	timer := time.NewTimer(turnWait)
 	defer timer.Stop()
@@ -43,7 +43,7 @@ func (t turn) take(ctx context.Context) error {
 	case t <- struct{}{}:
 		return nil
 	case <-timer.C:
-		return fmt.Errorf("%w: another change of this process waits for it", ErrLocked)
+		return fmt.Errorf("%w: another change by this process is in progress", ErrLocked)
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -51,7 +51,7 @@ func (t turn) take(ctx context.Context) error {
 
 func (t turn) leave() { <-t }
 
-// transact calls do in a transaction. Editors of one table take turns, so that two do not add the same row.
+// transact calls do in a transaction. Editors of one table take turns, so that two of them do not add the same row.
 func (e *Editor) transact(ctx context.Context, do func(*session) error) error {
 	d := e.dialect
 	if err := e.changes.take(ctx); err != nil {
@@ -89,7 +89,7 @@ func (e *Editor) transact(ctx context.Context, do func(*session) error) error {
 	if err != nil {
 		return e.failed("begin a change of", e.table, err)
 	}
-	defer func() { _ = tx.Rollback() }() // nothing, after Commit
+	defer func() { _ = tx.Rollback() }() // has no effect after Commit
 	s := &session{Editor: e, q: tx, tx: tx}
 	switch d {
 	case sqlsource.PostgreSQL:
@@ -99,7 +99,7 @@ func (e *Editor) transact(ctx context.Context, do func(*session) error) error {
 		if err == nil {
 			err = s.waitForLocks(ctx, lockWait)
 		}
-	case sqlsource.SQLite: // a transaction that reads before it writes may fail to
+	case sqlsource.SQLite: // a transaction that reads before it writes can fail with SQLITE_BUSY
 		_, err = s.exec(ctx, "INSERT", e.audit, "DELETE FROM "+d.QuoteTable(e.audit)+" WHERE 0")
 	}
 	if err == nil {
@@ -117,7 +117,7 @@ func (e *Editor) transact(ctx context.Context, do func(*session) error) error {
 	return nil
 }
 
-// transactional tells if a table of MySQL is of an engine without transactions, such as MyISAM.
+// transactional returns an error if a table of MySQL has an engine without transactions, such as MyISAM.
 func (e *Editor) transactional(ctx context.Context, q sqlsource.Querier) error {
 	for _, t := range []sqlsource.TableName{e.table, e.audit} {
 		schema := "DATABASE()"
@@ -137,13 +137,13 @@ func (e *Editor) transactional(ctx context.Context, q sqlsource.Querier) error {
 	return nil
 }
 
-// turnLock is the first half of an advisory lock's key.
+// turnLock is the first half of the key of an advisory lock.
 const turnLock = 0x746f6b65 // "toke"
 
-// turn waits for the lock of MySQL that belongs to a connection, and not to a transaction. It is before the transaction's first read,
-// which then sees what whoever had it before has committed.
+// turn waits for a lock of MySQL, which belongs to a connection and not to a transaction. It comes before the transaction's
+// first read, which then sees everything that the previous holder committed.
 func (e *Editor) turn(ctx context.Context, conn *sql.Conn) (free func(), err error) {
-	const name = "CONCAT('tokenbucket ', SHA1(CONCAT(COALESCE(DATABASE(), ''), '.', ?)))" // of 64 letters at most
+	const name = "CONCAT('tokenbucket ', SHA1(CONCAT(COALESCE(DATABASE(), ''), '.', ?)))" // at most 64 letters
 	var got sql.NullInt64
 	table := e.table.String()
 	err = conn.QueryRowContext(ctx, "SELECT GET_LOCK("+name+", ?)", table, int(turnWait/time.Second)).Scan(&got)
@@ -151,12 +151,12 @@ func (e *Editor) turn(ctx context.Context, conn *sql.Conn) (free func(), err err
 		return nil, e.failed("lock", e.table, err)
 	}
 	if got.Int64 != 1 {
-		return nil, e.failed("lock", e.table, fmt.Errorf("%w: another editor is at work", ErrLocked))
+		return nil, e.failed("lock", e.table, fmt.Errorf("%w: another editor changes the table", ErrLocked))
 	}
 	return func() { undo(ctx, conn, "DO RELEASE_LOCK("+name+")", table) }, nil
 }
 
-// boundLocks bounds how long the statements of a connection to MySQL wait for rows and for tables.
+// boundLocks bounds the time that the statements of a MySQL connection wait for locks on rows and tables.
 func (e *Editor) boundLocks(ctx context.Context, conn *sql.Conn) (unbind func(), err error) {
 	const set = "SET SESSION innodb_lock_wait_timeout = %[1]s, SESSION lock_wait_timeout = %[1]s"
 	if _, err := conn.ExecContext(ctx, fmt.Sprintf(set, fmt.Sprint(int(lockWait/time.Second)))); err != nil {
@@ -165,7 +165,7 @@ func (e *Editor) boundLocks(ctx context.Context, conn *sql.Conn) (unbind func(),
 	return func() { undo(ctx, conn, fmt.Sprintf(set, "DEFAULT")) }, nil
 }
 
-// undo executes a statement that ends what was set for a connection, or closes the connection.
+// undo resets a connection with a statement, or closes it if that fails.
 func undo(ctx context.Context, conn *sql.Conn, statement string, args ...any) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -174,13 +174,13 @@ func undo(ctx context.Context, conn *sql.Conn, statement string, args ...any) {
 	}
 }
 
-// waitForLocks sets how long the statements of a transaction of PostgreSQL wait for a lock.
+// waitForLocks bounds the time that the statements of a PostgreSQL transaction wait for a lock.
 func (s *session) waitForLocks(ctx context.Context, d time.Duration) error {
 	_, err := s.tx.ExecContext(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.Milliseconds()))
 	return s.failed("lock", s.table, err)
 }
 
-// prepare reads which columns there are. Known ones have the names that they were given.
+// prepare reads the columns of the table. Columns of the source get the names configured there.
 func (s *session) prepare(ctx context.Context) error {
 	l, err := s.layoutOf(ctx, s.table)
 	if err != nil {
@@ -198,12 +198,12 @@ func (s *session) prepare(ctx context.Context) error {
 	return s.failed("read the columns of", s.table, s.wrong("SELECT", s.table, s.source.CheckColumns(ctx, s.q)))
 }
 
-// layoutOf reads which columns a table has. That there is none is an error, which tells why.
+// layoutOf reads the columns of a table. A missing table is an error that names the cause.
 func (s *session) layoutOf(ctx context.Context, t sqlsource.TableName) (layout, error) {
 	l, err := readLayout(ctx, s.q, s.dialect, t)
 	if err == nil && len(l) == 0 {
 		if _, err = s.query(ctx, "SELECT", t, "SELECT 1 FROM "+s.dialect.QuoteTable(t)+" WHERE 1 = 0"); err == nil {
-			err = errors.New("no columns")
+			err = errors.New("the table has no columns")
 		}
 	}
 	if err != nil {
@@ -212,8 +212,8 @@ func (s *session) layoutOf(ctx context.Context, t sqlsource.TableName) (layout, 
 	return l, nil
 }
 
-// rowOf returns the row of a name: the one with that key, or if id is nil the one that is in force; nil if there is none. In a transaction
-// nobody else changes it until its end.
+// rowOf returns the row of a name: the one with that key, or if id is nil the one in force; nil if there is none. In a
+// transaction the row is locked.
 func (s *session) rowOf(ctx context.Context, name string, id *string) (*Row, error) {
 	c := &s.names
 	column, ok := s.columns.find(s.dialect, c.Name)
@@ -239,7 +239,7 @@ func (s *session) rowOf(ctx context.Context, name string, id *string) (*Row, err
 	return locked, err
 }
 
-// inForce returns the one of the rows of one name that is in force; nil if there are none.
+// inForce returns the row in force of several with one name; nil if there are none.
 func inForce(rows []Row) (best *Row) {
 	for i := range rows {
 		r := &rows[i]
@@ -250,7 +250,7 @@ func inForce(rows []Row) (best *Row) {
 	return best
 }
 
-// locked reads a row again, by its key, so that nobody else changes it; nil if it is gone.
+// locked reads a row again by its key, and locks it; nil if it is gone.
 func (s *session) locked(ctx context.Context, r *Row) (*Row, error) {
 	p := &params{d: s.dialect}
 	where, err := s.key(r, p)
@@ -260,7 +260,7 @@ func (s *session) locked(ctx context.Context, r *Row) (*Row, error) {
 	right := "SELECT"
 	if s.dialect != sqlsource.SQLite {
 		where += " FOR UPDATE"
-		right = "UPDATE" // PostgreSQL asks for it already here
+		right = "UPDATE" // PostgreSQL requires it for the lock
 	}
 	rows, err := s.rows(ctx, right, where, p)
 	if err != nil || len(rows) == 0 {
@@ -272,7 +272,7 @@ func (s *session) locked(ctx context.Context, r *Row) (*Row, error) {
 	return &rows[0], nil
 }
 
-// key is the condition for exactly this row.
+// key returns the condition for exactly this row.
 func (s *session) key(r *Row, p *params) (string, error) {
 	column, ok := s.columns.find(p.d, s.names.ID)
 	id := r.Values[column.name]
@@ -282,12 +282,12 @@ func (s *session) key(r *Row, p *params) (string, error) {
 	if p.d != sqlsource.MySQL {
 		return p.equals(column, *id), nil
 	}
-	// By the first an index can be used, and no other rows are locked; the second tells A from a.
+	// The first condition can use an index, so that no other rows are locked. The second one is case-sensitive.
 	first := p.d.Quote(column.name) + " = " + p.mark(*id)
 	return first + " AND " + p.equals(column, *id), nil
 }
 
-// rows reads the rows for which a condition holds.
+// rows reads the rows that meet a condition.
 func (s *session) rows(ctx context.Context, right, where string, p *params) ([]Row, error) {
 	d, t := s.dialect, s.table
 	selected := []string{d.Micros(t, s.names.Modified), d.Unread(t, s.names.Modified)}
@@ -305,7 +305,7 @@ func (s *session) rows(ctx context.Context, right, where string, p *params) ([]R
 	return rows, nil
 }
 
-// parse makes a row of the texts that rows selects.
+// parse converts the texts that rows selects.
 func (s *session) parse(cells []*string) Row {
 	modified, unread, cells := cells[0], cells[1], cells[2:]
 	row := Row{Values: Values{}}
@@ -316,18 +316,18 @@ func (s *session) parse(cells []*string) Row {
 		if s.editable(c.name) && c.writable {
 			row.Editable = append(row.Editable, c.name)
 		}
-		if c.name != s.names.Modified { // whose text depends on the session's time zone
+		if c.name != s.names.Modified { // its text depends on the session's time zone
 			seen = append(seen, [2]*string{&c.name, value})
 		}
 	}
 	row.read(s.source, cmp.Or(modified, unread))
-	text, _ := json.Marshal(seen) // it has texts only
+	text, _ := json.Marshal(seen) // strings always encode
 	sum := sha256.Sum256(text)
 	row.Version = Version(hex.EncodeToString(sum[:16]))
 	return row
 }
 
-// query returns all rows as texts; NULL is nil.
+// query returns all rows as texts; nil stands for NULL.
 func (s *session) query(ctx context.Context, right string, t sqlsource.TableName, query string, args ...any) ([][]*string, error) {
 	rows, err := s.q.QueryContext(ctx, query, args...)
 	if err != nil {

@@ -10,9 +10,9 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// Undo changes back what an entry changed, and is an entry of its own. It changes the row with the key that the entry has, not another one of
-// the same name. It fails with a *ConflictError if that row is gone, or one of the columns was changed since, and with [ErrUndone] if the entry was undone before. What was removed is added again, with all of its columns. An undo
-// can be undone.
+// Undo reverses the change of an entry, and records that as an entry of its own. It changes the row with the entry's key, never
+// another row of the same name. It fails with a *ConflictError if that row is gone or one of the columns has changed since, and
+// with [ErrUndone] if the entry was undone before. A removed row is added again, with all of its columns. An undo can be undone.
 func (e *Editor) Undo(ctx context.Context, id int64, who, why string) (AuditEntry, error) {
 	if err := reasons("undo", who, why); err != nil {
 		return AuditEntry{}, err
@@ -40,16 +40,16 @@ func (e *Editor) Undo(ctx context.Context, id int64, who, why string) (AuditEntr
 	return entry, nil
 }
 
-// back is what undoes an entry.
+// back returns the plan that reverses an entry.
 func (s *session) back(a *AuditEntry, who, why string) *plan {
 	p := &plan{name: a.Name, who: who, why: why, undoes: a.ID, remove: a.From == nil}
 	touched := a.Changed()
-	if a.To != nil { // what was removed is added only if no other row has its name now
+	if a.To != nil { // a removed row is added only if no other row has its name now
 		p.id = a.To[s.names.ID]
 	}
 	if a.To != nil && a.From != nil {
 		p.to = Values{}
-		touched = slices.DeleteFunc(touched, func(column string) bool { return !s.editable(column) }) // what a trigger writes, too
+		touched = slices.DeleteFunc(touched, func(column string) bool { return !s.editable(column) }) // without the columns that a trigger writes
 		for _, column := range touched {
 			if value, ok := a.From[column]; ok {
 				p.to[column] = value
@@ -74,7 +74,8 @@ func (s *session) back(a *AuditEntry, who, why string) *plan {
 	return p
 }
 
-// SetSwitch turns the switch of [NewSwitch] with these options, for the whole fleet. If its table has a column changedBy, that is who.
+// SetSwitch turns the switch of [NewSwitch] with these options, for the whole fleet. It writes who into the column changedBy
+// if the table has one.
 func (e *Editor) SetSwitch(ctx context.Context, on bool, who, why string, opts ...sqlsource.SwitchOption) (AuditEntry, error) {
 	table, name, err := sqlsource.SwitchRow(e.dialect, opts...)
 	if err != nil {
@@ -94,16 +95,16 @@ func (e *Editor) SetSwitch(ctx context.Context, on bool, who, why string, opts .
 	return entry, nil
 }
 
-// turning is what shall become of a switch.
+// turning describes a change of a switch.
 type turning struct {
 	table          sqlsource.TableName
 	name, who, why string
 	on             bool
 	undoes         int64
-	fresh          func(now Values) bool // whether it is as it should be before
+	fresh          func(now Values) bool // reports whether the switch is as expected
 }
 
-// switchBack undoes the turning of a switch. A row that was not there means on.
+// switchBack reverses a change of a switch. A missing row means on.
 func (s *session) switchBack(ctx context.Context, a *AuditEntry, who, why string) (AuditEntry, error) {
 	to, ok := a.To.enabled()
 	t, err := s.dialect.ParseTable(a.Table)
@@ -119,7 +120,7 @@ func (s *session) switchBack(ctx context.Context, a *AuditEntry, who, why string
 		}})
 }
 
-// enabled returns what the row of a switch says.
+// enabled returns the state of a switch's row.
 func (v Values) enabled() (on, ok bool) {
 	if value := v["enabled"]; value != nil {
 		return registry.ParseFlag(*value)
@@ -133,7 +134,7 @@ func (s *session) turnSwitch(ctx context.Context, to *turning) (AuditEntry, erro
 	if err != nil {
 		return AuditEntry{}, err
 	}
-	for i := range l { // the names that sqlsource.NewSwitch gives them
+	for i := range l { // as sqlsource.NewSwitch spells them
 		for _, known := range []string{"name", "enabled"} {
 			if d != sqlsource.PostgreSQL && strings.EqualFold(l[i].name, known) {
 				l[i].name = known

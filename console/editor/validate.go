@@ -10,7 +10,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// newRow is how errors call a row that is not there yet.
+// newRow is the ID of a new row in errors.
 const newRow = "new"
 
 func (r *Row) id() string {
@@ -20,8 +20,8 @@ func (r *Row) id() string {
 	return r.ID
 }
 
-// check tells what is wrong with what a row shall say, by the rules of the registry, before it is written. What is not known yet is
-// taken to be right.
+// check validates the new values of a row by the rules of the registry, before they are written. Columns without a value yet
+// are assumed to be valid.
 func (s *session) check(name string, was *Row, cells []cell) error {
 	row, values := was.id(), Values{}
 	if was != nil {
@@ -40,7 +40,7 @@ func (s *session) check(name string, was *Row, cells []cell) error {
 	delete(values, s.names.Modified)
 	values[s.names.ID], values[s.names.Name] = &row, &name
 	limit, err := s.source.Limit(values)
-	if err == nil && limit.Disabled { // what it says is not in force, but must be right when it is
+	if err == nil && limit.Disabled { // the row is not in force, but must be valid when it is enabled
 		values[s.names.Status] = Text(1)
 		_, hidden := s.source.Limit(values)
 		var bad *registry.RowError
@@ -56,8 +56,8 @@ func (s *session) check(name string, was *Row, cells []cell) error {
 	return limit.Check()
 }
 
-// Limit returns the limit that a row with these values would be, or a *registry.RowError if the registry would reject the row. A column
-// without a value is NULL; without a status the row is enabled. It asks the database nothing.
+// Limit returns the limit of a row with these values, or a *registry.RowError if the registry would reject the row. A missing
+// column is NULL; without a status the row is enabled. Limit does not use the database.
 func (e *Editor) Limit(name string, values Values) (registry.Limit, error) {
 	row := Values{e.names.Status: Text(1)}
 	maps.Copy(row, values)
@@ -70,7 +70,8 @@ func (e *Editor) Limit(name string, values Values) (registry.Limit, error) {
 	return limit, limit.Check()
 }
 
-// fit tells which column of PostgreSQL cannot hold what it shall say, which its error for the row would not.
+// fit returns an error if a column of PostgreSQL cannot hold its new value. PostgreSQL's own error for the row would not name
+// the column.
 func (s *session) fit(ctx context.Context, p *plan, was *Row, cells []cell) error {
 	if s.dialect != sqlsource.PostgreSQL {
 		return nil
@@ -95,7 +96,7 @@ func (s *session) cannotHold(p *plan, was *Row, c cell, held *string) error {
 		Want: "what the column can hold: it would hold " + plainValue(held)}
 }
 
-// written reads a row that was just written, and tells if the columns do not hold what they should.
+// written reads a row after writing it, and returns an error if a column does not hold its new value.
 func (s *session) written(ctx context.Context, p *plan, was *Row, cells []cell) (*Row, error) {
 	var is *Row
 	var err error
@@ -135,7 +136,7 @@ func plainValue(v *string) string {
 	return registry.ShortValue([]byte(*v))
 }
 
-// same tells whether two values are the same text, number or flag.
+// same reports whether two values are the same text, number or flag.
 func same(a, b *string) bool {
 	if a == nil || b == nil {
 		return a == b

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// update writes cells into a row, and a later time of modification.
+// update writes cells into a row, with a later time of modification.
 func (s *session) update(ctx context.Context, was *Row, cells []cell) error {
 	d, p := s.dialect, params{d: s.dialect}
 	var sets []string

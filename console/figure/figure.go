@@ -1,7 +1,7 @@
-// Package figure formats numbers, durations, shares and names for people: pages, messages, lines on a terminal.
+// Package figure formats numbers, durations, shares and names for people: on pages, in messages and on terminals.
 //
-// The console's pages format the same things in a browser. testdata/figures.json is the table that both must agree with: a test of this
-// package reads it, and so does a test that loads console/assets/js/format.js.
+// The console's pages format the same things in a browser. Both must agree with testdata/figures.json: one test checks this
+// package, another one console/assets/js/format.js.
 package figure
 
 import (
@@ -16,7 +16,7 @@ import (
 
 const (
 	least  = 1e-9 // smaller numbers are shown as 0
-	spoken = 1e15 // larger ones are shown as a power of ten
+	spoken = 1e15 // larger numbers are shown as a power of ten
 )
 
 // Number returns f with three significant digits, or all digits of its whole part: 0.05, 4.9, 1,234, 10,000,000,000. It uses no
@@ -50,7 +50,7 @@ func rounded(f float64) float64 {
 // Count returns a whole number: 10,000.
 func Count[T int | int32 | int64](n T) string { return grouped(strconv.FormatInt(int64(n), 10)) }
 
-// Decimal returns a decimal number as a person writes it: 50.000000 is 50. Other texts stay as they are.
+// Decimal removes the zeros at the end of a decimal number: 50.000000 becomes 50. Other texts are returned as they are.
 func Decimal(text string) string {
 	whole, fraction, ok := strings.Cut(text, ".")
 	if !ok || whole == "" || strings.Trim(strings.TrimPrefix(whole, "-")+fraction, "0123456789") != "" {
@@ -79,7 +79,7 @@ func grouped(digits string) string {
 	return sign + digits
 }
 
-// Span returns about how long d is, in its largest unit: 497 ms, 2.5 s, 90 s, 3 min, 5 h, 12 d.
+// Span returns d roughly, in its largest unit: 497 ms, 2.5 s, 90 s, 3 min, 5 h, 12 d.
 func Span(d time.Duration) string {
 	ms := float64(d) / float64(time.Millisecond)
 	in := func(unit float64, name string) string { return Number(math.Round(ms/unit)) + name }
@@ -100,7 +100,7 @@ func Span(d time.Duration) string {
 	return in(24*3_600_000, " d")
 }
 
-// Exact returns a duration of which nothing may be left out: 500 ms, 90 s, 5 min, 1 d.
+// Exact returns d without rounding: 500 ms, 90 s, 5 min, 1 d.
 func Exact(d time.Duration) string {
 	for _, u := range []struct {
 		of   time.Duration
@@ -116,7 +116,7 @@ func Exact(d time.Duration) string {
 	return strconv.FormatFloat(float64(d)/float64(time.Millisecond), 'f', -1, 64) + " ms"
 }
 
-// Share returns a part of all, 0 to 1, in percent. It returns 0 % only for 0, and 100 % only for 1.
+// Share returns a share from 0 to 1 in percent. It returns 0 % only for 0, and 100 % only for 1.
 func Share(f float64) string {
 	percent := math.Round(f * 100)
 	switch {
@@ -128,11 +128,11 @@ func Share(f float64) string {
 	return strconv.Itoa(int(percent)) + " %"
 }
 
-// Clock returns a time for a page that runs no script, and for which the reader's zone is not known.
+// Clock returns a time in UTC, for pages without scripts, where the reader's zone is not known.
 func Clock(t time.Time) string { return t.UTC().Format("2 Jan 15:04:05 UTC") }
 
-// Name returns a name as it may stand in a line of text or on a terminal: characters that move the cursor, end the line or change the
-// direction of the text are escaped as in Go. Other characters, quotes and blanks included, stay as they are.
+// Name returns a name that is safe in a line of text or on a terminal: characters that move the cursor, end the line or
+// change the direction of the text are escaped as in Go. All others are kept, quotes and blanks included.
 func Name(s string) string {
 	if strings.IndexFunc(s, hidden) < 0 && utf8.ValidString(s) {
 		return s

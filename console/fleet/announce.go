@@ -5,7 +5,7 @@ import (
 	"encoding/json"
 )
 
-// Announce adds an event to those of the fleet that no instance notices, such as a penalty by a person. Its time is that of Redis.
+// Announce adds an event that no instance can notice, such as a penalty by a person. Its time is that of Redis.
 func Announce(ctx context.Context, client Client, e Event, opts ...Option) error {
 	s := newSettings(opts)
 	if err := s.check(); err != nil {

@@ -1,4 +1,4 @@
--- Adds an event that is not an instance's own, such as what a person does on the console.
+-- Adds an event that is not an instance's own, such as a person's action on the console.
 --
 -- KEYS[1]  the events: a sorted set by time in milliseconds, of time:text
 -- ARGV     1 the text

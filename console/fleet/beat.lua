@@ -1,19 +1,19 @@
--- Writes what an instance has to say, and adds what is new in its counters to the history. It does nothing if it has been done.
+-- Writes the state of an instance, and adds the increase of its counters to the history. A repeated call changes nothing.
 --
--- What a limit's counters have gained is what they are now, less what the instance has said of them before, as it stands in Redis. So a
--- write that is repeated gains nothing, and one that was lost is made up for by the next.
+-- The increase of a limit's counters is their value less the one stored in Redis for the instance. So a repeated write adds
+-- nothing, and the next write makes up for a lost one.
 --
 -- KEYS[1]  the instances: a sorted set by the time in milliseconds of their last beat
 -- KEYS[2]  this instance: a hash
 -- KEYS[3]  the rows of its limits: a hash
 -- KEYS[4]  the events: a sorted set by time in milliseconds, of time:text
--- KEYS[5]  in which minutes of an hour anybody has published: a bitmap
+-- KEYS[5]  the minutes of an hour in which any instance has published: a bitmap
 -- KEYS[6…] for each limit of ARGV its history of that hour: the name of KEYS[5], a colon and the limit's name
--- ARGV     1 the instance; 2 the number of the beat; 3 the hour since 1970 that KEYS are of; 4 milliseconds since the instance
+-- ARGV     1 the instance; 2 the number of the beat; 3 the hour since 1970 of KEYS; 4 milliseconds since the instance
 --          started; 5 '1': begin, if the instance is not known; 6 '1': the instance ends; then the lengths of four lists:
 --          7 limits: record, base, rate; 8 fields of the instance and 9 rows: name, text or '' to remove it; 10 events:
 --          milliseconds ago, text; and then these lists
--- returns  what was done, the time in milliseconds, and '1' if there are rows: 'done'; 'old': it was done before; 'hour': KEYS are of another
+-- returns  what was done, the time in milliseconds, and '1' if there are rows: 'done'; 'old': this beat was applied before; 'hour': KEYS are of another
 --          hour, and nothing was done; 'unknown': the instance is not known, and nothing was done
 -- clock    the server's
 
@@ -31,14 +31,14 @@ if not seen[1] and ARGV[5] ~= '1' then return {'unknown', text(now)} end
 if math.floor(now / 3600000) ~= hour then return {'hour', text(now)} end
 local minute = math.floor(now / 60000) % 60
 
--- What is in the place of the bitmap, or of a history, and is none stays as it is.
+-- A foreign value in the place of the bitmap or of a history is left alone.
 local function alien(reply) return type(reply) == 'table' and reply.err and string.find(reply.err, 'WRONGTYPE', 1, true) end
 
 local bit = redis.pcall('SETBIT', KEYS[5], minute, 1)
 if type(bit) == 'table' and not alien(bit) then return bit end
 redis.call('EXPIRE', KEYS[5], HISTORY)
 
--- A clock that is slower or faster than this one moves the start, but not at every beat.
+-- Clocks that differ in rate move the start, but not at every beat.
 local started = tonumber(seen[2] or 0)
 if math.abs(started - (now - uptime)) > 1000 then started = now - uptime end
 
@@ -103,13 +103,13 @@ end
 
 local events = tonumber(ARGV[10])
 if events > 0 then
-  -- Others may have told the same.
-  local told = {}
+  -- Another instance may have reported the same event.
+  local known = {}
   for _, e in ipairs(redis.call('ZRANGEBYSCORE', KEYS[4], text(now - SAME_EVENT), '+inf')) do
-    told[string.match(e, ':(.*)') or ''] = true
+    known[string.match(e, ':(.*)') or ''] = true
   end
   for _ = 1, events do
-    if not told[ARGV[at + 1]] then
+    if not known[ARGV[at + 1]] then
       local when = text(now - tonumber(ARGV[at]))
       redis.call('ZADD', KEYS[4], when, when .. ':' .. ARGV[at + 1])
     end

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// A record is what an instance says of a limit, in three parts:
+// A record is the state of a limit in one instance, in three parts:
 //
 //	120 31 5 0 0 0 4500;3:2 5:3;0 5 2.25 5 7012
 //
@@ -19,17 +19,17 @@ import (
 //	state      decider, rate in force, stored permits, of so many at most, then in milliseconds since the instance
 //	           started: when it looked, and until when a penalty holds; how many wait, since when the oldest of them
 //
-// Zeros at the end of a part are left out, and empty parts at the end. A record of which nothing is left is not written.
+// Zeros at the end of a part are omitted, and so are empty parts at the end. An empty record is not written.
 
-// deciders are the words for what decides, those of gate.Decider. Their places are written.
+// deciders are the names of gate.Decider. A record has the index.
 var deciders = [...]string{"limit", "switch", "disabled", "zero", "bad_row", "unknown", "shadow", "window", "concurrency", "penalty"}
 
-// ordered are the counters as they are written.
+// ordered returns the counters in the order in which they are written.
 func (c *Counters) ordered() [7]int64 {
 	return [7]int64{c.Granted, c.Refused, c.Waited, c.Failed, c.Passed, c.WouldRefuse, c.WaitSum.Microseconds()}
 }
 
-// appendCounters is the first part of a record, and all of a base and of a point.
+// appendCounters appends the first part of a record. It is also the format of a base and of a point.
 func appendCounters(b []byte, c *Counters) []byte {
 	n := c.ordered()
 	last := len(n)
@@ -45,10 +45,10 @@ func appendCounters(b []byte, c *Counters) []byte {
 	return b
 }
 
-// mostMillis is 31 years: an instance lives less long.
+// mostMillis is 31 years, more than the life of an instance.
 const mostMillis = 1e12
 
-// clock turns times into milliseconds since an instance started.
+// clock converts times to milliseconds since the instance started.
 type clock struct{ began time.Time }
 
 func (k clock) millis(t time.Time) float64 {
@@ -58,7 +58,7 @@ func (k clock) millis(t time.Time) float64 {
 	return float64(max(1, t.Sub(k.began).Milliseconds()))
 }
 
-// time is zero for no millis.
+// time is the inverse of millis; zero for 0.
 func (k clock) time(millis float64) time.Time {
 	if millis == 0 {
 		return time.Time{}
@@ -66,7 +66,7 @@ func (k clock) time(millis float64) time.Time {
 	return k.began.Add(time.Duration(millis) * time.Millisecond)
 }
 
-// appendRecord writes what an instance says of a limit.
+// appendRecord appends the record of a limit.
 func appendRecord(b []byte, l *Limit, k clock) []byte {
 	b = append(appendCounters(b, &l.Counters), ';')
 	first := true
@@ -102,7 +102,7 @@ func appendRecord(b []byte, l *Limit, k clock) []byte {
 	return b
 }
 
-// finite is 0 for what is no number.
+// finite returns 0 for NaN and infinities.
 func finite(f float64) float64 {
 	if math.IsNaN(f) || math.IsInf(f, 0) {
 		return 0
@@ -110,12 +110,12 @@ func finite(f float64) float64 {
 	return f
 }
 
-// rounded has three digits behind the point: more would only be longer.
+// rounded returns f with three digits after the point, to keep records short.
 func rounded(f float64) float64 { return math.Round(f*1000) / 1000 }
 
 var errNumber = errors.New("no number in range")
 
-// numbers reads numbers of 0 and above, at most so many of them.
+// numbers parses at most most numbers that are not negative.
 func numbers(s string, most int) (all []float64, err error) {
 	if s == "" {
 		return nil, nil
@@ -134,7 +134,7 @@ func numbers(s string, most int) (all []float64, err error) {
 	return all, nil
 }
 
-// parseCounters reads what appendCounters has written.
+// parseCounters is the inverse of appendCounters.
 func parseCounters(s string, c *Counters) error {
 	if s == "" {
 		return nil
@@ -156,7 +156,7 @@ func parseCounters(s string, c *Counters) error {
 	return nil
 }
 
-// parseRecord reads what appendRecord has written.
+// parseRecord is the inverse of appendRecord.
 func parseRecord(s string, l *Limit, k clock) error {
 	parts := strings.Split(s, ";")
 	if len(parts) > 3 {

@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// sized counts the bytes of what is written.
+// sized counts the bytes written.
 type sized struct {
 	Client
 	bytes, writes int

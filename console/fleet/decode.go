@@ -11,16 +11,16 @@ import (
 	"time"
 )
 
-// decoder reads the fields of a hash. They may be anybody's.
+// decoder reads the fields of a hash. Their content is not trusted.
 type decoder struct {
 	key     string
 	fields  map[string]string
-	rows    map[string]*Limit // without calls
-	before  *heard            // what was read before; nil: nothing
+	rows    map[string]*Limit // without counters
+	before  *cached           // the previous reading; may be nil
 	skipped []*DataError
 }
 
-// mostSkipped are told of a key.
+// mostSkipped bounds the errors reported for a key.
 const mostSkipped = 10
 
 func (d *decoder) skip(field string, why error) {
@@ -29,7 +29,7 @@ func (d *decoder) skip(field string, why error) {
 	}
 }
 
-// limits are those of rows, without calls.
+// limits returns the limits of the rows, without counters.
 func (d *decoder) limits() map[string]*Limit {
 	all := make(map[string]*Limit, len(d.fields))
 	for name, text := range d.fields {
@@ -44,7 +44,7 @@ func (d *decoder) limits() map[string]*Limit {
 	return all
 }
 
-// instance is what the fields say; nil: it is none.
+// instance returns the instance that the fields describe; nil if they do not describe one.
 func (d *decoder) instance(id string) *Instance {
 	i := &Instance{ID: id, Limits: maps.Clone(d.rows), Ended: d.fields["ended"] == "1"}
 	beats, err := strconv.ParseUint(d.fields["beat"], 10, 53)
@@ -57,7 +57,7 @@ func (d *decoder) instance(id string) *Instance {
 	i.Beats, i.Beat = int64(beats), seen
 	d.info(&i.Info, started)
 	i.Started = started
-	if d.before != nil && !d.before.started.Equal(started) { // its times are others
+	if d.before != nil && !d.before.started.Equal(started) { // its times have another base
 		d.before = nil
 	}
 	for _, field := range slices.Sorted(maps.Keys(d.fields)) {
@@ -66,19 +66,19 @@ func (d *decoder) instance(id string) *Instance {
 	return i
 }
 
-// millis is a time in milliseconds since 1970, in this century.
+// millis returns a time in milliseconds since 1970, before 2109.
 func (d *decoder) millis(field string) (time.Time, error) {
 	n, err := strconv.ParseUint(d.fields[field], 10, 42)
 	return time.UnixMilli(int64(n)), err
 }
 
-// field reads what belongs to a limit, a semaphore or a window.
+// field reads the record of a limit, a semaphore or a window.
 func (d *decoder) field(i *Instance, field string) {
 	text := d.fields[field]
 	if name, ok := strings.CutPrefix(field, recordPrefix); ok && named(name) {
 		l := i.Limits[name]
 		if l == nil {
-			return // its row is no longer there
+			return // its row is gone
 		}
 		if d.before != nil && d.before.fields[field] == text && d.before.limits[name] != nil && d.before.limits[name].Config == l.Config {
 			i.Limits[name] = d.before.limits[name]
@@ -109,7 +109,7 @@ func (d *decoder) field(i *Instance, field string) {
 	}
 }
 
-// json reads a field, and tells whether it could.
+// json decodes a field, and reports whether it succeeded.
 func (d *decoder) json(field string, into any) bool {
 	text := d.fields[field]
 	if text == "" {
@@ -122,7 +122,7 @@ func (d *decoder) json(field string, into any) bool {
 	return true
 }
 
-// info reads what an instance says of itself. Its clock may be wrong: times are moved to Redis'.
+// info reads the Info of an instance. Its clock may be wrong, so its times are converted to Redis' clock.
 func (d *decoder) info(i *Info, started time.Time) {
 	var own infoText
 	wrong := time.Duration(0)

@@ -1,5 +1,5 @@
-// Package fleet shows all instances of a fleet as one: each publishes every two seconds what its limits have come to, in one
-// small write to Redis, and any console reads that of all of them, with a history of the last day.
+// Package fleet shows all instances of a fleet as one. Each instance publishes the state of its limits to Redis every two
+// seconds, in one small write. Any console reads what all of them have published, with a history of the last day.
 //
-// An instance has a Publisher, which asks a Source. A console has a Reader.
+// An instance has a Publisher, which reads a Source. A console has a Reader.
 package fleet

@@ -12,7 +12,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// A Go gateway of its own tells consoles what it does.
+// A gateway written in Go publishes its figures for consoles.
 func ExampleNewPublisher() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	source := registry.Static{{Name: "/ibe/AvailFare", Rate: 5, WaitShare: 0.5}}

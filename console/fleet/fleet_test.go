@@ -21,7 +21,7 @@ import (
 
 var background = context.Background()
 
-// stub is a source that says what it was told to.
+// stub is a source with settable content.
 type stub struct {
 	mu     sync.Mutex
 	info   Info
@@ -86,7 +86,7 @@ func newWorld(t testing.TB, server *redistest.Server) *world {
 	return &world{t, server.Client(t, func(o *redis.Options) { o.MaxRetries, o.ContextTimeoutEnabled, o.DialerRetries = -1, true, 1 }), WithKeyPrefix(fmt.Sprintf("%s:%d:", t.Name(), rand.Uint64())), &fake{}}
 }
 
-// publisher returns one that beats when it is told to.
+// publisher returns a Publisher that beats on demand.
 func (w *world) publisher(s Source) *Publisher {
 	w.t.Helper()
 	p, err := newPublisher(w.client, s, w.clock.now, []Option{w.prefix, WithLogger(slog.New(slog.DiscardHandler))})
@@ -127,7 +127,7 @@ func (w *world) history(name string) (sum Point) {
 	return sum
 }
 
-// What instances say is read as it was said, and the history has the sum of all.
+// Instances are read as they were published, and the history has their sum.
 func TestPublishAndRead(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
@@ -207,7 +207,8 @@ func TestRepeatedWriteCountsOnce(t *testing.T) {
 	require.EqualValues(t, 1, p.Missed().Beats)
 }
 
-// The row of a limit goes while nobody knows whether the last write was carried out, and comes back: what that write told counts once.
+// A limit's row is removed while the outcome of the last write is unknown, and comes back: the calls in that write count
+// once.
 func TestGoneInDoubtCountsOnce(t *testing.T) {
 	t.Parallel()
 	for _, lost := range []int{0, 1, 3} { // answers, while the row is gone
@@ -265,8 +266,8 @@ func (l *lossyClient) again(ctx context.Context) error {
 	return l.Client.Process(ctx, redis.NewCmd(ctx, l.lost...))
 }
 
-// Several instances, one of which is started anew, publish at random, while answers are lost and Redis forgets: what the history
-// has is what was counted since it forgot last.
+// Several instances publish at random, one of which restarts, while replies are lost and Redis loses its data. The history
+// has exactly the calls counted since the last loss.
 func TestCountsAreExact(t *testing.T) {
 	t.Parallel()
 	random := redistest.Seed(t)
@@ -309,7 +310,7 @@ func TestCountsAreExact(t *testing.T) {
 			all[slices.Index(all, i)] = start()
 		case chance < 10:
 			l := i.limits[name]
-			delete(i.limits, name) // its row is gone, and comes back with what was counted
+			delete(i.limits, name) // its row is gone, and comes back with the same counters
 			for range 1 + random.IntN(3) {
 				i.lossy.lose = random.IntN(2) == 0
 				_ = i.beat(background, false)

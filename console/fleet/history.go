@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// mostPoints of a history: a day.
+// mostPoints is the length of a history: a day.
 const mostPoints = int(Day / Minute)
 
-// History returns a point for each minute from then on, but not more than a day back, the present one included. Minutes begin by
-// Redis' clock. The rate of a point is that of the last call before; 0 until there is one.
+// History returns a point for each minute since from, the present one included, but at most a day. Minutes begin by Redis'
+// clock. The rate of a point is that of the last call before it, or 0 if there is none.
 func (r *Reader) History(ctx context.Context, name string, from time.Time) ([]Point, error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (r *Reader) History(ctx context.Context, name string, from time.Time) ([]Po
 	return points, fill(points, begin, reply)
 }
 
-// fill puts what history.lua has read, from that hour on, into its minutes.
+// fill decodes the reply of history.lua, whose first hour is hour, into points.
 func fill(points []Point, hour int64, reply []string) error {
 	rate, at := 0.0, func(minute int64) *Point {
 		i := minute - points[0].Minute.Unix()/60
@@ -79,7 +79,7 @@ func fill(points []Point, hour int64, reply []string) error {
 			}
 			p.Rate = rate
 			var c Counters
-			if parseCounters(fields[field], &c) == nil { // else nobody of us has written it
+			if parseCounters(fields[field], &c) == nil { // otherwise no Publisher has written it
 				p.Granted, p.Refused, p.Waited, p.Failed, p.Passed, p.WouldRefuse = c.Granted, c.Refused, c.Waited, c.Failed, c.Passed, c.WouldRefuse
 				p.WaitSum = c.WaitSum
 			}
@@ -88,7 +88,7 @@ func fill(points []Point, hour int64, reply []string) error {
 	return nil
 }
 
-// Events returns what happened from then on, but not more than a day back, the oldest first: at most MostEvents.
+// Events returns the events since from, but at most a day back and at most MostEvents, the oldest first.
 func (r *Reader) Events(ctx context.Context, from time.Time) ([]Event, error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -108,7 +108,7 @@ func (r *Reader) Events(ctx context.Context, from time.Time) ([]Event, error) {
 	return all, nil
 }
 
-// parseEvent reads time:text.
+// parseEvent decodes time:text.
 func parseEvent(m member) (e Event, ok bool) {
 	_, text, found := strings.Cut(m.text, ":")
 	if !found || !(m.score >= 0 && m.score < 1<<42) || json.Unmarshal([]byte(text), &e) != nil || e.Kind == "" {

@@ -1,4 +1,4 @@
--- Reads hours of a limit's history, but nothing that is larger than it can be.
+-- Reads hours of a limit's history, and skips values that are too large to be one.
 --
 -- KEYS     for each hour the bitmap of its minutes, and the limit's hash
 -- returns  for each hour the bitmap, the number of strings that follow, and as many: fields and values

@@ -17,7 +17,7 @@ import (
 
 func logTo(w io.Writer) *slog.Logger { return slog.New(slog.NewTextHandler(w, nil)) }
 
-// What others write into the keys of an instance is skipped, and said to be; what else it says is read.
+// Foreign content in an instance's keys is skipped and reported; the rest is read.
 func TestAlienContent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))
@@ -141,8 +141,7 @@ func TestBadPrefix(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Whatever stands in the fields of an instance, reading it does not panic, what is read is bounded, and what was read can be written
-// and is read again as the same.
+// Reading an instance does not panic whatever its fields contain, the result is bounded, and it can be written and read again unchanged.
 func FuzzDecode(f *testing.F) {
 	f.Add("120 31 5 0 0 0 4500;3:2 5:3;0 5 2.25 5 7012 0 3 7", `{"rate":5}`, `{"host":"h","clock":1}`, `[{"row":"1"}]`, "1:{\"kind\":\"x\"}")
 	f.Add(";;", `{"rate":1e400}`, `{"loads":{"last":"2020-01-01T00:00:00Z"}}`, `[{"count":-1}]`, "")

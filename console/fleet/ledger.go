@@ -8,38 +8,38 @@ import (
 	"unicode/utf8"
 )
 
-// ledger is what an instance has said, as far as it knows what Redis has heard, and so what it has to say now. It knows no time
-// and no network.
+// ledger compares what an instance has to publish with what Redis has according to its replies, and so decides what to write.
+// It uses neither clock nor network.
 type ledger struct {
-	first  bool // what is said next begins anew
+	first  bool // the next write begins the instance
 	round  uint64
 	limits map[string]*entry
 	fields texts
 	rows   texts
-	events []told
+	events []pendingEvent
 
 	queue    []*entry
 	changed  uint64 // counts changes of rows
-	tooMany  int    // limits
+	tooMany  int    // limits beyond MostLimits
 	overflow int64  // events that were dropped
 }
 
-// entry is a limit.
+// entry is the state of one limit.
 type entry struct {
-	said   Limit // what Redis was told last. Its counters are in the history
-	known  bool  // that Redis has that
-	now    Limit
-	row    string // of its configuration
-	record string // of now
-	round  uint64
-	rated  float64 // the rate that was written into the history, of that hour
-	hour   int64
-	gone   bool
+	written Limit // last written to Redis. Its counters are in the history
+	stored  bool  // whether Redis has published
+	now     Limit
+	row     string // of its configuration
+	record  string // of now
+	round   uint64
+	rated   float64 // the rate last written to the history, in that hour
+	hour    int64
+	gone    bool
 }
 
-// told is an event that was not told yet.
-type told struct {
-	at   time.Time // zero: when it is told
+// pendingEvent is an event that is not yet published.
+type pendingEvent struct {
+	at   time.Time // zero for the time of the write
 	text string
 }
 
@@ -48,34 +48,34 @@ const (
 	mostInWrite   = 200
 	mostTexts     = 50
 	mostPending   = 200 // events
-	mostText      = 200 // bytes of what is wrong, and the like
+	mostText      = 200 // bytes of a message
 	mostName      = 512 // bytes of the name of a limit or a key
-	refusedRounds = 5   // how often refused keys are told
+	refusedRounds = 5   // how often refused keys are published
 )
 
 func newLedger() ledger {
 	return ledger{first: true, limits: map[string]*entry{}, fields: newTexts(), rows: newTexts()}
 }
 
-// forget has everything told again. What is in the history stays as it was.
+// forget makes the next writes publish everything again. The history is not written twice.
 func (l *ledger) forget() {
 	l.first = true
 	l.changed++
 	for _, e := range l.limits {
-		e.known, e.hour = false, 0
+		e.stored, e.hour = false, 0
 	}
 	l.fields.forget()
 	l.rows.forget()
 }
 
-// skip leaves out of the history what has been counted by now.
+// skip leaves the calls counted so far out of the history.
 func (l *ledger) skip() {
 	for _, e := range l.limits {
-		e.said.Counters, e.known = e.now.Counters, false
+		e.written.Counters, e.stored = e.now.Counters, false
 	}
 }
 
-// note takes in what is to be said now.
+// note compares a report with what Redis has, and queues the differences.
 func (l *ledger) note(r *Report, k clock) {
 	l.round++
 	l.queue = l.queue[:0]
@@ -88,10 +88,10 @@ func (l *ledger) note(r *Report, k clock) {
 	for name, e := range l.limits {
 		switch {
 		case e.round == l.round || e.gone:
-		case e.counted(): // its record stays until the answer is there: by it a write that was carried out is not counted again
+		case e.counted(): // Its record stays until the reply arrives: with it, a write that was applied is not counted again
 			l.queue = append(l.queue, e)
 		default:
-			e.gone, e.known = true, false
+			e.gone, e.stored = true, false
 			l.fields.set(recordPrefix+name, "")
 		}
 	}
@@ -117,7 +117,7 @@ func (l *ledger) limit(now *Limit, k clock) {
 			return
 		}
 		name := strings.Clone(now.Name)
-		e = &entry{said: Limit{Name: name}}
+		e = &entry{written: Limit{Name: name}}
 		l.limits[name] = e
 	}
 	if l.rows.count >= MostLimits {
@@ -132,18 +132,18 @@ func (l *ledger) limit(now *Limit, k clock) {
 		e.row = rowText(now.Config)
 	}
 	l.rows.set(now.Name, e.row)
-	if e.known && e.said == *now {
+	if e.stored && e.written == *now {
 		return
 	}
 	e.now = *now
 	e.record = string(appendRecord(nil, now, k))
-	if e.record == "" && e.said.Counters == (Counters{}) && !e.known && e.said.Decider == "" {
-		return // nothing to tell, and nothing was told
+	if e.record == "" && e.written.Counters == (Counters{}) && !e.stored && e.written.Decider == "" {
+		return // nothing to publish, and nothing was
 	}
 	l.queue = append(l.queue, e)
 }
 
-// rowText is never empty.
+// rowText encodes a row. It never returns "".
 func rowText(c Config) string {
 	c.Row = shortened(c.Row, mostText)
 	for _, f := range []*float64{&c.Rate, &c.MaxPermits, &c.ColdFactor} {
@@ -170,18 +170,18 @@ func (f *Fault) shorten() {
 
 func named(name string) bool { return name != "" && len(name) <= mostName && utf8.ValidString(name) }
 
-// base is what of the counters need not go into the history: what is there already. While Redis knows that, it need not be told.
+// base returns the counters that are in the history already, for the script to subtract; empty if Redis has them.
 func (e *entry) base() string {
 	switch {
-	case e.known:
+	case e.stored:
 		return ""
-	case e.said.Counters == e.now.Counters:
+	case e.written.Counters == e.now.Counters:
 		return "="
 	}
-	return string(appendCounters(nil, &e.said.Counters))
+	return string(appendCounters(nil, &e.written.Counters))
 }
 
-// rate is that in force if it is to go into the history.
+// rate returns the rate in force if it must be written to the history; otherwise empty.
 func (e *entry) rate(hour int64) string {
 	if e.counted() && (e.now.Bucket.Rate != e.rated || hour != e.hour) && e.now.Bucket.Rate > 0 {
 		return number(e.now.Bucket.Rate)
@@ -189,9 +189,9 @@ func (e *entry) rate(hour int64) string {
 	return ""
 }
 
-func (e *entry) counted() bool { return e.said.Counters != e.now.Counters }
+func (e *entry) counted() bool { return e.written.Counters != e.now.Counters }
 
-// info says how the instance is.
+// info queues the fields about the instance.
 func (l *ledger) info(i Info, k clock) {
 	own := i
 	own.Refused, own.Refusals, own.Faults, own.Rejected, own.Semaphores, own.Windows = nil, nil, nil, nil, nil, nil
@@ -230,7 +230,8 @@ func (l *ledger) info(i Info, k clock) {
 	}
 }
 
-// infoText is an Info as it is written, with the instance's clock when it started, in milliseconds since 1970: times in it are by that.
+// infoText is an Info as it is written. Clock is the instance's clock when it started, in milliseconds since 1970; the times
+// in Info are by that clock.
 type infoText struct {
 	Info
 	Clock int64 `json:"clock"`
@@ -246,7 +247,7 @@ func (l *ledger) event(e *Event) {
 	if err != nil {
 		return
 	}
-	l.events = append(l.events, told{e.At, string(text)})
+	l.events = append(l.events, pendingEvent{e.At, string(text)})
 }
 
 func (e *Event) shorten() {
@@ -256,16 +257,16 @@ func (e *Event) shorten() {
 	e.Limit = shortened(e.Limit, mostName)
 }
 
-// write is what one script does.
+// write is the content of one call of beat.lua.
 type write struct {
 	first        bool
 	limits       []*entry
 	fields, rows []pair
-	events       []told
+	events       []pendingEvent
 }
 
-// next is what is to be written next, and whether there is more after it. A reader that sees another number of changes finds all rows
-// written: so that comes last.
+// next returns the next write, and whether there is more after it. The number of changes is written last, so that a reader
+// that sees a new one finds all rows.
 func (l *ledger) next() (w *write, more bool) {
 	w = &write{first: l.first}
 	w.limits, l.queue = split(l.queue, mostInWrite)
@@ -279,24 +280,24 @@ func (l *ledger) next() (w *write, more bool) {
 	return w, more
 }
 
-// done notes that Redis has written that.
+// done marks a write as applied.
 func (l *ledger) done(w *write, hour int64) {
 	l.first = false
 	for _, e := range w.limits {
 		if e.counted() && e.now.Bucket.Rate > 0 {
 			e.rated, e.hour = e.now.Bucket.Rate, hour
 		}
-		e.said, e.known = e.now, true
+		e.written, e.stored = e.now, true
 	}
 	l.fields.done(w.fields)
 	l.rows.done(w.rows)
 	l.events = l.events[len(w.events):]
 }
 
-// doubt notes that nobody knows whether Redis has written that.
+// doubt marks a write whose outcome is unknown.
 func (l *ledger) doubt(w *write) {
 	for _, e := range w.limits {
-		e.known, e.hour = false, 0
+		e.stored, e.hour = false, 0
 	}
 	l.fields.doubt(w.fields)
 	l.rows.doubt(w.rows)

@@ -18,7 +18,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// answering is a client whose Redis does what is asked, or hangs.
+// answering is a client whose Redis replies, or hangs.
 type answering struct {
 	mu    sync.Mutex
 	hangs bool
@@ -48,7 +48,7 @@ func (a *answering) Process(ctx context.Context, cmd redis.Cmder) error {
 	return nil
 }
 
-// A Publisher beats about every two seconds, not in step with others, and says when it ends. Nothing of it is left then.
+// A Publisher beats about every two seconds, not in step with others, and publishes its end. It leaves nothing behind.
 func TestBeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, s := &answering{}, newStub("/a")
@@ -79,7 +79,7 @@ type reporting struct {
 
 func (r reporting) News() <-chan struct{} { return r.news }
 
-// News are told within a quarter of a second, but no more often than that, however many there are.
+// News are published within a quarter of a second, but not more often than that.
 func TestNews(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, s := &answering{}, reporting{newStub("/a"), make(chan struct{}, 1)}
@@ -151,7 +151,7 @@ func TestHangingRedis(t *testing.T) {
 	})
 }
 
-// What Redis refuses is told in the log once, and again after it was well.
+// Redis' refusal of writes is logged once, and again after a recovery.
 func TestRefusedWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &strings.Builder{}
@@ -175,8 +175,8 @@ func TestRefusedWrites(t *testing.T) {
 	})
 }
 
-// A beat of an instance with nothing new is small, and everything is told again now and then.
-func TestOnlyChangesAreTold(t *testing.T) {
+// A beat without news is small, and everything is published again from time to time.
+func TestOnlyChangesArePublished(t *testing.T) {
 	s := newStub("/a", "/b")
 	s.limits["/a"].Granted = 7
 	l := newLedger()
@@ -205,8 +205,8 @@ func TestOnlyChangesAreTold(t *testing.T) {
 	require.Equal(t, [2]int{0, 0}, pairs(told()))
 }
 
-// What a beat did not get to, for an earlier write of it failed, is told by the next, though nothing has changed.
-func TestUnsentIsToldNext(t *testing.T) {
+// The rest of a beat whose write failed is published by the next one, even if nothing has changed.
+func TestUnsentIsPublishedNext(t *testing.T) {
 	l := newLedger()
 	r := Report{}
 	for i := range mostInWrite + 1 {
@@ -234,7 +234,7 @@ func TestUnsentIsToldNext(t *testing.T) {
 	require.Zero(t, beat(false))
 }
 
-// More limits than may be are left out, and said to be; so are names that are none.
+// Limits beyond the bound, and invalid names, are omitted and counted.
 func TestTooManyLimits(t *testing.T) {
 	l := newLedger()
 	var r Report
@@ -247,7 +247,7 @@ func TestTooManyLimits(t *testing.T) {
 	require.Contains(t, l.fields.all[infoField].now, `"more_limits":3`)
 }
 
-// Events that nobody hears of are kept, and those that are too many counted.
+// Events are kept until they are published, and those beyond the bound are counted.
 func TestTooManyEvents(t *testing.T) {
 	l := newLedger()
 	r := Report{Events: make([]Event, mostPending+5)}
@@ -261,7 +261,7 @@ func TestTooManyEvents(t *testing.T) {
 	require.Contains(t, l.fields.all[infoField].now, `"events":5`)
 }
 
-// However often it is closed, and by how many at once, an instance says once that it ends.
+// An instance publishes its end once, however often and concurrently it is closed.
 func TestClosedTwice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &answering{}

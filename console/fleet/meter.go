@@ -15,39 +15,39 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// Meter counts what limiters decide, and is the Source of a Publisher. Its Observer belongs to the limiters, Bypassed to the
-// registry that makes them, which it follows from Follow on. All methods may be called by many goroutines at once.
+// Meter counts decisions of limiters, and is the Source of a Publisher. Give its Observer to the limiters and Bypassed to the
+// registry that makes them, and call Follow once the registry exists. All methods may be called concurrently.
 type Meter struct {
 	info     func(*Info)
 	counters *names[counter]                // of rows
-	keys     atomic.Pointer[names[counter]] // the same, by the names of keys and of calls that rows hold for
-	others   counter                        // of names that have no row
+	keys     atomic.Pointer[names[counter]] // the same counters, by the names of keys and of calls that rows match
+	others   counter                        // of names without a row
 	refused  *most
 	events   pending
 	store    outages
 	limits   atomic.Pointer[registry.Registry]
 	news     chan struct{}
-	failing  atomic.Bool // the last load has failed
+	failing  atomic.Bool // the last load failed
 
 	reporting sync.Mutex
 	watch     watch
 }
 
-// counter is what calls of a limit came to.
+// counter counts the calls of a limit.
 type counter struct {
 	name string
 
 	granted, waited, waitNanos, refused, failed, passed, wouldRefuse atomic.Int64
 
 	waits     [len(Histogram{})]atomic.Int64
-	refusedBy [len(deciders)]atomic.Int64 // calls of refused, by gate.Decider
-	gone      atomic.Bool                 // it has no row any more
+	refusedBy [len(deciders)]atomic.Int64 // refused calls, by gate.Decider
+	gone      atomic.Bool                 // its row is gone
 	held      atomic.Pointer[penalty]
-	heldUntil atomic.Int64 // when the bucket's penalty ends, in microseconds since 1970; 0 if there is none
+	heldUntil atomic.Int64 // when the bucket's penalty ends, in microseconds since 1970; 0 without one
 }
 
-// penalty holds until then, as was told then.
-type penalty struct{ until, told time.Time }
+// penalty is a penalty until then, as noted then.
+type penalty struct{ until, noted time.Time }
 
 func (c *counter) load() (all Counters) {
 	all = Counters{
@@ -60,22 +60,23 @@ func (c *counter) load() (all Counters) {
 	return all
 }
 
-// calls is how many have been counted.
+// calls returns the number of calls counted.
 func (c *counter) calls() int64 {
 	return c.granted.Load() + c.refused.Load() + c.failed.Load() + c.passed.Load() + c.wouldRefuse.Load()
 }
 
-// mostCounted limits have counters of their own, also those whose rows are gone; and so many further names are found at once.
+// mostCounted bounds the limits with counters of their own, including those whose rows are gone, and the further names that
+// are found without a lookup.
 const mostCounted = 3 * MostLimits
 
 // MeterOption configures a Meter.
 type MeterOption func(*Meter)
 
-// WithInfo has a function fill in what a Meter does not know of its instance: its version, the kind of its store and the policy, when
-// the switch was read, semaphores, windows. It is called at every beat.
+// WithInfo sets a function that fills in what a Meter cannot know: the program's version, the kind of store and the policy,
+// when the switch was read, semaphores and windows. It is called at every beat.
 func WithInfo(f func(*Info)) MeterOption { return func(m *Meter) { m.info = f } }
 
-// NewMeter returns a Meter that follows no registry yet: until then all names are limits.
+// NewMeter returns a Meter that follows no registry. Until it does, each name counts as a limit.
 func NewMeter(opts ...MeterOption) *Meter {
 	m := &Meter{counters: newNames[counter](mostCounted), refused: newMost(4 * MostKeys), info: func(*Info) {}, news: make(chan struct{}, 1)}
 	m.keys.Store(newNames[counter](mostCounted))
@@ -86,7 +87,7 @@ func NewMeter(opts ...MeterOption) *Meter {
 	return m
 }
 
-// Follow has the Meter tell of a registry's limits, rows and loads, and of what changes from now on.
+// Follow makes the Meter report a registry's limits, rows and loads, and their changes from now on.
 func (m *Meter) Follow(limits *registry.Registry) {
 	m.reporting.Lock()
 	defer m.reporting.Unlock()
@@ -94,21 +95,22 @@ func (m *Meter) Follow(limits *registry.Registry) {
 	m.limits.Store(limits)
 }
 
-// Loaded is for registry.WithHook: what a load has changed, and that loads fail or succeed again, is told at once.
+// Loaded is for registry.WithHook. It publishes changes by a load, and that loads fail or succeed again, without waiting for
+// the next beat.
 func (m *Meter) Loaded(l registry.Load) {
 	failed := l.Err != nil
 	if m.failing.Swap(failed) != failed || l.Added+l.Changed+l.Removed > 0 {
 		select {
 		case m.news <- struct{}{}:
-		default: // it is about to be told
+		default: // it is about to be published
 		}
 	}
 }
 
-// News has something when a Publisher should not wait for its next beat.
+// News returns a channel that receives when a Publisher should not wait for its next beat.
 func (m *Meter) News() <-chan struct{} { return m.news }
 
-// Observer counts decisions, and notices outages. Others that limiters are to have beside it are told of the same.
+// Observer returns an Observer that counts decisions and notices outages. It calls the others for the same events.
 func (m *Meter) Observer(others ...tokenbucket.Observer) tokenbucket.Observer {
 	o := tokenbucket.Observer{Decision: m.decided, Health: m.noticed}
 	for _, other := range others {
@@ -169,7 +171,7 @@ func (c *counter) refuse(by gate.Decider) {
 	}
 }
 
-// byRate returns what refuses when the bucket does: its rate, or the penalty that it has.
+// byRate returns what refuses when a bucket does: a penalty, or else its rate.
 func (c *counter) byRate(now time.Time) gate.Decider {
 	if p := c.held.Load(); p != nil && now.Before(p.until) || now.UnixMicro() < c.heldUntil.Load() {
 		return gate.ByPenalty
@@ -177,7 +179,7 @@ func (c *counter) byRate(now time.Time) gate.Decider {
 	return gate.ByLimit
 }
 
-// refusals appends the calls that were refused, by decider.
+// refusals appends the refused calls, by decider.
 func (c *counter) refusals(to []Refusal) []Refusal {
 	if c.refused.Load() == 0 {
 		return to
@@ -200,7 +202,7 @@ func (c *counter) grant(wait time.Duration) {
 	}
 }
 
-// placeOf is where in a Histogram a wait belongs.
+// placeOf returns the element of a Histogram that counts a wait.
 func placeOf(d time.Duration) int {
 	i := 0
 	for i < len(waitBounds) && d > waitBounds[i] {
@@ -209,7 +211,7 @@ func placeOf(d time.Duration) int {
 	return i
 }
 
-// note counts who was refused, unless that is the limit itself.
+// note counts a refused key, unless the key is the limit's name.
 func (m *Meter) note(c *counter, name string) {
 	if name == c.name {
 		return
@@ -218,7 +220,7 @@ func (m *Meter) note(c *counter, name string) {
 	m.refused.add(c.name, key)
 }
 
-// Bypassed counts a call that passed or was refused without a bucket: it is for registry.WithBypassHook.
+// Bypassed counts a call that passed or was refused without a bucket. It is for registry.WithBypassHook.
 func (m *Meter) Bypassed(name string, by gate.Decider, pass bool) {
 	c, word := m.of(name), by.String()
 	switch {
@@ -235,7 +237,7 @@ func (m *Meter) Bypassed(name string, by gate.Decider, pass bool) {
 	}
 }
 
-// Penalized notes that an upstream holds a limit back.
+// Penalized records that an upstream holds a limit back.
 func (m *Meter) Penalized(name string, until time.Time) {
 	c := m.of(name)
 	before := c.held.Load()
@@ -248,7 +250,7 @@ func (m *Meter) Penalized(name string, until time.Time) {
 	}
 }
 
-// of is what a call by that name is counted with: its limit, or all others.
+// of returns the counter for a call by that name: its limit's, or the common one of all others.
 func (m *Meter) of(name string) *counter {
 	c := m.counters.find(name)
 	if c == nil {
@@ -262,7 +264,7 @@ func (m *Meter) of(name string) *counter {
 	return c
 }
 
-// lookUp finds the row of a name that is new, or that is none of a row.
+// lookUp finds the row of a name that has no counter yet.
 func (m *Meter) lookUp(name string) *counter {
 	row, keys := name, m.keys.Load()
 	if limits := m.limits.Load(); limits != nil {
@@ -281,7 +283,7 @@ func (m *Meter) lookUp(name string) *counter {
 	return c
 }
 
-// rowOf is the row that decides about a name, or of whose keys that is the bucket.
+// rowOf returns the row that decides about a name, or whose key the name is.
 func rowOf(limits interface{ Has(name string) bool }, name string) (row string, ok bool) {
 	if limits.Has(name) {
 		return name, true
@@ -295,7 +297,7 @@ func rowOf(limits interface{ Has(name string) bool }, name string) (row string, 
 	return "", false
 }
 
-// refusals returns those of limits that have rows, the most frequent first.
+// refusals returns the refusals of limits with rows, the most frequent first.
 func (m *Meter) refusals() (all []Refusal) {
 	for _, c := range m.counters.all() {
 		if !c.gone.Load() {
@@ -308,7 +310,7 @@ func (m *Meter) refusals() (all []Refusal) {
 	return cut(all, MostRefusals)
 }
 
-// retire has calls of names that have no row any more counted with all others, until they have one again, and has rows found anew.
+// retire makes calls of names without a row count as others until they have one again, and drops the remembered matches.
 func (m *Meter) retire(limits *registry.Registry) {
 	for name, c := range m.counters.all() {
 		c.gone.Store(!limits.Has(name))
@@ -316,14 +318,14 @@ func (m *Meter) retire(limits *registry.Registry) {
 	m.keys.Store(newNames[counter](mostCounted))
 }
 
-// noticed notes an outage.
+// noticed records the beginning or end of an outage.
 func (m *Meter) noticed(h tokenbucket.Health) {
 	if e, ok := m.store.noticed(h); ok {
 		m.events.add(e)
 	}
 }
 
-// pending are events that were not told yet.
+// pending has the events that are not yet published.
 type pending struct {
 	mu   sync.Mutex
 	list []Event
@@ -332,7 +334,7 @@ type pending struct {
 func (p *pending) add(e Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.list) < 2*mostPending { // the ledger counts those that are too many
+	if len(p.list) < 2*mostPending { // the ledger counts those beyond its bound
 		p.list = append(p.list, e)
 	}
 }

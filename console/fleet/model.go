@@ -2,14 +2,14 @@ package fleet
 
 import "time"
 
-// What one instance says of itself and of its limits, and what a Reader returns. Counters count since the instance
-// started. Times that a Reader returns are by Redis' clock, whatever the clocks of the instances say.
+// What an instance publishes about itself and its limits, and what a Reader returns. Counters count since the instance
+// started. Times that a Reader returns are by Redis' clock, whatever the instances' clocks show.
 
-// Bounds of what an instance says. What is beyond them is left out, and said to be: see the fields More….
+// Bounds of what an instance publishes. The rest is omitted and counted in the fields More….
 const (
-	// MostLimits of an instance are published.
+	// MostLimits bounds the limits of an instance.
 	MostLimits = 10_000
-	// MostRejected rows, MostKeys refused keys, MostRefusals, MostFaults, MostHolders of a semaphore, MostSemaphores and MostWindows are.
+	// The same for rejected rows, refused keys, refusals, faults, holders of a semaphore, semaphores and windows.
 	MostRejected   = 100
 	MostKeys       = 100
 	MostRefusals   = 200
@@ -17,43 +17,44 @@ const (
 	MostHolders    = 100
 	MostSemaphores = 200
 	MostWindows    = 200
-	// MostEvents are kept for the fleet.
+	// MostEvents bounds the events kept for the fleet.
 	MostEvents = 1000
 )
 
 // Times.
 const (
-	// BeatEvery is how often an instance publishes.
+	// BeatEvery is the interval at which an instance publishes.
 	BeatEvery = 2 * time.Second
 	// SilentAfter is how long after its last beat an instance counts as gone: see Instance.Silent.
 	SilentAfter = 7 * time.Second
-	// ForgottenAfter is when what it said is no longer kept.
+	// ForgottenAfter is how long Redis keeps what an instance has published.
 	ForgottenAfter = 10 * time.Minute
-	// Day is how far back History and Events go, and Minute the step of History.
+	// Day is how far back History and Events go. Minute is the step of History.
 	Day    = 24 * time.Hour
 	Minute = time.Minute
 )
 
-// Counters are what calls came to. An upstream has got Through of them. Calls that a limit in shadow would have refused are WouldRefuse,
-// and not among Refused.
+// Counters count calls by their outcome. Through is the sum of those that went on to the upstream. WouldRefuse are calls that
+// a shadow limit would have refused; they are not in Refused.
 type Counters struct {
-	// Granted by the bucket, by a lease or by the failure policy. Waited of them had to wait, WaitSum together.
+	// Granted by the bucket, by a lease or by the failure policy. Waited of them had to wait, for WaitSum in total.
 	Granted int64
 	Waited  int64
 	WaitSum time.Duration
-	// Refused by the bucket, or without one: a rate of 0, a bad row, an unknown name.
+	// Refused by the bucket, or without one: a rate of 0, a rejected row, an unknown name.
 	Refused int64
-	// Failed: no decision was possible.
+	// Failed without a decision.
 	Failed int64
-	// Passed without a bucket: the switch is off, the row is disabled, the name is unknown.
+	// Passed without a bucket: the switch is off, the row is disabled, or the name is unknown.
 	Passed int64
-	// WouldRefuse: refused in shadow, so that the call passed.
+	// WouldRefuse counts calls that passed only because the limit is in shadow.
 	WouldRefuse int64
-	// Waits are the calls of Waited, by how long.
+	// Waits is the distribution of the waits counted by Waited.
 	Waits Histogram
 }
 
-// Histogram counts waits: element i those up to WaitBounds[i], and above the bound before; the last those beyond all.
+// Histogram counts waits. Element i has those above WaitBounds[i-1] and up to WaitBounds[i]; the last one those above all
+// bounds.
 type Histogram [len(waitBounds) + 1]int64
 
 var waitBounds = [...]time.Duration{
@@ -63,13 +64,13 @@ var waitBounds = [...]time.Duration{
 	time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
 }
 
-// WaitBounds are the upper bounds of a Histogram.
+// WaitBounds returns the upper bounds of a Histogram.
 func WaitBounds() []time.Duration { return waitBounds[:] }
 
-// Kind is which kind of limiter a limit has.
+// Kind is the kind of a limit's bucket.
 type Kind string
 
-// Kinds of limits. A limit without a bucket (a rate of 0, a bad row) has none.
+// Kinds of limits. NoLimit is that of a limit without a bucket (a rate of 0, a rejected row).
 const (
 	Bursty  Kind = "bursty"
 	WarmUp  Kind = "warmup"
@@ -77,53 +78,53 @@ const (
 	NoLimit Kind = ""
 )
 
-// Config is the row of a limit, as this instance has read it.
+// Config is the row of a limit, as the instance has read it.
 type Config struct {
 	Row  string `json:"row,omitempty"`
 	Kind Kind   `json:"kind,omitempty"`
-	// Rate of the row, in permits per second; MaxPermits of the row, 0: by default.
+	// Rate of the row, in permits per second, and MaxPermits of the row; 0 for the default.
 	Rate       float64 `json:"rate,omitempty"`
 	MaxPermits float64 `json:"max,omitempty"`
-	// Warmup and ColdFactor are for WarmUp: see Curve.
+	// Warmup and ColdFactor of a WarmUp limit: see Curve.
 	Warmup     time.Duration `json:"warmup,omitempty"`
 	ColdFactor float64       `json:"cold,omitempty"`
 	// Wait is how long a call may wait for its permit.
 	Wait time.Duration `json:"wait,omitempty"`
-	// Window: at most WindowLimit calls begin in any such time. Concurrent calls may be under way at once. 0: any number.
+	// At most WindowLimit calls begin in any Window, and at most Concurrent calls are in progress at once; 0 for no bound.
 	Window      time.Duration `json:"window,omitempty"`
 	WindowLimit int           `json:"window_limit,omitempty"`
 	Concurrent  int           `json:"concurrent,omitempty"`
-	// NoRate: there is no rate. PerKey: each key has a bucket of its own.
+	// NoRate is set if the row has no rate, PerKey if each key has a bucket of its own.
 	NoRate  bool  `json:"no_rate,omitempty"`
 	PerKey  bool  `json:"per_key,omitempty"`
 	Version int64 `json:"version,omitempty"`
 	Shadow  bool  `json:"shadow,omitempty"`
 }
 
-// Bucket is what a bucket was like when this instance looked last. It looks at those that are in use.
+// Bucket is the last state of a bucket that the instance has read. It reads buckets that are in use.
 type Bucket struct {
-	// At is when it looked; zero: never, and only Rate may be set.
+	// At is when it was read; zero if it never was, and then only Rate may be set.
 	At time.Time
-	// Rate in force, in permits per second; 0: not known.
+	// Rate in force, in permits per second; 0 if not known.
 	Rate float64
-	// Stored permits, of Max that can be.
+	// Stored permits, and their maximum.
 	Stored, Max float64
-	// HeldUntil is when a penalty ends; zero, or past: there is none.
+	// HeldUntil is when a penalty ends; zero or past without one.
 	HeldUntil time.Time
 }
 
-// Waiting are those who wait in this instance now.
+// Waiting counts the waiters of this instance.
 type Waiting struct {
 	Count int
-	// Since is when the oldest of them came; zero: nobody waits.
+	// Since is when the oldest began to wait; zero without waiters.
 	Since time.Time
 }
 
-// Limit is what one instance says of one limit.
+// Limit is the state of one limit in one instance.
 type Limit struct {
 	Name string
-	// Decider tells what decides about its calls, as gate.Decider.String does: limit, switch, disabled, zero,
-	// bad_row, unknown, shadow, window, concurrency.
+	// Decider is what decides about its calls, as returned by gate.Decider.String: limit, switch, disabled, zero, bad_row,
+	// unknown, shadow, window, concurrency.
 	Decider string
 	Counters
 	Config  Config
@@ -131,51 +132,51 @@ type Limit struct {
 	Waiting Waiting
 }
 
-// Info is what an instance says of itself.
+// Info is what an instance publishes about itself.
 type Info struct {
 	Host    string `json:"host,omitempty"`
 	PID     int    `json:"pid,omitempty"`
 	Version string `json:"version,omitempty"` // of the program
-	// Started by Redis' clock, once it is read.
+	// Started is by Redis' clock when read by a Reader.
 	Started time.Time `json:"-"`
 	Loads   Loads     `json:"loads,omitzero"`
 	Switch  Switch    `json:"switch,omitzero"`
 	Store   Store     `json:"store,omitzero"`
-	// Rejected rows, and how many more there are.
+	// Rejected rows, and the number of those omitted.
 	Rejected     []Rejected `json:"rejected,omitempty"`
 	MoreRejected int        `json:"more_rejected,omitempty"`
-	// Refused keys, those refused most first.
+	// Refused keys, the most refused first.
 	Refused []Key `json:"refused,omitempty"`
-	// Refusals of limits, by what refuses, the most frequent first. An instance of an older version has none.
+	// Refusals of limits by what refuses, the most frequent first. Instances of older versions have none.
 	Refusals   []Refusal   `json:"refusals,omitempty"`
 	Semaphores []Semaphore `json:"semaphores,omitempty"`
 	Windows    []Window    `json:"windows,omitempty"`
 	// Faults that last (registry.Fault).
 	Faults []Fault `json:"faults,omitempty"`
-	// Others are the calls of names that have no limit of their own here. They have no history.
+	// Others counts calls of names without a limit of their own. They have no history.
 	Others Counters `json:"others,omitzero"`
-	// MoreLimits are not published: there are more than MostLimits.
+	// MoreLimits is the number of limits beyond MostLimits, which are not published.
 	MoreLimits int `json:"more_limits,omitempty"`
-	// Crowded: so many names of limits came and went since the instance started that new ones have no counters of their own, but are
-	// counted with Others.
+	// Crowded is set if new names are counted in Others, because too many names of limits came and went since the instance
+	// started.
 	Crowded bool `json:"crowded,omitempty"`
-	// Missed is what could not be published, and no longer will be.
+	// Missed is what could not be published and never will be.
 	Missed Missed `json:"missed,omitzero"`
 }
 
-// Loads tell how an instance reads its limits.
+// Loads describes the loads of limits.
 type Loads struct {
 	Tried  int `json:"tried,omitempty"`
 	Failed int `json:"failed,omitempty"`
-	// Last is when limits were read last; Err is why they could not be since.
+	// Last is when limits were last loaded. Err is why loads have failed since.
 	Last time.Time `json:"last,omitzero"`
 	Err  string    `json:"err,omitempty"`
-	// Limits in force; Bad names, and Held limits whose rows are gone.
+	// Limits in force, Bad rows, and Held limits whose rows are gone.
 	Limits int `json:"limits,omitempty"`
 	Bad    int `json:"bad,omitempty"`
 	Held   int `json:"held,omitempty"`
-	// Gone limits of the Before that the table had, since then: it has lost more than half of them, and that is not confirmed. Names
-	// are some of them. They are in force if there are Held ones.
+	// Gone of the Before limits have vanished from the table since Lost: more than half, without confirmation. Names has some
+	// of them. They are still in force if Held is positive.
 	Gone   int       `json:"gone,omitempty"`
 	Before int       `json:"before,omitempty"`
 	Lost   time.Time `json:"lost,omitzero"`
@@ -184,26 +185,26 @@ type Loads struct {
 
 // Switch is the fleet's switch as an instance has read it.
 type Switch struct {
-	// Known: there is one. Off: every call passes, since then.
+	// Known is set if there is a switch. Off means that every call passes, since Since.
 	Known  bool      `json:"known,omitempty"`
 	Off    bool      `json:"off,omitempty"`
 	Since  time.Time `json:"since,omitzero"`
 	Origin string    `json:"origin,omitempty"`
-	// Read is when it was read last; Err is why it could not be since.
+	// Read is when it was last read. Err is why it could not be read since.
 	Read time.Time `json:"read,omitzero"`
 	Err  string    `json:"err,omitempty"`
 }
 
-// Store is how an instance finds the store of its buckets.
+// Store is the state of an instance's store.
 type Store struct {
-	// Kind is script, lock or memory; Policy is what calls get while it is away: closed, open, share.
+	// Kind is script, lock or memory. Policy is the failure policy: closed, open or share.
 	Kind   string `json:"kind,omitempty"`
 	Policy string `json:"policy,omitempty"`
-	// Down since then, for that reason.
+	// Down since Since, because of Err.
 	Down  bool      `json:"down,omitempty"`
 	Since time.Time `json:"since,omitzero"`
 	Err   string    `json:"err,omitempty"`
-	// Outages since the instance started, the present one included, and how long those took that have ended.
+	// Outages since the instance started, the present one included, and the total length of those that have ended.
 	Outages int           `json:"outages,omitempty"`
 	Away    time.Duration `json:"away,omitempty"`
 }
@@ -215,11 +216,11 @@ type Rejected struct {
 	Field       string `json:"field,omitempty"`
 	Value       string `json:"value,omitempty"`
 	Want        string `json:"want,omitempty"`
-	Err         string `json:"err,omitempty"` // why, if no field is wrong by itself
+	Err         string `json:"err,omitempty"` // set if no single field is wrong
 	Consequence string `json:"consequence,omitempty"`
 }
 
-// Key is who was refused: the limit, and the key of the call if that is another word. Its count is at most Count, and at least
+// Key is a refused key of a limit; Key is empty if it is the limit's name. The true count is at most Count, and at least
 // Count − Error.
 type Key struct {
 	Limit string `json:"limit,omitempty"`
@@ -228,15 +229,15 @@ type Key struct {
 	Error int64  `json:"error,omitempty"`
 }
 
-// Refusal counts the calls of a limit that were refused By one of its bounds: as gate.Decider has it, limit is its rate. A call in
-// shadow is not refused.
+// Refusal counts the calls of a limit that one of its bounds has refused. By is a name of gate.Decider: limit is the rate.
+// Calls in shadow are not refused.
 type Refusal struct {
 	Limit string `json:"limit"`
 	By    string `json:"by"`
 	Count int64  `json:"count"`
 }
 
-// Fault is a bucket, a window or a concurrency that cannot be used until a person repairs it: its Calls have failed since then.
+// Fault is a bucket, window or concurrency that cannot be used until a person repairs it. Calls have failed since Since.
 type Fault struct {
 	Limit  string    `json:"limit,omitempty"`
 	Bucket string    `json:"bucket,omitempty"`
@@ -246,14 +247,14 @@ type Fault struct {
 	Calls  int64     `json:"calls"`
 }
 
-// Semaphore is how a semaphore is used, in the whole fleet.
+// Semaphore is the use of a semaphore in the whole fleet.
 type Semaphore struct {
 	Name    string `json:"name"`
 	Permits int    `json:"permits"`
 	Used    int    `json:"used,omitempty"`
 	Waiting int    `json:"waiting,omitempty"`
 	Version int64  `json:"version,omitempty"`
-	// Holders, the longest first, and how many more there are.
+	// Holders, the longest-holding first, and the number of those omitted.
 	Holders     []Holder `json:"holders,omitempty"`
 	MoreHolders int      `json:"more_holders,omitempty"`
 }
@@ -267,7 +268,7 @@ type Holder struct {
 	Expires time.Time `json:"expires,omitzero"`
 }
 
-// Window is how much of a sliding window is used.
+// Window is the use of a sliding window.
 type Window struct {
 	Name   string        `json:"name"`
 	Limit  int64         `json:"limit"`
@@ -275,54 +276,54 @@ type Window struct {
 	Length time.Duration `json:"length,omitempty"`
 }
 
-// Missed is what an instance could not publish.
+// Missed counts what an instance could not publish.
 type Missed struct {
-	// Beats that failed, and why the last one did.
+	// Beats that failed, and the error of the last one.
 	Beats int64  `json:"beats,omitempty"`
 	Err   string `json:"err,omitempty"`
-	// Gap is the time whose calls are in the counters, but in no minute of the history.
+	// Gap is the total time whose calls are in the counters but in no minute of the history.
 	Gap time.Duration `json:"gap,omitempty"`
-	// Events that were dropped since there were too many at once.
+	// Events dropped because there were too many at once.
 	Events int64 `json:"events,omitempty"`
 }
 
-// Instance is one instance of the fleet, as it was at its last beat.
+// Instance is one instance of the fleet, as of its last beat.
 type Instance struct {
 	ID string
 	Info
-	// Beat is when it published last, for the Beats-th time.
+	// Beat is when it last published, for the Beats-th time.
 	Beat  time.Time
 	Beats int64
-	// Ended: it said that it ends.
+	// Ended is set if it ended in an orderly way.
 	Ended bool
-	// Limits by name. They are not to be changed: snapshots share those that have not.
+	// Limits by name. Do not change them: snapshots share unchanged limits.
 	Limits map[string]*Limit
 }
 
-// Snapshot is the fleet at a time.
+// Snapshot is the state of the fleet at one time.
 type Snapshot struct {
-	// At is Redis' clock when it was read.
+	// At is Redis' clock at the reading.
 	At time.Time
-	// Instances that have published in the last ten minutes, the oldest first: also those that have ended, or died.
+	// Instances that have published in the last ten minutes, the oldest first, including those that have ended or died.
 	Instances []Instance
-	// Skipped is what could not be read: it was not written by a Publisher of this version.
+	// Skipped has the data that could not be decoded, because no Publisher of this version wrote it.
 	Skipped []*DataError
 }
 
 // Point is a minute of a limit's history.
 type Point struct {
-	// Minute begins then.
+	// Minute is the beginning of the minute.
 	Minute time.Time
-	// Published: at least one instance has published in this minute. If none has, the point says nothing.
+	// Published is set if at least one instance has published in this minute. Otherwise the point has no data.
 	Published bool
-	// Counts of all instances.
+	// Sums over all instances.
 	Granted, Waited, Refused, Failed, Passed, WouldRefuse int64
 	WaitSum                                               time.Duration
-	// Rate in force, in permits per second; 0: not known.
+	// Rate in force, in permits per second; 0 if not known.
 	Rate float64
 }
 
-// EventKind is what happened.
+// EventKind is the kind of an event.
 type EventKind string
 
 // Kinds of events.
@@ -343,7 +344,8 @@ const (
 	LossConfirmed  EventKind = "confirmed"
 )
 
-// noticed tells whether it is something that one instance has noticed of itself or of its upstream, and Event.Host is that instance's.
+// noticed reports whether the event is one that an instance noticed about itself or its upstream. Event.Host is then that
+// instance's.
 func (k EventKind) noticed() bool {
 	switch k {
 	case Penalized, StoreDown, StoreBack, LoadFailed, LoadedAgain:
@@ -352,33 +354,34 @@ func (k EventKind) noticed() bool {
 	return false
 }
 
-// Event is what changed when, as a mark on a chart. What concerns the whole fleet is told once, whoever noticed.
+// Event is a change, shown as a mark on a chart. An event of the whole fleet is recorded once, even if several instances
+// report it.
 type Event struct {
 	At   time.Time `json:"-"`
 	Kind EventKind `json:"kind"`
-	// Limit that it is about; empty: all.
+	// Limit is the limit concerned; empty for all.
 	Limit string `json:"limit,omitempty"`
-	// Instance that noticed; empty: it concerns the whole fleet.
+	// Instance that noticed it; empty if it concerns the whole fleet.
 	Instance string `json:"instance,omitempty"`
 	Host     string `json:"host,omitempty"`
-	// Version, and From and To what the limit was changed (5/s, saves up 5, waits up to 500 ms).
+	// Version of the row, and the row before and after a change (5/s, saves up 5, waits up to 500 ms).
 	Version int64  `json:"version,omitempty"`
 	From    string `json:"from,omitempty"`
 	To      string `json:"to,omitempty"`
 	// For is how long a penalty holds, or an outage lasted.
 	For time.Duration `json:"for,omitempty"`
-	// Err is what went wrong; of a switch, who turned it.
+	// Err is the error; for the switch, its origin.
 	Err string `json:"err,omitempty"`
-	// Who did it, and Why, if that was a person at a console (Announce).
+	// Who is the person at a console who did it, and Why the reason (Announce); empty otherwise.
 	Who string `json:"who,omitempty"`
 	Why string `json:"why,omitempty"`
 }
 
-// DataError is content of a key in Redis that no Publisher has written.
+// DataError is data in Redis that could not be decoded, because no Publisher wrote it.
 type DataError struct {
-	// Key, and the field of it; empty: all of it.
+	// Key is the key, and Field its field; empty for the whole key.
 	Key, Field string
-	// Why it cannot be read.
+	// Why is the error.
 	Why string
 }
 

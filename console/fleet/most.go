@@ -8,8 +8,9 @@ import (
 	"sync"
 )
 
-// most counts what is most frequent, in bounded memory: the space-saving sketch of Metwally, Agrawal and El Abbadi. A key that is not
-// among those counted takes the place of the least, with its count as the error. Whatever has more than 1/size of all is among them.
+// most finds the most frequent keys in bounded memory. It is the space-saving sketch of Metwally, Agrawal and El Abbadi: a
+// new key replaces the least frequent one, and takes its count as the error. Every key with more than 1/size of all counts is
+// kept.
 type most struct {
 	size int
 
@@ -48,12 +49,12 @@ func (m *most) add(limit, key string) {
 	}
 	i.error = i.count
 	i.count++
-	i.pairKey = pairKey{strings.Clone(k.limit), strings.Clone(k.key)} // they may be parts of something large
+	i.pairKey = pairKey{strings.Clone(k.limit), strings.Clone(k.key)} // the strings may be parts of something large
 	m.at[i.pairKey] = i
 	heap.Fix(&m.heap, i.place)
 }
 
-// first returns those counted most often, at most so many.
+// first returns the n most frequent keys.
 func (m *most) first(n int) []Key {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -67,7 +68,7 @@ func (m *most) first(n int) []Key {
 	return cut(all, n)
 }
 
-// leastFirst is a heap.
+// leastFirst is a heap with the least count at its root.
 type leastFirst []*item
 
 func (h leastFirst) Len() int           { return len(h) }
@@ -77,6 +78,6 @@ func (h leastFirst) Swap(i, j int) {
 	h[i].place, h[j].place = i, j
 }
 
-// Push and Pop are not used: places are taken over, not given up.
+// Push and Pop are unused: items are replaced, never removed.
 func (h *leastFirst) Push(any) {}
 func (h *leastFirst) Pop() any { return nil }

@@ -7,14 +7,14 @@ import (
 	"sync/atomic"
 )
 
-// names finds what belongs to a name, for every call: without a lock, but for names that are new.
+// names maps names to values, for lookups by every call. Only new names need the lock.
 type names[T any] struct {
-	known atomic.Pointer[map[string]*T] // never changed, only replaced
+	known atomic.Pointer[map[string]*T] // immutable; replaced as a whole
 	most  int
-	full  atomic.Bool // a name found no place
+	full  atomic.Bool // a name was turned away
 
 	mu     sync.Mutex
-	fresh  map[string]*T // not in known yet
+	fresh  map[string]*T // added since known was made
 	misses int
 }
 
@@ -24,11 +24,11 @@ func newNames[T any](most int) *names[T] {
 	return n
 }
 
-// find returns nil for a name that is not among those that are found without a lock: see add.
+// find returns the value of a name without a lock; nil if the name is not in known, even if it is in fresh: see add.
 func (n *names[T]) find(name string) *T { return (*n.known.Load())[name] }
 
-// add returns what belongs to a name, which is made if it is new; nil: there are too many. What is looked for often enough to pay for
-// a new map gets into it.
+// add returns the value of a name, and makes it if the name is new; nil if there are too many names. Once fresh names have
+// been looked up often enough to pay for a new map, they are merged into known.
 func (n *names[T]) add(name string, make func(name string) *T) *T {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -51,7 +51,7 @@ func (n *names[T]) add(name string, make func(name string) *T) *T {
 	return t
 }
 
-// merge has mu.
+// merge moves fresh into known. n.mu must be held.
 func (n *names[T]) merge() {
 	next := maps.Clone(*n.known.Load())
 	maps.Copy(next, n.fresh)
@@ -59,7 +59,7 @@ func (n *names[T]) merge() {
 	n.fresh, n.misses = map[string]*T{}, 0
 }
 
-// all returns all of them.
+// all returns all values by name.
 func (n *names[T]) all() map[string]*T {
 	n.mu.Lock()
 	defer n.mu.Unlock()

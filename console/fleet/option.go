@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client is the least that is needed of a client of go-redis: any of them will do.
+// Client is the part of a go-redis client that this package needs. All of them implement it.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
@@ -32,10 +32,11 @@ func newSettings(opts []Option) settings {
 	return s
 }
 
-// WithKeyPrefix sets what the keys in Redis begin with: up to 512 bytes without braces. Default: tokenbucket:, as of limiters.
+// WithKeyPrefix sets the prefix of all keys in Redis: up to 512 bytes without braces. The default is "tokenbucket:", as of
+// limiters.
 func WithKeyPrefix(p string) Option { return func(s *settings) { s.prefix = p } }
 
-// WithLogger sets where a Publisher logs, once, that Redis refuses what it writes. Default: slog.Default().
+// WithLogger sets where a Publisher logs, once, that Redis refuses its writes. The default is slog.Default().
 func WithLogger(l *slog.Logger) Option { return func(s *settings) { s.log = l } }
 
 func (s *settings) check() error {
@@ -62,11 +63,11 @@ var (
 	rangeScript   = newScript(rangeSource)
 	historyScript = newScript(historySource)
 
-	announceScript = script{source: announceSource, hash: redis.NewScript(announceSource).Hash(), once: true} // sent twice, it adds two events
+	announceScript = script{source: announceSource, hash: redis.NewScript(announceSource).Hash(), once: true} // without retries: a second execution would add a second event
 )
 
-// All keys have one hash tag, so that in a cluster they are on one server: what an instance says of a limit and what that adds to
-// the limit's history change together, and a beat is one script. One server takes the beats of a large fleet: see docs/fleet.md.
+// All keys share one hash tag, so that a cluster keeps them on one server. A record and its share of the history then change
+// together, and a beat is one script. One server suffices for a large fleet: see docs/fleet.md.
 
 func (s *settings) instancesKey() string         { return s.prefix + "{fleet}:instances" }
 func (s *settings) instanceKey(id string) string { return s.prefix + "{fleet}:i:" + id }
@@ -80,16 +81,16 @@ func (s *settings) historyKey(hour int64, name string) string {
 	return s.publishedKey(hour) + ":" + name
 }
 
-// Fields of an instance, beside those that the script writes itself (beat, started, seen, ended).
+// Fields of an instance, besides those that the script writes itself (beat, started, seen, ended).
 const (
 	infoField     = "info"
 	rejectedField = "rejected"
 	refusedField  = "refused"
 	refusalsField = "refusals"
 	faultsField   = "faults"
-	rowsField     = "rows" // changes when the rows of the limits have
+	rowsField     = "rows" // changes whenever the rows of the limits change
 
-	recordPrefix    = "=" // and the limit's name
+	recordPrefix    = "=" // followed by the limit's name
 	semaphorePrefix = "s:"
 	windowPrefix    = "w:"
 )

@@ -40,7 +40,7 @@ func TestLongGap(t *testing.T) {
 	require.NotEmpty(t, missed.Err)
 }
 
-// Redis is away for a short time: nothing but points is missing, and nobody waits.
+// In a short outage of Redis only points are missing, and no call waits.
 func TestShortOutage(t *testing.T) {
 	t.Parallel()
 	server, w, a, p := beaten(t)

@@ -11,25 +11,26 @@ import (
 	"time"
 )
 
-// Source tells what one instance has to say. A Meter is one. If it has a method News() <-chan struct{}, it is asked at once when that
-// channel has something, rather than at the next beat.
+// Source provides what an instance publishes; a Meter is one. If it has a method News() <-chan struct{}, a receive from that
+// channel triggers a beat before its time.
 type Source interface {
-	// Report fills in what is to be published: all limits, not only those that have changed, in any order. The Report that the
-	// Publisher hands over is empty; its slices may have capacity left. ctx has a deadline, and one goroutine at a time calls.
-	// Counters of a name must not go down while the instance lives.
+	// Report fills in the present state: all limits, changed or not, in any order. The Report passed in is empty; its slices
+	// may have capacity left. ctx has a deadline, and calls do not overlap. Counters of a name must not decrease while the
+	// instance lives.
 	Report(ctx context.Context, to *Report)
 }
 
-// Report is what an instance has to say.
+// Report is the state of an instance.
 type Report struct {
 	Info   Info
 	Limits []Limit
-	// Events since the last report. Their At is by the instance's clock; zero: now.
+	// Events since the last report. Their At is by the instance's clock; zero stands for now.
 	Events []Event
 }
 
-// Publisher publishes what a Source says, every two seconds and when it has news, by a goroutine of its own. While Redis is away nothing is published;
-// what was counted meanwhile is made up for afterwards, and put into the minute of its return, if that is not longer than a minute.
+// Publisher publishes the reports of a Source every two seconds, and when there is news, in a goroutine of its own. It
+// publishes nothing while Redis is unavailable. Calls counted meanwhile are added to the minute in which Redis returns,
+// unless the outage was longer than a minute.
 type Publisher struct {
 	settings
 	client Client
@@ -39,12 +40,12 @@ type Publisher struct {
 	id     string
 
 	report Report
-	said   ledger
+	ledger ledger
 	number int64     // of the last beat
-	hour   int64     // of Redis' clock
-	good   time.Time // when the last beat was answered
-	full   time.Time // when everything was told last
-	begun  bool      // and that was told
+	hour   int64     // by Redis' clock
+	good   time.Time // when the last successful beat began
+	full   time.Time // when everything was last published
+	begun  bool      // the event of the start is recorded
 	beaten time.Time // when the last beat ended
 	warned bool
 
@@ -52,19 +53,19 @@ type Publisher struct {
 	missed Missed
 
 	stop context.CancelFunc
-	last chan struct{} // has one element when the goroutine has ended: who takes it says that the instance ends. Closed: that was said
+	last chan struct{} // receives once when the goroutine has ended; closed after the final beat
 }
 
 const (
-	// fullEvery is how often everything is told again, changed or not.
+	// fullEvery is how often everything is published again, changed or not.
 	fullEvery = time.Hour
-	// leastGap is how much time there is between a beat and one for the sake of news.
+	// leastGap is the least time between the end of a beat and one that news triggers.
 	leastGap = 250 * time.Millisecond
-	// mostGap is how much time without an answer is made up for in the history.
+	// mostGap is the longest gap that is added to the history afterwards.
 	mostGap = time.Minute
 )
 
-// NewPublisher begins to publish. Close it.
+// NewPublisher starts publishing. Call Close to end it.
 func NewPublisher(client Client, source Source, opts ...Option) (*Publisher, error) {
 	p, err := newPublisher(client, source, time.Now, opts)
 	if err != nil {
@@ -76,9 +77,9 @@ func NewPublisher(client Client, source Source, opts ...Option) (*Publisher, err
 	return p, nil
 }
 
-// newPublisher does not begin.
+// newPublisher returns a Publisher that is not started.
 func newPublisher(client Client, source Source, now func() time.Time, opts []Option) (*Publisher, error) {
-	p := &Publisher{client: client, source: source, settings: newSettings(opts), now: now, said: newLedger()}
+	p := &Publisher{client: client, source: source, settings: newSettings(opts), now: now, ledger: newLedger()}
 	if client == nil || source == nil {
 		return nil, errors.New("fleet: no client or no source")
 	}
@@ -92,17 +93,18 @@ func newPublisher(client Client, source Source, now func() time.Time, opts []Opt
 
 func hourOf(millis int64) int64 { return millis / time.Hour.Milliseconds() }
 
-// ID of this instance.
+// ID returns the ID of this instance.
 func (p *Publisher) ID() string { return p.id }
 
-// Missed is what could not be published.
+// Missed returns what could not be published.
 func (p *Publisher) Missed() Missed {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.missed
 }
 
-// Close says that the instance ends, and ends publishing. It waits for Redis as long as ctx lets it. One that failed may be tried again.
+// Close publishes that the instance ends, and stops publishing. It waits for Redis until ctx ends. After an error it may be
+// called again.
 func (p *Publisher) Close(ctx context.Context) error {
 	p.stop()
 	select {
@@ -137,7 +139,7 @@ func (p *Publisher) run(ctx context.Context) {
 			return
 		case <-timer.C:
 		case <-news:
-			next = leastGap // what follows from it: a bucket has a new rate with its next call
+			next = leastGap // a change has consequences: a bucket gets its new rate with its next call
 			timer.Reset(leastGap - min(leastGap, time.Since(p.beaten)))
 			select {
 			case <-ctx.Done():
@@ -145,16 +147,16 @@ func (p *Publisher) run(ctx context.Context) {
 			case <-timer.C:
 			}
 		}
-		_ = p.beat(ctx, false) // Missed has it
+		_ = p.beat(ctx, false) // the error is recorded in Missed
 		p.beaten = time.Now()
 		timer.Reset(next)
 	}
 }
 
-// jittered is a time about that long, so that not all instances publish at the same moment.
+// jittered returns d ± 10 %, so that instances do not publish at the same moment.
 func jittered(d time.Duration) time.Duration { return d*9/10 + mathrand.N(d/5) }
 
-// beat asks the source, and publishes what is new.
+// beat reads the source and publishes the differences.
 func (p *Publisher) beat(ctx context.Context, ends bool) error {
 	p.report = Report{Limits: p.report.Limits[:0], Events: p.report.Events[:0]}
 	asking, cancel := context.WithTimeout(ctx, BeatEvery)
@@ -166,22 +168,22 @@ func (p *Publisher) beat(ctx context.Context, ends bool) error {
 		p.mark(InstanceEnds)
 	}
 	if now.Sub(p.full) >= fullEvery {
-		p.said.forget()
+		p.ledger.forget()
 		p.full = now
 	}
-	p.said.note(&p.report, clock{p.began})
-	err := p.tell(ctx, now, ends)
+	p.ledger.note(&p.report, clock{p.began})
+	err := p.publish(ctx, now, ends)
 	p.answered(err, now, errors.Is(ctx.Err(), context.Canceled))
 	return err
 }
 
-// mark adds an event of this instance.
+// mark adds an event about this instance. It returns true.
 func (p *Publisher) mark(kind EventKind) bool {
 	p.report.Events = append(p.report.Events, Event{Kind: kind, Instance: p.id, Host: p.report.Info.Host})
 	return true
 }
 
-// answered notes how a beat ended; if it was called off, it was nobody's failure.
+// answered records the outcome of a beat. A beat that Close cancelled is not a failure.
 func (p *Publisher) answered(err error, now time.Time, calledOff bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -195,7 +197,7 @@ func (p *Publisher) answered(err error, now time.Time, calledOff bool) {
 	p.missed.Beats++
 	p.missed.Err = shortened(err.Error(), mostText)
 	if since := now.Sub(p.good); since > mostGap {
-		p.said.skip()
+		p.ledger.skip()
 		p.missed.Gap += since
 		p.good = now
 	}
@@ -205,25 +207,25 @@ func (p *Publisher) answered(err error, now time.Time, calledOff bool) {
 	}
 }
 
-// tell sends what is new, in as many writes as it takes: usually one.
-func (p *Publisher) tell(ctx context.Context, now time.Time, ends bool) error {
+// publish sends the differences, in as many writes as necessary; usually one.
+func (p *Publisher) publish(ctx context.Context, now time.Time, ends bool) error {
 	again := false
 	for {
-		w, more := p.said.next()
+		w, more := p.ledger.next()
 		status, err := p.write(ctx, w, now, ends && !more)
 		switch {
 		case err != nil:
-			p.said.doubt(w)
+			p.ledger.doubt(w)
 			return err
-		case status == statusUnknown && !again: // Redis has lost it, or has heard nothing for too long
+		case status == statusUnknown && !again: // Redis has lost it, or dropped it as silent for too long
 			again = true
-			p.said.forget()
-			p.said.note(&p.report, clock{p.began})
+			p.ledger.forget()
+			p.ledger.note(&p.report, clock{p.began})
 		case status == statusUnknown:
-			p.said.doubt(w)
+			p.ledger.doubt(w)
 			return errors.New("fleet: Redis has lost this instance twice")
 		default:
-			p.said.done(w, p.hour)
+			p.ledger.done(w, p.hour)
 			if !more {
 				return nil
 			}
@@ -231,7 +233,7 @@ func (p *Publisher) tell(ctx context.Context, now time.Time, ends bool) error {
 	}
 }
 
-// What the script says.
+// Statuses that beat.lua returns.
 const (
 	statusDone    = "done"
 	statusOld     = "old"
@@ -239,7 +241,7 @@ const (
 	statusUnknown = "unknown"
 )
 
-// write sends one write. The hour that it is for may be over.
+// write sends one write. It is repeated if the hour of its keys is over.
 func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends bool) (status string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, BeatEvery)
 	defer cancel()
@@ -251,30 +253,30 @@ func (p *Publisher) write(ctx context.Context, w *write, now time.Time, ends boo
 			return "", err
 		}
 		if len(reply) < 2 {
-			return "", errors.New("fleet: a reply that is none")
+			return "", errors.New("fleet: malformed reply")
 		}
 		millis, err := strconv.ParseInt(reply[1], 10, 64)
 		if err != nil {
-			return "", errors.New("fleet: a reply without a time")
+			return "", errors.New("fleet: reply without a time")
 		}
 		p.hour = hourOf(millis)
-		if len(reply) > 2 && reply[2] == "0" && len(p.said.rows.all) > 0 {
-			p.full = time.Time{} // Redis was full, and has dropped a key
+		if len(reply) > 2 && reply[2] == "0" && len(p.ledger.rows.all) > 0 {
+			p.full = time.Time{} // Redis was out of memory and evicted a key
 		}
 		if reply[0] != statusHour {
 			return reply[0], nil
 		}
 	}
-	return "", errors.New("fleet: the clock of Redis jumps")
+	return "", errors.New("fleet: the clock of Redis changes its hour with every call")
 }
 
-// arguments are KEYS and ARGV of beat.lua.
+// arguments returns KEYS and ARGV of beat.lua.
 func (p *Publisher) arguments(w *write, now time.Time, ends bool) (keys, args []string) {
 	keys = append(keys, p.instancesKey(), p.instanceKey(p.id), p.rowsKey(p.id), p.eventsKey(), p.publishedKey(p.hour))
 	args = append(args, p.id, whole(p.number), whole(p.hour), whole(now.Sub(p.began).Milliseconds()), flag(w.first), flag(ends),
 		whole(int64(len(w.limits))), whole(int64(len(w.fields))), whole(int64(len(w.rows))), whole(int64(len(w.events))))
 	for _, l := range w.limits {
-		keys = append(keys, p.historyKey(p.hour, l.said.Name))
+		keys = append(keys, p.historyKey(p.hour, l.written.Name))
 		args = append(args, l.record, l.base(), l.rate(p.hour))
 	}
 	for _, list := range [][]pair{w.fields, w.rows} {

@@ -1,4 +1,4 @@
--- Reads a part of a sorted set by its scores, the highest first, but nothing that is larger than it can be.
+-- Reads a part of a sorted set by its scores, the highest first, and skips members that are too large.
 --
 -- KEYS[1]  the sorted set
 -- ARGV     1 the least score; 2 how many; 3 how many bytes one may have

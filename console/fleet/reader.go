@@ -13,26 +13,26 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Reader reads what Publishers have written. It may be used by many goroutines at once. What somebody else has written there is
-// skipped, and no reply is larger than what Publishers can have written.
+// Reader reads what Publishers have written. It may be used concurrently. Data that no Publisher has written is skipped, and
+// no reply is larger than the largest that Publishers can cause.
 type Reader struct {
 	client Client
 	settings
 
 	mu    sync.Mutex
-	heard map[string]*heard // by instance
+	cache map[string]*cached // by instance
 }
 
-// heard is what was read of an instance last: what has not changed since is not read, or not taken apart, again.
-type heard struct {
-	change  string            // of the rows
-	rows    map[string]*Limit // without calls
+// cached is the last reading of an instance. Rows are read, and records decoded, only if they have changed since.
+type cached struct {
+	change  string            // number of changes of the rows
+	rows    map[string]*Limit // without counters
 	started time.Time
 	fields  map[string]string
 	limits  map[string]*Limit
 }
 
-// Bounds of what is read.
+// Bounds on reading.
 const (
 	mostInstances = 500
 	mostFields    = MostLimits + MostSemaphores + MostWindows + 100
@@ -45,10 +45,10 @@ const (
 
 // NewReader returns a Reader.
 func NewReader(client Client, opts ...Option) *Reader {
-	return &Reader{client: client, settings: newSettings(opts), heard: map[string]*heard{}}
+	return &Reader{client: client, settings: newSettings(opts), cache: map[string]*cached{}}
 }
 
-// Snapshot reads what all instances have published last. It fails only if Redis cannot be read.
+// Snapshot reads the last publication of every instance. It fails only if Redis cannot be read.
 func (r *Reader) Snapshot(ctx context.Context) (*Snapshot, error) {
 	if err := r.check(); err != nil {
 		return nil, err
@@ -75,16 +75,16 @@ func (r *Reader) Snapshot(ctx context.Context) (*Snapshot, error) {
 	return s, nil
 }
 
-// instance reads one; nil: Redis has lost it.
+// instance reads one instance; nil if Redis has lost it.
 func (r *Reader) instance(ctx context.Context, id string, s *Snapshot) (*Instance, error) {
 	fields, err := r.hash(ctx, r.instanceKey(id), s)
 	if err != nil || fields["beat"] == "" {
 		return nil, err
 	}
 	r.mu.Lock()
-	before := r.heard[id]
+	before := r.cache[id]
 	r.mu.Unlock()
-	now := &heard{change: fields[rowsField], fields: fields}
+	now := &cached{change: fields[rowsField], fields: fields}
 	if before != nil && before.change == now.change && now.change != "" {
 		now.rows = before.rows
 	} else {
@@ -102,24 +102,24 @@ func (r *Reader) instance(ctx context.Context, id string, s *Snapshot) (*Instanc
 	if i != nil {
 		now.started, now.limits = i.Started, i.Limits
 		r.mu.Lock()
-		r.heard[id] = now
+		r.cache[id] = now
 		r.mu.Unlock()
 	}
 	return i, nil
 }
 
-// forget drops what was read of instances that are no more.
+// forget drops the cache of instances that no longer exist.
 func (r *Reader) forget(there map[string]bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for id := range r.heard {
+	for id := range r.cache {
 		if !there[id] {
-			delete(r.heard, id)
+			delete(r.cache, id)
 		}
 	}
 }
 
-// hash reads a hash, part by part.
+// hash reads a hash page by page.
 func (r *Reader) hash(ctx context.Context, key string, s *Snapshot) (map[string]string, error) {
 	fields, large := map[string]string{}, 0
 	for cursor := "0"; ; {
@@ -155,13 +155,13 @@ func (s *Snapshot) skip(key, field, why string) {
 	s.Skipped = append(s.Skipped, &DataError{shortened(key, mostName), shortened(field, mostName), shortened(why, mostText)})
 }
 
-// member of a sorted set.
+// member is a member of a sorted set.
 type member struct {
 	text  string
 	score float64
 }
 
-// members are those of a sorted set from a score on, the highest first, and Redis' clock in milliseconds.
+// members returns the members of a sorted set from a score on, the highest first, and Redis' clock in milliseconds.
 func (r *Reader) members(ctx context.Context, key, least string, most, size int, s *Snapshot) (list []member, at int64, err error) {
 	reply, err := rangeScript.run(ctx, r.client, 1, key, least, strconv.Itoa(most), strconv.Itoa(size))
 	if alien(err) {
@@ -187,7 +187,7 @@ func (r *Reader) members(ctx context.Context, key, least string, most, size int,
 	return list, at, nil
 }
 
-// time is Redis' clock in milliseconds.
+// time returns Redis' clock in milliseconds.
 func (r *Reader) time(ctx context.Context) (int64, error) {
 	cmd := redis.NewTimeCmd(ctx, "time")
 	if err := r.client.Process(ctx, cmd); err != nil {
@@ -196,15 +196,15 @@ func (r *Reader) time(ctx context.Context) (int64, error) {
 	return cmd.Val().UnixMilli(), cmd.Err()
 }
 
-// alien tells whether a key has content of another type.
+// alien reports whether err is about a key of another type.
 func alien(err error) bool {
 	var reply redis.Error
-	return errors.As(err, &reply) && strings.Contains(reply.Error(), "WRONGTYPE") // before Redis 7 with the script's line before it
+	return errors.As(err, &reply) && strings.Contains(reply.Error(), "WRONGTYPE") // before Redis 7 the message begins with the script's line
 }
 
 func unreadable(err error) error {
 	if err == nil {
-		return errors.New("fleet: a reply that is none")
+		return errors.New("fleet: malformed reply")
 	}
 	return err
 }

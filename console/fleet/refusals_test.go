@@ -56,7 +56,7 @@ func TestRefusalsByBound(t *testing.T) {
 	})
 }
 
-// The penalty that an instance is told of itself counts from then on.
+// A penalty by this instance counts from the moment of the call.
 func TestRefusalsOfAPenalty(t *testing.T) {
 	m := NewMeter()
 	c := m.of("/a")

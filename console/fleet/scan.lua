@@ -1,9 +1,10 @@
--- Reads a part of a hash, but nothing that is larger than it can be.
+-- Reads a page of a hash, and skips fields that are too large.
 --
 -- KEYS[1]  the hash
--- ARGV     1 where to begin: 0, or what the part before said; 2 about how many fields; 3 how many bytes a field with its value may have,
---          and 4 all of them together
--- returns  where the next part begins, 0: nowhere; how many fields were too large; then fields and values
+-- ARGV     1 the cursor, 0 at first; 2 about how many fields; 3 the most bytes of a field with its value, and 4 of all of
+-- them together
+--
+--  returns  the next cursor, 0 at the end; how many fields were too large; then fields and values
 
 local part = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', ARGV[2])
 local most, all, large, reply = tonumber(ARGV[3]), tonumber(ARGV[4]), 0, {part[1], ''}

@@ -12,7 +12,7 @@ import (
 // script is a Lua script and the hash that Redis caches it under.
 type script struct {
 	source, hash string
-	once         bool // the client must not send it again if the reply is lost
+	once         bool // must not be repeated if the reply is lost
 }
 
 func newScript(source string) script {
@@ -30,7 +30,7 @@ func (c onceCmd) Clone() redis.Cmder {
 	return onceCmd{c.StringSliceCmd.Clone().(*redis.StringSliceCmd)}
 }
 
-// run sends the script by its hash, and its source if Redis does not have it. The first of the arguments are the keys.
+// run calls the script by its hash, and sends its source if Redis does not have it. The first keys of args are KEYS.
 func (s *script) run(ctx context.Context, client Client, keys int, args ...string) ([]string, error) {
 	send := func(command, text string) ([]string, error) {
 		all := []any{command, text, keys}
@@ -54,13 +54,14 @@ func (s *script) run(ctx context.Context, client Client, keys int, args ...strin
 	return reply, err
 }
 
-// transient are the codes of replies that end without anybody's help: the server loads, fails over, or is out of memory or busy.
+// transient are the codes of replies that go away without an operator: the server is loading, failing over, busy or out of
+// memory.
 var transient = []string{
 	"LOADING", "READONLY", "CLUSTERDOWN", "TRYAGAIN", "MASTERDOWN", "NOREPLICAS", "OOM", "MISCONF", "BUSY", "UNKILLABLE", "max number of clients",
 }
 
-// refused reports whether Redis replied with an error that an operator must repair, such as a missing right. Redis 6 puts the place in the
-// script before the code: "ERR Error running script …: -OOM …".
+// refused reports whether Redis replied with an error that an operator must repair, such as a missing right. Redis 6 puts the
+// location in the script before the code: "ERR Error running script …: -OOM …".
 func refused(err error) bool {
 	var reply redis.Error
 	return errors.As(err, &reply) && !slices.ContainsFunc(transient, func(code string) bool {

@@ -7,29 +7,29 @@ import (
 	"unicode/utf8"
 )
 
-// texts are fields of a hash: what Redis was told of them, and what they are now.
+// texts are fields of a hash: the values that Redis has, and those that it should have.
 type texts struct {
 	all   map[string]*text
 	round uint64
 	count int    // of this round
-	open  []pair // to be told, once the round has ended
+	open  []pair // to be written after the round
 }
 
 type text struct {
-	said  string
-	known bool // that Redis has that
-	now   string
-	round uint64
+	written string
+	stored  bool // whether Redis has published
+	now     string
+	round   uint64
 }
 
-// pair is a field and its text; empty: it is removed.
+// pair is a field and its value; an empty value removes the field.
 type pair struct{ name, text string }
 
 func newTexts() texts { return texts{all: map[string]*text{}} }
 
 func (t *texts) begin() { t.round, t.count, t.open = t.round+1, 0, t.open[:0] }
 
-// set says what a field is.
+// set sets the value of a field.
 func (t *texts) set(name, now string) {
 	f := t.all[name]
 	if f == nil {
@@ -38,12 +38,12 @@ func (t *texts) set(name, now string) {
 	}
 	f.now, f.round = now, t.round
 	t.count++
-	if !f.known || f.said != now {
+	if !f.stored || f.written != now {
 		t.open = append(t.open, pair{name, now})
 	}
 }
 
-// json sets a field to a value, which is none if it is an empty list.
+// json sets a field to the encoding of a value. An empty list is no field.
 func (t *texts) json(name string, value any) {
 	if b, err := json.Marshal(value); err == nil && string(b) != "null" && string(b) != "[]" {
 		t.set(name, string(b))
@@ -57,7 +57,7 @@ func (t *texts) keep(name string) {
 	}
 }
 
-// end removes what was not set since begin, and tells whether anything is to be told.
+// end removes the fields not set since begin, and reports whether anything is to be written.
 func (t *texts) end() bool {
 	for name, f := range t.all {
 		if f.round != t.round {
@@ -68,37 +68,37 @@ func (t *texts) end() bool {
 	return len(t.open) > 0
 }
 
-// drop forgets a field that others write.
+// drop forgets a field that is written elsewhere.
 func (t *texts) drop(name string) { delete(t.all, name) }
 
 func (t *texts) forget() {
 	for _, f := range t.all {
-		f.known = false
+		f.stored = false
 	}
 }
 
-func (t *texts) done(said []pair) {
-	for _, p := range said {
+func (t *texts) done(written []pair) {
+	for _, p := range written {
 		f := t.all[p.name]
 		switch {
 		case f == nil:
 		case p.text == "":
 			delete(t.all, p.name)
 		default:
-			f.said, f.known = p.text, true
+			f.written, f.stored = p.text, true
 		}
 	}
 }
 
-func (t *texts) doubt(said []pair) {
-	for _, p := range said {
+func (t *texts) doubt(written []pair) {
+	for _, p := range written {
 		if f := t.all[p.name]; f != nil {
-			f.known = false
+			f.stored = false
 		}
 	}
 }
 
-// split cuts a list after so many.
+// split splits a list after most elements.
 func split[T any](list []T, most int) (head, tail []T) {
 	n := min(most, len(list))
 	return list[:n:n], list[n:]
@@ -106,7 +106,7 @@ func split[T any](list []T, most int) (head, tail []T) {
 
 func cut[T any](list []T, most int) []T { return list[:min(most, len(list))] }
 
-// shortened is at most so many bytes of valid UTF-8. A text that is longer ends at a word, with an ellipsis.
+// shortened returns s, cut to most bytes of valid UTF-8. A cut text ends at a word, with an ellipsis.
 func shortened(s string, most int) string {
 	if s = strings.ToValidUTF8(s[:min(len(s), most+1)], "\uFFFD"); len(s) <= most {
 		return s

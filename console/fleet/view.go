@@ -11,16 +11,16 @@ import (
 
 func quote(s string) string { return fmt.Sprintf("%.120q", s) }
 
-// Through is how many calls have passed.
+// Through returns the number of calls that passed.
 func (c *Counters) Through() int64 { return c.Granted + c.Passed + c.WouldRefuse }
 
-// Calls is how many there were.
+// Calls returns the number of all calls.
 func (c *Counters) Calls() int64 { return c.Through() + c.Refused + c.Failed }
 
 // Plus returns the sum.
 func (c Counters) Plus(o *Counters) Counters { return c.add(o, 1) }
 
-// Minus returns what was counted since o; what went down counts as nothing.
+// Minus returns the difference. Counters that went down count as 0.
 func (c Counters) Minus(o *Counters) Counters {
 	d := c.add(o, -1)
 	for _, n := range d.numbers() {
@@ -39,7 +39,7 @@ func (c Counters) add(o *Counters, sign int64) Counters {
 	return c
 }
 
-// numbers are all but the sum of the waits.
+// numbers returns pointers to all counters but WaitSum.
 func (c *Counters) numbers() (all [6 + len(Histogram{})]*int64) {
 	copy(all[:], []*int64{&c.Granted, &c.Waited, &c.Refused, &c.Failed, &c.Passed, &c.WouldRefuse})
 	for i := range c.Waits {
@@ -48,11 +48,11 @@ func (c *Counters) numbers() (all [6 + len(Histogram{})]*int64) {
 	return all
 }
 
-// Quantile estimates how long a granted call waited that is slower than a share q of them: 0.99 is the p99. One that had its
-// permit at once has waited for 0. Between two bounds waits count as spread evenly; beyond the last it is the last.
+// Quantile estimates the q-quantile of the waits of granted calls: 0.99 for the p99. A call without a wait counts as 0.
+// Between two bounds waits are taken as spread evenly, and those beyond the last bound as equal to it.
 func (c *Counters) Quantile(q float64) time.Duration { return c.QuantileWithin(q, math.MaxInt64) }
 
-// QuantileWithin is Quantile of calls that wait for at most so long: waits are spread evenly up to there.
+// QuantileWithin is Quantile for calls that wait at most longest: waits are taken as spread evenly up to there.
 func (c *Counters) QuantileWithin(q float64, longest time.Duration) time.Duration {
 	var waited int64
 	for _, n := range c.Waits {
@@ -79,9 +79,9 @@ func (c *Counters) QuantileWithin(q float64, longest time.Duration) time.Duratio
 	return min(lower, longest)
 }
 
-// Curve is that of a limit that warms up: what a permit takes, by how many are stored.
+// Curve is the interval between permits of a limit that warms up, by the number of stored permits.
 //
-//	   ^ interval
+//	     ^ interval
 //	Cold +                    /
 //	     |              /
 //	Stable +----------/
@@ -93,7 +93,8 @@ type Curve struct {
 	Threshold, Max float64
 }
 
-// Curve returns the curve of a limit that warms up, at a rate in force; false: it does not, or not in numbers that can be shown.
+// Curve returns the curve of a limit that warms up, at a rate in force. It returns false if the limit does not warm up, or if
+// the numbers are too large to show.
 func (c *Config) Curve(rate float64) (Curve, bool) {
 	cold := c.ColdFactor
 	if cold == 0 {
@@ -113,32 +114,32 @@ func (c *Config) Curve(rate float64) (Curve, bool) {
 	}, most > threshold && most <= math.MaxFloat32
 }
 
-// Interval is what the next permit takes when so many are stored.
+// Interval returns the time that the next permit takes, given the number of stored permits.
 func (c *Curve) Interval(stored float64) time.Duration {
 	above := min(max(0, stored-c.Threshold)/(c.Max-c.Threshold), 1)
 	return c.Stable + time.Duration(above*float64(c.Cold-c.Stable))
 }
 
-// Silent tells whether an instance has not published for so long that it counts as gone, or has ended.
+// Silent reports whether an instance has ended, or has not published for longer than SilentAfter.
 func (i *Instance) Silent(at time.Time) bool { return i.Ended || at.Sub(i.Beat) > SilentAfter }
 
 // Total is a limit in the whole fleet.
 type Total struct {
 	Name string
-	// Counters of all instances, also of those that have ended or died in the last ten minutes.
+	// Counters summed over all instances, including those that ended or died in the last ten minutes.
 	Counters
-	// Instances that live and know it.
+	// Instances that live and have the limit.
 	Instances int
-	// Newest is what the living instance says that has looked at the bucket last, or has the newest version; without a
-	// living one, the one that was heard last.
+	// Newest is the state in the living instance with the newest version of the row, or the newest reading of the bucket.
+	// Without a living instance, it is that of a silent one.
 	Newest *Limit
-	// Deciders of the living instances, without duplicates: more than one means that they disagree.
+	// Deciders of the living instances, without duplicates. More than one means that they disagree.
 	Deciders []string
 	// Waiting in all living instances.
 	Waiting Waiting
 }
 
-// Totals are all limits, by name.
+// Totals returns all limits, sorted by name.
 func (s *Snapshot) Totals() []*Total {
 	all := map[string]*Total{}
 	for i := range s.Instances {
@@ -154,7 +155,7 @@ func (s *Snapshot) Totals() []*Total {
 	return slices.SortedFunc(maps.Values(all), func(a, b *Total) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// Total is one limit; nil: no instance knows it.
+// Total returns one limit; nil if no instance has it.
 func (s *Snapshot) Total(name string) *Total {
 	t := &Total{Name: name}
 	for i := range s.Instances {
@@ -166,7 +167,7 @@ func (s *Snapshot) Total(name string) *Total {
 	return t
 }
 
-// include adds what an instance says.
+// include adds the state in one instance.
 func (t *Total) include(i *Instance, at time.Time) {
 	l := i.Limits[t.Name]
 	if l == nil {
@@ -198,15 +199,15 @@ func (l *Limit) newer(o *Limit) bool {
 	return l.Bucket.At.After(o.Bucket.At)
 }
 
-// Rate is what happens in a second.
+// Rate has counts per second.
 type Rate struct {
 	Granted, Waited, Refused, Failed, Passed, WouldRefuse float64
-	// P99 of the waits of granted calls. It is not above what the row allows.
+	// P99 of the waits of granted calls. It does not exceed the wait that the row allows.
 	P99 time.Duration
 }
 
-// Rates are those of all limits between two snapshots, by name; of those that nobody called there is none. Take them 5 to 15 s apart: closer, an instance may not have
-// published in between; its rate then is 0.
+// Rates returns the rates between two snapshots, by limit. Limits without calls are missing. Take the snapshots 5 to 15 s
+// apart: with less, an instance may not have published in between, and its rate is 0.
 func Rates(before, now *Snapshot) map[string]Rate {
 	all, counts, longest := map[string]Rate{}, map[string]Counters{}, map[string]time.Duration{}
 	each(before, now, func(i *Instance, name string, d Counters, over time.Duration) {
@@ -222,7 +223,7 @@ func Rates(before, now *Snapshot) map[string]Rate {
 	return all
 }
 
-// RatesOf are the rates of one limit, by instance id.
+// RatesOf returns the rates of one limit, by instance ID.
 func RatesOf(before, now *Snapshot, name string) map[string]Rate {
 	all := map[string]Rate{}
 	each(before.only(name), now.only(name), func(i *Instance, _ string, d Counters, over time.Duration) {
@@ -233,7 +234,7 @@ func RatesOf(before, now *Snapshot, name string) map[string]Rate {
 	return all
 }
 
-// longestWait is how long a call waits at most, by the row; without a row there is no bound.
+// longestWait returns how long a call may wait according to the row; without a row there is no bound.
 func (l *Limit) longestWait() time.Duration {
 	if l.Config.Wait > 0 {
 		return l.Config.Wait
@@ -241,7 +242,7 @@ func (l *Limit) longestWait() time.Duration {
 	return math.MaxInt64
 }
 
-// OthersRate is what happens in a second to calls of names that have no limit of their own.
+// OthersRate returns the rates of calls of names without a limit of their own.
 func OthersRate(before, now *Snapshot) (sum Rate) {
 	var counts Counters
 	spans(before, now, func(i, was *Instance, over time.Duration) {
@@ -256,8 +257,8 @@ func OthersRate(before, now *Snapshot) (sum Rate) {
 	return sum
 }
 
-// RefusedBy returns how many calls of each limit were refused in a second, by what refused them (Refusal). An instance publishes the most
-// frequent of them: others, and those of older versions, are missing.
+// RefusedBy returns the refused calls of each limit per second, by what refused them (Refusal). An instance publishes only
+// the most frequent ones. The others are missing, and so are those of older versions.
 func RefusedBy(before, now *Snapshot) map[string]map[string]float64 {
 	type bound struct{ limit, by string }
 	all := map[string]map[string]float64{}
@@ -271,7 +272,7 @@ func RefusedBy(before, now *Snapshot) map[string]map[string]float64 {
 		}
 		for _, r := range i.Refusals {
 			n, known := earlier[bound{r.Limit, r.By}]
-			if gained := r.Count - n; gained > 0 && (known || whole) { // else it may have been counted before, and not published
+			if gained := r.Count - n; gained > 0 && (known || whole) { // otherwise it may have been counted earlier, and not published
 				if all[r.Limit] == nil {
 					all[r.Limit] = map[string]float64{}
 				}
@@ -295,7 +296,7 @@ func (r Rate) plus(d *Counters, over time.Duration) Rate {
 	return r
 }
 
-// only is a snapshot with one limit.
+// only returns a snapshot with one limit.
 func (s *Snapshot) only(name string) *Snapshot {
 	few := &Snapshot{At: s.At}
 	for _, i := range s.Instances {
@@ -309,14 +310,15 @@ func (s *Snapshot) only(name string) *Snapshot {
 	return few
 }
 
-// each calls f for each limit that has changed of each instance that has published in between, with what was counted, and in which time.
+// each calls f for every changed limit of every instance that has published in between, with the difference of the counters
+// and the time.
 func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, over time.Duration)) {
 	spans(before, now, func(n, was *Instance, over time.Duration) {
 		for name, l := range n.Limits {
 			var earlier Counters
 			if was != nil {
 				w := was.Limits[name]
-				if w == l { // it has not changed: see Instance.Limits
+				if w == l { // unchanged: see Instance.Limits
 					continue
 				}
 				if w != nil {
@@ -328,8 +330,8 @@ func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, ov
 	})
 }
 
-// spans calls f for each instance that has published in between, with what it was before, and the time from then on. An instance that
-// was not there before counts from nothing if it has started since: Redis may just have forgotten it.
+// spans calls f for every instance that has published in between, with its earlier state and the time since. An instance
+// missing from the earlier snapshot counts from 0 if it started since then. Otherwise Redis may have lost it for a while.
 func spans(before, now *Snapshot, f func(i, was *Instance, over time.Duration)) {
 	past := map[string]*Instance{}
 	for i := range before.Instances {

@@ -47,7 +47,7 @@ func TestRates(t *testing.T) {
 	require.Nil(t, now.Total("/b"))
 }
 
-// Of what living instances say of a limit the newest version counts, then who has looked last; who waits is added up.
+// The newest version of a limit counts, then the latest reading of the bucket. Waiters of all living instances are added up.
 func TestTotals(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_000)
 	limit := func(version int64, looked, since time.Duration, decider string) map[string]*Limit {
@@ -113,7 +113,7 @@ func TestCurve(t *testing.T) {
 	require.False(t, ok)
 }
 
-// What a row limits to besides its rate is told with it.
+// A row is described with its bounds besides the rate.
 func TestRowIsToldWhole(t *testing.T) {
 	row := registry.Limit{Name: "/a", Row: "7", Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, NoRate: true, PerKey: true, Shadow: true, Version: 9}
 	c := ConfigOf(&row)

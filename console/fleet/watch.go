@@ -13,30 +13,30 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// watch is what a Meter remembers from one report to the next.
+// watch is a Meter's memory from one report to the next.
 type watch struct {
-	host   string
-	loads  int                        // that were read
-	rows   map[string]*registry.Limit // in force
-	order  []registry.Limit
-	failed bool
-	off    bool
-	begun  bool
-	seen   map[string]seenBucket
-	next   int // of order, whose buckets are looked at next
+	host     string
+	loads    int                        // number of successful loads
+	rows     map[string]*registry.Limit // in force
+	order    []registry.Limit
+	failed   bool
+	off      bool
+	begun    bool
+	readings map[string]lastReading
+	next     int // index in order of the bucket to read next
 }
 
-// seenBucket is a bucket as it was seen last, and the calls that had been counted then.
-type seenBucket struct {
+// lastReading is the last reading of a bucket, and the number of calls counted at that time.
+type lastReading struct {
 	Bucket
 	calls int64
 }
 
-// Looking at buckets.
+// Bounds of reading buckets.
 const (
-	mostLooks = 100 // in a beat: they share a trip
+	mostLooks = 100 // per beat: they share a round trip
 	lookFor   = 500 * time.Millisecond
-	// leastWait is from when on somebody counts as waiting for a permit, rather than for an answer.
+	// leastWait separates waiters for a permit from calls in a round trip.
 	leastWait = 10 * time.Millisecond
 )
 
@@ -66,14 +66,14 @@ func (m *Meter) Report(ctx context.Context, to *Report) {
 	}
 }
 
-// unfollowed reports limiters without a registry: what they have decided.
+// unfollowed reports the decisions of limiters without a registry.
 func (m *Meter) unfollowed(to *Report) {
 	for name, c := range m.counters.all() {
 		to.Limits = append(to.Limits, Limit{Name: name, Decider: deciders[0], Counters: c.load()})
 	}
 }
 
-// follow reports how the registry is, and what has changed since it was asked last.
+// follow reports the state of the registry, and its changes since the last report.
 func (w *watch) follow(m *Meter, limits *registry.Registry, to *Report) {
 	s := limits.Stats()
 	event := func(e Event) {
@@ -121,7 +121,7 @@ func (w *watch) follow(m *Meter, limits *registry.Registry, to *Report) {
 	w.begun = true
 }
 
-// someOf are a few names, for a message.
+// someOf joins a few names for a message.
 func someOf(names []string) string {
 	const most = 5
 	if len(names) > most {
@@ -130,7 +130,7 @@ func someOf(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// load finds what has changed in the table.
+// load compares the table with the one before.
 func (w *watch) load(limits *registry.Registry, event func(Event)) {
 	order := limits.Limits()
 	rows := make(map[string]*registry.Limit, len(order))
@@ -171,7 +171,7 @@ func (w *watch) report(ctx context.Context, m *Meter, limits *registry.Registry,
 
 // limit fills in one limit. held is how long a row without a rate is still held back.
 func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbucket.RateLimiter, held time.Duration, to *Report) {
-	l := Limit{Name: row.Name, Decider: DeciderOf(row).String(), Config: ConfigOf(row), Bucket: w.seen[row.Name].Bucket}
+	l := Limit{Name: row.Name, Decider: DeciderOf(row).String(), Config: ConfigOf(row), Bucket: w.readings[row.Name].Bucket}
 	switch {
 	case w.off:
 		l.Decider = gate.BySwitch.String()
@@ -180,12 +180,12 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	}
 	if c := m.counters.find(row.Name); c != nil {
 		l.Counters = c.load()
-		// A bucket that was seen since knows better: it may have been reset.
+		// A bucket read after the penalty is the newer information: it may have been reset.
 		switch p := c.held.Load(); {
 		case p == nil:
 		case row.NoRate && held == 0:
-			c.held.CompareAndSwap(p, nil) // it was reset, too
-		case !row.NoRate && !p.told.Before(l.Bucket.At) && p.until.After(l.Bucket.HeldUntil):
+			c.held.CompareAndSwap(p, nil) // the limit was reset
+		case !row.NoRate && !p.noted.Before(l.Bucket.At) && p.until.After(l.Bucket.HeldUntil):
 			l.Bucket.HeldUntil = p.until
 		}
 	}
@@ -201,7 +201,7 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	to.Limits = append(to.Limits, l)
 }
 
-// DeciderOf is what decides about the calls of a row, as long as the switch is on.
+// DeciderOf returns what decides about the calls of a row while the switch is on.
 func DeciderOf(row *registry.Limit) gate.Decider {
 	switch {
 	case row.Disabled:
@@ -212,7 +212,7 @@ func DeciderOf(row *registry.Limit) gate.Decider {
 	return gate.ByLimit
 }
 
-// ConfigOf is a row as instances tell of it.
+// ConfigOf returns a row as instances publish it.
 func ConfigOf(row *registry.Limit) Config {
 	c := Config{
 		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.WaitShare * float64(time.Second)),
@@ -234,24 +234,24 @@ func ConfigOf(row *registry.Limit) Config {
 	return c
 }
 
-// look asks for buckets that have changed: those whose calls went on, and those that were not full, or held back. What cannot be asked
-// stays as it was.
+// look reads buckets that may have changed: those with new calls, and those that were not full or held back. A bucket that
+// cannot be read keeps its state.
 func (w *watch) look(ctx context.Context, m *Meter, limiters map[string]*tokenbucket.RateLimiter) {
 	ctx, cancel := context.WithTimeout(ctx, lookFor)
 	defer cancel()
 	all := m.counters.all()
 	var mu sync.Mutex
 	var asking sync.WaitGroup
-	found := map[string]seenBucket{}
+	found := map[string]lastReading{}
 	for looks, i := 0, 0; i < len(w.order) && looks < mostLooks; i++ {
 		w.next = (w.next + 1) % len(w.order)
 		name := w.order[w.next].Name
-		l, c, seen := limiters[name], all[name], w.seen[name]
+		l, c, seen := limiters[name], all[name], w.readings[name]
 		if l == nil || c == nil {
 			continue
 		}
-		now, told := time.Now(), c.held.Load()
-		held := seen.HeldUntil.After(now) || told != nil && told.until.After(now)
+		now, penalty := time.Now(), c.held.Load()
+		held := seen.HeldUntil.After(now) || penalty != nil && penalty.until.After(now)
 		if calls := c.calls(); calls != seen.calls || seen.Stored < seen.Max || seen.At.IsZero() || held {
 			looks++
 			asking.Go(func() {
@@ -261,30 +261,30 @@ func (w *watch) look(ctx context.Context, m *Meter, limiters map[string]*tokenbu
 				}
 				is := bucketOf(&b, now)
 				c.heldUntil.Store(max(0, is.HeldUntil.UnixMicro()))
-				if told != nil && told.told.Before(now) && is.HeldUntil.IsZero() {
-					c.held.CompareAndSwap(told, nil) // it was reset: the next penalty is another one
+				if penalty != nil && penalty.noted.Before(now) && is.HeldUntil.IsZero() {
+					c.held.CompareAndSwap(penalty, nil) // the bucket was reset: the next penalty is a new one
 				}
 				mu.Lock()
 				defer mu.Unlock()
-				found[name] = seenBucket{is, calls}
+				found[name] = lastReading{is, calls}
 			})
 		}
 	}
 	asking.Wait()
-	if w.seen == nil {
-		w.seen = map[string]seenBucket{}
+	if w.readings == nil {
+		w.readings = map[string]lastReading{}
 	}
-	for name := range w.seen {
+	for name := range w.readings {
 		if limiters[name] == nil {
-			delete(w.seen, name)
+			delete(w.readings, name)
 		}
 	}
 	for name, b := range found {
-		w.seen[name] = b
+		w.readings[name] = b
 	}
 }
 
-// bucketOf is a bucket by this process' clock.
+// bucketOf returns the state of a bucket, by this process' clock.
 func bucketOf(b *tokenbucket.PermitBucket, now time.Time) Bucket {
 	seen := Bucket{At: now, Rate: b.Rate, Stored: b.StoredPermits, Max: b.MaxPermits}
 	if left := b.HeldUntilMicros - b.SeenMicros; left > 0 && b.HeldUntilMicros > 0 {
@@ -293,13 +293,13 @@ func bucketOf(b *tokenbucket.PermitBucket, now time.Time) Bucket {
 	return seen
 }
 
-// outages are those of the store.
+// outages records outages of the store.
 type outages struct {
 	mu    sync.Mutex
 	store Store
 }
 
-// noticed returns the event that it is, if it is one.
+// noticed returns the event for a change of health, and whether it is one.
 func (o *outages) noticed(h tokenbucket.Health) (Event, bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

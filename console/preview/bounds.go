@@ -5,11 +5,11 @@ import (
 	"time"
 )
 
-// bucket is what a limit's rate allows: rate calls a second in the long run, and size more at once, the wait included. A call is
-// refused only after the calls before it took guaranteed of any stretch, or all that was saved.
+// bucket describes what a limit's rate allows: rate calls a second in the long run, and size more at once, the wait included.
+// A call is refused only if the calls before it have used leastRate and leastSize.
 type bucket struct{ rate, size, leastRate, leastSize float64 }
 
-// slack is for the rounding of times to microseconds.
+// slack allows for the rounding of times to microseconds.
 const slack = 1e-6
 
 func (l *limit) bucket() bucket {
@@ -18,7 +18,7 @@ func (l *limit) bucket() bucket {
 	if l.Warmup <= 0 {
 		return bucket{rate, size + wait, rate, size + wait}
 	}
-	// The first call of a line passes at once, and a cold bucket is slower.
+	// The first call of a series passes at once, and a cold bucket is slower.
 	cold := l.cold()
 	return bucket{rate, 1 + wait, rate / cold, wait / cold}
 }
@@ -30,7 +30,7 @@ func (l *limit) cold() float64 {
 	return 3
 }
 
-// size is what can be saved up.
+// size returns the largest number of stored permits.
 func (l *limit) size() float64 {
 	switch {
 	case l.Quota:
@@ -41,7 +41,8 @@ func (l *limit) size() float64 {
 	return max(l.Rate, 1)
 }
 
-// bounds are the least and the most of the calls that would be refused, 0 to 1, whenever within its step each call came.
+// bounds returns bounds on the share of calls that would be refused, 0 to 1, whatever the times of the calls within their
+// steps.
 func (l *limit) bounds(points []Point, step time.Duration) (least, most float64) {
 	calls := float64(total(points))
 	if calls == 0 || l.Disabled {
@@ -61,12 +62,12 @@ func (l *limit) bounds(points []Point, step time.Duration) (least, most float64)
 	return least, max(least, (calls-l.leastGranted(points, step))/calls)
 }
 
-// spread tells whether calls find more buckets than one.
+// spread reports whether calls use more than one bucket.
 func (l *limit) spread() bool { return l.PerKey && !l.Disabled && !l.NoRate && l.Rate > 0 }
 
 func (l *limit) windowed() bool { return l.Window > 0 && l.WindowLimit > 0 }
 
-// mostGranted is how many the bucket grants if they come when it has most.
+// mostGranted returns the number of calls that the bucket grants if they come at the best times.
 func (b bucket) mostGranted(points []Point, step time.Duration) (granted float64) {
 	stored := b.size
 	for i := range points {
@@ -78,7 +79,8 @@ func (b bucket) mostGranted(points []Point, step time.Duration) (granted float64
 	return granted
 }
 
-// mostInWindows is how many the windows grant: no more in all steps that lie within one window, or in a step as its windows have.
+// mostInWindows returns the number of calls that the windows grant at most: in all steps within one window together, or in
+// one step with several windows.
 func (l *limit) mostInWindows(points []Point, step time.Duration) (granted float64) {
 	within := int(l.Window / step) // steps in a window
 	limit := float64(l.WindowLimit)
@@ -99,9 +101,9 @@ func (l *limit) mostInWindows(points []Point, step time.Duration) (granted float
 	return granted
 }
 
-// leastGranted is how many are granted for sure. If a call is refused, then those before it have used up what there was: of the
-// bucket, in the step before and its own; of the window, in the steps that it reaches back to. Steps that have fewer calls than that
-// refuse none. Those of the others count that are so far apart that no call counts twice.
+// leastGranted returns the number of calls that are certainly granted. If a call is refused, the calls before it have used up
+// the bucket in its own step and the one before, or the window in the steps that it covers. So a series of steps with fewer
+// calls refuses none. Of the other steps, those count that are so far apart that no call counts twice.
 func (l *limit) leastGranted(points []Point, step time.Duration) float64 {
 	enough, back := math.Inf(1), 1
 	if !l.NoRate {
@@ -113,9 +115,9 @@ func (l *limit) leastGranted(points []Point, step time.Duration) float64 {
 		back = max(back, int(math.Ceil(float64(l.Window)/float64(step))))
 	}
 	enough = max(0, math.Floor(enough+slack))
-	var sum, safe float64 // calls of the last back+1 steps; of steps that refuse none, all in all
+	var sum, safe float64 // calls of the last back+1 steps; calls in steps that refuse none
 	free := make([]bool, len(points))
-	best := make([]float64, len(points)+1) // of the first steps, granted in others
+	best := make([]float64, len(points)+1) // for the first i steps: the most calls granted in steps that may refuse
 	for i := range points {
 		n := float64(points[i].calls())
 		if sum += n; i > back {

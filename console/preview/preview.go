@@ -1,5 +1,5 @@
-// Package preview says in plain words what a limit would mean for the traffic of the past. It asks nobody anything: whoever has the
-// figures passes them in.
+// Package preview describes in plain words what a limit would have done to past traffic. It reads nothing by itself: the
+// caller passes in the figures.
 package preview
 
 import (
@@ -8,55 +8,58 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// limit is a registry.Limit, as the arithmetic here needs it.
+// limit is a registry.Limit with the arithmetic of this package.
 type limit registry.Limit
 
-// Point is how many calls came in a stretch of time, and what became of them.
+// Point counts the calls of a step of time by their outcome.
 type Point struct {
-	// Granted at last, Refused at last; of the granted ones so many Waited.
+	// Granted and Refused calls. Waited of the granted ones had to wait.
 	Granted, Refused, Waited int64
 }
 
-// Input is the question.
+// Input is the limit and the traffic.
 type Input struct {
 	Limit registry.Limit
-	// Before is the limit that is in force now, before the change; nil: there is none. BeforeMinutes are those minutes of the past in
-	// which no other limit was in force: what was refused in others is not its doing.
+	// Before is the limit in force before the change; nil if there is none. BeforeMinutes are the minutes in which no other
+	// limit was in force, because it is not responsible for refusals in others.
 	Before        *registry.Limit
 	BeforeMinutes []Point
-	// Minutes are the traffic of past minutes, one after the other without a gap, the oldest first.
+	// Minutes has the traffic of past minutes without gaps, the oldest first.
 	Minutes []Point
-	// Seconds are that of past seconds, if anybody has counted them, the oldest first. They are simulated: of more than 50,000 calls
-	// the newest.
+	// Seconds has the traffic of past seconds if it was counted, the oldest first. It is simulated; of more than 50,000 calls
+	// only the newest are.
 	Seconds []Point
-	// Period is what the traffic of Minutes is called: "today's traffic"; without Minutes, that of Seconds. Empty: it is named by its length.
+	// Period names the traffic of Minutes, or without Minutes that of Seconds: "today's traffic". If empty, the length names
+	// it.
 	Period string
 }
 
-// Result is the answer.
+// Result describes the effect.
 type Result struct {
-	// Text is all of it: "5/s, saves up 5, waits up to 500 ms; today's traffic of 7.2/s would be refused to 31 %".
+	// Text is the whole description: "5/s, saves up 5, waits up to 500 ms; today's traffic of 7.2/s would be refused to 31
+	// %".
 	Text string
-	// Before is what the limit before the change means, and what it has refused: a sentence; empty: there is none.
+	// Before describes the limit before the change and what it refused, in a sentence; empty if there was none.
 	Before string
-	// Limit is the limit in words, Effect is what becomes of the traffic.
+	// Limit is the limit in words, and Effect its effect on the traffic.
 	Limit, Effect string
-	// Notes are what the figures cannot show, each a sentence.
+	// Notes are sentences about what the figures cannot show.
 	Notes []string
-	// Calls that the history has, and how many that is in a second.
+	// Calls in the history, and Demand in calls per second.
 	Calls  int64
 	Demand float64
-	// Least and Most of the calls would be refused, 0 to 1. From Minutes: whatever the bursts within them. Simulated: with the calls of
-	// each second spread evenly, and all at once. In shadow: would be refused without.
+	// Least and Most bound the share of refused calls, 0 to 1. From Minutes they hold whatever the bursts within them. From a
+	// simulation they are the results with the calls of each second spread evenly, and all at once. In shadow, they are the
+	// share that would be refused otherwise.
 	Least, Most float64
-	// Unknown: the limit has a concurrency, and the history does not show how many calls ran at once. Most then is for calls that never
-	// end, and Least is what the other bounds would refuse.
+	// Unknown is set if the limit has a concurrency, because the history does not show how many calls ran at once. Most then
+	// assumes calls that never end, and Least counts the refusals of the other bounds.
 	Unknown bool
-	// Simulated: Seconds were played through. Else Least and Most follow from Minutes alone.
+	// Simulated is set if Seconds were simulated. Otherwise Least and Most are computed from Minutes.
 	Simulated bool
 }
 
-// Of says what a limit would mean.
+// Of describes the effect of a limit.
 func Of(in Input) Result {
 	l := (*limit)(&in.Limit)
 	r := Result{Limit: in.Limit.String(), Before: before(&in)}
@@ -97,7 +100,7 @@ func Of(in Input) Result {
 	return r
 }
 
-// calls is how many came.
+// calls returns the number of all calls.
 func (p *Point) calls() int64 { return max(p.Granted, 0) + max(p.Refused, 0) }
 
 func total(points []Point) (calls int64) {

@@ -132,7 +132,7 @@ func TestTruthIsWithin(t *testing.T) {
 	require.Less(t, wide, known/2, "bounds that say nothing")
 }
 
-// TestTight: there are times of the calls at which what is known for sure is what happens, but for two calls.
+// TestTight: the bounds are reached within two calls at certain times of the calls.
 func TestTight(t *testing.T) {
 	wait := func(l limit, d time.Duration) limit {
 		l.WaitShare = d.Seconds()
@@ -241,7 +241,7 @@ func TestHigherRefusesNoMore(t *testing.T) {
 	})
 }
 
-// TestExtremes: 0 refuses all, and what is above the demand refuses none.
+// TestExtremes: a rate of 0 refuses all calls, and one above the demand refuses none.
 func TestExtremes(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits(t)

@@ -10,10 +10,10 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
-// mostSimulated is how many calls are played through, twice: about a tenth of a second.
+// mostSimulated bounds the calls simulated, twice, which takes about a tenth of a second.
 const mostSimulated = 50_000
 
-// newest are the newest points with no more calls than that.
+// newest returns the newest points with at most mostSimulated calls.
 func newest(points []Point) []Point {
 	calls, first := int64(0), len(points)
 	for first > 0 && calls+points[first-1].calls() <= mostSimulated {
@@ -23,13 +23,13 @@ func newest(points []Point) []Point {
 	return points[first:]
 }
 
-// simulable tells whether a limiter can be made of it.
+// simulable reports whether a limiter can be made of the limit.
 func (l *limit) simulable() bool {
 	_, err := newTrial(l)
 	return err == nil
 }
 
-// simulate plays seconds through, twice, and returns the shares that are refused.
+// simulate simulates seconds in two ways, and returns the shares of refused calls.
 func (l *limit) simulate(seconds []Point) (least, most float64) {
 	calls := float64(total(seconds))
 	if calls == 0 || l.Disabled {
@@ -39,7 +39,7 @@ func (l *limit) simulate(seconds []Point) (least, most float64) {
 	return min(spread, atOnce), max(spread, atOnce)
 }
 
-// play returns how many are refused.
+// play returns the number of refused calls.
 func (l *limit) play(seconds []Point, spread bool) (refused float64) {
 	t, err := newTrial(l)
 	if err != nil {
@@ -50,7 +50,7 @@ func (l *limit) play(seconds []Point, spread bool) (refused float64) {
 		for k := range n {
 			at := start
 			if spread {
-				// Whole microseconds, as limiters count, and not before: else a permit might not be due yet.
+				// Limiters count whole microseconds. Rounding down could come before the permit is due.
 				at += time.Duration(math.Ceil(float64(k)/float64(n)*1e6)) * time.Microsecond
 			}
 			if !t.call(at) {
@@ -61,13 +61,13 @@ func (l *limit) play(seconds []Point, spread bool) (refused float64) {
 	return refused
 }
 
-// trial is a limit at work, on a clock of its own.
+// trial applies a limit on a clock of its own.
 type trial struct {
 	limit   *limit
-	limiter *tokenbucket.RateLimiter // nil: no rate
+	limiter *tokenbucket.RateLimiter // nil without a rate
 	clock   *clockwork.FakeClock
 	now     time.Duration
-	granted []time.Duration // within the window
+	granted []time.Duration // due times of the grants within the window
 }
 
 func newTrial(l *limit) (*trial, error) {
@@ -81,14 +81,14 @@ func newTrial(l *limit) (*trial, error) {
 		t.limiter, err = tokenbucket.NewSmoothWarmingUp("preview", l.Rate, l.Warmup, append(opts, tokenbucket.WithColdFactor(l.cold()))...)
 		return t, err
 	}
-	// Who may wait is granted a permit as long as the bucket owes no more than what falls due in that time: as many more can be
-	// saved up, and nobody waits. That is decided at once, and 100 times as fast.
+	// A caller that may wait gets a permit as long as the bucket's debt does not exceed the permits of that time. A bucket
+	// that stores as many more permits, with callers that do not wait, decides the same, at once and 100 times as fast.
 	size := l.size() + l.Rate*l.WaitShare
 	t.limiter, err = tokenbucket.NewSmoothBursty("preview", l.Rate, append(opts, tokenbucket.WithMaxPermits(size), tokenbucket.WithInitialPermits(size))...)
 	return t, err
 }
 
-// call tells whether a call is granted.
+// call reports whether a call is granted.
 func (t *trial) call(at time.Duration) bool {
 	l := t.limit
 	if l.Rate <= 0 && !l.NoRate {

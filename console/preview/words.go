@@ -8,7 +8,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 )
 
-// effect says what becomes of the traffic.
+// effect describes what happens to the traffic.
 func effect(l *limit, r *Result, name string) string {
 	if r.Calls == 0 {
 		return "there was no call in " + name
@@ -43,7 +43,7 @@ func effect(l *limit, r *Result, name string) string {
 	return demand + " " + would + " to at least " + least
 }
 
-// unknown is the effect of a limit with a concurrency that the history cannot be held against.
+// unknown describes the effect of a limit with a concurrency that the history cannot show.
 func unknown(r *Result, demand, would string) string {
 	const why = "the history does not show how many calls ran at once"
 	if r.Least == 0 {
@@ -52,7 +52,7 @@ func unknown(r *Result, demand, would string) string {
 	return "at least " + figure.Share(r.Least) + " of " + demand + " " + would + ", how many more is not known: " + why
 }
 
-// before is what the limit has refused that was in force before.
+// before describes what the limit before the change refused.
 func before(in *Input) string {
 	l := in.Before
 	calls := total(in.BeforeMinutes)
@@ -75,17 +75,17 @@ func before(in *Input) string {
 	return sentence(l.String() + "; " + figure.Share(float64(refused(in.BeforeMinutes))/float64(calls)) + " of " + name + " of " + figure.Number(rate) + "/s" + was)
 }
 
-// notes are what the figures cannot show.
+// notes returns what the figures cannot show.
 func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []string) {
 	l := (*limit)(&in.Limit)
 	if r.Calls == 0 {
 		return nil
 	}
 	if !l.Disabled && !r.Unknown && !r.Simulated && r.Most > r.Least {
-		notes = append(notes, fmt.Sprintf("What came within each %s is not known: if it came in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
+		notes = append(notes, fmt.Sprintf("The times of the calls within each %s are not known: in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
 	}
 	if !l.Disabled && !r.Unknown && r.Simulated && r.Most > r.Least {
-		notes = append(notes, "What came within each second is not known: the one figure is for calls spread evenly, the other for all at once.")
+		notes = append(notes, "The times of the calls within each second are not known: one figure is for calls spread evenly, the other for all at once.")
 	}
 	if most := busiest(points); float64(most)/step.Seconds() > r.Demand*1.05 {
 		notes = append(notes, fmt.Sprintf("The busiest %s had %s/s.", unit(step), figure.Number(float64(most)/step.Seconds())))
@@ -98,7 +98,7 @@ func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []st
 		notes = append(notes, sentence(minutes.Effect))
 	}
 	if !l.Disabled && r.Most > 0 && !l.Shadow {
-		notes = append(notes, "Callers that are refused may come again: then there are more calls than there were.")
+		notes = append(notes, "Refused callers may try again: that would add calls.")
 	}
 	return notes
 }
@@ -124,7 +124,7 @@ func unit(step time.Duration) string {
 	return "minute"
 }
 
-// traffic is what that of a length of time is called: the last 24 hours' traffic.
+// traffic names the traffic of a length of time: the last 24 hours' traffic.
 func traffic(d time.Duration) string {
 	n, name := int(d/time.Second), "second"
 	switch {

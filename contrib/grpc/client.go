@@ -11,16 +11,16 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// UnaryClient is a grpc.UnaryClientInterceptor: each call takes a permit before it leaves.
+// UnaryClient is a grpc.UnaryClientInterceptor: each call takes a permit before it is sent.
 //
-// When the upstream answers ResourceExhausted or Unavailable with a RetryInfo, the key is penalized before the call
-// returns ([WithMaxPenalty]). A permit that was due is used, whether or not the call then finds a connection. A call that is
-// given up before that gives its permit back.
+// If the upstream returns ResourceExhausted or Unavailable with a RetryInfo, the key's bucket is held back before the call
+// returns ([WithMaxPenalty]). A permit whose due time has passed is used, even if the call then finds no connection. A call
+// cancelled before that refunds its permit.
 //
-// What the gate's admission holds goes back when the call has returned.
+// The admission ends when the call returns.
 //
-// What a retry policy of the service configuration sends again happens below all interceptors, and takes no further
-// permit. Retries by an interceptor take one each if that interceptor is outside this one.
+// Retries by a retry policy of the service configuration happen below all interceptors, and take no further permit. Retries
+// by an interceptor outside this one take one permit each.
 func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	c, err := l.begin(ctx, method)
 	if err != nil {
@@ -39,11 +39,11 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	return err
 }
 
-// StreamClient is a grpc.StreamClientInterceptor: each stream takes a permit before it is opened, its messages none. All
-// else is as with UnaryClient; the upstream's RetryInfo is heeded when RecvMsg returns it.
+// StreamClient is a grpc.StreamClientInterceptor: each stream takes a permit before it is opened; its messages take none.
+// Otherwise it works like UnaryClient; the upstream's RetryInfo takes effect when RecvMsg returns it.
 //
-// What the gate's admission holds goes back when the stream has ended. As gRPC demands of whoever opens a stream, read it until
-// there is an error, or the answer of one that has only one; or end its context.
+// The admission ends when the stream has ended. As gRPC requires of every stream, read it until there is an error, or until
+// the only reply of a stream without further ones; or end its context.
 func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	c, err := l.begin(ctx, method)
 	if err != nil {
@@ -71,7 +71,7 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	return c.hold(stream, a, desc, cc), nil
 }
 
-// heed penalizes the key if the upstream asks for that.
+// heed holds the key's bucket back if the upstream asks for that.
 func (c *call) heed(err error) {
 	d := min(retryDelay(err), c.maxPenalty)
 	if d <= 0 {
@@ -80,11 +80,11 @@ func (c *call) heed(err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), penaltyTimeout)
 	defer cancel()
 	if err := c.gate.Penalize(ctx, c.key, d); err != nil {
-		c.warn("grpclimit: the upstream's RetryInfo was not passed on to the fleet", err)
+		c.warn("grpclimit: penalty failed, further calls may reach the upstream before its RetryInfo is over", err)
 	}
 }
 
-// retryDelay is what the upstream asks for, or 0. A refusal by this process' own limits is not the upstream's word.
+// retryDelay returns the delay that the upstream asks for, or 0. A refusal by this process' own limits is not the upstream's.
 func retryDelay(err error) time.Duration {
 	if ours := (*Error)(nil); errors.As(err, &ours) {
 		return 0

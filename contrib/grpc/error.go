@@ -13,24 +13,25 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// Errors, to be matched with errors.Is where the interceptor runs. The other end of the wire sees the status alone.
+// Errors for errors.Is, where the interceptor runs. The other end of the connection gets the status only.
 var (
-	// ErrRefused: no permit falls due in time. Nothing was taken.
+	// ErrRefused: no permit falls due in time, and none was taken.
 	ErrRefused = errors.New("grpclimit: refused")
-	// ErrGate: the gate could not decide, because its store is away, say. It wraps what the gate said.
+	// ErrGate: the gate could not decide, for instance because its store is unavailable. Errors that match it wrap the gate's
+	// error.
 	ErrGate = errors.New("grpclimit: gate failed")
 )
 
-// Error is why a call, or a message of a stream, was not let through.
+// Error is returned for a call, or a message of a stream, that does not pass.
 type Error struct {
-	// Method is the full method of the call, Key what the gate was asked for.
+	// Method is the full method of the call, Key its key.
 	Method, Key string
-	// Code of the status: ResourceExhausted (no permit falls due in time: within what the gate allows, or before the
-	// call's deadline), Unavailable (the gate failed), Canceled or DeadlineExceeded (the call's context has ended).
+	// Code of the status: ResourceExhausted (no permit falls due within the time that the gate allows, or before the call's
+	// deadline), Unavailable (the gate failed), Canceled or DeadlineExceeded (the call's context has ended).
 	Code codes.Code
-	// RetryAfter is, for a refusal, when such a call could be let through if nobody else asks; else 0.
+	// RetryAfter is, for a refusal, the time after which such a call could pass if there are no others; otherwise 0.
 	RetryAfter time.Duration
-	// Err is the reason: ErrRefused, an error that wraps ErrGate, or the context's.
+	// Err is the reason: ErrRefused, an error that wraps ErrGate, or the context's error.
 	Err error
 }
 
@@ -44,8 +45,8 @@ func (e *Error) Error() string {
 // Unwrap returns Err.
 func (e *Error) Unwrap() error { return e.Err }
 
-// GRPCStatus is the status that a client sees. It names neither key nor gate: a server's callers need not know them. A
-// refusal has a RetryInfo.
+// GRPCStatus returns the status for clients. It names neither key nor gate, because a server's callers need not know them.
+// That of a refusal has a RetryInfo.
 func (e *Error) GRPCStatus() *status.Status {
 	switch e.Code {
 	case codes.ResourceExhausted:
@@ -60,9 +61,9 @@ func (e *Error) GRPCStatus() *status.Status {
 	return status.Newf(e.Code, "%v while waiting for a permit of %s", e.Err, e.Method)
 }
 
-// ConfigError tells which argument of New is wrong. It matches tokenbucket.ErrInvalidConfig.
+// ConfigError is returned for a bad argument of New. It matches tokenbucket.ErrInvalidConfig.
 type ConfigError struct {
-	// Field and Value are what is wrong; Want says what would be right.
+	// Field and Value are the bad argument, and Want is what would be valid.
 	Field string
 	Value any
 	Want  string

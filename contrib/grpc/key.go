@@ -12,19 +12,20 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// KeyFunc makes the key of a call: calls of one key share a bucket. ctx is the call's: a server finds the caller's metadata
-// and address in it, a client what it is about to send. It must be safe for concurrent use.
+// KeyFunc returns the key of a call. Calls with the same key share a bucket. ctx is the call's: on a server it has the
+// caller's metadata and address, on a client the outgoing metadata. It must be safe for concurrent use.
 type KeyFunc func(ctx context.Context, fullMethod string) string
 
-// ByMethod keys by the full method, "/package.Service/Method". It is the default.
+// ByMethod returns the full method, "/package.Service/Method". It is the default.
 func ByMethod(_ context.Context, fullMethod string) string { return fullMethod }
 
-// ByMetadata is for servers. It keys by a value that the caller sent, the first if there are several; calls without it
-// share the key "". Who can choose the value can choose a fresh bucket: check it first, or use a gate that knows its keys.
-// It is nil, which [WithKey] refuses, unless the name is one of gRPC metadata: letters, digits and "-_.".
+// ByMetadata is for servers. It returns a KeyFunc for a metadata value that the caller sent, the first if there are several;
+// calls without it share the key "". A caller that chooses the value chooses its bucket: validate it first, or use a gate
+// with known keys only. ByMetadata returns nil, which [WithKey] refuses, unless the name is valid in gRPC metadata: letters,
+// digits and "-_.".
 func ByMetadata(name string) KeyFunc { return byMetadata(name, metadata.FromIncomingContext) }
 
-// ByOutgoingMetadata is for clients: ByMetadata, by what they are about to send.
+// ByOutgoingMetadata is ByMetadata for clients, by the outgoing metadata.
 func ByOutgoingMetadata(name string) KeyFunc { return byMetadata(name, metadata.FromOutgoingContext) }
 
 func byMetadata(name string, from func(context.Context) (metadata.MD, bool)) KeyFunc {
@@ -40,9 +41,9 @@ func byMetadata(name string, from func(context.Context) (metadata.MD, bool)) Key
 	}
 }
 
-// ByPeer is for servers. It keys by the IP address of the other end of the connection, without port and zone; a proxy is
-// one peer for all its clients. A peer without an IP address, on a Unix socket, is keyed by its address as it is, an unknown
-// one by "". A client with IPv6 commonly has 2^64 addresses, and as many keys.
+// ByPeer is for servers. It returns the IP address of the connection's peer, without port and zone; all clients of a proxy
+// are one peer. A peer without an IP address, on a Unix socket, is keyed by its address as it is, an unknown one by "". A
+// client with IPv6 commonly has 2^64 addresses, and as many keys.
 func ByPeer(ctx context.Context, _ string) string {
 	p, ok := peer.FromContext(ctx)
 	if !ok || p.Addr == nil {
@@ -55,8 +56,8 @@ func ByPeer(ctx context.Context, _ string) string {
 	return addr.Addr().WithZone("").Unmap().String()
 }
 
-// Join keys by several things at once: the key is gate.Key of the parts. It is nil, which [WithKey] refuses, without parts or if a part is
-// nil.
+// Join returns a KeyFunc that combines several: its key is gate.Key of the parts. It returns nil, which [WithKey] refuses,
+// without parts or if a part is nil.
 func Join(parts ...KeyFunc) KeyFunc {
 	if len(parts) == 0 || slices.ContainsFunc(parts, func(f KeyFunc) bool { return f == nil }) {
 		return nil

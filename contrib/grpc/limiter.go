@@ -17,13 +17,13 @@ const (
 	defaultMaxPenalty = time.Minute
 	longestPenalty    = time.Hour
 
-	// penaltyTimeout bounds how long a call waits for the penalty that it causes. Without the wait, the penalty would come after the
-	// caller's next attempt.
+	// penaltyTimeout bounds how long a call waits for the penalty that it causes. Without the wait, the caller's next attempt
+	// could come before the penalty.
 	penaltyTimeout = time.Second
 )
 
-// Limiter is four interceptors around a gate.Gate. Its methods are what grpc.WithChainUnaryInterceptor, ChainStreamInterceptor
-// and the like take; one Limiter may serve any number of clients and servers at once. New makes it.
+// Limiter has four interceptors for a gate.Gate. Its methods are arguments of grpc.WithChainUnaryInterceptor,
+// ChainStreamInterceptor and the like. One Limiter may serve any number of clients and servers at once. New makes it.
 type Limiter struct {
 	gate       gate.Gate
 	key        KeyFunc
@@ -35,10 +35,10 @@ type Limiter struct {
 	err        error
 }
 
-// Option configures a Limiter. An option with a bad value makes New fail.
+// Option configures a Limiter. A bad value makes New fail.
 type Option func(*Limiter)
 
-// New returns the interceptors for a gate. Errors are *ConfigError.
+// New returns a Limiter for a gate. Errors are *ConfigError.
 func New(g gate.Gate, opts ...Option) (*Limiter, error) {
 	l := &Limiter{gate: g, key: ByMethod, maxPenalty: defaultMaxPenalty}
 	if isNil(g) {
@@ -68,7 +68,7 @@ func isNil(v any) bool {
 	return v == nil || rv.Kind() == reflect.Pointer && rv.IsNil()
 }
 
-// WithKey sets how calls are keyed. Default: ByMethod.
+// WithKey sets the function that returns a call's key. The default is ByMethod.
 func WithKey(key KeyFunc) Option {
 	return func(l *Limiter) {
 		if key == nil {
@@ -78,8 +78,8 @@ func WithKey(key KeyFunc) Option {
 	}
 }
 
-// WithSkip lets calls pass for which skip is true, as if there were no interceptor: health checks, say. It is asked at
-// every call, and must be safe for concurrent use. Default: none.
+// WithSkip sets a function that selects calls that pass without a limit, such as health checks. It is called for every call,
+// and must be safe for concurrent use. By default no call is skipped.
 func WithSkip(skip func(ctx context.Context, fullMethod string) bool) Option {
 	return func(l *Limiter) {
 		if skip == nil {
@@ -89,10 +89,11 @@ func WithSkip(skip func(ctx context.Context, fullMethod string) bool) Option {
 	}
 }
 
-// WithOnError sets what a failing gate means for the call: err is an *Error that matches [ErrGate]. If the function returns
-// nil, the call passes without a permit; otherwise it ends with what was returned. It is not asked about refusals, nor when
-// the call's context has ended. It must be safe for concurrent use. Default: err itself, whose status is Unavailable. For a
-// store that is away prefer tokenbucket.WithFailurePolicy: this is asked about wrong passwords and corrupt states, too.
+// WithOnError sets the function that decides about a call when the gate fails: err is an *Error that matches [ErrGate]. If it
+// returns nil, the call passes without a permit; otherwise the call ends with its error. It is not called for refusals, nor
+// if the call's context has ended. It must be safe for concurrent use. By default the call ends with err, whose status is
+// Unavailable. For an unavailable store prefer tokenbucket.WithFailurePolicy, because this function is also called for wrong
+// passwords and corrupt states.
 func WithOnError(f func(ctx context.Context, fullMethod string, err error) error) Option {
 	return func(l *Limiter) {
 		if f == nil {
@@ -102,8 +103,8 @@ func WithOnError(f func(ctx context.Context, fullMethod string, err error) error
 	}
 }
 
-// WithMaxPenalty bounds how long a client holds the bucket back when the upstream asks for it, from 0 (never) to one hour.
-// Default: one minute.
+// WithMaxPenalty bounds the time for which a client holds the bucket back when the upstream asks for it, from 0 (never) to
+// one hour. The default is one minute.
 func WithMaxPenalty(d time.Duration) Option {
 	return func(l *Limiter) {
 		if d < 0 || d > longestPenalty {
@@ -113,16 +114,16 @@ func WithMaxPenalty(d time.Duration) Option {
 	}
 }
 
-// WithMessages makes StreamServer take a permit for each message that it receives, in place of one for the stream: it is
-// handed to the service when its permit is due, and the next one is read only then. A refused message is lost; RecvMsg
-// returns the *Error from then on, and the handler ought to end the stream with it. A call with one request costs one
-// permit either way. Streams themselves cost nothing then: limit their number in another way. What the gate's
-// admission of a message holds goes back when the service asks for the next one, or has returned.
+// WithMessages makes StreamServer take a permit for each message received, in place of one for the stream. The service gets a
+// message when its permit is due, and the next message is read only then. A refused message is lost; RecvMsg returns the
+// *Error from then on, and the handler should end the stream with it. A call with one request costs one permit in either
+// mode. Streams themselves are then free: limit their number by other means. The admission of a message ends when the service
+// asks for the next one, or has returned.
 func WithMessages() Option {
 	return func(l *Limiter) { l.messages = true }
 }
 
-// WithLogger sets where failed penalties are logged, which no caller sees. Default: slog.Default().
+// WithLogger sets the logger for failed penalties, which no caller sees. The default is slog.Default().
 func WithLogger(logger *slog.Logger) Option {
 	return func(l *Limiter) {
 		if logger == nil {

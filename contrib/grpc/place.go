@@ -10,18 +10,18 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// clientStream gives back what its call holds when the stream has ended. gRPC asks of its user to make that known in one of these ways:
-// by reading until an error, or the one answer of a stream that has only one; by an error of SendMsg or Header; by the end of the
-// context; by closing the connection.
+// clientStream ends its call's admission when the stream has ended. gRPC requires every user of a stream to end it in one of
+// these ways: read until an error, or until the only reply of a stream without further ones; an error of SendMsg or Header;
+// the end of the context; closing the connection.
 type clientStream struct {
 	grpc.ClientStream
 	call   *call
-	single bool // one message is all the server sends
+	single bool // the server sends only one message
 	heeded bool
 	leave  func()
 }
 
-// hold returns the stream, which leaves when it has ended, whichever side ends it.
+// hold returns the stream with an admission that ends when either side ends the stream.
 func (c *call) hold(stream grpc.ClientStream, a *gate.Admission, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
 	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: func() {}}
 	if !a.Holds() {
@@ -44,7 +44,7 @@ func (c *call) hold(stream grpc.ClientStream, a *gate.Admission, desc *grpc.Stre
 	return s
 }
 
-// RecvMsg is where the status of a stream arrives, and after that it arrives again with every call.
+// RecvMsg returns the stream's status at its end, and again with every further call.
 func (s *clientStream) RecvMsg(m any) error {
 	err := s.ClientStream.RecvMsg(m)
 	if err == nil && !s.single {
@@ -58,7 +58,7 @@ func (s *clientStream) RecvMsg(m any) error {
 	return err
 }
 
-// SendMsg aborts the stream when it fails.
+// SendMsg ends the stream if it fails.
 func (s *clientStream) SendMsg(m any) error {
 	err := s.ClientStream.SendMsg(m)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *clientStream) SendMsg(m any) error {
 	return err
 }
 
-// Header returns nothing if the stream has ended without any.
+// Header returns no metadata if the stream has ended without any.
 func (s *clientStream) Header() (metadata.MD, error) {
 	md, err := s.ClientStream.Header()
 	if md == nil || err != nil {

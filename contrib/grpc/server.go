@@ -14,11 +14,11 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
-// pushback is the trailer by which a server tells a client with a retry policy when to try again (gRFC A6).
+// pushback is the trailer with the delay of the next attempt, for clients with a retry policy (gRFC A6).
 const pushback = "grpc-retry-pushback-ms"
 
 // UnaryServer is a grpc.UnaryServerInterceptor: each call takes a permit before it is handled. It waits no longer than the
-// caller does. A refusal has a RetryInfo, and the trailer by which clients with a retry policy know when to try again.
+// caller does. A refusal has a RetryInfo, and a trailer with the delay for clients with a retry policy.
 func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	c, err := l.begin(ctx, info.FullMethod)
 	var a *gate.Admission
@@ -27,7 +27,7 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 	}
 	if err != nil {
 		if md := retryLater(err); md != nil {
-			_ = grpc.SetTrailer(ctx, md) // only fails where there is no stream to have one
+			_ = grpc.SetTrailer(ctx, md) // it fails only without a stream to send the trailer on
 		}
 		return nil, err
 	}
@@ -35,8 +35,8 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 	return handler(ctx, req)
 }
 
-// StreamServer is a grpc.StreamServerInterceptor: each stream takes a permit before it is handled; [WithMessages] makes it
-// one for each message received. All else is as with UnaryServer.
+// StreamServer is a grpc.StreamServerInterceptor: each stream takes a permit before it is handled, or with [WithMessages] one
+// for each message received. Otherwise it works like UnaryServer.
 func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	c, err := l.begin(stream.Context(), info.FullMethod)
 	switch {
@@ -58,7 +58,7 @@ func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.Str
 	return handler(srv, stream)
 }
 
-// serverStream takes a permit for each message. A message is under way until the service asks for the next one, or returns.
+// serverStream takes a permit for each message. A message is in progress until the service asks for the next one, or returns.
 type serverStream struct {
 	grpc.ServerStream
 	call *call
@@ -66,10 +66,11 @@ type serverStream struct {
 
 	mu        sync.Mutex
 	admission *gate.Admission // of the last message
-	ended     bool            // the service has returned, though it may still read
+	ended     bool            // the service has returned, but may still read
 }
 
-// RecvMsg takes the permit after the message: while none arrives, none is taken, and the end of the stream costs none.
+// RecvMsg takes the permit after the message has arrived: waiting for a message takes no permit, and neither does the end of
+// the stream.
 func (s *serverStream) RecvMsg(m any) error {
 	if s.err != nil {
 		return s.err
@@ -87,7 +88,7 @@ func (s *serverStream) RecvMsg(m any) error {
 	return nil
 }
 
-// holds leaves what the last message held, for that of the next.
+// holds ends the admission of the last message, and keeps that of the next.
 func (s *serverStream) holds(next *gate.Admission) {
 	s.mu.Lock()
 	last, ended := s.admission, s.ended
@@ -99,7 +100,7 @@ func (s *serverStream) holds(next *gate.Admission) {
 	}
 }
 
-// end leaves what the last message held: the service has returned.
+// end ends the admission of the last message, after the service has returned.
 func (s *serverStream) end() {
 	s.mu.Lock()
 	s.ended = true
@@ -107,13 +108,13 @@ func (s *serverStream) end() {
 	s.holds(nil)
 }
 
-// retryLater is the trailer of a refusal, or nil.
+// retryLater returns the trailer of a refusal; nil for other errors.
 func retryLater(err error) metadata.MD {
 	var refusal *Error
 	if !errors.Is(err, ErrRefused) || !errors.As(err, &refusal) {
 		return nil
 	}
 	after := min(max(1, refusal.RetryAfter), math.MaxInt32*time.Millisecond)
-	ms := (after + time.Millisecond - 1) / time.Millisecond // too early would be refused again
+	ms := (after + time.Millisecond - 1) / time.Millisecond // rounded up, because an early attempt would be refused again
 	return metadata.Pairs(pushback, strconv.FormatInt(int64(ms), 10))
 }

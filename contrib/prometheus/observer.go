@@ -39,11 +39,11 @@ func WithWaitBounds(seconds ...float64) Option {
 	return func(o *options) { o.SetWaits(slices.Clone(seconds)) }
 }
 
-// New registers the collector of package tokenbucket's metrics and returns an observer that feeds it. One observer may serve any number of
-// limiters.
+// New registers the collector of package tokenbucket's metrics and returns an observer that feeds it. One observer may serve
+// any number of limiters.
 //
-// A second New with the same registerer shares the collector of the first. It may have [WithBuckets] of its own, but must have the same
-// bound and the same wait bounds. A process with several stores tells them apart by a registerer for each:
+// A second New with the same registerer shares the collector of the first. It may have [WithBuckets] of its own, but must
+// have the same bound and the same wait bounds. In a process with several stores, use a registerer for each of them:
 // prometheus.WrapRegistererWith(prometheus.Labels{"store": "eu"}, registerer).
 //
 // Errors match tokenbucket.ErrInvalidConfig. They wrap the registerer's error, for instance about a metric of the same name.

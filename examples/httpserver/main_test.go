@@ -40,7 +40,7 @@ func (o *output) url(t *testing.T) (url string) {
 		defer o.mu.Unlock()
 		url = regexp.MustCompile(`http://[^/]+`).FindString(o.text.String())
 		return url != ""
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	return url
 }
 

@@ -155,7 +155,7 @@ func TestFilterAndSort(t *testing.T) {
 	p.waitFor(`document.getElementById("found").textContent === "1 of 10 limits"`)
 	require.Equal(t, []string{"/trial/Search"}, names())
 	p.do(chromedp.SendKeys("#filter", " nonsense"))
-	p.waitFor(`document.body.textContent.includes("No limit has these words")`)
+	p.waitFor(`document.body.textContent.includes("No limit matches the filter")`)
 	p.do(chromedp.SendKeys("#filter", kb.Escape))
 	p.waitFor(`document.getElementById("found").textContent === "10 limits"`)
 	p.do(chromedp.Click(`[data-sort="name"] button`))

@@ -12,17 +12,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "16"); err != nil { // the tests wait most of the time, however few processors there are
+	if err := flag.Set("test.parallel", "16"); err != nil { // the tests mostly wait, so few processors suffice
 		panic(err)
 	}
 	Main(m)
 }
 
-// What a limiter without a logger says is kept, not printed: a test that passes is quiet on a busy machine too.
+// Main keeps the log of limiters without a logger, and does not print it for tests that pass.
 func TestDefaultLogIsKept(t *testing.T) {
 	before := slog.Default()
 	defer slog.SetDefault(before)
-	require.IsType(t, &slog.TextHandler{}, before.Handler(), "Main keeps it")
+	require.IsType(t, &slog.TextHandler{}, before.Handler(), "Main replaces the logger")
 	log := keepLog()
 	slog.Warn("the store is away")
 	require.Contains(t, log.String(), "the store is away")
@@ -34,10 +34,10 @@ func TestServers(t *testing.T) {
 	require.NoError(t, a.Client(t).Ping(context.Background()).Err())
 
 	impatient := a.Client(t, func(o *redis.Options) { o.ReadTimeout, o.MaxRetries = 100*time.Millisecond, -1 })
-	require.NoError(t, impatient.Ping(context.Background()).Err())
+	require.NoError(t, Poll(20*time.Second, func() error { return impatient.Ping(context.Background()).Err() }))
 	require.NoError(t, a.Stop())
 	require.Error(t, impatient.Ping(context.Background()).Err())
 	require.NoError(t, a.Continue())
 	require.NoError(t, a.Client(t).Ping(context.Background()).Err())
-	require.NoError(t, b.Stop()) // and the cleanup copes with it
+	require.NoError(t, b.Stop()) // the cleanup must end a stopped server, too
 }

@@ -34,7 +34,7 @@ func TestShared(t *testing.T) {
 	require.Equal(t, 1, n)
 }
 
-// Many who ask at once get the same.
+// Concurrent calls get the same value.
 func TestSharedAtOnce(t *testing.T) {
 	var m Map[int, value]
 	for key := range 100 {
@@ -50,7 +50,7 @@ func TestSharedAtOnce(t *testing.T) {
 	}
 }
 
-// What nobody holds is forgotten, and made anew for who comes then.
+// A value that is unreachable is removed, and the next call makes another.
 func TestForgotten(t *testing.T) {
 	var m Map[string, value]
 	kept := m.Get("kept", func() *value { return new(value) })
@@ -60,7 +60,7 @@ func TestForgotten(t *testing.T) {
 		return n
 	}
 	require.Equal(t, 2, count())
-	require.Eventually(t, func() bool { runtime.GC(); return count() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { runtime.GC(); return count() == 1 }, 30*time.Second, time.Millisecond)
 	require.Same(t, kept, m.Get("kept", func() *value { return new(value) }))
 	m.All(func(v *value) bool {
 		require.Same(t, kept, v)

@@ -1,12 +1,13 @@
 -- Version 1 of the schema: semaphores. The migration has put the schema at the head of search_path.
 --
--- A batch is one call of semaphore_apply_1, and one transaction; it is several when the queue has very many to admit or to
--- drop, so that none takes for ever, and what the ones before did stays done though time runs out. The row of the
--- semaphore, locked for update, lets one batch in at a time. All else are rows that are never deleted in daily use but
--- changed in place, and whose indexed columns never change: a state, and slots, which are taken and freed. So PostgreSQL
--- reuses the space of old versions within the page, without a vacuum. It cannot while some transaction, a dump say, may
--- still look at them. A semaphore then moves to a new home: its next versions have another key, and who looks for them no
--- longer meets the old ones.
+-- A batch is one call of semaphore_apply_1, and one transaction. If the queue has very many waiters to admit or to drop, it
+-- takes several calls, so that none takes too long; the work of the earlier calls stays done even if time runs out. The row
+-- of the semaphore, locked for update, serialises batches.
+--
+-- The other rows, a state and slots that are taken and freed, are changed in place and rarely deleted, and their indexed
+-- columns never change. So PostgreSQL reuses the space of old row versions within the page, without a vacuum. It cannot do that while a
+-- long transaction, such as a dump, may still read them. The semaphore then moves to a new home: its next row versions have
+-- another key, so that readers skip the old ones.
 --
 -- All times are microseconds since 1970 of clock_timestamp(). Names, ids and labels are ASCII; other bytes are escaped.
 
@@ -19,25 +20,25 @@ CREATE TABLE semaphore (
 CREATE TABLE semaphore_state (
     home      bigint PRIMARY KEY,
     fence     bigint NOT NULL DEFAULT 0, -- the highest handed out
-    ticket    bigint NOT NULL DEFAULT 0, -- likewise
-    seen      bigint NOT NULL DEFAULT 0, -- the latest time
-    permits   bigint NOT NULL DEFAULT 0, -- there are; 0: each process' own number
+    ticket    bigint NOT NULL DEFAULT 0, -- the highest handed out
+    seen      bigint NOT NULL DEFAULT 0, -- the latest time of a batch
+    permits   bigint NOT NULL DEFAULT 0, -- in force; 0 if each process uses its own number
     version   bigint NOT NULL DEFAULT 0, -- of permits
-    used      bigint NOT NULL DEFAULT 0 CHECK (used >= 0), -- permits that are held
-    earliest  bigint NOT NULL DEFAULT 0, -- end of a lease; 0: nobody holds any
+    used      bigint NOT NULL DEFAULT 0 CHECK (used >= 0), -- permits held
+    earliest  bigint NOT NULL DEFAULT 0, -- end of a lease; 0 without holders
     slots     int NOT NULL DEFAULT 0, -- in all, numbered from 1
-    held      int NOT NULL DEFAULT 0 CHECK (held >= 0), -- slots of kind 1, and so on
+    held      int NOT NULL DEFAULT 0 CHECK (held >= 0), -- slots of kind 1; the next three those of kinds 2, 3 and 4
     queued    int NOT NULL DEFAULT 0 CHECK (queued >= 0),
     idle      int NOT NULL DEFAULT 0 CHECK (idle >= 0),
     processes int NOT NULL DEFAULT 0 CHECK (processes >= 0),
-    strayed   int NOT NULL DEFAULT 0 -- versions that found no room in their page, since the last move
+    strayed   int NOT NULL DEFAULT 0 -- row versions without room in their page since the last move
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 5000);
 
--- kind      1 holder      2 waiter      3 waits until nobody holds anything      4 process that waits      0 or less: free
+-- kind      1 holder      2 waiter      3 waits until there are no holders       4 process with waiters      0 or less: free
 -- id        of the request                                                       of the process
 -- permits   held          wanted
--- number    fence         ticket                                                 grants it was told
+-- number    fence         ticket                                                 grants sent to it
 -- since     granted       its process'                                           alive until
 --                         number
 -- until     lease's end   lease's                                                patience's end
@@ -59,8 +60,8 @@ CREATE TABLE semaphore_slot (
 ) WITH (fillfactor = 40, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000,
         autovacuum_analyze_scale_factor = 0.5, autovacuum_analyze_threshold = 5000);
 
--- Decides one batch of one process: Store.Apply of the package semaphore/store specifies how. Enter comes as five arrays.
--- If it leaves off unfinished, all is done but Enter, to which those ahead come first: it wants to be called again for that.
+-- Decides one batch of one process, as specified by Store.Apply of the package semaphore/store. Enter comes as five arrays.
+-- If it returns unfinished, everything but Enter is done, because the queue comes before Enter: call it again for that.
 -- Errors: TB001: the transaction is not READ COMMITTED; TB002: the counters of the semaphore and its slots disagree.
 CREATE FUNCTION semaphore_apply_1(
     a_name text, a_process text, a_label text, a_channel text, a_lease bigint, a_patience bigint, a_alive bigint,
@@ -72,21 +73,21 @@ CREATE FUNCTION semaphore_apply_1(
     OUT standings int[], OUT renewed boolean[],
     OUT outcomes int[], OUT fences bigint[], OUT places bigint[], -- of Enter
     OUT unfinished boolean,
-    OUT grants text[] -- to this process: 'id outcome fence expires', which is also what others are told
+    OUT grants text[] -- to this process: 'id outcome fence expires', which is also the text of notifications
 ) LANGUAGE plpgsql
   SET search_path FROM CURRENT
-  -- Plans are kept for good, so they must suit any number of slots: never worse than one pass over the semaphore's own.
+  -- Plans are cached, so they must suit any number of slots: never worse than one pass over the slots of the semaphore.
   SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_nestloop = off SET jit = off
 AS $$
 DECLARE
     refused CONSTANT int := 0; queued CONSTANT int := 1; granted CONSTANT int := 2; too_many CONSTANT int := 3;
     second CONSTANT bigint := 1000000;
-    chunks CONSTANT int[] := '{100, 10000}'; -- of the queue; each is a pass over all slots, and mostly the first is enough
+    chunks CONSTANT int[] := '{100, 10000}'; -- of the queue; each needs a pass over all slots; the first is usually enough
     named semaphore;
     s semaphore_state;
     strays bigint; moved bigint;
     created boolean := false;
-    changed boolean := false; -- earliest must be looked for anew
+    changed boolean := false; -- earliest must be computed again
     lost int; lost_permits bigint;
     mine int; -- the process' slot
     newer boolean := false; -- the limit has changed
@@ -101,7 +102,7 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
         RAISE EXCEPTION 'semaphore_apply_1 must run READ COMMITTED' USING ERRCODE = 'TB001';
     END IF;
-    IF current_setting('synchronous_commit') = 'off' THEN -- a grant that a crash undoes would be granted twice
+    IF current_setting('synchronous_commit') = 'off' THEN -- a permit whose grant a crash undoes would be granted twice
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
     LOOP
@@ -114,7 +115,7 @@ BEGIN
         created := true;
         INSERT INTO semaphore_state (home) VALUES (named.id * 4294967296 + named.era) RETURNING * INTO s;
     END IF;
-    -- How many versions have found no room in the page of the one before; it counts from some time or other.
+    -- The number of row versions without room in their page. Only its difference over this call matters.
     strays := pg_stat_get_xact_tuples_updated('semaphore_state'::regclass)
         - pg_stat_get_xact_tuples_hot_updated('semaphore_state'::regclass)
         + pg_stat_get_xact_tuples_updated('semaphore_slot'::regclass)
@@ -126,7 +127,7 @@ BEGIN
         RETURN;
     END IF;
 
-    -- The clock: up to two seconds behind the latest time seen it stands still; further behind it was set back.
+    -- The clock stands still if it is up to two seconds behind the latest batch. If it is further behind, it was set back.
     IF s.seen - at > 2 * second THEN
         UPDATE semaphore_slot
         SET until = until - (s.seen - at), since = CASE kind WHEN 4 THEN since - (s.seen - at) ELSE since END
@@ -137,7 +138,7 @@ BEGIN
         at := s.seen;
     END IF;
 
-    IF a_version > s.version THEN -- the newest is in force
+    IF a_version > s.version THEN -- the newest version is in force
         s.permits := a_limit;
         s.version := a_version;
         newer := true;
@@ -155,7 +156,7 @@ BEGIN
     version := s.version;
     total := CASE WHEN s.permits > 0 THEN s.permits ELSE a_permits END;
 
-    IF s.held > 0 AND s.earliest <= at THEN -- leases that have expired
+    IF s.held > 0 AND s.earliest <= at THEN -- drops expired leases
         WITH gone AS (
             UPDATE semaphore_slot SET kind = -1 WHERE home = s.home AND kind = 1 AND until <= at RETURNING permits)
         SELECT count(*), coalesce(sum(permits), 0) INTO lost, lost_permits FROM gone;
@@ -201,7 +202,7 @@ BEGIN
     told := coalesce(told, 0);
 
     grants := '{}';
-    IF newer AND s.queued > 0 THEN -- who can never be admitted is told
+    IF newer AND s.queued > 0 THEN -- refuses waiters that can never be admitted
         stale := '{}';
         FOR w IN
             WITH gone AS (
@@ -229,8 +230,8 @@ BEGIN
         s.processes := s.processes - lost;
     END IF;
 
-    -- Who waits for longest comes first, and nobody passes: who wants many is not starved. Behind them, when nobody holds
-    -- anything, come those who wait for that, also behind one who is not admitted because its process was silent.
+    -- Waiters are admitted in their order, and none is overtaken, so that a request for many permits is not starved. Behind
+    -- them, once there are no holders, come those that wait for that, also behind a waiter whose process is silent.
     FOR pass IN 1 .. 3 LOOP
         EXIT WHEN pass = 3 AND 2 = ANY (kinds_in);
         chunk := chunks[least(pass, 2)];
@@ -298,7 +299,7 @@ BEGIN
         IF cardinality(freed) + cardinality(stale) > 0 THEN
             UPDATE semaphore_slot SET kind = -kind WHERE home = s.home AND slot = ANY (freed || stale);
             GET DIAGNOSTICS lost = ROW_COUNT;
-            s.processes := s.processes - (lost - cardinality(freed)); -- stale has some more than once
+            s.processes := s.processes - (lost - cardinality(freed)); -- stale has duplicates
         END IF;
         unfinished := NOT blocked AND CASE WHEN silent THEN s.idle > 0 ELSE seen = chunk END;
         EXIT WHEN NOT unfinished;
@@ -320,12 +321,12 @@ BEGIN
         END IF;
         outcomes := '{}'; fences := '{}'; places := '{}';
         FOR i IN 1 .. cardinality(a_enter) LOOP
-            f := firsts[i]; -- where the same id comes first: what happens to it is noted there
+            f := firsts[i]; -- the first index of the same id, which has its state
             wants := a_wants[i];
             outcome := refused;
             fence := 0;
             place := 0;
-            IF wants > 0 AND kinds[f] = 1 THEN -- granted before; its answer was lost
+            IF wants > 0 AND kinds[f] = 1 THEN -- granted before, and the reply was lost
                 outcome := granted;
                 fence := numbers[f];
                 IF slots[f] IS NOT NULL THEN
@@ -380,9 +381,9 @@ BEGIN
         END IF;
     END IF;
 
-    -- The process, as one that waits.
+    -- The process, as one with waiters.
     IF a_patience > 0 AND fresh THEN
-        IF s.processes > 0 THEN -- those that have died without a farewell
+        IF s.processes > 0 THEN -- drops those that have died
             WITH gone AS (
                 UPDATE semaphore_slot SET kind = -kind WHERE home = s.home AND kind = 4 AND until < at - 3600 * second
                 RETURNING kind)
@@ -403,7 +404,7 @@ BEGIN
         s.processes := s.processes - 1;
     END IF;
 
-    -- New rows take free slots, the lowest first, so that the highest stay free and can be given up.
+    -- New rows take free slots, the lowest first, so that the highest stay free and can be removed.
     IF cardinality(new_ids) > 0 THEN
         changed := true;
         free := s.slots + cardinality(new_ids) - s.held - s.queued - s.idle - s.processes;
@@ -435,8 +436,8 @@ BEGIN
     earliest := s.earliest;
 
     busy := s.held + s.queued + s.idle + s.processes;
-    IF s.slots > 256 AND s.slots > 4 * busy THEN -- after a rush: who is left moves to the front
-        more := greatest(2 * busy, 128, s.slots - 20000); -- the rest of very many is the next batch's
+    IF s.slots > 256 AND s.slots > 4 * busy THEN -- after a peak: moves the used slots to the front
+        more := greatest(2 * busy, 128, s.slots - 20000); -- the next batch continues if there are very many
         UPDATE semaphore_slot e
         SET kind = m.kind, id = m.id, permits = m.permits, number = m.number, since = m.since, until = m.until,
             process = m.process, label = m.label
@@ -472,8 +473,8 @@ BEGIN
     END IF;
 END $$;
 
--- Removes some of the semaphores that nobody has used for a day. Each new semaphore calls it, and one batch of a hundred:
--- so there are never many.
+-- Removes some of the semaphores that were not used for a day. Each new semaphore calls it, and one batch in a hundred, so
+-- that there are never many.
 CREATE FUNCTION semaphore_sweep_1(at bigint) RETURNS void LANGUAGE plpgsql
   SET search_path FROM CURRENT SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $$
@@ -482,7 +483,7 @@ DECLARE
     unused bigint[];
     homes bigint[];
 BEGIN
-    SELECT floor(random() * (max(id) + 20)) - 20 INTO start FROM semaphore; -- so that the first are met as often as others
+    SELECT floor(random() * (max(id) + 20)) - 20 INTO start FROM semaphore; -- so that the first are chosen as often as others
     SELECT array_agg(id) INTO unused FROM (
         SELECT id FROM (SELECT id FROM semaphore WHERE id > start ORDER BY id LIMIT 20) c
         JOIN semaphore s USING (id)
@@ -491,7 +492,7 @@ BEGIN
     IF unused IS NULL THEN
         RETURN;
     END IF;
-    -- Only now that they are locked it is certain how they are.
+    -- Their state is certain only now that they are locked.
     SELECT array_agg(s.id), array_agg(t.home) INTO unused, homes
     FROM semaphore s JOIN semaphore_state t ON t.home = s.id * 4294967296 + s.era
     WHERE s.id = ANY (unused) AND t.seen < at - 86400000000
@@ -501,7 +502,7 @@ BEGIN
     DELETE FROM semaphore WHERE id = ANY (unused);
 END $$;
 
--- Lists who holds permits, the longest first; changes nothing.
+-- Returns the holders of permits, the longest-holding first.
 CREATE FUNCTION semaphore_holders_1(a_name text)
   RETURNS TABLE (id text, permits bigint, fence bigint, since bigint, expires bigint, label text) LANGUAGE sql STABLE
   SET search_path FROM CURRENT
@@ -515,7 +516,7 @@ AS $$
     ORDER BY e.number;
 $$;
 
--- Tells how a semaphore is used; changes nothing. There is no row if it is not known.
+-- Returns the use of a semaphore; no row if it does not exist.
 CREATE FUNCTION semaphore_stats_1(a_name text)
   RETURNS TABLE (permits bigint, version bigint, used bigint, waiting bigint) LANGUAGE sql STABLE
   SET search_path FROM CURRENT

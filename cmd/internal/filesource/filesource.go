@@ -4,11 +4,11 @@
 //	  - name: /ibe/AvailFare
 //	    rate: 5
 //
-// and example.yaml shows all keys. A document that is not of this shape is an error of the load: what was in force before
-// stays. An item that is bad is rejected alone, as a row of a table is.
+// and example.yaml shows all keys. If the document has another shape, the load fails and the limits loaded before stay in
+// force. An invalid item is rejected alone, like a row of a table.
 //
-// Each load reads the whole file by its name, so a file that is renamed over it is seen, and a symbolic link that is changed,
-// as Kubernetes does with a ConfigMap.
+// Each load opens the file by its name. So it sees a new file that was renamed over the old one, and a changed symbolic link,
+// as Kubernetes makes for a ConfigMap.
 package filesource
 
 import (
@@ -70,7 +70,7 @@ func (s *Source) Load(ctx context.Context) (registry.Table, error) {
 }
 
 func (s *Source) read() (text []byte, modified time.Time, err error) {
-	about, err := os.Stat(s.Path) // opening a pipe would wait for whoever writes it
+	about, err := os.Stat(s.Path) // opening a pipe would block until there is a writer
 	if err != nil {
 		return nil, modified, err
 	}
@@ -94,7 +94,7 @@ func (s *Source) read() (text []byte, modified time.Time, err error) {
 	return text, about.ModTime(), nil
 }
 
-// itemsOf returns the items of the list, each with its line. Its errors say which line is wrong, and what was wanted.
+// itemsOf returns the items of the list, each with its line. Errors name the line and the expected value.
 func itemsOf(ctx context.Context, text []byte) ([]*yaml.Node, error) {
 	var document *yaml.Node
 	err := decode(ctx, text, func(n *yaml.Node) error {

@@ -29,7 +29,7 @@ func (p *parser) reject(key string, n *yaml.Node, want string) *registry.RowErro
 	return &registry.RowError{Row: fmt.Sprint(p.file, ":", line), Name: p.limit.Name, Field: key, Value: show(n), Want: want, Shadow: p.limit.Shadow}
 }
 
-// read makes the limit, or returns why the item is rejected. If the item is disabled, nothing matters but its name.
+// read converts the item, or returns the reason for rejecting it. Of a disabled item only the name is checked.
 func (p *parser) read(n *yaml.Node) *registry.RowError {
 	item := resolve(n)
 	if item.Kind != yaml.MappingNode {

@@ -16,7 +16,7 @@ type counter struct {
 	gate.Gate
 	log     *slog.Logger
 	metrics *metrics
-	logged  seldom
+	logged  logLimiter
 	callers func() bool // whether keys name callers
 }
 

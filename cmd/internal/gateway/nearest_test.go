@@ -59,7 +59,7 @@ func TestStrangers(t *testing.T) {
 // Of many events of a kind, one in ten seconds is told, for all.
 func TestSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s seldom
+		var s logLimiter
 		told := map[string][]int{}
 		for range 1000 {
 			for _, kind := range []string{"a", "b"} {

@@ -35,7 +35,7 @@ func (m *metrics) export(c *config, log *slog.Logger) (stop func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("--otlp %s: %w", c.otlp, err)
 	}
-	var failures seldom
+	var failures logLimiter
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
 		if n, ok := failures.note(""); ok {
 			log.Warn("metrics could not be exported", "to", c.otlp, "times", n, "error", err)

@@ -57,8 +57,8 @@ type proxy struct {
 	handler atomic.Pointer[http.Handler] // nil until the limits are loaded
 	base    *http.Transport
 	metrics *metrics
-	faults  seldom // for log lines of failed limiters
-	dead    seldom // for log lines of failed upstreams, by upstream and kind
+	faults  logLimiter // for log lines of failed limiters
+	dead    logLimiter // for log lines of failed upstreams, by upstream and kind
 
 	requests context.Context // cancelled to cut off all requests
 

@@ -1,4 +1,4 @@
-// What changes something besides a row: asked for by a button, confirmed in a dialog that names the consequence and wants a reason.
+// Actions that change something besides a row. A button opens a dialog that names the consequence and asks for a reason.
 import { element } from "./dom.js";
 import { shown } from "./format.js";
 import { send } from "./send.js";
@@ -8,13 +8,13 @@ const name = document.body.dataset.name, title = shown(name);
 const acts = {
   penalize: () => ({
     title: `Hold back ${title}?`, danger: "Hold back",
-    says: "No call of this limit gets a permit in the whole fleet until the time is over. Calls that wait now wait longer, or are refused. It cannot be taken back, but for a reset.",
-    fields: [["seconds", "For so many seconds", { type: "number", min: "1", max: "3600", value: "30", required: true }]],
+    says: "No call of this limit gets a permit in the whole fleet until the time is over. Calls that wait now wait longer, or are refused. Only a reset can undo this.",
+    fields: [["seconds", "Duration in seconds", { type: "number", min: "1", max: "3600", value: "30", required: true }]],
     order: (f) => ({ name, seconds: Number(f.seconds), why: f.why }),
   }),
   reset: () => ({
     title: `Reset ${title}?`, danger: "Reset",
-    says: "The bucket forgets what is saved up, what is reserved and whether it is held back, in the whole fleet. Calls that wait ask anew. For a moment up to a full bucket more than the rate may pass.",
+    says: "The bucket starts again, in the whole fleet, without its stored permits, its reservations and its penalty. Waiting calls ask again. For a moment, up to a full bucket more than the rate may pass.",
     order: (f) => ({ name, why: f.why }),
   }),
   switch: (button) => {
@@ -28,28 +28,28 @@ const acts = {
   },
   confirm: () => ({
     title: "Confirm that limits are gone?", danger: "Confirm",
-    says: "The table is taken as it is now, by the whole fleet: limits whose rows are gone are no longer in force, and the loss is no longer reported.",
+    says: "The whole fleet accepts the table as it is now: limits whose rows are gone are no longer in force, and the loss is no longer reported.",
     order: (f) => ({ why: f.why }),
   }),
   undo: (button) => ({
     title: `Undo change ${button.dataset.id}?`, danger: "Undo",
-    says: "The row says again what it said before this change, in the whole fleet within one interval of the gateways. If it was changed since, nothing is written.",
+    says: "The row gets its values from before this change. The whole fleet applies them within one load interval of the gateways. If the row was changed since, nothing is written.",
     order: (f) => ({ id: Number(button.dataset.id), why: f.why }),
   }),
   remove: (button) => ({
     title: `Remove ${title}?`, danger: "Remove",
-    says: "The row is taken out of the table. Calls of this name then have no limit of their own: each gateway's --unknown decides about them. The removal can be undone.",
+    says: "The row is deleted from the table. Calls of this name then have no limit of their own: each gateway's option --unknown decides about them. The removal can be undone.",
     order: (f) => ({ name, from: button.dataset.from, why: f.why }),
   }),
 };
 
-// leave loads the page again, which then shows what was done.
+// leave reloads the page, which then shows the result.
 export function leave(done) {
   try { sessionStorage.setItem("tokenbucket-done", done); } catch { /* the page shows the change anyway */ }
   location.reload();
 }
 
-// showDone shows what was done on the page before it was loaded again.
+// showDone shows the result of the action before the reload.
 export function showDone() {
   const box = document.getElementById("done");
   try {
@@ -59,7 +59,7 @@ export function showDone() {
   box.hidden = !box.textContent;
 }
 
-// confirm asks, sends, and loads the page again when it is done.
+// confirm asks, sends the request, and reloads the page.
 export function confirm(what, button) {
   const about = acts[what](button);
   const field = ([id, label, more]) => element("label", {}, label, element("input", { name: id, autocomplete: "off", ...more }));

@@ -1,4 +1,4 @@
-// The screen Change: what a row would mean, while it is written, and saving it against the version that was read.
+// The page Change: previews a row while it is edited, and saves it if it is still at the version that the page has.
 import { confirm, leave } from "./act.js";
 import { element, setText } from "./dom.js";
 import { send } from "./send.js";
@@ -9,12 +9,12 @@ const form = by("form"), failed = by("error"), why = by("why");
 const inputs = form ? [...form.querySelectorAll("input[name], select[name]")] : [];
 
 const isFlag = (i) => i.type === "checkbox";
-// What a field cannot hold, a line break or blanks around it, does not count as a change.
+// A line break or blanks around a value do not count as a change, because a field cannot hold them.
 const chosen = (i) => [...i.options].find((o) => o.defaultSelected)?.value ?? "";
 const changed = (i) => (isFlag(i) ? i.checked !== i.defaultChecked : i.options ? i.value !== chosen(i) : i.value.trim() !== i.defaultValue.replace(/[\r\n]/g, "").trim());
 const before = (i) => (i.dataset.null ? null : i.dataset.was);
 
-// entered is what the column shall have. An empty field is NULL.
+// entered returns the column's new value. An empty field is NULL.
 function entered(i) {
   if (isFlag(i)) return i.checked ? "1" : "0";
   const text = i.value.trim(), scale = Number(i.dataset.scale ?? 1);
@@ -32,13 +32,13 @@ async function foresee() {
   try {
     const answer = await fetch(`api/preview?name=${encodeURIComponent(name)}&values=${encodeURIComponent(JSON.stringify(values(list)))}`);
     const d = await answer.json();
-    if (now !== asked) return; // something else was written meanwhile
+    if (now !== asked) return; // the form was edited meanwhile
     if (d.now) setText(by("now"), d.now);
     const title = element("b", {}, "After the change: ");
     if (!some) by("preview").replaceChildren();
     else if (d.error) by("preview").replaceChildren(element("p", {}, title, element("span", { class: "error" }, d.error)));
     else by("preview").replaceChildren(element("p", {}, title, element("strong", {}, d.text)), ...(d.notes ?? []).map((n) => element("p", { class: "muted" }, n)));
-  } catch { /* the preview is a help, and the console says itself that it is away */ }
+  } catch { /* the preview is optional, and the stream reports a lost console */ }
 }
 
 async function act(what, order, button) {
@@ -67,7 +67,7 @@ export function start() {
   form.addEventListener("submit", (e) => {
     e.preventDefault();
     const list = inputs.filter(changed);
-    if (!list.length) { failed.textContent = "Nothing is changed yet."; return; }
+    if (!list.length) { failed.textContent = "No field has been changed yet."; return; }
     act("save", { values: values(list) }, by("save"));
   });
   const shadow = by("shadow");

@@ -1,5 +1,5 @@
-// A chart of calls per second by uPlot: areas one above the other, granted at once, granted after a wait and refused, so that their top
-// is all calls; the rate in force as a line; and what happened as marks.
+// A chart of calls per second by uPlot. Stacked areas show calls granted at once, granted after a wait, and refused, so that
+// their top is all calls. A line shows the rate in force, and marks show events.
 /* global uPlot */
 import { number, tick, time } from "./format.js";
 
@@ -12,7 +12,7 @@ const colour = (css) => {
   return c;
 };
 
-const widest = 84; // pixels: of a label of the time axis, as 12:00:00 PM
+const widest = 84; // pixels of a label of the time axis, such as 12:00:00 PM
 const columns = ["granted", "refused", "waited", "rate"];
 
 export class Chart {
@@ -44,7 +44,7 @@ export class Chart {
         area("Refused", "refused", "--bad", 45), area("Granted after a wait", "waited", "--wait", 45), area("Granted at once", "atOnce", "--good", 30),
         { label: "Rate in force", value: value("rate"), width: 1.5, stroke: colour("var(--text)"), dash: [8, 4], points: { show: false }, paths: uPlot.paths.stepped({ align: 1 }) },
       ],
-      padding: [null, widest / 2, null, null], // the last label may stand at the right edge
+      padding: [null, widest / 2, null, null], // the last label may reach the right edge
       axes: [{ ...axis, space: widest + 10, values: (u, list, i, space, step) => list.map((v) => tick(v, step)) }, { ...axis, size: 64, values: (u, list) => list.map((v) => number(v)) }],
       scales: { y: { range: (u, low, high) => [0, (high || 1) * 1.08] } },
       cursor: { points: { size: 6 }, drag: { x: true, y: false } },
@@ -53,19 +53,19 @@ export class Chart {
     this.last();
   }
 
-  // last shows the newest figures in the legend, as long as the cursor is at no others.
+  // last shows the newest figures in the legend while the cursor is not on the chart.
   last() {
     if (this.data.at.length) this.plot.setLegend({ idx: this.data.at.length - 1 });
   }
 
-  // stacked are the tops of the areas.
+  // stacked returns the tops of the areas.
   stacked() {
     const d = this.data, known = (i) => d.granted[i] != null;
     d.atOnce = d.at.map((_, i) => (known(i) ? Math.max(0, d.granted[i] - d.waited[i]) : null));
     return [d.at, d.at.map((_, i) => (known(i) ? d.granted[i] + d.refused[i] : null)), d.granted, d.atOnce, d.rate];
   }
 
-  // marks are drawn as lines with a foot.
+  // marks draws events as lines with a foot.
   marks(u) {
     const { ctx, bbox } = u, ratio = devicePixelRatio || 1;
     ctx.save();
@@ -88,7 +88,7 @@ export class Chart {
     ctx.restore();
   }
 
-  // add puts a point at the end, and drops what is older than span seconds.
+  // add appends a point, and drops those older than span seconds.
   add(at, point, span) {
     const d = this.data;
     if (d.at.length && at <= d.at.at(-1)) return;

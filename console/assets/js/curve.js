@@ -1,4 +1,4 @@
-// The curve of a warm-up: what a permit takes, by how many are saved up, and where the limit stands.
+// The curve of a warm-up: the interval between permits by the number stored, and the bucket's present position.
 import { svg } from "./dom.js";
 import { span } from "./format.js";
 

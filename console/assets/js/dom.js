@@ -1,6 +1,6 @@
 import { fullTime, time } from "./format.js";
 
-// Elements without markup: names of limits are others' words, and never become HTML.
+// Elements are made without markup: names of limits come from others, and must never become HTML.
 export function element(tag, attributes = {}, ...children) {
   const e = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -19,20 +19,20 @@ export function svg(tag, attributes = {}, ...children) {
   return e;
 }
 
-// setText leaves what is the same alone: no layout, no word from a screen reader.
+// setText leaves an equal text alone, which avoids a layout and an announcement by screen readers.
 export function setText(e, text) {
   if (e && e.textContent !== String(text)) e.textContent = text;
 }
 
-// tags shows the words of a state.
+// tags shows the labels of a state.
 export function tags(e, state) {
   if (e.dataset.words === state) return;
   e.dataset.words = state;
   e.replaceChildren(...(state ? state.split(", ") : []).map((word) => element("span", { class: "tag", "data-word": word.split(" until ")[0] }, word)));
 }
 
-// rows fills a table's body: each row is a list of cells, a cell a text, an element, or an object of text and class. A narrow screen
-// shows the column's title beside each cell.
+// rows fills a table's body. Each row is a list of cells; a cell is a text, an element, or an object of text and class. A
+// narrow screen shows the column's title beside each cell.
 export function rows(body, list, empty, columns) {
   if (!list.length) {
     body.replaceChildren(element("tr", {}, element("td", { colspan: columns }, empty)));
@@ -47,13 +47,13 @@ export function rows(body, list, empty, columns) {
   body.replaceChildren(...list.map((cells) => element("tr", {}, ...cells.map(cell))));
 }
 
-// stamp is a time in the reader's zone. ms since 1970.
+// stamp shows a time in the reader's zone. ms counts from 1970.
 export const stamp = (ms) => element("time", { datetime: new Date(ms).toISOString(), title: fullTime(ms) }, time(ms));
 
-// What can be done about a problem, by those who may change something.
+// Actions that solve a problem, for users who may write.
 const remedies = { confirm: "Confirm …" };
 
-// problems are shown above every page: each has a text, and perhaps an act.
+// problems fills the list above every page. Each problem has a text, and perhaps an action.
 export function problems(list) {
   const box = document.getElementById("problems"), write = document.body.dataset.write && document.body.dataset.confirm;
   const text = list.map((p) => p.text).join("\n");

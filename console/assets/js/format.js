@@ -1,11 +1,11 @@
-// Numbers, durations, names and times as people read them. console/figure formats the same on the server: its table
-// testdata/figures.json holds for both.
+// Numbers, durations, names and times for people. console/figure formats the same on the server; both must agree with its
+// table testdata/figures.json.
 const grouped = new Intl.NumberFormat("en", { maximumFractionDigits: 12 });
 const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const dated = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit" });
 const full = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "long" });
 
-// number has three significant digits, or all digits of its whole part: 0, 0.05, 4.9, 1,234.
+// number returns three significant digits, or all digits of the whole part: 0, 0.05, 4.9, 1,234.
 export function number(v) {
   const size = Math.abs(v);
   if (!Number.isFinite(v)) return "–";
@@ -19,7 +19,7 @@ export function number(v) {
 
 export const count = number;
 
-// span is about how long so many milliseconds are, in their largest unit.
+// span returns a duration roughly, in its largest unit.
 export function span(ms) {
   const within = (unit, name) => `${number(Math.round(ms / unit))} ${name}`;
   if (!(ms > 0)) return "0 s";
@@ -31,7 +31,7 @@ export function span(ms) {
   return within(86_400_000, "d");
 }
 
-// exact is a duration of which nothing may be left out, in its largest unit.
+// exact returns a duration without rounding, in its largest unit.
 export function exact(ms) {
   for (const [unit, name] of [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"]]) {
     if (ms >= unit && ms % unit === 0) return `${number(ms / unit)} ${name}`;
@@ -39,7 +39,7 @@ export function exact(ms) {
   return ms >= 1000 ? `${ms / 1000} s` : `${ms} ms`;
 }
 
-// share is a part of all, 0 to 1; negative: not known.
+// share returns a share from 0 to 1 in percent; a negative one is not known.
 export function share(f) {
   if (!(f >= 0)) return "–";
   const percent = Math.round(f * 100);
@@ -50,13 +50,13 @@ export function share(f) {
 
 const escapes = { "\x07": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v" };
 
-// shown is a name without characters that end the line or change the direction of the text.
+// shown returns a name without characters that end the line or change the direction of the text.
 export const shown = (name) => name.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, (c) => {
   const code = c.codePointAt(0), hex = (n) => code.toString(16).padStart(n, "0");
   return escapes[c] ?? (code < 0x80 ? `\\x${hex(2)}` : code < 0x10000 ? `\\u${hex(4)}` : `\\U${hex(8)}`);
 });
 
-// time is in the reader's zone and language. ms since 1970.
+// time returns a time in the reader's zone and language. ms counts from 1970.
 export function time(ms) {
   const then = new Date(ms);
   return (then.toDateString() === new Date().toDateString() ? clock : dated).format(then);
@@ -67,7 +67,7 @@ export const ago = (ms) => (ms < 1000 ? "just now" : `${span(ms)} ago`);
 const minute = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
 const date = new Intl.DateTimeFormat(undefined, { weekday: "short", day: "numeric" });
 
-// tick is a time on an axis whose ticks are step seconds apart.
+// tick returns a label for an axis whose ticks are step seconds apart.
 export function tick(seconds, step) {
   const then = new Date(seconds * 1000);
   if (step >= 86_400 || then.getHours() + then.getMinutes() + then.getSeconds() === 0) return date.format(then);
@@ -76,7 +76,7 @@ export function tick(seconds, step) {
 
 export const fullTime = (ms) => full.format(new Date(ms));
 
-// showTimes shows the times that the page came with in the reader's zone.
+// showTimes converts the times in the page to the reader's zone.
 export function showTimes(root) {
   for (const t of root.querySelectorAll("time[datetime]:not([title])")) {
     const ms = Date.parse(t.dateTime);

@@ -1,4 +1,4 @@
-// The screen Semaphores and windows.
+// The page Semaphores and windows.
 import { element, problems, rows } from "./dom.js";
 import { count, exact, fullTime, shown, span } from "./format.js";
 import { follow } from "./stream.js";
@@ -6,7 +6,7 @@ import { follow } from "./stream.js";
 const by = (id) => document.getElementById(id);
 const figure = (text) => ({ text, class: "number" });
 
-// use is a bound and how much of it is taken, as a bar and in words.
+// use shows the usage of a bound as a bar and in words.
 function use(name, used, of, ...words) {
   const tone = used >= of ? "bad" : used >= 0.8 * of ? "warm" : "";
   return element("div", { class: "use" }, element("h3", { class: "name" }, shown(name)),
@@ -32,7 +32,7 @@ function holders(s, at) {
 
 function show(d) {
   problems(d.problems);
-  if (!by("semaphores")) { location.reload(); return; } // the page came without figures
+  if (!by("semaphores")) { location.reload(); return; } // the page was served without figures
   const at = Date.parse(d.at), none = (what) => [element("p", { class: "muted" }, `No instance has reported a ${what}.`)];
   by("semaphores").replaceChildren(...(d.semaphores.length ? d.semaphores.flatMap((s) => [
     use(s.name, s.used ?? 0, s.permits, ...(s.waiting ? [", ", element("b", {}, count(s.waiting)), " waiting"] : [])),

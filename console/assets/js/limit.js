@@ -1,4 +1,4 @@
-// The screen of one limit.
+// The page of one limit.
 import { Chart } from "./chart.js";
 import { drawCurve } from "./curve.js";
 import { element, problems, rows, setText, stamp, tags } from "./dom.js";
@@ -8,8 +8,8 @@ import { follow } from "./stream.js";
 import { param, setParam } from "./state.js";
 
 const name = document.body.dataset.name;
-const live = 15 * 60; // seconds: of the chart to which the present is added
-const refresh = 60_000; // milliseconds: the history is read again
+const live = 15 * 60; // seconds; the present is added to a chart of at most this length
+const refresh = 60_000; // milliseconds between readings of the history
 const by = (id) => document.getElementById(id);
 const figure = (text) => ({ text, class: "number" });
 
@@ -65,7 +65,7 @@ async function past(range) {
 
 function listMarks(marks) {
   by("marks").replaceChildren(...(marks.length ? marks.slice().reverse().map((m) => element("li", {}, stamp(m.at * 1000), " ", m.text))
-    : [element("li", { class: "muted" }, "Nothing in this time.")]));
+    : [element("li", { class: "muted" }, "None in this period.")]));
 }
 
 export function start() {
@@ -78,8 +78,8 @@ export function start() {
     } catch (e) {
       problems([{ text: `The history cannot be shown: ${e.message}` }]);
     }
-    if (now !== asked) return; // another time was chosen meanwhile
-    if (chart && chart.range === range && range === "15m") chart.data.marks = data.marks; // it has the present by itself
+    if (now !== asked) return; // another period was chosen meanwhile
+    if (chart && chart.range === range && range === "15m") chart.data.marks = data.marks; // this chart has newer points than the history
     else if (chart) chart.set(data);
     else chart = new Chart(by("chart"), data);
     chart.range = range;

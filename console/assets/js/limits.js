@@ -1,4 +1,4 @@
-// The screen Limits: all of them, those refused most first, as they are now.
+// The page Limits: all limits as they are now, the most refused first.
 import { element, problems, setText, tags } from "./dom.js";
 import { count, number, share, shown, span, time } from "./format.js";
 import { drawSpark, newSpark, push } from "./spark.js";
@@ -6,21 +6,21 @@ import { param, setParam } from "./state.js";
 import { follow } from "./stream.js";
 import { VirtualList } from "./table.js";
 
-// The order of what a row has on the wire: see figures in board.go.
+// The order of a row's figures in a frame: see figures in board.go.
 const fields = ["rate", "granted", "refused", "waiting", "fill", "p99", "state", "held", "holder", "uses"];
-const resort = 10_000; // milliseconds: the order is renewed so often while nobody points at it
+const resort = 10_000; // milliseconds between sorts while the pointer is elsewhere
 
 const filter = document.getElementById("filter"), found = document.getElementById("found"), box = document.getElementById("rows");
 let empty = "", limits = [], order = [], sorted = 0, measured = false, list;
 const sort = { by: "refused", down: true };
-const usual = "-refused"; // the order of a page without one in its address
+const usual = "-refused"; // the order if the address has none
 
 function makeRow() {
   const cell = (name, ...children) => element("span", { role: "cell", class: `c-${name}${numeric.has(name) ? " number" : ""}` }, ...children);
   return element("div", { role: "row" },
     cell("name", element("a"), element("small")), cell("spark", newSpark()), ...["rate", "granted", "refused", "waiting", "fill", "p99", "state"].map((n) => cell(n)));
 }
-const rates = ["granted", "refused", "unlimited", "unlimited_refused"]; // of the totals: per second
+const rates = ["granted", "refused", "unlimited", "unlimited_refused"]; // the totals that are rates
 const numeric = new Set(["rate", "granted", "refused", "waiting", "fill", "p99"]);
 
 function fillRow(row, index) {
@@ -54,7 +54,7 @@ function take(l, figures) {
   fields.forEach((f, i) => { l[f] = figures[i]; });
 }
 
-// arrange renews what is shown, and its order.
+// arrange filters and sorts the list.
 function arrange() {
   const words = filter.value.toLowerCase().split(/\s+/).filter(Boolean);
   order = [];
@@ -78,17 +78,17 @@ function show() {
   if (order.length) none?.remove();
   else {
     if (!none) box.append(none = element("div", { class: "row none", role: "row" }, element("span", { role: "cell" })));
-    setText(none.firstChild, limits.length ? "No limit has these words in its name, configuration or state." : empty);
+    setText(none.firstChild, limits.length ? "No limit matches the filter in its name, configuration or state." : empty);
     none.firstChild.classList.toggle("bad", !limits.length);
   }
 }
 
-// strip shows what is not as usual. A link stays the same element while its notice does, since somebody may be about to click it: others
-// come and go around it.
+// strip shows the notices. The element of a link is kept while its notice lasts, because the reader may be about to click it;
+// others are added and removed around it.
 function strip(list) {
   const box = document.getElementById("strip"), before = new Map();
   if (!list.length) {
-    if (!box.querySelector(".well")) box.replaceChildren(element("li", { class: "well" }, "All is as usual."));
+    if (!box.querySelector(".well")) box.replaceChildren(element("li", { class: "well" }, "Nothing unusual."));
     return;
   }
   for (const item of [...box.children]) {
@@ -162,7 +162,7 @@ function sortable(title) {
   });
 }
 
-// orderBy sets the order, of a column that there is.
+// orderBy sorts by an existing column.
 function orderBy(by, down) {
   const title = document.querySelector(`[data-sort="${CSS.escape(by)}"]`);
   if (!title) return;
@@ -190,7 +190,7 @@ function bindFilter() {
   });
 }
 
-// What the page came with stays until there are figures.
+// The rows in the page stay until the first figures arrive.
 function first() {
   list = new VirtualList(box, { make: makeRow, fill: fillRow });
   document.querySelectorAll("[data-sort]").forEach(sortable);

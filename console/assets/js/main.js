@@ -1,4 +1,4 @@
-// What all pages have, and the module of the page's screen.
+// What all pages share; it loads the module of the page's screen.
 import { showTimes } from "./format.js";
 import { bind, showDone } from "./act.js";
 import { problems } from "./dom.js";
@@ -18,7 +18,7 @@ function themeButton() {
   button.addEventListener("click", () => {
     const theme = dark() ? "light" : "dark";
     document.documentElement.dataset.theme = theme;
-    try { localStorage.setItem("tokenbucket-theme", theme); } catch { /* it counts for this page */ }
+    try { localStorage.setItem("tokenbucket-theme", theme); } catch { /* the theme then holds for this page only */ }
     label();
     document.dispatchEvent(new Event("theme"));
   });

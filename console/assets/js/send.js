@@ -1,4 +1,4 @@
-// One request that changes something. It carries the token of the page, without which the console refuses it.
+// send makes one request that changes something. The console refuses it without the page's token.
 export async function send(what, order) {
   const token = document.querySelector('meta[name="csrf"]')?.content ?? "";
   const answer = await fetch(`api/${what}`, {

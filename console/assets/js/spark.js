@@ -1,4 +1,4 @@
-// A sparkline: granted and refused of the last minute, in one scale.
+// A sparkline: granted and refused calls of the last minute, on one scale.
 import { svg } from "./dom.js";
 
 const most = 30, width = 100, height = 30;
@@ -28,15 +28,15 @@ export function newTrend() {
   return svg("svg", { class: "trend", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" }, svg("path"));
 }
 
-// drawTrend shows what was in use, the oldest first, as an area of a scale up to a bound.
+// drawTrend shows usage over time, the oldest first, as an area on a scale up to the bound.
 export function drawTrend(trend, values, bound) {
-  const top = Math.max(bound, ...values, 1e-9), last = Math.max(values.length - 1, most - 1); // few values do not fill the width
+  const top = Math.max(bound, ...values, 1e-9), last = Math.max(values.length - 1, most - 1); // a few values do not fill the width
   const x = (i) => (width - (values.length - 1 - i) * (width / last)).toFixed(1);
   const line = values.map((v, i) => `L${x(i)} ${(height - (v / top) * (height - 1)).toFixed(1)}`).join("");
   trend.firstChild.setAttribute("d", values.length > 1 ? `M${x(0)} ${height}${line}L${width} ${height}Z` : "");
 }
 
-// push adds a beat to pairs.
+// push appends a beat to pairs.
 export function push(pairs, granted, refused) {
   pairs.push(granted, refused);
   if (pairs.length > 2 * most) pairs.splice(0, 2);

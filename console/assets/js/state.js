@@ -1,4 +1,4 @@
-// What a page shows is in its address, so that the address can be passed on.
+// The state of a page is in its address, so that the address can be shared.
 export const param = (name) => new URLSearchParams(location.search).get(name);
 
 // setParam changes the address without loading the page; an empty value removes the parameter.

@@ -1,11 +1,11 @@
-// One stream of events from the console, and what is said of it at the top of the page.
+// The stream of events from the console, and its state at the top of the page.
 import { problems } from "./dom.js";
 import { time } from "./format.js";
 
-const late = 8000; // milliseconds without news: the stream is not live
+const late = 8000; // milliseconds without an event until the stream counts as lost
 
-// follow calls handlers[event](data) for each event, and keeps the word at the top true. A page that nobody sees has no stream: a browser
-// has six connections to a host, and a seventh page would wait for one.
+// follow calls handlers[event](data) for each event, and keeps the state at the top up to date. A hidden page has no stream,
+// because a browser has six connections per host, and a seventh page would wait for one.
 export function follow(url, handlers) {
   const live = document.getElementById("live");
   let heard = 0, state = "", source;
@@ -26,7 +26,7 @@ export function follow(url, handlers) {
         try {
           handle(JSON.parse(e.data));
         } catch (error) {
-          say("lost", "not shown: load the page again"); // what is on the page is old
+          say("lost", "not shown: load the page again"); // the figures on the page are old
           throw error;
         }
         say("live", "live");
@@ -40,7 +40,7 @@ export function follow(url, handlers) {
     own.onerror = () => {
       if (own !== source) return;
       if (own.readyState === EventSource.CLOSED) say("lost", "not connected: load the page again");
-      else if (Date.now() - heard > late) say("lost", heard ? `not connected since ${time(heard)}` : "not connected");
+      else if (Date.now() - heard > late) say("lost", heard ? `no connection since ${time(heard)}` : "not connected");
     };
   };
   const close = () => {

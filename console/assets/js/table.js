@@ -1,6 +1,6 @@
-// A list of any length with as many elements as can be seen. All rows have the same height.
+// A list of any length with only as many elements as are visible. All rows have the same height.
 export class VirtualList {
-  // make() returns a new row's element, fill(element, index) shows a row in it.
+  // make() returns the element of a new row, fill(element, index) shows a row in it.
   constructor(box, { make, fill }) {
     Object.assign(this, { box, make, fill, length: 0, pool: [], from: 0, active: 0 });
     this.spacer = document.createElement("div");
@@ -38,7 +38,7 @@ export class VirtualList {
     this.draw();
   }
 
-  // draw shows the rows that can be seen, and some around them.
+  // draw shows the visible rows, and some around them.
   draw() {
     this.spacer.style.height = `${this.length * this.height}px`;
     const seen = Math.ceil(this.box.clientHeight / this.height) + 1;
@@ -57,7 +57,7 @@ export class VirtualList {
       row.querySelector("a").tabIndex = index === this.active ? 0 : -1;
       this.fill(row, index);
     }
-    if (this.length && (this.active < this.from || this.active >= this.from + count)) { // who tabs in comes to what is seen
+    if (this.length && (this.active < this.from || this.active >= this.from + count)) { // the focus must be on a visible row
       this.active = Math.min(this.length - 1, this.from + (this.from ? 3 : 0));
       this.link(this.active)?.setAttribute("tabindex", "0");
     }

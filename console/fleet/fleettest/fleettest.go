@@ -1,4 +1,4 @@
-// Package fleettest is a fleet that is not there: figures for the console's tests, without Redis and without calls.
+// Package fleettest simulates a fleet for the console's tests, without Redis and without calls.
 package fleettest
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 )
 
-// Fleet is a console.Source. Its methods may be called by many goroutines at once.
+// Fleet is a console.Source. Its methods may be called concurrently.
 type Fleet struct {
 	mu        sync.Mutex
 	began     time.Time
@@ -26,7 +26,7 @@ type Fleet struct {
 	windows    []fleet.Window
 }
 
-// Limit is what becomes of a limit's calls. Rates are per second, of all instances together.
+// Limit describes the simulated calls of a limit. Rates are per second, summed over all instances.
 type Limit struct {
 	Name             string
 	Rate             float64
@@ -34,18 +34,18 @@ type Limit struct {
 	Waiting          int
 	Shadow, Quota    bool
 	Warmup           time.Duration
-	Held             time.Duration // from the beginning
+	Held             time.Duration // held back for this long since the start
 	Decider          string
 	Rejected         *fleet.Rejected
-	Keys             []string // that are refused
+	Keys             []string // keys that are refused
 }
 
-// New returns a fleet of so many instances.
+// New returns a fleet with a number of instances.
 func New(instances int, limits ...Limit) *Fleet {
 	return &Fleet{began: time.Now(), limits: limits, instances: instances}
 }
 
-// Many are limits of all kinds.
+// Many returns n limits of all kinds.
 func Many(n int) []Limit {
 	all := make([]Limit, n)
 	for i := range all {
@@ -61,14 +61,14 @@ func (f *Fleet) Set(limits ...Limit) {
 	f.limits = limits
 }
 
-// Adjust sets a function that changes each instance of a snapshot; nil: none.
+// Adjust sets a function that changes each instance of a snapshot; nil removes it.
 func (f *Fleet) Adjust(adjust func(*fleet.Instance)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.adjust = adjust
 }
 
-// Fail makes every question fail; nil: none.
+// Fail makes every method return an error; nil ends that.
 func (f *Fleet) Fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -82,7 +82,7 @@ func (f *Fleet) Happen(e fleet.Event) {
 	f.events = append(f.events, e)
 }
 
-// Asked is how often there was a Snapshot.
+// Asked returns the number of calls of Snapshot.
 func (f *Fleet) Asked() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -215,7 +215,7 @@ func (f *Fleet) Bucket(_ context.Context, name string) (string, [][2]string, err
 	return "tokenbucket:{" + name + "}", [][2]string{{"v", "1"}, {"stored", "2.5"}, {"next", "1764500000000000"}}, nil
 }
 
-// Example has a limit of each kind that a console marks.
+// Example returns a fleet with a limit of each kind that the console marks.
 func Example() *Fleet {
 	now := time.Now()
 	f := New(3,

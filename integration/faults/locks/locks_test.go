@@ -58,7 +58,7 @@ func open(t *testing.T, name string, store tokenbucket.Store, opts ...tokenbucke
 func limiter(name string, store tokenbucket.Store, opts ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	return tokenbucket.NewSmoothBursty(name, 1.0/86_400, append([]tokenbucket.Option{
 		tokenbucket.WithMaxPermits(permits), tokenbucket.WithInitialPermits(permits), tokenbucket.WithStore(store),
-		tokenbucket.WithStoreTimeout(10 * time.Second), // so that it is the fence that stops a late one, not its deadline
+		tokenbucket.WithStoreTimeout(time.Minute), // so that it is the fence that stops a late one, not its deadline
 	}, opts...)...)
 }
 

@@ -15,10 +15,10 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// Each kind is told once in a while, however many kinds there are.
-func TestSeldomOfManyKinds(t *testing.T) {
+// Each kind is logged from time to time, however many kinds there are.
+func TestLogLimiterOfManyKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var s seldom
+		var s logLimiter
 		for round := range 3 {
 			for i := range mostKinds {
 				n, tell := s.note(fmt.Sprint(i))

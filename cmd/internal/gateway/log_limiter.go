@@ -12,8 +12,8 @@ const (
 	mostKinds = 1000
 )
 
-// seldom rate-limits log lines, by kind of event. The zero value is ready to use.
-type seldom struct {
+// logLimiter limits the rate of log lines, by kind of event. The zero value is ready to use.
+type logLimiter struct {
 	mu    sync.Mutex
 	kinds map[string]*eventCount // guarded by mu
 }
@@ -25,7 +25,7 @@ type eventCount struct {
 }
 
 // note counts an event. It reports whether to log it, and how many events the log line stands for.
-func (s *seldom) note(kind string) (count int, log bool) {
+func (s *logLimiter) note(kind string) (count int, log bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kinds[kind]

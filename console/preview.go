@@ -14,19 +14,19 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// foreseen is what a row would mean, in words.
-type foreseen struct {
-	Now   string   `json:"now"` // what the row means that is there
+// previewReply describes the effect of a row, in words.
+type previewReply struct {
+	Now   string   `json:"now"` // the effect of the row as it is
 	Text  string   `json:"text"`
 	Notes []string `json:"notes"`
-	Error string   `json:"error,omitempty"` // of a value that no row may have: it is perhaps half written
+	Error string   `json:"error,omitempty"` // in a value, which may be incomplete while it is typed
 }
 
-// nearlyDay is how much of the last day must be in the history for it to be called so.
+// nearlyDay is how much of the last day the history must cover for the text to speak of the last day.
 const nearlyDay = 23 * time.Hour
 
-// foresee answers what a row with these values would mean for the traffic of the last day. It changes nothing.
-func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
+// servePreview describes the effect of a row with these values on the traffic of the last day. It changes nothing.
+func (c *Console) servePreview(w http.ResponseWriter, r *http.Request) {
 	if c.config.Editor == nil {
 		c.refuse(w, r, errNoEditor)
 		return
@@ -53,11 +53,11 @@ func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
 	if len(in.Minutes) > int(nearlyDay/fleet.Minute) {
 		in.Period = "the last day's traffic"
 	}
-	var said foreseen
+	var reply previewReply
 	switch row, err := c.config.Editor.Get(ctx, name); {
 	case err != nil:
 	case row.Bad != nil:
-		said.Now = "The row is rejected: " + c.wrong(row.Bad) + "."
+		reply.Now = "The row is rejected: " + c.wrong(row.Bad) + "."
 	default:
 		in.Before, in.BeforeMinutes = &row.Limit, underLimit(points, lastChange(events, name), &row.Limit)
 	}
@@ -65,27 +65,27 @@ func (c *Console) foresee(w http.ResponseWriter, r *http.Request) {
 	in.Limit = wanted
 	result := preview.Of(in)
 	if in.Before != nil {
-		said.Now = result.Before
+		reply.Now = result.Before
 	}
 	if err != nil {
-		said.Error = c.wrong(err)
+		reply.Error = c.wrong(err)
 	} else {
-		said.Text, said.Notes = result.Text, append([]string{}, result.Notes...)
+		reply.Text, reply.Notes = result.Text, append([]string{}, result.Notes...)
 	}
-	writeJSON(w, http.StatusOK, said)
+	writeJSON(w, http.StatusOK, reply)
 }
 
-// wrong returns the error of a row for people: with the label of the field and in the unit of the form.
+// wrong returns the error in a row for people: with the field's label, and in the unit of the form.
 func (c *Console) wrong(err error) string {
 	var row *registry.RowError
 	if !errors.As(err, &row) || row.Field == "" {
 		return err.Error()
 	}
 	f := c.fieldOf(row.Field)
-	return f.Label + " " + f.told(&row.Value) + ": want " + formWant(row.Want)
+	return f.Label + " " + f.inWords(&row.Value) + ": want " + formWant(row.Want)
 }
 
-// minutes are those in which an instance has published. The last one is not over.
+// minutes returns the minutes in which an instance published, without the last one, which is incomplete.
 func minutes(points []fleet.Point) (all []preview.Point) {
 	for i := range points[:max(0, len(points)-1)] {
 		if p := &points[i]; p.Published {
@@ -95,7 +95,7 @@ func minutes(points []fleet.Point) (all []preview.Point) {
 	return all
 }
 
-// lastChange returns when the limit was changed last, or the switch was turned; zero: neither within the events.
+// lastChange returns when the limit or the switch was changed last; zero if the events have neither.
 func lastChange(events []fleet.Event, name string) (at time.Time) {
 	for i := range events {
 		switch e := &events[i]; e.Kind {
@@ -110,8 +110,8 @@ func lastChange(events []fleet.Event, name string) (at time.Time) {
 	return at
 }
 
-// underLimit returns the minutes in which no other limit was in force than this one, as far as the history shows: those after the last
-// change whose rate in force is the limit's, or not known. What a shadow would have refused counts as refused.
+// underLimit returns the minutes in which this limit was in force, as far as the history shows: those after the last change,
+// with the limit's rate or an unknown one. What a shadow limit would have refused counts as refused.
 func underLimit(points []fleet.Point, since time.Time, l *registry.Limit) (all []preview.Point) {
 	for i := range points[:max(0, len(points)-1)] {
 		p := &points[i]
