@@ -97,11 +97,11 @@ func (v *view) health(i *instance) instanceHealth {
 	}
 	switch {
 	case i.Store.Down:
-		h.Store = "away: " + i.Store.Err
+		h.Store = "unavailable: " + i.Store.Err
 	case i.Store.Outages > 0:
-		h.Store = "answers; " + count(i.Store.Outages, "outage", "outages") + " of " + figure.Span(i.Store.Away) + " in all"
+		h.Store = "replies; " + count(i.Store.Outages, "outage", "outages") + " of " + figure.Span(i.Store.Away) + " in all"
 	default:
-		h.Store = "answers"
+		h.Store = "replies"
 	}
 	if i.Store.Kind != "" {
 		h.Store = i.Store.Kind + ": " + h.Store

@@ -15,6 +15,7 @@ import (
 
 	tb "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/gate/gatetest"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -125,37 +126,14 @@ func TestEndedWhenAdmitted(t *testing.T) {
 	require.Equal(t, 1, gate.left)
 }
 
-// holder is a gate that holds a place for each call, also beside a refusal or an error.
-type holder struct {
-	places
-	refuse bool
-	err    error
-}
-
-func (g *holder) Enter(ctx context.Context, key string) (*gate.Admission, error) {
-	a, _ := g.places.Enter(ctx, key)
-	a.OK = !g.refuse
-	return a, g.err
-}
-
-// What a gate holds for a call that it does not let through goes back at once.
+// A call that is not let through holds nothing.
 func TestNotLetThrough(t *testing.T) {
-	for name, gate := range map[string]*holder{
-		"failed":   {err: errors.New("away")},
-		"too long": {err: &tb.WaitError{Wait: time.Hour, Reason: context.DeadlineExceeded}},
-		"refused":  {refuse: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			gate.free = 1
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-			defer cancel()
-			r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://upstream.test/fares", nil)
-			require.NoError(t, err)
-			_, err = transport(t, gate, httplimit.WithBase(fine)).RoundTrip(r)
-			require.Error(t, err)
-			require.Equal(t, 1, gate.left)
-		})
-	}
+	gatetest.TestNotLetThrough(t, func(ctx context.Context, t *testing.T, g gate.Gate) error {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://upstream.test/fares", nil)
+		require.NoError(t, err)
+		_, err = transport(t, g, httplimit.WithBase(fine)).RoundTrip(r)
+		return err
+	})
 }
 
 type cutOff struct{}
@@ -210,7 +188,7 @@ func TestRowWithConcurrency(t *testing.T) {
 
 // A gate with a deadline of its own refuses, and says when to come again, whether or not the request has a deadline.
 func TestGateWithDeadline(t *testing.T) {
-	gate := &holder{places: places{free: 2}, err: &tb.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}}
+	gate := &gatetest.Holder{Err: &tb.WaitError{Wait: 5 * time.Second, Reason: context.DeadlineExceeded}}
 	long, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	for _, ctx := range []context.Context{context.Background(), long} {

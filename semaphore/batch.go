@@ -31,52 +31,12 @@ func (f *flight) size() int {
 	return n
 }
 
-// Depart implements batch.Source.
-func (c *coordinator) Depart() (*flight, time.Time, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := clock.Mono()
-	f := c.build(now)
-	if f == nil {
-		c.setAlarm(now)
-		return nil, time.Time{}, false
-	}
-	c.flight = f
-	return f, clock.At(now + c.timeout), true
-}
-
-// build returns the next batch, or nil if there is nothing to send or the store is away. c.mu must be held.
-func (c *coordinator) build(now time.Duration) *flight {
-	if c.monitor.Down() != nil {
-		return nil
-	}
-	f := &flight{sent: now}
-	calm := c.health.calm(now)
-	if len(c.changes) > 0 {
-		f.change, c.changes = c.changes[0], c.changes[1:]
-	}
-	f.releases = c.releases.take(now, calm)
-	if calm && c.view.check(now, c.heartbeat, len(c.waiters.sent)) {
-		c.waiters.askAgain(nil)
-	}
-	f.enter, f.resent = c.waiters.take(calm)
-	if calm {
-		f.renew = c.held.due(now, c.lease)
-	}
-	heartbeat := calm && len(c.waiters.sent) > 0 && c.view.due(now)
-	if f.size() == 0 && !heartbeat {
-		return nil
-	}
-	c.write(f)
-	return f
-}
-
-// write fills in the batch of a flight. c.mu must be held.
-func (c *coordinator) write(f *flight) {
+// write fills in the batch of a flight.
+func (f *flight) write(cfg *config, v *view) {
 	b := &f.batch
-	b.Process, b.Label, b.LeaseMicros, b.Permits, b.Limit = c.process, c.label, c.lease.Microseconds(), c.permits, c.view.limit
-	if c.view.server.Known() {
-		b.Deadline = c.view.server.Earliest(f.sent + c.timeout)
+	b.Process, b.Label, b.LeaseMicros, b.Permits, b.Limit = cfg.process, cfg.label, cfg.lease.Microseconds(), cfg.permits, v.limit
+	if v.server.Known() {
+		b.Deadline = v.server.Earliest(f.sent + cfg.timeout)
 	}
 	if f.change != nil {
 		b.SetPermits, b.AddPermits = f.change.set, f.change.add
@@ -92,19 +52,86 @@ func (c *coordinator) write(f *flight) {
 	}
 	for _, r := range f.enter {
 		b.Enter = append(b.Enter, store.Entry{ID: r.id, Permits: r.n, Ticket: r.ticket, Wait: r.wait, Label: r.label})
-		c.waiters.depart(r, f)
 	}
+}
+
+// failCalls ends the overdue calls that wait for the reply to the batch, except requests for permits.
+func (f *flight) failCalls(overdue overdue, err error) {
+	for _, l := range f.releases {
+		l.fail(overdue, err)
+	}
+	if f.change != nil {
+		f.change.fail(overdue, err)
+	}
+}
+
+// undecided returns the overdue requests for permits whose first reply is still to come.
+func (f *flight) undecided(overdue overdue) (enter []*request) {
+	for _, r := range f.enter {
+		if !r.done && !r.queued && overdue(r.since) {
+			enter = append(enter, r)
+		}
+	}
+	return enter
+}
+
+// source is the batch.Source of a coordinator: it builds the batches and settles their reports. The coordinator's mu guards flight.
+type source struct {
+	batch.Place
+	coordinator *coordinator
+	flight      *flight // the batch in flight; nil if there is none, or if it has outlived its deadline
+}
+
+// Depart implements batch.Source.
+func (s *source) Depart() (*flight, time.Time, bool) {
+	c := s.coordinator
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := clock.Mono()
+	f := s.build(now)
+	if f == nil {
+		c.setAlarm(now)
+		return nil, time.Time{}, false
+	}
+	s.flight = f
+	return f, clock.At(now + c.timeout), true
+}
+
+// build returns the next batch, or nil if there is nothing to send or the store is away. The coordinator's mu must be held.
+func (s *source) build(now time.Duration) *flight {
+	c := s.coordinator
+	if c.health.down() {
+		return nil
+	}
+	f := &flight{sent: now}
+	calm := c.health.calm(now)
+	f.change = c.limits.take()
+	f.releases = c.releases.take(now, calm)
+	if calm && c.view.check(now, c.heartbeat, len(c.waiters.sent)) {
+		c.waiters.askAgain(nil)
+	}
+	f.enter, f.resent = c.waiters.take(calm)
+	if calm {
+		f.renew = c.held.due(now)
+	}
+	heartbeat := calm && len(c.waiters.sent) > 0 && c.view.due(now)
+	if f.size() == 0 && !heartbeat {
+		return nil
+	}
+	f.write(&c.config, &c.view)
+	c.waiters.depart(f)
 	if c.waiters.patient() {
-		b.PatienceMicros, b.AliveMicros = 3*c.heartbeat.Microseconds(), c.heartbeat.Microseconds()
+		f.batch.PatienceMicros, f.batch.AliveMicros = 3*c.heartbeat.Microseconds(), c.heartbeat.Microseconds()
 	}
+	return f
 }
 
 // nextBatch returns when a batch is due although no call triggers it. 0 means never; a time up to now means now. c.mu must be held.
 func (c *coordinator) nextBatch(now time.Duration) time.Duration {
-	if c.monitor.Down() != nil { // changed looks again
+	if c.health.down() { // changed looks again
 		return 0
 	}
-	if len(c.waiters.fresh) > 0 || len(c.changes) > 0 {
+	if len(c.waiters.fresh) > 0 || len(c.limits.list) > 0 {
 		return now
 	}
 	var next time.Duration
@@ -125,18 +152,20 @@ func (c *coordinator) nextBatch(now time.Duration) time.Duration {
 // goroutine only if the client's calls return at their context's deadline (see script.Bounded). With any other client, a server that hangs
 // would block the caller.
 type transport struct {
+	name    string // of the semaphore
 	store   store.Store
+	source  *source
+	tasks   *tasks
 	bounded func(context.Context, *store.Batch) (*store.Report, error) // Store.Apply that returns by the deadline; nil if there is none
 	trips   batch.Trips[*flight, *store.Report]
 	until   script.Until // the contexts of trips in callers' goroutines
 	failing atomic.Bool  // the last batch got no report
 }
 
-// init prepares t for batches that take at most timeout. run starts goroutines.
-func (t *transport) init(st store.Store, timeout time.Duration, run func(func())) {
-	t.store = st
-	t.trips.Send, t.trips.Max, t.trips.Parallel, t.trips.Go = t.send, 1, 1, run
-	r, ok := st.(*redisStore)
+// init prepares t for batches that take at most timeout. The first four fields must be set.
+func (t *transport) init(timeout time.Duration) {
+	t.trips.Send, t.trips.Max, t.trips.Parallel, t.trips.Go = t.send, 1, 1, t.tasks.run
+	r, ok := t.store.(*redisStore)
 	if !ok {
 		return
 	}
@@ -146,19 +175,19 @@ func (t *transport) init(st store.Store, timeout time.Duration, run func(func())
 	}
 }
 
-// ready makes sure that a batch departs after this call. c.mu may be held.
-func (t *transport) ready(c *coordinator) { t.trips.Ready("", c) }
+// ready makes sure that a batch departs after this call. The coordinator's mu may be held.
+func (t *transport) ready() { t.trips.Ready("", t.source) }
 
 // take is ready for a caller that may make the trip itself. It must not while trips fail: a caller on its own trip would not return when an
-// outage is noticed. c.mu must not be held.
-func (t *transport) take(ctx context.Context, c *coordinator) {
+// outage is noticed. The coordinator's mu must not be held.
+func (t *transport) take(ctx context.Context) {
 	if t.failing.Load() {
-		t.ready(c)
+		t.ready()
 		return
 	}
-	c.tasks.begin()
-	defer c.tasks.end()
-	t.trips.Take(ctx, "", c)
+	t.tasks.begin()
+	defer t.tasks.end()
+	t.trips.Take(ctx, "", t.source)
 }
 
 // note records the result of a batch.

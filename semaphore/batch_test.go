@@ -16,7 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// Close may come when a batch was too late by the store's clock, and what it asked for is about to be asked for again.
+// Close may run while the requests of a batch that was too late by the store's clock are queued again.
 func TestCloseAfterLate(t *testing.T) {
 	for range 1000 {
 		late := make(chan struct{})
@@ -41,7 +41,7 @@ func TestCloseAfterLate(t *testing.T) {
 	}
 }
 
-// However many give back what they hold just after a failure, a batch has no more than 512 of them.
+// A batch has at most 512 releases, even if more callers release right after a failure.
 func TestManyReleasesAfterAnError(t *testing.T) {
 	const many = 2000
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {

@@ -13,8 +13,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// BenchmarkPair is an acquire and its release by a lone caller, beside two PINGs, with a client as everybody makes it and with one that was
-// made to heed deadlines. Run several rounds (-count) and compare medians: a machine changes its pace.
+// BenchmarkPair measures an acquire and its release by a lone caller, beside two PINGs: with a default client, and with one that heeds the
+// deadlines of contexts. Run several rounds (-count) and compare medians: the speed of a machine varies.
 func BenchmarkPair(b *testing.B) {
 	server := redistest.Shared(b)
 	for _, heeds := range []bool{false, true} {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// dice are random numbers for many goroutines.
+// dice makes random numbers for many goroutines.
 type dice struct {
 	mu   sync.Mutex
 	rand *rand.Rand
@@ -30,13 +30,13 @@ func (d *dice) below(n int) int {
 
 func (d *dice) upTo(most time.Duration) time.Duration { return time.Duration(d.below(int(most))) }
 
-// unsteady is a store where anything goes wrong that may: batches are slow, lost, or decided after they were taken for lost; answers
-// are lost; of grants some are never told, and some late.
+// unsteady is a store with every kind of fault: batches are slow, lost, or decided after their deadline; replies are lost; notifications of
+// grants are lost or late.
 type unsteady struct {
 	store.Store
 	*dice
-	calm *bool     // under dice.mu
-	cut  time.Time // until when nothing arrives, likewise
+	calm *bool     // guarded by dice.mu
+	cut  time.Time // nothing arrives before; guarded by dice.mu
 }
 
 var errReset = errors.New("connection reset")
@@ -47,7 +47,7 @@ func (u *unsteady) one(in int) bool {
 	return !*u.calm && u.rand.IntN(in) == 0
 }
 
-// isCut tells whether nothing arrives now, which at times begins, and ends when it is calm.
+// isCut reports whether nothing arrives now. A cut begins at random, and ends when the store is calm.
 func (u *unsteady) isCut() bool {
 	begins := u.one(300)
 	lasts := u.upTo(10 * time.Second)
@@ -106,7 +106,7 @@ func (u *unsteady) Listen(ctx context.Context, process string, ready func(), wak
 	})
 }
 
-// Whatever goes wrong, no more is held than there is, nobody waits for ever, and all is free in the end.
+// Under every kind of fault, never more permits are held than there are, every call ends, and in the end all permits are free.
 func TestAnythingGoesWrong(t *testing.T) {
 	for seed := range uint64(3) {
 		inBubble(t, func(t *testing.T, place *semaphoremodel.Store) { anythingGoesWrong(t, place, seed) })
@@ -117,7 +117,7 @@ func TestAnythingGoesWrong(t *testing.T) {
 	}
 }
 
-// bounded calls what may fail, but must not take for ever.
+// bounded calls a function that may fail but must return.
 func bounded(call func(ctx context.Context) error) error {
 	c, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
@@ -226,7 +226,7 @@ func anythingGoesWrong(t *testing.T, place *semaphoremodel.Store, seed uint64) {
 	select {
 	case <-over:
 	case <-time.After(time.Hour):
-		t.Error("somebody waits for ever")
+		t.Error("a call has not returned")
 		giveUp()
 		<-over
 	}

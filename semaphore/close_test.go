@@ -13,7 +13,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// gate is a hook that holds scripts up once they were answered.
+// gate is a hook that holds back the replies of scripts.
 type gate struct {
 	shut    atomic.Bool
 	arrived chan struct{}
@@ -37,7 +37,8 @@ func (g *gate) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Close waits for callers who ask Redis themselves, and gives back what they have just got: the client may be closed then.
+// Close waits for the trips that callers make themselves, and releases the permits that these have just been granted. Then the client may be
+// closed.
 func TestCloseBesideACaller(t *testing.T) {
 	server := redistest.Shared(t)
 	client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: true})
@@ -49,7 +50,7 @@ func TestCloseBesideACaller(t *testing.T) {
 		return s
 	}
 	s, other := open(client), open(server.Client(t))
-	for range 5 { // so that callers ask themselves
+	for range 5 { // until callers make trips themselves
 		p, err := s.Acquire(ctx, 1)
 		require.NoError(t, err)
 		require.NoError(t, p.Release(ctx))
@@ -66,7 +67,7 @@ func TestCloseBesideACaller(t *testing.T) {
 	go func() { closed <- s.Close(ctx) }()
 	select {
 	case <-closed:
-		t.Error("closed while a caller is under way")
+		t.Error("Close returned during a caller's trip")
 	case <-time.After(50 * time.Millisecond):
 		close(g.open)
 		require.NoError(t, <-closed)

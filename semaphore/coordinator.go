@@ -10,44 +10,39 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// coordinator is the engine of a semaphore whose permits are kept in a store: the part that runs in each process. It is a batch.Source: at
-// most one batch is in flight, and requests that arrive meanwhile travel together in the next.
+// coordinator is the engine of a semaphore whose permits are kept in a store: the part that runs in each process. At most one batch is in
+// flight (see source), and requests that arrive meanwhile travel together in the next.
 //
 // A simpler engine would make a round trip for each call, and its waiters would poll. Here calls share batches (batch.go), waiters are
 // woken through Listen (listener.go), and lost notifications are detected (view.go).
 type coordinator struct {
-	batch.Place
 	config
-	transport transport
-	monitor   *outage.Monitor // detects outages of the store
+	ids       ids
 	tasks     tasks
-	ids       atomic.Int64 // number of request ids made so far
+	transport transport
 
-	mu       sync.Mutex // guards the fields below
-	closed   bool
-	waiters  waiters        // requests for permits
-	held     holdings       // permits that this process holds
-	releases releases       // ids to be removed from the store
-	changes  []*limitChange // to be sent, in this order
-	view     view           // what the last reports showed
-	health   health
-	listener listener
-	alarm    alarm         // rings when the next thing is due that no call triggers
-	flight   *flight       // the batch in flight; nil if there is none, or if it has outlived its deadline
-	replyBy  time.Duration // no later than the deadline of any caller that waits for a reply; 0 if unset
+	mu        sync.Mutex // guards the fields below
+	closed    bool
+	waiters   waiters  // requests for permits
+	held      holdings // permits that this process holds
+	releases  releases // ids to be removed from the store
+	limits    limits   // changes of the number of permits
+	source    source   // the batch in flight
+	view      view     // what the last reports showed
+	health    health   // whether the store replies
+	listener  listener // receives grants
+	deadlines deadlines
+	alarm     alarm // rings when the next thing is due that no call triggers
 }
 
 // config does not change after New. All times are those of clock.Mono.
 type config struct {
 	name, label, process string
 	lease                time.Duration
-	margin               time.Duration // work under a permit must stop this long before its lease ends
 	heartbeat            time.Duration // while requests wait, the last sign of life in the store is at most this old
 	timeout              time.Duration
 	maxWaiters           int
@@ -75,16 +70,25 @@ func New(st store.Store, name string, permits int, opts ...Option) (*Semaphore, 
 	c := &coordinator{
 		config: config{
 			name: name, label: o.label, process: strconv.FormatUint(rand.Uint64(), 36), permits: permits, version: o.version,
-			fixed: o.fixed, policy: o.policy, observer: o.observer, lease: o.lease, margin: o.lease / 10, heartbeat: min(o.lease/3, time.Second), timeout: o.timeout, maxWaiters: o.waiters,
+			fixed: o.fixed, policy: o.policy, observer: o.observer, lease: o.lease, heartbeat: min(o.lease/3, time.Second), timeout: o.timeout,
+			maxWaiters: o.waiters,
 		},
-		waiters: newWaiters(), held: holdings{permits: map[string]*Permit{}, fixed: o.fixed}, view: view{permits: permits},
+		waiters: newWaiters(), view: view{permits: permits},
+		held: holdings{
+			lease: o.lease, margin: o.lease / 10, fixed: o.fixed, name: name, observer: o.observer, permits: map[string]*Permit{},
+		},
 	}
+	c.ids.process = c.process
+	c.source.coordinator = c
+	c.transport = transport{name: name, store: st, source: &c.source, tasks: &c.tasks}
+	c.transport.init(o.timeout)
+	c.health = health{name: name, observer: o.observer, monitor: newMonitor(c), pause: min(c.heartbeat/4, 50*time.Millisecond)}
+	c.listener = listener{store: st, process: c.process, tasks: &c.tasks, ready: c.onReady, grant: c.onGrant}
+	c.deadlines = deadlines{timeout: o.timeout, alarm: &c.alarm}
 	if o.version > 0 {
 		c.view.limit = store.Limit{Permits: permits, Version: o.version}
 	}
 	c.alarm.ring = c.onAlarm
-	c.transport.init(st, o.timeout, c.tasks.run)
-	c.watch()
 	s.engine = c
 	return s, nil
 }
@@ -99,12 +103,18 @@ func (c *coordinator) acquire(ctx context.Context, n int, wait time.Duration, la
 	return p, err
 }
 
-// newID returns an id that no other request of the fleet has.
-func (c *coordinator) newID() string { return c.process + "-" + strconv.FormatInt(c.ids.Add(1), 36) }
+// ids makes the ids of requests. It is safe for concurrent use.
+type ids struct {
+	process string
+	made    atomic.Int64
+}
+
+// next returns an id that no other request of the fleet has.
+func (i *ids) next() string { return i.process + "-" + strconv.FormatInt(i.made.Add(1), 36) }
 
 // request asks the store for permits and waits for them.
 func (c *coordinator) request(ctx context.Context, n int, wait time.Duration, label string) (*Permit, error) {
-	r := &request{n: n, label: label, wait: wait != 0, ready: make(chan struct{}), id: c.newID(), since: clock.Mono()}
+	r := &request{n: n, label: label, wait: wait != 0, ready: make(chan struct{}), id: c.ids.next(), since: clock.Mono()}
 	var timeout <-chan time.Time
 	if wait > 0 {
 		timer := time.NewTimer(wait)
@@ -144,7 +154,7 @@ func (c *coordinator) giveUp(r *request, why error) (*Permit, error) {
 	}
 	if why != nil && r.permit != nil {
 		c.drop(r.permit, ErrReleased)
-		c.transport.ready(c)
+		c.transport.ready()
 		return nil, why
 	}
 	return r.permit, r.err
@@ -174,7 +184,7 @@ func (c *coordinator) submit(ctx context.Context, r *request) error {
 	if err := c.enqueue(r); err != nil {
 		return err
 	}
-	c.transport.take(ctx, c)
+	c.transport.take(ctx)
 	return nil
 }
 
@@ -183,31 +193,38 @@ func (c *coordinator) enqueue(r *request) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
-		return c.errClosed()
+		return errClosed(c.name)
 	}
-	if err := c.away(); err != nil {
+	if err := c.health.away(); err != nil {
 		return err
 	}
 	if !c.waiters.add(r, c.maxWaiters) {
 		return crowded(c.name, c.maxWaiters)
 	}
-	c.expectReply(r.since)
+	c.deadlines.expect(r.since)
 	return nil
 }
 
-func (c *coordinator) errClosed() error { return fmt.Errorf("%w: semaphore %.80q", ErrClosed, c.name) }
+// errClosed returns the error of a call after Close.
+func errClosed(name string) error { return fmt.Errorf("%w: semaphore %.80q", ErrClosed, name) }
 
 // abandon withdraws a request whose caller has given up: if it was sent, its id is removed from the store. c.mu must be held.
 func (c *coordinator) abandon(r *request) {
 	if c.waiters.forget(r) {
 		c.releases.add(r.id, clock.Mono(), c.lease)
-		c.transport.ready(c)
+		c.transport.ready()
 	}
+}
+
+// fail withdraws a request and wakes its caller with an error; nil means a refusal. c.mu must be held.
+func (c *coordinator) fail(r *request, err error) {
+	c.abandon(r)
+	c.waiters.finish(r, nil, err)
 }
 
 // drop ends a permit and returns its release, which is queued. c.mu must be held.
 func (c *coordinator) drop(p *Permit, why error) *release {
-	c.end(p, why)
+	c.held.end(p, why)
 	now := clock.Mono()
 	if p.more.passed { // the store does not have it
 		r := &release{pending: newPending(now), id: p.more.id, was: store.Holding}
@@ -221,20 +238,12 @@ func (c *coordinator) drop(p *Permit, why error) *release {
 // when the outage ends. c.mu must be held.
 func (c *coordinator) leave(id string, now, lasts time.Duration) *release {
 	r := c.releases.await(id, now, lasts)
-	if err := c.away(); err != nil {
+	if err := c.health.away(); err != nil {
 		r.finish(err)
 	} else {
-		c.expectReply(now)
+		c.deadlines.expect(now)
 	}
 	return r
-}
-
-// end removes a permit from the holdings. c.mu must be held.
-func (c *coordinator) end(p *Permit, why error) {
-	delete(c.held.permits, p.more.id)
-	if p.end(why) {
-		c.observer.ended(c.name, p, why)
-	}
 }
 
 // check ends a permit whose deadline has passed, and returns why the permit is over.
@@ -266,9 +275,9 @@ func (c *coordinator) release(ctx context.Context, p *Permit) error {
 	switch {
 	case !first:
 	case err == nil:
-		c.transport.take(ctx, c)
+		c.transport.take(ctx)
 	default:
-		c.transport.ready(c)
+		c.transport.ready()
 	}
 	if err == nil {
 		if err = m.leaving.wait(ctx); err == nil && m.leaving.was != store.Holding {
@@ -290,27 +299,12 @@ func (c *coordinator) releaseID(ctx context.Context, id string) error {
 		l = c.leave(id, clock.Mono(), c.timeout)
 	}
 	c.mu.Unlock()
-	c.transport.take(ctx, c)
+	c.transport.take(ctx)
 	err := l.wait(ctx)
 	if err == nil && l.was != store.Holding {
 		err = fmt.Errorf("%w: semaphore %.80q: id %.80q", ErrNotHeld, c.name, id)
 	}
 	return err
-}
-
-// submitChange queues a change of the number of permits.
-func (c *coordinator) submitChange(change change) *limitChange {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	now := clock.Mono()
-	l := &limitChange{newPending(now), change}
-	if err := c.away(); err != nil {
-		l.finish(err)
-		return l
-	}
-	c.changes = append(c.changes, l)
-	c.expectReply(now)
-	return l
 }
 
 func (c *coordinator) holders(ctx context.Context) ([]Holder, error) {
@@ -325,7 +319,7 @@ func (c *coordinator) holders(ctx context.Context) ([]Holder, error) {
 // ask sends a question to the store, outside of the batches. It returns in time even if the store's client ignores its context.
 func ask[T any](ctx context.Context, c *coordinator, question func(context.Context) (T, error)) (T, error) {
 	var none T
-	if err := c.away(); err != nil {
+	if err := c.health.away(); err != nil {
 		return none, err
 	}
 	asking, cancel := context.WithTimeout(ctx, c.timeout)
@@ -353,7 +347,7 @@ func ask[T any](ctx context.Context, c *coordinator, question func(context.Conte
 		return none, ended
 	}
 	if err = wrap(c.name, err); errors.Is(err, ErrStoreUnavailable) {
-		c.monitor.Failed()
+		c.health.monitor.Failed()
 	}
 	return none, err
 }
@@ -378,14 +372,13 @@ func (c *coordinator) endAll() (last []*release) {
 	defer c.mu.Unlock()
 	c.closed = true
 	for _, r := range c.waiters.all() {
-		c.abandon(r)
-		c.waiters.finish(r, nil, c.errClosed())
+		c.fail(r, errClosed(c.name))
 	}
 	for _, p := range c.held.permits {
 		last = append(last, c.drop(p, ErrClosed))
 	}
 	c.listener.until = 0
-	c.transport.ready(c)
+	c.transport.ready()
 	return last
 }
 
@@ -393,17 +386,13 @@ func (c *coordinator) endAll() (last []*release) {
 func (c *coordinator) setAlarm(now time.Duration) {
 	next := c.nextBatch(now)
 	if next != 0 && next <= now {
-		c.transport.ready(c)
+		c.transport.ready()
 		next = 0
 	}
 	if len(c.waiters.sent) == 0 {
-		if now >= c.listener.until {
-			c.listener.stop()
-		} else {
-			next = earlier(next, c.listener.until)
-		}
+		next = earlier(next, c.listener.rest(now))
 	}
-	switch next = earlier(earlier(next, c.replyBy), c.held.ends()); {
+	switch next = earlier(earlier(next, c.deadlines.first), c.held.ends()); {
 	case next != 0:
 		c.alarm.set(next, now)
 	case c.closed: // otherwise it may ring in vain: stopping it each time costs more
@@ -417,15 +406,17 @@ func (c *coordinator) onAlarm() {
 	c.alarm.at = 0
 	now := clock.Mono()
 	c.expire(now)
-	c.failOverdue(now)
+	if overdue := c.deadlines.due(now); overdue != nil {
+		c.failPending(overdue, fmt.Errorf("%w: semaphore %.80q: %w", ErrStoreUnavailable, c.name, ErrStoreTimeout))
+	}
 	c.setAlarm(now)
 }
 
 // expire ends the permits that were not renewed in time. c.mu must be held.
 func (c *coordinator) expire(now time.Duration) {
-	for _, p := range c.held.expired(now) {
-		if c.end(p, ErrExpired); !p.more.passed {
-			c.releases.add(p.more.id, now, c.margin)
+	for _, p := range c.held.expire(now) {
+		if !p.more.passed {
+			c.releases.add(p.more.id, now, c.held.margin)
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// who is a hook that notes which goroutine has sent the last script.
+// who is a hook that records which goroutine sent the last script.
 type who struct {
 	mu   sync.Mutex
 	sent string
@@ -39,14 +39,14 @@ func (w *who) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// goroutine names the one that asks.
+// goroutine returns the id of the calling goroutine.
 func goroutine() string {
 	buf := make([]byte, 30)
 	return string(buf[:runtime.Stack(buf, false)])
 }
 
-// A lone caller asks Redis itself if it may wait as long as the timeout, with a client as everybody makes it and with one that was made to
-// heed deadlines. Of that one the hooks see what is sent, of the other they do not.
+// A lone caller makes the round trip itself if its context lasts for the timeout: with a default client, and with one that heeds the
+// deadlines of contexts. The hooks of the latter see the scripts, those of the former do not.
 func TestCallerAsksItself(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Shared(t).Addr)
 	open := func(heeds bool) (*semaphore.Semaphore, *who) {
@@ -73,7 +73,7 @@ func TestCallerAsksItself(t *testing.T) {
 	defer cancel()
 	patient, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
-	short := func() context.Context { // for a call now
+	short := func() context.Context { // for a call that begins now
 		short, cancel := context.WithTimeout(ctx, 19*time.Second)
 		t.Cleanup(cancel)
 		return short
@@ -90,10 +90,10 @@ func TestCallerAsksItself(t *testing.T) {
 		return w.sent == ""
 	}
 	require.Eventually(t, func() bool { return unseen(cancelled) }, 20*time.Second, time.Millisecond)
-	require.False(t, unseen(short()), "the goroutine of a trip has asked")
+	require.False(t, unseen(short()), "a goroutine of the transport sent the script")
 	require.NoError(t, s.Close(ctx))
 	s, w = open(true)
-	_, _ = direct(s, w, ctx) // now the server is known to answer
+	_, _ = direct(s, w, ctx) // so that the last trip was in time
 	for _, c := range []struct {
 		ctx  func() context.Context
 		want bool
@@ -101,7 +101,7 @@ func TestCallerAsksItself(t *testing.T) {
 		{func() context.Context { return ctx }, true}, {func() context.Context { return cancelled }, true},
 		{func() context.Context { return patient }, true}, {short, false},
 	} {
-		require.Eventually(t, func() bool { // a trip may be about to look who waits
+		require.Eventually(t, func() bool { // the last trip may still be looking for waiting sources
 			a, r := direct(s, w, c.ctx())
 			return a == c.want && r == c.want
 		}, 20*time.Second, time.Millisecond)
@@ -109,8 +109,8 @@ func TestCallerAsksItself(t *testing.T) {
 	require.NoError(t, s.Close(ctx))
 }
 
-// A caller that asks by itself is back within the timeout though the server hangs, on a connection that it has or on a new one, and
-// whether its client was made to heed deadlines or as everybody makes it.
+// A caller that makes the round trip itself returns within the timeout even if the server hangs: on an open connection and on a new one, with
+// a client that heeds the deadlines of contexts and with a default client.
 func TestCallerIsBackInTime(t *testing.T) {
 	t.Parallel()
 	for _, heeds := range []bool{false, true} {
@@ -146,9 +146,9 @@ func TestCallerIsBackInTime(t *testing.T) {
 	}
 }
 
-// stuck is a hook that holds a script of a goroutine up until its context ends, and delivers it later, as a network does.
+// stuck is a hook that delays a script of one goroutine until its context has ended, and then delivers it, as a network may.
 type stuck struct {
-	whose   atomic.Pointer[string] // nil: nobody's
+	whose   atomic.Pointer[string] // the goroutine's id; nil for none
 	deliver func(cmd redis.Cmder, sent time.Time)
 }
 
@@ -171,7 +171,7 @@ func (s *stuck) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// What a caller has asked Redis itself, and has given up on, is not decided any more: nobody would give the permit back.
+// A script that a caller sent itself is not decided after the caller has given up: its permit would not be released.
 func TestCallersScriptComesLate(t *testing.T) {
 	const timeout = 2 * time.Second
 	server := redistest.Shared(t)
@@ -186,15 +186,15 @@ func TestCallersScriptComesLate(t *testing.T) {
 	client.AddHook(s)
 	sem, err := semaphore.NewRedis(client, fmt.Sprint(t.Name(), time.Now().UnixNano()), 1, semaphore.WithStoreTimeout(timeout))
 	require.NoError(t, err)
-	for range 3 { // then a caller asks itself, and the server's clock is known
+	for range 3 { // until callers make trips themselves and the server's clock is known
 		p, err := sem.Acquire(ctx, 1)
 		require.NoError(t, err)
 		require.NoError(t, p.Release(ctx))
 	}
 	self := goroutine()
 	s.whose.Store(&self)
-	for soon := time.Now().Add(20 * time.Second); ; { // a trip may be about to look who waits: then it asks for the caller
-		require.True(t, time.Now().Before(soon), "nobody asks himself")
+	for soon := time.Now().Add(20 * time.Second); ; { // the last trip may still be looking for waiting sources, and then takes the batch
+		require.True(t, time.Now().Before(soon), "no caller makes the trip itself")
 		p, err := sem.TryAcquire(ctx, 1, 0)
 		if err != nil {
 			require.ErrorIs(t, err, semaphore.ErrStoreTimeout)

@@ -12,7 +12,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// How many calls run at once: two, in this process.
+// At most two calls run at once in this process.
 func ExampleNewMemory() {
 	ctx := context.Background()
 	connections, err := semaphore.NewMemory(2)
@@ -33,7 +33,7 @@ func ExampleNewMemory() {
 	// fences rise: true
 }
 
-// How many calls of all instances run at once. What runs under a permit ends when the permit is lost.
+// A bound on the calls that run at once in all instances. The context of a call ends when its permit is lost.
 func ExampleNewRedis() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	bookings, err := semaphore.NewRedis(client, "/ibe/Booking", 20, semaphore.WithLease(10*time.Second))
@@ -49,7 +49,7 @@ func ExampleNewRedis() {
 	}
 }
 
-// Both: at most so many a second, and at most so many at once.
+// A rate and a semaphore together bound the calls per second and the calls at once.
 func Example_both() {
 	ctx := context.Background()
 	rate, _ := tokenbucket.NewSmoothBursty("search", 100)

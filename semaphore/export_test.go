@@ -2,10 +2,10 @@ package semaphore
 
 import "github.com/go-tokenbucket/tokenbucket/semaphore/store"
 
-// StoreOf is where a fleet's semaphore is kept.
+// StoreOf returns the store of a fleet's semaphore.
 func StoreOf(s *Semaphore) store.Store { return s.engine.(*coordinator).transport.store }
 
-// LeavesOf is how many ids are still to be ended.
+// LeavesOf returns the number of queued releases.
 func LeavesOf(s *Semaphore) int {
 	e := s.engine.(*coordinator)
 	e.mu.Lock()
@@ -13,10 +13,10 @@ func LeavesOf(s *Semaphore) int {
 	return len(e.releases.list)
 }
 
-// MaxLeaves is the most of them that nobody waits for.
+// MaxLeaves is the most queued releases without a caller.
 const MaxLeaves = maxLeaves
 
-// Stop is what a stopped process is to its timers: the one that ends permits never rings again.
+// Stop stops the alarm that ends permits for good, as in a process that was stopped.
 func Stop(s *Semaphore) {
 	e := s.engine.(*coordinator)
 	e.mu.Lock()
@@ -25,7 +25,7 @@ func Stop(s *Semaphore) {
 	e.alarm.at = 1
 }
 
-// LeftOf is how many requests a semaphore still has, and what it believes to hold.
+// LeftOf returns the number of requests that are not done, of requests that were sent, and of permits held.
 func LeftOf(s *Semaphore) (live, sent, held int) {
 	e := s.engine.(*coordinator)
 	e.mu.Lock()

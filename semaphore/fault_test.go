@@ -21,12 +21,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// faulty is a store to which something happens.
+// faulty is a store with hooks.
 type faulty struct {
 	store.Store
-	apply func(ctx context.Context, b *store.Batch) error // before it decides
-	asked func() error                                    // before it is asked beside the batches
-	told  func(g *store.Grant)                            // before a waiter hears of it
+	apply func(ctx context.Context, b *store.Batch) error // called before a batch is decided
+	asked func() error                                    // called before Stats and Holders
+	told  func(g *store.Grant)                            // called before a grant is delivered
 }
 
 func (f *faulty) Stats(ctx context.Context) (store.Stats, error) {
@@ -56,8 +56,8 @@ func (f *faulty) Listen(ctx context.Context, process string, ready func(), wake 
 	})
 }
 
-// inBubble runs a test in a bubble of synctest, where time is exact. Its clock begins in the year 2000, which is before this process
-// began, a time that the package never meets: so it moves on first. Permits are kept in the process.
+// inBubble runs a test in a bubble of synctest, where time is exact. The bubble's clock begins in the year 2000, before this process was
+// started, so it is moved on first. Permits are kept in the process.
 func inBubble(t *testing.T, test func(t *testing.T, b *semaphoremodel.Store)) {
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(50 * 365 * 24 * time.Hour)
@@ -65,7 +65,7 @@ func inBubble(t *testing.T, test func(t *testing.T, b *semaphoremodel.Store)) {
 	})
 }
 
-// process is another process' semaphore in the same place, through a faulty store.
+// process returns the semaphore of another process on the same state, with a faulty store.
 func (f *faulty) process(t *testing.T, at store.Store, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
 	f.Store = at
 	s, err := semaphore.New(f, "x", permits, opts...)
@@ -78,7 +78,7 @@ func (f *faulty) process(t *testing.T, at store.Store, permits int, opts ...sema
 	return s
 }
 
-// A permit that is held quietly outlives renewals that fail, as long as some succeed within its lease.
+// A permit survives renewals that fail, as long as one succeeds within its lease.
 func TestRenewalsThatFail(t *testing.T) {
 	const lease = 600 * time.Millisecond
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
@@ -106,7 +106,7 @@ func TestRenewalsThatFail(t *testing.T) {
 	})
 }
 
-// In memory a number that is too large is too large, whatever is held.
+// In memory, more permits than the semaphore has are an error however many are held.
 func TestMemoryOverflow(t *testing.T) {
 	s, err := semaphore.NewMemory(2)
 	require.NoError(t, err)
@@ -118,7 +118,7 @@ func TestMemoryOverflow(t *testing.T) {
 	require.ErrorIs(t, err, semaphore.ErrRefused)
 }
 
-// Where an int has 32 bits what is held and what is wanted may be more than that together (GOARCH=386 go test).
+// With ints of 32 bits, the sum of held and requested permits may overflow (GOARCH=386 go test).
 func TestMemoryOverflowOfWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := semaphore.NewMemory(math.MaxInt32)
@@ -148,15 +148,15 @@ func keyOf(t *testing.T, client *redis.Client, part string) string {
 	return keys[0]
 }
 
-// Should Redis evict one of the keys, what is held is counted anew: neither is more than there is admitted, nor is the
-// semaphore shut for good.
+// If Redis evicts one of the keys, the permits held are counted again: the semaphore admits no more than its permits, and does not stay
+// blocked.
 func TestEvictedKeys(t *testing.T) {
 	t.Parallel()
 	client := redistest.Shared(t).Client(t)
 	for what, label := range map[string]string{"quiet": "", "state": spread, "held": spread, "info": spread} {
 		t.Run(what, func(t *testing.T) {
-			t.Parallel()                  // they wait for leases to end
-			const lease = 2 * time.Second // renewed in time, however slow the machine
+			t.Parallel()                  // each waits for leases to end
+			const lease = 2 * time.Second // long enough to be renewed in time on a slow machine
 			process := openRedis(t, client, 3, semaphore.WithLease(lease))
 			a, b := process().Labelled(label), process()
 			part := what
@@ -190,7 +190,7 @@ func TestEvictedKeys(t *testing.T) {
 	}
 }
 
-// Without the right to publish calls fail, but what is held stays counted.
+// Without the right to publish, calls fail, but permits that are held stay counted.
 func TestNoRightToPublish(t *testing.T) {
 	server := redistest.Shared(t)
 	admin := server.Client(t)
@@ -219,8 +219,8 @@ func TestNoRightToPublish(t *testing.T) {
 	require.Eventually(t, func() bool { return admin.ZCard(ctx, queue).Val() == 1 }, 20*time.Second, time.Millisecond)
 	err = p.Release(ctx)
 	require.Error(t, err)
-	require.Regexp(t, "NOPERM|ACL failure|publish|access a channel", err.Error(), "worded by each version in its own way")
-	q := <-waits // it finds out by itself
+	require.Regexp(t, "NOPERM|ACL failure|publish|access a channel", err.Error(), "the wording depends on the server's version")
+	q := <-waits // without a notification
 	stats, err := b.Stats(ctx)
 	require.NoError(t, err)
 	require.Equal(t, semaphore.Stats{Permits: 2, Used: 2}, stats)
@@ -230,7 +230,7 @@ func TestNoRightToPublish(t *testing.T) {
 	require.NoError(t, q.Release(ctx))
 }
 
-// What callers leave behind while the store is away is bounded.
+// The number of queued releases is bounded during an outage.
 func TestLeavesAreBounded(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		f := &faulty{apply: func(context.Context, *store.Batch) error { return errors.New("connection refused") }}
@@ -250,7 +250,7 @@ func TestLeavesAreBounded(t *testing.T) {
 	})
 }
 
-// When the store hangs, who stands behind many others is told as soon as they are.
+// When the store hangs, a call behind many others fails as soon as they do.
 func TestHungStore(t *testing.T) {
 	const timeout, callers = 200 * time.Millisecond, 20_000
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
@@ -265,11 +265,11 @@ func TestHungStore(t *testing.T) {
 			})
 		}
 		calls.Wait()
-		require.LessOrEqual(t, time.Since(began), timeout, "one batch after another would take 40 of them")
+		require.LessOrEqual(t, time.Since(began), timeout, "one batch after another would take 40 timeouts")
 	})
 }
 
-// Who has given up does not count among those who wait.
+// Callers that have given up do not count as waiters.
 func TestWaitersThatHaveGone(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		release := make(chan struct{})
@@ -294,7 +294,8 @@ func TestWaitersThatHaveGone(t *testing.T) {
 	})
 }
 
-// A grant of a store whose clock has leapt since it was heard last is renewed at once: how long it lasts is not known.
+// If the store's clock has leapt since the last report, a grant that it sends is requested again at once, because the end of the lease is
+// unknown.
 func TestGrantAfterALeap(t *testing.T) {
 	const lease = 500 * time.Millisecond
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
@@ -313,7 +314,7 @@ func TestGrantAfterALeap(t *testing.T) {
 			assert.NoError(t, err)
 			waits <- p
 		}()
-		synctest.Wait() // it is queued, and listens
+		synctest.Wait() // until it is queued and listens
 		require.NoError(t, p.Release(ctx))
 		q := <-waits
 		require.NotNil(t, q)
@@ -325,7 +326,7 @@ func TestGrantAfterALeap(t *testing.T) {
 	})
 }
 
-// Permits may be released while the semaphore closes.
+// Permits may be released during Close.
 func TestCloseBesideReleases(t *testing.T) {
 	b := new(semaphoremodel.Store)
 	for range 200 {
@@ -345,7 +346,7 @@ func TestCloseBesideReleases(t *testing.T) {
 	}
 }
 
-// A permit is renewed as long as it is held, and no longer: what its process leaves behind expires.
+// A permit is renewed while it is held, and not longer: the permits of a process that has ended expire.
 func TestLease(t *testing.T) {
 	const lease = 300 * time.Millisecond
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
@@ -368,9 +369,9 @@ func TestLease(t *testing.T) {
 		err = q.Release(ctx)
 		require.ErrorIs(t, err, semaphore.ErrLost)
 		require.ErrorContains(t, err, q.ID())
-		require.ErrorIs(t, q.Release(ctx), semaphore.ErrLost, "the same answer twice")
+		require.ErrorIs(t, q.Release(ctx), semaphore.ErrLost, "a second Release returns the same")
 
-		// A process that says nothing more: its lease ends, and not before.
+		// The lease of a silent process ends, and not before its time.
 		began := time.Now()
 		_, err = place.Apply(ctx, &store.Batch{Process: "dead", Permits: 1, LeaseMicros: lease.Microseconds(), Enter: []store.Entry{{ID: "x", Permits: 1}}})
 		require.NoError(t, err)
@@ -382,12 +383,12 @@ func TestLease(t *testing.T) {
 	})
 }
 
-// When the store is away, the work is told before its lease ends; calls fail by their deadline.
+// During an outage, a permit's context ends before its lease does; calls fail by their deadline.
 func TestStoreUnavailable(t *testing.T) {
 	const lease, timeout = 500 * time.Millisecond, 200 * time.Millisecond
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var mu sync.Mutex
-		var stopped chan struct{} // not nil: until it is closed nothing is answered, whatever contexts say
+		var stopped chan struct{} // if not nil, no call returns until it is closed; contexts are ignored
 		hang := &faulty{apply: func(context.Context, *store.Batch) error {
 			mu.Lock()
 			open := stopped
@@ -429,7 +430,7 @@ func TestStoreUnavailable(t *testing.T) {
 	})
 }
 
-// wayward is a store on whose way something happens, and which heeds no context.
+// wayward is a store whose calls pass through a function, and which ignores contexts.
 type wayward struct {
 	store.Store
 	way func(decide func() (*store.Report, error)) (*store.Report, error)
@@ -439,14 +440,14 @@ func (w *wayward) Apply(ctx context.Context, b *store.Batch) (*store.Report, err
 	return w.way(func() (*store.Report, error) { return w.Store.Apply(context.WithoutCancel(ctx), b) })
 }
 
-// A batch that is decided after everybody was told that it is too late gives back what it took.
+// The permits of a batch that is decided after its callers have failed are released.
 func TestAnswerAfterTheTimeout(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var first atomic.Bool
 		s, err := semaphore.New(&wayward{place, func(decide func() (*store.Report, error)) (*store.Report, error) {
 			if first.CompareAndSwap(false, true) {
-				time.Sleep(3 * timeout) // it has no Deadline, for what time it is there is not known yet
+				time.Sleep(3 * timeout) // the batch has no Deadline yet, because the store's clock is unknown
 			}
 			return decide()
 		}}, "x", 1, semaphore.WithStoreTimeout(timeout), semaphore.WithLease(time.Hour))
@@ -464,7 +465,7 @@ func TestAnswerAfterTheTimeout(t *testing.T) {
 	})
 }
 
-// A waiter whose grant came with an answer that was lost has its permit all the same.
+// A waiter whose grant was in a lost report gets its permit.
 func TestGrantInALostAnswer(t *testing.T) {
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var lose atomic.Bool
@@ -487,7 +488,7 @@ func TestGrantInALostAnswer(t *testing.T) {
 			assert.NoError(t, err)
 			got <- q
 		}()
-		synctest.Wait() // it is queued
+		synctest.Wait() // until it is queued
 		lose.Store(true)
 		require.Error(t, p.Release(ctx))
 		began := time.Now()
@@ -498,7 +499,7 @@ func TestGrantInALostAnswer(t *testing.T) {
 	})
 }
 
-// In memory to release one of many by its id does not make the ids of all others, under the lock.
+// In memory, a release by id does not make the ids of all other permits under the lock.
 func TestMemoryReleasedByItsIDAmongMany(t *testing.T) {
 	s, err := semaphore.NewMemory(2000)
 	require.NoError(t, err)

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"reflect"
-	"runtime/debug"
-	"slices"
 	"time"
 	"weak"
 
@@ -31,13 +28,66 @@ func groupOf(st store.Store) *outage.Group {
 	return new(outage.Group)
 }
 
-// watch makes the monitor of the store. The monitor does not keep the coordinator alive.
-func (c *coordinator) watch() {
+// health is whether the store replies, and the pace of batches after failures. The coordinator's mu guards notUntil; the other fields do
+// not change.
+type health struct {
+	name     string // of the semaphore
+	observer *Observer
+	monitor  *outage.Monitor // detects outages of the store
+	pause    time.Duration   // after a failed batch
+
+	notUntil time.Duration // requests for which no caller waits are not sent before this time
+}
+
+// down reports whether there is an outage.
+func (h *health) down() bool { return h.monitor.Down() != nil }
+
+// away returns an ErrStoreUnavailable during an outage, and makes the monitor go on probing.
+func (h *health) away() error {
+	o := h.monitor.Down()
+	if o == nil {
+		return nil
+	}
+	h.monitor.Failed()
+	return fmt.Errorf("%w (unavailable for %v)", o.Err, time.Since(o.Since).Round(time.Millisecond))
+}
+
+// calm reports whether requests may be sent for which no caller waits.
+func (h *health) calm(now time.Duration) bool { return now >= h.notUntil }
+
+// failed postpones such requests after a failed batch.
+func (h *health) failed(now time.Duration) { h.notUntil = now + h.pause }
+
+// recovered ends that.
+func (h *health) recovered() { h.notUntil = 0 }
+
+// landed reports the end of a round trip to the monitor and the observer.
+func (h *health) landed(requests int, elapsed time.Duration, err error) {
+	if o := h.observer; o != nil && o.Trip != nil {
+		o.Trip(Trip{Semaphore: h.name, Requests: requests, Elapsed: elapsed, Err: err})
+	}
+	switch {
+	case err == nil:
+		h.monitor.Answered(elapsed)
+	case errors.Is(err, ErrStoreUnavailable):
+		h.monitor.Failed()
+	}
+}
+
+// changed reports the beginning or the end of an outage to the observer. The coordinator's mu must not be held.
+func (h *health) changed(change outage.Change) {
+	if o := h.observer; o != nil && o.Health != nil {
+		o.Health(Health{Semaphore: h.name, Down: change.Down, Err: change.Err, After: change.After})
+	}
+}
+
+// newMonitor returns the monitor of a coordinator's store. It does not keep the coordinator alive.
+func newMonitor(c *coordinator) *outage.Monitor {
 	used := weak.Make(c)
-	c.monitor = outage.New(groupOf(c.transport.store), outage.Backend{
+	return outage.New(groupOf(c.transport.store), outage.Backend{
 		Next: func() (p outage.Probe, wanted bool) {
 			if c := used.Value(); c != nil {
-				p, wanted = outage.Probe{Ask: c.reach, Timeout: c.timeout}, c.isOpen()
+				p, wanted = outage.Probe{Ask: c.transport.probe, Timeout: c.timeout}, c.isOpen()
 			}
 			return p, wanted
 		},
@@ -51,88 +101,46 @@ func (c *coordinator) watch() {
 	})
 }
 
-// reach probes the store: by a write in Redis, by Stats in other stores.
-func (c *coordinator) reach(ctx context.Context) (err error) {
+// probe asks the store whether it can serve: by a write in Redis, by Stats in other stores.
+func (t *transport) probe(ctx context.Context) (err error) {
 	defer func() {
 		if value := recover(); value != nil { // of the store, or of a hook of its client
-			slog.Default().Error("semaphore: recovered a panic of a probe, the store is probed again", "panic", value, "stack", string(debug.Stack()))
-			err = fmt.Errorf("semaphore %.80q: %w: %v", c.name, batch.ErrPanic, value)
+			batch.LogPanic("a probe", value)
+			err = fmt.Errorf("semaphore %.80q: %w", t.name, batch.PanicError(value))
 		}
 	}()
-	if r, ok := c.transport.store.(*redisStore); ok {
-		return wrap(c.name, r.reach(ctx))
+	if r, ok := t.store.(*redisStore); ok {
+		return wrap(t.name, r.reach(ctx))
 	}
-	_, err = c.transport.store.Stats(ctx)
-	return wrap(c.name, err)
+	_, err = t.store.Stats(ctx)
+	return wrap(t.name, err)
 }
 
+// isOpen reports whether the semaphore has not been closed.
 func (c *coordinator) isOpen() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.closed
 }
 
-// away returns an ErrStoreUnavailable during an outage, and makes the monitor go on probing.
-func (c *coordinator) away() error {
-	o := c.monitor.Down()
-	if o == nil {
-		return nil
-	}
-	c.monitor.Failed()
-	return fmt.Errorf("%w (unavailable for %v)", o.Err, time.Since(o.Since).Round(time.Millisecond))
-}
-
 // changed runs when an outage begins or ends. When it begins, callers that wait for a reply fail. Waiters in the queue keep their places,
 // unless the policy is FailOpen. When it ends, queued requests are sent.
 func (c *coordinator) changed(change outage.Change) {
-	event := Health{Semaphore: c.name, Down: change.Down, Err: change.Err, After: change.After}
-	if o := c.observer; o != nil && o.Health != nil {
-		o.Health(event)
-	}
+	c.health.changed(change)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := clock.Mono()
 	if change.Down {
-		c.failPending(func(time.Duration) bool { return true }, change.Err)
+		c.failPending(everyCall, change.Err)
 		if c.policy == FailOpen {
-			c.failQueued(change.Err)
+			for _, r := range c.waiters.queued() {
+				c.fail(r, change.Err)
+			}
 		}
 	} else {
-		c.health.notUntil = 0
+		c.health.recovered()
 	}
 	c.setAlarm(now)
-}
-
-// failQueued ends the requests that wait for permits in the store's queue. Requests that wait until no permit is held stay. c.mu must be
-// held.
-func (c *coordinator) failQueued(err error) {
-	for _, r := range c.waiters.sent {
-		if !r.done && r.queued && r.n > 0 {
-			c.abandon(r)
-			c.waiters.finish(r, nil, err)
-		}
-	}
-}
-
-// health paces the batches after failures. The coordinator's mu guards it.
-type health struct {
-	notUntil time.Duration // requests for which no caller waits are not sent before this time
-}
-
-// calm reports whether requests may be sent for which no caller waits.
-func (h *health) calm(now time.Duration) bool { return now >= h.notUntil }
-
-// landed reports the end of a trip to the monitor and the observer. c.mu must be held.
-func (c *coordinator) landed(f *flight, err error, now time.Duration) {
-	if o := c.observer; o != nil && o.Trip != nil {
-		o.Trip(Trip{Semaphore: c.name, Requests: f.size(), Elapsed: now - f.sent, Err: err})
-	}
-	switch {
-	case err == nil:
-		c.monitor.Answered(now - f.sent)
-	case errors.Is(err, ErrStoreUnavailable):
-		c.monitor.Failed()
-	}
 }
 
 // wrap returns an error of a store as callers get it: with the semaphore's name, and matching ErrStoreUnavailable, ErrStoreUnusable or
@@ -157,78 +165,31 @@ func (c *coordinator) pass(n int) (*Permit, error) {
 	defer c.mu.Unlock()
 	switch {
 	case c.closed:
-		return nil, c.errClosed()
+		return nil, errClosed(c.name)
 	case n > c.view.permits:
 		return nil, tooMany(c.name, n, c.view.permits)
 	}
 	now := clock.Mono()
-	p := &Permit{engine: c, permits: n, since: now, more: &more{id: c.newID(), passed: true, deadline: never}}
+	p := &Permit{engine: c, permits: n, since: now, more: &more{id: c.ids.next(), passed: true, deadline: never}}
 	if c.fixed {
-		p.more.deadline = now + c.lease - c.margin
+		p.more.deadline = now + c.lease - c.held.margin
 	}
-	c.held.add(p, c.lease)
+	c.held.add(p)
 	c.setAlarm(now)
 	return p, nil
 }
 
-// expectReply makes sure that a call that began at the given time has a result by its deadline. c.mu must be held.
-func (c *coordinator) expectReply(since time.Duration) {
-	if c.replyBy == 0 {
-		c.replyBy = since + c.timeout
-		c.alarm.set(c.replyBy, since)
-	}
-}
-
-// failOverdue ends the calls that have waited too long for a reply, whatever becomes of the batch that they are in or wait for. c.mu must
-// be held.
-func (c *coordinator) failOverdue(now time.Duration) {
-	if c.replyBy == 0 || now < c.replyBy {
+// failPending ends the overdue calls that wait for a reply, whether they are queued or in flight. c.mu must be held.
+func (c *coordinator) failPending(overdue overdue, err error) {
+	c.waiters.failFresh(overdue, err)
+	c.releases.fail(overdue, err)
+	c.limits.fail(overdue, err)
+	f := c.source.flight
+	if f == nil {
 		return
 	}
-	const together = time.Millisecond // otherwise each call of a crowd would have an alarm of its own
-	c.replyBy = 0
-	c.failPending(func(since time.Duration) bool {
-		by := since + c.timeout
-		if by > now+together {
-			c.replyBy = earlier(c.replyBy, by)
-		}
-		return by <= now+together
-	}, fmt.Errorf("%w: semaphore %.80q: %w", ErrStoreUnavailable, c.name, ErrStoreTimeout))
-}
-
-// failPending ends the calls that wait for a reply and began at an overdue time. c.mu must be held.
-func (c *coordinator) failPending(overdue func(since time.Duration) bool, err error) {
-	c.waiters.failFresh(overdue, err)
-	for _, a := range c.allPending() {
-		if overdue(a.since) {
-			a.finish(err)
-		}
+	f.failCalls(overdue, err)
+	for _, r := range f.undecided(overdue) {
+		c.fail(r, err)
 	}
-	c.changes = slices.DeleteFunc(c.changes, func(change *limitChange) bool { return change.finished })
-	if c.flight != nil {
-		for _, r := range c.flight.enter {
-			if !r.done && !r.queued && overdue(r.since) {
-				c.abandon(r)
-				c.waiters.finish(r, nil, err)
-			}
-		}
-	}
-}
-
-// allPending returns the calls that wait for a reply, except requests for permits. c.mu must be held.
-func (c *coordinator) allPending() (all []*pending) {
-	releases, changes := slices.Clone(c.releases.list), slices.Clone(c.changes)
-	if c.flight != nil {
-		releases = append(releases, c.flight.releases...)
-		if c.flight.change != nil {
-			changes = append(changes, c.flight.change)
-		}
-	}
-	for _, l := range releases {
-		all = append(all, &l.pending)
-	}
-	for _, change := range changes {
-		all = append(all, &change.pending)
-	}
-	return slices.DeleteFunc(all, func(a *pending) bool { return !a.waiting() })
 }

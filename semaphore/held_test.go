@@ -18,7 +18,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// Every call is answered within the timeout though a batch under way hangs: also those that came after it had departed.
+// Every call returns within the timeout even if a batch in flight hangs, also the calls that came after its departure.
 func TestTimeoutBehindABatch(t *testing.T) {
 	const timeout = time.Second
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
@@ -48,7 +48,7 @@ func TestTimeoutBehindABatch(t *testing.T) {
 					time.Sleep(later * time.Millisecond)
 					began := time.Now()
 					assert.ErrorIs(t, call(), semaphore.ErrStoreTimeout, name)
-					if took := time.Since(began); name != "release" || later == 0 { // a second one has its answer with the first
+					if took := time.Since(began); name != "release" || later == 0 { // the second release has its result with the first
 						assert.LessOrEqual(t, took, timeout, "%s %v later", name, later)
 					}
 				})
@@ -57,13 +57,13 @@ func TestTimeoutBehindABatch(t *testing.T) {
 		calls.Wait()
 		hang.Store(false)
 		q, err := s.Acquire(ctx, 4)
-		require.NoError(t, err, "nothing is left of them")
+		require.NoError(t, err, "nothing of them is left")
 		require.NoError(t, q.Release(ctx))
 		synctest.Wait()
 	})
 }
 
-// A release by its id ends the context of a permit as lost, also that of Do, in this process too.
+// A release by id ends the permit's context as lost, also in the process that holds it, and also the context of Do.
 func TestReleasedByItsID(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		memory, err := semaphore.NewMemory(1)
@@ -82,7 +82,7 @@ func TestReleasedByItsID(t *testing.T) {
 	})
 }
 
-// Whoever looks at a permit after the end of its lease is told so, though no timer has had its turn yet.
+// After the end of its lease a permit is expired for every method, even if no timer has fired yet.
 func TestStoppedHolder(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
 		for name, look := range map[string]func(p *semaphore.Permit, ctx context.Context) error{
@@ -117,7 +117,7 @@ func TestStoppedHolder(t *testing.T) {
 	})
 }
 
-// A lease that is not renewed ends, and the place is another's then.
+// A lease that is not renewed ends, and then another caller is granted the place.
 func TestFixedLease(t *testing.T) {
 	const lease = time.Second
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
@@ -152,7 +152,7 @@ func TestNilPermit(t *testing.T) {
 	require.ErrorIs(t, context.Cause(p.Context()), semaphore.ErrNotHeld)
 }
 
-// watcher writes down what an observer is told.
+// watcher records the events of an observer.
 type watcher struct {
 	mu     sync.Mutex
 	events []any
@@ -164,7 +164,7 @@ func (w *watcher) add(e any) {
 	w.events = append(w.events, e)
 }
 
-// take returns what was told since the last time.
+// take returns the events since its last call.
 func (w *watcher) take() []any {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -226,7 +226,7 @@ func TestObserver(t *testing.T) {
 		synctest.Wait()
 		events = w.take()
 		told := slices.IndexFunc(events, func(e any) bool { d, ok := e.(semaphore.Decision); return ok && d.Err == err && !d.Granted })
-		require.NotEqual(t, -1, told, events) // before or after the news of the outage
+		require.NotEqual(t, -1, told, events) // before or after the event of the outage
 		health := healthOf(events)
 		require.Len(t, health, 1)
 		require.True(t, health[0].Down)
@@ -266,8 +266,7 @@ func TestObserverInMemory(t *testing.T) {
 	require.Empty(t, w.take())
 }
 
-// What is asked beside the batches is answered within the timeout, too, and says so in the same way. A context that ends first is its own
-// reason.
+// Stats and Holders return within the timeout, too, with the same error. If the context ends first, its error is returned.
 func TestTimeoutOfQuestions(t *testing.T) {
 	const timeout = time.Second
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
@@ -291,7 +290,7 @@ func TestTimeoutOfQuestions(t *testing.T) {
 	})
 }
 
-// deaf is a store that answers no question, and heeds its context.
+// deaf is a store whose Stats and Holders return only when their context ends.
 type deaf struct{ store.Store }
 
 func (deaf) Stats(ctx context.Context) (store.Stats, error) {

@@ -2,22 +2,10 @@ package semaphore
 
 import (
 	"context"
-	"fmt"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
-
-// change is a change of the number of permits. One of its fields is not 0.
-type change struct {
-	set int // store.OwnPermits: as configured
-	add int
-}
-
-// limitChange is a change that a caller waits for.
-type limitChange struct {
-	pending
-	change
-}
 
 // SetPermits sets the number of permits for the whole fleet, as the next version (see [WithVersion]). If more permits are held, none is
 // granted until enough are released. Waiters that want more than n fail with [ErrTooMany], wherever they are in the queue.
@@ -74,8 +62,16 @@ func (c *coordinator) changePermits(ctx context.Context, change change) error {
 	if change.set == store.OwnPermits && c.version > 0 {
 		change.set = c.permits
 	}
-	l := c.submitChange(change)
-	c.transport.take(ctx, c)
+	c.mu.Lock()
+	if err := c.health.away(); err != nil {
+		c.mu.Unlock()
+		return err
+	}
+	now := clock.Mono()
+	l := c.limits.add(change, now)
+	c.deadlines.expect(now)
+	c.mu.Unlock()
+	c.transport.take(ctx)
 	return l.wait(ctx)
 }
 
@@ -85,9 +81,4 @@ func (c *coordinator) stats(ctx context.Context) (Stats, error) {
 		used.Permits = c.permits
 	}
 	return Stats(used), err
-}
-
-// outOfRange returns the error of an AddPermits whose sum is out of range.
-func outOfRange(name string, permits, add int) error {
-	return fmt.Errorf("%w: semaphore %.80q: permits %d + %d: want 1 to 2^31", ErrInvalidPermits, name, permits, add)
 }

@@ -19,8 +19,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// everywhere runs a test in a bubble, where permits are kept in the process, and on a real server. open opens a process' semaphore;
-// lose makes the place forget everything.
+// everywhere runs a test in a bubble, with the permits in the process, and on a real server. open opens the semaphore of another process;
+// lose loses the state.
 func everywhere(t *testing.T, test func(t *testing.T, open func(permits int, opts ...semaphore.Option) *semaphore.Semaphore, lose func())) {
 	t.Run("bubble", func(t *testing.T) {
 		inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
@@ -45,7 +45,7 @@ func everywhere(t *testing.T, test func(t *testing.T, open func(permits int, opt
 	})
 }
 
-// free is how many permits can be had.
+// free returns how many permits are free.
 func free(t *testing.T, s *semaphore.Semaphore) (n int) {
 	t.Helper()
 	var all []*semaphore.Permit
@@ -63,7 +63,7 @@ func free(t *testing.T, s *semaphore.Semaphore) (n int) {
 	return len(all)
 }
 
-// waits acquires in the background, and returns once it waits there.
+// waits acquires in another goroutine, and returns when the request is queued in the store.
 func waits(t *testing.T, s *semaphore.Semaphore, n int) <-chan error {
 	t.Helper()
 	before, err := s.Stats(ctx)
@@ -83,7 +83,7 @@ func waits(t *testing.T, s *semaphore.Semaphore, n int) <-chan error {
 	return got
 }
 
-// Processes that are configured with other numbers, and no version, do not fail one another's waiters, and nobody is above its own.
+// Processes with different numbers of permits and without a version do not fail each other's waiters, and none exceeds its own number.
 func TestOwnNumbers(t *testing.T) {
 	everywhere(t, func(t *testing.T, open func(int, ...semaphore.Option) *semaphore.Semaphore, _ func()) {
 		five, two := open(5), open(2)
@@ -96,14 +96,14 @@ func TestOwnNumbers(t *testing.T) {
 			require.Zero(t, free(t, s))
 		}
 		require.Empty(t, four)
-		require.Empty(t, one, "3 are held of 2")
+		require.Empty(t, one, "3 of 2 are held")
 		require.NoError(t, held.Release(ctx))
 		require.NoError(t, <-four)
 		require.NoError(t, <-one)
 	})
 }
 
-// The newest version is in force for all, and is known again after the place has lost it.
+// The newest version is in force for all processes, and again after the state was lost.
 func TestVersions(t *testing.T) {
 	everywhere(t, func(t *testing.T, open func(int, ...semaphore.Option) *semaphore.Semaphore, lose func()) {
 		old, plain := open(5, semaphore.WithVersion(1)), open(7)
@@ -113,23 +113,23 @@ func TestVersions(t *testing.T) {
 		require.Equal(t, 2, free(t, newer))
 		require.Equal(t, 2, free(t, old))
 		lose()
-		require.Equal(t, 2, free(t, old), "it has heard of it")
+		require.Equal(t, 2, free(t, old), "from a report")
 		require.NoError(t, old.SetPermits(ctx, 3))
 		require.Equal(t, 3, free(t, newer))
-		require.Equal(t, 3, newer.Permits(), "it has heard of it")
+		require.Equal(t, 3, newer.Permits(), "from a report")
 		require.Equal(t, 3, free(t, plain))
 		lose()
-		require.Equal(t, 3, free(t, plain), "it has heard of it, too")
+		require.Equal(t, 3, free(t, plain), "the process without a version has it from a report")
 		lose()
 		late := open(2, semaphore.WithVersion(2))
-		require.Equal(t, 2, free(t, late), "it has not heard of it, and is the first to come")
+		require.Equal(t, 2, free(t, late), "the first process after the loss, which has had no report")
 		require.Equal(t, 3, free(t, newer))
 		require.Equal(t, 3, free(t, late))
 		stats, err := plain.Stats(ctx)
 		require.NoError(t, err)
 		require.Equal(t, semaphore.Stats{Permits: 3, Version: 3}, stats)
 		require.NoError(t, old.ResetPermits(ctx))
-		require.Equal(t, 5, free(t, newer), "what the one was made with who has reset it")
+		require.Equal(t, 5, free(t, newer), "the number of the process that has reset it")
 		require.NoError(t, plain.ResetPermits(ctx))
 		require.Equal(t, 7, free(t, plain))
 		_, err = semaphore.NewMemory(1, semaphore.WithVersion(-1))
@@ -137,7 +137,7 @@ func TestVersions(t *testing.T) {
 	})
 }
 
-// A lower number of a newer version ends waits that it makes hopeless, wherever they stand.
+// When a newer version lowers the number of permits, waiters that want more fail, wherever they are in the queue.
 func TestNewerVersionDismisses(t *testing.T) {
 	everywhere(t, func(t *testing.T, open func(int, ...semaphore.Option) *semaphore.Semaphore, _ func()) {
 		five := open(5, semaphore.WithVersion(1))
@@ -152,12 +152,12 @@ func TestNewerVersionDismisses(t *testing.T) {
 	})
 }
 
-// A waiter whose process has died keeps the others waiting for three and a half heartbeats if the process was silent for one when its turn
-// came; else for a lease and that heartbeat.
+// A waiter of a dead process blocks the others for three and a half heartbeats if the process had been silent for one heartbeat at the
+// waiter's turn. Otherwise it blocks them for a lease and that heartbeat.
 func TestDeadWaiter(t *testing.T) {
 	const lease, heartbeat = 10 * time.Second, time.Second
 	for _, c := range []struct {
-		died, bound time.Duration // before its turn; the others' wait after that
+		died, bound time.Duration // died: before its turn; bound: of the others' wait after that
 	}{{0, lease + 50*time.Millisecond}, {heartbeat, 2*heartbeat + heartbeat/2 + 50*time.Millisecond}, {5 * heartbeat, 0}} {
 		inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 			var dead atomic.Bool

@@ -8,17 +8,55 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// keepListening is how long a process goes on listening after its last waiter has left. To subscribe again costs two round trips.
-const keepListening = 5 * time.Second
+const (
+	// keepListening is how long a process goes on listening after its last waiter has left. To subscribe again costs two round trips.
+	keepListening = 5 * time.Second
+	// listenAgain is the pause after a Listen that failed.
+	listenAgain = 100 * time.Millisecond
+)
 
-// listener controls the goroutine that receives grants. It runs while requests wait, and for keepListening after that. The coordinator's mu
-// guards it.
+// listener receives the grants that the store sends, in a goroutine. It listens while requests wait, and for keepListening after that. The
+// coordinator's mu guards the fields below; the others do not change.
 type listener struct {
+	store   store.Store
+	process string
+	tasks   *tasks
+	ready   func()            // the store has begun to send grants; earlier ones may have been missed
+	grant   func(store.Grant) // the store has sent a grant
+
 	cancel context.CancelFunc // nil if the goroutine is not running
 	until  time.Duration      // when the goroutine may stop
 }
 
-// stop stops the goroutine.
+// listen makes sure that the goroutine runs for keepListening.
+func (l *listener) listen(now time.Duration) {
+	l.until = now + keepListening
+	if l.cancel != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	l.cancel = cancel
+	l.tasks.run(func() {
+		for ctx.Err() == nil {
+			_ = l.store.Listen(ctx, l.process, l.ready, l.grant)
+			select {
+			case <-time.After(listenAgain):
+			case <-ctx.Done():
+			}
+		}
+	})
+}
+
+// rest is called while no request waits. It stops the goroutine if keepListening is over, and otherwise returns when that will be.
+func (l *listener) rest(now time.Duration) (over time.Duration) {
+	if now < l.until {
+		return l.until
+	}
+	l.stop()
+	return 0
+}
+
+// stop stops the goroutine. It does not wait for its end; see tasks.
 func (l *listener) stop() {
 	if l.cancel != nil {
 		l.cancel()
@@ -26,37 +64,15 @@ func (l *listener) stop() {
 	}
 }
 
-// listen starts the listener if requests wait and it is not running. c.mu must be held.
-func (c *coordinator) listen(now time.Duration) {
-	if c.closed || len(c.waiters.sent) == 0 {
-		return
-	}
-	c.listener.until = now + keepListening
-	if c.listener.cancel != nil {
-		return
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	c.listener.cancel = cancel
-	c.tasks.run(func() {
-		for ctx.Err() == nil {
-			_ = c.transport.store.Listen(ctx, c.process, c.onReady, c.onGrant)
-			select {
-			case <-time.After(100 * time.Millisecond):
-			case <-ctx.Done():
-			}
-		}
-	})
-}
-
-// onReady runs when the store has begun to send grants. Earlier ones may have been missed.
+// onReady sends the waiters again whose grants may have been missed.
 func (c *coordinator) onReady() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.waiters.askAgain(nil)
-	c.transport.ready(c)
+	c.transport.ready()
 }
 
-// onGrant runs for each grant that the store sends.
+// onGrant handles a grant that the store has sent.
 func (c *coordinator) onGrant(g store.Grant) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +82,7 @@ func (c *coordinator) onGrant(g store.Grant) {
 	r := c.waiters.sent[g.ID]
 	if r != nil && !r.done && g.Outcome == store.Granted && g.Expires-c.lease.Microseconds() > latest {
 		c.waiters.askAgainOne(r) // the store's clock has leapt, so the end of the lease is unknown until the next report
-		c.transport.ready(c)
+		c.transport.ready()
 		return
 	}
 	c.admitted(g, now+time.Duration(g.Expires-latest)*time.Microsecond, now)

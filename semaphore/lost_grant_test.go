@@ -14,7 +14,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// slowly tells grants as its function likes: how much later, or never.
+// slowly is a store that delays each grant by the duration that its function returns, or drops it.
 type slowly struct {
 	store.Store
 	tell    func(g store.Grant, wake func(store.Grant))
@@ -26,7 +26,7 @@ func (s *slowly) Listen(ctx context.Context, process string, ready func(), wake 
 	return s.Store.Listen(ctx, process, ready, func(g store.Grant) { s.tell(g, wake) })
 }
 
-// A grant that is lost is noticed within two heartbeats, though one before it was merely late.
+// A lost grant is detected within two heartbeats, even if an earlier grant was late.
 func TestLostBehindALateOne(t *testing.T) {
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		grants := 0
@@ -52,7 +52,7 @@ func TestLostBehindALateOne(t *testing.T) {
 		}
 		synctest.Wait()
 		require.NoError(t, one.Release(ctx))
-		_, err = s.TryAcquire(ctx, 1, 0) // its answer tells that there was a grant
+		_, err = s.TryAcquire(ctx, 1, 0) // its report counts the grant
 		require.ErrorIs(t, err, semaphore.ErrRefused)
 		require.NoError(t, <-got)
 		require.NoError(t, two.Release(ctx))
@@ -63,7 +63,7 @@ func TestLostBehindALateOne(t *testing.T) {
 	})
 }
 
-// A grant that is on its way for longer than a batch is not taken for lost.
+// A grant that takes longer than a batch does not count as lost.
 func TestLateIsNotLost(t *testing.T) {
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		slow := &slowly{Store: place, tell: func(g store.Grant, wake func(store.Grant)) {
@@ -87,7 +87,7 @@ func TestLateIsNotLost(t *testing.T) {
 			require.ErrorIs(t, err, semaphore.ErrRefused)
 		}
 		require.NoError(t, <-got)
-		require.EqualValues(t, 1, slow.listens.Load(), "it does not listen anew")
+		require.EqualValues(t, 1, slow.listens.Load(), "it does not subscribe again")
 		require.NoError(t, s.Close(ctx))
 	})
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// A waiter whose place the store has lost, though it still knows the process, asks for it again by itself.
+// A waiter whose place the store has lost is sent again, even if the store still has its process.
 func TestPlaceIsLost(t *testing.T) {
 	const heartbeat = time.Second
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
@@ -59,14 +59,14 @@ func TestPlaceIsLost(t *testing.T) {
 			case err := <-got:
 				require.NoError(t, err)
 			case <-time.After(time.Hour):
-				t.Fatal("it waits for ever")
+				t.Fatal("the waiter was not granted")
 			}
 		}
 		require.LessOrEqual(t, time.Since(began), 11*heartbeat)
 	})
 }
 
-// That many ask again whether they still wait does not keep the store busy, however short the lease.
+// Sending many waiters again does not load the store, however short the lease.
 func TestManyAskAgain(t *testing.T) {
 	const many, each = 20_000, 5
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
@@ -88,7 +88,7 @@ func TestManyAskAgain(t *testing.T) {
 	})
 }
 
-// forgetful lets everybody wait, and keeps nobody's place.
+// forgetful is a store that queues every request and loses its place.
 type forgetful struct{ store.Store }
 
 func (f forgetful) Apply(_ context.Context, b *store.Batch) (*store.Report, error) {
@@ -100,14 +100,14 @@ func (f forgetful) Apply(_ context.Context, b *store.Batch) (*store.Report, erro
 	return r, nil
 }
 
-// Whatever key Redis evicts, who waits is admitted.
+// Whichever key Redis evicts, waiters are granted.
 func TestEvictedKeysOfWaiters(t *testing.T) {
 	t.Parallel()
 	client := redistest.Shared(t).Client(t)
 	for _, part := range []string{"state", "held", "info", "queue", "procs", "idle"} {
 		t.Run(part, func(t *testing.T) {
 			t.Parallel()
-			process := openRedis(t, client, 1, semaphore.WithLease(3*time.Second)) // renewed in time, however slow the machine
+			process := openRedis(t, client, 1, semaphore.WithLease(3*time.Second)) // long enough to be renewed in time on a slow machine
 			a, b := process(), process()
 			p, err := a.Acquire(ctx, 1)
 			require.NoError(t, err)
@@ -123,14 +123,14 @@ func TestEvictedKeysOfWaiters(t *testing.T) {
 				case err := <-c:
 					require.NoError(t, err)
 				case <-time.After(30 * time.Second):
-					t.Error(what, "waits for ever")
+					t.Error(what, "was not granted")
 				}
 			}
 		})
 	}
 }
 
-// What was held when Redis evicted who holds it is free when the leases have ended, though others hold permits all the time.
+// When Redis has evicted the key of the holders, their permits are free after their leases, even if other permits are held throughout.
 func TestEvictedInfo(t *testing.T) {
 	const lease = 300 * time.Millisecond
 	client := redistest.Shared(t).Client(t)
@@ -146,10 +146,10 @@ func TestEvictedInfo(t *testing.T) {
 	require.NoError(t, a.Close(ctx))
 	two, err := b.TryAcquire(ctx, 2, 20*time.Second)
 	require.NoError(t, err)
-	_, _ = two.Release(ctx), p.Release(ctx) // a slow machine may have lost them
+	_, _ = two.Release(ctx), p.Release(ctx) // on a slow machine they may be lost
 }
 
-// Redis has evicted info, and one of those ends whom it no longer knows: what the others hold stays taken.
+// After Redis has evicted info, a release of a permit that is no longer in it frees only that permit.
 func TestEvictedInfoOfSeveral(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s, err := semaphore.NewRedis(client, fmt.Sprint(t.Name(), time.Now().UnixNano()), 10, patient)
@@ -168,7 +168,7 @@ func TestEvictedInfoOfSeveral(t *testing.T) {
 	require.Equal(t, store.Refused, got.Outcome)
 }
 
-// A request that begins to wait in a batch that was taken for lost is taken back: it must not stand before others.
+// A request that is queued by a batch after its deadline is withdrawn: it must not block others.
 func TestPlaceInALateAnswer(t *testing.T) {
 	const timeout = 200 * time.Millisecond
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
@@ -188,23 +188,23 @@ func TestPlaceInALateAnswer(t *testing.T) {
 		require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 		time.Sleep(3 * timeout)
 		idle := make(chan error, 1)
-		go func() { idle <- semaphore.NewGroup(s).Wait(ctx) }() // so the process is one that waits
+		go func() { idle <- semaphore.NewGroup(s).Wait(ctx) }() // so that the process has a waiter
 		synctest.Wait()
 		p, err := other.TryAcquire(ctx, 1, 0)
-		require.NoError(t, err, "nobody waits for permits")
+		require.NoError(t, err, "no request for permits is queued")
 		require.NoError(t, p.Release(ctx))
 		require.NoError(t, held.Release(ctx))
 		assert.NoError(t, <-idle)
 	})
 }
 
-// A leap of the server's clock takes no permit away, if it is less than two thirds of a lease, or a tenth of one that is fixed.
+// A leap of the server's clock ends no permit if it is less than two thirds of the lease, or a tenth of a fixed lease.
 func TestLeapOfTheClock(t *testing.T) {
 	const lease, jitter = 9 * time.Second, 20 * time.Millisecond
 	for _, c := range []struct {
 		held   semaphore.Option
 		leap   time.Duration
-		admits bool // another one, in the worst case
+		admits bool // a second permit is granted, in the worst case
 	}{
 		{semaphore.WithLease(lease), lease*2/3 - jitter, false},
 		{semaphore.WithLease(lease), lease*2/3 + jitter, true},

@@ -19,12 +19,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
 
-// cut is a store that is answered in a millisecond, or not at all.
+// cut is a store that replies within a millisecond, or not at all.
 type cut struct {
 	store.Store
 	off     atomic.Bool
 	sent    atomic.Int64
-	batches atomic.Int64 // of these
+	batches atomic.Int64 // among the calls sent
 }
 
 func (c *cut) way(ctx context.Context) error {
@@ -59,7 +59,7 @@ func (c *cut) Holders(ctx context.Context) ([]store.Holder, error) {
 	return c.Store.Holders(ctx)
 }
 
-// open is a process that reaches a place by this way.
+// open returns the semaphore of a process that uses this store.
 func (c *cut) open(t *testing.T, at store.Store, permits int, opts ...semaphore.Option) *semaphore.Semaphore {
 	c.Store = at
 	s, err := semaphore.New(c, "x", permits, opts...)
@@ -67,7 +67,7 @@ func (c *cut) open(t *testing.T, at store.Store, permits int, opts ...semaphore.
 	return s
 }
 
-// noticed cuts the way, and returns when the process knows that.
+// noticed cuts the store off, and returns when the process has detected the outage.
 func (c *cut) noticed(t *testing.T, s *semaphore.Semaphore) {
 	t.Helper()
 	c.off.Store(true)
@@ -77,13 +77,13 @@ func (c *cut) noticed(t *testing.T, s *semaphore.Semaphore) {
 	time.Sleep(time.Second)
 }
 
-// back mends the way, and returns when the process knows that.
+// back ends that, and returns when the process has detected the end of the outage.
 func (c *cut) back() {
 	c.off.Store(false)
 	time.Sleep(time.Second)
 }
 
-// atOnce runs a call that must return without asking anybody.
+// atOnce runs a call that must return without a round trip.
 func atOnce(t *testing.T, call func() error) error {
 	t.Helper()
 	began := time.Now()
@@ -92,7 +92,8 @@ func atOnce(t *testing.T, call func() error) error {
 	return err
 }
 
-// The first call waits for the timeout. Once the outage is noticed every call fails at once, and what was released is given back at its end.
+// The first call waits for the timeout. Once the outage is detected, calls fail at once, and permits that are released are released in the
+// store at its end.
 func TestAwayAtOnce(t *testing.T) {
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var way cut
@@ -106,7 +107,7 @@ func TestAwayAtOnce(t *testing.T) {
 		require.ErrorIs(t, err, semaphore.ErrStoreTimeout)
 		require.InDelta(t, time.Second, time.Since(began), float64(2*time.Millisecond))
 		began = time.Now()
-		_, err = s.Acquire(ctx, 1) // it is under way when the probe fails
+		_, err = s.Acquire(ctx, 1) // in flight when the probe fails
 		require.ErrorIs(t, err, semaphore.ErrStoreUnavailable)
 		require.InDelta(t, 250*time.Millisecond, time.Since(began), float64(2*time.Millisecond))
 		time.Sleep(2 * time.Second) // until nothing is in flight
@@ -130,7 +131,7 @@ func TestAwayAtOnce(t *testing.T) {
 		require.ErrorIs(t, p.Err(), semaphore.ErrReleased)
 		way.sent.Store(0)
 		time.Sleep(10 * time.Second)
-		require.InDelta(t, 30, way.sent.Load(), 15, "probes alone: each takes 250 ms")
+		require.InDelta(t, 30, way.sent.Load(), 15, "only probes are sent, and each takes 250 ms")
 		require.Equal(t, batches, way.batches.Load())
 		way.back()
 		stats, err := s.Stats(ctx)
@@ -143,7 +144,7 @@ func TestAwayAtOnce(t *testing.T) {
 	})
 }
 
-// A permit that is held through an outage is renewed as soon as the store is back; if its lease has ended before, it is lost in time.
+// A permit that is held is renewed as soon as an outage ends. If its lease ends first, its context has ended before.
 func TestHeldThroughAnOutage(t *testing.T) {
 	const lease = 9 * time.Second
 	for outage, want := range map[time.Duration]error{6 * time.Second: nil, 12 * time.Second: semaphore.ErrExpired} {
@@ -174,7 +175,7 @@ func TestHeldThroughAnOutage(t *testing.T) {
 	}
 }
 
-// Waiters keep waiting, and keep their places, through an outage. Under FailOpen they pass.
+// Waiters keep their places through an outage. Under FailOpen they are granted permits at once.
 func TestWaitersThroughAnOutage(t *testing.T) {
 	for _, policy := range []semaphore.FailurePolicy{semaphore.FailClosed, semaphore.FailOpen} {
 		inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
@@ -223,7 +224,7 @@ func TestWaitersThroughAnOutage(t *testing.T) {
 	}
 }
 
-// Under FailOpen a call gets a permit that the store does not know, from the first failed call on.
+// Under FailOpen calls get permits that the store does not have, from the first failed call on.
 func TestPass(t *testing.T) {
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		var way, other cut
@@ -274,7 +275,7 @@ func TestPass(t *testing.T) {
 		require.ErrorIs(t, leased.Release(ctx), semaphore.ErrStoreUnavailable)
 		way.back()
 		for _, p := range held[2:] {
-			require.NoError(t, p.Err(), "it is held on")
+			require.NoError(t, p.Err(), "it stays held")
 		}
 		stats, err := s.Stats(ctx)
 		require.NoError(t, err)
@@ -282,7 +283,7 @@ func TestPass(t *testing.T) {
 		q, err := s.Acquire(ctx, 2)
 		require.NoError(t, err)
 		require.False(t, q.Passed())
-		time.Sleep(time.Minute) // renewals come and go
+		time.Sleep(time.Minute) // many renewals are due
 		require.NoError(t, q.Err())
 		require.NoError(t, held[2].Err())
 		require.NoError(t, held[2].Release(ctx))
@@ -304,7 +305,7 @@ func TestPass(t *testing.T) {
 	})
 }
 
-// A failure that needs a repair is no outage: each call asks the store, and FailOpen does not apply.
+// A failure that needs a repair is no outage: each call is sent to the store, and FailOpen does not apply.
 func TestUnusable(t *testing.T) {
 	inBubble(t, func(t *testing.T, place *semaphoremodel.Store) {
 		broken := errors.New("NOPERM")
@@ -325,7 +326,7 @@ func TestUnusable(t *testing.T) {
 	})
 }
 
-// On a real server: what is an outage, what somebody must repair, and what the state's owner must.
+// Failures of a real server: which are outages, which need a repair, and which mean that the state is corrupt.
 func TestErrorsOfRedis(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -372,7 +373,7 @@ func TestErrorsOfRedis(t *testing.T) {
 	fails(open(redis.Options{}, semaphore.WithFailurePolicy(semaphore.FailOpen)), semaphore.ErrStoreUnusable) // a batch is too long for one without a password
 }
 
-// A server that answers reads and refuses writes is away, too: calls are refused at once.
+// A server that replies to reads and refuses writes is an outage, too: calls fail at once.
 func TestAwayForWrites(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -398,7 +399,7 @@ func TestAwayForWrites(t *testing.T) {
 	require.Eventually(t, back, time.Minute, 10*time.Millisecond)
 }
 
-// panicking is a store whose batches fail and whose answers to questions are panics.
+// panicking is a store whose batches fail and whose Stats panics.
 type panicking struct {
 	store.Store
 	asked atomic.Int64

@@ -27,6 +27,13 @@ func (p *pending) finish(err error) {
 	}
 }
 
+// fail ends a call that is overdue.
+func (p *pending) fail(overdue overdue, err error) {
+	if p.waiting() && overdue(p.since) {
+		p.finish(err)
+	}
+}
+
 // wait returns the result of the call, or ctx's error if ctx ends first.
 func (p *pending) wait(ctx context.Context) error {
 	select {

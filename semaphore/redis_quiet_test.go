@@ -86,7 +86,7 @@ func (q *quietState) store(t *testing.T, client *redis.Client, state string) {
 	require.NoError(t, client.HSet(ctx, state, "quiet", b).Err())
 }
 
-// shift moves its times.
+// shift moves the times of the state.
 func (q *quietState) shift(micros float64) {
 	q.Seen += micros
 	if q.First != 0 {
@@ -100,7 +100,7 @@ func (q *quietState) shift(micros float64) {
 	}
 }
 
-// What a lone caller does takes three commands, once there is a state.
+// A batch of a lone caller takes three commands once there is a state.
 func TestLoneCallerTakesThreeCommands(t *testing.T) {
 	client := redistest.Start(t).Client(t)
 	s := openRedis(t, client, 4)()
@@ -132,11 +132,11 @@ func TestLoneCallerTakesThreeCommands(t *testing.T) {
 	require.Equal(t, map[string]int{"evalsha": 3 * rounds, "time": 3 * rounds, "hget": 3 * rounds, "hset": 3 * rounds}, calls)
 }
 
-// Other processes find what a lone caller holds, though they make something else of the state; when it is quiet again the first finds
-// that, too.
+// Other processes find the permits of a lone caller, although their batches change the format of the state. When it is quiet again, the lone
+// caller finds theirs.
 func TestQuietAndBusy(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
-	process := openRedis(t, client, 3, semaphore.WithLease(time.Hour)) // renewed only when this test is over
+	process := openRedis(t, client, 3, semaphore.WithLease(time.Hour)) // so that no renewal is due during the test
 	a, b := process().Labelled("a"), process().Labelled("b")
 	var held []*semaphore.Permit
 	for range 2 {
@@ -179,12 +179,12 @@ func TestQuietAndBusy(t *testing.T) {
 	require.Equal(t, before, after)
 	stats(semaphore.Stats{Permits: 3, Used: 2, Waiting: 1})
 	_, err = a.TryAcquire(ctx, 1, 0)
-	require.ErrorIs(t, err, semaphore.ErrRefused, "b is first")
+	require.ErrorIs(t, err, semaphore.ErrRefused, "b is before it in the queue")
 	require.NoError(t, held[0].Release(ctx))
 	p := <-waits
 	require.Greater(t, p.Fence(), held[1].Fence())
 
-	require.Eventually(t, func() bool { // a second after somebody waited last
+	require.Eventually(t, func() bool { // a second after the last wait
 		_, err := a.TryAcquire(ctx, 1, 0)
 		require.ErrorIs(t, err, semaphore.ErrRefused)
 		return quietOf(t, client, state) != nil
@@ -202,7 +202,7 @@ func TestQuietAndBusy(t *testing.T) {
 	stats(semaphore.Stats{Permits: 3})
 }
 
-// The state of a release that had format 2 is understood, also what its lone caller left behind.
+// A state of format 2 from an earlier release is decoded, also one that its lone caller left behind.
 func TestFormat2(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	name := fmt.Sprint("format2-", time.Now().UnixNano())
@@ -225,12 +225,12 @@ func TestFormat2(t *testing.T) {
 	held, err := b.Holders(ctx)
 	require.NoError(t, err)
 	require.Equal(t, []store.Holder{{ID: "old-1", Permits: 2, Fence: now, Since: time.UnixMicro(now), Expires: time.UnixMicro(expires), Label: "its label"}}, held)
-	require.Equal(t, "3 2 5", client.HGet(ctx, base+"state", "permits").Val(), "no older release takes it for its own")
+	require.Equal(t, "3 2 5", client.HGet(ctx, base+"state", "permits").Val(), "an older release must not accept it")
 	require.NotNil(t, quietOf(t, client, base+"state"))
 	require.False(t, client.HExists(ctx, base+"state", "solo").Val())
 }
 
-// A field that is not what it should be is an error of its own kind, wherever it is cut or changed.
+// A corrupt field is an ErrCorruptState, wherever it is cut or changed.
 func TestCorruptQuietState(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := openRedis(t, client, 3)()
@@ -259,7 +259,7 @@ func TestCorruptQuietState(t *testing.T) {
 			continue
 		}
 		check(good[:n])
-		for _, id := range []string{"a", "b", "c"} { // lua/quiet.lua may not have to look at it
+		for _, id := range []string{"a", "b", "c"} { // lua/quiet.lua may not read the field
 			require.NoError(t, client.HSet(ctx, state, "quiet", good).Err())
 			require.NoError(t, apply())
 			require.NoError(t, client.HSet(ctx, state, "quiet", good[:n]).Err())
@@ -278,7 +278,7 @@ func TestCorruptQuietState(t *testing.T) {
 	require.NoError(t, apply(store.Entry{ID: "c", Permits: 1}))
 }
 
-// Also while nobody waits a report tells when the first lease ends, whatever becomes of the others.
+// A report has the end of the first lease also while no request waits, whichever of the other permits are released.
 func TestEarliestWhileQuiet(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	b := semaphore.StoreOf(openRedis(t, client, 9)())
@@ -306,7 +306,7 @@ func TestEarliestWhileQuiet(t *testing.T) {
 	require.Zero(t, apply(time.Minute, store.Batch{Leave: []string{"second", "third", "fourth"}}).Earliest)
 }
 
-// A clock that was set back by an hour does not keep the state in many keys for an hour.
+// After the clock was set back by an hour, the state does not stay in several keys for an hour.
 func TestQuietAfterTheClockWentBack(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := openRedis(t, client, 1)()

@@ -32,7 +32,7 @@ func TestRedisStore(t *testing.T) {
 	})
 }
 
-// setBackRedis moves the times stored as if the clock had been set back.
+// setBackRedis moves the stored times as if the clock had been set back.
 func setBackRedis(t *testing.T, client *redis.Client, key string, micros int64) {
 	require.EqualValues(t, 1, client.Exists(ctx, key+"state").Val(), "%s", key)
 	if q := quietOf(t, client, key+"state"); q != nil {
@@ -58,7 +58,7 @@ func setBackRedis(t *testing.T, client *redis.Client, key string, micros int64) 
 	}
 }
 
-// All keys live for one day at least from when they were used last, and for two at most, whoever made them.
+// Every key expires one to two days after its last use, whichever script wrote it.
 func TestKeysExpire(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := openRedis(t, client, 2)()
@@ -85,7 +85,7 @@ func TestKeysExpire(t *testing.T) {
 	}
 }
 
-// So do those that are there because somebody waits.
+// So do the keys that exist only while requests wait.
 func TestKeysOfWaitersExpire(t *testing.T) {
 	client := redistest.Start(t).Client(t)
 	b := semaphore.StoreOf(openRedis(t, client, 1)())
@@ -108,11 +108,11 @@ func TestKeysOfWaitersExpire(t *testing.T) {
 	}
 }
 
-// spread is a label that does not fit into the one field that a quiet semaphore is in: so its keys are those of a busy one.
+// spread is a label that does not fit into the single field of a quiet semaphore, so the state has the keys of a busy one.
 const spread = "two\nlines"
 
-// Processes that were killed leave nothing behind for more than an hour or so, nor do those that have waited for nothing and are never heard
-// of again: a semaphore that is used every day would keep them all, and serve no lone caller quickly any more.
+// Processes that were killed, or that waited and went silent, leave nothing behind for more than about an hour. Otherwise a semaphore that is
+// used every day would keep them all, and the calls of lone callers would stay slow.
 func TestDeadProcessesAreForgotten(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	s := openRedis(t, client, 2)()
@@ -133,7 +133,7 @@ func TestDeadProcessesAreForgotten(t *testing.T) {
 		for j := range 4 {
 			name := fmt.Sprint("killed", i, j)
 			apply(name, time.Minute, store.Entry{ID: name, Permits: 1, Wait: true})
-			time.Sleep(3 * time.Millisecond) // its lease is over
+			time.Sleep(3 * time.Millisecond) // until its lease has ended
 		}
 		q := quietOf(t, client, state)
 		require.Len(t, q.Processes, 4)

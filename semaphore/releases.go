@@ -59,5 +59,12 @@ func (l *releases) take(now time.Duration, calm bool) (next []*release) {
 	return next
 }
 
+// fail ends the calls that are overdue. Their ids stay queued.
+func (l *releases) fail(overdue overdue, err error) {
+	for _, r := range l.list {
+		r.fail(overdue, err)
+	}
+}
+
 // putBack undoes take.
 func (l *releases) putBack(taken []*release) { l.list = append(taken, l.list...) }

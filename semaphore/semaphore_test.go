@@ -35,7 +35,7 @@ var (
 	names atomic.Int64
 )
 
-// patient: who shall not be told that the machine is slow waits for an answer so long.
+// patient is a timeout that is long enough for a reply on a slow machine.
 var patient = semaphore.WithStoreTimeout(30 * time.Second)
 
 func openRedis(t *testing.T, client semaphore.RedisClient, permits int, opts ...semaphore.Option) func() *semaphore.Semaphore {
@@ -70,7 +70,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// In memory, in a bubble where time is exact: waits, timeouts, order.
+// Waits, timeouts and order in memory, in a bubble where time is exact.
 func TestMemoryWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, err := semaphore.NewMemory(1)
@@ -94,7 +94,7 @@ func TestMemoryWaits(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, p.Release(ctx))
 		synctest.Wait()
-		require.Len(t, order, 50, "half of them had given up")
+		require.Len(t, order, 50, "half of the callers had given up")
 		for i, k := range order {
 			require.Equal(t, 50+i, k)
 		}
@@ -161,7 +161,7 @@ func TestBadOptions(t *testing.T) {
 	require.Equal(t, "FailClosed FailOpen", fmt.Sprint(semaphore.FailClosed, " ", semaphore.FailOpen))
 }
 
-// pipeline is what a user makes of one that should be a client.
+// pipeline is a redis.Cmdable that is not a client.
 type pipeline struct {
 	redis.Pipeliner
 	subscriber interface {
@@ -173,7 +173,7 @@ func (p pipeline) Subscribe(ctx context.Context, channels ...string) *redis.PubS
 	return p.subscriber.Subscribe(ctx, channels...)
 }
 
-// Names that try to leave their braces, or a terminal, are names like others, each with its own permits.
+// Names with braces, control characters and the like are ordinary names, each with its own permits.
 func TestHostileNames(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint("hostile", time.Now().UnixNano(), ":")
@@ -191,7 +191,7 @@ func TestHostileNames(t *testing.T) {
 	}
 	keys, err := client.Keys(ctx, prefix+"*").Result()
 	require.NoError(t, err)
-	require.Len(t, keys, 12+2, "the state of each, and of one held and info")
+	require.Len(t, keys, 12+2, "a state for each, and for one also held and info")
 	for _, key := range keys {
 		ttl := client.PTTL(ctx, key).Val()
 		require.Greater(t, ttl, 24*time.Hour, "%q", key)
@@ -199,7 +199,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// What is not a semaphore's is an error that names the key, and is left as it is.
+// A value that is not a semaphore's state is an error that names the key, and stays unchanged.
 func TestForeignKeys(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint("foreign", time.Now().UnixNano(), ":")

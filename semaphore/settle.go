@@ -9,60 +9,57 @@ import (
 )
 
 // Land implements batch.Source.
-func (c *coordinator) Land(f *flight, report *store.Report, err error, late bool) {
+func (s *source) Land(f *flight, report *store.Report, err error, late bool) {
+	c := s.coordinator
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := clock.Mono()
-	if c.flight == f {
-		c.flight = nil
+	if s.flight == f {
+		s.flight = nil
 	}
 	err = wrap(c.name, err)
 	if !late {
 		c.transport.note(err)
-		c.landed(f, err, now)
+		c.health.landed(f.size(), now-f.sent, err)
 	}
 	switch {
 	case late:
-		c.settleLate(f, report, err, now)
+		s.settleLate(f, report, err, now)
 	case err != nil:
-		c.failed(f, err, now)
+		s.failed(f, err, now)
 	case report.Late:
-		c.putBack(f, report, now)
+		s.putBack(f, report, now)
 	default:
-		c.settle(f, report, now)
+		s.settle(f, report, now)
 	}
 	c.setAlarm(now)
 }
 
-// putBack queues the requests of a batch again that was too late by the store's clock. That clock has stepped; the view has it now. c.mu
-// must be held.
-func (c *coordinator) putBack(f *flight, report *store.Report, now time.Duration) {
+// putBack queues the requests of a batch again that was too late by the store's clock. That clock has stepped; the view has it now. The
+// coordinator's mu must be held.
+func (s *source) putBack(f *flight, report *store.Report, now time.Duration) {
+	c := s.coordinator
 	c.view.server.Heard(report.Now, f.sent, now)
 	c.waiters.putBack(f.enter, f.resent)
 	c.releases.putBack(f.releases)
-	if f.change != nil && f.change.waiting() {
-		c.changes = append([]*limitChange{f.change}, c.changes...)
-	}
-	if len(f.renew) > 0 {
-		c.held.renewAt = now
-	}
+	c.limits.putBack(f.change)
+	c.held.renewAgain(f.renew, now)
 }
 
-// settle hands out the results of a batch. c.mu must be held.
-func (c *coordinator) settle(f *flight, report *store.Report, now time.Duration) {
-	c.health.notUntil = 0
+// settle hands out the results of a batch. The coordinator's mu must be held.
+func (s *source) settle(f *flight, report *store.Report, now time.Duration) {
+	c := s.coordinator
+	c.health.recovered()
 	c.view.update(report, f.sent, now, c.heartbeat)
-	if f.change != nil && report.Unchanged {
-		f.change.finish(outOfRange(c.name, report.Permits, f.change.add))
-	} else if f.change != nil {
-		f.change.finish(nil)
+	if f.change != nil {
+		f.change.settle(c.name, report)
 	}
 	for i, l := range f.releases {
 		l.was = report.Left[i]
 		l.finish(nil)
 	}
 	for i, p := range f.renew {
-		c.renewed(p, report.Renewed[i], f.sent)
+		c.held.renewed(p, report.Renewed[i], f.sent)
 	}
 	if report.Fresh {
 		c.view.grants = 0
@@ -73,23 +70,13 @@ func (c *coordinator) settle(f *flight, report *store.Report, now time.Duration)
 	for i, r := range f.enter {
 		c.entered(r, report.Entered[i], f.sent, now)
 	}
-	c.admittedHere(f, report, now)
+	s.admittedHere(f, report, now)
 	if c.view.lost(report.Notified, f.resent > 0, now, c.heartbeat) {
 		c.waiters.askAgain(nil)
 		c.listener.stop() // it starts again on another connection: this one may hang
 	}
-	c.listen(now)
-}
-
-// renewed records whether the batch that was sent at the given time has renewed a permit. c.mu must be held.
-func (c *coordinator) renewed(p *Permit, ok bool, sent time.Duration) {
-	switch {
-	case c.held.permits[p.more.id] != p: // released meanwhile
-	case ok:
-		p.more.renewed, p.more.deadline = sent, sent+c.lease-c.margin
-		c.held.add(p, c.lease)
-	default:
-		c.end(p, ErrLost)
+	if !c.closed && len(c.waiters.sent) > 0 {
+		c.listener.listen(now)
 	}
 }
 
@@ -102,8 +89,7 @@ func (c *coordinator) entered(r *request, a store.Result, sent, now time.Duratio
 	case a.Outcome == store.Granted:
 		c.grant(r, a.Fence, sent+c.lease, now)
 	case a.Outcome == store.Queued && !r.wait: // its timeout passed on the way
-		c.abandon(r)
-		c.waiters.finish(r, nil, nil)
+		c.fail(r, nil)
 	case a.Outcome == store.Queued:
 		r.queued, r.ticket = true, a.Ticket
 	case a.Outcome == store.TooMany:
@@ -113,15 +99,16 @@ func (c *coordinator) entered(r *request, a store.Result, sent, now time.Duratio
 	}
 }
 
-// admittedHere handles the grants to waiters of this process that its own batch has admitted. c.mu must be held.
-func (c *coordinator) admittedHere(f *flight, report *store.Report, now time.Duration) {
+// admittedHere handles the grants to waiters of this process that its own batch has admitted. The coordinator's mu must be held.
+func (s *source) admittedHere(f *flight, report *store.Report, now time.Duration) {
 	for _, g := range report.Grants {
-		c.admitted(g, f.sent+time.Duration(g.Expires-report.Now)*time.Microsecond, now)
+		s.coordinator.admitted(g, f.sent+time.Duration(g.Expires-report.Now)*time.Microsecond, now)
 	}
 }
 
-// settleLate releases what a batch was granted whose report came after its deadline. c.mu must be held.
-func (c *coordinator) settleLate(f *flight, report *store.Report, err error, now time.Duration) {
+// settleLate releases what a batch was granted whose report came after its deadline. The coordinator's mu must be held.
+func (s *source) settleLate(f *flight, report *store.Report, err error, now time.Duration) {
+	c := s.coordinator
 	if err != nil || report.Late {
 		return
 	}
@@ -130,12 +117,13 @@ func (c *coordinator) settleLate(f *flight, report *store.Report, err error, now
 			c.releases.add(r.id, now, c.lease)
 		}
 	}
-	c.admittedHere(f, report, now)
+	s.admittedHere(f, report, now)
 }
 
-// failed handles a batch that failed. It is unknown whether the store has decided it. c.mu must be held.
-func (c *coordinator) failed(f *flight, err error, now time.Duration) {
-	c.health.notUntil = now + min(c.heartbeat/4, 50*time.Millisecond)
+// failed handles a batch that failed. It is unknown whether the store has decided it. The coordinator's mu must be held.
+func (s *source) failed(f *flight, err error, now time.Duration) {
+	c := s.coordinator
+	c.health.failed(now)
 	if f.change != nil {
 		f.change.finish(err)
 	}
@@ -145,13 +133,10 @@ func (c *coordinator) failed(f *flight, err error, now time.Duration) {
 			c.releases.readd(&release{id: l.id, until: l.until}, now)
 		}
 	}
-	if len(f.renew) > 0 {
-		c.held.renewAt = now
-	}
+	c.held.renewAgain(f.renew, now)
 	for i, r := range f.enter {
 		if !r.done && (i >= f.resent || !r.wait) {
-			c.abandon(r)
-			c.waiters.finish(r, nil, err)
+			c.fail(r, err)
 		}
 	}
 	c.waiters.askAgain(nil) // the other waiters too: their grants may have been in the lost report
@@ -164,13 +149,13 @@ func (c *coordinator) grant(r *request, fence int64, ends, now time.Duration) {
 		c.waiters.finish(r, nil, nil)
 		return
 	}
-	deadline := ends - c.margin
+	deadline := ends - c.held.margin
 	if now >= deadline { // the process was stopped, and the lease is nearly over; the request still has its ticket
 		c.waiters.askAgainOne(r)
 		return
 	}
 	p := &Permit{engine: c, permits: r.n, fence: fence, since: now, more: &more{id: r.id, renewed: ends - c.lease, deadline: deadline}}
-	c.held.add(p, c.lease)
+	c.held.add(p)
 	c.waiters.finish(r, p, nil)
 }
 

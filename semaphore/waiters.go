@@ -63,8 +63,12 @@ func (w *waiters) take(calm bool) (enter []*request, resent int) {
 	return append(enter, fresh...), resent
 }
 
-// depart records that a request was sent with f.
-func (w *waiters) depart(r *request, f *flight) { w.sent[r.id], r.flight = r, f }
+// depart records that the requests of f are sent.
+func (w *waiters) depart(f *flight) {
+	for _, r := range f.enter {
+		w.sent[r.id], r.flight = r, f
+	}
+}
 
 // putBack undoes take and depart.
 func (w *waiters) putBack(enter []*request, resent int) {
@@ -97,6 +101,16 @@ func (w *waiters) finish(r *request, p *Permit, err error) {
 	r.permit, r.err = p, err
 	w.end(r)
 	close(r.ready)
+}
+
+// queued returns the requests that wait for permits in the store's queue. It leaves out those that wait until no permit is held.
+func (w *waiters) queued() (all []*request) {
+	for _, r := range w.sent {
+		if !r.done && r.queued && r.n > 0 {
+			all = append(all, r)
+		}
+	}
+	return all
 }
 
 // forget removes a request from sent, and reports whether it was there.
@@ -152,7 +166,7 @@ func (w *waiters) notOf(f *flight) bool {
 }
 
 // failFresh ends the requests that were not sent yet and are overdue.
-func (w *waiters) failFresh(overdue func(since time.Duration) bool, err error) {
+func (w *waiters) failFresh(overdue overdue, err error) {
 	for len(w.fresh) > 0 { // the oldest is first
 		r := w.fresh[0]
 		if !r.done {

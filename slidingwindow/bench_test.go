@@ -11,8 +11,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// BenchmarkLone is a call of a lone caller that Redis allows, beside a PING, with a client as everybody makes it and with one that was made to
-// heed deadlines; and one that is refused by what is known.
+// BenchmarkLone measures a call of a lone caller that Redis allows, beside a PING, and one that the view refuses: with a default client, and
+// with one that heeds the deadlines of contexts.
 func BenchmarkLone(b *testing.B) {
 	server := redistest.Shared(b)
 	for _, heeds := range []bool{false, true} {

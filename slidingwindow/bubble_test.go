@@ -19,8 +19,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// inBubble runs a test in a bubble of synctest. Its clock begins in the year 2000, which is before this process began, a time that
-// the package never meets: so it moves on first.
+// inBubble runs a test in a bubble of synctest. The bubble's clock begins in the year 2000, before this process was started, so it is moved
+// on first.
 func inBubble(t *testing.T, test func(t *testing.T)) {
 	server.start(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -34,10 +34,10 @@ func bubble(t *testing.T, name string, test func(t *testing.T)) {
 	t.Run(name, func(t *testing.T) { inBubble(t, test) })
 }
 
-// noDeadline is a test as rapid can have it in a bubble, where none has a deadline.
+// noDeadline is a test without a deadline, for rapid in a bubble.
 type noDeadline struct{ *testing.T }
 
-// fakeReply is an error that Redis has sent.
+// fakeReply is an error reply of Redis.
 type fakeReply string
 
 func (r fakeReply) Error() string { return string(r) }
@@ -194,14 +194,14 @@ func (r *bubbleRedis) executed() int64 {
 	return r.scripts
 }
 
-// by changes the way of the commands that come; nil: the shortest.
+// by sets the way of the commands from now on; nil is the shortest.
 func (r *bubbleRedis) by(w way) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.way = w
 }
 
-// slow is a way that takes so long, half of it there.
+// slow returns a way that takes the given time, half of it to the server.
 func slow(d time.Duration) way {
 	return func(_ context.Context, run func() error) error {
 		time.Sleep(d / 2)
@@ -216,10 +216,10 @@ func failing(err error) way {
 	return func(context.Context, func() error) error { return err }
 }
 
-// refused is what a client says if nobody listens.
+// refused is the error of a client if no server listens.
 var refused = &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
 
-// hang makes the server hang, as one that is stopped: what was sent to it is executed when it goes on. The client does not heed
+// hang makes the server hang, as one that is stopped: it executes the commands that were sent meanwhile when it goes on. The client ignores
 // contexts.
 func (r *bubbleRedis) hang() (goOn func()) {
 	open := make(chan struct{})
@@ -233,7 +233,7 @@ func (r *bubbleRedis) hang() (goOn func()) {
 	}
 }
 
-// lost is a way on which the first reply is lost. The client says why after so long.
+// lost is a way on which the first reply is lost. The client returns the given error after the given time.
 func lost(after time.Duration, err error) way {
 	var first atomic.Bool
 	return func(_ context.Context, run func() error) error {

@@ -14,7 +14,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// With Redis the limiter's clock only tells how much time has passed. So it may be set back, and nobody is refused for that.
+// With Redis the limiter's clock only measures how much time has passed. So it may be set back, and no request is refused for that.
 func TestClockSetBack(t *testing.T) {
 	for _, mode := range []Mode{Exact, Approximate} {
 		bubble(t, mode.String(), func(t *testing.T) {
@@ -42,7 +42,7 @@ func TestClockSetBack(t *testing.T) {
 				require.True(t, ok, "set back by %v", step)
 				time.Sleep(1100 * time.Millisecond)
 			}
-			goOn := client.hang() // set back while a round trip is under way
+			goOn := client.hang() // set back while a round trip is in flight
 			got := make(chan bool)
 			go func() {
 				ok, _ := l.Allow(ctx)
@@ -65,8 +65,8 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// However much the round trips differ, there is one script for each call that is allowed at most, and one look in each sub-interval. In
-// Approximate a call may also come within what is not known of Redis's clock, when Redis must decide.
+// However much the round trips differ, each call that is allowed runs at most one script, and the others one in each sub-interval. In
+// Approximate a call may also fall between the bounds of Redis' clock, so that Redis must decide.
 func TestScripts(t *testing.T) {
 	const limit, window, resolution, length = 50, time.Second, 50 * time.Millisecond, 10 * time.Second
 	for _, mode := range []Mode{Exact, Approximate} {
@@ -111,8 +111,8 @@ func TestScripts(t *testing.T) {
 	}
 }
 
-// With a clock of the processes, what comes late is not a clock that was set back: the window keeps its limit. Two limiters share a clock;
-// the look of one is under way while the other goes on.
+// With the processes' own clocks, a script that runs late is not a clock that was set back: the window keeps its limit. Two limiters share a
+// clock; a round trip of one is in flight while the other goes on.
 func TestLocalTimeLate(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var clock atomic.Int64
@@ -172,7 +172,7 @@ func TestLocalTimeLate(t *testing.T) {
 	})
 }
 
-// A process whose clock is behind another's is told so: to decide by it would break the limit.
+// A process whose clock is behind another's gets an ErrClock: a decision by that clock would exceed the limit.
 func TestLocalTimeBehind(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	name := unique(t)
@@ -189,7 +189,7 @@ func TestLocalTimeBehind(t *testing.T) {
 	behind.Store(standstill)
 	ok, err = b.Allow(ctx)
 	require.NoError(t, err)
-	require.True(t, ok, "it stands still")
+	require.True(t, ok, "time stands still")
 	behind.Store(standstill + 1)
 	b = local(func() int64 { return begin - behind.Load() })
 	for range 2 {

@@ -52,7 +52,8 @@ type policy struct {
 func (c *coordinator) now() int64 {
 	now, stepped := c.steady.read(c.window.now())
 	if stepped {
-		c.view.valid, c.view.offset.fresh = false, false
+		c.view.valid = false
+		c.view.server.Stepped()
 	}
 	return now
 }

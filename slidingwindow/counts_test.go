@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	redistest.Main(m, server.stop)
 }
 
-// handClock is a clock that a test sets, backwards too.
+// handClock is a clock that a test sets, also backwards.
 type handClock struct {
 	clockwork.Clock
 	micros int64
@@ -32,7 +32,7 @@ func (c *handClock) Now() time.Time { return time.UnixMicro(c.micros) }
 
 func (c *handClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// log is the naive model: every single admission, with the clock's rules for standing still and for stepping back.
+// log is the naive model: it has every admission, and applies the rules for a clock that stands still or steps back.
 type log struct {
 	window, resolution int64
 	seen               int64
@@ -56,7 +56,7 @@ func (g *log) shift(clock int64) {
 	g.steps++
 }
 
-// within is how much was admitted from one time to another, both included.
+// within returns the permits admitted from one time to another, both included.
 func (g *log) within(from, to int64) (n int64) {
 	for _, at := range g.at {
 		if at >= from && at <= to {
@@ -73,7 +73,7 @@ func (g *log) add(now, n int64) {
 	g.at = slices.DeleteFunc(g.at, func(at int64) bool { return at < now-20*g.window })
 }
 
-// crowd is the most that one sub-interval of the window that ends now, or of the one that its edge cuts, can hold.
+// crowd returns the most permits in one sub-interval of the window that ends now, including the one that its edge cuts.
 func (g *log) crowd(now int64) (most int64) {
 	in := map[int64]int64{}
 	r := rule{resolution: g.resolution}
@@ -89,7 +89,7 @@ func (g *log) crowd(now int64) (most int64) {
 
 var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).UnixMicro()
 
-// drawStep is how the clock goes on: within a sub-interval, to the edge of one or of a window, not at all, back, far.
+// drawStep draws a step of the clock: within a sub-interval, to the edge of one or of a window, none, backwards, or far.
 func drawStep(t *rapid.T, now, window, resolution int64) int64 {
 	edge := (now/resolution + 1) * resolution
 	return now + rapid.OneOf(
@@ -106,8 +106,8 @@ func drawRule(t *rapid.T) (window, resolution time.Duration) {
 	return time.Duration(parts) * resolution, resolution
 }
 
-// In this process, against the log of every admission. Exact: not one window above the limit, and what is refused would have
-// been above it a resolution ago. Approximate: at most what lies in one sub-interval more.
+// A limiter of this process against the log of every admission. With Exact no window exceeds the limit, and a request that is refused would
+// have exceeded it a resolution ago. With Approximate a window exceeds the limit by at most the permits of one sub-interval.
 func TestLog(t *testing.T) {
 	for _, mode := range []Mode{Exact, Approximate} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -134,7 +134,7 @@ func TestLog(t *testing.T) {
 							continue
 						}
 						if gate == nil || clock.micros < gate.from || clock.micros >= gate.until {
-							g.observe(clock.micros) // else the limiter has not looked at it either
+							g.observe(clock.micros) // otherwise the limiter has not read the clock either
 						}
 						now := g.seen
 						require.NoError(t, err)
@@ -166,7 +166,7 @@ func TestLog(t *testing.T) {
 	}
 }
 
-// RetryAfter is the first microsecond at which it works.
+// RetryAfter returns the first microsecond at which the request is admitted.
 func TestRetryAfter(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		window, resolution := drawRule(t)
@@ -196,8 +196,8 @@ func TestRetryAfter(t *testing.T) {
 	})
 }
 
-// The edge that tells a sliding window from one that begins anew: ten at the end of a minute, and ten at the beginning of the
-// next, must not pass.
+// The edge that distinguishes a sliding window from a fixed one: ten permits at the end of a minute and ten at the beginning of the next must
+// not be admitted.
 func TestEdge(t *testing.T) {
 	for _, c := range []struct {
 		mode       Mode
@@ -234,7 +234,7 @@ func TestEdge(t *testing.T) {
 	}
 }
 
-// Whatever is read is refused, or is written back the same, and can be decided on.
+// Any text is either refused, or encoded back the same and usable for decisions.
 func FuzzState(f *testing.F) {
 	f.Add("sw1 epoch=7 seen=1763724915123456 1763724914000123:17 1763724915123456:3", int64(1763724915123456))
 	f.Add("sw1 epoch=7 seen=-5", int64(0))
@@ -273,7 +273,7 @@ func FuzzState(f *testing.F) {
 	})
 }
 
-// No two names share a key, nor a name and a number, and none leaves its braces.
+// Neither two names nor a name and a number share a key, and no name leaves its braces.
 func FuzzName(f *testing.F) {
 	for _, name := range []string{"x", "{}", "a}{b", "%7B", "\x00", "é", "\xff", "0000000000000001"} {
 		f.Add(name, "{", uint64(1))

@@ -13,7 +13,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// Three calls in any minute, in this process.
+// At most three calls in any minute, in this process.
 func ExampleNew() {
 	limiter, err := slidingwindow.New("/fares", 3, time.Minute, time.Second)
 	if err != nil {
@@ -33,7 +33,7 @@ func ExampleNew() {
 	// 0 left; another one in about 1m0s
 }
 
-// A hundred calls in any minute, of all instances together. While Redis is away each of four goes on with a quarter.
+// At most a hundred calls in any minute, of all instances together. During an outage of Redis each of four instances has a quarter.
 func ExampleWithRedis() {
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
 	fares, err := slidingwindow.New("/ibe/AvailFare", 100, time.Minute, time.Second,
@@ -58,7 +58,7 @@ func ExampleWithRedis() {
 	})
 }
 
-// A resource that a number names.
+// A resource with a number as its name.
 func ExampleNewKey() {
 	customer, err := slidingwindow.NewKey(4711, 10, time.Hour, time.Minute)
 	if err != nil {
@@ -69,7 +69,7 @@ func ExampleNewKey() {
 	// Output: 4711 true
 }
 
-// Permits that were not used are given back, and the answer says how many are left.
+// Permits that were not used are refunded. The result has the number of permits left.
 func ExampleLimiter_Take() {
 	limiter, err := slidingwindow.New("/mails", 100, time.Hour, time.Minute)
 	if err != nil {

@@ -91,7 +91,7 @@ func TestBadInput(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// A count that would not be exact any more is an error, here and there.
+// A count that would no longer be exact is an error, in the process and in Redis.
 func TestOverflow(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	for _, opts := range [][]Option{nil, {WithRedis(client), patient}} {
@@ -103,7 +103,7 @@ func TestOverflow(t *testing.T) {
 		require.NoError(t, err)
 		_, err = l.AllowN(ctx, maxLimit)
 		require.NoError(t, err)
-		// Limits cannot be raised that far one by one: what was counted is as if they had been.
+		// The counts are set directly, because raising the limit step by step would take too long.
 		if l.coordinator == nil {
 			l.counts.at(0).count = maxCount
 			l.counts.sum = 1
@@ -136,7 +136,7 @@ func withFailures(f func(error)) Option {
 	}})
 }
 
-// What is not a state is named, and left alone.
+// A value that is not a state is an error that names the key, and is not overwritten.
 func TestCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	var told atomic.Int64
@@ -158,7 +158,7 @@ func TestCorrupt(t *testing.T) {
 	require.NoError(t, client.Set(ctx, key, "tb1 epoch=5", 0).Err())
 	_, err = l.Allow(ctx)
 	require.ErrorIs(t, err, ErrCorruptState)
-	require.ErrorContains(t, err, "tb1 epoch=5", "it is shown")
+	require.ErrorContains(t, err, "tb1 epoch=5", "the error quotes the value")
 	require.Equal(t, "tb1 epoch=5", client.Get(ctx, key).Val())
 	for text, shown := range map[string]string{
 		"WRONGTYPE \x1b[2Jé":                                `"WRONGTYPE ?[2J??"`,
@@ -178,7 +178,7 @@ func TestCorrupt(t *testing.T) {
 	require.Eventually(t, func() bool { return told.Load() == 6 }, 10*time.Second, time.Millisecond)
 }
 
-// What somebody must repair is an error under every policy, opens no gate and gives no share, and is told until it is repaired.
+// A failure that needs a repair is an error under every policy, also FailOpen and LocalShare, and is reported until it is repaired.
 func TestUnusable(t *testing.T) {
 	for says, err := range map[string]error{
 		"WRONGPASS":               fakeReply("WRONGPASS invalid username-password pair or user is disabled."),
@@ -243,7 +243,7 @@ func TestFailedTrips(t *testing.T) {
 		client.put(l.coordinator.key, "spoiled")
 		client.by(nil)
 		time.Sleep(maxPause)
-		allow(ErrStoreUnavailable, ErrCorruptState) // this one makes it look
+		allow(ErrStoreUnavailable, ErrCorruptState) // this call causes the round trip
 		allow(ErrCorruptState, ErrCorruptState)
 		client.forget()
 		allow(nil, nil)
@@ -251,7 +251,7 @@ func TestFailedTrips(t *testing.T) {
 	})
 }
 
-// A script is executed once though its reply is lost, whoever gives up first.
+// A script is executed once even if its reply is lost, whether the client or the caller gives up first.
 func TestLostReply(t *testing.T) {
 	for name, c := range map[string]struct {
 		client, limiter time.Duration
@@ -277,17 +277,17 @@ func TestLostReply(t *testing.T) {
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
 			require.Equal(t, 3, left)
-			time.Sleep(c.client) // until the client has given up, too
+			time.Sleep(c.client) // until the client has given up as well
 			synctest.Wait()
 			m.mu.Lock()
 			require.Zero(t, m.coordinator.redis.abandoned)
 			m.mu.Unlock()
-			require.EqualValues(t, 3, client.executed(), "two calls, and a look")
+			require.EqualValues(t, 3, client.executed(), "two calls, and one batch without calls")
 		})
 	}
 }
 
-// refreshed is Remaining by a new answer.
+// refreshed returns Remaining after a new round trip.
 func (l *Limiter) refreshed(t *testing.T) (int, error) {
 	t.Helper()
 	l.mu.Lock()
@@ -296,8 +296,8 @@ func (l *Limiter) refreshed(t *testing.T) (int, error) {
 	return l.Remaining(ctx)
 }
 
-// Redis hangs: each caller returns by its own context or by the timeout, then the policy decides at once, and when Redis goes on
-// it counts again, what was admitted meanwhile included. The client does not heed contexts.
+// When Redis hangs, each caller returns by its own context or by the timeout. Then the policy decides at once. When Redis goes on, it counts
+// again, including the permits admitted meanwhile. The client ignores contexts.
 func TestAway(t *testing.T) {
 	const timeout = 300 * time.Millisecond
 	for _, c := range []struct {
@@ -305,11 +305,11 @@ func TestAway(t *testing.T) {
 		opt      Option
 		pass     int // of ten
 		err      error
-		retained int // of the limit of 10, when it is back
+		retained int // of the limit of 10, after the outage
 	}{
 		{"refuse", WithFailurePolicy(FailClosed), 0, ErrStoreUnavailable, 9},
 		{"pass", WithFailurePolicy(FailOpen), 10, nil, 0},
-		{"share", WithFailurePolicy(LocalShare(4)), 3, nil, 6}, // one was admitted before
+		{"share", WithFailurePolicy(LocalShare(4)), 3, nil, 6}, // one was admitted before the outage
 	} {
 		bubble(t, c.name, func(t *testing.T) {
 			client := new(bubbleRedis)
@@ -329,7 +329,7 @@ func TestAway(t *testing.T) {
 			cancel()
 			require.ErrorIs(t, err, context.DeadlineExceeded)
 			require.Equal(t, 20*time.Millisecond, time.Since(began))
-			// Its permit may have been taken, so that a share has one less, or has not been.
+			// Its permit may have been counted, so a share may have one less.
 			passed := 0
 			for range 10 {
 				ok, err := l.Allow(ctx)
@@ -346,7 +346,7 @@ func TestAway(t *testing.T) {
 			require.InDelta(t, c.pass, passed, 1)
 			_, err = l.Remaining(ctx)
 			require.Equal(t, c.name == "share", err == nil)
-			for range 10 { // it looks in vain, and keeps what it owes
+			for range 10 { // its probes fail, and it keeps the permits to report
 				_, _ = l.Allow(ctx)
 				time.Sleep(maxPause)
 			}
@@ -370,7 +370,8 @@ func TestAway(t *testing.T) {
 			l.mu.Unlock()
 			left, err := l.refreshed(t)
 			require.NoError(t, err)
-			// What came up while it was away is told, too. What was under way as it began changed nothing: it ran after its deadline.
+			// The permits admitted during the outage are reported, too. The batch that was in flight at its beginning changed nothing: its script ran
+			// after its deadline.
 			require.LessOrEqual(t, left, c.retained)
 			require.GreaterOrEqual(t, left, c.retained-passed-1)
 			synctest.Wait()
@@ -379,8 +380,8 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// While Redis is away one call looks after about 50 ms whether it is back, then after twice as long, at last once a second; RetryAfter
-// says when the next may. A client that hangs whatever its context says is asked ever less often, so that few of its calls are kept.
+// During an outage one call probes after about 50 ms, then after twice as long, and finally once a second; RetryAfter returns when the next
+// may. A client that ignores its context is used ever less often, so that few of its calls are unfinished.
 func TestAwayPauses(t *testing.T) {
 	away := func(t *testing.T, w way) (l *Limiter, looks *atomic.Int64) {
 		looks = new(atomic.Int64)
@@ -428,7 +429,7 @@ func TestAwayPauses(t *testing.T) {
 	})
 }
 
-// What is refused by what is known is so while Redis is away, and as cheaply.
+// Requests that the view refuses are refused during an outage, too, and as cheaply.
 func TestAwayFull(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		for _, opt := range []Option{WithFailurePolicy(FailClosed), WithFailurePolicy(LocalShare(5)), WithFailurePolicy(FailOpen)} {
@@ -449,14 +450,14 @@ func TestAwayFull(t *testing.T) {
 	})
 }
 
-// A share is exact by Redis' clock, whenever in a slow round trip the script ran: at its end, as here, what was admitted by it
-// counts until then. The process admits by the earliest that it can be, and RetryAfter says when that is.
+// A local share is exact by Redis' clock, whenever in a slow round trip the script ran. Here it ran at the end, so its permits count until
+// then. The process admits by the earliest time that Redis' clock may show, and RetryAfter returns when that will be.
 func TestShareIsExact(t *testing.T) { inBubble(t, shareIsExact) }
 
 func shareIsExact(t *testing.T) {
 	client := new(bubbleRedis)
 	h := &holding{RedisClient: client, open: make(chan struct{})}
-	var clock, ahead atomic.Int64 // ahead: of what is sent
+	var clock, ahead atomic.Int64 // ahead: how far the script's clock is ahead when the batch is sent
 	clock.Store(begin)
 	l, err := New("x", 100, time.Minute, time.Second, WithRedis(h), WithStoreTimeout(time.Minute), WithFailurePolicy(LocalShare(5)),
 		WithClock(clockOf{now: clock.Load}), serverClock(func() int64 { return clock.Load() + ahead.Load() }))
@@ -506,7 +507,7 @@ func shareIsExact(t *testing.T) {
 	allow(began+minute+1, 2, true)
 	allow(began+minute+1, 4, false)
 	allow(began+minute+1_000_000, 3, true)
-	// What was admitted alone may have been so as late as a trip later by Redis' clock, and is told so.
+	// By Redis' clock, permits of the share may have been admitted up to a round trip later, and are reported at that time.
 	for _, at := range []int64{2 * minute, 2*minute + trip} {
 		allow(began+at, 1, false)
 	}
@@ -518,8 +519,8 @@ func shareIsExact(t *testing.T) {
 	require.Equal(t, began+2*minute+trip+2+trip, owed[len(owed)-1].last)
 }
 
-// So is one that began before Redis was ever heard, by the process' own clock: how far that is from Redis' is known
-// only within a round trip, during which more was admitted.
+// A share that began before the first reply is exact, too. It is counted by the process' own clock, whose offset to Redis' clock is known only
+// to within a round trip, during which more permits were admitted.
 func TestShareBeforeRedis(t *testing.T) {
 	l, err := New("x", 100, time.Minute, time.Second, WithRedis(redistestNone{}), WithFailurePolicy(LocalShare(5)))
 	require.NoError(t, err)
@@ -534,7 +535,7 @@ func TestShareBeforeRedis(t *testing.T) {
 	const trip, hour, minute = 1_700_000, 3_600_000_000, 60_000_000
 	sent, received := begin+10_000_000, begin+10_000_000+trip
 	allow(3, begin, true)
-	allow(2, received, true) // before it was settled
+	allow(2, received, true) // before the batch was settled
 	raw := received + hour   // the script ran late
 	require.NoError(t, l.coordinator.adoptReply(&flight{sent: sent}, []string{decimal(raw) + " " + decimal(raw), "", ""}, received))
 	require.Equal(t, begin+hour+trip, l.coordinator.admitted.unreported.at(0).last)
@@ -545,7 +546,7 @@ func TestShareBeforeRedis(t *testing.T) {
 	allow(2, received+minute+trip+1, true)
 }
 
-// What Redis comes to only when nobody waits for it any more takes nothing.
+// A script that Redis runs after its calls have ended admits nothing.
 func TestTooLate(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -570,7 +571,7 @@ func TestTooLate(t *testing.T) {
 	})
 }
 
-// Redis has lost everything: each process tells what it has admitted in this window, so that it is not admitted again.
+// When Redis has lost the state, each process reports the permits that it has admitted in this window, so that they are not admitted again.
 func TestLostState(t *testing.T) { inBubble(t, lostState) }
 
 func lostState(t *testing.T) {
@@ -596,7 +597,7 @@ func lostState(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, left)
 	client.forget()
-	ok, err := all[1].AllowN(ctx, 2) // the one that notices, with permits of its own
+	ok, err := all[1].AllowN(ctx, 2) // the process that detects it, with permits of its own
 	require.NoError(t, err)
 	require.True(t, ok)
 	_, err = all[0].refreshed(t)
@@ -607,7 +608,7 @@ func lostState(t *testing.T) {
 	require.Equal(t, 0, left)
 }
 
-// A server's clock that has jumped ahead makes a script run after its deadline: it is asked once more.
+// When the server's clock jumps ahead, a script runs after its deadline, and the batch is sent once more.
 func TestLate(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(client), patient)
@@ -616,7 +617,7 @@ func TestLate(t *testing.T) {
 	require.NoError(t, err)
 	l.mu.Lock()
 	at := l.coordinator.now()
-	l.coordinator.view.offset.update(l.coordinator.view.earliest(at)-10_000_000, at, at)
+	l.coordinator.view.server.Observe(l.coordinator.view.earliest(at)-10_000_000, at, at)
 	l.coordinator.view.counts.seen -= 10_000_000
 	l.mu.Unlock()
 	ok, err := l.Allow(ctx)
@@ -627,7 +628,7 @@ func TestLate(t *testing.T) {
 	require.Equal(t, 1, left)
 }
 
-// A caller that gives up before its request has left takes nothing.
+// A caller that gives up before its request was sent takes nothing.
 func TestGiveUp(t *testing.T) {
 	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
 	l, err := New(unique(t), 3, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute))
@@ -655,7 +656,7 @@ func TestGiveUp(t *testing.T) {
 	require.Equal(t, 2, left)
 }
 
-// Who gives up makes room for others at once, and costs no more when there are many: nobody copies the queue.
+// A caller that gives up makes room for others at once, at a cost that does not grow with the queue, which is not copied.
 func TestManyGiveUp(t *testing.T) {
 	const many = 20_000
 	client := redistest.Shared(t).Client(t)
@@ -696,7 +697,7 @@ func TestManyGiveUp(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(1000*many))
 	l.mu.Lock()
 	require.EqualValues(t, 2, l.coordinator.queue.pending)
-	require.Less(t, len(l.coordinator.queue.calls), 4, "those who have gone take no room either")
+	require.Less(t, len(l.coordinator.queue.calls), 4, "cancelled calls are removed from the queue")
 	l.mu.Unlock()
 	for range many - 1 {
 		_, err = submit()
@@ -720,10 +721,10 @@ func TestManyGiveUp(t *testing.T) {
 	l.mu.Unlock()
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
-	require.Zero(t, left, "the last of them was one too many, and who has gone took nothing")
+	require.Zero(t, left, "the last call was refused, and the cancelled calls took nothing")
 }
 
-// A caller that gives up when it is answered already, and only has not heard of it, is not taken off the counts twice.
+// A caller that gives up after its call was decided is not removed from the counts twice.
 func TestGiveUpAnswered(t *testing.T) {
 	l, err := New("x", 10, time.Hour, time.Minute, WithRedis(redistestNone{}))
 	require.NoError(t, err)
@@ -751,7 +752,7 @@ func TestGiveUpAnswered(t *testing.T) {
 	require.Zero(t, l.coordinator.queue.cancelled)
 }
 
-// While Redis is slow, a caller too many is told so at once.
+// While Redis is slow, a call beyond the bound of waiters fails at once.
 func TestMaxWaiters(t *testing.T) {
 	h := &holding{RedisClient: redistest.Shared(t).Client(t), open: make(chan struct{})}
 	l, err := New(unique(t), 10, time.Hour, time.Minute, WithRedis(h), WithStoreTimeout(time.Minute), WithMaxWaiters(2))
@@ -770,7 +771,7 @@ func TestMaxWaiters(t *testing.T) {
 		}, 20*time.Second, time.Millisecond)
 	}
 	go call()
-	queued(1, 0) // it is under way
+	queued(1, 0) // in flight
 	go call()
 	go call()
 	queued(3, 2)
@@ -785,11 +786,11 @@ func TestMaxWaiters(t *testing.T) {
 	}
 	left, err := l.refreshed(t)
 	require.NoError(t, err)
-	require.Equal(t, 7, left, "who was turned away took nothing")
+	require.Equal(t, 7, left, "the call that failed took nothing")
 }
 
-// A caller that asks Redis by itself is back within the timeout though the server hangs, on a connection that it has or on a new one, and
-// whether its client was made to heed deadlines or as everybody makes it.
+// A caller that makes the round trip itself returns within the timeout even if the server hangs: on an open connection and on a new one, with
+// a client that heeds the deadlines of contexts and with a default client.
 func TestCallerIsBackInTime(t *testing.T) {
 	t.Parallel()
 	for _, heeds := range []bool{false, true} {
@@ -810,7 +811,7 @@ func TestCallerIsBackInTime(t *testing.T) {
 			began := time.Now()
 			for range 2 {
 				l.mu.Lock()
-				l.coordinator.redis.outage = outage.Status{} // it asks though Redis is away
+				l.coordinator.redis.outage = outage.Status{} // so that it makes a round trip during the outage
 				l.mu.Unlock()
 				_, err = l.Allow(patient)
 				require.ErrorIs(t, err, ErrStoreTimeout)
@@ -825,8 +826,8 @@ func TestCallerIsBackInTime(t *testing.T) {
 	}
 }
 
-// What was admitted while Redis was away is told when it is back, also by a process that is not asked any more; what is out of the window
-// is not.
+// Permits admitted during an outage are reported at its end, also by a process without further calls. Permits that are out of the window are
+// not.
 func TestIdleTellsWhatItAdmitted(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -864,7 +865,7 @@ func TestIdleTellsWhatItAdmitted(t *testing.T) {
 			require.EqualValues(t, 10-c.told, left)
 			scripts := client.executed()
 			time.Sleep(time.Hour)
-			require.Equal(t, scripts, client.executed(), "and that is all")
+			require.Equal(t, scripts, client.executed(), "no further round trips")
 		})
 	}
 }

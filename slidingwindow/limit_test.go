@@ -10,7 +10,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// passes is how many permits a limiter admits now, one by one.
+// passes returns how many permits a limiter admits now, one by one.
 func passes(t *testing.T, l *Limiter) (n int) {
 	t.Helper()
 	for {
@@ -23,8 +23,8 @@ func passes(t *testing.T, l *Limiter) (n int) {
 	}
 }
 
-// A limit that was set holds for all processes at once, and those that come later. After a FLUSHALL it comes back with the first that has
-// heard of it.
+// A limit that was set is in force for all processes at once, and for processes that start later. After a FLUSHALL the first process that has
+// adopted it restores it.
 func TestSetLimitOfFleet(t *testing.T) {
 	for _, mode := range []Mode{Exact, Approximate} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -45,12 +45,12 @@ func TestSetLimitOfFleet(t *testing.T) {
 			ok, err := b.Allow(ctx)
 			require.NoError(t, err)
 			require.True(t, ok)
-			require.Equal(t, 4, b.Limit(), "heard with the answer")
+			require.Equal(t, 4, b.Limit(), "from the reply")
 			require.Equal(t, 3, passes(t, b))
 			require.Zero(t, passes(t, open(10)))
 
 			require.NoError(t, client.Del(ctx, a.coordinator.key).Err())
-			c := open(10) // has not heard of it
+			c := open(10) // it has not adopted the limit
 			_, err = c.Remaining(ctx)
 			require.NoError(t, err)
 			require.Equal(t, 10, c.Limit())
@@ -64,13 +64,13 @@ func TestSetLimitOfFleet(t *testing.T) {
 			_, err = a.AllowN(ctx, 21)
 			require.ErrorIs(t, err, ErrInvalidPermits)
 			_, err = a.AllowN(ctx, 12)
-			require.NoError(t, err, "more than it knew of: it asks first")
+			require.NoError(t, err, "more than its own limit, so it makes a round trip first")
 			require.Equal(t, 20, a.Limit())
 		})
 	}
 }
 
-// The newest version is in force; of two limits of one version the lower; and a limit without a version only where no other is known.
+// The newest version is in force; of two limits of one version the lower; and a limit without a version only if there is no other.
 func TestWithVersion(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	name := unique(t)
@@ -82,7 +82,7 @@ func TestWithVersion(t *testing.T) {
 		return l.Limit()
 	}
 	require.Equal(t, 5, inForce(5))
-	require.Equal(t, 7, inForce(7), "each its own")
+	require.Equal(t, 7, inForce(7), "each has its own limit")
 	require.Equal(t, 9, inForce(9, WithVersion(3)))
 	require.Equal(t, 9, inForce(5))
 	require.Equal(t, 9, inForce(6, WithVersion(2)))
@@ -101,7 +101,7 @@ func TestWithVersion(t *testing.T) {
 	}
 }
 
-// While Redis is away a limit cannot be set, and stays as it is.
+// During an outage the limit cannot be set and does not change.
 func TestSetLimitAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -120,7 +120,7 @@ func TestSetLimitAway(t *testing.T) {
 	})
 }
 
-// A share is of the limit in force: when that was lowered since, no process admits more by itself than all may together.
+// A local share is bounded by the limit in force: after that was lowered, no process admits more than it by itself.
 func TestShareOfALoweredLimit(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -136,7 +136,7 @@ func TestShareOfALoweredLimit(t *testing.T) {
 	})
 }
 
-// A limiter that is configured anew knows what it has counted, and asks nobody.
+// Reconfigure keeps the counts and makes no round trip.
 func TestReconfigure(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -158,7 +158,7 @@ func TestReconfigure(t *testing.T) {
 			go func() { waits <- l.Wait(ctx) }()
 			synctest.Wait()
 			require.NoError(t, l.Reconfigure(made(7, 7, 2)), name)
-			require.NoError(t, <-waits, "%s: who waits is let go", name)
+			require.NoError(t, <-waits, "%s: the waiter is admitted", name)
 			require.Equal(t, 2, passes(t, l), name)
 			require.NoError(t, l.Reconfigure(made(3, 3, 3)), name)
 			require.Zero(t, passes(t, l), name)
@@ -180,16 +180,16 @@ func TestReconfigure(t *testing.T) {
 			require.Equal(t, 9, l.Limit(), "an older version")
 			client.by(nil)
 			time.Sleep(2 * maxPause)
-			_, err = l.Remaining(ctx) // it looks
+			_, err = l.Remaining(ctx) // a round trip
 			require.NoError(t, err)
 			synctest.Wait()
 			left, err := l.Remaining(ctx)
 			require.NoError(t, err)
-			require.Equal(t, 2, left, "Redis was told of the seven")
+			require.Equal(t, 2, left, "the seven permits were reported")
 			again := open(5, WithRedis(client))
 			_, err = again.Remaining(ctx)
 			require.NoError(t, err)
-			require.Equal(t, 9, again.Limit(), "and of the limit")
+			require.Equal(t, 9, again.Limit(), "and the limit was")
 			synctest.Wait()
 		}
 	})

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// events is what an observer was told.
+// events records the events of an observer.
 type events struct {
 	mu        sync.Mutex
 	decisions []Decision
@@ -39,7 +39,7 @@ func (e *events) option() Option {
 	})
 }
 
-// last is the decision that was told last; there must be one more than before.
+// last returns the last decision; there must be one more than before.
 func (e *events) last(t *testing.T, n int) Decision {
 	t.Helper()
 	e.mu.Lock()
@@ -48,7 +48,7 @@ func (e *events) last(t *testing.T, n int) Decision {
 	return e.decisions[n-1]
 }
 
-// Every call is told once, with who has decided it; so is each round trip, and the beginning and the end of an outage.
+// Every call is reported once, with its decider. So is each round trip, and the beginning and the end of an outage.
 func TestObserver(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var e events
@@ -99,7 +99,7 @@ func TestObserver(t *testing.T) {
 	})
 }
 
-// In a process there are no trips, and an observer without functions is as good as none.
+// Without Redis there are no trips. An observer without functions has no effect.
 func TestObserverOfProcess(t *testing.T) {
 	var e events
 	l, err := New("x", 1, time.Minute, time.Second, e.option())
@@ -109,7 +109,7 @@ func TestObserverOfProcess(t *testing.T) {
 	_, _ = l.Allow(ctx)
 	require.False(t, e.last(t, 2).Granted)
 	_, _ = l.Allow(ctx)
-	require.Equal(t, BySnapshot, e.last(t, 3).By, "it is known to be full")
+	require.Equal(t, BySnapshot, e.last(t, 3).By, "the window is full by the last decision")
 	require.Empty(t, e.trips)
 	_, err = New("x", 1, time.Minute, time.Second, WithObserver(Observer{}))
 	require.NoError(t, err)

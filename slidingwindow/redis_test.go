@@ -27,22 +27,22 @@ type redistestNone struct{}
 
 func (redistestNone) Process(context.Context, redis.Cmder) error { return errors.New("used") }
 
-// patient: who shall not be told that the machine is slow waits for a real server's answer so long.
+// patient is a timeout that is long enough for a real server's reply on a slow machine.
 var patient = WithStoreTimeout(30 * time.Second)
 
-// unique names are no other test's.
+// unique returns a name that no other test uses.
 func unique(t testing.TB) string { return fmt.Sprintf("%s:%d", t.Name(), rand.Uint64()) }
 
-// serverClock makes scripts decide by a clock of the test, while the process goes by another.
+// serverClock returns an option that makes scripts decide by a clock of the test, while the process uses another.
 func serverClock(now func() int64) Option { return func(o *options) { o.server = now } }
 
-// scripted is a coordinator as far as the arguments of its scripts need one.
+// scripted returns a coordinator with the fields that the arguments of scripts need.
 func scripted(key string, r rule, server func() int64) *coordinator {
 	return &coordinator{window: &window{rule: r}, key: key, server: server}
 }
 
-// lua/apply.lua and counts compute the same, to the last character of the state: clocks that go on, stand still and go back, resolutions of
-// other releases, permits that are reported, asked for and refunded.
+// lua/apply.lua and counts compute the same, to the last character of the state: with clocks that go on, stand still and step back, states of
+// other resolutions, and permits that are reported, requested and refunded.
 func TestDifferential(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := unique(t)
@@ -53,7 +53,7 @@ func TestDifferential(t *testing.T) {
 		rules := []rule{
 			{Exact, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
 			{Approximate, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)},
-			{Exact, window.Microseconds(), window.Microseconds(), 1}, // another release, say, with another resolution
+			{Exact, window.Microseconds(), window.Microseconds(), 1}, // another resolution, as of another release
 		}
 		clock := begin + rapid.Int64Range(0, 1e9).Draw(rt, "begin")
 		var stored state
@@ -79,7 +79,7 @@ func TestDifferential(t *testing.T) {
 			var c counts
 			if stored.epoch != 0 {
 				seen, parts := stored.seen, slices.Clone(stored.parts)
-				if behind := seen - clock; behind > standstill { // moved before they are counted, with whatever resolution
+				if behind := seen - clock; behind > standstill { // they are moved before they are counted, with any resolution
 					seen = clock
 					for i := range parts {
 						parts[i].last -= behind
@@ -138,7 +138,7 @@ func TestDifferential(t *testing.T) {
 	require.Greater(t, granted, 600)
 }
 
-// What Go takes for a state, Lua does, and what one refuses, the other does; nothing is overwritten.
+// Go and Lua accept the same texts as states, and refuse the same; neither overwrites a text that it refuses.
 func TestDifferentialCorrupt(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := unique(t)
@@ -200,8 +200,8 @@ func manyParts(n int) string {
 	return strings.Join(words, " ")
 }
 
-// processes are limiters that share a state, as processes do. The server's clock is the test's; their own are off, by as much
-// as the test says, and run too fast by drift.
+// processes returns limiters that share a state, as processes do. The server's clock is the test's. Their own clocks are off by the given
+// time, and run too fast by drift.
 func processes(t require.TestingT, client RedisClient, name string, n, limit int, window, resolution time.Duration, mode Mode,
 	server *atomic.Int64, skew time.Duration, drift float64) []*Limiter {
 	var all []*Limiter
@@ -218,7 +218,7 @@ func processes(t require.TestingT, client RedisClient, name string, n, limit int
 	return all
 }
 
-// clockOf is a clock that a function tells.
+// clockOf is a clock whose time a function returns.
 type clockOf struct {
 	clockwork.Clock
 	now func() int64
@@ -228,8 +228,8 @@ func (c clockOf) Now() time.Time { return time.UnixMicro(c.now()) }
 
 func (c clockOf) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// Several processes on a server whose clock the test sets, with wrong clocks of their own, against the log of every
-// admission: one call after another, and many at once.
+// Several processes with wrong clocks, on a server whose clock the test sets, against the log of every admission: calls one after another,
+// and many at once.
 func TestFleetLog(t *testing.T) {
 	for _, mode := range []Mode{Exact, Approximate} {
 		bubble(t, mode.String(), func(t *testing.T) {
@@ -267,10 +267,10 @@ func TestFleetLog(t *testing.T) {
 					}
 					wg.Wait()
 					synctest.Wait()
-					// Only what is written moves the state's clock: what it says is the time of the log.
+					// Only a write moves the state's clock, so the state has the time of the log.
 					if s, known := parse(client.get(l.coordinator.key)); known {
 						g.observe(s.seen)
-						if s.seen < g.seen { // less than standing still: it was read there, and written here
+						if s.seen < g.seen { // within standstill: a read moved the log's clock, and this write the state's
 							g.shift(s.seen)
 						}
 					}
@@ -300,8 +300,8 @@ func TestFleetLog(t *testing.T) {
 	}
 }
 
-// The bound of the approximate mode on what others admit is reached and kept: all processes know the same empty window, and
-// each of their callers is admitted before any has heard of the others.
+// The bound of Approximate is reached and kept. All processes have the same empty window in their views, and admit their callers before any of
+// them has a reply with the others' permits.
 func TestFleetBlind(t *testing.T) {
 	inBubble(t, fleetBlind)
 }
@@ -318,7 +318,7 @@ func fleetBlind(t *testing.T) {
 			held = append(held, h)
 			l, err := New(name, limit, time.Hour, time.Hour/60, WithRedis(h), WithMode(Approximate), WithStoreTimeout(time.Minute))
 			require.NoError(t, err)
-			_, err = l.Remaining(ctx) // everybody knows this sub-interval
+			_, err = l.Remaining(ctx) // so that every view has this sub-interval
 			require.NoError(t, err)
 			all = append(all, l)
 		}
@@ -347,7 +347,7 @@ func fleetBlind(t *testing.T) {
 		wg.Wait()
 		require.EqualValues(t, n*want, ok.Load())
 		require.LessOrEqual(t, n*want, limit+(n-1)*want, "the bound")
-		for range 5 { // and now that each has heard, at most the rest
+		for range 5 { // after each has a reply, at most the rest
 			for _, l := range all {
 				if pass, err := l.Allow(ctx); pass && err == nil {
 					ok.Add(1)
@@ -359,7 +359,7 @@ func fleetBlind(t *testing.T) {
 	}
 }
 
-// holding lets commands wait.
+// holding is a hook that holds back commands.
 type holding struct {
 	RedisClient
 	hold atomic.Bool
@@ -373,8 +373,8 @@ func (h *holding) Process(ctx context.Context, cmd redis.Cmder) error {
 	return h.RedisClient.Process(ctx, cmd)
 }
 
-// A process' own clock may be off by hours: it decides the same. One that runs too fast takes a sub-interval to be a little
-// further on than it is.
+// A process whose clock is off by hours decides the same. With a clock that runs too fast, a sub-interval seems a little further on than it
+// is.
 func TestSkew(t *testing.T) {
 	inBubble(t, skew)
 }
@@ -417,8 +417,8 @@ func skew(t *testing.T) {
 	}
 }
 
-// What is refused sends nothing: under a hundred times the load Redis hears once of each that is allowed, at most, and once in
-// a sub-interval of the rest.
+// Requests that are refused send nothing: under a hundred times the load, Redis runs at most one script for each request that is allowed, and
+// one in each sub-interval for all others.
 func TestCommands(t *testing.T) {
 	for _, mode := range []Mode{Exact, Approximate} {
 		bubble(t, mode.String(), func(t *testing.T) {
@@ -456,7 +456,7 @@ func TestCommands(t *testing.T) {
 	}
 }
 
-// Callers who ask at once share scripts.
+// Concurrent calls share scripts.
 func TestShare(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := &bubbleRedis{way: slow(100 * time.Microsecond)}
@@ -482,7 +482,7 @@ func TestShare(t *testing.T) {
 	})
 }
 
-// What waits while an answer is under way that shows it to be hopeless is refused by that.
+// Calls that wait while a batch is in flight are refused if its reply shows a full window.
 func TestRefusedInQueue(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -523,111 +523,109 @@ func TestRefusedInQueue(t *testing.T) {
 	})
 }
 
-// Once in a sub-interval a limiter that refuses looks what has become of the window, and one that was idle does not trust
-// what it knew.
+// pairs runs a test in each mode, in a bubble, with two processes that share a limit of 3 in an hour, in sub-intervals of a minute. The test
+// sets the server's clock.
+func pairs(t *testing.T, test func(t *testing.T, client *bubbleRedis, server *atomic.Int64, a, b *Limiter)) {
+	for _, mode := range []Mode{Exact, Approximate} {
+		bubble(t, mode.String(), func(t *testing.T) {
+			client, server := new(bubbleRedis), new(atomic.Int64)
+			server.Store(begin)
+			all := processes(t, client, "x", 2, 3, time.Hour, time.Minute, mode, server, 0, 0)
+			test(t, client, server, all[0], all[1])
+		})
+	}
+}
+
+// A limiter that refuses makes a round trip once in a sub-interval, and one that was idle does not refuse by its old view.
 func TestNextSubInterval(t *testing.T) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		bubble(t, mode.String(), func(t *testing.T) {
-			client := new(bubbleRedis)
-			var server atomic.Int64
-			server.Store(begin)
-			all := processes(t, client, "x", 2, 3, time.Hour, time.Minute, mode, &server, 0, 0)
-			a, b := all[0], all[1]
-			allow := func(l *Limiter, want bool, scripts int64) {
-				t.Helper()
-				before := client.executed()
-				ok, err := l.Allow(ctx)
-				require.NoError(t, err)
-				require.Equal(t, want, ok)
-				synctest.Wait()
-				require.Equal(t, scripts, client.executed()-before)
-			}
-			left, err := b.Remaining(ctx)
+	pairs(t, func(t *testing.T, client *bubbleRedis, server *atomic.Int64, a, b *Limiter) {
+		allow := func(l *Limiter, want bool, scripts int64) {
+			t.Helper()
+			before := client.executed()
+			ok, err := l.Allow(ctx)
 			require.NoError(t, err)
-			require.Equal(t, 3, left)
-			for range 3 {
-				allow(a, true, 1)
-			}
-			allow(a, false, 0)
-			server.Add(time.Minute.Microseconds())
-			allow(b, false, 1) // it knew of nothing
-			allow(b, false, 0)
-			client.forget()
-			allow(b, false, 0)
-			server.Add(time.Minute.Microseconds())
-			allow(b, true, 1) // it does not refuse by what it knew
-		})
-	}
+			require.Equal(t, want, ok)
+			synctest.Wait()
+			require.Equal(t, scripts, client.executed()-before)
+		}
+		left, err := b.Remaining(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 3, left)
+		for range 3 {
+			allow(a, true, 1)
+		}
+		allow(a, false, 0)
+		server.Add(time.Minute.Microseconds())
+		allow(b, false, 1) // its view has none of the permits
+		allow(b, false, 0)
+		client.forget()
+		allow(b, false, 0)
+		server.Add(time.Minute.Microseconds())
+		allow(b, true, 1) // it does not refuse by the old view
+	})
 }
 
-// What another process has set or given back counts for the first request in the next sub-interval. The others of that moment do not wait
-// for Redis, and are not refused for the sake of that one if it is refused.
+// A limit or a refund of another process counts for the first request in the next sub-interval. Concurrent requests do not wait for that round
+// trip, and are not refused because of it.
 func TestFirstOfASubInterval(t *testing.T) {
-	for _, mode := range []Mode{Exact, Approximate} {
-		bubble(t, mode.String(), func(t *testing.T) {
-			client := new(bubbleRedis)
-			var server atomic.Int64
-			server.Store(begin)
-			all := processes(t, client, "x", 2, 3, time.Hour, time.Minute, mode, &server, 0, 0)
-			a, b := all[0], all[1]
-			taken, err := a.Take(ctx, 3)
+	pairs(t, func(t *testing.T, client *bubbleRedis, server *atomic.Int64, a, b *Limiter) {
+		taken, err := a.Take(ctx, 3)
+		require.NoError(t, err)
+		ask := func(n int, want bool) {
+			t.Helper()
+			ok, err := b.AllowN(ctx, n)
 			require.NoError(t, err)
-			ask := func(n int, want bool) {
-				t.Helper()
-				ok, err := b.AllowN(ctx, n)
-				require.NoError(t, err)
-				require.Equal(t, want, ok)
-			}
-			next := func() {
-				ask(1, false)
-				server.Add(time.Minute.Microseconds())
-			}
+			require.Equal(t, want, ok)
+		}
+		next := func() {
 			ask(1, false)
-			require.NoError(t, a.Refund(ctx, taken, 1))
-			next()
-			ask(1, true)
-			require.NoError(t, a.SetLimit(ctx, 5))
-			next()
-			ask(2, true)
-			require.NoError(t, a.Refund(ctx, taken, 1))
-			next()
-			client.by(slow(time.Second))
-			first := make(chan bool)
-			go func() {
-				ok, err := b.AllowN(ctx, 3)
-				if err != nil {
-					t.Error(err)
-				}
-				first <- ok
-			}()
-			synctest.Wait()
-			began := time.Now()
-			ask(1, false) // by what is known yet
-			require.Zero(t, time.Since(began))
-			require.False(t, <-first, "it wants more than there are")
-			ask(1, true)
-			require.NoError(t, a.Refund(ctx, taken, 1))
 			server.Add(time.Minute.Microseconds())
-			left, err := b.Remaining(ctx)
-			require.NoError(t, err)
-			require.Equal(t, 1, left)
-			server.Add(time.Minute.Microseconds())
-			go func() {
-				ok, err := b.AllowN(ctx, 3)
-				if err != nil {
-					t.Error(err)
-				}
-				first <- ok
-			}()
-			synctest.Wait()
-			ask(1, true)
-			require.False(t, <-first)
-			require.Zero(t, b.coordinator.queue.pending)
-		})
-	}
+		}
+		ask(1, false)
+		require.NoError(t, a.Refund(ctx, taken, 1))
+		next()
+		ask(1, true)
+		require.NoError(t, a.SetLimit(ctx, 5))
+		next()
+		ask(2, true)
+		require.NoError(t, a.Refund(ctx, taken, 1))
+		next()
+		client.by(slow(time.Second))
+		first := make(chan bool)
+		go func() {
+			ok, err := b.AllowN(ctx, 3)
+			if err != nil {
+				t.Error(err)
+			}
+			first <- ok
+		}()
+		synctest.Wait()
+		began := time.Now()
+		ask(1, false) // by the view as it is
+		require.Zero(t, time.Since(began))
+		require.False(t, <-first, "more than are free")
+		ask(1, true)
+		require.NoError(t, a.Refund(ctx, taken, 1))
+		server.Add(time.Minute.Microseconds())
+		left, err := b.Remaining(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 1, left)
+		server.Add(time.Minute.Microseconds())
+		go func() {
+			ok, err := b.AllowN(ctx, 3)
+			if err != nil {
+				t.Error(err)
+			}
+			first <- ok
+		}()
+		synctest.Wait()
+		ask(1, true)
+		require.False(t, <-first)
+		require.Zero(t, b.coordinator.queue.pending)
+	})
 }
 
-// The first request in a sub-interval finds Redis away: it is refused by what is known, as the others are, unless all pass.
+// If Redis is away at the first request in a sub-interval, the view refuses it as it does the others, except under FailOpen.
 func TestFirstOfASubIntervalAway(t *testing.T) {
 	for _, c := range []struct {
 		policy Option
@@ -657,7 +655,7 @@ func TestFirstOfASubIntervalAway(t *testing.T) {
 	}
 }
 
-// More than the limit that is known is an error only after Redis was asked, also in the sub-interval of the last answer.
+// A request for more than the limit of the last reply fails only after a round trip, also in the sub-interval of that reply.
 func TestRaisedElsewhere(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -680,7 +678,7 @@ func TestRaisedElsewhere(t *testing.T) {
 	})
 }
 
-// Refusing costs no memory, here and there.
+// Refusals take no memory, in the process and in Redis.
 func TestRefusalAllocates(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	for _, opts := range [][]Option{nil, {WithMode(Approximate)}, {WithRedis(client), patient}, {WithRedis(client), WithMode(Approximate), patient}} {
@@ -738,7 +736,7 @@ func BenchmarkAllow(b *testing.B) {
 	}
 }
 
-// What a limiter takes does not depend on how many requests there were, in the process and in Redis; and it goes away.
+// The memory of a limiter does not depend on the number of requests, in the process and in Redis, and its key expires.
 func TestMemory(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	var server atomic.Int64
@@ -772,7 +770,7 @@ func TestMemory(t *testing.T) {
 		clock := &handClock{micros: begin}
 		var before, after runtime.MemStats
 		runtime.GC()
-		runtime.GC() // what pools of earlier tests have kept goes with the second
+		runtime.GC() // a second collection frees what pools have kept
 		runtime.ReadMemStats(&before)
 		for i := range all {
 			clock.micros = begin

@@ -75,7 +75,7 @@ func TestRefund(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, 2, left)
 		}
-		var given atomic.Int64 // however many refund at once, no more than what is left
+		var given atomic.Int64 // concurrent refunds return at most the permits taken
 		var wg sync.WaitGroup
 		for range 20 {
 			wg.Go(func() {
@@ -92,7 +92,7 @@ func TestRefund(t *testing.T) {
 	})
 }
 
-// taken is a Take of the log, which may be refunded.
+// taken is a Take in the log, which may be refunded.
 type taken struct {
 	by     *Limiter
 	result Result
@@ -100,9 +100,9 @@ type taken struct {
 	n      int
 }
 
-// Take, Refund and SetLimit of several processes, on a clock that goes on, stands still and is set back, against the log of every
-// permit that was not given back: not one window above the limit. Of one process whose clock is not set back, what is refused would have been above it a
-// resolution ago.
+// Take, Refund and SetLimit of several processes, on a clock that goes on, stands still and is set back, against the log of every permit that
+// was not refunded: no window exceeds the limit. In one process whose clock is not set back, a request that is refused would have exceeded it
+// a resolution ago.
 func TestRefundLog(t *testing.T) {
 	bubble(t, "redis", func(t *testing.T) { refundLog(t, true) })
 	bubble(t, "process", func(t *testing.T) { refundLog(t, false) })
@@ -188,7 +188,7 @@ func refundLog(t *testing.T, shared bool) {
 					continue
 				}
 				if n > known && err != nil {
-					continue // it was raised elsewhere
+					continue // raised by another process
 				}
 				require.NoError(rt, err)
 				if !r.Allowed {
@@ -211,7 +211,8 @@ func refundLog(t *testing.T, shared bool) {
 	require.Greater(t, effective, 300)
 }
 
-// While Redis is away a refund is kept, and of a share it is in force at once. What Redis was not told yet it never hears of.
+// During an outage a refund is kept; in a local share it counts at once. Permits that are refunded before they were reported are never
+// reported.
 func TestRefundAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -243,7 +244,7 @@ func TestRefundAway(t *testing.T) {
 	})
 }
 
-// A refund whose round trip fails may have been lost: it is not sent again, for it might be executed twice.
+// A refund whose round trip fails may be lost: it is not sent again, because it might be executed twice.
 func TestRefundIsNotRepeated(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -269,7 +270,7 @@ func TestRefundIsNotRepeated(t *testing.T) {
 	})
 }
 
-// What Redis has lost is told anew without what was given back.
+// After Redis has lost the state, permits are reported again without those that were refunded.
 func TestRefundLostState(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)
@@ -286,8 +287,8 @@ func TestRefundLostState(t *testing.T) {
 	})
 }
 
-// A refund finds its sub-interval though the clock was set back meanwhile, and leaves alone what was admitted since at the time that the
-// clock showed before.
+// A refund finds its sub-interval even if the clock was set back meanwhile. It does not remove permits that were admitted since at the same
+// reading of the clock.
 func TestRefundAfterClockBack(t *testing.T) {
 	for name, shared := range map[string]bool{"process": false, "redis": true} {
 		t.Run(name, func(t *testing.T) {
@@ -328,15 +329,15 @@ func TestRefundAfterClockBack(t *testing.T) {
 	}
 }
 
-// granted is when a Take was asked for and when it was answered.
+// granted has the times at which a Take began and ended.
 type granted struct {
 	asked, answered time.Time
 	n               int
 	refunded        bool
 }
 
-// Many callers of several processes take and give back at once, over a slow way that loses answers. What was not given back never exceeds
-// the limit in a window, and what was given back is used by others.
+// Many callers of several processes take and refund concurrently, over a slow way that loses replies. Permits that were not refunded never
+// exceed the limit in a window, and refunded permits are used by others.
 func TestRefundUnderLoad(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const limit, window, resolution, length = 20, time.Second, 100 * time.Millisecond, 20 * time.Second
@@ -395,12 +396,12 @@ func TestRefundUnderLoad(t *testing.T) {
 		}
 		t.Logf("%d used, %d given back, of %d without refunds", used, refunded, limit*int(length/window))
 		require.Greater(t, refunded, limit*int(length/window)/4)
-		require.Greater(t, used+refunded, limit*int(length/window)*5/4, "what was given back is used by others")
+		require.Greater(t, used+refunded, limit*int(length/window)*5/4, "refunded permits are used by others")
 	})
 }
 
-// A refund of what is out of the window takes nothing from what was admitted later, also if the clock was set back since, which moves
-// both into one sub-interval.
+// A refund of permits that are out of the window removes none that were admitted later, even if the clock was set back since, which moves both
+// into one sub-interval.
 func TestRefundAfterTheClockWasSetBack(t *testing.T) {
 	var clock atomic.Int64
 	now := begin - 2_000_000

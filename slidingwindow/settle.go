@@ -73,7 +73,7 @@ func (c *coordinator) resend(b *flight, reply []string, received int64) (again b
 		return false, nil
 	case reply[0] == "late":
 		err = fmt.Errorf("%w: limiter %.80q: %w: the script ran too late", ErrStoreUnavailable, c.name, ErrStoreTimeout)
-		k.offset.update(micros, b.sent, received)
+		k.server.Observe(micros, b.sent, received)
 		if micros < k.counts.seen {
 			k.counts.advance(&c.rule, micros)
 		}
@@ -113,18 +113,18 @@ func (c *coordinator) adoptReply(b *flight, reply []string, received int64) erro
 	b.granted, b.at = a.granted, a.seen
 	k, r, own := &c.view, &c.rule, &c.admitted
 	switch {
-	case !k.offset.measured: // until now this process went by its own clock
+	case !k.server.Known(): // until now this process went by its own clock
 		own.shift(r, a.clock-b.sent)
 	case a.epoch == k.epoch:
 		own.shift(r, k.back-a.back)
 	}
 	k.counts.load(r, a.seen, a.parts)
 	own.advance(r, a.seen)
-	if k.offset.measured && a.epoch != k.epoch { // Redis has lost the state
+	if k.server.Known() && a.epoch != k.epoch { // Redis has lost the state
 		own.lost(r, b.unreported)
 	}
 	k.valid, k.epoch, k.back = true, a.epoch, a.back
-	k.offset.update(a.clock, b.sent, received)
+	k.server.Observe(a.clock, b.sent, received)
 	c.adopt(a.limit, a.version)
 	if len(b.refunds) > 0 {
 		c.waiters.wake()

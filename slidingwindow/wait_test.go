@@ -20,14 +20,14 @@ func waitEverywhere(t *testing.T, test func(t *testing.T, opts ...Option)) {
 	bubble(t, "redis", func(t *testing.T) { test(t, WithRedis(&bubbleRedis{way: slow(100 * time.Microsecond)})) })
 }
 
-// Those who wait are served first come, first served, each as soon as the window has room, and never more than the limit.
+// Waiters are served first come, first served, each as soon as the window has room, and never more than the limit.
 func TestWait(t *testing.T) {
 	waitEverywhere(t, func(t *testing.T, opts ...Option) {
 		const limit, many = 3, 10
 		l, err := New("x", limit, time.Second, 100*time.Millisecond, opts...)
 		require.NoError(t, err)
 		began := time.Now()
-		at := make([]time.Duration, many) // those of one instant wake in any order
+		at := make([]time.Duration, many) // waiters of one instant wake in any order
 		var wg sync.WaitGroup
 		for i := range many {
 			wg.Go(func() {
@@ -48,7 +48,7 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// A wait ends with its context, and takes nothing; those behind it are served.
+// A wait ends with its context and takes nothing; the waiters behind it are served.
 func TestWaitGivesUp(t *testing.T) {
 	waitEverywhere(t, func(t *testing.T, opts ...Option) {
 		l, err := New("x", 2, time.Hour, time.Minute, append(opts, WithMaxWaiters(2))...)
@@ -125,7 +125,7 @@ func TestWaitIsWoken(t *testing.T) {
 	}
 }
 
-// It waits by the limiter's clock.
+// Waits are timed by the limiter's clock.
 func TestWaitByClock(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	l, err := New("x", 1, time.Minute, time.Second, WithClock(clock))
@@ -137,7 +137,7 @@ func TestWaitByClock(t *testing.T) {
 	clock.Advance(time.Minute)
 	select {
 	case <-got:
-		t.Fatal("it counts for a microsecond more")
+		t.Fatal("the permit counts for a microsecond more")
 	default:
 	}
 	require.NoError(t, clock.BlockUntilContext(ctx, 1))
@@ -145,7 +145,7 @@ func TestWaitByClock(t *testing.T) {
 	require.NoError(t, <-got)
 }
 
-// While Redis is away, a wait does what the policy says, and does not wait for Redis.
+// During an outage the policy decides a wait, which does not wait for Redis.
 func TestWaitAway(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		for policy, want := range map[FailurePolicy]error{FailClosed: ErrStoreUnavailable, FailOpen: nil} {
@@ -159,7 +159,7 @@ func TestWaitAway(t *testing.T) {
 	})
 }
 
-// Who waits for a share while Redis is away is let go soon after it is back, if there is room: also if nobody else asks.
+// A waiter for a local share is admitted soon after the end of the outage if there is room, even without other calls.
 func TestWaitOutlivesOutage(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		client := new(bubbleRedis)

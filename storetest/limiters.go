@@ -15,11 +15,10 @@ import (
 
 var background = context.Background()
 
-// slow is a permit a day, so that the permits of a bucket do not increase during a test.
+// slow is a rate of one permit a day, so a bucket has only its stored permits.
 const slow = 1.0 / 86_400
 
-// limiter returns a limiter of a bucket with a number of permits, as another process would have it. A slow store does not
-// count as an outage.
+// limiter returns a limiter, as of another process, of a bucket with the given permits. A slow store is no outage.
 func limiter(t testing.TB, s tokenbucket.Store, name string, permits float64) *tokenbucket.RateLimiter {
 	t.Helper()
 	l, err := tokenbucket.NewSmoothBursty(name, slow, tokenbucket.WithStore(s), tokenbucket.WithMaxPermits(permits),
@@ -30,7 +29,7 @@ func limiter(t testing.TB, s tokenbucket.Store, name string, permits float64) *t
 	return l
 }
 
-// try takes permits that must be available now.
+// try takes permits, and reports whether they were granted at once.
 func try(t testing.TB, l *tokenbucket.RateLimiter, permits int) bool {
 	t.Helper()
 	ok, err := l.TryAcquire(background, permits, 0)
@@ -49,7 +48,7 @@ func state(t testing.TB, l *tokenbucket.RateLimiter) tokenbucket.PermitBucket {
 	return b
 }
 
-// Eight processes, with several callers each, ask for more than the thousand permits that there are: a thousand are granted.
+// Eight processes with several callers each request far more than the thousand permits of a bucket: exactly a thousand are granted.
 func exactlyWhatThereIs(t *testing.T, store func() tokenbucket.Store) {
 	const permits = 1000
 	var granted atomic.Int64
@@ -72,7 +71,7 @@ func exactlyWhatThereIs(t *testing.T, store func() tokenbucket.Store) {
 	}
 }
 
-// A stored state is read back to the last bit, awkward numbers included.
+// Numbers are read back to the last bit, also those with many digits.
 func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
 	for i := range 30 {
 		name, rate := fmt.Sprint("digits", i), math.Pow(10, rand.Float64()*10-3)
@@ -89,7 +88,7 @@ func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
 			return l
 		}
 		l := open()
-		debt, err := l.Reserve(background, 1000*(i+1)) // so that only the time changes between the readings
+		debt, err := l.Reserve(background, 1000*(i+1)) // so that passing time changes only SeenMicros
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +109,7 @@ func keepsEveryDigit(t *testing.T, store func() tokenbucket.Store) {
 func readingWritesNothing(t *testing.T, store func() tokenbucket.Store) {
 	first, second := state(t, limiter(t, store(), "x", 5)), state(t, limiter(t, store(), "x", 5))
 	if first.Epoch == second.Epoch {
-		t.Error("a bucket was begun by reading it")
+		t.Error("reading has created a bucket")
 	}
 	try(t, limiter(t, store(), "x", 5), 1)
 	before, after := state(t, limiter(t, store(), "x", 5)), state(t, limiter(t, store(), "x", 5))
@@ -122,10 +121,10 @@ func readingWritesNothing(t *testing.T, store func() tokenbucket.Store) {
 func refusalTakesNothing(t *testing.T, store func() tokenbucket.Store) {
 	l := limiter(t, store(), "x", 5)
 	if !try(t, l, 4) || try(t, limiter(t, store(), "x", 5), 2) {
-		t.Error("of five permits four and not two more are there")
+		t.Error("of five permits, four must be granted and then two refused")
 	}
 	if !try(t, limiter(t, store(), "x", 5), 1) {
-		t.Error("a refusal took what was left")
+		t.Error("a refusal took permits")
 	}
 }
 
@@ -140,11 +139,11 @@ func kindsDoNotMix(t *testing.T, store func() tokenbucket.Store) {
 		t.Errorf("a warm-up limiter asked a bursty bucket: %v", err)
 	}
 	if !try(t, l, 4) {
-		t.Error("the bursty bucket was touched")
+		t.Error("the bursty bucket was changed")
 	}
 }
 
-// Names are used as they are, whatever they contain.
+// Any name is the name of one bucket, whatever characters it has.
 func oneBucketForAll(t *testing.T, store func() tokenbucket.Store) {
 	for _, name := range []string{"a", "a:lock", "a{b}", "{a}", "%7Ba%7D", "a\x00", "a\r\n", " ", "é"} {
 		if !try(t, limiter(t, store(), name, 1), 1) || try(t, limiter(t, store(), name, 1), 1) {

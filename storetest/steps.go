@@ -14,7 +14,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// decision is Batch.Decide: it returns new states for those found.
+// decision returns the new states of a batch, as Decide does.
 type decision = func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
 
 func batch(decide decision, names ...string) *tokenbucket.Batch {
@@ -26,7 +26,7 @@ const (
 	day      = 24 * time.Hour
 )
 
-// step makes a store apply a batch. An error fails the test.
+// step applies a batch, which must not fail.
 func step(t testing.TB, s tokenbucket.Store, decide decision, names ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -36,7 +36,7 @@ func step(t testing.TB, s tokenbucket.Store, decide decision, names ...string) {
 	}
 }
 
-// read returns the states of names, and the time by the store's clock.
+// read returns the states of names, and the time of the store's clock.
 func read(t testing.TB, s tokenbucket.Store, names ...string) (states []string, missing []bool, now int64) {
 	t.Helper()
 	step(t, s, func(at int64, found [][]byte) ([][]byte, time.Duration, error) {
@@ -52,7 +52,7 @@ func read(t testing.TB, s tokenbucket.Store, names ...string) (states []string, 
 	return states, missing, now
 }
 
-// write stores states; each name is followed by its state.
+// write puts states under names, each followed by its state.
 func write(t testing.TB, s tokenbucket.Store, ttl time.Duration, namesAndStates ...string) {
 	t.Helper()
 	var names []string
@@ -96,7 +96,7 @@ func namesAreApart(t *testing.T, store func() tokenbucket.Store) {
 	}
 }
 
-// counting adds one to each of the states, and records the last result.
+// counting returns a decision that adds one to each state, and records the new value of the last.
 func counting(last *int) decision {
 	return func(_ int64, states [][]byte) ([][]byte, time.Duration, error) {
 		next := make([][]byte, len(states))
@@ -115,7 +115,7 @@ func counting(last *int) decision {
 	}
 }
 
-// processes runs n functions at once, each with a store of its own.
+// processes runs a function in several goroutines, each with a store of its own.
 func processes(n int, store func() tokenbucket.Store, run func(p int, s tokenbucket.Store)) {
 	var all sync.WaitGroup
 	for p := range n {
@@ -125,7 +125,7 @@ func processes(n int, store func() tokenbucket.Store, run func(p int, s tokenbuc
 	all.Wait()
 }
 
-// Eight processes increment one counter. Each step builds on the one before, although a store may call Decide again.
+// Eight processes count under one name. Each step is decided on the state that the one before wrote; a store may call Decide repeatedly.
 func oneStepAtATime(t *testing.T, store func() tokenbucket.Store) {
 	const steps = 30
 	var mu sync.Mutex
@@ -147,7 +147,7 @@ func oneStepAtATime(t *testing.T, store func() tokenbucket.Store) {
 	}
 }
 
-// Six processes move amounts between three names, in every order. The sum is the same in every step.
+// Six processes move amounts between three names, in every order. The sum is the same at every moment.
 func severalNames(t *testing.T, store func() tokenbucket.Store) {
 	const sum = 300
 	names := []string{"a", "b", "c"}
@@ -208,10 +208,10 @@ func failedDecision(t *testing.T, store func() tokenbucket.Store) {
 	if states, missing, _ := read(t, s, "a", "b"); states[0] != "1" || !missing[1] {
 		t.Errorf("states %q", states)
 	}
-	write(t, s, day, "a", "3") // no lock remains
+	write(t, s, day, "a", "3") // and no lock is left
 }
 
-// The store has written the last result of Decide.
+// The result of the last call of Decide is written.
 func lastDecision(t *testing.T, store func() tokenbucket.Store) {
 	processes(4, store, func(p int, s tokenbucket.Store) {
 		own := fmt.Sprint("own", p)
@@ -228,13 +228,13 @@ func lastDecision(t *testing.T, store func() tokenbucket.Store) {
 	})
 }
 
-// A state is kept for its time to live, counted from the last write.
+// A state lives for its time to live after its last write.
 func timeToLive(t *testing.T, store func() tokenbucket.Store) {
 	s := store()
 	write(t, s, time.Second, "renewed", "1", "left", "1")
 	write(t, s, 365*day, "renewed", "2", "long", "1")
 	if states, _, _ := read(t, s, "left"); states[0] != "1" {
-		t.Error("a state has gone before its time")
+		t.Error("a state has expired before its time to live")
 	}
 	time.Sleep(1200 * time.Millisecond)
 	if states, _, _ := read(t, s, "renewed", "long"); states[0] != "2" || states[1] != "1" {
@@ -242,7 +242,7 @@ func timeToLive(t *testing.T, store func() tokenbucket.Store) {
 	}
 }
 
-// The clock counts microseconds, and does not go back from one step to the next, even between processes.
+// The clock counts microseconds, and does not run backwards between steps, whichever process makes them.
 func clockMovesOn(t *testing.T, store func() tokenbucket.Store) {
 	_, _, first := read(t, store(), "x")
 	began := time.Now()
@@ -263,7 +263,7 @@ func clockMovesOn(t *testing.T, store func() tokenbucket.Store) {
 	})
 }
 
-// With a context that has ended, a store either returns an error and writes nothing, or writes the state.
+// A batch whose context has ended either fails and writes nothing, or succeeds and is written.
 func doneContext(t *testing.T, store func() tokenbucket.Store) {
 	write(t, store(), day, "x", "1")
 	ctx, cancel := context.WithDeadline(context.Background(), time.Now().Add(-time.Second))

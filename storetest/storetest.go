@@ -7,8 +7,7 @@
 //		})
 //	}
 //
-// Most of its batches decide about bytes of their own, so that every byte of a store's work is checked. The others come from
-// limiters.
+// Most tests apply batches with states of their own, to compare every byte that the store returns. The others use limiters.
 package storetest
 
 import (
@@ -17,21 +16,21 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// Run checks a store. open is called once per test for an empty place to keep states in. The function that it returns makes
-// stores for that place, each as another process would have it. The store's clock must be real.
+// Run tests a store. It calls open once per test, for an empty place to keep states in. Each call of the function that open returns opens the
+// store on that place as another process would. The store's clock must be real.
 func Run(t *testing.T, open func(t *testing.T) func() tokenbucket.Store) {
 	for name, test := range map[string]func(t *testing.T, store func() tokenbucket.Store){
 		"a missing state is nil":            missingState,
 		"states come back byte by byte":     bytesComeBack,
-		"names are apart":                   namesAreApart,
+		"names are independent":             namesAreApart,
 		"one step at a time":                oneStepAtATime,
 		"several names in one step":         severalNames,
-		"what is not returned stays":        untouchedStays,
+		"other states stay":                 untouchedStays,
 		"when Decide fails nothing happens": failedDecision,
 		"the last decision is written":      lastDecision,
 		"states live as long as they must":  timeToLive,
 		"the clock moves on":                clockMovesOn,
-		"a done context is obeyed":          doneContext,
+		"a context that has ended":          doneContext,
 
 		"exactly what there is":   exactlyWhatThereIs,
 		"keeps every digit":       keepsEveryDigit,

@@ -95,7 +95,7 @@ func TestConsoleOfAGateway(t *testing.T) {
 
 	console := one.admin + "/console/"
 	shows(t, one.admin+"/console", "<title>Limits")
-	shows(t, console+"health", "script: answers")
+	shows(t, console+"health", "script: replies")
 	eventually(t, func() error {
 		_, _, _, err := get(two.url + "/a")
 		return err

@@ -28,8 +28,8 @@ func Example() {
 	fmt.Println(minute.Text)
 	// Output:
 	// 5/s, saves up 5, waits up to 500 ms; today's traffic of 7.2/s would be refused to at least 31 %
-	// What came within each minute is not known: if it came in bursts, up to 99 % would be refused.
-	// Callers that are refused may come again: then there are more calls than there were.
+	// The times of the calls within each minute are not known: in bursts, up to 99 % would be refused.
+	// Refused callers may try again: that would add calls.
 	// 5/s, saves up 5, waits up to 500 ms; the last minute's traffic of 7.2/s would be refused to between 29 % and 30 %
 }
 

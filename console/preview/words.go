@@ -82,10 +82,10 @@ func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []st
 		return nil
 	}
 	if !l.Disabled && !r.Unknown && !r.Simulated && r.Most > r.Least {
-		notes = append(notes, fmt.Sprintf("What came within each %s is not known: if it came in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
+		notes = append(notes, fmt.Sprintf("The times of the calls within each %s are not known: in bursts, up to %s would be refused.", unit(step), figure.Share(r.Most)))
 	}
 	if !l.Disabled && !r.Unknown && r.Simulated && r.Most > r.Least {
-		notes = append(notes, "What came within each second is not known: the one figure is for calls spread evenly, the other for all at once.")
+		notes = append(notes, "The times of the calls within each second are not known: one figure is for calls spread evenly, the other for all at once.")
 	}
 	if most := busiest(points); float64(most)/step.Seconds() > r.Demand*1.05 {
 		notes = append(notes, fmt.Sprintf("The busiest %s had %s/s.", unit(step), figure.Number(float64(most)/step.Seconds())))
@@ -98,7 +98,7 @@ func notes(in *Input, r *Result, points []Point, step time.Duration) (notes []st
 		notes = append(notes, sentence(minutes.Effect))
 	}
 	if !l.Disabled && r.Most > 0 && !l.Shadow {
-		notes = append(notes, "Callers that are refused may come again: then there are more calls than there were.")
+		notes = append(notes, "Refused callers may try again: that would add calls.")
 	}
 	return notes
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/contrib/grpc"
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/gate/gatetest"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
@@ -366,32 +367,11 @@ func TestNotOpened(t *testing.T) {
 	require.Len(t, gate.left, 4)
 }
 
-// holder is a gate that holds a place for each call, also beside a refusal or an error.
-type holder struct {
-	places
-	refuse bool
-	err    error
-}
-
-func (g *holder) Enter(ctx context.Context, key string) (*gate.Admission, error) {
-	a, _ := g.places.Enter(ctx, key)
-	a.OK = !g.refuse
-	return a, g.err
-}
-
-// What a gate holds for a call that it does not let through goes back at once.
+// A call that is not let through holds nothing.
 func TestNotLetThrough(t *testing.T) {
-	for name, gate := range map[string]*holder{
-		"failed":   {err: errors.New("away")},
-		"too long": {err: &tokenbucket.WaitError{Wait: time.Hour, Reason: context.DeadlineExceeded}},
-		"refused":  {refuse: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			gate.left = make(chan struct{}, 10)
-			require.Error(t, interceptors(t, gate).UnaryClient(limit(t), unary, nil, nil, nil, nil))
-			require.Len(t, gate.left, 1)
-		})
-	}
+	gatetest.TestNotLetThrough(t, func(ctx context.Context, t *testing.T, g gate.Gate) error {
+		return interceptors(t, g).UnaryClient(ctx, unary, nil, nil, nil, nil)
+	})
 }
 
 // A message is under way until the service asks for the next one, or returns; one that comes after that holds nothing.

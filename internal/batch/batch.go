@@ -302,7 +302,12 @@ func (t *Trips[B, A]) panicked(value any) {
 		t.Panicked(value)
 		return
 	}
-	slog.Default().Error("tokenbucket: recovered a panic while sending a batch or delivering its reply", "panic", value, "stack", string(debug.Stack()))
+	LogPanic("a round trip", value)
+}
+
+// LogPanic logs a recovered panic of a client, a store or an observer by slog.Default. during names what was under way.
+func LogPanic(during string, value any) {
+	slog.Default().Error("tokenbucket: recovered a panic during "+during, "panic", value, "stack", string(debug.Stack()))
 }
 
 // earlier returns the earlier of two times. A zero a is ignored.

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Whatever the sources and the backend do, what the package's comment promises holds.
+// The guarantees of the package comment hold for random sources and backends.
 func TestTrips(t *testing.T) {
 	for seed := range uint64(100) {
 		synctest.Test(t, func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestTrips(t *testing.T) {
 	}
 }
 
-// world is random sources on two routes, and a random backend.
+// world has random sources on two routes, and a random backend.
 type world struct {
 	t     *testing.T
 	trips Trips[*parcel, int]
@@ -44,13 +44,13 @@ type world struct {
 	routes map[string]*road
 }
 
-// road is what has happened on a route.
+// road records the trips of a route.
 type road struct {
 	departed []string // sources, in the order of their batches
 	sends    []*send
 }
 
-// send is a call of Send.
+// send records a call of Send.
 type send struct {
 	began time.Time
 	items []*Item[*parcel, int]
@@ -62,21 +62,21 @@ type shop struct {
 	Place
 	world       *world
 	route, name string
-	most        int // things in a batch
+	most        int // the most things in a batch
 	busy        atomic.Bool
 
 	mu      sync.Mutex
-	added   int // in all
+	added   int // things added so far
 	things  int // to be sent
 	parcels []*parcel
-	waits   int // so many batches had departed on the route when there was something to send; -1: there is nothing
+	waits   int // batches that had departed on the route when the source became ready; -1 if it has nothing to send
 }
 
 // parcel is a batch.
 type parcel struct {
 	id, things int
 	deadline   time.Time
-	landed     []string // what Land was called with
+	landed     []string // the calls of Land
 	away       atomic.Bool
 }
 
@@ -98,7 +98,7 @@ func newWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// draw is a random number below n.
+// draw returns a random number below n.
 func (w *world) draw(n int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -122,15 +122,15 @@ func (w *world) run() {
 		}
 	}
 	callers.Wait()
-	time.Sleep(time.Minute) // nobody adds anything, so it ends
+	time.Sleep(time.Minute) // until everything is sent, since nothing is added
 	synctest.Wait()
 }
 
-// send answers one item after another: some with errors, some late, some when it has returned, but all of them in the end.
+// send answers the items one after another: some with errors, some late, some after it has returned, but all of them in the end.
 func (w *world) send(route string, items []*Item[*parcel, int]) {
 	s := &send{began: time.Now(), items: items}
 	var sources []string
-	size := 0 // of all batches but the last
+	size := 0 // the size of all batches but the last
 	for _, i := range items[:len(items)-1] {
 		size += i.Batch.things
 	}
@@ -168,7 +168,7 @@ func (w *world) send(route string, items []*Item[*parcel, int]) {
 		go func() {
 			w.sleep(60 * time.Millisecond)
 			answer()
-			i.Answer(-1, nil) // once more, which does not count
+			i.Answer(-1, nil) // a second answer, which has no effect
 		}()
 	}
 	w.mu.Lock()
@@ -176,7 +176,7 @@ func (w *world) send(route string, items []*Item[*parcel, int]) {
 	w.mu.Unlock()
 }
 
-// depart checks that not too many trips are under way.
+// depart checks that not too many trips are in flight.
 func (w *world) depart(r *road, s *send) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -194,7 +194,7 @@ func (w *world) depart(r *road, s *send) {
 	r.sends = append(r.sends, s)
 }
 
-// alone checks that nothing else is called meanwhile, until what it returns is called.
+// alone checks that no other method of the source is called until the function that it returns is called.
 func (s *shop) alone() func() {
 	if s.busy.Swap(true) {
 		s.world.t.Errorf("%s is called twice at once", s.name)
@@ -218,7 +218,7 @@ func (s *shop) add(n int, take bool) {
 	}
 }
 
-// wait notes since when it waits. mu is held.
+// wait records when the source began to wait. mu must be held.
 func (s *shop) wait() {
 	if s.waits < 0 {
 		s.world.mu.Lock()
@@ -247,8 +247,8 @@ func (s *shop) Depart() (*parcel, time.Time, bool) {
 	return p, p.deadline, true
 }
 
-// passed checks that no other source has departed again and again since this one had to wait: once ahead of it in the list, and then
-// as often as somebody may overtake another between a lock and a call.
+// passed checks that no other source has departed repeatedly since this one began to wait: once ahead of it in the list, and then as often as
+// goroutines may overtake each other between a lock and a call.
 func (s *shop) passed() {
 	s.world.mu.Lock()
 	defer s.world.mu.Unlock()
@@ -290,7 +290,7 @@ func (s *shop) Land(p *parcel, answer int, err error, late bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p.away.Store(false)
-	if p.landed = append(p.landed, word); word == "ErrLate" || word == "error" { // what was in it is sent again
+	if p.landed = append(p.landed, word); word == "ErrLate" || word == "error" { // its things are sent again
 		s.things += p.things
 	}
 	if s.things > 0 && !late {
@@ -299,7 +299,7 @@ func (s *shop) Land(p *parcel, answer int, err error, late bool) {
 	}
 }
 
-// check: everything has been sent, and nothing is left behind.
+// check checks that everything was sent, and that no trip is left.
 func (w *world) check() {
 	for _, s := range w.shops {
 		answered := 0
@@ -323,7 +323,7 @@ func (w *world) check() {
 	}
 }
 
-// queue is a source of numbers, each of which is answered by itself.
+// queue is a source of numbers, each of which is a batch.
 type queue struct {
 	Place
 	timeout time.Duration
@@ -352,11 +352,11 @@ func (q *queue) Land(b []int, answer int, err error, late bool) {
 	q.landed <- fmt.Sprint(b, " ", answer, " ", err, " ", late)
 }
 
-// Who takes its batch itself has it back when Take returns, unless somebody is under way, or was not in time lately.
+// The batch of a Take has landed when Take returns, unless a trip is in flight or the last one was late.
 func TestTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		delay := time.Millisecond
-		here := func() string { // the goroutine
+		here := func() string { // the id of the goroutine
 			buf := make([]byte, 40)
 			return string(buf[:runtime.Stack(buf, false)])
 		}
@@ -378,15 +378,15 @@ func TestTake(t *testing.T) {
 			synctest.Wait()
 			return alone
 		}
-		require.False(t, ask(1), "whether the backend is prompt is not known yet")
+		require.False(t, ask(1), "no trip was in time yet")
 		require.True(t, ask(2))
-		trips.Take(ctx, "", q) // there is nothing to send
+		trips.Take(ctx, "", q) // nothing to send
 		require.True(t, ask(3))
 
 		other.put(1)
 		trips.Ready("", other)
 		synctest.Wait()
-		require.False(t, ask(4), "another is under way")
+		require.False(t, ask(4), "a trip is in flight")
 		require.True(t, ask(5))
 
 		delay = q.timeout + time.Millisecond
@@ -395,24 +395,24 @@ func TestTake(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("[6] 0 %v false", ErrLate), <-q.landed)
 		require.Equal(t, "[6] 1 <nil> true", <-q.landed)
 		delay = time.Millisecond
-		require.False(t, ask(7), "the last was late")
+		require.False(t, ask(7), "the last trip was late")
 		require.True(t, ask(8))
 
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, q.timeout)
-		require.True(t, ask(9), "it ends no sooner than the trip must")
-		require.False(t, ask(10), "it ends a millisecond sooner")
+		require.True(t, ask(9), "the context lasts for Timeout")
+		require.False(t, ask(10), "the context ends a millisecond before Timeout")
 		cancel()
 		ctx, cancel = context.WithCancel(context.Background())
-		require.True(t, ask(11), "it has not ended yet")
+		require.True(t, ask(11), "the context lasts for more than Timeout")
 		cancel()
 		require.False(t, ask(12))
 		ctx, trips.Direct = context.Background(), nil
-		require.False(t, ask(13), "the backend heeds no context")
+		require.False(t, ask(13), "without Direct")
 	})
 }
 
-// A client may call hooks that panic, or end the goroutine. If it is a caller's, the batch has failed, and nobody waits for it.
+// If a hook of the client panics or ends the goroutine, the batch has failed and lands, also in the goroutine of a caller.
 func TestPanicInACallersTrip(t *testing.T) {
 	for what, hook := range map[string]func(){"panic": func() { panic("hook") }, "exit": runtime.Goexit} {
 		t.Run(what, func(t *testing.T) {
@@ -456,7 +456,7 @@ func TestPanicInACallersTrip(t *testing.T) {
 	}
 }
 
-// With a route of its own nobody waits for another's backend.
+// Sources with different routes do not wait for each other's backends.
 func TestRoutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		trips := &Trips[[]int, int]{Max: 10, Parallel: 1, Send: func(route string, items []*Item[[]int, int]) {
@@ -475,7 +475,7 @@ func TestRoutes(t *testing.T) {
 		fast.put(2)
 		trips.Ready("fast", fast)
 		require.Equal(t, "[2] 1 <nil> false", <-fast.landed)
-		slow.put(3) // when it has landed it goes another way
+		slow.put(3) // sent by another route after the first has landed
 		trips.Ready("fast", slow)
 		began := time.Now()
 		require.Equal(t, "[1] 1 <nil> false", <-slow.landed)
@@ -484,13 +484,13 @@ func TestRoutes(t *testing.T) {
 	})
 }
 
-// A trip that is full leaves the rest to another, at once; one that has stalled lets another begin before its deadline.
+// The batches that do not fit into a full trip depart at once in another. After a stall, another trip departs before the deadline.
 func TestNobodyWaitsForAFullOrStalledTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const stall = 20 * time.Millisecond
 		departed := make(chan []int, 10)
 		trips := &Trips[[]int, int]{Max: 10, Parallel: 2, Stall: stall, Size: func(b []int) int { return len(b) }, MaxSize: 3,
-			Go: func(f func()) { time.AfterFunc(time.Microsecond, f) }, // when all sources are ready
+			Go: func(f func()) { time.AfterFunc(time.Microsecond, f) }, // after all sources are ready
 			Send: func(_ string, items []*Item[[]int, int]) {
 				var numbers []int
 				for _, i := range items {
@@ -524,7 +524,7 @@ func TestNobodyWaitsForAFullOrStalledTrip(t *testing.T) {
 	})
 }
 
-// Those who are answered and ask again share the next batch, or go on the next trip together.
+// Callers that are answered and call again share the next batch, or the next trip.
 func TestShared(t *testing.T) {
 	const callers, rounds = 64, 100
 	var trips int
@@ -549,7 +549,7 @@ func TestShared(t *testing.T) {
 	require.Less(t, trips, callers*rounds/4, "for %d batches", callers*rounds)
 }
 
-// A trip of a lone caller, and of many sources, to a backend that takes no time.
+// BenchmarkTrips measures a trip of a lone caller, and of many sources, to a backend that replies at once.
 func BenchmarkTrips(b *testing.B) {
 	trips := func() *Trips[[]int, int] {
 		send := func(_ string, items []*Item[[]int, int]) {

@@ -47,7 +47,7 @@ func (c *trip[B, A]) send(send func(string, []*Item[B, A])) {
 			return
 		}
 		value := recover() // nil if the goroutine ends
-		c.failed(panicError(value))
+		c.failed(PanicError(value))
 		switch {
 		case value == nil:
 		case c.own:
@@ -60,8 +60,8 @@ func (c *trip[B, A]) send(send func(string, []*Item[B, A])) {
 	returned = true
 }
 
-// panicError returns the error of batches whose Send panicked, or ended the goroutine if the value is nil.
-func panicError(value any) error {
+// PanicError returns the error of a call whose client panicked, or ended the goroutine if the value is nil. It wraps ErrPanic.
+func PanicError(value any) error {
 	if value == nil {
 		return ErrPanic
 	}
@@ -248,7 +248,7 @@ func (i *Item[B, A]) AnswerBy(decide func() (A, error)) {
 		err := ErrPanic // if decide ends the goroutine
 		defer func() {
 			if value := recover(); value != nil {
-				err = panicError(value)
+				err = PanicError(value)
 				i.trip.trips.panicked(value)
 			}
 			i.answer(answer, err, false)

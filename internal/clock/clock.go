@@ -89,6 +89,10 @@ func inRange(d time.Duration) bool { return d != math.MinInt64 && d != math.MaxI
 // and before the reply was received. So its clock is now between Earliest and Latest, unless it was set or runs at another speed than the
 // local clock. The times sent, received and now are of the local clock, which may start anywhere but must not be set. The zero value has
 // no estimate. A Remote is not safe for concurrent use.
+//
+// Three types estimate a server's clock. A Remote forgets all replies but the last: it suffices for deadlines, and a clock that was set is
+// right again after one reply. A [Bounds] remembers the fastest round trips, so its bounds are narrower. An [Offset] has one
+// bound, from the last few replies: it converts a server's due times to local times that are not too early.
 type Remote struct {
 	micros         int64
 	sent, received time.Duration

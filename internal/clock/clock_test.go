@@ -31,7 +31,7 @@ func TestMono(t *testing.T) {
 	})
 }
 
-// embedded is the real clock, but not of its type.
+// embedded is the real clock in another type.
 type embedded struct{ clockwork.Clock }
 
 func TestLocal(t *testing.T) {
@@ -68,7 +68,7 @@ type set struct {
 
 func (s *set) Now() time.Time { return time.Now().Round(0).Add(s.by) }
 
-// A clock that is set goes on as before.
+// A clock whose wall time is set goes on as before.
 func TestLocalOfAClockThatIsSet(t *testing.T) {
 	wall := &set{clockwork.NewRealClock(), 0}
 	l := New(wall)
@@ -82,7 +82,7 @@ func TestLocalOfAClockThatIsSet(t *testing.T) {
 	}
 }
 
-// In a bubble of testing/synctest the time is the bubble's.
+// In a bubble of testing/synctest Local reads the bubble's clock.
 func TestLocalInABubble(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(nil)
@@ -93,7 +93,7 @@ func TestLocalInABubble(t *testing.T) {
 	})
 }
 
-// Whenever the server read its clock, and however its clock differs from the one here, it is within the bounds from then on.
+// Whenever the server read its clock, and however its clock differs from the local one, it is within the bounds from then on.
 func TestRemote(t *testing.T) {
 	var r Remote
 	require.False(t, r.Known())

@@ -2,10 +2,11 @@ package clock
 
 import "slices"
 
-// Offset estimates how far the local clock is ahead of a server's, in microseconds. The estimate is never too small. It is the least
-// difference between the arrival of a reply and the time in it, over the last few replies. The last reply alone does not suffice, because
-// it may have waited in a socket while this process was stopped. Old replies do not count, because the way back may have become longer for
-// good. The zero value has no estimate. An Offset is not safe for concurrent use.
+// Offset estimates how far the local clock is ahead of a server's, in microseconds. The estimate contains the way back of a reply, so it is
+// never too small; see [Remote] for what other types estimate. It is the least difference between the arrival of a reply and the time in
+// it, over the last few replies. The last reply alone does not suffice, because it may have waited in a socket while this process was
+// stopped. Old replies do not count, because the way back may have become longer for good. The zero value has no estimate. An Offset is not
+// safe for concurrent use.
 type Offset struct {
 	recent [4]int64 // a ring of the latest differences
 	n      int      // replies observed

@@ -15,13 +15,13 @@ func TestOffset(t *testing.T) {
 		require.Equal(t, want, o.Micros())
 	}
 	show(1000, 100, 1000)
-	show(1020, 100, 1000) // it was under way for longer
+	show(1020, 100, 1000) // a longer way back
 	show(990, 50, 990)
-	show(151_000, 150_100, 990) // it lay in a socket for 150 ms
+	show(151_000, 150_100, 990) // the reply waited in a socket for 150 ms
 	for range 2 {
-		show(1500, 1200, 990) // the way has become longer
+		show(1500, 1200, 990) // the way back has become longer
 	}
 	show(1500, 1200, 1500)       // for good
-	show(900_000, 1200, 900_000) // a clock was set: no answer is under way for so long
+	show(900_000, 1200, 900_000) // a clock was set: the difference exceeds the round trip
 	show(-5000, 1200, -5000)     // and back
 }

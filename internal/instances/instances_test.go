@@ -22,7 +22,7 @@ var background = context.Background()
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// Fewer instances are believed when they have been fewer for as long as a silent one counts, and were asked for.
+// A lower number of instances counts only after it has been lower for as long as a silent instance counts, and was requested.
 func TestCountOfInstances(t *testing.T) {
 	m := &Member{}
 	for _, n := range []int64{10, 1, 3} {
@@ -40,13 +40,13 @@ func TestCountOfInstances(t *testing.T) {
 	require.Zero(t, m.Live())
 }
 
-// Members count each other, those who were silent for too long excepted, and the key does not outlive them.
+// Members count each other, except those that were silent for too long, and the key expires with them.
 func TestHeartbeat(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := fmt.Sprint(t.Name(), time.Now().UnixNano())
 	var warned atomic.Int64
 	warn := func(error) { warned.Add(1) }
-	var fleet [3]Instances // as in processes of their own
+	var fleet [3]Instances // as in three processes
 	var members []*Member
 	for i := range fleet {
 		m := fleet[i].Join(client, key, warn)
@@ -95,7 +95,7 @@ func (c *counter) answers(live string, err error) (beats int) {
 	return c.beats
 }
 
-// Whoever cannot be counted says so once, and whom nobody holds any more shows no life.
+// An instance that cannot be counted warns once, and one that is unreachable sends no heartbeats.
 func TestUncounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := new(counter)
@@ -131,7 +131,7 @@ func TestUncounted(t *testing.T) {
 	})
 }
 
-// A real server whose key holds something else refuses to count, and its error says so.
+// If the key holds another type, a real server refuses the heartbeat, and the warning has its error.
 func TestUncountedByRedis(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	key := fmt.Sprint(t.Name(), time.Now().UnixNano())
@@ -151,7 +151,7 @@ func (p *panicking) Process(context.Context, redis.Cmder) error {
 	panic("hook")
 }
 
-// A panic of the client is warned of once, and the heartbeat goes on.
+// A panic of the client is warned of once, and heartbeats go on.
 func TestClientPanics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var warned atomic.Int64

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Whoever changes a line that a bug replaces hears of it here, and not months later.
+// Every bug can be planted: a change of a line that a bug replaces fails here at once.
 func TestEveryBugHasItsPlace(t *testing.T) {
 	if os.Getenv(planted) != "" {
 		t.Skip("a bug is planted: it must be found by what it does")

@@ -23,7 +23,7 @@ type backend struct {
 	away    atomic.Bool
 	unused  atomic.Bool
 	trip    atomic.Int64
-	stuck   chan struct{} // until it is closed nothing returns; nil: it does
+	stuck   chan struct{} // if not nil, no call returns until it is closed
 	sent    atomic.Int64
 
 	mu      sync.Mutex
@@ -72,7 +72,7 @@ func (b *backend) newChanges() []Change {
 	return changes
 }
 
-// until waits until the backend is known to be away, or back.
+// until waits until the monitor has detected that the backend is away, or back.
 func (b *backend) until(t *testing.T, down bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -132,7 +132,7 @@ func TestOutage(t *testing.T) {
 	})
 }
 
-// A probe that is not answered has failed: after the time that answers take, and no sooner.
+// A probe without a reply fails after the time that replies take, and not before.
 func TestPatience(t *testing.T) {
 	for name, c := range map[string]struct {
 		answers []time.Duration
@@ -168,7 +168,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// A backend that has become slow is away for no longer than it takes to answer, and not again when a call fails.
+// A backend that has become slow is down for at most the duration of a reply, and is not down again when a call fails.
 func TestLateAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -180,7 +180,7 @@ func TestLateAnswer(t *testing.T) {
 		b.Failed()
 		b.until(t, true)
 		b.until(t, false)
-		require.InDelta(t, trip, time.Since(began), float64(3*ProbePause/2), "the first probe's answer, as soon as one is under way again")
+		require.InDelta(t, trip, time.Since(began), float64(3*ProbePause/2), "the reply to the first probe counts as soon as the next probe is in flight")
 		require.Len(t, b.newChanges(), 2)
 		time.Sleep(keepFor)
 		b.Failed()
@@ -189,7 +189,7 @@ func TestLateAnswer(t *testing.T) {
 	})
 }
 
-// An answer that came before an outage does not end it.
+// A reply that arrived before an outage does not end it.
 func TestLateAnswerOfAnEarlierOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -198,12 +198,12 @@ func TestLateAnswerOfAnEarlierOutage(t *testing.T) {
 		b.trip.Store(int64(2 * time.Second))
 		b.Failed()
 		b.until(t, true)
-		time.Sleep(time.Second) // several are kept
+		time.Sleep(time.Second) // for several late replies
 		b.trip.Store(0)
 		b.until(t, false)
 		time.Sleep(keepFor)
 		require.Len(t, b.newChanges(), 2)
-		require.Len(t, b.probes.late, 1, "one has come meanwhile")
+		require.Len(t, b.probes.late, 1, "one late reply is kept")
 		b.away.Store(true)
 		b.Failed()
 		b.until(t, true)
@@ -214,7 +214,7 @@ func TestLateAnswerOfAnEarlierOutage(t *testing.T) {
 	})
 }
 
-// An answer ends an outage whatever it says, and so it does a suspicion.
+// Any reply ends an outage, even an error, and likewise a suspicion.
 func TestAnswersThatAreErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var says atomic.Pointer[error]
@@ -242,7 +242,7 @@ func TestAnswersThatAreErrors(t *testing.T) {
 	})
 }
 
-// A probe that was given up has as much time as calls have, but not for ever: it costs a connection.
+// A probe that was given up may take as long as a call, but not longer: it occupies a connection.
 func TestProbesEnd(t *testing.T) {
 	for timeout, want := range map[time.Duration]time.Duration{100 * time.Millisecond: 100 * time.Millisecond, 2 * time.Second: 2 * time.Second, time.Minute: keepFor} {
 		synctest.Test(t, func(t *testing.T) {
@@ -264,7 +264,7 @@ func TestProbesEnd(t *testing.T) {
 	}
 }
 
-// Probes that never return are few. When they do, the backend is asked again.
+// The number of unfinished probes is bounded. When they return, the backend is probed again.
 func TestStuckProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -278,7 +278,7 @@ func TestStuckProbes(t *testing.T) {
 		require.ErrorContains(t, b.Ask(background, b.probe()), "16 probes have no reply yet")
 		close(b.stuck)
 		time.Sleep(time.Second)
-		require.NotNil(t, b.Down(), "it says so")
+		require.NotNil(t, b.Down(), "the bound is an outage")
 		require.Greater(t, b.sent.Load(), int64(maxPending))
 		b.away.Store(false)
 		b.until(t, false)
@@ -286,7 +286,7 @@ func TestStuckProbes(t *testing.T) {
 	})
 }
 
-// manyAway returns so many backends of one client, all of them away.
+// manyAway returns the given number of backends of one client, all of them away.
 func manyAway(t *testing.T, many int) (*Group, []*backend) {
 	group := new(Group)
 	all := make([]*backend, many)
@@ -303,13 +303,13 @@ func manyAway(t *testing.T, many int) (*Group, []*backend) {
 	return group, all
 }
 
-// Of many that are away each is probed less often, at last once a second.
+// With many outages each backend is probed less often, at least once a second.
 func TestPaceOfMany(t *testing.T) {
 	for many, want := range map[int]int{1: 100, manyOutages - 1: 100, 3 * manyOutages: 25, 12 * manyOutages: 10} {
 		t.Run(fmt.Sprint(many), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				_, all := manyAway(t, many)
-				time.Sleep(2 * time.Second) // they are all there
+				time.Sleep(2 * time.Second) // until all outages have begun
 				before := int64(0)
 				for _, b := range all {
 					before -= b.sent.Load()
@@ -336,8 +336,8 @@ func TestForgotten(t *testing.T) {
 			all[0].Failed()
 			time.Sleep(time.Second)
 		}
-		require.EqualValues(t, manyOutages, group.Outages(), "now they are few")
-		require.NotNil(t, all[0].Down(), "somebody wants to ask it")
+		require.EqualValues(t, manyOutages, group.Outages(), "the others were abandoned")
+		require.NotNil(t, all[0].Down(), "calls need it")
 		for _, b := range all {
 			switch changes := b.newChanges(); {
 			case b.Down() != nil:
@@ -347,7 +347,7 @@ func TestForgotten(t *testing.T) {
 				require.True(t, changes[0].Forgotten)
 				require.InDelta(t, interest, changes[0].After, float64(time.Second))
 			}
-			b.Failed() // who wants to ask finds out
+			b.Failed() // the next call detects it again
 		}
 		synctest.Wait()
 		require.EqualValues(t, many, group.Outages())
@@ -397,13 +397,13 @@ func (b *backend) watch(u *user) {
 	})
 }
 
-// collect runs the garbage collector until something has been collected. It waits outside of a bubble's time.
+// collect runs the garbage collector until a condition holds. It does not use a bubble's clock.
 func collect(t *testing.T, collected func() bool) {
 	t.Helper()
 	for i := 0; !collected(); i++ {
-		require.Less(t, i, 2000, "it is still used")
+		require.Less(t, i, 2000, "not collected")
 		runtime.GC()
-		runtime.Gosched() // what follows runs in a goroutine of the runtime's
+		runtime.Gosched() // cleanups run in a goroutine of the runtime
 	}
 }
 
@@ -437,16 +437,16 @@ func TestWhoIsTold(t *testing.T) {
 		collected(&meanwhile, func(*user) {})
 		outage(false)
 		require.EqualValues(t, 1001, used.Load())
-		require.EqualValues(t, 1001, before.Load(), "used no more")
+		require.EqualValues(t, 1001, before.Load(), "the user is unreachable")
 		require.Zero(t, longGone.Load())
-		require.Zero(t, late.Load(), "it came during the outage")
+		require.Zero(t, late.Load(), "registered during the outage")
 		outage(true)
 		outage(false)
 		require.EqualValues(t, 2002, used.Load())
 		require.EqualValues(t, 1001, late.Load())
 		require.EqualValues(t, 1001, before.Load())
 		require.Zero(t, meanwhile.Load())
-		collect(t, func() bool { // what was theirs, too
+		collect(t, func() bool { // their watchers, too
 			b.Monitor.mu.Lock()
 			defer b.Monitor.mu.Unlock()
 			return len(b.watchers) == 2
@@ -501,7 +501,7 @@ func TestFailsWhileTheEndIsTold(t *testing.T) {
 	}
 }
 
-// Whoever asks waits for the probe that is under way, but no longer than for one of its own or than its context lasts.
+// Ask waits for the probe in flight, but no longer than for a probe of its own and until its context ends.
 func TestAsk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBackend(new(Group))
@@ -532,7 +532,7 @@ func TestAsk(t *testing.T) {
 	})
 }
 
-// Nothing of a monitor's user is called under a lock, so it may use the monitor.
+// Callbacks run without a lock of the monitor, so they may use it.
 func TestNoCallUnderALock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m *Monitor
@@ -540,7 +540,7 @@ func TestNoCallUnderALock(t *testing.T) {
 		called := map[string]bool{}
 		free := func(who string) {
 			for _, mu := range []*sync.Mutex{&m.mu, &m.probes.mu} {
-				require.True(t, mu.TryLock(), who) // nobody else uses the monitor now
+				require.True(t, mu.TryLock(), who) // no other goroutine uses the monitor now
 				mu.Unlock()
 			}
 			called[who] = true

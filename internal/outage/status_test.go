@@ -11,7 +11,7 @@ import (
 
 var errAway = errors.New("away")
 
-// What each event makes of each state. A state is reached by the events before the last.
+// Every transition. The events before the last lead to the state from which it is tested.
 func TestTransitions(t *testing.T) {
 	reached := map[state][]event{
 		up:         {},
@@ -25,7 +25,7 @@ func TestTransitions(t *testing.T) {
 		to    state
 	}{
 		{up, callFailed, suspected},
-		{up, probeFailed, down}, // of one who takes calls for probes
+		{up, probeFailed, down}, // in an owner without a Monitor, whose calls are the probes
 		{up, probeAnswered, up},
 		{up, abandoned, up},
 		{up, notified, up},
@@ -59,13 +59,13 @@ func TestTransitions(t *testing.T) {
 		require.Equal(t, c.to, s.state, "state %d, event %d", c.from, c.event)
 		require.Equal(t, c.to == down, s.Down() != nil)
 		if c.from == down && c.to == down {
-			require.Same(t, outage, s.Down(), "one outage, whatever fails in it")
+			require.Same(t, outage, s.Down(), "further failures belong to the same outage")
 			require.Equal(t, errAway, s.Down().Err)
 		}
 	}
 }
 
-// Pauses double within their bounds, each half as long or half as long again, and are short again in the next outage.
+// Mean pauses double within their bounds. Each pause is half to one and a half times the mean. The next outage begins with the shortest.
 func TestPauses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const shortest, longest = 50 * time.Millisecond, time.Second

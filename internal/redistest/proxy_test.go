@@ -15,13 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Patience of clients: hasty ones are for tests that wait for it to end.
+// The timeouts of clients. The short one is for tests that wait for it.
 const (
 	hasty   = 400 * time.Millisecond
 	patient = 20 * time.Second
 )
 
-// through is a client that sends nothing twice, of a proxy to a server of its own.
+// through returns a client without retries, and the proxy between it and a server of its own.
 func through(t *testing.T, patience time.Duration) (server *Server, p *Proxy, client *redis.Client) {
 	server = Start(t)
 	p = StartProxy(t, server.Addr)
@@ -32,7 +32,7 @@ func through(t *testing.T, patience time.Duration) (server *Server, p *Proxy, cl
 	return server, p, client
 }
 
-// A connection that is cut in a pipeline has answered what was before.
+// A connection that is cut within a pipeline has delivered the replies before the cut.
 func TestProxyCutsWithinAPipeline(t *testing.T) {
 	t.Parallel()
 	server, p, _ := through(t, patient)
@@ -47,10 +47,10 @@ func TestProxyCutsWithinAPipeline(t *testing.T) {
 	require.Equal(t, ":1\r\n:2\r\n", string(replies))
 	executed, err := server.Client(t).Get(context.Background(), "x").Int()
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, executed, 3, "the others may have been under way")
+	require.GreaterOrEqual(t, executed, 3, "the other commands may have been in flight")
 }
 
-// Delays add up both ways, and a narrow link takes as long as its bytes need.
+// The delays of both directions add up, and a narrow link takes the time that its bytes need.
 func TestProxySlow(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -69,7 +69,7 @@ func TestProxySlow(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(began), 100*time.Millisecond)
 }
 
-// Connections stay where they are until they are cut; new ones go where they are led to, or nowhere.
+// Connections stay on their server until they are cut. New ones go to the current server, or fail if there is none.
 func TestProxyLeads(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -87,7 +87,7 @@ func TestProxyLeads(t *testing.T) {
 	require.Equal(t, "1", second.Client(t).Get(ctx, "x").Val())
 }
 
-// Many clients at once, while the network changes and the proxy ends under them.
+// Many clients at once, while the faults change and the proxy is closed.
 func TestProxyLive(t *testing.T) {
 	t.Parallel()
 	_, p, client := through(t, hasty)
@@ -114,7 +114,7 @@ func TestProxyLive(t *testing.T) {
 	require.Empty(t, p.links)
 }
 
-// What is no request or reply is an error, and every kind of reply is one frame.
+// Bytes that are no request or reply are an error, and every kind of reply is one frame.
 func TestFrames(t *testing.T) {
 	for _, text := range []string{
 		"+OK\r\n", "-ERR no\r\n", ":1\r\n", "$-1\r\n", "$3\r\na\r\n\r\n", "*-1\r\n", "*0\r\n", "*2\r\n:1\r\n$1\r\nx\r\n", "_\r\n", "#t\r\n",

@@ -12,17 +12,17 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if err := flag.Set("test.parallel", "16"); err != nil { // the tests wait most of the time, however few processors there are
+	if err := flag.Set("test.parallel", "16"); err != nil { // the tests mostly wait, so few processors suffice
 		panic(err)
 	}
 	Main(m)
 }
 
-// What a limiter without a logger says is kept, not printed: a test that passes is quiet on a busy machine too.
+// Main keeps the log of limiters without a logger, and does not print it for tests that pass.
 func TestDefaultLogIsKept(t *testing.T) {
 	before := slog.Default()
 	defer slog.SetDefault(before)
-	require.IsType(t, &slog.TextHandler{}, before.Handler(), "Main keeps it")
+	require.IsType(t, &slog.TextHandler{}, before.Handler(), "Main replaces the logger")
 	log := keepLog()
 	slog.Warn("the store is away")
 	require.Contains(t, log.String(), "the store is away")
@@ -39,5 +39,5 @@ func TestServers(t *testing.T) {
 	require.Error(t, impatient.Ping(context.Background()).Err())
 	require.NoError(t, a.Continue())
 	require.NoError(t, a.Client(t).Ping(context.Background()).Err())
-	require.NoError(t, b.Stop()) // and the cleanup copes with it
+	require.NoError(t, b.Stop()) // the cleanup must end a stopped server, too
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A pipeline compiles as a client, and would fail at every call.
+// A pipeline implements the interface of a client, but every call would fail.
 func TestUsable(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer func() { _ = client.Close() }()
@@ -34,7 +34,7 @@ func TestUsable(t *testing.T) {
 	}
 }
 
-// Calls of a bounded client return at their deadline though the server hangs, whatever the options of the given one. Those stay as they are.
+// Calls of a bounded client return at their deadline even if the server hangs, whatever the options of the given client, which stay unchanged.
 func TestBounded(t *testing.T) {
 	hangs, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -64,7 +64,7 @@ func TestBounded(t *testing.T) {
 			require.Less(t, time.Since(began), 20*time.Second)
 		}
 	}
-	for _, heeds := range []bool{false, true} { // its connections may refuse deadlines
+	for _, heeds := range []bool{false, true} { // connections of some clients refuse deadlines
 		client := redis.NewClient(&redis.Options{Addr: hangs.Addr().String(), ReadTimeout: -2, ContextTimeoutEnabled: heeds})
 		defer func() { _ = client.Close() }()
 		require.Nil(t, Bounded(client))

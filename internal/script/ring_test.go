@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A ring keeps each key on its shard if its heartbeat never takes one out, or if it has one shard. The same holds for clients that embed
-// one.
+// A ring keeps each key on its shard if its heartbeat never removes a shard, or if it has one shard. The same holds for clients that embed a
+// ring.
 func TestMovesKeys(t *testing.T) {
 	ring := func(heartbeat func(context.Context, *redis.Client) bool, addrs ...string) *redis.Ring {
 		shards := map[string]string{}

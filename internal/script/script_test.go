@@ -16,13 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reply is an error that Redis has sent.
+// reply is an error reply of Redis.
 type reply string
 
 func (r reply) Error() string { return string(r) }
 func (reply) RedisError()     {}
 
-// What a reply means does not depend on whether a command or a script met it, nor on the version that words it.
+// The meaning of a reply depends neither on whether it is of a command or of a script, nor on the wording of the version.
 func TestRefusals(t *testing.T) {
 	for text, want := range map[string]struct{ cannotServe, notExecuted bool }{
 		"READONLY You can't write against a read only replica.":                            {true, true},
@@ -38,7 +38,7 @@ func TestRefusals(t *testing.T) {
 		"ERR max number of clients reached":                                                {true, false},
 		"ERR LOADING restoring the db from backup":                                         {true, true}, // KVRocks
 
-		// Redis 7 says where a script met it.
+		// Redis 7 names the place in the script.
 		"READONLY You can't write against a read only replica. script: 6b818461879b7ea953a81ab9ad7aaeca1590b7ab, on @user_script:1.":   {true, true},
 		"OOM command not allowed when used memory > 'maxmemory'. script: 6b818461879b7ea953a81ab9ad7aaeca1590b7ab, on @user_script:1.": {true, false},
 
@@ -54,7 +54,7 @@ func TestRefusals(t *testing.T) {
 		"@user_script: 334: -OOM command not allowed when used memory > 'maxmemory'.\r\n":                                                                     {true, false},
 		"ERR Error running script (call to d8f2fad9f8e86a53d2a6ebd960b33c4972cacc37): @user_script:2: -READONLY You can't write against a read only replica.": {true, true},
 
-		// What somebody must repair.
+		// Failures that need a repair.
 		"WRONGTYPE Operation against a key holding the wrong kind of value":                                                                                                    {},
 		"NOPERM this user has no permissions to run the 'evalsha' command":                                                                                                     {},
 		"ERR Error running script (call to f_02e4b6c5f49751ef9096706ae82901bb51bf59f2): @user_script:5: WRONGTYPE Operation against a key holding the wrong kind of value":     {},
@@ -67,13 +67,13 @@ func TestRefusals(t *testing.T) {
 			require.Equal(t, want.cannotServe, CannotServe(text))
 			require.Equal(t, want.notExecuted, NotExecuted(reply(text)))
 			require.Equal(t, want.notExecuted, NotExecuted(fmt.Errorf("key %q: %w", "x", reply(text))))
-			require.False(t, NotExecuted(errors.New(text)), "nobody knows who says so")
+			require.False(t, NotExecuted(errors.New(text)), "not a reply of Redis")
 		})
 	}
 	require.False(t, NotExecuted(nil))
 }
 
-// An outage is what time may mend.
+// An outage is a failure that may end without a repair.
 func TestAway(t *testing.T) {
 	for _, err := range []error{
 		nil, redis.ErrClosed, context.Canceled, reply("NOAUTH Authentication required."), reply("WRONGPASS invalid username-password pair"),

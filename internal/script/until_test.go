@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every context ends before its deadline, but not much, and most share one.
+// Every context ends shortly before its deadline, and most calls share one.
 func TestUntil(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var u Until
@@ -36,7 +36,7 @@ func TestUntil(t *testing.T) {
 	})
 }
 
-// Calls with deadlines of every length share contexts: there are not more and more of them that last for longer than the calls.
+// Calls with deadlines of every length share contexts, so contexts that outlast their calls do not accumulate.
 func TestUntilOfManyKinds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var u Until

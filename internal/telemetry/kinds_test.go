@@ -20,7 +20,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// Kinds are told apart: by the library's errors, and by what real connections to Redis return.
+// Every kind is recognized, from the library's errors and from the errors of real connections to Redis.
 func TestKinds(t *testing.T) {
 	answering := func(handle func(net.Conn)) string {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -40,7 +40,7 @@ func TestKinds(t *testing.T) {
 		t.Cleanup(func() {
 			_ = l.Close()
 			accepting.Wait()
-			for _, conn := range conns { // not every client closes every connection
+			for _, conn := range conns { // some clients leave connections open
 				_ = conn.Close()
 			}
 			open.Wait()
@@ -96,7 +96,7 @@ func TestKinds(t *testing.T) {
 		{"loading", ping(says("-LOADING Redis is loading the dataset in memory\r\n")), "unavailable", "unavailable"},
 		{"cluster down", ping(says("-CLUSTERDOWN The cluster is down\r\n")), "unavailable", "unavailable"},
 		{"full", ping(says("-OOM command not allowed when used memory > 'maxmemory'.\r\n")), "unavailable", "unavailable"},
-		{"a replica", fmt.Errorf("it says: %w", ping(says("-READONLY You can't write against a read only replica.\r\n"))), "unavailable", "unavailable"},
+		{"a replica", fmt.Errorf("reply: %w", ping(says("-READONLY You can't write against a read only replica.\r\n"))), "unavailable", "unavailable"},
 		{"pool", telemetrytest.Wrap(redis.ErrPoolTimeout), "timeout", "timeout"},
 		{"no permission", ping(says("-NOPERM this user has no permissions\r\n")), "other", "other"},
 	} {
@@ -109,7 +109,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// Errors of sliding windows and semaphores have the kinds of the bucket's.
+// Errors of sliding windows and semaphores have the same kinds as those of buckets.
 func TestKindsOfPackages(t *testing.T) {
 	for want, errs := range map[telemetry.Kind][]error{
 		telemetry.Timeout:     {fmt.Errorf("%w: %w: %w", slidingwindow.ErrStoreUnavailable, slidingwindow.ErrStoreTimeout, context.DeadlineExceeded), semaphore.ErrStoreTimeout},

@@ -6,7 +6,9 @@ import "time"
 // is in use during an outage probes at least every 45 s.
 const recovery = time.Minute
 
-// link is the state of the store that several limiters share. The latest event decides, whichever limiter reported it.
+// link is the state of the store that several limiters share. The latest event decides, whichever limiter reported it. Unlike an
+// outage.Monitor, a link neither probes the store nor decides calls: it sums up what the limiters have detected. The lock of the Recorder
+// must be held for its methods.
 //
 // A limiter of package slidingwindow or semaphore notices the end of an outage only while it is used. One that is never used again, such as
 // that of a row that has changed, would keep the store down forever. So successful batches of other limiters end an outage too, once no

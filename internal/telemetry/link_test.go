@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A limiter that notices an outage and is never used again does not keep the store down. One that is still used does, although batches of
-// others succeed: those may go to another server.
+// A limiter that reports an outage and is never used again does not keep the store down. A limiter that is still used does, even if batches of
+// others succeed, because those may go to another server.
 func TestLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type change struct {

@@ -42,7 +42,7 @@ func (l *library) create(m telemetry.Metric) (telemetry.Instrument, error) {
 	}, nil
 }
 
-// Decisions that differ in any label are counted apart, and the series of each is created once.
+// Decisions that differ in a label have separate series, and each series is created once.
 func TestDecisions(t *testing.T) {
 	l, observer := observe(t, telemetry.NewOptions("test"))
 	errs := map[string]error{
@@ -78,7 +78,7 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// Deciders that this version does not know share a series.
+// Unknown deciders share a series.
 func TestUnknownDeciders(t *testing.T) {
 	l, observer := observe(t, telemetry.NewOptions("test"))
 	for i := range 10 {
@@ -102,7 +102,7 @@ func TestMaxBuckets(t *testing.T) {
 	}
 }
 
-// No name has the label value that all others share, nor that of another name.
+// No name has the label value of the series that other names share, and no two names have the same.
 func TestNamed(t *testing.T) {
 	seen := map[string]bool{telemetry.OtherBuckets: true}
 	for _, name := range []string{"/a", "others", `other"x`, "other", `"other"`, `""other""`} {

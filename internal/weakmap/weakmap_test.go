@@ -34,7 +34,7 @@ func TestShared(t *testing.T) {
 	require.Equal(t, 1, n)
 }
 
-// Many who ask at once get the same.
+// Concurrent calls get the same value.
 func TestSharedAtOnce(t *testing.T) {
 	var m Map[int, value]
 	for key := range 100 {
@@ -50,7 +50,7 @@ func TestSharedAtOnce(t *testing.T) {
 	}
 }
 
-// What nobody holds is forgotten, and made anew for who comes then.
+// A value that is unreachable is removed, and the next call makes another.
 func TestForgotten(t *testing.T) {
 	var m Map[string, value]
 	kept := m.Get("kept", func() *value { return new(value) })

@@ -15,7 +15,7 @@ function show(h) {
   const since = (t) => element("time", { datetime: t, title: fullTime(Date.parse(t)) }, ago(now - Date.parse(t)));
   const figure = (v) => ({ text: number(v), class: "number" });
   rows(by("instances").tBodies[0], h.instances.map((i) => [
-    i.name, i.problem ? element("strong", { class: "bad" }, i.problem) : i.ended ? "ended" : "well", i.missed ? `${i.store}; ${i.missed}` : i.store,
+    i.name, i.problem ? element("strong", { class: "bad" }, i.problem) : i.ended ? "ended" : "ok", i.missed ? `${i.store}; ${i.missed}` : i.store,
     `${count(i.limits)} in all; ${i.loads}`, figure(i.granted), figure(i.refused), since(i.beat), since(i.started), i.version,
   ]), "No instance has reported yet.", 9);
   rows(by("rejected").tBodies[0], h.rejected.map((r) => [r.row ?? "", shown(r.name ?? ""), r.field ?? "", { text: shown(r.value ?? ""), class: "code" }, r.want ?? r.err ?? "", r.consequence ?? ""]), "None.", 6);
