@@ -7,36 +7,174 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// check refuses what cannot be asked for. It tells when the switch is off: the request passes at once.
-func (l *RateLimiter) check(ctx context.Context, permits int) (off bool, err error) {
-	if permits <= 0 {
-		return false, fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), permits)
+// verb is what a caller does with its permits.
+type verb uint8
+
+const (
+	acquire verb = iota // waits until they are due
+	reserve             // returns at once
+)
+
+// String returns acquire or reserve.
+func (v verb) String() string {
+	if v == reserve {
+		return "reserve"
 	}
-	if int64(permits) > maxExact {
-		return false, l.overflow(int64(permits))
+	return "acquire"
+}
+
+// verdict is the outcome of a call for permits. It is small, so that it is passed in registers.
+type verdict struct {
+	granted     bool
+	by          Decider       // see Decision.By
+	wait        time.Duration // see Decision.Wait
+	reservation *Reservation  // of a reservation; nil if no bucket was asked
+}
+
+// ask asks for permits that are due within a timeout. All calls for permits come here: TryAcquire with its timeout, Acquire without one, and
+// Reserve and TryReserve, which do not wait for the due time.
+//
+// It takes five steps. check validates the request. shortcut decides it without the queue, if it can; for a MemoryStore that is takeNow.
+// enqueue makes a call of it, and Wait blocks until the call has a result. verdict tells a plain refusal from a request that has no chance.
+func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (verdict, error) {
+	n, maxWait := int64(permits), min(max(0, timeout.Microseconds()), maxExact)
+	if off, err := l.check(ctx, n, maxWait); off || err != nil {
+		return passedBy(off), err
 	}
-	if permits > 1 { // the constructor has seen to one
-		if _, ok := l.effective().after(l.own.Kind, permit.Balance{}, int64(permits)); !ok && l.heardLately() {
-			return false, l.overflow(int64(permits))
+	got, decided := verdict{}, false
+	if l.memory != nil {
+		got, decided = l.takeNow(v, n, maxWait)
+	} else {
+		got, decided = l.shortcut(ctx, v, n, maxWait)
+	}
+	switch {
+	case !decided:
+	case got.granted:
+		return got, nil
+	default:
+		return got, l.hopeless(ctx, n, maxWait, got.wait)
+	}
+	q, answered := l.enqueue(ctx, v, n, maxWait)
+	r := l.limiter.Coordinator.Wait(ctx, q, answered)
+	return l.verdict(ctx, v, q, &r, maxWait)
+}
+
+// passedBy returns the verdict on a call for which no bucket is asked: the switch is off, or the request is invalid.
+func passedBy(off bool) verdict {
+	if off {
+		return verdict{granted: true, by: BySwitch}
+	}
+	return verdict{by: ByCheck}
+}
+
+// check returns the error of a request that must not be sent. It reports whether the switch is off: then the request passes.
+func (l *RateLimiter) check(ctx context.Context, n, maxWait int64) (off bool, err error) {
+	if n != 1 { // the constructor has checked one permit
+		if err := l.checkPermits(n); err != nil {
+			return false, err
 		}
 	}
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	return l.enabled != nil && !l.enabled(), nil
+	if l.enabled != nil && !l.enabled() {
+		return true, nil
+	}
+	if s := l.effective(); s.Kind == bursty && float64(n) <= s.max {
+		return false, nil // a full bucket grants it at once
+	}
+	return false, l.neverGranted(n, maxWait, nil)
 }
 
-func (l *RateLimiter) newCall(ctx context.Context, v verb, permits, timeout int64) *call {
-	q := calls.Get().(*call)
-	q.limiter, q.verb, q.Permits, q.timeout, q.ready = &l.limiter, v, permits, timeout, make(chan struct{})
-	q.deadline = deadlineOf(ctx)
-	return q
+// checkPermits returns the error of a number of permits that no request may have.
+func (l *RateLimiter) checkPermits(n int64) error {
+	if n <= 0 {
+		return fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), n)
+	}
+	if n > maxExact {
+		return l.limiter.Overflow(n)
+	}
+	if _, ok := l.effective().after(l.own.Kind, permit.Balance{}, n); !ok && l.limiter.Coordinator.HeardLately() {
+		return l.limiter.Overflow(n)
+	}
+	return nil
 }
 
-// deadlineOf is when a context ends, see mono; 0: it does not by itself.
+// neverGranted returns an [ErrNeverGranted] for a request that no state of the bucket grants within maxWait, and nil otherwise. reply is the
+// result of the request, or nil before it is sent.
+//
+// The decision rests on the configuration that this process knows, and another may be in force. So before the request it is made only if the
+// configuration is recent; afterwards if the store refused the request, or was unavailable. A limiter that warms up grants more while it is
+// warm. So its request must be refused first, with the wait of a cold bucket.
+func (l *RateLimiter) neverGranted(n, maxWait int64, reply *engine.Result) error {
+	s := l.effective()
+	if s.Kind == bursty && float64(n) <= s.max {
+		return nil
+	}
+	least := s.leastWait(n)
+	if least <= maxWait {
+		return nil
+	}
+	certain := l.own.Kind == bursty
+	switch {
+	case reply == nil:
+		certain = certain && l.limiter.Coordinator.HeardLately()
+	case reply.Err != nil:
+		certain = certain && away(reply.Err)
+	default:
+		certain = certain || -1 <= reply.Wait-least && reply.Wait-least <= 1
+	}
+	if !certain {
+		return nil
+	}
+	return &WaitError{l.Name(), int(n), time.Duration(least) * time.Microsecond, ErrNeverGranted}
+}
+
+// shortcut decides a request without a round trip, if it can: by a lease, or by what the last reply showed.
+func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (got verdict, decided bool) {
+	c := l.limiter.Coordinator
+	if e := c.FromLease(&l.limiter, n); e != nil {
+		if got = (verdict{granted: true, by: ByPrefetch}); v == reserve {
+			var seen engine.Seen
+			r := new(Reservation)
+			r.call, seen = e.Reserved(&l.limiter, n)
+			r.level, got.reservation = levelOf(seen), r
+		}
+		return got, true
+	}
+	if !c.HasSnapshot() {
+		return verdict{}, false
+	}
+	most := maxWait
+	if deadline := deadlineOf(ctx); deadline != 0 {
+		most = min(most, max(0, (deadline-clock.Mono()).Microseconds()))
+	}
+	wait, refused := c.Refuses(&l.limiter, n, most)
+	if !refused {
+		return verdict{}, false
+	}
+	got = verdict{by: BySnapshot, wait: time.Duration(wait) * time.Microsecond}
+	if v == reserve {
+		got.reservation = refusedReservation(wait-maxWait, levelOf(c.Seen()))
+	}
+	return got, true
+}
+
+// enqueue submits a call.
+func (l *RateLimiter) enqueue(ctx context.Context, v verb, n, maxWait int64) (q *engine.Call, answered <-chan struct{}) {
+	if v == reserve {
+		q = engine.NewReservation(&l.limiter, n, maxWait, deadlineOf(ctx))
+	} else {
+		q = engine.NewCall(&l.limiter, n, maxWait, deadlineOf(ctx))
+	}
+	return q, l.limiter.Coordinator.Submit(ctx, q)
+}
+
+// deadlineOf returns when a context ends, by clock.Mono; 0 if it has no deadline.
 func deadlineOf(ctx context.Context) time.Duration {
 	if deadline, ok := ctx.Deadline(); ok {
 		return clock.Of(deadline)
@@ -44,141 +182,160 @@ func deadlineOf(ctx context.Context) time.Duration {
 	return 0
 }
 
-// heardLately tells whether the configuration that this process knows is at most snapshotAge old, or the store is away and cannot tell
-// of a newer one.
-func (l *RateLimiter) heardLately() bool {
-	c := l.coordinator
-	if c.down() != nil {
-		return true
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.heard.told != 0 && c.now()-c.heard.told < snapshotAge.Microseconds()
-}
-
-// longest is a timeout as the longest wait in microseconds. The error tells that no state of the bucket could grant the request
-// within it, by the configuration that this process knows: if it has not heard from the store lately, another may be in force. If the
-// limiter warms up, it tells only that a cold bucket could not (see certain).
-func (l *RateLimiter) longest(permits int64, timeout time.Duration) (maxWait int64, never error) {
-	maxWait = min(max(0, timeout.Microseconds()), maxExact)
-	s := l.effective()
-	if s.Kind == bursty && float64(permits) <= s.max {
-		return maxWait, nil
-	}
-	if least := s.leastWait(&s.curve, permits); least > maxWait {
-		return maxWait, &WaitError{l.Name(), int(permits), time.Duration(least) * time.Microsecond, ErrNeverGranted}
-	}
-	return maxWait, nil
-}
-
-// LeastWait returns how long one permit takes at least, whatever the state of the bucket, by the limiter's own configuration. With a shorter
-// timeout every call ends with [ErrNeverGranted]. It is 0 unless the bucket holds less than a permit, and for a limiter that warms up.
-func (l *RateLimiter) LeastWait() time.Duration {
-	if l.own.Kind != bursty || l.own.max >= 1 {
-		return 0
-	}
-	return time.Duration(l.own.leastWait(&l.own.curve, 1)) * time.Microsecond
-}
-
-// certain tells that no state of the bucket grants what longest says is never granted. One that warms up has to be asked: it may be warm.
-func (l *RateLimiter) certain(never error) bool { return never != nil && l.own.Kind == bursty }
-
-// refusesUnasked reports whether a call cannot be granted by what the last reply showed of the bucket, and the wait that it would have taken.
-// The error is set if only the context ends too soon, as of a call that the store was asked for (see hopeless).
-func (l *RateLimiter) refusesUnasked(ctx context.Context, permits, maxWait int64) (wait time.Duration, refused bool, err error) {
-	if l.coordinator.snapshot.Load() == nil {
-		return 0, false, nil
-	}
-	most := maxWait
-	if deadline := deadlineOf(ctx); deadline != 0 {
-		most = min(most, max(0, (deadline-mono()).Microseconds()))
-	}
-	micros, refused := l.coordinator.refuses(&l.limiter, permits, most)
-	wait = time.Duration(micros) * time.Microsecond
-	if refused && micros <= maxWait {
-		err = &WaitError{l.Name(), int(permits), wait, context.DeadlineExceeded}
-	}
-	return wait, refused, err
-}
-
-// wait blocks until the call is answered and its permits are due, or the context ends.
-func (l *RateLimiter) wait(ctx context.Context, q *call) error {
-	done := ctx.Done()
-	if done == nil {
-		<-q.ready
-		return q.err
-	}
-	select {
-	case <-q.ready:
-		return q.err
-	default:
-	}
-	select {
-	case <-q.ready:
-		return q.err
-	case <-done:
-		if l.coordinator.leave(q, ctx.Err()) {
-			return ctx.Err()
+// verdict returns the verdict on a call that has a result.
+func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *engine.Result, maxWait int64) (got verdict, err error) {
+	n := q.Permits
+	if r.Err != nil {
+		if never := l.neverGranted(n, maxWait, r); never != nil {
+			return verdict{by: ByCheck}, never
 		}
-		return q.err // answered in the same instant
+		return verdict{}, r.Err
 	}
+	got = verdict{granted: r.Granted, wait: time.Duration(r.Wait) * time.Microsecond}
+	switch {
+	case v == reserve && r.Granted:
+		got.reservation = &Reservation{call: q, level: levelOf(r.Seen)}
+	case v == reserve:
+		got.reservation = refusedReservation(r.Wait-maxWait, levelOf(r.Seen))
+	}
+	if !r.Granted {
+		err = l.hopeless(ctx, n, maxWait, got.wait)
+	}
+	q.Recycle()
+	return got, err
 }
 
-// hopeless makes errors of two kinds of refusals: the configuration that the answer brought can never grant the request, or only the
-// context is too short for the wait.
-func (l *RateLimiter) hopeless(q *call, timeout time.Duration) error {
-	if q.state != refused {
-		return nil
+// hopeless returns the error of a request that was refused, and not only because the permits are in demand: no state of the bucket grants it
+// within maxWait, or the wait is within maxWait but ends after the context does. Otherwise it returns nil.
+func (l *RateLimiter) hopeless(ctx context.Context, n, maxWait int64, wait time.Duration) error {
+	if err := l.neverGranted(n, maxWait, &engine.Result{Wait: wait.Microseconds()}); err != nil {
+		return err
 	}
-	var never *WaitError
-	if _, err := l.longest(q.Permits, timeout); errors.As(err, &never) {
-		off := q.wait - never.Wait.Microseconds()
-		if cold := -1 <= off && off <= 1; cold || l.certain(never) {
-			return never
-		}
-	}
-	if wait := time.Duration(q.wait) * time.Microsecond; q.deadline != 0 && wait <= timeout {
-		return &WaitError{l.Name(), int(q.Permits), wait, context.DeadlineExceeded}
+	if wait.Microseconds() <= maxWait && deadlineOf(ctx) != 0 {
+		return &WaitError{l.Name(), int(n), wait, context.DeadlineExceeded}
 	}
 	return nil
 }
 
-// ask is a call for permits that fall due within a timeout.
-type ask func(l *RateLimiter, timeout time.Duration) (verdict, error)
+// decide asks for permits. With an observer, a failure policy or a shadow there is more to it.
+func (l *RateLimiter) decide(ctx context.Context, v verb, permits int, timeout time.Duration) (verdict, error) {
+	if l.plain {
+		return l.ask(ctx, v, permits, timeout)
+	}
+	return l.decideObserved(ctx, v, permits, timeout)
+}
 
-// observed asks for permits as told, and tells the observer what came of it. A store that is away is where the policy
-// decides.
-func (l *RateLimiter) observed(ctx context.Context, permits int, timeout time.Duration, ask ask) (verdict, error) {
-	began := mono()
-	var v verdict
+// decideObserved asks for permits and calls the observer. If the store is unavailable, the failure policy decides.
+func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, timeout time.Duration) (verdict, error) {
+	began := clock.Mono()
+	var got verdict
 	var err error
 	if l.shadow {
-		v, err = l.shadowed(ctx, permits, timeout)
-	} else if v, err = ask(l, timeout); err != nil {
-		v, err = l.fallback(ctx, v, err, func(local *RateLimiter) (verdict, error) { // in time, whatever it took to get here
-			return ask(local, max(0, timeout)-max(0, mono()-began-l.coordinator.timeout))
+		got, err = l.decideShadow(ctx, permits, timeout)
+	} else if got, err = l.ask(ctx, v, permits, timeout); err != nil {
+		got, err = l.fallback(ctx, got, err, func(local *RateLimiter) (verdict, error) { // within the timeout, however long the failure took
+			return local.ask(ctx, v, permits, max(0, timeout)-max(0, clock.Mono()-began-l.limiter.Coordinator.Timeout))
 		})
 	}
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
-			Bucket: l.Name(), Label: l.label, Permits: permits, Granted: err == nil && v.granted, Err: err, By: v.by,
-			Wait: v.wait, Elapsed: mono() - began, Shadow: l.shadow,
+			Bucket: l.Name(), Label: l.label, Permits: permits, Granted: err == nil && got.granted, Err: err, By: got.by,
+			Wait: got.wait, Elapsed: clock.Mono() - began, Shadow: l.shadow,
 		})
 	}
 	if l.shadow {
-		return verdict{granted: true, overruled: err != nil || !v.granted}, nil
+		return verdict{granted: true, reservation: &Reservation{overruled: err != nil || !got.granted}}, nil
 	}
-	return v, err
+	return got, err
+}
+
+// decideShadow decides for a shadow, without waiting. The bucket is the shadows' own: its name begins with shadowMark.
+func (l *RateLimiter) decideShadow(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
+	if permits > 0 && int64(permits) <= maxExact {
+		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, int64(permits), 0))*time.Microsecond)
+	}
+	return l.ask(ctx, reserve, permits, timeout)
+}
+
+// fallback decides by the failure policy, if the store could not be asked. ask asks the local share. It returns the error unchanged if the
+// policy does not apply.
+func (l *RateLimiter) fallback(ctx context.Context, v verdict, err error, ask func(*RateLimiter) (verdict, error)) (verdict, error) {
+	if l.policy == FailClosed || ctx.Err() != nil || !away(err) && !notAsked(err) {
+		return v, err
+	}
+	c := l.limiter.Coordinator
+	if c.Down() == nil { // rejected credentials can look like an outage, so probe first
+		probed := c.AskHealth(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return v, ctx.Err()
+		case probed != nil && !away(probed):
+			return v, fmt.Errorf("%w; before that: %v", storeError(l.Name(), probed), err) // which was taken for an outage
+		case notAsked(err) && probed == nil:
+			return v, err
+		}
+	}
+	if l.policy == FailOpen {
+		return verdict{granted: true, by: ByPolicy}, nil
+	}
+	local, invalid := l.localShare()
+	if invalid != nil {
+		return verdict{}, fmt.Errorf("%w; and no local share: %w", err, invalid)
+	}
+	v, invalid = ask(local)
+	v.by = ByPolicy
+	switch {
+	case errors.Is(invalid, ErrNeverGranted):
+		return verdict{by: ByPolicy}, nil // the whole bucket could grant it in time
+	case !errors.Is(invalid, ErrInvalidPermits):
+		return v, invalid
+	}
+	return v, fmt.Errorf("%w; and no local share: %w", err, invalid)
+}
+
+// share is the limiter of a local share. In each outage the local bucket begins empty once, whichever caller asks it first (see
+// engine.Coordinator.LocalShare). So an outage gives no process more than its share.
+type share struct {
+	whole     config
+	instances int
+	limiter   *RateLimiter
+}
+
+// localShare returns the limiter that decides during an outage.
+func (l *RateLimiter) localShare() (*RateLimiter, error) {
+	n, _ := l.policy.Instances()
+	if l.member != nil {
+		if counted := l.member.Live(); counted > 0 {
+			n = int(counted)
+		}
+	}
+	c := l.limiter.Coordinator
+	whole := l.effective().config
+	if s := l.share.Load(); s != nil && s.whole == whole && s.instances == n {
+		c.LocalShare(&s.limiter.limiter)
+		return s.limiter, nil
+	}
+	divided := whole
+	divided.Version = 0
+	divided.Rate /= float64(n)
+	divided.Size /= float64(n)
+	if err := divided.validate(); err != nil {
+		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
+	}
+	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time}
+	part.limiter.Own, part.limiter.MaxWaiters = &part.own.terms, l.limiter.MaxWaiters
+	c.LocalShare(&part.limiter)
+	l.share.Store(&share{whole, n, part})
+	return part, nil
 }
 
 // Waiting returns how many calls of this process are in progress while the queue is not empty, and how long its head has waited. Calls
 // that wait for nothing but the store's reply are included. Both results are 0 if the queue is empty.
 func (l *RateLimiter) Waiting() (calls int, longest time.Duration) {
-	c := l.coordinator
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if first := c.waiters.any(); first != nil {
-		return c.calls, time.Duration(c.now()-first.Came) * time.Microsecond
-	}
-	return 0, 0
+	l.limiter.Coordinator.Inspect(func(s engine.State) {
+		if s.Waiting {
+			calls, longest = s.Calls, s.Longest
+		}
+	})
+	return calls, longest
 }

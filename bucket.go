@@ -7,7 +7,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // RateLimiter hands out permits at a steady rate from a bucket that it shares with all limiters of the same name on
@@ -16,7 +19,7 @@ import (
 //
 // Rates are in permits per second; times are decided by the store's clock, and callers sleep by the limiter's
 // ([WithClock]). Callers of one process are served first come, first served. All methods may be called by many
-// goroutines at once. There is nothing to close, but for [WithLease].
+// goroutines at once. There is nothing to close, but for [WithPrefetch].
 //
 // Most callers want [RateLimiter.Try], [RateLimiter.TryAcquire] or [RateLimiter.Acquire]. A refusal is an answer (false), a
 // failure is an error: what a failed store means for the call behind the limiter is the caller's decision.
@@ -25,18 +28,35 @@ import (
 // ([WithStoreTimeout], default 1 s), even when the store hangs; [RateLimiter.Acquire] within its wait plus the store's. With a
 // failure policy that lets calls pass, those that notice an outage also wait for a probe (see [FailurePolicy]).
 type RateLimiter struct {
-	limiter
-	maxWait time.Duration // of Try
-	enabled func() bool
-	plain   bool // neither a policy, an observer nor a shadow
-	policy  FailurePolicy
-	member  *instances.Member // of those that a LocalShare is divided by
-	share   atomic.Pointer[share]
-	shadow  bool
+	limiter  engine.Limiter
+	own      *setting // its own configuration
+	maxWait  time.Duration
+	enabled  func() bool
+	plain    bool // neither a policy, an observer nor a shadow
+	policy   FailurePolicy
+	member   *instances.Member // of those that a LocalShare is divided by
+	parts    *MemoryStore      // has the bucket of a LocalShare
+	share    atomic.Pointer[share]
+	shadow   bool
+	observer *Observer // nil if there is none
+	label    string    // see WithLabel
+
+	// Of a MemoryStore; nil for other stores.
+	memory *MemoryStore
+	slot   atomic.Pointer[memoryBucket] // the bucket; nil until it was looked up
+	time   clock.Local
+}
+
+// effective returns the configuration in force, as far as this process knows.
+func (l *RateLimiter) effective() *setting {
+	if t := l.limiter.Effective(); t != &l.own.terms {
+		return settingOf(t)
+	}
+	return l.own
 }
 
 // Name of the limiter and its bucket.
-func (l *RateLimiter) Name() string { return l.coordinator.label() }
+func (l *RateLimiter) Name() string { return l.limiter.Coordinator.Name }
 
 // InForce describes the configuration in force in a bucket, as far as this process knows.
 type InForce struct {
@@ -58,6 +78,15 @@ func (l *RateLimiter) InForce() InForce {
 // Rate is the configured permits per second, or what the fleet's newest configuration says once an answer brought it.
 func (l *RateLimiter) Rate() float64 { return l.effective().Rate }
 
+// LeastWait returns how long one permit takes at least, whatever the state of the bucket, by the limiter's own configuration. With a shorter
+// timeout every call ends with [ErrNeverGranted]. It is 0 unless the bucket holds less than a permit, and for a limiter that warms up.
+func (l *RateLimiter) LeastWait() time.Duration {
+	if l.own.Kind != bursty || l.own.max >= 1 {
+		return 0
+	}
+	return time.Duration(l.own.leastWait(1)) * time.Microsecond
+}
+
 // Try is [RateLimiter.TryAcquire] of one permit that waits at most as long as [WithMaxWait] says: half a second by default.
 func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 	return l.TryAcquire(ctx, 1, l.maxWait)
@@ -75,71 +104,8 @@ func (l *RateLimiter) Try(ctx context.Context) (bool, error) {
 // the context's deadline is a [*WaitError] at once. So is a request that no state of the bucket could grant within the timeout
 // ([ErrNeverGranted]).
 func (l *RateLimiter) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
-	if l.plain {
-		v, err := l.tryAcquire(ctx, permits, timeout)
-		return v.granted, err
-	}
-	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter, timeout time.Duration) (verdict, error) {
-		return l.tryAcquire(ctx, permits, timeout)
-	})
+	v, err := l.decide(ctx, acquire, permits, timeout)
 	return v.granted, err
-}
-
-// verdict is what a call has come to.
-type verdict struct {
-	granted   bool
-	overruled bool          // a shadow let the call pass, and nothing was granted
-	by        Decider       // see Decision.By
-	wait      time.Duration // as Decision.Wait
-}
-
-func (l *RateLimiter) tryAcquire(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
-	off, err := l.check(ctx, permits)
-	if off || err != nil {
-		return passedBy(off), err
-	}
-	n := int64(permits)
-	maxWait, never := l.longest(n, timeout)
-	if l.certain(never) {
-		if l.heardLately() {
-			return verdict{by: ByCheck}, never
-		}
-	} else if l.coordinator.inline() {
-		if granted, decided := l.coordinator.takeNow(&l.limiter, n, maxWait); decided && (granted || never == nil) {
-			return verdict{granted: granted}, nil
-		}
-	} else if l.coordinator.fromLease(&l.limiter, n) {
-		return verdict{granted: true, by: ByLease}, nil
-	} else if wait, refused, err := l.refusesUnasked(ctx, n, maxWait); refused {
-		return verdict{by: BySnapshot, wait: wait}, err
-	}
-	q := l.newCall(ctx, tryAcquire, n, maxWait)
-	l.coordinator.submit(ctx, q)
-	switch err := l.wait(ctx, q); {
-	case l.certain(never) && away(err):
-		return verdict{by: ByCheck}, never
-	case err != nil:
-		return verdict{}, err
-	}
-	v, err := q.verdict(), l.hopeless(q, timeout)
-	q.recycle()
-	return v, err
-}
-
-// passedBy is the verdict on a call for which no bucket is asked: the switch is off, or it is invalid.
-func passedBy(off bool) verdict {
-	if off {
-		return verdict{granted: true, by: BySwitch}
-	}
-	return verdict{by: ByCheck}
-}
-
-// verdict is what a call that was answered has come to.
-func (q *call) verdict() verdict {
-	if q.state == refused {
-		return verdict{wait: time.Duration(q.wait) * time.Microsecond}
-	}
-	return verdict{granted: true, wait: time.Duration(max(0, q.due-q.decided)) * time.Microsecond}
 }
 
 // Acquire takes permits and waits until they are due, however long that is, and returns the time waited for them. Errors as
@@ -149,46 +115,11 @@ func (q *call) verdict() verdict {
 // processes at full demand get about equal parts of the rate, and a process that dies loses the fleet no more than that. Callers who
 // must wait for longer wait in their process, in the same line, and it asks for their permits later.
 func (l *RateLimiter) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
-	if l.plain {
-		v, err := l.acquire(ctx, permits)
-		return v.waited(), err
-	}
-	v, err := l.observed(ctx, permits, math.MaxInt64, func(l *RateLimiter, _ time.Duration) (verdict, error) { return l.acquire(ctx, permits) })
-	return v.waited(), err
-}
-
-func (v verdict) waited() time.Duration {
+	v, err := l.decide(ctx, acquire, permits, math.MaxInt64)
 	if !v.granted {
-		return 0
+		return 0, err
 	}
-	return v.wait
-}
-
-func (l *RateLimiter) acquire(ctx context.Context, permits int) (verdict, error) {
-	off, err := l.check(ctx, permits)
-	if off || err != nil {
-		return passedBy(off), err
-	}
-	if l.coordinator.inline() {
-		if granted, _ := l.coordinator.takeNow(&l.limiter, int64(permits), 0); granted {
-			return verdict{granted: true}, nil
-		}
-	} else if l.coordinator.fromLease(&l.limiter, int64(permits)) {
-		return verdict{granted: true, by: ByLease}, nil
-	} else if wait, refused, err := l.refusesUnasked(ctx, int64(permits), maxExact); refused {
-		return verdict{by: BySnapshot, wait: wait}, err
-	}
-	q := l.newCall(ctx, acquire, int64(permits), maxExact)
-	l.coordinator.submit(ctx, q)
-	if err := l.wait(ctx, q); err != nil {
-		return verdict{}, err
-	}
-	v := q.verdict()
-	if q.state == refused {
-		return v, l.hopeless(q, math.MaxInt64)
-	}
-	q.recycle()
-	return v, nil
+	return v.wait, err
 }
 
 // Reserve takes permits, whenever they fall due, and returns at once. The caller waits for [Reservation.Ready] or
@@ -205,72 +136,14 @@ func (l *RateLimiter) Reserve(ctx context.Context, permits int) (*Reservation, e
 // TryReserve takes permits if they fall due within the timeout, and returns at once. If not, the reservation is not OK
 // and says when to try again. Otherwise as [RateLimiter.Reserve]; errors as [RateLimiter.TryAcquire].
 func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
-	if l.plain {
-		r, _, err := l.tryReserve(ctx, permits, timeout)
-		return r, err
-	}
-	var r *Reservation
-	v, err := l.observed(ctx, permits, timeout, func(l *RateLimiter, timeout time.Duration) (v verdict, err error) {
-		r, v, err = l.tryReserve(ctx, permits, timeout)
-		return v, err
-	})
-	switch {
-	case err != nil:
-		return nil, err
-	case r != nil:
-		return r, nil
-	case v.granted:
-		return &Reservation{overruled: v.overruled}, nil
-	}
-	return refusedFor(v.wait - timeout), nil
-}
-
-func (l *RateLimiter) tryReserve(ctx context.Context, permits int, timeout time.Duration) (*Reservation, verdict, error) {
-	off, err := l.check(ctx, permits)
+	v, err := l.decide(ctx, reserve, permits, timeout)
 	if err != nil {
-		return nil, passedBy(false), err
+		return nil, err
 	}
-	if off {
-		return &Reservation{}, passedBy(true), nil
+	if v.reservation == nil { // no bucket was asked
+		return &Reservation{refused: !v.granted}, nil
 	}
-	maxWait, never := l.longest(int64(permits), timeout)
-	if l.certain(never) {
-		if l.heardLately() {
-			return nil, passedBy(false), never
-		}
-	} else if wait, refused, err := l.refusesUnasked(ctx, int64(permits), maxWait); refused {
-		v := verdict{by: BySnapshot, wait: wait}
-		if err != nil {
-			return nil, v, err
-		}
-		return &Reservation{refused: true, retryAfter: wait - time.Duration(maxWait)*time.Microsecond, level: l.coordinator.seen()}, v, nil
-	}
-	q := l.newCall(ctx, reserve, int64(permits), maxWait) // it is the caller's from now on, and never reused
-	answer := make(chan struct{})
-	q.promise = &promise{answer: answer}
-	l.coordinator.submit(ctx, q)
-	select {
-	case <-answer:
-	case <-ctx.Done():
-		if l.coordinator.leave(q, ctx.Err()) {
-			return nil, verdict{}, ctx.Err()
-		}
-	}
-	l.coordinator.mu.Lock() // its permits may have lapsed since
-	defer l.coordinator.mu.Unlock()
-	switch {
-	case l.certain(never) && away(q.err):
-		return nil, passedBy(false), never
-	case q.err != nil:
-		return nil, verdict{}, q.err
-	}
-	v := q.verdict()
-	if err := l.hopeless(q, timeout); err != nil {
-		return nil, v, err
-	}
-	return &Reservation{
-		call: q, refused: q.state == refused, retryAfter: time.Duration(max(0, q.wait-maxWait)) * time.Microsecond, level: q.level,
-	}, v, nil
+	return v.reservation, nil
 }
 
 // SetRate changes the rate for the whole fleet: it becomes the bucket's next version, and others learn it with their
@@ -289,11 +162,11 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 	if err := next.validate(); err != nil {
 		return invalid(l.Name(), err)
 	}
-	q, err := l.order(ctx, setRate, order{rate: permitsPerSecond})
+	done, err := l.operate(ctx, &engine.Operation{Request: permit.Request{Op: permit.SetRate, Rate: permitsPerSecond}})
 	if err != nil {
 		return err
 	}
-	if q.state == refused {
+	if !done {
 		return invalid(l.Name(), wanted("permits per second", permitsPerSecond, "a rate that fits the configuration in force"))
 	}
 	return nil
@@ -314,11 +187,13 @@ func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, max
 	if err := next.validate(); err != nil {
 		return invalid(l.Name(), err)
 	}
-	q, err := l.order(ctx, setRateAndBurst, order{rate: permitsPerSecond, most: maxPermits})
+	done, err := l.operate(ctx, &engine.Operation{
+		Request: permit.Request{Op: permit.SetRateAndBurst, Rate: permitsPerSecond, MaxPermits: maxPermits},
+	})
 	if err != nil {
 		return err
 	}
-	if q.state == refused {
+	if !done {
 		return invalid(l.Name(), wanted("version", l.effective().Version, "one below 2^53: there is no next one"))
 	}
 	return nil
@@ -341,17 +216,18 @@ func (l *RateLimiter) Penalize(ctx context.Context, d time.Duration) error {
 	if l.enabled != nil && !l.enabled() {
 		return ctx.Err()
 	}
-	_, err := l.order(ctx, penalize, order{micros: int64((d + time.Microsecond - 1) / time.Microsecond)})
+	micros := int64((d + time.Microsecond - 1) / time.Microsecond)
+	_, err := l.operate(ctx, &engine.Operation{Request: permit.Request{Op: permit.Hold, HoldMicros: micros}})
 	return err
 }
 
 // State returns the bucket as it is now, and changes nothing.
 func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
-	q, err := l.order(ctx, read, order{})
-	if err != nil {
+	read := &engine.Operation{Read: true}
+	if _, err := l.operate(ctx, read); err != nil {
 		return PermitBucket{}, err
 	}
-	return q.bucket, nil
+	return *read.State.(*PermitBucket), nil
 }
 
 // Reset begins the bucket anew with this limiter's own configuration: debt, penalty, version and what [RateLimiter.SetRate] set
@@ -359,30 +235,68 @@ func (l *RateLimiter) State(ctx context.Context) (PermitBucket, error) {
 // Reservations made before keep their times, less what was left of a penalty, and are not given back to the new bucket. So do callers whom
 // their process owns permits for.
 func (l *RateLimiter) Reset(ctx context.Context) error {
-	_, err := l.order(ctx, reset, order{})
+	_, err := l.operate(ctx, &engine.Operation{Request: permit.Request{Op: permit.Reset}})
 	return err
 }
 
-// order sends a request that takes nothing, and returns what has come of it.
-func (l *RateLimiter) order(ctx context.Context, v verb, o order) (*call, error) {
+// operate carries out an operation. It reports false if the store refused it.
+func (l *RateLimiter) operate(ctx context.Context, o *engine.Operation) (done bool, err error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return false, err
 	}
-	q := &call{limiter: &l.limiter, verb: v, order: &o, deadline: deadlineOf(ctx), ready: make(chan struct{})}
-	l.coordinator.submit(ctx, q)
-	return q, l.wait(ctx, q)
+	c, q := l.limiter.Coordinator, engine.NewOperation(&l.limiter, o, deadlineOf(ctx))
+	r := c.Wait(ctx, q, c.Submit(ctx, q))
+	return r.Granted, r.Err
 }
 
-// Close gives back what the limiter has leased ([WithLease]), and waits for the store's answer as long as the context and the store's
+// Close gives back what the limiter has leased ([WithPrefetch]), and waits for the store's answer as long as the context and the store's
 // timeout let it. A limiter without leases has nothing to close. It may be used afterwards, and leases no more. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
-	l.closed.Store(true)
-	last, coming := l.coordinator.closeLeases(&l.limiter)
-	if err := l.coordinator.confirmed(ctx, last, "close"); err != nil || !coming {
+	if coming, err := l.limiter.Coordinator.CloseLeases(ctx, &l.limiter); err != nil || !coming {
 		return err
 	}
 	if _, err := l.State(ctx); err != nil { // it is asked after the block has come, and gone back
 		return fmt.Errorf("close: %w", err)
 	}
 	return nil
+}
+
+// Level is how full a bucket was after a decision.
+type Level struct {
+	// MaxPermits is the most that can be taken at once; of a bucket that warms up, 1. Rate is in permits per second.
+	MaxPermits, Rate float64
+	// Remaining permits could be taken without a wait.
+	Remaining float64
+	// Full is the time until MaxPermits could be taken without a wait, if nobody asks meanwhile.
+	Full time.Duration
+}
+
+// level is how full a bucket is.
+func (s *setting) level(m permit.Balance, now int64) *Level {
+	m = s.Resync(m, now)
+	debt := m.Next - now
+	v := &Level{MaxPermits: 1, Rate: s.Rate, Full: time.Duration(debt) * time.Microsecond}
+	switch {
+	case s.Kind == bursty:
+		v.MaxPermits = s.max
+		micros := min(float64(debt)+float64((s.max-m.Stored)*s.interval), math.MaxInt64/2000)
+		v.Full = time.Duration(max(0, s.ceil(micros))) * time.Microsecond
+		if debt == 0 {
+			v.Remaining = m.Stored
+			if whole := math.Round(m.Stored); math.Abs(m.Stored-whole) < shortfall {
+				v.Remaining = whole // so many pass at once
+			}
+		}
+	case debt == 0:
+		v.Remaining = 1
+	}
+	return v
+}
+
+// levelOf returns how full a bucket was in a reply; nil if none showed it.
+func levelOf(s engine.Seen) *Level {
+	if s.Terms == nil {
+		return nil
+	}
+	return settingOf(s.Terms).level(s.Balance, s.Now)
 }

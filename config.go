@@ -166,7 +166,10 @@ type setting struct {
 
 func newSetting(c config) *setting {
 	s := &setting{config: c, curve: c.curve()}
-	s.terms = permit.Terms{Arithmetic: s, Text: string(c.appendText(nil)), Version: c.Version}
+	s.terms = permit.Terms{
+		Arithmetic: s, Text: string(c.appendText(nil)), Version: c.Version, Interval: s.interval, Max: s.max,
+		WarmsUp: c.Kind == warmingUp, PayLater: c.Payment == PayLater,
+	}
 	return s
 }
 
@@ -179,7 +182,10 @@ func (s *setting) After(b permit.Balance, n int64) (permit.Balance, bool) {
 }
 
 // Resync implements [permit.Arithmetic].
-func (s *setting) Resync(b permit.Balance, now int64) permit.Balance { return s.resync(b, now, s.max) }
+func (s *setting) Resync(b permit.Balance, now int64) permit.Balance {
+	b, _ = earn(b, now, s.coolDown(s.interval, s.max), s.max)
+	return b
+}
 
 // appendText appends the canonical form of the configuration, which is its part of the stored state: kind, payment,
 // rate, then size and floor or warm-up period and cold factor, and the version.

@@ -19,27 +19,21 @@ func TestExpiredBehindAReset(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: NewMemoryStore()}), WithClock(clock), WithMaxPermits(1))
 	require.NoError(t, err)
-	l.coordinator.waiters.line.Strict = true
+	l.limiter.Coordinator.LapseOverdue()
 	p := &stoppable{RateLimiter: l}
-	p.ask(tryAcquire, 1, 0, 0)
-	p.ask(acquire, 1, 0, 1)                 // due in 100 ms
-	q := p.ask(tryAcquire, 1, 250_000, 2)   // 200 ms
-	p.ask(acquire, 1, 0, 3)                 // 300 ms
-	p.ask(acquire, 1, 0, 4)                 // 400 ms
+	p.ask(tries, 1, 0, 0)
+	p.ask(acquires, 1, 0, 1)                // due in 100 ms
+	q := p.ask(tries, 1, 250_000, 2)        // 200 ms
+	p.ask(acquires, 1, 0, 3)                // 300 ms
+	p.ask(acquires, 1, 0, 4)                // 400 ms
 	require.NoError(t, l.Reset(background)) // they keep their times
-	l.coordinator.mu.Lock()                 // stopped
-	require.Len(t, l.coordinator.waiters.old, 1)
-	clock.Advance(350 * time.Millisecond)
-	l.coordinator.mu.Unlock()
+	require.Equal(t, 1, look(l).Epochs)
+	whileStopped(l, func() { clock.Advance(350 * time.Millisecond) })
 	for range 1000 {
 		p.run()
 		clock.Advance(10 * time.Millisecond)
 	}
-	select {
-	case <-q.ready:
-	default:
-		t.Fatalf("never answered: state %d, waits in a line: %v, %d calls", q.state, q.Waits(), Waiting(l))
-	}
+	require.True(t, q.answered(), "waits in a line: %v, %d calls", q.Waits(), Waiting(l))
 }
 
 // stoneDeaf hangs whatever the context.
@@ -62,32 +56,25 @@ func TestAlarmInAnOutage(t *testing.T) {
 		s := new(stoneDeaf)
 		l, err := NewSmoothBursty("x", 100, WithStore(s), WithClock(clock), Logged(t))
 		require.NoError(t, err)
-		c := l.coordinator
-		c.waiters.line.Strict = true
+		c := l.limiter.Coordinator
+		c.LapseOverdue()
 		for range 2 {
 			_, err = l.Reserve(background, 1)
 			require.NoError(t, err)
 		}
 		s.deaf = make(chan struct{})
-		c.mu.Lock()
-		clock.Advance(5 * time.Second)
-		c.mu.Unlock()
+		whileStopped(l, func() { clock.Advance(5 * time.Second) })
 		synctest.Wait() // it asks again, and hangs
-		c.mu.Lock()
-		flying := c.sending.flight != nil
-		c.mu.Unlock()
-		require.True(t, flying)
+		require.True(t, look(l).InFlight)
 		s.ill.Store(true)
 		time.Sleep(3500 * time.Millisecond) // the batch is given up, and the outage noticed
-		require.NotNil(t, c.down())
+		require.NotNil(t, c.Down())
 		clock.Advance(200 * time.Millisecond)
-		c.mu.Lock()
-		c.dispatch(c.now())
-		behind := c.now() - c.alarm.at
-		set := c.alarm.at != 0
-		c.mu.Unlock()
+		c.Ring()
+		at := look(l).AlarmAt
+		behind := c.Now() - at
 		close(s.deaf)
-		require.False(t, set && behind >= 0, "the alarm is set to a time that has passed by %d µs", behind)
+		require.False(t, at != 0 && behind >= 0, "the alarm is set to a time that has passed by %d µs", behind)
 	})
 }
 
@@ -99,27 +86,21 @@ func TestPromiseOfAnotherKind(t *testing.T) {
 	require.NoError(t, err)
 	w, err := NewSmoothWarmingUp("x", 10, time.Second, WithStore(s), WithClock(clock))
 	require.NoError(t, err)
-	require.Same(t, l.coordinator, w.coordinator)
-	l.coordinator.waiters.line.Strict = true
+	require.Same(t, l.limiter.Coordinator, w.limiter.Coordinator)
+	l.limiter.Coordinator.LapseOverdue()
 	p, other := &stoppable{RateLimiter: l}, &stoppable{RateLimiter: w}
-	p.ask(reserve, 1, 0, 0)
-	r := p.ask(reserve, 1, 0, 1)
+	p.ask(reserves, 1, 0, 0)
+	r := p.ask(reserves, 1, 0, 1)
 	require.NoError(t, w.Reset(background))
-	l.coordinator.mu.Lock()
-	clock.Advance(time.Second)
-	l.coordinator.mu.Unlock()
+	whileStopped(l, func() { clock.Advance(time.Second) })
 	p.run()
 	require.True(t, r.promised())
-	q := other.ask(acquire, 1, 0, 2)
+	q := other.ask(acquires, 1, 0, 2)
 	for range 3000 {
 		clock.Advance(10 * time.Millisecond)
 		other.run()
 	}
-	select {
-	case <-q.ready:
-	default:
-		t.Fatalf("not served in 30 s: state %d", q.state)
-	}
+	require.True(t, q.answered(), "not served in 30 s")
 }
 
 // A reservation stands in no line, so it is not refused for those who wait in one.
@@ -181,19 +162,14 @@ func TestFailureIsNoRefusal(t *testing.T) {
 	s := new(ailing)
 	l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1), Logged(t))
 	require.NoError(t, err)
-	l.coordinator.waiters.line.Strict = true
+	l.limiter.Coordinator.LapseOverdue()
 	p := &stoppable{RateLimiter: l}
-	p.ask(reserve, 1, 0, 0)
-	r := p.ask(reserve, 1, 0, 1)
+	p.ask(reserves, 1, 0, 0)
+	r := p.ask(reserves, 1, 0, 1)
 	s.fails.Store(true) // before the alarm rings, whose goroutine asks again
-	l.coordinator.mu.Lock()
-	clock.Advance(time.Second)
-	l.coordinator.mu.Unlock()
+	whileStopped(l, func() { clock.Advance(time.Second) })
 	p.run()
-	l.coordinator.mu.Lock()
-	promised := r.promised()
-	l.coordinator.mu.Unlock()
-	require.True(t, promised)
+	require.True(t, r.promised())
 	clock.Advance(10 * time.Millisecond)
 	ok, err := l.TryAcquire(background, 1, 0)
 	require.Error(t, err, "refused: %v", !ok)
@@ -218,12 +194,9 @@ func TestRefundAcrossAPenalty(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 		require.NoError(t, theirs.Penalize(background, 10*time.Second)) // before the refund arrives
 		require.NoError(t, <-done)
-		mine.coordinator.mu.Lock()
-		defer mine.coordinator.mu.Unlock()
-		line := mine.coordinator.waiters.line
-		first, ok := line.DueOf(line.Head())
-		require.True(t, ok)
-		require.Greater(t, line.Last(), first, "what is owned ends %d µs after what the first waits for", line.Last()-first)
+		s := look(mine)
+		require.NotZero(t, s.HeadDue)
+		require.Greater(t, s.LastDue, s.HeadDue, "what is owned ends %d µs after what the first waits for", s.LastDue-s.HeadDue)
 	})
 }
 
@@ -250,8 +223,7 @@ func TestLateAnswerToWhoAskedAgain(t *testing.T) {
 		s := new(heldBack)
 		l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1), Logged(t))
 		require.NoError(t, err)
-		c := l.coordinator
-		c.waiters.line.Strict = true
+		l.limiter.Coordinator.LapseOverdue()
 		_, err = l.Reserve(background, 30)
 		require.NoError(t, err)
 		r, err := l.Reserve(background, 1)
@@ -264,11 +236,9 @@ func TestLateAnswerToWhoAskedAgain(t *testing.T) {
 		synctest.Wait() // it has asked, in vain
 		require.NoError(t, r.Cancel(background))
 		time.Sleep(1100 * time.Millisecond) // the batch is given up, and its caller waits for what r has left
-		c.mu.Lock()
-		require.Len(t, c.sending.overdue, 1)
-		require.NotNil(t, c.waiters.line.Head())
-		clock.Advance(5 * time.Second) // while the process was stopped
-		c.mu.Unlock()
+		require.Equal(t, 1, look(l).Overdue)
+		require.True(t, look(l).Waiting)
+		whileStopped(l, func() { clock.Advance(5 * time.Second) })
 		for served := false; !served; {
 			synctest.Wait()
 			select {
@@ -298,7 +268,7 @@ func TestErrorOfAnothersLateness(t *testing.T) {
 		_, err = l.TryAcquire(ctx, 1, 0)
 		require.ErrorIs(t, err, ErrStoreUnavailable)
 		require.Less(t, time.Since(began), 5*time.Second)
-		require.Empty(t, l.coordinator.sending.overdue)
+		require.Zero(t, look(l).Overdue)
 	})
 }
 

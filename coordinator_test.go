@@ -12,7 +12,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
@@ -24,10 +23,8 @@ func TestHistoryIsBounded(t *testing.T) {
 		_, err := l.Reserve(background, 1)
 		require.NoError(t, err)
 	}
-	l.coordinator.mu.Lock()
-	defer l.coordinator.mu.Unlock()
-	require.True(t, l.coordinator.waiters.line.Idle())
-	require.Zero(t, l.coordinator.calls)
+	require.True(t, look(l).Idle)
+	require.Zero(t, Waiting(l))
 }
 
 // Limiters of one name on one store share one line, for as long as one of them is used.
@@ -39,10 +36,10 @@ func TestLinesAreShared(t *testing.T) {
 		return l
 	}
 	a := open("x", store)
-	require.Same(t, a.coordinator, open("x", store).coordinator)
-	require.NotSame(t, a.coordinator, open("y", store).coordinator)
-	require.NotSame(t, a.coordinator, open("x", NewMemoryStore()).coordinator)
-	require.NotSame(t, open("x", uncomparable{}).coordinator, open("x", uncomparable{}).coordinator)
+	require.Same(t, a.limiter.Coordinator, open("x", store).limiter.Coordinator)
+	require.NotSame(t, a.limiter.Coordinator, open("y", store).limiter.Coordinator)
+	require.NotSame(t, a.limiter.Coordinator, open("x", NewMemoryStore()).limiter.Coordinator)
+	require.NotSame(t, open("x", uncomparable{}).limiter.Coordinator, open("x", uncomparable{}).limiter.Coordinator)
 }
 
 type uncomparable struct {
@@ -191,47 +188,6 @@ func TestSpareIsReadyInTime(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		require.Nil(t, r)
 		time.Sleep(time.Second)
-		require.Zero(t, Waiting(l))
-	})
-}
-
-// Somebody leaves in front, and a larger request takes what was for those behind it. Whose permits come too late then is told so at once.
-func TestWhoExpiresIsToldAtOnce(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l, err := NewSmoothBursty("x", 10, WithMaxPermits(0), WithStore(newApart()), Logged(t))
-		require.NoError(t, err)
-		c := l.coordinator
-		now := c.now()
-		terms := &terms{l.own, &l.limiter}
-		var calls []*call
-		c.mu.Lock()
-		c.heard.at = now
-		for i, permits := range []int64{1, 2, 1, 1, 3} {
-			q := l.newCall(background, tryAcquire, permits, maxExact-1)
-			if q.Came = now; i == 3 {
-				q.timeout = 600_000
-			}
-			c.calls++
-			c.join(q, now)
-			calls = append(calls, q)
-		}
-		for _, s := range []struct{ call, begins, permits int64 }{{0, 100_000, 2}, {1, 400_000, 1}, {2, 700_000, 2}, {4, 1_000_000, 3}} {
-			c.waiters.line.Grant(&calls[s.call].Waiter, &schedule.Grant{Terms: terms, Before: permit.Balance{Next: now + s.begins},
-				Permits: s.permits, Epoch: 1, Tag: s.begins, Prev: s.begins - 1}, now)
-		}
-		require.Nil(t, c.waiters.line.Uncovered())
-		c.dispatch(now)
-		c.mu.Unlock()
-		require.True(t, c.leave(calls[0], context.Canceled))
-		synctest.Wait()
-		var states []callState
-		c.mu.Lock()
-		for _, q := range calls {
-			states = append(states, q.state)
-		}
-		c.mu.Unlock()
-		require.Equal(t, []callState{left, pending, pending, refused, pending}, states)
-		time.Sleep(2 * time.Second)
 		require.Zero(t, Waiting(l))
 	})
 }

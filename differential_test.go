@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
@@ -470,7 +471,7 @@ func TestDifferentialCorrupt(t *testing.T) {
 func TestManyReturns(t *testing.T) {
 	store := NewRedisScriptStore(redistest.Shared(t).Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
 	ask := func(requests ...permit.Request) *permit.Batch {
-		b := &permit.Batch{Name: "x", Terms: termsOf(config{Rate: 1, Size: 1000, Floor: 1}), Initial: 500, Epoch: newEpoch(),
+		b := &permit.Batch{Name: "x", Terms: termsOf(config{Rate: 1, Size: 1000, Floor: 1}), Initial: 500, Epoch: engine.NewEpoch(),
 			LocalMicros: func() int64 { return 1_700_000_000_000_000 }, Requests: requests}
 		_, err := apply(background, store, b)
 		require.NoError(t, err)

@@ -16,7 +16,7 @@
 // # When the store is away
 //
 // [WithFailurePolicy] decides: calls fail with [ErrStoreUnavailable] at once, pass, or get this process's share of the rate.
-// [WithObserver] tells of every decision, and of the store. [WithShadow] tries a limit and refuses nobody. With [WithLease] most calls
+// [WithObserver] tells of every decision, and of the store. [WithShadow] tries a limit and refuses nobody. With [WithPrefetch] most calls
 // need no round trip.
 //
 // # What holds

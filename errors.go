@@ -18,7 +18,7 @@ var (
 	// ErrInvalidConfig: an option, a rate, a name, a store or a clock is out of range, or the bucket is of another kind.
 	ErrInvalidConfig = errors.New("tokenbucket: invalid configuration")
 	// ErrInvalidPermits: the number of permits is not positive, or too large.
-	ErrInvalidPermits = errors.New("tokenbucket: invalid permits")
+	ErrInvalidPermits = permit.ErrInvalidPermits
 	// ErrNeverGranted: no state of the bucket, not even a full one that owes nothing, could grant the request within its
 	// timeout. Such a request would be refused for ever, so it is an error. Nothing was taken. It comes in a [*WaitError], whose Wait
 	// is the shortest timeout that would do. Only [RateLimiter.TryAcquire], [RateLimiter.Try] and [RateLimiter.TryReserve] return it.
@@ -35,11 +35,11 @@ var (
 	// given back. What a limiter returns matches ErrStoreUnavailable, too.
 	ErrStoreTimeout = permit.ErrStoreTimeout
 	// ErrTooManyWaiters: as many callers of this process wait for the bucket as WithMaxWaiters allows.
-	ErrTooManyWaiters = errors.New("tokenbucket: too many waiters")
+	ErrTooManyWaiters = permit.ErrTooManyWaiters
 	// ErrStoreUnavailable: the store cannot be reached, did not answer in time, or says that it cannot serve now. Or it failed
 	// just now and has not answered since, so it was not asked. An error of a limiter matches it if FailOpen or LocalShare would
 	// have decided the call instead. What wraps it names the failure. A Store of your own wraps it to say that it cannot be reached.
-	ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
+	ErrStoreUnavailable = permit.ErrStoreUnavailable
 	// ErrPoolExhausted: the store was not asked, since all connections of its client were in use (PoolSize) for as long as the caller
 	// waited. That is this process's doing, so it is no outage: no [FailurePolicy] decides while the server answers.
 	ErrPoolExhausted = permit.ErrPoolExhausted

@@ -70,7 +70,7 @@ func TestErrorTexts(t *testing.T) {
 		{bursty(5, tb.WithStore(tb.NewRedisScriptStore(nil))), `invalid configuration: bucket "x": redis client nil: want a client`},
 		{bursty(5, tb.WithStore(&tb.RedisStore{})), `invalid configuration: bucket "x": store the zero value: want one made by its constructor`},
 		{bursty(5, tb.WithStore(tb.NewRedisStore(client, tb.WithKeyPrefix("{")))), `invalid configuration: bucket "x": key prefix "{": want at most 512 bytes without braces`},
-		{bursty(5, tb.WithStore(tb.NewRedisStore(client)), tb.WithLease(time.Minute)), `invalid configuration: bucket "x": lease 1m0s: want 1ms to 10s`},
+		{bursty(5, tb.WithStore(tb.NewRedisStore(client)), tb.WithPrefetch(time.Minute)), `invalid configuration: bucket "x": prefetch 1m0s: want 1ms to 10s`},
 		{bursty(5, tb.WithFailurePolicy(tb.LocalShare(0))), `invalid configuration: bucket "x": failure policy LocalShare(0): want a local share of at least 1 instance`},
 		{refused(tb.NewSmoothBursty("", 5)), `invalid configuration: bucket "": name "" of 0 bytes: want 1 to 512 bytes of UTF-8`},
 

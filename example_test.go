@@ -73,9 +73,9 @@ func ExampleNewRedisScriptStore_tls() {
 }
 
 // A limit so high that even a shared round trip a call is too much.
-func ExampleWithLease() {
+func ExampleWithPrefetch() {
 	store := tokenbucket.NewRedisScriptStore(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
-	limiter, err := tokenbucket.NewSmoothBursty("cache", 50_000, tokenbucket.WithStore(store), tokenbucket.WithLease(20*time.Millisecond))
+	limiter, err := tokenbucket.NewSmoothBursty("cache", 50_000, tokenbucket.WithStore(store), tokenbucket.WithPrefetch(20*time.Millisecond))
 	if err != nil {
 		panic(err)
 	}

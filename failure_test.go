@@ -305,7 +305,7 @@ func TestSlowIsNotAway(t *testing.T) {
 		require.NoError(t, err)
 		hasty()
 		for range int(2 * trip / time.Millisecond) {
-			require.Nil(t, l.coordinator.down(), "its answers are known to take that long")
+			require.Nil(t, l.limiter.Coordinator.Down(), "its answers are known to take that long")
 			time.Sleep(time.Millisecond)
 		}
 	})
@@ -338,14 +338,11 @@ func TestAway(t *testing.T) {
 func TestInstancesAreCounted(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint(t.Name(), time.Now().UnixNano(), ":")
-	open := func() *RateLimiter {
-		l, err := NewSmoothBursty("x", 5, WithStore(NewRedisScriptStore(client, WithKeyPrefix(prefix))), WithFailurePolicy(LocalShare(1)), Logged(t))
-		require.NoError(t, err)
-		return l
-	}
 	for n := int64(1); n <= 3; n++ { // a store each, as in processes of their own
-		l := open()
-		again, err := NewSmoothBursty("y", 5, WithStore(l.coordinator.store), WithFailurePolicy(LocalShare(1)), Logged(t))
+		store := NewRedisScriptStore(client, WithKeyPrefix(prefix))
+		l, err := NewSmoothBursty("x", 5, WithStore(store), WithFailurePolicy(LocalShare(1)), Logged(t))
+		require.NoError(t, err)
+		again, err := NewSmoothBursty("y", 5, WithStore(store), WithFailurePolicy(LocalShare(1)), Logged(t))
 		require.NoError(t, err)
 		require.Same(t, l.member, again.member, "a process is counted once")
 		require.Eventually(t, func() bool { return l.member.Live() == n }, 20*time.Second, time.Millisecond)
@@ -363,7 +360,7 @@ func TestUncountable(t *testing.T) {
 		l, err := NewSmoothBursty("x", 42, WithStore(NewRedisScriptStore(client)), WithFailurePolicy(LocalShare(7)), log.option())
 		require.NoError(t, err)
 		rate := func() float64 {
-			share, err := l.locally()
+			share, err := l.localShare()
 			require.NoError(t, err)
 			return share.own.Rate
 		}
@@ -497,10 +494,10 @@ func TestObserver(t *testing.T) {
 			var leases []int // permits, and how many were used
 			off := false
 			l, err := NewSmoothBursty(which, 100, WithStore(store), patient, WithInitialPermits(100),
-				WithSwitch(func() bool { return !off }), WithLease(100*time.Millisecond), WithObserver(Observer{
+				WithSwitch(func() bool { return !off }), WithPrefetch(100*time.Millisecond), WithObserver(Observer{
 					Decision: func(_ context.Context, d Decision) { mu.Lock(); decisions = append(decisions, d); mu.Unlock() },
 					Trip:     func(trip Trip) { mu.Lock(); trips = append(trips, trip); mu.Unlock() },
-					Lease:    func(_ string, permits, used int) { mu.Lock(); leases = append(leases, permits, used); mu.Unlock() },
+					Prefetch: func(_ string, permits, used int) { mu.Lock(); leases = append(leases, permits, used); mu.Unlock() },
 				}))
 			require.NoError(t, err)
 			last := func() Decision { mu.Lock(); defer mu.Unlock(); return decisions[len(decisions)-1] }
@@ -519,11 +516,11 @@ func TestObserver(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, BySwitch, last().By)
 			off = false
-			for i := 0; i < 1000 && last().By != ByLease; i++ {
+			for i := 0; i < 1000 && last().By != ByPrefetch; i++ {
 				_, err = l.TryAcquire(background, 1, 0)
 				require.NoError(t, err)
 			}
-			require.Equal(t, ByLease, last().By)
+			require.Equal(t, ByPrefetch, last().By)
 			require.NoError(t, l.Close(background))
 			require.NotEmpty(t, leases)
 			require.Positive(t, leases[0])
@@ -575,7 +572,7 @@ func TestMaxWaiters(t *testing.T) {
 		for _, r := range append(held, r) {
 			require.NoError(t, r.Cancel(background))
 		}
-		require.Zero(t, l.coordinator.calls)
+		require.Zero(t, Waiting(l))
 	}
 	_, err := NewSmoothBursty("x", 1, WithMaxWaiters(0))
 	require.ErrorIs(t, err, ErrInvalidConfig)

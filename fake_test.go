@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
@@ -151,7 +152,7 @@ func (s *oneServer) describe() traits {
 func healthy(t *testing.T, l *RateLimiter, want bool) time.Duration {
 	t.Helper()
 	began := time.Now()
-	for (l.coordinator.down() == nil) != want {
+	for (l.limiter.Coordinator.Down() == nil) != want {
 		require.Less(t, time.Since(began), 20*time.Second, "the store is not known to be there: want %v", want)
 		time.Sleep(time.Millisecond)
 	}
@@ -330,7 +331,16 @@ func (r *recorder) logged() []string {
 
 // Waiting is how many calls of a limiter's bucket have not ended.
 func Waiting(l *RateLimiter) int {
-	l.coordinator.mu.Lock()
-	defer l.coordinator.mu.Unlock()
-	return l.coordinator.calls
+	return look(l).Calls
+}
+
+// look returns the state of a limiter's coordinator.
+func look(l *RateLimiter) (now engine.State) {
+	l.limiter.Coordinator.Inspect(func(s engine.State) { now = s })
+	return now
+}
+
+// whileStopped calls f while the process of a limiter does nothing: its timers and replies wait.
+func whileStopped(l *RateLimiter, f func()) {
+	l.limiter.Coordinator.Inspect(func(engine.State) { f() })
 }

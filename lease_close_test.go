@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
@@ -45,14 +46,7 @@ func (s *returns) noted() (asked int, back []string) {
 
 // holds is how many permits are held in blocks that were leased for a limiter.
 func holds(l *RateLimiter) (left int64) {
-	c := l.coordinator
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, e := range []*lease{c.leases.current.Load(), c.leases.next} {
-		if e != nil && e.limiter == &l.limiter {
-			left += e.left(c.now())
-		}
-	}
+	l.limiter.Coordinator.Inspect(func(s engine.State) { left = s.LeasedFor(&l.limiter) })
 	return left
 }
 
@@ -67,7 +61,7 @@ func TestCloseOfTwoThatDisagree(t *testing.T) {
 					memory := NewMemoryStore()
 					store := &returns{Store: memory}
 					open := func(size float64) *RateLimiter {
-						l, err := NewSmoothBursty("x", 100, WithMaxPermits(size), WithInitialPermits(size), WithLease(time.Second), WithStore(store))
+						l, err := NewSmoothBursty("x", 100, WithMaxPermits(size), WithInitialPermits(size), WithPrefetch(time.Second), WithStore(store))
 						require.NoError(t, err)
 						for taken := 0; holds(l) == 0; taken++ {
 							require.Less(t, taken, 100)
@@ -86,7 +80,7 @@ func TestCloseOfTwoThatDisagree(t *testing.T) {
 					newer := open(500)
 					of[newer] = store
 					stored := func() float64 { // under the newer one's configuration, by nobody's line
-						out, err := apply(background, memory, &permit.Batch{Name: "x", Terms: &newer.own.terms, LocalMicros: newer.coordinator.micros})
+						out, err := apply(background, memory, &permit.Batch{Name: "x", Terms: &newer.own.terms, LocalMicros: newer.limiter.Coordinator.Micros})
 						require.NoError(t, err)
 						return out.Bucket.StoredPermits
 					}
@@ -129,7 +123,7 @@ func TestCloseLeavesOthersAlone(t *testing.T) {
 			require.NoError(t, err)
 			return l
 		}
-		l, other := open(WithLease(10*time.Second)), open()
+		l, other := open(WithPrefetch(10*time.Second)), open()
 		for holds(l) == 0 {
 			_, err := l.TryAcquire(background, 1, 0)
 			require.NoError(t, err)
@@ -159,7 +153,7 @@ func TestCloseWaitsForEarlierRefunds(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &returns{Store: NewMemoryStore()}
 				takes := time.Duration(0)
-				l, err := NewSmoothBursty("x", 1000, WithMaxPermits(9000), WithInitialPermits(500), WithLease(100*time.Millisecond),
+				l, err := NewSmoothBursty("x", 1000, WithMaxPermits(9000), WithInitialPermits(500), WithPrefetch(100*time.Millisecond),
 					WithStore(&delayed{store, func() (there, back time.Duration) { return takes, 0 }}))
 				require.NoError(t, err)
 				for holds(l) == 0 {

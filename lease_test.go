@@ -21,34 +21,34 @@ import (
 func TestLeaseOptions(t *testing.T) {
 	store := NewRedisScriptStore(redistest.Shared(t).Client(t))
 	for want, make := range map[string]func() (*RateLimiter, error){
-		"lease 0s": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithStore(store), WithLease(0)) },
+		"lease 0s": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(0)) },
 		"lease -1s": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 1000, WithStore(store), WithLease(-time.Second))
+			return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(-time.Second))
 		},
 		"want 1ms to 10s": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 1000, WithStore(store), WithLease(time.Minute))
+			return NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(time.Minute))
 		},
 		"warms up": func() (*RateLimiter, error) {
-			return NewSmoothWarmingUp("x", 1000, time.Second, WithStore(store), WithLease(time.Second))
+			return NewSmoothWarmingUp("x", 1000, time.Second, WithStore(store), WithPrefetch(time.Second))
 		},
 		"PayNow": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 1000, WithStore(store), WithPayment(PayLater), WithLease(time.Second))
+			return NewSmoothBursty("x", 1000, WithStore(store), WithPayment(PayLater), WithPrefetch(time.Second))
 		},
-		"no network": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithLease(time.Second)) },
+		"no network": func() (*RateLimiter, error) { return NewSmoothBursty("x", 1000, WithPrefetch(time.Second)) },
 		"2 permits' worth at 5": func() (*RateLimiter, error) {
-			return NewSmoothBursty("x", 5, WithStore(store), WithLease(100*time.Millisecond))
+			return NewSmoothBursty("x", 5, WithStore(store), WithPrefetch(100*time.Millisecond))
 		},
 		"a burst that the bucket forbids": func() (*RateLimiter, error) {
 			rate, quota := ForQuota(1000, time.Second, time.Millisecond)
-			return NewSmoothBursty("x", rate, quota, WithStore(store), WithLease(100*time.Millisecond))
+			return NewSmoothBursty("x", rate, quota, WithStore(store), WithPrefetch(100*time.Millisecond))
 		},
 	} {
 		_, err := make()
 		require.ErrorIs(t, err, ErrInvalidConfig, want)
 		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, err, "lease")
+		require.ErrorContains(t, err, "prefetch")
 	}
-	l, err := NewSmoothBursty("x", 1000, WithStore(store), WithLease(time.Second))
+	l, err := NewSmoothBursty("x", 1000, WithStore(store), WithPrefetch(time.Second))
 	require.NoError(t, err, "a block of a full bucket")
 	require.NoError(t, l.Close(background))
 	require.NoError(t, l.Close(background))
@@ -70,10 +70,7 @@ func (s *Distant) Apply(ctx context.Context, b *Batch) error {
 
 // leased is what a process holds of its lease and of the next one.
 func leased(l *RateLimiter) int64 {
-	l.coordinator.mu.Lock()
-	defer l.coordinator.mu.Unlock()
-	now := l.coordinator.now()
-	return l.coordinator.leases.current.Load().left(now) + l.coordinator.leases.next.left(now)
+	return look(l).Leased
 }
 
 // Several processes lease from one bucket at full demand: in no window more than the bound plus what the leases may hold
@@ -98,7 +95,7 @@ func TestLeaseBound(t *testing.T) {
 		var callers sync.WaitGroup
 		var limiters []*RateLimiter
 		for range processes {
-			l, err := NewSmoothBursty("x", rate, WithStore(&Distant{shared, answer}), WithInitialPermits(rate), WithLease(d))
+			l, err := NewSmoothBursty("x", rate, WithStore(&Distant{shared, answer}), WithInitialPermits(rate), WithPrefetch(d))
 			require.NoError(t, err)
 			limiters = append(limiters, l)
 			for range 4 {
@@ -107,7 +104,7 @@ func TestLeaseBound(t *testing.T) {
 						if pause := time.Since(began) % (700 * time.Millisecond); pause < 200*time.Millisecond {
 							time.Sleep(200*time.Millisecond - pause) // the bucket fills up
 						}
-						held := l.coordinator.leases.current.Load()
+						held := look(l).Lease
 						ok, err := l.TryAcquire(background, 1, 0)
 						if err != nil {
 							t.Error(err)
@@ -116,7 +113,7 @@ func TestLeaseBound(t *testing.T) {
 						mu.Lock()
 						if ok {
 							used = append(used, event{time.Now().UnixMicro(), 1})
-							if held != nil && held.used.Load() < retired {
+							if held && look(l).Lease {
 								fromLease++
 							}
 						}
@@ -153,7 +150,7 @@ func TestLeaseAccount(t *testing.T) {
 			clock := clockwork.NewFakeClock()
 			const size, rate = 1000.0, 100.0
 			store := redisStores(server.Client(t), WithLocalTime(), WithKeyPrefix(fmt.Sprint(rand.Uint64(), ":")))[which]
-			l, err := NewSmoothBursty("x", rate, WithStore(store), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithLease(time.Second), WithStoreTimeout(10*time.Second))
+			l, err := NewSmoothBursty("x", rate, WithStore(store), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithPrefetch(time.Second), WithStoreTimeout(10*time.Second))
 			require.NoError(t, err)
 			stored := func() float64 {
 				b, err := l.State(background)
@@ -184,9 +181,7 @@ func TestLeaseAccount(t *testing.T) {
 			}
 			pass := func(d time.Duration) { // when nothing is under way
 				require.Eventually(t, func() bool {
-					l.coordinator.mu.Lock()
-					defer l.coordinator.mu.Unlock()
-					return !l.coordinator.sending.flying
+					return !look(l).Busy
 				}, 10*time.Second, time.Millisecond)
 				clock.Advance(d)
 				accrued += d.Seconds() * rate
@@ -200,12 +195,12 @@ func TestLeaseAccount(t *testing.T) {
 			require.LessOrEqual(t, held(), rate)
 
 			// Hardly used at half time: it goes back.
-			for e := l.coordinator.leases.current.Load(); e == nil || e.used.Load() >= e.permits/4; e = l.coordinator.leases.current.Load() {
+			for s := look(l); !s.Lease || s.LeaseUsed >= 0.25; s = look(l) {
 				take(1)
 				check(-1)
 			}
 			pass(500 * time.Millisecond)
-			require.Eventually(t, func() bool { return l.coordinator.leases.current.Load() == nil }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return !look(l).Lease }, 10*time.Second, time.Millisecond)
 			check(0)
 
 			// Expired: worthless, even before anybody has noticed, and it goes back.
@@ -213,23 +208,15 @@ func TestLeaseAccount(t *testing.T) {
 				take(1)
 				check(-1)
 			}
-			e := l.coordinator.leases.current.Load()
-			ok, _ := e.take(1, e.until)
-			require.False(t, ok)
-			ok, _ = e.take(1, e.until-1)
-			require.True(t, ok)
-			granted++
 			pass(time.Second)
-			require.Eventually(t, func() bool { return l.coordinator.leases.current.Load() == nil }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return !look(l).Lease }, 10*time.Second, time.Millisecond)
 			check(0)
 
 			// Close gives back at once, and the limiter leases no more.
 			require.NoError(t, l.Close(background))
 			require.Zero(t, held())
 			require.Eventually(t, func() bool {
-				l.coordinator.mu.Lock()
-				defer l.coordinator.mu.Unlock()
-				return l.coordinator.alarm.at == 0
+				return look(l).AlarmAt == 0
 			}, 10*time.Second, time.Millisecond, "nothing is left to look after")
 			left := stored()
 			take(50)
@@ -239,49 +226,10 @@ func TestLeaseAccount(t *testing.T) {
 	}
 }
 
-// Every permit of a lease goes to exactly one of many callers, also while it is being given up.
-func TestLeaseTakeOnce(t *testing.T) {
-	for range 200 {
-		s := newSetting(config{Rate: 1, Size: 1000, Floor: 1})
-		e := &lease{limiter: new(limiter), permits: 1000, until: 1 << 60, half: 500, setting: s, place: permit.Place{Before: permit.Balance{Stored: 1000}}}
-		var given, lows atomic.Int64
-		var callers sync.WaitGroup
-		for range 8 {
-			callers.Go(func() {
-				for n := int64(1); ; n = n%3 + 1 {
-					ok, low := e.take(n, 0)
-					if !ok {
-						return
-					}
-					given.Add(n)
-					if low {
-						lows.Add(1)
-					}
-				}
-			})
-		}
-		var left int64
-		callers.Go(func() {
-			if rand.IntN(2) == 0 {
-				c := &coordinator{}
-				if c.giveUp(e); len(c.refunds) > 0 {
-					left = int64(c.refunds[0].give.Spent)
-				}
-			}
-		})
-		callers.Wait()
-		require.LessOrEqual(t, given.Load()+left, int64(1000))
-		require.LessOrEqual(t, lows.Load(), int64(1))
-		if left > 0 {
-			require.Equal(t, int64(1000), given.Load()+left)
-		}
-	}
-}
-
 // A demand of now and then leases nothing.
 func TestLeaseFollowsDemand(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l, err := NewSmoothBursty("x", 1000, WithStore(&Distant{NewMemoryStore(), time.Millisecond}), WithInitialPermits(1000), WithLease(100*time.Millisecond))
+		l, err := NewSmoothBursty("x", 1000, WithStore(&Distant{NewMemoryStore(), time.Millisecond}), WithInitialPermits(1000), WithPrefetch(100*time.Millisecond))
 		require.NoError(t, err)
 		take := func() {
 			ok, err := l.TryAcquire(background, 1, 0)
@@ -290,14 +238,14 @@ func TestLeaseFollowsDemand(t *testing.T) {
 		}
 		for range 20 {
 			take()
-			require.Nil(t, l.coordinator.leases.current.Load())
+			require.False(t, look(l).Lease)
 			time.Sleep(60 * time.Millisecond) // under two in the time of a lease
 		}
 		for range 20 {
 			take()
 			time.Sleep(time.Millisecond)
 		}
-		require.NotNil(t, l.coordinator.leases.current.Load(), "a demand of more")
+		require.True(t, look(l).Lease, "a demand of more")
 		require.NoError(t, l.Close(background))
 	})
 }
@@ -323,7 +271,7 @@ func (s *tardy) Apply(ctx context.Context, b *Batch) error {
 // drained takes until a block is on its way, late, and the one in use is used up.
 func (s *tardy) drained(t *testing.T, l *RateLimiter, late time.Duration) (granted float64) {
 	s.late.Store(int64(late))
-	for e := l.coordinator.leases.current.Load(); s.late.Load() != 0 || e.left(l.coordinator.now()) > 0; e = l.coordinator.leases.current.Load() {
+	for s.late.Load() != 0 || look(l).InUse > 0 {
 		ok, err := l.TryAcquire(background, 1, 0)
 		require.NoError(t, err)
 		require.True(t, ok)
@@ -341,7 +289,7 @@ func TestLateLease(t *testing.T) {
 		const timeout, block = 300 * time.Millisecond, 20
 		s := &tardy{Store: NewMemoryStore()}
 		clock := clockwork.NewFakeClock()
-		l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1000), WithInitialPermits(1000), WithLease(2*time.Second), WithStoreTimeout(timeout))
+		l, err := NewSmoothBursty("x", 10, WithStore(s), WithClock(clock), WithMaxPermits(1000), WithInitialPermits(1000), WithPrefetch(2*time.Second), WithStoreTimeout(timeout))
 		require.NoError(t, err)
 		s.drained(t, l, 3*timeout)
 		held := func() int64 { return leased(l) }
@@ -353,9 +301,8 @@ func TestLateLease(t *testing.T) {
 		most := int64(0)
 		require.Eventually(t, func() bool {
 			most = max(most, held())
-			l.coordinator.mu.Lock()
-			defer l.coordinator.mu.Unlock()
-			return s.answered.Load() && !l.coordinator.sending.flying && len(l.coordinator.refunds) == 0
+			now := look(l)
+			return s.answered.Load() && !now.Busy && now.Refunds == 0
 		}, 10*time.Second, time.Millisecond)
 		require.LessOrEqual(t, max(most, held()), int64(block))
 		require.NoError(t, l.Close(background))
@@ -368,11 +315,11 @@ func TestCloseWaitsForALease(t *testing.T) {
 		const size = 1000.0
 		s := &tardy{Store: NewMemoryStore()}
 		clock := clockwork.NewFakeClock()
-		l, err := NewSmoothBursty("x", 100, WithStore(s), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithLease(10*time.Second))
+		l, err := NewSmoothBursty("x", 100, WithStore(s), WithClock(clock), WithMaxPermits(size), WithInitialPermits(size), WithPrefetch(10*time.Second))
 		require.NoError(t, err)
 		granted := s.drained(t, l, 300*time.Millisecond)
 		require.NoError(t, l.Close(background))
-		out, err := apply(background, s.Store, &permit.Batch{Name: "x", Terms: &l.own.terms, Epoch: 1, LocalMicros: l.coordinator.micros})
+		out, err := apply(background, s.Store, &permit.Batch{Name: "x", Terms: &l.own.terms, Epoch: 1, LocalMicros: l.limiter.Coordinator.Micros})
 		require.NoError(t, err)
 		require.Equal(t, size-granted, out.Bucket.StoredPermits)
 	})

@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
@@ -164,5 +165,78 @@ func (s *MemoryStore) sweep(now int64) {
 }
 
 func (s *MemoryStore) describe() traits {
-	return traits{self: s, decides: byLocalTime, memory: s}
+	return traits{self: s, decides: engine.LimiterClock, memory: s}
+}
+
+// immediate has a MemoryStore decide the batches of the engine. It implements [engine.Store].
+type immediate struct{ store *MemoryStore }
+
+// Decide implements [engine.Store].
+func (s immediate) Decide(_ context.Context, b *permit.Batch) error { return s.store.decide(b) }
+
+// takeNow decides a request in a MemoryStore without the queue, if the permits are due at once, or too late. It takes one lock, reads the
+// clock once, and allocates nothing except for a reservation. While there are waiters it grants nothing.
+func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bool) {
+	passage := l.limiter.Coordinator.Passage()
+	if passage == engine.Queue {
+		return verdict{}, false
+	}
+	inForce := l.own
+	if t := l.limiter.InForce(); t != &l.own.terms {
+		inForce = settingOf(t)
+	}
+	now := l.time.Micros()
+	b := l.slot.Load()
+	if b == nil {
+		b = l.memory.bucket(l.limiter.Coordinator.Key, now)
+		l.slot.Store(b)
+	}
+	b.mu.Lock()
+	switch {
+	case b.swept:
+		b.mu.Unlock()
+		l.slot.Store(nil)
+		return verdict{}, false
+	case passage == engine.Refusals:
+		seen := b.state
+		b.mu.Unlock()
+		return l.refuseNow(v, &seen, now, inForce, n, maxWait)
+	}
+	var place *permit.Place
+	if v == reserve {
+		place = new(permit.Place)
+	}
+	wait, granted, decided := b.state.takeNow(now, inForce, n, maxWait, place)
+	if granted {
+		b.touched = now
+		b.renewed = b.state.forgettable(l.limiter.Initial, l.limiter.Transient) && (inForce == l.own || inForce.sameContent(&l.own.config))
+	}
+	var r *Reservation
+	if decided && v == reserve {
+		r = l.reserved(&b.state, max(now, b.state.SeenMicros), granted, place, wait-maxWait)
+	}
+	b.mu.Unlock()
+	return verdict{granted: granted, wait: time.Duration(wait) * time.Microsecond, reservation: r}, decided
+}
+
+// refuseNow decides a request while there are waiters: it may be refused, but not granted. b is a copy of the bucket.
+func (l *RateLimiter) refuseNow(v verb, b *PermitBucket, now int64, inForce *setting, n, maxWait int64) (got verdict, decided bool) {
+	wait, granted, decided := b.takeNow(now, inForce, n, maxWait, nil)
+	if granted || !decided {
+		return verdict{}, false
+	}
+	if got.wait = time.Duration(wait) * time.Microsecond; v == reserve {
+		got.reservation = l.reserved(b, max(now, b.SeenMicros), false, nil, wait-maxWait)
+	}
+	return got, true
+}
+
+// reserved returns the reservation that takeNow has decided.
+func (l *RateLimiter) reserved(b *PermitBucket, now int64, granted bool, place *permit.Place, retryAfter int64) *Reservation {
+	level := b.setting.level(b.balance(), now)
+	if !granted {
+		return refusedReservation(retryAfter, level)
+	}
+	back := place.Refund(&b.setting.terms, 0, now)
+	return &Reservation{call: engine.Reserved(&l.limiter, &back), level: level}
 }

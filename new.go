@@ -1,11 +1,20 @@
 package tokenbucket
 
 import (
+	"cmp"
+	"context"
+	"errors"
+	"reflect"
 	"time"
 
 	"github.com/jonboulle/clockwork"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
 // NewSmoothBursty returns a limiter that hands out permitsPerSecond permits a second, and after a pause at most
@@ -44,45 +53,149 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	if o.shadow {
 		name = shadowMark + name
 	}
-	l := &RateLimiter{
-		limiter: limiter{
-			coordinator: coordinatorOf(o.store, name, o.clock, o.timeout),
-			own:         newSetting(o.config), initial: initial, transient: o.transient, maxWaiters: o.maxWaiters, observer: o.observer, label: o.label,
-		},
-		maxWait: o.maxWait, enabled: o.enabled,
-		plain:  o.policy == FailClosed && o.observer == nil && !o.shadow,
-		policy: o.policy, shadow: o.shadow,
-	}
 	t := traitsOf(o.store)
+	l := &RateLimiter{
+		own: newSetting(o.config), maxWait: o.maxWait, enabled: o.enabled, plain: o.policy == FailClosed && o.observer == nil && !o.shadow,
+		policy: o.policy, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
+	}
+	e := &l.limiter
+	e.Coordinator = coordinatorOf(o.store, name, o.clock, o.timeout)
+	e.Own, e.Initial, e.Transient, e.MaxWaiters = &l.own.terms, initial, o.transient, o.maxWaiters
 	if _, shares := o.policy.Instances(); shares && t.join != nil {
 		l.member = t.join()
 	}
-	l.logger.Set(o.logger)
+	e.Logger.Set(o.logger)
 	if t.logger != nil {
 		t.logger.Set(o.logger)
 	}
 	if t.used != nil {
 		t.used(o.timeout)
 	}
-	if l.coordinator.health != nil {
-		l.coordinator.health.logger.Set(o.logger)
+	if h := e.Coordinator.Health; h != nil {
+		h.Logger.Set(o.logger)
 	}
-	if o.observer != nil && o.observer.Health != nil && l.coordinator.health != nil {
-		l.watch()
+	if o.observer != nil {
+		l.observe(o.observer)
 	}
-	if o.lease != nil && !o.shadow { // a shadow reserves, and who reserves has no use for a lease
-		l.lease = o.lease.Microseconds()
+	if o.prefetch != nil && !o.shadow { // a shadow lets every call pass, so it needs no permits sooner
+		e.Prefetch = o.prefetch.Microseconds()
 	}
 	return l, nil
 }
 
-// watch has the observer told of outages.
-func (l *RateLimiter) watch() {
-	outage.Watch(l.coordinator.health.Monitor, l, func(l *RateLimiter) func(outage.Change) {
-		tell, bucket, policy, log := l.observer.Health, l.Name(), l.policy, &l.coordinator.health.logger
-		return func(c outage.Change) {
-			defer log.Recovered()
-			tell(Health{Bucket: bucket, Policy: policy, Down: c.Down, Err: c.Err, After: c.After})
+// observe connects the observer to the engine.
+func (l *RateLimiter) observe(o *Observer) {
+	e, name := &l.limiter, l.Name()
+	if trip := o.Trip; trip != nil {
+		e.OnTrip = func(t engine.Trip) {
+			trip(Trip{Bucket: name, Requests: t.Requests, Elapsed: t.Elapsed, LockWait: t.LockWait, Err: t.Err})
 		}
+	}
+	if prefetch := o.Prefetch; prefetch != nil {
+		label := cmp.Or(l.label, name)
+		e.OnPrefetch = func(permits, used int) { prefetch(label, permits, used) }
+	}
+	if h := e.Coordinator.Health; h != nil && o.Health != nil {
+		outage.Watch(h.Monitor, l, func(l *RateLimiter) func(outage.Change) {
+			notify, bucket, policy, log := l.observer.Health, l.Name(), l.policy, &l.limiter.Coordinator.Health.Logger
+			return func(c outage.Change) {
+				defer log.Recovered()
+				notify(Health{Bucket: bucket, Policy: policy, Down: c.Down, Err: c.Err, After: c.After})
+			}
+		})
+	}
+}
+
+// coordinators of this process by what they share. One lives as long as a limiter uses it.
+var coordinators weakmap.Map[coordinatorKey, engine.Coordinator]
+
+type coordinatorKey struct {
+	store   Store
+	name    string
+	clock   clockwork.Clock
+	timeout time.Duration
+}
+
+// coordinatorOf returns the coordinator that all limiters of a store, a name, a clock and a store timeout share. A store or a clock that
+// cannot be compared is not recognised, so its coordinator is not shared.
+func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time.Duration) *engine.Coordinator {
+	traits := traitsOf(store)
+	if traits.memory != nil {
+		timeout = 0 // its limiters share a queue whatever their store timeouts, because it always replies
+	}
+	fresh := func() *engine.Coordinator { return newCoordinator(store, traits, name, clock, timeout) }
+	if !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(clock).Comparable() {
+		return fresh()
+	}
+	return coordinators.Get(coordinatorKey{store, name, clock, timeout}, fresh)
+}
+
+func newCoordinator(store Store, t traits, name string, by clockwork.Clock, timeout time.Duration) *engine.Coordinator {
+	config := engine.Config{
+		Name: label(name), Key: keyName(name), Timing: t.decides, Trips: t.trips, Clock: by, Timeout: timeout,
+		Env: engine.Env{
+			Away: away, NotAsked: notAsked, Failure: storeError, Probe: t.probe, Busy: t.busy, Route: t.route,
+			NewSession: func() permit.Session { return new(redisbucket.Session) },
+		},
+	}
+	if t.memory != nil {
+		config.Store, config.Immediate, config.NewSession = immediate{t.memory}, true, nil
+		return engine.New(config)
+	}
+	parts := partsOf(store, &t)
+	config.LocalShare = func() *engine.Coordinator { return coordinatorOf(parts, name, by, 0) }
+	config.Store, config.Health = &bucketStore{store: store}, healthOf(&t)
+	if config.Probe == nil {
+		local := clock.New(by)
+		config.Probe = func(ctx context.Context, key string) error {
+			return probeStore(ctx, store, label(name), key, local.Micros)
+		}
+	}
+	return engine.New(config)
+}
+
+// probeStore asks a store that has no probe of its own whether it replies.
+func probeStore(ctx context.Context, store Store, name, key string, micros func() int64) error {
+	err := askStore(ctx, store, &permit.Batch{
+		Name: name, Key: key, Terms: &placeholder.terms, Epoch: engine.NewEpoch(), LocalMicros: micros, Probe: true,
 	})
+	if errors.Is(err, ErrInvalidConfig) { // a bucket of the other kind was read
+		return nil
+	}
+	return err
+}
+
+// placeholder is the configuration of a batch that decides nothing.
+var placeholder = newSetting(config{Kind: bursty, Rate: 1, Size: 1, Floor: 1})
+
+// healths are the monitors of stores on one server. One lives as long as a coordinator uses it.
+var healths weakmap.Map[Store, engine.Health]
+
+// healthOf returns the monitor that all coordinators of a server share, or a new one.
+func healthOf(t *traits) *engine.Health {
+	group := t.outages
+	if group == nil {
+		group = new(outage.Group)
+	}
+	fresh := func() *engine.Health { return engine.NewHealth(group, away, coordinators.All) }
+	if !t.oneServer {
+		return fresh()
+	}
+	return healths.Get(t.self, fresh)
+}
+
+// parts are the stores of local shares, for stores that bring none. One lives as long as a limiter uses it.
+var parts weakmap.Map[Store, MemoryStore]
+
+// partsOf returns the store of local shares, which all coordinators of a store share; nil for a MemoryStore, which has no outages.
+func partsOf(store Store, t *traits) *MemoryStore {
+	switch {
+	case t.memory != nil:
+		return nil
+	case t.parts != nil:
+		return t.parts
+	case !reflect.ValueOf(store).Comparable():
+		return NewMemoryStore()
+	}
+	return parts.Get(store, NewMemoryStore)
 }

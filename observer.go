@@ -6,7 +6,7 @@ import (
 )
 
 // Observer is told what a limiter does, for metrics, traces and logs. Functions that are nil are not called, and an
-// observer that is not set costs nothing. They are called by many goroutines at once, Lease under a bucket's lock: they must return
+// observer that is not set costs nothing. They are called by many goroutines at once, Prefetch under a bucket's lock: they must return
 // quickly, must not call the limiter, and must not panic. A panic of Decision, or of Trip in a trip that a caller makes itself, reaches
 // that caller; any other is logged. Nobody else is harmed. contrib/prometheus and contrib/otel make one of each kind.
 type Observer struct {
@@ -16,9 +16,9 @@ type Observer struct {
 	// Trip is called when the store has answered a batch of requests, or was given up on. A batch is told to the limiter
 	// whose request is its first. A MemoryStore makes no trips.
 	Trip func(Trip)
-	// Lease is called when a block of a bucket's permits (WithLease) is used up, given back or worthless. It is told how many were
+	// Prefetch is called when a block of a bucket's permits (WithPrefetch) is used up, given back or worthless. It is told how many were
 	// in it, and how many of them were used. bucket is its Label if it has one, see Decision.
-	Lease func(bucket string, permits, used int)
+	Prefetch func(bucket string, permits, used int)
 	// Health is called when this process notices that the store is away or back.
 	Health func(Health)
 }
@@ -53,8 +53,8 @@ const (
 	ByStore Decider = iota
 	// BySnapshot: refused by the bucket's state in the last reply, without a round trip.
 	BySnapshot
-	// ByLease: granted from permits that this process holds, see [WithLease].
-	ByLease
+	// ByPrefetch: granted from permits that this process holds, see [WithPrefetch].
+	ByPrefetch
 	// BySwitch: passed, since the switch was off, see [WithSwitch].
 	BySwitch
 	// ByPolicy: by FailOpen or a LocalShare, during an outage of the store.
@@ -63,9 +63,9 @@ const (
 	ByCheck
 )
 
-var deciders = [...]string{"store", "snapshot", "lease", "switch", "policy", "check"}
+var deciders = [...]string{"store", "snapshot", "prefetch", "switch", "policy", "check"}
 
-// String returns store, snapshot, lease, switch, policy or check.
+// String returns store, snapshot, prefetch, switch, policy or check.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]

@@ -26,7 +26,7 @@ type options struct {
 	maxPermits *float64
 	initial    *float64
 	maxWait    time.Duration
-	lease      *time.Duration
+	prefetch   *time.Duration
 	timeout    time.Duration
 	enabled    func() bool
 	store      Store
@@ -62,7 +62,7 @@ func (o *options) apply(name string, opts []Option) (initial float64, err error)
 		o.err = o.config.validate()
 	}
 	if o.err == nil {
-		o.checkLease()
+		o.checkPrefetch()
 	}
 	if o.err == nil {
 		o.checkSeams()
@@ -207,7 +207,7 @@ func WithClock(c clockwork.Clock) Option {
 	}
 }
 
-// WithLease lets this process take a block of stored permits for a short time and hand them out without the network. It is for
+// WithPrefetch lets this process take a block of stored permits for a short time and hand them out without the network. It is for
 // upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by recent demand, and is never more than
 // d × rate permits. Unused permits go back when demand falls, or with [RateLimiter.Close]; they are lost when the process dies. After d
 // a block is worthless, whatever happened to the process in between. All its permits were due when it was taken, so none is handed out
@@ -224,9 +224,9 @@ func WithClock(c clockwork.Clock) Option {
 // d is 1 ms to 10 s. It is only for a bursty limiter with [PayNow], on a store behind a network, whose bucket can hold a block (max
 // permits ≥ d × rate ≥ 2). With a lease a quota, or a bucket without bursts, would be exceeded, and a limiter that warms up would count
 // permits that nobody has used.
-func WithLease(d time.Duration) Option {
+func WithPrefetch(d time.Duration) Option {
 	return func(o *options) {
-		o.lease = &d
+		o.prefetch = &d
 	}
 }
 
@@ -308,26 +308,26 @@ func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, op
 	}
 }
 
-// checkLease refuses leases where they make no sense.
-func (o *options) checkLease() {
-	if o.lease == nil {
+// checkPrefetch refuses leases where they make no sense.
+func (o *options) checkPrefetch() {
+	if o.prefetch == nil {
 		return
 	}
-	d := *o.lease
+	d := *o.prefetch
 	block := d.Seconds() * o.config.Rate
 	switch {
 	case d < time.Millisecond || d > 10*time.Second:
-		o.fail("lease", d, "1ms to 10s")
+		o.fail("prefetch", d, "1ms to 10s")
 	case o.config.Kind == warmingUp:
-		o.fail("lease", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
+		o.fail("prefetch", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
 	case o.config.Payment == PayLater:
-		o.fail("lease", d, "payment PayNow: permits taken ahead must be paid for by who takes them")
+		o.fail("prefetch", d, "payment PayNow: permits taken ahead must be paid for by who takes them")
 	case traitsOf(o.store).memory != nil:
-		o.fail("lease", d, "none for a MemoryStore: there is no network to save")
+		o.fail("prefetch", d, "none for a MemoryStore: there is no network to save")
 	case block < 2:
-		o.fail("lease", d, fmt.Sprintf("at least 2 permits' worth at %v/s", o.config.Rate))
+		o.fail("prefetch", d, fmt.Sprintf("at least 2 permits' worth at %v/s", o.config.Rate))
 	case block > max(o.config.Size, o.config.Floor):
-		o.fail("lease", d, fmt.Sprintf("a block of d × rate = %.6g permits to fit into max permits, %v: used late, it would be a burst that the bucket forbids",
+		o.fail("prefetch", d, fmt.Sprintf("a block of d × rate = %.6g permits to fit into max permits, %v: used late, it would be a burst that the bucket forbids",
 			block, max(o.config.Size, o.config.Floor)))
 	}
 }

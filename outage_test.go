@@ -15,8 +15,8 @@ import (
 	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
-	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -159,7 +159,7 @@ func TestOutageCostsNoProcessor(t *testing.T) {
 			held = append(held, r)
 		}
 		s.away(t, l, true)
-		time.Sleep(2 * listenMicros * time.Microsecond)
+		time.Sleep(2 * engine.ListenMicros * time.Microsecond)
 		before := clock.looks.Load()
 		time.Sleep(10 * time.Second)
 		looks := clock.looks.Load() - before
@@ -299,14 +299,12 @@ func outageOutlivesALimiter(t *testing.T, observed bool) {
 			require.Error(t, err)
 		}()
 		collect(t, func() bool {
-			a.coordinator.health.mu.Lock()
-			defer a.coordinator.health.mu.Unlock()
-			last := a.coordinator.health.last.Value()
-			return last == nil || last == a.coordinator
+			last := a.limiter.Coordinator.Health.Last()
+			return last == nil || last == a.limiter.Coordinator
 		})
 		time.Sleep(3 * outage.ProbePause)
 		require.False(t, back.Load())
-		require.NotNil(t, a.coordinator.down())
+		require.NotNil(t, a.limiter.Coordinator.Down())
 		store.away(t, a, false)
 		require.Equal(t, observed, back.Load())
 	})
@@ -442,7 +440,7 @@ func TestShareBeginsEmpty(t *testing.T) {
 		s.away(t, l, false)
 		time.Sleep(time.Second) // would save up five
 		s.ill.Store(true)
-		l.coordinator.health.failed(l.coordinator)
+		l.limiter.Coordinator.Health.Suspect(l.limiter.Coordinator)
 		healthy(t, l, false)
 		began := time.Now()
 		passed := 0
@@ -505,7 +503,7 @@ func TestProbeLeavesTheBucketAlone(t *testing.T) {
 	before, err := l.State(background)
 	require.NoError(t, err)
 	clock.Advance(-time.Hour)
-	require.NoError(t, l.coordinator.reach(background))
+	require.NoError(t, l.limiter.Coordinator.Reach(background))
 	clock.Advance(time.Hour)
 	after, err := l.State(background)
 	require.NoError(t, err)
@@ -524,28 +522,6 @@ func TestShareOfTooMuch(t *testing.T) {
 		require.ErrorIs(t, err, ErrStoreUnavailable)
 	})
 }
-
-// What the batch that came back last has kept is what the next one uses; what was kept by one that came back too late ends.
-func TestLateMemo(t *testing.T) {
-	l, err := NewSmoothBursty("x", 5, WithStore(NewRedisStore(redistest.Shared(t).Client(t))))
-	require.NoError(t, err)
-	late, last := &flight{late: true, limiter: &l.limiter}, &flight{limiter: &l.limiter}
-	late.batch.Session, last.batch.Session = new(keepsLock), new(keepsLock)
-	l.coordinator.mu.Lock()
-	defer l.coordinator.mu.Unlock()
-	l.coordinator.deliver(late, &permit.Outcome{}, ErrStoreTimeout, l.coordinator.moment())
-	l.coordinator.deliver(last, &permit.Outcome{}, ErrStoreTimeout, l.coordinator.moment())
-	require.Same(t, last.batch.Session, l.coordinator.sending.cached)
-	require.True(t, late.batch.Session.(*keepsLock).released)
-	require.False(t, last.batch.Session.(*keepsLock).released)
-}
-
-// keepsLock is a session that keeps a lock until it is released.
-type keepsLock struct{ released bool }
-
-func (s *keepsLock) Release()   { s.released = true }
-func (s *keepsLock) Kept() bool { return !s.released }
-func (*keepsLock) Waits() bool  { return false }
 
 // refusing is a store whose probes are answered, with an error that somebody must repair.
 type refusing struct {
@@ -705,7 +681,7 @@ func TestImpatientLimiter(t *testing.T) {
 				require.NoError(t, err)
 				hasty, err := NewSmoothBursty("hasty", 1e5, WithStore(s), WithStoreTimeout(5*time.Millisecond), WithFailurePolicy(policy), Logged(t))
 				require.NoError(t, err)
-				require.Same(t, patient.coordinator.health, hasty.coordinator.health)
+				require.Same(t, patient.limiter.Coordinator.Health, hasty.limiter.Coordinator.Health)
 				began := time.Now()
 				for range 300 {
 					ok, err := patient.Try(background)
@@ -718,7 +694,7 @@ func TestImpatientLimiter(t *testing.T) {
 						require.Equal(t, policy == FailClosed, errors.Is(err, ErrStoreUnavailable), "%v", err)
 						require.LessOrEqual(t, time.Since(asked), 10*time.Millisecond, "its timeout, and one for the probe")
 					}
-					require.Nil(t, patient.coordinator.down())
+					require.Nil(t, patient.limiter.Coordinator.Down())
 				}
 				t.Log(time.Since(began))
 			})

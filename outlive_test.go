@@ -24,7 +24,7 @@ func TestLongTimeoutKeepsNothing(t *testing.T) {
 			prefix := t.Name()
 			kept := func() (n int) {
 				for c := range coordinators.All {
-					if strings.HasPrefix(c.name, prefix) {
+					if strings.HasPrefix(c.Name, prefix) {
 						n++
 					}
 				}

@@ -71,7 +71,7 @@ func everybodyGoesOn(t *testing.T, ctx context.Context, limiters ...*RateLimiter
 		}
 	}
 	wg.Wait()
-	require.Nil(t, limiters[0].coordinator.down())
+	require.Nil(t, limiters[0].limiter.Coordinator.Down())
 }
 
 // A panic of a client's hook or of an observer's Trip reaches the caller in whose goroutine the trip is made. In a goroutine of the
@@ -173,7 +173,7 @@ func TestPanicOfAStore(t *testing.T) {
 		for range 3 {
 			s.lit.Add(1)
 			time.Sleep(time.Second)
-			require.Nil(t, l.coordinator.down())
+			require.Nil(t, l.limiter.Coordinator.Down())
 		}
 		s.fails.Store(false)
 		s.lit.Store(0)
@@ -186,11 +186,11 @@ func TestPanicOfAnObserver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var decision, lease, health, enabled bomb
 		s := &sick{}
-		l, err := NewSmoothBursty("x", 1e5, WithStore(s), WithInitialPermits(1e5), WithLease(time.Second),
+		l, err := NewSmoothBursty("x", 1e5, WithStore(s), WithInitialPermits(1e5), WithPrefetch(time.Second),
 			WithLogger(slog.New(&handler{})), WithSwitch(func() bool { enabled.pass(); return true }),
 			WithObserver(Observer{
 				Decision: func(context.Context, Decision) { decision.pass() },
-				Lease:    func(string, int, int) { lease.pass() },
+				Prefetch: func(string, int, int) { lease.pass() },
 				Health:   func(Health) { health.pass() },
 			}))
 		require.NoError(t, err)
@@ -204,7 +204,7 @@ func TestPanicOfAnObserver(t *testing.T) {
 			require.Equal(t, "bomb", panicsIn(func() { _, _ = l.Try(background) }), what)
 			everybodyGoesOn(t, background, l)
 		}
-		require.NotNil(t, l.coordinator.leases.current.Load(), "no lease to lose")
+		require.True(t, look(l).Lease, "no lease to lose")
 		lease.lit.Store(1)
 		require.NoError(t, l.Penalize(background, time.Millisecond)) // ends the lease
 		require.EqualValues(t, 1, lease.went.Load())
@@ -230,7 +230,7 @@ func TestPanicOfAHandlerWhenOverruled(t *testing.T) {
 		require.NoError(t, open(quietly).SetRate(background, 2e5))
 		l := open(WithLogger(slog.New(&handler{})))
 		everybodyGoesOn(t, background, l)
-		require.True(t, l.coordinator.heard.overruled, "nothing was logged")
+		require.True(t, look(l).Overruled, "nothing was logged")
 	})
 }
 

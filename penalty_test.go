@@ -136,7 +136,7 @@ func TestPenaltyEndsLease(t *testing.T) {
 	client, prefix := redisClient(t), prefixOf(t)
 	open := func() *tb.RateLimiter {
 		l, err := tb.NewSmoothBursty("leased", 1000, tb.WithStore(tb.NewRedisScriptStore(client, tb.WithKeyPrefix(prefix))),
-			tb.WithLease(500*time.Millisecond), tb.WithInitialPermits(1000))
+			tb.WithPrefetch(500*time.Millisecond), tb.WithInitialPermits(1000))
 		require.NoError(t, err)
 		return l
 	}

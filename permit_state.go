@@ -3,9 +3,10 @@ package tokenbucket
 import (
 	"fmt"
 	"math"
-	"math/rand/v2"
+	"slices"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
@@ -29,15 +30,6 @@ const (
 	// maxSeq leaves a batch room to count beyond it exactly.
 	maxSeq = maxExact / 2
 )
-
-// resync is PermitBucket.ReSync on a balance of a bucket that holds at most so much.
-func (s *setting) resync(m permit.Balance, now int64, most float64) permit.Balance {
-	if now > m.Next {
-		m.Stored = min(most, m.Stored+float64(now-m.Next)/s.coolDown(s.interval, s.max))
-		m.Next = now
-	}
-	return m
-}
 
 // PermitBucket is the shared state of one bucket, together with the configuration in force. All numbers are in
 // permits or microseconds of the store's clock. The zero value is a bucket that does not exist yet. It is not safe
@@ -87,9 +79,6 @@ func (b *PermitBucket) adopt(s *setting) {
 	b.Rate, b.Version, b.WarmupMicros = s.Rate, s.Version, s.WarmupMicros
 }
 
-// newEpoch is a random name. What refers to an older epoch is at most seconds old, so 40 bits are plenty, and short.
-func newEpoch() int64 { return rand.Int64N(1<<40) + 1 }
-
 // beginEpoch forgets every place handed out so far: none of them can be given back any more.
 func (b *PermitBucket) beginEpoch(epoch int64) {
 	b.Epoch, b.Tail, b.ReturnedPermits, b.returned = epoch, 0, 0, nil
@@ -123,13 +112,21 @@ func (b *PermitBucket) coolDown() float64 {
 
 // resync reports whether permits were lost because the bucket was full.
 func (b *PermitBucket) resync(now int64) (overflow bool) {
-	if now > b.NextFreeTicketMicros {
-		b.StoredPermits += float64(now-b.NextFreeTicketMicros) / b.coolDown()
-		b.NextFreeTicketMicros = now
-	}
-	overflow = b.StoredPermits > b.MaxPermits
-	b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
+	at, overflow := earn(b.balance(), now, b.coolDown(), b.MaxPermits)
+	b.set(at)
 	return overflow
+}
+
+// earn returns a balance at a time: what has passed since the bucket owed nothing has become stored permits, one each coolDown, at most so
+// many. It reports whether permits were lost because the bucket was full.
+func earn(m permit.Balance, now int64, coolDown, most float64) (at permit.Balance, overflow bool) {
+	if now > m.Next {
+		m.Stored += float64(now-m.Next) / coolDown
+		m.Next = now
+	}
+	overflow = m.Stored > most
+	m.Stored = min(m.Stored, most)
+	return m, overflow
 }
 
 // apply decides a batch at nowMicros of the store's clock. Nothing else changes a bucket but takeNow, which decides the simple cases as
@@ -331,11 +328,11 @@ func (k *curve) ceil(micros float64) float64 {
 }
 
 // leastWait is the shortest time after which n permits can fall due, from a full bucket that owes nothing.
-func (c *config) leastWait(k *curve, n int64) int64 {
-	if c.Payment == PayLater {
+func (s *setting) leastWait(n int64) int64 {
+	if s.Payment == PayLater {
 		return 0
 	}
-	m, ok := k.after(c.Kind, permit.Balance{Stored: k.max}, n)
+	m, ok := s.after(s.Kind, permit.Balance{Stored: s.max}, n)
 	if !ok {
 		return maxExact
 	}
@@ -350,6 +347,14 @@ func (b *PermitBucket) set(m permit.Balance) {
 	b.StoredPermits, b.NextFreeTicketMicros, b.CarryMicros = m.Stored, m.Next, m.Carry
 }
 
+// due returns when permits are due that moved a balance from before to after.
+func (c *config) due(before, after permit.Balance) int64 {
+	if c.Payment == PayLater {
+		return before.Next
+	}
+	return after.Next
+}
+
 // take grants n permits if they are due within maxWait, else takes nothing. The bucket is resynced. The grant's tag is its number plus
 // the batch's nonce.
 func (b *PermitBucket) take(now, n, maxWait, nonce int64) permit.Grant {
@@ -358,20 +363,22 @@ func (b *PermitBucket) take(now, n, maxWait, nonce int64) permit.Grant {
 	if !ok {
 		return permit.Grant{Overflow: true}
 	}
-	due := after.Next
-	if b.setting.Payment == PayLater {
-		due = before.Next
-	}
+	due := b.setting.due(before, after)
 	if due-now > maxWait {
 		return permit.Grant{WaitMicros: due - now}
 	}
+	return permit.Grant{OK: true, WaitMicros: due - now, Place: b.place(before, after, nonce)}
+}
+
+// place moves the bucket from one balance to another, and returns the place between them.
+func (b *PermitBucket) place(before, after permit.Balance, nonce int64) permit.Place {
 	b.set(after)
 	b.Seq++
-	place := permit.Place{
+	p := permit.Place{
 		Epoch: b.Epoch, Tag: nonce + b.Seq, Prev: b.Tail, ID: b.Seq, Version: b.setting.Version, Before: before, After: after,
 	}
-	b.Tail = place.Tag
-	return permit.Grant{OK: true, WaitMicros: due - now, Place: place}
+	b.Tail = p.Tag
+	return p
 }
 
 // takeStored grants up to n permits, at least two, of those that are stored: all are due at once.
@@ -390,38 +397,33 @@ func (b *PermitBucket) takeStored(now, n, nonce int64) permit.Grant {
 }
 
 // takeNow decides on one request as apply would, and much faster, if the permits are due at once or the request is refused, and s is in
-// force. Else it reports that it has decided nothing. It repeats resync and take: change them together (TestTakeNow).
-func (b *PermitBucket) takeNow(now int64, s *setting, n, maxWait int64) (granted, decided bool) {
+// force. Else it reports that it has decided nothing. wait is that of a refusal. The place is filled if there is one; without it the permits
+// cannot be given back.
+func (b *PermitBucket) takeNow(now int64, s *setting, n, maxWait int64, place *permit.Place) (wait int64, granted, decided bool) {
 	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.setting != s && b.setting.config != s.config {
-		return false, false
+		return 0, false, false
 	}
 	now = max(now, b.SeenMicros)
-	at := b.balance()
-	if now > at.Next {
-		at.Stored += float64(now-at.Next) / s.coolDown(b.IntervalMicros, b.MaxPermits)
-		at.Next = now
-	}
-	overflow := at.Stored > b.MaxPermits
-	at.Stored = min(at.Stored, b.MaxPermits)
+	at, overflow := earn(b.balance(), now, s.coolDown(b.IntervalMicros, b.MaxPermits), b.MaxPermits)
 	after, ok := s.after(s.Kind, at, n)
 	if !ok || b.Seq >= maxSeq {
-		return false, false
+		return 0, false, false
 	}
-	due := after.Next
-	if s.Payment == PayLater {
-		due = at.Next
-	}
-	if due > now {
-		return false, due-now > maxWait
+	if due := s.due(at, after); due > now {
+		return due - now, false, due-now > maxWait
 	}
 	if overflow {
-		b.beginEpoch(newEpoch())
+		b.beginEpoch(engine.NewEpoch())
+	}
+	b.SeenMicros = now
+	if place != nil {
+		*place = b.place(at, after, permit.Nonce(engine.NewEpoch()))
+		return 0, true, true
 	}
 	b.set(after)
-	b.SeenMicros = now
 	b.Seq++
-	b.Tail = 0 // permits that are due are not given back
-	return true, true
+	b.Tail = 0
+	return 0, true, true
 }
 
 // renewed reports whether a bucket that the batch's limiter begins anew would equal this one once it is full: the configuration in force is the
@@ -447,4 +449,140 @@ func (b *PermitBucket) ttlMillis(nowMicros int64, renewed bool) (ttl, least int6
 		return full + renewedKept + renewedSpare, full + renewedKept
 	}
 	return full + keptMillis + spareMillis, full + keptMillis
+}
+
+// maxReturned bounds the list of stored permits given back out of turn; a longer list means that they lapse.
+const maxReturned = 32
+
+// giveBack returns places, or a part of them, and reports whether anything came back. It never over-issues:
+//
+//   - Tag is the tail: nobody has taken since. The account goes back to where it was, and what follows is what would
+//     have followed had the places never been taken. The tail is then another one, or the account no later than
+//     where it is wanted, so sending the same giveBack twice changes nothing. If the rate was changed meanwhile, only
+//     time that still lies ahead goes back.
+//   - Else only stored permits of a bursty bucket that owes nothing come back, and of them only what the bucket
+//     could have kept: since the grant it held at most level + ReturnedPermits + elapsed/interval, so with g more, where
+//     g ≤ max − that, it would never have overflowed, and now it would hold exactly g more.
+//
+// Places with stored permits are listed, so that these come back once, in whichever of the two ways; that the list ends
+// with the epoch is safe since places of older epochs lapse. When the list is full, it forgets the oldest, and places older
+// than all that it has lapse.
+func (b *PermitBucket) giveBack(now int64, g *permit.Refund) bool {
+	if g.Epoch != b.Epoch {
+		return false
+	}
+	if g.Spent > 0 && (slices.Contains(b.returned, g.ID) || len(b.returned) == maxReturned && g.ID < slices.Min(b.returned)) {
+		return false
+	}
+	sameConfig, at := g.Version == b.setting.Version, b.balance()
+	if g.Tag == b.Tail && g.Tag != 0 {
+		to := g.To
+		if !sameConfig {
+			to.Stored = at.Stored
+			if at.Next != g.End {
+				return false
+			}
+		}
+		if !to.Before(at) && !(to.Stored > at.Stored) {
+			return false
+		}
+		b.set(to)
+		b.Tail = g.Tail
+		b.list(g)
+		b.resync(now)
+		return true
+	}
+	if b.setting.Kind != bursty || !sameConfig || at.Next > now {
+		return false
+	}
+	room := b.MaxPermits - (g.Level + b.ReturnedPermits + float64(now-g.Granted)/b.IntervalMicros)
+	back := min(g.Spent, room)
+	if !(back > 0) {
+		return false
+	}
+	b.StoredPermits = min(b.MaxPermits, b.StoredPermits+back)
+	b.ReturnedPermits += back
+	b.list(g)
+	b.Tail = 0 // what the places before it left behind is no longer what is stored
+	return true
+}
+
+// list notes places whose stored permits came back: once, in whatever way.
+func (b *PermitBucket) list(g *permit.Refund) {
+	if g.Spent > 0 {
+		list := append(slices.Clone(b.returned), g.ID)
+		if len(list) > maxReturned {
+			oldest := slices.Index(list, slices.Min(list))
+			list = slices.Delete(list, oldest, oldest+1)
+		}
+		b.returned = list
+	}
+	b.Seq++
+}
+
+// hold lets the bucket's time stand still until now + d: whatever was not due yet falls due that much later, in the order and
+// at the distances that it had, so the window bound holds for it as before. The permits saved up are gone: the upstream, who
+// says when it wants to hear from us again, has not counted on them. (A warm-up bucket gets colder, as in any pause.) Of
+// several holds the one that ends last counts. Places granted before cannot be given back any more.
+func (b *PermitBucket) hold(now, d, epoch int64) bool {
+	until := now + d
+	longer := until - max(now, b.HeldUntilMicros)
+	if b.PausedMicros == 0 {
+		longer = d
+	}
+	if longer <= 0 || b.NextFreeTicketMicros+longer > maxExact {
+		return false
+	}
+	b.StoredPermits = b.setting.held(&b.setting.config, b.StoredPermits, longer)
+	b.NextFreeTicketMicros += longer
+	b.HeldUntilMicros = until
+	b.PausedMicros += longer
+	b.beginEpoch(epoch)
+	b.Seq++
+	return true
+}
+
+// held is what a pause leaves of stored permits.
+func (k *curve) held(c *config, stored float64, pause int64) float64 {
+	if c.Kind == bursty {
+		return 0
+	}
+	return min(k.max, stored+float64(pause)/c.coolDown(k.interval, k.max))
+}
+
+// setRate puts the next version in force, with the bucket's size in seconds unchanged.
+func (b *PermitBucket) setRate(rate float64, mine int64) bool {
+	c := b.setting.config
+	c.Size = float64(c.Size*rate) / c.Rate
+	c.Rate = rate
+	if !c.succeed(mine) {
+		return false
+	}
+	b.rescale(newSetting(c))
+	return true
+}
+
+// setRateAndBurst puts the next version in force, with max permits as given. Stored permits stay as they are, as far as there
+// is room: in proportion, a bucket made small, filled and made large again would mint permits.
+func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) bool {
+	c := b.setting.config
+	c.Rate = rate
+	c.setMaxPermits(maxPermits)
+	if c.Kind != bursty || !c.succeed(mine) {
+		return false
+	}
+	b.adopt(newSetting(c))
+	b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
+	b.Seq++
+	return true
+}
+
+// succeed makes c the next version after its own and the asking one's. It reports whether there is one and c is valid.
+func (c *config) succeed(mine int64) bool {
+	newest := max(c.Version, mine)
+	if newest == maxExact {
+		return false
+	}
+	c.Version = newest + 1
+	return c.validate() == nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
@@ -414,7 +415,7 @@ func TestTakeNow(t *testing.T) {
 			n := rapid.Int64Range(1, 5).Draw(t, "permits")
 			wait := int64(rapid.Float64Range(0, 3).Draw(t, "timeout") * k.interval)
 			short, before := *b, *b
-			ok, decided := short.takeNow(now, s, n, wait)
+			_, ok, decided := short.takeNow(now, s, n, wait, nil)
 			g := takeAt(t, b, now, n, wait)
 			switch {
 			case !decided:
@@ -463,7 +464,7 @@ func TestWindowBoundWithHolds(t *testing.T) {
 				r = permit.Request{Op: permit.Hold, HoldMicros: 1 + int64(rapid.Float64Range(0, 30).Draw(rt, "intervals")*s.interval)}
 			}
 			paused := b.PausedMicros
-			batch := &permit.Batch{Terms: termsOf(c), Epoch: newEpoch(), Requests: []permit.Request{r}}
+			batch := &permit.Batch{Terms: termsOf(c), Epoch: engine.NewEpoch(), Requests: []permit.Request{r}}
 			var out permit.Outcome
 			err := b.apply(now, batch, &out)
 			require.NoError(rt, err)

@@ -242,7 +242,7 @@ func TestPoolUsedUpByDials(t *testing.T) {
 			ok, err := l.Try(background)
 			require.NoError(t, err)
 			require.True(t, ok)
-			require.Eventually(t, func() bool { _, _ = l.Try(background); return l.coordinator.down() != nil }, 20*time.Second, 10*time.Millisecond)
+			require.Eventually(t, func() bool { _, _ = l.Try(background); return l.limiter.Coordinator.Down() != nil }, 20*time.Second, 10*time.Millisecond)
 		})
 	}
 }
@@ -271,9 +271,9 @@ func TestConnectionsWithoutDeadlines(t *testing.T) {
 			_, err := l.Acquire(background, 1)
 			require.NoError(t, err, kind)
 		}
-		require.NoError(t, l.coordinator.askHealth(background), kind)
+		require.NoError(t, l.limiter.Coordinator.AskHealth(background), kind)
 		release := usedUp(t, client)
-		require.ErrorIs(t, l.coordinator.askHealth(background), ErrPoolExhausted, kind)
+		require.ErrorIs(t, l.limiter.Coordinator.AskHealth(background), ErrPoolExhausted, kind)
 		release()
 	}
 }

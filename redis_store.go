@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/logger"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
@@ -180,11 +181,11 @@ func (s *redisBase) traits(self Store) traits {
 		return traits{self: self, err: s.err}
 	}
 	t := traits{
-		self: self, decides: bySystemTime, outages: s.outages, oneServer: s.redis.OneServer(), parts: s.parts, probe: s.redis.Probe,
+		self: self, decides: engine.SystemClock, outages: s.outages, oneServer: s.redis.OneServer(), parts: s.parts, probe: s.redis.Probe,
 		join: s.redis.Join, used: s.redis.Used, busy: s.redis.Busy, logger: s.logger,
 	}
 	if s.local {
-		t.decides = byLocalTime
+		t.decides = engine.LimiterClock
 	}
 	return t
 }

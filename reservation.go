@@ -3,21 +3,23 @@ package tokenbucket
 import (
 	"context"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 )
 
 // Reservation is permits that were taken from the bucket, and may fall due later; or the refusal of them. The zero Reservation passes
 // without a bucket. Its methods may be called by many goroutines at once.
 type Reservation struct {
-	call       *call // nil: no bucket was asked: the switch was off, or FailOpen or a shadow let it pass
+	call       *engine.Call // nil: no bucket was asked: the switch was off, or FailOpen or a shadow let it pass
 	refused    bool
 	overruled  bool // a shadow let it pass, and nothing was granted
 	retryAfter time.Duration
 	level      *Level
 }
 
-// refusedFor returns a reservation that is not OK.
-func refusedFor(retryAfter time.Duration) *Reservation {
-	return &Reservation{refused: true, retryAfter: max(0, retryAfter)}
+// refusedReservation returns a reservation that is not OK. It could be granted after micros.
+func refusedReservation(micros int64, level *Level) *Reservation {
+	return &Reservation{refused: true, retryAfter: time.Duration(max(0, micros)) * time.Microsecond, level: level}
 }
 
 var always = func() <-chan struct{} {
@@ -44,16 +46,7 @@ func (r *Reservation) Delay() time.Duration {
 	if r.call == nil || r.refused {
 		return 0
 	}
-	q, c := r.call, r.call.limiter.coordinator
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	due := q.due
-	if q.state == waiting {
-		if at, covered := q.line.DueOf(&q.Waiter); covered {
-			due = at
-		}
-	}
-	return time.Duration(max(0, due-q.decided)) * time.Microsecond
+	return time.Duration(r.call.Coordinator().Delay(r.call)) * time.Microsecond
 }
 
 // Ready is closed when the permits are due. It is never closed for a refusal, or a reservation that was cancelled before its time. If
@@ -66,7 +59,7 @@ func (r *Reservation) Ready() <-chan struct{} {
 	case r.call == nil:
 		return always
 	}
-	return r.call.ready
+	return r.call.Ready()
 }
 
 // Level is how full the bucket was after the decision, for telling a client. It is false when no bucket was asked: when the
@@ -87,8 +80,7 @@ func (r *Reservation) Cancel(ctx context.Context) error {
 	if r.call == nil || r.refused {
 		return nil
 	}
-	c := r.call.limiter.coordinator
-	return c.confirmed(ctx, c.cancel(r.call), "cancel")
+	return r.call.Coordinator().Cancel(ctx, r.call)
 }
 
 // Overruled reports whether the reservation is OK only because its limiter is a shadow ([WithShadow]): the bucket refused the request, or
@@ -102,10 +94,5 @@ func (r *Reservation) Return(ctx context.Context) error {
 	if r.call == nil || r.refused {
 		return nil
 	}
-	c := r.call.limiter.coordinator
-	back := c.returnUnused(r.call)
-	if back == nil {
-		return r.Cancel(ctx)
-	}
-	return c.confirmed(ctx, back, "cancel")
+	return r.call.Coordinator().Return(ctx, r.call)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
@@ -134,7 +135,7 @@ func TestRefundAfterRollback(t *testing.T) {
 		t.Run(which, func(t *testing.T) {
 			ask := func(requests ...permit.Request) (*permit.Batch, decision) {
 				b := takes(which, 1)
-				b.Requests, b.Epoch, b.LocalMicros = requests, newEpoch(), func() int64 { return 1_700_000_000_000_000 }
+				b.Requests, b.Epoch, b.LocalMicros = requests, engine.NewEpoch(), func() int64 { return 1_700_000_000_000_000 }
 				out, err := apply(background, store, b)
 				require.NoError(t, err)
 				return b, out

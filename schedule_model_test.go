@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
@@ -23,7 +24,7 @@ type world struct {
 	now     int64
 	seq     int64
 	bucket  PermitBucket
-	terms   *terms
+	terms   *scheduled
 	fleet   []*actor
 	used    []use
 	late    int64   // the latest use of a permit, after it was due
@@ -37,6 +38,12 @@ type world struct {
 	served  int
 	asks    int
 }
+
+// scheduled are terms as a schedule wants to know them.
+type scheduled struct{ *setting }
+
+// PayLater implements schedule.Terms.
+func (s *scheduled) PayLater() bool { return s.Payment == PayLater }
 
 // use is a caller let go.
 type use struct {
@@ -168,7 +175,7 @@ func (a *actor) look() {
 	if a.asleep > a.now {
 		return
 	}
-	a.line.Hopeless(a.now, a.free, a.terms.Payment == PayLater, func(n int64) int64 { return int64(float64(n) * a.terms.interval) })
+	a.line.Hopeless(a.now, a.free, a.terms.PayLater(), func(n int64) int64 { return int64(float64(n) * a.terms.interval) })
 	for _, w := range a.line.Expired() {
 		a.tell("%d: %d expires", a.id, w.Value.order)
 	}
@@ -239,10 +246,10 @@ func (a *actor) depart() {
 	}
 	a.reserving = nil
 	if at, ok := a.line.AskAt(); ok && at <= a.now {
-		ahead, budget, first := a.line.Ahead(a.now, 1<<62), a.terms.horizon(), len(askers)
+		ahead, budget, first := a.line.Ahead(a.now, 1<<62), engine.Horizon(&a.terms.setting.terms), len(askers)
 		for w := a.line.Uncovered(); w != nil && len(askers) < 256; w = w.Following() {
-			cost := a.terms.costFromCold(w.Permits)
-			reach := a.terms.reach(w.Permits, ahead)
+			cost := engine.CostFromCold(&a.terms.setting.terms, w.Permits)
+			reach := engine.LookAhead(&a.terms.setting.terms, w.Permits, ahead)
 			if len(askers) > first && ahead > 2*budget {
 				break
 			}
@@ -347,7 +354,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 			a.line.Leave(w, a.now)
 		} else if !refused {
 			refused = true
-			a.line.Refused(a.now, a.terms.horizon(), g.WaitMicros-reaches[i], a.random.Float64())
+			a.line.Refused(a.now, engine.Horizon(&a.terms.setting.terms), g.WaitMicros-reaches[i], a.random.Float64())
 		}
 	}
 	if inTime {
@@ -358,7 +365,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 
 func newWorld(seed uint64, c config) *world {
 	s := newSetting(c)
-	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: &terms{setting: s}}
+	return &world{random: rand.New(rand.NewPCG(seed, 1)), now: 1_000_000_000, terms: &scheduled{setting: s}}
 }
 
 func (w *world) actor(delay func() int64) *actor {

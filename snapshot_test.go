@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"pgregory.net/rapid"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
@@ -24,19 +24,18 @@ func TestRefusalIsNeverWrong(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		c := drawPlain(rt)
 		s := newSetting(c)
-		limiter := &limiter{coordinator: &coordinator{}, own: s}
 		b := bucketOf(rt, c, rapid.Float64Range(0, s.max).Draw(rt, "initial"), 0)
 		now := int64(0)
 		for range 50 {
 			takeAt(rt, b, now, rapid.Int64Range(1, 20).Draw(rt, "taken"), maxExact)
 			// The answer is under way for a while, and the process waits for another while.
-			seen, passed := snapshot{setting: s, at: b.balance(), clock: now}, rapid.Int64Range(0, 90_000).Draw(rt, "passed")
+			seen, passed := engine.Seen{Terms: &s.terms, Balance: b.balance(), Now: now}, rapid.Int64Range(0, 90_000).Draw(rt, "passed")
 			n := rapid.Int64Range(1, 20).Draw(rt, "permits")
 			maxWait := int64(rapid.Float64Range(0, 30).Draw(rt, "timeout") * s.interval)
-			if wait, ok := s.wait(seen.at, now+passed, n); ok && rapid.Bool().Draw(rt, "barely") {
+			if wait, ok := engine.Wait(seen.Terms, seen.Balance, now+passed, n); ok && rapid.Bool().Draw(rt, "barely") {
 				maxWait = max(0, wait+rapid.Int64Range(-10, 10).Draw(rt, "off"))
 			}
-			least, refused := seen.refuses(limiter, n, maxWait, time.Duration(passed)*time.Microsecond)
+			least, refused := seen.Refuses(n, maxWait, time.Duration(passed)*time.Microsecond)
 			later := now + rapid.Int64Range(0, passed).Draw(rt, "later")
 			if rapid.Bool().Draw(rt, "others") {
 				takeAt(rt, b, now+rapid.Int64Range(0, later-now).Draw(rt, "when"), rapid.Int64Range(1, 5).Draw(rt, "more"), maxExact)
@@ -65,9 +64,8 @@ func TestRefusalOfAColderBucket(t *testing.T) {
 	b := bucketOf(t, c, 0, 0)
 	b.StoredPermits = b.MaxPermits / 2
 	now := takeAt(t, b, 0, 1, maxExact).WaitMicros
-	l := &coordinator{}
-	l.snapshot.Store(&snapshot{setting: s, at: permit.Balance{Stored: s.max / 2}, sent: mono() - 90*time.Millisecond})
-	_, refused := l.refuses(&limiter{coordinator: l, own: s}, 1, now)
+	seen := engine.Seen{Terms: &s.terms, Balance: permit.Balance{Stored: s.max / 2}}
+	_, refused := seen.Refuses(1, now, 90*time.Millisecond)
 	require.False(t, refused)
 }
 
@@ -100,7 +98,7 @@ func TestRefusingCostsNoRoundTrip(t *testing.T) {
 		t.Logf("%d refused, %d asked", refused.Load(), asked)
 		require.Greater(t, refused.Load(), int64(10_000))
 		// A question: one batch, and one of those that came while it was under way.
-		require.LessOrEqual(t, asked, int64(2*(time.Since(began)/snapshotAge+2)))
+		require.LessOrEqual(t, asked, int64(2*(time.Since(began)/engine.SnapshotAge+2)))
 		require.GreaterOrEqual(t, asked, int64(5), "and asked anew")
 		require.NoError(t, r.Cancel(background))
 	})
@@ -153,7 +151,7 @@ func TestRefusalLearns(t *testing.T) {
 					require.NoError(t, err)
 					time.Sleep(time.Millisecond)
 				}
-				require.LessOrEqual(t, time.Since(began), snapshotAge+5*trip) // in 800 ms the permit would come by itself
+				require.LessOrEqual(t, time.Since(began), engine.SnapshotAge+5*trip) // in 800 ms the permit would come by itself
 			})
 		})
 	}
@@ -229,24 +227,4 @@ func TestRefusalForgetsAtOnce(t *testing.T) {
 			require.False(t, refused())
 		})
 	}
-}
-
-// What is spare serves the next who comes, whoever has left it: nobody is refused by what an answer showed before.
-func TestSpareDropsTheSnapshot(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		l, err := NewSmoothBursty("x", 1, WithMaxPermits(0), WithStore(newApart()))
-		require.NoError(t, err)
-		c := l.coordinator
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		now, server := c.now(), c.micros()
-		c.snapshot.Store(&snapshot{setting: l.own, at: permit.Balance{Next: server + 10_000_000}, clock: server, sent: mono(), local: now})
-		_, refused := c.refuses(&l.limiter, 1, 2_000_000)
-		require.True(t, refused)
-		c.waiters.line.Grant(new(schedule.Waiter[*call]), &schedule.Grant{Terms: &terms{l.own, &l.limiter},
-			Before: permit.Balance{Next: server}, Permits: 1, Epoch: 1, Tag: 2, Prev: 1, Offset: now - server}, now)
-		c.dispatch(now)
-		_, refused = c.refuses(&l.limiter, 1, 2_000_000)
-		require.False(t, refused)
-	})
 }

@@ -11,6 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
+	mono "github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
@@ -24,49 +26,80 @@ type stoppable struct {
 func (p *stoppable) String() string { return fmt.Sprintf("%d calls", len(p.calls)) }
 
 type stoppedCall struct {
-	*call
+	*engine.Call
+	verb    asks
 	permits int64
 	order   int
 }
 
+// asks is what a stoppedCall does.
+type asks string
+
+const (
+	tries    asks = "try"
+	acquires asks = "acquire"
+	reserves asks = "reserve"
+)
+
 func (p *stoppable) settled() {
-	for {
-		p.coordinator.mu.Lock()
-		flying := p.coordinator.sending.flying
-		p.coordinator.mu.Unlock()
-		if !flying {
-			return
-		}
+	for look(p.RateLimiter).Busy {
 		runtime.Gosched()
 	}
 }
 
+// result is what has become of a call, and whether it is over.
+func (c *stoppedCall) result() (engine.Result, bool) { return c.Coordinator().Result(c.Call) }
+
+// answered tells that the caller was woken.
+func (c *stoppedCall) answered() bool {
+	select {
+	case <-c.Ready():
+		return true
+	default:
+		return false
+	}
+}
+
+// promised tells that a reservation was granted, and waits for its permits.
+func (c *stoppedCall) promised() bool {
+	r, over := c.result()
+	return r.Granted && !over
+}
+
 // run lets the process look at the clock, and returns who was let go.
 func (p *stoppable) run() (used []*stoppedCall) {
-	p.coordinator.onAlarm()
+	p.limiter.Coordinator.Ring()
 	p.settled()
-	p.coordinator.onAlarm() // those who asked again and need not wait
+	p.limiter.Coordinator.Ring() // those who asked again and need not wait
 	p.settled()
-	p.coordinator.mu.Lock() // callers are woken behind it, when the scheduler likes
-	defer p.coordinator.mu.Unlock()
-	p.calls = slices.DeleteFunc(p.calls, func(c *stoppedCall) bool {
-		if c.state == done {
+	p.calls = slices.DeleteFunc(p.calls, func(c *stoppedCall) bool { // whose callers are woken later, when the scheduler likes
+		r, over := c.result()
+		if over && r.Granted {
 			used = append(used, c)
 		}
-		return c.state.over()
+		return over
 	})
 	return used
 }
 
-func (p *stoppable) ask(v verb, n, timeout int64, order int) *call {
-	q := &call{limiter: &p.limiter, verb: v, timeout: timeout, ready: make(chan struct{}), promise: new(promise)}
-	if q.Permits = n; v != tryAcquire {
-		q.timeout = maxExact
+func (p *stoppable) ask(v asks, n, timeout int64, order int) *stoppedCall {
+	c := &stoppedCall{verb: v, permits: n, order: order}
+	switch v {
+	case tries:
+		c.Call = engine.NewCall(&p.limiter, n, timeout, 0)
+	case acquires:
+		c.Call = engine.NewCall(&p.limiter, n, maxExact, 0)
+	case reserves:
+		c.Call = engine.NewReservation(&p.limiter, n, maxExact, 0)
 	}
-	p.calls = append(p.calls, &stoppedCall{call: q, permits: n, order: order})
-	p.coordinator.submit(background, q)
+	return p.submit(c)
+}
+
+func (p *stoppable) submit(c *stoppedCall) *stoppedCall {
+	p.calls = append(p.calls, c)
+	p.limiter.Coordinator.Submit(background, c.Call)
 	p.settled()
-	return q
+	return c
 }
 
 // Processes that are stopped again and again, at full demand, with Acquires, TryAcquires and reservations of several sizes:
@@ -87,22 +120,23 @@ func TestStoppedProcesses(t *testing.T) {
 			// A store of its own for each, so that the processes share the buckets and not the line.
 			l, err := NewSmoothBursty("x", rate, WithStore(&apart{shared.slow}), WithClock(clock), WithMaxPermits(size), WithPayment(payment))
 			require.NoError(t, err)
-			l.coordinator.waiters.line.Strict = true
+			l.limiter.Coordinator.LapseOverdue()
 			fleet = append(fleet, &stoppable{RateLimiter: l})
 		}
 		var events []event
 		largest, order, late := 0.0, 0, int64(0)
-		look := func(running ...*stoppable) {
+		watch := func(running ...*stoppable) {
 			for _, p := range running {
 				last := 0
 				for _, c := range p.run() {
-					if c.verb == acquire {
+					if c.verb == acquires {
 						require.Greater(t, c.order, last, "nobody overtakes")
 						last = c.order
 					}
 					events = append(events, event{clock.Since(start).Microseconds(), float64(c.permits)})
 					largest = max(largest, float64(c.permits))
-					late = max(late, p.coordinator.now()-c.due)
+					r, _ := c.result()
+					late = max(late, p.limiter.Coordinator.Now()-r.Due)
 					passed++
 				}
 			}
@@ -110,33 +144,34 @@ func TestStoppedProcesses(t *testing.T) {
 		for range rapid.IntRange(3, 8).Draw(t, "steps") {
 			for range rapid.IntRange(0, 60).Draw(t, "asks") {
 				order++
-				rapid.SampledFrom(fleet).Draw(t, "process").ask(rapid.SampledFrom([]verb{tryAcquire, acquire, reserve}).Draw(t, "verb"),
+				rapid.SampledFrom(fleet).Draw(t, "process").ask(rapid.SampledFrom([]asks{tries, acquires, reserves}).Draw(t, "verb"),
 					rapid.Int64Range(1, biggest).Draw(t, "permits"), rapid.Int64Range(0, 1_000_000).Draw(t, "timeout"), order)
 			}
-			look(fleet...)
+			watch(fleet...)
 			if rapid.IntRange(0, 2).Draw(t, "stop") == 0 {
 				stops++
 				stopped := rapid.SampledFrom(fleet).Draw(t, "stopped")
-				stopped.coordinator.mu.Lock() // so that its timers do nothing, either
-				for range rapid.IntRange(101, 1500).Draw(t, "ms") {
-					clock.Advance(tick)
-					for _, p := range fleet {
-						if p != stopped {
-							look(p)
+				ms := rapid.IntRange(101, 1500).Draw(t, "ms")
+				whileStopped(stopped.RateLimiter, func() {
+					for range ms {
+						clock.Advance(tick)
+						for _, p := range fleet {
+							if p != stopped {
+								watch(p)
+							}
 						}
 					}
-				}
-				stopped.coordinator.mu.Unlock()
-				look(stopped)
+				})
+				watch(stopped)
 			}
 			for range rapid.IntRange(0, 300).Draw(t, "ms") {
 				clock.Advance(tick)
-				look(fleet...)
+				watch(fleet...)
 			}
 		}
 		for left := true; left; {
 			clock.Advance(tick)
-			look(fleet...)
+			watch(fleet...)
 			left = false
 			for _, p := range fleet {
 				left = left || len(p.calls) > 0
@@ -163,34 +198,26 @@ func TestStoppedReservation(t *testing.T) {
 	open := func() *RateLimiter {
 		l, err := NewSmoothBursty("x", 100, WithStore(&distant{Store: store}), WithClock(clock))
 		require.NoError(t, err)
-		l.coordinator.waiters.line.Strict = true
+		l.limiter.Coordinator.LapseOverdue()
 		return l
 	}
 	mine, others := &stoppable{RateLimiter: open()}, &stoppable{RateLimiter: open()}
-	mine.ask(reserve, 1, 0, 0)
-	c := &call{limiter: &mine.limiter, verb: reserve, timeout: maxExact, ready: make(chan struct{}), promise: new(promise), deadline: mono() + 10*time.Second}
-	c.Permits = 1
-	mine.calls = append(mine.calls, &stoppedCall{call: c, permits: 1})
-	mine.coordinator.submit(background, c)
-	mine.settled()
+	mine.ask(reserves, 1, 0, 0)
+	c := mine.submit(&stoppedCall{Call: engine.NewReservation(&mine.limiter, 1, maxExact, mono.Mono()+10*time.Second), verb: reserves, permits: 1})
 	mine.run()
-	require.Equal(t, waiting, c.state)
-	mine.coordinator.mu.Lock()     // so that its timer does nothing, either
-	clock.Advance(5 * time.Second) // while the process was stopped
-	others.ask(reserve, 300, 0, 0) // and another took what came meanwhile, and more
-	mine.coordinator.mu.Unlock()
-	mine.coordinator.onAlarm()
+	require.True(t, c.promised())
+	whileStopped(mine.RateLimiter, func() {
+		clock.Advance(5 * time.Second)
+		others.ask(reserves, 300, 0, 0) // and another took what came meanwhile, and more
+	})
+	mine.limiter.Coordinator.Ring()
 	mine.settled()
-	select {
-	case <-c.ready:
-		t.Fatalf("ready without a permit: state %v", c.state)
-	default:
-	}
-	for i := 0; !c.state.over(); i++ {
+	require.False(t, c.answered(), "ready without a permit")
+	for i := 0; !c.answered(); i++ {
 		require.Less(t, i, 10_000)
 		clock.Advance(10 * time.Millisecond)
 		mine.run()
 	}
-	<-c.ready
-	require.Equal(t, done, c.state)
+	r, over := c.result()
+	require.True(t, r.Granted && over)
 }

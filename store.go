@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -71,6 +73,23 @@ func keyName(name string) string {
 		return "%shadow:" + script.EncodeName(public) // no encoded name has a % like this one
 	}
 	return script.EncodeName(name)
+}
+
+// bucketStore has a Store decide the batches of one bucket. It implements [engine.Store].
+type bucketStore struct {
+	store Store
+	spare atomic.Pointer[question] // for the next batch; nil while one is in use
+}
+
+// Decide implements [engine.Store].
+func (s *bucketStore) Decide(ctx context.Context, b *permit.Batch) error {
+	q := s.spare.Swap(nil)
+	if q == nil {
+		q = new(question)
+	}
+	err := q.ask(redisbucket.WithSession(ctx, b.Session), s.store, b)
+	s.spare.Store(q)
+	return err
 }
 
 // question carries the batches of one bucket through a [Store], one at a time.

@@ -4,11 +4,10 @@ import (
 	"context"
 	"time"
 
-	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/instances"
 	"github.com/go-tokenbucket/tokenbucket/internal/logger"
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
-	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // described is a Store that tells the engine what it can do beyond Apply. The stores of this module are, and so is a Store that
@@ -22,7 +21,7 @@ type traits struct {
 	// err tells that the store was made wrongly; its constructor returns no error.
 	err error
 	// decides is which clock the store decides by, as far as that is known.
-	decides timing
+	decides engine.Timing
 	// outages are counted for all buckets of the store together; nil: for each by itself. oneServer keeps all buckets: they are away
 	// together.
 	outages   *outage.Group
@@ -44,24 +43,9 @@ type traits struct {
 	// memory and trips are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
 	// trips take batches of several buckets at once, on the route of each. nil: there is only Apply.
 	memory *MemoryStore
-	trips  *trips
+	trips  *engine.Trips
 	route  func(name string) string
 }
-
-// trips take batches to a store, and item is one of them on its way.
-type (
-	trips = transport.Trips[*permit.Batch, *permit.Outcome]
-	item  = transport.Item[*permit.Batch, *permit.Outcome]
-)
-
-// timing is which clock a store's clock keeps step with: the system's, as every server's does, or the limiter's (WithClock).
-type timing uint8
-
-const (
-	byEither timing = iota
-	bySystemTime
-	byLocalTime
-)
 
 // traitsOf returns what the engine knows of a store. If a store embeds another, its own Apply gets every batch.
 func traitsOf(s Store) traits {

@@ -33,7 +33,7 @@ func TestUnusable(t *testing.T) {
 						}
 					}
 					require.ErrorIs(t, l.SetRate(background, 6), ErrStoreUnusable)
-					require.Nil(t, l.coordinator.down())
+					require.Nil(t, l.limiter.Coordinator.Down())
 				})
 			}
 		}

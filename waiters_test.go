@@ -13,9 +13,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
 // Who waits beyond the horizon hears of it when the bucket is free much sooner, whoever has freed it.
@@ -70,9 +69,7 @@ func parkedHear(t *testing.T, store func() Store, free func(*RateLimiter, *Reser
 	uncovered := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			l.coordinator.mu.Lock()
-			defer l.coordinator.mu.Unlock()
-			return uncovered(l) == n
+			return look(l).Uncovered == n
 		}, 10*time.Second, time.Millisecond)
 	}
 	uncovered(1)
@@ -144,28 +141,20 @@ func TestManyListen(t *testing.T) {
 		time.Sleep(seconds * time.Second)
 		rate := (s.calls.Load() - before) / seconds
 		t.Logf("%d batches a second for %d buckets", rate, buckets)
-		require.LessOrEqual(t, rate, int64(1.2*1e6/listenShare))
+		require.LessOrEqual(t, rate, int64(1.2*1e6/engine.ListenShare))
 
 		other, err := NewSmoothBursty(fmt.Sprint(buckets-1), 1, WithStore(&distant{Store: memory}), WithMaxPermits(1))
 		require.NoError(t, err)
 		last := all[buckets-1]
 		delay := last.Delay()
 		require.NoError(t, other.Penalize(background, time.Minute))
-		time.Sleep(buckets * listenShare * time.Microsecond)
+		time.Sleep(buckets * engine.ListenShare * time.Microsecond)
 		require.Equal(t, delay+time.Minute, last.Delay())
 		for _, r := range all {
 			require.NoError(t, r.Cancel(background))
 		}
-		require.Less(t, listeners.Load(), int64(buckets/2), "they wait no more")
+		require.Less(t, engine.Listeners(), int64(buckets/2), "they wait no more")
 	})
-}
-
-// uncovered is how many wait for whom the process owns no permits yet. It holds the lock.
-func uncovered(l *RateLimiter) (n int) {
-	for w := l.coordinator.waiters.line.Uncovered(); w != nil; w = w.Following() {
-		n++
-	}
-	return n
 }
 
 // Nobody waits behind those who have left, in whatever order they did.
@@ -176,9 +165,7 @@ func TestParkedLeave(t *testing.T) {
 	_, err = l.Reserve(background, 100)
 	require.NoError(t, err)
 	uncovered := func() int {
-		l.coordinator.mu.Lock()
-		defer l.coordinator.mu.Unlock()
-		return uncovered(l)
+		return look(l).Uncovered
 	}
 	left := make(chan error)
 	var leave []func()
@@ -196,7 +183,7 @@ func TestParkedLeave(t *testing.T) {
 		require.ErrorIs(t, <-left, context.Canceled)
 		require.Equal(t, step.uncovered, uncovered())
 	}
-	require.Zero(t, l.coordinator.waiters.line.Wanted())
+	require.Zero(t, uncovered())
 }
 
 // A bucket of another kind is replaced though the calls that it fails go on, and something is still to be given back.
@@ -224,72 +211,6 @@ func TestResetBehindOthers(t *testing.T) {
 		synctest.Wait() // a batch is under way, and others queue up behind it
 		require.NoError(t, l.Reset(background))
 		s.trip.Store(0)
-		calls.Wait()
-	})
-}
-
-// Who is refused after a while, since a reservation has come first, is told false: the context's deadline is far off.
-func TestRefusedAfterAWhile(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		memory := NewMemoryStore()
-		open := func() *RateLimiter { // as in processes of their own
-			l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: memory}), WithMaxPermits(1), WithInitialPermits(0))
-			require.NoError(t, err)
-			return l
-		}
-		l, other := open(), open()
-		reserve := func(permits int) {
-			_, err := other.Reserve(background, permits)
-			require.NoError(t, err)
-		}
-		reserve(24)
-		go func() {
-			c := l.coordinator
-			time.Sleep(1100 * time.Millisecond) // between two times at which it listens
-			c.mu.Lock()
-			c.heard.at = c.now() + 700_000      // it does not listen meanwhile,
-			c.waiters.line.AskAfter(c.heard.at) // nor ask
-			c.mu.Unlock()
-			time.Sleep(600 * time.Millisecond) // the caller has 850 ms left, less than the reach
-			reserve(3)
-		}()
-		ctx, cancel := context.WithTimeout(background, time.Hour)
-		defer cancel()
-		ok, err := l.TryAcquire(ctx, 1, 2550*time.Millisecond)
-		require.NoError(t, err)
-		require.False(t, ok)
-	})
-}
-
-// A call that the store has refused so far is refused at its timeout, though the store is not asked again until later.
-func TestRefusedAtTheTimeout(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		const timeout, trip = 2550 * time.Millisecond, 10 * time.Millisecond
-		s := &distant{Store: NewMemoryStore()}
-		s.trip.Store(int64(trip))
-		l, err := NewSmoothBursty("x", 10, WithStore(s), WithMaxPermits(1), WithInitialPermits(0))
-		require.NoError(t, err)
-		_, err = l.Reserve(background, 20)
-		require.NoError(t, err)
-		time.AfterFunc(100*time.Millisecond, func() {
-			c := l.coordinator
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.heard.at = c.now() + 60_000_000   // it does not listen,
-			c.waiters.line.AskAfter(c.heard.at) // nor ask
-		})
-		var calls sync.WaitGroup
-		for i := range 5 { // the first is asked for, and the others come while it is under way, or waits
-			calls.Go(func() {
-				time.Sleep(time.Duration(i) * 6 * time.Millisecond)
-				own := timeout + time.Duration(i%3)*time.Millisecond
-				began := time.Now()
-				ok, err := l.TryAcquire(background, 1, own)
-				assert.NoError(t, err)
-				assert.False(t, ok)
-				assert.Equal(t, own, time.Since(began).Truncate(time.Millisecond), "call %d", i)
-			})
-		}
 		calls.Wait()
 	})
 }
@@ -354,37 +275,4 @@ func TestDebtOfAWarmBucketIsRemembered(t *testing.T) {
 		}
 		require.Equal(t, asked, store.calls.Load())
 	})
-}
-
-// A waiter whose permits of an old epoch have lapsed may get permits that its process owns of the new one. Its due time sets the alarm.
-func TestRejoinSetsTheAlarm(t *testing.T) {
-	var w waiters
-	w.begin(true)
-	own := newSetting(config{Kind: bursty, Rate: 1, Size: 1})
-	under := &terms{setting: own}
-	wait := func(came, due, epoch int64) *call {
-		q := &call{Waiter: schedule.Waiter[*call]{Permits: 1, Came: came, Until: schedule.Forever}, line: w.line}
-		q.Value = q
-		w.line.Join(&q.Waiter)
-		before := permit.Balance{Next: due}
-		if !under.PayLater() {
-			before.Next -= time.Second.Microseconds()
-		}
-		w.line.Grant(&q.Waiter, &schedule.Grant{Terms: under, Before: before, Permits: 1, Epoch: epoch, Tag: 1}, came)
-		return q
-	}
-	old := wait(1, 2_000_000, 1)
-	w.split()
-	left := wait(2, 3_000_000, 2)
-	left.line.Leave(&left.Waiter, 3)
-	require.True(t, w.line.Spare())
-
-	q, _ := w.next(2_500_000) // 500 ms late
-	require.Nil(t, q)
-	require.Same(t, w.line, old.line)
-	require.True(t, old.covered())
-	require.EqualValues(t, 3_000_000, w.due)
-	q, at := w.next(3_000_000)
-	require.Same(t, old, q)
-	require.EqualValues(t, 3_000_000, at)
 }

@@ -175,7 +175,7 @@ func TestEmbeddedStores(t *testing.T) {
 			require.Equal(t, want.decides, got.decides)
 			require.Equal(t, want.oneServer, got.oneServer)
 			if want.oneServer {
-				require.Same(t, healthOf(&want), l.coordinator.health)
+				require.Same(t, healthOf(&want), l.limiter.Coordinator.Health)
 			}
 			require.Same(t, want.parts, got.parts)
 			require.Equal(t, want.probe == nil, got.probe == nil)

@@ -176,7 +176,7 @@ func openScriptStore(c *clients, names []string, l limit) (limiter, error) {
 const leaseTime = 100 * time.Millisecond
 
 func openLease(c *clients, names []string, l limit) (limiter, error) {
-	t, err := newTokenBuckets(tokenbucket.NewRedisScriptStore(c.plain), names, l, tokenbucket.WithLease(max(leaseTime, 2*l.every())))
+	t, err := newTokenBuckets(tokenbucket.NewRedisScriptStore(c.plain), names, l, tokenbucket.WithPrefetch(max(leaseTime, 2*l.every())))
 	if err != nil {
 		return nil, err
 	}

@@ -173,7 +173,7 @@ func WithSwitch(sw Switch) Option {
 	}
 }
 
-// WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithLease. A row that they do not fit is rejected: prefer
+// WithLimiterOptions adds options to every limiter, such as WithMaxWaiters or WithPrefetch. A row that they do not fit is rejected: prefer
 // tokenbucket.WithInitialPermitsUpTo, since WithInitialPermits may exceed the size of a row's bucket. Without either, the buckets of keys
 // (Limit.PerKey) and of names without a row (Default) begin full, and stores drop them a minute after they are full again. All others begin
 // with one permit.

@@ -117,10 +117,10 @@ func (m *Meter) Observer(others ...tokenbucket.Observer) tokenbucket.Observer {
 		o.Decision = both(o.Decision, other.Decision)
 		o.Health = each1(o.Health, other.Health)
 		o.Trip = each1(o.Trip, other.Trip)
-		if lease, next := o.Lease, other.Lease; lease == nil {
-			o.Lease = next
+		if lease, next := o.Prefetch, other.Prefetch; lease == nil {
+			o.Prefetch = next
 		} else if next != nil {
-			o.Lease = func(bucket string, permits, used int) { lease(bucket, permits, used); next(bucket, permits, used) }
+			o.Prefetch = func(bucket string, permits, used int) { lease(bucket, permits, used); next(bucket, permits, used) }
 		}
 	}
 	return o

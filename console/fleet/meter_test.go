@@ -275,7 +275,7 @@ func TestMeterAlone(t *testing.T) {
 	o := m.Observer(tokenbucket.Observer{}, tokenbucket.Observer{
 		Decision: func(context.Context, tokenbucket.Decision) { others++ },
 		Trip:     func(tokenbucket.Trip) { others++ },
-		Lease:    func(string, int, int) { others++ },
+		Prefetch: func(string, int, int) { others++ },
 		Health:   func(tokenbucket.Health) { others++ },
 	})
 	for _, d := range []tokenbucket.Decision{
@@ -286,7 +286,7 @@ func TestMeterAlone(t *testing.T) {
 		o.Decision(t.Context(), d)
 	}
 	o.Trip(tokenbucket.Trip{})
-	o.Lease("a", 1, 1)
+	o.Prefetch("a", 1, 1)
 	o.Health(tokenbucket.Health{})
 	require.Equal(t, 11, others)
 	_, all := report(t, m)

@@ -41,7 +41,7 @@ func TestLeaseBound(t *testing.T) {
 					began    = time.Now()
 				)
 				for range processes {
-					l, err := tb.NewSmoothBursty(which, rate, tb.WithStore(open(server.Client(t))), tb.WithInitialPermits(rate), tb.WithLease(d),
+					l, err := tb.NewSmoothBursty(which, rate, tb.WithStore(open(server.Client(t))), tb.WithInitialPermits(rate), tb.WithPrefetch(d),
 						tb.WithStoreTimeout(patient)) // a busy machine is no outage
 					require.NoError(t, err)
 					limiters = append(limiters, l)

@@ -103,7 +103,10 @@ const MaxBatch = 1024
 const maxNonce = 1 << 40
 
 // Nonce returns the random number in the tags of the batch's grants.
-func (b *Batch) Nonce() int64 { return b.Epoch % maxNonce }
+func (b *Batch) Nonce() int64 { return Nonce(b.Epoch) }
+
+// Nonce returns the random number in the tags of grants, from that of a batch's epoch.
+func Nonce(epoch int64) int64 { return epoch % maxNonce }
 
 // Size returns the number of requests.
 func (b *Batch) Size() int { return len(b.Requests) }

@@ -2,10 +2,13 @@ package permit
 
 import "errors"
 
-// Errors of stores, which tokenbucket exports under the same names and describes there.
+// Errors of the engine and the stores, which tokenbucket exports under the same names and describes there.
 var (
-	ErrLockNotObtained = errors.New("tokenbucket: lock not obtained")
-	ErrCorruptState    = errors.New("tokenbucket: corrupt state")
-	ErrStoreTimeout    = errors.New("tokenbucket: store timeout")
-	ErrPoolExhausted   = errors.New("tokenbucket: connection pool exhausted")
+	ErrInvalidPermits   = errors.New("tokenbucket: invalid permits")
+	ErrLockNotObtained  = errors.New("tokenbucket: lock not obtained")
+	ErrCorruptState     = errors.New("tokenbucket: corrupt state")
+	ErrStoreTimeout     = errors.New("tokenbucket: store timeout")
+	ErrStoreUnavailable = errors.New("tokenbucket: store unavailable")
+	ErrTooManyWaiters   = errors.New("tokenbucket: too many waiters")
+	ErrPoolExhausted    = errors.New("tokenbucket: connection pool exhausted")
 )

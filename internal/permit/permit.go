@@ -1,6 +1,8 @@
 // Package permit has the values that the arithmetic of buckets, the engine and the stores share. They have no behaviour but their own.
 package permit
 
+import "strings"
+
 // Balance is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
 // Next − Carry.
 type Balance struct {
@@ -25,14 +27,28 @@ type Arithmetic interface {
 // Terms are a configuration of a bucket as the engine and the stores know it. They are never changed, so all that have them share them.
 type Terms struct {
 	Arithmetic
-	// Text is the canonical form of the configuration: equal configurations have equal texts.
+	// Text is the canonical form of the configuration: equal configurations have equal texts. It ends with a space and the version.
 	Text string
 	// Version of the configuration; 0 if it has none.
 	Version int64
+	// Interval is the time between two permits, in microseconds.
+	Interval float64
+	// Max is the most permits that can be stored.
+	Max float64
+	// WarmsUp: stored permits are handed out more slowly while the bucket is cold.
+	WarmsUp bool
+	// PayLater: a caller waits for the debt that it finds, and the next caller for its cost.
+	PayLater bool
 }
 
 // Same reports whether two terms are those of equal configurations.
 func (t *Terms) Same(o *Terms) bool { return t == o || t.Text == o.Text }
+
+// SameContent reports whether two terms are those of configurations that differ in nothing but their versions.
+func (t *Terms) SameContent(o *Terms) bool { return t.content() == o.content() }
+
+// content returns the text without the version.
+func (t *Terms) content() string { return t.Text[:strings.LastIndexByte(t.Text, ' ')+1] }
 
 // Place is what one granted request occupies: the account before and after it. A later refund needs all of it.
 type Place struct {

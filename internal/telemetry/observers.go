@@ -13,7 +13,7 @@ import (
 func (r *Recorder) Limiter(o *Options) tokenbucket.Observer {
 	return tokenbucket.Observer{
 		Decision: func(ctx context.Context, d tokenbucket.Decision) { r.decision(ctx, o.labelOf(d.Bucket, d.Label), &d) },
-		Lease:    func(bucket string, permits, used int) { r.block(o.labelOf(bucket, ""), permits, used) },
+		Prefetch: func(bucket string, permits, used int) { r.block(o.labelOf(bucket, ""), permits, used) },
 		Trip: func(t tokenbucket.Trip) {
 			r.trip(t.Requests, t.Elapsed, t.Err)
 			r.lockWait(t.LockWait)

@@ -50,7 +50,7 @@ func TestDecisions(t *testing.T) {
 		"corrupt": tokenbucket.ErrCorruptState, "other": telemetrytest.ErrOther, "canceled": context.Canceled,
 		"deadline": context.DeadlineExceeded, "invalid": tokenbucket.ErrInvalidPermits, "crowded": tokenbucket.ErrTooManyWaiters,
 	}
-	deciders := []tokenbucket.Decider{tokenbucket.ByStore, tokenbucket.BySnapshot, tokenbucket.ByLease, tokenbucket.BySwitch, tokenbucket.ByPolicy, tokenbucket.ByCheck, 99}
+	deciders := []tokenbucket.Decider{tokenbucket.ByStore, tokenbucket.BySnapshot, tokenbucket.ByPrefetch, tokenbucket.BySwitch, tokenbucket.ByPolicy, tokenbucket.ByCheck, 99}
 	for range 2 {
 		for _, by := range deciders {
 			for _, shadow := range []bool{false, true} {

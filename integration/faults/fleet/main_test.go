@@ -59,7 +59,7 @@ func (j *job) limiter(client tokenbucket.RedisClient, opts ...tokenbucket.Option
 		tokenbucket.WithMaxPermits(j.Burst), tokenbucket.WithInitialPermits(j.Burst),
 	}
 	if j.Lease > 0 {
-		all = append(all, tokenbucket.WithLease(j.Lease))
+		all = append(all, tokenbucket.WithPrefetch(j.Lease))
 	}
 	return tokenbucket.NewSmoothBursty(j.Name, j.Rate, append(all, opts...)...)
 }

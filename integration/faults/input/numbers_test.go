@@ -180,7 +180,7 @@ func TestI1Waits(t *testing.T) {
 			accepted := 0
 			for i, d := range durations {
 				for option, opt := range map[string]tokenbucket.Option{
-					"store timeout": tokenbucket.WithStoreTimeout(d), "lease": tokenbucket.WithLease(d),
+					"store timeout": tokenbucket.WithStoreTimeout(d), "lease": tokenbucket.WithPrefetch(d),
 				} {
 					sent := count.sent.Load()
 					l, err := tokenbucket.NewSmoothBursty(fmt.Sprint(option, i), 1000, tokenbucket.WithStore(buckets),

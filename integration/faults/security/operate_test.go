@@ -72,7 +72,7 @@ func (o *operator) limiters(ctx context.Context, store tokenbucket.Store) error 
 		"State":           func() error { _, err := l.State(ctx); return err },
 		"Reset":           func() error { return l.Reset(ctx) },
 		"lease": func() error {
-			leased := open("y", tokenbucket.WithLease(10*time.Millisecond), tokenbucket.WithInitialPermits(1000))
+			leased := open("y", tokenbucket.WithPrefetch(10*time.Millisecond), tokenbucket.WithInitialPermits(1000))
 			for range 20 {
 				if _, err := leased.Try(ctx); err != nil {
 					return err

@@ -25,7 +25,7 @@ func Wrap(err error) error { return fmt.Errorf("bucket %q: %w", "fares", err) }
 var Decisions = []tokenbucket.Decision{
 	{Bucket: "fares", Permits: 2, Granted: true, Wait: 200 * time.Millisecond, Elapsed: 201 * time.Millisecond},
 	{Bucket: "fares", Permits: 1, Granted: true},
-	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByLease},
+	{Bucket: "fares", Permits: 1, Granted: true, By: tokenbucket.ByPrefetch},
 	{Bucket: "fares", Permits: 3, Wait: time.Second}, // refused: no caller waited that second
 	{Bucket: "fares", Permits: 1, By: tokenbucket.BySnapshot},
 	{Bucket: "fares", Permits: 1, By: tokenbucket.BySnapshot},
@@ -52,8 +52,8 @@ func Report(observer tokenbucket.Observer) {
 	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 1, Elapsed: 200 * time.Microsecond})
 	observer.Trip(tokenbucket.Trip{Bucket: "fares", Requests: 60, Elapsed: 300 * time.Microsecond, LockWait: 20 * time.Millisecond})
 	observer.Trip(tokenbucket.Trip{Bucket: "hotels", Requests: 3, Elapsed: time.Second, Err: Wrap(tokenbucket.ErrStoreTimeout)})
-	observer.Lease("fares", 10, 7)
-	observer.Lease("fares", 5, 5)
+	observer.Prefetch("fares", 10, 7)
+	observer.Prefetch("fares", 5, 5)
 	observer.Health(tokenbucket.Health{Bucket: "fares", Down: true, Policy: tokenbucket.FailOpen, Err: ErrOther})
 	observer.Health(tokenbucket.Health{Bucket: "fares", After: 1500 * time.Millisecond})
 }

@@ -155,7 +155,7 @@ func (s suite[O]) events(t *testing.T) {
 	got := a.Collect(t)
 	require.Equal(t, Series{
 		`tokenbucket_decisions_total{bucket="fares",by="store",outcome="granted",shadow="false"}`:    2,
-		`tokenbucket_decisions_total{bucket="fares",by="lease",outcome="granted",shadow="false"}`:    1,
+		`tokenbucket_decisions_total{bucket="fares",by="prefetch",outcome="granted",shadow="false"}`: 1,
 		`tokenbucket_decisions_total{bucket="fares",by="store",outcome="refused",shadow="false"}`:    1,
 		`tokenbucket_decisions_total{bucket="fares",by="snapshot",outcome="refused",shadow="false"}`: 2,
 		`tokenbucket_decisions_total{bucket="fares",by="snapshot",outcome="refused",shadow="true"}`:  1,
@@ -169,7 +169,7 @@ func (s suite[O]) events(t *testing.T) {
 	}, got.Of("tokenbucket_decisions_total"))
 	require.Equal(t, Series{
 		`tokenbucket_permits_total{bucket="fares",by="store",outcome="granted",shadow="false"}`:    3,
-		`tokenbucket_permits_total{bucket="fares",by="lease",outcome="granted",shadow="false"}`:    1,
+		`tokenbucket_permits_total{bucket="fares",by="prefetch",outcome="granted",shadow="false"}`: 1,
 		`tokenbucket_permits_total{bucket="fares",by="store",outcome="refused",shadow="false"}`:    3,
 		`tokenbucket_permits_total{bucket="fares",by="snapshot",outcome="refused",shadow="false"}`: 2,
 		`tokenbucket_permits_total{bucket="fares",by="snapshot",outcome="refused",shadow="true"}`:  1,
@@ -281,7 +281,7 @@ func (s suite[O]) maxBuckets(t *testing.T) {
 				name := fmt.Sprint("client-", i)
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 2, Granted: true})
 				observer.Decision(context.Background(), tokenbucket.Decision{Bucket: name, Permits: 1, Err: ErrOther})
-				observer.Lease(name, 3, 1)
+				observer.Prefetch(name, 3, 1)
 				observer.Trip(tokenbucket.Trip{Bucket: name, Requests: 1})
 				observer.Health(tokenbucket.Health{Bucket: name, Down: i%2 == 0})
 			}

@@ -1,0 +1,81 @@
+package engine
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+)
+
+// alarm is the timer of a coordinator by the limiter's clock. One timer serves all callers, so thousands of them wait at no cost. The
+// coordinator's mu must be held for all methods.
+//
+// Invariant: while the timer is set, it fires no later than the first of the reasons.
+type alarm struct {
+	timer clockwork.Timer
+	at    int64 // when the timer fires, in limiter microseconds; 0 if unset
+}
+
+// reasons are the times at which the alarm must ring, in limiter microseconds; 0 for a reason that does not apply.
+type reasons struct {
+	due    int64 // the permits of a waiter are due, or its timeout ends
+	ask    int64 // the store is asked again for the uncovered waiters
+	listen int64 // the store is asked for the state of a bucket without a recent reply
+	review int64 // a lease is half over, or ends
+}
+
+// first returns the first of the times; 0 if no reason applies.
+func (r reasons) first() int64 { return sooner(sooner(r.due, r.ask), sooner(r.listen, r.review)) }
+
+// set sets the timer for the first of the reasons.
+func (a *alarm) set(c *clocks, clock clockwork.Clock, r reasons, ring func()) {
+	next := r.first()
+	if next == a.at {
+		return
+	}
+	a.at = next
+	switch wait := time.Duration(next-c.Now()) * time.Microsecond; {
+	case next == 0:
+		a.timer.Stop()
+	case a.timer == nil:
+		a.timer = clock.AfterFunc(wait, ring)
+	default:
+		a.timer.Reset(wait)
+	}
+	if !c.System() && next != 0 && c.Now() >= next {
+		a.timer.Reset(0) // the clock of a test may have jumped past the timer before it was set
+	}
+}
+
+const (
+	// ListenMicros is how long a process that owns permits, or has waiters, goes without a reply before it reads the bucket: it may have
+	// been held back, or begun a new epoch.
+	ListenMicros = 500_000
+
+	// ListenShare bounds the reads of a process: with more than 1,000 such buckets, each is read every ListenShare microseconds times their
+	// number, so there are at most 2,000 reads a second.
+	ListenShare = 500
+)
+
+// listeners is the number of buckets of this process that are listened to.
+var listeners atomic.Int64
+
+// Listeners returns the number of buckets of this process that are read regularly, because it owns permits of them or has waiters.
+func Listeners() int64 { return listeners.Load() }
+
+// listening reads a bucket that has had no reply for long. The coordinator's mu must be held for all methods.
+type listening struct{ counted bool } // in listeners
+
+// count keeps listeners up to date.
+func (l *listening) count(listens bool) {
+	switch {
+	case listens && !l.counted:
+		listeners.Add(1)
+	case !listens && l.counted:
+		listeners.Add(-1)
+	}
+	l.counted = listens
+}
+
+// interval returns how long a bucket goes without a reply, in microseconds.
+func (l *listening) interval() int64 { return max(ListenMicros, ListenShare*listeners.Load()) }

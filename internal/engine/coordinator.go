@@ -1,0 +1,553 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// Coordinator is the end of one bucket in this process. All limiters of one name, store, clock and store timeout share one.
+//
+// Invariants:
+//   - Waiters are served first come, first served. Only reservations do not wait behind waiters (Q2).
+//   - Each permit is one atomic decision of the store.
+//   - Every caller has a result within the store timeout after it began to wait for the store (Q5).
+//
+// Goroutines exist only while a batch is in flight. Each caller waits on a channel of its own; the alarm serves all of them.
+//
+// It is safe for concurrent use. mu guards all parts; each part says which of its fields are read without it.
+type Coordinator struct {
+	Config
+	clocks
+	transport.Place
+
+	view      view
+	newcomers atomic.Uint32 // a Passage
+	leases    leases
+
+	mu        sync.Mutex
+	callers   callers
+	queue     queue
+	outbox    outbox
+	inFlight  inFlight
+	alarm     alarm
+	listening listening
+	deadlines deadlines
+	share     localShare
+}
+
+// New returns the coordinator of a bucket.
+func New(config Config) *Coordinator {
+	c := &Coordinator{Config: config, clocks: clocks{clock.New(config.Clock), config.Immediate}}
+	c.view.stored = permit.MaxBatch // before the first reply
+	c.queue.init(c.System(), &c.callers, &c.view)
+	c.outbox.queue, c.outbox.leases, c.outbox.view = &c.queue, &c.leases, &c.view
+	c.leases.queue, c.leases.view, c.leases.outbox = &c.queue, &c.view, &c.outbox
+	if c.Immediate {
+		return c
+	}
+	if c.Trips == nil {
+		c.Trips = &Trips{Send: c.decideOne, Max: 1, Parallel: 1, Panicked: c.panicked}
+	}
+	c.Health.serves(c.Timeout)
+	return c
+}
+
+// Submit queues a call. The returned channel is closed when the call has a result: when its permits are due or it ends; for a reservation,
+// when it is decided. If the context cannot be cancelled, the batch may be sent in the goroutine of the caller.
+func (c *Coordinator) Submit(ctx context.Context, q *Call) (answered <-chan struct{}) {
+	answered = q.ready
+	if q.promise != nil {
+		answered = q.promise.answer
+	}
+	if c.accept(ctx, q) {
+		c.Trips.Take(ctx, c.route(), c)
+	}
+	return answered
+}
+
+// accept adds a call to the queue or the outbox. It reports whether the caller is to send the batch itself.
+func (c *Coordinator) accept(ctx context.Context, q *Call) (take bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.callers.count++
+	if c.callers.count > q.limiter.MaxWaiters && q.operation == nil {
+		c.callers.end(q, failed, q.limiter.tooManyWaiters())
+		return false
+	}
+	at := c.moment()
+	now := at.local
+	q.sent, q.Came = at.mono, now
+	if q.operation == nil && (!q.reserves() || c.queue.line.Spare()) {
+		c.queue.join(q, now)
+	}
+	if q.state == pending && q.line == nil {
+		c.outbox.aside = append(c.outbox.aside, q)
+	}
+	if !c.inFlight.busy && ctx.Done() == nil && !c.Immediate && c.outbox.only(q) && c.ready(now) {
+		c.begin()
+		return true
+	}
+	c.dispatch(now)
+	return false
+}
+
+// dispatch sends what there is to send, unless a batch is in flight, and sets the alarm. mu must be held.
+func (c *Coordinator) dispatch(now int64) {
+	if c.Immediate {
+		for f := c.build(now); f != nil; f = c.build(c.Now()) {
+			c.decide(f)
+		}
+	} else if o := c.Down(); c.inFlight.busy && o != nil {
+		c.failAll(o) // callers that have arrived since need not wait for the flight
+		c.advance(now)
+	} else if c.inFlight.busy {
+		c.advance(now)
+	} else if c.ready(now) || c.inFlight.kept() { // a Depart without a batch releases the lock
+		c.begin()
+		c.Trips.Ready(c.route(), c)
+	} else {
+		c.inFlight.since = 0
+	}
+	c.setAlarm()
+}
+
+// begin announces a batch. mu must be held.
+func (c *Coordinator) begin() {
+	c.inFlight.begin()
+	c.startDeadlines()
+}
+
+// decide has an Immediate store decide a flight. mu must be held.
+func (c *Coordinator) decide(f *flight) {
+	err := c.Store.Decide(context.Background(), &f.batch)
+	c.deliver(f, &f.batch.Outcome, err, c.moment())
+}
+
+// ready serves all callers that need no batch. It reports whether there is anything to send. mu must be held.
+func (c *Coordinator) ready(now int64) bool {
+	c.advance(now)
+	c.outbox.dropLeft()
+	if o := c.Down(); o != nil {
+		c.failAll(o)
+		return false
+	}
+	c.leases.serve(now)
+	some := c.outbox.holds(now) || c.listener(now) != nil
+	c.queue.refuseExpired(now) // to prepare a refund may take permits from waiters
+	return some
+}
+
+// advance ends the calls that are due, grants spare permits, and reviews the leases. mu must be held.
+func (c *Coordinator) advance(now int64) {
+	c.queue.release(now)
+	if c.outbox.offerSpare(now) {
+		c.queue.release(now) // the reservations may be due first
+	}
+	c.leases.reviewNow(now)
+}
+
+// listener returns the limiter that is to read the bucket, because it has had no reply for long; nil if it has, or if nothing depends on
+// the bucket. mu must be held.
+func (c *Coordinator) listener(now int64) *Limiter {
+	if len(c.outbox.aside) > 0 || c.queue.asks(now) || now-c.view.at < c.listening.interval() {
+		return nil
+	}
+	return c.listens()
+}
+
+// listens returns a limiter that owns permits or has waiters, so that a penalty or a new epoch matters to it; nil if there is none, or no
+// other process shares the store. mu must be held.
+func (c *Coordinator) listens() *Limiter {
+	if c.Immediate {
+		return nil
+	}
+	if q := c.queue.head(); q != nil {
+		return q.limiter
+	}
+	if e := c.leases.current.Load(); e != nil {
+		return e.limiter
+	}
+	return nil
+}
+
+// setAlarm sets the alarm, and what newcomers may do. mu must be held.
+func (c *Coordinator) setAlarm() {
+	if c.queue.line.Spare() { // a waiter for whom it came too late was refused, perhaps; the next caller may have it
+		c.view.drop()
+	}
+	if p := uint32(c.passage()); p != c.newcomers.Load() {
+		c.newcomers.Store(p)
+	}
+	r := reasons{due: c.queue.due, review: c.leases.review}
+	if !c.inFlight.busy {
+		if at, ok := c.queue.line.AskAt(); ok {
+			r.ask = max(1, at)
+		}
+		if c.listening.count(c.listens() != nil); c.listening.counted {
+			r.listen = c.view.at + c.listening.interval()
+		}
+	}
+	c.alarm.set(&c.clocks, c.Clock, r, c.Ring)
+}
+
+// Ring is called by the alarm.
+func (c *Coordinator) Ring() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.alarm.at = 0
+	c.dispatch(c.Now())
+}
+
+// Passage is what a newcomer may do without the queue.
+type Passage uint32
+
+const (
+	// Free: the bucket may decide at once. There are no waiters, the process owns no permits, and there are no refunds (S2).
+	Free Passage = iota
+	// Refusals: waiters are ahead, so the bucket may refuse at once, but not grant.
+	Refusals
+	// Queue: the newcomer may get permits that the process owns or refunds, or must wait for an operation.
+	Queue
+)
+
+// String returns free, refusals or queue.
+func (p Passage) String() string { return [...]string{"free", "refusals", "queue"}[p] }
+
+// Passage returns what a newcomer may do without the queue.
+func (c *Coordinator) Passage() Passage { return Passage(c.newcomers.Load()) }
+
+// passage computes Passage. mu must be held.
+func (c *Coordinator) passage() Passage {
+	switch {
+	case len(c.outbox.aside) > 0 || len(c.outbox.refunds) > 0 || len(c.queue.old) > 0 || c.queue.line.Spare():
+		return Queue
+	case c.queue.line.Idle():
+		return Free
+	}
+	return Refusals
+}
+
+// Wait waits for the result of a call that was submitted. If the context ends first, the call is abandoned.
+func (c *Coordinator) Wait(ctx context.Context, q *Call, answered <-chan struct{}) Result {
+	if cancelled := ctx.Done(); cancelled == nil {
+		<-answered
+	} else {
+		select {
+		case <-answered:
+		default:
+			select {
+			case <-answered:
+			case <-cancelled:
+				if c.leave(q, ctx.Err()) {
+					return Result{Err: ctx.Err()}
+				}
+			}
+		}
+	}
+	if q.promise != nil { // its permits may lapse meanwhile
+		c.mu.Lock()
+		defer c.mu.Unlock()
+	}
+	return q.result()
+}
+
+// leave abandons a call. Waiters behind it move up; what is granted to it later and no waiter wants is refunded. It reports false if the
+// call has ended before.
+func (c *Coordinator) leave(q *Call, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q.state.over() {
+		return false
+	}
+	now := c.Now()
+	c.queue.release(now)
+	if q.state.over() {
+		return false
+	}
+	c.abandon(q, now)
+	q.err = err
+	c.dispatch(now)
+	return true
+}
+
+// abandon removes a call whose caller has gone. mu must be held.
+func (c *Coordinator) abandon(q *Call, now int64) {
+	c.callers.abandon(q)
+	c.queue.leave(q, now)
+	c.view.drop()
+}
+
+// Cancel gives back the permits of a reservation that are not due yet. It waits for the store's reply if they are refunded.
+func (c *Coordinator) Cancel(ctx context.Context, q *Call) error {
+	return c.confirmed(ctx, c.cancel(q), "cancel")
+}
+
+func (c *Coordinator) cancel(q *Call) *refund {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := c.Now()
+	c.queue.release(now)
+	if q.state != waiting {
+		return nil
+	}
+	c.abandon(q, now) // ready stays open, because a cancelled reservation never falls due
+	var r *refund
+	if c.inFlight.flight == nil && q.line == c.queue.line && c.queue.line.Refundable() != nil {
+		r = c.queue.confirmation()
+	}
+	c.dispatch(now)
+	return r
+}
+
+// Return gives back the permits of a reservation even if they were due at once, for a call that did not begin.
+func (c *Coordinator) Return(ctx context.Context, q *Call) error {
+	if r, unused := c.returnUnused(q); unused {
+		return c.confirmed(ctx, r, "cancel")
+	}
+	return c.Cancel(ctx, q)
+}
+
+func (c *Coordinator) returnUnused(q *Call) (r *refund, unused bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := q.promise
+	switch {
+	case p.lease != nil:
+		p.lease.putBack(q.Permits)
+		p.lease = nil
+		return nil, true
+	case p.unused == nil:
+		return nil, false
+	}
+	r = &refund{limiter: q.limiter, give: *p.unused, done: make(chan struct{})}
+	p.unused = nil
+	c.outbox.giveBack(r)
+	c.view.drop() // the next caller may have the permits
+	c.dispatch(c.Now())
+	return r, true
+}
+
+// confirmed waits for the store's reply to a refund, but not for longer than the store timeout. verb names the call in the error.
+func (c *Coordinator) confirmed(ctx context.Context, r *refund, verb string) error {
+	if r == nil {
+		return nil
+	}
+	select {
+	case <-r.done:
+		return c.failure(r.err)
+	default:
+	}
+	timeout := time.NewTimer(c.Timeout)
+	defer timeout.Stop()
+	select {
+	case <-r.done:
+		return c.failure(r.err)
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timeout.C:
+		return c.failure(fmt.Errorf("%w: bucket %q: %s was not answered within %v", permit.ErrStoreTimeout, c.Name, verb, c.Timeout))
+	}
+}
+
+// fail ends a call after an error of the store, unless the process owns permits for it. A granted reservation asks again instead. mu must
+// be held.
+func (c *Coordinator) fail(q *Call, err error) {
+	if q.promised() {
+		c.queue.retry(q, c.Away(err) || c.NotAsked(err), c.Now())
+		return
+	}
+	if q.state.over() || q.covered() {
+		return
+	}
+	if q.line != nil {
+		q.line.Leave(&q.Waiter, c.Now())
+	}
+	c.callers.end(q, failed, c.failure(err))
+}
+
+// FromLease takes permits of a lease, unless there are waiters. It returns nil if there is no lease that has them.
+func (c *Coordinator) FromLease(l *Limiter, n int64) *Leased {
+	e := c.leases.current.Load()
+	if e == nil || l.Prefetch == 0 || c.Passage() != Free || e.limiter != l && !e.limiter.Own.Same(l.Own) {
+		return nil
+	}
+	ok, low := e.take(n, c.Now())
+	if low {
+		c.mu.Lock()
+		c.leases.refill = true
+		c.dispatch(c.Now())
+		c.mu.Unlock()
+	}
+	if !ok {
+		return nil
+	}
+	return (*Leased)(e)
+}
+
+// Leased is a lease from which permits were taken.
+type Leased lease
+
+// Reserved returns a reservation of n permits that were taken, and the bucket after that.
+func (e *Leased) Reserved(l *Limiter, n int64) (*Call, Seen) {
+	q := Reserved(l, nil)
+	q.Permits, q.promise.lease = n, (*lease)(e)
+	return q, (*lease)(e).seen(l.Coordinator.Now())
+}
+
+// CloseLeases gives back the leases of a limiter, and waits for the reply. It reports whether another lease may be on its way.
+func (c *Coordinator) CloseLeases(ctx context.Context, l *Limiter) (coming bool, err error) {
+	l.Closed.Store(true)
+	last, coming := c.closeLeases(l)
+	return coming, c.confirmed(ctx, last, "close")
+}
+
+func (c *Coordinator) closeLeases(l *Limiter) (last *refund, coming bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var sent []*refund
+	if f := c.inFlight.flight; f != nil {
+		coming = f.leased > 0 && f.limiter == l
+		sent = f.refunds
+	}
+	last = c.leases.close(l, sent)
+	c.dispatch(c.Now())
+	return last, coming
+}
+
+// Refuses reports whether a request cannot be granted within maxWait by the last reply, and how long it would wait at least.
+func (c *Coordinator) Refuses(l *Limiter, n, maxWait int64) (wait int64, refused bool) {
+	s := c.view.snapshot.Load()
+	if s == nil {
+		return 0, false
+	}
+	return s.refuses(l, n, maxWait, c.age(s))
+}
+
+// HasSnapshot reports whether Refuses may refuse a request.
+func (c *Coordinator) HasSnapshot() bool { return c.view.snapshot.Load() != nil }
+
+// age returns the time since the batch of a snapshot was sent, rounded up. It uses the fastest clock by which the store may decide.
+func (c *Coordinator) age(s *snapshot) time.Duration {
+	age := clock.Mono() - s.sent + time.Microsecond
+	if !c.System() && c.Timing != SystemClock {
+		local := time.Duration(c.Now()-s.local) * time.Microsecond
+		if c.Timing == LimiterClock {
+			age = local
+		}
+		age = max(age, local)
+	}
+	return age
+}
+
+// Seen returns the bucket of the last reply that made Refuses refuse.
+func (c *Coordinator) Seen() Seen { return c.view.seen() }
+
+// HeardLately reports whether this process knows the configuration in force: the last reply is younger than SnapshotAge, or the store is
+// unavailable.
+func (c *Coordinator) HeardLately() bool {
+	if c.Down() != nil {
+		return true
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.view.heardLately(c.Now())
+}
+
+// Delay returns how long after its decision the permits of a reservation are due, in microseconds.
+func (c *Coordinator) Delay(q *Call) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	due := q.due
+	if q.state == waiting {
+		if at, covered := q.line.DueOf(&q.Waiter); covered {
+			due = at
+		}
+	}
+	return max(0, due-q.decided)
+}
+
+// Ready returns the channel that is closed when the permits of a reservation are due.
+func (q *Call) Ready() <-chan struct{} { return q.ready }
+
+// Coordinator returns the coordinator of the call.
+func (q *Call) Coordinator() *Coordinator { return q.limiter.Coordinator }
+
+// State is the state of a coordinator, for gauges and tests. Times are in limiter microseconds.
+type State struct {
+	Calls     int           // in progress
+	Waiting   bool          // the queue is not empty
+	Longest   time.Duration // for which the head of the queue has waited
+	HeadDue   int64         // when the permits of the head are due; 0 if the process owns none for it
+	LastDue   int64         // when the last permit that the process owns is due; 0 if it owns none
+	Uncovered int           // waiters for which the process owns no permits
+	Idle      bool          // nothing waits, is owned or is refunded
+	Epochs    int           // earlier epochs with waiters
+	Busy      bool          // a batch is about to be built, or in flight
+	InFlight  bool          // a batch is in flight
+	Overdue   int           // batches without a reply by their deadline
+	Refunds   int           // of leases and of Return that wait for a batch
+	AlarmAt   int64         // when the alarm rings; 0 if it is not set
+	Lease     bool          // there is a lease
+	LeaseUsed float64       // share of its permits that are used
+	Leased    int64         // permits of leases that are not used
+	InUse     int64         // of these, permits of the current lease
+	leases    *leases
+	now       int64
+	Overruled bool // see logOverruled
+}
+
+// Inspect calls f with the state, while the coordinator is locked: nothing happens in it before f returns.
+func (c *Coordinator) Inspect(f func(State)) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now, q, lease := c.Now(), &c.queue, c.leases.current.Load()
+	s := State{
+		Calls: c.callers.count, LastDue: q.last(), Idle: q.line.Idle(), Epochs: len(q.old), Busy: c.inFlight.busy,
+		InFlight: c.inFlight.flight != nil, Overdue: len(c.inFlight.overdue), Refunds: len(c.outbox.refunds), AlarmAt: c.alarm.at,
+		Lease: lease != nil, Leased: lease.unused(now) + c.leases.next.unused(now), InUse: lease.unused(now), Overruled: c.view.overruled,
+		leases: &c.leases, now: now,
+	}
+	if lease != nil {
+		s.LeaseUsed = float64(lease.used.Load()) / float64(lease.permits)
+	}
+	if first := q.head(); first != nil {
+		s.Waiting, s.Longest = true, time.Duration(now-first.Came)*time.Microsecond
+		s.HeadDue, _ = first.line.DueOf(&first.Waiter)
+	}
+	for w := q.line.Uncovered(); w != nil; w = w.Following() {
+		s.Uncovered++
+	}
+	f(s)
+}
+
+// LeasedFor returns how many permits of the leases of a limiter are not used.
+func (s State) LeasedFor(l *Limiter) (unused int64) {
+	for _, e := range []*lease{s.leases.current.Load(), s.leases.next} {
+		if e != nil && e.limiter == l {
+			unused += e.unused(s.now)
+		}
+	}
+	return unused
+}
+
+// Result returns the result of a call, and whether the call is over.
+func (c *Coordinator) Result(q *Call) (r Result, over bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return q.result(), q.state.over()
+}
+
+// LapseOverdue makes permits lapse that are overdue by more than 100 ms, as they do by the system's clock. It is for tests whose clock does
+// not jump.
+func (c *Coordinator) LapseOverdue() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.queue.line.Strict = true
+}

@@ -1,0 +1,162 @@
+package engine
+
+import (
+	"slices"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// flight is a batch from its departure to its reply, with its calls and refunds.
+type flight struct {
+	batch   permit.Batch
+	refunds []*refund // of the first requests
+	calls   []*Call   // of the next requests; then those that only read. Nil for a call that no longer waits for the flight
+	limiter *Limiter
+	given   int           // number of requests that are refunds
+	leased  int64         // permits that the last request asks for as a lease; 0 if it does not
+	began   time.Duration // clock.Mono
+	local   int64         // the limiter's clock at began
+	late    bool          // its deadline has passed, so others may land before it
+}
+
+func (f *flight) add(q *Call, r permit.Request) {
+	f.calls = append(f.calls, q)
+	f.batch.Requests = append(f.batch.Requests, r)
+}
+
+func (f *flight) addRefund(r *refund) {
+	f.given++
+	f.refunds = append(f.refunds, r)
+	f.batch.Requests = append(f.batch.Requests, permit.Request{Op: permit.GiveBack, Back: r.give})
+}
+
+// empty reports whether the batch does nothing.
+func (f *flight) empty() bool { return len(f.batch.Requests)+len(f.calls) == 0 }
+
+// setDeadline sets when the last caller of the batch gives up. A batch that is decided later must take nothing.
+func (f *flight) setDeadline(timeout time.Duration) {
+	until := f.began
+	if len(f.calls) == 0 || len(f.refunds) > 0 || f.leased > 0 {
+		until = f.began + timeout
+	}
+	for _, q := range f.calls {
+		last := q.sent + timeout
+		if q.deadline != 0 {
+			last = min(last, q.deadline)
+		}
+		until = max(until, last)
+	}
+	f.batch.Until = clock.At(until)
+}
+
+// sets reports whether the batch changes the rate.
+func (f *flight) sets() bool {
+	return slices.ContainsFunc(f.calls, func(q *Call) bool { return q != nil && (q.does(permit.SetRate) || q.does(permit.SetRateAndBurst)) })
+}
+
+// begins returns from which balance the bucket grants, after a batch: that of the first grant, or else the one that the batch has left.
+func (f *flight) begins(out *permit.Outcome) int64 {
+	for i, q := range f.calls {
+		if q != nil && q.operation != nil || i+f.given >= len(f.batch.Requests) {
+			continue
+		}
+		if g := &f.batch.Requests[i+f.given].Grant; g.OK {
+			return g.Place.Before.Next
+		}
+	}
+	return out.Bucket.Next
+}
+
+// reset empties a flight that has landed, for reuse.
+func (f *flight) reset() {
+	clear(f.calls)
+	clear(f.refunds)
+	f.calls, f.refunds = f.calls[:0], f.refunds[:0]
+}
+
+// inFlight has the batches of a bucket on their way to the store. The coordinator's mu must be held for all methods.
+//
+// Invariants: at most one batch is in flight, besides those whose deadline has passed (Q1). The session travels with the batch, so one batch
+// at a time uses it (M1).
+type inFlight struct {
+	busy    bool          // a batch is about to be built, or in flight
+	since   time.Duration // when callers began to wait for the store: after the last reply, or with the first batch after a pause; 0 if none wait
+	flight  *flight       // nil while the batch is not built yet, or none is in flight
+	overdue []*flight     // whose deadline has passed, without a reply yet
+	spare   *flight       // for reuse
+	session permit.Session
+	buffer  []chan struct{} // for callers.answered
+	observe func()          // calls the observer when the lock is released; nil if there is nothing to observe
+}
+
+// begin records that a batch is about to be built.
+func (t *inFlight) begin() {
+	t.busy = true
+	if t.since == 0 { // the store has not just failed
+		t.since = clock.Mono()
+	}
+}
+
+// departed records the batch that was built, or nil if there was nothing to send.
+func (t *inFlight) departed(f *flight) {
+	t.flight, t.busy = f, f != nil
+	if f == nil {
+		t.since = 0
+		t.release()
+	}
+}
+
+// landed removes the flight of a batch.
+func (t *inFlight) landed(b *permit.Batch, late bool) *flight {
+	if !late {
+		f := t.flight
+		t.flight, t.busy = nil, false
+		return f
+	}
+	i := slices.IndexFunc(t.overdue, func(f *flight) bool { return &f.batch == b })
+	f := t.overdue[i]
+	t.overdue = slices.Delete(t.overdue, i, i+1)
+	f.batch.Release()
+	return f
+}
+
+// keep takes back the session of a flight that has landed. The session of a late flight is only kept if there is no other.
+func (t *inFlight) keep(f *flight) {
+	if t.session == nil || !f.late {
+		t.release()
+		t.session = f.batch.Session
+	}
+}
+
+// kept reports whether a lock is kept for the next batch.
+func (t *inFlight) kept() bool { return t.session != nil && t.session.Kept() }
+
+// release gives up a lock that was kept for the next batch.
+func (t *inFlight) release() {
+	if t.session != nil {
+		t.session.Release()
+	}
+}
+
+// next returns an empty flight for a limiter. It takes the session.
+func (t *inFlight) next(c *Config, l *Limiter, now int64) *flight {
+	f := t.spare
+	if f == nil {
+		f = &flight{}
+	}
+	t.spare = nil
+	f.limiter, f.given, f.leased, f.late, f.local, f.began = l, 0, 0, false, now, 0
+	f.batch = permit.Batch{
+		Name: c.Name, Key: c.Key, Terms: l.Own, Known: l.Effective(), Initial: l.Initial, Transient: l.Transient,
+		Requests: f.batch.Requests[:0], Session: t.session, Keep: true,
+	}
+	if t.session = nil; f.batch.Session == nil && c.NewSession != nil {
+		f.batch.Session = c.NewSession()
+	}
+	return f
+}
+
+// unused takes back a flight that did not depart.
+func (t *inFlight) unused(f *flight) { t.spare, t.session = f, f.batch.Session }

@@ -1,0 +1,63 @@
+package engine
+
+import (
+	"math"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// granted are the terms under which the store granted permits, for schedule.Terms, and the limiter that asked.
+type granted struct {
+	*permit.Terms
+	limiter *Limiter
+}
+
+// PayLater implements schedule.Terms.
+func (g *granted) PayLater() bool { return g.Terms.PayLater }
+
+// span returns the time of n permits at the rate, in microseconds.
+func span(t *permit.Terms, n int64) int64 {
+	return int64(min(float64(n)*t.Interval, permit.MaxExact))
+}
+
+// CostFromCold returns how long n permits take from a bucket that is as cold as it can be, in microseconds. A bursty bucket is then empty.
+func CostFromCold(t *permit.Terms, n int64) int64 {
+	b := permit.Balance{}
+	if t.WarmsUp {
+		b.Stored = t.Max
+	}
+	b, ok := t.After(b, n)
+	if !ok {
+		return permit.MaxExact
+	}
+	return b.Next
+}
+
+// Horizon returns how far ahead a process may own a bucket's time, in microseconds: a second, or the time of four permits if that is
+// longer. It is the same for all processes of a fleet, since a process with a longer horizon would starve the others.
+func Horizon(t *permit.Terms) int64 {
+	return max(1_000_000, int64(min(math.Ceil(4*t.Interval), permit.MaxExact)))
+}
+
+// LookAhead returns the longest wait with which a process may ask for n permits while it owns ahead microseconds of the bucket's future
+// time. That is the horizon, less the time of one permit, less half of the owned time. Under PayNow the request's own cost is added.
+//
+// The look-ahead is the same for large and small requests. So processes own equal time, and equal time is equal rate, whatever their
+// distance from the store.
+func LookAhead(t *permit.Terms, n, ahead int64) int64 {
+	most := max(0, Horizon(t)-int64(t.Interval)) - ahead/2
+	if !t.PayLater {
+		most += CostFromCold(t, n)
+	}
+	return max(0, min(most, permit.MaxExact))
+}
+
+// Wait returns how long a request for n permits waits at a time. It reports false if the request is out of range.
+func Wait(t *permit.Terms, b permit.Balance, now, n int64) (wait int64, ok bool) {
+	b = t.Resync(b, now)
+	after, ok := t.After(b, n)
+	if t.PayLater {
+		return b.Next - now, ok
+	}
+	return after.Next - now, ok
+}

@@ -1,0 +1,155 @@
+package engine
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// view is what the last replies showed of the bucket, its configuration and the store's clock.
+//
+// known and snapshot are read without a lock, and written with the coordinator's mu held. It guards the other fields.
+//
+// Invariant: a late reply changes nothing but heldUntil, because a newer reply may have arrived before it.
+type view struct {
+	known    atomic.Pointer[permit.Terms] // the configuration in force if it has a version; nil otherwise
+	snapshot atomic.Pointer[snapshot]     // the bucket, for refusals without a request; nil if it may grant one
+
+	at        int64 // when the last batch had a reply or an error, in limiter microseconds
+	inTime    int64 // when the last reply arrived that was not late, in limiter microseconds; 0 before the first
+	epoch     int64
+	penalty   schedule.Penalty
+	heldUntil int64 // until when Penalize holds the bucket back, in limiter microseconds
+	free      int64 // when the bucket's debt ends, in limiter microseconds
+	stored    int64 // stored permits of a bursty bucket, which take no time; 0 for a bucket that warms up
+	offset    clock.Offset
+	server    clock.Remote
+	terms     *granted // of the last grants; nil before the first reply
+	conflict  int64    // version whose conflict was logged
+	overruled bool     // a difference from a limiter's own configuration was logged, or it comes from this process's SetRate
+}
+
+// snapshot is the bucket as a reply showed it. As long as a bucket only moves forward, a later request waits no less than the snapshot
+// says. So a request that does not fit is refused without a round trip.
+//
+// Invariants: it is dropped when this process refunds permits, owns spare ones, or learns of another configuration (S1). It is used for
+// snapshotAge, so that a refund by another process, a higher rate or a lost state takes effect soon.
+type snapshot struct {
+	terms *permit.Terms // in force
+	at    permit.Balance
+	clock int64         // the store's clock, read after sent
+	sent  time.Duration // clock.Mono
+	local int64         // the limiter's clock at sent
+}
+
+// SnapshotAge is how long a snapshot is used.
+const SnapshotAge = 100 * time.Millisecond
+
+// heardLately reports whether the last reply is younger than SnapshotAge.
+func (v *view) heardLately(now int64) bool {
+	return v.inTime != 0 && now-v.inTime < SnapshotAge.Microseconds()
+}
+
+// update takes over what a reply shows. started is when its flight departed.
+func (v *view) update(f *flight, out *permit.Outcome, received int64, at moment) {
+	b := &out.Bucket
+	if till := received + b.HeldUntilMicros - out.NowMicros; !f.late || till > v.heldUntil {
+		v.heldUntil = till
+	}
+	if f.late {
+		return
+	}
+	v.free = received + b.Next - out.NowMicros
+	v.stored = 0
+	if !b.Terms.WarmsUp {
+		v.stored = int64(b.Stored)
+	}
+	v.offset.Observe(received-out.NowMicros, at.local-f.local)
+	if at.mono != 0 {
+		v.server.Heard(out.ClockMicros, f.began, at.mono)
+	}
+	v.terms = v.grantedBy(f.limiter, b.Terms)
+}
+
+// grantedBy returns the terms of the grants in a reply. Equal terms are shared.
+func (v *view) grantedBy(l *Limiter, t *permit.Terms) *granted {
+	if g := v.terms; g != nil && g.Same(t) && g.limiter.agrees(l) {
+		return g
+	}
+	return &granted{t, l}
+}
+
+// learn takes over the configuration in force.
+func (v *view) learn(inForce *permit.Terms) {
+	known := v.known.Load()
+	switch {
+	case inForce.Version == 0:
+		if known != nil {
+			v.known.Store(nil)
+		}
+	case known == nil || !known.Same(inForce):
+		v.known.Store(v.terms.Terms)
+	}
+}
+
+// show keeps a snapshot of a bucket in which a request for one permit would wait, and drops it otherwise. It is also dropped if the process
+// owns spare permits, which serve the next caller.
+func (v *view) show(f *flight, out *permit.Outcome, spare bool) {
+	b := &out.Bucket
+	if spare || b.Next <= out.NowMicros && b.Stored >= 1 {
+		v.drop()
+		return
+	}
+	t := v.known.Load()
+	if t == nil || !t.Same(b.Terms) {
+		if t = f.batch.Terms; !t.Same(b.Terms) {
+			v.drop()
+			return
+		}
+	}
+	v.snapshot.Store(&snapshot{terms: t, at: b.Balance, clock: max(out.ClockMicros, out.NowMicros), sent: f.began, local: f.local})
+}
+
+// drop makes the next caller ask the store.
+func (v *view) drop() {
+	if v.snapshot.Load() != nil {
+		v.snapshot.Store(nil)
+	}
+}
+
+// seen returns the bucket of the snapshot.
+func (v *view) seen() Seen {
+	if s := v.snapshot.Load(); s != nil {
+		return Seen{s.terms, s.at, s.clock}
+	}
+	return Seen{}
+}
+
+// refuses is Seen.Refuses for a limiter, unless the store must learn of its configuration.
+func (s *snapshot) refuses(l *Limiter, n, maxWait int64, age time.Duration) (wait int64, refused bool) {
+	e := l.Effective()
+	if e != s.terms && !e.Same(s.terms) || e != l.Own && e.Version == l.Own.Version && !e.Same(l.Own) {
+		return 0, false
+	}
+	return Seen{s.terms, s.at, s.clock}.Refuses(n, maxWait, age)
+}
+
+// Refuses reports whether a bucket that was seen age ago cannot grant n permits within maxWait, and how long they would take at least.
+//
+// The store's clock shows at most Now + age. A later time only shortens the wait: a bursty bucket gets stored permits, and any bucket pays
+// its debt. (A bucket that warms up gets colder without a debt, so a PayNow caller waits longer. Then the store is asked.) Other processes'
+// requests only lengthen the wait. One microsecond is for each rounding.
+func (s Seen) Refuses(n, maxWait int64, age time.Duration) (wait int64, refused bool) {
+	if age > SnapshotAge || age < 0 {
+		return 0, false
+	}
+	now := s.Now + age.Microseconds()
+	if now > s.Balance.Next && s.Terms.WarmsUp {
+		return 0, false
+	}
+	wait, ok := Wait(s.Terms, s.Balance, now, n)
+	return wait, ok && wait > maxWait+2
+}
