@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// What docs/migrating.md shows, each library's rows in the order of its table. Time is virtual.
+// The code of docs/migrating.md, each library's rows in the order of its table. Time is virtual.
 
 func TestMigratingFromTimeRate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -56,7 +56,7 @@ func TestMigratingFromTimeRate(t *testing.T) {
 		require.NoError(t, reserved())
 		require.Equal(t, 1, called)
 
-		// What is cancelled serves whoever comes next, also if others have reserved behind it.
+		// Cancelled permits serve the next caller, even if others have reserved behind them.
 		first, err := limiter.Reserve(ctx, 1)
 		require.NoError(t, err)
 		_, err = limiter.Reserve(ctx, 1)
@@ -312,7 +312,7 @@ func TestMigratingFromUber(t *testing.T) {
 	})
 }
 
-// What stands in the second column of a table of docs/migrating.md is part of the tests above.
+// The code in the second column of the tables of docs/migrating.md is part of the tests above.
 func TestMigratingTables(t *testing.T) {
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	source, err := os.ReadFile("example_migrating_test.go")

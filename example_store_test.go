@@ -22,7 +22,7 @@ type fileStore struct {
 	path string
 }
 
-// entry is a state, which is text, and until when somebody needs it.
+// entry is a state, which is text, and when it expires.
 type entry struct {
 	State string    `json:"state"`
 	Until time.Time `json:"until"`

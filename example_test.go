@@ -180,13 +180,13 @@ func ExampleRateLimiter_SetRateAndBurst() {
 
 func ExampleWithFailurePolicy() {
 	ctx := context.Background()
-	away := redis.NewClient(&redis.Options{Addr: "localhost:1", DialerRetries: 1}) // nobody listens there
+	away := redis.NewClient(&redis.Options{Addr: "localhost:1", DialerRetries: 1}) // no server listens there
 	defer func() { _ = away.Close() }()
 	store := tokenbucket.NewRedisScriptStore(away)
 
 	limiter, err := tokenbucket.NewSmoothBursty("fares", 100, tokenbucket.WithStore(store),
 		tokenbucket.WithFailurePolicy(tokenbucket.LocalShare(4)), // a quarter of the rate, unless the fleet has counted itself
-		tokenbucket.WithLogger(slog.New(slog.DiscardHandler)),    // the observer tells enough
+		tokenbucket.WithLogger(slog.New(slog.DiscardHandler)),    // the observer reports enough
 		tokenbucket.WithObserver(tokenbucket.Observer{
 			Decision: func(_ context.Context, d tokenbucket.Decision) { fmt.Println("decided by", d.By) },
 		}))

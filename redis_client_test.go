@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -71,21 +72,30 @@ func TestPoolUsedUp(t *testing.T) {
 			for _, policy := range []FailurePolicy{FailClosed, FailOpen, LocalShare(1)} {
 				t.Run(fmt.Sprintf("%s, short PoolTimeout %v, %s", kind, short, policy.String()), func(t *testing.T) {
 					t.Parallel()
+					proxy := redistest.StartProxy(t, server.Addr)
 					client := server.Client(t, func(o *redis.Options) {
-						if o.PoolSize = 2; short {
+						if o.Addr, o.PoolSize = proxy.Addr, 2; short {
 							o.PoolTimeout = 10 * time.Millisecond
 						}
 					})
 					var store Store = NewRedisScriptStore(client, WithKeyPrefix(prefixOf(t)))
 					if kind == "lock" {
-						store = NewRedisStore(client, WithKeyPrefix(prefixOf(t)))
+						store = NewRedisStore(client, WithKeyPrefix(prefixOf(t)), WithLockTTL(time.Minute))
+					}
+					// A probe may take as long as three replies took, so that a machine that stalls is no outage either.
+					slow, err := NewSmoothBursty("slow", 1000, WithStore(store), patient, quietly)
+					require.NoError(t, err)
+					defer runtime.KeepAlive(slow)
+					for _, trip := range []time.Duration{0, 500 * time.Millisecond, 0} {
+						proxy.Delay(trip, 0, nil)
+						_, err = slow.Try(background)
+						require.NoError(t, err)
 					}
 					var down atomic.Int64
 					l, err := NewSmoothBursty("x", 10, WithStore(store), WithStoreTimeout(time.Second), WithFailurePolicy(policy), quietly,
 						WithObserver(Observer{Health: func(Health) { down.Add(1) }}))
 					require.NoError(t, err)
-					_, err = l.Try(background)
-					require.NoError(t, err)
+					require.Eventually(t, func() bool { _, err := l.Try(background); return err == nil }, 20*time.Second, time.Millisecond)
 					giveBack := usedUp(t, client)
 					ctx, cancel := context.WithCancel(background)
 					defer cancel()

@@ -4,7 +4,7 @@ go 1.25
 
 require (
 	github.com/go-redis/redis_rate/v10 v10.0.1
-	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
 	github.com/gomodule/redigo v1.9.3
 	github.com/jedib0t/go-pretty/v6 v6.8.3
 	github.com/jonboulle/clockwork v0.5.0
@@ -41,5 +41,3 @@ require (
 	golang.org/x/sys v0.40.0 // indirect
 	golang.org/x/text v0.28.0 // indirect
 )
-
-replace github.com/go-tokenbucket/tokenbucket => ../

@@ -5,9 +5,9 @@ go 1.25
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/go-sql-driver/mysql v1.10.1
-	github.com/go-tokenbucket/tokenbucket v0.0.0
-	github.com/go-tokenbucket/tokenbucket/console v0.0.0
-	github.com/go-tokenbucket/tokenbucket/postgres v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
+	github.com/go-tokenbucket/tokenbucket/console v0.1.0
+	github.com/go-tokenbucket/tokenbucket/postgres v0.1.0
 	github.com/jackc/pgx/v5 v5.8.0
 	github.com/jedib0t/go-pretty/v6 v6.8.3
 	github.com/jonboulle/clockwork v0.5.0
@@ -62,7 +62,7 @@ require (
 	github.com/bsm/redislock v0.9.4 // indirect
 	github.com/cespare/xxhash/v2 v2.3.0 // indirect
 	github.com/dustin/go-humanize v1.0.1 // indirect
-	github.com/go-tokenbucket/tokenbucket/contrib/prometheus v0.0.0
+	github.com/go-tokenbucket/tokenbucket/contrib/prometheus v0.1.0
 	github.com/go-viper/mapstructure/v2 v2.4.0 // indirect
 	github.com/golang/freetype v0.0.0-20170609003504-e2365dfdc4a0 // indirect
 	github.com/google/uuid v1.6.0 // indirect
@@ -92,11 +92,3 @@ require (
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.11.0 // indirect
 )
-
-replace (
-	github.com/go-tokenbucket/tokenbucket => ../
-	github.com/go-tokenbucket/tokenbucket/console => ../console
-	github.com/go-tokenbucket/tokenbucket/postgres => ../postgres
-)
-
-replace github.com/go-tokenbucket/tokenbucket/contrib/prometheus => ../contrib/prometheus

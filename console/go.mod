@@ -3,7 +3,7 @@ module github.com/go-tokenbucket/tokenbucket/console
 go 1.25
 
 require (
-	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
 	github.com/jonboulle/clockwork v0.5.0
 	github.com/redis/go-redis/v9 v9.22.0
 	github.com/stretchr/testify v1.12.1
@@ -18,5 +18,3 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.40.0 // indirect
 )
-
-replace github.com/go-tokenbucket/tokenbucket => ../

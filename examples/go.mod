@@ -5,8 +5,8 @@ go 1.25
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0
 	github.com/go-sql-driver/mysql v1.10.1
-	github.com/go-tokenbucket/tokenbucket v0.0.0
-	github.com/go-tokenbucket/tokenbucket/postgres v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
+	github.com/go-tokenbucket/tokenbucket/postgres v0.1.0
 	github.com/jackc/pgx/v5 v5.8.0
 	github.com/redis/go-redis/v9 v9.22.0
 	github.com/stretchr/testify v1.12.1
@@ -37,9 +37,4 @@ require (
 	modernc.org/libc v1.67.6 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.11.0 // indirect
-)
-
-replace (
-	github.com/go-tokenbucket/tokenbucket => ../
-	github.com/go-tokenbucket/tokenbucket/postgres => ../postgres
 )

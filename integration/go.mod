@@ -7,9 +7,9 @@ require (
 	github.com/chromedp/cdproto v0.0.0-20250724212937-08a3db8b4327
 	github.com/chromedp/chromedp v0.14.2
 	github.com/go-sql-driver/mysql v1.10.1
-	github.com/go-tokenbucket/tokenbucket v0.0.0
-	github.com/go-tokenbucket/tokenbucket/console v0.0.0
-	github.com/go-tokenbucket/tokenbucket/postgres v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
+	github.com/go-tokenbucket/tokenbucket/console v0.1.0
+	github.com/go-tokenbucket/tokenbucket/postgres v0.1.0
 	github.com/jackc/pgx/v5 v5.8.0
 	github.com/jonboulle/clockwork v0.5.0
 	github.com/redis/go-redis/v9 v9.22.0
@@ -47,10 +47,4 @@ require (
 	modernc.org/libc v1.67.6 // indirect
 	modernc.org/mathutil v1.7.1 // indirect
 	modernc.org/memory v1.11.0 // indirect
-)
-
-replace (
-	github.com/go-tokenbucket/tokenbucket => ../
-	github.com/go-tokenbucket/tokenbucket/console => ../console
-	github.com/go-tokenbucket/tokenbucket/postgres => ../postgres
 )

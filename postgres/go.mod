@@ -3,7 +3,7 @@ module github.com/go-tokenbucket/tokenbucket/postgres
 go 1.25
 
 require (
-	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
 	github.com/jackc/pgx/v5 v5.8.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
@@ -24,5 +24,3 @@ require (
 	golang.org/x/sys v0.40.0 // indirect
 	golang.org/x/text v0.29.0 // indirect
 )
-
-replace github.com/go-tokenbucket/tokenbucket => ../

@@ -63,6 +63,66 @@ func TestTimeoutBehindABatch(t *testing.T) {
 	})
 }
 
+// A waiter that has its place in the queue keeps it when it is sent again in a batch that hangs, although it has waited for longer than the
+// timeout: only calls that have had no reply fail with that batch.
+func TestWaiterBesideATimeout(t *testing.T) {
+	const timeout = time.Second
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
+		var step atomic.Int64
+		var resent atomic.Bool
+		f := &faulty{apply: func(ctx context.Context, b *store.Batch) error {
+			if !slices.ContainsFunc(b.Enter, func(e store.Entry) bool { return !e.Wait }) {
+				return nil // without a TryAcquire, such as a heartbeat
+			}
+			switch step.Load() {
+			case 1: // a failure, after which waiters are sent again
+				step.Store(2)
+				return errReset
+			case 2:
+				step.Store(3)
+				time.Sleep(timeout / 2)
+			case 3:
+				step.Store(4)
+				resent.Store(len(b.Enter) == 2)
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		}}
+		s := f.process(t, b, 1, semaphore.WithStoreTimeout(timeout))
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		granted := make(chan error, 1)
+		go func() {
+			q, err := s.Acquire(ctx, 1)
+			if err == nil {
+				err = q.Release(ctx)
+			}
+			granted <- err
+		}()
+		time.Sleep(3 * timeout)
+		step.Store(1)
+		_, err = s.TryAcquire(ctx, 1, 0)
+		require.ErrorIs(t, err, errReset)
+		var calls sync.WaitGroup
+		calls.Go(func() {
+			_, err := s.TryAcquire(ctx, 1, 0)
+			assert.ErrorIs(t, err, semaphore.ErrRefused)
+		})
+		time.Sleep(timeout / 4) // it begins before the batch that hangs departs
+		calls.Go(func() {
+			_, err := s.TryAcquire(ctx, 1, 0)
+			assert.ErrorIs(t, err, semaphore.ErrStoreTimeout)
+		})
+		calls.Wait()
+		require.True(t, resent.Load(), "the batch that hung had the waiter and the last call")
+		time.Sleep(3 * timeout)
+		require.Empty(t, granted, "the waiter waits")
+		require.NoError(t, p.Release(ctx))
+		require.NoError(t, <-granted)
+	})
+}
+
 // A release by id ends the permit's context as lost, also in the process that holds it, and also the context of Do.
 func TestReleasedByItsID(t *testing.T) {
 	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {

@@ -91,3 +91,46 @@ func TestLateIsNotLost(t *testing.T) {
 		require.NoError(t, s.Close(ctx))
 	})
 }
+
+// listening is a store that counts subscriptions.
+type listening struct {
+	store.Store
+	begun, current atomic.Int64
+}
+
+func (l *listening) Listen(ctx context.Context, process string, ready func(), grant func(store.Grant)) error {
+	l.begun.Add(1)
+	l.current.Add(1)
+	defer l.current.Add(-1)
+	return l.Store.Listen(ctx, process, ready, grant)
+}
+
+// A process stays subscribed for 5 s after its last waiter, so that waits in quick succession share a subscription.
+func TestSubscriptionOutlastsWaits(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *semaphoremodel.Store) {
+		counted := &listening{Store: b}
+		s, err := semaphore.New(counted, "x", 1)
+		require.NoError(t, err)
+		p, err := s.Acquire(ctx, 1)
+		require.NoError(t, err)
+		wait := func() {
+			_, err := s.TryAcquire(ctx, 1, 100*time.Millisecond)
+			require.ErrorIs(t, err, semaphore.ErrRefused)
+		}
+		wait()
+		for range 3 {
+			time.Sleep(4 * time.Second)
+			require.EqualValues(t, 1, counted.current.Load())
+			wait()
+		}
+		require.EqualValues(t, 1, counted.begun.Load())
+		time.Sleep(7 * time.Second)
+		require.Zero(t, counted.current.Load(), "no request has waited for 5 s")
+		wait()
+		require.EqualValues(t, 2, counted.begun.Load())
+		require.NoError(t, p.Release(ctx))
+		require.NoError(t, s.Close(ctx))
+		synctest.Wait()
+		require.Zero(t, counted.current.Load(), "closed")
+	})
+}

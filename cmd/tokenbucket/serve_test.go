@@ -320,8 +320,14 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	var answered atomic.Int64
 	go func() { done <- load(ctx, fleet, &answered) }()
 	loads := fleet[0].stats(t).Loads.Tried
-	time.Sleep(3 * time.Second) // the rate is measured for so long
-	loads = fleet[0].stats(t).Loads.Tried - loads
+	time.Sleep(3 * time.Second) // the rate is measured for so long, or longer on a busy machine
+	earlier := loads
+	eventually(t, func() error {
+		if loads = fleet[0].stats(t).Loads.Tried - earlier; loads < 3 {
+			return fmt.Errorf("%d loads", loads)
+		}
+		return nil
+	})
 	changed, demand := time.Since(upstream.began), answered.Load()
 	execSQL(t, db, fmt.Sprintf("UPDATE t_ratelimite_conf SET rateLimit = %d", after))
 	took := follow(after)
@@ -335,7 +341,6 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	times := upstream.so()
 	slow, fast := within(times, first, changed), within(times, followed, last)
 	t.Logf("all followed within %v; %d loads and %d calls in %v, then %d in %v; %v", took, loads, slow, changed-first, fast, last-followed, statuses)
-	require.GreaterOrEqual(t, loads, 3, "of ten, on a machine that is not busy")
 	require.LessOrEqual(t, loads, int((changed-first)/(interval*8/10))+1)
 	require.LessOrEqual(t, float64(slow), before*((changed-first).Seconds()+0.2)+before, "the fleet keeps to the old rate")
 	require.GreaterOrEqual(t, float64(slow), 0.7*min(before*(changed-first).Seconds(), float64(demand)), "of what a busy machine asks for")

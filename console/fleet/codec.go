@@ -16,8 +16,8 @@ import (
 //
 //	counters   granted, refused, waited, failed, passed, would refuse, microseconds waited
 //	waits      place in the histogram:count
-//	state      decider, rate in force, stored permits, of so many at most, then in milliseconds since the instance
-//	           started: when it looked, and until when a penalty holds; how many wait, since when the oldest of them
+//	state      decider, rate in force, stored permits and their maximum; then in milliseconds since the instance started
+//	           when it read the bucket and until when a penalty holds; the number of waiters, and since when the oldest waits
 //
 // Zeros at the end of a part are omitted, and so are empty parts at the end. An empty record is not written.
 

@@ -3,7 +3,7 @@ module github.com/go-tokenbucket/tokenbucket/contrib/grpc
 go 1.25
 
 require (
-	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
 	github.com/jonboulle/clockwork v0.5.0
 	github.com/redis/go-redis/v9 v9.22.0
 	github.com/stretchr/testify v1.12.1
@@ -22,5 +22,3 @@ require (
 	golang.org/x/sys v0.40.0 // indirect
 	golang.org/x/text v0.33.0 // indirect
 )
-
-replace github.com/go-tokenbucket/tokenbucket => ../../

@@ -3,7 +3,7 @@ module github.com/go-tokenbucket/tokenbucket/contrib/prometheus
 go 1.25
 
 require (
-	github.com/go-tokenbucket/tokenbucket v0.0.0
+	github.com/go-tokenbucket/tokenbucket v0.1.0
 	github.com/prometheus/client_golang v1.23.2
 	github.com/prometheus/client_model v0.6.2
 	github.com/prometheus/common v0.66.1
@@ -27,5 +27,3 @@ require (
 	golang.org/x/sys v0.40.0 // indirect
 	google.golang.org/protobuf v1.36.8 // indirect
 )
-
-replace github.com/go-tokenbucket/tokenbucket => ../../

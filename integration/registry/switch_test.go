@@ -31,8 +31,8 @@ func hookTold(t *testing.T, outages <-chan error) error {
 
 const (
 	pollEvery   = 100 * time.Millisecond
-	switchSlack = 5 * time.Second // of a busy machine; what is measured is logged
-	readTimeout = time.Second     // of reads from a server that hangs at times: longer than one takes on a busy machine
+	switchSlack = 20 * time.Second // of a busy machine; what is measured is logged
+	readTimeout = time.Second      // of reads from a server that hangs at times: longer than one takes on a busy machine
 )
 
 func TestRedisSwitch(t *testing.T) {

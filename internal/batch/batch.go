@@ -305,7 +305,7 @@ func (t *Trips[B, A]) panicked(value any) {
 	LogPanic("a round trip", value)
 }
 
-// LogPanic logs a recovered panic of a client, a store or an observer by slog.Default. during names what was under way.
+// LogPanic logs a recovered panic of a client, a store or an observer by slog.Default. during names the activity that it ended.
 func LogPanic(during string, value any) {
 	slog.Default().Error("tokenbucket: recovered a panic during "+during, "panic", value, "stack", string(debug.Stack()))
 }

@@ -36,7 +36,7 @@ type view struct {
 // says. So a request that does not fit is refused without a round trip.
 //
 // Invariants: it is dropped when this process refunds permits, owns spare ones, or learns of another configuration (S1). It is used for
-// snapshotAge, so that a refund by another process, a higher rate or a lost state takes effect soon.
+// SnapshotAge, so that a refund by another process, a higher rate or a lost state takes effect soon.
 type snapshot struct {
 	terms *permit.Terms // in force
 	at    permit.Balance
