@@ -28,7 +28,7 @@ type reasons struct {
 func (r reasons) first() int64 { return sooner(sooner(r.due, r.ask), sooner(r.listen, r.review)) }
 
 // set sets the timer for the first of the reasons.
-func (a *alarm) set(c *clocks, clock clockwork.Clock, r reasons, ring func()) {
+func (a *alarm) set(c *Coordinator, r reasons) {
 	next := r.first()
 	if next == a.at {
 		return
@@ -38,7 +38,7 @@ func (a *alarm) set(c *clocks, clock clockwork.Clock, r reasons, ring func()) {
 	case next == 0:
 		a.timer.Stop()
 	case a.timer == nil:
-		a.timer = clock.AfterFunc(wait, ring)
+		a.timer = c.Clock.AfterFunc(wait, c.Ring)
 	default:
 		a.timer.Reset(wait)
 	}

@@ -45,7 +45,7 @@ func (c *Coordinator) build(now int64) *flight {
 // newFlight returns an empty flight. mu must be held.
 func (c *Coordinator) newFlight(l *Limiter, now int64) *flight {
 	f := c.inFlight.next(&c.Config, l, now)
-	f.batch.Epoch, f.batch.LocalMicros = NewEpoch(), c.Micros
+	f.batch.Epoch, f.batch.LocalMicros = NewEpoch(), c.micros
 	if c.view.server.Known() {
 		micros, received := c.view.server.Last()
 		f.batch.ServerMicros, f.batch.ServerRead = micros, clock.At(received)

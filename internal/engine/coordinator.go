@@ -26,6 +26,7 @@ type Coordinator struct {
 	Config
 	clocks
 	transport.Place
+	micros func() int64 // clocks.Micros, for batches
 
 	view      view
 	newcomers atomic.Uint32 // a Passage
@@ -45,6 +46,7 @@ type Coordinator struct {
 // New returns the coordinator of a bucket.
 func New(config Config) *Coordinator {
 	c := &Coordinator{Config: config, clocks: clocks{clock.New(config.Clock), config.Immediate}}
+	c.micros = c.Micros
 	c.view.stored = permit.MaxBatch // before the first reply
 	c.queue.init(c.System(), &c.callers, &c.view)
 	c.outbox.queue, c.outbox.leases, c.outbox.view = &c.queue, &c.leases, &c.view
@@ -194,7 +196,7 @@ func (c *Coordinator) setAlarm() {
 			r.listen = c.view.at + c.listening.interval()
 		}
 	}
-	c.alarm.set(&c.clocks, c.Clock, r, c.Ring)
+	c.alarm.set(c, r)
 }
 
 // Ring is called by the alarm.
