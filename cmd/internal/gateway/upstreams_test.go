@@ -81,7 +81,7 @@ func nginxProgram() string {
 func nginxServer(t *testing.T) server {
 	path, dir, addr := redistest.Program(t, nginxProgram()), t.TempDir(), redistest.FreeAddr()
 	log := filepath.Join(dir, "served")
-	config := fmt.Sprintf(`daemon off; worker_processes 1; pid %[1]s/pid; error_log %[1]s/error;
+	config := fmt.Sprintf(`daemon off; master_process off; pid %[1]s/pid; error_log %[1]s/error;
 events { worker_connections 64; }
 http {
   client_body_temp_path %[1]s/a; proxy_temp_path %[1]s/b; fastcgi_temp_path %[1]s/c; uwsgi_temp_path %[1]s/d; scgi_temp_path %[1]s/e;
