@@ -68,6 +68,9 @@ var prefixes atomic.Int64
 // prefixOf gives a test keys of its own, also when it runs again.
 func prefixOf(t testing.TB) string { return fmt.Sprintf("%s:%d:", t.Name(), prefixes.Add(1)) }
 
+// patient is the store timeout of limiters on a real Redis in tests that are not about it: a machine that stands still for a second is no outage.
+var patient = tb.WithStoreTimeout(20 * time.Second)
+
 // onEveryStore runs a test on every store, with a fake clock and as many processes as it asks for.
 func onEveryStore(t *testing.T, test func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store)) {
 	for _, s := range stores {
@@ -82,7 +85,7 @@ func onEveryStore(t *testing.T, test func(t *testing.T, clock *clockwork.FakeClo
 // at once, two wait 200 and 400 ms, three are refused.
 func TestSourceExample(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("/ibe/AvailFare", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(5))
+		l, err := tb.NewSmoothBursty("/ibe/AvailFare", 5, tb.WithStore(open()), patient, tb.WithClock(clock), tb.WithInitialPermits(5))
 		require.NoError(t, err)
 		var delays []time.Duration
 		refused := 0

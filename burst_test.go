@@ -17,7 +17,7 @@ import (
 func TestSetRateAndBurst(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		limiter := func(rate float64, opts ...tb.Option) *tb.RateLimiter {
-			l, err := tb.NewSmoothBursty("x", rate, append(opts, tb.WithStore(open()), tb.WithClock(clock))...)
+			l, err := tb.NewSmoothBursty("x", rate, append(opts, tb.WithStore(open()), patient, tb.WithClock(clock))...)
 			require.NoError(t, err)
 			return l
 		}
@@ -77,7 +77,7 @@ func TestSetRateAndBurst(t *testing.T) {
 // Changing the size back and forth mints nothing.
 func TestSetRateAndBurstMintsNothing(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("x", 10, tb.WithStore(open()), tb.WithClock(clock))
+		l, err := tb.NewSmoothBursty("x", 10, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		granted := 0
 		for range 100 { // ten seconds
@@ -99,7 +99,7 @@ func TestSetRateAndBurstMintsNothing(t *testing.T) {
 
 func TestSetRateAndBurstRefused(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		opts := []tb.Option{tb.WithStore(open()), tb.WithClock(clock)}
+		opts := []tb.Option{tb.WithStore(open()), patient, tb.WithClock(clock)}
 		l, err := tb.NewSmoothBursty("x", 5, opts...)
 		require.NoError(t, err)
 		require.NoError(t, l.Reset(ctx))

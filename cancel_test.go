@@ -49,7 +49,7 @@ func TestTenCancelled(t *testing.T) {
 		for _, kind := range limiters {
 			store := open()
 			for trial := range tb.Sized(20, 6) {
-				l, err := kind.open(fmt.Sprint(kind.name, trial), 5, tb.WithStore(store), tb.WithClock(clock))
+				l, err := kind.open(fmt.Sprint(kind.name, trial), 5, tb.WithStore(store), patient, tb.WithClock(clock))
 				require.NoError(t, err)
 				_, err = l.Reserve(ctx, 2) // somebody who stays
 				require.NoError(t, err)
@@ -94,7 +94,7 @@ func TestTenCancelled(t *testing.T) {
 func TestTenCancelledWaiters(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		for trial := range 4 {
-			l, err := tb.NewSmoothBursty(fmt.Sprint(trial), 5, tb.WithStore(open()), tb.WithClock(clock))
+			l, err := tb.NewSmoothBursty(fmt.Sprint(trial), 5, tb.WithStore(open()), patient, tb.WithClock(clock))
 			require.NoError(t, err)
 			require.NoError(t, l.Reset(ctx))
 			ok, err := l.TryAcquire(ctx, 1, 0)
@@ -200,7 +200,7 @@ func TestCancelMidway(t *testing.T) {
 			require.NoError(t, err)
 			return r
 		}
-		l, err := tb.NewSmoothBursty("no burst", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithMaxPermits(0))
+		l, err := tb.NewSmoothBursty("no burst", 5, tb.WithStore(open()), patient, tb.WithClock(clock), tb.WithMaxPermits(0))
 		require.NoError(t, err)
 		first, second, third := reserve(l, 1), reserve(l, 2), reserve(l, 1)
 		clock.Advance(150 * time.Millisecond)
@@ -212,7 +212,7 @@ func TestCancelMidway(t *testing.T) {
 		require.NoError(t, third.Cancel(ctx))
 		require.Equal(t, 200*time.Millisecond, reserve(l, 1).Delay())
 
-		l, err = tb.NewSmoothBursty("burst", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(5))
+		l, err = tb.NewSmoothBursty("burst", 5, tb.WithStore(open()), patient, tb.WithClock(clock), tb.WithInitialPermits(5))
 		require.NoError(t, err)
 		var held []*tb.Reservation
 		for range 8 {

@@ -107,7 +107,7 @@ type guavaReplay struct {
 
 // configure makes a limiter of Guava's configuration at a rate.
 func (g *guavaReplay) configure(rate float64) (ok bool) {
-	opts := []tb.Option{tb.WithStore(g.store), tb.WithClock(g.clock), tb.WithPayment(tb.PayLater), tb.WithVersion(g.version)}
+	opts := []tb.Option{tb.WithStore(g.store), patient, tb.WithClock(g.clock), tb.WithPayment(tb.PayLater), tb.WithVersion(g.version)}
 	var err error
 	if g.trace.Kind == "warmup" {
 		if !(g.trace.ColdFactor > 1) {

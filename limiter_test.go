@@ -24,7 +24,7 @@ import (
 // A context that is done takes nothing and comes back as the error; a wait that cannot end in time fails at once.
 func TestContext(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), tb.WithClock(clock))
+		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		require.NoError(t, l.Reset(ctx))
 		before, err := l.State(ctx)
@@ -143,7 +143,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 // No trap for small rates.
 func TestSmallRates(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("tenth", 0.1, tb.WithStore(open()), tb.WithClock(clock))
+		l, err := tb.NewSmoothBursty("tenth", 0.1, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		for range 50 {
 			ok, err := l.Try(ctx)
@@ -153,7 +153,7 @@ func TestSmallRates(t *testing.T) {
 		}
 
 		require.NoError(t, l.Reset(ctx))
-		l, err = tb.NewSmoothBursty("scaled", 5, tb.WithStore(open()), tb.WithClock(clock))
+		l, err = tb.NewSmoothBursty("scaled", 5, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		require.NoError(t, l.SetRate(ctx, 0.5))
 		for range 20 {
@@ -169,7 +169,7 @@ func TestSmallRates(t *testing.T) {
 		require.Equal(t, 5.0, b.MaxPermits)
 
 		for _, timeout := range []time.Duration{0, time.Millisecond, 300 * time.Millisecond, time.Second} {
-			l, err := tb.NewSmoothWarmingUp(fmt.Sprint("cold", timeout), 2, 10*time.Second, tb.WithStore(open()), tb.WithClock(clock))
+			l, err := tb.NewSmoothWarmingUp(fmt.Sprint("cold", timeout), 2, 10*time.Second, tb.WithStore(open()), patient, tb.WithClock(clock))
 			require.NoError(t, err)
 			granted := 0
 			for range 240 {
@@ -283,7 +283,7 @@ func soon(call func() error) error {
 // Acquire reserves a second ahead, and no further; those beyond wait here, in order, and none is lost.
 func TestHorizon(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), tb.WithClock(clock))
+		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		require.NoError(t, l.Reset(ctx))
 		const callers = 120 // 24 s of permits
@@ -435,7 +435,7 @@ func TestVersions(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		store := open()
 		limiter := func(rate float64, opts ...tb.Option) *tb.RateLimiter {
-			l, err := tb.NewSmoothBursty("x", rate, append(opts, tb.WithStore(store), tb.WithClock(clock))...)
+			l, err := tb.NewSmoothBursty("x", rate, append(opts, tb.WithStore(store), patient, tb.WithClock(clock))...)
 			require.NoError(t, err)
 			return l
 		}
@@ -580,7 +580,7 @@ func TestBadInput(t *testing.T) {
 	}
 
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), tb.WithClock(clock))
+		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		for _, permits := range []int{0, -1, math.MinInt, math.MaxInt, 1 << 53, 1 << 40} {
 			_, err = l.Acquire(ctx, permits)
@@ -615,9 +615,9 @@ func TestBadInput(t *testing.T) {
 func TestNeverGrantedByAnOldConfiguration(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		asked := &counted{Store: open()}
-		a, err := tb.NewSmoothBursty("x", 1, tb.WithStore(asked), tb.WithClock(clock))
+		a, err := tb.NewSmoothBursty("x", 1, tb.WithStore(asked), patient, tb.WithClock(clock))
 		require.NoError(t, err)
-		b, err := tb.NewSmoothBursty("x", 1, tb.WithStore(open()), tb.WithClock(clock))
+		b, err := tb.NewSmoothBursty("x", 1, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		for range 50 {
 			_, err := a.TryAcquire(ctx, 10, 0)
@@ -650,7 +650,7 @@ func TestNeverGrantedByAnOldConfiguration(t *testing.T) {
 			_, err = slow.TryAcquire(ctx, 10_000_000, math.MaxInt64)
 			require.ErrorIs(t, err, tb.ErrInvalidPermits, "300 years")
 		}
-		b, err = tb.NewSmoothBursty("y", 0.001, tb.WithStore(open()), tb.WithClock(clock))
+		b, err = tb.NewSmoothBursty("y", 0.001, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		require.NoError(t, b.SetRate(ctx, 1e7))
 		clock.Advance(100 * time.Millisecond)
@@ -664,9 +664,9 @@ func TestNeverGrantedByAnOldConfiguration(t *testing.T) {
 func TestSlowestRate(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		store := open()
-		bursty, err := tb.NewSmoothBursty("bursty", 1e-9, tb.WithStore(store), tb.WithClock(clock))
+		bursty, err := tb.NewSmoothBursty("bursty", 1e-9, tb.WithStore(store), patient, tb.WithClock(clock))
 		require.NoError(t, err)
-		warm, err := tb.NewSmoothWarmingUp("warm", 2.5e-9, time.Second, tb.WithStore(store), tb.WithClock(clock), tb.WithColdFactor(2.5))
+		warm, err := tb.NewSmoothWarmingUp("warm", 2.5e-9, time.Second, tb.WithStore(store), patient, tb.WithClock(clock), tb.WithColdFactor(2.5))
 		require.NoError(t, err)
 		for _, l := range []*tb.RateLimiter{bursty, warm} {
 			for i := range 3 {

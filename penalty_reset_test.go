@@ -47,11 +47,11 @@ func penalisedBuckets(t *testing.T, rate float64, test func(t *testing.T, p *pen
 				}
 				p := &penalised{lose: shared.lose}
 				store := open()
-				p.here = bursty(t, rate, tb.WithStore(store))
-				p.there = bursty(t, rate, tb.WithStore(store))
+				p.here = bursty(t, rate, tb.WithStore(store), patient)
+				p.there = bursty(t, rate, tb.WithStore(store), patient)
 				p.learns = time.Duration(processes) * 4 * trip
 				if processes == 2 {
-					p.there = bursty(t, rate, tb.WithStore(open()))
+					p.there = bursty(t, rate, tb.WithStore(open()), patient)
 					p.learns += 500 * time.Millisecond
 				}
 				if processes == 0 {

@@ -27,7 +27,7 @@ func ready(r *tb.Reservation) bool {
 // others, and drops what was saved up; the longest counts.
 func TestPenalize(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(2))
+		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), patient, tb.WithClock(clock), tb.WithInitialPermits(2))
 		require.NoError(t, err)
 		reserve := func(n int) *tb.Reservation {
 			r, err := l.Reserve(ctx, n)
@@ -80,7 +80,7 @@ func TestPenalize(t *testing.T) {
 // Whoever cancels while the bucket is held back lets nobody go before its end, and the permits lapse.
 func TestPenalizeAndCancel(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
-		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), tb.WithClock(clock))
+		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		var all []*tb.Reservation
 		for _, n := range []int{1, 10, 1, 1} {
@@ -136,7 +136,7 @@ func TestPenaltyEndsLease(t *testing.T) {
 	client, prefix := redisClient(t), prefixOf(t)
 	open := func() *tb.RateLimiter {
 		l, err := tb.NewSmoothBursty("leased", 1000, tb.WithStore(tb.NewRedisScriptStore(client, tb.WithKeyPrefix(prefix))),
-			tb.WithPrefetch(500*time.Millisecond), tb.WithInitialPermits(1000))
+			tb.WithPrefetch(500*time.Millisecond), tb.WithInitialPermits(1000), patient)
 		require.NoError(t, err)
 		return l
 	}
@@ -177,7 +177,7 @@ func TestPenalizeBadInput(t *testing.T) {
 func TestLevel(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		on := true
-		l, err := tb.NewSmoothBursty("level", 5, tb.WithStore(open()), tb.WithClock(clock), tb.WithInitialPermits(5), tb.WithMaxPermits(10),
+		l, err := tb.NewSmoothBursty("level", 5, tb.WithStore(open()), patient, tb.WithClock(clock), tb.WithInitialPermits(5), tb.WithMaxPermits(10),
 			tb.WithSwitch(func() bool { return on }))
 		require.NoError(t, err)
 		level := func(n int) (tb.Level, bool) {
@@ -201,7 +201,7 @@ func TestLevel(t *testing.T) {
 		on = false
 		level(1)
 
-		warm, err := tb.NewSmoothWarmingUp("warm level", 5, time.Second, tb.WithStore(open()), tb.WithClock(clock))
+		warm, err := tb.NewSmoothWarmingUp("warm level", 5, time.Second, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
 		r, err := warm.Reserve(ctx, 1)
 		require.NoError(t, err)
@@ -219,7 +219,7 @@ func TestLevelWithoutNoise(t *testing.T) {
 		store := open()
 		for _, rate := range []float64{3, 5, 7, 30} {
 			for a := 400 * time.Millisecond; a < time.Second; a += 54_321 * time.Microsecond {
-				l, err := tb.NewSmoothBursty(fmt.Sprint(rate, a), rate, tb.WithStore(store), tb.WithClock(clock), tb.WithMaxPermits(2*rate), tb.WithInitialPermits(0))
+				l, err := tb.NewSmoothBursty(fmt.Sprint(rate, a), rate, tb.WithStore(store), patient, tb.WithClock(clock), tb.WithMaxPermits(2*rate), tb.WithInitialPermits(0))
 				require.NoError(t, err)
 				r, err := l.TryReserve(ctx, 1, 0)
 				require.NoError(t, err)
@@ -246,9 +246,9 @@ func TestLevelWithoutNoise(t *testing.T) {
 func TestResetReplacesKind(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		store := open()
-		bursty, err := tb.NewSmoothBursty("kind", 5, tb.WithStore(store), tb.WithClock(clock), tb.WithVersion(7))
+		bursty, err := tb.NewSmoothBursty("kind", 5, tb.WithStore(store), patient, tb.WithClock(clock), tb.WithVersion(7))
 		require.NoError(t, err)
-		warm, err := tb.NewSmoothWarmingUp("kind", 5, time.Second, tb.WithStore(store), tb.WithClock(clock), tb.WithVersion(3))
+		warm, err := tb.NewSmoothWarmingUp("kind", 5, time.Second, tb.WithStore(store), patient, tb.WithClock(clock), tb.WithVersion(3))
 		require.NoError(t, err)
 		_, err = bursty.Try(ctx)
 		require.NoError(t, err)

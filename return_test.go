@@ -13,7 +13,7 @@ import (
 func TestUnused(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		store := open()
-		l, err := tb.NewSmoothBursty("unused", 5, tb.WithStore(store), tb.WithClock(clock), tb.WithMaxPermits(5), tb.WithInitialPermits(5))
+		l, err := tb.NewSmoothBursty("unused", 5, tb.WithStore(store), patient, tb.WithClock(clock), tb.WithMaxPermits(5), tb.WithInitialPermits(5))
 		require.NoError(t, err)
 		stored := func() float64 {
 			b, err := l.State(ctx)
