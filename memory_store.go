@@ -139,7 +139,7 @@ func (s *MemoryStore) bucket(name string, now int64) *memoryBucket {
 	return b
 }
 
-// sweepSteps is how many buckets are looked at for each new one. So all have been looked at when a quarter as many have come.
+// sweepSteps is how many buckets are examined for each new one. So after 25 new ones each bucket of a store of 100 has been examined.
 const sweepSteps = 4
 
 // sweep drops expired buckets among the next few. s.mu must be held.

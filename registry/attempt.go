@@ -123,7 +123,7 @@ func (a *attempt) report(by gate.Decider, pass bool) {
 // A call begins when its rate, its concurrency and its window all grant it. They are asked one after the other, so the order decides what
 // a refusal by one costs in the others:
 //
-//	step              when                             a refusal gives back       until then other calls see
+//	step              when                             a refusal gives back       what other calls see until then
 //	1. local state    at once, without a round trip    nothing                    nothing
 //	2. rate           at once; then the call waits     nothing                    nothing
 //	3. concurrency    a lead before the permit is due  the permit                 the bucket without the permit
@@ -134,7 +134,8 @@ func (a *attempt) report(by gate.Decider, pass bool) {
 // other call is refused as well.
 //
 // A permit is refunded while it is not due. A permit that was due at once is refunded, too, unless others have taken permits behind it
-// that are not due yet. It lapses if it falls due while the concurrency and the window are asked, if they take longer than the lead.
+// that are not due yet. If asking the concurrency and the window takes longer than the lead, the permit falls due meanwhile,
+// and lapses if they refuse.
 
 // run asks the limits of the row in turn. It returns when the call may begin, or with the first refusal.
 func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) {

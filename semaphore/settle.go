@@ -35,8 +35,8 @@ func (s *source) Land(f *flight, report *store.Report, err error, late bool) {
 	c.setAlarm(now)
 }
 
-// putBack queues the requests of a batch again that was too late by the store's clock. That clock has stepped; the view has it now. The
-// coordinator's mu must be held.
+// putBack queues everything in a batch again, because the store found it past its deadline. The store's clock has stepped; the view learns
+// the new time first. The coordinator's mu must be held.
 func (s *source) putBack(f *flight, report *store.Report, now time.Duration) {
 	c := s.coordinator
 	c.view.server.Heard(report.Now, f.sent, now)
@@ -106,7 +106,7 @@ func (s *source) admittedHere(f *flight, report *store.Report, now time.Duration
 	}
 }
 
-// settleLate releases what a batch was granted whose report came after its deadline. The coordinator's mu must be held.
+// settleLate releases the permits of a batch whose report came after its deadline. The coordinator's mu must be held.
 func (s *source) settleLate(f *flight, report *store.Report, err error, now time.Duration) {
 	c := s.coordinator
 	if err != nil || report.Late {

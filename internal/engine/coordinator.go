@@ -12,11 +12,11 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// Coordinator is the end of one bucket in this process. All limiters of one name, store, clock and store timeout share one.
+// Coordinator is this process's side of one bucket. All limiters of one name, store, clock and store timeout share one.
 //
 // Invariants:
 //   - Waiters are served first come, first served. Only reservations do not wait behind waiters (Q2).
-//   - Each permit is one atomic decision of the store.
+//   - The store alone decides whether a request is granted, in one atomic step with the rest of its batch.
 //   - Every caller has a result within the store timeout after it began to wait for the store (Q5).
 //
 // Goroutines exist only while a batch is in flight. Each caller waits on a channel of its own; the alarm serves all of them.
@@ -61,8 +61,8 @@ func New(config Config) *Coordinator {
 	return c
 }
 
-// Submit queues a call. The returned channel is closed when the call has a result: when its permits are due or it ends; for a reservation,
-// when it is decided. If the context cannot be cancelled, the batch may be sent in the goroutine of the caller.
+// Submit queues a call. The returned channel is closed when the call ends: its permits are due, or it was refused or failed. For a
+// reservation it is closed as soon as the store has decided. If the context cannot be cancelled, the batch may be sent in the goroutine of the caller.
 func (c *Coordinator) Submit(ctx context.Context, q *Call) (answered <-chan struct{}) {
 	answered = q.ready
 	if q.promise != nil {
@@ -111,7 +111,7 @@ func (c *Coordinator) dispatch(now int64) {
 		c.advance(now)
 	} else if c.inFlight.busy {
 		c.advance(now)
-	} else if c.ready(now) || c.inFlight.kept() { // a Depart without a batch releases the lock
+	} else if c.ready(now) || c.inFlight.kept() { // if a lock is kept, Depart is called even with nothing to send, and releases it
 		c.begin()
 		c.Trips.Ready(c.route(), c)
 	} else {
@@ -142,7 +142,7 @@ func (c *Coordinator) ready(now int64) bool {
 	}
 	c.leases.serve(now)
 	some := c.outbox.holds(now) || c.listener(now) != nil
-	c.queue.refuseExpired(now) // to prepare a refund may take permits from waiters
+	c.queue.refuseExpired(now) // holds may prepare a refund and take permits from waiters, which are then too late
 	return some
 }
 
@@ -155,7 +155,7 @@ func (c *Coordinator) advance(now int64) {
 	c.leases.reviewNow(now)
 }
 
-// listener returns the limiter that is to read the bucket, because it has had no reply for long; nil if it has, or if nothing depends on
+// listener returns a limiter that should read the bucket, because the last reply is too old; nil if it is recent, or if nothing depends on
 // the bucket. mu must be held.
 func (c *Coordinator) listener(now int64) *Limiter {
 	if len(c.outbox.aside) > 0 || c.queue.asks(now) || now-c.view.at < c.listening.interval() {
@@ -181,7 +181,7 @@ func (c *Coordinator) listens() *Limiter {
 
 // setAlarm sets the alarm, and what newcomers may do. mu must be held.
 func (c *Coordinator) setAlarm() {
-	if c.queue.line.Spare() { // a waiter for whom it came too late was refused, perhaps; the next caller may have it
+	if c.queue.line.Spare() { // a waiter may have left it that was refused because it came too late; the next caller may take it
 		c.view.drop()
 	}
 	if p := uint32(c.passage()); p != c.newcomers.Load() {

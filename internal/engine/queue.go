@@ -17,7 +17,7 @@ import (
 // Invariants:
 //   - Waiters are served first come, first served, except reservations, which do not wait behind uncovered waiters.
 //   - The line of each waiter is in q.line or q.old.
-//   - due is not after the first due time or timeout of all waiters.
+//   - due is no later than the earliest due time and the earliest timeout of any waiter.
 type queue struct {
 	line    *schedule.Schedule[*Call]
 	old     []*schedule.Schedule[*Call]
@@ -36,7 +36,7 @@ func (q *queue) init(strict bool, callers *callers, view *view) {
 	q.line, q.callers, q.view = &schedule.Schedule[*Call]{Strict: strict}, callers, view
 }
 
-// quiet reports whether there are no waiters, and none has left a schedule as too late.
+// quiet reports whether there are no waiters, and none that became too late has still to be refused.
 func (q *queue) quiet() bool { return q.line.Quiet() && len(q.old) == 0 && q.late == nil }
 
 // asks reports whether it is time to ask the store for the uncovered waiters.
@@ -134,7 +134,7 @@ func (q *queue) promise(w *Call, now int64) {
 	w.answer()
 }
 
-// ahead returns the number of permits in front of those of a newcomer, including its own if it waits for them too (PayNow).
+// ahead returns how many permits must fall due before a newcomer is served: those of the uncovered waiters and, under PayNow, its own.
 func (q *queue) ahead(w *Call, t *permit.Terms) int64 {
 	wanted := q.line.Wanted()
 	if !t.PayLater {
@@ -152,8 +152,8 @@ func (q *queue) estimate(w *Call, now int64) int64 {
 // paced returns when a newcomer's permits are due at the pace at which the queue moved of late, which includes the demand of other
 // processes. It returns 0 if the pace is not known.
 //
-// Measured with two processes at 20/s and three times that demand: 53 % of the refusals came later than after a second with timeouts of 4 s,
-// and 59 % with 15 s. With the pace it is 7 % and 6 %. As many calls are granted, and the whole rate is used (TestMostAreRefusedEarly).
+// Measured with two processes at 20/s and three times that demand: without the pace, 53 % of the refusals took longer than a second with
+// timeouts of 4 s, and 59 % with 15 s; with it, 7 % and 6 %. As many calls are granted, and the whole rate is used (TestMostAreRefusedEarly).
 func (q *queue) paced(w *Call, now int64) int64 {
 	t := w.limiter.Effective()
 	cost, known := q.pace.Cost(q.ahead(w, t), Horizon(t))
@@ -163,8 +163,8 @@ func (q *queue) paced(w *Call, now int64) int64 {
 	return max(now, q.line.Last()) + int64(min(paceMargin*cost, permit.MaxExact))
 }
 
-// paceMemory is the averaging window of the pace, in horizons. The pace is used once it covers one horizon. paceMargin admits calls that
-// would be just in time, because the pace is no more exact.
+// paceMemory is the averaging window of the pace, in horizons. The pace is used once it covers one horizon. The pace is
+// only about as exact as paceMargin, so a call is refused only if it would miss its timeout by more than that.
 const (
 	paceMemory = 4
 	paceMargin = 0.95
@@ -273,7 +273,8 @@ func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
 	q.promise(w, w.decided)
 }
 
-// refused records that the store refused the first asker, and so all waiters behind it: its wait exceeds the look-ahead by beyond.
+// refused records that the store refused the first asker, whose wait exceeds the look-ahead by beyond. The waiters behind it count as
+// refused, too.
 func (q *queue) refused(w *Call, beyond, received, now int64) {
 	t := w.limiter.Effective()
 	q.line.Refused(received, Horizon(t), beyond, rand.Float64())

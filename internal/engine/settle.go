@@ -150,7 +150,7 @@ func (c *Coordinator) carriedOut(q *Call, i int, requests []permit.Request, out 
 }
 
 // grant hands out the permits that the store has granted to a call. If the caller has left, they serve other waiters or are refunded.
-// received is a time, in limiter microseconds, at which the store's clock had reached the time of the decision. mu must be held.
+// received is the time of the decision by the limiter's clock, or later, in limiter microseconds. mu must be held.
 func (c *Coordinator) grant(f *flight, q *Call, r *permit.Request, out *permit.Outcome, received, now int64) {
 	g := &r.Grant
 	if c.refundLate(f, g, out) {
@@ -173,8 +173,7 @@ func (c *Coordinator) grant(f *flight, q *Call, r *permit.Request, out *permit.O
 		c.callers.end(q, done, nil)
 		return
 	}
-	// The permits are due at the store's time or later. That may be before the call arrived by this process's clock, if the store wrote a
-	// prediction.
+	// If the store wrote a prediction, it decided as of an earlier time. By this process's clock that may be before the call arrived.
 	grant := c.scheduled(f, r, out)
 	asked := out.NowMicros + grant.Offset
 	if !reserved {
@@ -285,7 +284,7 @@ func (c *Coordinator) heldBack(b *permit.Bucket, serverNow, now int64) {
 		c.queue.resume(shorter, now)
 	}
 	if held {
-		c.queue.release(now) // permits that were due before the penalty must not fall due again in it
+		c.queue.release(now) // pause moves the permits that are left, so those due before the penalty are handed out first
 		c.view.drop()
 		c.leases.drop()
 		c.queue.pause(longer, b.HeldUntilMicros+c.view.offset.Micros(), now)
