@@ -39,7 +39,8 @@ type verdict struct {
 // Reserve and TryReserve, which do not wait for the due time.
 //
 // It takes five steps. check validates the request. shortcut decides it without the queue, if it can; for a MemoryStore that is takeNow.
-// enqueue makes a call of it, and Wait blocks until the call has a result. verdict tells a plain refusal from a request that has no chance.
+// enqueue makes a call of it, and Wait blocks until the call has a result. verdict returns the result, with an error
+// if no state of the bucket could grant the request in time.
 func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (verdict, error) {
 	n, maxWait := int64(permits), min(max(0, timeout.Microseconds()), maxExact)
 	if off, err := l.check(ctx, n, maxWait); off || err != nil {
@@ -134,7 +135,7 @@ func (l *RateLimiter) neverGranted(n, maxWait int64, reply *engine.Result) error
 	return &WaitError{l.Name(), int(n), time.Duration(least) * time.Microsecond, ErrNeverGranted}
 }
 
-// shortcut decides a request without a round trip, if it can: by a lease, or by what the last reply showed.
+// shortcut decides a request without a round trip, if it can: by a lease, or by the state in the last reply.
 func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (got verdict, decided bool) {
 	c := l.limiter.Coordinator
 	if e := c.FromLease(&l.limiter, n); e != nil {
@@ -217,7 +218,7 @@ func (l *RateLimiter) hopeless(ctx context.Context, n, maxWait int64, wait time.
 	return nil
 }
 
-// decide asks for permits. With an observer, a failure policy or a shadow there is more to it.
+// decide asks for permits. With an observer, a failure policy or a shadow it calls decideObserved.
 func (l *RateLimiter) decide(ctx context.Context, v verb, permits int, timeout time.Duration) (verdict, error) {
 	if l.plain {
 		return l.ask(ctx, v, permits, timeout)
@@ -270,7 +271,7 @@ func (l *RateLimiter) fallback(ctx context.Context, v verdict, err error, ask fu
 		case ctx.Err() != nil:
 			return v, ctx.Err()
 		case probed != nil && !away(probed):
-			return v, fmt.Errorf("%w; before that: %v", storeError(l.Name(), probed), err) // which was taken for an outage
+			return v, fmt.Errorf("%w; before that: %v", storeError(l.Name(), probed), err) // it was mistaken for an outage
 		case notAsked(err) && probed == nil:
 			return v, err
 		}
@@ -330,7 +331,7 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 }
 
 // Waiting returns how many calls of this process are in progress while the queue is not empty, and how long its head has waited. Calls
-// that wait for nothing but the store's reply are included. Both results are 0 if the queue is empty.
+// that wait only for the store's reply are included. Both results are 0 if the queue is empty.
 func (l *RateLimiter) Waiting() (calls int, longest time.Duration) {
 	l.limiter.Coordinator.Inspect(func(s engine.State) {
 		if s.Waiting {

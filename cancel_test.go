@@ -51,7 +51,7 @@ func TestTenCancelled(t *testing.T) {
 			for trial := range tb.Sized(20, 6) {
 				l, err := kind.open(fmt.Sprint(kind.name, trial), 5, tb.WithStore(store), patient, tb.WithClock(clock))
 				require.NoError(t, err)
-				_, err = l.Reserve(ctx, 2) // somebody who stays
+				_, err = l.Reserve(ctx, 2) // a caller that stays
 				require.NoError(t, err)
 				before, err := l.State(ctx)
 				require.NoError(t, err)

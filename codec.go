@@ -14,9 +14,9 @@ import (
 //
 //	tb1 epoch=8239 seq=12 tail=12 stored=4.5 next=1700000000000000 carry=0 debt=0 back=0: bursty now 5 5 1 0
 //
-// A person can read it in redis-cli, and internal/redisbucket/lua/apply.lua writes the same bytes. 17 digits give every float64 back. It is
-// short since Redis keeps a million of them: debt is next − seen, and back the returned permits and whose they were. Before
-// the configuration stands " hold=<until>:<paused>" if the bucket was ever held back.
+// It is readable in redis-cli, and internal/redisbucket/lua/apply.lua writes the same bytes. 17 digits represent every float64 exactly. The text
+// is short because Redis may keep a million of them: debt is next − seen, and back is the returned permits and the numbers of their places.
+// A bucket that was ever paused has " hold=<until>:<paused>" before the configuration.
 const stateFormat = "tb1"
 
 // appendText appends the state in its stored form.
@@ -42,11 +42,12 @@ func (b *PermitBucket) appendText(dst []byte) []byte {
 	return append(append(dst, ' '), b.setting.terms.Text...)
 }
 
-// UnmarshalText reads a bucket as stores keep it, for tools that look into a store. Its Name is not part of that.
+// UnmarshalText reads a bucket in its stored form, for tools that inspect a store. The form does not include the Name. Errors match
+// [ErrCorruptState].
 func (b *PermitBucket) UnmarshalText(text []byte) error { return b.unmarshal(string(text)) }
 
-// unmarshal reads a stored state. Whatever it does not fully understand is [ErrCorruptState], and the bucket is
-// left as it was; empty text is a bucket that does not exist yet.
+// unmarshal reads a stored state. A state that it does not fully understand is [ErrCorruptState], and the bucket stays unchanged. Empty
+// text is a bucket that does not exist yet.
 func (b *PermitBucket) unmarshal(text string) error {
 	if err := b.parse(text, nil); err != nil {
 		return fmt.Errorf("%w: %w", ErrCorruptState, err)
@@ -54,17 +55,17 @@ func (b *PermitBucket) unmarshal(text string) error {
 	return nil
 }
 
-// corrupt is an ErrCorruptState of what is stored where it says.
+// corrupt returns an ErrCorruptState that names the place of the state.
 func corrupt(where string, err error) error {
 	return fmt.Errorf("%w: %s: %w", ErrCorruptState, where, err)
 }
 
-// corruptBucket is an ErrCorruptState of a bucket.
+// corruptBucket returns an ErrCorruptState that names the bucket.
 func corruptBucket(name string, err error) error {
 	return corrupt(fmt.Sprintf("bucket %q", label(name)), err)
 }
 
-// parse reads a stored state. A configuration that is expected need not be read anew. The error says what is corrupt.
+// parse reads a stored state. If the configuration equals the expected one, it is not parsed again. The error names the corrupt field.
 func (b *PermitBucket) parse(text string, expected *permit.Terms) error {
 	if text == "" {
 		*b = PermitBucket{}
@@ -98,7 +99,7 @@ func (b *PermitBucket) parse(text string, expected *permit.Terms) error {
 	return nil
 }
 
-// account reads all that stands before the configuration.
+// account reads the fields before the configuration.
 func (s *scanner) account(n *PermitBucket) {
 	s.literal(stateFormat)
 	n.Epoch = s.integer(" epoch=", 1)
@@ -128,7 +129,7 @@ func (s *scanner) account(n *PermitBucket) {
 	s.literal(" ")
 }
 
-// places reads the numbers of those whose permits were returned.
+// places reads the numbers of the places whose permits were returned.
 func (s *scanner) places(list string) (returned []int64) {
 	for whole := list; s.err == nil && list != ""; {
 		var tag string
@@ -206,7 +207,7 @@ func (s *scanner) field(name string) string {
 	return value
 }
 
-// number accepts what Lua's tonumber accepts of these characters, so that both languages call the same states corrupt.
+// number accepts the same texts of these characters as Lua's tonumber, so that both languages reject the same states.
 func (s *scanner) number(name string, lo, hi float64) float64 {
 	return s.parse(name, s.field(name), lo, hi)
 }

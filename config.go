@@ -19,7 +19,7 @@ const (
 	maxInterval = 1e15
 )
 
-// Kind tells the two limiters apart. One bucket is of one kind for as long as it lives.
+// kind is the kind of a limiter and its bucket. A bucket keeps its kind until a reset or the end of its state.
 type kind uint8
 
 // The kinds of bucket.
@@ -36,15 +36,15 @@ func (k kind) String() string {
 	return "bursty"
 }
 
-// Payment says who waits for the permits of a request.
+// Payment sets which caller waits for the permits of a request.
 type Payment uint8
 
 const (
-	// PayNow lets a caller wait until its own permits exist. In any window of T seconds at most
-	// max(max permits, largest request) + rate × (T + 1 µs) permits fall due (warm-up: put 0 for max permits).
+	// PayNow makes a caller wait until its own permits are due. In any window of T seconds at most max(max permits, largest request) + rate
+	// × (T + 1 µs) permits fall due (warm-up: put 0 for max permits).
 	PayNow Payment = iota
-	// PayLater is Guava's rule: a caller waits for the debt that it finds, and the next one waits for its cost.
-	// In any window at most max permits + largest request + rate × (T + 1 µs) (warm-up: put 0 for max permits).
+	// PayLater is Guava's rule: a caller waits for the debt that it finds, and the next caller waits for its cost. In any window at most
+	// max permits + largest request + rate × (T + 1 µs) permits fall due (warm-up: put 0 for max permits).
 	PayLater
 )
 
@@ -64,7 +64,7 @@ func (p Payment) word() string {
 	return "now"
 }
 
-// Config is the versioned part of a bucket's configuration, kept in its state so that a fleet agrees on it.
+// config is the versioned part of a bucket's configuration, kept in its state so that a fleet agrees on it.
 type config struct {
 	Kind    kind
 	Payment Payment
@@ -97,7 +97,7 @@ func (c *config) setMaxPermits(n float64) {
 	}
 }
 
-// unsigned makes a negative zero a positive one: Lua and Go write it differently.
+// unsigned replaces negative zero by zero, because Lua and Go write it differently.
 func unsigned(f float64) float64 {
 	if f == 0 {
 		return 0
@@ -105,11 +105,11 @@ func unsigned(f float64) float64 {
 	return f
 }
 
-// curve holds what the arithmetic derives from a Config.
+// curve holds the values that the arithmetic derives from a config.
 type curve struct {
 	interval  float64 // microseconds between two permits
 	max       float64 // the most permits that can be stored
-	threshold float64 // warm-up: stored permits above this are handed out more slowly
+	threshold float64 // warm-up: stored permits above this are granted more slowly
 	slope     float64 // warm-up: microseconds that each permit above the threshold adds to the interval
 }
 
@@ -120,7 +120,7 @@ func (c *config) curve() curve {
 	return burstyCurve(c)
 }
 
-// coolDown is the time, in microseconds, in which an idle bucket stores one permit.
+// coolDown returns the time, in microseconds, in which an idle bucket stores one permit.
 func (c *config) coolDown(interval, most float64) float64 {
 	if c.Kind == warmingUp {
 		return float64(c.WarmupMicros) / most
@@ -128,7 +128,8 @@ func (c *config) coolDown(interval, most float64) float64 {
 	return interval
 }
 
-// validate names the first field that is out of range, see wanted. internal/redisbucket/lua/apply.lua repeats it for what it reads from Redis.
+// validate returns an error that names the first field out of range, see wanted. internal/redisbucket/lua/apply.lua repeats it for the
+// configurations that it reads from Redis.
 func (c *config) validate() error {
 	k := c.curve()
 	switch {
@@ -157,11 +158,11 @@ func (c *config) validate() error {
 	return nil
 }
 
-// setting is a configuration with what follows from it. It is never changed, so all that have it share it.
+// setting is a configuration with its derived values. It is immutable, so limiters and buckets share it.
 type setting struct {
 	config
 	curve
-	terms permit.Terms // the same, as the engine and the stores know it
+	terms permit.Terms // the same configuration for the engine and the stores
 }
 
 func newSetting(c config) *setting {
@@ -173,7 +174,7 @@ func newSetting(c config) *setting {
 	return s
 }
 
-// settingOf returns the setting that terms are of.
+// settingOf returns the setting of terms.
 func settingOf(t *permit.Terms) *setting { return t.Arithmetic.(*setting) }
 
 // After implements [permit.Arithmetic].
@@ -203,8 +204,8 @@ func (c *config) appendText(dst []byte) []byte {
 	return strconv.AppendInt(dst, c.Version, 10)
 }
 
-// contentHash orders configurations of equal version the same way on every node. It is a polynomial hash modulo a
-// prime so small that Lua's float64 computes it exactly too.
+// contentHash orders configurations of equal version the same way on every node. It is a polynomial hash modulo a prime so small that Lua's
+// float64 computes it exactly, too.
 func (c *config) contentHash() int64 {
 	var h int64
 	for _, char := range c.appendText(nil) {

@@ -14,7 +14,7 @@ import (
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 )
 
-// Who is refused in a line of an epoch that is no more is told so.
+// A caller that is refused in the queue of a former epoch gets the refusal.
 func TestExpiredBehindAReset(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	l, err := NewSmoothBursty("x", 10, WithStore(&distant{Store: NewMemoryStore()}), WithClock(clock), WithMaxPermits(1))
@@ -78,7 +78,7 @@ func TestAlarmInAnOutage(t *testing.T) {
 	})
 }
 
-// A reservation that the store will not grant any more keeps nobody else waiting.
+// A reservation that the store does not grant any more delays no other caller.
 func TestPromiseOfAnotherKind(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	s := &distant{Store: NewMemoryStore()}

@@ -6,9 +6,9 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// Decided describes what was decided, once Apply has returned nil: the time of the store's clock, the decision about each request for
-// permits (Bucket, Permits, Granted and Wait of a [Decision]), and how many refunds were among the requests. It is for stores that wrap
-// another, to keep a ledger say. A Batch that the engine did not make has no decisions.
+// Decided returns the decisions of a batch once Apply has returned nil: the time of the store's clock in microseconds, the decision about
+// each request for permits (Bucket, Permits, Granted and Wait of a [Decision]), and the number of refunds among the requests. It is for
+// stores that wrap another, to keep a ledger for example. A Batch that the engine did not create has no decisions.
 func (b *Batch) Decided() (nowMicros int64, decisions []Decision, refunds int) {
 	if b.asked == nil {
 		return 0, nil, 0

@@ -13,14 +13,14 @@
 //
 // # When the store is unavailable
 //
-// [WithFailurePolicy] decides: calls fail with [ErrStoreUnavailable] at once, pass, or get this process's share of the rate.
+// [WithFailurePolicy] sets the result of calls: they fail with [ErrStoreUnavailable] at once, pass, or get this process's share of the rate.
 // [WithObserver] reports every decision, and the state of the store. [WithShadow] tries a limit without refusing calls. With [WithPrefetch] most calls
 // need no round trip.
 //
 // # Guarantees
 //
 // In any window of T seconds, at most the bucket's size plus rate × T permits fall due. [PayNow] and [PayLater] give the exact formulas.
-// That holds for any number of processes, whatever is cancelled, sent again, or not answered. Only a store that loses its state loses the
+// That holds for any number of processes, with cancellations, retries and lost replies. Only a store that loses its state loses the
 // permits already taken. The long-run rate is exact from 0.001/s to 10,000,000/s. The store's clock decides; gateways' clocks may be wrong. A
 // permit whose due time has passed is used: cancelling the call or the [Reservation] then has no effect.
 //

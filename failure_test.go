@@ -259,7 +259,7 @@ func (s *forgetful) Apply(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// One reply that is lost shuts out nobody: the probe is answered.
+// One lost reply causes no outage, because the probe gets a reply.
 func TestLostReplyIsNoOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		downs := 0
@@ -311,7 +311,7 @@ func TestSlowIsNotAway(t *testing.T) {
 	})
 }
 
-// What somebody must repair opens no gate.
+// A failure that needs a repair lets no call pass.
 func TestAway(t *testing.T) {
 	for _, err := range []error{
 		&WaitError{Reason: context.DeadlineExceeded}, ErrLockNotObtained, fmt.Errorf("%w: a list", ErrCorruptState), redis.ErrClosed,
@@ -394,7 +394,7 @@ func TestUncountable(t *testing.T) {
 	})
 }
 
-// A shadow refuses nobody, says what it would have done, and changes nothing for those in force.
+// A shadow refuses no call, reports its decisions, and changes nothing for the limiters in force.
 func TestShadow(t *testing.T) {
 	client := patientClient(t)
 	prefix := fmt.Sprint(t.Name(), time.Now().UnixNano(), ":")
@@ -482,7 +482,7 @@ func TestShadow(t *testing.T) {
 	})
 }
 
-// Each of the observer's functions hears what there is to hear.
+// Each of the observer's functions is called for its events.
 func TestObserver(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint(t.Name(), time.Now().UnixNano(), ":")
@@ -546,7 +546,7 @@ func TestObserver(t *testing.T) {
 	}
 }
 
-// A caller too many is told so, and costs no memory.
+// A caller beyond the limit of waiters gets an error, and costs no memory.
 func TestMaxWaiters(t *testing.T) {
 	for _, store := range []Store{NewMemoryStore(), NewRedisScriptStore(redistest.Shared(t).Client(t), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64())))} {
 		l, err := NewSmoothBursty("x", 1, WithStore(store), WithMaxWaiters(3), patient)

@@ -43,7 +43,7 @@ func inBubbles(t *testing.T, test func(t *testing.T, store tb.Store)) {
 	}
 }
 
-// expect fails the test for any error, but that of a caller who gave up. It tells the first few of thousands.
+// expect fails the test for any error except that of a caller that gave up. Of thousands it logs the first few.
 func expect(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && !errors.Is(err, context.Canceled) && !t.Failed() {
@@ -58,7 +58,7 @@ func bursty(t *testing.T, rate float64, opts ...tb.Option) *tb.RateLimiter {
 	return l
 }
 
-// A bucket that saves nothing up and whose permits are 10 s apart is used to the full, whoever it is that waits.
+// A bucket that stores nothing and whose permits are 10 s apart is used completely, whichever callers wait.
 func TestSlowRateIsUsed(t *testing.T) {
 	inBubbles(t, func(t *testing.T, store tb.Store) {
 		l := bursty(t, 0.1, tb.WithStore(store), tb.WithMaxPermits(0))

@@ -208,9 +208,9 @@ func newApart() *apart {
 // is no state.
 type fakeRedis struct {
 	redis.Scripter             // the stores have one of their own
-	locked         atomic.Bool // somebody else has every lock
+	locked         atomic.Bool // another process holds every lock
 	hangs          atomic.Bool // until the context ends
-	late           atomic.Bool // scripts run when nobody waits for them any more
+	late           atomic.Bool // scripts run when no caller waits for them any more
 	instances      atomic.Int64
 	refuses        atomic.Pointer[error] // what it says when it is asked for instances; nil: their number
 	beats          atomic.Int64

@@ -10,9 +10,9 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// MemoryStore keeps buckets in this process. It is for limiters of one process, and for tests. It decides by the clock of the limiter
-// that asks (WithClock), and by the system's for a Batch that a wrapper has made. The zero value is ready; it is safe for concurrent use
-// and must not be copied.
+// MemoryStore keeps buckets in this process. It is for limiters of one process, and for tests. It decides by the clock of the limiter that
+// sends the batch ([WithClock]), and by the system's clock for a Batch that a wrapper has created. The zero value is ready; it is safe for
+// concurrent use and must not be copied.
 type MemoryStore struct {
 	mu      sync.Mutex
 	buckets map[string]*memoryBucket
@@ -22,15 +22,15 @@ type MemoryStore struct {
 
 // memoryBucket is a bucket of a MemoryStore. It keeps the state as a value, since deciding on text takes several times as long.
 //
-// The fields that a grant writes come first, with those of the state behind them: two cache lines pass from core to core, not three. The
-// padding makes it four cache lines long, so no two buckets share one.
+// The fields that a grant writes come first, followed by those of the state, so a grant moves two cache lines from core to core instead of
+// three. The padding makes the bucket four cache lines long, so no two buckets share one.
 type memoryBucket struct {
 	mu      sync.Mutex
-	touched int64 // when the state was changed last, in microseconds
-	renewed bool  // of state, for the limiter that changed it last, see PermitBucket.renewed
+	touched int64 // when the state was last changed, in microseconds
+	renewed bool  // of state, for the limiter that last changed it; see PermitBucket.renewed
 	swept   bool  // the bucket is no longer in the map
 	state   PermitBucket
-	text    []byte // the state, if it was written as text; nil if state is it
+	text    []byte // the state if it was written as text; nil if state holds it
 	ttl     int64  // how long text lives, in microseconds
 	_       [32]byte
 }
@@ -47,7 +47,7 @@ func (s *MemoryStore) Apply(_ context.Context, b *Batch) error {
 	return asked.answered(s.decide(asked.Batch))
 }
 
-// decide decides what the engine asks of a bucket: the batch has the outcome.
+// decide decides a batch of the engine, and sets its outcome.
 func (s *MemoryStore) decide(batch *permit.Batch) error {
 	now := batch.LocalMicros()
 	b := s.lock(batch.Key, now)
@@ -66,11 +66,11 @@ func (s *MemoryStore) decide(batch *permit.Batch) error {
 	return err
 }
 
-// exchange has a batch decide on states as text, on several buckets together.
+// exchange decides a batch on states as text, of several buckets together.
 func (s *MemoryStore) exchange(batch *Batch) error {
 	names := batch.Names
 	buckets := make(map[string]*memoryBucket, len(names))
-	for _, name := range slices.Sorted(slices.Values(names)) { // in one order, so that nobody waits for each other
+	for _, name := range slices.Sorted(slices.Values(names)) { // in one order, so that two batches cannot deadlock
 		b := s.lock(name, time.Now().UnixMicro())
 		defer b.mu.Unlock()
 		buckets[name] = b
@@ -94,7 +94,7 @@ func (s *MemoryStore) exchange(batch *Batch) error {
 	return nil
 }
 
-// bytes is the state as text; nil: there is none.
+// bytes returns the state as text, or nil if there is none. b.mu must be held.
 func (b *memoryBucket) bytes() []byte {
 	if b.text != nil || b.state.Epoch == 0 {
 		return slices.Clone(b.text)
@@ -102,7 +102,7 @@ func (b *memoryBucket) bytes() []byte {
 	return b.state.appendText(nil)
 }
 
-// expires returns when the state is of no use any more.
+// expires returns when the state may be dropped. b.mu must be held.
 func (b *memoryBucket) expires() int64 {
 	if b.text != nil {
 		return b.touched + b.ttl
@@ -139,7 +139,7 @@ func (s *MemoryStore) bucket(name string, now int64) *memoryBucket {
 	return b
 }
 
-// sweepSteps is how many buckets are examined for each new one. So after 25 new ones each bucket of a store of 100 has been examined.
+// sweepSteps is how many buckets are examined for each new one. So all of them are examined while their number grows by a quarter.
 const sweepSteps = 4
 
 // sweep drops expired buckets among the next few. s.mu must be held.
@@ -148,7 +148,7 @@ func (s *MemoryStore) sweep(now int64) {
 		s.next %= len(s.names)
 		name := s.names[s.next]
 		b := s.buckets[name]
-		if !b.mu.TryLock() { // one in use is not idle
+		if !b.mu.TryLock() { // a bucket in use is not idle
 			s.next++
 			continue
 		}
@@ -168,13 +168,13 @@ func (s *MemoryStore) describe() traits {
 	return traits{self: s, decides: engine.LimiterClock, memory: s}
 }
 
-// immediate has a MemoryStore decide the batches of the engine. It implements [engine.Store].
+// immediate decides the batches of the engine by a MemoryStore. It implements [engine.Store].
 type immediate struct{ store *MemoryStore }
 
 // Decide implements [engine.Store].
 func (s immediate) Decide(_ context.Context, b *permit.Batch) error { return s.store.decide(b) }
 
-// takeNow decides a request in a MemoryStore without the queue, if the permits are due at once, or too late. It takes one lock, reads the
+// takeNow decides a request in a MemoryStore without the queue, if the permits are due at once or too late. It takes one lock, reads the
 // clock once, and allocates nothing except for a reservation. While there are waiters it grants nothing.
 func (l *RateLimiter) takeNow(v verb, n, maxWait int64) (got verdict, decided bool) {
 	passage := l.limiter.Coordinator.Passage()

@@ -17,12 +17,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/weakmap"
 )
 
-// NewSmoothBursty returns a limiter that hands out permitsPerSecond permits a second, and after a pause at most
+// NewSmoothBursty returns a limiter that grants permitsPerSecond permits a second, and after a pause at most
 // max permits at once ([WithMaxPermits]; default one second's worth, at least 1). By default a caller waits for its own
-// permits ([PayNow]), and a bucket that nobody has used yet holds one permit ([WithInitialPermits]).
+// permits ([PayNow]), and a new bucket holds one permit ([WithInitialPermits]).
 //
 // All limiters of one name on one store share one bucket. permitsPerSecond is a number from 1e-9, a permit in 32 years, to
-// 2^53. Errors match [ErrInvalidConfig] and name the field and the value; no store is asked.
+// 2^53. Errors match [ErrInvalidConfig] and name the field and the value. The constructor sends nothing to the store.
 func NewSmoothBursty(name string, permitsPerSecond float64, opts ...Option) (*RateLimiter, error) {
 	return newLimiter(name, config{Kind: bursty, Payment: PayNow, Rate: permitsPerSecond}, opts)
 }
@@ -33,7 +33,7 @@ func NewSmoothBursty(name string, permitsPerSecond float64, opts ...Option) (*Ra
 // that it finds ([PayLater]), so a cold limiter's first call passes at once.
 //
 // warmupPeriod counts in whole microseconds, at least one. The cold interval, coldFactor / permitsPerSecond, is at most 1e9 s.
-// Otherwise as [NewSmoothBursty].
+// In all else it is as [NewSmoothBursty].
 func NewSmoothWarmingUp(name string, permitsPerSecond float64, warmupPeriod time.Duration, opts ...Option) (*RateLimiter, error) {
 	return newLimiter(name, config{
 		Kind: warmingUp, Payment: PayLater, Rate: permitsPerSecond, WarmupMicros: warmupPeriod.Microseconds(), ColdFactor: 3,

@@ -5,47 +5,49 @@ import (
 	"time"
 )
 
-// Observer is told what a limiter does, for metrics, traces and logs. Functions that are nil are not called, and an
-// observer that is not set costs nothing. They are called by many goroutines at once, Prefetch under a bucket's lock: they must return
-// quickly, must not call the limiter, and must not panic. A panic of Decision, or of Trip in a trip that a caller makes itself, reaches
-// that caller; any other is logged. Nobody else is harmed. contrib/prometheus and contrib/otel make one of each kind.
+// Observer receives the decisions of a limiter, for metrics, traces and logs. Functions that are nil are not called, and a limiter without
+// an observer pays nothing for it. contrib/prometheus and contrib/otel each have one.
+//
+// The functions are called by many goroutines at once, Prefetch under a bucket's lock. They must return quickly, must not call the limiter,
+// and must not panic. A panic of Decision reaches the caller. So does a panic of Trip in a round trip that the caller makes itself. Any
+// other panic is logged. No other call is affected.
 type Observer struct {
-	// Decision is called once for every Try, TryAcquire, Acquire, Reserve and TryReserve, by its caller's goroutine, just
-	// before it returns.
+	// Decision is called once for every Try, TryAcquire, Acquire, Reserve and TryReserve, in the caller's goroutine, just before the call
+	// returns.
 	Decision func(context.Context, Decision)
-	// Trip is called when the store has answered a batch of requests, or was given up on. A batch is told to the limiter
-	// whose request is its first. A MemoryStore makes no trips.
+	// Trip is called when the store has replied to a batch of requests, or when the batch was given up. It is called on the observer of the
+	// limiter whose request is the first of the batch. A MemoryStore makes no round trips.
 	Trip func(Trip)
-	// Prefetch is called when a block of a bucket's permits (WithPrefetch) is used up, given back or worthless. It is told how many were
-	// in it, and how many of them were used. bucket is its Label if it has one, see Decision.
+	// Prefetch is called when a block of a bucket's permits (WithPrefetch) is used up, given back or worthless. permits is the size of the
+	// block, and used is the number of permits of it that were used. bucket is the Label if there is one, see Decision.
 	Prefetch func(bucket string, permits, used int)
-	// Health is called when this process notices that the store is away or back.
+	// Health is called when this process notices that the store is unavailable, or that it is back.
 	Health func(Health)
 }
 
-// Decision is the answer to one call.
+// Decision is the result of one call.
 type Decision struct {
 	// Bucket and Permits of the call.
 	Bucket  string
 	Permits int
-	// Label is what metrics count the bucket under, if that is not its name ([WithLabel]). For a registry's buckets of single keys
+	// Label is the name under which metrics count the bucket, if that is not its own ([WithLabel]). For a registry's buckets of single keys
 	// (registry.Limit.PerKey), it is the name of their row.
 	Label string
 	// Granted is false for a refusal and for a failure; Err is set only for a failure.
 	Granted bool
 	Err     error
-	// By is where the decision was made.
+	// By is the place of the decision.
 	By Decider
-	// Wait is, of a grant, from the decision until its permits were due; of a refusal, how long they would have taken, if
+	// Wait of a grant is the time from the decision until its permits were due. Wait of a refusal is how long they would have taken, if
 	// that is known.
 	Wait time.Duration
-	// Elapsed is the time that the call took, waiting included.
+	// Elapsed is the duration of the call, waiting included.
 	Elapsed time.Duration
-	// Shadow: the decision was only counted, and the call passed (WithShadow).
+	// Shadow reports that the decision was only counted, and that the call passed (WithShadow).
 	Shadow bool
 }
 
-// Decider is where a decision was made.
+// Decider is the place of a decision.
 type Decider uint8
 
 const (
@@ -73,29 +75,29 @@ func (d Decider) String() string {
 	return "unknown"
 }
 
-// Trip is one batch on its way to the store and back.
+// Trip is one round trip: a batch on its way to the store and back.
 type Trip struct {
 	// Bucket of the batch.
 	Bucket string
-	// Requests that shared it.
+	// Requests is the number of requests in the batch.
 	Requests int
-	// Elapsed until its answer, or until it was given up; LockWait is the part of it that was spent waiting for the
-	// bucket's lock, 0 if it was free.
+	// Elapsed is the time until the reply, or until the batch was given up. LockWait is the part of it spent waiting for the bucket's lock,
+	// 0 if the lock was free.
 	Elapsed, LockWait time.Duration
-	// Err of the store; nil: answered.
+	// Err is the error of the store, or nil if it replied.
 	Err error
 }
 
-// Health is what a process thinks of its store.
+// Health is the state of the store as this process observes it.
 type Health struct {
-	// Bucket of the limiter that is told.
+	// Bucket is the name of the limiter with this observer.
 	Bucket string
-	// Down: the store does not answer, and calls get what the policy says until it does.
+	// Down reports that the store does not reply, and that the policy decides calls until it does.
 	Down bool
-	// Policy in force while it is down.
+	// Policy is the failure policy in force while the store is down.
 	Policy FailurePolicy
 	// Err is the failure that was noticed.
 	Err error
-	// After is, when the store is back, how long it was away.
+	// After is the duration of the outage, once the store is back.
 	After time.Duration
 }

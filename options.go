@@ -37,12 +37,12 @@ type options struct {
 	shadow     bool
 	maxWaiters int
 	label      string
-	clip       bool // initial permits beyond what the bucket holds are clipped
+	clip       bool // initial permits beyond max permits are clipped
 	transient  bool // see WithTransientState
 	err        error
 }
 
-// apply takes over the options of a limiter, checks them, and returns the initial permits.
+// apply sets and checks the options of a limiter, and returns the initial permits.
 func (o *options) apply(name string, opts []Option) (initial float64, err error) {
 	if len(name) < 1 || len(name) > maxName || !utf8.ValidString(name) {
 		o.fail("name", fmt.Sprintf("%.40q of %d bytes", name, len(name)), "1 to 512 bytes of UTF-8")
@@ -79,7 +79,7 @@ func (o *options) fail(field string, value any, want string) {
 	}
 }
 
-// only refuses what belongs to limiters of the other kind.
+// only rejects an option of the other kind of limiter.
 func (o *options) only(kind kind, field string, value float64) {
 	switch {
 	case o.config.Kind == kind:
@@ -90,7 +90,7 @@ func (o *options) only(kind kind, field string, value float64) {
 	}
 }
 
-// WithStore sets where the bucket lives. Default: a [MemoryStore] of the limiter's own.
+// WithStore sets the store that keeps the bucket. Default: a [MemoryStore] of the limiter's own.
 func WithStore(s Store) Option {
 	return func(o *options) {
 		if isNil(s) {
@@ -100,8 +100,8 @@ func WithStore(s Store) Option {
 	}
 }
 
-// WithMaxPermits sets how many permits a bursty bucket saves up. Default: one second's worth, at least 1. 0 allows no
-// burst at all: every permit is waited for.
+// WithMaxPermits sets how many permits a bursty bucket stores at most. Default: one second's worth, at least 1. 0 allows no burst at all,
+// so callers wait for every permit.
 func WithMaxPermits(n float64) Option {
 	return func(o *options) {
 		o.only(bursty, "max permits", n)
@@ -109,9 +109,8 @@ func WithMaxPermits(n float64) Option {
 	}
 }
 
-// WithInitialPermits sets how many permits a bursty bucket starts with when it is new, or when its store has lost it.
-// Default 1 (0 when max permits is 0). So the first call passes at once, and a store that has lost everything does not allow a full
-// burst.
+// WithInitialPermits sets how many permits a bursty bucket holds when it is new, or when its store has lost it. Default 1 (0 when max
+// permits is 0). So the first call passes at once, and a store that has lost everything does not allow a full burst.
 func WithInitialPermits(n float64) Option {
 	return func(o *options) {
 		o.only(bursty, "initial permits", n)
@@ -125,7 +124,7 @@ func WithInitialPermitsUpTo(n float64) Option {
 	return func(o *options) { o.initial, o.clip = &n, true }
 }
 
-// WithMaxWait sets how long [RateLimiter.Try] may wait for its permit. Default 500 ms; 0: it never waits.
+// WithMaxWait sets how long [RateLimiter.Try] may wait for its permit. Default 500 ms. With 0 it never waits.
 func WithMaxWait(d time.Duration) Option {
 	return func(o *options) {
 		if d < 0 {
@@ -144,8 +143,8 @@ func WithColdFactor(f float64) Option {
 	}
 }
 
-// WithPayment sets who waits for the permits of a request. Default: [PayNow] for a bursty limiter, [PayLater] for one that
-// warms up.
+// WithPayment sets which caller waits for the permits of a request. Default: [PayNow] for a bursty limiter, [PayLater] for one that warms
+// up.
 func WithPayment(p Payment) Option {
 	return func(o *options) {
 		if p > PayLater {
@@ -155,8 +154,8 @@ func WithPayment(p Payment) Option {
 	}
 }
 
-// WithSwitch sets a function that is asked at every call: false lets the call pass at once, and no store is touched. It
-// must be fast and safe for concurrent use.
+// WithSwitch sets a function that is called with every call. If it returns false, the call passes at once and does not use the store. The
+// function must be fast and safe for concurrent use.
 func WithSwitch(enabled func() bool) Option {
 	return func(o *options) {
 		if enabled == nil {
@@ -166,14 +165,13 @@ func WithSwitch(enabled func() bool) Option {
 	}
 }
 
-// WithVersion makes the newest configuration win for the whole fleet: a limiter with an older one learns it with its
-// next answer. 0, the default, means unversioned: as long as nobody sets a version, each limiter's configuration
-// applies to its own calls. At most 2^53.
+// WithVersion makes the newest configuration win for the whole fleet: a limiter with an older one receives it with its next reply. 0, the
+// default, means unversioned: until some limiter sets a version, each limiter's configuration applies to its own calls. At most 2^53.
 func WithVersion(v int64) Option {
 	return func(o *options) { o.config.Version = v }
 }
 
-// WithStoreTimeout bounds how long a call waits for the store's answer. 1 ms to 1 hour, default 1 s.
+// WithStoreTimeout bounds how long a call waits for the store's reply. 1 ms to 1 hour, default 1 s.
 func WithStoreTimeout(d time.Duration) Option {
 	return func(o *options) {
 		if d < time.Millisecond || d > time.Hour {
@@ -183,9 +181,8 @@ func WithStoreTimeout(d time.Duration) Option {
 	}
 }
 
-// WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, reservations that are not due yet
-// included: each takes up to 2 KB, and its goroutine. A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default
-// 131,072.
+// WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, including reservations that are not due yet. Each
+// takes up to 2 KB, besides its goroutine. A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default 131,072.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) {
 		if n < 1 {
@@ -195,9 +192,8 @@ func WithMaxWaiters(n int) Option {
 	}
 }
 
-// WithClock sets the clock that callers sleep by, and that a [MemoryStore] or a store [WithLocalTime] decides by. Default:
-// the system's monotonic clock. The limiter asks for its Since, not for its Now: if its Since is monotonic, its wall time may
-// be set.
+// WithClock sets the clock by which callers sleep, and by which a [MemoryStore] or a store [WithLocalTime] decides. Default: the system's
+// monotonic clock. The limiter uses the clock's Since, not its Now. If its Since is monotonic, its wall time may be set.
 func WithClock(c clockwork.Clock) Option {
 	return func(o *options) {
 		if isNil(c) {
@@ -207,30 +203,30 @@ func WithClock(c clockwork.Clock) Option {
 	}
 }
 
-// WithPrefetch lets this process take a block of stored permits for a short time and hand them out without the network. It is for
-// upstreams so fast that a round trip a call, even a shared one, is too much. A block is sized by recent demand, and is never more than
-// d × rate permits. Unused permits go back when demand falls, or with [RateLimiter.Close]; they are lost when the process dies. After d
-// a block is worthless, whatever happened to the process in between. All its permits were due when it was taken, so none is handed out
+// WithPrefetch lets this process lease a block of stored permits for a short time, and grant them without a round trip. It is for upstreams
+// so fast that a round trip for each call, even a shared one, is too much. The size of a block follows recent demand, and is never more
+// than d × rate permits. Unused permits go back when demand falls, or with [RateLimiter.Close]; they are lost when the process dies. After
+// d a block is worthless, whatever happened to the process in between. All its permits were due when it was taken, so none is granted
 // early, and none twice.
 //
-// The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any
-// window of T seconds at most
+// The cost: a leased permit may be used up to d later than it was taken, when the bucket has filled up again. So in any window of T seconds
+// at most
 //
 //	max(max permits, largest request) + rate × (T + 1 µs) + processes × d × rate
 //
-// permits are let go, and a process may be refused what others hold unused, at most processes × d × rate permits for d.
-// While the bucket is empty there is nothing to lease, and every permit is asked for.
+// permits are used. A process may be refused permits that others hold unused, at most processes × d × rate permits for d. While the bucket
+// is empty there is nothing to lease, and every permit needs the store.
 //
-// d is 1 ms to 10 s. It is only for a bursty limiter with [PayNow], on a store behind a network, whose bucket can hold a block (max
-// permits ≥ d × rate ≥ 2). With a lease a quota, or a bucket without bursts, would be exceeded, and a limiter that warms up would count
-// permits that nobody has used.
+// d is 1 ms to 10 s. The option is only for a bursty limiter with [PayNow], on a store behind a network, whose bucket can hold a block (max
+// permits ≥ d × rate ≥ 2). A lease would exceed a quota or a bucket without bursts. For a limiter that warms up it would count unused
+// permits as used.
 func WithPrefetch(d time.Duration) Option {
 	return func(o *options) {
 		o.prefetch = &d
 	}
 }
 
-// WithFailurePolicy sets what a call gets while the store is away. Default [FailClosed].
+// WithFailurePolicy sets the result of calls while the store is unavailable. Default [FailClosed].
 func WithFailurePolicy(p FailurePolicy) Option {
 	return func(o *options) {
 		if n, shares := p.Instances(); shares && n < 1 {
@@ -240,40 +236,40 @@ func WithFailurePolicy(p FailurePolicy) Option {
 	}
 }
 
-// WithTransientState is for a bucket whose name a caller chooses, and whose configuration every process reads from the same table. Stores keep
-// such a bucket until a minute after it is full, whatever its version and its penalties. A limiter that finds none begins it with its own
-// configuration, and full, unless [WithInitialPermits] says otherwise. A bucket whose configuration in force is not its limiter's own
-// ([RateLimiter.SetRate]) is kept for a day, as others are.
+// WithTransientState is for a bucket whose name a caller chooses, and whose configuration every process reads from the same table. Stores
+// keep such a bucket until a minute after it is full, whatever its version and its penalties. A limiter that finds none creates it with its
+// own configuration, and full unless [WithInitialPermits] sets another number. A bucket whose configuration in force is not its limiter's
+// own ([RateLimiter.SetRate]) is kept for a day, as others are.
 func WithTransientState() Option {
 	return func(o *options) { o.transient = true }
 }
 
-// WithLabel sets what metrics count the limiter's decisions under ([Decision].Label), if that is not its name. Use it where callers choose
-// the names of buckets, so that they cannot make up series.
+// WithLabel sets the name under which metrics count the limiter's decisions ([Decision].Label). Default: the limiter's name. Use it where
+// callers choose the names of buckets, so that they cannot create series at will.
 func WithLabel(label string) Option {
 	return func(o *options) { o.label = label }
 }
 
-// WithObserver sets who is told what the limiter does. Default: nobody.
+// WithObserver sets the observer of the limiter's decisions and of its store. Default: none.
 func WithObserver(o Observer) Option {
 	return func(opts *options) { opts.observer = &o }
 }
 
-// WithShadow is for trying a limit in production: every call is decided and told to the observer ([WithObserver]), and then
-// passes, at once and without an error, whatever the decision was. It costs the time that the decision takes, at most the
-// store's timeout. If a call would have waited for longer than a second, or four permits' time if that is longer, it counts as refused.
+// WithShadow is for trying a limit in production. Every call is decided and reported to the observer ([WithObserver]). Then it passes, at
+// once and without an error, whatever the decision was. That costs the time of the decision, at most the store's timeout. A call that would
+// have waited for longer than a second, or the time of four permits if that is longer, counts as refused.
 //
-// The decisions are made on a bucket of the shadows' own, which all shadows of this name share. So nothing changes for
-// limiters of the same name that are in force.
+// The decisions are made on a separate bucket, which all shadows of this name share. So nothing changes for limiters of the same name that
+// are in force.
 func WithShadow() Option {
 	return func(o *options) { o.shadow = true }
 }
 
-// WithLogger sets where the limiter logs. It logs at Warn that its store is away, that the instances of a [LocalShare] cannot
-// be counted, and that two configurations have the same version; and at Info that the store is back. Each is logged when it
-// begins, not with every call. Limiters of one store share its outages and its count: they are logged once, by the logger that
-// was set last. While a handler blocks that is told of an outage, the store is not probed. Default: slog.Default(), as it is when
-// something is logged.
+// WithLogger sets the logger. The limiter logs at Warn that its store is unavailable, that the instances of a [LocalShare] cannot be
+// counted, and that two configurations have the same version. It logs at Info that the store is back. Each message is logged when the
+// condition begins, not with every call. Limiters of one store share its outages and its count, which are logged once, by the logger that
+// was set last. While a handler blocks on the message of an outage, the store is not probed. Default: slog.Default() at the time of
+// logging.
 func WithLogger(l *slog.Logger) Option {
 	return func(o *options) {
 		if l == nil {
@@ -284,8 +280,8 @@ func WithLogger(l *slog.Logger) Option {
 }
 
 // ForQuota is for an upstream that counts calls: at most n in any window, wherever the window begins. It returns the
-// rate n / (window + jitter) and an option that lets nothing be saved up (max permits 1), so that n+1 calls always
-// span more than the window, though each may arrive up to jitter later than it was let go:
+// rate n / (window + jitter) and an option that allows no burst (max permits 1). So n+1 calls always span more than the window,
+// although each may arrive up to jitter after its grant:
 //
 //	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
 //	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", rate, quota)
@@ -308,7 +304,7 @@ func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, op
 	}
 }
 
-// checkPrefetch refuses leases where they make no sense.
+// checkPrefetch rejects leases where they make no sense.
 func (o *options) checkPrefetch() {
 	if o.prefetch == nil {
 		return
@@ -332,7 +328,7 @@ func (o *options) checkPrefetch() {
 	}
 }
 
-// checkSeams refuses stores and clocks that could not work.
+// checkSeams rejects stores and clocks that cannot work.
 func (o *options) checkSeams() {
 	o.err = traitsOf(o.store).err
 	if _, shares := o.policy.Instances(); shares && !reflect.ValueOf(o.store).Comparable() {

@@ -20,7 +20,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// What is reserved in an outage counts in the next one: short outages in a row give nobody more than one long outage.
+// Reservations of an outage count in the next one: several short outages grant no more than one long outage.
 func TestShareOutlivesOutages(t *testing.T) {
 	for name, open := range map[string]func(opts ...Option) (*RateLimiter, error){
 		"bursty": func(opts ...Option) (*RateLimiter, error) { return NewSmoothBursty("x", 1, opts...) },
@@ -310,7 +310,7 @@ func outageOutlivesALimiter(t *testing.T, observed bool) {
 	})
 }
 
-// Who was told of an outage is told of its end, though the limiter that it was told of is used no more.
+// The observer that received an outage receives its end, even if its limiter is no longer used.
 func TestOutageOfTheLastLimiter(t *testing.T) {
 	t.Run("one server", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
@@ -341,12 +341,12 @@ func outageOfTheLastLimiter(t *testing.T, store Store, s *sick) {
 		_, err = l.Try(background)
 		require.NoError(t, err)
 		s.away(t, l, true)
-		synctest.Wait() // for who is told
+		synctest.Wait() // for the observer's call
 		require.EqualValues(t, 1, down.Load())
 		require.Zero(t, up.Load())
 	}()
 	collect(t, func() bool {
-		time.Sleep(outage.ProbePause) // the next probe finds nobody
+		time.Sleep(outage.ProbePause) // the next probe finds no limiter
 		return up.Load() == 1
 	})
 }
@@ -523,7 +523,7 @@ func TestShareOfTooMuch(t *testing.T) {
 	})
 }
 
-// refusing is a store whose probes are answered, with an error that somebody must repair.
+// refusing is a store that replies to probes, with an error that needs a repair.
 type refusing struct {
 	sick
 	refuses atomic.Bool
@@ -538,7 +538,7 @@ func (s *refusing) probe(ctx context.Context, name string) error {
 	return s.sick.probe(ctx, name)
 }
 
-// A store that answers is not away, whatever it says: what somebody must repair ends an outage, and opens no gate.
+// A store that replies is not in an outage, whatever the reply: an error that needs a repair ends an outage, and lets no call pass.
 func TestRefusalEndsAnOutage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := new(refusing)

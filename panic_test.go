@@ -153,7 +153,7 @@ func (s *explosive) Apply(ctx context.Context, b *Batch) error {
 	return s.ailing.Apply(ctx, b)
 }
 
-// A panic of a store of a user's own fails the callers of its batch, and nobody else. One in a probe is no outage.
+// A panic of a user's store fails the callers of its batch, and no others. One in a probe is no outage.
 func TestPanicOfAStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := new(explosive)

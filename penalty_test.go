@@ -105,7 +105,7 @@ func TestPenalizeAndCancel(t *testing.T) {
 	})
 }
 
-// A process that has somebody waiting, and no call to make, hears of another's penalty within half a second.
+// A process with a waiter, and without calls, receives a penalty of another process within half a second.
 func TestPenaltyIsHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		shared := tb.NewMemoryStore()

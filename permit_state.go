@@ -11,65 +11,66 @@ import (
 )
 
 const (
-	// keptMillis is how long a store keeps the state of a full bucket at least, and spareMillis how much longer it does, so that most
-	// writes can leave the key's time to live alone.
+	// keptMillis is how long a store keeps the state of a full bucket at least. spareMillis is added to it, so that most writes can leave
+	// the key's time to live unchanged.
 	keptMillis, spareMillis = 86_400_000, 3_600_000
 	// renewedKept and renewedSpare are the same for a state that a new bucket would equal (PermitBucket.renewed).
 	renewedKept, renewedSpare = 30_000, 30_000
 
-	// shortfall is the share of a permit whose lack is overlooked: less than this is float noise, and a permit
-	// that exists must not wait for a microsecond because of it. It is remembered in the carry, so nothing is minted.
+	// shortfall is the fraction of a permit that may be missing: less is float noise, and an existing permit must not wait for a
+	// microsecond because of it. The missing part is kept in the carry, so nothing is minted.
 	shortfall = 1e-9
 
-	// noiseMicros is how much of a time may be float noise, however long the interval is: a nanosecond.
+	// noiseMicros is the largest float noise of a time, however long the interval is: a nanosecond.
 	noiseMicros = 1e-3
 
-	// standstillMicros is how far the store's clock may fall behind the latest time seen before it is believed.
+	// standstillMicros is how far the store's clock may fall behind the latest time seen before the bucket follows it.
 	standstillMicros = 2_000_000
 
-	// maxSeq leaves a batch room to count beyond it exactly.
+	// maxSeq leaves room for a batch to count beyond it exactly.
 	maxSeq = maxExact / 2
 )
 
-// PermitBucket is the shared state of one bucket, together with the configuration in force. All numbers are in
-// permits or microseconds of the store's clock. The zero value is a bucket that does not exist yet. It is not safe
-// for concurrent use: stores keep it behind a lock, and what users get is a copy.
+// PermitBucket is the shared state of one bucket, together with the configuration in force. All numbers are in permits or microseconds of
+// the store's clock. The zero value is a bucket that does not exist yet. It is not safe for concurrent use: stores keep it behind a lock,
+// and users receive a copy.
 type PermitBucket struct {
 	Name string
 	// MaxPermits is the most permits that can be stored.
 	MaxPermits float64
-	// StoredPermits were saved up while nobody asked; 0 … MaxPermits, fractional.
+	// StoredPermits were saved up while the bucket was idle; 0 … MaxPermits, fractional.
 	StoredPermits float64
-	// IntervalMicros between two permits: 1e6 / rate.
+	// IntervalMicros is the time between two permits: 1e6 / rate.
 	IntervalMicros float64
-	// NextFreeTicketMicros is when the bucket owes nothing any more; later than now means it is in debt.
+	// NextFreeTicketMicros is when the bucket's debt ends. If it is later than now, the bucket is in debt.
 	NextFreeTicketMicros int64
-	// CarryMicros, below 1, is what costs were rounded up by and what the next request will pay less.
+	// CarryMicros, below 1, is the amount by which costs were rounded up. The next request pays that much less.
 	CarryMicros float64
-	// SeenMicros is the latest time that the bucket has seen; of what [RateLimiter.State] returns, the time of the answer.
+	// SeenMicros is the latest time of the store's clock that the bucket has seen. In the result of [RateLimiter.State] it is the time of
+	// the reply.
 	SeenMicros int64
-	// Epoch names what refunds may refer to. It changes with a new state, a reset, a clock that was set back, a
-	// configuration replaced without a new version, and whenever the bucket overflows: from then on an older refund
-	// would add permits that the full bucket could not have kept.
+	// Epoch identifies the places that may be refunded. It changes with a new state, a reset, a penalty, a clock that was set back, a
+	// configuration replaced without a new version, and whenever the bucket overflows: from then on an older refund would add permits that
+	// the full bucket could not have kept.
 	Epoch int64
-	// Seq counts changes; it is the version that a fenced write compares, and numbers what is granted.
+	// Seq counts changes. A fenced write compares it as the version, and it numbers the grants.
 	Seq int64
 	// Tail is the tag of the newest grant if that was not given back, and 0 if that is unknown. See [place].
 	Tail int64
-	// HeldUntilMicros is until when Penalize holds the bucket back: until then nothing falls due but what was due before.
+	// HeldUntilMicros is the end of the latest pause by Penalize. Until then no permit falls due that was not due before the pause.
 	HeldUntilMicros int64
-	// PausedMicros is the time that the bucket was held back for altogether: what was granted before falls due that much later.
+	// PausedMicros is the total time of all pauses. Permits granted before a pause fall due that much later.
 	PausedMicros int64
-	// ReturnedPermits came back into the store out of turn in this epoch.
+	// ReturnedPermits is the number of stored permits given back out of turn in this epoch.
 	ReturnedPermits float64
-	// Rate in permits per second, and Version of the configuration in force; 0: it has none.
+	// Rate, in permits per second, and Version are those of the configuration in force. Version is 0 if it has none.
 	Rate    float64
 	Version int64
-	// WarmupMicros is the warm-up period; 0: the bucket is bursty.
+	// WarmupMicros is the warm-up period, 0 for a bursty bucket.
 	WarmupMicros int64
 
 	setting  *setting // in force; nil if the bucket does not exist
-	returned []int64  // places whose stored permits came back in this epoch
+	returned []int64  // numbers of the places whose stored permits were given back in this epoch
 }
 
 // adopt puts a configuration in force.
@@ -79,16 +80,17 @@ func (b *PermitBucket) adopt(s *setting) {
 	b.Rate, b.Version, b.WarmupMicros = s.Rate, s.Version, s.WarmupMicros
 }
 
-// beginEpoch forgets every place handed out so far: none of them can be given back any more.
+// beginEpoch begins an epoch: no earlier place can be given back any more.
 func (b *PermitBucket) beginEpoch(epoch int64) {
 	b.Epoch, b.Tail, b.ReturnedPermits, b.returned = epoch, 0, 0, nil
 }
 
-// ReSync brings the bucket to nowMicros: the time since it owed nothing becomes stored permits, fractions included.
+// ReSync advances the bucket to nowMicros: the time since its debt ended becomes stored permits, fractions included.
 func (b *PermitBucket) ReSync(nowMicros int64) { b.resync(nowMicros) }
 
 // Take takes permits from this copy of a bucket, at a time of the store's clock, if they fall due within maxWait. It returns how long that
-// takes; of a refusal, how long it would have taken. Nothing else sees it: it answers what-if questions about a [RateLimiter.State].
+// takes; for a refusal, how long it would have taken. It changes nothing but the copy, and is for what-if questions about a
+// [RateLimiter.State].
 func (b *PermitBucket) Take(nowMicros int64, permits int, maxWait time.Duration) (wait time.Duration, granted bool) {
 	if b.Epoch == 0 || permits < 1 {
 		return 0, false
@@ -102,7 +104,7 @@ func (b *PermitBucket) Take(nowMicros int64, permits int, maxWait time.Duration)
 	return time.Duration(g.WaitMicros) * time.Microsecond, g.OK
 }
 
-// coolDown is the time, in microseconds, in which the idle bucket stores one permit.
+// coolDown returns the time, in microseconds, in which the idle bucket stores one permit.
 func (b *PermitBucket) coolDown() float64 {
 	if b.WarmupMicros > 0 {
 		return float64(b.WarmupMicros) / b.MaxPermits
@@ -110,15 +112,15 @@ func (b *PermitBucket) coolDown() float64 {
 	return b.IntervalMicros
 }
 
-// resync reports whether permits were lost because the bucket was full.
+// resync advances the bucket to now. It reports whether permits were lost because the bucket was full.
 func (b *PermitBucket) resync(now int64) (overflow bool) {
 	at, overflow := earn(b.balance(), now, b.coolDown(), b.MaxPermits)
 	b.set(at)
 	return overflow
 }
 
-// earn returns a balance at a time: what has passed since the bucket owed nothing has become stored permits, one each coolDown, at most so
-// many. It reports whether permits were lost because the bucket was full.
+// earn returns a balance at a time: the time since the debt ended becomes stored permits, one in each coolDown, up to most. It reports
+// whether permits were lost because the bucket was full.
 func earn(m permit.Balance, now int64, coolDown, most float64) (at permit.Balance, overflow bool) {
 	if now > m.Next {
 		m.Stored += float64(now-m.Next) / coolDown
@@ -129,8 +131,9 @@ func earn(m permit.Balance, now int64, coolDown, most float64) (at permit.Balanc
 	return m, overflow
 }
 
-// apply decides a batch at nowMicros of the store's clock. Nothing else changes a bucket but takeNow, which decides the simple cases as
-// apply does. internal/redisbucket/lua/apply.lua is its translation, equal to the last bit. The state must be written only if the outcome says Changed.
+// apply decides a batch at nowMicros of the store's clock. Nothing else changes a bucket except takeNow, which decides the simple cases as
+// apply does. internal/redisbucket/lua/apply.lua is its translation, equal to the last bit. The state must be written only if the outcome
+// is Changed.
 func (b *PermitBucket) apply(nowMicros int64, batch *permit.Batch, out *permit.Outcome) error {
 	if nowMicros < -maxExact || nowMicros > maxExact {
 		return invalid(batch.Name, wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
@@ -171,7 +174,7 @@ func (b *PermitBucket) apply(nowMicros int64, batch *permit.Batch, out *permit.O
 	return nil
 }
 
-// show notes in an outcome what was decided, and when.
+// show sets the decision and its time in an outcome.
 func (b *PermitBucket) show(nowMicros int64, batch *permit.Batch, out *permit.Outcome) {
 	out.NowMicros = nowMicros
 	out.Bucket = permit.Bucket{
@@ -205,7 +208,7 @@ func (b *PermitBucket) decide(now int64, r *permit.Request, batch *permit.Batch)
 	return r.Grant
 }
 
-// sound tells whether the account may be written: no NaN, no infinity, nothing that the reader would refuse.
+// sound reports whether the account may be written: no NaN, no infinity, nothing that the reader would reject.
 func (b *PermitBucket) sound() bool {
 	return b.StoredPermits >= 0 && b.StoredPermits <= maxExact && b.ReturnedPermits >= 0 && b.ReturnedPermits <= maxExact &&
 		b.CarryMicros >= -maxExact*shortfall && b.CarryMicros <= 1 &&
@@ -214,12 +217,12 @@ func (b *PermitBucket) sound() bool {
 		b.HeldUntilMicros >= -maxExact && b.HeldUntilMicros <= maxExact && b.PausedMicros <= maxExact
 }
 
-// replaces tells whether the batch begins a bucket of another kind anew: then the old one's configuration does not matter.
+// replaces reports whether the batch replaces a bucket of another kind. Then the configuration of the old bucket does not matter.
 func replaces(batch *permit.Batch, kind kind) bool {
 	return settingOf(batch.Terms).Kind != kind && len(batch.Requests) > 0 && batch.Requests[0].Op == permit.Reset
 }
 
-// begin makes a new bucket.
+// begin creates a new bucket.
 func (b *PermitBucket) begin(now int64, batch *permit.Batch, s *setting) {
 	b.adopt(s)
 	b.StoredPermits = b.MaxPermits // warm-up starts cold
@@ -232,8 +235,8 @@ func (b *PermitBucket) begin(now int64, batch *permit.Batch, s *setting) {
 	b.beginEpoch(batch.Epoch)
 }
 
-// observe returns the time to decide by. A clock up to two seconds behind the latest time seen stands still, so one
-// that saw-tooths mints nothing. One further behind was set back: the debt stays what it was relative to it.
+// observe returns the time of the decision. If the clock is up to two seconds behind the latest time seen, time stands still, so a clock
+// that saw-tooths mints nothing. A clock further behind was set back: the debt keeps its size relative to it.
 func (b *PermitBucket) observe(now, epoch int64, out *permit.Outcome) int64 {
 	if behind := b.SeenMicros - now; behind > standstillMicros {
 		b.NextFreeTicketMicros -= behind
@@ -248,8 +251,8 @@ func (b *PermitBucket) observe(now, epoch int64, out *permit.Outcome) int64 {
 	return b.SeenMicros
 }
 
-// reconcile puts a configuration in force: the newest version, and of two with the same version the one with the larger content hash.
-// As long as nobody has set a version, each batch is decided under its own.
+// reconcile puts a configuration in force: the newest version, and of two with the same version the one with the larger content hash. As
+// long as no limiter has set a version, each batch is decided under its own configuration.
 func (b *PermitBucket) reconcile(now int64, batch *permit.Batch, out *permit.Outcome) error {
 	mine, theirs := settingOf(batch.Terms), b.setting
 	if mine.Kind != theirs.Kind {
@@ -295,7 +298,7 @@ func (b *PermitBucket) rescale(s *setting) {
 	b.Seq++
 }
 
-// cost of n permits from the account's stored ones, in microseconds, before rounding.
+// cost returns what n permits cost at a number of stored permits, in microseconds before rounding, and how many stored permits they use.
 func (k *curve) cost(kind kind, stored, n float64) (micros, spend float64) {
 	spend = min(n, stored)
 	micros = float64((n - spend) * k.interval)
@@ -305,9 +308,9 @@ func (k *curve) cost(kind kind, stored, n float64) (micros, spend float64) {
 	return micros, spend
 }
 
-// after is the account once n permits were taken from it. The cost is rounded up to whole microseconds, and what it
-// was rounded up by is carried to the next request: with exact time V = Next − Carry, V grows by the cost exactly,
-// so the long-run rate is exact at every rate, and Next is never more than 1 µs ahead of V.
+// after returns the account after n permits are taken from it. The cost is rounded up to whole microseconds, and the amount of the rounding
+// is carried to the next request. With exact time V = Next − Carry, V grows by the cost exactly, so the long-run rate is exact at every
+// rate, and Next is never more than 1 µs ahead of V.
 func (k *curve) after(kind kind, m permit.Balance, n int64) (permit.Balance, bool) {
 	cost, spend := k.cost(kind, m.Stored, float64(n))
 	need := cost - m.Carry
@@ -321,13 +324,13 @@ func (k *curve) after(kind kind, m permit.Balance, n int64) (permit.Balance, boo
 	return permit.Balance{Stored: m.Stored - spend, Next: m.Next + int64(add), Carry: add - need}, true
 }
 
-// ceil rounds a time up to whole microseconds. What exceeds them by less than a shortfall, and by less than a nanosecond, is
-// overlooked.
+// ceil rounds a time up to whole microseconds. It ignores an excess over whole microseconds that is less than a shortfall and less than a
+// nanosecond.
 func (k *curve) ceil(micros float64) float64 {
 	return math.Ceil(micros - min(float64(shortfall*k.interval), noiseMicros))
 }
 
-// leastWait is the shortest time after which n permits can fall due, from a full bucket that owes nothing.
+// leastWait returns the shortest time after which n permits can fall due: from a full bucket without debt.
 func (s *setting) leastWait(n int64) int64 {
 	if s.Payment == PayLater {
 		return 0
@@ -347,7 +350,7 @@ func (b *PermitBucket) set(m permit.Balance) {
 	b.StoredPermits, b.NextFreeTicketMicros, b.CarryMicros = m.Stored, m.Next, m.Carry
 }
 
-// due returns when permits are due that moved a balance from before to after.
+// due returns when the permits between two balances are due.
 func (c *config) due(before, after permit.Balance) int64 {
 	if c.Payment == PayLater {
 		return before.Next
@@ -355,8 +358,8 @@ func (c *config) due(before, after permit.Balance) int64 {
 	return after.Next
 }
 
-// take grants n permits if they are due within maxWait, else takes nothing. The bucket is resynced. The grant's tag is its number plus
-// the batch's nonce.
+// take grants n permits if they are due within maxWait, and otherwise takes nothing. The bucket must be resynced. The grant's tag is its
+// number plus the batch's nonce.
 func (b *PermitBucket) take(now, n, maxWait, nonce int64) permit.Grant {
 	before := b.balance()
 	after, ok := b.setting.after(b.setting.Kind, before, n)
@@ -381,14 +384,14 @@ func (b *PermitBucket) place(before, after permit.Balance, nonce int64) permit.P
 	return p
 }
 
-// takeStored grants up to n permits, at least two, of those that are stored: all are due at once.
+// takeStored grants up to n stored permits, at least two. All are due at once.
 func (b *PermitBucket) takeStored(now, n, nonce int64) permit.Grant {
 	n = int64(min(float64(n), math.Floor(b.StoredPermits+shortfall)))
 	if n < 2 {
 		return permit.Grant{}
 	}
 	g := b.take(now, n, 0, nonce)
-	if !g.OK && n > 2 { // the last one is short by more than is overlooked
+	if !g.OK && n > 2 { // the last one is short by more than the shortfall
 		n--
 		g = b.take(now, n, 0, nonce)
 	}
@@ -396,9 +399,9 @@ func (b *PermitBucket) takeStored(now, n, nonce int64) permit.Grant {
 	return g
 }
 
-// takeNow decides on one request as apply would, and much faster, if the permits are due at once or the request is refused, and s is in
-// force. Else it reports that it has decided nothing. wait is that of a refusal. The place is filled if there is one; without it the permits
-// cannot be given back.
+// takeNow decides one request as apply would, but much faster, if s is in force and the permits are due at once or the request is refused.
+// Otherwise it returns decided = false. wait is that of a refusal. The place is filled unless it is nil; without it the permits cannot be
+// given back.
 func (b *PermitBucket) takeNow(now int64, s *setting, n, maxWait int64, place *permit.Place) (wait int64, granted, decided bool) {
 	if b.Epoch == 0 || b.SeenMicros-now > standstillMicros || b.setting != s && b.setting.config != s.config {
 		return 0, false, false
@@ -426,22 +429,23 @@ func (b *PermitBucket) takeNow(now int64, s *setting, n, maxWait int64, place *p
 	return 0, true, true
 }
 
-// renewed reports whether a bucket that the batch's limiter begins anew would equal this one once it is full: the configuration in force is the
+// renewed reports whether a new bucket of the batch's limiter would equal this one once it is full: the configuration in force is the
 // limiter's own, and the rest can be forgotten.
 func (b *PermitBucket) renewed(batch *permit.Batch) bool {
 	return b.forgettable(batch.Initial, batch.Transient) && b.setting.sameContent(&settingOf(batch.Terms).config)
 }
 
-// forgettable reports whether nothing but the configuration is lost with the state once the bucket is full, for limiters with these initial
+// forgettable reports whether the configuration is all that is lost with the state once the bucket is full, for limiters with these initial
 // permits. The initial permits must fill the bucket. A version and the sum of penalties are lost, so only a transient bucket may have them.
-// A penalty that is not over is debt, so the bucket is not full yet.
+// A penalty that has not ended is debt, so the bucket is not full yet.
 func (b *PermitBucket) forgettable(initial float64, transient bool) bool {
 	return (transient || b.Version == 0 && b.PausedMicros == 0) && (b.WarmupMicros > 0 || initial >= b.MaxPermits)
 }
 
-// ttlMillis returns how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour. If the state is renewed, a
-// minute is enough. A minute is needed since limiters of other configurations may use the same bucket, as during a rolling deployment: each
-// loss would give them their initial permits. The state needs only least of that time, so a store need not prolong it with every write.
+// ttlMillis returns how long a store keeps the state: the debt, plus the time to fill up, plus a day and an hour. If the state is renewed,
+// a minute replaces the day and the hour. The minute is for limiters of other configurations on the same bucket, as during a rolling
+// deployment: each loss would give them their initial permits. The state needs only least of that time, so a store need not prolong it with
+// every write.
 func (b *PermitBucket) ttlMillis(nowMicros int64, renewed bool) (ttl, least int64) {
 	micros := max(0, float64(b.NextFreeTicketMicros-nowMicros)) + float64(b.MaxPermits*b.coolDown())
 	full := int64(math.Ceil(min(micros, maxExact) / 1000))
@@ -451,22 +455,20 @@ func (b *PermitBucket) ttlMillis(nowMicros int64, renewed bool) (ttl, least int6
 	return full + keptMillis + spareMillis, full + keptMillis
 }
 
-// maxReturned bounds the list of stored permits given back out of turn; a longer list means that they lapse.
+// maxReturned bounds the list of stored permits given back out of turn. Permits beyond it lapse.
 const maxReturned = 32
 
-// giveBack returns places, or a part of them, and reports whether anything came back. It never over-issues:
+// giveBack returns places, or a part of them, and reports whether it returned any permits. It never over-issues:
 //
-//   - Tag is the tail: nobody has taken since. The account goes back to where it was, and what follows is what would
-//     have followed had the places never been taken. The tail is then another one, or the account no later than
-//     where it is wanted, so sending the same giveBack twice changes nothing. If the rate was changed meanwhile, only
-//     time that still lies ahead goes back.
-//   - Else only stored permits of a bursty bucket that owes nothing come back, and of them only what the bucket
-//     could have kept: since the grant it held at most level + ReturnedPermits + elapsed/interval, so with g more, where
-//     g ≤ max − that, it would never have overflowed, and now it would hold exactly g more.
+//   - If Tag is the tail, no permits were taken since. The account goes back to the balance before the places, and all later decisions
+//     are as if the places had never been taken. Then the tail is another one, or the account is no later than the balance asked for,
+//     so a repeated giveBack changes nothing. If the rate was changed meanwhile, only time that is still ahead goes back.
+//   - Otherwise only stored permits of a bursty bucket without debt are returned, and of them only as many as the bucket could have
+//     kept. Since the grant it held at most level + ReturnedPermits + elapsed/interval. So with g more, where g ≤ max − that, it would
+//     never have overflowed, and now it would hold exactly g more.
 //
-// Places with stored permits are listed, so that these come back once, in whichever of the two ways; that the list ends
-// with the epoch is safe since places of older epochs lapse. When the list is full, it forgets the oldest, and places older
-// than all that it has lapse.
+// Places with stored permits are listed, so that these are returned once, in either of the two ways. The list ends with the epoch, which is
+// safe because places of older epochs lapse. A full list drops the oldest place, and places older than all that are listed lapse.
 func (b *PermitBucket) giveBack(now int64, g *permit.Refund) bool {
 	if g.Epoch != b.Epoch {
 		return false
@@ -503,11 +505,11 @@ func (b *PermitBucket) giveBack(now int64, g *permit.Refund) bool {
 	b.StoredPermits = min(b.MaxPermits, b.StoredPermits+back)
 	b.ReturnedPermits += back
 	b.list(g)
-	b.Tail = 0 // what the places before it left behind is no longer what is stored
+	b.Tail = 0 // the balance before these places is no longer the stored one
 	return true
 }
 
-// list notes places whose stored permits came back: once, in whatever way.
+// list records a place whose stored permits were returned, so that they are returned only once.
 func (b *PermitBucket) list(g *permit.Refund) {
 	if g.Spent > 0 {
 		list := append(slices.Clone(b.returned), g.ID)
@@ -520,10 +522,10 @@ func (b *PermitBucket) list(g *permit.Refund) {
 	b.Seq++
 }
 
-// hold lets the bucket's time stand still until now + d: whatever was not due yet falls due that much later, in the order and
-// at the distances that it had, so the window bound holds for it as before. The permits saved up are gone: the upstream, who
-// says when it wants to hear from us again, has not counted on them. (A warm-up bucket gets colder, as in any pause.) Of
-// several holds the one that ends last counts. Places granted before cannot be given back any more.
+// hold pauses the bucket until now + d. All permits that are not due yet fall due that much later, in the same order and at the same
+// distances, so the window bound holds for them as before. The stored permits of a bursty bucket are dropped, because the upstream that
+// asked for the pause has not counted on them. A warm-up bucket gets colder, as in any idle time. Of several holds the one that ends last
+// counts. Places granted before cannot be given back any more.
 func (b *PermitBucket) hold(now, d, epoch int64) bool {
 	until := now + d
 	longer := until - max(now, b.HeldUntilMicros)
@@ -542,7 +544,7 @@ func (b *PermitBucket) hold(now, d, epoch int64) bool {
 	return true
 }
 
-// held is what a pause leaves of stored permits.
+// held returns the stored permits after a pause.
 func (k *curve) held(c *config, stored float64, pause int64) float64 {
 	if c.Kind == bursty {
 		return 0
@@ -562,8 +564,8 @@ func (b *PermitBucket) setRate(rate float64, mine int64) bool {
 	return true
 }
 
-// setRateAndBurst puts the next version in force, with max permits as given. Stored permits stay as they are, as far as there
-// is room: in proportion, a bucket made small, filled and made large again would mint permits.
+// setRateAndBurst puts the next version in force, with the given max permits. Stored permits stay as they are, as far as there is room. If
+// they were scaled, a bucket made small, filled and made large again would mint permits.
 func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) bool {
 	c := b.setting.config
 	c.Rate = rate
@@ -577,7 +579,7 @@ func (b *PermitBucket) setRateAndBurst(rate, maxPermits float64, mine int64) boo
 	return true
 }
 
-// succeed makes c the next version after its own and the asking one's. It reports whether there is one and c is valid.
+// succeed sets the version of c to the next one after its own and the given one. It reports whether there is one and c is valid.
 func (c *config) succeed(mine int64) bool {
 	newest := max(c.Version, mine)
 	if newest == maxExact {

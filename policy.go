@@ -5,53 +5,57 @@ import (
 	"math"
 )
 
-// FailurePolicy is what a call for permits gets while the store is away. The zero value is [FailClosed].
+// FailurePolicy decides calls for permits while the store is unavailable. The zero value is [FailClosed].
 //
-// Away means that it cannot be reached, does not answer in time ([WithStoreTimeout]), or says that it cannot serve now: it is
-// loading, a replica, full, or its cluster is down. What somebody must repair is never taken for that, and is an error under
-// every policy: a wrong password (NOAUTH, WRONGPASS), missing rights (NOPERM), a certificate that is not trusted and the like
-// ([ErrStoreUnusable]), a key that holds something else ([ErrCorruptState]), bad input, a context that has ended, a lock that others hold
-// for too long ([ErrLockNotObtained]), or a pool whose connections the application uses up ([ErrPoolExhausted]). A name that DNS does not know is an outage: it may come back.
+// The store is unavailable if it cannot be reached, does not reply in time ([WithStoreTimeout]), or replies that it cannot serve now: it is
+// loading, a replica, full, or its cluster is down. A name that DNS does not know is an outage too, since it may come back.
 //
-// A process notices an outage when a call fails and a probe, which is sent at once, fails too. A probe fails if it is not answered
-// within 250 ms, or within three times the slowest of the latest answers if that is longer. If the store has never answered, it is
-// given 1 s. It is never given longer than the longest timeout ([WithStoreTimeout]) of the process's limiters of that store, so a limiter
-// with little patience makes no outage for the others. From then on a call costs no more than a lock and the error, or the
-// decision of the policy. The store is probed every 100 ms, and asked again as soon as it answers. Each process notices by itself. Unless
-// the client is one of a single server, an outage is noticed bucket by bucket, since other buckets may be on servers that are well. While more than 32
-// buckets are away, each is probed less often: about once a second at the least.
+// A failure that needs a repair is never an outage, and is an error under every policy. Such failures are a wrong password (NOAUTH,
+// WRONGPASS), missing rights (NOPERM), a certificate that is not trusted and the like ([ErrStoreUnusable]), and a key that holds something
+// else ([ErrCorruptState]). Nor are these outages: invalid input, a context that has ended, a lock that other processes hold for too long
+// ([ErrLockNotObtained]), or a pool whose connections the application uses up ([ErrPoolExhausted]).
 //
-// [RateLimiter.SetRate], [RateLimiter.SetRateAndBurst], [RateLimiter.Penalize], [RateLimiter.Reset] and [RateLimiter.State]
-// always return the failure. So does [Reservation.Cancel] if it has anything to tell the store. If a batch is under way then, it
-// returns nil at once, and the permits may be lost.
+// A process notices an outage when a call fails and a probe, which is sent at once, fails too. A probe fails if there is no reply within
+// 250 ms, or within three times the slowest of the latest replies if that is longer. A store that has never replied has 1 s. The time is
+// never longer than the longest timeout ([WithStoreTimeout]) of the process's limiters of that store, so a limiter with a short timeout
+// causes no outage for the others.
+//
+// During an outage a call costs no more than a lock and the error, or the decision of the policy. The store is probed every 100 ms, and
+// used again as soon as it replies. Each process notices outages by itself. With the client of a single server an outage is one of all
+// buckets. With other clients it is noticed bucket by bucket, since other buckets may be on servers that work. While more than 32 buckets
+// are in an outage, each is probed less often: at least about once a second.
+//
+// [RateLimiter.SetRate], [RateLimiter.SetRateAndBurst], [RateLimiter.Penalize], [RateLimiter.Reset] and [RateLimiter.State] always return
+// the failure. So does [Reservation.Cancel] if it has to send something to the store. If a batch is in flight then, Cancel returns nil at
+// once, and the permits may be lost.
 type FailurePolicy int
 
 const (
-	// FailClosed returns the failure as an error: what it means for the call behind the limiter is its caller's decision.
+	// FailClosed returns the failure as an error. The caller decides what it means for the call behind the limiter.
 	FailClosed FailurePolicy = 0
-	// FailOpen lets calls pass, unlimited, as if the switch were off.
+	// FailOpen lets calls pass without a limit, as if the switch were off.
 	FailOpen FailurePolicy = -1
 )
 
-// LocalShare decides by a bucket in this process. Its rate and its max permits are those of the limiter, divided by the number of
-// live instances. With a Redis store, every process with such a limiter writes a sign of life every two seconds (one small script),
-// and reads how many others do. An instance counts for seven seconds after its last sign of life, and the largest number of the last
-// seven seconds is used. As long as no number is known, and with other stores, it is the given one, at least 1.
+// LocalShare decides by a bucket in this process. Its rate and its max permits are those of the limiter, divided by the number of live
+// instances. With a Redis store, every process with such a limiter writes a sign of life every two seconds (one small script), and reads
+// the number of instances. An instance counts for seven seconds after its last sign of life, and the largest number of the last seven
+// seconds is used. As long as no number is known, and with other stores, it is the given one, at least 1.
 //
-// What is counted is stores of one key prefix. So make one store for each Redis and process, and give each fleet a prefix of its own
-// ([WithKeyPrefix]).
+// An instance is a store, and stores of one key prefix are counted together. So create one store for each Redis and process, and give each
+// fleet a prefix of its own ([WithKeyPrefix]).
 //
-// The local bucket begins empty, and after the last permit that this process has reserved. So in the first T seconds of an outage the
-// fleet lets go at most rate × T permits, if all its instances had been counted, besides those that were reserved before. With [PayLater]
-// it is one request of each process more.
+// The local bucket begins empty, and after the last permit that this process has reserved. So if all instances had been counted, in the
+// first T seconds of an outage the fleet grants at most rate × T permits, besides those that were reserved before. With [PayLater] it is
+// one request of each process more.
 //
-// Later windows may have more: each local bucket saves up its part of max permits, but at least one permit if max permits is at least 1.
-// So n instances let go at most max(max permits, n) + rate × T permits in any T seconds of an outage. With a small quota that is more than
-// the quota: of [ForQuota](5, time.Second, 0), ten instances that were idle for two seconds let ten calls go at once. With less than a
-// permit saved up, a bucket could grant no call without a wait, so this is not bounded further. Where the quota must hold, use
+// Later windows may have more: each local bucket stores up to its share of max permits, but at least one permit if max permits is at least
+// 1. So n instances grant at most max(max permits, n) + rate × T permits in any T seconds of an outage. With a small quota that is more
+// than the quota: with [ForQuota](5, time.Second, 0), ten instances that were idle for two seconds grant ten calls at once. With less than
+// one stored permit, a bucket could grant no call without a wait, so this is not bounded further. Where the quota must hold, use
 // [FailClosed].
 //
-// What is reserved in an outage falls due as reserved, even when the store is back, beside what the store then grants. A request that no
+// Reservations of an outage keep their due times when the store is back, besides the permits that the store then grants. A request that no
 // state of the smaller bucket could grant within its timeout is refused.
 func LocalShare(instances int) FailurePolicy {
 	if instances < 1 { // kept below the constants, so that WithFailurePolicy can name it

@@ -2,5 +2,5 @@
 
 package tokenbucket
 
-// Raced tells that the race detector is on. A goroutine that waits then takes some 40 KB.
+// Raced reports whether the race detector is on. A goroutine that waits then takes some 40 KB.
 const Raced = true

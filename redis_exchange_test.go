@@ -11,7 +11,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// lockedRedis is a client of a server on which somebody else has every lock until a time.
+// lockedRedis is a client of a server on which another process holds every lock until a time.
 type lockedRedis struct {
 	redis.Scripter
 	until time.Time

@@ -44,7 +44,7 @@ func TestKeptLockIsReleased(t *testing.T) {
 	over.Store(true)
 	wg.Wait()
 	require.Eventually(t, func() bool { return client.Exists(background, lock).Val() == 0 }, 10*time.Second, time.Millisecond)
-	for _, l := range limiters { // and nobody has to wait for it
+	for _, l := range limiters { // and no limiter has to wait for it
 		_, err := l.State(background)
 		require.NoError(t, err)
 	}

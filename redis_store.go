@@ -15,51 +15,51 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 )
 
-// RedisClient is the least that a store needs of a client. *redis.Client, *redis.ClusterClient, *redis.Ring, the
-// sentinel clients and *redis.AutoPipeliner have it, and so has a struct that embeds one of them. A Pipeliner has it, too, but sends nothing
-// before Exec: the constructor of a limiter refuses it.
+// RedisClient is the part of a client that a store needs. *redis.Client, *redis.ClusterClient, *redis.Ring, the sentinel clients and
+// *redis.AutoPipeliner implement it, and so does a struct that embeds one of them. A Pipeliner implements it too, but sends nothing before
+// Exec: the constructor of a limiter rejects it.
 //
 // A client's ReadTimeout must not be shorter than the store timeout of its limiters ([WithStoreTimeout]).
 //
 // A *redis.Ring of several shards must keep each key on its shard, or the constructor of a limiter returns [ErrInvalidConfig]. By default
-// it moves the keys of a shard that does not answer to other shards. A process that does not reach the shard would then take permits from
-// a bucket of its own. RingOptions.HeartbeatFn must return true for such a shard, too: func(context.Context, *redis.Client) bool { return
-// true }. Buckets on a shard that is away then have an outage, and the [FailurePolicy] decides.
+// it moves the keys of a shard that does not reply to other shards. A process that cannot reach the shard would then take permits from a
+// bucket of its own. RingOptions.HeartbeatFn must return true for such a shard, too: func(context.Context, *redis.Client) bool { return
+// true }. Buckets on an unavailable shard then have an outage, and the [FailurePolicy] decides.
 type RedisClient interface {
 	redis.Scripter
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
-// RedisStore keeps buckets in Redis and decides in Go, under a distributed lock: obtain, read, then commit and release
-// in one script. The commit is fenced: it writes only while the lock is still held and the state still what was read, so
-// a process that is paused beyond its lock's time to live overwrites nothing. That is three round trips a batch; two if
-// nobody else has changed the bucket since this process did; and while others wait for the lock, a process that has more
-// to ask keeps it for up to sixteen batches, one round trip each, since handing it over takes longer.
+// RedisStore keeps buckets in Redis and decides in Go, under a distributed lock: obtain, read, then commit and release in one script. The
+// commit is fenced: it writes only if the lock is still held and the state is still the one that was read. So a process that is paused
+// beyond its lock's time to live overwrites nothing.
 //
-// RedisStore and [RedisScriptStore] share keys, and may be mixed on one bucket. Time is the Redis server's. Both need
-// Redis 6 or later with scripts; the commands are EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, SET, DEL, EXISTS, PTTL
-// and PEXPIRE; with [LocalShare] also ZADD, ZREMRANGEBYSCORE and ZCARD. They are safe for concurrent use.
+// A batch takes three round trips, or two if no other process has changed the bucket since this process did. While others wait for the
+// lock, a process with more requests keeps it for up to sixteen batches, one round trip each, because handing it over takes longer.
 //
-// Make one for each Redis and process: what is known of outages, and of how many instances there are, is the store's.
+// RedisStore and [RedisScriptStore] share keys, and may be mixed on one bucket. The time is that of the Redis server. Both need Redis 6 or
+// later with scripts. The commands are EVALSHA, EVAL, TIME, GET, GETRANGE, MGET, SET, DEL, EXISTS, PTTL and PEXPIRE; with [LocalShare] also
+// ZADD, ZREMRANGEBYSCORE and ZCARD. Both are safe for concurrent use.
+//
+// Create one store for each Redis and process: outages and the number of instances are tracked by each store.
 type RedisStore struct{ redisBase }
 
-// RedisScriptStore keeps buckets in Redis and decides there, in one atomic script, one round trip a batch. It waits
-// its turn while somebody holds the bucket's lock.
+// RedisScriptStore keeps buckets in Redis and decides there, in one atomic script, one round trip a batch. It waits while a process holds
+// the bucket's lock.
 //
-// If only one process has used a bucket for a while, that process computes beforehand what its next batch makes of the bucket, at a
-// time that the server's clock has surely reached. The script then only compares and writes. The decision is the same, with less work
-// for Redis.
+// If only one process has used a bucket for a while, that process computes in advance the state after its next batch, at a time that the
+// server's clock has surely reached. The script then only compares and writes. The decision is the same, with less work for Redis.
 //
-// With a *redis.Client, requests to different buckets travel in one call of the script; with clients that know which
-// server a key lives on (*redis.ClusterClient, *redis.Ring), in one pipeline a server. A lone caller whose context cannot be
-// cancelled asks a *redis.Client in its own goroutine. Of the client's hooks, those that were added before the store was made see that; all
-// do if it has ContextTimeoutEnabled. Commands pass by the queues of an *redis.AutoPipeliner: what it joins is joined already.
+// With a *redis.Client, requests to different buckets travel in one call of the script. With clients that can name the server of a key
+// (*redis.ClusterClient, *redis.Ring), they travel in one pipeline a server. A lone caller whose context cannot be cancelled uses a
+// *redis.Client in its own goroutine. The client's hooks that were added before the store was created run for that; all of them do if it
+// has ContextTimeoutEnabled. Commands bypass the queues of an *redis.AutoPipeliner, because the engine has already combined its requests.
 type RedisScriptStore struct {
 	redisBase
 	store *redisbucket.ScriptStore
 }
 
-// redisBase is what the two stores share. The zero value is a store that was not made by its constructor.
+// redisBase is the common part of the two stores. The zero value is a store that was not created by its constructor.
 type redisBase struct {
 	redis   *redisbucket.Store
 	err     error
@@ -70,20 +70,20 @@ type redisBase struct {
 	logger  *logger.Logger
 }
 
-// RedisOption configures a store. A bad value is reported by the constructor of the limiter that uses the store.
+// RedisOption configures a store. The constructor of the limiter that uses the store returns the error of an invalid value.
 type RedisOption func(*redisOptions)
 
-// redisOptions are what the options of a store set.
+// redisOptions are the values of a store's options.
 type redisOptions struct {
 	redisbucket.Options
 	err error // of the last option that is out of range
 }
 
-// WithLocalTime decides by the limiter's clock instead of the server's: for tests, and for servers that allow no TIME in
-// scripts. All processes' clocks must then agree.
+// WithLocalTime makes the limiter's clock decide instead of the server's: for tests, and for servers that do not allow TIME in scripts. The
+// clocks of all processes must then agree.
 func WithLocalTime() RedisOption { return func(o *redisOptions) { o.Local = true } }
 
-// WithKeyPrefix sets what the keys begin with. Default "tokenbucket:". Braces are not allowed.
+// WithKeyPrefix sets the prefix of all keys. Default "tokenbucket:". At most 512 bytes, without braces.
 func WithKeyPrefix(p string) RedisOption {
 	return func(o *redisOptions) {
 		if strings.ContainsAny(p, "{}") || len(p) > maxName {
@@ -190,11 +190,11 @@ func (s *redisBase) traits(self Store) traits {
 	return t
 }
 
-// RedisKey returns the key that holds a bucket in Redis, for an operator who looks at it. keyPrefix is that of [WithKeyPrefix]; stores use
-// "tokenbucket:" by default.
+// RedisKey returns the key that holds a bucket in Redis, for operators who inspect it. keyPrefix is that of [WithKeyPrefix]; the default is
+// "tokenbucket:".
 func RedisKey(keyPrefix, name string) string { return keyPrefix + "{" + keyName(name) + "}" }
 
-// account is a bucket as internal/redisbucket asks for it.
+// account implements the interface by which internal/redisbucket uses a bucket.
 type account struct{ bucket PermitBucket }
 
 // Parse implements [redisbucket.Bucket].

@@ -123,7 +123,7 @@ func ringOf[H redis.Hook](t *testing.T, hooks map[string]H) *redis.Ring {
 	return ring
 }
 
-// Among many buckets in one call, one that is locked keeps nobody else waiting, and one that is corrupt fails alone.
+// Of many buckets in one call, a locked one delays no other, and a corrupt one fails alone.
 func TestManyBucketsApart(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := prefixOf(t)

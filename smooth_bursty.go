@@ -1,9 +1,9 @@
 package tokenbucket
 
-// burstyCurve: stored permits are free, and an idle bucket earns them at the rate at which it hands them out.
+// burstyCurve returns the curve of a bursty bucket: stored permits are free, and an idle bucket earns them at its rate.
 //
 //	stored
-//	  max ┤      ┌────────────      slope 1/interval while nobody asks
+//	  max ┤      ┌────────────      slope 1/interval while the bucket is idle
 //	      │    ╱
 //	    0 ┼──╱────────────────▶ time
 func burstyCurve(c *config) curve {

@@ -1,7 +1,7 @@
 package tokenbucket
 
-// warmupCurve is that of Guava's SmoothWarmingUp. Permits are stored while nobody asks; the more are stored, the
-// colder the bucket, and the longer each takes to hand out:
+// warmupCurve returns the curve of Guava's SmoothWarmingUp. An idle bucket stores permits. The more are stored, the colder
+// the bucket, and the longer each takes to grant:
 //
 //	         ^ interval
 //	    cold +                    /
@@ -41,7 +41,7 @@ func warmupCurve(c *config) curve {
 	}
 }
 
-// storedCost is the area under the curve from stored down to stored − spend, in microseconds.
+// storedCost returns the area under the curve from stored down to stored − spend, in microseconds.
 func (k *curve) storedCost(stored, spend float64) float64 {
 	micros := 0.0
 	if above := stored - k.threshold; above > 0 {

@@ -12,62 +12,62 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
-// The seam between the arithmetic and where its state lives is names and bytes.
+// The seam between the arithmetic and the storage of its state consists of names and bytes.
 //
-// What must hold: of the batches of all processes, one at a time is decided on a bucket. It is decided on the state that the one before
-// it left, at a time of one clock. What is decided is written, all of it or nothing.
+// It must hold that the batches of all processes on a bucket are decided one at a time, each on the state that the one before it left, at a
+// time of one clock. The result is written completely or not at all.
 //
-// The obvious seam hands a store the requests and has it call the arithmetic. It was tried: whoever wrote a store met ten types
-// of the engine and five rules of how to use them, and a wrapper that rebuilt a batch lost half of it. So a Batch is opaque. A
-// store reads, calls Decide, and writes. What the batch asks, and what it was answered, stays within.
+// The obvious seam hands a store the requests, and the store calls the arithmetic. It was tried: authors of stores met ten types of the
+// engine and five rules for their use, and a wrapper that rebuilt a batch lost half of it. So a Batch is opaque. A store reads, calls
+// Decide, and writes. The requests of the batch and their results stay inside.
 //
-// The stores of this module do more: memory keeps states as values, and Redis decides in a script or writes what was computed
-// beforehand. They recognise a Batch of the engine, also if a wrapper hands it on unchanged (see Batch.native).
+// The stores of this module do more: memory keeps states as values, and Redis decides in a script or writes a result computed beforehand.
+// They recognise a Batch of the engine, also if a wrapper passes it on unchanged (see Batch.native).
 
-// Store keeps the states of buckets: bytes under a name. It is the one seam between the arithmetic and where its state lives.
+// Store keeps the states of buckets: bytes under a name. It is the one seam between the arithmetic and the storage of its state.
 //
-// Apply is one atomic step. It reads the states of all b.Names, calls b.Decide once, and writes what that returns, all of it or
-// nothing. No other Apply, of whatever process, may write one of these names between the read and the write. The store's clock is read
-// within the step, so that it does not run backwards from one step to the next, and it is the same for all processes.
+// Apply is one atomic step. It reads the states of all b.Names, calls b.Decide once, and writes the result, completely or not at all. No
+// other Apply, of whatever process, may write one of these names between the read and the write. The store's clock is read within the step,
+// so that it does not run backwards from one step to the next, and it is the same for all processes.
 //
-//   - A name that was never written, or whose time to live has passed, has a nil state. Losing a state costs the bucket's debt, and
-//     never fills the bucket.
+//   - A name that was never written, or whose time to live has passed, has a nil state. Losing a state costs the bucket's debt, and never
+//     fills the bucket.
 //   - If Decide fails, nothing is written, and Apply returns the error, which may be wrapped.
-//   - Decide may be called again, if for certain nothing of what it returned before was written: by a transaction that is tried again,
-//     say. It then decides anew, and the last call counts. It must not be called after Apply has returned.
+//   - Decide may be called again if it is certain that no earlier result was written: in a transaction that is retried, for example. It
+//     then decides again, and the last call counts. It must not be called after Apply has returned.
 //   - Nil means that everything is written. An error means that perhaps nothing is: the permits are lost, since the batch is never sent
-//     again. If what keeps the states cannot be reached or does not answer, return an error that wraps [ErrStoreUnavailable] or
-//     [ErrStoreTimeout]: such an error, a network error or a [context.DeadlineExceeded] lets a [FailurePolicy] decide. Any other
-//     error means that somebody must repair something; callers get it in an [ErrStoreUnusable].
-//   - ctx always has a deadline. Nobody waits for the step afterwards, so a store that can tell that it is over writes nothing. What was
-//     taken and nobody waited for is given back by a later step.
-//   - For one bucket, a process calls Apply from one goroutine at a time. There is one exception: a call that has outlived its deadline may
-//     still run. For several buckets, many goroutines call it at once.
-//   - After a failure, a batch that reads a bucket and writes nothing asks whether the store answers. So Apply must read even if there is
-//     nothing to write.
+//     again. If the storage cannot be reached or does not reply, return an error that wraps [ErrStoreUnavailable] or [ErrStoreTimeout].
+//     For such an error, a network error or a [context.DeadlineExceeded], the [FailurePolicy] decides. Any other error means that the
+//     store needs a repair; callers receive it in an [ErrStoreUnusable].
+//   - ctx always has a deadline. No caller waits for the step after that, so a store that can detect the end of the context writes
+//     nothing then. Permits that were taken without a waiting caller are given back by a later step.
+//   - For one bucket, a process calls Apply from one goroutine at a time. There is one exception: a call that has outlived its deadline
+//     may still run. For several buckets, many goroutines call it at once.
+//   - After a failure, a batch that reads a bucket and writes nothing checks whether the store replies. So Apply must read even if there
+//     is nothing to write.
 //
-// A store that wraps another hands the batch on as it is. The package storetest holds the suite that every Store must pass, and an example.
+// A store that wraps another passes the batch on unchanged. The package storetest has the suite that every Store must pass, and an example.
 type Store interface {
 	Apply(ctx context.Context, b *Batch) error
 }
 
-// Batch is what a [Store] decides in one step: on one bucket, or on several together. A store that changes names or bytes on their way to
-// another makes a Batch of its own.
+// Batch is the input of one step of a [Store]: a decision on one bucket, or on several together. A store that changes names or bytes for
+// another store creates a Batch of its own.
 type Batch struct {
 	// Names are the buckets' names, each once: 1 to 1545 bytes of printable UTF-8 without spaces and braces. They must not be changed.
 	Names []string
-	// Decide takes the time of the store's clock, in microseconds, and the states in the order of the names; nil: there is none. It
-	// returns what to write under each name, nil: nothing, and for how long that must be kept at least. The engine's states are text of
-	// some hundred bytes, which a person can read. Decide does not keep the states, and waits for nothing.
+	// Decide takes the time of the store's clock, in microseconds, and the states in the order of the names, nil for a missing state. It
+	// returns the new state of each name, or nil to write nothing, and the least time that the states must be kept. The engine's states are
+	// readable text of a few hundred bytes. Decide does not retain the states, and does not block.
 	Decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
 
-	asked *question // what the engine asks of one bucket; nil: nothing is known of the batch but names and Decide
+	asked *question // the engine's batch of one bucket; nil if only names and Decide are known
 }
 
 // maxName bounds the bytes of a bucket's name.
 const maxName = 512
 
-// keyName is a bucket's name as stores know it: no two buckets have the same, and no shadow that of another bucket.
+// keyName returns a bucket's name as stores know it. No two buckets have the same, and no shadow has that of another bucket.
 func keyName(name string) string {
 	if public, ok := strings.CutPrefix(name, shadowMark); ok {
 		return "%shadow:" + script.EncodeName(public) // no encoded name has a % like this one
@@ -75,10 +75,10 @@ func keyName(name string) string {
 	return script.EncodeName(name)
 }
 
-// bucketStore has a Store decide the batches of one bucket. It implements [engine.Store].
+// bucketStore decides the batches of one bucket by a Store. It implements [engine.Store].
 type bucketStore struct {
 	store Store
-	spare atomic.Pointer[question] // for the next batch; nil while one is in use
+	spare atomic.Pointer[question] // for the next batch; nil while it is in use
 }
 
 // Decide implements [engine.Store].
@@ -96,10 +96,10 @@ func (s *bucketStore) Decide(ctx context.Context, b *permit.Batch) error {
 type question struct {
 	*permit.Batch
 	public  Batch // the batch as stores know it
-	decided bool  // batch.out is this batch's
+	decided bool  // the outcome is that of this batch
 }
 
-// askStore has a store decide a batch.
+// askStore decides a batch by a store.
 func askStore(ctx context.Context, s Store, b *permit.Batch) error {
 	return new(question).ask(ctx, s, b)
 }
@@ -117,7 +117,7 @@ func (q *question) ask(ctx context.Context, s Store, b *permit.Batch) error {
 	return err
 }
 
-// native is what the engine asks, if a batch came as the engine made it: a copy may have other names.
+// native returns the question behind a batch that came as the engine made it, or nil: a copy may have other names.
 func (b *Batch) native() *question {
 	if b.asked == nil || b != &b.asked.public {
 		return nil
@@ -125,13 +125,13 @@ func (b *Batch) native() *question {
 	return b.asked
 }
 
-// answered notes that a store of this module has decided by itself, and that the outcome is in place.
+// answered records that a store of this module has decided the batch itself, and that the outcome is in place.
 func (q *question) answered(err error) error {
 	q.decided = err == nil
 	return err
 }
 
-// decide is its Decide.
+// decide is the Decide function of the public batch.
 func (q *question) decide(now int64, states [][]byte) (next [][]byte, ttl time.Duration, err error) {
 	b := q.Batch
 	q.decided = false

@@ -10,44 +10,44 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/outage"
 )
 
-// described is a Store that tells the engine what it can do beyond Apply. The stores of this module are, and so is a Store that
-// embeds one of them, for it has their methods: see traitsOf.
+// described is a Store that describes to the engine what it can do beyond Apply. The stores of this module implement it. So does a Store
+// that embeds one of them, since it has their methods: see traitsOf.
 type described interface{ describe() traits }
 
-// traits is what the engine knows of a store. The zero value: nothing, as of most stores.
+// traits describes a store to the engine. The zero value describes nothing, as for most stores.
 type traits struct {
 	// self is the store that describes itself. One that embeds it has an Apply of its own.
 	self Store
-	// err tells that the store was made wrongly; its constructor returns no error.
+	// err is the error of an invalid store; its constructor returns none.
 	err error
-	// decides is which clock the store decides by, as far as that is known.
+	// decides is the clock that the store decides by, as far as that is known.
 	decides engine.Timing
-	// outages are counted for all buckets of the store together; nil: for each by itself. oneServer keeps all buckets: they are away
-	// together.
+	// outages are counted for all buckets of the store together; if nil, for each bucket by itself. oneServer reports that one server keeps
+	// all buckets, which then share its outages.
 	outages   *outage.Group
 	oneServer bool
-	// parts keeps processes' parts of buckets while the store is away; nil: it brings none.
+	// parts keeps the local shares of buckets during outages; nil if the store has none.
 	parts *MemoryStore
-	// probe finds out whether the store could serve a bucket, before the context's deadline if it can. nil: Apply does, with a
-	// batch that asks for nothing.
+	// probe checks whether the store can serve a bucket, before the context's deadline if possible. If nil, Apply checks it, with a batch
+	// without requests.
 	probe func(ctx context.Context, name string) error
-	// join makes this process one of those that use the store and are counted; nil: nobody counts.
+	// join counts this process among the instances that use the store; nil if the store does not count them.
 	join func() *instances.Member
-	// busy is why the store cannot be asked for a bucket, if this process itself is the reason; nil: it never is.
+	// busy returns why this process itself prevents requests to a bucket, or nil; the function is nil if that cannot happen.
 	busy func(name string) error
-	// used is called for each limiter with its store timeout; nil: it does not matter.
+	// used is called for each limiter with its store timeout; nil if the store does not need it.
 	used func(timeout time.Duration)
-	// logger is for what join and used find wrong; nil: nothing is.
+	// logger receives the warnings of join and used; nil if there are none.
 	logger *logger.Logger
 
-	// memory and trips are ways past Apply. memory never blocks, so its batches need no goroutine of their own and no deadline;
-	// trips take batches of several buckets at once, on the route of each. nil: there is only Apply.
+	// memory and trips are paths that bypass Apply; nil if there is only Apply. memory never blocks, so its batches need no goroutine of
+	// their own and no deadline. trips take batches of several buckets at once, on the route of each.
 	memory *MemoryStore
 	trips  *engine.Trips
 	route  func(name string) string
 }
 
-// traitsOf returns what the engine knows of a store. If a store embeds another, its own Apply gets every batch.
+// traitsOf returns the traits of a store. If a store embeds another, its own Apply gets every batch.
 func traitsOf(s Store) traits {
 	d, ok := s.(described)
 	if !ok {

@@ -1,9 +1,9 @@
-// Package permit has the values that the arithmetic of buckets, the engine and the stores share. They have no behaviour but their own.
+// Package permit has the values that the arithmetic of buckets, the engine and the stores share. Their methods use no other state.
 package permit
 
 import "strings"
 
-// Balance is a point on a bucket's account: what is stored, and until when the time is sold. Its exact time is
+// Balance is a point on a bucket's account: the stored permits, and the time up to which the bucket is sold. Its exact time is
 // Next − Carry.
 type Balance struct {
 	Stored float64 // permits
@@ -11,7 +11,7 @@ type Balance struct {
 	Carry  float64 // microseconds, below 1
 }
 
-// Before orders balances by their exact time.
+// Before reports whether m is before o by their exact times.
 func (m Balance) Before(o Balance) bool {
 	return m.Next < o.Next || m.Next == o.Next && m.Carry > o.Carry
 }
@@ -20,11 +20,11 @@ func (m Balance) Before(o Balance) bool {
 type Arithmetic interface {
 	// After returns the balance once n permits were taken. It reports false if that would leave the range of exact numbers.
 	After(b Balance, n int64) (Balance, bool)
-	// Resync returns the balance at a time: what has passed since the bucket owed nothing has become stored permits.
+	// Resync returns the balance at a time: the time since the debt ended has become stored permits.
 	Resync(b Balance, now int64) Balance
 }
 
-// Terms are a configuration of a bucket as the engine and the stores know it. They are never changed, so all that have them share them.
+// Terms are a configuration of a bucket for the engine and the stores. They are immutable, so they are shared.
 type Terms struct {
 	Arithmetic
 	// Text is the canonical form of the configuration: equal configurations have equal texts. It ends with a space and the version.
@@ -35,24 +35,24 @@ type Terms struct {
 	Interval float64
 	// Max is the most permits that can be stored.
 	Max float64
-	// WarmsUp: stored permits are handed out more slowly while the bucket is cold.
+	// WarmsUp reports that stored permits are granted more slowly while the bucket is cold.
 	WarmsUp bool
-	// PayLater: a caller waits for the debt that it finds, and the next caller for its cost.
+	// PayLater reports that a caller waits for the debt that it finds, and the next caller for its cost.
 	PayLater bool
 }
 
-// Same reports whether two terms are those of equal configurations.
+// Same reports whether two terms belong to equal configurations.
 func (t *Terms) Same(o *Terms) bool { return t == o || t.Text == o.Text }
 
-// SameContent reports whether two terms are those of configurations that differ in nothing but their versions.
+// SameContent reports whether two terms belong to configurations that differ at most in their versions.
 func (t *Terms) SameContent(o *Terms) bool { return t.content() == o.content() }
 
 // content returns the text without the version.
 func (t *Terms) content() string { return t.Text[:strings.LastIndexByte(t.Text, ' ')+1] }
 
-// Place is what one granted request occupies: the account before and after it. A later refund needs all of it.
+// Place is the part of the account that one granted request occupies: the balance before and after it. A later refund needs all of it.
 type Place struct {
-	// Epoch names the life of the bucket that the place belongs to.
+	// Epoch is the bucket's epoch at the time of the grant.
 	Epoch int64
 	// Tag names the place; Prev is the bucket's tail before it. A tag never repeats, not even if the store falls back to an older state, as
 	// in a failover to a stale replica: it is the place's number plus the random nonce of its batch. So a refund cannot take another
@@ -68,7 +68,7 @@ type Place struct {
 
 // Refund asks for the return of places: if Tag is still the bucket's tail, the account goes back to a balance.
 type Refund struct {
-	// Epoch of the places. Nothing is given back to a bucket that has forgotten.
+	// Epoch of the places. A bucket in another epoch accepts no refund of them.
 	Epoch int64
 	// Tag must still be the bucket's tail for time to go back; Tail is the tail afterwards.
 	Tag, Tail int64
@@ -77,14 +77,14 @@ type Refund struct {
 	// ID is the place's number, under which its stored permits come back at most once.
 	ID int64
 
-	To      Balance // the account as it shall be
+	To      Balance // the balance to restore
 	End     int64   // the end of the places' time
 	Spent   float64 // stored permits in the places
 	Level   float64 // stored permits left after the places were granted
-	Granted int64   // the time of that
+	Granted int64   // when the places were granted
 }
 
-// Refund asks for the return of what was granted at a time of the store, but for the first permits that were used.
+// Refund returns a refund of the place, which was granted at a time of the store's clock, except for the first used permits.
 func (p *Place) Refund(a Arithmetic, used, granted int64) Refund {
 	to, tail := p.Before, p.Prev
 	if used > 0 {

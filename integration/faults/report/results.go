@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// rows are the faults, by the names that their tests begin with.
+// rows are the faults, by the prefixes of their tests' names.
 var rows = []struct{ name, fault string }{
 	{"A1", "none: four processes, both stores, at full demand"},
 	{"A3", "none: ten million permits, simulated"},
@@ -76,12 +76,12 @@ var rows = []struct{ name, fault string }{
 	{"K2", "failure policies, by kind of fault"},
 }
 
-// others are the rows of tests whose names do not say.
+// others are the rows of tests whose names have none of these prefixes.
 var others = map[string]string{"TestSoak": "K1", "TestPolicies": "K2", "TestAskedAgain": "F2"}
 
 var byName = regexp.MustCompile(`^Test([A-K][1-9])`)
 
-// rowOf is the row of a test, "" if it has none.
+// rowOf returns the row of a test, "" if it has none.
 func rowOf(test string) string {
 	if m := byName.FindStringSubmatch(test); m != nil {
 		return m[1]
@@ -89,13 +89,13 @@ func rowOf(test string) string {
 	return others[test]
 }
 
-// header is what a table says of the run.
+// header describes the run above the table.
 type header struct {
 	Command, Commit, When, Machine, Seed string
 	Took                                 time.Duration
 }
 
-// results are what tests came to.
+// results are the results of the tests.
 type results struct {
 	rows  map[string]*row
 	plain []string // tests without a row, in their order
@@ -107,7 +107,7 @@ type row struct {
 	figures                 []*figure
 }
 
-// figure is all values of one name in a row.
+// figure has all values of one name in a row.
 type figure struct {
 	name        string
 	least, most value
@@ -129,7 +129,7 @@ func (v value) String() string {
 
 func newResults() *results { return &results{rows: map[string]*row{}} }
 
-// read takes the output of go test -json, and tells progress, what failed with its output, and what is no test's.
+// read reads the output of go test -json. It prints the progress, the output of failed tests, and the output that belongs to no test.
 func (r *results) read(from io.Reader, progress io.Writer) error {
 	printed := map[string]string{} // by package and test
 	for events := json.NewDecoder(from); ; {
@@ -230,7 +230,7 @@ func (r *results) line(test, text string) error {
 
 func parse(text string) (value, error) {
 	if n, err := strconv.ParseFloat(text, 64); err == nil {
-		if math.Abs(n) < 1e-6 { // what sums of floating point leave
+		if math.Abs(n) < 1e-6 { // the rest of floating-point sums
 			n = 0
 		}
 		return value{number: n}, nil
@@ -242,7 +242,7 @@ func parse(text string) (value, error) {
 	return value{float64(d), true}, nil
 }
 
-// text is a figure as the table has it.
+// text returns a figure as the table shows it.
 func (f *figure) text() string {
 	if f.least == f.most {
 		return fmt.Sprintf("%s: %v", f.name, f.most)
@@ -288,7 +288,7 @@ func (r *results) write(w io.Writer, h header) {
 	}
 }
 
-// tests is how many passed, and how many did not.
+// tests returns how many tests passed, and how many did not.
 func (r *row) tests() string {
 	text := fmt.Sprintf("%d passed", r.passed)
 	if r.failed > 0 {

@@ -1,5 +1,5 @@
-// Package faultlab is what tests of faults share: checks of what must hold, processes of the library under test that can be
-// stopped and killed, servers whose clock can be stepped, and a network that misbehaves.
+// Package faultlab has the common parts of the tests of faults: checks of invariants, processes of the library under test that can be
+// stopped and killed, servers whose clock can be stepped, and a network with faults.
 package faultlab
 
 import (
@@ -22,7 +22,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Event is permits that were used, or fell due, at a time in microseconds of one clock.
+// Event is a number of permits that were used, or fell due, at a time in microseconds of one clock.
 type Event struct {
 	At      int64
 	Permits int
@@ -50,7 +50,7 @@ func WorstBy(events []Event, allowed func(from, to int64) float64) float64 {
 	return most
 }
 
-// Span is from one time to another, in microseconds of one clock: a permit's, which was due in between, or a stay.
+// Span is a time span in microseconds of one clock: of a permit that was due in it, or of a stay.
 type Span struct{ From, To int64 }
 
 // Surely returns how many more than rate × its length some window holds for certain: of the given, each of which took place at
@@ -95,7 +95,7 @@ func Surely(all []Span, rate float64) float64 {
 	return most
 }
 
-// node is the best of its leaves, with plus added to all of them by itself.
+// node is the best value of its leaves. plus was added to all of them.
 type node struct{ best, plus float64 }
 
 // add counts one more for all leaves from the first on. A node has the leaves from low to below high.
@@ -146,7 +146,7 @@ func Windows(all []Span, window int64) iter.Seq2[Span, int] {
 	}
 }
 
-// Fullest is the most that lie from end to end in any window of a length.
+// Fullest returns the largest number of spans that lie completely in one window of a length.
 func Fullest(all []Span, window int64) (most int) {
 	for _, n := range Windows(all, window) {
 		most = max(most, n)
@@ -154,7 +154,7 @@ func Fullest(all []Span, window int64) (most int) {
 	return most
 }
 
-// Crowd is the most that last at once.
+// Crowd returns the largest number of spans at one time.
 func Crowd(all []Span) (most int) {
 	type change struct {
 		at int64
@@ -173,10 +173,10 @@ func Crowd(all []Span) (most int) {
 	return most
 }
 
-// Noise is what Worst may err by, in permits: the microsecond that every window has more, and floating point.
+// Noise bounds the error of Worst, in permits: the additional microsecond of every window, and floating point.
 func Noise(rate float64) float64 { return rate*1e-6 + 1e-6 }
 
-// Long tells whether tests shall take their time: TOKENBUCKET_LONG=1.
+// Long reports whether tests run in their long form: TOKENBUCKET_LONG=1.
 func Long() bool { return os.Getenv("TOKENBUCKET_LONG") == "1" }
 
 // Lasting returns how long a part of a test is to last: the first, or the second with TOKENBUCKET_LONG=1.
@@ -187,16 +187,15 @@ func Lasting(short, long time.Duration) time.Duration {
 	return short
 }
 
-// enough is how much must have been done before and during a fault for a test of it to mean anything.
+// enough is the least number of calls before and during a fault for a meaningful test.
 const (
 	enoughBefore = 20
 	enoughDuring = 1
 )
 
-// Bit fails the test if too little was done before the fault (20) or during it (1): then it did not bite. It counts, and does not
-// ask how fast: most tests tell their callers what to do, and do not begin the fault before that is done. That what they
-// measure works without the fault shows in so many calls, as well if a busy machine takes longer for them; that the fault met
-// somebody, in one.
+// Bit fails the test if too few calls were made before the fault (20) or during it (1), so that the fault had no effect. It counts calls
+// and does not measure their rate: most tests start the fault only after their callers have made these calls. The calls before show that
+// the measurement works without the fault, also on a busy machine. The call during it shows that the fault affected a caller.
 func Bit(t testing.TB, before, during int) {
 	t.Helper()
 	t.Logf("done before the fault: %d, during it: %d", before, during)
@@ -205,7 +204,7 @@ func Bit(t testing.TB, before, during int) {
 	}
 }
 
-// Lateness is how late this machine wakes those who sleep.
+// Lateness measures how late this machine wakes sleeping goroutines.
 type Lateness struct {
 	most atomic.Int64
 	halt func()
@@ -218,7 +217,7 @@ type Lateness struct {
 
 type awakening struct{ due, at time.Time }
 
-// MeasureLateness begins to measure, until the test ends or Stop.
+// MeasureLateness starts a measurement that ends with the test or by Stop.
 func MeasureLateness(t testing.TB) *Lateness {
 	l := StartLateness()
 	t.Cleanup(l.halt)
@@ -276,7 +275,7 @@ func measure(pause time.Duration, do func() error) *Lateness {
 	return l
 }
 
-// Since is how late somebody was woken, or is still to be woken, since then.
+// Since returns the largest lateness since a time, including a sleeper that is still to be woken.
 func (l *Lateness) Since(then time.Time) time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -303,7 +302,7 @@ func (l *Lateness) Stalls(least time.Duration, from, to int64) (sum time.Duratio
 	return sum
 }
 
-// Note tells of somebody else who was woken so late.
+// Note records the lateness of a sleeper elsewhere.
 func (l *Lateness) Note(late time.Duration) {
 	for {
 		most := l.most.Load()
@@ -313,7 +312,7 @@ func (l *Lateness) Note(late time.Duration) {
 	}
 }
 
-// Most is the latest that it was so far, also if somebody is still to be woken.
+// Most returns the largest lateness so far, including a sleeper that is still to be woken.
 func (l *Lateness) Most() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -327,7 +326,7 @@ func (l *Lateness) Most() time.Duration {
 // Stop ends measuring, for a test that counts goroutines.
 func (l *Lateness) Stop() { l.halt() }
 
-// Turn is one caller's way through a queue: when it joined and when it was let go, in microseconds of one clock.
+// Turn is the stay of one caller in a queue: when it joined and when it was served, in microseconds of one clock.
 type Turn struct{ Joined, Left int64 }
 
 // Overtaken returns two turns of which the second joined more than slack after the first and left more than slack before it,
@@ -350,7 +349,7 @@ func Overtaken(turns []Turn, slack time.Duration) (first, second Turn, found boo
 	return Turn{}, Turn{}, false
 }
 
-// FIFO fails the test if anybody was overtaken. See Overtaken.
+// FIFO fails the test if a caller was overtaken. See Overtaken.
 func FIFO(t testing.TB, turns []Turn, slack time.Duration) {
 	t.Helper()
 	if first, second, found := Overtaken(turns, slack); found {
@@ -379,7 +378,7 @@ func CleanUp(t testing.TB, client redis.UniversalClient, prefix string) {
 	}
 }
 
-// clean tells what is left on one server.
+// clean returns an error that names a lock or a key without a time to live on one server, or nil if there is none.
 func clean(ctx context.Context, client redis.Cmdable, prefix string) error {
 	pattern := strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(prefix) + "*"
 	keys := client.Scan(ctx, 0, pattern, 1000).Iterator()

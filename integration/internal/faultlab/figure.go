@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// figureMark is what a line of a test's output that holds a figure begins with. integration/faults/report knows it too.
+// figureMark begins a line of a test's output that has a figure. integration/faults/report recognises it too.
 const figureMark = "figure: "
 
 // Figure logs what a test has measured. Of figures of one name, in a test and its subtests, docs/faults.md tells the least and the

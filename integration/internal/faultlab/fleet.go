@@ -20,7 +20,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 )
 
-// jobEnv holds the job of a process that StartProcess starts.
+// jobEnv is the environment variable with the job of a process that StartProcess starts.
 const jobEnv = "TOKENBUCKET_FAULTLAB_JOB"
 
 // Job is what one process of a fleet does: callers that each ask for permits, wait until they are due and use them, again and
@@ -36,18 +36,18 @@ type Job struct {
 	Rate, Burst float64
 	// Version of the configuration; with one, the bucket's state is kept for a day.
 	Version int64
-	// Warmup is how long the bucket warms up, with PayNow and without a Burst. 0: it is bursty.
+	// Warmup is the warm-up period, with PayNow and without a Burst; 0 for a bursty bucket.
 	Warmup  time.Duration
 	Callers int
-	// Verb is how they ask: "reserve" (TryReserve), the default, "try" (TryAcquire) or "acquire" (Acquire). Permits is for how
-	// many at a time, default 1.
+	// Verb is the call that the callers make: "reserve" (TryReserve), the default, "try" (TryAcquire) or "acquire" (Acquire). Permits is
+	// the number of permits of a call, default 1.
 	Verb    string
 	Permits int
 	// Spread is the time over which the callers begin, one after another.
 	Spread time.Duration
 	// Timeout of a reservation or a try. Pause is how long a caller waits after a failure, and at most after a refusal; default 20 ms.
 	Timeout, Pause time.Duration
-	// StoreTimeout is how long the store may take to answer, default as the library's.
+	// StoreTimeout is the limiter's store timeout; default that of the library.
 	StoreTimeout time.Duration
 	// Skew is by how much the clock of the process is off: the first, and after every 100 ms the next, round and round. The
 	// limiter is given such a clock (WithClock), whose timers and differences are right: what steps is a machine's wall
@@ -61,9 +61,9 @@ type Job struct {
 // of the decision is not to be had from outside of the library. Of a try and an acquire only Asked and Used are known: Granted,
 // Told and Due are as Used, Way is 0, and Woken is from when the process began.
 type Permit struct {
-	// Permits is how many were asked for.
+	// Permits is the number of permits of the request.
 	Permits int
-	// Asked is when the caller asked, Granted when it had the answer: the decision lies between.
+	// Asked is when the caller made the call, Granted when it had the result: the decision lies between.
 	Asked, Granted int64
 	// Told is Asked and the wait that the answer told, Due is Asked and the wait as it was in the end: shorter if others before
 	// it gave up, longer if the bucket was held back, or if the process was woken late by so much that its callers asked again.
@@ -74,19 +74,19 @@ type Permit struct {
 	// Used is when the caller was let go, or failed. Used − Due is at most how late that was, and exact but for the time
 	// from Asked to the decision.
 	Used int64
-	// Woken is how late the process has woken a sleeper at most, one who has nothing to do with the library, from Granted to Used.
+	// Woken is the largest lateness with which the process woke a sleeper without the library, from Granted to Used.
 	Woken int64
-	// Refused: a try was, at the time Used.
+	// Refused reports that a try was refused, at the time Used.
 	Refused bool
 	// Err is what failed, "" if nothing did; Kind is it in a word: unavailable, timeout, lock, corrupt,
 	// config, other; stuck: the process was to end and had been waiting for ten seconds longer than its timeout since.
 	Err, Kind string
 }
 
-// used tells whether its permits were used.
+// used reports whether the permits were used.
 func (p *Permit) used() bool { return p.Err == "" && !p.Refused }
 
-// Process is a process of a fleet. Its methods may be called by many goroutines at once.
+// Process is a process of a fleet. Its methods are safe for concurrent use.
 type Process struct {
 	Pid int
 	w   *worker.Worker[Permit]
@@ -105,7 +105,7 @@ func StartProcess(t testing.TB, job Job) *Process {
 	return &Process{w.Pid, w}
 }
 
-// Stopped tells, by nil, that a process stands still: the kernel takes a moment for that.
+// Stopped returns nil once the process is stopped, which takes the kernel a moment.
 func Stopped(pid int) error {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -129,8 +129,8 @@ func (p *Process) Kill() error { return p.w.Kill() }
 // Permits returns permits and failures so far.
 func (p *Process) Permits() []Permit { return p.w.Events() }
 
-// End lets the callers finish what they have begun, ends the process and returns all that it has told. Of a process that was
-// killed that is all until then, but for what it had just been granted.
+// End waits until the callers have finished their calls, ends the process and returns all permits and failures. A killed process returns
+// those up to then, except the ones that were just granted.
 func (p *Process) End() []Permit { return p.w.End() }
 
 // Fleet is several processes with jobs that may differ.
@@ -146,7 +146,7 @@ func StartFleet(t testing.TB, jobs ...Job) Fleet {
 	return f
 }
 
-// Permits returns what all processes have told so far.
+// Permits returns the permits and failures of all processes so far.
 func (f Fleet) Permits() (all []Permit) {
 	for _, p := range f {
 		all = append(all, p.Permits()...)
@@ -154,7 +154,7 @@ func (f Fleet) Permits() (all []Permit) {
 	return all
 }
 
-// End ends all processes at the same time, and returns what they have told.
+// End ends all processes at the same time, and returns their permits and failures.
 func (f Fleet) End() (all []Permit) {
 	told := make([][]Permit, len(f))
 	var ending sync.WaitGroup
@@ -198,7 +198,7 @@ func Due(permits []Permit) (spans []Span) {
 	return spans
 }
 
-// MostWoken is how late any of the processes has woken a sleeper while a caller waited.
+// MostWoken returns the largest lateness with which any of the processes woke a sleeper while a caller waited.
 func MostWoken(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
 		most = max(most, time.Duration(p.Woken)*time.Microsecond)
@@ -237,8 +237,8 @@ func MayLapse(permits []Permit) bool {
 // Main does the job and exits, if this process is one that StartProcess has started. See worker.Main.
 func Main() { worker.Main(jobEnv, work) }
 
-// Parallel has n tests run at once, however few processors there are, unless the command line says another number: for tests
-// that wait most of the time. A package's TestMain calls it.
+// Parallel lets n tests run at once, on any number of processors, unless the command line sets another number. It is for tests that wait
+// most of the time. A package's TestMain calls it.
 func Parallel(n int) {
 	flag.Parse()
 	asked := false

@@ -24,7 +24,7 @@ func StartNode(t testing.TB, args ...string) *Node {
 	return &Node{redistest.Start(t, args...)}
 }
 
-// Restart starts a node that was killed, in a new directory, and returns when it answers.
+// Restart starts a killed node, in a new directory, and returns when it replies.
 func (n *Node) Restart(t testing.TB) {
 	t.Helper()
 	if err := n.Server.Restart(); err != nil {
@@ -34,8 +34,8 @@ func (n *Node) Restart(t testing.TB) {
 
 // InStep waits, at most ten seconds, until the node is a replica that has received all that its master has written.
 //
-// A new replica is up to date at once, but hears of further writes only after its first acknowledgement, up to a second later:
-// hence a message that is replicated, and leaves nothing behind.
+// A new replica is up to date at once, but receives further writes only after its first acknowledgement, up to a second later:
+// hence a message that is replicated and changes no data.
 func (n *Node) InStep(t testing.TB, master *Node) {
 	t.Helper()
 	ctx := context.Background()
@@ -65,7 +65,7 @@ func (n *Node) InStep(t testing.TB, master *Node) {
 	}
 }
 
-// field returns a number of an answer to INFO; -1 if it is missing.
+// field returns a number in a reply to INFO; -1 if it is missing.
 func field(info, name string) int64 {
 	_, rest, found := strings.Cut(info, "\n"+name+":")
 	text, _, _ := strings.Cut(rest, "\r")
@@ -125,7 +125,7 @@ func StartSentinel(t testing.TB, replicas int, args ...string) *Sentinel {
 	return s
 }
 
-// ReplaceSoon has the sentinels replace a master half a second after it was heard last.
+// ReplaceSoon makes the sentinels replace a master half a second after its last sign of life.
 func (s *Sentinel) ReplaceSoon(t testing.TB) {
 	t.Helper()
 	for _, n := range s.Sentinels {
@@ -138,7 +138,7 @@ func (s *Sentinel) ReplaceSoon(t testing.TB) {
 	}
 }
 
-// knows tells what a sentinel has still to find out.
+// knows returns an error until a sentinel has discovered all replicas and the other sentinels.
 func (s *Sentinel) knows(client *redis.SentinelClient) error {
 	m, err := client.Master(context.Background(), s.Name).Result()
 	if err != nil {
@@ -150,7 +150,7 @@ func (s *Sentinel) knows(client *redis.SentinelClient) error {
 	return nil
 }
 
-// Current returns the node that most of the sentinels call the master; nil while they do not agree.
+// Current returns the node that most of the sentinels consider the master; nil while they do not agree.
 func (s *Sentinel) Current() *Node {
 	votes := map[string]int{}
 	for _, addr := range s.Addrs {

@@ -22,7 +22,7 @@ import (
 //go:embed shim/clock.c
 var clockSource []byte
 
-// ErrNoCompiler says that there is no C compiler.
+// ErrNoCompiler means that there is no C compiler.
 var ErrNoCompiler = errors.New("faultlab: cc is not installed; on Debian: apt-get install gcc libc6-dev")
 
 // Clock is the wall clock of a program that is dynamically linked and asks the C library for the time, as redis-server does;
@@ -81,13 +81,13 @@ var clockLibrary = sync.OnceValues(func() ([]byte, error) {
 // Env is the environment of a program that goes by the clock.
 func (c *Clock) Env() []string { return c.env }
 
-// Set makes the clock wrong by so much.
+// Set sets the offset of the clock.
 func (c *Clock) Set(offset time.Duration) { atomic.StoreInt64(c.offset, offset.Microseconds()) }
 
 // Step sets the clock forward, or back.
 func (c *Clock) Step(d time.Duration) { atomic.AddInt64(c.offset, d.Microseconds()) }
 
-// Offset is how wrong the clock is.
+// Offset returns the offset of the clock.
 func (c *Clock) Offset() time.Duration {
 	return time.Duration(atomic.LoadInt64(c.offset)) * time.Microsecond
 }

@@ -55,10 +55,10 @@ func (u *Upstream) read(conn net.Conn) {
 	}
 }
 
-// Count is how many calls have arrived so far.
+// Count returns the number of calls that have arrived so far.
 func (u *Upstream) Count() int { return u.Between(0, 1<<62) }
 
-// Between is how many calls have arrived from one time, by Micros, until before another.
+// Between returns the number of calls that have arrived from one time, by Micros, until before another.
 func (u *Upstream) Between(from, until int64) (n int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -70,7 +70,7 @@ func (u *Upstream) Between(from, until int64) (n int) {
 	return n
 }
 
-// End waits until all who call the upstream have hung up, ends it and returns all arrivals.
+// End waits until all callers of the upstream have closed their connections, ends it and returns all arrivals.
 func (u *Upstream) End() []Event {
 	_ = u.listener.Close()
 	u.readers.Wait()

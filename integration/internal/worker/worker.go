@@ -15,11 +15,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Worker is a process that does a job until it is ended. Its methods may be called by many goroutines at once.
+// Worker is a process that runs a job until it is ended. Its methods are safe for concurrent use.
 type Worker[Event any] struct {
 	Pid int
-	// End ends it, also one that is stopped, and returns the events that it has written to its standard output, one JSON value
-	// each. The test fails if the process does, but for one that was killed.
+	// End ends the process, also a stopped one, and returns the events that it has written to its standard output, one JSON value each. The
+	// test fails if the process fails, unless the process was killed.
 	End func() []Event
 
 	process *os.Process
@@ -29,8 +29,8 @@ type Worker[Event any] struct {
 	events []Event
 }
 
-// Start starts the test binary with the job, as JSON, in an environment variable, and more variables if any are given as
-// "NAME=value". Its TestMain does the job until its standard input ends. It lives no longer than the test.
+// Start starts the test binary with the job, as JSON, in an environment variable, and with any further variables, given as "NAME=value".
+// Its TestMain runs the job until its standard input ends. The process does not outlive the test.
 func Start[Event any](t testing.TB, variable string, job any, env ...string) *Worker[Event] {
 	t.Helper()
 	text, err := json.Marshal(job)
@@ -84,7 +84,7 @@ func (w *Worker[Event]) Stop() error { return w.process.Signal(syscall.SIGSTOP) 
 // Continue ends Stop.
 func (w *Worker[Event]) Continue() error { return w.process.Signal(syscall.SIGCONT) }
 
-// Kill kills the process (SIGKILL). What it has written is kept.
+// Kill kills the process (SIGKILL). Its output so far is kept.
 func (w *Worker[Event]) Kill() error {
 	w.killed.Store(true)
 	return w.process.Kill()

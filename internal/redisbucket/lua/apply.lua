@@ -1,20 +1,21 @@
--- Decides one batch on each of one or more buckets. It is PermitBucket.apply of permit_state.go, with permit_change.go, in
--- Lua, equal to the last bit: change both or none; TestDifferential compares them. A bucket's batch is one atomic step;
--- buckets in one call only share the way.
+-- Decides one batch on each of one or more buckets. It is PermitBucket.apply of permit_state.go in Lua, equal to the last bit:
+-- change both or none; TestDifferential compares them. A bucket's batch is one atomic step. Buckets in one call only share the
+-- round trip.
 --
--- KEYS      for each bucket: its key, a string, see codec.go; and its lock: while somebody holds that, nothing
---           is decided
+-- KEYS      for each bucket: its key, a string, see codec.go; and its lock. While a process holds the lock, nothing is decided
 -- ARGV[1]   now, in microseconds, or '' for the server's clock (TIME, read once)
 -- ARGV[2]   a lock's time to live in milliseconds; more than that remains only after the clock was set back
--- ARGV[3]   the time at which the predictions were made, at most 100 ms ago; ARGV[4] until when they may be taken, '' always
+-- ARGV[3]   the time of the predictions, at most 100 ms ago; ARGV[4] their deadline in microseconds of the server's clock, '' for
+--           none
 -- then for each bucket two, either
 --   expected  the whole state that the caller expects to find: after a failover to a stale replica, two states may have epoch and
 --             seq in common
---   new       what is written if it is there: what the batch makes of it at the time of the predictions, everything granted
+--   new       the state to write if the bucket has the expected one: the state after the batch at the time of the predictions, with all
+--             requests granted
 -- or ''
---   batch   (a bucket that comes again in a call has no prediction: it is read after the batch before it was decided)
---           the asking configuration as text, newline, the newest one known ('' if that is the same), newline, name of
---           the next epoch (a random integer, of which the tags of the batch's grants are made, too), initial permits,
+--   batch   (a bucket that occurs again in a call has no prediction: it is read after its previous batch was decided)
+--           the limiter's configuration as text, newline, the newest one received ('' if that is the same), newline, name of
+--           the next epoch (a random integer, from which the tags of the batch's grants are derived, too), initial permits,
 --           'transient' or 'lasting' (see PermitBucket.renewed), deadline in microseconds of the server's clock ('' for
 --           none: run later, nothing is taken), newline, and the requests:
 --             T count permits maxWait   count equal requests, maxWait in microseconds
@@ -22,11 +23,11 @@
 --             L permits                 as many as are stored, up to permits, at least two
 --             S rate                    set the rate, and max permits in proportion
 --             B rate maxPermits         set both
---             H micros                  hold back
---             R                         begin anew
+--             H micros                  pause the bucket
+--             R                         replace the bucket by a new one
 -- returns the time, then for each bucket one string:
 --   ''                           the prediction was right and is written
---   wrong                        it was not: nothing happened
+--   wrong                        the prediction was wrong; nothing was written
 --   decided, old, new            a line each: the state before ('' if missing), the one written ('' if none was)
 --   late | locked ms | corrupt excerpt | error message
 
@@ -53,19 +54,19 @@ else
   clock_text = fmt('%s%06d', t[1], t[2]) -- %.0f of a float takes longer
 end
 
--- make_decide returns the function that decides. It is called only if a prediction is missing, since that function and its constants take
--- longer to make than a right prediction takes.
+-- make_decide returns the function that decides. It is called only for a batch without a prediction, since creating that function and its
+-- constants takes longer than writing a right prediction.
 local decide
 local function make_decide()
   local MAX, SHORTFALL, NOISE, STANDSTILL, MAX_RETURNED = 9007199254740992, 1e-9, 1e-3, 2000000, 32
   local KEPT, RENEWED_KEPT = 90000000, 60000 -- milliseconds, see PermitBucket.ttlMillis
   local MIN_RATE, MAX_INTERVAL, MAX_NONCE = 1e-9, 1e15, 1099511627776
   local floor, ceil, min, max_ = math.floor, math.ceil, math.min, math.max
-  -- %d is twice as fast, but takes 32 bits where long has no more.
+  -- %d is twice as fast, but has only 32 bits on systems with a 32-bit long.
   local STATE = 'tb1 epoch=%d seq=%d tail=%d stored=%.17g next=%d carry=%.17g debt=%d back=%.17g:%s%s %s'
   if fmt('%d', MAX) ~= '9007199254740992' then STATE = STATE:gsub('%%d', '%%.0f') end
 
-  -- Configurations: a table of the fields and what follows from them.
+  -- A configuration is a table of its fields and the values derived from them.
 
   local function config(text)
     local kind, pay, rate, a, b, version = text:match('^(%l+) (%l+) (%S+) (%S+) (%S+) (%S+)$')
@@ -83,7 +84,7 @@ local function make_decide()
     end
   end
 
-  -- The bucket at work: the asking configuration mine, the one in force c, and the account.
+  -- The current bucket: the configuration mine of the batch, the one in force c, and the account.
 
   local mine, c, now, initial, transient, epoch_name, nonce
   local stored, next_, carry, seen, epoch, seq, tail, back, returned, held, paused
@@ -136,7 +137,7 @@ local function make_decide()
     return true
   end
 
-  -- What most batches do not need is made when one does.
+  -- Functions that most batches do not need are created on demand.
   local rare_
   local function rare()
     if rare_ then return rare_ end
@@ -181,7 +182,7 @@ local function make_decide()
         and c.warmup == mine.warmup and c.cold == mine.cold
     end
 
-    function rare_.reconcile() -- see PermitBucket.reconcile; returns whether the state is another
+    function rare_.reconcile() -- see PermitBucket.reconcile; returns whether the state has changed
       if c.version == mine.version and rare_.same_content() then return end
       if mine.version == 0 and c.version == 0 then
         c = mine
@@ -234,7 +235,7 @@ local function make_decide()
       return true
     end
 
-    local function next_version(rate, size, least) -- nothing if it would not be valid
+    local function next_version(rate, size, least) -- returns nothing if it would not be valid
       local version = max_(c.version, mine.version)
       if version == MAX then return end
       local n = config(text({kind = c.kind, pay = c.pay, rate = rate, size = size, least = least,
@@ -284,7 +285,7 @@ local function make_decide()
     return rare_
   end
 
-  -- The account, or nothing if the text is not a state. Numbers are decimal: tonumber would take hexadecimal ones too.
+  -- Reads the account; returns nothing if the text is not a state. Numbers are decimal: tonumber would accept hexadecimal ones, too.
   local function read(old)
     local e, q, ta, s, n, ca, d, ba, re, ho, conf = old:match('^tb1 epoch=(%S+) seq=(%S+) tail=(%S+) stored=(%S+)' ..
       ' next=(%S+) carry=(%S+) debt=(%S+) back=([%d.e+-]+):([%d,]*)( ?[hold=%d.e+:-]*) (%l+ .+)$')
@@ -322,7 +323,7 @@ local function make_decide()
     local own, known, name, first, kept_as, deadline, requests = batch:match('^([^\n]*)\n([^\n]*)\n(%S+) (%S+) (%l+) (%S*)\n(.*)$')
     if deadline ~= '' and clock > tofloat(deadline) then return 'late' end
     now, mine, initial, transient, epoch_name = clock, config(own), tofloat(first), kept_as == 'transient', tofloat(name)
-    nonce = epoch_name % MAX_NONCE -- with a grant's number it is its tag, see Place in internal/permit
+    nonce = epoch_name % MAX_NONCE -- a grant's tag is its number plus the nonce, see Place in internal/permit
     local changed = false
     if old == '' then
       local newest = mine
@@ -334,7 +335,7 @@ local function make_decide()
       changed = requests ~= ''
     else
       if #old > LONGEST or not read(old) then return 'corrupt ' .. old:sub(1, 512) end
-      local behind = seen - now -- the clock, see PermitBucket.observe
+      local behind = seen - now -- a clock that was set back, see PermitBucket.observe
       if behind > STANDSTILL then
         next_ = next_ - behind
         if paused > 0 then held = held - behind end
@@ -365,8 +366,8 @@ local function make_decide()
       if op == 'T' then
         local count, n, wait = number(), number(), number()
         if count > 1 and c.kind == 'bursty' and stored >= n and next_ - now <= wait and -carry <= SHORTFALL * c.interval then
-          -- Those that stored permits pay for together: taking whole numbers away from stored is exact in either way, and
-          -- neither next_ nor carry changes.
+          -- Requests paid by stored permits are granted together: subtracting whole numbers from stored is exact in either way,
+          -- and neither next_ nor carry changes.
           local together = min(count, floor(stored / n))
           if together * n <= stored then
             stored, seq, count, ok = stored - together * n, seq + together, count - together, true
@@ -374,7 +375,7 @@ local function make_decide()
           end
         end
         for _ = 1, count do
-          if not take(n, wait) then break end -- a refusal changes nothing: the rest are refused too
+          if not take(n, wait) then break end -- a refusal changes nothing, so the rest are refused, too
           ok = true
         end
       elseif op == 'G' then
@@ -390,7 +391,7 @@ local function make_decide()
         ok = rare().set_rate(number())
       elseif op == 'B' then
         local rate, most = number(), number()
-        ok = most and rare().set_rate_and_burst(rate, most) -- from Lua 5.2 on no infinity is a number
+        ok = most and rare().set_rate_and_burst(rate, most) -- from Lua 5.2 on tonumber accepts no infinity
       else
         begin(mine)
         ok = true
@@ -420,12 +421,12 @@ local function make_decide()
   return decide
 end
 
--- get reads a value that may not be a state. Of a longer value it returns one byte more than a state has, since the value may have some
--- hundred megabytes. The numbers are text: Redis formats others, which takes long.
+-- get reads a value that may not be a state. Of a longer value, which may have hundreds of megabytes, it returns one byte more than a state
+-- has. The numbers are text, because Redis formats other arguments, which is slow.
 local function get(key) return try('GETRANGE', key, '0', '4096') or '' end
 
--- One command looks at all locks. One reads the buckets with predictions, whose values were states lately; the loop below reads the others.
--- MGET returns nil for a value that is no string, so the loop reads that again. An error of a read or of SET is the answer for its bucket
+-- One command checks all locks. One reads the buckets with predictions, whose values were states lately; the loop below reads the others.
+-- MGET returns nil for a value that is no string, so the loop reads that again. An error of a read or of SET is the reply for its bucket
 -- alone.
 local n, states, free = #KEYS / 2, nil, nil
 if n == 1 then

@@ -1,4 +1,4 @@
--- Shortens a lock that has more time left than any lock is given: the server's clock was set back, or it has no expiry.
+-- Shortens a lock that has more time left than the time to live of a lock: the server's clock was set back, or it has no expiry.
 --
 -- KEYS[1]  the lock
 -- ARGV[1]  the time to live of a lock, in milliseconds

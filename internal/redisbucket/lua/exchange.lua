@@ -1,13 +1,13 @@
--- Writes one or more buckets together, if each of them is still what the writer has read, and nobody holds a lock.
+-- Writes one or more buckets together, if each of them still has the state that the writer has read, and no process holds a lock.
 --
 -- KEYS     for each bucket: its key, and its lock
 -- ARGV[1]  now, in microseconds, or '' for the server's clock
--- ARGV[2]  deadline, in microseconds of the server's clock: run later, nothing is written; '' for none
--- ARGV[3]  the time to live of what is written, in milliseconds; '' only reads
+-- ARGV[2]  deadline, in microseconds of the server's clock; nothing is written after it; '' for none
+-- ARGV[3]  the time to live of the written states, in milliseconds; '' only reads
 -- then for each bucket two: the state that it must have, '' for none; and the new one, '' to write nothing
--- returns 'done';  'late';  'locked' and for how many milliseconds;
---         'read', the time, and the states ('' if missing): as asked for, or since one is another. Of a value longer than 1 MiB one byte
---         more is read
+-- returns 'done';  'late';  'locked' and the lock's remaining milliseconds;
+--         'read', the time, and the states ('' if missing): if the call only reads, or because a state is not the expected one. Of a value
+--         longer than 1 MiB one byte more is read
 
 local buckets = #KEYS / 2
 for i = 1, buckets do

@@ -3,7 +3,7 @@
 -- KEYS[1]  the bucket; KEYS[2] its lock
 -- ARGV[1]  the holder's token
 -- ARGV[2]  now, in microseconds, or '' for the server's clock
--- returns 'held' or 'lost' (the lock is somebody else's by now), the time, the state ('' if the bucket is missing)
+-- returns 'held' or 'lost' (another process may hold the lock), the time, the state ('' if the bucket is missing)
 
 local now = ARGV[2]
 if now == '' then
@@ -11,5 +11,5 @@ if now == '' then
   now = string.format('%.0f', t[1] * 1000000 + t[2])
 end
 local state = redis.call('GETRANGE', KEYS[1], '0', '4096')
-if #state > 4096 then state = state:sub(1, 80) end -- not a state, whatever it is
+if #state > 4096 then state = state:sub(1, 80) end -- not a state
 return {redis.call('GET', KEYS[2]) == ARGV[1] and 'held' or 'lost', now, state}
