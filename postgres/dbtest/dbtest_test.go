@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,6 +59,16 @@ func TestServers(t *testing.T) {
 			require.Error(t, exec.Command("kill", "-0", strconv.Itoa(s.Pid)).Run(), "no process is left")
 		})
 	}
+}
+
+// A MariaDB that starts removes all temporary tables in its tmpdir. If several servers shared one, a query of another would fail, or crash it.
+func TestMariaDBHasItsOwnTemporaryTables(t *testing.T) {
+	s := MariaDB(t)
+	client, err := exec.LookPath("mariadb")
+	require.NoError(t, err)
+	out, err := exec.Command(client, "--no-defaults", "--host=127.0.0.1", "--port="+strconv.Itoa(s.Port), "--user=root", "--skip-column-names", "--execute=SELECT @@tmpdir").Output()
+	require.NoError(t, err)
+	require.Equal(t, s.dir, strings.TrimSpace(string(out)))
 }
 
 // TestKilledAndClosed: nothing is left in the directory for temporary files.
