@@ -187,6 +187,9 @@ func deadlineOf(ctx context.Context) time.Duration {
 func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *engine.Result, maxWait int64) (got verdict, err error) {
 	n := q.Permits
 	if r.Err != nil {
+		if ctx.Err() != nil { // the caller has given up
+			return verdict{}, r.Err
+		}
 		if never := l.neverGranted(n, maxWait, r); never != nil {
 			return verdict{by: ByCheck}, never
 		}

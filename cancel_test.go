@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -406,4 +407,29 @@ func TestMillionCancels(t *testing.T) {
 			require.LessOrEqual(t, ahead, time.Since(began)+time.Duration(float64(kept.Load())/rate*float64(time.Second))+time.Second)
 		}
 	}
+}
+
+// replyLate is a store that replies after 200 ms.
+type replyLate struct{ tb.Store }
+
+func (s replyLate) Apply(ctx context.Context, b *tb.Batch) error {
+	time.Sleep(200 * time.Millisecond)
+	return s.Store.Apply(ctx, b)
+}
+
+// A caller whose context ends before the reply gets the error of its context, even if its request could never be granted.
+func TestContextEndsBeforeTheReply(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := tb.NewSmoothBursty("x", 2, tb.WithStore(replyLate{tb.NewMemoryStore()}), tb.WithMaxPermits(1))
+		require.NoError(t, err)
+		ending, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+		defer cancel()
+		_, err = l.TryReserve(ending, 3, 0)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NotErrorIs(t, err, tb.ErrNeverGranted)
+		ok, err := l.TryAcquire(ending, 3, 0)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, ok)
+		time.Sleep(time.Minute) // until the reply has landed
+	})
 }

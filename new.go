@@ -59,7 +59,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 		policy: o.policy, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
 	}
 	e := &l.limiter
-	e.Coordinator = coordinatorOf(o.store, name, o.clock, o.timeout)
+	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout)
 	e.Own, e.Initial, e.Transient, e.MaxWaiters = &l.own.terms, initial, o.transient, o.maxWaiters
 	if _, shares := o.policy.Instances(); shares && t.join != nil {
 		l.member = t.join()
@@ -117,20 +117,20 @@ type coordinatorKey struct {
 }
 
 // coordinatorOf returns the coordinator that all limiters of a store, a name, a clock and a store timeout share. A store or a clock that
-// cannot be compared is not recognised, so its coordinator is not shared.
-func coordinatorOf(store Store, name string, clock clockwork.Clock, timeout time.Duration) *engine.Coordinator {
+// cannot be compared is not recognised, so its coordinator is not shared. parts is the store of local shares; nil for a MemoryStore.
+func coordinatorOf(store Store, parts *MemoryStore, name string, clock clockwork.Clock, timeout time.Duration) *engine.Coordinator {
 	traits := traitsOf(store)
 	if traits.memory != nil {
 		timeout = 0 // its limiters share a queue whatever their store timeouts, because it always replies
 	}
-	fresh := func() *engine.Coordinator { return newCoordinator(store, traits, name, clock, timeout) }
+	fresh := func() *engine.Coordinator { return newCoordinator(store, parts, traits, name, clock, timeout) }
 	if !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(clock).Comparable() {
 		return fresh()
 	}
 	return coordinators.Get(coordinatorKey{store, name, clock, timeout}, fresh)
 }
 
-func newCoordinator(store Store, t traits, name string, by clockwork.Clock, timeout time.Duration) *engine.Coordinator {
+func newCoordinator(store Store, parts *MemoryStore, t traits, name string, by clockwork.Clock, timeout time.Duration) *engine.Coordinator {
 	config := engine.Config{
 		Name: label(name), Key: keyName(name), Timing: t.decides, Trips: t.trips, Clock: by, Timeout: timeout,
 		Env: engine.Env{
@@ -142,8 +142,7 @@ func newCoordinator(store Store, t traits, name string, by clockwork.Clock, time
 		config.Store, config.Immediate, config.NewSession = immediate{t.memory}, true, nil
 		return engine.New(config)
 	}
-	parts := partsOf(store, &t)
-	config.LocalShare = func() *engine.Coordinator { return coordinatorOf(parts, name, by, 0) }
+	config.LocalShare = func() *engine.Coordinator { return coordinatorOf(parts, nil, name, by, 0) }
 	config.Store, config.Health = &bucketStore{store: store}, healthOf(&t)
 	if config.Probe == nil {
 		local := clock.New(by)

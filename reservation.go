@@ -89,7 +89,7 @@ func (r *Reservation) Overruled() bool { return r.overruled }
 
 // Return is [Reservation.Cancel] for a call that another limit has refused before it began: it gives back permits that were due at once,
 // too. They cannot go back if other processes have taken permits behind them that are not due yet. Permits that fell due while the caller
-// waited lapse, as with Cancel.
+// waited lapse, as with Cancel. Permits of a lease ([WithPrefetch]) go back into it, and lapse if the lease has ended.
 func (r *Reservation) Return(ctx context.Context) error {
 	if r.call == nil || r.refused {
 		return nil

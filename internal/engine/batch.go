@@ -30,7 +30,11 @@ func (c *Coordinator) build(now int64) *flight {
 		return nil
 	}
 	listener := c.listener(now)
-	f := c.newFlight(c.outbox.first(now, listener), now)
+	first := c.outbox.first(now, listener)
+	if first == nil {
+		return nil // other buckets have begun to listen since ready looked, so it is too soon for this one
+	}
+	f := c.newFlight(first, now)
 	if c.outbox.fill(f, c.inFlight.since, now); f.empty() && listener == nil {
 		c.inFlight.unused(f)
 		return nil // no lease is useful any more

@@ -24,11 +24,14 @@ export function setText(e, text) {
   if (e && e.textContent !== String(text)) e.textContent = text;
 }
 
-// tags shows the labels of a state.
-export function tags(e, state) {
-  if (e.dataset.words === state) return;
-  e.dataset.words = state;
-  e.replaceChildren(...(state ? state.split(", ") : []).map((word) => element("span", { class: "tag", "data-word": word.split(" until ")[0] }, word)));
+// tags shows the labels of a state: its words, or the text given for a word.
+export function tags(e, state, words = {}) {
+  const text = (word) => words[word] ?? word;
+  const list = state ? state.split(", ") : [];
+  const shown = list.map(text).join();
+  if (e.dataset.words === shown) return;
+  e.dataset.words = shown;
+  e.replaceChildren(...list.map((word) => element("span", { class: "tag", "data-word": word }, text(word))));
 }
 
 // rows fills a table's body. Each row is a list of cells; a cell is a text, an element, or an object of text and class. A

@@ -45,7 +45,7 @@ function fillRow(row, index) {
   waiting.toggleAttribute("data-none", !l.waiting);
   setText(fill, share(l.fill));
   setText(p99, l.p99 ? span(l.p99) : "–");
-  tags(state, l.held ? l.state.replace("penalised", `penalised until ${time(l.held)}`) : l.state);
+  tags(state, l.state, l.held ? { penalised: `penalised until ${time(l.held)}` } : {});
   if (l.held) state.title = `held back until ${time(l.held)}${l.holder ? `, ${l.holder}` : ""}`;
   else state.removeAttribute("title");
 }
