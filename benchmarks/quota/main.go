@@ -4,7 +4,7 @@
 //
 // Each limiter has three callers with connections of their own, like three processes. They call as often as the limiter allows for ten seconds,
 // pause for two, in which a limiter may store permits, and call again. All limiters run at the same time, on one redis-server that the program
-// starts. On a busy machine callers wake late, some by more than the jitter of ForQuota. The line below the table shows how late timers were.
+// starts. On a busy machine callers wake late, some by more than the jitter of NewQuota. The line below the table shows how late timers were.
 package main
 
 import (
@@ -30,7 +30,7 @@ const (
 	demand  = 10 * time.Second
 	pause   = 2 * time.Second
 	again   = 3 * time.Second
-	jitter  = 2 * time.Millisecond // what ForQuota leaves room for
+	jitter  = 2 * time.Millisecond // what NewQuota leaves room for
 )
 
 func main() {
@@ -55,9 +55,8 @@ var rivals = []rival{
 	{"NewSmoothBursty(5), WithMaxPermits(1)", func(c *redis.Client) (wait, error) {
 		return openBursty(c, "one", rate, tokenbucket.WithMaxPermits(1))
 	}},
-	{"ForQuota(5, 1s, 2ms)", func(c *redis.Client) (wait, error) {
-		r, quota := tokenbucket.ForQuota(rate, time.Second, jitter)
-		return openBursty(c, "quota", r, quota)
+	{"NewQuota(…, 5, 1s, 2ms)", func(c *redis.Client) (wait, error) {
+		return waits(tokenbucket.NewQuota("quota", rate, time.Second, jitter, tokenbucket.WithStore(tokenbucket.NewRedisScriptStore(c))))
 	}},
 }
 
@@ -80,7 +79,10 @@ func openRedisRate(client *redis.Client) (wait, error) {
 }
 
 func openBursty(client *redis.Client, name string, rate float64, opts ...tokenbucket.Option) (wait, error) {
-	l, err := tokenbucket.NewSmoothBursty(name, rate, append(opts, tokenbucket.WithStore(tokenbucket.NewRedisScriptStore(client)))...)
+	return waits(tokenbucket.NewSmoothBursty(name, rate, append(opts, tokenbucket.WithStore(tokenbucket.NewRedisScriptStore(client)))...))
+}
+
+func waits(l *tokenbucket.RateLimiter, err error) (wait, error) {
 	return func(ctx context.Context) error {
 		_, err := l.Acquire(ctx, 1)
 		return err

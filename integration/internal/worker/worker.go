@@ -33,9 +33,15 @@ type Worker[Event any] struct {
 // Its TestMain runs the job until its standard input ends. The process does not outlive the test.
 func Start[Event any](t testing.TB, variable string, job any, env ...string) *Worker[Event] {
 	t.Helper()
+	return StartProgram[Event](t, os.Args[0], variable, job, env...)
+}
+
+// StartProgram is Start for a program whose main function calls Main, at a path.
+func StartProgram[Event any](t testing.TB, path, variable string, job any, env ...string) *Worker[Event] {
+	t.Helper()
 	text, err := json.Marshal(job)
 	require.NoError(t, err)
-	cmd := exec.Command(os.Args[0])
+	cmd := exec.Command(path)
 	cmd.Env = append(append(os.Environ(), "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=10"), env...) // not a second
 	cmd.Env = append(cmd.Env, variable+"="+string(text))
 	cmd.Stderr = os.Stderr
