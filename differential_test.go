@@ -77,6 +77,8 @@ func drawRequest(t *rapid.T, places []permit.Place) permit.Request {
 		return permit.Request{Op: permit.Hold, HoldMicros: rapid.Int64Range(1, rapid.SampledFrom([]int64{10, 1_000_000, 3_600_000_000}).Draw(t, "longest")).Draw(t, "micros")}
 	case op == 2 && rapid.Bool().Draw(t, "stored"):
 		return permit.Request{Op: permit.TakeStored, Permits: rapid.Int64Range(1, 1000).Draw(t, "permits")}
+	case op == 2:
+		return permit.Request{Op: permit.Settle, Permits: rapid.OneOf(rapid.Int64Range(-20, 20), rapid.Int64Range(-maxExact, maxExact)).Draw(t, "settled")}
 	case op <= 4 && len(places) > 0:
 		p := rapid.SampledFrom(places[max(0, len(places)-3):]).Draw(t, "place")
 		tail := rapid.SampledFrom([]int64{p.Prev, p.Tag}).Draw(t, "tail")

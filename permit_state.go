@@ -201,6 +201,8 @@ func (b *PermitBucket) decide(now int64, r *permit.Request, batch *permit.Batch)
 		return permit.Grant{OK: b.setRateAndBurst(r.Rate, r.MaxPermits, batch.Terms.Version)}
 	case permit.Hold:
 		return permit.Grant{OK: b.hold(now, r.HoldMicros, batch.Epoch)}
+	case permit.Settle:
+		return b.settle(now, r.Permits, batch)
 	case permit.Reset:
 		b.begin(now, batch, settingOf(batch.Terms))
 		return permit.Grant{OK: true}
@@ -542,6 +544,49 @@ func (b *PermitBucket) hold(now, d, epoch int64) bool {
 	b.beginEpoch(epoch)
 	b.Seq++
 	return true
+}
+
+// settle charges n permits more than were taken before, or gives -n of them back.
+//
+// A charge is debt, which later requests wait for. What comes back shrinks the debt, but no further than to the end of a penalty. The rest is
+// stored as far as there is room; a bucket that warms up stores nothing, since stored permits make it colder. So a bursty bucket that does
+// not overflow is as if exactly the settled number of permits had been taken: its exact time plus the stored permits' moves by n intervals.
+//
+// Bound: of the permits due in a window of T seconds, let the first be granted at the exact time V1 (Next − Carry before it), and the last
+// lead to V2. Between the two, grants of N permits move V by N intervals, less the stored ones, of which there are at most max permits, and
+// g permits given back move it back by at most g intervals. The first is due at V1 plus its cost or later, and the last at V2. So the window
+// has at most g permits more than without settlements: those given back since the first of its permits was granted.
+//
+// What was taken since may lie in the debt, so the balance before the tail no longer is what a refund would restore: the tail is unknown. The
+// permits count as returned, so the bound of later refunds of stored permits holds (see giveBack).
+func (b *PermitBucket) settle(now, n int64, batch *permit.Batch) permit.Grant {
+	if n > 0 {
+		return b.take(now, n, maxExact, batch.Nonce())
+	}
+	floor := now
+	if b.PausedMicros > 0 {
+		floor = max(now, b.HeldUntilMicros)
+	}
+	interval := b.setting.interval
+	back := float64(float64(-n) * interval)
+	debt := float64(b.NextFreeTicketMicros-floor) - b.CarryMicros
+	if whole := math.Floor(back + b.CarryMicros); back <= debt && whole <= float64(b.NextFreeTicketMicros-floor) {
+		b.NextFreeTicketMicros -= int64(whole)
+		b.CarryMicros = back + b.CarryMicros - whole
+	} else {
+		b.NextFreeTicketMicros, b.CarryMicros = floor, 0
+		if b.setting.Kind == bursty {
+			b.StoredPermits += (back - debt) / interval
+		}
+	}
+	b.Seq++
+	b.Tail = 0
+	b.ReturnedPermits += float64(-n)
+	if b.StoredPermits > b.MaxPermits || b.ReturnedPermits > maxExact {
+		b.StoredPermits = min(b.StoredPermits, b.MaxPermits)
+		b.beginEpoch(batch.Epoch)
+	}
+	return permit.Grant{OK: true}
 }
 
 // held returns the stored permits after a pause.

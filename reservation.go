@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/engine"
@@ -15,6 +16,10 @@ type Reservation struct {
 	overruled  bool // a shadow let it pass, and nothing was granted
 	retryAfter time.Duration
 	level      *Level
+
+	limiter *RateLimiter // whose Close waits for SettleLater; nil if the call passed without a bucket
+	permits int64        // of the request
+	ended   atomic.Bool  // the permits were settled, or are being given back
 }
 
 // refusedReservation returns a reservation that is not OK and could be granted after micros.
@@ -74,13 +79,18 @@ func (r *Reservation) Level() (Level, bool) {
 // Cancel gives the permits back if they are not due yet. Callers behind it in this process move up, and permits that no caller here wants
 // go back to the store. If another process has taken permits behind them, they cannot go back: they serve the next callers of this process,
 // or lapse when they are due. Permits that are due are used, so cancelling them does nothing. Nor does cancelling twice, or cancelling a
-// refusal. Cancel waits for the store's reply as long as the context and the store's timeout allow ([WithStoreTimeout]). On an error the
+// refusal, or a reservation that was settled. Cancel waits for the store's reply as long as the context and the store's timeout allow ([WithStoreTimeout]). On an error the
 // permits may be lost.
 func (r *Reservation) Cancel(ctx context.Context) error {
-	if r.call == nil || r.refused {
+	if r.call == nil || r.refused || r.ended.Swap(true) {
 		return nil
 	}
-	return r.call.Coordinator().Cancel(ctx, r.call)
+	c := r.call.Coordinator()
+	err := c.Cancel(ctx, r.call)
+	if !c.Left(r.call) { // the permits were due, so they are used, and may be settled
+		r.ended.Store(false)
+	}
+	return err
 }
 
 // Overruled reports whether the reservation is OK only because its limiter is a shadow ([WithShadow]): the bucket refused the request, or
@@ -91,7 +101,7 @@ func (r *Reservation) Overruled() bool { return r.overruled }
 // too. They cannot go back if other processes have taken permits behind them that are not due yet. Permits that fell due while the caller
 // waited lapse, as with Cancel. Permits of a lease ([WithPrefetch]) go back into it, and lapse if the lease has ended.
 func (r *Reservation) Return(ctx context.Context) error {
-	if r.call == nil || r.refused {
+	if r.call == nil || r.refused || r.ended.Swap(true) {
 		return nil
 	}
 	return r.call.Coordinator().Return(ctx, r.call)

@@ -10,7 +10,8 @@ import (
 type Op uint8
 
 // The operations. A batch without requests only reads. TakeStored takes as many permits as are stored, up to Permits
-// but no less than two. Hold holds the bucket back; places granted before move, in the same batch too.
+// but no less than two. Hold holds the bucket back; places granted before move, in the same batch too. Settle charges Permits more than were
+// taken before, whenever they fall due, or gives -Permits back.
 const (
 	Take Op = iota
 	GiveBack
@@ -19,12 +20,13 @@ const (
 	TakeStored
 	Hold
 	SetRateAndBurst
+	Settle
 )
 
 // Request is one entry of a [Batch]. The decision sets Grant.
 type Request struct {
 	Op Op
-	// Permits and MaxWaitMicros belong to Take, which takes nothing if the wait would be longer. Permits also belongs to TakeStored.
+	// Permits and MaxWaitMicros belong to Take, which takes nothing if the wait would be longer. Permits also belongs to TakeStored and Settle.
 	Permits       int64
 	MaxWaitMicros int64
 	// Rate belongs to SetRate and SetRateAndBurst, MaxPermits to the latter.

@@ -59,6 +59,7 @@ func (s *Store) Exchange(ctx context.Context, names []string, decide Decide) err
 		m.held.Store(reply[0] == "locked")
 		switch reply[0] {
 		case "done":
+			s.reviewEviction(keys[0])
 			return nil
 		case "late":
 			return fmt.Errorf("%w: key %q: the script ran too late and wrote nothing", permit.ErrStoreTimeout, keys[0])

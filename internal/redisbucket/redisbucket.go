@@ -78,6 +78,7 @@ type Store struct {
 	oneServer   bool          // one server keeps all buckets
 	readTimeout time.Duration // of the client; 0 if it is unknown or unlimited
 	warned      atomic.Bool   // a warning about readTimeout was logged
+	reviewed    atomic.Bool   // the server was asked for its eviction policy
 	instances   instances.Instances
 	logger      *logger.Logger
 	newBucket   func() Bucket

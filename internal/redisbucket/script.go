@@ -101,6 +101,8 @@ func encodeBatch(b *permit.Batch, deadline string) string {
 			ints("L", r.Permits)
 		case permit.Hold:
 			ints("H", r.HoldMicros)
+		case permit.Settle:
+			ints("A", r.Permits)
 		case permit.Reset:
 			dst = append(dst, "R "...)
 		}

@@ -39,6 +39,9 @@ func (s *Store) sessionOf(batch *permit.Batch) *Session {
 	if m.bucket == "" {
 		m.bucket, m.lock = s.Keys(batch.Key)
 	}
+	if m.text != "" {
+		s.reviewEviction(m.bucket)
+	}
 	return m
 }
 

@@ -24,6 +24,7 @@
 --             S rate                    set the rate, and max permits in proportion
 --             B rate maxPermits         set both
 --             H micros                  pause the bucket
+--             A permits                 charge permits more, or give them back if the number is negative
 --             R                         replace the bucket by a new one
 -- returns the time, then for each bucket one string:
 --   ''                           the prediction was right and is written
@@ -271,6 +272,26 @@ local function make_decide()
       return true
     end
 
+    function rare_.give_unused(n) -- see PermitBucket.settle
+      local floor_ = now
+      if paused > 0 then floor_ = max_(now, held) end
+      local give = n * c.interval
+      local debt = (next_ - floor_) - carry
+      local whole = floor(give + carry)
+      if give <= debt and whole <= next_ - floor_ then
+        next_, carry = next_ - whole, give + carry - whole
+      else
+        next_, carry = floor_, 0
+        if c.kind == 'bursty' then stored = stored + (give - debt) / c.interval end
+      end
+      seq, tail, back = seq + 1, 0, back + n
+      if stored > c.max or back > MAX then
+        stored = min(stored, c.max)
+        begin_epoch()
+      end
+      return true
+    end
+
     function rare_.read_hold(text)
       local h, p = text:match('^ hold=(%S+):(%S+)$')
       held, paused = tofloat(h), tofloat(p)
@@ -387,6 +408,9 @@ local function make_decide()
         ok = n >= 2 and (take(n, 0) or (n > 2 and take(n - 1, 0)))
       elseif op == 'H' then
         ok = rare().hold(number())
+      elseif op == 'A' then
+        local n = number()
+        if n > 0 then ok = take(n, MAX) else ok = rare().give_unused(-n) end
       elseif op == 'S' then
         ok = rare().set_rate(number())
       elseif op == 'B' then

@@ -1,0 +1,111 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// Settle replaces the number of permits of the reservation by the number that the call has used, for calls whose cost is known only afterwards:
+// tokens of a language model, bytes of a reply. If fewer were used, the others go back: the bucket's debt shrinks, and what is left is
+// stored as far as there is room. If more were used, they are charged, and later requests wait for them. Either way nothing changes for
+// permits that were granted before.
+//
+//	r, err := limiter.Reserve(ctx, estimate)
+//	…
+//	err = r.Settle(ctx, actual)
+//
+// A reservation is settled once: a second Settle does nothing, whatever its number, and so does one after Cancel or Return has given the permits
+// back. A reservation that is never settled counts as its estimate, also if the process ends. Settling a refusal does nothing. actual is
+// at least 0, else the error is [ErrInvalidPermits]; so it is if the charge would leave the range of exact times.
+//
+// The settlement is sent once, even if its reply is lost. On an error the difference may not be settled, and then the estimate counts.
+//
+// Permits that go back may be granted again, although permits that were taken later keep their due times. So the calls of any window of T
+// seconds use at most the bound of [PayNow] or [PayLater], plus the permits given back since the first of them was granted, plus what they
+// used beyond their estimates. A bursty bucket is charged exactly what was used, unless it is full when permits go back. A limiter that
+// warms up only shrinks its debt.
+func (r *Reservation) Settle(ctx context.Context, actual int) error {
+	if actual < 0 || int64(actual) > maxExact {
+		return fmt.Errorf("%w: settled permits %d: want 0 to 2^53", ErrInvalidPermits, actual)
+	}
+	if r.call == nil || r.refused {
+		return nil
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if r.ended.Swap(true) || int64(actual) == r.permits {
+		return nil
+	}
+	more, l, c := int64(actual)-r.permits, r.call.Limiter(), r.call.Coordinator()
+	q := engine.NewOperation(l, &engine.Operation{Request: permit.Request{Op: permit.Settle, Permits: more}}, deadlineOf(ctx))
+	got := c.Wait(ctx, q, c.Submit(ctx, q))
+	if got.Err == nil && !got.Granted {
+		return l.Overflow(more)
+	}
+	return got.Err
+}
+
+// SettleLater is [Reservation.Settle] in the background, for a call that must not wait for the store. [RateLimiter.Close] waits for it. An error
+// is logged ([WithLogger]).
+func (r *Reservation) SettleLater(actual int) {
+	if r.limiter == nil || r.refused {
+		return
+	}
+	r.limiter.settling.begin()
+	go func() {
+		log := &r.limiter.limiter.Logger
+		defer r.limiter.settling.end()
+		defer log.Recovered()
+		if err := r.Settle(context.Background(), actual); err != nil {
+			log.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", r.limiter.Name(), "estimate", r.permits,
+				"used", actual, "error", err)
+		}
+	}()
+}
+
+// settling counts the settlements of a limiter in the background. The zero value has none.
+type settling struct {
+	mu   sync.Mutex
+	open int
+	none chan struct{} // closed when open falls to 0; nil if no caller waits
+}
+
+func (s *settling) begin() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.open++
+}
+
+func (s *settling) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open--; s.open == 0 && s.none != nil {
+		close(s.none)
+		s.none = nil
+	}
+}
+
+// wait waits until no settlement is open.
+func (s *settling) wait(ctx context.Context) error {
+	s.mu.Lock()
+	if s.open == 0 {
+		s.mu.Unlock()
+		return nil
+	}
+	if s.none == nil {
+		s.none = make(chan struct{})
+	}
+	none := s.none
+	s.mu.Unlock()
+	select {
+	case <-none:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
