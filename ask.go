@@ -96,6 +96,9 @@ func (l *RateLimiter) checkPermits(n int64) error {
 	if n <= 0 {
 		return fmt.Errorf("%w: bucket %q: permits %d: want at least 1", ErrInvalidPermits, l.Name(), n)
 	}
+	if l.quota != nil {
+		return l.quota.single(l.Name(), n)
+	}
 	if n > maxExact {
 		return l.limiter.Overflow(n)
 	}
@@ -147,20 +150,20 @@ func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (g
 		}
 		return got, true
 	}
-	if !c.HasSnapshot() {
+	if !c.View.HasSnapshot() {
 		return verdict{}, false
 	}
 	most := maxWait
 	if deadline := deadlineOf(ctx); deadline != 0 {
 		most = min(most, max(0, (deadline-clock.Mono()).Microseconds()))
 	}
-	wait, refused := c.Refuses(&l.limiter, n, most)
+	wait, refused := c.View.Refuses(&l.limiter, n, most)
 	if !refused {
 		return verdict{}, false
 	}
 	got = verdict{by: BySnapshot, wait: time.Duration(wait) * time.Microsecond}
 	if v == reserve {
-		got.reservation = refusedReservation(wait-maxWait, levelOf(c.Seen()))
+		got.reservation = refusedReservation(wait-maxWait, levelOf(c.View.Seen()))
 	}
 	return got, true
 }

@@ -31,6 +31,7 @@ type RateLimiter struct {
 	limiter  engine.Limiter
 	own      *setting // its own configuration
 	maxWait  time.Duration
+	quota    *quota // that it was made for; nil if none
 	enabled  func() bool
 	plain    bool // neither a policy, an observer nor a shadow
 	policy   FailurePolicy
@@ -39,7 +40,8 @@ type RateLimiter struct {
 	share    atomic.Pointer[share]
 	shadow   bool
 	observer *Observer // or nil
-	label    string    // see WithLabel
+	settling settling
+	label    string // see WithLabel
 
 	// Set only on a MemoryStore.
 	memory *MemoryStore
@@ -145,6 +147,9 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 	if v.reservation == nil { // decided without a bucket
 		return &Reservation{refused: !v.granted}, nil
 	}
+	if r := v.reservation; !r.refused {
+		r.limiter, r.permits = l, int64(permits)
+	}
 	return v.reservation, nil
 }
 
@@ -157,7 +162,12 @@ func (l *RateLimiter) TryReserve(ctx context.Context, permits int, timeout time.
 // release of your program with another rate in its code; each process logs that once. If the state is lost, the next process that uses the
 // bucket and has received the rate restores it. If no such process exists, the rate is lost with the state. For a rate that must outlast
 // Redis, keep it where your program reads its configuration, and give it a version.
+//
+// A limiter of [NewQuota] returns [ErrInvalidConfig], because more than one permit could then be stored: it has [RateLimiter.SetQuota].
 func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) error {
+	if l.quota != nil {
+		return invalid(l.Name(), wanted("permits per second", permitsPerSecond, "SetQuota for a quota"))
+	}
 	next := l.effective().config
 	next.Size = float64(next.Size*permitsPerSecond) / next.Rate
 	next.Rate = permitsPerSecond
@@ -178,8 +188,16 @@ func (l *RateLimiter) SetRate(ctx context.Context, permitsPerSecond float64) err
 // follows from the other. permitsPerSecond is as for [NewSmoothBursty], maxPermits as for [WithMaxPermits]: 0 allows no burst. Debt stays
 // as it is. So do stored permits, as far as there is room for them: no change fills a bucket.
 //
-// A limiter that warms up gets [ErrInvalidConfig], because its max permits follow from its warm-up period.
+// A limiter that warms up gets [ErrInvalidConfig], because its max permits follow from its warm-up period. So does a limiter of [NewQuota],
+// which has [RateLimiter.SetQuota].
 func (l *RateLimiter) SetRateAndBurst(ctx context.Context, permitsPerSecond, maxPermits float64) error {
+	if l.quota != nil {
+		return invalid(l.Name(), wanted("max permits", maxPermits, "SetQuota for a quota"))
+	}
+	return l.setRateAndBurst(ctx, permitsPerSecond, maxPermits)
+}
+
+func (l *RateLimiter) setRateAndBurst(ctx context.Context, permitsPerSecond, maxPermits float64) error {
 	next := l.effective().config
 	if next.Kind != bursty {
 		return invalid(l.Name(), wanted("max permits", maxPermits, "a bursty limiter; one that warms up has SetRate"))
@@ -253,9 +271,12 @@ func (l *RateLimiter) operate(ctx context.Context, o *engine.Operation) (done bo
 }
 
 // Close gives back the unused permits of the limiter's leases ([WithPrefetch]), and waits for the store's reply as long as the context and the
-// store's timeout allow. A limiter without leases need not be closed. A closed limiter may still be used, but it takes no more leases. Closing
-// twice does nothing.
+// store's timeout allow. It also waits for the settlements of [Reservation.SettleLater] that have begun. A limiter without leases and settlements
+// need not be closed. A closed limiter may still be used, but it takes no more leases. Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
+	if err := l.settling.wait(ctx); err != nil {
+		return fmt.Errorf("close: %w", err)
+	}
 	if coming, err := l.limiter.Coordinator.CloseLeases(ctx, &l.limiter); err != nil || !coming {
 		return err
 	}

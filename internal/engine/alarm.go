@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -46,36 +45,3 @@ func (a *alarm) set(c *Coordinator, r reasons) {
 		a.timer.Reset(0) // the clock of a test may have jumped past the timer before it was set
 	}
 }
-
-const (
-	// ListenMicros is how long a process that owns permits, or has waiters, goes without a reply before it reads the bucket: it may have
-	// been held back, or begun a new epoch.
-	ListenMicros = 500_000
-
-	// ListenShare bounds the reads of a process: with more than 1,000 such buckets, each is read every ListenShare microseconds times their
-	// number, so there are at most 2,000 reads a second.
-	ListenShare = 500
-)
-
-// listeners is the number of buckets of this process that are listened to.
-var listeners atomic.Int64
-
-// Listeners returns the number of buckets of this process that are read regularly, because it owns permits of them or has waiters.
-func Listeners() int64 { return listeners.Load() }
-
-// listening reads a bucket that has had no reply for long. The coordinator's mu must be held for all methods.
-type listening struct{ counted bool } // in listeners
-
-// count keeps listeners up to date.
-func (l *listening) count(listens bool) {
-	switch {
-	case listens && !l.counted:
-		listeners.Add(1)
-	case !listens && l.counted:
-		listeners.Add(-1)
-	}
-	l.counted = listens
-}
-
-// interval returns how long a bucket goes without a reply, in microseconds.
-func (l *listening) interval() int64 { return max(ListenMicros, ListenShare*listeners.Load()) }

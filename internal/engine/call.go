@@ -216,6 +216,7 @@ func (q *Call) result() Result {
 // Invariants: a call is counted once when it arrives, and once when it ends. Its ready is closed once; that of a cancelled reservation
 // never.
 type callers struct {
+	config   *Config
 	count    int
 	answered *[]chan struct{} // collects the calls that end while a reply is delivered; nil at other times
 }
@@ -240,6 +241,9 @@ func (c *callers) refuse(q *Call, wait int64) {
 	q.wait = wait
 	c.end(q, refused, nil)
 }
+
+// fail ends a call after an error of the store.
+func (c *callers) fail(q *Call, err error) { c.end(q, failed, c.config.failure(err)) }
 
 // abandon ends a call whose caller has gone.
 func (c *callers) abandon(q *Call) {

@@ -2,14 +2,12 @@ package engine
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
 // Coordinator is this process's side of one bucket. All limiters of one name, store, clock and store timeout share one.
@@ -26,9 +24,8 @@ type Coordinator struct {
 	Config
 	clocks
 	transport.Place
-	micros func() int64 // clocks.Micros, for batches
 
-	view      view
+	View      View
 	newcomers atomic.Uint32 // a Passage
 	leases    leases
 
@@ -46,14 +43,17 @@ type Coordinator struct {
 // New returns the coordinator of a bucket.
 func New(config Config) *Coordinator {
 	c := &Coordinator{Config: config, clocks: clocks{clock.New(config.Clock), config.Immediate}}
-	c.micros = c.Micros
-	c.view.stored = permit.MaxBatch // before the first reply
-	c.queue.init(c.System(), &c.callers, &c.view)
-	c.outbox.queue, c.outbox.leases, c.outbox.view = &c.queue, &c.leases, &c.view
-	c.leases.queue, c.leases.view, c.leases.outbox = &c.queue, &c.view, &c.outbox
+	c.View.init(c.Local, config.Timing)
+	c.callers.config = &c.Config
+	c.queue.init(c.System(), &c.callers, &c.View)
+	c.inFlight.init(&c.Config, &c.View, c.Micros)
+	c.outbox = outbox{queue: &c.queue, leases: &c.leases, view: &c.View}
+	c.leases.queue, c.leases.view, c.leases.outbox = &c.queue, &c.View, &c.outbox
 	if c.Immediate {
 		return c
 	}
+	c.deadlines = deadlines{config: &c.Config, clock: c.Local, queue: &c.queue, outbox: &c.outbox, inFlight: &c.inFlight}
+	c.listening = listening{queue: &c.queue, outbox: &c.outbox, leases: &c.leases, view: &c.View}
 	if c.Trips == nil {
 		c.Trips = &Trips{Send: c.decideOne, Max: 1, Parallel: 1, Panicked: c.panicked}
 	}
@@ -93,7 +93,8 @@ func (c *Coordinator) accept(ctx context.Context, q *Call) (take bool) {
 		c.outbox.aside = append(c.outbox.aside, q)
 	}
 	if !c.inFlight.busy && ctx.Done() == nil && !c.Immediate && c.outbox.only(q) && c.ready(now) {
-		c.begin()
+		c.inFlight.begin()
+		c.deadlines.start(c)
 		return true
 	}
 	c.dispatch(now)
@@ -112,18 +113,13 @@ func (c *Coordinator) dispatch(now int64) {
 	} else if c.inFlight.busy {
 		c.advance(now)
 	} else if c.ready(now) || c.inFlight.kept() { // if a lock is kept, Depart is called even with nothing to send, and releases it
-		c.begin()
+		c.inFlight.begin()
+		c.deadlines.start(c)
 		c.Trips.Ready(c.route(), c)
 	} else {
 		c.inFlight.since = 0
 	}
 	c.setAlarm()
-}
-
-// begin announces a batch. mu must be held.
-func (c *Coordinator) begin() {
-	c.inFlight.begin()
-	c.startDeadlines()
 }
 
 // decide has an Immediate store decide a flight. mu must be held.
@@ -141,7 +137,7 @@ func (c *Coordinator) ready(now int64) bool {
 		return false
 	}
 	c.leases.serve(now)
-	some := c.outbox.holds(now) || c.listener(now) != nil
+	some := c.outbox.holds(now) || c.listening.due(now) != nil
 	c.queue.refuseExpired(now) // holds may prepare a refund and take permits from waiters, which are then too late
 	return some
 }
@@ -155,36 +151,12 @@ func (c *Coordinator) advance(now int64) {
 	c.leases.reviewNow(now)
 }
 
-// listener returns a limiter that should read the bucket, because the last reply is too old; nil if it is recent, or if nothing depends on
-// the bucket. mu must be held.
-func (c *Coordinator) listener(now int64) *Limiter {
-	if len(c.outbox.aside) > 0 || c.queue.asks(now) || now-c.view.at < c.listening.interval() {
-		return nil
-	}
-	return c.listens()
-}
-
-// listens returns a limiter that owns permits or has waiters, so that a penalty or a new epoch matters to it; nil if there is none, or no
-// other process shares the store. mu must be held.
-func (c *Coordinator) listens() *Limiter {
-	if c.Immediate {
-		return nil
-	}
-	if q := c.queue.head(); q != nil {
-		return q.limiter
-	}
-	if e := c.leases.current.Load(); e != nil {
-		return e.limiter
-	}
-	return nil
-}
-
 // setAlarm sets the alarm, and what newcomers may do. mu must be held.
 func (c *Coordinator) setAlarm() {
 	if c.queue.line.Spare() { // a waiter may have left it that was refused because it came too late; the next caller may take it
-		c.view.drop()
+		c.View.drop()
 	}
-	if p := uint32(c.passage()); p != c.newcomers.Load() {
+	if p := uint32(c.outbox.passage()); p != c.newcomers.Load() {
 		c.newcomers.Store(p)
 	}
 	r := reasons{due: c.queue.due, review: c.leases.review}
@@ -192,9 +164,7 @@ func (c *Coordinator) setAlarm() {
 		if at, ok := c.queue.line.AskAt(); ok {
 			r.ask = max(1, at)
 		}
-		if c.listening.count(c.listens() != nil); c.listening.counted {
-			r.listen = c.view.at + c.listening.interval()
-		}
+		r.listen = c.listening.next()
 	}
 	c.alarm.set(c, r)
 }
@@ -224,17 +194,6 @@ func (p Passage) String() string { return [...]string{"free", "refusals", "queue
 
 // Passage returns what a newcomer may do without the queue.
 func (c *Coordinator) Passage() Passage { return Passage(c.newcomers.Load()) }
-
-// passage computes Passage. mu must be held.
-func (c *Coordinator) passage() Passage {
-	switch {
-	case len(c.outbox.aside) > 0 || len(c.outbox.refunds) > 0 || len(c.queue.old) > 0 || c.queue.line.Spare():
-		return Queue
-	case c.queue.line.Idle():
-		return Free
-	}
-	return Refusals
-}
 
 // Wait waits for the result of a call that was submitted. If the context ends first, the call is abandoned.
 func (c *Coordinator) Wait(ctx context.Context, q *Call, answered <-chan struct{}) Result {
@@ -273,22 +232,15 @@ func (c *Coordinator) leave(q *Call, err error) bool {
 	if q.state.over() {
 		return false
 	}
-	c.abandon(q, now)
+	c.queue.abandon(q, now)
 	q.err = err
 	c.dispatch(now)
 	return true
 }
 
-// abandon removes a call whose caller has gone. mu must be held.
-func (c *Coordinator) abandon(q *Call, now int64) {
-	c.callers.abandon(q)
-	c.queue.leave(q, now)
-	c.view.drop()
-}
-
 // Cancel gives back the permits of a reservation that are not due yet. It waits for the store's reply if they are refunded.
 func (c *Coordinator) Cancel(ctx context.Context, q *Call) error {
-	return c.confirmed(ctx, c.cancel(q), "cancel")
+	return c.cancel(q).confirmed(ctx, &c.Config, "cancel")
 }
 
 func (c *Coordinator) cancel(q *Call) *refund {
@@ -299,7 +251,7 @@ func (c *Coordinator) cancel(q *Call) *refund {
 	if q.state != waiting {
 		return nil
 	}
-	c.abandon(q, now) // ready stays open, because a cancelled reservation never falls due
+	c.queue.abandon(q, now) // ready stays open, because a cancelled reservation never falls due
 	var r *refund
 	if c.inFlight.flight == nil && q.line == c.queue.line && c.queue.line.Refundable() != nil {
 		r = c.queue.confirmation()
@@ -311,7 +263,7 @@ func (c *Coordinator) cancel(q *Call) *refund {
 // Return gives back the permits of a reservation even if they were due at once, for a call that did not begin.
 func (c *Coordinator) Return(ctx context.Context, q *Call) error {
 	if r, unused := c.returnUnused(q); unused {
-		return c.confirmed(ctx, r, "cancel")
+		return r.confirmed(ctx, &c.Config, "cancel")
 	}
 	return c.Cancel(ctx, q)
 }
@@ -331,47 +283,9 @@ func (c *Coordinator) returnUnused(q *Call) (r *refund, unused bool) {
 	r = &refund{limiter: q.limiter, give: *p.unused, done: make(chan struct{})}
 	p.unused = nil
 	c.outbox.giveBack(r)
-	c.view.drop() // the next caller may have the permits
+	c.View.drop() // the next caller may have the permits
 	c.dispatch(c.Now())
 	return r, true
-}
-
-// confirmed waits for the store's reply to a refund, but not for longer than the store timeout. verb names the call in the error.
-func (c *Coordinator) confirmed(ctx context.Context, r *refund, verb string) error {
-	if r == nil {
-		return nil
-	}
-	select {
-	case <-r.done:
-		return c.failure(r.err)
-	default:
-	}
-	timeout := time.NewTimer(c.Timeout)
-	defer timeout.Stop()
-	select {
-	case <-r.done:
-		return c.failure(r.err)
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-timeout.C:
-		return c.failure(fmt.Errorf("%w: bucket %q: %s was not answered within %v", permit.ErrStoreTimeout, c.Name, verb, c.Timeout))
-	}
-}
-
-// fail ends a call after an error of the store, unless the process owns permits for it. A granted reservation asks again instead. mu must
-// be held.
-func (c *Coordinator) fail(q *Call, err error) {
-	if q.promised() {
-		c.queue.retry(q, c.Away(err) || c.NotAsked(err), c.Now())
-		return
-	}
-	if q.state.over() || q.covered() {
-		return
-	}
-	if q.line != nil {
-		q.line.Leave(&q.Waiter, c.Now())
-	}
-	c.callers.end(q, failed, c.failure(err))
 }
 
 // FromLease takes permits of a lease, unless there are waiters. It returns nil if there is no lease that has them.
@@ -407,7 +321,7 @@ func (e *Leased) Reserved(l *Limiter, n int64) (*Call, Seen) {
 func (c *Coordinator) CloseLeases(ctx context.Context, l *Limiter) (coming bool, err error) {
 	l.Closed.Store(true)
 	last, coming := c.closeLeases(l)
-	return coming, c.confirmed(ctx, last, "close")
+	return coming, last.confirmed(ctx, &c.Config, "close")
 }
 
 func (c *Coordinator) closeLeases(l *Limiter) (last *refund, coming bool) {
@@ -423,34 +337,6 @@ func (c *Coordinator) closeLeases(l *Limiter) (last *refund, coming bool) {
 	return last, coming
 }
 
-// Refuses reports whether a request cannot be granted within maxWait by the last reply, and how long it would wait at least.
-func (c *Coordinator) Refuses(l *Limiter, n, maxWait int64) (wait int64, refused bool) {
-	s := c.view.snapshot.Load()
-	if s == nil {
-		return 0, false
-	}
-	return s.refuses(l, n, maxWait, c.age(s))
-}
-
-// HasSnapshot reports whether Refuses may refuse a request.
-func (c *Coordinator) HasSnapshot() bool { return c.view.snapshot.Load() != nil }
-
-// age returns the time since the batch of a snapshot was sent, rounded up. It uses the fastest clock by which the store may decide.
-func (c *Coordinator) age(s *snapshot) time.Duration {
-	age := clock.Mono() - s.sent + time.Microsecond
-	if !c.System() && c.Timing != SystemClock {
-		local := time.Duration(c.Now()-s.local) * time.Microsecond
-		if c.Timing == LimiterClock {
-			age = local
-		}
-		age = max(age, local)
-	}
-	return age
-}
-
-// Seen returns the bucket of the last reply that made Refuses refuse.
-func (c *Coordinator) Seen() Seen { return c.view.seen() }
-
 // HeardLately reports whether this process knows the configuration in force: the last reply is younger than SnapshotAge, or the store is
 // unavailable.
 func (c *Coordinator) HeardLately() bool {
@@ -459,7 +345,7 @@ func (c *Coordinator) HeardLately() bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.view.heardLately(c.Now())
+	return c.View.heardLately(c.Now())
 }
 
 // Delay returns how long after its decision the permits of a reservation are due, in microseconds.
@@ -502,7 +388,7 @@ type State struct {
 	InUse     int64         // of these, permits of the current lease
 	leases    *leases
 	now       int64
-	Overruled bool // see logOverruled
+	Overruled bool // see differences
 }
 
 // Inspect calls f with the state, while the coordinator is locked: nothing happens in it before f returns.
@@ -513,7 +399,7 @@ func (c *Coordinator) Inspect(f func(State)) {
 	s := State{
 		Calls: c.callers.count, LastDue: q.last(), Idle: q.line.Idle(), Epochs: len(q.old), Busy: c.inFlight.busy,
 		InFlight: c.inFlight.flight != nil, Overdue: len(c.inFlight.overdue), Refunds: len(c.outbox.refunds), AlarmAt: c.alarm.at,
-		Lease: lease != nil, Leased: lease.unused(now) + c.leases.next.unused(now), InUse: lease.unused(now), Overruled: c.view.overruled,
+		Lease: lease != nil, Leased: lease.unused(now) + c.leases.next.unused(now), InUse: lease.unused(now), Overruled: c.View.differences.overruled,
 		leases: &c.leases, now: now,
 	}
 	if lease != nil {

@@ -9,8 +9,9 @@
 //   - queue: the waiters, and the stretches of the bucket's time that the process owns for them (internal/schedule)
 //   - outbox: what leaves with the next batch besides the waiters: refunds, operations, reservations
 //   - inFlight: the batches on their way, and the late ones
-//   - view: what the last replies showed of the bucket, its configuration and the store's clock
+//   - View: what the last replies showed of the bucket, its configuration and the store's clock
 //   - leases: blocks of stored permits for callers who need no round trip
+//   - listening: reads of a bucket without a recent reply, while anything depends on it
 //   - alarm and deadlines: the two timers, one by the limiter's clock and one by the system's
 //   - localShare: the bucket of this process for outages of the store
 //
@@ -122,6 +123,9 @@ func (c *Config) route() string {
 
 // failure returns an error of the store as callers get it.
 func (c *Config) failure(err error) error { return c.Failure(c.Name, err) }
+
+// unasked reports whether an error means that the store has not decided the batch: it is unavailable, or was not asked.
+func (c *Config) unasked(err error) bool { return c.Away(err) || c.NotAsked(err) }
 
 // clocks are the limiter's clock and the system's.
 type clocks struct {

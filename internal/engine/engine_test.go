@@ -124,8 +124,8 @@ func reserveFor(l *Limiter, n int64) *Call {
 func silent(c *Coordinator, d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.view.at = c.Now() + d.Microseconds()
-	c.queue.line.AskAfter(c.view.at)
+	c.View.at = c.Now() + d.Microseconds()
+	c.queue.line.AskAfter(c.View.at)
 }
 
 // bubble runs a test in virtual time, and lets the probes end.
@@ -268,7 +268,7 @@ func TestExpiredIsRefusedAtOnce(t *testing.T) {
 		now := c.Now()
 		var calls []*Call
 		c.mu.Lock()
-		c.view.at = now
+		c.View.at = now
 		for i, permits := range []int64{1, 2, 1, 1, 3} {
 			q := NewCall(l, permits, permit.MaxExact-1, 0)
 			if q.Came = now; i == 3 {
@@ -307,13 +307,13 @@ func TestSpareDropsTheSnapshot(t *testing.T) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		at, server := c.moment(), c.Micros()
-		c.view.snapshot.Store(&snapshot{terms: l.Own, at: permit.Balance{Next: server + 10_000_000}, clock: server, sent: at.mono, local: at.local})
-		_, refused := c.Refuses(l, 1, 2_000_000)
+		c.View.snapshot.Store(&snapshot{terms: l.Own, at: permit.Balance{Next: server + 10_000_000}, clock: server, sent: at.mono, local: at.local})
+		_, refused := c.View.Refuses(l, 1, 2_000_000)
 		require.True(t, refused)
 		c.queue.line.Grant(new(schedule.Waiter[*Call]), &schedule.Grant{Terms: &granted{l.Own, l},
 			Before: permit.Balance{Next: server}, Permits: 1, Epoch: 1, Tag: 2, Prev: 1, Offset: at.local - server}, at.local)
 		c.dispatch(at.local)
-		_, refused = c.Refuses(l, 1, 2_000_000)
+		_, refused = c.View.Refuses(l, 1, 2_000_000)
 		require.False(t, refused)
 	})
 }
@@ -321,7 +321,7 @@ func TestSpareDropsTheSnapshot(t *testing.T) {
 // A waiter whose permits of an old epoch have lapsed may get permits that its process owns of the new one. Its due time sets the alarm.
 func TestRejoinSetsTheAlarm(t *testing.T) {
 	var q queue
-	q.init(true, new(callers), new(view))
+	q.init(true, new(callers), new(View))
 	under := &granted{terms(time.Second, 1), new(Limiter)}
 	wait := func(came, due, epoch int64) *Call {
 		w := &Call{Waiter: schedule.Waiter[*Call]{Permits: 1, Came: came, Until: schedule.Forever}, line: q.line}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -69,6 +70,19 @@ func (f *flight) begins(out *permit.Outcome) int64 {
 	return out.Bucket.Next
 }
 
+// fail ends the refunds and the calls of a flight after an error.
+func (f *flight) fail(queue *queue, err error, now int64) {
+	for _, r := range f.refunds {
+		r.settle(false, err, now)
+	}
+	for _, q := range f.calls {
+		if q != nil {
+			q.arrived(f)
+			queue.fail(q, err, now)
+		}
+	}
+}
+
 // reset empties a flight that has landed, for reuse.
 func (f *flight) reset() {
 	clear(f.calls)
@@ -89,6 +103,14 @@ type inFlight struct {
 	session permit.Session
 	buffer  []chan struct{} // for callers.answered
 	observe func()          // calls the observer when the lock is released; nil if there is nothing to observe
+
+	config *Config
+	view   *View
+	micros func() int64 // for batches, see permit.Batch.LocalMicros
+}
+
+func (t *inFlight) init(config *Config, view *View, micros func() int64) {
+	t.config, t.view, t.micros = config, view, micros
 }
 
 // begin records that a batch is about to be built.
@@ -140,8 +162,12 @@ func (t *inFlight) release() {
 	}
 }
 
+// NewEpoch returns a random name for an epoch. A refund refers to an epoch that is at most seconds old, so 40 bits suffice.
+func NewEpoch() int64 { return rand.Int64N(1<<40) + 1 }
+
 // next returns an empty flight for a limiter. It takes the session.
-func (t *inFlight) next(c *Config, l *Limiter, now int64) *flight {
+func (t *inFlight) next(l *Limiter, now int64) *flight {
+	c := t.config
 	f := t.spare
 	if f == nil {
 		f = &flight{}
@@ -150,12 +176,33 @@ func (t *inFlight) next(c *Config, l *Limiter, now int64) *flight {
 	f.limiter, f.given, f.leased, f.late, f.local, f.began = l, 0, 0, false, now, 0
 	f.batch = permit.Batch{
 		Name: c.Name, Key: c.Key, Terms: l.Own, Known: l.Effective(), Initial: l.Initial, Transient: l.Transient,
-		Requests: f.batch.Requests[:0], Session: t.session, Keep: true,
+		Requests: f.batch.Requests[:0], Session: t.session, Keep: true, Epoch: NewEpoch(), LocalMicros: t.micros,
+	}
+	if t.view.server.Known() {
+		micros, received := t.view.server.Last()
+		f.batch.ServerMicros, f.batch.ServerRead = micros, clock.At(received)
 	}
 	if t.session = nil; f.batch.Session == nil && c.NewSession != nil {
 		f.batch.Session = c.NewSession()
 	}
 	return f
+}
+
+// report records the result of a batch for the monitor and the observer. out is nil if there was no reply.
+func (t *inFlight) report(f *flight, out *permit.Outcome, err error, elapsed time.Duration) {
+	lockWait := time.Duration(0)
+	if out != nil {
+		lockWait = out.LockWait
+	}
+	if err == nil {
+		t.config.Health.Answered(elapsed - lockWait)
+	} else if t.config.unasked(err) {
+		t.config.Health.Suspect(f.limiter.Coordinator)
+	}
+	if observe := f.limiter.OnTrip; observe != nil {
+		trip := Trip{Requests: len(f.batch.Requests), Elapsed: elapsed, LockWait: lockWait, Err: err}
+		t.observe = func() { observe(trip) }
+	}
 }
 
 // unused takes back a flight that did not depart.

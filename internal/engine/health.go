@@ -86,19 +86,19 @@ func (h *Health) log(c outage.Change) {
 	switch {
 	case c.Others > 0:
 	case c.Down:
-		h.Logger.Get().Warn("tokenbucket: the store is away", "error", c.Err)
+		h.Logger.Get().Warn("tokenbucket: an outage of the store has begun: the failure policy decides calls until it ends; check the store", "error", c.Err)
 	case !c.Forgotten:
-		h.Logger.Get().Info("tokenbucket: the store is back", "after", c.After)
+		h.Logger.Get().Info("tokenbucket: the outage of the store has ended: it decides calls again", "after", c.After)
 	}
 }
 
 // probe returns a probe of the store for this bucket.
-func (c *Coordinator) probe() outage.Probe {
+func (c *Config) probe() outage.Probe {
 	return outage.Probe{Ask: c.Reach, Timeout: time.Duration(c.Health.longest.Load())}
 }
 
 // AskHealth probes the store. It returns within the store timeout.
-func (c *Coordinator) AskHealth(ctx context.Context) error {
+func (c *Config) AskHealth(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	return c.Health.Ask(ctx, c.probe())

@@ -77,7 +77,7 @@ type leases struct {
 	review  int64 // when to review the leases, in limiter microseconds; 0 if there are none
 
 	queue  *queue
-	view   *view
+	view   *View
 	outbox *outbox
 }
 

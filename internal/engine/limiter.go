@@ -36,7 +36,7 @@ type Trip struct {
 
 // Effective returns the configuration in force, as far as this process knows.
 func (l *Limiter) Effective() *permit.Terms {
-	if known := l.Coordinator.view.known.Load(); known != nil && known.Version >= l.Own.Version {
+	if known := l.Coordinator.View.known.Load(); known != nil && known.Version >= l.Own.Version {
 		return known
 	}
 	return l.Own
@@ -45,7 +45,7 @@ func (l *Limiter) Effective() *permit.Terms {
 // InForce returns the configuration under which a bucket may decide the limiter's requests without knowledge of the limiter's own: a newer
 // one that is known, or the limiter's own.
 func (l *Limiter) InForce() *permit.Terms {
-	if known := l.Coordinator.view.known.Load(); known != nil && known.Version > l.Own.Version && known.WarmsUp == l.Own.WarmsUp {
+	if known := l.Coordinator.View.known.Load(); known != nil && known.Version > l.Own.Version && known.WarmsUp == l.Own.WarmsUp {
 		return known
 	}
 	return l.Own

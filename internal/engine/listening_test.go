@@ -34,7 +34,7 @@ func TestOtherBucketsBeginToListen(t *testing.T) {
 	require.NotPanics(t, func() {
 		for range 300_000 {
 			now := c.Now()
-			c.view.at = now - 1_000_000
+			c.View.at = now - 1_000_000
 			if f := c.build(now); f != nil {
 				c.inFlight.unused(f)
 			}

@@ -1,6 +1,8 @@
 package engine
 
 import (
+	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -28,6 +30,29 @@ func (r *refund) settle(accepted bool, err error, now int64) {
 	}
 }
 
+// confirmed waits for the store's reply to a refund, but not for longer than the store timeout. verb names the call in the error. A nil
+// refund needs no confirmation.
+func (r *refund) confirmed(ctx context.Context, c *Config, verb string) error {
+	if r == nil {
+		return nil
+	}
+	select {
+	case <-r.done:
+		return c.failure(r.err)
+	default:
+	}
+	timeout := time.NewTimer(c.Timeout)
+	defer timeout.Stop()
+	select {
+	case <-r.done:
+		return c.failure(r.err)
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-timeout.C:
+		return c.failure(fmt.Errorf("%w: bucket %q: %s was not answered within %v", permit.ErrStoreTimeout, c.Name, verb, c.Timeout))
+	}
+}
+
 // outbox is what leaves with the next batch, besides the waiters of the queue. The coordinator's mu must be held for all methods.
 //
 // Invariants of a batch: all its requests have one configuration. Refunds come first, then calls in the order of their arrival. A penalty is
@@ -38,7 +63,7 @@ type outbox struct {
 	refunds []*refund // of leases and of Return
 	queue   *queue
 	leases  *leases
-	view    *view
+	view    *View
 }
 
 // giveBack adds a refund. It is sent first, because the permits that were granted last are at the bucket's tail.
@@ -47,6 +72,17 @@ func (o *outbox) giveBack(r *refund) { o.refunds = slices.Insert(o.refunds, 0, r
 // holds reports whether there is anything to send.
 func (o *outbox) holds(now int64) bool {
 	return len(o.aside) > 0 || len(o.refunds) > 0 || o.leases.refill || o.queue.asks(now) || o.queue.line.Refundable() != nil
+}
+
+// passage returns what a newcomer may do without the queue.
+func (o *outbox) passage() Passage {
+	switch {
+	case len(o.aside) > 0 || len(o.refunds) > 0 || len(o.queue.old) > 0 || o.queue.line.Spare():
+		return Queue
+	case o.queue.line.Idle():
+		return Free
+	}
+	return Refusals
 }
 
 // only reports whether q is the only call here.
@@ -200,8 +236,13 @@ func (o *outbox) addLease(f *flight, now int64) {
 	}
 }
 
-// fail drops the refunds, because the store is unavailable.
+// fail fails the calls and drops the refunds, because the store is unavailable.
 func (o *outbox) fail(err error, now int64) {
+	for _, q := range o.aside {
+		o.queue.fail(q, err, now)
+	}
+	o.aside = nil
+	o.queue.failAskers(err, now)
 	for _, r := range o.refunds {
 		r.settle(false, err, now)
 	}

@@ -27,12 +27,12 @@ type queue struct {
 	confirm *refund                   // the next refund of line, which a caller waits for; nil if none does
 
 	callers *callers
-	view    *view
+	view    *View
 }
 
 // init creates the line. With strict, permits that are overdue by more than 100 ms lapse (T6). That is for the system's clock, since the
 // clock of a test may jump by more.
-func (q *queue) init(strict bool, callers *callers, view *view) {
+func (q *queue) init(strict bool, callers *callers, view *View) {
 	q.line, q.callers, q.view = &schedule.Schedule[*Call]{Strict: strict}, callers, view
 }
 
@@ -252,8 +252,10 @@ func (q *queue) refuseExpired(now int64) {
 	}
 }
 
-// leave removes a call whose caller gives up. Waiters behind it move up.
-func (q *queue) leave(w *Call, now int64) {
+// abandon ends a call whose caller gives up. Waiters behind it move up, and the next caller asks the store.
+func (q *queue) abandon(w *Call, now int64) {
+	q.callers.abandon(w)
+	q.view.drop()
 	if w.line == nil {
 		return
 	}
@@ -283,6 +285,31 @@ func (q *queue) refused(w *Call, beyond, received, now int64) {
 	}
 	q.dropHopeless(t, now)
 	q.refuseExpired(now)
+}
+
+// fail ends a call after an error of the store, unless the process owns permits for it. A granted reservation asks again instead.
+func (q *queue) fail(w *Call, err error, now int64) {
+	if w.promised() {
+		q.retry(w, q.callers.config.unasked(err), now)
+		return
+	}
+	if w.state.over() || w.covered() {
+		return
+	}
+	if w.line != nil {
+		w.line.Leave(&w.Waiter, now)
+	}
+	q.callers.fail(w, err)
+}
+
+// failAskers fails the waiters that the next batch would ask for.
+func (q *queue) failAskers(err error, now int64) {
+	for w := q.asker(now); w != nil; {
+		call := w.Value
+		if w = w.Following(); call.flight == nil {
+			q.fail(call, err, now)
+		}
+	}
 }
 
 // retryMicros is the pause before reservations whose permits have lapsed ask again after a refusal or a failure.

@@ -35,7 +35,7 @@ func (c *Coordinator) LocalShare(l *Limiter) {
 	}
 	s.served = false
 	now := c.Now()
-	s.local.beginEmpty(l, max(1, c.view.heldUntil-now), c.queue.last()-now)
+	s.local.beginEmpty(l, max(1, c.View.heldUntil-now), c.queue.last()-now)
 }
 
 // beginEmpty empties the bucket of an Immediate store: nothing falls due within the time held, in microseconds. If nothing is reserved in
@@ -47,7 +47,7 @@ func (c *Coordinator) beginEmpty(l *Limiter, held, reserved int64) {
 	if c.queue.last() <= now {
 		held = max(held, reserved)
 	}
-	f := c.newFlight(l, now)
+	f := c.inFlight.next(l, now)
 	f.batch.Requests = append(f.batch.Requests, permit.Request{Op: permit.Hold, HoldMicros: held})
 	c.decide(f)
 	c.dispatch(now)

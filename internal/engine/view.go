@@ -9,14 +9,18 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
-// view is what the last replies showed of the bucket, its configuration and the store's clock.
+// View is what the last replies showed of the bucket, its configuration and the store's clock.
 //
-// known and snapshot are read without a lock, and written with the coordinator's mu held. It guards the other fields.
+// known and snapshot are read without a lock, and written with the coordinator's mu held. It guards the other fields and must be held for
+// all methods but the exported ones.
 //
 // Invariant: a late reply changes nothing but heldUntil, because a newer reply may have arrived before it.
-type view struct {
+type View struct {
 	known    atomic.Pointer[permit.Terms] // the configuration in force if it has a version; nil otherwise
 	snapshot atomic.Pointer[snapshot]     // the bucket, for refusals without a request; nil if it may grant one
+
+	clock  clock.Local // of the limiter
+	timing Timing      // of the store
 
 	at        int64 // when the last batch had a reply or an error, in limiter microseconds
 	inTime    int64 // when the last reply arrived that was not late, in limiter microseconds; 0 before the first
@@ -28,8 +32,8 @@ type view struct {
 	offset    clock.Offset
 	server    clock.Remote
 	terms     *granted // of the last grants; nil before the first reply
-	conflict  int64    // version whose conflict was logged
-	overruled bool     // a difference from a limiter's own configuration was logged, or it comes from this process's SetRate
+
+	differences differences
 }
 
 // snapshot is the bucket as a reply showed it. As long as a bucket only moves forward, a later request waits no less than the snapshot
@@ -48,13 +52,52 @@ type snapshot struct {
 // SnapshotAge is how long a snapshot is used.
 const SnapshotAge = 100 * time.Millisecond
 
+// init sets the clocks. Before the first reply the bucket may have any number of stored permits.
+func (v *View) init(local clock.Local, timing Timing) {
+	v.clock, v.timing, v.stored = local, timing, permit.MaxBatch
+}
+
+// HasSnapshot reports whether Refuses may refuse a request.
+func (v *View) HasSnapshot() bool { return v.snapshot.Load() != nil }
+
+// Refuses reports whether a request cannot be granted within maxWait by the last reply, and how long it would wait at least.
+func (v *View) Refuses(l *Limiter, n, maxWait int64) (wait int64, refused bool) {
+	s := v.snapshot.Load()
+	if s == nil {
+		return 0, false
+	}
+	return s.refuses(l, n, maxWait, v.age(s))
+}
+
+// Seen returns the bucket of the last reply that made Refuses refuse.
+func (v *View) Seen() Seen {
+	if s := v.snapshot.Load(); s != nil {
+		return s.seen()
+	}
+	return Seen{}
+}
+
+// age returns the time since the batch of a snapshot was sent, rounded up. It uses the fastest clock by which the store may decide. It needs
+// no lock.
+func (v *View) age(s *snapshot) time.Duration {
+	age := clock.Mono() - s.sent + time.Microsecond
+	if !v.clock.System() && v.timing != SystemClock {
+		local := time.Duration(v.clock.Now()-s.local) * time.Microsecond
+		if v.timing == LimiterClock {
+			age = local
+		}
+		age = max(age, local)
+	}
+	return age
+}
+
 // heardLately reports whether the last reply is younger than SnapshotAge.
-func (v *view) heardLately(now int64) bool {
+func (v *View) heardLately(now int64) bool {
 	return v.inTime != 0 && now-v.inTime < SnapshotAge.Microseconds()
 }
 
 // update takes over what a reply shows. started is when its flight departed.
-func (v *view) update(f *flight, out *permit.Outcome, received int64, at moment) {
+func (v *View) update(f *flight, out *permit.Outcome, received int64, at moment) {
 	b := &out.Bucket
 	if till := received + b.HeldUntilMicros - out.NowMicros; !f.late || till > v.heldUntil {
 		v.heldUntil = till
@@ -75,7 +118,7 @@ func (v *view) update(f *flight, out *permit.Outcome, received int64, at moment)
 }
 
 // grantedBy returns the terms of the grants in a reply. Equal terms are shared.
-func (v *view) grantedBy(l *Limiter, t *permit.Terms) *granted {
+func (v *View) grantedBy(l *Limiter, t *permit.Terms) *granted {
 	if g := v.terms; g != nil && g.Same(t) && g.limiter.agrees(l) {
 		return g
 	}
@@ -83,7 +126,7 @@ func (v *view) grantedBy(l *Limiter, t *permit.Terms) *granted {
 }
 
 // learn takes over the configuration in force.
-func (v *view) learn(inForce *permit.Terms) {
+func (v *View) learn(inForce *permit.Terms) {
 	known := v.known.Load()
 	switch {
 	case inForce.Version == 0:
@@ -97,7 +140,7 @@ func (v *view) learn(inForce *permit.Terms) {
 
 // show keeps a snapshot of a bucket in which a request for one permit would wait, and drops it otherwise. It is also dropped if the process
 // owns spare permits, which serve the next caller.
-func (v *view) show(f *flight, out *permit.Outcome, spare bool) {
+func (v *View) show(f *flight, out *permit.Outcome, spare bool) {
 	b := &out.Bucket
 	if spare || b.Next <= out.NowMicros && b.Stored >= 1 {
 		v.drop()
@@ -114,19 +157,14 @@ func (v *view) show(f *flight, out *permit.Outcome, spare bool) {
 }
 
 // drop makes the next caller ask the store.
-func (v *view) drop() {
+func (v *View) drop() {
 	if v.snapshot.Load() != nil {
 		v.snapshot.Store(nil)
 	}
 }
 
 // seen returns the bucket of the snapshot.
-func (v *view) seen() Seen {
-	if s := v.snapshot.Load(); s != nil {
-		return Seen{s.terms, s.at, s.clock}
-	}
-	return Seen{}
-}
+func (s *snapshot) seen() Seen { return Seen{s.terms, s.at, s.clock} }
 
 // refuses is Seen.Refuses for a limiter, unless the store must learn of its configuration.
 func (s *snapshot) refuses(l *Limiter, n, maxWait int64, age time.Duration) (wait int64, refused bool) {
@@ -134,7 +172,7 @@ func (s *snapshot) refuses(l *Limiter, n, maxWait int64, age time.Duration) (wai
 	if e != s.terms && !e.Same(s.terms) || e != l.Own && e.Version == l.Own.Version && !e.Same(l.Own) {
 		return 0, false
 	}
-	return Seen{s.terms, s.at, s.clock}.Refuses(n, maxWait, age)
+	return s.seen().Refuses(n, maxWait, age)
 }
 
 // Refuses reports whether a bucket that was seen age ago cannot grant n permits within maxWait, and how long they would take at least.
