@@ -97,7 +97,7 @@ func (s *source) Depart() (*flight, time.Time, bool) {
 	return f, clock.At(now + c.timeout), true
 }
 
-// build returns the next batch, or nil if there is nothing to send or the store is away. The coordinator's mu must be held.
+// build returns the next batch, or nil if there is nothing to send or during an outage. The coordinator's mu must be held.
 func (s *source) build(now time.Duration) *flight {
 	c := s.coordinator
 	if c.health.down() {

@@ -188,7 +188,7 @@ func (c *coordinator) submit(ctx context.Context, r *request) error {
 	return nil
 }
 
-// enqueue queues a request, unless the semaphore is closed, the store is away or too many requests wait.
+// enqueue queues a request, unless the semaphore is closed, there is an outage or too many requests wait.
 func (c *coordinator) enqueue(r *request) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

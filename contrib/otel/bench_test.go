@@ -9,7 +9,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetrytest"
 )
 
 // BenchmarkObserver measures the events with the SDK. Spans of calls that waited or failed are recorded and discarded.

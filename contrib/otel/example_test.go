@@ -20,7 +20,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket"
 	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetrytest"
 )
 
 // A gateway whose metrics are exported every minute, here to its standard output, and whose spans join the caller's traces.

@@ -2,6 +2,7 @@ package otel
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -10,7 +11,7 @@ import (
 	semconv "go.opentelemetry.io/otel/semconv/v1.39.0"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // instruments creates the instruments of one package's metrics.
@@ -27,11 +28,14 @@ func newRecorder(p telemetry.Package, o *options) (*telemetry.Recorder, error) {
 		attributes: o.attributes,
 		gauges:     map[string]metric.Int64ObservableGauge{},
 	}
-	r, err := telemetry.NewRecorder(p, telemetry.OpenTelemetry, &o.Options, in.create)
+	r, err := telemetry.NewRecorder(p, telemetry.OpenTelemetry, o.Options, in.create)
 	if err == nil {
 		err = in.observeGauges(r)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, tokenbucket.ErrInvalidConfig):
+		return nil, fmt.Errorf("otel: %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("otel: %w: %w", tokenbucket.ErrInvalidConfig, err)
 	}
 	return r, nil
@@ -94,7 +98,7 @@ func (in *instruments) set(m *telemetry.Metric, values []string) metric.Measurem
 		key := attribute.Key(m.LabelNames[i])
 		switch {
 		case value == "":
-		case m.Labels[i] == telemetry.ShadowLabel:
+		case m.Labels[i] == telemetry.LabelShadow:
 			attributes = append(attributes, key.Bool(value == "true"))
 		default:
 			attributes = append(attributes, key.String(value))

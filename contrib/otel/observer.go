@@ -3,6 +3,7 @@ package otel
 import (
 	"context"
 	"fmt"
+	"reflect"
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
@@ -10,9 +11,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // Scope is the name of the meter and the tracer.
@@ -38,17 +39,32 @@ type Option func(*options)
 
 type options struct {
 	telemetry.Options
+	label      telemetry.LabelFunc
 	meters     metric.MeterProvider
 	tracers    trace.TracerProvider
 	spans      Spans
 	attributes []attribute.KeyValue
+	err        error // the first invalid value
+}
+
+// fail records that a value is invalid. Only the first error is kept.
+func (o *options) fail(format string, values ...any) {
+	if o.err == nil {
+		o.err = fmt.Errorf("otel: %w: %s", tokenbucket.ErrInvalidConfig, fmt.Sprintf(format, values...))
+	}
+}
+
+// isNil reports whether v is nil or holds a nil pointer.
+func isNil(v any) bool {
+	rv := reflect.ValueOf(v)
+	return v == nil || rv.Kind() == reflect.Pointer && rv.IsNil()
 }
 
 // WithMeterProvider sets the provider of the metrics. Default: the global provider, which may be set later.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(o *options) {
-		if telemetry.IsNil(p) {
-			o.Fail("meter provider", "nil", "a provider")
+		if isNil(p) {
+			o.fail("meter provider nil: want a provider")
 		}
 		o.meters = p
 	}
@@ -57,8 +73,8 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // WithTracerProvider sets the provider of the spans. Default: the global provider, which may be set later.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(o *options) {
-		if telemetry.IsNil(p) {
-			o.Fail("tracer provider", "nil", "a provider")
+		if isNil(p) {
+			o.fail("tracer provider nil: want a provider")
 		}
 		o.tracers = p
 	}
@@ -68,7 +84,7 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 func WithSpans(s Spans) Option {
 	return func(o *options) {
 		if s > NoSpans {
-			o.Fail("spans", uint8(s), "SpansOfWaits, AllSpans or NoSpans")
+			o.fail("spans %d: want SpansOfWaits, AllSpans or NoSpans", uint8(s))
 		}
 		o.spans = s
 	}
@@ -81,13 +97,18 @@ func WithSpans(s Spans) Option {
 // Default: the name itself, or for a registry's buckets of single keys (registry.Limit.PerKey) the name of their row, so that callers cannot
 // create series. A function that returns the name gives each key metrics of its own. By default, a bucket whose name is Other is in quotes.
 func WithBuckets(label func(name string) string) Option {
-	return func(o *options) { o.SetBuckets(label) }
+	return func(o *options) {
+		if label == nil {
+			o.fail("buckets nil: want a function")
+		}
+		o.label = label
+	}
 }
 
 // WithMaxBuckets bounds how many values the attribute tokenbucket.bucket has in metrics, from 1 to 10,000: the first n get their own, all
 // further ones become Other. Default 200.
 func WithMaxBuckets(n int) Option {
-	return func(o *options) { o.SetMaxBuckets(n) }
+	return func(o *options) { o.MaxBuckets = n }
 }
 
 // WithAttributes adds attributes to all metrics and spans, such as the name of the store in a process that has several. Default: none.
@@ -95,7 +116,7 @@ func WithAttributes(attributes ...attribute.KeyValue) Option {
 	return func(o *options) {
 		for _, a := range attributes {
 			if !a.Valid() {
-				o.Fail("attribute", fmt.Sprintf("%q", a.Key), "a key and a value")
+				o.fail("attribute %q: want a key and a value", a.Key)
 			}
 		}
 		o.attributes = append(o.attributes, attributes...)
@@ -111,7 +132,7 @@ func New(opts ...Option) (tokenbucket.Observer, error) {
 	if err != nil {
 		return tokenbucket.Observer{}, err
 	}
-	observer, s := r.Limiter(&o.Options), newSpans(o)
+	observer, s := r.Limiter(o.label), newSpans(o)
 	count := observer.Decision
 	observer.Decision = func(ctx context.Context, d tokenbucket.Decision) {
 		count(ctx, d)
@@ -127,7 +148,7 @@ func NewSlidingWindow(opts ...Option) (slidingwindow.Observer, error) {
 	if err != nil {
 		return slidingwindow.Observer{}, err
 	}
-	return r.SlidingWindow(&o.Options), nil
+	return r.SlidingWindow(o.label), nil
 }
 
 // NewSemaphore is New for package semaphore. What the options call a bucket is a semaphore here, in the attribute semaphore.name. There are
@@ -137,21 +158,21 @@ func NewSemaphore(opts ...Option) (semaphore.Observer, error) {
 	if err != nil {
 		return semaphore.Observer{}, err
 	}
-	return r.Semaphore(&o.Options), nil
+	return r.Semaphore(o.label), nil
 }
 
 // record applies the options and returns a recorder of a package's events.
 func record(p telemetry.Package, opts []Option) (*options, *telemetry.Recorder, error) {
-	o := &options{Options: telemetry.NewOptions("otel"), meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider()}
+	o := &options{Options: telemetry.DefaultOptions(), meters: otel.GetMeterProvider(), tracers: otel.GetTracerProvider()}
 	for _, opt := range opts {
 		if opt == nil {
-			o.Fail("option", "nil", "no nil options")
+			o.fail("option nil: want no nil options")
 			break
 		}
 		opt(o)
 	}
-	if err := o.Err(); err != nil {
-		return nil, nil, err
+	if o.err != nil {
+		return nil, nil, o.err
 	}
 	r, err := newRecorder(p, o)
 	return o, r, err

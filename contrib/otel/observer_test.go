@@ -30,7 +30,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	tbotel "github.com/go-tokenbucket/tokenbucket/contrib/otel"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetrytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m, redistest.Dialing) }

@@ -11,7 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // spanName is the same for all buckets, because backends group spans by name.
@@ -25,10 +25,10 @@ const (
 
 // Attributes that metrics have too.
 var (
-	bucketKey  = metricKey(telemetry.BucketLabel)
-	outcomeKey = metricKey(telemetry.OutcomeLabel)
-	deciderKey = metricKey(telemetry.DeciderLabel)
-	shadowKey  = metricKey(telemetry.ShadowLabel)
+	bucketKey  = metricKey(telemetry.LabelBucket)
+	outcomeKey = metricKey(telemetry.LabelOutcome)
+	deciderKey = metricKey(telemetry.LabelDecider)
+	shadowKey  = metricKey(telemetry.LabelShadow)
 )
 
 func metricKey(l telemetry.Label) attribute.Key {

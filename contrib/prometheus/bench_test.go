@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetrytest"
 )
 
 // events returns the frequent events.

@@ -8,27 +8,28 @@ import (
 	prom "github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // collector holds all metrics of one package in a registerer.
 type collector struct {
 	*telemetry.Recorder
-	options *options // of the observer that registered it
+	options telemetry.Options // of the observer that registered it
 	vectors []prom.Collector
 	gauges  map[string]*prom.Desc // by name; their values are collected from the recorder
 }
 
-func newCollector(p telemetry.Package, o *options) *collector {
+func newCollector(p telemetry.Package, o telemetry.Options) (*collector, error) {
 	c := &collector{options: o, gauges: map[string]*prom.Desc{}}
-	r, err := telemetry.NewRecorder(p, telemetry.Prometheus, &o.Options, c.create)
+	r, err := telemetry.NewRecorder(p, telemetry.Prometheus, o, c.create)
 	if err != nil {
-		panic(err) // create returns no error
+		return nil, fmt.Errorf("prometheus: %w", err)
 	}
 	c.Recorder = r
-	return c
+	return c, nil
 }
 
+// create makes the vector of a metric, or the description of a gauge.
 func (c *collector) create(m telemetry.Metric) (telemetry.Instrument, error) {
 	switch m.Type {
 	case telemetry.Counter:
@@ -71,9 +72,12 @@ func (c *collector) Collect(to chan<- prom.Metric) {
 }
 
 // register returns a collector of a package's events that is registered: the one that an earlier call registered, if its bounds are the same.
-func register(registerer prom.Registerer, p telemetry.Package, o *options) (*collector, error) {
-	c := newCollector(p, o)
-	err := registerer.Register(c)
+func register(registerer prom.Registerer, p telemetry.Package, o telemetry.Options) (*collector, error) {
+	c, err := newCollector(p, o)
+	if err != nil {
+		return nil, err
+	}
+	err = registerer.Register(c)
 	if err == nil {
 		return c, nil
 	}
@@ -85,8 +89,8 @@ func register(registerer prom.Registerer, p telemetry.Package, o *options) (*col
 	if !ok {
 		return nil, fmt.Errorf("prometheus: %w: %T has metrics of these names: %w", tokenbucket.ErrInvalidConfig, already.ExistingCollector, err)
 	}
-	if !before.options.SameBounds(&o.Options) {
-		return nil, fmt.Errorf("prometheus: %w: %v: want %v, as registered before", tokenbucket.ErrInvalidConfig, &o.Options, &before.options.Options)
+	if !before.options.Equal(o) {
+		return nil, fmt.Errorf("prometheus: %w: %v: want %v, as registered before", tokenbucket.ErrInvalidConfig, o, before.options)
 	}
 	return before, nil
 }

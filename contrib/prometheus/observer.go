@@ -1,14 +1,16 @@
 package prometheus
 
 import (
+	"fmt"
+	"reflect"
 	"slices"
 
 	prom "github.com/prometheus/client_golang/prometheus"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // Other is the label value that buckets beyond the bound share.
@@ -17,7 +19,18 @@ const Other = telemetry.OtherBuckets
 // Option configures an observer. An invalid value makes the constructor fail.
 type Option func(*options)
 
-type options struct{ telemetry.Options }
+type options struct {
+	telemetry.Options
+	label telemetry.LabelFunc
+	err   error // the first invalid value
+}
+
+// fail records that a value is invalid. Only the first error is kept.
+func (o *options) fail(format string, values ...any) {
+	if o.err == nil {
+		o.err = fmt.Errorf("prometheus: %w: %s", tokenbucket.ErrInvalidConfig, fmt.Sprintf(format, values...))
+	}
+}
 
 // WithBuckets sets the function that returns the value of the label bucket for the name of a bucket. Several buckets may share a value; ""
 // leaves the label out. The function is called for every decision, concurrently, so it must be fast.
@@ -25,18 +38,23 @@ type options struct{ telemetry.Options }
 // Default: the name itself, or for a registry's buckets of single keys (registry.Limit.PerKey) the name of their row, so that callers cannot
 // create series. A function that returns the name gives each key series of its own. By default, a bucket whose name is Other is in quotes.
 func WithBuckets(label func(name string) string) Option {
-	return func(o *options) { o.SetBuckets(label) }
+	return func(o *options) {
+		if label == nil {
+			o.fail("buckets nil: want a function")
+		}
+		o.label = label
+	}
 }
 
 // WithMaxBuckets bounds how many values the label bucket has, from 1 to 10,000: the first n get their own, all further ones become Other. A
 // value costs about 30 series. Default 200.
 func WithMaxBuckets(n int) Option {
-	return func(o *options) { o.SetMaxBuckets(n) }
+	return func(o *options) { o.MaxBuckets = n }
 }
 
 // WithWaitBounds sets the upper bounds of the histogram of waits, in seconds and ascending. Default: 15 bounds from 1 ms to 60 s.
 func WithWaitBounds(seconds ...float64) Option {
-	return func(o *options) { o.SetWaits(slices.Clone(seconds)) }
+	return func(o *options) { o.WaitBounds = slices.Clone(seconds) }
 }
 
 // New registers the collector of package tokenbucket's metrics and returns an observer that feeds it. One observer may serve
@@ -52,7 +70,7 @@ func New(registerer prom.Registerer, opts ...Option) (tokenbucket.Observer, erro
 	if err != nil {
 		return tokenbucket.Observer{}, err
 	}
-	return c.Limiter(&o.Options), nil
+	return c.Limiter(o.label), nil
 }
 
 // NewSlidingWindow is New for package slidingwindow. What the options call a bucket is a limiter here.
@@ -61,7 +79,7 @@ func NewSlidingWindow(registerer prom.Registerer, opts ...Option) (slidingwindow
 	if err != nil {
 		return slidingwindow.Observer{}, err
 	}
-	return c.SlidingWindow(&o.Options), nil
+	return c.SlidingWindow(o.label), nil
 }
 
 // NewSemaphore is New for package semaphore. What the options call a bucket is a semaphore here.
@@ -70,25 +88,25 @@ func NewSemaphore(registerer prom.Registerer, opts ...Option) (semaphore.Observe
 	if err != nil {
 		return semaphore.Observer{}, err
 	}
-	return c.Semaphore(&o.Options), nil
+	return c.Semaphore(o.label), nil
 }
 
 // observe returns the registered collector of a package's events, and the options of the new observer.
 func observe(registerer prom.Registerer, p telemetry.Package, opts []Option) (*collector, *options, error) {
-	o := &options{telemetry.NewOptions("prometheus")}
-	if telemetry.IsNil(registerer) {
-		o.Fail("registerer", "nil", "a registerer")
+	o := &options{Options: telemetry.DefaultOptions()}
+	if v := reflect.ValueOf(registerer); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		o.fail("registerer nil: want a registerer")
 	}
 	for _, opt := range opts {
 		if opt == nil {
-			o.Fail("option", "nil", "no nil options")
+			o.fail("option nil: want no nil options")
 			break
 		}
 		opt(o)
 	}
-	if err := o.Err(); err != nil {
-		return nil, nil, err
+	if o.err != nil {
+		return nil, nil, o.err
 	}
-	c, err := register(registerer, p, o)
+	c, err := register(registerer, p, o.Options)
 	return c, o, err
 }

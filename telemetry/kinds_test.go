@@ -14,10 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetrytest"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // Every kind is recognized, from the library's errors and from the errors of real connections to Redis.
@@ -104,7 +104,7 @@ func TestKinds(t *testing.T) {
 			require.Error(t, c.err)
 			require.Equal(t, c.call, telemetry.KindOf(c.err).String(), "%v", c.err)
 			require.Equal(t, c.batch, telemetry.StoreKindOf(c.err).String(), "%v", c.err)
-			require.LessOrEqual(t, telemetry.StoreKindOf(c.err), telemetry.Other)
+			require.LessOrEqual(t, telemetry.StoreKindOf(c.err), telemetry.KindOther)
 		})
 	}
 }
@@ -112,20 +112,20 @@ func TestKinds(t *testing.T) {
 // Errors of sliding windows and semaphores have the same kinds as those of buckets.
 func TestKindsOfPackages(t *testing.T) {
 	for want, errs := range map[telemetry.Kind][]error{
-		telemetry.Timeout:     {fmt.Errorf("%w: %w: %w", slidingwindow.ErrStoreUnavailable, slidingwindow.ErrStoreTimeout, context.DeadlineExceeded), semaphore.ErrStoreTimeout},
-		telemetry.Unavailable: {fmt.Errorf("%w: %w", slidingwindow.ErrStoreUnavailable, io.EOF)},
-		telemetry.Corrupt:     {slidingwindow.ErrCorruptState, slidingwindow.ErrOverflow, semaphore.ErrCorruptState},
-		telemetry.Invalid:     {slidingwindow.ErrInvalidConfig, slidingwindow.ErrInvalidPermits, semaphore.ErrInvalidConfig, semaphore.ErrInvalidPermits, semaphore.ErrTooMany},
-		telemetry.Crowded:     {slidingwindow.ErrTooManyWaiters, semaphore.ErrTooManyWaiters},
-		telemetry.Other:       {slidingwindow.ErrStoreUnusable, slidingwindow.ErrClock, semaphore.ErrClosed},
+		telemetry.KindTimeout:     {fmt.Errorf("%w: %w: %w", slidingwindow.ErrStoreUnavailable, slidingwindow.ErrStoreTimeout, context.DeadlineExceeded), semaphore.ErrStoreTimeout},
+		telemetry.KindUnavailable: {fmt.Errorf("%w: %w", slidingwindow.ErrStoreUnavailable, io.EOF)},
+		telemetry.KindCorrupt:     {slidingwindow.ErrCorruptState, slidingwindow.ErrOverflow, semaphore.ErrCorruptState},
+		telemetry.KindInvalid:     {slidingwindow.ErrInvalidConfig, slidingwindow.ErrInvalidPermits, semaphore.ErrInvalidConfig, semaphore.ErrInvalidPermits, semaphore.ErrTooMany},
+		telemetry.KindCrowded:     {slidingwindow.ErrTooManyWaiters, semaphore.ErrTooManyWaiters},
+		telemetry.KindOther:       {slidingwindow.ErrStoreUnusable, slidingwindow.ErrClock, semaphore.ErrClosed},
 	} {
 		for _, err := range errs {
 			require.Equal(t, want, telemetry.KindOf(err), "%v", err)
 		}
 	}
 	for want, err := range map[telemetry.End]error{
-		telemetry.Released: nil, telemetry.Expired: semaphore.ErrExpired, telemetry.Lost: semaphore.ErrLost, telemetry.Closed: semaphore.ErrClosed,
-		telemetry.OtherEnd: io.EOF,
+		telemetry.EndReleased: nil, telemetry.EndExpired: semaphore.ErrExpired, telemetry.EndLost: semaphore.ErrLost, telemetry.EndClosed: semaphore.ErrClosed,
+		telemetry.EndOther: io.EOF,
 	} {
 		require.Equal(t, want, telemetry.EndOf(err))
 	}

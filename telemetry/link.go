@@ -35,12 +35,12 @@ func (l *link) reported(down bool) (begins, ends bool) {
 func (l *link) tripped(kind Kind) (begins, ends bool, lasted time.Duration) {
 	now := time.Now()
 	switch kind {
-	case NoError:
+	case KindNone:
 		if l.down && now.Sub(l.failed) > recovery {
 			l.down, l.assumed = false, true
 			return false, true, now.Sub(l.began)
 		}
-	case Timeout, Unavailable:
+	case KindTimeout, KindUnavailable:
 		l.failed = now
 		if l.assumed { // the limiter that began the outage will not report it again
 			begins, _ = l.reported(true)

@@ -2,33 +2,53 @@ package telemetry
 
 import "strings"
 
-// Library is a metrics library. Its conventions decide how the metrics and labels of the table are named.
-type Library uint8
+// Naming is the convention by which the metrics and labels of the table are named, and whether errors are counted by metrics of their own.
+type Naming uint8
 
-// The libraries that have an adapter.
+// The conventions.
 const (
-	Prometheus Library = iota
+	// Prometheus: tokenbucket_wait_duration_seconds, with the label bucket. Errors have counters of their own, by the label kind.
+	Prometheus Naming = iota
+	// OpenTelemetry: tokenbucket.wait.duration in the unit s, with the attribute tokenbucket.bucket. Errors are counted by the attribute
+	// error.type of the other metrics.
 	OpenTelemetry
 )
 
-// Package is a package whose events are counted. Its name is the namespace of its metrics.
+// String returns the name of the convention.
+func (n Naming) String() string { return nameOf(n, "Prometheus", "OpenTelemetry") }
+
+// Package is a package whose events are counted: Limiter, SlidingWindow or Semaphore. Its name is the namespace of its metrics.
 type Package struct {
 	name string
 	set  packages
 
-	// The names of BucketLabel.
+	// The names of LabelBucket.
 	prometheus, openTelemetry string
 
 	// zeroWaits reports whether the histogram of waits includes granted calls that did not wait.
 	zeroWaits bool
 }
 
-// The packages that have observers.
+// The packages that have observers. Limiter is package tokenbucket.
 var (
 	Limiter       = Package{name: "tokenbucket", set: ofLimiter, prometheus: "bucket", openTelemetry: "bucket", zeroWaits: true}
 	SlidingWindow = Package{name: "slidingwindow", set: ofWindow, prometheus: "limiter", openTelemetry: "limiter"}
 	Semaphore     = Package{name: "semaphore", set: ofSemaphore, prometheus: "semaphore", openTelemetry: "name"}
 )
+
+// String returns the name of the package.
+func (p Package) String() string { return p.name }
+
+// Metrics returns the metrics of the package, in the order of the table. Histograms of waits have their default bounds.
+func (p Package) Metrics(n Naming) []Metric {
+	var all []Metric
+	for id := range table {
+		if m, ok := p.metric(n, metric(id), waitBounds); ok {
+			all = append(all, m)
+		}
+	}
+	return all
+}
 
 // packages is a set of packages.
 type packages uint8
@@ -51,7 +71,10 @@ const (
 	Histogram
 )
 
-// Metric is a metric of one package, named as one library names it.
+// String returns the type as Prometheus writes it.
+func (t MetricType) String() string { return nameOf(t, "counter", "gauge", "histogram") }
+
+// Metric is a metric of one package, named by one convention.
 type Metric struct {
 	Name   string
 	Type   MetricType
@@ -60,7 +83,7 @@ type Metric struct {
 	Bounds []float64 // upper bounds of a histogram's buckets; in seconds if the unit is
 
 	Labels     []Label
-	LabelNames []string // of Labels, in the same order
+	LabelNames []string // names of Labels, in the same order
 }
 
 // Whole reports whether all measurements are whole numbers.
@@ -101,45 +124,45 @@ var table = [...]struct {
 }{
 	decisions: {
 		name: "decisions", kind: Counter, unit: "{decision}", of: ofAll,
-		labels: []Label{BucketLabel, OutcomeLabel, DeciderLabel, ShadowLabel, ErrorTypeLabel},
+		labels: []Label{LabelBucket, LabelOutcome, LabelDecider, LabelShadow, LabelErrorType},
 		help:   "Calls that were decided.",
 	},
 	permits: {
 		name: "permits", kind: Counter, unit: "{permit}", of: ofAll,
-		labels: []Label{BucketLabel, OutcomeLabel, DeciderLabel, ShadowLabel, ErrorTypeLabel},
+		labels: []Label{LabelBucket, LabelOutcome, LabelDecider, LabelShadow, LabelErrorType},
 		help:   "Permits that decided calls requested. Invalid calls are left out.",
 	},
 	failures: {
 		name: "failures", kind: Counter, unit: "{decision}", of: ofAll, prometheusOnly: true,
-		labels: []Label{BucketLabel, ErrorKindLabel, ShadowLabel},
+		labels: []Label{LabelBucket, LabelErrorKind, LabelShadow},
 		help:   "Calls that failed, by kind of error.",
 	},
 	waits: {
 		name: "wait.duration", kind: Histogram, unit: "s", of: ofAll,
-		labels: []Label{BucketLabel, ShadowLabel},
+		labels: []Label{LabelBucket, LabelShadow},
 		bounds: waitBounds,
 		help:   "How long granted calls waited for their permits; in shadow, how long they would have waited.",
 	},
 	leasePermits: {
 		name: "lease.permits", kind: Counter, unit: "{permit}", of: ofLimiter,
-		labels: []Label{BucketLabel, UseLabel},
+		labels: []Label{LabelBucket, LabelUse},
 		help:   "Permits of prefetched blocks that have ended.",
 	},
 	held: {
 		name: "held.duration", kind: Histogram, unit: "s", of: ofSemaphore,
-		labels: []Label{BucketLabel, EndLabel},
+		labels: []Label{LabelBucket, LabelEnd},
 		bounds: []float64{.001, .01, .1, .5, 1, 5, 10, 30, 60, 300, 1800},
 		help:   "How long permits were held, by how the holding ended.",
 	},
 	trips: {
 		name: "store.trip.duration", kind: Histogram, unit: "s", of: ofAll,
-		labels: []Label{ResultLabel, ErrorTypeLabel},
+		labels: []Label{LabelResult, LabelErrorType},
 		bounds: []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5},
 		help:   "Round trips of batches to the store, until the reply or until the batch was given up.",
 	},
 	storeErrors: {
 		name: "store.errors", kind: Counter, unit: "{batch}", of: ofAll, prometheusOnly: true,
-		labels: []Label{ErrorKindLabel},
+		labels: []Label{LabelErrorKind},
 		help:   "Batches that failed, by kind of error.",
 	},
 	requests: {
@@ -166,7 +189,7 @@ var table = [...]struct {
 	},
 	policyInForce: {
 		name: "policy.in_force", kind: Gauge, unit: "{policy}", of: ofLimiter,
-		labels: []Label{PolicyLabel},
+		labels: []Label{LabelPolicy},
 		help:   "1 for each failure policy that decides calls during an outage of the store.",
 	},
 }
@@ -174,17 +197,17 @@ var table = [...]struct {
 // waitBounds are from one millisecond, about the duration of a decision in Redis, to a minute, which few callers are willing to wait.
 var waitBounds = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
-// metric returns a row as a library names it, and reports whether the package and the library have it.
+// metric returns a row of the table by its names in a convention, and reports whether the package and the convention have it.
 //
 // Prometheus' names follow from OpenTelemetry's by the rules of the OpenTelemetry specification for exporters to Prometheus: underscores
 // for dots, then the unit of times, then _total for counters.
-func (p Package) metric(l Library, id metric, bounds []float64) (Metric, bool) {
+func (p Package) metric(n Naming, id metric, bounds []float64) (Metric, bool) {
 	row := &table[id]
-	if row.of&p.set == 0 || row.prometheusOnly && l != Prometheus {
+	if row.of&p.set == 0 || row.prometheusOnly && n != Prometheus {
 		return Metric{}, false
 	}
 	m := Metric{Name: p.name + "." + row.name, Type: row.kind, Unit: row.unit, Help: row.help, Bounds: row.bounds}
-	if l == Prometheus {
+	if n == Prometheus {
 		m.Name = strings.ReplaceAll(m.Name, ".", "_")
 		if m.Unit == "s" {
 			m.Name += "_seconds"
@@ -197,7 +220,7 @@ func (p Package) metric(l Library, id metric, bounds []float64) (Metric, bool) {
 		m.Bounds = bounds
 	}
 	for _, label := range row.labels {
-		if name := p.LabelName(l, label); name != "" {
+		if name := p.LabelName(n, label); name != "" {
 			m.Labels, m.LabelNames = append(m.Labels, label), append(m.LabelNames, name)
 		}
 	}
@@ -209,49 +232,49 @@ type Label uint8
 
 // The labels.
 const (
-	BucketLabel    Label = iota // the bucket, the limiter of package slidingwindow, or the semaphore
-	OutcomeLabel                // an Outcome
-	DeciderLabel                // of tokenbucket.Decider
-	ShadowLabel                 // true or false
-	ErrorKindLabel              // a Kind, in Prometheus
-	ErrorTypeLabel              // a Kind, in OpenTelemetry; empty without an error
-	ResultLabel                 // of a batch: answered or failed
-	UseLabel                    // of permits in a block: used or unused
-	EndLabel                    // an End
-	PolicyLabel                 // one of policies
+	LabelBucket    Label = iota // the bucket, the limiter of package slidingwindow, or the semaphore
+	LabelOutcome                // an Outcome
+	LabelDecider                // of tokenbucket.Decider
+	LabelShadow                 // true or false
+	LabelErrorKind              // a Kind, in Prometheus
+	LabelErrorType              // a Kind, in OpenTelemetry; empty without an error
+	LabelResult                 // of a batch: answered or failed
+	LabelUse                    // of permits in a block: used or unused
+	LabelEnd                    // an End
+	LabelPolicy                 // one of policies
 
 	labelCount
 )
 
-// labelNames are the names of labels by library; "" if the library lacks the label. BucketLabel has a name of its own in each package.
+// labelNames are the names of labels by convention; "" if the convention lacks the label. LabelBucket has a name of its own in each package.
 var labelNames = [labelCount]struct {
 	prometheus, openTelemetry string
 	of                        packages
 }{
-	OutcomeLabel:   {"outcome", "outcome", ofAll},
-	DeciderLabel:   {"by", "decider", ofLimiter | ofWindow},
-	ShadowLabel:    {"shadow", "shadow", ofLimiter},
-	ErrorKindLabel: {"kind", "", ofAll},
-	ErrorTypeLabel: {"", errorType, ofAll},
-	ResultLabel:    {"result", "", ofAll},
-	UseLabel:       {"use", "lease.use", ofLimiter},
-	EndLabel:       {"end", "end", ofSemaphore},
-	PolicyLabel:    {"policy", "policy", ofLimiter},
+	LabelOutcome:   {"outcome", "outcome", ofAll},
+	LabelDecider:   {"by", "decider", ofLimiter | ofWindow},
+	LabelShadow:    {"shadow", "shadow", ofLimiter},
+	LabelErrorKind: {"kind", "", ofAll},
+	LabelErrorType: {"", errorType, ofAll},
+	LabelResult:    {"result", "", ofAll},
+	LabelUse:       {"use", "lease.use", ofLimiter},
+	LabelEnd:       {"end", "end", ofSemaphore},
+	LabelPolicy:    {"policy", "policy", ofLimiter},
 }
 
 // errorType is an attribute of OpenTelemetry's semantic conventions, so it is in no package's namespace.
 const errorType = "error.type"
 
-// LabelName returns the name of a label in metrics of the package, or "" if they lack it.
-func (p Package) LabelName(l Library, label Label) string {
+// LabelName returns the name of a label in metrics of the package, or "" if the package or the convention lacks it.
+func (p Package) LabelName(n Naming, label Label) string {
 	names := labelNames[label]
-	if label == BucketLabel {
+	if label == LabelBucket {
 		names.prometheus, names.openTelemetry, names.of = p.prometheus, p.openTelemetry, ofAll
 	}
 	switch {
 	case names.of&p.set == 0:
 		return ""
-	case l == Prometheus:
+	case n == Prometheus:
 		return names.prometheus
 	case names.openTelemetry == "", names.openTelemetry == errorType:
 		return names.openTelemetry

@@ -3,6 +3,7 @@ package telemetry_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"sync"
 	"testing"
@@ -10,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/internal/telemetrytest"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // library is a metrics library that keeps sums in a map, by the metric's name and the values of its labels.
@@ -23,9 +24,9 @@ type library struct {
 
 func observe(t *testing.T, opts telemetry.Options) (*library, tokenbucket.Observer) {
 	l := &library{created: map[string]int{}, sums: map[string]float64{}}
-	r, err := telemetry.NewRecorder(telemetry.Limiter, telemetry.Prometheus, &opts, l.create)
+	r, err := telemetry.NewRecorder(telemetry.Limiter, telemetry.Prometheus, opts, l.create)
 	require.NoError(t, err)
-	return l, r.Limiter(&opts)
+	return l, r.Limiter(nil)
 }
 
 func (l *library) create(m telemetry.Metric) (telemetry.Instrument, error) {
@@ -44,7 +45,7 @@ func (l *library) create(m telemetry.Metric) (telemetry.Instrument, error) {
 
 // Decisions that differ in a label have separate series, and each series is created once.
 func TestDecisions(t *testing.T) {
-	l, observer := observe(t, telemetry.NewOptions("test"))
+	l, observer := observe(t, telemetry.DefaultOptions())
 	errs := map[string]error{
 		"timeout": tokenbucket.ErrStoreTimeout, "unavailable": tokenbucket.ErrStoreUnavailable, "lock": tokenbucket.ErrLockNotObtained,
 		"corrupt": tokenbucket.ErrCorruptState, "other": telemetrytest.ErrOther, "canceled": context.Canceled,
@@ -80,7 +81,7 @@ func TestDecisions(t *testing.T) {
 
 // Unknown deciders share a series.
 func TestUnknownDeciders(t *testing.T) {
-	l, observer := observe(t, telemetry.NewOptions("test"))
+	l, observer := observe(t, telemetry.DefaultOptions())
 	for i := range 10 {
 		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "x", By: tokenbucket.Decider(100 + i)})
 	}
@@ -89,8 +90,8 @@ func TestUnknownDeciders(t *testing.T) {
 
 // A bucket has series of its own up to the bound, in the order of first use.
 func TestMaxBuckets(t *testing.T) {
-	opts := telemetry.NewOptions("test")
-	opts.SetMaxBuckets(2)
+	opts := telemetry.DefaultOptions()
+	opts.MaxBuckets = 2
 	l, observer := observe(t, opts)
 	for range 2 {
 		for _, name := range []string{"a", "\xff", "b", "c"} {
@@ -110,4 +111,38 @@ func TestNamed(t *testing.T) {
 		seen[telemetry.Named(name)] = true
 	}
 	require.Equal(t, "/a", telemetry.Named("/a"))
+}
+
+// Options are checked before anything is registered, and an observer of another package than the recorder's is refused.
+func TestInvalidOptions(t *testing.T) {
+	valid := telemetry.DefaultOptions()
+	for want, opts := range map[string]telemetry.Options{
+		"max buckets 0":      {WaitBounds: valid.WaitBounds},
+		"max buckets 10001":  {MaxBuckets: 10_001, WaitBounds: valid.WaitBounds},
+		"wait bounds []":     {MaxBuckets: 1},
+		"wait bounds [0]":    {MaxBuckets: 1, WaitBounds: []float64{0}},
+		"wait bounds [2 2]":  {MaxBuckets: 1, WaitBounds: []float64{2, 2}},
+		"wait bounds [NaN]":  {MaxBuckets: 1, WaitBounds: []float64{math.NaN()}},
+		"wait bounds [+Inf]": {MaxBuckets: 1, WaitBounds: []float64{math.Inf(1)}},
+	} {
+		_, err := telemetry.NewRecorder(telemetry.Limiter, telemetry.Prometheus, opts, func(telemetry.Metric) (telemetry.Instrument, error) {
+			t.Error(want + ": registered")
+			return nil, nil
+		})
+		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig, want)
+		require.ErrorContains(t, err, want)
+	}
+	l := &library{created: map[string]int{}, sums: map[string]float64{}}
+	r, err := telemetry.NewRecorder(telemetry.Semaphore, telemetry.OpenTelemetry, valid, l.create)
+	require.NoError(t, err)
+	require.Panics(t, func() { r.Limiter(nil) })
+	require.Panics(t, func() { r.SlidingWindow(nil) })
+	require.NotPanics(t, func() { r.Semaphore(nil) })
+}
+
+// A value outside of a closed set has a name too.
+func TestUnknownValues(t *testing.T) {
+	for _, v := range []fmt.Stringer{telemetry.Kind(99), telemetry.Outcome(99), telemetry.End(99), telemetry.Naming(99), telemetry.MetricType(99)} {
+		require.Equal(t, "unknown", v.String())
+	}
 }

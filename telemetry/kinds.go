@@ -17,31 +17,31 @@ import (
 // Kind is the class of an error in metrics.
 type Kind uint8
 
-// Kinds of errors. Those up to Other may be a store's; the rest are of calls alone.
+// Kinds of errors. Those up to KindOther may be a store's; the rest are of calls alone.
 const (
-	NoError Kind = iota
-	Timeout
-	Unavailable
-	Lock
-	Corrupt
-	Other
-	Canceled
-	Deadline
-	Invalid
-	Crowded
+	KindNone        Kind = iota // no error
+	KindTimeout                 // the store did not reply in time
+	KindUnavailable             // the store cannot be reached, or cannot serve now
+	KindLock                    // the bucket's lock was not obtained in time
+	KindCorrupt                 // the state was not written by this library
+	KindOther                   // none of these kinds
+	KindCanceled                // the context of the call was cancelled
+	KindDeadline                // the deadline of the call's context has passed, or is before the permits are due
+	KindInvalid                 // the call can never be granted
+	KindCrowded                 // too many callers wait
 
-	kinds      = Crowded + 1
-	storeKinds = Other + 1
+	kinds      = KindCrowded + 1
+	storeKinds = KindOther + 1
 )
 
 // String returns the value of the label kind.
 func (k Kind) String() string {
-	return [kinds]string{"", "timeout", "unavailable", "lock", "corrupt", "other", "canceled", "deadline", "invalid", "crowded"}[k]
+	return nameOf(k, "", "timeout", "unavailable", "lock", "corrupt", "other", "canceled", "deadline", "invalid", "crowded")
 }
 
 // ErrorType returns the value of the attribute error.type. The semantic conventions use _OTHER for errors without a name.
 func (k Kind) ErrorType() string {
-	if k == Other {
+	if k == KindOther {
 		return "_OTHER"
 	}
 	return k.String()
@@ -51,13 +51,13 @@ func (k Kind) ErrorType() string {
 // context.DeadlineExceeded, which in turn is a net.Error.
 func KindOf(err error) Kind {
 	if err == nil {
-		return NoError
+		return KindNone
 	}
 	var met interface{ StoreFailure() error } // the call was sent and failed: its own error counts, not that the store is unavailable
 	if errors.As(err, &met) {
 		return KindOf(met.StoreFailure())
 	}
-	if kind := sentinelKind(err); kind != NoError {
+	if kind := sentinelKind(err); kind != KindNone {
 		return kind
 	}
 	var network net.Error
@@ -65,56 +65,56 @@ func KindOf(err error) Kind {
 	isNetwork := errors.As(err, &network) && !isTLSAlert(err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return Deadline
+		return KindDeadline
 	case errors.Is(err, context.Canceled):
-		return Canceled
+		return KindCanceled
 	case isNetwork && network.Timeout(), errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
-		return Timeout
+		return KindTimeout
 	case isNetwork, errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &reply) && script.CannotServe(reply.Error()),
 		script.Unreachable(err.Error()):
-		return Unavailable
+		return KindUnavailable
 	}
-	return Other
+	return KindOther
 }
 
-// sentinelKind returns the kind of the packages' own errors, or NoError. The first match counts.
+// sentinelKind returns the kind of the packages' own errors, or KindNone. The first match counts.
 func sentinelKind(err error) Kind {
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
 			return s.kind
 		}
 	}
-	return NoError
+	return KindNone
 }
 
 var sentinels = [...]struct {
 	err  error
 	kind Kind
 }{
-	{tokenbucket.ErrStoreUnavailable, Unavailable},
-	{tokenbucket.ErrLockNotObtained, Lock},
-	{tokenbucket.ErrCorruptState, Corrupt},
-	{tokenbucket.ErrStoreTimeout, Timeout},
-	{tokenbucket.ErrInvalidPermits, Invalid},
-	{tokenbucket.ErrNeverGranted, Invalid},
-	{tokenbucket.ErrInvalidConfig, Invalid},
-	{tokenbucket.ErrTooManyWaiters, Crowded},
-	{slidingwindow.ErrStoreTimeout, Timeout},
-	{semaphore.ErrStoreTimeout, Timeout},
-	{slidingwindow.ErrStoreUnavailable, Unavailable},
-	{slidingwindow.ErrCorruptState, Corrupt},
-	{slidingwindow.ErrOverflow, Corrupt},
-	{semaphore.ErrCorruptState, Corrupt},
-	{slidingwindow.ErrInvalidConfig, Invalid},
-	{slidingwindow.ErrInvalidPermits, Invalid},
-	{semaphore.ErrInvalidConfig, Invalid},
-	{semaphore.ErrInvalidPermits, Invalid},
-	{semaphore.ErrTooMany, Invalid},
-	{slidingwindow.ErrTooManyWaiters, Crowded},
-	{semaphore.ErrTooManyWaiters, Crowded},
-	{slidingwindow.ErrStoreUnusable, Other},
-	{slidingwindow.ErrClock, Other},
-	{semaphore.ErrClosed, Other},
+	{tokenbucket.ErrStoreUnavailable, KindUnavailable},
+	{tokenbucket.ErrLockNotObtained, KindLock},
+	{tokenbucket.ErrCorruptState, KindCorrupt},
+	{tokenbucket.ErrStoreTimeout, KindTimeout},
+	{tokenbucket.ErrInvalidPermits, KindInvalid},
+	{tokenbucket.ErrNeverGranted, KindInvalid},
+	{tokenbucket.ErrInvalidConfig, KindInvalid},
+	{tokenbucket.ErrTooManyWaiters, KindCrowded},
+	{slidingwindow.ErrStoreTimeout, KindTimeout},
+	{semaphore.ErrStoreTimeout, KindTimeout},
+	{slidingwindow.ErrStoreUnavailable, KindUnavailable},
+	{slidingwindow.ErrCorruptState, KindCorrupt},
+	{slidingwindow.ErrOverflow, KindCorrupt},
+	{semaphore.ErrCorruptState, KindCorrupt},
+	{slidingwindow.ErrInvalidConfig, KindInvalid},
+	{slidingwindow.ErrInvalidPermits, KindInvalid},
+	{semaphore.ErrInvalidConfig, KindInvalid},
+	{semaphore.ErrInvalidPermits, KindInvalid},
+	{semaphore.ErrTooMany, KindInvalid},
+	{slidingwindow.ErrTooManyWaiters, KindCrowded},
+	{semaphore.ErrTooManyWaiters, KindCrowded},
+	{slidingwindow.ErrStoreUnusable, KindOther},
+	{slidingwindow.ErrClock, KindOther},
+	{semaphore.ErrClosed, KindOther},
 }
 
 // isTLSAlert reports whether the server refused this client during the TLS handshake. It replies, so it is not unavailable.
@@ -126,10 +126,10 @@ func isTLSAlert(err error) bool {
 // StoreKindOf returns the kind of a batch's error. No caller's context is part of a batch.
 func StoreKindOf(err error) Kind {
 	switch k := KindOf(err); k {
-	case Deadline:
-		return Timeout
-	case Canceled, Invalid, Crowded:
-		return Other
+	case KindDeadline:
+		return KindTimeout
+	case KindCanceled, KindInvalid, KindCrowded:
+		return KindOther
 	default:
 		return k
 	}
@@ -142,18 +142,18 @@ type Outcome uint8
 const (
 	Granted Outcome = iota
 	Refused
-	Failed
+	Failed // with an error
 
 	outcomes = Failed + 1
 )
 
 // String returns the value of the label outcome.
-func (o Outcome) String() string { return [outcomes]string{"granted", "refused", "failed"}[o] }
+func (o Outcome) String() string { return nameOf(o, "granted", "refused", "failed") }
 
 // DecisionLabels are the labels of a decision, except for its bucket.
 type DecisionLabels struct {
 	Outcome Outcome
-	Kind    Kind // NoError unless the call failed
+	Kind    Kind // KindNone unless the call failed
 	Decider tokenbucket.Decider
 	Shadow  bool
 }
@@ -181,31 +181,39 @@ type End uint8
 
 // Ends of holdings.
 const (
-	Released End = iota
-	Expired
-	Lost
-	Closed
-	OtherEnd
+	EndReleased End = iota
+	EndExpired      // of a lease that was not renewed in time: semaphore.ErrExpired
+	EndLost         // semaphore.ErrLost
+	EndClosed       // semaphore.ErrClosed
+	EndOther
 
-	ends = OtherEnd + 1
+	ends = EndOther + 1
 )
 
 // String returns the value of the label end.
 func (e End) String() string {
-	return [ends]string{"released", "expired", "lost", "closed", "other"}[e]
+	return nameOf(e, "released", "expired", "lost", "closed", "other")
 }
 
-// EndOf returns the end for its cause. It is Released for nil.
+// EndOf returns the end for its cause. It is EndReleased for nil.
 func EndOf(err error) End {
 	switch {
 	case err == nil:
-		return Released
+		return EndReleased
 	case errors.Is(err, semaphore.ErrExpired):
-		return Expired
+		return EndExpired
 	case errors.Is(err, semaphore.ErrLost):
-		return Lost
+		return EndLost
 	case errors.Is(err, semaphore.ErrClosed):
-		return Closed
+		return EndClosed
 	}
-	return OtherEnd
+	return EndOther
+}
+
+// nameOf returns the name of a value of a closed set, and "unknown" for a value outside of it.
+func nameOf[T ~uint8](value T, names ...string) string {
+	if int(value) < len(names) {
+		return names[value]
+	}
+	return "unknown"
 }

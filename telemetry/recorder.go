@@ -10,15 +10,16 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 )
 
-// Series records a value in one time series: it adds to a counter, or to the observations of a histogram. It is safe for concurrent use. The
-// context is that of the call, for libraries that link measurements to traces.
+// Series records a value in one time series: it adds to a counter, or to the observations of a histogram. It must be safe for concurrent use.
+// The context is that of the call, for libraries that link measurements to traces.
 type Series func(ctx context.Context, value float64)
 
 // Instrument returns the series of a metric that has the given values of Metric.Labels, in their order. An empty value means that the series
 // lacks the label. Two series with the same values count together.
 type Instrument func(values []string) Series
 
-// Recorder counts the events of one package in the metrics of the table. It is safe for concurrent use.
+// Recorder counts the events of one package in the metrics of the table. One recorder serves any number of limiters. It is safe for
+// concurrent use.
 type Recorder struct {
 	pkg         Package
 	instruments [len(table)]definition
@@ -26,7 +27,7 @@ type Recorder struct {
 
 	// Batches and outages are counted for the store, not by bucket: a batch may serve many buckets, and an outage affects all.
 	trips               [storeKinds]Series
-	storeErrors         [storeKinds]Series // NoError is unused
+	storeErrors         [storeKinds]Series // KindNone is unused
 	requests, lockWaits Series
 	outages, away       Series
 
@@ -35,18 +36,23 @@ type Recorder struct {
 	inForce [len(policies)]bool
 }
 
-// definition is a metric with its instrument. create is nil if the package or the library lacks the metric, and for gauges.
+// definition is a metric with its instrument. create is nil if the package or the convention lacks the metric, and for gauges.
 type definition struct {
 	Metric
 	create Instrument
 }
 
-// NewRecorder returns a recorder of a package's events. It calls create for every metric of the package, to register it with the library. For
-// gauges, create may return nil: their values are read by Recorder.Gauges.
-func NewRecorder(p Package, l Library, o *Options, create func(Metric) (Instrument, error)) (*Recorder, error) {
-	r := &Recorder{pkg: p, buckets: newBuckets(o.maxBuckets)}
+// NewRecorder returns a recorder of a package's events. It calls create once for every metric of the package, to register it with the metrics
+// library. For gauges, create may return nil: their values are read by [Recorder.Gauges].
+//
+// Errors of invalid options match tokenbucket.ErrInvalidConfig. An error of create is returned as it is.
+func NewRecorder(p Package, n Naming, o Options, create func(Metric) (Instrument, error)) (*Recorder, error) {
+	if err := o.validate(); err != nil {
+		return nil, err
+	}
+	r := &Recorder{pkg: p, buckets: newBuckets(o.MaxBuckets)}
 	for id := range r.instruments {
-		m, ok := p.metric(l, metric(id), o.waits)
+		m, ok := p.metric(n, metric(id), o.WaitBounds)
 		if !ok {
 			continue
 		}
@@ -58,12 +64,12 @@ func NewRecorder(p Package, l Library, o *Options, create func(Metric) (Instrume
 	}
 	for kind := range storeKinds {
 		result := "failed"
-		if kind == NoError {
+		if kind == KindNone {
 			result = "answered"
 		}
-		r.trips[kind] = r.series(trips, labelValues{ResultLabel: result, ErrorTypeLabel: kind.ErrorType()})
-		if kind != NoError {
-			r.storeErrors[kind] = r.series(storeErrors, labelValues{ErrorKindLabel: kind.String()})
+		r.trips[kind] = r.series(trips, labelValues{LabelResult: result, LabelErrorType: kind.ErrorType()})
+		if kind != KindNone {
+			r.storeErrors[kind] = r.series(storeErrors, labelValues{LabelErrorKind: kind.String()})
 		}
 	}
 	r.requests = r.series(requests, labelValues{})
@@ -86,13 +92,13 @@ func (r *Recorder) series(id metric, of labelValues) Series {
 	return d.create(values)
 }
 
-// discard is the series of a metric that the package or the library lacks.
+// discard is the series of a metric that the package or the convention lacks.
 func discard(context.Context, float64) {}
 
 // bucket holds the series of one bucket. Each is created by its first event, since creating a series costs more than counting, and a bucket
 // that never fails needs no series of failures. Concurrent first events may both create one; these count together.
 type bucket struct {
-	name string // the value of BucketLabel
+	name string // the value of LabelBucket
 
 	decisions [int(outcomes) + int(kinds)][deciders][2]atomic.Pointer[decisionSeries]
 	blocks    atomic.Pointer[blockSeries]
@@ -137,8 +143,8 @@ func (r *Recorder) decision(ctx context.Context, name string, d *tokenbucket.Dec
 
 func (r *Recorder) decisionSeries(bucket string, l DecisionLabels) decisionSeries {
 	of := labelValues{
-		BucketLabel: bucket, OutcomeLabel: l.Outcome.String(), DeciderLabel: l.Decider.String(), ShadowLabel: strconv.FormatBool(l.Shadow),
-		ErrorKindLabel: l.Kind.String(), ErrorTypeLabel: l.Kind.ErrorType(),
+		LabelBucket: bucket, LabelOutcome: l.Outcome.String(), LabelDecider: l.Decider.String(), LabelShadow: strconv.FormatBool(l.Shadow),
+		LabelErrorKind: l.Kind.String(), LabelErrorType: l.Kind.ErrorType(),
 	}
 	s := decisionSeries{decisions: r.series(decisions, of), permits: r.series(permits, of), failures: discard, waits: discard}
 	switch l.Outcome {
@@ -167,8 +173,8 @@ func (r *Recorder) block(name string, permits, used int) {
 	b := r.buckets.get(name)
 	s := loadOrCreate(&b.blocks, func() blockSeries {
 		return blockSeries{
-			r.series(leasePermits, labelValues{BucketLabel: b.name, UseLabel: "used"}),
-			r.series(leasePermits, labelValues{BucketLabel: b.name, UseLabel: "unused"}),
+			r.series(leasePermits, labelValues{LabelBucket: b.name, LabelUse: "used"}),
+			r.series(leasePermits, labelValues{LabelBucket: b.name, LabelUse: "unused"}),
 		}
 	})
 	permits = max(0, permits)
@@ -182,7 +188,7 @@ func (r *Recorder) block(name string, permits, used int) {
 func (r *Recorder) holding(name string, end End, duration time.Duration) {
 	b := r.buckets.get(name)
 	s := loadOrCreate(&b.held[end], func() Series {
-		return r.series(held, labelValues{BucketLabel: b.name, EndLabel: end.String()})
+		return r.series(held, labelValues{LabelBucket: b.name, LabelEnd: end.String()})
 	})
 	(*s)(context.Background(), duration.Seconds())
 }
@@ -243,7 +249,7 @@ func (r *Recorder) outage(begins, ends bool, lasted time.Duration) {
 	}
 }
 
-// policies are the values of PolicyLabel. LocalShare stands for any number of instances, to bound the number of series.
+// policies are the values of LabelPolicy. LocalShare stands for any number of instances, to bound the number of series.
 var policies = [...]string{"FailClosed", "FailOpen", "LocalShare"}
 
 // Gauges reports the current value of every gauge, with the values of its labels. Adapters call it at every collection: a gauge that is set
