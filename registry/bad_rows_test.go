@@ -16,6 +16,7 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 // logged is what a registry has logged so far.
@@ -179,7 +180,7 @@ func TestBadRowsAreTold(t *testing.T) {
 // The hook is called once for each call that no bucket decides about.
 func TestBypassIsTold(t *testing.T) {
 	told := map[string]int{}
-	sw := registry.NewSwitch(true)
+	sw := killswitch.NewLocal(true)
 	r := open(t, registry.Static{
 		row("/a", 1, 1), row("/zero", 0, 1), row("/bad", -1, 1), with(row("/off", 1, 1), func(l *registry.Limit) { l.Disabled = true }),
 	}, tokenbucket.NewMemoryStore(), registry.WithSwitch(sw), registry.WithBypassHook(func(name string, by gate.Decider, pass bool) {

@@ -3,10 +3,10 @@ package registry
 import (
 	"context"
 	"errors"
-	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/admission"
 )
 
 // Enter blocks until a call of that name may begin, at most as long as the row's WaitShare allows. Then the Admission is OK, and the caller
@@ -69,13 +69,15 @@ func (r *Registry) bypassed(name string, f *found) *gate.Admission {
 // bounded reports whether a window or a concurrency decides, too.
 func (f *found) bounded() bool { return f.by == gate.ByLimit && f.entry != nil && f.entry.slot != nil }
 
-// patience bounds how long a caller waits for the reply to a refund. The reply is nearly always there by then, so a call that follows at
-// once finds the permit.
-const patience = 20 * time.Millisecond
-
-// aside calls giveBack with a context of its own, since the call's context may have ended.
-func aside(giveBack func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	return giveBack(ctx)
+// enterBounded implements Enter for a row that has a window or a concurrency.
+func (r *Registry) enterBounded(ctx context.Context, name string, f *found) (*gate.Admission, error) {
+	c := &f.entry.limit
+	call := admission.Call{Name: name, Limiter: f.limiter, Wait: f.entry.wait, Shadow: r.shadows(c)}
+	a, outcome, err := r.admissions.Enter(ctx, f.entry.slot, r.bounds(c, f.entry.version), call)
+	if outcome.OK {
+		r.faults.passed(f.entry)
+	} else {
+		r.faults.failed(f.entry, outcome.By, outcome.Err)
+	}
+	return a, err
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+	"github.com/go-tokenbucket/tokenbucket/tokenbuckettest"
 )
 
 // bounded is a row of all three: 10/s with two permits saved up, 5 in any 2 s, 3 at once, and no wait.
@@ -149,23 +150,13 @@ func TestEnterWaits(t *testing.T) {
 	})
 }
 
-// slow is a store whose first answer takes long.
-type slow struct {
-	tokenbucket.Store
-	first sync.Once
-	takes time.Duration
-}
-
-func (s *slow) Apply(ctx context.Context, b *tokenbucket.Batch) error {
-	s.first.Do(func() { time.Sleep(s.takes) })
-	return s.Store.Apply(ctx, b)
-}
-
 // A call counts in its window from when it begins, though what it asked afterwards took long.
 func TestCountedWhenItBegins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		row := bounded("/a", func(l *registry.Limit) { l.Window, l.WindowLimit = time.Second, 1 })
-		r := open(t, registry.Static{row}, &slow{Store: tokenbucket.NewMemoryStore(), takes: 500 * time.Millisecond}, registry.WithLocalWindows(), registry.WithLocalSemaphores())
+		store := tokenbuckettest.NewStore()
+		store.FailNext(1, tokenbuckettest.Slow(500*time.Millisecond))
+		r := open(t, registry.Static{row}, store, registry.WithLocalWindows(), registry.WithLocalSemaphores())
 		require.True(t, enter(t, r, "/a").OK)
 		time.Sleep(700 * time.Millisecond)
 		second := enter(t, r, "/a")
@@ -180,7 +171,8 @@ func TestWindowsOfBegins(t *testing.T) {
 	for _, takes := range []time.Duration{0, 19, 21, 35, 39, 41, 60} {
 		synctest.Test(t, func(t *testing.T) {
 			row := bounded("/a", func(l *registry.Limit) { l.Window, l.WindowLimit = 10*time.Second, 1 })
-			store := &slow{Store: tokenbucket.NewMemoryStore(), takes: takes * time.Millisecond}
+			store := tokenbuckettest.NewStore()
+			store.FailNext(1, tokenbuckettest.Slow(takes*time.Millisecond))
 			r := open(t, registry.Static{row}, store, registry.WithLocalWindows(), registry.WithLocalSemaphores())
 			a := enter(t, r, "/a")
 			require.True(t, a.OK)

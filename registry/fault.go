@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/gate"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // Fault is a bucket, a window or a concurrency that must be repaired by an operator: its key has another type, its state was not written by
@@ -49,7 +49,7 @@ func isFault(err error) bool {
 		return false
 	}
 	kind := telemetry.KindOf(err)
-	return kind == telemetry.Corrupt || kind == telemetry.Other
+	return kind == telemetry.KindCorrupt || kind == telemetry.KindOther
 }
 
 // failed records a call that has failed with err when it asked the limit by.

@@ -17,6 +17,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
+	"github.com/go-tokenbucket/tokenbucket/tokenbuckettest"
 )
 
 // A key of the wrong type under a rate, a window or a concurrency makes the calls of its row fail until it is repaired: Stats has it,
@@ -85,7 +86,7 @@ func TestFaults(t *testing.T) {
 
 // Outages, and errors that are the caller's own, are no faults.
 func TestNoFaults(t *testing.T) {
-	store := &breakable{Store: tokenbucket.NewMemoryStore()}
+	store := tokenbuckettest.NewStore()
 	r := open(t, registry.Static{{Name: "/a", Rate: 5, Concurrent: 1}}, store, registry.WithLocalSemaphores())
 	ended, cancel := context.WithCancel(ctx)
 	cancel()

@@ -52,6 +52,7 @@ type Field struct {
 	// Choices are the values of a field that has only a few.
 	Choices []Choice
 
+	index    int  // in Fields
 	required bool // a cell may not be NULL
 	value    value
 }
@@ -61,8 +62,9 @@ type Choice struct{ Value, Text string }
 
 // value reads, checks and compares the values of one field.
 type value interface {
-	// read sets the field of l from a text, and reports whether the text is of the notation.
-	read(l *Limit, text string, n Notation) bool
+	// read sets the field of l from a text, and reports whether the text is of the notation. It keeps no part of text, which is bytes because
+	// a table has hundreds of thousands of cells: a string for each would be most of the time of a load.
+	read(l *Limit, text []byte, n Notation) bool
 	// valid reports whether the field's value is within its bounds.
 	valid(l *Limit) bool
 	// want returns which values are accepted.
@@ -123,9 +125,25 @@ var fields = [...]Field{
 // Fields returns all fields of a row, in the order of a form.
 func Fields() []Field { return slices.Clone(fields[:]) }
 
+func init() {
+	for i := range fields {
+		fields[i].index = i
+	}
+}
+
+// Index returns the place of the field in [Fields].
+func (f *Field) Index() int { return f.index }
+
+// The places of the fields that Read treats apart.
+var (
+	nameAt, rateAt, disabledAt    = index("name"), index("rate"), index("disabled")
+	quotaAt, jitterAt, coldnessAt = index("quota"), index("jitter"), index("cold_factor")
+)
+
 // fieldOf returns the field with a key, which must exist.
 func fieldOf(key string) *Field { return &fields[index(key)] }
 
+// index returns the place of the field with a key, which must exist.
 func index(key string) int {
 	for i := range fields {
 		if fields[i].Key == key {
@@ -160,47 +178,45 @@ func (f *Field) IsFlag() bool {
 	return ok
 }
 
-// Read sets the fields of l that text has a value for. l has the defaults of the others; its Jitter is that of quotas. Read returns the
-// first field that is wrong and which values it accepts; nil if l is right. In a disabled row only the name can be wrong: if another
-// field is, l keeps nothing but what identifies the row.
-func (l *Limit) Read(n Notation, text func(*Field) (value string, ok bool)) (wrong *Field, want string) {
+// Read sets the fields of l for which text returns a value; nil means that there is none. l has the defaults of the others; its Jitter is that
+// of quotas. Read returns the first field that is wrong and which values it accepts; nil if l is right. In a disabled row only the name can
+// be wrong: if another field is, l keeps nothing but what identifies the row. Read keeps no part of a text.
+func (l *Limit) Read(n Notation, text func(*Field) []byte) (wrong *Field, want string) {
 	var given [len(fields)]bool
 	identity := Limit{Row: l.Row, Version: l.Version}
 	for i := range fields {
 		f := &fields[i]
-		value, ok := text(f)
-		if n == InTable && f.Key == "cold_factor" && l.Warmup == 0 {
+		value := text(f)
+		if n == InTable && i == coldnessAt && l.Warmup == 0 {
 			continue // a table's column has it for every row
 		}
-		if ok {
-			given[i] = true
+		given[i] = value != nil
+		ok := !f.required || i == rateAt && n == InTable || i == disabledAt && n == InFile
+		if value != nil {
 			ok = f.value.read(l, value, n) && f.value.valid(l)
-		} else {
-			ok = !f.required || f.Key == "rate" && n == InTable || f.Key == "disabled" && n == InFile
 		}
 		if !ok && wrong == nil {
 			wrong, want = f, f.Want(n)
 		}
-		if wrong != nil && f.Key == "name" {
+		if wrong != nil && i == nameAt {
 			return wrong, want
 		}
 	}
-	has := func(key string) bool { return given[index(key)] }
-	if n == InTable && !has("rate") {
+	if n == InTable && !given[rateAt] {
 		if l.NoRate = l.bounded(); !l.NoRate && wrong == nil {
-			wrong, want = fieldOf("rate"), fieldOf("rate").Want(n)
+			wrong, want = &fields[rateAt], fields[rateAt].Want(n)
 		}
 	}
 	if l.NoRate {
-		l.Quota, l.WaitShare = l.Quota && has("quota"), 0
+		l.Quota, l.WaitShare = l.Quota && given[quotaAt], 0
 	}
-	if !l.Quota && !has("jitter") {
+	if !l.Quota && !given[jitterAt] {
 		l.Jitter = 0
 	}
 	if wrong == nil {
 		wrong, want = l.conflict()
 	}
-	if wrong != nil && wrong.Key != "name" && l.Disabled {
+	if wrong != nil && wrong.index != nameAt && l.Disabled {
 		identity.Name, identity.Disabled, identity.Shadow, identity.PerKey = l.Name, true, l.Shadow, l.PerKey
 		*l, wrong, want = identity, nil, ""
 	}
@@ -308,7 +324,7 @@ func most(n Notation) string {
 // nameValue is Limit.Name.
 type nameValue struct{}
 
-func (nameValue) read(l *Limit, text string, _ Notation) bool { l.Name = text; return true }
+func (nameValue) read(l *Limit, text []byte, _ Notation) bool { l.Name = string(text); return true }
 func (nameValue) want(Notation) string                        { return "a name, 1 to 512 bytes of UTF-8" }
 func (nameValue) same(a, b *Limit) bool                       { return a.Name == b.Name }
 func (nameValue) valid(l *Limit) bool {
@@ -327,10 +343,10 @@ type flagValue struct {
 	inverted bool
 }
 
-func (v flagValue) read(l *Limit, text string, n Notation) bool {
-	on, ok := text == "true", text == "true" || text == "false"
+func (v flagValue) read(l *Limit, text []byte, n Notation) bool {
+	on, ok := string(text) == "true", string(text) == "true" || string(text) == "false"
 	if n == InTable {
-		on, ok = ParseFlag(text)
+		on, ok = ParseFlag(string(text))
 		on = ok && on != v.inverted
 	}
 	*v.at(l) = on
@@ -346,11 +362,11 @@ func (flagValue) want(n Notation) string {
 // rateValue is Limit.Rate, and in a file Limit.NoRate.
 type rateValue struct{}
 
-func (rateValue) read(l *Limit, text string, n Notation) (ok bool) {
-	if l.NoRate = n == InFile && text == "none"; l.NoRate {
+func (rateValue) read(l *Limit, text []byte, n Notation) (ok bool) {
+	if l.NoRate = n == InFile && string(text) == "none"; l.NoRate {
 		return true
 	}
-	l.Rate, ok = ParseNumber(text)
+	l.Rate, ok = ParseNumber(string(text))
 	return ok
 }
 func (rateValue) valid(l *Limit) bool { return l.Rate == 0 || l.Rate >= 1e-9 && l.Rate <= maxExact }
@@ -372,8 +388,8 @@ func (rateValue) want(n Notation) string {
 // waitValue is Limit.WaitShare.
 type waitValue struct{}
 
-func (waitValue) read(l *Limit, text string, _ Notation) (ok bool) {
-	l.WaitShare, ok = ParseNumber(text)
+func (waitValue) read(l *Limit, text []byte, _ Notation) (ok bool) {
+	l.WaitShare, ok = ParseNumber(string(text))
 	return ok
 }
 func (waitValue) valid(l *Limit) bool   { return l.WaitShare >= 0 && l.WaitShare <= 9.99 }
@@ -389,8 +405,8 @@ func (waitValue) want(n Notation) string {
 // sizeValue is Limit.MaxPermits.
 type sizeValue struct{}
 
-func (sizeValue) read(l *Limit, text string, _ Notation) bool {
-	size, ok := ParseNumber(text)
+func (sizeValue) read(l *Limit, text []byte, _ Notation) bool {
+	size, ok := ParseNumber(string(text))
 	l.MaxPermits = &size
 	return ok
 }
@@ -414,8 +430,8 @@ func (sizeValue) want(n Notation) string { return "a number of permits from 0 to
 // factorValue is Limit.ColdFactor.
 type factorValue struct{}
 
-func (factorValue) read(l *Limit, text string, _ Notation) (ok bool) {
-	l.ColdFactor, ok = ParseNumber(text)
+func (factorValue) read(l *Limit, text []byte, _ Notation) (ok bool) {
+	l.ColdFactor, ok = ParseNumber(string(text))
 	return ok && l.ColdFactor != 0
 }
 func (factorValue) valid(l *Limit) bool {
@@ -434,10 +450,10 @@ type durationValue struct {
 	example     string
 }
 
-func (v durationValue) read(l *Limit, text string, n Notation) bool {
+func (v durationValue) read(l *Limit, text []byte, n Notation) bool {
 	d := v.at(l)
 	if n == InTable {
-		number, ok := ParseNumber(text)
+		number, ok := ParseNumber(string(text))
 		if !ok || !(number >= 0 && number <= float64(v.most/v.unit)) {
 			return false
 		}
@@ -446,7 +462,7 @@ func (v durationValue) read(l *Limit, text string, n Notation) bool {
 		return v.least == 0 || math.Abs(steps-math.Round(steps)) <= 1e-6
 	}
 	var err error
-	*d, err = time.ParseDuration(text)
+	*d, err = time.ParseDuration(string(text))
 	return err == nil && *d >= v.least
 }
 func (v durationValue) valid(l *Limit) bool {
@@ -472,8 +488,8 @@ func (v durationValue) want(n Notation) string {
 // callsValue is a number of calls; 0 is none.
 type callsValue struct{ at func(*Limit) *int }
 
-func (v callsValue) read(l *Limit, text string, n Notation) bool {
-	calls, err := strconv.ParseInt(text, 10, 32)
+func (v callsValue) read(l *Limit, text []byte, n Notation) bool {
+	calls, err := strconv.ParseInt(string(text), 10, 32)
 	*v.at(l) = int(calls)
 	return err == nil && (calls > 0 || n == InTable)
 }
@@ -485,8 +501,8 @@ func (callsValue) want(Notation) string    { return "a whole number of calls, 1 
 // penaltyValue is Limit.Penalty.
 type penaltyValue struct{}
 
-func (penaltyValue) read(l *Limit, text string, _ Notation) (ok bool) {
-	l.Penalty, ok = ParsePenalty(text)
+func (penaltyValue) read(l *Limit, text []byte, _ Notation) (ok bool) {
+	l.Penalty, ok = ParsePenalty(string(text))
 	return ok
 }
 func (penaltyValue) valid(l *Limit) bool   { return int(l.Penalty) < len(penalties) }

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
 // table is a source whose rows change.
@@ -53,7 +54,7 @@ func TestEnterLeavesNothing(t *testing.T) {
 				a.Leave()
 			}
 			cancel()
-			require.Zero(t, r.limits.Load().rows["/a"].slot.inside.Load(), "after it was asked %d times: %v", after, err)
+			require.Zero(t, r.limits.Load().rows["/a"].slot.Inside(), "after it was asked %d times: %v", after, err)
 		}
 	}
 }
@@ -81,19 +82,27 @@ func TestEnterReplacesTheBucket(t *testing.T) {
 
 // In shadow, too, a call that the concurrency would refuse does not count in the window.
 func TestShadowGivesBack(t *testing.T) {
+	places, err := semaphore.NewMemory(1)
+	require.NoError(t, err)
+	elsewhere, err := places.TryAcquire(context.Background(), 1, 0) // the place of another process
+	require.NoError(t, err)
 	r := local(t, Static{{Name: "/a", Row: "1", NoRate: true, Window: time.Minute, WindowLimit: 10, Concurrent: 1, Shadow: true}},
-		WithSemaphoreFailurePolicy(tokenbucket.FailOpen))
+		WithSemaphores(func(string, int, ...semaphore.Option) (*semaphore.Semaphore, error) { return places, nil }))
 	ctx := context.Background()
-	for range 3 {
+	used := func() int {
 		a, err := r.Enter(ctx, "/a")
 		require.NoError(t, err)
 		require.True(t, a.OK)
-		// the place is taken by another process: the slot does not know
-		r.limits.Load().rows["/a"].slot.inside.Store(0)
+		a.Leave()
+		u, _, err := r.Usage(ctx, "/a")
+		require.NoError(t, err)
+		return u.WindowUsed
 	}
-	u, _, err := r.Usage(ctx, "/a")
-	require.NoError(t, err)
-	require.Equal(t, 1, u.WindowUsed)
+	for range 3 {
+		require.Zero(t, used())
+	}
+	require.NoError(t, elsewhere.Release(ctx))
+	require.Equal(t, 1, used())
 }
 
 // Of rows that come and go, with names that are ever new, no more is kept than of limits that are gone.

@@ -136,8 +136,8 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 	} else if version, ok := r.past.get(c.Name); ok {
 		e.version = max(c.Version, version+1)
 	} else if e.slot != nil { // the version was dropped, but the slot was not
-		if b := e.slot.inForce.Load(); b != nil {
-			e.version = max(c.Version, b.version+1)
+		if version, ok := e.slot.Version(); ok {
+			e.version = max(c.Version, version+1)
 		}
 	}
 	if err := r.try(c, e.version); err != nil {

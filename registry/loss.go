@@ -269,16 +269,21 @@ func (l *losses) loss() Loss {
 	return Loss{Since: l.since, Before: l.before, Gone: len(names), Names: names[:min(len(names), mostLogged)], Held: l.held, loads: l.loads}
 }
 
+// RedisClient is the method of a client that RedisConfirmations needs. All clients of go-redis have it.
+type RedisClient interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+}
+
 // RedisConfirmations keeps the confirmation of a fleet under a key in Redis, for a day.
 type RedisConfirmations struct {
-	client SwitchClient
+	client RedisClient
 	key    string
 }
 
 const confirmationLives = 24 * time.Hour
 
 // NewRedisConfirmations returns a store of confirmations under a key in Redis.
-func NewRedisConfirmations(client SwitchClient, key string) (*RedisConfirmations, error) {
+func NewRedisConfirmations(client RedisClient, key string) (*RedisConfirmations, error) {
 	if v := reflect.ValueOf(client); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
 		return nil, bad("redis client", "nil", "a client")
 	}

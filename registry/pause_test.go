@@ -21,6 +21,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/tokenbuckettest"
 )
 
 // An upstream's Retry-After holds a row without a rate back: in the process that received it at once, in others with their next load.
@@ -80,7 +81,7 @@ func TestPenaltyWithoutRate(t *testing.T) {
 // Reset ends a penalty: in this process at once, in others with their next load. A penalty that did not reach the store stays in its process.
 func TestResetEndsPenalty(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &breakable{Store: tokenbucket.NewMemoryStore()}
+		store := tokenbuckettest.NewStore()
 		process := func() *registry.Registry {
 			return open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}, {Name: "/rated", Rate: 1}, {Name: "/off", Rate: 1, Disabled: true}}, store,
 				registry.WithLocalSemaphores(), registry.WithInterval(10*time.Second))
@@ -106,10 +107,10 @@ func TestResetEndsPenalty(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.Zero(t, held(there))
 
-		store.away.Store(true)
+		store.Fail(tokenbuckettest.Error(errors.New("away")))
 		require.Error(t, here.Penalize(ctx, "/a", time.Minute))
 		require.Error(t, here.Reset(ctx, "/a"))
-		store.away.Store(false)
+		store.Restore()
 		time.Sleep(10 * time.Second)
 		require.NotZero(t, held(here))
 		require.Zero(t, held(there))
@@ -201,23 +202,23 @@ func TestPenaltyStaysInShadow(t *testing.T) {
 // a shorter one did not reach the store.
 func TestPenaltyUntold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &breakable{Store: tokenbucket.NewMemoryStore()}
+		store := tokenbuckettest.NewStore()
 		process := func() *registry.Registry {
 			return open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, store, registry.WithLocalSemaphores(), registry.WithInterval(10*time.Second))
 		}
 		here, there := process(), process()
-		store.away.Store(true)
+		store.Fail(tokenbuckettest.Error(errors.New("away")))
 		require.Error(t, here.Penalize(ctx, "/a", time.Hour))
-		store.away.Store(false)
+		store.Restore()
 		require.NoError(t, here.Penalize(ctx, "/a", time.Second), "an answer to a call that was under way")
 		time.Sleep(10 * time.Second)
 		require.Equal(t, time.Hour-10*time.Second, here.Held("/a").Round(time.Millisecond))
 		require.NoError(t, here.Reset(ctx, "/a"))
 
 		require.NoError(t, here.Penalize(ctx, "/a", time.Hour))
-		store.away.Store(true)
+		store.Fail(tokenbuckettest.Error(errors.New("away")))
 		require.Error(t, here.Penalize(ctx, "/a", time.Minute))
-		store.away.Store(false)
+		store.Restore()
 		require.NoError(t, there.Reset(ctx, "/a"))
 		time.Sleep(10 * time.Second)
 		require.Equal(t, 50*time.Second, here.Held("/a").Round(time.Millisecond))
@@ -273,27 +274,11 @@ func (s *distant) Apply(ctx context.Context, b *tokenbucket.Batch) error {
 	return s.Store.Apply(ctx, b)
 }
 
-// breakable is a store that is away at times.
-type breakable struct {
-	tokenbucket.Store
-	away atomic.Bool
-}
-
-func (s *breakable) Apply(ctx context.Context, b *tokenbucket.Batch) error {
-	if s.away.Load() {
-		return errors.New("away")
-	}
-	return s.Store.Apply(ctx, b)
-}
-
-// broken is a store that is away.
-type broken struct{ tokenbucket.Store }
-
-func (broken) Apply(context.Context, *tokenbucket.Batch) error { return errors.New("away") }
-
 // During an outage of the store, the process that received a penalty keeps it, and returns an error because the others do not.
 func TestPenaltyWithoutStore(t *testing.T) {
-	r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, broken{tokenbucket.NewMemoryStore()}, registry.WithLocalSemaphores())
+	store := tokenbuckettest.NewStore()
+	store.Fail(tokenbuckettest.Error(errors.New("away")))
+	r := open(t, registry.Static{{Name: "/a", NoRate: true, Concurrent: 2}}, store, registry.WithLocalSemaphores())
 	require.ErrorContains(t, r.Penalize(ctx, "/a", time.Minute), "away")
 	require.Equal(t, gate.ByPenalty, enter(t, r, "/a").By)
 }

@@ -14,6 +14,7 @@ import (
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/admission"
 )
 
 var (
@@ -35,7 +36,7 @@ type Registry struct {
 	keys    cache // limiters of the keys of rows (Limit.PerKey)
 	callers callers
 	past    past
-	slots   map[string]*slot // of rows with more than a rate, removed ones included; guarded by turn
+	slots   map[string]*admission.Slot // of rows with more than a rate, removed ones included; guarded by turn
 
 	lost       losses
 	lossUnread time.Time // when unreadable confirmations were last logged; used by mind only
@@ -74,7 +75,7 @@ type settings struct {
 	hook           func(Load)
 	bypass         func(name string, by gate.Decider, pass bool)
 	log            *slog.Logger
-	backends       backends
+	admissions     admission.Env // its log and hook are set by New
 }
 
 // entry is one row in force.
@@ -84,7 +85,7 @@ type entry struct {
 	wait      time.Duration
 	bad       bool                                    // no version of the row was valid, so WithBadRows decides
 	limiter   atomic.Pointer[tokenbucket.RateLimiter] // nil until the first call
-	slot      *slot                                   // nil if the row has a rate only
+	slot      *admission.Slot                         // nil if the row has a rate only
 	disputed  int                                     // consecutive loads that found another configuration in force in the bucket
 	replaced  time.Time                               // when a bucket of the other kind was last reset; guarded by kinds
 	of        *entry                                  // the entry of the row, for a key of a row; else nil
@@ -96,7 +97,7 @@ type entry struct {
 // New loads the limits and keeps them up to date until Close. If they cannot be loaded, it fails with [ErrNotLoaded], or waits
 // ([WithWait]). Bad rows are an error only with [WithStrict].
 func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, error) {
-	r := &Registry{slots: map[string]*slot{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
+	r := &Registry{slots: map[string]*admission.Slot{}, turn: make(chan struct{}, 1), kinds: make(chan struct{}, 1)}
 	r.settings = settings{
 		source: source, store: store, badRows: Refuse(), maxUnknown: 10_000, maxKeyLimiters: 10_000, maxKeys: 10_000, interval: 10 * time.Second, timeout: time.Minute, log: slog.Default(),
 	}
@@ -120,6 +121,7 @@ func New(source Source, store tokenbucket.Store, opts ...Option) (*Registry, err
 		}
 	}
 	r.lost.policy = r.lossPolicy
+	r.admissions.Log, r.admissions.Bypassed = r.log, r.bypass
 	r.unnamed.most, r.keys.most = r.maxUnknown, r.maxKeyLimiters
 	r.callers = callers{most: r.maxKeys, seed: maphash.MakeSeed(), log: r.log}
 	if r.unnamed.name = bucketName; r.parts {
@@ -231,7 +233,7 @@ func (r *Registry) Penalize(ctx context.Context, name string, d time.Duration) e
 	case f.limiter != nil:
 		return f.limiter.Penalize(ctx, d)
 	case f.bounded():
-		return r.pause(ctx, f.entry, d)
+		return f.entry.slot.Pause.Begin(ctx, r.keeperOf(f.entry), d)
 	}
 	return nil
 }
@@ -247,7 +249,7 @@ func (r *Registry) Reset(ctx context.Context, name string) error {
 	case f.limiter != nil:
 		return f.limiter.Reset(ctx)
 	case f.bounded():
-		return r.unpause(ctx, f.entry)
+		return f.entry.slot.Pause.End(ctx, r.keeperOf(f.entry))
 	}
 	return fmt.Errorf("registry: reset %.80q: no limit with a bucket is in force for the name", name)
 }
@@ -327,7 +329,7 @@ func (s *settings) try(c *Limit, version int64) *RowError {
 		return &RowError{Row: c.Row, Name: c.Name, Field: "cache", Value: fmt.Sprint(c.WaitShare),
 			Want: fmt.Sprintf("at least %v: its bucket saves up less than a permit, so every call waits for so long", least.Seconds())}
 	}
-	return s.backends.try(c, version)
+	return s.tryBounds(c, version)
 }
 
 // limiterOptions returns the options of every limiter, in a new slice.
@@ -371,15 +373,13 @@ func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) 
 		}
 		return tokenbucket.NewSmoothWarmingUp(c.Name, c.Rate, c.Warmup, opts...)
 	}
-	rate := c.Rate
 	if c.Quota {
-		var quota tokenbucket.Option
-		rate, quota = tokenbucket.ForQuota(int(c.Rate), time.Second, c.Jitter)
-		opts = append(opts, quota)
-	} else if c.MaxPermits != nil {
+		return tokenbucket.NewQuota(c.Name, int(c.Rate), time.Second, c.Jitter, opts...)
+	}
+	if c.MaxPermits != nil {
 		opts = append(opts, tokenbucket.WithMaxPermits(*c.MaxPermits))
 	}
-	return tokenbucket.NewSmoothBursty(c.Name, rate, opts...)
+	return tokenbucket.NewSmoothBursty(c.Name, c.Rate, opts...)
 }
 
 // replace handles a bucket of the other kind, bursty or warm-up, than its row. If this process has an old row, a load brings the new

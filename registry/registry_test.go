@@ -20,6 +20,7 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 func TestMain(m *testing.M) {
@@ -204,7 +205,7 @@ func TestPolicies(t *testing.T) {
 		"limit":   {[]registry.Option{registry.WithUnknown(registry.Default(row("", 1, 0)))}, 1},
 	} {
 		t.Run(what, func(t *testing.T) {
-			sw := registry.NewSwitch(true)
+			sw := killswitch.NewLocal(true)
 			r := open(t, source, tokenbucket.NewMemoryStore(), append(c.opts, registry.WithSwitch(sw))...)
 			require.Equal(t, 1, pass(t, r, "/a", 9))
 			require.Equal(t, 9, pass(t, r, "/off", 9))
@@ -778,57 +779,6 @@ func TestTenThousandRows(t *testing.T) {
 	require.Equal(t, 1, r.Stats().Limiters)
 	t.Logf("first load %v, again %v", took, again)
 	require.Less(t, took, time.Minute)
-}
-
-func BenchmarkAllow(b *testing.B) {
-	var limits registry.Static
-	for i := range 10_000 {
-		limits = append(limits, row(fmt.Sprint("/ibe/", i), 1e7, 1))
-	}
-	sw := registry.NewSwitch(true)
-	store := tokenbucket.NewMemoryStore()
-	r := open(b, limits, store, registry.WithSwitch(sw))
-	l, err := r.Limiter("/ibe/7")
-	require.NoError(b, err)
-	b.Run("limiter alone", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = l.TryAcquire(ctx, 1, 500*time.Millisecond)
-		}
-	})
-	b.Run("by name", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = allow(ctx, r, "/ibe/7")
-		}
-	})
-	for i := range limits {
-		_, _ = r.Limiter(limits[i].Name)
-	}
-	b.Run("many names", func(b *testing.B) {
-		b.ReportAllocs()
-		for i := 0; b.Loop(); i++ {
-			_, _ = allow(ctx, r, limits[i%10_000].Name)
-		}
-	})
-	sw.Set(false)
-	b.Run("off", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			_, _ = allow(ctx, r, "/ibe/7")
-		}
-	})
-}
-
-func BenchmarkReload(b *testing.B) {
-	var limits registry.Static
-	for i := range 10_000 {
-		limits = append(limits, row(fmt.Sprint("/ibe/", i), 10, 1))
-	}
-	r := open(b, limits, tokenbucket.NewMemoryStore())
-	for b.Loop() {
-		_ = r.Reload(ctx)
-	}
 }
 
 // A row that was deleted and comes back with other limits is newer than what it was, whatever its version.

@@ -36,7 +36,7 @@ type Limit struct {
 	Disabled bool
 	// Rate in permits per second, 1e-9 to 2^53; with Quota, a whole number of calls in any second. If it is 0, no call passes.
 	Rate float64
-	// Quota is for an upstream that counts calls in any sliding second, so that nothing may be saved up (tokenbucket.ForQuota).
+	// Quota is for an upstream that counts calls in any sliding second, so that nothing may be saved up (tokenbucket.NewQuota).
 	Quota bool
 	// Jitter is the variation of the time from a grant to the call's arrival at the upstream, up to 1 s; only with Quota.
 	Jitter time.Duration

@@ -1,33 +1,12 @@
 package registry
 
-import "context"
+import (
+	"context"
 
-// tentative is a grant of a row's rate that the row's concurrency or window may still refuse.
-type tentative struct {
-	count func() // counts the grant; nil if the rate has not granted the call
-}
-
-type tentativeKey struct{}
-
-// under returns a context in which Tentative finds t.
-func (t *tentative) under(ctx context.Context) context.Context {
-	return context.WithValue(ctx, tentativeKey{}, t)
-}
-
-// admitted counts the grant, once all limits of the row have granted the call.
-func (t *tentative) admitted() {
-	if t.count != nil {
-		t.count()
-	}
-}
+	"github.com/go-tokenbucket/tokenbucket/registry/internal/admission"
+)
 
 // Tentative is for a tokenbucket.Observer that counts calls. It reports whether the row's window or concurrency may still refuse the call
 // of ctx, which the rate has granted. If so, the Registry calls count from the caller's goroutine once all limits have granted the call.
 // It does not call count for a call that is refused: that refusal goes to the hook of [WithBypassHook].
-func Tentative(ctx context.Context, count func()) bool {
-	t, ok := ctx.Value(tentativeKey{}).(*tentative)
-	if ok {
-		t.count = count
-	}
-	return ok
-}
+func Tentative(ctx context.Context, count func()) bool { return admission.Tentative(ctx, count) }

@@ -21,26 +21,8 @@ func (r *Registry) Usage(ctx context.Context, name string) (u Usage, ok bool, er
 	if e == nil || e.slot == nil {
 		return u, false, nil
 	}
-	b := e.slot.inForce.Load()
-	if b == nil {
-		return u, false, nil
-	}
-	if b.window != nil {
-		left, err := b.window.Remaining(ctx)
-		if err != nil {
-			return u, true, err
-		}
-		u.Window, u.WindowLimit = b.length, b.window.Limit()
-		u.WindowUsed = max(0, u.WindowLimit-left)
-	}
-	if b.places != nil {
-		s, err := b.places.Stats(ctx)
-		if err != nil {
-			return u, true, err
-		}
-		u.Inside, u.Places, u.Concurrent = int(e.slot.inside.Load()), s.Used, s.Permits
-	}
-	return u, true, nil
+	of, ok, err := e.slot.Usage(ctx)
+	return Usage(of), ok, err
 }
 
 // Held returns the rest of the penalty of a row without a rate, as of the last load (see Registry.Penalize). It is 0 for a disabled row, and
@@ -50,7 +32,7 @@ func (r *Registry) Held(name string) time.Duration {
 	if e == nil || e.slot == nil || !e.limit.NoRate || e.limit.Disabled {
 		return 0
 	}
-	return max(0, e.slot.pause.left())
+	return max(0, e.slot.Pause.Left())
 }
 
 // mostAsked bounds the rows whose penalties are read at a time, so that they share a few round trips.
@@ -73,47 +55,14 @@ func (r *Registry) settle(ctx context.Context) {
 			turns <- struct{}{}
 			asking.Go(func() { // reads in flight together share round trips
 				defer func() { <-turns }()
-				if err := r.learnPause(ctx, e); err != nil {
+				if err := e.slot.Pause.Learn(ctx, r.keeperOf(e)); err != nil {
 					unknown(name, err)
 				}
 			})
 		}
-		b := e.slot.inForce.Load()
-		if b == nil || b.version != e.version {
-			continue
-		}
-		if err := r.settleBounds(ctx, name, b); err != nil {
+		if err := r.admissions.Settle(ctx, e.slot, name, e.version); err != nil {
 			unknown(name, err)
 			return
 		}
 	}
-}
-
-// settleBounds is settle for one row.
-func (r *Registry) settleBounds(ctx context.Context, name string, b *bounds) error {
-	limit, most := b.limit, b.most // by the last replies: a process that has no calls of the row leaves it to others
-	if b.window != nil {
-		limit = b.window.Limit()
-	}
-	if b.places != nil {
-		most = b.places.Permits()
-	}
-	if limit == b.limit && most == b.most {
-		b.disputed = 0
-		return nil
-	}
-	if b.disputed++; b.disputed < 2 {
-		return nil
-	}
-	r.log.Warn("registry: the window or the concurrency has differed from its row for two loads; the row is put in force again", "bucket", name,
-		"window's limit", limit, "row's", b.limit, "concurrency", most, "row says", b.most)
-	if limit != b.limit {
-		if err := b.window.SetLimit(ctx, b.limit); err != nil {
-			return err
-		}
-	}
-	if most != b.most {
-		return b.places.SetPermits(ctx, b.most)
-	}
-	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 // A table that is empty, or has lost more than half of its rows, is accepted after three consecutive loads.
@@ -88,7 +89,7 @@ func TestTableComesBack(t *testing.T) {
 }
 
 // originSwitch is a switch that knows who turned it.
-type originSwitch struct{ *registry.AtomicSwitch }
+type originSwitch struct{ *killswitch.Local }
 
 func (originSwitch) Origin() string { return "by alice" }
 
@@ -97,7 +98,7 @@ func TestVanishedLimitsAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log logged
 		count := func(text string) int { return strings.Count(log.String(), text) }
-		sw := originSwitch{registry.NewSwitch(false)}
+		sw := originSwitch{killswitch.NewLocal(false)}
 		source := &fake{}
 		source.set(row("/a", 1, 1))
 		r := open(t, source, tokenbucket.NewMemoryStore(), log.option(), registry.WithSwitch(sw))

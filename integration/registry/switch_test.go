@@ -12,7 +12,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
-	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -41,11 +41,11 @@ func TestRedisSwitch(t *testing.T) {
 	ctx := context.Background()
 	client := redis.NewClient(&redis.Options{Addr: server.Addr})
 	defer func() { require.NoError(t, client.Close()) }()
-	var fleet []*registry.PolledSwitch
+	var fleet []*killswitch.Switch
 	outages := make(chan error, 100)
 	for range 5 {
-		s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchTimeout(10*time.Second),
-			registry.WithSwitchHook(func(err error) { outages <- err }))
+		s, err := killswitch.NewRedis(client, "limits", killswitch.WithInterval(pollEvery), killswitch.WithTimeout(10*time.Second),
+			killswitch.WithHook(func(err error) { outages <- err }))
 		require.NoError(t, err)
 		defer s.Close()
 		require.True(t, s.Enabled(), "a missing key means on")
@@ -101,8 +101,8 @@ func TestRedisAway(t *testing.T) {
 	for _, heeds := range []bool{false, true} {
 		client := redis.NewClient(&redis.Options{Addr: server.Addr, ContextTimeoutEnabled: heeds})
 		outages := make(chan error, 100)
-		s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchTimeout(readTimeout),
-			registry.WithSwitchHook(func(err error) { outages <- err }))
+		s, err := killswitch.NewRedis(client, "limits", killswitch.WithInterval(pollEvery), killswitch.WithTimeout(readTimeout),
+			killswitch.WithHook(func(err error) { outages <- err }))
 		require.NoError(t, err)
 		require.NoError(t, s.Set(ctx, false))
 
@@ -112,9 +112,9 @@ func TestRedisAway(t *testing.T) {
 		require.ErrorIs(t, s.Err(), context.DeadlineExceeded)
 		require.Error(t, hookTold(t, outages))
 		require.Empty(t, outages, "once, though several reads have failed")
-		late := make(chan *registry.PolledSwitch, 1)
+		late := make(chan *killswitch.Switch, 1)
 		go func() {
-			other, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchHook(func(error) {}))
+			other, err := killswitch.NewRedis(client, "limits", killswitch.WithHook(func(error) {}))
 			if err != nil {
 				t.Error(err)
 			}

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
-	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -30,7 +30,7 @@ func told(t *testing.T, outages <-chan error) error {
 }
 
 func polling(hook func(error)) sqlsource.SwitchOption {
-	return sqlsource.WithPolling(registry.WithSwitchInterval(pollEvery), registry.WithSwitchTimeout(10*time.Second), registry.WithSwitchHook(hook))
+	return sqlsource.WithPolling(killswitch.WithInterval(pollEvery), killswitch.WithTimeout(10*time.Second), killswitch.WithHook(hook))
 }
 
 func TestSwitch(t *testing.T) {
@@ -87,7 +87,7 @@ func TestSwitchAway(t *testing.T) {
 			require.NoError(t, sqlsource.CreateSwitchTable(ctx, db, b.dialect, table))
 			outages := make(chan error, 100)
 			s, err := sqlsource.NewSwitch(db, b.dialect, table, polling(func(err error) { outages <- err }),
-				sqlsource.WithPolling(registry.WithSwitchTimeout(time.Second))) // a read wakes some ten processes, one after the other
+				sqlsource.WithPolling(killswitch.WithTimeout(time.Second))) // a read wakes some ten processes, one after the other
 			require.NoError(t, err)
 			defer s.Close()
 			require.NoError(t, s.Set(ctx, false))

@@ -37,18 +37,18 @@ func (r *raw) cells() []any {
 	return cells
 }
 
-// cellOf has the index in raw.values of each field, by its key.
-var cellOf = func() map[string]int {
-	cells := map[string]int{}
+// cellOf has the index in raw.values of each field, by its place in registry.Fields; -1 of those without a column.
+var cellOf = func() []int {
+	cells := slices.Repeat([]int{-1}, len(registry.Fields()))
 	for i := range inTable {
-		cells[inTable[i].Key] = i
+		cells[inTable[i].Index()] = i
 	}
 	return cells
 }()
 
 // value returns the text of a field; nil if it is NULL.
 func (r *raw) value(f *registry.Field) []byte {
-	if i, ok := cellOf[f.Key]; ok {
+	if i := cellOf[f.Index()]; i >= 0 {
 		return r.values[i]
 	}
 	return nil
@@ -64,10 +64,7 @@ type parser struct {
 // limit returns the limit of a row, or the error with which the row is rejected.
 func (p *parser) limit(r *raw) (registry.Limit, *registry.RowError) {
 	l := registry.Limit{Row: rowName(r.id), WaitShare: registry.DefaultWaitShare, Quota: p.quota, Jitter: p.jitter}
-	wrong, want := l.Read(registry.InTable, func(f *registry.Field) (string, bool) {
-		text := r.value(f)
-		return string(text), text != nil
-	})
+	wrong, want := l.Read(registry.InTable, r.value)
 	reject := func(column string, value []byte, want string) (registry.Limit, *registry.RowError) {
 		return registry.Limit{}, &registry.RowError{Row: l.Row, Name: l.Name, Field: column, Value: registry.ShortValue(value), Want: want, Shadow: l.Shadow}
 	}

@@ -21,6 +21,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -32,49 +33,51 @@ import (
 const defaultTable = "t_ratelimite_conf"
 
 // Columns has the names of the table's columns. Empty fields keep the defaults given here; the defaults of PostgreSQL are in lower case, as it
-// stores unquoted names. Queries quote all names, so they must be written as the database has them.
+// stores unquoted names. Queries quote all names, so they must be written as the database has them. A field's tag is the key of its column
+// (Column).
 type Columns struct {
 	// ID is the primary key, of any type, "configId". It identifies the row in errors.
-	ID string
+	ID string `column:"id"`
 	// Name of the bucket, "interfaceUrl".
-	Name string
+	Name string `column:"name"`
 	// Rate in permits per second, "rateLimit"; for a quota, whole calls in any second. If it is 0, no call passes.
-	Rate string
+	Rate string `column:"rate"`
 	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99, "cache": 0.5 is half a second (see
 	// registry.Limit). NULL: 0.5.
-	Cache string
+	Cache string `column:"cache"`
 	// Status is 1 if the limit applies and 0 if every call passes, "status".
-	Status string
+	Status string `column:"status"`
 	// Modified is the time of the last modification, "lastModifyTime". NULL: unknown.
-	Modified string
+	Modified string `column:"modified"`
 
 	// The following columns are read only if they are named here. NULL means the default.
 
 	// Burst is the permits that can be saved up. NULL: one second's worth, at least 1.
-	Burst string
+	Burst string `column:"burst"`
 	// WarmupMillis is the warm-up period in milliseconds. NULL or 0: none.
-	WarmupMillis string
+	WarmupMillis string `column:"warmup_ms"`
 	// ColdFactor is for rows with a warm-up, and ignored without; above 1. NULL: 3.
-	ColdFactor string
+	ColdFactor string `column:"cold_factor"`
 	// Quota is 1 if the row is a hard quota and 0 if it is a rate. NULL: what the source says (WithQuota).
-	Quota string
+	Quota string `column:"quota"`
 
 	// The following columns are read if the table has them. Tables of an earlier release may lack them.
 
 	// Window is the length of a window in seconds, "window", and WindowLimit the number of calls that may begin in any such window,
 	// "windowLimit". NULL or 0 in both means no window.
-	Window, WindowLimit string
+	Window      string `column:"window"`
+	WindowLimit string `column:"window_limit"`
 	// Concurrent is the number of calls that may be in flight at once, "concurrent". NULL or 0 means any number.
 	//
 	// In a row with a window or a concurrency a NULL rate means no rate. With a rate of 0 no call passes there, either.
-	Concurrent string
+	Concurrent string `column:"concurrent"`
 	// Shadow is 1 if the row refuses no call and only counts (registry.Limit), "shadow". NULL: 0.
-	Shadow string
+	Shadow string `column:"shadow"`
 	// PerKey is 1 if each key has a bucket of its own (registry.Limit), "perKey". NULL: 0.
-	PerKey string
+	PerKey string `column:"per_key"`
 	// Penalty selects the replies of an upstream that hold the bucket back, "penalty": none, 503, 429 or 429,503 (registry.Limit). NULL: the
 	// default.
-	Penalty string
+	Penalty string `column:"penalty"`
 }
 
 // columns returns the names that the dialect's created table has.
@@ -100,43 +103,22 @@ func ColumnKeys() []string {
 	return keys
 }
 
+// columnFields has the index in Columns of each column's field, by the column's key, which is the field's tag.
+var columnFields = func() map[string]int {
+	fields := map[string]int{}
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Columns]()) {
+		fields[f.Tag.Get("column")] = f.Index[0]
+	}
+	return fields
+}()
+
 // Column returns where c has the name of the column with a key (see [ColumnKeys]); nil for other keys.
 func (c *Columns) Column(key string) *string {
-	switch key {
-	case "id":
-		return &c.ID
-	case "modified":
-		return &c.Modified
-	case "name":
-		return &c.Name
-	case "rate":
-		return &c.Rate
-	case "cache":
-		return &c.Cache
-	case "status":
-		return &c.Status
-	case "burst":
-		return &c.Burst
-	case "warmup_ms":
-		return &c.WarmupMillis
-	case "cold_factor":
-		return &c.ColdFactor
-	case "quota":
-		return &c.Quota
-	case "window":
-		return &c.Window
-	case "window_limit":
-		return &c.WindowLimit
-	case "concurrent":
-		return &c.Concurrent
-	case "shadow":
-		return &c.Shadow
-	case "per_key":
-		return &c.PerKey
-	case "penalty":
-		return &c.Penalty
+	i, ok := columnFields[key]
+	if !ok {
+		return nil
 	}
-	return nil
+	return reflect.ValueOf(c).Elem().Field(i).Addr().Interface().(*string)
 }
 
 // nameOf returns the name of a field's column, or the field's key if it has none.

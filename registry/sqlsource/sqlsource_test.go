@@ -24,6 +24,7 @@ import (
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -74,11 +75,11 @@ func (r *fakeRows) Next(dst []driver.Value) error {
 	return nil
 }
 
-func open(t *testing.T, f *fakeDB) *Source {
+func open(t *testing.T, f *fakeDB, opts ...Option) *Source {
 	t.Helper()
 	db := sql.OpenDB(f)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
-	s, err := New(db, MySQL)
+	s, err := New(db, MySQL, opts...)
 	require.NoError(t, err)
 	return s
 }
@@ -135,7 +136,7 @@ func TestConfiguration(t *testing.T) {
 		`column rate "a\nb"`:          func() error { _, err := New(db, MySQL, WithColumns(Columns{Rate: "a\nb"})); return err },
 		`switch name ""`:              func() error { _, err := NewSwitch(db, MySQL, WithSwitchName("")); return err },
 		`switch name "a b"`:           func() error { _, err := NewSwitch(db, MySQL, WithSwitchName("a b")); return err },
-		"switch interval 0s":          func() error { _, err := NewSwitch(db, MySQL, WithPolling(registry.WithSwitchInterval(0))); return err },
+		"interval 0s":                 func() error { _, err := NewSwitch(db, MySQL, WithPolling(killswitch.WithInterval(0))); return err },
 		strings.Repeat("x", 63) + "y": func() error { _, err := New(db, PostgreSQL, WithTable(strings.Repeat("x", 63)+"y")); return err },
 	} {
 		err := call()
@@ -319,8 +320,11 @@ func BenchmarkRow(b *testing.B) {
 	p := parser{columns: MySQL.columns()}
 	r := newRaw()
 	r.id, r.micros = []byte("123"), []byte("1700000000000000")
-	for key, text := range map[string]string{"name": "/ibe/AvailFare", "rate": "5", "cache": "0.30", "disabled": "1"} {
-		r.values[cellOf[key]] = []byte(text)
+	texts := map[string]string{"name": "/ibe/AvailFare", "rate": "5", "cache": "0.30", "disabled": "1"}
+	for i := range inTable {
+		if text, ok := texts[inTable[i].Key]; ok {
+			r.values[i] = []byte(text)
+		}
 	}
 	b.ReportAllocs()
 	for b.Loop() {
@@ -381,4 +385,29 @@ func TestSchemaHasFields(t *testing.T) {
 		}
 		require.ElementsMatch(t, want, there, d)
 	}
+}
+
+// A table's column of the cold factor has a value for every row, which a row without a warm-up ignores.
+func TestColdFactorWithoutWarmUp(t *testing.T) {
+	s := open(t, new(fakeDB), WithColumns(Columns{WarmupMillis: "warm", ColdFactor: "cold"}))
+	text := func(s string) *string { return &s }
+	row := map[string]*string{"interfaceUrl": text("/a"), "rateLimit": text("5"), "status": text("1"), "cold": text("2")}
+	l, err := s.Limit(row)
+	require.NoError(t, err)
+	require.Zero(t, l.ColdFactor)
+	row["warm"] = text("1000")
+	l, err = s.Limit(row)
+	require.NoError(t, err)
+	require.Equal(t, 2.0, l.ColdFactor)
+}
+
+// A disabled row with a wrong field keeps what identifies it, and none of its limits.
+func TestDisabledRowWithWrongField(t *testing.T) {
+	s := open(t, new(fakeDB))
+	text := func(s string) *string { return &s }
+	row := map[string]*string{"configId": text("7"), "interfaceUrl": text("/a"), "rateLimit": text("5"), "status": text("0"), "cache": text("-1"),
+		"concurrent": text("3"), "perKey": text("0"), "shadow": text("1"), "lastModifyTime": text("17")}
+	l, err := s.Limit(row)
+	require.NoError(t, err)
+	require.Equal(t, registry.Limit{Row: "7", Name: "/a", Disabled: true, Shadow: true, Version: 17}, l)
 }

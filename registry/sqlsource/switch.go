@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 const (
@@ -24,7 +25,7 @@ type switchOptions struct {
 	dialect Dialect
 	table   TableName
 	name    string
-	polling []registry.SwitchOption
+	polling []killswitch.Option
 	err     error
 }
 
@@ -53,8 +54,8 @@ func WithSwitchName(name string) SwitchOption {
 	}
 }
 
-// WithPolling adds options for reading the switch, such as registry.WithSwitchInterval.
-func WithPolling(opts ...registry.SwitchOption) SwitchOption {
+// WithPolling adds options for reading the switch, such as killswitch.WithInterval.
+func WithPolling(opts ...killswitch.Option) SwitchOption {
 	return func(o *switchOptions) { o.polling = append(o.polling, opts...) }
 }
 
@@ -114,8 +115,8 @@ func CreateSwitchTable(ctx context.Context, db *sql.DB, dialect Dialect, opts ..
 // NewSwitch returns a switch of the whole fleet in one row of a table, with the columns name and enabled (1 or 0). A missing row means on. A
 // missing table or another value is an error, and the last known state stays in force. Set writes the row. If the table has columns
 // changedAt and changedBy, in upper or lower case, they are the switch's origin; the created table keeps changedAt by itself. For the times of
-// reads and for outages of the database see registry.PolledSwitch.
-func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.PolledSwitch, error) {
+// reads and for outages of the database see killswitch.Switch.
+func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*killswitch.Switch, error) {
 	if db == nil {
 		return nil, errNilDB
 	}
@@ -156,8 +157,8 @@ func NewSwitch(db *sql.DB, dialect Dialect, opts ...SwitchOption) (*registry.Pol
 		}
 		return nil
 	}
-	return registry.NewPolledSwitch(read, append([]registry.SwitchOption{
-		registry.WithSwitchWrite(write), registry.WithSwitchOrigin(func() string { return origin.Load().(string) }),
+	return killswitch.New(read, append([]killswitch.Option{
+		killswitch.WithWrite(write), killswitch.WithOrigin(func() string { return origin.Load().(string) }),
 	}, o.polling...)...)
 }
 

@@ -1,4 +1,4 @@
-package registry
+package admission
 
 import (
 	"bytes"
@@ -35,15 +35,14 @@ func TestOutageAsksAgain(t *testing.T) {
 func TestLostPlacesAreTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
-		r := &Registry{settings: settings{log: slog.New(slog.NewTextHandler(&text, nil))}}
-		a := &attempt{registry: r, slot: new(slot)}
+		a := &attempt{env: &Env{Log: slog.New(slog.NewTextHandler(&text, nil))}, slot: new(Slot)}
 		for _, lines := range []int{1, 2} {
 			for range 3 {
 				a.lost(errors.New("expired"))
 				require.Equal(t, lines, strings.Count(text.String(), "\n"))
 			}
 			require.LessOrEqual(t, time.Duration(a.slot.logged.Load()), clock.Mono(), "it is not the time of day")
-			time.Sleep(again)
+			time.Sleep(lostAgain)
 		}
 	})
 }

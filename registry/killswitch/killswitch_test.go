@@ -1,4 +1,4 @@
-package registry_test
+package killswitch_test
 
 import (
 	"bytes"
@@ -21,16 +21,19 @@ import (
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 var (
-	_ registry.Switch = (*registry.AtomicSwitch)(nil)
-	_ registry.Switch = (*registry.PolledSwitch)(nil)
+	_ registry.Switch = (*killswitch.Local)(nil)
+	_ registry.Switch = (*killswitch.Switch)(nil)
 )
 
-func TestAtomicSwitch(t *testing.T) {
-	require.True(t, registry.NewSwitch(true).Enabled())
-	s := registry.NewSwitch(false)
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+func TestLocal(t *testing.T) {
+	require.True(t, killswitch.NewLocal(true).Enabled())
+	s := killswitch.NewLocal(false)
 	require.False(t, s.Enabled())
 	s.Set(true)
 	require.True(t, s.Enabled())
@@ -79,7 +82,7 @@ func TestPollTimes(t *testing.T) {
 		r := new(remoteSwitch)
 		r.on.Store(true)
 		const interval = 200 * time.Millisecond
-		s, err := registry.NewPolledSwitch(r.read, registry.WithSwitchInterval(interval))
+		s, err := killswitch.New(r.read, killswitch.WithInterval(interval))
 		require.NoError(t, err)
 		require.Len(t, r.reads(), 1, "the constructor reads")
 		for i := range 200 {
@@ -117,11 +120,11 @@ func TestSlowReads(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			r := new(remoteSwitch)
-			s, err := registry.NewPolledSwitch(func(ctx context.Context) (bool, error) {
+			s, err := killswitch.New(func(ctx context.Context) (bool, error) {
 				on, err := r.read(ctx)
 				time.Sleep(takes)
 				return on, err
-			}, registry.WithSwitchInterval(interval))
+			}, killswitch.WithInterval(interval))
 			require.NoError(t, err)
 			time.Sleep(time.Minute)
 			require.NoError(t, s.Err())
@@ -141,7 +144,7 @@ func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := new(remoteSwitch)
 		var told []error
-		s, err := registry.NewPolledSwitch(r.read, registry.WithSwitchHook(func(err error) { told = append(told, err) }))
+		s, err := killswitch.New(r.read, killswitch.WithHook(func(err error) { told = append(told, err) }))
 		require.NoError(t, err)
 		defer s.Close()
 		require.False(t, s.Enabled())
@@ -185,8 +188,8 @@ func TestFirstRead(t *testing.T) {
 			r.hang.Store(true)
 			began := time.Now()
 			var told error
-			s, err := registry.NewPolledSwitch(r.read, registry.WithSwitchInitial(initial), registry.WithSwitchTimeout(300*time.Millisecond),
-				registry.WithSwitchHook(func(err error) { told = err }))
+			s, err := killswitch.New(r.read, killswitch.WithInitial(initial), killswitch.WithTimeout(300*time.Millisecond),
+				killswitch.WithHook(func(err error) { told = err }))
 			require.NoError(t, err)
 			require.Equal(t, 300*time.Millisecond, time.Since(began))
 			require.ErrorIs(t, told, context.DeadlineExceeded)
@@ -198,8 +201,8 @@ func TestFirstRead(t *testing.T) {
 			s.Close()
 		})
 	}
-	s, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return false, errors.New("down") },
-		registry.WithSwitchHook(func(error) {}))
+	s, err := killswitch.New(func(context.Context) (bool, error) { return false, errors.New("down") },
+		killswitch.WithHook(func(error) {}))
 	require.NoError(t, err)
 	require.True(t, s.Enabled(), "by default limits apply")
 	s.Close()
@@ -210,7 +213,7 @@ func TestFirstRead(t *testing.T) {
 func TestDeafRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &remoteSwitch{stuck: make(chan struct{})}
-		s, err := registry.NewPolledSwitch(r.read, registry.WithSwitchHook(func(error) {}))
+		s, err := killswitch.New(r.read, killswitch.WithHook(func(error) {}))
 		require.NoError(t, err)
 		time.Sleep(time.Minute)
 		require.Len(t, r.reads(), 1)
@@ -231,11 +234,11 @@ func TestDeafRead(t *testing.T) {
 func TestSetPasses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := new(remoteSwitch)
-		s, err := registry.NewPolledSwitch(func(ctx context.Context) (bool, error) {
+		s, err := killswitch.New(func(ctx context.Context) (bool, error) {
 			on, err := r.read(ctx)
 			time.Sleep(100 * time.Millisecond) // on its way back
 			return on, err
-		}, registry.WithSwitchWrite(func(_ context.Context, on bool) error {
+		}, killswitch.WithWrite(func(_ context.Context, on bool) error {
 			r.on.Store(on)
 			return nil
 		}))
@@ -260,8 +263,8 @@ func TestSetPasses(t *testing.T) {
 func TestSetDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stuck := make(chan struct{})
-		s, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return true, nil },
-			registry.WithSwitchWrite(func(context.Context, bool) error { <-stuck; return nil }))
+		s, err := killswitch.New(func(context.Context) (bool, error) { return true, nil },
+			killswitch.WithWrite(func(context.Context, bool) error { <-stuck; return nil }))
 		require.NoError(t, err)
 		defer s.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
@@ -274,35 +277,35 @@ func TestSetDeadline(t *testing.T) {
 	})
 }
 
-func TestSwitchConfiguration(t *testing.T) {
+func TestConfiguration(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	read := func(context.Context) (bool, error) { return true, nil }
-	for field, opt := range map[string]registry.SwitchOption{
-		"switch interval 0s":   registry.WithSwitchInterval(0),
-		"switch interval 2h":   registry.WithSwitchInterval(2 * time.Hour),
-		"switch timeout -1ns":  registry.WithSwitchTimeout(-1),
-		"switch timeout 1m0.0": registry.WithSwitchTimeout(time.Minute + time.Millisecond),
-		"switch hook nil":      registry.WithSwitchHook(nil),
-		"switch logger nil":    registry.WithSwitchLogger(nil),
-		"switch write nil":     registry.WithSwitchWrite(nil),
-		"switch option nil":    nil,
+	for field, opt := range map[string]killswitch.Option{
+		"interval 0s":   killswitch.WithInterval(0),
+		"interval 2h":   killswitch.WithInterval(2 * time.Hour),
+		"timeout -1ns":  killswitch.WithTimeout(-1),
+		"timeout 1m0.0": killswitch.WithTimeout(time.Minute + time.Millisecond),
+		"hook nil":      killswitch.WithHook(nil),
+		"logger nil":    killswitch.WithLogger(nil),
+		"write nil":     killswitch.WithWrite(nil),
+		"option nil":    nil,
 	} {
-		_, err := registry.NewPolledSwitch(read, opt)
+		_, err := killswitch.New(read, opt)
 		require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)
 		require.ErrorContains(t, err, field)
 	}
-	_, err := registry.NewPolledSwitch(nil)
-	require.ErrorContains(t, err, "switch read nil")
-	_, err = registry.NewRedisSwitch(nil, "key")
-	require.ErrorContains(t, err, "registry: tokenbucket: invalid configuration: redis client nil: want a client")
-	_, err = registry.NewRedisSwitch((*redis.Client)(nil), "key")
-	require.ErrorContains(t, err, "registry: tokenbucket: invalid configuration: redis client nil: want a client")
+	_, err := killswitch.New(nil)
+	require.ErrorContains(t, err, "read nil")
+	_, err = killswitch.NewRedis(nil, "key")
+	require.ErrorContains(t, err, "killswitch: tokenbucket: invalid configuration: redis client nil: want a client")
+	_, err = killswitch.NewRedis((*redis.Client)(nil), "key")
+	require.ErrorContains(t, err, "killswitch: tokenbucket: invalid configuration: redis client nil: want a client")
 	client := redis.NewClient(new(redis.Options))
 	defer func() { require.NoError(t, client.Close()) }()
-	_, err = registry.NewRedisSwitch(client, "")
+	_, err = killswitch.NewRedis(client, "")
 	require.ErrorContains(t, err, "key")
 
-	s, err := registry.NewPolledSwitch(read)
+	s, err := killswitch.New(read)
 	require.NoError(t, err)
 	defer s.Close()
 	require.ErrorIs(t, s.Set(context.Background(), true), errors.ErrUnsupported)
@@ -378,11 +381,11 @@ func TestRedisSwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
 		client := new(keyRedis)
-		var fleet []*registry.PolledSwitch
+		var fleet []*killswitch.Switch
 		var outages []error
 		var mu sync.Mutex
 		for range 5 {
-			s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery), registry.WithSwitchHook(func(err error) {
+			s, err := killswitch.NewRedis(client, "limits", killswitch.WithInterval(pollEvery), killswitch.WithHook(func(err error) {
 				mu.Lock()
 				defer mu.Unlock()
 				outages = append(outages, err)
@@ -439,7 +442,7 @@ func TestRedisKey(t *testing.T) {
 		if value != "" {
 			require.NoError(t, client.Set(ctx, key, value, time.Minute).Err())
 		}
-		s, err := registry.NewRedisSwitch(client, key)
+		s, err := killswitch.NewRedis(client, key)
 		require.NoError(t, err)
 		require.NoError(t, s.Err())
 		require.Equal(t, on, s.Enabled(), value)
@@ -451,7 +454,7 @@ func TestRedisKey(t *testing.T) {
 	}
 	require.NoError(t, client.LPush(ctx, key, "1").Err())
 	hook := make(chan error, 1)
-	s, err := registry.NewRedisSwitch(client, key, registry.WithSwitchHook(func(err error) { hook <- err }))
+	s, err := killswitch.NewRedis(client, key, killswitch.WithHook(func(err error) { hook <- err }))
 	require.NoError(t, err)
 	defer s.Close()
 	require.ErrorContains(t, <-hook, "WRONGTYPE")
@@ -471,8 +474,8 @@ func TestRedisAway(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				client := new(keyRedis)
 				var outages []error
-				s, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchInterval(pollEvery),
-					registry.WithSwitchTimeout(50*time.Millisecond), registry.WithSwitchHook(func(err error) { outages = append(outages, err) }))
+				s, err := killswitch.NewRedis(client, "limits", killswitch.WithInterval(pollEvery),
+					killswitch.WithTimeout(50*time.Millisecond), killswitch.WithHook(func(err error) { outages = append(outages, err) }))
 				require.NoError(t, err)
 				require.NoError(t, s.Set(ctx, false))
 
@@ -489,7 +492,7 @@ func TestRedisAway(t *testing.T) {
 				require.Len(t, outages, 1, "once, though several reads have failed")
 				require.Error(t, outages[0])
 				began := time.Now()
-				other, err := registry.NewRedisSwitch(client, "limits", registry.WithSwitchTimeout(time.Second), registry.WithSwitchHook(func(error) {}))
+				other, err := killswitch.NewRedis(client, "limits", killswitch.WithTimeout(time.Second), killswitch.WithHook(func(error) {}))
 				require.NoError(t, err)
 				require.LessOrEqual(t, time.Since(began), time.Second)
 				require.True(t, other.Enabled(), "the initial value")
@@ -515,12 +518,12 @@ func TestRedisAway(t *testing.T) {
 	}
 }
 
-// TestSwitchLog: without a hook each outage is logged once, by the logger of WithSwitchLogger.
-func TestSwitchLog(t *testing.T) {
+// TestLog: without a hook each outage is logged once, by the logger of WithLogger.
+func TestLog(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
 		r := new(remoteSwitch)
-		s, err := registry.NewPolledSwitch(r.read, registry.WithSwitchLogger(slog.New(slog.NewTextHandler(&text, nil))))
+		s, err := killswitch.New(r.read, killswitch.WithLogger(slog.New(slog.NewTextHandler(&text, nil))))
 		require.NoError(t, err)
 		time.Sleep(3 * time.Second)
 		synctest.Wait()

@@ -1,77 +1,30 @@
-package registry
+package admission
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
 // attempt is a call that asks to begin. It has the permit, the place and the count that the call holds so far.
 type attempt struct {
 	*bounds
-	registry    *Registry
-	name        string
-	slot        *slot
-	limiter     *tokenbucket.RateLimiter // nil if the row has no rate
-	wait        time.Duration            // longest wait for the rate; 0 without a rate
-	counted     slidingwindow.Result     // the count in the window; zero if there is none
+	Call
+	env         *Env
+	slot        *Slot
+	counted     slidingwindow.Result // the count in the window; zero if there is none
 	countedAt   time.Time
 	asked       gate.Decider // the limit that was asked last
 	place       *place
 	reservation *tokenbucket.Reservation
 	reserved    time.Time
 	grant       tentative // the grant of the rate
-}
-
-// enterBounded implements Enter for a row that has a window or a concurrency.
-func (r *Registry) enterBounded(ctx context.Context, name string, f *found) (*gate.Admission, error) {
-	b, err := f.entry.slot.get(&r.backends, f.entry, r.countedAs(&f.entry.limit))
-	if err != nil {
-		return nil, err
-	}
-	a := &attempt{bounds: b, registry: r, name: name, slot: f.entry.slot, limiter: f.limiter}
-	if a.limiter != nil {
-		a.wait = f.entry.wait
-	}
-	refused, err := a.run(ctx)
-	if err == nil && refused == nil {
-		r.faults.passed(f.entry)
-	} else {
-		r.faults.failed(f.entry, a.asked, err)
-	}
-	if refused == nil && err == nil && ctx.Err() != nil {
-		err = ctx.Err()
-	}
-	if refused == nil && err == nil {
-		a.grant.admitted()
-	}
-	if r.shadows(&f.entry.limit) && ctx.Err() == nil {
-		return a.passed(refused, err), nil
-	}
-	if refused != nil || err != nil {
-		a.giveBack()
-	}
-	switch {
-	case err != nil:
-		return nil, err
-	case refused != nil:
-		if refused.By != gate.ByLimit {
-			a.report(refused.By, false)
-		}
-		return refused, nil
-	case f.limiter != nil:
-		return a.admitted(gate.ByLimit), nil
-	}
-	return a.admitted(a.reportPassed()), nil
 }
 
 // admitted returns the admission of a call that may begin.
@@ -101,13 +54,13 @@ func (a *attempt) reportPassed() (by gate.Decider) {
 func (a *attempt) passed(refused *gate.Admission, err error) *gate.Admission {
 	switch {
 	case err != nil:
-		a.registry.log.Debug("registry: a call in shadow was not counted", "bucket", a.name, "error", err)
+		a.env.Log.Debug("registry: a call in shadow was not counted", "bucket", a.Name, "error", err)
 	case refused != nil:
 		a.giveBack()
 		if refused.By != gate.ByLimit { // the limiter's observer counts refusals by the rate
 			a.report(gate.ByShadow, true)
 		}
-	case a.limiter == nil:
+	case a.Limiter == nil:
 		a.reportPassed()
 	}
 	return a.admitted(gate.ByShadow)
@@ -115,8 +68,8 @@ func (a *attempt) passed(refused *gate.Admission, err error) *gate.Admission {
 
 // report calls the hook for a decision that no bucket has made.
 func (a *attempt) report(by gate.Decider, pass bool) {
-	if a.registry.bypass != nil {
-		a.registry.bypass(a.name, by, pass)
+	if a.env.Bypassed != nil {
+		a.env.Bypassed(a.Name, by, pass)
 	}
 }
 
@@ -165,19 +118,19 @@ func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) 
 // known returns a refusal that follows from local state: a penalty, a window that stays full for longer than the call may wait, or, if the
 // call may not wait, a lack of places. It returns nil if the limits must be asked.
 func (a *attempt) known(ctx context.Context) *gate.Admission {
-	if left := a.slot.pause.left(); left > 0 && a.limiter == nil {
+	if left := a.slot.Pause.Left(); left > 0 && a.Limiter == nil {
 		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}
 	}
-	if a.wait == 0 && a.slot.crowded(a.bounds) {
+	if a.Wait == 0 && a.slot.crowded(a.bounds) {
 		return noPlace()
 	}
-	if a.windowFull() <= a.wait {
+	if a.windowFull() <= a.Wait {
 		return nil
 	}
 	if _, err := a.window.Remaining(ctx); err != nil { // at most one round trip in a hundredth of the window
 		return nil // take applies the window's policy
 	}
-	if full := a.windowFull(); full > a.wait {
+	if full := a.windowFull(); full > a.Wait {
 		return &gate.Admission{By: gate.ByWindow, RetryAfter: full}
 	}
 	return nil
@@ -193,10 +146,10 @@ func (a *attempt) windowFull() time.Duration {
 
 // reserve reserves a permit of the rate that falls due in time, if the row has a rate.
 func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err error) {
-	if a.limiter == nil {
+	if a.Limiter == nil {
 		return nil, nil
 	}
-	if a.reservation, err = a.limiter.TryReserve(a.grant.under(ctx), 1, a.wait); err != nil {
+	if a.reservation, err = a.Limiter.TryReserve(a.grant.under(ctx), 1, a.Wait); err != nil {
 		return nil, err
 	}
 	a.reserved = time.Now()
@@ -281,8 +234,8 @@ func (a *attempt) take(ctx context.Context) (refused *gate.Admission, err error)
 		if a.slot.crowded(a.bounds) {
 			return noPlace(), nil
 		}
-		if a.place, err = a.slot.enter(ctx, a.bounds, a.registry.backends.localShare(a.most)); err != nil {
-			return nil, fmt.Errorf("registry: bucket %.80q: concurrency: %w", a.name, err)
+		if a.place, err = a.slot.enter(ctx, a.bounds, a.env.localShare(a.most)); err != nil {
+			return nil, fmt.Errorf("registry: bucket %.80q: concurrency: %w", a.Name, err)
 		}
 		if a.place == nil {
 			return noPlace(), nil
@@ -304,7 +257,7 @@ func (a *attempt) count(ctx context.Context) (refused *gate.Admission, err error
 	asked := time.Now()
 	counted, err := a.window.Take(ctx, 1)
 	if err != nil {
-		return nil, fmt.Errorf("registry: bucket %.80q: window: %w", a.name, err)
+		return nil, fmt.Errorf("registry: bucket %.80q: window: %w", a.Name, err)
 	}
 	if !counted.Allowed {
 		return &gate.Admission{By: gate.ByWindow, RetryAfter: counted.RetryAfter}, nil
@@ -354,75 +307,16 @@ func (a *attempt) cancel() {
 		return
 	}
 	if err := aside(a.reservation.Return); err != nil {
-		a.registry.log.Debug("registry: a permit could not be returned, and may be lost", "bucket", a.name, "error", err)
+		a.env.Log.Debug("registry: a permit could not be returned, and may be lost", "bucket", a.Name, "error", err)
 	}
 }
 
 // lost logs that a call in flight has lost its place, at most once a minute for each row.
 func (a *attempt) lost(err error) {
 	now, last := int64(clock.Mono()), a.slot.logged.Load()
-	if last != 0 && now-last < int64(again) || !a.slot.logged.CompareAndSwap(last, now) {
+	if last != 0 && now-last < int64(lostAgain) || !a.slot.logged.CompareAndSwap(last, now) {
 		return
 	}
-	a.registry.log.Warn("registry: the place of a call was lost before it ended: more calls may have been under way than its row allows",
-		"bucket", a.name, "error", err)
-}
-
-// place is a call's place among those in flight.
-type place struct {
-	slot   *slot
-	permit *semaphore.Permit // nil if the place was taken during an outage of the backend
-	lost   func(error)
-	left   atomic.Bool
-}
-
-func (p *place) leave() {
-	if p.left.Swap(true) {
-		return
-	}
-	var err error
-	if p.permit != nil {
-		err = aside(p.permit.Release)
-	}
-	p.slot.inside.Add(-1)
-	if errors.Is(err, semaphore.ErrExpired) || errors.Is(err, semaphore.ErrLost) {
-		p.lost(err)
-	}
-}
-
-// enter returns a place, or nil if none is free. During an outage of the backend the process grants share places by itself; if share is 0,
-// enter fails.
-func (s *slot) enter(ctx context.Context, b *bounds, share int) (*place, error) {
-	n := s.inside.Add(1)
-	if n > int64(b.most) {
-		s.inside.Add(-1)
-		return nil, nil
-	}
-	permit, err := s.acquire(ctx, b)
-	switch {
-	case err == nil:
-		return &place{slot: s, permit: permit}, nil
-	case errors.Is(err, semaphore.ErrRefused):
-		err = nil
-	case isOutage(ctx, err) && share > 0:
-		if err = nil; n <= int64(share) {
-			return &place{slot: s}, nil
-		}
-	}
-	s.inside.Add(-1)
-	return nil, err
-}
-
-// acquire asks the backend for a permit. During an outage it returns the outage's error, and only one call in a while asks.
-func (s *slot) acquire(ctx context.Context, b *bounds) (*semaphore.Permit, error) {
-	if err := s.outage.known(); err != nil {
-		return nil, err
-	}
-	permit, err := b.places.TryAcquire(ctx, 1, 0)
-	if err != nil && isOutage(ctx, err) {
-		s.outage.began(err)
-	} else if ctx.Err() == nil {
-		s.outage.ended()
-	}
-	return permit, err
+	a.env.Log.Warn("registry: the place of a call was lost before it ended: more calls may have been under way than its row allows",
+		"bucket", a.Name, "error", err)
 }

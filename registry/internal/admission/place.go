@@ -1,0 +1,83 @@
+package admission
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+)
+
+// lostAgain is the time between two log lines about lost places of a row.
+const lostAgain = time.Minute
+
+// place is a call's place among those in flight.
+type place struct {
+	slot   *Slot
+	permit *semaphore.Permit // nil if the place was taken during an outage of the backend
+	lost   func(error)
+	left   atomic.Bool
+}
+
+func (p *place) leave() {
+	if p.left.Swap(true) {
+		return
+	}
+	var err error
+	if p.permit != nil {
+		err = aside(p.permit.Release)
+	}
+	p.slot.inside.Add(-1)
+	if errors.Is(err, semaphore.ErrExpired) || errors.Is(err, semaphore.ErrLost) {
+		p.lost(err)
+	}
+}
+
+// enter returns a place, or nil if none is free. During an outage of the backend the process grants share places by itself; if share is 0,
+// enter fails.
+func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) {
+	n := s.inside.Add(1)
+	if n > int64(b.most) {
+		s.inside.Add(-1)
+		return nil, nil
+	}
+	permit, err := s.acquire(ctx, b)
+	switch {
+	case err == nil:
+		return &place{slot: s, permit: permit}, nil
+	case errors.Is(err, semaphore.ErrRefused):
+		err = nil
+	case isOutage(ctx, err) && share > 0:
+		if err = nil; n <= int64(share) {
+			return &place{slot: s}, nil
+		}
+	}
+	s.inside.Add(-1)
+	return nil, err
+}
+
+// acquire asks the backend for a permit. During an outage it returns the outage's error, and only one call in a while asks.
+func (s *Slot) acquire(ctx context.Context, b *bounds) (*semaphore.Permit, error) {
+	if err := s.outage.known(); err != nil {
+		return nil, err
+	}
+	permit, err := b.places.TryAcquire(ctx, 1, 0)
+	if err != nil && isOutage(ctx, err) {
+		s.outage.began(err)
+	} else if ctx.Err() == nil {
+		s.outage.ended()
+	}
+	return permit, err
+}
+
+// patience bounds how long a caller waits for the reply to a refund. The reply is nearly always there by then, so a call that follows at
+// once finds the permit.
+const patience = 20 * time.Millisecond
+
+// aside calls giveBack with a context of its own, since the call's context may have ended.
+func aside(giveBack func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return giveBack(ctx)
+}
