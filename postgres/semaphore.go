@@ -10,12 +10,10 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/script"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/semaphore/store"
 )
@@ -45,7 +43,7 @@ func (s *semaphoreStore) Apply(ctx context.Context, batch *store.Batch) (*store.
 // attempt makes one call, and repeats it if that may help. It returns unfinished if Enter needs another call.
 func (s *semaphoreStore) attempt(ctx context.Context, batch *store.Batch) (r *store.Report, unfinished bool, err error) {
 	args := s.arguments(batch)
-	for pause := script.NewPause(); ; {
+	for p := shortestPause; ; {
 		explicit := s.store.explicit.Load()
 		r, unfinished, err = s.apply(ctx, explicit, args, batch)
 		switch {
@@ -53,7 +51,7 @@ func (s *semaphoreStore) attempt(ctx context.Context, batch *store.Batch) (r *st
 			return r, unfinished, nil
 		case code(err) == "TB001" && !explicit: // the default isolation of the role or the database is another
 			s.store.explicit.Store(true)
-		case !notExecuted(err) || !pause.Wait(ctx):
+		case !notExecuted(err) || !p.wait(ctx):
 			return nil, false, s.explained(err)
 		}
 	}
@@ -213,15 +211,13 @@ func parseGrant(text string) (g store.Grant, ok bool) {
 	return g, err1 == nil && err2 == nil && err3 == nil
 }
 
-// encode returns any bytes as printable ASCII without spaces, which a database of any encoding can store.
+// encode returns any bytes as printable ASCII without spaces, which a database of any encoding can store. Names are encoded as in the keys
+// of Redis, and bytes beyond ASCII as well.
 func encode(s string) string {
-	s = script.EncodeName(s)
-	if strings.IndexFunc(s, func(r rune) bool { return r >= utf8.RuneSelf }) < 0 {
-		return s
-	}
+	isPlain := func(c byte) bool { return c > ' ' && c < 0x7f && c != '%' && c != '{' && c != '}' }
 	var b strings.Builder
 	for i := range len(s) {
-		if s[i] < utf8.RuneSelf {
+		if isPlain(s[i]) {
 			b.WriteByte(s[i])
 		} else {
 			fmt.Fprintf(&b, "%%%02X", s[i])

@@ -16,12 +16,11 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-const plotLong = `Writes four pictures:
+const plotLong = `Writes three pictures:
 
   three-gateways     what a growing fleet gets through with one limit; always the same, whatever the flags say
   warmup-curve       what a permit costs, by how many are stored, in a bucket that warms up
   permits-over-time  what a cold limiter hands out under full demand, beside a bursty one with a full bucket
-  waiting-line       how the waiters of a process use the permits that it owns; always the same
 
 All but the curve show decisions of the library, by simulated clocks.`
 
@@ -38,7 +37,7 @@ func plotCommand() *cobra.Command {
 	var p pictures
 	cmd := &cobra.Command{
 		Use:   "plot",
-		Short: "Draw a fleet with one limit, the warm-up curve, the permits handed out over time and a line of waiters",
+		Short: "Draw a fleet with one limit, the warm-up curve and the permits handed out over time",
 		Long:  plotLong,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -97,7 +96,7 @@ func (p *pictures) write(out io.Writer) error {
 	for _, picture := range []struct {
 		name string
 		plot *plot.Plot
-	}{{"three-gateways", fleet}, {"warmup-curve", curve}, {"permits-over-time", permits}, {"waiting-line", lines()}} {
+	}{{"three-gateways", fleet}, {"warmup-curve", curve}, {"permits-over-time", permits}} {
 		file := filepath.Join(p.out, picture.name+"."+p.format)
 		if err := os.WriteFile(file, p.render(picture.plot), 0o644); err != nil {
 			return fmt.Errorf("--out %q: %w", p.out, err)

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var pictureNames = []string{"three-gateways", "warmup-curve", "permits-over-time", "waiting-line"}
+var pictureNames = []string{"three-gateways", "warmup-curve", "permits-over-time"}
 
 func TestPlot(t *testing.T) {
 	t.Parallel()
@@ -67,7 +67,7 @@ func parsePicture(t *testing.T, file string) {
 	require.Greater(t, texts, 10, "ticks, labels and legend")
 }
 
-// The pictures that the README and docs/architecture.md show are what the command draws now.
+// The pictures that the README shows are what the command draws now.
 func TestPicturesInDocs(t *testing.T) {
 	dir := t.TempDir()
 	status, _, stderr := execute(t.Context(), "plot", "--rate", "5", "--warmup", "4s", "--out", dir)
@@ -127,13 +127,4 @@ func TestFleetCalls(t *testing.T) {
 			require.Equal(t, i <= phase, share[i] > 0, "gateway %d after %d s", i+1, phase*fleetStep)
 		}
 	}
-}
-
-// The picture of the line: the order is kept, whoever leaves, and B's permits are nobody else's. What is overdue by 250 ms and by
-// 150 ms lapses; what is overdue by 50 ms is used.
-func TestLineScenes(t *testing.T) {
-	granted, left, stopped := lineScenes()
-	require.Equal(t, owners{"a1", "a2", "a3", "a4", ofB, ofB, ofB, "a5", "a6", "a7", "a8"}, granted)
-	require.Equal(t, owners{"a1", "a3", "a4", "a5", ofB, ofB, ofB, "a6", "a7", "a8", returned}, left)
-	require.Equal(t, owners{"a1", lapsed, lapsed, "a2", ofB, ofB, ofB, "a3", "a4", "a5", "a6"}, stopped)
 }

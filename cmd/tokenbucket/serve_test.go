@@ -649,7 +649,7 @@ func TestGatewayWithoutRedis(t *testing.T) {
 	require.Positive(t, lines)
 	require.LessOrEqual(t, lines, 1+int(time.Since(began)/(10*time.Second)), "one line in ten seconds for many calls")
 	require.NotContains(t, open.out.String(), "the limiter failed")
-	require.Contains(t, open.out.String(), `msg="tokenbucket: the store is away"`)
+	require.Contains(t, open.out.String(), `msg="tokenbucket: an outage of the store has begun`)
 
 	admin := redis.Client(t)
 	require.NoError(t, admin.ConfigSet(t.Context(), "requirepass", "another").Err())

@@ -36,9 +36,11 @@ func (p *parser) read(n *yaml.Node) *registry.RowError {
 		return p.reject("item", item, "a map with name and rate")
 	}
 	bad := p.collect(item)
-	wrong, want := p.limit.Read(registry.InFile, func(f *registry.Field) (string, bool) {
-		value := p.nodes[f.Key]
-		return text(value), value != nil
+	wrong, want := p.limit.Read(registry.InFile, func(f *registry.Field) []byte {
+		if value := p.nodes[f.Key]; value != nil {
+			return []byte(text(value))
+		}
+		return nil
 	})
 	switch {
 	case wrong != nil && (bad == nil || wrong.Key == "name"):

@@ -11,8 +11,9 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // admin serves the admin port, for operators and load balancers.
@@ -21,7 +22,7 @@ type admin struct {
 	began    time.Time
 	proxy    *proxy
 	pulse    *pulse // nil without Redis
-	sw       atomic.Pointer[registry.PolledSwitch]
+	sw       atomic.Pointer[killswitch.Switch]
 	draining atomic.Bool
 	console  atomic.Pointer[console.Console] // nil before the start, or without a console
 }
@@ -172,7 +173,7 @@ func onOff(on bool) string {
 }
 
 func (r *readiness) redis(err error, policy tokenbucket.FailurePolicy) {
-	outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.Timeout, telemetry.Unavailable}, telemetry.KindOf(err))
+	outage := err != nil && slices.Contains([]telemetry.Kind{telemetry.KindTimeout, telemetry.KindUnavailable}, telemetry.KindOf(err))
 	switch { // with FailOpen or LocalShare the gateway stays ready: it serves calls, and other gateways have the same outage
 	case err == nil:
 		r.line(true, "redis: ok")

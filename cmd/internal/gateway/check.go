@@ -16,6 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -178,7 +179,7 @@ func (k *checker) rows(from string, source registry.Source) {
 }
 
 // turned prints the state of the switch.
-func (k *checker) turned(sw *registry.PolledSwitch, err error) {
+func (k *checker) turned(sw *killswitch.Switch, err error) {
 	if err == nil {
 		defer sw.Close()
 		err = sw.Err()
@@ -222,7 +223,7 @@ func (k *checker) buckets(ctx context.Context) {
 		}
 	}
 	if k.config.switchAt != "" && k.config.switchAt != "sql" {
-		k.turned(registry.NewRedisSwitch(client, k.config.switchAt[len("redis:"):]))
+		k.turned(killswitch.NewRedis(client, k.config.switchAt[len("redis:"):]))
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 
 	prom "github.com/prometheus/client_golang/prometheus"
 
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // collector reads the gateway's state at each scrape.

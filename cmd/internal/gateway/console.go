@@ -20,6 +20,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -75,7 +76,7 @@ func formKey(users []byte) ([]byte, error) {
 }
 
 // consoleOf returns a console. Features that the settings do not provide stay nil: without a database there is no editor.
-func (c *config) consoleOf(client redis.UniversalClient, limits *registry.Registry, edit *editor.Editor, sw *registry.PolledSwitch, log *slog.Logger) (*console.Console, error) {
+func (c *config) consoleOf(client redis.UniversalClient, limits *registry.Registry, edit *editor.Editor, sw *killswitch.Switch, log *slog.Logger) (*console.Console, error) {
 	confirmations, err := c.confirmations(client)
 	if err != nil {
 		return nil, err
@@ -112,7 +113,7 @@ const auditWait = 2 * time.Second
 
 // turn turns a switch that is not in the database, and writes it to the audit. An outage of the database does not prevent that: turn then
 // returns a console.ErrNotAudited.
-func turn(ctx context.Context, edit console.Editor, sw *registry.PolledSwitch, on bool, who, why string) error {
+func turn(ctx context.Context, edit console.Editor, sw *killswitch.Switch, on bool, who, why string) error {
 	what := "switch off: every call passes"
 	if on {
 		what = "switch on: limits apply"

@@ -16,8 +16,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
 	"github.com/go-tokenbucket/tokenbucket/gate"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // mostSeries is how many limits have series of their own.

@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 // namedSwitch is a switch whose origin includes what a console has announced: the user who turned it, and the reason.
 type namedSwitch struct {
-	*registry.PolledSwitch
+	*killswitch.Switch
 	events func(ctx context.Context, from time.Time) ([]fleet.Event, error)
 
 	mu    sync.Mutex
@@ -27,7 +27,7 @@ const (
 
 // Origin returns when, by which user and why the switch was turned off, as far as these are known.
 func (s *namedSwitch) Origin() string {
-	origin := s.PolledSwitch.Origin()
+	origin := s.Switch.Origin()
 	if s.Enabled() || strings.Contains(origin, " by ") {
 		return origin
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
-	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 )
 
 // The origin of a switch has the name and the reason that a console has announced, unless the table of switches has a name.
@@ -19,14 +19,14 @@ func TestOriginOfASwitch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var off atomic.Bool
 		own := ""
-		sw, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return !off.Load(), nil }, registry.WithSwitchInterval(time.Second),
-			registry.WithSwitchOrigin(func() string { return own }))
+		sw, err := killswitch.New(func(context.Context) (bool, error) { return !off.Load(), nil }, killswitch.WithInterval(time.Second),
+			killswitch.WithOrigin(func() string { return own }))
 		require.NoError(t, err)
 		defer sw.Close()
 		var events []fleet.Event
 		var failed error
 		asked := 0
-		s := &namedSwitch{PolledSwitch: sw, events: func(context.Context, time.Time) ([]fleet.Event, error) { asked++; return events, failed }}
+		s := &namedSwitch{Switch: sw, events: func(context.Context, time.Time) ([]fleet.Event, error) { asked++; return events, failed }}
 		by := fleet.Event{Kind: fleet.SwitchOff, Who: "ann", Why: "incident 7"}
 		events = []fleet.Event{by}
 		require.Empty(t, s.Origin())

@@ -19,6 +19,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -226,7 +227,7 @@ func (s *service) start(ctx context.Context) error {
 		if client == nil {
 			opts = append(opts, registry.WithSwitch(sw))
 		} else {
-			opts = append(opts, registry.WithSwitch(&namedSwitch{PolledSwitch: sw, events: fleet.NewReader(client, fleet.WithKeyPrefix(c.keyPrefix)).Events}))
+			opts = append(opts, registry.WithSwitch(&namedSwitch{Switch: sw, events: fleet.NewReader(client, fleet.WithKeyPrefix(c.keyPrefix)).Events}))
 		}
 	}
 	limits, err := registry.New(source, c.newStore(client), append(opts, s.counted()...)...)
@@ -270,8 +271,8 @@ func (s *service) connect(ctx context.Context) (*sql.DB, error) {
 	}
 }
 
-func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*registry.PolledSwitch, error) {
-	hook := registry.WithSwitchHook(func(err error) {
+func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*killswitch.Switch, error) {
+	hook := killswitch.WithHook(func(err error) {
 		if err != nil {
 			s.log.Warn("the switch cannot be read, so its last known state stays in force", "error", err)
 			return
@@ -284,7 +285,7 @@ func (s *service) newSwitch(client redis.UniversalClient, db *sql.DB) (*registry
 	case "sql":
 		return sqlsource.NewSwitch(db, s.config.database.dialect, sqlsource.WithPolling(hook))
 	}
-	return registry.NewRedisSwitch(client, s.config.switchAt[len("redis:"):], hook)
+	return killswitch.NewRedis(client, s.config.switchAt[len("redis:"):], hook)
 }
 
 // drain shuts down gracefully: /readyz responds 503, then no new calls are accepted, and calls in flight may end.

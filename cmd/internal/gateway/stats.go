@@ -10,8 +10,8 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
-	"github.com/go-tokenbucket/tokenbucket/internal/telemetry"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/telemetry"
 )
 
 // statistics and its parts are the JSON of /stats. Durations are in seconds.

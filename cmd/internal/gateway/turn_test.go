@@ -16,6 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console"
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
@@ -58,8 +59,8 @@ func TestTurnWithoutADatabase(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				writes := 0
-				sw, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return true, nil }, registry.WithSwitchInterval(time.Hour),
-					registry.WithSwitchWrite(func(context.Context, bool) error { writes++; return test.write }))
+				sw, err := killswitch.New(func(context.Context) (bool, error) { return true, nil }, killswitch.WithInterval(time.Hour),
+					killswitch.WithWrite(func(context.Context, bool) error { writes++; return test.write }))
 				require.NoError(t, err)
 				defer sw.Close()
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -97,8 +98,8 @@ func TestTurnWithAWrongAudit(t *testing.T) {
 			require.NoError(t, err)
 			edit, err := editor.New(limits, source)
 			require.NoError(t, err)
-			sw, err := registry.NewPolledSwitch(func(context.Context) (bool, error) { return true, nil }, registry.WithSwitchInterval(time.Hour),
-				registry.WithSwitchWrite(func(context.Context, bool) error { return nil }))
+			sw, err := killswitch.New(func(context.Context) (bool, error) { return true, nil }, killswitch.WithInterval(time.Hour),
+				killswitch.WithWrite(func(context.Context, bool) error { return nil }))
 			require.NoError(t, err)
 			defer sw.Close()
 			err = turn(t.Context(), edit, sw, false, "ann", "an incident")
