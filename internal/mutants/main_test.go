@@ -18,7 +18,7 @@ func TestEveryBugHasItsPlace(t *testing.T) {
 	}
 	root := filepath.Join("..", "..")
 	var sources []string
-	for _, pattern := range []string{"*.go", "*/*.go", "internal/*/*.go", "internal/*/lua/*.lua"} {
+	for _, pattern := range []string{"*.go", "*/*.go", "internal/*/*.go", "registry/*/*.go", "registry/internal/*/*.go", "internal/*/lua/*.lua"} {
 		files, err := filepath.Glob(filepath.Join(root, pattern))
 		if err != nil {
 			t.Fatal(err)
