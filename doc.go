@@ -9,7 +9,7 @@
 //	ok, err := limiter.TryAcquire(ctx, 1, 500*time.Millisecond)
 //
 // [NewSmoothBursty] stores permits while there are no calls. [NewSmoothWarmingUp] starts slowly after a pause, for upstreams that are slow when
-// cold. For an upstream that counts calls in any sliding window, use [ForQuota].
+// cold. For an upstream that counts calls in any sliding window, use [NewQuota].
 //
 // # When the store is unavailable
 //

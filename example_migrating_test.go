@@ -13,6 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/semaphore"
+	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
 // The code of docs/migrating.md, each library's rows in the order of its table. Time is virtual.
@@ -235,8 +238,7 @@ func TestMigratingFromBucket4j(t *testing.T) {
 func TestMigratingFromRedisson(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx := context.Background()
-		rate, quota := tokenbucket.ForQuota(10, time.Second, 2*time.Millisecond)
-		limiter, err := tokenbucket.NewSmoothBursty("fares", rate, quota)
+		limiter, err := tokenbucket.NewQuota("fares", 10, time.Second, 2*time.Millisecond)
 		require.NoError(t, err)
 		full, err := tokenbucket.NewSmoothBursty("full", 10, tokenbucket.WithInitialPermits(10))
 		require.NoError(t, err)
@@ -257,9 +259,11 @@ func TestMigratingFromRedisson(t *testing.T) {
 		require.Equal(t, 10, inASecond[limiter])
 		require.Equal(t, 19, inASecond[full])
 
-		waited, err := limiter.Acquire(ctx, 11)
+		waited, err := full.Acquire(ctx, 11)
 		require.NoError(t, err)
-		require.Greater(t, waited, time.Second)
+		require.GreaterOrEqual(t, waited, time.Second)
+		_, err = limiter.Acquire(ctx, 1)
+		require.NoError(t, err)
 		began := time.Now()
 		ok, err := limiter.TryAcquire(ctx, 1, 50*time.Millisecond)
 		require.NoError(t, err)
@@ -271,9 +275,8 @@ func TestMigratingFromRedisson(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 1.0, bucket.StoredPermits)
 
-		rate, _ = tokenbucket.ForQuota(20, time.Second, 2*time.Millisecond)
-		require.NoError(t, limiter.SetRateAndBurst(ctx, rate, 1))
-		require.Equal(t, rate, limiter.Rate())
+		require.NoError(t, limiter.SetQuota(ctx, 20, time.Second, 2*time.Millisecond))
+		require.InDelta(t, 20/1.002, limiter.Rate(), 1e-9)
 	})
 }
 
@@ -312,6 +315,90 @@ func TestMigratingFromUber(t *testing.T) {
 	})
 }
 
+func TestMigratingFromSemaphore(t *testing.T) {
+	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"})
+	defer func() { require.NoError(t, client.Close()) }()
+	ctx := context.Background()
+	fleet, err := semaphore.NewRedis(client, "booking", 10)
+	require.NoError(t, err)
+	require.NoError(t, fleet.Close(ctx))
+	places, err := semaphore.NewMemory(10)
+	require.NoError(t, err)
+
+	place, err := places.Acquire(ctx, 3)
+	require.NoError(t, err)
+	_, err = places.TryAcquire(ctx, 8, 0)
+	require.ErrorIs(t, err, semaphore.ErrRefused)
+	_, err = places.Acquire(ctx, 11)
+	require.ErrorIs(t, err, semaphore.ErrTooMany)
+	require.NoError(t, place.Release(ctx))
+	require.NoError(t, place.Release(ctx), "without effect")
+	all, err := places.TryAcquire(ctx, 10, 0)
+	require.NoError(t, err)
+	require.NoError(t, all.Release(ctx))
+
+	called := 0
+	call := func(context.Context) error { called++; return nil }
+	require.NoError(t, places.Do(ctx, call))
+	require.Equal(t, 1, called)
+}
+
+func TestMigratingFromLimitersByKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, key := context.Background(), "alice"
+		store := tokenbucket.NewMemoryStore()
+		byKey := func() error {
+			burst := 20.0
+			source := registry.Static{{Name: "user:*", Rate: 10, MaxPermits: &burst, PerKey: true}}
+			limits, err := registry.New(source, store)
+			if err != nil {
+				return err
+			}
+			defer limits.Close()
+			for _, key := range []string{"alice", "bob"} {
+				for i := range 21 {
+					a, err := limits.Enter(ctx, "user:"+key)
+					if err != nil {
+						return err
+					}
+					require.Equal(t, i < 20, a.OK, "%s has a bucket of 20", key)
+					a.Leave()
+				}
+			}
+			limiter, err := limits.Limiter("user:" + key)
+			if err != nil {
+				return err
+			}
+			bucket, err := limiter.State(ctx)
+			require.NoError(t, err)
+			require.Zero(t, bucket.StoredPermits)
+			require.NoError(t, limits.Reset(ctx, "user:"+key))
+			bucket, err = limiter.State(ctx)
+			require.NoError(t, err)
+			require.Equal(t, 20.0, bucket.StoredPermits, "full again")
+			return nil
+		}
+		require.NoError(t, byKey())
+
+		single, err := tokenbucket.NewSmoothBursty("user:"+key, 10, tokenbucket.WithStore(store))
+		require.NoError(t, err)
+		require.Equal(t, "user:alice", single.Name())
+
+		window, err := slidingwindow.New("user:"+key, 20, time.Minute, time.Second)
+		require.NoError(t, err)
+		passed := 0
+		for range 590 { // less than a minute
+			ok, err := window.Allow(ctx)
+			require.NoError(t, err)
+			if ok {
+				passed++
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		require.Equal(t, 20, passed)
+	})
+}
+
 // The code in the second column of the tables of docs/migrating.md is part of the tests above.
 func TestMigratingTables(t *testing.T) {
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
@@ -336,6 +423,6 @@ func TestMigratingTables(t *testing.T) {
 			cells++
 		}
 	}
-	require.Equal(t, 6, tables)
+	require.Equal(t, 8, tables)
 	require.Greater(t, cells, 35)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -124,9 +125,31 @@ func ExampleRateLimiter_Reserve() {
 	// Output: ten permits are due
 }
 
-func ExampleForQuota() {
-	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
-	limiter, err := tokenbucket.NewSmoothBursty("fares", rate, quota)
+// The cost of a call to a language model is known after the reply: it reserves an estimate and settles the difference.
+func ExampleReservation_Settle() {
+	ctx := context.Background()
+	tokens, err := tokenbucket.NewSmoothBursty("model", 60_000.0/60, tokenbucket.WithMaxPermits(60_000), tokenbucket.WithInitialPermits(60_000))
+	if err != nil {
+		panic(err)
+	}
+	defer func() { _ = tokens.Close(ctx) }() // waits for SettleLater
+
+	reservation, err := tokens.Reserve(ctx, 4_000)
+	if err != nil {
+		panic(err)
+	}
+	<-reservation.Ready()
+	used := 1_250                                         // as the reply says
+	if err := reservation.Settle(ctx, used); err != nil { // or SettleLater(used)
+		panic(err)
+	}
+	bucket, _ := tokens.State(ctx)
+	fmt.Println(math.Round(60_000-bucket.StoredPermits), "tokens were charged")
+	// Output: 1250 tokens were charged
+}
+
+func ExampleNewQuota() {
+	limiter, err := tokenbucket.NewQuota("fares", 5, time.Second, 2*time.Millisecond)
 	if err != nil {
 		panic(err)
 	}
@@ -225,12 +248,34 @@ func ExampleWithShadow() {
 	// Output: 10 passed; 7 would have been refused
 }
 
+// A client of Redis with the settings that docs/redis-client.md recommends. Nothing is sent before the first call.
+func ExampleNewRedisScriptStore() {
+	client := redis.NewClient(&redis.Options{
+		Addr:                  "localhost:6379",
+		DialTimeout:           time.Second,
+		ReadTimeout:           2 * time.Second, // longer than the store timeout
+		WriteTimeout:          2 * time.Second,
+		DialerRetries:         1, // a refused connection fails at once
+		PoolSize:              10,
+		PoolTimeout:           100 * time.Millisecond,
+		ContextTimeoutEnabled: true,
+	})
+	store := tokenbucket.NewRedisScriptStore(client)
+	limiter, err := tokenbucket.NewSmoothBursty("fares", 5, tokenbucket.WithStore(store), tokenbucket.WithStoreTimeout(time.Second))
+	if err != nil {
+		panic(err) // the configuration is wrong; the message names the field
+	}
+	defer func() { _ = client.Close() }()
+	fmt.Println(limiter.Name(), limiter.Rate())
+	// Output: fares 5
+}
+
 // The Go blocks of the README and of the pages in docs are parts of the examples, so they compile and do what they say.
 func TestReadme(t *testing.T) {
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	source := ""
 	for _, file := range []string{
-		"example_test.go", "example_migrating_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
+		"example_test.go", "example_migrating_test.go", "example_testing_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
 		"examples/hello/main.go", "console/fleet/example_test.go",
 	} {
 		text, err := os.ReadFile(file)

@@ -151,11 +151,11 @@ func TestWithLogger(t *testing.T) {
 				_, err := other.Try(background)
 				require.ErrorIs(t, err, ErrStoreUnavailable)
 			}
-			require.Equal(t, []string{`level=WARN msg="tokenbucket: the store is away" error="tokenbucket: store unavailable: no"`}, log.logged())
+			require.Equal(t, []string{`level=WARN msg="tokenbucket: an outage of the store has begun: the failure policy decides calls until it ends; check the store" error="tokenbucket: store unavailable: no"`}, log.logged())
 			s.away(t, l, false)
 			lines := log.logged()
 			require.Len(t, lines, 1)
-			require.Contains(t, lines[0], `level=INFO msg="tokenbucket: the store is back" after=`)
+			require.Contains(t, lines[0], `level=INFO msg="tokenbucket: the outage of the store has ended: it decides calls again" after=`)
 		})
 	})
 	t.Run("conflict", func(t *testing.T) {

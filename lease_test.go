@@ -39,8 +39,7 @@ func TestLeaseOptions(t *testing.T) {
 			return NewSmoothBursty("x", 5, WithStore(store), WithPrefetch(100*time.Millisecond))
 		},
 		"a burst that the bucket forbids": func() (*RateLimiter, error) {
-			rate, quota := ForQuota(1000, time.Second, time.Millisecond)
-			return NewSmoothBursty("x", rate, quota, WithStore(store), WithPrefetch(100*time.Millisecond))
+			return NewQuota("x", 1000, time.Second, time.Millisecond, WithStore(store), WithPrefetch(100*time.Millisecond))
 		},
 	} {
 		_, err := make()

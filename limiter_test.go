@@ -226,7 +226,7 @@ func TestNeverGrantable(t *testing.T) {
 
 // Calls against a checker of any sliding window, each arriving up to the jitter late: never more than n. A million of them in
 // CI, a tenth elsewhere.
-func TestForQuota(t *testing.T) {
+func TestNewQuota(t *testing.T) {
 	const jitter = 2 * time.Millisecond
 	for _, q := range []struct {
 		n      int
@@ -235,9 +235,9 @@ func TestForQuota(t *testing.T) {
 		t.Run(fmt.Sprint(q.n, " in ", q.window), func(t *testing.T) {
 			clock := clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))
 			start := clock.Now()
-			rate, quota := tb.ForQuota(q.n, q.window, jitter)
-			l, err := tb.NewSmoothBursty("x", rate, quota, tb.WithClock(clock))
+			l, err := tb.NewQuota("x", q.n, q.window, jitter, tb.WithClock(clock))
 			require.NoError(t, err)
+			rate := l.Rate()
 			calls := tb.Sized(250_000, 25_000) // × 4 quotas
 			arrivals := make([]time.Duration, 0, calls)
 			at := clock.Now()
@@ -509,8 +509,9 @@ func TestBadInput(t *testing.T) {
 		return err
 	}
 	quota := func(n int, window, jitter time.Duration) error {
-		rate, opt := tb.ForQuota(n, window, jitter)
-		return bursty("x", rate, opt)
+		l, err := tb.NewQuota("x", n, window, jitter)
+		require.Nil(t, l)
+		return err
 	}
 	nan, inf := math.NaN(), math.Inf(1)
 	for _, c := range []struct {

@@ -56,7 +56,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	t := traitsOf(o.store)
 	l := &RateLimiter{
 		own: newSetting(o.config), maxWait: o.maxWait, enabled: o.enabled, plain: o.policy == FailClosed && o.observer == nil && !o.shadow,
-		policy: o.policy, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
+		policy: o.policy, quota: o.quota, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
 	}
 	e := &l.limiter
 	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout)

@@ -98,6 +98,6 @@ type Health struct {
 	Policy FailurePolicy
 	// Err is the failure that was noticed.
 	Err error
-	// After is the duration of the outage, once the store is back.
+	// After is the duration of the outage, once it has ended.
 	After time.Duration
 }

@@ -39,6 +39,7 @@ type options struct {
 	label      string
 	clip       bool // initial permits beyond max permits are clipped
 	transient  bool // see WithTransientState
+	quota      *quota
 	err        error
 }
 
@@ -58,6 +59,9 @@ func (o *options) apply(name string, opts []Option) (initial float64, err error)
 		o.store = NewMemoryStore()
 	}
 	initial = o.finish()
+	if o.err == nil && o.quota != nil {
+		o.err = o.quota.check(o)
+	}
 	if o.err == nil {
 		o.err = o.config.validate()
 	}
@@ -265,8 +269,8 @@ func WithShadow() Option {
 	return func(o *options) { o.shadow = true }
 }
 
-// WithLogger sets the logger. The limiter logs at Warn that its store is unavailable, that the instances of a [LocalShare] cannot be
-// counted, and that two configurations have the same version. It logs at Info that the store is back. Each message is logged when the
+// WithLogger sets the logger. The limiter logs at Warn that an outage of its store has begun, that the instances of a [LocalShare] cannot be
+// counted, and that two configurations have the same version. It logs at Info that an outage has ended. Each message is logged when the
 // condition begins, not with every call. Limiters of one store share its outages and its count, which are logged once, by the logger that
 // was set last. While a handler blocks on the message of an outage, the store is not probed. Default: slog.Default() at the time of
 // logging.
@@ -276,31 +280,6 @@ func WithLogger(l *slog.Logger) Option {
 			o.fail("logger", "nil", "a logger")
 		}
 		o.logger = l
-	}
-}
-
-// ForQuota is for an upstream that counts calls: at most n in any window, wherever the window begins. It returns the
-// rate n / (window + jitter) and an option that allows no burst (max permits 1). So n+1 calls always span more than the window,
-// although each may arrive up to jitter after its grant:
-//
-//	rate, quota := tokenbucket.ForQuota(5, time.Second, 2*time.Millisecond)
-//	limiter, err := tokenbucket.NewSmoothBursty("/ibe/AvailFare", rate, quota)
-//
-// A quota changes with a new configuration and version, or with [RateLimiter.SetRateAndBurst] and max permits 1; not with
-// [RateLimiter.SetRate], which would scale max permits too. n and window must be positive and jitter not negative, or the
-// constructor fails.
-func ForQuota(n int, window, jitter time.Duration) (permitsPerSecond float64, opt Option) {
-	span := window.Seconds() + jitter.Seconds()
-	return float64(n) / span, func(o *options) {
-		switch {
-		case n < 1:
-			o.fail("quota", n, "at least 1 call")
-		case window <= 0:
-			o.fail("quota window", window, "a positive duration")
-		case jitter < 0:
-			o.fail("quota jitter", jitter, "a duration that is not negative")
-		}
-		WithMaxPermits(1)(o)
 	}
 }
 
@@ -345,6 +324,9 @@ func (o *options) finish() float64 {
 		return 0
 	}
 	o.config.Size, o.config.Floor = o.config.Rate, 1
+	if o.quota != nil {
+		o.config.Size = 1
+	}
 	if o.maxPermits != nil {
 		o.config.setMaxPermits(*o.maxPermits)
 	}

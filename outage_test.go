@@ -625,7 +625,7 @@ func TestLogOfManyOutages(t *testing.T) {
 		healthy(t, b, true)
 		lines := log.logged()
 		require.Len(t, lines, 1)
-		require.Contains(t, lines[0], "the store is back")
+		require.Contains(t, lines[0], "the outage of the store has ended")
 
 		func() { fails(open("c")) }()
 		require.Len(t, log.logged(), 1)

@@ -51,11 +51,11 @@ const (
 //
 // Later windows may have more: each local bucket stores up to its share of max permits, but at least one permit if max permits is at least
 // 1. So n instances grant at most max(max permits, n) + rate × T permits in any T seconds of an outage. With a small quota that is more
-// than the quota: with [ForQuota](5, time.Second, 0), ten instances that were idle for two seconds grant ten calls at once. With less than
+// than the quota: with [NewQuota](name, 5, time.Second, 0), ten instances that were idle for two seconds grant ten calls at once. With less than
 // one stored permit, a bucket could grant no call without a wait, so this is not bounded further. Where the quota must hold, use
 // [FailClosed].
 //
-// Reservations of an outage keep their due times when the store is back, besides the permits that the store then grants. A request that no
+// Reservations of an outage keep their due times when the outage has ended, besides the permits that the store then grants. A request that no
 // state of the smaller bucket could grant within its timeout is refused.
 func LocalShare(instances int) FailurePolicy {
 	if instances < 1 { // kept below the constants, so that WithFailurePolicy can name it

@@ -183,7 +183,9 @@ func TestShortReadTimeout(t *testing.T) {
 					}
 				})
 			}
-			require.Eventually(t, func() bool { return down.Load() > 0 && strings.Contains(log.String(), "the store is away") }, 20*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool {
+				return down.Load() > 0 && strings.Contains(log.String(), "an outage of the store has begun")
+			}, 20*time.Second, time.Millisecond)
 			close(stop)
 			wg.Wait()
 		})

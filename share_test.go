@@ -12,11 +12,10 @@ import (
 func TestLocalSharesOfASmallQuota(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const n = 10
-		rate, quota := ForQuota(5, time.Second, 0)
 		var limiters []*RateLimiter
 		for range n {
 			s := &sick{}
-			l, err := NewSmoothBursty("x", rate, quota, WithStore(s), WithFailurePolicy(LocalShare(n)), Logged(t))
+			l, err := NewQuota("x", 5, time.Second, 0, WithStore(s), WithFailurePolicy(LocalShare(n)), Logged(t))
 			require.NoError(t, err)
 			s.away(t, l, true)
 			limiters = append(limiters, l)

@@ -127,9 +127,9 @@ func eventText(e *fleet.Event) string {
 	case fleet.LossConfirmed:
 		return "the loss of limits was confirmed" + by(e, "")
 	case fleet.StoreDown:
-		return who + ": the store is away" + because
+		return who + ": an outage of the store began" + because
 	case fleet.StoreBack:
-		return who + ": the store is back after " + figure.Span(e.For)
+		return who + ": the outage of the store ended after " + figure.Span(e.For)
 	case fleet.SwitchOff:
 		return "switched off: every call passes" + because + by(e, "")
 	case fleet.SwitchOn:

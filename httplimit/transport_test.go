@@ -23,6 +23,7 @@ import (
 	tb "github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/gate"
 	"github.com/go-tokenbucket/tokenbucket/httplimit"
+	"github.com/go-tokenbucket/tokenbucket/tokenbuckettest"
 )
 
 // Requests leave when their permits are due, and what cannot be due in time is refused at once.
@@ -290,14 +291,14 @@ func TestDeadIdleConnection(t *testing.T) {
 // away.
 func TestHangingStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		store := &hanging{Store: tb.NewMemoryStore()}
+		store := tokenbuckettest.NewStore()
 		away, outages := logs()
 		l := bursty(t, 1, tb.WithStore(store), tb.WithMaxPermits(1), tb.WithStoreTimeout(5*time.Second), tb.WithLogger(away))
 		require.True(t, take(t, l))
 		tr := transport(t, gate.One(l, time.Minute), httplimit.WithBase(fine))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(100*time.Millisecond, func() {
-			store.hang.Store(true)
+			store.Fail(tokenbuckettest.Hang())
 			cancel()
 		})
 		start := time.Now()
@@ -306,23 +307,10 @@ func TestHangingStore(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		require.Equal(t, 120*time.Millisecond, time.Since(start))
 		time.Sleep(11 * time.Second) // the store's own timeout
-		require.Contains(t, outages.String(), "the store is away")
-		store.hang.Store(false) // until when it is probed
+		require.Contains(t, outages.String(), "an outage of the store has begun")
+		store.Restore() // until when it is probed
 		time.Sleep(10 * time.Second)
 	})
-}
-
-type hanging struct {
-	tb.Store
-	hang atomic.Bool
-}
-
-func (s *hanging) Apply(ctx context.Context, batch *tb.Batch) error {
-	if s.hang.Load() {
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	return s.Store.Apply(ctx, batch)
 }
 
 // 429 and 503 with a Retry-After hold the bucket back, for no longer than allowed, before the caller sees the response.

@@ -128,7 +128,7 @@ func start(ctx context.Context, o options) (_ *gateway, err error) {
 	g.onClose(func() { _ = client.Close() })
 
 	// The registry creates a limiter for each row, and polls the table. The airline counts its callers in any sliding second, so the rows are
-	// quotas: see tokenbucket.ForQuota. The switch is a row, too.
+	// quotas: see tokenbucket.NewQuota. The switch is a row, too.
 	source, err := sqlsource.New(db, g.options.dialect(), sqlsource.WithQuota(20*time.Millisecond))
 	if err != nil {
 		return nil, err

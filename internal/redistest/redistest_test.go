@@ -24,8 +24,8 @@ func TestDefaultLogIsKept(t *testing.T) {
 	defer slog.SetDefault(before)
 	require.IsType(t, &slog.TextHandler{}, before.Handler(), "Main replaces the logger")
 	log := keepLog()
-	slog.Warn("the store is away")
-	require.Contains(t, log.String(), "the store is away")
+	slog.Warn("an outage of the store has begun")
+	require.Contains(t, log.String(), "an outage of the store has begun")
 }
 
 func TestServers(t *testing.T) {

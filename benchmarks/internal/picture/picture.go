@@ -35,11 +35,11 @@ func New(title, x, y string) *plot.Plot {
 	p.Title.Text = title
 	p.Title.Padding = vg.Points(8)
 	p.X.Label.Text, p.Y.Label.Text = x, y
-	setFont(&p.Title.TextStyle, 12)
-	setFont(&p.X.Label.TextStyle, 11)
-	setFont(&p.Y.Label.TextStyle, 11)
-	setFont(&p.X.Tick.Label, 10)
-	setFont(&p.Y.Tick.Label, 10)
+	SetFont(&p.Title.TextStyle, 12)
+	SetFont(&p.X.Label.TextStyle, 11)
+	SetFont(&p.Y.Label.TextStyle, 11)
+	SetFont(&p.X.Tick.Label, 10)
+	SetFont(&p.Y.Tick.Label, 10)
 	p.X.Padding, p.Y.Padding = 0, 0
 	p.Legend = Legend()
 	p.Legend.XOffs, p.Legend.YOffs = vg.Points(8), vg.Points(-4)
@@ -49,13 +49,14 @@ func New(title, x, y string) *plot.Plot {
 // Legend returns an empty legend that begins at the top left.
 func Legend() plot.Legend {
 	l := plot.NewLegend()
-	setFont(&l.TextStyle, 10.5)
+	SetFont(&l.TextStyle, 10.5)
 	l.Top, l.Left = true, true
 	l.Padding = vg.Points(2)
 	return l
 }
 
-func setFont(s *text.Style, size float64) {
+// SetFont sets the font of all pictures, in a size in points.
+func SetFont(s *text.Style, size float64) {
 	s.Font = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	s.Font.Size = vg.Points(size)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 	"github.com/go-tokenbucket/tokenbucket/postgres/dbtest"
 	"github.com/go-tokenbucket/tokenbucket/registry"
+	"github.com/go-tokenbucket/tokenbucket/registry/killswitch"
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -61,7 +62,7 @@ func failures(t *testing.T, open func() *redis.Client, timeout time.Duration) ma
 	case <-time.After(patience):
 		t.Error("the observer was not called")
 	}
-	sw, err := registry.NewRedisSwitch(open(), "switch", registry.WithSwitchTimeout(timeout))
+	sw, err := killswitch.NewRedis(open(), "switch", killswitch.WithTimeout(timeout))
 	require.NoError(t, err)
 	sw.Close()
 	errs["setting a switch"] = sw.Set(ctx, false)
@@ -213,8 +214,8 @@ func tables(t *testing.T, d database, dsn string) map[string]error {
 	errs["create"] = sqlsource.CreateTable(ctx, db, d.dialect)
 	_, errs["registry"] = registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLoadTimeout(patience))
 	var told error
-	sw, err := sqlsource.NewSwitch(db, d.dialect, sqlsource.WithPolling(registry.WithSwitchTimeout(patience),
-		registry.WithSwitchHook(func(err error) { told = err })))
+	sw, err := sqlsource.NewSwitch(db, d.dialect, sqlsource.WithPolling(killswitch.WithTimeout(patience),
+		killswitch.WithHook(func(err error) { told = err })))
 	require.NoError(t, err)
 	sw.Close()
 	errs["switch"], errs["switch's hook"] = sw.Err(), told
