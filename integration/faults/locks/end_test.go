@@ -2,6 +2,7 @@ package locks
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -54,6 +55,12 @@ func TestC3OrphanObtain(t *testing.T) {
 			ok, err := l.TryAcquire(background, 1, 0)
 			require.NoError(t, err)
 			require.True(t, ok)
+			require.NoError(t, redistest.Poll(30*time.Second, func() error { // so that no other command has the client's connection
+				if _, err := l.State(background); err != nil || tap.reviewed.Load() {
+					return err
+				}
+				return errors.New("the store has not asked whether the server evicts")
+			}))
 			others := p.open("script", ttl)
 			_, err = others.State(background)
 			require.NoError(t, err)

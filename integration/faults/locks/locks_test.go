@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -173,14 +174,19 @@ func stepOf(args []string) step {
 }
 
 // tapped is a client that does something before a command is sent, and when its reply is there. NOSCRIPT is no reply: the
-// command is about to be sent again.
+// command is about to be sent again. The store asks once, in a goroutine of its own, whether the server evicts: that command is only noted.
 type tapped struct {
 	tokenbucket.RedisClient
-	before func(step, []string)
-	after  func(step, redis.Cmder)
+	before   func(step, []string)
+	after    func(step, redis.Cmder)
+	reviewed atomic.Bool
 }
 
 func (c *tapped) Process(ctx context.Context, cmd redis.Cmder) error {
+	if cmd.Name() == "info" {
+		defer c.reviewed.Store(true)
+		return c.RedisClient.Process(ctx, cmd)
+	}
 	args := arguments(cmd)
 	s := stepOf(args)
 	if c.before != nil {
