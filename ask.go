@@ -85,8 +85,8 @@ func (l *RateLimiter) check(ctx context.Context, n, maxWait int64) (off bool, er
 	if l.enabled != nil && !l.enabled() {
 		return true, nil
 	}
-	if s := l.effective(); s.Kind == bursty && float64(n) <= s.max {
-		return false, nil // a full bucket grants it at once
+	if l.effective().holds(n) {
+		return false, nil
 	}
 	return false, l.neverGranted(n, maxWait, nil)
 }
@@ -116,7 +116,7 @@ func (l *RateLimiter) checkPermits(n int64) error {
 // warm. So its request must be refused first, with the wait of a cold bucket.
 func (l *RateLimiter) neverGranted(n, maxWait int64, reply *engine.Result) error {
 	s := l.effective()
-	if s.Kind == bursty && float64(n) <= s.max {
+	if s.holds(n) {
 		return nil
 	}
 	least := s.leastWait(n)
@@ -215,8 +215,10 @@ func (l *RateLimiter) verdict(ctx context.Context, v verb, q *engine.Call, r *en
 // hopeless returns the error of a request that was refused, and not only because the permits are in demand: no state of the bucket grants it
 // within maxWait, or the wait is within maxWait but ends after the context does. Otherwise it returns nil.
 func (l *RateLimiter) hopeless(ctx context.Context, n, maxWait int64, wait time.Duration) error {
-	if err := l.neverGranted(n, maxWait, &engine.Result{Wait: wait.Microseconds()}); err != nil {
-		return err
+	if !l.effective().holds(n) {
+		if err := l.neverGranted(n, maxWait, &engine.Result{Wait: wait.Microseconds()}); err != nil {
+			return err
+		}
 	}
 	if wait.Microseconds() <= maxWait && deadlineOf(ctx) != 0 {
 		return &WaitError{l.Name(), int(n), wait, context.DeadlineExceeded}

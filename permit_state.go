@@ -332,6 +332,9 @@ func (k *curve) ceil(micros float64) float64 {
 	return math.Ceil(micros - min(float64(shortfall*k.interval), noiseMicros))
 }
 
+// holds reports whether a full bucket grants n permits at once. A bucket that warms up grants none so in every state.
+func (s *setting) holds(n int64) bool { return s.Kind == bursty && float64(n) <= s.max }
+
 // leastWait returns the shortest time after which n permits can fall due: from a full bucket without debt.
 func (s *setting) leastWait(n int64) int64 {
 	if s.Payment == PayLater {

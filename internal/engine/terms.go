@@ -54,7 +54,9 @@ func LookAhead(t *permit.Terms, n, ahead int64) int64 {
 
 // Wait returns how long a request for n permits waits at a time. It reports false if the request is out of range.
 func Wait(t *permit.Terms, b permit.Balance, now, n int64) (wait int64, ok bool) {
-	b = t.Resync(b, now)
+	if now > b.Next || b.Stored > t.Max { // a bucket in debt stays as it is
+		b = t.Resync(b, now)
+	}
 	after, ok := t.After(b, n)
 	if t.PayLater {
 		return b.Next - now, ok
