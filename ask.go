@@ -259,7 +259,7 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 // decideShadow decides for a shadow, without waiting. The bucket is the shadows' own: its name begins with shadowMark.
 func (l *RateLimiter) decideShadow(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
 	if permits > 0 && int64(permits) <= maxExact {
-		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, int64(permits), 0))*time.Microsecond)
+		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, engine.Class(l.priority), int64(permits), 0))*time.Microsecond)
 	}
 	return l.ask(ctx, reserve, permits, timeout)
 }
@@ -329,7 +329,7 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 	if err := divided.validate(); err != nil {
 		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
-	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time}
+	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time, priority: l.priority}
 	part.limiter.Own, part.limiter.MaxWaiters = &part.own.terms, l.limiter.MaxWaiters
 	c.LocalShare(&part.limiter)
 	l.share.Store(&share{whole, n, part})

@@ -56,6 +56,7 @@ type use struct {
 type actor struct {
 	*world
 	id        int
+	class     engine.Class
 	line      schedule.Schedule[*caller]
 	delay     func() int64
 	flying    bool
@@ -249,7 +250,7 @@ func (a *actor) depart() {
 		ahead, budget, first := a.line.Ahead(a.now, 1<<62), engine.Horizon(&a.terms.setting.terms), len(askers)
 		for w := a.line.Uncovered(); w != nil && len(askers) < 256; w = w.Following() {
 			cost := engine.CostFromCold(&a.terms.setting.terms, w.Permits)
-			reach := engine.LookAhead(&a.terms.setting.terms, w.Permits, ahead)
+			reach := engine.LookAhead(&a.terms.setting.terms, a.class, w.Permits, ahead)
 			if len(askers) > first && ahead > 2*budget {
 				break
 			}

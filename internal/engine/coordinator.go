@@ -10,7 +10,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// Coordinator is this process's side of one bucket. All limiters of one name, store, clock and store timeout share one.
+// Coordinator is this process's side of one bucket, for callers of one class. All limiters of one name, store, clock, store timeout and
+// priority share one.
 //
 // Invariants:
 //   - Waiters are served first come, first served. Only reservations do not wait behind waiters (Q2).
@@ -45,7 +46,7 @@ func New(config Config) *Coordinator {
 	c := &Coordinator{Config: config, clocks: clocks{clock.New(config.Clock), config.Immediate}}
 	c.View.init(c.Local, config.Timing)
 	c.callers.config = &c.Config
-	c.queue.init(c.System(), &c.callers, &c.View)
+	c.queue.init(c.System(), c.Class, &c.callers, &c.View)
 	c.inFlight.init(&c.Config, &c.View, c.Micros)
 	c.outbox = outbox{queue: &c.queue, leases: &c.leases, view: &c.View}
 	c.leases.queue, c.leases.view, c.leases.outbox = &c.queue, &c.View, &c.outbox
