@@ -330,7 +330,7 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
 	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time, priority: l.priority}
-	part.limiter.Own, part.limiter.MaxWaiters = &part.own.terms, l.limiter.MaxWaiters
+	part.limiter.Own, part.limiter.MaxWaiters, part.limiter.Floor = &part.own.terms, l.limiter.MaxWaiters, l.limiter.Floor
 	c.LocalShare(&part.limiter)
 	l.share.Store(&share{whole, n, part})
 	return part, nil

@@ -45,7 +45,7 @@ var realClock = clockwork.NewRealClock()
 
 func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	o := options{config: c, maxWait: defaultMaxWait, timeout: defaultStoreTimeout, clock: realClock,
-		maxWaiters: defaultMaxWaiters}
+		maxWaiters: defaultMaxWaiters, floor: defaultFloor}
 	initial, err := o.apply(name, opts)
 	if err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	}
 	e := &l.limiter
 	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout, engine.Class(o.priority))
-	e.Own, e.Initial, e.Transient, e.MaxWaiters = &l.own.terms, initial, o.transient, o.maxWaiters
+	e.Own, e.Initial, e.Transient, e.MaxWaiters, e.Floor = &l.own.terms, initial, o.transient, o.maxWaiters, o.floor
 	if _, shares := o.policy.Instances(); shares && t.join != nil {
 		l.member = t.join()
 	}

@@ -38,6 +38,7 @@ type options struct {
 	maxWaiters int
 	label      string
 	priority   Priority
+	floor      float64
 	clip       bool // initial permits beyond max permits are clipped
 	transient  bool // see WithTransientState
 	quota      *quota

@@ -84,6 +84,23 @@ func WithPriority(p Priority) Option {
 	}
 }
 
+const defaultFloor = 0.05
+
+// WithPriorityFloor sets what callers of a lower priority get while those of a higher one want the whole rate: a process of the lower
+// priority gets this share of what a process of the higher one gets, but about one permit each 1 / share horizons at least. 0 to 1, default
+// 0.05. With 0 they get nothing then. It has no effect on a limiter of [Normal].
+//
+// Of n processes, each with callers of both priorities, the lower one gets about 0.05 of the rate by default, however many they are. Ten
+// processes of a low priority beside one of a high one get up to a third.
+func WithPriorityFloor(share float64) Option {
+	return func(o *options) {
+		if !(share >= 0 && share <= 1) {
+			o.fail("priority floor", share, "0 to 1")
+		}
+		o.floor = share
+	}
+}
+
 // Priority returns the priority of the limiter's callers.
 func (l *RateLimiter) Priority() Priority { return l.priority }
 
@@ -124,7 +141,7 @@ func (l *RateLimiter) forPriority(p Priority, k *kin) *RateLimiter {
 	other.kin.Store(k)
 	from, e := &l.limiter, &other.limiter
 	e.Coordinator = from.Coordinator.OfClass(engine.Class(p))
-	e.Own, e.Initial, e.Transient, e.MaxWaiters, e.OnTrip = from.Own, from.Initial, from.Transient, from.MaxWaiters, from.OnTrip
+	e.Own, e.Initial, e.Transient, e.MaxWaiters, e.Floor, e.OnTrip = from.Own, from.Initial, from.Transient, from.MaxWaiters, from.Floor, from.OnTrip
 	logger := from.Logger.Load()
 	e.Logger.Set(logger)
 	if h := e.Coordinator.Health; h != nil && h != from.Coordinator.Health { // outages are counted for each coordinator

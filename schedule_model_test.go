@@ -57,6 +57,8 @@ type actor struct {
 	*world
 	id        int
 	class     engine.Class
+	floor     engine.Floor
+	share     float64 // of the floor
 	line      schedule.Schedule[*caller]
 	delay     func() int64
 	flying    bool
@@ -248,9 +250,10 @@ func (a *actor) depart() {
 	a.reserving = nil
 	if at, ok := a.line.AskAt(); ok && at <= a.now {
 		ahead, budget, first := a.line.Ahead(a.now, 1<<62), engine.Horizon(&a.terms.setting.terms), len(askers)
+		floor := a.floor
 		for w := a.line.Uncovered(); w != nil && len(askers) < 256; w = w.Following() {
 			cost := engine.CostFromCold(&a.terms.setting.terms, w.Permits)
-			reach := engine.LookAhead(&a.terms.setting.terms, a.class, w.Permits, ahead)
+			reach := engine.LookAhead(&a.terms.setting.terms, floor.Next(a.class, w.Permits), w.Permits, ahead)
 			if len(askers) > first && ahead > 2*budget {
 				break
 			}
@@ -335,6 +338,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 		g := &requests[i].Grant
 		a.tell("%d: ask of %d for %d within %d: %v %d", a.id, askers[i].Value.order, requests[i].Permits, requests[i].MaxWaitMicros, g.OK, g.WaitMicros)
 		if p := &g.Place; g.OK && (inTime || p.Epoch == a.epoch) {
+			a.floor.Spend(requests[i].Permits)
 			grant := &schedule.Grant{Terms: a.terms, Before: p.Before, Permits: requests[i].Permits,
 				Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: a.offset.Micros()}
 			if c := askers[i].Value; c.reserved && !c.granted {
@@ -356,6 +360,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 		} else if !refused {
 			refused = true
 			a.line.Refused(a.now, engine.Horizon(&a.terms.setting.terms), g.WaitMicros-reaches[i], a.random.Float64())
+			a.floor.Earn(&a.terms.setting.terms, a.class, a.share, a.free-a.now, w.Permits, a.now)
 		}
 	}
 	if inTime {

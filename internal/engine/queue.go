@@ -27,6 +27,7 @@ type queue struct {
 	confirm *refund                   // the next refund of line, which a caller waits for; nil if none does
 
 	class   Class
+	floor   Floor                     // of a class below the highest
 	callers *callers
 	view    *View
 }
@@ -281,6 +282,7 @@ func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
 func (q *queue) refused(w *Call, beyond, received, now int64) {
 	t := w.limiter.Effective()
 	q.line.Refused(received, Horizon(t), beyond, rand.Float64())
+	q.floor.Earn(t, q.class, w.limiter.Floor, q.view.free-received, w.Permits, now)
 	if w.promised() {
 		q.line.AskAfter(received + retryMicros)
 	}

@@ -39,38 +39,15 @@ func Horizon(t *permit.Terms) int64 {
 	return max(1_000_000, int64(min(math.Ceil(4*t.Interval), permit.MaxExact)))
 }
 
-// Class is the priority of the callers of a coordinator. The zero value is the highest. The fleet need not agree on classes: they are not in
-// the state of a bucket.
-type Class uint8
-
-// The classes, the highest first. Classes is their number.
-const (
-	Normal Class = iota
-	Low
-	Lowest
-	Classes
-)
-
-// String returns normal, low or lowest.
-func (c Class) String() string { return [...]string{"normal", "low", "lowest"}[c] }
-
-// yields returns by how much the look-ahead of a class is shorter than that of the highest, in microseconds: a share of the horizon.
-func (c Class) yields(t *permit.Terms) int64 {
-	return int64(float64(yielded[c] * float64(Horizon(t))))
-}
-
-// yielded is the share of the horizon that a class yields.
-var yielded = [Classes]float64{Low: 0.5, Lowest: 0.9}
-
 // LookAhead returns the longest wait with which a process may ask for n permits for callers of a class, while it owns ahead microseconds of
-// the bucket's future time for that class. That is the horizon, less the time of one permit, less what the class yields, less half of the
-// owned time. Under PayNow the request's own cost is added.
+// the bucket's future time for that class. That is the horizon, less the time of one permit, less the share of the horizon that the class
+// yields, less half of the owned time. Under PayNow the request's own cost is added.
 //
 // The look-ahead is the same for large and small requests. So processes own equal time, and equal time is equal rate, whatever their
 // distance from the store. At full demand the debt of the bucket settles where the look-ahead of the highest class ends. That of a lower
 // class is shorter, so it finds no time of the bucket within it, and gets what the higher class leaves.
 func LookAhead(t *permit.Terms, c Class, n, ahead int64) int64 {
-	most := max(0, Horizon(t)-int64(t.Interval)-c.yields(t)) - ahead/2
+	most := c.reach(t) - ahead/2
 	if !t.PayLater {
 		most += CostFromCold(t, n)
 	}
