@@ -47,6 +47,9 @@ func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time
 		return passedBy(off), err
 	}
 	got, decided := verdict{}, false
+	if l.priority != Normal && maxWait == 0 && l.limiter.Coordinator.Yields() {
+		return l.yielded(v), nil
+	}
 	if l.memory != nil {
 		got, decided = l.takeNow(v, n, maxWait)
 	} else {
@@ -62,6 +65,15 @@ func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time
 	q, answered := l.enqueue(ctx, v, n, maxWait)
 	r := l.limiter.Coordinator.Wait(ctx, q, answered)
 	return l.verdict(ctx, v, q, &r, maxWait)
+}
+
+// yielded returns the verdict on a call that leaves stored permits to callers of a higher priority.
+func (l *RateLimiter) yielded(v verb) verdict {
+	got := verdict{by: ByPriority}
+	if v == reserve {
+		got.reservation = refusedReservation(int64(l.effective().interval), levelOf(l.limiter.Coordinator.View.Seen()))
+	}
+	return got
 }
 
 // passedBy returns the verdict on a call for which no bucket is asked: the switch is off, or the request is invalid.
@@ -247,7 +259,7 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
 			Bucket: l.Name(), Label: l.label, Permits: permits, Granted: err == nil && got.granted, Err: err, By: got.by,
-			Wait: got.wait, Elapsed: clock.Mono() - began, Shadow: l.shadow,
+			Wait: got.wait, Elapsed: clock.Mono() - began, Priority: l.priority, Shadow: l.shadow,
 		})
 	}
 	if l.shadow {

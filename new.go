@@ -123,6 +123,20 @@ type coordinatorKey struct {
 	class   engine.Class
 }
 
+// comparable reports whether the coordinator can be shared.
+func (k *coordinatorKey) comparable() bool {
+	return reflect.ValueOf(k.store).Comparable() && reflect.ValueOf(k.clock).Comparable()
+}
+
+// peer returns the coordinator of another class; nil if there is none.
+func (k coordinatorKey) peer(class engine.Class) *engine.Coordinator {
+	if !k.comparable() {
+		return nil
+	}
+	k.class = class
+	return coordinators.Find(k)
+}
+
 // coordinatorOf returns the coordinator that all limiters of a store, a name, a clock, a store timeout and a priority share. A store or a clock that
 // cannot be compared is not recognised, so its coordinator is not shared. parts is the store of local shares; nil for a MemoryStore.
 func coordinatorOf(store Store, parts *MemoryStore, name string, clock clockwork.Clock, timeout time.Duration, class engine.Class) *engine.Coordinator {
@@ -131,10 +145,11 @@ func coordinatorOf(store Store, parts *MemoryStore, name string, clock clockwork
 		timeout = 0 // its limiters share a queue whatever their store timeouts, because it always replies
 	}
 	fresh := func() *engine.Coordinator { return newCoordinator(store, parts, traits, name, clock, timeout, class) }
-	if !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(clock).Comparable() {
+	key := coordinatorKey{store, name, clock, timeout, class}
+	if !key.comparable() {
 		return fresh()
 	}
-	return coordinators.Get(coordinatorKey{store, name, clock, timeout, class}, fresh)
+	return coordinators.Get(key, fresh)
 }
 
 func newCoordinator(store Store, parts *MemoryStore, t traits, name string, by clockwork.Clock, timeout time.Duration, class engine.Class) *engine.Coordinator {
@@ -145,6 +160,9 @@ func newCoordinator(store Store, parts *MemoryStore, t traits, name string, by c
 			NewSession: func() permit.Session { return new(redisbucket.Session) },
 			OfClass:    func(c engine.Class) *engine.Coordinator { return coordinatorOf(store, parts, name, by, timeout, c) },
 		},
+	}
+	if class != engine.Normal {
+		config.Peer = coordinatorKey{store, name, by, timeout, class}.peer
 	}
 	if t.memory != nil {
 		config.Store, config.Immediate, config.NewSession = immediate{t.memory}, true, nil

@@ -98,8 +98,9 @@ type Env struct {
 	Route func(key string) string
 	// NewSession returns a session for the batches of a bucket. Optional.
 	NewSession func() permit.Session
-	// OfClass returns the coordinator of the same bucket for callers of another class.
-	OfClass func(Class) *Coordinator
+	// OfClass returns the coordinator of the same bucket for callers of another class. Peer returns it if it is in use, and nil otherwise; it
+	// is needed for a class below the highest.
+	OfClass, Peer func(Class) *Coordinator
 	// LocalShare returns the coordinator of the bucket that decides in this process during an outage.
 	LocalShare func() *Coordinator
 }
