@@ -447,7 +447,7 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 
 // history plays a random history and returns what was wrong with it.
 func history(seed uint64, faults bool) (wrong string, uses int) {
-	r := rand.New(rand.NewPCG(seed, 2))
+	r, classes := rand.New(rand.NewPCG(seed, 2)), rand.New(rand.NewPCG(seed, 3))
 	c := config{Rate: []float64{5, 100, 1000, 33.3}[r.IntN(4)], Payment: Payment(r.IntN(2))}
 	size := 0.0
 	if r.IntN(2) == 0 {
@@ -475,6 +475,9 @@ func history(seed uint64, faults bool) (wrong string, uses int) {
 		}
 		a := w.actor(delay)
 		a.line.Strict = faults
+		if seed%2 == 1 {
+			a.class, a.share = engine.Class(classes.IntN(int(engine.Classes))), 0.05
+		}
 	}
 	biggest := int64(1)
 	var callers []*caller
@@ -537,7 +540,8 @@ func history(seed uint64, faults bool) (wrong string, uses int) {
 }
 
 // Random histories of fleets of one to five processes: whatever happens, the bound of the bucket holds for what is used, to the
-// microsecond where delays are equal and nobody is stopped; nobody goes before due or after its timeout, and everybody is served.
+// microsecond where delays are equal and nobody is stopped; nobody goes before due or after its timeout, and everybody is served. In every
+// other history each process has a class of its own.
 func TestScheduleModel(t *testing.T) {
 	histories := 500
 	if n, err := strconv.Atoi(os.Getenv("TOKENBUCKET_HISTORIES")); err == nil {
