@@ -156,9 +156,13 @@ func TestFloorOfALowerClass(t *testing.T) {
 				t.Run(fmt.Sprintf("%v/s, %d of each, %v", rate, n, class), func(t *testing.T) {
 					for seed := range min(seeds(rate), 50) {
 						w := crowds(seed, rate, n, 1000, 0.05, engine.Normal, class)
-						w.run(w.now + 3_000_000)
+						starts, lasts := int64(3_000_000), int64(10_000_000)
+						if rate < 100 { // each process has a permit in 20 s
+							starts, lasts = 20_000_000, 60_000_000
+						}
+						w.run(w.now + starts)
 						from := w.now
-						w.run(from + 10_000_000)
+						w.run(from + lasts)
 						each, used := w.of(from)
 						t.Logf("seed %d: %.3f, %.1f %% used", seed, each, 100*used)
 						w.bounded(t)

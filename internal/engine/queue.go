@@ -27,7 +27,7 @@ type queue struct {
 	confirm *refund                   // the next refund of line, which a caller waits for; nil if none does
 
 	class   Class
-	floor   Floor                     // of a class below the highest
+	floor   Floor // of a class below the highest
 	callers *callers
 	view    *View
 }
