@@ -47,6 +47,9 @@ func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time
 		return passedBy(off), err
 	}
 	got, decided := verdict{}, false
+	if l.priority != Normal && maxWait == 0 && l.limiter.Coordinator.Yields() {
+		return l.yielded(v), nil
+	}
 	if l.memory != nil {
 		got, decided = l.takeNow(v, n, maxWait)
 	} else {
@@ -62,6 +65,15 @@ func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time
 	q, answered := l.enqueue(ctx, v, n, maxWait)
 	r := l.limiter.Coordinator.Wait(ctx, q, answered)
 	return l.verdict(ctx, v, q, &r, maxWait)
+}
+
+// yielded returns the verdict on a call that leaves stored permits to callers of a higher priority.
+func (l *RateLimiter) yielded(v verb) verdict {
+	got := verdict{by: ByPriority}
+	if v == reserve {
+		got.reservation = refusedReservation(int64(l.effective().interval), levelOf(l.limiter.Coordinator.View.Seen()))
+	}
+	return got
 }
 
 // passedBy returns the verdict on a call for which no bucket is asked: the switch is off, or the request is invalid.
@@ -249,7 +261,7 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 	if o := l.observer; o != nil && o.Decision != nil {
 		o.Decision(ctx, Decision{
 			Bucket: l.Name(), Label: l.label, Permits: permits, Granted: err == nil && got.granted, Err: err, By: got.by,
-			Wait: got.wait, Elapsed: clock.Mono() - began, Shadow: l.shadow,
+			Wait: got.wait, Elapsed: clock.Mono() - began, Priority: l.priority, Shadow: l.shadow,
 		})
 	}
 	if l.shadow {
@@ -261,7 +273,7 @@ func (l *RateLimiter) decideObserved(ctx context.Context, v verb, permits int, t
 // decideShadow decides for a shadow, without waiting. The bucket is the shadows' own: its name begins with shadowMark.
 func (l *RateLimiter) decideShadow(ctx context.Context, permits int, timeout time.Duration) (verdict, error) {
 	if permits > 0 && int64(permits) <= maxExact {
-		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, int64(permits), 0))*time.Microsecond)
+		timeout = min(timeout, time.Duration(engine.LookAhead(&l.effective().terms, engine.Class(l.priority), int64(permits), 0))*time.Microsecond)
 	}
 	return l.ask(ctx, reserve, permits, timeout)
 }
@@ -331,8 +343,8 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 	if err := divided.validate(); err != nil {
 		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
-	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time}
-	part.limiter.Own, part.limiter.MaxWaiters = &part.own.terms, l.limiter.MaxWaiters
+	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time, priority: l.priority}
+	part.limiter.Own, part.limiter.MaxWaiters, part.limiter.Floor = &part.own.terms, l.limiter.MaxWaiters, l.limiter.Floor
 	c.LocalShare(&part.limiter)
 	l.share.Store(&share{whole, n, part})
 	return part, nil

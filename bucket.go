@@ -42,6 +42,8 @@ type RateLimiter struct {
 	observer *Observer // or nil
 	settling settling
 	label    string // see WithLabel
+	priority Priority
+	kin      atomic.Pointer[kin] // the limiters of ForPriority; nil before its first call
 
 	// Set only on a MemoryStore.
 	memory *MemoryStore

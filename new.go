@@ -45,7 +45,7 @@ var realClock = clockwork.NewRealClock()
 
 func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	o := options{config: c, maxWait: defaultMaxWait, timeout: defaultStoreTimeout, clock: realClock,
-		maxWaiters: defaultMaxWaiters}
+		maxWaiters: defaultMaxWaiters, floor: defaultFloor}
 	initial, err := o.apply(name, opts)
 	if err != nil {
 		return nil, err
@@ -57,10 +57,11 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	l := &RateLimiter{
 		own: newSetting(o.config), maxWait: o.maxWait, enabled: o.enabled, plain: o.policy == FailClosed && o.observer == nil && !o.shadow,
 		policy: o.policy, quota: o.quota, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
+		priority: o.priority,
 	}
 	e := &l.limiter
-	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout)
-	e.Own, e.Initial, e.Transient, e.MaxWaiters = &l.own.terms, initial, o.transient, o.maxWaiters
+	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout, engine.Class(o.priority))
+	e.Own, e.Initial, e.Transient, e.MaxWaiters, e.Floor = &l.own.terms, initial, o.transient, o.maxWaiters, o.floor
 	if _, shares := o.policy.Instances(); shares && t.join != nil {
 		l.member = t.join()
 	}
@@ -95,7 +96,12 @@ func (l *RateLimiter) observe(o *Observer) {
 		label := cmp.Or(l.label, name)
 		e.OnPrefetch = func(permits, used int) { prefetch(label, permits, used) }
 	}
-	if h := e.Coordinator.Health; h != nil && o.Health != nil {
+	l.observeHealth()
+}
+
+// observeHealth connects the observer, if there is one, to the monitor of the store.
+func (l *RateLimiter) observeHealth() {
+	if h := l.limiter.Coordinator.Health; h != nil && l.observer != nil && l.observer.Health != nil {
 		outage.Watch(h.Monitor, l, func(l *RateLimiter) func(outage.Change) {
 			notify, bucket, policy, log := l.observer.Health, l.Name(), l.policy, &l.limiter.Coordinator.Health.Logger
 			return func(c outage.Change) {
@@ -114,35 +120,55 @@ type coordinatorKey struct {
 	name    string
 	clock   clockwork.Clock
 	timeout time.Duration
+	class   engine.Class
 }
 
-// coordinatorOf returns the coordinator that all limiters of a store, a name, a clock and a store timeout share. A store or a clock that
+// comparable reports whether the coordinator can be shared.
+func (k *coordinatorKey) comparable() bool {
+	return reflect.ValueOf(k.store).Comparable() && reflect.ValueOf(k.clock).Comparable()
+}
+
+// peer returns the coordinator of another class; nil if there is none.
+func (k coordinatorKey) peer(class engine.Class) *engine.Coordinator {
+	if !k.comparable() {
+		return nil
+	}
+	k.class = class
+	return coordinators.Find(k)
+}
+
+// coordinatorOf returns the coordinator that all limiters of a store, a name, a clock, a store timeout and a priority share. A store or a clock that
 // cannot be compared is not recognised, so its coordinator is not shared. parts is the store of local shares; nil for a MemoryStore.
-func coordinatorOf(store Store, parts *MemoryStore, name string, clock clockwork.Clock, timeout time.Duration) *engine.Coordinator {
+func coordinatorOf(store Store, parts *MemoryStore, name string, clock clockwork.Clock, timeout time.Duration, class engine.Class) *engine.Coordinator {
 	traits := traitsOf(store)
 	if traits.memory != nil {
 		timeout = 0 // its limiters share a queue whatever their store timeouts, because it always replies
 	}
-	fresh := func() *engine.Coordinator { return newCoordinator(store, parts, traits, name, clock, timeout) }
-	if !reflect.ValueOf(store).Comparable() || !reflect.ValueOf(clock).Comparable() {
+	fresh := func() *engine.Coordinator { return newCoordinator(store, parts, traits, name, clock, timeout, class) }
+	key := coordinatorKey{store, name, clock, timeout, class}
+	if !key.comparable() {
 		return fresh()
 	}
-	return coordinators.Get(coordinatorKey{store, name, clock, timeout}, fresh)
+	return coordinators.Get(key, fresh)
 }
 
-func newCoordinator(store Store, parts *MemoryStore, t traits, name string, by clockwork.Clock, timeout time.Duration) *engine.Coordinator {
+func newCoordinator(store Store, parts *MemoryStore, t traits, name string, by clockwork.Clock, timeout time.Duration, class engine.Class) *engine.Coordinator {
 	config := engine.Config{
-		Name: label(name), Key: keyName(name), Timing: t.decides, Trips: t.trips, Clock: by, Timeout: timeout,
+		Name: label(name), Key: keyName(name), Timing: t.decides, Trips: t.trips, Clock: by, Timeout: timeout, Class: class,
 		Env: engine.Env{
 			Away: away, NotAsked: notAsked, Failure: storeError, Probe: t.probe, Busy: t.busy, Route: t.route,
 			NewSession: func() permit.Session { return new(redisbucket.Session) },
+			OfClass:    func(c engine.Class) *engine.Coordinator { return coordinatorOf(store, parts, name, by, timeout, c) },
 		},
+	}
+	if class != engine.Normal {
+		config.Peer = coordinatorKey{store, name, by, timeout, class}.peer
 	}
 	if t.memory != nil {
 		config.Store, config.Immediate, config.NewSession = immediate{t.memory}, true, nil
 		return engine.New(config)
 	}
-	config.LocalShare = func() *engine.Coordinator { return coordinatorOf(parts, nil, name, by, 0) }
+	config.LocalShare = func() *engine.Coordinator { return coordinatorOf(parts, nil, name, by, 0, class) }
 	config.Store, config.Health = &bucketStore{store: store}, healthOf(&t)
 	if config.Probe == nil {
 		local := clock.New(by)

@@ -43,6 +43,8 @@ type Decision struct {
 	Wait time.Duration
 	// Elapsed is the duration of the call, waiting included.
 	Elapsed time.Duration
+	// Priority of the limiter ([WithPriority]).
+	Priority Priority
 	// Shadow reports that the decision was only counted, and that the call passed (WithShadow).
 	Shadow bool
 }
@@ -63,11 +65,13 @@ const (
 	ByPolicy
 	// ByCheck: the argument was invalid, no state of the bucket could grant the request in time, or the context had ended before the call.
 	ByCheck
+	// ByPriority: refused, since callers of a higher priority wait for the bucket in this process, see [WithPriority].
+	ByPriority
 )
 
-var deciders = [...]string{"store", "snapshot", "prefetch", "switch", "policy", "check"}
+var deciders = [...]string{"store", "snapshot", "prefetch", "switch", "policy", "check", "priority"}
 
-// String returns store, snapshot, prefetch, switch, policy or check.
+// String returns store, snapshot, prefetch, switch, policy, check or priority.
 func (d Decider) String() string {
 	if int(d) < len(deciders) {
 		return deciders[d]

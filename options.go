@@ -37,6 +37,8 @@ type options struct {
 	shadow     bool
 	maxWaiters int
 	label      string
+	priority   Priority
+	floor      float64
 	clip       bool // initial permits beyond max permits are clipped
 	transient  bool // see WithTransientState
 	quota      *quota
@@ -223,7 +225,7 @@ func WithClock(c clockwork.Clock) Option {
 //
 // d is 1 ms to 10 s. The option is only for a bursty limiter with [PayNow], on a store behind a network, whose bucket can hold a block (max
 // permits ≥ d × rate ≥ 2). A lease would exceed a quota or a bucket without bursts. For a limiter that warms up it would count unused
-// permits as used.
+// permits as used. With a priority below [Normal] it would hold back stored permits from callers of a higher one.
 func WithPrefetch(d time.Duration) Option {
 	return func(o *options) {
 		o.prefetch = &d
@@ -297,6 +299,8 @@ func (o *options) checkPrefetch() {
 		o.fail("prefetch", d, "none for a limiter that warms up: it would count permits as used that nobody has used yet")
 	case o.config.Payment == PayLater:
 		o.fail("prefetch", d, "payment PayNow: permits taken ahead must be paid for by who takes them")
+	case o.priority != Normal:
+		o.fail("prefetch", d, fmt.Sprintf("none with priority %v: a lease would hold back stored permits from callers of a higher priority", o.priority))
 	case traitsOf(o.store).memory != nil:
 		o.fail("prefetch", d, "none for a MemoryStore: there is no network to save")
 	case block < 2:

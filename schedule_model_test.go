@@ -56,6 +56,9 @@ type use struct {
 type actor struct {
 	*world
 	id        int
+	class     engine.Class
+	floor     engine.Floor
+	share     float64 // of the floor
 	line      schedule.Schedule[*caller]
 	delay     func() int64
 	flying    bool
@@ -247,9 +250,10 @@ func (a *actor) depart() {
 	a.reserving = nil
 	if at, ok := a.line.AskAt(); ok && at <= a.now {
 		ahead, budget, first := a.line.Ahead(a.now, 1<<62), engine.Horizon(&a.terms.setting.terms), len(askers)
+		floor := a.floor
 		for w := a.line.Uncovered(); w != nil && len(askers) < 256; w = w.Following() {
 			cost := engine.CostFromCold(&a.terms.setting.terms, w.Permits)
-			reach := engine.LookAhead(&a.terms.setting.terms, w.Permits, ahead)
+			reach := engine.LookAhead(&a.terms.setting.terms, floor.Next(a.class, w.Permits), w.Permits, ahead)
 			if len(askers) > first && ahead > 2*budget {
 				break
 			}
@@ -334,6 +338,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 		g := &requests[i].Grant
 		a.tell("%d: ask of %d for %d within %d: %v %d", a.id, askers[i].Value.order, requests[i].Permits, requests[i].MaxWaitMicros, g.OK, g.WaitMicros)
 		if p := &g.Place; g.OK && (inTime || p.Epoch == a.epoch) {
+			a.floor.Spend(requests[i].Permits)
 			grant := &schedule.Grant{Terms: a.terms, Before: p.Before, Permits: requests[i].Permits,
 				Epoch: p.Epoch, Tag: p.Tag, Prev: p.Prev, Offset: a.offset.Micros()}
 			if c := askers[i].Value; c.reserved && !c.granted {
@@ -355,6 +360,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 		} else if !refused {
 			refused = true
 			a.line.Refused(a.now, engine.Horizon(&a.terms.setting.terms), g.WaitMicros-reaches[i], a.random.Float64())
+			a.floor.Earn(&a.terms.setting.terms, a.class, a.share, a.free-a.now, w.Permits, a.now)
 		}
 	}
 	if inTime {
@@ -441,7 +447,7 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 
 // history runs a random history and returns its fault; "" if there is none.
 func history(seed uint64, faults bool) (wrong string, uses int) {
-	r := rand.New(rand.NewPCG(seed, 2))
+	r, classes := rand.New(rand.NewPCG(seed, 2)), rand.New(rand.NewPCG(seed, 3))
 	c := config{Rate: []float64{5, 100, 1000, 33.3}[r.IntN(4)], Payment: Payment(r.IntN(2))}
 	size := 0.0
 	if r.IntN(2) == 0 {
@@ -469,6 +475,9 @@ func history(seed uint64, faults bool) (wrong string, uses int) {
 		}
 		a := w.actor(delay)
 		a.line.Strict = faults
+		if seed%2 == 1 {
+			a.class, a.share = engine.Class(classes.IntN(int(engine.Classes))), 0.05
+		}
 	}
 	biggest := int64(1)
 	var callers []*caller
@@ -531,7 +540,8 @@ func history(seed uint64, faults bool) (wrong string, uses int) {
 }
 
 // Random histories of fleets of one to five processes. The bucket's bound holds on the permits that are used, to the microsecond where
-// delays are equal and no process is stopped. No caller is served before its due time or after its timeout, and every caller has a result.
+// delays are equal and no process is stopped. No caller is served before its due time or after its timeout, and every caller has a result. In
+// every other history each process has a class of its own.
 func TestScheduleModel(t *testing.T) {
 	histories := 500
 	if n, err := strconv.Atoi(os.Getenv("TOKENBUCKET_HISTORIES")); err == nil {

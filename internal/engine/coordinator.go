@@ -10,7 +10,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 )
 
-// Coordinator is this process's side of one bucket. All limiters of one name, store, clock and store timeout share one.
+// Coordinator is this process's side of one bucket, for callers of one class. All limiters of one name, store, clock, store timeout and
+// priority share one.
 //
 // Invariants:
 //   - Waiters are served first come, first served. Only reservations do not wait behind waiters (Q2).
@@ -26,7 +27,7 @@ type Coordinator struct {
 	transport.Place
 
 	View      View
-	newcomers atomic.Uint32 // a Passage
+	newcomers atomic.Uint32 // a Passage, and wants
 	leases    leases
 
 	mu        sync.Mutex
@@ -45,7 +46,7 @@ func New(config Config) *Coordinator {
 	c := &Coordinator{Config: config, clocks: clocks{clock.New(config.Clock), config.Immediate}}
 	c.View.init(c.Local, config.Timing)
 	c.callers.config = &c.Config
-	c.queue.init(c.System(), &c.callers, &c.View)
+	c.queue.init(c.System(), c.Class, &c.callers, &c.View)
 	c.inFlight.init(&c.Config, &c.View, c.Micros)
 	c.outbox = outbox{queue: &c.queue, leases: &c.leases, view: &c.View}
 	c.leases.queue, c.leases.view, c.leases.outbox = &c.queue, &c.View, &c.outbox
@@ -156,7 +157,11 @@ func (c *Coordinator) setAlarm() {
 	if c.queue.line.Spare() { // a waiter may have left it that was refused because it came too late; the next caller may take it
 		c.View.drop()
 	}
-	if p := uint32(c.outbox.passage()); p != c.newcomers.Load() {
+	p := uint32(c.outbox.passage())
+	if c.queue.line.Uncovered() != nil {
+		p |= wants
+	}
+	if p != c.newcomers.Load() {
 		c.newcomers.Store(p)
 	}
 	r := reasons{due: c.queue.due, review: c.leases.review}
@@ -192,8 +197,25 @@ const (
 // String returns free, refusals or queue.
 func (p Passage) String() string { return [...]string{"free", "refusals", "queue"}[p] }
 
+// wants is set in newcomers while there are uncovered waiters.
+const wants = 1 << 8
+
 // Passage returns what a newcomer may do without the queue.
-func (c *Coordinator) Passage() Passage { return Passage(c.newcomers.Load()) }
+func (c *Coordinator) Passage() Passage { return Passage(c.newcomers.Load() &^ wants) }
+
+// Wants reports whether callers wait for whom the process owns no permits. It takes no lock.
+func (c *Coordinator) Wants() bool { return c.newcomers.Load()&wants != 0 }
+
+// Yields reports whether callers of a higher class want permits of the bucket in this process, so that stored permits are left to them. It
+// takes no lock. During an outage the bucket has nothing to leave.
+func (c *Coordinator) Yields() bool {
+	for higher := Normal; higher < c.Class; higher++ {
+		if h := c.Peer(higher); h != nil && h.Wants() {
+			return c.Down() == nil
+		}
+	}
+	return false
+}
 
 // Wait waits for the result of a call that was submitted. If the context ends first, the call is abandoned.
 func (c *Coordinator) Wait(ctx context.Context, q *Call, answered <-chan struct{}) Result {

@@ -70,6 +70,8 @@ type Config struct {
 	// Immediate: the store decides at once, in this process and without a failure. It needs no goroutine, no deadline and no monitor.
 	Immediate bool
 	Timing    Timing
+	// Class of the callers.
+	Class Class
 	// Trips carry the batches of several buckets. If they are nil, each batch is decided by Store in a trip of its own.
 	Trips *Trips
 	// Clock is what callers sleep by.
@@ -96,6 +98,9 @@ type Env struct {
 	Route func(key string) string
 	// NewSession returns a session for the batches of a bucket. Optional.
 	NewSession func() permit.Session
+	// OfClass returns the coordinator of the same bucket for callers of another class. Peer returns it if it is in use, and nil otherwise; it
+	// is needed for a class below the highest.
+	OfClass, Peer func(Class) *Coordinator
 	// LocalShare returns the coordinator of the bucket that decides in this process during an outage.
 	LocalShare func() *Coordinator
 }

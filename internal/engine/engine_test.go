@@ -321,7 +321,7 @@ func TestSpareDropsTheSnapshot(t *testing.T) {
 // A waiter whose permits of an old epoch have lapsed may get permits that its process owns of the new one. Its due time sets the alarm.
 func TestRejoinSetsTheAlarm(t *testing.T) {
 	var q queue
-	q.init(true, new(callers), new(View))
+	q.init(true, Normal, new(callers), new(View))
 	under := &granted{terms(time.Second, 1), new(Limiter)}
 	wait := func(came, due, epoch int64) *Call {
 		w := &Call{Waiter: schedule.Waiter[*Call]{Permits: 1, Came: came, Until: schedule.Forever}, line: q.line}

@@ -18,6 +18,7 @@ type Limiter struct {
 	Prefetch    int64         // how long a lease lasts, in microseconds; 0 for a limiter without leases
 	Closed      atomic.Bool   // set by Close: the limiter takes no more leases
 	MaxWaiters  int
+	Floor       float64 // see Floor.Earn; 0 for no floor
 	Logger      logger.Logger
 
 	// OnTrip is called after each batch whose first request is the limiter's, without a lock. Nil if there is no observer.

@@ -183,7 +183,7 @@ func (o *outbox) addRefunds(f *flight) (all bool) {
 // addCalls adds calls to a batch. It reports whether all of them fit. since is when callers began to wait for the store.
 func (o *outbox) addCalls(f *flight, since time.Duration, now int64) (all bool) {
 	var reads []*Call
-	look := lookAhead{horizon: Horizon(f.limiter.Effective())}
+	look := lookAhead{class: o.queue.class, floor: o.queue.floor, horizon: Horizon(f.limiter.Effective())}
 	w := o.queue.asker(now)
 	if w != nil {
 		look.ahead, look.stored = o.queue.line.Ahead(now, 4*look.horizon), o.view.stored
@@ -253,11 +253,14 @@ func (o *outbox) fail(err error, now int64) {
 
 // lookAhead bounds how much of the bucket's time a batch asks for.
 type lookAhead struct {
+	class   Class
+	floor   Floor // the credit that is left
 	horizon int64
 	stored  int64 // stored permits of the bucket, which take no time
 	ahead   int64 // time that the process owns, or asks for
 	counted int64 // ahead when most was computed
 	permits int64 // for which most was computed
+	of      Class // for which most was computed
 	most    int64 // the longest wait of a request
 }
 
@@ -265,8 +268,9 @@ type lookAhead struct {
 // computed again in steps, so most requests of a batch are equal and are sent as a count.
 func (a *lookAhead) bound(q *Call, r *permit.Request) (more bool) {
 	t := q.limiter.Effective()
-	if a.permits != q.Permits || a.ahead-a.counted > a.horizon/16 {
-		a.permits, a.counted, a.most = q.Permits, a.ahead, LookAhead(t, q.Permits, a.ahead)
+	c := a.floor.Next(a.class, q.Permits)
+	if a.permits != q.Permits || a.of != c || a.ahead-a.counted > a.horizon/16 {
+		a.permits, a.of, a.counted, a.most = q.Permits, c, a.ahead, LookAhead(t, c, q.Permits, a.ahead)
 	}
 	q.bounded = r.MaxWaitMicros < a.most && !q.promised()
 	r.MaxWaitMicros = min(r.MaxWaitMicros, a.most)

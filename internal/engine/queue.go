@@ -26,14 +26,16 @@ type queue struct {
 	pace    schedule.Pace             // of line, while it has waiters beyond the look-ahead
 	confirm *refund                   // the next refund of line, which a caller waits for; nil if none does
 
+	class   Class
+	floor   Floor // of a class below the highest
 	callers *callers
 	view    *View
 }
 
 // init creates the line. With strict, permits that are overdue by more than 100 ms lapse (T6). That is for the system's clock, since the
 // clock of a test may jump by more.
-func (q *queue) init(strict bool, callers *callers, view *View) {
-	q.line, q.callers, q.view = &schedule.Schedule[*Call]{Strict: strict}, callers, view
+func (q *queue) init(strict bool, class Class, callers *callers, view *View) {
+	q.line, q.class, q.callers, q.view = &schedule.Schedule[*Call]{Strict: strict}, class, callers, view
 }
 
 // quiet reports whether there are no waiters, and none that became too late has still to be refused.
@@ -280,6 +282,7 @@ func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
 func (q *queue) refused(w *Call, beyond, received, now int64) {
 	t := w.limiter.Effective()
 	q.line.Refused(received, Horizon(t), beyond, rand.Float64())
+	q.floor.Earn(t, q.class, w.limiter.Floor, q.view.free-received, w.Permits, now)
 	if w.promised() {
 		q.line.AskAfter(received + retryMicros)
 	}
@@ -339,7 +342,7 @@ func (q *queue) askSooner(out *permit.Outcome, now int64) {
 	}
 	t := q.view.terms.Terms
 	wait, ok := Wait(t, out.Bucket.Balance, out.NowMicros, w.Permits)
-	if ok && wait <= LookAhead(t, w.Permits, q.line.Ahead(now, 4*Horizon(t))) {
+	if ok && wait <= LookAhead(t, q.class, w.Permits, q.line.Ahead(now, 4*Horizon(t))) {
 		q.line.AskNow()
 	}
 }

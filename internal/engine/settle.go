@@ -158,6 +158,7 @@ func (r *reply) grant(q *Call, request *permit.Request) {
 		return
 	}
 	r.leases.asked += q.Permits
+	r.queue.floor.Spend(q.Permits)
 	line := r.queue.line
 	if q.decided == 0 {
 		q.decided = r.received

@@ -39,13 +39,15 @@ func Horizon(t *permit.Terms) int64 {
 	return max(1_000_000, int64(min(math.Ceil(4*t.Interval), permit.MaxExact)))
 }
 
-// LookAhead returns the longest wait with which a process may ask for n permits while it owns ahead microseconds of the bucket's future
-// time. That is the horizon, less the time of one permit, less half of the owned time. Under PayNow the request's own cost is added.
+// LookAhead returns the longest wait with which a process may ask for n permits for callers of a class, while it owns ahead microseconds of
+// the bucket's future time for that class. That is the horizon, less the time of one permit, less the share of the horizon that the class
+// yields, less half of the owned time. Under PayNow the request's own cost is added.
 //
 // The look-ahead is the same for large and small requests. So processes own equal time, and equal time is equal rate, whatever their
-// distance from the store.
-func LookAhead(t *permit.Terms, n, ahead int64) int64 {
-	most := max(0, Horizon(t)-int64(t.Interval)) - ahead/2
+// distance from the store. At full demand the debt of the bucket settles where the look-ahead of the highest class ends. That of a lower
+// class is shorter, so it finds no time of the bucket within it, and gets what the higher class leaves.
+func LookAhead(t *permit.Terms, c Class, n, ahead int64) int64 {
+	most := c.reach(t) - ahead/2
 	if !t.PayLater {
 		most += CostFromCold(t, n)
 	}

@@ -37,6 +37,14 @@ func (m *Map[K, V]) Get(key K, make func() *V) *V {
 	}
 }
 
+// Find returns the value of a key, or nil if there is none.
+func (m *Map[K, V]) Find(key K) *V {
+	if p, ok := m.values.Load(key); ok {
+		return p.(weak.Pointer[V]).Value()
+	}
+	return nil
+}
+
 // All calls yield with each reachable value, until yield returns false.
 func (m *Map[K, V]) All(yield func(*V) bool) {
 	m.values.Range(func(_, p any) bool {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"strconv"
@@ -43,6 +44,11 @@ type Job struct {
 	// the number of permits of a call, default 1.
 	Verb    string
 	Permits int
+	// Priority of the callers. Besides them, Higher callers of Normal in the same process acquire a permit again and again, each at
+	// random times about HigherEvery apart; with HigherEvery 0 at once.
+	Priority    tokenbucket.Priority
+	Higher      int
+	HigherEvery time.Duration
 	// Spread is the time over which the callers begin, one after another.
 	Spread time.Duration
 	// Timeout of a reservation or a try. Pause is how long a caller waits after a failure, and at most after a refusal; default 20 ms.
@@ -76,6 +82,8 @@ type Permit struct {
 	Used int64
 	// Woken is the largest lateness with which the process woke a sleeper without the library, from Granted to Used.
 	Woken int64
+	// Priority of the caller.
+	Priority tokenbucket.Priority
 	// Refused reports that a try was refused, at the time Used.
 	Refused bool
 	// Err is what failed, "" if nothing did; Kind is it in a word: unavailable, timeout, lock, corrupt,
@@ -269,7 +277,7 @@ func (j *Job) Limiter(client redis.UniversalClient, more ...tokenbucket.Option) 
 	if store == nil {
 		return nil, fmt.Errorf("store %q: want one of %q", j.Store, Kinds)
 	}
-	opts := []tokenbucket.Option{tokenbucket.WithStore(store(client, prefix))}
+	opts := []tokenbucket.Option{tokenbucket.WithStore(store(client, prefix)), tokenbucket.WithPriority(j.Priority)}
 	if j.StoreTimeout > 0 {
 		opts = append(opts, tokenbucket.WithStoreTimeout(j.StoreTimeout))
 	}
@@ -331,8 +339,23 @@ func work(ctx context.Context, j *Job, tell func(Permit)) error {
 			}
 		})
 	}
+	for range j.Higher {
+		higher := &working{job: j, limiter: limiter.ForPriority(tokenbucket.Normal), trips: &trips, late: late, stuck: w.stuck}
+		callers.Go(func() {
+			for rest(ctx, higher.pause()); ctx.Err() == nil; rest(ctx, higher.pause()) {
+				if p, _ := higher.acquire(ctx); p.Used != 0 {
+					tell(p)
+				}
+			}
+		})
+	}
 	callers.Wait()
 	return nil
+}
+
+// pause returns how long a caller of the higher priority rests before its next call.
+func (w *working) pause() time.Duration {
+	return time.Duration((0.5 + rand.Float64()) * float64(w.job.HigherEvery))
 }
 
 // working is a process at work. Its verbs make one call. They return the event to send, none if Used is 0, and how soon it makes sense to
@@ -392,7 +415,7 @@ func (w *working) returned(ctx context.Context, asked int64, ok bool, err error)
 		return p, 0
 	}
 	now := Micros()
-	p = Permit{Permits: w.job.Permits, Asked: asked, Granted: now, Told: now, Due: now, Used: now}
+	p = Permit{Permits: w.job.Permits, Asked: asked, Granted: now, Told: now, Due: now, Used: now, Priority: w.limiter.Priority()}
 	switch {
 	case err != nil:
 		p.Err, p.Kind = err.Error(), kind(err)

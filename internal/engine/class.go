@@ -1,0 +1,84 @@
+package engine
+
+import (
+	"math"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// Class is the priority of the callers of a coordinator. The zero value is the highest. The fleet need not agree on classes: they are not in
+// the state of a bucket.
+type Class uint8
+
+// The classes, the highest first. Classes is their number.
+const (
+	Normal Class = iota
+	Low
+	Lowest
+	Classes
+)
+
+// String returns normal, low or lowest.
+func (c Class) String() string { return [...]string{"normal", "low", "lowest"}[c] }
+
+// yielded is the share of the horizon by which the look-ahead of a class is shorter than that of the highest.
+var yielded = [Classes]float64{Low: 0.5, Lowest: 0.9}
+
+// reach returns the look-ahead of a class for a process that owns nothing, without the cost of the request, in microseconds. At full demand
+// of a class the debt of the bucket settles below it, by half of the time that each process owns.
+func (c Class) reach(t *permit.Terms) int64 {
+	h := Horizon(t)
+	return max(0, h-int64(t.Interval)-int64(float64(yielded[c]*float64(h))))
+}
+
+// Floor lets a class that higher ones hold back ask for a few permits with the look-ahead of the highest. So its callers never get nothing.
+// The zero value has no credit. The coordinator's mu must be held for all methods.
+//
+// The obvious floor, one request in twenty, gave 0 to 66 % of the rate, because a process asks about as often whatever the rate and the
+// number of processes are. Here a process earns credit by time, as a share of the part of the rate that one process of the higher class has.
+// The debt of the bucket shows that part: at full demand it ends half of the time that each process owns before the end of the look-ahead.
+//
+// Invariant: 0 ≤ credit. What the class is granted in any way is taken from it, so a class that is not held back has none.
+type Floor struct {
+	credit float64 // permits
+	at     int64   // when credit was last earned, in limiter microseconds
+}
+
+// Earn adds the credit of the time since the last call, when the store has refused requests of the class because of the bucket's debt, in
+// microseconds. next is the size of the first request: the credit grows until it suffices for that, or to what a horizon earns.
+func (f *Floor) Earn(t *permit.Terms, c Class, share float64, debt, next, now int64) {
+	if c == Normal || share == 0 {
+		return
+	}
+	passed := max(0, min(now-f.at, Horizon(t)))
+	if f.at == 0 {
+		passed = 0
+	}
+	f.at = now
+	most := max(float64(next), float64(share*float64(Horizon(t)))/t.Interval)
+	f.credit = min(most, f.credit+float64(share*part(t, c, debt))*float64(passed)/t.Interval)
+}
+
+// part returns the part of the rate that one process has of the class that holds back a lower class c: the time that it owns, as a share of
+// the debt. A process owns one permit at least.
+func part(t *permit.Terms, c Class, debt int64) float64 {
+	for c--; c > Normal && c.reach(t) < debt; {
+		c--
+	}
+	owned := max(float64(2*(c.reach(t)-debt)), t.Interval)
+	return min(1, owned/math.Max(1, float64(debt)))
+}
+
+// Spend takes the permits that the class was granted from the credit.
+func (f *Floor) Spend(n int64) { f.credit = max(0, f.credit-float64(n)) }
+
+// Next returns with the look-ahead of which class the next request of a batch asks, and takes its permits from the credit. The batch has a
+// copy of the floor. Once the credit does not suffice for a request, there is none for those behind it.
+func (f *Floor) Next(c Class, permits int64) Class {
+	if c == Normal || f.credit < float64(permits) {
+		f.credit = 0
+		return c
+	}
+	f.Spend(permits)
+	return Normal
+}

@@ -1,0 +1,171 @@
+package tokenbucket_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	. "github.com/go-tokenbucket/tokenbucket"
+)
+
+func TestParsePriority(t *testing.T) {
+	for name, want := range map[string]Priority{"": Normal, "normal": Normal, "Low": Low, "LOWEST": Lowest} {
+		got, err := ParsePriority(name)
+		require.NoError(t, err)
+		require.Equal(t, want, got, name)
+	}
+	_, err := ParsePriority("high")
+	require.ErrorIs(t, err, ErrInvalidConfig)
+	require.ErrorContains(t, err, `priority "high": want normal, low or lowest`)
+
+	for _, p := range []Priority{Normal, Low, Lowest} {
+		text, err := p.MarshalText()
+		require.NoError(t, err)
+		var back Priority
+		require.NoError(t, back.UnmarshalText(text))
+		require.Equal(t, p, back)
+	}
+	_, err = Priority(3).MarshalText()
+	require.ErrorIs(t, err, ErrInvalidConfig)
+}
+
+func TestWithPriority(t *testing.T) {
+	l, err := NewSmoothBursty("x", 5)
+	require.NoError(t, err)
+	require.Equal(t, Normal, l.Priority())
+	l, err = NewSmoothBursty("x", 5, WithPriority(Lowest))
+	require.NoError(t, err)
+	require.Equal(t, Lowest, l.Priority())
+
+	_, err = NewSmoothBursty("x", 5, WithPriority(3))
+	require.ErrorIs(t, err, ErrInvalidConfig)
+	require.ErrorContains(t, err, "priority 3: want Normal, Low or Lowest")
+	_, err = NewSmoothBursty("x", 5, WithPriority(Low), WithPrefetch(time.Second))
+	require.ErrorIs(t, err, ErrInvalidConfig)
+	require.ErrorContains(t, err, "none with priority low")
+}
+
+// The limiters of ForPriority share the bucket, and each is made once.
+func TestForPriority(t *testing.T) {
+	l, err := NewSmoothBursty("x", 0.1, WithMaxPermits(3), WithInitialPermits(3), WithLabel("y"))
+	require.NoError(t, err)
+	low := l.ForPriority(Low)
+	require.Equal(t, Low, low.Priority())
+	require.Same(t, low, l.ForPriority(Low))
+	require.Same(t, l, l.ForPriority(Normal))
+	require.Same(t, l, low.ForPriority(Normal))
+	require.Same(t, low.ForPriority(Lowest), l.ForPriority(200))
+	for i, each := range []*RateLimiter{l, low, l.ForPriority(Lowest), low, l} {
+		granted, err := each.TryAcquire(context.Background(), 1, 0)
+		require.NoError(t, err)
+		require.Equal(t, i < 3, granted, "call %d", i)
+	}
+}
+
+// wait returns how long an Acquire of one permit waits.
+func wait(t *testing.T, l *RateLimiter) time.Duration {
+	began := time.Now()
+	_, err := l.Acquire(t.Context(), 1)
+	require.NoError(t, err)
+	return time.Since(began)
+}
+
+// debt returns how far ahead of now permits of the bucket have been granted.
+func debt(t *testing.T, l *RateLimiter) time.Duration {
+	b, err := l.State(t.Context())
+	require.NoError(t, err)
+	return max(0, time.Duration(b.NextFreeTicketMicros-time.Now().UnixMicro())*time.Microsecond)
+}
+
+// Three hundred callers of a lower priority keep a bucket busy. A caller of Normal waits for what they own already, and no longer.
+func TestHigherPriorityPasses(t *testing.T) {
+	for p, most := range map[Priority]time.Duration{Low: 500 * time.Millisecond, Lowest: 200 * time.Millisecond} {
+		t.Run(p.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				normal, err := NewSmoothBursty("x", 20, WithMaxPermits(1))
+				require.NoError(t, err)
+				ctx, stop := context.WithCancel(t.Context())
+				var lower sync.WaitGroup
+				var served atomic.Int64
+				for range 300 {
+					lower.Go(func() {
+						for ctx.Err() == nil {
+							if _, err := normal.ForPriority(p).Acquire(ctx, 1); err == nil {
+								served.Add(1)
+							}
+						}
+					})
+				}
+				time.Sleep(2 * time.Second)
+				const calls = 40
+				for range calls {
+					require.LessOrEqual(t, wait(t, normal), most)
+					time.Sleep(310 * time.Millisecond)
+				}
+				stop()
+				lower.Wait()
+				require.InDelta(t, 20*time.Since(began).Seconds(), served.Load()+calls, 2) // the whole rate
+			})
+		})
+	}
+}
+
+// A timeout beyond the look-ahead of its priority lets no caller take permits from further ahead.
+func TestTimeoutsKeepToThePriority(t *testing.T) {
+	for p, most := range map[Priority]time.Duration{Normal: time.Second, Low: 500 * time.Millisecond, Lowest: 150 * time.Millisecond} {
+		t.Run(p.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l, err := NewSmoothBursty("x", 20, WithMaxPermits(1), WithPriority(p))
+				require.NoError(t, err)
+				var callers sync.WaitGroup
+				var granted atomic.Int64
+				for range 40 {
+					callers.Go(func() {
+						if ok, _ := l.TryAcquire(t.Context(), 1, 900*time.Millisecond); ok {
+							granted.Add(1)
+						}
+					})
+				}
+				synctest.Wait()
+				require.LessOrEqual(t, debt(t, l), most)
+				callers.Wait()
+				require.InDelta(t, 19, granted.Load(), 1) // one at once, and 18 in 0.9 s
+			})
+		})
+	}
+}
+
+// While callers of a higher priority wait, those of a lower one that do not wait leave the stored permits to them.
+func TestStoredPermitsAreLeftToTheHigherPriority(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var by []Decider
+		normal, err := NewSmoothBursty("x", 10, WithMaxPermits(1), WithObserver(Observer{Decision: func(_ context.Context, d Decision) {
+			if d.Priority == Low {
+				by = append(by, d.By)
+			}
+		}}))
+		require.NoError(t, err)
+		low := normal.ForPriority(Low)
+		var waiters sync.WaitGroup
+		for range 20 {
+			waiters.Go(func() { wait(t, normal) })
+		}
+		synctest.Wait()
+		require.NoError(t, low.Reset(t.Context())) // the bucket has a permit, and the process of the waiters has not learned of it
+		granted, err := low.TryAcquire(t.Context(), 1, 0)
+		require.NoError(t, err)
+		require.False(t, granted)
+		waiters.Wait()
+		time.Sleep(time.Second)
+		granted, err = low.TryAcquire(t.Context(), 1, 0)
+		require.NoError(t, err)
+		require.True(t, granted)
+		require.Equal(t, []Decider{ByPriority, ByStore}, by)
+	})
+}
