@@ -43,6 +43,9 @@ func (c *Limit) String() string {
 	if c.Penalty != PenaltyDefault {
 		parts = append(parts, "held back by "+c.Penalty.String())
 	}
+	if c.Priority != tokenbucket.Normal {
+		parts = append(parts, c.Priority.String()+" priority")
+	}
 	return c.shadowed(strings.Join(parts, ", "))
 }
 
