@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // String returns the limit in words: 5/s, saves up 5, at most 3 at once, waits up to 500 ms.
