@@ -162,7 +162,7 @@ func (l *RateLimiter) shortcut(ctx context.Context, v verb, n, maxWait int64) (g
 		}
 		return got, true
 	}
-	if !c.View.HasSnapshot() {
+	if !c.View.HasSnapshot() || l.fairness != nil && c.Passage() == engine.Queue { // its turn may come before those of the waiters
 		return verdict{}, false
 	}
 	most := maxWait
@@ -185,7 +185,9 @@ func (l *RateLimiter) enqueue(ctx context.Context, v verb, n, maxWait int64) (q 
 	if v == reserve {
 		q = engine.NewReservation(&l.limiter, n, maxWait, deadlineOf(ctx))
 	} else {
-		q = engine.NewCall(&l.limiter, n, maxWait, deadlineOf(ctx))
+		if q = engine.NewCall(&l.limiter, n, maxWait, deadlineOf(ctx)); l.fairness != nil {
+			l.fairness.count(ctx, q)
+		}
 	}
 	return q, l.limiter.Coordinator.Submit(ctx, q)
 }
@@ -343,7 +345,7 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 	if err := divided.validate(); err != nil {
 		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
-	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time, priority: l.priority}
+	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time, priority: l.priority, fairness: l.fairness}
 	part.limiter.Own, part.limiter.MaxWaiters, part.limiter.Floor = &part.own.terms, l.limiter.MaxWaiters, l.limiter.Floor
 	c.LocalShare(&part.limiter)
 	l.share.Store(&share{whole, n, part})

@@ -43,6 +43,7 @@ type RateLimiter struct {
 	settling settling
 	label    string // see WithLabel
 	priority Priority
+	fairness *fairness           // nil if callers are served by arrival
 	kin      atomic.Pointer[kin] // the limiters of ForPriority; nil before its first call
 
 	// Set only on a MemoryStore.

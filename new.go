@@ -57,10 +57,10 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	l := &RateLimiter{
 		own: newSetting(o.config), maxWait: o.maxWait, enabled: o.enabled, plain: o.policy == FailClosed && o.observer == nil && !o.shadow,
 		policy: o.policy, quota: o.quota, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
-		priority: o.priority,
+		priority: o.priority, fairness: o.fair(),
 	}
 	e := &l.limiter
-	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout, engine.Class(o.priority))
+	e.Coordinator = coordinatorOf(o.store, l.parts, name, o.clock, o.timeout, engine.Class(o.priority), l.fairness.order())
 	e.Own, e.Initial, e.Transient, e.MaxWaiters, e.Floor = &l.own.terms, initial, o.transient, o.maxWaiters, o.floor
 	if _, shares := o.policy.Instances(); shares && t.join != nil {
 		l.member = t.join()
@@ -121,6 +121,7 @@ type coordinatorKey struct {
 	clock   clockwork.Clock
 	timeout time.Duration
 	class   engine.Class
+	order   engine.Order
 }
 
 // comparable reports whether the coordinator can be shared.
@@ -137,38 +138,43 @@ func (k coordinatorKey) peer(class engine.Class) *engine.Coordinator {
 	return coordinators.Find(k)
 }
 
-// coordinatorOf returns the coordinator that all limiters of a store, a name, a clock, a store timeout and a priority share. A store or a clock that
-// cannot be compared is not recognised, so its coordinator is not shared. parts is the store of local shares; nil for a MemoryStore.
-func coordinatorOf(store Store, parts *MemoryStore, name string, clock clockwork.Clock, timeout time.Duration, class engine.Class) *engine.Coordinator {
+// coordinatorOf returns the coordinator that all limiters of a store, a name, a clock, a store timeout, a priority and an order share. A
+// store or a clock that cannot be compared is not recognised, so its coordinator is not shared. parts is the store of local shares; nil for
+// a MemoryStore.
+func coordinatorOf(store Store, parts *MemoryStore, name string, clock clockwork.Clock, timeout time.Duration, class engine.Class, order engine.Order) *engine.Coordinator {
 	traits := traitsOf(store)
 	if traits.memory != nil {
 		timeout = 0 // its limiters share a queue whatever their store timeouts, because it always replies
 	}
-	fresh := func() *engine.Coordinator { return newCoordinator(store, parts, traits, name, clock, timeout, class) }
-	key := coordinatorKey{store, name, clock, timeout, class}
+	fresh := func() *engine.Coordinator {
+		return newCoordinator(store, parts, traits, name, clock, timeout, class, order)
+	}
+	key := coordinatorKey{store, name, clock, timeout, class, order}
 	if !key.comparable() {
 		return fresh()
 	}
 	return coordinators.Get(key, fresh)
 }
 
-func newCoordinator(store Store, parts *MemoryStore, t traits, name string, by clockwork.Clock, timeout time.Duration, class engine.Class) *engine.Coordinator {
+func newCoordinator(store Store, parts *MemoryStore, t traits, name string, by clockwork.Clock, timeout time.Duration, class engine.Class, order engine.Order) *engine.Coordinator {
 	config := engine.Config{
-		Name: label(name), Key: keyName(name), Timing: t.decides, Trips: t.trips, Clock: by, Timeout: timeout, Class: class,
+		Name: label(name), Key: keyName(name), Timing: t.decides, Trips: t.trips, Clock: by, Timeout: timeout, Class: class, Order: order,
 		Env: engine.Env{
 			Away: away, NotAsked: notAsked, Failure: storeError, Probe: t.probe, Busy: t.busy, Route: t.route,
 			NewSession: func() permit.Session { return new(redisbucket.Session) },
-			OfClass:    func(c engine.Class) *engine.Coordinator { return coordinatorOf(store, parts, name, by, timeout, c) },
+			OfClass: func(c engine.Class) *engine.Coordinator {
+				return coordinatorOf(store, parts, name, by, timeout, c, order)
+			},
 		},
 	}
 	if class != engine.Normal {
-		config.Peer = coordinatorKey{store, name, by, timeout, class}.peer
+		config.Peer = coordinatorKey{store, name, by, timeout, class, order}.peer
 	}
 	if t.memory != nil {
 		config.Store, config.Immediate, config.NewSession = immediate{t.memory}, true, nil
 		return engine.New(config)
 	}
-	config.LocalShare = func() *engine.Coordinator { return coordinatorOf(parts, nil, name, by, 0, class) }
+	config.LocalShare = func() *engine.Coordinator { return coordinatorOf(parts, nil, name, by, 0, class, order) }
 	config.Store, config.Health = &bucketStore{store: store}, healthOf(&t)
 	if config.Probe == nil {
 		local := clock.New(by)

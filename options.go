@@ -39,6 +39,7 @@ type options struct {
 	label      string
 	priority   Priority
 	floor      float64
+	fairness   fairness
 	clip       bool // initial permits beyond max permits are clipped
 	transient  bool // see WithTransientState
 	quota      *quota
@@ -72,6 +73,9 @@ func (o *options) apply(name string, opts []Option) (initial float64, err error)
 	}
 	if o.err == nil {
 		o.checkSeams()
+	}
+	if o.err == nil {
+		o.checkFairness()
 	}
 	if o.err != nil {
 		return 0, invalid(fmt.Sprintf("%.40s", name), o.err)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/engine"
+	"github.com/go-tokenbucket/tokenbucket/internal/fair"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
@@ -74,6 +75,7 @@ type actor struct {
 	epoch     int64
 	due       int64 // when the next look is
 	free      int64 // when the bucket's debt ends, by the last reply
+	turns     modelTurns
 }
 
 type caller struct {
@@ -84,6 +86,7 @@ type caller struct {
 	then     func() // when it was served
 	reserved bool
 	granted  bool
+	turn     fair.Place[*caller]
 }
 
 type happening struct {
@@ -151,6 +154,7 @@ func (a *actor) ask(n, timeout, again int64) *caller {
 	}
 	a.look() // callers that are due are served first
 	a.tell("%d: %d asks for %d until %d", a.id, c.order, n, c.Until-1_000_000_000)
+	a.join(c)
 	a.line.Join(&c.Waiter)
 	a.look()
 	return c
@@ -169,6 +173,7 @@ func (a *actor) reserve(n int64) *caller {
 func (a *actor) leave(c *caller) {
 	a.look()
 	a.tell("%d: %d leaves", a.id, c.order)
+	a.turns.Remove(&c.turn)
 	a.line.Leave(&c.Waiter, a.now)
 	a.look()
 }
@@ -180,10 +185,11 @@ func (a *actor) look() {
 	}
 	a.line.Hopeless(a.now, a.free, a.terms.PayLater(), func(n int64) int64 { return int64(float64(n) * a.terms.interval) })
 	for _, w := range a.line.Expired() {
+		a.turns.Remove(&w.Value.turn)
 		a.tell("%d: %d expires", a.id, w.Value.order)
 	}
-	w, at := a.line.Next(a.now)
-	for ; w != nil; w, at = a.line.Next(a.now) {
+	w, at := a.next()
+	for ; w != nil; w, at = a.next() {
 		c := w.Value
 		a.used = append(a.used, use{a.now, float64(c.Permits), a.id})
 		a.served++
@@ -194,14 +200,14 @@ func (a *actor) look() {
 		if at > a.now {
 			a.fail("process %d uses a permit %d µs before it is due", a.id, at-a.now)
 		}
-		if c.order < a.last[c.Permits] && !c.reserved && !a.stepped {
+		if c.order < a.last[c.Permits] && !c.reserved && !a.stepped && a.turns.choose == nil {
 			a.fail("process %d lets %d go before %d, who came earlier and wants as much", a.id, a.last[c.Permits], c.order)
 		}
 		if !c.reserved {
 			a.last[c.Permits] = c.order
 		}
 		a.late = max(a.late, a.now-at)
-		if late := at - c.Until; late > a.trip && (lossRate == 0 || late > 1_000_000+a.trip) { // a first decision may take the store's timeout
+		if late := at - c.Until; late > a.turns.trips()*a.trip && (lossRate == 0 || late > 1_000_000+a.trip) { // a first decision may take the store's timeout
 			a.fail("process %d lets a caller go %d µs after its timeout", a.id, at-c.Until)
 		}
 		if then := c.then; then != nil {
@@ -296,6 +302,7 @@ func (a *actor) depart() {
 					a.line.Refunded(false, false, a.now)
 				}
 				for _, w := range askers { // they fail
+					a.turns.Remove(&w.Value.turn)
 					a.line.Leave(w, a.now)
 				}
 				a.look()
@@ -344,6 +351,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 			if c := askers[i].Value; c.reserved && !c.granted {
 				c.granted = true
 				a.line.GrantTo(&c.Waiter, grant, a.now)
+				a.line.Promise(&c.Waiter)
 			} else {
 				a.line.Grant(askers[i], grant, a.now)
 			}
@@ -356,6 +364,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 			continue
 		}
 		if w := askers[i]; requests[i].MaxWaitMicros < reaches[i] { // it has no time for more
+			a.turns.Remove(&w.Value.turn)
 			a.line.Leave(w, a.now)
 		} else if !refused {
 			refused = true
@@ -445,8 +454,9 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	}
 }
 
-// history runs a random history and returns its fault; "" if there is none.
-func history(seed uint64, faults bool) (wrong string, uses int) {
+// history runs a random history and returns its fault; "" if there is none. turns chooses the heads of the queues; nil if they are served by
+// arrival.
+func history(seed uint64, faults bool, turns choice) (wrong string, uses int) {
 	r, classes := rand.New(rand.NewPCG(seed, 2)), rand.New(rand.NewPCG(seed, 3))
 	c := config{Rate: []float64{5, 100, 1000, 33.3}[r.IntN(4)], Payment: Payment(r.IntN(2))}
 	size := 0.0
@@ -475,6 +485,7 @@ func history(seed uint64, faults bool) (wrong string, uses int) {
 		}
 		a := w.actor(delay)
 		a.line.Strict = faults
+		a.line.InTurns, a.turns.choose = turns != nil, turns
 		if seed%2 == 1 {
 			a.class, a.share = engine.Class(classes.IntN(int(engine.Classes))), 0.05
 		}
@@ -551,7 +562,7 @@ func TestScheduleModel(t *testing.T) {
 		t.Run(fmt.Sprint("faults ", faults), func(t *testing.T) {
 			uses := 0
 			for seed := range uint64(histories) {
-				wrong, n := history(seed, faults)
+				wrong, n := history(seed, faults, nil)
 				require.Empty(t, wrong, "seed %d", seed)
 				uses += n
 			}

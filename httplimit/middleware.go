@@ -89,6 +89,7 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		http.Error(w, "the request has no key that limits it", http.StatusBadRequest)
 		return
 	}
+	r = m.prioritized(r)
 	admission, err := m.enter(r, key)
 	switch {
 	case err == nil:

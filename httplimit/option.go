@@ -41,6 +41,8 @@ type settings struct {
 	onError func(*http.Request, error) error
 	logger  *slog.Logger
 
+	priority func(*http.Request) tokenbucket.Priority // nil if the context has it
+
 	base       http.RoundTripper // of transports
 	respond    bool
 	maxPenalty time.Duration

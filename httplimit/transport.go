@@ -100,6 +100,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		closeBody(r)
 		return nil, ErrNoKey
 	}
+	r = t.prioritized(r)
 	admission, err := t.enter(r, key)
 	if err != nil {
 		closeBody(r)

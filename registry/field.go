@@ -8,6 +8,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // Notation is a way to write the values of a row as texts.
@@ -120,6 +122,9 @@ var fields = [...]Field{
 		Empty: "503, and 429 if each key has a bucket", Choices: penaltyChoices, value: penaltyValue{}},
 	{Key: "per_key", Column: "per_key", Default: "perKey", Later: true, Label: "Per key", Hint: "a bucket of its own for each key",
 		value: flagValue{at: func(l *Limit) *bool { return &l.PerKey }}},
+	{Key: "priority", Column: "priority", Default: "priority", Later: true, Label: "Priority",
+		Hint:  "calls of a lower one wait less, so that those of a higher one come first; a call may lower it, never raise it",
+		Empty: "normal", Choices: priorityChoices, value: priorityValue{}},
 }
 
 // Fields returns all fields of a row, in the order of a form.
@@ -245,6 +250,7 @@ var rules = [...]struct {
 	{func(l *Limit) bool { return l.NoRate && l.MaxPermits != nil }, "burst", "no value: the row has no rate"},
 	{func(l *Limit) bool { return l.NoRate && l.Warmup != 0 }, "warmup", "no value: the row has no rate"},
 	{func(l *Limit) bool { return l.NoRate && l.Quota }, "quota", "no value: the row has no rate"},
+	{func(l *Limit) bool { return l.NoRate && l.Priority != tokenbucket.Normal }, "priority", "no value: the row has no rate"},
 }
 
 // conflict returns a field of l whose value does not fit the others, and what it should be; nil if all fit. In a disabled row only the

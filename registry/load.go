@@ -114,7 +114,7 @@ func (r *Registry) logChange(was, e *entry, load *Load, first bool) {
 }
 
 // unversioned are the keys of fields that no store keeps, so that a change of them needs no new version.
-var unversioned = []string{"disabled", "cache", "penalty"}
+var unversioned = []string{"disabled", "cache", "penalty", "priority"}
 
 // follow returns the entry of a row. If the row has not changed, it is the earlier entry, was.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
@@ -126,7 +126,7 @@ func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {
 				if c.Row == was.limit.Row && was.limit.same(c) {
 					return was, nil
 				}
-				if e.wait == was.wait && !c.Disabled {
+				if e.wait == was.wait && c.Priority == was.limit.Priority && !c.Disabled {
 					e.limiter.Store(was.limiter.Load())
 				}
 			}

@@ -363,6 +363,9 @@ func (e *entry) limiterOptions() []tokenbucket.Option {
 // limiter replaces the old one.
 func (s *settings) limiter(c *Limit, version int64, more ...tokenbucket.Option) (*tokenbucket.RateLimiter, error) {
 	opts := append(s.limiterOptions(), tokenbucket.WithVersion(version), tokenbucket.WithMaxWait(c.wait()))
+	if c.Priority != tokenbucket.Normal {
+		opts = append(opts, tokenbucket.WithPriority(c.Priority))
+	}
 	opts = append(opts, more...)
 	if s.shadows(c) {
 		opts = append(opts, tokenbucket.WithShadow())

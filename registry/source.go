@@ -69,6 +69,9 @@ type Limit struct {
 	PerKey bool
 	// Penalty selects the replies of an upstream that hold the bucket back: see Registry.Penalizes.
 	Penalty Penalty
+	// Priority of the row's calls for its rate; the zero value is tokenbucket.Normal. A call may have a lower one (gate.WithPriority), which
+	// then counts, and no higher one. A row without a rate has none.
+	Priority tokenbucket.Priority
 	// Shadow evaluates and counts every call, and then lets it pass (WithShadow). It does so for a bad row, too.
 	Shadow bool
 }

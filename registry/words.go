@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	tokenbucket "github.com/go-tokenbucket/tokenbucket"
 )
 
 // String returns the limit in words: 5/s, saves up 5, at most 3 at once, waits up to 500 ms.
@@ -42,6 +44,9 @@ func (c *Limit) String() string {
 	}
 	if c.Penalty != PenaltyDefault {
 		parts = append(parts, "held back by "+c.Penalty.String())
+	}
+	if c.Priority != tokenbucket.Normal {
+		parts = append(parts, c.Priority.String()+" priority")
 	}
 	return c.shadowed(strings.Join(parts, ", "))
 }

@@ -30,6 +30,7 @@ type Limiter struct {
 	skip       func(ctx context.Context, fullMethod string) bool
 	onError    func(ctx context.Context, fullMethod string, err error) error
 	maxPenalty time.Duration
+	priority   PriorityFunc // nil if the context has it
 	messages   bool
 	logger     *slog.Logger
 	err        error
@@ -150,7 +151,7 @@ func (l *Limiter) begin(ctx context.Context, method string) (*call, error) {
 	if l.skip != nil && l.skip(ctx, method) {
 		return nil, nil
 	}
-	return &call{Limiter: l, ctx: ctx, method: method, key: l.key(ctx, method)}, nil
+	return &call{Limiter: l, ctx: l.prioritized(ctx, method), method: method, key: l.key(ctx, method)}, nil
 }
 
 // enter blocks until the call may begin. Unless it fails, the caller must call Leave when the call has ended.

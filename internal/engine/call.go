@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/fair"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
@@ -37,16 +38,17 @@ func (s state) String() string {
 func (s state) over() bool { return s >= done }
 
 // Call is the request of one caller. It takes permits, reserves them, or is an operation, which takes nothing. Its Coordinator's mu guards
-// all fields but the first five, which are never changed.
+// all fields but the first six, which are never changed.
 type Call struct {
 	// A call for permits is a waiter of the queue until its permits are due.
 	schedule.Waiter[*Call]
 
 	limiter   *Limiter
-	timeout   int64         // the longest wait that is of use to the caller, in microseconds
-	deadline  time.Duration // of the caller's context, by clock.Mono; 0 if it has none
-	operation *Operation    // nil for a call for permits
-	promise   *promise      // of a reservation; nil for other calls
+	timeout   int64              // the longest wait that is of use to the caller, in microseconds
+	deadline  time.Duration      // of the caller's context, by clock.Mono; 0 if it has none
+	operation *Operation         // nil for a call for permits
+	promise   *promise           // of a reservation; nil for other calls
+	turn      *fair.Place[*Call] // among the waiters of its tenant; nil if it has no tenant
 
 	state   state
 	bounded bool                      // it was asked for within its timeout, not within the look-ahead: a refusal is final
@@ -217,6 +219,7 @@ func (q *Call) result() Result {
 // never.
 type callers struct {
 	config   *Config
+	turns    *turns // nil if waiters are served by arrival
 	count    int
 	answered *[]chan struct{} // collects the calls that end while a reply is delivered; nil at other times
 }
@@ -227,6 +230,9 @@ func (c *callers) end(q *Call, s state, err error) {
 		return
 	}
 	c.count--
+	if c.turns != nil {
+		c.turns.left(q)
+	}
 	q.state, q.err, q.shared = s, err, q.flight != nil
 	q.answer()
 	if c.answered != nil {
@@ -248,5 +254,8 @@ func (c *callers) fail(q *Call, err error) { c.end(q, failed, c.config.failure(e
 // abandon ends a call whose caller has gone.
 func (c *callers) abandon(q *Call) {
 	c.count--
+	if c.turns != nil {
+		c.turns.left(q)
+	}
 	q.state = left
 }

@@ -47,6 +47,9 @@ func New(config Config) *Coordinator {
 	c.View.init(c.Local, config.Timing)
 	c.callers.config = &c.Config
 	c.queue.init(c.System(), c.Class, &c.callers, &c.View)
+	if c.Order == InTurns {
+		c.queue.serveInTurns()
+	}
 	c.inFlight.init(&c.Config, &c.View, c.Micros)
 	c.outbox = outbox{queue: &c.queue, leases: &c.leases, view: &c.View}
 	c.leases.queue, c.leases.view, c.leases.outbox = &c.queue, &c.View, &c.outbox
@@ -82,6 +85,10 @@ func (c *Coordinator) accept(ctx context.Context, q *Call) (take bool) {
 	c.callers.count++
 	if c.callers.count > q.limiter.MaxWaiters && q.operation == nil {
 		c.callers.end(q, failed, q.limiter.tooManyWaiters())
+		return false
+	}
+	if n, full := c.queue.turns.full(q, q.limiter.MaxWaiters-c.callers.count); full {
+		c.callers.end(q, failed, q.limiter.tooManyOfTenant(q.turn.Tenant, n))
 		return false
 	}
 	at := c.moment()
@@ -428,7 +435,7 @@ func (c *Coordinator) Inspect(f func(State)) {
 		s.LeaseUsed = float64(lease.used.Load()) / float64(lease.permits)
 	}
 	if first := q.head(); first != nil {
-		s.Waiting, s.Longest = true, time.Duration(now-first.Came)*time.Microsecond
+		s.Waiting, s.Longest = true, time.Duration(now-q.longest(first))*time.Microsecond
 		s.HeadDue, _ = first.line.DueOf(&first.Waiter)
 	}
 	for w := q.line.Uncovered(); w != nil; w = w.Following() {

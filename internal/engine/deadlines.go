@@ -76,7 +76,7 @@ func (d *deadlines) expireWaiters(f *flight, now time.Duration) (oldest time.Dur
 			continue
 		}
 		since := d.expireCall(q, max(q.sent, d.inFlight.since), f, now)
-		if oldest = min(oldest, since); !q.state.over() {
+		if oldest = min(oldest, since); !q.state.over() && !d.queue.turns.on() {
 			break // the waiters behind it came later
 		}
 	}

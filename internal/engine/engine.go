@@ -72,6 +72,8 @@ type Config struct {
 	Timing    Timing
 	// Class of the callers.
 	Class Class
+	// Order in which the waiters are served.
+	Order Order
 	// Trips carry the batches of several buckets. If they are nil, each batch is decided by Store in a trip of its own.
 	Trips *Trips
 	// Clock is what callers sleep by.

@@ -69,6 +69,10 @@ func (l *Limiter) tooManyWaiters() error {
 	return fmt.Errorf("%w: bucket %q: %d wait already", permit.ErrTooManyWaiters, l.Coordinator.Name, l.MaxWaiters)
 }
 
+func (l *Limiter) tooManyOfTenant(tenant string, n int) error {
+	return fmt.Errorf("%w: bucket %q: %d of tenant %.40q wait already, as many as there is room for others", permit.ErrTooManyWaiters, l.Coordinator.Name, n, tenant)
+}
+
 // Overflow returns the error of a request for too many permits.
 func (l *Limiter) Overflow(permits int64) error {
 	return fmt.Errorf("%w: bucket %q: permits %d: want fewer: the debt would exceed 2^53 µs", permit.ErrInvalidPermits, l.Coordinator.Name, permits)

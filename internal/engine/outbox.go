@@ -81,6 +81,8 @@ func (o *outbox) passage() Passage {
 		return Queue
 	case o.queue.line.Idle():
 		return Free
+	case o.queue.turns.on(): // its turn may come before those of the waiters
+		return Queue
 	}
 	return Refusals
 }

@@ -28,6 +28,7 @@ type queue struct {
 
 	class   Class
 	floor   Floor // of a class below the highest
+	turns   turns // of the tenants; off unless the Order is InTurns
 	callers *callers
 	view    *View
 }
@@ -94,17 +95,19 @@ func (q *queue) join(w *Call, now int64) {
 	stale := false
 	if at, some := q.line.AskAt(); some && at > now && !w.reserves() { // the waiters ahead were refused
 		w.decided = now
-		if due := q.paced(w, now); due > w.Until {
+		if q.turnInTime(w, now) {
+			// the estimates are of those behind the owned permits
+		} else if due := q.paced(w, now); due > w.Until {
 			q.callers.refuse(w, due-now)
 			return
-		}
-		if due := q.estimate(w, now); due > w.Until {
+		} else if due := q.estimate(w, now); due > w.Until {
 			if stale = !q.view.heardLately(now); !stale {
 				q.callers.refuse(w, due-now)
 				return
 			}
 		}
 	}
+	q.turns.add(w)
 	q.line.Join(&w.Waiter)
 	if w.line = q.line; stale { // the next reply shows whether the call can be in time
 		q.line.AskNow()
@@ -139,10 +142,13 @@ func (q *queue) promise(w *Call, now int64) {
 // ahead returns how many permits must fall due before a newcomer is served: those of the uncovered waiters and, under PayNow, its own.
 func (q *queue) ahead(w *Call, t *permit.Terms) int64 {
 	wanted := q.line.Wanted()
+	if q.turns.on() {
+		wanted = q.turns.behind(w, q.line)
+	}
 	if !t.PayLater {
 		wanted += w.Permits
 	}
-	return wanted
+	return max(0, wanted)
 }
 
 // estimate returns when a newcomer's permits are due if no other process asks for any.
@@ -180,6 +186,7 @@ func (q *queue) release(now int64) {
 		return
 	}
 	for w, at := q.next(now); w != nil; w, at = q.next(now) {
+		q.turns.served(w)
 		w.due = at
 		if w.decided == 0 {
 			w.decided = w.Came
@@ -197,6 +204,7 @@ func (q *queue) release(now int64) {
 // have ended, updates due, and returns nil.
 func (q *queue) next(now int64) (w *Call, at int64) {
 	q.due = 0
+	q.takeTurn(now)
 	for i := len(q.old); i >= 0; i-- {
 		s := q.line
 		if i < len(q.old) {
@@ -204,6 +212,7 @@ func (q *queue) next(now int64) (w *Call, at int64) {
 		}
 		first, at := s.Next(now)
 		if first == nil && s.Expire(now) { // the permits that they were gathering may suffice for another waiter
+			q.takeTurn(now)
 			first, at = s.Next(now)
 		}
 		if first != nil {
@@ -281,6 +290,9 @@ func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
 // refused, too.
 func (q *queue) refused(w *Call, beyond, received, now int64) {
 	t := w.limiter.Effective()
+	if w.bounded { // it was asked for within its timeout, and waits for its turn
+		beyond = max(0, beyond+w.remaining(now)-LookAhead(t, q.class, w.Permits, q.line.Ahead(now, 4*Horizon(t))))
+	}
 	q.line.Refused(received, Horizon(t), beyond, rand.Float64())
 	q.floor.Earn(t, q.class, w.limiter.Floor, q.view.free-received, w.Permits, now)
 	if w.promised() {

@@ -167,7 +167,7 @@ func (r *reply) grant(q *Call, request *permit.Request) {
 	if reserved {
 		q.note(&r.Bucket, r.NowMicros)
 	}
-	if g.WaitMicros == 0 && q.state == pending && (reserved && line.Idle() || !reserved && line.Serve(&q.Waiter)) {
+	if g.WaitMicros == 0 && q.state == pending && (reserved && line.Idle() || !reserved && r.queue.serve(q)) {
 		if q.due = r.received; reserved {
 			back := g.Place.Refund(r.Bucket.Terms, 0, r.NowMicros)
 			q.promise.unused = &back
@@ -219,7 +219,7 @@ func (r *reply) refuseOrKeep(q *Call, request *permit.Request) (waits bool) {
 	case q.state.over(), q.covered():
 	case request.Grant.Overflow:
 		r.queue.fail(q, q.limiter.Overflow(q.Permits), r.at.local)
-	case q.line != nil && !q.bounded:
+	case q.line != nil && (!q.bounded || !r.queue.final(q, r.at.local)):
 		if q.decided == 0 {
 			q.decided = r.received
 		}

@@ -9,7 +9,7 @@ func (s *Schedule[V]) cover() {
 			}
 			return
 		}
-		if due := s.dueOf(w); s.tooLate(w, due) {
+		if due := s.dueOf(w); s.tooLate(w, due) && !s.InTurns {
 			s.expire(w, due)
 		} else {
 			s.promote(w)
@@ -67,9 +67,14 @@ func (s *Schedule[V]) Hopeless(now, free int64, payLater bool, cost func(permits
 			permits = ahead
 		}
 		gathers := w.at != nil && w.round == s.round
-		if due := max(now, free) + cost(permits); s.tooLate(w, due) && !gathers {
+		switch due := max(now, free) + cost(permits); {
+		case s.InTurns:
+			if !gathers && s.hopeless(w, due) {
+				s.expire(w, due)
+			}
+		case s.tooLate(w, due) && !gathers:
 			s.expire(w, due)
-		} else {
+		default:
 			ahead += w.Permits
 		}
 		w = behind

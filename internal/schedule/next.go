@@ -6,6 +6,7 @@ func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
 	if s.now = now; s.head == nil || s.owned == 0 && s.promised == 0 { // the store must grant permits first
 		s.round++
 		s.forget()
+		s.served = 0
 		return nil, 0
 	}
 	late := false
@@ -21,8 +22,10 @@ func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
 			s.recover()
 			continue
 		case w == nil:
+			s.served = 0
 			return nil, 0
 		case at > now:
+			s.served = 0
 			return nil, at
 		case s.Strict && at < now-Tolerated:
 			s.lapse(w.at, now-Tolerated-w.at.offset)
@@ -33,6 +36,7 @@ func (s *Schedule[V]) Next(now int64) (w *Waiter[V], at int64) {
 		w.at.take(w.Permits)
 		s.unlink(w)
 		s.walks.earn()
+		s.served = at
 		return w, at
 	}
 }
@@ -58,8 +62,10 @@ func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 		if g.unclaimed = taker == nil; g.unclaimed {
 			continue
 		}
-		if s.lapse(g, g.from); taker.Permits > g.left {
-			continue
+		if s.lapse(g, g.from); taker.Permits > g.left { // what is left may suffice for another
+			if taker = s.taker(g, &scanned); taker == nil {
+				continue
+			}
 		}
 		if old := taker.at; old != nil && old != g {
 			old.from = max(old.from, old.reached(now))

@@ -9,8 +9,13 @@ type queue[V any] struct {
 	wanted     int64 // permits that the uncovered waiters need
 	large      int   // waiters that need more than one permit
 	limited    int   // waiters with a timeout
+	firm       int   // granted reservations
 	parked     parked[V]
 	ranks      ranks
+
+	// InTurns: the owner chooses the head by [Schedule.Lead]. So no waiter is too late before its timeout has ended, unless it would be
+	// too late as the head. Covered waiters are parked as well.
+	InTurns bool
 }
 
 // link inserts w behind another waiter, or at the front if that is nil.
@@ -32,6 +37,9 @@ func (q *queue[V]) link(w, behind *Waiter[V]) {
 	}
 	if w.Until != Forever {
 		q.limited++
+	}
+	if w.firm {
+		q.firm++
 	}
 }
 
@@ -63,6 +71,9 @@ func (q *queue[V]) unlink(w *Waiter[V]) {
 	if w.Until != Forever {
 		q.limited--
 	}
+	if w.firm {
+		q.firm--
+	}
 	q.unpark(w)
 	w.next, w.prev, w.state, w.at = nil, nil, absent, nil
 }
@@ -75,6 +86,7 @@ func (q *queue[V]) promote(w *Waiter[V]) {
 	q.promised += w.Permits
 	q.wanted -= w.Permits
 	q.first = w.next
+	q.watch(w)
 }
 
 // demote marks w and all covered waiters behind it as uncovered.

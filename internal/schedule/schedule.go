@@ -56,6 +56,7 @@ type Schedule[V any] struct {
 	stepped  bool       // a segment was inserted before others
 	askAt    int64      // when to ask the store for the uncovered waiters; 0 means at once
 	expired  []*Waiter[V]
+	served   int64  // due time of the last waiter that Next returned; 0 after it found none
 	round    uint64 // number of the current search by earliest
 	changes  uint64 // counts changes that move other waiters up or back
 	walks    walks
@@ -86,6 +87,7 @@ func (s *Schedule[V]) Last() int64 {
 // its new grants are due before its old ones.
 func (s *Schedule[V]) Split() *Schedule[V] {
 	old := &Schedule[V]{Strict: s.Strict}
+	old.InTurns = s.InTurns
 	*old, *s = *s, *old
 	old.refund, old.sent = nil, false
 	s.expired, old.expired = old.expired, nil
@@ -101,6 +103,9 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 	s.head, s.first, old.first = w, w, nil
 	s.wanted, old.wanted = old.wanted, 0
 	s.parked, old.parked = old.parked, nil
+	if s.InTurns {
+		s.divideParked(old)
+	}
 	for ; w != nil; w = w.next {
 		w.at, w.round = nil, 0
 		s.waiters++
@@ -112,6 +117,10 @@ func (s *Schedule[V]) Split() *Schedule[V] {
 		if w.Until != Forever {
 			s.limited++
 			old.limited--
+		}
+		if w.firm {
+			s.firm++
+			old.firm--
 		}
 	}
 	for _, g := range old.segments {
@@ -221,13 +230,16 @@ func (s *Schedule[V]) Leave(w *Waiter[V], now int64) {
 	s.cover()
 }
 
-// Promise removes the timeout of a waiter: it accepts its permits however late they are due.
+// Promise records that a waiter is a granted reservation. It has no timeout: it accepts its permits however late they are due.
 func (s *Schedule[V]) Promise(w *Waiter[V]) {
 	if w.state != absent && w.Until != Forever {
 		s.limited--
 		s.unpark(w)
 	}
-	w.Until = Forever
+	if w.state != absent && !w.firm {
+		s.firm++
+	}
+	w.Until, w.firm = Forever, true
 }
 
 // returnable reports whether the end of a segment can be refunded.

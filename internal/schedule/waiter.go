@@ -15,6 +15,7 @@ type Waiter[V any] struct {
 	at         *segment // the segment that it gathers permits of, or nil
 	round      uint64   // the search that determined at
 	refused    bool     // the store has refused it, or a waiter ahead of it
+	firm       bool     // it is a granted reservation, which no other waiter may delay
 	place      int      // position in parked, from 1; 0 if it is not parked
 	rank       int      // rank among the covered waiters; 0 if it is uncovered
 	due        int64    // when its permits are due, as of its promotion, its grant or the last walk

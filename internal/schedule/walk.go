@@ -53,7 +53,7 @@ func (s *Schedule[V]) mayWalk() bool {
 func (s *Schedule[V]) recover() {
 	w, steps := s.walk(func(w *Waiter[V], g *segment) bool {
 		due := g.due(w.Permits)
-		if s.tooLate(w, due) {
+		if s.tooLate(w, due) && !s.InTurns {
 			s.expire(w, due)
 			return false
 		}

@@ -78,6 +78,8 @@ type Columns struct {
 	// Penalty selects the replies of an upstream that hold the bucket back, "penalty": none, 503, 429 or 429,503 (registry.Limit). NULL: the
 	// default.
 	Penalty string `column:"penalty"`
+	// Priority of the row's calls, "priority": normal, low or lowest (registry.Limit). NULL: normal.
+	Priority string `column:"priority"`
 }
 
 // columns returns the names that the dialect's created table has.

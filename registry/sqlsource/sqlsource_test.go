@@ -229,7 +229,7 @@ func TestAnyRow(t *testing.T) {
 	// Most rows are valid except for one cell or two.
 	good := map[string][]string{"name": {"a", "b c"}, "rate": {"5", "0.5"}, "cache": {"0.5", "0"}, "disabled": {"1", "1", "1", "0"}, "burst": {"20"},
 		"warmup": {"0", "1500"}, "cold_factor": {"2", "3.5"}, "quota": {"0", "1"}, "shadow": {"0", "1"}, "per_key": {"0", "1"}, "window": {"5", "0.25"},
-		"window_limit": {"100"}, "concurrent": {"0", "4"}, "penalty": {"none", "503", "429,503"}}
+		"window_limit": {"100"}, "concurrent": {"0", "4"}, "penalty": {"none", "503", "429,503"}, "priority": {"normal", "low", "lowest"}}
 	require.Len(t, good, len(inTable))
 	var loaded, rejected int
 	rapid.Check(t, func(t *rapid.T) {

@@ -57,6 +57,7 @@ type trafficOptions struct {
 	unknownStatus   int
 	trusted         []string
 	dropHeaders     []string
+	priority        string
 	inbound         bool
 	unknown         string
 	maxRetryAfter   time.Duration
@@ -153,6 +154,8 @@ func (o *trafficOptions) flags(f *pflag.FlagSet) {
 		"* matches all names that begin so, in each mode")
 	f.StringSliceVar(&o.trusted, "trusted-proxy", nil, "`CIDR` of proxies in front of the gateway whose X-Forwarded-* fields are trusted; may be repeated")
 	f.StringSliceVar(&o.dropHeaders, "drop-header", nil, "`field` that, like X-Forwarded-* and others, only trusted proxies may send; may be repeated")
+	f.StringVar(&o.priority, "priority", "none", "where a call's priority comes from: none, or header:NAME, a field that only trusted proxies may send, "+
+		"with normal, low or lowest. The row's priority counts if it is lower")
 	f.BoolVar(&o.inbound, "inbound", false, "take the permit when a call arrives, not when it is forwarded: clients get RateLimit header "+
 		"fields, and an upstream's Retry-After penalizes no bucket")
 	f.StringVar(&o.unknown, "unknown", "pass", "calls without a row: pass, refuse, or permits per second for a bucket for each key")
@@ -167,7 +170,7 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
 	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` for columns with other names; may be repeated. Fields are id, name, rate, "+
 		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here; window (in seconds), window_limit, concurrent, "+
-		"shadow, per_key and penalty also if the table has columns window, windowLimit, concurrent, shadow, perKey and penalty")
+		"shadow, per_key, penalty and priority also if the table has columns window, windowLimit, concurrent, shadow, perKey, penalty and priority")
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: no permits are stored")
 	f.DurationVar(&o.jitter, "jitter", 0, "how much later than released a quota's calls may reach the upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the tables of limits, audit and switch, a SQLite file")
@@ -232,6 +235,7 @@ type config struct {
 	options
 	routes   routes
 	key      *keyMaker
+	priority string // the canonical name of the field with a call's priority; empty if there is none
 	proxies  []netip.Prefix
 	unknown  registry.Otherwise
 	badRows  registry.Otherwise
@@ -367,7 +371,7 @@ func (c *config) parseKeys() (err error) {
 	for _, name := range append(slices.Clone(c.dropHeaders), c.clientHeader) {
 		c.key.fields.proxies = append(c.key.fields.proxies, http.CanonicalHeaderKey(name))
 	}
-	return nil
+	return c.parsePriority()
 }
 
 func (c *config) parseTraffic() error {

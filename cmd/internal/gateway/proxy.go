@@ -167,7 +167,7 @@ func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	defer c.end()
 	c.proxy, c.body, c.response = p, body, response
-	r = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
+	r = r.WithContext(context.WithValue(settings.prioritized(r), callKey{}, c))
 	r.URL = c.target
 	if body != nil {
 		r.Body = body

@@ -11,7 +11,7 @@ import (
 
 // live lists the settings that a running gateway can change. The others apply at the start.
 var live = []string{"upstream", "body-timeout", "body-rate", "response-rate", "upgrade", "upgrade-timeout",
-	"key", "client-ipv4", "client-ipv6", "client-header", "match", "unknown-status", "trusted-proxy", "drop-header", "max-age", "drain", "drain-delay", "log-level"}
+	"key", "client-ipv4", "client-ipv6", "client-header", "match", "unknown-status", "trusted-proxy", "drop-header", "priority", "max-age", "drain", "drain-delay", "log-level"}
 
 // reread parses the settings again: the same command line, the environment, and the file as it is now.
 func (o *options) reread(given *pflag.FlagSet) (*config, error) {

@@ -149,7 +149,7 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 	if a.Limiter == nil {
 		return nil, nil
 	}
-	if a.reservation, err = a.Limiter.TryReserve(a.grant.under(ctx), 1, a.Wait); err != nil {
+	if a.reservation, err = gate.Reserve(a.grant.under(ctx), a.Limiter, 1, a.Wait); err != nil {
 		return nil, err
 	}
 	a.reserved = time.Now()

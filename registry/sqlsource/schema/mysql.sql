@@ -5,6 +5,7 @@
 -- At most windowLimit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number. Beside these a NULL rate is none.
 -- penalty is which answers of an upstream with Retry-After hold the bucket back: none, 503, 429 or 429,503; NULL: 503, and 429 where it is
 -- one key's own.
+-- priority is normal, low or lowest; NULL: normal.
 CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `configId` INT(11) NOT NULL AUTO_INCREMENT,
   `channelType` VARCHAR(24) NULL,
@@ -19,6 +20,7 @@ CREATE TABLE IF NOT EXISTS `t_ratelimite_conf` (
   `shadow` TINYINT(1) DEFAULT 0 NOT NULL,
   `perKey` TINYINT(1) DEFAULT 0 NOT NULL,
   `penalty` VARCHAR(8) NULL,
+  `priority` VARCHAR(8) NULL,
   `lastModifyTime` DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6) ON UPDATE CURRENT_TIMESTAMP(6),
   PRIMARY KEY (`configId`)
 );
