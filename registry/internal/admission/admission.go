@@ -43,6 +43,7 @@ func (e *Env) Try(row Row) error {
 // Call is a call that asks to begin.
 type Call struct {
 	Name    string                   // for messages and reports
+	Cost    int                      // permits of the rate and of the window, at least 1; the call has one place, whatever it costs
 	Limiter *tokenbucket.RateLimiter // nil if the row has no rate
 	Wait    time.Duration            // longest wait for the rate; not used without a rate
 	Shadow  bool                     // whether the call passes even if a limit refuses it

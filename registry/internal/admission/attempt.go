@@ -2,6 +2,7 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -92,8 +93,8 @@ func (a *attempt) report(by gate.Decider, pass bool) {
 
 // run asks the limits of the row in turn. It returns when the call may begin, or with the first refusal.
 func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) {
-	if refused = a.known(ctx); refused != nil {
-		return refused, nil
+	if refused, err = a.known(ctx); refused != nil || err != nil {
+		return refused, err
 	}
 	if refused, err = a.reserve(ctx); refused != nil || err != nil {
 		return refused, err
@@ -116,24 +117,34 @@ func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) 
 }
 
 // known returns a refusal that follows from local state: a penalty, a window that stays full for longer than the call may wait, or, if the
-// call may not wait, a lack of places. It returns nil if the limits must be asked.
-func (a *attempt) known(ctx context.Context) *gate.Admission {
+// call may not wait, a lack of places. A cost above the window's limit is a *gate.CostError. Otherwise known returns nil, and the limits must
+// be asked.
+func (a *attempt) known(ctx context.Context) (refused *gate.Admission, err error) {
 	if left := a.slot.Pause.Left(); left > 0 && a.Limiter == nil {
-		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}
+		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}, nil
 	}
 	if a.Wait == 0 && a.slot.crowded(a.bounds) {
-		return noPlace()
+		return noPlace(), nil
 	}
 	if a.windowFull() <= a.Wait {
-		return nil
+		return nil, nil
 	}
 	if _, err := a.window.Remaining(ctx); err != nil { // at most one round trip in a hundredth of the window
-		return nil // take applies the window's policy
+		return nil, nil // take applies the window's policy
+	}
+	if limit := a.window.Limit(); a.Cost > limit {
+		a.asked = gate.ByWindow
+		return nil, a.tooCostly(limit)
 	}
 	if full := a.windowFull(); full > a.Wait {
-		return &gate.Admission{By: gate.ByWindow, RetryAfter: full}
+		return &gate.Admission{By: gate.ByWindow, RetryAfter: full}, nil
 	}
-	return nil
+	return nil, nil
+}
+
+// tooCostly returns the error of a cost above the window's limit, which would be refused for ever.
+func (a *attempt) tooCostly(limit int) error {
+	return &gate.CostError{Key: a.Name, Cost: a.Cost, Want: fmt.Sprintf("1 to the limit of the window, %d", limit), Err: tokenbucket.ErrNeverGranted}
 }
 
 // windowFull returns the time until the window has room, by the last reply.
@@ -141,15 +152,15 @@ func (a *attempt) windowFull() time.Duration {
 	if a.window == nil {
 		return 0
 	}
-	return a.window.RetryAfter(1)
+	return a.window.RetryAfter(a.Cost)
 }
 
-// reserve reserves a permit of the rate that falls due in time, if the row has a rate.
+// reserve reserves the permits of the call that fall due in time, if the row has a rate.
 func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err error) {
 	if a.Limiter == nil {
 		return nil, nil
 	}
-	if a.reservation, err = a.Limiter.TryReserve(a.grant.under(ctx), 1, a.Wait); err != nil {
+	if a.reservation, err = a.Limiter.TryReserve(a.grant.under(ctx), a.Cost, a.Wait); err != nil {
 		return nil, err
 	}
 	a.reserved = time.Now()
@@ -255,7 +266,10 @@ func (a *attempt) count(ctx context.Context) (refused *gate.Admission, err error
 	}
 	a.asked = gate.ByWindow
 	asked := time.Now()
-	counted, err := a.window.Take(ctx, 1)
+	counted, err := a.window.Take(ctx, a.Cost)
+	if errors.Is(err, slidingwindow.ErrInvalidPermits) {
+		return nil, a.tooCostly(a.window.Limit())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("registry: bucket %.80q: window: %w", a.Name, err)
 	}
@@ -277,7 +291,7 @@ func (a *attempt) recount(ctx context.Context) (refused *gate.Admission, err err
 
 func (a *attempt) uncount() {
 	if a.counted.Allowed { // after an error the count stays until the window has passed
-		_ = aside(func(ctx context.Context) error { return a.window.Refund(ctx, a.counted, 1) })
+		_ = aside(func(ctx context.Context) error { return a.window.Refund(ctx, a.counted, a.Cost) })
 	}
 	a.counted = slidingwindow.Result{}
 }
