@@ -38,12 +38,14 @@ func (o forBoth) middleware(s *settings)       { o(s) }
 type settings struct {
 	gate    gate.Gate
 	key     KeyFunc
+	cost    func(*http.Request) int // nil if each request costs one permit
 	onError func(*http.Request, error) error
 	logger  *slog.Logger
 
 	base       http.RoundTripper // of transports
 	respond    bool
 	maxPenalty time.Duration
+	used       func(*http.Response) int // nil if no response shows what its request has used
 
 	policy string // of middlewares: a serialized String
 	refuse http.Handler
