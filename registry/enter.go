@@ -77,7 +77,7 @@ func (f *found) bounded() bool { return f.by == gate.ByLimit && f.entry != nil &
 // enterBounded implements Enter for a row that has a window or a concurrency.
 func (r *Registry) enterBounded(ctx context.Context, name string, f *found, cost int) (*gate.Admission, error) {
 	c := &f.entry.limit
-	call := admission.Call{Name: name, Cost: cost, Limiter: f.limiter, Wait: f.entry.wait, Shadow: r.shadows(c)}
+	call := admission.Call{Name: name, Cost: cost, Limiter: f.limiter, Wait: f.entry.wait, PlaceWait: c.ConcurrentWait, Shadow: r.shadows(c)}
 	a, outcome, err := r.admissions.Enter(ctx, f.entry.slot, r.bounds(c, f.entry.version), call)
 	if outcome.OK {
 		r.faults.passed(f.entry)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -25,7 +26,8 @@ type attempt struct {
 	place       *place
 	reservation *tokenbucket.Reservation
 	reserved    time.Time
-	grant       tentative // the grant of the rate
+	grant       tentative     // the grant of the rate
+	patience    time.Duration // how long the call may still wait for a place
 }
 
 // admitted returns the admission of a call that may begin.
@@ -74,46 +76,70 @@ func (a *attempt) report(by gate.Decider, pass bool) {
 	}
 }
 
-// A call begins when its rate, its concurrency and its window all grant it. They are asked one after the other, so the order decides what
-// a refusal by one costs in the others:
-//
-//	step              when                             a refusal gives back       what other calls see until then
-//	1. local state    at once, without a round trip    nothing                    nothing
-//	2. rate           at once; then the call waits     nothing                    nothing
-//	3. concurrency    a lead before the permit is due  the permit                 the bucket without the permit
-//	4. window         right after that                 the permit and the place   the same, and one place fewer
-//
-// A waiting call holds its permit and nothing else, so others can use the place and the count. The window comes last because a count costs
-// others most: it refuses them for the whole length of the window. A place is held in vain only while the window is full, and then every
-// other call is refused as well.
-//
-// A permit is refunded while it is not due. A permit that was due at once is refunded, too, unless others have taken permits behind it
-// that are not due yet. If asking the concurrency and the window takes longer than the lead, the permit falls due meanwhile,
-// and lapses if they refuse.
+// begin returns what a call of the row needs at first. While calls of this process wait for a place, and while they have all places, a call
+// that may wait queues at once.
+func (a *attempt) begin() progress {
+	p := progress{permits: wanted, place: untried, count: uncounted}
+	if a.Limiter == nil {
+		p.permits = due
+	}
+	switch {
+	case a.places == nil:
+		p.place = taken
+	case a.patience > 0 && (a.slot.queueing.Load() > 0 || a.slot.crowded(a.bounds)):
+		p.place = full
+	}
+	if a.window == nil {
+		p.count = inWindow
+	}
+	return p
+}
 
 // run asks the limits of the row in turn. It returns when the call may begin, or with the first refusal.
 func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) {
 	if refused, err = a.known(ctx); refused != nil || err != nil {
 		return refused, err
 	}
-	if refused, err = a.reserve(ctx); refused != nil || err != nil {
-		return refused, err
-	}
-	for due := false; !due; {
-		if err = a.awaitLead(ctx, a.slot.lead(a.bounds)); err != nil {
-			return nil, err
+	for p := a.begin(); ; {
+		next := p.next()
+		if next == toBegin {
+			return a.recount(ctx)
 		}
-		if refused, err = a.take(ctx); refused != nil || err != nil {
+		if p, refused, err = a.do(ctx, next, p); refused != nil || err != nil {
 			return refused, err
 		}
-		if due, err = a.awaitDue(ctx); err != nil {
-			return nil, err
-		}
-		if !due { // a penalty postpones it
+	}
+}
+
+// do takes one step, and returns what the call has after it.
+func (a *attempt) do(ctx context.Context, s step, p progress) (after progress, refused *gate.Admission, err error) {
+	switch s {
+	case toQueue:
+		p.place = taken
+		refused, err = a.queue(ctx)
+	case toReserve:
+		p.permits = ahead
+		refused, err = a.reserve(ctx)
+	case toApproach:
+		p.permits = near
+		err = a.awaitLead(ctx, a.slot.lead(a.bounds))
+	case toTake:
+		return a.take(ctx, p)
+	case toAwait:
+		p.permits = due
+		var postponed bool
+		if postponed, err = a.awaitDue(ctx); postponed { // by a penalty
 			a.untake()
+			p.permits = ahead
+			if a.places != nil {
+				p.place = untried
+			}
+			if a.window != nil {
+				p.count = uncounted
+			}
 		}
 	}
-	return a.recount(ctx)
+	return p, refused, err
 }
 
 // known returns a refusal that follows from local state: a penalty, a window that stays full for longer than the call may wait, or, if the
@@ -123,10 +149,11 @@ func (a *attempt) known(ctx context.Context) (refused *gate.Admission, err error
 	if left := a.slot.Pause.Left(); left > 0 && a.Limiter == nil {
 		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}, nil
 	}
-	if a.Wait == 0 && a.slot.crowded(a.bounds) {
+	longest := a.Wait + min(a.patience, math.MaxInt64-a.Wait)
+	if longest == 0 && a.slot.crowded(a.bounds) {
 		return noPlace(), nil
 	}
-	if a.windowFull() <= a.Wait {
+	if a.windowFull() <= longest {
 		return nil, nil
 	}
 	if _, err := a.window.Remaining(ctx); err != nil { // at most one round trip in a hundredth of the window
@@ -136,7 +163,7 @@ func (a *attempt) known(ctx context.Context) (refused *gate.Admission, err error
 		a.asked = gate.ByWindow
 		return nil, a.tooCostly(limit)
 	}
-	if full := a.windowFull(); full > a.Wait {
+	if full := a.windowFull(); full > longest {
 		return &gate.Admission{By: gate.ByWindow, RetryAfter: full}, nil
 	}
 	return nil, nil
@@ -178,9 +205,6 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 // awaitLead blocks until a lead before the permit is due. The due time moves earlier if callers ahead give up, and later if a penalty holds
 // the bucket back.
 func (a *attempt) awaitLead(ctx context.Context, lead time.Duration) error {
-	if a.reservation == nil {
-		return nil
-	}
 	for {
 		ahead := a.ahead()
 		if ahead <= lead {
@@ -199,22 +223,22 @@ func (a *attempt) awaitLead(ctx context.Context, lead time.Duration) error {
 	}
 }
 
-// awaitDue blocks until the permit is due. It returns false as soon as the due time has moved beyond the longest lead.
-func (a *attempt) awaitDue(ctx context.Context) (due bool, err error) {
-	if a.reservation == nil || isClosed(a.reservation.Ready()) {
-		return true, ctx.Err()
+// awaitDue blocks until the permits are due. It returns true as soon as the due time has moved beyond the longest lead.
+func (a *attempt) awaitDue(ctx context.Context) (postponed bool, err error) {
+	if isClosed(a.reservation.Ready()) {
+		return false, ctx.Err()
 	}
 	look := time.NewTicker(longestLead)
 	defer look.Stop()
 	for {
 		select {
 		case <-a.reservation.Ready():
-			return true, nil
+			return false, nil
 		case <-ctx.Done():
 			return false, ctx.Err()
 		case <-look.C:
 			if a.ahead() > longestLead {
-				return false, nil
+				return true, nil
 			}
 		}
 	}
@@ -237,26 +261,61 @@ func noPlace() *gate.Admission {
 	return &gate.Admission{By: gate.ByConcurrency, RetryAfter: time.Second}
 }
 
-// take acquires a place for the call and counts it in the window. It does not wait for either to become free.
-func (a *attempt) take(ctx context.Context) (refused *gate.Admission, err error) {
-	asked := time.Now()
-	if a.places != nil {
-		a.asked = gate.ByConcurrency
-		if a.slot.crowded(a.bounds) {
-			return noPlace(), nil
-		}
-		if a.place, err = a.slot.enter(ctx, a.bounds, a.env.localShare(a.most)); err != nil {
-			return nil, fmt.Errorf("registry: bucket %.80q: concurrency: %w", a.Name, err)
-		}
-		if a.place == nil {
-			return noPlace(), nil
-		}
-		a.place.lost = a.lost
+// queue waits for a place, while the call holds nothing else. What is left of its patience is for a later queue.
+func (a *attempt) queue(ctx context.Context) (refused *gate.Admission, err error) {
+	a.asked = gate.ByConcurrency
+	began := time.Now()
+	a.slot.queueing.Add(1)
+	a.place, err = a.slot.await(ctx, a.bounds, a.env.localShare(a.most), a.patience)
+	a.slot.queueing.Add(-1)
+	a.patience = max(0, a.patience-time.Since(began))
+	if refused, err = a.placed(err); refused != nil || err != nil {
+		return refused, err
 	}
+	if left := a.slot.Pause.Left(); left > 0 && a.Limiter == nil { // it began meanwhile
+		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}, nil
+	}
+	return nil, nil
+}
+
+// placed returns the refusal or the error if the concurrency has not given a place.
+func (a *attempt) placed(err error) (refused *gate.Admission, _ error) {
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("registry: bucket %.80q: concurrency: %w", a.Name, err)
+	case a.place == nil:
+		return noPlace(), nil
+	}
+	a.place.lost = a.lost
+	return nil, nil
+}
+
+// take acquires a place, if the call has none, and counts the call in the window. It does not wait for either to become free. If there is no
+// place and the call may wait for one, it gives its permits back, for the queue.
+func (a *attempt) take(ctx context.Context, p progress) (after progress, refused *gate.Admission, err error) {
+	asked := time.Now()
+	if p.place == untried {
+		a.asked = gate.ByConcurrency
+		if !a.slot.crowded(a.bounds) {
+			a.place, err = a.slot.enter(ctx, a.bounds, a.env.localShare(a.most))
+		}
+		if err == nil && a.place == nil && a.patience > 0 {
+			a.cancel()
+			if p.place = full; a.Limiter != nil {
+				p.permits = wanted
+			}
+			return p, nil, nil
+		}
+		if refused, err = a.placed(err); refused != nil || err != nil {
+			return p, refused, err
+		}
+		p.place = taken
+	}
+	p.count = inWindow
 	if refused, err = a.count(ctx); refused == nil && err == nil {
 		a.slot.took(time.Since(asked))
 	}
-	return refused, err
+	return p, refused, err
 }
 
 // count counts the call in the window, if there is one.
@@ -315,7 +374,7 @@ func (a *attempt) untake() {
 	a.place = nil
 }
 
-// cancel refunds the permit of the rate, unless it fell due while the call waited.
+// cancel refunds the permits of the rate, unless they fell due while the call waited.
 func (a *attempt) cancel() {
 	if a.reservation == nil {
 		return

@@ -42,7 +42,7 @@ func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 		s.inside.Add(-1)
 		return nil, nil
 	}
-	permit, err := s.acquire(ctx, b)
+	permit, err := s.acquire(ctx, b, 0)
 	switch {
 	case err == nil:
 		return &place{slot: s, permit: permit}, nil
@@ -57,12 +57,35 @@ func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 	return nil, err
 }
 
-// acquire asks the backend for a permit. During an outage it returns the outage's error, and only one call in a while asks.
-func (s *Slot) acquire(ctx context.Context, b *bounds) (*semaphore.Permit, error) {
+// await is enter for a call that waits until a place is free, at most for the given time. While it waits, it is not inside. During an outage
+// of the backend nothing can be waited for.
+func (s *Slot) await(ctx context.Context, b *bounds, share int, wait time.Duration) (*place, error) {
+	permit, err := s.acquire(ctx, b, wait)
+	switch {
+	case err == nil && s.inside.Add(1) > int64(b.most): // calls of an older row are in flight, which a semaphore in memory does not know of
+		s.inside.Add(-1)
+		return nil, aside(permit.Release)
+	case err == nil:
+		return &place{slot: s, permit: permit}, nil
+	case errors.Is(err, semaphore.ErrRefused):
+		return nil, nil
+	case isOutage(ctx, err) && share > 0:
+		if s.inside.Add(1) <= int64(min(share, b.most)) {
+			return &place{slot: s}, nil
+		}
+		s.inside.Add(-1)
+		return nil, nil
+	}
+	return nil, err
+}
+
+// acquire asks the backend for a permit, and waits for one as long as given. During an outage it returns the outage's error, and only one
+// call in a while asks.
+func (s *Slot) acquire(ctx context.Context, b *bounds, wait time.Duration) (*semaphore.Permit, error) {
 	if err := s.outage.known(); err != nil {
 		return nil, err
 	}
-	permit, err := b.places.TryAcquire(ctx, 1, 0)
+	permit, err := b.places.TryAcquire(ctx, 1, wait)
 	if err != nil && isOutage(ctx, err) {
 		s.outage.began(err)
 	} else if ctx.Err() == nil {
