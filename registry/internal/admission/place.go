@@ -25,10 +25,12 @@ func (p *place) leave() {
 		return
 	}
 	var err error
+	p.slot.leaving.Add(1)
 	if p.permit != nil {
 		err = aside(p.permit.Release)
 	}
 	p.slot.inside.Add(-1)
+	p.slot.leaving.Add(-1)
 	if errors.Is(err, semaphore.ErrExpired) || errors.Is(err, semaphore.ErrLost) {
 		p.lost(err)
 	}
@@ -57,16 +59,19 @@ func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 	return nil, err
 }
 
-// await is enter for a call that waits until a place is free, at most for the given time. While it waits, it is not inside. During an outage
-// of the backend nothing can be waited for.
+// await is enter for a call that waits until a place is free, at most for the given time. While it waits, it is not inside. The place that
+// it gets may be that of a call which still waits for the reply to its release. During an outage of the backend nothing can be waited for.
 func (s *Slot) await(ctx context.Context, b *bounds, share int, wait time.Duration) (*place, error) {
 	permit, err := s.acquire(ctx, b, wait)
 	switch {
-	case err == nil && s.inside.Add(1) > int64(b.most): // calls of an older row are in flight, which a semaphore in memory does not know of
-		s.inside.Add(-1)
-		return nil, aside(permit.Release)
 	case err == nil:
-		return &place{slot: s, permit: permit}, nil
+		p := &place{slot: s, permit: permit}
+		if s.inside.Add(1)-s.leaving.Load() > int64(b.most) { // more than the semaphore knows of: it has lost places, or is another one's, in memory
+			p.lost = func(error) {}
+			p.leave()
+			return nil, nil
+		}
+		return p, nil
 	case errors.Is(err, semaphore.ErrRefused):
 		return nil, nil
 	case isOutage(ctx, err) && share > 0:
