@@ -64,6 +64,38 @@ func TestEnterN(t *testing.T) {
 	})
 }
 
+// A penalty that begins shortly before the permits are due takes the whole cost out of the window until then.
+func TestCostIsPostponed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := openLocal(t, registry.Static{bounded("/a", func(l *registry.Limit) {
+			l.Rate, l.MaxPermits, l.WaitShare, l.Window, l.WindowLimit, l.Concurrent = 10, nil, 60, time.Hour, 50, 1
+		})})
+		began := time.Now()
+		used := func() [2]int {
+			u, _, err := r.Usage(ctx, "/a")
+			require.NoError(t, err)
+			return [2]int{u.WindowUsed, u.Inside}
+		}
+		done := make(chan *gate.Admission)
+		go func() {
+			a, err := r.EnterN(ctx, "/a", 11) // a new bucket has one permit
+			require.NoError(t, err)
+			done <- a
+		}()
+		time.Sleep(time.Second - 5*time.Millisecond)
+		require.Equal(t, [2]int{11, 1}, used(), "a lead before")
+		require.NoError(t, r.Penalize(ctx, "/a", 10*time.Second))
+		time.Sleep(time.Second)
+		require.Equal(t, [2]int{0, 0}, used())
+		a := <-done
+		require.True(t, a.OK)
+		require.InDelta(t, 11*time.Second, time.Since(began), float64(20*time.Millisecond))
+		require.Equal(t, [2]int{11, 1}, used())
+		a.Leave()
+		r.Close()
+	})
+}
+
 // A cost that the row can never grant is an error, whichever limit could not.
 func TestNeverGranted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

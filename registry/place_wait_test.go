@@ -168,6 +168,44 @@ func TestQueueIsLeft(t *testing.T) {
 	})
 }
 
+// While another process has the place, a call gives its permits back before it waits, and those behind it take none.
+func TestQueueForAPlaceElsewhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		places, err := semaphore.NewMemory(1)
+		require.NoError(t, err)
+		elsewhere, err := places.Acquire(ctx, 1)
+		require.NoError(t, err)
+		reserved := 0
+		r := open(t, registry.Static{patient(func(l *registry.Limit) { l.Window, l.WindowLimit = 0, 0 })}, tokenbucket.NewMemoryStore(),
+			registry.WithSemaphores(func(string, int, ...semaphore.Option) (*semaphore.Semaphore, error) { return places, nil }),
+			registry.WithLimiterOptions(tokenbucket.WithInitialPermits(100), tokenbucket.WithObserver(tokenbucket.Observer{
+				Decision: func(context.Context, tokenbucket.Decision) { reserved++ },
+			})))
+		began := time.Now()
+		first := calling(ctx, r, began)
+		second := calling(ctx, r, began)
+		require.Equal(t, 1, reserved, "the second has not asked for permits that it could not use")
+		l, err := r.Limiter("/a")
+		require.NoError(t, err)
+		b, err := l.State(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 100.0, b.StoredPermits)
+		time.Sleep(time.Second)
+		require.NoError(t, elsewhere.Release(ctx))
+		a := <-first
+		require.True(t, a.OK)
+		require.Equal(t, time.Second, a.at)
+		a.Leave()
+		a = <-second
+		require.True(t, a.OK)
+		a.Leave()
+		b, err = l.State(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 98.0, b.StoredPermits)
+		r.Close()
+	})
+}
+
 // A call in shadow does not wait for a place. A change of the wait alone takes effect, and keeps the row's version.
 func TestWaitOfPlacesFollowsRow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -179,6 +217,18 @@ func TestWaitOfPlacesFollowsRow(t *testing.T) {
 		require.Equal(t, gate.ByShadow, enter(t, r, "/a").By)
 		require.Equal(t, began, time.Now())
 		inShadow.Leave()
+		source.set(patient())
+		require.NoError(t, r.Reload(ctx))
+		enter(t, r, "/a").Leave()
+		version := func() int64 {
+			l, err := r.Limiter("/a")
+			require.NoError(t, err)
+			_, err = l.State(ctx)
+			require.NoError(t, err)
+			return l.InForce().Version
+		}
+		before := version()
+		time.Sleep(time.Second) // a new bucket had one permit
 		for _, wait := range []time.Duration{3 * time.Second, time.Second, 0, math.MaxInt64 / 1000 * 1000 / 1024} {
 			source.set(patient(func(l *registry.Limit) { l.ConcurrentWait = wait }))
 			require.NoError(t, r.Reload(ctx))
@@ -193,6 +243,7 @@ func TestWaitOfPlacesFollowsRow(t *testing.T) {
 			}
 			require.Equal(t, gate.ByConcurrency, enter(t, r, "/a").By)
 			require.Equal(t, wait, time.Since(began))
+			require.Equal(t, before, version())
 			first.Leave()
 		}
 		r.Close()
