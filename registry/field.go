@@ -403,7 +403,7 @@ func (waitValue) text(l *Limit) string  { return fmt.Sprint(l.WaitShare) }
 func (waitValue) same(a, b *Limit) bool { return a.WaitShare == b.WaitShare }
 func (waitValue) want(n Notation) string {
 	if n == InForm {
-		return "milliseconds, 0 to 9,007,199,254,740"
+		return "0 to 9,007,199,254,740 ms"
 	}
 	return "seconds, 0 to 9007199254"
 }
@@ -483,12 +483,13 @@ func (v durationValue) want(n Notation) string {
 		return fmt.Sprintf("a duration in whole milliseconds such as %s, %v to %.0fh", v.example, v.least, v.most.Hours())
 	case n == InFile && v.most >= time.Hour:
 		return fmt.Sprintf("a duration such as %s, 0s to %.0fh", v.example, v.most.Hours())
-	case n == InFile:
+	case n == InFile || v.unit == 0: // tables have no such column
 		return fmt.Sprintf("a duration such as %s, 0s to %v", v.example, v.most)
 	case v.unit == time.Millisecond:
 		return "milliseconds, 0 to " + number(float64(v.most/v.unit))
-	}
-	if v.least == 0 {
+	case v.least == 0 && n == InForm:
+		return "0 to " + number(float64(v.most/time.Millisecond)) + " ms"
+	case v.least == 0:
 		return fmt.Sprintf("seconds, 0 to %d", v.most/v.unit)
 	}
 	return fmt.Sprintf("seconds to the millisecond, %v to %d (%s)", v.least.Seconds(), v.most/v.unit, length(v.most))

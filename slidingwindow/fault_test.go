@@ -41,7 +41,7 @@ func TestBadInput(t *testing.T) {
 		"resolution 7s:":       make(1, time.Minute, 7*time.Second),
 		"resolution 2m0s:":     make(1, time.Minute, 2*time.Minute),
 		"resolution 25h0m0s:":  make(1, 25*time.Hour, 25*time.Hour, WithMode(Approximate)),
-		"window 876000h0m0.00": make(1, maxWindow+time.Millisecond, maxWindow+time.Millisecond),
+		"window 884760h0m0.00": make(1, maxWindow+time.Millisecond, maxWindow+time.Millisecond),
 		"resolution 1ms:":      make(1, time.Minute, time.Millisecond),
 		"mode Mode(7):":        make(1, time.Minute, time.Second, WithMode(7)),
 		"redis client nil:":    make(1, time.Minute, time.Second, WithRedis((*redis.Client)(nil))),

@@ -27,7 +27,7 @@ type Limiter struct {
 func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
 // New returns a limiter of at most limit permits (1 to 2^31) in any window. The window is counted in sub-intervals of the resolution: whole
-// microseconds from 1 ms on, which must divide the window into at most 1440. With Approximate it is at most 24 h. A window is at most 100
+// microseconds from 1 ms on, which must divide the window into at most 1440. With Approximate it is at most 24 h. A window is at most 101
 // years, so that all times are exact in Redis until 2150. A finer resolution is more exact, and costs memory: see
 // Exact and Approximate. Without [WithRedis] each Limiter has counts of its own, even if another has the same name. A name is any string of
 // 1 to 512 bytes.
@@ -86,9 +86,9 @@ const (
 	finest = time.Millisecond
 	// coarsestShared is the longest resolution whose covered part can be measured: a sub-interval in microseconds times shares is below 2^53.
 	coarsestShared = 24 * time.Hour
-	// maxWindow is the longest window. A time to which a window and a sub-interval are added must be below 2^53 microseconds since 1970,
+	// maxWindow is the longest window: 100 years, and what a caller such as package registry adds. A time to which a window and a sub-interval are added must be below 2^53 microseconds since 1970,
 	// which is in 2255.
-	maxWindow = 100 * 365 * 24 * time.Hour
+	maxWindow = 101 * 365 * 24 * time.Hour
 )
 
 // limitRange describes the limits that validLimit accepts.
