@@ -1,6 +1,10 @@
 package tokenbucket
 
 import (
+	"context"
+	"fmt"
+	"time"
+
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
@@ -60,4 +64,67 @@ func takeJoint(g *permit.Group, b *PermitBucket, member, i int) {
 	r, batch := g.Request(member, i), g.Members[member]
 	r.Grant = b.take(batch.Outcome.NowMicros, r.Permits, r.MaxWaitMicros, batch.Nonce())
 	batch.Outcome.Changed = true
+}
+
+// inquiry carries the batches of a group through a [Store], as question does for a single batch.
+type inquiry struct {
+	*permit.Group
+	public  Batch
+	decided bool // the outcomes are those of these batches
+}
+
+// askTogether has a store decide the batches of a group in one step.
+func askTogether(ctx context.Context, s Store, g *permit.Group) error {
+	q := &inquiry{Group: g}
+	q.public = Batch{Names: make([]string, len(g.Members)), Decide: q.decide, together: q}
+	for i, b := range g.Members {
+		q.public.Names[i], b.Outcome = b.Key, permit.Outcome{}
+	}
+	err := s.Apply(ctx, &q.public)
+	if err == nil && !q.decided {
+		err = fmt.Errorf("tokenbucket: bucket %q: %T has not called Decide", g.Members[0].Name, s)
+	}
+	return err
+}
+
+// joint returns the inquiry behind a batch that came as the engine made it, or nil.
+func (b *Batch) joint() *inquiry {
+	if b.together == nil || b != &b.together.public {
+		return nil
+	}
+	return b.together
+}
+
+// answered records that a store of this module has decided the batches itself.
+func (q *inquiry) answered(err error) error {
+	q.decided = err == nil
+	return err
+}
+
+// decide is the Decide function of the public batch.
+func (q *inquiry) decide(now int64, states [][]byte) (next [][]byte, ttl time.Duration, err error) {
+	q.decided = false
+	n := len(q.Members)
+	if len(states) != n {
+		return nil, 0, fmt.Errorf("tokenbucket: bucket %q: %d states: want one for each of the %d names", q.Members[0].Name, len(states), n)
+	}
+	buckets := make([]*PermitBucket, n)
+	for i, b := range q.Members {
+		buckets[i] = new(PermitBucket)
+		if err := buckets[i].parse(string(states[i]), b.Terms); err != nil {
+			return nil, 0, corruptBucket(b.Name, err)
+		}
+	}
+	if err := applyTogether(now, q.Group, buckets); err != nil {
+		return nil, 0, err
+	}
+	q.decided = true
+	next = make([][]byte, n)
+	for i, b := range q.Members {
+		if b.Outcome.Changed {
+			millis, _ := buckets[i].ttlMillis(b.Outcome.NowMicros, buckets[i].renewed(b))
+			next[i], ttl = buckets[i].appendText(nil), max(ttl, time.Duration(millis)*time.Millisecond)
+		}
+	}
+	return next, ttl, nil
 }
