@@ -241,9 +241,17 @@ func TestGroupInMemory(t *testing.T) {
 			now += rapid.Int64Range(0, 500_000).Draw(rt, "gap")
 			g := drawGroup(rt, names, configs, places, now)
 			twin := cloned(g)
-			require.NoError(rt, applyTogether(now, g, buckets))
+			next := make([]*PermitBucket, n)
+			for m, b := range buckets {
+				state := *b
+				next[m] = &state
+			}
+			require.NoError(rt, applyTogether(now, g, next))
 			require.NoError(rt, askTogether(background, store, twin))
 			for m, b := range g.Members {
+				if b.Outcome.Changed {
+					buckets[m] = next[m]
+				}
 				require.Equal(rt, grantsOf(b), grantsOf(twin.Members[m]))
 				for i := range b.Requests {
 					if r := &b.Requests[i]; r.Grant.OK && r.Op == permit.Take {
