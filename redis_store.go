@@ -190,6 +190,9 @@ func (s *redisBase) traits(self Store) traits {
 		self: self, decides: engine.SystemClock, outages: s.outages, oneServer: s.redis.OneServer(), parts: s.parts, probe: s.redis.Probe,
 		join: s.redis.Join, used: s.redis.Used, busy: s.redis.Busy, logger: s.logger,
 	}
+	if !t.oneServer {
+		t.slot = redisbucket.Slot
+	}
 	if s.local {
 		t.decides = engine.LimiterClock
 	}

@@ -116,6 +116,9 @@ func (s *Store) Keys(key string) (bucket, lock string) {
 	return bucket, bucket + ":lock"
 }
 
+// Slot returns the part of a bucket's keys in braces, which decides on which server of a cluster they are.
+func Slot(key string) string { return key }
+
 // Join counts this process among the instances that use this Redis with this key prefix.
 func (s *Store) Join() *instances.Member {
 	return s.instances.Join(s.client, s.prefix+"instances", func(err error) {
