@@ -329,7 +329,7 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 	if err := divided.validate(); err != nil {
 		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
-	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time}
+	part := &RateLimiter{own: newSetting(divided), store: l.parts, plain: true, memory: l.parts, time: l.time}
 	part.limiter.Own, part.limiter.MaxWaiters = &part.own.terms, l.limiter.MaxWaiters
 	c.LocalShare(&part.limiter)
 	l.share.Store(&share{whole, n, part})
