@@ -345,7 +345,9 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 	if err := divided.validate(); err != nil {
 		return nil, invalid(l.Name(), fmt.Errorf("divided by %d instances: %w", n, err))
 	}
-	part := &RateLimiter{own: newSetting(divided), plain: true, memory: l.parts, time: l.time, priority: l.priority, fairness: l.fairness}
+	part := &RateLimiter{
+		own: newSetting(divided), store: l.parts, plain: true, memory: l.parts, time: l.time, priority: l.priority, fairness: l.fairness,
+	}
 	part.limiter.Own, part.limiter.MaxWaiters, part.limiter.Floor = &part.own.terms, l.limiter.MaxWaiters, l.limiter.Floor
 	c.LocalShare(&part.limiter)
 	l.share.Store(&share{whole, n, part})

@@ -30,6 +30,7 @@ import (
 type RateLimiter struct {
 	limiter  engine.Limiter
 	own      *setting // its own configuration
+	store    Store
 	maxWait  time.Duration
 	quota    *quota // that it was made for; nil if none
 	enabled  func() bool

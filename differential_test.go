@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -133,7 +134,9 @@ type ownLua struct {
 }
 
 func newOwnLua(t *testing.T, lua string) *ownLua {
-	process := exec.Command(redistest.Program(t, lua), "testdata/redis.lua", "internal/redisbucket/lua/apply.lua")
+	source := filepath.Join(t.TempDir(), "apply.lua")
+	require.NoError(t, os.WriteFile(source, []byte(redisbucket.ApplyScript.Source), 0o600))
+	process := exec.Command(redistest.Program(t, lua), "testdata/redis.lua", source)
 	process.Stderr = os.Stderr
 	in, err := process.StdinPipe()
 	require.NoError(t, err)

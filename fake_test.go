@@ -343,3 +343,6 @@ func look(l *RateLimiter) (now engine.State) {
 func whileStopped(l *RateLimiter, f func()) {
 	l.limiter.Coordinator.Inspect(func(engine.State) { f() })
 }
+
+// newSession returns what a Redis store remembers of a bucket.
+func newSession() permit.Session { return new(redisbucket.Session) }

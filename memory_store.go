@@ -3,6 +3,7 @@ package tokenbucket
 import (
 	"context"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -40,6 +41,9 @@ func NewMemoryStore() *MemoryStore { return &MemoryStore{} }
 
 // Apply implements [Store].
 func (s *MemoryStore) Apply(_ context.Context, b *Batch) error {
+	if g := b.joint(); g != nil {
+		return g.answered(s.decideGroup(g.Group))
+	}
 	asked := b.native()
 	if asked == nil {
 		return s.exchange(b)
@@ -64,6 +68,43 @@ func (s *MemoryStore) decide(batch *permit.Batch) error {
 		b.touched, b.renewed = batch.Outcome.NowMicros, b.state.renewed(batch)
 	}
 	return err
+}
+
+// decideGroup decides the batches of a group, and sets their outcomes. It locks the buckets in the order of their keys, so that two groups cannot
+// deadlock.
+func (s *MemoryStore) decideGroup(g *permit.Group) error {
+	n := len(g.Members)
+	now := g.Members[0].LocalMicros()
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(a, b int) int { return strings.Compare(g.Members[a].Key, g.Members[b].Key) })
+	held := make([]*memoryBucket, n)
+	next := make([]PermitBucket, n)
+	buckets := make([]*PermitBucket, n)
+	for _, i := range order {
+		held[i] = s.lock(g.Members[i].Key, now)
+		defer held[i].mu.Unlock()
+	}
+	for i, b := range held {
+		buckets[i] = &next[i]
+		if next[i] = b.state; b.text != nil {
+			if err := next[i].parse(string(b.text), g.Members[i].Terms); err != nil {
+				return corruptBucket(g.Members[i].Name, err)
+			}
+		}
+	}
+	if err := applyTogether(now, g, buckets); err != nil {
+		return err
+	}
+	for i, b := range held {
+		if batch := g.Members[i]; batch.Outcome.Changed {
+			b.state, b.text = next[i], nil
+			b.touched, b.renewed = batch.Outcome.NowMicros, b.state.renewed(batch)
+		}
+	}
+	return nil
 }
 
 // exchange decides a batch on states as text, of several buckets together.

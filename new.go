@@ -55,7 +55,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	}
 	t := traitsOf(o.store)
 	l := &RateLimiter{
-		own: newSetting(o.config), maxWait: o.maxWait, enabled: o.enabled, plain: o.policy == FailClosed && o.observer == nil && !o.shadow,
+		own: newSetting(o.config), store: o.store, maxWait: o.maxWait, enabled: o.enabled, plain: o.policy == FailClosed && o.observer == nil && !o.shadow,
 		policy: o.policy, quota: o.quota, parts: partsOf(o.store, &t), shadow: o.shadow, observer: o.observer, label: o.label, memory: t.memory, time: clock.New(o.clock),
 		priority: o.priority, fairness: o.fair(),
 	}

@@ -135,13 +135,22 @@ func earn(m permit.Balance, now int64, coolDown, most float64) (at permit.Balanc
 // apply does. internal/redisbucket/lua/apply.lua is its translation, equal to the last bit. The state must be written only if the outcome
 // is Changed.
 func (b *PermitBucket) apply(nowMicros int64, batch *permit.Batch, out *permit.Outcome) error {
+	if err := b.open(nowMicros, batch, out); err != nil || batch.Probe {
+		return err
+	}
+	b.decideAll(batch, batch.Requests, out)
+	return b.close(batch, out)
+}
+
+// open prepares the bucket for a batch: it exists, its configuration is the one in force, and it is resynced to the time of the decision, which
+// open sets in the outcome.
+func (b *PermitBucket) open(nowMicros int64, batch *permit.Batch, out *permit.Outcome) error {
 	if nowMicros < -maxExact || nowMicros > maxExact {
 		return invalid(batch.Name, wanted("clock", nowMicros, "microseconds from -2^53 to 2^53"))
 	}
-	*out = permit.Outcome{ClockMicros: nowMicros}
+	*out = permit.Outcome{ClockMicros: nowMicros, NowMicros: nowMicros}
 	b.Name = batch.Name
 	if batch.Probe {
-		out.NowMicros = nowMicros
 		return nil
 	}
 	if b.Epoch == 0 {
@@ -152,31 +161,39 @@ func (b *PermitBucket) apply(nowMicros int64, batch *permit.Batch, out *permit.O
 		b.begin(nowMicros, batch, newest)
 		out.Changed = len(batch.Requests) > 0
 	} else {
-		nowMicros = b.observe(nowMicros, batch.Epoch, out)
+		out.NowMicros = b.observe(nowMicros, batch.Epoch, out)
 		if !replaces(batch, b.setting.Kind) {
-			if err := b.reconcile(nowMicros, batch, out); err != nil {
+			if err := b.reconcile(out.NowMicros, batch, out); err != nil {
 				return err
 			}
 		}
 	}
-	if b.resync(nowMicros) {
+	if b.resync(out.NowMicros) {
 		b.beginEpoch(batch.Epoch)
 	}
-	for i := range batch.Requests {
-		r := &batch.Requests[i]
-		r.Grant = b.decide(nowMicros, r, batch)
-		out.Changed = out.Changed || r.Grant.OK
-	}
-	if out.Changed && !b.sound() {
-		return fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, batch.Name, b.balance())
-	}
-	b.show(nowMicros, batch, out)
 	return nil
 }
 
-// show sets the decision and its time in an outcome.
-func (b *PermitBucket) show(nowMicros int64, batch *permit.Batch, out *permit.Outcome) {
-	out.NowMicros = nowMicros
+// decideAll carries out requests of a batch in order.
+func (b *PermitBucket) decideAll(batch *permit.Batch, requests []permit.Request, out *permit.Outcome) {
+	for i := range requests {
+		r := &requests[i]
+		r.Grant = b.decide(out.NowMicros, r, batch)
+		out.Changed = out.Changed || r.Grant.OK
+	}
+}
+
+// close checks the bucket after a batch, and shows it in the outcome.
+func (b *PermitBucket) close(batch *permit.Batch, out *permit.Outcome) error {
+	if out.Changed && !b.sound() {
+		return fmt.Errorf("%w: bucket %q: it would become %+v", ErrCorruptState, batch.Name, b.balance())
+	}
+	b.show(batch, out)
+	return nil
+}
+
+// show sets the bucket in an outcome.
+func (b *PermitBucket) show(batch *permit.Batch, out *permit.Outcome) {
 	out.Bucket = permit.Bucket{
 		Balance: b.balance(), Epoch: b.Epoch, HeldUntilMicros: b.HeldUntilMicros, PausedMicros: b.PausedMicros, Terms: &b.setting.terms,
 	}
@@ -376,6 +393,16 @@ func (b *PermitBucket) take(now, n, maxWait, nonce int64) permit.Grant {
 		return permit.Grant{WaitMicros: due - now}
 	}
 	return permit.Grant{OK: true, WaitMicros: due - now, Place: b.place(before, after, nonce)}
+}
+
+// quote returns what take would return for a refusal: how long n permits would take. It changes nothing.
+func (b *PermitBucket) quote(now, n int64) permit.Grant {
+	before := b.balance()
+	after, ok := b.setting.after(b.setting.Kind, before, n)
+	if !ok {
+		return permit.Grant{Overflow: true}
+	}
+	return permit.Grant{WaitMicros: b.setting.due(before, after) - now}
 }
 
 // place moves the bucket from one balance to another, and returns the place between them.

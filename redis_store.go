@@ -64,6 +64,7 @@ type redisBase struct {
 	redis   *redisbucket.Store
 	err     error
 	decide  func(context.Context, *permit.Batch) error
+	group   func(context.Context, *permit.Group) error
 	local   bool
 	outages *outage.Group
 	parts   *MemoryStore
@@ -108,19 +109,20 @@ func WithLockTTL(d time.Duration) RedisOption {
 func NewRedisStore(client RedisClient, opts ...RedisOption) *RedisStore {
 	o := newRedisOptions(opts)
 	store, err := redisbucket.NewLockStore(client, o.Options)
-	return &RedisStore{newRedisBase(o, err, &store.Store, store.Decide)}
+	return &RedisStore{newRedisBase(o, err, &store.Store, store.Decide, store.DecideGroup)}
 }
 
 // NewRedisScriptStore returns a store that decides in one script.
 func NewRedisScriptStore(client RedisClient, opts ...RedisOption) *RedisScriptStore {
 	o := newRedisOptions(opts)
 	store, err := redisbucket.NewScriptStore(client, o.Options)
-	return &RedisScriptStore{newRedisBase(o, err, &store.Store, store.Decide), store}
+	return &RedisScriptStore{newRedisBase(o, err, &store.Store, store.Decide, store.DecideGroup), store}
 }
 
 func newRedisOptions(opts []RedisOption) *redisOptions {
 	o := &redisOptions{Options: redisbucket.Options{
 		Prefix: "tokenbucket:", LockTTL: 500 * time.Millisecond, Logger: new(logger.Logger), NewBucket: func() redisbucket.Bucket { return new(account) },
+		DecideGroup: decideAccounts,
 	}}
 	for _, opt := range opts {
 		if opt == nil {
@@ -132,11 +134,13 @@ func newRedisOptions(opts []RedisOption) *redisOptions {
 	return o
 }
 
-func newRedisBase(o *redisOptions, err error, store *redisbucket.Store, decide func(context.Context, *permit.Batch) error) redisBase {
+func newRedisBase(o *redisOptions, err error, store *redisbucket.Store, decide func(context.Context, *permit.Batch) error,
+	group func(context.Context, *permit.Group) error,
+) redisBase {
 	if o.err != nil {
 		err = o.err
 	}
-	return redisBase{redis: store, err: err, decide: decide, local: o.Local, outages: new(outage.Group), parts: NewMemoryStore(), logger: o.Logger}
+	return redisBase{redis: store, err: err, decide: decide, group: group, local: o.Local, outages: new(outage.Group), parts: NewMemoryStore(), logger: o.Logger}
 }
 
 // Apply implements [Store].
@@ -145,6 +149,8 @@ func (s *redisBase) Apply(ctx context.Context, b *Batch) error {
 	switch {
 	case s.decide == nil:
 		return errUnmade
+	case b.joint() != nil:
+		return b.together.answered(s.group(ctx, b.together.Group))
 	case asked == nil:
 		return s.redis.Exchange(ctx, b.Names, b.Decide)
 	}
@@ -184,6 +190,9 @@ func (s *redisBase) traits(self Store) traits {
 		self: self, decides: engine.SystemClock, outages: s.outages, oneServer: s.redis.OneServer(), parts: s.parts, probe: s.redis.Probe,
 		join: s.redis.Join, used: s.redis.Used, busy: s.redis.Busy, logger: s.logger,
 	}
+	if !t.oneServer {
+		t.slot = redisbucket.Slot
+	}
 	if s.local {
 		t.decides = engine.LimiterClock
 	}
@@ -217,3 +226,12 @@ func (a *account) TTLMillis(nowMicros int64, b *permit.Batch) (ttl, least int64)
 
 // Set implements [redisbucket.Bucket].
 func (a *account) Set(o redisbucket.Bucket) { a.bucket = o.(*account).bucket }
+
+// decideAccounts decides the batches of a group on the accounts of its members.
+func decideAccounts(nowMicros int64, g *permit.Group, buckets []redisbucket.Bucket) error {
+	accounts := make([]*PermitBucket, len(buckets))
+	for i, b := range buckets {
+		accounts[i] = &b.(*account).bucket
+	}
+	return applyTogether(nowMicros, g, accounts)
+}

@@ -61,7 +61,8 @@ type Batch struct {
 	// readable text of a few hundred bytes. Decide does not retain the states, and does not block.
 	Decide func(nowMicros int64, states [][]byte) (next [][]byte, ttl time.Duration, err error)
 
-	asked *question // the engine's batch of one bucket; nil if only names and Decide are known
+	asked    *question // the engine's batch of one bucket; nil if only names and Decide are known
+	together *inquiry  // the batches of a group; nil if it is none
 }
 
 // maxName bounds the bytes of a bucket's name.

@@ -37,6 +37,9 @@ type traits struct {
 	busy func(name string) error
 	// used is called for each limiter with its store timeout; nil if the store does not need it.
 	used func(timeout time.Duration)
+	// slot returns the part of a bucket's name that decides on which server it is; the same for buckets that one step may decide. Nil if one step
+	// may decide all buckets.
+	slot func(name string) string
 	// logger receives the warnings of join and used; nil if there are none.
 	logger *logger.Logger
 

@@ -156,5 +156,5 @@ func TestPreviewBefore(t *testing.T) {
 	require.Equal(t, "Rate -3/s: want a number of permits per second from 0.000000001 to 9 × 10^15, or 0: nothing passes", said.Error)
 	require.Empty(t, said.Text, "of a row that is rejected nothing follows")
 	require.Contains(t, said.Now, "5/s")
-	require.Equal(t, "Longest wait many: want 0 to 9,990 ms, or empty", look(`{"cache":"many"}`, versions{}).Error)
+	require.Equal(t, "Longest wait many: want 0 to 9,007,199,254,740 ms, or empty", look(`{"cache":"many"}`, versions{}).Error)
 }

@@ -23,8 +23,9 @@ type Admission struct {
 	// call holds nothing. Leave calls it.
 	Release func()
 
-	left  atomic.Bool
-	level tokenbucket.Level // the target of Level, to save an allocation
+	left    atomic.Bool
+	level   tokenbucket.Level // the target of Level, to save an allocation
+	settler settler           // nil if the call cannot be settled
 }
 
 // Leave ends the call, and returns what it holds. Call it once the call has ended; until then the call counts as in progress.

@@ -19,6 +19,11 @@ var errNothing = errors.New("the gate returned neither an admission nor an error
 //   - If ctx has ended, the error is that of the context, even if the call was admitted, because its result could not be used.
 func Ask(ctx context.Context, g Gate, key string) (*Admission, error) {
 	a, err := g.Enter(ctx, key)
+	return judge(ctx, a, err)
+}
+
+// judge returns the reply of a gate to its adapter.
+func judge(ctx context.Context, a *Admission, err error) (*Admission, error) {
 	if err == nil && a == nil {
 		err = errNothing
 	}

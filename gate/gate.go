@@ -47,8 +47,11 @@ type one struct {
 	timeout time.Duration
 }
 
-func (g one) Enter(ctx context.Context, _ string) (*Admission, error) {
-	r, err := Reserve(ctx, g.limiter, 1, g.timeout)
+func (g one) Enter(ctx context.Context, key string) (*Admission, error) { return g.EnterN(ctx, key, 1) }
+
+// EnterN implements CostGate.
+func (g one) EnterN(ctx context.Context, _ string, n int) (*Admission, error) {
+	r, err := Reserve(ctx, g.limiter, n, g.timeout)
 	if err != nil {
 		return nil, err
 	}
@@ -84,6 +87,9 @@ func Wait(ctx context.Context, r *tokenbucket.Reservation) (*Admission, error) {
 // Admit returns the admission for a reservation whose permits are due, or the refusal.
 func Admit(r *tokenbucket.Reservation) *Admission {
 	a := &Admission{OK: r.OK(), RetryAfter: r.RetryAfter()}
+	if a.OK {
+		a.settler = r
+	}
 	if level, known := r.Level(); known {
 		a.level = level
 		a.level.Full = max(0, level.Full-r.Delay()) // as of the moment when the permits are due

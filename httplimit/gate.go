@@ -63,10 +63,12 @@ func refused(a *gate.Admission) bool { return a != nil && !a.OK }
 // caller must call Leave when the call has ended.
 func (s *settings) enter(r *http.Request, key string) (*gate.Admission, error) {
 	ctx := r.Context()
-	a, err := gate.Ask(ctx, s.gate, key)
+	a, err := s.ask(r, key)
 	switch {
 	case err != nil && ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case isCost(err):
+		return nil, err
 	case err != nil:
 		err = &GateError{key, err}
 		if s.onError != nil {

@@ -95,12 +95,14 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	case err == nil:
 		defer admission.Leave()
 		m.announce(w.Header(), admission)
-		next.ServeHTTP(w, r)
+		next.ServeHTTP(w, m.admitted(r, admission))
 	case refused(admission):
 		m.announce(w.Header(), admission)
 		m.refuse.ServeHTTP(w, r)
 	case r.Context().Err() != nil: // without a status, a client that still reads would see a success
 		w.WriteHeader(http.StatusServiceUnavailable)
+	case isCost(err):
+		m.tooCostly(w, r, err)
 	default:
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "the rate limiter is not available", http.StatusServiceUnavailable)

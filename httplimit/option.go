@@ -38,6 +38,7 @@ func (o forBoth) middleware(s *settings)       { o(s) }
 type settings struct {
 	gate    gate.Gate
 	key     KeyFunc
+	cost    func(*http.Request) int // nil if each request costs one permit
 	onError func(*http.Request, error) error
 	logger  *slog.Logger
 
@@ -46,6 +47,7 @@ type settings struct {
 	base       http.RoundTripper // of transports
 	respond    bool
 	maxPenalty time.Duration
+	used       func(*http.Response) int // nil if no response shows what its request has used
 
 	policy string // of middlewares: a serialized String
 	refuse http.Handler

@@ -115,10 +115,11 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			admission.Leave()
 		}
 	}()
-	response, err := t.base.RoundTrip(r)
+	response, err := t.base.RoundTrip(t.admitted(r, admission))
 	if err != nil {
 		return response, err
 	}
+	t.settle(response, admission)
 	sent = true
 	leaveAfter(response, admission)
 	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {

@@ -25,7 +25,7 @@ func TestBadBounds(t *testing.T) {
 		want   string
 	}{
 		"window":            {func(l *registry.Limit) { l.Window = -1 }, "window -1ns: want a duration in whole milliseconds"},
-		"long window":       {func(l *registry.Limit) { l.Window = 91 * 24 * time.Hour }, "window 2184h0m0s: want a duration in whole milliseconds such as 24h, 1ms to 2160h"},
+		"long window":       {func(l *registry.Limit) { l.Window = 36501 * 24 * time.Hour }, "window 876024h0m0s: want a duration in whole milliseconds such as 24h, 1ms to 876000h"},
 		"fraction":          {func(l *registry.Limit) { l.Window = 1500 * time.Microsecond }, "window 1.5ms: want a duration in whole milliseconds"},
 		"no window limit":   {func(l *registry.Limit) { l.WindowLimit = 0 }, "window_limit 0: want 1 to 2147483647"},
 		"no window":         {func(l *registry.Limit) { l.Window = 0 }, "window 0s: want a length"},
@@ -65,7 +65,7 @@ func TestBadBounds(t *testing.T) {
 func TestWindowLengths(t *testing.T) {
 	var rows registry.Static
 	for i, d := range []time.Duration{
-		1, 2, 7, 97, 98, 99, 100, 101, 119, 149, 1001, 1999, 2000, 2001, 86_400_000, 90 * 86_400_000, 90*86_400_000 - 1,
+		1, 2, 7, 97, 98, 99, 100, 101, 119, 149, 1001, 1999, 2000, 2001, 86_400_000, 90 * 86_400_000, 90*86_400_000 - 1, 36500 * 86_400_000, 36500*86_400_000 - 1,
 	} {
 		rows = append(rows, registry.Limit{Name: fmt.Sprint(i), NoRate: true, Window: d * time.Millisecond, WindowLimit: 1})
 	}

@@ -16,7 +16,7 @@ func TestCheck(t *testing.T) {
 	}
 	var bad *registry.RowError
 	for field, limit := range map[string]registry.Limit{
-		"name": {Rate: 5}, "cache": {Name: "a", WaitShare: 10}, "rate": {Name: "a", Rate: 0.5, Quota: true}, "burst": {Name: "a", Rate: 1, MaxPermits: &size, Warmup: 1},
+		"name": {Rate: 5}, "cache": {Name: "a", WaitShare: -1}, "rate": {Name: "a", Rate: 0.5, Quota: true}, "burst": {Name: "a", Rate: 1, MaxPermits: &size, Warmup: 1},
 	} {
 		require.ErrorAs(t, limit.Check(), &bad)
 		require.Equal(t, field, bad.Field)

@@ -20,14 +20,19 @@ import (
 //
 // A place of a fleet is a lease that is renewed until Leave (package semaphore). A lease that is lost earlier is logged.
 func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, error) {
+	return r.enter(ctx, name, 1)
+}
+
+// enter implements Enter and EnterN.
+func (r *Registry) enter(ctx context.Context, name string, cost int) (*gate.Admission, error) {
 	f, err := r.find(name)
 	for attempt := 1; err == nil; attempt++ {
 		var a *gate.Admission
 		switch {
 		case f.bounded():
-			a, err = r.enterBounded(ctx, name, &f)
+			a, err = r.enterBounded(ctx, name, &f, cost)
 		case f.limiter != nil:
-			a, err = r.enterRate(ctx, &f)
+			a, err = r.enterRate(ctx, &f, cost)
 		default:
 			return r.bypassed(name, &f), nil
 		}
@@ -40,8 +45,8 @@ func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, err
 }
 
 // enterRate implements Enter for a row that has a rate only.
-func (r *Registry) enterRate(ctx context.Context, f *found) (*gate.Admission, error) {
-	permit, err := gate.Reserve(ctx, f.limiter, 1, f.entry.wait)
+func (r *Registry) enterRate(ctx context.Context, f *found, cost int) (*gate.Admission, error) {
+	permit, err := gate.Reserve(ctx, f.limiter, cost, f.entry.wait)
 	r.decided(f.entry, err == nil && permit.OK(), err)
 	if err != nil {
 		return nil, err
@@ -70,9 +75,9 @@ func (r *Registry) bypassed(name string, f *found) *gate.Admission {
 func (f *found) bounded() bool { return f.by == gate.ByLimit && f.entry != nil && f.entry.slot != nil }
 
 // enterBounded implements Enter for a row that has a window or a concurrency.
-func (r *Registry) enterBounded(ctx context.Context, name string, f *found) (*gate.Admission, error) {
+func (r *Registry) enterBounded(ctx context.Context, name string, f *found, cost int) (*gate.Admission, error) {
 	c := &f.entry.limit
-	call := admission.Call{Name: name, Limiter: f.limiter, Wait: f.entry.wait, Shadow: r.shadows(c)}
+	call := admission.Call{Name: name, Cost: cost, Limiter: f.limiter, Wait: f.entry.wait, PlaceWait: c.ConcurrentWait, Shadow: r.shadows(c)}
 	a, outcome, err := r.admissions.Enter(ctx, f.entry.slot, r.bounds(c, f.entry.version), call)
 	if outcome.OK {
 		r.faults.passed(f.entry)

@@ -80,7 +80,8 @@ type value interface {
 const (
 	maxExact  = 1 << 53 // beyond it a float64 does not hold every whole number
 	maxWarmup = 100 * 365 * 24 * time.Hour
-	maxWindow = 90 * 24 * time.Hour
+	maxWindow = 100 * 365 * 24 * time.Hour  // see slidingwindow.New
+	maxWait   = maxExact * time.Microsecond // 285 years: longer times are not exact
 	maxCalls  = math.MaxInt32
 )
 
@@ -117,6 +118,10 @@ var fields = [...]Field{
 			most: maxWindow, example: "24h"}},
 	{Key: "concurrent", Column: "concurrent", Default: "concurrent", Later: true, Label: "At once", Hint: "calls that may run at the same time",
 		Unit: "calls", Empty: "any number", ZeroIsEmpty: true, value: callsValue{func(l *Limit) *int { return &l.Concurrent }}},
+	{Key: "concurrent_wait", Column: "concurrent_wait", Default: "concurrentWait", Later: true, Label: "Longest wait for a place",
+		Hint: "a call waits so long until fewer run", Unit: "ms", Scale: 1000, Empty: "none", ZeroIsEmpty: true,
+		value: durationValue{at: func(l *Limit) *time.Duration { return &l.ConcurrentWait }, unit: time.Second, step: time.Microsecond, most: maxWait,
+			example: "500ms"}},
 	{Key: "penalty", Column: "penalty", Default: "penalty", Later: true, Label: "Held back by",
 		Hint:  "replies of the upstream with Retry-After; by default 503, and 429 if each key has a bucket",
 		Empty: "503, and 429 if each key has a bucket", Choices: penaltyChoices, value: penaltyValue{}},
@@ -245,6 +250,7 @@ var rules = [...]struct {
 	{func(l *Limit) bool { return !l.Quota && l.Jitter != 0 }, "jitter", "no value: the row is no quota"},
 	{func(l *Limit) bool { return l.Window != 0 && l.WindowLimit == 0 }, "window_limit", "1 to 2147483647: the row has a window"},
 	{func(l *Limit) bool { return l.Window == 0 && l.WindowLimit != 0 }, "window", "a length: the row has a limit for a window"},
+	{func(l *Limit) bool { return l.Concurrent == 0 && l.ConcurrentWait != 0 }, "concurrent_wait", "no value: the row limits no calls in flight"},
 	{func(l *Limit) bool { return l.NoRate && !l.bounded() }, "rate", "a rate, a window or a concurrency"},
 	{func(l *Limit) bool { return l.NoRate && l.Rate != 0 }, "rate", "0: the row has no rate"},
 	{func(l *Limit) bool { return l.NoRate && l.MaxPermits != nil }, "burst", "no value: the row has no rate"},
@@ -398,14 +404,14 @@ func (waitValue) read(l *Limit, text []byte, _ Notation) (ok bool) {
 	l.WaitShare, ok = ParseNumber(string(text))
 	return ok
 }
-func (waitValue) valid(l *Limit) bool   { return l.WaitShare >= 0 && l.WaitShare <= 9.99 }
+func (waitValue) valid(l *Limit) bool   { return l.WaitShare >= 0 && l.WaitShare <= maxWait.Seconds() }
 func (waitValue) text(l *Limit) string  { return fmt.Sprint(l.WaitShare) }
 func (waitValue) same(a, b *Limit) bool { return a.WaitShare == b.WaitShare }
 func (waitValue) want(n Notation) string {
 	if n == InForm {
-		return "0 to 9,990 ms"
+		return "0 to 9,007,199,254,740 ms"
 	}
-	return "a share of a second from 0 to 9.99"
+	return "seconds, 0 to 9007199254"
 }
 
 // sizeValue is Limit.MaxPermits.
@@ -483,12 +489,16 @@ func (v durationValue) want(n Notation) string {
 		return fmt.Sprintf("a duration in whole milliseconds such as %s, %v to %.0fh", v.example, v.least, v.most.Hours())
 	case n == InFile && v.most >= time.Hour:
 		return fmt.Sprintf("a duration such as %s, 0s to %.0fh", v.example, v.most.Hours())
-	case n == InFile:
+	case n == InFile || v.unit == 0: // tables have no such column
 		return fmt.Sprintf("a duration such as %s, 0s to %v", v.example, v.most)
 	case v.unit == time.Millisecond:
 		return "milliseconds, 0 to " + number(float64(v.most/v.unit))
+	case v.least == 0 && n == InForm:
+		return "0 to " + number(float64(v.most/time.Millisecond)) + " ms"
+	case v.least == 0:
+		return fmt.Sprintf("seconds, 0 to %d", v.most/v.unit)
 	}
-	return "seconds to the millisecond, 0.001 to 7776000 (90 days)"
+	return fmt.Sprintf("seconds to the millisecond, %v to %d (%s)", v.least.Seconds(), v.most/v.unit, length(v.most))
 }
 
 // callsValue is a number of calls; 0 is none.

@@ -114,7 +114,7 @@ func (r *Registry) logChange(was, e *entry, load *Load, first bool) {
 }
 
 // unversioned are the keys of fields that no store keeps, so that a change of them needs no new version.
-var unversioned = []string{"disabled", "cache", "penalty", "priority"}
+var unversioned = []string{"disabled", "cache", "concurrent_wait", "penalty", "priority"}
 
 // follow returns the entry of a row. If the row has not changed, it is the earlier entry, was.
 func (r *Registry) follow(was *entry, c *Limit) (*entry, *RowError) {

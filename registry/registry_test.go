@@ -376,17 +376,17 @@ func TestBadOptions(t *testing.T) {
 	var nobody context.Context
 	store, source := tokenbucket.NewMemoryStore(), registry.Static{}
 	for want, opt := range map[string]registry.Option{
-		"interval 1ms":       registry.WithInterval(time.Millisecond),
-		"timeout 0s":         registry.WithLoadTimeout(0),
-		"wait nil":           registry.WithWait(nobody),
-		"max unknown 1":      registry.WithMaxUnknown(1),
-		"max key limiters 1": registry.WithMaxKeyLimiters(1),
-		"switch nil":         registry.WithSwitch(nil),
-		"logger nil":         registry.WithLogger(nil),
-		"option nil":         nil,
-		"without a row":      registry.WithUnknown(registry.Default(row("", -1, 0))),
-		"cache 10: want a":   registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.WaitShare = 10 }))),
-		"max waiters 0: w":   registry.WithUnknown(registry.Default(row("", 1, 0))),
+		"interval 1ms":        registry.WithInterval(time.Millisecond),
+		"timeout 0s":          registry.WithLoadTimeout(0),
+		"wait nil":            registry.WithWait(nobody),
+		"max unknown 1":       registry.WithMaxUnknown(1),
+		"max key limiters 1":  registry.WithMaxKeyLimiters(1),
+		"switch nil":          registry.WithSwitch(nil),
+		"logger nil":          registry.WithLogger(nil),
+		"option nil":          nil,
+		"without a row":       registry.WithUnknown(registry.Default(row("", -1, 0))),
+		"cache 1e+10: want s": registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.WaitShare = 1e10 }))),
+		"max waiters 0: w":    registry.WithUnknown(registry.Default(row("", 1, 0))),
 	} {
 		opts := []registry.Option{opt}
 		if strings.HasPrefix(want, "max waiters") {
@@ -413,7 +413,7 @@ func TestRejected(t *testing.T) {
 		"rate NaN":               row("/x", math.NaN(), 1),
 		"rate +Inf":              row("/x", math.Inf(1), 1),
 		"rate 1e+300":            row("/x", 1e300, 1),
-		"cache 10":               with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = 10 }),
+		"cache 1e+10":            with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = 1e10 }),
 		"cache -0.1":             with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = -0.1 }),
 		"cache NaN":              with(row("/x", 1, 1), func(l *registry.Limit) { l.WaitShare = math.NaN() }),
 		"rate 1.5":               with(row("/x", 1.5, 1), func(l *registry.Limit) { l.Quota = true }),

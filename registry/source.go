@@ -46,11 +46,11 @@ type Limit struct {
 	Warmup time.Duration
 	// ColdFactor of a warm-up, above 1; 0 means 3.
 	ColdFactor float64
-	// WaitShare is the longest wait of a call for its permit, as a share of a second, 0 to 9.99: 0.5 is half a second, 0 means no wait. It
+	// WaitShare is the longest wait of a call for its permits in seconds, 0 to 2^53 microseconds: 0.5 is half a second, 0 means no wait. It
 	// sets tokenbucket.WithMaxWait.
 	WaitShare float64
 	// At most WindowLimit calls may begin in any time of length Window, which is counted in hundredths (package slidingwindow). Window is in
-	// whole milliseconds, up to 90 days. 0 in both means no window.
+	// whole milliseconds, up to 100 years. 0 in both means no window.
 	Window      time.Duration
 	WindowLimit int
 	// Concurrent is the number of calls that may be in flight at once (package semaphore); 0 means any number.
@@ -58,6 +58,9 @@ type Limit struct {
 	// A row with a window or a concurrency needs a function that makes it (WithWindows, WithSemaphores). A call passes if all limits of the
 	// row grant it: see Registry.Enter.
 	Concurrent int
+	// ConcurrentWait is the longest wait of a call for a place among the calls in flight, up to 2^53 microseconds; 0 means no wait. A
+	// call in shadow does not wait. See Registry.Enter.
+	ConcurrentWait time.Duration
 	// NoRate reports that the row has no rate, so that a window or a concurrency limits alone. Rate is 0 then. Without NoRate, a Rate of 0
 	// lets no call pass.
 	NoRate bool

@@ -13,7 +13,7 @@ import (
 
 // With WithStrict, bad rows make New fail, and each is in the error. If a row turns bad later, its last valid limit stays in force.
 func TestStrict(t *testing.T) {
-	bad := registry.Static{{Name: "/a", Row: "1", Rate: 5}, {Name: "/b", Row: "2", Rate: -5}, {Name: "/c", Row: "3", Rate: 5, WaitShare: 10}}
+	bad := registry.Static{{Name: "/a", Row: "1", Rate: 5}, {Name: "/b", Row: "2", Rate: -5}, {Name: "/c", Row: "3", Rate: 5, WaitShare: 1e10}}
 	_, err := registry.New(bad, tokenbucket.NewMemoryStore(), registry.WithStrict())
 	require.ErrorIs(t, err, registry.ErrBadRows)
 	require.ErrorIs(t, err, tokenbucket.ErrInvalidConfig)

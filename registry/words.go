@@ -65,7 +65,11 @@ func (c *Limit) boundsText() string {
 		parts = append(parts, fmt.Sprintf("at most %s in any %s", number(float64(c.WindowLimit)), length(c.Window)))
 	}
 	if c.Concurrent > 0 {
-		parts = append(parts, fmt.Sprintf("at most %s at once", number(float64(c.Concurrent))))
+		text := fmt.Sprintf("at most %s at once", number(float64(c.Concurrent)))
+		if c.ConcurrentWait > 0 {
+			text += " (waits up to " + length(c.ConcurrentWait) + ")"
+		}
+		parts = append(parts, text)
 	}
 	return strings.Join(parts, ", ")
 }

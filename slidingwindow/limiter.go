@@ -27,7 +27,8 @@ type Limiter struct {
 func named(name string) *Limiter { return &Limiter{window: &window{name: name}} }
 
 // New returns a limiter of at most limit permits (1 to 2^31) in any window. The window is counted in sub-intervals of the resolution: whole
-// microseconds from 1 ms to 24 h, which must divide the window into at most 1440. A finer resolution is more exact, and costs memory: see
+// microseconds from 1 ms on, which must divide the window into at most 1440. With Approximate it is at most 24 h. A window is at most 101
+// years, so that all times are exact in Redis until 2150. A finer resolution is more exact, and costs memory: see
 // Exact and Approximate. Without [WithRedis] each Limiter has counts of its own, even if another has the same name. A name is any string of
 // 1 to 512 bytes.
 func New(name string, limit int, window, resolution time.Duration, opts ...Option) (*Limiter, error) {
@@ -52,12 +53,11 @@ func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration,
 	if !validLimit(limit) {
 		return nil, l.bad("limit", limit, limitRange)
 	}
-	const finest, coarsest = time.Millisecond, 24 * time.Hour
 	switch {
-	case window <= 0:
-		return nil, l.bad("window", window, "a positive duration")
-	case resolution < finest || resolution > coarsest || resolution%time.Microsecond != 0:
-		return nil, l.bad("resolution", resolution, "whole microseconds from 1ms to 24h")
+	case window <= 0 || window > maxWindow:
+		return nil, l.bad("window", window, fmt.Sprintf("a positive duration, at most %v", maxWindow))
+	case resolution < finest || resolution%time.Microsecond != 0:
+		return nil, l.bad("resolution", resolution, "whole microseconds from 1ms on")
 	case window%resolution != 0:
 		return nil, l.bad("resolution", resolution, fmt.Sprintf("a divisor of the window, %v", window))
 	case window/resolution > maxParts:
@@ -66,6 +66,9 @@ func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration,
 	o, err := l.options(opts)
 	if err != nil {
 		return nil, err
+	}
+	if o.mode == Approximate && resolution > coarsestShared {
+		return nil, l.bad("resolution", resolution, fmt.Sprintf("at most %v with Approximate", coarsestShared))
 	}
 	l.rule = rule{o.mode, window.Microseconds(), resolution.Microseconds(), int64(window / resolution)}
 	l.limit.Store(int64(limit))
@@ -76,6 +79,17 @@ func (l *Limiter) setUp(key string, limit int, window, resolution time.Duration,
 	}
 	return l, nil
 }
+
+const (
+	// finest is the shortest resolution. A shorter one would only cost: the time to live of a state is in milliseconds, and the first request
+	// in each sub-interval asks Redis.
+	finest = time.Millisecond
+	// coarsestShared is the longest resolution whose covered part can be measured: a sub-interval in microseconds times shares is below 2^53.
+	coarsestShared = 24 * time.Hour
+	// maxWindow is the longest window: 100 years, and what a caller such as package registry adds. A time to which a window and a sub-interval are added must be below 2^53 microseconds since 1970,
+	// which is in 2255.
+	maxWindow = 101 * 365 * 24 * time.Hour
+)
 
 // limitRange describes the limits that validLimit accepts.
 const limitRange = "1 to 2^31"

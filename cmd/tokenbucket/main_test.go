@@ -67,7 +67,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"demo", "--burst", "NaN"}, []string{"--burst NaN"}},
 		{[]string{"demo", "--burst", "1e300"}, []string{"--burst 1e+300"}},
 		{[]string{"demo", "--cache", "-0.1"}, []string{"--cache -0.1"}},
-		{[]string{"demo", "--cache", "10"}, []string{"--cache 10"}},
+		{[]string{"demo", "--cache", "-1"}, []string{"--cache -1"}},
 		{[]string{"demo", "--cache", "NaN"}, []string{"--cache NaN"}},
 		{[]string{"demo", "--instances", "0"}, []string{"--instances 0"}},
 		{[]string{"demo", "--instances", "101"}, []string{"--instances 101"}},

@@ -41,7 +41,7 @@ type options struct {
 func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&o.rate, "rate", 5, "permits per second, for all gateways together")
 	f.Float64Var(&o.burst, "burst", 0, "permits that an idle bucket stores (default one second's worth, at least 1)")
-	f.Float64Var(&o.cache, "cache", 0.5, "share of a second that a call may wait")
+	f.Float64Var(&o.cache, "cache", 0.5, "seconds that a call may wait")
 	f.IntVar(&o.instances, "instances", 3, "number of gateways")
 	f.DurationVar(&o.duration, "duration", 10*time.Second, "how long calls are offered")
 	f.StringVar(&o.store, "store", "script", "script: one round trip to Redis; lock: a distributed lock; memory: one process only")
@@ -51,6 +51,9 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&o.consoleAt, "console-listen", "127.0.0.1:8090", "address of the console")
 }
 
+// mostCache is 2^53 microseconds in seconds.
+const mostCache = 1 << 53 / 1e6
+
 // validate checks all flags before the demo starts.
 func (o *options) validate(burstGiven bool) error {
 	switch {
@@ -58,8 +61,8 @@ func (o *options) validate(burstGiven bool) error {
 		return flagError("rate", o.rate, fmt.Sprintf("permits per second, above 0 and at most %d", maxRate))
 	case !(o.burst >= 0) || math.IsInf(o.burst, 0):
 		return flagError("burst", o.burst, "a number of permits, 0 or more")
-	case !(o.cache >= 0 && o.cache <= 9.99):
-		return flagError("cache", o.cache, "a share of a second from 0 to 9.99")
+	case !(o.cache >= 0 && o.cache <= mostCache):
+		return flagError("cache", o.cache, "seconds, 0 to 9007199254")
 	case o.instances < 1 || o.instances > maxInstances:
 		return flagError("instances", o.instances, fmt.Sprintf("1 to %d", maxInstances))
 	case o.duration < time.Second || o.duration > maxDuration:

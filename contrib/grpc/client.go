@@ -29,13 +29,14 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	if c == nil {
 		return invoker(ctx, method, req, reply, cc, opts...)
 	}
-	a, err := c.enter()
+	a, err := c.enter(req)
 	if err != nil {
 		return err
 	}
 	defer a.Leave()
 	err = invoker(ctx, method, req, reply, cc, opts...)
 	c.heed(err)
+	c.settle(a, reply, err)
 	return err
 }
 
@@ -52,7 +53,7 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	if c == nil {
 		return streamer(ctx, desc, cc, method, opts...)
 	}
-	a, err := c.enter()
+	a, err := c.enter(nil)
 	if err != nil {
 		return nil, err
 	}

@@ -27,11 +27,12 @@ type Error struct {
 	// Method is the full method of the call, Key its key.
 	Method, Key string
 	// Code of the status: ResourceExhausted (no permit falls due within the time that the gate allows, or before the call's
-	// deadline), Unavailable (the gate failed), Canceled or DeadlineExceeded (the call's context has ended).
+	// deadline), Unavailable (the gate failed), Canceled or DeadlineExceeded (the call's context has ended), InvalidArgument or Internal
+	// ([WithCost]).
 	Code codes.Code
 	// RetryAfter is, for a refusal, the time after which such a call could pass if there are no others; otherwise 0.
 	RetryAfter time.Duration
-	// Err is the reason: ErrRefused, an error that wraps ErrGate, or the context's error.
+	// Err is the reason: ErrRefused, an error that wraps ErrGate, a *gate.CostError, or the context's error.
 	Err error
 }
 
@@ -57,6 +58,10 @@ func (e *Error) GRPCStatus() *status.Status {
 		return s
 	case codes.Unavailable:
 		return status.Newf(e.Code, "the rate limit of %s could not be checked; retry later", e.Method)
+	case codes.InvalidArgument:
+		return status.Newf(e.Code, "the call costs more than the rate limit of %s can ever grant", e.Method)
+	case codes.Internal:
+		return status.Newf(e.Code, "the cost of a call of %s is not known", e.Method)
 	}
 	return status.Newf(e.Code, "%v while waiting for a permit of %s", e.Err, e.Method)
 }

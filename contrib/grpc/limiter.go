@@ -29,6 +29,8 @@ type Limiter struct {
 	key        KeyFunc
 	skip       func(ctx context.Context, fullMethod string) bool
 	onError    func(ctx context.Context, fullMethod string, err error) error
+	cost       CostFunc // nil if each call or message costs one permit
+	used       CostFunc // nil if no reply shows what its call has used
 	maxPenalty time.Duration
 	priority   PriorityFunc // nil if the context has it
 	messages   bool
@@ -154,12 +156,14 @@ func (l *Limiter) begin(ctx context.Context, method string) (*call, error) {
 	return &call{Limiter: l, ctx: l.prioritized(ctx, method), method: method, key: l.key(ctx, method)}, nil
 }
 
-// enter blocks until the call may begin. Unless it fails, the caller must call Leave when the call has ended.
-func (c *call) enter() (*gate.Admission, error) {
-	a, err := gate.Ask(c.ctx, c.gate, c.key)
+// enter blocks until the call, or a message of it, may begin. Unless it fails, the caller must call Leave when the call has ended.
+func (c *call) enter(message any) (*gate.Admission, error) {
+	a, err := c.ask(message)
 	switch {
 	case err != nil && c.ctx.Err() != nil:
 		return nil, c.ended(c.ctx.Err())
+	case costCode(err) != codes.OK:
+		return nil, c.error(costCode(err), err, 0)
 	case err != nil:
 		err = c.error(codes.Unavailable, fmt.Errorf("%w: %w", ErrGate, err), 0)
 		if c.onError != nil {

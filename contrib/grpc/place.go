@@ -15,15 +15,21 @@ import (
 // the end of the context; closing the connection.
 type clientStream struct {
 	grpc.ClientStream
-	call   *call
-	single bool // the server sends only one message
-	heeded bool
-	leave  func()
+	call      *call
+	single    bool // the server sends only one message
+	heeded    bool
+	leave     func()
+	admission *gate.Admission
+}
+
+// Context has the admission of the stream, if streams have costs.
+func (s *clientStream) Context() context.Context {
+	return s.call.admitted(s.ClientStream.Context(), s.admission)
 }
 
 // hold returns the stream with an admission that ends when either side ends the stream.
 func (c *call) hold(stream grpc.ClientStream, a *gate.Admission, desc *grpc.StreamDesc, cc *grpc.ClientConn) *clientStream {
-	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: func() {}}
+	s := &clientStream{ClientStream: stream, call: c, single: desc != nil && !desc.ServerStreams, leave: func() {}, admission: a}
 	if !a.Holds() {
 		return s
 	}

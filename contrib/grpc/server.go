@@ -23,7 +23,7 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 	c, err := l.begin(ctx, info.FullMethod)
 	var a *gate.Admission
 	if err == nil && c != nil {
-		a, err = c.enter()
+		a, err = c.enter(req)
 	}
 	if err != nil {
 		if md := retryLater(err); md != nil {
@@ -32,7 +32,12 @@ func (l *Limiter) UnaryServer(ctx context.Context, req any, info *grpc.UnaryServ
 		return nil, err
 	}
 	defer a.Leave()
-	return handler(ctx, req)
+	if c == nil {
+		return handler(ctx, req)
+	}
+	reply, err := handler(c.admitted(ctx, a), req)
+	c.settle(a, reply, err)
+	return reply, err
 }
 
 // StreamServer is a grpc.StreamServerInterceptor: each stream takes a permit before it is handled, or with [WithMessages] one
@@ -49,12 +54,15 @@ func (l *Limiter) StreamServer(srv any, stream grpc.ServerStream, info *grpc.Str
 		defer s.end()
 		return handler(srv, s)
 	}
-	a, err := c.enter()
+	a, err := c.enter(nil)
 	if err != nil {
 		stream.SetTrailer(retryLater(err))
 		return err
 	}
 	defer a.Leave()
+	if c.cost != nil {
+		stream = &admittedStream{stream, c.admitted(stream.Context(), a)}
+	}
 	return handler(srv, stream)
 }
 
@@ -79,13 +87,20 @@ func (s *serverStream) RecvMsg(m any) error {
 	if err := s.ServerStream.RecvMsg(m); err != nil {
 		return err
 	}
-	a, err := s.call.enter()
+	a, err := s.call.enter(m)
 	if s.err = err; err != nil {
 		s.SetTrailer(retryLater(err))
 		return err
 	}
 	s.holds(a)
 	return nil
+}
+
+// Context has the admission of the last message, if messages have costs.
+func (s *serverStream) Context() context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.call.admitted(s.ServerStream.Context(), s.admission)
 }
 
 // holds ends the admission of the last message, and keeps that of the next.

@@ -13,7 +13,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// rows inserts the limits, in SQL that all three databases accept. A row has a name, calls in any second, and the share of a second that a call
+// rows inserts the limits, in SQL that all three databases accept. A row has a name, calls in any second, and how many seconds a call
 // may wait.
 const rows = `INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES
 	('/ibe/AvailFare', 5, 0.5, 1),

@@ -63,6 +63,9 @@ type Options struct {
 	Logger *logger.Logger
 	// NewBucket returns a bucket that does not exist yet.
 	NewBucket func() Bucket
+	// DecideGroup decides the batches of a group on the buckets of its members, at a time of the store's clock. The result equals that of
+	// lua/group.lua to the last bit.
+	DecideGroup func(nowMicros int64, g *permit.Group, buckets []Bucket) error
 }
 
 // Store has what LockStore and ScriptStore share. It is safe for concurrent use.
@@ -82,12 +85,14 @@ type Store struct {
 	instances   instances.Instances
 	logger      *logger.Logger
 	newBucket   func() Bucket
+	decideGroup func(int64, *permit.Group, []Bucket) error
 	scratches   sync.Pool // of *scratch
 }
 
 // init sets the store up. The error is non-nil if the client cannot work.
 func (s *Store) init(client Client, o Options) error {
-	s.client, s.prefix, s.local, s.lockTTL, s.logger, s.newBucket = client, o.Prefix, o.Local, o.LockTTL, o.Logger, o.NewBucket
+	s.client, s.prefix, s.local, s.lockTTL, s.logger = client, o.Prefix, o.Local, o.LockTTL, o.Logger
+	s.newBucket, s.decideGroup = o.NewBucket, o.DecideGroup
 	s.scratches.New = func() any { return s.newScratch() }
 	if err := s.examine(); err != nil {
 		return err
@@ -111,6 +116,9 @@ func (s *Store) Keys(key string) (bucket, lock string) {
 	return bucket, bucket + ":lock"
 }
 
+// Slot returns the part of a bucket's keys in braces, which decides on which server of a cluster they are.
+func Slot(key string) string { return key }
+
 // Join counts this process among the instances that use this Redis with this key prefix.
 func (s *Store) Join() *instances.Member {
 	return s.instances.Join(s.client, s.prefix+"instances", func(err error) {
@@ -120,8 +128,14 @@ func (s *Store) Join() *instances.Member {
 }
 
 var (
+	//go:embed lua/bucket.lua
+	bucketSource string
 	//go:embed lua/apply.lua
 	applySource string
+	//go:embed lua/group.lua
+	groupSource string
+	//go:embed lua/group_commit.lua
+	groupCommitSource string
 	//go:embed lua/read.lua
 	readSource string
 	//go:embed lua/commit.lua
@@ -131,11 +145,13 @@ var (
 	//go:embed lua/exchange.lua
 	exchangeSource string
 
-	ApplyScript    = script.New(applySource)
-	ReadScript     = script.New(readSource)
-	CommitScript   = script.New(commitSource)
-	ClipScript     = script.New(clipSource)
-	ExchangeScript = script.New(exchangeSource)
+	ApplyScript       = script.New(bucketSource + applySource)
+	GroupScript       = script.New(bucketSource + groupSource)
+	ReadScript        = script.New(readSource)
+	CommitScript      = script.New(commitSource)
+	GroupCommitScript = script.New(groupCommitSource)
+	ClipScript        = script.New(clipSource)
+	ExchangeScript    = script.New(exchangeSource)
 )
 
 // runOnce is a client on which redislock runs each script once. See script.Once.

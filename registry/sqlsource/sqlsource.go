@@ -42,8 +42,7 @@ type Columns struct {
 	Name string `column:"name"`
 	// Rate in permits per second, "rateLimit"; for a quota, whole calls in any second. If it is 0, no call passes.
 	Rate string `column:"rate"`
-	// Cache is the share of a second that a call may wait for its permit, 0 to 9.99, "cache": 0.5 is half a second (see
-	// registry.Limit). NULL: 0.5.
+	// Cache is how many seconds a call may wait for its permits, "cache": 0.5 is half a second (see registry.Limit). NULL: 0.5.
 	Cache string `column:"cache"`
 	// Status is 1 if the limit applies and 0 if every call passes, "status".
 	Status string `column:"status"`
@@ -71,6 +70,8 @@ type Columns struct {
 	//
 	// In a row with a window or a concurrency a NULL rate means no rate. With a rate of 0 no call passes there, either.
 	Concurrent string `column:"concurrent"`
+	// ConcurrentWait is how long a call waits for a place among the calls in flight, in seconds, "concurrentWait". NULL or 0: not at all.
+	ConcurrentWait string `column:"concurrent_wait"`
 	// Shadow is 1 if the row refuses no call and only counts (registry.Limit), "shadow". NULL: 0.
 	Shadow string `column:"shadow"`
 	// PerKey is 1 if each key has a bucket of its own (registry.Limit), "perKey". NULL: 0.

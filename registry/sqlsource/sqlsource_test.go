@@ -229,7 +229,8 @@ func TestAnyRow(t *testing.T) {
 	// Most rows are valid except for one cell or two.
 	good := map[string][]string{"name": {"a", "b c"}, "rate": {"5", "0.5"}, "cache": {"0.5", "0"}, "disabled": {"1", "1", "1", "0"}, "burst": {"20"},
 		"warmup": {"0", "1500"}, "cold_factor": {"2", "3.5"}, "quota": {"0", "1"}, "shadow": {"0", "1"}, "per_key": {"0", "1"}, "window": {"5", "0.25"},
-		"window_limit": {"100"}, "concurrent": {"0", "4"}, "penalty": {"none", "503", "429,503"}, "priority": {"normal", "low", "lowest"}}
+		"window_limit": {"100"}, "concurrent": {"0", "4"}, "concurrent_wait": {"0", "0", "0.5"}, "penalty": {"none", "503", "429,503"},
+		"priority": {"normal", "low", "lowest"}}
 	require.Len(t, good, len(inTable))
 	var loaded, rejected int
 	rapid.Check(t, func(t *rapid.T) {
@@ -262,7 +263,7 @@ func TestAnyRow(t *testing.T) {
 		finite := func(f, from, to float64) bool { return f >= from && f <= to }
 		ok := len(l.Name) > 0 && len(l.Name) <= 512 && l.Version >= 0 && l.Version <= 1<<53
 		if !l.Disabled {
-			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.WaitShare, 0, 9.99) && l.Warmup >= 0 &&
+			ok = ok && finite(l.Rate, 0, 1<<53) && finite(l.WaitShare, 0, 9007199254.740992) && l.Warmup >= 0 &&
 				(l.ColdFactor == 0 || finite(l.ColdFactor, 1, 1<<53)) && (l.MaxPermits == nil || finite(*l.MaxPermits, 0, 1<<53)) &&
 				(!l.Quota || l.Rate == math.Trunc(l.Rate) && l.MaxPermits == nil && l.Warmup == 0) &&
 				l.Window >= 0 && l.Window <= 90*24*time.Hour && (l.Window == 0) == (l.WindowLimit == 0) && l.WindowLimit >= 0 && l.Concurrent >= 0 &&

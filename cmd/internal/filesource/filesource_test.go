@@ -165,7 +165,7 @@ func TestBadItems(t *testing.T) {
 		"{name: /b, rate: [5]}":                              `rate a list: want a number`,
 		"{name: /b, rate: }":                                 `rate without a value: want a number`,
 		"{name: /b}":                                         `rate missing: want a number`,
-		"{name: /b, rate: 5, cache: 10}":                     `cache "10": want a share of a second`,
+		"{name: /b, rate: 5, cache: -1}":                     `cache "-1": want seconds, 0 to 9007199254`,
 		"{name: /b, rate: 5, burst: many}":                   `burst "many": want a number of permits`,
 		"{name: /b, rate: 5, warmup: 4}":                     `warmup "4": want a duration such as 4s`,
 		"{name: /b, rate: 5, warmup: 4s, cold_factor: 1}":    `cold_factor "1": want a number above 1`,
@@ -317,7 +317,7 @@ func FuzzLoad(f *testing.F) {
 		}
 		for _, l := range table.Limits {
 			require.NotEmpty(t, l.Name)
-			require.True(t, l.Rate >= 0 && l.WaitShare >= 0 && l.WaitShare <= 9.99 && !math.IsInf(l.Rate, 0))
+			require.True(t, l.Rate >= 0 && l.WaitShare >= 0 && l.WaitShare <= 9007199254.740992 && !math.IsInf(l.Rate, 0))
 		}
 	})
 }

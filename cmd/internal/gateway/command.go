@@ -18,7 +18,7 @@ var ErrCutOff = errors.New("gateway: cut off")
 
 const long = `A reverse proxy that makes no more calls than the limits in a table or a file allow.
 
-A row of the table, or an item of the file, is a bucket: a path (--key), permits per second, and the share of a second that a call may wait. All
+A row of the table, or an item of the file, is a bucket: a path (--key), permits per second, and how many seconds a call may wait. All
 gateways with the same Redis share the buckets. Rows may change while gateways run: each gateway reads them every --interval.
 A call that gets no permit in time is answered with 429 and Retry-After. A 429 or 503 with Retry-After from an upstream
 penalizes its bucket: the whole fleet sends no call of it until then.`

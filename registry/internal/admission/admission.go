@@ -42,10 +42,12 @@ func (e *Env) Try(row Row) error {
 
 // Call is a call that asks to begin.
 type Call struct {
-	Name    string                   // for messages and reports
-	Limiter *tokenbucket.RateLimiter // nil if the row has no rate
-	Wait    time.Duration            // longest wait for the rate; not used without a rate
-	Shadow  bool                     // whether the call passes even if a limit refuses it
+	Name      string                   // for messages and reports
+	Cost      int                      // permits of the rate and of the window, at least 1; the call has one place, whatever it costs
+	Limiter   *tokenbucket.RateLimiter // nil if the row has no rate
+	Wait      time.Duration            // longest wait for the rate; not used without a rate
+	PlaceWait time.Duration            // longest wait for a place; 0 if the call does not wait for one
+	Shadow    bool                     // whether the call passes even if a limit refuses it
 }
 
 // Outcome is the decision of a call's limits, without the shadow. If a limit has failed, Err is its error, and By the limit.
@@ -64,6 +66,9 @@ func (e *Env) Enter(ctx context.Context, s *Slot, row Row, call Call) (*gate.Adm
 	a := &attempt{bounds: b, Call: call, env: e, slot: s}
 	if a.Limiter == nil {
 		a.Wait = 0
+	}
+	if !call.Shadow { // a call in shadow never waits
+		a.patience = call.PlaceWait
 	}
 	refused, err := a.run(ctx)
 	outcome := Outcome{OK: err == nil && refused == nil, By: a.asked, Err: err}

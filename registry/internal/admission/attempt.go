@@ -2,7 +2,9 @@ package admission
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -24,7 +26,8 @@ type attempt struct {
 	place       *place
 	reservation *tokenbucket.Reservation
 	reserved    time.Time
-	grant       tentative // the grant of the rate
+	grant       tentative     // the grant of the rate
+	patience    time.Duration // how long the call may still wait for a place
 }
 
 // admitted returns the admission of a call that may begin.
@@ -73,67 +76,102 @@ func (a *attempt) report(by gate.Decider, pass bool) {
 	}
 }
 
-// A call begins when its rate, its concurrency and its window all grant it. They are asked one after the other, so the order decides what
-// a refusal by one costs in the others:
-//
-//	step              when                             a refusal gives back       what other calls see until then
-//	1. local state    at once, without a round trip    nothing                    nothing
-//	2. rate           at once; then the call waits     nothing                    nothing
-//	3. concurrency    a lead before the permit is due  the permit                 the bucket without the permit
-//	4. window         right after that                 the permit and the place   the same, and one place fewer
-//
-// A waiting call holds its permit and nothing else, so others can use the place and the count. The window comes last because a count costs
-// others most: it refuses them for the whole length of the window. A place is held in vain only while the window is full, and then every
-// other call is refused as well.
-//
-// A permit is refunded while it is not due. A permit that was due at once is refunded, too, unless others have taken permits behind it
-// that are not due yet. If asking the concurrency and the window takes longer than the lead, the permit falls due meanwhile,
-// and lapses if they refuse.
+// begin returns what a call of the row needs at first. While calls of this process wait for a place, and while they have all places, a call
+// that may wait queues at once.
+func (a *attempt) begin() progress {
+	p := progress{permits: wanted, place: untried, count: uncounted}
+	if a.Limiter == nil {
+		p.permits = due
+	}
+	switch {
+	case a.places == nil:
+		p.place = taken
+	case a.patience > 0 && (a.slot.queueing.Load() > 0 || a.slot.crowded(a.bounds)):
+		p.place = full
+	}
+	if a.window == nil {
+		p.count = inWindow
+	}
+	return p
+}
 
 // run asks the limits of the row in turn. It returns when the call may begin, or with the first refusal.
 func (a *attempt) run(ctx context.Context) (refused *gate.Admission, err error) {
-	if refused = a.known(ctx); refused != nil {
-		return refused, nil
-	}
-	if refused, err = a.reserve(ctx); refused != nil || err != nil {
+	if refused, err = a.known(ctx); refused != nil || err != nil {
 		return refused, err
 	}
-	for due := false; !due; {
-		if err = a.awaitLead(ctx, a.slot.lead(a.bounds)); err != nil {
-			return nil, err
+	for p := a.begin(); ; {
+		next := p.next()
+		if next == toBegin {
+			return a.recount(ctx)
 		}
-		if refused, err = a.take(ctx); refused != nil || err != nil {
+		if p, refused, err = a.do(ctx, next, p); refused != nil || err != nil {
 			return refused, err
 		}
-		if due, err = a.awaitDue(ctx); err != nil {
-			return nil, err
-		}
-		if !due { // a penalty postpones it
+	}
+}
+
+// do takes one step, and returns what the call has after it.
+func (a *attempt) do(ctx context.Context, s step, p progress) (after progress, refused *gate.Admission, err error) {
+	switch s {
+	case toQueue:
+		p.place = taken
+		refused, err = a.queue(ctx)
+	case toReserve:
+		p.permits = ahead
+		refused, err = a.reserve(ctx)
+	case toApproach:
+		p.permits = near
+		err = a.awaitLead(ctx, a.slot.lead(a.bounds))
+	case toTake:
+		return a.take(ctx, p)
+	case toAwait:
+		p.permits = due
+		var postponed bool
+		if postponed, err = a.awaitDue(ctx); postponed { // by a penalty
 			a.untake()
+			p.permits = ahead
+			if a.places != nil {
+				p.place = untried
+			}
+			if a.window != nil {
+				p.count = uncounted
+			}
 		}
 	}
-	return a.recount(ctx)
+	return p, refused, err
 }
 
 // known returns a refusal that follows from local state: a penalty, a window that stays full for longer than the call may wait, or, if the
-// call may not wait, a lack of places. It returns nil if the limits must be asked.
-func (a *attempt) known(ctx context.Context) *gate.Admission {
+// call may not wait, a lack of places. A cost above the window's limit is a *gate.CostError. Otherwise known returns nil, and the limits must
+// be asked.
+func (a *attempt) known(ctx context.Context) (refused *gate.Admission, err error) {
 	if left := a.slot.Pause.Left(); left > 0 && a.Limiter == nil {
-		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}
+		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}, nil
 	}
-	if a.Wait == 0 && a.slot.crowded(a.bounds) {
-		return noPlace()
+	longest := a.Wait + min(a.patience, math.MaxInt64-a.Wait)
+	if longest == 0 && a.slot.crowded(a.bounds) {
+		return noPlace(), nil
 	}
-	if a.windowFull() <= a.Wait {
-		return nil
+	if a.windowFull() <= longest {
+		return nil, nil
 	}
 	if _, err := a.window.Remaining(ctx); err != nil { // at most one round trip in a hundredth of the window
-		return nil // take applies the window's policy
+		return nil, nil // take applies the window's policy
 	}
-	if full := a.windowFull(); full > a.Wait {
-		return &gate.Admission{By: gate.ByWindow, RetryAfter: full}
+	if limit := a.window.Limit(); a.Cost > limit {
+		a.asked = gate.ByWindow
+		return nil, a.tooCostly(limit)
 	}
-	return nil
+	if full := a.windowFull(); full > longest {
+		return &gate.Admission{By: gate.ByWindow, RetryAfter: full}, nil
+	}
+	return nil, nil
+}
+
+// tooCostly returns the error of a cost above the window's limit, which would be refused for ever.
+func (a *attempt) tooCostly(limit int) error {
+	return &gate.CostError{Key: a.Name, Cost: a.Cost, Want: fmt.Sprintf("1 to the limit of the window, %d", limit), Err: tokenbucket.ErrNeverGranted}
 }
 
 // windowFull returns the time until the window has room, by the last reply.
@@ -141,15 +179,15 @@ func (a *attempt) windowFull() time.Duration {
 	if a.window == nil {
 		return 0
 	}
-	return a.window.RetryAfter(1)
+	return a.window.RetryAfter(a.Cost)
 }
 
-// reserve reserves a permit of the rate that falls due in time, if the row has a rate.
+// reserve reserves the permits of the call that fall due in time, if the row has a rate.
 func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err error) {
 	if a.Limiter == nil {
 		return nil, nil
 	}
-	if a.reservation, err = gate.Reserve(a.grant.under(ctx), a.Limiter, 1, a.Wait); err != nil {
+	if a.reservation, err = gate.Reserve(a.grant.under(ctx), a.Limiter, a.Cost, a.Wait); err != nil {
 		return nil, err
 	}
 	a.reserved = time.Now()
@@ -167,9 +205,6 @@ func (a *attempt) reserve(ctx context.Context) (refused *gate.Admission, err err
 // awaitLead blocks until a lead before the permit is due. The due time moves earlier if callers ahead give up, and later if a penalty holds
 // the bucket back.
 func (a *attempt) awaitLead(ctx context.Context, lead time.Duration) error {
-	if a.reservation == nil {
-		return nil
-	}
 	for {
 		ahead := a.ahead()
 		if ahead <= lead {
@@ -188,22 +223,22 @@ func (a *attempt) awaitLead(ctx context.Context, lead time.Duration) error {
 	}
 }
 
-// awaitDue blocks until the permit is due. It returns false as soon as the due time has moved beyond the longest lead.
-func (a *attempt) awaitDue(ctx context.Context) (due bool, err error) {
-	if a.reservation == nil || isClosed(a.reservation.Ready()) {
-		return true, ctx.Err()
+// awaitDue blocks until the permits are due. It returns true as soon as the due time has moved beyond the longest lead.
+func (a *attempt) awaitDue(ctx context.Context) (postponed bool, err error) {
+	if isClosed(a.reservation.Ready()) {
+		return false, ctx.Err()
 	}
 	look := time.NewTicker(longestLead)
 	defer look.Stop()
 	for {
 		select {
 		case <-a.reservation.Ready():
-			return true, nil
+			return false, nil
 		case <-ctx.Done():
 			return false, ctx.Err()
 		case <-look.C:
 			if a.ahead() > longestLead {
-				return false, nil
+				return true, nil
 			}
 		}
 	}
@@ -226,26 +261,61 @@ func noPlace() *gate.Admission {
 	return &gate.Admission{By: gate.ByConcurrency, RetryAfter: time.Second}
 }
 
-// take acquires a place for the call and counts it in the window. It does not wait for either to become free.
-func (a *attempt) take(ctx context.Context) (refused *gate.Admission, err error) {
-	asked := time.Now()
-	if a.places != nil {
-		a.asked = gate.ByConcurrency
-		if a.slot.crowded(a.bounds) {
-			return noPlace(), nil
-		}
-		if a.place, err = a.slot.enter(ctx, a.bounds, a.env.localShare(a.most)); err != nil {
-			return nil, fmt.Errorf("registry: bucket %.80q: concurrency: %w", a.Name, err)
-		}
-		if a.place == nil {
-			return noPlace(), nil
-		}
-		a.place.lost = a.lost
+// queue waits for a place, while the call holds nothing else. What is left of its patience is for a later queue.
+func (a *attempt) queue(ctx context.Context) (refused *gate.Admission, err error) {
+	a.asked = gate.ByConcurrency
+	began := time.Now()
+	a.slot.queueing.Add(1)
+	a.place, err = a.slot.await(ctx, a.bounds, a.env.localShare(a.most), a.patience)
+	a.slot.queueing.Add(-1)
+	a.patience = max(0, a.patience-time.Since(began))
+	if refused, err = a.placed(err); refused != nil || err != nil {
+		return refused, err
 	}
+	if left := a.slot.Pause.Left(); left > 0 && a.Limiter == nil { // it began meanwhile
+		return &gate.Admission{By: gate.ByPenalty, RetryAfter: left}, nil
+	}
+	return nil, nil
+}
+
+// placed returns the refusal or the error if the concurrency has not given a place.
+func (a *attempt) placed(err error) (refused *gate.Admission, _ error) {
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("registry: bucket %.80q: concurrency: %w", a.Name, err)
+	case a.place == nil:
+		return noPlace(), nil
+	}
+	a.place.lost = a.lost
+	return nil, nil
+}
+
+// take acquires a place, if the call has none, and counts the call in the window. It does not wait for either to become free. If there is no
+// place and the call may wait for one, it gives its permits back, for the queue.
+func (a *attempt) take(ctx context.Context, p progress) (after progress, refused *gate.Admission, err error) {
+	asked := time.Now()
+	if p.place == untried {
+		a.asked = gate.ByConcurrency
+		if !a.slot.crowded(a.bounds) {
+			a.place, err = a.slot.enter(ctx, a.bounds, a.env.localShare(a.most))
+		}
+		if err == nil && a.place == nil && a.patience > 0 {
+			a.cancel()
+			if p.place = full; a.Limiter != nil {
+				p.permits = wanted
+			}
+			return p, nil, nil
+		}
+		if refused, err = a.placed(err); refused != nil || err != nil {
+			return p, refused, err
+		}
+		p.place = taken
+	}
+	p.count = inWindow
 	if refused, err = a.count(ctx); refused == nil && err == nil {
 		a.slot.took(time.Since(asked))
 	}
-	return refused, err
+	return p, refused, err
 }
 
 // count counts the call in the window, if there is one.
@@ -255,7 +325,10 @@ func (a *attempt) count(ctx context.Context) (refused *gate.Admission, err error
 	}
 	a.asked = gate.ByWindow
 	asked := time.Now()
-	counted, err := a.window.Take(ctx, 1)
+	counted, err := a.window.Take(ctx, a.Cost)
+	if errors.Is(err, slidingwindow.ErrInvalidPermits) {
+		return nil, a.tooCostly(a.window.Limit())
+	}
 	if err != nil {
 		return nil, fmt.Errorf("registry: bucket %.80q: window: %w", a.Name, err)
 	}
@@ -277,7 +350,7 @@ func (a *attempt) recount(ctx context.Context) (refused *gate.Admission, err err
 
 func (a *attempt) uncount() {
 	if a.counted.Allowed { // after an error the count stays until the window has passed
-		_ = aside(func(ctx context.Context) error { return a.window.Refund(ctx, a.counted, 1) })
+		_ = aside(func(ctx context.Context) error { return a.window.Refund(ctx, a.counted, a.Cost) })
 	}
 	a.counted = slidingwindow.Result{}
 }
@@ -301,7 +374,7 @@ func (a *attempt) untake() {
 	a.place = nil
 }
 
-// cancel refunds the permit of the rate, unless it fell due while the call waited.
+// cancel refunds the permits of the rate, unless they fell due while the call waited.
 func (a *attempt) cancel() {
 	if a.reservation == nil {
 		return

@@ -25,10 +25,12 @@ func (p *place) leave() {
 		return
 	}
 	var err error
+	p.slot.leaving.Add(1)
 	if p.permit != nil {
 		err = aside(p.permit.Release)
 	}
 	p.slot.inside.Add(-1)
+	p.slot.leaving.Add(-1)
 	if errors.Is(err, semaphore.ErrExpired) || errors.Is(err, semaphore.ErrLost) {
 		p.lost(err)
 	}
@@ -42,7 +44,7 @@ func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 		s.inside.Add(-1)
 		return nil, nil
 	}
-	permit, err := s.acquire(ctx, b)
+	permit, err := s.acquire(ctx, b, 0)
 	switch {
 	case err == nil:
 		return &place{slot: s, permit: permit}, nil
@@ -57,12 +59,38 @@ func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 	return nil, err
 }
 
-// acquire asks the backend for a permit. During an outage it returns the outage's error, and only one call in a while asks.
-func (s *Slot) acquire(ctx context.Context, b *bounds) (*semaphore.Permit, error) {
+// await is enter for a call that waits until a place is free, at most for the given time. While it waits, it is not inside. The place that
+// it gets may be that of a call which still waits for the reply to its release. During an outage of the backend nothing can be waited for.
+func (s *Slot) await(ctx context.Context, b *bounds, share int, wait time.Duration) (*place, error) {
+	permit, err := s.acquire(ctx, b, wait)
+	switch {
+	case err == nil:
+		p := &place{slot: s, permit: permit}
+		if s.inside.Add(1)-s.leaving.Load() > int64(b.most) { // more than the semaphore knows of: it has lost places, or is another one's, in memory
+			p.lost = func(error) {}
+			p.leave()
+			return nil, nil
+		}
+		return p, nil
+	case errors.Is(err, semaphore.ErrRefused):
+		return nil, nil
+	case isOutage(ctx, err) && share > 0:
+		if s.inside.Add(1) <= int64(min(share, b.most)) {
+			return &place{slot: s}, nil
+		}
+		s.inside.Add(-1)
+		return nil, nil
+	}
+	return nil, err
+}
+
+// acquire asks the backend for a permit, and waits for one as long as given. During an outage it returns the outage's error, and only one
+// call in a while asks.
+func (s *Slot) acquire(ctx context.Context, b *bounds, wait time.Duration) (*semaphore.Permit, error) {
 	if err := s.outage.known(); err != nil {
 		return nil, err
 	}
-	permit, err := b.places.TryAcquire(ctx, 1, 0)
+	permit, err := b.places.TryAcquire(ctx, 1, wait)
 	if err != nil && isOutage(ctx, err) {
 		s.outage.began(err)
 	} else if ctx.Err() == nil {

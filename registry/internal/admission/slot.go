@@ -13,11 +13,13 @@ type Slot struct {
 	// Pause is the penalty of a row without a rate.
 	Pause Pause
 
-	inForce atomic.Pointer[bounds]
-	inside  atomic.Int64 // calls of this process that are in flight or ask for a place
-	outage  outage
-	logged  atomic.Int64 // when the loss of a place was last logged, by clock.Mono; 0 if never
-	takes   atomic.Int64 // duration of the round trips for place and count, in nanoseconds; 0 if not known
+	inForce  atomic.Pointer[bounds]
+	inside   atomic.Int64 // calls of this process that are in flight or ask for a place
+	leaving  atomic.Int64 // those of inside that are releasing their places
+	queueing atomic.Int64 // calls of this process that wait for a place
+	outage   outage
+	logged   atomic.Int64 // when the loss of a place was last logged, by clock.Mono; 0 if never
+	takes    atomic.Int64 // duration of the round trips for place and count, in nanoseconds; 0 if not known
 
 	mu   sync.Mutex // guards last, and changes of inForce
 	last bounds     // the last bounds with a window

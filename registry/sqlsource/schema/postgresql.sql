@@ -1,8 +1,9 @@
 -- PostgreSQL 14 or later. Limits, one row for each bucket.
--- interfaceurl is the bucket's name; ratelimit is permits per second; cache is the share of a second that a call may wait
+-- interfaceurl is the bucket's name; ratelimit is permits per second; cache is how many seconds a call may wait
 -- (NULL: 0.5); status is 1 (limited) or 0 (off); shadow is 1 if nothing is refused, only counted; perkey is 1
 -- if each key has a bucket of its own.
--- At most windowlimit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number. Beside these a NULL rate is none.
+-- At most windowlimit calls begin in any window (seconds), and concurrent are under way at once; NULL: any number.
+-- A call waits concurrentwait seconds for a place among these (NULL: not at all). Beside these a NULL rate is none.
 -- penalty is which answers of an upstream with Retry-After hold the bucket back: none, 503, 429 or 429,503; NULL: 503, and 429 where it is
 -- one key's own.
 -- priority is normal, low or lowest; NULL: normal.
@@ -12,11 +13,12 @@ CREATE TABLE IF NOT EXISTS "t_ratelimite_conf" (
   "interfaceno" varchar(24) NULL,
   "interfaceurl" varchar(512) NULL,
   "ratelimit" numeric(16,6) NULL,
-  "cache" numeric(3,2) NULL,
+  "cache" numeric(16,6) NULL,
   "status" smallint DEFAULT 1 NOT NULL,
-  "window" numeric(10,3) NULL,
+  "window" numeric(13,3) NULL,
   "windowlimit" integer NULL,
   "concurrent" integer NULL,
+  "concurrentwait" numeric(16,6) NULL,
   "shadow" smallint DEFAULT 0 NOT NULL,
   "perkey" smallint DEFAULT 0 NOT NULL,
   "penalty" varchar(8) NULL,

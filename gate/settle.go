@@ -1,0 +1,44 @@
+package gate
+
+import "context"
+
+// Settle replaces the cost of the call by the permits that it has used, for calls whose cost is known only afterwards
+// (tokenbucket.Reservation.Settle). It may be called before or after Leave, and counts once. It settles the rate of the call: a
+// window keeps the cost with which the call began, and a place of the concurrency has none. A call that no bucket has counted is
+// not settled: one that costs 0, that passed without a limit or in shadow, or whose gate did not use [Wait] or [Admit].
+//
+// Errors are those of tokenbucket.Reservation.Settle. Settling a nil Admission or a refusal does nothing.
+func (a *Admission) Settle(ctx context.Context, actual int) error {
+	if a == nil || a.settler == nil {
+		return nil
+	}
+	return a.settler.Settle(ctx, actual)
+}
+
+// SettleLater is Settle in the background (tokenbucket.Reservation.SettleLater): the limiter logs an error, and its Close waits
+// for the settlement.
+func (a *Admission) SettleLater(actual int) {
+	if a != nil && a.settler != nil {
+		a.settler.SettleLater(actual)
+	}
+}
+
+// settler is what a reservation has to be settled by.
+type settler interface {
+	Settle(ctx context.Context, actual int) error
+	SettleLater(actual int)
+}
+
+type contextKey struct{}
+
+// NewContext returns a context with the admission of a call, for the code that runs the call ([FromContext]). Adapters with a
+// cost function use it.
+func NewContext(ctx context.Context, a *Admission) context.Context {
+	return context.WithValue(ctx, contextKey{}, a)
+}
+
+// FromContext returns the admission of the call that runs under ctx; nil if there is none.
+func FromContext(ctx context.Context) *Admission {
+	a, _ := ctx.Value(contextKey{}).(*Admission)
+	return a
+}

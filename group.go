@@ -1,0 +1,536 @@
+package tokenbucket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
+	"github.com/go-tokenbucket/tokenbucket/internal/group"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
+)
+
+// Member is a limiter in a [Group] or a [Choice]: a *[RateLimiter], or one that [Weighted] returns.
+type Member interface{ asMember() weighted }
+
+// weighted is a limiter and the number of its permits that one permit of the group costs.
+type weighted struct {
+	limiter *RateLimiter
+	permits int64
+}
+
+func (w weighted) asMember() weighted { return w }
+
+func (l *RateLimiter) asMember() weighted { return weighted{l, 1} }
+
+// Weighted returns a member from which a request for n permits takes n times permits. permits is at least 1.
+func Weighted(l *RateLimiter, permits int) Member { return weighted{l, int64(permits)} }
+
+// maxMembers bounds the members of a group.
+const maxMembers = 32
+
+// Group is several limits that a call must all pass: per second and per day, per upstream and per tenant. Each call is one decision. If one member
+// refuses, nothing is taken from any of them. Otherwise all permits are taken at once, and the call waits until the last of them is due.
+//
+// A group is a participant of its own in each bucket, as another process would be. It has its own queue, first come first served, and takes permits
+// no further ahead than others do (see [RateLimiter.Acquire]). So limiters of a member, and other groups with the same members, get their shares of
+// the rate. Two groups cannot block each other, in whatever order they list their members.
+//
+// The decision is one atomic step if all members are on one store, and that is a MemoryStore, a Store of your own, or a Redis store of a single server.
+// On a cluster or a ring the members' buckets must also share a slot ([WithSlot]). Otherwise the members are asked one after the other, the slowest
+// first, and what some have granted goes back if another refuses. What other processes have taken permits behind by then cannot go back and lapses:
+// [Group.Lost] counts it.
+//
+// A member that is due before the others is used later than its time. So the bound on its permits in a window ([PayNow], [PayLater]) grows by its rate
+// times the longest wait for another member, which is at most that member's look-ahead: a second, or the time of four of its permits and the request's own
+// if that is longer. [Group.Reserve] is not bounded by a look-ahead.
+//
+// A member does not count while its switch is off ([WithSwitch]), if it is a shadow ([WithShadow]), or while its store is unavailable and its policy
+// is [FailOpen]. With [LocalShare] its local share counts instead. The store timeout is the shortest of the members', and so is the number of waiters
+// ([WithMaxWaiters]). All methods are safe for concurrent use.
+type Group struct{ several }
+
+// All returns a group of limits that a call must all pass. It must have at least one member and at most 32, of different buckets and with the same clock
+// ([WithClock]), else the error is [ErrInvalidConfig]. Two names of one bucket on two stores are not recognised.
+func All(members ...Member) (*Group, error) {
+	g := new(Group)
+	return g, g.init(permit.All, members)
+}
+
+// several is what Group and Choice share.
+type several struct {
+	choice  permit.Choice
+	members []weighted
+	maxWait time.Duration
+
+	mu           sync.Mutex
+	participants map[uint64]*group.Participant // by the members that count, as a set of bits
+	degraded     *several                      // the last one in which members were replaced; nil before
+}
+
+// init sets the members.
+func (g *several) init(choice permit.Choice, members []Member) error {
+	g.choice, g.maxWait, g.participants = choice, math.MaxInt64, map[uint64]*group.Participant{}
+	if n := len(members); n < 1 || n > maxMembers {
+		return invalidGroup("", wanted("members", n, fmt.Sprintf("1 to %d", maxMembers)))
+	}
+	for i, m := range members {
+		if isNil(m) {
+			return invalidGroup("", wanted("member", i, "a limiter, not nil"))
+		}
+		w := m.asMember()
+		if w.limiter == nil {
+			return invalidGroup("", wanted("member", i, "a limiter, not nil"))
+		}
+		if w.permits < 1 || w.permits > maxExact {
+			return invalidGroup(w.limiter.Name(), wanted("weight", w.permits, "1 to 2^53"))
+		}
+		for _, o := range g.members {
+			if sameBucket(w.limiter, o.limiter) {
+				return invalidGroup(w.limiter.Name(), wanted("member", i, "each bucket once"))
+			}
+			if !sameClock(w.limiter, o.limiter) {
+				return invalidGroup(w.limiter.Name(), wanted("clock", i, "the same for all members"))
+			}
+		}
+		g.members = append(g.members, w)
+		g.maxWait = min(g.maxWait, w.limiter.maxWait)
+	}
+	return nil
+}
+
+func invalidGroup(bucket string, err error) error {
+	if bucket == "" {
+		return fmt.Errorf("%w: group: %w", ErrInvalidConfig, err)
+	}
+	return fmt.Errorf("%w: group: %w", ErrInvalidConfig, &MemberError{bucket, err})
+}
+
+// sameBucket reports whether two limiters use one bucket.
+func sameBucket(a, b *RateLimiter) bool {
+	if a.limiter.Coordinator == b.limiter.Coordinator {
+		return true
+	}
+	return a.limiter.Coordinator.Key == b.limiter.Coordinator.Key && sameStore(a, b)
+}
+
+func sameStore(a, b *RateLimiter) bool {
+	return reflect.ValueOf(a.store).Comparable() && reflect.ValueOf(b.store).Comparable() && a.store == b.store
+}
+
+func sameClock(a, b *RateLimiter) bool {
+	x, y := a.limiter.Coordinator.Clock, b.limiter.Coordinator.Clock
+	return a.time.System() && b.time.System() || reflect.ValueOf(x).Comparable() && reflect.ValueOf(y).Comparable() && x == y
+}
+
+// MemberError is the error of a call of a [Group] or a [Choice] which one member is the reason for. Match Err with errors.Is.
+type MemberError struct {
+	// Bucket is the name of the member.
+	Bucket string
+	Err    error
+}
+
+func (e *MemberError) Error() string {
+	return fmt.Sprintf("tokenbucket: member %q: %v", e.Bucket, e.Err)
+}
+
+// Unwrap returns Err.
+func (e *MemberError) Unwrap() error { return e.Err }
+
+// participant returns the participant for the members in a set of bits.
+func (g *several) participant(set uint64) *group.Participant {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	p := g.participants[set]
+	if p == nil {
+		p = g.newParticipant(set)
+		g.participants[set] = p
+	}
+	return p
+}
+
+// newParticipant returns a participant for the members in a set of bits.
+func (g *several) newParticipant(set uint64) *group.Participant {
+	c := group.Config{Choice: g.choice, Immediate: true, MaxWaiters: math.MaxInt, Timeout: math.MaxInt64,
+		NewSession: func() permit.Session { return new(redisbucket.Session) }}
+	var limiters []*RateLimiter
+	for i, w := range g.members {
+		if set&(1<<i) == 0 {
+			continue
+		}
+		l := w.limiter
+		limiters = append(limiters, l)
+		c.Members = append(c.Members, group.Member{Limiter: &l.limiter, Weight: w.permits})
+		c.Clock, c.MaxWaiters = l.limiter.Coordinator.Clock, min(c.MaxWaiters, l.limiter.MaxWaiters)
+		if l.memory == nil {
+			c.Immediate, c.Timeout = false, min(c.Timeout, l.limiter.Coordinator.Timeout)
+		}
+	}
+	c.Parts = partsOfGroup(limiters, c.Members)
+	if c.Immediate {
+		c.Timeout = 0
+	}
+	c.Failure = func(member int, err error) error {
+		name := limiters[member].Name()
+		var already *MemberError
+		if errors.As(err, &already) {
+			return err
+		}
+		return &MemberError{name, storeError(name, err)}
+	}
+	c.Decide = func(ctx context.Context, part int, b *permit.Group) error {
+		return askTogether(ctx, limiters[c.Parts[part][0]].store, b)
+	}
+	return group.New(c)
+}
+
+// partsOfGroup returns the members that one store decides in one step, by their indexes: those of one store and, if that has several servers, of one
+// slot. The part with the slowest member comes first, because it refuses most.
+func partsOfGroup(limiters []*RateLimiter, members []group.Member) (parts [][]int) {
+	slots := make([]string, len(limiters))
+	for i, l := range limiters {
+		if t := traitsOf(l.store); t.slot != nil {
+			slots[i] = t.slot(l.limiter.Coordinator.Key)
+		}
+		at := slices.IndexFunc(parts, func(part []int) bool { return sameStore(limiters[part[0]], l) && slots[part[0]] == slots[i] })
+		if at < 0 {
+			at = len(parts)
+			parts = append(parts, nil)
+		}
+		parts[at] = append(parts[at], i)
+	}
+	pace := func(part []int) (slowest float64) {
+		for _, i := range part {
+			slowest = max(slowest, limiters[i].own.interval*float64(members[i].Weight))
+		}
+		return slowest
+	}
+	slices.SortStableFunc(parts, func(a, b []int) int {
+		switch x, y := pace(a), pace(b); {
+		case x > y:
+			return -1
+		case x < y:
+			return 1
+		}
+		return 0
+	})
+	return parts
+}
+
+// answer is the outcome of a call of several.
+type answer struct {
+	granted bool
+	wait    time.Duration
+	by      Decider
+	asked   *several           // whose members were asked
+	indexes []int              // of those members
+	p       *group.Participant // nil if no bucket was asked
+	call    *group.Call        // of a reservation
+	members []group.Outcome    // by indexes; nil if they are unknown
+	refused int                // the index of the member that refused first; -1 if none did
+}
+
+// ask asks for permits that are due within a timeout.
+func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (answer, error) {
+	began := clock.Mono()
+	a, err := g.askStores(ctx, v, permits, timeout)
+	if err != nil && ctx.Err() == nil {
+		a, err = g.fallback(ctx, a, err, func(other *several) (answer, error) {
+			spent := max(0, clock.Mono()-began-g.longestTimeout())
+			return other.askStores(ctx, v, permits, max(0, timeout)-spent)
+		})
+	}
+	g.observe(ctx, permits, a, err, clock.Mono()-began)
+	return a, err
+}
+
+// askStores asks the stores of the members that count.
+func (g *several) askStores(ctx context.Context, v verb, permits int, timeout time.Duration) (answer, error) {
+	n, maxWait := int64(permits), min(max(0, timeout.Microseconds()), maxExact)
+	a := answer{asked: g, refused: -1, by: ByCheck}
+	if err := ctx.Err(); err != nil {
+		return a, err
+	}
+	set, err := g.check(n, maxWait)
+	if err != nil {
+		return a, err
+	}
+	if set == 0 {
+		a.granted, a.by = true, BySwitch
+		return a, nil
+	}
+	for i := range g.members {
+		if set&(1<<i) != 0 {
+			a.indexes = append(a.indexes, i)
+		}
+	}
+	a.p, a.by = g.participant(set), ByStore
+	most, deadline := maxWait, deadlineOf(ctx)
+	if deadline != 0 {
+		most = min(most, max(0, (deadline-clock.Mono()).Microseconds()))
+	}
+	if m, wait, refused := a.p.Refuses(n, most); refused {
+		a.by, a.wait, a.refused = BySnapshot, time.Duration(wait)*time.Microsecond, a.indexes[m]
+		if v == reserve {
+			a.members = make([]group.Outcome, len(a.indexes))
+			a.members[m] = group.Outcome{Seen: a.p.Seen(m), Wait: wait, Refused: true}
+		}
+		return a, g.hopeless(n, maxWait, &a, deadline)
+	}
+	q := group.NewCall(n, maxWait, deadline, v == reserve)
+	r := a.p.Wait(ctx, q, a.p.Submit(q))
+	a.granted, a.wait, a.members = r.Granted, time.Duration(r.Wait)*time.Microsecond, r.Members
+	switch {
+	case r.Err != nil:
+		return a, r.Err
+	case r.Granted:
+		a.call = q
+		return a, nil
+	}
+	longest := int64(-1)
+	for i := range r.Members {
+		if o := &r.Members[i]; o.Refused && o.Wait > longest {
+			longest, a.refused = o.Wait, a.indexes[i]
+		}
+	}
+	return a, g.hopeless(n, maxWait, &a, deadline)
+}
+
+// check returns the members that count, as a set of bits, or the error of a request that must not be sent.
+func (g *several) check(n, maxWait int64) (set uint64, err error) {
+	if n < 1 {
+		return 0, fmt.Errorf("%w: permits %d: want at least 1", ErrInvalidPermits, n)
+	}
+	var never error
+	for i, w := range g.members {
+		l := w.limiter
+		if n > maxExact/w.permits {
+			return 0, &MemberError{l.Name(), l.limiter.Overflow(n)}
+		}
+		if err := l.checkPermits(n * w.permits); err != nil {
+			return 0, &MemberError{l.Name(), err}
+		}
+		if l.shadow || l.enabled != nil && !l.enabled() {
+			continue
+		}
+		set |= 1 << i
+		if s := l.effective(); s.Kind == bursty && float64(n*w.permits) <= s.max {
+			continue
+		}
+		if err := l.neverGranted(n*w.permits, maxWait, nil); err != nil {
+			if g.choice == permit.Any {
+				set &^= 1 << i // another member may grant it
+			}
+			never = &MemberError{l.Name(), err}
+		}
+	}
+	if g.choice == permit.Any && set != 0 {
+		never = nil
+	}
+	return set, never
+}
+
+// hopeless returns the error of a request that was refused, and not only because the permits are in demand. See RateLimiter.hopeless.
+func (g *several) hopeless(n, maxWait int64, a *answer, deadline time.Duration) error {
+	if a.refused < 0 {
+		return nil
+	}
+	w := g.members[a.refused]
+	l := w.limiter
+	if g.choice == permit.All {
+		if err := l.neverGranted(n*w.permits, maxWait, &engine.Result{Wait: a.wait.Microseconds()}); err != nil {
+			return &MemberError{l.Name(), err}
+		}
+	}
+	if a.wait.Microseconds() <= maxWait && deadline != 0 {
+		return &MemberError{l.Name(), &WaitError{l.Name(), int(n * w.permits), a.wait, context.DeadlineExceeded}}
+	}
+	return nil
+}
+
+// longestTimeout returns the longest store timeout of a member.
+func (g *several) longestTimeout() (longest time.Duration) {
+	for _, w := range g.members {
+		longest = max(longest, w.limiter.limiter.Coordinator.Timeout)
+	}
+	return longest
+}
+
+// fallback decides by the failure policies of the members whose store is unavailable. It returns the error unchanged if one of them is FailClosed, or
+// if the error is of another kind.
+func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*several) (answer, error)) (answer, error) {
+	var failed *MemberError
+	if !errors.As(err, &failed) || !away(err) && !notAsked(err) {
+		return a, err
+	}
+	at := slices.IndexFunc(g.members, func(w weighted) bool { return w.limiter.Name() == failed.Bucket })
+	if at < 0 {
+		return a, err
+	}
+	cause := g.members[at].limiter.limiter.Coordinator
+	var left []Member
+	replaced := false
+	for i, w := range g.members {
+		l := w.limiter
+		if c := l.limiter.Coordinator; i != at && (c.Down() == nil && (cause.Health == nil || c.Health != cause.Health)) {
+			left = append(left, w)
+			continue
+		}
+		if l.policy == FailClosed {
+			if g.choice == permit.Any {
+				replaced = true
+				continue // the others may grant it
+			}
+			return a, &MemberError{l.Name(), failed.Err}
+		}
+		var local *RateLimiter
+		v, failure := l.fallback(ctx, verdict{}, failed.Err, func(part *RateLimiter) (verdict, error) {
+			local = part
+			return verdict{granted: true}, nil
+		})
+		switch {
+		case failure != nil:
+			return a, &MemberError{l.Name(), failure}
+		case local != nil:
+			left = append(left, weighted{local, w.permits})
+		case v.granted && g.choice == permit.Any:
+			return answer{granted: true, by: ByPolicy, asked: g, indexes: []int{i}, refused: -1, members: []group.Outcome{{Taken: true}}}, nil
+		}
+		replaced = true
+	}
+	switch {
+	case !replaced:
+		return a, err
+	case len(left) == 0 && g.choice == permit.All:
+		return answer{granted: true, by: ByPolicy, asked: g, refused: -1}, nil
+	case len(left) == 0:
+		return a, err
+	}
+	other, invalid := g.without(left)
+	if invalid != nil {
+		return a, fmt.Errorf("%w; and no local share: %w", err, invalid)
+	}
+	a, err = ask(other)
+	a.by = ByPolicy
+	if errors.Is(err, ErrNeverGranted) { // the whole bucket could grant it in time
+		return answer{by: ByPolicy, asked: g, refused: -1}, nil
+	}
+	return a, err
+}
+
+// without returns several for other members. The last one is kept, because an outage lasts for many calls.
+func (g *several) without(members []Member) (*several, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if d := g.degraded; d != nil && slices.EqualFunc(d.members, members, func(w weighted, m Member) bool { return w == m.asMember() }) {
+		return d, nil
+	}
+	d := new(several)
+	if err := d.init(g.choice, members); err != nil {
+		return nil, err
+	}
+	g.degraded = d
+	return d, nil
+}
+
+// observe calls the observers of the members that the decision is about: all of them for a grant, the one that refused for a refusal.
+func (g *several) observe(ctx context.Context, permits int, a answer, err error, elapsed time.Duration) {
+	if a.asked != g {
+		return
+	}
+	for i, w := range g.members {
+		l := w.limiter
+		if l.observer == nil || l.observer.Decision == nil || err == nil && !a.concerns(i) {
+			continue
+		}
+		l.observer.Decision(ctx, Decision{Bucket: l.Name(), Label: l.label, Permits: permits * int(w.permits), Granted: err == nil && a.granted, Err: err, By: a.by,
+			Wait: a.wait, Elapsed: elapsed})
+	}
+}
+
+// concerns reports whether a decision is about the member with an index.
+func (a *answer) concerns(i int) bool {
+	if !a.granted {
+		return i == a.refused
+	}
+	at := slices.Index(a.indexes, i)
+	return at >= 0 && (at >= len(a.members) || a.members[at].Taken)
+}
+
+// Try is [Group.TryAcquire] of one permit with the shortest timeout that a member has for it ([WithMaxWait]).
+func (g *Group) Try(ctx context.Context) (bool, error) { return g.TryAcquire(ctx, 1, g.maxWait) }
+
+// TryAcquire takes permits of all members and waits until they are due, if that is within the timeout. Otherwise it returns false and takes nothing.
+// In all else it is [RateLimiter.TryAcquire]. An error names the member in a [*MemberError].
+func (g *Group) TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error) {
+	a, err := g.ask(ctx, acquire, permits, timeout)
+	return err == nil && a.granted, err
+}
+
+// Acquire takes permits of all members, waits until they are due, however long that is, and returns the time waited for them. Its errors are those of
+// [Group.TryAcquire] except [ErrNeverGranted].
+func (g *Group) Acquire(ctx context.Context, permits int) (waited time.Duration, err error) {
+	a, err := g.ask(ctx, acquire, permits, math.MaxInt64)
+	if err != nil || !a.granted {
+		return 0, err
+	}
+	return a.wait, nil
+}
+
+// Reserve takes permits of all members, whenever they fall due, and returns at once. See [RateLimiter.Reserve].
+func (g *Group) Reserve(ctx context.Context, permits int) (*GroupReservation, error) {
+	return g.TryReserve(ctx, permits, math.MaxInt64)
+}
+
+// TryReserve takes permits of all members if the last of them falls due within the timeout, and returns at once. Otherwise the reservation is not OK,
+// and says which member refused. See [RateLimiter.TryReserve].
+func (g *Group) TryReserve(ctx context.Context, permits int, timeout time.Duration) (*GroupReservation, error) {
+	return g.reserve(ctx, permits, timeout)
+}
+
+func (g *several) reserve(ctx context.Context, permits int, timeout time.Duration) (*GroupReservation, error) {
+	a, err := g.ask(ctx, reserve, permits, timeout)
+	if err != nil {
+		return nil, err
+	}
+	r := &GroupReservation{answer: a, permits: int64(permits)}
+	if !a.granted {
+		r.retryAfter = max(0, a.wait-max(0, timeout))
+	}
+	return r, nil
+}
+
+// Lost returns how many permits this group has taken and could not give back. They lapse. On one store that happens if other processes have taken
+// permits behind those of a caller who gave up. Members on several stores or slots also lose permits to refusals. A refund whose reply is lost counts.
+func (g *Group) Lost() int64 { return g.lost() }
+
+func (g *several) lost() (permits int64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, p := range g.participants {
+		permits += p.Lost()
+	}
+	if g.degraded != nil {
+		permits += g.degraded.lost()
+	}
+	return permits
+}
+
+// Close waits for the settlements of [GroupReservation.SettleLater] that have begun, as long as the context allows. It does not close the members.
+func (g *Group) Close(ctx context.Context) error { return g.close(ctx) }
+
+func (g *several) close(ctx context.Context) error {
+	for _, w := range g.members {
+		if err := w.limiter.settling.wait(ctx); err != nil {
+			return fmt.Errorf("close: %w", err)
+		}
+	}
+	return nil
+}
