@@ -295,6 +295,7 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 		return a, nil
 	}
 	longest := int64(-1)
+	a.refused = a.indexes[0]
 	for i := range r.Members {
 		if o := &r.Members[i]; o.Refused && o.Wait > longest {
 			longest, a.refused = o.Wait, a.indexes[i]

@@ -83,6 +83,7 @@ type Participant struct {
 	busy     bool    // a batch is about to be built, or in flight
 	flight   *flight // nil while it is not built
 	since    time.Duration
+	refuser  int // the member that refused the waiters last
 	alarm    clockwork.Timer
 	alarmAt  int64
 	deadline *time.Timer // while a batch is in flight
@@ -327,7 +328,7 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 	for _, o := range p.asking {
 		ahead += o.permits
 	}
-	late, least := int64(0), int64(math.MaxInt64)
+	late, least, by := int64(0), int64(math.MaxInt64), 0
 	for i := range p.members {
 		m := &p.members[i]
 		t := m.effective()
@@ -336,7 +337,10 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 			n -= float64(q.permits * m.Weight)
 		}
 		due := max(now, m.free) + int64(min(n*t.Interval, permit.MaxExact))
-		late, least = max(late, due), min(least, due)
+		if due > late {
+			late, by = due, i
+		}
+		least = min(least, due)
 	}
 	if p.Choice == permit.Any {
 		late = least
@@ -344,8 +348,17 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 	if late <= q.until {
 		return false
 	}
+	q.blame(by, late-now, len(p.members))
 	p.refuse(q, late-now)
 	return true
+}
+
+// blame notes that a member is the reason for a refusal, unless that is known. wait is how long its permits would have taken.
+func (q *Call) blame(member int, wait int64, members int) {
+	if q.members == nil {
+		q.members = make([]Outcome, members)
+		q.members[member] = Outcome{Wait: wait, Refused: true}
+	}
 }
 
 // waiting reports whether calls wait that were not sent, or were refused. mu must be held.
@@ -627,6 +640,7 @@ func (p *Participant) expireTimeouts(now int64) {
 		case q.until == math.MaxInt64:
 			return false
 		case q.until <= now && q.decided != 0: // the store has refused it once; a newcomer with timeout 0 is asked for
+			q.blame(p.refuser, now-q.came, len(p.members))
 			p.refuse(q, now-q.came)
 			return true
 		case q.until > now:
@@ -643,7 +657,7 @@ func (p *Participant) expireTimeouts(now int64) {
 	for _, q := range late {
 		p.owned = remove(p.owned, q)
 		g := q.grant
-		p.refuse(q, g.due-q.came)
+		p.refuse(q, g.due-q.came) // its members still have the outcome of the grant
 		p.free(g, nil)
 	}
 }
@@ -1393,7 +1407,9 @@ func (p *Participant) refused(f *flight, first int, now int64) {
 	for i := range p.members {
 		g, r := &f.grants[first][i], &f.asks[i][first]
 		if over := g.WaitMicros - r.MaxWaitMicros; !g.OK && over > 0 {
-			pause = max(pause, float64(engine.Horizon(p.members[i].effective()))/20)
+			if pause = max(pause, float64(engine.Horizon(p.members[i].effective()))/20); over > beyond {
+				p.refuser = i
+			}
 			beyond, least = max(beyond, over), min(least, over)
 		}
 	}
