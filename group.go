@@ -508,6 +508,16 @@ func (g *several) reserve(ctx context.Context, permits int, timeout time.Duratio
 	return r, nil
 }
 
+// Members returns the limiters of the members, in the order in which they were listed: for their State, SetRate and Penalize.
+func (g *Group) Members() []*RateLimiter { return g.limiters() }
+
+func (g *several) limiters() (all []*RateLimiter) {
+	for _, w := range g.members {
+		all = append(all, w.limiter)
+	}
+	return all
+}
+
 // Lost returns how many permits this group has taken and could not give back. They lapse. On one store that happens if other processes have taken
 // permits behind those of a caller who gave up. Members on several stores or slots also lose permits to refusals. A refund whose reply is lost counts.
 func (g *Group) Lost() int64 { return g.lost() }

@@ -22,7 +22,9 @@ type participantStore struct {
 	id    int
 }
 
-func (p *participantStore) Apply(ctx context.Context, b *tb.Batch) error { return p.store.Apply(ctx, b) }
+func (p *participantStore) Apply(ctx context.Context, b *tb.Batch) error {
+	return p.store.Apply(ctx, b)
+}
 
 // use is permits that a caller has used.
 type use struct {
