@@ -140,6 +140,9 @@ func Slot(key string) string {
 	return key
 }
 
+// Bounds reports whether calls return at their context's deadline.
+func (s *Store) Bounds() bool { return s.bounds }
+
 // Join counts this process among the instances that use this Redis with this key prefix.
 func (s *Store) Join() *instances.Member {
 	return s.instances.Join(s.client, s.prefix+"instances", func(err error) {
