@@ -166,8 +166,8 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 		"postgres://user:password@host:5432/database; ?parameters are the driver's. Or file://FILE, a YAML file, such as file:///etc/tokenbucket/limits.yaml")
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
 	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` for columns with other names; may be repeated. Fields are id, name, rate, "+
-		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here; window (in seconds), window_limit, concurrent, "+
-		"shadow, per_key and penalty also if the table has columns window, windowLimit, concurrent, shadow, perKey and penalty")
+		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here; window (in seconds), window_limit, concurrent, concurrent_wait (in seconds), "+
+		"shadow, per_key and penalty also if the table has columns window, windowLimit, concurrent, concurrentWait, shadow, perKey and penalty")
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: no permits are stored")
 	f.DurationVar(&o.jitter, "jitter", 0, "how much later than released a quota's calls may reach the upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the tables of limits, audit and switch, a SQLite file")
