@@ -17,15 +17,20 @@ type Admission struct {
 	// RetryAfter is, for a refusal, the time until such a call could pass if there are no other calls, as far as that is
 	// known; otherwise 0.
 	RetryAfter time.Duration
-	// Level is the level of the rate's bucket when the call began or was refused; nil if no bucket decided.
+	// Member is the bucket that decided, if the limiter is several: for a refusal the one that refused, otherwise the one that leaves
+	// the least. It is empty for other limiters.
+	Member string
+	// Level is the level of the rate's bucket when the call began or was refused; nil if no bucket decided. If the limiter is several,
+	// it is that of Member, in permits of the call.
 	Level *tokenbucket.Level
 	// Release returns what the call holds while it is in progress, such as a place of the concurrency limit. It is nil if the
 	// call holds nothing. Leave calls it.
 	Release func()
 
-	left    atomic.Bool
-	level   tokenbucket.Level // the target of Level, to save an allocation
-	settler settler           // nil if the call cannot be settled
+	left  atomic.Bool
+	level tokenbucket.Level // the target of Level, to save an allocation
+
+	reservation Reservation // of a call that may begin; nil if no bucket has counted it
 }
 
 // Leave ends the call, and returns what it holds. Call it once the call has ended; until then the call counts as in progress.

@@ -35,31 +35,47 @@ type Gate interface {
 // One returns a gate in which all keys share one bucket. A call waits at most timeout for its permit; if timeout is 0 or
 // less, the permit must be due at once. If no state of the bucket can meet the timeout, every call fails with
 // tokenbucket.ErrNeverGranted. One returns nil for a nil limiter, and constructors refuse a nil gate.
-func One(limiter *tokenbucket.RateLimiter, timeout time.Duration) Gate {
-	if limiter == nil {
+//
+// A limiter that is several (tokenbucket.All, tokenbucket.Any) is one gate, too: see [Limiter].
+func One[R Reservation](limiter Limiter[R], timeout time.Duration) Gate {
+	if isNil(limiter) {
 		return nil
 	}
-	return one{limiter, timeout}
+	return one[R]{limiter, timeout}
 }
 
-type one struct {
-	limiter *tokenbucket.RateLimiter
+type one[R Reservation] struct {
+	limiter Limiter[R]
 	timeout time.Duration
 }
 
-func (g one) Enter(ctx context.Context, key string) (*Admission, error) { return g.EnterN(ctx, key, 1) }
+func (g one[R]) Enter(ctx context.Context, key string) (*Admission, error) {
+	return g.EnterN(ctx, key, 1)
+}
 
 // EnterN implements CostGate.
-func (g one) EnterN(ctx context.Context, _ string, n int) (*Admission, error) {
-	r, err := Reserve(ctx, g.limiter, n, g.timeout)
+func (g one[R]) EnterN(ctx context.Context, _ string, n int) (*Admission, error) {
+	if single, ok := any(g.limiter).(*tokenbucket.RateLimiter); ok { // its calls have priorities
+		r, err := Reserve(ctx, single, n, g.timeout)
+		if err != nil {
+			return nil, err
+		}
+		return Wait(ctx, r)
+	}
+	r, err := g.limiter.TryReserve(ctx, n, g.timeout)
 	if err != nil {
 		return nil, err
 	}
 	return Wait(ctx, r)
 }
 
-func (g one) Penalize(ctx context.Context, _ string, d time.Duration) error {
-	return g.limiter.Penalize(ctx, d)
+// Penalize implements Gate. A limiter that is several is held back by [Penalize] of the call.
+func (g one[R]) Penalize(ctx context.Context, _ string, d time.Duration) error {
+	l, ok := g.limiter.(penalizer)
+	if !ok {
+		return errSeveral
+	}
+	return l.Penalize(ctx, d)
 }
 
 // patience bounds how long a cancelled call waits for the refund of its permits. Usually the refund is faster, and the next
@@ -68,7 +84,7 @@ const patience = 20 * time.Millisecond
 
 // Wait blocks until the permits of a reservation are due, and returns its admission; a refusal is returned at once. If ctx
 // ends first, Wait cancels the reservation and returns the context's error. It is for gates with limiters of their own.
-func Wait(ctx context.Context, r *tokenbucket.Reservation) (*Admission, error) {
+func Wait(ctx context.Context, r Reservation) (*Admission, error) {
 	a := Admit(r)
 	if !a.OK {
 		return a, nil
@@ -85,12 +101,12 @@ func Wait(ctx context.Context, r *tokenbucket.Reservation) (*Admission, error) {
 }
 
 // Admit returns the admission for a reservation whose permits are due, or the refusal.
-func Admit(r *tokenbucket.Reservation) *Admission {
+func Admit(r Reservation) *Admission {
 	a := &Admission{OK: r.OK(), RetryAfter: r.RetryAfter()}
 	if a.OK {
-		a.settler = r
+		a.reservation = r
 	}
-	if level, known := r.Level(); known {
+	if level, known := a.levelOf(r); known {
 		a.level = level
 		a.level.Full = max(0, level.Full-r.Delay()) // as of the moment when the permits are due
 		a.Level = &a.level

@@ -42,7 +42,7 @@ func TestOne(t *testing.T) {
 		require.Equal(t, 9500*time.Millisecond, a.RetryAfter, "a permit is due in 11 s, and a call waits 1.5 s")
 		require.NotNil(t, a.Level)
 	})
-	require.Nil(t, gate.One(nil, 0))
+	require.Nil(t, gate.One((*tokenbucket.RateLimiter)(nil), 0))
 }
 
 // A wait that is given up gives its permit back: the next wait is as long as if it had never been.

@@ -9,24 +9,18 @@ import "context"
 //
 // Errors are those of tokenbucket.Reservation.Settle. Settling a nil Admission or a refusal does nothing.
 func (a *Admission) Settle(ctx context.Context, actual int) error {
-	if a == nil || a.settler == nil {
+	if a == nil || a.reservation == nil {
 		return nil
 	}
-	return a.settler.Settle(ctx, actual)
+	return a.reservation.Settle(ctx, actual)
 }
 
 // SettleLater is Settle in the background (tokenbucket.Reservation.SettleLater): the limiter logs an error, and its Close waits
 // for the settlement.
 func (a *Admission) SettleLater(actual int) {
-	if a != nil && a.settler != nil {
-		a.settler.SettleLater(actual)
+	if a != nil && a.reservation != nil {
+		a.reservation.SettleLater(actual)
 	}
-}
-
-// settler is what a reservation has to be settled by.
-type settler interface {
-	Settle(ctx context.Context, actual int) error
-	SettleLater(actual int)
 }
 
 type contextKey struct{}

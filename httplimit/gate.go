@@ -31,9 +31,14 @@ type RefusedError struct {
 	Key string
 	// RetryAfter is the time after which such a request could pass if there are no others.
 	RetryAfter time.Duration
+	// Member is the bucket that refused, if the limiter is several (gate.Admission).
+	Member string
 }
 
 func (e *RefusedError) Error() string {
+	if e.Member != "" {
+		return fmt.Sprintf("%v: key %.80q: bucket %q: try again in %v", ErrRefused, e.Key, e.Member, e.RetryAfter)
+	}
 	return fmt.Sprintf("%v: key %.80q: try again in %v", ErrRefused, e.Key, e.RetryAfter)
 }
 
@@ -76,16 +81,16 @@ func (s *settings) enter(r *http.Request, key string) (*gate.Admission, error) {
 		}
 		return &gate.Admission{OK: true}, err
 	case !a.OK:
-		return a, &RefusedError{key, a.RetryAfter}
+		return a, &RefusedError{key, a.RetryAfter, a.Member}
 	}
 	return a, nil
 }
 
-// penalize holds the key's bucket back, even if the request's context has ended.
-func (s *settings) penalize(ctx context.Context, key string, d time.Duration) {
+// penalize holds back what the request has used, or the key's bucket, even if the request's context has ended.
+func (s *settings) penalize(ctx context.Context, a *gate.Admission, key string, d time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), penaltyTimeout)
 	defer cancel()
-	if err := s.gate.Penalize(ctx, key, d); err != nil {
+	if err := gate.Penalize(ctx, s.gate, a, key, d); err != nil {
 		s.log().WarnContext(ctx, "httplimit: penalty failed, further calls may reach the upstream before its Retry-After is over", "key", key, "retryAfter", d, "error", err)
 	}
 }

@@ -182,7 +182,7 @@ func TestBadConfiguration(t *testing.T) {
 		want       string
 	}{
 		"no gate":             {nil, httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
-		"no limiter":          {gate.One(nil, 0), httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
+		"no limiter":          {gate.One((*tb.RateLimiter)(nil), 0), httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
 		"no registry":         {(*registry.Registry)(nil), httplimit.WithRefusalResponse(), httplimit.WithPolicy("p"), "gate nil"},
 		"typed nil base":      {good, httplimit.WithBase((*http.Transport)(nil)), nil, "base nil"},
 		"nil option":          {good, nil, nil, "option nil"},

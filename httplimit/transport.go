@@ -124,7 +124,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 	leaveAfter(response, admission)
 	if s := response.StatusCode; s == http.StatusTooManyRequests || s == http.StatusServiceUnavailable {
 		if d := retryAfter(response.Header, time.Now(), t.maxPenalty); d > 0 && t.penalizes(key, s) {
-			t.penalize(r.Context(), key, d)
+			t.penalize(r.Context(), admission, key, d)
 		}
 	}
 	return response, nil

@@ -14,9 +14,12 @@ import (
 // Calls pass at once while the switch is off, if the row is disabled, and if the name has no row and the policy lets it pass
 // ([WithUnknown]). Enter makes a Registry a gate.Gate.
 //
-// Calls wait for the rate only. A waiting call holds its permit and nothing else, so others can use the place and the count meanwhile.
+// A call that waits for the rate holds its permit and nothing else, so others can use the place and the count meanwhile.
 // Shortly before the permit is due, the call asks for its place, and then it is counted in the window. If either refuses, permit and place
 // are given back. If the window stays full for longer than the call may wait, the call is refused at once.
+//
+// If no place is free and the row lets calls wait for one (Limit.ConcurrentWait), the call gives its permit back, waits in turn, holding
+// nothing, and asks for its permit again once it has its place. So it waits at most twice for the rate and once for a place.
 //
 // A place of a fleet is a lease that is renewed until Leave (package semaphore). A lease that is lost earlier is logged.
 func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, error) {

@@ -95,3 +95,29 @@ func Example_gateway() {
 		fmt.Println("no permit in time")
 	}
 }
+
+// A row whose calls cost tokens: 100,000 in any minute, and at most two calls at once, for which a call waits up to a minute.
+func ExampleRegistry_EnterN() {
+	source := registry.Static{{
+		Name: "/v1/chat", NoRate: true, Window: time.Minute, WindowLimit: 100_000, Concurrent: 2, ConcurrentWait: time.Minute,
+	}}
+	limits, err := registry.New(source, tokenbucket.NewMemoryStore(), registry.WithLocalWindows(), registry.WithLocalSemaphores())
+	if err != nil {
+		panic(err)
+	}
+	defer limits.Close()
+	for _, tokens := range []int{80_000, 30_000, 15_000, 200_000} {
+		a, err := limits.EnterN(context.Background(), "/v1/chat", tokens)
+		if err != nil {
+			fmt.Println(err)
+			continue
+		}
+		fmt.Println(tokens, a.OK, a.By)
+		a.Leave()
+	}
+	// Output:
+	// 80000 true window
+	// 30000 false window
+	// 15000 true window
+	// gate: tokenbucket: can never be granted: key "/v1/chat": cost 200000: want 1 to the limit of the window, 100000
+}

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // UnaryClient is a grpc.UnaryClientInterceptor: each call takes a permit before it is sent.
@@ -35,7 +37,7 @@ func (l *Limiter) UnaryClient(ctx context.Context, method string, req, reply any
 	}
 	defer a.Leave()
 	err = invoker(ctx, method, req, reply, cc, opts...)
-	c.heed(err)
+	c.heed(a, err)
 	c.settle(a, reply, err)
 	return err
 }
@@ -65,22 +67,22 @@ func (l *Limiter) StreamClient(ctx context.Context, desc *grpc.StreamDesc, cc *g
 	}()
 	stream, err := streamer(ctx, desc, cc, method, opts...)
 	if err != nil {
-		c.heed(err)
+		c.heed(a, err)
 		return nil, err
 	}
 	opened = true
 	return c.hold(stream, a, desc, cc), nil
 }
 
-// heed holds the key's bucket back if the upstream asks for that.
-func (c *call) heed(err error) {
+// heed holds back what the call has used, or the key's bucket, if the upstream asks for that.
+func (c *call) heed(a *gate.Admission, err error) {
 	d := min(retryDelay(err), c.maxPenalty)
 	if d <= 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.ctx), penaltyTimeout)
 	defer cancel()
-	if err := c.gate.Penalize(ctx, c.key, d); err != nil {
+	if err := gate.Penalize(ctx, c.gate, a, c.key, d); err != nil {
 		c.warn("grpclimit: penalty failed, further calls may reach the upstream before its RetryInfo is over", err)
 	}
 }

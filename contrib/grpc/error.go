@@ -32,11 +32,16 @@ type Error struct {
 	Code codes.Code
 	// RetryAfter is, for a refusal, the time after which such a call could pass if there are no others; otherwise 0.
 	RetryAfter time.Duration
+	// Member is, for a refusal, the bucket that refused, if the limiter is several (gate.Admission).
+	Member string
 	// Err is the reason: ErrRefused, an error that wraps ErrGate, a *gate.CostError, or the context's error.
 	Err error
 }
 
 func (e *Error) Error() string {
+	if e.Code == codes.ResourceExhausted && e.Member != "" {
+		return fmt.Sprintf("%v: %s: key %.80q: bucket %q: retry after %v", e.Err, e.Method, e.Key, e.Member, e.RetryAfter)
+	}
 	if e.Code == codes.ResourceExhausted {
 		return fmt.Sprintf("%v: %s: key %.80q: retry after %v", e.Err, e.Method, e.Key, e.RetryAfter)
 	}

@@ -171,7 +171,7 @@ func (c *call) enter(message any) (*gate.Admission, error) {
 		}
 		return &gate.Admission{OK: true}, err
 	case !a.OK:
-		return nil, c.error(codes.ResourceExhausted, ErrRefused, a.RetryAfter)
+		return nil, c.refused(a)
 	}
 	return a, nil
 }
@@ -181,6 +181,11 @@ func (c *call) ended(err error) error {
 		return c.error(codes.DeadlineExceeded, err, 0)
 	}
 	return c.error(codes.Canceled, err, 0)
+}
+
+// refused returns the error of a refusal.
+func (c *call) refused(a *gate.Admission) error {
+	return &Error{Method: c.method, Key: c.key, Code: codes.ResourceExhausted, RetryAfter: a.RetryAfter, Member: a.Member, Err: ErrRefused}
 }
 
 func (c *call) error(code codes.Code, err error, retryAfter time.Duration) error {

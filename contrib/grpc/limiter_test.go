@@ -29,7 +29,7 @@ func TestBadInput(t *testing.T) {
 	}{
 		{"gate", nil, nil},
 		{"gate", (*stub)(nil), nil},
-		{"gate", gate.One(nil, time.Second), nil},
+		{"gate", gate.One((*tokenbucket.RateLimiter)(nil), time.Second), nil},
 		{"option", good, []grpclimit.Option{nil}},
 		{"key", good, []grpclimit.Option{grpclimit.WithKey(nil)}},
 		{"key", good, []grpclimit.Option{grpclimit.WithKey(grpclimit.ByMetadata(""))}},

@@ -58,7 +58,7 @@ func (s *clientStream) RecvMsg(m any) error {
 	}
 	if !s.heeded {
 		s.heeded = true
-		s.call.heed(err)
+		s.call.heed(s.admission, err)
 	}
 	s.leave()
 	return err

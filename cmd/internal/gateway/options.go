@@ -170,7 +170,8 @@ func (o *limitOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&o.table, "table", "t_ratelimite_conf", "`name` of the table")
 	f.StringSliceVar(&o.columns, "columns", nil, "`field=column` for columns with other names; may be repeated. Fields are id, name, rate, "+
 		"cache, status, modified; burst, warmup_ms, cold_factor and quota are read only if named here; window (in seconds), window_limit, concurrent, "+
-		"shadow, per_key, penalty and priority also if the table has columns window, windowLimit, concurrent, shadow, perKey, penalty and priority")
+		"concurrent_wait (in seconds), shadow, per_key, penalty and priority also if the table has columns window, windowLimit, concurrent, "+
+		"concurrentWait, shadow, perKey, penalty and priority")
 	f.BoolVar(&o.quota, "quota", false, "rates are hard quotas, counted in any sliding second: no permits are stored")
 	f.DurationVar(&o.jitter, "jitter", 0, "how much later than released a quota's calls may reach the upstream, at most 1s")
 	f.BoolVar(&o.createTable, "create-table", false, "create what is missing: the tables of limits, audit and switch, a SQLite file")
