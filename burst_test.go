@@ -40,7 +40,7 @@ func TestSetRateAndBurst(t *testing.T) {
 			{100, 40, 40, 0},      // one was taken
 			{10, 40, 40, 10},      // 100 ms at 100/s
 			{10, 20, 20, 11},      // 100 ms at 10/s; in proportion it would be 5.5
-			{10, 0.5, 0.5, 0.5},   // what is too much goes
+			{10, 0.5, 0.5, 0.5},   // permits above the maximum lapse
 			{10, 1000, 1000, 0.5}, // and does not come back
 			{10, 0, 0, 0},         // no burst
 			{10, math.Copysign(0, -1), 0, 0},

@@ -162,7 +162,7 @@ func TestCancelIsAsIfNeverCome(t *testing.T) {
 				}
 				for _, i := range rapid.Permutation(indices(len(all))).Draw(t, "order") {
 					h := all[i]
-					if h.keep = h.keep || h.r.Delay() == 0; !h.keep { // what is due is used
+					if h.keep = h.keep || h.r.Delay() == 0; !h.keep { // due permits are used
 						require.NoError(t, h.r.Cancel(ctx))
 					}
 				}
@@ -192,8 +192,8 @@ func indices(n int) []int {
 	return s
 }
 
-// Cancelling while time passes: whoever waits behind gets the time that is left of it, even where nothing can be saved up,
-// and a permit that was due at once and not used goes to those who wait.
+// After a cancellation in the middle of a wait, the waiters behind it get the rest of its time, even where a bucket cannot store permits. A
+// permit that was due at once and was not used serves the waiters, too.
 func TestCancelMidway(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		reserve := func(l *tb.RateLimiter, n int) *tb.Reservation {
@@ -238,8 +238,8 @@ func worst(events []due, rate float64) float64 {
 	return tb.Worst(len(events), func(i int) (int64, float64) { return events[i].at.Microseconds(), events[i].n }, rate)
 }
 
-// Random reservations and cancels by one and by three processes never break the window bound, judged by the times at which
-// what was not cancelled fell due.
+// Random reservations and cancellations by one and by three processes never break the window bound. The bound is checked on the due times
+// of the permits that were not cancelled.
 func TestCancelWindowBound(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const rate = 10.0
@@ -357,8 +357,8 @@ func cancelKeepsTheRate(t *testing.T, processes int) {
 	require.GreaterOrEqual(t, len(kept)+cancelled, 9_990)
 }
 
-// A million cancels at random moments, or a tenth outside of CI, by 64 callers at once: what is left in the end is as if they had
-// never come. Of a bucket whose time lies far ahead, that shows to the microsecond.
+// A million cancellations at random moments (outside of CI a tenth), by 64 callers at once, leave the bucket as if there had been no calls.
+// The bucket's time lies far ahead, so a difference of a microsecond shows.
 func TestMillionCancels(t *testing.T) {
 	for _, rate := range []float64{1e5, 0.1} {
 		l, err := tb.NewSmoothBursty("x", rate, tb.WithMaxPermits(0))

@@ -131,7 +131,7 @@ func TestReserveIsNotRefusedForOthers(t *testing.T) {
 	})
 }
 
-// Who holds permits in time is not refused by an answer to a question from before it had them.
+// A waiter for which the process owns permits in time is not refused by the reply to a request that was sent before.
 func TestCoveredInFlight(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &distant{Store: NewMemoryStore()}
@@ -156,7 +156,7 @@ func TestCoveredInFlight(t *testing.T) {
 	})
 }
 
-// While the store fails, who comes behind a reservation that asks again is not refused: nobody has decided that.
+// While the store fails, a caller behind a reservation that asks again is not refused, because no reply has decided about it.
 func TestFailureIsNoRefusal(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	s := new(ailing)
@@ -203,7 +203,7 @@ func TestRefundAcrossAPenalty(t *testing.T) {
 // heldBack is a store that keeps back the answer of one batch.
 type heldBack struct {
 	MemoryStore
-	keep atomic.Pointer[chan struct{}] // until it is closed; nil: of none
+	keep atomic.Pointer[chan struct{}] // Apply blocks until it is closed; nil if it does not block
 }
 
 func (s *heldBack) describe() traits { return traits{self: s} }

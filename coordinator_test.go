@@ -47,8 +47,8 @@ type uncomparable struct {
 	_ []int
 }
 
-// Three processes, a store that is often too late and sometimes silent, callers that wait, give up and cancel at random: the
-// window bound holds on all permits that were used, but for what is let go later than at its time; every caller returns in time; nobody hangs.
+// Three processes use a store that is often late and sometimes silent. Their callers wait, give up and cancel at random. The window bound
+// holds on all permits that were used, except those of callers that were woken late; every caller returns in time.
 func TestSlowStore(t *testing.T) {
 	seeds := 60
 	if os.Getenv("TOKENBUCKET_LONG") != "" {
@@ -153,7 +153,7 @@ func TestSpareGoesToTheFirst(t *testing.T) {
 			require.ErrorIs(t, err, context.Canceled)
 		})
 		reserve(20*ms, l, "beside it")     // both are under way until 100 ms
-		reserve(70*ms, other, "elsewhere") // until 120 ms; what is to go back, until 150 ms
+		reserve(70*ms, other, "elsewhere") // until 120 ms; the refund until 150 ms
 		reserve(110*ms, l, "waits")
 		reserve(151*ms, l, "comes later")
 		time.Sleep(time.Second)
@@ -165,8 +165,8 @@ func TestSpareGoesToTheFirst(t *testing.T) {
 	})
 }
 
-// A reservation that waits for the next batch gets what somebody was granted who had given up by then. Nobody else waits, and nothing is
-// left to send: it is ready when it is due all the same.
+// A reservation that waits for the next batch gets the permits of a caller that has given up. There is no other waiter, and nothing to
+// send; the reservation is ready at its due time all the same.
 func TestSpareIsReadyInTime(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		const ms = time.Millisecond

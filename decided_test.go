@@ -44,7 +44,7 @@ func (s *recording) Apply(ctx context.Context, b *tb.Batch) error {
 	return err
 }
 
-// A batch shows what was decided in it, and permits taken from a copy of the bucket before are what the bucket became.
+// Batch.Decided returns the grants of a batch. Applied to a copy of the earlier bucket, they result in the new bucket.
 func TestDecided(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		s := &recording{Store: tb.NewMemoryStore()}

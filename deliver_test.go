@@ -71,7 +71,7 @@ func (s *belated) Apply(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// What an answer brings lapses if another has told meanwhile that the bucket was held back, or begun anew.
+// The grant in a late reply lapses if a newer reply has shown a penalty or a new epoch.
 func TestLateAnswerOfAnEarlierEpoch(t *testing.T) {
 	for what, change := range map[string]func(*RateLimiter) error{
 		"held back": func(l *RateLimiter) error { return l.Penalize(background, 30*time.Second) },
@@ -131,8 +131,8 @@ func (s *delayed) Apply(ctx context.Context, b *Batch) error {
 	return s.Store.Apply(ctx, b)
 }
 
-// All that a process has heard came after its timeout. What that granted does not say when it falls due by this process's clock, but later
-// than at its time: it goes back, and is not used beside what others are granted then.
+// The only reply so far came after its deadline. The process does not know the clock offset, so it cannot convert the due time of the
+// grant, which may be later than that of other processes' grants. The grant is refunded.
 func TestFirstAnswerIsLate(t *testing.T) {
 	for _, alone := range []bool{false, true} {
 		t.Run(fmt.Sprintf("alone=%v", alone), func(t *testing.T) { firstAnswerIsLate(t, alone) })

@@ -112,7 +112,7 @@ func patientClient(t *testing.T) *redis.Client {
 // answering is a client that notes the answers of scripts.
 type answering struct {
 	RedisClient
-	answer []string // the last: the time, what was decided, and perhaps the time to live of what was written
+	answer []string // the last reply: the time, the decisions, and the time to live if the state was written
 }
 
 func (c *answering) Process(ctx context.Context, cmd redis.Cmder) error {
@@ -353,8 +353,8 @@ func TestGuess(t *testing.T) {
 	}
 }
 
-// A prediction as of a time that the server has not reached, or left behind long ago, is not taken, nor while somebody else
-// holds the lock: the batch is decided as if it had not been made.
+// A prediction for a time that the server has not reached, or passed long ago, is not written, nor while another client holds the lock. The
+// batch is decided as without a prediction.
 func TestGuessClockAndLock(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")

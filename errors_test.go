@@ -13,8 +13,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// The texts of errors have one order: the package and what is wrong; the bucket, or its key; the field, its value, and what is
-// wanted.
+// The texts of errors have one order: the package and the fault; the bucket or its key; the field, its value, and the values that are
+// accepted.
 func TestErrorTexts(t *testing.T) {
 	bursty := func(rate float64, opts ...tb.Option) error {
 		_, err := tb.NewSmoothBursty("x", rate, opts...)

@@ -80,7 +80,7 @@ func ExampleWithPrefetch() {
 	if err != nil {
 		panic(err)
 	}
-	defer limiter.Close(context.Background()) // gives back what is left
+	defer limiter.Close(context.Background()) // gives back the unused permits
 
 	_, _ = limiter.TryAcquire(context.Background(), 1, 0)
 }
@@ -120,7 +120,7 @@ func ExampleRateLimiter_Reserve() {
 	case <-reservation.Ready():
 		fmt.Println("ten permits are due")
 	case <-time.After(time.Minute):
-		_ = reservation.Cancel(ctx) // whoever waits behind moves up
+		_ = reservation.Cancel(ctx) // the waiters behind it move up
 	}
 	// Output: ten permits are due
 }

@@ -23,8 +23,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// What each policy gives while the store hangs or fails: an outage is noticed, from then on a call waits for nothing, and when the
-// store is back, that is noticed by itself. What is logged is that, once for all limiters of the store.
+// The result of each policy while the store hangs or fails. Once the outage is noticed, calls wait for nothing. The end of the outage is
+// noticed without a call. Beginning and end are logged once for all limiters of the store.
 func TestFailurePolicies(t *testing.T) {
 	for name, fault := range map[string]func(s *oneServer, is bool){
 		"hung":    func(s *oneServer, is bool) { s.hangs.Store(is); s.ill.Store(is) },
@@ -136,7 +136,7 @@ func failurePolicies(t *testing.T, store *oneServer, fault func(*oneServer, bool
 	healthy(t, closed, true)
 }
 
-// What is logged, at which level, and how often.
+// Messages, their levels and their number.
 func TestWithLogger(t *testing.T) {
 	t.Run("outage", func(t *testing.T) {
 		bubble(t, func(t *testing.T) {
@@ -235,7 +235,7 @@ func TestWithLogger(t *testing.T) {
 	require.ErrorContains(t, err, "logger")
 }
 
-// writer is a function that is given what is written.
+// writer is an io.Writer that passes each line to a function.
 type writer func(line []byte)
 
 func (w writer) Write(line []byte) (int, error) {
@@ -350,8 +350,8 @@ func TestInstancesAreCounted(t *testing.T) {
 	}
 }
 
-// An instance shows every two seconds that it lives, and learns how many do. What cannot be counted any more, since somebody must
-// repair something, is what was given; a server that is away leaves the number as it was.
+// An instance sends a heartbeat every two seconds, and reads the number of live instances. If an error that needs a repair prevents the
+// count, the configured number is used; if the server is away, the last number stays.
 func TestUncountable(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		var log recorder

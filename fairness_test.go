@@ -119,7 +119,7 @@ func TestOrderOfVerbs(t *testing.T) {
 	})
 }
 
-// late is a store whose next answer takes so much longer.
+// late is a store whose next reply is delayed once, by the time that was set.
 type late struct {
 	tb.Store
 	by atomic.Int64
@@ -169,7 +169,7 @@ func TestOrderOfLateAnswers(t *testing.T) {
 	})
 }
 
-// joining is a context that tells when its caller has begun to wait: that is when it asks for Done.
+// joining is a context that signals that its caller has begun to wait, because then it calls Done.
 type joining struct {
 	context.Context
 	joined func()
@@ -205,7 +205,7 @@ func TestManyGiveUpAtOnce(t *testing.T) {
 					waiting.Go(func() {
 						c := &joining{Context: shared, joined: joined.Done}
 						expect(t, ask(c, l))
-						_ = c.Done() // who did not wait
+						_ = c.Done() // for a caller that did not wait
 					})
 				}
 				joined.Wait()
@@ -277,8 +277,8 @@ func TestNothingIsKeptOfThoseWhoLeave(t *testing.T) {
 	}
 }
 
-// Limiters of one name on one store in memory are one bucket and one queue, whatever their timeouts: what one of them hears from
-// the upstream holds those back who wait for the other.
+// Limiters of one name on one MemoryStore share one bucket and one queue, whatever their timeouts. A penalty by one of them holds back the
+// waiters of the others.
 func TestPenaltyHoldsAllLimiters(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		const rate, penalty = 1.0, 10 * time.Second
@@ -360,7 +360,7 @@ func TestReservationsInTurns(t *testing.T) {
 	}
 }
 
-// A permit whose time has come is used: who cancels when the work is done, as callers of x/time/rate do, gives nothing back.
+// A permit that was due is used: a Cancel after the work, which callers of x/time/rate make, refunds nothing.
 func TestCancelAfterUse(t *testing.T) {
 	for _, callers := range []int{1, 10} {
 		t.Run(fmt.Sprint(callers), func(t *testing.T) {

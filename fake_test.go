@@ -47,7 +47,7 @@ func apply(ctx context.Context, s Store, b *permit.Batch) (decision, error) {
 // patient is for limiters on a real server: a busy machine is no outage.
 var patient = WithStoreTimeout(time.Minute)
 
-// Stores and clients that fail, hang or take their time as they are told, for tests that wait in a bubble of testing/synctest.
+// Stores and clients that fail, hang or are slow on demand, for tests that wait in a bubble of testing/synctest.
 
 // bubble runs a test in a bubble, and leaves what it has begun the time to end.
 func bubble(t *testing.T, test func(t *testing.T)) {
@@ -58,7 +58,7 @@ func bubble(t *testing.T, test func(t *testing.T)) {
 	})
 }
 
-// ailing is a store that fails, or hangs, as it is told. Whether it answers is asked by batches without requests.
+// ailing is a store that fails or hangs on demand. Batches without requests probe it.
 type ailing struct {
 	store MemoryStore
 	fails atomic.Bool // requests
@@ -83,7 +83,7 @@ func (s *ailing) Apply(ctx context.Context, b *Batch) error {
 // sick is an ailing store with a probe of its own.
 type sick struct {
 	ailing
-	stuck chan struct{} // probes wait for it; nil: they do not
+	stuck chan struct{} // probes block until it is closed; nil if they do not block
 	trip  atomic.Int64  // how long it takes to answer whatever is asked
 }
 
@@ -147,8 +147,8 @@ func (s *oneServer) describe() traits {
 	return traits{self: s, probe: s.probe, outages: &s.outages, oneServer: true, parts: &s.parts}
 }
 
-// healthy waits until a limiter's store is known to be there, or away, and in a bubble until everybody is told. It returns how long that
-// took to be known.
+// healthy waits until a limiter's process has noticed that the store is available, or that it is not. In a bubble it also waits until all
+// limiters were notified. It returns the time that this took.
 func healthy(t *testing.T, l *RateLimiter, want bool) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -180,8 +180,8 @@ func (s *distant) Apply(ctx context.Context, b *Batch) error {
 	return s.Store.Apply(ctx, b)
 }
 
-// slow is a store whose requests and replies take their time, now and then longer than anybody waits. It blocks, so it is
-// asked as a Redis store is.
+// slow is a store whose requests and replies take time, now and then longer than any timeout. It blocks, so the engine calls it as it calls
+// a Redis store.
 type slow struct {
 	store *MemoryStore
 	delay func() time.Duration
@@ -204,15 +204,14 @@ func newApart() *apart {
 	return &apart{&slow{store: NewMemoryStore(), delay: func() time.Duration { return 0 }}}
 }
 
-// fakeRedis is a client of a server of which only locks, probes and the count of instances are known. What is stored in its buckets
-// is no state.
+// fakeRedis is a client of a server that supports only locks, probes and the count of instances. Its buckets contain no valid state.
 type fakeRedis struct {
 	redis.Scripter             // the stores have one of their own
 	locked         atomic.Bool // another process holds every lock
 	hangs          atomic.Bool // until the context ends
 	late           atomic.Bool // scripts run when no caller waits for them any more
 	instances      atomic.Int64
-	refuses        atomic.Pointer[error] // what it says when it is asked for instances; nil: their number
+	refuses        atomic.Pointer[error] // the error of a request for the number of instances; nil for none
 	beats          atomic.Int64
 }
 
@@ -296,7 +295,7 @@ func Logged(t testing.TB) Option {
 	return WithLogger(slog.New(slog.NewTextHandler(log, nil)))
 }
 
-// recorder keeps what is logged, a line each: the level, the message, and its attributes.
+// recorder keeps the log, one line per message: level, message and attributes.
 type recorder struct {
 	mu    sync.Mutex
 	lines []string
@@ -320,7 +319,7 @@ func (r *recorder) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// logged returns what was logged since it was called last.
+// logged returns the messages since the last call of logged.
 func (r *recorder) logged() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

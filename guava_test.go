@@ -44,8 +44,8 @@ type guavaState struct {
 	NextFreeTicketMicros                            int64
 }
 
-// whole tells whether all that the trace costs is whole microseconds, with permits whole too: from fractions of a permit
-// Guava's truncation makes a microsecond less of float noise.
+// whole reports whether all costs of the trace are whole microseconds, and all permits whole numbers. With fractions, Guava's truncation
+// turns float noise into a microsecond.
 func (g *guavaTrace) whole() bool {
 	return !slices.ContainsFunc(g.Steps, func(s guavaStep) bool {
 		interval, since := s.State.StableIntervalMicros, float64(s.NowMicros-g.StartMicros)

@@ -14,7 +14,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// returns is a store behind a network that notes what is given back: under which max permits, and whether it was accepted.
+// returns is a store that records the refunds it gets: under which max permits, and whether they were accepted.
 type returns struct {
 	Store
 	mu    sync.Mutex
@@ -35,7 +35,7 @@ func (s *returns) Apply(ctx context.Context, b *Batch) error {
 	return err
 }
 
-// noted returns how often the store was asked since it was called last, and what came back.
+// noted returns the number of batches and the refunds since the last call of noted.
 func (s *returns) noted() (asked int, back []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -79,7 +79,7 @@ func TestCloseOfTwoThatDisagree(t *testing.T) {
 					}
 					newer := open(500)
 					of[newer] = store
-					stored := func() float64 { // under the newer one's configuration, by nobody's line
+					stored := func() float64 { // under the newer one's configuration, by a limiter that is in no queue
 						out, err := apply(background, memory, &permit.Batch{Name: "x", Terms: &newer.own.terms, LocalMicros: newer.limiter.Coordinator.Micros})
 						require.NoError(t, err)
 						return out.Bucket.StoredPermits
@@ -146,7 +146,7 @@ func TestCloseLeavesOthersAlone(t *testing.T) {
 	})
 }
 
-// Close waits for what is on its way back already, and for what waits its turn to go back.
+// Close waits for refunds that are in flight, and for those that wait for the next batch.
 func TestCloseWaitsForEarlierRefunds(t *testing.T) {
 	for what, pause := range map[string]time.Duration{"waits its turn": 150 * time.Millisecond, "on its way": 250 * time.Millisecond} {
 		t.Run(what, func(t *testing.T) {

@@ -72,11 +72,9 @@ func leased(l *RateLimiter) int64 {
 	return look(l).Leased
 }
 
-// Several processes lease from one bucket at full demand: in no window more than the bound plus what the leases may hold
-// is let go, and no process ever holds more than d × rate. What is taken from the store is used, held, or given back.
-//
-// Time passes only while all wait, so that permits are noted when they are let go. integration/limiter does this on real
-// servers.
+// Several processes lease from one bucket at full demand. No window has more grants than the bound plus the permits that leases may hold,
+// and no process holds more than d × rate. Every permit that was taken from the store is used, leased or refunded.
+// || Time passes only while all wait, so permits are recorded at the time of their use. integration/limiter does this on real servers.
 func TestLeaseBound(t *testing.T) {
 	const (
 		rate      = 10_000.0
@@ -141,7 +139,7 @@ func TestLeaseBound(t *testing.T) {
 	})
 }
 
-// While no time passes for the limiter, everything adds up: what was granted, what is held, what is left in the bucket.
+// While the limiter's clock stands still, the permits add up: granted, leased, and left in the bucket.
 func TestLeaseAccount(t *testing.T) {
 	server := redistest.Shared(t)
 	for _, which := range []string{"script", "lock"} {
@@ -185,7 +183,7 @@ func TestLeaseAccount(t *testing.T) {
 				clock.Advance(d)
 				accrued += d.Seconds() * rate
 			}
-			// Demand within the same microsecond is endless, but a block is at most four times what was seen.
+			// Demand within the same microsecond is endless, but a lease has at most four times the permits that were used before.
 			take(1)
 			check(-1)
 			require.LessOrEqual(t, held(), 8.0)
@@ -202,7 +200,7 @@ func TestLeaseAccount(t *testing.T) {
 			require.Eventually(t, func() bool { return !look(l).Lease }, 10*time.Second, time.Millisecond)
 			check(0)
 
-			// Expired: worthless, even before anybody has noticed, and it goes back.
+			// The lease has ended: its permits cannot be taken even before a timer has noticed that, and they are refunded.
 			for held() == 0 {
 				take(1)
 				check(-1)
@@ -249,7 +247,7 @@ func TestLeaseFollowsDemand(t *testing.T) {
 	})
 }
 
-// tardy is a store that answers a request for nothing but a lease late, once, when it is told so.
+// tardy is a store that delays the reply to a request for a lease alone, once, by the time that was set.
 type tardy struct {
 	Store
 	late     atomic.Int64
@@ -281,8 +279,8 @@ func (s *tardy) drained(t *testing.T, l *RateLimiter, late time.Duration) (grant
 	return granted
 }
 
-// A block whose answer nobody waited for any more goes back, for another was asked for: a process never holds more than one
-// lease's worth.
+// A lease whose reply comes after its deadline is refunded, because another was requested meanwhile. A process never holds more than the
+// permits of one lease.
 func TestLateLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const timeout, block = 300 * time.Millisecond, 20

@@ -422,7 +422,7 @@ func TestMaxWait(t *testing.T) {
 	}
 }
 
-// lines are what is logged.
+// lines is a channel of log lines.
 type lines chan string
 
 func (l lines) Write(line []byte) (int, error) {
@@ -730,7 +730,7 @@ func TestMemoryStoreAllocatesNothing(t *testing.T) {
 	require.EqualValues(t, 250, l.Rate())
 }
 
-// Policies are constants: nobody can change what another package's WithFailurePolicy(FailOpen) means.
+// Policies are constants: no package can change the meaning of another package's WithFailurePolicy(FailOpen).
 func TestPoliciesAreConstants(t *testing.T) {
 	const closed, opened = tb.FailClosed, tb.FailOpen
 	var zero tb.FailurePolicy

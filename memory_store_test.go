@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Buckets that nobody has used for so long that they are full are dropped, as keys in Redis expire; a limiter that is still there
-// begins its bucket anew.
+// A bucket that has been full for long without being used is dropped, as keys in Redis expire. A limiter that still exists then begins a
+// new bucket.
 func TestSweep(t *testing.T) {
 	clock := clockwork.NewFakeClock()
 	store := NewMemoryStore()
@@ -126,7 +126,7 @@ func TestFullBucketsAreDropped(t *testing.T) {
 	}
 }
 
-// However many buckets there are, a new one costs a look at a few others, and drops what has expired among them.
+// A new bucket examines a constant number of others, however many there are, and drops those of them that have expired.
 func TestSweepInSteps(t *testing.T) {
 	const many = 10_000
 	store := NewMemoryStore()
@@ -149,8 +149,8 @@ func TestSweepInSteps(t *testing.T) {
 	}
 }
 
-// A refusal in memory behind a reservation costs no more than one of an idle bucket; but what this process owns and nobody wants
-// serves who comes, however long the bucket itself would let it wait.
+// In memory, a refusal behind a reservation is as cheap as one by an idle bucket. But permits that the process owns and that no waiter
+// wants serve the next caller, however long the bucket itself would let it wait.
 func TestRefusedBehindAReservation(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		store := NewMemoryStore()

@@ -21,8 +21,8 @@ const library = "github.com/go-tokenbucket/tokenbucket"
 var testSupport = []string{library + "/internal/redistest", library + "/internal/telemetrytest"}
 
 // A nested module uses the library's public packages alone, because a program may require the module together with another version of the
-// library, and what is internal changes without notice. Tests run in a checkout, where all modules have one version: see testSupport for what
-// they may import. Modules without releases are exempt, as they are only built in a checkout.
+// library, and internal packages change without notice. Tests run in a checkout, where all modules have one version: see testSupport for
+// what they may import. Modules without releases are exempt, as they are only built in a checkout.
 func TestNestedModulesUseThePublicAPI(t *testing.T) {
 	withoutReleases := []string{"benchmarks", "integration"}
 	checked := map[string]int{} // files by module

@@ -59,7 +59,7 @@ func TestShareOutlivesOutages(t *testing.T) {
 	}
 }
 
-// Calls that fail while probes do not are no reason to begin anew either.
+// Failed calls without a failed probe do not empty the local share either.
 func TestShareOfSingleFailures(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := &sick{}
@@ -637,7 +637,7 @@ func TestLogOfManyOutages(t *testing.T) {
 	})
 }
 
-// Of the buckets of one server that one is probed which somebody has wanted last: the others may be fine.
+// Of the buckets of one server, the one that a call last needed is probed: the others may be fine.
 func TestProbeOfTheBucketWanted(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := new(scattered)

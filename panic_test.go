@@ -52,7 +52,7 @@ func panicsIn(call func()) (value any) {
 	return nil
 }
 
-// quietly drops what is logged: panics are, with their stacks.
+// quietly discards the log: panics are logged with their stacks.
 var quietly = WithLogger(slog.New(slog.NewTextHandler(io.Discard, nil)))
 
 // everybodyGoesOn asks limiters from many goroutines.
@@ -79,7 +79,7 @@ func everybodyGoesOn(t *testing.T, ctx context.Context, limiters ...*RateLimiter
 func TestPanicOnATrip(t *testing.T) {
 	server := redistest.Shared(t)
 	for what, test := range map[string]struct {
-		hook   bool // the client panics, else the observer
+		hook   bool // the client panics; otherwise the observer does
 		lone   bool // the caller makes the trip itself
 		locked bool // the store is the RedisStore
 	}{

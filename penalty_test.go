@@ -23,8 +23,8 @@ func ready(r *tb.Reservation) bool {
 	}
 }
 
-// A penalty moves everything that was not due yet back by as much as the bucket stands still, in this process and in
-// others, and drops what was saved up; the longest counts.
+// A penalty delays everything that was not due yet by its duration, in this process and in others, and drops stored permits. Of several
+// penalties, the one that ends last counts.
 func TestPenalize(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), patient, tb.WithClock(clock), tb.WithInitialPermits(2))
@@ -77,7 +77,7 @@ func TestPenalize(t *testing.T) {
 	})
 }
 
-// Whoever cancels while the bucket is held back lets nobody go before its end, and the permits lapse.
+// A Cancel during a penalty makes no waiter due before its end, and the permits lapse.
 func TestPenalizeAndCancel(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		l, err := tb.NewSmoothBursty("held", 5, tb.WithStore(open()), patient, tb.WithClock(clock))
@@ -213,7 +213,7 @@ func TestLevel(t *testing.T) {
 	})
 }
 
-// What is short of a permit, or of a microsecond, by float noise only is not told as less: neither in a level nor in a wait.
+// A level or a wait that is short of a permit, or of a microsecond, by float noise only is not rounded down.
 func TestLevelWithoutNoise(t *testing.T) {
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		store := open()

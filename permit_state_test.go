@@ -43,7 +43,7 @@ func Worst(n int, at func(i int) (micros int64, permits float64), rate float64) 
 	return worst(events, rate)
 }
 
-// bound is what is promised for a window of length 0, with the microsecond and some float noise.
+// bound returns the documented bound of a window of length 0, with the microsecond and some float noise.
 func bound(c config, most, largest float64) float64 {
 	b := most + largest
 	if c.Kind == warmingUp {
@@ -223,8 +223,8 @@ func TestNoDrift(t *testing.T) {
 	require.InDelta(t, want, granted, 1)
 }
 
-// A permit that exists does not wait for a microsecond because of float noise: called at each multiple of the interval, a
-// bucket always has one. And what is overlooked is remembered: it does not add up.
+// An existing permit is not delayed by a microsecond because of float noise: at each multiple of the interval the bucket has one. And the
+// shortfall that is overlooked is carried over, so it does not add up.
 func TestShortfall(t *testing.T) {
 	for _, rate := range []float64{3, 7, 11, 13, 70, 0.7, 1.0 / 3} {
 		c := config{Rate: rate, Size: 5, Floor: 1}
@@ -237,7 +237,7 @@ func TestShortfall(t *testing.T) {
 		}
 		require.LessOrEqual(t, worst(events, rate), bound(c, 5, 1))
 	}
-	// Short by half of what is overlooked, again and again: the first time it passes, then the debt is felt.
+	// Short by half of the tolerated shortfall, again and again: the first request passes, the next one pays the debt.
 	b := bucketOf(t, config{Rate: 5, Size: 5, Floor: 1}, 1, 0)
 	for range 1_000_000 {
 		b.StoredPermits, b.NextFreeTicketMicros = 1-5e-10, 0
@@ -283,8 +283,8 @@ func TestNoMintingByTakingTurns(t *testing.T) {
 	require.LessOrEqual(t, worst(events, 100), 1000.0+1e-3)
 }
 
-// A clock that saw-tooths within two seconds mints nothing and stalls nobody for longer than two seconds; one that is set
-// back an hour refuses for no longer either; one set forward grants one full bucket.
+// A clock that alternates within two seconds mints no permits, and delays no request for longer than two seconds. A clock that is set back
+// by an hour does not refuse for longer either. One that is set forward grants one full bucket.
 func TestClockSteps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := config{Rate: 50, Size: 10, Floor: 1, Payment: Payment(rapid.IntRange(0, 1).Draw(t, "payment"))}
@@ -318,8 +318,8 @@ func TestClockSteps(t *testing.T) {
 	require.True(t, takeAt(t, b, 3_600_000_000, 5, 0).OK)
 }
 
-// Places given back twice in a row are given back once. A copy that comes late may find its place at the tail by then, and
-// return what it could not before; the window bound holds on what was not cancelled.
+// A refund that is sent twice is accepted once. A late copy may find its place at the tail by then, and refund permits that the first could
+// not; the window bound holds on the permits that were not cancelled.
 func TestGiveBackTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		c := config{Rate: 10, Size: rapid.SampledFrom([]float64{0, 1, 5}).Draw(t, "size")}

@@ -216,7 +216,7 @@ func (b *lockedBuffer) Reset() {
 	b.Buffer.Reset()
 }
 
-// A server that cannot be reached is away though the application's own attempts to connect use up the pool: then nobody has a connection.
+// An unreachable server counts as away although the attempts to connect use up the pool: then no caller has a connection.
 func TestPoolUsedUpByDials(t *testing.T) {
 	dialing, dropped := make(chan struct{}, 1000), make(chan struct{})
 	client := redis.NewClient(&redis.Options{

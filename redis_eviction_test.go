@@ -49,7 +49,7 @@ func TestEvictionIsLogged(t *testing.T) {
 	}
 }
 
-// A server may refuse to tell its policy. Then nothing is logged, and calls go on.
+// A server may refuse to return its policy. Then nothing is logged, and calls go on.
 func TestEvictionThatMayNotBeAsked(t *testing.T) {
 	server := redistest.Start(t, "--maxmemory", "64mb", "--maxmemory-policy", "allkeys-lru")
 	admin := server.Client(t)

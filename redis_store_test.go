@@ -132,8 +132,8 @@ func (s *deaf) Apply(ctx context.Context, b *Batch) error {
 	return s.Store.Apply(ctx, b)
 }
 
-// Callers return by their own deadlines when the store hangs, ten thousand of them; without one, by the store's timeout. What
-// a batch took that nobody waited for comes back.
+// Ten thousand callers return by their own deadlines when the store hangs; callers without a deadline return within the store timeout. The
+// permits of a batch whose callers have left are refunded.
 func TestHungRedis(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		store := &deaf{Store: NewMemoryStore()}
@@ -198,8 +198,8 @@ func TestDeadlineInTheScript(t *testing.T) {
 	require.EqualValues(t, 0, client.Exists(background, "tokenbucket:{late}").Val())
 }
 
-// The script waits while somebody holds the lock, until its deadline, and a lock left behind by a clock that was set back,
-// or without an expiry, is cut to its time to live.
+// The script waits until its deadline while another client holds the lock. A lock without an expiry, or one left behind by a clock that was
+// set back, is cut to its time to live.
 func TestScriptHonoursLock(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := fmt.Sprint(t.Name(), rand.Uint64(), ":")
@@ -404,7 +404,7 @@ func TestTooLate(t *testing.T) {
 	})
 }
 
-// Keys expire a minute after their bucket is full if a new one would equal it, else after a day and an hour.
+// A key expires a minute after its bucket is full if a new bucket would be equal; otherwise after a day and an hour.
 func TestTimeToLive(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := prefixOf(t)
@@ -432,7 +432,7 @@ func TestTimeToLive(t *testing.T) {
 	}
 }
 
-// A large value of somebody else's under a bucket's key is an error that names the key, and is not copied to find that out.
+// A large value of another program under a bucket's key is an error that names the key. It is not transferred for that.
 func TestLargeForeignValue(t *testing.T) {
 	const size = 64 << 20
 	server := redistest.Start(t)

@@ -56,8 +56,8 @@ func (c *counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// Requests to many buckets share calls of the script on a server, and pipelines where servers are several; each bucket's account is
-// exactly what was granted from it.
+// Requests to many buckets share calls of the script on one server, and pipelines on several. Each bucket decreases by exactly the permits
+// that were granted from it.
 func TestManyBuckets(t *testing.T) {
 	const buckets, callers, calls = 300, 128, 20
 	server := redistest.Shared(t)
@@ -185,7 +185,7 @@ func (n *node) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// A client that does not know that its server is one of a cluster is told, and goes on bucket by bucket.
+// A client of a single server that belongs to a cluster gets an error, and goes on with one call per bucket.
 func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	hook := new(node)

@@ -14,16 +14,16 @@ import (
 	tb "github.com/go-tokenbucket/tokenbucket"
 )
 
-// crowd is the demand of a fleet on one bucket, in virtual time: each process is asked for one permit at a time, at random, so many
-// times as often as its equal part of the rate.
+// crowd is the demand of a fleet on one bucket, in virtual time. Each process requests single permits at random, at demand times its equal
+// part of the rate.
 type crowd struct {
 	rate      float64
 	processes int
 	demand    float64
 	timeouts  []time.Duration
-	leave     float64                                     // of so many in one the context ends within their timeout
+	leave     float64                                     // share of the calls whose context ends within their timeout
 	active    func(process int, since time.Duration) bool // nil: always
-	takes     func(since time.Duration) time.Duration     // a way to the store and back; nil: a millisecond
+	takes     func(since time.Duration) time.Duration     // the duration of a way to the store and back; nil for a millisecond
 	lasts     time.Duration
 }
 
@@ -33,10 +33,10 @@ type asked struct {
 	granted, refused bool
 }
 
-// told is how a crowd fared.
+// told is the result of a crowd.
 type told struct {
 	calls, refused int
-	late           float64 // share of the refused who were told later than after a second
+	late           float64 // share of the refusals that took longer than a second
 	wrong          float64 // share of the refused who would have been granted in a tenth less than their timeout: one who came later was
 	used           float64 // share of the rate, from the third second on
 }
@@ -139,8 +139,8 @@ func seconds(s ...float64) (d []time.Duration) {
 	return d
 }
 
-// Those who cannot be in time are refused early, though a process does not know who waits in others: it goes by how fast its own line
-// moves. It costs nobody a permit.
+// Callers that cannot be in time are refused early, although a process does not know the waiters of others: it uses the pace of its own
+// queue. No caller loses a permit by that.
 func TestMostAreRefusedEarly(t *testing.T) {
 	for name, test := range map[string]struct {
 		crowd
@@ -200,7 +200,7 @@ func TestEarlyRefusalsLearnTheRate(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		require.NoError(t, limiters[0].SetRate(ctx, 200))
-		time.Sleep(time.Second) // until the other has heard of it
+		time.Sleep(time.Second) // until the other process has read it
 		for _, l := range limiters {
 			waiting.Go(func() {
 				ok, err := l.TryAcquire(ctx, 1, 15*time.Second)
@@ -214,7 +214,7 @@ func TestEarlyRefusalsLearnTheRate(t *testing.T) {
 	})
 }
 
-// Who pays later need not be in time with all of its permits, but with the first.
+// Under PayLater only the first permit of a request must be due in time, not all of them.
 func TestEarlyRefusalsPayLater(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		shared, began := tb.NewMemoryStore(), time.Now()

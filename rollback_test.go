@@ -67,8 +67,8 @@ func (p *predicting) set(text string) {
 	require.NoError(p.t, p.client.Set(background, p.key, text, 24*time.Hour).Err())
 }
 
-// A replica without the last writes becomes the master: the bucket goes on from an older state, and what comes next has numbers that were
-// used before. A process that remembers the newer state must not take the new one for it.
+// A replica without the last writes becomes the master. The bucket goes on from an older state, and its next grants have numbers that were
+// used before. A process that remembers the newer state must not mistake the new one for it.
 func TestPredictionAfterRollback(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := prefixOf(t)

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// busy is a fleet at full demand: processes at a distance from the bucket, each with so many callers who ask again at once.
+// busy returns a fleet at full demand: processes at given distances from the bucket, each with a number of callers that ask again at once.
 func busy(seed uint64, c config, distances []int64, callers int, largest int64) *world {
 	w := newWorld(seed, c)
 	lossRate = 0

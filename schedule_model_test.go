@@ -30,9 +30,9 @@ type world struct {
 	late    int64   // the latest use of a permit, after it was due
 	spread  int64   // of the delays
 	trip    int64   // the longest way there and back: a timeout counts from the store's decision
-	stepped bool    // the clock was set back, or the bucket began anew
+	stepped bool    // the clock was set back, or the bucket has a new epoch
 	skew    int64   // of the store's clock
-	extra   float64 // permits that a bucket begun anew may add
+	extra   float64 // permits that a new bucket may add
 	wrong   string
 	trace   func(string)
 	served  int
@@ -67,17 +67,17 @@ type actor struct {
 	order     int64
 	last      map[int64]int64 // the order of who was let go last, by size
 	penalty   schedule.Penalty
-	until     int64 // when it ends, as was heard
+	until     int64 // when it ends, by the last reply
 	epoch     int64
 	due       int64 // when the next look is
-	free      int64 // the bucket owes nothing any more, as last heard
+	free      int64 // when the bucket's debt ends, by the last reply
 }
 
 type caller struct {
 	schedule.Waiter[*caller]
 	of       *actor
 	order    int64
-	again    int64  // asks once more that long after it was served; 0: does not
+	again    int64  // the caller asks once more that long after it was served; 0 for never
 	then     func() // when it was served
 	reserved bool
 	granted  bool
@@ -146,7 +146,7 @@ func (a *actor) ask(n, timeout, again int64) *caller {
 	if timeout >= 0 {
 		c.Until = a.now + timeout
 	}
-	a.look() // whoever is due goes first
+	a.look() // callers that are due are served first
 	a.tell("%d: %d asks for %d until %d", a.id, c.order, n, c.Until-1_000_000_000)
 	a.line.Join(&c.Waiter)
 	a.look()
@@ -317,7 +317,7 @@ func (a *actor) land(number int64, batch *permit.Batch, refund bool, askers []*s
 			a.line.Resume(shorter, a.now)
 		}
 		if held {
-			a.look() // who is due by now goes
+			a.look() // callers that are due by now are served
 			a.until = out.Bucket.HeldUntilMicros + a.offset.Micros()
 			a.line.Pause(longer, a.until, a.now)
 		}
@@ -370,7 +370,7 @@ func newWorld(seed uint64, c config) *world {
 
 func (w *world) actor(delay func() int64) *actor {
 	a := &actor{world: w, id: len(w.fleet), delay: delay, last: map[int64]int64{}}
-	a.offset.Observe(delay(), 0) // it has heard of the bucket before
+	a.offset.Observe(delay(), 0) // it has had a reply before
 	w.fleet = append(w.fleet, a)
 	return a
 }
@@ -381,7 +381,7 @@ func (w *world) worstLevel() float64 {
 	return Worst(len(w.used), func(i int) (int64, float64) { return w.used[i].at, w.used[i].n }, w.terms.Rate)
 }
 
-// fault lets something happen: a process is stopped, the bucket held back, begun anew or lost, or the store's clock set back.
+// fault makes something happen: a process is stopped, the bucket is held back, reset or lost, or the store's clock is set back.
 func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	pause := 50_000 + r.Int64N(3_000_000)
 	apply := func(q permit.Request) {
@@ -392,7 +392,7 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	}
 	hold := func() {
 		w.tell("held back for %d", pause)
-		w.extra += w.terms.Rate * float64(pause) / 1e6 // what is let go by those who have not heard of it
+		w.extra += w.terms.Rate * float64(pause) / 1e6 // used by processes that have not received it yet
 		apply(permit.Request{Op: permit.Hold, HoldMicros: pause})
 	}
 	anew := func(lost bool) {
@@ -409,7 +409,7 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 		w.at(at, hold)
 	case 1:
 		w.at(at, func() { anew(false) })
-	case 6, 7: // another penalty after it, of which some processes hear without having heard of the loss
+	case 6, 7: // a later penalty, which some processes receive without having received the loss
 		lost, length := r.IntN(2) == 0, pause
 		w.at(at, hold)
 		w.at(at+r.Int64N(2*pause), func() {
@@ -439,7 +439,7 @@ func (w *world) fault(r *rand.Rand, at int64, a *actor) {
 	}
 }
 
-// history plays a random history and returns what was wrong with it.
+// history runs a random history and returns its fault; "" if there is none.
 func history(seed uint64, faults bool) (wrong string, uses int) {
 	r := rand.New(rand.NewPCG(seed, 2))
 	c := config{Rate: []float64{5, 100, 1000, 33.3}[r.IntN(4)], Payment: Payment(r.IntN(2))}
@@ -530,8 +530,8 @@ func history(seed uint64, faults bool) (wrong string, uses int) {
 	return w.wrong, w.served
 }
 
-// Random histories of fleets of one to five processes: whatever happens, the bound of the bucket holds for what is used, to the
-// microsecond where delays are equal and nobody is stopped; nobody goes before due or after its timeout, and everybody is served.
+// Random histories of fleets of one to five processes. The bucket's bound holds on the permits that are used, to the microsecond where
+// delays are equal and no process is stopped. No caller is served before its due time or after its timeout, and every caller has a result.
 func TestScheduleModel(t *testing.T) {
 	histories := 500
 	if n, err := strconv.Atoi(os.Getenv("TOKENBUCKET_HISTORIES")); err == nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// worstNet returns the largest excess of any window over the rate, less what was given back since the first of its permits was granted. The
+// worstNet returns the largest excess of any window over the rate, less the permits given back since the first grant of the window. The
 // events are in the order of the decisions; those that give permits back have no due time.
 func worstNet(events []event, rate float64) float64 {
 	level, most, last := 0.0, 0.0, int64(0)
@@ -31,8 +31,9 @@ func worstNet(events []event, rate float64) float64 {
 	return most
 }
 
-// A million settlements in full size, a tenth elsewhere. A bucket is charged exactly what its reservations have used, except for permits that
-// come back to a full one. In any window no more falls due than the bound, plus what was given back since the first of its permits was granted.
+// A million settlements in full size, a tenth elsewhere. A bucket is charged exactly what its reservations have used, except for permits
+// that come back to a full one. In any window no more falls due than the bound, plus the permits given back since the first grant of the
+// window.
 func TestSettlements(t *testing.T) {
 	rounds := sized(30_000, 3_000) // × rapid's 100 checks; every other round settles
 	var settled, clipped int
@@ -181,7 +182,7 @@ func TestSettleInAPenalty(t *testing.T) {
 	require.NoError(t, err)
 	r, err := l.Reserve(background, 100)
 	require.NoError(t, err)
-	clock.Advance(time.Minute) // they are due: what comes back would shorten the penalty
+	clock.Advance(time.Minute) // they are due: permits given back would shorten the penalty
 	require.NoError(t, l.Penalize(background, time.Minute))
 	require.NoError(t, r.Settle(background, 0))
 	next, err := l.Reserve(background, 1)
@@ -189,7 +190,7 @@ func TestSettleInAPenalty(t *testing.T) {
 	require.GreaterOrEqual(t, next.Delay(), time.Minute)
 }
 
-// mute is a store that applies a batch and then loses the reply, while it is told to.
+// mute is a store that applies a batch and then loses the reply, while loses is set.
 type mute struct {
 	MemoryStore
 	loses atomic.Bool

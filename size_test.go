@@ -2,8 +2,8 @@ package tokenbucket
 
 import "os"
 
-// FullSize tells whether tests run in full size: in CI, and with TOKENBUCKET_LONG=1. Without it they take a sample where a
-// note says so. CI runs them twice: those with the race detector are a sample, since that takes ten times as long.
+// FullSize reports whether tests run in full size: in CI, and with TOKENBUCKET_LONG=1. Otherwise they take a sample where a note says so.
+// CI runs them twice: those with the race detector are a sample, since that takes ten times as long.
 func FullSize() bool {
 	return os.Getenv("CI") == "true" && !Raced || os.Getenv("TOKENBUCKET_LONG") == "1"
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// While a bucket only moves forward, what is refused without asking would have been refused by the store too, at any time
-// that its clock can have reached, whatever others took meanwhile.
+// While a bucket only moves forward, the store would also have refused every request that a snapshot refuses, at any time that its clock
+// may have shown, whatever other processes took meanwhile.
 func TestRefusalIsNeverWrong(t *testing.T) {
 	var refusals, asked int
 	rapid.Check(t, func(rt *rapid.T) {

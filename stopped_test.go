@@ -47,10 +47,10 @@ func (p *stoppable) settled() {
 	}
 }
 
-// result is what has become of a call, and whether it is over.
+// result returns the result of a call, and whether the call is over.
 func (c *stoppedCall) result() (engine.Result, bool) { return c.Coordinator().Result(c.Call) }
 
-// answered tells that the caller was woken.
+// answered reports whether the caller was woken.
 func (c *stoppedCall) answered() bool {
 	select {
 	case <-c.Ready():
@@ -60,7 +60,7 @@ func (c *stoppedCall) answered() bool {
 	}
 }
 
-// promised tells that a reservation was granted, and waits for its permits.
+// promised reports whether a reservation was granted and waits for its permits.
 func (c *stoppedCall) promised() bool {
 	r, over := c.result()
 	return r.Granted && !over
@@ -102,9 +102,8 @@ func (p *stoppable) submit(c *stoppedCall) *stoppedCall {
 	return c
 }
 
-// Processes that are stopped again and again, at full demand, with Acquires, TryAcquires and reservations of several sizes:
-// whatever the moments, what is used keeps to the bound in every window, judged by when it is used; within a process nobody
-// overtakes who came before, and everybody is served or refused.
+// Processes are stopped again and again, at full demand, with Acquires, TryAcquires and reservations of several sizes. At whatever moments,
+// the uses keep to the bound in every window. Within a process no caller is overtaken, and every caller is served or refused.
 func TestStoppedProcesses(t *testing.T) {
 	stops, passed := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -208,7 +207,7 @@ func TestStoppedReservation(t *testing.T) {
 	require.True(t, c.promised())
 	whileStopped(mine.RateLimiter, func() {
 		clock.Advance(5 * time.Second)
-		others.ask(reserves, 300, 0, 0) // and another took what came meanwhile, and more
+		others.ask(reserves, 300, 0, 0) // and another process took the permits that fell due meanwhile, and more
 	})
 	mine.limiter.Coordinator.Ring()
 	mine.settled()

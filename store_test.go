@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// table is a store of one's own that errs as it is told.
+// table is a Store that misbehaves on demand.
 type table struct {
 	mu            sync.Mutex
 	states        map[string][]byte
@@ -54,7 +54,7 @@ func (s *table) Apply(_ context.Context, b *Batch) error {
 	return after
 }
 
-// An error is the caller's, whether the step was written or not; what was is lost, once.
+// An error of Apply is returned to the caller, whether or not the state was written. If it was written, the permits of one call are lost.
 func TestErrorsOfAStore(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		lost := errors.New("lost")
@@ -84,7 +84,7 @@ func TestErrorsOfAStore(t *testing.T) {
 	})
 }
 
-// The last call of Decide counts, and what it was told: two permits are left here, not the five of a new bucket.
+// Only the last call of Decide counts, with the states it got: two permits are left here, not the five of a new bucket.
 func TestDecideTwice(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := new(table)
@@ -102,7 +102,7 @@ func TestDecideTwice(t *testing.T) {
 	})
 }
 
-// A store that does not do what it is there for is told so, and what somebody else has written is not overwritten.
+// A store that breaks its contract gets an error, and the value of another program is not overwritten.
 func TestWrongStores(t *testing.T) {
 	for want, s := range map[string]*table{
 		"has not called Decide":             {idle: true},

@@ -9,7 +9,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// What somebody must repair is an ErrStoreUnusable that names the bucket, under every policy and with both stores; the cause is found in it.
+// An error that needs a repair is an ErrStoreUnusable that names the bucket, under every policy and with both stores. It wraps the cause.
 func TestUnusable(t *testing.T) {
 	server := redistest.Shared(t)
 	closed := server.Client(t)

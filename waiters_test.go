@@ -17,7 +17,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Who waits beyond the horizon hears of it when the bucket is free much sooner, whoever has freed it.
+// A waiter beyond the look-ahead is served when the bucket is free much sooner, whichever process has freed it.
 func TestParkedHear(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	for name, open := range map[string]func() func() Store{ // a store each, as in processes of their own
@@ -215,7 +215,8 @@ func TestResetBehindOthers(t *testing.T) {
 	})
 }
 
-// A bucket that warms up grants in a short time what it would not while it is cold. Only of a cold one that is told as an error.
+// A bucket that warms up grants permits faster while it is warm than while it is cold. ErrNeverGranted refers only to a cold bucket that
+// refused.
 func TestWarmBucketIsAsked(t *testing.T) {
 	for name, store := range map[string]func() Store{
 		"memory": func() Store { return NewMemoryStore() },
@@ -227,7 +228,7 @@ func TestWarmBucketIsAsked(t *testing.T) {
 				require.NoError(t, err)
 				const timeout = 150 * time.Millisecond // 100 ms is enough for a warm one
 				try := func() (bool, error) {
-					_, err := l.State(background) // it has heard of the bucket lately
+					_, err := l.State(background) // it has had a recent reply
 					require.NoError(t, err)
 					return l.TryAcquire(background, 1, timeout)
 				}

@@ -27,7 +27,7 @@ type (
 		to      Store
 		applied atomic.Int64
 	}
-	// rebuilding passes on what is exported, copying a batch of its own.
+	// rebuilding passes on the exported fields, in a batch of its own.
 	rebuilding struct{ forwarding }
 	copying    struct{ forwarding }
 )
@@ -159,7 +159,7 @@ func TestEmbeddedStores(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			l, err := NewSmoothBursty(fmt.Sprint(t.Name(), rand.Uint64()), 1e6, WithStore(c.store), WithInitialPermits(1e6))
 			require.NoError(t, err)
-			ctx, cancel := within(10 * time.Second) // whoever can leave does not ask by itself
+			ctx, cancel := within(10 * time.Second) // a caller that can leave does not send the batch itself
 			defer cancel()
 			for range 5 {
 				ok, err := l.TryAcquire(ctx, 1, 0)
@@ -192,7 +192,7 @@ func TestEmbeddedStores(t *testing.T) {
 	require.Equal(t, traits{}, traitsOf(&forwarding{to: lock}))
 }
 
-// A lock without an expiry, which nobody can hold, does not keep a store for ever that is behind a wrapper with batches of its own.
+// A lock without an expiry has no holder. It does not block a store for ever that is behind a wrapper with batches of its own.
 func TestEternalLockBehindAWrapper(t *testing.T) {
 	client := redistest.Shared(t).Client(t)
 	prefix := prefixOf(t)
