@@ -71,14 +71,14 @@ func open(t testing.TB, name string, rate float64, store tb.Store, opts ...tb.Op
 	return l
 }
 
-// The store's timeouts of limiters that shall not take a slow machine for a fault: a stall of a second or two is none. Who has the
-// patient one is told of nothing but a fault that the client notices; who has the other waits it out when a server hangs.
+// Store timeouts of limiters that must not mistake a slow machine for a fault: a stall of a second or two is none. With patient, only the
+// client's own errors are faults; with the other, a call waits out a server that hangs.
 const (
 	patient   = 20 * time.Second
 	unhurried = 5 * time.Second
 )
 
-// told is what a limiter was told of its store.
+// told records what a limiter's observer reports of its store.
 type told struct {
 	mu    sync.Mutex
 	downs int
@@ -86,7 +86,7 @@ type told struct {
 	last  tb.Health
 }
 
-// option has a limiter tell it.
+// option returns an option that makes a limiter report to w.
 func (w *told) option() tb.Option {
 	return tb.WithObserver(tb.Observer{Health: func(h tb.Health) {
 		w.mu.Lock()
@@ -118,7 +118,7 @@ func (w *told) away(t testing.TB, want bool) time.Duration {
 	return time.Since(began)
 }
 
-// once has a client try once to connect: trying again, it tells a call of what was refused before the server was back.
+// once makes a client try to connect once: a client that tries again returns the refusals from before the server was back.
 func once(o *redis.Options) { o.DialerRetries = 1 }
 
 // served waits until a call is, after a server is back.
@@ -133,8 +133,8 @@ func served(t testing.TB, call func() error) {
 	}))
 }
 
-// beaten waits until there are so many instances, and each has shown so many times more that it lives: by then it has had the answers
-// to all but the last.
+// beaten waits until there are the given instances, and each has sent the given number of further heartbeats. By then it has the replies to
+// all but the last.
 func beaten(t testing.TB, client *redis.Client, instances, times int) {
 	t.Helper()
 	signs := func() []redis.Z { return client.ZRangeWithScores(background, "tokenbucket:instances", 0, -1).Val() }
@@ -156,7 +156,7 @@ func evalshas(t testing.TB, client *redis.Client) int {
 	return counted(t, client, "commandstats", "cmdstat_evalsha:calls=")
 }
 
-// counted is the number that follows a text in a section of what a server tells of itself, 0 if the text is not there.
+// counted returns the number that follows a text in a section of a server's INFO; 0 if the text is not there.
 func counted(t testing.TB, client *redis.Client, section, text string) int {
 	info, err := client.Info(background, section).Result()
 	require.NoError(t, err)

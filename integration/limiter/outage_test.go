@@ -56,7 +56,7 @@ func TestFailurePolicies(t *testing.T) {
 				closed := use("closed", store, health.option())
 				opened := use("open", store, tb.WithFailurePolicy(tb.FailOpen))
 				shared := use("share", store, tb.WithFailurePolicy(tb.LocalShare(5)))
-				beaten(t, server.Client(t), 4, 1) // it knows of them; else the share is a fifth
+				beaten(t, server.Client(t), 4, 1) // it knows all four; with fewer, the share would be another
 
 				require.NoError(t, fault.begin(server))
 				began := time.Now()
@@ -135,7 +135,7 @@ func TestFailurePolicies(t *testing.T) {
 	}
 }
 
-// One reply that is lost shuts out nobody: the probe is answered. On a busy machine it may not be, but not five times in a row.
+// A lost reply shuts out no caller: the probe is answered. On a busy machine it may be late, but not five times in a row.
 func TestLostReplyIsNoOutage(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -188,8 +188,8 @@ func TestInstancesAreCounted(t *testing.T) {
 	}
 }
 
-// requireLocalRate requires the rate of a process's part, while the store is away: ten permits take so long. When each reservation was
-// decided is known but for the time that its call took.
+// requireLocalRate requires the rate of a process's local share while the store is unavailable, by the time that ten permits take. The
+// decision of each reservation is known to within the duration of its call.
 func requireLocalRate(t *testing.T, want float64, l *tb.RateLimiter, health *told) {
 	t.Helper()
 	due := func(permits int) (from, to time.Time) {
@@ -200,14 +200,14 @@ func requireLocalRate(t *testing.T, want float64, l *tb.RateLimiter, health *tol
 	}
 	due(1)
 	health.away(t, true)
-	due(5) // so much is owed that a pause saves nothing up
+	due(5) // the debt is then so large that a pause stores no permits
 	firstFrom, firstTo := due(1)
 	lastFrom, lastTo := due(10)
 	require.LessOrEqual(t, 10/lastTo.Sub(firstFrom).Seconds(), want+0.01)
 	require.GreaterOrEqual(t, 10/lastFrom.Sub(firstTo).Seconds(), want-0.01)
 }
 
-// Instances that cannot be counted any more, since somebody must repair something, are those that were given.
+// If an error that needs a repair prevents the count of instances, the configured number is used.
 func TestUncountable(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -274,7 +274,7 @@ func TestHeldLockOpensNoGate(t *testing.T) {
 	client := server.Client(t)
 	for which, store := range redisStores(client, tb.WithLockTTL(time.Minute)) {
 		slow := open(t, "slow", 10, store, tb.WithStoreTimeout(patient))
-		t.Cleanup(func() { runtime.KeepAlive(slow) }) // as long as somebody uses the store, it is known how long that takes
+		t.Cleanup(func() { runtime.KeepAlive(slow) }) // the longest timeout of the limiters in use counts for probes
 		require.NoError(t, server.Stop())
 		time.AfterFunc(time.Second, func() { _ = server.Continue() })
 		_, err := slow.Try(background)
@@ -284,7 +284,7 @@ func TestHeldLockOpensNoGate(t *testing.T) {
 				t.Parallel()
 				name := fmt.Sprintf("%s-%d-%d", which, policy, rand.Uint64())
 				l := open(t, name, 10, store, tb.WithFailurePolicy(policy), tb.WithStoreTimeout(2*time.Second),
-					tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that nobody is refused without asking
+					tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that no call is refused by a snapshot
 				_, err := l.Try(background)
 				require.NoError(t, err)
 				require.Eventually(t, func() bool { // none that was kept is left
@@ -361,7 +361,7 @@ func TestOutageOutlivesALimiter(t *testing.T) {
 	served(t, func() error { _, err := a.Try(background); return err })
 }
 
-// Who was told of an outage is told of its end, though the limiter that it was told of is used no more.
+// A limiter's observer that was notified of the beginning of an outage is notified of its end, even if the limiter is no longer in use.
 func TestOutageOfTheLastLimiter(t *testing.T) {
 	t.Parallel()
 	for name, connect := range map[string]func(*testing.T, *redistest.Server) tb.RedisClient{
@@ -385,7 +385,7 @@ func TestOutageOfTheLastLimiter(t *testing.T) {
 				_, err = l.Try(background)
 				require.Error(t, err)
 				health.away(t, true)
-				runtime.KeepAlive(l) // or nobody is told of its beginning
+				runtime.KeepAlive(l) // otherwise there is no limiter to be notified of its beginning
 			}()
 			require.Eventually(t, func() bool {
 				runtime.GC()
@@ -414,7 +414,7 @@ func TestOutageUnderALock(t *testing.T) {
 			const timeout = unhurried
 			var health told
 			l := open(t, "x", 1000, store, tb.WithFailurePolicy(tb.FailOpen), tb.WithStoreTimeout(timeout), health.option(),
-				tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that nobody is refused without asking
+				tb.WithMaxPermits(1000), tb.WithInitialPermits(1000)) // so that no call is refused by a snapshot
 			_, err := l.Try(background)
 			require.NoError(t, err)
 			require.NoError(t, client.Set(background, "tokenbucket:{x}:lock", "other", time.Minute).Err())
@@ -424,7 +424,7 @@ func TestOutageUnderALock(t *testing.T) {
 			require.True(t, ok)
 			require.NoError(t, server.Continue())
 			health.away(t, false)
-			require.NoError(t, client.Ping(background).Err()) // who has asked for the lock meanwhile has not got it
+			require.NoError(t, client.Ping(background).Err()) // calls that have asked for the lock meanwhile have not got it
 			require.NoError(t, client.Del(background, "tokenbucket:{x}:lock").Err())
 			require.Eventually(t, func() bool {
 				_, err := l.Try(background)
@@ -444,8 +444,8 @@ func TestOutageUnderALock(t *testing.T) {
 	}
 }
 
-// A wrong password opens no gate of a ring, which says of shards that refuse its heartbeats that they are down. A shard that is not
-// given time by its machine cannot tell why, and opens it: that takes as long as it is waited for, and not five times in a row.
+// A wrong password opens no gate of a ring, which calls shards down that refuse its heartbeats. A shard that the machine gives no time
+// cannot reply with the reason, and the gate opens. That takes the whole timeout, and does not happen five times in a row.
 func TestRingWithAWrongPassword(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

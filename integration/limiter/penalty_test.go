@@ -12,7 +12,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// A process that has somebody waiting, and no call to make, hears of another's penalty in time, on a real server. It asks every half a
+// A process with a waiter, and without a call to make, receives another process's penalty in time, on a real server. It asks every half a
 // second, and has four times as many seconds: on a machine that stalls it may miss some.
 func TestPenaltyIsHeard(t *testing.T) {
 	t.Parallel()
@@ -36,13 +36,13 @@ func TestPenaltyIsHeard(t *testing.T) {
 	require.NoError(t, there.Penalize(ctx, 2*time.Second))
 	<-waits.Ready()
 	require.GreaterOrEqual(t, time.Since(began), 6*time.Second)
-	// It counts from the reservation, which the first was before by no more than this took. A permit that nobody was there for at its
-	// time, as the machine was late, lapses, and the next one comes a second later.
+	// It counts from the reservation, which the first preceded by no more than this took. A permit that had no waiter at its due time,
+	// because the machine was late, lapses, and the next one is due a second later.
 	require.GreaterOrEqual(t, waits.Delay(), 6*time.Second-reserved)
 	require.LessOrEqual(t, waits.Delay(), 7*time.Second+2*late.Most())
 }
 
-// Nothing falls due before the end of a penalty, though the bucket was begun anew, or lost, since the one before, and the process that waits
+// Nothing falls due before the end of a penalty, even if the bucket was reset or lost since the previous one, and the process of the waiter
 // has not noticed.
 func TestSecondPenalty(t *testing.T) {
 	t.Parallel()

@@ -49,14 +49,14 @@ func (j *job) limiter(client tb.RedisClient) (*tb.RateLimiter, error) {
 		tb.WithStore(redisStores(client)[j.Store]), tb.WithStoreTimeout(30*time.Second)) // a busy machine is no outage
 }
 
-// permit is what a process tells of each permit, in microseconds: when it was due by faultlab.Micros, and by how many that may be
-// late: for so long the answer took.
+// permit is a worker's event for each permit, in microseconds: its due time by faultlab.Micros, and by how much that may be late, which is
+// the duration of the round trip.
 type permit struct {
 	Due, Took int64
 	// Again is how often at most the permit was asked for again: a process that has no turn for 100 ms when a permit is due asks
 	// for all those again that its callers wait for, and each of these is put off if the first was lost.
 	Again int
-	// WokenLate is by how much the process was woken too late at most; the last that it tells is this, and of no permit.
+	// WokenLate is the longest time by which the process was woken late; it is sent in the last event, which is of no permit.
 	WokenLate int64
 }
 
@@ -160,7 +160,7 @@ func TestProcesses(t *testing.T) {
 			look := func() {
 				b, err := l.State(background)
 				require.NoError(t, err)
-				if b.Seq > 1 { // somebody has begun it
+				if b.Seq > 1 { // the bucket has been used
 					books.look(b)
 				}
 			}
@@ -208,8 +208,8 @@ func TestProcesses(t *testing.T) {
 			require.NoError(t, err)
 			taken := int(b.Seq) - 1
 			lost := taken - len(due)
-			// What is asked for again is another change of the bucket, and another if the first was given back. Of each process, some
-			// may have been put off before they could see it.
+			// A second request for the same permits changes the bucket once more, and so does the refund of the first. Of each process,
+			// some calls may have been postponed before it could read the change.
 			changes := 2 * mayBe
 			if mayBe > 0 {
 				changes += 2 * len(processes) * j.Callers

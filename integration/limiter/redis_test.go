@@ -19,13 +19,13 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Callers return by their own deadlines when Redis hangs, ten thousand of them; without one, by the store's timeout, and not by another
-// limiter's. What a batch took that nobody waited for comes back.
+// Ten thousand callers return by their own deadlines when Redis hangs; callers without a deadline return within their own limiter's store
+// timeout. The permits of a batch whose callers have left are refunded.
 func TestHungRedis(t *testing.T) {
 	for _, which := range []string{"script", "lock"} {
 		t.Run(which, func(t *testing.T) {
 			server := redistest.Start(t)
-			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = patient }) // or the client tells of an outage after three seconds
+			client := server.Client(t, func(o *redis.Options) { o.ReadTimeout = patient }) // otherwise the client reports a timeout after three seconds
 			store := redisStores(client)[which]
 			l := open(t, "x", 100, store, tb.WithStoreTimeout(patient))
 			impatient := open(t, "x", 100, store, tb.WithStoreTimeout(500*time.Millisecond))
@@ -165,8 +165,8 @@ func (c *counting) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// Requests to many buckets share calls of the script on a server, and pipelines on a cluster; each bucket's account is
-// exactly what was granted from it.
+// Requests to many buckets share calls of the script on one server, and pipelines on a cluster. Each bucket decreases by exactly the
+// permits that were granted from it.
 func TestManyBuckets(t *testing.T) {
 	const buckets, callers, calls = 1000, 256, 40
 	for what, client := range map[string]func(t *testing.T) (client tb.RedisClient, count func() int){
@@ -213,8 +213,8 @@ func TestManyBuckets(t *testing.T) {
 	}
 }
 
-// A client that does not know that its server is one of a cluster is told, once, and goes on bucket by bucket. Two trips may be under
-// way when it is, and two more for each 250 ms: who has waited for so long counts no more.
+// A client of a single server that belongs to a cluster gets one error, and goes on with one call per bucket. Two trips may be in flight at
+// that time, and two more for each 250 ms, since a trip that has lasted that long no longer counts.
 func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
@@ -261,7 +261,7 @@ func TestManyBucketsOnANodeOfACluster(t *testing.T) {
 // A server of a cluster or a ring that hangs keeps no bucket of the others from its answers.
 func TestOneServerHangs(t *testing.T) {
 	t.Parallel()
-	const patience = 15 * time.Second // for which the client waits for a server: nobody does to the end
+	const patience = 15 * time.Second // the client's timeout for a server; no test waits for its end
 	type connected struct {
 		client tb.RedisClient
 		nodes  []*redistest.Server

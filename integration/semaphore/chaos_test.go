@@ -31,7 +31,7 @@ const (
 type belief struct {
 	p        *process
 	held     event
-	until    int64 // 0: not heard of
+	until    int64 // 0 if unknown
 	why      string
 	released *event
 	dones    []event // of other processes
@@ -57,7 +57,7 @@ type fleet struct {
 	given   []*belief // to be given back by another process
 	stops   map[*process][]span
 	late    []event
-	by      []*process     // who said so
+	by      []*process     // the processes that reported it
 	without map[string]int // waits that ended without a permit
 	strange []string
 	doubles int
@@ -157,7 +157,7 @@ func (f *fleet) giveBack(stop chan struct{}) {
 	}
 }
 
-// enough tells whether so much has happened that faults and checks mean something. A slow machine takes longer for it.
+// enough reports whether enough has happened to make faults and checks meaningful. A slow machine takes longer for it.
 func (f *fleet) enough(counts map[string]int, seconds int) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -171,7 +171,7 @@ func (f *fleet) enough(counts map[string]int, seconds int) bool {
 		min(f.doubles, f.without["cancelled"], f.without["refused"]) > seconds && len(f.beliefs) > 20*seconds && threes > 12
 }
 
-// faults lets everything happen to the fleet that can, for so long, and longer if that is not enough, and returns how often it did.
+// faults causes every kind of fault in the fleet, for the given time, and longer if that is not enough. It returns the number of each kind.
 func (f *fleet) faults(long time.Duration) map[string]int {
 	counts := map[string]int{}
 	var next []string
@@ -230,7 +230,7 @@ func (f *fleet) faults(long time.Duration) map[string]int {
 	return counts
 }
 
-// poll looks at what is held, as the server and as Holders tell it, until stop is closed.
+// poll reads the holders, from the server and by Holders, until stop is closed.
 func (f *fleet) poll(stop chan struct{}) (looks, most int) {
 	sum := redis.NewScript(`
 		local t, sum = redis.call('TIME'), 0
@@ -271,7 +271,7 @@ func (f *fleet) poll(stop chan struct{}) (looks, most int) {
 	}
 }
 
-// stoppedDuring returns when a process was stopped that was so between from and to, or had just gone on; nil: it was not.
+// stoppedDuring returns a stop of a process that overlaps the time between from and to, or ended just before; nil if there is none.
 func (f *fleet) stoppedDuring(p *process, from, to int64) *span {
 	const catchUp = 500_000
 	for i, s := range f.stops[p] {
@@ -282,7 +282,7 @@ func (f *fleet) stoppedDuring(p *process, from, to int64) *span {
 	return nil
 }
 
-// settle says until when each belief counts. What is not known of it the server's word replaces.
+// settle computes until when each belief counts. Where a belief lacks a time, the server's account replaces it.
 func (f *fleet) settle() {
 	for _, b := range f.beliefs {
 		if b.until == 0 { // killed with its process
@@ -323,8 +323,8 @@ func overlap(beliefs map[int64]*belief, permits int) (most int, excess time.Dura
 	return most, excess
 }
 
-// stories tells what the clients know. Of grants that nobody has claimed the server tells: they were made for who was killed,
-// had given up or was stopped, at some time, and ended at some time.
+// stories returns the histories of all permits by the clients' events. The server's account has the grants that no client has claimed: for
+// waiters that were killed, had given up or were stopped. They were granted and ended at some time.
 func (f *fleet) stories(m *truth) []*story {
 	processes := map[string]*process{}
 	for _, p := range f.all {
@@ -474,7 +474,7 @@ func TestNeverMoreThanPermits(t *testing.T) {
 	t.Logf("held at most, of %d: %d as believed, %d by the server's commands, %d as polled %d times", chaosPermits, most, m.most, polled, looks)
 	require.Equal(t, chaosPermits, m.most, "all were in use")
 	require.LessOrEqual(t, polled, chaosPermits)
-	// Who is to stop is woken by who is woken by a timer: each may be late.
+	// A worker stops when another goroutine is woken by a timer and then wakes it: each may be late.
 	require.LessOrEqual(t, excess, max(0, 3*worst-chaosMargin), "more is believed to be held for longer than this machine explains")
 	if 3*worst < chaosMargin {
 		require.LessOrEqual(t, most, chaosPermits)

@@ -154,7 +154,7 @@ func (w *chaosWorker) release(p *semaphore.Permit) {
 	w.tell(e)
 }
 
-// punctual tells how late this process was woken, each time that it was late, until ctx ends.
+// punctual reports each time that this process was woken late, until ctx ends.
 func punctual(ctx context.Context, late func(from, to time.Time, by time.Duration)) {
 	const pause = 5 * time.Millisecond
 	for ctx.Err() == nil {

@@ -114,7 +114,7 @@ func (c *crowdTest) all(command, answer string) (events []event) {
 	return events
 }
 
-// gather lets n wait in all, who come within that time, and returns the bytes in use for each.
+// gather starts waiters up to n in all, spread over the given time, and returns the bytes in use for each.
 func (c *crowdTest) gather(n int, within time.Duration) float64 {
 	bytes := func() (sum int) {
 		for _, e := range c.all("usage", "usage") {
@@ -129,7 +129,7 @@ func (c *crowdTest) gather(n int, within time.Duration) float64 {
 	return float64(bytes()-before) / float64(n)
 }
 
-// idle returns which part of a processor each process, and Redis, used in so long while all wait.
+// idle returns the share of a processor that each process, and Redis, used in the given time while all wait.
 func (c *crowdTest) idle(long time.Duration) (processes []float64, server float64) {
 	before, mine, began := usage(c.T, c.client), c.all("cpu", "cpu"), time.Now()
 	time.Sleep(long)
@@ -208,7 +208,7 @@ func TestTenThousandWaiters(t *testing.T) {
 			c := newCrowd(t, processes)
 			each := map[int]float64{}
 			bound := func() float64 {
-				if processes > 1 { // of several, what is told from one to another differs
+				if processes > 1 { // the messages between several processes differ
 					return 1.2 * each[12]
 				}
 				return 1.2 * min(each[12], each[100], each[1000])

@@ -15,11 +15,11 @@ import (
 //
 //	quota N once|again  the next N that acquire release at once, and want it again or not; then one keeps it: "reached".
 //	                    One that is kept is released: after "set".
-//	wait N MS           N more wait, who come one by one in so many milliseconds
+//	wait N MS           N more wait; they arrive one by one within MS milliseconds
 //	usage               "usage": N is the bytes of heap and stacks in use
 //	cpu                 "cpu": Call is the processor time in microseconds
 //	series              "turn" for each permit that was released: acquired At, released at Call; then "end"
-//	stop                nobody waits any more: "stopped"
+//	stop                ends all waits: "stopped"
 func crowd(c *child) error {
 	w := &crowdWorker{child: c, resume: make(chan struct{}, 1)}
 	w.begin()

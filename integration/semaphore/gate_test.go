@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// gate stands between a client and a server. What it stops stays where it is, in order, and is not lost: as on a network
-// that hangs. Connections that subscribe can be told from others.
+// gate stands between a client and a server. Data that it holds back stays in order and is not lost, as on a network that hangs. It
+// distinguishes connections that subscribe.
 type gate struct {
 	addr   string
 	target atomic.Pointer[string]

@@ -34,8 +34,8 @@ type kind int
 const (
 	acquire kind = iota
 	release      // it was held, and is no longer
-	denied       // the client was told that it is not held
-	lapse        // if it is held it is no longer: an expiry, or a release of which it is unknown whether it was heard of
+	denied       // the client got ErrNotHeld
+	lapse        // if it is held, it no longer is: an expiry, or a release whose arrival is unknown
 )
 
 // operation is an input of the model. Permits are numbered in the order of their fences.
@@ -49,7 +49,7 @@ type operation struct {
 // counted is a state of the model: how many permits were granted so far, and which of them are held.
 type counted struct {
 	granted int
-	held    [16]int32 // permit + 1 each, 0: none
+	held    [16]int32 // permit + 1 each; 0 if none
 	used    int
 }
 
@@ -94,11 +94,11 @@ func model(permits int) porcupine.Model {
 	}
 }
 
-// history turns stories into operations, in parts of so many permits that are checked one by one: the search takes time and
-// memory in proportion to the square of a part. The fences give the order of all acquires, so a part is a run of them; the
-// permits that are certainly held when it begins are in it too, and it overlaps the part before. Leaving out all others makes
-// nothing illegal that is legal: they would only use permits. Nor, but for what takes longer than the overlap, the other way
-// round: what may have ended before the part begins would best have done so.
+// history turns stories into operations, in parts of the given number of permits that are checked one by one, because the search takes time
+// and memory in proportion to the square of a part. The fences give the order of all acquires, so a part is a run of them. The permits that
+// are certainly held when it begins are in it too, and it overlaps the part before. Leaving out all others makes nothing illegal that is
+// legal: they would only use permits. Nor the other way round, except for effects that last longer than the overlap: the others may all
+// have ended before the part begins.
 func history(stories []*story, part int) (all []porcupine.Operation, open int) {
 	slices.SortFunc(stories, func(a, b *story) int { return int(a.fence - b.fence) })
 	const overlap = 20
@@ -140,7 +140,7 @@ func check(permits int, stories []*story, part int) (porcupine.CheckResult, int,
 	return porcupine.CheckOperationsTimeout(model(permits), all, 2*time.Minute), len(all), open
 }
 
-// The checker finds what is wrong with histories that are nearly right.
+// The checker finds the faults of histories that are nearly right.
 func TestHistoriesAreJudged(t *testing.T) {
 	legal := func() []*story { // two permits; each is acquired while the one before is held
 		var all []*story

@@ -58,7 +58,7 @@ func TestLease(t *testing.T) {
 	require.ErrorIs(t, q.Release(ctx), semaphore.ErrLost, "the same answer twice")
 }
 
-// When Redis is away, the work is told before its lease ends; calls fail by their deadline.
+// When Redis is unavailable, the context of the work ends before its lease does; calls fail by their deadline.
 func TestRedisAway(t *testing.T) {
 	t.Parallel()
 	const lease, timeout = 6 * time.Second, 2 * time.Second

@@ -55,9 +55,9 @@ func limit(c *child) error {
 	return nil
 }
 
-// Processes that are configured with 5 and with 2 permits, under load, and killed: nobody is granted anything above the number in
-// force, and nobody fails who wants no more than that. Without versions that is each one's own number. With versions it is the 2 from
-// when the first process with it has come.
+// Processes that are configured with 5 and with 2 permits, under load, and killed: no request is granted above the number in force, and
+// none for at most that number fails. Without versions each process's own number is in force. With versions it is the 2, once the first
+// process with it has started.
 func TestTwoNumbers(t *testing.T) {
 	long := 3 * time.Second
 	if os.Getenv("TOKENBUCKET_LONG") != "" {
@@ -132,9 +132,9 @@ func TestTwoNumbers(t *testing.T) {
 	}
 }
 
-// watch is a process that holds a permit and looks at it as often as it can: "held", then the command "look": it tells each time
-// that it was not looked for longer than a lease, and what was seen at the first look then: Text is how many of permit, context and
-// cause said that it was over.
+// watch is a process that holds a permit and checks it as often as it can: "held", then the command "look". After each gap of more than a
+// lease between two checks it sends an event with the result of the next check: Text is the number of permit, context and cause by which
+// the permit was over.
 func watch(c *child) error {
 	lease := c.Semaphores[0].Lease
 	p, err := c.semaphores[0].Acquire(c.ctx, 1)
@@ -142,7 +142,7 @@ func watch(c *child) error {
 		return err
 	}
 	held := p.Context()
-	last := time.Now() // before it is told: it may be stopped at once
+	last := time.Now() // before the event is sent: the process may be stopped at once
 	c.tell(event{What: "held"})
 	for {
 		looked := time.Now()
@@ -158,7 +158,7 @@ func watch(c *child) error {
 	return nil
 }
 
-// A holder that was stopped for longer than its lease is told so at its first look, in all rounds.
+// A holder that was stopped for longer than its lease finds it over at its first check, in all rounds.
 func TestFirstLook(t *testing.T) {
 	t.Parallel()
 	rounds := 12
@@ -184,7 +184,7 @@ func TestFirstLook(t *testing.T) {
 	require.Equal(t, map[string]int{"true true true": rounds}, seen)
 }
 
-// Redis is stopped: nobody waits longer for an answer than the timeout, though another call is under way.
+// While Redis is stopped, no call waits longer for a reply than the timeout, even if another call is in flight.
 func TestTimeoutWhileRedisHangs(t *testing.T) {
 	s, client := server(t)
 	const timeout = 2 * time.Second

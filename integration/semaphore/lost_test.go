@@ -107,14 +107,14 @@ func TestLostWakeUp(t *testing.T) {
 	}
 }
 
-// queued waits until so many are in a queue.
+// queued waits until n requests are in a queue.
 func queued(t *testing.T, client *redis.Client, name string, n int64) {
 	t.Helper()
 	assert.Eventually(t, func() bool { return client.ZCard(ctx, base(name)+"queue").Val() == n }, 20*time.Second, 5*time.Millisecond)
 }
 
-// Redis loses all it knows, by FLUSHALL or by being killed and started anew, while five hold and fifty wait: the holders are
-// told at their next renewal, and those who wait are served, those of a process in their old order.
+// Redis loses its whole state, by FLUSHALL or by a kill and a restart, while five hold permits and fifty wait. The holders learn of it with
+// their next renewal, and the waiters are served, those of a process in their old order.
 func TestRedisForgets(t *testing.T) {
 	t.Parallel()
 	for name, forget := range map[string]func(t *testing.T, g *gate, s, empty *redistest.Server){
@@ -208,7 +208,7 @@ func (m *meddler) Process(ctx context.Context, cmd redis.Cmder) error {
 	return m.Client.Process(ctx, cmd)
 }
 
-// Redis forgets while a process with more waiters than fit in a batch asks again for all of them: nobody is left out.
+// Redis loses its state while a process with more waiters than fit in a batch sends them again: no waiter is left out.
 func TestForgottenWhileAskingAgain(t *testing.T) {
 	t.Parallel()
 	const waiters = 2000
@@ -255,7 +255,7 @@ func TestForgottenWhileAskingAgain(t *testing.T) {
 	require.Equal(t, int64(waiters), served.Load())
 }
 
-// Two who release at the same time are told the same, and neither before it is known.
+// Two concurrent Releases return the same result, and neither returns before it is known.
 func TestReleasedTwiceAtOnce(t *testing.T) {
 	t.Parallel()
 	const name = "twice"

@@ -1,5 +1,5 @@
-// Package semaphore tests package semaphore as a fleet uses it: several processes that are killed and stopped, connections
-// that are cut and hang, a real redis-server that loses its state; and what is said of it is checked from outside.
+// Package semaphore tests package semaphore as a fleet uses it: with several processes that are killed and stopped, connections that are
+// cut and hang, and a real redis-server that loses its state. The processes' events are checked from outside.
 package semaphore
 
 import (
@@ -28,7 +28,7 @@ import (
 
 var ctx = context.Background()
 
-// patient is how long callers wait for an answer who shall not be told that the machine is slow.
+// patient is the store timeout of callers that must not mistake a slow machine for a fault.
 const patient = 20 * time.Second
 
 const workerEnv = "TOKENBUCKET_SEMAPHORE_WORKER"
@@ -144,14 +144,14 @@ type process struct {
 	job
 	cmd    *exec.Cmd
 	in     io.WriteCloser
-	events chan event // unless it is heard otherwise
+	events chan event // unless start has got a function for them
 	read   chan struct{}
 	ended  atomic.Bool
 	began  int64
-	killed int64 // when, just before; 0: it was not
+	killed int64 // the time just before; 0 if it was not killed
 }
 
-// start starts a worker. hear is called for each of its events, from one goroutine; nil: they are in events.
+// start starts a worker. hear is called for each of its events, from one goroutine; if it is nil, the events are sent to events.
 func start(t *testing.T, j job, hear func(p *process, e event)) *process {
 	t.Helper()
 	text, err := json.Marshal(j)
@@ -186,7 +186,7 @@ func start(t *testing.T, j job, hear func(p *process, e event)) *process {
 	return p
 }
 
-// kill kills the process as kill -9 does, and waits until it is gone and all that it has said is heard.
+// kill kills the process as kill -9 does, and waits until it has ended and all of its events have arrived.
 func (p *process) kill() {
 	p.ended.Store(true)
 	p.killed = now()

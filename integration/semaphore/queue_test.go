@@ -11,9 +11,9 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
-// Six hundred waiters come in four processes at known times, to a semaphore of one permit, and as many to one of three who want
-// one to three. They are served in the order in which the server has heard of them, without exception; and by when Acquire
-// was called, nobody is overtaken by who came later than the window between that and the server's decision.
+// Six hundred waiters arrive in four processes at known times, at a semaphore of one permit, and as many, for one to three permits, at one
+// of three. They are served in the order of their arrival at the server, without exception. By the time of the call of Acquire, no waiter
+// is overtaken by one that came later than the window between the call and the server's decision.
 func TestFirstComeFirstServed(t *testing.T) {
 	const waiters, processes, within = 600, 4, 3 * time.Second
 	const window = 250 * time.Millisecond

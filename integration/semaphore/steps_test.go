@@ -35,7 +35,7 @@ func scripts(t *testing.T, client *redis.Client, before *serverUse) (n int64, ea
 	return n, each, longest
 }
 
-// A hundred thousand wait, are told that there are too few permits, are admitted, listed, and leave: no script takes long.
+// A hundred thousand wait, are refused for too few permits, are admitted, listed, and leave: no script takes long.
 func TestNoScriptTakesLong(t *testing.T) {
 	const many, step, name = 100_000, 500, "steps"
 	_, client := server(t)

@@ -16,8 +16,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// The process of a holder can no longer reach Redis while its work goes on: the work is told before anybody else is admitted.
-// Times see one monotonic clock.
+// The process of a holder can no longer reach Redis while its work goes on: the context of the work ends before another holder is admitted.
+// All times are of one monotonic clock.
 func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	t.Parallel()
 	_, client := server(t)
@@ -25,7 +25,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	type outcome struct {
 		streams             []stream
 		lease, told, margin time.Duration
-		late                time.Duration // how late somebody was woken then
+		late                time.Duration // how late a goroutine was woken then
 	}
 	const repetitions = 25
 	outcomes := make([]outcome, repetitions)
@@ -35,7 +35,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	for i := range repetitions {
 		lease := time.Duration(3000+150*i) * time.Millisecond // renewed in time, however slow the machine
 		streams := []stream{requests, replies}
-		if i%5 == 4 { // Redis hears the renewals, and the process does not know
+		if i%5 == 4 { // Redis receives the renewals, and their replies are lost
 			streams = streams[1:]
 		}
 		g := startGate(t, addr)
@@ -82,7 +82,7 @@ func TestWorkIsToldBeforeTheNextHolder(t *testing.T) {
 	for _, o := range outcomes {
 		t.Logf("lease %v: told %v after %v was cut off, %v before the next (%.2f leases)", o.lease, o.told.Round(time.Millisecond),
 			map[int]string{1: "replies", 2: "all"}[len(o.streams)], o.margin.Round(time.Millisecond), float64(o.margin)/float64(o.lease))
-		// Who works is woken by who is woken by a timer: each may be late.
+		// The work ends when another goroutine is woken by a timer and then wakes it: each may be late.
 		require.LessOrEqual(t, o.told, o.lease-o.lease/10+3*o.late+200*time.Millisecond)
 		require.GreaterOrEqual(t, o.margin, o.lease/10-3*o.late)
 		if 3*o.late < o.lease/10 { // else this machine cannot keep any such promise

@@ -35,9 +35,9 @@ func (g *grant) Until() int64 {
 	return g.Removed
 }
 
-// truth follows all commands that the server executes (MONITOR), those of scripts too, and keeps its own account of who
-// holds permits of one semaphore: whoever is in the set "held", or in the field "quiet" of the state, with an expiry to come. It knows
-// nothing of what the scripts themselves count.
+// truth follows all commands that the server executes (MONITOR), including those of scripts, and keeps its own account of the holders of
+// one semaphore: the members of the set "held", or of the field "quiet" of the state, with an expiry to come. It does not use the counts of
+// the scripts.
 type truth struct {
 	name    string
 	permits int
@@ -53,7 +53,7 @@ type truth struct {
 	stopped error
 }
 
-// monitor begins to follow; what is shown of several semaphores comes from one connection.
+// monitor begins to follow. The commands of several semaphores come from one connection.
 func monitor(t *testing.T, addr string, all ...spec) map[string]*truth {
 	t.Helper()
 	conn, err := net.Dial("tcp", addr)
@@ -168,8 +168,8 @@ func (m *truth) see(at int64, command, part string, args []string) {
 	}
 }
 
-// quiet takes note of all that is held while nobody waits: after 64 bytes, and '\nprocess ' name '\0' and 16 bytes of each process, come
-// '\nholder ' id '\0' label '\0' and the numbers permits, expires, fence, since of each holder.
+// quiet records the holders while no request waits: after 64 bytes, and '\nprocess ' name '\0' and 16 bytes of each process, come '\nholder
+// ' id '\0' label '\0' and the numbers permits, expires, fence, since of each holder.
 func (m *truth) quiet(at int64, text string) {
 	number := func(i int) int64 { return int64(math.Float64frombits(binary.LittleEndian.Uint64([]byte(text[8*i:])))) }
 	const head = 64
@@ -221,7 +221,7 @@ func (m *truth) holds(at int64, id string, expires int64) {
 	m.held[id] = &grant{ID: id, From: at, Expires: expires}
 }
 
-// granted notes what was granted to an id that has a lease, the first time that it is told.
+// granted records the grant to an id that has a lease, the first time that it appears.
 func (m *truth) granted(at int64, id string, n int, fence int64, label string) {
 	g := m.held[id]
 	if g == nil || g.Fence != 0 {

@@ -24,7 +24,7 @@ import (
 
 var ctx = context.Background()
 
-// patient: who shall not be told that the machine is slow waits for an answer so long.
+// patient is the timeout of callers that must not mistake a slow machine for a fault.
 var patient = slidingwindow.WithStoreTimeout(20 * time.Second)
 
 // counted is how many permits of x are left by what the server has counted.
@@ -37,7 +37,7 @@ func counted(t *testing.T, server *redistest.Server, limit int, window, resoluti
 	return left
 }
 
-// What somebody must repair is an error under every policy, opens no gate and gives no share, and is told until it is repaired.
+// An error that needs a repair is returned under every policy, opens no gate and gives no local share, until the repair.
 func TestUnusable(t *testing.T) {
 	server := redistest.Start(t)
 	admin := server.Client(t)
@@ -171,7 +171,7 @@ func TestFailedTrips(t *testing.T) {
 	require.Empty(t, told)
 }
 
-// A script is executed once though its reply is lost, and the client sends again what has had no answer within its own timeout.
+// A script is executed once even if its reply is lost, and the client sends again without a reply within its own timeout.
 func TestLostReply(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -205,8 +205,8 @@ func TestLostReply(t *testing.T) {
 	}
 }
 
-// Redis hangs: each caller returns by its own context or by the timeout, then the policy decides at once, and when Redis goes on
-// it counts again, what was admitted meanwhile included. The client does not heed contexts and waits for longer than all of them.
+// Redis hangs. Each caller returns by its own context or by the timeout, then the policy decides at once. When Redis goes on, it counts
+// again, including the permits admitted meanwhile. The client ignores contexts and waits for longer than all of them.
 func TestAway(t *testing.T) {
 	const timeout = 3 * time.Second
 	t.Parallel()
@@ -277,7 +277,7 @@ func TestAway(t *testing.T) {
 				defer mu.Unlock()
 				return told[len(told)-1] == nil
 			}, time.Minute, 20*time.Millisecond)
-			// What it owes is told once more when an answer came too late: in doubt it counts twice, which admits fewer.
+			// Admitted permits are reported once more after a late reply: in doubt they count twice, which admits fewer.
 			require.Eventually(t, func() bool { return counted(t, server, 10, time.Hour, time.Minute) <= c.retained }, time.Minute, 20*time.Millisecond)
 			require.GreaterOrEqual(t, counted(t, server, 10, time.Hour, time.Minute), c.retained-passed-1)
 			mu.Lock()
@@ -287,7 +287,7 @@ func TestAway(t *testing.T) {
 	}
 }
 
-// What Redis comes to only when nobody waits for it any more takes nothing.
+// A batch that Redis executes after its callers have returned takes nothing.
 func TestTooLate(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -301,7 +301,7 @@ func TestTooLate(t *testing.T) {
 	require.NoError(t, server.Stop())
 	_, err = l.AllowN(ctx, 5)
 	require.ErrorIs(t, err, slidingwindow.ErrStoreTimeout)
-	time.Sleep(50*time.Millisecond + took) // the server's clock may lag behind what is known of it, by no more than an answer took
+	time.Sleep(50*time.Millisecond + took) // the server's clock may lag behind its estimate by up to the duration of a round trip
 	require.NoError(t, server.Continue())
 	require.Equal(t, 9, counted(t, server, 10, time.Hour, time.Minute))
 	require.Eventually(t, func() bool { // the late one has been executed by now, and is answered

@@ -44,8 +44,8 @@ type job struct {
 	Mode  slidingwindow.Mode
 }
 
-// event is a line of a worker's output: a call that was allowed, or an error that the hook was told of. The decision was made
-// between two times, microseconds of this machine's one clock.
+// event is a line of a worker's output: a call that was allowed, or an error that the hook received. The decision was made between two
+// times, in microseconds of this machine's clock.
 type event struct {
 	faultlab.Span
 	Fault string
@@ -87,7 +87,7 @@ func work(ctx context.Context, j *job, tell func(event)) error {
 	return nil
 }
 
-// silent: that Redis is away is told by the hook.
+// silent discards the log: the hook reports outages.
 type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}
@@ -125,7 +125,7 @@ func TestFleet(t *testing.T) {
 				ending.Go(func() { events[i] = end() })
 			}
 			ending.Wait()
-			settle := window.Microseconds() // until those who are back have told what they admitted
+			settle := window.Microseconds() // until the processes that are back have reported the permits that they admitted
 			for i := range events {
 				found, away := 0, int64(0)
 				for _, e := range events[i] {
@@ -153,7 +153,7 @@ func TestFleet(t *testing.T) {
 			}
 			require.GreaterOrEqual(t, faults, processes)
 
-			// Windows that begin with a call: what is in one for certain was sent in it and answered in it.
+			// Windows begin with a call. A call is certainly in a window if it was sent and answered in it.
 			calm, touched, away := 0, 0, 0
 			for e, n := range faultlab.Windows(all, window.Microseconds()+1) {
 				until := e.From + window.Microseconds()
@@ -171,7 +171,7 @@ func TestFleet(t *testing.T) {
 			require.Positive(t, calm)
 			if mode == slidingwindow.Exact {
 				require.LessOrEqual(t, calm, limit)
-			} else { // what lies in one sub-interval, and what the callers of the others admit before they hear of it
+			} else { // the permits of one sub-interval, and those that the other processes admit before they receive them
 				require.LessOrEqual(t, calm, 2*limit+(processes-1)*callers)
 			}
 			require.LessOrEqual(t, touched, 2*limit+(processes-1)*callers)

@@ -11,7 +11,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/console/editor"
 )
 
-// TestAct: who did what to a bucket, and why, is written down before it is done, and cannot be undone. What cannot be written down is not done.
+// TestAct: the actor, the action and the reason of a change to a bucket are recorded before it takes effect, and cannot be undone. If they
+// cannot be recorded, nothing is changed.
 func TestAct(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		e := editorOf(t, b, db)

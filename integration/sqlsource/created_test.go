@@ -10,7 +10,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// A created table holds names as long as a bucket's may be, and tells two changes within one second apart.
+// A created table holds names as long as a bucket's may be, and two changes within one second have different times.
 func TestCreatedTable(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		require.NoError(t, sqlsource.CreateTable(ctx, db, b.dialect))

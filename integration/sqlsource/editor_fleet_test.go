@@ -21,8 +21,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// TestEditorsRace: of many who change, add or remove the same row, each from what he has read, one wins each time, and the others hear
-// what is there now.
+// TestEditorsRace: if many editors change, add or remove the same row, each from the row that it has read, one wins each time, and the
+// others get the present row.
 func TestEditorsRace(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, dsn string) {
 		newEditor(t, b, db)
@@ -111,7 +111,7 @@ func TestUndoRace(t *testing.T) {
 	})
 }
 
-// TestEditByHand: whoever changes a row by SQL between reading and writing is not overwritten; not even a change and back.
+// TestEditByHand: a change of a row by SQL between reading and writing is not overwritten; not even a change and its reversal.
 func TestEditByHand(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		e := newEditor(t, b, db)

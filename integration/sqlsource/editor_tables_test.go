@@ -56,7 +56,7 @@ func TestEditHostile(t *testing.T) {
 	}
 }
 
-// TestEditLong: what a column cannot hold is told, and not cut off.
+// TestEditLong: a value that a column cannot hold is an error, and is not cut off.
 func TestEditLong(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		e := newEditor(t, b, db)
@@ -191,7 +191,7 @@ func TestEditElsewhere(t *testing.T) {
 	}
 }
 
-// TestEditOtherTables: what is in force of two rows with one name, a row that is bad, a name that must be unique, and a table without
+// TestEditOtherTables: two rows with one name and which of them is in force, a bad row, a name that must be unique, and a table without
 // transactions.
 func TestEditOtherTables(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
@@ -225,7 +225,7 @@ func TestEditOtherTables(t *testing.T) {
 	})
 }
 
-// TestSetSwitch: who turned the switch, and why, is written down; a fleet's switch follows, and an undo turns it back.
+// TestSetSwitch: the actor and the reason of a change of the switch are recorded; a fleet's switch follows, and an undo turns it back.
 func TestSetSwitch(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		e := newEditor(t, b, db)
@@ -261,7 +261,7 @@ func TestSetSwitch(t *testing.T) {
 	})
 }
 
-// TestEditRights: who may not is told which right is missing.
+// TestEditRights: without a right, the error names the missing one.
 func TestEditRights(t *testing.T) {
 	for _, b := range backends[:2] {
 		t.Run(b.name, func(t *testing.T) {

@@ -120,7 +120,7 @@ func TestEdit(t *testing.T) {
 	})
 }
 
-// TestEditRefused: what is refused is told by a type, and leaves no trace.
+// TestEditRefused: a change that is refused returns a typed error, and leaves no trace.
 func TestEditRefused(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		e := newEditor(t, b, db)

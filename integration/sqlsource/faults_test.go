@@ -66,7 +66,7 @@ func TestServerKilled(t *testing.T) {
 	}
 }
 
-// TestCancelled: a context that has ended already, or ends while a table is locked by somebody else.
+// TestCancelled: a context that has ended already, or that ends while another client locks the table.
 func TestCancelled(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		fill(t, b, db, 10)
@@ -100,7 +100,7 @@ func TestCancelled(t *testing.T) {
 	})
 }
 
-// TestSQLiteLocked: a writer with an exclusive lock does not make Load late, though the driver waits longer than it was told.
+// TestSQLiteLocked: a writer with an exclusive lock does not make Load late, even if the driver waits longer than its setting.
 func TestSQLiteLocked(t *testing.T) {
 	b := backends[2]
 	dsn := "file:" + filepath.Join(t.TempDir(), "db") + "?_pragma=busy_timeout(10000)"

@@ -45,7 +45,7 @@ func TestDefaultTable(t *testing.T) {
 			{Name: "/ibe/AvailFare", Row: "1", Rate: 5, WaitShare: 0.3}, // exactly, also from a FLOAT
 			{Name: "/ibe/Book", Row: "2", Rate: 10_000, WaitShare: 0.5},
 			{Name: "/ibe/Off", Row: "3", Disabled: true},
-			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, WaitShare: 0.5}, // who does not say that it is off wants a limit
+			{Name: "/ibe/Plain", Row: "4", Rate: 2.5, WaitShare: 0.5}, // a row without an enabled field is in force
 			{Name: "/ibe/Slow", Row: "5", Rate: 0.4, WaitShare: 0.5},
 		}, table.Limits)
 
@@ -108,7 +108,7 @@ func TestRows(t *testing.T) {
 		want  *registry.Limit // or
 		field string          // that is wrong
 		value string
-		only  sqlsource.Dialect // that can store it; 0: all
+		only  sqlsource.Dialect // the only one that can store it; 0 if all can
 	}{
 		{title: "good", row: row{rate: "5", status: "1"}, want: &good},
 		{title: "fraction", row: row{rate: "0.25", status: "1"}, want: with(func(l *registry.Limit) { l.Rate = 0.25 })},
@@ -401,7 +401,7 @@ func TestLatin(t *testing.T) {
 	}
 }
 
-// TestHostileIdentifiers: what is no plain name never reaches the database.
+// TestHostileIdentifiers: identifiers other than plain names never reach the database.
 func TestHostileIdentifiers(t *testing.T) {
 	each(t, func(t *testing.T, b backend, db *sql.DB, _ string) {
 		for _, name := range []string{

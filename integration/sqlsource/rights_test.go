@@ -30,7 +30,7 @@ func (b backend) reader(t *testing.T, admin *sql.DB, place, dsn string, columns 
 }
 
 // A column that the table has and the user may not read makes the load fail, and the error names it: without it a row would lose its window
-// or its concurrency. What was in force stays.
+// or its concurrency. The rows in force stay.
 func TestColumnThatMayNotBeRead(t *testing.T) {
 	for _, b := range backends {
 		if b.dialect == sqlsource.SQLite { // which has no users

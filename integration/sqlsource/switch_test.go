@@ -14,10 +14,10 @@ import (
 
 const (
 	pollEvery = 100 * time.Millisecond
-	slack     = 5 * time.Second // of a busy machine; what is measured is logged
+	slack     = 5 * time.Second // of a busy machine; the measured times are logged
 )
 
-// told is the next word of a hook.
+// told returns the next value that a hook received.
 func told(t *testing.T, outages <-chan error) error {
 	t.Helper()
 	select {
