@@ -79,7 +79,7 @@ func TestKeysAreBuckets(t *testing.T) {
 	})
 }
 
-// requireOwnBurst: what is taken from one bucket is not missing from the next.
+// requireOwnBurst requires that permits taken from one bucket are not missing from the next.
 func requireOwnBurst(t *testing.T, r rival) {
 	c, names := fresh(t, 1000)
 	l, err := r.open(c, names, exhausted)

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The picture of the line: the order is kept, whoever leaves, and B's permits are nobody else's. What is overdue by 250 ms and by
-// 150 ms lapses; what is overdue by 50 ms is used.
+// The scenes of the picture keep the order, whichever caller leaves, and no other process gets B's permits. Permits that are overdue by 250
+// ms and by 150 ms lapse; one that is overdue by 50 ms is used.
 func TestLineScenes(t *testing.T) {
 	granted, left, stopped := lineScenes()
 	require.Equal(t, owners{"a1", "a2", "a3", "a4", ofB, ofB, ofB, "a5", "a6", "a7", "a8"}, granted)
