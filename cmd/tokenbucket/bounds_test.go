@@ -30,7 +30,7 @@ type slowUpstream struct {
 	times []time.Duration
 	now   int
 	most  int
-	late  time.Duration // at most, of what is not limited
+	late  time.Duration // the longest time of a call that is not limited
 }
 
 func (u *slowUpstream) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
@@ -98,7 +98,7 @@ func (p *process) boundStats(t *testing.T) boundStats {
 	return boundStats{}
 }
 
-// loadBy has wrk call each gateway for so long.
+// loadBy makes wrk call each gateway for the given time.
 func loadBy(t *testing.T, wrk string, fleet []*process, lasts string) {
 	var running sync.WaitGroup
 	for _, p := range fleet {
@@ -207,7 +207,7 @@ func TestRowWithAllBounds(t *testing.T) {
 	})
 }
 
-// A call's place is kept while its answer is read, and told to others by Retry-After; a gateway alone needs no Redis for that.
+// A call keeps its place while its reply is read, and other clients get a Retry-After; a gateway alone needs no Redis for that.
 func TestConcurrencyOfOneGateway(t *testing.T) {
 	t.Parallel()
 	for _, inbound := range []string{"true", "false"} {

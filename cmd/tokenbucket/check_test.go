@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// The check tells what would be in force, and each fault, before a gateway is started with it.
+// check prints the rows that would be in force, and each fault, before a gateway is started with them.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

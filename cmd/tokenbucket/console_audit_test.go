@@ -11,8 +11,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// What is done in the console without a change of a row is in the audit table, that of a switch in Redis too. --create-table makes the
-// table, also at a gateway whose console nobody may write in.
+// Actions in the console that change no row are in the audit table, those on a switch in Redis too. --create-table creates the table, even
+// at a gateway whose console is read-only.
 func TestConsoleAudit(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -62,7 +62,7 @@ func TestConsoleHoldsBack(t *testing.T) {
 	}
 }
 
-// What can be changed is told as it is: without limits nothing, and the switch where there is one.
+// The console offers the changes that are possible: none without limits, and the switch where there is one.
 func TestConsoleTellsWhatItChanges(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

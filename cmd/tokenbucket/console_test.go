@@ -106,7 +106,7 @@ func TestConsoleOfAGateway(t *testing.T) {
 	change(t, console, "/a", "7")
 	shows(t, console+"limit?name=/a", "7/s, saves up 7, does not wait")
 	shows(t, console+"changes", "Rate 5/s → 7/s")
-	_, _, _, err = get(two.url + "/a") // which tells what is in force
+	_, _, _, err = get(two.url + "/a") // the reply names the limit in force
 	require.NoError(t, err)
 	shows(t, console+"limit?name=/a", `<dt>Rate in force</dt><dd class="number">7<`)
 }
@@ -128,7 +128,7 @@ func failToSignIn(t *testing.T, p *process, console string) {
 	require.Equal(t, 1., family.GetMetric()[0].GetCounter().GetValue())
 }
 
-// The console by itself shows what gateways tell, and changes the same table.
+// The console by itself shows the gateways' publications, and changes the same table.
 func TestConsoleByItself(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
@@ -170,7 +170,7 @@ func TestDemoConsole(t *testing.T) {
 	go func() {
 		ended <- run(ctx, patient, []string{"demo", "--console", "--console-listen", "127.0.0.1:0"}, out, out)
 	}()
-	go func() { // while nobody looks at it
+	go func() { // while no page is open
 		over <- run(t.Context(), patient, []string{"demo", "--console", "--duration", "12s", "--console-listen", "127.0.0.1:0"}, new(output), new(output))
 	}()
 	var console string

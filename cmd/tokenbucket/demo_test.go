@@ -85,7 +85,7 @@ func TestDemoLeavesARedisAsItWas(t *testing.T) {
 
 func TestDemoWithoutRedis(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0") // held, so that nobody else's server gets the port
+	l, err := net.Listen("tcp", "127.0.0.1:0") // held, so that no other server gets the port
 	require.NoError(t, err)
 	defer func() { _ = l.Close() }()
 	go func() {

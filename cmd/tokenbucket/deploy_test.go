@@ -68,7 +68,8 @@ func (e exported) add(families map[string]*dto.MetricFamily) {
 	}
 }
 
-// export makes gateways do all that a metric tells of: calls that are granted, refused and held back, upstreams and a Redis that are away.
+// export makes gateways do everything that a metric counts: calls that are granted, refused and held back, and unavailable upstreams and
+// Redis.
 func export(t *testing.T) exported {
 	t.Helper()
 	redis := redistest.Start(t)
@@ -112,8 +113,8 @@ var (
 // words are all of PromQL that the rules and the board use, besides metrics, labels and durations.
 var words = strings.Fields("sum min max count rate increase histogram_quantile clamp_min min_over_time time by on and or unless")
 
-// check tells what is wrong with an expression: a metric, a label or a label's value that is never exported. It returns the labels that
-// the result may have.
+// check returns the fault of an expression: a metric, a label or a label's value that is never exported. It returns the labels that the
+// result may have.
 func (e exported) check(expression string) (labels map[string]bool, err error) {
 	labels = map[string]bool{}
 	rest := quoted.ReplaceAllString(expression, "")

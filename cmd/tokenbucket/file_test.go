@@ -36,7 +36,7 @@ func (f limitsFile) start(t *testing.T, more ...string) *process {
 	return startGateway(t, append([]string{"--upstream", upstream.URL, "--limits", "file://" + string(f), "--store", "memory", "--interval", "50ms"}, more...)...)
 }
 
-// A gateway follows its file, keeps what was good, and tells what is bad as it does of a table.
+// A gateway follows its file, keeps the good rows, and reports the bad ones as it does those of a table.
 func TestLimitsFromFile(t *testing.T) {
 	t.Parallel()
 	passes, refused := map[int]int{http.StatusOK: 8}, map[int]int{http.StatusServiceUnavailable: 8}

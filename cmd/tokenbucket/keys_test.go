@@ -42,7 +42,7 @@ var (
 	noPass  = map[int]int{http.StatusTooManyRequests: 8}
 )
 
-// A row in shadow refuses nothing, counts what it would have refused, and is told wherever an operator may look.
+// A row in shadow refuses nothing, counts the calls that it would have refused, and is marked wherever an operator may look.
 func TestShadowRow(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {

@@ -82,7 +82,7 @@ func TestBadFlags(t *testing.T) {
 		{[]string{"demo", "--redis", "localhost"}, []string{`--redis "localhost"`}},
 		{[]string{"demo", "--redis", "localhost:99999"}, []string{`--redis "localhost:99999"`}},
 		{[]string{"demo", "--redis", "localhost:6379", "--store", "memory"}, []string{"--redis", "--store memory"}},
-		// No call could ever pass: the permit always is longer ahead than anybody waits.
+		// No call could ever pass: the permit is always due later than the longest wait.
 		{[]string{"demo", "--burst", "0", "--cache", "0"}, []string{"--burst 0 --cache 0", "200ms"}},
 		{[]string{"demo", "--console", "--store", "memory"}, []string{`--store "memory"`, "--console"}},
 		{[]string{"demo", "--console", "--warmup", "4s"}, []string{"--warmup 4s", "--console"}},

@@ -75,7 +75,7 @@ func TestReadyTellsOfRedis(t *testing.T) {
 	}
 }
 
-// An upstream that is dead is told once, not once for each call.
+// A dead upstream is logged once, not once for each call.
 func TestDeadUpstreamIsToldOnce(t *testing.T) {
 	t.Parallel()
 	p := startGateway(t, memoryArgs(t, "http://127.0.0.1:1", "--upstream", "/other=http://127.0.0.1:2")...)

@@ -36,7 +36,7 @@ func (p *process) scrape(t *testing.T) map[string]*dto.MetricFamily {
 	return families
 }
 
-// value adds up what has these labels: name=value.
+// value returns the sum of the values with the given labels: name=value.
 func value(families map[string]*dto.MetricFamily, name string, labels ...string) (sum float64) {
 	for _, m := range families[name].GetMetric() {
 		has := map[string]bool{}
@@ -54,7 +54,7 @@ func value(families map[string]*dto.MetricFamily, name string, labels ...string)
 	return sum
 }
 
-// A gateway tells what becomes of calls, limit by limit, in /metrics and /stats alike; who calls makes no series.
+// A gateway counts the results of calls, limit by limit, in /metrics and /stats alike; clients make no series.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	redis := redistest.Start(t)

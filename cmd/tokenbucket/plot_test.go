@@ -109,7 +109,7 @@ func TestTicks(t *testing.T) {
 	}
 }
 
-// The first picture: whoever joins, the fleet gets no more than the limit, and whoever offers calls gets a share.
+// The first picture: whichever processes join, the fleet gets no more than the limit, and each process that offers calls gets a share.
 func TestFleetCalls(t *testing.T) {
 	passed, err := fleetCalls()
 	require.NoError(t, err)

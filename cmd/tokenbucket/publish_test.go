@@ -18,8 +18,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Three gateways under load, while Redis is lost and comes back, tell together what the upstream has counted, limit by limit, and when
-// they end, that they did. A fourth, with --publish=false, tells nothing.
+// Three gateways under load, while Redis is lost and comes back, publish in sum the upstream's counts, limit by limit, and at their end,
+// that they have ended. A fourth, with --publish=false, publishes nothing.
 func TestPublish(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

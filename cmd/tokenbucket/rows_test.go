@@ -78,7 +78,7 @@ func (p *process) calls(t *testing.T, path string) map[int]int {
 	return statuses
 }
 
-// loads waits until the table has been read so many times from now on.
+// loads waits for n further loads of the table.
 func (p *process) loads(t *testing.T, n int) {
 	t.Helper()
 	from := p.stats(t).Loads.Tried
@@ -175,7 +175,7 @@ func TestFractions(t *testing.T) {
 	})
 }
 
-// DELETE without WHERE: the limits stay in force until three loads agree, and an operator hears of it before.
+// DELETE without WHERE: the limits stay in force until three loads agree, and an operator is warned before.
 func TestTableVanishes(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
@@ -195,7 +195,7 @@ func TestTableVanishes(t *testing.T) {
 	})
 }
 
-// While the switch is off, whoever looks at the gateway learns it, and since when.
+// While the switch is off, every view of the gateway says so, and since when.
 func TestSwitchIsOff(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {
@@ -246,7 +246,7 @@ func TestMatch(t *testing.T) {
 	})
 }
 
-// What can never pass is not told to try again.
+// A call that can never pass gets no Retry-After.
 func TestUnknownStatus(t *testing.T) {
 	t.Parallel()
 	eachServer(t, func(t *testing.T, table limitsTable) {

@@ -320,7 +320,7 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	var answered atomic.Int64
 	go func() { done <- load(ctx, fleet, &answered) }()
 	loads := fleet[0].stats(t).Loads.Tried
-	time.Sleep(3 * time.Second) // the rate is measured for so long, or longer on a busy machine
+	time.Sleep(3 * time.Second) // the rate is measured for that time, or longer on a busy machine
 	earlier := loads
 	eventually(t, func() error {
 		if loads = fleet[0].stats(t).Loads.Tried - earlier; loads < 3 {
@@ -383,7 +383,7 @@ func TestGatewaysFollowTheTable(t *testing.T) {
 	}
 	require.Positive(t, refused)
 
-	// A bad row leaves what was before in force.
+	// A bad row leaves the earlier one in force.
 	execSQL(t, db, "UPDATE t_ratelimite_conf SET rateLimit = -5")
 	eventually(t, func() error {
 		if s := fleet[2].stats(t); len(s.Rejected) != 1 || len(s.Limits) != 1 || s.Limits[0].Rate != seldom {
@@ -407,7 +407,7 @@ func redisWithPassword(t *testing.T, password string) *redistest.Server {
 	return s
 }
 
-// The same with database servers, whose passwords nobody sees, and settings from a file.
+// The same with database servers, whose passwords are never shown, and settings from a file.
 func TestGatewayWithDatabaseServers(t *testing.T) {
 	t.Parallel()
 	const insert = "INSERT INTO t_ratelimite_conf (interfaceUrl, rateLimit, cache, status) VALUES ('/x', 1, 0, 1)"
@@ -473,7 +473,7 @@ func followServer(t *testing.T, server *dbtest.Server, db *sql.DB, dsn, insert s
 	require.Positive(t, statuses[http.StatusOK])
 	require.Positive(t, statuses[http.StatusTooManyRequests])
 
-	server.Kill() // what was loaded stays in force
+	server.Kill() // the loaded rows stay in force
 	p.waitFor(t, "limits could not be loaded")
 	require.EqualValues(t, 7, p.rate(t))
 	_, _, text, err := get(p.admin + "/stats")
@@ -483,7 +483,7 @@ func followServer(t *testing.T, server *dbtest.Server, db *sql.DB, dsn, insert s
 	require.NotContains(t, p.out.String()+text, "hush")
 }
 
-// hold is an upstream that answers when it is told to.
+// hold is an upstream that keeps its replies until release is closed.
 type hold struct {
 	arrived chan struct{}
 	release chan struct{}
@@ -531,7 +531,7 @@ func memoryArgs(t *testing.T, upstream string, more ...string) []string {
 	return append([]string{"--upstream", upstream, "--limits", dsn, "--create-table", "--store", "memory"}, more...)
 }
 
-// What is under way ends, nothing new begins, and whoever balances load hears of it first.
+// While a gateway drains, calls in flight end, no new one begins, and the load balancer is told first.
 func TestGatewayDrains(t *testing.T) {
 	t.Parallel()
 	h, upstream := newHold(t)
@@ -730,7 +730,7 @@ func TestGatewayKeepsSecrets(t *testing.T) {
 	require.NotContains(t, p.out.String()+answered+text, "hush")
 }
 
-// What is not one request and one response: events as they come, and connections that are no longer HTTP.
+// Streams that are not one request and one response: events as they come, and connections that are no longer HTTP.
 func TestGatewayStreams(t *testing.T) {
 	t.Parallel()
 	next := make(chan struct{})

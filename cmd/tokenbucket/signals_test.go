@@ -24,7 +24,7 @@ func named(t *testing.T, name string) string {
 	return server.URL
 }
 
-// SIGHUP changes what can change, keeps what is wrong out, and never ends a gateway.
+// SIGHUP applies the settings that can change, ignores wrong ones, and never ends a gateway.
 func TestGatewayReloads(t *testing.T) {
 	t.Parallel()
 	db, dsn := newLimits(t)

@@ -59,8 +59,8 @@ func TestBusiestAgainstAllWindows(t *testing.T) {
 	})
 }
 
-// Whoever got which permit, and however late each was: events that come no sooner than due never exceed the bound of
-// the due times by more than rate × lateness.
+// Events that come no sooner than due never exceed the bound of the due times by more than rate × lateness, whichever caller got which
+// permit, and however late each was.
 func TestLatenessCoversWhatIsLate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		due := histories.Draw(t, "due")

@@ -109,7 +109,8 @@ func TestLineOfSyntaxError(t *testing.T) {
 	}
 }
 
-// The missing comma of a list in brackets is found in one pass, however long the list is, and the message tells where the list begins.
+// The missing comma of a list in brackets is found in one pass, however long the list is, and the message names the line on which the list
+// begins.
 func TestMissingComma(t *testing.T) {
 	for _, n := range []int{100, 5000} {
 		items := make([]string, n)
@@ -152,7 +153,7 @@ func TestLoadHeedsItsContext(t *testing.T) {
 	}
 }
 
-// A bad item is rejected alone, and the message names line, field, value and what is wanted.
+// A bad item is rejected alone, and the message names line, field, value and the values that are accepted.
 func TestBadItems(t *testing.T) {
 	for item, want := range map[string]string{
 		"{name: /b, rate: -5}":                               `bucket "/b": rate "-5": want a number of permits per second from 1e-9 to 2^53`,
@@ -214,11 +215,11 @@ func TestBadItems(t *testing.T) {
 	table, err := write(t, "limits:\n  - name: /a\n    rate: 5\n    cache: -1\n").Load(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, "limits.yaml:4", table.Rejected[0].Row)
-	// Of what is disabled nothing matters but the name.
+	// Of a disabled item only the name matters.
 	table, err = write(t, "limits:\n  - {name: /a, disabled: true, rate: -5, what: 1}\n").Load(t.Context())
 	require.NoError(t, err)
 	require.True(t, table.Limits[0].Disabled)
-	// What is bad is told to be in shadow, wherever that stands.
+	// A bad item in shadow is marked as such, wherever the field stands.
 	table, err = write(t, "limits:\n  - {name: /a, what: 1, rate: -5, shadow: true}\n  - {name: /b, rate: 5, jitter: 1ms, shadow: true}\n").Load(t.Context())
 	require.NoError(t, err)
 	require.True(t, table.Rejected[0].Shadow)
@@ -247,7 +248,7 @@ func rateOf(t *testing.T, r *registry.Registry) float64 {
 	return all[0].Rate
 }
 
-// Whatever way a file is replaced, the next load sees it; what is wrong changes nothing.
+// In whatever way a file is replaced, the next load reads it; a bad file changes nothing.
 func TestReplacedFiles(t *testing.T) {
 	dir := t.TempDir()
 	at := func(names ...string) string { return filepath.Join(append([]string{dir}, names...)...) }

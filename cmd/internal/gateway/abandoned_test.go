@@ -136,7 +136,7 @@ func TestAbandonedCallsAreCutOff(t *testing.T) {
 	})
 }
 
-// concurrent returns limits that let so many calls pass at once.
+// concurrent returns limits that let the given number of calls pass at once.
 func concurrent(t *testing.T, most int) *registry.Registry {
 	t.Helper()
 	limits, err := registry.New(registry.Static{{Name: "/*", NoRate: true, Concurrent: most}}, tokenbucket.NewMemoryStore(),

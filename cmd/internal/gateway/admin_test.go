@@ -27,7 +27,7 @@ func (o *outage) Load(context.Context) (registry.Table, error) {
 	return registry.Table{Limits: []registry.Limit{{Name: "/a", Rate: 1}}}, nil
 }
 
-// A database that is away does not take gateways out of service whose limits hold, unless it was told to.
+// An unavailable database does not take gateways out of service whose limits hold, unless an option says so.
 func TestReadyWithOldLimits(t *testing.T) {
 	for age, want := range map[string]int{"": http.StatusOK, "10m": http.StatusServiceUnavailable} {
 		synctest.Test(t, func(t *testing.T) {

@@ -68,7 +68,7 @@ func TestSilentBodies(t *testing.T) {
 	for name, test := range map[string]struct {
 		upstream http.HandlerFunc
 		args     []string
-		begun    string // what is sent of a body of ten bytes
+		begun    string // the part that is sent of a body of ten bytes
 	}{
 		"nothing of it comes":     {upstream: read},
 		"half of it comes":        {upstream: read, begun: "12345"},
@@ -109,7 +109,7 @@ func TestSilentBodiesAfterTheAnswer(t *testing.T) {
 		"the upstream has no need": func(w http.ResponseWriter, _ *http.Request) {
 			c, from, err := http.NewResponseController(w).Hijack()
 			if err == nil {
-				_, _ = io.ReadFull(from, make([]byte, 5)) // what is unread would make the answer a reset
+				_, _ = io.ReadFull(from, make([]byte, 5)) // unread bytes would turn the reply into a reset
 				_, _ = io.WriteString(c, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 				_ = c.Close()
 			}
@@ -154,7 +154,8 @@ func TestSilentBodiesOfNobody(t *testing.T) {
 	}
 }
 
-// Who sends something now and then may take as long as it likes, and so may the upstream. What the connection is used for later has all its time.
+// A client that sends something now and then may take as long as it likes, and so may the upstream. A later request on the connection has
+// its full time again.
 func TestPatienceWithBodies(t *testing.T) {
 	const long = 10 * time.Minute
 	slow := func(w http.ResponseWriter, r *http.Request) {

@@ -139,7 +139,7 @@ func TestPlacesOfSlowClients(t *testing.T) {
 	}
 }
 
-// 10,000 connections that send nothing, or half a header, keep nobody out for long, and cost memory for --max-connections of them.
+// 10,000 connections that send nothing, or half a header, keep no client out for long, and cost memory for --max-connections of them.
 func TestManyConnections(t *testing.T) {
 	const most = 2000
 	var files syscall.Rlimit

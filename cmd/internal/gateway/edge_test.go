@@ -41,7 +41,7 @@ func raw(t *testing.T, server *httptest.Server, text string) (status int, body s
 	return answer.StatusCode, string(all)
 }
 
-// What was limited is what is sent: the key and the upstream have the same path, or the client has 400.
+// The gateway sends the target that it has limited: the key and the upstream have the same path, or the client gets a 400.
 func TestTargets(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = fmt.Fprintf(w, "%s %s", r.Host, r.RequestURI)

@@ -33,8 +33,8 @@ func TestLogLimiterOfManyKinds(t *testing.T) {
 	})
 }
 
-// An upstream's Retry-After is told and counted if it holds a bucket back, and those of keys without a row as one, as their paths are
-// whatever clients send.
+// An upstream's Retry-After is logged and counted if it holds a bucket back. Those of keys without a row are counted as one, because
+// clients choose their paths.
 func TestPenaltiesOfManyKeys(t *testing.T) {
 	for unknown, want := range map[string]struct {
 		of    registry.Otherwise
@@ -63,7 +63,7 @@ func TestPenaltiesOfManyKeys(t *testing.T) {
 	}
 }
 
-// A row without a rate is held back, too. That is told, counted and shown in the metrics, which show it no more after a reset.
+// A row without a rate is held back, too. That is logged, counted and shown in the metrics until a reset.
 func TestPenaltiesAreTold(t *testing.T) {
 	var text bytes.Buffer
 	m, err := newMetrics()

@@ -19,10 +19,10 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// lossy is a table of so many rows; below 0 its loads fail, or hang.
+// lossy is a table with the given number of rows; if it is below 0, loads fail or hang.
 type lossy struct{ rows atomic.Int64 }
 
-// warnings counts what is logged.
+// warnings counts log messages.
 type warnings struct{ atomic.Int64 }
 
 func (w *warnings) Write(p []byte) (int, error) { w.Add(1); return len(p), nil }

@@ -22,7 +22,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// What is misspelt on the command line is told with what was meant.
+// The error of a misspelt flag names the flag that was probably meant.
 func TestFlagErrors(t *testing.T) {
 	for arg, want := range map[string]string{
 		"--intervall=2s":                "unknown flag: --intervall: did you mean --interval?",
@@ -41,7 +41,7 @@ func TestFlagErrors(t *testing.T) {
 	require.EqualError(t, flagError(pflag.NewFlagSet("", 0), errors.New("plain")), "plain")
 }
 
-// A variable that is misspelt is told; those that a cluster sets are not ours.
+// A misspelt variable is an error; variables that a cluster sets are ignored.
 func TestStrangers(t *testing.T) {
 	o, err := given(t, enough, []string{"TOKENBUCKET_FIAL=open", "TOKENBUCKET_SERVICE_HOST=10.0.0.1", "TOKENBUCKET_SERVICE_PORT_HTTP=80", "TOKENBUCKET_PORT=tcp://10.0.0.1:80",
 		"TOKENBUCKET_PORT_80_TCP_ADDR=10.0.0.1", "TOKENBUCKET_EMPTY=", "TOKENBUCKET_FAIL=open", "TOKENBUCKET_WHATEVER=hush"}, "")
@@ -56,7 +56,7 @@ func TestStrangers(t *testing.T) {
 	require.NotContains(t, log.String(), "hush")
 }
 
-// Of many events of a kind, one in ten seconds is told, for all.
+// Of many events of a kind, one is logged in ten seconds, for all.
 func TestSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s logLimiter

@@ -111,7 +111,7 @@ func send(t *testing.T, server *httptest.Server, target string, header http.Head
 	return response.StatusCode, response.Header, string(text)
 }
 
-// echo tells what an upstream is sent.
+// echo returns an upstream that replies with the header fields and the target that it received.
 func echo(t *testing.T) *httptest.Server {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for _, field := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "Connection"} {
@@ -234,7 +234,7 @@ func TestRetryAfter(t *testing.T) {
 	require.Equal(t, 1, calls)
 }
 
-// Who has used up a bucket is told to try again, whatever the bucket is of: a row, a key without a row, or a bad row.
+// A client that has used up a bucket gets a Retry-After, whatever the bucket is of: a row, a key without a row, or a bad row.
 func TestRefusedByABucket(t *testing.T) {
 	p := openProxy(t, nil, "--upstream", "http://127.0.0.1:1", "--unknown", "0.001", "--bad-rows", "0.001", "--inbound")
 	rows := registry.Static{{Name: "/row", Rate: 0.001}, {Name: "/bad", Rate: -1}, {Name: "/zero"}}

@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Rows that no call can have are told before a gateway starts.
+// Rows that no call can match are reported before a gateway starts.
 func TestRowsThatNeverMatch(t *testing.T) {
 	for _, c := range []struct{ key, match, row, want string }{
 		{"path", "clean", "/a", ""},

@@ -30,7 +30,7 @@ func (p *pipes) Close() error { close(p.done); return nil }
 
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
 
-// Whoever announces a body to the admin port and does not send it has no connection for ever.
+// A client that announces a body to the admin port and does not send it loses its connection after a while.
 func TestSlowBodies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := openProxy(t, nil, "--upstream", "http://u:1")

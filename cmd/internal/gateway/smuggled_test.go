@@ -38,7 +38,7 @@ func TestCallsWithinBodies(t *testing.T) {
 							if err != nil {
 								return
 							}
-							_, _ = from.Peek(max(0, int(head.ContentLength))) // the body has come, but nobody reads it
+							_, _ = from.Peek(max(0, int(head.ContentLength))) // the body has arrived, but is not read
 							mu.Lock()
 							served, closed = append(served, head.URL.Path), head.Close
 							mu.Unlock()

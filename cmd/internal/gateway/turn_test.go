@@ -38,7 +38,8 @@ func (n *notes) Act(ctx context.Context, _ editor.Action, do func(context.Contex
 	return editor.AuditEntry{}, do(ctx)
 }
 
-// A switch in Redis is turned also when the database is away, and it is told that the audit does not say so. An audit that says no is heeded.
+// A switch in Redis is turned even if the database is unavailable, and the reply says that the audit lacks it. A refusal by the audit is
+// obeyed.
 func TestTurnWithoutADatabase(t *testing.T) {
 	for name, test := range map[string]struct {
 		audit     notes
@@ -79,7 +80,7 @@ func TestTurnWithoutADatabase(t *testing.T) {
 	}
 }
 
-// An audit table of another shape is not a database that is away: somebody must repair it.
+// An audit table of another shape is not an unavailable database: it needs a repair.
 func TestTurnWithAWrongAudit(t *testing.T) {
 	for name, wrong := range map[string]string{
 		"a column is missing":    "ALTER TABLE t_ratelimite_audit RENAME COLUMN why TO reason",

@@ -13,7 +13,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// An upstream that switches to a protocol that nobody has asked for keeps no place: its response is not closed by anybody.
+// An upstream that switches to a protocol that the client has not requested keeps no place, although its response is never closed.
 func TestUnaskedUpgradeKeepsNoPlace(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := w.(http.Hijacker).Hijack()

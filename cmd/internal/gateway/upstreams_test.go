@@ -163,7 +163,7 @@ func requests() (all []string) {
 	for _, p := range paths {
 		all = append(all, "GET "+p+" HTTP/1.1\r\nHost: h\r\n\r\n")
 	}
-	for _, p := range paths { // absolute form; what is no path makes another authority, or none
+	for _, p := range paths { // absolute form; other text makes another authority, or none
 		all = append(all, "GET http://h"+p+" HTTP/1.1\r\nHost: other\r\n\r\n")
 	}
 	for _, target := range []string{
