@@ -400,7 +400,7 @@ func TestTurnedWithoutAudit(t *testing.T) {
 	}
 }
 
-// Without an editor there is nothing to change, whoever user.
+// Without an editor no user can change anything.
 func TestNothingToChange(t *testing.T) {
 	c := newConsole(t, console.Config{Access: console.Access{Users: users()}})
 	for _, path := range []string{"/change?name=x", "/changes", "/api/preview?name=x&values={}"} {

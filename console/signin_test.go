@@ -22,7 +22,7 @@ func TestFailedSignIns(t *testing.T) {
 	for name, test := range map[string]struct {
 		headers      []string
 		user, secret string
-		want         string // the line's end; "": none
+		want         string // the end of the log line; "" if there is none
 	}{
 		"a wrong token":              {user: "ann", secret: "a guess of a token", want: `client=192.0.2.7 user="\"ann\"" why="There is no user with this name and token." omitted=0`},
 		"another user's token":       {user: "ann", secret: readerToken, want: `user="\"ann\""`},

@@ -30,7 +30,7 @@ func (s *sized) Process(ctx context.Context, cmd redis.Cmder) error {
 	return s.Client.Process(ctx, cmd)
 }
 
-// many is a source of so many limits, called as often as real ones: busy of them at every beat.
+// many returns a source of the given number of limits, of which busy are called at each heartbeat.
 func many(limits, busy int) (s *stub, call func()) {
 	var names []string
 	for i := range limits {

@@ -83,7 +83,7 @@ func TestAlienContent(t *testing.T) {
 	require.Equal(t, []EventKind{InstanceBegins, "what else"}, kinds(events))
 }
 
-// Keys of another type than they should be are skipped, too, and do not keep anybody from reading the rest.
+// Keys of another type than expected are skipped, too, and do not prevent the rest from being read.
 func TestKeysOfAnotherType(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, redistest.Shared(t))

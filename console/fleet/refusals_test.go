@@ -66,7 +66,7 @@ func TestRefusalsOfAPenalty(t *testing.T) {
 	require.Equal(t, gate.ByLimit, c.byRate(time.Now().Add(2*time.Hour)))
 }
 
-// Refusals are rates of what was gained. A count that is new among the most frequent may be an old one.
+// Refusals are rates of the increase of the counts. A count that is new among the most frequent may be an old one.
 func TestRefusedBy(t *testing.T) {
 	at := time.Unix(1_800_000_000, 0)
 	one := func(id string, after time.Duration, all ...Refusal) Instance {

@@ -12,8 +12,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// Rates are what was counted between two snapshots. An instance that has started in between counts from its start; one that died or
-// was lost counts nothing; nothing is ever below zero.
+// Rates are the differences between two snapshots. An instance that has started in between counts from its start; one that died or was lost
+// counts nothing; nothing is ever below zero.
 func TestRates(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_000)
 	sec := func(s float64) time.Time { return at.Add(time.Duration(s * float64(time.Second))) }

@@ -143,7 +143,7 @@ func TestTight(t *testing.T) {
 	for name, test := range map[string]struct {
 		limit limit
 		calls []int64
-		flood bool // spread evenly, for the least; else at the end of the first and the beginning of the others, for the most
+		flood bool // spread evenly, for the least; otherwise at the end of the first and the beginning of the others, for the most
 	}{
 		"flood":               {limit{Rate: 1}, []int64{600, 600}, true},
 		"flood that waits":    {wait(limit{Rate: 1}, 5*time.Second), []int64{600, 600}, true},
