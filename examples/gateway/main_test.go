@@ -31,7 +31,7 @@ type result struct {
 	took, late                      time.Duration // late is by how much this process was woken late, at most
 }
 
-// call makes calls from a few callers at once for so long.
+// call makes calls from a few callers at once for the given time.
 func call(t *testing.T, g *gateway, during time.Duration) (r result) {
 	t.Helper()
 	began, late := time.Now(), lateness()
@@ -188,7 +188,7 @@ func (s *stopping) Write(p []byte) (int, error) {
 	return s.Buffer.Write(p)
 }
 
-// A gateway that was stopped leaves its limits, and the next one keeps what is there.
+// A gateway that was stopped leaves its limits, and the next one keeps them.
 func TestRun(t *testing.T) {
 	o := options{listen: "127.0.0.1:0", file: filepath.Join(t.TempDir(), "limits.db")}
 	for range 2 {

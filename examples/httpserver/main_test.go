@@ -56,7 +56,7 @@ func serve(t *testing.T, o options) (url string) {
 	return out.url(t)
 }
 
-// Three calls of a path pass, one of several servers or not; the fourth is told when to come again, other paths are not.
+// Three calls of a path pass, with one server or several; the fourth gets a Retry-After. Other paths are not limited.
 func TestServers(t *testing.T) {
 	for name, o := range map[string]options{"local": {}, "redis": {redis: redistest.Start(t).Addr}, "approximate": {redis: redistest.Start(t).Addr, approximate: true}} {
 		t.Run(name, func(t *testing.T) {
