@@ -167,8 +167,8 @@ func (p *tab) waitFor(expression string) {
 	}, time.Minute, 50*time.Millisecond, "%s", expression)
 }
 
-// within fails the test if what is waited for takes longer, as a person sees it. On a machine that is slow it may: by its load, and by how
-// late the page answers meanwhile, which it does several times from a change until that is seen.
+// within fails the test if the wait takes longer than a person would accept. A slow machine gets more time: by its load, and by the page's
+// reply times, since the page sends several requests before it shows a change.
 func (p *tab) within(most time.Duration, what string, wait func()) {
 	p.t.Helper()
 	p.mu.Lock()

@@ -58,7 +58,7 @@ func withTable(t *testing.T) (config console.Config, rows *table) {
 	}, &table{db}
 }
 
-// A row is changed with a preview and a reason, somebody else's change is not overwritten, and a change is undone.
+// A row is changed with a preview and a reason, another user's change is not overwritten, and a change is undone.
 func TestEditConflictUndo(t *testing.T) {
 	at, rows := serveTable(t)
 	page := at + "change?name=%2Fibe%2FAvailFare"

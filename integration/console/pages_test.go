@@ -29,7 +29,7 @@ func TestFormatsAgree(t *testing.T) {
 	require.Empty(t, wrong)
 }
 
-// What a page shows is in its address: whoever opens the address sees the same.
+// The content of a page is in its address: every user who opens the address sees the same.
 func TestSharedAddress(t *testing.T) {
 	at := serve(t, console.Config{Source: fleettest.Example()})
 	p := open(t, at+"?q=ibe&sort=name")
@@ -54,7 +54,7 @@ func TestSharedAddress(t *testing.T) {
 	p.waitFor(`location.search.endsWith("range=1h") && document.querySelectorAll("#marks li").length === 1`)
 }
 
-// The first page has what is not as usual on top, with links to whose it is.
+// The first page shows deviations on top, with links to the rows and instances concerned.
 func TestStripLeads(t *testing.T) {
 	p := open(t, serve(t, console.Config{Source: fleettest.Example()}))
 	p.live()
@@ -69,7 +69,7 @@ func TestStripLeads(t *testing.T) {
 	p.waitFor(`document.querySelector("h1").textContent === "/held/Upstream"`)
 }
 
-// The strip's texts follow what happens, and its links stay where they are: somebody may be about to click.
+// The strip's texts follow the fleet, and its links stay where they are: a user may be about to click.
 func TestStripKeepsItsLinks(t *testing.T) {
 	source, began := fleettest.New(1, fleettest.Limit{Name: "/a", Rate: 3, Granted: 1}), time.Now()
 	source.Adjust(func(i *fleet.Instance) {

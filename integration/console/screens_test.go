@@ -33,7 +33,7 @@ func writers() console.Access {
 	return console.Access{Users: []console.User{{Name: "ann", Token: secret, Write: true}}}
 }
 
-// signedIn sends ann's name and token with each request, as a browser does that was told them.
+// signedIn sends ann's name and token with each request, as a browser does after signing in.
 func signedIn() chromedp.Action {
 	return network.SetExtraHTTPHeaders(network.Headers{"Authorization": "Bearer " + secret})
 }
@@ -82,7 +82,7 @@ func TestEveryScreen(t *testing.T) {
 	}
 }
 
-// What changes in the fleet is seen within three seconds, and what is wrong is said in words.
+// A change in the fleet is shown within three seconds, and a fault is described in words.
 func TestLiveUpdate(t *testing.T) {
 	limit := fleettest.Limit{Name: "/ibe/AvailFare", Rate: 5, Granted: 5}
 	source := fleettest.New(2, limit)
@@ -193,7 +193,7 @@ func TestReadOnly(t *testing.T) {
 	require.Equal(t, "5", rows.rate(t, "/ibe/AvailFare"))
 }
 
-// Everything can be done without a mouse, and what has the focus can be seen.
+// Everything can be done without a mouse, and the element with the focus is visible.
 func TestKeyboardOnly(t *testing.T) {
 	at, _ := serveTable(t)
 	p := open(t, at, signedIn())

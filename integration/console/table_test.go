@@ -18,7 +18,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry/sqlsource"
 )
 
-// A row that somebody else has changed in the database is seen within three seconds, and a database that was stopped is told in words
+// A row that another client has changed in the database is shown within three seconds, and a database that was stopped is reported in words
 // within five: by a database, a registry, Redis and a browser, all real.
 func TestLiveUpdateOfATable(t *testing.T) {
 	client := redistest.Start(t).Client(t)

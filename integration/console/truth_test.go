@@ -39,7 +39,7 @@ func TestEmptyTableInABrowser(t *testing.T) {
 	p.waitFor(`document.getElementById("problems").hidden && !document.querySelector(".none")`)
 }
 
-// A loss stands above every page, the form and the changes too, until it is over; who may write confirms it there.
+// A loss is shown above every page, the form and the changes too, until it is over; a user with the right to write confirms it there.
 func TestLossInABrowser(t *testing.T) {
 	source := fleettest.Example()
 	lost := func(i *fleet.Instance) {

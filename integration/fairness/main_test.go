@@ -39,7 +39,7 @@ const (
 	horizon = time.Second
 )
 
-// busy is the job of one process of it: so many callers who wait as long as it takes. A busy machine is no outage.
+// busy returns the job of one of its processes: the given number of callers, which wait as long as it takes. A busy machine is no outage.
 func busy(rate float64, callers int) faultlab.Job {
 	return faultlab.Job{
 		Store: "script", StoreTimeout: 30 * time.Second, Verb: "acquire", Rate: rate, Burst: 1, Callers: callers,
@@ -81,8 +81,8 @@ func startAway(t *testing.T, distances []time.Duration, jobs ...faultlab.Job) *f
 	return f
 }
 
-// end ends the processes, and requires that none of their calls failed, and that in every window no more was used than the bucket
-// and the rate allow, of what was due 100 ms before it, too. It returns all that each process told.
+// end ends the processes. It requires that none of their calls failed, and that in every window no more was used than the bucket and the
+// rate allow, even of the permits due 100 ms before it. It returns the events of each process.
 func (f *fleet) end() [][]faultlab.Permit {
 	f.t.Helper()
 	told := make([][]faultlab.Permit, len(f.Fleet))
@@ -106,8 +106,8 @@ func (f *fleet) end() [][]faultlab.Permit {
 	return told
 }
 
-// stalled is for how long others on this machine have kept sleepers from going on, in a time, each time for so long that answers come
-// later than a process asks ahead: what falls due then may lapse.
+// stalled returns for how long other programs on this machine have delayed sleepers, in a time, each by so much that replies come later
+// than a process asks ahead: permits that fall due then may lapse.
 func (f *fleet) stalled(from int64, lasts time.Duration) time.Duration {
 	return f.late.Stalls(horizon/wakings, from, from+lasts.Microseconds())
 }
@@ -134,8 +134,8 @@ func (f *fleet) used(told [][]faultlab.Permit, from int64, lasts time.Duration) 
 	return each, sum / (f.jobs[0].Rate * (lasts - f.stalled(from, lasts)).Seconds())
 }
 
-// fair requires that each process has used at least so much of an equal share of what was used in a time, which begins after
-// another, and all of them hardly less than the rate.
+// fair requires that each process has used at least the given part of an equal share in a time, which begins after another, and all of them
+// hardly less than the rate.
 func (f *fleet) fair(told [][]faultlab.Permit, after, lasts time.Duration, least float64) {
 	f.t.Helper()
 	each, share := f.used(told, f.began+after.Microseconds(), lasts)

@@ -54,7 +54,7 @@ func TestTwoDistances(t *testing.T) {
 func TestVerbs(t *testing.T) {
 	t.Parallel()
 	lasts := faultlab.Lasting(20*time.Second, 30*time.Second)
-	// So many that the bucket is asked for 15 s ahead, whoever of them gets it.
+	// So many that the bucket is asked for 15 s ahead, whichever process gets it.
 	acquires := mixed(200, 3000)
 	tries := acquires
 	tries.Verb, tries.Timeout, tries.Pause = "try", 15*time.Second, time.Second
@@ -108,7 +108,7 @@ func TestLateRefusals(t *testing.T) {
 	require.Greater(t, refused, asked/4, "the demand was too small")
 	// A call that the store is asked for is refused when that has answered.
 	require.LessOrEqual(t, latest, timeout+100*time.Millisecond+wakings*f.woken(slices.Concat(told...)))
-	stalled := f.stalled(f.began, 3*timeout).Seconds() / (3 * timeout).Seconds() // then nobody was refused early
+	stalled := f.stalled(f.began, 3*timeout).Seconds() / (3 * timeout).Seconds() // then no call was refused early
 	require.LessOrEqual(t, share, 0.4+stalled)
 	_, used := f.used(told, f.began+time.Second.Microseconds(), 3*timeout-time.Second)
 	faultlab.Figure(t, "% of the rate", 100*used)

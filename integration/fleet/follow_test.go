@@ -84,7 +84,7 @@ func TestFollow(t *testing.T) {
 				}, 30*time.Second, 10*time.Millisecond, "%d times %s", n, what)
 			}
 			told("granted", 1)
-			time.Sleep(2 * time.Second) // the rate is measured for so long
+			time.Sleep(2 * time.Second) // the rate is measured for that time
 			steps := []struct {
 				at   int64
 				rate float64
@@ -96,7 +96,7 @@ func TestFollow(t *testing.T) {
 					rate float64
 				}{time.Now().UnixMicro(), rate})
 				told("followed", i+1)
-				time.Sleep(2500 * time.Millisecond) // the rate is measured for so long
+				time.Sleep(2500 * time.Millisecond) // the rate is measured for that time
 			}
 			ended := time.Now().UnixMicro()
 			var granted []faultlab.Event
@@ -132,7 +132,7 @@ func TestFollow(t *testing.T) {
 			t.Logf("%+v", slow)
 			// A load may be under way when the row changes, and miss it.
 			require.Less(t, slowest, interval+500*time.Millisecond+4*late+2*slow.Load, "the interval and a load")
-			// What is in force from when: a raise at the earliest when the row says so, a lower rate at the latest when all
+			// Times at which a rate is in force: a raise at the earliest when the row has it, a lower rate at the latest when all processes
 			// know it.
 			type change struct {
 				at   int64
@@ -244,7 +244,7 @@ func TestRowsAndServers(t *testing.T) {
 			t.Run("server hung and back", func(t *testing.T) {
 				require.NoError(t, server.Stop())
 				until("noticed", func() bool { return r.Stats().Err != nil && r.Stats().Age > 500*time.Millisecond })
-				// Six of seven parts of the time some load is under way: for so long would callers wait who wait for it.
+				// Some load is in flight for six of seven parts of the time: callers that wait for it would wait that long.
 				began, within := time.Now(), time.Duration(0)
 				for time.Since(began) < 2*time.Second {
 					asked := time.Now()

@@ -18,7 +18,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// upstream enforces a limit of its own: who exceeds it gets a 429.
+// upstream enforces a limit of its own, and replies with a 429 to calls above it.
 type upstream struct {
 	*httptest.Server
 
@@ -194,7 +194,7 @@ func TestQuotaIsUsedAndNeverExceeded(t *testing.T) {
 	}
 }
 
-// The quota is halved in the middle, and nobody tells the gateways: the first 429 with Retry-After holds all three back.
+// The quota is halved in the middle, without a change of the gateways' rows: the first 429 with Retry-After holds all three back.
 func TestRetryAfterHoldsTheFleet(t *testing.T) {
 	t.Parallel()
 	const quota, retry = 40, 3 * time.Second
@@ -235,7 +235,7 @@ func TestRetryAfterHoldsTheFleet(t *testing.T) {
 			again++
 		}
 	}
-	// The refusal has a way, too. Then its penalty waits for the trip that is under way, and makes one; another process hears of it by one.
+	// The refusal takes a way, too. Then its penalty waits for the trip in flight, and makes one; another process receives it by one.
 	late := slow.Woken + 2*slow.Way + 3*slow.Trip
 	t.Logf("told after %d calls; while held back %v came, the last after %v; later %d; %+v", first, held, last, again, slow)
 	for from, n := range held {

@@ -173,7 +173,7 @@ func work(ctx context.Context, j *job, tell func(event)) error {
 		})
 	}
 	callers.Wait()
-	mu.Lock() // a trip may be told late
+	mu.Lock() // a trip may be reported late
 	defer mu.Unlock()
 	tell(event{At: time.Now().UnixMicro(), What: "slowest", Slow: slow})
 	return nil

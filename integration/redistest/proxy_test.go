@@ -86,8 +86,8 @@ func TestProxyFaults(t *testing.T) {
 	}
 }
 
-// Stalled and cut, nothing comes through, and what was sent arrives afterwards, though its sender has gone; cut, no new
-// connection is answered; down, it is refused. Then all is as before, at the same address.
+// A proxy that stalls or cuts passes nothing on, and delivers the data afterwards, even if the sender has gone. While it cuts, new
+// connections get no reply; while it is down, they are refused. Then all is as before, at the same address.
 func TestProxyNetworks(t *testing.T) {
 	for name, c := range map[string]struct {
 		network redistest.Network

@@ -31,7 +31,7 @@ func hookTold(t *testing.T, outages <-chan error) error {
 
 const (
 	pollEvery   = 100 * time.Millisecond
-	switchSlack = 20 * time.Second // of a busy machine; what is measured is logged
+	switchSlack = 20 * time.Second // of a busy machine; the measured times are logged
 	readTimeout = time.Second      // of reads from a server that hangs at times: longer than one takes on a busy machine
 )
 

@@ -146,7 +146,7 @@ func unpack(archive, dir string) error {
 	}
 }
 
-// history is what the processes of a fleet told while they were replaced.
+// history has the events of a fleet's processes while they were replaced.
 type history struct {
 	used [2][]task.Event // by release
 	late []faultlab.Span // in which some process was woken too late
@@ -201,7 +201,7 @@ func roll(t *testing.T, from release, permits int, jobs ...task.Job) *history {
 	return &h
 }
 
-// await waits until a process has had so many permits in each of its tasks.
+// await waits until a process has taken the given number of permits in each of its tasks.
 func await(t *testing.T, r release, p *worker.Worker[task.Event], job task.Job, permits int) {
 	t.Helper()
 	require.NoError(t, redistest.Poll(patience, func() error {

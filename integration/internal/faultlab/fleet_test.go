@@ -11,13 +11,13 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Processes of both stores on one bucket keep to its bound by their own account, and all that the bucket has handed out is in
-// it; they stop, go on and die as they are told.
+// Processes of both stores on one bucket keep to its bound by their own account, and that account has all grants of the bucket. They stop,
+// go on and die on command.
 func TestFleet(t *testing.T) {
 	server := redistest.Start(t)
 	job := Job{
 		Addrs: []string{server.Addr}, Prefix: "p:", Bucket: "b", Store: "script", Rate: 200, Burst: 20, Callers: 4,
-		Timeout: 200 * time.Millisecond, StoreTimeout: 20 * time.Second, // who was stopped, or has a slow machine, is told of nothing
+		Timeout: 200 * time.Millisecond, StoreTimeout: 20 * time.Second, // a stop or a slow machine must not cause a timeout
 	}
 	locked := job
 	locked.Store, locked.Skew = "lock", []time.Duration{time.Hour, -time.Hour}
@@ -44,7 +44,7 @@ func TestFleet(t *testing.T) {
 	require.Empty(t, Failures(all))
 	state, err := limiter.State(background)
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, state.Seq-1, int64(len(all)), "what was granted was taken, once") // who was stopped takes others
+	require.GreaterOrEqual(t, state.Seq-1, int64(len(all)), "what was granted was taken, once") // a process that was stopped takes others
 	level := Surely(Due(all), job.Rate)
 	t.Logf("%d permits; worst window %.2f of %v + rate × T, by use %.2f; at most %v late", len(all), level, job.Burst,
 		Worst(Used(all), job.Rate), MostLate(all))

@@ -27,8 +27,8 @@ func TestNode(t *testing.T) {
 	n.Kill()
 }
 
-// A master that is silent for a second and a half stays the master, until a test wants it replaced; a killed one is replaced then,
-// the client follows, and what was replicated is there.
+// A master that is silent for a second and a half stays the master, until a test wants it replaced; a killed one is replaced then, the
+// client follows, and the replicated keys are there.
 func TestSentinel(t *testing.T) {
 	ctx := context.Background()
 	s := StartSentinel(t, 2)

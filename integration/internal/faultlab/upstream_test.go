@@ -50,7 +50,7 @@ func TestUpstreamEnds(t *testing.T) {
 	c, err := Dial(u.Addr)
 	require.NoError(t, err)
 	require.NoError(t, c.Call())
-	require.NoError(t, redistest.Poll(20*time.Second, func() error { // a caller whom nobody has accepted is not waited for
+	require.NoError(t, redistest.Poll(20*time.Second, func() error { // without a wait for a caller that was never accepted
 		if u.Count() == 0 {
 			return errors.New("nothing has arrived")
 		}

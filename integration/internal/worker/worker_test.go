@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// count tells numbers from many goroutines, and one more when it is to end.
+// count sends numbers from many goroutines, and one more when it is to end.
 func count(ctx context.Context, j *counting, tell func(counted)) error {
 	var all sync.WaitGroup
 	for g := range j.Goroutines {
@@ -57,7 +57,7 @@ func await(t *testing.T, w *Worker[counted], n int) {
 	}))
 }
 
-// A worker does its job, tells all of it, and hears that it is to end, also if it was stopped.
+// A worker does its job, sends all of its events, and learns that it is to end, even if it was stopped.
 func TestWorker(t *testing.T) {
 	w := Start[counted](t, countEnv, counting{100, 4}, extraEnv+"=more")
 	await(t, w, 400)
@@ -72,7 +72,7 @@ func TestWorker(t *testing.T) {
 	require.Equal(t, counted{-1, "more"}, all[400])
 }
 
-// What a killed worker has told is kept.
+// The events of a killed worker are kept.
 func TestKilledWorker(t *testing.T) {
 	w := Start[counted](t, countEnv, counting{10, 1})
 	await(t, w, 10)
