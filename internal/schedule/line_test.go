@@ -24,7 +24,7 @@ type play struct {
 	out     *Refund
 }
 
-// Whatever happens, the sums are those of the line, and nobody goes before due or by more than was granted.
+// After any history the sums are those of the queue, and no waiter was served before its due time, or by more than was granted.
 func TestRandomLines(t *testing.T) {
 	for seed := range uint64(100) {
 		p := &play{T: t, r: rand.New(rand.NewPCG(seed, 3)), clock: 1, bucket: bucket{next: interval}}
@@ -159,7 +159,7 @@ func (p *play) sameDue(seed uint64, w *Waiter[int]) {
 	}
 	for _, g := range p.segments {
 		if g.lapsing(max(g.from, g.came(w.Came))) > 0 {
-			return // what is to lapse is known when it has
+			return // the permits that are to lapse are known when they have
 		}
 	}
 	found := int64(0)

@@ -8,7 +8,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// every are terms under which a permit takes so many microseconds.
+// every are terms under which each permit takes the given number of microseconds.
 type every int64
 
 func (e every) After(b permit.Balance, n int64) (permit.Balance, bool) {
@@ -18,8 +18,8 @@ func (e every) After(b permit.Balance, n int64) (permit.Balance, bool) {
 
 func (every) PayLater() bool { return false }
 
-// What is granted later by a clock that seems to be ahead of what it seemed before is still used later, and nobody loses a permit: an
-// answer that came late only makes what it granted seem late.
+// Permits that are granted later, by a clock that seems to be ahead of its earlier estimate, are still used later, and no waiter loses a
+// permit: a late reply only makes its grant seem late.
 func TestBetterOffset(t *testing.T) {
 	const interval = every(500)
 	s := new(Schedule[int])
@@ -34,7 +34,7 @@ func TestBetterOffset(t *testing.T) {
 	w, at := s.Next(4900)
 	require.Nil(t, w)
 	require.EqualValues(t, 5500, at)
-	join(first.Following().Following(), 1, 1500, 3, 2000) // behind somebody else's, by an answer that was 3 ms faster
+	join(first.Following().Following(), 1, 1500, 3, 2000) // behind another process's, by a reply that was 3 ms faster
 	var order []int
 	for now := int64(5600); now < 7000; now += 700 { // the process is late
 		for w, at := s.Next(now); w != nil; w, at = s.Next(now) {
@@ -46,7 +46,7 @@ func TestBetterOffset(t *testing.T) {
 	require.Zero(t, s.owned, "nothing has lapsed")
 }
 
-// A clock that was set forward says nothing of what was granted before.
+// An offset of a clock that was set forward does not apply to earlier grants.
 func TestOffsetOfAnotherTime(t *testing.T) {
 	s := new(Schedule[int])
 	for i := range 2 {

@@ -30,7 +30,7 @@ func TestRandomPauses(t *testing.T) {
 				p.released()
 				until = p.clock + d
 				p.bucket.next += longer
-				if p.r.IntN(4) == 0 { // the bucket was begun anew: the difference of the times says nothing
+				if p.r.IntN(4) == 0 { // the bucket was reset: the difference of the times means nothing
 					longer = 0
 				}
 				p.Pause(longer, until, p.clock)

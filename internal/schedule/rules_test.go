@@ -34,7 +34,7 @@ func goes(t *testing.T, s *Schedule[int], w *Waiter[int], at int64) {
 	require.Equal(t, at, due)
 }
 
-// left is a schedule that owns so many permits, due one interval after another, that nobody wants, and that cannot go back.
+// left returns a schedule that owns spare permits, due one interval after another, which cannot be refunded.
 func left(t *testing.T, b *bucket, permits int64) *Schedule[int] {
 	t.Helper()
 	s := new(Schedule[int])
@@ -52,7 +52,7 @@ func TestR1NothingFromBefore(t *testing.T) {
 	s := left(t, &bucket{}, 4)
 	goes(t, s, join(s, 1, 2*interval+1), 3*interval)
 
-	s = left(t, &bucket{}, 6) // also while somebody else waits
+	s = left(t, &bucket{}, 6) // also while there is another waiter
 	first := join(s, 6, 0)
 	_, _ = s.Next(0)
 	second := join(s, 1, 2*interval+1)
@@ -71,7 +71,7 @@ func TestR2WhatWasGatheredLapses(t *testing.T) {
 	goes(t, s, second, 3*interval)
 }
 
-// R3: what has fallen due while a refund was under way lapses if it is refused.
+// R3: permits that have fallen due while a refund was in flight lapse if it is refused.
 func TestR3ARefusedRefundLapses(t *testing.T) {
 	b := &bucket{}
 	s := new(Schedule[int])
@@ -82,7 +82,7 @@ func TestR3ARefusedRefundLapses(t *testing.T) {
 	goes(t, s, waits, 3*interval)
 }
 
-// R5: what is too little for the head serves the first behind it for whom it is enough, and does not delay the head.
+// R5: a segment that is too small for the head serves the first waiter behind it for which it suffices, and does not delay the head.
 func TestR5TooLittleForTheHead(t *testing.T) {
 	b := &bucket{}
 	s := new(Schedule[int])
@@ -95,7 +95,7 @@ func TestR5TooLittleForTheHead(t *testing.T) {
 	goes(t, s, behind, 2*interval)
 	goes(t, s, head, 6*interval)
 
-	s = left(t, &bucket{}, 2) // though nobody was promised anything yet
+	s = left(t, &bucket{}, 2) // even if no waiter has been promised anything yet
 	head, behind = join(s, 3, 0), join(s, 2, 0)
 	goes(t, s, behind, 2*interval)
 	require.Same(t, head, s.Uncovered())
@@ -112,7 +112,7 @@ func TestR6TheWholeSize(t *testing.T) {
 	require.Zero(t, at)
 }
 
-// T1: a segment is contiguous: what others have taken between two grants is never given back.
+// T1: a segment is contiguous: permits that other processes have taken between two grants are never refunded.
 func TestT1Contiguous(t *testing.T) {
 	b := &bucket{}
 	s := new(Schedule[int])
@@ -147,7 +147,7 @@ func TestT2OneRefund(t *testing.T) {
 	require.EqualValues(t, 1, s.Refund().Permits)
 }
 
-// T3: nobody is delayed by somebody behind: permits that the head gathers are not for those who want fewer.
+// T3: no waiter is delayed by one behind it: permits that the head gathers are not for smaller requests.
 func TestT3NobodyOvertakes(t *testing.T) {
 	b := &bucket{}
 	s := new(Schedule[int])
@@ -174,7 +174,7 @@ func TestT4OneSegment(t *testing.T) {
 	require.Same(t, waits, s.Uncovered())
 }
 
-// T5: after a pause of the bucket all segments move by the same time, and what is left over of them does not go back.
+// T5: after a pause of the bucket all segments move by the same time, and their spare permits are not refunded.
 func TestT5Pause(t *testing.T) {
 	b := &bucket{}
 	s := new(Schedule[int])
@@ -187,7 +187,7 @@ func TestT5Pause(t *testing.T) {
 	goes(t, s, first, 11*interval)
 	goes(t, s, second, 13*interval)
 
-	s = new(Schedule[int]) // what was gathered before falls due again, but only for who has gathered it
+	s = new(Schedule[int]) // permits gathered before fall due again, but only for the waiter that has gathered them
 	first, second = granted(s, &bucket{}, 3), join(s, 1, 0)
 	_, _ = s.Next(2*interval + 1)
 	s.Pause(interval, 3*interval+1, 2*interval+1)

@@ -21,7 +21,7 @@ func (steady) After(b permit.Balance, n int64) (permit.Balance, bool) {
 
 func (steady) PayLater() bool { return false }
 
-// bucket grants what is asked for, one request after another.
+// bucket grants every request, one after another.
 type bucket struct {
 	next, tag int64
 }
@@ -33,7 +33,7 @@ func (b *bucket) grant(n int64) *Grant {
 	return g
 }
 
-// line is a schedule of waiters that were granted so many permits each, at time 0.
+// line returns a schedule of waiters that were granted the given permits each, at time 0.
 func line(b *bucket, permits ...int64) (*Schedule[int], []*Waiter[int]) {
 	s := new(Schedule[int])
 	var waiters []*Waiter[int]
@@ -46,7 +46,7 @@ func line(b *bucket, permits ...int64) (*Schedule[int], []*Waiter[int]) {
 	return s, waiters
 }
 
-// Whoever leaves, in whatever order, leaves no trace: the bucket gets all its time back.
+// Waiters that leave, in whatever order, leave no trace: the bucket gets all its time back.
 func TestAllLeave(t *testing.T) {
 	for range 100 {
 		b := &bucket{next: interval}
@@ -94,7 +94,7 @@ func TestMovingUp(t *testing.T) {
 	require.EqualValues(t, 5*interval, r.To.Next)
 }
 
-// What others have taken behind stays for the next who come, but for what is due already.
+// Permits behind which other processes have taken some stay for the next waiters, except those that are due already.
 func TestRefusedRefund(t *testing.T) {
 	b := &bucket{next: 0}
 	s, waiters := line(b, 4)
@@ -110,7 +110,7 @@ func TestRefusedRefund(t *testing.T) {
 	require.Nil(t, s.Refund(), "others have taken behind it")
 }
 
-// A bucket that begins another epoch knows nothing of what was granted before: what nobody wants of it is dropped.
+// A bucket in another epoch accepts no refunds of earlier grants: their spare permits are dropped.
 func TestForget(t *testing.T) {
 	b := &bucket{next: 0}
 	s, waiters := line(b, 1, 1)
@@ -124,7 +124,7 @@ func TestForget(t *testing.T) {
 	require.EqualValues(t, 1, s.Wanted())
 }
 
-// Who could not be in time behind those who wait already is told at once.
+// A waiter that could not be in time behind the present ones is refused at once.
 func TestHopeless(t *testing.T) {
 	s, _ := line(&bucket{}, 1)
 	cost := func(n int64) int64 { return n * interval }

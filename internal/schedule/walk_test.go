@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// However many wait, of different sizes and for as many segments, each change costs a bounded number of steps; and what is left over
-// at the end goes back soon.
+// However many wait, with different sizes and for many segments, each change costs a bounded number of steps. Spare permits at the end are
+// refunded soon.
 func TestStepsAreBounded(t *testing.T) {
 	const count, changes = 8000, 3000
 	b, s := &bucket{next: interval}, new(Schedule[int])
@@ -64,8 +64,8 @@ func manySegments(count int, permits func(i int) int64) (s *Schedule[int], waite
 	return s, waiters
 }
 
-// However often callers look when they are due, what is left over goes back no later, and however many leave, a look shows where the
-// others are.
+// However often callers look for their due times, spare permits are refunded no later, and however many leave, a look returns the due times
+// of the others.
 func TestALookCostsNothing(t *testing.T) {
 	for name, permits := range map[string]func(i int) int64{
 		"one size":   func(int) int64 { return 1 },
