@@ -475,7 +475,7 @@ func TestChangedContentWins(t *testing.T) {
 			rates(5, 5)
 			here.set(now(50, times[1]))
 			require.NoError(t, first.Reload(ctx))
-			if times[0] != 0 { // without versions each process' own configuration applies until it has heard of one
+			if times[0] != 0 { // without versions each process' own configuration applies until it has received one
 				_, err := allow(ctx, first, "/a")
 				require.NoError(t, err)
 			}

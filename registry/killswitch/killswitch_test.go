@@ -129,7 +129,7 @@ func TestSlowReads(t *testing.T) {
 			time.Sleep(time.Minute)
 			require.NoError(t, s.Err())
 			s.Close()
-			time.Sleep(takes) // what was under way ends
+			time.Sleep(takes) // reads in flight end
 			reads := r.reads()
 			for i, at := range reads[2:] { // the constructor's is apart
 				require.GreaterOrEqual(t, at.Sub(reads[i+1]), want[0], takes)
