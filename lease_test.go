@@ -74,7 +74,8 @@ func leased(l *RateLimiter) int64 {
 
 // Several processes lease from one bucket at full demand. No window has more grants than the bound plus the permits that leases may hold,
 // and no process holds more than d × rate. Every permit that was taken from the store is used, leased or refunded.
-// || Time passes only while all wait, so permits are recorded at the time of their use. integration/limiter does this on real servers.
+//
+// Time passes only while all wait, so permits are recorded at the time of their use. integration/limiter does this on real servers.
 func TestLeaseBound(t *testing.T) {
 	const (
 		rate      = 10_000.0

@@ -79,8 +79,8 @@ func start(t *testing.T, addr string, stores []string, change ...func(i int, j *
 	return r
 }
 
-// most is how long it may take what takes so long, on a machine that is so late: a batch wakes some ten processes and goroutines
-// on its way, one after the other.
+// most returns the longest time for something that takes d, on a machine that is late by the given times: a batch wakes some ten processes
+// and goroutines on its way, one after the other.
 func most(d time.Duration, late ...time.Duration) time.Duration {
 	return d + breath + 10*slices.Max(late)
 }
@@ -93,7 +93,7 @@ func (r *run) most(d time.Duration) time.Duration {
 // last lets the fleet go on for a while.
 func (r *run) last(short, long time.Duration) { time.Sleep(faultlab.Lasting(short, long)) }
 
-// goOn is last, and waits until some have been served who asked after a fault, or so long that denial shows that nobody is.
+// goOn is the last step. It waits until some calls have been served that were made after a fault, or until denial would show that none is.
 func (r *run) goOn(fault int64, short, long time.Duration) {
 	began := time.Now()
 	r.last(short, long)
@@ -111,7 +111,7 @@ func (r *run) goOn(fault int64, short, long time.Duration) {
 	})
 }
 
-// end ends the fleet and looks at what it tells.
+// end ends the fleet and checks its events.
 func (r *run) end() {
 	r.t.Helper()
 	r.told = r.all.End()
@@ -120,8 +120,8 @@ func (r *run) end() {
 		faultlab.Failures(r.told), faultlab.MostLate(r.told), r.late.Most())
 }
 
-// bound requires that of the permits that were granted between two times no window holds more than rate × its length, and so
-// many, by when they were due. Nothing is on top for what is late. What tells which permits, and how many.
+// bound requires that of the permits granted between two times no window, by due times, holds more than rate × its length plus most. There
+// is no allowance for lateness. what describes the permits.
 func (r *run) bound(what string, from, to int64, most float64) {
 	r.t.Helper()
 	var those []faultlab.Permit

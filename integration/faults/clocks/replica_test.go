@@ -15,9 +15,9 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// E5: the master is lost and its replica, which has everything but whose clock is off by half a minute, takes its place. That
-// is a clock which steps: ahead, the bucket forgives its debt and is full, once; behind, nothing is granted on top, and nobody
-// waits for the half minute.
+// E5: the master is lost and replaced by its replica, which has all keys, and whose clock differs by half a minute. That is a step of the
+// clock: ahead, the bucket forgives its debt and is full, once; behind, nothing is granted in addition, and no caller waits for the half
+// minute.
 func TestE5SkewedReplica(t *testing.T) {
 	t.Parallel()
 	for name, off := range map[string]time.Duration{"ahead": 30 * time.Second, "behind": -30 * time.Second} {

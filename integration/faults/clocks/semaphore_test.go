@@ -25,8 +25,8 @@ const (
 	longLease = 12 * time.Second
 )
 
-// belief is a time during which somebody believed to hold a permit: from when it was acquired until it was released, or its
-// context ended. By this machine's monotonic clock.
+// belief is a time during which a caller believed to hold a permit: from the acquisition to the release, or to the end of its context. By
+// this machine's monotonic clock.
 type belief struct{ from, to time.Time }
 
 // crowd is gateways that want more permits than there are, all the time.
@@ -44,7 +44,7 @@ type crowd struct {
 	lost    atomic.Int64 // permits whose context ended before they were released
 }
 
-// gateways begins with three of them, four callers each, who hold a permit for up to 150 ms, and waits until they have begun.
+// gateways starts three of them, with four callers each, which hold a permit for up to 150 ms, and waits until they have begun.
 func gateways(t *testing.T, addr string, lease time.Duration) *crowd {
 	t.Helper()
 	c := &crowd{t: t, late: faultlab.MeasureTrips(t, addr)}
@@ -153,7 +153,7 @@ func TestCrowded(t *testing.T) {
 	require.EqualValues(t, 3, over)
 }
 
-// denial is the longest time after the step in which nobody was admitted.
+// denial returns the longest time after the step without an admission.
 func (c *crowd) denial(step, end time.Time) time.Duration {
 	var at []int64
 	for _, b := range c.beliefs {
@@ -178,8 +178,8 @@ func (c *crowd) bit(step time.Time) {
 	faultlab.Bit(c.t, before, after)
 }
 
-// J1, the server's clock is set back by an hour while permits are held, one of them by a process that has just died. No more
-// are held than there are, nobody loses one, and the dead one's comes back with its lease, not after an hour.
+// J1: the server's clock is set back by an hour while permits are held, one of them by a process that has just died. The holders never
+// exceed the permits, none of them loses its permit, and the dead one's is free after its lease, not after an hour.
 func TestJ1SemaphoreClockBack(t *testing.T) {
 	t.Parallel()
 	server, clock := faultlab.StartStepped(t)
@@ -216,10 +216,9 @@ func TestJ1SemaphoreClockBack(t *testing.T) {
 	faultlab.CleanUp(t, server.Client(t), prefix)
 }
 
-// J1, the server's clock is set forward by an hour: to the server all leases have ended, so it admits others at once. Whoever
-// held a permit learns that with the next renewal, at a third of the lease, and until then there may be twice as many who
-// believe to hold one: no backend can tell such a step from an hour in which nobody renewed. What protects the resource then
-// is the fence. Afterwards it is exact again.
+// J1: the server's clock is set forward by an hour. By that clock all leases have ended, so the server admits others at once. A holder
+// learns that with the next renewal, at a third of the lease, and until then twice as many may believe to hold one: no store can
+// distinguish such a step from an hour without renewals. Only the fence then protects the resource. Afterwards the count is exact again.
 func TestJ1SemaphoreClockForward(t *testing.T) {
 	t.Parallel()
 	server, clock := faultlab.StartStepped(t)
@@ -268,9 +267,9 @@ func TestJ1SemaphoreClockForward(t *testing.T) {
 	faultlab.CleanUp(t, server.Client(t), prefix)
 }
 
-// J1, the server's clock falls behind by two seconds and catches up, again and again. A lease that is given or renewed in a
-// standstill ends earlier by as long as the clock stands still; as long as renewing, at a third of it, comes sooner, nobody is
-// admitted on top and nobody loses a permit.
+// J1: the server's clock falls behind by two seconds and catches up, again and again. A lease that is granted or renewed in a standstill
+// ends earlier by the rest of the standstill. As long as renewals, at a third of the lease, come sooner, there is no additional admission
+// and no holder loses its permit.
 func TestJ1SemaphoreClockSawTooth(t *testing.T) {
 	t.Parallel()
 	server, clock := faultlab.StartStepped(t)

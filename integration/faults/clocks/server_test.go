@@ -21,13 +21,13 @@ func each(t *testing.T, test func(t *testing.T, stores []string)) {
 	}
 }
 
-// E1: the server's clock is set forward by an hour while everything is reserved that can be. The bucket takes it for an hour
-// without demand: it forgives its debt and is full, once. Who had reserved before comes on top. From then on it is exact, and
-// nothing that the lock's sudden end could do happens: what was handed out is what was granted.
+// E1: the server's clock is set forward by an hour while all permits within the look-ahead are reserved. To the bucket that is an hour
+// without demand: it forgives its debt and is full, once. The earlier reservations are used in addition. From then on it is exact, and the
+// early end of the lock does no harm: every permit that was returned was granted.
 func TestE1ServerClockForward(t *testing.T) {
 	each(t, func(t *testing.T, stores []string) {
 		server, clock := faultlab.StartStepped(t)
-		r := start(t, server.Addr, stores, func(_ int, j *faultlab.Job) { j.Version = 1 }) // or the key expires, and with it the count of what was taken
+		r := start(t, server.Addr, stores, func(_ int, j *faultlab.Job) { j.Version = 1 }) // otherwise the key expires, and the count of permits with it
 		r.last(300*time.Millisecond, 5*time.Second)
 		before := micros()
 		clock.Step(time.Hour)
@@ -47,8 +47,8 @@ func TestE1ServerClockForward(t *testing.T) {
 	})
 }
 
-// E2: the server's clock is set back by an hour, and by so little that it is not believed but waited for. Nothing is granted on
-// top, and nobody waits for that hour to pass.
+// E2: the server's clock is set back by an hour, or by so little that the bucket waits for it. Nothing is granted in addition, and no
+// caller waits for that hour.
 func TestE2ServerClockBack(t *testing.T) {
 	each(t, func(t *testing.T, stores []string) { setBack(t, stores, -time.Hour, 0) })
 }
@@ -85,7 +85,7 @@ func TestE2DeadHoldersLock(t *testing.T) {
 		r := start(t, server.Addr, stores)
 		lock := prefix + "{" + bucket + "}:lock"
 		clock.Step(-time.Hour)
-		require.Eventually(t, func() bool { // when nobody holds it
+		require.Eventually(t, func() bool { // while no process holds it
 			return client.SetNX(background, lock, "of the dead", time.Hour+500*time.Millisecond).Val()
 		}, time.Minute, 100*time.Microsecond)
 		after := micros()
@@ -96,7 +96,7 @@ func TestE2DeadHoldersLock(t *testing.T) {
 		r.bit(after, after)
 		r.bound("of 20", 0, always, burst)
 		denied := r.denial(after, end)
-		t.Logf("the lock was to live for %v", left) // for half a second if somebody has clipped it by then
+		t.Logf("the lock was to live for %v", left) // half a second if another process has clipped it by then
 		faultlab.Figure(t, "no permit behind a dead holder's lock for", denied)
 		assert.LessOrEqual(t, denied, r.most(standstill))
 		assert.Empty(t, faultlab.Failures(r.told))
@@ -118,9 +118,9 @@ func sawTooth(clock *faultlab.Clock, every time.Duration) (steps int, stood time
 	return steps, stood
 }
 
-// E3: the server's clock falls behind by two seconds and catches up again, ten times a second. While it is behind, time stands
-// still for the bucket, at most for two seconds, and goes on from where it would be: nothing is minted. Who was granted
-// something in a standstill waits as long as he was told, so it is used later than due by as long as the clock stood still.
+// E3: the server's clock falls behind by two seconds and catches up again, ten times a second. While it is behind, time stands still for
+// the bucket, for at most two seconds, and goes on from where it would be: no permits are minted. A permit that is granted in a standstill
+// is used later than due by the rest of the standstill, because its caller waits for the wait in the reply.
 func TestE3ServerClockSawTooth(t *testing.T) {
 	each(t, func(t *testing.T, stores []string) {
 		server, clock := faultlab.StartStepped(t)

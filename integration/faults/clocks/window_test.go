@@ -139,8 +139,8 @@ func (v *visitors) step(set func()) (before, after, end time.Duration) {
 	return before, after, end
 }
 
-// J3, an exact window, and the server's clock is set back by an hour: what was counted goes along. No window has more than the
-// limit, and nobody is refused for longer than a window and what the clock may stand still.
+// J3: the server's clock is set back by an hour under an exact window, and its counts move along. No window has more than the limit, and no
+// call is refused for longer than a window and a standstill of the clock.
 func TestJ3WindowClockBack(t *testing.T) {
 	t.Parallel()
 	server, clock := faultlab.StartStepped(t)

@@ -13,9 +13,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Four processes with either store on one bucket, at full demand for as long as it takes to see a drift: the rate is kept to
-// within a percent, the bound is kept to by the server's clock, and every permit taken reached its caller. By when permits are
-// used, what is let go late comes on top.
+// Four processes, with either store, on one bucket, at full demand for long enough to show a drift. The rate is exact within a percent, the
+// bound holds by the server's clock, and every permit taken has reached its caller. By the times of use, lateness is added.
 func TestA1BaselineA3Drift(t *testing.T) {
 	const rate, burst = 500.0, 50.0
 	server := redistest.Start(t)
@@ -24,7 +23,7 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	for _, store := range []string{"lock", "script", "lock", "script"} {
 		fleet = append(fleet, faultlab.Job{
 			Addrs: []string{server.Addr}, Prefix: j.Prefix, Bucket: j.Name, Store: store, Rate: rate, Burst: burst, Callers: 64,
-			Timeout: time.Second, StoreTimeout: time.Minute, // who shall not fail has no quarrel with a slow machine
+			Timeout: time.Second, StoreTimeout: time.Minute, // a slow machine must not cause a timeout
 		})
 	}
 	client := server.Client(t)
@@ -55,7 +54,7 @@ func TestA1BaselineA3Drift(t *testing.T) {
 	t.Logf("%d permits in %.2f s", len(used), span)
 	faultlab.Figure(t, "% of the rate", 100*share)
 	require.LessOrEqual(t, share, 1+late/span+1e-3)
-	stood := trips.Stalls(20*time.Millisecond, from, until).Seconds() // the machine, and nobody could ask
+	stood := trips.Stalls(20*time.Millisecond, from, until).Seconds() // the machine stood still, so no call was possible
 	t.Logf("this machine stood still for %.2f s of it", stood)
 	require.GreaterOrEqual(t, share+float64(lost)/(rate*span), 0.99-(late+stood)/span)
 	faultlab.CleanUp(t, client, j.Prefix)
@@ -84,8 +83,8 @@ func withinBound(t *testing.T, told []faultlab.Permit, rate, burst float64) {
 	require.LessOrEqual(t, late, len(told)/10, "let go later than sleepers were woken")
 }
 
-// Four million permits, and a hundred million with TOKENBUCKET_LONG=1, asked for at random moments, in no time: as many as the
-// rate says, whether there is always somebody who waits or the bucket saves them up while nobody asks.
+// Four million permits, and a hundred million with TOKENBUCKET_LONG=1, are requested at random moments, in virtual time. The grants match
+// the rate, both while there is always a waiter and while the bucket stores permits without demand.
 func TestA3DriftSimulated(t *testing.T) {
 	random := faultlab.Seed(t)
 	permits := int(faultlab.Lasting(400_000, 10_000_000))
@@ -119,8 +118,8 @@ func TestA3DriftSimulated(t *testing.T) {
 	}
 }
 
-// While nobody gives back, what is refused without asking would have been refused by the server too: every such refusal is
-// compared with the bucket as it was when the call began.
+// Without refunds, the server would also have refused every request that a snapshot refuses: each such refusal is compared with the bucket
+// at the beginning of the call.
 func TestH1RefusalsAreNeverWrong(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -66,7 +66,7 @@ func TestH2KilledHolders(t *testing.T) {
 	for store := range faultlab.Stores {
 		t.Run(store, func(t *testing.T) {
 			up := faultlab.StartUpstream(t)
-			// So large a bucket is neither full nor empty: what is missing from it was taken.
+			// So large a bucket is neither full nor empty: the permits that it lacks were taken.
 			j := job{Do: "spend", Rate: 1000, Burst: 1e7, Lease: 50 * time.Millisecond, Callers: 4, Upstream: up.Addr}.on(t, server, store)
 			const initial = 1e6
 			plain := *j
@@ -125,8 +125,7 @@ func scriptsOf(t *testing.T, client *redis.Client) (n int) {
 // origin is where times of the monotonic clock count from.
 var origin = time.Now()
 
-// trips is a client that notes its trips. With a delay, it hears of a decision that much later than it is made, as a process
-// that is stopped meanwhile.
+// trips is a client that records its trips. With a delay, it receives replies that much later, as a process does that is stopped meanwhile.
 type trips struct {
 	tokenbucket.RedisClient
 	delay atomic.Int64
@@ -148,12 +147,12 @@ func (c *trips) Process(ctx context.Context, cmd redis.Cmder) error {
 
 // age of a permit that is had at once.
 type age struct {
-	// Local: nothing was sent for it, so it came from a lease. That had been asked for, at the latest, so long before the call.
+	// Local: nothing was sent for it, so it came from a lease, which was requested at the latest that long before the call.
 	Local   bool
 	Granted time.Duration
 }
 
-// take takes a permit and tells where it came from.
+// take takes a permit and returns its origin.
 func (c *trips) take(l *tokenbucket.RateLimiter) (a age, ok bool, err error) {
 	began, trips, flying := time.Since(origin), c.begun.Load(), c.flying.Load()
 	a.Granted = began - time.Duration(c.sent.Load())
@@ -162,8 +161,7 @@ func (c *trips) take(l *tokenbucket.RateLimiter) (a age, ok bool, err error) {
 	return a, ok, err
 }
 
-// watchLease is a process that takes permits, one after another, and tells how old those from leases were, at most, since it
-// told last.
+// watchLease is a process that takes permits, one after another, and sends the largest age of those from leases since its last event.
 func watchLease(ctx context.Context, j *job, tell func(spent)) error {
 	client := j.client()
 	defer func() { _ = client.Close() }()
@@ -190,7 +188,7 @@ func watchLease(ctx context.Context, j *job, tell func(spent)) error {
 	return l.Close(background)
 }
 
-// spent is what came from leases for a while: how many permits, and how long ago, at most, the last lease had been asked for.
+// spent describes the permits from leases for a while: their number, and how long before, at most, their lease had been requested.
 type spent struct {
 	Local  int
 	Oldest time.Duration
@@ -238,8 +236,8 @@ func TestH2StoppedHolder(t *testing.T) {
 	}
 }
 
-// A lease lasts from before it was asked for: an answer that is heard late, for the network was slow or the process stood still,
-// brings a lease that is worthless already.
+// A lease lasts from before its request: a reply that arrives late, because the network was slow or the process stood still, brings a lease
+// that is over already.
 func TestH2LeaseIsAsOldAsItsRequest(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -22,8 +22,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 )
 
-// waiter is a caller that waits in line, and a context that tells when it has joined it: a call asks for Done when it begins
-// to wait.
+// waiter is a caller in the queue, and a context that signals when it has joined: a call asks for Done when it begins to wait.
 type waiter struct {
 	context.Context
 	cancel  context.CancelFunc
@@ -31,7 +30,7 @@ type waiter struct {
 	joined  chan struct{}
 	permits int
 
-	asked, cancelled, left int64 // microseconds; 0: it was not
+	asked, cancelled, left int64 // microseconds; 0 if it did not happen
 	waited                 time.Duration
 	err                    error
 }
@@ -47,7 +46,7 @@ func (w *waiter) Done() <-chan struct{} {
 	return w.Context.Done()
 }
 
-// memory is what is in use, on the heap and as stacks.
+// memory returns the memory in use, on the heap and as stacks.
 func memory() (heap, stacks float64) {
 	runtime.GC()
 	runtime.GC()
@@ -64,8 +63,8 @@ func processor(t *testing.T) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// overtaken counts those who were overtaken by somebody who wants as much: what is too little for the first in the line may serve one
-// behind it who wants less.
+// overtaken counts the waiters that were overtaken by a request of the same size: permits that do not suffice for the head may serve a
+// smaller request behind it.
 func overtaken(served []*waiter) (n int) {
 	bySize := map[int][]*waiter{}
 	for _, w := range served {
@@ -77,9 +76,9 @@ func overtaken(served []*waiter) (n int) {
 	return n
 }
 
-// passed counts those whose permits were due, for certain, after somebody who came later had left. Of whom it was due after
-// he asked and had waited as long as he was told that he had; a millisecond is for the clocks. That the scheduler runs in any
-// order those who were let go at once does not matter: nobody leaves before he is due.
+// passed counts the waiters whose permits were certainly due after a later waiter had left. A permit was due as long after the call as the
+// call returned that it had waited; a millisecond is for the clocks. The order in which the scheduler runs callers that were woken together
+// does not matter: no caller leaves before its due time.
 func passed(served []*waiter) (n int) {
 	earliest := int64(math.MaxInt64)
 	for _, w := range slices.Backward(served) {
@@ -91,9 +90,9 @@ func passed(served []*waiter) (n int) {
 	return n
 }
 
-// Ten thousand callers, and a hundred thousand with TOKENBUCKET_LONG=1, wait for one bucket, for 1 to 50 permits each, and three
-// in ten of them go away at random. Who waits costs hardly any memory and no processor time; who goes away does so at once; all
-// others are served in the order in which they came, as far as they want as much.
+// Ten thousand callers, and a hundred thousand with TOKENBUCKET_LONG=1, wait for one bucket, for 1 to 50 permits each, and three in ten of
+// them leave at random. A waiter costs hardly any memory and no processor time, and leaves at once; all others are served in the order of
+// their arrival, among requests of the same size.
 func TestG6ManyWaiters(t *testing.T) {
 	server := redistest.Start(t)
 	counts := []int{10_000}
@@ -106,7 +105,7 @@ func TestG6ManyWaiters(t *testing.T) {
 				r := faultlab.Seed(t)
 				j := job{Rate: 6 * float64(count), Burst: 1000}.on(t, server, store)
 				l := j.open(t, server.Client(t), tokenbucket.WithStoreTimeout(time.Minute))
-				ahead, err := l.Reserve(background, 600*int(j.Rate)) // nobody behind is served until this is cancelled
+				ahead, err := l.Reserve(background, 600*int(j.Rate)) // no waiter behind it is served until it is cancelled
 				require.NoError(t, err)
 
 				var all []*waiter
@@ -191,7 +190,7 @@ func TestG6ManyWaiters(t *testing.T) {
 				faultlab.Figure(t, "gone after a cancel", slowest)
 				require.Greater(t, len(goings), count/10)
 				require.Zero(t, overtaken(served), "were overtaken")
-				// A fifth of all are told at the same moment, which takes its time on a busy machine.
+				// A fifth of all are woken at the same moment, which takes its time on a busy machine.
 				told := time.Duration(count/10_000) * time.Second
 				require.LessOrEqual(t, slowest, 50*time.Millisecond+told+10*late.Most())
 				faultlab.CleanUp(t, server.Client(t), j.Prefix)
@@ -247,7 +246,7 @@ func TestG9CancelRaces(t *testing.T) {
 			}
 			running.Wait()
 			left := 0.0
-			require.NoError(t, redistest.Poll(10*time.Second, func() error { // for what is still on its way back
+			require.NoError(t, redistest.Poll(10*time.Second, func() error { // refunds may still be in flight
 				b, err := l.State(background)
 				moved := math.Abs(b.StoredPermits-left) > 0.01
 				if left = b.StoredPermits; err == nil && moved {

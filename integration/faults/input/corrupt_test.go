@@ -15,7 +15,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// good is a state, of a bucket of 5/s; what follows is what becomes of it when somebody edits it, or another program writes.
+// good is a state of a bucket of 5/s. It is followed by edits of it, by hand or by another program.
 const good = "tb1 epoch=8239 seq=12 tail=12 stored=4.5 next=1700000000000000 carry=0 debt=0 back=0: bursty now 5 5 1 0"
 
 // foreign are what may stand under a bucket's key and is no state, and how it got there.
@@ -62,9 +62,9 @@ func foreign() map[string]func(client *redis.Client, key string) {
 	return all
 }
 
-// I2: what is not a state is tokenbucket.ErrCorruptState from whatever is asked of the bucket, Reset too, by processes that have
-// seen it whole before and by others. The error names the key, and shows no more than the beginning of the value and nothing of
-// the script. The value stays as it is, with what time to live it had, and no lock is left.
+// I2: a value that is no state is a tokenbucket.ErrCorruptState for every request to the bucket, Reset included, in processes that have
+// read the intact state before, and in others. The error names the key, and shows no more than the beginning of the value and nothing of
+// the script. The value stays as it is, with its time to live, and no lock is left.
 func TestI2Corrupt(t *testing.T) {
 	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
@@ -121,7 +121,7 @@ func TestI2Corrupt(t *testing.T) {
 				}
 				return nil
 			}))
-			// Deleted by an operator, the bucket begins anew.
+			// After an operator has deleted it, there is a new bucket.
 			require.NoError(t, client.Del(ctx, key).Err())
 			l, err := tokenbucket.NewSmoothBursty("x", 5, tokenbucket.WithStore(store(client)), tokenbucket.WithStoreTimeout(limit))
 			require.NoError(t, err)

@@ -51,7 +51,7 @@ func content(client *redis.Client) map[string]string {
 	return all
 }
 
-// counter counts the commands that a client sends, but for those with which it opens a connection.
+// counter counts the commands that a client sends, except those that open a connection.
 type counter struct{ sent atomic.Int64 }
 
 // counted is a client of the server, and its counter.

@@ -32,8 +32,8 @@ var hostile = []string{
 // impossible are names that no bucket can have.
 var impossible = []string{"", strings.Repeat("x", 513), strings.Repeat("x", 64<<10), "\xff", "x\xc3", "\xed\xa0\x80", strings.Repeat("\x00", 64<<10)}
 
-// I3: each name has a bucket, a semaphore and a window of its own, with keys of its own, though all share one prefix: what is done
-// with one shows in no other. Names that cannot be are refused before Redis is asked.
+// I3: each name has a bucket, a semaphore and a window of its own, with keys of its own, although all share one prefix: a change of one
+// shows in no other. Invalid names are refused without a request to Redis.
 func TestI3Names(t *testing.T) {
 	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestI3Names(t *testing.T) {
 				require.Equal(t, float64(1000+i), b.Rate, "%q", l.Name())
 				require.EqualValues(t, i+2, b.Seq, "%q: begun, and what was taken of it", l.Name())
 			}
-			own := func() map[string]string { // but for locks that are just being released
+			own := func() map[string]string { // without locks that are just being released
 				all := content(admin)
 				for key := range all {
 					if strings.HasSuffix(key, "}:lock") {
@@ -76,7 +76,7 @@ func TestI3Names(t *testing.T) {
 				}
 			}
 
-			// Whatever one of them is told, the others stay as they are.
+			// Whatever is requested of one of them, the others stay as they are.
 			for i, l := range limiters {
 				require.NoError(t, l.SetRate(ctx, 7))
 				require.NoError(t, l.Penalize(ctx, time.Millisecond))
@@ -104,7 +104,7 @@ func TestI3Names(t *testing.T) {
 				none, err := s.TryAcquire(ctx, 1, 0)
 				require.ErrorIs(t, err, semaphore.ErrRefused)
 				require.Nil(t, none, "%q", name)
-				for _, id := range append(hostile[1:], p.ID()+" ", p.ID()+"\n", strings.ToUpper(p.ID())+"x") { // of places that nobody holds
+				for _, id := range append(hostile[1:], p.ID()+" ", p.ID()+"\n", strings.ToUpper(p.ID())+"x") { // of places without a holder
 					if len(id) <= 40 {
 						require.ErrorIs(t, semaphore.NewGroup(s).Done(ctx, id), semaphore.ErrNotHeld, "%q", id)
 					}
@@ -160,8 +160,8 @@ func readable(t *testing.T, err error) {
 	require.NotRegexp(t, `[\x00-\x1f\x7f]`, err.Error())
 }
 
-// I3: names that come from requests. Each path has a bucket, those that no bucket can be named after share one or are cut; a client
-// who makes up paths changes nobody's bucket, and costs no more keys than paths.
+// I3: names that come from requests. Each path has a bucket; paths that cannot be names share one or are cut. A client that makes up paths
+// changes no other client's bucket, and costs no more keys than paths.
 func TestI3Requests(t *testing.T) {
 	server := redistest.Start(t)
 	client, _ := counted(t, server)

@@ -18,7 +18,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// The numbers that somebody passes by mistake, and those at the edges of what is right.
+// Numbers that are passed by mistake, and those at the edges of the valid ranges.
 var (
 	floats = []float64{
 		0, math.Copysign(0, -1), -1, math.NaN(), math.Inf(1), math.Inf(-1), 1e-12, 1e12, 1e-300, 1e300, math.MaxFloat64, math.SmallestNonzeroFloat64,
@@ -35,9 +35,9 @@ var (
 
 const exact = 1 << 53 // microseconds, or permits, beyond which Redis' numbers are not whole any more
 
-// I1: with whatever numbers a limiter is made and asked, it answers rightly or says what is wrong: it does not panic, no wait is
-// negative, beyond the timeout or beyond 2^53 µs, and the first wait of a new bucket is what its permits cost to the microsecond.
-// What can be told to be wrong without Redis is told without Redis.
+// I1: with any numbers, a limiter returns a correct result or an error: it does not panic, no wait is negative, beyond the timeout or
+// beyond 2^53 µs, and the first wait of a new bucket is the cost of its permits to the microsecond. Errors that need no state are returned
+// without a request to Redis.
 func TestI1Numbers(t *testing.T) {
 	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestI1Numbers(t *testing.T) {
 				t.Helper()
 				require.Equal(t, sent, count.sent.Load(), "Redis was asked about %v", what)
 			}
-			pick := func() float64 { // mostly an edge, else of any size
+			pick := func() float64 { // mostly an edge, otherwise of any size
 				if random.IntN(4) > 0 {
 					return floats[random.IntN(len(floats))]
 				}
@@ -158,7 +158,7 @@ func TestI1Numbers(t *testing.T) {
 	}
 }
 
-// cost is the first wait of a new bucket for so many permits, in microseconds, computed with 200 bits.
+// cost returns the first wait of a new bucket for n permits, in microseconds, computed with 200 bits.
 func cost(n int, initial, rate float64) float64 {
 	fresh := new(big.Float).SetPrec(200).Sub(big.NewFloat(float64(n)), big.NewFloat(min(initial, float64(n))))
 	micros := new(big.Float).SetPrec(200).Quo(fresh.Mul(fresh, big.NewFloat(1e6)), big.NewFloat(rate))
@@ -319,7 +319,7 @@ func TestI1Others(t *testing.T) {
 			require.ErrorIs(t, err, slidingwindow.ErrInvalidPermits)
 		}
 	}
-	require.NoError(t, redistest.Poll(limit, func() error { // what nobody waited for any more is given back in the background
+	require.NoError(t, redistest.Poll(limit, func() error { // permits of callers that have left are refunded in the background
 		held, err := s.Holders(ctx)
 		if err == nil && len(held) > 0 {
 			err = fmt.Errorf("held: %v", held)

@@ -19,12 +19,12 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
 )
 
-// I2: what is not a semaphore's is semaphore.ErrCorruptState, with nothing of the script in it, and is left as it is: a count that is
-// no number must neither admit anybody nor shut everybody out in silence.
+// I2: a value that is no semaphore's is a semaphore.ErrCorruptState, with nothing of the script in it, and is left as it is. A count that
+// is no number must neither admit a request nor silently refuse all of them.
 func TestI2Semaphore(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t, patient)
-	name, base := "", "" // of each case its own: who was refused may still give up its attempt
+	name, base := "", "" // one for each case: a call that was refused may still withdraw its request
 	next := func() {
 		name = strconv.Itoa(rand.Int())
 		base = "semaphore:{" + name + "}:"
@@ -85,8 +85,8 @@ func TestI2Semaphore(t *testing.T) {
 	require.Empty(t, wrong, "%d things are wrong", len(wrong))
 }
 
-// I2: a lock that is no string is an error that names it, with nothing of a script in it, or is replaced as any lock is that nobody
-// has the token of.
+// I2: a lock that is no string is an error that names it, with nothing of a script in it, or is replaced like any lock whose token is
+// unknown.
 func TestI2Lock(t *testing.T) {
 	for which, store := range faultlab.Stores {
 		t.Run(which, func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// Two hundred contend for one lock, each as a process of its own would, and nobody is left out: all are served long before
-// they would give up.
+// Two hundred clients contend for one lock, each like a process of its own, and none starves: all are served long before they would give
+// up.
 func TestC7LockStarvation(t *testing.T) {
 	const contenders, ttl = 200, 500 * time.Millisecond
 	calls := 3
@@ -63,7 +63,7 @@ func TestC7LockStarvation(t *testing.T) {
 	faultlab.CleanUp(t, p.Client, p.Prefix)
 }
 
-// joining is a context that tells when its caller has joined the line: a call asks for Done when it begins to wait.
+// joining is a context that signals when its caller has joined the queue: a call asks for Done when it begins to wait.
 type joining struct {
 	context.Context
 	once   sync.Once

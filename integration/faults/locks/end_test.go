@@ -29,9 +29,9 @@ func (p *place) sets() int {
 	return n
 }
 
-// A server hangs just when the lock is asked for, and the caller goes away. The server obtains the lock for nobody when it goes
-// on, and nobody waits for that longer than its time to live; the call takes nothing. The client may have given up the
-// connection by then, or still listen.
+// A server hangs just when a client asks for the lock, and the caller leaves. When the server goes on, it grants the lock to a client that
+// is gone, and no other client waits for that longer than the lock's time to live; the call takes nothing. The client may have closed the
+// connection by then, or still read from it.
 func TestC3OrphanObtain(t *testing.T) {
 	late := faultlab.MeasureLateness(t)
 	const ttl, patience, hang = 500 * time.Millisecond, 300 * time.Millisecond, 3 * time.Second
@@ -111,8 +111,8 @@ func (p *place) take(ctx context.Context, store tokenbucket.Store) error {
 	return err
 }
 
-// A context that ends while its batch holds the lock does not keep the lock: it is released within 100 ms, however long it
-// would live. What was not committed is not taken, and a caller that goes away gets its permit back.
+// A context that ends while its batch holds the lock does not keep the lock: it is released within 100 ms, whatever its time to live.
+// Without a commit nothing is taken, and a caller that leaves gets its permit refunded.
 func TestC4ContextEndsWhileHolding(t *testing.T) {
 	server := redistest.Start(t)
 	late := faultlab.MeasureTrips(t, server.Addr)
@@ -176,7 +176,7 @@ func TestC4ContextEndsWhileHolding(t *testing.T) {
 	}
 }
 
-// Whatever a former holder of the lock sends again, releases above all, somebody else's lock stays, and so does the bucket.
+// Whatever a former holder of the lock sends again, releases above all, another holder's lock stays, and so does the bucket.
 func TestC5ReplayedReleases(t *testing.T) {
 	p := newPlace(t, redistest.Start(t))
 	var mu sync.Mutex

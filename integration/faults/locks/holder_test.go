@@ -25,10 +25,10 @@ type job struct {
 	Pause step
 }
 
-// reads tells whether the process reads after its stop.
+// reads reports whether the process reads after its stop.
 func (j job) reads() bool { return j.Pause == obtain && j.Warm == 0 }
 
-// told is what became of a commit that was sent after the stop, or of a call.
+// told is the result of a commit that was sent after the stop, or of a call.
 type told struct {
 	Commit  string `json:",omitempty"`
 	Granted bool
@@ -69,7 +69,7 @@ func hold(ctx context.Context, j *job, tell func(told)) error {
 		}
 		hindered = true
 	}
-	tap.after = func(s step, cmd redis.Cmder) { // by one goroutine: that which takes the batches, but for releases
+	tap.after = func(s step, cmd redis.Cmder) { // by one goroutine, the one that takes the batches, except for releases
 		switch {
 		case s == obtain && hindered && cmd.Err() == redis.Nil:
 			hindered = false
@@ -115,9 +115,9 @@ var holds = map[string]job{
 	"before it may read": {Pause: obtain},
 }
 
-// A process that is stopped while it holds the lock, for longer than the lock lives, writes nothing when it goes on, whether
-// the lock is free by then or somebody else's. Others are served within the lock's time to live, by either store. Its own
-// call is decided anew, and every permit is accounted for.
+// A process that is stopped while it holds the lock, for longer than the lock lives, writes nothing when it goes on, whether the lock is
+// free by then or another process holds it. Others are served within the lock's time to live, by either store. Its own call is decided
+// again, and every permit is accounted for.
 func TestC1HolderPausedPastTTL(t *testing.T) {
 	server := redistest.Start(t)
 	late := faultlab.MeasureTrips(t, server.Addr)
@@ -159,7 +159,7 @@ func TestC1HolderPausedPastTTL(t *testing.T) {
 					if !j.reads() {
 						awaitStop(t, c.Pid) // its commit was answered
 						require.Equal(t, before, p.text(), "the late one wrote")
-					} else if foreign { // its read tells that the lock is lost, and it waits
+					} else if foreign { // its read returns that the lock is lost, and it waits
 						time.Sleep(300 * time.Millisecond)
 						require.Equal(t, before, p.text(), "the late one wrote")
 					}

@@ -1,5 +1,5 @@
-// Package locks tests the store that decides under a distributed lock: holders that are stopped, killed or cancelled at the
-// worst moment, locks that nobody owns, and its use together with the script store on one bucket.
+// Package locks tests the store that decides under a distributed lock: holders that are stopped, killed or cancelled at the worst moment,
+// locks without a holder, and its use together with the script store on one bucket.
 package locks
 
 import (
@@ -94,7 +94,7 @@ func (p *place) state() (b tokenbucket.PermitBucket) {
 	return b
 }
 
-// taken fails the test unless so many permits were taken from the bucket, no more and no fewer.
+// taken fails the test unless exactly n permits were taken from the bucket.
 func (p *place) taken(n int) {
 	p.t.Helper()
 	b := p.state()
@@ -102,7 +102,7 @@ func (p *place) taken(n int) {
 	require.InDelta(p.t, permits-n, b.StoredPermits, 0.01)
 }
 
-// unlocked fails the test unless the lock is released, by whoever has it, within that time.
+// unlocked fails the test unless the lock, whatever its holder, is released within that time.
 func (p *place) unlocked(most time.Duration, late *faultlab.Lateness) {
 	p.t.Helper()
 	began := time.Now()
@@ -153,10 +153,10 @@ func arguments(cmd redis.Cmder) []string {
 	return all
 }
 
-// newState is where the arguments of a commit have what is to be written; a release writes nothing.
+// newState is the index of the new state in the arguments of a commit; a release writes nothing.
 const newState = 3 + 2 + 5
 
-// stepOf tells what a command is for.
+// stepOf returns the purpose of a command.
 func stepOf(args []string) step {
 	if len(args) < 4 || args[0] != "evalsha" && args[0] != "eval" {
 		return other
@@ -213,7 +213,7 @@ func awaitStop(t *testing.T, pid int) {
 	require.NoError(t, redistest.Poll(30*time.Second, func() error { return faultlab.Stopped(pid) }))
 }
 
-// stopSelf stops the calling process until somebody continues it. It returns then.
+// stopSelf stops the calling process until a signal continues it. It returns then.
 func stopSelf() {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
 	time.Sleep(20 * time.Millisecond) // the kernel takes a moment to stop every thread, and this one must not run on meanwhile

@@ -77,8 +77,8 @@ func watch(t *testing.T, addr string) (end func() []executed) {
 	}
 }
 
-// judge reads what was executed on one bucket and its lock. It knows a lock to be live from when it was set, if it was free
-// for certain, until it is deleted or until shortly before it expires.
+// judge reads the commands that were executed on one bucket and its lock. It takes a lock to be live from when it was set, if it was
+// certainly free, until it is deleted or shortly before it expires.
 type judge struct {
 	t            *testing.T
 	bucket, lock string
@@ -86,7 +86,7 @@ type judge struct {
 
 	holder    string
 	until     int64 // when the lock expires
-	doubtful  bool  // it may have expired just when somebody else asked for it
+	doubtful  bool  // it may have expired just when another process asked for it
 	before    tokenbucket.PermitBucket
 	text      string           // of that
 	due       []faultlab.Event // by the server's clock
@@ -94,8 +94,8 @@ type judge struct {
 	contended int // a script came while the lock was live
 }
 
-// expiry is how inexactly the expiry of a key is known from outside, in microseconds: the server may be held up between a lock and
-// the line that tells of it. A lock that is held for half a second and more is held by somebody who stands still.
+// expiry is the inaccuracy of the expiry of a key as seen from outside, in microseconds: the server may be held up between a lock and the
+// line that reports it. A lock that is held for half a second and more belongs to a process that stands still.
 const expiry = 250_000
 
 func (j *judge) live(at int64) bool { return j.holder != "" && !j.doubtful && at < j.until-expiry }
@@ -159,9 +159,9 @@ func (j *judge) wrote(text string) {
 	j.before, j.text = after, text
 }
 
-// Four processes, two with either store, on one bucket at full demand: every state that is written follows from the one before
-// by the arithmetic, its number only rises, no script writes while somebody holds the lock and nobody writes without it, what
-// fell due keeps to the bound exactly, and every permit that was taken reached its caller.
+// Four processes, two with either store, on one bucket at full demand. Every state that is written follows from the one before by the
+// arithmetic, and its number only rises. No script writes while the lock is held, and no process writes without it. The due times keep to
+// the bound exactly, and every permit that was taken reached its caller.
 func TestC6LockAndScriptOnOneKey(t *testing.T) {
 	const rate, burst = 2000.0, 200.0
 	lasting := faultlab.Lasting(6*time.Second, time.Minute)

@@ -64,8 +64,8 @@ func (r *recorder) replay(t *testing.T, b *bench, times int) []any {
 	return replies
 }
 
-// What gives permits back is sent again, word for word: at once, after others have been granted, after a restart and after a
-// reset. It gives back once at the end of the bucket's account, and not at all where somebody has taken behind.
+// A refund is sent again, byte for byte: at once, after others have been granted, after a restart and after a reset. It refunds once at the
+// tail of the bucket, and not at all where another process has taken behind it.
 func TestB5DuplicateGiveBack(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		for name, behind := range map[string]bool{"at the end": false, "others behind": true} {
@@ -78,9 +78,9 @@ func TestB5DuplicateGiveBack(t *testing.T) {
 					require.NoError(t, err)
 					return r
 				}
-				take(other, size+100) // so that nothing is due, and there is room for what comes back once too often
+				take(other, size+100) // so that nothing is due, and there is room for a refund too many
 				r, gone := take(l, 7), size+100
-				if behind { // then it stays with the process for whoever comes next
+				if behind { // then the process keeps it for the next caller
 					take(other, 11)
 					gone += 7 + 11
 				}
@@ -148,7 +148,7 @@ func (b *bench) history(t *testing.T, fault faultlab.Fault, seed uint64) (lackin
 	l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)
 	require.NoError(t, l.Reset(background))
 	other := b.limiter(t, b.direct, slow, size, 5*time.Second)
-	_, err := other.Reserve(background, size) // what is due would be used, and not given back
+	_, err := other.Reserve(background, size) // due permits would be used, and not refunded
 	require.NoError(t, err)
 	used = size
 	for range 60 {
@@ -172,9 +172,9 @@ func (b *bench) history(t *testing.T, fault faultlab.Fault, seed uint64) (lackin
 	return taken(state(t, b.direct, slow, size), size), used, bit
 }
 
-// Every request of a take arrives twice in a row, while its caller waits: what takes permits has no number of its own, so a
-// script takes them twice, at most; under a lock the second finds the state changed. The caller is told of one take, and the
-// next one finds what there is.
+// Every request of a take arrives twice in a row, while its caller waits. Takes have no number of their own, so a script takes the permits
+// twice, at most; under a lock the second finds the state changed. The caller gets the result of one take, and the next one finds the
+// remaining permits.
 func TestB5PromptTake(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		l := b.limiter(t, b.connect(t), slow, size, 5*time.Second)

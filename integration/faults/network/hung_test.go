@@ -20,11 +20,10 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// slack is how much later than its deadline the last of many calls may return, and soon the half of them, on a machine that
-// wakes nobody late; how late this one is for others who wait as they do comes on top. So does the work that it is to let many go
-// at once, for each of them: two processors that others want too, and the race detector, make seconds of ten thousand. Where a
-// context's deadline is judged, all else that a call could wait for takes five seconds or longer, but for the store's timeout in
-// TestB4FirstCalls (half a second) and TestG3Flap (one).
+// slack is how much later than its deadline the last of many calls may return, and soon the half of them, on a machine that wakes them on
+// time; the lateness of other sleepers is added to it. So is the work of waking many at once, for each of them: two processors that other
+// programs use too, and the race detector, make seconds of ten thousand. Where a context's deadline is tested, everything else that ends a
+// wait takes five seconds or longer, except the store timeout in TestB4FirstCalls (half a second) and TestG3Flap (one).
 const (
 	slack, soon        = 500 * time.Millisecond, 400 * time.Millisecond
 	lastEach, halfEach = 250 * time.Microsecond, 150 * time.Microsecond
@@ -36,14 +35,14 @@ func inTime(t *testing.T, took, deadline time.Duration, late *faultlab.Lateness)
 	require.LessOrEqual(t, took, deadline+slack+4*late.Most())
 }
 
-// crowd lets so many callers call at the same time, and returns how long each took, sorted, and what they were told. The
-// contexts begin when the caller does. Among the callers there are a tenth as many who only wait for such a context. How late
-// these are, the machine is for one of a crowd, without the library: many times as late as for a single sleeper, if it is busy.
+// crowd makes the given number of calls at the same time, and returns the duration of each, sorted, and their errors. The contexts begin
+// when the callers do. Among the callers there are a tenth as many that only wait for such a context. Their lateness is that of the machine
+// for one of a crowd, without the library: many times that of a single sleeper, if it is busy.
 func crowd(callers int, timeout time.Duration, late *faultlab.Lateness, call func(ctx context.Context) error) (took []time.Duration, told map[string]int, all []error) {
 	return crowdBeside(callers, timeout, timeout, late, call)
 }
 
-// crowdBeside is crowd, with others among them who only wait for so long: 0 means no others.
+// crowdBeside is crowd, with others among them that only wait for the given time; 0 for no others.
 func crowdBeside(
 	callers int, timeout, others time.Duration, late *faultlab.Lateness, call func(ctx context.Context) error,
 ) (took []time.Duration, told map[string]int, all []error) {
@@ -152,9 +151,9 @@ func settled(t *testing.T, b *bench) {
 	}
 }
 
-// The server hangs before the first call ever, so its clock is not known and no deadline can be sent. Then what it executes
-// when it goes on is bounded by what is in flight: one batch at a time, given up when its callers have left or the store's
-// timeout has passed; and what it took comes back, but for batches whose answer the client no longer waits for.
+// The server hangs before the first call, so its clock is not known and no deadline can be sent. When it goes on, it executes only the
+// batch in flight: one at a time, given up when its callers have left or the store timeout has passed. The permits are refunded, except
+// those of batches whose reply the client no longer waits for.
 func TestB4FirstCalls(t *testing.T) {
 	sideBySide(t, func(t *testing.T, b *bench) {
 		const callers, timeout, storeTimeout, hang = 2000, 100 * time.Millisecond, 500 * time.Millisecond, 1200 * time.Millisecond
@@ -258,8 +257,8 @@ func TestB4NoDeadline(t *testing.T) {
 	})
 }
 
-// A server that hangs is no lock that others hold: who asks what to do about it must be told which of the two it is. The
-// bucket has one user here.
+// A server that hangs is not a lock that others hold: the two errors differ, because they need different actions. The bucket has one user
+// here.
 func TestB4HungIsNoContention(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		l := b.limiter(t, b.connect(t), slow, size, 1200*time.Millisecond)
@@ -281,8 +280,8 @@ func TestB4HungIsNoContention(t *testing.T) {
 	})
 }
 
-// Without a deadline, and callers keep arriving: those whose batch is given up are told, whoever it is that notices first that it is
-// late.
+// Without a deadline, and with callers that keep arriving: the calls of a batch that is given up return the error, whichever timer finds
+// first that it is late.
 func TestB4Stream(t *testing.T) {
 	inTurn(t, func(t *testing.T, b *bench) {
 		const callers, timeout, apart = 4000, 200 * time.Millisecond, 300 * time.Microsecond
@@ -316,9 +315,9 @@ func TestB4Stream(t *testing.T) {
 	})
 }
 
-// A pool of two connections and ten thousand callers: they share batches, of which one is under way at a time, so nobody waits
-// for a connection when the network is slow. When the server hangs, a batch that was given up and a probe may occupy both
-// for a while, so that the next batch finds none; but it is batches that are told so, not callers by the thousand.
+// A pool of two connections and ten thousand callers: they share batches, of which one is in flight at a time, so no call waits for a
+// connection when the network is slow. When the server hangs, a batch that was given up and a probe may occupy both for a while, so that
+// the next batch finds none. That is the error of batches, not of callers by the thousand.
 func TestG5PoolExhausted(t *testing.T) {
 	inTurn(t, func(t *testing.T, b *bench) {
 		const callers, timeout, poolTimeout = 10_000, 300 * time.Millisecond, 50 * time.Millisecond

@@ -29,7 +29,7 @@ func TestB2CutAfterExecution(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) { b.lose(t, faultlab.CutAfter) })
 }
 
-// The connection is cut before the script has reached the server. Nobody can tell that from the above, so it is not sent
+// The connection is cut before the script has reached the server. A client cannot distinguish that from the case above, so it is not sent
 // again either: nothing was taken.
 func TestB2CutBeforeExecution(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) { b.lose(t, faultlab.CutBefore) })
@@ -94,8 +94,8 @@ func (b *bench) lose(t *testing.T, fault faultlab.Fault) {
 	b.balance(t, &calls, fault, bit, largest, "afterwards")
 }
 
-// balance compares what callers received with what the server has taken, when so many requests were hit. No call was for more
-// than largest.
+// balance compares the permits that callers received with those that the server has taken, when the given requests were hit. No call was
+// for more than largest.
 func (b *bench) balance(t *testing.T, calls *outcomes, fault faultlab.Fault, bit int, largest int64, when string) {
 	t.Helper()
 	n := int64(taken(state(t, b.direct, slow, size), size))
@@ -116,7 +116,7 @@ func (b *bench) balance(t *testing.T, calls *outcomes, fault faultlab.Fault, bit
 func (b *bench) refund(t *testing.T, client *redis.Client, calls *outcomes, fault faultlab.Fault) int {
 	t.Helper()
 	l := b.limiter(t, client, slow, size, 20*time.Second) // a store of its own: no other batch is under way
-	// More than there is: what is due is used, and not given back.
+	// More than there is: due permits are used, and not refunded.
 	n := int(state(t, b.direct, slow, size).StoredPermits) + 5
 	var r *tokenbucket.Reservation
 	require.NoError(t, redistest.Poll(20*time.Second, func() (err error) {

@@ -150,7 +150,7 @@ func state(t *testing.T, client tokenbucket.RedisClient, rate, size float64) tok
 	return s
 }
 
-// slow is the rate of a bucket in which next to nothing accrues while a test runs: what is missing was taken.
+// slow is the rate of a bucket in which next to nothing accrues while a test runs: the permits that it lacks were taken.
 const slow = 0.001
 
 // taken is how many permits a bucket at the slow rate lacks, or owes.
@@ -185,7 +185,7 @@ func failure(t *testing.T, err error) {
 	}
 }
 
-// network tells whether an error is the network's own.
+// network reports whether an error is the network's own.
 func network(err error) bool {
 	if err == nil {
 		return false
@@ -206,9 +206,9 @@ type outcomes struct {
 	answered                       atomic.Int64 // requests, of which a call may have made several, see count
 }
 
-// count is an option for the limiter that the calls use: it counts the requests that the store answers. Who hears of a permit, or
-// is woken, more than 100 ms after it was due, lets it lapse and asks for another. So on a slow machine there are more answers
-// than calls that received something.
+// count is an option for the limiter that the calls use: it counts the requests that the store decides. A caller that gets its permit, or
+// is woken, more than 100 ms after the due time lets it lapse and asks for another. So on a slow machine there are more replies than calls
+// that received something.
 func (o *outcomes) count() tokenbucket.Option {
 	return tokenbucket.WithObserver(tokenbucket.Observer{Trip: func(t tokenbucket.Trip) {
 		if t.Err == nil {
@@ -217,8 +217,8 @@ func (o *outcomes) count() tokenbucket.Option {
 	}})
 }
 
-// most is how many permits may have been taken if nothing was executed twice: what calls have asked for, of which none was for
-// more than so many, and what they have asked for once more.
+// most returns how many permits may have been taken if nothing was executed twice: those of all calls, of which none was for more than
+// each, and those that were requested once more.
 func (o *outcomes) most(each int64) int64 { return o.sent.Load() + o.again(each) }
 
 // again is how many permits they may have asked for once more.

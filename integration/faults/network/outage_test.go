@@ -116,8 +116,8 @@ func beside(ctx context.Context, running *sync.WaitGroup, n int, limit time.Dura
 	}
 }
 
-// One of two gateways is cut off from the server, and nobody answers it. Its calls fail, each by its deadline, and it lets
-// nobody pass on its own account; the other goes on as before; together they keep to the rate before, during and after.
+// One of two gateways is cut off from the server, and gets no replies. Its calls fail, each by its deadline, and it lets no call pass on
+// its own account; the other goes on as before; together they keep to the rate before, during and after.
 func TestG4Partition(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		const rate, burst, limit, wait = 200, 20, 300 * time.Millisecond, 50 * time.Millisecond

@@ -36,8 +36,8 @@ func (u *uses) count() int {
 	return len(u.spans)
 }
 
-// worst is the fullest window by when permits were used, and by what is certain: each was due between when it was asked for, or up
-// to 100 ms before that, as of when the last answer was given, and its use.
+// worst returns the fullest window by the times of use, and by due times: each permit was certainly due between its request, or up to 100
+// ms before that, as of the last reply, and its use.
 func (u *uses) worst(rate float64) (byUse, surely float64) {
 	var events []faultlab.Event
 	var spans []faultlab.Span
@@ -87,8 +87,8 @@ func demand(
 	}
 }
 
-// The network is slow, by more or less, and then narrow. Those who wait share batches, so the rate is used as far as callers
-// and round trips allow; nobody gets a permit too many, and who cannot wait for the network returns when it must.
+// The network is slow, by more or less, and then narrow. Waiters share batches, so the rate is used as far as callers and round trips
+// allow. No caller gets a permit too many, and a caller that cannot wait for the network returns in time.
 func TestG1Slow(t *testing.T) {
 	each(t, func(t *testing.T, b *bench) {
 		const rate, burst, callers = 100, 20, 64
@@ -145,7 +145,7 @@ func TestG1Slow(t *testing.T) {
 				require.GreaterOrEqual(t, took[len(took)/10], 95*time.Millisecond, "they were refused at once")
 			}
 			time.Sleep(time.Until(began.Add(phase.lasting)))
-			// What the trips allow in so many seconds, on a machine that is so late.
+			// The permits that the trips allow in the given time, on a machine with that lateness.
 			possible := func(seconds float64) float64 {
 				if phase.trip == 0 {
 					return rate * seconds
@@ -216,7 +216,7 @@ func TestG2Stall(t *testing.T) {
 				hasty := b.server.Client(t, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout = -1, 10*time.Millisecond })
 				for ; hasty.Ping(background).Err() == nil; time.Sleep(time.Millisecond) {
 					select {
-					case err := <-asleep: // before a busy machine has let anybody look
+					case err := <-asleep: // before any caller could look on a busy machine
 						require.NoError(t, err)
 						go sleep()
 					default:
@@ -254,7 +254,7 @@ func TestG2Stall(t *testing.T) {
 			n := int64(taken(state(t, b.direct, slow, size), size))
 			t.Logf("%s for %v: told %v; %v; taken %d", fault.name, pause, told, &calls, n)
 			faultlab.Figure(t, "back after", recovery)
-			// A lock that was obtained for nobody ends with its time to live, and a connection is tried again by the kernel
+			// A lock that was obtained for a client that is gone ends with its time to live, and a connection is tried again by the kernel
 			// after one second.
 			inTime(t, recovery, 3*time.Second, late)
 			require.GreaterOrEqual(t, n, calls.received.Load())

@@ -12,7 +12,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
-// logged is a testing.TB that keeps what is logged, as lines of go test -json.
+// logged is a testing.TB that keeps its log, as lines of go test -json.
 type logged struct {
 	testing.TB
 	test  string

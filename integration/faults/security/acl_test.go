@@ -19,7 +19,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// documented are the rights that docs/security.md gives to each user, so that what is tested is what is read.
+// documented returns the rights that docs/security.md gives to each user, so that the tests use the documented ones.
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/security.md")
@@ -235,7 +235,7 @@ func TestACLOfPolicies(t *testing.T) {
 	admin := server.Client(t)
 	ctx := within(t, 2*time.Minute)
 	open := func(rights []string, policy tokenbucket.FailurePolicy, health func(tokenbucket.Health)) (*tokenbucket.RateLimiter, *redis.Client) {
-		user := as(t, server, admin, rights, func(o *redis.Options) { o.ReadTimeout = time.Second }) // of commands that nobody waits for
+		user := as(t, server, admin, rights, func(o *redis.Options) { o.ReadTimeout = time.Second }) // for commands without a waiter
 		l, err := tokenbucket.NewSmoothBursty("x", 1e6, tokenbucket.WithStore(tokenbucket.NewRedisScriptStore(user)),
 			tokenbucket.WithFailurePolicy(policy), tokenbucket.WithStoreTimeout(time.Second), tokenbucket.WithObserver(tokenbucket.Observer{Health: health}))
 		require.NoError(t, err)

@@ -1,5 +1,5 @@
-// Package security tests what somebody who guards a fleet has to know: which rights in Redis the library needs, that it works
-// over TLS, and that no password gets into an error or a log.
+// Package security tests the claims on which the guard of a fleet depends: which rights in Redis the library needs, that it works over TLS,
+// and that no password gets into an error or a log.
 package security
 
 import (

@@ -23,7 +23,7 @@ import (
 
 const patience = 20 * time.Second // with what goes well; a refused command ends the operation before
 
-// lockTTL is how long a lock lives that nobody releases: three round trips of a slow machine, and no longer than a test can wait.
+// lockTTL is the time to live of a lock that is not released: three round trips of a slow machine, and no longer than a test can wait.
 const lockTTL = 300 * time.Millisecond
 
 // client is what all packages can work with.
@@ -188,7 +188,7 @@ func (o *operator) semaphores(ctx context.Context, ours, theirs *semaphore.Semap
 	if _, err := ours.Holders(ctx); err != nil {
 		return err
 	}
-	// Somebody else waits for the permit, and somebody until there is no holder. Both hear of it by Pub/Sub.
+	// Another process waits for the permit, and one until there is no holder. Both receive it by Pub/Sub.
 	results := make(chan error, 2)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -213,7 +213,7 @@ func (o *operator) semaphores(ctx context.Context, ours, theirs *semaphore.Semap
 		return nil
 	})
 	if err == nil {
-		_, err = ours.Holders(ctx) // while somebody waits it asks other keys
+		_, err = ours.Holders(ctx) // with a waiter it reads other keys
 	}
 	if err := errors.Join(err, ctx.Err(), held.Release(ctx)); err != nil {
 		cancel()

@@ -92,7 +92,7 @@ func (a *authority) withTLS(t *testing.T, server *redistest.Server, clients stri
 	admin, ctx := server.Client(t), context.Background()
 	require.NoError(t, admin.Do(ctx, "CONFIG", "SET", "tls-cert-file", write("cert", cert), "tls-key-file", write("key", key),
 		"tls-ca-cert-file", write("ca", a.pem), "tls-auth-clients", clients).Err())
-	require.NoError(t, redistest.Poll(patience, func() error { // somebody else may take the port
+	require.NoError(t, redistest.Poll(patience, func() error { // another program may take the port
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			return err
@@ -105,8 +105,8 @@ func (a *authority) withTLS(t *testing.T, server *redistest.Server, clients stri
 	return addr
 }
 
-// cutOff is what is seen of a server that hangs up. TLS 1.3 lets a client write before the server has looked at its certificate,
-// so the reason may be lost.
+// cutOff matches the errors of a server that hangs up. TLS 1.3 lets a client write before the server has checked its certificate, so the
+// reason may be lost.
 const cutOff = "EOF|connection reset|broken pipe"
 
 // Everything works over TLS, with a certificate of the client's where the server wants one. The wrong certificate, or none, is an
@@ -132,7 +132,7 @@ func TestTLS(t *testing.T) {
 	for _, c := range []struct {
 		name, clients string
 		config        *tls.Config
-		says          string // in the error; "": it works
+		says          string // in the error; "" if it works
 	}{
 		{"server's certificate", "no", known, ""},
 		{"mutual", "yes", mutual, ""},

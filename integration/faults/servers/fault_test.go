@@ -25,8 +25,7 @@ import (
 type fault struct {
 	// words of which the server says one; none: it says nothing.
 	words []string
-	// config: somebody must set it right, and until then it is no outage. Of the others, lost are those that end with the
-	// bucket gone.
+	// config: it needs a repair, and until then it is no outage. Of the others, lost are those that end with the bucket gone.
 	config, lost bool
 	// args of the server, and what the limiter's client has besides.
 	args   []string
@@ -94,7 +93,7 @@ func (b *bench) warm(t *testing.T, n int) string {
 	return b.stored(t)
 }
 
-// says tells whether an error has one of the server's words.
+// says reports whether an error has one of the server's words.
 func (f *fault) says(err error) bool {
 	return f.words == nil || slices.ContainsFunc(f.words, func(w string) bool { return strings.Contains(err.Error(), w) })
 }
@@ -107,7 +106,7 @@ func (b *bench) stored(t *testing.T) string {
 	return text
 }
 
-// typed tells whether a caller can tell what kind of failure an error is without reading it.
+// typed reports whether a caller can recognise the kind of an error by errors.Is.
 func typed(err error) bool {
 	for _, is := range []error{
 		tokenbucket.ErrStoreUnavailable, tokenbucket.ErrStoreTimeout, tokenbucket.ErrLockNotObtained, tokenbucket.ErrCorruptState,
@@ -147,7 +146,7 @@ func acl(rules ...string) func(*testing.T, *bench) {
 // throwOut ends all connections but the admin's.
 func throwOut(t *testing.T, b *bench) {
 	t.Helper()
-	require.Eventually(t, func() bool { // so that no call finds out by losing one; what was under way may connect anew
+	require.Eventually(t, func() bool { // so that no call finds out by losing one; calls in flight may connect again
 		err := b.admin.Do(background, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes").Err()
 		return err == nil && strings.Count(b.admin.ClientList(background).Val(), "id=") == 1
 	}, 20*time.Second, time.Millisecond)
@@ -174,7 +173,7 @@ func both(steps ...func(*testing.T, *bench)) func(*testing.T, *bench) {
 	}
 }
 
-// await waits until the server says what it is to say to a command of somebody who is not the admin.
+// await waits until the server replies with the given word to a command of a user who is not the admin.
 func await(t *testing.T, b *bench, word string) {
 	t.Helper()
 	client := b.Client(t, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout, o.DialerRetries = -1, 100*time.Millisecond, 1 })
@@ -224,8 +223,8 @@ var faults = map[string]*fault{
 	"F6 MASTERDOWN": {
 		words: []string{"MASTERDOWN", "READONLY"}, begin: both(config("replica-serve-stale-data", "no"), replicaOf(nowhere), awaiting("MASTERDOWN")), end: replicaOf("NO ONE"),
 	},
-	// To a command of more than ten words it says "unauthenticated multibulk length", and hangs up: should the client use that
-	// connection once more, it is told nothing.
+	// It replies "unauthenticated multibulk length" to a command of more than ten words, and hangs up: a client that uses that connection
+	// once more gets no reply.
 	"F7 NOAUTH": {words: []string{"NOAUTH", "unauthenticated", "EOF"}, config: true, begin: both(config("requirepass", "secret"), throwOut), end: config("requirepass", "")},
 	"F7 WRONGPASS": {
 		words: []string{"WRONGPASS"}, config: true, client: func(o *redis.Options) { o.Password = "old" },

@@ -1,6 +1,5 @@
-// Package servers tests servers that answer, but with an error: out of memory, read-only, loading, misconfigured, without their
-// replicas, locked up, full. Callers are told what is wrong, in time; nothing is half done; and permits come again soon after the
-// server is well.
+// Package servers tests servers that reply with an error: out of memory, read-only, loading, misconfigured, without their replicas, locked
+// up, full. Callers get the cause, in time; nothing is half done; and permits are granted again soon after the server has recovered.
 package servers
 
 import (

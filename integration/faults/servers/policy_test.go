@@ -19,9 +19,9 @@ import (
 // share is a policy of one of two instances: it takes itself for one of three until it has counted them.
 var share = tokenbucket.LocalShare(3)
 
-// Every fault under every policy. An outage is an error with FailClosed, lets all calls pass with FailOpen, and with
-// LocalShare as many as this process's part of the rate; what must be set right is an error with all of them. A shadow beside
-// it lets all pass, whatever it is. Their observers are told just that. When the server is well, the bucket is asked again.
+// Every fault under every policy. An outage is an error with FailClosed, lets all calls pass with FailOpen, and as many as the local share
+// allows with LocalShare; a fault that needs a repair is an error with all of them. A shadow beside it lets all pass in either case. Their
+// observers receive exactly that. When the server has recovered, the bucket decides again.
 func TestPolicies(t *testing.T) {
 	for name, f := range faults {
 		for _, kind := range faultlab.Kinds {
@@ -35,7 +35,7 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// outcome is what an observer is told of a call.
+// outcome is an observer's Decision about a call.
 type outcome struct {
 	granted, failed, shadow bool
 	by                      string
@@ -50,8 +50,8 @@ func (o observed) option() tokenbucket.Option {
 	}})
 }
 
-// obeys has a limiter with a policy live through a fault. Its store timeout is short, since nothing is told of an outage earlier
-// than that; but what is none is told at once, and must not be taken for one if the machine is slow.
+// obeys takes a limiter with a policy through a fault. Its store timeout is short, because an outage is not noticed earlier than that. But
+// a fault that is no outage is an error at once, and must not be mistaken for one if the machine is slow.
 func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy) {
 	timeout := 300 * time.Millisecond
 	if f.config {
@@ -141,7 +141,7 @@ func obeys(t *testing.T, f *fault, kind string, policy tokenbucket.FailurePolicy
 	assert.LessOrEqual(t, time.Since(well), 3*time.Second+10*max(late.Most(), trips.Most()))
 }
 
-// awaitInstances waits until so many instances are counted.
+// awaitInstances waits until n instances are counted.
 func (b *bench) awaitInstances(t *testing.T, n int64) {
 	t.Helper()
 	require.Eventually(t, func() bool { return b.admin.ZCard(background, "tokenbucket:instances").Val() == n }, 20*time.Second, time.Millisecond)

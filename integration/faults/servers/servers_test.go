@@ -19,11 +19,11 @@ import (
 )
 
 const (
-	// storeTimeout is long enough to be told from a caller's deadline, and its end from that of a client that waits for five seconds.
+	// storeTimeout is long enough to be distinct from a caller's deadline, and its end from that of a client that waits for five seconds.
 	storeTimeout = 3 * time.Second
 	// slack is how much later than its limit a call may be answered; what the machine is late by comes on top.
 	slack = time.Second
-	// patient is the store's timeout where nobody shall be told of a slow machine.
+	// patient is the store timeout where a slow machine must not cause an error.
 	patient = 20 * time.Second
 )
 
@@ -71,7 +71,7 @@ func suffers(t *testing.T, name string) {
 	}
 }
 
-// requireTaken waits until the bucket is what it was but for so many permits, and stays so.
+// requireTaken waits until the bucket has exactly the given number of permits fewer than before, and stays so.
 func requireTaken(t *testing.T, b *bench, was string, permits int) {
 	t.Helper()
 	var old, now tokenbucket.PermitBucket
@@ -146,7 +146,7 @@ func TestF1LockIsReleasedOutOfMemory(t *testing.T) {
 	requireTaken(t, b, was, 1)
 }
 
-// between is a hook that does something once so many scripts have run.
+// between is a hook that calls a function once the given number of scripts have run.
 type between struct {
 	scripts atomic.Int32 // to come
 	do      func()
@@ -178,8 +178,8 @@ func (h *between) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // F2: the server has become a replica.
 func TestF2ReadOnly(t *testing.T) { suffers(t, "F2 READONLY") }
 
-// F2, F3, F5, F6, D9: a server that says that it has executed nothing is asked again: who has the time waits and gets a permit
-// when it is well, without an error.
+// F2, F3, F5, F6, D9: a request is sent again to a server that replies that it has executed nothing: a caller with enough time waits and
+// gets a permit when the server has recovered, without an error.
 func TestAskedAgain(t *testing.T) {
 	for _, name := range []string{"F2 READONLY", "F3 LOADING", "F5 NOREPLICAS", "F6 MASTERDOWN", "CLUSTERDOWN"} {
 		for _, kind := range faultlab.Kinds {
@@ -193,7 +193,7 @@ func TestAskedAgain(t *testing.T) {
 	}
 }
 
-// askedAgain has one call live through a fault. It returns false if that tells nothing: the machine was too late.
+// askedAgain takes one call through a fault. It returns false if the result means nothing, because the machine was too late.
 func askedAgain(t *testing.T, f *fault, kind string) bool {
 	t.Helper()
 	const away = 300 * time.Millisecond
@@ -237,7 +237,7 @@ func TestF5NoReplicas(t *testing.T) { suffers(t, "F5 NOREPLICAS") }
 // F6: a replica has lost its master and does not answer from what it remembers.
 func TestF6MasterDown(t *testing.T) { suffers(t, "F6 MASTERDOWN") }
 
-// F7: the configuration is wrong: a password, a right, what is stored under the key. That is told as it is, and no outage.
+// F7: the configuration is wrong: a password, a right, or the value under the key. The call returns that error; it is no outage.
 func TestF7Configuration(t *testing.T) {
 	for name, f := range faults {
 		if f.config {
@@ -281,7 +281,7 @@ func TestF7NoStorm(t *testing.T) {
 	}
 }
 
-// F8: the server is busy with somebody's endless script.
+// F8: the server is busy with another client's endless script.
 func TestF8Busy(t *testing.T) { suffers(t, "F8 BUSY") }
 
 // F8: the script has written, so that nothing but the server's end ends it.

@@ -17,7 +17,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// standstill is how far back a server's clock may be set before it is believed: so long time stands still.
+// standstill is how far back a server's clock may be set before the bucket follows it: time stands still that long.
 const standstill = 2 * time.Second
 
 // fault is one kind of what goes wrong.
@@ -32,9 +32,9 @@ type fault struct {
 	clock bool
 }
 
-// A bucket that forgets, or that takes a leap of its clock for time without demand, is full, and forgives its debt: what was
-// reserved before is used on top. Debt is what callers accept, what those are owed who were promised a permit that their
-// process was woken late, and one for the rounding.
+// A bucket that is lost, or that takes a leap of its clock for time without demand, is full, and forgives its debt: earlier reservations
+// are used in addition. The debt is as long as the callers' patience, plus the permits promised to callers whose process was woken late,
+// and one for the rounding.
 const forgotten = burst + rate*float64(patience)/float64(time.Second) + 3*callers + 1
 
 // kinds of faults. Those without extra lose permits at most.
@@ -92,7 +92,7 @@ var kinds = []fault{
 	{name: "clock -1s", do: step(-time.Second), clock: true},
 	{name: "clock +1h", do: step(time.Hour), extra: forgotten, clock: true},
 	{name: "clock -1h", do: step(-time.Hour), clock: true},
-	// What is granted in a standstill is used later than due by as long as it lasted.
+	// Permits that are granted in a standstill are used later than due by its duration.
 	{name: "clock saw-tooth", extra: burst + rate*float64(standstill)/float64(time.Second), clock: true, do: func(s *soak, d time.Duration) (int, error) {
 		n := 0
 		err := again(d, 100*time.Millisecond, func() error {
@@ -201,7 +201,7 @@ func step(by time.Duration) func(*soak, time.Duration) (int, error) {
 	}
 }
 
-// seen counts the requests during what is done.
+// seen returns the number of requests while do runs.
 func (s *soak) seen(do func() error) (int, error) {
 	s.proxy.Match(prefix, nil)
 	err := do()
@@ -210,7 +210,7 @@ func (s *soak) seen(do func() error) (int, error) {
 	return n, err
 }
 
-// refused counts the replies of a kind during what is done.
+// refused returns the number of replies of a kind while do runs.
 func (s *soak) refused(kind string, do func() error) (int, error) {
 	before := s.replies(kind)
 	err := do()

@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 
 var background = context.Background()
 
-// quiet is the client's log, which faults fill with what is expected.
+// quiet is the client's log, which faults fill with expected lines.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}

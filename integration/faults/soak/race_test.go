@@ -2,5 +2,5 @@
 
 package soak
 
-// raced tells whether the race detector is at work.
+// raced reports whether the race detector is at work.
 const raced = true

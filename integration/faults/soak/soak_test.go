@@ -97,10 +97,10 @@ func (s *soak) replace() {
 	s.fleet[last] = s.start(store)
 }
 
-// Three processes want more of a bucket than it gives, a fourth holds permits of a semaphore and passes a window, on a server
-// behind a bad network. Every five seconds something goes wrong, for about half as long. All the time nobody is given more than
-// there is, but where a bucket is lost: then by no more than that costs; nobody waits for longer than he agreed to, or is
-// overtaken; and when it is over, all that there is, is used. Nothing is left behind.
+// Three processes want more of a bucket than it grants, a fourth holds permits of a semaphore and passes a window, on a server behind a bad
+// network. Every five seconds there is a fault, for about half as long. All the time no more is granted than there is, except where a
+// bucket is lost: then by no more than the loss costs. No caller waits for longer than its patience, or is overtaken; and after a fault the
+// whole rate is used. Nothing is left behind.
 func TestSoak(t *testing.T) {
 	t.Cleanup(func() { goleak.VerifyNone(t, redistest.Dialing) }) // after all else has ended
 	const seedEnv = "TOKENBUCKET_SEED"
@@ -162,7 +162,7 @@ func (s *soak) run(total time.Duration) {
 	time.Sleep(time.Until(next))
 }
 
-// watch looks after the processes' memory once a second, and tells how far the run is once a minute, until halted.
+// watch checks the processes' memory once a second, and logs the progress of the run once a minute, until halted.
 func (s *soak) watch() (halt func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -205,7 +205,7 @@ func resident(pid int) int64 {
 	return n << 10
 }
 
-// collect ends the processes and takes what they tell.
+// collect ends the processes and reads their events.
 func (s *soak) collect() {
 	var ending sync.WaitGroup
 	for _, p := range s.all {
@@ -269,8 +269,8 @@ type result struct {
 	calmWindows, tooLittle int
 }
 
-// account is what was used in one stretch of time: level by what is certain, which may be at most bound; worst by the times of
-// use, which may exceed that by rate × late.
+// account has the uses in one stretch of time: level by due times, which must be at most bound; worst by the times of use, which may exceed
+// that by rate × late.
 type account struct {
 	what               string
 	lasting            time.Duration
@@ -316,7 +316,7 @@ func (s *soak) judge(total time.Duration) *result {
 	return r
 }
 
-// inTime requires that every call returned when it had to, and so much later at most as its process was late.
+// inTime requires that every call returned by its deadline, plus at most the lateness of its process.
 func (s *soak) inTime(r *result, p *process) {
 	for _, e := range p.events {
 		allowed, late := storeTimeout, long
@@ -352,7 +352,7 @@ func (s *soak) bites(permits []event) {
 	before, _ := slices.BinarySearchFunc(permits, s.happened[0].From, func(e event, at int64) int { return cmp.Compare(e.Asked, at) })
 	assert.GreaterOrEqual(s.t, before, 20, "permits before the first fault")
 	for _, h := range s.happened {
-		until := max(h.To, h.From+micros(time.Second)) // the effect of what is done in an instant
+		until := max(h.To, h.From+micros(time.Second)) // the effect of a fault that takes an instant
 		for _, p := range s.all {
 			for _, e := range p.events {
 				if e.Asked > until {
@@ -387,19 +387,19 @@ func (s *soak) stretches(another func(*happening) bool, after time.Duration) (al
 
 func resets(h *happening) bool { return h.extra > 0 }
 
-// bounds judges what was used.
+// bounds checks the uses.
 //
-// A permit belongs to a stretch if it was asked for after its beginning and used before its end; since it was decided in
-// between, also if its caller asked again, it came from the bucket as it was in that stretch. One that was asked for before a
-// fault and used after it may have come from either, and is left out of both stretches; fewer permits cannot exceed a bound
-// that more keep to. Within a stretch nothing on top is allowed: faults that lose permits do not create any.
+// A permit belongs to a stretch if it was requested after its beginning and used before its end. It was decided in between, even if its
+// caller asked again, so it came from the bucket as it was in that stretch. One that was requested before a fault and used after it may
+// have come from either, and is left out of both stretches; fewer permits cannot exceed a bound that more keep to. Within a stretch there
+// is no allowance: faults that lose permits do not create any.
 //
-// A permit was due between Due and Used. That all of a stretch can have come from one bucket is what Surely tells, with no
-// allowance for what was late: permit by permit, lateness is what lies between. The familiar measure by the times of use then
-// exceeds the burst by at most rate × the worst lateness, and is reported beside it.
+// A permit was due between Due and Used. Surely reports whether all of a stretch can have come from one bucket, without an allowance for
+// lateness: permit by permit, lateness is the time between the two. The usual measure by the times of use then exceeds the burst by at most
+// rate × the worst lateness, and is reported beside it.
 //
-// Two stretches together, with what was asked for or used during the fault between them, may have as much on top as the fault
-// forgives. So may all of them together, with the sum of that.
+// Two stretches together, with the permits requested or used during the fault between them, may exceed that by the debt that the fault
+// forgives. So may all of them together, by the sum of that.
 func (s *soak) bounds(r *result, permits []event) {
 	segments := s.stretches(resets, 0)
 	sum := 0.0
@@ -473,9 +473,9 @@ func granted(all []event, within faultlab.Span) []event {
 	return slices.DeleteFunc(between(all, within), func(e event) bool { return e.Owned && e.Asked < within.From+micros(storeTimeout+patience) })
 }
 
-// order requires that nobody was overtaken in his process: among those who asked and were let go between one fault's beginning
-// or end and the next, but for those who asked again, with as much slack as their process was late. Who gets what the process owns, since
-// somebody has given up, may pass those whose question is under way: it delays nobody.
+// order requires that no caller was overtaken in its process: among those that asked and were served between one fault's beginning or end
+// and the next, except those that asked again, with the lateness of their process as slack. A caller that gets permits which the process
+// owns, because another has given up, may pass those whose request is in flight: it delays none of them.
 func (s *soak) order(r *result) {
 	var cuts []int64
 	for _, h := range s.happened {
@@ -504,8 +504,8 @@ func (s *soak) order(r *result) {
 	}
 }
 
-// steady requires that nine tenths of the rate are used in the times without a fault, after each kind of fault. What was late at
-// the ends of such a time is not counted on, nor when the server was not given time by its machine.
+// steady requires that nine tenths of the rate are used in the times without a fault, after each kind of fault. Lateness at the ends of
+// such a time does not count, nor does a time in which the machine gave the server none.
 func (s *soak) steady(r *result, permits []event) {
 	var used []int64
 	for _, e := range permits {
@@ -546,8 +546,8 @@ func (s *soak) steady(r *result, permits []event) {
 	}
 }
 
-// others judges the semaphore and the window, between faults that begin another account of theirs. Who asked for a permit after
-// the beginning and let go of it before the end counts, from when he had it; so does who asked the window and was answered.
+// others checks the semaphore and the window, between faults that begin another account of theirs. A permit that was requested after the
+// beginning and released before the end counts from its acquisition; so does a request to the window that was answered.
 func (s *soak) others(r *result) {
 	for _, within := range s.stretches(resets, 0) {
 		n := faultlab.Crowd(s.spans("held", within))

@@ -28,7 +28,7 @@ import (
 const (
 	rate  = 300.0
 	burst = 50.0
-	// patience is the longest wait that callers accept: so much debt the bucket may have.
+	// patience is the longest wait that callers accept, and so the largest debt of the bucket.
 	patience = 200 * time.Millisecond
 	// callers of a process: those of two are enough to keep the bucket as deep in debt as they accept.
 	callers = 36
@@ -46,20 +46,19 @@ const (
 	window, resolution = time.Second, 100 * time.Millisecond
 	// breather is how long a caller waits after a failure, and at most after a refusal.
 	breather = 60 * time.Millisecond
-	// noticed is how late a sleeper must be woken to be told of.
+	// noticed is how late a sleeper must be woken to be reported.
 	noticed = 5 * time.Millisecond
 )
 
 const jobEnv = "TOKENBUCKET_SOAK_JOB"
 
-// job is what a process does: with a Store it takes permits of the bucket, else it holds permits of a semaphore and passes a
-// window.
+// job is the job of a process: with a Store it takes permits of the bucket, otherwise it holds permits of a semaphore and passes a window.
 type job struct {
 	Addr, Store string
 	Seed        uint64
 }
 
-// event is what a process tells. Times are by CLOCK_MONOTONIC, in microseconds.
+// event is one event of a process. Times are by CLOCK_MONOTONIC, in microseconds.
 type event struct {
 	// What: "permit" was used, "hasty" one by a caller with little time, "held" of the semaphore, "passed" the window, "refused" a
 	// hasty one, "late" by which the process was woken, "memory" that it had, or why a call failed.
@@ -75,7 +74,7 @@ type event struct {
 	Goroutines uint64 `json:"n,omitempty"`
 	// Again: the process had been woken late, so its caller asked again.
 	Again bool `json:"x,omitempty"`
-	// Owned: the store was not asked. The permit was granted earlier to somebody who has given up.
+	// Owned: no request was sent. The permit was granted earlier to a caller that has given up.
 	Owned bool `json:"o,omitempty"`
 }
 
@@ -228,7 +227,7 @@ func (w *doer) hold(s *semaphore.Semaphore, d time.Duration) time.Duration {
 	case <-p.Context().Done():
 	}
 	e.Used = monotonic()
-	if p.Context().Err() != nil { // it has been somebody else's since, perhaps; when exactly its holder knew is not known
+	if p.Context().Err() != nil { // it may have another holder since; when exactly its own one noticed is unknown
 		e.What = "semaphore: lost"
 	}
 	_ = p.Release(background)
@@ -254,7 +253,7 @@ func (w *doer) visit(l *slidingwindow.Limiter) time.Duration {
 	return 0
 }
 
-// sleep tells of a late awakening.
+// sleep reports a late awakening.
 func (w *doer) sleep() time.Duration {
 	const nap = time.Millisecond
 	began := monotonic()
@@ -265,8 +264,8 @@ func (w *doer) sleep() time.Duration {
 	return 0
 }
 
-// memory tells what the process has. It is what Go has mapped: the race detector's own memory, which grows with what it has
-// seen, is in the resident memory only.
+// memory reports the memory of the process. It is the memory that Go has mapped: the race detector's own, which grows with each access to
+// new addresses, is in the resident memory only.
 func (w *doer) memory() time.Duration {
 	samples := []metrics.Sample{
 		{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}, {Name: "/sched/goroutines:goroutines"},

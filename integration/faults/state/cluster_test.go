@@ -32,7 +32,7 @@ func masters(t *testing.T, cluster *redistest.Cluster) []master {
 	t.Helper()
 	client := cluster.Nodes[0].Client(t)
 	var all []master
-	require.NoError(t, redistest.Poll(20*time.Second, func() error { // until this node has heard of all
+	require.NoError(t, redistest.Poll(20*time.Second, func() error { // until this node knows all others
 		all = nil
 		shards, err := client.ClusterShards(background).Result()
 		if err != nil {
@@ -119,7 +119,7 @@ func TestD7ClusterFailover(t *testing.T) {
 	faultlab.CleanUp(t, cluster.Client(t), "tokenbucket:")
 }
 
-// told counts the answers of servers that were errors, by their first word.
+// told counts the errors in the replies of servers, by their first word.
 func told(t *testing.T, nodes ...*redis.Client) map[string]int {
 	t.Helper()
 	sum := map[string]int{}
@@ -168,7 +168,7 @@ func TestD8SlotMigration(t *testing.T) {
 	for began, least := time.Now(), faultlab.Lasting(6*time.Second, 60*time.Second); time.Since(began) < least ||
 		within() == 0 && time.Since(began) < least+30*time.Second; moves++ {
 		from, to := ms[moves%2], ms[(moves+1)%2]
-		require.NoError(t, redistest.Poll(60*time.Second, func() error { // the nodes tell each other of the last move after it has ended
+		require.NoError(t, redistest.Poll(60*time.Second, func() error { // the nodes exchange the last move after it has ended
 			out, err := exec.CommandContext(background, cli, "--cluster", "check", from.Addr).CombinedOutput()
 			if err != nil {
 				return fmt.Errorf("%w: %s", err, out)
@@ -196,7 +196,7 @@ func TestD8SlotMigration(t *testing.T) {
 		a := f.check(t, books, late, true, false)
 		f.unnoticed(t, late)
 		assert.Zero(t, a.extra())
-		if late.Most() < 50*time.Millisecond && len(f.failed) == 0 { // who was woken late asks again, and lets the first permit lapse
+		if late.Most() < 50*time.Millisecond && len(f.failed) == 0 { // a caller that was woken late asks again, and lets the first permit lapse
 			assert.Equal(t, len(a.due), len(f.used), "each permit that was taken has reached its caller")
 		} else {
 			t.Logf("%s: whether each permit that was taken has reached its caller cannot be told; late by %v, failures %v", f.name, late.Most(), f.failed)
@@ -217,7 +217,7 @@ func TestD9ClusterDown(t *testing.T) {
 	for _, kind := range faultlab.Kinds {
 		name := nameIn(t, node, kind, m.first, m.last)
 		l, err := tokenbucket.NewSmoothBursty(name, 1000, tokenbucket.WithMaxPermits(1e6), tokenbucket.WithInitialPermits(1e6), tokenbucket.WithStore(faultlab.Stores[kind](client)),
-			tokenbucket.WithStoreTimeout(5*time.Second)) // longer than any deadline here, and what is allowed on top of it
+			tokenbucket.WithStoreTimeout(5*time.Second)) // longer than any deadline here, and than the allowance for it
 		require.NoError(t, err)
 		before := 0
 		for range 100 {

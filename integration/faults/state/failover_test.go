@@ -15,11 +15,11 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 )
 
-// seconds of demand above the rate are worth so many permits at most.
+// permitsIn returns the most permits that seconds of demand above the rate are worth.
 func permitsIn(d time.Duration) float64 { return rate * d.Seconds() }
 
-// D4: the master dies when its replica has not heard of the last seconds. What was granted since is granted again, at most,
-// and from then on the bucket is exact.
+// D4: the master dies when its replica lacks the last seconds. The permits granted since are granted again, at most, and from then on the
+// bucket is exact.
 func TestD4StaleFailover(t *testing.T) {
 	t.Parallel()
 	books, late := newLedger(), faultlab.MeasureLateness(t)
@@ -71,8 +71,8 @@ func TestD4StaleFailover(t *testing.T) {
 // settled is after what time none of the answers that were under way when a master died are still to come.
 const settled = 100 * time.Millisecond
 
-// D5: a master that is killed is replaced by the sentinels. Callers meanwhile get errors of known kinds in time, and permits
-// soon after; what is granted twice is what replication lagged.
+// D5: a master that is killed is replaced by the sentinels. Callers meanwhile get errors of known kinds in time, and permits soon after; at
+// most the permits of the replication lag are granted twice.
 func TestD5SentinelKill(t *testing.T) {
 	t.Parallel()
 	s := faultlab.StartSentinel(t, 1)
@@ -116,9 +116,9 @@ func TestD5SentinelKill(t *testing.T) {
 	faultlab.CleanUp(t, s.Replicas[0].Client(t), "tokenbucket:")
 }
 
-// D6: a master hangs, is replaced, and comes back believing that it still is the master, until the sentinels tell it, ten
-// seconds later. A client that holds on to it is granted permits of its own by it for so long: rate × that time and one
-// bucket, no more. If a master must have a replica in order to write, it grants none.
+// D6: a master hangs, is replaced, and comes back believing that it still is the master, until the sentinels correct it, ten seconds later.
+// A client that stays connected to it is granted permits by it for that long: rate × that time and one bucket, no more. If a master must
+// have a replica in order to write, it grants none.
 func TestD6SentinelStopped(t *testing.T) {
 	t.Parallel()
 	for name, args := range map[string][]string{

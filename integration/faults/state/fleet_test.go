@@ -24,12 +24,12 @@ import (
 const (
 	rate  = 200.0
 	burst = 20.0
-	// longest is the longest wait that callers accept: so much debt a bucket may have.
+	// longest is the longest wait that callers accept, and so the largest debt of a bucket.
 	longest = 500 * time.Millisecond
 	// storeTimeout is the library's default.
 	storeTimeout = time.Second
-	// patient is the store's timeout of callers who shall be told of nothing. With the default a machine that is slow to wake
-	// its processes is told of, too: a batch of the lock store that follows a slot wakes some forty, one after the other.
+	// patient is the store timeout of callers that must get no error. With the default, a machine that is slow to wake its processes causes
+	// one, too: a batch of the lock store that follows a slot wakes some forty, one after the other.
 	patient = 20 * time.Second
 )
 
@@ -43,7 +43,7 @@ type fleet struct {
 	timeout  time.Duration // the store's
 	limiters []*tokenbucket.RateLimiter
 	stop     func()
-	over     chan struct{} // nobody is waited for any longer
+	over     chan struct{} // closed when the test no longer waits for calls
 
 	mu      sync.Mutex
 	used    []int64 // when permits were used; microseconds
@@ -116,7 +116,7 @@ func (f *fleet) call(l *tokenbucket.RateLimiter) time.Duration {
 	r, err := l.TryReserve(background, 1, longest)
 	f.noted(time.Since(began), err == nil && r.OK(), err)
 	switch {
-	case err != nil: // sooner, a thousand callers would leave no time to anybody else in an outage
+	case err != nil: // sooner, a thousand callers would leave no processor time to the others in an outage
 		return 50 * time.Millisecond
 	case !r.OK():
 		return min(max(r.RetryAfter(), time.Millisecond), 20*time.Millisecond)
@@ -169,7 +169,7 @@ func (f *fleet) noted(took time.Duration, granted bool, err error) {
 	}
 }
 
-// kindOf names the kind of a failure as a caller can tell it; "odd" if there is none.
+// kindOf returns the kind of a failure by its text; "odd" if it is unknown.
 func kindOf(err error) string {
 	var network *net.OpError
 	var broken syscall.Errno
@@ -199,14 +199,14 @@ func (f *fleet) granted() int {
 	return len(f.answers)
 }
 
-// awaitGrants waits until so many more were promised.
+// awaitGrants waits until more further permits were promised.
 func (f *fleet) awaitGrants(t *testing.T, more int) {
 	t.Helper()
 	from := f.granted()
 	require.Eventually(t, func() bool { return f.granted() >= from+more }, 30*time.Second, time.Millisecond, "%s: %v", f.name, f.failures())
 }
 
-// after returns how long after a moment a permit was promised, waiting for it at most so long.
+// after returns how long after a moment a permit was promised. It waits for one until limit at most.
 func (f *fleet) after(t *testing.T, moment time.Time, limit time.Duration) time.Duration {
 	t.Helper()
 	at := moment.UnixMicro()
@@ -233,9 +233,9 @@ func (f *fleet) failures() map[string]int {
 	return all
 }
 
-// check ends the fleet and holds what it did against the ledger: nobody used what no server had granted, or before its time;
-// what was used exceeds the bound by no more than the servers forgot; and every call was answered in time, by an answer or an
-// error of a known kind. Killed: a server was, and MONITOR may have missed a batch whose server died between the two replies.
+// check ends the fleet and compares its permits with the ledger: no caller used a permit that no server had granted, or used one before its
+// due time. The uses exceed the bound by no more than the servers lost, and every call returned in time, with a result or an error of a
+// known kind. killed: a server was, and MONITOR may have missed a batch whose server died between the two replies.
 func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, moved, killed bool) *account {
 	t.Helper()
 	f.stop()
@@ -259,9 +259,9 @@ func (f *fleet) check(t *testing.T, books *ledger, late *faultlab.Lateness, move
 	return a
 }
 
-// unnoticed fails the test if callers were told of the fault. Who has little time of his own may run out of it on a slow
-// machine, fault or not. Nobody else is told of anything, and nobody waits long: a batch that follows a slot wakes some forty
-// processes and goroutines, one after the other, each as late as the machine is.
+// unnoticed fails the test if callers got errors of the fault. A caller with a short deadline may miss it on a slow machine, fault or not.
+// Others get no error, and none waits long: a batch that follows a slot wakes some forty processes and goroutines, one after the other,
+// each with the lateness of the machine.
 func (f *fleet) unnoticed(t *testing.T, late *faultlab.Lateness) {
 	t.Helper()
 	require.Equal(t, patient, f.timeout, "who is impatient is told of a slow machine, too")
@@ -275,6 +275,5 @@ func (f *fleet) unnoticed(t *testing.T, late *faultlab.Lateness) {
 	assert.LessOrEqual(t, f.slowest, time.Second+40*late.Most(), "%s: slowest answer", f.name)
 }
 
-// debt is what a bucket may owe, in permits, since nobody reserves further ahead: the longest wait, and one permit for the
-// rounding.
+// debt is the largest debt of a bucket, in permits: the longest wait of its callers, and one permit for the rounding.
 const debt = rate*float64(longest)/float64(time.Second) + 1

@@ -21,8 +21,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// A ledger holds every state of every bucket that any of the servers wrote, as MONITOR shows it: the servers' own truth, of
-// permits too whose caller never heard of them. Times in it are the servers'.
+// A ledger holds every state of every bucket that any of the servers wrote, by MONITOR. So it has the permits, too, whose callers never got
+// the reply. Times in it are the servers'.
 type ledger struct {
 	mu    sync.Mutex
 	pages map[string]map[string][]entry // by bucket's key and server
@@ -31,7 +31,7 @@ type ledger struct {
 	marks int64
 }
 
-// entry is one write. Own tells it from what a replica got from its master.
+// entry is one write. Own distinguishes it from a master's write that a replica has received.
 type entry struct {
 	tokenbucket.PermitBucket
 	text string
@@ -163,7 +163,7 @@ type account struct {
 	from   []int64          // and since when it may have been used, if places moved up in the same batch
 	begun  []float64        // the permits with which each new life of the bucket began
 	gained []float64        // and how much more that was than the life before it had left
-	forked []faultlab.Event // what was taken, and when, from states that did not survive
+	forked []faultlab.Event // the permits taken, and when, from states that did not survive
 	given  int              // permits given back
 	reigns int              // how often a server was the master of those who write here
 }
@@ -177,7 +177,7 @@ func (a *account) extra() float64 {
 	return sum
 }
 
-// forkedSince counts what was taken since a moment from states that did not survive.
+// forkedSince returns the number of permits taken since a moment from states that did not survive.
 func (a *account) forkedSince(moment int64) (n int) {
 	for _, f := range a.forked {
 		if f.At >= moment {
@@ -192,8 +192,8 @@ func worth(b *tokenbucket.PermitBucket, now int64) float64 {
 	return b.StoredPermits + (float64(now-b.NextFreeTicketMicros)+b.CarryMicros)/b.IntervalMicros
 }
 
-// account closes the account of a bucket. On one that moves between masters (moved) all writes are one history; else each
-// server has its own, and may begin where a master's ended.
+// account closes the account of a bucket. On one that moves between masters (moved) all writes are one history; otherwise each server has
+// its own, and may begin where a master's ended.
 func (l *ledger) account(t *testing.T, key string, moved bool) *account {
 	t.Helper()
 	l.mu.Lock()
@@ -224,9 +224,9 @@ func (l *ledger) account(t *testing.T, key string, moved bool) *account {
 	return a
 }
 
-// add goes through one server's page. The worth of a bucket falls by one with each permit that is taken, whatever else the
-// numbers in it say; a new life is known by its epoch, unless the bucket was full, which begins an epoch too but goes on counting. Of a place that is
-// given back late only a part may come: the rest of the permit has lapsed, and nobody uses it.
+// add goes through one server's page. The worth of a bucket falls by one with each permit that is taken, whatever the other numbers in it
+// are. A new life is recognised by its epoch, unless the bucket was full, which begins an epoch too but goes on counting. Of a place that
+// is refunded late only a part may come back: the rest of the permit has lapsed, and no caller uses it.
 func (a *account) add(page []entry) {
 	var was *tokenbucket.PermitBucket
 	for i := range page {
@@ -262,14 +262,14 @@ func (a *account) add(page []entry) {
 			}
 			a.from = append(a.from, int64(at))
 		}
-		if taken < 0 { // given back: who waited for the last of them does not use them
+		if taken < 0 { // refunded: the waiters for the last of them do not use them
 			a.given -= taken
 			a.due, a.from = a.due[:max(0, len(a.due)+taken)], a.from[:max(0, len(a.from)+taken)]
 		}
 	}
 }
 
-// fork counts what was taken elsewhere from the state that this server took over, or from a later one.
+// fork counts the permits taken elsewhere from the state that this server took over, or from a later one.
 func (a *account) fork(page, elsewhere []entry) {
 	first := slices.IndexFunc(page, func(e entry) bool { return e.own })
 	if first < 1 {

@@ -17,8 +17,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
-// D1: a server that is killed and starts again with nothing, twenty times. Each time the bucket begins anew: what it owed is
-// forgiven, and one permit comes; never a full bucket. Calls pass again soon after the server answers.
+// D1: a server is killed and starts again without data, twenty times. Each time there is a new bucket: the debt is forgiven, and one permit
+// is added; never a full bucket. Calls pass again soon after the server replies.
 func TestD1RestartEmpty(t *testing.T) {
 	books, late := newLedger(), faultlab.MeasureLateness(t)
 	node := faultlab.StartNode(t)
@@ -37,7 +37,7 @@ func TestD1RestartEmpty(t *testing.T) {
 			during -= int(f.calls.Load())
 		}
 		node.Kill()
-		time.Sleep(30 * time.Millisecond) // it is away for so long
+		time.Sleep(30 * time.Millisecond) // the time without the server
 		for _, f := range fleets {
 			during += int(f.calls.Load())
 		}
@@ -70,8 +70,8 @@ func TestD1RestartEmpty(t *testing.T) {
 	faultlab.CleanUp(t, node.Client(t), "tokenbucket:")
 }
 
-// D2: a server that forgets, again and again, while it runs: by FLUSHALL, by DEL of the bucket, by eviction. No call fails,
-// and each loss forgives what was owed, and one permit comes.
+// D2: a server loses keys, again and again, while it runs: by FLUSHALL, by DEL of the bucket, by eviction. No call fails, and each loss
+// forgives the debt, and adds one permit.
 func TestD2Forgotten(t *testing.T) {
 	every := func(pause time.Duration, do func(client *redis.Client, fleets []*fleet) error) func(*testing.T, *redis.Client, []*fleet) {
 		return func(t *testing.T, client *redis.Client, fleets []*fleet) {
@@ -145,7 +145,7 @@ func evict(t *testing.T, client *redis.Client, fleets []*fleet) {
 	require.NoError(t, client.ConfigSet(background, "maxmemory", "0").Err())
 }
 
-// D2: who was refused without asking, by what was seen of a deep debt, is let pass soon after the server forgot it.
+// D2: calls that a snapshot of a deep debt refuses are granted soon after the server has lost the bucket.
 func TestD2RefusalsEnd(t *testing.T) {
 	server := redistest.Start(t)
 	client := server.Client(t)
@@ -196,8 +196,8 @@ func calls(t *testing.T, client *redis.Client, command string) (all, failed int)
 	return all, failed
 }
 
-// D3: a server that forgets the scripts before every call: nobody notices, and each script that it does not know is sent
-// once more, so that a call takes two trips instead of one (with the lock: six instead of three).
+// D3: a server loses its scripts before every call: no caller gets an error, and each script that it does not know is sent once more, so
+// that a call takes two trips instead of one (with the lock: six instead of three).
 func TestD3ScriptFlushTrips(t *testing.T) {
 	for _, kind := range faultlab.Kinds {
 		t.Run(kind, func(t *testing.T) {

@@ -19,7 +19,7 @@ import (
 type stale struct {
 	t    *testing.T
 	at   atomic.Pointer[faultlab.Node] // where the store is
-	keep func()                        // what is written later is lost
+	keep func()                        // later writes are lost
 	lose func()                        // falls back
 }
 
@@ -70,7 +70,7 @@ func (s *stale) open(kind, name string, rate float64, opts ...tokenbucket.Option
 	return l
 }
 
-// fail loses what was written since keep, and waits until all connections are seen to be closed.
+// fail loses the writes since keep, and waits until all connections are closed.
 func (s *stale) fail() {
 	s.lose()
 	time.Sleep(100 * time.Millisecond)
@@ -151,8 +151,8 @@ func TestD4PredictionAfterFailover(t *testing.T) {
 	}
 }
 
-// D1: a server that is killed and starts with its append-only file has lost nothing: what was saved up, what is owed, and for how long the
-// state is kept. The processes go on, and predict at once.
+// D1: a server that is killed and starts with its append-only file has lost nothing: stored permits, debt, and the time to live of the
+// state. The processes go on, and predict at once.
 func TestD1RestartFromAOF(t *testing.T) {
 	const owes11 = 18 * time.Minute // 11 permits at 0.01/s, less what the test takes
 	for _, kind := range faultlab.Kinds {
