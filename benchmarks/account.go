@@ -79,7 +79,7 @@ func (a *account) check() error {
 	return a.checkSum(now)
 }
 
-// checkBound checks that no more permits were granted than the buckets held, plus what has accrued, plus one.
+// checkBound checks that no more permits were granted than the buckets held, plus those accrued, plus one.
 func (a *account) checkBound(now []tokenbucket.PermitBucket) error {
 	var most float64
 	for i := range now {
