@@ -15,7 +15,7 @@ import (
 type Action struct {
 	// Name of the bucket; empty for the whole fleet.
 	Name string
-	// What is done, 1 to 500 bytes.
+	// What is the action, 1 to 500 bytes.
 	What string
 	// Who does it, 1 to 256 bytes, and Why, 1 to 2000 bytes.
 	Who, Why string
