@@ -170,7 +170,7 @@ func (r *redisStore) Listen(ctx context.Context, process string, ready func(), w
 	stop := context.AfterFunc(ctx, func() { _ = sub.Close() }) // Receive ignores its context while it reads
 	defer stop()
 	for {
-		message, err := sub.Receive(ctx) // after an error it connects and subscribes anew
+		message, err := sub.Receive(ctx) // after an error it connects and subscribes again
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
