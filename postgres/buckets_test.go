@@ -19,8 +19,8 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/storetest"
 )
 
-// buckets is a store of token buckets as somebody else would write one: a table of names and texts, and transactions that are
-// tried again when the database says that they cannot be put in an order.
+// buckets is a store of token buckets as another author would write it: a table of names and texts, and transactions that are repeated
+// after a serialization failure.
 type buckets struct {
 	pool  *pgxpool.Pool
 	again *atomic.Int64

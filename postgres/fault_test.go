@@ -78,7 +78,7 @@ func failing(t *testing.T, s *Store, code string, n int) {
 		CREATE TRIGGER fail BEFORE UPDATE ON %%s.semaphore_state FOR EACH ROW EXECUTE FUNCTION %%s.fail()`, code, n, s.schema))
 }
 
-// TestTriesAgain: what was certainly not executed is sent again until the deadline, all else is an error.
+// TestTriesAgain: a statement that was certainly not executed is sent again until the deadline; other failures are errors.
 func TestTriesAgain(t *testing.T) {
 	for _, c := range []struct {
 		code  string
@@ -254,7 +254,7 @@ func TestCorrupt(t *testing.T) {
 	}
 }
 
-// TestSweep: what nobody has used for a day goes when others come; what is held does not.
+// TestSweep: a semaphore that was not used for a day is removed when others are created; one with holders is not.
 func TestSweep(t *testing.T) {
 	pool, schema := opened(t)
 	s := newStore(t, pool, schema)
@@ -402,7 +402,7 @@ func perish(t testing.TB, s *Store, name string, n int) {
 		WHERE home = (SELECT id * 4294967296 + era FROM %s.semaphore WHERE name = $1)`, encode(name), n)
 }
 
-// TestManyDead: so many who died while they waited keep nobody else from getting through, in the time that calls have.
+// TestManyDead: waiters that have died, however many, do not keep others from being served within the time that calls have.
 func TestManyDead(t *testing.T) {
 	const dead = 30_000
 	pool, schema := opened(t)
@@ -451,7 +451,7 @@ func changed(t *testing.T, s *Store, changes [][2]string) {
 // inParts are bounds at which nearly every batch is decided in several calls.
 var inParts = [][2]string{{"{100, 10000}", "{2, 1}"}, {"s.slots > 256 AND ", ""}, {"2 * busy, 128, s.slots - 20000", "busy, s.slots - 3"}}
 
-// TestConformanceInParts: who uses it does not notice.
+// TestConformanceInParts: a store whose calls go in small parts behaves the same.
 func TestConformanceInParts(t *testing.T) {
 	pool, schema := opened(t)
 	changed(t, newStore(t, pool, schema), inParts)
@@ -623,7 +623,7 @@ func TestFaults(t *testing.T) {
 		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "+
 			"WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
 		require.NoError(t, err)
-		time.Sleep(20 * time.Millisecond) // they connect anew meanwhile
+		time.Sleep(20 * time.Millisecond) // they connect again meanwhile
 	}
 	goesOn("connections cut")
 	require.NoError(t, server.Stop())
@@ -632,7 +632,7 @@ func TestFaults(t *testing.T) {
 	goesOn("server stopped")
 	exec(t, s, "ALTER ROLE postgres SET statement_timeout = '2ms'")
 	exec(t, s, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
-	time.Sleep(200 * time.Millisecond) // statements fail for so long
+	time.Sleep(200 * time.Millisecond) // statements fail for that time
 	eventually(t, "role", func() bool { _, err := admin.Exec(ctx, "ALTER ROLE postgres RESET ALL"); return err == nil })
 	eventually(t, "cut", func() bool {
 		_, err := admin.Exec(ctx, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'")
@@ -641,7 +641,7 @@ func TestFaults(t *testing.T) {
 	goesOn("statement_timeout")
 	for range 2 {
 		server.Kill()
-		time.Sleep(100 * time.Millisecond) // it is away for so long
+		time.Sleep(100 * time.Millisecond) // the database is down for that time
 		require.NoError(t, server.Restart())
 		goesOn("server killed")
 	}
@@ -674,7 +674,7 @@ func TestFaults(t *testing.T) {
 		most = max(most, held)
 	}
 	require.GreaterOrEqual(t, most, permits, "so many were held at once, as the processes saw it")
-	// Who is to stop is woken by who is woken by a timer: each may be late.
+	// A worker stops when another goroutine is woken by a timer and then wakes it: each may be late.
 	require.LessOrEqual(t, excess, max(0, 3*worst-lease/10), "more for longer than this machine explains")
 	last := opens(t, s, "x", permits, semaphore.WithLease(lease))
 	c, cancelled := context.WithTimeout(ctx, 30*time.Second)

@@ -42,7 +42,7 @@ func leaks(then time.Time) int {
 	}
 }
 
-// patient is how long callers wait for an answer who shall not be told that the machine is slow.
+// patient is the store timeout of callers that must not mistake a slow machine for a fault.
 const patient = 30 * time.Second
 
 var (

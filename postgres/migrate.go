@@ -57,7 +57,7 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 
 // migrated returns the version of the schema; 0 if there is none yet.
 func migrated(ctx context.Context, q querier, schema string) (at int, err error) {
-	var found bool // not by to_regclass, which does not see what was committed after this transaction began
+	var found bool // not by to_regclass, which does not see tables committed after this transaction began
 	err = q.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = relnamespace "+
 		"WHERE nspname = $1 AND relname = 'migrated')", pgx.QueryExecModeExec, schema).Scan(&found)
 	if err != nil || !found {

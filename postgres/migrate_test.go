@@ -53,7 +53,7 @@ func TestSchemaMissing(t *testing.T) {
 	require.ErrorContains(t, err, "call Migrate")
 	_, err = sem.Holders(ctx)
 	require.ErrorIs(t, err, ErrSchema)
-	exec(t, s, "CREATE SCHEMA %s") // one that somebody else has made, empty
+	exec(t, s, "CREATE SCHEMA %s") // one that another user has created, empty
 	_, err = sem.TryAcquire(ctx, 1, 0)
 	require.ErrorIs(t, err, ErrSchema)
 	require.NoError(t, Migrate(ctx, pool, WithSchema("nowhere")))

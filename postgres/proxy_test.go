@@ -139,9 +139,9 @@ func TestBehindProxy(t *testing.T) {
 	p := startPooler(t, server, 3)
 	pool := pooled(t, p.dsn)
 	require.NoError(t, Migrate(ctx, pool, WithSchema("behind proxy")), "migrations too")
-	const lease = 900 * time.Millisecond // so who waits is heard of every 300 ms, and what was lost is found after 600 ms
+	const lease = 900 * time.Millisecond // so a waiter's sign of life comes every 300 ms, and its loss is found after 600 ms
 
-	// wait tells how long after the release one who waits is admitted.
+	// wait returns how long after the release a waiter is admitted.
 	wait := func(s *Store, name string, listens bool) time.Duration {
 		holder, waiter := opens(t, s, name, 1), opens(t, s, name, 1, semaphore.WithLease(lease))
 		held, err := holder.Acquire(ctx, 1)

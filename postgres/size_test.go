@@ -99,7 +99,7 @@ func TestOldSnapshot(t *testing.T) {
 			require.NoError(t, p.Release(ctx))
 		}
 	}
-	// read tells how many pages a pass over the slots reads.
+	// read returns how many pages a pass over the slots reads.
 	read := func() (pages int) {
 		home := value(t, s, "SELECT id * 4294967296 + era FROM %s.semaphore")
 		rows, err := pool.Query(ctx, "EXPLAIN (ANALYZE, BUFFERS) SELECT FROM "+s.schema+".semaphore_slot WHERE home = "+fmt.Sprint(home),
@@ -141,7 +141,7 @@ func BenchmarkTryAcquire(b *testing.B) {
 	}
 }
 
-// BenchmarkManySlots is the same beside so many who hold, or wait.
+// BenchmarkManySlots is the same beside the given number of holders or waiters.
 func BenchmarkManySlots(b *testing.B) {
 	for _, many := range []int{100, 1000, 10_000} {
 		b.Run(fmt.Sprint(many), func(b *testing.B) {
