@@ -76,7 +76,7 @@ func run(short bool, to string, named []string) error {
 		_ = cmd.Wait()
 		return err
 	}
-	failed := cmd.Wait() // written all the same, with what has failed
+	failed := cmd.Wait() // the report is written in any case, with the tests that failed
 	h.Took = time.Since(began).Round(time.Second)
 	if to == "" && all {
 		to = filepath.Join(dir, "..", "docs", "faults.md")

@@ -53,10 +53,9 @@ func WorstBy(events []Event, allowed func(from, to int64) float64) float64 {
 // Span is a time span in microseconds of one clock: of a permit that was due in it, or of a stay.
 type Span struct{ From, To int64 }
 
-// Surely returns how many more than rate × its length some window holds for certain: of the given, each of which took place at
-// one time between its ends, those that lie in the window from end to end. If it is at most a bucket's burst, there are times
-// between those ends at which all of them could be taken from the bucket; if not, there are none, and somebody was given too
-// much. So no allowance is needed for what happened late.
+// Surely returns by how much some window certainly exceeds rate × its length. Each span took place at one time between its ends, and a
+// window has those that lie in it from end to end. If the result is at most a bucket's burst, there are times between those ends at which
+// the bucket could have granted all of them; if not, there are none, and too much was granted. So no allowance is needed for lateness.
 //
 // Windows begin where one of the given does and end where one does. Going back from the last beginning, tree holds for each
 // end how many there are, less what the rate allows.
@@ -289,7 +288,8 @@ func (l *Lateness) Since(then time.Time) time.Duration {
 	return max(most, 0)
 }
 
-// Stalls is for how long, together, somebody was woken late from one time to another, by Micros, each time by at least so much.
+// Stalls returns the total time, between two times by Micros, by which sleepers were woken late, counting each that was late by at least
+// least.
 func (l *Lateness) Stalls(least time.Duration, from, to int64) (sum time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

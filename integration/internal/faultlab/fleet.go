@@ -65,14 +65,14 @@ type Permit struct {
 	Permits int
 	// Asked is when the caller made the call, Granted when it had the result: the decision lies between.
 	Asked, Granted int64
-	// Told is Asked and the wait that the answer told, Due is Asked and the wait as it was in the end: shorter if others before
-	// it gave up, longer if the bucket was held back, or if the process was woken late by so much that its callers asked again.
-	// Neither is later than the permit was due, but for Way.
+	// Told is Asked plus the wait in the reply. Due is Asked plus the actual wait: shorter if a waiter ahead gave up, longer if the bucket
+	// was held back, or if the process was woken so late that its callers asked again. Neither is later than the permit was due, except by
+	// Way.
 	Told, Due int64
 	// Way is by how much the decision may have been before Asked, see Trips.
 	Way int64
-	// Used is when the caller was let go, or failed. Used − Due is at most how late that was, and exact but for the time
-	// from Asked to the decision.
+	// Used is when the caller was woken, or failed. Used − Due is at most its lateness, and exact except for the time from Asked to the
+	// decision.
 	Used int64
 	// Woken is the largest lateness with which the process woke a sleeper without the library, from Granted to Used.
 	Woken int64
@@ -186,8 +186,8 @@ func Failures(permits []Permit) map[string]int {
 	return kinds
 }
 
-// Due returns when the permits that were used were due, as spans for Surely: by the server's clock, not before the decision may
-// have been made and the wait was over, and no later than so long after the answer, or than its caller was let go.
+// Due returns when the permits that were used were due, as spans for Surely, by the server's clock. A span begins at the earliest possible
+// decision plus the wait. It ends at the reply plus the wait, or when the caller was woken.
 func Due(permits []Permit) (spans []Span) {
 	for _, p := range permits {
 		if p.used() {
@@ -206,8 +206,8 @@ func MostWoken(permits []Permit) (most time.Duration) {
 	return most
 }
 
-// MostLate is how much longer than told any caller waited, from the answer on. Late it may be by the way of the answer
-// too.
+// MostLate returns by how much, at most, a caller waited longer than the reply said, from its arrival on. The way of the reply counts as
+// lateness, too.
 func MostLate(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
 		if p.used() {
@@ -217,8 +217,8 @@ func MostLate(permits []Permit) (most time.Duration) {
 	return most
 }
 
-// MostPutOff is how much longer than told at first any caller was to wait in the end. More than 100 ms of it, without a
-// penalty, show a process that was woken late: the permits that its callers had are taken and not used.
+// MostPutOff returns by how much, at most, a wait was prolonged after the reply. More than 100 ms of it, without a penalty, show a process
+// that was woken late: the permits of its callers are taken and not used.
 func MostPutOff(permits []Permit) (most time.Duration) {
 	for _, p := range permits {
 		if p.used() {
@@ -228,8 +228,8 @@ func MostPutOff(permits []Permit) (most time.Duration) {
 	return most
 }
 
-// MayLapse tells whether permits may have lapsed unused: who hears of his more than 100 ms after it was due, or is woken so late,
-// takes another. It takes an answer, or a sleeper, that is so late.
+// MayLapse reports whether permits may have lapsed unused: a caller whose reply, or whose awakening, comes more than 100 ms after the due
+// time takes another permit.
 func MayLapse(permits []Permit) bool {
 	return MostPutOff(permits) > 50*time.Millisecond || slices.ContainsFunc(permits, func(p Permit) bool { return p.Way >= longestWay.Microseconds() })
 }
@@ -335,7 +335,7 @@ func work(ctx context.Context, j *Job, tell func(Permit)) error {
 	return nil
 }
 
-// working is a process at work. Its verbs ask once. They return what to tell, nothing if Used is 0, and how soon it makes sense to
+// working is a process at work. Its verbs make one call. They return the event to send, none if Used is 0, and how soon it makes sense to
 // ask again.
 type working struct {
 	job     *Job
@@ -408,9 +408,9 @@ func (w *working) returned(ctx context.Context, asked int64, ok bool, err error)
 // longestWay is for how long the library believes that a time has surely come, and how late a permit may be used.
 const longestWay = 100 * time.Millisecond
 
-// Trips are the last answers of a store, for an Observer. A decision may be one of a time that had surely come when the request
-// left: what the last answer had said and what had passed since that arrived. So it may lie before the request by as long as
-// the answer was under way, but by no more than longestWay.
+// Trips records the last replies of a store, for an Observer. A decision may be as of a time that had surely come when the request left:
+// the time in the last reply, plus the time since its arrival. So it may precede the request by the duration of that reply's trip, but by
+// no more than longestWay.
 type Trips struct {
 	// Now is the clock, in microseconds.
 	Now func() int64
@@ -440,7 +440,7 @@ func (t *Trips) Note(trip tokenbucket.Trip) {
 	t.last = append(t.last[max(0, len(t.last)+1-kept):], Span{now - trip.Elapsed.Microseconds(), now})
 }
 
-// Way is by how much, in microseconds, what was asked for at a time and has been answered may have been decided before that.
+// Way returns by how much, in microseconds, the decision about a call made at a time, and answered since, may precede it.
 func (t *Trips) Way(asked int64) (most int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

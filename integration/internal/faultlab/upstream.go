@@ -103,8 +103,8 @@ func (c *Caller) Close() error { return c.conn.Close() }
 // origin ties this process' monotonic clock to microseconds of the machine's.
 var origin = time.Now()
 
-// Micros is the time in microseconds since 1970 by this machine's clock as it was when the process began, counted on by the
-// monotonic clock: those of all processes compare, but for what the machine's clock was set by in between.
+// Micros returns the time in microseconds since 1970 by this machine's clock as it was when the process began, advanced by the monotonic
+// clock. The times of all processes compare, except for steps of the machine's clock in between.
 func Micros() int64 { return micros(time.Now()) }
 
 func micros(t time.Time) int64 { return origin.UnixMicro() + t.Sub(origin).Microseconds() }

@@ -17,8 +17,8 @@ import (
 //		redistest.Main(m)
 //	}
 //
-// The context ends when the process is to end. What is told is one write to the standard output: nothing is lost with a process
-// that is killed. Many goroutines may tell at once.
+// The context ends when the process is to end. Each event is one write to the standard output, so none is lost with a process that is
+// killed. tell is safe for concurrent use.
 func Main[Job, Event any](variable string, work func(ctx context.Context, job *Job, tell func(Event)) error) {
 	text := os.Getenv(variable)
 	if text == "" {

@@ -37,7 +37,7 @@ func (t *trips) note(trip tokenbucket.Trip) {
 	t.last = append(t.last[max(0, len(t.last)-63):], trip.Elapsed)
 }
 
-// way returns by how many microseconds a decision may lie before its request: for so long was a reply under way.
+// way returns by how many microseconds a decision may precede its request: the duration of a reply.
 func (t *trips) way() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/registry"
 )
 
-// publish makes a number of calls to a row that grants all of them, and publishes what came of them until it is ended.
+// publish makes a number of calls to a row that grants all of them, and publishes the counts until it is ended.
 func publish(ctx context.Context, client *redis.Client, t *Task, tell func(Event)) error {
 	s, err := store(client, t.Store)
 	if err != nil {
@@ -54,7 +54,7 @@ type View struct {
 	Events    []string         // kinds of events
 }
 
-// read tells what a console sees, again and again.
+// read sends an event for each snapshot of a console, until it is ended.
 func read(ctx context.Context, client *redis.Client, t *Task, tell func(Event)) error {
 	reader := fleet.NewReader(client)
 	for ctx.Err() == nil {

@@ -43,7 +43,7 @@ type row struct {
 	Version          int64
 }
 
-// table tells a line for each row, for each bad row, and for the switch.
+// table sends an event for each row, for each bad row, and for the switch.
 func table(ctx context.Context, _ *redis.Client, t *Task, tell func(Event)) error {
 	db, err := sql.Open("mysql", t.DSN)
 	if err != nil {

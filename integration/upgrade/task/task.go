@@ -35,7 +35,7 @@ type Task struct {
 	CancelEvery int
 	// Timeout of a reservation.
 	Timeout time.Duration
-	// Every so often callers rest for so long, all processes at the same time, so that the bucket fills up.
+	// All callers rest for Rest every RestEvery, all processes at the same time, so that the bucket fills up.
 	RestEvery, Rest time.Duration
 	// Limit is the number of permits of a semaphore, or of calls in a window. Resolution is the length of a window's sub-intervals.
 	Limit              int
@@ -74,7 +74,7 @@ type What string
 const (
 	Used   What = "used"   // permits
 	Failed What = "failed" // Text is the error
-	Line   What = "line"   // Text is a part of what was read
+	Line   What = "line"   // Text is a line of a snapshot or of a table
 	Done   What = "done"   // a task without callers has done its part
 	Late   What = "late"   // a sleeper was woken 10 ms late or more, between From and To
 )
@@ -119,7 +119,7 @@ func Run(ctx context.Context, j *Job, tell func(Event)) error {
 	return <-errs
 }
 
-// lateness tells how late the machine wakes this process.
+// lateness sends events of late awakenings of this process.
 func lateness(ctx context.Context, tell func(Event)) {
 	const pause = 2 * time.Millisecond
 	for ctx.Err() == nil {
@@ -131,7 +131,7 @@ func lateness(ctx context.Context, tell func(Event)) {
 	}
 }
 
-// callers runs a function in as many goroutines as the task says, again and again. A failed call is told, and the next one waits a little.
+// callers runs a function in the task's number of goroutines, again and again. A failed call is an event, and the next one waits a little.
 func (t *Task) callers(ctx context.Context, tell func(Event), call func(caller int) error) {
 	var all sync.WaitGroup
 	for i := range t.Callers {
