@@ -1,6 +1,7 @@
 package slidingwindow
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -58,4 +59,30 @@ func TestRefundsNotSent(t *testing.T) {
 	a.lost(r, nil)
 	require.Empty(t, a.refunds)
 	require.Equal(t, []part{{5200, 1}}, a.unreported.list())
+}
+
+// The calls of a batch that ran too late are sent once more, with its refunds. The second time they fail.
+func TestLateTwice(t *testing.T) {
+	c := &coordinator{window: &window{name: "x"}, queue: queue{most: 10}}
+	q := &call{n: 1, sent: true, asks: true}
+	c.queue.pending = 1
+	again, err := c.resend(&flight{calls: []*call{q}, refunds: []part{{1, 2}}}, []string{"late", "1000"}, 1000)
+	require.True(t, again)
+	require.NoError(t, err)
+	require.Equal(t, []part{{1, 2}}, c.admitted.refunds)
+	require.Same(t, q, c.queue.next())
+	again, err = c.resend(&flight{calls: []*call{q}}, []string{"late", "1000"}, 1000)
+	require.False(t, again)
+	require.ErrorIs(t, err, ErrStoreTimeout)
+	require.Nil(t, c.queue.next())
+}
+
+// A failed batch was not the first request of its sub-interval: the next one is sent although the view refuses it.
+func TestFailedBatchAsksAgain(t *testing.T) {
+	c := &coordinator{window: &window{name: "x", clock: clock.New(&handClock{micros: 5000})}, queue: queue{most: 10}, asked: 7}
+	q := &call{n: 1, sent: true}
+	landed := c.settle(&flight{calls: []*call{q}}, nil, errors.New("WRONGTYPE"))
+	require.ErrorIs(t, landed.err, ErrCorruptState)
+	require.ErrorIs(t, q.err, ErrCorruptState)
+	require.Zero(t, c.asked)
 }

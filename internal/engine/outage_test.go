@@ -79,3 +79,29 @@ func TestLeaseBesideOwnedPermits(t *testing.T) {
 		c.leases.current.Store(nil)
 	})
 }
+
+// A call that ended while a reply to its batch was on the way is not reused: the reply will refer to it.
+func TestCallInFlightIsNotReused(t *testing.T) {
+	l := open(&book{terms: terms(time.Second, 1)})
+	c := callers{count: 2}
+	for _, f := range []*flight{nil, {}} {
+		q := NewCall(l, 1, 0, 0)
+		q.flight = f
+		c.end(q, refused, nil)
+		q.Recycle()
+		require.Equal(t, f != nil, q.limiter == l)
+	}
+	require.Zero(t, c.count)
+}
+
+// After a batch the bucket grants from the balance before its first grant, or else from the one that the batch has left.
+func TestBalanceOfAFlight(t *testing.T) {
+	f := &flight{given: 1, calls: []*Call{{operation: new(Operation)}, {}, {}}}
+	f.batch.Requests = make([]permit.Request, 4) // a refund, the operation, two calls
+	out := &permit.Outcome{Bucket: permit.Bucket{Balance: permit.Balance{Next: 9}}}
+	require.EqualValues(t, 9, f.begins(out))
+	f.batch.Requests[3].Grant = permit.Grant{OK: true, Place: permit.Place{Before: permit.Balance{Next: 7}}}
+	require.EqualValues(t, 7, f.begins(out))
+	f.batch.Requests[2].Grant = permit.Grant{OK: true, Place: permit.Place{Before: permit.Balance{Next: 5}}}
+	require.EqualValues(t, 5, f.begins(out))
+}
