@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -714,5 +715,78 @@ func TestProbeOfImpatientLimiters(t *testing.T) {
 		require.LessOrEqual(t, healthy(t, l, false), 10*time.Millisecond)
 		s.trip.Store(0)
 		healthy(t, l, true) // no probe is in flight when the bubble ends
+	})
+}
+
+// A long store timeout keeps no bucket whose limiters are gone: timers do not hold what they would look after.
+func TestLongTimeoutKeepsNothing(t *testing.T) {
+	client := redistest.Shared(t).Client(t)
+	for what, store := range map[string]Store{
+		"script": NewRedisScriptStore(client, WithKeyPrefix(prefixOf(t))), "lock": NewRedisStore(client, WithKeyPrefix(prefixOf(t))),
+		"own": &distant{Store: NewMemoryStore()},
+	} {
+		t.Run(what, func(t *testing.T) {
+			const buckets = 100
+			prefix := t.Name()
+			kept := func() (n int) {
+				for c := range coordinators.All {
+					if strings.HasPrefix(c.Name, prefix) {
+						n++
+					}
+				}
+				return n
+			}
+			func() {
+				for i := range buckets {
+					l, err := NewSmoothBursty(fmt.Sprint(prefix, i), 100, WithStore(store), WithStoreTimeout(time.Hour), quietly)
+					require.NoError(t, err)
+					for range 2 {
+						_, err = l.Try(background)
+						require.NoError(t, err)
+					}
+				}
+			}()
+			require.Eventually(t, func() bool {
+				runtime.GC()
+				return kept() <= buckets/10 // the last ones may still be on some stack
+			}, 20*time.Second, 20*time.Millisecond, "most of %d are kept", buckets)
+			runtime.KeepAlive(store)
+		})
+	}
+}
+
+// The figure of LocalShare's comment: each local bucket saves up a permit, however small its share. So n instances that were idle let n
+// calls go at once, where the quota's own bucket would let one go; from then on, they keep to the rate.
+func TestLocalSharesOfASmallQuota(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		const n = 10
+		var limiters []*RateLimiter
+		for range n {
+			s := &sick{}
+			l, err := NewQuota("x", 5, time.Second, 0, WithStore(s), WithFailurePolicy(LocalShare(n)), Logged(t))
+			require.NoError(t, err)
+			s.away(t, l, true)
+			limiters = append(limiters, l)
+		}
+		grants := func() (granted int) {
+			for _, l := range limiters {
+				ok, err := l.TryAcquire(background, 1, 0)
+				require.NoError(t, err)
+				if ok {
+					granted++
+				}
+			}
+			return granted
+		}
+		require.Zero(t, grants(), "they begin empty")
+		time.Sleep(time.Minute) // idle
+		require.Equal(t, n, grants(), "at once")
+		granted := 0
+		for range 1000 {
+			time.Sleep(10 * time.Millisecond)
+			granted += grants()
+		}
+		require.LessOrEqual(t, granted, 5*10)
+		require.GreaterOrEqual(t, granted, 4*10)
 	})
 }

@@ -127,3 +127,16 @@ func TestReleasesAfterTheirLease(t *testing.T) {
 	}
 	require.Equal(t, []string{"awaited", "lasts"}, ids)
 }
+
+// Of two limits for the fleet the one with the higher version counts, in whatever order the reports arrive.
+func TestNewestLimit(t *testing.T) {
+	var v view
+	report := func(permits int, version int64) {
+		v.update(&store.Report{Permits: permits, Limit: store.Limit{Permits: permits, Version: version}}, 1, 2, time.Second)
+	}
+	report(5, 2)
+	report(3, 1)
+	require.Equal(t, store.Limit{Permits: 5, Version: 2}, v.limit)
+	report(4, 2)
+	require.Equal(t, store.Limit{Permits: 4, Version: 2}, v.limit)
+}
