@@ -64,6 +64,7 @@ func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 		}
 		if s.lapse(g, g.from); taker.Permits > g.left { // what is left may suffice for another
 			if taker = s.taker(g, &scanned); taker == nil {
+				g.unclaimed = true
 				continue
 			}
 		}
