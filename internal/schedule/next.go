@@ -93,7 +93,7 @@ func (s *Schedule[V]) taker(g *segment, scanned *int) *Waiter[V] {
 			continue
 		}
 		s.lapse(g, g.came(w.Came))
-		if w.Permits <= g.left && (w.state == covered || !s.tooLate(w, g.due(w.Permits))) {
+		if w.Permits <= g.left && (w.state == covered || !s.missed(w, g.due(w.Permits))) {
 			return w
 		}
 	}
