@@ -41,7 +41,6 @@ func demand(ctx context.Context, g gate.Gate, p tokenbucket.Priority, each int, 
 					passed.Add(1)
 				}
 			}()
-			synctest.Wait()
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
