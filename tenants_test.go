@@ -2,6 +2,7 @@ package tokenbucket_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -132,4 +133,217 @@ func TestTenantsByWeight(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A caller of a quiet tenant is granted within a timeout that the callers ahead by arrival would exceed. One of the busy tenant is refused at
+// once, and a caller that tenants overtake is refused at its timeout.
+func TestTimeoutsOfTenants(t *testing.T) {
+	inBubbles(t, func(t *testing.T, store tb.Store) {
+		l := bursty(t, 10, tb.WithStore(store), tb.WithMaxPermits(0), byTenant())
+		all, end := context.WithCancel(ctx)
+		var callers sync.WaitGroup
+		for range 100 {
+			callers.Go(func() {
+				_, err := l.Acquire(of(all, "busy"), 1)
+				expect(t, err)
+			})
+		}
+		time.Sleep(2 * time.Second)
+		begun := time.Now()
+		ok, err := l.TryAcquire(of(all, "quiet"), 1, 300*time.Millisecond)
+		require.NoError(t, err)
+		require.True(t, ok, "the 80 callers ahead have permits for 8 s")
+		require.LessOrEqual(t, time.Since(begun), 300*time.Millisecond)
+
+		begun = time.Now()
+		ok, err = l.TryAcquire(of(all, "busy"), 1, time.Second)
+		require.NoError(t, err)
+		require.False(t, ok)
+		require.Less(t, time.Since(begun), 100*time.Millisecond, "77 calls of its own tenant are ahead")
+
+		begun = time.Now()
+		ok, err = l.TryAcquire(of(all, "quiet"), 1, 10*time.Millisecond)
+		require.NoError(t, err)
+		if ok {
+			require.LessOrEqual(t, time.Since(begun), 15*time.Millisecond)
+		}
+		end()
+		callers.Wait()
+		calls, longest := l.Waiting()
+		require.Zero(t, calls)
+		require.Zero(t, longest)
+	})
+}
+
+// Waiting returns the longest wait of any caller, although others were served before it.
+func TestWaitingOfTenants(t *testing.T) {
+	inBubbles(t, func(t *testing.T, store tb.Store) {
+		l := bursty(t, 1, tb.WithStore(store), tb.WithMaxPermits(0), byTenant())
+		all, end := context.WithCancel(ctx)
+		var callers sync.WaitGroup
+		come := func(tenant string) {
+			callers.Go(func() {
+				_, err := l.Acquire(of(all, tenant), 1)
+				expect(t, err)
+			})
+			synctest.Wait()
+		}
+		for range 50 {
+			come("busy")
+		}
+		for i := range 20 {
+			time.Sleep(500 * time.Millisecond)
+			come(fmt.Sprint(i))
+		}
+		calls, longest := l.Waiting()
+		require.InDelta(t, 60, calls, 1)
+		require.InDelta(t, 10, longest.Seconds(), 0.1, "callers of the busy tenant wait from the beginning")
+		end()
+		callers.Wait()
+	})
+}
+
+// One tenant takes at most half of the room for waiters, and leaves some for others. A caller that leaves makes room again.
+func TestMaxWaitersOfTenants(t *testing.T) {
+	inBubble(t, func(t *testing.T) {
+		l := bursty(t, 0.001, tb.WithMaxPermits(0), tb.WithMaxWaiters(12), byTenant())
+		all, end := context.WithCancel(ctx)
+		var callers sync.WaitGroup
+		var full, other atomic.Int64
+		come := func(ctx context.Context, tenant string) {
+			callers.Go(func() {
+				switch _, err := l.Acquire(of(ctx, tenant), 1); {
+				case errors.Is(err, tb.ErrTooManyWaiters):
+					full.Add(1)
+				case !errors.Is(err, context.Canceled):
+					other.Add(1)
+				}
+			})
+			synctest.Wait()
+		}
+		require.True(t, must(l.TryAcquire(ctx, 1, time.Hour)))
+		one, leaves := context.WithCancel(all)
+		come(one, "busy")
+		for range 20 {
+			come(all, "busy")
+		}
+		require.EqualValues(t, 15, full.Load(), "6 of 12 wait")
+		for i := range 5 {
+			come(all, fmt.Sprint("quiet ", i))
+		}
+		require.EqualValues(t, 15, full.Load())
+		leaves()
+		synctest.Wait()
+		come(all, "late")
+		require.EqualValues(t, 15, full.Load())
+		for range 5 {
+			come(all, "full")
+		}
+		require.Greater(t, full.Load(), int64(15))
+		require.Zero(t, other.Load())
+		end()
+		callers.Wait()
+	})
+}
+
+// Reserve does not wait behind tenants, and a reservation keeps its due time whoever takes turns.
+func TestReservationsBesideTenants(t *testing.T) {
+	inBubbles(t, func(t *testing.T, store tb.Store) {
+		l := bursty(t, 10, tb.WithStore(store), tb.WithMaxPermits(0), byTenant())
+		all, end := context.WithCancel(ctx)
+		var callers sync.WaitGroup
+		for i := range 50 {
+			callers.Go(func() {
+				_, err := l.Acquire(of(all, fmt.Sprint(i%5)), 1+i%3)
+				expect(t, err)
+			})
+		}
+		time.Sleep(3 * time.Second)
+		for range 5 {
+			r, err := l.Reserve(all, 2)
+			require.NoError(t, err)
+			due := time.Now().Add(r.Delay())
+			for i := range 4 {
+				callers.Go(func() {
+					_, err := l.Acquire(of(all, fmt.Sprint("new", i)), 3)
+					expect(t, err)
+				})
+			}
+			<-r.Ready()
+			require.LessOrEqual(t, time.Now(), due.Add(5*time.Millisecond))
+		}
+		end()
+		callers.Wait()
+	})
+}
+
+// Callers that give up at random leave no trace: the whole rate is used by those who stay, and every tenant has its part.
+func TestTenantsGiveUp(t *testing.T) {
+	inBubbles(t, func(t *testing.T, store tb.Store) {
+		l := bursty(t, 50, tb.WithStore(store), tb.WithMaxPermits(0), byTenant())
+		minute, end := context.WithTimeout(ctx, time.Minute)
+		defer end()
+		var used [2]atomic.Int64
+		var callers sync.WaitGroup
+		for i := range 60 {
+			callers.Go(func() {
+				for n := 0; minute.Err() == nil; n++ {
+					patience, giveUp := context.WithTimeout(minute, time.Duration(100+(i*37+n*101)%900)*time.Millisecond)
+					if _, err := l.Acquire(of(patience, fmt.Sprint(i/40)), 1); err == nil { // 40 of one, 20 of the other
+						used[i/40].Add(1)
+					} else {
+						time.Sleep(10 * time.Millisecond)
+					}
+					giveUp()
+				}
+			})
+		}
+		callers.Wait()
+		require.InEpsilon(t, 3000, used[0].Load()+used[1].Load(), 0.03)
+		require.InEpsilon(t, used[0].Load(), used[1].Load(), 0.05)
+	})
+}
+
+// Limiters of one bucket with and without the option have queues of their own, and share the rate as two processes do.
+func TestFairAndPlainLimiters(t *testing.T) {
+	inBubbles(t, func(t *testing.T, store tb.Store) {
+		fair, plain := bursty(t, 50, tb.WithStore(store), tb.WithMaxPermits(0), byTenant()), bursty(t, 50, tb.WithStore(store), tb.WithMaxPermits(0))
+		minute, end := context.WithTimeout(ctx, time.Minute)
+		defer end()
+		var used [2]atomic.Int64
+		var callers sync.WaitGroup
+		for i, l := range []*tb.RateLimiter{fair, plain} {
+			for range 100 {
+				callers.Go(func() {
+					for {
+						if _, err := l.Acquire(minute, 1); err != nil {
+							return
+						}
+						used[i].Add(1)
+					}
+				})
+			}
+		}
+		callers.Wait()
+		require.InEpsilon(t, 3000, used[0].Load()+used[1].Load(), 0.03)
+		require.InEpsilon(t, used[0].Load(), used[1].Load(), 0.1)
+	})
+}
+
+// Bad options are refused.
+func TestFairnessOptions(t *testing.T) {
+	for name, o := range map[string]tb.Option{"fairness": tb.WithFairness(nil), "tenant weights": tb.WithTenantWeights(nil)} {
+		_, err := tb.NewSmoothBursty("x", 1, o)
+		require.ErrorIs(t, err, tb.ErrInvalidConfig)
+		require.ErrorContains(t, err, name)
+	}
+	_, err := tb.NewSmoothBursty("x", 1, tb.WithTenantWeights(func(string) int { return 1 }))
+	require.ErrorContains(t, err, "WithFairness, too")
+}
+
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }

@@ -141,7 +141,7 @@ func (t *Turns[V]) Served(p *Place[V]) {
 // Next returns the waiter whose turn it is, or nil if there are no waiters. It returns the same one until that leaves.
 //
 // It ends the turn of a tenant whose credit is too little for its first waiter. If all waiters need one permit, it looks at one or two
-// tenants. Rounds in which no credit would suffice are skipped at once, so it never looks at each tenant more than three times.
+// tenants. Rounds in which no credit would suffice are skipped at once, so it looks at each tenant four times at most.
 func (t *Turns[V]) Next() *Place[V] {
 	if t.front == nil {
 		return nil

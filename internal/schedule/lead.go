@@ -127,6 +127,15 @@ func (s *Schedule[V]) hopeless(w *Waiter[V], due int64) bool {
 // Owned returns how many permits the process owns.
 func (s *Schedule[V]) Owned() int64 { return s.owned }
 
+// missed reports whether permits are too late for an uncovered waiter. In turns such a waiter stays until its timeout
+// ends, and then must not take what was too late before.
+func (s *Schedule[V]) missed(w *Waiter[V], due int64) bool {
+	if s.InTurns {
+		return w.Until != Forever && due > w.Until
+	}
+	return s.tooLate(w, due)
+}
+
 // DueBehind returns when permits are due that are served after ahead others, if the process owns enough of them.
 func (s *Schedule[V]) DueBehind(ahead, permits int64) (at int64, owns bool) {
 	if ahead+permits > s.owned {

@@ -64,6 +64,7 @@ func (s *Schedule[V]) earliest(now int64) (next *Waiter[V], at int64) {
 		}
 		if s.lapse(g, g.from); taker.Permits > g.left { // what is left may suffice for another
 			if taker = s.taker(g, &scanned); taker == nil {
+				g.unclaimed = true
 				continue
 			}
 		}
@@ -92,7 +93,7 @@ func (s *Schedule[V]) taker(g *segment, scanned *int) *Waiter[V] {
 			continue
 		}
 		s.lapse(g, g.came(w.Came))
-		if w.Permits <= g.left && (w.state == covered || !s.tooLate(w, g.due(w.Permits))) {
+		if w.Permits <= g.left && (w.state == covered || !s.missed(w, g.due(w.Permits))) {
 			return w
 		}
 	}

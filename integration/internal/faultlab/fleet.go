@@ -49,6 +49,8 @@ type Job struct {
 	Priority    tokenbucket.Priority
 	Higher      int
 	HigherEvery time.Duration
+	// Tenants are the weights of tenants, among which the callers are divided in turn (WithFairness); nil for none.
+	Tenants []int
 	// Spread is the time over which the callers begin, one after another.
 	Spread time.Duration
 	// Timeout of a reservation or a try. Pause is how long a caller waits after a failure, and at most after a refusal; default 20 ms.
@@ -84,6 +86,8 @@ type Permit struct {
 	Woken int64
 	// Priority of the caller.
 	Priority tokenbucket.Priority
+	// Tenant of the caller: an index in Job.Tenants.
+	Tenant int
 	// Refused reports that a try was refused, at the time Used.
 	Refused bool
 	// Err is what failed, "" if nothing did; Kind is it in a word: unavailable, timeout, lock, corrupt,
@@ -287,7 +291,7 @@ func (j *Job) Limiter(client redis.UniversalClient, more ...tokenbucket.Option) 
 	if j.Version > 0 {
 		opts = append(opts, tokenbucket.WithVersion(j.Version))
 	}
-	opts = append(opts, more...)
+	opts = append(append(opts, j.fair()...), more...)
 	if j.Warmup > 0 {
 		return tokenbucket.NewSmoothWarmingUp(j.Bucket, j.Rate, j.Warmup, append(opts, tokenbucket.WithPayment(tokenbucket.PayNow))...)
 	}
@@ -331,8 +335,9 @@ func work(ctx context.Context, j *Job, tell func(Permit)) error {
 		callers.Go(func() {
 			rest(ctx, j.Spread*time.Duration(i)/time.Duration(j.Callers))
 			for ctx.Err() == nil {
-				p, again := call(ctx)
+				p, again := call(j.as(ctx, i))
 				if p.Used != 0 {
+					p.Tenant = i % max(1, len(j.Tenants))
 					tell(p)
 				}
 				rest(ctx, min(pause, again))
