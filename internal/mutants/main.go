@@ -1,4 +1,4 @@
-// Command mutants plants bugs in a copy of the repository, one at a time, and tells which test of tier 1 finds each. Run it in
+// Command mutants plants bugs in a copy of the repository, one at a time, and names the test of tier 1 that finds each. Run it in
 // the root of the repository:
 //
 //	go run ./internal/mutants [-all] [-run regexp] [area...]
@@ -27,7 +27,7 @@ import (
 	"time"
 )
 
-// planted tells the tests that a bug may be planted.
+// planted is the environment variable by which tests learn that a bug may be planted.
 const planted = "TOKENBUCKET_MUTANT"
 
 //go:embed mutants.txt
@@ -111,7 +111,7 @@ func run(ctx context.Context, all bool, tests string, areas []string) error {
 	return nil
 }
 
-// try plants one bug, runs the tests, and takes it out again. It returns what found the bug; "": nothing.
+// try plants one bug, runs the tests, and takes it out again. It returns the file and the tests that found the bug, or "" if none did.
 func try(ctx context.Context, dir string, sources []string, m mutant, tests string, packages []string) (found string, err error) {
 	file, before, after, err := plant(dir, sources, m)
 	if err != nil {
@@ -158,7 +158,7 @@ func test(ctx context.Context, dir, tests string, packages []string) (out string
 	return string(combined), cmp.Or(ctx.Err(), err)
 }
 
-// copyTree copies what git knows, as it is now, and returns the sources of the root module.
+// copyTree copies the files of the repository as they are now, and returns the sources of the root module.
 func copyTree(dir string) (sources []string, err error) {
 	out, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
 	if err != nil {
