@@ -309,7 +309,7 @@ func TestReadmeLinks(t *testing.T) {
 	require.NoError(t, err)
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	links := 0
-	for _, page := range append(pages, "README.md", "CHANGELOG.md", "SECURITY.md") {
+	for _, page := range append(pages, "README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
