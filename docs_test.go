@@ -7,7 +7,6 @@ import (
 	"go/types"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -25,7 +24,7 @@ func TestArchitecture(t *testing.T) {
 		t.Skip("one goroutine has no race")
 	}
 	in, anywhere := map[string]map[string]bool{}, map[string]bool{}
-	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+	require.NoError(t, fs.WalkDir(os.DirFS("."), ".", func(path string, _ fs.DirEntry, err error) error {
 		if err == nil && strings.HasSuffix(path, ".go") {
 			in[path] = declared(t, path)
 			for name := range in[path] {
@@ -35,7 +34,7 @@ func TestArchitecture(t *testing.T) {
 		return err
 	}))
 	quoted := regexp.MustCompile("`([\\w./]+)`(?: in `([\\w/]+\\.go)`)?")
-	pages, err := filepath.Glob("docs/architecture*.md")
+	pages, err := fs.Glob(os.DirFS("."), "docs/architecture*.md")
 	require.NoError(t, err)
 	require.Subset(t, pages, []string{"docs/architecture.md", "docs/architecture-console.md", "docs/architecture-gateway.md", "docs/architecture-registry.md"})
 	for _, page := range pages {

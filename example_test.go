@@ -6,11 +6,12 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"math"
 	"net/http"
 	"os"
-	"path/filepath"
+	"path"
 	"regexp"
 	"strings"
 	"testing"
@@ -282,7 +283,7 @@ func TestReadme(t *testing.T) {
 		require.NoError(t, err)
 		source += squeeze(string(text)) + "\n"
 	}
-	pages, err := filepath.Glob("docs/*.md")
+	pages, err := fs.Glob(os.DirFS("."), "docs/*.md")
 	require.NoError(t, err)
 	blocks := map[string]int{}
 	for _, page := range append(pages, "README.md") {
@@ -304,11 +305,11 @@ func TestReadmeLinks(t *testing.T) {
 	require.NoError(t, err)
 	require.LessOrEqual(t, strings.Count(string(readme), "\n"), 250, "lines of README.md")
 
-	pages, err := filepath.Glob("docs/*.md")
+	pages, err := fs.Glob(os.DirFS("."), "docs/*.md")
 	require.NoError(t, err)
 	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	links := 0
-	for _, page := range append(pages, "README.md", "CHANGELOG.md", "SECURITY.md") {
+	for _, page := range append(pages, "README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md") {
 		text, err := os.ReadFile(page)
 		require.NoError(t, err)
 		for _, m := range link.FindAllStringSubmatch(string(text), -1) {
@@ -318,7 +319,7 @@ func TestReadmeLinks(t *testing.T) {
 			file, heading, _ := strings.Cut(m[1], "#")
 			target := page
 			if file != "" {
-				target = filepath.Join(filepath.Dir(page), file)
+				target = path.Join(path.Dir(page), file)
 			}
 			_, err := os.Stat(target)
 			require.NoError(t, err, "%s: link to %s", page, m[1])

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -105,9 +104,7 @@ func (w *world) busy() (server, own time.Duration) {
 			server += time.Duration(seconds * float64(time.Second))
 		}
 	}
-	var usage syscall.Rusage
-	require.NoError(w.t, syscall.Getrusage(syscall.RUSAGE_SELF, &usage))
-	return server, time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	return server, processorTime(w.t)
 }
 
 // A day of a limit that has calls in each minute.

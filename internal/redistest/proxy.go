@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 )
@@ -263,7 +262,7 @@ func (p *Proxy) silence() error {
 		return err
 	}
 	var failed error
-	if err := raw.Control(func(fd uintptr) { failed = syscall.Listen(int(fd), 0) }); err != nil || failed != nil {
+	if err := raw.Control(func(fd uintptr) { failed = setBacklog(fd, 0) }); err != nil || failed != nil {
 		return errors.Join(err, failed)
 	}
 	for silent := 0; ; { // on a busy machine one dial may time out by itself, so require two in a row
@@ -291,7 +290,7 @@ func (p *Proxy) answer() {
 		_ = c.Close()
 	}
 	if raw, err := p.listener.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = syscall.Listen(int(fd), 4096) })
+		_ = raw.Control(func(fd uintptr) { _ = setBacklog(fd, 4096) })
 	}
 	_ = p.listener.SetDeadline(time.Time{})
 }

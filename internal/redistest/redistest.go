@@ -19,7 +19,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -235,12 +234,6 @@ func (s *Server) Kill() error {
 	s.Close()
 	return nil
 }
-
-// Stop suspends the server (SIGSTOP) until Continue.
-func (s *Server) Stop() error { return s.signal(syscall.SIGSTOP) }
-
-// Continue ends Stop.
-func (s *Server) Continue() error { return s.signal(syscall.SIGCONT) }
 
 func (s *Server) signal(sig os.Signal) error {
 	s.mu.Lock()

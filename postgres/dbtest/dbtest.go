@@ -167,11 +167,11 @@ func (s *Server) run() error {
 // for PostgreSQL. Both end in parameters, so that "&name=value" may be appended.
 func (s *Server) DSN() string { return s.kind.dsn(s.Addr) }
 
-// Stop stops all processes of the server (SIGSTOP) until Continue.
-func (s *Server) Stop() error { return s.signal(syscall.SIGSTOP) }
+// Stop stops all processes of the server (SIGSTOP) until Continue. Windows has no such signal: there it returns an error.
+func (s *Server) Stop() error { return s.signal(stopped) }
 
 // Continue ends Stop.
-func (s *Server) Continue() error { return s.signal(syscall.SIGCONT) }
+func (s *Server) Continue() error { return s.signal(continued) }
 
 // Kill ends the server as a crash does (SIGKILL), even if it is stopped.
 func (s *Server) Kill() {
@@ -194,7 +194,7 @@ func (s *Server) Restart() error {
 func (s *Server) Close() {
 	if s.cmd != nil {
 		_ = s.signal(s.kind.quit())
-		_ = s.signal(syscall.SIGCONT)
+		_ = s.signal(continued)
 		select {
 		case <-s.dead:
 		case <-time.After(10 * time.Second):
@@ -214,11 +214,11 @@ func (s *Server) signal(sig syscall.Signal) error {
 	if sig == s.kind.quit() {
 		return nil // the server signals its children itself
 	}
-	if sig == syscall.SIGSTOP {
+	if sig == stopped {
 		children = childrenOf(s.Pid)
 	}
 	for _, pid := range children {
-		_ = syscall.Kill(pid, sig) // it may have ended
+		_ = kill(pid, sig) // it may have ended
 	}
 	return nil
 }

@@ -54,16 +54,7 @@ func (postgreSQL) unprivileged(cmd *exec.Cmd, dir string) error {
 			return err
 		}
 	}
-	uid, err := strconv.ParseUint(u.Uid, 10, 32)
-	if err != nil {
-		return err
-	}
-	gid, err := strconv.ParseUint(u.Gid, 10, 32)
-	if err != nil {
-		return err
-	}
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
-	return os.Chown(dir, int(uid), int(gid))
+	return runAs(cmd, u, dir)
 }
 
 func (postgreSQL) ready() string { return "ready to accept connections" }
