@@ -38,18 +38,21 @@ type verdict struct {
 // ask asks for permits that are due within a timeout. All calls for permits come here: TryAcquire with its timeout, Acquire without one, and
 // Reserve and TryReserve, which do not wait for the due time.
 //
-// It takes five steps. check validates the request. shortcut decides it without the queue, if it can; for a MemoryStore that is takeNow.
-// enqueue makes a call of it, and Wait blocks until the call has a result. verdict returns the result, with an error
-// if no state of the bucket could grant the request in time.
+// It takes five steps. check validates the request, and giveWay bounds that of a lower priority. shortcut decides it without the queue, if it
+// can; for a MemoryStore that is takeNow. enqueue makes a call of it, and Wait blocks until the call has a result. verdict returns the
+// result, with an error if no state of the bucket could grant the request in time.
 func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (verdict, error) {
 	n, maxWait := int64(permits), min(max(0, timeout.Microseconds()), maxExact)
 	if off, err := l.check(ctx, n, maxWait); off || err != nil {
 		return passedBy(off), err
 	}
-	got, decided := verdict{}, false
-	if l.priority != Normal && maxWait == 0 && l.limiter.Coordinator.Yields() {
-		return l.yielded(v), nil
+	if l.priority != Normal {
+		yields := false
+		if maxWait, yields = l.giveWay(v, n, maxWait); yields {
+			return l.yielded(v), nil
+		}
 	}
+	got, decided := verdict{}, false
 	if l.memory != nil {
 		got, decided = l.takeNow(v, n, maxWait)
 	} else {
@@ -65,6 +68,19 @@ func (l *RateLimiter) ask(ctx context.Context, v verb, permits int, timeout time
 	q, answered := l.enqueue(ctx, v, n, maxWait)
 	r := l.limiter.Coordinator.Wait(ctx, q, answered)
 	return l.verdict(ctx, v, q, &r, maxWait)
+}
+
+// giveWay returns how long a request of a lower priority may wait. It reports whether the request, which does not wait at all, leaves stored
+// permits to callers of a higher priority. A reservation does not wait in the queue for the time that the look-ahead of its priority lacks,
+// so its timeout is shorter. One without a timeout asks for its place, whenever that is.
+func (l *RateLimiter) giveWay(v verb, n, maxWait int64) (most int64, yields bool) {
+	switch c := l.limiter.Coordinator; {
+	case maxWait == 0:
+		return 0, c.Yields()
+	case v == reserve && maxWait < maxExact:
+		return min(maxWait, c.LookAhead(&l.limiter, n)), false
+	}
+	return maxWait, false
 }
 
 // yielded returns the verdict on a call that leaves stored permits to callers of a higher priority.
@@ -350,7 +366,8 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 	return part, nil
 }
 
-// Waiting returns how many calls of this process are in progress while the queue is not empty, and how long its head has waited. Calls
+// Waiting returns how many calls of this process are in progress while the queue is not empty, and how long its head has waited, or with
+// [WithFairness] how long any caller has. Calls
 // that wait only for the store's reply are included. Both results are 0 if the queue is empty.
 func (l *RateLimiter) Waiting() (calls int, longest time.Duration) {
 	l.limiter.Coordinator.Inspect(func(s engine.State) {

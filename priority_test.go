@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jonboulle/clockwork"
 	"github.com/stretchr/testify/require"
 
 	. "github.com/go-tokenbucket/tokenbucket"
@@ -84,7 +85,7 @@ func debt(t *testing.T, l *RateLimiter) time.Duration {
 
 // Three hundred callers of a lower priority keep a bucket busy. A caller of Normal waits for what they own already, and no longer.
 func TestHigherPriorityPasses(t *testing.T) {
-	for p, most := range map[Priority]time.Duration{Low: 500 * time.Millisecond, Lowest: 200 * time.Millisecond} {
+	for p, most := range map[Priority]time.Duration{Low: 400 * time.Millisecond, Lowest: 200 * time.Millisecond} {
 		t.Run(p.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				began := time.Now()
@@ -118,7 +119,7 @@ func TestHigherPriorityPasses(t *testing.T) {
 
 // A timeout beyond the look-ahead of its priority lets no caller take permits from further ahead.
 func TestTimeoutsKeepToThePriority(t *testing.T) {
-	for p, most := range map[Priority]time.Duration{Normal: time.Second, Low: 500 * time.Millisecond, Lowest: 150 * time.Millisecond} {
+	for p, most := range map[Priority]time.Duration{Normal: time.Second, Low: 300 * time.Millisecond, Lowest: 150 * time.Millisecond} {
 		t.Run(p.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l, err := NewSmoothBursty("x", 20, WithMaxPermits(1), WithPriority(p))
@@ -168,4 +169,70 @@ func TestStoredPermitsAreLeftToTheHigherPriority(t *testing.T) {
 		require.True(t, granted)
 		require.Equal(t, []Decider{ByPriority, ByStore}, by)
 	})
+}
+
+// applied is a store of its own to the limiter, which sends batches to it.
+type applied struct{ MemoryStore }
+
+// A reservation of a lower priority takes no permits from further ahead either, and keeps to its timeout. One without a timeout asks for its
+// place.
+func TestReservationsKeepToThePriority(t *testing.T) {
+	for name, store := range map[string]Store{"memory": NewMemoryStore(), "applied": &applied{}} {
+		for p, most := range map[Priority]time.Duration{Normal: 500 * time.Millisecond, Low: 300 * time.Millisecond, Lowest: 100 * time.Millisecond} {
+			t.Run(name+" "+p.String(), func(t *testing.T) {
+				l, err := NewSmoothBursty(p.String(), 20, WithMaxPermits(1), WithPriority(p), WithStore(store), WithClock(clockwork.NewFakeClock()))
+				require.NoError(t, err)
+				granted := 0
+				for range 20 {
+					r, err := l.TryReserve(t.Context(), 1, 500*time.Millisecond)
+					require.NoError(t, err)
+					if !r.OK() {
+						require.Equal(t, 50*time.Millisecond, r.RetryAfter())
+						continue
+					}
+					granted++
+					require.LessOrEqual(t, r.Delay(), most)
+				}
+				require.Equal(t, 1+int(most/(50*time.Millisecond)), granted)
+				r, err := l.Reserve(t.Context(), 1)
+				require.NoError(t, err)
+				require.Equal(t, most+50*time.Millisecond, r.Delay())
+			})
+		}
+	}
+}
+
+// A process asks for a reservation of the lowest priority 40 times a second, while another one reserves the whole rate with Normal, and a
+// shorter timeout. It gets its floor.
+func TestFloorOfReservations(t *testing.T) {
+	clock := clockwork.NewFakeClock()
+	store := &applied{}
+	limiter := func(p Priority, d time.Duration) *RateLimiter {
+		l, err := NewSmoothBursty("x", 20, WithMaxPermits(1), WithPriority(p), WithStore(store), WithClock(clock), WithStoreTimeout(d))
+		require.NoError(t, err)
+		return l
+	}
+	normal, lowest := limiter(Normal, time.Second), limiter(Lowest, time.Minute)
+	granted := map[*RateLimiter]int{}
+	for i := range 1000 {
+		for range 2 {
+			for _, l := range []*RateLimiter{normal, lowest} {
+				if l == lowest && i < 20 {
+					continue
+				}
+				timeout := 500 * time.Millisecond
+				if l == lowest {
+					timeout = 700 * time.Millisecond
+				}
+				r, err := l.TryReserve(t.Context(), 1, timeout)
+				require.NoError(t, err)
+				if r.OK() {
+					granted[l]++
+				}
+			}
+			clock.Advance(25 * time.Millisecond)
+		}
+	}
+	require.Positive(t, granted[lowest])
+	require.InDelta(t, 0.05, float64(granted[lowest])/float64(granted[normal]), 0.03)
 }

@@ -48,7 +48,7 @@ type one struct {
 }
 
 func (g one) Enter(ctx context.Context, _ string) (*Admission, error) {
-	r, err := Reserve(ctx, g.limiter, 1, g.timeout)
+	r, err := Await(ctx, g.limiter, 1, g.timeout)
 	if err != nil {
 		return nil, err
 	}

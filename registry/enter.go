@@ -41,7 +41,7 @@ func (r *Registry) Enter(ctx context.Context, name string) (*gate.Admission, err
 
 // enterRate implements Enter for a row that has a rate only.
 func (r *Registry) enterRate(ctx context.Context, f *found) (*gate.Admission, error) {
-	permit, err := gate.Reserve(ctx, f.limiter, 1, f.entry.wait)
+	permit, err := gate.Await(ctx, f.limiter, 1, f.entry.wait)
 	r.decided(f.entry, err == nil && permit.OK(), err)
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package telemetry_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/jonboulle/clockwork"
@@ -15,6 +16,7 @@ import (
 func ExampleNewRecorder() {
 	create := func(m telemetry.Metric) (telemetry.Instrument, error) {
 		return func(values []string) telemetry.Series {
+			values = slices.DeleteFunc(values, func(value string) bool { return value == "" }) // the series lacks such a label
 			series := m.Name + " " + strings.Join(values, ",")
 			return func(_ context.Context, value float64) { fmt.Println(series, value) }
 		}, nil

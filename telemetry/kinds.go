@@ -156,11 +156,13 @@ type DecisionLabels struct {
 	Kind    Kind // KindNone unless the call failed
 	Decider tokenbucket.Decider
 	Shadow  bool
+	// Priority of the limiter.
+	Priority tokenbucket.Priority
 }
 
 // LabelsOf returns the labels of a decision.
 func LabelsOf(d *tokenbucket.Decision) DecisionLabels {
-	l := DecisionLabels{Outcome: Refused, Decider: d.By, Shadow: d.Shadow}
+	l := DecisionLabels{Outcome: Refused, Decider: d.By, Shadow: d.Shadow, Priority: min(d.Priority, tokenbucket.Lowest)}
 	switch {
 	case d.Err != nil:
 		l.Outcome, l.Kind = Failed, KindOf(d.Err)
@@ -170,8 +172,17 @@ func LabelsOf(d *tokenbucket.Decision) DecisionLabels {
 	return l
 }
 
+// priorityName returns the value of the label for a priority. Normal has none, so the series of a limiter do not change when callers of a
+// lower priority are added.
+func priorityName(p tokenbucket.Priority) string {
+	if p == tokenbucket.Normal {
+		return ""
+	}
+	return p.String()
+}
+
 // deciders is the number of values of the label for the decider: those of tokenbucket.Decider, and unknown.
-const deciders = int(tokenbucket.ByCheck) + 2
+const deciders = int(tokenbucket.ByPriority) + 2
 
 // deciderIndex returns the index of a decider. All unknown deciders share the last index.
 func deciderIndex(by tokenbucket.Decider) int { return min(int(by), deciders-1) }

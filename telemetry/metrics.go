@@ -124,22 +124,22 @@ var table = [...]struct {
 }{
 	decisions: {
 		name: "decisions", kind: Counter, unit: "{decision}", of: ofAll,
-		labels: []Label{LabelBucket, LabelOutcome, LabelDecider, LabelShadow, LabelErrorType},
+		labels: []Label{LabelBucket, LabelOutcome, LabelDecider, LabelShadow, LabelPriority, LabelErrorType},
 		help:   "Calls that were decided.",
 	},
 	permits: {
 		name: "permits", kind: Counter, unit: "{permit}", of: ofAll,
-		labels: []Label{LabelBucket, LabelOutcome, LabelDecider, LabelShadow, LabelErrorType},
+		labels: []Label{LabelBucket, LabelOutcome, LabelDecider, LabelShadow, LabelPriority, LabelErrorType},
 		help:   "Permits that decided calls requested. Invalid calls are left out.",
 	},
 	failures: {
 		name: "failures", kind: Counter, unit: "{decision}", of: ofAll, prometheusOnly: true,
-		labels: []Label{LabelBucket, LabelErrorKind, LabelShadow},
+		labels: []Label{LabelBucket, LabelErrorKind, LabelShadow, LabelPriority},
 		help:   "Calls that failed, by kind of error.",
 	},
 	waits: {
 		name: "wait.duration", kind: Histogram, unit: "s", of: ofAll,
-		labels: []Label{LabelBucket, LabelShadow},
+		labels: []Label{LabelBucket, LabelShadow, LabelPriority},
 		bounds: waitBounds,
 		help:   "How long granted calls waited for their permits; in shadow, how long they would have waited.",
 	},
@@ -242,6 +242,7 @@ const (
 	LabelUse                    // of permits in a block: used or unused
 	LabelEnd                    // an End
 	LabelPolicy                 // one of policies
+	LabelPriority               // of tokenbucket.Priority; empty for Normal
 
 	labelCount
 )
@@ -260,6 +261,7 @@ var labelNames = [labelCount]struct {
 	LabelUse:       {"use", "lease.use", ofLimiter},
 	LabelEnd:       {"end", "end", ofSemaphore},
 	LabelPolicy:    {"policy", "policy", ofLimiter},
+	LabelPriority:  {"priority", "priority", ofLimiter},
 }
 
 // errorType is an attribute of OpenTelemetry's semantic conventions, so it is in no package's namespace.

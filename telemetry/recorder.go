@@ -100,9 +100,25 @@ func discard(context.Context, float64) {}
 type bucket struct {
 	name string // the value of LabelBucket
 
-	decisions [int(outcomes) + int(kinds)][deciders][2]atomic.Pointer[decisionSeries]
-	blocks    atomic.Pointer[blockSeries]
-	held      [ends]atomic.Pointer[Series]
+	normal decisionTable
+	lower  [tokenbucket.Lowest]atomic.Pointer[decisionTable] // of the lower priorities; nil before their first decision
+	blocks atomic.Pointer[blockSeries]
+	held   [ends]atomic.Pointer[Series]
+}
+
+// decisionTable has the series of decisions of one priority: by outcome and kind of error, decider, and shadow.
+type decisionTable [int(outcomes) + int(kinds)][deciders][2]atomic.Pointer[decisionSeries]
+
+// of returns the series of decisions of a priority.
+func (b *bucket) of(p tokenbucket.Priority) *decisionTable {
+	if p == tokenbucket.Normal {
+		return &b.normal
+	}
+	lower := &b.lower[p-1]
+	if lower.Load() == nil {
+		lower.CompareAndSwap(nil, new(decisionTable))
+	}
+	return lower.Load()
 }
 
 // decisionSeries are the series of decisions that have the same labels.
@@ -129,7 +145,7 @@ func loadOrCreate[T any](p *atomic.Pointer[T], create func() T) *T {
 // decision counts a call to the bucket with the given label value.
 func (r *Recorder) decision(ctx context.Context, name string, d *tokenbucket.Decision) {
 	b, labels := r.buckets.get(name), LabelsOf(d)
-	cell := &b.decisions[int(labels.Outcome)+int(labels.Kind)][deciderIndex(labels.Decider)][index(labels.Shadow)]
+	cell := &b.of(labels.Priority)[int(labels.Outcome)+int(labels.Kind)][deciderIndex(labels.Decider)][index(labels.Shadow)]
 	s := loadOrCreate(cell, func() decisionSeries { return r.decisionSeries(b.name, labels) })
 	s.decisions(ctx, 1)
 	if isCounted(d) {
@@ -145,6 +161,7 @@ func (r *Recorder) decisionSeries(bucket string, l DecisionLabels) decisionSerie
 	of := labelValues{
 		LabelBucket: bucket, LabelOutcome: l.Outcome.String(), LabelDecider: l.Decider.String(), LabelShadow: strconv.FormatBool(l.Shadow),
 		LabelErrorKind: l.Kind.String(), LabelErrorType: l.Kind.ErrorType(),
+		LabelPriority: priorityName(l.Priority),
 	}
 	s := decisionSeries{decisions: r.series(decisions, of), permits: r.series(permits, of), failures: discard, waits: discard}
 	switch l.Outcome {

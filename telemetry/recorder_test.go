@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -69,13 +70,25 @@ func TestDecisions(t *testing.T) {
 	for _, by := range deciders {
 		for _, shadow := range []string{"false", "true"} {
 			for outcome, want := range map[string]float64{"granted": 2, "refused": 2, "failed": 2 * float64(len(errs))} {
-				require.Equal(t, want, l.sums[fmt.Sprintf("tokenbucket_decisions_total x %s %s %s", outcome, by, shadow)])
+				require.Equal(t, want, l.sums[fmt.Sprintf("tokenbucket_decisions_total x %s %s %s ", outcome, by, shadow)])
 			}
-			require.Equal(t, 1, l.created[fmt.Sprintf("tokenbucket_decisions_total x granted %s %s", by, shadow)])
+			require.Equal(t, 1, l.created[fmt.Sprintf("tokenbucket_decisions_total x granted %s %s ", by, shadow)])
 		}
 	}
 	for kind := range errs {
-		require.Equal(t, float64(2*len(deciders)), l.sums[fmt.Sprintf("tokenbucket_failures_total x %s false", kind)])
+		require.Equal(t, float64(2*len(deciders)), l.sums[fmt.Sprintf("tokenbucket_failures_total x %s false ", kind)])
+	}
+}
+
+// Decisions of a lower priority have series of their own, and those of Normal lack the label.
+func TestPriorities(t *testing.T) {
+	l, observer := observe(t, telemetry.DefaultOptions())
+	for _, p := range []tokenbucket.Priority{tokenbucket.Normal, tokenbucket.Low, tokenbucket.Lowest, 7} {
+		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "x", Granted: true, Wait: time.Second, Priority: p})
+	}
+	for priority, want := range map[string]float64{"": 1, "low": 1, "lowest": 2} {
+		require.Equal(t, want, l.sums["tokenbucket_decisions_total x granted store false "+priority])
+		require.Equal(t, want, l.sums["tokenbucket_wait_duration_seconds x false "+priority])
 	}
 }
 
@@ -85,7 +98,7 @@ func TestUnknownDeciders(t *testing.T) {
 	for i := range 10 {
 		observer.Decision(t.Context(), tokenbucket.Decision{Bucket: "x", By: tokenbucket.Decider(100 + i)})
 	}
-	require.Equal(t, 10.0, l.sums["tokenbucket_decisions_total x refused unknown false"])
+	require.Equal(t, 10.0, l.sums["tokenbucket_decisions_total x refused unknown false "])
 }
 
 // A bucket has series of its own up to the bound, in the order of first use.
@@ -99,7 +112,7 @@ func TestMaxBuckets(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]float64{"a": 2, "\uFFFD": 2, "other": 4, "b": 0} {
-		require.Equal(t, want, l.sums["tokenbucket_decisions_total "+name+" refused store false"], name)
+		require.Equal(t, want, l.sums["tokenbucket_decisions_total "+name+" refused store false "], name)
 	}
 }
 

@@ -17,6 +17,9 @@ about twelve times the rate. The upstream records when each call reaches it, and
 
   in any window of T seconds at most  max(burst, 1) + rate × T  calls   (with --warmup: 1 + rate × T)
 
+With --priority the calls are bookings and searches, first with one priority for all, then with the lowest for searches: see
+docs/priority.md.
+
 With --console it runs until Ctrl-C, with more limits, and shows them in the console: see docs/console.md.
 
 Exit status: 0 the bound was kept, 1 it was broken or calls failed, 2 the demo could not run.`
@@ -32,6 +35,9 @@ func demoCommand(limit limiterFunc) *cobra.Command {
 		Long:  demoLong,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if d.priority && !cmd.Flags().Changed("rate") {
+				d.rate = sharedRate
+			}
 			if !cmd.Flags().Changed("burst") {
 				d.burst = max(1, d.rate)
 			}
@@ -47,6 +53,9 @@ func demoCommand(limit limiterFunc) *cobra.Command {
 					defer cancel()
 				}
 				return d.showConsole(ctx)
+			}
+			if d.priority {
+				return d.showPriority(cmd.Context())
 			}
 			return d.run(cmd.Context())
 		},

@@ -66,6 +66,29 @@ func totals(t *testing.T, out string) sums {
 	return sums{n[0], n[1], n[2], n[3]}
 }
 
+// With one priority for all, few of the bookings pass. If searches have the lowest, nearly all do.
+func TestDemoPriority(t *testing.T) {
+	t.Parallel()
+	status, out, stderr := execute(t.Context(), "demo", "--priority", "--store", "memory", "--duration", "4s")
+	t.Log(out)
+	require.Equal(t, exitOK, status)
+	require.Empty(t, stderr)
+	lines := regexp.MustCompile(`(?m)^│ +bookings +│ +(\d+) │ +(\d+) │ +(\d+) │`).FindAllStringSubmatch(out, -1)
+	require.Len(t, lines, 2)
+	for i, line := range lines {
+		offered, err := strconv.Atoi(line[1])
+		require.NoError(t, err)
+		passed, err := strconv.Atoi(line[2])
+		require.NoError(t, err)
+		require.Equal(t, i == 1, passed > offered/2, "%s", line[0])
+	}
+	for _, flag := range []string{"--console", "--burst=2", "--warmup=1s"} {
+		status, _, stderr := execute(t.Context(), "demo", "--priority", flag)
+		require.Equal(t, exitUsage, status)
+		require.Contains(t, stderr, "priority")
+	}
+}
+
 func TestDemoLeavesARedisAsItWas(t *testing.T) {
 	t.Parallel()
 	for _, store := range []string{"script", "lock"} {

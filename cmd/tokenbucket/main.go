@@ -1,7 +1,7 @@
 // Command tokenbucket demonstrates the token bucket, and runs a gateway that uses it.
 //
 //	tokenbucket demo     three gateways, one bucket, one upstream: watch the fleet keep to the rate
-//	tokenbucket plot     draws the warm-up curve and the permits handed out over time
+//	tokenbucket plot     draws a fleet with one limit, priorities, the warm-up curve and the permits handed out over time
 //	tokenbucket gateway  a reverse proxy whose limits are in a database or a file
 //	tokenbucket check    shows what a gateway with these settings would do, and reports faults
 //	tokenbucket console  web pages that show every limit of a fleet

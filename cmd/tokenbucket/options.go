@@ -35,6 +35,7 @@ type options struct {
 	warmup    time.Duration
 	redis     string
 	console   bool
+	priority  bool
 	consoleAt string
 }
 
@@ -48,6 +49,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.DurationVar(&o.warmup, "warmup", 0, "warm-up period, in which the rate rises from cold to full (default none)")
 	f.StringVar(&o.redis, "redis", "", "host:port or redis:// URL of a Redis to use (default an embedded one)")
 	f.BoolVar(&o.console, "console", false, "show several limits with moving charts in a browser, until Ctrl-C")
+	f.BoolVar(&o.priority, "priority", false, "show bookings beside searches, without priorities and with them, at 20/s unless --rate says otherwise")
 	f.StringVar(&o.consoleAt, "console-listen", "127.0.0.1:8090", "address of the console")
 }
 
@@ -74,6 +76,8 @@ func (o *options) validate(burstGiven bool) error {
 		return flagError("store", `"memory"`, "script or lock together with --console, which reads its data from Redis")
 	case o.console && o.warmup > 0:
 		return flagError("warmup", o.warmup, "none together with --console, which has a limit of its own that warms up")
+	case o.priority && (o.console || o.warmup > 0 || burstGiven):
+		return flagError("priority", o.priority, "none of --console, --warmup and --burst beside it")
 	case o.redis != "" && o.store == "memory":
 		return flagError("redis", fmt.Sprintf("%q", redacted(o.redis)), "none together with --store memory")
 	}

@@ -16,9 +16,10 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-const plotLong = `Writes three pictures:
+const plotLong = `Writes four pictures:
 
   three-gateways     what a growing fleet gets through with one limit; always the same, whatever the flags say
+  priority           bookings beside searches on one limit, without priorities and with them; always the same, too
   warmup-curve       what a permit costs, by how many are stored, in a bucket that warms up
   permits-over-time  what a cold limiter hands out under full demand, beside a bursty one with a full bucket
 
@@ -37,7 +38,7 @@ func plotCommand() *cobra.Command {
 	var p pictures
 	cmd := &cobra.Command{
 		Use:   "plot",
-		Short: "Draw a fleet with one limit, the warm-up curve and the permits handed out over time",
+		Short: "Draw a fleet with one limit, priorities, the warm-up curve and the permits handed out over time",
 		Long:  plotLong,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -82,6 +83,10 @@ func (p *pictures) write(out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	shared, err := priorities()
+	if err != nil {
+		return err
+	}
 	curve, err := p.curve()
 	if err != nil {
 		return err
@@ -96,7 +101,7 @@ func (p *pictures) write(out io.Writer) error {
 	for _, picture := range []struct {
 		name string
 		plot *plot.Plot
-	}{{"three-gateways", fleet}, {"warmup-curve", curve}, {"permits-over-time", permits}} {
+	}{{"three-gateways", fleet}, {"priority", shared}, {"warmup-curve", curve}, {"permits-over-time", permits}} {
 		file := filepath.Join(p.out, picture.name+"."+p.format)
 		if err := os.WriteFile(file, p.render(picture.plot), 0o644); err != nil {
 			return fmt.Errorf("--out %q: %w", p.out, err)

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var pictureNames = []string{"three-gateways", "warmup-curve", "permits-over-time"}
+var pictureNames = []string{"three-gateways", "priority", "warmup-curve", "permits-over-time"}
 
 func TestPlot(t *testing.T) {
 	t.Parallel()
@@ -127,4 +127,23 @@ func TestFleetCalls(t *testing.T) {
 			require.Equal(t, i <= phase, share[i] > 0, "gateway %d after %d s", i+1, phase*fleetStep)
 		}
 	}
+}
+
+// The picture of priorities: the rate is used in every second. Bookings have hardly any of it beside searches of the same priority, and all
+// that they ask for, beside those of the lowest.
+func TestSharedCalls(t *testing.T) {
+	bookings, searches, err := sharedCalls()
+	require.NoError(t, err)
+	const half = sharedSeconds / 2
+	before, after := 0.0, 0.0
+	for second := range sharedSeconds {
+		require.InDelta(t, sharedRate, bookings[second]+searches[second], 1, "second %d", second)
+		if second < half {
+			before += bookings[second]
+		} else {
+			after += bookings[second]
+		}
+	}
+	require.Less(t, before, 0.1*half*bookingsPer)
+	require.Greater(t, after, 0.9*half*bookingsPer)
 }

@@ -29,6 +29,8 @@ var (
 	outcomeKey = metricKey(telemetry.LabelOutcome)
 	deciderKey = metricKey(telemetry.LabelDecider)
 	shadowKey  = metricKey(telemetry.LabelShadow)
+
+	priorityKey = metricKey(telemetry.LabelPriority)
 )
 
 func metricKey(l telemetry.Label) attribute.Key {
@@ -57,6 +59,9 @@ func (s *spans) record(ctx context.Context, d *tokenbucket.Decision) {
 	attributes := append(slices.Clip(s.attributes),
 		bucketKey.String(d.Bucket), permitsKey.Int(d.Permits), outcomeKey.String(labels.Outcome.String()),
 		deciderKey.String(labels.Decider.String()), shadowKey.Bool(d.Shadow), waitKey.Float64(d.Wait.Seconds()))
+	if d.Priority != tokenbucket.Normal {
+		attributes = append(attributes, priorityKey.String(labels.Priority.String()))
+	}
 	if d.Err != nil {
 		attributes = append(attributes, semconv.ErrorTypeKey.String(labels.Kind.ErrorType()))
 	}

@@ -111,7 +111,7 @@ func show(registry *prometheus.Registry, prefix string) {
 		}
 		for line := range strings.Lines(text.String()) {
 			if strings.HasPrefix(line, prefix) {
-				fmt.Print(line)
+				fmt.Print(strings.ReplaceAll(line, `priority="",`, "")) // Prometheus drops labels without a value
 			}
 		}
 	}

@@ -158,7 +158,9 @@ func (r *reply) grant(q *Call, request *permit.Request) {
 		return
 	}
 	r.leases.asked += q.Permits
-	r.queue.floor.Spend(q.Permits)
+	if !q.reserves() { // see Coordinator.LookAhead
+		r.queue.floor.Spend(q.Permits)
+	}
 	line := r.queue.line
 	if q.decided == 0 {
 		q.decided = r.received

@@ -40,6 +40,8 @@ var Decisions = []tokenbucket.Decision{
 	{Bucket: "fares", Permits: -7, By: tokenbucket.ByCheck, Err: Wrap(tokenbucket.ErrInvalidPermits)},
 	{Bucket: "fares", Permits: math.MaxInt, By: tokenbucket.ByCheck, Err: Wrap(tokenbucket.ErrInvalidPermits)},
 	{Bucket: "hotels", Permits: 1, Granted: true, By: 99},
+	{Bucket: "hotels", Permits: 1, Granted: true, Priority: tokenbucket.Low},
+	{Bucket: "hotels", Permits: 1, By: tokenbucket.ByPriority, Priority: tokenbucket.Lowest},
 }
 
 // Report reports every kind of event to an observer. Its context has ended, as that of a failed call often has.
