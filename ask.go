@@ -370,7 +370,8 @@ func (l *RateLimiter) localShare() (*RateLimiter, error) {
 	return part, nil
 }
 
-// Waiting returns how many calls of this process are in progress while the queue is not empty, and how long its head has waited. Calls
+// Waiting returns how many calls of this process are in progress while the queue is not empty, and how long its head has waited, or with
+// [WithFairness] how long any caller has. Calls
 // that wait only for the store's reply are included. Both results are 0 if the queue is empty.
 func (l *RateLimiter) Waiting() (calls int, longest time.Duration) {
 	l.limiter.Coordinator.Inspect(func(s engine.State) {

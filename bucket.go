@@ -18,7 +18,7 @@ import (
 // store.
 //
 // Rates are in permits per second. The store's clock decides when permits are due, and callers sleep by the limiter's clock ([WithClock]).
-// Callers of one process are served first come, first served. All methods are safe for concurrent use. Only a limiter with [WithPrefetch]
+// Callers of one process are served first come, first served, or in turns ([WithFairness]). All methods are safe for concurrent use. Only a limiter with [WithPrefetch]
 // needs to be closed.
 //
 // Most callers want [RateLimiter.Try], [RateLimiter.TryAcquire] or [RateLimiter.Acquire]. A refusal is a result (false), and a failure is

@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"context"
+	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 )
@@ -87,4 +88,27 @@ func (f *fairness) count(ctx context.Context, q *engine.Call) {
 		weight = min(max(1, f.weight(tenant)), maxWeight)
 	}
 	q.For(tenant, int64(weight))
+}
+
+// ServesInTurns reports whether the limiter's waiting callers are served in turns by tenant ([WithFairness]).
+func (l *RateLimiter) ServesInTurns() bool { return l.fairness != nil }
+
+// TryAwait is [RateLimiter.TryAcquire] for code that needs a [Reservation]: it waits in the queue until the permits are due, and returns them
+// as a reservation whose Delay is 0. So callers of a limiter that serves in turns take turns, which those of [RateLimiter.TryReserve] do not.
+// Permits that are due are used: Cancel and Return give nothing back, Settle does. The reservation has a Level only if the last reply of the
+// store showed a bucket without permits.
+func (l *RateLimiter) TryAwait(ctx context.Context, permits int, timeout time.Duration) (*Reservation, error) {
+	v, err := l.decide(ctx, acquire, permits, timeout)
+	level := levelOf(l.limiter.Coordinator.View.Seen())
+	switch {
+	case err != nil:
+		return nil, err
+	case v.reservation != nil: // of a shadow
+		return v.reservation, nil
+	case v.by == BySwitch, v.by == ByPolicy, v.by == ByCheck: // decided without the bucket
+		return &Reservation{refused: !v.granted}, nil
+	case !v.granted:
+		return refusedReservation((v.wait - timeout).Microseconds(), level), nil
+	}
+	return &Reservation{call: engine.Reserved(&l.limiter, nil), level: level, limiter: l, permits: int64(permits)}, nil
 }

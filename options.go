@@ -196,7 +196,8 @@ func WithStoreTimeout(d time.Duration) Option {
 }
 
 // WithMaxWaiters bounds how many callers of a process may wait for a bucket at a time, including reservations that are not due yet. Each
-// takes up to 2 KB, besides its goroutine. A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default 131,072.
+// takes up to 2 KB, besides its goroutine. A call beyond that gets [ErrTooManyWaiters] at once. At least 1, default 131,072. With
+// [WithFairness] one tenant has half of that at most.
 func WithMaxWaiters(n int) Option {
 	return func(o *options) {
 		if n < 1 {

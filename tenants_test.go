@@ -162,11 +162,9 @@ func TestTimeoutsOfTenants(t *testing.T) {
 		require.Less(t, time.Since(begun), 100*time.Millisecond, "77 calls of its own tenant are ahead")
 
 		begun = time.Now()
-		ok, err = l.TryAcquire(of(all, "quiet"), 1, 10*time.Millisecond)
+		_, err = l.TryAcquire(of(all, "quiet"), 1, 150*time.Millisecond)
 		require.NoError(t, err)
-		if ok {
-			require.LessOrEqual(t, time.Since(begun), 15*time.Millisecond)
-		}
+		require.LessOrEqual(t, time.Since(begun), 160*time.Millisecond)
 		end()
 		callers.Wait()
 		calls, longest := l.Waiting()

@@ -56,7 +56,7 @@ func (g one[R]) Enter(ctx context.Context, key string) (*Admission, error) {
 // EnterN implements CostGate.
 func (g one[R]) EnterN(ctx context.Context, _ string, n int) (*Admission, error) {
 	if single, ok := any(g.limiter).(*tokenbucket.RateLimiter); ok { // its calls have priorities
-		r, err := Reserve(ctx, single, n, g.timeout)
+		r, err := Await(ctx, single, n, g.timeout)
 		if err != nil {
 			return nil, err
 		}

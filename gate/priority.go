@@ -24,27 +24,23 @@ func PriorityOf(ctx context.Context) tokenbucket.Priority {
 	return p
 }
 
-// Reserve reserves n permits of a limiter for a call of the priority of ctx, or of the limiter's own if that is lower. A call of
-// tokenbucket.Normal waits at most wait for its permits. Calls of a lower priority wait less: half of it at Low, a tenth at Lowest, and the
-// time of their own permits at the rate. It is for gates with limiters of their own; [Wait] blocks until the permits are due.
-//
-// A reservation takes the next permits of the bucket, and does not queue. Under full demand of Normal the next permit is due in about wait.
-// So calls of lower priorities are refused, and get what is left as soon as the demand falls. That holds for all processes of a fleet. Where
-// wait is 0, a lower priority only leaves stored permits to callers of a higher one that wait in the same process.
+// Reserve reserves n permits of a limiter for a call of the priority of ctx, or of the limiter's own if that is lower. wait is its timeout
+// (tokenbucket.RateLimiter.TryReserve, which also has what a lower priority gets). It is for gates with limiters of their own; [Wait] blocks
+// until the permits are due.
 func Reserve(ctx context.Context, l *tokenbucket.RateLimiter, n int, wait time.Duration) (*tokenbucket.Reservation, error) {
-	if p := max(l.Priority(), PriorityOf(ctx)); p != tokenbucket.Normal {
-		l, wait = l.ForPriority(p), patienceOf(l, p, n, wait)
+	return prioritized(ctx, l).TryReserve(ctx, n, wait)
+}
+
+// Await is [Reserve], unless the limiter serves tenants in turns (tokenbucket.WithFairness): then it blocks until the call has had its turn,
+// and returns a reservation whose permits are due, or the refusal.
+func Await(ctx context.Context, l *tokenbucket.RateLimiter, n int, wait time.Duration) (*tokenbucket.Reservation, error) {
+	if l = prioritized(ctx, l); l.ServesInTurns() {
+		return l.TryAwait(ctx, n, wait)
 	}
 	return l.TryReserve(ctx, n, wait)
 }
 
-// waitShares are the shares of the longest wait for which a call of a priority waits. They are those of the look-ahead, see
-// tokenbucket.WithPriority.
-var waitShares = [...]float64{tokenbucket.Normal: 1, tokenbucket.Low: 0.5, tokenbucket.Lowest: 0.1}
-
-// patienceOf returns how long a call of a priority waits for n permits at most. Without the time of its own permits, a bucket that saves
-// nothing up could never grant them.
-func patienceOf(l *tokenbucket.RateLimiter, p tokenbucket.Priority, n int, wait time.Duration) time.Duration {
-	own := float64(max(0, n)) / l.Rate() * float64(time.Second)
-	return time.Duration(min(float64(wait), waitShares[min(p, tokenbucket.Lowest)]*float64(wait)+own))
+// prioritized returns the limiter of the priority of a call.
+func prioritized(ctx context.Context, l *tokenbucket.RateLimiter) *tokenbucket.RateLimiter {
+	return l.ForPriority(max(l.Priority(), PriorityOf(ctx)))
 }

@@ -46,7 +46,7 @@ func demand(ctx context.Context, g gate.Gate, p tokenbucket.Priority, each int, 
 	}
 }
 
-// While calls of Normal want more than the rate, those of lower priorities get next to nothing; afterwards they get the whole rate.
+// While calls of Normal want more than the rate, those of lower priorities get their floor; afterwards they get the whole rate.
 func TestPrioritiesOfAGate(t *testing.T) {
 	for _, low := range []tokenbucket.Priority{tokenbucket.Low, tokenbucket.Lowest} {
 		synctest.Test(t, func(t *testing.T) {
@@ -63,6 +63,7 @@ func TestPrioritiesOfAGate(t *testing.T) {
 			<-first.Done()
 			synctest.Wait()
 			during := lower.Load()
+			t.Logf("%v: %d beside %d", low, during, normal.Load())
 			require.InDelta(t, 2000, normal.Load()+during, 60)
 			require.Less(t, during, int64(100), "of about 2,000")
 			<-second.Done()
@@ -83,5 +84,33 @@ func TestLowPriorityOfASlowLimit(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, a.OK, p)
 		}
+	})
+}
+
+type tenantKey struct{}
+
+// Calls through a gate take turns if its limiter serves tenants in turns: one of a quiet tenant passes although a hundred others wait.
+func TestTurnsOfAGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, err := tokenbucket.NewSmoothBursty("x", 10, tokenbucket.WithMaxPermits(0),
+			tokenbucket.WithFairness(func(ctx context.Context) string { return ctx.Value(tenantKey{}).(string) }))
+		require.NoError(t, err)
+		require.True(t, l.ServesInTurns())
+		g := gate.One(l, time.Hour)
+		all, end := context.WithCancel(t.Context())
+		for range 100 {
+			go func() { _, _ = g.Enter(context.WithValue(all, tenantKey{}, "busy"), "") }()
+		}
+		time.Sleep(time.Second)
+		begun := time.Now()
+		a, err := g.Enter(context.WithValue(all, tenantKey{}, "quiet"), "")
+		require.NoError(t, err)
+		require.True(t, a.OK)
+		require.LessOrEqual(t, time.Since(begun), 200*time.Millisecond)
+		a, err = gate.One(l, 150*time.Millisecond).Enter(context.WithValue(all, tenantKey{}, "busy"), "")
+		require.NoError(t, err)
+		require.False(t, a.OK)
+		require.InDelta(t, 9, a.RetryAfter.Seconds(), 1, "about 90 calls of its own tenant are ahead")
+		end()
 	})
 }

@@ -49,7 +49,7 @@ func (r *Registry) enter(ctx context.Context, name string, cost int) (*gate.Admi
 
 // enterRate implements Enter for a row that has a rate only.
 func (r *Registry) enterRate(ctx context.Context, f *found, cost int) (*gate.Admission, error) {
-	permit, err := gate.Reserve(ctx, f.limiter, cost, f.entry.wait)
+	permit, err := gate.Await(ctx, f.limiter, cost, f.entry.wait)
 	r.decided(f.entry, err == nil && permit.OK(), err)
 	if err != nil {
 		return nil, err

@@ -128,7 +128,7 @@ var fields = [...]Field{
 	{Key: "per_key", Column: "per_key", Default: "perKey", Later: true, Label: "Per key", Hint: "a bucket of its own for each key",
 		value: flagValue{at: func(l *Limit) *bool { return &l.PerKey }}},
 	{Key: "priority", Column: "priority", Default: "priority", Later: true, Label: "Priority",
-		Hint:  "calls of a lower one wait less, so that those of a higher one come first; a call may lower it, never raise it",
+		Hint:  "calls of a higher one come first; a call may lower it, never raise it",
 		Empty: "normal", Choices: priorityChoices, value: priorityValue{}},
 }
 

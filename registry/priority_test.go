@@ -54,7 +54,9 @@ func TestPriorityOfARow(t *testing.T) {
 // A change of a row's priority takes effect with the next load, and needs no new version of the configuration.
 func TestPriorityOfARowChanges(t *testing.T) {
 	row := registry.Limit{Name: "/a", Rate: 100, WaitShare: 0.5, Version: 1}
-	limits := openLocal(t, sourceFunc(func(context.Context) (registry.Table, error) { return registry.Table{Limits: []registry.Limit{row}}, nil }))
+	limits := openLocal(t, sourceFunc(func(context.Context) (registry.Table, error) {
+		return registry.Table{Limits: []registry.Limit{row}}, nil
+	}))
 	for _, p := range []tokenbucket.Priority{tokenbucket.Normal, tokenbucket.Lowest, tokenbucket.Low} {
 		row.Priority = p
 		require.NoError(t, limits.Reload(t.Context()))

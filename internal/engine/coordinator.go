@@ -14,7 +14,7 @@ import (
 // priority share one.
 //
 // Invariants:
-//   - Waiters are served first come, first served. Only reservations do not wait behind waiters (Q2).
+//   - Waiters are served first come, first served; in turns, those of one tenant are. Only reservations do not wait behind waiters (Q2).
 //   - The store alone decides whether a request is granted, in one atomic step with the rest of its batch.
 //   - Every caller has a result within the store timeout after it began to wait for the store (Q5).
 //
@@ -400,7 +400,7 @@ func (q *Call) Coordinator() *Coordinator { return q.limiter.Coordinator }
 type State struct {
 	Calls     int           // in progress
 	Waiting   bool          // the queue is not empty
-	Longest   time.Duration // for which the head of the queue has waited
+	Longest   time.Duration // for which the head of the queue has waited; in turns, the tenant's head that came first
 	HeadDue   int64         // when the permits of the head are due; 0 if the process owns none for it
 	LastDue   int64         // when the last permit that the process owns is due; 0 if it owns none
 	Uncovered int           // waiters for which the process owns no permits

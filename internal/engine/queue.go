@@ -15,7 +15,8 @@ import (
 // due before earlier ones. Waiters with earlier grants then keep their due times in a schedule of their own, in old.
 //
 // Invariants:
-//   - Waiters are served first come, first served, except reservations, which do not wait behind uncovered waiters.
+//   - Waiters are served first come, first served, except reservations, which do not wait behind uncovered waiters. In turns, those of one
+//     tenant are served so, except that a smaller request may take permits that are too few for the one before it.
 //   - The line of each waiter is in q.line or q.old.
 //   - due is no later than the earliest due time and the earliest timeout of any waiter.
 type queue struct {

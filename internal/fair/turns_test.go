@@ -181,7 +181,9 @@ func TestParts(t *testing.T) {
 			weights[i], each[i] = 1+r.Int64N(5), 1+r.Int64N(largest)
 			total += weights[i]
 		}
-		come := func(i int) { turns.Add(&Place[int]{Value: i, Tenant: fmt.Sprint(i), Weight: weights[i], Permits: 1 + r.Int64N(each[i])}) }
+		come := func(i int) {
+			turns.Add(&Place[int]{Value: i, Tenant: fmt.Sprint(i), Weight: weights[i], Permits: 1 + r.Int64N(each[i])})
+		}
 		for i := range n {
 			come(i)
 			come(i)

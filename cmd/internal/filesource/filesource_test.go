@@ -39,7 +39,7 @@ func TestExample(t *testing.T) {
 		{Name: "/ibe/Book", Row: row, Rate: 2.5, WaitShare: 0.5, MaxPermits: &size},
 		{Name: "/ibe/Price", Row: row, Rate: 100, WaitShare: 0.5, Warmup: 30 * time.Second, ColdFactor: 3},
 		{Name: "/partner/quote", Row: row, Rate: 20, WaitShare: 0.5, Quota: true, Jitter: 50 * time.Millisecond},
-		{Name: "/ibe/Order", Row: row, Rate: 5, WaitShare: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20, ConcurrentWait: 2 * time.Second, Penalty: registry.PenaltyBoth},
+		{Name: "/ibe/Order", Row: row, Rate: 5, WaitShare: 0.5, Window: 24 * time.Hour, WindowLimit: 10_000, Concurrent: 20, ConcurrentWait: 2 * time.Second, Penalty: registry.PenaltyBoth, Priority: tokenbucket.Low},
 		{Name: "/ibe/Report", Row: row, NoRate: true, Concurrent: 2},
 		{Name: "/ibe/Search", Row: row, Rate: 50, WaitShare: 0.5, Disabled: true},
 		{Name: "/ibe/Offer", Row: row, Rate: 50, WaitShare: 0.5, Shadow: true},
