@@ -75,6 +75,9 @@ func (c *Choice) TryReserve(ctx context.Context, permits int, timeout time.Durat
 	return c.reserve(ctx, permits, timeout)
 }
 
+// Members returns the limiters of the members, in the order in which they were listed.
+func (c *Choice) Members() []*RateLimiter { return c.limiters() }
+
 // Lost returns how many permits this choice has taken and could not give back. See [Group.Lost].
 func (c *Choice) Lost() int64 { return c.lost() }
 

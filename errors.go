@@ -58,7 +58,10 @@ func wanted(field string, value any, want string) error {
 const shadowMark = "\xff"
 
 // label returns a bucket's name as its users know it.
-func label(name string) string { return strings.TrimPrefix(name, shadowMark) }
+func label(name string) string {
+	_, name = cutSlot(strings.TrimPrefix(name, shadowMark))
+	return name
+}
 
 // invalid returns an ErrInvalidConfig that names the bucket.
 func invalid(bucket string, err error) error {

@@ -185,9 +185,14 @@ func (g *several) newParticipant(set uint64) *group.Participant {
 		}
 		return &MemberError{name, storeError(name, err)}
 	}
-	c.Decide = func(ctx context.Context, part int, b *permit.Group) error {
-		return askTogether(ctx, limiters[c.Parts[part][0]].store, b)
+	deciders := make([]decider, len(c.Parts))
+	c.Direct = true
+	for k, part := range c.Parts {
+		store := limiters[part[0]].store
+		deciders[k].store, deciders[k].traits = store, traitsOf(store)
+		c.Direct = c.Direct && deciders[k].traits.bounded
 	}
+	c.Decide = func(until time.Time, part int, b *permit.Group) error { return deciders[part].decide(until, b) }
 	return group.New(c)
 }
 
@@ -285,7 +290,7 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 		return a, g.hopeless(n, maxWait, &a, deadline)
 	}
 	q := group.NewCall(n, maxWait, deadline, v == reserve)
-	r := a.p.Wait(ctx, q, a.p.Submit(q))
+	r := a.p.Wait(ctx, q, a.p.Submit(ctx, q))
 	a.granted, a.wait, a.members = r.Granted, time.Duration(r.Wait)*time.Microsecond, r.Members
 	switch {
 	case r.Err != nil:
@@ -294,12 +299,7 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 		a.call = q
 		return a, nil
 	}
-	longest := int64(-1)
-	for i := range r.Members {
-		if o := &r.Members[i]; o.Refused && o.Wait > longest {
-			longest, a.refused = o.Wait, a.indexes[i]
-		}
-	}
+	a.refused = a.indexes[max(0, r.Member)]
 	return a, g.hopeless(n, maxWait, &a, deadline)
 }
 
@@ -460,8 +460,10 @@ func (a *answer) concerns(i int) bool {
 	if !a.granted {
 		return i == a.refused
 	}
-	at := slices.Index(a.indexes, i)
-	return at >= 0 && (at >= len(a.members) || a.members[at].Taken)
+	if a.asked.choice == permit.Any {
+		return a.chosen() == a.asked.members[i].limiter
+	}
+	return slices.Contains(a.indexes, i)
 }
 
 // Try is [Group.TryAcquire] of one permit with the shortest timeout that a member has for it ([WithMaxWait]).
@@ -505,6 +507,16 @@ func (g *several) reserve(ctx context.Context, permits int, timeout time.Duratio
 		r.retryAfter = max(0, a.wait-max(0, timeout))
 	}
 	return r, nil
+}
+
+// Members returns the limiters of the members, in the order in which they were listed: for their State, SetRate and Penalize.
+func (g *Group) Members() []*RateLimiter { return g.limiters() }
+
+func (g *several) limiters() (all []*RateLimiter) {
+	for _, w := range g.members {
+		all = append(all, w.limiter)
+	}
+	return all
 }
 
 // Lost returns how many permits this group has taken and could not give back. They lapse. On one store that happens if other processes have taken

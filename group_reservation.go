@@ -140,7 +140,7 @@ func (r *GroupReservation) Settle(ctx context.Context, actual int) error {
 	}
 	p := r.answer.p
 	q := p.NewSettlement(r.answer.call, more, deadlineOf(ctx))
-	return p.Wait(ctx, q, p.Submit(q)).Err
+	return p.Wait(ctx, q, p.Submit(ctx, q)).Err
 }
 
 // SettleLater is [GroupReservation.Settle] in the background. [Group.Close] waits for it, and so does [RateLimiter.Close] of the first member. An error is

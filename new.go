@@ -50,6 +50,7 @@ func newLimiter(name string, c config, opts []Option) (*RateLimiter, error) {
 	if err != nil {
 		return nil, err
 	}
+	name = slotted(o.slot, name)
 	if o.shadow {
 		name = shadowMark + name
 	}

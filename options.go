@@ -40,6 +40,7 @@ type options struct {
 	clip       bool // initial permits beyond max permits are clipped
 	transient  bool // see WithTransientState
 	quota      *quota
+	slot       string // see WithSlot
 	err        error
 }
 
@@ -61,6 +62,9 @@ func (o *options) apply(name string, opts []Option) (initial float64, err error)
 	initial = o.finish()
 	if o.err == nil && o.quota != nil {
 		o.err = o.quota.check(o)
+	}
+	if o.err == nil && o.slot != "" && len(o.slot)+len(name) > maxSlotted {
+		o.fail("slot", fmt.Sprintf("%.40q of %d bytes", o.slot, len(o.slot)), "at most 500 bytes together with the name")
 	}
 	if o.err == nil {
 		o.err = o.config.validate()

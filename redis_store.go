@@ -170,6 +170,7 @@ func (s *RedisScriptStore) describe() traits {
 	}
 	t := s.traits(s)
 	if t.err == nil {
+		t.bounded = s.store.Bounds()
 		if t.trips = s.store.Trips(); t.trips != nil {
 			t.route = s.store.Route
 		}

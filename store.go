@@ -70,10 +70,16 @@ const maxName = 512
 
 // keyName returns a bucket's name as stores know it. No two buckets have the same, and no shadow has that of another bucket.
 func keyName(name string) string {
-	if public, ok := strings.CutPrefix(name, shadowMark); ok {
-		return "%shadow:" + script.EncodeName(public) // no encoded name has a % like this one
+	public, shadow := strings.CutPrefix(name, shadowMark)
+	slot, public := cutSlot(public)
+	key := script.EncodeName(public)
+	if shadow {
+		key = "%shadow:" + key // no encoded name has a % like this one
 	}
-	return script.EncodeName(name)
+	if slot != "" {
+		key = slotName(slot, key)
+	}
+	return key
 }
 
 // bucketStore decides the batches of one bucket by a Store. It implements [engine.Store].

@@ -3,9 +3,11 @@ package tokenbucket
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
 // applyTogether decides the batches of a group at nowMicros of the store's clock, on the buckets of its members. It is PermitBucket.apply for
@@ -73,10 +75,45 @@ type inquiry struct {
 	decided bool // the outcomes are those of these batches
 }
 
+// decider has the batches of a part of a group decided by a store.
+type decider struct {
+	store  Store
+	traits traits
+	until  script.Until
+	spare  atomic.Pointer[inquiry] // for the next batches; nil while it is in use
+}
+
+// decide decides the batches of a group until a time.
+func (d *decider) decide(until time.Time, g *permit.Group) error {
+	q := d.spare.Swap(nil)
+	if q == nil {
+		q = new(inquiry)
+	}
+	ctx := context.Background()
+	switch {
+	case d.traits.memory != nil:
+	case d.traits.bounded:
+		ctx = d.until.Context(until)
+	default:
+		c, cancel := context.WithDeadline(ctx, until)
+		defer cancel()
+		ctx = c
+	}
+	err := q.ask(ctx, d.store, g)
+	d.spare.Store(q)
+	return err
+}
+
 // askTogether has a store decide the batches of a group in one step.
 func askTogether(ctx context.Context, s Store, g *permit.Group) error {
-	q := &inquiry{Group: g}
-	q.public = Batch{Names: make([]string, len(g.Members)), Decide: q.decide, together: q}
+	return new(inquiry).ask(ctx, s, g)
+}
+
+func (q *inquiry) ask(ctx context.Context, s Store, g *permit.Group) error {
+	if q.public.together != q || len(q.public.Names) != len(g.Members) {
+		q.public = Batch{Names: make([]string, len(g.Members)), Decide: q.decide, together: q}
+	}
+	q.Group, q.decided = g, false
 	for i, b := range g.Members {
 		q.public.Names[i], b.Outcome = b.Key, permit.Outcome{}
 	}

@@ -40,6 +40,8 @@ type traits struct {
 	// slot returns the part of a bucket's name that decides on which server it is; the same for buckets that one step may decide. Nil if one step
 	// may decide all buckets.
 	slot func(name string) string
+	// bounded reports that Apply returns at its context's deadline, whatever the client does.
+	bounded bool
 	// logger receives the warnings of join and used; nil if there are none.
 	logger *logger.Logger
 
@@ -58,7 +60,7 @@ func traitsOf(s Store) traits {
 	}
 	t := d.describe()
 	if t.self != s {
-		t.memory, t.trips, t.route = nil, nil, nil
+		t.memory, t.trips, t.route, t.bounded = nil, nil, nil, false
 	}
 	return t
 }

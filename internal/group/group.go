@@ -40,8 +40,10 @@ type Config struct {
 	Choice  permit.Choice
 	// Parts are the members that one store decides in one step, by their indexes. They are asked in this order.
 	Parts [][]int
-	// Decide decides the batches of a part.
-	Decide func(ctx context.Context, part int, g *permit.Group) error
+	// Decide decides the batches of a part, until a time.
+	Decide func(until time.Time, part int, g *permit.Group) error
+	// Direct: Decide returns by that time, so a caller that cannot give up may call it in its own goroutine.
+	Direct bool
 	// Immediate: all parts decide at once, in this process and without a failure.
 	Immediate bool
 	// Timeout is how long the stores may take to reply to a batch.
@@ -64,7 +66,8 @@ type trips = transport.Trips[*flight, struct{}]
 // back.
 type Participant struct {
 	Config
-	local clock.Local
+	local  clock.Local
+	micros func() int64 // see permit.Batch.LocalMicros
 	transport.Place
 	trips *trips
 
@@ -81,8 +84,10 @@ type Participant struct {
 	nextDue  int64   // no later than the first due time of owned; 0 if there is none
 	nextEnd  int64   // no later than the first end of a timeout; 0 if there is none
 	busy     bool    // a batch is about to be built, or in flight
+	spare    *flight // for reuse
 	flight   *flight // nil while it is not built
 	since    time.Duration
+	refuser  int // the member that refused the waiters last
 	alarm    clockwork.Timer
 	alarmAt  int64
 	deadline *time.Timer // while a batch is in flight
@@ -147,7 +152,8 @@ type Call struct {
 	grant    *grant
 	unused   *grant // of a reservation that was due at once, for Return
 	wait     int64
-	members  []Outcome
+	member   int       // that refused the call; for permit.Any the one that it has permits of; -1 if there is none
+	members  []Outcome // of a reservation
 	err      error
 	answer   chan struct{} // of a reservation: closed when it is decided
 	ready    chan struct{}
@@ -165,7 +171,9 @@ type Outcome struct {
 type Result struct {
 	Granted bool
 	Wait    int64 // as in engine.Result
-	Members []Outcome
+	// Member refused the call, or for permit.Any has granted it; -1 if it is unknown.
+	Member  int
+	Members []Outcome // of a reservation
 	Err     error
 }
 
@@ -220,18 +228,44 @@ type own struct {
 
 // flight is a batch from its departure to its reply.
 type flight struct {
-	began  time.Duration
-	local  int64
-	until  time.Duration
-	late   bool
-	rows   []*Call
-	ends   []uint64 // of each row: the members whose refusal is final
-	asks   [][]permit.Request
-	own    [][]own
-	batch  []permit.Batch // of each member
-	grants [][]permit.Grant
-	parts  []leg
-	read   bool
+	began time.Duration
+	local int64
+	until time.Duration
+	late  bool
+	rows  []*Call
+	ends  []uint64 // of each row: the members whose refusal is final
+	own   [][]own
+	batch []permit.Batch // of each member: its own requests, then the joint ones
+	looks []look
+	all   []int // the numbers of all rows
+	parts []leg
+}
+
+// request returns a member's request of the j-th row that its leg was asked for.
+func (f *flight) request(member, j int) *permit.Request {
+	return &f.batch[member].Requests[len(f.own[member])+j]
+}
+
+// find returns the position of a row in a leg. It reports false if the leg has not decided the row.
+func (f *flight) find(k, row int) (j int, ok bool) {
+	leg := &f.parts[k]
+	if !leg.decided || len(leg.rows) == len(f.rows) {
+		return row, leg.decided
+	}
+	return slices.BinarySearch(leg.rows, row)
+}
+
+// reset empties a flight for reuse.
+func (f *flight) reset() {
+	clear(f.rows)
+	f.rows, f.ends, f.all = f.rows[:0], f.ends[:0], f.all[:0]
+	for m := range f.own {
+		clear(f.own[m])
+		f.own[m] = f.own[m][:0]
+	}
+	for k := range f.parts {
+		f.parts[k].rows, f.parts[k].decided, f.parts[k].err = nil, false, nil
+	}
 }
 
 // leg is the part of a flight that one store decides.
@@ -249,7 +283,11 @@ func New(config Config) *Participant {
 		p.members[i].Member = config.Members[i]
 		p.members[i].stored = permit.MaxBatch
 	}
+	p.micros = p.local.Micros
 	p.trips = &trips{Send: p.send, Max: 1, Parallel: 1, Timeout: config.Timeout}
+	if config.Direct {
+		p.trips.Direct = p.send
+	}
 	return p
 }
 
@@ -258,7 +296,7 @@ func (p *Participant) Lost() int64 { return p.lost.Load() }
 
 // NewCall returns a call for permits that fall due within a timeout, in microseconds. deadline is that of its context, by clock.Mono.
 func NewCall(permits, timeout int64, deadline time.Duration, reserves bool) *Call {
-	q := &Call{permits: permits, timeout: timeout, deadline: deadline, reserves: reserves, ready: make(chan struct{})}
+	q := &Call{permits: permits, timeout: timeout, deadline: deadline, reserves: reserves, member: -1, ready: make(chan struct{})}
 	if reserves {
 		q.answer = make(chan struct{})
 	}
@@ -267,7 +305,7 @@ func NewCall(permits, timeout int64, deadline time.Duration, reserves bool) *Cal
 
 // NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.
 func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Duration) *Call {
-	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), ready: make(chan struct{})}
+	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), member: -1, ready: make(chan struct{})}
 	for m, o := range reservation.members {
 		if o.Taken {
 			q.settles[m] = n * p.Members[m].Weight
@@ -276,18 +314,26 @@ func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Du
 	return q
 }
 
-// Submit queues a call. The returned channel is closed when the call ends; for a reservation, when it is decided.
-func (p *Participant) Submit(q *Call) <-chan struct{} {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	answered := q.ready
-	if q.answer != nil {
+// Submit queues a call. The returned channel is closed when the call ends; for a reservation, when it is decided. If the context cannot be cancelled,
+// the batch may be sent in the goroutine of the caller.
+func (p *Participant) Submit(ctx context.Context, q *Call) (answered <-chan struct{}) {
+	if answered = q.ready; q.answer != nil {
 		answered = q.answer
 	}
+	if p.accept(q, ctx.Done() == nil) {
+		p.trips.Take(ctx, "", p)
+	}
+	return answered
+}
+
+// accept adds a call to the queue. It reports whether the caller is to send the batch itself.
+func (p *Participant) accept(q *Call, stays bool) (take bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.count++
 	if p.count > p.MaxWaiters && q.settles == nil {
 		p.fail(q, fmt.Errorf("%w: group: %d wait already", permit.ErrTooManyWaiters, p.MaxWaiters))
-		return answered
+		return false
 	}
 	mono := clock.Mono()
 	now := p.local.NowAt(mono)
@@ -302,7 +348,7 @@ func (p *Participant) Submit(q *Call) <-chan struct{} {
 		p.askAt = 0
 	} else if waits && p.askAt > now {
 		if p.hopeless(q, now) {
-			return answered
+			return false
 		}
 		if now-p.at >= engine.SnapshotAge.Microseconds() && q.until != math.MaxInt64 {
 			p.askAt = 0 // the next reply shows whether the call can be in time
@@ -314,8 +360,23 @@ func (p *Participant) Submit(q *Call) <-chan struct{} {
 	if q.until != math.MaxInt64 {
 		p.nextEnd = sooner(p.nextEnd, q.until)
 	}
+	if stays && p.Direct && !p.busy && len(p.asking) == 1 && p.sends(now) {
+		if p.failDown(now); len(p.asking) == 1 {
+			p.begin()
+			return true
+		}
+	}
 	p.dispatch(now)
-	return answered
+	return false
+}
+
+// begin records that a batch is about to be built. mu must be held.
+func (p *Participant) begin() {
+	p.busy = true
+	if p.since == 0 {
+		p.since = clock.Mono()
+	}
+	p.startDeadline(p.Timeout)
 }
 
 // hopeless refuses a waiter that cannot be in time by the last reply, behind those that wait already. mu must be held.
@@ -327,7 +388,7 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 	for _, o := range p.asking {
 		ahead += o.permits
 	}
-	late, least := int64(0), int64(math.MaxInt64)
+	late, least, by := int64(0), int64(math.MaxInt64), 0
 	for i := range p.members {
 		m := &p.members[i]
 		t := m.effective()
@@ -336,7 +397,10 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 			n -= float64(q.permits * m.Weight)
 		}
 		due := max(now, m.free) + int64(min(n*t.Interval, permit.MaxExact))
-		late, least = max(late, due), min(least, due)
+		if due > late {
+			late, by = due, i
+		}
+		least = min(least, due)
 	}
 	if p.Choice == permit.Any {
 		late = least
@@ -344,8 +408,20 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 	if late <= q.until {
 		return false
 	}
+	q.blame(by, late-now, len(p.members))
 	p.refuse(q, late-now)
 	return true
+}
+
+// blame notes that a member is the reason for a refusal, unless that is known. wait is how long its permits would have taken.
+func (q *Call) blame(member int, wait int64, members int) {
+	if q.member < 0 {
+		q.member = member
+	}
+	if q.members == nil && q.reserves {
+		q.members = make([]Outcome, members)
+		q.members[member] = Outcome{Wait: wait, Refused: true}
+	}
 }
 
 // waiting reports whether calls wait that were not sent, or were refused. mu must be held.
@@ -368,7 +444,7 @@ func (p *Participant) Wait(ctx context.Context, q *Call, answered <-chan struct{
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := Result{Granted: q.state == owned || q.state == done || q.promised, Wait: q.wait, Members: q.members, Err: q.err}
+	r := Result{Granted: q.state == owned || q.state == done || q.promised, Wait: q.wait, Member: q.member, Members: q.members, Err: q.err}
 	if r.Granted {
 		r.Wait = max(0, q.due-q.decided)
 	}
@@ -471,7 +547,7 @@ func (p *Participant) Delay(q *Call) int64 {
 func (p *Participant) Taken(q *Call) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.IndexFunc(q.members, func(o Outcome) bool { return o.Taken })
+	return q.member
 }
 
 // Ready returns the channel that is closed when the permits of a reservation are due.
@@ -511,6 +587,9 @@ func (p *Participant) free(g *grant, c *confirm) {
 func (p *Participant) noteDue(q *Call) {
 	q.due = q.grant.due
 	p.nextDue = sooner(p.nextDue, q.due)
+	if p.Choice == permit.Any {
+		q.member = slices.IndexFunc(q.grant.parts, func(part part) bool { return part.taken })
+	}
 	for m := range q.members {
 		q.members[m].Taken = q.grant.parts[m].taken
 	}
@@ -535,7 +614,7 @@ func (p *Participant) give(q *Call, g *grant, now int64) {
 	if q.decided == 0 {
 		q.decided = now
 	}
-	if q.members == nil {
+	if q.members == nil && q.reserves {
 		q.members = make([]Outcome, len(p.members))
 		for m := range q.members {
 			q.members[m].Wait = max(0, g.parts[m].due-now)
@@ -627,6 +706,7 @@ func (p *Participant) expireTimeouts(now int64) {
 		case q.until == math.MaxInt64:
 			return false
 		case q.until <= now && q.decided != 0: // the store has refused it once; a newcomer with timeout 0 is asked for
+			q.blame(p.refuser, now-q.came, len(p.members))
 			p.refuse(q, now-q.came)
 			return true
 		case q.until > now:
@@ -643,7 +723,7 @@ func (p *Participant) expireTimeouts(now int64) {
 	for _, q := range late {
 		p.owned = remove(p.owned, q)
 		g := q.grant
-		p.refuse(q, g.due-q.came)
+		p.refuse(q, g.due-q.came) // its members still have the outcome of the grant
 		p.free(g, nil)
 	}
 }
@@ -663,6 +743,8 @@ func (p *Participant) dispatch(now int64) {
 		for f := p.build(now); f != nil; f = p.build(p.local.Now()) {
 			p.run(f)
 			p.deliver(f, p.local.Now(), 0)
+			f.reset()
+			p.spare = f
 		}
 	case p.busy:
 		p.release(now)
@@ -670,11 +752,7 @@ func (p *Participant) dispatch(now int64) {
 	default:
 		p.release(now)
 		if p.failDown(now); p.sends(now) {
-			p.busy = true
-			if p.since == 0 {
-				p.since = clock.Mono()
-			}
-			p.startDeadline(p.Timeout)
+			p.begin()
 			p.trips.Ready("", p)
 		} else {
 			p.since = 0
@@ -752,45 +830,49 @@ func (p *Participant) build(now int64) *flight {
 		return nil
 	}
 	n := len(p.members)
-	f := &flight{local: now, own: make([][]own, n), asks: make([][]permit.Request, n), batch: make([]permit.Batch, n)}
+	f := p.spare
+	if p.spare = nil; f == nil {
+		f = &flight{own: make([][]own, n), batch: make([]permit.Batch, n), looks: make([]look, n), parts: make([]leg, len(p.Parts))}
+	}
+	f.local, f.began = now, 0
 	if !p.Immediate {
 		f.began = clock.Mono()
 	}
-	looks := make([]look, n)
 	for i := range p.members {
 		m := &p.members[i]
 		p.addRefunds(f, i)
-		looks[i] = look{horizon: engine.Horizon(m.effective()), ahead: p.ahead(i, now), stored: m.stored}
+		f.looks[i] = look{horizon: engine.Horizon(m.effective()), ahead: p.ahead(i, now), stored: m.stored}
 	}
-	rest := p.asking[:0:0]
-	more, budget := true, permit.MaxBatch/n/2
-	for at, q := range p.asking {
-		if len(f.rows) >= budget || len(f.own[0]) >= budget {
-			rest = append(rest, p.asking[at:]...)
-			break
+	for _, q := range p.asking {
+		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/n/2 {
+			continue
 		}
+		for m, more := range q.settles {
+			if more != 0 {
+				f.own[m] = append(f.own[m], own{call: q})
+			}
+		}
+		q.flight, q.sent = f, max(q.sent, p.since)
+	}
+	p.prepare(f)
+	rest := p.asking[:0]
+	more, budget := true, permit.MaxBatch/n/2
+	for _, q := range p.asking {
 		waits := !q.reserves || q.promised
 		switch {
-		case q.settles != nil:
-			for m, more := range q.settles {
-				if more != 0 {
-					f.own[m] = append(f.own[m], own{call: q})
-				}
-			}
-			q.flight = f
-		case !p.asks(q, now) || waits && !more:
+		case q.flight == f: // a settlement
+		case q.settles != nil || len(f.rows) >= budget || !p.asks(q, now) || waits && !more:
 			rest = append(rest, q)
 		default:
-			if ok := p.addRow(f, q, looks, now); waits {
+			if ok := p.addRow(f, q, now); waits {
 				more = ok
 			}
-		}
-		if q.flight == f {
-			q.sent = max(q.sent, p.since)
+			q.flight, q.sent = f, max(q.sent, p.since)
 		}
 	}
+	clear(p.asking[len(rest):])
 	p.asking = rest
-	p.prepare(f, now)
+	p.limit(f)
 	return f
 }
 
@@ -831,12 +913,12 @@ func (q *Call) remaining(now int64) int64 {
 }
 
 // addRow adds a joint request to a batch. It reports whether there is any use in asking for another waiter. mu must be held.
-func (p *Participant) addRow(f *flight, q *Call, looks []look, now int64) (more bool) {
+func (p *Participant) addRow(f *flight, q *Call, now int64) (more bool) {
 	remaining := q.remaining(now)
 	ends := uint64(0)
 	more = true
 	for i := range p.members {
-		m, l := &p.members[i], &looks[i]
+		m, l := &p.members[i], &f.looks[i]
 		r := permit.Request{Permits: q.permits * m.Weight, MaxWaitMicros: remaining}
 		if !q.reserves || q.promised {
 			t := m.effective()
@@ -854,15 +936,15 @@ func (p *Participant) addRow(f *flight, q *Call, looks []look, now int64) (more 
 		} else {
 			ends |= 1 << i
 		}
-		f.asks[i] = append(f.asks[i], r)
+		f.batch[i].Requests = append(f.batch[i].Requests, r)
 	}
-	q.flight = f
+	f.all = append(f.all, len(f.rows))
 	f.rows, f.ends = append(f.rows, q), append(f.ends, ends)
 	return more
 }
 
-// prepare completes a batch: the requests of each member alone, and the legs. mu must be held.
-func (p *Participant) prepare(f *flight, now int64) {
+// limit sets when the last caller of a batch gives up. mu must be held.
+func (p *Participant) limit(f *flight) {
 	until := f.began
 	for _, q := range f.rows {
 		last := q.sent + p.Timeout
@@ -871,19 +953,17 @@ func (p *Participant) prepare(f *flight, now int64) {
 		}
 		until = max(until, last)
 	}
-	for m := range f.own {
-		if len(f.own[m]) > 0 {
-			until = f.began + p.Timeout
-		}
-	}
-	if len(f.rows) == 0 {
+	if len(f.rows) == 0 || slices.ContainsFunc(f.own, func(of []own) bool { return len(of) > 0 }) {
 		until = f.began + p.Timeout
 	}
 	f.until = min(until, f.began+p.Timeout)
-	f.grants = make([][]permit.Grant, len(f.rows))
-	for i := range f.grants {
-		f.grants[i] = make([]permit.Grant, len(p.members))
+	for i := range f.batch {
+		f.batch[i].Until = clock.At(f.until)
 	}
+}
+
+// prepare begins the batches of the members with their own requests. mu must be held.
+func (p *Participant) prepare(f *flight) {
 	for i := range p.members {
 		m := &p.members[i]
 		l := m.Limiter
@@ -891,9 +971,9 @@ func (p *Participant) prepare(f *flight, now int64) {
 		b := &f.batch[i]
 		*b = permit.Batch{
 			Name: c.Name, Key: c.Key, Terms: l.Own, Known: m.effective(), Initial: l.Initial, Transient: l.Transient,
-			Epoch: engine.NewEpoch(), LocalMicros: p.local.Micros, Session: m.session, Until: clock.At(f.until),
+			Requests: b.Requests[:0], Epoch: engine.NewEpoch(), LocalMicros: p.micros, Session: m.session,
 		}
-		if m.session = nil; b.Session == nil && p.NewSession != nil {
+		if m.session = nil; b.Session == nil && p.NewSession != nil && !p.Immediate {
 			b.Session = p.NewSession()
 		}
 		if m.server.Known() {
@@ -910,7 +990,6 @@ func (p *Participant) prepare(f *flight, now int64) {
 			b.Requests = append(b.Requests, r)
 		}
 	}
-	f.parts = make([]leg, len(p.Parts))
 }
 
 // send implements [transport.Trips].Send.
@@ -923,39 +1002,33 @@ func (p *Participant) send(_ string, items []*transport.Item[*flight, struct{}])
 
 // run has the parts decide a batch, one after the other. It needs no lock: nobody else touches what it uses until the batch lands.
 func (p *Participant) run(f *flight) {
-	ctx := context.Background()
-	if !p.Immediate {
-		c, cancel := context.WithDeadline(ctx, clock.At(f.until))
-		defer cancel()
-		ctx = c
-	}
-	rows := make([]int, len(f.rows))
-	for i := range rows {
-		rows[i] = i
-	}
+	rows := f.all
 	for k, members := range p.Parts {
 		leg := &f.parts[k]
-		leg.rows = rows
-		if k > 0 && len(rows) == 0 && !f.needs(members) {
-			leg.decided = false
+		if leg.rows = rows; k > 0 && len(rows) == 0 && !f.needs(members) {
 			continue
 		}
-		leg.group = permit.Group{Choice: p.Choice, Joint: len(rows)}
+		leg.group.Choice, leg.group.Joint, leg.group.Members = p.Choice, len(rows), leg.group.Members[:0]
 		for _, m := range members {
 			b := &f.batch[m]
-			for _, i := range rows {
-				b.Requests = append(b.Requests, f.asks[m][i])
+			if own := len(f.own[m]); len(rows) < len(f.all) {
+				for j, i := range rows {
+					b.Requests[own+j] = b.Requests[own+i]
+				}
+				b.Requests = b.Requests[:own+len(rows)]
 			}
 			leg.group.Members = append(leg.group.Members, b)
 		}
-		if leg.err = p.Decide(ctx, k, &leg.group); leg.err != nil {
+		if leg.err = p.Decide(clock.At(f.until), k, &leg.group); leg.err != nil {
 			if p.Choice == permit.Any {
 				continue // another part may grant it
 			}
 			return
 		}
 		leg.decided = true
-		rows = f.after(p, k, members)
+		if k+1 < len(p.Parts) {
+			rows = f.after(p, k, members)
+		}
 	}
 }
 
@@ -964,15 +1037,12 @@ func (f *flight) needs(members []int) bool {
 	return slices.ContainsFunc(members, func(m int) bool { return len(f.own[m]) > 0 })
 }
 
-// after takes over the grants of a leg, and returns the joint requests that the next leg is asked for.
+// after returns the joint requests that the legs after k are asked for.
 func (f *flight) after(p *Participant, k int, members []int) (next []int) {
-	leg := &f.parts[k]
-	for j, i := range leg.rows {
+	for j, i := range f.parts[k].rows {
 		granted, wait := false, int64(0)
-		for at, m := range members {
-			g := leg.group.Request(at, j).Grant
-			f.grants[i][m] = g
-			if g.OK {
+		for _, m := range members {
+			if g := &f.request(m, j).Grant; g.OK {
 				granted, wait = true, max(wait, g.WaitMicros)
 			}
 		}
@@ -983,7 +1053,8 @@ func (f *flight) after(p *Participant, k int, members []int) (next []int) {
 			if next = append(next, i); granted { // only an earlier due time is of use
 				for _, later := range p.Parts[k+1:] {
 					for _, m := range later {
-						f.asks[m][i].MaxWaitMicros = min(f.asks[m][i].MaxWaitMicros, wait-1)
+						r := f.request(m, i) // it has all rows as yet
+						r.MaxWaitMicros = min(r.MaxWaitMicros, wait-1)
 					}
 				}
 			}
@@ -1013,6 +1084,10 @@ func (p *Participant) Land(f *flight, _ struct{}, err error, late bool) {
 		p.deliver(f, now, mono)
 	default:
 		p.deliver(f, now, mono)
+		if !f.late {
+			f.reset()
+			p.spare = f
+		}
 	}
 	p.dispatch(now)
 }
@@ -1085,21 +1160,17 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 	if !f.late {
 		p.since = mono
 	}
-	received := make([]int64, len(p.members))
 	for k := range f.parts {
 		leg := &f.parts[k]
-		for at, m := range p.Parts[k] {
+		for _, m := range p.Parts[k] {
 			p.keepSession(f, m)
 			switch {
 			case leg.decided:
-				out := &leg.group.Members[at].Outcome
-				if received[m] = now; out.Local != 0 {
-					received[m] = out.Local
-				}
+				out := &f.batch[m].Outcome
 				if !f.late {
-					p.observe(f, m, out, received[m], now, mono)
+					p.observe(f, m, out, receivedAt(out, now), now, mono)
 				}
-				p.settleOwn(f, m, leg.group.Members[at].Requests, nil)
+				p.settleOwn(f, m, f.batch[m].Requests, nil)
 			case leg.err != nil:
 				p.report(m, leg.err)
 				p.settleOwn(f, m, nil, p.Failure(m, leg.err))
@@ -1114,13 +1185,18 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 		if q != nil {
 			q.flight = nil
 		}
-		g := p.granted(f, i, received)
-		failed := p.legError(f, i)
 		live := q != nil && q.state == asking
-		switch {
+		if live && !q.reserves && !f.late && p.dueAtOnce(f, i, q) {
+			q.decided = cmpOr(q.decided, now)
+			q.due = q.decided
+			p.end(q, done, nil)
+			continue
+		}
+		g := p.granted(f, i, now)
+		switch failed := p.legError(f, i); {
 		case g != nil && live && !f.late:
 			p.noteOutcome(f, q, i)
-			q.decided = cmpOr(q.decided, received[p.Parts[0][0]])
+			q.decided = cmpOr(q.decided, receivedAt(&f.batch[p.Parts[0][0]].Outcome, now))
 			p.give(q, g, now)
 		case g != nil && f.late:
 			p.giveBack(g, nil)
@@ -1145,6 +1221,33 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 	}
 	p.show(f)
 	p.release(now)
+}
+
+// receivedAt returns the time of a decision by the limiter's clock, or later.
+func receivedAt(out *permit.Outcome, now int64) int64 {
+	if out.Local != 0 {
+		return out.Local
+	}
+	return now
+}
+
+// dueAtOnce reports whether a joint request was granted by one part, and is due. For permit.Any it sets the member.
+func (p *Participant) dueAtOnce(f *flight, i int, q *Call) bool {
+	if len(p.Parts) > 1 || !f.parts[0].decided {
+		return false
+	}
+	granted := 0
+	for m := range p.members {
+		if g := &f.request(m, i).Grant; g.OK {
+			if g.WaitMicros > 0 {
+				return false
+			}
+			if granted++; p.Choice == permit.Any {
+				q.member = m
+			}
+		}
+	}
+	return granted > 0
 }
 
 func cmpOr(a, b int64) int64 {
@@ -1265,48 +1368,58 @@ func (g *grant) settle() {
 
 // granted returns the grant of a joint request; nil if it was refused or has failed. What parts have granted to such a request goes back. mu must
 // be held.
-func (p *Participant) granted(f *flight, i int, received []int64) *grant {
-	g := &grant{parts: make([]part, len(p.members))}
+func (p *Participant) granted(f *flight, i int, now int64) (g *grant) {
 	taken, best := 0, -1
 	for k := range f.parts {
-		leg := &f.parts[k]
-		if !leg.decided || !slices.Contains(leg.rows, i) && len(p.Parts) > 1 {
+		j, ok := f.find(k, i)
+		if !ok {
 			continue
 		}
-		for at, m := range p.Parts[k] {
-			grant := &f.grants[i][m]
+		for _, m := range p.Parts[k] {
+			r := f.request(m, j)
+			grant := &r.Grant
 			if !grant.OK {
 				continue
 			}
-			out := &leg.group.Members[at].Outcome
+			if g == nil {
+				g = newGrant(r.Permits/p.Members[m].Weight, len(p.members))
+			}
 			if best >= 0 && p.Choice == permit.Any { // a later part is due sooner
 				p.giveBackPart(g, best)
 				taken--
 			}
 			taken++
 			best = m
-			due := received[m]
+			out := &f.batch[m].Outcome
+			due := receivedAt(out, now)
 			if grant.WaitMicros > 0 {
 				due = out.NowMicros + grant.WaitMicros + p.members[m].offset.Micros()
 			}
 			g.parts[m] = part{true, grant.Place, out.Bucket.Terms, out.NowMicros, due, grant.Place.After.Next - grant.Place.Before.Next}
 		}
 	}
-	g.permits = f.permits(i, p)
-	g.settle()
-	switch {
-	case taken == 0:
+	if g == nil {
 		return nil
-	case p.Choice == permit.All && taken < len(p.members):
+	}
+	g.settle()
+	if p.Choice == permit.All && taken < len(p.members) {
 		p.giveBack(g, nil)
 		return nil
 	}
 	return g
 }
 
-// permits returns the number of permits of a joint request.
-func (f *flight) permits(i int, p *Participant) int64 {
-	return f.asks[0][i].Permits / p.Members[0].Weight
+// newGrant returns a grant without parts, in one allocation for a usual number of members.
+func newGrant(permits int64, members int) *grant {
+	if members > 4 {
+		return &grant{permits: permits, parts: make([]part, members)}
+	}
+	g := &struct {
+		grant
+		room [4]part
+	}{grant: grant{permits: permits}}
+	g.parts = g.room[:members]
+	return &g.grant
 }
 
 // giveBackPart gives one part of a grant back. mu must be held.
@@ -1330,52 +1443,61 @@ func (p *Participant) legError(f *flight, i int) (err error) {
 	return err
 }
 
-// noteOutcome keeps what was decided about the members' parts of a call. mu must be held.
+// noteOutcome keeps what was decided about the members' parts of a reservation. mu must be held.
 func (p *Participant) noteOutcome(f *flight, q *Call, i int) {
-	if q.promised {
+	if q.promised || !q.reserves {
 		return
 	}
 	q.members = make([]Outcome, len(p.members))
 	for k := range f.parts {
-		leg := &f.parts[k]
-		if !leg.decided {
+		if !f.parts[k].decided {
 			continue
 		}
-		for at, m := range p.Parts[k] {
-			out, g := &leg.group.Members[at].Outcome, &f.grants[i][m]
-			o := &q.members[m]
-			o.Seen = engine.Seen{Terms: out.Bucket.Terms, Balance: out.Bucket.Balance, Now: out.NowMicros}
-			if !slices.Contains(leg.rows, i) && len(p.Parts) > 1 {
-				continue
+		j, asked := f.find(k, i)
+		for _, m := range p.Parts[k] {
+			out, o := &f.batch[m].Outcome, &q.members[m]
+			if o.Seen = (engine.Seen{Terms: out.Bucket.Terms, Balance: out.Bucket.Balance, Now: out.NowMicros}); asked {
+				r := f.request(m, j)
+				o.Wait, o.Taken, o.Refused = r.Grant.WaitMicros, r.Grant.OK, refuses(r)
 			}
-			o.Wait, o.Taken = g.WaitMicros, g.OK
-			o.Refused = !g.OK && (g.Overflow || g.WaitMicros > f.asks[m][i].MaxWaitMicros)
 		}
 	}
+}
+
+// refuses reports whether a member could not grant its part of a joint request in time.
+func refuses(r *permit.Request) bool {
+	return !r.Grant.OK && (r.Grant.Overflow || r.Grant.WaitMicros > r.MaxWaitMicros)
 }
 
 // refuseOrKeep ends a call that was refused. It reports whether the call waits instead, because its permits lie beyond the look-ahead. mu must be
 // held.
 func (p *Participant) refuseOrKeep(f *flight, q *Call, i int, now int64) (waits bool) {
-	final, some, wait := false, true, int64(0)
-	least := int64(math.MaxInt64)
-	for m := range q.members {
-		o := &q.members[m]
-		if !o.Refused {
+	final, some, wait, by := false, true, int64(-1), -1
+	for k := range f.parts {
+		j, ok := f.find(k, i)
+		if !ok {
 			continue
 		}
-		if f.grants[i][m].Overflow && p.Choice == permit.All {
-			p.fail(q, p.Members[m].Limiter.Overflow(f.asks[m][i].Permits))
-			return false
+		for _, m := range p.Parts[k] {
+			r := f.request(m, j)
+			if !refuses(r) {
+				continue
+			}
+			if r.Grant.Overflow && p.Choice == permit.All {
+				p.fail(q, p.Members[m].Limiter.Overflow(r.Permits))
+				return false
+			}
+			ends := f.ends[i]&(1<<m) != 0
+			final, some = final || ends, some && ends
+			if w := r.Grant.WaitMicros; by < 0 || p.Choice == permit.All && w > wait || p.Choice == permit.Any && w < wait {
+				wait, by = w, m
+			}
 		}
-		ends := f.ends[i]&(1<<m) != 0
-		final, some = final || ends, some && ends
-		wait, least = max(wait, o.Wait), min(least, o.Wait)
 	}
 	if p.Choice == permit.Any {
-		final, wait = some, least
+		final = some
 	}
-	if !final || q.promised {
+	if q.member = by; !final || q.promised {
 		q.decided = cmpOr(q.decided, now)
 		return true
 	}
@@ -1383,17 +1505,27 @@ func (p *Participant) refuseOrKeep(f *flight, q *Call, i int, now int64) (waits 
 		wait += now - q.came
 	}
 	q.decided = now
-	p.refuse(q, wait)
+	p.refuse(q, max(0, wait))
 	return false
 }
 
 // refused plans the next attempt for the waiters, whose first was refused. mu must be held.
 func (p *Participant) refused(f *flight, first int, now int64) {
 	pause, beyond, least := 0.0, int64(0), int64(math.MaxInt64)
-	for i := range p.members {
-		g, r := &f.grants[first][i], &f.asks[i][first]
-		if over := g.WaitMicros - r.MaxWaitMicros; !g.OK && over > 0 {
-			pause = max(pause, float64(engine.Horizon(p.members[i].effective()))/20)
+	for k := range f.parts {
+		j, ok := f.find(k, first)
+		if !ok {
+			continue
+		}
+		for _, m := range p.Parts[k] {
+			r := f.request(m, j)
+			over := r.Grant.WaitMicros - r.MaxWaitMicros
+			if r.Grant.OK || over <= 0 {
+				continue
+			}
+			if pause = max(pause, float64(engine.Horizon(p.members[m].effective()))/20); over > beyond {
+				p.refuser = m
+			}
 			beyond, least = max(beyond, over), min(least, over)
 		}
 	}
@@ -1432,8 +1564,8 @@ func (p *Participant) askSooner(f *flight) {
 		if !f.parts[k].decided {
 			return
 		}
-		for at, m := range p.Parts[k] {
-			out, t := &f.parts[k].group.Members[at].Outcome, p.members[m].effective()
+		for _, m := range p.Parts[k] {
+			out, t := &f.batch[m].Outcome, p.members[m].effective()
 			n := p.asking[i].permits * p.Members[m].Weight
 			if wait, ok := engine.Wait(t, out.Bucket.Balance, out.NowMicros, n); ok && wait <= engine.LookAhead(t, n, p.ahead(m, p.at)) {
 				fits++

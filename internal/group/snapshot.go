@@ -27,8 +27,8 @@ func (p *Participant) show(f *flight) {
 		if !f.parts[k].decided {
 			continue
 		}
-		for at, m := range p.Parts[k] {
-			out := &f.parts[k].group.Members[at].Outcome
+		for _, m := range p.Parts[k] {
+			out := &f.batch[m].Outcome
 			b, own := &out.Bucket, p.Members[m].Limiter.Own
 			if b.Next <= out.NowMicros && b.Stored >= 1 || !b.Terms.Same(own) && b.Terms.Version <= own.Version || len(p.members[m].refunds) > 0 {
 				continue

@@ -121,8 +121,8 @@ func (j *joint) send(ctx context.Context) (now int64, answers []string, err erro
 			args = append(args, "", encodeBatch(&own, deadline))
 		}
 	}
-	reply, err := j.run(ctx, &GroupScript, len(j.keys), args...)
-	if err == nil {
+	reply, err := runBy(ctx, j.bounded, &GroupScript, len(j.keys), args)
+	if err = j.poolError(args[0], err); err == nil {
 		now, err = parseReply(reply, n)
 	}
 	if err != nil {

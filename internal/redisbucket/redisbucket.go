@@ -110,14 +110,38 @@ func (s *Store) newScratch() *scratch { return &scratch{left: s.newBucket()} }
 // OneServer reports whether one server keeps all buckets, so that an outage is one of all of them.
 func (s *Store) OneServer() bool { return s.oneServer }
 
-// Keys returns the Redis keys of a bucket and of its lock. They share the part in braces, so a cluster keeps both in one slot.
+// Keys returns the Redis keys of a bucket and of its lock. They share the first part in braces, so a cluster keeps both in one slot.
 func (s *Store) Keys(key string) (bucket, lock string) {
 	bucket = s.prefix + "{" + key + "}"
+	if slot, name, ok := cutSlot(key); ok {
+		bucket = s.prefix + "{" + slot + "}{" + name + "}"
+	}
 	return bucket, bucket + ":lock"
 }
 
+// slotMark and nameMark begin the slot and the rest of a key with a slot. No encoded name has a % like theirs.
+const slotMark, nameMark = "%slot:", "%in:"
+
+// SlotKey returns the key of a bucket in a slot.
+func SlotKey(slot, key string) string { return slotMark + slot + nameMark + key }
+
+func cutSlot(key string) (slot, name string, ok bool) {
+	if !strings.HasPrefix(key, slotMark) {
+		return "", key, false
+	}
+	return strings.Cut(key[len(slotMark):], nameMark)
+}
+
 // Slot returns the part of a bucket's keys in braces, which decides on which server of a cluster they are.
-func Slot(key string) string { return key }
+func Slot(key string) string {
+	if slot, _, ok := cutSlot(key); ok {
+		return slot
+	}
+	return key
+}
+
+// Bounds reports whether calls return at their context's deadline.
+func (s *Store) Bounds() bool { return s.bounds }
 
 // Join counts this process among the instances that use this Redis with this key prefix.
 func (s *Store) Join() *instances.Member {
