@@ -156,6 +156,7 @@ func TestRowInWords(t *testing.T) {
 	for want, row := range map[string]registry.Limit{
 		"5/s, saves up 5, at most 120 in any 5 s, at most 3 at once, waits up to 500 ms": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, WaitShare: 0.5},
 		"at most 1,000 in any 90 s":                      {NoRate: true, Window: 90 * time.Second, WindowLimit: 1000},
+		"at most 3 at once (waits up to 2 s)":            {NoRate: true, Concurrent: 3, ConcurrentWait: 2 * time.Second},
 		"at most 3 at once":                              {NoRate: true, Concurrent: 3},
 		"2/s for each key, saves up 2, does not wait":    {Rate: 2, PerKey: true},
 		"1,000,000/s, saves up 1,000,000, does not wait": {Rate: 1e6},
