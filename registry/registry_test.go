@@ -376,17 +376,17 @@ func TestBadOptions(t *testing.T) {
 	var nobody context.Context
 	store, source := tokenbucket.NewMemoryStore(), registry.Static{}
 	for want, opt := range map[string]registry.Option{
-		"interval 1ms":       registry.WithInterval(time.Millisecond),
-		"timeout 0s":         registry.WithLoadTimeout(0),
-		"wait nil":           registry.WithWait(nobody),
-		"max unknown 1":      registry.WithMaxUnknown(1),
-		"max key limiters 1": registry.WithMaxKeyLimiters(1),
-		"switch nil":         registry.WithSwitch(nil),
-		"logger nil":         registry.WithLogger(nil),
-		"option nil":         nil,
-		"without a row":      registry.WithUnknown(registry.Default(row("", -1, 0))),
+		"interval 1ms":        registry.WithInterval(time.Millisecond),
+		"timeout 0s":          registry.WithLoadTimeout(0),
+		"wait nil":            registry.WithWait(nobody),
+		"max unknown 1":       registry.WithMaxUnknown(1),
+		"max key limiters 1":  registry.WithMaxKeyLimiters(1),
+		"switch nil":          registry.WithSwitch(nil),
+		"logger nil":          registry.WithLogger(nil),
+		"option nil":          nil,
+		"without a row":       registry.WithUnknown(registry.Default(row("", -1, 0))),
 		"cache 1e+10: want s": registry.WithUnknown(registry.Default(with(row("", 1, 0), func(l *registry.Limit) { l.WaitShare = 1e10 }))),
-		"max waiters 0: w":   registry.WithUnknown(registry.Default(row("", 1, 0))),
+		"max waiters 0: w":    registry.WithUnknown(registry.Default(row("", 1, 0))),
 	} {
 		opts := []registry.Option{opt}
 		if strings.HasPrefix(want, "max waiters") {
