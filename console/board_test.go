@@ -155,11 +155,12 @@ func TestRowWithoutARate(t *testing.T) {
 func TestRowInWords(t *testing.T) {
 	for want, row := range map[string]registry.Limit{
 		"5/s, saves up 5, at most 120 in any 5 s, at most 3 at once, waits up to 500 ms": {Rate: 5, Window: 5 * time.Second, WindowLimit: 120, Concurrent: 3, WaitShare: 0.5},
-		"at most 1,000 in any 90 s":                      {NoRate: true, Window: 90 * time.Second, WindowLimit: 1000},
-		"at most 3 at once":                              {NoRate: true, Concurrent: 3},
-		"2/s for each key, saves up 2, does not wait":    {Rate: 2, PerKey: true},
-		"1,000,000/s, saves up 1,000,000, does not wait": {Rate: 1e6},
-		"nothing passes":                                 {},
+		"at most 1,000 in any 90 s":                                              {NoRate: true, Window: 90 * time.Second, WindowLimit: 1000},
+		"at most 3 at once (waits up to 2 s)":                                    {NoRate: true, Concurrent: 3, ConcurrentWait: 2 * time.Second},
+		"at most 3 at once":                                                      {NoRate: true, Concurrent: 3},
+		"2/s for each key, saves up 2, does not wait":                            {Rate: 2, PerKey: true},
+		"1,000,000/s, saves up 1,000,000, does not wait":                         {Rate: 1e6},
+		"nothing passes":                                                         {},
 		"5/s, warms up from 1.67/s in 4 s, at most 10 in any 1 d, does not wait": {Rate: 5, Warmup: 4 * time.Second, Window: 24 * time.Hour, WindowLimit: 10},
 		"at most 7 in any second, does not wait":                                 {Rate: 7, Quota: true},
 	} {

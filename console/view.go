@@ -284,7 +284,7 @@ func describe(l *fleet.Limit) string {
 	}
 	means := registry.Limit{
 		Rate: c.Rate, NoRate: c.NoRate, Quota: c.Kind == fleet.Quota, Warmup: c.Warmup, ColdFactor: c.ColdFactor, WaitShare: c.Wait.Seconds(),
-		Window: c.Window, WindowLimit: c.WindowLimit, Concurrent: c.Concurrent, PerKey: c.PerKey,
+		Window: c.Window, WindowLimit: c.WindowLimit, Concurrent: c.Concurrent, ConcurrentWait: c.ConcurrentWait, PerKey: c.PerKey,
 	}
 	if c.MaxPermits > 0 {
 		means.MaxPermits = &c.MaxPermits

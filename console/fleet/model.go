@@ -94,6 +94,8 @@ type Config struct {
 	Window      time.Duration `json:"window,omitempty"`
 	WindowLimit int           `json:"window_limit,omitempty"`
 	Concurrent  int           `json:"concurrent,omitempty"`
+	// ConcurrentWait is how long a call may wait for a place among them.
+	ConcurrentWait time.Duration `json:"concurrent_wait,omitempty"`
 	// NoRate is set if the row has no rate, PerKey if each key has a bucket of its own.
 	NoRate  bool  `json:"no_rate,omitempty"`
 	PerKey  bool  `json:"per_key,omitempty"`

@@ -216,7 +216,7 @@ func DeciderOf(row *registry.Limit) gate.Decider {
 func ConfigOf(row *registry.Limit) Config {
 	c := Config{
 		Row: row.Row, Rate: row.Rate, Warmup: row.Warmup, ColdFactor: row.ColdFactor, Wait: time.Duration(row.WaitShare * float64(time.Second)),
-		Window: row.Window, WindowLimit: row.WindowLimit, Concurrent: row.Concurrent, NoRate: row.NoRate, PerKey: row.PerKey,
+		Window: row.Window, WindowLimit: row.WindowLimit, Concurrent: row.Concurrent, ConcurrentWait: row.ConcurrentWait, NoRate: row.NoRate, PerKey: row.PerKey,
 		Version: row.Version, Shadow: row.Shadow,
 	}
 	if row.MaxPermits != nil {

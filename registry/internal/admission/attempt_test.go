@@ -73,3 +73,33 @@ func TestLocalShare(t *testing.T) {
 		})
 	}
 }
+
+// A call that must queue again, since a penalty has postponed it, waits only for what is left of its patience.
+func TestPatienceIsSpent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := context.Background()
+		places, err := semaphore.NewMemory(1)
+		require.NoError(t, err)
+		env := &Env{}
+		a := &attempt{env: env, slot: new(Slot), bounds: &bounds{places: places, most: 1}, patience: time.Second}
+		elsewhere, err := places.Acquire(ctx, 1)
+		require.NoError(t, err)
+		time.AfterFunc(600*time.Millisecond, func() { _ = elsewhere.Release(ctx) })
+		refused, err := a.queue(ctx)
+		require.NoError(t, err)
+		require.Nil(t, refused)
+		require.Equal(t, int64(1), a.slot.Inside())
+		require.Zero(t, a.slot.queueing.Load())
+
+		a.untake()
+		elsewhere, err = places.Acquire(ctx, 1)
+		require.NoError(t, err)
+		began := time.Now()
+		refused, err = a.queue(ctx)
+		require.NoError(t, err)
+		require.NotNil(t, refused)
+		require.Equal(t, 400*time.Millisecond, time.Since(began))
+		require.Zero(t, a.slot.Inside())
+		require.NoError(t, elsewhere.Release(ctx))
+	})
+}
