@@ -36,7 +36,7 @@ func (a *answer) chosen() *RateLimiter {
 		}
 	}
 	if len(a.indexes) > 0 {
-		return a.asked.members[a.indexes[0]].limiter
+		return a.asked.members[a.indexes[max(0, a.member)]].limiter
 	}
 	return a.asked.members[0].limiter // its switch is off
 }

@@ -128,7 +128,7 @@ func (c *config) coolDown(interval, most float64) float64 {
 	return interval
 }
 
-// validate returns an error that names the first field out of range, see wanted. internal/redisbucket/lua/apply.lua repeats it for the
+// validate returns an error that names the first field out of range, see wanted. internal/redisbucket/lua/bucket.lua repeats it for the
 // configurations that it reads from Redis.
 func (c *config) validate() error {
 	k := c.curve()

@@ -10,18 +10,25 @@ import (
 // each request for permits (Bucket, Permits, Granted and Wait of a [Decision]), and the number of refunds among the requests. It is for
 // stores that wrap another, to keep a ledger for example. A Batch that the engine did not create has no decisions.
 func (b *Batch) Decided() (nowMicros int64, decisions []Decision, refunds int) {
-	if b.asked == nil {
-		return 0, nil, 0
+	var batches []*permit.Batch
+	switch {
+	case b.asked != nil:
+		batches = []*permit.Batch{b.asked.Batch}
+	case b.together != nil:
+		batches = b.together.Members
 	}
-	for i := range b.asked.Requests {
-		switch r := &b.asked.Requests[i]; r.Op {
-		case permit.Take:
-			decisions = append(decisions, Decision{
-				Bucket: label(b.asked.Name), Permits: int(r.Permits), Granted: r.Grant.OK, Wait: time.Duration(r.Grant.WaitMicros) * time.Microsecond,
-			})
-		case permit.GiveBack:
-			refunds++
+	for _, batch := range batches {
+		nowMicros = batch.Outcome.NowMicros
+		for i := range batch.Requests {
+			switch r := &batch.Requests[i]; r.Op {
+			case permit.Take:
+				decisions = append(decisions, Decision{
+					Bucket: label(batch.Name), Permits: int(r.Permits), Granted: r.Grant.OK, Wait: time.Duration(r.Grant.WaitMicros) * time.Microsecond,
+				})
+			case permit.GiveBack:
+				refunds++
+			}
 		}
 	}
-	return b.asked.Outcome.NowMicros, decisions, refunds
+	return nowMicros, decisions, refunds
 }

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
@@ -70,14 +71,22 @@ type several struct {
 	members []weighted
 	maxWait time.Duration
 
-	mu           sync.Mutex
-	participants map[uint64]*group.Participant // by the members that count, as a set of bits
-	degraded     *several                      // the last one in which members were replaced; nil before
+	full atomic.Pointer[counted] // with all members; nil before it is used
+
+	mu       sync.Mutex
+	counted  map[uint64]*counted // by the members that count, as a set of bits
+	degraded *several            // the last one in which members were replaced; nil before
+}
+
+// counted is the participant for the members that count, and their indexes.
+type counted struct {
+	*group.Participant
+	indexes []int
 }
 
 // init sets the members.
 func (g *several) init(choice permit.Choice, members []Member) error {
-	g.choice, g.maxWait, g.participants = choice, math.MaxInt64, map[uint64]*group.Participant{}
+	g.choice, g.maxWait, g.counted = choice, math.MaxInt64, map[uint64]*counted{}
 	if n := len(members); n < 1 || n > maxMembers {
 		return invalidGroup("", wanted("members", n, fmt.Sprintf("1 to %d", maxMembers)))
 	}
@@ -145,15 +154,26 @@ func (e *MemberError) Error() string {
 func (e *MemberError) Unwrap() error { return e.Err }
 
 // participant returns the participant for the members in a set of bits.
-func (g *several) participant(set uint64) *group.Participant {
+func (g *several) participant(set uint64) *counted {
+	whole := set == 1<<len(g.members)-1
+	if c := g.full.Load(); whole && c != nil {
+		return c
+	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	p := g.participants[set]
-	if p == nil {
-		p = g.newParticipant(set)
-		g.participants[set] = p
+	c := g.counted[set]
+	if c == nil {
+		c = &counted{Participant: g.newParticipant(set)}
+		for i := range g.members {
+			if set&(1<<i) != 0 {
+				c.indexes = append(c.indexes, i)
+			}
+		}
+		if g.counted[set] = c; whole {
+			g.full.Store(c)
+		}
 	}
-	return p
+	return c
 }
 
 // newParticipant returns a participant for the members in a set of bits.
@@ -239,6 +259,7 @@ type answer struct {
 	p       *group.Participant // nil if no bucket was asked
 	call    *group.Call        // of a reservation
 	members []group.Outcome    // by indexes; nil if they are unknown
+	member  int                // of a Choice: which of indexes has granted the call
 	refused int                // the index of the member that refused first; -1 if none did
 }
 
@@ -271,12 +292,8 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 		a.granted, a.by = true, BySwitch
 		return a, nil
 	}
-	for i := range g.members {
-		if set&(1<<i) != 0 {
-			a.indexes = append(a.indexes, i)
-		}
-	}
-	a.p, a.by = g.participant(set), ByStore
+	c := g.participant(set)
+	a.p, a.indexes, a.by = c.Participant, c.indexes, ByStore
 	most, deadline := maxWait, deadlineOf(ctx)
 	if deadline != 0 {
 		most = min(most, max(0, (deadline-clock.Mono()).Microseconds()))
@@ -296,9 +313,14 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 	case r.Err != nil:
 		return a, r.Err
 	case r.Granted:
-		a.call = q
+		if a.member = r.Member; v == reserve {
+			a.call = q
+		} else {
+			a.p.Recycle(q)
+		}
 		return a, nil
 	}
+	a.p.Recycle(q)
 	a.refused = a.indexes[max(0, r.Member)]
 	return a, g.hopeless(n, maxWait, &a, deadline)
 }
@@ -526,7 +548,7 @@ func (g *Group) Lost() int64 { return g.lost() }
 func (g *several) lost() (permits int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for _, p := range g.participants {
+	for _, p := range g.counted {
 		permits += p.Lost()
 	}
 	if g.degraded != nil {

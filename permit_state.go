@@ -132,7 +132,7 @@ func earn(m permit.Balance, now int64, coolDown, most float64) (at permit.Balanc
 }
 
 // apply decides a batch at nowMicros of the store's clock. Nothing else changes a bucket except takeNow, which decides the simple cases as
-// apply does. internal/redisbucket/lua/apply.lua is its translation, equal to the last bit. The state must be written only if the outcome
+// apply does. internal/redisbucket/lua/bucket.lua is its translation, equal to the last bit. The state must be written only if the outcome
 // is Changed.
 func (b *PermitBucket) apply(nowMicros int64, batch *permit.Batch, out *permit.Outcome) error {
 	if err := b.open(nowMicros, batch, out); err != nil || batch.Probe {

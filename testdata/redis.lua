@@ -1,4 +1,4 @@
--- Runs a script as Redis would, in the Lua that runs this file: what tests internal/redisbucket/lua/apply.lua under another Lua than that of Redis.
+-- Runs a script as Redis would, in the Lua that runs this file: what tests the script of buckets under another Lua than that of Redis.
 --
 -- arg[1]  the script
 -- stdin   for each run: the number of keys, that of arguments, then these; each on a line of its own, as its length and, on the

@@ -296,11 +296,26 @@ func (p *Participant) Lost() int64 { return p.lost.Load() }
 
 // NewCall returns a call for permits that fall due within a timeout, in microseconds. deadline is that of its context, by clock.Mono.
 func NewCall(permits, timeout int64, deadline time.Duration, reserves bool) *Call {
-	q := &Call{permits: permits, timeout: timeout, deadline: deadline, reserves: reserves, member: -1, ready: make(chan struct{})}
+	q := calls.Get().(*Call)
+	*q = Call{permits: permits, timeout: timeout, deadline: deadline, reserves: reserves, member: -1, ready: make(chan struct{})}
 	if reserves {
 		q.answer = make(chan struct{})
 	}
 	return q
+}
+
+// calls are reused. Their channels are not: a channel made in a bubble of testing/synctest must not leave it.
+var calls = sync.Pool{New: func() any { return new(Call) }}
+
+// Recycle lets a call be reused whose caller has received the result. Reservations are not reused.
+func (p *Participant) Recycle(q *Call) {
+	p.mu.Lock()
+	reusable := !q.reserves && q.err == nil && q.flight == nil
+	p.mu.Unlock()
+	if reusable {
+		*q = Call{}
+		calls.Put(q)
+	}
 }
 
 // NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.

@@ -41,7 +41,7 @@ type Bucket interface {
 	// Parse reads a stored state; "" is a bucket that does not exist. A configuration that equals the expected one is not parsed again;
 	// expected may be nil. The error names the corrupt field and leaves the bucket unchanged.
 	Parse(text string, expected *permit.Terms) error
-	// Decide decides a batch at a time of the store's clock. The result equals that of lua/apply.lua to the last bit.
+	// Decide decides a batch at a time of the store's clock. The result equals that of lua/bucket.lua to the last bit.
 	Decide(nowMicros int64, b *permit.Batch, out *permit.Outcome) error
 	// AppendText appends the state in its stored form.
 	AppendText(dst []byte) []byte

@@ -69,7 +69,7 @@ func (m *Session) remember(old string, batch *permit.Batch, left Bucket, new str
 
 // prediction is the outcome of a batch on the remembered state, at a time that the store's clock has certainly reached. It is what the store
 // would have decided at that time, so it is exact as long as the bucket still has the remembered state. The script does not write a
-// prediction that is more than 100 ms old (GUESS_AGE in lua/apply.lua).
+// prediction that is more than 100 ms old (GUESS_AGE in lua/bucket.lua).
 type prediction struct {
 	asOf  int64  // the time of the decision, by the store's clock
 	local int64  // the same time by the limiter's clock
