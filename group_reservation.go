@@ -120,14 +120,25 @@ func (r *GroupReservation) Return(ctx context.Context) error {
 // Settle replaces the number of permits by the number that the call has used, in all members, each times its weight. See [Reservation.Settle]. Members of
 // one store are settled together. If a store fails, the estimate may count in its members.
 func (r *GroupReservation) Settle(ctx context.Context, actual int) error {
+	if err := r.settleable(actual); err != nil || r.answer.call == nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if r.ended.Swap(true) {
+		return nil
+	}
+	return r.settle(ctx, actual)
+}
+
+// settleable returns the error of a number of permits that cannot be settled.
+func (r *GroupReservation) settleable(actual int) error {
 	if actual < 0 || int64(actual) > maxExact {
 		return fmt.Errorf("%w: settled permits %d: want 0 to 2^53", ErrInvalidPermits, actual)
 	}
 	if r.answer.call == nil {
 		return nil
-	}
-	if err := ctx.Err(); err != nil {
-		return err
 	}
 	more := int64(actual) - r.permits
 	for _, w := range r.answer.asked.members {
@@ -135,7 +146,13 @@ func (r *GroupReservation) Settle(ctx context.Context, actual int) error {
 			return &MemberError{w.limiter.Name(), w.limiter.limiter.Overflow(more)}
 		}
 	}
-	if r.ended.Swap(true) || more == 0 {
+	return nil
+}
+
+// settle sends the settlement. The reservation has ended.
+func (r *GroupReservation) settle(ctx context.Context, actual int) error {
+	more := int64(actual) - r.permits
+	if more == 0 {
 		return nil
 	}
 	p := r.answer.p
@@ -150,14 +167,23 @@ func (r *GroupReservation) SettleLater(actual int) {
 		return
 	}
 	first := r.answer.asked.members[r.answer.indexes[0]].limiter
+	failed := func(err error) {
+		first.limiter.Logger.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", first.Name(), "estimate", r.permits,
+			"used", actual, "error", err)
+	}
+	if err := r.settleable(actual); err != nil {
+		failed(err)
+		return
+	}
+	if r.ended.Swap(true) {
+		return
+	}
 	first.settling.begin()
 	go func() {
-		log := &first.limiter.Logger
 		defer first.settling.end()
-		defer log.Recovered()
-		if err := r.Settle(context.Background(), actual); err != nil {
-			log.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", first.Name(), "estimate", r.permits,
-				"used", actual, "error", err)
+		defer first.limiter.Logger.Recovered()
+		if err := r.settle(context.Background(), actual); err != nil {
+			failed(err)
 		}
 	}()
 }
