@@ -17,6 +17,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/jonboulle/clockwork"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -83,6 +84,61 @@ func ExampleWithPrefetch() {
 	defer limiter.Close(context.Background()) // gives back what is left
 
 	_, _ = limiter.TryAcquire(context.Background(), 1, 0)
+}
+
+// A thousand searches a second keep a bucket busy that bookings use as well. Searches have the lowest priority, so a booking waits for few of
+// them.
+func ExampleRateLimiter_ForPriority() {
+	bookings, err := tokenbucket.NewSmoothBursty("upstream", 20, tokenbucket.WithClock(clockwork.NewFakeClock()))
+	if err != nil {
+		panic(err)
+	}
+	searches := bookings.ForPriority(tokenbucket.Lowest)
+
+	ctx, granted := context.Background(), 0
+	for range 1000 {
+		search, err := searches.TryReserve(ctx, 1, 500*time.Millisecond)
+		if err == nil && search.OK() {
+			granted++
+		}
+	}
+	booking, err := bookings.TryReserve(ctx, 1, 500*time.Millisecond)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(granted, "searches; the booking after them is due in", booking.Delay())
+	// Output: 3 searches; the booking after them is due in 150ms
+}
+
+// A limiter for batch jobs, beside those of the same name that serve users. With a floor of 0 it gets only what they leave.
+func ExampleWithPriority() {
+	limiter, err := tokenbucket.NewSmoothBursty("upstream", 20, tokenbucket.WithPriority(tokenbucket.Lowest), tokenbucket.WithPriorityFloor(0))
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(limiter.Priority())
+	// Output: lowest
+}
+
+// A handler whose callers name their priority.
+func ExampleParsePriority() {
+	limiter, err := tokenbucket.NewSmoothBursty("upstream", 20)
+	if err != nil {
+		panic(err)
+	}
+	http.HandleFunc("/fares", func(w http.ResponseWriter, r *http.Request) {
+		priority, err := tokenbucket.ParsePriority(r.Header.Get("X-Priority")) // of trusted callers only
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if ok, err := limiter.ForPriority(priority).Try(r.Context()); !ok || err != nil {
+			http.Error(w, "try again later", http.StatusTooManyRequests)
+		}
+	})
+	_, err = tokenbucket.ParsePriority("urgent")
+	fmt.Println(err)
+	// Output: tokenbucket: invalid configuration: priority "urgent": want normal, low or lowest
 }
 
 func ExampleRateLimiter_TryAcquire() {
@@ -275,7 +331,7 @@ func TestReadme(t *testing.T) {
 	squeeze := func(s string) string { return strings.Join(strings.Fields(s), " ") }
 	source := ""
 	for _, file := range []string{
-		"example_test.go", "example_migrating_test.go", "example_testing_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
+		"example_test.go", "example_migrating_test.go", "example_testing_test.go", "example_fairness_test.go", "registry/example_test.go", "semaphore/example_test.go", "slidingwindow/example_test.go",
 		"examples/hello/main.go", "console/fleet/example_test.go",
 	} {
 		text, err := os.ReadFile(file)

@@ -67,13 +67,22 @@ const wantedPriority = "Normal, Low or Lowest"
 //
 // Callers of one priority are served first come, first served, in a queue of their own in each process. So a caller never waits behind
 // those of a lower priority in its process. Between priorities the look-ahead decides (see [RateLimiter.Acquire]): that of Low is shorter by
-// half of the horizon, that of Lowest by nine tenths. The horizon is a second, or the time of four permits if that is longer. While callers
-// of a higher priority want the whole rate, they get it, and what they leave goes to the next lower priority at once.
+// 0.7 horizons, that of Lowest by 0.9. The horizon is a second, or the time of four permits if that is longer. While callers of a higher
+// priority want the whole rate, they get it, apart from a floor ([WithPriorityFloor]). What they leave goes to the next lower priority at
+// once, so the whole rate is used.
 //
-// Permits that a process has taken are never revoked. So a caller of a higher priority waits for what lower ones own already: about half a
-// horizon of Low, a tenth of Lowest, and one permit at least. [RateLimiter.Reserve] has no look-ahead, and so no priority.
+// Permits that a process has taken are never revoked. So a caller of a higher priority waits for what lower ones own already: 0.3 horizons
+// of Low, 0.1 of Lowest, and a permit more. Its timeout must be longer than that.
 //
-// The priority is a matter of each process. Nothing of it is in the bucket's state, and the processes of a fleet need not agree.
+// A TryAcquire of a lower priority with a timeout of 0 is refused ([ByPriority]) while callers of a higher priority, for whom their process
+// owns no permits yet, wait for the bucket in this process with the same store timeout. A TryReserve of a lower priority is refused beyond the
+// look-ahead of its priority, since it cannot wait in the queue. [RateLimiter.Reserve] takes its permits whenever they are due, so it has no
+// priority. [WithMaxWaiters] and [RateLimiter.Waiting] count the callers of one priority.
+//
+// Nothing of it is in the bucket's state, and the processes of a fleet need not agree. Callers of another priority in the same process learn
+// of a [RateLimiter.Penalize], SetRate or Reset as other processes do, with their next reply.
+//
+// [WithPrefetch] is for Normal only.
 func WithPriority(p Priority) Option {
 	return func(o *options) {
 		if !p.valid() {
@@ -87,11 +96,12 @@ func WithPriority(p Priority) Option {
 const defaultFloor = 0.05
 
 // WithPriorityFloor sets what callers of a lower priority get while those of a higher one want the whole rate: a process of the lower
-// priority gets this share of what a process of the higher one gets, but about one permit each 1 / share horizons at least. 0 to 1, default
+// priority gets about this share of what a process of the higher one gets, and a permit in 1 / share horizons at least. 0 to 1, default
 // 0.05. With 0 they get nothing then. It has no effect on a limiter of [Normal].
 //
-// Of n processes, each with callers of both priorities, the lower one gets about 0.05 of the rate by default, however many they are. Ten
-// processes of a low priority beside one of a high one get up to a third.
+// If each process of a fleet has callers of both priorities, the lower one gets about that share of the rate, however many they are. Ten
+// processes of a low priority beside one of a high one get up to a third, with the default. The floor does not lengthen a timeout: a call whose
+// timeout is shorter than the debt of the bucket is refused. TryReserve on a [MemoryStore] has no floor.
 func WithPriorityFloor(share float64) Option {
 	return func(o *options) {
 		if !(share >= 0 && share <= 1) {
