@@ -34,6 +34,7 @@ type RateLimiter struct {
 	quota    *quota // that it was made for; nil if none
 	enabled  func() bool
 	plain    bool // neither a policy, an observer nor a shadow
+	priority Priority
 	policy   FailurePolicy
 	member   *instances.Member // counted among the instances that a LocalShare is divided by
 	parts    *MemoryStore      // holds the bucket of a LocalShare
@@ -42,13 +43,13 @@ type RateLimiter struct {
 	observer *Observer // or nil
 	settling settling
 	label    string // see WithLabel
-	priority Priority
-	kin      atomic.Pointer[kin] // the limiters of ForPriority; nil before its first call
 
 	// Set only on a MemoryStore.
 	memory *MemoryStore
 	slot   atomic.Pointer[memoryBucket] // the bucket, or nil before it is looked up
 	time   clock.Local
+
+	kin atomic.Pointer[kin] // the limiters of ForPriority; nil before its first call
 }
 
 // effective returns the configuration in force, as of the latest reply that this process has received.
