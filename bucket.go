@@ -30,11 +30,11 @@ import (
 type RateLimiter struct {
 	limiter  engine.Limiter
 	own      *setting // its own configuration
-	store    Store
 	maxWait  time.Duration
 	quota    *quota // that it was made for; nil if none
 	enabled  func() bool
 	plain    bool // neither a policy, an observer nor a shadow
+	priority Priority
 	policy   FailurePolicy
 	member   *instances.Member // counted among the instances that a LocalShare is divided by
 	parts    *MemoryStore      // holds the bucket of a LocalShare
@@ -43,14 +43,15 @@ type RateLimiter struct {
 	observer *Observer // or nil
 	settling settling
 	label    string // see WithLabel
-	priority Priority
-	fairness *fairness           // nil if callers are served by arrival
-	kin      atomic.Pointer[kin] // the limiters of ForPriority; nil before its first call
 
 	// Set only on a MemoryStore.
 	memory *MemoryStore
 	slot   atomic.Pointer[memoryBucket] // the bucket, or nil before it is looked up
 	time   clock.Local
+
+	store    Store               // that it was created with
+	fairness *fairness           // nil if callers are served by arrival
+	kin      atomic.Pointer[kin] // the limiters of ForPriority; nil before its first call
 }
 
 // effective returns the configuration in force, as of the latest reply that this process has received.

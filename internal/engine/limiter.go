@@ -15,10 +15,10 @@ type Limiter struct {
 	Own         *permit.Terms // its own configuration
 	Initial     float64       // see permit.Batch.Initial
 	Transient   bool          // see permit.Batch.Transient
-	Prefetch    int64         // how long a lease lasts, in microseconds; 0 for a limiter without leases
 	Closed      atomic.Bool   // set by Close: the limiter takes no more leases
+	Prefetch    int64         // how long a lease lasts, in microseconds; 0 for a limiter without leases
+	Floor       float64       // see Floor.Earn; 0 for no floor
 	MaxWaiters  int
-	Floor       float64 // see Floor.Earn; 0 for no floor
 	Logger      logger.Logger
 
 	// OnTrip is called after each batch whose first request is the limiter's, without a lock. Nil if there is no observer.
