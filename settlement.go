@@ -29,19 +29,32 @@ import (
 // used beyond their estimates. A bursty bucket is charged exactly what was used, unless it is full when permits go back. A limiter that
 // warms up only shrinks its debt.
 func (r *Reservation) Settle(ctx context.Context, actual int) error {
-	if actual < 0 || int64(actual) > maxExact {
-		return fmt.Errorf("%w: settled permits %d: want 0 to 2^53", ErrInvalidPermits, actual)
-	}
-	if r.call == nil || r.refused {
-		return nil
+	if err := r.checkSettled(actual); err != nil || r.call == nil || r.refused {
+		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if r.ended.Swap(true) || int64(actual) == r.permits {
+	if r.ended.Swap(true) {
 		return nil
 	}
+	return r.settle(ctx, actual)
+}
+
+// checkSettled returns the error of a number of permits that no call can have used.
+func (r *Reservation) checkSettled(actual int) error {
+	if actual < 0 || int64(actual) > maxExact {
+		return fmt.Errorf("%w: settled permits %d: want 0 to 2^53", ErrInvalidPermits, actual)
+	}
+	return nil
+}
+
+// settle sends the settlement, which the caller has claimed by ended.
+func (r *Reservation) settle(ctx context.Context, actual int) error {
 	more, l, c := int64(actual)-r.permits, r.call.Limiter(), r.call.Coordinator()
+	if more == 0 {
+		return nil
+	}
 	q := engine.NewOperation(l, &engine.Operation{Request: permit.Request{Op: permit.Settle, Permits: more}}, deadlineOf(ctx))
 	got := c.Wait(ctx, q, c.Submit(ctx, q))
 	if got.Err == nil && !got.Granted {
@@ -53,7 +66,11 @@ func (r *Reservation) Settle(ctx context.Context, actual int) error {
 // SettleLater is [Reservation.Settle] in the background, for a call that must not wait for the store. [RateLimiter.Close] waits for it. An error
 // is logged ([WithLogger]).
 func (r *Reservation) SettleLater(actual int) {
-	if r.limiter == nil || r.refused {
+	if r.limiter == nil || r.call == nil || r.refused {
+		return
+	}
+	err := r.checkSettled(actual)
+	if err == nil && r.ended.Swap(true) { // claimed at once, so a Cancel that follows does nothing
 		return
 	}
 	r.limiter.settling.begin()
@@ -61,7 +78,10 @@ func (r *Reservation) SettleLater(actual int) {
 		log := &r.limiter.limiter.Logger
 		defer r.limiter.settling.end()
 		defer log.Recovered()
-		if err := r.Settle(context.Background(), actual); err != nil {
+		if err == nil {
+			err = r.settle(context.Background(), actual)
+		}
+		if err != nil {
 			log.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", r.limiter.Name(), "estimate", r.permits,
 				"used", actual, "error", err)
 		}

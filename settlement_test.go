@@ -248,3 +248,19 @@ func TestSettleLater(t *testing.T) {
 		require.NoError(t, l.Close(background))
 	})
 }
+
+// A settlement in the background is claimed at once, so a Cancel that follows gives nothing back.
+func TestCancelAfterSettleLater(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		l, err := NewSmoothBursty("x", 10, WithStore(&sick{}), WithMaxPermits(0), Logged(t))
+		require.NoError(t, err)
+		r, err := l.Reserve(background, 10)
+		require.NoError(t, err)
+		r.SettleLater(4)
+		require.NoError(t, r.Cancel(background))
+		require.NoError(t, l.Close(background))
+		state, err := l.State(background)
+		require.NoError(t, err)
+		require.Equal(t, 400*time.Millisecond, time.Duration(state.NextFreeTicketMicros-time.Now().UnixMicro())*time.Microsecond, "four permits of debt")
+	})
+}
