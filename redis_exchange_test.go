@@ -18,7 +18,10 @@ type lockedRedis struct {
 }
 
 func (c *lockedRedis) Process(_ context.Context, cmd redis.Cmder) error {
-	call := cmd.(script.Call)
+	call, ok := cmd.(script.Call)
+	if !ok { // the question whether the server evicts buckets
+		return cmd.Err()
+	}
 	switch args := cmd.Args(); {
 	case time.Now().Before(c.until):
 		call.SetVal([]string{"locked", "100"})
