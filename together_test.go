@@ -93,9 +93,9 @@ func TestGroupDifferential(t *testing.T) {
 		store Store
 		steps int
 	}{
-		{"script", NewRedisScriptStore(client, options...), sized(250, 125)},
-		{"lock", NewRedisStore(client, options...), sized(50, 15)},
-		{"exchange", copied{NewRedisStore(client, options...), new(int64)}, sized(50, 15)},
+		{"script", NewRedisScriptStore(client, options...), sized(250, 40)},
+		{"lock", NewRedisStore(client, options...), sized(50, 6)},
+		{"exchange", copied{NewRedisStore(client, options...), new(int64)}, sized(50, 6)},
 	} {
 		t.Run(s.name, func(t *testing.T) { groupDifferential(t, client, s.store, prefix, s.steps) })
 	}
