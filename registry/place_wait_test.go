@@ -81,7 +81,7 @@ func TestWaitForAPlace(t *testing.T) {
 					require.True(t, ok)
 					require.Equal(t, 1, u.WindowUsed, "nor is it counted")
 				}
-				time.Sleep(began.Add(2500 * time.Millisecond).Sub(time.Now()))
+				time.Sleep(time.Until(began.Add(2500 * time.Millisecond)))
 				first.Leave()
 				second := <-waiting[0]
 				require.NoError(t, second.err)

@@ -97,16 +97,15 @@ type Participant struct {
 // member is what a participant knows of one of its buckets. The participant's mu guards it.
 type member struct {
 	Member
-	offset    clock.Offset
-	server    clock.Remote
-	penalty   schedule.Penalty
-	heldUntil int64         // by the limiter's clock
-	terms     *permit.Terms // in force as of the last reply; nil before
-	known     *permit.Terms // the newest with a version; nil if there is none
-	free      int64         // when the bucket's debt ends, by the limiter's clock
-	stored    int64         // stored permits, which take no time
-	refunds   []*refund
-	session   permit.Session
+	offset  clock.Offset
+	server  clock.Remote
+	penalty schedule.Penalty
+	terms   *permit.Terms // in force as of the last reply; nil before
+	known   *permit.Terms // the newest with a version; nil if there is none
+	free    int64         // when the bucket's debt ends, by the limiter's clock
+	stored  int64         // stored permits, which take no time
+	refunds []*refund
+	session permit.Session
 }
 
 // effective returns the configuration in force, as far as this process knows.
