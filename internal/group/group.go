@@ -407,11 +407,11 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 	for i := range p.members {
 		m := &p.members[i]
 		t := m.effective()
-		n := float64(ahead * m.Weight)
+		n := float64(ahead)*float64(m.Weight) - float64(m.stored)
 		if t.PayLater {
 			n -= float64(q.permits * m.Weight)
 		}
-		due := max(now, m.free) + int64(min(n*t.Interval, permit.MaxExact))
+		due := max(now, m.free) + int64(min(max(0, n)*t.Interval, permit.MaxExact))
 		if due > late {
 			late, by = due, i
 		}

@@ -1,0 +1,33 @@
+package tokenbucket_test
+
+import (
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	tb "github.com/go-tokenbucket/tokenbucket"
+)
+
+var quietly = tb.WithLogger(slog.New(slog.DiscardHandler))
+
+// A waiter that the stored permits of a member suffice for is not refused because that member earns slowly.
+func TestEnemyGroupStoredPermitsTakeNoTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &participantStore{tb.NewMemoryStore(), 0}
+		second := limiter(t, "second", 1, tb.WithStore(s), tb.WithMaxPermits(1))
+		day := limiter(t, "day", 1.0/3600, tb.WithStore(s), tb.WithMaxPermits(2000), tb.WithInitialPermits(2000))
+		g, err := tb.All(second, day)
+		require.NoError(t, err)
+		for range 8 { // beyond the look-ahead, so they wait
+			go g.Acquire(ctx, 1)
+		}
+		synctest.Wait()
+		ok, err := g.TryAcquire(ctx, 1, 20*time.Second)
+		require.NoError(t, err)
+		require.True(t, ok, "it is due in 8 s")
+	})
+}
+
