@@ -31,3 +31,21 @@ func TestEnemyGroupStoredPermitsTakeNoTime(t *testing.T) {
 	})
 }
 
+// A penalty of a member on another store holds grants back, too.
+func TestEnemyGroupPenaltyOnAnotherStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		one, two := tb.NewMemoryStore(), tb.NewMemoryStore()
+		a := limiter(t, "a", 1.0/2, tb.WithStore(&participantStore{one, 1}), tb.WithMaxPermits(0))
+		b := limiter(t, "b", 2, tb.WithStore(&participantStore{two, 1}), tb.WithMaxPermits(0))
+		g, err := tb.All(a, b)
+		require.NoError(t, err)
+		r, err := g.Reserve(ctx, 3)
+		require.NoError(t, err)
+		began := time.Now()
+		require.Equal(t, 6*time.Second, r.Delay())
+		require.NoError(t, limiter(t, "b", 2, tb.WithStore(&participantStore{two, 2}), tb.WithMaxPermits(0)).Penalize(ctx, 20*time.Second))
+		<-r.Ready()
+		require.GreaterOrEqual(t, time.Since(began), 20*time.Second)
+	})
+}
+

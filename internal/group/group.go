@@ -232,6 +232,7 @@ type flight struct {
 	local int64
 	until time.Duration
 	late  bool
+	heeds bool // grants wait for their due times, so a penalty of any member matters
 	rows  []*Call
 	ends  []uint64 // of each row: the members whose refusal is final
 	own   [][]own
@@ -849,7 +850,7 @@ func (p *Participant) build(now int64) *flight {
 	if p.spare = nil; f == nil {
 		f = &flight{own: make([][]own, n), batch: make([]permit.Batch, n), looks: make([]look, n), parts: make([]leg, len(p.Parts))}
 	}
-	f.local, f.began = now, 0
+	f.local, f.began, f.heeds = now, 0, len(p.owned) > 0
 	if !p.Immediate {
 		f.began = clock.Mono()
 	}
@@ -1020,7 +1021,7 @@ func (p *Participant) run(f *flight) {
 	rows := f.all
 	for k, members := range p.Parts {
 		leg := &f.parts[k]
-		if leg.rows = rows; k > 0 && len(rows) == 0 && !f.needs(members) {
+		if leg.rows = rows; k > 0 && len(rows) == 0 && !f.heeds && !f.needs(members) {
 			continue
 		}
 		leg.group.Choice, leg.group.Joint, leg.group.Members = p.Choice, len(rows), leg.group.Members[:0]
