@@ -49,3 +49,21 @@ func TestEnemyGroupPenaltyOnAnotherStore(t *testing.T) {
 	})
 }
 
+// Permits that were due more than 100 ms before the reply arrived lapse, as those of a limiter do.
+func TestEnemyGroupLateReplyIsNotUsed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &gatedStore{MemoryStore: tb.NewMemoryStore()}
+		opts := []tb.Option{tb.WithStore(s), tb.WithStoreTimeout(time.Second), tb.WithMaxPermits(0)}
+		g, err := tb.All(limiter(t, "a", 20, opts...), limiter(t, "b", 20, opts...))
+		require.NoError(t, err)
+		_, err = g.Acquire(ctx, 1)
+		require.NoError(t, err)
+		began := time.Now()
+		s.late.Store(int64(900 * time.Millisecond))
+		time.AfterFunc(500*time.Millisecond, func() { s.late.Store(0) })
+		_, err = g.Acquire(ctx, 1) // due at 50 ms, and the reply comes at 900 ms
+		require.NoError(t, err)
+		require.Greater(t, time.Since(began), 900*time.Millisecond, "it has permits that were due 850 ms ago")
+	})
+}
+

@@ -648,7 +648,7 @@ func (p *Participant) give(q *Call, g *grant, now int64) {
 	if q.until != math.MaxInt64 {
 		q.until = max(q.until, g.due) // the store has found it in time
 	}
-	if g.due <= now {
+	if g.due <= now && !p.overdue(g, now) {
 		if q.reserves && g.due <= q.decided {
 			q.unused = g
 		}
@@ -657,6 +657,11 @@ func (p *Participant) give(q *Call, g *grant, now int64) {
 	}
 	q.state = owned
 	p.owned = append(p.owned, q)
+}
+
+// overdue reports whether the permits of a grant lapse, because they were due more than 100 ms ago.
+func (p *Participant) overdue(g *grant, now int64) bool {
+	return p.local.System() && now-g.due > schedule.Tolerated
 }
 
 // end ends a call. mu must be held.
@@ -692,7 +697,7 @@ func (p *Participant) release(now int64) {
 			case q.grant.due > now:
 				kept = append(kept, q)
 				p.nextDue = sooner(p.nextDue, q.grant.due)
-			case p.local.System() && now-q.grant.due > schedule.Tolerated:
+			case p.overdue(q.grant, now):
 				lapsed = append(lapsed, q)
 			default:
 				p.end(q, done, nil)
