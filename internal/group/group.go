@@ -231,6 +231,7 @@ type flight struct {
 	local int64
 	until time.Duration
 	late  bool
+	heeds bool // grants wait for their due times, so a penalty of any member matters
 	rows  []*Call
 	ends  []uint64 // of each row: the members whose refusal is final
 	own   [][]own
@@ -406,11 +407,11 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 	for i := range p.members {
 		m := &p.members[i]
 		t := m.effective()
-		n := float64(ahead * m.Weight)
+		n := float64(ahead)*float64(m.Weight) - float64(m.stored)
 		if t.PayLater {
 			n -= float64(q.permits * m.Weight)
 		}
-		due := max(now, m.free) + int64(min(n*t.Interval, permit.MaxExact))
+		due := max(now, m.free) + int64(min(max(0, n)*t.Interval, permit.MaxExact))
 		if due > late {
 			late, by = due, i
 		}
@@ -646,7 +647,7 @@ func (p *Participant) give(q *Call, g *grant, now int64) {
 	if q.until != math.MaxInt64 {
 		q.until = max(q.until, g.due) // the store has found it in time
 	}
-	if g.due <= now {
+	if g.due <= now && !p.overdue(g, now) {
 		if q.reserves && g.due <= q.decided {
 			q.unused = g
 		}
@@ -655,6 +656,11 @@ func (p *Participant) give(q *Call, g *grant, now int64) {
 	}
 	q.state = owned
 	p.owned = append(p.owned, q)
+}
+
+// overdue reports whether the permits of a grant lapse, because they were due more than 100 ms ago.
+func (p *Participant) overdue(g *grant, now int64) bool {
+	return p.local.System() && now-g.due > schedule.Tolerated
 }
 
 // end ends a call. mu must be held.
@@ -690,7 +696,7 @@ func (p *Participant) release(now int64) {
 			case q.grant.due > now:
 				kept = append(kept, q)
 				p.nextDue = sooner(p.nextDue, q.grant.due)
-			case p.local.System() && now-q.grant.due > schedule.Tolerated:
+			case p.overdue(q.grant, now):
 				lapsed = append(lapsed, q)
 			default:
 				p.end(q, done, nil)
@@ -848,7 +854,7 @@ func (p *Participant) build(now int64) *flight {
 	if p.spare = nil; f == nil {
 		f = &flight{own: make([][]own, n), batch: make([]permit.Batch, n), looks: make([]look, n), parts: make([]leg, len(p.Parts))}
 	}
-	f.local, f.began = now, 0
+	f.local, f.began, f.heeds = now, 0, len(p.owned) > 0
 	if !p.Immediate {
 		f.began = clock.Mono()
 	}
@@ -1019,7 +1025,7 @@ func (p *Participant) run(f *flight) {
 	rows := f.all
 	for k, members := range p.Parts {
 		leg := &f.parts[k]
-		if leg.rows = rows; k > 0 && len(rows) == 0 && !f.needs(members) {
+		if leg.rows = rows; k > 0 && len(rows) == 0 && !f.heeds && !f.needs(members) {
 			continue
 		}
 		leg.group.Choice, leg.group.Joint, leg.group.Members = p.Choice, len(rows), leg.group.Members[:0]
