@@ -276,10 +276,11 @@ func (l *RateLimiter) operate(ctx context.Context, o *engine.Operation) (done bo
 }
 
 // Close gives back the unused permits of the limiter's leases ([WithPrefetch]), and waits for the store's reply as long as the context and the
-// store's timeout allow. It also waits for the settlements of [Reservation.SettleLater] that have begun. A limiter without leases and settlements
-// need not be closed. A closed limiter may still be used, but it takes no more leases. Closing twice does nothing.
+// store's timeout allow. It also waits for the settlements of [Reservation.SettleLater] that have begun, those of [RateLimiter.ForPriority]
+// included. A limiter without leases and settlements need not be closed. A closed limiter may still be used, but it takes no more leases.
+// Closing twice does nothing.
 func (l *RateLimiter) Close(ctx context.Context) error {
-	if err := l.settling.wait(ctx); err != nil {
+	if err := l.settled(ctx); err != nil {
 		return fmt.Errorf("close: %w", err)
 	}
 	if coming, err := l.limiter.Coordinator.CloseLeases(ctx, &l.limiter); err != nil || !coming {

@@ -562,7 +562,7 @@ func (g *Group) Close(ctx context.Context) error { return g.close(ctx) }
 
 func (g *several) close(ctx context.Context) error {
 	for _, w := range g.members {
-		if err := w.limiter.settling.wait(ctx); err != nil {
+		if err := w.limiter.settled(ctx); err != nil {
 			return fmt.Errorf("close: %w", err)
 		}
 	}

@@ -146,7 +146,7 @@ type kin [engine.Classes]atomic.Pointer[RateLimiter]
 func (l *RateLimiter) forPriority(p Priority, k *kin) *RateLimiter {
 	other := &RateLimiter{
 		own: l.own, maxWait: l.maxWait, enabled: l.enabled, plain: l.plain, policy: l.policy, quota: l.quota, member: l.member, parts: l.parts,
-		shadow: l.shadow, observer: l.observer, label: l.label, memory: l.memory, time: l.time, priority: p, fairness: l.fairness,
+		shadow: l.shadow, observer: l.observer, label: l.label, memory: l.memory, time: l.time, priority: p, fairness: l.fairness, store: l.store,
 	}
 	other.kin.Store(k)
 	from, e := &l.limiter, &other.limiter

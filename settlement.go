@@ -129,3 +129,17 @@ func (s *settling) wait(ctx context.Context) error {
 		return ctx.Err()
 	}
 }
+
+// settled waits until no settlement of the limiter is open, nor of the limiters of ForPriority.
+func (l *RateLimiter) settled(ctx context.Context) error {
+	if k := l.kin.Load(); k != nil {
+		for i := range k {
+			if other := k[i].Load(); other != nil && other != l {
+				if err := other.settling.wait(ctx); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return l.settling.wait(ctx)
+}

@@ -14,7 +14,7 @@ import (
 var quietly = tb.WithLogger(slog.New(slog.DiscardHandler))
 
 // A waiter that the stored permits of a member suffice for is not refused because that member earns slowly.
-func TestEnemyGroupStoredPermitsTakeNoTime(t *testing.T) {
+func TestGroupStoredPermitsTakeNoTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &participantStore{tb.NewMemoryStore(), 0}
 		second := limiter(t, "second", 1, tb.WithStore(s), tb.WithMaxPermits(1))
@@ -32,7 +32,7 @@ func TestEnemyGroupStoredPermitsTakeNoTime(t *testing.T) {
 }
 
 // A penalty of a member on another store holds grants back, too.
-func TestEnemyGroupPenaltyOnAnotherStore(t *testing.T) {
+func TestGroupPenaltyOnAnotherStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := tb.NewMemoryStore(), tb.NewMemoryStore()
 		a := limiter(t, "a", 1.0/2, tb.WithStore(&participantStore{one, 1}), tb.WithMaxPermits(0))
@@ -50,7 +50,7 @@ func TestEnemyGroupPenaltyOnAnotherStore(t *testing.T) {
 }
 
 // Permits that were due more than 100 ms before the reply arrived lapse, as those of a limiter do.
-func TestEnemyGroupLateReplyIsNotUsed(t *testing.T) {
+func TestGroupLateReplyIsNotUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &gatedStore{MemoryStore: tb.NewMemoryStore()}
 		opts := []tb.Option{tb.WithStore(s), tb.WithStoreTimeout(time.Second), tb.WithMaxPermits(0)}
@@ -67,3 +67,18 @@ func TestEnemyGroupLateReplyIsNotUsed(t *testing.T) {
 	})
 }
 
+// A limiter of ForPriority is a member of a group like any other limiter.
+func TestGroupOfAPriority(t *testing.T) {
+	store := tb.NewMemoryStore()
+	l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(store))
+	require.NoError(t, err)
+	other, err := tb.NewSmoothBursty("y", 5, tb.WithStore(store))
+	require.NoError(t, err)
+	_, err = tb.All(l, l.ForPriority(tb.Low))
+	require.ErrorIs(t, err, tb.ErrInvalidConfig)
+	g, err := tb.All(l.ForPriority(tb.Low), other)
+	require.NoError(t, err)
+	ok, err := g.TryAcquire(t.Context(), 1, 0)
+	require.NoError(t, err)
+	require.True(t, ok)
+}
