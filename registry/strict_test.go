@@ -37,7 +37,9 @@ func TestInitialPermitsFit(t *testing.T) {
 	source.set(registry.Limit{Name: "/a", Rate: 10}, registry.Limit{Name: "/warm", Rate: 5, Warmup: time.Second})
 	r := open(t, source, tokenbucket.NewMemoryStore(), registry.WithLimiterOptions(tokenbucket.WithInitialPermitsUpTo(5)))
 	require.Empty(t, r.Stats().Rejected)
-	source.set(registry.Limit{Name: "/a", Rate: 2}, registry.Limit{Name: "/b", Rate: 2}, registry.Limit{Name: "/c", Rate: 100})
+	two, hundred := 2.0, 100.0 // at a rate that earns no permit meanwhile
+	source.set(registry.Limit{Name: "/a", Rate: 2}, registry.Limit{Name: "/b", Rate: 0.01, MaxPermits: &two},
+		registry.Limit{Name: "/c", Rate: 0.01, MaxPermits: &hundred})
 	require.NoError(t, r.Reload(ctx))
 	require.Empty(t, r.Stats().Rejected)
 	require.Equal(t, 2.0, r.Limits()[0].Rate)
