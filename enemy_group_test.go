@@ -67,3 +67,24 @@ func TestEnemyGroupLateReplyIsNotUsed(t *testing.T) {
 	})
 }
 
+// A timeout counts against the member whose store hangs: its policy applies, and the others still count.
+func TestEnemyGroupTimeoutOfOneStore(t *testing.T) {
+	for _, policy := range []tb.FailurePolicy{tb.FailClosed, tb.FailOpen} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &gatedStore{MemoryStore: tb.NewMemoryStore()}
+			here := limiter(t, "fares", 0.001, tb.WithMaxPermits(5), tb.WithInitialPermits(5), quietly, tb.WithFailurePolicy(policy))
+			fleet := limiter(t, "fares", 2, tb.WithStore(s), tb.WithStoreTimeout(time.Second), tb.WithFailurePolicy(tb.FailOpen), tb.WithMaxPermits(9),
+				tb.WithInitialPermits(9), quietly)
+			g, err := tb.All(here, fleet)
+			require.NoError(t, err)
+			s.late.Store(int64(3 * time.Second))
+			ok, err := g.TryAcquire(ctx, 1, 0)
+			s.late.Store(0)
+			time.Sleep(time.Minute) // the probes end
+			require.NoError(t, err, "fleet is FailOpen")
+			require.True(t, ok)
+			left, _ := stored(t, here)
+			require.InDelta(t, 4, left, 0.1, "here counts")
+		})
+	}
+}

@@ -240,6 +240,7 @@ type flight struct {
 	looks []look
 	all   []int // the numbers of all rows
 	parts []leg
+	asked atomic.Int32 // the part that is asked
 }
 
 // request returns a member's request of the j-th row that its leg was asked for.
@@ -260,6 +261,7 @@ func (f *flight) find(k, row int) (j int, ok bool) {
 func (f *flight) reset() {
 	clear(f.rows)
 	f.rows, f.ends, f.all = f.rows[:0], f.ends[:0], f.all[:0]
+	f.asked.Store(0)
 	for m := range f.own {
 		clear(f.own[m])
 		f.own[m] = f.own[m][:0]
@@ -548,7 +550,7 @@ func (p *Participant) confirmed(ctx context.Context, c *confirm) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timeout.C:
-		return p.Failure(0, fmt.Errorf("%w: cancel was not answered within %v", permit.ErrStoreTimeout, p.Timeout))
+		return p.Failure(p.awaited(nil), fmt.Errorf("%w: cancel was not answered within %v", permit.ErrStoreTimeout, p.Timeout))
 	}
 }
 
@@ -1040,6 +1042,7 @@ func (p *Participant) run(f *flight) {
 			}
 			leg.group.Members = append(leg.group.Members, b)
 		}
+		f.asked.Store(int32(k))
 		if leg.err = p.Decide(clock.At(f.until), k, &leg.group); leg.err != nil {
 			if p.Choice == permit.Any {
 				continue // another part may grant it
@@ -1148,7 +1151,23 @@ func (p *Participant) timeoutError(f *flight) error {
 			}
 		}
 	}
-	return p.Failure(0, fmt.Errorf("%w: no answer within %v", permit.ErrStoreTimeout, p.Timeout))
+	return p.Failure(p.awaited(f), fmt.Errorf("%w: no answer within %v", permit.ErrStoreTimeout, p.Timeout))
+}
+
+// awaited returns a member whose store has not replied to a batch: of the part that is asked, or of the first part whose store may fail.
+func (p *Participant) awaited(f *flight) int {
+	fails := func(m int) bool { return p.Members[m].Limiter.Coordinator.Health != nil }
+	if f != nil {
+		if m := p.Parts[f.asked.Load()][0]; fails(m) {
+			return m
+		}
+	}
+	for _, members := range p.Parts {
+		if fails(members[0]) {
+			return members[0]
+		}
+	}
+	return 0
 }
 
 // failOrRetry fails a call, unless it is a granted reservation, which asks again. mu must be held.
