@@ -88,3 +88,22 @@ func TestEnemyGroupTimeoutOfOneStore(t *testing.T) {
 		})
 	}
 }
+
+// Several members under FailOpen whose stores fail at the same time do not count.
+func TestEnemyGroupTwoStoresFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := tb.ErrStoreUnavailable
+		one, two := &gatedStore{MemoryStore: tb.NewMemoryStore()}, &gatedStore{MemoryStore: tb.NewMemoryStore()}
+		one.fail.Store(&failure)
+		two.fail.Store(&failure)
+		open := tb.WithFailurePolicy(tb.FailOpen)
+		g, err := tb.All(limiter(t, "a", 1, tb.WithStore(one), open, quietly), limiter(t, "b", 1, tb.WithStore(two), open, quietly))
+		require.NoError(t, err)
+		ok, err := g.TryAcquire(ctx, 1, 0)
+		one.fail.Store(nil)
+		two.fail.Store(nil)
+		time.Sleep(time.Minute) // the probes end
+		require.NoError(t, err)
+		require.True(t, ok)
+	})
+}

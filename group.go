@@ -269,11 +269,17 @@ type answer struct {
 func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (answer, error) {
 	began := clock.Mono()
 	a, err := g.askStores(ctx, v, permits, timeout)
+	var again func(*several) (answer, error)
+	again = func(other *several) (answer, error) {
+		spent := max(0, clock.Mono()-began-g.longestTimeout())
+		a, err := other.askStores(ctx, v, permits, max(0, timeout)-spent)
+		if err != nil && ctx.Err() == nil { // several stores have failed; each time at least one member less can
+			return other.fallback(ctx, a, err, again)
+		}
+		return a, err
+	}
 	if err != nil && ctx.Err() == nil {
-		a, err = g.fallback(ctx, a, err, func(other *several) (answer, error) {
-			spent := max(0, clock.Mono()-began-g.longestTimeout())
-			return other.askStores(ctx, v, permits, max(0, timeout)-spent)
-		})
+		a, err = g.fallback(ctx, a, err, again)
 	}
 	g.observe(ctx, permits, a, err, clock.Mono()-began)
 	return a, err
