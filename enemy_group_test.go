@@ -107,3 +107,23 @@ func TestEnemyGroupTwoStoresFail(t *testing.T) {
 		require.True(t, ok)
 	})
 }
+
+// A settlement whose first store fails is still charged to the members of the others.
+func TestEnemyGroupSettlesTheOtherStores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &gatedStore{MemoryStore: tb.NewMemoryStore()}
+		slow := limiter(t, "slow", 0.001, tb.WithStore(s), tb.WithMaxPermits(50), tb.WithInitialPermits(50), quietly)
+		fast := limiter(t, "fast", 0.01, tb.WithStore(&participantStore{tb.NewMemoryStore(), 0}), tb.WithMaxPermits(50), tb.WithInitialPermits(50), quietly)
+		g, err := tb.All(slow, fast)
+		require.NoError(t, err)
+		r, err := g.Reserve(ctx, 1)
+		require.NoError(t, err)
+		failure := tb.ErrStoreUnavailable
+		s.fail.Store(&failure)
+		require.ErrorIs(t, r.Settle(ctx, 21), tb.ErrStoreUnavailable)
+		s.fail.Store(nil)
+		left, _ := stored(t, fast)
+		time.Sleep(time.Minute) // the probes end
+		require.InDelta(t, 29, left, 0.1)
+	})
+}

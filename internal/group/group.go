@@ -1044,10 +1044,10 @@ func (p *Participant) run(f *flight) {
 		}
 		f.asked.Store(int32(k))
 		if leg.err = p.Decide(clock.At(f.until), k, &leg.group); leg.err != nil {
-			if p.Choice == permit.Any {
-				continue // another part may grant it
+			if p.Choice == permit.All { // for permit.Any another part may grant it
+				rows = f.all[:0] // the later parts decide the requests of their members alone
 			}
-			return
+			continue
 		}
 		leg.decided = true
 		if k+1 < len(p.Parts) {
