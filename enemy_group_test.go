@@ -127,3 +127,24 @@ func TestEnemyGroupSettlesTheOtherStores(t *testing.T) {
 		require.InDelta(t, 29, left, 0.1)
 	})
 }
+
+// Members may be read while another caller gives permits back.
+func TestEnemyGroupMembersRace(t *testing.T) {
+	s := tb.NewMemoryStore()
+	g, err := tb.All(limiter(t, "a", 1, tb.WithStore(s)), limiter(t, "b", 1, tb.WithStore(s)))
+	require.NoError(t, err)
+	for range 50 {
+		first, err := g.Reserve(ctx, 1)
+		require.NoError(t, err)
+		second, err := g.Reserve(ctx, 1)
+		require.NoError(t, err)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			second.Members()
+		}()
+		require.NoError(t, first.Cancel(ctx))
+		<-done
+		require.NoError(t, second.Cancel(ctx))
+	}
+}

@@ -324,6 +324,8 @@ func (p *Participant) Recycle(q *Call) {
 // NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.
 func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Duration) *Call {
 	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), member: -1, ready: make(chan struct{})}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for m, o := range reservation.members {
 		if o.Taken {
 			q.settles[m] = n * p.Members[m].Weight
@@ -609,7 +611,10 @@ func (p *Participant) noteDue(q *Call) {
 		q.member = slices.IndexFunc(q.grant.parts, func(part part) bool { return part.taken })
 	}
 	for m := range q.members {
-		q.members[m].Taken = q.grant.parts[m].taken
+		if taken := q.grant.parts[m].taken; q.members[m].Taken != taken {
+			q.members = slices.Clone(q.members) // the reservation reads the former ones without the lock
+			q.members[m].Taken = taken
+		}
 	}
 }
 
