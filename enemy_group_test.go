@@ -1,7 +1,9 @@
 package tokenbucket_test
 
 import (
+	"context"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -146,5 +148,42 @@ func TestEnemyGroupMembersRace(t *testing.T) {
 		require.NoError(t, first.Cancel(ctx))
 		<-done
 		require.NoError(t, second.Cancel(ctx))
+	}
+}
+
+// The floor of a lower class holds in a group.
+func TestEnemyGroupFloor(t *testing.T) {
+	for _, which := range []string{"limiter", "group"} {
+		synctest.Test(t, func(t *testing.T) {
+			m := tb.NewMemoryStore()
+			normal := limiter(t, "a", 20, tb.WithStore(&participantStore{m, 1}))
+			low := limiter(t, "a", 20, tb.WithStore(&participantStore{m, 2}), tb.WithPriority(tb.Low))
+			g, err := tb.All(low)
+			require.NoError(t, err)
+			c, cancel := context.WithCancel(ctx)
+			time.AfterFunc(time.Minute, cancel)
+			var n [2]atomic.Int64
+			call := func(i int, acquire func(context.Context, int) (time.Duration, error)) {
+				for c.Err() == nil {
+					if _, err := acquire(c, 1); err == nil {
+						n[i].Add(1)
+					}
+				}
+			}
+			for range 40 {
+				go call(0, normal.Acquire)
+			}
+			for range 10 {
+				if which == "group" {
+					go call(1, g.Acquire)
+				} else {
+					go call(1, low.Acquire)
+				}
+			}
+			<-c.Done()
+			synctest.Wait()
+			t.Log(which, "normal", n[0].Load(), "low", n[1].Load())
+			require.Greater(t, n[1].Load(), int64(30))
+		})
 	}
 }

@@ -107,6 +107,7 @@ type member struct {
 	stored    int64         // stored permits, which take no time
 	refunds   []*refund
 	session   permit.Session
+	floor     engine.Floor // of a class below the highest
 }
 
 // effective returns the configuration in force, as far as this process knows.
@@ -848,6 +849,8 @@ func (p *Participant) Depart() (f *flight, deadline time.Time, ok bool) {
 // look bounds how much of a bucket's time a batch asks for, see lookAhead in internal/engine.
 type look struct {
 	horizon, ahead, counted, permits, most, stored int64
+	floor                                          engine.Floor // the credit that is left
+	class                                          engine.Class // of most
 }
 
 // build returns the next batch, or nil if there is nothing to send. mu must be held.
@@ -869,7 +872,7 @@ func (p *Participant) build(now int64) *flight {
 	for i := range p.members {
 		m := &p.members[i]
 		p.addRefunds(f, i)
-		f.looks[i] = look{horizon: engine.Horizon(m.effective()), ahead: p.ahead(i, now), stored: m.stored}
+		f.looks[i] = look{horizon: engine.Horizon(m.effective()), ahead: p.ahead(i, now), stored: m.stored, floor: m.floor}
 	}
 	for _, q := range p.asking {
 		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/n/2 {
@@ -950,8 +953,8 @@ func (p *Participant) addRow(f *flight, q *Call, now int64) (more bool) {
 		r := permit.Request{Permits: q.permits * m.Weight, MaxWaitMicros: remaining}
 		if !q.reserves || q.promised {
 			t := m.effective()
-			if l.permits != r.Permits || l.ahead-l.counted > l.horizon/16 {
-				l.permits, l.counted, l.most = r.Permits, l.ahead, engine.LookAhead(t, m.Limiter.Coordinator.Class, r.Permits, l.ahead)
+			if c := l.floor.Next(m.Limiter.Coordinator.Class, r.Permits); l.permits != r.Permits || l.class != c || l.ahead-l.counted > l.horizon/16 {
+				l.permits, l.class, l.counted, l.most = r.Permits, c, l.ahead, engine.LookAhead(t, c, r.Permits, l.ahead)
 			}
 			if remaining <= l.most && !q.promised {
 				ends |= 1 << i
@@ -1234,6 +1237,11 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 		if live && !q.reserves && !f.late && p.dueAtOnce(f, i, q) {
 			q.decided = cmpOr(q.decided, now)
 			q.due = q.decided
+			for m := range p.members {
+				if p.Choice == permit.All || m == q.member {
+					p.members[m].floor.Spend(q.permits * p.Members[m].Weight)
+				}
+			}
 			p.end(q, done, nil)
 			continue
 		}
@@ -1435,6 +1443,9 @@ func (p *Participant) granted(f *flight, i int, now int64) (g *grant) {
 			}
 			taken++
 			best = m
+			if q := f.rows[i]; q != nil && !q.reserves {
+				p.members[m].floor.Spend(r.Permits)
+			}
 			out := &f.batch[m].Outcome
 			due := receivedAt(out, now)
 			if grant.WaitMicros > 0 {
@@ -1568,6 +1579,8 @@ func (p *Participant) refused(f *flight, first int, now int64) {
 			if r.Grant.OK || over <= 0 {
 				continue
 			}
+			b := &p.members[m]
+			b.floor.Earn(b.effective(), b.Limiter.Coordinator.Class, b.Limiter.Floor, b.free-now, r.Permits, now)
 			if pause = max(pause, float64(engine.Horizon(p.members[m].effective()))/20); over > beyond {
 				p.refuser = m
 			}
