@@ -59,7 +59,8 @@ const maxMembers = 32
 type Group struct{ several }
 
 // All returns a group of limits that a call must all pass. It must have at least one member and at most 32, of different buckets and with the same clock
-// ([WithClock]), else the error is [ErrInvalidConfig]. Two names of one bucket on two stores are not recognised.
+// ([WithClock]), else the error is [ErrInvalidConfig]. A limiter of [NewQuota] cannot be a member beside others: its permits would be used later than
+// they are due, so more of them would fall into a window. Two names of one bucket on two stores are not recognised.
 func All(members ...Member) (*Group, error) {
 	g := new(Group)
 	return g, g.init(permit.All, members)
@@ -101,6 +102,14 @@ func (g *several) init(choice permit.Choice, members []Member) error {
 		if w.permits < 1 || w.permits > maxExact {
 			return invalidGroup(w.limiter.Name(), wanted("weight", w.permits, "1 to 2^53"))
 		}
+		if q := w.limiter.quota; q != nil {
+			if w.permits != 1 {
+				return invalidGroup(w.limiter.Name(), wanted("weight", w.permits, "1 for a quota"))
+			}
+			if choice == permit.All && len(members) > 1 { // a member's permits may be used later than they are due
+				return invalidGroup(w.limiter.Name(), wanted("member", i, "no quota beside other members: more than its calls would fall into a window"))
+			}
+		}
 		for _, o := range g.members {
 			if sameBucket(w.limiter, o.limiter) {
 				return invalidGroup(w.limiter.Name(), wanted("member", i, "each bucket once"))
@@ -119,7 +128,7 @@ func invalidGroup(bucket string, err error) error {
 	if bucket == "" {
 		return fmt.Errorf("%w: group: %w", ErrInvalidConfig, err)
 	}
-	return fmt.Errorf("%w: group: %w", ErrInvalidConfig, &MemberError{bucket, err})
+	return fmt.Errorf("%w: group: %w", ErrInvalidConfig, &MemberError{Bucket: bucket, Err: err})
 }
 
 // sameBucket reports whether two limiters use one bucket.
@@ -144,6 +153,8 @@ type MemberError struct {
 	// Bucket is the name of the member.
 	Bucket string
 	Err    error
+
+	of *RateLimiter // the member whose store has failed; nil if none has
 }
 
 func (e *MemberError) Error() string {
@@ -203,7 +214,7 @@ func (g *several) newParticipant(set uint64) *group.Participant {
 		if errors.As(err, &already) {
 			return err
 		}
-		return &MemberError{name, storeError(name, err)}
+		return &MemberError{name, storeError(name, err), limiters[member]}
 	}
 	deciders := make([]decider, len(c.Parts))
 	c.Direct = true
@@ -267,11 +278,17 @@ type answer struct {
 func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (answer, error) {
 	began := clock.Mono()
 	a, err := g.askStores(ctx, v, permits, timeout)
+	var again func(*several) (answer, error)
+	again = func(other *several) (answer, error) {
+		spent := max(0, clock.Mono()-began-g.longestTimeout())
+		a, err := other.askStores(ctx, v, permits, max(0, timeout)-spent)
+		if err != nil && ctx.Err() == nil { // several stores have failed; each time at least one member less can
+			return other.fallback(ctx, a, err, again)
+		}
+		return a, err
+	}
 	if err != nil && ctx.Err() == nil {
-		a, err = g.fallback(ctx, a, err, func(other *several) (answer, error) {
-			spent := max(0, clock.Mono()-began-g.longestTimeout())
-			return other.askStores(ctx, v, permits, max(0, timeout)-spent)
-		})
+		a, err = g.fallback(ctx, a, err, again)
 	}
 	g.observe(ctx, permits, a, err, clock.Mono()-began)
 	return a, err
@@ -334,10 +351,10 @@ func (g *several) check(n, maxWait int64) (set uint64, err error) {
 	for i, w := range g.members {
 		l := w.limiter
 		if n > maxExact/w.permits {
-			return 0, &MemberError{l.Name(), l.limiter.Overflow(n)}
+			return 0, &MemberError{Bucket: l.Name(), Err: l.limiter.Overflow(n)}
 		}
 		if err := l.checkPermits(n * w.permits); err != nil {
-			return 0, &MemberError{l.Name(), err}
+			return 0, &MemberError{Bucket: l.Name(), Err: err}
 		}
 		if l.shadow || l.enabled != nil && !l.enabled() {
 			continue
@@ -350,7 +367,7 @@ func (g *several) check(n, maxWait int64) (set uint64, err error) {
 			if g.choice == permit.Any {
 				set &^= 1 << i // another member may grant it
 			}
-			never = &MemberError{l.Name(), err}
+			never = &MemberError{Bucket: l.Name(), Err: err}
 		}
 	}
 	if g.choice == permit.Any && set != 0 {
@@ -368,11 +385,11 @@ func (g *several) hopeless(n, maxWait int64, a *answer, deadline time.Duration) 
 	l := w.limiter
 	if g.choice == permit.All {
 		if err := l.neverGranted(n*w.permits, maxWait, &engine.Result{Wait: a.wait.Microseconds()}); err != nil {
-			return &MemberError{l.Name(), err}
+			return &MemberError{Bucket: l.Name(), Err: err}
 		}
 	}
 	if a.wait.Microseconds() <= maxWait && deadline != 0 {
-		return &MemberError{l.Name(), &WaitError{l.Name(), int(n * w.permits), a.wait, context.DeadlineExceeded}}
+		return &MemberError{Bucket: l.Name(), Err: &WaitError{l.Name(), int(n * w.permits), a.wait, context.DeadlineExceeded}}
 	}
 	return nil
 }
@@ -392,7 +409,7 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 	if !errors.As(err, &failed) || !away(err) && !notAsked(err) {
 		return a, err
 	}
-	at := slices.IndexFunc(g.members, func(w weighted) bool { return w.limiter.Name() == failed.Bucket })
+	at := slices.IndexFunc(g.members, func(w weighted) bool { return w.limiter == failed.of })
 	if at < 0 {
 		return a, err
 	}
@@ -401,7 +418,8 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 	replaced := false
 	for i, w := range g.members {
 		l := w.limiter
-		if c := l.limiter.Coordinator; i != at && (c.Down() == nil && (cause.Health == nil || c.Health != cause.Health)) {
+		c := l.limiter.Coordinator
+		if c.Health == nil || i != at && c.Down() == nil && c.Health != cause.Health { // a store without a monitor does not fail
 			left = append(left, w)
 			continue
 		}
@@ -410,7 +428,7 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 				replaced = true
 				continue // the others may grant it
 			}
-			return a, &MemberError{l.Name(), failed.Err}
+			return a, &MemberError{l.Name(), failed.Err, l}
 		}
 		var local *RateLimiter
 		v, failure := l.fallback(ctx, verdict{}, failed.Err, func(part *RateLimiter) (verdict, error) {
@@ -419,7 +437,7 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 		})
 		switch {
 		case failure != nil:
-			return a, &MemberError{l.Name(), failure}
+			return a, &MemberError{l.Name(), failure, l}
 		case local != nil:
 			left = append(left, weighted{local, w.permits})
 		case v.granted && g.choice == permit.Any:

@@ -143,7 +143,7 @@ func (r *GroupReservation) settleable(actual int) error {
 	more := int64(actual) - r.permits
 	for _, w := range r.answer.asked.members {
 		if more > maxExact/w.permits {
-			return &MemberError{w.limiter.Name(), w.limiter.limiter.Overflow(more)}
+			return &MemberError{Bucket: w.limiter.Name(), Err: w.limiter.limiter.Overflow(more)}
 		}
 	}
 	return nil

@@ -1,7 +1,9 @@
 package tokenbucket_test
 
 import (
+	"context"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +69,125 @@ func TestGroupLateReplyIsNotUsed(t *testing.T) {
 	})
 }
 
+// A timeout counts against the member whose store hangs: its policy applies, and the others still count.
+func TestGroupTimeoutOfOneStore(t *testing.T) {
+	for _, policy := range []tb.FailurePolicy{tb.FailClosed, tb.FailOpen} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &gatedStore{MemoryStore: tb.NewMemoryStore()}
+			here := limiter(t, "fares", 0.001, tb.WithMaxPermits(5), tb.WithInitialPermits(5), quietly, tb.WithFailurePolicy(policy))
+			fleet := limiter(t, "fares", 2, tb.WithStore(s), tb.WithStoreTimeout(time.Second), tb.WithFailurePolicy(tb.FailOpen), tb.WithMaxPermits(9),
+				tb.WithInitialPermits(9), quietly)
+			g, err := tb.All(here, fleet)
+			require.NoError(t, err)
+			s.late.Store(int64(3 * time.Second))
+			ok, err := g.TryAcquire(ctx, 1, 0)
+			s.late.Store(0)
+			time.Sleep(time.Minute) // the probes end
+			require.NoError(t, err, "fleet is FailOpen")
+			require.True(t, ok)
+			left, _ := stored(t, here)
+			require.InDelta(t, 4, left, 0.1, "here counts")
+		})
+	}
+}
+
+// Several members under FailOpen whose stores fail at the same time do not count.
+func TestGroupTwoStoresFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		failure := tb.ErrStoreUnavailable
+		one, two := &gatedStore{MemoryStore: tb.NewMemoryStore()}, &gatedStore{MemoryStore: tb.NewMemoryStore()}
+		one.fail.Store(&failure)
+		two.fail.Store(&failure)
+		open := tb.WithFailurePolicy(tb.FailOpen)
+		g, err := tb.All(limiter(t, "a", 1, tb.WithStore(one), open, quietly), limiter(t, "b", 1, tb.WithStore(two), open, quietly))
+		require.NoError(t, err)
+		ok, err := g.TryAcquire(ctx, 1, 0)
+		one.fail.Store(nil)
+		two.fail.Store(nil)
+		time.Sleep(time.Minute) // the probes end
+		require.NoError(t, err)
+		require.True(t, ok)
+	})
+}
+
+// A settlement whose first store fails is still charged to the members of the others.
+func TestGroupSettlesTheOtherStores(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &gatedStore{MemoryStore: tb.NewMemoryStore()}
+		slow := limiter(t, "slow", 0.001, tb.WithStore(s), tb.WithMaxPermits(50), tb.WithInitialPermits(50), quietly)
+		fast := limiter(t, "fast", 0.01, tb.WithStore(&participantStore{tb.NewMemoryStore(), 0}), tb.WithMaxPermits(50), tb.WithInitialPermits(50), quietly)
+		g, err := tb.All(slow, fast)
+		require.NoError(t, err)
+		r, err := g.Reserve(ctx, 1)
+		require.NoError(t, err)
+		failure := tb.ErrStoreUnavailable
+		s.fail.Store(&failure)
+		require.ErrorIs(t, r.Settle(ctx, 21), tb.ErrStoreUnavailable)
+		s.fail.Store(nil)
+		left, _ := stored(t, fast)
+		time.Sleep(time.Minute) // the probes end
+		require.InDelta(t, 29, left, 0.1)
+	})
+}
+
+// Members may be read while another caller gives permits back.
+func TestGroupMembersRace(t *testing.T) {
+	s := tb.NewMemoryStore()
+	g, err := tb.All(limiter(t, "a", 1, tb.WithStore(s)), limiter(t, "b", 1, tb.WithStore(s)))
+	require.NoError(t, err)
+	for range 50 {
+		first, err := g.Reserve(ctx, 1)
+		require.NoError(t, err)
+		second, err := g.Reserve(ctx, 1)
+		require.NoError(t, err)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			second.Members()
+		}()
+		require.NoError(t, first.Cancel(ctx))
+		<-done
+		require.NoError(t, second.Cancel(ctx))
+	}
+}
+
+// The floor of a lower class holds in a group.
+func TestGroupFloor(t *testing.T) {
+	for _, which := range []string{"limiter", "group"} {
+		synctest.Test(t, func(t *testing.T) {
+			m := tb.NewMemoryStore()
+			normal := limiter(t, "a", 20, tb.WithStore(&participantStore{m, 1}))
+			low := limiter(t, "a", 20, tb.WithStore(&participantStore{m, 2}), tb.WithPriority(tb.Low))
+			g, err := tb.All(low)
+			require.NoError(t, err)
+			c, cancel := context.WithCancel(ctx)
+			time.AfterFunc(time.Minute, cancel)
+			var n [2]atomic.Int64
+			call := func(i int, acquire func(context.Context, int) (time.Duration, error)) {
+				for c.Err() == nil {
+					if _, err := acquire(c, 1); err == nil {
+						n[i].Add(1)
+					}
+				}
+			}
+			for range 40 {
+				go call(0, normal.Acquire)
+			}
+			for range 10 {
+				if which == "group" {
+					go call(1, g.Acquire)
+				} else {
+					go call(1, low.Acquire)
+				}
+			}
+			<-c.Done()
+			synctest.Wait()
+			t.Log(which, "normal", n[0].Load(), "low", n[1].Load())
+			require.Greater(t, n[1].Load(), int64(30))
+		})
+	}
+}
+
 // A limiter of ForPriority is a member of a group like any other limiter.
 func TestGroupOfAPriority(t *testing.T) {
 	store := tb.NewMemoryStore()
@@ -81,4 +202,21 @@ func TestGroupOfAPriority(t *testing.T) {
 	ok, err := g.TryAcquire(t.Context(), 1, 0)
 	require.NoError(t, err)
 	require.True(t, ok)
+}
+
+// A quota is no member beside others: its permits would be used later than they are due, and more of them in one window.
+func TestGroupRefusesAQuota(t *testing.T) {
+	store := tb.WithStore(tb.NewMemoryStore())
+	quota, err := tb.NewQuota("quota", 5, time.Second, 0, store)
+	require.NoError(t, err)
+	other := limiter(t, "other", 5, store)
+	_, err = tb.All(other, quota)
+	require.ErrorIs(t, err, tb.ErrInvalidConfig)
+	require.ErrorContains(t, err, `"quota"`)
+	_, err = tb.Any(other, tb.Weighted(quota, 2))
+	require.ErrorIs(t, err, tb.ErrInvalidConfig)
+	_, err = tb.All(quota)
+	require.NoError(t, err)
+	_, err = tb.Any(other, quota)
+	require.NoError(t, err)
 }

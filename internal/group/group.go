@@ -106,6 +106,7 @@ type member struct {
 	stored  int64         // stored permits, which take no time
 	refunds []*refund
 	session permit.Session
+	floor   engine.Floor // of a class below the highest
 }
 
 // effective returns the configuration in force, as far as this process knows.
@@ -239,6 +240,7 @@ type flight struct {
 	looks []look
 	all   []int // the numbers of all rows
 	parts []leg
+	asked atomic.Int32 // the part that is asked
 }
 
 // request returns a member's request of the j-th row that its leg was asked for.
@@ -259,6 +261,7 @@ func (f *flight) find(k, row int) (j int, ok bool) {
 func (f *flight) reset() {
 	clear(f.rows)
 	f.rows, f.ends, f.all = f.rows[:0], f.ends[:0], f.all[:0]
+	f.asked.Store(0)
 	for m := range f.own {
 		clear(f.own[m])
 		f.own[m] = f.own[m][:0]
@@ -321,6 +324,8 @@ func (p *Participant) Recycle(q *Call) {
 // NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.
 func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Duration) *Call {
 	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), member: -1, ready: make(chan struct{})}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for m, o := range reservation.members {
 		if o.Taken {
 			q.settles[m] = n * p.Members[m].Weight
@@ -547,7 +552,7 @@ func (p *Participant) confirmed(ctx context.Context, c *confirm) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-timeout.C:
-		return p.Failure(0, fmt.Errorf("%w: cancel was not answered within %v", permit.ErrStoreTimeout, p.Timeout))
+		return p.Failure(p.awaited(nil), fmt.Errorf("%w: cancel was not answered within %v", permit.ErrStoreTimeout, p.Timeout))
 	}
 }
 
@@ -606,7 +611,10 @@ func (p *Participant) noteDue(q *Call) {
 		q.member = slices.IndexFunc(q.grant.parts, func(part part) bool { return part.taken })
 	}
 	for m := range q.members {
-		q.members[m].Taken = q.grant.parts[m].taken
+		if taken := q.grant.parts[m].taken; q.members[m].Taken != taken {
+			q.members = slices.Clone(q.members) // the reservation reads the former ones without the lock
+			q.members[m].Taken = taken
+		}
 	}
 }
 
@@ -840,6 +848,8 @@ func (p *Participant) Depart() (f *flight, deadline time.Time, ok bool) {
 // look bounds how much of a bucket's time a batch asks for, see lookAhead in internal/engine.
 type look struct {
 	horizon, ahead, counted, permits, most, stored int64
+	floor                                          engine.Floor // the credit that is left
+	class                                          engine.Class // of most
 }
 
 // build returns the next batch, or nil if there is nothing to send. mu must be held.
@@ -861,7 +871,7 @@ func (p *Participant) build(now int64) *flight {
 	for i := range p.members {
 		m := &p.members[i]
 		p.addRefunds(f, i)
-		f.looks[i] = look{horizon: engine.Horizon(m.effective()), ahead: p.ahead(i, now), stored: m.stored}
+		f.looks[i] = look{horizon: engine.Horizon(m.effective()), ahead: p.ahead(i, now), stored: m.stored, floor: m.floor}
 	}
 	for _, q := range p.asking {
 		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/n/2 {
@@ -942,8 +952,8 @@ func (p *Participant) addRow(f *flight, q *Call, now int64) (more bool) {
 		r := permit.Request{Permits: q.permits * m.Weight, MaxWaitMicros: remaining}
 		if !q.reserves || q.promised {
 			t := m.effective()
-			if l.permits != r.Permits || l.ahead-l.counted > l.horizon/16 {
-				l.permits, l.counted, l.most = r.Permits, l.ahead, engine.LookAhead(t, m.Limiter.Coordinator.Class, r.Permits, l.ahead)
+			if c := l.floor.Next(m.Limiter.Coordinator.Class, r.Permits); l.permits != r.Permits || l.class != c || l.ahead-l.counted > l.horizon/16 {
+				l.permits, l.class, l.counted, l.most = r.Permits, c, l.ahead, engine.LookAhead(t, c, r.Permits, l.ahead)
 			}
 			if remaining <= l.most && !q.promised {
 				ends |= 1 << i
@@ -1039,11 +1049,12 @@ func (p *Participant) run(f *flight) {
 			}
 			leg.group.Members = append(leg.group.Members, b)
 		}
+		f.asked.Store(int32(k))
 		if leg.err = p.Decide(clock.At(f.until), k, &leg.group); leg.err != nil {
-			if p.Choice == permit.Any {
-				continue // another part may grant it
+			if p.Choice == permit.All { // for permit.Any another part may grant it
+				rows = f.all[:0] // the later parts decide the requests of their members alone
 			}
-			return
+			continue
 		}
 		leg.decided = true
 		if k+1 < len(p.Parts) {
@@ -1147,7 +1158,23 @@ func (p *Participant) timeoutError(f *flight) error {
 			}
 		}
 	}
-	return p.Failure(0, fmt.Errorf("%w: no answer within %v", permit.ErrStoreTimeout, p.Timeout))
+	return p.Failure(p.awaited(f), fmt.Errorf("%w: no answer within %v", permit.ErrStoreTimeout, p.Timeout))
+}
+
+// awaited returns a member whose store has not replied to a batch: of the part that is asked, or of the first part whose store may fail.
+func (p *Participant) awaited(f *flight) int {
+	fails := func(m int) bool { return p.Members[m].Limiter.Coordinator.Health != nil }
+	if f != nil {
+		if m := p.Parts[f.asked.Load()][0]; fails(m) {
+			return m
+		}
+	}
+	for _, members := range p.Parts {
+		if fails(members[0]) {
+			return members[0]
+		}
+	}
+	return 0
 }
 
 // failOrRetry fails a call, unless it is a granted reservation, which asks again. mu must be held.
@@ -1209,6 +1236,11 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 		if live && !q.reserves && !f.late && p.dueAtOnce(f, i, q) {
 			q.decided = cmpOr(q.decided, now)
 			q.due = q.decided
+			for m := range p.members {
+				if p.Choice == permit.All || m == q.member {
+					p.members[m].floor.Spend(q.permits * p.Members[m].Weight)
+				}
+			}
 			p.end(q, done, nil)
 			continue
 		}
@@ -1410,6 +1442,9 @@ func (p *Participant) granted(f *flight, i int, now int64) (g *grant) {
 			}
 			taken++
 			best = m
+			if q := f.rows[i]; q != nil && !q.reserves {
+				p.members[m].floor.Spend(r.Permits)
+			}
 			out := &f.batch[m].Outcome
 			due := receivedAt(out, now)
 			if grant.WaitMicros > 0 {
@@ -1543,6 +1578,8 @@ func (p *Participant) refused(f *flight, first int, now int64) {
 			if r.Grant.OK || over <= 0 {
 				continue
 			}
+			b := &p.members[m]
+			b.floor.Earn(b.effective(), b.Limiter.Coordinator.Class, b.Limiter.Floor, b.free-now, r.Permits, now)
 			if pause = max(pause, float64(engine.Horizon(p.members[m].effective()))/20); over > beyond {
 				p.refuser = m
 			}
