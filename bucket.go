@@ -75,9 +75,9 @@ type InForce struct {
 	Version int64
 }
 
-// InForce returns the configuration in force in the bucket, as of the latest reply of the store.
+// InForce returns the configuration in force in the bucket, as of the latest reply of the store to a call of any priority ([RateLimiter.ForPriority]).
 func (l *RateLimiter) InForce() InForce {
-	own, there := l.own.config, l.effective().config
+	own, there := l.own.config, l.newest().config
 	own.Version = there.Version
 	return InForce{Own: own == there, Rate: there.Rate, Version: there.Version}
 }

@@ -142,6 +142,19 @@ func (l *RateLimiter) ForPriority(p Priority) *RateLimiter {
 // kin are the limiters of one bucket and one set of options by priority, as ForPriority has made them. Any of them may be nil.
 type kin [engine.Classes]atomic.Pointer[RateLimiter]
 
+// newest returns the newest configuration in force that a limiter of any priority knows. Each priority has replies of its own.
+func (l *RateLimiter) newest() *setting {
+	known := l.effective()
+	if k := l.kin.Load(); k != nil {
+		for i := range k {
+			if other := k[i].Load(); other != nil && other.effective().Version > known.Version {
+				known = other.effective()
+			}
+		}
+	}
+	return known
+}
+
 // forPriority returns a limiter that differs from l in its priority only.
 func (l *RateLimiter) forPriority(p Priority, k *kin) *RateLimiter {
 	other := &RateLimiter{

@@ -38,11 +38,13 @@ func (c *config) prioritized(r *http.Request) context.Context {
 	return ctx
 }
 
-// lowestOf returns the lowest priority of the values of a field. A value that names none is Normal.
-func lowestOf(values []string) (lowest tokenbucket.Priority) {
-	for _, value := range values {
-		if p, err := tokenbucket.ParsePriority(strings.TrimSpace(value)); err == nil {
-			lowest = max(lowest, p)
+// lowestOf returns the lowest priority of the values of a field, whose lines may be lists. A value that names none is Normal.
+func lowestOf(lines []string) (lowest tokenbucket.Priority) {
+	for _, line := range lines {
+		for value := range strings.SplitSeq(line, ",") {
+			if p, err := tokenbucket.ParsePriority(strings.Trim(value, " \t")); err == nil {
+				lowest = max(lowest, p)
+			}
 		}
 	}
 	return lowest

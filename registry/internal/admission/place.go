@@ -44,7 +44,9 @@ func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 		s.inside.Add(-1)
 		return nil, nil
 	}
+	s.asking.Add(1)
 	permit, err := s.acquire(ctx, b, 0)
+	defer s.asking.Add(-1)
 	switch {
 	case err == nil:
 		return &place{slot: s, permit: permit}, nil
@@ -60,13 +62,13 @@ func (s *Slot) enter(ctx context.Context, b *bounds, share int) (*place, error) 
 }
 
 // await is enter for a call that waits until a place is free, at most for the given time. While it waits, it is not inside. The place that
-// it gets may be that of a call which still waits for the reply to its release. During an outage of the backend nothing can be waited for.
+// it gets may be that of a call which still waits for the reply to its release, and calls that ask for a place have none yet. During an outage of the backend nothing can be waited for.
 func (s *Slot) await(ctx context.Context, b *bounds, share int, wait time.Duration) (*place, error) {
 	permit, err := s.acquire(ctx, b, wait)
 	switch {
 	case err == nil:
 		p := &place{slot: s, permit: permit}
-		if s.inside.Add(1)-s.leaving.Load() > int64(b.most) { // more than the semaphore knows of: it has lost places, or is another one's, in memory
+		if s.inside.Add(1)-s.leaving.Load()-s.asking.Load() > int64(b.most) { // more than the semaphore knows of: it has lost places, or is another one's, in memory
 			p.lost = func(error) {}
 			p.leave()
 			return nil, nil

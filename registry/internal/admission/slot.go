@@ -16,6 +16,7 @@ type Slot struct {
 	inForce  atomic.Pointer[bounds]
 	inside   atomic.Int64 // calls of this process that are in flight or ask for a place
 	leaving  atomic.Int64 // those of inside that are releasing their places
+	asking   atomic.Int64 // those of inside that ask for a place, and have none yet
 	queueing atomic.Int64 // calls of this process that wait for a place
 	outage   outage
 	logged   atomic.Int64 // when the loss of a place was last logged, by clock.Mono; 0 if never
