@@ -12,7 +12,7 @@ import (
 )
 
 // A row that another configuration has overruled is put in force again after two loads, also if all of its calls have a lower priority.
-func TestEnemyDisputeOfLowCalls(t *testing.T) {
+func TestDisputeOfLowCalls(t *testing.T) {
 	for _, p := range []tokenbucket.Priority{tokenbucket.Normal, tokenbucket.Low} {
 		t.Run(p.String(), func(t *testing.T) {
 			store := tokenbucket.NewMemoryStore()

@@ -9,7 +9,7 @@ import (
 )
 
 // A limiter reports the configuration in force as of the latest reply, whichever priority the call had that got it.
-func TestEnemyInForceOfPriorities(t *testing.T) {
+func TestInForceOfPriorities(t *testing.T) {
 	store := NewMemoryStore()
 	l, err := NewSmoothBursty("x", 5, WithStore(store), WithVersion(1))
 	require.NoError(t, err)

@@ -10,7 +10,7 @@ import (
 )
 
 // A call that gets the place for which it has waited keeps it, while another call of the process asks for one.
-func TestEnemyPlaceWhileAnotherAsks(t *testing.T) {
+func TestPlaceWhileAnotherAsks(t *testing.T) {
 	places, err := semaphore.NewMemory(1)
 	require.NoError(t, err)
 	b, s := &bounds{most: 1, places: places}, new(Slot)

@@ -11,7 +11,7 @@ import (
 )
 
 // Of several values the lowest counts, also if a proxy has joined them with commas (RFC 9110, section 5.3).
-func TestEnemyJoinedPriorities(t *testing.T) {
+func TestJoinedPriorities(t *testing.T) {
 	upstream := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 	defer upstream.Close()
 	g := &lastPriority{p: 9}
