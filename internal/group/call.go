@@ -1,0 +1,167 @@
+package group
+
+import (
+	"math"
+	"sync"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// state is the progress of a call.
+type state uint8
+
+const (
+	asking  state = iota // in the queue, or in flight
+	owned                // granted, and not due
+	done                 // due, or carried out
+	refused              // nothing was taken
+	failed
+	left // its caller has gone
+)
+
+// Call is the request of one caller. The participant's mu guards it.
+type Call struct {
+	permits  int64
+	timeout  int64         // the longest wait that is of use, in microseconds
+	deadline time.Duration // of the context, by clock.Mono; 0 if it has none
+	reserves bool
+	settles  []int64 // for a settlement: what each member is charged, or gets back if negative
+
+	state    state
+	flight   *flight
+	promised bool // a granted reservation: it keeps asking if its permits lapse
+	decided  int64
+	came     int64
+	until    int64
+	due      int64
+	sent     time.Duration
+	grant    *grant
+	unused   *grant // of a reservation that was due at once, for Return
+	wait     int64
+	member   int       // that refused the call; for permit.Any the one that it has permits of; -1 if there is none
+	members  []Outcome // of a reservation
+	err      error
+	answer   chan struct{} // of a reservation: closed when it is decided
+	ready    chan struct{}
+}
+
+// Outcome is what was decided about a member's part of a call.
+type Outcome struct {
+	Seen    engine.Seen
+	Wait    int64 // until its permits are due, or how long they would have taken, in microseconds
+	Taken   bool  // the call has permits of this member
+	Refused bool  // the member could not grant its part in time
+}
+
+// Result is the outcome of a call.
+type Result struct {
+	Granted bool
+	Wait    int64 // as in engine.Result
+	// Member refused the call, or for permit.Any has granted it; -1 if it is unknown.
+	Member  int
+	Members []Outcome // of a reservation
+	Err     error
+}
+
+// NewCall returns a call for permits that fall due within a timeout, in microseconds. deadline is that of its context, by clock.Mono.
+func NewCall(permits, timeout int64, deadline time.Duration, reserves bool) *Call {
+	q := calls.Get().(*Call)
+	*q = Call{permits: permits, timeout: timeout, deadline: deadline, reserves: reserves, member: -1, ready: make(chan struct{})}
+	if reserves {
+		q.answer = make(chan struct{})
+	}
+	return q
+}
+
+// calls are reused. Their channels are not: a channel made in a bubble of testing/synctest must not leave it.
+var calls = sync.Pool{New: func() any { return new(Call) }}
+
+// blame notes that a member is the reason for a refusal, unless that is known. wait is how long its permits would have taken.
+func (q *Call) blame(member int, wait int64, members int) {
+	if q.member < 0 {
+		q.member = member
+	}
+	if q.members == nil && q.reserves {
+		q.members = make([]Outcome, members)
+		q.members[member] = Outcome{Wait: wait, Refused: true}
+	}
+}
+
+// Delay returns how long after its decision a reservation is due, in microseconds.
+func (p *Participant) Delay(q *Call) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, q.due-q.decided)
+}
+
+// Taken returns the member that a call has permits of, for permit.Any; -1 if there is none.
+func (p *Participant) Taken(q *Call) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return q.member
+}
+
+// Ready returns the channel that is closed when the permits of a reservation are due.
+func (q *Call) Ready() <-chan struct{} { return q.ready }
+
+// Left reports whether the caller of a call has given it up.
+func (p *Participant) Left(q *Call) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return q.state == left
+}
+
+// end ends a call. mu must be held.
+func (p *Participant) end(q *Call, s state, err error) {
+	if q.state > owned {
+		return
+	}
+	p.count--
+	q.state, q.err, q.grant = s, err, nil
+	if q.answer != nil {
+		close(q.answer)
+		q.answer = nil
+	}
+	close(q.ready)
+}
+
+func (p *Participant) refuse(q *Call, wait int64) {
+	q.wait = wait
+	p.end(q, refused, nil)
+}
+
+func (p *Participant) fail(q *Call, err error) { p.end(q, failed, err) }
+
+// remaining returns the longest wait from now on that is of use to the caller. A timeout counts from the first decision.
+func (q *Call) remaining(now int64) int64 {
+	wait := min(q.timeout, permit.MaxExact)
+	if q.decided != 0 && q.until != math.MaxInt64 {
+		wait = max(0, min(wait, q.until-now))
+	}
+	if q.promised {
+		return permit.MaxExact
+	}
+	if q.deadline != 0 {
+		wait = max(0, min(wait, (q.deadline-clock.Mono()).Microseconds()))
+	}
+	return wait
+}
+
+// awaited returns a member whose store has not replied to a batch: of the part that is asked, or of the first part whose store may fail.
+func (p *Participant) awaited(f *flight) int {
+	fails := func(m int) bool { return p.Members[m].Limiter.Coordinator.Health != nil }
+	if f != nil {
+		if m := p.Parts[f.asked.Load()][0]; fails(m) {
+			return m
+		}
+	}
+	for _, members := range p.Parts {
+		if fails(members[0]) {
+			return members[0]
+		}
+	}
+	return 0
+}

@@ -1,0 +1,355 @@
+// Package group takes the calls of one process to several buckets at once, and the replies back to their callers.
+//
+// A Participant is one more process in each of its buckets: the coordinators of their limiters do not know of it. It has a queue of its own, first come
+// first served, and at most one batch in flight. A batch has joint requests (permit.Group): each of them is decided in one atomic step for all buckets
+// of a part, which is the members that one store decides together. What is granted belongs to the caller whose request it was, from the grant until
+// the last of its permits is due. How much of each bucket's time a participant may own follows from the same look-ahead as everybody's. Callers beyond
+// it wait in the queue and ask again.
+//
+// With several parts a batch asks one after the other. What a part has granted goes back if a later one refuses.
+package group
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// Member is one bucket of a participant. A request for n permits takes n times Weight permits from it.
+type Member struct {
+	Limiter *engine.Limiter
+	Weight  int64
+}
+
+// Config describes the buckets of a participant. It is never changed.
+type Config struct {
+	Members []Member
+	Choice  permit.Choice
+	// Parts are the members that one store decides in one step, by their indexes. They are asked in this order.
+	Parts [][]int
+	// Decide decides the batches of a part, until a time.
+	Decide func(until time.Time, part int, g *permit.Group) error
+	// Direct: Decide returns by that time, so a caller that cannot give up may call it in its own goroutine.
+	Direct bool
+	// Immediate: all parts decide at once, in this process and without a failure.
+	Immediate bool
+	// Timeout is how long the stores may take to reply to a batch.
+	Timeout    time.Duration
+	Clock      clockwork.Clock
+	MaxWaiters int
+	// Failure returns an error of a member's store as callers get it.
+	Failure func(member int, err error) error
+	// NewSession returns a session for the batches of a member.
+	NewSession func() permit.Session
+}
+
+// trips carry one batch at a time.
+type trips = transport.Trips[*flight, struct{}]
+
+// Participant is this process's side of several buckets. It is safe for concurrent use.
+//
+// Invariants: at most one batch is in flight, besides those whose deadline has passed. A call is counted once when it arrives, and once when it ends.
+// The calls in asking are in the order of their arrival; those in owned have grants that are not due. Each grant belongs to one call, or is on its way
+// back.
+type Participant struct {
+	Config
+	local  clock.Local
+	micros func() int64 // see permit.Batch.LocalMicros
+	transport.Place
+	trips *trips
+
+	snapshot atomic.Pointer[snapshot]
+	lost     atomic.Int64
+
+	mu       sync.Mutex // guards the fields below
+	members  []member
+	asking   []*Call // that have no grant and are not in flight
+	owned    []*Call // that have a grant which is not due, in the order of the grants
+	count    int     // calls that have not ended
+	askAt    int64   // when to ask for the waiters, because they were refused; 0 for at once
+	at       int64   // when the last reply arrived, or the last error
+	nextDue  int64   // no later than the first due time of owned; 0 if there is none
+	nextEnd  int64   // no later than the first end of a timeout; 0 if there is none
+	busy     bool    // a batch is about to be built, or in flight
+	spare    *flight // for reuse
+	flight   *flight // nil while it is not built
+	since    time.Duration
+	refuser  int // the member that refused the waiters last
+	alarm    clockwork.Timer
+	alarmAt  int64
+	deadline *time.Timer // while a batch is in flight
+	ticking  bool        // the deadline's timer runs
+}
+
+// member is what a participant knows of one of its buckets. The participant's mu guards it.
+type member struct {
+	Member
+	offset  clock.Offset
+	server  clock.Remote
+	penalty schedule.Penalty
+	terms   *permit.Terms // in force as of the last reply; nil before
+	known   *permit.Terms // the newest with a version; nil if there is none
+	free    int64         // when the bucket's debt ends, by the limiter's clock
+	stored  int64         // stored permits, which take no time
+	refunds []*refund
+	session permit.Session
+	floor   engine.Floor // of a class below the highest
+}
+
+// effective returns the configuration in force, as far as this process knows.
+func (m *member) effective() *permit.Terms {
+	t := m.Limiter.Effective()
+	if m.known != nil && m.known.Version >= t.Version {
+		t = m.known
+	}
+	if t == m.Limiter.Own && m.terms != nil && m.terms.Version > t.Version {
+		return m.terms
+	}
+	return t
+}
+
+// New returns a participant.
+func New(config Config) *Participant {
+	p := &Participant{Config: config, local: clock.New(config.Clock), members: make([]member, len(config.Members))}
+	for i := range p.members {
+		p.members[i].Member = config.Members[i]
+		p.members[i].stored = permit.MaxBatch
+	}
+	p.micros = p.local.Micros
+	p.trips = &trips{Send: p.send, Max: 1, Parallel: 1, Timeout: config.Timeout}
+	if config.Direct {
+		p.trips.Direct = p.send
+	}
+	return p
+}
+
+// Lost returns how many permits could not be given back, of all members together. They lapse.
+func (p *Participant) Lost() int64 { return p.lost.Load() }
+
+// Recycle lets a call be reused whose caller has received the result. Reservations are not reused.
+func (p *Participant) Recycle(q *Call) {
+	p.mu.Lock()
+	reusable := !q.reserves && q.err == nil && q.flight == nil
+	p.mu.Unlock()
+	if reusable {
+		*q = Call{}
+		calls.Put(q)
+	}
+}
+
+// NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.
+func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Duration) *Call {
+	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), member: -1, ready: make(chan struct{})}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for m, o := range reservation.members {
+		if o.Taken {
+			q.settles[m] = n * p.Members[m].Weight
+		}
+	}
+	return q
+}
+
+// Submit queues a call. The returned channel is closed when the call ends; for a reservation, when it is decided. If the context cannot be cancelled,
+// the batch may be sent in the goroutine of the caller.
+func (p *Participant) Submit(ctx context.Context, q *Call) (answered <-chan struct{}) {
+	if answered = q.ready; q.answer != nil {
+		answered = q.answer
+	}
+	if p.accept(q, ctx.Done() == nil) {
+		p.trips.Take(ctx, "", p)
+	}
+	return answered
+}
+
+// accept adds a call to the queue. It reports whether the caller is to send the batch itself.
+func (p *Participant) accept(q *Call, stays bool) (take bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.count++
+	if p.count > p.MaxWaiters && q.settles == nil {
+		p.fail(q, fmt.Errorf("%w: group: %d wait already", permit.ErrTooManyWaiters, p.MaxWaiters))
+		return false
+	}
+	mono := clock.Mono()
+	now := p.local.NowAt(mono)
+	q.sent, q.came, q.until = mono, now, math.MaxInt64
+	if q.timeout < permit.MaxExact {
+		q.until = now + q.timeout
+	}
+	if q.deadline != 0 {
+		q.until = min(q.until, now+max(0, (q.deadline-mono).Microseconds()))
+	}
+	if waits := q.settles == nil && !q.reserves; !p.waiting() {
+		p.askAt = 0
+	} else if waits && p.askAt > now {
+		if p.hopeless(q, now) {
+			return false
+		}
+		if now-p.at >= engine.SnapshotAge.Microseconds() && q.until != math.MaxInt64 {
+			p.askAt = 0 // the next reply shows whether the call can be in time
+		} else {
+			q.decided = now // those ahead were refused, so it counts as refused
+		}
+	}
+	p.asking = append(p.asking, q)
+	if q.until != math.MaxInt64 {
+		p.nextEnd = sooner(p.nextEnd, q.until)
+	}
+	if stays && p.Direct && !p.busy && len(p.asking) == 1 && p.sends(now) {
+		if p.failDown(now); len(p.asking) == 1 {
+			p.begin()
+			return true
+		}
+	}
+	p.dispatch(now)
+	return false
+}
+
+// begin records that a batch is about to be built. mu must be held.
+func (p *Participant) begin() {
+	p.busy = true
+	if p.since == 0 {
+		p.since = clock.Mono()
+	}
+	p.startDeadline(p.Timeout)
+}
+
+// hopeless refuses a waiter that cannot be in time by the last reply, behind those that wait already. mu must be held.
+func (p *Participant) hopeless(q *Call, now int64) bool {
+	if q.until == math.MaxInt64 || now-p.at >= engine.SnapshotAge.Microseconds() {
+		return false
+	}
+	ahead := q.permits
+	for _, o := range p.asking {
+		ahead += o.permits
+	}
+	late, least, by := int64(0), int64(math.MaxInt64), 0
+	for i := range p.members {
+		m := &p.members[i]
+		t := m.effective()
+		n := float64(ahead)*float64(m.Weight) - float64(m.stored)
+		if t.PayLater {
+			n -= float64(q.permits * m.Weight)
+		}
+		due := max(now, m.free) + int64(min(max(0, n)*t.Interval, permit.MaxExact))
+		if due > late {
+			late, by = due, i
+		}
+		least = min(least, due)
+	}
+	if p.Choice == permit.Any {
+		late = least
+	}
+	if late <= q.until {
+		return false
+	}
+	q.blame(by, late-now, len(p.members))
+	p.refuse(q, late-now)
+	return true
+}
+
+// waiting reports whether calls wait that were not sent, or were refused. mu must be held.
+func (p *Participant) waiting() bool {
+	return slices.ContainsFunc(p.asking, func(q *Call) bool { return q.settles == nil && (!q.reserves || q.promised) })
+}
+
+// Wait waits for the result of a call. If the context ends first, the call is abandoned.
+func (p *Participant) Wait(ctx context.Context, q *Call, answered <-chan struct{}) Result {
+	select {
+	case <-answered:
+	default:
+		select {
+		case <-answered:
+		case <-ctx.Done():
+			if p.leave(q) {
+				return Result{Err: ctx.Err()}
+			}
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r := Result{Granted: q.state == owned || q.state == done || q.promised, Wait: q.wait, Member: q.member, Members: q.members, Err: q.err}
+	if r.Granted {
+		r.Wait = max(0, q.due-q.decided)
+	}
+	return r
+}
+
+// dispatch sends what there is to send, unless a batch is in flight, and sets the alarm. mu must be held.
+func (p *Participant) dispatch(now int64) {
+	switch {
+	case p.Immediate:
+		for f := p.build(now); f != nil; f = p.build(p.local.Now()) {
+			p.run(f)
+			p.deliver(f, p.local.Now(), 0)
+			f.reset()
+			p.spare = f
+		}
+	case p.busy:
+		p.release(now)
+		p.failDown(now)
+	default:
+		p.release(now)
+		if p.failDown(now); p.sends(now) {
+			p.begin()
+			p.trips.Ready("", p)
+		} else {
+			p.since = 0
+		}
+	}
+	p.setAlarm(now)
+}
+
+// sends reports whether there is anything to send. mu must be held.
+func (p *Participant) sends(now int64) bool {
+	for m := range p.members {
+		if len(p.members[m].refunds) > 0 {
+			return true
+		}
+	}
+	for _, q := range p.asking {
+		if p.asks(q, now) {
+			return true
+		}
+		if !q.reserves && q.settles == nil {
+			break // so do the waiters behind it; reservations do not wait among them for long
+		}
+	}
+	return p.asksAside(now) || p.listens() && now-p.at >= engine.ListenMicros
+}
+
+// asksAside reports whether a reservation or a settlement is to be sent, though the waiters are not. mu must be held.
+func (p *Participant) asksAside(now int64) bool {
+	if p.askAt <= now {
+		return false
+	}
+	for i := len(p.asking) - 1; i >= 0; i-- {
+		if q := p.asking[i]; q.settles != nil || q.reserves && !q.promised {
+			return true
+		} else if q.decided != 0 {
+			return false // all before it were refused together
+		}
+	}
+	return false
+}
+
+// asks reports whether the next batch asks for a call. mu must be held.
+func (p *Participant) asks(q *Call, now int64) bool {
+	return q.settles != nil || q.reserves && !q.promised || p.askAt <= now
+}
+
+// listens reports whether a penalty would matter: there are waiters, or grants that are not due. mu must be held.
+func (p *Participant) listens() bool { return len(p.owned)+len(p.asking) > 0 }

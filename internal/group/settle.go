@@ -1,0 +1,394 @@
+package group
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// Land implements [transport.Source].
+func (p *Participant) Land(f *flight, _ struct{}, err error, late bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	mono := clock.Mono()
+	now := p.local.NowAt(mono)
+	if !late {
+		p.flight, p.busy = nil, false
+	}
+	switch {
+	case err == transport.ErrLate:
+		p.expireFlight(f, now)
+	case err != nil: // a panic of a client
+		for k := range f.parts {
+			if leg := &f.parts[k]; !leg.decided && leg.err == nil {
+				leg.err = err
+			}
+		}
+		p.deliver(f, now, mono)
+	default:
+		p.deliver(f, now, mono)
+		if !f.late {
+			f.reset()
+			p.spare = f
+		}
+	}
+	p.dispatch(now)
+}
+
+// failOrRetry fails a call, unless it is a granted reservation, which asks again. mu must be held.
+func (p *Participant) failOrRetry(q *Call, err error, now int64) {
+	if q.promised {
+		q.flight = nil
+		p.asking, p.askAt = append([]*Call{q}, p.asking...), now+retryMicros
+		return
+	}
+	p.fail(q, err)
+}
+
+// retryMicros is the pause before granted reservations whose permits have lapsed ask again after a failure.
+const retryMicros = 100_000
+
+// deliver hands out the reply to a batch. mu must be held.
+func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
+	p.at = now
+	if !f.late {
+		p.since = mono
+	}
+	for k := range f.parts {
+		leg := &f.parts[k]
+		for _, m := range p.Parts[k] {
+			p.keepSession(f, m)
+			switch {
+			case leg.decided:
+				out := &f.batch[m].Outcome
+				if !f.late {
+					p.observe(f, m, out, receivedAt(out, now), now, mono)
+				}
+				p.settleOwn(f, m, f.batch[m].Requests, nil)
+			case leg.err != nil:
+				p.report(m, leg.err)
+				p.settleOwn(f, m, nil, p.Failure(m, leg.err))
+			default: // it was not asked, because an earlier part has failed
+				p.requeueOwn(f, m)
+			}
+		}
+	}
+	var again []*Call
+	first := -1
+	for i, q := range f.rows {
+		if q != nil {
+			q.flight = nil
+		}
+		live := q != nil && q.state == asking
+		if live && !q.reserves && !f.late && p.dueAtOnce(f, i, q) {
+			q.decided = cmpOr(q.decided, now)
+			q.due = q.decided
+			for m := range p.members {
+				if p.Choice == permit.All || m == q.member {
+					p.members[m].floor.Spend(q.permits * p.Members[m].Weight)
+				}
+			}
+			p.end(q, done, nil)
+			continue
+		}
+		g := p.granted(f, i, now)
+		switch failed := p.legError(f, i); {
+		case g != nil && live && !f.late:
+			p.noteOutcome(f, q, i)
+			q.decided = cmpOr(q.decided, receivedAt(&f.batch[p.Parts[0][0]].Outcome, now))
+			p.give(q, g, now)
+		case g != nil && f.late:
+			p.giveBack(g, nil)
+		case g != nil:
+			p.free(g, nil)
+		case !live:
+		case failed != nil:
+			p.failOrRetry(q, failed, now)
+		default:
+			if p.noteOutcome(f, q, i); p.refuseOrKeep(f, q, i, now) {
+				if again = append(again, q); first < 0 {
+					first = i
+				}
+			}
+		}
+	}
+	if len(again) > 0 {
+		p.asking = append(again, p.asking...)
+		p.refused(f, first, now)
+	} else if !f.late {
+		p.askSooner(f)
+	}
+	p.show(f)
+	p.release(now)
+}
+
+// receivedAt returns the time of a decision by the limiter's clock, or later.
+func receivedAt(out *permit.Outcome, now int64) int64 {
+	if out.Local != 0 {
+		return out.Local
+	}
+	return now
+}
+
+// dueAtOnce reports whether a joint request was granted by one part, and is due. For permit.Any it sets the member.
+func (p *Participant) dueAtOnce(f *flight, i int, q *Call) bool {
+	if len(p.Parts) > 1 || !f.parts[0].decided {
+		return false
+	}
+	granted := 0
+	for m := range p.members {
+		if g := &f.request(m, i).Grant; g.OK {
+			if g.WaitMicros > 0 {
+				return false
+			}
+			if granted++; p.Choice == permit.Any {
+				q.member = m
+			}
+		}
+	}
+	return granted > 0
+}
+
+func cmpOr(a, b int64) int64 {
+	if a != 0 {
+		return a
+	}
+	return b
+}
+
+// settleOwn ends the requests of a member alone. err is nil if there is a reply. mu must be held.
+func (p *Participant) settleOwn(f *flight, m int, requests []permit.Request, err error) {
+	for i, o := range f.own[m] {
+		ok := err == nil && requests[i].Grant.OK
+		switch {
+		case o.refund != nil:
+			if !ok {
+				p.lost.Add(o.refund.permits)
+			}
+			o.refund.confirm.settled(err)
+		case o.call == nil:
+		case err != nil:
+			p.fail(o.call, err)
+		case !ok:
+			p.fail(o.call, p.Members[m].Limiter.Overflow(o.call.settles[m]))
+		default:
+			if o.call.settles[m] = 0; !slices.ContainsFunc(o.call.settles, func(n int64) bool { return n != 0 }) {
+				p.end(o.call, done, nil)
+			}
+		}
+	}
+}
+
+// requeueOwn keeps the requests of a member alone for the next batch. mu must be held.
+func (p *Participant) requeueOwn(f *flight, m int) {
+	for _, o := range f.own[m] {
+		if o.refund != nil {
+			p.members[m].refunds = append(p.members[m].refunds, o.refund)
+		} else if o.call != nil && o.call.state == asking && !slices.Contains(p.asking, o.call) {
+			p.asking = append(p.asking, o.call)
+		}
+	}
+}
+
+// observe takes over what a reply shows of a member. mu must be held.
+func (p *Participant) observe(f *flight, i int, out *permit.Outcome, received, now int64, mono time.Duration) {
+	m, b := &p.members[i], &out.Bucket
+	m.offset.Observe(received-out.NowMicros, now-f.local)
+	if !p.Immediate {
+		m.server.Heard(out.ClockMicros, f.began, mono)
+	}
+	m.terms = b.Terms
+	if b.Terms.Version > 0 && (m.known == nil || b.Terms.Version >= m.known.Version) {
+		m.known = b.Terms
+	} else if b.Terms.Version == 0 {
+		m.known = nil
+	}
+	m.free, m.stored = received+b.Next-out.NowMicros, 0
+	if !b.Terms.WarmsUp {
+		m.stored = int64(b.Stored)
+	}
+	if c := m.Limiter.Coordinator; c.Health != nil {
+		c.Health.Answered(mono - f.began - out.LockWait)
+	}
+	shorter, longer, held := m.penalty.Observe(b.PausedMicros, b.HeldUntilMicros, out.NowMicros)
+	if !held && shorter == 0 {
+		return
+	}
+	until := b.HeldUntilMicros + m.offset.Micros()
+	for _, q := range p.owned {
+		part := &q.grant.parts[i]
+		if !part.taken {
+			continue
+		}
+		if part.due > now {
+			part.due = max(now, part.due-shorter) + longer
+		}
+		if held {
+			part.due = max(part.due, until)
+		}
+		q.grant.settle()
+		q.due = q.grant.due
+		if q.until != math.MaxInt64 && q.due > q.until {
+			p.nextEnd = 1 // a penalty has made it too late
+		}
+	}
+	p.nextDue = 0
+	for _, q := range p.owned {
+		p.nextDue = sooner(p.nextDue, q.due)
+	}
+}
+
+// legError returns the error because of which a joint request was not decided; nil if there is none. mu must be held.
+func (p *Participant) legError(f *flight, i int) (err error) {
+	for k := range f.parts {
+		switch leg := &f.parts[k]; {
+		case leg.decided && p.Choice == permit.Any:
+			return nil // the others count
+		case leg.err != nil && err == nil && (leg.rows == nil || len(p.Parts) == 1 || slices.Contains(leg.rows, i)):
+			err = p.Failure(p.Parts[k][0], leg.err)
+		}
+	}
+	return err
+}
+
+// noteOutcome keeps what was decided about the members' parts of a reservation. mu must be held.
+func (p *Participant) noteOutcome(f *flight, q *Call, i int) {
+	if q.promised || !q.reserves {
+		return
+	}
+	q.members = make([]Outcome, len(p.members))
+	for k := range f.parts {
+		if !f.parts[k].decided {
+			continue
+		}
+		j, asked := f.find(k, i)
+		for _, m := range p.Parts[k] {
+			out, o := &f.batch[m].Outcome, &q.members[m]
+			if o.Seen = (engine.Seen{Terms: out.Bucket.Terms, Balance: out.Bucket.Balance, Now: out.NowMicros}); asked {
+				r := f.request(m, j)
+				o.Wait, o.Taken, o.Refused = r.Grant.WaitMicros, r.Grant.OK, refuses(r)
+			}
+		}
+	}
+}
+
+// refuses reports whether a member could not grant its part of a joint request in time.
+func refuses(r *permit.Request) bool {
+	return !r.Grant.OK && (r.Grant.Overflow || r.Grant.WaitMicros > r.MaxWaitMicros)
+}
+
+// refuseOrKeep ends a call that was refused. It reports whether the call waits instead, because its permits lie beyond the look-ahead. mu must be
+// held.
+func (p *Participant) refuseOrKeep(f *flight, q *Call, i int, now int64) (waits bool) {
+	final, some, wait, by := false, true, int64(-1), -1
+	for k := range f.parts {
+		j, ok := f.find(k, i)
+		if !ok {
+			continue
+		}
+		for _, m := range p.Parts[k] {
+			r := f.request(m, j)
+			if !refuses(r) {
+				continue
+			}
+			if r.Grant.Overflow && p.Choice == permit.All {
+				p.fail(q, p.Members[m].Limiter.Overflow(r.Permits))
+				return false
+			}
+			ends := f.ends[i]&(1<<m) != 0
+			final, some = final || ends, some && ends
+			if w := r.Grant.WaitMicros; by < 0 || p.Choice == permit.All && w > wait || p.Choice == permit.Any && w < wait {
+				wait, by = w, m
+			}
+		}
+	}
+	if p.Choice == permit.Any {
+		final = some
+	}
+	if q.member = by; !final || q.promised {
+		q.decided = cmpOr(q.decided, now)
+		return true
+	}
+	if q.decided != 0 {
+		wait += now - q.came
+	}
+	q.decided = now
+	p.refuse(q, max(0, wait))
+	return false
+}
+
+// refused plans the next attempt for the waiters, whose first was refused. mu must be held.
+func (p *Participant) refused(f *flight, first int, now int64) {
+	pause, beyond, least := 0.0, int64(0), int64(math.MaxInt64)
+	for k := range f.parts {
+		j, ok := f.find(k, first)
+		if !ok {
+			continue
+		}
+		for _, m := range p.Parts[k] {
+			r := f.request(m, j)
+			over := r.Grant.WaitMicros - r.MaxWaitMicros
+			if r.Grant.OK || over <= 0 {
+				continue
+			}
+			b := &p.members[m]
+			b.floor.Earn(b.effective(), b.Limiter.Coordinator.Class, b.Limiter.Floor, b.free-now, r.Permits, now)
+			if pause = max(pause, float64(engine.Horizon(p.members[m].effective()))/20); over > beyond {
+				p.refuser = m
+			}
+			beyond, least = max(beyond, over), min(least, over)
+		}
+	}
+	if p.Choice == permit.Any {
+		beyond = least
+	}
+	chance := rand.Float64()
+	pause = max(pause, 50_000)
+	beyond = beyond * 2 / 3
+	p.askAt = now + min(max(int64(pause*(0.5+chance)), beyond+int64(pause*chance)), retryMost)
+	for _, q := range p.asking {
+		if !q.reserves && q.settles == nil {
+			q.decided = cmpOr(q.decided, now)
+			if q.until != math.MaxInt64 {
+				p.nextEnd = sooner(p.nextEnd, q.until)
+			}
+		}
+	}
+}
+
+// retryMost is the longest pause before waiters ask again.
+const retryMost = 500_000
+
+// askSooner makes the waiters ask at once if a reply shows that the first could be granted now. mu must be held.
+func (p *Participant) askSooner(f *flight) {
+	if p.askAt == 0 {
+		return
+	}
+	i := slices.IndexFunc(p.asking, func(q *Call) bool { return q.settles == nil && (!q.reserves || q.promised) })
+	if i < 0 {
+		p.askAt = 0
+		return
+	}
+	fits := 0
+	for k := range f.parts {
+		if !f.parts[k].decided {
+			return
+		}
+		for _, m := range p.Parts[k] {
+			out, t := &f.batch[m].Outcome, p.members[m].effective()
+			n := p.asking[i].permits * p.Members[m].Weight
+			if wait, ok := engine.Wait(t, out.Bucket.Balance, out.NowMicros, n); ok && wait <= engine.LookAhead(t, p.Members[m].Limiter.Coordinator.Class, n, p.ahead(m, p.at)) {
+				fits++
+			}
+		}
+	}
+	if fits == len(p.members) || fits > 0 && p.Choice == permit.Any {
+		p.askAt = 0
+	}
+}
