@@ -130,10 +130,19 @@ func (c *Coordinator) dispatch(now int64) {
 	c.setAlarm()
 }
 
-// decide has an Immediate store decide a flight. mu must be held.
+// decide has an Immediate store decide a flight. mu must be held. Callers are woken after the whole reply is settled, because a call is reused once
+// its caller has the result, and the reply may still name it.
 func (c *Coordinator) decide(f *flight) {
 	err := c.Store.Decide(context.Background(), &f.batch)
+	answered := c.inFlight.buffer[:0]
+	c.callers.answered = &answered
 	c.deliver(f, &f.batch.Outcome, err, c.moment())
+	c.callers.answered = nil
+	for _, ready := range answered {
+		close(ready)
+	}
+	clear(answered)
+	c.inFlight.buffer = answered
 }
 
 // ready serves all callers that need no batch. It reports whether there is anything to send. mu must be held.
