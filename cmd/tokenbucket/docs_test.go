@@ -63,7 +63,7 @@ func TestDocumentedCommands(t *testing.T) {
 	require.Len(t, limited, 2)
 	require.Greater(t, limited[0], limited[1])
 	require.Contains(t, string(out), `"rate_in_force": 15`)
-	require.Contains(t, string(out), `tokenbucket_decisions_total{bucket="/ibe/AvailFare",by="store",outcome="granted",shadow="false"}`)
+	require.Contains(t, string(out), `tokenbucket_decisions_total{bucket="/ibe/AvailFare",by="store",outcome="granted",priority="",shadow="false"}`)
 	require.Contains(t, string(out), "redis: ok")
 	left, err := filepath.Glob(filepath.Join(tmp, "tmp.*"))
 	require.NoError(t, err)

@@ -68,7 +68,7 @@ func TestShadowRow(t *testing.T) {
 		require.Contains(t, text, "its calls pass, and count as refused: it is in shadow")
 		_, _, metrics, err := get(p.admin + "/metrics")
 		require.NoError(t, err)
-		for _, line := range []string{"tokenbucket_gateway_limits_in_shadow 3", `tokenbucket_decisions_total{bucket="/dry",by="snapshot",outcome="refused",shadow="true"} `,
+		for _, line := range []string{"tokenbucket_gateway_limits_in_shadow 3", `tokenbucket_decisions_total{bucket="/dry",by="snapshot",outcome="refused",priority="",shadow="true"} `,
 			`tokenbucket_gateway_bypassed_total{bucket="/zero",by="shadow",result="passed"} 8`} {
 			if !strings.Contains(metrics, strings.Replace(line, "snapshot", "store", 1)) {
 				require.Contains(t, metrics, line)
