@@ -19,6 +19,7 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
 	"github.com/go-tokenbucket/tokenbucket/internal/script"
 )
 
@@ -130,12 +131,7 @@ const (
 // known are the library's scripts, by hash and by source.
 var known = func() map[string]step {
 	all := map[string]step{}
-	for file, step := range map[string]step{"read": read, "commit": commit, "apply": decide} {
-		source, err := os.ReadFile("../../../internal/redisbucket/lua/" + file + ".lua")
-		if err != nil {
-			panic(err)
-		}
-		sc := script.New(string(source))
+	for sc, step := range map[*script.Script]step{&redisbucket.ReadScript: read, &redisbucket.CommitScript: commit, &redisbucket.ApplyScript: decide} {
 		all[sc.SHA], all[sc.Source] = step, step
 	}
 	return all
