@@ -100,7 +100,7 @@ func TestOptionalColumns(t *testing.T) {
 			quote = `"`
 		}
 		own := e.Columns()
-		for _, c := range []string{own.Shadow, own.PerKey, own.Window, own.WindowLimit, own.Concurrent, own.Penalty} { // as in a table of an earlier release
+		for _, c := range []string{own.Shadow, own.PerKey, own.Window, own.WindowLimit, own.Concurrent, own.ConcurrentWait, own.Penalty, own.Priority} { // as in a table of an earlier release
 			exec(t, db, "ALTER TABLE "+conf+" DROP COLUMN "+quote+c+quote)
 		}
 		require.NoError(t, change("/a", to(e, 5, nil)))

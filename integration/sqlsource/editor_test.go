@@ -138,7 +138,7 @@ func TestEditRefused(t *testing.T) {
 			{to: editor.Values{c.Rate: text("five")}, field: c.Rate, was: "five"},
 			{to: editor.Values{c.Rate: text("1'; DROP TABLE x; --")}, field: c.Rate, was: `"1'; DROP TABLE x; --"`},
 			{to: editor.Values{c.Rate: nil}, field: c.Rate, was: "NULL"},
-			{to: editor.Values{c.Cache: text(10)}, field: c.Cache, was: "10"},
+			{to: editor.Values{c.Cache: text(-1)}, field: c.Cache, was: "-1"},
 			{to: editor.Values{c.Status: text(2)}, field: c.Status, was: "2"},
 			{to: editor.Values{c.Status: text(0), c.Rate: text("junk")}, field: c.Rate, was: "junk"},
 			{to: editor.Values{}, field: "change", was: "nothing"},

@@ -44,7 +44,7 @@ func TestColumnThatMayNotBeRead(t *testing.T) {
 				require.NoError(t, sqlsource.CreateTable(ctx, admin, b.dialect))
 				b.insert(t, admin, conf, "interfaceUrl, rateLimit, "+b.quoted("window")+", windowLimit, concurrent", "/a", 5, 3600, 100, 3)
 				var columns []string
-				for _, c := range []string{"configId", "interfaceUrl", "rateLimit", "cache", "status", "window", "windowLimit", "concurrent", "shadow", "perKey", "penalty", "priority", "lastModifyTime"} {
+				for _, c := range []string{"configId", "interfaceUrl", "rateLimit", "cache", "status", "window", "windowLimit", "concurrent", "concurrentWait", "shadow", "perKey", "penalty", "priority", "lastModifyTime"} {
 					columns = append(columns, b.column(c))
 				}
 				db := b.reader(t, admin, place, dsn, columns)
