@@ -145,7 +145,7 @@ func TestRows(t *testing.T) {
 		{title: "rate long", row: row{rate: strings.Repeat("9", 64), status: "1"}, field: "rate", value: `"` + strings.Repeat("9", 40) + `"… (64 bytes)`},
 		{title: "quota of a fraction", row: row{rate: "2.5", status: "1", quota: "1"}, field: "rate", value: "2.5"},
 		{title: "cache negative", row: row{rate: "5", cache: "-0.1", status: "1"}, field: "cache", value: "-0.1"},
-		{title: "cache negative", row: row{rate: "5", cache: "-1", status: "1"}, field: "cache", value: "-1"},
+		{title: "cache large", row: row{rate: "5", cache: "9007199255", status: "1"}, field: "cache", value: "9007199255"},
 		{title: "cache no number", row: row{rate: "5", cache: "nan", status: "1"}, field: "cache", value: "nan"},
 		{title: "status NULL", row: row{rate: "5"}, field: "status", value: "NULL"},
 		{title: "status 2", row: row{rate: "5", status: "2"}, field: "status", value: "2"},
