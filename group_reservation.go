@@ -2,7 +2,6 @@ package tokenbucket
 
 import (
 	"context"
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -134,11 +133,8 @@ func (r *GroupReservation) Settle(ctx context.Context, actual int) error {
 
 // settleable returns the error of a number of permits that cannot be settled.
 func (r *GroupReservation) settleable(actual int) error {
-	if actual < 0 || int64(actual) > maxExact {
-		return fmt.Errorf("%w: settled permits %d: want 0 to 2^53", ErrInvalidPermits, actual)
-	}
-	if r.answer.call == nil {
-		return nil
+	if err := checkSettled(actual); err != nil || r.answer.call == nil {
+		return err
 	}
 	more := int64(actual) - r.permits
 	for _, w := range r.answer.asked.members {
@@ -167,23 +163,9 @@ func (r *GroupReservation) SettleLater(actual int) {
 		return
 	}
 	first := r.answer.asked.members[r.answer.indexes[0]].limiter
-	failed := func(err error) {
-		first.limiter.Logger.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", first.Name(), "estimate", r.permits,
-			"used", actual, "error", err)
-	}
 	if err := r.settleable(actual); err != nil {
-		failed(err)
-		return
+		first.notSettled(r.permits, actual, err)
+	} else if !r.ended.Swap(true) {
+		first.settleLater(r.permits, actual, r.settle)
 	}
-	if r.ended.Swap(true) {
-		return
-	}
-	first.settling.begin()
-	go func() {
-		defer first.settling.end()
-		defer first.limiter.Logger.Recovered()
-		if err := r.settle(context.Background(), actual); err != nil {
-			failed(err)
-		}
-	}()
 }

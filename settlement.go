@@ -29,7 +29,7 @@ import (
 // used beyond their estimates. A bursty bucket is charged exactly what was used, unless it is full when permits go back. A limiter that
 // warms up only shrinks its debt.
 func (r *Reservation) Settle(ctx context.Context, actual int) error {
-	if err := r.checkSettled(actual); err != nil || r.call == nil || r.refused {
+	if err := checkSettled(actual); err != nil || r.call == nil || r.refused {
 		return err
 	}
 	if err := ctx.Err(); err != nil {
@@ -42,7 +42,7 @@ func (r *Reservation) Settle(ctx context.Context, actual int) error {
 }
 
 // checkSettled returns the error of a number of permits that no call can have used.
-func (r *Reservation) checkSettled(actual int) error {
+func checkSettled(actual int) error {
 	if actual < 0 || int64(actual) > maxExact {
 		return fmt.Errorf("%w: settled permits %d: want 0 to 2^53", ErrInvalidPermits, actual)
 	}
@@ -69,23 +69,29 @@ func (r *Reservation) SettleLater(actual int) {
 	if r.limiter == nil || r.call == nil || r.refused {
 		return
 	}
-	err := r.checkSettled(actual)
-	if err == nil && r.ended.Swap(true) { // claimed at once, so a Cancel that follows does nothing
-		return
+	if err := checkSettled(actual); err != nil {
+		r.limiter.notSettled(r.permits, actual, err)
+	} else if !r.ended.Swap(true) { // claimed at once, so a Cancel that follows does nothing
+		r.limiter.settleLater(r.permits, actual, r.settle)
 	}
-	r.limiter.settling.begin()
+}
+
+// settleLater calls settle in the background, and logs its error. [RateLimiter.Close] waits for it.
+func (l *RateLimiter) settleLater(estimate int64, actual int, settle func(ctx context.Context, actual int) error) {
+	l.settling.begin()
 	go func() {
-		log := &r.limiter.limiter.Logger
-		defer r.limiter.settling.end()
-		defer log.Recovered()
-		if err == nil {
-			err = r.settle(context.Background(), actual)
-		}
-		if err != nil {
-			log.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", r.limiter.Name(), "estimate", r.permits,
-				"used", actual, "error", err)
+		defer l.settling.end()
+		defer l.limiter.Logger.Recovered()
+		if err := settle(context.Background(), actual); err != nil {
+			l.notSettled(estimate, actual, err)
 		}
 	}()
+}
+
+// notSettled logs that a settlement has failed.
+func (l *RateLimiter) notSettled(estimate int64, actual int, err error) {
+	l.limiter.Logger.Get().Warn("tokenbucket: a reservation was not settled, its estimate may count", "bucket", l.Name(), "estimate", estimate,
+		"used", actual, "error", err)
 }
 
 // settling counts the settlements of a limiter in the background. The zero value has none.
