@@ -48,6 +48,8 @@ func TestErrorTexts(t *testing.T) {
 	require.NoError(t, err)
 	_, err = other.Try(ctx)
 	require.NoError(t, err)
+	slow, err := tb.NewSmoothBursty("x", 0.001)
+	require.NoError(t, err)
 	crowded := limiter(tb.WithMaxWaiters(1))
 	for range 2 {
 		_, _ = crowded.Reserve(ctx, 1)
@@ -80,7 +82,7 @@ func TestErrorTexts(t *testing.T) {
 		{l.Penalize(ctx, 2*time.Hour), `invalid configuration: bucket "x": penalty 2h0m0s: want more than 0, at most 1h0m0s`},
 		{refused(limiter(tb.WithStore(warmBucket)).Try(ctx)), `invalid configuration: bucket "x": kind bursty: want warmup, as the bucket is, or another name`},
 		{refused(l.TryAcquire(ctx, 0, 0)), `invalid permits: bucket "x": permits 0: want at least 1`},
-		{refused(l.Reserve(ctx, math.MaxInt64)), `invalid permits: bucket "x": permits 9223372036854775807: want fewer: the debt would exceed 2^53 µs`},
+		{refused(slow.Reserve(ctx, 2_000_000_000)), `invalid permits: bucket "x": permits 2000000000: want fewer: the debt would exceed 2^53 µs`},
 		{refused(l.TryAcquire(ctx, 6, 0)), `can never be granted: bucket "x": permits 6: want a timeout of at least 200ms`},
 		{refused(l.Acquire(short, 50)), `bucket "x": permits 50: due in 9.8s, after the context's deadline`},
 		{refused(crowded.Acquire(ctx, 1)), `too many waiters: bucket "x": 1 wait already`},

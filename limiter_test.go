@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -580,10 +581,14 @@ func TestBadInput(t *testing.T) {
 		require.ErrorContains(t, c.err, c.says)
 	}
 
+	never := []int{0, -1, math.MinInt}
+	if strconv.IntSize == 64 { // the most that an int of 32 bits holds is due in 14 years
+		never = append(never, math.MaxInt, math.MaxInt>>10, math.MaxInt>>23)
+	}
 	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
 		l, err := tb.NewSmoothBursty("x", 5, tb.WithStore(open()), patient, tb.WithClock(clock))
 		require.NoError(t, err)
-		for _, permits := range []int{0, -1, math.MinInt, math.MaxInt, 1 << 53, 1 << 40} {
+		for _, permits := range never {
 			_, err = l.Acquire(ctx, permits)
 			require.ErrorIs(t, err, tb.ErrInvalidPermits, permits)
 			require.ErrorContains(t, err, fmt.Sprint(permits))

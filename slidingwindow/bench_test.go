@@ -2,6 +2,7 @@ package slidingwindow
 
 import (
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -32,7 +33,7 @@ func BenchmarkLone(b *testing.B) {
 			return func() error { _, err := l.Allow(ctx); return err }
 		}
 		run("ping", func() error { return client.Ping(ctx).Err() })
-		run("allowed", open(maxLimit))
+		run("allowed", open(min(maxLimit, math.MaxInt)))
 		run("refused", open(1))
 	}
 }

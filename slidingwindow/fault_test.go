@@ -94,15 +94,16 @@ func TestBadInput(t *testing.T) {
 
 // A count that would no longer be exact is an error, in the process and in Redis.
 func TestOverflow(t *testing.T) {
+	const most = min(maxLimit, math.MaxInt)
 	client := redistest.Shared(t).Client(t)
 	for _, opts := range [][]Option{nil, {WithRedis(client), patient}} {
 		clock := &handClock{micros: begin}
 		if opts != nil {
 			opts = append(opts, WithLocalTime())
 		}
-		l, err := New(unique(t), maxLimit, time.Minute, time.Minute, append(opts, WithClock(clock))...)
+		l, err := New(unique(t), most, time.Minute, time.Minute, append(opts, WithClock(clock))...)
 		require.NoError(t, err)
-		_, err = l.AllowN(ctx, maxLimit)
+		_, err = l.AllowN(ctx, most)
 		require.NoError(t, err)
 		// The counts are set directly, because raising the limit step by step would take too long.
 		if l.coordinator == nil {

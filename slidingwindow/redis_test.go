@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -721,7 +722,7 @@ func BenchmarkAllow(b *testing.B) {
 	client := redistest.Shared(b).Client(b, func(o *redis.Options) { o.PoolSize = 64 })
 	for name, opts := range map[string][]Option{"local": nil, "redis/exact": {WithRedis(client)}, "redis/approximate": {WithRedis(client), WithMode(Approximate)}} {
 		b.Run(name, func(b *testing.B) {
-			l, err := New(unique(b), maxLimit, time.Minute, time.Second, opts...)
+			l, err := New(unique(b), min(maxLimit, math.MaxInt), time.Minute, time.Second, opts...)
 			require.NoError(b, err)
 			b.ReportAllocs()
 			b.SetParallelism(64 / runtime.GOMAXPROCS(0))
