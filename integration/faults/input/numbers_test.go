@@ -24,8 +24,9 @@ var (
 		0, math.Copysign(0, -1), -1, math.NaN(), math.Inf(1), math.Inf(-1), 1e-12, 1e12, 1e-300, 1e300, math.MaxFloat64, math.SmallestNonzeroFloat64,
 		math.MaxInt64, math.MinInt64, 1 << 53, 1<<53 + 2, 1.2e-10, 1e-10, 0.001, 1.0 / 3, 0.5, 1, 5, 1e7, math.Nextafter(1, 0), math.Nextafter(1, 2),
 	}
-	integers = []int{
-		0, -1, 1, 2, 5, math.MaxInt64, math.MinInt64, math.MaxInt64 - 1, 1 << 53, 1<<53 + 1, 1<<53 - 1, 1 << 40, 1 << 31, 1<<31 - 1, 1_000_000,
+	integers = []int{ // the shifts: 2^53 and its neighbours, 2^40, 2^31 and 2^31 − 1 where an int has 64 bits
+		0, -1, 1, 2, 5, math.MaxInt, math.MinInt, math.MaxInt - 1, math.MaxInt>>10 + 1, math.MaxInt>>10 + 2, math.MaxInt >> 10, math.MaxInt>>23 + 1,
+		math.MaxInt>>32 + 1, math.MaxInt >> 32, 1_000_000,
 	}
 	durations = []time.Duration{
 		0, -1, 1, math.MaxInt64, math.MinInt64, 999, time.Microsecond, time.Millisecond, time.Second, time.Minute, time.Hour, time.Hour + 1, 1 << 53,
@@ -96,7 +97,7 @@ func TestI1Numbers(t *testing.T) {
 					r, err := l.TryReserve(ctx, n, timeout)
 					var wait *tokenbucket.WaitError
 					switch {
-					case n <= 0 || n > exact:
+					case n <= 0 || int64(n) > exact:
 						require.ErrorIs(t, err, tokenbucket.ErrInvalidPermits, asked)
 						unasked(asked)
 					case errors.As(err, &wait):
@@ -228,7 +229,7 @@ func TestI1Waits(t *testing.T) {
 			require.NoError(t, err)
 			for _, n := range integers {
 				l := l
-				if n <= 0 || n > exact {
+				if n <= 0 || int64(n) > exact {
 					l = refuses
 				}
 				for _, timeout := range durations {
@@ -241,7 +242,7 @@ func TestI1Waits(t *testing.T) {
 					require.Less(t, time.Since(began), limit, "%d permits within %v", n, timeout)
 					for _, err := range []error{err1, err2} {
 						switch {
-						case n <= 0 || n > exact:
+						case n <= 0 || int64(n) > exact:
 							require.ErrorIs(t, err, tokenbucket.ErrInvalidPermits)
 							require.Zero(t, none.sent.Load())
 						case errors.Is(err, context.DeadlineExceeded), errors.Is(err, tokenbucket.ErrStoreTimeout): // the store took all of 50 ms
@@ -270,7 +271,7 @@ func TestI1Others(t *testing.T) {
 		require.Equal(t, sent, count.sent.Load(), "Redis was asked")
 	}
 	for i, n := range integers {
-		valid := n >= 1 && n <= 1<<31
+		valid := n >= 1 && int64(n) <= 1<<31
 		unasked(func() {
 			_, err := semaphore.NewRedis(client, fmt.Sprint("n", i), n)
 			require.Equal(t, !valid, errors.Is(err, semaphore.ErrInvalidConfig), n)
