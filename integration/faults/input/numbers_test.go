@@ -311,7 +311,7 @@ func TestI1Others(t *testing.T) {
 				require.NoError(t, p.Release(ctx))
 			}
 		}
-		if n < 1 || n > 1<<31 {
+		if n < 1 || int64(n) > 1<<31 {
 			unasked(func() { require.ErrorIs(t, s.SetPermits(ctx, n), semaphore.ErrInvalidPermits) })
 			require.ErrorIs(t, w.SetLimit(ctx, n), slidingwindow.ErrInvalidPermits)
 		}
