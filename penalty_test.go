@@ -134,6 +134,47 @@ func TestPenaltyIsHeard(t *testing.T) {
 	})
 }
 
+// The reply that shows an earlier penalty grants permits, too: to a process that knew the bucket before the penalty, and to one that starts
+// later. Both use them, and so does a group.
+func TestGrantAfterPenalty(t *testing.T) {
+	onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() tb.Store) {
+		limiter := func(name string, s tb.Store) *tb.RateLimiter {
+			l, err := tb.NewSmoothBursty(name, 5, tb.WithStore(s), patient, tb.WithClock(clock))
+			require.NoError(t, err)
+			return l
+		}
+		type tries interface {
+			TryAcquire(ctx context.Context, permits int, timeout time.Duration) (bool, error)
+		}
+		for what, process := range map[string]func() tries{
+			"limiter": func() tries { return limiter("x", open()) },
+			"group": func() tries {
+				s := open()
+				g, err := tb.All(limiter("{y}1", s), limiter("{y}2", s))
+				require.NoError(t, err)
+				return g
+			},
+		} {
+			knew := process()
+			ok, err := knew.TryAcquire(ctx, 1, 0)
+			require.NoError(t, err)
+			require.True(t, ok, what)
+			for _, name := range []string{"x", "{y}2"} {
+				require.NoError(t, limiter(name, open()).Penalize(ctx, 20*time.Second))
+			}
+			for _, l := range []tries{knew, process()} {
+				clock.Advance(time.Minute)
+				ok, err := l.TryAcquire(ctx, 5, 0)
+				require.NoError(t, err)
+				require.True(t, ok, what)
+				ok, err = l.TryAcquire(ctx, 1, 0)
+				require.NoError(t, err)
+				require.False(t, ok, what)
+			}
+		}
+	})
+}
+
 // Handing out a lease ends when the bucket is held back.
 func TestPenaltyEndsLease(t *testing.T) {
 	client, prefix := redisClient(t), prefixOf(t)

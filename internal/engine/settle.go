@@ -87,6 +87,7 @@ type reply struct {
 	flight   *flight
 	at       moment // of the arrival
 	received int64  // the time of the decision by the limiter's clock, or later, in limiter microseconds
+	penalty  bool   // it shows a penalty that this process had not heard of
 
 	queue  *queue
 	view   *View
@@ -126,6 +127,9 @@ func (r *reply) settle() {
 				first, waiter = &requests[i], q
 			}
 		}
+	}
+	if r.penalty { // what the reply has granted counts first: its permits may be stored since a penalty that has ended
+		r.queue.dropHopeless(r.view.terms.Terms, now)
 	}
 	if f.leased > 0 {
 		if g := &requests[len(requests)-1].Grant; g.OK {
@@ -272,6 +276,6 @@ func (r *reply) holdBack() {
 		r.view.drop()
 		r.leases.drop()
 		r.queue.pause(longer, b.HeldUntilMicros+r.view.offset.Micros(), now)
-		r.queue.dropHopeless(r.view.terms.Terms, now)
+		r.penalty = true
 	}
 }
