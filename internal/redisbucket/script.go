@@ -265,7 +265,6 @@ func (s *ScriptStore) sendOne(ctx context.Context, a *attempt, server *clock.Rem
 	a.encode(args[2+headArgs:], at, deadline)
 	reply, err := s.run(ctx, &ApplyScript, 2, args[:]...)
 	if err != nil {
-		a.session.text = ""
 		return 0, "", err
 	}
 	if now, err = parseReply(reply, 1); err != nil {

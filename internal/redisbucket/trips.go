@@ -218,7 +218,7 @@ func (s *ScriptStore) together(ctx context.Context, client Client, items []*item
 	}
 	for i := range items {
 		if err != nil {
-			s.lost(items[i], attempts[i].session, err)
+			s.lost(items[i], attempts[i].session.bucket, err)
 		} else {
 			s.answer(items[i], &attempts[i], now, reply[1+i])
 		}
@@ -276,7 +276,7 @@ func (s *ScriptStore) pipelined(ctx context.Context, items []*item) {
 			s.alone(items[i])
 		default:
 			script.Reload(ctx, s.client, err)
-			s.lost(items[i], attempts[i].session, err)
+			s.lost(items[i], attempts[i].session.bucket, err)
 		}
 	}
 }
@@ -300,10 +300,10 @@ func (s *ScriptStore) alone(i *item) {
 	})
 }
 
-// lost ends a batch without a reply.
-func (s *ScriptStore) lost(i *item, session *Session, err error) {
-	session.text = ""
-	err = s.poolError(session.bucket, err)
+// lost ends a batch without a reply. The session keeps its state: if the batch was applied all the same, the next prediction is made of a text
+// that the bucket no longer has, and the script decides afresh.
+func (s *ScriptStore) lost(i *item, bucket string, err error) {
+	err = s.poolError(bucket, err)
 	if errors.Is(err, permit.ErrPoolExhausted) {
 		// nothing was sent
 	} else if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
