@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"strings"
-	"syscall"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -63,13 +62,19 @@ func Unreachable(text string) bool {
 // closed connection. A server that requires a password replies NOAUTH to a short command only. It treats a long one as a protocol error and
 // closes the connection, sometimes before the client has read the reply.
 func Explain(ctx context.Context, client Client, err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
-		redis.HasErrorPrefix(err, "Protocol error: unauthenticated") {
+	if closed(err) || redis.HasErrorPrefix(err, "Protocol error: unauthenticated") {
 		if short := client.Process(ctx, redis.NewStatusCmd(ctx, "ping")); redis.HasErrorPrefix(short, "NOAUTH") {
 			return short
 		}
 	}
 	return ShardsError(ctx, client, err)
+}
+
+// closed reports whether an error means that the server has closed the connection. Systems have different numbers for that, so any failed read
+// or write counts that has not reached its deadline.
+func closed(err error) bool {
+	var op *net.OpError
+	return errors.Is(err, io.EOF) || errors.As(err, &op) && (op.Op == "read" || op.Op == "write") && !op.Timeout()
 }
 
 // Apart returns a client of the same server with a separate connection. The caller must close it.

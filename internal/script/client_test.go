@@ -2,8 +2,11 @@ package script
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net"
+	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -70,4 +73,19 @@ func TestBounded(t *testing.T) {
 		require.Nil(t, Bounded(client))
 	}
 	require.Nil(t, Bounded(redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}})))
+}
+
+// A connection that was closed has many errors, which differ between systems; one whose deadline has passed is not closed.
+func TestClosed(t *testing.T) {
+	for _, err := range []error{
+		io.EOF, fmt.Errorf("read: %w", io.EOF), &net.OpError{Op: "read", Err: syscall.ECONNRESET}, &net.OpError{Op: "write", Err: syscall.EPIPE},
+		&net.OpError{Op: "read", Err: syscall.Errno(10054)}, // WSAECONNRESET of Windows
+	} {
+		require.True(t, closed(err), "%v", err)
+	}
+	for _, err := range []error{
+		nil, io.ErrUnexpectedEOF, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED},
+	} {
+		require.False(t, closed(err), "%v", err)
+	}
 }

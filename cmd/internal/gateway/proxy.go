@@ -261,6 +261,9 @@ func (p *proxy) answer(w http.ResponseWriter, r *http.Request, err error) {
 	}
 }
 
+// refusedOnWindows is WSAECONNREFUSED, which syscall lacks. No other system has an error of this number.
+const refusedOnWindows = syscall.Errno(10061)
+
 // kindOf returns the value of the label kind for an upstream's failure.
 func kindOf(err error) string {
 	var slow net.Error
@@ -270,7 +273,7 @@ func kindOf(err error) string {
 		return "name"
 	case errors.As(err, &slow) && slow.Timeout():
 		return "timeout"
-	case errors.Is(err, syscall.ECONNREFUSED):
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, refusedOnWindows):
 		return "refused"
 	}
 	return "other"

@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -284,5 +286,18 @@ func TestBrokenBodies(t *testing.T) {
 			require.Zero(t, p.calls.upstreamErrors.Load(), "%s", answer)
 			require.EqualValues(t, 1, p.calls.badBodies.Load())
 		})
+	}
+}
+
+func TestKindOf(t *testing.T) {
+	for want, errs := range map[string][]error{
+		"refused": {&net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}, &net.OpError{Op: "dial", Err: syscall.Errno(10061)}}, // the latter of Windows
+		"timeout": {&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, context.DeadlineExceeded},
+		"name":    {&net.OpError{Op: "dial", Err: &net.DNSError{IsTimeout: true}}},
+		"other":   {io.EOF, &net.OpError{Op: "dial", Err: syscall.EHOSTUNREACH}},
+	} {
+		for _, err := range errs {
+			require.Equal(t, want, kindOf(err), "%v", err)
+		}
 	}
 }
