@@ -71,6 +71,8 @@ type several struct {
 	choice  permit.Choice
 	members []weighted
 	maxWait time.Duration
+	// observed: at least one member has an observer of decisions.
+	observed bool
 
 	full atomic.Pointer[counted] // with all members; nil before it is used
 
@@ -120,6 +122,7 @@ func (g *several) init(choice permit.Choice, members []Member) error {
 		}
 		g.members = append(g.members, w)
 		g.maxWait = min(g.maxWait, w.limiter.maxWait)
+		g.observed = g.observed || w.limiter.observer != nil && w.limiter.observer.Decision != nil
 	}
 	return nil
 }
@@ -265,6 +268,7 @@ type answer struct {
 	granted bool
 	wait    time.Duration
 	by      Decider
+	sent    time.Duration      // when the stores were asked, by clock.Mono; 0 if they were not
 	asked   *several           // whose members were asked
 	indexes []int              // of those members
 	p       *group.Participant // nil if no bucket was asked
@@ -276,22 +280,34 @@ type answer struct {
 
 // ask asks for permits that are due within a timeout.
 func (g *several) ask(ctx context.Context, v verb, permits int, timeout time.Duration) (answer, error) {
-	began := clock.Mono()
+	var began time.Duration
+	if g.observed {
+		began = clock.Mono()
+	}
 	a, err := g.askStores(ctx, v, permits, timeout)
+	if err != nil && ctx.Err() == nil {
+		a, err = g.askOthers(ctx, v, permits, timeout, a, err)
+	}
+	if g.observed {
+		g.observe(ctx, permits, a, err, clock.Mono()-began)
+	}
+	return a, err
+}
+
+// askOthers asks again after a failure of a store, with what stands for its members by their failure policies. Several stores may have failed: each
+// time at least one member is left out.
+func (g *several) askOthers(ctx context.Context, v verb, permits int, timeout time.Duration, a answer, err error) (answer, error) {
+	sent := a.sent
 	var again func(*several) (answer, error)
 	again = func(other *several) (answer, error) {
-		spent := max(0, clock.Mono()-began-g.longestTimeout())
+		spent := max(0, clock.Mono()-sent-g.longestTimeout())
 		a, err := other.askStores(ctx, v, permits, max(0, timeout)-spent)
-		if err != nil && ctx.Err() == nil { // several stores have failed; each time at least one member less can
+		if err != nil && ctx.Err() == nil {
 			return other.fallback(ctx, a, err, again)
 		}
 		return a, err
 	}
-	if err != nil && ctx.Err() == nil {
-		a, err = g.fallback(ctx, a, err, again)
-	}
-	g.observe(ctx, permits, a, err, clock.Mono()-began)
-	return a, err
+	return g.fallback(ctx, a, err, again)
 }
 
 // askStores asks the stores of the members that count.
@@ -323,6 +339,7 @@ func (g *several) askStores(ctx context.Context, v verb, permits int, timeout ti
 		}
 		return a, g.hopeless(n, maxWait, &a, deadline)
 	}
+	a.sent = clock.Mono()
 	q := group.NewCall(n, maxWait, deadline, v == reserve)
 	r := a.p.Wait(ctx, q, a.p.Submit(ctx, q))
 	a.granted, a.wait, a.members = r.Granted, time.Duration(r.Wait)*time.Microsecond, r.Members
