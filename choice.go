@@ -32,13 +32,13 @@ func (a *answer) chosen() *RateLimiter {
 	}
 	if a.call != nil {
 		if at := a.p.Taken(a.call); at >= 0 {
-			return a.asked.members[a.indexes[at]].limiter
+			return a.asked.members[a.indexes[at]].member()
 		}
 	}
 	if len(a.indexes) > 0 {
-		return a.asked.members[a.indexes[max(0, a.member)]].limiter
+		return a.asked.members[a.indexes[max(0, a.member)]].member()
 	}
-	return a.asked.members[0].limiter // its switch is off
+	return a.asked.members[0].member() // its switch is off
 }
 
 // Try is [Choice.TryAcquire] of one permit with the shortest timeout that a member has for it ([WithMaxWait]).

@@ -25,14 +25,25 @@ type Member interface{ asMember() weighted }
 type weighted struct {
 	limiter *RateLimiter
 	permits int64
+	listed  *RateLimiter // whose local share limiter is; nil otherwise
+}
+
+// member returns the limiter as it was listed.
+func (w weighted) member() *RateLimiter {
+	if w.listed != nil {
+		return w.listed
+	}
+	return w.limiter
 }
 
 func (w weighted) asMember() weighted { return w }
 
-func (l *RateLimiter) asMember() weighted { return weighted{l, 1} }
+func (l *RateLimiter) asMember() weighted { return weighted{limiter: l, permits: 1} }
 
 // Weighted returns a member from which a request for n permits takes n times permits. permits is at least 1.
-func Weighted(l *RateLimiter, permits int) Member { return weighted{l, int64(permits)} }
+func Weighted(l *RateLimiter, permits int) Member {
+	return weighted{limiter: l, permits: int64(permits)}
+}
 
 // maxMembers bounds the members of a group.
 const maxMembers = 32
@@ -456,7 +467,7 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 		case failure != nil:
 			return a, &MemberError{l.Name(), failure, l}
 		case local != nil:
-			left = append(left, weighted{local, w.permits})
+			left = append(left, weighted{local, w.permits, w.member()})
 		case v.granted && g.choice == permit.Any:
 			return answer{granted: true, by: ByPolicy, asked: g, indexes: []int{i}, refused: -1, members: []group.Outcome{{Taken: true}}}, nil
 		}
@@ -475,9 +486,8 @@ func (g *several) fallback(ctx context.Context, a answer, err error, ask func(*s
 		return a, fmt.Errorf("%w; and no local share: %w", err, invalid)
 	}
 	a, err = ask(other)
-	a.by = ByPolicy
 	if errors.Is(err, ErrNeverGranted) { // the whole bucket could grant it in time
-		return answer{by: ByPolicy, asked: g, refused: -1}, nil
+		return answer{by: ByPolicy, asked: g, refused: at}, nil
 	}
 	return a, err
 }
@@ -497,30 +507,41 @@ func (g *several) without(members []Member) (*several, error) {
 	return d, nil
 }
 
-// observe calls the observers of the members that the decision is about: all of them for a grant, the one that refused for a refusal.
+// observe calls the observers of the members that a decision is about: all of them for a grant of a group and for an error, the one that refused for a
+// refusal, the one that was taken from for a choice.
 func (g *several) observe(ctx context.Context, permits int, a answer, err error, elapsed time.Duration) {
-	if a.asked != g {
-		return
-	}
-	for i, w := range g.members {
+	for _, w := range g.members {
 		l := w.limiter
-		if l.observer == nil || l.observer.Decision == nil || err == nil && !a.concerns(i) {
+		if l.observer == nil || l.observer.Decision == nil {
 			continue
 		}
-		l.observer.Decision(ctx, Decision{Bucket: l.Name(), Label: l.label, Permits: permits * int(w.permits), Granted: err == nil && a.granted, Err: err, By: a.by,
-			Wait: a.wait, Elapsed: elapsed})
+		by, concerned := a.by, true
+		if err == nil {
+			by, concerned = a.about(l)
+		}
+		if concerned {
+			l.observer.Decision(ctx, Decision{Bucket: l.Name(), Label: l.label, Permits: permits * int(w.permits), Granted: err == nil && a.granted, Err: err,
+				By: by, Wait: a.wait, Elapsed: elapsed})
+		}
 	}
 }
 
-// concerns reports whether a decision is about the member with an index.
-func (a *answer) concerns(i int) bool {
-	if !a.granted {
-		return i == a.refused
+// about reports whether a decision is about a member, and what decided for that member.
+func (a *answer) about(l *RateLimiter) (by Decider, concerned bool) {
+	at := slices.IndexFunc(a.asked.members, func(w weighted) bool { return w.member() == l })
+	by = a.by
+	if at < 0 || a.asked.members[at].listed != nil {
+		by = ByPolicy
 	}
-	if a.asked.choice == permit.Any {
-		return a.chosen() == a.asked.members[i].limiter
+	switch {
+	case !a.granted:
+		return by, a.refused >= 0 && at == a.refused
+	case a.asked.choice == permit.Any:
+		return by, a.chosen() == l
+	case at >= 0 && !slices.Contains(a.indexes, at) && by != ByPolicy:
+		return BySwitch, !l.shadow // a shadow is not asked
 	}
-	return slices.Contains(a.indexes, i)
+	return by, true
 }
 
 // Try is [Group.TryAcquire] of one permit with the shortest timeout that a member has for it ([WithMaxWait]).

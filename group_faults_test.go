@@ -225,3 +225,71 @@ func TestGroupSettle(t *testing.T) {
 		})
 	}
 }
+
+// What each member decided is observed: under its own name, and by what decided for it. While a store is away, its member's policy does.
+func TestGroupObserved(t *testing.T) {
+	for _, policy := range []tb.FailurePolicy{tb.FailOpen, tb.LocalShare(2)} {
+		t.Run(fmt.Sprint(policy), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var seen []string
+				observed := tb.WithObserver(tb.Observer{Decision: func(_ context.Context, d tb.Decision) {
+					seen = append(seen, fmt.Sprintf("%s %d %v %v", d.Bucket, d.Permits, d.Granted, d.By))
+				}})
+				decided := func(want ...string) {
+					t.Helper()
+					require.ElementsMatch(t, want, seen)
+					seen = nil
+				}
+				away := &gatedStore{MemoryStore: tb.NewMemoryStore()}
+				quiet := tb.WithLogger(slog.New(slog.DiscardHandler))
+				opts := []tb.Option{observed, quiet, tb.WithMaxPermits(6), tb.WithInitialPermits(6)}
+				stays := limiter(t, "stays", 0.001, append(opts, tb.WithStore(&participantStore{tb.NewMemoryStore(), 1}))...)
+				goes := limiter(t, "goes", 2, append(opts, tb.WithStore(away), tb.WithFailurePolicy(policy))...)
+				off := limiter(t, "off", 2, append(opts, tb.WithSwitch(func() bool { return false }))...)
+				all, err := tb.All(stays, tb.Weighted(goes, 2), off)
+				require.NoError(t, err)
+				one, err := tb.Any(goes)
+				require.NoError(t, err)
+
+				ok, err := all.TryAcquire(ctx, 1, 0)
+				require.NoError(t, err)
+				require.True(t, ok)
+				decided("stays 1 true store", "goes 2 true store", "off 1 true switch")
+				ok, err = all.TryAcquire(ctx, 3, 0)
+				require.NoError(t, err)
+				require.False(t, ok)
+				decided("goes 6 false store")
+
+				failure := fmt.Errorf("%w: gone", tb.ErrStoreUnavailable)
+				away.fail.Store(&failure)
+				for range 2 { // a local share begins empty when the first call fails, and when the outage is known
+					_, err = all.TryAcquire(ctx, 1, 0)
+					require.NoError(t, err)
+					time.Sleep(3 * time.Second)
+				}
+				seen = nil
+				ok, err = all.TryAcquire(ctx, 1, 0)
+				require.NoError(t, err)
+				require.True(t, ok)
+				decided("stays 1 true store", "goes 2 true policy", "off 1 true switch")
+				time.Sleep(2 * time.Second)
+				by, err := one.TryAcquire(ctx, 1, 0)
+				require.NoError(t, err)
+				require.Same(t, goes, by, "not the limiter of its local share")
+				decided("goes 1 true policy")
+				r, err := all.TryReserve(ctx, 3, 0)
+				require.NoError(t, err)
+				require.False(t, r.OK())
+				if policy == tb.FailOpen {
+					require.Same(t, stays, r.RefusedBy())
+					decided("stays 3 false store")
+				} else {
+					require.Same(t, goes, r.RefusedBy())
+					decided("goes 6 false policy")
+				}
+				away.fail.Store(nil)
+				time.Sleep(time.Minute) // the probes end
+			})
+		})
+	}
+}

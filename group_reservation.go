@@ -52,7 +52,7 @@ func (r *GroupReservation) RefusedBy() *RateLimiter {
 	if r.answer.refused < 0 {
 		return nil
 	}
-	return r.answer.asked.members[r.answer.refused].limiter
+	return r.answer.asked.members[r.answer.refused].member()
 }
 
 // Members returns the outcome of each member that was asked, in the order in which they were listed. There are none if the call passed without a bucket.
@@ -69,7 +69,7 @@ func (r *GroupReservation) Members() []MemberOutcome {
 			o.Taken = at == taken
 		}
 		all = append(all, MemberOutcome{
-			Limiter: w.limiter, Permits: int(r.permits * w.permits), Taken: a.granted && o.Taken, Refused: !a.granted && o.Refused,
+			Limiter: w.member(), Permits: int(r.permits * w.permits), Taken: a.granted && o.Taken, Refused: !a.granted && o.Refused,
 			Wait: time.Duration(o.Wait) * time.Microsecond, level: levelOf(o.Seen),
 		})
 	}
