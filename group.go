@@ -237,8 +237,35 @@ func (g *several) newParticipant(set uint64) *group.Participant {
 		deciders[k].store, deciders[k].traits = store, traitsOf(store)
 		c.Direct = c.Direct && deciders[k].traits.bounded
 	}
-	c.Decide = func(until time.Time, part int, b *permit.Group) error { return deciders[part].decide(until, b) }
+	trips := tripsOf(c.Parts, limiters)
+	c.Decide = func(until time.Time, part int, b *permit.Group) error {
+		trip := trips[part]
+		if trip == nil {
+			return deciders[part].decide(until, b)
+		}
+		began := clock.Mono()
+		err := deciders[part].decide(until, b)
+		t := engine.Trip{Elapsed: clock.Mono() - began, Err: err}
+		for _, m := range b.Members {
+			t.Requests, t.LockWait = t.Requests+len(m.Requests), max(t.LockWait, m.Outcome.LockWait)
+		}
+		trip(t)
+		return err
+	}
 	return group.New(c)
+}
+
+// tripsOf returns for each part what observes its round trips: that of its first member that has an observer; nil if none has, or in memory.
+func tripsOf(parts [][]int, limiters []*RateLimiter) []func(engine.Trip) {
+	trips := make([]func(engine.Trip), len(parts))
+	for k, part := range parts {
+		for _, i := range part {
+			if l := limiters[i]; trips[k] == nil && l.memory == nil {
+				trips[k] = l.limiter.OnTrip
+			}
+		}
+	}
+	return trips
 }
 
 // partsOfGroup returns the members that one store decides in one step, by their indexes: those of one store and, if that has several servers, of one

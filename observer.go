@@ -16,7 +16,8 @@ type Observer struct {
 	// returns.
 	Decision func(context.Context, Decision)
 	// Trip is called when the store has replied to a batch of requests, or when the batch was given up. It is called on the observer of the
-	// limiter whose request is the first of the batch. A MemoryStore makes no round trips.
+	// limiter whose request is the first of the batch, or for a batch of a [Group] on that of its first member on the store that has an
+	// observer. A MemoryStore makes no round trips.
 	Trip func(Trip)
 	// Prefetch is called when a block of a bucket's permits (WithPrefetch) is used up, given back or worthless. permits is the size of the
 	// block, and used is the number of permits of it that were used. bucket is the Label if there is one, see Decision.
@@ -83,7 +84,7 @@ func (d Decider) String() string {
 type Trip struct {
 	// Bucket of the batch.
 	Bucket string
-	// Requests is the number of requests in the batch.
+	// Requests is the number of requests in the batch, of all members for a batch of a [Group].
 	Requests int
 	// Elapsed is the time until the reply, or until the batch was given up. LockWait is the part of it spent waiting for the bucket's lock,
 	// 0 if the lock was free.
