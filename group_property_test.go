@@ -46,18 +46,21 @@ func (l *ledger) used(at time.Duration, permits int) {
 	l.largest = max(l.largest, permits)
 }
 
-// excess returns by how many permits the uses of any window exceed burst + rate × (window + late).
+// excess returns by how many permits the uses of any window exceed burst + rate × (window + late). The fullest window that ends with a use begins
+// with it, or is the fullest one that ends with the use before, continued.
 func (l *ledger) excess(rate, burst float64, late time.Duration) (most float64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	slices.SortFunc(l.uses, func(a, b use) int { return int(a.at - b.at) })
 	most = -burst
-	for i := range l.uses {
-		n := 0
-		for _, u := range l.uses[i:] {
-			n += u.permits
-			most = max(most, float64(n)-max(burst, float64(l.largest))-rate*(u.at-l.uses[i].at+late+time.Microsecond).Seconds())
+	bound := max(burst, float64(l.largest)) + rate*(late+time.Microsecond).Seconds()
+	beyond := 0.0 // the permits of that window, less those of its length at the rate
+	for i, u := range l.uses {
+		if i > 0 {
+			beyond = max(0, beyond-rate*(u.at-l.uses[i-1].at).Seconds())
 		}
+		beyond += float64(u.permits)
+		most = max(most, beyond-bound)
 	}
 	return most
 }
