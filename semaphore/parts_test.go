@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,11 +18,11 @@ import (
 // deaf is a store whose Listen fails at once. It counts the attempts.
 type deaf struct {
 	store.Store
-	listens int
+	listens atomic.Int32
 }
 
 func (d *deaf) Listen(context.Context, string, func(), func(store.Grant)) error {
-	d.listens++
+	d.listens.Add(1)
 	return errors.New("no connection")
 }
 
@@ -33,10 +34,10 @@ func TestListenIsRepeated(t *testing.T) {
 		l.listen(clock.Mono())
 		l.listen(clock.Mono())
 		time.Sleep(10*listenAgain - listenAgain/2)
-		require.Equal(t, 10, d.listens)
+		require.EqualValues(t, 10, d.listens.Load())
 		l.stop()
 		<-l.tasks.ended()
-		require.Equal(t, 10, d.listens)
+		require.EqualValues(t, 10, d.listens.Load())
 	})
 }
 

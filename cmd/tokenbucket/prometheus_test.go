@@ -149,7 +149,7 @@ func TestBoardOnPrometheus(t *testing.T) {
 	}))
 	t.Cleanup(upstream.Close)
 	rows := []string{"/rate", "/waits", "/window", "/places", "/busy", "/dead", "/off", "/zero", "/bad"}
-	file := newLimitsFile(t, "limits:\n  - {name: /rate, rate: 20, cache: 0}\n  - {name: /waits, rate: 20, cache: 0.3}\n"+
+	file := newLimitsFile(t, "limits:\n  - {name: /rate, rate: 2, cache: 0}\n  - {name: /waits, rate: 20, cache: 0.3}\n"+
 		"  - {name: /window, rate: none, window: 5s, window_limit: 30}\n  - {name: /places, rate: none, concurrent: 2}\n  - {name: /busy, rate: 1000, penalty: 429}\n"+
 		"  - {name: /dead, rate: 1000}\n  - {name: /off, rate: 1, disabled: true}\n  - {name: /zero, rate: 0}\n  - {name: /bad}\n")
 	var gateways []*process

@@ -86,10 +86,7 @@ func TestServers(t *testing.T) {
 
 // What the program says to try works.
 func TestCurl(t *testing.T) {
-	curl, err := exec.LookPath("curl")
-	if err != nil {
-		t.Skip("curl is not installed")
-	}
+	curl := redistest.Program(t, "curl")
 	url := serve(t, options{})
 	var codes []string
 	for range 4 {

@@ -7,7 +7,6 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -72,9 +71,7 @@ type tab struct {
 
 // open opens a page. When the test ends it must not have complained, nor have asked another host.
 func open(t *testing.T, address string, before ...chromedp.Action) *tab {
-	if _, err := exec.LookPath("chromium"); err != nil {
-		t.Skip("needs chromium: ", err)
-	}
+	redistest.Program(t, "chromium")
 	chromium.Do(startChromium)
 	require.NoError(t, chromium.err)
 	u, err := url.Parse(address)
