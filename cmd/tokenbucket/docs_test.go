@@ -44,7 +44,7 @@ func TestDocumentedCommands(t *testing.T) {
 	}
 	commands = regexp.MustCompile(`sleep ([12]\S*)`).ReplaceAllString(commands, "sleep 3") // the machine may be busy
 	commands = strings.Replace(commands, "sleep 3", "until curl -s -o /dev/null localhost:"+upstream+"; do sleep 0.2; done; sleep 3", 1)
-	const slow = "('/ibe/AvailFare', 0.1, 0)"                                              // as slow as the machine may be, it makes more calls than that
+	const slow = "('/ibe/AvailFare', 0.1, 0)" // as slow as the machine may be, it makes more calls than that
 	require.Contains(t, commands, "('/ibe/AvailFare', 5, 0)")
 	commands = strings.Replace(commands, "('/ibe/AvailFare', 5, 0)", slow, 1)
 	tmp := t.TempDir()
