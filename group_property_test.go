@@ -70,7 +70,7 @@ func (l *ledger) excess(rate, burst float64, late time.Duration) (most float64) 
 func TestGroupWindowBound(t *testing.T) {
 	var calls, given, groupUses atomic.Int64
 	var tightest float64 = -1e9
-	for seed := range tb.Sized(200, 40) {
+	for seed := range tb.Sized(200, 20) {
 		synctest.Test(t, func(t *testing.T) {
 			random := rand.New(rand.NewPCG(uint64(seed), 7))
 			memory := tb.NewMemoryStore()

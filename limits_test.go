@@ -17,7 +17,7 @@ import (
 
 // Limits of one name: 5 a second and 1,000 a day, over a month in full size. Neither is exceeded, and the day's is used to 99 %.
 func TestLimits(t *testing.T) {
-	days := tb.Sized(30, 2)
+	days := tb.Sized(30, 1)
 	synctest.Test(t, func(t *testing.T) {
 		g, err := tb.NewLimits("fares", tb.PerSecond(5), tb.PerDay(1000).Burst(5))
 		require.NoError(t, err)
