@@ -51,7 +51,7 @@ func startChromium() {
 	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.NoSandbox, chromedp.UserDataDir(filepath.Join(home, "profile")),
 		chromedp.Flag("lang", "en-GB"), chromedp.Flag("force-color-profile", "srgb"), chromedp.WSURLReadTimeout(time.Minute))
 	allocator, stopAllocator := chromedp.NewExecAllocator(context.Background(), options...)
-	ctx, stop := chromedp.NewContext(allocator, quiet)
+	ctx, stop := chromedp.NewContext(allocator, quiet, chromedp.WithBrowserOption(chromedp.WithDialTimeout(time.Minute)))
 	chromium.err = chromedp.Run(ctx)
 	chromium.ctx = ctx
 	chromium.stop = func() { stop(); stopAllocator(); _ = os.RemoveAll(home) }
