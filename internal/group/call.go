@@ -149,19 +149,3 @@ func (q *Call) remaining(now int64) int64 {
 	}
 	return wait
 }
-
-// awaited returns a member whose store has not replied to a batch: of the part that is asked, or of the first part whose store may fail.
-func (p *Participant) awaited(f *flight) int {
-	fails := func(m int) bool { return p.Members[m].Limiter.Coordinator.Health != nil }
-	if f != nil {
-		if m := p.Parts[f.asked.Load()][0]; fails(m) {
-			return m
-		}
-	}
-	for _, members := range p.Parts {
-		if fails(members[0]) {
-			return members[0]
-		}
-	}
-	return 0
-}

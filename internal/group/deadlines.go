@@ -108,9 +108,7 @@ func (p *Participant) expireFlight(f *flight, now int64) {
 			f.own[m][i] = own{}
 		}
 	}
-	for _, c := range p.stores() {
-		c.Health.Suspect(c)
-	}
+	p.suspect()
 }
 
 // startDeadline makes sure that the timer of the deadlines runs. mu must be held.

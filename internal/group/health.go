@@ -9,27 +9,43 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
-// timeoutError returns why there is no reply: the batch waits for a lock, or for a store. mu must be held.
-func (p *Participant) timeoutError(f *flight) error {
+// timeoutError returns why there is no reply to a batch: it waits for a lock, or for a store. f is nil if the batch is not built yet. mu must be held.
+func (c *Config) timeoutError(f *flight) error {
 	if f != nil {
 		for m := range f.batch {
 			if s := f.batch[m].Session; s != nil && s.Waits() {
-				return p.Failure(m, fmt.Errorf("%w: bucket %q: within %v", permit.ErrLockNotObtained, f.batch[m].Name, p.Timeout))
+				return c.Failure(m, fmt.Errorf("%w: bucket %q: within %v", permit.ErrLockNotObtained, f.batch[m].Name, c.Timeout))
 			}
 		}
 	}
-	return p.Failure(p.awaited(f), fmt.Errorf("%w: no answer within %v", permit.ErrStoreTimeout, p.Timeout))
+	return c.Failure(c.awaited(f), fmt.Errorf("%w: no answer within %v", permit.ErrStoreTimeout, c.Timeout))
 }
 
-// stores returns one coordinator for each monitor of the members' stores.
-func (p *Participant) stores() (some []*engine.Coordinator) {
-	for _, m := range p.Members {
-		c := m.Limiter.Coordinator
-		if c.Health != nil && !slices.ContainsFunc(some, func(o *engine.Coordinator) bool { return o.Health == c.Health }) {
-			some = append(some, c)
+// awaited returns a member whose store has not replied to a batch: of the part that is asked, or of the first part whose store may fail.
+func (c *Config) awaited(f *flight) int {
+	fails := func(m int) bool { return c.Members[m].Limiter.Coordinator.Health != nil }
+	if f != nil {
+		if m := c.Parts[f.asked.Load()][0]; fails(m) {
+			return m
 		}
 	}
-	return some
+	for _, members := range c.Parts {
+		if fails(members[0]) {
+			return members[0]
+		}
+	}
+	return 0
+}
+
+// suspect tells the monitors of all members' stores, each once, that there was no reply.
+func (c *Config) suspect() {
+	var some []*engine.Health
+	for _, m := range c.Members {
+		if h := m.Limiter.Coordinator.Health; h != nil && !slices.Contains(some, h) {
+			some = append(some, h)
+			h.Suspect(m.Limiter.Coordinator)
+		}
+	}
 }
 
 // report tells the monitor of a member's store of a failure. mu must be held.

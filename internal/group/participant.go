@@ -293,7 +293,7 @@ func (p *Participant) dispatch(now int64) {
 	switch {
 	case p.Immediate:
 		for f := p.build(now); f != nil; f = p.build(p.local.Now()) {
-			p.run(f)
+			f.run(&p.Config)
 			p.deliver(f, p.local.Now(), 0)
 			f.reset()
 			p.spare = f

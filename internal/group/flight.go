@@ -34,6 +34,16 @@ type flight struct {
 	asked atomic.Int32 // the part that is asked
 }
 
+// newFlight returns an empty flight for the parts of a participant.
+func newFlight(c *Config) *flight {
+	n := len(c.Members)
+	f := &flight{own: make([][]own, n), batch: make([]permit.Batch, n), looks: make([]look, n), parts: make([]leg, len(c.Parts))}
+	for k := range f.parts {
+		f.parts[k].members = c.Parts[k]
+	}
+	return f
+}
+
 // request returns a member's request of the j-th row that its leg was asked for.
 func (f *flight) request(member, j int) *permit.Request {
 	return &f.batch[member].Requests[len(f.own[member])+j]
@@ -64,6 +74,7 @@ func (f *flight) reset() {
 
 // leg is the part of a flight that one store decides.
 type leg struct {
+	members []int
 	group   permit.Group
 	rows    []int // the joint requests, by their numbers
 	decided bool
@@ -102,7 +113,7 @@ func (p *Participant) build(now int64) *flight {
 	n := len(p.members)
 	f := p.spare
 	if p.spare = nil; f == nil {
-		f = &flight{own: make([][]own, n), batch: make([]permit.Batch, n), looks: make([]look, n), parts: make([]leg, len(p.Parts))}
+		f = newFlight(&p.Config)
 	}
 	f.local, f.began, f.heeds = now, 0, len(p.owned) > 0
 	if !p.Immediate {
@@ -250,21 +261,21 @@ func (p *Participant) prepare(f *flight) {
 // send implements [transport.Trips].Send.
 func (p *Participant) send(_ string, items []*transport.Item[*flight, struct{}]) {
 	for _, i := range items {
-		p.run(i.Batch)
+		i.Batch.run(&p.Config)
 		i.Answer(struct{}{}, nil)
 	}
 }
 
 // run has the parts decide a batch, one after the other. It needs no lock: nobody else touches what it uses until the batch lands.
-func (p *Participant) run(f *flight) {
+func (f *flight) run(c *Config) {
 	rows := f.all
-	for k, members := range p.Parts {
+	for k := range f.parts {
 		leg := &f.parts[k]
-		if leg.rows = rows; k > 0 && len(rows) == 0 && !f.heeds && !f.needs(members) {
+		if leg.rows = rows; k > 0 && len(rows) == 0 && !f.heeds && !f.needs(leg.members) {
 			continue
 		}
-		leg.group.Choice, leg.group.Joint, leg.group.Members = p.Choice, len(rows), leg.group.Members[:0]
-		for _, m := range members {
+		leg.group.Choice, leg.group.Joint, leg.group.Members = c.Choice, len(rows), leg.group.Members[:0]
+		for _, m := range leg.members {
 			b := &f.batch[m]
 			if own := len(f.own[m]); len(rows) < len(f.all) {
 				for j, i := range rows {
@@ -275,15 +286,15 @@ func (p *Participant) run(f *flight) {
 			leg.group.Members = append(leg.group.Members, b)
 		}
 		f.asked.Store(int32(k))
-		if leg.err = p.Decide(clock.At(f.until), k, &leg.group); leg.err != nil {
-			if p.Choice == permit.All { // for permit.Any another part may grant it
+		if leg.err = c.Decide(clock.At(f.until), k, &leg.group); leg.err != nil {
+			if c.Choice == permit.All { // for permit.Any another part may grant it
 				rows = f.all[:0] // the later parts decide the requests of their members alone
 			}
 			continue
 		}
 		leg.decided = true
-		if k+1 < len(p.Parts) {
-			rows = f.after(p, k, members)
+		if k+1 < len(f.parts) {
+			rows = f.after(k, c.Choice)
 		}
 	}
 }
@@ -294,29 +305,34 @@ func (f *flight) needs(members []int) bool {
 }
 
 // after returns the joint requests that the legs after k are asked for.
-func (f *flight) after(p *Participant, k int, members []int) (next []int) {
+func (f *flight) after(k int, choice permit.Choice) (next []int) {
 	for j, i := range f.parts[k].rows {
 		granted, wait := false, int64(0)
-		for _, m := range members {
+		for _, m := range f.parts[k].members {
 			if g := &f.request(m, j).Grant; g.OK {
 				granted, wait = true, max(wait, g.WaitMicros)
 			}
 		}
 		switch {
-		case p.Choice == permit.All && granted:
+		case choice == permit.All && granted:
 			next = append(next, i)
-		case p.Choice == permit.Any && (!granted || wait > 0):
+		case choice == permit.Any && (!granted || wait > 0):
 			if next = append(next, i); granted { // only an earlier due time is of use
-				for _, later := range p.Parts[k+1:] {
-					for _, m := range later {
-						r := f.request(m, i) // it has all rows as yet
-						r.MaxWaitMicros = min(r.MaxWaitMicros, wait-1)
-					}
-				}
+				f.bound(k+1, i, wait-1)
 			}
 		}
 	}
 	return next
+}
+
+// bound limits the wait of a row in the legs from k on, which have all rows as yet.
+func (f *flight) bound(k, row int, wait int64) {
+	for ; k < len(f.parts); k++ {
+		for _, m := range f.parts[k].members {
+			r := f.request(m, row)
+			r.MaxWaitMicros = min(r.MaxWaitMicros, wait)
+		}
+	}
 }
 
 // keepSession takes back the session of a member. mu must be held.
