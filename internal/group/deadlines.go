@@ -100,8 +100,7 @@ func (p *Participant) expireFlight(f *flight, now int64) {
 	for m := range f.own {
 		for i, o := range f.own[m] {
 			if o.refund != nil {
-				p.lost.Add(o.refund.permits)
-				o.refund.confirm.settled(err)
+				p.members[m].settle(o.refund, false, err)
 			} else if o.call != nil {
 				p.fail(o.call, err)
 			}

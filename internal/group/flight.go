@@ -7,7 +7,6 @@ import (
 
 	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
-	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
 
@@ -15,6 +14,14 @@ import (
 type own struct {
 	refund *refund
 	call   *Call // a settlement
+}
+
+// request returns what is sent to a member.
+func (o own) request(member int) permit.Request {
+	if o.refund != nil {
+		return permit.Request{Op: permit.GiveBack, Back: o.refund.give}
+	}
+	return permit.Request{Op: permit.Settle, Permits: o.call.settles[member]}
 }
 
 // flight is a batch from its departure to its reply.
@@ -96,13 +103,6 @@ func (p *Participant) Depart() (f *flight, deadline time.Time, ok bool) {
 	return f, clock.At(f.began + p.Timeout), true
 }
 
-// look bounds how much of a bucket's time a batch asks for, see lookAhead in internal/engine.
-type look struct {
-	horizon, ahead, counted, permits, most, stored int64
-	floor                                          engine.Floor // the credit that is left
-	class                                          engine.Class // of most
-}
-
 // build returns the next batch, or nil if there is nothing to send. mu must be held.
 func (p *Participant) build(now int64) *flight {
 	p.release(now)
@@ -121,8 +121,8 @@ func (p *Participant) build(now int64) *flight {
 	}
 	for i := range p.members {
 		m := &p.members[i]
-		p.addRefunds(f, i)
-		f.looks[i] = look{horizon: engine.Horizon(m.effective()), ahead: p.ahead(i, now), stored: m.stored, floor: m.floor}
+		f.own[i] = m.addRefunds(f.own[i])
+		f.looks[i] = m.look(p.ahead(i, now))
 	}
 	for _, q := range p.asking {
 		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/n/2 {
@@ -157,17 +157,6 @@ func (p *Participant) build(now int64) *flight {
 	return f
 }
 
-// addRefunds adds the refunds of a member to a batch, the newest first, because that is at the bucket's tail. mu must be held.
-func (p *Participant) addRefunds(f *flight, i int) {
-	m := &p.members[i]
-	slices.SortStableFunc(m.refunds, func(a, b *refund) int { return int(b.give.ID - a.give.ID) })
-	n := min(len(m.refunds), permit.MaxBatch/4)
-	for _, r := range m.refunds[:n] {
-		f.own[i] = append(f.own[i], own{refund: r})
-	}
-	m.refunds = slices.Delete(m.refunds, 0, n)
-}
-
 // ahead returns how much of a member's future time this process owns, in microseconds. mu must be held.
 func (p *Participant) ahead(member int, now int64) (micros int64) {
 	for _, q := range p.owned {
@@ -187,18 +176,12 @@ func (p *Participant) addRow(f *flight, q *Call, now int64) (more bool) {
 		m, l := &p.members[i], &f.looks[i]
 		r := permit.Request{Permits: q.permits * m.Weight, MaxWaitMicros: remaining}
 		if !q.reserves || q.promised {
-			t := m.effective()
-			if c := l.floor.Next(m.Limiter.Coordinator.Class, r.Permits); l.permits != r.Permits || l.class != c || l.ahead-l.counted > l.horizon/16 {
-				l.permits, l.class, l.counted, l.most = r.Permits, c, l.ahead, engine.LookAhead(t, c, r.Permits, l.ahead)
-			}
-			if remaining <= l.most && !q.promised {
+			most, room := l.bound(r.Permits)
+			if remaining <= most && !q.promised {
 				ends |= 1 << i
 			}
-			r.MaxWaitMicros = min(remaining, l.most)
-			if l.stored -= r.Permits; l.stored < 0 {
-				l.ahead += engine.CostFromCold(t, min(-l.stored, r.Permits))
-			}
-			more = more && l.ahead <= 2*l.horizon
+			r.MaxWaitMicros = min(remaining, most)
+			more = more && room
 		} else {
 			ends |= 1 << i
 		}
@@ -231,29 +214,10 @@ func (p *Participant) limit(f *flight) {
 // prepare begins the batches of the members with their own requests. mu must be held.
 func (p *Participant) prepare(f *flight) {
 	for i := range p.members {
-		m := &p.members[i]
-		l := m.Limiter
-		c := l.Coordinator
 		b := &f.batch[i]
-		*b = permit.Batch{
-			Name: c.Name, Key: c.Key, Terms: l.Own, Known: m.effective(), Initial: l.Initial, Transient: l.Transient,
-			Requests: b.Requests[:0], Epoch: engine.NewEpoch(), LocalMicros: p.micros, Session: m.session,
-		}
-		if m.session = nil; b.Session == nil && p.NewSession != nil && !p.Immediate {
-			b.Session = p.NewSession()
-		}
-		if m.server.Known() {
-			micros, received := m.server.Last()
-			b.ServerMicros, b.ServerRead = micros, clock.At(received)
-		}
+		p.members[i].begin(b, &p.Config, p.micros)
 		for _, o := range f.own[i] {
-			r := permit.Request{Op: permit.GiveBack}
-			if o.refund != nil {
-				r.Back = o.refund.give
-			} else {
-				r = permit.Request{Op: permit.Settle, Permits: o.call.settles[i]}
-			}
-			b.Requests = append(b.Requests, r)
+			b.Requests = append(b.Requests, o.request(i))
 		}
 	}
 }
@@ -332,14 +296,5 @@ func (f *flight) bound(k, row int, wait int64) {
 			r := f.request(m, row)
 			r.MaxWaitMicros = min(r.MaxWaitMicros, wait)
 		}
-	}
-}
-
-// keepSession takes back the session of a member. mu must be held.
-func (p *Participant) keepSession(f *flight, m int) {
-	if s := f.batch[m].Session; p.members[m].session == nil && !f.late {
-		p.members[m].session = s
-	} else if s != nil {
-		s.Release()
 	}
 }

@@ -185,8 +185,7 @@ func (p *Participant) giveBack(g *grant, c *confirm) {
 			if c != nil {
 				c.open++
 			}
-			r := &refund{give: part.place.Refund(part.terms, 0, part.at), permits: g.permits * p.Members[m].Weight, confirm: c}
-			p.members[m].refunds = append(p.members[m].refunds, r)
+			p.members[m].giveBack(&refund{give: part.place.Refund(part.terms, 0, part.at), permits: g.permits * p.members[m].Weight, confirm: c})
 		}
 	}
 }

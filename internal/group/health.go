@@ -48,14 +48,6 @@ func (c *Config) suspect() {
 	}
 }
 
-// report tells the monitor of a member's store of a failure. mu must be held.
-func (p *Participant) report(m int, err error) {
-	c := p.Members[m].Limiter.Coordinator
-	if c.Health != nil && (c.Away(err) || c.NotAsked(err)) {
-		c.Health.Suspect(c)
-	}
-}
-
 // failDown fails the calls that need a store which is unavailable. mu must be held.
 func (p *Participant) failDown(now int64) {
 	if p.Immediate || len(p.asking) == 0 {

@@ -24,7 +24,6 @@ import (
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/engine"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
-	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
 // Member is one bucket of a participant. A request for n permits takes n times Weight permits from it.
@@ -71,53 +70,25 @@ type Participant struct {
 	trips *trips
 
 	snapshot atomic.Pointer[snapshot]
-	lost     atomic.Int64
 
 	mu       sync.Mutex // guards the fields below
-	members  []member
-	asking   []*Call // that have no grant and are not in flight
-	owned    []*Call // that have a grant which is not due, in the order of the grants
-	count    int     // calls that have not ended
-	askAt    int64   // when to ask for the waiters, because they were refused; 0 for at once
-	at       int64   // when the last reply arrived, or the last error
-	nextDue  int64   // no later than the first due time of owned; 0 if there is none
-	nextEnd  int64   // no later than the first end of a timeout; 0 if there is none
-	busy     bool    // a batch is about to be built, or in flight
-	spare    *flight // for reuse
-	flight   *flight // nil while it is not built
+	members  []member   // the counts of lost permits may be read without it
+	asking   []*Call    // that have no grant and are not in flight
+	owned    []*Call    // that have a grant which is not due, in the order of the grants
+	count    int        // calls that have not ended
+	askAt    int64      // when to ask for the waiters, because they were refused; 0 for at once
+	at       int64      // when the last reply arrived, or the last error
+	nextDue  int64      // no later than the first due time of owned; 0 if there is none
+	nextEnd  int64      // no later than the first end of a timeout; 0 if there is none
+	busy     bool       // a batch is about to be built, or in flight
+	spare    *flight    // for reuse
+	flight   *flight    // nil while it is not built
 	since    time.Duration
 	refuser  int // the member that refused the waiters last
 	alarm    clockwork.Timer
 	alarmAt  int64
 	deadline *time.Timer // while a batch is in flight
 	ticking  bool        // the deadline's timer runs
-}
-
-// member is what a participant knows of one of its buckets. The participant's mu guards it.
-type member struct {
-	Member
-	offset  clock.Offset
-	server  clock.Remote
-	penalty schedule.Penalty
-	terms   *permit.Terms // in force as of the last reply; nil before
-	known   *permit.Terms // the newest with a version; nil if there is none
-	free    int64         // when the bucket's debt ends, by the limiter's clock
-	stored  int64         // stored permits, which take no time
-	refunds []*refund
-	session permit.Session
-	floor   engine.Floor // of a class below the highest
-}
-
-// effective returns the configuration in force, as far as this process knows.
-func (m *member) effective() *permit.Terms {
-	t := m.Limiter.Effective()
-	if m.known != nil && m.known.Version >= t.Version {
-		t = m.known
-	}
-	if t == m.Limiter.Own && m.terms != nil && m.terms.Version > t.Version {
-		return m.terms
-	}
-	return t
 }
 
 // New returns a participant.
@@ -136,7 +107,12 @@ func New(config Config) *Participant {
 }
 
 // Lost returns how many permits could not be given back, of all members together. They lapse.
-func (p *Participant) Lost() int64 { return p.lost.Load() }
+func (p *Participant) Lost() (permits int64) {
+	for i := range p.members {
+		permits += p.members[i].lost.Load()
+	}
+	return permits
+}
 
 // Recycle lets a call be reused whose caller has received the result. Reservations are not reused.
 func (p *Participant) Recycle(q *Call) {
@@ -238,13 +214,7 @@ func (p *Participant) hopeless(q *Call, now int64) bool {
 	}
 	late, least, by := int64(0), int64(math.MaxInt64), 0
 	for i := range p.members {
-		m := &p.members[i]
-		t := m.effective()
-		n := float64(ahead)*float64(m.Weight) - float64(m.stored)
-		if t.PayLater {
-			n -= float64(q.permits * m.Weight)
-		}
-		due := max(now, m.free) + int64(min(max(0, n)*t.Interval, permit.MaxExact))
+		due := p.members[i].dueOf(q.permits, ahead, now)
 		if due > late {
 			late, by = due, i
 		}

@@ -63,16 +63,19 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 	for k := range f.parts {
 		leg := &f.parts[k]
 		for _, m := range p.Parts[k] {
-			p.keepSession(f, m)
+			p.members[m].keepSession(&f.batch[m], f.late)
 			switch {
 			case leg.decided:
 				out := &f.batch[m].Outcome
 				if !f.late {
-					p.observe(f, m, out, receivedAt(out, now), now, mono)
+					if !p.Immediate {
+						p.members[m].heard(out, f.began, mono)
+					}
+					p.shift(m, p.members[m].observe(out, receivedAt(out, now), now-f.local), now)
 				}
 				p.settleOwn(f, m, f.batch[m].Requests, nil)
 			case leg.err != nil:
-				p.report(m, leg.err)
+				p.members[m].report(leg.err)
 				p.settleOwn(f, m, nil, p.Failure(m, leg.err))
 			default: // it was not asked, because an earlier part has failed
 				p.requeueOwn(f, m)
@@ -91,7 +94,7 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 			q.due = q.decided
 			for m := range p.members {
 				if p.Choice == permit.All || m == q.member {
-					p.members[m].floor.Spend(q.permits * p.Members[m].Weight)
+					p.members[m].floor.Spend(q.permits * p.members[m].Weight)
 				}
 			}
 			p.end(q, done, nil)
@@ -168,10 +171,7 @@ func (p *Participant) settleOwn(f *flight, m int, requests []permit.Request, err
 		ok := err == nil && requests[i].Grant.OK
 		switch {
 		case o.refund != nil:
-			if !ok {
-				p.lost.Add(o.refund.permits)
-			}
-			o.refund.confirm.settled(err)
+			p.members[m].settle(o.refund, ok, err)
 		case o.call == nil:
 		case err != nil:
 			p.fail(o.call, err)
@@ -189,49 +189,24 @@ func (p *Participant) settleOwn(f *flight, m int, requests []permit.Request, err
 func (p *Participant) requeueOwn(f *flight, m int) {
 	for _, o := range f.own[m] {
 		if o.refund != nil {
-			p.members[m].refunds = append(p.members[m].refunds, o.refund)
+			p.members[m].giveBack(o.refund)
 		} else if o.call != nil && o.call.state == asking && !slices.Contains(p.asking, o.call) {
 			p.asking = append(p.asking, o.call)
 		}
 	}
 }
 
-// observe takes over what a reply shows of a member. mu must be held.
-func (p *Participant) observe(f *flight, i int, out *permit.Outcome, received, now int64, mono time.Duration) {
-	m, b := &p.members[i], &out.Bucket
-	m.offset.Observe(received-out.NowMicros, now-f.local)
-	if !p.Immediate {
-		m.server.Heard(out.ClockMicros, f.began, mono)
-	}
-	m.terms = b.Terms
-	if b.Terms.Version > 0 && (m.known == nil || b.Terms.Version >= m.known.Version) {
-		m.known = b.Terms
-	} else if b.Terms.Version == 0 {
-		m.known = nil
-	}
-	m.free, m.stored = received+b.Next-out.NowMicros, 0
-	if !b.Terms.WarmsUp {
-		m.stored = int64(b.Stored)
-	}
-	if c := m.Limiter.Coordinator; c.Health != nil {
-		c.Health.Answered(mono - f.began - out.LockWait)
-	}
-	shorter, longer, held := m.penalty.Observe(b.PausedMicros, b.HeldUntilMicros, out.NowMicros)
-	if !held && shorter == 0 {
+// shift moves what this process owns of a member, because a penalty has begun or ended. mu must be held.
+func (p *Participant) shift(member int, s shift, now int64) {
+	if s == (shift{}) {
 		return
 	}
-	until := b.HeldUntilMicros + m.offset.Micros()
 	for _, q := range p.owned {
-		part := &q.grant.parts[i]
+		part := &q.grant.parts[member]
 		if !part.taken {
 			continue
 		}
-		if part.due > now {
-			part.due = max(now, part.due-shorter) + longer
-		}
-		if held {
-			part.due = max(part.due, until)
-		}
+		s.move(part, now)
 		q.grant.settle()
 		q.due = q.grant.due
 		if q.until != math.MaxInt64 && q.due > q.until {
@@ -337,8 +312,7 @@ func (p *Participant) refused(f *flight, first int, now int64) {
 			if r.Grant.OK || over <= 0 {
 				continue
 			}
-			b := &p.members[m]
-			b.floor.Earn(b.effective(), b.Limiter.Coordinator.Class, b.Limiter.Floor, b.free-now, r.Permits, now)
+			p.members[m].heldBack(r.Permits, now)
 			if pause = max(pause, float64(engine.Horizon(p.members[m].effective()))/20); over > beyond {
 				p.refuser = m
 			}
