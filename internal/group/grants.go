@@ -179,7 +179,7 @@ func (p *Participant) noteDue(q *Call) {
 
 // giveBack sends a grant back to its members with the next batch. mu must be held.
 func (p *Participant) giveBack(g *grant, c *confirm) {
-	p.snapshot.Store(nil)
+	p.view.drop()
 	for m := range g.parts {
 		if part := &g.parts[m]; part.taken {
 			if c != nil {

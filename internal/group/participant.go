@@ -15,7 +15,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jonboulle/clockwork"
@@ -69,7 +68,7 @@ type Participant struct {
 	transport.Place
 	trips *trips
 
-	snapshot atomic.Pointer[snapshot]
+	view view
 
 	mu       sync.Mutex // guards the fields below
 	members  []member   // the counts of lost permits may be read without it
@@ -98,6 +97,7 @@ func New(config Config) *Participant {
 		p.members[i].Member = config.Members[i]
 		p.members[i].stored = permit.MaxBatch
 	}
+	p.view.config, p.view.system = &p.Config, p.local.System()
 	p.micros = p.local.Micros
 	p.trips = &trips{Send: p.send, Max: 1, Parallel: 1, Timeout: config.Timeout}
 	if config.Direct {
@@ -105,6 +105,15 @@ func New(config Config) *Participant {
 	}
 	return p
 }
+
+// Refuses reports whether a request cannot be granted within maxWait by the last reply, by which member, and how long it would wait at least. It needs
+// no lock.
+func (p *Participant) Refuses(n, maxWait int64) (member int, wait int64, refused bool) {
+	return p.view.refuses(n, maxWait)
+}
+
+// Seen returns the bucket of a member as the snapshot shows it.
+func (p *Participant) Seen(member int) engine.Seen { return p.view.seen(member) }
 
 // Lost returns how many permits could not be given back, of all members together. They lapse.
 func (p *Participant) Lost() (permits int64) {

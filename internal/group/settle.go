@@ -127,7 +127,7 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 	} else if !f.late {
 		p.askSooner(f)
 	}
-	p.show(f)
+	p.view.show(f, p.members)
 	p.release(now)
 }
 

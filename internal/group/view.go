@@ -1,6 +1,7 @@
 package group
 
 import (
+	"sync/atomic"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
@@ -16,21 +17,31 @@ type snapshot struct {
 	members []engine.Seen // Terms are nil for a member that refuses nothing
 }
 
+// view keeps the last snapshot of the members' buckets. Only show and drop need the participant's mu.
+type view struct {
+	snapshot atomic.Pointer[snapshot] // nil if a request might be granted at once
+	config   *Config
+	system   bool // the limiter's clock is the system's
+}
+
+// drop forgets the snapshot, because permits go back.
+func (v *view) drop() { v.snapshot.Store(nil) }
+
 // show keeps a snapshot of the members in which a request would wait, and drops it if there are none. mu must be held.
-func (p *Participant) show(f *flight) {
-	if f.late || p.Immediate {
+func (v *view) show(f *flight, members []member) {
+	if f.late || v.config.Immediate {
 		return
 	}
-	s := &snapshot{sent: f.began, members: make([]engine.Seen, len(p.members))}
+	s := &snapshot{sent: f.began, members: make([]engine.Seen, len(members))}
 	some := false
 	for k := range f.parts {
 		if !f.parts[k].decided {
 			continue
 		}
-		for _, m := range p.Parts[k] {
+		for _, m := range f.parts[k].members {
 			out := &f.batch[m].Outcome
-			b, own := &out.Bucket, p.Members[m].Limiter.Own
-			if b.Next <= out.NowMicros && b.Stored >= 1 || !b.Terms.Same(own) && b.Terms.Version <= own.Version || len(p.members[m].refunds) > 0 {
+			b, own := &out.Bucket, members[m].Limiter.Own
+			if b.Next <= out.NowMicros && b.Stored >= 1 || !b.Terms.Same(own) && b.Terms.Version <= own.Version || len(members[m].refunds) > 0 {
 				continue
 			}
 			s.members[m] = engine.Seen{Terms: b.Terms, Balance: b.Balance, Now: max(out.ClockMicros, out.NowMicros)}
@@ -40,26 +51,25 @@ func (p *Participant) show(f *flight) {
 	if !some {
 		s = nil
 	}
-	p.snapshot.Store(s)
+	v.snapshot.Store(s)
 }
 
-// Refuses reports whether a request cannot be granted within maxWait by the last reply, by which member, and how long it would wait at least. It needs
-// no lock.
-func (p *Participant) Refuses(n, maxWait int64) (member int, wait int64, refused bool) {
-	s := p.snapshot.Load()
-	if s == nil || !p.local.System() {
+// refuses is [Participant.Refuses].
+func (v *view) refuses(n, maxWait int64) (member int, wait int64, refused bool) {
+	s := v.snapshot.Load()
+	if s == nil || !v.system {
 		return 0, 0, false
 	}
 	age := clock.Mono() - s.sent + time.Microsecond
 	for m := range s.members {
 		refuses, least := false, int64(0)
 		if s.members[m].Terms != nil {
-			least, refuses = s.members[m].Refuses(n*p.Members[m].Weight, maxWait, age)
+			least, refuses = s.members[m].Refuses(n*v.config.Members[m].Weight, maxWait, age)
 		}
 		switch {
-		case refuses && p.Choice == permit.All:
+		case refuses && v.config.Choice == permit.All:
 			return m, least, true
-		case !refuses && p.Choice == permit.Any:
+		case !refuses && v.config.Choice == permit.Any:
 			return 0, 0, false
 		case refuses && (!refused || least < wait):
 			member, wait, refused = m, least, true
@@ -68,9 +78,9 @@ func (p *Participant) Refuses(n, maxWait int64) (member int, wait int64, refused
 	return member, wait, refused
 }
 
-// Seen returns the bucket of a member as the snapshot shows it.
-func (p *Participant) Seen(member int) engine.Seen {
-	if s := p.snapshot.Load(); s != nil {
+// seen returns the bucket of a member as the snapshot shows it.
+func (v *view) seen(member int) engine.Seen {
+	if s := v.snapshot.Load(); s != nil {
 		return s.members[member]
 	}
 	return engine.Seen{}
