@@ -114,26 +114,67 @@ func (p *Participant) Left(q *Call) bool {
 	return q.state == left
 }
 
-// end ends a call. mu must be held.
-func (p *Participant) end(q *Call, s state, err error) {
+// callers counts the calls that have not ended, and ends them. The participant's mu must be held for all methods.
+//
+// Invariant: a call is counted once when it arrives, and once when it ends.
+type callers struct{ count int }
+
+// end ends a call, unless it has ended.
+func (c *callers) end(q *Call, s state, err error) {
 	if q.state > owned {
 		return
 	}
-	p.count--
+	c.count--
 	q.state, q.err, q.grant = s, err, nil
+	q.reply()
+	close(q.ready)
+}
+
+// refuse ends a call that will not be granted. wait is how long its permits would have taken.
+func (c *callers) refuse(q *Call, wait int64) {
+	q.wait = wait
+	c.end(q, refused, nil)
+}
+
+// fail ends a call after an error.
+func (c *callers) fail(q *Call, err error) { c.end(q, failed, err) }
+
+// leave ends a call whose caller has gone. Its channels stay open.
+func (c *callers) leave(q *Call) {
+	q.state = left
+	c.count--
+}
+
+// arrive sets the times of a newcomer.
+func (q *Call) arrive(now int64, mono time.Duration) {
+	q.sent, q.came, q.until = mono, now, math.MaxInt64
+	if q.timeout < permit.MaxExact {
+		q.until = now + q.timeout
+	}
+	if q.deadline != 0 {
+		q.until = min(q.until, now+max(0, (q.deadline-mono).Microseconds()))
+	}
+}
+
+// acquires reports whether the call is neither a reservation nor a settlement.
+func (q *Call) acquires() bool { return q.settles == nil && !q.reserves }
+
+// waiter reports whether the call waits its turn: it acquires, or it is a granted reservation whose permits have lapsed.
+func (q *Call) waiter() bool { return q.settles == nil && (!q.reserves || q.promised) }
+
+// promise marks a reservation as granted: its caller may continue.
+func (q *Call) promise() {
+	q.promised, q.until = true, math.MaxInt64
+	q.reply()
+}
+
+// reply lets the caller of a reservation continue.
+func (q *Call) reply() {
 	if q.answer != nil {
 		close(q.answer)
 		q.answer = nil
 	}
-	close(q.ready)
 }
-
-func (p *Participant) refuse(q *Call, wait int64) {
-	q.wait = wait
-	p.end(q, refused, nil)
-}
-
-func (p *Participant) fail(q *Call, err error) { p.end(q, failed, err) }
 
 // remaining returns the longest wait from now on that is of use to the caller. A timeout counts from the first decision.
 func (q *Call) remaining(now int64) int64 {

@@ -105,7 +105,7 @@ func (p *Participant) Depart() (f *flight, deadline time.Time, ok bool) {
 
 // build returns the next batch, or nil if there is nothing to send. mu must be held.
 func (p *Participant) build(now int64) *flight {
-	p.release(now)
+	p.queue.release(now)
 	p.failDown(now)
 	if !p.sends(now) {
 		return nil
@@ -115,16 +115,16 @@ func (p *Participant) build(now int64) *flight {
 	if p.spare = nil; f == nil {
 		f = newFlight(&p.Config)
 	}
-	f.local, f.began, f.heeds = now, 0, len(p.owned) > 0
+	f.local, f.began, f.heeds = now, 0, len(p.queue.owned) > 0
 	if !p.Immediate {
 		f.began = clock.Mono()
 	}
 	for i := range p.members {
 		m := &p.members[i]
 		f.own[i] = m.addRefunds(f.own[i])
-		f.looks[i] = m.look(p.ahead(i, now))
+		f.looks[i] = m.look(p.queue.ahead(i, now))
 	}
-	for _, q := range p.asking {
+	for _, q := range p.queue.asking {
 		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/n/2 {
 			continue
 		}
@@ -136,13 +136,13 @@ func (p *Participant) build(now int64) *flight {
 		q.flight, q.sent = f, max(q.sent, p.since)
 	}
 	p.prepare(f)
-	rest := p.asking[:0]
+	rest := p.queue.asking[:0]
 	more, budget := true, permit.MaxBatch/n/2
-	for _, q := range p.asking {
+	for _, q := range p.queue.asking {
 		waits := !q.reserves || q.promised
 		switch {
 		case q.flight == f: // a settlement
-		case q.settles != nil || len(f.rows) >= budget || !p.asks(q, now) || waits && !more:
+		case q.settles != nil || len(f.rows) >= budget || !p.queue.asks(q, now) || waits && !more:
 			rest = append(rest, q)
 		default:
 			if ok := p.addRow(f, q, now); waits {
@@ -151,15 +151,15 @@ func (p *Participant) build(now int64) *flight {
 			q.flight, q.sent = f, max(q.sent, p.since)
 		}
 	}
-	clear(p.asking[len(rest):])
-	p.asking = rest
+	clear(p.queue.asking[len(rest):])
+	p.queue.asking = rest
 	p.limit(f)
 	return f
 }
 
 // ahead returns how much of a member's future time this process owns, in microseconds. mu must be held.
 func (p *Participant) ahead(member int, now int64) (micros int64) {
-	for _, q := range p.owned {
+	for _, q := range p.queue.owned {
 		if part := &q.grant.parts[member]; part.taken {
 			micros += max(0, min(part.spent, part.due-now))
 		}

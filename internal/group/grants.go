@@ -3,12 +3,9 @@ package group
 import (
 	"context"
 	"fmt"
-	"math"
-	"slices"
 	"time"
 
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
-	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
 )
 
 // grant is the permits of one call.
@@ -59,36 +56,13 @@ func (p *Participant) leave(q *Call) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := p.local.Now()
-	p.release(now)
+	p.queue.release(now)
 	if q.state > owned {
 		return false
 	}
-	p.abandon(q, nil)
+	p.queue.abandon(q, nil, now)
 	p.dispatch(now)
 	return true
-}
-
-// abandon ends a call whose caller gives up. mu must be held.
-func (p *Participant) abandon(q *Call, c *confirm) {
-	was := q.state
-	q.state = left
-	p.count--
-	switch {
-	case was == owned:
-		p.owned = remove(p.owned, q)
-		g := q.grant
-		q.grant = nil
-		p.free(g, c)
-	case q.flight == nil:
-		p.asking = remove(p.asking, q)
-	}
-}
-
-func remove(calls []*Call, q *Call) []*Call {
-	if i := slices.Index(calls, q); i >= 0 {
-		return slices.Delete(calls, i, i+1)
-	}
-	return calls
 }
 
 // Cancel gives back the permits of a reservation that are not due yet, and waits for the replies. It reports whether it did.
@@ -96,9 +70,9 @@ func (p *Participant) Cancel(ctx context.Context, q *Call) (gone bool, err error
 	c := &confirm{done: make(chan struct{})}
 	p.mu.Lock()
 	now := p.local.Now()
-	p.release(now)
+	p.queue.release(now)
 	if gone = q.state <= owned; gone {
-		p.abandon(q, c)
+		p.queue.abandon(q, c, now)
 		p.dispatch(now)
 	}
 	open := c.open
@@ -118,7 +92,7 @@ func (p *Participant) Return(ctx context.Context, q *Call) error {
 		return err
 	}
 	c := &confirm{done: make(chan struct{})}
-	p.giveBack(q.unused, c)
+	p.queue.giveBack(q.unused, c)
 	q.unused = nil
 	p.dispatch(p.local.Now())
 	p.mu.Unlock()
@@ -137,91 +111,6 @@ func (p *Participant) confirmed(ctx context.Context, c *confirm) error {
 	case <-timeout.C:
 		return p.Failure(p.awaited(nil), fmt.Errorf("%w: cancel was not answered within %v", permit.ErrStoreTimeout, p.Timeout))
 	}
-}
-
-// free gives a grant that its call no longer needs to the calls behind it that want as many permits, and gives back what is left. mu must be held.
-func (p *Participant) free(g *grant, c *confirm) {
-	now := p.local.Now()
-	if now-g.due > schedule.Tolerated {
-		p.giveBack(g, c)
-		return
-	}
-	for _, q := range p.owned {
-		if q.permits == g.permits && q.grant.due > g.due && (p.Choice == permit.All || !q.reserves) {
-			q.grant, g = g, q.grant
-			p.noteDue(q)
-		}
-	}
-	for i, q := range p.asking {
-		if q.settles == nil && q.permits == g.permits && q.came <= g.due && g.due <= q.until && (!q.reserves || q.promised) {
-			p.asking = slices.Delete(p.asking, i, i+1)
-			p.give(q, g, now)
-			return
-		}
-	}
-	p.giveBack(g, c)
-}
-
-// noteDue sets a call's due time and its outcomes by its grant. mu must be held.
-func (p *Participant) noteDue(q *Call) {
-	q.due = q.grant.due
-	p.nextDue = sooner(p.nextDue, q.due)
-	if p.Choice == permit.Any {
-		q.member = slices.IndexFunc(q.grant.parts, func(part part) bool { return part.taken })
-	}
-	for m := range q.members {
-		if taken := q.grant.parts[m].taken; q.members[m].Taken != taken {
-			q.members = slices.Clone(q.members) // the reservation reads the former ones without the lock
-			q.members[m].Taken = taken
-		}
-	}
-}
-
-// giveBack sends a grant back to its members with the next batch. mu must be held.
-func (p *Participant) giveBack(g *grant, c *confirm) {
-	p.view.drop()
-	for m := range g.parts {
-		if part := &g.parts[m]; part.taken {
-			if c != nil {
-				c.open++
-			}
-			p.members[m].giveBack(&refund{give: part.place.Refund(part.terms, 0, part.at), permits: g.permits * p.members[m].Weight, confirm: c})
-		}
-	}
-}
-
-// give gives a grant to a call. mu must be held.
-func (p *Participant) give(q *Call, g *grant, now int64) {
-	if q.decided == 0 {
-		q.decided = now
-	}
-	if q.members == nil && q.reserves {
-		q.members = make([]Outcome, len(p.members))
-		for m := range q.members {
-			q.members[m].Wait = max(0, g.parts[m].due-now)
-		}
-	}
-	q.grant = g
-	p.noteDue(q)
-	if q.reserves {
-		q.promised, q.until = true, math.MaxInt64
-		if q.answer != nil {
-			close(q.answer)
-			q.answer = nil
-		}
-	}
-	if q.until != math.MaxInt64 {
-		q.until = max(q.until, g.due) // the store has found it in time
-	}
-	if g.due <= now && !p.overdue(g, now) {
-		if q.reserves && g.due <= q.decided {
-			q.unused = g
-		}
-		p.end(q, done, nil)
-		return
-	}
-	q.state = owned
-	p.owned = append(p.owned, q)
 }
 
 // settle computes the due time from those of the parts.
@@ -274,7 +163,7 @@ func (p *Participant) granted(f *flight, i int, now int64) (g *grant) {
 	}
 	g.settle()
 	if p.Choice == permit.All && taken < len(p.members) {
-		p.giveBack(g, nil)
+		p.queue.giveBack(g, nil)
 		return nil
 	}
 	return g
@@ -298,5 +187,5 @@ func (p *Participant) giveBackPart(g *grant, m int) {
 	one := &grant{permits: g.permits, parts: make([]part, len(g.parts))}
 	one.parts[m] = g.parts[m]
 	g.parts[m] = part{}
-	p.giveBack(one, nil)
+	p.queue.giveBack(one, nil)
 }

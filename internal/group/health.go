@@ -50,7 +50,7 @@ func (c *Config) suspect() {
 
 // failDown fails the calls that need a store which is unavailable. mu must be held.
 func (p *Participant) failDown(now int64) {
-	if p.Immediate || len(p.asking) == 0 {
+	if p.Immediate || len(p.queue.asking) == 0 {
 		return
 	}
 	for m := range p.Members {
@@ -61,18 +61,7 @@ func (p *Participant) failDown(now int64) {
 		}
 		c.Health.Suspect(c)
 		err := p.Failure(m, fmt.Errorf("%w: bucket %q: since %v: %w", permit.ErrStoreUnavailable, c.Name, time.Since(o.Since).Round(time.Millisecond), o.Err))
-		calls := p.asking
-		p.asking = nil
-		for i, q := range calls {
-			if p.asks(q, now) && !q.promised {
-				p.fail(q, err)
-			} else if p.asks(q, now) {
-				p.askAt = now + retryMicros
-				p.asking = append(p.asking, calls[i])
-			} else {
-				p.asking = append(p.asking, q)
-			}
-		}
+		p.queue.failAsking(err, now)
 		return
 	}
 }

@@ -11,9 +11,6 @@ package group
 
 import (
 	"context"
-	"fmt"
-	"math"
-	"slices"
 	"sync"
 	"time"
 
@@ -72,18 +69,11 @@ type Participant struct {
 
 	mu       sync.Mutex // guards the fields below
 	members  []member   // the counts of lost permits may be read without it
-	asking   []*Call    // that have no grant and are not in flight
-	owned    []*Call    // that have a grant which is not due, in the order of the grants
-	count    int        // calls that have not ended
-	askAt    int64      // when to ask for the waiters, because they were refused; 0 for at once
-	at       int64      // when the last reply arrived, or the last error
-	nextDue  int64      // no later than the first due time of owned; 0 if there is none
-	nextEnd  int64      // no later than the first end of a timeout; 0 if there is none
-	busy     bool       // a batch is about to be built, or in flight
-	spare    *flight    // for reuse
-	flight   *flight    // nil while it is not built
+	queue    queue
+	busy     bool    // a batch is about to be built, or in flight
+	spare    *flight // for reuse
+	flight   *flight // nil while it is not built
 	since    time.Duration
-	refuser  int // the member that refused the waiters last
 	alarm    clockwork.Timer
 	alarmAt  int64
 	deadline *time.Timer // while a batch is in flight
@@ -98,6 +88,7 @@ func New(config Config) *Participant {
 		p.members[i].stored = permit.MaxBatch
 	}
 	p.view.config, p.view.system = &p.Config, p.local.System()
+	p.queue = queue{strict: p.local.System(), config: &p.Config, members: p.members, view: &p.view}
 	p.micros = p.local.Micros
 	p.trips = &trips{Send: p.send, Max: 1, Parallel: 1, Timeout: config.Timeout}
 	if config.Direct {
@@ -163,38 +154,13 @@ func (p *Participant) Submit(ctx context.Context, q *Call) (answered <-chan stru
 func (p *Participant) accept(q *Call, stays bool) (take bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.count++
-	if p.count > p.MaxWaiters && q.settles == nil {
-		p.fail(q, fmt.Errorf("%w: group: %d wait already", permit.ErrTooManyWaiters, p.MaxWaiters))
-		return false
-	}
 	mono := clock.Mono()
 	now := p.local.NowAt(mono)
-	q.sent, q.came, q.until = mono, now, math.MaxInt64
-	if q.timeout < permit.MaxExact {
-		q.until = now + q.timeout
+	if !p.queue.join(q, now, mono) {
+		return false
 	}
-	if q.deadline != 0 {
-		q.until = min(q.until, now+max(0, (q.deadline-mono).Microseconds()))
-	}
-	if waits := q.settles == nil && !q.reserves; !p.waiting() {
-		p.askAt = 0
-	} else if waits && p.askAt > now {
-		if p.hopeless(q, now) {
-			return false
-		}
-		if now-p.at >= engine.SnapshotAge.Microseconds() && q.until != math.MaxInt64 {
-			p.askAt = 0 // the next reply shows whether the call can be in time
-		} else {
-			q.decided = now // those ahead were refused, so it counts as refused
-		}
-	}
-	p.asking = append(p.asking, q)
-	if q.until != math.MaxInt64 {
-		p.nextEnd = sooner(p.nextEnd, q.until)
-	}
-	if stays && p.Direct && !p.busy && len(p.asking) == 1 && p.sends(now) {
-		if p.failDown(now); len(p.asking) == 1 {
+	if stays && p.Direct && !p.busy && len(p.queue.asking) == 1 && p.sends(now) {
+		if p.failDown(now); len(p.queue.asking) == 1 {
 			p.begin()
 			return true
 		}
@@ -210,39 +176,6 @@ func (p *Participant) begin() {
 		p.since = clock.Mono()
 	}
 	p.startDeadline(p.Timeout)
-}
-
-// hopeless refuses a waiter that cannot be in time by the last reply, behind those that wait already. mu must be held.
-func (p *Participant) hopeless(q *Call, now int64) bool {
-	if q.until == math.MaxInt64 || now-p.at >= engine.SnapshotAge.Microseconds() {
-		return false
-	}
-	ahead := q.permits
-	for _, o := range p.asking {
-		ahead += o.permits
-	}
-	late, least, by := int64(0), int64(math.MaxInt64), 0
-	for i := range p.members {
-		due := p.members[i].dueOf(q.permits, ahead, now)
-		if due > late {
-			late, by = due, i
-		}
-		least = min(least, due)
-	}
-	if p.Choice == permit.Any {
-		late = least
-	}
-	if late <= q.until {
-		return false
-	}
-	q.blame(by, late-now, len(p.members))
-	p.refuse(q, late-now)
-	return true
-}
-
-// waiting reports whether calls wait that were not sent, or were refused. mu must be held.
-func (p *Participant) waiting() bool {
-	return slices.ContainsFunc(p.asking, func(q *Call) bool { return q.settles == nil && (!q.reserves || q.promised) })
 }
 
 // Wait waits for the result of a call. If the context ends first, the call is abandoned.
@@ -278,10 +211,10 @@ func (p *Participant) dispatch(now int64) {
 			p.spare = f
 		}
 	case p.busy:
-		p.release(now)
+		p.queue.release(now)
 		p.failDown(now)
 	default:
-		p.release(now)
+		p.queue.release(now)
 		if p.failDown(now); p.sends(now) {
 			p.begin()
 			p.trips.Ready("", p)
@@ -299,36 +232,5 @@ func (p *Participant) sends(now int64) bool {
 			return true
 		}
 	}
-	for _, q := range p.asking {
-		if p.asks(q, now) {
-			return true
-		}
-		if !q.reserves && q.settles == nil {
-			break // so do the waiters behind it; reservations do not wait among them for long
-		}
-	}
-	return p.asksAside(now) || p.listens() && now-p.at >= engine.ListenMicros
+	return p.queue.sends(now) || p.queue.stale(now)
 }
-
-// asksAside reports whether a reservation or a settlement is to be sent, though the waiters are not. mu must be held.
-func (p *Participant) asksAside(now int64) bool {
-	if p.askAt <= now {
-		return false
-	}
-	for i := len(p.asking) - 1; i >= 0; i-- {
-		if q := p.asking[i]; q.settles != nil || q.reserves && !q.promised {
-			return true
-		} else if q.decided != 0 {
-			return false // all before it were refused together
-		}
-	}
-	return false
-}
-
-// asks reports whether the next batch asks for a call. mu must be held.
-func (p *Participant) asks(q *Call, now int64) bool {
-	return q.settles != nil || q.reserves && !q.promised || p.askAt <= now
-}
-
-// listens reports whether a penalty would matter: there are waiters, or grants that are not due. mu must be held.
-func (p *Participant) listens() bool { return len(p.owned)+len(p.asking) > 0 }

@@ -1,6 +1,7 @@
 package group
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -41,22 +42,9 @@ func (p *Participant) Land(f *flight, _ struct{}, err error, late bool) {
 	p.dispatch(now)
 }
 
-// failOrRetry fails a call, unless it is a granted reservation, which asks again. mu must be held.
-func (p *Participant) failOrRetry(q *Call, err error, now int64) {
-	if q.promised {
-		q.flight = nil
-		p.asking, p.askAt = append([]*Call{q}, p.asking...), now+retryMicros
-		return
-	}
-	p.fail(q, err)
-}
-
-// retryMicros is the pause before granted reservations whose permits have lapsed ask again after a failure.
-const retryMicros = 100_000
-
 // deliver hands out the reply to a batch. mu must be held.
 func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
-	p.at = now
+	p.queue.at = now
 	if !f.late {
 		p.since = mono
 	}
@@ -71,7 +59,7 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 					if !p.Immediate {
 						p.members[m].heard(out, f.began, mono)
 					}
-					p.shift(m, p.members[m].observe(out, receivedAt(out, now), now-f.local), now)
+					p.queue.shift(m, p.members[m].observe(out, receivedAt(out, now), now-f.local), now)
 				}
 				p.settleOwn(f, m, f.batch[m].Requests, nil)
 			case leg.err != nil:
@@ -90,29 +78,29 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 		}
 		live := q != nil && q.state == asking
 		if live && !q.reserves && !f.late && p.dueAtOnce(f, i, q) {
-			q.decided = cmpOr(q.decided, now)
+			q.decided = cmp.Or(q.decided, now)
 			q.due = q.decided
 			for m := range p.members {
 				if p.Choice == permit.All || m == q.member {
 					p.members[m].floor.Spend(q.permits * p.members[m].Weight)
 				}
 			}
-			p.end(q, done, nil)
+			p.queue.end(q, done, nil)
 			continue
 		}
 		g := p.granted(f, i, now)
 		switch failed := p.legError(f, i); {
 		case g != nil && live && !f.late:
 			p.noteOutcome(f, q, i)
-			q.decided = cmpOr(q.decided, receivedAt(&f.batch[p.Parts[0][0]].Outcome, now))
-			p.give(q, g, now)
+			q.decided = cmp.Or(q.decided, receivedAt(&f.batch[p.Parts[0][0]].Outcome, now))
+			p.queue.give(q, g, now)
 		case g != nil && f.late:
-			p.giveBack(g, nil)
+			p.queue.giveBack(g, nil)
 		case g != nil:
-			p.free(g, nil)
+			p.queue.free(g, nil, now)
 		case !live:
 		case failed != nil:
-			p.failOrRetry(q, failed, now)
+			p.queue.failOrRetry(q, failed, now)
 		default:
 			if p.noteOutcome(f, q, i); p.refuseOrKeep(f, q, i, now) {
 				if again = append(again, q); first < 0 {
@@ -122,13 +110,13 @@ func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
 		}
 	}
 	if len(again) > 0 {
-		p.asking = append(again, p.asking...)
+		p.queue.askAgain(again)
 		p.refused(f, first, now)
 	} else if !f.late {
 		p.askSooner(f)
 	}
 	p.view.show(f, p.members)
-	p.release(now)
+	p.queue.release(now)
 }
 
 // receivedAt returns the time of a decision by the limiter's clock, or later.
@@ -158,13 +146,6 @@ func (p *Participant) dueAtOnce(f *flight, i int, q *Call) bool {
 	return granted > 0
 }
 
-func cmpOr(a, b int64) int64 {
-	if a != 0 {
-		return a
-	}
-	return b
-}
-
 // settleOwn ends the requests of a member alone. err is nil if there is a reply. mu must be held.
 func (p *Participant) settleOwn(f *flight, m int, requests []permit.Request, err error) {
 	for i, o := range f.own[m] {
@@ -174,12 +155,12 @@ func (p *Participant) settleOwn(f *flight, m int, requests []permit.Request, err
 			p.members[m].settle(o.refund, ok, err)
 		case o.call == nil:
 		case err != nil:
-			p.fail(o.call, err)
+			p.queue.fail(o.call, err)
 		case !ok:
-			p.fail(o.call, p.Members[m].Limiter.Overflow(o.call.settles[m]))
+			p.queue.fail(o.call, p.Members[m].Limiter.Overflow(o.call.settles[m]))
 		default:
 			if o.call.settles[m] = 0; !slices.ContainsFunc(o.call.settles, func(n int64) bool { return n != 0 }) {
-				p.end(o.call, done, nil)
+				p.queue.end(o.call, done, nil)
 			}
 		}
 	}
@@ -190,32 +171,9 @@ func (p *Participant) requeueOwn(f *flight, m int) {
 	for _, o := range f.own[m] {
 		if o.refund != nil {
 			p.members[m].giveBack(o.refund)
-		} else if o.call != nil && o.call.state == asking && !slices.Contains(p.asking, o.call) {
-			p.asking = append(p.asking, o.call)
+		} else if o.call != nil && o.call.state == asking && !slices.Contains(p.queue.asking, o.call) {
+			p.queue.asking = append(p.queue.asking, o.call)
 		}
-	}
-}
-
-// shift moves what this process owns of a member, because a penalty has begun or ended. mu must be held.
-func (p *Participant) shift(member int, s shift, now int64) {
-	if s == (shift{}) {
-		return
-	}
-	for _, q := range p.owned {
-		part := &q.grant.parts[member]
-		if !part.taken {
-			continue
-		}
-		s.move(part, now)
-		q.grant.settle()
-		q.due = q.grant.due
-		if q.until != math.MaxInt64 && q.due > q.until {
-			p.nextEnd = 1 // a penalty has made it too late
-		}
-	}
-	p.nextDue = 0
-	for _, q := range p.owned {
-		p.nextDue = sooner(p.nextDue, q.due)
 	}
 }
 
@@ -273,7 +231,7 @@ func (p *Participant) refuseOrKeep(f *flight, q *Call, i int, now int64) (waits 
 				continue
 			}
 			if r.Grant.Overflow && p.Choice == permit.All {
-				p.fail(q, p.Members[m].Limiter.Overflow(r.Permits))
+				p.queue.fail(q, p.Members[m].Limiter.Overflow(r.Permits))
 				return false
 			}
 			ends := f.ends[i]&(1<<m) != 0
@@ -287,14 +245,14 @@ func (p *Participant) refuseOrKeep(f *flight, q *Call, i int, now int64) (waits 
 		final = some
 	}
 	if q.member = by; !final || q.promised {
-		q.decided = cmpOr(q.decided, now)
+		q.decided = cmp.Or(q.decided, now)
 		return true
 	}
 	if q.decided != 0 {
 		wait += now - q.came
 	}
 	q.decided = now
-	p.refuse(q, max(0, wait))
+	p.queue.refuse(q, max(0, wait))
 	return false
 }
 
@@ -314,7 +272,7 @@ func (p *Participant) refused(f *flight, first int, now int64) {
 			}
 			p.members[m].heldBack(r.Permits, now)
 			if pause = max(pause, float64(engine.Horizon(p.members[m].effective()))/20); over > beyond {
-				p.refuser = m
+				p.queue.refuser = m
 			}
 			beyond, least = max(beyond, over), min(least, over)
 		}
@@ -325,15 +283,7 @@ func (p *Participant) refused(f *flight, first int, now int64) {
 	chance := rand.Float64()
 	pause = max(pause, 50_000)
 	beyond = beyond * 2 / 3
-	p.askAt = now + min(max(int64(pause*(0.5+chance)), beyond+int64(pause*chance)), retryMost)
-	for _, q := range p.asking {
-		if !q.reserves && q.settles == nil {
-			q.decided = cmpOr(q.decided, now)
-			if q.until != math.MaxInt64 {
-				p.nextEnd = sooner(p.nextEnd, q.until)
-			}
-		}
-	}
+	p.queue.postpone(now+min(max(int64(pause*(0.5+chance)), beyond+int64(pause*chance)), retryMost), now)
 }
 
 // retryMost is the longest pause before waiters ask again.
@@ -341,12 +291,12 @@ const retryMost = 500_000
 
 // askSooner makes the waiters ask at once if a reply shows that the first could be granted now. mu must be held.
 func (p *Participant) askSooner(f *flight) {
-	if p.askAt == 0 {
+	if p.queue.askAt == 0 {
 		return
 	}
-	i := slices.IndexFunc(p.asking, func(q *Call) bool { return q.settles == nil && (!q.reserves || q.promised) })
-	if i < 0 {
-		p.askAt = 0
+	head := p.queue.head()
+	if head == nil {
+		p.queue.askAt = 0
 		return
 	}
 	fits := 0
@@ -356,13 +306,13 @@ func (p *Participant) askSooner(f *flight) {
 		}
 		for _, m := range p.Parts[k] {
 			out, t := &f.batch[m].Outcome, p.members[m].effective()
-			n := p.asking[i].permits * p.Members[m].Weight
-			if wait, ok := engine.Wait(t, out.Bucket.Balance, out.NowMicros, n); ok && wait <= engine.LookAhead(t, p.Members[m].Limiter.Coordinator.Class, n, p.ahead(m, p.at)) {
+			n := head.permits * p.Members[m].Weight
+			if wait, ok := engine.Wait(t, out.Bucket.Balance, out.NowMicros, n); ok && wait <= engine.LookAhead(t, p.Members[m].Limiter.Coordinator.Class, n, p.queue.ahead(m, p.queue.at)) {
 				fits++
 			}
 		}
 	}
 	if fits == len(p.members) || fits > 0 && p.Choice == permit.Any {
-		p.askAt = 0
+		p.queue.askAt = 0
 	}
 }

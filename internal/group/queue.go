@@ -1,0 +1,405 @@
+package group
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/engine"
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+	"github.com/go-tokenbucket/tokenbucket/internal/schedule"
+)
+
+// queue is the calls of a participant, and their grants. It decides which call gets which grant, when a call ends, and when the stores are asked. The
+// participant's mu must be held for all methods.
+//
+// Invariants: a call that has not ended is in asking, in owned, or in a flight. Those in asking are in the order of their arrival; those in owned have
+// grants that are not due, in the order of the grants. Each grant belongs to one call, or is on its way back.
+type queue struct {
+	callers
+	asking  []*Call // that have no grant and are not in flight
+	owned   []*Call // that have a grant which is not due
+	askAt   int64   // when to ask for the waiters, because they were refused, in limiter microseconds; 0 for at once
+	at      int64   // when the last reply arrived, or the last error
+	nextDue int64   // no later than the first due time of owned; 0 if there is none
+	nextEnd int64   // no later than the first end of a timeout; 0 if there is none
+	refuser int     // the member that refused the waiters last
+	strict  bool    // permits that are overdue lapse: by the system's clock, not by that of a test
+
+	config  *Config
+	members []member
+	view    *view
+}
+
+// join adds a newcomer. It reports false if the call has ended instead: too many wait, or it cannot be in time.
+func (l *queue) join(q *Call, now int64, mono time.Duration) bool {
+	l.count++
+	if l.count > l.config.MaxWaiters && q.settles == nil {
+		l.fail(q, fmt.Errorf("%w: group: %d wait already", permit.ErrTooManyWaiters, l.config.MaxWaiters))
+		return false
+	}
+	q.arrive(now, mono)
+	if l.head() == nil {
+		l.askAt = 0
+	} else if q.acquires() && l.askAt > now {
+		if l.hopeless(q, now) {
+			return false
+		}
+		if now-l.at >= engine.SnapshotAge.Microseconds() && q.until != math.MaxInt64 {
+			l.askAt = 0 // the next reply shows whether the call can be in time
+		} else {
+			q.decided = now // those ahead were refused, so it counts as refused
+		}
+	}
+	l.asking = append(l.asking, q)
+	if q.until != math.MaxInt64 {
+		l.nextEnd = sooner(l.nextEnd, q.until)
+	}
+	return true
+}
+
+// hopeless refuses a waiter that cannot be in time by the last reply, behind those that wait already.
+func (l *queue) hopeless(q *Call, now int64) bool {
+	if q.until == math.MaxInt64 || now-l.at >= engine.SnapshotAge.Microseconds() {
+		return false
+	}
+	waiting := q.permits
+	for _, o := range l.asking {
+		waiting += o.permits
+	}
+	late, least, by := int64(0), int64(math.MaxInt64), 0
+	for i := range l.members {
+		due := l.members[i].dueOf(q.permits, waiting, now)
+		if due > late {
+			late, by = due, i
+		}
+		least = min(least, due)
+	}
+	if l.config.Choice == permit.Any {
+		late = least
+	}
+	if late <= q.until {
+		return false
+	}
+	q.blame(by, late-now, len(l.members))
+	l.refuse(q, late-now)
+	return true
+}
+
+// head returns the first waiter that is not in flight and has no grant; nil if there is none.
+func (l *queue) head() *Call {
+	if i := slices.IndexFunc(l.asking, (*Call).waiter); i >= 0 {
+		return l.asking[i]
+	}
+	return nil
+}
+
+// sends reports whether the next batch would ask for a call.
+func (l *queue) sends(now int64) bool {
+	for _, q := range l.asking {
+		if l.asks(q, now) {
+			return true
+		}
+		if q.acquires() {
+			break // so do the waiters behind it; reservations do not wait among them for long
+		}
+	}
+	return l.asksAside(now)
+}
+
+// asksAside reports whether a reservation or a settlement is to be sent, though the waiters are not.
+func (l *queue) asksAside(now int64) bool {
+	if l.askAt <= now {
+		return false
+	}
+	for i := len(l.asking) - 1; i >= 0; i-- {
+		if q := l.asking[i]; !q.waiter() {
+			return true
+		} else if q.decided != 0 {
+			return false // all before it were refused together
+		}
+	}
+	return false
+}
+
+// asks reports whether the next batch asks for a call.
+func (l *queue) asks(q *Call, now int64) bool { return !q.waiter() || l.askAt <= now }
+
+// listens reports whether a penalty would matter: there are waiters, or grants that are not due.
+func (l *queue) listens() bool { return len(l.owned)+len(l.asking) > 0 }
+
+// stale reports whether a penalty would matter, and the last reply is too old to show it.
+func (l *queue) stale(now int64) bool { return l.listens() && now-l.at >= engine.ListenMicros }
+
+// next returns when the queue changes next, in limiter microseconds; 0 if it does not. With a batch in flight it does not ask.
+func (l *queue) next(busy bool) int64 {
+	next := sooner(l.nextDue, l.nextEnd)
+	if !busy && l.listens() {
+		next = sooner(next, l.at+engine.ListenMicros)
+		if len(l.asking) > 0 && l.askAt != 0 {
+			next = sooner(next, l.askAt)
+		}
+	}
+	return next
+}
+
+// ahead returns how much of a member's future time this process owns, in microseconds.
+func (l *queue) ahead(member int, now int64) (micros int64) {
+	for _, q := range l.owned {
+		if part := &q.grant.parts[member]; part.taken {
+			micros += max(0, min(part.spent, part.due-now))
+		}
+	}
+	return micros
+}
+
+// give gives a grant to a call.
+func (l *queue) give(q *Call, g *grant, now int64) {
+	q.decided = cmp.Or(q.decided, now)
+	if q.members == nil && q.reserves {
+		q.members = make([]Outcome, len(l.members))
+		for m := range q.members {
+			q.members[m].Wait = max(0, g.parts[m].due-now)
+		}
+	}
+	q.grant = g
+	l.noteDue(q)
+	if q.reserves {
+		q.promise()
+	}
+	if q.until != math.MaxInt64 {
+		q.until = max(q.until, g.due) // the store has found it in time
+	}
+	if g.due <= now && !l.overdue(g, now) {
+		if q.reserves && g.due <= q.decided {
+			q.unused = g
+		}
+		l.end(q, done, nil)
+		return
+	}
+	q.state = owned
+	l.owned = append(l.owned, q)
+}
+
+// noteDue sets a call's due time and its outcomes by its grant.
+func (l *queue) noteDue(q *Call) {
+	q.due = q.grant.due
+	l.nextDue = sooner(l.nextDue, q.due)
+	if l.config.Choice == permit.Any {
+		q.member = slices.IndexFunc(q.grant.parts, func(part part) bool { return part.taken })
+	}
+	for m := range q.members {
+		if taken := q.grant.parts[m].taken; q.members[m].Taken != taken {
+			q.members = slices.Clone(q.members) // the reservation reads the former ones without the lock
+			q.members[m].Taken = taken
+		}
+	}
+}
+
+// free gives a grant that its call no longer needs to the calls behind it that want as many permits, and gives back what is left.
+func (l *queue) free(g *grant, c *confirm, now int64) {
+	if now-g.due > schedule.Tolerated {
+		l.giveBack(g, c)
+		return
+	}
+	for _, q := range l.owned {
+		if q.permits == g.permits && q.grant.due > g.due && (l.config.Choice == permit.All || !q.reserves) {
+			q.grant, g = g, q.grant
+			l.noteDue(q)
+		}
+	}
+	for i, q := range l.asking {
+		if q.settles == nil && q.permits == g.permits && q.came <= g.due && g.due <= q.until && (!q.reserves || q.promised) {
+			l.asking = slices.Delete(l.asking, i, i+1)
+			l.give(q, g, now)
+			return
+		}
+	}
+	l.giveBack(g, c)
+}
+
+// giveBack sends a grant back to its members with the next batch.
+func (l *queue) giveBack(g *grant, c *confirm) {
+	l.view.drop()
+	for m := range g.parts {
+		if part := &g.parts[m]; part.taken {
+			if c != nil {
+				c.open++
+			}
+			l.members[m].giveBack(&refund{give: part.place.Refund(part.terms, 0, part.at), permits: g.permits * l.members[m].Weight, confirm: c})
+		}
+	}
+}
+
+// abandon ends a call whose caller gives up.
+func (l *queue) abandon(q *Call, c *confirm, now int64) {
+	was := q.state
+	l.leave(q)
+	switch {
+	case was == owned:
+		l.owned = remove(l.owned, q)
+		g := q.grant
+		q.grant = nil
+		l.free(g, c, now)
+	case q.flight == nil:
+		l.asking = remove(l.asking, q)
+	}
+}
+
+func remove(calls []*Call, q *Call) []*Call {
+	if i := slices.Index(calls, q); i >= 0 {
+		return slices.Delete(calls, i, i+1)
+	}
+	return calls
+}
+
+// askAgain puts calls in front of the others.
+func (l *queue) askAgain(calls []*Call) { l.asking = append(calls, l.asking...) }
+
+// failOrRetry fails a call, unless it is a granted reservation, which asks again.
+func (l *queue) failOrRetry(q *Call, err error, now int64) {
+	if q.promised {
+		q.flight = nil
+		l.askAgain([]*Call{q})
+		l.askAt = now + retryMicros
+		return
+	}
+	l.fail(q, err)
+}
+
+// failAsking fails the calls that the next batch would ask for, except granted reservations.
+func (l *queue) failAsking(err error, now int64) {
+	calls := l.asking
+	l.asking = nil
+	for _, q := range calls {
+		if asks := l.asks(q, now); asks && !q.promised {
+			l.fail(q, err)
+			continue
+		} else if asks {
+			l.askAt = now + retryMicros
+		}
+		l.asking = append(l.asking, q)
+	}
+}
+
+// retryMicros is the pause before granted reservations whose permits have lapsed ask again after a failure.
+const retryMicros = 100_000
+
+// postpone makes the waiters, which were refused, ask again later.
+func (l *queue) postpone(until, now int64) {
+	l.askAt = until
+	for _, q := range l.asking {
+		if q.acquires() {
+			q.decided = cmp.Or(q.decided, now)
+			if q.until != math.MaxInt64 {
+				l.nextEnd = sooner(l.nextEnd, q.until)
+			}
+		}
+	}
+}
+
+// shift moves what this process owns of a member, because a penalty has begun or ended.
+func (l *queue) shift(member int, s shift, now int64) {
+	if s == (shift{}) {
+		return
+	}
+	for _, q := range l.owned {
+		part := &q.grant.parts[member]
+		if !part.taken {
+			continue
+		}
+		s.move(part, now)
+		q.grant.settle()
+		q.due = q.grant.due
+		if q.until != math.MaxInt64 && q.due > q.until {
+			l.nextEnd = 1 // a penalty has made it too late
+		}
+	}
+	l.nextDue = 0
+	for _, q := range l.owned {
+		l.nextDue = sooner(l.nextDue, q.due)
+	}
+}
+
+// overdue reports whether the permits of a grant lapse, because they were due more than 100 ms ago.
+func (l *queue) overdue(g *grant, now int64) bool { return l.strict && now-g.due > schedule.Tolerated }
+
+// release ends the calls that are due, and those whose timeouts have ended. Permits that are overdue by more than 100 ms lapse, because this process
+// was stopped.
+func (l *queue) release(now int64) {
+	if l.nextDue != 0 && l.nextDue <= now {
+		l.releaseDue(now)
+	}
+	if l.nextEnd != 0 && l.nextEnd <= now {
+		l.expireTimeouts(now)
+	}
+}
+
+// releaseDue ends the calls that are due. Those whose permits lapse ask again at once.
+func (l *queue) releaseDue(now int64) {
+	l.nextDue = 0
+	var lapsed []*Call
+	kept := l.owned[:0]
+	for _, q := range l.owned {
+		switch {
+		case q.grant.due > now:
+			kept = append(kept, q)
+			l.nextDue = sooner(l.nextDue, q.grant.due)
+		case l.overdue(q.grant, now):
+			lapsed = append(lapsed, q)
+		default:
+			l.end(q, done, nil)
+		}
+	}
+	clear(l.owned[len(kept):])
+	l.owned = kept
+	for _, q := range lapsed {
+		g := q.grant
+		q.grant, q.state = nil, asking
+		l.giveBack(g, nil)
+	}
+	if len(lapsed) > 0 {
+		l.askAgain(lapsed)
+		l.askAt = 0
+	}
+}
+
+// expireTimeouts refuses the waiters whose timeouts have ended.
+func (l *queue) expireTimeouts(now int64) {
+	l.nextEnd = 0
+	l.asking = slices.DeleteFunc(l.asking, func(q *Call) bool {
+		switch {
+		case q.until == math.MaxInt64:
+			return false
+		case q.until <= now && q.decided != 0: // the store has refused it once; a newcomer with timeout 0 is asked for
+			q.blame(l.refuser, now-q.came, len(l.members))
+			l.refuse(q, now-q.came)
+			return true
+		case q.until > now:
+			l.nextEnd = sooner(l.nextEnd, q.until)
+		}
+		return false
+	})
+	var late []*Call
+	for _, q := range l.owned {
+		if q.until != math.MaxInt64 && q.grant.due > q.until { // a penalty has moved its permits
+			late = append(late, q)
+		}
+	}
+	for _, q := range late {
+		l.owned = remove(l.owned, q)
+		g := q.grant
+		l.refuse(q, g.due-q.came) // its members still have the outcome of the grant
+		l.free(g, nil, now)
+	}
+}
+
+// sooner returns the earlier of two times, where 0 stands for never.
+func sooner(a, b int64) int64 {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
