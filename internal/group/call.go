@@ -90,28 +90,16 @@ func (q *Call) blame(member int, wait int64, members int) {
 	}
 }
 
-// Delay returns how long after its decision a reservation is due, in microseconds.
-func (p *Participant) Delay(q *Call) int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(0, q.due-q.decided)
-}
-
-// Taken returns the member that a call has permits of, for permit.Any; -1 if there is none.
-func (p *Participant) Taken(q *Call) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return q.member
-}
-
 // Ready returns the channel that is closed when the permits of a reservation are due.
 func (q *Call) Ready() <-chan struct{} { return q.ready }
 
-// Left reports whether the caller of a call has given it up.
-func (p *Participant) Left(q *Call) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return q.state == left
+// result returns the outcome of a call that has ended, or of a reservation that was decided.
+func (q *Call) result() Result {
+	r := Result{Granted: q.state == owned || q.state == done || q.promised, Wait: q.wait, Member: q.member, Members: q.members, Err: q.err}
+	if r.Granted {
+		r.Wait = max(0, q.due-q.decided)
+	}
+	return r
 }
 
 // callers counts the calls that have not ended, and ends them. The participant's mu must be held for all methods.
@@ -155,6 +143,9 @@ func (q *Call) arrive(now int64, mono time.Duration) {
 		q.until = min(q.until, now+max(0, (q.deadline-mono).Microseconds()))
 	}
 }
+
+// depart records the flight of a call. since is when callers began to wait for the stores.
+func (q *Call) depart(f *flight, since time.Duration) { q.flight, q.sent = f, max(q.sent, since) }
 
 // acquires reports whether the call is neither a reservation nor a settlement.
 func (q *Call) acquires() bool { return q.settles == nil && !q.reserves }

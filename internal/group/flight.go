@@ -1,11 +1,11 @@
 package group
 
 import (
+	"iter"
 	"slices"
 	"sync/atomic"
 	"time"
 
-	transport "github.com/go-tokenbucket/tokenbucket/internal/batch"
 	"github.com/go-tokenbucket/tokenbucket/internal/clock"
 	"github.com/go-tokenbucket/tokenbucket/internal/permit"
 )
@@ -24,19 +24,22 @@ func (o own) request(member int) permit.Request {
 	return permit.Request{Op: permit.Settle, Permits: o.call.settles[member]}
 }
 
-// flight is a batch from its departure to its reply.
+// flight is a batch from its departure to its reply. It asks the stores of the participant one after the other.
+//
+// Invariants: a row is a joint request. Each member's batch has the member's own requests first, and then all rows, until run leaves those out that an
+// earlier leg has refused. run is the only method that needs no lock.
 type flight struct {
-	began time.Duration
-	local int64
-	until time.Duration
-	late  bool
-	heeds bool // grants wait for their due times, so a penalty of any member matters
-	rows  []*Call
-	ends  []uint64 // of each row: the members whose refusal is final
-	own   [][]own
-	batch []permit.Batch // of each member: its own requests, then the joint ones
-	looks []look
-	all   []int // the numbers of all rows
+	began time.Duration // clock.Mono; 0 if all stores are Immediate
+	local int64         // when it was built, in limiter microseconds
+	until time.Duration // when its last caller gives up, clock.Mono
+	late  bool          // its deadline has passed, so others may land before it
+	heeds bool          // grants wait for their due times, so a penalty of any member matters
+	rows  []*Call       // nil for a call that no longer waits for the flight
+	ends  []uint64      // of each row: the members whose refusal is final
+	all   []int         // the numbers of all rows
+	own   [][]own       // of each member: its own requests
+	batch []permit.Batch
+	looks []look // of each member
 	parts []leg
 	asked atomic.Int32 // the part that is asked
 }
@@ -57,12 +60,28 @@ func (f *flight) request(member, j int) *permit.Request {
 }
 
 // find returns the position of a row in a leg. It reports false if the leg has not decided the row.
-func (f *flight) find(k, row int) (j int, ok bool) {
-	leg := &f.parts[k]
+func (f *flight) find(leg *leg, row int) (j int, ok bool) {
 	if !leg.decided || len(leg.rows) == len(f.rows) {
 		return row, leg.decided
 	}
 	return slices.BinarySearch(leg.rows, row)
+}
+
+// decided returns the members that have decided a row, and their requests.
+func (f *flight) decided(row int) iter.Seq2[int, *permit.Request] {
+	return func(yield func(int, *permit.Request) bool) {
+		for k := range f.parts {
+			j, ok := f.find(&f.parts[k], row)
+			if !ok {
+				continue
+			}
+			for _, m := range f.parts[k].members {
+				if !yield(m, f.request(m, j)) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // reset empties a flight for reuse.
@@ -81,51 +100,38 @@ func (f *flight) reset() {
 
 // leg is the part of a flight that one store decides.
 type leg struct {
-	members []int
+	members []int // by their indexes
 	group   permit.Group
 	rows    []int // the joint requests, by their numbers
 	decided bool
 	err     error
 }
 
-// Depart implements [transport.Source].
-func (p *Participant) Depart() (f *flight, deadline time.Time, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := p.local.Now()
-	f = p.build(now)
-	p.flight, p.busy = f, f != nil
-	p.setAlarm(now)
-	if f == nil {
-		p.since = 0
-		return nil, time.Time{}, false
+// fill adds all that a batch has room for: the refunds and settlements of each member, then the joint requests of the queue in order. since is when
+// callers began to wait for the stores.
+func (f *flight) fill(l *queue, since time.Duration) {
+	f.heeds = len(l.owned) > 0
+	for i := range l.members {
+		m := &l.members[i]
+		f.own[i] = m.addRefunds(f.own[i])
+		f.looks[i] = m.look(l.ahead(i, f.local))
 	}
-	return f, clock.At(f.began + p.Timeout), true
+	f.addSettlements(l, since)
+	for i := range l.members {
+		b := &f.batch[i]
+		l.members[i].begin(b, l.config)
+		for _, o := range f.own[i] {
+			b.Requests = append(b.Requests, o.request(i))
+		}
+	}
+	f.addCalls(l, since)
+	f.limit(l.config.Timeout)
 }
 
-// build returns the next batch, or nil if there is nothing to send. mu must be held.
-func (p *Participant) build(now int64) *flight {
-	p.queue.release(now)
-	p.failDown(now)
-	if !p.sends(now) {
-		return nil
-	}
-	n := len(p.members)
-	f := p.spare
-	if p.spare = nil; f == nil {
-		f = newFlight(&p.Config)
-	}
-	f.local, f.began, f.heeds = now, 0, len(p.queue.owned) > 0
-	if !p.Immediate {
-		f.began = clock.Mono()
-	}
-	for i := range p.members {
-		m := &p.members[i]
-		f.own[i] = m.addRefunds(f.own[i])
-		f.looks[i] = m.look(p.queue.ahead(i, now))
-	}
-	for _, q := range p.queue.asking {
-		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/n/2 {
+// addSettlements adds the settlements of the queue, which addCalls removes from it.
+func (f *flight) addSettlements(l *queue, since time.Duration) {
+	for _, q := range l.asking {
+		if q.settles == nil || len(f.own[0]) >= permit.MaxBatch/len(f.own)/2 {
 			continue
 		}
 		for m, more := range q.settles {
@@ -133,50 +139,40 @@ func (p *Participant) build(now int64) *flight {
 				f.own[m] = append(f.own[m], own{call: q})
 			}
 		}
-		q.flight, q.sent = f, max(q.sent, p.since)
+		q.depart(f, since)
 	}
-	p.prepare(f)
-	rest := p.queue.asking[:0]
-	more, budget := true, permit.MaxBatch/n/2
-	for _, q := range p.queue.asking {
+}
+
+// addCalls moves the calls that a batch asks for from the queue to its rows.
+func (f *flight) addCalls(l *queue, since time.Duration) {
+	rest := l.asking[:0]
+	more, budget := true, permit.MaxBatch/len(f.own)/2
+	for _, q := range l.asking {
 		waits := !q.reserves || q.promised
 		switch {
 		case q.flight == f: // a settlement
-		case q.settles != nil || len(f.rows) >= budget || !p.queue.asks(q, now) || waits && !more:
+		case q.settles != nil || len(f.rows) >= budget || !l.asks(q, f.local) || waits && !more:
 			rest = append(rest, q)
 		default:
-			if ok := p.addRow(f, q, now); waits {
+			if ok := f.addRow(q, l.members); waits {
 				more = ok
 			}
-			q.flight, q.sent = f, max(q.sent, p.since)
+			q.depart(f, since)
 		}
 	}
-	clear(p.queue.asking[len(rest):])
-	p.queue.asking = rest
-	p.limit(f)
-	return f
+	clear(l.asking[len(rest):])
+	l.asking = rest
 }
 
-// ahead returns how much of a member's future time this process owns, in microseconds. mu must be held.
-func (p *Participant) ahead(member int, now int64) (micros int64) {
-	for _, q := range p.queue.owned {
-		if part := &q.grant.parts[member]; part.taken {
-			micros += max(0, min(part.spent, part.due-now))
-		}
-	}
-	return micros
-}
-
-// addRow adds a joint request to a batch. It reports whether there is any use in asking for another waiter. mu must be held.
-func (p *Participant) addRow(f *flight, q *Call, now int64) (more bool) {
-	remaining := q.remaining(now)
+// addRow adds a joint request. It reports whether there is any use in asking for another waiter.
+func (f *flight) addRow(q *Call, members []member) (more bool) {
+	remaining := q.remaining(f.local)
 	ends := uint64(0)
 	more = true
-	for i := range p.members {
-		m, l := &p.members[i], &f.looks[i]
-		r := permit.Request{Permits: q.permits * m.Weight, MaxWaitMicros: remaining}
-		if !q.reserves || q.promised {
-			most, room := l.bound(r.Permits)
+	for i := range members {
+		r := permit.Request{Permits: q.permits * members[i].Weight, MaxWaitMicros: remaining}
+		if q.waiter() {
+			most, room := f.looks[i].bound(r.Permits)
 			if remaining <= most && !q.promised {
 				ends |= 1 << i
 			}
@@ -192,41 +188,22 @@ func (p *Participant) addRow(f *flight, q *Call, now int64) (more bool) {
 	return more
 }
 
-// limit sets when the last caller of a batch gives up. mu must be held.
-func (p *Participant) limit(f *flight) {
+// limit sets when the last caller of a batch gives up. A batch that is decided later must take nothing.
+func (f *flight) limit(timeout time.Duration) {
 	until := f.began
 	for _, q := range f.rows {
-		last := q.sent + p.Timeout
+		last := q.sent + timeout
 		if q.deadline != 0 {
 			last = min(last, q.deadline)
 		}
 		until = max(until, last)
 	}
 	if len(f.rows) == 0 || slices.ContainsFunc(f.own, func(of []own) bool { return len(of) > 0 }) {
-		until = f.began + p.Timeout
+		until = f.began + timeout
 	}
-	f.until = min(until, f.began+p.Timeout)
+	f.until = min(until, f.began+timeout)
 	for i := range f.batch {
 		f.batch[i].Until = clock.At(f.until)
-	}
-}
-
-// prepare begins the batches of the members with their own requests. mu must be held.
-func (p *Participant) prepare(f *flight) {
-	for i := range p.members {
-		b := &f.batch[i]
-		p.members[i].begin(b, &p.Config, p.micros)
-		for _, o := range f.own[i] {
-			b.Requests = append(b.Requests, o.request(i))
-		}
-	}
-}
-
-// send implements [transport.Trips].Send.
-func (p *Participant) send(_ string, items []*transport.Item[*flight, struct{}]) {
-	for _, i := range items {
-		i.Batch.run(&p.Config)
-		i.Answer(struct{}{}, nil)
 	}
 }
 
@@ -259,6 +236,15 @@ func (f *flight) run(c *Config) {
 		leg.decided = true
 		if k+1 < len(f.parts) {
 			rows = f.after(k, c.Choice)
+		}
+	}
+}
+
+// fail sets the error of the legs that have no result.
+func (f *flight) fail(err error) {
+	for k := range f.parts {
+		if leg := &f.parts[k]; !leg.decided && leg.err == nil {
+			leg.err = err
 		}
 	}
 }
@@ -297,4 +283,51 @@ func (f *flight) bound(k, row int, wait int64) {
 			r.MaxWaitMicros = min(r.MaxWaitMicros, wait)
 		}
 	}
+}
+
+// inFlight has the batch on its way to the stores. The participant's mu must be held for all methods.
+//
+// Invariant: at most one batch is in flight, besides those whose deadline has passed.
+type inFlight struct {
+	busy   bool          // a batch is about to be built, or in flight
+	since  time.Duration // when callers began to wait for the stores, clock.Mono; 0 if none wait
+	flight *flight       // nil while the batch is not built yet, or none is in flight
+	spare  *flight       // for reuse
+
+	config *Config
+}
+
+// begin records that a batch is about to be built.
+func (t *inFlight) begin() {
+	if t.busy = true; t.since == 0 {
+		t.since = clock.Mono()
+	}
+}
+
+// next returns an empty flight.
+func (t *inFlight) next(now int64) *flight {
+	f := t.spare
+	if t.spare = nil; f == nil {
+		f = newFlight(t.config)
+	}
+	if f.local, f.began = now, 0; !t.config.Immediate {
+		f.began = clock.Mono()
+	}
+	return f
+}
+
+// departed records the batch that was built, or nil if there was nothing to send.
+func (t *inFlight) departed(f *flight) {
+	if t.flight, t.busy = f, f != nil; f == nil {
+		t.since = 0
+	}
+}
+
+// landed records that the batch in flight has a result, or that its deadline has passed.
+func (t *inFlight) landed() { t.flight, t.busy = nil, false }
+
+// reuse takes back a flight that has landed.
+func (t *inFlight) reuse(f *flight) {
+	f.reset()
+	t.spare = f
 }

@@ -37,7 +37,7 @@ func (c *Config) awaited(f *flight) int {
 	return 0
 }
 
-// suspect tells the monitors of all members' stores, each once, that there was no reply.
+// suspect reports to the monitors of all members' stores, once to each, that there was no reply.
 func (c *Config) suspect() {
 	var some []*engine.Health
 	for _, m := range c.Members {
@@ -48,20 +48,17 @@ func (c *Config) suspect() {
 	}
 }
 
-// failDown fails the calls that need a store which is unavailable. mu must be held.
-func (p *Participant) failDown(now int64) {
-	if p.Immediate || len(p.queue.asking) == 0 {
-		return
+// unavailable returns the error of the calls that need a store which is unavailable; nil if they need none. It has that store probed.
+func (c *Config) unavailable() error {
+	if c.Immediate || c.Choice == permit.Any && len(c.Parts) > 1 {
+		return nil
 	}
-	for m := range p.Members {
-		c := p.Members[m].Limiter.Coordinator
-		o := c.Down()
-		if o == nil || p.Choice == permit.Any && len(p.Parts) > 1 {
-			continue
+	for m := range c.Members {
+		of := c.Members[m].Limiter.Coordinator
+		if o := of.Down(); o != nil {
+			of.Health.Suspect(of)
+			return c.Failure(m, fmt.Errorf("%w: bucket %q: since %v: %w", permit.ErrStoreUnavailable, of.Name, time.Since(o.Since).Round(time.Millisecond), o.Err))
 		}
-		c.Health.Suspect(c)
-		err := p.Failure(m, fmt.Errorf("%w: bucket %q: since %v: %w", permit.ErrStoreUnavailable, c.Name, time.Since(o.Since).Round(time.Millisecond), o.Err))
-		p.queue.failAsking(err, now)
-		return
 	}
+	return nil
 }

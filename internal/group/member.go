@@ -18,6 +18,7 @@ import (
 // given back.
 type member struct {
 	Member
+	micros  func() int64 // see permit.Batch.LocalMicros
 	offset  clock.Offset
 	server  clock.Remote
 	penalty schedule.Penalty
@@ -45,11 +46,11 @@ func (m *member) effective() *permit.Terms {
 }
 
 // begin begins the next batch, without requests. It takes the session.
-func (m *member) begin(b *permit.Batch, config *Config, micros func() int64) {
+func (m *member) begin(b *permit.Batch, config *Config) {
 	l, c := m.Limiter, m.Limiter.Coordinator
 	*b = permit.Batch{
 		Name: c.Name, Key: c.Key, Terms: l.Own, Known: m.effective(), Initial: l.Initial, Transient: l.Transient,
-		Requests: b.Requests[:0], Epoch: engine.NewEpoch(), LocalMicros: micros, Session: m.session,
+		Requests: b.Requests[:0], Epoch: engine.NewEpoch(), LocalMicros: m.micros, Session: m.session,
 	}
 	if m.session = nil; b.Session == nil && config.NewSession != nil && !config.Immediate {
 		b.Session = config.NewSession()

@@ -53,89 +53,40 @@ type Config struct {
 // trips carry one batch at a time.
 type trips = transport.Trips[*flight, struct{}]
 
-// Participant is this process's side of several buckets. It is safe for concurrent use.
-//
-// Invariants: at most one batch is in flight, besides those whose deadline has passed. A call is counted once when it arrives, and once when it ends.
-// The calls in asking are in the order of their arrival; those in owned have grants that are not due. Each grant belongs to one call, or is on its way
-// back.
+// Participant is this process's side of several buckets. It only connects its parts, and each of them says its own invariants. It is safe for concurrent
+// use.
 type Participant struct {
 	Config
-	local  clock.Local
-	micros func() int64 // see permit.Batch.LocalMicros
+	local clock.Local
 	transport.Place
 	trips *trips
+	view  view // it needs no lock to refuse
 
-	view view
-
-	mu       sync.Mutex // guards the fields below
-	members  []member   // the counts of lost permits may be read without it
-	queue    queue
-	busy     bool    // a batch is about to be built, or in flight
-	spare    *flight // for reuse
-	flight   *flight // nil while it is not built
-	since    time.Duration
-	alarm    clockwork.Timer
-	alarmAt  int64
-	deadline *time.Timer // while a batch is in flight
-	ticking  bool        // the deadline's timer runs
+	mu        sync.Mutex // guards the fields below and the calls; it comes before the lock of trips
+	members   []member
+	queue     queue
+	inFlight  inFlight
+	alarm     alarm
+	deadlines deadlines
 }
 
 // New returns a participant.
 func New(config Config) *Participant {
 	p := &Participant{Config: config, local: clock.New(config.Clock), members: make([]member, len(config.Members))}
 	for i := range p.members {
-		p.members[i].Member = config.Members[i]
-		p.members[i].stored = permit.MaxBatch
+		m := &p.members[i]
+		m.Member, m.micros, m.stored = config.Members[i], p.local.Micros, permit.MaxBatch
 	}
 	p.view.config, p.view.system = &p.Config, p.local.System()
 	p.queue = queue{strict: p.local.System(), config: &p.Config, members: p.members, view: &p.view}
-	p.micros = p.local.Micros
+	p.inFlight.config = &p.Config
+	p.alarm = alarm{clock: config.Clock, local: &p.local, ring: p.ring}
+	p.deadlines = deadlines{check: p.checkDeadlines, config: &p.Config, queue: &p.queue, inFlight: &p.inFlight}
 	p.trips = &trips{Send: p.send, Max: 1, Parallel: 1, Timeout: config.Timeout}
 	if config.Direct {
 		p.trips.Direct = p.send
 	}
 	return p
-}
-
-// Refuses reports whether a request cannot be granted within maxWait by the last reply, by which member, and how long it would wait at least. It needs
-// no lock.
-func (p *Participant) Refuses(n, maxWait int64) (member int, wait int64, refused bool) {
-	return p.view.refuses(n, maxWait)
-}
-
-// Seen returns the bucket of a member as the snapshot shows it.
-func (p *Participant) Seen(member int) engine.Seen { return p.view.seen(member) }
-
-// Lost returns how many permits could not be given back, of all members together. They lapse.
-func (p *Participant) Lost() (permits int64) {
-	for i := range p.members {
-		permits += p.members[i].lost.Load()
-	}
-	return permits
-}
-
-// Recycle lets a call be reused whose caller has received the result. Reservations are not reused.
-func (p *Participant) Recycle(q *Call) {
-	p.mu.Lock()
-	reusable := !q.reserves && q.err == nil && q.flight == nil
-	p.mu.Unlock()
-	if reusable {
-		*q = Call{}
-		calls.Put(q)
-	}
-}
-
-// NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.
-func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Duration) *Call {
-	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), member: -1, ready: make(chan struct{})}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for m, o := range reservation.members {
-		if o.Taken {
-			q.settles[m] = n * p.Members[m].Weight
-		}
-	}
-	return q
 }
 
 // Submit queues a call. The returned channel is closed when the call ends; for a reservation, when it is decided. If the context cannot be cancelled,
@@ -159,23 +110,14 @@ func (p *Participant) accept(q *Call, stays bool) (take bool) {
 	if !p.queue.join(q, now, mono) {
 		return false
 	}
-	if stays && p.Direct && !p.busy && len(p.queue.asking) == 1 && p.sends(now) {
-		if p.failDown(now); len(p.queue.asking) == 1 {
+	if stays && p.Direct && !p.inFlight.busy && len(p.queue.asking) == 1 && p.sends(now) {
+		if p.queue.failDown(now); len(p.queue.asking) == 1 {
 			p.begin()
 			return true
 		}
 	}
 	p.dispatch(now)
 	return false
-}
-
-// begin records that a batch is about to be built. mu must be held.
-func (p *Participant) begin() {
-	p.busy = true
-	if p.since == 0 {
-		p.since = clock.Mono()
-	}
-	p.startDeadline(p.Timeout)
 }
 
 // Wait waits for the result of a call. If the context ends first, the call is abandoned.
@@ -193,11 +135,182 @@ func (p *Participant) Wait(ctx context.Context, q *Call, answered <-chan struct{
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	r := Result{Granted: q.state == owned || q.state == done || q.promised, Wait: q.wait, Member: q.member, Members: q.members, Err: q.err}
-	if r.Granted {
-		r.Wait = max(0, q.due-q.decided)
+	return q.result()
+}
+
+// leave abandons a call. It reports false if the call has ended before.
+func (p *Participant) leave(q *Call) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.local.Now()
+	p.queue.release(now)
+	if q.state > owned {
+		return false
 	}
-	return r
+	p.queue.abandon(q, nil, now)
+	p.dispatch(now)
+	return true
+}
+
+// Cancel gives back the permits of a reservation that are not due yet, and waits for the replies. It reports whether it did.
+func (p *Participant) Cancel(ctx context.Context, q *Call) (gone bool, err error) {
+	c := &confirm{done: make(chan struct{})}
+	p.mu.Lock()
+	now := p.local.Now()
+	p.queue.release(now)
+	if gone = q.state <= owned; gone {
+		p.queue.abandon(q, c, now)
+		p.dispatch(now)
+	}
+	open := c.open
+	p.mu.Unlock()
+	if open == 0 {
+		return gone, nil
+	}
+	return gone, c.wait(ctx, &p.Config)
+}
+
+// Return gives back the permits of a reservation even if they were due at once.
+func (p *Participant) Return(ctx context.Context, q *Call) error {
+	p.mu.Lock()
+	if q.unused == nil {
+		p.mu.Unlock()
+		_, err := p.Cancel(ctx, q)
+		return err
+	}
+	c := &confirm{done: make(chan struct{})}
+	p.queue.giveBack(q.unused, c)
+	q.unused = nil
+	p.dispatch(p.local.Now())
+	p.mu.Unlock()
+	return c.wait(ctx, &p.Config)
+}
+
+// NewSettlement returns a call that charges the members of a granted reservation n permits more, each times its weight, or gives -n back.
+func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Duration) *Call {
+	q := &Call{timeout: permit.MaxExact, deadline: deadline, settles: make([]int64, len(p.Members)), member: -1, ready: make(chan struct{})}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for m, o := range reservation.members {
+		if o.Taken {
+			q.settles[m] = n * p.Members[m].Weight
+		}
+	}
+	return q
+}
+
+// Recycle lets a call be reused whose caller has received the result. Reservations are not reused.
+func (p *Participant) Recycle(q *Call) {
+	p.mu.Lock()
+	reusable := !q.reserves && q.err == nil && q.flight == nil
+	p.mu.Unlock()
+	if reusable {
+		*q = Call{}
+		calls.Put(q)
+	}
+}
+
+// Refuses reports whether a request cannot be granted within maxWait by the last reply, by which member, and how long it would wait at least. It needs
+// no lock.
+func (p *Participant) Refuses(n, maxWait int64) (member int, wait int64, refused bool) {
+	return p.view.refuses(n, maxWait)
+}
+
+// Seen returns the bucket of a member as the snapshot shows it.
+func (p *Participant) Seen(member int) engine.Seen { return p.view.seen(member) }
+
+// Lost returns how many permits could not be given back, of all members together. They lapse.
+func (p *Participant) Lost() (permits int64) {
+	for i := range p.members {
+		permits += p.members[i].lost.Load()
+	}
+	return permits
+}
+
+// Delay returns how long after its decision a reservation is due, in microseconds.
+func (p *Participant) Delay(q *Call) int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(0, q.due-q.decided)
+}
+
+// Taken returns the member that a call has permits of, for permit.Any; -1 if there is none.
+func (p *Participant) Taken(q *Call) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return q.member
+}
+
+// Left reports whether the caller of a call has given it up.
+func (p *Participant) Left(q *Call) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return q.state == left
+}
+
+// Depart implements [transport.Source].
+func (p *Participant) Depart() (f *flight, deadline time.Time, ok bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := p.local.Now()
+	f = p.build(now)
+	p.inFlight.departed(f)
+	p.setAlarm(now)
+	if f == nil {
+		return nil, time.Time{}, false
+	}
+	return f, clock.At(f.began + p.Timeout), true
+}
+
+// build returns the next batch, or nil if there is nothing to send. mu must be held.
+func (p *Participant) build(now int64) *flight {
+	if !p.ready(now) {
+		return nil
+	}
+	f := p.inFlight.next(now)
+	f.fill(&p.queue, p.inFlight.since)
+	return f
+}
+
+// send implements Send of [transport.Trips].
+func (p *Participant) send(_ string, items []*transport.Item[*flight, struct{}]) {
+	for _, i := range items {
+		i.Batch.run(&p.Config)
+		i.Answer(struct{}{}, nil)
+	}
+}
+
+// Land implements [transport.Source].
+func (p *Participant) Land(f *flight, _ struct{}, err error, late bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	mono := clock.Mono()
+	now := p.local.NowAt(mono)
+	if !late {
+		p.inFlight.landed()
+	}
+	switch {
+	case err == transport.ErrLate:
+		p.deadlines.expireFlight(f, now)
+	case err != nil: // a panic of a client
+		f.fail(err)
+		p.deliver(f, now, mono)
+	default:
+		p.deliver(f, now, mono)
+		if !f.late {
+			p.inFlight.reuse(f)
+		}
+	}
+	p.dispatch(now)
+}
+
+// deliver hands out the reply to a batch. mu must be held.
+func (p *Participant) deliver(f *flight, now int64, mono time.Duration) {
+	if p.queue.at = now; !f.late {
+		p.inFlight.since = mono
+	}
+	r := reply{flight: f, now: now, mono: mono, config: &p.Config, members: p.members, queue: &p.queue, view: &p.view}
+	r.settle()
 }
 
 // dispatch sends what there is to send, unless a batch is in flight, and sets the alarm. mu must be held.
@@ -207,22 +320,25 @@ func (p *Participant) dispatch(now int64) {
 		for f := p.build(now); f != nil; f = p.build(p.local.Now()) {
 			f.run(&p.Config)
 			p.deliver(f, p.local.Now(), 0)
-			f.reset()
-			p.spare = f
+			p.inFlight.reuse(f)
 		}
-	case p.busy:
+	case p.inFlight.busy:
 		p.queue.release(now)
-		p.failDown(now)
+		p.queue.failDown(now)
+	case p.ready(now):
+		p.begin()
+		p.trips.Ready("", p)
 	default:
-		p.queue.release(now)
-		if p.failDown(now); p.sends(now) {
-			p.begin()
-			p.trips.Ready("", p)
-		} else {
-			p.since = 0
-		}
+		p.inFlight.since = 0
 	}
 	p.setAlarm(now)
+}
+
+// ready ends the calls that need no batch. It reports whether there is anything to send. mu must be held.
+func (p *Participant) ready(now int64) bool {
+	p.queue.release(now)
+	p.queue.failDown(now)
+	return p.sends(now)
 }
 
 // sends reports whether there is anything to send. mu must be held.
@@ -233,4 +349,33 @@ func (p *Participant) sends(now int64) bool {
 		}
 	}
 	return p.queue.sends(now) || p.queue.stale(now)
+}
+
+// begin records that a batch is about to be built. mu must be held.
+func (p *Participant) begin() {
+	p.inFlight.begin()
+	p.deadlines.start(p.Timeout)
+}
+
+// setAlarm sets the alarm for the next change of the queue. mu must be held.
+func (p *Participant) setAlarm(now int64) { p.alarm.set(p.queue.next(p.inFlight.busy), now) }
+
+// ring is called when the alarm rings.
+func (p *Participant) ring() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.alarm.at = 0
+	p.dispatch(p.local.Now())
+}
+
+// checkDeadlines is called when the timer of the deadlines fires.
+func (p *Participant) checkDeadlines() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.deadlines.running = false; !p.inFlight.busy {
+		return
+	}
+	now := p.local.Now()
+	p.deadlines.expire(now, clock.Mono())
+	p.setAlarm(now)
 }

@@ -269,8 +269,15 @@ func (l *queue) failOrRetry(q *Call, err error, now int64) {
 	l.fail(q, err)
 }
 
-// failAsking fails the calls that the next batch would ask for, except granted reservations.
-func (l *queue) failAsking(err error, now int64) {
+// failDown fails the calls that the next batch would ask for, if it needs a store which is unavailable. Granted reservations ask again later.
+func (l *queue) failDown(now int64) {
+	if len(l.asking) == 0 {
+		return
+	}
+	err := l.config.unavailable()
+	if err == nil {
+		return
+	}
 	calls := l.asking
 	l.asking = nil
 	for _, q := range calls {

@@ -1,0 +1,40 @@
+package group
+
+import (
+	"time"
+
+	"github.com/jonboulle/clockwork"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/clock"
+)
+
+// alarm is the timer of a participant by the limiter's clock. The participant's mu must be held for all methods.
+//
+// Invariant: while the timer is set, it fires no later than the time of the last set.
+type alarm struct {
+	timer clockwork.Timer
+	at    int64 // when the timer fires, in limiter microseconds; 0 if unset
+
+	clock clockwork.Clock
+	local *clock.Local
+	ring  func() // called when the timer fires, without a lock
+}
+
+// set sets the timer for a time; 0 stops it.
+func (a *alarm) set(next, now int64) {
+	if next == a.at {
+		return
+	}
+	a.at = next
+	switch wait := time.Duration(next-now) * time.Microsecond; {
+	case next == 0:
+		a.timer.Stop()
+	case a.timer == nil:
+		a.timer = a.clock.AfterFunc(wait, a.ring)
+	default:
+		a.timer.Reset(wait)
+	}
+	if !a.local.System() && next != 0 && a.local.Now() >= next {
+		a.timer.Reset(0) // the clock of a test may have jumped past the timer before it was set
+	}
+}
