@@ -1,0 +1,284 @@
+package group
+
+import (
+	"math"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/permit"
+)
+
+// two returns the parts of a participant of two buckets: 10 and 5 permits a second, none of them stored.
+func two(choice permit.Choice, parts ...[]int) *desk {
+	return deskOf(shopOf(bucketOf("fast", 100*time.Millisecond, 5), bucketOf("slow", 200*time.Millisecond, 5)), choice, parts...)
+}
+
+// A freed grant goes to the first call that it serves sooner. That call's own goes to the next such one, and the last grant goes to a waiter without one.
+func TestFreedGrantMovesUp(t *testing.T) {
+	d := two(permit.All)
+	var calls []*Call
+	for i := range int64(4) {
+		q := d.call(1, 60*second)
+		calls = append(calls, q)
+		d.give(q, start+(i+1)*second)
+	}
+	waiter := d.call(1, 60*second)
+	d.queue.abandon(calls[1], nil, d.now)
+	assert.Equal(t, left, calls[1].state)
+	assert.Equal(t, start+second, calls[0].due, "it is ahead")
+	assert.Equal(t, start+2*second, calls[2].due)
+	assert.Equal(t, start+3*second, calls[3].due)
+	assert.Equal(t, owned, waiter.state)
+	assert.Equal(t, start+4*second, waiter.due)
+	assert.Empty(t, d.queue.asking)
+	assert.Equal(t, 4, d.queue.count)
+	assert.Zero(t, d.refunds(0)+d.refunds(1), "nothing goes back")
+}
+
+// Which waiter without a grant gets a freed one that is due in a second. Otherwise it goes back to all members.
+func TestFreedGrantOfAWaiter(t *testing.T) {
+	for name, test := range map[string]struct {
+		waiter func(*desk) *Call
+		gets   bool
+	}{
+		"a waiter":                     {func(d *desk) *Call { return d.call(1, 60*second) }, true},
+		"in time to the microsecond":   {func(d *desk) *Call { return d.call(1, second) }, true},
+		"too late":                     {func(d *desk) *Call { return d.call(1, second-1) }, false},
+		"for more permits":             {func(d *desk) *Call { return d.call(2, 60*second) }, false},
+		"a reservation that has none":  {func(d *desk) *Call { return d.reserve(1, 60*second) }, false},
+		"a settlement":                 {func(d *desk) *Call { q := d.call(1, 60*second); q.settles = []int64{1, 1}; return q }, false},
+		"came after it was due":        {func(d *desk) *Call { q := d.call(1, 60*second); q.came = start + second + 1; return q }, false},
+		"a granted one that is lapsed": {func(d *desk) *Call { q := d.reserve(1, 60*second); q.promise(); return q }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := two(permit.All)
+			d.members[1].Weight = 3
+			first := d.call(1, 60*second)
+			d.give(first, start+second)
+			waiter := test.waiter(d)
+			d.queue.abandon(first, nil, d.now)
+			require.Equal(t, test.gets, waiter.state == owned)
+			if test.gets {
+				assert.Zero(t, d.refunds(0)+d.refunds(1))
+			} else {
+				assert.Equal(t, int64(1), d.refunds(0))
+				assert.Equal(t, int64(3), d.refunds(1), "by its weight")
+			}
+		})
+	}
+}
+
+// A grant that fell due more than 100 ms ago is given back, and serves no waiter.
+func TestFreedGrantIsOverdue(t *testing.T) {
+	for _, late := range []int64{100 * ms, 100*ms + 1} {
+		d := two(permit.All)
+		waiter := d.call(1, 60*second)
+		waiter.came = start - second
+		d.queue.free(d.grant(1, start-late), nil, d.now)
+		require.Equal(t, late == 100*ms, d.refunds(0) == 0)
+	}
+}
+
+// For permit.Any the member of a reservation is fixed: its grant is of that member, and no other takes its place.
+func TestFreedGrantOfAny(t *testing.T) {
+	d := two(permit.Any)
+	grants := func(member int, due int64) *grant {
+		g := newGrant(1, 2)
+		g.parts[member] = part{taken: true, terms: d.members[member].Limiter.Own, due: due}
+		g.settle()
+		return g
+	}
+	reservation, waiter, first := d.reserve(1, 60*second), d.call(1, 60*second), d.call(1, 60*second)
+	for i, q := range []*Call{first, reservation, waiter} {
+		d.queue.asking = remove(d.queue.asking, q)
+		d.queue.give(q, grants(i%2, start+int64(i+1)*second), d.now)
+	}
+	require.Equal(t, 0, waiter.member)
+	first.grant.parts[0], first.grant.parts[1] = first.grant.parts[1], first.grant.parts[0]
+	d.queue.abandon(first, nil, d.now)
+	assert.Equal(t, start+2*second, reservation.due)
+	assert.Equal(t, start+second, waiter.due)
+	assert.Equal(t, 1, waiter.member, "the member of its new grant")
+	assert.Equal(t, int64(1), d.refunds(0), "the last grant goes back")
+}
+
+// Calls end when they are due. Permits that are overdue by more than 100 ms lapse: they go back, and their calls ask again before all others, at once.
+func TestRelease(t *testing.T) {
+	d := two(permit.All)
+	var calls []*Call
+	for i := range int64(4) {
+		q := d.call(1, 60*second)
+		calls = append(calls, q)
+		d.give(q, start+(i+1)*second)
+	}
+	waiter := d.call(1, 60*second)
+	d.queue.askAt = start + 60*second
+	d.queue.release(start + second - 1)
+	require.Equal(t, owned, calls[0].state)
+	d.queue.release(start + 3*second)
+	assert.Equal(t, []state{asking, asking, done, owned}, []state{calls[0].state, calls[1].state, calls[2].state, calls[3].state})
+	assert.Equal(t, []*Call{calls[0], calls[1], waiter}, d.queue.asking, "in the order of their arrival")
+	assert.Zero(t, d.queue.askAt, "they ask at once")
+	assert.Equal(t, int64(2), d.refunds(0))
+	assert.Equal(t, start+4*second, d.queue.nextDue)
+	assert.Equal(t, 4, d.queue.count)
+}
+
+// By the clock of a test nothing lapses.
+func TestReleaseByAnotherClock(t *testing.T) {
+	d := two(permit.All)
+	d.queue.strict = false
+	q := d.call(1, 60*second)
+	d.give(q, start+second)
+	d.queue.release(start + 30*second)
+	require.Equal(t, done, q.state)
+}
+
+// A reservation that was granted and whose permits lapse is still granted: it asks again until it has others, whatever its timeout was.
+func TestReservationLapses(t *testing.T) {
+	d := two(permit.All)
+	q := d.reserve(1, second)
+	d.give(q, start+second/2)
+	require.True(t, q.result().Granted)
+	d.queue.release(start + 2*second)
+	require.Equal(t, asking, q.state)
+	d.queue.failOrRetry(q, errDown, start+2*second)
+	require.True(t, q.result().Granted)
+	require.Equal(t, start+2*second+retryMicros, d.queue.askAt)
+	d.queue.release(start + 60*second)
+	require.Equal(t, asking, q.state, "its timeout no longer counts")
+}
+
+// The timeout of a waiter ends its wait once the stores have refused it. A newcomer with a timeout of 0 is asked for.
+func TestTimeouts(t *testing.T) {
+	d := two(permit.All)
+	short, long, newcomer := d.call(1, second), d.call(1, 3*second), d.call(1, 0)
+	d.queue.refuser = 1
+	for _, q := range []*Call{short, long} {
+		q.decided = start
+	}
+	d.queue.release(start + second - 1)
+	require.Equal(t, asking, short.state)
+	d.queue.release(start + second)
+	assert.Equal(t, refused, short.state)
+	assert.Equal(t, Result{Wait: second, Member: 1}, short.result(), "the member that refused the waiters last")
+	assert.Equal(t, asking, newcomer.state)
+	assert.Equal(t, asking, long.state)
+	assert.Equal(t, start+3*second, d.queue.nextEnd)
+	assert.Equal(t, []*Call{long, newcomer}, d.queue.asking)
+}
+
+// A penalty moves the permits of its member. A call is due with the last of its members, so not all calls move.
+func TestShift(t *testing.T) {
+	d := two(permit.All)
+	near, far := d.call(1, 60*second), d.call(1, 60*second)
+	d.give(near, start+second).parts[1].due = start + second/2
+	d.give(far, start+20*second)
+	d.queue.shift(1, shift{longer: 5 * second, until: start + 5*second}, d.now)
+	assert.Equal(t, start+5*second+second/2, near.due)
+	assert.Equal(t, start+25*second, far.due)
+	assert.Equal(t, start+5*second+second/2, d.queue.nextDue)
+	d.queue.shift(1, shift{shorter: 4 * second, until: math.MinInt64}, start+second)
+	assert.Equal(t, start+second+second/2, near.due, "the penalty has ended early")
+	assert.Equal(t, start+21*second, far.due)
+	d.queue.shift(0, shift{longer: 10 * second, until: start + 30*second}, start+second)
+	assert.Equal(t, start+30*second, near.due, "nothing is due before the end of a penalty")
+	assert.Equal(t, start+30*second, d.queue.nextDue)
+}
+
+// A waiter whose permits a penalty has moved beyond its timeout is refused. Its grant serves a more patient one.
+func TestShiftBeyondATimeout(t *testing.T) {
+	d := two(permit.All)
+	q, patient := d.call(1, 2*second), d.call(1, 60*second)
+	d.give(q, start+second)
+	d.queue.shift(0, shift{longer: 5 * second, until: start + 5*second}, d.now)
+	d.queue.release(d.now)
+	assert.Equal(t, refused, q.state)
+	assert.Equal(t, 6*second, q.result().Wait)
+	assert.Equal(t, owned, patient.state)
+	assert.Equal(t, start+6*second, patient.due)
+}
+
+// What joins the queue: not more calls than there is room for, and no call that cannot be in time behind those that wait.
+func TestJoin(t *testing.T) {
+	d := two(permit.All)
+	d.config.MaxWaiters = 3
+	for range 3 {
+		d.call(1, permit.MaxExact)
+	}
+	q := d.call(1, permit.MaxExact)
+	require.ErrorIs(t, q.err, permit.ErrTooManyWaiters)
+	require.Equal(t, 3, d.queue.count)
+
+	d = two(permit.All)
+	d.members[0].stored, d.members[1].stored = 0, 0
+	d.members[0].free, d.members[1].free = start, start+second
+	for range 5 {
+		d.call(1, permit.MaxExact)
+	}
+	d.queue.at, d.queue.askAt = start, start+second/2
+	q = d.call(1, 2200*ms-1) // after a second of debt, 6 permits of 200 ms
+	require.Equal(t, refused, q.state)
+	require.Equal(t, Result{Wait: 2200 * ms, Member: 1}, q.result())
+	q = d.call(1, 2200*ms)
+	require.Equal(t, asking, q.state)
+	require.Equal(t, start, q.decided, "it counts as refused with those ahead")
+	d.queue.at = start - 100*ms // too old to refuse by
+	q = d.call(1, 1)
+	require.Equal(t, asking, q.state)
+	require.Zero(t, q.decided)
+	require.Zero(t, d.queue.askAt, "the next reply shows whether it can be in time")
+}
+
+// For permit.Any a call is hopeless if it is with every member.
+func TestJoinAny(t *testing.T) {
+	d := two(permit.Any)
+	d.members[0].stored, d.members[1].stored = 0, 0
+	d.members[0].free, d.members[1].free = start+60*second, start+second
+	d.call(1, permit.MaxExact)
+	d.queue.at, d.queue.askAt = start, start+second/2
+	require.Equal(t, asking, d.call(1, 2*second).state)
+	require.Equal(t, refused, d.call(1, 1500*ms).state)
+}
+
+// What is sent while the waiters pause: reservations and settlements, wherever they stand.
+func TestSends(t *testing.T) {
+	for name, test := range map[string]struct {
+		join  func(*desk)
+		sends bool
+	}{
+		"nothing": {func(d *desk) {}, false},
+		"waiters": {func(d *desk) { d.call(1, permit.MaxExact).decided = start }, false},
+		"a reservation behind them": {func(d *desk) {
+			d.call(1, permit.MaxExact).decided = start
+			d.reserve(1, permit.MaxExact)
+		}, true},
+		"a reservation between them": {func(d *desk) {
+			d.call(1, permit.MaxExact).decided = start
+			d.reserve(1, permit.MaxExact)
+			d.call(1, permit.MaxExact)
+		}, true},
+		"a settlement behind them": {func(d *desk) {
+			d.call(1, permit.MaxExact).decided = start
+			q := NewCall(0, permit.MaxExact, 0, false)
+			q.settles = []int64{1, 0}
+			d.queue.join(q, start, 0)
+		}, true},
+		"a granted reservation": {func(d *desk) {
+			d.call(1, permit.MaxExact).decided = start
+			d.reserve(1, permit.MaxExact).promise()
+		}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := two(permit.All)
+			test.join(d)
+			d.queue.askAt = start + second
+			assert.Equal(t, test.sends, d.queue.sends(start))
+			assert.Equal(t, len(d.queue.asking) > 0, d.queue.sends(start+second))
+			assert.Equal(t, len(d.queue.asking) > 0, d.queue.next(true) == 0 && d.queue.next(false) > 0, "a batch in flight is waited for")
+		})
+	}
+}
