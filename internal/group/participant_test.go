@@ -266,14 +266,14 @@ func TestParticipantDuringAnOutage(t *testing.T) {
 	})
 }
 
-// A reservation that was granted survives an outage: if its permits have lapsed, it asks again later. The other calls fail.
+// A reservation that was granted survives an outage: if its permits have lapsed, it asks again later. The calls behind it fail.
 func TestReservationDuringAnOutage(t *testing.T) {
 	for _, choice := range []permit.Choice{permit.All, permit.Any} {
 		bubble(t, func(t *testing.T) {
 			d := two(choice, []int{0}, []int{1})
 			d.monitor()
 			d.config.Immediate = false
-			caller, q := d.call(1, permit.MaxExact), d.reserve(1, permit.MaxExact)
+			q, caller := d.reserve(1, permit.MaxExact), d.call(1, permit.MaxExact)
 			q.promise()
 			d.queue.failDown(d.now)
 			require.Equal(t, asking, caller.state)

@@ -278,16 +278,18 @@ func (l *queue) failDown(now int64) {
 	if err == nil {
 		return
 	}
-	calls := l.asking
-	l.asking = nil
-	for _, q := range calls {
-		if asks := l.asks(q, now); asks && !q.promised {
+	retry := false
+	l.asking = slices.DeleteFunc(l.asking, func(q *Call) bool {
+		asks := l.asks(q, now)
+		retry = retry || asks && q.promised
+		if asks && !q.promised {
 			l.fail(q, err)
-			continue
-		} else if asks {
-			l.askAt = now + retryMicros
+			return true
 		}
-		l.asking = append(l.asking, q)
+		return false
+	})
+	if retry {
+		l.askAt = now + retryMicros
 	}
 }
 
