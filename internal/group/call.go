@@ -32,6 +32,7 @@ type Call struct {
 
 	state    state
 	flight   *flight
+	shared   bool // it ended in flight, so it must not be reused
 	promised bool // a granted reservation: it keeps asking if its permits lapse
 	decided  int64
 	came     int64
@@ -104,8 +105,30 @@ func (q *Call) result() Result {
 
 // callers counts the calls that have not ended, and ends them. The participant's mu must be held for all methods.
 //
-// Invariant: a call is counted once when it arrives, and once when it ends.
-type callers struct{ count int }
+// Invariants: a call is counted once when it arrives, and once when it ends. Nothing changes the result of a call that has ended, except that of a
+// reservation, so its caller reads it without mu.
+type callers struct {
+	count    int
+	answered []chan struct{} // of the calls that end while a reply is handed out; nil at other times
+}
+
+// collect keeps the channels of the calls that end, until wake closes them. A call is reused once its caller has the result, and the reply may still
+// name it. buffer must not be nil.
+func (c *callers) collect(buffer []chan struct{}) { c.answered = buffer[:0] }
+
+// collected returns the channels since collect. Calls that end later are woken at once.
+func (c *callers) collected() (answered []chan struct{}) {
+	answered, c.answered = c.answered, nil
+	return answered
+}
+
+// wake wakes callers. It needs no lock, so that they do not find it held when they ask again.
+func wake(answered []chan struct{}) {
+	for _, ready := range answered {
+		close(ready)
+	}
+	clear(answered)
+}
 
 // end ends a call, unless it has ended.
 func (c *callers) end(q *Call, s state, err error) {
@@ -113,9 +136,13 @@ func (c *callers) end(q *Call, s state, err error) {
 		return
 	}
 	c.count--
-	q.state, q.err, q.grant = s, err, nil
+	q.state, q.err, q.grant, q.shared = s, err, nil, q.flight != nil
 	q.reply()
-	close(q.ready)
+	if c.answered != nil {
+		c.answered = append(c.answered, q.ready)
+	} else {
+		close(q.ready)
+	}
 }
 
 // refuse ends a call that will not be granted. wait is how long its permits would have taken.

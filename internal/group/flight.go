@@ -289,10 +289,11 @@ func (f *flight) bound(k, row int, wait int64) {
 //
 // Invariant: at most one batch is in flight, besides those whose deadline has passed.
 type inFlight struct {
-	busy   bool          // a batch is about to be built, or in flight
-	since  time.Duration // when callers began to wait for the stores, clock.Mono; 0 if none wait
-	flight *flight       // nil while the batch is not built yet, or none is in flight
-	spare  *flight       // for reuse
+	busy   bool            // a batch is about to be built, or in flight
+	since  time.Duration   // when callers began to wait for the stores, clock.Mono; 0 if none wait
+	flight *flight         // nil while the batch is not built yet, or none is in flight
+	spare  *flight         // for reuse
+	buffer []chan struct{} // for callers.collect, never nil
 
 	config *Config
 }

@@ -79,7 +79,7 @@ func New(config Config) *Participant {
 	}
 	p.view.config, p.view.system = &p.Config, p.local.System()
 	p.queue = queue{strict: p.local.System(), config: &p.Config, members: p.members, view: &p.view}
-	p.inFlight.config = &p.Config
+	p.inFlight = inFlight{config: &p.Config, buffer: []chan struct{}{}}
 	p.alarm = alarm{clock: config.Clock, local: &p.local, ring: p.ring}
 	p.deadlines = deadlines{check: p.checkDeadlines, config: &p.Config, queue: &p.queue, inFlight: &p.inFlight}
 	p.trips = &trips{Send: p.send, Max: 1, Parallel: 1, Timeout: config.Timeout}
@@ -122,19 +122,25 @@ func (p *Participant) accept(q *Call, stays bool) (take bool) {
 
 // Wait waits for the result of a call. If the context ends first, the call is abandoned.
 func (p *Participant) Wait(ctx context.Context, q *Call, answered <-chan struct{}) Result {
-	select {
-	case <-answered:
-	default:
+	if cancelled := ctx.Done(); cancelled == nil {
+		<-answered
+	} else {
 		select {
 		case <-answered:
-		case <-ctx.Done():
-			if p.leave(q) {
-				return Result{Err: ctx.Err()}
+		default:
+			select {
+			case <-answered:
+			case <-cancelled:
+				if p.leave(q) {
+					return Result{Err: ctx.Err()}
+				}
 			}
 		}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	if q.reserves { // its permits may move or lapse meanwhile
+		p.mu.Lock()
+		defer p.mu.Unlock()
+	}
 	return q.result()
 }
 
@@ -201,10 +207,7 @@ func (p *Participant) NewSettlement(reservation *Call, n int64, deadline time.Du
 
 // Recycle lets a call be reused whose caller has received the result. Reservations are not reused.
 func (p *Participant) Recycle(q *Call) {
-	p.mu.Lock()
-	reusable := !q.reserves && q.err == nil && q.flight == nil
-	p.mu.Unlock()
-	if reusable {
+	if !q.reserves && q.err == nil && !q.shared {
 		*q = Call{}
 		calls.Put(q)
 	}
@@ -280,10 +283,20 @@ func (p *Participant) send(_ string, items []*transport.Item[*flight, struct{}])
 	}
 }
 
-// Land implements [transport.Source].
+// Land implements [transport.Source]. Callers are woken after the lock is released.
 func (p *Participant) Land(f *flight, _ struct{}, err error, late bool) {
+	wake(p.settled(f, err, late))
+}
+
+// settled delivers the result of a batch. It returns the channels of the callers to wake.
+func (p *Participant) settled(f *flight, err error, late bool) (answered []chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if late { // another flight may land meanwhile
+		p.queue.collect([]chan struct{}{})
+	} else {
+		p.queue.collect(p.inFlight.buffer)
+	}
 	mono := clock.Mono()
 	now := p.local.NowAt(mono)
 	if !late {
@@ -301,7 +314,11 @@ func (p *Participant) Land(f *flight, _ struct{}, err error, late bool) {
 			p.inFlight.reuse(f)
 		}
 	}
+	if answered = p.queue.collected(); !late {
+		p.inFlight.buffer = answered
+	}
 	p.dispatch(now)
+	return answered
 }
 
 // deliver hands out the reply to a batch. mu must be held.
@@ -319,7 +336,10 @@ func (p *Participant) dispatch(now int64) {
 	case p.Immediate:
 		for f := p.build(now); f != nil; f = p.build(p.local.Now()) {
 			f.run(&p.Config)
+			p.queue.collect(p.inFlight.buffer)
 			p.deliver(f, p.local.Now(), 0)
+			p.inFlight.buffer = p.queue.collected()
+			wake(p.inFlight.buffer)
 			p.inFlight.reuse(f)
 		}
 	case p.inFlight.busy:
