@@ -38,6 +38,51 @@ func TestFreedGrantMovesUp(t *testing.T) {
 	assert.Zero(t, d.refunds(0)+d.refunds(1), "nothing goes back")
 }
 
+// A call for another number of permits keeps its grant.
+func TestFreedGrantOfAnotherSize(t *testing.T) {
+	d := two(permit.All)
+	small, large := d.call(1, 60*second), d.call(2, 60*second)
+	d.give(small, start+second)
+	d.give(large, start+2*second)
+	d.queue.abandon(small, nil, d.now)
+	require.Equal(t, start+2*second, large.due)
+	require.Equal(t, int64(1), d.refunds(0))
+}
+
+// What the stores have found in time stays so, though the limiter's clock is a little behind. Each end is counted once.
+func TestGrantInTime(t *testing.T) {
+	d := two(permit.All)
+	q := d.call(1, second)
+	d.give(q, start+second+1)
+	d.queue.expireTimeouts(start + second)
+	require.Equal(t, owned, q.state)
+	require.Equal(t, []int64{100 * ms, 200 * ms}, []int64{d.queue.ahead(0, start), d.queue.ahead(1, start)}, "the time of the bucket that the call takes")
+	require.Equal(t, 1+ms, d.queue.ahead(0, start+second-ms), "as far as it is ahead")
+	d.queue.release(start + second + 1)
+	d.queue.refuse(q, 1)
+	d.queue.fail(q, errDown)
+	require.Equal(t, done, q.state)
+	require.Zero(t, d.queue.count)
+}
+
+// A reservation reads its outcomes without the lock, so they are replaced, not changed.
+func TestOutcomesAreReplaced(t *testing.T) {
+	d := two(permit.Any)
+	q := d.reserve(1, 60*second)
+	d.queue.asking = nil
+	g := newGrant(1, 2)
+	g.parts[0].taken = true
+	d.queue.give(q, g, d.now-1)
+	before := q.result().Members
+	require.True(t, before[0].Taken)
+	g.parts[0].taken, g.parts[1].taken = false, true
+	q.grant = g
+	d.queue.noteDue(q)
+	require.True(t, before[0].Taken)
+	require.True(t, q.result().Members[1].Taken)
+	require.Equal(t, 1, q.member)
+}
+
 // Which waiter without a grant gets a freed one that is due in a second. Otherwise it goes back to all members.
 func TestFreedGrantOfAWaiter(t *testing.T) {
 	for name, test := range map[string]struct {
