@@ -188,7 +188,7 @@ func (o *outbox) addCalls(f *flight, since time.Duration, now int64) (all bool) 
 	look := lookAhead{class: o.queue.class, floor: o.queue.floor, horizon: Horizon(f.limiter.Effective())}
 	w := o.queue.asker(now)
 	if w != nil {
-		look.ahead, look.stored = o.queue.line.Ahead(now, 4*look.horizon), o.view.stored
+		look.ahead, look.stored = o.queue.owned(now, 4*look.horizon), o.view.stored
 	}
 	q := o.nextCall(w)
 	for ; q != nil && len(f.batch.Requests) < permit.MaxBatch && q.limiter.agrees(f.limiter); q = o.nextCall(w) {

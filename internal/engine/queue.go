@@ -278,10 +278,39 @@ func (q *queue) abandon(w *Call, now int64) {
 }
 
 // grant adds the permits of a call to those that the process owns. The call may have left.
-func (q *queue) grant(w *Call, g *schedule.Grant, now int64) { q.line.Grant(&w.Waiter, g, now) }
+func (q *queue) grant(w *Call, g *schedule.Grant, now int64) {
+	q.separate(g)
+	q.line.Grant(&w.Waiter, g, now)
+}
+
+// keep adds permits to those that the process owns, for a call that no longer waits for them.
+func (q *queue) keep(permits int64, g *schedule.Grant, now int64) {
+	q.separate(g)
+	q.line.Grant(&schedule.Waiter[*Call]{Permits: permits}, g, now)
+}
+
+// separate keeps the permits that the process owns apart from a grant that lies among them, so that each keeps its due time.
+func (q *queue) separate(g *schedule.Grant) {
+	if q.line.Overlaps(g) {
+		q.split()
+	}
+}
+
+// owned returns how much of the bucket's time in the future the process owns, up to about most.
+func (q *queue) owned(now, most int64) int64 {
+	micros := q.line.Ahead(now, most)
+	for _, s := range q.old {
+		if micros >= most {
+			break
+		}
+		micros += s.Ahead(now, most)
+	}
+	return micros
+}
 
 // grantReserved adds a reservation that was granted. It arrived at came.
 func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
+	q.separate(g)
 	w.Value, w.Came, w.line, w.Until = w, came, q.line, schedule.Forever
 	q.line.GrantTo(&w.Waiter, g, came)
 	q.promise(w, w.decided)
@@ -292,7 +321,7 @@ func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
 func (q *queue) refused(w *Call, beyond, received, now int64) {
 	t := w.limiter.Effective()
 	if w.bounded { // it was asked for within its timeout, and waits for its turn
-		beyond = max(0, beyond+w.remaining(now)-LookAhead(t, q.class, w.Permits, q.line.Ahead(now, 4*Horizon(t))))
+		beyond = max(0, beyond+w.remaining(now)-LookAhead(t, q.class, w.Permits, q.owned(now, 4*Horizon(t))))
 	}
 	q.line.Refused(received, Horizon(t), beyond, rand.Float64())
 	q.floor.Earn(t, q.class, w.limiter.Floor, q.view.free-received, w.Permits, now)
@@ -355,7 +384,7 @@ func (q *queue) askSooner(out *permit.Outcome, now int64) {
 	}
 	t := q.view.terms.Terms
 	wait, ok := Wait(t, out.Bucket.Balance, out.NowMicros, w.Permits)
-	if ok && wait <= LookAhead(t, q.class, w.Permits, q.line.Ahead(now, 4*Horizon(t))) {
+	if ok && wait <= LookAhead(t, q.class, w.Permits, q.owned(now, 4*Horizon(t))) {
 		q.line.AskNow()
 	}
 }

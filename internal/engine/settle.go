@@ -195,7 +195,7 @@ func (r *reply) grant(q *Call, request *permit.Request) {
 // keep adds permits to those that the process owns, for a call that no longer waits for the flight.
 func (r *reply) keep(request *permit.Request) {
 	if !r.refundLate(&request.Grant) {
-		r.queue.line.Grant(&schedule.Waiter[*Call]{Permits: request.Permits}, r.scheduled(request), r.at.local)
+		r.queue.keep(request.Permits, r.scheduled(request), r.at.local)
 	}
 }
 

@@ -83,8 +83,8 @@ func (s *Schedule[V]) Last() int64 {
 	return g.end.Next + g.offset
 }
 
-// Split returns a schedule with the segments and the covered waiters, and keeps the uncovered waiters. It is for a bucket that was reset:
-// its new grants are due before its old ones.
+// Split returns a schedule with the segments and the covered waiters, and keeps the uncovered waiters. It is for a bucket that was reset, or whose
+// permits were given back by a settlement: its new grants are due before its old ones.
 func (s *Schedule[V]) Split() *Schedule[V] {
 	old := &Schedule[V]{Strict: s.Strict}
 	old.InTurns = s.InTurns
@@ -169,6 +169,27 @@ func (s *Schedule[V]) DueOf(w *Waiter[V]) (at int64, ok bool) {
 		return true
 	})
 	return at, true
+}
+
+// Overlaps reports whether a grant lies among permits that are owned already. It does after a settlement has given permits back: the bucket then grants
+// again from an earlier time, although permits that were taken later keep theirs. Such a grant needs a schedule of its own ([Schedule.Split]), because
+// the head would wait for it and miss its own permits.
+func (s *Schedule[V]) Overlaps(grant *Grant) bool {
+	if s.owned == 0 {
+		return false
+	}
+	begins := grant.Before.Next
+	after, _ := grant.Terms.After(grant.Before, grant.Permits)
+	for i := len(s.segments) - 1; i >= 0; i-- {
+		g := s.segments[i]
+		if g.left > 0 && g.epoch == grant.Epoch && begins < g.end.Next && after.Next > g.cursor.Next {
+			return true
+		}
+		if g.epoch == grant.Epoch && begins >= g.end.Next {
+			return false
+		}
+	}
+	return false
 }
 
 // Idle reports whether the queue is empty and nothing is owned. Then a request may bypass the schedule.
