@@ -108,19 +108,27 @@ func TestScheduleUsesWhatIsCancelled(t *testing.T) {
 	}
 }
 
-// demand is a caller who asks again and again, and gives up three times in ten, at some time.
+// demand is a caller who asks again and again, and gives up three times in ten, at some time. While the callers of its process are away, it
+// does not ask.
 func (a *actor) demand(largest int64) {
-	var c *caller
 	var begin func()
 	begin = func() {
-		c = a.ask(1+a.random.Int64N(largest), -1, 0)
-		c.then = func() { a.at(a.now+1, begin) }
+		if a.away > a.now {
+			a.at(a.away+a.random.Int64N(100_000), begin)
+			return
+		}
+		c := a.ask(1+a.random.Int64N(largest), -1, 0)
+		again := func() { a.at(a.now+1, begin) }
+		if !c.Waits() {
+			again()
+			return
+		}
+		c.then = again
 		if a.random.IntN(10) < 3 {
-			mine := c
 			a.at(a.now+a.random.Int64N(1_000_000), func() {
-				if mine == c && mine.then != nil {
-					mine.then = nil
-					a.leave(mine)
+				if c.then != nil {
+					c.then = nil
+					a.leave(c)
 					begin()
 				}
 			})

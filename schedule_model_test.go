@@ -67,6 +67,7 @@ type actor struct {
 	departed  int64
 	reserving []*caller
 	asleep    int64 // until then the process is stopped
+	away      int64 // until then no caller of demand asks
 	offset    clock.Offset
 	order     int64
 	last      map[int64]int64 // the order of who was let go last, by size

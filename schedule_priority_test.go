@@ -2,6 +2,7 @@ package tokenbucket
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
@@ -208,4 +209,63 @@ func TestClassesOfSizesAndCancels(t *testing.T) {
 		require.Positive(t, each[engine.Low])
 		require.Positive(t, each[engine.Lowest])
 	}
+}
+
+// Random fleets of two to five processes, each of a class and at a distance of its own. Their callers want up to 1, 5 or 20 permits, and
+// three in ten give up. Processes are stopped for a moment, and callers of all processes but one stay away for some seconds. In each of 500
+// fleets at each rate, the bound holds, and 98 % of the rate is used.
+func TestClassesInRandomFleets(t *testing.T) {
+	for _, cell := range []struct{ rate, seconds float64 }{{5, 200}, {20, 50}, {100, 12}, {1000, 3}} {
+		t.Run(fmt.Sprintf("%v/s", cell.rate), func(t *testing.T) {
+			least, stopped, away, served := 1.0, 0, 0, 0
+			for seed := range uint64(sized(500, 5)) {
+				w := randomFleet(seed, cell.rate)
+				w.run(w.now + 3_000_000)
+				from := w.now
+				stops, leaves := w.comeAndGo(from + int64(cell.seconds*1e6))
+				_, used := w.of(from)
+				least, stopped, away, served = min(least, used), stopped+stops, away+leaves, served+w.served
+				w.bounded(t)
+				require.GreaterOrEqual(t, used, 0.98, "seed %d", seed)
+			}
+			t.Logf("%.1f %% of the rate used at least; %d calls served, %d times a process was stopped, %d times its callers went away",
+				100*least, served, stopped, away)
+		})
+	}
+}
+
+// randomFleet returns processes with at least twice as many callers as the rate serves in a horizon. The bucket has room for the largest request.
+func randomFleet(seed uint64, rate float64) *world {
+	r := rand.New(rand.NewPCG(seed, 4))
+	largest := []int64{1, 5, 20}[r.IntN(3)]
+	w := newWorld(seed, config{Rate: rate, Size: float64(largest)})
+	lossRate = 0
+	for range 2 + r.IntN(4) {
+		a := w.crowd(engine.Class(r.IntN(int(engine.Classes))), []int64{100, 1000, 5000}[r.IntN(3)], 0)
+		a.share = 0.05
+		for range max(10, 4*int64(rate)/(1+largest)) {
+			a.demand(largest)
+		}
+	}
+	return w
+}
+
+// comeAndGo runs the world until a time, and returns how often a process was stopped and how often its callers went away. Those of the first
+// process stay.
+func (w *world) comeAndGo(until int64) (stopped, away int) {
+	for w.now < until {
+		a := w.fleet[w.random.IntN(len(w.fleet))]
+		switch w.random.IntN(4) {
+		case 0:
+			a.asleep = w.now + 20_000 + w.random.Int64N(50_000)
+			stopped++
+		case 1, 2:
+			if a != w.fleet[0] {
+				a.away = w.now + w.random.Int64N(6_000_000)
+				away++
+			}
+		}
+		w.run(min(until, w.now+w.random.Int64N(4_000_000)))
+	}
+	return stopped, away
 }
