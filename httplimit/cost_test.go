@@ -195,3 +195,33 @@ func TestCostOptions(t *testing.T) {
 	_, err := httplimit.NewMiddleware(onlyGate{gate.One(l, 0)}, httplimit.WithCost(one))
 	require.ErrorContains(t, err, "want a gate.CostGate")
 }
+
+// closable is a body that records whether it was closed.
+type closable struct {
+	io.Reader
+	closed bool
+}
+
+func (c *closable) Close() error {
+	c.closed = true
+	return nil
+}
+
+// A RoundTripper closes the body of every request, also if a function of its options panics before the request is sent.
+func TestPanicClosesTheBody(t *testing.T) {
+	l, err := tb.NewSmoothBursty("x", 10)
+	require.NoError(t, err)
+	boom := func(*http.Request) int { panic("boom") }
+	for name, opt := range map[string]httplimit.TransportOption{
+		"cost": httplimit.WithCost(boom), "key": httplimit.WithKey(func(*http.Request) string { panic("boom") }),
+	} {
+		transport, err := httplimit.NewTransport(gate.One(l, time.Second), opt)
+		require.NoError(t, err)
+		body := &closable{Reader: strings.NewReader("x")}
+		r, err := http.NewRequest(http.MethodPost, "http://127.0.0.1/", body)
+		require.NoError(t, err)
+		require.PanicsWithValue(t, "boom", func() { _, _ = transport.RoundTrip(r) }, name)
+		require.True(t, body.closed, name)
+	}
+	require.Equal(t, 1.0, stored(t, l), "nothing was taken")
+}

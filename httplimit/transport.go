@@ -91,19 +91,22 @@ func WithMaxPenalty(d time.Duration) TransportOption {
 
 // RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	passed := false // to the base, which closes the body
+	defer func() {
+		if !passed { // not sent, or a function of the options has panicked
+			closeBody(r)
+		}
+	}()
 	if t.gate == nil {
-		closeBody(r)
 		return nil, errZero
 	}
 	key := t.key(r)
 	if key == NoKey {
-		closeBody(r)
 		return nil, ErrNoKey
 	}
 	r = t.prioritized(r)
 	admission, err := t.enter(r, key)
 	if err != nil {
-		closeBody(r)
 		if t.respond && refused(admission) {
 			return refusal(r, admission.RetryAfter), nil
 		}
@@ -115,7 +118,9 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 			admission.Leave()
 		}
 	}()
-	response, err := t.base.RoundTrip(t.admitted(r, admission))
+	r = t.admitted(r, admission)
+	passed = true
+	response, err := t.base.RoundTrip(r)
 	if err != nil {
 		return response, err
 	}

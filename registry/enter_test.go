@@ -294,3 +294,19 @@ func TestRefusedByTheRateFirst(t *testing.T) {
 		require.Equal(t, 1, counted)
 	})
 }
+
+// A call whose observer panics gives back what it has taken: its place, too.
+func TestPanicOfAnObserver(t *testing.T) {
+	panics := true
+	r := openLocal(t, registry.Static{{Name: "/a", Row: "1", Rate: 1000, WaitShare: 0.5, Concurrent: 1}}, registry.WithLimiterOptions(
+		tokenbucket.WithObserver(tokenbucket.Observer{Decision: func(context.Context, tokenbucket.Decision) {
+			if panics {
+				panic("boom")
+			}
+		}})))
+	require.PanicsWithValue(t, "boom", func() { _, _ = r.Enter(ctx, "/a") })
+	panics = false
+	a := enter(t, r, "/a")
+	require.True(t, a.OK, "refused by %s", a.By)
+	a.Leave()
+}

@@ -70,6 +70,12 @@ func (e *Env) Enter(ctx context.Context, s *Slot, row Row, call Call) (*gate.Adm
 	if !call.Shadow { // a call in shadow never waits
 		a.patience = call.PlaceWait
 	}
+	ended := false
+	defer func() {
+		if !ended { // an observer or the hook has panicked
+			a.giveBack()
+		}
+	}()
 	refused, err := a.run(ctx)
 	outcome := Outcome{OK: err == nil && refused == nil, By: a.asked, Err: err}
 	if outcome.OK {
@@ -77,10 +83,13 @@ func (e *Env) Enter(ctx context.Context, s *Slot, row Row, call Call) (*gate.Adm
 			a.grant.admitted()
 		}
 	}
+	var admission *gate.Admission
 	if call.Shadow && ctx.Err() == nil {
-		return a.passed(refused, err), outcome, nil
+		admission, err = a.passed(refused, err), nil
+	} else {
+		admission, err = a.end(refused, err)
 	}
-	admission, err := a.end(refused, err)
+	ended = true
 	return admission, outcome, err
 }
 

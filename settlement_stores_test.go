@@ -1,0 +1,365 @@
+package tokenbucket
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jonboulle/clockwork"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/go-tokenbucket/tokenbucket/internal/redisbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
+	"github.com/go-tokenbucket/tokenbucket/internal/script"
+)
+
+// held is a reservation of a limiter or of a group.
+type held interface {
+	OK() bool
+	Delay() time.Duration
+	Settle(ctx context.Context, actual int) error
+	SettleLater(actual int)
+	Ready() <-chan struct{}
+}
+
+// payer is a limiter or a group whose reservations are settled, with its members and their weights.
+type payer struct {
+	members []*RateLimiter
+	weights []int
+	reserve func(n int) (held, error)
+	waits   func(h held) []time.Duration // until the permits of each member are due
+	close   func(context.Context) error
+}
+
+// newPayer returns a payer of n members on a store; one is a limiter.
+func newPayer(t *testing.T, random *rand.Rand, n int, opts func(member int) (rate float64, opts []Option)) *payer {
+	p := &payer{}
+	var all []Member
+	for m := range n {
+		rate, opts := opts(m)
+		l, err := NewSmoothBursty(fmt.Sprint("m", m, "-", random.Uint64()), rate, opts...)
+		require.NoError(t, err)
+		p.members, p.weights = append(p.members, l), append(p.weights, 1)
+		if n > 1 {
+			p.weights[m] = 1 + random.IntN(3)
+		}
+		all = append(all, Weighted(l, p.weights[m]))
+	}
+	if n == 1 {
+		l := p.members[0]
+		p.reserve = func(n int) (held, error) { return l.Reserve(background, n) }
+		p.waits = func(h held) []time.Duration { return []time.Duration{h.Delay()} }
+		p.close = l.Close
+		return p
+	}
+	g, err := All(all...)
+	require.NoError(t, err)
+	p.reserve = func(n int) (held, error) { return g.Reserve(background, n) }
+	p.waits = func(h held) (all []time.Duration) {
+		for _, o := range h.(*GroupReservation).Members() {
+			all = append(all, o.Wait)
+		}
+		return all
+	}
+	p.close = g.Close
+	return p
+}
+
+// owed returns what the members' buckets owe, less what they have stored.
+func (p *payer) owed(t *testing.T) (owed []float64) {
+	for _, l := range p.members {
+		b, err := l.State(background)
+		require.NoError(t, err)
+		owed = append(owed, (float64(b.NextFreeTicketMicros-b.SeenMicros)-b.CarryMicros)/b.IntervalMicros-b.StoredPermits)
+	}
+	return owed
+}
+
+// settleLab settles random reservations of random buckets, as many at a time as there are callers, and keeps the account of each bucket.
+type settleLab struct {
+	t               *testing.T
+	random          *rand.Rand
+	clock           *clockwork.FakeClock
+	settled, rounds int
+	clipped         int // permits came back to a bucket that was full, or nearly
+	pending         []pending
+	group           bool
+	missed          int
+}
+
+// pending is a reservation that is not due yet.
+type pending struct {
+	due   time.Time
+	ready <-chan struct{}
+}
+
+// advance moves the clock on, and stops where a reservation is due: a process that sleeps longer would lose its permits.
+func (s *settleLab) advance(d time.Duration) {
+	until := s.clock.Now().Add(d.Truncate(time.Microsecond))
+	slices.SortFunc(s.pending, func(a, b pending) int { return a.due.Compare(b.due) })
+	for len(s.pending) > 0 && !s.pending[0].due.After(until) {
+		s.clock.Advance(max(0, s.pending[0].due.Sub(s.clock.Now())))
+		s.await(s.pending[0].ready)
+		s.pending = s.pending[1:]
+	}
+	s.clock.Advance(until.Sub(s.clock.Now()))
+}
+
+// await waits until a reservation is ready.
+func (s *settleLab) await(ready <-chan struct{}) {
+	switch mode := os.Getenv("HSHOW"); {
+	case !s.group || mode == "wait":
+		<-ready
+	case mode == "some":
+		select {
+		case <-ready:
+		case <-time.After(5 * time.Millisecond):
+			s.missed++
+		}
+	}
+}
+
+// round settles about n reservations of new buckets.
+func (s *settleLab) round(store Store, members, n int) {
+	t, random := s.t, s.random
+	s.rounds++
+	roomy := random.IntN(2) == 0 // no bucket is ever full
+	sizes, rates, initial := make([]float64, members), make([]float64, members), make([]float64, members)
+	p := newPayer(t, random, members, func(m int) (float64, []Option) {
+		if rates[m] = []float64{0.3, 5, 7.7, 1000}[random.IntN(4)]; roomy {
+			rates[m] = rates[0] // a faster one would become full
+		}
+		if sizes[m] = []float64{1, 20, 1000}[random.IntN(3)]; roomy {
+			sizes[m] = 1e7
+		}
+		initial[m] = sizes[m] / 2
+		return rates[m], []Option{WithStore(store), WithClock(s.clock), WithMaxPermits(sizes[m]), WithInitialPermits(initial[m]),
+			WithStoreTimeout(time.Minute), Logged(t)}
+	})
+	type open struct {
+		held
+		n int
+	}
+	var (
+		held    []open
+		began   = s.clock.Now()
+		events  = make([][]event, members)
+		largest = make([]float64, members)
+		charged int // permits of settled reservations, by what they used
+		most    = 1 + random.IntN(64)
+		slowest = slices.Min(rates)
+	)
+	for done := 0; done < n; {
+		s.advance(time.Duration(random.Float64() * 30 * float64(most) / slowest * 1e9))
+		now := s.clock.Now().UnixMicro()
+		if len(held) == 0 && done == 0 {
+			began = s.clock.Now() // the first call makes the buckets
+		}
+		taken := make([]open, 1+random.IntN(most))
+		var callers sync.WaitGroup
+		for i := range taken {
+			taken[i].n = 1 + random.IntN(50)
+			callers.Go(func() {
+				h, err := p.reserve(taken[i].n)
+				require.NoError(t, err)
+				taken[i].held = h
+			})
+		}
+		callers.Wait()
+		for _, o := range taken {
+			require.True(t, o.OK())
+			for m, wait := range p.waits(o.held) {
+				used := float64(o.n * p.weights[m])
+				events[m], largest[m] = append(events[m], event{now + wait.Microseconds(), used}), max(largest[m], used)
+			}
+		}
+		for m := range events { // a bucket has granted them in this order
+			fresh := events[m][len(events[m])-len(taken):]
+			slices.SortStableFunc(fresh, func(a, b event) int { return int(a.at - b.at) })
+		}
+		for _, o := range taken {
+			s.pending = append(s.pending, pending{s.clock.Now().Add(o.Delay()), o.Ready()})
+		}
+		held = append(held, taken...)
+		random.Shuffle(len(held), func(i, j int) { held[i], held[j] = held[j], held[i] })
+		ending := held[:min(len(held), random.IntN(2*most))]
+		held = slices.Clone(held[len(ending):])
+
+		before := p.owed(t)
+		more, less := 0, 0
+		for _, o := range ending {
+			actual, later := random.IntN(2*o.n+1), random.IntN(2) == 0
+			charged += actual
+			more, less = more+max(0, actual-o.n), less+max(0, o.n-actual)
+			callers.Go(func() {
+				if later {
+					o.SettleLater(actual)
+					o.SettleLater(1e6)
+				} else {
+					require.NoError(t, o.Settle(background, actual))
+				}
+				require.NoError(t, o.Settle(background, 1e6), "once")
+			})
+		}
+		callers.Wait()
+		require.NoError(t, p.close(background))
+		done += len(ending)
+		after := p.owed(t)
+		for m, w := range p.weights {
+			if more > 0 { // in any order of them the bucket ends here, and so a window that begins among them has no more than in this order
+				charge := float64(more * w)
+				due := now + int64(max(0, before[m]+charge)/rates[m]*1e6)
+				events[m], largest[m] = append(events[m], event{due, charge}), max(largest[m], charge)
+			}
+			events[m] = append(events[m], event{now, -float64(less * w)})
+			want := float64((more - less) * w)
+			if float64(less*w)-before[m] >= sizes[m] { // it may have been full meanwhile
+				s.clipped++
+				require.GreaterOrEqual(t, after[m]-before[m], want-1e-5)
+				require.LessOrEqual(t, after[m]-before[m], float64(more*w)+1e-5)
+			} else {
+				require.InDelta(t, want, after[m]-before[m], 1e-5, "member %d of %v", m, p.weights)
+			}
+		}
+		s.settled += len(ending)
+	}
+	after := p.owed(t)
+	for _, o := range held {
+		charged += o.n // never settled: the estimate
+	}
+	for m, w := range p.weights {
+		if roomy {
+			want := float64(charged*w) - initial[m] - rates[m]*s.clock.Since(began).Seconds()
+			require.InDelta(t, want, after[m], 1e-4+math.Abs(want)*1e-10, "what was used, and what the rate has made")
+		}
+		c := config{Kind: bursty, Rate: rates[m]}
+		require.LessOrEqual(t, worstNet(events[m], rates[m]), bound(c, sizes[m], largest[m])+1e-5*float64(len(events[m])), "%v/s, size %v", rates[m], sizes[m])
+	}
+}
+
+// Limiters and groups in memory and in Redis are settled by many callers at a time, in the foreground and behind: a million settlements in full size. Each bucket
+// is charged exactly what its reservations have used, each by its estimate if it is never settled. No window has more than the bound, plus the permits
+// given back since its first grant.
+func TestSettlementsOnStores(t *testing.T) {
+	client, prefix := patientClient(t), RedisOption(WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":")))
+	total := 0
+	for _, c := range []struct {
+		name       string
+		store      Store
+		full, part int
+	}{
+		{"memory", NewMemoryStore(), 425_000, 12_000},
+		{"script", NewRedisScriptStore(client, prefix, WithLocalTime()), 80_000, 2_000},
+	} {
+		for members, what := range map[int]string{1: "limiter", 3: "group"} {
+			t.Run(c.name+"/"+what, func(t *testing.T) {
+				lab := &settleLab{group: members > 1, t: t, random: rand.New(rand.NewPCG(uint64(members), 29)), clock: clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))}
+				for lab.settled < sized(c.full, c.part) {
+					lab.round(c.store, members, sized(2000, 400))
+				}
+				total += lab.settled
+				t.Logf("%d settlements of %d sets of buckets; %d times permits came back to a full one; missed %d", lab.settled, lab.rounds, lab.clipped, lab.missed)
+			})
+		}
+	}
+	t.Logf("%d settlements in all", total)
+	require.GreaterOrEqual(t, total, sized(1_000_000, 25_000))
+}
+
+// A settlement whose reply is lost, after the server has executed it, is charged once or, if the server did not receive it, not at all. It is an error. The
+// bucket then has the actual cost or the estimate, and never both.
+func TestLostSettlements(t *testing.T) {
+	for _, which := range []string{"script", "lock"} {
+		for members, what := range map[int]string{1: "limiter", 3: "group"} {
+			t.Run(which+"/"+what, func(t *testing.T) {
+				server, prefix := redistest.Shared(t), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":"))
+				proxy := redistest.StartProxy(t, server.Addr)
+				store := func(addr string) Store {
+					return redisStores(server.Client(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = addr, time.Minute }), prefix)[which]
+				}
+				random := rand.New(rand.NewPCG(uint64(members), 30))
+				seed := random.Uint64()
+				opts := func(s Store, timeout time.Duration) func(int) (float64, []Option) {
+					return func(int) (float64, []Option) {
+						return 1e-6, []Option{WithStore(s), WithMaxPermits(1e6), WithInitialPermits(5e5), WithStoreTimeout(timeout), Logged(t)}
+					}
+				}
+				p := newPayer(t, rand.New(rand.NewPCG(seed, 1)), members, opts(store(proxy.Addr), 400*time.Millisecond))
+				direct := newPayer(t, rand.New(rand.NewPCG(seed, 1)), members, opts(store(server.Addr), time.Minute))
+				var applied, not, unasked int
+				for i := 0; i < sized(60, 12); i++ {
+					n := 1 + random.IntN(50)
+					actual := random.IntN(2 * n)
+					if actual == n {
+						actual++
+					}
+					var h held
+					require.NoError(t, redistest.Poll(20*time.Second, func() (err error) { h, err = p.reserve(n); return err }))
+					before := direct.owed(t)
+					fault := []redistest.Fault{redistest.CutAfter, redistest.LoseReply, redistest.CutBefore}[i%3]
+					fired := false
+					commit := map[string]script.Script{"script": redisbucket.ApplyScript, "lock": redisbucket.CommitScript}[which]
+					if members > 1 {
+						commit = map[string]script.Script{"script": redisbucket.GroupScript, "lock": redisbucket.GroupCommitScript}[which]
+					}
+					proxy.Match(commit.SHA, func(_ int64, args []string) redistest.Fault {
+						if fired || which == "lock" && members > 1 && args[2+1+2*members] == "read" {
+							return redistest.None
+						}
+						fired = true
+						return fault
+					})
+					err := h.Settle(background, actual)
+					bit := proxy.Bit()
+					proxy.Match("", nil)
+					if bit == 0 { // on a busy machine the outage after the last fault is not over
+						require.ErrorIs(t, err, ErrStoreUnavailable)
+						i--
+						continue
+					}
+					if fault != redistest.CutBefore {
+						require.Error(t, err, "the reply is lost")
+					}
+					require.NoError(t, h.Settle(background, actual), "it is not sent again")
+					changed := func() (times []float64) {
+						after := direct.owed(t)
+						for m, w := range p.weights {
+							times = append(times, math.Round((after[m]-before[m])/float64((actual-n)*w)*1e3)/1e3)
+						}
+						return times
+					}
+					var times []float64
+					require.NoError(t, redistest.Poll(20*time.Second, func() error { // a server may execute it after its client has gone
+						if times = changed(); fault != redistest.CutBefore && times[0] != 1 {
+							return fmt.Errorf("charged %v times: %v, %d, %v", times, fault, i, err)
+						}
+						return nil
+					}))
+					for _, each := range times {
+						require.Equal(t, times[0], each, "all members or none")
+					}
+					switch {
+					case times[0] == 1 && err == nil:
+						unasked++ // the client has sent again what the server did not receive
+					case times[0] == 1:
+						applied++
+					default:
+						require.Zero(t, times[0])
+						require.Error(t, err)
+						not++
+					}
+				}
+				t.Logf("%d were settled without a reply, %d were not, %d were sent again before they were executed", applied, not, unasked)
+				require.Positive(t, applied)
+				require.Positive(t, not+unasked)
+			})
+		}
+	}
+}
