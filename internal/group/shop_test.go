@@ -63,7 +63,6 @@ type shop struct {
 	buckets []*bucket
 	fail    map[int]error              // by part
 	before  func(part int)             // is called before a part decides, without the lock
-	batches [][]permit.Request         // of member 0, as they came
 	asked   []int                      // the parts, as they were asked
 	joint   []int                      // how many joint requests they were asked for
 	rows    map[int][][]permit.Request // of each part's first member: its joint requests
