@@ -89,7 +89,6 @@ type settleLab struct {
 	settled, rounds int
 	clipped         int // permits came back to a bucket that was full, or nearly
 	pending         []pending
-	group           bool
 }
 
 // pending is a reservation that is not due yet.
@@ -104,9 +103,7 @@ func (s *settleLab) advance(d time.Duration) {
 	slices.SortFunc(s.pending, func(a, b pending) int { return a.due.Compare(b.due) })
 	for len(s.pending) > 0 && !s.pending[0].due.After(until) {
 		s.clock.Advance(max(0, s.pending[0].due.Sub(s.clock.Now())))
-		if !s.group { // whose grants have due times of their own
-			<-s.pending[0].ready
-		}
+		<-s.pending[0].ready
 		s.pending = s.pending[1:]
 	}
 	s.clock.Advance(until.Sub(s.clock.Now()))
@@ -248,7 +245,7 @@ func TestSettlementsOnStores(t *testing.T) {
 	} {
 		for members, what := range map[int]string{1: "limiter", 3: "group"} {
 			t.Run(c.name+"/"+what, func(t *testing.T) {
-				lab := &settleLab{group: members > 1, t: t, random: rand.New(rand.NewPCG(uint64(members), 29)), clock: clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))}
+				lab := &settleLab{t: t, random: rand.New(rand.NewPCG(uint64(members), 29)), clock: clockwork.NewFakeClockAt(time.UnixMicro(1_700_000_000_000_000))}
 				for lab.settled < sized(c.full, c.part) {
 					lab.round(c.store, members, sized(2000, 400))
 				}

@@ -33,7 +33,8 @@ func (a *alarm) set(c *Coordinator, r reasons) {
 		return
 	}
 	a.at = next
-	switch wait := time.Duration(next-c.Now()) * time.Microsecond; {
+	now := c.Now()
+	switch wait := time.Duration(next-now) * time.Microsecond; {
 	case next == 0:
 		a.timer.Stop()
 	case a.timer == nil:
@@ -41,7 +42,9 @@ func (a *alarm) set(c *Coordinator, r reasons) {
 	default:
 		a.timer.Reset(wait)
 	}
-	if !c.System() && next != 0 && c.Now() >= next {
-		a.timer.Reset(0) // the clock of a test may have jumped past the timer before it was set
+	if !c.System() && next != 0 { // the clock of a test may have jumped before the timer was set
+		if at := c.Now(); at != now || at >= next {
+			a.timer.Reset(time.Duration(max(0, next-at)) * time.Microsecond)
+		}
 	}
 }

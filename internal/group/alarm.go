@@ -34,7 +34,9 @@ func (a *alarm) set(next, now int64) {
 	default:
 		a.timer.Reset(wait)
 	}
-	if !a.local.System() && next != 0 && a.local.Now() >= next {
-		a.timer.Reset(0) // the clock of a test may have jumped past the timer before it was set
+	if !a.local.System() && next != 0 { // the clock of a test may have jumped before the timer was set
+		if at := a.local.Now(); at != now || at >= next {
+			a.timer.Reset(time.Duration(max(0, next-at)) * time.Microsecond)
+		}
 	}
 }
