@@ -117,37 +117,6 @@ func TestHigherPriorityPasses(t *testing.T) {
 	}
 }
 
-// On every store, twenty waiting callers of a lower priority hold back one of Normal by what they own, and no more. No clock moves, so the
-// debt of the bucket shows what each of them may own: reservations of Normal reach the timeout, those of the lower one end before.
-func TestPrioritiesOnEveryStore(t *testing.T) {
-	for p, most := range map[Priority]int{Low: 6, Lowest: 2} { // 0.3 s, 0.1 s at 20/s
-		t.Run(p.String(), func(t *testing.T) {
-			onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() Store) {
-				limiter := func(p Priority) *RateLimiter {
-					l, err := NewSmoothBursty("x", 20, WithMaxPermits(0), WithPriority(p), WithStore(open()), WithClock(clock), patient)
-					require.NoError(t, err)
-					return l
-				}
-				lower, normal := limiter(p), limiter(Normal) // two processes
-				_, err := lower.Reserve(t.Context(), 1)
-				require.NoError(t, err)
-				var callers sync.WaitGroup
-				ctx, stop := context.WithCancel(t.Context())
-				defer callers.Wait()
-				defer stop()
-				for range 20 {
-					callers.Go(func() { _, _ = lower.Acquire(ctx, 1) })
-				}
-				require.Eventually(t, func() bool { n, _ := lower.Waiting(); return n == 20 }, time.Minute, time.Millisecond)
-				r, err := normal.TryReserve(t.Context(), 1, 900*time.Millisecond)
-				require.NoError(t, err)
-				require.True(t, r.OK())
-				require.LessOrEqual(t, r.Delay(), time.Duration(most+1)*50*time.Millisecond)
-			})
-		})
-	}
-}
-
 // A timeout beyond the look-ahead of its priority lets no caller take permits from further ahead.
 func TestTimeoutsKeepToThePriority(t *testing.T) {
 	for p, most := range map[Priority]time.Duration{Normal: time.Second, Low: 300 * time.Millisecond, Lowest: 150 * time.Millisecond} {

@@ -7,7 +7,10 @@
 // queue costs nothing, the waiters behind move up, and a pause costs only the permits that fell due during it.
 package schedule
 
-import "container/heap"
+import (
+	"container/heap"
+	"slices"
+)
 
 const (
 	// Tolerated, in microseconds, is how late a permit may be used, to allow for a busy machine. It adds at most rate × lateness permits
@@ -180,13 +183,12 @@ func (s *Schedule[V]) Overlaps(grant *Grant) bool {
 	}
 	begins := grant.Before.Next
 	after, _ := grant.Terms.After(grant.Before, grant.Permits)
-	for i := len(s.segments) - 1; i >= 0; i-- {
-		g := s.segments[i]
-		if g.left > 0 && g.epoch == grant.Epoch && begins < g.end.Next && after.Next > g.cursor.Next {
-			return true
-		}
-		if g.epoch == grant.Epoch && begins >= g.end.Next {
+	for _, g := range slices.Backward(s.segments) {
+		switch {
+		case g.epoch != grant.Epoch, begins >= g.end.Next: // it lies behind this one, and those before it
 			return false
+		case g.left > 0 && after.Next > g.cursor.Next:
+			return true
 		}
 	}
 	return false
