@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -232,12 +233,17 @@ func TestGroupObserved(t *testing.T) {
 		t.Run(fmt.Sprint(policy), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var seen []string
+				var mu sync.Mutex
 				trips := map[string]int{}
 				observed := tb.WithObserver(tb.Observer{
 					Decision: func(_ context.Context, d tb.Decision) {
 						seen = append(seen, fmt.Sprintf("%s %d %v %v", d.Bucket, d.Permits, d.Granted, d.By))
 					},
-					Trip: func(t tb.Trip) { trips[fmt.Sprint(t.Bucket, t.Requests, t.Err)]++ },
+					Trip: func(t tb.Trip) {
+						mu.Lock()
+						defer mu.Unlock()
+						trips[fmt.Sprint(t.Bucket, t.Requests, t.Err)]++
+					},
 				})
 				decided := func(want ...string) {
 					t.Helper()
@@ -259,7 +265,9 @@ func TestGroupObserved(t *testing.T) {
 				require.NoError(t, err)
 				require.True(t, ok)
 				decided("stays 1 true store", "goes 2 true store", "off 1 true switch")
+				mu.Lock()
 				require.Equal(t, map[string]int{"stays1 <nil>": 1, "goes1 <nil>": 1}, trips)
+				mu.Unlock()
 				ok, err = all.TryAcquire(ctx, 3, 0)
 				require.NoError(t, err)
 				require.False(t, ok)
