@@ -15,8 +15,8 @@ import (
 
 type tenant struct{}
 
-// The names of a row without PerKey share a bucket, whose callers take turns by tenant. A hundred calls of one tenant ask every 0.5 s, and
-// the whole rate is wanted. A call of another tenant passes after one more. In a row with a window or a concurrency, permits are reserved
+// The names of a row without PerKey share a bucket, whose callers take turns by tenant. A hundred calls of one tenant ask at once, and
+// ten of them wait. A call of another tenant passes after one more. In a row with a window or a concurrency, permits are reserved
 // in order of arrival, and the call is refused.
 func TestTurnsOfARow(t *testing.T) {
 	for name, row := range map[string]struct {
