@@ -97,19 +97,12 @@ func TestOutageServerByServer(t *testing.T) {
 	t.Parallel()
 	cluster := redistest.StartCluster(t)
 	direct := cluster.Client(t)
-	var healthy, dead string // buckets
-	var victim string
-	for i := 0; healthy == "" || dead == ""; i++ {
-		name := fmt.Sprint("bucket", i)
-		master, err := direct.MasterForKey(background, prefix+"{"+name+"}")
+	masterOf := func(bucket string) string {
+		master, err := direct.MasterForKey(background, prefix+"{"+bucket+"}")
 		require.NoError(t, err)
-		switch addr := master.Options().Addr; {
-		case victim == "" || victim == addr:
-			victim, dead = addr, name
-		default:
-			healthy = name
-		}
+		return master.Options().Addr
 	}
+	victim := masterOf("bucket0")
 	clients := map[string]tokenbucket.RedisClient{"cluster": cluster.Client(t)}
 	clients["embedding"] = embedding{cluster.Client(t)}
 	clients["wrapping"] = wrapping{cluster.Client(t)}
@@ -118,17 +111,24 @@ func TestOutageServerByServer(t *testing.T) {
 	clients["AutoPipeliner"] = joining
 	type pair struct{ healthy, dead *tokenbucket.RateLimiter }
 	pairs := map[string]pair{}
+	buckets := 0
 	for what, client := range clients {
 		for _, which := range stores {
 			store := faultlab.Stores[which](client)
-			open := func(name string) *tokenbucket.RateLimiter {
+			// Buckets of its own: the lock of another's store would delay it, too.
+			open := func(dead bool) *tokenbucket.RateLimiter {
+				name := ""
+				for name == "" || (masterOf(name) == victim) != dead {
+					buckets++
+					name = fmt.Sprint("bucket", buckets)
+				}
 				l, err := tokenbucket.NewSmoothBursty(name, 1e5, tokenbucket.WithStore(store))
 				require.NoError(t, err)
 				_, err = l.Try(background)
 				require.NoError(t, err, what)
 				return l
 			}
-			pairs[which+"/"+what] = pair{open(healthy), open(dead)}
+			pairs[which+"/"+what] = pair{open(false), open(true)}
 		}
 	}
 	for _, node := range cluster.Nodes {
