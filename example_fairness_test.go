@@ -3,8 +3,10 @@ package tokenbucket_test
 import (
 	"context"
 	"fmt"
-	"sync"
+	"runtime"
 	"time"
+
+	"github.com/jonboulle/clockwork"
 
 	"github.com/go-tokenbucket/tokenbucket"
 )
@@ -13,22 +15,29 @@ type customer struct{}
 
 // Callers of a customer that asks much do not delay those of others: each customer has its turn.
 func ExampleWithFairness() {
-	limiter, err := tokenbucket.NewSmoothBursty("search", 10, tokenbucket.WithMaxPermits(0),
+	clock := clockwork.NewFakeClock()
+	limiter, err := tokenbucket.NewSmoothBursty("search", 10, tokenbucket.WithMaxPermits(0), tokenbucket.WithClock(clock),
 		tokenbucket.WithFairness(func(ctx context.Context) string { return ctx.Value(customer{}).(string) }),
 		tokenbucket.WithTenantWeights(func(tenant string) int { return map[string]int{"gold": 2}[tenant] })) // others: 1
 	if err != nil {
 		panic(err)
 	}
-	var callers sync.WaitGroup
-	for _, name := range []string{"busy", "busy", "busy", "busy", "gold", "gold", "gold", "quiet"} {
-		callers.Go(func() {
+	served := make(chan string)
+	callers := []string{"busy", "busy", "busy", "busy", "gold", "gold", "gold", "quiet"}
+	for already, name := range callers {
+		go func() {
 			ctx := context.WithValue(context.Background(), customer{}, name)
 			if _, err := limiter.Acquire(ctx, 1); err == nil {
-				fmt.Print(name, " ")
+				served <- name
 			}
-		})
-		time.Sleep(time.Millisecond) // the order of arrival
+		}()
+		for waiting := 0; waiting <= already; waiting, _ = limiter.Waiting() { // the order of arrival
+			runtime.Gosched()
+		}
 	}
-	callers.Wait()
+	for range callers {
+		clock.Advance(100 * time.Millisecond) // until the next permit is due
+		fmt.Print(<-served, " ")
+	}
 	// Output: busy gold gold quiet busy gold busy busy
 }

@@ -2,6 +2,7 @@ package tokenbucket_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	. "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 func TestParsePriority(t *testing.T) {
@@ -112,6 +114,47 @@ func TestHigherPriorityPasses(t *testing.T) {
 				stop()
 				lower.Wait()
 				require.InDelta(t, 20*time.Since(began).Seconds(), served.Load()+calls, 2) // the whole rate
+			})
+		})
+	}
+}
+
+// On every store, twenty callers of a lower priority in one process wait, and no clock moves. A caller of Normal in another process waits for
+// what they may own, 0.3 or 0.1 horizons, and for its permit. Beside callers of Normal it waits for half a horizon at least.
+func TestPrioritiesOnEveryStore(t *testing.T) {
+	for p, owned := range map[Priority]struct{ least, most time.Duration }{
+		Normal: {500 * time.Millisecond, 1050 * time.Millisecond},
+		Low:    {50 * time.Millisecond, 350 * time.Millisecond},
+		Lowest: {50 * time.Millisecond, 150 * time.Millisecond},
+	} {
+		t.Run(p.String(), func(t *testing.T) {
+			onEveryStore(t, func(t *testing.T, clock *clockwork.FakeClock, open func() Store) {
+				limiter := func(p Priority) *RateLimiter {
+					l, err := NewSmoothBursty("x", 20, WithMaxPermits(0), WithPriority(p), WithStore(open()), WithClock(clock), patient)
+					require.NoError(t, err)
+					return l
+				}
+				lower, normal := limiter(p), limiter(Normal)
+				ctx, stop := context.WithCancel(t.Context())
+				var callers sync.WaitGroup
+				for range 20 {
+					callers.Go(func() { _, _ = lower.Acquire(ctx, 1) })
+				}
+				defer callers.Wait()
+				defer stop()
+				require.NoError(t, redistest.Poll(time.Minute, func() error {
+					b, err := normal.State(ctx)
+					owns := time.Duration(b.NextFreeTicketMicros-clock.Now().UnixMicro()) * time.Microsecond
+					if waiting, _ := lower.Waiting(); err != nil || waiting < 20 || owns < owned.least {
+						return fmt.Errorf("%d wait and own %v: %w", waiting, owns, err)
+					}
+					return nil
+				}))
+				r, err := normal.TryReserve(ctx, 1, time.Minute)
+				require.NoError(t, err)
+				require.True(t, r.OK())
+				require.Greater(t, r.Delay(), owned.least)
+				require.LessOrEqual(t, r.Delay(), owned.most)
 			})
 		})
 	}
