@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/integration/upgrade/task"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
@@ -48,4 +49,61 @@ func TestBuckets(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Processes of the previous release, which knows no priorities, are those of the highest: callers of the lowest in processes of this release
+// leave them the rate, but for the floor, and have all of it when they have gone.
+func TestPrioritiesBesideThePreviousRelease(t *testing.T) {
+	t.Parallel()
+	const rate, lasts = 200.0, 6 * time.Second
+	for _, store := range []string{"script", "lock"} {
+		t.Run(store, func(t *testing.T) {
+			t.Parallel()
+			job := func(lowest bool) task.Job {
+				return task.Job{Redis: redistest.Shared(t).Addr, Tasks: []task.Task{
+					{Kind: task.Waiting, Name: t.Name(), Store: store, Rate: rate, Burst: 1, Callers: 400, Lowest: lowest}}}
+			}
+			var old, young []*worker.Worker[task.Event]
+			for range 2 {
+				old, young = append(old, previous.start(t, job(false))), append(young, now.start(t, job(true)))
+			}
+			for i := range old {
+				await(t, previous, old[i], job(false), 20)
+				await(t, now, young[i], job(true), 1)
+			}
+			used := func() (oldest, youngest float64) {
+				time.Sleep(2 * time.Second) // what the others own lasts for a horizon
+				from := task.Micros()
+				time.Sleep(lasts)
+				to := task.Micros()
+				return permits(old, from, to) / (rate * lasts.Seconds()), permits(young, from, to) / (rate * lasts.Seconds())
+			}
+			oldest, youngest := used()
+			faultlab.Figure(t, "% of the rate for the previous release", 100*oldest)
+			faultlab.Figure(t, "% of the rate for the lowest priority beside it", 100*youngest)
+			require.Greater(t, oldest, 5*youngest)
+			require.Positive(t, youngest)
+			for _, p := range old {
+				p.End()
+			}
+			_, youngest = used()
+			faultlab.Figure(t, "% of the rate for the lowest priority alone", 100*youngest)
+			require.Greater(t, youngest, 0.75)
+			for _, p := range young {
+				p.End()
+			}
+		})
+	}
+}
+
+// permits counts those that processes have used between two times.
+func permits(processes []*worker.Worker[task.Event], from, to int64) (n float64) {
+	for _, p := range processes {
+		for _, e := range p.Events() {
+			if e.What == task.Used && from <= e.To && e.To < to {
+				n += float64(e.Permits)
+			}
+		}
+	}
+	return n
 }

@@ -5,6 +5,7 @@ package task
 import (
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/semaphore"
 	"github.com/go-tokenbucket/tokenbucket/slidingwindow"
@@ -15,3 +16,11 @@ func waitShare(l *registry.Limit) float64 { return l.WaitShare }
 func semaphoreTimeout(d time.Duration) semaphore.Option { return semaphore.WithStoreTimeout(d) }
 
 func windowTimeout(d time.Duration) slidingwindow.Option { return slidingwindow.WithStoreTimeout(d) }
+
+// prioritized gives a limiter the lowest priority, or leaves it as it is.
+func prioritized(lowest bool, opts []tokenbucket.Option) []tokenbucket.Option {
+	if lowest {
+		return append(opts, tokenbucket.WithPriority(tokenbucket.Lowest))
+	}
+	return opts
+}

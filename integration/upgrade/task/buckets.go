@@ -87,3 +87,25 @@ func bucket(ctx context.Context, client *redis.Client, t *Task, tell func(Event)
 	})
 	return nil
 }
+
+// line has callers that wait for one permit each, however long it takes.
+func line(ctx context.Context, client *redis.Client, t *Task, tell func(Event)) error {
+	s, err := store(client, t.Store)
+	if err != nil {
+		return err
+	}
+	l, err := tokenbucket.NewSmoothBursty(t.Name, t.Rate, prioritized(t.Lowest, []tokenbucket.Option{tokenbucket.WithMaxPermits(t.Burst),
+		tokenbucket.WithStore(s), tokenbucket.WithStoreTimeout(patience)})...)
+	if err != nil {
+		return err
+	}
+	t.callers(ctx, tell, func(int) error {
+		asked := Micros()
+		if _, err := l.Acquire(ctx, 1); err != nil {
+			return err
+		}
+		tell(Event{What: Used, Permits: 1, From: asked, To: Micros()})
+		return nil
+	})
+	return nil
+}

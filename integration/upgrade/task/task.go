@@ -33,6 +33,8 @@ type Task struct {
 	Rate, Burst float64
 	Sizes       []int
 	CancelEvery int
+	// Lowest is whether callers in a line have the lowest priority.
+	Lowest bool
 	// Timeout of a reservation.
 	Timeout time.Duration
 	// All callers rest for Rest every RestEvery, all processes at the same time, so that the bucket fills up.
@@ -49,6 +51,7 @@ type Kind string
 
 const (
 	Bucket    Kind = "bucket"    // reserves permits
+	Waiting   Kind = "waiting"   // waits in line for permits
 	Gateway   Kind = "gateway"   // enters a row of a table, by a registry
 	Table     Kind = "table"     // reads a table and a switch once
 	Create    Kind = "create"    // creates a table and a switch
@@ -86,7 +89,7 @@ var origin = time.Now()
 func Micros() int64 { return origin.UnixMicro() + time.Since(origin).Microseconds() }
 
 var kinds = map[Kind]func(ctx context.Context, client *redis.Client, t *Task, tell func(Event)) error{
-	Bucket: bucket, Gateway: gateway, Table: table, Create: create, Semaphore: places, Window: window, Publish: publish, Read: read,
+	Bucket: bucket, Waiting: line, Gateway: gateway, Table: table, Create: create, Semaphore: places, Window: window, Publish: publish, Read: read,
 }
 
 // patience is a timeout that a busy machine does not exceed.
