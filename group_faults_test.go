@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	tb "github.com/go-tokenbucket/tokenbucket"
+	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
 // gatedStore is a store that fails, or replies late, while it is told to.
@@ -304,5 +305,30 @@ func TestGroupObserved(t *testing.T) {
 				time.Sleep(time.Minute) // the probes end
 			})
 		})
+	}
+}
+
+// A Redis that hangs does not reply to a group in time. That is told as it is to a caller of one limiter.
+func TestGroupOfAHungRedis(t *testing.T) {
+	server := redistest.Start(t)
+	store := tb.NewRedisScriptStore(server.Client(t))
+	var members []tb.Member
+	for _, name := range []string{"a", "b"} {
+		l, err := tb.NewSmoothBursty(name, 1e5, tb.WithStore(store))
+		require.NoError(t, err)
+		members = append(members, l)
+	}
+	g, err := tb.All(members...)
+	require.NoError(t, err)
+	_, err = g.Acquire(ctx, 1)
+	require.NoError(t, err)
+	require.NoError(t, server.Stop())
+	defer func() { require.NoError(t, server.Continue()) }()
+	soon, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	_, err = g.Acquire(soon, 1)
+	if !errors.Is(err, context.DeadlineExceeded) { // the client returns a little earlier, with the cause
+		require.ErrorIs(t, err, tb.ErrStoreTimeout)
+		require.ErrorContains(t, err, `member "a"`)
 	}
 }

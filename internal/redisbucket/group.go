@@ -122,7 +122,7 @@ func (j *joint) send(ctx context.Context) (now int64, answers []string, err erro
 		}
 	}
 	reply, err := runBy(ctx, j.bounded, &GroupScript, len(j.keys), args)
-	if err = j.poolError(args[0], err); err == nil {
+	if err = j.tripError(args[0], j.group.Members[0].Name, err); err == nil {
 		now, err = parseReply(reply, n)
 	}
 	if err != nil {

@@ -303,12 +303,17 @@ func (s *ScriptStore) alone(i *item) {
 // lost ends a batch without a reply. The session keeps its state: if the batch was applied all the same, the next prediction is made of a text
 // that the bucket no longer has, and the script decides afresh.
 func (s *ScriptStore) lost(i *item, bucket string, err error) {
-	err = s.poolError(bucket, err)
-	if errors.Is(err, permit.ErrPoolExhausted) {
-		// nothing was sent
-	} else if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: bucket %q: %w", permit.ErrStoreTimeout, i.Batch.Name, err)
-	}
 	i.Batch.Outcome = permit.Outcome{}
-	i.Answer(&i.Batch.Outcome, err)
+	i.Answer(&i.Batch.Outcome, s.tripError(bucket, i.Batch.Name, err))
+}
+
+// tripError returns the error of a trip for a batch: that of the pool, a store timeout, or any other unchanged. bucket is the key.
+func (s *Store) tripError(bucket, name string, err error) error {
+	if err = s.poolError(bucket, err); errors.Is(err, permit.ErrPoolExhausted) {
+		return err // nothing was sent
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w: bucket %q: %w", permit.ErrStoreTimeout, name, err)
+	}
+	return err
 }
