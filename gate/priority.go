@@ -9,9 +9,10 @@ import (
 
 type priorityKey struct{}
 
-// WithPriority returns a context whose calls have a priority: a gate enters them with it if it knows priorities. The gate of [One] and a
-// *registry.Registry do, others ignore it. A limit has a priority of its own, and the lower of the two counts. So a call can lower its
-// priority below that of its limit, and never raise it.
+// WithPriority returns a context whose calls have a priority: a gate enters them with it if it knows priorities. A *registry.Registry does, and
+// the gate of [One] for a *tokenbucket.RateLimiter. Others ignore it; in the gate of a *tokenbucket.Group each member has the priority that it
+// was made with. A limit has a priority of its own, and the lower of the two counts. So a call can lower its priority below that of its limit,
+// and never raise it.
 //
 // The context may be passed on: calls that a request causes have its priority.
 func WithPriority(ctx context.Context, p tokenbucket.Priority) context.Context {
