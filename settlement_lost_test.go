@@ -72,8 +72,8 @@ func TestLostSettlements(t *testing.T) {
 			t.Run(which+"/"+what, func(t *testing.T) {
 				server, prefix := redistest.Shared(t), WithKeyPrefix(fmt.Sprint(t.Name(), rand.Uint64(), ":"))
 				proxy := redistest.StartProxy(t, server.Addr)
-				store := func(addr string) Store {
-					return redisStores(server.Client(t, func(o *redis.Options) { o.Addr, o.ReadTimeout = addr, time.Minute }), prefix)[which]
+				store := func(addr string) Store { // each lost reply keeps a connection
+					return redisStores(server.Client(t, func(o *redis.Options) { o.Addr, o.ReadTimeout, o.PoolSize = addr, time.Minute, 100 }), prefix)[which]
 				}
 				random := rand.New(rand.NewPCG(uint64(members), 30))
 				seed := random.Uint64()
