@@ -19,7 +19,10 @@ import (
 // held is a reservation of a limiter or of a group.
 type held interface {
 	OK() bool
+	Delay() time.Duration
 	Settle(ctx context.Context, actual int) error
+	SettleLater(actual int)
+	Ready() <-chan struct{}
 }
 
 // payer is a limiter or a group whose reservations are settled, with its members and their weights.
@@ -27,6 +30,8 @@ type payer struct {
 	members []*RateLimiter
 	weights []int
 	reserve func(n int) (held, error)
+	waits   func(h held) []time.Duration // until the permits of each member are due
+	close   func(context.Context) error
 }
 
 // newPayer returns a payer of n members on a store; one is a limiter.
@@ -46,11 +51,20 @@ func newPayer(t *testing.T, random *rand.Rand, n int, opts func(member int) (rat
 	if n == 1 {
 		l := p.members[0]
 		p.reserve = func(n int) (held, error) { return l.Reserve(background, n) }
+		p.waits = func(h held) []time.Duration { return []time.Duration{h.Delay()} }
+		p.close = l.Close
 		return p
 	}
 	g, err := All(all...)
 	require.NoError(t, err)
 	p.reserve = func(n int) (held, error) { return g.Reserve(background, n) }
+	p.waits = func(h held) (all []time.Duration) {
+		for _, o := range h.(*GroupReservation).Members() {
+			all = append(all, o.Wait)
+		}
+		return all
+	}
+	p.close = g.Close
 	return p
 }
 

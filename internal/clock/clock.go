@@ -69,6 +69,21 @@ const epoch = 1 << 53
 // Micros it cannot, because a test's clock may start in 1970. Results are comparable only with each other and with FromMicros.
 func (l *Local) Now() int64 { return l.Micros() + epoch }
 
+// SetTimer sets a timer of the clock for a time by Now. now is what Now has returned just before. The clock of a test may jump meanwhile, even
+// more than once: then the timer is set for the rest.
+func (l *Local) SetTimer(timer clockwork.Timer, at, now int64) {
+	for {
+		timer.Reset(time.Duration(max(0, at-now)) * time.Microsecond)
+		if l.clock == nil || now >= at {
+			return
+		}
+		before := now
+		if now = l.Now(); now == before {
+			return
+		}
+	}
+}
+
 // NowAt returns Now for a caller that has just read [Mono]. It reads only a clock that is not the system's.
 func (l *Local) NowAt(mono time.Duration) int64 {
 	if l.clock == nil {

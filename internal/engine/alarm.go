@@ -34,17 +34,15 @@ func (a *alarm) set(c *Coordinator, r reasons) {
 	}
 	a.at = next
 	now := c.Now()
-	switch wait := time.Duration(next-now) * time.Microsecond; {
+	switch {
 	case next == 0:
 		a.timer.Stop()
+		return
 	case a.timer == nil:
-		a.timer = c.Clock.AfterFunc(wait, c.Ring)
-	default:
-		a.timer.Reset(wait)
-	}
-	if !c.System() && next != 0 { // the clock of a test may have jumped before the timer was set
-		if at := c.Now(); at != now || at >= next {
-			a.timer.Reset(time.Duration(max(0, next-at)) * time.Microsecond)
+		a.timer = c.Clock.AfterFunc(time.Duration(next-now)*time.Microsecond, c.Ring)
+		if c.System() || c.Now() == now {
+			return
 		}
 	}
+	c.SetTimer(a.timer, next, now)
 }

@@ -310,7 +310,9 @@ func (q *queue) owned(now, most int64) int64 {
 
 // grantReserved adds a reservation that was granted. It arrived at came.
 func (q *queue) grantReserved(w *Call, g *schedule.Grant, came int64) {
-	q.separate(g)
+	if !q.line.Behind(g) {
+		q.split()
+	}
 	w.Value, w.Came, w.line, w.Until = w, came, q.line, schedule.Forever
 	q.line.GrantTo(&w.Waiter, g, came)
 	q.promise(w, w.decided)

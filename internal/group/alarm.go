@@ -26,17 +26,15 @@ func (a *alarm) set(next, now int64) {
 		return
 	}
 	a.at = next
-	switch wait := time.Duration(next-now) * time.Microsecond; {
+	switch {
 	case next == 0:
 		a.timer.Stop()
+		return
 	case a.timer == nil:
-		a.timer = a.clock.AfterFunc(wait, a.ring)
-	default:
-		a.timer.Reset(wait)
-	}
-	if !a.local.System() && next != 0 { // the clock of a test may have jumped before the timer was set
-		if at := a.local.Now(); at != now || at >= next {
-			a.timer.Reset(time.Duration(max(0, next-at)) * time.Microsecond)
+		a.timer = a.clock.AfterFunc(time.Duration(next-now)*time.Microsecond, a.ring)
+		if a.local.System() || a.local.Now() == now {
+			return
 		}
 	}
+	a.local.SetTimer(a.timer, next, now)
 }

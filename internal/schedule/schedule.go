@@ -194,6 +194,25 @@ func (s *Schedule[V]) Overlaps(grant *Grant) bool {
 	return false
 }
 
+// Behind reports whether a grant lies behind all permits that are owned. It does not after a settlement has given permits back: see
+// [Schedule.Overlaps]. A reservation whose grant lies before others' needs a schedule of its own, because the head would take its permits, and
+// what is left may be too little for it.
+func (s *Schedule[V]) Behind(grant *Grant) bool {
+	for _, g := range slices.Backward(s.segments) {
+		begins, ends := grant.Before.Next, g.end.Next
+		if g.epoch != grant.Epoch { // the store's clock may have stepped in between
+			begins, ends = begins+grant.Offset, g.ends()
+		}
+		if begins >= ends {
+			return true
+		}
+		if g.left > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 // Idle reports whether the queue is empty and nothing is owned. Then a request may bypass the schedule.
 func (s *Schedule[V]) Idle() bool { return s.head == nil && s.owned == 0 && s.refund == nil }
 

@@ -150,3 +150,21 @@ func TestPromise(t *testing.T) {
 	s.Leave(w, 0)
 	require.Zero(t, s.limited)
 }
+
+// A reservation whose grant lies before permits of others, in the epoch of a settlement or in the same one, is not behind them. Kept in one
+// schedule, the head would take its permits, and leave too few for it.
+func TestGrantBeforeOthers(t *testing.T) {
+	for _, epoch := range []int64{1, 2} {
+		b := &bucket{next: 100 * interval}
+		s, _ := line(b, 2)
+		before := &Grant{Terms: steady{}, Before: permit.Balance{Next: 10 * interval}, Permits: 27, Epoch: epoch, Tag: 9, Prev: 8}
+		require.False(t, s.Behind(before))
+		require.False(t, s.Behind(&Grant{Terms: steady{}, Before: permit.Balance{Next: 101 * interval}, Permits: 1, Epoch: epoch, Tag: 9, Prev: 8}))
+		require.True(t, s.Behind(&Grant{Terms: steady{}, Before: permit.Balance{Next: b.next}, Permits: 1, Epoch: epoch, Tag: 9, Prev: 8}))
+		w := &Waiter[int]{Permits: 27, Until: Forever}
+		s.GrantTo(w, before, 0)
+		_, covered := s.DueOf(w)
+		require.False(t, covered, "the head has taken two of its permits: if this changes, Behind may go")
+	}
+	require.True(t, new(Schedule[int]).Behind(&Grant{Terms: steady{}, Permits: 1, Epoch: 1}))
+}
