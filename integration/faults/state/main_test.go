@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/go-tokenbucket/tokenbucket/integration/internal/faultlab"
+	"github.com/go-tokenbucket/tokenbucket/integration/internal/worker"
 	"github.com/go-tokenbucket/tokenbucket/internal/redistest"
 )
 
@@ -17,6 +18,7 @@ var background = context.Background()
 
 func TestMain(m *testing.M) {
 	logging.Disable() // each failed dial would be a line
+	worker.Main(settlerEnv, settle)
 	faultlab.Parallel(6)
 	goleak.VerifyTestMain(m, redistest.Dialing)
 }
