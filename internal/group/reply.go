@@ -260,18 +260,22 @@ func refuses(r *permit.Request) bool {
 // refuseOrKeep ends a call that was refused. It reports whether the call waits instead, because its permits lie beyond the look-ahead.
 func (r *reply) refuseOrKeep(q *Call, i int) (waits bool) {
 	final, some, wait, by := false, true, int64(-1), -1
-	all := r.config.Choice == permit.All
+	all, overflows := r.config.Choice == permit.All, 0
 	for m, request := range r.decided(i) {
 		if !refuses(request) {
 			continue
 		}
-		if request.Grant.Overflow && all {
-			r.queue.fail(q, r.members[m].Limiter.Overflow(request.Permits))
-			return false
+		ends, w := r.ends[i]&(1<<m) != 0, request.Grant.WaitMicros
+		if request.Grant.Overflow { // no state of the member grants it
+			overflows++
+			if all || overflows == len(r.members) {
+				r.queue.fail(q, r.members[m].Limiter.Overflow(request.Permits))
+				return false
+			}
+			ends, w = true, permit.MaxExact
 		}
-		ends := r.ends[i]&(1<<m) != 0
 		final, some = final || ends, some && ends
-		if w := request.Grant.WaitMicros; by < 0 || all && w > wait || !all && w < wait {
+		if by < 0 || all && w > wait || !all && w < wait {
 			wait, by = w, m
 		}
 	}
