@@ -136,7 +136,7 @@ func (d *decoder) info(i *Info, started time.Time) {
 			}
 		}
 	}
-	i.Rejected, i.Refused, i.Refusals, i.Faults = nil, nil, nil, nil
+	i.Rejected, i.Refused, i.Refusals, i.Priorities, i.Faults = nil, nil, nil, nil, nil
 	d.json(rejectedField, &i.Rejected)
 	d.json(refusedField, &i.Refused)
 	d.json(refusalsField, &i.Refusals)
@@ -144,6 +144,13 @@ func (d *decoder) info(i *Info, started time.Time) {
 	for n := range i.Refusals {
 		r := &i.Refusals[n]
 		r.Limit, r.By, r.Count = shortened(r.Limit, mostName), shortened(r.By, mostText), max(0, r.Count)
+	}
+	d.json(lowerField, &i.Priorities)
+	i.Priorities = cut(i.Priorities, MostPriorities)
+	for n := range i.Priorities {
+		p := &i.Priorities[n]
+		p.Limit, p.Name, p.Waiting = shortened(p.Limit, mostName), shortened(p.Name, mostText), max(0, p.Waiting)
+		p.Counters = p.Counters.Minus(&Counters{}) // none is negative
 	}
 	d.json(faultsField, &i.Faults)
 	i.Faults = cut(i.Faults, MostFaults)

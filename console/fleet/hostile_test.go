@@ -144,13 +144,14 @@ func TestBadPrefix(t *testing.T) {
 // Reading an instance does not panic whatever its fields contain, the result is bounded, and it can be written and read again unchanged.
 func FuzzDecode(f *testing.F) {
 	f.Add("120 31 5 0 0 0 4500;3:2 5:3;0 5 2.25 5 7012 0 3 7", `{"rate":5}`, `{"host":"h","clock":1}`, `[{"row":"1"}]`, "1:{\"kind\":\"x\"}")
+	f.Add("1;;0 5", `{"rate":5}`, `{}`, `[{"limit":"/a","priority":"low","counters":{"Granted":-1,"Waits":[1]}}]`, "")
 	f.Add(";;", `{"rate":1e400}`, `{"loads":{"last":"2020-01-01T00:00:00Z"}}`, `[{"count":-1}]`, "")
 	f.Add("9999999999999999 1;0:1;5 1e308 1e308 1 1 1 1 1", "null", "null", "null", ":")
 	f.Fuzz(func(t *testing.T, record, row, info, list, event string) {
 		rows := decoder{fields: map[string]string{"/a": row, "": row}}
 		d := decoder{
 			fields: map[string]string{
-				"beat": "1", "started": "1700000000000", "seen": "1700000001000", "=/a": record, "=": record, infoField: info, rejectedField: list, refusedField: list, refusalsField: list, faultsField: list,
+				"beat": "1", "started": "1700000000000", "seen": "1700000001000", "=/a": record, "=": record, infoField: info, rejectedField: list, refusedField: list, refusalsField: list, lowerField: list, faultsField: list,
 				semaphorePrefix + "s": info, windowPrefix + "w": info, semaphorePrefix: list,
 			},
 			rows: rows.limits(),
@@ -159,7 +160,7 @@ func FuzzDecode(f *testing.F) {
 		if i == nil {
 			t.Fatal("its own fields are right")
 		}
-		if len(i.Rejected) > MostRejected || len(i.Refused) > MostKeys || len(i.Refusals) > MostRefusals || len(i.Faults) > MostFaults || len(i.Limits) > 1 || len(d.skipped) > mostSkipped {
+		if len(i.Rejected) > MostRejected || len(i.Refused) > MostKeys || len(i.Refusals) > MostRefusals || len(i.Priorities) > MostPriorities || len(i.Faults) > MostFaults || len(i.Limits) > 1 || len(d.skipped) > mostSkipped {
 			t.Fatal("more than there may be")
 		}
 		if l := i.Limits["/a"]; l != nil {
@@ -179,6 +180,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		s := Snapshot{At: i.Beat, Instances: []Instance{*i}}
 		_ = Rates(&Snapshot{At: i.Beat.Add(-time.Second)}, &s)
+		_ = RatesByPriority(&Snapshot{At: i.Beat.Add(-time.Second)}, &s, "/a")
 		if _, err := json.Marshal(s.Totals()); err != nil && !strings.Contains(err.Error(), "year outside") {
 			t.Fatal(err)
 		}

@@ -194,7 +194,7 @@ func (e *entry) counted() bool { return e.written.Counters != e.now.Counters }
 // info queues the fields about the instance.
 func (l *ledger) info(i Info, k clock) {
 	own := i
-	own.Refused, own.Refusals, own.Faults, own.Rejected, own.Semaphores, own.Windows = nil, nil, nil, nil, nil, nil
+	own.Refused, own.Refusals, own.Priorities, own.Faults, own.Rejected, own.Semaphores, own.Windows = nil, nil, nil, nil, nil, nil, nil
 	own.MoreRejected += max(0, len(i.Rejected)-MostRejected)
 	for _, s := range []*string{&own.Host, &own.Version, &own.Loads.Err, &own.Loads.Names, &own.Switch.Err, &own.Switch.Origin, &own.Store.Err, &own.Missed.Err} {
 		*s = shortened(*s, mostText)
@@ -211,6 +211,7 @@ func (l *ledger) info(i Info, k clock) {
 		l.fields.keep(refusedField)
 	}
 	l.fields.json(refusalsField, cut(i.Refusals, MostRefusals))
+	l.fields.json(lowerField, cut(i.Priorities, MostPriorities))
 	faults := slices.Clone(cut(i.Faults, MostFaults))
 	for n := range faults {
 		faults[n].shorten()

@@ -37,11 +37,10 @@ type Meter struct {
 type counter struct {
 	name string
 
-	granted, waited, waitNanos, refused, failed, passed, wouldRefuse atomic.Int64
-
-	waits     [len(Histogram{})]atomic.Int64
-	refusedBy [len(deciders)]atomic.Int64 // refused calls, by gate.Decider
-	gone      atomic.Bool                 // its row is gone
+	normal    tally                                     // calls of Normal, and those that no rate has decided
+	lower     [tokenbucket.Lowest]atomic.Pointer[tally] // of the lower priorities; nil before their first call
+	refusedBy [len(deciders)]atomic.Int64               // refused calls, by gate.Decider
+	gone      atomic.Bool                               // its row is gone
 	held      atomic.Pointer[penalty]
 	heldUntil atomic.Int64 // when the bucket's penalty ends, in microseconds since 1970; 0 without one
 }
@@ -49,20 +48,61 @@ type counter struct {
 // penalty is a penalty until then, as noted then.
 type penalty struct{ until, noted time.Time }
 
-func (c *counter) load() (all Counters) {
-	all = Counters{
-		Granted: c.granted.Load(), Waited: c.waited.Load(), WaitSum: time.Duration(c.waitNanos.Load()), Refused: c.refused.Load(),
-		Failed: c.failed.Load(), Passed: c.passed.Load(), WouldRefuse: c.wouldRefuse.Load(),
+// of returns the tally of a priority.
+func (c *counter) of(p tokenbucket.Priority) *tally {
+	if p == tokenbucket.Normal {
+		return &c.normal
 	}
-	for i := range all.Waits {
-		all.Waits[i] = c.waits[i].Load()
+	lower := &c.lower[min(p, tokenbucket.Lowest)-1]
+	if t := lower.Load(); t != nil {
+		return t
+	}
+	lower.CompareAndSwap(nil, new(tally))
+	return lower.Load()
+}
+
+// load returns the calls of all priorities.
+func (c *counter) load() Counters {
+	all := c.normal.load()
+	for i := range c.lower {
+		if t := c.lower[i].Load(); t != nil {
+			all = all.Plus(ref(t.load()))
+		}
 	}
 	return all
 }
 
 // calls returns the number of calls counted.
 func (c *counter) calls() int64 {
-	return c.granted.Load() + c.refused.Load() + c.failed.Load() + c.passed.Load() + c.wouldRefuse.Load()
+	n := c.normal.calls()
+	for i := range c.lower {
+		if t := c.lower[i].Load(); t != nil {
+			n += t.calls()
+		}
+	}
+	return n
+}
+
+// tally counts the calls of one priority.
+type tally struct {
+	granted, waited, waitNanos, refused, failed, passed, wouldRefuse atomic.Int64
+
+	waits [len(Histogram{})]atomic.Int64
+}
+
+func (t *tally) load() (all Counters) {
+	all = Counters{
+		Granted: t.granted.Load(), Waited: t.waited.Load(), WaitSum: time.Duration(t.waitNanos.Load()), Refused: t.refused.Load(),
+		Failed: t.failed.Load(), Passed: t.passed.Load(), WouldRefuse: t.wouldRefuse.Load(),
+	}
+	for i := range all.Waits {
+		all.Waits[i] = t.waits[i].Load()
+	}
+	return all
+}
+
+func (t *tally) calls() int64 {
+	return t.granted.Load() + t.refused.Load() + t.failed.Load() + t.passed.Load() + t.wouldRefuse.Load()
 }
 
 // mostCounted bounds the limits with counters of their own, including those whose rows are gone, and the further names that
@@ -146,26 +186,27 @@ func each1[T any](a, b func(T)) func(T) {
 // decided counts a call.
 func (m *Meter) decided(ctx context.Context, d tokenbucket.Decision) {
 	c := m.of(d.Bucket)
+	t := c.of(d.Priority)
 	switch {
 	case d.Err != nil && !d.Shadow:
-		c.failed.Add(1)
+		t.failed.Add(1)
 	case d.By == tokenbucket.BySwitch || d.Err != nil:
-		c.passed.Add(1)
-	case d.Granted && registry.Tentative(ctx, func() { c.grant(d.Wait) }):
+		t.passed.Add(1)
+	case d.Granted && registry.Tentative(ctx, func() { t.grant(d.Wait) }):
 	case d.Granted:
-		c.grant(d.Wait)
+		t.grant(d.Wait)
 	case d.Shadow:
-		c.wouldRefuse.Add(1)
+		t.wouldRefuse.Add(1)
 		m.note(c, d.Bucket)
 	default:
-		c.refuse(c.byRate(time.Now()))
+		c.refuse(t, c.byRate(time.Now()))
 		m.note(c, d.Bucket)
 	}
 }
 
-// refuse counts a call that was refused.
-func (c *counter) refuse(by gate.Decider) {
-	c.refused.Add(1)
+// refuse counts a call of a tally that was refused.
+func (c *counter) refuse(t *tally, by gate.Decider) {
+	t.refused.Add(1)
 	if int(by) < len(c.refusedBy) {
 		c.refusedBy[by].Add(1)
 	}
@@ -181,9 +222,6 @@ func (c *counter) byRate(now time.Time) gate.Decider {
 
 // refusals appends the refused calls, by decider.
 func (c *counter) refusals(to []Refusal) []Refusal {
-	if c.refused.Load() == 0 {
-		return to
-	}
 	for i := range c.refusedBy {
 		if n := c.refusedBy[i].Load(); n > 0 {
 			to = append(to, Refusal{Limit: c.name, By: deciders[i], Count: n})
@@ -192,13 +230,23 @@ func (c *counter) refusals(to []Refusal) []Refusal {
 	return to
 }
 
+// priorities appends the calls of the lower priorities that have any.
+func (c *counter) priorities(to []Priority) []Priority {
+	for i := range c.lower {
+		if t := c.lower[i].Load(); t != nil {
+			to = append(to, Priority{Limit: c.name, Name: tokenbucket.Priority(i + 1).String(), Counters: t.load()})
+		}
+	}
+	return to
+}
+
 // grant counts a call that was granted after a wait.
-func (c *counter) grant(wait time.Duration) {
-	c.granted.Add(1)
+func (t *tally) grant(wait time.Duration) {
+	t.granted.Add(1)
 	if wait > 0 {
-		c.waited.Add(1)
-		c.waitNanos.Add(int64(wait))
-		c.waits[placeOf(wait)].Add(1)
+		t.waited.Add(1)
+		t.waitNanos.Add(int64(wait))
+		t.waits[placeOf(wait)].Add(1)
 	}
 }
 
@@ -220,19 +268,19 @@ func (m *Meter) note(c *counter, name string) {
 	m.refused.add(c.name, key)
 }
 
-// Bypassed counts a call that passed or was refused without a bucket. It is for registry.WithBypassHook.
+// Bypassed counts a call that passed or was refused without a bucket, and so without a priority. It is for registry.WithBypassHook.
 func (m *Meter) Bypassed(name string, by gate.Decider, pass bool) {
 	c, word := m.of(name), by.String()
 	switch {
 	case word == "shadow":
-		c.wouldRefuse.Add(1)
+		c.normal.wouldRefuse.Add(1)
 		m.note(c, name)
 	case pass && (word == "window" || word == "concurrency"): // of a row without a rate
-		c.granted.Add(1)
+		c.normal.granted.Add(1)
 	case pass:
-		c.passed.Add(1)
+		c.normal.passed.Add(1)
 	default:
-		c.refuse(by)
+		c.refuse(&c.normal, by)
 		m.note(c, name)
 	}
 }

@@ -442,11 +442,11 @@ func TestTooManyNames(t *testing.T) {
 	m := NewMeter()
 	m.counters = newNames[counter](2)
 	for _, name := range []string{"/a", "/b"} {
-		m.of(name).granted.Add(1)
+		m.of(name).normal.granted.Add(1)
 	}
 	r, _ := report(t, m)
 	require.False(t, r.Info.Crowded)
-	m.of("/c").granted.Add(1)
+	m.of("/c").normal.granted.Add(1)
 	r, all := report(t, m)
 	require.True(t, r.Info.Crowded)
 	require.NotContains(t, all, "/c")

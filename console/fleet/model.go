@@ -9,10 +9,11 @@ import "time"
 const (
 	// MostLimits bounds the limits of an instance.
 	MostLimits = 10_000
-	// The same for rejected rows, refused keys, refusals, faults, holders of a semaphore, semaphores and windows.
+	// The same for rejected rows, refused keys, refusals, priorities, faults, holders of a semaphore, semaphores and windows.
 	MostRejected   = 100
 	MostKeys       = 100
 	MostRefusals   = 200
+	MostPriorities = 200
 	MostFaults     = 100
 	MostHolders    = 100
 	MostSemaphores = 200
@@ -150,7 +151,9 @@ type Info struct {
 	// Refused keys, the most refused first.
 	Refused []Key `json:"refused,omitempty"`
 	// Refusals of limits by what refuses, the most frequent first. Instances of older versions have none.
-	Refusals   []Refusal   `json:"refusals,omitempty"`
+	Refusals []Refusal `json:"refusals,omitempty"`
+	// Priorities of limits that have calls below Normal, those with the most calls first. Instances of older versions have none.
+	Priorities []Priority  `json:"priorities,omitempty"`
 	Semaphores []Semaphore `json:"semaphores,omitempty"`
 	Windows    []Window    `json:"windows,omitempty"`
 	// Faults that last (registry.Fault).
@@ -237,6 +240,16 @@ type Refusal struct {
 	Limit string `json:"limit"`
 	By    string `json:"by"`
 	Count int64  `json:"count"`
+}
+
+// Priority counts the calls of a limit that the rate has decided with one priority below tokenbucket.Normal. They are in the Counters of the
+// Limit, too. Name is that of the priority: low or lowest.
+type Priority struct {
+	Limit    string   `json:"limit"`
+	Name     string   `json:"priority"`
+	Counters Counters `json:"counters"`
+	// Waiting is the number of its waiters.
+	Waiting int `json:"waiting,omitempty"`
 }
 
 // Fault is a bucket, window or concurrency that cannot be used until a person repairs it. Calls have failed since Since.

@@ -87,6 +87,7 @@ const (
 	rejectedField = "rejected"
 	refusedField  = "refused"
 	refusalsField = "refusals"
+	lowerField    = "priorities"
 	faultsField   = "faults"
 	rowsField     = "rows" // changes whenever the rows of the limits change
 

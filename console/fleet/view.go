@@ -7,6 +7,8 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/go-tokenbucket/tokenbucket"
 )
 
 func quote(s string) string { return fmt.Sprintf("%.120q", s) }
@@ -186,10 +188,16 @@ func (t *Total) include(i *Instance, at time.Time) {
 	if !slices.Contains(t.Deciders, l.Decider) {
 		t.Deciders = append(t.Deciders, l.Decider)
 	}
-	t.Waiting.Count += l.Waiting.Count
-	if since := l.Waiting.Since; !since.IsZero() && (t.Waiting.Since.IsZero() || since.Before(t.Waiting.Since)) {
-		t.Waiting.Since = since
+	t.Waiting = t.Waiting.plus(l.Waiting)
+}
+
+// plus returns the waiters of both.
+func (w Waiting) plus(o Waiting) Waiting {
+	w.Count += o.Count
+	if !o.Since.IsZero() && (w.Since.IsZero() || o.Since.Before(w.Since)) {
+		w.Since = o.Since
 	}
+	return w
 }
 
 func (l *Limit) newer(o *Limit) bool {
@@ -210,7 +218,7 @@ type Rate struct {
 // apart: with less, an instance may not have published in between, and its rate is 0.
 func Rates(before, now *Snapshot) map[string]Rate {
 	all, counts, longest := map[string]Rate{}, map[string]Counters{}, map[string]time.Duration{}
-	each(before, now, func(i *Instance, name string, d Counters, over time.Duration) {
+	each(before, now, func(i, _ *Instance, name string, d Counters, over time.Duration) {
 		all[name] = all[name].plus(&d, over)
 		counts[name] = d.Plus(ref(counts[name]))
 		longest[name] = max(longest[name], i.Limits[name].longestWait())
@@ -226,7 +234,7 @@ func Rates(before, now *Snapshot) map[string]Rate {
 // RatesOf returns the rates of one limit, by instance ID.
 func RatesOf(before, now *Snapshot, name string) map[string]Rate {
 	all := map[string]Rate{}
-	each(before.only(name), now.only(name), func(i *Instance, _ string, d Counters, over time.Duration) {
+	each(before.only(name), now.only(name), func(i, _ *Instance, _ string, d Counters, over time.Duration) {
 		r := Rate{}.plus(&d, over)
 		r.P99 = d.QuantileWithin(0.99, i.Limits[name].longestWait())
 		all[i.ID] = r
@@ -283,6 +291,84 @@ func RefusedBy(before, now *Snapshot) map[string]map[string]float64 {
 	return all
 }
 
+// PriorityRate has the calls of a limit with one priority, per second, and the number of its waiters.
+type PriorityRate struct {
+	Rate
+	Waiting int
+	counts  Counters
+}
+
+// RatesByPriority returns the rates of one limit by the name of the priority, and nil if no instance reports calls below Normal. Normal has
+// the rest of the calls: also those of older versions, and those that no rate has decided, such as refusals by a window. An instance publishes
+// only the priorities with the most calls. Calls of the others count as Normal.
+func RatesByPriority(before, now *Snapshot, name string) map[string]*PriorityRate {
+	all := map[string]*PriorityRate{}
+	of := func(priority string) *PriorityRate {
+		if all[priority] == nil {
+			all[priority] = &PriorityRate{}
+		}
+		return all[priority]
+	}
+	normal := of(tokenbucket.Normal.String())
+	for i := range now.Instances {
+		n := &now.Instances[i]
+		if l := n.Limits[name]; l != nil && !n.Silent(now.At) {
+			rest := l.Waiting.Count
+			for _, p := range n.priorities(name) {
+				of(p.Name).Waiting += p.Waiting
+				rest -= p.Waiting
+			}
+			normal.Waiting += max(0, rest)
+		}
+	}
+	longest := time.Duration(0)
+	each(before.only(name), now.only(name), func(i, was *Instance, _ string, d Counters, over time.Duration) {
+		for _, p := range i.priorities(name) {
+			if lower, known := was.gained(&p); known {
+				of(p.Name).add(&lower, over)
+				d = d.Minus(&lower)
+			}
+		}
+		normal.add(&d, over)
+		longest = max(longest, i.Limits[name].longestWait())
+	})
+	if len(all) == 1 {
+		return nil
+	}
+	for _, r := range all {
+		r.P99 = r.counts.QuantileWithin(0.99, longest)
+	}
+	return all
+}
+
+func (r *PriorityRate) add(d *Counters, over time.Duration) {
+	r.Rate, r.counts = r.plus(d, over), r.counts.Plus(d)
+}
+
+// priorities returns the lower priorities of a limit.
+func (i *Instance) priorities(name string) (all []Priority) {
+	for _, p := range i.Priorities {
+		if p.Limit == name {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// gained returns the calls of a priority since i, which is nil for an instance that was not there. It returns false if they are not known,
+// because i had published others in their place.
+func (i *Instance) gained(now *Priority) (d Counters, known bool) {
+	if i == nil {
+		return now.Counters, true
+	}
+	for _, p := range i.Priorities {
+		if p.Limit == now.Limit && p.Name == now.Name {
+			return now.Counters.Minus(&p.Counters), true
+		}
+	}
+	return now.Counters, len(i.Priorities) < MostPriorities
+}
+
 func ref[T any](v T) *T { return &v }
 
 func (r Rate) plus(d *Counters, over time.Duration) Rate {
@@ -310,9 +396,9 @@ func (s *Snapshot) only(name string) *Snapshot {
 	return few
 }
 
-// each calls f for every changed limit of every instance that has published in between, with the difference of the counters
-// and the time.
-func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, over time.Duration)) {
+// each calls f for every changed limit of every instance that has published in between, with its earlier state, the difference of the
+// counters and the time. See spans.
+func each(before, now *Snapshot, f func(i, was *Instance, name string, d Counters, over time.Duration)) {
 	spans(before, now, func(n, was *Instance, over time.Duration) {
 		for name, l := range n.Limits {
 			var earlier Counters
@@ -325,7 +411,7 @@ func each(before, now *Snapshot, f func(i *Instance, name string, d Counters, ov
 					earlier = w.Counters
 				}
 			}
-			f(n, name, l.Minus(&earlier), over)
+			f(n, was, name, l.Minus(&earlier), over)
 		}
 	})
 }

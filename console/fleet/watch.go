@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -56,6 +57,10 @@ func (m *Meter) Report(ctx context.Context, to *Report) {
 		m.watch.follow(m, limits, to)
 		m.watch.report(ctx, m, limits, to)
 	}
+	slices.SortFunc(to.Info.Priorities, func(a, b Priority) int {
+		return cmp.Or(cmp.Compare(b.Counters.Calls(), a.Counters.Calls()), cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Name, b.Name))
+	})
+	to.Info.Priorities = cut(to.Info.Priorities, MostPriorities)
 	m.info(&to.Info)
 	to.Info.Crowded = m.counters.full.Load()
 	to.Events = m.events.take(to.Events)
@@ -69,6 +74,7 @@ func (m *Meter) Report(ctx context.Context, to *Report) {
 // unfollowed reports the decisions of limiters without a registry.
 func (m *Meter) unfollowed(to *Report) {
 	for name, c := range m.counters.all() {
+		to.Info.Priorities = c.priorities(to.Info.Priorities)
 		to.Limits = append(to.Limits, Limit{Name: name, Decider: deciders[0], Counters: c.load()})
 	}
 }
@@ -178,7 +184,9 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	case bad:
 		l.Decider = gate.ByBadRow.String()
 	}
+	var lower []Priority
 	if c := m.counters.find(row.Name); c != nil {
+		lower = c.priorities(nil) // before those of all calls, which include them
 		l.Counters = c.load()
 		// A bucket read after the penalty is the newer information: it may have been reset.
 		switch p := c.held.Load(); {
@@ -194,11 +202,26 @@ func (w *watch) limit(m *Meter, row *registry.Limit, bad bool, limiter *tokenbuc
 	}
 	if limiter != nil {
 		l.Bucket.Rate = limiter.Rate()
-		if n, longest := limiter.Waiting(); longest >= leastWait {
-			l.Waiting = Waiting{Count: n, Since: time.Now().Add(-longest)}
+		l.Waiting = waitingOf(limiter)
+		for i := range lower {
+			p, _ := tokenbucket.ParsePriority(lower[i].Name)
+			if other := limiter.ForPriority(p); other != limiter {
+				l.Waiting = l.Waiting.plus(waitingOf(other))
+			}
+			lower[i].Waiting = waitingOf(limiter.ForPriority(p)).Count
 		}
 	}
 	to.Limits = append(to.Limits, l)
+	to.Info.Priorities = append(to.Info.Priorities, lower...)
+}
+
+// waitingOf returns the waiters of a limiter's priority.
+func waitingOf(limiter *tokenbucket.RateLimiter) Waiting {
+	n, longest := limiter.Waiting()
+	if longest < leastWait {
+		return Waiting{}
+	}
+	return Waiting{Count: n, Since: time.Now().Add(-longest)}
 }
 
 // DeciderOf returns what decides about the calls of a row while the switch is on.
