@@ -248,6 +248,28 @@ func TestRefusedByInWords(t *testing.T) {
 	require.Empty(t, newView(now, now).refusers("x"), "what was refused before does not refuse now")
 }
 
+// TestPrioritiesOfALimit: a limit's page has the calls by priority, the highest first, once there are calls below Normal. Refusals by a bound
+// without priorities are in no row.
+func TestPrioritiesOfALimit(t *testing.T) {
+	past, now := counted(noon, fleet.Counters{}), counted(noon.Add(10*time.Second), fleet.Counters{Granted: 200, Refused: 493, Waited: 40, Waits: fleet.Histogram{5: 40}})
+	now.Instances[0].Refusals = []fleet.Refusal{{Limit: "x", By: "limit", Count: 223}, {Limit: "x", By: "window", Count: 200}, {Limit: "x", By: "penalty", Count: 70}}
+	now.Instances[0].Limits["x"].Waiting.Count = 9
+	d := newView(past, now).detail("x")
+	require.Nil(t, d.Priorities)
+	text, err := json.Marshal(d)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "priorities")
+	now.Instances[0].Priorities = []fleet.Priority{
+		{Limit: "x", Name: "moon\n", Counters: fleet.Counters{Granted: 10}}, {Limit: "x", Name: "lowest", Waiting: 4, Counters: fleet.Counters{Refused: 200}},
+		{Limit: "x", Name: "low", Waiting: 2, Counters: fleet.Counters{Granted: 100, Refused: 50, Waited: 40, Waits: fleet.Histogram{5: 40}}}, {Limit: "y", Name: "low"},
+	}
+	require.Equal(t, []priority{{"normal", 9, 4.3, 3, 0}, {"low", 10, 5, 2, 49.3}, {"lowest", 0, 20, 4, 0}, {`moon\n`, 1, 0, 0, 0}}, newView(past, now).detail("x").Priorities)
+	for i := range 20 {
+		now.Instances[0].Priorities = append(now.Instances[0].Priorities, fleet.Priority{Limit: "x", Name: fmt.Sprint(i)})
+	}
+	require.Len(t, newView(past, now).detail("x").Priorities, mostPriorities)
+}
+
 // TestStrip: unusual states are on top, those that concern most calls first, each with a link.
 func TestStrip(t *testing.T) {
 	begin := time.Unix(1_800_000_000, 0)

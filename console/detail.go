@@ -9,8 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/go-tokenbucket/tokenbucket"
 	"github.com/go-tokenbucket/tokenbucket/console/figure"
 	"github.com/go-tokenbucket/tokenbucket/console/fleet"
+	"github.com/go-tokenbucket/tokenbucket/gate"
 )
 
 // detail is the message to a limit's page, sent once per beat.
@@ -31,6 +33,8 @@ type detail struct {
 	NoKeys   string    `json:"no_keys"` // why Keys is empty
 	Bucket   *bucket   `json:"bucket,omitempty"`
 	Curve    *curve    `json:"curve,omitempty"`
+	// Priorities is empty unless there are calls below Normal.
+	Priorities []priority `json:"priorities,omitempty"`
 }
 
 // figures are the chart's values, per second.
@@ -65,6 +69,15 @@ type share struct {
 	Problem  string  `json:"problem,omitempty"`
 }
 
+// priority has the calls of one priority that the rate has decided.
+type priority struct {
+	Name    string  `json:"name"`
+	Granted float64 `json:"granted"`
+	Refused float64 `json:"refused"`
+	Waiting int     `json:"waiting"`
+	P99     float64 `json:"p99_ms"` // of the waits; 0 if there are none
+}
+
 type key struct {
 	Key   string `json:"key"`
 	Count int64  `json:"count"`
@@ -87,7 +100,7 @@ type curve struct {
 	Now       float64 `json:"now_ms"`
 }
 
-const mostKeys = 20
+const mostKeys, mostPriorities = 20, 10
 
 // detail returns one limit of the view.
 func (v *view) detail(name string) *detail {
@@ -117,7 +130,7 @@ func (v *view) detail(name string) *detail {
 	default:
 		d.NoKeys = "Keys are not counted for this row: its calls have no other key than its name."
 	}
-	d.Shares = v.shares(name)
+	d.Shares, d.Priorities = v.shares(name), v.priorities(name)
 	if c, ok := l.config().Curve(cmp.Or(b.Rate, l.config().Rate)); ok && !b.At.IsZero() {
 		d.Curve = &curve{millis(c.Stable), millis(c.Cold), c.Threshold, c.Max, b.Stored, millis(c.Interval(b.Stored))}
 	}
@@ -233,6 +246,34 @@ func (v *view) shares(name string) []share {
 		all = append(all, s)
 	}
 	return all
+}
+
+// priorities returns the calls of a limit by priority, the highest first. Those of a newer gateway come last.
+func (v *view) priorities(name string) (all []priority) {
+	for p, r := range fleet.RatesByPriority(v.earlier, v.now, name) {
+		refused := r.Refused + r.WouldRefuse
+		if p == tokenbucket.Normal.String() {
+			for by, n := range v.refusedBy[name] {
+				if by != gate.ByLimit.String() && by != gate.ByPenalty.String() { // a bound without priorities
+					refused -= n
+				}
+			}
+		}
+		all = append(all, priority{figure.Name(p), round(r.Granted + r.Passed), round(max(0, refused)), r.Waiting, millis(r.P99)})
+	}
+	slices.SortFunc(all, func(a, b priority) int {
+		return cmp.Or(cmp.Compare(place(a.Name), place(b.Name)), cmp.Compare(a.Name, b.Name))
+	})
+	return all[:min(len(all), mostPriorities)]
+}
+
+// place returns the place of a priority in a list.
+func place(name string) tokenbucket.Priority {
+	p, err := tokenbucket.ParsePriority(name)
+	if err != nil {
+		return tokenbucket.Lowest + 1
+	}
+	return p
 }
 
 // keys returns the keys of a limit with the most refusals, summed over all instances.

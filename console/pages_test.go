@@ -124,6 +124,29 @@ func TestUnderAPrefix(t *testing.T) {
 	require.Equal(t, "/x/", res.Request.URL.Path)
 }
 
+// The page of a limit and its stream have a table by priority if there are calls below Normal.
+func TestPriorities(t *testing.T) {
+	const card = `id="priorities-card" aria-labelledby="priorities-title"`
+	synctest.Test(t, func(t *testing.T) {
+		source := fleettest.Example()
+		c := newConsole(t, console.Config{Source: source})
+		contains(t, ask(c, local("GET", "/limit?name=%2Fibe%2FAvailFare")), card+" hidden>")
+		source.Adjust(func(i *fleet.Instance) {
+			i.Priorities = []fleet.Priority{{Limit: "/ibe/AvailFare", Name: "lowest", Waiting: 1000}}
+		})
+		v := &viewer{}
+		leave, _ := look(c, "/stream/limit?name=%2Fibe%2FAvailFare", v)
+		time.Sleep(5 * time.Second)
+		contains(t, ask(c, local("GET", "/limit?name=%2Fibe%2FAvailFare")), card+">", `<td data-title="Priority">normal</td>`, `<td data-title="Priority">lowest</td>`, `class="number">3,000</td>`)
+		contains(t, ask(c, local("GET", "/limit?name=%2Fcold%2FReport")), card+" hidden>")
+		leave()
+		c.Close()
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		require.Contains(t, v.text.String(), `{"name":"lowest","granted":0,"refused":0,"waiting":3000,"p99_ms":0}`)
+	})
+}
+
 // A page names its problem, and is served all the same.
 func TestProblemsAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
