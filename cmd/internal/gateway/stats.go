@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/go-tokenbucket/tokenbucket"
 	tbprometheus "github.com/go-tokenbucket/tokenbucket/contrib/prometheus"
 	"github.com/go-tokenbucket/tokenbucket/registry"
 	"github.com/go-tokenbucket/tokenbucket/telemetry"
@@ -96,6 +98,18 @@ type (
 		Penalties     float64 `json:"penalties,omitempty"`
 		*inForce
 		HeldUntil *time.Time `json:"held_until,omitempty"`
+		// Priorities has the calls that the rate has decided, by priority. It is empty unless some are below normal.
+		Priorities map[string]*priorityCounts `json:"priorities,omitempty"`
+	}
+	// priorityCounts are the calls of one priority. Granted includes those that the window or the concurrency has refused afterwards.
+	priorityCounts struct {
+		Granted       float64 `json:"granted"`
+		Refused       float64 `json:"refused"`
+		Failed        float64 `json:"failed"`
+		WouldRefuse   float64 `json:"would_refuse,omitempty"`
+		Bypassed      float64 `json:"bypassed,omitempty"`
+		WaitedSeconds float64 `json:"waited_seconds"`
+		Waiting       int     `json:"waiting"`
 	}
 	// inForce is the state of a bucket in use.
 	inForce struct {
@@ -171,7 +185,7 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 	families, _ := m.calls.Gather() // on an error, the families that could be gathered
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
-			bucket, outcome, by, shadow := "", "", "", false
+			bucket, outcome, by, priority, shadow := "", "", "", "", false
 			for _, l := range metric.GetLabel() {
 				switch l.GetName() {
 				case "bucket":
@@ -182,6 +196,8 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 					shadow = l.GetValue() == "true"
 				case "by":
 					by = l.GetValue()
+				case "priority":
+					priority = l.GetValue()
 				}
 			}
 			if bucket == "" {
@@ -191,12 +207,17 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 				all[bucket] = new(counts)
 			}
 			all[bucket].add(family.GetName(), outcome, by, shadow, metric)
+			all[bucket].prioritized(priority).add(family.GetName(), outcome, by, shadow, metric)
 		}
 	}
 	for _, c := range all {
 		c.WouldRefuse = min(c.WouldRefuse, c.Granted) // a shadow's refusal is counted before its call
 		c.Granted -= c.WouldRefuse
+		if normal := tokenbucket.Normal.String(); len(c.Priorities) == 1 && c.Priorities[normal] != nil {
+			c.Priorities = nil
+		}
 	}
+	m.waiting(all)
 	for row, v := range m.views(ctx) {
 		name := telemetry.Named(row)
 		if all[name] == nil {
@@ -210,6 +231,54 @@ func (m *metrics) counts(ctx context.Context) map[string]*counts {
 		}
 	}
 	return all
+}
+
+// waiting adds the waiters of each priority.
+func (m *metrics) waiting(all map[string]*counts) {
+	limits := m.limits.Load()
+	if limits == nil {
+		return
+	}
+	for row, l := range limits.Limiters() {
+		if c := all[telemetry.Named(row)]; c != nil && m.hasSeries(row) {
+			for name, of := range c.Priorities {
+				p, _ := tokenbucket.ParsePriority(name)
+				of.Waiting, _ = l.ForPriority(p).Waiting()
+			}
+		}
+	}
+}
+
+// prioritized returns the counts of a priority, by the value of its label.
+func (c *counts) prioritized(label string) *priorityCounts {
+	if c.Priorities == nil {
+		c.Priorities = map[string]*priorityCounts{}
+	}
+	name := cmp.Or(label, tokenbucket.Normal.String())
+	if c.Priorities[name] == nil {
+		c.Priorities[name] = new(priorityCounts)
+	}
+	return c.Priorities[name]
+}
+
+// add adds a metric.
+func (c *priorityCounts) add(family, outcome, by string, shadow bool, metric *dto.Metric) {
+	n := metric.GetCounter().GetValue()
+	switch {
+	case family == "tokenbucket_wait_duration_seconds" && !shadow:
+		c.WaitedSeconds += metric.GetHistogram().GetSampleSum()
+	case family != "tokenbucket_decisions_total":
+	case by == tokenbucket.BySwitch.String() || shadow && outcome == "failed":
+		c.Bypassed += n
+	case shadow && outcome == "refused":
+		c.WouldRefuse += n
+	case outcome == "refused":
+		c.Refused += n
+	case outcome == "failed":
+		c.Failed += n
+	default:
+		c.Granted += n
+	}
 }
 
 // add adds a metric. Calls that a shadow would have refused also count as granted; counts subtracts them.
