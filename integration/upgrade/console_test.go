@@ -15,14 +15,15 @@ import (
 )
 
 // TestConsoles lets gateways of both releases publish their figures, and consoles of both read them: each sees all calls of all gateways,
-// the history, and the events, also of a kind that only this release has.
+// the history, and the events, also of a kind that only this release has. The calls of this release have a lower priority, which only its own
+// consoles see.
 func TestConsoles(t *testing.T) {
 	t.Parallel()
 	const calls = 50
 	addr := redistest.Start(t).Addr // a fleet of its own
 	fares := task.Task{Name: "/fares", Store: "script", Rate: 20, Burst: 1000, Calls: calls}
 	publisher, reader := fares, fares
-	publisher.Kind, reader.Kind = task.Publish, task.Read
+	publisher.Kind, publisher.Lowest, reader.Kind = task.Publish, true, task.Read
 
 	client := redis.NewClient(&redis.Options{Addr: addr})
 	defer func() { require.NoError(t, client.Close()) }()
@@ -63,4 +64,11 @@ func TestConsoles(t *testing.T) {
 		require.Contains(t, v.Events, string(fleet.LimitReset))
 		require.Contains(t, v.Events, string(fleet.InstanceBegins))
 	}
+	snapshot, err := fleet.NewReader(client).Snapshot(t.Context())
+	require.NoError(t, err)
+	var lower []fleet.Priority
+	for i := range snapshot.Instances {
+		lower = append(lower, snapshot.Instances[i].Priorities...)
+	}
+	require.Equal(t, []fleet.Priority{{Limit: fares.Name, Name: "lowest", Counters: fleet.Counters{Granted: calls}}}, lower)
 }

@@ -33,7 +33,7 @@ type Task struct {
 	Rate, Burst float64
 	Sizes       []int
 	CancelEvery int
-	// Lowest is whether callers in a line have the lowest priority.
+	// Lowest is whether callers in a line, or of a publishing gateway, have the lowest priority.
 	Lowest bool
 	// Timeout of a reservation.
 	Timeout time.Duration
