@@ -15,12 +15,12 @@ func TestChoiceOverflows(t *testing.T) {
 	for name, open := range groupStores(t) {
 		t.Run(name, func(t *testing.T) {
 			s := tb.WithStore(open())
-			c, err := tb.Any(limiter(t, "a", 1, s), limiter(t, "b", 2, s))
+			c, err := tb.Any(limiter(t, "a", 1e-6, s), limiter(t, "b", 2e-6, s))
 			require.NoError(t, err)
 			stop, cancel := context.WithCancel(ctx)
 			defer cancel()
 			time.AfterFunc(20*time.Second, cancel)
-			_, _, err = c.Acquire(stop, 1e15)
+			_, _, err = c.Acquire(stop, 1e9)
 			require.ErrorIs(t, err, tb.ErrInvalidPermits)
 		})
 	}
